@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * link.h - a connection with one-sided reads and writes and a control channel
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      what migrate/ needs of a network, and no more. verbs, tcp and loop fill
+ *              one table of operations; nothing above this line knows which it is.
+ *              A link knows nothing of pages, guests or userfaultfd.
+ *
+ * Picture      side A                              side B
+ *              send() --- control messages ------> recv()      ordered, both ways
+ *              reg(): rkey --- (in a message) -->
+ *                     <------- post(READ, rkey) -- poll(): FF_WC_READ
+ *              poll() serves it where no adapter does; on verbs the adapter does
+ *                     ---- post(WRITE + imm) ----> poll(): FF_WC_RECV_IMM
+ *              Queues are independent: what waits on PREFILL never delays FAULT.
+ *
+ * Threads      each queue belongs to one thread at a time, which alone calls post() and
+ *              poll() on it. send(), shutdown(), reg() and dereg(): any thread.
+ *              recv(): one thread at a time.
+ * Failure      a link breaks once and for good: every post(), poll(), send() and recv()
+ *              from then on returns a negative errno with the reason. No call waits
+ *              longer than the time limit that it was given or that the link states.
+ * Limits       FF_MSG_MAX bytes a control message; FF_QUEUE_DEPTH work requests in
+ *              flight a queue; FF_GRANULES_MAX granules a request.
+ */
+#ifndef FF_RDMA_LINK_H
+#define FF_RDMA_LINK_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ff_error;
+
+#define FF_MSG_MAX (64u << 10)
+#define FF_QUEUE_DEPTH 64u
+#define FF_GRANULES_MAX 1024u
+#define FF_SESSION_LEN 16
+
+enum ff_queue { FF_QUEUE_FAULT, FF_QUEUE_PREFILL, FF_QUEUES };
+
+enum ff_access { FF_ACCESS_REMOTE_READ = 1, FF_ACCESS_REMOTE_WRITE = 2 };
+
+/* Registered memory. @rkey lets the peer name it; addresses within are the owner's. */
+struct ff_mr {
+    void *addr;
+    uint64_t len_bytes;
+    unsigned access;
+    uint32_t rkey;
+};
+
+enum ff_op { FF_OP_READ, FF_OP_WRITE };
+
+struct ff_wr {
+    uint64_t id;
+    enum ff_op op;
+    void *local;
+    uint64_t remote; /* the peer's address inside the memory that @rkey names */
+    uint32_t rkey;
+    uint32_t len_bytes;
+    /* READ: a link that can tell (not verbs) sets bit i of @zero for a granule of zeros
+     * and leaves the bytes at @local alone; the caller clears @zero first. 0: never. */
+    uint32_t granule_bytes;
+    uint8_t *zero;
+    uint32_t imm; /* WRITE: the peer's poll() returns it when all bytes are there */
+};
+
+enum ff_wc_op { FF_WC_READ, FF_WC_WRITE, FF_WC_RECV_IMM };
+
+struct ff_wc {
+    uint64_t id;
+    enum ff_wc_op op;
+    uint32_t len_bytes;
+    uint32_t imm;
+};
+
+struct ff_link;
+
+struct ff_link_ops {
+    const char *name;
+    uint32_t max_len_bytes; /* of one work request */
+
+    int (*reg)(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
+               struct ff_error *err);
+    void (*dereg)(struct ff_link *l, struct ff_mr *mr);
+
+    /* Open the queues after the hello. @session is the shared secret of this connection,
+     * chosen by the passive side. */
+    int (*open_queues)(struct ff_link *l, const uint8_t session[FF_SESSION_LEN], int timeout_ms,
+                       struct ff_error *err);
+
+    /* 0, -EAGAIN when FF_QUEUE_DEPTH requests are in flight, or the link is broken */
+    int (*post)(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr, struct ff_error *err);
+
+    /* Serve the peer and gather completions: their number, 0 after @timeout_ms (0: do not
+     * wait), or the link is broken. A request the peer refuses breaks the link. */
+    int (*poll)(struct ff_link *l, enum ff_queue q, struct ff_wc *wc, unsigned n, int timeout_ms,
+                struct ff_error *err);
+
+    /* Readable when poll() has something to do; valid until free() */
+    int (*fd)(struct ff_link *l, enum ff_queue q);
+
+    int (*send)(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err);
+
+    /* Bytes received into @buf (FF_MSG_MAX large), -ETIMEDOUT, or the link is broken */
+    int (*recv)(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err);
+
+    void (*shutdown)(struct ff_link *l); /* break it: wakes every wait, on both sides */
+    void (*free)(struct ff_link *l);     /* no other thread may be inside */
+};
+
+struct ff_link {
+    const struct ff_link_ops *ops;
+};
+
+/* A listening address (tcp). */
+struct ff_listener;
+
+struct ff_link_params {
+    const char *host;   /* name or address; NULL or "": any, when listening */
+    const char *port;   /* number */
+    int timeout_ms;     /* a peer that is silent for so long is gone */
+};
+
+int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, struct ff_error *err);
+unsigned ff_tcp_port(const struct ff_listener *ls); /* the bound port, for port 0 */
+
+/* Wait for a peer's control connection: 0, -ETIMEDOUT (@timeout_ms >= 0), -ECANCELED.
+ * The link borrows @ls until its queues are open. */
+int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
+                  struct ff_error *err);
+void ff_tcp_listener_cancel(struct ff_listener *ls); /* any thread */
+void ff_tcp_listener_free(struct ff_listener *ls);
+
+/* @cancel_fd: -1, or a descriptor that becomes readable to give up (-ECANCELED) */
+int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link **out,
+                   struct ff_error *err);
+
+/* 0 when this host can run the tcp link, else -errno */
+int ff_tcp_probe(void);
+
+/* Two ends in one process, for tests */
+int ff_loop_pair(struct ff_link **a, struct ff_link **b, struct ff_error *err);
+
+#endif

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * loop.c - two ends of a link in one process: reads and writes are memcpy
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      tests of everything above the link without a network, with injected
+ *              delays and breaks; and the floor that other links are measured against.
+ * Picture      end[0] <-- pipe --> end[1]; both share one key table, one lock.
+ *              post() copies at once; poll() hands the completion out.
+ * Threads      lock guards messages, completions and the broken flag; copies run outside.
+ * Failure      shutdown() of either end breaks both.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "fault.h"
+#include "mr.h"
+
+#define LOOP_MAX_LEN (4u << 20)
+#define WC_MAX (4 * FF_QUEUE_DEPTH)
+
+struct msg {
+    struct msg *next;
+    uint32_t len;
+    uint8_t data[];
+};
+
+struct loop_queue {
+    struct ff_wc wc[WC_MAX];
+    unsigned first, n;
+    int efd; /* readable while there are completions or the link is broken */
+};
+
+struct loop_pipe;
+
+struct loop_end {
+    struct ff_link base;
+    struct loop_pipe *pipe;
+    struct loop_end *peer;
+    struct loop_queue q[FF_QUEUES];
+    struct msg *inbox, **inbox_tail;
+};
+
+struct loop_pipe {
+    struct loop_end end[2];
+    struct ff_mr_table mrs;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool broken;
+    int refs;
+};
+
+static struct loop_end *end_of(struct ff_link *l)
+{
+    return (struct loop_end *)l; /* base is the first member */
+}
+
+static int broken(struct ff_error *err)
+{
+    return ff_error_set(err, ECONNRESET, "loop: the link is broken");
+}
+
+static int loop_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
+                    struct ff_error *err)
+{
+    return ff_mr_add(&end_of(l)->pipe->mrs, addr, len, access, mr, err);
+}
+
+static void loop_dereg(struct ff_link *l, struct ff_mr *mr)
+{
+    ff_mr_remove(&end_of(l)->pipe->mrs, mr->rkey);
+}
+
+static int loop_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN],
+                            int timeout_ms, struct ff_error *err)
+{
+    (void)l;
+    (void)session;
+    (void)timeout_ms;
+    (void)err;
+    return 0;
+}
+
+static void loop_shutdown(struct ff_link *l)
+{
+    struct loop_pipe *p = end_of(l)->pipe;
+
+    pthread_mutex_lock(&p->lock);
+    p->broken = true;
+    for (int e = 0; e < 2; e++)
+        for (int k = 0; k < FF_QUEUES; k++)
+            eventfd_write(p->end[e].q[k].efd, 1);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void read_granules(const struct ff_wr *wr)
+{
+    uint32_t n = wr->len_bytes / wr->granule_bytes;
+
+    ff_zero_scan((void *)(uintptr_t)wr->remote, wr->len_bytes, wr->granule_bytes, wr->zero);
+    for (uint32_t i = 0; i < n; i++) {
+        size_t off = (size_t)i * wr->granule_bytes;
+        if (!(wr->zero[i / 8] & (1u << (i % 8))))
+            memcpy((uint8_t *)wr->local + off, (uint8_t *)(uintptr_t)wr->remote + off,
+                   wr->granule_bytes);
+    }
+}
+
+static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
+                     struct ff_error *err)
+{
+    struct loop_end *e = end_of(l);
+    struct loop_pipe *p = e->pipe;
+    bool read = wr->op == FF_OP_READ;
+
+    if (!wr->len_bytes || wr->len_bytes > LOOP_MAX_LEN)
+        return ff_error_set(err, EINVAL, "loop: post: length %u (permitted 1..%u)", wr->len_bytes,
+                            LOOP_MAX_LEN);
+    int rc = ff_fault("loop.read");
+    if (!rc)
+        rc = ff_mr_check(&p->mrs, wr->rkey, wr->remote, wr->len_bytes,
+                         read ? FF_ACCESS_REMOTE_READ : FF_ACCESS_REMOTE_WRITE);
+    if (rc) {
+        loop_shutdown(l);
+        return ff_error_set(err, -rc, "loop: post: refused by the peer: %s", strerror(-rc));
+    }
+    pthread_mutex_lock(&p->lock);
+    bool full = e->q[k].n >= FF_QUEUE_DEPTH || e->peer->q[k].n >= WC_MAX, down = p->broken;
+    pthread_mutex_unlock(&p->lock);
+    if (down)
+        return broken(err);
+    if (full)
+        return ff_error_set(err, EAGAIN, "loop: post: %u requests in flight", FF_QUEUE_DEPTH);
+
+    if (read && wr->zero && wr->granule_bytes)
+        read_granules(wr);
+    else if (read)
+        memcpy(wr->local, (void *)(uintptr_t)wr->remote, wr->len_bytes);
+    else
+        memcpy((void *)(uintptr_t)wr->remote, wr->local, wr->len_bytes);
+
+    pthread_mutex_lock(&p->lock);
+    struct loop_queue *mine = &e->q[k], *theirs = &e->peer->q[k];
+    mine->wc[(mine->first + mine->n++) % WC_MAX] = (struct ff_wc){
+        .id = wr->id, .op = read ? FF_WC_READ : FF_WC_WRITE, .len_bytes = wr->len_bytes};
+    eventfd_write(mine->efd, 1);
+    if (!read) {
+        theirs->wc[(theirs->first + theirs->n++) % WC_MAX] =
+            (struct ff_wc){.op = FF_WC_RECV_IMM, .len_bytes = wr->len_bytes, .imm = wr->imm};
+        eventfd_write(theirs->efd, 1);
+    }
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    return 0;
+}
+
+/* Wait for a change under lock: false when @end has passed */
+static bool wait_changed(struct loop_pipe *p, uint64_t end_ns)
+{
+    struct timespec ts = {.tv_sec = (time_t)(end_ns / 1000000000u),
+                          .tv_nsec = (long)(end_ns % 1000000000u)};
+    return pthread_cond_timedwait(&p->changed, &p->lock, &ts) != ETIMEDOUT;
+}
+
+static int loop_poll(struct ff_link *l, enum ff_queue k, struct ff_wc *wc, unsigned n,
+                     int timeout_ms, struct ff_error *err)
+{
+    struct loop_end *e = end_of(l);
+    struct loop_pipe *p = e->pipe;
+    struct loop_queue *q = &e->q[k];
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    unsigned got = 0;
+    int rc = 0;
+
+    pthread_mutex_lock(&p->lock);
+    while (!q->n && !p->broken && timeout_ms && wait_changed(p, end))
+        ;
+    for (; got < n && q->n; got++, q->n--) {
+        wc[got] = q->wc[q->first];
+        q->first = (q->first + 1) % WC_MAX;
+    }
+    if (!got && p->broken)
+        rc = broken(err);
+    eventfd_t ignored;
+    if (!q->n && !p->broken)
+        eventfd_read(q->efd, &ignored);
+    pthread_mutex_unlock(&p->lock);
+    return rc ? rc : (int)got;
+}
+
+static int loop_fd(struct ff_link *l, enum ff_queue k)
+{
+    return end_of(l)->q[k].efd;
+}
+
+static int loop_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err)
+{
+    struct loop_end *e = end_of(l), *peer = e->peer;
+    struct loop_pipe *p = e->pipe;
+
+    if (!len || len > FF_MSG_MAX)
+        return ff_error_set(err, EMSGSIZE, "loop: send: length %u (permitted 1..%u)", len,
+                            FF_MSG_MAX);
+    int rc = ff_fault("control.send");
+    struct msg *m = malloc(sizeof(*m) + len);
+    if (rc || !m) {
+        free(m);
+        loop_shutdown(l);
+        return ff_error_set(err, rc ? -rc : ENOMEM, "loop: send: %s", strerror(rc ? -rc : ENOMEM));
+    }
+    m->next = NULL;
+    m->len = len;
+    memcpy(m->data, msg, len);
+    pthread_mutex_lock(&p->lock);
+    bool down = p->broken;
+    if (!down) {
+        *peer->inbox_tail = m;
+        peer->inbox_tail = &m->next;
+        pthread_cond_broadcast(&p->changed);
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (down) {
+        free(m);
+        return broken(err);
+    }
+    return 0;
+}
+
+static int loop_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
+{
+    struct loop_end *e = end_of(l);
+    struct loop_pipe *p = e->pipe;
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+
+    pthread_mutex_lock(&p->lock);
+    while (!e->inbox && !p->broken && timeout_ms && wait_changed(p, end))
+        ;
+    struct msg *m = e->inbox;
+    bool down = p->broken;
+    if (m) {
+        e->inbox = m->next;
+        if (!e->inbox)
+            e->inbox_tail = &e->inbox;
+    }
+    pthread_mutex_unlock(&p->lock);
+    if (m) {
+        int len = (int)m->len;
+        memcpy(buf, m->data, m->len);
+        free(m);
+        return len;
+    }
+    return down ? broken(err) : ff_error_set(err, ETIMEDOUT, "loop: receive: timed out");
+}
+
+static void loop_free(struct ff_link *l)
+{
+    struct loop_pipe *p = end_of(l)->pipe;
+
+    loop_shutdown(l);
+    pthread_mutex_lock(&p->lock);
+    int left = --p->refs;
+    pthread_mutex_unlock(&p->lock);
+    if (left)
+        return;
+    for (int e = 0; e < 2; e++) {
+        for (struct msg *m = p->end[e].inbox, *next; m; m = next) {
+            next = m->next;
+            free(m);
+        }
+        for (int k = 0; k < FF_QUEUES; k++)
+            close(p->end[e].q[k].efd);
+    }
+    ff_mr_destroy(&p->mrs);
+    pthread_mutex_destroy(&p->lock);
+    pthread_cond_destroy(&p->changed);
+    free(p);
+}
+
+static const struct ff_link_ops loop_ops = {
+    .name = "loop",
+    .max_len_bytes = LOOP_MAX_LEN,
+    .reg = loop_reg,
+    .dereg = loop_dereg,
+    .open_queues = loop_open_queues,
+    .post = loop_post,
+    .poll = loop_poll,
+    .fd = loop_fd,
+    .send = loop_send,
+    .recv = loop_recv,
+    .shutdown = loop_shutdown,
+    .free = loop_free,
+};
+
+int ff_loop_pair(struct ff_link **a, struct ff_link **b, struct ff_error *err)
+{
+    struct loop_pipe *p = calloc(1, sizeof(*p));
+    pthread_condattr_t attr;
+
+    if (!p)
+        return ff_error_set(err, ENOMEM, "loop: new pair: out of memory");
+    ff_mr_init(&p->mrs);
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(&p->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    p->refs = 2;
+    for (int e = 0; e < 2; e++) {
+        struct loop_end *end = &p->end[e];
+        end->base.ops = &loop_ops;
+        end->pipe = p;
+        end->peer = &p->end[1 - e];
+        end->inbox_tail = &end->inbox;
+        for (int k = 0; k < FF_QUEUES; k++)
+            end->q[k].efd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    }
+    *a = &p->end[0].base;
+    *b = &p->end[1].base;
+    return 0;
+}

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * mr.c - memory keys for links without an adapter that checks them
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "error.h"
+#include "mr.h"
+
+void ff_mr_init(struct ff_mr_table *t)
+{
+    memset(t, 0, sizeof(*t));
+    pthread_mutex_init(&t->lock, NULL);
+}
+
+void ff_mr_destroy(struct ff_mr_table *t)
+{
+    pthread_mutex_destroy(&t->lock);
+}
+
+static struct ff_mr *find(struct ff_mr_table *t, uint32_t rkey)
+{
+    for (unsigned i = 0; rkey && i < t->used; i++)
+        if (t->mr[i].rkey == rkey)
+            return &t->mr[i];
+    return NULL;
+}
+
+int ff_mr_add(struct ff_mr_table *t, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
+              struct ff_error *err)
+{
+    uint32_t key;
+    unsigned i = 0;
+
+    pthread_mutex_lock(&t->lock);
+    while (i < t->used && t->mr[i].rkey)
+        i++;
+    if (i == FF_MR_MAX) {
+        pthread_mutex_unlock(&t->lock);
+        return ff_error_set(err, ENOSPC, "link: register memory: more than %d pieces", FF_MR_MAX);
+    }
+    do {
+        if (getrandom(&key, sizeof(key), 0) != sizeof(key)) {
+            pthread_mutex_unlock(&t->lock);
+            return ff_error_set(err, EIO, "link: register memory: no random numbers: %s",
+                                strerror(errno));
+        }
+    } while (!key || find(t, key));
+    t->mr[i] = (struct ff_mr){.addr = addr, .len_bytes = len, .access = access, .rkey = key};
+    if (i == t->used)
+        t->used++;
+    *mr = t->mr[i];
+    pthread_mutex_unlock(&t->lock);
+    return 0;
+}
+
+void ff_mr_remove(struct ff_mr_table *t, uint32_t rkey)
+{
+    pthread_mutex_lock(&t->lock);
+    struct ff_mr *mr = find(t, rkey);
+    if (mr)
+        *mr = (struct ff_mr){.rkey = 0};
+    pthread_mutex_unlock(&t->lock);
+}
+
+int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t len, unsigned access)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&t->lock);
+    const struct ff_mr *mr = find(t, rkey);
+    if (!mr)
+        rc = -ENOENT;
+    else if ((mr->access & access) != access)
+        rc = -EACCES;
+    else if (addr < (uintptr_t)mr->addr || len > mr->len_bytes ||
+             addr - (uintptr_t)mr->addr > mr->len_bytes - len)
+        rc = -ERANGE;
+    pthread_mutex_unlock(&t->lock);
+    return rc;
+}
+
+uint32_t ff_zero_scan(const void *addr, uint32_t len, uint32_t granule, uint8_t *zero)
+{
+    const uint8_t *p = addr;
+    uint32_t found = 0;
+
+    for (uint32_t i = 0; i < len / granule; i++, p += granule) {
+        /* equal to itself one word further on, and the first word is zero */
+        uint64_t first;
+        memcpy(&first, p, sizeof(first));
+        if (first || memcmp(p, p + 8, granule - 8))
+            continue;
+        zero[i / 8] |= (uint8_t)(1u << (i % 8));
+        found++;
+    }
+    return found;
+}

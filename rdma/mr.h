@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * mr.h - memory keys for links without an adapter that checks them
+ */
+#ifndef FF_RDMA_MR_H
+#define FF_RDMA_MR_H
+
+#include <pthread.h>
+
+#include "link.h"
+
+#define FF_MR_MAX 1024
+
+/* Registered memory by key. Keys are random, so that one cannot be guessed from another.
+ * lock guards everything. */
+struct ff_mr_table {
+    pthread_mutex_t lock;
+    struct ff_mr mr[FF_MR_MAX]; /* rkey 0: free */
+    unsigned used;
+};
+
+void ff_mr_init(struct ff_mr_table *t);
+void ff_mr_destroy(struct ff_mr_table *t);
+int ff_mr_add(struct ff_mr_table *t, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
+              struct ff_error *err);
+void ff_mr_remove(struct ff_mr_table *t, uint32_t rkey);
+
+/* 0, -ENOENT (no such key), -EACCES (not for @access), -ERANGE (out of bounds) */
+int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t len,
+                unsigned access);
+
+/* Mark granules of zeros in @zero; returns how many there are */
+uint32_t ff_zero_scan(const void *addr, uint32_t len, uint32_t granule, uint8_t *zero);
+
+#endif

@@ -1,0 +1,594 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * tcp.c - the tcp link: addresses, connections, control messages
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      active (source)                      passive (destination)
+ *              connect control  ------------------> ff_tcp_accept()
+ *              ... hello, which chooses a session ...
+ *              open_queues(): connect FAULT, join -> open_queues(): accept, compare the
+ *                             connect PREFILL, join  session, refuse others
+ *              after that     data: tcp_queue.c; control: plain send and recv, not hot
+ *
+ * Threads      fds_lock guards the sockets against shutdown(); send_lock orders senders.
+ * Failure      a peer that is silent for timeout_ms while data is under way, or that
+ *              does not answer keepalive probes for so long, is gone (TCP_USER_TIMEOUT).
+ * Limits       a stranger that connects and says nothing is dropped after JOIN_TIMEOUT_MS.
+ */
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "fault.h"
+#include "log.h"
+#include "tcp_queue.h"
+#include "tcp_wire.h"
+
+#define JOIN_TIMEOUT_MS 2000
+
+struct ff_listener {
+    int fd[8]; /* one an address of the name, IPv4 and IPv6 */
+    unsigned n;
+    int cancel_fd, timeout_ms;
+};
+
+struct tcp_link {
+    struct ff_link base;
+    int timeout_ms;
+    struct ff_listener *ls; /* passive side, until the queues are open */
+    int cancel_fd;          /* active side: borrowed */
+    pthread_mutex_t fds_lock, send_lock;
+    int ctrl_fd;
+    struct tcp_queue *q[FF_QUEUES];
+    bool down; /* under fds_lock */
+    struct ff_mr_table mrs;
+    uint8_t rx[TCP_CTRL_HEAD_LEN + FF_MSG_MAX];
+    size_t rx_have;
+};
+
+static struct tcp_link *tcp_of(struct ff_link *l)
+{
+    return (struct tcp_link *)l; /* base is the first member */
+}
+
+/* --- sockets --- */
+
+static int ms_left(uint64_t end_ns)
+{
+    uint64_t now = ff_now_ns();
+    return now >= end_ns ? 0 : (int)((end_ns - now + 999999) / 1000000);
+}
+
+/* Wait for @events on @fd: 0, -ETIMEDOUT, -ECANCELED (@cancel_fd readable) */
+static int wait_fd(int fd, short events, int cancel_fd, int timeout_ms)
+{
+    struct pollfd p[2] = {{.fd = fd, .events = events}, {.fd = cancel_fd, .events = POLLIN}};
+    uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
+
+    for (;;) {
+        int rc = poll(p, 2, timeout_ms < 0 ? -1 : ms_left(end));
+        if (rc < 0 && errno == EINTR)
+            continue;
+        if (rc < 0)
+            return -errno;
+        if (cancel_fd >= 0 && p[1].revents)
+            return -ECANCELED;
+        return rc ? 0 : -ETIMEDOUT;
+    }
+}
+
+/* Exactly @len bytes within @timeout_ms */
+static int recv_all(int fd, void *buf, size_t len, int cancel_fd, int timeout_ms)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    size_t have = 0;
+
+    while (have < len) {
+        ssize_t n = recv(fd, (uint8_t *)buf + have, len - have, MSG_DONTWAIT);
+        if (n > 0) {
+            have += (size_t)n;
+            continue;
+        }
+        if (n == 0)
+            return -ECONNRESET;
+        if (errno != EAGAIN && errno != EINTR)
+            return -errno;
+        int rc = wait_fd(fd, POLLIN, cancel_fd, ms_left(end));
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static int send_all(int fd, struct iovec *iov, size_t n_iov, int cancel_fd, int timeout_ms)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+
+    while (n_iov) {
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = n_iov};
+        ssize_t n = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno != EAGAIN && errno != EINTR)
+            return -errno;
+        if (n < 0) {
+            int rc = wait_fd(fd, POLLOUT, cancel_fd, ms_left(end));
+            if (rc)
+                return rc;
+            continue;
+        }
+        while (n_iov && (size_t)n >= iov->iov_len) {
+            n -= (ssize_t)iov->iov_len;
+            iov++;
+            n_iov--;
+        }
+        if (n_iov) {
+            iov->iov_base = (uint8_t *)iov->iov_base + n;
+            iov->iov_len -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+static void set_options(int fd, int timeout_ms)
+{
+    int one = 1, idle = FF_MAX(timeout_ms / 3000, 1), count = 3;
+    unsigned user = (unsigned)timeout_ms;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user, sizeof(user));
+}
+
+static int connect_addr(const struct sockaddr *sa, socklen_t len, int cancel_fd, int timeout_ms)
+{
+    FF_AUTO_CLOSE int fd = socket(sa->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    set_options(fd, timeout_ms);
+    if (connect(fd, sa, len) < 0) {
+        int so = 0;
+        socklen_t so_len = sizeof(so);
+        if (errno != EINPROGRESS)
+            return -errno;
+        int rc = wait_fd(fd, POLLOUT, cancel_fd, timeout_ms);
+        if (rc)
+            return rc;
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &so, &so_len);
+        if (so)
+            return -so;
+    }
+    int out = fd;
+    fd = -1;
+    return out;
+}
+
+static int resolve(const struct ff_link_params *p, bool passive, struct addrinfo **out,
+                   struct ff_error *err)
+{
+    const char *host = p->host && *p->host ? p->host : NULL;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = passive ? AI_PASSIVE : 0};
+
+    int rc = getaddrinfo(host, p->port, &hints, out);
+    if (rc)
+        return ff_error_set(err, rc == EAI_SYSTEM ? errno : EADDRNOTAVAIL,
+                            "tcp: look up %s:%s: %s", host ? host : "*", p->port,
+                            rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+    return 0;
+}
+
+/* --- the link --- */
+
+static const struct ff_link_ops tcp_ops;
+
+/* Takes @fd, also on failure */
+static int link_new(int fd, int timeout_ms, struct tcp_link **out, struct ff_error *err)
+{
+    struct tcp_link *t = calloc(1, sizeof(*t));
+    if (!t) {
+        close(fd);
+        return ff_error_set(err, ENOMEM, "tcp: new link: out of memory");
+    }
+    t->base.ops = &tcp_ops;
+    t->ctrl_fd = fd;
+    t->timeout_ms = timeout_ms;
+    t->cancel_fd = -1;
+    pthread_mutex_init(&t->fds_lock, NULL);
+    pthread_mutex_init(&t->send_lock, NULL);
+    ff_mr_init(&t->mrs);
+    *out = t;
+    return 0;
+}
+
+int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link **out,
+                   struct ff_error *err)
+{
+    struct addrinfo *list, *a;
+    struct tcp_link *t;
+    int fd = -EADDRNOTAVAIL;
+
+    int rc = resolve(p, false, &list, err);
+    if (rc)
+        return rc;
+    for (a = list; a; a = a->ai_next) {
+        fd = connect_addr(a->ai_addr, a->ai_addrlen, cancel_fd, p->timeout_ms);
+        if (fd >= 0 || fd == -ECANCELED)
+            break;
+    }
+    freeaddrinfo(list);
+    if (fd < 0)
+        return ff_error_set(err, -fd, "tcp: connect to %s:%s: %s%s", p->host, p->port,
+                            strerror(-fd),
+                            fd == -ECONNREFUSED ? "; is the destination started with -incoming?"
+                                                : "");
+    rc = link_new(fd, p->timeout_ms, &t, err);
+    if (rc)
+        return rc;
+    t->cancel_fd = cancel_fd;
+    *out = &t->base;
+    return 0;
+}
+
+int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
+                  struct ff_error *err);
+
+static int accept_fd(struct ff_listener *ls, int timeout_ms)
+{
+    struct pollfd p[FF_ARRAY_LEN(ls->fd) + 1];
+    uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
+
+    for (;;) {
+        for (unsigned i = 0; i < ls->n; i++)
+            p[i] = (struct pollfd){.fd = ls->fd[i], .events = POLLIN};
+        p[ls->n] = (struct pollfd){.fd = ls->cancel_fd, .events = POLLIN};
+        int rc = poll(p, ls->n + 1, timeout_ms < 0 ? -1 : ms_left(end));
+        if (rc < 0 && errno != EINTR)
+            return -errno;
+        if (rc == 0)
+            return -ETIMEDOUT;
+        if (rc > 0 && p[ls->n].revents)
+            return -ECANCELED;
+        for (unsigned i = 0; rc > 0 && i < ls->n; i++) {
+            if (!p[i].revents)
+                continue;
+            int fd = accept4(ls->fd[i], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+            if (fd >= 0) {
+                set_options(fd, ls->timeout_ms);
+                return fd;
+            }
+            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
+                return -errno;
+        }
+    }
+}
+
+int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
+                  struct ff_error *err)
+{
+    struct tcp_link *t;
+    int fd = accept_fd(ls, timeout_ms);
+
+    if (fd < 0)
+        return ff_error_set(err, -fd, "tcp: wait for a source: %s", strerror(-fd));
+    int rc = link_new(fd, ls->timeout_ms, &t, err);
+    if (rc)
+        return rc;
+    t->ls = ls;
+    *out = &t->base;
+    return 0;
+}
+
+/* Put a connected socket to use as a queue, unless the link is down by now */
+static int add_queue(struct tcp_link *t, enum ff_queue kind, int fd, struct ff_error *err)
+{
+    struct tcp_queue *q;
+    int rc = tcp_queue_new(fd, kind, &t->mrs, &q, err);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&t->fds_lock);
+    t->q[kind] = q;
+    if (t->down)
+        tcp_queue_shutdown(q);
+    pthread_mutex_unlock(&t->fds_lock);
+    return 0;
+}
+
+static int open_active(struct tcp_link *t, const uint8_t *session, int timeout_ms,
+                       struct ff_error *err)
+{
+    struct sockaddr_storage peer;
+    socklen_t len = sizeof(peer);
+
+    if (getpeername(t->ctrl_fd, (struct sockaddr *)&peer, &len) < 0)
+        return ff_error_set(err, errno, "tcp: open queues: %s", strerror(errno));
+    for (enum ff_queue k = 0; k < FF_QUEUES; k++) {
+        uint8_t join[TCP_JOIN_LEN];
+        struct iovec iov = {.iov_base = join, .iov_len = sizeof(join)};
+        int fd = connect_addr((struct sockaddr *)&peer, len, t->cancel_fd,
+                              FF_MIN(timeout_ms, t->timeout_ms));
+        if (fd < 0)
+            return ff_error_set(err, -fd, "tcp: open queue %u: connect: %s", k, strerror(-fd));
+        tcp_join_encode(join, k, session);
+        int rc = send_all(fd, &iov, 1, t->cancel_fd, timeout_ms);
+        if (rc) {
+            close(fd);
+            return ff_error_set(err, -rc, "tcp: open queue %u: join: %s", k, strerror(-rc));
+        }
+        set_options(fd, t->timeout_ms);
+        rc = add_queue(t, k, fd, err);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static int open_passive(struct tcp_link *t, const uint8_t *session, int timeout_ms,
+                        struct ff_error *err)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+
+    while (!t->q[FF_QUEUE_FAULT] || !t->q[FF_QUEUE_PREFILL]) {
+        uint8_t join[TCP_JOIN_LEN];
+        struct ff_error why;
+        enum ff_queue k;
+
+        int fd = accept_fd(t->ls, ms_left(end));
+        if (fd < 0)
+            return ff_error_set(err, -fd, "tcp: wait for the source's queues: %s", strerror(-fd));
+        int rc = recv_all(fd, join, sizeof(join), t->ls->cancel_fd, JOIN_TIMEOUT_MS);
+        if (rc == -ECANCELED) {
+            close(fd);
+            return ff_error_set(err, ECANCELED, "tcp: wait for the source's queues: canceled");
+        }
+        if (rc)
+            ff_error_set(&why, -rc, "tcp: read join: %s", strerror(-rc));
+        else
+            rc = tcp_join_decode(join, session, &k, &why);
+        if (!rc && t->q[k])
+            rc = ff_error_set(&why, EEXIST, "tcp: read join: queue %u is open already", k);
+        if (rc) {
+            ff_log(FF_LOG_WARN, "%s; connection dropped", why.text);
+            close(fd);
+            continue;
+        }
+        rc = add_queue(t, k, fd, err);
+        if (rc)
+            return rc;
+    }
+    t->ls = NULL;
+    return 0;
+}
+
+static int tcp_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN],
+                           int timeout_ms, struct ff_error *err)
+{
+    struct tcp_link *t = tcp_of(l);
+    return t->ls ? open_passive(t, session, timeout_ms, err)
+                 : open_active(t, session, timeout_ms, err);
+}
+
+static int tcp_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err)
+{
+    struct tcp_link *t = tcp_of(l);
+    uint8_t head[TCP_CTRL_HEAD_LEN];
+    struct iovec iov[2] = {{.iov_base = head, .iov_len = sizeof(head)},
+                           {.iov_base = (void *)msg, .iov_len = len}};
+
+    if (!len || len > FF_MSG_MAX)
+        return ff_error_set(err, EMSGSIZE, "tcp: send: length %u (permitted 1..%u)", len,
+                            FF_MSG_MAX);
+    int rc = ff_fault("control.send");
+    tcp_ctrl_encode(head, len);
+    pthread_mutex_lock(&t->send_lock);
+    if (!rc)
+        rc = send_all(t->ctrl_fd, iov, 2, t->cancel_fd, t->timeout_ms);
+    pthread_mutex_unlock(&t->send_lock);
+    if (rc) {
+        l->ops->shutdown(l); /* part of a message may be out: the stream is lost */
+        return ff_error_set(err, -rc, "tcp: send: %s", strerror(-rc));
+    }
+    return 0;
+}
+
+static int tcp_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
+{
+    struct tcp_link *t = tcp_of(l);
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+
+    for (;;) {
+        size_t want = TCP_CTRL_HEAD_LEN;
+        uint32_t len = 0;
+        if (t->rx_have >= TCP_CTRL_HEAD_LEN) {
+            int rc = tcp_ctrl_decode(t->rx, &len, err);
+            if (rc)
+                return rc;
+            want += len;
+        }
+        if (len && t->rx_have == want) {
+            memcpy(buf, t->rx + TCP_CTRL_HEAD_LEN, len);
+            t->rx_have = 0;
+            return (int)len;
+        }
+        ssize_t n = recv(t->ctrl_fd, t->rx + t->rx_have, want - t->rx_have, MSG_DONTWAIT);
+        if (n > 0) {
+            t->rx_have += (size_t)n;
+            continue;
+        }
+        if (n == 0)
+            return ff_error_set(err, ECONNRESET, "tcp: receive: the peer closed the connection");
+        int rc = errno == EAGAIN || errno == EINTR
+                     ? wait_fd(t->ctrl_fd, POLLIN, t->cancel_fd, ms_left(end))
+                     : -errno;
+        if (rc)
+            return ff_error_set(err, -rc, "tcp: receive: %s", strerror(-rc));
+    }
+}
+
+static int tcp_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
+                   struct ff_error *err)
+{
+    return ff_mr_add(&tcp_of(l)->mrs, addr, len, access, mr, err);
+}
+
+static void tcp_dereg(struct ff_link *l, struct ff_mr *mr)
+{
+    ff_mr_remove(&tcp_of(l)->mrs, mr->rkey);
+}
+
+static int tcp_post(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr,
+                    struct ff_error *err)
+{
+    return tcp_queue_post(tcp_of(l)->q[q], wr, err);
+}
+
+static int tcp_poll(struct ff_link *l, enum ff_queue q, struct ff_wc *wc, unsigned n,
+                    int timeout_ms, struct ff_error *err)
+{
+    int rc = tcp_queue_poll(tcp_of(l)->q[q], wc, n, timeout_ms, err);
+    if (rc < 0)
+        l->ops->shutdown(l); /* a link breaks as a whole, and the peer learns of it */
+    return rc;
+}
+
+static int tcp_fd(struct ff_link *l, enum ff_queue q)
+{
+    return tcp_queue_fd(tcp_of(l)->q[q]);
+}
+
+static void tcp_shutdown(struct ff_link *l)
+{
+    struct tcp_link *t = tcp_of(l);
+
+    pthread_mutex_lock(&t->fds_lock);
+    t->down = true;
+    shutdown(t->ctrl_fd, SHUT_RDWR);
+    for (int k = 0; k < FF_QUEUES; k++)
+        if (t->q[k])
+            tcp_queue_shutdown(t->q[k]);
+    pthread_mutex_unlock(&t->fds_lock);
+}
+
+static void tcp_free(struct ff_link *l)
+{
+    struct tcp_link *t = tcp_of(l);
+
+    for (int k = 0; k < FF_QUEUES; k++)
+        tcp_queue_free(t->q[k]);
+    close(t->ctrl_fd);
+    ff_mr_destroy(&t->mrs);
+    pthread_mutex_destroy(&t->fds_lock);
+    pthread_mutex_destroy(&t->send_lock);
+    free(t);
+}
+
+static const struct ff_link_ops tcp_ops = {
+    .name = "tcp",
+    .max_len_bytes = TCP_MAX_LEN,
+    .reg = tcp_reg,
+    .dereg = tcp_dereg,
+    .open_queues = tcp_open_queues,
+    .post = tcp_post,
+    .poll = tcp_poll,
+    .fd = tcp_fd,
+    .send = tcp_send,
+    .recv = tcp_recv,
+    .shutdown = tcp_shutdown,
+    .free = tcp_free,
+};
+
+/* --- listening --- */
+
+static int listen_addr(const struct addrinfo *a)
+{
+    FF_AUTO_CLOSE int fd =
+        socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int one = 1;
+
+    if (fd < 0)
+        return -errno;
+    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+    if (a->ai_family == AF_INET6)
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
+    if (bind(fd, a->ai_addr, a->ai_addrlen) < 0 || listen(fd, 8) < 0)
+        return -errno;
+    int out = fd;
+    fd = -1;
+    return out;
+}
+
+int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, struct ff_error *err)
+{
+    struct addrinfo *list;
+    int rc = resolve(p, true, &list, err);
+    if (rc)
+        return rc;
+
+    struct ff_listener *ls = calloc(1, sizeof(*ls));
+    if (!ls) {
+        freeaddrinfo(list);
+        return ff_error_set(err, ENOMEM, "tcp: listen: out of memory");
+    }
+    ls->timeout_ms = p->timeout_ms;
+    ls->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rc = ls->cancel_fd < 0 ? -errno : 0;
+    for (struct addrinfo *a = list; a && !rc && ls->n < FF_ARRAY_LEN(ls->fd); a = a->ai_next) {
+        int fd = listen_addr(a);
+        /* a host without IPv6 says so here: not an error while another address works */
+        if (fd >= 0)
+            ls->fd[ls->n++] = fd;
+        else if (fd != -EAFNOSUPPORT && fd != -EADDRNOTAVAIL)
+            rc = fd;
+    }
+    freeaddrinfo(list);
+    if (!rc && !ls->n)
+        rc = -EADDRNOTAVAIL;
+    if (rc) {
+        ff_tcp_listener_free(ls);
+        return ff_error_set(err, -rc, "tcp: listen on %s:%s: %s%s",
+                            p->host && *p->host ? p->host : "*", p->port, strerror(-rc),
+                            rc == -EADDRINUSE ? "; choose another port" : "");
+    }
+    *out = ls;
+    return 0;
+}
+
+unsigned ff_tcp_port(const struct ff_listener *ls)
+{
+    struct sockaddr_storage sa;
+    socklen_t len = sizeof(sa);
+
+    if (getsockname(ls->fd[0], (struct sockaddr *)&sa, &len) < 0)
+        return 0;
+    return ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
+                                          : ((struct sockaddr_in *)&sa)->sin_port);
+}
+
+void ff_tcp_listener_cancel(struct ff_listener *ls)
+{
+    eventfd_write(ls->cancel_fd, 1);
+}
+
+void ff_tcp_listener_free(struct ff_listener *ls)
+{
+    if (!ls)
+        return;
+    for (unsigned i = 0; i < ls->n; i++)
+        close(ls->fd[i]);
+    ff_close_fd(&ls->cancel_fd);
+    free(ls);
+}

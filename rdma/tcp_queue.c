@@ -1,0 +1,612 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * tcp_queue.c - one data connection of the tcp link: requests, replies, completions
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      one-sided reads and writes over a socket, by io_uring. The side that is
+ *              read from calls poll() in a thread of its own, and that serves it.
+ *
+ * Picture      tx: FIFO of frames, one sendmsg in flight     rx: one recv in flight
+ *              own request: head (+ data of a WRITE)           head, map -> rx.buf
+ *              reply: head, zero map, runs of guest memory     data -> where it belongs
+ *
+ *              poll(): completions -> parse -> arm recv, arm send -> submit, wait
+ *
+ * Threads      one at a time; tcp_queue_shutdown() from any.
+ * Ownership    memory given in a work request is the caller's and must stay until the
+ *              queue is freed: a receive into it may be in flight when the link breaks.
+ * Invariants   1. Replies go out in the order of the requests; so the oldest request in
+ *                 flight is what the next reply must answer (checked by the decoder).
+ *              2. A request is parsed only when there is room for its reply: a peer that
+ *                 asks faster than it reads is slowed down by TCP, nothing grows.
+ *              3. Data of a READ never passes a buffer of ours beyond the first RX_BUF.
+ * Limits       RX_BUF: a few 4 KiB replies in one recv, little enough to stay in the
+ *              cache. REPLIES: all that a peer may have in flight, so that two sides that
+ *              read from each other never wait for each other (tests/unit/link.c).
+ */
+#include <errno.h>
+#include <liburing.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "fault.h"
+#include "tcp_queue.h"
+#include "tcp_wire.h"
+
+#define RX_BUF (64u << 10)
+#define REPLIES FF_QUEUE_DEPTH
+#define TX_SLOTS (FF_QUEUE_DEPTH + REPLIES)
+#define RUNS_MAX (FF_GRANULES_MAX / 2 + 1)
+#define WC_MAX (2 * FF_QUEUE_DEPTH)
+
+enum { TAG_RECV = 1, TAG_SEND = 2 };
+
+/* Results after which the same is tried again. The kernel cancels what is in flight for a
+ * thread that ends (io_uring(7)); the queue goes on in the hands of another. */
+static bool try_again(int res)
+{
+    return res == -EAGAIN || res == -EINTR || res == -ECANCELED;
+}
+
+struct runs {
+    struct iovec iov[RUNS_MAX + 2];
+    unsigned at, n; /* iov[at..n) are still to do */
+};
+
+struct tx_frame {
+    uint8_t head[TCP_REQ_LEN];
+    uint8_t map[TCP_MAP_MAX];
+    struct runs runs;
+    bool is_reply;
+};
+
+struct tcp_queue {
+    int fd;
+    enum ff_queue kind;
+    struct ff_mr_table *mrs;
+    struct io_uring ring;
+
+    struct tx_frame tx[TX_SLOTS]; /* ring: tx_first, tx_n frames */
+    unsigned tx_first, tx_n, replies_n;
+    bool sending;
+    struct msghdr tx_msg;
+
+    struct ff_wr wr[FF_QUEUE_DEPTH]; /* own requests in flight, oldest first */
+    unsigned wr_first, wr_n;
+
+    struct {
+        uint8_t buf[RX_BUF];
+        unsigned pos, end;
+        bool receiving, direct; /* a recv is in flight; it goes to data, not to buf */
+        struct runs data;       /* where the data of the current frame goes */
+        bool in_data, is_write;
+        struct tcp_req write; /* the WRITE whose data this is */
+        struct msghdr msg;
+    } rx;
+
+    struct ff_wc wc[WC_MAX];
+    unsigned wc_first, wc_n;
+    struct ff_error broken; /* code 0: it is not */
+};
+
+/* --- runs of memory --- */
+
+static void runs_add(struct runs *r, const void *base, size_t len)
+{
+    if (r->n > r->at && (uint8_t *)r->iov[r->n - 1].iov_base + r->iov[r->n - 1].iov_len == base)
+        r->iov[r->n - 1].iov_len += len;
+    else
+        r->iov[r->n++] = (struct iovec){.iov_base = (void *)base, .iov_len = len};
+}
+
+/* Add the granules of [base, base + len) whose bit in @zero is clear */
+static void runs_add_granules(struct runs *r, const void *base, uint32_t len, uint32_t granule,
+                              const uint8_t *zero)
+{
+    unsigned start = r->n; /* a run never joins the frame's head */
+
+    for (uint32_t i = 0; i < len / granule; i++) {
+        const uint8_t *p = (const uint8_t *)base + (size_t)i * granule;
+        if (zero[i / 8] & (1u << (i % 8)))
+            continue;
+        if (r->n == start)
+            r->iov[r->n++] = (struct iovec){.iov_base = (void *)p, .iov_len = granule};
+        else
+            runs_add(r, p, granule);
+    }
+}
+
+static void runs_advance(struct runs *r, size_t n)
+{
+    while (r->at < r->n && n >= r->iov[r->at].iov_len)
+        n -= r->iov[r->at++].iov_len;
+    if (n) {
+        r->iov[r->at].iov_base = (uint8_t *)r->iov[r->at].iov_base + n;
+        r->iov[r->at].iov_len -= n;
+    }
+}
+
+static bool runs_done(const struct runs *r)
+{
+    return r->at == r->n;
+}
+
+/* --- completions and failure --- */
+
+static void add_wc(struct tcp_queue *q, struct ff_wc wc)
+{
+    q->wc[(q->wc_first + q->wc_n++) % WC_MAX] = wc;
+}
+
+static void break_with(struct tcp_queue *q, const struct ff_error *why)
+{
+    if (!q->broken.code)
+        q->broken = *why;
+}
+
+static void break_errno(struct tcp_queue *q, const char *what, int code)
+{
+    struct ff_error why;
+    ff_error_set(&why, code, "tcp: %s: %s", what, strerror(code));
+    break_with(q, &why);
+}
+
+/* --- sending --- */
+
+static struct tx_frame *tx_new(struct tcp_queue *q, size_t head_len)
+{
+    struct tx_frame *f = &q->tx[(q->tx_first + q->tx_n++) % TX_SLOTS];
+    f->runs.at = 0;
+    f->runs.n = 1;
+    f->runs.iov[0] = (struct iovec){.iov_base = f->head, .iov_len = head_len};
+    f->is_reply = false;
+    return f;
+}
+
+static void arm_send(struct tcp_queue *q)
+{
+    if (q->sending || !q->tx_n || q->broken.code)
+        return;
+    struct runs *r = &q->tx[q->tx_first].runs;
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&q->ring);
+    if (!sqe)
+        return; /* the next poll() submits and comes here again */
+
+    q->tx_msg = (struct msghdr){.msg_iov = r->iov + r->at, .msg_iovlen = r->n - r->at};
+    if (ff_fault("tcp.send.short")) {
+        /* a short send: the rest of this piece goes with the next one */
+        io_uring_prep_send(sqe, q->fd, r->iov[r->at].iov_base,
+                           FF_MIN(r->iov[r->at].iov_len, (size_t)5), MSG_NOSIGNAL);
+    } else {
+        io_uring_prep_sendmsg(sqe, q->fd, &q->tx_msg, MSG_NOSIGNAL | MSG_WAITALL);
+    }
+    io_uring_sqe_set_data64(sqe, TAG_SEND);
+    q->sending = true;
+}
+
+static void sent(struct tcp_queue *q, int res)
+{
+    q->sending = false;
+    if (try_again(res))
+        return;
+    if (res < 0) {
+        break_errno(q, "send", -res);
+        return;
+    }
+    struct tx_frame *f = &q->tx[q->tx_first];
+    runs_advance(&f->runs, (size_t)res);
+    if (runs_done(&f->runs)) {
+        q->replies_n -= f->is_reply;
+        q->tx_first = (q->tx_first + 1) % TX_SLOTS;
+        q->tx_n--;
+    }
+}
+
+/* --- serving the peer --- */
+
+static void reply(struct tcp_queue *q, const struct tcp_req *req, uint32_t status)
+{
+    struct tx_frame *f = tx_new(q, TCP_REP_LEN);
+    struct tcp_rep rep = {.op = req->op, .id = req->id, .status = status};
+
+    f->is_reply = true;
+    q->replies_n++;
+    if (!status)
+        rep.len = req->len;
+    if (!status && req->op == TCP_OP_READ) {
+        const void *src = (const void *)(uintptr_t)req->addr;
+        uint32_t n = req->granule ? req->len / req->granule : 0, zeros = 0;
+        if (n) {
+            memset(f->map, 0, tcp_map_len(n));
+            zeros = ff_zero_scan(src, req->len, req->granule, f->map);
+        }
+        if (zeros) {
+            rep.flags = TCP_F_ZEROS;
+            f->runs.iov[f->runs.n++] =
+                (struct iovec){.iov_base = f->map, .iov_len = tcp_map_len(n)};
+            runs_add_granules(&f->runs, src, req->len, req->granule, f->map);
+        } else {
+            f->runs.iov[f->runs.n++] = (struct iovec){.iov_base = (void *)src, .iov_len = req->len};
+        }
+    }
+    tcp_rep_encode(f->head, &rep);
+}
+
+static uint32_t check_status(struct tcp_queue *q, const struct tcp_req *req)
+{
+    unsigned access = req->op == TCP_OP_READ ? FF_ACCESS_REMOTE_READ : FF_ACCESS_REMOTE_WRITE;
+
+    switch (ff_mr_check(q->mrs, req->rkey, req->addr, req->len, access)) {
+    case 0:
+        return TCP_OK;
+    case -ENOENT:
+        return TCP_NO_KEY;
+    case -EACCES:
+        return TCP_ACCESS;
+    default:
+        return TCP_BOUNDS;
+    }
+}
+
+static void serve(struct tcp_queue *q, const struct tcp_req *req)
+{
+    uint32_t status = check_status(q, req);
+    int rc = ff_fault(q->kind == FF_QUEUE_FAULT ? "tcp.serve.fault" : "tcp.serve.prefill");
+
+    if (rc) {
+        break_errno(q, "serve (injected)", -rc);
+        return;
+    }
+    if (req->op == TCP_OP_READ) {
+        reply(q, req, status);
+    } else if (status) {
+        /* its data follows and has nowhere to go */
+        struct ff_error why;
+        ff_error_set(&why, EPROTO, "tcp: serve write of %u bytes: refused (status %u)", req->len,
+                     status);
+        break_with(q, &why);
+    } else {
+        q->rx.in_data = q->rx.is_write = true;
+        q->rx.write = *req;
+        q->rx.data.at = q->rx.data.n = 0;
+        runs_add(&q->rx.data, (void *)(uintptr_t)req->addr, req->len);
+    }
+}
+
+/* --- receiving --- */
+
+static void data_complete(struct tcp_queue *q)
+{
+    q->rx.in_data = false;
+    if (q->rx.is_write) {
+        struct tcp_req *w = &q->rx.write;
+        q->rx.is_write = false;
+        add_wc(q, (struct ff_wc){.op = FF_WC_RECV_IMM, .len_bytes = w->len, .imm = w->imm});
+        reply(q, w, TCP_OK);
+        return;
+    }
+    struct ff_wr *wr = &q->wr[q->wr_first];
+    add_wc(q, (struct ff_wc){.id = wr->id,
+                             .op = wr->op == FF_OP_READ ? FF_WC_READ : FF_WC_WRITE,
+                             .len_bytes = wr->len_bytes});
+    q->wr_first = (q->wr_first + 1) % FF_QUEUE_DEPTH;
+    q->wr_n--;
+}
+
+/* A whole reply head at @p, @have bytes in the buffer: bytes taken, 0: more are needed */
+static unsigned take_reply(struct tcp_queue *q, const uint8_t *p, unsigned have)
+{
+    struct ff_wr *wr = q->wr_n ? &q->wr[q->wr_first] : NULL;
+    struct ff_error why;
+    struct tcp_rep rep;
+
+    if (have < TCP_REP_LEN)
+        return 0;
+    if (tcp_rep_decode(p, wr, &rep, &why)) {
+        break_with(q, &why);
+        return 0;
+    }
+    unsigned used = TCP_REP_LEN;
+    q->rx.data.at = q->rx.data.n = 0;
+    if (rep.flags & TCP_F_ZEROS) {
+        uint32_t n = wr->len_bytes / wr->granule_bytes;
+        if (have < used + tcp_map_len(n))
+            return 0;
+        memcpy(wr->zero, p + used, (n + 7) / 8);
+        used += tcp_map_len(n);
+        runs_add_granules(&q->rx.data, wr->local, wr->len_bytes, wr->granule_bytes, wr->zero);
+    } else if (wr->op == FF_OP_READ) {
+        runs_add(&q->rx.data, wr->local, wr->len_bytes);
+    }
+    q->rx.in_data = true;
+    return used;
+}
+
+static unsigned take_request(struct tcp_queue *q, const uint8_t *p, unsigned have)
+{
+    struct ff_error why;
+    struct tcp_req req;
+
+    if (have < TCP_REQ_LEN)
+        return 0;
+    if (tcp_req_decode(p, &req, &why)) {
+        break_with(q, &why);
+        return 0;
+    }
+    serve(q, &req);
+    return TCP_REQ_LEN;
+}
+
+/* Copy what the buffer holds of the current frame's data */
+static void take_data(struct tcp_queue *q)
+{
+    struct runs *d = &q->rx.data;
+
+    while (!runs_done(d) && q->rx.pos < q->rx.end) {
+        size_t n = FF_MIN(d->iov[d->at].iov_len, (size_t)(q->rx.end - q->rx.pos));
+        memcpy(d->iov[d->at].iov_base, q->rx.buf + q->rx.pos, n);
+        q->rx.pos += (unsigned)n;
+        runs_advance(d, n);
+    }
+}
+
+static bool is_reply(const uint8_t *p)
+{
+    return !memcmp(p, "FFrp", 4);
+}
+
+static void parse(struct tcp_queue *q)
+{
+    while (!q->broken.code) {
+        if (q->rx.in_data) {
+            take_data(q);
+            if (!runs_done(&q->rx.data))
+                return;
+            if (q->wc_n == WC_MAX || q->replies_n == REPLIES)
+                return; /* no room for the outcome: go on when there is */
+            data_complete(q);
+            continue;
+        }
+        const uint8_t *p = q->rx.buf + q->rx.pos;
+        unsigned have = q->rx.end - q->rx.pos, used;
+        if (have < 4)
+            return;
+        if (is_reply(p))
+            used = take_reply(q, p, have);
+        else if (q->replies_n < REPLIES)
+            used = take_request(q, p, have);
+        else
+            return;
+        if (!used)
+            return;
+        q->rx.pos += used;
+    }
+}
+
+static void arm_recv(struct tcp_queue *q)
+{
+    if (q->rx.receiving || q->broken.code)
+        return;
+    if (q->rx.pos == q->rx.end)
+        q->rx.pos = q->rx.end = 0;
+    struct runs *d = &q->rx.data;
+    bool direct = q->rx.in_data && !runs_done(d) && !q->rx.end;
+
+    if (!direct && q->rx.end == RX_BUF) {
+        if (!q->rx.pos)
+            return; /* full of requests that wait for room to be answered */
+        memmove(q->rx.buf, q->rx.buf + q->rx.pos, q->rx.end - q->rx.pos);
+        q->rx.end -= q->rx.pos;
+        q->rx.pos = 0;
+    }
+    struct io_uring_sqe *sqe = io_uring_get_sqe(&q->ring);
+    if (!sqe)
+        return;
+    bool cut = ff_fault("tcp.recv.short");
+    if (direct) {
+        q->rx.msg = (struct msghdr){.msg_iov = d->iov + d->at, .msg_iovlen = d->n - d->at};
+        if (cut)
+            io_uring_prep_recv(sqe, q->fd, d->iov[d->at].iov_base,
+                               FF_MIN(d->iov[d->at].iov_len, (size_t)1021), 0);
+        else
+            io_uring_prep_recvmsg(sqe, q->fd, &q->rx.msg, MSG_WAITALL);
+    } else {
+        io_uring_prep_recv(sqe, q->fd, q->rx.buf + q->rx.end, cut ? 7 : RX_BUF - q->rx.end, 0);
+        if (cut && RX_BUF - q->rx.end < 7)
+            sqe->len = RX_BUF - q->rx.end;
+    }
+    io_uring_sqe_set_data64(sqe, TAG_RECV);
+    q->rx.receiving = true;
+    q->rx.direct = direct;
+}
+
+static void received(struct tcp_queue *q, int res)
+{
+    q->rx.receiving = false;
+    if (try_again(res))
+        return;
+    if (res == 0)
+        break_errno(q, "receive: the peer closed the connection", ECONNRESET);
+    else if (res < 0)
+        break_errno(q, "receive", -res);
+    else if (q->rx.direct)
+        runs_advance(&q->rx.data, (size_t)res);
+    else
+        q->rx.end += (unsigned)res;
+}
+
+/* --- the queue --- */
+
+static void reap(struct tcp_queue *q)
+{
+    struct io_uring_cqe *cqe;
+
+    while (!io_uring_peek_cqe(&q->ring, &cqe)) {
+        uint64_t tag = io_uring_cqe_get_data64(cqe);
+        int res = cqe->res;
+        io_uring_cqe_seen(&q->ring, cqe);
+        if (tag == TAG_RECV)
+            received(q, res);
+        else if (tag == TAG_SEND)
+            sent(q, res);
+    }
+}
+
+static void progress(struct tcp_queue *q)
+{
+    reap(q);
+    parse(q);
+    arm_recv(q);
+    arm_send(q);
+}
+
+int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error *err)
+{
+    if (q->broken.code) {
+        if (err)
+            *err = q->broken;
+        return -q->broken.code;
+    }
+    if (!wr->len_bytes || wr->len_bytes > TCP_MAX_LEN)
+        return ff_error_set(err, EINVAL, "tcp: post: length %u (permitted 1..%u)", wr->len_bytes,
+                            TCP_MAX_LEN);
+    /* a frame of ours may outlive its request: a peer can answer what it has not read yet */
+    if (q->wr_n == FF_QUEUE_DEPTH || q->tx_n - q->replies_n == FF_QUEUE_DEPTH)
+        return ff_error_set(err, EAGAIN, "tcp: post: %u requests in flight", q->wr_n);
+
+    bool read = wr->op == FF_OP_READ;
+    struct tcp_req req = {.op = read ? TCP_OP_READ : TCP_OP_WRITE,
+                          .id = wr->id,
+                          .addr = wr->remote,
+                          .rkey = wr->rkey,
+                          .len = wr->len_bytes,
+                          .granule = read && wr->zero ? wr->granule_bytes : 0,
+                          .imm = wr->imm};
+    struct tx_frame *f = tx_new(q, TCP_REQ_LEN);
+    tcp_req_encode(f->head, &req);
+    if (!read)
+        f->runs.iov[f->runs.n++] =
+            (struct iovec){.iov_base = wr->local, .iov_len = wr->len_bytes};
+    q->wr[(q->wr_first + q->wr_n++) % FF_QUEUE_DEPTH] = *wr;
+    arm_send(q);
+    io_uring_submit(&q->ring);
+    return 0;
+}
+
+static unsigned drain_wc(struct tcp_queue *q, struct ff_wc *wc, unsigned n)
+{
+    unsigned got = 0;
+
+    for (; got < n && q->wc_n; got++, q->wc_n--) {
+        wc[got] = q->wc[q->wc_first];
+        q->wc_first = (q->wc_first + 1) % WC_MAX;
+    }
+    return got;
+}
+
+int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeout_ms,
+                   struct ff_error *err)
+{
+    uint64_t now = ff_now_ns(), end = now + (uint64_t)timeout_ms * 1000000u;
+
+    for (;;) {
+        struct io_uring_cqe *cqe;
+
+        progress(q);
+        unsigned got = drain_wc(q, wc, n);
+        if (got) {
+            io_uring_submit(&q->ring);
+            return (int)got;
+        }
+        if (q->broken.code) {
+            if (err)
+                *err = q->broken;
+            return -q->broken.code;
+        }
+        if (now >= end) {
+            io_uring_submit(&q->ring);
+            /* what was submitted may be complete already: its completion makes the
+             * descriptor readable, so that nobody sleeps on it */
+            return 0;
+        }
+        struct __kernel_timespec ts = {.tv_sec = (long long)((end - now) / 1000000000u),
+                                       .tv_nsec = (long long)((end - now) % 1000000000u)};
+        int rc = io_uring_submit_and_wait_timeout(&q->ring, &cqe, 1, &ts, NULL);
+        if (rc < 0 && rc != -ETIME && rc != -EINTR && rc != -EAGAIN)
+            break_errno(q, "io_uring wait", -rc);
+        now = ff_now_ns();
+    }
+}
+
+int tcp_queue_fd(struct tcp_queue *q)
+{
+    return q->ring.ring_fd;
+}
+
+void tcp_queue_shutdown(struct tcp_queue *q)
+{
+    shutdown(q->fd, SHUT_RDWR);
+}
+
+int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tcp_queue **out,
+                  struct ff_error *err)
+{
+    struct tcp_queue *q = calloc(1, sizeof(*q));
+    if (!q) {
+        close(fd);
+        return ff_error_set(err, ENOMEM, "tcp: new queue: out of memory");
+    }
+    int rc = io_uring_queue_init(8, &q->ring, 0);
+    if (rc) {
+        free(q);
+        close(fd);
+        return ff_error_set(err, -rc,
+                            "tcp: set up io_uring: %s; the tcp link needs io_uring: see sysctl "
+                            "kernel.io_uring_disabled, and the memlock limit (ulimit -l)",
+                            strerror(-rc));
+    }
+    q->fd = fd;
+    q->kind = kind;
+    q->mrs = mrs;
+    arm_recv(q);
+    io_uring_submit(&q->ring);
+    *out = q;
+    return 0;
+}
+
+void tcp_queue_free(struct tcp_queue *q)
+{
+    struct io_uring_cqe *cqe;
+
+    if (!q)
+        return;
+    /* After the shutdown nothing can stay in flight: wait until the kernel has let go of
+     * the memory. A request of ours that was never submitted goes with the ring. */
+    shutdown(q->fd, SHUT_RDWR);
+    break_errno(q, "free", ESHUTDOWN);
+    io_uring_submit(&q->ring);
+    for (int i = 0; i < 100 && (q->sending || q->rx.receiving); i++) {
+        struct __kernel_timespec ts = {.tv_nsec = 100000000};
+        io_uring_wait_cqe_timeout(&q->ring, &cqe, &ts);
+        reap(q);
+    }
+    io_uring_queue_exit(&q->ring);
+    close(q->fd);
+    free(q);
+}
+
+int ff_tcp_probe(void)
+{
+    struct io_uring ring;
+    int rc = io_uring_queue_init(2, &ring, 0);
+
+    if (!rc)
+        io_uring_queue_exit(&ring);
+    return rc;
+}

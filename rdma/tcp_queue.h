@@ -1,0 +1,24 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * tcp_queue.h - one data connection of the tcp link: requests, replies, completions
+ */
+#ifndef FF_RDMA_TCP_QUEUE_H
+#define FF_RDMA_TCP_QUEUE_H
+
+#include "link.h"
+#include "mr.h"
+
+struct tcp_queue;
+
+/* Takes @fd (non-blocking, connected), also on failure */
+int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tcp_queue **out,
+                  struct ff_error *err);
+void tcp_queue_free(struct tcp_queue *q);
+
+int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error *err);
+int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeout_ms,
+                   struct ff_error *err);
+int tcp_queue_fd(struct tcp_queue *q);
+void tcp_queue_shutdown(struct tcp_queue *q); /* any thread */
+
+#endif

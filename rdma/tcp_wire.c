@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * tcp_wire.c - the frames of the tcp link, encoded and checked in one place
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "error.h"
+#include "tcp_wire.h"
+#include "wirebuf.h"
+
+#define MAGIC_CTRL 0x6d634646u /* "FFcm" */
+#define MAGIC_JOIN 0x6e6a4646u /* "FFjn" */
+#define MAGIC_REQ 0x71724646u  /* "FFrq" */
+#define MAGIC_REP 0x70724646u  /* "FFrp" */
+
+static struct ff_wirebuf writer(uint8_t *out, size_t len)
+{
+    return (struct ff_wirebuf){.data = out, .len = len};
+}
+
+static struct ff_wirebuf reader(const uint8_t *in, size_t len)
+{
+    return (struct ff_wirebuf){.data = (uint8_t *)in, .len = len}; /* only read from */
+}
+
+static int bad_magic(const char *what, uint32_t got, uint32_t want, struct ff_error *err)
+{
+    return ff_error_set(err, EPROTO, "tcp: read %s: not a Farfork peer (magic 0x%08x, want 0x%08x)",
+                        what, got, want);
+}
+
+void tcp_ctrl_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len)
+{
+    struct ff_wirebuf b = writer(out, TCP_CTRL_HEAD_LEN);
+    ff_wb_put(&b, MAGIC_CTRL, 4);
+    ff_wb_put(&b, len, 4);
+}
+
+int tcp_ctrl_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct ff_error *err)
+{
+    struct ff_wirebuf b = reader(in, TCP_CTRL_HEAD_LEN);
+    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
+    uint32_t n = (uint32_t)ff_wb_get(&b, 4);
+
+    if (magic != MAGIC_CTRL)
+        return bad_magic("control message", magic, MAGIC_CTRL, err);
+    if (!n || n > FF_MSG_MAX)
+        return ff_error_set(err, EPROTO, "tcp: read control message: length %u (permitted 1..%u)",
+                            n, FF_MSG_MAX);
+    *len = n;
+    return 0;
+}
+
+void tcp_join_encode(uint8_t out[TCP_JOIN_LEN], enum ff_queue q, const uint8_t *session)
+{
+    struct ff_wirebuf b = writer(out, TCP_JOIN_LEN);
+    ff_wb_put(&b, MAGIC_JOIN, 4);
+    ff_wb_put(&b, TCP_VERSION, 2);
+    ff_wb_put(&b, q == FF_QUEUE_FAULT ? 0 : 1, 2);
+    ff_wb_put_bytes(&b, session, FF_SESSION_LEN);
+}
+
+int tcp_join_decode(const uint8_t in[TCP_JOIN_LEN], const uint8_t *session, enum ff_queue *q,
+                    struct ff_error *err)
+{
+    struct ff_wirebuf b = reader(in, TCP_JOIN_LEN);
+    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
+    unsigned version = (unsigned)ff_wb_get(&b, 2), queue = (unsigned)ff_wb_get(&b, 2);
+    uint8_t diff = 0;
+
+    if (magic != MAGIC_JOIN)
+        return bad_magic("join", magic, MAGIC_JOIN, err);
+    if (version != TCP_VERSION)
+        return ff_error_set(err, EPROTO, "tcp: read join: version %u (want %u)", version,
+                            TCP_VERSION);
+    if (queue > 1)
+        return ff_error_set(err, EPROTO, "tcp: read join: queue %u (permitted 0..1)", queue);
+    for (size_t i = 0; i < FF_SESSION_LEN; i++) /* the same time whatever differs */
+        diff |= (uint8_t)(in[b.pos + i] ^ session[i]);
+    if (diff)
+        return ff_error_set(err, EACCES, "tcp: read join: another session's connection");
+    *q = queue == 0 ? FF_QUEUE_FAULT : FF_QUEUE_PREFILL;
+    return 0;
+}
+
+void tcp_req_encode(uint8_t out[TCP_REQ_LEN], const struct tcp_req *r)
+{
+    struct ff_wirebuf b = writer(out, TCP_REQ_LEN);
+    ff_wb_put(&b, MAGIC_REQ, 4);
+    ff_wb_put(&b, r->op, 2);
+    ff_wb_put(&b, 0, 2);
+    ff_wb_put(&b, r->id, 8);
+    ff_wb_put(&b, r->addr, 8);
+    ff_wb_put(&b, r->rkey, 4);
+    ff_wb_put(&b, r->len, 4);
+    ff_wb_put(&b, r->granule, 4);
+    ff_wb_put(&b, r->imm, 4);
+}
+
+int tcp_req_decode(const uint8_t in[TCP_REQ_LEN], struct tcp_req *r, struct ff_error *err)
+{
+    struct ff_wirebuf b = reader(in, TCP_REQ_LEN);
+    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
+
+    r->op = (uint16_t)ff_wb_get(&b, 2);
+    ff_wb_get(&b, 2);
+    r->id = ff_wb_get(&b, 8);
+    r->addr = ff_wb_get(&b, 8);
+    r->rkey = (uint32_t)ff_wb_get(&b, 4);
+    r->len = (uint32_t)ff_wb_get(&b, 4);
+    r->granule = (uint32_t)ff_wb_get(&b, 4);
+    r->imm = (uint32_t)ff_wb_get(&b, 4);
+
+    if (magic != MAGIC_REQ)
+        return bad_magic("request", magic, MAGIC_REQ, err);
+    if (r->op != TCP_OP_READ && r->op != TCP_OP_WRITE)
+        return ff_error_set(err, EPROTO, "tcp: read request: operation %u (permitted 1..2)", r->op);
+    if (!r->len || r->len > TCP_MAX_LEN)
+        return ff_error_set(err, EPROTO, "tcp: read request: length %u (permitted 1..%u)", r->len,
+                            TCP_MAX_LEN);
+    if (r->granule && (r->op != TCP_OP_READ || r->granule < 512 ||
+                       (r->granule & (r->granule - 1)) || r->len % r->granule ||
+                       r->len / r->granule > FF_GRANULES_MAX))
+        return ff_error_set(err, EPROTO, "tcp: read request: granule %u does not divide length %u",
+                            r->granule, r->len);
+    return 0;
+}
+
+void tcp_rep_encode(uint8_t out[TCP_REP_LEN], const struct tcp_rep *r)
+{
+    struct ff_wirebuf b = writer(out, TCP_REP_LEN);
+    ff_wb_put(&b, MAGIC_REP, 4);
+    ff_wb_put(&b, r->op, 2);
+    ff_wb_put(&b, r->flags, 2);
+    ff_wb_put(&b, r->id, 8);
+    ff_wb_put(&b, r->status, 4);
+    ff_wb_put(&b, r->len, 4);
+}
+
+static const char *status_text(uint32_t status)
+{
+    switch (status) {
+    case TCP_NO_KEY:
+        return "no such memory key: the image was withdrawn";
+    case TCP_ACCESS:
+        return "the memory key does not permit it";
+    case TCP_BOUNDS:
+        return "outside the registered memory";
+    default:
+        return "unknown status";
+    }
+}
+
+int tcp_rep_decode(const uint8_t in[TCP_REP_LEN], const struct ff_wr *wr, struct tcp_rep *r,
+                   struct ff_error *err)
+{
+    struct ff_wirebuf b = reader(in, TCP_REP_LEN);
+    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
+
+    r->op = (uint16_t)ff_wb_get(&b, 2);
+    r->flags = (uint16_t)ff_wb_get(&b, 2);
+    r->id = ff_wb_get(&b, 8);
+    r->status = (uint32_t)ff_wb_get(&b, 4);
+    r->len = (uint32_t)ff_wb_get(&b, 4);
+
+    if (magic != MAGIC_REP)
+        return bad_magic("reply", magic, MAGIC_REP, err);
+    if (!wr)
+        return ff_error_set(err, EPROTO, "tcp: read reply: nothing was asked (id %llu)",
+                            (unsigned long long)r->id);
+    uint16_t op = wr->op == FF_OP_READ ? TCP_OP_READ : TCP_OP_WRITE;
+    if (r->id != wr->id || r->op != op)
+        return ff_error_set(err, EPROTO, "tcp: read reply: out of order (id %llu op %u, want %llu op %u)",
+                            (unsigned long long)r->id, r->op, (unsigned long long)wr->id, op);
+    if (r->status)
+        return ff_error_set(err, EREMOTEIO, "tcp: request of %u bytes at 0x%llx: refused: %s (%u)",
+                            wr->len_bytes, (unsigned long long)wr->remote, status_text(r->status),
+                            r->status);
+    if (r->len != wr->len_bytes || (r->flags & ~TCP_F_ZEROS))
+        return ff_error_set(err, EPROTO, "tcp: read reply: length %u flags 0x%x (want %u, 0x0..0x1)",
+                            r->len, r->flags, wr->len_bytes);
+    if ((r->flags & TCP_F_ZEROS) && (op != TCP_OP_READ || !wr->granule_bytes || !wr->zero))
+        return ff_error_set(err, EPROTO, "tcp: read reply: zero map that was not asked for");
+    return 0;
+}
