@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * install.c - userfaultfd: register ranges, read faults, install pages, wake
+ */
+#include <errno.h>
+#include <linux/userfaultfd.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "uffd.h"
+
+/* The kernel says EAGAIN while the address space changes; that takes microseconds */
+#define AGAIN_LIMIT_NS 5000000000ull
+
+#define READ_BATCH 32
+
+int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
+                     struct ff_error *err)
+{
+    bool minor = r->landing == FF_UFFD_CONTINUE;
+    uint64_t need = r->memory == FF_UFFD_HUGETLB ? UFFD_FEATURE_MINOR_HUGETLBFS
+                                                 : UFFD_FEATURE_MINOR_SHMEM;
+    uint64_t ioctls = minor ? 1ull << _UFFDIO_CONTINUE : 1ull << _UFFDIO_COPY;
+
+    if (minor && (r->memory == FF_UFFD_ANON || !r->alias))
+        return ff_error_set(err, EINVAL, "uffd: register %s: landing by continue needs shared memory",
+                            name);
+    if (minor && !(u->features & need))
+        return ff_error_set(err, ENOSYS,
+                            "uffd: register %s: this kernel has no minor faults for this memory; "
+                            "use landing=copy", name);
+    struct uffdio_register reg = {
+        .range = {.start = (uintptr_t)r->host, .len = r->len_bytes},
+        .mode = UFFDIO_REGISTER_MODE_MISSING | (minor ? UFFDIO_REGISTER_MODE_MINOR : 0),
+    };
+    if (ioctl(u->fd, UFFDIO_REGISTER, &reg) < 0) {
+        int e = errno;
+        return ff_error_set(err, e, "uffd: register %s (%llu bytes, page size %u): %s%s", name,
+                            (unsigned long long)r->len_bytes, r->psize, strerror(e),
+                            e == EINVAL ? "; memory must be anonymous, memfd, tmpfs or hugetlbfs"
+                            : e == EBUSY ? "; another userfaultfd watches it"
+                                         : "");
+    }
+    if ((reg.ioctls & ioctls) != ioctls) {
+        ff_uffd_unregister(u, r, NULL);
+        return ff_error_set(err, ENOSYS,
+                            "uffd: register %s: pages cannot be installed (ioctls 0x%llx, need 0x%llx)",
+                            name, (unsigned long long)reg.ioctls, (unsigned long long)ioctls);
+    }
+    return 0;
+}
+
+int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct ff_error *err)
+{
+    struct uffdio_range range = {.start = (uintptr_t)r->host, .len = r->len_bytes};
+    if (ioctl(u->fd, UFFDIO_UNREGISTER, &range) < 0)
+        return ff_error_set(err, errno, "uffd: unregister: %s", strerror(errno));
+    return 0;
+}
+
+int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error *err)
+{
+    struct uffd_msg msg[READ_BATCH];
+    int found = 0;
+
+    ssize_t got = read(u->fd, msg, FF_MIN(n, (unsigned)READ_BATCH) * sizeof(msg[0]));
+    if (got < 0)
+        return errno == EAGAIN || errno == EINTR
+                   ? 0
+                   : ff_error_set(err, errno, "uffd: read: %s", strerror(errno));
+    for (size_t i = 0; i < (size_t)got / sizeof(msg[0]); i++) {
+        if (msg[i].event != UFFD_EVENT_PAGEFAULT)
+            return ff_error_set(err, EPROTO, "uffd: read: event %u was not asked for", msg[i].event);
+        addr[found++] = msg[i].arg.pagefault.address;
+    }
+    return found;
+}
+
+/* What one ioctl did: bytes done, or -errno */
+static int64_t install_once(struct ff_uffd *u, uint64_t dst, const void *src, uint64_t len,
+                            bool as_continue)
+{
+    if (as_continue) {
+        struct uffdio_continue c = {.range = {.start = dst, .len = len}};
+        return ioctl(u->fd, UFFDIO_CONTINUE, &c) < 0 && c.mapped <= 0 ? -errno : c.mapped;
+    }
+    if (!src) {
+        struct uffdio_zeropage z = {.range = {.start = dst, .len = len}};
+        return ioctl(u->fd, UFFDIO_ZEROPAGE, &z) < 0 && z.zeropage <= 0 ? -errno : z.zeropage;
+    }
+    struct uffdio_copy c = {.dst = dst, .src = (uintptr_t)src, .len = len};
+    return ioctl(u->fd, UFFDIO_COPY, &c) < 0 && c.copy <= 0 ? -errno : c.copy;
+}
+
+static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
+                       const uint8_t *src, uint64_t len, struct ff_error *err)
+{
+    bool as_continue = r->landing == FF_UFFD_CONTINUE;
+    uint64_t start = 0;
+
+    while (len) {
+        int64_t n = install_once(u, (uintptr_t)r->host + offset, src, len, as_continue);
+        if (n == -EAGAIN) {
+            uint64_t now = ff_now_ns();
+            start = start ? start : now;
+            if (now - start < AGAIN_LIMIT_NS) {
+                sched_yield();
+                continue;
+            }
+        }
+        if (n <= 0)
+            return ff_error_set(err, n ? (int)-n : EIO, "uffd: install %llu bytes at offset 0x%llx: %s",
+                                (unsigned long long)len, (unsigned long long)offset,
+                                strerror(n ? (int)-n : EIO));
+        offset += (uint64_t)n;
+        len -= (uint64_t)n;
+        src = src ? src + n : NULL;
+    }
+    return 0;
+}
+
+/* hugetlb has no UFFDIO_ZEROPAGE; one page of zeros serves for all of them */
+static int install_zeros_by_copy(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
+                                 uint64_t len, struct ff_error *err)
+{
+    static const uint8_t zeros[2 << 20];
+
+    if (r->psize > sizeof(zeros))
+        return ff_error_set(err, ENOTSUP, "uffd: install zeros: page size %u (at most %zu)",
+                            r->psize, sizeof(zeros));
+    for (uint64_t done = 0; done < len; done += r->psize) {
+        int rc = install_run(u, r, offset + done, zeros, r->psize, err);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
+                    const void *src, uint64_t len, struct ff_error *err)
+{
+    if (r->landing == FF_UFFD_CONTINUE) {
+        /* the alias is written whole before the page can be seen */
+        if (src)
+            memcpy(r->alias + offset, src, len);
+        else
+            memset(r->alias + offset, 0, len);
+    } else if (!src && r->memory == FF_UFFD_HUGETLB) {
+        return install_zeros_by_copy(u, r, offset, len, err);
+    }
+    return install_run(u, r, offset, src, len, err);
+}
+
+int ff_uffd_wake(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
+                 struct ff_error *err)
+{
+    struct uffdio_range range = {.start = (uintptr_t)r->host + offset, .len = len};
+    if (ioctl(u->fd, UFFDIO_WAKE, &range) < 0)
+        return ff_error_set(err, errno, "uffd: wake: %s", strerror(errno));
+    return 0;
+}

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * uffd.h - userfaultfd: register, read faults, install pages, wake
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      the one place that speaks to userfaultfd(2). It knows ranges of memory,
+ *              not guests; what a page contains is the caller's business.
+ *
+ * Picture      landing COPY:      bounce --UFFDIO_COPY--> page appears, waiters wake
+ *              landing CONTINUE:  bounce --memcpy--> alias mapping of the same file,
+ *                                 then UFFDIO_CONTINUE maps the page, waiters wake
+ *              zeros:             UFFDIO_ZEROPAGE, or the above with zeros (hugetlb)
+ *
+ * Threads      every call from any thread; the kernel orders installs of one page.
+ * Invariants   1. A page becomes visible only when it is whole. CONTINUE is used with
+ *                 MISSING and MINOR both registered: with MISSING alone a filled alias
+ *                 would be mapped half-written (tests/platform/alias_memcpy_torn.c), with
+ *                 MINOR alone an absent page would read as zeros (minor_alone_zero.c).
+ *              2. An install of a page that is there already is an error (-EEXIST), never
+ *                 ignored: somebody else put bytes there. Only COPY and ZEROPAGE can tell,
+ *                 so page claims, not this check, are what keeps installs apart.
+ *              3. A second descriptor of the same userfaultfd is kept: closing one by
+ *                 mistake does not let blocked threads run on and read zeros
+ *                 (tests/platform/last_uffd_closed.c).
+ * Sources      userfaultfd(2), ioctl_userfaultfd(2), Documentation/admin-guide/mm/userfaultfd.rst
+ */
+#ifndef FF_UFFD_UFFD_H
+#define FF_UFFD_UFFD_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+struct ff_error;
+
+enum ff_uffd_memory { FF_UFFD_ANON, FF_UFFD_SHMEM, FF_UFFD_HUGETLB };
+enum ff_uffd_landing { FF_UFFD_COPY, FF_UFFD_CONTINUE };
+
+struct ff_uffd {
+    int fd, keep_fd;
+    uint64_t features; /* that the kernel has and we enabled */
+    const char *way;   /* "/dev/userfaultfd" or "userfaultfd(2)" */
+};
+
+struct ff_uffd_range {
+    uint8_t *host;
+    uint64_t len_bytes;
+    uint32_t psize; /* page size in bytes */
+    enum ff_uffd_memory memory;
+    enum ff_uffd_landing landing;
+    uint8_t *alias; /* CONTINUE: second mapping of the same file, same length */
+};
+
+/* What this host's kernel offers; for refusals and `farfork doctor` */
+struct ff_uffd_probe {
+    int dev_errno, syscall_errno; /* 0: that way works */
+    int unprivileged;             /* sysctl vm.unprivileged_userfaultfd, -1: not there */
+    uint64_t features;
+};
+
+void ff_uffd_probe(struct ff_uffd_probe *p);
+
+/* Names of the features in @features, separated by blanks */
+void ff_uffd_feature_names(uint64_t features, char *out, unsigned len);
+
+/* Open for faults from user space and the kernel (KVM, vhost): 0, or -EPERM, -ENOSYS...
+ * naming every remedy */
+int ff_uffd_open(struct ff_uffd *u, struct ff_error *err);
+void ff_uffd_close(struct ff_uffd *u);
+
+/* Watch @r for missing pages; @name is for messages */
+int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
+                     struct ff_error *err);
+int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct ff_error *err);
+
+/* Addresses that threads wait for, not aligned: how many, 0 when there are none now */
+int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error *err);
+
+/* Install [@offset, @offset + @len) of @r, whole pages, from @src; NULL: zeros. Wakes. */
+int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
+                    const void *src, uint64_t len, struct ff_error *err);
+
+/* Wake whoever waits for these pages: they are there */
+int ff_uffd_wake(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
+                 struct ff_error *err);
+
+#endif
