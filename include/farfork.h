@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * farfork.h - move a running guest's memory to another process, page by page, after it
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      the engine behind QEMU's rdma-postcopy transport. It moves memory and an
+ *              opaque device state; it knows nothing of QEMU, vCPUs, disks or devices.
+ *              The caller pauses, saves, loads and runs the guest.
+ *
+ * Picture      source                                  destination
+ *              ff_source_connect()    -- hello -->     ff_dest_accept()
+ *              ff_source_publish()    -- keys -->      ff_dest_start()       pager is up
+ *              (pause the guest)
+ *              ff_source_send_state() -- state -->     ff_dest_recv_state()
+ *                                                      (load it; faults are served)
+ *              ff_source_wait_ready() <-- READY --     ff_dest_ready()
+ *              ff_source_go()         -- GO -->        ff_dest_wait_go()
+ *                                                      (run the guest)
+ *              ff_source_wait_running() <-- RUNNING -- ff_dest_running()
+ *              ff_source_wait_done()  <-- DONE --      ff_dest_wait_done()
+ *              ff_source_free()                        ff_dest_free()
+ *
+ * Threads      the calls of one handle are made one after the other, from any thread;
+ *              *_cancel() and *_stats() at any time from any thread.
+ * Invariants   Once ff_source_go() was called, whatever it returned, the guest must not run
+ *              on the source again. Before that, a failure anywhere leaves the source free
+ *              to resume. The destination must not run the guest before ff_dest_wait_go()
+ *              returned 0.
+ * Failure      functions return 0 or -errno and fill the error, if one is given.
+ */
+#ifndef FARFORK_H
+#define FARFORK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FF_VERSION_STRING "0.1.0"
+
+/* --- errors and messages --- */
+
+/* What went wrong, in one line; gathers context on its way up */
+struct ff_error;
+
+struct ff_error *ff_error_new(void);           /* NULL only when memory is exhausted */
+const char *ff_error_message(const struct ff_error *err);
+int ff_error_code(const struct ff_error *err); /* errno value; 0: none */
+void ff_error_free(struct ff_error *err);
+
+enum ff_level { FF_ERROR, FF_WARN, FF_INFO, FF_DEBUG };
+
+/**
+ * ff_set_log() - decide where messages for a person go
+ * @fn:  called from any thread with one line without a newline; NULL: stderr
+ * @max: the least urgent level wanted
+ */
+void ff_set_log(void (*fn)(enum ff_level level, const char *line), enum ff_level max);
+
+/* --- addresses --- */
+
+struct ff_address;
+
+/**
+ * ff_address_parse() - parse "HOST:PORT[,option=value...]"
+ * @text: IPv4, [IPv6] or a name; an empty HOST listens on every address. Options:
+ *        link=auto|tcp, timeout=SECONDS, chunk=SIZE, window=CHUNKS,
+ *        landing=auto|copy|continue, prefill=pull|off
+ * @out:  to be freed with ff_address_free()
+ *
+ * Return: 0, or -EINVAL naming the part that is wrong and what is permitted
+ */
+int ff_address_parse(const char *text, struct ff_address **out, struct ff_error *err);
+void ff_address_free(struct ff_address *a);
+
+/* --- memory --- */
+
+/**
+ * struct ff_region - one contiguous piece of guest RAM
+ * @name:      as the peer knows it, at most 255 bytes
+ * @host:      where it is mapped, aligned to @psize; borrowed until the handle is freed
+ * @len_bytes: a non-zero multiple of @psize
+ * @psize:     page size in bytes: 4096, or 2 MiB for hugetlb
+ * @fd:        the file behind a shared mapping (memfd, tmpfs, hugetlbfs), or -1
+ * @fd_offset: where in @fd the region starts
+ */
+struct ff_region {
+    const char *name;
+    void *host;
+    uint64_t len_bytes;
+    uint32_t psize;
+    int fd;
+    uint64_t fd_offset;
+};
+
+/* A page that will be touched first: a region by its number of addition, a byte offset */
+struct ff_page_ref {
+    uint32_t region;
+    uint64_t offset;
+};
+
+/* --- what happened --- */
+
+/**
+ * struct ff_stats - counts of one move, the same numbers on both sides
+ *
+ * The destination counts; the source has the last report it was sent. Times are of
+ * CLOCK_MONOTONIC durations in ns; bytes_* are of guest memory unless they say wire.
+ */
+struct ff_stats {
+    uint64_t bytes_total, bytes_present;
+    uint64_t bytes_prefill;    /* content that prefill installed */
+    uint64_t bytes_fault;      /* content that faults (and first-touch pages) installed */
+    uint64_t bytes_zero;       /* zero pages: installed without a transfer of content */
+    uint64_t bytes_duplicated; /* content that came twice: by prefill and by a fault */
+    uint64_t faults;           /* pages that a fault fetched */
+    uint64_t faults_waited;    /* faults that found their page being installed */
+    uint64_t faults_late;      /* faults that found their page there */
+    uint64_t fault_p50_ns, fault_p90_ns, fault_p99_ns, fault_p999_ns, fault_max_ns;
+    uint64_t first_touch;      /* pages fetched ahead of the guest */
+    uint64_t load_ns;          /* destination: state received until ready */
+    uint64_t start_ns;         /* destination: GO received until running */
+    uint64_t complete_ns;      /* destination: running until every page was there */
+};
+
+/* --- source --- */
+
+struct ff_source;
+
+/* @a is copied */
+int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_error *err);
+
+/**
+ * ff_source_add_region() - name one region of the image
+ * @r: copied; its memory must stay mapped until ff_source_free()
+ *
+ * Return: 0; -EINVAL alignment, length or name; -EEXIST a second region of that name
+ */
+int ff_source_add_region(struct ff_source *s, const struct ff_region *r, struct ff_error *err);
+
+/**
+ * ff_source_connect() - connect and compare both sides, while the guest still runs
+ * @config: one line that must be equal on both sides (machine type and so on)
+ *
+ * Cost:    at most the address's timeout for each of connect and hello
+ * Return:  0; -ECONNREFUSED, -ETIMEDOUT, -ECANCELED; -EREMOTEIO: the destination refused,
+ *          the error has its reason
+ */
+int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *err);
+
+/* Register the regions remote-read only and send the keys; the guest still runs */
+int ff_source_publish(struct ff_source *s, struct ff_error *err);
+
+/**
+ * ff_source_send_state() - send the device state of the guest that is now paused
+ * @state: @len bytes, opaque
+ * @first: @n pages that the CPU state points at; the destination fetches them at once
+ *
+ * From here on no byte of any region may change until ff_source_free(), or the guest is
+ * resumed before ff_source_go().
+ */
+int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
+                         const struct ff_page_ref *first, size_t n, struct ff_error *err);
+
+int ff_source_wait_ready(struct ff_source *s, struct ff_error *err);
+
+/* The point of no return. Also when this fails the guest must not run here again. */
+int ff_source_go(struct ff_source *s, struct ff_error *err);
+
+int ff_source_wait_running(struct ff_source *s, struct ff_error *err);
+
+/**
+ * ff_source_wait_done() - serve the destination until it has every page
+ *
+ * Return: 0, and the image is withdrawn; or -errno: the link is broken, the image stays
+ */
+int ff_source_wait_done(struct ff_source *s, struct ff_error *err);
+
+void ff_source_cancel(struct ff_source *s); /* any thread: every wait ends with -ECANCELED */
+void ff_source_stats(struct ff_source *s, struct ff_stats *out);
+const char *ff_source_link(struct ff_source *s); /* "tcp"; "none" before it is connected */
+void ff_source_free(struct ff_source *s);
+
+/* --- destination --- */
+
+struct ff_dest;
+
+/* Listen; the port is taken when this returns 0. -EADDRINUSE and others */
+int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_error *err);
+unsigned ff_dest_port(const struct ff_dest *d);
+
+/* As ff_source_add_region(); the memory must be unpopulated, and not touched until
+ * ff_dest_start() returned */
+int ff_dest_add_region(struct ff_dest *d, const struct ff_region *r, struct ff_error *err);
+
+/**
+ * ff_dest_accept() - wait for a source and compare both sides
+ * @config: as in ff_source_connect()
+ *
+ * A peer that is not a Farfork source is dropped with a warning and the wait goes on.
+ * Return: 0; -ECANCELED; -EPROTO and others: a source was refused, with the reason that it
+ *         was told too
+ */
+int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err);
+
+/* Watch every region and take the source's keys: from here on faults are served */
+int ff_dest_start(struct ff_dest *d, struct ff_error *err);
+
+/* @state: to be freed by the caller with free() */
+int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_error *err);
+
+/**
+ * ff_dest_on_break() - what to do when faults cannot be served while the state is loaded
+ * @fn: called once, from a thread of the library, between ff_dest_start() and
+ *      ff_dest_ready(). Whoever touches missing memory then waits for ever, perhaps with
+ *      locks held: @fn should end the process with the reason.
+ */
+void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *why), void *opaque);
+
+/* The state is loaded: ask the source to let go */
+int ff_dest_ready(struct ff_dest *d, struct ff_error *err);
+
+/* 0: this side runs the guest now; anything else: it must not, ever */
+int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err);
+
+int ff_dest_running(struct ff_dest *d, struct ff_error *err);
+
+/**
+ * ff_dest_wait_done() - fetch the rest in the background until every page is here
+ *
+ * Return: 0: all memory is here and no longer watched; -errno: the link broke, the guest
+ *         goes on until it touches what is missing
+ */
+int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err);
+
+void ff_dest_cancel(struct ff_dest *d); /* any thread */
+void ff_dest_stats(struct ff_dest *d, struct ff_stats *out);
+const char *ff_dest_link(struct ff_dest *d);
+
+/* Never while the guest may touch a page that is missing: that would read zeros */
+void ff_dest_free(struct ff_dest *d);
+
+/* --- this host --- */
+
+enum ff_check { FF_CHECK_OK, FF_CHECK_LIMITED, FF_CHECK_NO };
+
+/**
+ * ff_host_check() - find out what this host can do, what it cannot, and why
+ * @fn: called once for each subject; @why says what was found and what to do about it
+ */
+void ff_host_check(void (*fn)(void *opaque, const char *subject, enum ff_check result,
+                              const char *why),
+                   void *opaque);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * address.c - "HOST:PORT[,option=value...]" taken apart
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "address.h"
+#include "cleanup.h"
+#include "error.h"
+
+/* 15 s: several lost packets and a retransmission timeout of seconds pass; a dead peer is
+ * noticed before an operator gives up. 4 chunks of 2 MiB: enough to keep a link busy while
+ * one is installed, little enough that its landing buffers stay in the cache's reach. */
+static const struct ff_address defaults = {
+    .timeout_ms = 15000,
+    .chunk_bytes = 2u << 20,
+    .window = 4,
+    .landing = FF_LANDING_AUTO,
+    .prefill = true,
+};
+
+static int get_number(const char *name, const char *text, unsigned long min, unsigned long max,
+                      unsigned long unit, unsigned long *out, struct ff_error *err)
+{
+    char *end;
+
+    errno = 0;
+    unsigned long v = strtoul(text, &end, 10);
+    bool fits = !errno && v <= max; /* asked before a suffix makes it wrap */
+    if (unit > 1 && (*end == 'K' || *end == 'k'))
+        v <<= 10, end++;
+    else if (unit > 1 && (*end == 'M' || *end == 'm'))
+        v <<= 20, end++;
+    if (!isdigit((unsigned char)*text) || *end || !fits || v < min || v > max)
+        return ff_error_set(err, EINVAL, "address: %s=%s: want a number, %lu..%lu%s", name, text, min,
+                            max, unit > 1 ? " bytes (suffix K or M)" : "");
+    *out = v;
+    return 0;
+}
+
+static int set_option(struct ff_address *a, const char *name, const char *value,
+                      struct ff_error *err)
+{
+    unsigned long v;
+    int rc = 0;
+
+    if (!strcmp(name, "link")) {
+        if (!strcmp(value, "verbs"))
+            return ff_error_set(err, ENOTSUP, "address: link=verbs: this build has no verbs link; use link=tcp");
+        if (strcmp(value, "auto") && strcmp(value, "tcp"))
+            return ff_error_set(err, EINVAL, "address: link=%s: want auto or tcp", value);
+    } else if (!strcmp(name, "timeout")) {
+        rc = get_number(name, value, 1, 3600, 1, &v, err);
+        if (!rc)
+            a->timeout_ms = (int)v * 1000;
+    } else if (!strcmp(name, "chunk")) {
+        rc = get_number(name, value, 4096, 4u << 20, 1024, &v, err);
+        if (!rc && (v & (v - 1)))
+            rc = ff_error_set(err, EINVAL, "address: chunk=%s: want a power of two", value);
+        if (!rc)
+            a->chunk_bytes = (uint32_t)v;
+    } else if (!strcmp(name, "window")) {
+        rc = get_number(name, value, 1, 32, 1, &v, err);
+        if (!rc)
+            a->window = (unsigned)v;
+    } else if (!strcmp(name, "landing")) {
+        if (!strcmp(value, "auto"))
+            a->landing = FF_LANDING_AUTO;
+        else if (!strcmp(value, "copy"))
+            a->landing = FF_LANDING_COPY;
+        else if (!strcmp(value, "continue"))
+            a->landing = FF_LANDING_CONTINUE;
+        else
+            rc = ff_error_set(err, EINVAL, "address: landing=%s: want auto, copy or continue", value);
+    } else if (!strcmp(name, "prefill")) {
+        if (strcmp(value, "pull") && strcmp(value, "off"))
+            return ff_error_set(err, EINVAL, "address: prefill=%s: want pull or off", value);
+        a->prefill = !strcmp(value, "pull");
+    } else {
+        rc = ff_error_set(err, EINVAL,
+                          "address: no such option: %s (there are link, timeout, chunk, window, "
+                          "landing, prefill)", name);
+    }
+    return rc;
+}
+
+static int set_options(struct ff_address *a, char *text, struct ff_error *err)
+{
+    char *save = NULL;
+
+    for (char *o = strtok_r(text, ",", &save); o; o = strtok_r(NULL, ",", &save)) {
+        char *eq = strchr(o, '=');
+        if (!eq)
+            return ff_error_set(err, EINVAL, "address: option \"%s\": want option=value", o);
+        *eq = '\0';
+        int rc = set_option(a, o, eq + 1, err);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+static int set_host_port(struct ff_address *a, char *text, struct ff_error *err)
+{
+    char *colon = strrchr(text, ':'), *host = text;
+    unsigned long port;
+
+    if (!colon)
+        return ff_error_set(err, EINVAL, "address: \"%s\": want HOST:PORT", text);
+    *colon = '\0';
+    size_t len = strlen(host);
+    if (*host == '[' && len > 2 && host[len - 1] == ']') {
+        host[len - 1] = '\0';
+        host++;
+    } else if (strpbrk(host, "[]:")) {
+        return ff_error_set(err, EINVAL, "address: host \"%s\": write an IPv6 address in brackets, [::1]:PORT",
+                            host);
+    }
+    if (strlen(host) >= sizeof(a->host))
+        return ff_error_set(err, EINVAL, "address: host of %zu bytes (at most %zu)", strlen(host),
+                            sizeof(a->host) - 1);
+    int rc = get_number("PORT", colon + 1, 0, 65535, 1, &port, err);
+    if (rc)
+        return rc;
+    snprintf(a->host, sizeof(a->host), "%s", host);
+    snprintf(a->port, sizeof(a->port), "%lu", port);
+    return 0;
+}
+
+int ff_address_parse(const char *text, struct ff_address **out, struct ff_error *err)
+{
+    FF_AUTO_FREE char *copy = strdup(text);
+    FF_AUTO_FREE struct ff_address *a = malloc(sizeof(*a));
+    if (!copy || !a)
+        return ff_error_set(err, ENOMEM, "address: out of memory");
+    *a = defaults;
+
+    char *comma = strchr(copy, ',');
+    if (comma)
+        *comma = '\0';
+    int rc = set_host_port(a, copy, err);
+    if (!rc && comma)
+        rc = set_options(a, comma + 1, err);
+    if (rc)
+        return rc;
+    *out = a;
+    a = NULL;
+    return 0;
+}
+
+void ff_address_free(struct ff_address *a)
+{
+    free(a);
+}

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * address.h - "HOST:PORT[,option=value...]" taken apart
+ */
+#ifndef FF_MIGRATE_ADDRESS_H
+#define FF_MIGRATE_ADDRESS_H
+
+#include "farfork.h"
+
+enum ff_landing_choice { FF_LANDING_AUTO, FF_LANDING_COPY, FF_LANDING_CONTINUE };
+
+struct ff_address {
+    char host[256]; /* "": any */
+    char port[8];
+    int timeout_ms; /* a peer silent for so long is gone */
+    uint32_t chunk_bytes;
+    unsigned window; /* chunks of prefill in flight */
+    enum ff_landing_choice landing;
+    bool prefill;
+};
+
+#endif

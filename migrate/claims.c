@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * claims.c - who installs which page: MISSING -> INFLIGHT -> PRESENT, once
+ */
+#include <assert.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "claims.h"
+#include "cleanup.h"
+#include "log.h"
+
+static const char *const names[] = {
+    [FF_CLAIM_MISSING] = "missing",
+    [FF_CLAIM_INFLIGHT] = "inflight",
+    [FF_CLAIM_PRESENT] = "present",
+};
+static_assert(FF_ARRAY_LEN(names) == FF_CLAIM_PRESENT + 1, "a name for every claim");
+
+int ff_claims_init(struct ff_claims *c, uint64_t n_pages)
+{
+    /* fresh anonymous memory: all MISSING, and only touched parts cost anything */
+    void *p = mmap(NULL, n_pages, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return -errno;
+    c->state = p;
+    c->n_pages = n_pages;
+    atomic_init(&c->present, 0);
+    return 0;
+}
+
+void ff_claims_free(struct ff_claims *c)
+{
+    if (c->state)
+        munmap((void *)c->state, c->n_pages);
+    c->state = NULL;
+}
+
+bool ff_claim_take(struct ff_claims *c, uint64_t page)
+{
+    uint8_t want = FF_CLAIM_MISSING;
+    return atomic_compare_exchange_strong_explicit(&c->state[page], &want, FF_CLAIM_INFLIGHT,
+                                                   memory_order_acquire, memory_order_acquire);
+}
+
+void ff_claim_done(struct ff_claims *c, uint64_t page)
+{
+    uint8_t was = atomic_exchange_explicit(&c->state[page], FF_CLAIM_PRESENT, memory_order_release);
+    if (was != FF_CLAIM_INFLIGHT) {
+        ff_log(FF_LOG_ERROR, "claims: page %llu installed while %s: aborting",
+               (unsigned long long)page, was < FF_ARRAY_LEN(names) ? names[was] : "damaged");
+        abort();
+    }
+    atomic_fetch_add_explicit(&c->present, 1, memory_order_release);
+}
+
+enum ff_claim ff_claim_get(const struct ff_claims *c, uint64_t page)
+{
+    return atomic_load_explicit(&c->state[page], memory_order_acquire);
+}
+
+const char *ff_claim_name(enum ff_claim claim)
+{
+    return names[claim];
+}

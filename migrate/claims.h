@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * claims.h - who installs which page: MISSING -> INFLIGHT -> PRESENT, once
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * States       MISSING   nobody has it. ff_claim_take() by anyone.
+ *              INFLIGHT  exactly one thread owns it: the one whose take() returned true.
+ *                        It alone installs the page, and it alone calls ff_claim_done().
+ *                        A page whose read failed stays with its owner.
+ *              PRESENT   the guest can see it; for ever (DESIGN: discards are inhibited).
+ *
+ * Invariants   1. No other move exists; ff_claim_done() of a page that is not INFLIGHT
+ *                 aborts: going on would mean two installs of one page.
+ *              2. present == number of PRESENT pages, counted after the page is visible.
+ * Threads      any. take() orders nothing but itself; done() releases, get() acquires:
+ *              who sees PRESENT sees the installed page.
+ * Limits       one byte a page: 1/4096 of guest RAM at 4 KiB.
+ */
+#ifndef FF_MIGRATE_CLAIMS_H
+#define FF_MIGRATE_CLAIMS_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+enum ff_claim { FF_CLAIM_MISSING, FF_CLAIM_INFLIGHT, FF_CLAIM_PRESENT };
+
+struct ff_claims {
+    _Atomic uint8_t *state;
+    uint64_t n_pages;
+    _Atomic uint64_t present;
+};
+
+int ff_claims_init(struct ff_claims *c, uint64_t n_pages);
+void ff_claims_free(struct ff_claims *c);
+
+bool ff_claim_take(struct ff_claims *c, uint64_t page);
+void ff_claim_done(struct ff_claims *c, uint64_t page);
+enum ff_claim ff_claim_get(const struct ff_claims *c, uint64_t page);
+const char *ff_claim_name(enum ff_claim claim);
+
+#endif

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * control.c - send and expect control messages
+ */
+#include <errno.h>
+#include <stdatomic.h>
+
+#include "control.h"
+#include "error.h"
+
+static int or_cancelled(struct ff_control *c, int rc, struct ff_error *err)
+{
+    if (atomic_load(c->cancelled))
+        return ff_error_set(err, ECANCELED, "canceled");
+    return rc;
+}
+
+int ff_control_send(struct ff_control *c, int len, struct ff_error *err)
+{
+    if (len < 0)
+        return len;
+    int rc = c->link->ops->send(c->link, c->buf, (uint32_t)len, err);
+    return rc ? or_cancelled(c, rc, err) : 0;
+}
+
+int ff_control_expect(struct ff_control *c, enum ff_msg want, unsigned also, int timeout_ms,
+                      struct ff_error *err)
+{
+    int len = c->link->ops->recv(c->link, c->buf, timeout_ms, err);
+    if (len < 0) {
+        ff_error_context(err, "wait for %s", ff_msg_name(want));
+        return or_cancelled(c, len, err);
+    }
+    c->len = len;
+    int type = ff_wire_type(c->buf, (size_t)len, err);
+    if (type < 0 || type == (int)want || (also && type == (int)also))
+        return type;
+    if (type == FF_MSG_REFUSE) {
+        char text[FF_WIRE_TEXT_MAX + 1];
+        int rc = ff_wire_get_refuse(c->buf, (size_t)len, text, err);
+        return rc ? rc : ff_error_set(err, EREMOTEIO, "the peer ended it: %s", text);
+    }
+    return ff_error_set(err, EPROTO, "wire: read message: %s (want %s)", ff_msg_name((unsigned)type),
+                        ff_msg_name(want));
+}
+
+void ff_control_refuse(struct ff_control *c, const char *why)
+{
+    ff_control_send(c, ff_wire_put_refuse(c->buf, why), NULL);
+}

@@ -1,0 +1,35 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * control.h - send and expect control messages
+ */
+#ifndef FF_MIGRATE_CONTROL_H
+#define FF_MIGRATE_CONTROL_H
+
+#include "wire.h"
+
+/* One side's end of the control channel; used by one thread at a time. Cancelling is
+ * shutting the link down and setting @cancelled first. */
+struct ff_control {
+    struct ff_link *link;
+    _Atomic bool *cancelled;
+    uint8_t buf[FF_MSG_MAX]; /* the message received, or being written */
+    int len;
+};
+
+/* Send what an encoder put into @c->buf; @len is the encoder's result */
+int ff_control_send(struct ff_control *c, int len, struct ff_error *err);
+
+/**
+ * ff_control_expect() - receive one message, which must be of type @want
+ * @also: a second type that is welcome, or 0
+ *
+ * Return: the type; -EREMOTEIO: the peer refused, with its reason; -ECANCELED; -ETIMEDOUT
+ *         naming what was waited for; -EPROTO; the link is broken
+ */
+int ff_control_expect(struct ff_control *c, enum ff_msg want, unsigned also, int timeout_ms,
+                      struct ff_error *err);
+
+/* Tell the peer why it ends, as well as can be */
+void ff_control_refuse(struct ff_control *c, const char *why);
+
+#endif

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest.c - the destination's stages: hello, pager, state, ready, run, done; see farfork.h
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Threads      the caller's, through the stages; the pager's own (pager.h). lock guards
+ *              link and cancelled against ff_dest_cancel().
+ * Invariants   1. ff_dest_wait_go() returns 0 only for a GO that was read: nothing else
+ *                 lets the guest run here.
+ *              2. The pager is up before recv_state() hands out the state.
+ *              3. Memory is watched until every page is present, whatever breaks.
+ * Limits       HELLO_MS: a stranger that connects is dropped after that and the wait for
+ *              a source goes on. GO_MS: see source.c, GO_WITHIN_MS. PROGRESS_MS: a
+ *              quarter second is what a person reads as live.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "cleanup.h"
+#include "control.h"
+#include "fault.h"
+#include "log.h"
+#include "pager.h"
+#include "source.h"
+
+#define HELLO_MS 5000
+#define GO_MS 60000
+#define PROGRESS_MS 200
+#define WITHDRAWN_MS 2000
+
+struct ff_dest {
+    struct ff_address addr;
+    struct ff_regions regions;
+    struct ff_control ctl;
+    struct ff_hello peer;
+    uint32_t map[FF_WIRE_REGIONS_MAX]; /* the source's number of a region -> ours */
+    struct ff_pager pager;
+    bool pager_used;
+    uint64_t state_ns, go_ns, running_ns, load_ns, start_ns, complete_ns;
+    _Atomic bool cancelled;
+
+    pthread_mutex_t lock;
+    struct ff_listener *listener;
+    struct ff_link *link;
+};
+
+int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct ff_dest **out,
+                        struct ff_error *err)
+{
+    int armed = ff_faults_arm_from_environment(err);
+    if (armed)
+        return armed;
+
+    struct ff_dest *d = calloc(1, sizeof(*d));
+    if (!d)
+        return ff_error_set(err, ENOMEM, "destination: out of memory");
+    d->addr = *a;
+    d->link = d->ctl.link = link;
+    d->ctl.cancelled = &d->cancelled;
+    pthread_mutex_init(&d->lock, NULL);
+    *out = d;
+    return 0;
+}
+
+int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_error *err)
+{
+    struct ff_link_params p = {.host = a->host, .port = a->port, .timeout_ms = a->timeout_ms};
+    struct ff_listener *ls;
+
+    int rc = ff_faults_start(err);
+    if (!rc)
+        rc = ff_tcp_listen(&p, &ls, err);
+    if (rc)
+        return rc;
+    rc = ff_dest_new_on_link(a, NULL, out, err);
+    if (rc)
+        ff_tcp_listener_free(ls);
+    else
+        (*out)->listener = ls;
+    return rc;
+}
+
+unsigned ff_dest_port(const struct ff_dest *d)
+{
+    return d->listener ? ff_tcp_port(d->listener) : 0;
+}
+
+int ff_dest_add_region(struct ff_dest *d, const struct ff_region *r, struct ff_error *err)
+{
+    return ff_regions_add(&d->regions, r, err);
+}
+
+/* --- hello --- */
+
+static void set_link(struct ff_dest *d, struct ff_link *link)
+{
+    pthread_mutex_lock(&d->lock);
+    struct ff_link *old = d->link;
+    d->link = d->ctl.link = link;
+    if (link && atomic_load(&d->cancelled))
+        link->ops->shutdown(link);
+    pthread_mutex_unlock(&d->lock);
+    if (old)
+        old->ops->free(old);
+}
+
+/* A hello from whoever connects next. 0; 1: it was no source, wait for the next; -errno */
+static int hear_hello(struct ff_dest *d, struct ff_error *err)
+{
+    struct ff_error why;
+    int rc = 0;
+
+    if (d->listener) {
+        struct ff_link *link;
+        rc = ff_tcp_accept(d->listener, -1, &link, err);
+        if (rc)
+            return rc;
+        set_link(d, link);
+    }
+    rc = ff_control_expect(&d->ctl, FF_MSG_HELLO, 0, HELLO_MS, &why);
+    if (rc >= 0)
+        rc = ff_wire_get_hello(d->ctl.buf, (size_t)d->ctl.len, &d->peer, &why);
+    if (!rc)
+        return 0;
+    if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
+        ff_control_refuse(&d->ctl, why.text);
+    if (rc == -EPROTONOSUPPORT || rc == -ECANCELED || !d->listener) {
+        if (err)
+            *err = why;
+        return rc;
+    }
+    ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source", why.text);
+    set_link(d, NULL);
+    return 1;
+}
+
+int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
+{
+    struct ff_welcome w = {.version = FF_WIRE_VERSION};
+    int rc;
+
+    while ((rc = hear_hello(d, err)) > 0)
+        ;
+    if (rc)
+        return rc;
+    struct ff_error why;
+    rc = ff_regions_match(&d->regions, config, &d->peer, d->map, &why);
+    if (rc) {
+        ff_control_refuse(&d->ctl, why.text);
+        if (err)
+            *err = why;
+        return rc;
+    }
+    if (getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
+        return ff_error_set(err, EIO, "destination: no random numbers: %s", strerror(errno));
+    rc = ff_control_send(&d->ctl, ff_wire_put_welcome(d->ctl.buf, &w), err);
+    if (!rc)
+        rc = d->link->ops->open_queues(d->link, w.session, d->addr.timeout_ms, err);
+    if (!rc && ff_fault("dest.accepted"))
+        rc = ff_error_set(err, EIO, "destination: injected");
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&d->lock);
+    struct ff_listener *ls = d->listener;
+    d->listener = NULL;
+    pthread_mutex_unlock(&d->lock);
+    ff_tcp_listener_free(ls);
+    return 0;
+}
+
+/* --- pager and state --- */
+
+int ff_dest_start(struct ff_dest *d, struct ff_error *err)
+{
+    struct ff_wire_key keys[FF_WIRE_REGIONS_MAX];
+
+    int rc = ff_control_expect(&d->ctl, FF_MSG_PUBLISH, 0, d->addr.timeout_ms, err);
+    if (rc < 0)
+        return rc;
+    rc = ff_wire_get_publish(d->ctl.buf, (size_t)d->ctl.len, keys, d->peer.n_regions,
+                             d->peer.regions, err);
+    if (rc)
+        return rc;
+    d->pager_used = true;
+    rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, err);
+    for (unsigned i = 0; i < d->peer.n_regions && !rc; i++) {
+        d->pager.region[d->map[i]].remote = keys[i].addr;
+        d->pager.region[d->map[i]].rkey = keys[i].rkey;
+    }
+    if (!rc)
+        rc = ff_pager_start(&d->pager, err);
+    if (!rc && ff_fault("dest.pager"))
+        rc = ff_error_set(err, EIO, "destination: injected");
+    if (rc)
+        ff_control_refuse(&d->ctl, err ? err->text : "the destination's pager did not start");
+    return rc;
+}
+
+void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *why), void *opaque)
+{
+    pthread_mutex_lock(&d->pager.lock);
+    d->pager.on_break = fn;
+    d->pager.on_break_opaque = opaque;
+    bool broken = d->pager.state != FF_PAGER_UP;
+    if (broken && fn)
+        fn(opaque, d->pager.why.text);
+    pthread_mutex_unlock(&d->pager.lock);
+}
+
+static int recv_first(struct ff_dest *d, unsigned n, struct ff_error *err)
+{
+    FF_AUTO_FREE struct ff_page_ref *pages = calloc(n + 1, sizeof(*pages));
+    unsigned have = 0, got = 0;
+
+    if (!pages)
+        return ff_error_set(err, ENOMEM, "destination: first-touch pages: out of memory");
+    while (have < n) {
+        int rc = ff_control_expect(&d->ctl, FF_MSG_FIRST, 0, d->addr.timeout_ms, err);
+        if (rc >= 0)
+            rc = ff_wire_get_first(d->ctl.buf, (size_t)d->ctl.len, pages + have, n - have,
+                                   d->peer.regions, d->peer.n_regions, &got, err);
+        if (rc < 0)
+            return rc;
+        have += got;
+    }
+    for (unsigned i = 0; i < n; i++)
+        pages[i].region = d->map[pages[i].region];
+    return ff_pager_first_touch(&d->pager, pages, n, err);
+}
+
+int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_error *err)
+{
+    struct ff_state_head head;
+
+    /* the guest still runs at the source and may do so for as long as it likes */
+    int rc;
+    while ((rc = ff_control_expect(&d->ctl, FF_MSG_STATE, 0, 1000, err)) == -ETIMEDOUT)
+        ;
+    if (rc >= 0)
+        rc = ff_wire_get_state(d->ctl.buf, (size_t)d->ctl.len, &head, err);
+    if (!rc && head.n_first)
+        rc = recv_first(d, head.n_first, err);
+    if (rc < 0)
+        return rc;
+    d->state_ns = ff_now_ns();
+
+    FF_AUTO_FREE uint8_t *buf = malloc(head.total_bytes);
+    if (!buf)
+        return ff_error_set(err, ENOMEM, "destination: %llu bytes of state: out of memory",
+                            (unsigned long long)head.total_bytes);
+    for (uint64_t have = 0; have < head.total_bytes;) {
+        const uint8_t *data;
+        uint32_t n;
+        rc = ff_control_expect(&d->ctl, FF_MSG_DATA, 0, d->addr.timeout_ms, err);
+        if (rc >= 0)
+            rc = ff_wire_get_data(d->ctl.buf, (size_t)d->ctl.len, head.total_bytes - have, &data,
+                                  &n, err);
+        if (rc < 0)
+            return rc;
+        memcpy(buf + have, data, n);
+        have += n;
+    }
+    if (ff_fault("dest.state"))
+        return ff_error_set(err, EIO, "destination: injected");
+    *state = buf;
+    *len = head.total_bytes;
+    buf = NULL;
+    return 0;
+}
+
+/* --- ready, run, done --- */
+
+static int send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err)
+{
+    struct ff_stats st;
+
+    ff_dest_stats(d, &st);
+    return ff_control_send(&d->ctl, ff_wire_put_stats(d->ctl.buf, type, &st), err);
+}
+
+int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
+{
+    int rc = ff_fault("dest.ready");
+    if (rc)
+        return ff_error_set(err, -rc, "destination: ready: injected");
+    d->load_ns = ff_now_ns() - d->state_ns;
+    /* from here on GO may be under way: a broken link no longer means "not started",
+     * only ff_dest_wait_go() can tell */
+    ff_dest_on_break(d, NULL, NULL);
+    return send_stats(d, FF_MSG_READY, err);
+}
+
+int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
+{
+    int rc = ff_control_expect(&d->ctl, FF_MSG_GO, 0, GO_MS, err);
+    if (rc < 0)
+        return rc;
+    rc = ff_wire_get_empty(d->ctl.buf, (size_t)d->ctl.len, err);
+    if (rc)
+        return rc;
+    atomic_store(&d->pager.guest_runs, true);
+    d->go_ns = ff_now_ns();
+    return 0;
+}
+
+int ff_dest_running(struct ff_dest *d, struct ff_error *err)
+{
+    d->running_ns = ff_now_ns();
+    d->start_ns = d->running_ns - d->go_ns;
+    ff_fault("dest.running");
+    int rc = send_stats(d, FF_MSG_RUNNING, err);
+    return rc ? rc : ff_pager_start_prefill(&d->pager, err);
+}
+
+int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
+{
+    struct ff_error why;
+    int rc;
+
+    while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0)
+        if (send_stats(d, FF_MSG_PROGRESS, &why))
+            ff_pager_break(&d->pager, &why);
+    if (rc)
+        return rc;
+    d->complete_ns = ff_now_ns() - d->running_ns;
+    ff_pager_finish(&d->pager);
+    /* every page is here: a source that no longer listens changes nothing for the guest */
+    if (send_stats(d, FF_MSG_DONE, &why) ||
+        ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, &why) < 0)
+        ff_log(FF_LOG_WARN, "destination: complete, but the source may not know: %s", why.text);
+    return 0;
+}
+
+void ff_dest_cancel(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->lock);
+    atomic_store(&d->cancelled, true);
+    if (d->listener)
+        ff_tcp_listener_cancel(d->listener);
+    if (d->link)
+        d->link->ops->shutdown(d->link);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void ff_dest_stats(struct ff_dest *d, struct ff_stats *out)
+{
+    memset(out, 0, sizeof(*out));
+    if (d->pager_used)
+        ff_pager_stats(&d->pager, out);
+    out->load_ns = d->load_ns;
+    out->start_ns = d->start_ns;
+    out->complete_ns = d->complete_ns;
+}
+
+const char *ff_dest_link(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->lock);
+    const char *name = d->link ? d->link->ops->name : "none";
+    pthread_mutex_unlock(&d->lock);
+    return name;
+}
+
+void ff_dest_free(struct ff_dest *d)
+{
+    if (!d)
+        return;
+    if (d->link)
+        d->link->ops->shutdown(d->link);
+    if (d->pager_used)
+        ff_pager_free(&d->pager);
+    if (d->link)
+        d->link->ops->free(d->link);
+    ff_tcp_listener_free(d->listener);
+    ff_hello_free(&d->peer);
+    ff_regions_free(&d->regions);
+    pthread_mutex_destroy(&d->lock);
+    free(d);
+}

@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * fault.c - the fault thread: page fault -> one-sided read -> install; see pager.h
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      event -> claim -> free slot? -> post READ -> completion -> install -> slot free
+ *                                   no: pending (FIFO) until one is
+ * Limits       PENDING: threads that can wait at once, and the first-touch pages; when it
+ *              is full no more events are read: they stay in the kernel's queue.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+
+#include "cleanup.h"
+#include "fault.h"
+#include "log.h"
+#include "pager.h"
+
+#define SLOT_MEMORY (16u << 20)
+#define PENDING 8192u
+#define EVENTS 32u
+
+struct want {
+    uint32_t region;
+    bool first_touch;
+    uint64_t page;
+    uint64_t since_ns; /* when the event was read */
+};
+
+struct slot {
+    struct want want;
+    uint8_t zero; /* one granule: the page */
+    bool busy;
+};
+
+struct ff_fault_engine {
+    uint8_t *memory; /* n_slots pages of slot_bytes */
+    uint32_t slot_bytes, n_slots, n_busy;
+    struct slot slot[FF_QUEUE_DEPTH];
+    struct want pending[PENDING];
+    unsigned first, n;
+    uint64_t last_progress_ns;
+    bool broken;
+
+    pthread_mutex_t lock; /* guards asked, n_asked: handed over by another thread */
+    struct ff_page_ref asked[FF_WIRE_FIRST_MAX];
+    unsigned n_asked;
+};
+
+int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err)
+{
+    struct ff_fault_engine *f = calloc(1, sizeof(*f));
+    if (!f)
+        return ff_error_set(err, ENOMEM, "pager: fault engine: out of memory");
+    p->fault = f;
+    pthread_mutex_init(&f->lock, NULL);
+    f->slot_bytes = 4096;
+    for (unsigned i = 0; i < p->n_regions; i++)
+        f->slot_bytes = FF_MAX(f->slot_bytes, p->region[i].range.psize);
+    f->n_slots = FF_MIN(FF_QUEUE_DEPTH, FF_MAX(SLOT_MEMORY / f->slot_bytes, 4u));
+    void *m = mmap(NULL, (size_t)f->n_slots * f->slot_bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (m == MAP_FAILED)
+        return ff_error_set(err, ENOMEM, "pager: fault slots: out of memory");
+    f->memory = m;
+    return 0;
+}
+
+void ff_fault_engine_free(struct ff_fault_engine *f)
+{
+    if (!f)
+        return;
+    if (f->memory)
+        munmap(f->memory, (size_t)f->n_slots * f->slot_bytes);
+    pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, unsigned n,
+                         struct ff_error *err)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    pthread_mutex_lock(&f->lock);
+    bool fits = n <= FF_WIRE_FIRST_MAX - f->n_asked;
+    if (fits) {
+        memcpy(f->asked + f->n_asked, pages, n * sizeof(*pages));
+        f->n_asked += n;
+    }
+    pthread_mutex_unlock(&f->lock);
+    if (!fits)
+        return ff_error_set(err, E2BIG, "pager: more than %d first-touch pages", FF_WIRE_FIRST_MAX);
+    eventfd_write(p->wake_fd, 1);
+    return 0;
+}
+
+static void broke(struct ff_pager *p, const struct ff_error *why)
+{
+    p->fault->broken = true;
+    ff_pager_break(p, why);
+}
+
+static struct slot *free_slot(struct ff_fault_engine *f)
+{
+    for (unsigned i = 0; i < f->n_slots; i++)
+        if (!f->slot[i].busy)
+            return &f->slot[i];
+    return NULL;
+}
+
+/* Read what is pending into free slots, oldest first */
+static void post_pending(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+    struct slot *s;
+
+    while (f->n && !f->broken && (s = free_slot(f))) {
+        struct want *w = &f->pending[f->first];
+        struct ff_pager_region *r = &p->region[w->region];
+        size_t i = (size_t)(s - f->slot);
+        struct ff_error why;
+
+        s->want = *w;
+        s->zero = 0;
+        struct ff_wr wr = {.id = i,
+                           .op = FF_OP_READ,
+                           .local = f->memory + i * f->slot_bytes,
+                           .remote = r->remote + w->page * r->range.psize,
+                           .rkey = r->rkey,
+                           .len_bytes = r->range.psize,
+                           .granule_bytes = r->range.psize,
+                           .zero = &s->zero};
+        int rc = p->link->ops->post(p->link, FF_QUEUE_FAULT, &wr, &why);
+        if (rc == -EAGAIN)
+            return; /* a completion makes room */
+        if (rc) {
+            broke(p, &why);
+            return;
+        }
+        if (!f->n_busy++)
+            f->last_progress_ns = ff_now_ns();
+        s->busy = true;
+        f->first = (f->first + 1) % PENDING;
+        f->n--;
+    }
+}
+
+/* The caller owns the claim */
+static void add_pending(struct ff_fault_engine *f, struct want w)
+{
+    f->pending[(f->first + f->n++) % PENDING] = w;
+}
+
+static void completed(struct ff_pager *p, struct slot *s)
+{
+    struct ff_fault_engine *f = p->fault;
+    struct ff_pager_region *r = &p->region[s->want.region];
+    bool zero = s->zero & 1;
+    const void *src = f->memory + (size_t)(s - f->slot) * f->slot_bytes;
+
+    if (ff_pager_install(p, r, s->want.page, 1, zero ? NULL : src)) {
+        f->broken = true;
+        return;
+    }
+    if (!zero)
+        atomic_fetch_add(&p->count.bytes_fault, r->range.psize);
+    if (s->want.first_touch)
+        atomic_fetch_add(&p->count.first_touch, 1);
+    else
+        ff_hist_add(&p->fault_ns, ff_now_ns() - s->want.since_ns);
+    s->busy = false;
+    f->n_busy--;
+}
+
+static void drain_link(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+    struct ff_wc wc[16];
+    struct ff_error why;
+
+    while (!f->broken) {
+        int n = p->link->ops->poll(p->link, FF_QUEUE_FAULT, wc, FF_ARRAY_LEN(wc), 0, &why);
+        if (n < 0)
+            broke(p, &why);
+        if (n <= 0)
+            return;
+        f->last_progress_ns = ff_now_ns();
+        for (int i = 0; i < n; i++)
+            completed(p, &f->slot[wc[i].id]);
+    }
+}
+
+static int find_region(const struct ff_pager *p, uint64_t addr)
+{
+    for (unsigned i = 0; i < p->n_regions; i++) {
+        uint64_t start = (uintptr_t)p->region[i].range.host;
+        if (addr >= start && addr - start < p->region[i].range.len_bytes)
+            return (int)i;
+    }
+    return -1;
+}
+
+/* Claim a page and queue its read; what stands in the way, if something does */
+static enum ff_claim want_page(struct ff_pager *p, struct want w)
+{
+    struct ff_claims *c = &p->region[w.region].claims;
+
+    if (ff_claim_take(c, w.page)) {
+        add_pending(p->fault, w);
+        return FF_CLAIM_MISSING;
+    }
+    return ff_claim_get(c, w.page);
+}
+
+static void handle_event(struct ff_pager *p, uint64_t addr)
+{
+    int i = find_region(p, addr);
+    if (i < 0) {
+        struct ff_error why;
+        ff_error_set(&why, EFAULT, "pager: fault at 0x%llx outside every region",
+                     (unsigned long long)addr);
+        broke(p, &why);
+        return;
+    }
+    struct ff_pager_region *r = &p->region[i];
+    uint64_t offset = addr - (uintptr_t)r->range.host;
+    struct want w = {.region = (uint32_t)i, .page = offset / r->range.psize, .since_ns = ff_now_ns()};
+
+    switch (want_page(p, w)) {
+    case FF_CLAIM_MISSING:
+        atomic_fetch_add(&p->count.faults, 1);
+        atomic_store(&p->hint, r->first_chunk + offset / r->chunk_bytes + 1);
+        break;
+    case FF_CLAIM_INFLIGHT:
+        /* Its owner installs after this event was queued, and an install wakes */
+        atomic_fetch_add(&p->count.faults_waited, 1);
+        break;
+    case FF_CLAIM_PRESENT:
+        atomic_fetch_add(&p->count.faults_late, 1);
+        ff_uffd_wake(&p->uffd, &r->range, w.page * r->range.psize, r->range.psize, NULL);
+        break;
+    }
+}
+
+static void drain_events(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+    uint64_t addr[EVENTS];
+    struct ff_error why;
+
+    while (PENDING - f->n > EVENTS) {
+        int n = ff_uffd_read(&p->uffd, addr, EVENTS, &why);
+        if (n < 0)
+            broke(p, &why);
+        for (int i = 0; i < n; i++) {
+            ff_fault("dest.fault");
+            handle_event(p, addr[i]);
+        }
+        if (n < (int)EVENTS)
+            return;
+    }
+}
+
+static void take_asked(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+    eventfd_t ignored;
+
+    eventfd_read(p->wake_fd, &ignored);
+    pthread_mutex_lock(&f->lock);
+    for (unsigned i = 0; i < f->n_asked && PENDING - f->n > EVENTS; i++) {
+        uint64_t page = f->asked[i].offset / p->region[f->asked[i].region].range.psize;
+        want_page(p, (struct want){.region = f->asked[i].region, .page = page, .first_touch = true});
+    }
+    f->n_asked = 0; /* what did not fit is fetched when it is touched */
+    pthread_mutex_unlock(&f->lock);
+}
+
+static void check_silence(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+    struct ff_error why;
+
+    if (f->broken || !f->n_busy ||
+        ff_now_ns() - f->last_progress_ns < (uint64_t)p->opts->timeout_ms * 1000000u)
+        return;
+    ff_error_set(&why, ETIMEDOUT, "pager: %u reads for faults unanswered for %d s", f->n_busy,
+                 p->opts->timeout_ms / 1000);
+    broke(p, &why);
+}
+
+void *ff_fault_main(void *opaque)
+{
+    struct ff_pager *p = opaque;
+    struct ff_fault_engine *f = p->fault;
+
+    while (!atomic_load(&p->stop)) {
+        struct pollfd fds[3] = {
+            {.fd = PENDING - f->n > EVENTS ? p->uffd.fd : -1, .events = POLLIN},
+            {.fd = p->wake_fd, .events = POLLIN},
+            {.fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT), .events = POLLIN},
+        };
+        int n = poll(fds, 3, f->n_busy ? 500 : 5000);
+        if (n < 0 && errno != EINTR)
+            ff_log(FF_LOG_ERROR, "pager: poll: %s", strerror(errno));
+        if (fds[0].revents)
+            drain_events(p);
+        if (fds[1].revents)
+            take_asked(p);
+        post_pending(p);
+        drain_link(p);
+        post_pending(p);
+        check_silence(p);
+    }
+    return NULL;
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * regions.c - one side's table of regions, and how it is compared with the peer's
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+#include "regions.h"
+
+#define PSIZE_MAX (2u << 20)
+
+int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_error *err)
+{
+    size_t name_len = strlen(r->name);
+
+    if (!name_len || name_len > FF_WIRE_NAME_MAX)
+        return ff_error_set(err, EINVAL, "regions: add: name of %zu bytes (permitted 1..%d)",
+                            name_len, FF_WIRE_NAME_MAX);
+    if (r->psize < 4096 || (r->psize & (r->psize - 1)))
+        return ff_error_set(err, EINVAL, "regions: add %s: page size %u", r->name, r->psize);
+    if (r->psize > PSIZE_MAX)
+        return ff_error_set(err, ENOTSUP, "regions: add %s: pages of %u MiB cannot be moved; use hugetlb pages of 2 MiB",
+                            r->name, r->psize >> 20);
+    if (!r->len_bytes || r->len_bytes > FF_WIRE_REGION_LEN_MAX || r->len_bytes % r->psize ||
+        (uintptr_t)r->host % r->psize)
+        return ff_error_set(err, EINVAL, "regions: add %s: %p, length 0x%llx: not whole pages of %u bytes",
+                            r->name, r->host, (unsigned long long)r->len_bytes, r->psize);
+    if (t->n == FF_WIRE_REGIONS_MAX)
+        return ff_error_set(err, E2BIG, "regions: add %s: more than %d regions", r->name,
+                            FF_WIRE_REGIONS_MAX);
+    for (unsigned i = 0; i < t->n; i++) {
+        if (!strcmp(t->r[i].name, r->name))
+            return ff_error_set(err, EEXIST, "regions: add %s: there is one of that name", r->name);
+        if ((uintptr_t)r->host < (uintptr_t)t->r[i].host + t->r[i].len_bytes &&
+            (uintptr_t)t->r[i].host < (uintptr_t)r->host + r->len_bytes)
+            return ff_error_set(err, EEXIST, "regions: add %s: overlaps %s", r->name, t->r[i].name);
+    }
+    char *name = strdup(r->name);
+    if (!name)
+        return ff_error_set(err, ENOMEM, "regions: add %s: out of memory", r->name);
+    t->r[t->n] = *r;
+    t->r[t->n++].name = name;
+    return 0;
+}
+
+void ff_regions_free(struct ff_regions *t)
+{
+    while (t->n)
+        free((char *)t->r[--t->n].name);
+}
+
+int ff_regions_hello(const struct ff_regions *t, const char *config, struct ff_hello *h,
+                     struct ff_error *err)
+{
+    *h = (struct ff_hello){
+        .version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = (uint16_t)t->n};
+    if (!t->n)
+        return ff_error_set(err, EINVAL, "regions: there are none");
+    if (strlen(config) > FF_WIRE_CONFIG_MAX)
+        return ff_error_set(err, EINVAL, "regions: config of %zu bytes (permitted 0..%d)",
+                            strlen(config), FF_WIRE_CONFIG_MAX);
+    strcpy(h->config, config);
+    h->regions = calloc(t->n, sizeof(*h->regions));
+    if (!h->regions)
+        return ff_error_set(err, ENOMEM, "regions: out of memory");
+    for (unsigned i = 0; i < t->n; i++) {
+        struct ff_wire_region *w = &h->regions[i];
+        strcpy(w->name, t->r[i].name); /* bounded by ff_regions_add() */
+        w->len_bytes = t->r[i].len_bytes;
+        w->psize = t->r[i].psize;
+    }
+    return 0;
+}
+
+static int find(const struct ff_regions *t, const char *name)
+{
+    for (unsigned i = 0; i < t->n; i++)
+        if (!strcmp(t->r[i].name, name))
+            return (int)i;
+    return -1;
+}
+
+int ff_regions_match(const struct ff_regions *mine, const char *config,
+                     const struct ff_hello *peer, uint32_t *map, struct ff_error *err)
+{
+    bool seen[FF_WIRE_REGIONS_MAX] = {false};
+
+    if (strcmp(config, peer->config))
+        return ff_error_set(err, EINVAL, "hello: machines differ: source \"%s\", destination \"%s\"; "
+                            "start the destination with the source's options",
+                            peer->config, config);
+    for (unsigned i = 0; i < peer->n_regions; i++) {
+        const struct ff_wire_region *p = &peer->regions[i];
+        int k = find(mine, p->name);
+        if (k < 0)
+            return ff_error_set(err, EINVAL, "hello: region %s (0x%llx bytes) is only at the source; "
+                                "start the destination with the same devices and memory",
+                                p->name, (unsigned long long)p->len_bytes);
+        const struct ff_region *m = &mine->r[k];
+        if (p->len_bytes != m->len_bytes)
+            return ff_error_set(err, EINVAL, "hello: region %s: length differs: source 0x%llx, destination 0x%llx",
+                                p->name, (unsigned long long)p->len_bytes,
+                                (unsigned long long)m->len_bytes);
+        if (p->psize != m->psize)
+            return ff_error_set(err, EINVAL, "hello: region %s: page size differs: source %u, destination %u; "
+                                "use the same memory backend on both hosts",
+                                p->name, p->psize, m->psize);
+        seen[k] = true;
+        map[i] = (uint32_t)k;
+    }
+    for (unsigned k = 0; k < mine->n; k++)
+        if (!seen[k])
+            return ff_error_set(err, EINVAL, "hello: region %s (0x%llx bytes) is only at the destination; "
+                                "start it with the source's devices and memory",
+                                mine->r[k].name, (unsigned long long)mine->r[k].len_bytes);
+    return 0;
+}

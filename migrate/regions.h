@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * regions.h - one side's table of regions, and how it is compared with the peer's
+ */
+#ifndef FF_MIGRATE_REGIONS_H
+#define FF_MIGRATE_REGIONS_H
+
+#include "wire.h"
+
+struct ff_regions {
+    struct ff_region r[FF_WIRE_REGIONS_MAX]; /* names are owned */
+    unsigned n;
+};
+
+int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_error *err);
+void ff_regions_free(struct ff_regions *t);
+
+/* A hello with this table; to be freed with ff_hello_free() */
+int ff_regions_hello(const struct ff_regions *t, const char *config, struct ff_hello *h,
+                     struct ff_error *err);
+
+/**
+ * ff_regions_match() - compare the peer's table and config with ours
+ * @map: map[i] becomes our number of the peer's region i; room for peer->n_regions
+ *
+ * Return: 0, or -EINVAL naming the first region or config that differs, with both values
+ */
+int ff_regions_match(const struct ff_regions *mine, const char *config,
+                     const struct ff_hello *peer, uint32_t *map, struct ff_error *err);
+
+#endif

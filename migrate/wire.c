@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * wire.c - the control messages of a move, encoded and validated in one place
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "wire.h"
+#include "wirebuf.h"
+
+#define MAGIC 0x314b524f46524146ull /* "FARFORK1" */
+#define HELLO_REGION_MIN 14         /* length, page size, name length */
+#define AUTH_NONE 0
+
+static const char *const names[] = {
+    [FF_MSG_HELLO] = "HELLO",       [FF_MSG_WELCOME] = "WELCOME",   [FF_MSG_REFUSE] = "REFUSE",
+    [FF_MSG_PUBLISH] = "PUBLISH",   [FF_MSG_STATE] = "STATE",       [FF_MSG_FIRST] = "FIRST",
+    [FF_MSG_DATA] = "DATA",         [FF_MSG_READY] = "READY",       [FF_MSG_GO] = "GO",
+    [FF_MSG_RUNNING] = "RUNNING",   [FF_MSG_PROGRESS] = "PROGRESS", [FF_MSG_DONE] = "DONE",
+    [FF_MSG_WITHDRAWN] = "WITHDRAWN",
+};
+_Static_assert(FF_ARRAY_LEN(names) == FF_MSG_LAST + 1, "a name for every message");
+
+const char *ff_msg_name(unsigned type)
+{
+    return type && type <= FF_MSG_LAST ? names[type] : "unknown message";
+}
+
+/* --- both directions --- */
+
+static struct ff_wirebuf begin(uint8_t *buf, enum ff_msg type)
+{
+    struct ff_wirebuf b = {.data = buf, .len = FF_MSG_MAX};
+    ff_wb_put(&b, type, 2);
+    ff_wb_put(&b, 0, 2);
+    return b;
+}
+
+static struct ff_wirebuf body(const uint8_t *msg, size_t len)
+{
+    struct ff_wirebuf b = {.data = (uint8_t *)msg, .len = len}; /* only read from */
+    ff_wb_take(&b, 4);
+    return b;
+}
+
+int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err)
+{
+    struct ff_wirebuf b = {.data = (uint8_t *)msg, .len = len};
+    unsigned type = (unsigned)ff_wb_get(&b, 2), zero = (unsigned)ff_wb_get(&b, 2);
+
+    if (b.bad || !type || type > FF_MSG_LAST || zero)
+        return ff_error_set(err, EPROTO, "wire: read message: type %u, reserved %u (permitted 1..%u, 0)",
+                            type, zero, FF_MSG_LAST);
+    return (int)type;
+}
+
+/* The end of every decoder: nothing missing, nothing left over */
+static int finish(const struct ff_wirebuf *b, enum ff_msg type, struct ff_error *err)
+{
+    if (b->bad)
+        return ff_error_set(err, EPROTO, "wire: read %s: cut short (%zu bytes)", names[type], b->len);
+    if (ff_wb_left(b))
+        return ff_error_set(err, EPROTO, "wire: read %s: %zu bytes too many", names[type],
+                            ff_wb_left(b));
+    return 0;
+}
+
+/* A name or line of @n bytes: printable, without NUL */
+static int get_text(struct ff_wirebuf *b, char *out, size_t n, const char *what,
+                    struct ff_error *err)
+{
+    const uint8_t *p = ff_wb_take(b, n);
+
+    if (!p)
+        return ff_error_set(err, EPROTO, "wire: read %s: cut short (want %zu bytes)", what, n);
+    for (size_t i = 0; i < n; i++)
+        if (!isprint(p[i]))
+            return ff_error_set(err, EPROTO, "wire: read %s: byte 0x%02x is not printable", what,
+                                p[i]);
+    memcpy(out, p, n);
+    out[n] = '\0';
+    return 0;
+}
+
+int ff_wire_put_empty(uint8_t *buf, enum ff_msg type)
+{
+    return (int)begin(buf, type).pos;
+}
+
+int ff_wire_get_empty(const uint8_t *msg, size_t len, struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+    return finish(&b, (enum ff_msg)msg[0], err);
+}
+
+/* --- HELLO --- */
+
+int ff_wire_put_hello(uint8_t *buf, const struct ff_hello *h, struct ff_error *err)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_HELLO);
+    size_t config_len = strlen(h->config);
+
+    ff_wb_put(&b, MAGIC, 8);
+    ff_wb_put(&b, h->version, 2);
+    ff_wb_put(&b, h->oldest, 2);
+    ff_wb_put(&b, h->features, 4);
+    ff_wb_put(&b, AUTH_NONE, 2);
+    ff_wb_put(&b, h->n_regions, 2);
+    ff_wb_put(&b, config_len, 2);
+    ff_wb_put_bytes(&b, h->config, config_len);
+    for (unsigned i = 0; i < h->n_regions; i++) {
+        const struct ff_wire_region *r = &h->regions[i];
+        size_t name_len = strlen(r->name);
+        ff_wb_put(&b, r->len_bytes, 8);
+        ff_wb_put(&b, r->psize, 4);
+        ff_wb_put(&b, name_len, 2);
+        ff_wb_put_bytes(&b, r->name, name_len);
+    }
+    if (b.bad)
+        return ff_error_set(err, E2BIG, "wire: write HELLO: %u regions do not fit in %u bytes",
+                            h->n_regions, FF_MSG_MAX);
+    return (int)b.pos;
+}
+
+static int get_region(struct ff_wirebuf *b, struct ff_wire_region *r, unsigned i,
+                      struct ff_error *err)
+{
+    r->len_bytes = ff_wb_get(b, 8);
+    r->psize = (uint32_t)ff_wb_get(b, 4);
+    size_t name_len = ff_wb_get(b, 2);
+
+    if (b->bad)
+        return ff_error_set(err, EPROTO, "wire: read HELLO: region %u: cut short", i);
+    if (!name_len || name_len > FF_WIRE_NAME_MAX)
+        return ff_error_set(err, EPROTO, "wire: read HELLO: region %u: name of %zu bytes (permitted 1..%d)",
+                            i, name_len, FF_WIRE_NAME_MAX);
+    int rc = get_text(b, r->name, name_len, "HELLO: region name", err);
+    if (rc)
+        return rc;
+    if (r->psize < 4096 || r->psize > (1u << 30) || (r->psize & (r->psize - 1)))
+        return ff_error_set(err, EPROTO, "wire: read HELLO: region %s: page size %u (permitted: powers of two, 4096..2^30)",
+                            r->name, r->psize);
+    if (!r->len_bytes || r->len_bytes > FF_WIRE_REGION_LEN_MAX || r->len_bytes % r->psize)
+        return ff_error_set(err, EPROTO, "wire: read HELLO: region %s: length 0x%llx (permitted: multiples of page size %u up to 0x%llx)",
+                            r->name, (unsigned long long)r->len_bytes, r->psize,
+                            FF_WIRE_REGION_LEN_MAX);
+    return 0;
+}
+
+static int get_hello_head(struct ff_wirebuf *b, struct ff_hello *h, struct ff_error *err)
+{
+    uint64_t magic = ff_wb_get(b, 8);
+    h->version = (uint16_t)ff_wb_get(b, 2);
+    h->oldest = (uint16_t)ff_wb_get(b, 2);
+    h->features = (uint32_t)ff_wb_get(b, 4);
+    unsigned auth = (unsigned)ff_wb_get(b, 2);
+    h->n_regions = (uint16_t)ff_wb_get(b, 2);
+    size_t config_len = ff_wb_get(b, 2);
+
+    if (b->bad || magic != MAGIC)
+        return ff_error_set(err, EPROTO, "wire: read HELLO: not a Farfork source (magic 0x%016llx, want 0x%016llx)",
+                            (unsigned long long)magic, MAGIC);
+    if (h->oldest > FF_WIRE_VERSION || h->version < FF_WIRE_VERSION)
+        return ff_error_set(err, EPROTONOSUPPORT, "wire: read HELLO: protocol version %u..%u (this side speaks %d); use the same Farfork release on both hosts",
+                            h->oldest, h->version, FF_WIRE_VERSION);
+    if (auth != AUTH_NONE)
+        return ff_error_set(err, EPROTO, "wire: read HELLO: authentication kind %u (permitted %d)",
+                            auth, AUTH_NONE);
+    if (!h->n_regions || h->n_regions > FF_WIRE_REGIONS_MAX ||
+        (size_t)h->n_regions * HELLO_REGION_MIN > ff_wb_left(b))
+        return ff_error_set(err, EPROTO, "wire: read HELLO: %u regions in %zu bytes (permitted 1..%d)",
+                            h->n_regions, ff_wb_left(b), FF_WIRE_REGIONS_MAX);
+    if (config_len > FF_WIRE_CONFIG_MAX)
+        return ff_error_set(err, EPROTO, "wire: read HELLO: config of %zu bytes (permitted 0..%d)",
+                            config_len, FF_WIRE_CONFIG_MAX);
+    return get_text(b, h->config, config_len, "HELLO: config", err);
+}
+
+int ff_wire_get_hello(const uint8_t *msg, size_t len, struct ff_hello *h, struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+
+    memset(h, 0, sizeof(*h));
+    int rc = get_hello_head(&b, h, err);
+    if (rc)
+        return rc;
+
+    /* walk the table once before anything is allocated for it */
+    struct ff_wirebuf table = b;
+    struct ff_wire_region scratch;
+    for (unsigned i = 0; i < h->n_regions && !rc; i++)
+        rc = get_region(&b, &scratch, i, err);
+    if (!rc)
+        rc = finish(&b, FF_MSG_HELLO, err);
+    if (rc)
+        return rc;
+
+    h->regions = calloc(h->n_regions, sizeof(*h->regions));
+    if (!h->regions)
+        return ff_error_set(err, ENOMEM, "wire: read HELLO: out of memory");
+    for (unsigned i = 0; i < h->n_regions; i++) {
+        get_region(&table, &h->regions[i], i, NULL);
+        for (unsigned k = 0; k < i; k++) {
+            if (strcmp(h->regions[k].name, h->regions[i].name))
+                continue;
+            rc = ff_error_set(err, EPROTO, "wire: read HELLO: region %s twice", h->regions[i].name);
+            ff_hello_free(h);
+            return rc;
+        }
+    }
+    return 0;
+}
+
+void ff_hello_free(struct ff_hello *h)
+{
+    free(h->regions);
+    h->regions = NULL;
+}
+
+/* --- WELCOME, REFUSE --- */
+
+int ff_wire_put_welcome(uint8_t *buf, const struct ff_welcome *w)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_WELCOME);
+    ff_wb_put(&b, w->version, 2);
+    ff_wb_put(&b, 0, 2);
+    ff_wb_put(&b, w->features, 4);
+    ff_wb_put_bytes(&b, w->session, FF_SESSION_LEN);
+    return (int)b.pos;
+}
+
+int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+    w->version = (uint16_t)ff_wb_get(&b, 2);
+    ff_wb_get(&b, 2);
+    w->features = (uint32_t)ff_wb_get(&b, 4);
+    const uint8_t *session = ff_wb_take(&b, FF_SESSION_LEN);
+    int rc = finish(&b, FF_MSG_WELCOME, err);
+    if (rc)
+        return rc;
+    if (w->version != FF_WIRE_VERSION)
+        return ff_error_set(err, EPROTONOSUPPORT, "wire: read WELCOME: protocol version %u (this side speaks %d)",
+                            w->version, FF_WIRE_VERSION);
+    memcpy(w->session, session, FF_SESSION_LEN);
+    return 0;
+}
+
+int ff_wire_put_refuse(uint8_t *buf, const char *text)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_REFUSE);
+    for (size_t i = 0; text[i] && i < FF_WIRE_TEXT_MAX; i++)
+        ff_wb_put(&b, isprint((unsigned char)text[i]) ? (unsigned char)text[i] : '?', 1);
+    return (int)b.pos;
+}
+
+int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MAX + 1],
+                       struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+    if (ff_wb_left(&b) > FF_WIRE_TEXT_MAX)
+        return ff_error_set(err, EPROTO, "wire: read REFUSE: text of %zu bytes (permitted 0..%d)",
+                            ff_wb_left(&b), FF_WIRE_TEXT_MAX);
+    return get_text(&b, text, ff_wb_left(&b), "REFUSE: text", err);
+}
+
+/* --- PUBLISH --- */
+
+int ff_wire_put_publish(uint8_t *buf, const struct ff_wire_key *keys, unsigned n)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_PUBLISH);
+    for (unsigned i = 0; i < n; i++) {
+        ff_wb_put(&b, keys[i].addr, 8);
+        ff_wb_put(&b, keys[i].rkey, 4);
+    }
+    return (int)b.pos;
+}
+
+int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_wire_key *keys, unsigned n,
+                        const struct ff_wire_region *regions, struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+
+    if (ff_wb_left(&b) != (size_t)n * 12)
+        return ff_error_set(err, EPROTO, "wire: read PUBLISH: %zu bytes for %u regions (want %u)",
+                            ff_wb_left(&b), n, n * 12);
+    for (unsigned i = 0; i < n; i++) {
+        keys[i].addr = ff_wb_get(&b, 8);
+        keys[i].rkey = (uint32_t)ff_wb_get(&b, 4);
+        if (keys[i].addr + regions[i].len_bytes < keys[i].addr)
+            return ff_error_set(err, EPROTO, "wire: read PUBLISH: region %s: address 0x%llx wraps",
+                                regions[i].name, (unsigned long long)keys[i].addr);
+    }
+    return finish(&b, FF_MSG_PUBLISH, err);
+}
+
+/* --- STATE, FIRST, DATA --- */
+
+int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_STATE);
+    ff_wb_put(&b, h->total_bytes, 8);
+    ff_wb_put(&b, h->n_first, 4);
+    return (int)b.pos;
+}
+
+int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h, struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+    h->total_bytes = ff_wb_get(&b, 8);
+    h->n_first = (uint32_t)ff_wb_get(&b, 4);
+    int rc = finish(&b, FF_MSG_STATE, err);
+    if (rc)
+        return rc;
+    if (!h->total_bytes || h->total_bytes > FF_WIRE_STATE_MAX)
+        return ff_error_set(err, EPROTO, "wire: read STATE: %llu bytes (permitted 1..%llu)",
+                            (unsigned long long)h->total_bytes, FF_WIRE_STATE_MAX);
+    if (h->n_first > FF_WIRE_FIRST_MAX)
+        return ff_error_set(err, EPROTO, "wire: read STATE: %u first-touch pages (permitted 0..%d)",
+                            h->n_first, FF_WIRE_FIRST_MAX);
+    return 0;
+}
+
+int ff_wire_put_first(uint8_t *buf, const struct ff_page_ref *pages, unsigned n)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_FIRST);
+    for (unsigned i = 0; i < n; i++) {
+        ff_wb_put(&b, pages[i].region, 4);
+        ff_wb_put(&b, pages[i].offset, 8);
+    }
+    return (int)b.pos;
+}
+
+int ff_wire_get_first(const uint8_t *msg, size_t len, struct ff_page_ref *pages, unsigned max,
+                      const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
+                      struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+    size_t count = ff_wb_left(&b) / 12;
+
+    if (!count || count > max || ff_wb_left(&b) % 12)
+        return ff_error_set(err, EPROTO, "wire: read FIRST: %zu bytes (permitted: 12 for each of 1..%u pages)",
+                            ff_wb_left(&b), max);
+    for (size_t i = 0; i < count; i++) {
+        struct ff_page_ref *p = &pages[i];
+        p->region = (uint32_t)ff_wb_get(&b, 4);
+        p->offset = ff_wb_get(&b, 8);
+        if (p->region >= n_regions)
+            return ff_error_set(err, EPROTO, "wire: read FIRST: region %u (permitted 0..%u)",
+                                p->region, n_regions - 1);
+        if (p->offset >= regions[p->region].len_bytes)
+            return ff_error_set(err, EPROTO, "wire: read FIRST: offset 0x%llx beyond region %s (limit 0x%llx)",
+                                (unsigned long long)p->offset, regions[p->region].name,
+                                (unsigned long long)regions[p->region].len_bytes);
+    }
+    *n = (unsigned)count;
+    return finish(&b, FF_MSG_FIRST, err);
+}
+
+int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_DATA);
+    ff_wb_put_bytes(&b, data, len);
+    return (int)b.pos;
+}
+
+int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t **data,
+                     uint32_t *n, struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+    size_t left = ff_wb_left(&b);
+
+    if (!left || left > max)
+        return ff_error_set(err, EPROTO, "wire: read DATA: %zu bytes (permitted 1..%llu)", left,
+                            (unsigned long long)max);
+    *data = ff_wb_take(&b, left);
+    *n = (uint32_t)left;
+    return 0;
+}
+
+/* --- statistics --- */
+
+/* Every field of struct ff_stats in its order; a new field goes to the end, with a new
+ * protocol version */
+#define N_STATS (sizeof(struct ff_stats) / sizeof(uint64_t))
+_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 18,
+               "struct ff_stats is on the wire: change the protocol version with it");
+
+int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)
+{
+    struct ff_wirebuf b = begin(buf, type);
+    uint64_t v[N_STATS];
+
+    memcpy(v, st, sizeof(v));
+    for (size_t i = 0; i < N_STATS; i++)
+        ff_wb_put(&b, v[i], 8);
+    return (int)b.pos;
+}
+
+int ff_wire_get_stats(const uint8_t *msg, size_t len, struct ff_stats *st, struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+    uint64_t v[N_STATS];
+
+    for (size_t i = 0; i < N_STATS; i++)
+        v[i] = ff_wb_get(&b, 8);
+    int rc = finish(&b, (enum ff_msg)msg[0], err);
+    if (!rc)
+        memcpy(st, v, sizeof(v));
+    return rc;
+}

@@ -1,0 +1,137 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * wire.h - the control messages of a move, encoded and validated in one place
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      docs/wire.md in code. Whoever gets a decoded message trusts its fields.
+ *
+ * Picture      every message: | type 2 | 0 2 | body ... |, integers little-endian
+ *
+ *   HELLO    s->d  magic FARFORK1 8, version 2, oldest version 2, features 4, auth 2,
+ *                  regions 2, config length 2, config ...,
+ *                  then each region: length 8, page size 4, name length 2, name ...
+ *   WELCOME  d->s  version 2, 0 2, features 4, session 16
+ *   REFUSE   both  text ...              instead of any other message: why it ends here
+ *   PUBLISH  s->d  each region: address 8, rkey 4
+ *   STATE    s->d  total 8, first-touch pages 4; then FIRST and DATA until all are there
+ *   FIRST    s->d  each page: region 4, offset 8
+ *   DATA     s->d  device state ...
+ *   READY    d->s  statistics
+ *   GO       s->d
+ *   RUNNING  d->s  statistics
+ *   PROGRESS d->s  statistics, at least every 250 ms from RUNNING on
+ *   DONE     d->s  statistics
+ *   WITHDRAWN s->d
+ *
+ * Invariants   1. Nothing is allocated from a message before its decoder accepted it.
+ *              2. Counts and lengths are bounded by the constants below, and by the
+ *                 message's own length.
+ *              3. Encoder and decoder of a message stand side by side and share its fields.
+ */
+#ifndef FF_MIGRATE_WIRE_H
+#define FF_MIGRATE_WIRE_H
+
+#include "farfork.h"
+#include "link.h"
+
+struct ff_error;
+
+#define FF_WIRE_VERSION 1
+#define FF_WIRE_NAME_MAX 255
+#define FF_WIRE_CONFIG_MAX 255
+#define FF_WIRE_REGIONS_MAX 512
+#define FF_WIRE_REGION_LEN_MAX (1ull << 46)
+#define FF_WIRE_STATE_MAX (256ull << 20)
+#define FF_WIRE_FIRST_MAX 4096
+#define FF_WIRE_DATA_MAX (FF_MSG_MAX - 4)
+#define FF_WIRE_TEXT_MAX 500
+
+enum ff_msg {
+    FF_MSG_HELLO = 1,
+    FF_MSG_WELCOME,
+    FF_MSG_REFUSE,
+    FF_MSG_PUBLISH,
+    FF_MSG_STATE,
+    FF_MSG_FIRST,
+    FF_MSG_DATA,
+    FF_MSG_READY,
+    FF_MSG_GO,
+    FF_MSG_RUNNING,
+    FF_MSG_PROGRESS,
+    FF_MSG_DONE,
+    FF_MSG_WITHDRAWN,
+    FF_MSG_LAST = FF_MSG_WITHDRAWN,
+};
+
+struct ff_wire_region {
+    char name[FF_WIRE_NAME_MAX + 1];
+    uint64_t len_bytes;
+    uint32_t psize;
+};
+
+struct ff_hello {
+    uint16_t version, oldest;
+    uint32_t features;
+    uint16_t n_regions;
+    char config[FF_WIRE_CONFIG_MAX + 1];
+    struct ff_wire_region *regions; /* n_regions of them */
+};
+
+struct ff_welcome {
+    uint16_t version;
+    uint32_t features;
+    uint8_t session[FF_SESSION_LEN];
+};
+
+struct ff_wire_key {
+    uint64_t addr;
+    uint32_t rkey;
+};
+
+struct ff_state_head {
+    uint64_t total_bytes;
+    uint32_t n_first;
+};
+
+const char *ff_msg_name(unsigned type);
+
+/* Type of a message of @len bytes, or -EPROTO */
+int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err);
+
+/* Encoders fill @buf of FF_MSG_MAX bytes and return the length, or -E2BIG. */
+int ff_wire_put_hello(uint8_t *buf, const struct ff_hello *h, struct ff_error *err);
+int ff_wire_put_welcome(uint8_t *buf, const struct ff_welcome *w);
+int ff_wire_put_refuse(uint8_t *buf, const char *text);
+int ff_wire_put_publish(uint8_t *buf, const struct ff_wire_key *keys, unsigned n);
+int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h);
+int ff_wire_put_first(uint8_t *buf, const struct ff_page_ref *pages, unsigned n);
+int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len);
+int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st);
+int ff_wire_put_empty(uint8_t *buf, enum ff_msg type);
+
+/* Decoders take a whole message. 0 or -EPROTO (-EPROTONOSUPPORT: version) with received and
+ * permitted value; then nothing was allocated. */
+int ff_wire_get_hello(const uint8_t *msg, size_t len, struct ff_hello *h, struct ff_error *err);
+void ff_hello_free(struct ff_hello *h);
+int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, struct ff_error *err);
+int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MAX + 1],
+                       struct ff_error *err);
+int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_wire_key *keys, unsigned n,
+                        const struct ff_wire_region *regions, struct ff_error *err);
+int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h,
+                      struct ff_error *err);
+
+/* At most @max pages; each inside its region of @regions */
+int ff_wire_get_first(const uint8_t *msg, size_t len, struct ff_page_ref *pages, unsigned max,
+                      const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
+                      struct ff_error *err);
+
+/* At most @max bytes; @data points into @msg */
+int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t **data,
+                     uint32_t *n, struct ff_error *err);
+int ff_wire_get_stats(const uint8_t *msg, size_t len, struct ff_stats *st, struct ff_error *err);
+int ff_wire_get_empty(const uint8_t *msg, size_t len, struct ff_error *err);
+
+#endif
