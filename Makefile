@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+#
+# Makefile - build, check and show Farfork; `make help` lists what there is
+
+BUILD ?= build
+CC := gcc
+WERROR ?= -Werror
+OPT ?= -O2
+CFLAGS := -std=gnu11 -D_GNU_SOURCE $(OPT) -g -Wall -Wextra -Wshadow -Wvla $(WERROR)
+SANITIZE ?=
+LIB_CFLAGS := $(CFLAGS) -fPIC -fvisibility=default $(SANITIZE) -MMD -MP
+LIB_LIBS := -luring -lpthread
+VERSION := 0.1.0
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.SECONDARY:
+MAKEFLAGS += --no-builtin-rules
+ifeq ($(filter -j%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(shell nproc)
+endif
+
+# --- what a folder may include (docs/architecture.md): a wrong include does not compile ---
+
+INC_base := base
+INC_rdma := rdma base
+INC_uffd := uffd base
+INC_migrate := migrate rdma uffd base include
+INC_cli := cli include
+iquote = $(addprefix -iquote ,$(INC_$(1)))
+
+LIB_DIRS := base rdma uffd migrate
+LIB_SRC := $(sort $(wildcard $(addsuffix /*.c,$(LIB_DIRS))))
+LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
+CLI_SRC := $(sort $(wildcard cli/*.c))
+CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
+
+DEPS_LIB := $(BUILD)/.deps-lib
+DEPS_ALL := $(BUILD)/.deps-all
+
+.PHONY: all lib tools qemu guests demo check check-full check-asan check-tsan check-fuzz \
+        clean help install
+all: lib tools qemu guests
+
+$(BUILD)/.deps-%: scripts/deps
+	@mkdir -p $(@D)
+	scripts/deps $*
+	@touch $@
+
+# --- library and tools ---
+
+lib: $(BUILD)/lib/libfarfork.a $(BUILD)/lib/libfarfork.so $(BUILD)/lib/pkgconfig/farfork.pc tools
+
+define object_rule
+$(BUILD)/obj/$(1)/%.o: $(1)/%.c | $(DEPS_LIB)
+	@mkdir -p $$(@D)
+	@echo "  CC      $$<"
+	@$$(CC) $$(LIB_CFLAGS) $$(call iquote,$(1)) -c -o $$@ $$<
+endef
+$(foreach d,$(LIB_DIRS) cli,$(eval $(call object_rule,$(d))))
+
+$(BUILD)/lib/libfarfork.a: $(LIB_OBJ)
+	@mkdir -p $(@D)
+	@echo "  AR      $@"
+	@rm -f $@ && ar rcs $@ $^
+
+$(BUILD)/lib/libfarfork.so.0: $(LIB_OBJ) include/farfork.map
+	@mkdir -p $(@D)
+	@echo "  LD      $@"
+	@$(CC) $(SANITIZE) -shared -Wl,-soname,libfarfork.so.0 -Wl,--version-script=include/farfork.map \
+	    -Wl,-z,defs -o $@ $(LIB_OBJ) $(LIB_LIBS)
+
+$(BUILD)/lib/libfarfork.so: $(BUILD)/lib/libfarfork.so.0
+	@ln -sf $(<F) $@
+
+$(BUILD)/lib/pkgconfig/farfork.pc: Makefile
+	@mkdir -p $(@D)
+	@printf '%s\n' 'Name: farfork' 'Description: move a running guest; its memory follows' \
+	    'Version: $(VERSION)' 'Cflags: -I$(CURDIR)/include' \
+	    'Libs: $(abspath $(BUILD))/lib/libfarfork.a $(LIB_LIBS)' > $@
+
+tools: $(BUILD)/bin/farfork
+$(BUILD)/bin/farfork: $(CLI_OBJ) $(BUILD)/lib/libfarfork.a
+	@mkdir -p $(@D)
+	@echo "  LD      $@"
+	@$(CC) $(SANITIZE) -o $@ $^ $(LIB_LIBS)
+
+-include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d)
+
+# --- QEMU and test guests ---
+
+include qemu-patches/qemu.mk
+include tests/guests/micro/micro.mk
+include tests/guests/linux/linux.mk
+include tests/platform/platform.mk
+include tests/tests.mk
+
+# What these fragments build needs every package
+$(BUILD)/guests/micro.elf $(LG_OUT)/guestload $(LG_KERNEL)/release $(PLATFORM_TESTS): | $(DEPS_ALL)
+
+guests: $(BUILD)/guests/micro.elf linux-guest
+
+clean:
+	rm -rf $(BUILD)
+
+help:
+	@printf '%s\n' \
+	  'make            library, tools, QEMU and test guests' \
+	  'make lib        library and tools alone, in seconds' \
+	  'make demo       move two live guests and show what happened' \
+	  'make check      build everything, run the tests' \
+	  'make check-full the tests, and what takes longer' \
+	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
+	  'make check-fuzz a minute of the wire fuzzer (FUZZ_SECONDS=60)' \
+	  'make clean      remove $(BUILD)/' \
+	  'Variables: BUILD (folder), FARFORK_CACHE (downloads and objects, outside the checkout)'
