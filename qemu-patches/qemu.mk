@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+#
+# qemu.mk - QEMU with the patch series: $(BUILD)/bin/qemu-system-x86_64
+
+QEMU_SERIES := qemu-patches/10.0
+QEMU_DIR := $(BUILD)/qemu
+QEMU_PATCHES := $(QEMU_SERIES)/series $(addprefix $(QEMU_SERIES)/,$(shell cat $(QEMU_SERIES)/series))
+
+qemu: $(BUILD)/bin/qemu-system-x86_64
+
+# The tree is made anew when a patch changes; ccache makes that cheap
+$(QEMU_DIR)/.applied: $(QEMU_PATCHES) qemu-patches/fetch qemu-patches/apply | $(DEPS_ALL)
+	qemu-patches/fetch
+	qemu-patches/apply $(QEMU_SERIES) $(QEMU_DIR)/src
+	@touch $@
+
+$(BUILD)/bin/qemu-system-x86_64: $(QEMU_DIR)/.applied $(BUILD)/lib/libfarfork.a \
+                                 $(BUILD)/lib/pkgconfig/farfork.pc include/farfork.h
+	@mkdir -p $(@D)
+	qemu-patches/build $(QEMU_DIR)/src $(QEMU_DIR)/build $(abspath $(BUILD)/lib/pkgconfig)
+	ln -sf ../qemu/build/qemu-system-x86_64 $@
+	@touch -h $@
