@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+#
+# qemu.py - start a QEMU with the micro guest, and talk QMP to it
+"""
+    with Guest(qemu="...", elf="micro.elf", accel="kvm", work=DIR, firmware=[DIR...]) as g:
+        g.wait_ready(60)
+        g.qmp("stop")
+
+Every wait has a limit; a guest that dies or complains while waited for raises GuestError.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import time
+
+import report
+
+POLL_S = 0.02
+
+
+class GuestError(Exception):
+    pass
+
+
+def cpu_model(accel):
+    # kvm: without arch-capabilities, which nested hosts may lack
+    return "max,-arch-capabilities" if accel == "kvm" else "max"
+
+
+class Guest:
+    def __init__(self, qemu, elf, accel, work, name="guest", firmware=(), smp=1, mem_mib=64,
+                 machine="pc", options="", bios=None, shared=False, extra=()):
+        self.name = name
+        self.console = os.path.join(work, name + ".console")
+        self.stderr = os.path.join(work, name + ".stderr")
+        self.ram = os.path.join(work, name + ".ram") if shared else None
+        self.sock_path = os.path.join(work, name + ".qmp")
+        self.qmp_sock = self.proc = None
+        self.pending = b""
+        self.events = []
+        self._log = report.Log()
+        self._log_at = 0
+        self.argv = [qemu]
+        for d in firmware:
+            self.argv += ["-L", d]
+        if bios:
+            self.argv += ["-bios", bios]
+        opts = ""
+        if shared:
+            opts = ",memory-backend=ram"
+            self.argv += ["-object", f"memory-backend-file,id=ram,size={mem_mib}M,share=on,"
+                          f"mem-path={self.ram}"]
+        self.argv += ["-nodefaults", "-display", "none", "-no-reboot",
+                      "-machine", machine + opts, "-accel", accel, "-cpu", cpu_model(accel),
+                      "-smp", str(smp), "-m", f"{mem_mib}M", "-kernel", elf, "-append", options,
+                      "-debugcon", "file:" + self.console,
+                      "-qmp", f"unix:{self.sock_path},server=on,wait=off", *extra]
+
+    def __enter__(self):
+        with open(self.stderr, "wb") as err:
+            self.proc = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=err,
+                                         stderr=err)
+        try:
+            self._connect(15)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc):
+        self.close()
+
+    def close(self):
+        if self.qmp_sock:
+            self.qmp_sock.close()
+            self.qmp_sock = None
+        if self.proc and self.proc.poll() is None:
+            self.proc.kill()
+        if self.proc:
+            self.proc.wait(15)
+
+    def complaint(self):
+        try:
+            with open(self.stderr, errors="replace") as f:
+                return f.read().strip()[-500:]
+        except OSError:
+            return ""
+
+    def _connect(self, limit_s):
+        end = time.monotonic() + limit_s
+        while True:
+            if self.proc.poll() is not None:
+                raise GuestError(f"{self.name}: qemu exited with {self.proc.returncode}: "
+                                 f"{self.complaint()}")
+            sock = socket.socket(socket.AF_UNIX)
+            try:
+                sock.connect(self.sock_path)
+                break
+            except OSError:
+                sock.close()
+                if time.monotonic() > end:
+                    raise GuestError(f"{self.name}: no QMP socket after {limit_s} s")
+                time.sleep(POLL_S)
+        sock.settimeout(30)
+        self.qmp_sock = sock
+        self._message()
+        self.qmp("qmp_capabilities")
+
+    def _message(self):
+        while b"\n" not in self.pending:
+            try:
+                data = self.qmp_sock.recv(65536)
+            except socket.timeout:
+                raise GuestError(f"{self.name}: QMP silent for 30 s")
+            if not data:
+                raise GuestError(f"{self.name}: QMP closed: {self.complaint()}")
+            self.pending += data
+        row, self.pending = self.pending.split(b"\n", 1)
+        return json.loads(row)
+
+    def qmp(self, command, **args):
+        msg = {"execute": command}
+        if args:
+            msg["arguments"] = {k.replace("_", "-"): v for k, v in args.items()}
+        self.qmp_sock.sendall(json.dumps(msg).encode() + b"\n")
+        while True:
+            reply = self._message()
+            if "event" in reply:
+                self.events.append(reply)
+            elif "error" in reply:
+                raise GuestError(f"{self.name}: {command}: {reply['error']['desc']}")
+            else:
+                return reply["return"]
+
+    def log(self):
+        """What the console holds by now; the same object each time, only longer."""
+        if os.path.exists(self.console):
+            with open(self.console, "rb") as f:
+                f.seek(self._log_at)
+                data = f.read()
+            self._log_at += len(data)
+            self._log.feed(data)
+        return self._log
+
+    def boot_event(self):
+        return next((e for e in self.log().events if e["event"] == "boot"), None)
+
+    def wait(self, what, condition, limit_s):
+        """Until condition(log) is true; returns the log."""
+        end = time.monotonic() + limit_s
+        while True:
+            log = self.log()
+            for event in log.events:
+                if event["event"] != "boot":
+                    raise GuestError(f"{self.name}: {json.dumps(event)}")
+            if condition(log):
+                return log
+            if self.proc.poll() is not None:
+                raise GuestError(f"{self.name}: qemu exited with {self.proc.returncode} while "
+                                 f"waiting for {what}: {self.complaint()}")
+            if time.monotonic() > end:
+                last = [{k: v for k, v in x.items() if k != "hist"} for x in log.lines[-1:]]
+                raise GuestError(f"{self.name}: no {what} within {limit_s} s; last: {last}")
+            time.sleep(POLL_S)
+
+    def wait_ready(self, limit_s):
+        return self.wait("ready", lambda log: report.is_ready(log.lines), limit_s)
+
+    def wait_sweeps(self, more, limit_s):
+        """Until every CPU has swept all of its pages @more times from now on."""
+        start = report.snapshot(self.log().lines)
+
+        def done(log):
+            now = report.snapshot(log.lines)
+            # one more: the sweep that was under way at the start does not count
+            return start and all(now[c]["sweeps"] >= start[c]["sweeps"] + more + 1 for c in start)
+        return self.wait(f"{more} sweeps", done, limit_s)
