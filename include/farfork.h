@@ -24,8 +24,8 @@
  *
  * Threads      the calls of one handle are made one after the other, from any thread;
  *              *_cancel() and *_stats() at any time from any thread.
- * Invariants   Once ff_source_go() was called, whatever it returned, the guest must not run
- *              on the source again. Before that, a failure anywhere leaves the source free
+ * Invariants   Once ff_source_go() was called the guest must not run on the source again,
+ *              whatever it returned but -ETIME. Before that, a failure anywhere leaves the source free
  *              to resume. The destination must not run the guest before ff_dest_wait_go()
  *              returned 0.
  * Failure      functions return 0 or -errno and fill the error, if one is given.
@@ -169,7 +169,12 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
 
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err);
 
-/* The point of no return. Also when this fails the guest must not run here again. */
+/**
+ * ff_source_go() - the point of no return: the destination may run the guest
+ *
+ * Return: 0; -ETIME: too much time has passed since it was ready, nothing was sent, the
+ *         guest may go on here; any other failure: it must not run here again
+ */
 int ff_source_go(struct ff_source *s, struct ff_error *err);
 
 int ff_source_wait_running(struct ff_source *s, struct ff_error *err);
@@ -182,6 +187,10 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err);
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err);
 
 void ff_source_cancel(struct ff_source *s); /* any thread: every wait ends with -ECANCELED */
+
+/* Break the link; when this returns no thread of the library reads the regions any more.
+ * Any thread, but not together with ff_source_free(). */
+void ff_source_stop(struct ff_source *s);
 void ff_source_stats(struct ff_source *s, struct ff_stats *out);
 const char *ff_source_link(struct ff_source *s); /* "tcp"; "none" before it is connected */
 void ff_source_free(struct ff_source *s);
@@ -239,6 +248,14 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err);
 int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err);
 
 void ff_dest_cancel(struct ff_dest *d); /* any thread */
+
+/**
+ * ff_dest_give_up() - end the attempt, so that no thread waits for missing memory any more
+ *
+ * Whoever waited goes on and reads zeros: only while it is sure that the guest does not
+ * run here and never will. The handle stays, for ff_dest_stats() and ff_dest_free().
+ */
+void ff_dest_give_up(struct ff_dest *d);
 void ff_dest_stats(struct ff_dest *d, struct ff_stats *out);
 const char *ff_dest_link(struct ff_dest *d);
 

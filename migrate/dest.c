@@ -244,11 +244,14 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
         ;
     if (rc >= 0)
         rc = ff_wire_get_state(d->ctl.buf, (size_t)d->ctl.len, &head, err);
-    if (!rc && head.n_first)
-        rc = recv_first(d, head.n_first, err);
     if (rc < 0)
         return rc;
     d->state_ns = ff_now_ns();
+    ff_pager_image_frozen(&d->pager);
+    if (head.n_first)
+        rc = recv_first(d, head.n_first, err);
+    if (rc < 0)
+        return rc;
 
     FF_AUTO_FREE uint8_t *buf = malloc(head.total_bytes);
     if (!buf)
@@ -289,6 +292,9 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     int rc = ff_fault("dest.ready");
     if (rc)
         return ff_error_set(err, -rc, "destination: ready: injected");
+    rc = ff_pager_check(&d->pager, FF_PAGER_BROKEN, err);
+    if (rc)
+        return rc;
     d->load_ns = ff_now_ns() - d->state_ns;
     /* from here on GO may be under way: a broken link no longer means "not started",
      * only ff_dest_wait_go() can tell */
@@ -306,7 +312,8 @@ int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
         return rc;
     atomic_store(&d->pager.guest_runs, true);
     d->go_ns = ff_now_ns();
-    return 0;
+    /* a link that broke lets the guest go on; a page that could not be installed does not */
+    return ff_pager_check(&d->pager, FF_PAGER_FAILED, err);
 }
 
 int ff_dest_running(struct ff_dest *d, struct ff_error *err)
@@ -335,6 +342,13 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
         ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, &why) < 0)
         ff_log(FF_LOG_WARN, "destination: complete, but the source may not know: %s", why.text);
     return 0;
+}
+
+void ff_dest_give_up(struct ff_dest *d)
+{
+    ff_dest_cancel(d);
+    if (d->pager_used)
+        ff_pager_finish(&d->pager);
 }
 
 void ff_dest_cancel(struct ff_dest *d)

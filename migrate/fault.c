@@ -120,6 +120,8 @@ static void post_pending(struct ff_pager *p)
     struct ff_fault_engine *f = p->fault;
     struct slot *s;
 
+    if (!atomic_load(&p->image_frozen))
+        return; /* the bytes may still change at the source */
     while (f->n && !f->broken && (s = free_slot(f))) {
         struct want *w = &f->pending[f->first];
         struct ff_pager_region *r = &p->region[w->region];

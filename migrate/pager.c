@@ -106,6 +106,12 @@ int ff_pager_start(struct ff_pager *p, struct ff_error *err)
     return rc;
 }
 
+void ff_pager_image_frozen(struct ff_pager *p)
+{
+    atomic_store(&p->image_frozen, true);
+    eventfd_write(p->wake_fd, 1);
+}
+
 int ff_pager_first_touch(struct ff_pager *p, const struct ff_page_ref *pages, unsigned n,
                          struct ff_error *err)
 {
@@ -194,6 +200,20 @@ int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err)
         rc = -p->why.code;
     } else {
         rc = 1;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}
+
+int ff_pager_check(struct ff_pager *p, enum ff_pager_state limit, struct ff_error *err)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&p->lock);
+    if (p->state >= limit) {
+        if (err)
+            *err = p->why;
+        rc = -p->why.code;
     }
     pthread_mutex_unlock(&p->lock);
     return rc;

@@ -33,7 +33,10 @@
  *                 we can see the event); PRESENT -> wake now.
  *              2. When the link breaks, events of PRESENT pages are still answered; others
  *                 wait. Nothing ever installs what was not read.
- *              3. A failure to install while the guest runs aborts the process.
+ *              3. Nothing is read before the source said that its guest is paused: until
+ *                 then whoever touches memory here waits, or a page of a running guest
+ *                 would be installed for good.
+ *              4. A failure to install while the guest runs aborts the process.
  * Failure      link broken or silent for timeout_ms: state BROKEN, the guest goes on until
  *              it touches what is missing.
  * Limits       SLOTS pages in flight for faults, window chunks for prefill; both within
@@ -94,6 +97,7 @@ struct ff_pager {
     pthread_cond_t changed; /* state, or all pages present */
     enum ff_pager_state state;
     struct ff_error why;
+    _Atomic bool image_frozen; /* the source's guest is paused: what is read is the image */
     _Atomic bool guest_runs;
     void (*on_break)(void *opaque, const char *why); /* under lock; NULL: nobody asks */
     void *on_break_opaque;
@@ -110,6 +114,9 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
 /* Watch every region and start the fault thread; region[].remote and rkey are set */
 int ff_pager_start(struct ff_pager *p, struct ff_error *err);
 
+/* The source's guest is paused: faults may be served from now on */
+void ff_pager_image_frozen(struct ff_pager *p);
+
 /* Fetch these pages at once, as if they had been touched */
 int ff_pager_first_touch(struct ff_pager *p, const struct ff_page_ref *pages, unsigned n,
                          struct ff_error *err);
@@ -117,6 +124,9 @@ int ff_pager_start_prefill(struct ff_pager *p, struct ff_error *err);
 
 /* 0: every page is present; 1: not after @timeout_ms; -errno: broken, with the reason */
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err);
+
+/* 0, or -errno with the reason when the state is @limit or worse */
+int ff_pager_check(struct ff_pager *p, enum ff_pager_state limit, struct ff_error *err);
 
 /* Stop the threads and watch no longer. Pages that are missing then read as zeros. */
 void ff_pager_finish(struct ff_pager *p);

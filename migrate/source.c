@@ -182,6 +182,8 @@ static int start_servers(struct ff_source *s, struct ff_error *err)
 static void stop_servers(struct ff_source *s)
 {
     atomic_store(&s->stop, true);
+    if (s->link)
+        s->link->ops->shutdown(s->link); /* what was sent still arrives */
     for (int q = 0; q < FF_QUEUES; q++) {
         if (s->server[q].up)
             pthread_join(s->server[q].thread, NULL);
@@ -332,6 +334,12 @@ void ff_source_cancel(struct ff_source *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+void ff_source_stop(struct ff_source *s)
+{
+    ff_source_cancel(s);
+    stop_servers(s);
+}
+
 void ff_source_stats(struct ff_source *s, struct ff_stats *out)
 {
     pthread_mutex_lock(&s->lock);
@@ -357,8 +365,6 @@ void ff_source_free(struct ff_source *s)
                                            ? "the migration was canceled at the source"
                                            : "the source gave up; its own messages say why");
         withdraw(s);
-        atomic_store(&s->stop, true);
-        s->link->ops->shutdown(s->link); /* what was sent still arrives */
         stop_servers(s);
         s->link->ops->free(s->link);
     }

@@ -432,7 +432,8 @@ static void received(struct tcp_queue *q, int res)
     if (try_again(res))
         return;
     if (res == 0)
-        break_errno(q, "receive: the peer closed the connection", ECONNRESET);
+        break_with(q, &(struct ff_error){.code = ECONNRESET,
+                                         .text = "tcp: receive: the peer closed the connection"});
     else if (res < 0)
         break_errno(q, "receive", -res);
     else if (q->rx.direct)
