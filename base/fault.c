@@ -140,15 +140,6 @@ int ff_faults_start(struct ff_error *err)
     return rc;
 }
 
-int ff_faults_arm_from_environment(struct ff_error *err)
-{
-    static atomic_flag done = ATOMIC_FLAG_INIT;
-
-    if (!getenv("FARFORK_FAULTS") || atomic_flag_test_and_set(&done))
-        return 0;
-    return ff_faults_arm(NULL, err);
-}
-
 unsigned long ff_fault_hits(const char *name)
 {
     for (unsigned i = 0; i < n_points; i++)

@@ -33,9 +33,6 @@ int ff_faults_arm(const char *spec, struct ff_error *err);
  * test has armed by ff_faults_arm() stays when the variable is not set */
 int ff_faults_start(struct ff_error *err);
 
-/* As ff_faults_arm(NULL), the first time only, and only if the variable is set */
-int ff_faults_arm_from_environment(struct ff_error *err);
-
 /* How often the point was passed since it was armed (0 when not armed) */
 unsigned long ff_fault_hits(const char *name);
 

@@ -41,8 +41,10 @@ static int cmd_help(int argc, char **argv)
 
 static int cmd_version(int argc, char **argv)
 {
-    (void)argc;
-    (void)argv;
+    if (argc > 1) {
+        puts("usage: farfork version\n\nPrint the version.");
+        return !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") ? 0 : 2;
+    }
     puts("farfork " FF_VERSION_STRING);
     return 0;
 }

@@ -73,7 +73,8 @@ struct ff_address;
  *        landing=auto|copy|continue, prefill=pull|off
  * @out:  to be freed with ff_address_free()
  *
- * Return: 0, or -EINVAL naming the part that is wrong and what is permitted
+ * Return: 0, or -EINVAL naming the part that is wrong and what is permitted; -ENOTSUP: a
+ *         link that this build does not have
  */
 int ff_address_parse(const char *text, struct ff_address **out, struct ff_error *err);
 void ff_address_free(struct ff_address *a);
@@ -147,7 +148,7 @@ int ff_source_add_region(struct ff_source *s, const struct ff_region *r, struct 
  * ff_source_connect() - connect and compare both sides, while the guest still runs
  * @config: one line that must be equal on both sides (machine type and so on)
  *
- * Cost:    at most the address's timeout for each of connect and hello
+ * Cost:    at most the address's timeout for each address of a name, and for the hello
  * Return:  0; -ECONNREFUSED, -ETIMEDOUT, -ECANCELED; -EREMOTEIO: the destination refused,
  *          the error has its reason
  */
@@ -212,8 +213,8 @@ int ff_dest_add_region(struct ff_dest *d, const struct ff_region *r, struct ff_e
  * @config: as in ff_source_connect()
  *
  * A peer that is not a Farfork source is dropped with a warning and the wait goes on.
- * Return: 0; -ECANCELED; -EPROTO and others: a source was refused, with the reason that it
- *         was told too
+ * Return: 0; -ECANCELED; -EPROTONOSUPPORT (another protocol version), -EINVAL (regions or
+ *         config differ): a source was refused, with the reason that it was told too
  */
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err);
 

@@ -9,7 +9,7 @@
  *              INFLIGHT  exactly one thread owns it: the one whose take() returned true.
  *                        It alone installs the page, and it alone calls ff_claim_done().
  *                        A page whose read failed stays with its owner.
- *              PRESENT   the guest can see it; for ever (DESIGN: discards are inhibited).
+ *              PRESENT   the guest can see it; for ever (discards are inhibited).
  *
  * Invariants   1. No other move exists; ff_claim_done() of a page that is not INFLIGHT
  *                 aborts: going on would mean two installs of one page.

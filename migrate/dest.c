@@ -12,8 +12,8 @@
  *              2. The pager is up before recv_state() hands out the state.
  *              3. Memory is watched until every page is present, whatever breaks.
  * Limits       HELLO_MS: a stranger that connects is dropped after that and the wait for
- *              a source goes on. GO_MS: see source.c, GO_WITHIN_MS. PROGRESS_MS: a
- *              quarter second is what a person reads as live.
+ *              a source goes on. GO_MS: see source.c, GO_WITHIN_MS. PROGRESS_MS:
+ *              what a person reads as live.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -41,8 +41,9 @@ struct ff_dest {
     struct ff_hello peer;
     uint32_t map[FF_WIRE_REGIONS_MAX]; /* the source's number of a region -> ours */
     struct ff_pager pager;
-    bool pager_used;
-    uint64_t state_ns, go_ns, running_ns, load_ns, start_ns, complete_ns;
+    _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
+    uint64_t state_ns, go_ns, running_ns;
+    _Atomic uint64_t load_ns, start_ns, complete_ns;
     _Atomic bool cancelled;
 
     pthread_mutex_t lock;
@@ -53,10 +54,9 @@ struct ff_dest {
 int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct ff_dest **out,
                         struct ff_error *err)
 {
-    int armed = ff_faults_arm_from_environment(err);
-    if (armed)
-        return armed;
-
+    int rc = ff_faults_start(err);
+    if (rc)
+        return rc;
     struct ff_dest *d = calloc(1, sizeof(*d));
     if (!d)
         return ff_error_set(err, ENOMEM, "destination: out of memory");
@@ -73,9 +73,7 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
     struct ff_link_params p = {.host = a->host, .port = a->port, .timeout_ms = a->timeout_ms};
     struct ff_listener *ls;
 
-    int rc = ff_faults_start(err);
-    if (!rc)
-        rc = ff_tcp_listen(&p, &ls, err);
+    int rc = ff_tcp_listen(&p, &ls, err);
     if (rc)
         return rc;
     rc = ff_dest_new_on_link(a, NULL, out, err);
@@ -187,8 +185,11 @@ int ff_dest_start(struct ff_dest *d, struct ff_error *err)
                              d->peer.regions, err);
     if (rc)
         return rc;
-    d->pager_used = true;
     rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, err);
+    if (rc)
+        ff_pager_free(&d->pager);
+    else
+        d->pager_used = true;
     for (unsigned i = 0; i < d->peer.n_regions && !rc; i++) {
         d->pager.region[d->map[i]].remote = keys[i].addr;
         d->pager.region[d->map[i]].rkey = keys[i].rkey;
@@ -287,19 +288,33 @@ static int send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err)
     return ff_control_send(&d->ctl, ff_wire_put_stats(d->ctl.buf, type, &st), err);
 }
 
+/* The link is broken: a source that left may have said why */
+static int better_reason(struct ff_dest *d, int rc, struct ff_error *err)
+{
+    struct ff_error why;
+    int left = ff_control_expect(&d->ctl, FF_MSG_GO, 0, 0, &why);
+
+    if (left != -EREMOTEIO)
+        return rc;
+    if (err)
+        *err = why;
+    return left;
+}
+
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
 {
     int rc = ff_fault("dest.ready");
     if (rc)
         return ff_error_set(err, -rc, "destination: ready: injected");
-    rc = ff_pager_check(&d->pager, FF_PAGER_BROKEN, err);
-    if (rc)
-        return rc;
     d->load_ns = ff_now_ns() - d->state_ns;
-    /* from here on GO may be under way: a broken link no longer means "not started",
-     * only ff_dest_wait_go() can tell */
-    ff_dest_on_break(d, NULL, NULL);
-    return send_stats(d, FF_MSG_READY, err);
+    rc = ff_pager_check(&d->pager, FF_PAGER_BROKEN, err);
+    if (!rc) {
+        /* from here on GO may be under way: a broken link no longer means "not started",
+         * only ff_dest_wait_go() can tell */
+        ff_dest_on_break(d, NULL, NULL);
+        rc = send_stats(d, FF_MSG_READY, err);
+    }
+    return rc ? better_reason(d, rc, err) : 0;
 }
 
 int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
@@ -387,9 +402,11 @@ void ff_dest_free(struct ff_dest *d)
     if (d->link)
         d->link->ops->shutdown(d->link);
     if (d->pager_used)
-        ff_pager_free(&d->pager);
-    if (d->link)
+        ff_pager_finish(&d->pager);
+    if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
         d->link->ops->free(d->link);
+    if (d->pager_used)
+        ff_pager_free(&d->pager);
     ff_tcp_listener_free(d->listener);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);

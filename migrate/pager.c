@@ -163,7 +163,7 @@ int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
         ff_error_context(&why, "pager: region %s", r->name);
         if (atomic_load(&p->guest_runs)) {
             /* somebody waits for this page and nobody can bring it: whoever let the guest
-             * run on would show it memory that never was (DESIGN invariant 6) */
+             * run on would show it memory that never was (pager.h, invariant 4) */
             ff_log(FF_LOG_ERROR, "%s: aborting, the guest cannot go on", why.text);
             abort();
         }

@@ -36,6 +36,7 @@
 #include "source.h"
 
 #define READY_MS 60000
+#define READY_TURN_MS 1000
 #define GO_WITHIN_MS 30000
 #define RUNNING_MS 60000
 
@@ -67,10 +68,6 @@ struct ff_source {
 
 int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_error *err)
 {
-    int armed = ff_faults_arm_from_environment(err);
-    if (armed)
-        return armed;
-
     int rc = ff_faults_start(err);
     if (rc)
         return rc;
@@ -280,8 +277,15 @@ static int take_stats(struct ff_source *s, struct ff_error *err)
 
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
 {
-    int rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, READY_MS, err);
-    s->ready_ns = ff_now_ns();
+    uint64_t start = ff_now_ns();
+    int rc;
+
+    /* in short turns: ready_ns is before READY was read, however long this process was
+     * stopped in between */
+    do {
+        s->ready_ns = ff_now_ns();
+        rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, READY_TURN_MS, err);
+    } while (rc == -ETIMEDOUT && s->ready_ns - start < READY_MS * 1000000ull);
     return rc < 0 ? rc : take_stats(s, err);
 }
 
@@ -299,13 +303,23 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
 }
 
 
+/* Both sides must be of one mind: a source that stops waiting breaks the link */
+static int give_up_serving(struct ff_source *s, int rc)
+{
+    if (rc)
+        s->link->ops->shutdown(s->link);
+    return rc;
+}
+
 int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
 {
     int rc = ff_fault("source.running");
     if (rc)
         return ff_error_set(err, -rc, "source: wait for RUNNING: injected");
     rc = ff_control_expect(&s->ctl, FF_MSG_RUNNING, 0, RUNNING_MS, err);
-    return rc < 0 ? rc : take_stats(s, err);
+    if (rc >= 0)
+        rc = take_stats(s, err);
+    return give_up_serving(s, rc);
 }
 
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
@@ -315,7 +329,7 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
     do {
         rc = ff_control_expect(&s->ctl, FF_MSG_DONE, FF_MSG_PROGRESS, s->addr.timeout_ms, err);
         if (rc < 0 || take_stats(s, err) < 0)
-            return rc < 0 ? rc : -EPROTO;
+            return give_up_serving(s, rc < 0 ? rc : -EPROTO);
     } while (rc != FF_MSG_DONE);
     withdraw(s);
     s->stage = DONE;

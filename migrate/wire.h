@@ -21,7 +21,7 @@
  *   READY    d->s  statistics
  *   GO       s->d
  *   RUNNING  d->s  statistics
- *   PROGRESS d->s  statistics, at least every 250 ms from RUNNING on
+ *   PROGRESS d->s  statistics, every 200 ms from RUNNING on
  *   DONE     d->s  statistics
  *   WITHDRAWN s->d
  *

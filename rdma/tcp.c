@@ -18,24 +18,22 @@
  * Limits       a stranger that connects and says nothing is dropped after JOIN_TIMEOUT_MS.
  */
 #include <errno.h>
+#include <liburing.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
-#include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 
 #include "cleanup.h"
 #include "error.h"
 #include "fault.h"
 #include "log.h"
 #include "tcp_queue.h"
+#include "tcp_socket.h"
 #include "tcp_wire.h"
 
 #define JOIN_TIMEOUT_MS 2000
@@ -63,133 +61,6 @@ struct tcp_link {
 static struct tcp_link *tcp_of(struct ff_link *l)
 {
     return (struct tcp_link *)l; /* base is the first member */
-}
-
-/* --- sockets --- */
-
-static int ms_left(uint64_t end_ns)
-{
-    uint64_t now = ff_now_ns();
-    return now >= end_ns ? 0 : (int)((end_ns - now + 999999) / 1000000);
-}
-
-/* Wait for @events on @fd: 0, -ETIMEDOUT, -ECANCELED (@cancel_fd readable) */
-static int wait_fd(int fd, short events, int cancel_fd, int timeout_ms)
-{
-    struct pollfd p[2] = {{.fd = fd, .events = events}, {.fd = cancel_fd, .events = POLLIN}};
-    uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
-
-    for (;;) {
-        int rc = poll(p, 2, timeout_ms < 0 ? -1 : ms_left(end));
-        if (rc < 0 && errno == EINTR)
-            continue;
-        if (rc < 0)
-            return -errno;
-        if (cancel_fd >= 0 && p[1].revents)
-            return -ECANCELED;
-        return rc ? 0 : -ETIMEDOUT;
-    }
-}
-
-/* Exactly @len bytes within @timeout_ms */
-static int recv_all(int fd, void *buf, size_t len, int cancel_fd, int timeout_ms)
-{
-    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
-    size_t have = 0;
-
-    while (have < len) {
-        ssize_t n = recv(fd, (uint8_t *)buf + have, len - have, MSG_DONTWAIT);
-        if (n > 0) {
-            have += (size_t)n;
-            continue;
-        }
-        if (n == 0)
-            return -ECONNRESET;
-        if (errno != EAGAIN && errno != EINTR)
-            return -errno;
-        int rc = wait_fd(fd, POLLIN, cancel_fd, ms_left(end));
-        if (rc)
-            return rc;
-    }
-    return 0;
-}
-
-static int send_all(int fd, struct iovec *iov, size_t n_iov, int cancel_fd, int timeout_ms)
-{
-    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
-
-    while (n_iov) {
-        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = n_iov};
-        ssize_t n = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno != EAGAIN && errno != EINTR)
-            return -errno;
-        if (n < 0) {
-            int rc = wait_fd(fd, POLLOUT, cancel_fd, ms_left(end));
-            if (rc)
-                return rc;
-            continue;
-        }
-        while (n_iov && (size_t)n >= iov->iov_len) {
-            n -= (ssize_t)iov->iov_len;
-            iov++;
-            n_iov--;
-        }
-        if (n_iov) {
-            iov->iov_base = (uint8_t *)iov->iov_base + n;
-            iov->iov_len -= (size_t)n;
-        }
-    }
-    return 0;
-}
-
-static void set_options(int fd, int timeout_ms)
-{
-    int one = 1, idle = FF_MAX(timeout_ms / 3000, 1), count = 3;
-    unsigned user = (unsigned)timeout_ms;
-
-    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
-    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &idle, sizeof(idle));
-    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
-    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user, sizeof(user));
-}
-
-static int connect_addr(const struct sockaddr *sa, socklen_t len, int cancel_fd, int timeout_ms)
-{
-    FF_AUTO_CLOSE int fd = socket(sa->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd < 0)
-        return -errno;
-    set_options(fd, timeout_ms);
-    if (connect(fd, sa, len) < 0) {
-        int so = 0;
-        socklen_t so_len = sizeof(so);
-        if (errno != EINPROGRESS)
-            return -errno;
-        int rc = wait_fd(fd, POLLOUT, cancel_fd, timeout_ms);
-        if (rc)
-            return rc;
-        getsockopt(fd, SOL_SOCKET, SO_ERROR, &so, &so_len);
-        if (so)
-            return -so;
-    }
-    int out = fd;
-    fd = -1;
-    return out;
-}
-
-static int resolve(const struct ff_link_params *p, bool passive, struct addrinfo **out,
-                   struct ff_error *err)
-{
-    const char *host = p->host && *p->host ? p->host : NULL;
-    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = passive ? AI_PASSIVE : 0};
-
-    int rc = getaddrinfo(host, p->port, &hints, out);
-    if (rc)
-        return ff_error_set(err, rc == EAI_SYSTEM ? errno : EADDRNOTAVAIL,
-                            "tcp: look up %s:%s: %s", host ? host : "*", p->port,
-                            rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
-    return 0;
 }
 
 /* --- the link --- */
@@ -222,11 +93,11 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
     struct tcp_link *t;
     int fd = -EADDRNOTAVAIL;
 
-    int rc = resolve(p, false, &list, err);
+    int rc = tcp_resolve(p, false, &list, err);
     if (rc)
         return rc;
     for (a = list; a; a = a->ai_next) {
-        fd = connect_addr(a->ai_addr, a->ai_addrlen, cancel_fd, p->timeout_ms);
+        fd = tcp_connect_addr(a->ai_addr, a->ai_addrlen, cancel_fd, p->timeout_ms);
         if (fd >= 0 || fd == -ECANCELED)
             break;
     }
@@ -234,7 +105,7 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
     if (fd < 0)
         return ff_error_set(err, -fd, "tcp: connect to %s:%s: %s%s", p->host, p->port,
                             strerror(-fd),
-                            fd == -ECONNREFUSED ? "; is the destination started with -incoming?"
+                            fd == -ECONNREFUSED ? "; is the destination listening there?"
                                                 : "");
     rc = link_new(fd, p->timeout_ms, &t, err);
     if (rc)
@@ -243,9 +114,6 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
     *out = &t->base;
     return 0;
 }
-
-int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
-                  struct ff_error *err);
 
 static int accept_fd(struct ff_listener *ls, int timeout_ms)
 {
@@ -256,7 +124,7 @@ static int accept_fd(struct ff_listener *ls, int timeout_ms)
         for (unsigned i = 0; i < ls->n; i++)
             p[i] = (struct pollfd){.fd = ls->fd[i], .events = POLLIN};
         p[ls->n] = (struct pollfd){.fd = ls->cancel_fd, .events = POLLIN};
-        int rc = poll(p, ls->n + 1, timeout_ms < 0 ? -1 : ms_left(end));
+        int rc = poll(p, ls->n + 1, timeout_ms < 0 ? -1 : tcp_ms_left(end));
         if (rc < 0 && errno != EINTR)
             return -errno;
         if (rc == 0)
@@ -268,7 +136,7 @@ static int accept_fd(struct ff_listener *ls, int timeout_ms)
                 continue;
             int fd = accept4(ls->fd[i], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
             if (fd >= 0) {
-                set_options(fd, ls->timeout_ms);
+                tcp_set_options(fd, ls->timeout_ms);
                 return fd;
             }
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
@@ -319,17 +187,17 @@ static int open_active(struct tcp_link *t, const uint8_t *session, int timeout_m
     for (enum ff_queue k = 0; k < FF_QUEUES; k++) {
         uint8_t join[TCP_JOIN_LEN];
         struct iovec iov = {.iov_base = join, .iov_len = sizeof(join)};
-        int fd = connect_addr((struct sockaddr *)&peer, len, t->cancel_fd,
+        int fd = tcp_connect_addr((struct sockaddr *)&peer, len, t->cancel_fd,
                               FF_MIN(timeout_ms, t->timeout_ms));
         if (fd < 0)
             return ff_error_set(err, -fd, "tcp: open queue %u: connect: %s", k, strerror(-fd));
         tcp_join_encode(join, k, session);
-        int rc = send_all(fd, &iov, 1, t->cancel_fd, timeout_ms);
+        int rc = tcp_send_all(fd, &iov, 1, t->cancel_fd, timeout_ms);
         if (rc) {
             close(fd);
             return ff_error_set(err, -rc, "tcp: open queue %u: join: %s", k, strerror(-rc));
         }
-        set_options(fd, t->timeout_ms);
+        tcp_set_options(fd, t->timeout_ms);
         rc = add_queue(t, k, fd, err);
         if (rc)
             return rc;
@@ -347,10 +215,10 @@ static int open_passive(struct tcp_link *t, const uint8_t *session, int timeout_
         struct ff_error why;
         enum ff_queue k;
 
-        int fd = accept_fd(t->ls, ms_left(end));
+        int fd = accept_fd(t->ls, tcp_ms_left(end));
         if (fd < 0)
             return ff_error_set(err, -fd, "tcp: wait for the source's queues: %s", strerror(-fd));
-        int rc = recv_all(fd, join, sizeof(join), t->ls->cancel_fd, JOIN_TIMEOUT_MS);
+        int rc = tcp_recv_all(fd, join, sizeof(join), t->ls->cancel_fd, JOIN_TIMEOUT_MS);
         if (rc == -ECANCELED) {
             close(fd);
             return ff_error_set(err, ECANCELED, "tcp: wait for the source's queues: canceled");
@@ -396,7 +264,7 @@ static int tcp_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_
     tcp_ctrl_encode(head, len);
     pthread_mutex_lock(&t->send_lock);
     if (!rc)
-        rc = send_all(t->ctrl_fd, iov, 2, t->cancel_fd, t->timeout_ms);
+        rc = tcp_send_all(t->ctrl_fd, iov, 2, t->cancel_fd, t->timeout_ms);
     pthread_mutex_unlock(&t->send_lock);
     if (rc) {
         l->ops->shutdown(l); /* part of a message may be out: the stream is lost */
@@ -432,7 +300,7 @@ static int tcp_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_erro
         if (n == 0)
             return ff_error_set(err, ECONNRESET, "tcp: receive: the peer closed the connection");
         int rc = errno == EAGAIN || errno == EINTR
-                     ? wait_fd(t->ctrl_fd, POLLIN, t->cancel_fd, ms_left(end))
+                     ? tcp_wait_fd(t->ctrl_fd, POLLIN, t->cancel_fd, tcp_ms_left(end))
                      : -errno;
         if (rc)
             return ff_error_set(err, -rc, "tcp: receive: %s", strerror(-rc));
@@ -534,7 +402,7 @@ static int listen_addr(const struct addrinfo *a)
 int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, struct ff_error *err)
 {
     struct addrinfo *list;
-    int rc = resolve(p, true, &list, err);
+    int rc = tcp_resolve(p, true, &list, err);
     if (rc)
         return rc;
 
@@ -591,4 +459,14 @@ void ff_tcp_listener_free(struct ff_listener *ls)
         close(ls->fd[i]);
     ff_close_fd(&ls->cancel_fd);
     free(ls);
+}
+
+int ff_tcp_probe(void)
+{
+    struct io_uring ring;
+    int rc = io_uring_queue_init(2, &ring, 0);
+
+    if (!rc)
+        io_uring_queue_exit(&ring);
+    return rc;
 }

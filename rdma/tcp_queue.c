@@ -36,13 +36,13 @@
 #include "cleanup.h"
 #include "error.h"
 #include "fault.h"
+#include "runs.h"
 #include "tcp_queue.h"
 #include "tcp_wire.h"
 
 #define RX_BUF (64u << 10)
 #define REPLIES FF_QUEUE_DEPTH
 #define TX_SLOTS (FF_QUEUE_DEPTH + REPLIES)
-#define RUNS_MAX (FF_GRANULES_MAX / 2 + 1)
 #define WC_MAX (2 * FF_QUEUE_DEPTH)
 
 enum { TAG_RECV = 1, TAG_SEND = 2 };
@@ -53,11 +53,6 @@ static bool try_again(int res)
 {
     return res == -EAGAIN || res == -EINTR || res == -ECANCELED;
 }
-
-struct runs {
-    struct iovec iov[RUNS_MAX + 2];
-    unsigned at, n; /* iov[at..n) are still to do */
-};
 
 struct tx_frame {
     uint8_t head[TCP_REQ_LEN];
@@ -95,48 +90,6 @@ struct tcp_queue {
     struct ff_error broken; /* code 0: it is not */
 };
 
-/* --- runs of memory --- */
-
-static void runs_add(struct runs *r, const void *base, size_t len)
-{
-    if (r->n > r->at && (uint8_t *)r->iov[r->n - 1].iov_base + r->iov[r->n - 1].iov_len == base)
-        r->iov[r->n - 1].iov_len += len;
-    else
-        r->iov[r->n++] = (struct iovec){.iov_base = (void *)base, .iov_len = len};
-}
-
-/* Add the granules of [base, base + len) whose bit in @zero is clear */
-static void runs_add_granules(struct runs *r, const void *base, uint32_t len, uint32_t granule,
-                              const uint8_t *zero)
-{
-    unsigned start = r->n; /* a run never joins the frame's head */
-
-    for (uint32_t i = 0; i < len / granule; i++) {
-        const uint8_t *p = (const uint8_t *)base + (size_t)i * granule;
-        if (zero[i / 8] & (1u << (i % 8)))
-            continue;
-        if (r->n == start)
-            r->iov[r->n++] = (struct iovec){.iov_base = (void *)p, .iov_len = granule};
-        else
-            runs_add(r, p, granule);
-    }
-}
-
-static void runs_advance(struct runs *r, size_t n)
-{
-    while (r->at < r->n && n >= r->iov[r->at].iov_len)
-        n -= r->iov[r->at++].iov_len;
-    if (n) {
-        r->iov[r->at].iov_base = (uint8_t *)r->iov[r->at].iov_base + n;
-        r->iov[r->at].iov_len -= n;
-    }
-}
-
-static bool runs_done(const struct runs *r)
-{
-    return r->at == r->n;
-}
-
 /* --- completions and failure --- */
 
 static void add_wc(struct tcp_queue *q, struct ff_wc wc)
@@ -155,6 +108,13 @@ static void break_errno(struct tcp_queue *q, const char *what, int code)
     struct ff_error why;
     ff_error_set(&why, code, "tcp: %s: %s", what, strerror(code));
     break_with(q, &why);
+}
+
+static int broken(const struct tcp_queue *q, struct ff_error *err)
+{
+    if (err)
+        *err = q->broken;
+    return -q->broken.code;
 }
 
 /* --- sending --- */
@@ -469,11 +429,8 @@ static void progress(struct tcp_queue *q)
 
 int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error *err)
 {
-    if (q->broken.code) {
-        if (err)
-            *err = q->broken;
-        return -q->broken.code;
-    }
+    if (q->broken.code)
+        return broken(q, err);
     if (!wr->len_bytes || wr->len_bytes > TCP_MAX_LEN)
         return ff_error_set(err, EINVAL, "tcp: post: length %u (permitted 1..%u)", wr->len_bytes,
                             TCP_MAX_LEN);
@@ -525,11 +482,8 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
             io_uring_submit(&q->ring);
             return (int)got;
         }
-        if (q->broken.code) {
-            if (err)
-                *err = q->broken;
-            return -q->broken.code;
-        }
+        if (q->broken.code)
+            return broken(q, err);
         if (now >= end) {
             io_uring_submit(&q->ring);
             /* what was submitted may be complete already: its completion makes the
@@ -600,14 +554,4 @@ void tcp_queue_free(struct tcp_queue *q)
     io_uring_queue_exit(&q->ring);
     close(q->fd);
     free(q);
-}
-
-int ff_tcp_probe(void)
-{
-    struct io_uring ring;
-    int rc = io_uring_queue_init(2, &ring, 0);
-
-    if (!rc)
-        io_uring_queue_exit(&ring);
-    return rc;
 }

@@ -5,7 +5,7 @@
  * A present page in the middle: EAGAIN and the bytes done; going on there gives EEXIST and the
  * same in the answer field. A discard under way (EVENT_REMOVE not read yet): EAGAIN with no bytes
  * done; the field is then 0 as we left it, or -EAGAIN, so it must be set before every call.
- * Source: ioctl_userfaultfd(2), UFFDIO_COPY; FACTS part 4, seen 8
+ * Source: ioctl_userfaultfd(2), UFFDIO_COPY; measured by this program
  */
 #include "platform.h"
 

@@ -3,7 +3,7 @@
  * dead_target.c - the watched process dies: COPY says ESRCH, WAKE says ok, a pidfd tells
  *
  * The userfaultfd itself stays silent, so a handler in another process must watch a pidfd.
- * Source: FACTS part 4, seen 11; pidfd_open(2); ioctl_userfaultfd(2), UFFDIO_COPY, ESRCH
+ * Source: measured by this program; pidfd_open(2); ioctl_userfaultfd(2), UFFDIO_COPY, ESRCH
  */
 #include "platform.h"
 #include <sys/prctl.h>

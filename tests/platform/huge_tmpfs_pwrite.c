@@ -4,7 +4,7 @@
  *
  * Guards: fill in whole 2 MiB, or register MISSING|MINOR, under which an unfilled page waits. The
  * verdict is about the second. The tmpfs is mounted nowhere and vanishes with the program.
- * Source: FACTS part 4, seen 5; Documentation/filesystems/tmpfs.rst, huge=
+ * Source: measured by this program; Documentation/filesystems/tmpfs.rst, huge=
  */
 #include "platform.h"
 #include <sys/mount.h>

@@ -3,7 +3,7 @@
  * minor_alone_zero.c - MINOR without MISSING: an absent page reads as zeros, and nobody is told
  *
  * The danger is printed. The verdict is about the guard: with MISSING|MINOR the touch waits.
- * Source: FACTS part 4, seen 2; Documentation/admin-guide/mm/userfaultfd.rst, minor faults
+ * Source: measured by this program; Documentation/admin-guide/mm/userfaultfd.rst, minor faults
  */
 #include "platform.h"
 

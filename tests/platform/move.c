@@ -4,7 +4,7 @@
  *
  * Farfork stages pages in anonymous memory that was never shared by fork, never mlocked and is no
  * memfd, and moves them. Refused: EBUSY after a fork, EINVAL for mlocked and memfd sources.
- * Source: ioctl_userfaultfd(2), UFFDIO_MOVE; FACTS part 4, seen 9
+ * Source: ioctl_userfaultfd(2), UFFDIO_MOVE; measured by this program
  */
 #include "platform.h"
 

@@ -5,7 +5,7 @@
  * A thread writes all the time, as a vCPU that nobody stopped. Across the remap it loses nothing,
  * and from the remap on the file does not change, while it keeps on writing. A child's private
  * mapping of the file sees the frozen image.
- * Source: mmap(2), MAP_FIXED and MAP_PRIVATE; DESIGN part 7; FACTS part 4, tried on a live guest
+ * Source: mmap(2), MAP_FIXED and MAP_PRIVATE; measured by this program
  */
 #include "platform.h"
 

@@ -4,7 +4,7 @@
  *
  * Without it the first write to a page that was never touched passes unseen, and a frozen image
  * would change. The verdict: with the feature the write waits until unprotected.
- * Source: ioctl_userfaultfd(2), UFFD_FEATURE_WP_UNPOPULATED; FACTS part 4, seen 10
+ * Source: ioctl_userfaultfd(2), UFFD_FEATURE_WP_UNPOPULATED; measured by this program
  */
 #include "platform.h"
 

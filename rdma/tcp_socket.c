@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * tcp_socket.c - sockets with limits: connect, send and receive, all or nothing
+ */
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "tcp_socket.h"
+
+int tcp_ms_left(uint64_t end_ns)
+{
+    uint64_t now = ff_now_ns();
+    return now >= end_ns ? 0 : (int)((end_ns - now + 999999) / 1000000);
+}
+
+/* Wait for @events on @fd: 0, -ETIMEDOUT, -ECANCELED (@cancel_fd readable) */
+int tcp_wait_fd(int fd, short events, int cancel_fd, int timeout_ms)
+{
+    struct pollfd p[2] = {{.fd = fd, .events = events}, {.fd = cancel_fd, .events = POLLIN}};
+    uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
+
+    for (;;) {
+        int rc = poll(p, 2, timeout_ms < 0 ? -1 : tcp_ms_left(end));
+        if (rc < 0 && errno == EINTR)
+            continue;
+        if (rc < 0)
+            return -errno;
+        if (cancel_fd >= 0 && p[1].revents)
+            return -ECANCELED;
+        return rc ? 0 : -ETIMEDOUT;
+    }
+}
+
+/* Exactly @len bytes within @timeout_ms */
+int tcp_recv_all(int fd, void *buf, size_t len, int cancel_fd, int timeout_ms)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    size_t have = 0;
+
+    while (have < len) {
+        ssize_t n = recv(fd, (uint8_t *)buf + have, len - have, MSG_DONTWAIT);
+        if (n > 0) {
+            have += (size_t)n;
+            continue;
+        }
+        if (n == 0)
+            return -ECONNRESET;
+        if (errno != EAGAIN && errno != EINTR)
+            return -errno;
+        int rc = tcp_wait_fd(fd, POLLIN, cancel_fd, tcp_ms_left(end));
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+int tcp_send_all(int fd, struct iovec *iov, size_t n_iov, int cancel_fd, int timeout_ms)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+
+    while (n_iov) {
+        struct msghdr msg = {.msg_iov = iov, .msg_iovlen = n_iov};
+        ssize_t n = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n < 0 && errno != EAGAIN && errno != EINTR)
+            return -errno;
+        if (n < 0) {
+            int rc = tcp_wait_fd(fd, POLLOUT, cancel_fd, tcp_ms_left(end));
+            if (rc)
+                return rc;
+            continue;
+        }
+        while (n_iov && (size_t)n >= iov->iov_len) {
+            n -= (ssize_t)iov->iov_len;
+            iov++;
+            n_iov--;
+        }
+        if (n_iov) {
+            iov->iov_base = (uint8_t *)iov->iov_base + n;
+            iov->iov_len -= (size_t)n;
+        }
+    }
+    return 0;
+}
+
+void tcp_set_options(int fd, int timeout_ms)
+{
+    int one = 1, idle = FF_MAX(timeout_ms / 3000, 1), count = 3;
+    unsigned user = (unsigned)timeout_ms;
+
+    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+    setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof(one));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &idle, sizeof(idle));
+    setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &count, sizeof(count));
+    setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user, sizeof(user));
+}
+
+int tcp_connect_addr(const struct sockaddr *sa, socklen_t len, int cancel_fd, int timeout_ms)
+{
+    FF_AUTO_CLOSE int fd = socket(sa->sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (fd < 0)
+        return -errno;
+    tcp_set_options(fd, timeout_ms);
+    if (connect(fd, sa, len) < 0) {
+        int so = 0;
+        socklen_t so_len = sizeof(so);
+        if (errno != EINPROGRESS)
+            return -errno;
+        int rc = tcp_wait_fd(fd, POLLOUT, cancel_fd, timeout_ms);
+        if (rc)
+            return rc;
+        getsockopt(fd, SOL_SOCKET, SO_ERROR, &so, &so_len);
+        if (so)
+            return -so;
+    }
+    int out = fd;
+    fd = -1;
+    return out;
+}
+
+int tcp_resolve(const struct ff_link_params *p, bool passive, struct addrinfo **out,
+                   struct ff_error *err)
+{
+    const char *host = p->host && *p->host ? p->host : NULL;
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = passive ? AI_PASSIVE : 0};
+
+    int rc = getaddrinfo(host, p->port, &hints, out);
+    if (rc)
+        return ff_error_set(err, rc == EAI_SYSTEM ? errno : EADDRNOTAVAIL,
+                            "tcp: look up %s:%s: %s", host ? host : "*", p->port,
+                            rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
+    return 0;
+}

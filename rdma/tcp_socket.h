@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * tcp_socket.h - sockets with limits: connect, send and receive, all or nothing
+ *
+ * Sockets are non-blocking. @cancel_fd: -1, or a descriptor that becomes readable to give
+ * up. Functions return 0 or -errno: -ETIMEDOUT, -ECANCELED, -ECONNRESET (end of stream).
+ */
+#ifndef FF_RDMA_TCP_SOCKET_H
+#define FF_RDMA_TCP_SOCKET_H
+
+#include <stdint.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include "link.h"
+
+struct addrinfo;
+
+/* Milliseconds until @end_ns of CLOCK_MONOTONIC, rounded up; 0 when it has passed */
+int tcp_ms_left(uint64_t end_ns);
+
+/* Wait for poll(2) @events; @timeout_ms < 0: without a limit */
+int tcp_wait_fd(int fd, short events, int cancel_fd, int timeout_ms);
+
+int tcp_recv_all(int fd, void *buf, size_t len, int cancel_fd, int timeout_ms);
+
+/* @iov is used up */
+int tcp_send_all(int fd, struct iovec *iov, size_t n_iov, int cancel_fd, int timeout_ms);
+
+/* TCP_NODELAY, and a peer that is silent for @timeout_ms is gone */
+void tcp_set_options(int fd, int timeout_ms);
+
+/* A connected socket, or -errno */
+int tcp_connect_addr(const struct sockaddr *sa, socklen_t len, int cancel_fd, int timeout_ms);
+
+/* To be freed with freeaddrinfo() */
+int tcp_resolve(const struct ff_link_params *p, bool passive, struct addrinfo **out,
+                struct ff_error *err);
+
+#endif
