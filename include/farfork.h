@@ -12,8 +12,9 @@
  * Picture      source                                  destination
  *              ff_source_connect()    -- hello -->     ff_dest_accept()
  *              ff_source_publish()    -- keys -->      ff_dest_start()       pager is up
+ *              ff_source_wait_watched() <- WATCHING -  ff_dest_recv_state()
  *              (pause the guest)
- *              ff_source_send_state() -- state -->     ff_dest_recv_state()
+ *              ff_source_send_state() -- state -->
  *                                                      (load it; faults are served)
  *              ff_source_wait_ready() <-- READY --     ff_dest_ready()
  *              ff_source_go()         -- GO -->        ff_dest_wait_go()
@@ -168,13 +169,17 @@ int ff_source_publish(struct ff_source *s, struct ff_error *err);
 int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
                          const struct ff_page_ref *first, size_t n, struct ff_error *err);
 
+/* Wait until the destination watches its memory: whatever it has to refuse it has refused
+ * by then. Before the guest is paused; without it ff_source_wait_ready() waits for it. */
+int ff_source_wait_watched(struct ff_source *s, struct ff_error *err);
+
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err);
 
 /**
  * ff_source_go() - the point of no return: the destination may run the guest
  *
- * Return: 0; -ETIME: too much time has passed since it was ready, nothing was sent, the
- *         guest may go on here; any other failure: it must not run here again
+ * Return: 0; -ETIME: nothing was sent, since the destination left or would not wait any
+ *         more: the guest may go on here; any other failure: it must not run here again
  */
 int ff_source_go(struct ff_source *s, struct ff_error *err);
 
@@ -221,7 +226,8 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err);
 /* Watch every region and take the source's keys: from here on faults are served */
 int ff_dest_start(struct ff_dest *d, struct ff_error *err);
 
-/* @state: to be freed by the caller with free() */
+/* Say that memory is watched and empty, and wait for the device state.
+ * @state: to be freed by the caller with free() */
 int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_error *err);
 
 /**

@@ -42,6 +42,9 @@ static int get_number(const char *name, const char *text, unsigned long min, uns
     return 0;
 }
 
+/* After GO a guest is lost with its link: be patient with a host that stalls */
+#define GO_PATIENCE 8
+
 static int set_option(struct ff_address *a, const char *name, const char *value,
                       struct ff_error *err)
 {
@@ -147,6 +150,7 @@ int ff_address_parse(const char *text, struct ff_address **out, struct ff_error 
         rc = set_options(a, comma + 1, err);
     if (rc)
         return rc;
+    a->go_timeout_ms = a->timeout_ms * GO_PATIENCE;
     *out = a;
     a = NULL;
     return 0;

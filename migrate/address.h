@@ -13,6 +13,7 @@ struct ff_address {
     char host[256]; /* "": any */
     char port[8];
     int timeout_ms; /* a peer silent for so long is gone */
+    int go_timeout_ms; /* likewise, once GO was sent: a break then cannot be undone */
     uint32_t chunk_bytes;
     unsigned window; /* chunks of prefill in flight */
     enum ff_landing_choice landing;

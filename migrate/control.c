@@ -15,12 +15,31 @@ static int or_cancelled(struct ff_control *c, int rc, struct ff_error *err)
     return rc;
 }
 
+/* The message just received is a REFUSE */
+static int refused(struct ff_control *c, struct ff_error *err)
+{
+    char text[FF_WIRE_TEXT_MAX + 1];
+    int rc = ff_wire_get_refuse(c->buf, (size_t)c->len, text, err);
+
+    return rc ? rc : ff_error_set(err, EREMOTEIO, "the peer ended it: %s", text);
+}
+
+/* The link is broken: a peer that left may have said why */
+static int better_reason(struct ff_control *c, int rc, struct ff_error *err)
+{
+    struct ff_error why;
+
+    if (ff_control_expect(c, FF_MSG_REFUSE, 0, 0, &why) != FF_MSG_REFUSE)
+        return rc;
+    return refused(c, err);
+}
+
 int ff_control_send(struct ff_control *c, int len, struct ff_error *err)
 {
     if (len < 0)
         return len;
     int rc = c->link->ops->send(c->link, c->buf, (uint32_t)len, err);
-    return rc ? or_cancelled(c, rc, err) : 0;
+    return rc ? better_reason(c, or_cancelled(c, rc, err), err) : 0;
 }
 
 int ff_control_expect(struct ff_control *c, enum ff_msg want, unsigned also, int timeout_ms,
@@ -35,11 +54,8 @@ int ff_control_expect(struct ff_control *c, enum ff_msg want, unsigned also, int
     int type = ff_wire_type(c->buf, (size_t)len, err);
     if (type < 0 || type == (int)want || (also && type == (int)also))
         return type;
-    if (type == FF_MSG_REFUSE) {
-        char text[FF_WIRE_TEXT_MAX + 1];
-        int rc = ff_wire_get_refuse(c->buf, (size_t)len, text, err);
-        return rc ? rc : ff_error_set(err, EREMOTEIO, "the peer ended it: %s", text);
-    }
+    if (type == FF_MSG_REFUSE)
+        return refused(c, err);
     return ff_error_set(err, EPROTO, "wire: read message: %s (want %s)", ff_msg_name((unsigned)type),
                         ff_msg_name(want));
 }

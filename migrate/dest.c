@@ -41,6 +41,7 @@ struct ff_dest {
     struct ff_hello peer;
     uint32_t map[FF_WIRE_REGIONS_MAX]; /* the source's number of a region -> ours */
     struct ff_pager pager;
+    pthread_mutex_t pager_lock; /* starting and finishing it */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;
     _Atomic uint64_t load_ns, start_ns, complete_ns;
@@ -64,6 +65,7 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
     d->link = d->ctl.link = link;
     d->ctl.cancelled = &d->cancelled;
     pthread_mutex_init(&d->lock, NULL);
+    pthread_mutex_init(&d->pager_lock, NULL);
     *out = d;
     return 0;
 }
@@ -174,6 +176,22 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 
 /* --- pager and state --- */
 
+/* Under pager_lock, so that it is whole, or not there, for ff_dest_give_up() */
+static int start_pager(struct ff_dest *d, const struct ff_wire_key *keys, struct ff_error *err)
+{
+    int rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, err);
+    if (rc) {
+        ff_pager_free(&d->pager);
+        return rc;
+    }
+    d->pager_used = true;
+    for (unsigned i = 0; i < d->peer.n_regions; i++) {
+        d->pager.region[d->map[i]].remote = keys[i].addr;
+        d->pager.region[d->map[i]].rkey = keys[i].rkey;
+    }
+    return ff_pager_start(&d->pager, err);
+}
+
 int ff_dest_start(struct ff_dest *d, struct ff_error *err)
 {
     struct ff_wire_key keys[FF_WIRE_REGIONS_MAX];
@@ -185,17 +203,10 @@ int ff_dest_start(struct ff_dest *d, struct ff_error *err)
                              d->peer.regions, err);
     if (rc)
         return rc;
-    rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, err);
-    if (rc)
-        ff_pager_free(&d->pager);
-    else
-        d->pager_used = true;
-    for (unsigned i = 0; i < d->peer.n_regions && !rc; i++) {
-        d->pager.region[d->map[i]].remote = keys[i].addr;
-        d->pager.region[d->map[i]].rkey = keys[i].rkey;
-    }
-    if (!rc)
-        rc = ff_pager_start(&d->pager, err);
+    pthread_mutex_lock(&d->pager_lock);
+    rc = atomic_load(&d->cancelled) ? ff_error_set(err, ECANCELED, "canceled")
+                                    : start_pager(d, keys, err);
+    pthread_mutex_unlock(&d->pager_lock);
     if (!rc && ff_fault("dest.pager"))
         rc = ff_error_set(err, EIO, "destination: injected");
     if (rc)
@@ -212,6 +223,14 @@ void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *wh
     if (broken && fn)
         fn(opaque, d->pager.why.text);
     pthread_mutex_unlock(&d->pager.lock);
+}
+
+static void finish_pager(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->pager_lock);
+    if (d->pager_used)
+        ff_pager_finish(&d->pager);
+    pthread_mutex_unlock(&d->pager_lock);
 }
 
 static int recv_first(struct ff_dest *d, unsigned n, struct ff_error *err)
@@ -239,8 +258,11 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
 {
     struct ff_state_head head;
 
+    /* memory is empty and watched: whatever this side had to refuse it has refused */
+    int rc = ff_control_send(&d->ctl, ff_wire_put_empty(d->ctl.buf, FF_MSG_WATCHING), err);
+    if (rc)
+        return rc;
     /* the guest still runs at the source and may do so for as long as it likes */
-    int rc;
     while ((rc = ff_control_expect(&d->ctl, FF_MSG_STATE, 0, 1000, err)) == -ETIMEDOUT)
         ;
     if (rc >= 0)
@@ -288,19 +310,6 @@ static int send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err)
     return ff_control_send(&d->ctl, ff_wire_put_stats(d->ctl.buf, type, &st), err);
 }
 
-/* The link is broken: a source that left may have said why */
-static int better_reason(struct ff_dest *d, int rc, struct ff_error *err)
-{
-    struct ff_error why;
-    int left = ff_control_expect(&d->ctl, FF_MSG_GO, 0, 0, &why);
-
-    if (left != -EREMOTEIO)
-        return rc;
-    if (err)
-        *err = why;
-    return left;
-}
-
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
 {
     int rc = ff_fault("dest.ready");
@@ -314,7 +323,7 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
         ff_dest_on_break(d, NULL, NULL);
         rc = send_stats(d, FF_MSG_READY, err);
     }
-    return rc ? better_reason(d, rc, err) : 0;
+    return rc;
 }
 
 int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
@@ -326,6 +335,8 @@ int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
     if (rc)
         return rc;
     atomic_store(&d->pager.guest_runs, true);
+    atomic_store(&d->pager.silence_ms, d->addr.go_timeout_ms);
+    d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
     d->go_ns = ff_now_ns();
     /* a link that broke lets the guest go on; a page that could not be installed does not */
     return ff_pager_check(&d->pager, FF_PAGER_FAILED, err);
@@ -351,7 +362,7 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     if (rc)
         return rc;
     d->complete_ns = ff_now_ns() - d->running_ns;
-    ff_pager_finish(&d->pager);
+    finish_pager(d);
     /* every page is here: a source that no longer listens changes nothing for the guest */
     if (send_stats(d, FF_MSG_DONE, &why) ||
         ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, &why) < 0)
@@ -362,8 +373,7 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
 void ff_dest_give_up(struct ff_dest *d)
 {
     ff_dest_cancel(d);
-    if (d->pager_used)
-        ff_pager_finish(&d->pager);
+    finish_pager(d);
 }
 
 void ff_dest_cancel(struct ff_dest *d)
@@ -401,8 +411,7 @@ void ff_dest_free(struct ff_dest *d)
         return;
     if (d->link)
         d->link->ops->shutdown(d->link);
-    if (d->pager_used)
-        ff_pager_finish(&d->pager);
+    finish_pager(d);
     if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
         d->link->ops->free(d->link);
     if (d->pager_used)
@@ -411,5 +420,6 @@ void ff_dest_free(struct ff_dest *d)
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);
     pthread_mutex_destroy(&d->lock);
+    pthread_mutex_destroy(&d->pager_lock);
     free(d);
 }

@@ -290,10 +290,10 @@ static void check_silence(struct ff_pager *p)
     struct ff_error why;
 
     if (f->broken || !f->n_busy ||
-        ff_now_ns() - f->last_progress_ns < (uint64_t)p->opts->timeout_ms * 1000000u)
+        ff_now_ns() - f->last_progress_ns < (uint64_t)p->silence_ms * 1000000u)
         return;
     ff_error_set(&why, ETIMEDOUT, "pager: %u reads for faults unanswered for %d s", f->n_busy,
-                 p->opts->timeout_ms / 1000);
+                 p->silence_ms / 1000);
     broke(p, &why);
 }
 

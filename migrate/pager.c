@@ -59,6 +59,7 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     memset(p, 0, sizeof(*p));
     p->link = link;
     p->opts = opts;
+    p->silence_ms = opts->timeout_ms;
     p->uffd.fd = p->uffd.keep_fd = -1;
     pthread_mutex_init(&p->lock, NULL);
     pthread_condattr_init(&attr);

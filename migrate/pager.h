@@ -99,6 +99,7 @@ struct ff_pager {
     struct ff_error why;
     _Atomic bool image_frozen; /* the source's guest is paused: what is read is the image */
     _Atomic bool guest_runs;
+    _Atomic int silence_ms; /* reads unanswered for so long: the link is broken */
     void (*on_break)(void *opaque, const char *why); /* under lock; NULL: nobody asks */
     void *on_break_opaque;
 

@@ -228,9 +228,9 @@ static int turn(struct ff_pager *p, struct ff_error *why)
     uint64_t now = ff_now_ns();
     if (n)
         e->last_progress_ns = now;
-    else if (now - e->last_progress_ns > (uint64_t)p->opts->timeout_ms * 1000000u)
+    else if (now - e->last_progress_ns > (uint64_t)p->silence_ms * 1000000u)
         return ff_error_set(why, ETIMEDOUT, "pager: %u reads of prefill unanswered for %d s",
-                            e->n_busy, p->opts->timeout_ms / 1000);
+                            e->n_busy, p->silence_ms / 1000);
     for (int i = 0; i < n; i++) {
         rc = ff_fault("dest.prefill");
         if (rc)

@@ -3,6 +3,7 @@
  * regions.c - one side's table of regions, and how it is compared with the peer's
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,6 +11,16 @@
 #include "regions.h"
 
 #define PSIZE_MAX (2u << 20)
+
+/* Two processes with one file as their RAM: emptying the destination's would empty the
+ * running source's. The lock (open file description lock, first byte) is advisory and goes
+ * with the descriptor. */
+static int lock_file(const struct ff_region *r, short type)
+{
+    struct flock fl = {
+        .l_type = type, .l_whence = SEEK_SET, .l_start = (off_t)r->fd_offset, .l_len = 1};
+    return fcntl(r->fd, F_OFD_SETLK, &fl) < 0 ? -errno : 0;
+}
 
 int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_error *err)
 {
@@ -37,6 +48,10 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
             (uintptr_t)t->r[i].host < (uintptr_t)r->host + r->len_bytes)
             return ff_error_set(err, EEXIST, "regions: add %s: overlaps %s", r->name, t->r[i].name);
     }
+    int rc = r->fd >= 0 ? lock_file(r, F_WRLCK) : 0;
+    if (rc == -EAGAIN || rc == -EACCES)
+        return ff_error_set(err, EBUSY, "regions: add %s: another process moves a guest whose memory is the same file; "
+                            "source and destination need a file each", r->name);
     char *name = strdup(r->name);
     if (!name)
         return ff_error_set(err, ENOMEM, "regions: add %s: out of memory", r->name);
@@ -47,8 +62,12 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
 
 void ff_regions_free(struct ff_regions *t)
 {
-    while (t->n)
-        free((char *)t->r[--t->n].name);
+    while (t->n) {
+        struct ff_region *r = &t->r[--t->n];
+        if (r->fd >= 0)
+            lock_file(r, F_UNLCK);
+        free((char *)r->name);
+    }
 }
 
 int ff_regions_hello(const struct ff_regions *t, const char *config, struct ff_hello *h,

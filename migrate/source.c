@@ -13,10 +13,12 @@
  *              ff_source_publish() on: it answers reads of guest memory and takes no lock
  *              of anybody else. lock guards stats and link against cancel.
  * Ownership    regions are the caller's. Threads end, keys go, then the link is freed.
- * Limits       READY_MS: a destination that loads for longer is given up while the guest
- *              can still go on here. GO_WITHIN_MS: READY is stale after that; it is less
- *              than the destination waits for GO (dest.c), so that a source that was
- *              stopped for a while never lets go to somebody who has left.
+ * Limits       WATCHING_MS: emptying a large destination; the guest still runs.
+ *              READY_MS: a destination that loads for longer is given up while the guest
+ *              can still go on here. GO_WITHIN_MS: counted from the last byte of state,
+ *              which is before READY; less than the destination waits for GO after READY
+ *              (dest.c), so that a source that was stopped for a while never lets go to
+ *              somebody who has left.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -35,9 +37,9 @@
 #include "regions.h"
 #include "source.h"
 
-#define READY_MS 60000
-#define READY_TURN_MS 1000
-#define GO_WITHIN_MS 30000
+#define WATCHING_MS 60000
+#define READY_MS 30000
+#define GO_WITHIN_MS 45000
 #define RUNNING_MS 60000
 
 enum stage { NEW, CONNECTED, PUBLISHED, SENT, GONE, DONE };
@@ -54,9 +56,11 @@ struct ff_source {
     struct ff_regions regions;
     struct ff_control ctl;
     enum stage stage;
-    uint64_t ready_ns;
+    uint64_t sent_ns; /* when the last of the state went out */
+    bool watched;
     int cancel_fd;
     _Atomic bool cancelled, stop;
+    pthread_mutex_t servers_lock; /* starting and stopping them */
     struct server server[FF_QUEUES];
     struct ff_mr mr[FF_WIRE_REGIONS_MAX];
 
@@ -82,6 +86,7 @@ int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_
     s->addr = *a;
     s->ctl.cancelled = &s->cancelled;
     pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->servers_lock, NULL);
     *out = s;
     return 0;
 }
@@ -163,7 +168,8 @@ static int start_servers(struct ff_source *s, struct ff_error *err)
 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    for (int q = 0; q < FF_QUEUES && !rc; q++) {
+    pthread_mutex_lock(&s->servers_lock);
+    for (int q = 0; q < FF_QUEUES && !rc && !atomic_load(&s->stop); q++) {
         struct server *sv = &s->server[q];
         sv->s = s;
         sv->queue = (enum ff_queue)q;
@@ -172,12 +178,14 @@ static int start_servers(struct ff_source *s, struct ff_error *err)
         if (!rc)
             pthread_setname_np(sv->thread, names[q]);
     }
+    pthread_mutex_unlock(&s->servers_lock);
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     return rc ? ff_error_set(err, rc, "source: start a serving thread: %s", strerror(rc)) : 0;
 }
 
 static void stop_servers(struct ff_source *s)
 {
+    pthread_mutex_lock(&s->servers_lock);
     atomic_store(&s->stop, true);
     if (s->link)
         s->link->ops->shutdown(s->link); /* what was sent still arrives */
@@ -186,6 +194,7 @@ static void stop_servers(struct ff_source *s)
             pthread_join(s->server[q].thread, NULL);
         s->server[q].up = false;
     }
+    pthread_mutex_unlock(&s->servers_lock);
 }
 
 /* From here on no key works: what the peer still asks for is refused */
@@ -257,8 +266,10 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
                              err);
         at += some;
     }
-    if (!rc)
+    if (!rc) {
         s->stage = SENT;
+        s->sent_ns = ff_now_ns();
+    }
     return rc;
 }
 
@@ -275,18 +286,34 @@ static int take_stats(struct ff_source *s, struct ff_error *err)
     return 0;
 }
 
+int ff_source_wait_watched(struct ff_source *s, struct ff_error *err)
+{
+    if (s->watched)
+        return 0;
+    int rc = ff_control_expect(&s->ctl, FF_MSG_WATCHING, 0, WATCHING_MS, err);
+    if (rc >= 0)
+        rc = ff_wire_get_empty(s->ctl.buf, (size_t)s->ctl.len, err);
+    s->watched = !rc;
+    return rc;
+}
+
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
 {
-    uint64_t start = ff_now_ns();
-    int rc;
-
-    /* in short turns: ready_ns is before READY was read, however long this process was
-     * stopped in between */
-    do {
-        s->ready_ns = ff_now_ns();
-        rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, READY_TURN_MS, err);
-    } while (rc == -ETIMEDOUT && s->ready_ns - start < READY_MS * 1000000ull);
+    int rc = ff_source_wait_watched(s, err);
+    if (rc)
+        return rc;
+    rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, READY_MS, err);
     return rc < 0 ? rc : take_stats(s, err);
+}
+
+/* Nothing may have been heard since READY: a destination that left is not given the guest */
+static int check_peer_waits(struct ff_source *s, struct ff_error *err)
+{
+    int rc = ff_control_expect(&s->ctl, FF_MSG_WITHDRAWN, 0, 0, err);
+    if (rc == -ETIMEDOUT)
+        return 0;
+    ff_error_context(err, "go: the destination no longer waits");
+    return -ETIME;
 }
 
 int ff_source_go(struct ff_source *s, struct ff_error *err)
@@ -294,14 +321,23 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
     int rc = ff_fault("source.go");
     if (rc)
         return ff_error_set(err, -rc, "source: go: injected");
-    uint64_t late_ms = (ff_now_ns() - s->ready_ns) / 1000000u;
+    uint64_t late_ms = (ff_now_ns() - s->sent_ns) / 1000000u;
     if (s->stage != SENT || late_ms > GO_WITHIN_MS)
-        return ff_error_set(err, ETIME, "source: go: the destination was ready %llu ms ago (limit %d)",
+        return ff_error_set(err, ETIME, "source: go: the state was sent %llu ms ago (limit %d)",
                             (unsigned long long)late_ms, GO_WITHIN_MS);
+    rc = check_peer_waits(s, err);
+    if (rc)
+        return rc;
     s->stage = GONE;
-    return ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_GO), err);
+    s->link->ops->set_timeout(s->link, s->addr.go_timeout_ms);
+    rc = s->link->ops->send(s->link, s->ctl.buf,
+                            (uint32_t)ff_wire_put_empty(s->ctl.buf, FF_MSG_GO), err);
+    if (rc == -ECONNRESET || rc == -EPIPE) {
+        s->stage = SENT; /* nothing left this side */
+        return -ETIME;
+    }
+    return rc;
 }
-
 
 /* Both sides must be of one mind: a source that stops waiting breaks the link */
 static int give_up_serving(struct ff_source *s, int rc)
@@ -327,7 +363,8 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
     int rc;
 
     do {
-        rc = ff_control_expect(&s->ctl, FF_MSG_DONE, FF_MSG_PROGRESS, s->addr.timeout_ms, err);
+        rc = ff_control_expect(&s->ctl, FF_MSG_DONE, FF_MSG_PROGRESS, s->addr.go_timeout_ms,
+                               err);
         if (rc < 0 || take_stats(s, err) < 0)
             return give_up_serving(s, rc < 0 ? rc : -EPROTO);
     } while (rc != FF_MSG_DONE);
@@ -385,5 +422,6 @@ void ff_source_free(struct ff_source *s)
     ff_regions_free(&s->regions);
     ff_close_fd(&s->cancel_fd);
     pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->servers_lock);
     free(s);
 }

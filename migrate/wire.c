@@ -21,7 +21,7 @@ static const char *const names[] = {
     [FF_MSG_PUBLISH] = "PUBLISH",   [FF_MSG_STATE] = "STATE",       [FF_MSG_FIRST] = "FIRST",
     [FF_MSG_DATA] = "DATA",         [FF_MSG_READY] = "READY",       [FF_MSG_GO] = "GO",
     [FF_MSG_RUNNING] = "RUNNING",   [FF_MSG_PROGRESS] = "PROGRESS", [FF_MSG_DONE] = "DONE",
-    [FF_MSG_WITHDRAWN] = "WITHDRAWN",
+    [FF_MSG_WITHDRAWN] = "WITHDRAWN", [FF_MSG_WATCHING] = "WATCHING",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_MSG_LAST + 1, "a name for every message");
 

@@ -15,6 +15,7 @@
  *   WELCOME  d->s  version 2, 0 2, features 4, session 16
  *   REFUSE   both  text ...              instead of any other message: why it ends here
  *   PUBLISH  s->d  each region: address 8, rkey 4
+ *   WATCHING d->s                        memory is empty and watched: the guest may stop
  *   STATE    s->d  total 8, first-touch pages 4; then FIRST and DATA until all are there
  *   FIRST    s->d  each page: region 4, offset 8
  *   DATA     s->d  device state ...
@@ -62,7 +63,8 @@ enum ff_msg {
     FF_MSG_PROGRESS,
     FF_MSG_DONE,
     FF_MSG_WITHDRAWN,
-    FF_MSG_LAST = FF_MSG_WITHDRAWN,
+    FF_MSG_WATCHING,
+    FF_MSG_LAST = FF_MSG_WATCHING,
 };
 
 struct ff_wire_region {

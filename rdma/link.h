@@ -102,10 +102,14 @@ struct ff_link_ops {
     /* Readable when poll() has something to do; valid until free() */
     int (*fd)(struct ff_link *l, enum ff_queue q);
 
+    /* 0, or the link is broken; -ECONNRESET or -EPIPE: nothing of the message left this side */
     int (*send)(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err);
 
     /* Bytes received into @buf (FF_MSG_MAX large), -ETIMEDOUT, or the link is broken */
     int (*recv)(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err);
+
+    /* From now on a peer may be silent for so long before it counts as gone */
+    void (*set_timeout)(struct ff_link *l, int timeout_ms);
 
     void (*shutdown)(struct ff_link *l); /* break it: wakes every wait, on both sides */
     void (*free)(struct ff_link *l);     /* no other thread may be inside */

@@ -263,6 +263,12 @@ static int loop_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_err
     return down ? broken(err) : ff_error_set(err, ETIMEDOUT, "loop: receive: timed out");
 }
 
+static void loop_set_timeout(struct ff_link *l, int timeout_ms)
+{
+    (void)l; /* a peer in this process is never silent */
+    (void)timeout_ms;
+}
+
 static void loop_free(struct ff_link *l)
 {
     struct loop_pipe *p = end_of(l)->pipe;
@@ -298,6 +304,7 @@ static const struct ff_link_ops loop_ops = {
     .fd = loop_fd,
     .send = loop_send,
     .recv = loop_recv,
+    .set_timeout = loop_set_timeout,
     .shutdown = loop_shutdown,
     .free = loop_free,
 };

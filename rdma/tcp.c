@@ -338,6 +338,19 @@ static int tcp_fd(struct ff_link *l, enum ff_queue q)
     return tcp_queue_fd(tcp_of(l)->q[q]);
 }
 
+static void tcp_set_timeout(struct ff_link *l, int timeout_ms)
+{
+    struct tcp_link *t = tcp_of(l);
+
+    pthread_mutex_lock(&t->fds_lock);
+    t->timeout_ms = timeout_ms;
+    tcp_set_options(t->ctrl_fd, timeout_ms);
+    for (int k = 0; k < FF_QUEUES; k++)
+        if (t->q[k])
+            tcp_queue_set_timeout(t->q[k], timeout_ms);
+    pthread_mutex_unlock(&t->fds_lock);
+}
+
 static void tcp_shutdown(struct ff_link *l)
 {
     struct tcp_link *t = tcp_of(l);
@@ -375,6 +388,7 @@ static const struct ff_link_ops tcp_ops = {
     .fd = tcp_fd,
     .send = tcp_send,
     .recv = tcp_recv,
+    .set_timeout = tcp_set_timeout,
     .shutdown = tcp_shutdown,
     .free = tcp_free,
 };

@@ -38,6 +38,7 @@
 #include "fault.h"
 #include "runs.h"
 #include "tcp_queue.h"
+#include "tcp_socket.h"
 #include "tcp_wire.h"
 
 #define RX_BUF (64u << 10)
@@ -507,6 +508,11 @@ int tcp_queue_fd(struct tcp_queue *q)
 void tcp_queue_shutdown(struct tcp_queue *q)
 {
     shutdown(q->fd, SHUT_RDWR);
+}
+
+void tcp_queue_set_timeout(struct tcp_queue *q, int timeout_ms)
+{
+    tcp_set_options(q->fd, timeout_ms);
 }
 
 int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tcp_queue **out,

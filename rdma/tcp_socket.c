@@ -65,18 +65,20 @@ int tcp_recv_all(int fd, void *buf, size_t len, int cancel_fd, int timeout_ms)
 int tcp_send_all(int fd, struct iovec *iov, size_t n_iov, int cancel_fd, int timeout_ms)
 {
     uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    bool some = false; /* a part is out */
 
     while (n_iov) {
         struct msghdr msg = {.msg_iov = iov, .msg_iovlen = n_iov};
         ssize_t n = sendmsg(fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (n < 0 && errno != EAGAIN && errno != EINTR)
-            return -errno;
+            return some ? -EIO : -errno;
         if (n < 0) {
             int rc = tcp_wait_fd(fd, POLLOUT, cancel_fd, tcp_ms_left(end));
             if (rc)
                 return rc;
             continue;
         }
+        some = true;
         while (n_iov && (size_t)n >= iov->iov_len) {
             n -= (ssize_t)iov->iov_len;
             iov++;

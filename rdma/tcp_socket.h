@@ -24,7 +24,7 @@ int tcp_wait_fd(int fd, short events, int cancel_fd, int timeout_ms);
 
 int tcp_recv_all(int fd, void *buf, size_t len, int cancel_fd, int timeout_ms);
 
-/* @iov is used up */
+/* @iov is used up. -EIO: it failed after a part was sent; otherwise nothing was */
 int tcp_send_all(int fd, struct iovec *iov, size_t n_iov, int cancel_fd, int timeout_ms);
 
 /* TCP_NODELAY, and a peer that is silent for @timeout_ms is gone */

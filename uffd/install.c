@@ -13,7 +13,8 @@
 #include "error.h"
 #include "uffd.h"
 
-/* The kernel says EAGAIN while the address space changes; that takes microseconds */
+/* The kernel says EAGAIN while the address space changes, which takes microseconds, and
+ * ENOMEM while a memory cgroup is squeezed, which may take a moment */
 #define AGAIN_LIMIT_NS 5000000000ull
 
 #define READ_BATCH 32
@@ -104,7 +105,7 @@ static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_
 
     while (len) {
         int64_t n = install_once(u, (uintptr_t)r->host + offset, src, len, as_continue);
-        if (n == -EAGAIN) {
+        if (n == -EAGAIN || n == -ENOMEM) {
             uint64_t now = ff_now_ns();
             start = start ? start : now;
             if (now - start < AGAIN_LIMIT_NS) {
