@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+#
+# tests.mk - unit tests, loop tests, fuzzers, and who runs them
+
+.PHONY: check check-unit check-asan check-tsan check-fuzz check-full check-sanitized
+.PHONY: unit-tests loop-tests fuzzers
+
+# E2E_TESTS: programs and scripts, each with a limit in seconds: tests/e2e/NAME:SECONDS. Exit
+# code 77 skips, with the reason as the last line; see tests/run.
+-include tests/e2e/e2e.mk
+E2E_TESTS ?=
+
+FUZZ_SECONDS ?= 60
+
+# Where a sanitizer needs fixed addresses and the host permits to ask for them
+NO_ASLR = $(shell setarch -R true 2> /dev/null && echo setarch -R)
+RUN_ENV := FARFORK_TOP=$(CURDIR) FARFORK_BUILD=$(abspath $(BUILD))
+
+TEST_CFLAGS = $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,$(LIB_DIRS) include)
+TEST_LIBS := $(LIB_LIBS)
+
+# --- unit: one CMocka program a subject ---
+
+UNIT_TESTS := $(patsubst %.c,$(BUILD)/%,$(sort $(wildcard tests/unit/*.c)))
+unit-tests: $(UNIT_TESTS)
+
+WRAP_ALLOC := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=strdup
+$(BUILD)/tests/unit/wire: TEST_LDFLAGS := $(WRAP_ALLOC)
+
+$(UNIT_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@echo "  TEST    $@"
+	@$(CC) $(TEST_CFLAGS) $(TEST_LDFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a -lcmocka $(TEST_LIBS)
+
+# --- loop: whole moves in one process ---
+
+LOOP_SUPPORT := harness memory move
+LOOP_OBJ := $(LOOP_SUPPORT:%=$(BUILD)/obj/tests/loop/%.o)
+LOOP_SRC := $(filter-out $(LOOP_SUPPORT:%=tests/loop/%.c),$(sort $(wildcard tests/loop/*.c)))
+LOOP_TESTS := $(LOOP_SRC:%.c=$(BUILD)/%)
+loop-tests: $(LOOP_TESTS)
+
+$(LOOP_OBJ): $(BUILD)/obj/%.o: %.c tests/tests.mk | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@echo "  CC      $<"
+	@$(CC) $(TEST_CFLAGS) -c -o $@ $<
+
+$(LOOP_TESTS): $(BUILD)/%: %.c $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@echo "  TEST    $@"
+	@$(CC) $(TEST_CFLAGS) -iquote tests/platform -o $@ $< $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a \
+	    $(TEST_LIBS)
+
+# --- fuzzers: clang's; seeds are made, not kept ---
+
+FUZZERS := $(BUILD)/fuzz/wire_fuzz $(BUILD)/fuzz/queue_fuzz
+FUZZ_CFLAGS = $(filter-out $(OPT),$(CFLAGS)) -O1 -MMD -MP -fsanitize=fuzzer,address \
+              $(addprefix -iquote ,$(LIB_DIRS) include)
+fuzzers: $(FUZZERS) $(BUILD)/fuzz/.seeds
+
+$(FUZZERS): $(BUILD)/fuzz/%: tests/fuzz/%.c tests/tests.mk | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@echo "  FUZZ    $@"
+	@clang $(FUZZ_CFLAGS) -o $@ $< $(TEST_LIBS)
+
+$(BUILD)/fuzz/seeds: tests/fuzz/seeds.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a $(TEST_LIBS)
+
+$(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
+	@mkdir -p $(BUILD)/fuzz/wire $(BUILD)/fuzz/queue
+	@$< $(BUILD)/fuzz/wire $(BUILD)/fuzz/queue
+	@touch $@
+
+-include $(UNIT_TESTS:=.d) $(LOOP_OBJ:.o=.d) $(LOOP_TESTS:=.d) $(FUZZERS:=.d)
+
+# --- running; what a run needs is built before it starts ---
+
+RUN_LOOP := $(LOOP_TESTS:=:180)
+RUN_UNIT := $(UNIT_TESTS:=:120)
+RUN_PLATFORM := $(PLATFORM_TESTS:=:15)
+run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 60)')
+
+check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
+	@$(RUN_ENV) tests/run $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM)
+
+check: all $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) fuzzers
+	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
+	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(E2E_TESTS)
+
+check-fuzz: fuzzers
+	@$(RUN_ENV) tests/run $(call run_fuzz,$(FUZZ_SECONDS))
+
+# The library and its tests once more, in a folder of their own. MAKEFLAGS is emptied because
+# the sub-make sets -j itself. report_thread_leaks=0: a test of a broken link ends by _exit()
+# while threads are blocked in faults for good, as it must.
+SUB_MAKE = MAKEFLAGS= $(MAKE) --no-print-directory $(MAKEOVERRIDES)
+ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+TSAN_FLAGS := -fsanitize=thread -fno-omit-frame-pointer
+
+check-asan:
+	@ASAN_OPTIONS=detect_leaks=1 $(SUB_MAKE) BUILD=$(BUILD)/asan \
+	    SANITIZE='$(ASAN_FLAGS)' check-sanitized
+
+check-tsan:
+	@TSAN_OPTIONS='halt_on_error=1 report_thread_leaks=0 suppressions=$(CURDIR)/tests/tsan.supp' \
+	    $(SUB_MAKE) BUILD=$(BUILD)/tsan \
+	    SANITIZE='$(TSAN_FLAGS)' RUN_PREFIX='$(NO_ASLR)' check-sanitized
+
+check-sanitized: $(UNIT_TESTS) $(LOOP_TESTS)
+	@$(RUN_ENV) $(RUN_PREFIX) tests/run --limit 300 $(UNIT_TESTS) $(LOOP_TESTS)
+
+check-full: check
+	@$(SUB_MAKE) check-asan
+	@$(SUB_MAKE) check-tsan
+	@$(SUB_MAKE) check-fuzz

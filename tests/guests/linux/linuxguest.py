@@ -14,8 +14,10 @@ import json
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -86,6 +88,30 @@ class Lab:
         subprocess.run([NETLAB, 'down', self.name], check=False)
 
 
+class Client:
+    """tcpclient.py inside the namespace."""
+
+    def __init__(self, lab, interval_ms=10):
+        self.process = subprocess.Popen(
+            lab.inside([sys.executable, os.path.join(HERE, 'tcpclient.py'),
+                        GUEST_IP, '--interval-ms', str(interval_ms)]),
+            stdout=subprocess.PIPE, text=True)
+
+    def finish(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            out, _ = self.process.communicate(timeout=15)
+        except subprocess.TimeoutExpired:
+            self.close()
+            raise Failed('tcpclient: did not end within 15 s of a SIGTERM') from None
+        return json.loads(out), self.process.returncode
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
 class Qemu:
     """One QEMU process, named `a`, `b`, ...; its files are in the workdir."""
 
@@ -132,7 +158,8 @@ class Qemu:
     def net_append(self):
         return f'farfork.ip={GUEST_IP}/24,10.77.0.1 farfork.ip6={GUEST_IP6}/64' if self.lab else ''
 
-    def launch(self, incoming=None):
+    def launch(self, incoming=None, env=None):
+        """env: more for the environment, e.g. fault points."""
         self.sock, theirs = socket.socketpair()
         self.qmp_fd = theirs.fileno()
         argv = self.argv(incoming)
@@ -140,7 +167,8 @@ class Qemu:
             argv = self.lab.inside(argv)
         with open(self.log, 'ab') as log:
             self.process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                            pass_fds=[self.qmp_fd])
+                                            pass_fds=[self.qmp_fd],
+                                            env={**os.environ, **(env or {})})
         theirs.close()
         self.sock.setblocking(False)
         self.read(lambda m: 'QMP' in m, 20, 'greeting')

@@ -25,8 +25,8 @@ import tempfile
 import time
 
 import linuxguest
-import report
-from linuxguest import Failed, Lab, Qemu, Settings, Skip, wait_for
+import linuxreport as report
+from linuxguest import Client, Failed, Lab, Qemu, Settings, Skip, wait_for
 
 DISK_BYTES = 64 << 20
 NEED = ('mem', 'counter', 'disk', 'tcp')
@@ -36,30 +36,6 @@ MOVE_S = 180
 
 def say(text):
     print(f'selftest: {text}', flush=True)
-
-
-class Client:
-    """tcpclient.py inside the namespace."""
-
-    def __init__(self, lab):
-        self.process = subprocess.Popen(
-            lab.inside([sys.executable, os.path.join(linuxguest.HERE, 'tcpclient.py'),
-                        linuxguest.GUEST_IP, '--interval-ms', '10']),
-            stdout=subprocess.PIPE, text=True)
-
-    def finish(self):
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            out, _ = self.process.communicate(timeout=15)
-        except subprocess.TimeoutExpired:
-            self.close()
-            raise Failed('tcpclient: did not end within 15 s of a SIGTERM') from None
-        return json.loads(out), self.process.returncode
-
-    def close(self):
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
 
 
 def wait_progress(settings, what, after=None, reports=4, seconds=60):
@@ -198,7 +174,7 @@ def run_host(guestload, workdir):
         wait_for('host: spoilt disk blocks were noticed', 20,
                  lambda: report.last(path)['disk_errors'])
         if not report.verdict(report.load(path)):
-            raise Failed('host: report.py does not see the errors')
+            raise Failed('host: linuxreport.py does not see the errors')
         say(f'host: noticed, e.g. {report.last(path)["first_error"]}')
     finally:
         process.kill()

@@ -31,8 +31,9 @@ def cpu_model(accel):
 
 class Guest:
     def __init__(self, qemu, elf, accel, work, name="guest", firmware=(), smp=1, mem_mib=64,
-                 machine="pc", options="", bios=None, shared=False, extra=()):
+                 machine="pc", options="", bios=None, shared=False, extra=(), env=None):
         self.name = name
+        self.env = {**os.environ, **(env or {})}
         self.console = os.path.join(work, name + ".console")
         self.stderr = os.path.join(work, name + ".stderr")
         self.ram = os.path.join(work, name + ".ram") if shared else None
@@ -61,7 +62,7 @@ class Guest:
     def __enter__(self):
         with open(self.stderr, "wb") as err:
             self.proc = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=err,
-                                         stderr=err)
+                                         stderr=err, env=self.env)
         try:
             self._connect(15)
         except BaseException:
@@ -87,6 +88,12 @@ class Guest:
                 return f.read().strip()[-500:]
         except OSError:
             return ""
+
+    def _end(self):
+        try:
+            return f"qemu exited with {self.proc.wait(5)}"
+        except subprocess.TimeoutExpired:
+            return "qemu is still there"
 
     def _connect(self, limit_s):
         end = time.monotonic() + limit_s
@@ -114,8 +121,10 @@ class Guest:
                 data = self.qmp_sock.recv(65536)
             except socket.timeout:
                 raise GuestError(f"{self.name}: QMP silent for 30 s")
+            except ConnectionError:
+                data = b""
             if not data:
-                raise GuestError(f"{self.name}: QMP closed: {self.complaint()}")
+                raise GuestError(f"{self.name}: QMP closed: {self._end()}: {self.complaint()}")
             self.pending += data
         row, self.pending = self.pending.split(b"\n", 1)
         return json.loads(row)
@@ -124,7 +133,10 @@ class Guest:
         msg = {"execute": command}
         if args:
             msg["arguments"] = {k.replace("_", "-"): v for k, v in args.items()}
-        self.qmp_sock.sendall(json.dumps(msg).encode() + b"\n")
+        try:
+            self.qmp_sock.sendall(json.dumps(msg).encode() + b"\n")
+        except ConnectionError:
+            pass        # why it is gone: _message() finds out
         while True:
             reply = self._message()
             if "event" in reply:

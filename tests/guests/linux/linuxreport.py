@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""report.py - read what guestload reported, and judge it
+"""linuxreport.py - read what guestload reported, and judge it
 
-usage: report.py FILE [--need mem,disk,tcp]        exit 0: all is well, 1: it is not
+usage: linuxreport.py FILE [--need mem,disk,tcp]        exit 0: all is well, 1: it is not
 
 As a module: lines = load(path); problems = verdict(lines, need); summary(lines).
 The file may be written to while it is read: a torn last line is left out. Lines

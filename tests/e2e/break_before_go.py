@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""break_before_go.py - a side that dies or fails before GO; limit: 120 s
+
+Destination: the source says failed and why, its guest goes on, a later move works.
+Source: the destination ends with the reason, and the guest never ran there.
+"""
+import common
+from common import Failed, Micro, check_ledger, check_move, check_still_running, say
+from cancel import MIB, ended
+
+DEST_POINTS = ('dest.accepted', 'dest.pager', 'dest.state', 'dest.ready')
+
+
+def failed(src, limit_s=30):
+    info = common.wait_migration(src, 'failed', limit_s)
+    if not info.get('error-desc'):
+        raise Failed(f'{src.name}: failed without a reason: {info}')
+    check_still_running(src)
+    return info['error-desc']
+
+
+def destination(t, src, accel, point, action):
+    name = f'{point}-{action}'.replace('.', '-')
+    with Micro(t, name, accel, mem_mib=MIB, incoming=True, faults=f'{point}={action}') as dst:
+        src.qmp('migrate', uri=common.listen(dst))
+        say(f'      source: {failed(src)}')
+        if action == 'kill':
+            if dst.exit_code(10) != -9:
+                raise Failed(f'{dst.name}: {point} did not kill it: {dst.proc.returncode}')
+        else:
+            ended(dst)
+        if dst.log().lines:
+            raise Failed(f'{dst.name}: the guest ran here')
+
+
+def source_fails(t, accel, point):
+    name = point.replace('.', '-')
+    with Micro(t, name + '-a', accel, mem_mib=MIB, faults=f'{point}=fail@1') as src, \
+            Micro(t, name + '-b', accel, mem_mib=MIB, incoming=True) as dst, \
+            Micro(t, name + '-c', accel, mem_mib=MIB, incoming=True) as good:
+        src.start_load()
+        src.qmp('migrate', uri=common.listen(dst))
+        say(f'      source: {failed(src)}')
+        ended(dst)
+        check_move(common.move(src, good))
+        check_ledger(src, good)
+
+
+def source_dies(t, accel, point):
+    name = point.replace('.', '-') + '-kill'
+    with Micro(t, name + '-a', accel, mem_mib=MIB, faults=f'{point}=kill') as src, \
+            Micro(t, name + '-b', accel, mem_mib=MIB, incoming=True) as dst:
+        src.start_load()
+        src.qmp('migrate', uri=common.listen(dst))
+        if src.exit_code(20) != -9:
+            raise Failed(f'{src.name}: {point} did not kill it')
+        ended(dst)
+        if dst.log().lines:
+            raise Failed(f'{dst.name}: the guest ran here')
+
+
+def run(t):
+    accel = t.best_accel()
+    with Micro(t, 'a', accel, mem_mib=MIB) as src:
+        src.start_load()
+        for point in DEST_POINTS:
+            for action in ('kill', 'fail'):
+                with t.case(f'destination: {point}={action}'):
+                    destination(t, src, accel, point, action)
+        with t.case('the same source moves after all that'):
+            with Micro(t, 'good', accel, mem_mib=MIB, incoming=True) as dst:
+                check_move(common.move(src, dst))
+                check_ledger(src, dst)
+    for point in ('source.publish', 'source.state'):
+        with t.case(f'source: {point}=fail'):
+            source_fails(t, accel, point)
+    for point in ('source.publish', 'source.state', 'source.go'):
+        with t.case(f'source: {point}=kill'):
+            source_dies(t, accel, point)
+
+
+if __name__ == '__main__':
+    common.main(run, 120)

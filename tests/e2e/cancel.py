@@ -1,0 +1,106 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""cancel.py - migrate_cancel at every stage before GO, and its refusal after; limit: 120 s
+
+The same source is cancelled again and again: each time its guest goes on with a clean
+ledger and the destination ends with the reason. Then it moves to a new destination.
+"""
+import socket
+
+import common
+from common import Failed, Micro, check_ledger, check_move, check_still_running, refuses, say
+
+SLOW = 'delay:1500000'
+MIB = 64
+
+
+def cancelled(src, state):
+    """Cancel a migration that is in this state."""
+    common.wait_migration(src, state, 20)
+    src.qmp('migrate_cancel')
+    common.wait_migration(src, 'cancelled', 20)
+    check_still_running(src)
+
+
+def ended(dst, limit_s=20):
+    """The destination has ended by itself, with a reason."""
+    code = dst.exit_code(limit_s)
+    if code is None:
+        raise Failed(f'{dst.name}: still there {limit_s} s after its migration ended')
+    if code == 0 or 'rdma-postcopy' not in dst.tail:
+        raise Failed(f'{dst.name}: exit code {code}, message "{dst.tail}"')
+    say(f'      {dst.name}: exit code {code}: {dst.tail}')
+
+
+def silent_peer(src):
+    with socket.create_server(('127.0.0.1', 0)) as s:
+        src.qmp('migrate', uri=f'rdma-postcopy:127.0.0.1:{s.getsockname()[1]}')
+        cancelled(src, 'setup')
+
+
+def slow_destination(t, src, accel, point, state):
+    name = point.replace('.', '-')
+    with Micro(t, name, accel, mem_mib=MIB, incoming=True, faults=f'{point}={SLOW}') as dst:
+        src.qmp('migrate', uri=common.listen(dst))
+        if state == 'setup':
+            common.wait_for('connection', 10, lambda: common.migration(src)['x-rdma-postcopy']
+                            ['link'] != 'none')
+        if point == 'dest.pager':
+            common.wait_migration(dst, 'active')
+        cancelled(src, state)
+        ended(dst)
+        if dst.log().lines:
+            raise Failed(f'{dst.name}: the guest ran here')
+
+
+def slow_source(t, accel, point, state):
+    name = point.replace('.', '-')
+    with Micro(t, name + '-a', accel, mem_mib=MIB, faults=f'{point}={SLOW}@1') as src, \
+            Micro(t, name + '-b', accel, mem_mib=MIB, incoming=True) as dst, \
+            Micro(t, name + '-c', accel, mem_mib=MIB, incoming=True) as good:
+        src.start_load()
+        src.qmp('migrate', uri=common.listen(dst))
+        common.wait_migration(dst, 'active')
+        cancelled(src, state)
+        ended(dst)
+        check_move(common.move(src, good))
+        check_ledger(src, good)
+
+
+def after_go(t, src, accel):
+    with Micro(t, 'last', accel, mem_mib=MIB, incoming=True,
+               faults='dest.prefill=delay:50000') as dst:
+        src.qmp('migrate', uri=common.listen(dst))
+        common.wait_migration(src, 'postcopy-active')
+        say(f'      {refuses(src, "cannot cancel", "migrate_cancel")}')
+        dst.qmp('migrate_cancel')       # QEMU's destinations take it and do nothing
+        common.wait_migration(src, 'completed')
+        common.wait_migration(dst, 'completed')
+        common.check_given_away(src)
+        check_ledger(src, dst)
+
+
+def run(t):
+    accel = t.best_accel()
+    with Micro(t, 'a', accel, mem_mib=MIB) as src:
+        src.start_load()
+        with t.case('setup: the peer is silent'):
+            silent_peer(src)
+        for point in ('dest.accepted', 'dest.pager'):
+            with t.case(f'setup: {point} takes long, and the guest is not stopped for it'):
+                slow_destination(t, src, accel, point, 'setup')
+                if 'STOP' in common.event_names(src):
+                    raise Failed('the guest was stopped before the destination was prepared')
+        for point in ('dest.state', 'dest.ready'):
+            with t.case(f'device: {point} takes long'):
+                slow_destination(t, src, accel, point, 'device')
+        with t.case('after GO it is refused, and the move ends well'):
+            after_go(t, src, accel)
+    with t.case('setup: source.publish takes long'):
+        slow_source(t, accel, 'source.publish', 'setup')
+    with t.case('device: source.state takes long'):
+        slow_source(t, accel, 'source.state', 'device')
+
+
+if __name__ == '__main__':
+    common.main(run, 120)

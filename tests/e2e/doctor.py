@@ -1,0 +1,119 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""doctor.py - farfork doctor; `info migrate`; all ways to write HOST. Limit: 90 s"""
+import socket
+import subprocess
+
+import common
+from common import Failed, Micro, Skip, check_ledger, check_move, say
+
+SUBJECTS = ('kvm', 'userfaultfd', 'userfaultfd features', 'huge pages', 'io_uring',
+            'rdma devices', 'memlock limit')
+MARKS = ('ok', 'limited', 'NO')
+
+
+def farfork(*args):
+    return subprocess.run([common.FARFORK, *args], stdin=subprocess.DEVNULL, text=True,
+                          capture_output=True, timeout=20, check=False)
+
+
+def doctor():
+    done = farfork('doctor')
+    seen = {}
+    for line in done.stdout.splitlines():
+        mark, subject, why = line[:8].strip(), line[9:30].strip(), line[31:].strip()
+        if mark not in MARKS or not why:
+            raise Failed(f'line "{line}": want a mark, a subject and a reason')
+        seen[subject] = mark
+    missing = [s for s in SUBJECTS if s not in seen and s != 'userfaultfd features']
+    if missing or done.stderr:
+        raise Failed(f'nothing about {missing}; stderr "{done.stderr}"')
+    want = 1 if 'NO' in seen.values() else 0
+    if done.returncode != want:
+        raise Failed(f'exit code {done.returncode}, want {want}')
+    say('      ' + ', '.join(f'{s}: {m}' for s, m in seen.items()))
+
+
+def usage():
+    for args, code, text in ((['--help'], 0, 'doctor'), (['doctor', '--help'], 0, 'usage'),
+                             (['doctor', '--speed'], 2, ''), (['no-such-command'], 2, ''),
+                             (['--version'], 0, ''), ([], 2, '')):
+        done = farfork(*args)
+        out = done.stdout if code == 0 else done.stderr
+        if done.returncode != code or text not in out or not out:
+            raise Failed(f'farfork {" ".join(args)}: exit code {done.returncode} (want {code}), '
+                         f'"{done.stdout}{done.stderr}"')
+
+
+def info_migrate(t, accel):
+    with Micro(t, 'a', accel, mem_mib=64) as a, \
+            Micro(t, 'b', accel, mem_mib=64, incoming=True) as b:
+        a.start_load()
+        moved = common.move(a, b)
+        check_move(moved)
+        x = moved.stats
+        want = [f'rdma-postcopy link: {x["link"]}',
+                f'memory present: {x["present-bytes"] >> 10} of {x["total-bytes"] >> 10} kbytes',
+                f'fetched by prefill, by fault, twice: {x["prefill-bytes"] >> 10}, '
+                f'{x["fault-bytes"] >> 10}, {x["duplicated-bytes"] >> 10} kbytes',
+                f'faults: {x["faults"]} (p50 ']
+        for g in (a, b):
+            text = common.hmp(g, 'info migrate')
+            missing = [line for line in want if line not in text]
+            if missing:
+                raise Failed(f'{g.name}: info migrate lacks {missing}:\n{text}')
+        check_ledger(a, b)
+
+
+def host(t, accel, number, listen_on, connect_to):
+    with Micro(t, f'h{number}-a', accel, mem_mib=64) as a, \
+            Micro(t, f'h{number}-b', accel, mem_mib=64, incoming=True) as b:
+        a.start_load()
+        uri = common.listen(b, listen_on)
+        a.qmp('migrate', uri=f'rdma-postcopy:{connect_to}:{uri.rsplit(":", 1)[1]}')
+        common.wait_migration(a, 'completed')
+        common.wait_migration(b, 'completed')
+        check_ledger(a, b, sweeps=1)
+
+
+def need_ipv6():
+    try:
+        common.free_port('::1', socket.AF_INET6)
+    except OSError as e:
+        raise Skip(f'no IPv6 on the loopback: {e}') from None
+
+
+def incoming_option(t, accel):
+    """-incoming URI on the command line, as people write it."""
+    port = common.free_port()
+    with Micro(t, 'cmd-a', accel, mem_mib=64) as a, \
+            Micro(t, 'cmd-b', accel, mem_mib=64,
+                  incoming=f'rdma-postcopy:127.0.0.1:{port}') as b:
+        a.start_load()
+        common.hmp(a, f'migrate -d rdma-postcopy:127.0.0.1:{port}')
+        common.wait_migration(a, 'completed')
+        common.wait_migration(b, 'completed')
+        check_ledger(a, b, sweeps=1)
+
+
+def run(t):
+    with t.case('farfork doctor'):
+        doctor()
+    with t.case('farfork: help, version, wrong use'):
+        usage()
+    common.need_userfaultfd()
+    accel = t.best_accel()
+    with t.case('info migrate'):
+        info_migrate(t, accel)
+    with t.case('-incoming URI and HMP migrate -d'):
+        incoming_option(t, accel)
+    hosts = (('[::1]', '[::1]'), ('localhost', 'localhost'), ('', '127.0.0.1'), ('', '[::1]'))
+    for number, (listen_on, connect_to) in enumerate(hosts):
+        with t.case(f'listen on "{listen_on}", connect to {connect_to}'):
+            if '::1' in connect_to:
+                need_ipv6()
+            host(t, accel, number, listen_on, connect_to)
+
+
+if __name__ == '__main__':
+    common.main(run, 90, needs=lambda: None)

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+#
+# e2e.mk - the end-to-end tests, each with its limit in seconds
+#
+# A little more than the limit that a test has of its own, so that it can still say why. They
+# need QEMU and the test guests (`make`), and take FARFORK_BUILD for the build folder.
+
+E2E_TESTS := \
+    tests/e2e/doctor.py:110 \
+    tests/e2e/move_micro.py:200 \
+    tests/e2e/move_bytes.py:200 \
+    tests/e2e/move_linux.py:140 \
+    tests/e2e/ping_pong.py:140 \
+    tests/e2e/smp4.py:170 \
+    tests/e2e/big.py:170 \
+    tests/e2e/cancel.py:140 \
+    tests/e2e/break_before_go.py:140 \
+    tests/e2e/break_after_go.py:170 \
+    tests/e2e/meanwhile.py:140 \
+    tests/e2e/refuse.py:170 \
+    tests/e2e/stock.py:140

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * seeds.c - write a small corpus for the fuzzers: usage: seeds WIRE-FOLDER QUEUE-FOLDER
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "error.h"
+#include "tcp_wire.h"
+#include "wire.h"
+
+static const char *folder;
+static unsigned n_files;
+
+static void save(unsigned how, const uint8_t *data, int len)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/seed-%03u", folder, n_files++);
+    FILE *f = fopen(path, "wb");
+    if (!f || len < 0 || fputc((int)how, f) == EOF ||
+        fwrite(data, 1, (size_t)len, f) != (size_t)len || fclose(f)) {
+        fprintf(stderr, "seeds: cannot write %s\n", path);
+        exit(1);
+    }
+}
+
+static void save_messages(void)
+{
+    static uint8_t buf[FF_MSG_MAX];
+    struct ff_wire_region r[] = {{.name = "pc.ram", .len_bytes = 1 << 30, .psize = 4096},
+                                 {.name = "huge", .len_bytes = 4 << 20, .psize = 2 << 20}};
+    struct ff_hello h = {.version = 1, .oldest = 1, .n_regions = 2, .config = "pc-q35", .regions = r};
+    struct ff_welcome w = {.version = 1, .session = "0123456789abcde"};
+    struct ff_wire_key k[3] = {{0x7f0000000000, 1}, {0x7f1000000000, 2}, {0x1000, 3}};
+    struct ff_state_head s = {.total_bytes = 100000, .n_first = 2};
+    struct ff_page_ref p[2] = {{0, 4096}, {1, 8192}};
+    struct ff_stats st = {.bytes_total = 1};
+
+    save(0, buf, ff_wire_put_hello(buf, &h, NULL));
+    save(0, buf, ff_wire_put_welcome(buf, &w));
+    save(0, buf, ff_wire_put_refuse(buf, "region pc.ram: length differs"));
+    save(0, buf, ff_wire_put_publish(buf, k, 1)); /* regions: 1 + 2 * how */
+    save(1, buf, ff_wire_put_publish(buf, k, 3));
+    save(0, buf, ff_wire_put_state(buf, &s));
+    save(1, buf, ff_wire_put_first(buf, p, 2));
+    save(1, buf, ff_wire_put_data(buf, "state", 5));
+    for (enum ff_msg t = FF_MSG_READY; t <= FF_MSG_LAST; t++) {
+        bool empty = t == FF_MSG_GO || t == FF_MSG_WITHDRAWN || t == FF_MSG_WATCHING;
+        save(0, buf, empty ? ff_wire_put_empty(buf, t) : ff_wire_put_stats(buf, t, &st));
+    }
+}
+
+static void save_frames(void)
+{
+    uint8_t f[TCP_REQ_LEN];
+    struct tcp_req req = {.op = TCP_OP_READ, .id = 1, .addr = 4096, .rkey = 7, .len = 8192, .granule = 4096};
+    struct tcp_rep rep = {.op = TCP_OP_READ, .id = 7, .len = 8192, .flags = TCP_F_ZEROS};
+
+    tcp_ctrl_encode(f, 100);
+    save(0, f, TCP_CTRL_HEAD_LEN);
+    tcp_join_encode(f, FF_QUEUE_PREFILL, (const uint8_t *)"a session of 16");
+    save(0, f, TCP_JOIN_LEN);
+    tcp_req_encode(f, &req);
+    save(0, f, TCP_REQ_LEN);
+    req.op = TCP_OP_WRITE;
+    req.granule = 0;
+    tcp_req_encode(f, &req);
+    save(0, f, TCP_REQ_LEN);
+    tcp_rep_encode(f, &rep);
+    save(7, f, TCP_REP_LEN); /* a READ with a zero map was asked for */
+}
+
+/* Steps of queue_fuzz.c */
+static void save_steps(void)
+{
+    static const char *const steps[] = {
+        /* post READ; reply; its data; poll */
+        "\1\1\0\0\0\20\0\0\0\0\3\5\0\6\7\0\0\0\21\3",
+        /* post READ with a zero map; reply with a map, all clear; data */
+        "\1\4\0\0\20\0\0\0\0\0\3\5\2\0\10\0\0\0\0\0\0\0\0\6\7\0\0\20\0\3",
+        /* post WRITE; peer reads; reply */
+        "\1\2\0\0\20\0\0\0\0\0\3\7\3\5\1\3",
+        /* request: READ of content, with granules; poll; peer reads */
+        "\4\34\3\0\0\200\0\0\0\20\0\3\7\3",
+        /* request: WRITE and its data */
+        "\4\3\3\0\0\0\0\0\0\0\40\6\11\0\0\0\41\3\7\3",
+        /* four requests, then leave */
+        "\4\0\1\0\0\0\0\0\0\0\5\4\0\2\0\0\0\0\0\0\0\5\4\0\3\0\0\0\0\0\0\0\5\4\0\4\0\0\0\0\0\0\0\5\10\0\3",
+    };
+    static const int lengths[] = {20, 30, 16, 14, 20, 48};
+
+    for (unsigned i = 0; i < 6; i++)
+        save((uint8_t)steps[i][0], (const uint8_t *)steps[i] + 1, lengths[i] - 1);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 3) {
+        fprintf(stderr, "usage: seeds WIRE-FOLDER QUEUE-FOLDER\n");
+        return 2;
+    }
+    folder = argv[1];
+    save_messages();
+    save_frames();
+    folder = argv[2];
+    save_steps();
+    return 0;
+}

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * delays.c - moves that succeed although something is slow, or comes in small pieces
+ */
+#include "fault.h"
+#include "loop.h"
+
+static void setup(void)
+{
+    image_new(4000);
+}
+
+static void slow(bool tcp, const char *faults, const char *options, enum memory memory,
+                 bool must_duplicate)
+{
+    static struct move m;
+    struct ff_error err;
+
+    must_ok(ff_faults_arm(faults, &err), err);
+    m = (struct move){.tcp = tcp, .options = options, .memory = memory, .touchers = 8,
+                      .writes = true, .touches = must_duplicate ? 100 : 4000,
+                      .touch_late = must_duplicate};
+    move_run(&m);
+    if (must_duplicate)
+        must(m.dst.stats.bytes_duplicated > 0);
+    move_must_succeed(&m);
+}
+
+/* A chunk that was read long ago is installed late: what was written meanwhile stays */
+static void late_prefill(void)
+{
+    slow(false, "dest.prefill=delay:100000", "window=4,chunk=4M", MEM_ANON, true);
+    slow(true, "dest.prefill=delay:100000", "window=4,chunk=4M", MEM_ANON, true);
+    slow(true, "dest.prefill=delay:100000", "window=4,chunk=4M,landing=continue", MEM_MEMFD, true);
+    slow(true, "dest.prefill=delay:100000", "window=4,chunk=4M,landing=copy", MEM_MEMFD, true);
+    slow(true, "dest.prefill=delay:100000", "window=4,chunk=4M", MEM_MEMFD_PRIVATE, true);
+}
+
+/* Between claim and page: others wait for that page meanwhile */
+static void slow_install(void)
+{
+    slow(false, "dest.install=delay:300", NULL, MEM_ANON, false);
+    slow(true, "dest.install=delay:300", NULL, MEM_MEMFD, false);
+    slow(true, "dest.install=delay:300", "landing=continue", MEM_MEMFD, false);
+}
+
+static void slow_fault_thread(void)
+{
+    slow(false, "dest.fault=delay:2000", NULL, MEM_ANON, false);
+    slow(true, "dest.fault=delay:2000", NULL, MEM_ANON, false);
+}
+
+static void slow_source(void)
+{
+    slow(true, "tcp.serve.fault=delay:1000", NULL, MEM_ANON, false);
+    slow(true, "tcp.serve.prefill=delay:50000", NULL, MEM_ANON, false);
+    slow(true, "tcp.serve.fault=delay:500,tcp.serve.prefill=delay:5000", "chunk=64K", MEM_MEMFD,
+         false);
+    slow(false, "loop.read=delay:500", "chunk=64K", MEM_ANON, false);
+}
+
+static void slow_stages(void)
+{
+    slow(false, "source.publish=delay:30000,source.state=delay:30000,source.go=delay:30000,"
+                "source.running=delay:30000", NULL, MEM_ANON, false);
+    slow(true, "dest.accepted=delay:30000,dest.pager=delay:30000,dest.state=delay:30000,"
+               "dest.ready=delay:30000,dest.running=delay:30000", NULL, MEM_ANON, false);
+    slow(true, "control.send=delay:10000", NULL, MEM_ANON, false);
+}
+
+static void short_receives(void)
+{
+    slow(true, "tcp.recv.short=fail", NULL, MEM_ANON, false);
+}
+
+static void short_sends(void)
+{
+    slow(true, "tcp.send.short=fail", NULL, MEM_ANON, false);
+}
+
+/* What is slow with prefill may not be slow with faults: the queues are independent */
+static void faults_first(void)
+{
+    static struct move m;
+    struct ff_error err;
+
+    must_ok(ff_faults_arm("tcp.serve.prefill=delay:300000", &err), err);
+    m = (struct move){.tcp = true, .options = "chunk=4M,window=1", .touchers = 1, .touches = 300};
+    move_run(&m);
+    must(m.dst.stats.faults > 20);
+    must(m.dst.stats.fault_p50_ns < 150000000);
+    move_must_succeed(&m);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct loop_test tests[] = {
+        {"late prefill", late_prefill, 0},     {"slow install", slow_install, 0},
+        {"slow fault thread", slow_fault_thread, 40}, {"slow source", slow_source, 40},
+        {"slow stages", slow_stages, 0},       {"short receives", short_receives, 40},
+        {"short sends", short_sends, 60},      {"faults first", faults_first, 0},
+    };
+    return loop_main(argc, argv, setup, tests, sizeof(tests) / sizeof(tests[0]));
+}

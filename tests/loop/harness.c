@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * harness.c - run each test in a child process of its own, with a limit
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "loop.h"
+
+#define LIMIT_S 20
+
+static const char *running = "setup";
+
+void loop_fail(const char *file, int line, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    fprintf(stderr, "%s: %s:%d: %s\n", running, file, line, text);
+    _exit(1); /* other threads may be anywhere, also blocked for good */
+}
+
+void loop_skip(const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    printf("SKIP: %s: ", running);
+    vprintf(fmt, ap);
+    va_end(ap);
+    putchar('\n');
+    fflush(stdout);
+    _exit(77);
+}
+
+bool wait_flag(const atomic_bool *flag, int limit_ms)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)limit_ms * 1000000u;
+
+    while (!atomic_load(flag)) {
+        if (ff_now_ns() > end)
+            return false;
+        usleep(1000);
+    }
+    return true;
+}
+
+int child_start(void (*fn)(void *), void *arg)
+{
+    pid_t parent = getpid();
+
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid)
+        return pid;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(1);
+    struct rlimit none = {0, 0};
+    setrlimit(RLIMIT_CORE, &none); /* some tests end by abort(), as they should */
+    fn(arg);
+    exit(0); /* sanitizers look for leaks and races here */
+}
+
+static void run_test(void *arg)
+{
+    const struct loop_test *t = arg;
+    running = t->name;
+    t->fn();
+}
+
+/* Its exit status; -1: it took longer than @limit_s and was killed */
+static int wait_child(pid_t pid, unsigned limit_s)
+{
+    int status, fd = (int)syscall(SYS_pidfd_open, pid, 0);
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    uint64_t end = ff_now_ns() + limit_s * 1000000000ull;
+    bool late = false;
+
+    while (fd >= 0 && poll(&p, 1, 200) <= 0)
+        if ((late = ff_now_ns() > end)) {
+            kill(pid, SIGKILL);
+            break;
+        }
+    if (fd >= 0)
+        close(fd);
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    return late ? -1 : status;
+}
+
+static bool is_wanted(const char *name, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (strstr(name, argv[i]))
+            return true;
+    return argc < 2;
+}
+
+int loop_main(int argc, char **argv, void (*setup)(void), const struct loop_test *tests, size_t n)
+{
+    unsigned failed = 0, skipped = 0, passed = 0;
+
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    if (setup)
+        setup();
+    for (size_t i = 0; i < n; i++) {
+        const struct loop_test *t = &tests[i];
+        unsigned limit_s = (t->limit_s ? t->limit_s : LIMIT_S) * (UNDER_SANITIZER ? 5 : 1);
+        if (!is_wanted(t->name, argc, argv))
+            continue;
+        uint64_t start = ff_now_ns();
+        int status = wait_child(child_start(run_test, (void *)t), limit_s);
+        unsigned ms = (unsigned)((ff_now_ns() - start) / 1000000);
+        if (status == 0) {
+            passed++;
+            printf("ok    %6u ms  %s\n", ms, t->name);
+        } else if (status > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+            skipped++;
+        } else {
+            failed++;
+            if (status < 0)
+                printf("FAIL  %6u ms  %s: not done within %u s\n", ms, t->name, limit_s);
+            else if (WIFSIGNALED(status))
+                printf("FAIL  %6u ms  %s: %s\n", ms, t->name, strsignal(WTERMSIG(status)));
+            else
+                printf("FAIL  %6u ms  %s: exit code %d\n", ms, t->name, WEXITSTATUS(status));
+        }
+    }
+    return failed ? 1 : passed ? 0 : skipped ? 77 : 1;
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * hello.c - who is let in: differences are refused with both values, strangers are dropped
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "loop.h"
+#include "wire.h"
+
+static void setup(void)
+{
+    image_new(4000);
+}
+
+static atomic_uint n_warnings;
+
+static void count_warning(enum ff_level level, const char *line)
+{
+    must(level == FF_WARN && strstr(line, "dropped"));
+    atomic_fetch_add(&n_warnings, 1);
+}
+
+/* --- a stranger at the real listener --- */
+
+static struct ff_link *connect_raw(struct move *m)
+{
+    struct ff_link_params p = {.host = "127.0.0.1", .timeout_ms = 15000};
+    struct ff_error err;
+    struct ff_link *l;
+    char port[16];
+
+    snprintf(port, sizeof(port), "%u", ff_dest_port(m->dest));
+    p.port = port;
+    must_ok(ff_tcp_connect(&p, -1, &l, &err), err);
+    return l;
+}
+
+static int make_hello(uint8_t *buf, const struct move *m, unsigned oldest, unsigned version,
+                      const char *config)
+{
+    struct ff_wire_region r[REGIONS_MAX];
+    struct ff_hello h = {.oldest = (uint16_t)oldest, .version = (uint16_t)version,
+                         .n_regions = (uint16_t)m->n_regions, .regions = r};
+    struct ff_error err;
+
+    snprintf(h.config, sizeof(h.config), "%s", config);
+    memset(r, 0, sizeof(r));
+    for (unsigned i = 0; i < m->n_regions; i++) {
+        snprintf(r[i].name, sizeof(r[i].name), "region%u", i);
+        r[i].len_bytes = m->area[i].len_bytes;
+        r[i].psize = m->area[i].psize;
+    }
+    int len = ff_wire_put_hello(buf, &h, &err);
+    must(len > 0);
+    return len;
+}
+
+/* What the destination answers before it hangs up */
+static void expect_refusal(struct ff_link *l, const char *says)
+{
+    static uint8_t buf[FF_MSG_MAX];
+    char text[FF_WIRE_TEXT_MAX + 1];
+    struct ff_error err;
+
+    int len = l->ops->recv(l, buf, 20000, &err);
+    if (len < 0)
+        loop_fail(__FILE__, __LINE__, "no refusal: %s", err.text);
+    must(ff_wire_type(buf, (size_t)len, &err) == FF_MSG_REFUSE);
+    must_ok(ff_wire_get_refuse(buf, (size_t)len, text, &err), err);
+    if (!strstr(text, says))
+        loop_fail(__FILE__, __LINE__, "\"%s\" is not in: %s", says, text);
+}
+
+struct acceptor {
+    pthread_t thread;
+    struct move *m;
+    int rc;
+    struct ff_error err;
+};
+
+static void *accept_main(void *arg)
+{
+    struct acceptor *a = arg;
+    a->rc = move_stage(a->m, D_ACCEPT, &a->err);
+    return NULL;
+}
+
+static void raw_version(unsigned oldest, unsigned version, const char *says)
+{
+    static uint8_t buf[FF_MSG_MAX];
+    static struct move m;
+    struct acceptor a = {.m = &m};
+    struct ff_error err;
+
+    m = (struct move){.tcp = true};
+    move_prepare(&m);
+    must(!pthread_create(&a.thread, NULL, accept_main, &a));
+    struct ff_link *l = connect_raw(&m);
+    int len = make_hello(buf, &m, oldest, version, "test");
+    must_ok(l->ops->send(l, buf, (uint32_t)len, &err), err);
+    expect_refusal(l, says);
+    l->ops->free(l);
+    pthread_join(a.thread, NULL);
+    must(a.rc == -EPROTONOSUPPORT && strstr(a.err.text, says));
+    move_free(&m);
+}
+
+static void versions(void)
+{
+    raw_version(2, 2, "version 2..2 (this side speaks 1)");
+    raw_version(2, 65535, "version 2..65535");
+    raw_version(0, 0, "version 0..0");
+}
+
+/* Rubbish of many kinds; after each the destination waits on, and a good source gets in */
+static struct move after_rubbish;
+
+static void *throw_rubbish(void *arg)
+{
+    static uint8_t buf[FF_MSG_MAX];
+    struct move *m = arg;
+    struct ff_error err;
+    uint64_t seed = 1;
+
+    for (unsigned i = 0; i < 40; i++) {
+        struct ff_link *l = connect_raw(m);
+        int len = make_hello(buf, m, 1, 1, "test");
+        switch (i % 5) {
+        case 0: /* leaves at once */
+            len = 0;
+            break;
+        case 1: /* another message of ours */
+            len = ff_wire_put_empty(buf, FF_MSG_GO);
+            break;
+        case 2: /* noise */
+            for (int k = 4; k < len; k++)
+                buf[k] = (uint8_t)((seed = seed * 6364136223846793005ull + 1) >> 56);
+            break;
+        case 3: /* cut short */
+            len -= 1 + (int)i;
+            break;
+        case 4: /* one byte of the magic */
+            buf[4 + i / 5] ^= 0x20;
+            break;
+        }
+        if (len)
+            must_ok(l->ops->send(l, buf, (uint32_t)len, &err), err);
+        if (len)
+            expect_refusal(l, "wire: read ");
+        l->ops->free(l);
+    }
+    return NULL;
+}
+
+static void rubbish_first(struct move *m, enum stage stage)
+{
+    pthread_t t;
+
+    if (stage != S_CONNECT)
+        return;
+    must(!pthread_create(&t, NULL, throw_rubbish, m));
+    pthread_join(t, NULL);
+}
+
+static void rubbish_then_good(void)
+{
+    ff_set_log(count_warning, FF_WARN);
+    after_rubbish = (struct move){.tcp = true, .hook = rubbish_first, .touchers = 4,
+                                  .writes = true};
+    move_run(&after_rubbish);
+    must(atomic_load(&n_warnings) == 40);
+    move_must_succeed(&after_rubbish);
+}
+
+/* A stranger that connects and says nothing costs the source a wait, no more */
+static void silent_first(struct move *m, enum stage stage)
+{
+    static struct ff_link *l;
+
+    if (stage == S_CONNECT)
+        l = connect_raw(m);
+    if (stage == S_END && l)
+        l->ops->free(l);
+}
+
+static void silent_then_good(void)
+{
+    static struct move m;
+
+    ff_set_log(count_warning, FF_WARN);
+    m = (struct move){.tcp = true, .hook = silent_first};
+    uint64_t t = ff_now_ns();
+    move_run(&m);
+    must(ff_now_ns() - t > 4000000000ull); /* HELLO_MS */
+    must(atomic_load(&n_warnings) == 1);
+    move_must_succeed(&m);
+}
+
+/* --- a real source that does not fit --- */
+
+static void expect_both(bool tcp, struct move *m, const char *a, const char *b)
+{
+    m->tcp = tcp;
+    m->options = "timeout=5";
+    move_run(m);
+    must(m->src.stage == S_CONNECT && m->src.rc == -EREMOTEIO);
+    must(m->dst.stage == D_ACCEPT && m->dst.rc == -EINVAL && !m->ran);
+    const char *text[2] = {m->src.err.text, m->dst.err.text};
+    for (int i = 0; i < 2; i++)
+        if (!strstr(text[i], a) || !strstr(text[i], b))
+            loop_fail(__FILE__, __LINE__, "\"%s\" and \"%s\" are not both in: %s", a, b, text[i]);
+    move_free(m);
+}
+
+static void config_differs(void)
+{
+    static struct move m;
+
+    for (int tcp = 0; tcp < 2; tcp++) {
+        m = (struct move){.config = "another machine"};
+        expect_both(tcp, &m, "\"another machine\"", "\"test\"");
+    }
+}
+
+static void change_regions(struct move *m, enum stage stage);
+static unsigned change;
+
+static void regions_differ(void)
+{
+    static const char *const says[][2] = {
+        {"only at the source", "0x3000"},      {"only at the destination", "0x5000"},
+        {"length differs", "0x7000"},          {"page size differs", "8192"},
+    };
+    static struct move m;
+
+    for (change = 0; change < 4; change++) {
+        for (int tcp = 0; tcp < 2; tcp++) {
+            m = (struct move){.hook = change_regions};
+            expect_both(tcp, &m, says[change][0], says[change][1]);
+        }
+    }
+}
+
+/* One more region on one side or both */
+static void change_regions(struct move *m, enum stage stage)
+{
+    static uint8_t mem[2][1 << 16] __attribute__((aligned(65536)));
+    struct ff_region r = {.name = "extra", .psize = 4096, .fd = -1};
+    struct ff_error err;
+
+    if (stage == S_CONNECT && change != 1) {
+        r.host = mem[0];
+        r.len_bytes = change == 0 ? 0x3000 : change == 2 ? 0x7000 : 0x8000;
+        must_ok(ff_source_add_region(m->source, &r, &err), err);
+    }
+    if (stage == D_ACCEPT && change != 0) {
+        r.host = mem[1];
+        r.len_bytes = change == 1 ? 0x5000 : 0x8000;
+        r.psize = change == 3 ? 8192 : 4096;
+        must_ok(ff_dest_add_region(m->dest, &r, &err), err);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const struct loop_test tests[] = {
+        {"versions", versions, 0},
+        {"rubbish, then a good source", rubbish_then_good, 0},
+        {"a silent stranger, then a good source", silent_then_good, 0},
+        {"config differs", config_differs, 0},
+        {"regions differ", regions_differ, 0},
+    };
+    return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
+}

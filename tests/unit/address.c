@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * address.c - HOST:PORT,option=value: what is accepted, and what each refusal says
+ */
+#include "unit.h"
+
+#include "address.h"
+
+static struct ff_address *parse(const char *text)
+{
+    struct ff_address *a = NULL;
+    struct ff_error err = {.code = 0};
+
+    if (ff_address_parse(text, &a, &err))
+        fail_msg("\"%s\": %s", text, err.text);
+    return a;
+}
+
+static void test_host_and_port(void **state)
+{
+    static const struct {
+        const char *text, *host, *port;
+    } good[] = {
+        {"192.0.2.1:4444", "192.0.2.1", "4444"}, {"host.example:0", "host.example", "0"},
+        {":65535", "", "65535"},                 {"[::1]:1", "::1", "1"},
+        {"[fe80::1%eth0]:22", "fe80::1%eth0", "22"}, {"h:0022", "h", "22"},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(good); i++) {
+        struct ff_address *a = parse(good[i].text);
+        assert_string_equal(a->host, good[i].host);
+        assert_string_equal(a->port, good[i].port);
+        ff_address_free(a);
+    }
+}
+
+static void test_defaults(void **state)
+{
+    struct ff_address *a = parse("h:1");
+    (void)state;
+    assert_int_equal(a->timeout_ms, 15000);
+    assert_int_equal(a->chunk_bytes, 2 << 20);
+    assert_int_equal(a->window, 4);
+    assert_int_equal(a->landing, FF_LANDING_AUTO);
+    assert_true(a->prefill);
+    ff_address_free(a);
+}
+
+static void test_options(void **state)
+{
+    struct ff_address *a = parse("h:1,link=tcp,timeout=3600,chunk=4096,window=32,landing=continue,"
+                                 "prefill=off");
+    (void)state;
+    assert_int_equal(a->timeout_ms, 3600000);
+    assert_int_equal(a->chunk_bytes, 4096);
+    assert_int_equal(a->window, 32);
+    assert_int_equal(a->landing, FF_LANDING_CONTINUE);
+    assert_false(a->prefill);
+    ff_address_free(a);
+
+    a = parse("h:1,link=auto,timeout=1,chunk=4M,window=1,landing=copy,prefill=pull");
+    assert_int_equal(a->timeout_ms, 1000);
+    assert_int_equal(a->chunk_bytes, 4 << 20);
+    assert_int_equal(a->window, 1);
+    assert_int_equal(a->landing, FF_LANDING_COPY);
+    assert_true(a->prefill);
+    ff_address_free(a);
+
+    a = parse("h:1,chunk=64K,landing=auto");
+    assert_int_equal(a->chunk_bytes, 64 << 10);
+    assert_int_equal(a->landing, FF_LANDING_AUTO);
+    ff_address_free(a);
+}
+
+static void test_refused(void **state)
+{
+    static const struct {
+        const char *text, *says;
+        int code;
+    } bad[] = {
+        {"", "HOST:PORT", EINVAL},
+        {"host", "HOST:PORT", EINVAL},
+        {"host:", "PORT", EINVAL},
+        {"host:x", "PORT=x", EINVAL},
+        {"host:65536", "65535", EINVAL},
+        {"host:-1", "PORT=-1", EINVAL},
+        {"host:+1", "PORT=+1", EINVAL},
+        {"host: 1", "PORT= 1", EINVAL},
+        {"host:1 ", "PORT=1 ", EINVAL},
+        {"host:0x10", "PORT=0x10", EINVAL},
+        {"host:1K", "PORT=1K", EINVAL},
+        {"host:99999999999999999999", "PORT", EINVAL},
+        {"::1:4444", "brackets", EINVAL},
+        {"[::1:4444", "brackets", EINVAL},
+        {"::1]:4444", "brackets", EINVAL},
+        {"[]:4444", "brackets", EINVAL},
+        {"h:1,timeout", "timeout", EINVAL},
+        {"h:1,timeout=", "timeout=", EINVAL},
+        {"h:1,timeout=0", "1..3600", EINVAL},
+        {"h:1,timeout=3601", "1..3600", EINVAL},
+        {"h:1,timeout=1M", "timeout=1M", EINVAL},
+        {"h:1,chunk=0", "4096", EINVAL},
+        {"h:1,chunk=4095", "4096", EINVAL},
+        {"h:1,chunk=4097", "power of two", EINVAL},
+        {"h:1,chunk=3M", "power of two", EINVAL},
+        {"h:1,chunk=8M", "4194304", EINVAL},
+        {"h:1,chunk=1G", "chunk=1G", EINVAL},
+        {"h:1,chunk=2MM", "chunk=2MM", EINVAL},
+        {"h:1,chunk=18014398509481988K", "chunk=", EINVAL}, /* would wrap to 4096 */
+        {"h:1,window=0", "1..32", EINVAL},
+        {"h:1,window=33", "1..32", EINVAL},
+        {"h:1,landing=there", "copy or continue", EINVAL},
+        {"h:1,prefill=push", "pull or off", EINVAL},
+        {"h:1,link=ib", "auto or tcp", EINVAL},
+        {"h:1,link=verbs", "no verbs", ENOTSUP},
+        {"h:1,colour=blue", "colour", EINVAL},
+        {"h:1,window=4,colour=blue", "colour", EINVAL},
+        {"h:1,=4", "no such option", EINVAL},
+    };
+    char large[400];
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
+        struct ff_address *a = (void *)1;
+        struct ff_error err = {.code = 0};
+        if (ff_address_parse(bad[i].text, &a, &err) != -bad[i].code)
+            fail_msg("\"%s\": not refused with %d", bad[i].text, bad[i].code);
+        if (!strstr(err.text, bad[i].says))
+            fail_msg("\"%s\": \"%s\" is not in: %s", bad[i].text, bad[i].says, err.text);
+        assert_ptr_equal(a, (void *)1);
+        assert_fails(ff_address_parse(bad[i].text, &a, NULL), bad[i].code);
+    }
+    memset(large, 'h', sizeof(large));
+    strcpy(large + 255, ":1");
+    ff_address_free(parse(large));
+    memset(large, 'h', sizeof(large));
+    strcpy(large + 256, ":1");
+    struct ff_address *a;
+    struct ff_error err;
+    assert_fails(ff_address_parse(large, &a, &err), EINVAL);
+    assert_error(err, EINVAL, "256", "255");
+}
+
+UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_defaults),
+          cmocka_unit_test(test_options), cmocka_unit_test(test_refused))

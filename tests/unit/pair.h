@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * pair.h - two connected ends of a link of either kind, and threads that serve them
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      pair.a (active, as the source) <----> pair.b (passive, as the destination)
+ *              The tests post at one end and run a server, a thread that polls, at the other.
+ * Threads      CMocka's asserts leave a function by longjmp: only the main thread may use
+ *              them. Other threads keep what they saw for the main thread to judge.
+ * Limits       SOON_MS: what should happen at once may take that long on a loaded machine.
+ */
+#ifndef FF_TESTS_PAIR_H
+#define FF_TESTS_PAIR_H
+
+#include "unit.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "link.h"
+
+#define SOON_MS 20000
+#define IMMS_MAX 512
+
+struct pair {
+    const char *kind;
+    struct ff_link *a, *b;
+    struct ff_listener *listener; /* tcp */
+};
+
+static inline void pair_open_loop(struct pair *p)
+{
+    struct ff_error err;
+
+    *p = (struct pair){.kind = "loop"};
+    assert_ok(ff_loop_pair(&p->a, &p->b, &err), err);
+}
+
+/* Up to and without the queues */
+static inline void pair_connect_tcp(struct pair *p, const char *host, int timeout_ms)
+{
+    struct ff_link_params lp = {.host = host, .port = "0", .timeout_ms = timeout_ms};
+    struct ff_error err;
+    char port[16];
+
+    *p = (struct pair){.kind = "tcp"};
+    assert_ok(ff_tcp_listen(&lp, &p->listener, &err), err);
+    snprintf(port, sizeof(port), "%u", ff_tcp_port(p->listener));
+    lp.port = port;
+    assert_ok(ff_tcp_connect(&lp, -1, &p->a, &err), err);
+    assert_ok(ff_tcp_accept(p->listener, SOON_MS, &p->b, &err), err);
+}
+
+static inline void pair_open_queues(struct pair *p)
+{
+    static const uint8_t session[FF_SESSION_LEN] = "a session of 16";
+    struct ff_error err;
+
+    /* the active side does not wait for the passive one */
+    assert_ok(p->a->ops->open_queues(p->a, session, SOON_MS, &err), err);
+    assert_ok(p->b->ops->open_queues(p->b, session, SOON_MS, &err), err);
+}
+
+static inline void pair_open_tcp(struct pair *p)
+{
+    pair_connect_tcp(p, "127.0.0.1", 15000);
+    pair_open_queues(p);
+}
+
+static inline void pair_close(struct pair *p)
+{
+    if (p->a)
+        p->a->ops->free(p->a);
+    if (p->b)
+        p->b->ops->free(p->b);
+    ff_tcp_listener_free(p->listener);
+    *p = (struct pair){.kind = p->kind};
+}
+
+/* --- a thread that polls one queue until it breaks or is told to stop --- */
+
+struct server {
+    pthread_t thread;
+    struct ff_link *link;
+    enum ff_queue queue;
+    atomic_bool stop;
+    atomic_uint n_imms;
+    struct ff_wc imm[IMMS_MAX];
+    struct ff_error why; /* read it after server_join() */
+};
+
+static inline void *server_main(void *arg)
+{
+    struct server *s = arg;
+
+    while (!atomic_load(&s->stop)) {
+        struct ff_wc wc[4];
+        int n = s->link->ops->poll(s->link, s->queue, wc, FF_ARRAY_LEN(wc), 50, &s->why);
+        if (n < 0)
+            break;
+        for (int i = 0; i < n; i++)
+            if (wc[i].op == FF_WC_RECV_IMM && atomic_load(&s->n_imms) < IMMS_MAX) {
+                s->imm[atomic_load(&s->n_imms)] = wc[i];
+                atomic_fetch_add(&s->n_imms, 1);
+            }
+    }
+    return NULL;
+}
+
+static inline void server_start(struct server *s, struct ff_link *l, enum ff_queue q)
+{
+    memset(s, 0, sizeof(*s));
+    s->link = l;
+    s->queue = q;
+    assert_int_equal(pthread_create(&s->thread, NULL, server_main, s), 0);
+}
+
+/* Wait for a thread, not for ever: a test that hangs says where */
+static inline void join_soon(pthread_t t)
+{
+    struct timespec end;
+
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += SOON_MS / 1000;
+    if (pthread_timedjoin_np(t, NULL, &end)) {
+        fprintf(stderr, "a thread did not end within %d ms\n", SOON_MS);
+        abort();
+    }
+}
+
+static inline void server_join(struct server *s)
+{
+    atomic_store(&s->stop, true);
+    join_soon(s->thread);
+}
+
+/* --- posting and waiting --- */
+
+/* Wait for one completion: 0, or the link's error */
+static inline int wait_one(struct ff_link *l, enum ff_queue q, struct ff_wc *wc,
+                           struct ff_error *err)
+{
+    int n = l->ops->poll(l, q, wc, 1, SOON_MS, err);
+
+    if (!n)
+        fail_msg("%s: no completion within %d ms", l->ops->name, SOON_MS);
+    return n < 0 ? n : 0;
+}
+
+/* Post and wait: 0, or the link's error */
+static inline int run_wr(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr,
+                         struct ff_error *err)
+{
+    struct ff_wc wc;
+    int rc = l->ops->post(l, q, wr, err);
+
+    if (rc)
+        return rc;
+    rc = wait_one(l, q, &wc, err);
+    if (rc)
+        return rc;
+    assert_int_equal(wc.id, wr->id);
+    assert_int_equal(wc.op, wr->op == FF_OP_READ ? FF_WC_READ : FF_WC_WRITE);
+    assert_int_equal(wc.len_bytes, wr->len_bytes);
+    return 0;
+}
+
+static inline struct ff_mr must_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access)
+{
+    struct ff_error err;
+    struct ff_mr mr;
+
+    assert_ok(l->ops->reg(l, addr, len, access, &mr, &err), err);
+    return mr;
+}
+
+static inline struct ff_wr read_of(const struct ff_mr *mr, uint64_t offset, void *to, uint32_t len)
+{
+    return (struct ff_wr){.id = offset + len, .op = FF_OP_READ, .local = to, .len_bytes = len,
+                          .remote = (uintptr_t)mr->addr + offset, .rkey = mr->rkey};
+}
+
+/* Bytes with a prime period: a lost or doubled block shows */
+static inline void pattern(uint8_t *p, size_t len, unsigned start)
+{
+    for (size_t i = 0; i < len; i++)
+        p[i] = (uint8_t)(((i + start) % 4093) * 131 >> 2);
+}
+
+#endif
