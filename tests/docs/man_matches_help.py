@@ -211,9 +211,9 @@ def check_functions():
 
 def check_messages():
     header = read('migrate', 'wire.h')
-    names = re.findall(r'FF_MSG_([A-Z]+)\b', header.split('enum ff_msg {')[1].split('}')[0])
-    code = {n: i + 1 for i, n in enumerate(n for n in names if n not in ('LAST', 'WITHDRAWN'))}
-    code['WITHDRAWN'] = len(code) + 1
+    names = re.findall(r'^\s*FF_MSG_([A-Z]+)\b', header.split('enum ff_msg {')[1].split('}')[0],
+                       re.M)
+    code = {n: i + 1 for i, n in enumerate(names) if n != 'LAST'}
     table = read('docs', 'wire.md').split('\n## Control messages\n')[1]
     rows = re.findall(r'^\| (\d+) \| ([A-Z]+) \|', table, re.M)
     same('message', [f'{n} {i}' for n, i in code.items()], 'wire.h',
