@@ -24,8 +24,7 @@ static int refused(struct ff_control *c, struct ff_error *err)
     return rc ? rc : ff_error_set(err, EREMOTEIO, "the peer ended it: %s", text);
 }
 
-/* The link is broken: a peer that left may have said why */
-static int better_reason(struct ff_control *c, int rc, struct ff_error *err)
+int ff_control_reason(struct ff_control *c, int rc, struct ff_error *err)
 {
     struct ff_error why;
 
@@ -39,7 +38,7 @@ int ff_control_send(struct ff_control *c, int len, struct ff_error *err)
     if (len < 0)
         return len;
     int rc = c->link->ops->send(c->link, c->buf, (uint32_t)len, err);
-    return rc ? better_reason(c, or_cancelled(c, rc, err), err) : 0;
+    return rc ? ff_control_reason(c, or_cancelled(c, rc, err), err) : 0;
 }
 
 int ff_control_expect(struct ff_control *c, enum ff_msg want, unsigned also, int timeout_ms,

@@ -29,6 +29,10 @@ int ff_control_send(struct ff_control *c, int len, struct ff_error *err);
 int ff_control_expect(struct ff_control *c, enum ff_msg want, unsigned also, int timeout_ms,
                       struct ff_error *err);
 
+/* The link is broken, which is @rc and @err: a peer that left may have said why. Return: @rc,
+ * or -EREMOTEIO and @err its reason */
+int ff_control_reason(struct ff_control *c, int rc, struct ff_error *err);
+
 /* Tell the peer why it ends, as well as can be */
 void ff_control_refuse(struct ff_control *c, const char *why);
 

@@ -317,13 +317,12 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
         return ff_error_set(err, -rc, "destination: ready: injected");
     d->load_ns = ff_now_ns() - d->state_ns;
     rc = ff_pager_check(&d->pager, FF_PAGER_BROKEN, err);
-    if (!rc) {
-        /* from here on GO may be under way: a broken link no longer means "not started",
-         * only ff_dest_wait_go() can tell */
-        ff_dest_on_break(d, NULL, NULL);
-        rc = send_stats(d, FF_MSG_READY, err);
-    }
-    return rc;
+    if (rc)
+        return ff_control_reason(&d->ctl, rc, err);
+    /* from here on GO may be under way: a broken link no longer means "not started",
+     * only ff_dest_wait_go() can tell */
+    ff_dest_on_break(d, NULL, NULL);
+    return send_stats(d, FF_MSG_READY, err);
 }
 
 int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)

@@ -309,11 +309,11 @@ int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
 /* Nothing may have been heard since READY: a destination that left is not given the guest */
 static int check_peer_waits(struct ff_source *s, struct ff_error *err)
 {
-    int rc = ff_control_expect(&s->ctl, FF_MSG_WITHDRAWN, 0, 0, err);
+    struct ff_error why = {.code = 0};
+    int rc = ff_control_expect(&s->ctl, FF_MSG_WITHDRAWN, 0, 0, &why);
     if (rc == -ETIMEDOUT)
         return 0;
-    ff_error_context(err, "go: the destination no longer waits");
-    return -ETIME;
+    return ff_error_set(err, ETIME, "go: the destination no longer waits: %s", why.text);
 }
 
 int ff_source_go(struct ff_source *s, struct ff_error *err)
@@ -334,7 +334,8 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
                             (uint32_t)ff_wire_put_empty(s->ctl.buf, FF_MSG_GO), err);
     if (rc == -ECONNRESET || rc == -EPIPE) {
         s->stage = SENT; /* nothing left this side */
-        return -ETIME;
+        return ff_error_set(err, ETIME, "go: not sent: the destination has gone (%s)",
+                            strerror(-rc));
     }
     return rc;
 }

@@ -89,6 +89,8 @@ static void try_cancel(bool tcp, enum stage at, enum stage holds, unsigned after
     must(s->stage == at && s->rc && s->err.text[0]);
     must(m.src.rc && m.dst.rc);
     must((ff_now_ns() - t) / 1000000 < (UNDER_SANITIZER ? 50000u : 10000u));
+    if (at == D_GO) /* it left between READY and GO: the guest goes on where it is */
+        must(m.src.stage == S_GO && m.src.rc == -ETIME && !m.went && !m.ran);
     if (at == S_READY && tcp) /* told why, not left to guess */
         must(strstr(m.dst.err.text, "canceled at the source"));
     move_free(&m);
