@@ -115,16 +115,18 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
     return 0;
 }
 
-static int accept_fd(struct ff_listener *ls, int timeout_ms)
+/* A new connection; -ECONNRESET when @ctrl_fd (-1: none) becomes readable before */
+static int accept_fd(struct ff_listener *ls, int ctrl_fd, int timeout_ms)
 {
-    struct pollfd p[FF_ARRAY_LEN(ls->fd) + 1];
+    struct pollfd p[FF_ARRAY_LEN(ls->fd) + 2];
     uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
 
     for (;;) {
         for (unsigned i = 0; i < ls->n; i++)
             p[i] = (struct pollfd){.fd = ls->fd[i], .events = POLLIN};
         p[ls->n] = (struct pollfd){.fd = ls->cancel_fd, .events = POLLIN};
-        int rc = poll(p, ls->n + 1, timeout_ms < 0 ? -1 : tcp_ms_left(end));
+        p[ls->n + 1] = (struct pollfd){.fd = ctrl_fd, .events = POLLIN};
+        int rc = poll(p, ls->n + 2, timeout_ms < 0 ? -1 : tcp_ms_left(end));
         if (rc < 0 && errno != EINTR)
             return -errno;
         if (rc == 0)
@@ -142,6 +144,8 @@ static int accept_fd(struct ff_listener *ls, int timeout_ms)
             if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
                 return -errno;
         }
+        if (rc > 0 && p[ls->n + 1].revents)
+            return -ECONNRESET;
     }
 }
 
@@ -149,7 +153,7 @@ int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
                   struct ff_error *err)
 {
     struct tcp_link *t;
-    int fd = accept_fd(ls, timeout_ms);
+    int fd = accept_fd(ls, -1, timeout_ms);
 
     if (fd < 0)
         return ff_error_set(err, -fd, "tcp: wait for a source: %s", strerror(-fd));
@@ -215,7 +219,9 @@ static int open_passive(struct tcp_link *t, const uint8_t *session, int timeout_
         struct ff_error why;
         enum ff_queue k;
 
-        int fd = accept_fd(t->ls, tcp_ms_left(end));
+        /* the source says nothing on the control connection until its queues are open:
+         * what comes there is its end */
+        int fd = accept_fd(t->ls, t->ctrl_fd, tcp_ms_left(end));
         if (fd < 0)
             return ff_error_set(err, -fd, "tcp: wait for the source's queues: %s", strerror(-fd));
         int rc = tcp_recv_all(fd, join, sizeof(join), t->ls->cancel_fd, JOIN_TIMEOUT_MS);

@@ -9,7 +9,7 @@ import contextlib
 import common
 from common import Linux, Micro, check_ledger, check_move, move, say
 
-MOVES = 30 if common.FULL else 10
+MOVES = 20 if common.FULL else 10
 
 
 def micro(t, accel, memory, options):
