@@ -118,7 +118,8 @@ static void do_poll(struct world *w)
         if (n <= 0)
             return;
         for (int k = 0; k < n; k++)
-            if (wc[k].op != FF_WC_RECV_IMM && (wc[k].id != w->completed || ++w->completed > w->posted))
+            if (wc[k].op != FF_WC_RECV_IMM &&
+                (wc[k].id != w->completed || ++w->completed > w->posted))
                 abort();
     }
 }
@@ -145,7 +146,8 @@ static void peer_reply(struct world *w, struct input *in)
 {
     uint8_t frame[TCP_REP_LEN], how = get(in);
     const struct ff_wr *wr = w->q->wr_n ? &w->q->wr[w->q->wr_first] : NULL;
-    struct tcp_rep r = {.op = how & 1 ? TCP_OP_WRITE : TCP_OP_READ, .id = w->completed,
+    struct tcp_rep r = {.op = how & 1 ? TCP_OP_WRITE : TCP_OP_READ,
+                        .id = w->completed,
                         .len = wr ? wr->len_bytes : get4(in)};
 
     if (wr)

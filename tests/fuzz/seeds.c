@@ -30,7 +30,8 @@ static void save_messages(void)
     static uint8_t buf[FF_MSG_MAX];
     struct ff_wire_region r[] = {{.name = "pc.ram", .len_bytes = 1 << 30, .psize = 4096},
                                  {.name = "huge", .len_bytes = 4 << 20, .psize = 2 << 20}};
-    struct ff_hello h = {.version = 1, .oldest = 1, .n_regions = 2, .config = "pc-q35", .regions = r};
+    struct ff_hello h = {
+        .version = 1, .oldest = 1, .n_regions = 2, .config = "pc-q35", .regions = r};
     struct ff_welcome w = {.version = 1, .session = "0123456789abcde"};
     struct ff_wire_key k[3] = {{0x7f0000000000, 1}, {0x7f1000000000, 2}, {0x1000, 3}};
     struct ff_state_head s = {.total_bytes = 100000, .n_first = 2};
@@ -54,7 +55,8 @@ static void save_messages(void)
 static void save_frames(void)
 {
     uint8_t f[TCP_REQ_LEN];
-    struct tcp_req req = {.op = TCP_OP_READ, .id = 1, .addr = 4096, .rkey = 7, .len = 8192, .granule = 4096};
+    struct tcp_req req = {
+        .op = TCP_OP_READ, .id = 1, .addr = 4096, .rkey = 7, .len = 8192, .granule = 4096};
     struct tcp_rep rep = {.op = TCP_OP_READ, .id = 7, .len = 8192, .flags = TCP_F_ZEROS};
 
     tcp_ctrl_encode(f, 100);
@@ -86,7 +88,8 @@ static void save_steps(void)
         /* request: WRITE and its data */
         "\4\3\3\0\0\0\0\0\0\0\40\6\11\0\0\0\41\3\7\3",
         /* four requests, then leave */
-        "\4\0\1\0\0\0\0\0\0\0\5\4\0\2\0\0\0\0\0\0\0\5\4\0\3\0\0\0\0\0\0\0\5\4\0\4\0\0\0\0\0\0\0\5\10\0\3",
+        "\4\0\1\0\0\0\0\0\0\0\5\4\0\2\0\0\0\0\0\0\0\5\4\0\3\0\0\0\0\0\0\0\5\4\0\4\0\0\0\0\0\0"
+        "\0\5\10\0\3",
     };
     static const int lengths[] = {20, 30, 16, 14, 20, 48};
 

@@ -77,8 +77,7 @@ static void try_cancel(bool tcp, enum stage at, enum stage holds, unsigned after
     plan.holds = holds;
     plan.after_us = after_us;
     /* a source is asked for its pages for ever when nobody touches them */
-    m = (struct move){.tcp = tcp, .options = "timeout=1,prefill=off", .hook = hook,
-                      .n_first = 1};
+    m = (struct move){.tcp = tcp, .options = "timeout=1,prefill=off", .hook = hook, .n_first = 1};
     uint64_t t = ff_now_ns();
     dest_ended = false;
     move_run(&m);
@@ -101,9 +100,9 @@ static void at_each_stage(bool tcp)
     static const struct {
         enum stage at, holds;
     } waits[] = {
-        {S_CONNECT, D_ACCEPT}, {S_WATCHED, D_STATE}, {S_READY, D_READY}, {S_RUNNING, D_RUNNING}, {S_DONE, D_DONE},
-        {D_ACCEPT, S_CONNECT}, {D_START, S_PUBLISH}, {D_STATE, S_STATE},   {D_GO, S_GO},
-        {D_DONE, S_END},
+        {S_CONNECT, D_ACCEPT}, {S_WATCHED, D_STATE},  {S_READY, D_READY},   {S_RUNNING, D_RUNNING},
+        {S_DONE, D_DONE},      {D_ACCEPT, S_CONNECT}, {D_START, S_PUBLISH}, {D_STATE, S_STATE},
+        {D_GO, S_GO},          {D_DONE, S_END},
     };
     for (unsigned i = 0; i < FF_ARRAY_LEN(waits); i++) {
         try_cancel(tcp, waits[i].at, waits[i].holds, 0);

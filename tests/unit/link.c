@@ -50,7 +50,7 @@ static int end(void **state)
 
 static void test_read_sizes(void **state)
 {
-    static const uint32_t sizes[] = {1,     2,     511,   512,   4095,    4096,      4097,  65511,
+    static const uint32_t sizes[] = {1,     2,     511,   512,   4095,  4096,     4097,      65511,
                                      65512, 65513, 65535, 65536, 65537, 1u << 20, LARGE - 1, LARGE};
     static struct server s;
     struct ff_error err;
@@ -150,8 +150,13 @@ static void write_and_check(struct ff_link *from, struct ff_link *to, unsigned s
         uint32_t len = sizes[i];
         pattern(src, len, seed + i);
         memset(dst, 0xee, LARGE + 4096);
-        struct ff_wr wr = {.id = i, .op = FF_OP_WRITE, .local = src, .len_bytes = len,
-                           .remote = (uintptr_t)mr.addr, .rkey = mr.rkey, .imm = 0xabc00000 + i};
+        struct ff_wr wr = {.id = i,
+                           .op = FF_OP_WRITE,
+                           .local = src,
+                           .len_bytes = len,
+                           .remote = (uintptr_t)mr.addr,
+                           .rkey = mr.rkey,
+                           .imm = 0xabc00000 + i};
         server_start(&s, to, FF_QUEUE_PREFILL);
         assert_ok(run_wr(from, FF_QUEUE_PREFILL, &wr, &err), err);
         for (int ms = 0; !atomic_load(&s.n_imms) && ms < SOON_MS; ms++)
@@ -185,14 +190,16 @@ struct bad_request {
 };
 
 static const struct bad_request bad_requests[] = {
-    {"a key that is not", "withdrawn|No such file", FF_OP_READ, FF_ACCESS_REMOTE_READ, 0, 8, 1, false},
+    {"a key that is not", "withdrawn|No such file", FF_OP_READ, FF_ACCESS_REMOTE_READ, 0, 8, 1,
+     false},
     {"key 0", "withdrawn|No such file", FF_OP_READ, FF_ACCESS_REMOTE_READ, 0, 8, UINT32_MAX, false},
     {"read of write-only", "permit|Permission", FF_OP_READ, FF_ACCESS_REMOTE_WRITE, 0, 8, 0, false},
     {"one byte before", "outside|range", FF_OP_READ, FF_ACCESS_REMOTE_READ, -1, 8, 0, false},
     {"one byte beyond", "outside|range", FF_OP_READ, FF_ACCESS_REMOTE_READ, 4089, 8, 0, false},
     {"all beyond", "outside|range", FF_OP_READ, FF_ACCESS_REMOTE_READ, 4096, 8, 0, false},
     {"longer than it", "outside|range", FF_OP_READ, FF_ACCESS_REMOTE_READ, 0, 4097, 0, false},
-    {"far below, wraps", "outside|range", FF_OP_READ, FF_ACCESS_REMOTE_READ, INT64_MIN, 8, 0, false},
+    {"far below, wraps", "outside|range", FF_OP_READ, FF_ACCESS_REMOTE_READ, INT64_MIN, 8, 0,
+     false},
     {"withdrawn", "withdrawn|No such file", FF_OP_READ, FF_ACCESS_REMOTE_READ, 0, 8, 0, true},
     {"write to read-only", "", FF_OP_WRITE, FF_ACCESS_REMOTE_READ, 0, 8, 0, false},
     {"write beyond", "", FF_OP_WRITE, FF_ACCESS_REMOTE_WRITE, 4089, 8, 0, false},
@@ -247,7 +254,11 @@ static void try_bad_request(const struct bad_request *r)
         p.a->ops->dereg(p.a, &mr);
     memcpy(dst, src, 16384);
     server_start(&s, p.a, FF_QUEUE_FAULT);
-    struct ff_wr wr = {.id = 5, .op = r->op, .local = dst, .len_bytes = r->len, .rkey = key,
+    struct ff_wr wr = {.id = 5,
+                       .op = r->op,
+                       .local = dst,
+                       .len_bytes = r->len,
+                       .rkey = key,
                        .remote = (uintptr_t)(src + 4096) + (uint64_t)r->offset};
     memset(dst, 0xee, 4096);
     int rc = run_wr(p.b, FF_QUEUE_FAULT, &wr, &err);
@@ -291,7 +302,8 @@ static void test_many_keys(void **state)
     while (n < FF_ARRAY_LEN(mr) &&
            !p.a->ops->reg(p.a, src + n, 1, FF_ACCESS_REMOTE_READ, &mr[n], &err))
         n++;
-    assert_in_range(n, 512, FF_ARRAY_LEN(mr) - 1); /* a table of regions fits, and there is an end */
+    /* a table of regions fits, and there is an end */
+    assert_in_range(n, 512, FF_ARRAY_LEN(mr) - 1);
     assert_error(err, ENOSPC, "more than");
     for (unsigned i = 0; i < n; i++) {
         assert_int_not_equal(mr[i].rkey, 0);

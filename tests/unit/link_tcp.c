@@ -57,7 +57,8 @@ static struct ff_listener *must_listen(const char *host, char port[16])
 
 static int plain_connect(const char *port)
 {
-    struct sockaddr_in sa = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+    struct sockaddr_in sa = {.sin_family = AF_INET,
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK),
                              .sin_port = htons((uint16_t)atoi(port))};
     int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
@@ -182,8 +183,8 @@ static void test_nobody_joins(void **state)
 static void test_rubbish_control(void **state)
 {
     static const char *const rubbish[] = {
-        "GET / HTTP/1.0\r\n\r\n", "\x46\x46\x63\x6d\0\0\0\0", "FFcm\0\0\0\0", "FFcm\1\0\1\0........",
-        "FFcm\xff\xff\xff\xff",
+        "GET / HTTP/1.0\r\n\r\n", "\x46\x46\x63\x6d\0\0\0\0", "FFcm\0\0\0\0",
+        "FFcm\1\0\1\0........",   "FFcm\xff\xff\xff\xff",
     };
     static uint8_t buf[FF_MSG_MAX];
     struct ff_error err;
@@ -504,8 +505,13 @@ static void with_faults(const char *spec)
         struct ff_wr many = read_of(&mr, i, to + i * 20000, 20000);
         assert_ok(p.b->ops->post(p.b, FF_QUEUE_FAULT, &many, &err), err);
     }
-    struct ff_wr out = {.id = 1, .op = FF_OP_WRITE, .local = mem, .len_bytes = 50000,
-                        .remote = (uintptr_t)back, .rkey = landing.rkey, .imm = 7};
+    struct ff_wr out = {.id = 1,
+                        .op = FF_OP_WRITE,
+                        .local = mem,
+                        .len_bytes = 50000,
+                        .remote = (uintptr_t)back,
+                        .rkey = landing.rkey,
+                        .imm = 7};
     assert_ok(p.b->ops->post(p.b, FF_QUEUE_FAULT, &out, &err), err);
     for (unsigned i = 0; i < 9; i++) {
         struct ff_wc wc;

@@ -32,7 +32,7 @@ static void test_add(void **state)
     memset(name, 'n', sizeof(name));
     name[255] = '\0';
     add(&t, "pc.ram", 0x10000, 0x10000, 4096);
-    add(&t, name, 0x20000, 0x1000, 4096);        /* touches the first one */
+    add(&t, name, 0x20000, 0x1000, 4096); /* touches the first one */
     add(&t, "huge", 0x400000, 2 << 20, 2 << 20);
     add(&t, "below", 0xf000, 0x1000, 4096);
     strcpy(name, "changed afterwards");
@@ -189,17 +189,22 @@ static void test_differences(void **state)
         } r[3];
         const char *says[4];
     } dest[] = {
-        {"pc-q35-9", {{"a", 0x10000, 4096}, {"b", 0x200000, 4096}},
+        {"pc-q35-9",
+         {{"a", 0x10000, 4096}, {"b", 0x200000, 4096}},
          {"machines differ", "\"pc-q35-10\"", "\"pc-q35-9\"", "start"}},
         {"", {{"a", 0x10000, 4096}, {"b", 0x200000, 4096}}, {"\"pc-q35-10\"", "\"\"", "", ""}},
         {"pc-q35-10", {{"a", 0x10000, 4096}}, {"region b", "0x200000", "only at the source", ""}},
-        {"pc-q35-10", {{"a", 0x10000, 4096}, {"B", 0x200000, 4096}},
+        {"pc-q35-10",
+         {{"a", 0x10000, 4096}, {"B", 0x200000, 4096}},
          {"region b", "0x200000", "only at the source", ""}},
-        {"pc-q35-10", {{"a", 0x11000, 4096}, {"b", 0x200000, 4096}},
+        {"pc-q35-10",
+         {{"a", 0x11000, 4096}, {"b", 0x200000, 4096}},
          {"region a", "length", "source 0x10000", "destination 0x11000"}},
-        {"pc-q35-10", {{"a", 0x10000, 4096}, {"b", 0x200000, 2 << 20}},
+        {"pc-q35-10",
+         {{"a", 0x10000, 4096}, {"b", 0x200000, 2 << 20}},
          {"region b", "page size", "source 4096", "destination 2097152"}},
-        {"pc-q35-10", {{"a", 0x10000, 4096}, {"b", 0x200000, 4096}, {"vga", 0x8000, 4096}},
+        {"pc-q35-10",
+         {{"a", 0x10000, 4096}, {"b", 0x200000, 4096}, {"vga", 0x8000, 4096}},
          {"region vga", "0x8000", "only at the destination", ""}},
     };
     static struct ff_regions src, dst;
@@ -227,5 +232,5 @@ static void test_differences(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_add), cmocka_unit_test(test_add_refused),
-          cmocka_unit_test(test_same_file), cmocka_unit_test(test_hello), cmocka_unit_test(test_match),
-          cmocka_unit_test(test_differences))
+          cmocka_unit_test(test_same_file), cmocka_unit_test(test_hello),
+          cmocka_unit_test(test_match), cmocka_unit_test(test_differences))

@@ -79,8 +79,13 @@ static void test_join(void **state)
     }
 }
 
-static const struct tcp_req good_read = {.op = TCP_OP_READ, .id = 0x1122334455667788, .addr = 0x99aabbccddeeff00,
-                                         .rkey = 0x12345678, .len = 1 << 20, .granule = 4096, .imm = 0xabcdef01};
+static const struct tcp_req good_read = {.op = TCP_OP_READ,
+                                         .id = 0x1122334455667788,
+                                         .addr = 0x99aabbccddeeff00,
+                                         .rkey = 0x12345678,
+                                         .len = 1 << 20,
+                                         .granule = 4096,
+                                         .imm = 0xabcdef01};
 
 static void expect_req(const struct tcp_req *r, int code, const char *says)
 {
@@ -136,10 +141,19 @@ static void test_granules(void **state)
         uint32_t len, granule;
         int code;
     } cases[] = {
-        {4096, 512, 0},       {4096, 4096, 0},       {4 << 20, 4096, 0}, {4 << 20, 2 << 20, 0},
-        {512, 512, 0},        {4096, 256, EPROTO},   {4096, 1, EPROTO},  {4096, 8192, EPROTO},
-        {4608, 4096, EPROTO}, {12288, 3072, EPROTO}, {4 << 20, 2048, EPROTO}, /* 2048 granules */
-        {4096, 1u << 31, EPROTO}, {4096, UINT32_MAX, EPROTO},
+        {4096, 512, 0},
+        {4096, 4096, 0},
+        {4 << 20, 4096, 0},
+        {4 << 20, 2 << 20, 0},
+        {512, 512, 0},
+        {4096, 256, EPROTO},
+        {4096, 1, EPROTO},
+        {4096, 8192, EPROTO},
+        {4608, 4096, EPROTO},
+        {12288, 3072, EPROTO},
+        {4 << 20, 2048, EPROTO}, /* 2048 granules */
+        {4096, 1u << 31, EPROTO},
+        {4096, UINT32_MAX, EPROTO},
     };
     (void)state;
 
@@ -174,9 +188,15 @@ static int reply(const struct tcp_rep *r, const struct ff_wr *wr, struct ff_erro
 static void test_reply(void **state)
 {
     uint8_t zero[128];
-    struct ff_wr rd = {.id = 77, .op = FF_OP_READ, .remote = 0x5000, .len_bytes = 8192, .granule_bytes = 4096, .zero = zero};
+    struct ff_wr rd = {.id = 77,
+                       .op = FF_OP_READ,
+                       .remote = 0x5000,
+                       .len_bytes = 8192,
+                       .granule_bytes = 4096,
+                       .zero = zero};
     struct ff_wr wr = {.id = 78, .op = FF_OP_WRITE, .len_bytes = 4096};
-    struct tcp_rep r = {.op = TCP_OP_READ, .id = 77, .len = 8192}, w = {.op = TCP_OP_WRITE, .id = 78, .len = 4096};
+    struct tcp_rep r = {.op = TCP_OP_READ, .id = 77, .len = 8192},
+                   w = {.op = TCP_OP_WRITE, .id = 78, .len = 4096};
     struct tcp_rep bad;
     struct ff_error err;
     (void)state;

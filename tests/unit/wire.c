@@ -229,7 +229,8 @@ static void test_hello_largest(void **state)
 
 static void test_small_messages(void **state)
 {
-    const struct ff_welcome w = {.version = FF_WIRE_VERSION, .features = 7, .session = "0123456789abcde"};
+    const struct ff_welcome w = {
+        .version = FF_WIRE_VERSION, .features = 7, .session = "0123456789abcde"};
     const struct ff_wire_key keys[N_TABLE] = {{1, 2}, {UINT64_MAX - (4 << 20), 4}, {0, UINT32_MAX}};
     const struct ff_state_head s = {.total_bytes = FF_WIRE_STATE_MAX, .n_first = FF_WIRE_FIRST_MAX};
     union decoded d;
@@ -323,7 +324,8 @@ static void test_text(void **state)
 
 static void test_first_and_data(void **state)
 {
-    static const struct ff_page_ref pages[] = {{0, 0}, {1, (4 << 20) - 1}, {2, 0x1000}, {0, 0x3ffff000}};
+    static const struct ff_page_ref pages[] = {
+        {0, 0}, {1, (4 << 20) - 1}, {2, 0x1000}, {0, 0x3ffff000}};
     struct ff_page_ref out[8];
     uint8_t *content = calloc(1, FF_WIRE_DATA_MAX);
     const uint8_t *data;
@@ -384,8 +386,16 @@ static void test_types(void **state)
 }
 
 /* Where the fields of example_hello() are in the message */
-enum { AT_MAGIC = 4, AT_VERSION = 12, AT_OLDEST = 14, AT_AUTH = 20, AT_REGIONS = 22,
-       AT_CONFIG_LEN = 24, AT_CONFIG = 26, AT_TABLE = 26 + 19 };
+enum {
+    AT_MAGIC = 4,
+    AT_VERSION = 12,
+    AT_OLDEST = 14,
+    AT_AUTH = 20,
+    AT_REGIONS = 22,
+    AT_CONFIG_LEN = 24,
+    AT_CONFIG = 26,
+    AT_TABLE = 26 + 19
+};
 
 static void put(size_t at, uint64_t v, size_t bytes)
 {
@@ -430,7 +440,8 @@ static void test_hello_refused(void **state)
     refuse_hello_with(name + 5, 0, 1, EPROTO, "not printable");
     refuse_hello_with(name + 5, 0x80, 1, EPROTO, "not printable");
 
-    static const uint32_t bad_psize[] = {0, 1, 2048, 4095, 4097, 12288, 3u << 20, 1u << 31, UINT32_MAX};
+    static const uint32_t bad_psize[] = {0,     1,        2048,     4095,      4097,
+                                         12288, 3u << 20, 1u << 31, UINT32_MAX};
     for (size_t i = 0; i < FF_ARRAY_LEN(bad_psize); i++)
         refuse_hello_with(psize, bad_psize[i], 4, EPROTO, "page size");
     refuse_hello_with(AT_TABLE, 0, 8, EPROTO, "length 0x0");
@@ -464,25 +475,30 @@ static void test_others_refused(void **state)
     must_refuse(buf, (size_t)ff_wire_put_welcome(buf, &w), EPROTONOSUPPORT, "version 2");
 
     struct ff_state_head s = {.total_bytes = 0};
-    must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO, "0 bytes (permitted 1..268435456)");
+    must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO,
+                "0 bytes (permitted 1..268435456)");
     s.total_bytes = FF_WIRE_STATE_MAX + 1;
     must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO, "268435457");
     s.total_bytes = UINT64_MAX;
     must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO, "18446744073709551615");
     s = (struct ff_state_head){.total_bytes = 1, .n_first = FF_WIRE_FIRST_MAX + 1};
-    must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO, "4097 first-touch pages (permitted 0..4096)");
+    must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO,
+                "4097 first-touch pages (permitted 0..4096)");
 
     struct ff_wire_key k[N_TABLE] = {{1, 1}, {2, 2}, {3, 3}};
     k[1].addr = UINT64_MAX - (4 << 20) + 1;
-    must_refuse(buf, (size_t)ff_wire_put_publish(buf, k, N_TABLE), EPROTO, "region huge: address 0xffffffffffc00000 wraps");
-    must_refuse(buf, (size_t)ff_wire_put_publish(buf, k, N_TABLE - 1), EPROTO, "24 bytes for 3 regions (want 36)");
+    must_refuse(buf, (size_t)ff_wire_put_publish(buf, k, N_TABLE), EPROTO,
+                "region huge: address 0xffffffffffc00000 wraps");
+    must_refuse(buf, (size_t)ff_wire_put_publish(buf, k, N_TABLE - 1), EPROTO,
+                "24 bytes for 3 regions (want 36)");
 
     struct ff_page_ref p = {.region = N_TABLE};
     must_refuse(buf, (size_t)ff_wire_put_first(buf, &p, 1), EPROTO, "region 3 (permitted 0..2)");
     p.region = UINT32_MAX;
     must_refuse(buf, (size_t)ff_wire_put_first(buf, &p, 1), EPROTO, "region 4294967295");
     p = (struct ff_page_ref){.region = 1, .offset = 4 << 20};
-    must_refuse(buf, (size_t)ff_wire_put_first(buf, &p, 1), EPROTO, "offset 0x400000 beyond region huge (limit 0x400000)");
+    must_refuse(buf, (size_t)ff_wire_put_first(buf, &p, 1), EPROTO,
+                "offset 0x400000 beyond region huge (limit 0x400000)");
     p.offset = UINT64_MAX;
     must_refuse(buf, (size_t)ff_wire_put_first(buf, &p, 1), EPROTO, "0xffffffffffffffff");
 }
