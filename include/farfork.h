@@ -70,7 +70,7 @@ struct ff_address;
 /**
  * ff_address_parse() - parse "HOST:PORT[,option=value...]"
  * @text: IPv4, [IPv6] or a name; an empty HOST listens on every address. Options:
- *        link=auto|tcp, timeout=SECONDS, chunk=SIZE, window=CHUNKS,
+ *        link=auto|tcp|verbs, timeout=SECONDS, chunk=SIZE, window=CHUNKS,
  *        landing=auto|copy|continue, prefill=pull|off
  * @out:  to be freed with ff_address_free()
  *

@@ -52,10 +52,14 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
     int rc = 0;
 
     if (!strcmp(name, "link")) {
-        if (!strcmp(value, "verbs"))
-            return ff_error_set(err, ENOTSUP, "address: link=verbs: this build has no verbs link; use link=tcp");
-        if (strcmp(value, "auto") && strcmp(value, "tcp"))
-            return ff_error_set(err, EINVAL, "address: link=%s: want auto or tcp", value);
+        if (!strcmp(value, "auto"))
+            a->link = FF_LINK_AUTO;
+        else if (!strcmp(value, "tcp"))
+            a->link = FF_LINK_TCP;
+        else if (!strcmp(value, "verbs"))
+            a->link = FF_LINK_VERBS;
+        else
+            rc = ff_error_set(err, EINVAL, "address: link=%s: want auto, tcp or verbs", value);
     } else if (!strcmp(name, "timeout")) {
         rc = get_number(name, value, 1, 3600, 1, &v, err);
         if (!rc)

@@ -6,12 +6,14 @@
 #define FF_MIGRATE_ADDRESS_H
 
 #include "farfork.h"
+#include "link.h"
 
 enum ff_landing_choice { FF_LANDING_AUTO, FF_LANDING_COPY, FF_LANDING_CONTINUE };
 
 struct ff_address {
     char host[256]; /* "": any */
     char port[8];
+    enum ff_link_kind link;
     int timeout_ms; /* a peer silent for so long is gone */
     int go_timeout_ms; /* likewise, once GO was sent: a break then cannot be undone */
     uint32_t chunk_bytes;

@@ -48,7 +48,7 @@ struct ff_dest {
     _Atomic bool cancelled;
 
     pthread_mutex_t lock;
-    struct ff_listener *listener;
+    struct ff_port *port;
     struct ff_link *link;
 };
 
@@ -73,22 +73,22 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
 int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_error *err)
 {
     struct ff_link_params p = {.host = a->host, .port = a->port, .timeout_ms = a->timeout_ms};
-    struct ff_listener *ls;
+    struct ff_port *port;
 
-    int rc = ff_tcp_listen(&p, &ls, err);
+    int rc = ff_port_listen(&p, a->link, &port, err);
     if (rc)
         return rc;
     rc = ff_dest_new_on_link(a, NULL, out, err);
     if (rc)
-        ff_tcp_listener_free(ls);
+        ff_port_free(port);
     else
-        (*out)->listener = ls;
+        (*out)->port = port;
     return rc;
 }
 
 unsigned ff_dest_port(const struct ff_dest *d)
 {
-    return d->listener ? ff_tcp_port(d->listener) : 0;
+    return d->port ? ff_port_number(d->port) : 0;
 }
 
 int ff_dest_add_region(struct ff_dest *d, const struct ff_region *r, struct ff_error *err)
@@ -116,9 +116,9 @@ static int hear_hello(struct ff_dest *d, struct ff_error *err)
     struct ff_error why;
     int rc = 0;
 
-    if (d->listener) {
+    if (d->port) {
         struct ff_link *link;
-        rc = ff_tcp_accept(d->listener, -1, &link, err);
+        rc = ff_port_accept(d->port, &link, err);
         if (rc)
             return rc;
         set_link(d, link);
@@ -130,7 +130,7 @@ static int hear_hello(struct ff_dest *d, struct ff_error *err)
         return 0;
     if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
         ff_control_refuse(&d->ctl, why.text);
-    if (rc == -EPROTONOSUPPORT || rc == -ECANCELED || !d->listener) {
+    if (rc == -EPROTONOSUPPORT || rc == -ECANCELED || !d->port) {
         if (err)
             *err = why;
         return rc;
@@ -167,10 +167,10 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
     if (rc)
         return rc;
     pthread_mutex_lock(&d->lock);
-    struct ff_listener *ls = d->listener;
-    d->listener = NULL;
+    struct ff_port *port = d->port;
+    d->port = NULL;
     pthread_mutex_unlock(&d->lock);
-    ff_tcp_listener_free(ls);
+    ff_port_free(port);
     return 0;
 }
 
@@ -379,8 +379,8 @@ void ff_dest_cancel(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->lock);
     atomic_store(&d->cancelled, true);
-    if (d->listener)
-        ff_tcp_listener_cancel(d->listener);
+    if (d->port)
+        ff_port_cancel(d->port);
     if (d->link)
         d->link->ops->shutdown(d->link);
     pthread_mutex_unlock(&d->lock);
@@ -415,7 +415,7 @@ void ff_dest_free(struct ff_dest *d)
         d->link->ops->free(d->link);
     if (d->pager_used)
         ff_pager_free(&d->pager);
-    ff_tcp_listener_free(d->listener);
+    ff_port_free(d->port);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);
     pthread_mutex_destroy(&d->lock);

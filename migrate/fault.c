@@ -41,6 +41,7 @@ struct slot {
 
 struct ff_fault_engine {
     uint8_t *memory; /* n_slots pages of slot_bytes */
+    struct ff_mr mr; /* goes with the link */
     uint32_t slot_bytes, n_slots, n_busy;
     struct slot slot[FF_QUEUE_DEPTH];
     struct want pending[PENDING];
@@ -69,7 +70,7 @@ int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err)
     if (m == MAP_FAILED)
         return ff_error_set(err, ENOMEM, "pager: fault slots: out of memory");
     f->memory = m;
-    return 0;
+    return p->link->ops->reg(p->link, m, (size_t)f->n_slots * f->slot_bytes, 0, &f->mr, err);
 }
 
 void ff_fault_engine_free(struct ff_fault_engine *f)
@@ -133,6 +134,7 @@ static void post_pending(struct ff_pager *p)
         struct ff_wr wr = {.id = i,
                            .op = FF_OP_READ,
                            .local = f->memory + i * f->slot_bytes,
+                           .lkey = f->mr.lkey,
                            .remote = r->remote + w->page * r->range.psize,
                            .rkey = r->rkey,
                            .len_bytes = r->range.psize,

@@ -33,6 +33,7 @@ struct buffer {
 
 struct ff_prefill_engine {
     uint8_t *memory; /* window buffers of buffer_bytes */
+    struct ff_mr mr; /* goes with the link */
     uint32_t buffer_bytes;
     unsigned window, n_busy;
     struct buffer buffer[FF_QUEUE_DEPTH];
@@ -56,7 +57,7 @@ int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
     if (!e->asked || m == MAP_FAILED)
         return ff_error_set(err, ENOMEM, "pager: prefill buffers: out of memory");
     e->memory = m;
-    return 0;
+    return p->link->ops->reg(p->link, m, (size_t)e->window * e->buffer_bytes, 0, &e->mr, err);
 }
 
 void ff_prefill_engine_free(struct ff_prefill_engine *e)
@@ -132,6 +133,7 @@ static int ask(struct ff_pager *p, struct buffer *b, uint64_t chunk, struct ff_e
     struct ff_wr wr = {.id = i,
                        .op = FF_OP_READ,
                        .local = e->memory + i * e->buffer_bytes,
+                       .lkey = e->mr.lkey,
                        .remote = r->remote + first * r->range.psize,
                        .rkey = r->rkey,
                        .len_bytes = (uint32_t)(n * r->range.psize),

@@ -110,7 +110,7 @@ static int open_link(struct ff_source *s, struct ff_error *err)
 
     if (s->link)
         return 0;
-    int rc = ff_tcp_connect(&p, s->cancel_fd, &link, err);
+    int rc = ff_link_connect(&p, s->addr.link, s->cancel_fd, &link, err);
     if (rc)
         return rc;
     pthread_mutex_lock(&s->lock);

@@ -47,8 +47,8 @@ enum ff_access { FF_ACCESS_REMOTE_READ = 1, FF_ACCESS_REMOTE_WRITE = 2 };
 struct ff_mr {
     void *addr;
     uint64_t len_bytes;
-    unsigned access;
-    uint32_t rkey;
+    unsigned access; /* 0: for own requests only */
+    uint32_t rkey, lkey;
 };
 
 enum ff_op { FF_OP_READ, FF_OP_WRITE };
@@ -57,6 +57,7 @@ struct ff_wr {
     uint64_t id;
     enum ff_op op;
     void *local;
+    uint32_t lkey;   /* of own memory that was registered and holds @local */
     uint64_t remote; /* the peer's address inside the memory that @rkey names */
     uint32_t rkey;
     uint32_t len_bytes;
@@ -135,6 +136,7 @@ unsigned ff_tcp_port(const struct ff_listener *ls); /* the bound port, for port 
  * The link borrows @ls until its queues are open. */
 int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
                   struct ff_error *err);
+unsigned ff_tcp_listener_fds(const struct ff_listener *ls, int *fds, unsigned n);
 void ff_tcp_listener_cancel(struct ff_listener *ls); /* any thread */
 void ff_tcp_listener_free(struct ff_listener *ls);
 
@@ -144,6 +146,27 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
 
 /* 0 when this host can run the tcp link, else -errno */
 int ff_tcp_probe(void);
+
+/* --- whichever link there is --- */
+
+enum ff_link_kind { FF_LINK_AUTO, FF_LINK_TCP, FF_LINK_VERBS };
+
+/* One port that sources of every kind may connect to */
+struct ff_port;
+
+/* AUTO listens for verbs too where that works; VERBS insists on it */
+int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struct ff_port **out,
+                   struct ff_error *err);
+unsigned ff_port_number(const struct ff_port *port);
+
+/* As ff_tcp_accept(), for every kind; waits for ever, but for ff_port_cancel() */
+int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *err);
+void ff_port_cancel(struct ff_port *port); /* any thread */
+void ff_port_free(struct ff_port *port);
+
+/* AUTO tries verbs where this host has a device, then tcp, and says which and why */
+int ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
+                    struct ff_link **out, struct ff_error *err);
 
 /* Two ends in one process, for tests */
 int ff_loop_pair(struct ff_link **a, struct ff_link **b, struct ff_error *err);

@@ -466,6 +466,14 @@ unsigned ff_tcp_port(const struct ff_listener *ls)
                                           : ((struct sockaddr_in *)&sa)->sin_port);
 }
 
+unsigned ff_tcp_listener_fds(const struct ff_listener *ls, int *fds, unsigned n)
+{
+    unsigned i = 0;
+    for (; i < ls->n && i < n; i++)
+        fds[i] = ls->fd[i];
+    return i;
+}
+
 void ff_tcp_listener_cancel(struct ff_listener *ls)
 {
     eventfd_write(ls->cancel_fd, 1);

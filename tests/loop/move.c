@@ -72,8 +72,10 @@ static struct ff_address *address(const struct move *m, unsigned port)
     struct ff_error err;
     char text[256];
 
-    snprintf(text, sizeof(text), "127.0.0.1:%u%s%s", port, m->options ? "," : "",
-             m->options ? m->options : "");
+    /* in the lab the same moves go over verbs: 10.8.0.1 and link=verbs */
+    const char *host = getenv("FARFORK_TEST_HOST"), *link = getenv("FARFORK_TEST_LINK");
+    snprintf(text, sizeof(text), "%s:%u,link=%s%s%s", host ? host : "127.0.0.1", port,
+             link ? link : "tcp", m->options ? "," : "", m->options ? m->options : "");
     must_ok(ff_address_parse(text, &a, &err), err);
     return a;
 }
