@@ -35,7 +35,7 @@
 #define PRIVATE_LEN 24
 #define ACK_TIMEOUT 17
 #define RNR_TIMER 12
-#define QUEUE_TIMEOUT_MS 10000
+#define RESOLVE_MS 300
 
 struct verbs_listener {
     struct rdma_event_channel *events;
@@ -76,6 +76,7 @@ static int get_private(const struct rdma_conn_param *p, const uint8_t *session)
 static int event_error(const struct rdma_cm_event *ev, struct ff_error *err)
 {
     int code = ev->event == RDMA_CM_EVENT_REJECTED      ? ECONNREFUSED
+               : ev->event == RDMA_CM_EVENT_ADDR_ERROR && ev->status == -ETIMEDOUT ? ETIMEDOUT
                : ev->event == RDMA_CM_EVENT_UNREACHABLE ? EHOSTUNREACH
                : ev->event == RDMA_CM_EVENT_DEVICE_REMOVAL ? ENODEV
                                                            : ECONNRESET;
@@ -259,6 +260,22 @@ static void set_timers(struct verbs_qp *q)
 
 /* --- active side --- */
 
+/* In short turns: an ARP reply that comes before the kernel waits for it is only looked at
+ * when the turn ends (two network namespaces on one machine are that quick) */
+static int resolve_addr(struct verbs_link *v, struct rdma_cm_id *id, struct ff_error *err)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)v->timeout_ms * 1000000u;
+    int rc;
+
+    do {
+        if (rdma_resolve_addr(id, NULL, (struct sockaddr *)&v->peer, RESOLVE_MS))
+            return ff_error_set(err, errno, "verbs: resolve address: %s", strerror(errno));
+        rc = wait_event(v->events, RDMA_CM_EVENT_ADDR_RESOLVED, v->cancel_fd, v->timeout_ms, NULL,
+                        err);
+    } while (rc == -ETIMEDOUT && ff_now_ns() < end);
+    return rc;
+}
+
 static int connect_role(struct verbs_link *v, enum verbs_role role, const uint8_t *session,
                         struct ff_error *err)
 {
@@ -268,10 +285,7 @@ static int connect_role(struct verbs_link *v, enum verbs_role role, const uint8_
     if (rdma_create_id(v->events, &id, NULL, RDMA_PS_TCP))
         return ff_error_set(err, errno, "verbs: new connection: %s", strerror(errno));
     v->qp[role].id = id;
-    if (rdma_resolve_addr(id, NULL, (struct sockaddr *)&v->peer, v->timeout_ms))
-        return ff_error_set(err, errno, "verbs: resolve address: %s", strerror(errno));
-    int rc = wait_event(v->events, RDMA_CM_EVENT_ADDR_RESOLVED, v->cancel_fd, v->timeout_ms, NULL,
-                        err);
+    int rc = resolve_addr(v, id, err);
     if (rc)
         return rc;
     rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &ack, sizeof(ack));
