@@ -113,7 +113,7 @@ static void check_rdma(const struct report *r)
         closedir(dir);
     if (*list)
         say(r, "rdma devices", FF_CHECK_LIMITED,
-            "%s; this release moves over TCP and does not use them yet", list);
+            "%s; moves go over TCP unless link=verbs (experimental) is asked for", list);
     else
         say(r, "rdma devices", FF_CHECK_LIMITED, "none; moves go over TCP");
 }

@@ -23,16 +23,6 @@ struct ff_port {
     unsigned number;
 };
 
-static bool have_device(void)
-{
-    int n = 0;
-    struct ibv_device **list = ibv_get_device_list(&n);
-
-    if (list)
-        ibv_free_device_list(list);
-    return n > 0;
-}
-
 int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struct ff_port **out,
                    struct ff_error *err)
 {
@@ -57,10 +47,6 @@ int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struc
         rc = verbs_listen(&same, &port->verbs, err);
         if (!rc)
             port->number = verbs_listener_port(port->verbs);
-    } else if (!rc && kind == FF_LINK_AUTO && have_device()) {
-        struct ff_error why;
-        if (verbs_listen(&same, &port->verbs, &why))
-            ff_log(FF_LOG_INFO, "link: listening for tcp alone: %s", why.text);
     }
     if (rc)
         ff_port_free(port);
@@ -123,22 +109,7 @@ void ff_port_free(struct ff_port *port)
 int ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
                     struct ff_link **out, struct ff_error *err)
 {
-    struct ff_error why = {.text = "this host has no RDMA device"};
-
     if (kind == FF_LINK_VERBS)
         return ff_verbs_connect(p, cancel_fd, out, err);
-    if (kind == FF_LINK_AUTO && have_device()) {
-        int rc = ff_verbs_connect(p, cancel_fd, out, &why);
-        if (!rc) {
-            ff_log(FF_LOG_INFO, "link: verbs to %s:%s", p->host, p->port);
-            return 0;
-        }
-        if (rc == -ECANCELED) {
-            if (err)
-                *err = why;
-            return rc;
-        }
-        ff_log(FF_LOG_INFO, "link: tcp to %s:%s, since: %s", p->host, p->port, why.text);
-    }
     return ff_tcp_connect(p, cancel_fd, out, err);
 }

@@ -154,7 +154,7 @@ enum ff_link_kind { FF_LINK_AUTO, FF_LINK_TCP, FF_LINK_VERBS };
 /* One port that sources of every kind may connect to */
 struct ff_port;
 
-/* AUTO listens for verbs too where that works; VERBS insists on it */
+/* AUTO is tcp in this release: the verbs link is young, and is for who asks for it */
 int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struct ff_port **out,
                    struct ff_error *err);
 unsigned ff_port_number(const struct ff_port *port);
@@ -164,7 +164,6 @@ int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *
 void ff_port_cancel(struct ff_port *port); /* any thread */
 void ff_port_free(struct ff_port *port);
 
-/* AUTO tries verbs where this host has a device, then tcp, and says which and why */
 int ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
                     struct ff_link **out, struct ff_error *err);
 
