@@ -93,7 +93,6 @@ include qemu-patches/qemu.mk
 include tests/guests/micro/micro.mk
 include tests/guests/linux/linux.mk
 include tests/platform/platform.mk
-include tests/e2e/e2e.mk
 include tests/tests.mk
 include demo/demo.mk
 

@@ -48,13 +48,15 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
             (uintptr_t)t->r[i].host < (uintptr_t)r->host + r->len_bytes)
             return ff_error_set(err, EEXIST, "regions: add %s: overlaps %s", r->name, t->r[i].name);
     }
-    int rc = r->fd >= 0 ? lock_file(r, F_WRLCK) : 0;
-    if (rc == -EAGAIN || rc == -EACCES)
-        return ff_error_set(err, EBUSY, "regions: add %s: another process moves a guest whose memory is the same file; "
-                            "source and destination need a file each", r->name);
     char *name = strdup(r->name);
     if (!name)
         return ff_error_set(err, ENOMEM, "regions: add %s: out of memory", r->name);
+    int rc = r->fd >= 0 ? lock_file(r, F_WRLCK) : 0;
+    if (rc == -EAGAIN || rc == -EACCES) {
+        free(name);
+        return ff_error_set(err, EBUSY, "regions: add %s: another process moves a guest whose memory is the same file; "
+                            "source and destination need a file each", r->name);
+    }
     t->r[t->n] = *r;
     t->r[t->n++].name = name;
     return 0;

@@ -100,7 +100,7 @@ struct ff_link_ops {
     int (*poll)(struct ff_link *l, enum ff_queue q, struct ff_wc *wc, unsigned n, int timeout_ms,
                 struct ff_error *err);
 
-    /* Readable when poll() has something to do; valid until free() */
+    /* Readable when poll() has something to do, once poll() has returned 0; until free() */
     int (*fd)(struct ff_link *l, enum ff_queue q);
 
     /* 0, or the link is broken; -ECONNRESET or -EPIPE: nothing of the message left this side */

@@ -79,6 +79,10 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 RUN_LOOP := $(LOOP_TESTS:=:180)
 RUN_UNIT := $(UNIT_TESTS:=:120)
 RUN_PLATFORM := $(PLATFORM_TESTS:=:15)
+RUN_DOCS := tests/docs/man_matches_help.py:60
+# that the micro guest notices every kind of damage to its memory: what the e2e tests rest on
+RUN_GUESTS := 'tests/guests/micro/selftest.py --qemu $(BUILD)/bin/qemu-system-x86_64 \
+    --guest $(BUILD)/guests/micro.elf --bios qboot.rom:240'
 run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 60)')
 
 check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
@@ -86,7 +90,8 @@ check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
 
 check: all $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) fuzzers
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
-	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(E2E_TESTS)
+	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_GUESTS) \
+	    $(E2E_TESTS)
 
 check-fuzz: fuzzers
 	@$(RUN_ENV) tests/run $(call run_fuzz,$(FUZZ_SECONDS))
