@@ -261,8 +261,10 @@ void ff_dest_cancel(struct ff_dest *d); /* any thread */
  *
  * Whoever waited goes on and reads zeros: only while it is sure that the guest does not
  * run here and never will. The handle stays, for ff_dest_stats() and ff_dest_free().
+ *
+ * Return: 0; -EBUSY: GO was read by now, the guest is this side's, and memory stays watched
  */
-void ff_dest_give_up(struct ff_dest *d);
+int ff_dest_give_up(struct ff_dest *d);
 void ff_dest_stats(struct ff_dest *d, struct ff_stats *out);
 const char *ff_dest_link(struct ff_dest *d);
 

@@ -322,6 +322,8 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     /* from here on GO may be under way: a broken link no longer means "not started",
      * only ff_dest_wait_go() can tell */
     ff_dest_on_break(d, NULL, NULL);
+    /* and an outage now would be one after GO for the source */
+    d->link->ops->set_timeout(d->link, FF_MAX(GO_MS, d->addr.go_timeout_ms));
     return send_stats(d, FF_MSG_READY, err);
 }
 
@@ -333,12 +335,18 @@ int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
     rc = ff_wire_get_empty(d->ctl.buf, (size_t)d->ctl.len, err);
     if (rc)
         return rc;
-    atomic_store(&d->pager.guest_runs, true);
+    /* exclusive with ff_dest_give_up(): either the guest is here, or the pager is finished.
+     * A link that broke lets the guest go on; a page that could not be installed does not. */
+    pthread_mutex_lock(&d->pager_lock);
+    rc = atomic_load(&d->pager.stop) ? ff_error_set(err, ECANCELED, "given up before GO was read")
+                                     : ff_pager_check(&d->pager, FF_PAGER_FAILED, err);
+    if (!rc)
+        atomic_store(&d->pager.guest_runs, true);
+    pthread_mutex_unlock(&d->pager_lock);
     atomic_store(&d->pager.silence_ms, d->addr.go_timeout_ms);
     d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
     d->go_ns = ff_now_ns();
-    /* a link that broke lets the guest go on; a page that could not be installed does not */
-    return ff_pager_check(&d->pager, FF_PAGER_FAILED, err);
+    return rc;
 }
 
 int ff_dest_running(struct ff_dest *d, struct ff_error *err)
@@ -369,10 +377,18 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     return 0;
 }
 
-void ff_dest_give_up(struct ff_dest *d)
+int ff_dest_give_up(struct ff_dest *d)
 {
+    int rc = 0;
+
     ff_dest_cancel(d);
-    finish_pager(d);
+    pthread_mutex_lock(&d->pager_lock);
+    if (d->pager_used && atomic_load(&d->pager.guest_runs))
+        rc = -EBUSY;
+    else if (d->pager_used)
+        ff_pager_finish(&d->pager);
+    pthread_mutex_unlock(&d->pager_lock);
+    return rc;
 }
 
 void ff_dest_cancel(struct ff_dest *d)

@@ -353,7 +353,8 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
     int rc = ff_fault("source.running");
     if (rc)
         return ff_error_set(err, -rc, "source: wait for RUNNING: injected");
-    rc = ff_control_expect(&s->ctl, FF_MSG_RUNNING, 0, RUNNING_MS, err);
+    rc = ff_control_expect(&s->ctl, FF_MSG_RUNNING, 0,
+                           FF_MAX(RUNNING_MS, s->addr.go_timeout_ms), err);
     if (rc >= 0)
         rc = take_stats(s, err);
     return give_up_serving(s, rc);

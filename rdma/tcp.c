@@ -115,7 +115,7 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
     return 0;
 }
 
-/* A new connection; -ECONNRESET when @ctrl_fd (-1: none) becomes readable before */
+/* A new connection; -ECONNRESET when @ctrl_fd (-1: none) is closed before */
 static int accept_fd(struct ff_listener *ls, int ctrl_fd, int timeout_ms)
 {
     struct pollfd p[FF_ARRAY_LEN(ls->fd) + 2];
@@ -125,7 +125,7 @@ static int accept_fd(struct ff_listener *ls, int ctrl_fd, int timeout_ms)
         for (unsigned i = 0; i < ls->n; i++)
             p[i] = (struct pollfd){.fd = ls->fd[i], .events = POLLIN};
         p[ls->n] = (struct pollfd){.fd = ls->cancel_fd, .events = POLLIN};
-        p[ls->n + 1] = (struct pollfd){.fd = ctrl_fd, .events = POLLIN};
+        p[ls->n + 1] = (struct pollfd){.fd = ctrl_fd, .events = POLLRDHUP};
         int rc = poll(p, ls->n + 2, timeout_ms < 0 ? -1 : tcp_ms_left(end));
         if (rc < 0 && errno != EINTR)
             return -errno;
@@ -219,8 +219,8 @@ static int open_passive(struct tcp_link *t, const uint8_t *session, int timeout_
         struct ff_error why;
         enum ff_queue k;
 
-        /* the source says nothing on the control connection until its queues are open:
-         * what comes there is its end */
+        /* messages may be there already, since a join can come later than what follows it;
+         * only the end of the control connection says that the source has left */
         int fd = accept_fd(t->ls, t->ctrl_fd, tcp_ms_left(end));
         if (fd < 0)
             return ff_error_set(err, -fd, "tcp: wait for the source's queues: %s", strerror(-fd));

@@ -147,6 +147,12 @@ int verbs_events(struct verbs_link *v, struct ff_error *err)
     return verbs_broken(v, err);
 }
 
+/* What ends a wait: the caller's descriptor, or a shutdown */
+static int cancel_of(const struct verbs_link *v)
+{
+    return v->cancel_fd >= 0 ? v->cancel_fd : v->wake_fd;
+}
+
 /* --- queue pairs --- */
 
 static void non_blocking(int fd)
@@ -270,7 +276,7 @@ static int resolve_addr(struct verbs_link *v, struct rdma_cm_id *id, struct ff_e
     do {
         if (rdma_resolve_addr(id, NULL, (struct sockaddr *)&v->peer, RESOLVE_MS))
             return ff_error_set(err, errno, "verbs: resolve address: %s", strerror(errno));
-        rc = wait_event(v->events, RDMA_CM_EVENT_ADDR_RESOLVED, v->cancel_fd, v->timeout_ms, NULL,
+        rc = wait_event(v->events, RDMA_CM_EVENT_ADDR_RESOLVED, cancel_of(v), v->timeout_ms, NULL,
                         err);
     } while (rc == -ETIMEDOUT && ff_now_ns() < end);
     return rc;
@@ -291,7 +297,7 @@ static int connect_role(struct verbs_link *v, enum verbs_role role, const uint8_
     rdma_set_option(id, RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, &ack, sizeof(ack));
     if (rdma_resolve_route(id, v->timeout_ms))
         return ff_error_set(err, errno, "verbs: resolve route: %s", strerror(errno));
-    rc = wait_event(v->events, RDMA_CM_EVENT_ROUTE_RESOLVED, v->cancel_fd, v->timeout_ms, NULL, err);
+    rc = wait_event(v->events, RDMA_CM_EVENT_ROUTE_RESOLVED, cancel_of(v), v->timeout_ms, NULL, err);
     if (!rc)
         rc = make_qp(v, role, id, err);
     if (rc)
@@ -300,7 +306,7 @@ static int connect_role(struct verbs_link *v, enum verbs_role role, const uint8_
     struct rdma_conn_param p = conn_param(v, private_data);
     if (rdma_connect(id, &p))
         return ff_error_set(err, errno, "verbs: connect: %s", strerror(errno));
-    rc = wait_event(v->events, RDMA_CM_EVENT_ESTABLISHED, v->cancel_fd, v->timeout_ms, NULL, err);
+    rc = wait_event(v->events, RDMA_CM_EVENT_ESTABLISHED, cancel_of(v), v->timeout_ms, NULL, err);
     if (!rc)
         set_timers(&v->qp[role]);
     return rc;
@@ -390,7 +396,7 @@ static int accept_role(struct verbs_link *v, enum verbs_role role, struct rdma_c
     struct rdma_conn_param p = conn_param(v, NULL);
     if (rdma_accept(id, &p))
         return ff_error_set(err, errno, "verbs: accept: %s", strerror(errno));
-    rc = wait_event(v->events, RDMA_CM_EVENT_ESTABLISHED, v->cancel_fd, v->timeout_ms, NULL, err);
+    rc = wait_event(v->events, RDMA_CM_EVENT_ESTABLISHED, cancel_of(v), v->timeout_ms, NULL, err);
     if (!rc)
         set_timers(&v->qp[role]);
     return rc;
