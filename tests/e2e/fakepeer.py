@@ -41,7 +41,10 @@ def refuse(text):
 def receive(sock, size):
     data = b''
     while len(data) < size:
-        part = sock.recv(size - len(data))
+        try:
+            part = sock.recv(size - len(data))
+        except ConnectionResetError:    # closed before it read all that we sent
+            break
         if not part:
             break
         data += part
