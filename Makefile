@@ -95,6 +95,7 @@ include tests/guests/linux/linux.mk
 include tests/platform/platform.mk
 include tests/tests.mk
 include demo/demo.mk
+include lab/lab.mk
 
 # What these fragments build needs every package
 $(BUILD)/guests/micro.elf $(LG_OUT)/guestload $(LG_KERNEL)/release $(PLATFORM_TESTS): | $(DEPS_ALL)
@@ -112,6 +113,7 @@ help:
 	  'make check      build everything, run the tests' \
 	  'make check-full the tests, and what takes longer' \
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
+	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \
 	  'make check-fuzz a minute of the wire fuzzer (FUZZ_SECONDS=60)' \
 	  'make clean      remove $(BUILD)/' \
 	  'Variables: BUILD (folder), FARFORK_CACHE (downloads and objects, outside the checkout)'

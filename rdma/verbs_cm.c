@@ -11,7 +11,7 @@
  *              ... hello ...
  *              connect FAULT, session ----------------> request: compare the session
  *              connect PREFILL, session --------------> likewise; others are rejected
- * Limits       ACK_TIMEOUT: 4.096 us * 2^17 = 0.5 s, eight tries: a link that is down for
+ * Limits       ACK_TIMEOUT: 4.096 us * 2^17 = 0.5 s, seven tries: a link that is down for
  *              4 s is survived, a lost last packet costs half a second.
  *              RNR_TIMER 12: 0.64 ms, in place of the 655 ms that 0 stands for.
  */
@@ -253,7 +253,7 @@ static struct rdma_conn_param conn_param(struct verbs_link *v, const uint8_t *pr
         .private_data_len = private_data ? PRIVATE_LEN : 0,
         .responder_resources = v->limits.rd_atomic,
         .initiator_depth = v->limits.rd_atomic,
-        .retry_count = 7,
+        .retry_count = 6, /* soft-RoCE takes 7 for "for ever" */
         .rnr_retry_count = 7,
     };
 }

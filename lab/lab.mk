@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+#
+# lab.mk - the RDMA lab: make lab CMD='...', make check-lab-self
+#
+# Included by the top Makefile, after what builds QEMU and the guests.
+
+.PHONY: lab lab-parts check-lab check-lab-self
+
+DEPS_LAB := $(BUILD)/.deps-lab
+
+# What a lab needs before it starts; kernel and initramfs lab/lab makes itself
+lab-parts: $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/lab/tsckhz | $(DEPS_ALL) $(DEPS_LAB)
+
+$(BUILD)/lab/tsckhz: lab/tsckhz.c | $(DEPS_ALL) $(DEPS_LAB)
+	@mkdir -p $(@D)
+	@$(CC) $(CFLAGS) -o $@ $<
+
+# The line reaches bash as it was written: no expansion by make, no quoting
+lab: export LAB_CMD = $(value CMD)
+lab: lab-parts
+	@BUILD='$(abspath $(BUILD))' lab/lab -c "$$LAB_CMD"
+
+check-lab-self: lab-parts $(BUILD)/guests/micro.elf
+	@BUILD='$(abspath $(BUILD))' CC='$(CC)' lab/selftest
+
+# The verbs link on a kernel's own RDMA stack
+check-lab: lab-parts $(BUILD)/guests/micro.elf $(LOOP_TESTS)
+	@BUILD='$(abspath $(BUILD))' LAB_KLOG=fail tests/run 'lab/lab tests/lab/loop_verbs:240' \
+	    'lab/lab tests/lab/move_verbs.py:300'
