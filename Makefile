@@ -47,6 +47,10 @@ $(BUILD)/.deps-%: scripts/deps
 	scripts/deps $*
 	@touch $@
 
+# one after the other: apt takes one at a time
+$(BUILD)/.deps-all: $(BUILD)/.deps-lib
+$(BUILD)/.deps-lab: $(BUILD)/.deps-all
+
 # --- library and tools ---
 
 lib: $(BUILD)/lib/libfarfork.a $(BUILD)/lib/libfarfork.so $(BUILD)/lib/pkgconfig/farfork.pc tools
