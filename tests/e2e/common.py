@@ -93,6 +93,9 @@ class Test:
         except (Failed, GuestError, OSError) as e:
             self.failed.append(name)
             say(f'FAIL  {name}: {e}')
+        except Exception as e:
+            say(f'FAIL  {name}: {e!r}, a fault of the test itself')
+            raise
 
     def kvm_reason(self):
         """'' if the micro guest boots under KVM, else why it does not."""

@@ -112,7 +112,10 @@ class Guest:
                 time.sleep(POLL_S)
         sock.settimeout(30)
         self.qmp_sock = sock
-        self._message()
+        # QEMU may send an event (RESUME) ahead of the greeting: its monitor is connected and
+        # not yet negotiating for a moment
+        while "QMP" not in (message := self._message()):
+            self.events.append(message)
         self.qmp("qmp_capabilities")
 
     def _message(self):
