@@ -41,7 +41,12 @@ struct ff_error;
 
 enum ff_queue { FF_QUEUE_FAULT, FF_QUEUE_PREFILL, FF_QUEUES };
 
-enum ff_access { FF_ACCESS_REMOTE_READ = 1, FF_ACCESS_REMOTE_WRITE = 2 };
+/* ON_DEMAND: do not pin, where the link says that it can; else reg() pins */
+enum ff_access {
+    FF_ACCESS_REMOTE_READ = 1,
+    FF_ACCESS_REMOTE_WRITE = 2,
+    FF_ACCESS_ON_DEMAND = 4,
+};
 
 /* Registered memory. @rkey lets the peer name it; addresses within are the owner's. */
 struct ff_mr {
@@ -81,11 +86,15 @@ struct ff_link;
 
 struct ff_link_ops {
     const char *name;
-    uint32_t max_len_bytes; /* of one work request */
 
+    /* @len: at most max_mr_bytes. Any number of threads at once. */
     int (*reg)(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
                struct ff_error *err);
     void (*dereg)(struct ff_link *l, struct ff_mr *mr);
+
+    /* 0, or -ENOMEM with the limit, the number needed and how to raise it: whether this
+     * process may pin @bytes more. NULL: nothing is pinned. */
+    int (*may_pin)(struct ff_link *l, uint64_t bytes, struct ff_error *err);
 
     /* Open the queues after the hello. @session is the shared secret of this connection,
      * chosen by the passive side. */
@@ -116,8 +125,14 @@ struct ff_link_ops {
     void (*free)(struct ff_link *l);     /* no other thread may be inside */
 };
 
+/* What a link can do, known once it is connected */
 struct ff_link {
     const struct ff_link_ops *ops;
+    uint32_t max_len_bytes; /* of one work request */
+    uint64_t max_mr_bytes;  /* of one registration */
+    bool pins;              /* reg() without ON_DEMAND pins, and so populates, what it registers */
+    bool on_demand;         /* reg() can do without */
+    char about[160];        /* for a person: which link, which device, why not another */
 };
 
 /* A listening address (tcp). */
@@ -127,6 +142,8 @@ struct ff_link_params {
     const char *host;   /* name or address; NULL or "": any, when listening */
     const char *port;   /* number */
     int timeout_ms;     /* a peer that is silent for so long is gone */
+    const char *device; /* verbs: "NAME" or "NAME:PORT"; NULL or "": any */
+    unsigned qps;       /* verbs: queue pairs of the PREFILL queue; 0: 1 */
 };
 
 int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, struct ff_error *err);

@@ -295,7 +295,6 @@ static void loop_free(struct ff_link *l)
 
 static const struct ff_link_ops loop_ops = {
     .name = "loop",
-    .max_len_bytes = LOOP_MAX_LEN,
     .reg = loop_reg,
     .dereg = loop_dereg,
     .open_queues = loop_open_queues,
@@ -325,7 +324,10 @@ int ff_loop_pair(struct ff_link **a, struct ff_link **b, struct ff_error *err)
     p->refs = 2;
     for (int e = 0; e < 2; e++) {
         struct loop_end *end = &p->end[e];
-        end->base.ops = &loop_ops;
+        end->base = (struct ff_link){.ops = &loop_ops,
+                                     .max_len_bytes = LOOP_MAX_LEN,
+                                     .max_mr_bytes = UINT64_MAX,
+                                     .about = "loop"};
         end->pipe = p;
         end->peer = &p->end[1 - e];
         end->inbox_tail = &end->inbox;

@@ -75,7 +75,10 @@ static int link_new(int fd, int timeout_ms, struct tcp_link **out, struct ff_err
         close(fd);
         return ff_error_set(err, ENOMEM, "tcp: new link: out of memory");
     }
-    t->base.ops = &tcp_ops;
+    t->base = (struct ff_link){.ops = &tcp_ops,
+                               .max_len_bytes = TCP_MAX_LEN,
+                               .max_mr_bytes = UINT64_MAX,
+                               .about = "tcp"};
     t->ctrl_fd = fd;
     t->timeout_ms = timeout_ms;
     t->cancel_fd = -1;
@@ -385,7 +388,6 @@ static void tcp_free(struct ff_link *l)
 
 static const struct ff_link_ops tcp_ops = {
     .name = "tcp",
-    .max_len_bytes = TCP_MAX_LEN,
     .reg = tcp_reg,
     .dereg = tcp_dereg,
     .open_queues = tcp_open_queues,

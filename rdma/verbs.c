@@ -181,7 +181,6 @@ static void verbs_shutdown(struct ff_link *l)
 
 const struct ff_link_ops ff_verbs_ops = {
     .name = "verbs",
-    .max_len_bytes = VERBS_MAX_LEN,
     .reg = verbs_reg,
     .dereg = verbs_dereg,
     .open_queues = verbs_open_queues,

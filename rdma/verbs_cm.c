@@ -189,6 +189,8 @@ static int use_device(struct verbs_link *v, struct rdma_cm_id *id, struct ff_err
     int rc = verbs_get_limits(&dev, &port, &v->limits, err);
     if (rc)
         return rc;
+    v->base.max_len_bytes = v->limits.max_len;
+    v->base.max_mr_bytes = dev.max_mr_size;
     v->pd = ibv_alloc_pd(id->verbs);
     if (!v->pd)
         return ff_error_set(err, errno, "verbs: protection domain: %s", strerror(errno));
@@ -486,7 +488,11 @@ int verbs_link_new(int timeout_ms, int cancel_fd, struct verbs_link **out, struc
     struct verbs_link *v = calloc(1, sizeof(*v));
     if (!v)
         return ff_error_set(err, ENOMEM, "verbs: new link: out of memory");
-    v->base.ops = &ff_verbs_ops;
+    v->base = (struct ff_link){.ops = &ff_verbs_ops,
+                               .max_len_bytes = VERBS_MAX_LEN,
+                               .max_mr_bytes = UINT64_MAX,
+                               .pins = true,
+                               .about = "verbs"};
     v->timeout_ms = timeout_ms;
     v->cancel_fd = cancel_fd;
     v->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
