@@ -71,7 +71,7 @@ struct ff_address;
  * ff_address_parse() - parse "HOST:PORT[,option=value...]"
  * @text: IPv4, [IPv6] or a name; an empty HOST listens on every address. Options:
  *        link=auto|tcp|verbs, timeout=SECONDS, chunk=SIZE, window=CHUNKS,
- *        landing=auto|copy|continue, prefill=pull|off
+ *        landing=auto|copy|continue|move, prefill=auto|pull|push|off, odp=auto|on|off
  * @out:  to be freed with ff_address_free()
  *
  * Return: 0, or -EINVAL naming the part that is wrong and what is permitted; -ENOTSUP: a
@@ -90,6 +90,8 @@ void ff_address_free(struct ff_address *a);
  * @psize:     page size in bytes: 4096, or 2 MiB for hugetlb
  * @fd:        the file behind a shared mapping (memfd, tmpfs, hugetlbfs), or -1
  * @fd_offset: where in @fd the region starts
+ * @zero_fill: a page that nobody has touched reads as zeros: anonymous memory, or a shared
+ *             mapping of @fd; not a private mapping of a file
  */
 struct ff_region {
     const char *name;
@@ -98,6 +100,7 @@ struct ff_region {
     uint32_t psize;
     int fd;
     uint64_t fd_offset;
+    bool zero_fill;
 };
 
 /* A page that will be touched first: a region by its number of addition, a byte offset */
@@ -128,7 +131,14 @@ struct ff_stats {
     uint64_t load_ns;          /* destination: state received until ready */
     uint64_t start_ns;         /* destination: GO received until running */
     uint64_t complete_ns;      /* destination: running until every page was there */
+    /* how pages were made visible: copied in; mapped where the link had put them; moved in */
+    uint64_t bytes_copied, bytes_continued, bytes_moved;
+    uint64_t prefill;          /* enum ff_prefill_mode */
+    uint64_t source_cpu_ns;    /* CPU time of the library's threads there; source only */
+    uint64_t dest_cpu_ns;
 };
+
+enum ff_prefill_mode { FF_PREFILL_OFF, FF_PREFILL_PULL, FF_PREFILL_PUSH, FF_PREFILL_AUTO };
 
 /* --- source --- */
 
@@ -199,6 +209,10 @@ void ff_source_cancel(struct ff_source *s); /* any thread: every wait ends with 
 void ff_source_stop(struct ff_source *s);
 void ff_source_stats(struct ff_source *s, struct ff_stats *out);
 const char *ff_source_link(struct ff_source *s); /* "tcp"; "none" before it is connected */
+
+/* Likewise in a few words: which device, and why no other link */
+#define FF_LINK_DETAIL_MAX 160
+void ff_source_link_detail(struct ff_source *s, char out[FF_LINK_DETAIL_MAX]);
 void ff_source_free(struct ff_source *s);
 
 /* --- destination --- */
@@ -267,6 +281,7 @@ void ff_dest_cancel(struct ff_dest *d); /* any thread */
 int ff_dest_give_up(struct ff_dest *d);
 void ff_dest_stats(struct ff_dest *d, struct ff_stats *out);
 const char *ff_dest_link(struct ff_dest *d);
+void ff_dest_link_detail(struct ff_dest *d, char out[FF_LINK_DETAIL_MAX]);
 
 /* Never while the guest may touch a page that is missing: that would read zeros */
 void ff_dest_free(struct ff_dest *d);

@@ -20,7 +20,7 @@ static const struct ff_address defaults = {
     .chunk_bytes = 2u << 20,
     .window = 4,
     .landing = FF_LANDING_AUTO,
-    .prefill = true,
+    .prefill = FF_PREFILL_AUTO,
 };
 
 static int get_number(const char *name, const char *text, unsigned long min, unsigned long max,
@@ -45,21 +45,40 @@ static int get_number(const char *name, const char *text, unsigned long min, uns
 /* After GO a guest is lost with its link: be patient with a host that stalls */
 #define GO_PATIENCE 8
 
+/* The number of @value among @words, which ends with NULL */
+static int get_word(const char *name, const char *value, const char *const *words, unsigned *out,
+                    struct ff_error *err)
+{
+    char all[80] = "";
+
+    for (unsigned i = 0; words[i]; i++) {
+        if (!strcmp(value, words[i])) {
+            *out = i;
+            return 0;
+        }
+        size_t used = strlen(all);
+        snprintf(all + used, sizeof(all) - used, "%s%s", !i ? "" : words[i + 1] ? ", " : " or ",
+                 words[i]);
+    }
+    return ff_error_set(err, EINVAL, "address: %s=%s: want %s", name, value, all);
+}
+
 static int set_option(struct ff_address *a, const char *name, const char *value,
                       struct ff_error *err)
 {
+    /* in the order of their enums */
+    static const char *const links[] = {"auto", "tcp", "verbs", NULL};
+    static const char *const landings[] = {"auto", "copy", "continue", "move", NULL};
+    static const char *const prefills[] = {"off", "pull", "push", "auto", NULL};
+    static const char *const odps[] = {"auto", "on", "off", NULL};
     unsigned long v;
+    unsigned w;
     int rc = 0;
 
     if (!strcmp(name, "link")) {
-        if (!strcmp(value, "auto"))
-            a->link = FF_LINK_AUTO;
-        else if (!strcmp(value, "tcp"))
-            a->link = FF_LINK_TCP;
-        else if (!strcmp(value, "verbs"))
-            a->link = FF_LINK_VERBS;
-        else
-            rc = ff_error_set(err, EINVAL, "address: link=%s: want auto, tcp or verbs", value);
+        rc = get_word(name, value, links, &w, err);
+        if (!rc)
+            a->link = (enum ff_link_kind)w;
     } else if (!strcmp(name, "timeout")) {
         rc = get_number(name, value, 1, 3600, 1, &v, err);
         if (!rc)
@@ -75,22 +94,21 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         if (!rc)
             a->window = (unsigned)v;
     } else if (!strcmp(name, "landing")) {
-        if (!strcmp(value, "auto"))
-            a->landing = FF_LANDING_AUTO;
-        else if (!strcmp(value, "copy"))
-            a->landing = FF_LANDING_COPY;
-        else if (!strcmp(value, "continue"))
-            a->landing = FF_LANDING_CONTINUE;
-        else
-            rc = ff_error_set(err, EINVAL, "address: landing=%s: want auto, copy or continue", value);
+        rc = get_word(name, value, landings, &w, err);
+        if (!rc)
+            a->landing = (enum ff_landing_choice)w;
     } else if (!strcmp(name, "prefill")) {
-        if (strcmp(value, "pull") && strcmp(value, "off"))
-            return ff_error_set(err, EINVAL, "address: prefill=%s: want pull or off", value);
-        a->prefill = !strcmp(value, "pull");
+        rc = get_word(name, value, prefills, &w, err);
+        if (!rc)
+            a->prefill = (enum ff_prefill_mode)w;
+    } else if (!strcmp(name, "odp")) {
+        rc = get_word(name, value, odps, &w, err);
+        if (!rc)
+            a->odp = (enum ff_odp_choice)w;
     } else {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, timeout, chunk, window, "
-                          "landing, prefill)", name);
+                          "landing, prefill, odp)", name);
     }
     return rc;
 }

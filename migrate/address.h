@@ -8,7 +8,13 @@
 #include "farfork.h"
 #include "link.h"
 
-enum ff_landing_choice { FF_LANDING_AUTO, FF_LANDING_COPY, FF_LANDING_CONTINUE };
+enum ff_landing_choice {
+    FF_LANDING_AUTO,
+    FF_LANDING_COPY,
+    FF_LANDING_CONTINUE,
+    FF_LANDING_MOVE,
+};
+enum ff_odp_choice { FF_ODP_AUTO, FF_ODP_ON, FF_ODP_OFF };
 
 struct ff_address {
     char host[256]; /* "": any */
@@ -19,7 +25,8 @@ struct ff_address {
     uint32_t chunk_bytes;
     unsigned window; /* chunks of prefill in flight */
     enum ff_landing_choice landing;
-    bool prefill;
+    enum ff_prefill_mode prefill;
+    enum ff_odp_choice odp;
 };
 
 #endif

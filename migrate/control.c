@@ -41,7 +41,7 @@ int ff_control_send(struct ff_control *c, int len, struct ff_error *err)
     return rc ? ff_control_reason(c, or_cancelled(c, rc, err), err) : 0;
 }
 
-int ff_control_expect(struct ff_control *c, enum ff_msg want, unsigned also, int timeout_ms,
+int ff_control_expect(struct ff_control *c, enum ff_msg want, uint32_t also, int timeout_ms,
                       struct ff_error *err)
 {
     int len = c->link->ops->recv(c->link, c->buf, timeout_ms, err);
@@ -51,7 +51,7 @@ int ff_control_expect(struct ff_control *c, enum ff_msg want, unsigned also, int
     }
     c->len = len;
     int type = ff_wire_type(c->buf, (size_t)len, err);
-    if (type < 0 || type == (int)want || (also && type == (int)also))
+    if (type < 0 || type == (int)want || also & FF_MSG_BIT(type))
         return type;
     if (type == FF_MSG_REFUSE)
         return refused(c, err);

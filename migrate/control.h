@@ -21,12 +21,12 @@ int ff_control_send(struct ff_control *c, int len, struct ff_error *err);
 
 /**
  * ff_control_expect() - receive one message, which must be of type @want
- * @also: a second type that is welcome, or 0
+ * @also: other types that are welcome, FF_MSG_BIT() of each
  *
  * Return: the type; -EREMOTEIO: the peer refused, with its reason; -ECANCELED; -ETIMEDOUT
  *         naming what was waited for; -EPROTO; the link is broken
  */
-int ff_control_expect(struct ff_control *c, enum ff_msg want, unsigned also, int timeout_ms,
+int ff_control_expect(struct ff_control *c, enum ff_msg want, uint32_t also, int timeout_ms,
                       struct ff_error *err);
 
 /* The link is broken, which is @rc and @err: a peer that left may have said why. Return: @rc,

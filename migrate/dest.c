@@ -18,6 +18,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -39,6 +40,7 @@ struct ff_dest {
     struct ff_regions regions;
     struct ff_control ctl;
     struct ff_hello peer;
+    struct ff_publish publish;
     uint32_t map[FF_WIRE_REGIONS_MAX]; /* the source's number of a region -> ours */
     struct ff_pager pager;
     pthread_mutex_t pager_lock; /* starting and finishing it */
@@ -176,36 +178,56 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 
 /* --- pager and state --- */
 
-/* Under pager_lock, so that it is whole, or not there, for ff_dest_give_up() */
-static int start_pager(struct ff_dest *d, const struct ff_wire_key *keys, struct ff_error *err)
+/* @n keys, into the pager's regions */
+static int recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
 {
-    int rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, err);
+    FF_AUTO_FREE struct ff_wire_key *keys = calloc(n + 1, sizeof(*keys));
+
+    if (!keys)
+        return ff_error_set(err, ENOMEM, "destination: %u keys: out of memory", n);
+    for (unsigned have = 0, got; have < n; have += got) {
+        int rc = ff_control_expect(&d->ctl, FF_MSG_KEYS, 0, d->addr.timeout_ms, err);
+        if (rc >= 0)
+            rc = ff_wire_get_keys(d->ctl.buf, (size_t)d->ctl.len, keys, n - have,
+                                  d->publish.piece_bytes, d->peer.regions, d->peer.n_regions,
+                                  &got, err);
+        if (rc < 0)
+            return rc;
+        for (unsigned i = 0; i < got; i++)
+            d->pager.region[d->map[keys[i].region]].rkey[keys[i].piece] = keys[i].rkey;
+    }
+    return 0;
+}
+
+/* Under pager_lock, so that it is whole, or not there, for ff_dest_give_up() */
+static int start_pager(struct ff_dest *d, struct ff_error *err)
+{
+    int rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, d->publish.piece_bytes, err);
     if (rc) {
         ff_pager_free(&d->pager);
         return rc;
     }
     d->pager_used = true;
-    for (unsigned i = 0; i < d->peer.n_regions; i++) {
-        d->pager.region[d->map[i]].remote = keys[i].addr;
-        d->pager.region[d->map[i]].rkey = keys[i].rkey;
+    for (uint32_t i = 0; i < d->peer.n_regions; i++) {
+        d->pager.region[d->map[i]].peer_number = i;
+        d->pager.region[d->map[i]].remote = d->publish.addr[i];
     }
-    return ff_pager_start(&d->pager, err);
+    rc = recv_keys(d, d->publish.n_keys, err);
+    return rc ? rc : ff_pager_start(&d->pager, &d->regions, err);
 }
 
 int ff_dest_start(struct ff_dest *d, struct ff_error *err)
 {
-    struct ff_wire_key keys[FF_WIRE_REGIONS_MAX];
-
     int rc = ff_control_expect(&d->ctl, FF_MSG_PUBLISH, 0, d->addr.timeout_ms, err);
     if (rc < 0)
         return rc;
-    rc = ff_wire_get_publish(d->ctl.buf, (size_t)d->ctl.len, keys, d->peer.n_regions,
+    rc = ff_wire_get_publish(d->ctl.buf, (size_t)d->ctl.len, &d->publish, d->peer.n_regions,
                              d->peer.regions, err);
     if (rc)
         return rc;
     pthread_mutex_lock(&d->pager_lock);
     rc = atomic_load(&d->cancelled) ? ff_error_set(err, ECANCELED, "canceled")
-                                    : start_pager(d, keys, err);
+                                    : start_pager(d, err);
     pthread_mutex_unlock(&d->pager_lock);
     if (!rc && ff_fault("dest.pager"))
         rc = ff_error_set(err, EIO, "destination: injected");
@@ -270,6 +292,10 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
     if (rc < 0)
         return rc;
     d->state_ns = ff_now_ns();
+    /* what has no key by then reads as zeros: no fault may be served before */
+    rc = recv_keys(d, head.n_keys, err);
+    if (rc)
+        return rc;
     ff_pager_image_frozen(&d->pager);
     if (head.n_first)
         rc = recv_first(d, head.n_first, err);
@@ -355,7 +381,7 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err)
     d->start_ns = d->running_ns - d->go_ns;
     ff_fault("dest.running");
     int rc = send_stats(d, FF_MSG_RUNNING, err);
-    return rc ? rc : ff_pager_start_prefill(&d->pager, err);
+    return rc ? rc : ff_pager_start_prefill(&d->pager, d->publish.load_permille, err);
 }
 
 int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
@@ -418,6 +444,13 @@ const char *ff_dest_link(struct ff_dest *d)
     const char *name = d->link ? d->link->ops->name : "none";
     pthread_mutex_unlock(&d->lock);
     return name;
+}
+
+void ff_dest_link_detail(struct ff_dest *d, char out[FF_LINK_DETAIL_MAX])
+{
+    pthread_mutex_lock(&d->lock);
+    snprintf(out, FF_LINK_DETAIL_MAX, "%s", d->link ? d->link->about : "none");
+    pthread_mutex_unlock(&d->lock);
 }
 
 void ff_dest_free(struct ff_dest *d)

@@ -21,10 +21,12 @@
 #include "fault.h"
 #include "log.h"
 #include "pager.h"
+#include "thread.h"
 
 #define SLOT_MEMORY (16u << 20)
 #define PENDING 8192u
 #define EVENTS 32u
+#define CPU_TURNS 32u /* asking for the CPU time is a system call */
 
 struct want {
     uint32_t region;
@@ -35,6 +37,7 @@ struct want {
 
 struct slot {
     struct want want;
+    uint8_t *local; /* where the page is read to */
     uint8_t zero; /* one granule: the page */
     bool busy;
 };
@@ -115,7 +118,42 @@ static struct slot *free_slot(struct ff_fault_engine *f)
     return NULL;
 }
 
-/* Read what is pending into free slots, oldest first */
+static void count_served(struct ff_pager *p, const struct want *w)
+{
+    if (w->first_touch)
+        atomic_fetch_add(&p->count.first_touch, 1);
+    else
+        ff_hist_add(&p->fault_ns, ff_now_ns() - w->since_ns);
+}
+
+/* Read the page of @s: 0, -EAGAIN: a completion makes room, or the link is broken */
+static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
+{
+    struct ff_fault_engine *f = p->fault;
+    struct ff_pager_region *r = &p->region[s->want.region];
+    size_t i = (size_t)(s - f->slot);
+    uint32_t lkey;
+
+    s->zero = 0;
+    s->local = ff_pager_in_place(r, s->want.page, &lkey);
+    if (!s->local) {
+        s->local = f->memory + i * f->slot_bytes;
+        lkey = f->mr.lkey;
+    }
+    struct ff_wr wr = {.id = i,
+                       .op = FF_OP_READ,
+                       .local = s->local,
+                       .lkey = lkey,
+                       .remote = r->remote + s->want.page * r->range.psize,
+                       .rkey = ff_pager_rkey(r, s->want.page),
+                       .len_bytes = r->range.psize,
+                       .granule_bytes = r->range.psize,
+                       .zero = &s->zero};
+    return p->link->ops->post(p->link, FF_QUEUE_FAULT, &wr, why);
+}
+
+/* Fetch what is pending, oldest first: into free slots, or at once where nothing was ever
+ * written at the source */
 static void post_pending(struct ff_pager *p)
 {
     struct ff_fault_engine *f = p->fault;
@@ -126,30 +164,24 @@ static void post_pending(struct ff_pager *p)
     while (f->n && !f->broken && (s = free_slot(f))) {
         struct want *w = &f->pending[f->first];
         struct ff_pager_region *r = &p->region[w->region];
-        size_t i = (size_t)(s - f->slot);
         struct ff_error why;
 
         s->want = *w;
-        s->zero = 0;
-        struct ff_wr wr = {.id = i,
-                           .op = FF_OP_READ,
-                           .local = f->memory + i * f->slot_bytes,
-                           .lkey = f->mr.lkey,
-                           .remote = r->remote + w->page * r->range.psize,
-                           .rkey = r->rkey,
-                           .len_bytes = r->range.psize,
-                           .granule_bytes = r->range.psize,
-                           .zero = &s->zero};
-        int rc = p->link->ops->post(p->link, FF_QUEUE_FAULT, &wr, &why);
-        if (rc == -EAGAIN)
-            return; /* a completion makes room */
-        if (rc) {
-            broke(p, &why);
-            return;
+        if (!ff_pager_rkey(r, w->page)) {
+            f->broken = ff_pager_install(p, r, w->page, 1, NULL);
+            count_served(p, w);
+        } else {
+            int rc = post_slot(p, s, &why);
+            if (rc == -EAGAIN)
+                return;
+            if (rc) {
+                broke(p, &why);
+                return;
+            }
+            if (!f->n_busy++)
+                f->last_progress_ns = ff_now_ns();
+            s->busy = true;
         }
-        if (!f->n_busy++)
-            f->last_progress_ns = ff_now_ns();
-        s->busy = true;
         f->first = (f->first + 1) % PENDING;
         f->n--;
     }
@@ -166,18 +198,14 @@ static void completed(struct ff_pager *p, struct slot *s)
     struct ff_fault_engine *f = p->fault;
     struct ff_pager_region *r = &p->region[s->want.region];
     bool zero = s->zero & 1;
-    const void *src = f->memory + (size_t)(s - f->slot) * f->slot_bytes;
 
-    if (ff_pager_install(p, r, s->want.page, 1, zero ? NULL : src)) {
+    if (ff_pager_install(p, r, s->want.page, 1, zero ? NULL : s->local)) {
         f->broken = true;
         return;
     }
     if (!zero)
         atomic_fetch_add(&p->count.bytes_fault, r->range.psize);
-    if (s->want.first_touch)
-        atomic_fetch_add(&p->count.first_touch, 1);
-    else
-        ff_hist_add(&p->fault_ns, ff_now_ns() - s->want.since_ns);
+    count_served(p, &s->want);
     s->busy = false;
     f->n_busy--;
 }
@@ -303,6 +331,7 @@ void *ff_fault_main(void *opaque)
 {
     struct ff_pager *p = opaque;
     struct ff_fault_engine *f = p->fault;
+    unsigned turns = 0;
 
     while (!atomic_load(&p->stop)) {
         struct pollfd fds[3] = {
@@ -321,6 +350,9 @@ void *ff_fault_main(void *opaque)
         drain_link(p);
         post_pending(p);
         check_silence(p);
+        if (!(++turns % CPU_TURNS))
+            atomic_store(&p->count.fault_cpu_ns, ff_thread_cpu_ns());
     }
+    atomic_store(&p->count.fault_cpu_ns, ff_thread_cpu_ns());
     return NULL;
 }

@@ -3,7 +3,6 @@
  * pager.c - what the fault thread and the prefill thread share; see pager.h
  */
 #include <errno.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -14,30 +13,52 @@
 #include "cleanup.h"
 #include "fault.h"
 #include "log.h"
+#include "load.h"
 #include "pager.h"
+#include "thread.h"
 
-static int init_region(struct ff_pager *p, const struct ff_region *r, struct ff_error *err)
+static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struct ff_region *r)
+{
+    bool shared = r->fd >= 0, huge = r->psize > (uint32_t)sysconf(_SC_PAGESIZE);
+
+    if (!shared || p->opts->landing == FF_LANDING_COPY)
+        return FF_UFFD_COPY;
+    if (p->opts->landing == FF_LANDING_AUTO && !huge && !p->link->pins)
+        return FF_UFFD_COPY; /* measured: a copy is quicker than the alias's own page faults */
+    return FF_UFFD_CONTINUE;
+}
+
+static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t piece_bytes,
+                       struct ff_error *err)
 {
     struct ff_pager_region *pr = &p->region[p->n_regions];
     bool shared = r->fd >= 0;
 
     *pr = (struct ff_pager_region){
         .name = r->name,
-        .chunk_bytes = FF_MAX(p->opts->chunk_bytes, r->psize),
+        .chunk_bytes = p->opts->chunk_bytes,
         .first_chunk = p->n_chunks,
+        .piece_bytes = piece_bytes,
         .range = {.host = r->host,
                   .len_bytes = r->len_bytes,
                   .psize = r->psize,
                   .memory = r->psize > (uint32_t)sysconf(_SC_PAGESIZE) ? FF_UFFD_HUGETLB
                             : shared                                   ? FF_UFFD_SHMEM
                                                                        : FF_UFFD_ANON,
-                  .landing = p->opts->landing == FF_LANDING_CONTINUE && shared
-                                 ? FF_UFFD_CONTINUE
-                                 : FF_UFFD_COPY},
+                  .landing = choose_landing(p, r)},
     };
+    while (pr->chunk_bytes > p->link->max_len_bytes)
+        pr->chunk_bytes /= 2;
+    pr->chunk_bytes = FF_MAX(pr->chunk_bytes, r->psize);
+    if (r->psize > p->link->max_len_bytes)
+        return ff_error_set(err, ENOTSUP, "pager: region %s: the device carries messages of %u bytes "
+                            "(need a page, %u)", r->name, p->link->max_len_bytes, r->psize);
     if (ff_claims_init(&pr->claims, r->len_bytes / r->psize))
         return ff_error_set(err, ENOMEM, "pager: claims of region %s: out of memory", r->name);
     p->n_regions++;
+    pr->rkey = calloc(ff_pieces_of(r->len_bytes, piece_bytes), sizeof(*pr->rkey));
+    if (!pr->rkey)
+        return ff_error_set(err, ENOMEM, "pager: keys of region %s: out of memory", r->name);
     if (pr->range.landing == FF_UFFD_CONTINUE) {
         void *alias = mmap(NULL, r->len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd,
                            (off_t)r->fd_offset);
@@ -45,6 +66,7 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, struct ff_
             return ff_error_set(err, errno, "pager: map region %s a second time: %s", r->name,
                                 strerror(errno));
         pr->range.alias = alias;
+        pr->in_place = true;
     }
     p->bytes_total += r->len_bytes;
     p->n_chunks += (r->len_bytes + pr->chunk_bytes - 1) / pr->chunk_bytes;
@@ -52,7 +74,7 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, struct ff_
 }
 
 int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_address *opts,
-                  const struct ff_regions *regions, struct ff_error *err)
+                  const struct ff_regions *regions, uint64_t piece_bytes, struct ff_error *err)
 {
     pthread_condattr_t attr;
 
@@ -70,7 +92,7 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     if (p->wake_fd < 0)
         return ff_error_set(err, errno, "pager: eventfd: %s", strerror(errno));
     for (unsigned i = 0; i < regions->n; i++) {
-        int rc = init_region(p, &regions->r[i], err);
+        int rc = init_region(p, &regions->r[i], piece_bytes, err);
         if (rc)
             return rc;
     }
@@ -78,31 +100,47 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     return rc ? rc : ff_prefill_engine_new(p, err);
 }
 
-static int start_thread(pthread_t *t, void *(*fn)(void *), void *arg, const char *name,
-                        struct ff_error *err)
+/* Where the link pins what it writes to: register the alias mappings, in pieces, but for
+ * those that will read as zeros. What becomes known only with the state lands in a buffer. */
+static int register_landing(struct ff_pager *p, const struct ff_regions *regions,
+                            struct ff_error *err)
 {
-    sigset_t all, old;
+    bool any = false;
 
-    /* signals belong to the program's own threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    int rc = pthread_create(t, NULL, fn, arg);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    if (rc)
-        return ff_error_set(err, rc, "pager: start thread %s: %s", name, strerror(rc));
-    pthread_setname_np(*t, name);
-    return 0;
-}
-
-int ff_pager_start(struct ff_pager *p, struct ff_error *err)
-{
-    int rc = ff_uffd_open(&p->uffd, err);
-    for (unsigned i = 0; i < p->n_regions && !rc; i++) {
-        rc = ff_uffd_register(&p->uffd, &p->region[i].range, p->region[i].name, err);
-        p->region[i].watched = !rc;
+    for (unsigned i = 0; i < p->n_regions; i++)
+        any |= p->region[i].in_place;
+    if (!p->link->pins || !any)
+        return 0;
+    int rc = ff_pieces_init(&p->land, regions, p->region[0].piece_bytes, err);
+    for (unsigned i = 0; i < p->land.n && !rc; i++) {
+        struct ff_piece *e = &p->land.piece[i];
+        struct ff_pager_region *r = &p->region[e->region];
+        if (!e->number)
+            r->land = e;
+        if (!r->in_place)
+            continue;
+        e->addr = r->range.alias + e->number * r->piece_bytes;
+        e->wanted = r->rkey[e->number];
     }
     if (!rc)
-        rc = start_thread(&p->fault_thread, ff_fault_main, p, "farfork-fault", err);
+        rc = ff_pieces_register(&p->land, p->link, 0, p->opts->odp, err);
+    return rc ? ff_error_context(err, "register landing memory") : 0;
+}
+
+int ff_pager_start(struct ff_pager *p, const struct ff_regions *regions, struct ff_error *err)
+{
+    int rc = register_landing(p, regions, err);
+    if (!rc)
+        rc = ff_uffd_open(&p->uffd, err);
+    for (unsigned i = 0; i < p->n_regions && !rc; i++) {
+        struct ff_pager_region *r = &p->region[i];
+        rc = ff_uffd_register(&p->uffd, &r->range, r->name, err);
+        r->watched = !rc;
+        r->can_move = p->opts->landing == FF_LANDING_MOVE && r->range.memory == FF_UFFD_ANON &&
+                      !p->link->pins && ff_uffd_can_move(&p->uffd);
+    }
+    if (!rc)
+        rc = ff_thread_start(&p->fault_thread, ff_fault_main, p, "farfork-fault", err);
     p->fault_up = !rc;
     return rc;
 }
@@ -119,11 +157,31 @@ int ff_pager_first_touch(struct ff_pager *p, const struct ff_page_ref *pages, un
     return n ? ff_fault_engine_want(p, pages, n, err) : 0;
 }
 
-int ff_pager_start_prefill(struct ff_pager *p, struct ff_error *err)
+/* prefill=auto: let the side work whose CPUs have more to spare. A pull costs the destination
+ * more than a push, over verbs it costs the source nothing at all: so a push only pays when
+ * this side is clearly the busier one. */
+#define PUSH_MARGIN_PERMILLE 250
+
+static enum ff_prefill_mode choose_prefill(const struct ff_pager *p, uint32_t source_load)
 {
-    if (!p->opts->prefill)
+    uint32_t load = ff_load_permille();
+
+    if (p->opts->prefill != FF_PREFILL_AUTO)
+        return p->opts->prefill;
+    enum ff_prefill_mode mode = load > source_load + PUSH_MARGIN_PERMILLE ? FF_PREFILL_PUSH
+                                                                           : FF_PREFILL_PULL;
+    ff_log(FF_LOG_INFO, "prefill by %s: CPU load %u %% here, %u %% at the source",
+           mode == FF_PREFILL_PUSH ? "push" : "pull", load / 10, source_load / 10);
+    return mode;
+}
+
+int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
+                           struct ff_error *err)
+{
+    p->mode = choose_prefill(p, source_load_permille);
+    if (p->mode == FF_PREFILL_OFF)
         return 0;
-    int rc = start_thread(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
+    int rc = ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
     p->prefill_up = !rc;
     return rc;
 }
@@ -149,38 +207,62 @@ void ff_pager_break(struct ff_pager *p, const struct ff_error *why)
     fail(p, FF_PAGER_BROKEN, why);
 }
 
-int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                     const void *src)
+/* @rc is what an install said of pages whose claims the caller holds */
+static int installed(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                     int rc, struct ff_error *why)
 {
-    uint64_t offset = page * r->range.psize, len = n * r->range.psize;
-    struct ff_error why;
+    uint64_t len = n * r->range.psize;
 
-    int rc = ff_fault("dest.install");
-    if (rc)
-        ff_error_set(&why, -rc, "injected");
-    else
-        rc = ff_uffd_install(&p->uffd, &r->range, offset, src, len, &why);
     if (rc) {
-        ff_error_context(&why, "pager: region %s", r->name);
+        ff_error_context(why, "pager: region %s", r->name);
         if (atomic_load(&p->guest_runs)) {
             /* somebody waits for this page and nobody can bring it: whoever let the guest
              * run on would show it memory that never was (pager.h, invariant 4) */
-            ff_log(FF_LOG_ERROR, "%s: aborting, the guest cannot go on", why.text);
+            ff_log(FF_LOG_ERROR, "%s: aborting, the guest cannot go on", why->text);
             abort();
         }
-        fail(p, FF_PAGER_FAILED, &why);
+        fail(p, FF_PAGER_FAILED, why);
         return rc;
     }
     for (uint64_t i = 0; i < n; i++)
         ff_claim_done(&r->claims, page + i);
-    if (!src)
-        atomic_fetch_add(&p->count.bytes_zero, len);
     if (atomic_fetch_add(&p->count.bytes_present, len) + len == p->bytes_total) {
         pthread_mutex_lock(&p->lock);
         pthread_cond_broadcast(&p->changed);
         pthread_mutex_unlock(&p->lock);
     }
     return 0;
+}
+
+int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                     const void *src)
+{
+    uint64_t len = n * r->range.psize;
+    struct ff_error why;
+
+    int rc = ff_fault("dest.install");
+    if (rc)
+        ff_error_set(&why, -rc, "injected");
+    else
+        rc = ff_uffd_install(&p->uffd, &r->range, page * r->range.psize, src, len, &why);
+    if (!rc)
+        atomic_fetch_add(!src                                        ? &p->count.bytes_zero
+                         : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
+                                                                : &p->count.bytes_copied,
+                         len);
+    return installed(p, r, page, n, rc, &why);
+}
+
+int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                     void *src)
+{
+    struct ff_error why;
+
+    int rc = ff_uffd_move(&p->uffd, &r->range, page * r->range.psize, src, n * r->range.psize,
+                          &why);
+    if (!rc)
+        atomic_fetch_add(&p->count.bytes_moved, n * r->range.psize);
+    return installed(p, r, page, n, rc, &why);
 }
 
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err)
@@ -245,9 +327,11 @@ void ff_pager_free(struct ff_pager *p)
     for (unsigned i = 0; i < p->n_regions; i++) {
         struct ff_pager_region *r = &p->region[i];
         ff_claims_free(&r->claims);
+        free(r->rkey);
         if (r->range.alias)
             munmap(r->range.alias, r->range.len_bytes);
     }
+    ff_pieces_free(&p->land);
     ff_fault_engine_free(p->fault);
     ff_prefill_engine_free(p->prefill);
     ff_close_fd(&p->wake_fd);
@@ -269,6 +353,11 @@ void ff_pager_stats(struct ff_pager *p, struct ff_stats *st)
     st->faults_waited = atomic_load(&c->faults_waited);
     st->faults_late = atomic_load(&c->faults_late);
     st->first_touch = atomic_load(&c->first_touch);
+    st->bytes_copied = atomic_load(&c->bytes_copied);
+    st->bytes_continued = atomic_load(&c->bytes_continued);
+    st->bytes_moved = atomic_load(&c->bytes_moved);
+    st->prefill = p->mode;
+    st->dest_cpu_ns = atomic_load(&c->fault_cpu_ns) + atomic_load(&c->prefill_cpu_ns);
     st->fault_p50_ns = ff_hist_at(&p->fault_ns, 500);
     st->fault_p90_ns = ff_hist_at(&p->fault_ns, 900);
     st->fault_p99_ns = ff_hist_at(&p->fault_ns, 990);

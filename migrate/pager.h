@@ -16,11 +16,15 @@
  *              prefill thread ------- READ chunk ------> buffer -- claim a run of pages,
  *                                            PREFILL queue         install, next run
  *
- *              Both read into memory of their own and claim at different moments: a fault
- *              claims before it reads, prefill only when the bytes are here. So a fault
- *              never waits for a chunk under way, and a page's bytes may come twice
- *              (counted) but are installed once. It is right because the image cannot
- *              change while it is published.
+ *              Into a buffer (anonymous memory; push): a fault claims before it reads,
+ *              prefill only when the bytes are here. So a fault never waits for a chunk
+ *              under way, and a page's bytes may come twice (counted) but are installed
+ *              once. It is right because the image cannot change while it is published.
+ *
+ *              In place (an alias mapping of shared memory: zero-copy): both claim before
+ *              they read, since a late READ would overwrite what the guest has written by
+ *              then. A fault on a page under way waits for its READ, which is why prefill
+ *              reads in place in short segments (prefill.c), not in chunks.
  *
  * Threads      fault thread: owns the FAULT queue, slots, pending. prefill thread: owns
  *              the PREFILL queue and its buffers. Neither calls into the guest's owner,
@@ -41,6 +45,9 @@
  *              it touches what is missing.
  * Limits       SLOTS pages in flight for faults, window chunks for prefill; both within
  *              SLOT_MEMORY + window * chunk bytes.
+ * Landing      landing=auto: shared memory in place where the link writes to memory itself
+ *              (verbs) and for hugetlb, else copied; anonymous memory copied. move: whole
+ *              huge pages by UFFDIO_MOVE, not where the link pins its buffers.
  */
 #ifndef FF_MIGRATE_PAGER_H
 #define FF_MIGRATE_PAGER_H
@@ -53,6 +60,7 @@
 #include "error.h"
 #include "hist.h"
 #include "link.h"
+#include "pieces.h"
 #include "regions.h"
 #include "uffd.h"
 
@@ -62,8 +70,13 @@ struct ff_pager_region {
     struct ff_uffd_range range;
     struct ff_claims claims;
     const char *name; /* borrowed from the region table */
+    uint32_t peer_number; /* the source's number of the region */
     uint64_t remote;  /* the source's address of the region */
-    uint32_t rkey;
+    uint32_t *rkey;   /* of each piece; 0: it was never touched there, it reads as zeros */
+    uint64_t piece_bytes;
+    bool in_place;    /* the link may put bytes into range.alias itself */
+    bool can_move;    /* whole huge pages may be moved in from a staging buffer */
+    struct ff_piece *land; /* of each piece: the alias, registered; where that pins */
     uint32_t chunk_bytes; /* chunk size here: a multiple of the page size */
     uint64_t first_chunk; /* number of its first chunk, counted over all regions */
     bool watched;
@@ -72,6 +85,8 @@ struct ff_pager_region {
 struct ff_pager_counters {
     _Atomic uint64_t bytes_present, bytes_prefill, bytes_fault, bytes_zero, bytes_duplicated;
     _Atomic uint64_t faults, faults_waited, faults_late, first_touch;
+    _Atomic uint64_t bytes_copied, bytes_continued, bytes_moved;
+    _Atomic uint64_t fault_cpu_ns, prefill_cpu_ns;
 };
 
 struct ff_fault_engine;   /* fault.c */
@@ -84,6 +99,8 @@ struct ff_pager {
     struct ff_pager_region region[FF_WIRE_REGIONS_MAX];
     unsigned n_regions;
     uint64_t bytes_total, n_chunks;
+    struct ff_pieces land; /* alias mappings, registered to land in */
+    _Atomic unsigned mode; /* enum ff_prefill_mode: OFF, PULL or PUSH */
 
     struct ff_fault_engine *fault;
     struct ff_prefill_engine *prefill;
@@ -110,10 +127,11 @@ struct ff_pager {
 /* --- for dest.c --- */
 
 int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_address *opts,
-                  const struct ff_regions *regions, struct ff_error *err);
+                  const struct ff_regions *regions, uint64_t piece_bytes, struct ff_error *err);
 
-/* Watch every region and start the fault thread; region[].remote and rkey are set */
-int ff_pager_start(struct ff_pager *p, struct ff_error *err);
+/* Register landing memory, watch every region and start the fault thread; region[].remote and
+ * rkey are set */
+int ff_pager_start(struct ff_pager *p, const struct ff_regions *regions, struct ff_error *err);
 
 /* The source's guest is paused: faults may be served from now on */
 void ff_pager_image_frozen(struct ff_pager *p);
@@ -121,7 +139,10 @@ void ff_pager_image_frozen(struct ff_pager *p);
 /* Fetch these pages at once, as if they had been touched */
 int ff_pager_first_touch(struct ff_pager *p, const struct ff_page_ref *pages, unsigned n,
                          struct ff_error *err);
-int ff_pager_start_prefill(struct ff_pager *p, struct ff_error *err);
+
+/* @source_load_permille: of the source's CPUs, for prefill=auto */
+int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
+                           struct ff_error *err);
 
 /* 0: every page is present; 1: not after @timeout_ms; -errno: broken, with the reason */
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err);
@@ -145,10 +166,32 @@ void ff_prefill_engine_free(struct ff_prefill_engine *e);
 int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, unsigned n,
                          struct ff_error *err);
 
-/* Install @n pages whose claims the caller took; @src NULL: zeros. Never fails to return
- * while the guest runs: it aborts. */
+/* Install @n pages whose claims the caller took; @src NULL: zeros; the alias itself: the bytes
+ * are in place. Never fails to return while the guest runs: it aborts. */
 int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
                      const void *src);
+
+/* Likewise out of a staging buffer, which loses its pages */
+int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                     void *src);
+
+/* The source's key for a page; 0: zeros */
+static inline uint32_t ff_pager_rkey(const struct ff_pager_region *r, uint64_t page)
+{
+    return r->rkey[page * r->range.psize / r->piece_bytes];
+}
+
+/* Where the link may put @page directly, and the key of that memory; NULL: it may not */
+static inline uint8_t *ff_pager_in_place(const struct ff_pager_region *r, uint64_t page,
+                                         uint32_t *lkey)
+{
+    uint64_t offset = page * r->range.psize;
+
+    if (!r->in_place || (r->land && !r->land[offset / r->piece_bytes].mr.len_bytes))
+        return NULL;
+    *lkey = r->land ? r->land[offset / r->piece_bytes].mr.lkey : 0;
+    return r->range.alias + offset;
+}
 
 /* The link is of no use any more */
 void ff_pager_break(struct ff_pager *p, const struct ff_error *why);

@@ -9,8 +9,20 @@
  *                |--asked--|--asked--|     |     |--asked--|     |     |
  *                                    ^ cursor          ^ last fault: the cursor jumps there
  *              The next chunk is the first one from the cursor on, around the end, that
- *              nobody asked for yet. A chunk whose pages were all fetched by faults is not.
- * Limits       window chunks in flight. BATCH pages are claimed and installed at a time: a
+ *              nobody asked for yet. It is cut into transfers:
+ *
+ *              chunk    zeros      no key at the source: installed at once
+ *                       buffer     pull: one READ of the chunk into a buffer
+ *                                  push: a grant of a buffer to the source, which WRITEs the
+ *                                        chunk there and notifies; only granted memory is
+ *                                        remote-write, and no guest ever sees it
+ *                                  when the bytes are here: claim a run, install, next run
+ *                       in place   pull: claim a run of at most SEGMENT bytes, READ it into
+ *                                        the alias, then map it
+ *
+ * Limits       window chunks in buffers, PLACES segments in place: a fault on a page in place
+ *              waits for what is ahead of it, at most PLACES * SEGMENT bytes, 2 MiB (or
+ *              huge pages). BATCH pages of a buffer are claimed and installed at a time: a
  *              fault on one of them waits for that ioctl, about 60 us, not for the chunk.
  */
 #include <errno.h>
@@ -21,25 +33,44 @@
 #include "bitmap.h"
 #include "cleanup.h"
 #include "fault.h"
+#include "mr.h"
 #include "pager.h"
+#include "thread.h"
 
 #define BATCH 64u
+#define BUFFERS_MAX 32u
+#define PLACES 16u
+#define SEGMENT (128u << 10)
+#define HUGE (2ull << 20)
+#define ZERO_RUN 16384u /* pages of zeros between two looks at the link */
+#define CPU_TURNS 8u
 
-struct buffer {
-    uint64_t chunk;
-    bool busy;
+/* What is under way: [first, first + n) of a region */
+struct transfer {
+    struct ff_pager_region *r;
+    uint64_t first, n;
+    uint8_t *local;
+    uint32_t lkey;
+    bool busy, in_place; /* in place: the claims are taken */
     uint8_t zero[FF_GRANULES_MAX / 8];
 };
 
 struct ff_prefill_engine {
-    uint8_t *memory; /* window buffers of buffer_bytes */
+    uint8_t *map, *memory; /* window buffers of buffer_bytes, aligned to HUGE within map */
+    size_t map_bytes;
     struct ff_mr mr; /* goes with the link */
     uint32_t buffer_bytes;
     unsigned window, n_busy;
-    struct buffer buffer[FF_QUEUE_DEPTH];
+    struct transfer transfer[BUFFERS_MAX + PLACES]; /* first those with a buffer */
     uint64_t *asked; /* bitmap of chunks */
     uint64_t cursor, n_asked;
     uint64_t last_progress_ns;
+    struct ff_pager_region *cut; /* what is left of the chunk that is being cut; NULL: none */
+    uint64_t cut_first, cut_end;
+    struct ff_grant grant[BUFFERS_MAX]; /* to be sent */
+    unsigned n_grants;
+    struct transfer *unposted; /* busy, but the link's queue was full */
+    uint8_t msg[FF_MSG_MAX];
 };
 
 int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
@@ -48,27 +79,36 @@ int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
     if (!e)
         return ff_error_set(err, ENOMEM, "pager: prefill engine: out of memory");
     p->prefill = e;
-    e->window = p->opts->window;
+    e->window = FF_MIN(p->opts->window, BUFFERS_MAX);
     for (unsigned i = 0; i < p->n_regions; i++)
         e->buffer_bytes = FF_MAX(e->buffer_bytes, p->region[i].chunk_bytes);
     e->asked = ff_bitmap_new(p->n_chunks);
-    void *m = mmap(NULL, (size_t)e->window * e->buffer_bytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t len = (size_t)e->window * e->buffer_bytes;
+    void *m = mmap(NULL, len + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (!e->asked || m == MAP_FAILED)
         return ff_error_set(err, ENOMEM, "pager: prefill buffers: out of memory");
-    e->memory = m;
-    return p->link->ops->reg(p->link, m, (size_t)e->window * e->buffer_bytes, 0, &e->mr, err);
+    e->map = m;
+    e->map_bytes = len + HUGE;
+    e->memory = e->map + (-(uintptr_t)e->map & (HUGE - 1));
+    if (p->opts->landing == FF_LANDING_MOVE)
+        madvise(e->memory, len, MADV_HUGEPAGE); /* else single pages are moved */
+    unsigned access = p->opts->prefill == FF_PREFILL_PUSH || p->opts->prefill == FF_PREFILL_AUTO
+                          ? FF_ACCESS_REMOTE_WRITE
+                          : 0;
+    return p->link->ops->reg(p->link, e->memory, len, access, &e->mr, err);
 }
 
 void ff_prefill_engine_free(struct ff_prefill_engine *e)
 {
     if (!e)
         return;
-    if (e->memory)
-        munmap(e->memory, (size_t)e->window * e->buffer_bytes);
+    if (e->map)
+        munmap(e->map, e->map_bytes);
     free(e->asked);
     free(e);
 }
+
+/* --- which chunk next --- */
 
 static struct ff_pager_region *region_of(struct ff_pager *p, uint64_t chunk)
 {
@@ -122,95 +162,270 @@ static bool next_chunk(struct ff_pager *p, uint64_t *chunk)
     return false;
 }
 
-static int ask(struct ff_pager *p, struct buffer *b, uint64_t chunk, struct ff_error *err)
-{
-    struct ff_prefill_engine *e = p->prefill;
-    uint64_t first, n;
-    struct ff_pager_region *r = chunk_pages(p, chunk, &first, &n);
-    size_t i = (size_t)(b - e->buffer);
+/* --- starting transfers --- */
 
-    memset(b->zero, 0, sizeof(b->zero));
-    struct ff_wr wr = {.id = i,
-                       .op = FF_OP_READ,
-                       .local = e->memory + i * e->buffer_bytes,
-                       .lkey = e->mr.lkey,
-                       .remote = r->remote + first * r->range.psize,
-                       .rkey = r->rkey,
-                       .len_bytes = (uint32_t)(n * r->range.psize),
-                       .granule_bytes = r->range.psize,
-                       .zero = b->zero};
-    int rc = p->link->ops->post(p->link, FF_QUEUE_PREFILL, &wr, err);
-    if (rc)
-        return rc;
+static bool is_zero(const struct transfer *t, uint64_t i)
+{
+    return t->zero[i / 8] & (1u << (i % 8));
+}
+
+/* Claim from page @i of @t on: the length of a run of pages that are ours now and alike (all
+ * zero or all not), at most @max; 0: page @i belongs to another */
+static uint64_t claim_run(const struct transfer *t, uint64_t i, uint64_t max)
+{
+    uint64_t len = 0;
+
+    while (i + len < t->n && len < max && is_zero(t, i + len) == is_zero(t, i) &&
+           ff_claim_take(&t->r->claims, t->first + i + len))
+        len++;
+    return len;
+}
+
+static struct transfer *free_transfer(struct ff_prefill_engine *e, bool in_place)
+{
+    unsigned from = in_place ? BUFFERS_MAX : 0, to = in_place ? BUFFERS_MAX + PLACES : e->window;
+
+    for (unsigned i = from; i < to; i++)
+        if (!e->transfer[i].busy)
+            return &e->transfer[i];
+    return NULL;
+}
+
+static void under_way(struct ff_prefill_engine *e, struct transfer *t)
+{
     if (!e->n_busy++)
         e->last_progress_ns = ff_now_ns();
-    b->chunk = chunk;
-    b->busy = true;
-    return 0;
+    t->busy = true;
+}
+
+/* Read @t: 1, 0 when the queue is full (it is posted later), or the link is broken */
+static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *err)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    uint32_t psize = t->r->range.psize;
+    struct ff_wr wr = {.id = (uint64_t)(t - e->transfer),
+                       .op = FF_OP_READ,
+                       .local = t->local,
+                       .lkey = t->lkey,
+                       .remote = t->r->remote + t->first * psize,
+                       .rkey = ff_pager_rkey(t->r, t->first),
+                       .len_bytes = (uint32_t)(t->n * psize),
+                       .granule_bytes = psize,
+                       .zero = t->zero};
+    int rc = p->link->ops->post(p->link, FF_QUEUE_PREFILL, &wr, err);
+    e->unposted = rc == -EAGAIN ? t : NULL;
+    t->busy = true;
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    under_way(e, t);
+    return 1;
+}
+
+/* The rest of the cut holds zeros: 1, or -errno as reported by ff_pager_install() */
+static int install_zeros(struct ff_pager *p)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    struct transfer t = {.r = e->cut, .first = e->cut_first, .n = e->cut_end - e->cut_first};
+
+    for (uint64_t i = 0; i < t.n;) {
+        uint64_t run = claim_run(&t, i, t.n);
+        int rc = run ? ff_pager_install(p, t.r, t.first + i, run, NULL) : 0;
+        if (rc)
+            return rc;
+        i += run ? run : 1;
+    }
+    e->cut = NULL;
+    return 1;
+}
+
+/* The rest of the cut goes through a buffer */
+static int start_buffer(struct ff_pager *p, struct transfer *t, struct ff_error *err)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    unsigned i = (unsigned)(t - e->transfer);
+
+    *t = (struct transfer){.r = e->cut,
+                           .first = e->cut_first,
+                           .n = e->cut_end - e->cut_first,
+                           .local = e->memory + (size_t)i * e->buffer_bytes,
+                           .lkey = e->mr.lkey};
+    e->cut = NULL;
+    if (p->mode == FF_PREFILL_PUSH) {
+        uint32_t psize = t->r->range.psize;
+        e->grant[e->n_grants++] = (struct ff_grant){.region = t->r->peer_number,
+                                                    .id = i,
+                                                    .offset = t->first * psize,
+                                                    .len_bytes = (uint32_t)(t->n * psize),
+                                                    .addr = (uintptr_t)t->local,
+                                                    .rkey = e->mr.rkey};
+        under_way(e, t);
+        return 1;
+    }
+    return post_read(p, t, err);
+}
+
+/* The next run of the cut is read in place */
+static int start_in_place(struct ff_pager *p, struct transfer *t, struct ff_error *err)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    uint64_t max = FF_MAX(SEGMENT / e->cut->range.psize, 1u);
+
+    *t = (struct transfer){.r = e->cut, .first = e->cut_first, .n = e->cut_end - e->cut_first};
+    uint64_t run = claim_run(t, 0, max);
+    e->cut_first += run ? run : 1;
+    if (e->cut_first == e->cut_end)
+        e->cut = NULL;
+    if (!run)
+        return 1; /* a fault has it */
+    t->n = run;
+    t->in_place = true;
+    t->local = ff_pager_in_place(t->r, t->first, &t->lkey);
+    /* a failure leaves the claims taken: the link is broken, nobody could fetch them */
+    return post_read(p, t, err);
+}
+
+/* 1: go on, 0: nothing more to start now, -errno */
+static int start_next(struct ff_pager *p, struct ff_error *err)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    uint64_t chunk, n;
+    uint32_t lkey;
+
+    if (e->unposted)
+        return post_read(p, e->unposted, err);
+    if (!e->cut) {
+        if (!free_transfer(e, false) || !next_chunk(p, &chunk))
+            return 0;
+        e->cut = chunk_pages(p, chunk, &e->cut_first, &n);
+        e->cut_end = e->cut_first + n;
+    }
+    if (!ff_pager_rkey(e->cut, e->cut_first))
+        return install_zeros(p);
+    bool in_place = p->mode == FF_PREFILL_PULL && ff_pager_in_place(e->cut, e->cut_first, &lkey);
+    struct transfer *t = free_transfer(e, in_place);
+    if (!t)
+        return 0;
+    return in_place ? start_in_place(p, t, err) : start_buffer(p, t, err);
 }
 
 static int fill_window(struct ff_pager *p, struct ff_error *err)
 {
     struct ff_prefill_engine *e = p->prefill;
+    uint64_t zeros = p->count.bytes_zero;
+    int rc = 1;
 
-    for (unsigned i = 0; i < e->window; i++) {
-        uint64_t chunk;
-        if (e->buffer[i].busy)
-            continue;
-        if (!next_chunk(p, &chunk))
-            break;
-        int rc = ask(p, &e->buffer[i], chunk, err);
+    while (rc > 0 && p->count.bytes_zero - zeros < ZERO_RUN * 4096ull && !p->stop)
+        rc = start_next(p, err);
+    if (rc >= 0 && e->n_grants) {
+        int len = ff_wire_put_grants(e->msg, e->grant, e->n_grants);
+        e->n_grants = 0;
+        rc = p->link->ops->send(p->link, e->msg, (uint32_t)len, err);
+    }
+    return rc < 0 ? rc : 0;
+}
+
+/* --- what has come --- */
+
+/* Whole huge pages that nobody else has touched, mostly not zeros, may be moved in */
+static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int *rc)
+{
+    uint32_t psize = t->r->range.psize;
+    uint64_t n = HUGE / psize, zeros = 0, run = 0;
+    uint8_t *src = t->local + i * psize;
+
+    *rc = 0;
+    if (!t->r->can_move || i + n > t->n || (uintptr_t)src % HUGE ||
+        ((uintptr_t)t->r->range.host + (t->first + i) * psize) % HUGE)
+        return 0;
+    for (uint64_t k = i; k < i + n; k++)
+        zeros += is_zero(t, k);
+    if (zeros > n / 2)
+        return 0;
+    while (run < n && ff_claim_take(&t->r->claims, t->first + i + run))
+        run++;
+    for (uint64_t k = 0; zeros && k < run; k++)
+        if (is_zero(t, i + k))
+            memset(src + k * psize, 0, psize);
+    if (run == n)
+        *rc = ff_pager_move_in(p, t->r, t->first + i, n, src);
+    else if (run) /* a fault has one of them: the others as single pages */
+        *rc = ff_pager_install(p, t->r, t->first + i, run, src);
+    if (!*rc && run)
+        atomic_fetch_add(&p->count.bytes_prefill, run * psize);
+    return run;
+}
+
+static int install_buffer(struct ff_pager *p, struct transfer *t)
+{
+    uint32_t psize = t->r->range.psize;
+    int rc;
+
+    if (!p->link->finds_zeros && !t->in_place)
+        ff_zero_scan(t->local, (uint32_t)(t->n * psize), psize, t->zero);
+    for (uint64_t i = 0; i < t->n && !atomic_load(&p->stop);) {
+        uint64_t run = try_move(p, t, i, &rc);
         if (rc)
             return rc;
-    }
-    return 0;
-}
-
-static bool is_zero(const struct buffer *b, uint64_t i)
-{
-    return b->zero[i / 8] & (1u << (i % 8));
-}
-
-/* Claim from page @i of the chunk on: the length of a run of pages that are ours now and
- * alike (all zero or all not), at most BATCH; 0: page @i belongs to another */
-static uint64_t claim_run(struct ff_pager_region *r, const struct buffer *b, uint64_t first,
-                          uint64_t i, uint64_t n)
-{
-    uint64_t len = 0;
-
-    while (i + len < n && len < BATCH && is_zero(b, i + len) == is_zero(b, i) &&
-           ff_claim_take(&r->claims, first + i + len))
-        len++;
-    return len;
-}
-
-static int install_chunk(struct ff_pager *p, struct buffer *b)
-{
-    struct ff_prefill_engine *e = p->prefill;
-    uint64_t first, n;
-    struct ff_pager_region *r = chunk_pages(p, b->chunk, &first, &n);
-    const uint8_t *data = e->memory + (size_t)(b - e->buffer) * e->buffer_bytes;
-    uint32_t psize = r->range.psize;
-
-    for (uint64_t i = 0; i < n && !atomic_load(&p->stop);) {
-        uint64_t run = claim_run(r, b, first, i, n);
+        i += run;
+        if (run)
+            continue;
+        run = claim_run(t, i, BATCH);
         if (!run) {
-            if (!is_zero(b, i))
+            if (!is_zero(t, i))
                 atomic_fetch_add(&p->count.bytes_duplicated, psize);
             i++;
             continue;
         }
-        bool zero = is_zero(b, i);
-        int rc = ff_pager_install(p, r, first + i, run, zero ? NULL : data + i * psize);
+        bool zero = is_zero(t, i);
+        rc = ff_pager_install(p, t->r, t->first + i, run, zero ? NULL : t->local + i * psize);
         if (rc)
             return rc;
         if (!zero)
             atomic_fetch_add(&p->count.bytes_prefill, run * psize);
         i += run;
     }
-    b->busy = false;
-    e->n_busy--;
     return 0;
+}
+
+static int install_in_place(struct ff_pager *p, struct transfer *t)
+{
+    uint32_t psize = t->r->range.psize;
+
+    for (uint64_t i = 0; i < t->n;) {
+        bool zero = is_zero(t, i);
+        uint64_t run = 1;
+        while (i + run < t->n && is_zero(t, i + run) == zero)
+            run++;
+        int rc = ff_pager_install(p, t->r, t->first + i, run, zero ? NULL : t->local + i * psize);
+        if (rc)
+            return rc;
+        if (!zero)
+            atomic_fetch_add(&p->count.bytes_prefill, run * psize);
+        i += run;
+    }
+    return 0;
+}
+
+/* A READ that is complete, or a WRITE of the source. 0, -EPROTO, or reported by an install */
+static int arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *why)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    uint64_t id = wc->op == FF_WC_RECV_IMM ? wc->imm & ~FF_IMM_ZEROS : wc->id;
+    struct transfer *t = id < FF_ARRAY_LEN(e->transfer) ? &e->transfer[id] : NULL;
+    bool pushed = wc->op == FF_WC_RECV_IMM;
+
+    if (!t || !t->busy || pushed != (p->mode == FF_PREFILL_PUSH))
+        return ff_error_set(why, EPROTO, "pager: prefill: 0x%llx arrived, which was not asked for",
+                            (unsigned long long)id);
+    if (pushed && wc->imm & FF_IMM_ZEROS)
+        memset(t->zero, 0xff, sizeof(t->zero));
+    else if (pushed && wc->len_bytes != t->n * t->r->range.psize)
+        return ff_error_set(why, EPROTO, "pager: prefill: %u bytes pushed (want %llu)",
+                            wc->len_bytes, (unsigned long long)(t->n * t->r->range.psize));
+    int rc = t->in_place ? install_in_place(p, t) : install_buffer(p, t);
+    t->busy = false;
+    e->n_busy--;
+    return rc;
 }
 
 /* One turn: 1 go on, 0 all chunks are done, -errno the link is of no use */
@@ -220,10 +435,10 @@ static int turn(struct ff_pager *p, struct ff_error *why)
     struct ff_wc wc[8];
 
     int rc = fill_window(p, why);
-    if (rc && rc != -EAGAIN)
-        return rc;
+    if (rc)
+        return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc; /* an install has said why */
     if (!e->n_busy)
-        return 0;
+        return e->cut || e->n_asked < p->n_chunks;
     int n = p->link->ops->poll(p->link, FF_QUEUE_PREFILL, wc, FF_ARRAY_LEN(wc), 200, why);
     if (n < 0)
         return n;
@@ -231,14 +446,15 @@ static int turn(struct ff_pager *p, struct ff_error *why)
     if (n)
         e->last_progress_ns = now;
     else if (now - e->last_progress_ns > (uint64_t)p->silence_ms * 1000000u)
-        return ff_error_set(why, ETIMEDOUT, "pager: %u reads of prefill unanswered for %d s",
+        return ff_error_set(why, ETIMEDOUT, "pager: %u transfers of prefill unanswered for %d s",
                             e->n_busy, p->silence_ms / 1000);
     for (int i = 0; i < n; i++) {
         rc = ff_fault("dest.prefill");
         if (rc)
             return ff_error_set(why, -rc, "pager: prefill: injected");
-        if (install_chunk(p, &e->buffer[wc[i].id]))
-            return 0; /* reported by ff_pager_install() */
+        rc = arrived(p, &wc[i], why);
+        if (rc)
+            return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc;
     }
     return 1;
 }
@@ -247,11 +463,14 @@ void *ff_prefill_main(void *opaque)
 {
     struct ff_pager *p = opaque;
     struct ff_error why;
+    unsigned turns = 0;
     int rc = 1;
 
     while (!atomic_load(&p->stop) && (rc = turn(p, &why)) > 0)
-        ;
+        if (!(++turns % CPU_TURNS))
+            atomic_store(&p->count.prefill_cpu_ns, ff_thread_cpu_ns());
     if (rc < 0)
         ff_pager_break(p, &why);
+    atomic_store(&p->count.prefill_cpu_ns, ff_thread_cpu_ns());
     return NULL;
 }

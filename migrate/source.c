@@ -9,9 +9,8 @@
  *              Until SENT a failure leaves the caller free to resume its guest; from GONE
  *              (set before GO is sent) on, nobody can know whether it arrived.
  *
- * Threads      the caller's, through the stages. One serving thread a queue, from
- *              ff_source_publish() on: it answers reads of guest memory and takes no lock
- *              of anybody else. lock guards stats and link against cancel.
+ * Threads      the caller's, through the stages; the serving threads (serve.h) from
+ *              ff_source_publish() on. lock guards stats and link against cancel.
  * Ownership    regions are the caller's. Threads end, keys go, then the link is freed.
  * Limits       WATCHING_MS: emptying a large destination; the guest still runs.
  *              READY_MS: a destination that loads for longer is given up while the guest
@@ -22,8 +21,8 @@
  */
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -33,8 +32,11 @@
 #include "control.h"
 #include "error.h"
 #include "fault.h"
+#include "load.h"
 #include "log.h"
+#include "pieces.h"
 #include "regions.h"
+#include "serve.h"
 #include "source.h"
 
 #define WATCHING_MS 60000
@@ -44,13 +46,6 @@
 
 enum stage { NEW, CONNECTED, PUBLISHED, SENT, GONE, DONE };
 
-struct server {
-    struct ff_source *s;
-    enum ff_queue queue;
-    pthread_t thread;
-    bool up;
-};
-
 struct ff_source {
     struct ff_address addr;
     struct ff_regions regions;
@@ -59,10 +54,10 @@ struct ff_source {
     uint64_t sent_ns; /* when the last of the state went out */
     bool watched;
     int cancel_fd;
-    _Atomic bool cancelled, stop;
-    pthread_mutex_t servers_lock; /* starting and stopping them */
-    struct server server[FF_QUEUES];
-    struct ff_mr mr[FF_WIRE_REGIONS_MAX];
+    _Atomic bool cancelled;
+    struct ff_pieces pieces;
+    struct ff_serve serve;
+    struct ff_hello table; /* our regions as the wire has them, to check grants against */
 
     pthread_mutex_t lock;
     struct ff_link *link;
@@ -78,15 +73,18 @@ int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_
     struct ff_source *s = calloc(1, sizeof(*s));
     if (!s)
         return ff_error_set(err, ENOMEM, "source: out of memory");
-    s->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (s->cancel_fd < 0) {
-        free(s);
-        return ff_error_set(err, errno, "source: eventfd: %s", strerror(errno));
-    }
+    pthread_mutex_init(&s->lock, NULL);
     s->addr = *a;
     s->ctl.cancelled = &s->cancelled;
-    pthread_mutex_init(&s->lock, NULL);
-    pthread_mutex_init(&s->servers_lock, NULL);
+    s->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rc = s->cancel_fd < 0 ? ff_error_set(err, errno, "source: eventfd: %s", strerror(errno)) : 0;
+    if (!rc)
+        rc = ff_serve_init(&s->serve, &s->regions, &s->pieces, err);
+    if (rc) {
+        ff_close_fd(&s->cancel_fd);
+        free(s);
+        return rc;
+    }
     *out = s;
     return 0;
 }
@@ -121,15 +119,13 @@ static int open_link(struct ff_source *s, struct ff_error *err)
 
 int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *err)
 {
-    struct ff_hello hello;
     struct ff_welcome w;
 
-    int rc = ff_regions_hello(&s->regions, config, &hello, err);
+    int rc = ff_regions_hello(&s->regions, config, &s->table, err);
     if (!rc)
         rc = open_link(s, err);
     if (!rc)
-        rc = ff_control_send(&s->ctl, ff_wire_put_hello(s->ctl.buf, &hello, err), err);
-    ff_hello_free(&hello);
+        rc = ff_control_send(&s->ctl, ff_wire_put_hello(s->ctl.buf, &s->table, err), err);
     if (rc)
         return rc;
     rc = ff_control_expect(&s->ctl, FF_MSG_WELCOME, 0, s->addr.timeout_ms, err);
@@ -143,89 +139,75 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     return rc;
 }
 
-static void *serve_main(void *opaque)
-{
-    struct server *sv = opaque;
-    struct ff_source *s = sv->s;
-    struct ff_error why;
-    struct ff_wc wc[8];
-    int rc = 0;
-
-    while (!atomic_load(&s->stop) && rc >= 0)
-        rc = s->link->ops->poll(s->link, sv->queue, wc, FF_ARRAY_LEN(wc), 500, &why);
-    if (rc < 0 && !atomic_load(&s->stop)) {
-        ff_log(FF_LOG_DEBUG, "source: serving ends: %s", why.text);
-        s->link->ops->shutdown(s->link); /* the control channel learns of it */
-    }
-    return NULL;
-}
-
-static int start_servers(struct ff_source *s, struct ff_error *err)
-{
-    static const char *const names[FF_QUEUES] = {"farfork-serve-f", "farfork-serve-p"};
-    sigset_t all, old;
-    int rc = 0;
-
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    pthread_mutex_lock(&s->servers_lock);
-    for (int q = 0; q < FF_QUEUES && !rc && !atomic_load(&s->stop); q++) {
-        struct server *sv = &s->server[q];
-        sv->s = s;
-        sv->queue = (enum ff_queue)q;
-        rc = pthread_create(&sv->thread, NULL, serve_main, sv);
-        sv->up = !rc;
-        if (!rc)
-            pthread_setname_np(sv->thread, names[q]);
-    }
-    pthread_mutex_unlock(&s->servers_lock);
-    pthread_sigmask(SIG_SETMASK, &old, NULL);
-    return rc ? ff_error_set(err, rc, "source: start a serving thread: %s", strerror(rc)) : 0;
-}
-
-static void stop_servers(struct ff_source *s)
-{
-    pthread_mutex_lock(&s->servers_lock);
-    atomic_store(&s->stop, true);
-    if (s->link)
-        s->link->ops->shutdown(s->link); /* what was sent still arrives */
-    for (int q = 0; q < FF_QUEUES; q++) {
-        if (s->server[q].up)
-            pthread_join(s->server[q].thread, NULL);
-        s->server[q].up = false;
-    }
-    pthread_mutex_unlock(&s->servers_lock);
-}
-
 /* From here on no key works: what the peer still asks for is refused */
 static void withdraw(struct ff_source *s)
 {
-    for (unsigned i = 0; i < s->regions.n; i++)
-        if (s->mr[i].rkey)
-            s->link->ops->dereg(s->link, &s->mr[i]);
-    memset(s->mr, 0, sizeof(s->mr));
+    ff_pieces_dereg(&s->pieces, s->link);
+}
+
+/* Register what holds something by now. @keys: of what was registered, *@n of them */
+static int register_populated(struct ff_source *s, struct ff_wire_key **keys, unsigned *n,
+                              struct ff_error *err)
+{
+    *n = 0;
+    *keys = NULL;
+    unsigned more = ff_pieces_want_populated(&s->pieces, &s->regions);
+    if (!more)
+        return 0;
+    FF_AUTO_FREE struct ff_wire_key *k = calloc(more, sizeof(*k));
+    FF_AUTO_FREE bool *had = calloc(s->pieces.n, sizeof(*had));
+    if (!k || !had)
+        return ff_error_set(err, ENOMEM, "publish: out of memory");
+    for (unsigned i = 0; i < s->pieces.n; i++)
+        had[i] = s->pieces.piece[i].mr.len_bytes;
+    int rc = ff_pieces_register(&s->pieces, s->link, FF_ACCESS_REMOTE_READ, s->addr.odp, err);
+    if (rc)
+        return ff_error_context(err, "publish");
+    for (unsigned i = 0; i < s->pieces.n; i++) {
+        const struct ff_piece *p = &s->pieces.piece[i];
+        if (p->mr.len_bytes && !had[i])
+            k[(*n)++] = (struct ff_wire_key){
+                .region = p->region, .piece = p->number, .rkey = p->mr.rkey};
+    }
+    *keys = k;
+    k = NULL;
+    return 0;
+}
+
+static int send_keys(struct ff_source *s, const struct ff_wire_key *keys, unsigned n,
+                     struct ff_error *err)
+{
+    return n ? ff_control_send(&s->ctl, ff_wire_put_keys(s->ctl.buf, keys, n), err) : 0;
 }
 
 int ff_source_publish(struct ff_source *s, struct ff_error *err)
 {
-    FF_AUTO_FREE struct ff_wire_key *keys = calloc(s->regions.n, sizeof(*keys));
+    FF_AUTO_FREE struct ff_wire_key *keys = NULL;
+    FF_AUTO_FREE struct ff_publish *pub = calloc(1, sizeof(*pub));
     int rc = ff_fault("source.publish");
 
     if (rc)
         return ff_error_set(err, -rc, "source: publish: injected");
-    if (!keys)
+    if (!pub)
         return ff_error_set(err, ENOMEM, "source: publish: out of memory");
-    for (unsigned i = 0; i < s->regions.n; i++) {
-        struct ff_region *r = &s->regions.r[i];
-        rc = s->link->ops->reg(s->link, r->host, r->len_bytes, FF_ACCESS_REMOTE_READ, &s->mr[i],
-                               err);
-        if (rc)
-            return ff_error_context(err, "publish region %s", r->name);
-        keys[i] = (struct ff_wire_key){.addr = (uintptr_t)r->host, .rkey = s->mr[i].rkey};
-    }
-    rc = start_servers(s, err);
+    pub->piece_bytes = ff_pieces_size(&s->regions, s->link);
+    if (!pub->piece_bytes)
+        return ff_error_set(err, ENOTSUP, "source: publish: the device registers at most %llu bytes at "
+                            "once (need %llu)", (unsigned long long)s->link->max_mr_bytes,
+                            FF_WIRE_PIECE_MIN);
+    rc = ff_pieces_init(&s->pieces, &s->regions, pub->piece_bytes, err);
     if (!rc)
-        rc = ff_control_send(&s->ctl, ff_wire_put_publish(s->ctl.buf, keys, s->regions.n), err);
+        rc = register_populated(s, &keys, &pub->n_keys, err);
+    if (!rc)
+        rc = ff_serve_start(&s->serve, s->link, err);
+    if (rc)
+        return rc;
+    pub->load_permille = ff_load_permille();
+    for (unsigned i = 0; i < s->regions.n; i++)
+        pub->addr[i] = (uintptr_t)s->regions.r[i].host;
+    rc = ff_control_send(&s->ctl, ff_wire_put_publish(s->ctl.buf, pub, s->regions.n), err);
+    if (!rc)
+        rc = send_keys(s, keys, pub->n_keys, err);
     if (!rc)
         s->stage = PUBLISHED;
     return rc;
@@ -257,7 +239,13 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
                             FF_WIRE_STATE_MAX);
     if (n > FF_WIRE_FIRST_MAX)
         head.n_first = FF_WIRE_FIRST_MAX; /* the others are fetched when they are touched */
-    rc = ff_control_send(&s->ctl, ff_wire_put_state(s->ctl.buf, &head), err);
+    /* the guest is paused: what it has touched since ff_source_publish() */
+    FF_AUTO_FREE struct ff_wire_key *keys = NULL;
+    rc = register_populated(s, &keys, &head.n_keys, err);
+    if (!rc)
+        rc = ff_control_send(&s->ctl, ff_wire_put_state(s->ctl.buf, &head), err);
+    if (!rc)
+        rc = send_keys(s, keys, head.n_keys, err);
     if (!rc)
         rc = send_first(s, first, head.n_first, err);
     for (size_t at = 0; at < len && !rc;) {
@@ -360,16 +348,27 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
     return give_up_serving(s, rc);
 }
 
+static int take_grants(struct ff_source *s, struct ff_error *err)
+{
+    struct ff_grant g[FF_WIRE_GRANTS_MAX];
+    unsigned n;
+
+    int rc = ff_wire_get_grants(s->ctl.buf, (size_t)s->ctl.len, g, s->link->max_len_bytes,
+                                s->table.regions, s->table.n_regions, &n, err);
+    return rc ? rc : ff_serve_grant(&s->serve, g, n, err);
+}
+
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
 {
-    int rc;
+    const uint32_t also = FF_MSG_BIT(FF_MSG_PROGRESS) | FF_MSG_BIT(FF_MSG_GRANT);
+    int type;
 
     do {
-        rc = ff_control_expect(&s->ctl, FF_MSG_DONE, FF_MSG_PROGRESS, s->addr.go_timeout_ms,
-                               err);
-        if (rc < 0 || take_stats(s, err) < 0)
-            return give_up_serving(s, rc < 0 ? rc : -EPROTO);
-    } while (rc != FF_MSG_DONE);
+        type = ff_control_expect(&s->ctl, FF_MSG_DONE, also, s->addr.go_timeout_ms, err);
+        int rc = type < 0 ? type : type == FF_MSG_GRANT ? take_grants(s, err) : take_stats(s, err);
+        if (rc < 0)
+            return give_up_serving(s, rc);
+    } while (type != FF_MSG_DONE);
     withdraw(s);
     s->stage = DONE;
     /* every page is there: whether this message arrives changes nothing */
@@ -390,7 +389,7 @@ void ff_source_cancel(struct ff_source *s)
 void ff_source_stop(struct ff_source *s)
 {
     ff_source_cancel(s);
-    stop_servers(s);
+    ff_serve_stop(&s->serve);
 }
 
 void ff_source_stats(struct ff_source *s, struct ff_stats *out)
@@ -398,6 +397,7 @@ void ff_source_stats(struct ff_source *s, struct ff_stats *out)
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
     pthread_mutex_unlock(&s->lock);
+    out->source_cpu_ns = ff_serve_cpu_ns(&s->serve);
 }
 
 const char *ff_source_link(struct ff_source *s)
@@ -406,6 +406,13 @@ const char *ff_source_link(struct ff_source *s)
     const char *name = s->link ? s->link->ops->name : "none";
     pthread_mutex_unlock(&s->lock);
     return name;
+}
+
+void ff_source_link_detail(struct ff_source *s, char out[FF_LINK_DETAIL_MAX])
+{
+    pthread_mutex_lock(&s->lock);
+    snprintf(out, FF_LINK_DETAIL_MAX, "%s", s->link ? s->link->about : "none");
+    pthread_mutex_unlock(&s->lock);
 }
 
 void ff_source_free(struct ff_source *s)
@@ -418,12 +425,14 @@ void ff_source_free(struct ff_source *s)
                                            ? "the migration was canceled at the source"
                                            : "the source gave up; its own messages say why");
         withdraw(s);
-        stop_servers(s);
+        ff_serve_stop(&s->serve);
         s->link->ops->free(s->link);
     }
+    ff_serve_free(&s->serve);
+    ff_pieces_free(&s->pieces);
+    ff_hello_free(&s->table);
     ff_regions_free(&s->regions);
     ff_close_fd(&s->cancel_fd);
     pthread_mutex_destroy(&s->lock);
-    pthread_mutex_destroy(&s->servers_lock);
     free(s);
 }

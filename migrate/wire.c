@@ -22,6 +22,7 @@ static const char *const names[] = {
     [FF_MSG_DATA] = "DATA",         [FF_MSG_READY] = "READY",       [FF_MSG_GO] = "GO",
     [FF_MSG_RUNNING] = "RUNNING",   [FF_MSG_PROGRESS] = "PROGRESS", [FF_MSG_DONE] = "DONE",
     [FF_MSG_WITHDRAWN] = "WITHDRAWN", [FF_MSG_WATCHING] = "WATCHING",
+    [FF_MSG_KEYS] = "KEYS",         [FF_MSG_GRANT] = "GRANT",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_MSG_LAST + 1, "a name for every message");
 
@@ -268,34 +269,133 @@ int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MA
     return get_text(&b, text, ff_wb_left(&b), "REFUSE: text", err);
 }
 
-/* --- PUBLISH --- */
+/* --- PUBLISH, KEYS --- */
 
-int ff_wire_put_publish(uint8_t *buf, const struct ff_wire_key *keys, unsigned n)
+#define PUBLISH_HEAD 16
+#define KEY_LEN 12
+#define GRANT_LEN 32
+
+int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions)
 {
     struct ff_wirebuf b = begin(buf, FF_MSG_PUBLISH);
+    ff_wb_put(&b, p->piece_bytes, 8);
+    ff_wb_put(&b, p->n_keys, 4);
+    ff_wb_put(&b, p->load_permille, 4);
+    for (unsigned i = 0; i < n_regions; i++)
+        ff_wb_put(&b, p->addr[i], 8);
+    return (int)b.pos;
+}
+
+int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, unsigned n,
+                        const struct ff_wire_region *regions, struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+
+    if (ff_wb_left(&b) != PUBLISH_HEAD + (size_t)n * 8)
+        return ff_error_set(err, EPROTO, "wire: read PUBLISH: %zu bytes for %u regions (want %u)",
+                            ff_wb_left(&b), n, PUBLISH_HEAD + n * 8);
+    p->piece_bytes = ff_wb_get(&b, 8);
+    p->n_keys = (uint32_t)ff_wb_get(&b, 4);
+    p->load_permille = (uint32_t)ff_wb_get(&b, 4);
+    if (p->piece_bytes < FF_WIRE_PIECE_MIN || p->piece_bytes > FF_WIRE_REGION_LEN_MAX ||
+        (p->piece_bytes & (p->piece_bytes - 1)))
+        return ff_error_set(err, EPROTO, "wire: read PUBLISH: pieces of 0x%llx bytes (permitted: powers of two, 0x%llx..0x%llx)",
+                            (unsigned long long)p->piece_bytes, FF_WIRE_PIECE_MIN,
+                            FF_WIRE_REGION_LEN_MAX);
+    uint64_t pieces = 0;
     for (unsigned i = 0; i < n; i++) {
-        ff_wb_put(&b, keys[i].addr, 8);
+        p->addr[i] = ff_wb_get(&b, 8);
+        if (p->addr[i] + regions[i].len_bytes < p->addr[i])
+            return ff_error_set(err, EPROTO, "wire: read PUBLISH: region %s: address 0x%llx wraps",
+                                regions[i].name, (unsigned long long)p->addr[i]);
+        pieces += (regions[i].len_bytes + p->piece_bytes - 1) / p->piece_bytes;
+    }
+    if (pieces > FF_WIRE_KEYS_MAX || p->n_keys > pieces)
+        return ff_error_set(err, EPROTO, "wire: read PUBLISH: %u keys for %llu pieces (permitted 0..%d)",
+                            p->n_keys, (unsigned long long)pieces, FF_WIRE_KEYS_MAX);
+    return finish(&b, FF_MSG_PUBLISH, err);
+}
+
+int ff_wire_put_keys(uint8_t *buf, const struct ff_wire_key *keys, unsigned n)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_KEYS);
+    for (unsigned i = 0; i < n; i++) {
+        ff_wb_put(&b, keys[i].region, 4);
+        ff_wb_put(&b, keys[i].piece, 4);
         ff_wb_put(&b, keys[i].rkey, 4);
     }
     return (int)b.pos;
 }
 
-int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_wire_key *keys, unsigned n,
-                        const struct ff_wire_region *regions, struct ff_error *err)
+int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, unsigned max,
+                     uint64_t piece_bytes, const struct ff_wire_region *regions,
+                     unsigned n_regions, unsigned *n, struct ff_error *err)
 {
     struct ff_wirebuf b = body(msg, len);
+    size_t count = ff_wb_left(&b) / KEY_LEN;
 
-    if (ff_wb_left(&b) != (size_t)n * 12)
-        return ff_error_set(err, EPROTO, "wire: read PUBLISH: %zu bytes for %u regions (want %u)",
-                            ff_wb_left(&b), n, n * 12);
-    for (unsigned i = 0; i < n; i++) {
-        keys[i].addr = ff_wb_get(&b, 8);
-        keys[i].rkey = (uint32_t)ff_wb_get(&b, 4);
-        if (keys[i].addr + regions[i].len_bytes < keys[i].addr)
-            return ff_error_set(err, EPROTO, "wire: read PUBLISH: region %s: address 0x%llx wraps",
-                                regions[i].name, (unsigned long long)keys[i].addr);
+    if (!count || ff_wb_left(&b) % KEY_LEN || count > max)
+        return ff_error_set(err, EPROTO, "wire: read KEYS: %zu bytes (permitted 1..%u keys of %d)",
+                            ff_wb_left(&b), max, KEY_LEN);
+    for (size_t i = 0; i < count; i++) {
+        struct ff_wire_key *k = &keys[i];
+        k->region = (uint32_t)ff_wb_get(&b, 4);
+        k->piece = (uint32_t)ff_wb_get(&b, 4);
+        k->rkey = (uint32_t)ff_wb_get(&b, 4);
+        if (k->region >= n_regions || !k->rkey ||
+            k->piece >= (regions[k->region].len_bytes + piece_bytes - 1) / piece_bytes)
+            return ff_error_set(err, EPROTO, "wire: read KEYS: piece %u of region %u, key 0x%x: there is no such piece, or no key",
+                                k->piece, k->region, k->rkey);
     }
-    return finish(&b, FF_MSG_PUBLISH, err);
+    *n = (unsigned)count;
+    return finish(&b, FF_MSG_KEYS, err);
+}
+
+/* --- GRANT --- */
+
+int ff_wire_put_grants(uint8_t *buf, const struct ff_grant *g, unsigned n)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_GRANT);
+    for (unsigned i = 0; i < n; i++) {
+        ff_wb_put(&b, g[i].region, 4);
+        ff_wb_put(&b, g[i].id, 4);
+        ff_wb_put(&b, g[i].offset, 8);
+        ff_wb_put(&b, g[i].len_bytes, 4);
+        ff_wb_put(&b, g[i].rkey, 4);
+        ff_wb_put(&b, g[i].addr, 8);
+    }
+    return (int)b.pos;
+}
+
+int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *grants, uint32_t max_len,
+                       const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
+                       struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+    size_t count = ff_wb_left(&b) / GRANT_LEN;
+
+    if (!count || ff_wb_left(&b) % GRANT_LEN || count > FF_WIRE_GRANTS_MAX)
+        return ff_error_set(err, EPROTO, "wire: read GRANT: %zu bytes (permitted 1..%d grants of %d)",
+                            ff_wb_left(&b), FF_WIRE_GRANTS_MAX, GRANT_LEN);
+    for (size_t i = 0; i < count; i++) {
+        struct ff_grant *g = &grants[i];
+        g->region = (uint32_t)ff_wb_get(&b, 4);
+        g->id = (uint32_t)ff_wb_get(&b, 4);
+        g->offset = ff_wb_get(&b, 8);
+        g->len_bytes = (uint32_t)ff_wb_get(&b, 4);
+        g->rkey = (uint32_t)ff_wb_get(&b, 4);
+        g->addr = ff_wb_get(&b, 8);
+        const struct ff_wire_region *r = &regions[g->region < n_regions ? g->region : 0];
+        if (g->region >= n_regions || g->id >= FF_WIRE_GRANTS_MAX || !g->len_bytes ||
+            g->len_bytes > max_len || g->len_bytes % r->psize || g->offset % r->psize ||
+            g->offset > r->len_bytes || g->len_bytes > r->len_bytes - g->offset ||
+            g->addr + g->len_bytes < g->addr)
+            return ff_error_set(err, EPROTO, "wire: read GRANT: %u: region %u, offset 0x%llx, length 0x%x (permitted: whole pages inside a region, at most 0x%x bytes, id below %d)",
+                                g->id, g->region, (unsigned long long)g->offset, g->len_bytes,
+                                max_len, FF_WIRE_GRANTS_MAX);
+    }
+    *n = (unsigned)count;
+    return finish(&b, FF_MSG_GRANT, err);
 }
 
 /* --- STATE, FIRST, DATA --- */
@@ -305,6 +405,7 @@ int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h)
     struct ff_wirebuf b = begin(buf, FF_MSG_STATE);
     ff_wb_put(&b, h->total_bytes, 8);
     ff_wb_put(&b, h->n_first, 4);
+    ff_wb_put(&b, h->n_keys, 4);
     return (int)b.pos;
 }
 
@@ -313,6 +414,7 @@ int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h, s
     struct ff_wirebuf b = body(msg, len);
     h->total_bytes = ff_wb_get(&b, 8);
     h->n_first = (uint32_t)ff_wb_get(&b, 4);
+    h->n_keys = (uint32_t)ff_wb_get(&b, 4);
     int rc = finish(&b, FF_MSG_STATE, err);
     if (rc)
         return rc;
@@ -322,6 +424,9 @@ int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h, s
     if (h->n_first > FF_WIRE_FIRST_MAX)
         return ff_error_set(err, EPROTO, "wire: read STATE: %u first-touch pages (permitted 0..%d)",
                             h->n_first, FF_WIRE_FIRST_MAX);
+    if (h->n_keys > FF_WIRE_KEYS_MAX)
+        return ff_error_set(err, EPROTO, "wire: read STATE: %u keys (permitted 0..%d)", h->n_keys,
+                            FF_WIRE_KEYS_MAX);
     return 0;
 }
 
@@ -387,7 +492,7 @@ int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t
 /* Every field of struct ff_stats in its order; a new field goes to the end, with a new
  * protocol version */
 #define N_STATS (sizeof(struct ff_stats) / sizeof(uint64_t))
-_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 18,
+_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 24,
                "struct ff_stats is on the wire: change the protocol version with it");
 
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)

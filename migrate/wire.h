@@ -14,14 +14,18 @@
  *                  then each region: length 8, page size 4, name length 2, name ...
  *   WELCOME  d->s  version 2, 0 2, features 4, session 16
  *   REFUSE   both  text ...              instead of any other message: why it ends here
- *   PUBLISH  s->d  each region: address 8, rkey 4
+ *   PUBLISH  s->d  piece 8, keys 4, load 4, each region: address 8; then KEYS
+ *   KEYS     s->d  each: region 4, piece 4, rkey 4; a piece without a key reads as zeros
  *   WATCHING d->s                        memory is empty and watched: the guest may stop
- *   STATE    s->d  total 8, first-touch pages 4; then FIRST and DATA until all are there
+ *   STATE    s->d  total 8, first-touch pages 4, keys 4; then KEYS, FIRST and DATA until
+ *                  all are there
  *   FIRST    s->d  each page: region 4, offset 8
  *   DATA     s->d  device state ...
  *   READY    d->s  statistics
  *   GO       s->d
  *   RUNNING  d->s  statistics
+ *   GRANT    d->s  each: region 4, id 4, offset 8, length 4, rkey 4, address 8: the source may
+ *                  write this part of the image there (prefill=push), once
  *   PROGRESS d->s  statistics, every 200 ms from RUNNING on
  *   DONE     d->s  statistics
  *   WITHDRAWN s->d
@@ -39,7 +43,7 @@
 
 struct ff_error;
 
-#define FF_WIRE_VERSION 1
+#define FF_WIRE_VERSION 2
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512
@@ -48,6 +52,10 @@ struct ff_error;
 #define FF_WIRE_FIRST_MAX 4096
 #define FF_WIRE_DATA_MAX (FF_MSG_MAX - 4)
 #define FF_WIRE_TEXT_MAX 500
+#define FF_WIRE_PIECE_MIN (4ull << 20) /* so that no chunk lies in two */
+#define FF_WIRE_KEYS_MAX 4096          /* of all regions together */
+#define FF_WIRE_GRANTS_MAX 64
+#define FF_IMM_ZEROS 0x80000000u /* in the imm of a pushed WRITE: all zeros, nothing written */
 
 enum ff_msg {
     FF_MSG_HELLO = 1,
@@ -64,7 +72,9 @@ enum ff_msg {
     FF_MSG_DONE,
     FF_MSG_WITHDRAWN,
     FF_MSG_WATCHING,
-    FF_MSG_LAST = FF_MSG_WATCHING,
+    FF_MSG_KEYS,
+    FF_MSG_GRANT,
+    FF_MSG_LAST = FF_MSG_GRANT,
 };
 
 struct ff_wire_region {
@@ -87,15 +97,32 @@ struct ff_welcome {
     uint8_t session[FF_SESSION_LEN];
 };
 
+/* @addr: the source's address of each region; a region is registered in pieces of
+ * @piece_bytes, counted from its start */
+struct ff_publish {
+    uint64_t piece_bytes;
+    uint32_t n_keys;        /* that follow */
+    uint32_t load_permille; /* of the source's CPUs */
+    uint64_t addr[FF_WIRE_REGIONS_MAX];
+};
+
 struct ff_wire_key {
-    uint64_t addr;
-    uint32_t rkey;
+    uint32_t region, piece, rkey;
 };
 
 struct ff_state_head {
     uint64_t total_bytes;
-    uint32_t n_first;
+    uint32_t n_first, n_keys;
 };
+
+/* One part of the image, and where it is wanted. @id: in the imm of the WRITE, below
+ * FF_WIRE_GRANTS_MAX */
+struct ff_grant {
+    uint32_t region, id, len_bytes, rkey;
+    uint64_t offset, addr;
+};
+
+#define FF_MSG_BIT(type) (1u << (type))
 
 const char *ff_msg_name(unsigned type);
 
@@ -106,7 +133,9 @@ int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err);
 int ff_wire_put_hello(uint8_t *buf, const struct ff_hello *h, struct ff_error *err);
 int ff_wire_put_welcome(uint8_t *buf, const struct ff_welcome *w);
 int ff_wire_put_refuse(uint8_t *buf, const char *text);
-int ff_wire_put_publish(uint8_t *buf, const struct ff_wire_key *keys, unsigned n);
+int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions);
+int ff_wire_put_keys(uint8_t *buf, const struct ff_wire_key *keys, unsigned n);
+int ff_wire_put_grants(uint8_t *buf, const struct ff_grant *g, unsigned n);
 int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h);
 int ff_wire_put_first(uint8_t *buf, const struct ff_page_ref *pages, unsigned n);
 int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len);
@@ -120,8 +149,18 @@ void ff_hello_free(struct ff_hello *h);
 int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, struct ff_error *err);
 int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MAX + 1],
                        struct ff_error *err);
-int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_wire_key *keys, unsigned n,
+int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, unsigned n,
                         const struct ff_wire_region *regions, struct ff_error *err);
+
+/* At most @max keys, each of a piece of its region */
+int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, unsigned max,
+                     uint64_t piece_bytes, const struct ff_wire_region *regions,
+                     unsigned n_regions, unsigned *n, struct ff_error *err);
+
+/* Room for FF_WIRE_GRANTS_MAX; whole pages inside their region, at most @max_len bytes each */
+int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *g, uint32_t max_len,
+                       const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
+                       struct ff_error *err);
 int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h,
                       struct ff_error *err);
 

@@ -66,7 +66,7 @@ struct ff_wr {
     uint64_t remote; /* the peer's address inside the memory that @rkey names */
     uint32_t rkey;
     uint32_t len_bytes;
-    /* READ: a link that can tell (not verbs) sets bit i of @zero for a granule of zeros
+    /* READ: a link with finds_zeros sets bit i of @zero for a granule of zeros
      * and leaves the bytes at @local alone; the caller clears @zero first. 0: never. */
     uint32_t granule_bytes;
     uint8_t *zero;
@@ -132,6 +132,7 @@ struct ff_link {
     uint64_t max_mr_bytes;  /* of one registration */
     bool pins;              /* reg() without ON_DEMAND pins, and so populates, what it registers */
     bool on_demand;         /* reg() can do without */
+    bool finds_zeros;       /* a READ tells granules of zeros (struct ff_wr) */
     char about[160];        /* for a person: which link, which device, why not another */
 };
 

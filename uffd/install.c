@@ -19,6 +19,16 @@
 
 #define READ_BATCH 32
 
+/* Linux 6.8; see linux/userfaultfd.h there */
+#ifndef UFFDIO_MOVE
+#define UFFD_FEATURE_MOVE (1 << 16)
+struct uffdio_move {
+    __u64 dst, src, len, mode;
+    __s64 move;
+};
+#define UFFDIO_MOVE _IOWR(UFFDIO, 0x05, struct uffdio_move)
+#endif
+
 int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
                      struct ff_error *err)
 {
@@ -146,14 +156,43 @@ int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t o
 {
     if (r->landing == FF_UFFD_CONTINUE) {
         /* the alias is written whole before the page can be seen */
-        if (src)
-            memcpy(r->alias + offset, src, len);
-        else
+        if (!src)
             memset(r->alias + offset, 0, len);
+        else if (src != r->alias + offset)
+            memcpy(r->alias + offset, src, len);
     } else if (!src && r->memory == FF_UFFD_HUGETLB) {
         return install_zeros_by_copy(u, r, offset, len, err);
     }
     return install_run(u, r, offset, src, len, err);
+}
+
+bool ff_uffd_can_move(const struct ff_uffd *u)
+{
+    return u->features & UFFD_FEATURE_MOVE;
+}
+
+int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, void *src,
+                 uint64_t len, struct ff_error *err)
+{
+    uint64_t done = 0, start = ff_now_ns();
+
+    while (done < len) {
+        struct uffdio_move m = {.dst = (uintptr_t)r->host + offset + done,
+                                .src = (uintptr_t)src + done,
+                                .len = len - done};
+        int e = ioctl(u->fd, UFFDIO_MOVE, &m) < 0 ? errno : 0;
+        if (m.move > 0)
+            done += (uint64_t)m.move;
+        else if (e == EBUSY || e == EINVAL)
+            return install_run(u, r, offset + done, (uint8_t *)src + done, len - done, err);
+        else if (e != EAGAIN || ff_now_ns() - start > AGAIN_LIMIT_NS)
+            return ff_error_set(err, e ? e : EIO, "uffd: move %llu bytes to offset 0x%llx: %s",
+                                (unsigned long long)(len - done),
+                                (unsigned long long)(offset + done), strerror(e ? e : EIO));
+        else
+            sched_yield();
+    }
+    return 0;
 }
 
 int ff_uffd_wake(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,

@@ -138,7 +138,8 @@ static int open_any(const char **way, struct ff_error *err)
 int ff_uffd_open(struct ff_uffd *u, struct ff_error *err)
 {
     const uint64_t need = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MISSING_HUGETLBFS;
-    const uint64_t like = UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MINOR_HUGETLBFS;
+    const uint64_t like = UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MINOR_HUGETLBFS |
+                          UFFD_FEATURE_MOVE;
     struct ff_uffd_probe p;
 
     ff_uffd_probe(&p);

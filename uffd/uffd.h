@@ -9,8 +9,11 @@
  *              not guests; what a page contains is the caller's business.
  *
  * Picture      landing COPY:      bounce --UFFDIO_COPY--> page appears, waiters wake
- *              landing CONTINUE:  bounce --memcpy--> alias mapping of the same file,
- *                                 then UFFDIO_CONTINUE maps the page, waiters wake
+ *              landing CONTINUE:  the bytes are put into an alias mapping of the same
+ *                                 file (by the link itself: zero-copy; or by memcpy), then
+ *                                 UFFDIO_CONTINUE maps the page, waiters wake
+ *              MOVE:              staging --UFFDIO_MOVE--> the very page appears, and a
+ *                                 huge page stays one; staging becomes a hole
  *              zeros:             UFFDIO_ZEROPAGE, or the above with zeros (hugetlb)
  *
  * Threads      every call from any thread; the kernel orders installs of one page.
@@ -77,9 +80,18 @@ int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct 
 /* Addresses that threads wait for, not aligned: how many, 0 when there are none now */
 int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error *err);
 
-/* Install [@offset, @offset + @len) of @r, whole pages, from @src; NULL: zeros. Wakes. */
+/* Install [@offset, @offset + @len) of @r, whole pages, from @src; NULL: zeros; CONTINUE: @src
+ * may be the alias itself, which holds the bytes by now. Wakes. */
 int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
                     const void *src, uint64_t len, struct ff_error *err);
+
+/* Can pages be moved in? */
+bool ff_uffd_can_move(const struct ff_uffd *u);
+
+/* As ff_uffd_install(), for anonymous memory: the pages of @src (private anonymous, aligned,
+ * no holes) become those of @r. What cannot be moved, since it is pinned, is copied. */
+int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, void *src,
+                 uint64_t len, struct ff_error *err);
 
 /* Wake whoever waits for these pages: they are there */
 int ff_uffd_wake(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,

@@ -22,7 +22,7 @@ def frame(message):
     return CTRL + struct.pack('<I', len(message)) + message
 
 
-def hello(version=1, oldest=1, config=b'pc-i440fx-10.0, x86_64, page size 4096',
+def hello(version=2, oldest=2, config=b'pc-i440fx-10.0, x86_64, page size 4096',
           regions=((b'pc.ram', 64 << 20, 4096),)):
     body = MAGIC + struct.pack('<HHIHHH', version, oldest, 0, 0, len(regions), len(config)) + config
     for name, size, psize in regions:
@@ -30,7 +30,7 @@ def hello(version=1, oldest=1, config=b'pc-i440fx-10.0, x86_64, page size 4096',
     return frame(struct.pack('<HH', HELLO, 0) + body)
 
 
-def welcome(version=1):
+def welcome(version=2):
     return frame(struct.pack('<HHHHI', WELCOME, 0, version, 0, 0) + bytes(range(16)))
 
 

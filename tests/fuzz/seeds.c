@@ -31,9 +31,12 @@ static void save_messages(void)
     struct ff_wire_region r[] = {{.name = "pc.ram", .len_bytes = 1 << 30, .psize = 4096},
                                  {.name = "huge", .len_bytes = 4 << 20, .psize = 2 << 20}};
     struct ff_hello h = {
-        .version = 1, .oldest = 1, .n_regions = 2, .config = "pc-q35", .regions = r};
-    struct ff_welcome w = {.version = 1, .session = "0123456789abcde"};
-    struct ff_wire_key k[3] = {{0x7f0000000000, 1}, {0x7f1000000000, 2}, {0x1000, 3}};
+        .version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 2, .config = "pc-q35", .regions = r};
+    struct ff_welcome w = {.version = FF_WIRE_VERSION, .session = "0123456789abcde"};
+    struct ff_publish pub = {
+        .piece_bytes = 64 << 20, .n_keys = 1, .addr = {0x7f0000000000, 0x7f1000000000, 0x1000}};
+    struct ff_wire_key k[2] = {{0, 0, 1}, {1, 0, 2}};
+    struct ff_grant g = {.region = 0, .offset = 4096, .len_bytes = 8192, .rkey = 1, .addr = 4096};
     struct ff_state_head s = {.total_bytes = 100000, .n_first = 2};
     struct ff_page_ref p[2] = {{0, 4096}, {1, 8192}};
     struct ff_stats st = {.bytes_total = 1};
@@ -41,12 +44,14 @@ static void save_messages(void)
     save(0, buf, ff_wire_put_hello(buf, &h, NULL));
     save(0, buf, ff_wire_put_welcome(buf, &w));
     save(0, buf, ff_wire_put_refuse(buf, "region pc.ram: length differs"));
-    save(0, buf, ff_wire_put_publish(buf, k, 1)); /* regions: 1 + 2 * how */
-    save(1, buf, ff_wire_put_publish(buf, k, 3));
+    save(0, buf, ff_wire_put_publish(buf, &pub, 1)); /* regions: 1 + 2 * how */
+    save(1, buf, ff_wire_put_publish(buf, &pub, 3));
+    save(1, buf, ff_wire_put_keys(buf, k, 2));
+    save(1, buf, ff_wire_put_grants(buf, &g, 1));
     save(0, buf, ff_wire_put_state(buf, &s));
     save(1, buf, ff_wire_put_first(buf, p, 2));
     save(1, buf, ff_wire_put_data(buf, "state", 5));
-    for (enum ff_msg t = FF_MSG_READY; t <= FF_MSG_LAST; t++) {
+    for (enum ff_msg t = FF_MSG_READY; t <= FF_MSG_WATCHING; t++) {
         bool empty = t == FF_MSG_GO || t == FF_MSG_WITHDRAWN || t == FF_MSG_WATCHING;
         save(0, buf, empty ? ff_wire_put_empty(buf, t) : ff_wire_put_stats(buf, t, &st));
     }

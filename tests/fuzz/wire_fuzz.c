@@ -107,16 +107,32 @@ static int try_small(enum ff_msg type, const uint8_t *msg, size_t len, struct ff
 static int try_lists(enum ff_msg type, unsigned how, const uint8_t *msg, size_t len,
                      struct ff_error *err)
 {
-    static struct ff_wire_key keys[FF_WIRE_REGIONS_MAX];
     unsigned n_regions = 1 + how * 2, max = 1 + how * 16, n = 0;
     const uint8_t *data;
     uint32_t n_data;
     int rc;
 
     if (type == FF_MSG_PUBLISH) {
-        rc = ff_wire_get_publish(msg, len, keys, n_regions, table, err);
+        static struct ff_publish pub;
+        rc = ff_wire_get_publish(msg, len, &pub, n_regions, table, err);
         if (!rc)
-            same(msg, len, out, ff_wire_put_publish(out, keys, n_regions), 0, 0);
+            same(msg, len, out, ff_wire_put_publish(out, &pub, n_regions), 0, 0);
+        return rc;
+    }
+    if (type == FF_MSG_KEYS) {
+        struct ff_wire_key *keys = calloc(max, sizeof(*keys)); /* its end is watched */
+        rc = ff_wire_get_keys(msg, len, keys, max, 64 << 20, table, n_regions, &n, err);
+        if (!rc)
+            same(msg, len, out, ff_wire_put_keys(out, keys, n), 0, 0);
+        free(keys);
+        return rc;
+    }
+    if (type == FF_MSG_GRANT) {
+        struct ff_grant *g = calloc(FF_WIRE_GRANTS_MAX, sizeof(*g));
+        rc = ff_wire_get_grants(msg, len, g, 4 << 20, table, n_regions, &n, err);
+        if (!rc)
+            same(msg, len, out, ff_wire_put_grants(out, g, n), 0, 0);
+        free(g);
         return rc;
     }
     if (type == FF_MSG_DATA) {
@@ -148,7 +164,8 @@ static int try_message(unsigned how, const uint8_t *msg, size_t len, struct ff_e
         return type;
     if (type == FF_MSG_HELLO)
         return try_hello(msg, len, err);
-    if (type == FF_MSG_PUBLISH || type == FF_MSG_DATA || type == FF_MSG_FIRST)
+    if (type == FF_MSG_PUBLISH || type == FF_MSG_DATA || type == FF_MSG_FIRST ||
+        type == FF_MSG_KEYS || type == FF_MSG_GRANT)
         return try_lists((enum ff_msg)type, how, msg, len, err);
     return try_small((enum ff_msg)type, msg, len, err);
 }

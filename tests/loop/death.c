@@ -88,7 +88,7 @@ static void source_dies_before_go(void)
         {"source.publish=kill", D_START},
         {"source.state=kill", D_STATE},
         {"source.go=kill", D_GO},
-        {"control.send=kill@3", D_STATE}, /* HELLO, PUBLISH, STATE */
+        {"control.send=kill@4", D_STATE}, /* HELLO, PUBLISH, KEYS, STATE */
     };
     static struct move m;
     struct ff_error err;

@@ -31,7 +31,7 @@ static void late_prefill(void)
 {
     slow(false, "dest.prefill=delay:100000", "window=4,chunk=4M", MEM_ANON, true);
     slow(true, "dest.prefill=delay:100000", "window=4,chunk=4M", MEM_ANON, true);
-    slow(true, "dest.prefill=delay:100000", "window=4,chunk=4M,landing=continue", MEM_MEMFD, true);
+    slow(true, "dest.prefill=delay:10000", "window=4,chunk=4M,landing=continue", MEM_MEMFD, false);
     slow(true, "dest.prefill=delay:100000", "window=4,chunk=4M,landing=copy", MEM_MEMFD, true);
     slow(true, "dest.prefill=delay:100000", "window=4,chunk=4M", MEM_MEMFD_PRIVATE, true);
 }

@@ -47,6 +47,16 @@ static void tcp_continue(void)
     move_huge(true, MEM_HUGETLB, "landing=continue");
 }
 
+static void loop_push(void)
+{
+    move_huge(false, MEM_HUGETLB, "prefill=push,landing=copy");
+}
+
+static void tcp_push(void)
+{
+    move_huge(true, MEM_HUGETLB, "prefill=push");
+}
+
 static void tcp_anon(void)
 {
     move_huge(true, MEM_HUGETLB_ANON, NULL);
@@ -78,6 +88,7 @@ int main(int argc, char **argv)
     static const struct loop_test tests[] = {
         {"loop copy", loop_copy, 0},         {"tcp copy", tcp_copy, 0},
         {"loop continue", loop_continue, 0}, {"tcp continue", tcp_continue, 0},
+        {"loop push", loop_push, 0},         {"tcp push", tcp_push, 0},
         {"tcp anon", tcp_anon, 0},           {"tcp small chunk", tcp_small_chunk, 0},
         {"tcp large chunk", tcp_large_chunk, 0}, {"tcp faults alone", tcp_faults_alone, 0},
     };

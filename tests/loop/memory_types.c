@@ -3,7 +3,12 @@
  * memory_types.c - 100,000 pages of every kind of memory, over every link, while 8 threads
  *                  read and write
  */
+#include <stdio.h>
+#include <string.h>
+
 #include "loop.h"
+
+static uint64_t moved_bytes; /* by the last move */
 
 #define PAGES (UNDER_SANITIZER ? 10000u : 100000u)
 
@@ -21,6 +26,9 @@ static void move_pages(bool tcp, enum memory memory, const char *options)
                       .cells = {PAGES * 6 / 10, 1, PAGES * 4 / 10 - 1}};
     move_run(&m);
     must(m.dst.stats.bytes_prefill && m.dst.stats.bytes_fault && m.dst.stats.bytes_zero);
+    moved_bytes = m.dst.stats.bytes_moved;
+    must(!options || !strstr(options, "push") || m.dst.stats.prefill == FF_PREFILL_PUSH);
+    must(!options || !strstr(options, "continue") || m.dst.stats.bytes_continued);
     move_must_succeed(&m);
 }
 
@@ -39,6 +47,25 @@ KIND(anon_thp, MEM_ANON_THP, NULL)
 KIND(memfd_copy, MEM_MEMFD, "landing=copy")
 KIND(memfd_continue, MEM_MEMFD, "landing=continue")
 KIND(memfd_private, MEM_MEMFD_PRIVATE, NULL)
+KIND(anon_push, MEM_ANON, "prefill=push")
+KIND(memfd_copy_push, MEM_MEMFD, "landing=copy,prefill=push")
+KIND(memfd_continue_push, MEM_MEMFD, "landing=continue,prefill=push")
+KIND(anon_move, MEM_ANON_THP, "landing=move")
+KIND(anon_move_push, MEM_ANON_THP, "landing=move,prefill=push")
+
+/* Where nobody disturbs, whole huge pages are moved in, if the kernel can */
+static void quiet_move(void)
+{
+    static struct move m;
+
+    m = (struct move){.tcp = true, .options = "landing=move", .memory = MEM_ANON_THP,
+                      .n_regions = 1, .cells = {PAGES / 2}};
+    move_run(&m);
+    moved_bytes = m.dst.stats.bytes_moved;
+    move_must_succeed(&m);
+    if (!moved_bytes)
+        printf("SKIP: quiet move: nothing could be moved: no UFFDIO_MOVE (Linux 6.8) or no huge pages\n");
+}
 
 int main(int argc, char **argv)
 {
@@ -53,6 +80,17 @@ int main(int argc, char **argv)
         {"tcp memfd continue", tcp_memfd_continue, 40},
         {"loop memfd private", loop_memfd_private, 40},
         {"tcp memfd private", tcp_memfd_private, 40},
+        {"loop anon push", loop_anon_push, 40},
+        {"tcp anon push", tcp_anon_push, 40},
+        {"loop memfd copy push", loop_memfd_copy_push, 40},
+        {"tcp memfd copy push", tcp_memfd_copy_push, 40},
+        {"loop memfd continue push", loop_memfd_continue_push, 40},
+        {"tcp memfd continue push", tcp_memfd_continue_push, 40},
+        {"loop anon move", loop_anon_move, 40},
+        {"tcp anon move", tcp_anon_move, 40},
+        {"loop anon move push", loop_anon_move_push, 40},
+        {"tcp anon move push", tcp_anon_move_push, 40},
+        {"tcp quiet move", quiet_move, 40},
     };
     return loop_main(argc, argv, setup, tests, sizeof(tests) / sizeof(tests[0]));
 }

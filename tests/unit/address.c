@@ -43,7 +43,7 @@ static void test_defaults(void **state)
     assert_int_equal(a->chunk_bytes, 2 << 20);
     assert_int_equal(a->window, 4);
     assert_int_equal(a->landing, FF_LANDING_AUTO);
-    assert_true(a->prefill);
+    assert_int_equal(a->prefill, FF_PREFILL_AUTO);
     ff_address_free(a);
 }
 
@@ -56,7 +56,7 @@ static void test_options(void **state)
     assert_int_equal(a->chunk_bytes, 4096);
     assert_int_equal(a->window, 32);
     assert_int_equal(a->landing, FF_LANDING_CONTINUE);
-    assert_false(a->prefill);
+    assert_int_equal(a->prefill, FF_PREFILL_OFF);
     ff_address_free(a);
 
     ff_address_free(parse("h:1,link=verbs"));
@@ -65,7 +65,13 @@ static void test_options(void **state)
     assert_int_equal(a->chunk_bytes, 4 << 20);
     assert_int_equal(a->window, 1);
     assert_int_equal(a->landing, FF_LANDING_COPY);
-    assert_true(a->prefill);
+    assert_int_equal(a->prefill, FF_PREFILL_PULL);
+    ff_address_free(a);
+
+    a = parse("h:1,prefill=push,landing=move,odp=on");
+    assert_int_equal(a->prefill, FF_PREFILL_PUSH);
+    assert_int_equal(a->landing, FF_LANDING_MOVE);
+    assert_int_equal(a->odp, FF_ODP_ON);
     ff_address_free(a);
 
     a = parse("h:1,chunk=64K,landing=auto");
@@ -111,8 +117,9 @@ static void test_refused(void **state)
         {"h:1,chunk=18014398509481988K", "chunk=", EINVAL}, /* would wrap to 4096 */
         {"h:1,window=0", "1..32", EINVAL},
         {"h:1,window=33", "1..32", EINVAL},
-        {"h:1,landing=there", "copy or continue", EINVAL},
-        {"h:1,prefill=push", "pull or off", EINVAL},
+        {"h:1,landing=there", "auto, copy, continue or move", EINVAL},
+        {"h:1,prefill=on", "off, pull, push or auto", EINVAL},
+        {"h:1,odp=yes", "auto, on or off", EINVAL},
         {"h:1,link=ib", "auto, tcp or verbs", EINVAL},
         {"h:1,colour=blue", "colour", EINVAL},
         {"h:1,window=4,colour=blue", "colour", EINVAL},

@@ -54,12 +54,15 @@ static const struct ff_wire_region table[] = {
     {.name = "0000:00:02.0/vga.vram", .len_bytes = 0x1000000, .psize = 4096},
 };
 #define N_TABLE ((unsigned)FF_ARRAY_LEN(table))
+#define PIECE (64ull << 20)
 
 union decoded {
     struct ff_hello hello;
     struct ff_welcome welcome;
     char text[FF_WIRE_TEXT_MAX + 1];
-    struct ff_wire_key keys[N_TABLE];
+    struct ff_publish publish;
+    struct ff_wire_key keys[8];
+    struct ff_grant grants[FF_WIRE_GRANTS_MAX];
     struct ff_state_head state;
     struct ff_page_ref pages[8];
     struct {
@@ -83,7 +86,11 @@ static int decode(const uint8_t *msg, size_t len, union decoded *d, struct ff_er
     case FF_MSG_REFUSE:
         return ff_wire_get_refuse(msg, len, d->text, err);
     case FF_MSG_PUBLISH:
-        return ff_wire_get_publish(msg, len, d->keys, N_TABLE, table, err);
+        return ff_wire_get_publish(msg, len, &d->publish, N_TABLE, table, err);
+    case FF_MSG_KEYS:
+        return ff_wire_get_keys(msg, len, d->keys, 8, PIECE, table, N_TABLE, &n, err);
+    case FF_MSG_GRANT:
+        return ff_wire_get_grants(msg, len, d->grants, 4 << 20, table, N_TABLE, &n, err);
     case FF_MSG_STATE:
         return ff_wire_get_state(msg, len, &d->state, err);
     case FF_MSG_FIRST:
@@ -197,7 +204,7 @@ static void test_hello(void **state)
 static void test_hello_largest(void **state)
 {
     struct ff_wire_region *many = calloc(FF_WIRE_REGIONS_MAX + 1, sizeof(*many));
-    struct ff_hello h = {.version = 1, .oldest = 1, .regions = many};
+    struct ff_hello h = {.version = 2, .oldest = 2, .regions = many};
     union decoded d;
     struct ff_error err;
     (void)state;
@@ -231,8 +238,18 @@ static void test_small_messages(void **state)
 {
     const struct ff_welcome w = {
         .version = FF_WIRE_VERSION, .features = 7, .session = "0123456789abcde"};
-    const struct ff_wire_key keys[N_TABLE] = {{1, 2}, {UINT64_MAX - (4 << 20), 4}, {0, UINT32_MAX}};
-    const struct ff_state_head s = {.total_bytes = FF_WIRE_STATE_MAX, .n_first = FF_WIRE_FIRST_MAX};
+    const struct ff_publish pub = {.piece_bytes = PIECE,
+                                   .n_keys = 3,
+                                   .load_permille = 1500,
+                                   .addr = {1, UINT64_MAX - (4 << 20), 0}};
+    const struct ff_wire_key keys[] = {{0, 0, 2}, {1, 0, UINT32_MAX}, {2, 0, 1}};
+    const struct ff_grant grants[] = {
+        {.region = 0, .id = 0, .offset = 4096, .len_bytes = 8192, .rkey = 7, .addr = 1},
+        {.region = 1, .id = FF_WIRE_GRANTS_MAX - 1, .offset = 2 << 20, .len_bytes = 2 << 20,
+         .rkey = UINT32_MAX, .addr = UINT64_MAX - (2 << 20)}};
+    const struct ff_state_head s = {.total_bytes = FF_WIRE_STATE_MAX,
+                                    .n_first = FF_WIRE_FIRST_MAX,
+                                    .n_keys = FF_WIRE_KEYS_MAX};
     union decoded d;
     struct ff_error err;
     (void)state;
@@ -244,18 +261,29 @@ static void test_small_messages(void **state)
     assert_memory_equal(d.welcome.session, w.session, FF_SESSION_LEN);
     must_have_this_length(buf, len);
 
-    len = ff_wire_put_publish(buf, keys, N_TABLE);
+    len = ff_wire_put_publish(buf, &pub, N_TABLE);
     assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
-    for (unsigned i = 0; i < N_TABLE; i++) {
-        assert_true(d.keys[i].addr == keys[i].addr);
-        assert_int_equal(d.keys[i].rkey, keys[i].rkey);
-    }
+    assert_true(d.publish.piece_bytes == pub.piece_bytes);
+    assert_int_equal(d.publish.n_keys, pub.n_keys);
+    assert_int_equal(d.publish.load_permille, pub.load_permille);
+    assert_memory_equal(d.publish.addr, pub.addr, N_TABLE * sizeof(pub.addr[0]));
     must_have_this_length(buf, len);
+
+    len = ff_wire_put_keys(buf, keys, FF_ARRAY_LEN(keys));
+    assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
+    assert_memory_equal(d.keys, keys, sizeof(keys));
+    must_refuse(buf, (size_t)len - 1, EPROTO, "35 bytes (permitted 1..8 keys of 12)");
+
+    len = ff_wire_put_grants(buf, grants, FF_ARRAY_LEN(grants));
+    assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
+    assert_memory_equal(d.grants, grants, sizeof(grants));
+    must_refuse(buf, (size_t)len + 1, EPROTO, "65 bytes (permitted 1..64 grants of 32)");
 
     len = ff_wire_put_state(buf, &s);
     assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
     assert_int_equal(d.state.total_bytes, s.total_bytes);
     assert_int_equal(d.state.n_first, s.n_first);
+    assert_int_equal(d.state.n_keys, s.n_keys);
     must_have_this_length(buf, len);
 
     static const enum ff_msg empty[] = {FF_MSG_GO, FF_MSG_WITHDRAWN, FF_MSG_WATCHING};
@@ -419,8 +447,8 @@ static void test_hello_refused(void **state)
 
     for (size_t i = 0; i < 8; i++)
         refuse_hello_with(AT_MAGIC + i, 'x', 1, EPROTO, "magic");
-    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 1..0");
-    refuse_hello_with(AT_OLDEST, 2, 2, EPROTONOSUPPORT, "version 2..1");
+    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 2..0");
+    refuse_hello_with(AT_OLDEST, 3, 2, EPROTONOSUPPORT, "version 3..2");
     refuse_hello_with(AT_OLDEST, 0xffff, 2, EPROTONOSUPPORT, "same Farfork release");
     refuse_hello_with(AT_AUTH, 1, 2, EPROTO, "authentication kind 1 (permitted 0)");
     refuse_hello_with(AT_REGIONS, 0, 2, EPROTO, "0 regions");
@@ -467,12 +495,79 @@ static void test_twice(void **state)
     assert_null(d.hello.regions); /* nothing is left to be freed; ASAN looks for the rest */
 }
 
+static void refuse_publish(const struct ff_publish *p, const char *part)
+{
+    must_refuse(buf, (size_t)ff_wire_put_publish(buf, p, N_TABLE), EPROTO, part);
+}
+
+static void test_publish_refused(void **state)
+{
+    const struct ff_publish good = {.piece_bytes = PIECE, .n_keys = 1};
+    struct ff_publish p = good;
+    (void)state;
+
+    must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE - 1), EPROTO,
+                "32 bytes for 3 regions (want 40)");
+    p.addr[1] = UINT64_MAX - (4 << 20) + 1;
+    refuse_publish(&p, "region huge: address 0xffffffffffc00000 wraps");
+    p = good;
+    p.n_keys = UINT32_MAX;
+    refuse_publish(&p, "4294967295 keys for");
+    static const uint64_t sizes[] = {0, 4096, (4 << 20) - 1, (4 << 20) + 4096, 3ull << 26,
+                                     2 * FF_WIRE_REGION_LEN_MAX, UINT64_MAX};
+    for (size_t i = 0; i < FF_ARRAY_LEN(sizes); i++) {
+        p = good;
+        p.piece_bytes = sizes[i];
+        refuse_publish(&p, "(permitted: powers of two, 0x400000..0x400000000000)");
+    }
+}
+
+static void test_keys_refused(void **state)
+{
+    static const struct ff_wire_key bad[] = {
+        {N_TABLE, 0, 1}, {UINT32_MAX, 0, 1}, {1, 1, 1}, {1, UINT32_MAX, 1}, {0, 0, 0}};
+    struct ff_wire_key many[9];
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++)
+        must_refuse(buf, (size_t)ff_wire_put_keys(buf, &bad[i], 1), EPROTO,
+                    "there is no such piece, or no key");
+    for (size_t i = 0; i < FF_ARRAY_LEN(many); i++)
+        many[i] = (struct ff_wire_key){0, 0, 1};
+    must_refuse(buf, (size_t)ff_wire_put_keys(buf, many, 9), EPROTO, "permitted 1..8 keys");
+    must_refuse(buf, (size_t)ff_wire_put_keys(buf, many, 0), EPROTO, "0 bytes");
+}
+
+static void test_grants_refused(void **state)
+{
+    const struct ff_grant good = {
+        .region = 1, .offset = 2 << 20, .len_bytes = 2 << 20, .rkey = 1, .addr = 4096};
+    struct ff_grant bad[10];
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++)
+        bad[i] = good;
+    bad[0].region = N_TABLE;
+    bad[1].region = UINT32_MAX;
+    bad[2].id = FF_WIRE_GRANTS_MAX;
+    bad[3].len_bytes = 0;
+    bad[4].len_bytes = 4096; /* not a whole page of that region */
+    bad[5].len_bytes = 6 << 20;
+    bad[6].offset = 4096;
+    bad[7].offset = table[1].len_bytes; /* its end */
+    bad[8].offset = 0ull - (2 << 20);
+    bad[9].addr = UINT64_MAX - 4096;
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++)
+        must_refuse(buf, (size_t)ff_wire_put_grants(buf, &bad[i], 1), EPROTO, "whole pages inside");
+    must_refuse(buf, (size_t)ff_wire_put_grants(buf, &good, 0), EPROTO, "0 bytes");
+}
+
 static void test_others_refused(void **state)
 {
     const struct ff_welcome w = {.version = FF_WIRE_VERSION + 1};
     (void)state;
 
-    must_refuse(buf, (size_t)ff_wire_put_welcome(buf, &w), EPROTONOSUPPORT, "version 2");
+    must_refuse(buf, (size_t)ff_wire_put_welcome(buf, &w), EPROTONOSUPPORT, "version 3");
 
     struct ff_state_head s = {.total_bytes = 0};
     must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO,
@@ -484,13 +579,8 @@ static void test_others_refused(void **state)
     s = (struct ff_state_head){.total_bytes = 1, .n_first = FF_WIRE_FIRST_MAX + 1};
     must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO,
                 "4097 first-touch pages (permitted 0..4096)");
-
-    struct ff_wire_key k[N_TABLE] = {{1, 1}, {2, 2}, {3, 3}};
-    k[1].addr = UINT64_MAX - (4 << 20) + 1;
-    must_refuse(buf, (size_t)ff_wire_put_publish(buf, k, N_TABLE), EPROTO,
-                "region huge: address 0xffffffffffc00000 wraps");
-    must_refuse(buf, (size_t)ff_wire_put_publish(buf, k, N_TABLE - 1), EPROTO,
-                "24 bytes for 3 regions (want 36)");
+    s = (struct ff_state_head){.total_bytes = 1, .n_keys = FF_WIRE_KEYS_MAX + 1};
+    must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO, "4097 keys (permitted 0..4096)");
 
     struct ff_page_ref p = {.region = N_TABLE};
     must_refuse(buf, (size_t)ff_wire_put_first(buf, &p, 1), EPROTO, "region 3 (permitted 0..2)");
@@ -507,4 +597,7 @@ UNIT_MAIN(cmocka_unit_test(test_hello), cmocka_unit_test(test_hello_largest),
           cmocka_unit_test(test_small_messages), cmocka_unit_test(test_stats),
           cmocka_unit_test(test_text), cmocka_unit_test(test_first_and_data),
           cmocka_unit_test(test_types), cmocka_unit_test(test_hello_refused),
-          cmocka_unit_test(test_twice), cmocka_unit_test(test_others_refused))
+          cmocka_unit_test(test_twice), cmocka_unit_test(test_publish_refused),
+        cmocka_unit_test(test_keys_refused),
+        cmocka_unit_test(test_grants_refused),
+        cmocka_unit_test(test_others_refused))

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * thread.c - threads of the library: signals blocked, named, their CPU time known
+ */
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+#include "error.h"
+#include "thread.h"
+
+int ff_thread_start(pthread_t *t, void *(*fn)(void *), void *arg, const char *name,
+                    struct ff_error *err)
+{
+    sigset_t all, old;
+
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    int rc = pthread_create(t, NULL, fn, arg);
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (rc)
+        return ff_error_set(err, rc, "thread: start %s: %s", name, strerror(rc));
+    pthread_setname_np(*t, name);
+    return 0;
+}
+
+uint64_t ff_thread_cpu_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * serve.c - source: the threads that answer a destination's requests, and that push
+ */
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "log.h"
+#include "mr.h"
+#include "serve.h"
+#include "thread.h"
+
+#define IDLE_MS 500
+#define IN_FLIGHT 8u /* WRITEs: enough to keep a link busy, in chunks of megabytes */
+#define ZERO_NOTE 8u /* bytes written to say that there are only zeros */
+
+int ff_serve_init(struct ff_serve *s, const struct ff_regions *regions,
+                  const struct ff_pieces *pieces, struct ff_error *err)
+{
+    s->regions = regions;
+    s->pieces = pieces;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->ring_lock, NULL);
+    s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return s->wake_fd < 0 ? ff_error_set(err, errno, "source: eventfd: %s", strerror(errno)) : 0;
+}
+
+/* --- push --- */
+
+static bool all_zeros(const uint8_t *p, uint32_t len)
+{
+    uint64_t first;
+
+    memcpy(&first, p, sizeof(first));
+    return !first && !memcmp(p, p + sizeof(first), len - sizeof(first));
+}
+
+/* The registration that holds @offset of @region */
+static const struct ff_mr *mr_of(const struct ff_serve *s, uint32_t region, uint64_t offset)
+{
+    const struct ff_pieces *t = s->pieces;
+
+    for (unsigned i = 0; i < t->n; i++)
+        if (t->piece[i].region == region && t->piece[i].number == offset / t->piece_bytes)
+            return &t->piece[i].mr;
+    return NULL;
+}
+
+static int push(struct ff_serve *s, const struct ff_grant *g, struct ff_error *err)
+{
+    uint8_t *local = (uint8_t *)s->regions->r[g->region].host + g->offset;
+    const struct ff_mr *mr = mr_of(s, g->region, g->offset);
+    bool zeros = all_zeros(local, g->len_bytes);
+
+    if (!mr || !mr->len_bytes)
+        return ff_error_set(err, EPROTO, "source: push: offset 0x%llx of region %u has no key: it was "
+                            "not to be asked for", (unsigned long long)g->offset, g->region);
+    struct ff_wr wr = {.id = g->id,
+                       .op = FF_OP_WRITE,
+                       .local = local,
+                       .lkey = mr->lkey,
+                       .remote = g->addr,
+                       .rkey = g->rkey,
+                       .len_bytes = zeros ? ZERO_NOTE : g->len_bytes,
+                       .imm = g->id | (zeros ? FF_IMM_ZEROS : 0)};
+    return s->link->ops->post(s->link, FF_QUEUE_PREFILL, &wr, err);
+}
+
+static bool next_grant(struct ff_serve *s, struct ff_grant *g)
+{
+    pthread_mutex_lock(&s->ring_lock);
+    bool some = s->n;
+    if (some) {
+        *g = s->ring[s->first];
+        s->first = (s->first + 1) % FF_WIRE_GRANTS_MAX;
+        s->n--;
+    }
+    pthread_mutex_unlock(&s->ring_lock);
+    return some;
+}
+
+int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, struct ff_error *err)
+{
+    pthread_mutex_lock(&s->ring_lock);
+    bool fits = n <= FF_WIRE_GRANTS_MAX - s->n;
+    for (unsigned i = 0; fits && i < n; i++)
+        s->ring[(s->first + s->n++) % FF_WIRE_GRANTS_MAX] = g[i];
+    pthread_mutex_unlock(&s->ring_lock);
+    if (!fits)
+        return ff_error_set(err, EPROTO, "source: more than %d grants at once", FF_WIRE_GRANTS_MAX);
+    eventfd_write(s->wake_fd, 1);
+    return 0;
+}
+
+/* --- the threads --- */
+
+/* Until the queue has something to do, or another thread has */
+static void wait_work(struct ff_serve *s, enum ff_queue q)
+{
+    struct pollfd p[] = {{.fd = s->link->ops->fd(s->link, q), .events = POLLIN},
+                         {.fd = s->wake_fd, .events = POLLIN}};
+    eventfd_t ignored;
+
+    if (poll(p, q == FF_QUEUE_PREFILL ? 2 : 1, IDLE_MS) > 0 && p[1].revents &&
+        !atomic_load(&s->stop))
+        eventfd_read(s->wake_fd, &ignored);
+}
+
+static void *serve_main(void *opaque)
+{
+    struct ff_server *sv = opaque;
+    struct ff_serve *s = sv->serve;
+    unsigned in_flight = 0;
+    struct ff_error why;
+    struct ff_grant g;
+    struct ff_wc wc[8];
+    int rc = 0;
+
+    while (!atomic_load(&s->stop) && rc >= 0) {
+        bool pushed = sv->queue == FF_QUEUE_PREFILL && in_flight < IN_FLIGHT && next_grant(s, &g);
+        rc = pushed ? push(s, &g, &why) : 0;
+        in_flight += pushed;
+        if (rc >= 0)
+            rc = s->link->ops->poll(s->link, sv->queue, wc, FF_ARRAY_LEN(wc), 0, &why);
+        for (int i = 0; i < rc; i++)
+            in_flight -= wc[i].op == FF_WC_WRITE;
+        if (!rc && !pushed)
+            wait_work(s, sv->queue);
+        atomic_store(&sv->cpu_ns, ff_thread_cpu_ns());
+    }
+    if (rc < 0 && !atomic_load(&s->stop)) {
+        ff_log(FF_LOG_DEBUG, "source: serving ends: %s", why.text);
+        s->link->ops->shutdown(s->link); /* the control channel learns of it */
+    }
+    return NULL;
+}
+
+int ff_serve_start(struct ff_serve *s, struct ff_link *link, struct ff_error *err)
+{
+    static const char *const names[FF_QUEUES] = {"farfork-serve-f", "farfork-serve-p"};
+    int rc = 0;
+
+    pthread_mutex_lock(&s->lock);
+    s->link = link;
+    for (int q = 0; q < FF_QUEUES && !rc && !atomic_load(&s->stop); q++) {
+        struct ff_server *sv = &s->server[q];
+        sv->serve = s;
+        sv->queue = (enum ff_queue)q;
+        rc = ff_thread_start(&sv->thread, serve_main, sv, names[q], err);
+        sv->up = !rc;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+void ff_serve_stop(struct ff_serve *s)
+{
+    pthread_mutex_lock(&s->lock);
+    atomic_store(&s->stop, true);
+    if (s->link)
+        s->link->ops->shutdown(s->link); /* what was sent still arrives */
+    eventfd_write(s->wake_fd, 1);
+    for (int q = 0; q < FF_QUEUES; q++) {
+        if (s->server[q].up)
+            pthread_join(s->server[q].thread, NULL);
+        s->server[q].up = false;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ff_serve_free(struct ff_serve *s)
+{
+    ff_close_fd(&s->wake_fd);
+    pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->ring_lock);
+}
+
+uint64_t ff_serve_cpu_ns(const struct ff_serve *s)
+{
+    uint64_t ns = 0;
+
+    for (int q = 0; q < FF_QUEUES; q++)
+        ns += atomic_load(&s->server[q].cpu_ns);
+    return ns;
+}
