@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * memory_types.c - 100,000 pages of every kind of memory, over every link, while 8 threads
+ * memory_types.c - many pages of every kind of memory, over every link, while 8 threads
  *                  read and write
  */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "loop.h"
 
 static uint64_t moved_bytes; /* by the last move */
 
-#define PAGES (UNDER_SANITIZER ? 10000u : 100000u)
+/* few in the lab, where each takes ten times as long */
+#define PAGES (UNDER_SANITIZER ? 10000u : getenv("FARFORK_TEST_LINK") ? 20000u : 100000u)
 
 static void setup(void)
 {
@@ -25,7 +27,9 @@ static void move_pages(bool tcp, enum memory memory, const char *options)
                       .writes = true, .touches = PAGES / 8, .n_regions = 3,
                       .cells = {PAGES * 6 / 10, 1, PAGES * 4 / 10 - 1}};
     move_run(&m);
-    must(m.dst.stats.bytes_prefill && m.dst.stats.bytes_fault && m.dst.stats.bytes_zero);
+    must(m.dst.stats.bytes_prefill && m.dst.stats.bytes_fault);
+    /* in place over verbs nobody looks for zeros */
+    must(m.dst.stats.bytes_zero || m.dst.stats.bytes_continued);
     moved_bytes = m.dst.stats.bytes_moved;
     must(!options || !strstr(options, "push") || m.dst.stats.prefill == FF_PREFILL_PUSH);
     must(!options || !strstr(options, "continue") || m.dst.stats.bytes_continued);
@@ -64,7 +68,7 @@ static void quiet_move(void)
     moved_bytes = m.dst.stats.bytes_moved;
     move_must_succeed(&m);
     if (!moved_bytes)
-        printf("SKIP: quiet move: nothing could be moved: no UFFDIO_MOVE (Linux 6.8) or no huge pages\n");
+        printf("SKIP: quiet move: nothing could be moved: no UFFDIO_MOVE (Linux 6.8), no huge pages, or a link that pins its buffers\n");
 }
 
 int main(int argc, char **argv)
