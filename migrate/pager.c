@@ -136,8 +136,7 @@ int ff_pager_start(struct ff_pager *p, const struct ff_regions *regions, struct 
         struct ff_pager_region *r = &p->region[i];
         rc = ff_uffd_register(&p->uffd, &r->range, r->name, err);
         r->watched = !rc;
-        r->can_move = p->opts->landing == FF_LANDING_MOVE && r->range.memory == FF_UFFD_ANON &&
-                      !p->link->pins && ff_uffd_can_move(&p->uffd);
+        r->can_move = p->can_move && r->range.memory == FF_UFFD_ANON && ff_uffd_can_move(&p->uffd);
     }
     if (!rc)
         rc = ff_thread_start(&p->fault_thread, ff_fault_main, p, "farfork-fault", err);

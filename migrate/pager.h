@@ -99,6 +99,7 @@ struct ff_pager {
     struct ff_pager_region region[FF_WIRE_REGIONS_MAX];
     unsigned n_regions;
     uint64_t bytes_total, n_chunks;
+    bool can_move;         /* staging buffers are there that pages can be moved out of */
     struct ff_pieces land; /* alias mappings, registered to land in */
     _Atomic unsigned mode; /* enum ff_prefill_mode: OFF, PULL or PUSH */
 

@@ -90,11 +90,16 @@ int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
     e->map = m;
     e->map_bytes = len + HUGE;
     e->memory = e->map + (-(uintptr_t)e->map & (HUGE - 1));
-    if (p->opts->landing == FF_LANDING_MOVE)
-        madvise(e->memory, len, MADV_HUGEPAGE); /* else single pages are moved */
     unsigned access = p->opts->prefill == FF_PREFILL_PUSH || p->opts->prefill == FF_PREFILL_AUTO
                           ? FF_ACCESS_REMOTE_WRITE
                           : 0;
+    if (p->opts->landing == FF_LANDING_MOVE) {
+        madvise(e->memory, len, MADV_HUGEPAGE);
+        /* what is pinned cannot be moved */
+        bool on_demand = p->link->pins && p->link->on_demand && p->opts->odp == FF_ODP_ON;
+        access |= on_demand ? FF_ACCESS_ON_DEMAND : 0;
+        p->can_move = !p->link->pins || on_demand;
+    }
     return p->link->ops->reg(p->link, e->memory, len, access, &e->mr, err);
 }
 
