@@ -6,7 +6,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -21,8 +21,21 @@
 #define PIECES_MAX 512u
 #define THREADS_MAX 8u
 
-/* Bits of a /proc/self/pagemap entry: Documentation/admin-guide/mm/pagemap.rst */
+/* /proc/self/pagemap: Documentation/admin-guide/mm/pagemap.rst; the bits of an entry, and, from
+ * Linux 6.7 on, a scan that steps over holes (8 GiB of them in microseconds, not in 8 ms) */
 #define PM_PRESENT_OR_SWAPPED (3ull << 62)
+#ifndef PAGEMAP_SCAN
+#define PAGE_IS_PRESENT (1 << 3)
+#define PAGE_IS_SWAPPED (1 << 4)
+struct page_region {
+    uint64_t start, end, categories;
+};
+struct pm_scan_arg {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+#define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
+#endif
 
 uint64_t ff_pieces_size(const struct ff_regions *t, const struct ff_link *l)
 {
@@ -83,7 +96,19 @@ static bool anon_populated(int pagemap, const uint8_t *addr, uint64_t len_bytes)
 {
     uint64_t entry[1024], psize = (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t page = (uintptr_t)addr / psize, left = len_bytes / psize;
+    struct page_region found;
+    struct pm_scan_arg scan = {.size = sizeof(scan),
+                               .start = (uintptr_t)addr,
+                               .end = (uintptr_t)addr + len_bytes,
+                               .vec = (uintptr_t)&found,
+                               .vec_len = 1,
+                               .max_pages = 1,
+                               .category_anyof_mask = PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                               .return_mask = PAGE_IS_PRESENT};
 
+    int n = ioctl(pagemap, PAGEMAP_SCAN, &scan);
+    if (n >= 0)
+        return n;
     while (left) {
         uint64_t some = FF_MIN(left, (uint64_t)FF_ARRAY_LEN(entry));
         ssize_t got = pread(pagemap, entry, some * sizeof(entry[0]), (off_t)(page * sizeof(entry[0])));

@@ -231,9 +231,11 @@ static int install_zeros(struct ff_pager *p)
 {
     struct ff_prefill_engine *e = p->prefill;
     struct transfer t = {.r = e->cut, .first = e->cut_first, .n = e->cut_end - e->cut_first};
+    /* a shared file takes memory for its zeros, one page after the other */
+    uint64_t max = t.r->range.memory == FF_UFFD_ANON ? t.n : BATCH;
 
     for (uint64_t i = 0; i < t.n;) {
-        uint64_t run = claim_run(&t, i, t.n);
+        uint64_t run = claim_run(&t, i, max);
         int rc = run ? ff_pager_install(p, t.r, t.first + i, run, NULL) : 0;
         if (rc)
             return rc;
