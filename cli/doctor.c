@@ -27,7 +27,7 @@ static void take_check(void *opaque, const char *subject, enum ff_check result, 
         json_array_append_new(c->json, json_pack("{ss ss ss}", "subject", subject, "result",
                                                  marks[result], "why", why));
     else
-        printf("%-8s %-21s %s\n", marks[result], subject, why);
+        printf("%-8s %-28s %s\n", marks[result], subject, why);
 }
 
 static void take_port(void *opaque, const struct ff_rdma_port *p)

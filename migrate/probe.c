@@ -122,6 +122,8 @@ static int latency(struct probe *p, uint32_t size, struct ff_probe_size *out, st
             end = start + LATENCY_NS;
         if (i > 0 && start > end)
             break;
+        if (cancelled(p))
+            return ff_error_set(err, ECANCELED, "canceled");
         int rc = post(p, FF_QUEUE_FAULT, 0, size, err);
         if (!rc)
             rc = gather(p, FF_QUEUE_FAULT, &wc, 1, err);
@@ -147,6 +149,7 @@ static int bandwidth(struct probe *p, uint32_t size, struct ff_probe_size *out,
     unsigned slots = (unsigned)FF_MIN((uint64_t)FF_QUEUE_DEPTH, p->mr.len_bytes / size), busy = 0;
     uint64_t bytes = 0, start;
     struct ff_wc wc[16];
+    bool again = true;
     int rc = 0;
 
     memset(p->mr.addr, 0, p->mr.len_bytes);
@@ -162,7 +165,7 @@ static int bandwidth(struct probe *p, uint32_t size, struct ff_probe_size *out,
         int n = gather(p, FF_QUEUE_PREFILL, wc, FF_ARRAY_LEN(wc), err);
         if (n < 0)
             return n;
-        bool again = ff_now_ns() - start < BANDWIDTH_NS;
+        again = again && ff_now_ns() - start < BANDWIDTH_NS && !cancelled(p);
         for (int i = 0; i < n; i++) {
             bytes += wc[i].len_bytes;
             busy--;
@@ -190,8 +193,7 @@ static int measure(struct probe *p, struct ff_probe_link *out, struct ff_error *
         if (sizes[i] > p->link->max_len_bytes)
             break;
         s->size_bytes = sizes[i];
-        int rc = cancelled(p) ? ff_error_set(err, ECANCELED, "canceled")
-                              : latency(p, sizes[i], s, err);
+        int rc = latency(p, sizes[i], s, err);
         if (!rc)
             rc = bandwidth(p, sizes[i], s, err);
         if (rc)
