@@ -187,7 +187,7 @@ static void check_rdma(const struct report *r)
     if (!in_kernel) {
         say(r, "rdma devices", FF_CHECK_LIMITED, "none%s; %s",
             access("/sys/class/infiniband_verbs", F_OK)
-                ? ": the kernel module ib_uverbs is not loaded (modprobe ib_uverbs rdma_ucm, package "
+                ? ": the kernel module ib_uverbs is not loaded (modprobe -a ib_uverbs rdma_ucm, package "
                   "rdma-core), or there is no card"
                 : ": there is no card whose driver is loaded", tcp);
         return;
@@ -206,7 +206,7 @@ static void check_rdma(const struct report *r)
             "%s, but libibverbs knows none of them: install its driver (package ibverbs-providers); %s",
             list, tcp);
     else
-        say(r, "rdma devices", FF_CHECK_OK, "%s; link=verbs uses them", list);
+        say(r, "rdma devices", FF_CHECK_OK, "%s; moves can go over them", list);
     ff_devices_list(say_port, (void *)r);
 }
 
