@@ -41,7 +41,8 @@ static void take_port(void *opaque, const struct ff_rdma_port *p)
                                               "elsewhere", g->elsewhere));
     }
     /* what JSON's readers cannot hold is no limit */
-    json_t *max_mr = p->max_mr_bytes >> 53 ? json_null() : json_integer((json_int_t)p->max_mr_bytes);
+    json_t *max_mr =
+        p->max_mr_bytes >> 53 ? json_null() : json_integer((json_int_t)p->max_mr_bytes);
     json_array_append_new(
         opaque, json_pack("{ss si ss ss ss ss si sI so sb sb ss so}", "device", p->device, "port",
                           (int)p->port, "firmware", p->firmware, "state", p->state, "link_layer",

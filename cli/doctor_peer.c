@@ -30,7 +30,10 @@ static int interrupt_fd(void)
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     sigprocmask(SIG_BLOCK, &set, NULL);
-    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    int fd = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (fd < 0) /* then it ends as any program does */
+        sigprocmask(SIG_UNBLOCK, &set, NULL);
+    return fd;
 }
 
 /* [HOST][:PORT], or PORT alone where one listens */
@@ -111,8 +114,8 @@ static void print_size(const struct ff_probe_size *s)
     snprintf(size, sizeof(size), "%u %s", s->size_bytes >> (s->size_bytes >> 20 ? 20 : 10),
              s->size_bytes >> 20 ? "MiB" : "KiB");
     printf("  %7s  latency p50 %.1f, p99 %.1f, max %.1f us (%u reads); %.1f MiB/s (%u at once)\n",
-           size, (double)s->p50_ns / 1e3, (double)s->p99_ns / 1e3, (double)s->max_ns / 1e3, s->reads,
-           (double)s->bytes_per_s / (1 << 20), s->depth);
+           size, (double)s->p50_ns / 1e3, (double)s->p99_ns / 1e3, (double)s->max_ns / 1e3,
+           s->reads, (double)s->bytes_per_s / (1 << 20), s->depth);
 }
 
 static void print_event(void *opaque, enum ff_probe_event event, const struct ff_probe_link *l)

@@ -26,4 +26,4 @@ check-lab-self: lab-parts $(BUILD)/guests/micro.elf
 # The verbs link on a kernel's own RDMA stack
 check-lab: lab-parts tools $(BUILD)/guests/micro.elf $(LOOP_TESTS)
 	@BUILD='$(abspath $(BUILD))' LAB_KLOG=fail tests/run 'lab/lab tests/lab/loop_verbs:240' \
-	    'lab/lab tests/lab/move_verbs.py:300' 'lab/lab tests/lab/doctor_peer:200'
+	    'lab/lab tests/lab/move_verbs.py:300' 'lab/lab tests/lab/doctor_peer:260'

@@ -140,8 +140,8 @@ static void say_port(void *opaque, const struct ff_device_port *p)
     for (unsigned i = 0; i < p->n_gids; i++) {
         const struct ff_device_gid *g = &p->gid[i];
         snprintf(subject, sizeof(subject), "rdma %s:%u gid %u", p->device, p->port, g->index);
-        say(r, subject, g->elsewhere ? FF_CHECK_LIMITED : FF_CHECK_OK, "%s %s%s%s%s", g->type, g->gid,
-            *g->netdev ? " on " : "", g->netdev,
+        say(r, subject, g->elsewhere ? FF_CHECK_LIMITED : FF_CHECK_OK, "%s %s%s%s%s", g->type,
+            g->gid, *g->netdev ? " on " : "", g->netdev,
             g->elsewhere ? "; not in this network namespace" : "");
     }
     if (!p->n_gids)
@@ -187,24 +187,24 @@ static void check_rdma(const struct report *r)
     if (!in_kernel) {
         say(r, "rdma devices", FF_CHECK_LIMITED, "none%s; %s",
             access("/sys/class/infiniband_verbs", F_OK)
-                ? ": the kernel module ib_uverbs is not loaded (modprobe -a ib_uverbs rdma_ucm, package "
-                  "rdma-core), or there is no card"
+                ? ": the kernel module ib_uverbs is not loaded (modprobe -a ib_uverbs rdma_ucm, "
+                  "package rdma-core), or there is no card"
                 : ": there is no card whose driver is loaded", tcp);
         return;
     }
     if (!in_dev)
         say(r, "rdma devices", FF_CHECK_LIMITED,
-            "%s, but no /dev/infiniband/uverbs*: modprobe ib_uverbs, or give it to this container; %s",
-            list, tcp);
+            "%s, but no /dev/infiniband/uverbs*: modprobe ib_uverbs, or give it to this container; "
+            "%s", list, tcp);
     else if (access("/dev/infiniband/rdma_cm", R_OK | W_OK))
-        say(r, "rdma devices", FF_CHECK_LIMITED, "%s, but /dev/infiniband/rdma_cm: %s; %s; %s", list,
-            strerror(errno),
+        say(r, "rdma devices", FF_CHECK_LIMITED, "%s, but /dev/infiniband/rdma_cm: %s; %s; %s",
+            list, strerror(errno),
             errno == ENOENT ? "modprobe rdma_ucm (package rdma-core loads it at boot)"
                             : "give this user access to it", tcp);
     else if (ff_devices_list(no_port, NULL) <= 0)
         say(r, "rdma devices", FF_CHECK_LIMITED,
-            "%s, but libibverbs knows none of them: install its driver (package ibverbs-providers); %s",
-            list, tcp);
+            "%s, but libibverbs knows none of them: install its driver (package "
+            "ibverbs-providers); %s", list, tcp);
     else
         say(r, "rdma devices", FF_CHECK_OK, "%s; moves can go over them", list);
     ff_devices_list(say_port, (void *)r);

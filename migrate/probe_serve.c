@@ -170,8 +170,10 @@ static void *service_main(void *opaque)
         ff_probe_memory_free(&mr);
         if (atomic_load(&s->sv->stop))
             break;
-        say(s->sv, "%s: %s%s", s->name, rc ? "a peer was not served to its end: " : "a peer was served",
-            rc ? why.text : "");
+        if (rc)
+            say(s->sv, "%s: a peer was not served to its end: %s", s->name, why.text);
+        else
+            say(s->sv, "%s: a peer was served", s->name);
         if (!rc && s->sv->once && s->kind == FF_LINK_TCP)
             eventfd_write(s->sv->done_fd, 1);
     }
