@@ -10,6 +10,7 @@ CFLAGS := -std=gnu11 -D_GNU_SOURCE $(OPT) -g -Wall -Wextra -Wshadow -Wvla $(WERR
 SANITIZE ?=
 LIB_CFLAGS := $(CFLAGS) -fPIC -fvisibility=default $(SANITIZE) -MMD -MP
 LIB_LIBS := -luring -lrdmacm -libverbs -lpthread
+CLI_LIBS := -ljansson
 VERSION := 0.1.0
 
 .DEFAULT_GOAL := all
@@ -87,7 +88,7 @@ tools: $(BUILD)/bin/farfork
 $(BUILD)/bin/farfork: $(CLI_OBJ) $(BUILD)/lib/libfarfork.a
 	@mkdir -p $(@D)
 	@echo "  LD      $@"
-	@$(CC) $(SANITIZE) -o $@ $^ $(LIB_LIBS)
+	@$(CC) $(SANITIZE) -o $@ $^ $(LIB_LIBS) $(CLI_LIBS)
 
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d)
 

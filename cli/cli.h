@@ -5,6 +5,18 @@
 #ifndef FF_CLI_CLI_H
 #define FF_CLI_CLI_H
 
+#include <stdbool.h>
+
 int cmd_doctor(int argc, char **argv);
+
+/* doctor_peer.c: farfork doctor --serve, --peer. @where: [HOST][:PORT] */
+struct peer_options {
+    const char *where, *device;
+    unsigned qps;
+    bool once, json;
+};
+
+int doctor_serve(const struct peer_options *o);
+int doctor_peer(const struct peer_options *o);
 
 #endif

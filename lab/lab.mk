@@ -24,6 +24,6 @@ check-lab-self: lab-parts $(BUILD)/guests/micro.elf
 	@BUILD='$(abspath $(BUILD))' CC='$(CC)' lab/selftest
 
 # The verbs link on a kernel's own RDMA stack
-check-lab: lab-parts $(BUILD)/guests/micro.elf $(LOOP_TESTS)
+check-lab: lab-parts tools $(BUILD)/guests/micro.elf $(LOOP_TESTS)
 	@BUILD='$(abspath $(BUILD))' LAB_KLOG=fail tests/run 'lab/lab tests/lab/loop_verbs:240' \
-	    'lab/lab tests/lab/move_verbs.py:300'
+	    'lab/lab tests/lab/move_verbs.py:300' 'lab/lab tests/lab/doctor_peer:260'

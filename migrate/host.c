@@ -5,6 +5,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <linux/kvm.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "devices.h"
 #include "farfork.h"
 #include "link.h"
 #include "uffd.h"
@@ -100,36 +102,187 @@ static void check_hugepages(const struct report *r)
         atol(total) ? "" : " (reserve some with sysctl vm.nr_hugepages=N for hugetlb guests)", thp);
 }
 
-static void check_rdma(const struct report *r)
-{
-    char list[512] = "";
-    DIR *dir = opendir("/sys/class/infiniband");
-    struct dirent *e;
+/* --- RDMA --- */
 
-    while (dir && (e = readdir(dir)))
-        if (e->d_name[0] != '.' && strlen(list) + strlen(e->d_name) + 2 < sizeof(list))
-            strcat(strcat(list, *list ? " " : ""), e->d_name);
+/* "4096 bytes", "8 MiB": the largest unit that divides it, or what a device without a limit says */
+static const char *size_text(char out[32], uint64_t bytes)
+{
+    static const char *const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    unsigned u = 0;
+
+    if (bytes >= UINT64_MAX >> 1)
+        return "any size";
+    for (; u + 1 < FF_ARRAY_LEN(units) && bytes >= 1024; u++)
+        bytes >>= 10; /* rounded down: 2^32 - 1 bytes are 3 GiB and more */
+    snprintf(out, 32, "%llu %s", (unsigned long long)bytes, units[u]);
+    return out;
+}
+
+static void say_port(void *opaque, const struct ff_device_port *p)
+{
+    const struct report *r = opaque;
+    char subject[80], msg[32], mr[32];
+
+    snprintf(subject, sizeof(subject), "rdma %s:%u", p->device, p->port);
+    if (!p->port) {
+        say(r, subject, FF_CHECK_LIMITED, "%s", p->trouble);
+        return;
+    }
+    say(r, subject, *p->trouble ? FF_CHECK_LIMITED : FF_CHECK_OK,
+        "%s, %s, transport %s, firmware %s, active MTU %u, messages to %s, registrations to %s, "
+        "on-demand paging: %s%s%s", p->state, p->link_layer, p->transport,
+        *p->firmware ? p->firmware : "unknown", p->active_mtu_bytes,
+        size_text(msg, p->max_msg_bytes), size_text(mr, p->max_mr_bytes),
+        p->odp_rc_read ? "RC READ"
+        : p->odp       ? "not for RC READ"
+                       : "no",
+        *p->trouble ? "; " : "", p->trouble);
+    for (unsigned i = 0; i < p->n_gids; i++) {
+        const struct ff_device_gid *g = &p->gid[i];
+        snprintf(subject, sizeof(subject), "rdma %s:%u gid %u", p->device, p->port, g->index);
+        say(r, subject, g->elsewhere ? FF_CHECK_LIMITED : FF_CHECK_OK, "%s %s%s%s%s", g->type,
+            g->gid, *g->netdev ? " on " : "", g->netdev,
+            g->elsewhere ? "; not in this network namespace" : "");
+    }
+    if (!p->n_gids)
+        say(r, subject, FF_CHECK_LIMITED,
+            "no GID: the port has no address yet: set its network interface up, or start a subnet "
+            "manager (InfiniBand)");
+}
+
+/* Names in @path into @out, blanks between: how many */
+static unsigned list_names(const char *path, const char *prefix, char *out, size_t len)
+{
+    DIR *dir = opendir(path);
+    struct dirent *e;
+    unsigned n = 0;
+
+    *out = '\0';
+    while (dir && (e = readdir(dir))) {
+        if (e->d_name[0] == '.' || strncmp(e->d_name, prefix, strlen(prefix)))
+            continue;
+        n++;
+        if (strlen(out) + strlen(e->d_name) + 2 < len)
+            strcat(strcat(out, *out ? " " : ""), e->d_name);
+    }
     if (dir)
         closedir(dir);
-    if (*list)
+    return n;
+}
+
+static void no_port(void *opaque, const struct ff_device_port *p)
+{
+    (void)opaque;
+    (void)p;
+}
+
+/* One line about all of it: what is there, or the first thing that is missing */
+static void check_rdma(const struct report *r)
+{
+    static const char tcp[] = "moves go over TCP";
+    char list[512], nodes[512];
+    unsigned in_kernel = list_names("/sys/class/infiniband", "", list, sizeof(list));
+    unsigned in_dev = list_names("/dev/infiniband", "uverbs", nodes, sizeof(nodes));
+
+    if (!in_kernel) {
+        say(r, "rdma devices", FF_CHECK_LIMITED, "none%s; %s",
+            access("/sys/class/infiniband_verbs", F_OK)
+                ? ": the kernel module ib_uverbs is not loaded (modprobe -a ib_uverbs rdma_ucm, "
+                  "package rdma-core), or there is no card"
+                : ": there is no card whose driver is loaded", tcp);
+        return;
+    }
+    if (!in_dev)
         say(r, "rdma devices", FF_CHECK_LIMITED,
-            "%s; moves go over TCP unless link=verbs (experimental) is asked for", list);
+            "%s, but no /dev/infiniband/uverbs*: modprobe ib_uverbs, or give it to this container; "
+            "%s", list, tcp);
+    else if (access("/dev/infiniband/rdma_cm", R_OK | W_OK))
+        say(r, "rdma devices", FF_CHECK_LIMITED, "%s, but /dev/infiniband/rdma_cm: %s; %s; %s",
+            list, strerror(errno),
+            errno == ENOENT ? "modprobe rdma_ucm (package rdma-core loads it at boot)"
+                            : "give this user access to it", tcp);
+    else if (ff_devices_list(no_port, NULL) <= 0)
+        say(r, "rdma devices", FF_CHECK_LIMITED,
+            "%s, but libibverbs knows none of them: install its driver (package "
+            "ibverbs-providers); %s", list, tcp);
     else
-        say(r, "rdma devices", FF_CHECK_LIMITED, "none; moves go over TCP");
+        say(r, "rdma devices", FF_CHECK_OK, "%s; moves can go over them", list);
+    ff_devices_list(say_port, (void *)r);
+}
+
+struct lister {
+    void (*fn)(void *opaque, const struct ff_rdma_port *port);
+    void *opaque;
+};
+
+static void list_port(void *opaque, const struct ff_device_port *d)
+{
+    const struct lister *to = opaque;
+    struct ff_rdma_gid gids[FF_DEVICE_GIDS];
+
+    for (unsigned i = 0; i < d->n_gids; i++)
+        gids[i] = (struct ff_rdma_gid){.index = d->gid[i].index,
+                                       .gid = d->gid[i].gid,
+                                       .type = d->gid[i].type,
+                                       .netdev = d->gid[i].netdev,
+                                       .elsewhere = d->gid[i].elsewhere};
+    struct ff_rdma_port p = {
+        .device = d->device,
+        .firmware = d->firmware,
+        .port = d->port,
+        .state = d->state,
+        .link_layer = d->link_layer,
+        .transport = d->transport,
+        .active_mtu_bytes = d->active_mtu_bytes,
+        .max_msg_bytes = d->max_msg_bytes,
+        .max_mr_bytes = d->max_mr_bytes,
+        .odp = d->odp,
+        .odp_rc_read = d->odp_rc_read,
+        .n_gids = d->n_gids,
+        .gids = gids,
+        .trouble = d->trouble,
+    };
+    to->fn(to->opaque, &p);
+}
+
+int ff_rdma_list(void (*fn)(void *opaque, const struct ff_rdma_port *port), void *opaque)
+{
+    struct lister to = {fn, opaque};
+
+    return ff_devices_list(list_port, &to);
+}
+
+/* Whether this process may pin more than its limit (capabilities(7)) */
+static bool may_lock_any(void)
+{
+    FILE *f = fopen("/proc/self/status", "re");
+    unsigned long long caps = 0;
+    char line[128];
+
+    while (f && fgets(line, sizeof(line), f))
+        if (sscanf(line, "CapEff: %llx", &caps) == 1)
+            break;
+    if (f)
+        fclose(f);
+    return caps >> CAP_IPC_LOCK & 1;
 }
 
 static void check_memlock(const struct report *r)
 {
     struct rlimit lim;
+    char kib[48] = "unlimited";
 
     if (getrlimit(RLIMIT_MEMLOCK, &lim) < 0)
         return;
-    if (lim.rlim_cur == RLIM_INFINITY)
-        say(r, "memlock limit", FF_CHECK_OK, "unlimited");
+    if (lim.rlim_cur != RLIM_INFINITY)
+        snprintf(kib, sizeof(kib), "%llu KiB", (unsigned long long)lim.rlim_cur >> 10);
+    if (lim.rlim_cur == RLIM_INFINITY || may_lock_any())
+        say(r, "memlock limit", FF_CHECK_OK, "%s%s", kib,
+            may_lock_any() ? ", and CAP_IPC_LOCK: it does not count for this user" : "");
     else
         say(r, "memlock limit", FF_CHECK_LIMITED,
-            "%llu KiB: enough for TCP; RDMA will have to pin guest memory: raise it with ulimit -l, "
-            "limits.conf or LimitMEMLOCK=", (unsigned long long)lim.rlim_cur >> 10);
+            "%s, no CAP_IPC_LOCK: enough for TCP; RDMA pins guest memory: raise it to the guest's "
+            "memory and 64 MiB with ulimit -l, limits.conf or LimitMEMLOCK=", kib);
 }
 
 static void check_io_uring(const struct report *r)

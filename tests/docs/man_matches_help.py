@@ -69,7 +69,7 @@ def page_items(page):
             items[command] = set()
         elif line.startswith('.It Fl '):
             for name in line[len('.It Fl '):].replace(' Fl ', ' ').split(' , '):
-                items.setdefault(command, set()).add('-' + name.strip())
+                items.setdefault(command, set()).add('-' + name.split()[0])  # no argument
         elif line.startswith('.Sh '):
             command = ''
     return items

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """doctor.py - farfork doctor; `info migrate`; all ways to write HOST. Limit: 90 s"""
+import json
+import re
 import socket
 import subprocess
 
@@ -21,7 +23,7 @@ def doctor():
     done = farfork('doctor')
     seen = {}
     for line in done.stdout.splitlines():
-        mark, subject, why = line[:8].strip(), line[9:30].strip(), line[31:].strip()
+        mark, subject, why = line[:8].strip(), line[9:37].strip(), line[38:].strip()
         if mark not in MARKS or not why:
             raise Failed(f'line "{line}": want a mark, a subject and a reason')
         seen[subject] = mark
@@ -32,6 +34,17 @@ def doctor():
     if done.returncode != want:
         raise Failed(f'exit code {done.returncode}, want {want}')
     say('      ' + ', '.join(f'{s}: {m}' for s, m in seen.items()))
+
+
+def as_json():
+    lines = farfork('doctor').stdout.splitlines()
+    done = farfork('doctor', '--json')
+    found = json.loads(done.stdout)
+    if [f'{c["result"]:8} {c["subject"]:28} {c["why"]}' for c in found['checks']] != lines:
+        raise Failed(f'other than the lines: {found}')
+    ports = [c['subject'] for c in found['checks'] if re.fullmatch(r'rdma \S+:\d+', c['subject'])]
+    if len(ports) != len(found['rdma_ports']):
+        raise Failed(f'ports {ports}: {found["rdma_ports"]}')
 
 
 def usage():
@@ -99,6 +112,8 @@ def incoming_option(t, accel):
 def run(t):
     with t.case('farfork doctor'):
         doctor()
+    with t.case('farfork doctor --json'):
+        as_json()
     with t.case('farfork: help, version, wrong use'):
         usage()
     common.need_userfaultfd()

@@ -7,6 +7,7 @@
 
 E2E_TESTS := \
     tests/e2e/doctor.py:110 \
+    tests/e2e/doctor_peer.py:100 \
     tests/e2e/move_micro.py:200 \
     tests/e2e/move_bytes.py:200 \
     tests/e2e/move_linux.py:140 \
