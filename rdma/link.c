@@ -79,7 +79,7 @@ int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *
         int rc = -EAGAIN;
         struct ff_error why;
         if (p[1].revents)
-            rc = verbs_accept(port->verbs, port->timeout_ms, out, &why);
+            rc = verbs_accept(port->verbs, out, &why);
         else if (port->tcp)
             rc = ff_tcp_accept(port->tcp, 0, out, &why);
         if (!rc)
@@ -110,6 +110,6 @@ int ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int 
                     struct ff_link **out, struct ff_error *err)
 {
     if (kind == FF_LINK_VERBS)
-        return ff_verbs_connect(p, cancel_fd, out, err);
+        return ff_verbs_connect(p, p->timeout_ms, cancel_fd, out, err);
     return ff_tcp_connect(p, cancel_fd, out, err);
 }
