@@ -238,7 +238,7 @@ int ff_verbs_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd
             break;
     }
     freeaddrinfo(list);
-    return rc ? ff_error_context(err, "verbs: connect to %s:%s", p->host, p->port) : 0;
+    return rc;
 }
 
 /* --- passive side --- */
