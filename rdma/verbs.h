@@ -190,7 +190,7 @@ void verbs_listener_free(struct verbs_listener *ls);
 int verbs_listener_fd(const struct verbs_listener *ls);
 unsigned verbs_listener_port(const struct verbs_listener *ls);
 
-/* A link from who has asked for one by now, else -EAGAIN. Does not wait. */
+/* A link from who has asked for one by now, else -EAGAIN. Waits for less than a second. */
 int verbs_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_error *err);
 
 /* @limit_ms: for all of it; p->timeout_ms is for afterwards */

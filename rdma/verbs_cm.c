@@ -13,9 +13,10 @@
  *              connect PREFILL 0..qps-1, session -----> likewise; others are rejected
  *
  * Threads      the event channel of a link is read by whoever waits; each event once.
- * Failure      the passive side accepts and goes on: it does not wait for the last leg of
- *              the handshake, which may be lost while the connection works. Who has asked
- *              and then left is noticed by a CM event, or HEARD_MS later in recv().
+ * Failure      the last leg of the handshake may be lost while the connection works: the
+ *              passive side waits for it for a moment (before it, a disconnect would not
+ *              reach the peer), and goes on without. Who has asked and then left is noticed
+ *              by a CM event, or HEARD_MS later in recv().
  *              A request that is rejected carries the reason, in words, in its answer.
  * Limits       ACK_TIMEOUT: 4.096 us * 2^17 = 0.5 s, seven tries: a link that is down for
  *              4 s is survived, a lost last packet costs half a second.
@@ -41,6 +42,7 @@
 #define ACK_TIMEOUT 17
 #define RNR_TIMER 12
 #define RESOLVE_MS 300
+#define ESTABLISHED_MS 300
 #define HEARD_MS 3000
 #define LISTEN_MAX 4
 
@@ -367,6 +369,7 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
 static int accept_request(struct verbs_link *v, const struct request *r, struct ff_error *err)
 {
     struct rdma_conn_param p;
+    struct ff_error why;
 
     v->q[r->role].conn[r->index].id = r->id;
     if (rdma_migrate_id(r->id, v->events))
@@ -384,6 +387,11 @@ static int accept_request(struct verbs_link *v, const struct request *r, struct 
     if (rdma_accept(r->id, &p))
         return ff_error_set(err, errno, "verbs: accept: %s", strerror(errno));
     set_rnr_timer(r->id);
+    rc = verbs_wait_event(v, r->id, RDMA_CM_EVENT_ESTABLISHED, end_of(ESTABLISHED_MS), &why);
+    if (rc == -ETIMEDOUT)
+        atomic_store(&v->heard_by_ns, end_of(HEARD_MS));
+    else if (rc)
+        return ff_error_set(err, -rc, "%s", why.text);
     return verbs_end_if_broken(v, r->id, err);
 }
 
@@ -411,7 +419,6 @@ int verbs_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_erro
         verbs_link_free(&v->base);
         return rc;
     }
-    atomic_store(&v->heard_by_ns, end_of(HEARD_MS));
     verbs_set_about(v);
     *out = &v->base;
     return 0;
