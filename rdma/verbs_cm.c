@@ -196,6 +196,9 @@ static int connect_role(struct verbs_link *v, enum verbs_role role, unsigned ind
     if (rdma_connect(id, &p))
         return ff_error_set(err, errno, "verbs: connect: %s", strerror(errno));
     rc = verbs_wait_event(v, id, RDMA_CM_EVENT_ESTABLISHED, end, err);
+    if (rc == -ETIMEDOUT)
+        ff_error_set(err, ETIMEDOUT, "verbs: connect: the host does not answer by RDMA in time; a "
+                     "firewall? (RoCE v2 is UDP port 4791)");
     if (!rc)
         rc = verbs_end_if_broken(v, id, err);
     if (!rc)

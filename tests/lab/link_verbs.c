@@ -419,6 +419,87 @@ static void test_auto(void **state)
     assert_true(says(p.a->about, "tcp (verbs: ") && says(p.b->about, "tcp ("));
 }
 
+static void test_every_address(void **state)
+{
+    static const char *const addrs[] = {HOST_B, "fd08::2"};
+    struct ff_error err;
+    (void)state;
+
+    ff_port_free(port);
+    listen_on("hostb", "", FF_LINK_AUTO, NULL);
+    for (unsigned i = 0; i < FF_ARRAY_LEN(addrs); i++) {
+        struct passive s = {.rc = 0};
+        passive_start(&s, accept_main);
+        int rc = connect_a(addrs[i], FF_LINK_VERBS, i ? "rxea" : NULL, 1, &err);
+        if (rc)
+            ff_port_cancel(port);
+        join_soon(s.thread);
+        assert_ok(rc, err);
+        p.b = s.link;
+        assert_true(says(p.a->about, i ? "GID 2 fd08::1" : "GID 1 ::ffff:10.8.0.1"));
+        open_queues();
+        read_all(p.a, p.b, FF_QUEUE_FAULT);
+        pair_close(&p);
+    }
+}
+
+/* RDMA packets to a host are dropped, as by a firewall; TCP is not */
+static void block_rdma(const char *host, const char *dev, bool on)
+{
+    char cmd[256];
+
+    snprintf(cmd, sizeof(cmd), "tc -n %s qdisc %s dev %s clsact", host, on ? "add" : "del", dev);
+    assert_int_equal(system(cmd), 0);
+    snprintf(cmd, sizeof(cmd), "tc -n %s filter add dev %s ingress protocol ip flower ip_proto udp "
+             "dst_port 4791 action drop", host, dev);
+    if (on)
+        assert_int_equal(system(cmd), 0);
+}
+
+/* As a destination does: who says nothing is dropped, and the next one heard */
+static void *hear_main(void *arg)
+{
+    struct passive *s = arg;
+    static uint8_t buf[FF_MSG_MAX];
+
+    while (!(s->rc = ff_port_accept(port, &s->link, &s->err))) {
+        int n = s->link->ops->recv(s->link, buf, 10 * SOON_MS, &s->err);
+        if (n > 0)
+            break;
+        printf("link_verbs: dropped: %s\n", s->err.text);
+        s->link->ops->free(s->link);
+    }
+    return NULL;
+}
+
+static void test_auto_blocked(void **state)
+{
+    static const char *const hosts[][2] = {{"hostb", "ethb"}, {"hosta", "etha"}};
+    struct ff_error err;
+    (void)state;
+
+    /* the request is lost; or the answer: the destination then has a link that leads nowhere */
+    for (unsigned i = 0; i < FF_ARRAY_LEN(hosts); i++) {
+        struct passive s = {.rc = 0};
+        block_rdma(hosts[i][0], hosts[i][1], true);
+        passive_start(&s, hear_main);
+        int rc = connect_a(HOST_B, FF_LINK_AUTO, NULL, 1, &err);
+        if (!rc)
+            rc = p.a->ops->send(p.a, "hello", 6, &err);
+        join_soon(s.thread); /* within 3 s and a little, in any case before a source gives up */
+        block_rdma(hosts[i][0], hosts[i][1], false);
+        assert_ok(rc, err);
+        assert_ok(s.rc, s.err);
+        p.b = s.link;
+        assert_string_equal(p.b->ops->name, "tcp");
+        assert_true(says(p.a->about, "tcp (verbs: ") && says(p.a->about, "does not answer"));
+        open_queues();
+        pair_close(&p);
+    }
+    connect_pair(FF_LINK_AUTO, 1);
+    assert_string_equal(p.a->ops->name, "verbs");
+}
+
 static void test_device(void **state)
 {
     static const char *const good[] = {"rxea", "rxea:1"};
@@ -470,7 +551,8 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         WITH(test_auto), WITH(test_reads_and_writes), WITH(test_messages), WITH(test_depth),
         WITH(test_qps), WITH(test_keys), WITH(test_wrong_session), WITH(test_shutdown_wakes),
-        WITH(test_peer_killed), WITH(test_device),
+        WITH(test_peer_killed), WITH(test_device), WITH(test_every_address),
+        WITH(test_auto_blocked),
     };
 
     if (argc == 4 && !strcmp(argv[1], "peer"))

@@ -83,8 +83,9 @@ static void try_registering(const char *what, int fd, unsigned access)
     start_ns = ff_now_ns();
     p.a->ops->dereg(p.a, &mr);
     printf("memory_verbs: %s, %s: register %zu pages: %.1f ms, %zu populated; READ of %zu "
-           "untouched pages: %zu populated; dereg %.1f ms\n", what, access ? "on demand" : "pinned", pages,
-           took, after_reg, part / 4096, after_read - after_reg, ms_since(start_ns));
+           "untouched pages: %zu populated; dereg %.1f ms\n", what,
+           access ? "on demand" : "pinned", pages, took, after_reg, part / 4096,
+           after_read - after_reg, ms_since(start_ns));
     if (access)
         assert_int_equal(after_reg, 0);
     else
