@@ -111,6 +111,13 @@ int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *
             say_why_tcp(*out, *port->no_verbs ? port->no_verbs : "the source chose it");
         if (!rc)
             return 0;
+        if (rc == -EBADFD) {
+            verbs_listener_free(port->verbs);
+            port->verbs = NULL;
+            if (!port->tcp)
+                return ff_error_set(err, EBADFD, "%s", why.text);
+            snprintf(port->no_verbs, sizeof(port->no_verbs), "%.150s", why.text);
+        }
         if (rc != -EAGAIN && rc != -ETIMEDOUT)
             ff_log(FF_LOG_WARN, "%s; connection dropped", why.text);
     }

@@ -190,7 +190,8 @@ void verbs_listener_free(struct verbs_listener *ls);
 int verbs_listener_fd(const struct verbs_listener *ls);
 unsigned verbs_listener_port(const struct verbs_listener *ls);
 
-/* A link from who has asked for one by now, else -EAGAIN. Waits for less than a second. */
+/* A link from who has asked for one by now, else -EAGAIN; -EBADFD: nobody can be heard any
+ * more. Waits for less than a second. */
 int verbs_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_error *err);
 
 /* @limit_ms: for all of it; p->timeout_ms is for afterwards */
@@ -200,6 +201,9 @@ int verbs_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN], 
                       struct ff_error *err);
 
 /* --- verbs_event.c --- */
+
+/* The next event: 0, -EAGAIN when there is none now, or the channel is of no more use */
+int verbs_get_event(struct rdma_event_channel *ch, struct rdma_cm_event **ev, struct ff_error *err);
 
 /* Take note of what happened to the connections: 0, or the link is broken */
 int verbs_events(struct verbs_link *v, struct ff_error *err);

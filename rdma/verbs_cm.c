@@ -335,15 +335,16 @@ static void reject(struct rdma_cm_id *id, const char *why)
     rdma_reject(id, why, (uint8_t)FF_MIN(strlen(why), (size_t)VERBS_REJECT_LEN));
 }
 
-/* The next request for @v (NULL: for a new link): 0, -EAGAIN when there is none now */
+/* The next request for @v (NULL: for a new link): 0, -EAGAIN when there is none now, -EBADFD */
 static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
-                        const uint8_t *session, struct request *r)
+                        const uint8_t *session, struct request *r, struct ff_error *err)
 {
     struct rdma_cm_event *ev;
     struct ff_error why;
+    int rc;
 
-    while (!rdma_get_cm_event(ls->events, &ev)) {
-        int rc = -EAGAIN;
+    while (!(rc = verbs_get_event(ls->events, &ev, err))) {
+        rc = -EAGAIN;
         if (ev->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
             r->id = ev->id;
             r->conn = ev->param.conn;
@@ -365,7 +366,7 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
         reject(r->id, why.text);
         rdma_destroy_id(r->id);
     }
-    return -EAGAIN;
+    return rc;
 }
 
 /* Accept @r for @v; takes its id */
@@ -404,10 +405,11 @@ int verbs_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_erro
     struct ff_error why;
     struct verbs_link *v;
 
-    if (next_request(ls, NULL, NULL, &r) < 0)
-        return -EAGAIN;
+    int rc = next_request(ls, NULL, NULL, &r, err);
+    if (rc)
+        return rc;
     struct ff_link_params p = {.timeout_ms = ls->timeout_ms, .device = ls->device, .qps = r.qps};
-    int rc = verbs_link_new(&p, -1, &v, err);
+    rc = verbs_link_new(&p, -1, &v, err);
     if (rc) {
         reject(r.id, "verbs: out of memory");
         rdma_destroy_id(r.id);
@@ -435,13 +437,15 @@ static int open_passive(struct verbs_link *v, const uint8_t *session, uint64_t e
     for (unsigned n = 0; n < want;) {
         struct request r;
         int rc = verbs_events(v, err);
-        if (!rc && !next_request(v->listener, v, session, &r)) {
+        if (!rc)
+            rc = next_request(v->listener, v, session, &r, err);
+        if (!rc) {
             struct ff_error why;
             rc = accept_request(v, &r, &why);
             if (rc && err)
                 *err = why;
             n++;
-        } else if (!rc) {
+        } else if (rc == -EAGAIN) {
             rc = verbs_wait_any(v, v->listener->events->fd, v->events->fd, end, err);
         }
         if (rc)

@@ -126,12 +126,25 @@ int verbs_end_if_broken(struct verbs_link *v, struct rdma_cm_id *id, struct ff_e
     return rc;
 }
 
+int verbs_get_event(struct rdma_event_channel *ch, struct rdma_cm_event **ev, struct ff_error *err)
+{
+    if (!rdma_get_cm_event(ch, ev))
+        return 0;
+    if (errno == EAGAIN || errno == EINTR)
+        return -EAGAIN;
+    /* EACCES: uverbs and ucma take commands of who opened them alone */
+    return ff_error_set(err, EBADFD, "verbs: read connection events: %s%s", strerror(errno),
+                        errno == EACCES ? "; did this process change its user or capabilities "
+                                          "after it had opened the device?" : "");
+}
+
 int verbs_events(struct verbs_link *v, struct ff_error *err)
 {
     struct rdma_cm_event *ev;
     struct ff_error why;
 
-    while (!rdma_get_cm_event(v->events, &ev)) {
+    int rc;
+    while (!(rc = verbs_get_event(v->events, &ev, &why))) {
         bool end = !is_benign(v, ev);
         if (end)
             event_error(v, ev, &why);
@@ -139,6 +152,8 @@ int verbs_events(struct verbs_link *v, struct ff_error *err)
         if (end)
             verbs_break(v, &why);
     }
+    if (rc != -EAGAIN)
+        verbs_break(v, &why);
     return verbs_broken(v, err);
 }
 
@@ -165,11 +180,10 @@ int verbs_wait_event(struct verbs_link *v, struct rdma_cm_id *id, enum rdma_cm_e
     struct rdma_cm_event *ev;
 
     for (;;) {
-        int rc = 0;
-        if (rdma_get_cm_event(v->events, &ev)) {
-            if (errno != EAGAIN && errno != EINTR)
-                return ff_error_set(err, errno, "verbs: wait for %s: %s", rdma_event_str(want),
-                                    strerror(errno));
+        int rc = verbs_get_event(v->events, &ev, err);
+        if (rc) {
+            if (rc != -EAGAIN)
+                return rc;
             rc = verbs_wait_any(v, v->events->fd, -1, end, err);
             if (rc)
                 return ff_error_context(err, "verbs: wait for %s", rdma_event_str(want));

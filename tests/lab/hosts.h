@@ -17,9 +17,11 @@
 #include "../unit/pair.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
 #include <sched.h>
 #include <spawn.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 
 #include "verbs.h"
 
@@ -158,6 +160,20 @@ static inline bool says(const char *text, const char *word)
     if (!strstr(text, word))
         fail_msg("\"%s\" is not in: %s", word, text);
     return true;
+}
+
+/* The kernel takes no more commands from who changes his credentials after he has opened the
+ * device ("changed security contexts"): a process of its own, which does it before */
+static inline void drop_ipc_lock(void)
+{
+    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
+    struct __user_cap_data_struct caps[2];
+
+    if (syscall(SYS_capget, &head, caps))
+        fail_msg("capget: %s", strerror(errno));
+    caps[0].effective &= ~(1u << CAP_IPC_LOCK);
+    if (syscall(SYS_capset, &head, caps))
+        fail_msg("capset: %s", strerror(errno));
 }
 
 #define WITH(test) cmocka_unit_test_setup_teardown(test, start, end)

@@ -443,6 +443,39 @@ static void test_every_address(void **state)
     }
 }
 
+/* A destination that gives up its privileges after it listens, as QEMU's -run-with does, gets
+ * no RDMA any more from the kernel: it must say so, go on over TCP, and not turn in circles */
+static void test_changed_user(void **state)
+{
+    struct passive s = {.rc = 0};
+    struct ff_error err;
+    (void)state;
+
+    drop_ipc_lock();
+    passive_start(&s, accept_main);
+    int rc = connect_a(HOST_B, FF_LINK_AUTO, NULL, 1, &err);
+    join_soon(s.thread);
+    assert_ok(rc, err);
+    assert_ok(s.rc, s.err);
+    p.b = s.link;
+    printf("link_verbs: %s; %s\n", p.a->about, p.b->about);
+    assert_true(says(p.a->about, "tcp (verbs: "));
+    assert_true(says(p.b->about, "tcp (verbs: ") && says(p.b->about, "change its user"));
+    open_queues();
+}
+
+static void test_changed_user_apart(void **state)
+{
+    static char *const argv[] = {"link_verbs", "user", NULL};
+    int status;
+    pid_t pid;
+    (void)state;
+
+    assert_int_equal(posix_spawn(&pid, "/proc/self/exe", NULL, NULL, argv, environ), 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
 /* RDMA packets to a host are dropped, as by a firewall; TCP is not */
 static void block_rdma(const char *host, const char *dev, bool on)
 {
@@ -552,11 +585,14 @@ int main(int argc, char **argv)
         WITH(test_auto), WITH(test_reads_and_writes), WITH(test_messages), WITH(test_depth),
         WITH(test_qps), WITH(test_keys), WITH(test_wrong_session), WITH(test_shutdown_wakes),
         WITH(test_peer_killed), WITH(test_device), WITH(test_every_address),
-        WITH(test_auto_blocked),
+        WITH(test_auto_blocked), WITH(test_changed_user_apart),
     };
 
     if (argc == 4 && !strcmp(argv[1], "peer"))
         return peer_main(argv[2], argv[3]);
+    const struct CMUnitTest apart[] = {WITH(test_changed_user)};
     int rc = enter_lab();
+    if (!rc && argc == 2 && !strcmp(argv[1], "user"))
+        return cmocka_run_group_tests(apart, NULL, NULL) ? 1 : 0;
     return rc ? rc : cmocka_run_group_tests(tests, NULL, NULL) ? 1 : 0;
 }

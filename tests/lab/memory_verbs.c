@@ -4,9 +4,7 @@
  */
 #include "hosts.h"
 
-#include <linux/capability.h>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 
 /* --- memory --- */
 
@@ -174,20 +172,6 @@ static void test_many_registrations(void **state)
             assert_true(!memcmp(dst, r[t].mr[i].addr, 2048));
         }
     }
-}
-
-/* The kernel takes no more commands from who changes his credentials after he has opened the
- * device ("changed security contexts"): a process of its own, which does it before */
-static void drop_ipc_lock(void)
-{
-    struct __user_cap_header_struct head = {.version = _LINUX_CAPABILITY_VERSION_3};
-    struct __user_cap_data_struct caps[2];
-
-    if (syscall(SYS_capget, &head, caps))
-        fail_msg("capget: %s", strerror(errno));
-    caps[0].effective &= ~(1u << CAP_IPC_LOCK);
-    if (syscall(SYS_capset, &head, caps))
-        fail_msg("capset: %s", strerror(errno));
 }
 
 static void test_memlock_bound(void **state)
