@@ -70,8 +70,9 @@ struct ff_address;
 /**
  * ff_address_parse() - parse "HOST:PORT[,option=value...]"
  * @text: IPv4, [IPv6] or a name; an empty HOST listens on every address. Options:
- *        link=auto|tcp|verbs, timeout=SECONDS, chunk=SIZE, window=CHUNKS,
- *        landing=auto|copy|continue|move, prefill=auto|pull|push|off, odp=auto|on|off
+ *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, chunk=SIZE,
+ *        window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
+ *        odp=auto|on|off
  * @out:  to be freed with ff_address_free()
  *
  * Return: 0, or -EINVAL naming the part that is wrong and what is permitted; -ENOTSUP: a

@@ -23,7 +23,18 @@ lab: lab-parts
 check-lab-self: lab-parts $(BUILD)/guests/micro.elf
 	@BUILD='$(abspath $(BUILD))' CC='$(CC)' lab/selftest
 
+LAB_TESTS := $(BUILD)/tests/lab/link_verbs $(BUILD)/tests/lab/memory_verbs
+
+$(LAB_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@echo "  TEST    $@"
+	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a -lcmocka $(TEST_LIBS)
+
+-include $(LAB_TESTS:=.d)
+
 # The verbs link on a kernel's own RDMA stack
-check-lab: lab-parts tools $(BUILD)/guests/micro.elf $(LOOP_TESTS)
-	@BUILD='$(abspath $(BUILD))' LAB_KLOG=fail tests/run 'lab/lab tests/lab/loop_verbs:240' \
+check-lab: lab-parts tools $(BUILD)/guests/micro.elf $(LAB_TESTS) $(LOOP_TESTS)
+	@BUILD='$(abspath $(BUILD))' LAB_KLOG=fail tests/run \
+	    $(patsubst %,'lab/lab %:180',$(abspath $(LAB_TESTS))) \
+	    'lab/lab tests/lab/loop_verbs:240' \
 	    'lab/lab tests/lab/move_verbs.py:300' 'lab/lab tests/lab/doctor_peer:260'

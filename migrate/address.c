@@ -19,9 +19,13 @@ static const struct ff_address defaults = {
     .timeout_ms = 15000,
     .chunk_bytes = 2u << 20,
     .window = 4,
+    .qps = 1,
     .landing = FF_LANDING_AUTO,
     .prefill = FF_PREFILL_AUTO,
 };
+
+#define DEVICE_NAME_MAX 63 /* IBV_SYSFS_NAME_MAX without its end */
+#define DEVICE_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
 
 static int get_number(const char *name, const char *text, unsigned long min, unsigned long max,
                       unsigned long unit, unsigned long *out, struct ff_error *err)
@@ -39,6 +43,26 @@ static int get_number(const char *name, const char *text, unsigned long min, uns
         return ff_error_set(err, EINVAL, "address: %s=%s: want a number, %lu..%lu%s", name, text, min,
                             max, unit > 1 ? " bytes (suffix K or M)" : "");
     *out = v;
+    return 0;
+}
+
+/* "NAME" or "NAME:PORT" */
+static int set_device(struct ff_address *a, const char *value, struct ff_error *err)
+{
+    const char *colon = strchr(value, ':');
+    size_t len = colon ? (size_t)(colon - value) : strlen(value);
+    unsigned long port;
+
+    if (!len || len > DEVICE_NAME_MAX || strspn(value, DEVICE_CHARS) < len)
+        return ff_error_set(err, EINVAL,
+                            "address: device=%s: want NAME or NAME:PORT, as rdma link shows them",
+                            value);
+    if (colon) {
+        int rc = get_number("device=NAME:PORT", colon + 1, 1, 255, 1, &port, err);
+        if (rc)
+            return rc;
+    }
+    snprintf(a->device, sizeof(a->device), "%s", value);
     return 0;
 }
 
@@ -79,6 +103,12 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_word(name, value, links, &w, err);
         if (!rc)
             a->link = (enum ff_link_kind)w;
+    } else if (!strcmp(name, "device")) {
+        rc = set_device(a, value, err);
+    } else if (!strcmp(name, "qps")) {
+        rc = get_number(name, value, 1, 8, 1, &v, err);
+        if (!rc)
+            a->qps = (unsigned)v;
     } else if (!strcmp(name, "timeout")) {
         rc = get_number(name, value, 1, 3600, 1, &v, err);
         if (!rc)
@@ -107,8 +137,8 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
             a->odp = (enum ff_odp_choice)w;
     } else {
         rc = ff_error_set(err, EINVAL,
-                          "address: no such option: %s (there are link, timeout, chunk, window, "
-                          "landing, prefill, odp)", name);
+                          "address: no such option: %s (there are link, device, qps, timeout, "
+                          "chunk, window, landing, prefill, odp)", name);
     }
     return rc;
 }

@@ -20,6 +20,8 @@ struct ff_address {
     char host[256]; /* "": any */
     char port[8];
     enum ff_link_kind link;
+    char device[72]; /* "NAME" or "NAME:PORT"; "": any */
+    unsigned qps;    /* queue pairs for prefill */
     int timeout_ms; /* a peer silent for so long is gone */
     int go_timeout_ms; /* likewise, once GO was sent: a break then cannot be undone */
     uint32_t chunk_bytes;

@@ -74,7 +74,8 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
 
 int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_error *err)
 {
-    struct ff_link_params p = {.host = a->host, .port = a->port, .timeout_ms = a->timeout_ms};
+    struct ff_link_params p = {
+        .host = a->host, .port = a->port, .timeout_ms = a->timeout_ms, .device = a->device};
     struct ff_port *port;
 
     int rc = ff_port_listen(&p, a->link, &port, err);
@@ -168,6 +169,7 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
         rc = ff_error_set(err, EIO, "destination: injected");
     if (rc)
         return rc;
+    ff_log(FF_LOG_INFO, "destination: link: %s", d->link->about);
     pthread_mutex_lock(&d->lock);
     struct ff_port *port = d->port;
     d->port = NULL;

@@ -102,8 +102,11 @@ int ff_source_add_region(struct ff_source *s, const struct ff_region *r, struct 
 
 static int open_link(struct ff_source *s, struct ff_error *err)
 {
-    struct ff_link_params p = {
-        .host = s->addr.host, .port = s->addr.port, .timeout_ms = s->addr.timeout_ms};
+    struct ff_link_params p = {.host = s->addr.host,
+                               .port = s->addr.port,
+                               .timeout_ms = s->addr.timeout_ms,
+                               .device = s->addr.device,
+                               .qps = s->addr.qps};
     struct ff_link *link;
 
     if (s->link)
@@ -134,8 +137,10 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, &w, err);
     if (!rc)
         rc = s->link->ops->open_queues(s->link, w.session, s->addr.timeout_ms, err);
-    if (!rc)
+    if (!rc) {
+        ff_log(FF_LOG_INFO, "source: link: %s", s->link->about);
         s->stage = CONNECTED;
+    }
     return rc;
 }
 

@@ -87,7 +87,7 @@ static void set_port(struct ibv_context *ctx, const struct ibv_device_attr *dev,
     p->active_mtu_bytes = 128u << attr.active_mtu; /* IBV_MTU_256 is 1 */
     p->max_msg_bytes = attr.max_msg_sz;
     set_gids(ctx, p);
-    if (verbs_get_limits(dev, &attr, &limits, &why))
+    if (verbs_get_limits(dev, &attr, ctx->device->transport_type, &limits, &why))
         snprintf(p->trouble, sizeof(p->trouble), "%s", why.text);
 }
 

@@ -2,6 +2,16 @@
  *
  * link.c - listen for and connect whichever kind of link there is
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      AUTO, active: verbs within AUTO_VERBS_MS, else tcp to the same port. Falling
+ *              back is about connecting alone: what a peer says over a link is its answer.
+ *              AUTO, passive: listens for both; a host without RDMA listens for tcp.
+ *              base.about keeps which it was, and why it was not verbs.
+ * Limits       AUTO_VERBS_MS: a host that does not answer costs that much, before the guest
+ *              stops; a refusal, or a host without RDMA, costs nothing.
+ */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -15,12 +25,15 @@
 #include "verbs.h"
 
 #define TCP_FDS_MAX 8
+#define AUTO_VERBS_MS 2000
 
 struct ff_port {
     struct ff_listener *tcp;
     struct verbs_listener *verbs;
-    int cancel_fd, timeout_ms;
+    enum ff_link_kind kind;
+    int cancel_fd;
     unsigned number;
+    char no_verbs[160]; /* why verbs is not listened for, if it should be */
 };
 
 int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struct ff_port **out,
@@ -33,7 +46,7 @@ int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struc
 
     if (!port)
         return ff_error_set(err, ENOMEM, "link: listen: out of memory");
-    port->timeout_ms = p->timeout_ms;
+    port->kind = kind;
     port->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     port->number = (unsigned)atoi(p->port);
     if (kind != FF_LINK_VERBS) {
@@ -43,10 +56,17 @@ int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struc
     }
     snprintf(number, sizeof(number), "%u", port->number);
     same.port = number;
-    if (!rc && kind == FF_LINK_VERBS) {
-        rc = verbs_listen(&same, &port->verbs, err);
-        if (!rc)
+    if (!rc && kind != FF_LINK_TCP) {
+        struct ff_error why;
+        rc = verbs_listen(&same, &port->verbs, &why);
+        if (!rc) {
             port->number = verbs_listener_port(port->verbs);
+        } else if (kind == FF_LINK_AUTO) {
+            snprintf(port->no_verbs, sizeof(port->no_verbs), "%.150s", why.text);
+            rc = 0;
+        } else if (err) {
+            *err = why;
+        }
     }
     if (rc)
         ff_port_free(port);
@@ -58,6 +78,11 @@ int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struc
 unsigned ff_port_number(const struct ff_port *port)
 {
     return port->number;
+}
+
+static void say_why_tcp(struct ff_link *l, const char *why)
+{
+    snprintf(l->about, sizeof(l->about), "tcp (%.150s)", why);
 }
 
 int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *err)
@@ -79,11 +104,20 @@ int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *
         int rc = -EAGAIN;
         struct ff_error why;
         if (p[1].revents)
-            rc = verbs_accept(port->verbs, port->timeout_ms, out, &why);
+            rc = verbs_accept(port->verbs, out, &why);
         else if (port->tcp)
             rc = ff_tcp_accept(port->tcp, 0, out, &why);
+        if (!rc && port->kind == FF_LINK_AUTO && (*out)->ops != &ff_verbs_ops)
+            say_why_tcp(*out, *port->no_verbs ? port->no_verbs : "the source chose it");
         if (!rc)
             return 0;
+        if (rc == -EBADFD) {
+            verbs_listener_free(port->verbs);
+            port->verbs = NULL;
+            if (!port->tcp)
+                return ff_error_set(err, EBADFD, "%s", why.text);
+            snprintf(port->no_verbs, sizeof(port->no_verbs), "%.150s", why.text);
+        }
         if (rc != -EAGAIN && rc != -ETIMEDOUT)
             ff_log(FF_LOG_WARN, "%s; connection dropped", why.text);
     }
@@ -106,10 +140,31 @@ void ff_port_free(struct ff_port *port)
     free(port);
 }
 
+static int connect_auto(const struct ff_link_params *p, int cancel_fd, struct ff_link **out,
+                        struct ff_error *err)
+{
+    struct ff_error no_verbs, no_tcp;
+
+    int rc = ff_verbs_connect(p, FF_MIN(p->timeout_ms, AUTO_VERBS_MS), cancel_fd, out, &no_verbs);
+    if (!rc)
+        return 0;
+    if (rc == -ECANCELED)
+        return ff_error_set(err, ECANCELED, "%s", no_verbs.text);
+    rc = ff_tcp_connect(p, cancel_fd, out, &no_tcp);
+    if (!rc)
+        say_why_tcp(*out, no_verbs.text);
+    else if (err)
+        *err = no_tcp;
+    return rc;
+}
+
 int ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
                     struct ff_link **out, struct ff_error *err)
 {
-    if (kind == FF_LINK_VERBS)
-        return ff_verbs_connect(p, cancel_fd, out, err);
-    return ff_tcp_connect(p, cancel_fd, out, err);
+    if (kind == FF_LINK_TCP)
+        return ff_tcp_connect(p, cancel_fd, out, err);
+    if (kind == FF_LINK_AUTO)
+        return connect_auto(p, cancel_fd, out, err);
+    int rc = ff_verbs_connect(p, p->timeout_ms, cancel_fd, out, err);
+    return rc ? ff_error_context(err, "link=verbs: connect to %s:%s", p->host, p->port) : 0;
 }

@@ -23,6 +23,8 @@
  * Failure      a link breaks once and for good: every post(), poll(), send() and recv()
  *              from then on returns a negative errno with the reason. No call waits
  *              longer than the time limit that it was given or that the link states.
+ *              Requests of a queue complete in the order in which they were posted, but for
+ *              PREFILL with more than one queue pair.
  * Limits       FF_MSG_MAX bytes a control message; FF_QUEUE_DEPTH work requests in
  *              flight a queue; FF_GRANULES_MAX granules a request.
  */
@@ -172,7 +174,7 @@ enum ff_link_kind { FF_LINK_AUTO, FF_LINK_TCP, FF_LINK_VERBS };
 /* One port that sources of every kind may connect to */
 struct ff_port;
 
-/* AUTO is tcp in this release: the verbs link is young, and is for who asks for it */
+/* AUTO: for both, the same port number; tcp alone where there is no RDMA */
 int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struct ff_port **out,
                    struct ff_error *err);
 unsigned ff_port_number(const struct ff_port *port);
@@ -182,6 +184,7 @@ int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *
 void ff_port_cancel(struct ff_port *port); /* any thread */
 void ff_port_free(struct ff_port *port);
 
+/* AUTO: verbs, or within 2 s tcp, when the two do not come together by RDMA; about says why */
 int ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
                     struct ff_link **out, struct ff_error *err);
 

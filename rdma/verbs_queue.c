@@ -14,27 +14,44 @@
 /* A read of 4 KiB takes 2-5 us on a card: spinning that long saves a sleep and a wake-up;
  * longer would take a core from the guest */
 #define SPIN_NS 10000
-#define RECV_ID 0x8000000000000000ull
+#define RECV_ID 0x8000000000000000ull /* and which connection, in the low bits */
 
-static struct verbs_qp *queue_of(struct verbs_link *v, enum ff_queue q)
+static const char *const role_names[] = {"control", "fault", "prefill"};
+
+static int errno_of(enum ibv_wc_status status)
 {
-    return &v->qp[q == FF_QUEUE_FAULT ? VERBS_FAULT : VERBS_PREFILL];
+    switch (status) {
+    case IBV_WC_REM_ACCESS_ERR:
+        return EREMOTEIO;
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+        return ETIMEDOUT;
+    default:
+        return ECONNRESET;
+    }
 }
 
-int verbs_wc_error(struct verbs_link *v, enum verbs_role role, const struct ibv_wc *wc,
-                   struct ff_error *err)
+static const char *hint(enum ibv_wc_status status)
 {
-    static const char *const names[] = {"control", "fault", "prefill"};
+    switch (status) {
+    case IBV_WC_REM_ACCESS_ERR:
+        return "refused by the peer: memory key withdrawn, not for this, or out of bounds: ";
+    case IBV_WC_RETRY_EXC_ERR:
+        return "the peer does not answer: ";
+    default:
+        return "";
+    }
+}
+
+int verbs_wc_error(struct verbs_link *v, enum verbs_role role, const char *verb,
+                   const struct ibv_wc *wc, struct ff_error *err)
+{
     struct ff_error why;
 
-    if (wc->status == IBV_WC_REM_ACCESS_ERR)
-        ff_error_set(&why, EREMOTEIO,
-                     "verbs: %s queue pair: refused by the peer: memory key withdrawn or out of "
-                     "bounds (%s)", names[role], ibv_wc_status_str(wc->status));
-    else
-        ff_error_set(&why, wc->status == IBV_WC_RETRY_EXC_ERR ? ETIMEDOUT : ECONNRESET,
-                     "verbs: %s queue pair: %s (status %d, vendor 0x%x)", names[role],
-                     ibv_wc_status_str(wc->status), wc->status, wc->vendor_err);
+    ff_error_set(&why, errno_of(wc->status),
+                 "verbs: %s on %s queue pair %u: %s%s (status %d, vendor 0x%x)", verb,
+                 role_names[role], wc->qp_num, hint(wc->status), ibv_wc_status_str(wc->status),
+                 wc->status, wc->vendor_err);
     /* what is flushed only follows from something else: prefer the reason known already */
     if (wc->status == IBV_WC_WR_FLUSH_ERR)
         verbs_events(v, NULL);
@@ -42,23 +59,32 @@ int verbs_wc_error(struct verbs_link *v, enum verbs_role role, const struct ibv_
     return verbs_broken(v, err);
 }
 
-int verbs_post_recv_imm(struct verbs_qp *q, unsigned n)
+int verbs_poll_failed(struct verbs_link *v, enum verbs_role role, struct ff_error *err)
 {
-    struct ibv_recv_wr wr = {.wr_id = RECV_ID}, *bad;
+    struct ff_error why;
+
+    ff_error_set(&why, EIO, "verbs: poll completions of the %s queue: failed", role_names[role]);
+    verbs_break(v, &why);
+    return verbs_broken(v, err);
+}
+
+int verbs_post_recv_imm(struct verbs_queue *q, unsigned conn, unsigned n)
+{
+    struct ibv_recv_wr wr = {.wr_id = RECV_ID | conn}, *bad;
     int rc = 0;
 
     for (unsigned i = 0; i < n && !rc; i++)
-        rc = ibv_post_recv(q->id->qp, &wr, &bad);
+        rc = ibv_post_recv(q->conn[conn].id->qp, &wr, &bad);
     return -rc;
 }
 
-int verbs_wait(struct verbs_qp *q, int cancel_fd, int timeout_ms)
+int verbs_wait(struct verbs_queue *q, int cancel_fd, int timeout_ms)
 {
     return tcp_wait_fd(q->epoll_fd, POLLIN, cancel_fd, timeout_ms); /* an epoll set polls too */
 }
 
 /* Empty the completion channel, which is non-blocking */
-void verbs_ack_events(struct verbs_qp *q)
+void verbs_ack_events(struct verbs_queue *q)
 {
     struct ibv_cq *cq;
     void *ctx;
@@ -67,23 +93,56 @@ void verbs_ack_events(struct verbs_qp *q)
         ibv_ack_cq_events(cq, 1);
 }
 
+static const char *verb_of(enum ff_op op)
+{
+    return op == FF_OP_READ ? "READ" : "WRITE";
+}
+
+/* The connection with the fewest requests in flight */
+static unsigned least_busy(const struct verbs_queue *q)
+{
+    unsigned best = 0;
+
+    for (unsigned i = 1; i < q->n_conns; i++)
+        if (q->conn[i].n_busy < q->conn[best].n_busy)
+            best = i;
+    return best;
+}
+
+static int post_failed(struct verbs_link *v, enum verbs_role role, const struct ff_wr *wr,
+                       uint32_t qp_num, int code, struct ff_error *err)
+{
+    struct ff_error why;
+    bool no_imm = wr->op == FF_OP_WRITE && v->limits.iwarp;
+
+    ff_error_set(&why, code, "verbs: post %s on %s queue pair %u: %s%s", verb_of(wr->op),
+                 role_names[role], qp_num, strerror(code),
+                 no_imm ? "; not every iWARP card has WRITE_WITH_IMM: use prefill=pull" : "");
+    verbs_break(v, &why);
+    return verbs_broken(v, err);
+}
+
 int verbs_post(struct ff_link *l, enum ff_queue queue, const struct ff_wr *wr, struct ff_error *err)
 {
     struct verbs_link *v = verbs_of(l);
-    struct verbs_qp *q = queue_of(v, queue);
+    enum verbs_role role = verbs_role_of(queue);
+    struct verbs_queue *q = &v->q[role];
     unsigned i = 0;
 
     int rc = verbs_broken(v, err);
     if (rc)
         return rc;
     if (!wr->len_bytes || wr->len_bytes > v->limits.max_len)
-        return ff_error_set(err, EINVAL, "verbs: post: length %u (permitted 1..%u)", wr->len_bytes,
-                            v->limits.max_len);
+        return ff_error_set(err, EINVAL, "verbs: post %s: length %u (permitted 1..%u)",
+                            verb_of(wr->op), wr->len_bytes, v->limits.max_len);
     if (q->n_busy == v->limits.depth)
-        return ff_error_set(err, EAGAIN, "verbs: post: %u requests in flight", q->n_busy);
+        return ff_error_set(err, EAGAIN, "verbs: post %s: %u requests in flight", verb_of(wr->op),
+                            q->n_busy);
     while (q->slot[i].busy)
         i++;
 
+    unsigned c = least_busy(q);
+    struct ibv_qp *qp = q->conn[c].id->qp;
     struct ibv_sge sge = {.addr = (uintptr_t)wr->local, .length = wr->len_bytes, .lkey = wr->lkey};
     struct ibv_send_wr *bad, swr = {
         .wr_id = i,
@@ -94,15 +153,15 @@ int verbs_post(struct ff_link *l, enum ff_queue queue, const struct ff_wr *wr, s
         .imm_data = htobe32(wr->imm),
         .wr.rdma = {.remote_addr = wr->remote, .rkey = wr->rkey},
     };
-    rc = ibv_post_send(q->id->qp, &swr, &bad);
-    if (rc) {
-        struct ff_error why;
-        ff_error_set(&why, rc, "verbs: post: %s", strerror(rc));
-        verbs_break(v, &why);
-        return verbs_broken(v, err);
-    }
-    q->slot[i] = (struct verbs_slot){
-        .id = wr->id, .len_bytes = wr->len_bytes, .op = wr->op, .busy = true};
+    rc = ibv_post_send(qp, &swr, &bad);
+    if (rc)
+        return post_failed(v, role, wr, qp->qp_num, rc, err);
+    q->slot[i] = (struct verbs_slot){.id = wr->id,
+                                     .len_bytes = wr->len_bytes,
+                                     .op = wr->op,
+                                     .conn = (uint8_t)c,
+                                     .busy = true};
+    q->conn[c].n_busy++;
     q->n_busy++;
     return 0;
 }
@@ -111,27 +170,29 @@ int verbs_post(struct ff_link *l, enum ff_queue queue, const struct ff_wr *wr, s
 static int drain(struct verbs_link *v, enum verbs_role role, struct ff_wc *out, unsigned n,
                  struct ff_error *err)
 {
-    struct verbs_qp *q = &v->qp[role];
+    struct verbs_queue *q = &v->q[role];
     struct ibv_wc wc[16];
 
     int got = ibv_poll_cq(q->recv_cq, (int)FF_MIN(n, (unsigned)FF_ARRAY_LEN(wc)), wc);
     if (got < 0)
-        return ff_error_set(err, EIO, "verbs: poll completions: failed");
+        return verbs_poll_failed(v, role, err);
     for (int i = 0; i < got; i++) {
+        bool recv = wc[i].wr_id & RECV_ID;
+        struct verbs_slot *s = recv ? NULL : &q->slot[wc[i].wr_id];
         if (wc[i].status != IBV_WC_SUCCESS)
-            return verbs_wc_error(v, role, &wc[i], err);
-        if (wc[i].wr_id & RECV_ID) {
+            return verbs_wc_error(v, role, recv ? "RECV" : verb_of(s->op), &wc[i], err);
+        if (recv) {
             out[i] = (struct ff_wc){.op = FF_WC_RECV_IMM,
                                     .len_bytes = wc[i].byte_len,
                                     .imm = be32toh(wc[i].imm_data)};
-            verbs_post_recv_imm(q, 1);
+            verbs_post_recv_imm(q, (unsigned)(wc[i].wr_id & ~RECV_ID), 1);
             continue;
         }
-        struct verbs_slot *s = &q->slot[wc[i].wr_id];
         out[i] = (struct ff_wc){.id = s->id,
                                 .op = s->op == FF_OP_READ ? FF_WC_READ : FF_WC_WRITE,
                                 .len_bytes = s->len_bytes};
         s->busy = false;
+        q->conn[s->conn].n_busy--;
         q->n_busy--;
     }
     return got;
@@ -141,8 +202,8 @@ int verbs_poll(struct ff_link *l, enum ff_queue queue, struct ff_wc *wc, unsigne
                struct ff_error *err)
 {
     struct verbs_link *v = verbs_of(l);
-    enum verbs_role role = queue == FF_QUEUE_FAULT ? VERBS_FAULT : VERBS_PREFILL;
-    struct verbs_qp *q = &v->qp[role];
+    enum verbs_role role = verbs_role_of(queue);
+    struct verbs_queue *q = &v->q[role];
     uint64_t start = ff_now_ns(), end = start + (uint64_t)timeout_ms * 1000000u, now = start;
     int rc;
 

@@ -119,14 +119,14 @@ class Library:
 
 
 def page_options(page):
-    """name: (values, text) of each option of the page; no values: a number."""
+    """name: (values, text) of each option of the page; no values: a number; None: a name."""
     section = page.split('.Ss Options')[1].split('\n.Sh ')[0]
     options = {}
     for part in section.split('\n.It Cm ')[1:]:
         head, text = part.split('\n', 1)
         name, _, value = head.partition(' Ns = Ns ')
         words = value.removeprefix('Cm ').split(' | ') if value.startswith('Cm ') else []
-        options[name] = (words, text)
+        options[name] = (words if value != 'Ar device' else None, text)
     return options
 
 
@@ -179,6 +179,10 @@ def check_addresses():
             check_values(lib, name, values, text)
             if set(re.findall(r'`([a-z]+)`', readme.get(name, ''))) != set(values):
                 differ(f'README.md: {name}: other values than (7)')
+        elif values is None:
+            if not lib.refusal(f',{name}=') or lib.refusal(f',{name}=a') or \
+                    lib.refusal(f',{name}=a:1'):
+                differ(f'(7): {name}: NAME or NAME:PORT is not what the library takes')
         else:
             check_number(lib, name, text)
             limits = re.search(r'\d+ to \d+', text)

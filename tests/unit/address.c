@@ -44,6 +44,8 @@ static void test_defaults(void **state)
     assert_int_equal(a->window, 4);
     assert_int_equal(a->landing, FF_LANDING_AUTO);
     assert_int_equal(a->prefill, FF_PREFILL_AUTO);
+    assert_int_equal(a->qps, 1);
+    assert_string_equal(a->device, "");
     ff_address_free(a);
 }
 
@@ -59,7 +61,13 @@ static void test_options(void **state)
     assert_int_equal(a->prefill, FF_PREFILL_OFF);
     ff_address_free(a);
 
-    ff_address_free(parse("h:1,link=verbs"));
+    a = parse("h:1,link=verbs,device=mlx5_0,qps=8");
+    assert_string_equal(a->device, "mlx5_0");
+    assert_int_equal(a->qps, 8);
+    ff_address_free(a);
+    a = parse("h:1,device=rocep1s0f0v2:2");
+    assert_string_equal(a->device, "rocep1s0f0v2:2");
+    ff_address_free(a);
     a = parse("h:1,link=auto,timeout=1,chunk=4M,window=1,landing=copy,prefill=pull");
     assert_int_equal(a->timeout_ms, 1000);
     assert_int_equal(a->chunk_bytes, 4 << 20);
@@ -121,6 +129,16 @@ static void test_refused(void **state)
         {"h:1,prefill=on", "off, pull, push or auto", EINVAL},
         {"h:1,odp=yes", "auto, on or off", EINVAL},
         {"h:1,link=ib", "auto, tcp or verbs", EINVAL},
+        {"h:1,qps=0", "1..8", EINVAL},
+        {"h:1,qps=9", "1..8", EINVAL},
+        {"h:1,device=", "NAME or NAME:PORT", EINVAL},
+        {"h:1,device=:1", "NAME or NAME:PORT", EINVAL},
+        {"h:1,device=a b", "device=a b", EINVAL},
+        {"h:1,device=a:0", "1..255", EINVAL},
+        {"h:1,device=a:1:1", "1..255", EINVAL},
+        {"h:1,device=a:x", "1..255", EINVAL},
+        {"h:1,device=0123456789012345678901234567890123456789012345678901234567890123",
+         "NAME or NAME:PORT", EINVAL},
         {"h:1,colour=blue", "colour", EINVAL},
         {"h:1,window=4,colour=blue", "colour", EINVAL},
         {"h:1,=4", "no such option", EINVAL},

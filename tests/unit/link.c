@@ -477,9 +477,48 @@ static void test_threads_come_and_go(void **state)
     }
 }
 
+/* No RDMA device has the way to 127.0.0.1, wherever this runs: AUTO is tcp, and says why */
+static void test_auto(void **state)
+{
+    struct ff_link_params lp = {.host = "127.0.0.1", .port = "0", .timeout_ms = SOON_MS};
+    static const uint8_t hello[] = "hello";
+    uint8_t buf[FF_MSG_MAX];
+    struct ff_port *port;
+    struct ff_error err;
+    char number[16];
+    struct pair q;
+    (void)state;
+
+    assert_ok(ff_port_listen(&lp, FF_LINK_AUTO, &port, &err), err);
+    snprintf(number, sizeof(number), "%u", ff_port_number(port));
+    lp.port = number;
+    q = (struct pair){.kind = "auto"};
+    assert_ok(ff_link_connect(&lp, FF_LINK_AUTO, -1, &q.a, &err), err);
+    assert_ok(ff_port_accept(port, &q.b, &err), err);
+    assert_string_equal(q.a->ops->name, "tcp");
+    assert_string_equal(q.b->ops->name, "tcp");
+    assert_true(!strncmp(q.a->about, "tcp (verbs: ", 12) && strlen(q.a->about) > 20);
+    assert_true(!strncmp(q.b->about, "tcp (", 5) && strlen(q.b->about) > 10);
+    assert_ok(q.a->ops->send(q.a, hello, sizeof(hello), &err), err);
+    assert_int_equal(q.b->ops->recv(q.b, buf, SOON_MS, &err), sizeof(hello));
+    pair_open_queues(&q);
+    pair_close(&q);
+
+    /* who asks for one kind gets no other */
+    assert_true(ff_link_connect(&lp, FF_LINK_VERBS, -1, &q.a, &err) < 0);
+    assert_error(err, err.code, "link=verbs", "127.0.0.1", "verbs: ");
+    ff_port_free(port);
+    assert_fails(ff_link_connect(&lp, FF_LINK_AUTO, -1, &q.a, &err), ECONNREFUSED);
+    assert_error(err, ECONNREFUSED, "tcp: ", "listening");
+    lp.device = "no-such-device";
+    assert_true(ff_port_listen(&lp, FF_LINK_VERBS, &port, &err) < 0);
+    assert_error(err, err.code, "verbs: ", "no");
+}
+
 #define BOTH(test)                                                                          \
     {"loop: " #test, test, start_loop, end, NULL}, {"tcp: " #test, test, start_tcp, end, NULL}
 
 UNIT_MAIN(BOTH(test_read_sizes), BOTH(test_zero_map), BOTH(test_write_both_ways), BOTH(test_keys),
           BOTH(test_many_keys), BOTH(test_depth), BOTH(test_both_ways_at_once),
-          BOTH(test_independent), BOTH(test_descriptor), BOTH(test_threads_come_and_go))
+          BOTH(test_independent), BOTH(test_descriptor), BOTH(test_threads_come_and_go),
+          cmocka_unit_test(test_auto))
