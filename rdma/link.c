@@ -13,6 +13,8 @@
  *              stops; a refusal, or a host without RDMA, costs nothing.
  */
 #include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +24,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "log.h"
+#include "tcp_socket.h"
 #include "verbs.h"
 
 #define TCP_FDS_MAX 8
@@ -35,6 +38,24 @@ struct ff_port {
     unsigned number;
     char no_verbs[160]; /* why verbs is not listened for, if it should be */
 };
+
+/* rdma_cm takes a loopback address for every address: who listens there wants no stranger */
+static bool loopback_only(const struct ff_link_params *p)
+{
+    struct addrinfo *list;
+    bool all = true;
+
+    if (!p->host || !*p->host || tcp_resolve(p, true, &list, NULL))
+        return false;
+    for (const struct addrinfo *a = list; a; a = a->ai_next) {
+        const struct sockaddr_in *in = (const void *)a->ai_addr;
+        const struct sockaddr_in6 *in6 = (const void *)a->ai_addr;
+        all &= a->ai_family == AF_INET ? ntohl(in->sin_addr.s_addr) >> 24 == IN_LOOPBACKNET
+                                       : IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr);
+    }
+    freeaddrinfo(list);
+    return all;
+}
 
 int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struct ff_port **out,
                    struct ff_error *err)
@@ -58,7 +79,9 @@ int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struc
     same.port = number;
     if (!rc && kind != FF_LINK_TCP) {
         struct ff_error why;
-        rc = verbs_listen(&same, &port->verbs, &why);
+        rc = kind == FF_LINK_AUTO && loopback_only(p)
+                 ? ff_error_set(&why, EADDRNOTAVAIL, "listening on the loopback alone")
+                 : verbs_listen(&same, &port->verbs, &why);
         if (!rc) {
             port->number = verbs_listener_port(port->verbs);
         } else if (kind == FF_LINK_AUTO) {
