@@ -4,7 +4,7 @@
 #
 # Included by the top Makefile, after what builds QEMU and the guests.
 
-.PHONY: lab lab-parts lab-kernel check-lab check-lab-self
+.PHONY: lab lab-parts lab-kernel lab-leaks check-lab check-lab-self check-lab-leaks
 
 DEPS_LAB := $(BUILD)/.deps-lab
 
@@ -25,17 +25,27 @@ check-lab-self: lab-parts $(BUILD)/guests/micro.elf
 
 # --- the verbs link on a kernel's own RDMA stack: part of `make check` ---
 
+# A hundred moves in one process, under AddressSanitizer
+LEAKS := $(BUILD)/asan/tests/loop/many
+RUN_LEAKS := 'lab/lab tests/lab/leaks $(LEAKS):320'
+
 # Each with its limit in seconds; a lab ends its command a little before (LAB_TIMEOUT)
 RUN_LAB := \
     'lab/lab tests/lab/loop_verbs:320' \
     'lab/lab tests/lab/move_verbs.py:320' \
     'lab/lab tests/lab/killed_early.py:320' \
-    'lab/lab tests/lab/killed_late.py:320'
+    'lab/lab tests/lab/killed_late.py:320' \
+    $(RUN_LEAKS)
 
 # Fetched before any test's time runs, and said; if it is not to be had, the tests say why
 lab-kernel: lab-parts
 	@BUILD='$(abspath $(BUILD))' lab/lab --describe | sed 's/^/  LAB     /'
 
-check: lab-kernel
-check-lab: lab-kernel $(BUILD)/guests/micro.elf $(LOOP_TESTS)
+lab-leaks: | $(DEPS_ALL)
+	@$(SUB_MAKE) BUILD=$(BUILD)/asan SANITIZE='$(ASAN_FLAGS)' $(LEAKS)
+
+check: lab-kernel lab-leaks
+check-lab: lab-kernel lab-leaks $(BUILD)/guests/micro.elf $(LOOP_TESTS)
 	@$(RUN_ENV) tests/run $(RUN_LAB)
+check-lab-leaks: lab-kernel lab-leaks
+	@$(RUN_ENV) tests/run $(RUN_LEAKS)
