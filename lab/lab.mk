@@ -23,6 +23,16 @@ lab: lab-parts
 check-lab-self: lab-parts $(BUILD)/guests/micro.elf
 	@BUILD='$(abspath $(BUILD))' CC='$(CC)' lab/selftest
 
+# --- programs that run inside: tests/lab/NAME.c, with the library ---
+
+LAB_PROGRAMS := $(BUILD)/tests/lab/move_two
+$(LAB_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@echo "  TEST    $@"
+	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP -iquote include -o $@ $< $(BUILD)/lib/libfarfork.a \
+	    $(LIB_LIBS)
+-include $(LAB_PROGRAMS:=.d)
+
 # --- the verbs link on a kernel's own RDMA stack: part of `make check` ---
 
 # A hundred moves in one process, under AddressSanitizer
@@ -35,6 +45,7 @@ RUN_LAB := \
     'lab/lab tests/lab/move_verbs.py:320' \
     'lab/lab tests/lab/killed_early.py:320' \
     'lab/lab tests/lab/killed_late.py:320' \
+    'lab/lab tests/lab/move_library.py:320' \
     $(RUN_LEAKS)
 
 # Fetched before any test's time runs, and said; if it is not to be had, the tests say why
@@ -44,8 +55,8 @@ lab-kernel: lab-parts
 lab-leaks: | $(DEPS_ALL)
 	@$(SUB_MAKE) BUILD=$(BUILD)/asan SANITIZE='$(ASAN_FLAGS)' $(LEAKS)
 
-check: lab-kernel lab-leaks
-check-lab: lab-kernel lab-leaks $(BUILD)/guests/micro.elf $(LOOP_TESTS)
+check: lab-kernel lab-leaks $(LAB_PROGRAMS)
+check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS)
 	@$(RUN_ENV) tests/run $(RUN_LAB)
 check-lab-leaks: lab-kernel lab-leaks
 	@$(RUN_ENV) tests/run $(RUN_LEAKS)
