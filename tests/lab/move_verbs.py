@@ -14,7 +14,8 @@ import common
 from common import Failed, Micro, check_ledger, check_move, say
 
 SLOW = 'dest.prefill=delay:60000'       # some 30 chunks: two seconds of prefill
-OUTAGE_S = 1.0          # the retries last for some 4 s (rdma/verbs_cm.c)
+OUTAGE_S = 1.0
+RETRIES_S = 3.2         # they last for 3.8 s at least (rdma/verbs_cm.c)
 
 
 def over_verbs(moved):
@@ -33,31 +34,43 @@ def plain(t, kind, options, mib=MIB):
 
 
 def through_outage(t, kind, options, faults):
-    """The cable is out for a while, when some of the memory has come."""
+    """The cable is out for a while, when some of the memory has come; how long it was."""
     with Micro(t, 'a', 'tcg', kind, MIB) as src, \
             Micro(t, 'b', 'tcg', kind, MIB, incoming=True, faults=faults) as dst:
         src.start_load()
         start = time.monotonic()
         src.qmp('migrate', uri=common.listen(dst, options=options))
         common.wait_migration(dst, 'postcopy-active')
-        common.wait_for('some of its memory', 20, lambda: common.migration(dst)
-                        ['x-rdma-postcopy']['present-bytes'] > MIB << 17)
+        common.wait_for('some of its memory', 20, lambda: present(dst) > MIB << 17)
+        at = time.monotonic()
         with labplace.outage():
             # what had arrived is installed soon; then nothing can come any more
-            at, had = time.monotonic(), -1
+            had = -1
             while time.monotonic() < at + OUTAGE_S or present(dst) != had:
                 had = present(dst)
-                if time.monotonic() > at + 3:
+                if time.monotonic() > at + 20:
                     raise Failed('memory goes on coming while the network is down')
                 time.sleep(0.2)
-            if had >= MIB << 20:
-                raise Failed('all memory was there before the outage: slow prefill down more')
-            say(f'      down for {time.monotonic() - at:.1f} s with {had >> 20} MiB present')
+        lasted = time.monotonic() - at
+        say(f'      down for {lasted:.1f} s with {had >> 20} MiB present')
+        if had >= MIB << 20:
+            raise Failed('all memory was there before the outage: slow prefill down more')
+        if lasted > RETRIES_S:
+            return lasted
         moved = common.Moved(src, dst, start)
         over_verbs(moved)
         if moved.stats['fault-max'] < OUTAGE_S * 1e9:
             raise Failed('no fault was waiting while the network was down')
         check_ledger(src, dst, sweeps=1)
+        return lasted
+
+
+def outage(t, kind, options, faults):
+    """A machine that is busy may need long to put the cable in: that proves nothing."""
+    for _ in range(3):
+        if through_outage(t, kind, options, faults) <= RETRIES_S:
+            return
+    raise Failed(f'no outage was shorter than {RETRIES_S} s: this machine is too busy')
 
 
 def present(guest):
@@ -73,7 +86,7 @@ def run(t):
         with labplace.bad_network('delay', '20ms', 'loss', '1%'):
             plain(t, 'memfd', '', 16)       # some 30 s: each loss costs half a second
     with t.case('outage in the middle of prefill, while a fault waits'):
-        through_outage(t, 'memfd', '', SLOW)
+        outage(t, 'memfd', '', SLOW)
 
 
 if __name__ == '__main__':
