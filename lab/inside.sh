@@ -29,7 +29,7 @@ verdict() {
 await() {
     local n
     for n in $(seq 150); do
-        grep -qE "$1" "$2" && return 0
+        grep -qsE "$1" "$2" && return 0
         sleep 0.1
     done
     echo "no '$1' within 15 s: $(tail -3 "$2" | tr '\n' ' ')"

@@ -4,7 +4,7 @@
 #
 # Included by the top Makefile, after what builds QEMU and the guests.
 
-.PHONY: lab lab-parts check-lab check-lab-self
+.PHONY: lab lab-parts lab-kernel lab-leaks check-lab check-lab-self check-lab-leaks
 
 DEPS_LAB := $(BUILD)/.deps-lab
 
@@ -23,18 +23,42 @@ lab: lab-parts
 check-lab-self: lab-parts $(BUILD)/guests/micro.elf
 	@BUILD='$(abspath $(BUILD))' CC='$(CC)' lab/selftest
 
-LAB_TESTS := $(BUILD)/tests/lab/link_verbs $(BUILD)/tests/lab/memory_verbs
+# --- programs that run inside: tests/lab/NAME.c, with the library ---
 
-$(LAB_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
+LAB_TESTS := $(BUILD)/tests/lab/link_verbs $(BUILD)/tests/lab/memory_verbs
+LAB_PROGRAMS := $(BUILD)/tests/lab/move_two $(LAB_TESTS)
+$(LAB_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
 	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a -lcmocka $(TEST_LIBS)
+-include $(LAB_PROGRAMS:=.d)
 
--include $(LAB_TESTS:=.d)
+# --- the verbs link on a kernel's own RDMA stack: part of `make check` ---
 
-# The verbs link on a kernel's own RDMA stack
-check-lab: lab-parts tools $(BUILD)/guests/micro.elf $(LAB_TESTS) $(LOOP_TESTS)
-	@BUILD='$(abspath $(BUILD))' LAB_KLOG=fail tests/run \
-	    $(patsubst %,'lab/lab %:180',$(abspath $(LAB_TESTS))) \
-	    'lab/lab tests/lab/loop_verbs:240' \
-	    'lab/lab tests/lab/move_verbs.py:300' 'lab/lab tests/lab/doctor_peer:260'
+# A hundred moves in one process, under AddressSanitizer
+LEAKS := $(BUILD)/asan/tests/loop/many
+RUN_LEAKS := 'lab/lab tests/lab/leaks $(LEAKS):320'
+
+# Each with its limit in seconds; a lab ends its command a little before (LAB_TIMEOUT)
+RUN_LAB := \
+    $(patsubst %,'lab/lab %:320',$(abspath $(LAB_TESTS))) \
+    'lab/lab tests/lab/loop_verbs:320' \
+    'lab/lab tests/lab/move_verbs.py:320' \
+    'lab/lab tests/lab/killed_early.py:320' \
+    'lab/lab tests/lab/killed_late.py:320' \
+    'lab/lab tests/lab/move_library.py:320' \
+    'lab/lab tests/lab/doctor_peer:320' \
+    $(RUN_LEAKS)
+
+# Fetched before any test's time runs, and said; if it is not to be had, the tests say why
+lab-kernel: lab-parts
+	@BUILD='$(abspath $(BUILD))' lab/lab --describe | sed 's/^/  LAB     /'
+
+lab-leaks: | $(DEPS_ALL)
+	@$(SUB_MAKE) BUILD=$(BUILD)/asan SANITIZE='$(ASAN_FLAGS)' $(LEAKS)
+
+check: lab-kernel lab-leaks $(LAB_PROGRAMS)
+check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS)
+	@$(RUN_ENV) tests/run $(RUN_LAB)
+check-lab-leaks: lab-kernel lab-leaks
+	@$(RUN_ENV) tests/run $(RUN_LEAKS)

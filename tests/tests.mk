@@ -14,7 +14,7 @@ FUZZ_SECONDS ?= 60
 
 # Where a sanitizer needs fixed addresses and the host permits to ask for them
 NO_ASLR = $(shell setarch -R true 2> /dev/null && echo setarch -R)
-RUN_ENV := FARFORK_TOP=$(CURDIR) FARFORK_BUILD=$(abspath $(BUILD))
+RUN_ENV := FARFORK_TOP=$(CURDIR) FARFORK_BUILD=$(abspath $(BUILD)) LAB_KLOG=fail
 
 TEST_CFLAGS = $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,$(LIB_DIRS) include)
 TEST_LIBS := $(LIB_LIBS)
@@ -91,7 +91,7 @@ check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
 check: all $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) fuzzers
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
 	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_GUESTS) \
-	    $(E2E_TESTS)
+	    $(E2E_TESTS) $(RUN_LAB)
 
 check-fuzz: fuzzers
 	@$(RUN_ENV) tests/run $(call run_fuzz,$(FUZZ_SECONDS))

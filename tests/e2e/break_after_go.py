@@ -22,7 +22,7 @@ def start(src, dst, options=''):
     """Move until the guest runs at the destination and some, not all, memory has come."""
     src.qmp('migrate', uri=common.listen(dst, options=options))
     common.wait_migration(dst, 'postcopy-active')
-    enough = (5 if 'prefill=off' in options else 40) << 20
+    enough = (MIB << 20) // (50 if 'prefill=off' in options else 6)
     common.wait_for('some of its memory', 20, lambda: common.migration(dst)['x-rdma-postcopy']
                     ['present-bytes'] > enough)
 
