@@ -241,7 +241,8 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err);
 /* Watch every region and take the source's keys: from here on faults are served */
 int ff_dest_start(struct ff_dest *d, struct ff_error *err);
 
-/* Say that memory is watched and empty, and wait for the device state.
+/* Register memory to land in, say that it is watched and empty, and wait for the device state.
+ * Nothing may discard memory from here on until ff_dest_wait_done() has returned 0.
  * @state: to be freed by the caller with free() */
 int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_error *err);
 

@@ -12,7 +12,8 @@
  *              2. The pager is up before recv_state() hands out the state.
  *              3. Memory is watched until every page is present, whatever breaks.
  * Limits       HELLO_MS: a stranger that connects is dropped after that and the wait for
- *              a source goes on. GO_MS: see source.c, GO_WITHIN_MS. PROGRESS_MS:
+ *              a source goes on. PUBLISH_MS: registering a large source; the guest still
+ *              runs there. GO_MS: see source.c, GO_WITHIN_MS. PROGRESS_MS:
  *              what a person reads as live.
  */
 #include <errno.h>
@@ -31,6 +32,7 @@
 #include "source.h"
 
 #define HELLO_MS 5000
+#define PUBLISH_MS 300000
 #define GO_MS 60000
 #define PROGRESS_MS 200
 #define WITHDRAWN_MS 2000
@@ -215,12 +217,12 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         d->pager.region[d->map[i]].remote = d->publish.addr[i];
     }
     rc = recv_keys(d, d->publish.n_keys, err);
-    return rc ? rc : ff_pager_start(&d->pager, &d->regions, err);
+    return rc ? rc : ff_pager_start(&d->pager, err);
 }
 
 int ff_dest_start(struct ff_dest *d, struct ff_error *err)
 {
-    int rc = ff_control_expect(&d->ctl, FF_MSG_PUBLISH, 0, d->addr.timeout_ms, err);
+    int rc = ff_control_expect(&d->ctl, FF_MSG_PUBLISH, 0, PUBLISH_MS, err);
     if (rc < 0)
         return rc;
     rc = ff_wire_get_publish(d->ctl.buf, (size_t)d->ctl.len, &d->publish, d->peer.n_regions,
@@ -282,8 +284,13 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
 {
     struct ff_state_head head;
 
+    int rc = ff_pager_register_landing(&d->pager, &d->regions, err);
+    if (rc) {
+        ff_control_refuse(&d->ctl, err ? err->text : "the destination's memory is not registered");
+        return rc;
+    }
     /* memory is empty and watched: whatever this side had to refuse it has refused */
-    int rc = ff_control_send(&d->ctl, ff_wire_put_empty(d->ctl.buf, FF_MSG_WATCHING), err);
+    rc = ff_control_send(&d->ctl, ff_wire_put_empty(d->ctl.buf, FF_MSG_WATCHING), err);
     if (rc)
         return rc;
     /* the guest still runs at the source and may do so for as long as it likes */

@@ -100,10 +100,10 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     return rc ? rc : ff_prefill_engine_new(p, err);
 }
 
-/* Where the link pins what it writes to: register the alias mappings, in pieces, but for
- * those that will read as zeros. What becomes known only with the state lands in a buffer. */
-static int register_landing(struct ff_pager *p, const struct ff_regions *regions,
-                            struct ff_error *err)
+/* Pieces that will read as zeros are left alone; what becomes known only with the state lands
+ * in a buffer. */
+int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regions,
+                              struct ff_error *err)
 {
     bool any = false;
 
@@ -127,11 +127,9 @@ static int register_landing(struct ff_pager *p, const struct ff_regions *regions
     return rc ? ff_error_context(err, "register landing memory") : 0;
 }
 
-int ff_pager_start(struct ff_pager *p, const struct ff_regions *regions, struct ff_error *err)
+int ff_pager_start(struct ff_pager *p, struct ff_error *err)
 {
-    int rc = register_landing(p, regions, err);
-    if (!rc)
-        rc = ff_uffd_open(&p->uffd, err);
+    int rc = ff_uffd_open(&p->uffd, err);
     for (unsigned i = 0; i < p->n_regions && !rc; i++) {
         struct ff_pager_region *r = &p->region[i];
         rc = ff_uffd_register(&p->uffd, &r->range, r->name, err);

@@ -130,9 +130,13 @@ struct ff_pager {
 int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_address *opts,
                   const struct ff_regions *regions, uint64_t piece_bytes, struct ff_error *err);
 
-/* Register landing memory, watch every region and start the fault thread; region[].remote and
- * rkey are set */
-int ff_pager_start(struct ff_pager *p, const struct ff_regions *regions, struct ff_error *err);
+/* Watch every region and start the fault thread; region[].remote and rkey are set */
+int ff_pager_start(struct ff_pager *p, struct ff_error *err);
+
+/* Where the link pins what it writes to: register the alias mappings. Memory is empty by now
+ * and watched: what is discarded later would not be the memory that is written to. */
+int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regions,
+                              struct ff_error *err);
 
 /* The source's guest is paused: faults may be served from now on */
 void ff_pager_image_frozen(struct ff_pager *p);

@@ -12,7 +12,8 @@
  * Threads      the caller's, through the stages; the serving threads (serve.h) from
  *              ff_source_publish() on. lock guards stats and link against cancel.
  * Ownership    regions are the caller's. Threads end, keys go, then the link is freed.
- * Limits       WATCHING_MS: emptying a large destination; the guest still runs.
+ * Limits       WATCHING_MS: emptying and registering a large destination; the guest still
+ *              runs.
  *              READY_MS: a destination that loads for longer is given up while the guest
  *              can still go on here. GO_WITHIN_MS: counted from the last byte of state,
  *              which is before READY; less than the destination waits for GO after READY
@@ -39,7 +40,7 @@
 #include "serve.h"
 #include "source.h"
 
-#define WATCHING_MS 60000
+#define WATCHING_MS 300000
 #define READY_MS 30000
 #define GO_WITHIN_MS 45000
 #define RUNNING_MS 60000
