@@ -39,8 +39,8 @@
 
 #define BATCH 64u
 #define BUFFERS_MAX 32u
-#define PLACES 16u
-#define SEGMENT (128u << 10)
+#define PLACES 8u
+#define SEGMENT (256u << 10)
 #define HUGE (2ull << 20)
 #define ZERO_RUN 16384u /* pages of zeros between two looks at the link */
 #define CPU_TURNS 8u

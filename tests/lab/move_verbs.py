@@ -13,7 +13,8 @@ from labplace import MIB
 import common
 from common import Failed, Micro, check_ledger, check_move, say
 
-SLOW = 'dest.prefill=delay:60000'       # some 30 chunks: two seconds of prefill
+# two seconds of prefill: some 16 chunks, or some 200 short runs in place
+SLOW = {'copy': 'dest.prefill=delay:100000', 'continue': 'dest.prefill=delay:10000'}
 OUTAGE_S = 1.0
 RETRIES_S = 3.2         # they last for 3.8 s at least (rdma/verbs_cm.c)
 
@@ -86,8 +87,9 @@ def run(t):
     with t.case('1 % loss, 20 ms delay each way'):
         with labplace.bad_network('delay', '20ms', 'loss', '1%'):
             plain(t, 'memfd', '', 16)       # some 30 s: each loss costs half a second
-    with t.case('outage in the middle of prefill, while a fault waits'):
-        outage(t, 'memfd', '', SLOW)
+    for landing, faults in SLOW.items():
+        with t.case(f'outage in the middle of prefill, while a fault waits, landing={landing}'):
+            outage(t, 'memfd', f',landing={landing}', faults)
 
 
 if __name__ == '__main__':
