@@ -13,26 +13,74 @@
 /* Completions of control messages are looked for so often; none is hot */
 #define CTRL_POLL_NS 50000
 
+#define SEND_ID 1
+#define PROBE_ID 2
+#define PROBES_A_TIMEOUT 3
+
+/* The next completion of the control queue pair's requests: its id, 0 when there is none now, or
+ * the link is broken. The caller holds send_lock. */
+static int next_sent(struct verbs_link *v, struct ff_error *err)
+{
+    struct ibv_wc wc;
+
+    int n = ibv_poll_cq(v->q[VERBS_CONTROL].send_cq, 1, &wc);
+    if (n < 0)
+        return verbs_poll_failed(v, VERBS_CONTROL, err);
+    if (!n)
+        return 0;
+    if (wc.wr_id == PROBE_ID)
+        v->probing = false;
+    if (wc.status != IBV_WC_SUCCESS)
+        return verbs_wc_error(v, VERBS_CONTROL, wc.wr_id == PROBE_ID ? "WRITE" : "SEND", &wc, err);
+    atomic_store(&v->alive_ns, ff_now_ns());
+    return (int)wc.wr_id;
+}
+
+/* A queue pair that posts nothing never learns that its peer's host is gone. A WRITE of no bytes
+ * needs no memory and reaches no program there, but it is acknowledged, or not. */
+static int probe(struct verbs_link *v, struct ff_error *err)
+{
+    if (pthread_mutex_trylock(&v->send_lock))
+        return 0; /* a message is under way */
+    struct ibv_send_wr *bad, wr = {
+        .wr_id = PROBE_ID, .opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
+    int rc = next_sent(v, err);
+    if (rc >= 0 && !v->probing) {
+        rc = -ibv_post_send(v->q[VERBS_CONTROL].conn[0].id->qp, &wr, &bad);
+        v->probing = !rc;
+        if (rc)
+            ff_error_set(err, -rc, "verbs: post WRITE on control queue pair: %s", strerror(-rc));
+    }
+    atomic_store(&v->probed_ns, ff_now_ns());
+    pthread_mutex_unlock(&v->send_lock);
+    return rc < 0 ? rc : 0;
+}
+
+/* When to probe: a part of the time limit after the peer was last known to be there */
+static uint64_t probe_at(struct verbs_link *v)
+{
+    uint64_t last = FF_MAX(atomic_load(&v->alive_ns), atomic_load(&v->probed_ns));
+    return last + (uint64_t)v->timeout_ms * 1000000u / PROBES_A_TIMEOUT;
+}
+
 /* Until the one send in flight is complete */
 static int wait_sent(struct verbs_link *v, struct ff_error *err)
 {
     uint64_t end = ff_now_ns() + (uint64_t)v->timeout_ms * 1000000u;
     const struct timespec nap = {.tv_nsec = CTRL_POLL_NS};
-    struct ibv_wc wc;
 
     for (;;) {
-        int n = ibv_poll_cq(v->q[VERBS_CONTROL].send_cq, 1, &wc);
-        if (n > 0)
-            return wc.status == IBV_WC_SUCCESS
-                       ? 0
-                       : verbs_wc_error(v, VERBS_CONTROL, "SEND", &wc, err);
-        int rc = n < 0 ? verbs_poll_failed(v, VERBS_CONTROL, err) : verbs_events(v, err);
+        int rc = next_sent(v, err);
+        if (rc == SEND_ID)
+            return 0;
+        if (!rc)
+            rc = verbs_events(v, err);
         if (!rc && ff_now_ns() > end)
             rc = ff_error_set(err, ETIMEDOUT,
                               "verbs: SEND on control queue pair %u: the peer takes no message "
                               "within %d ms", v->q[VERBS_CONTROL].conn[0].id->qp->qp_num,
                               v->timeout_ms);
-        if (rc)
+        if (rc < 0)
             return rc;
         nanosleep(&nap, NULL);
     }
@@ -61,7 +109,8 @@ static int verbs_send(struct ff_link *l, const void *msg, uint32_t len, struct f
     struct ibv_sge sge = {.addr = (uintptr_t)(within ? msg : buf),
                           .length = len,
                           .lkey = v->ctrl_mr->lkey};
-    struct ibv_send_wr *bad, wr = {.sg_list = &sge,
+    struct ibv_send_wr *bad, wr = {.wr_id = SEND_ID,
+                                   .sg_list = &sge,
                                    .num_sge = 1,
                                    .opcode = IBV_WR_SEND,
                                    .send_flags = IBV_SEND_SIGNALED |
@@ -110,10 +159,17 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
         }
         if (n < 0)
             return verbs_poll_failed(v, VERBS_CONTROL, err);
-        if (n > 0 && wc.status != IBV_WC_SUCCESS)
+        if (n > 0 && wc.status != IBV_WC_SUCCESS) {
+            /* flushed, perhaps since a probe was not acknowledged: that says more */
+            if (!pthread_mutex_trylock(&v->send_lock)) {
+                next_sent(v, NULL);
+                pthread_mutex_unlock(&v->send_lock);
+            }
             return verbs_wc_error(v, VERBS_CONTROL, "RECV", &wc, err);
+        }
         if (n > 0) {
             atomic_store(&v->heard_by_ns, 0);
+            atomic_store(&v->alive_ns, ff_now_ns());
             memcpy(buf, v->ctrl_memory + wc.wr_id * FF_MSG_MAX, wc.byte_len);
             verbs_post_ctrl_recv(v, (unsigned)wc.wr_id);
             return (int)wc.byte_len;
@@ -126,7 +182,10 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
             return ff_error_set(err, ETIMEDOUT, "verbs: receive: timed out");
         if (heard_by && now >= heard_by)
             return never_connected(v, err);
-        uint64_t until = heard_by ? FF_MIN(end, heard_by) : end;
+        if (now >= probe_at(v) && (rc = probe(v, err)))
+            return rc;
+        uint64_t until = FF_MIN(end, FF_MAX(probe_at(v), now + 1000000u));
+        until = heard_by ? FF_MIN(until, heard_by) : until;
         rc = verbs_wait(q, v->cancel_fd, (int)((until - now + 999999) / 1000000));
         if (rc == -ECANCELED)
             return ff_error_set(err, ECANCELED, "verbs: receive: canceled");

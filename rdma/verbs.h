@@ -19,6 +19,8 @@
  * Threads      lock guards broken, why, conn[].made and the table of registrations. A
  *              queue's CQ is polled by its owner alone; control has a CQ for sends
  *              (send_lock) and one for receives.
+ *              An idle control queue pair probes its peer with WRITEs of no bytes, three in a
+ *              time limit.
  * Failure      a work completion that is not a success, a disconnect, a removed device:
  *              verbs_break() keeps the first reason, disconnects every QP (what is in
  *              flight is flushed) and makes wake_fd readable for ever: every wait ends.
@@ -105,6 +107,8 @@ struct verbs_link {
 
     /* control messages */
     pthread_mutex_t send_lock;
+    bool probing;                /* under send_lock: a probe is not acknowledged yet */
+    _Atomic uint64_t alive_ns, probed_ns; /* the peer was there; it was asked */
     uint8_t *ctrl_memory; /* VERBS_CTRL_RECVS receive buffers, one send buffer */
     struct ibv_mr *ctrl_mr;
     uint32_t ctrl_inline; /* so many bytes a send may carry within itself */

@@ -190,6 +190,7 @@ int verbs_link_new(const struct ff_link_params *p, int cancel_fd, struct verbs_l
     v->q[VERBS_PREFILL].n_conns = p->qps ? p->qps : 1;
     pthread_mutex_init(&v->lock, NULL);
     pthread_mutex_init(&v->send_lock, NULL);
+    atomic_init(&v->alive_ns, ff_now_ns());
     if (!v->events) {
         int e = errno;
         verbs_link_free(&v->base);

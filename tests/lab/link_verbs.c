@@ -533,6 +533,34 @@ static void test_auto_blocked(void **state)
     assert_string_equal(p.a->ops->name, "verbs");
 }
 
+/* Nobody posts anything: a peer that is there is not taken for gone, and one whose host fell
+ * silent is, long before the wait for a message ends */
+static void test_silent_network(void **state)
+{
+    static uint8_t buf[FF_MSG_MAX];
+    struct ff_error err;
+    (void)state;
+
+    open_pair(1);
+    p.a->ops->set_timeout(p.a, 1500);
+    p.b->ops->set_timeout(p.b, 1500);
+    assert_fails(p.a->ops->recv(p.a, buf, 3000, &err), ETIMEDOUT);
+    assert_error(err, ETIMEDOUT, "receive: timed out");
+    assert_ok(p.b->ops->send(p.b, "hello", 6, &err), err);
+    assert_int_equal(p.a->ops->recv(p.a, buf, SOON_MS, &err), 6);
+
+    block_rdma("hostb", "ethb", true);
+    uint64_t start = ff_now_ns();
+    int rc = p.a->ops->recv(p.a, buf, 10 * SOON_MS, &err);
+    uint64_t ms = (ff_now_ns() - start) / 1000000;
+    block_rdma("hostb", "ethb", false);
+    assert_int_equal(rc, -ETIMEDOUT);
+    assert_error(err, ETIMEDOUT, "WRITE on control queue pair", "the peer does not answer");
+    printf("link_verbs: a silent network was noticed after %llu ms\n", (unsigned long long)ms);
+    assert_true(ms < 9 * SOON_MS);
+    assert_fails(p.a->ops->send(p.a, "hello", 6, &err), EPIPE);
+}
+
 static void test_device(void **state)
 {
     static const char *const good[] = {"rxea", "rxea:1"};
@@ -585,7 +613,7 @@ int main(int argc, char **argv)
         WITH(test_auto), WITH(test_reads_and_writes), WITH(test_messages), WITH(test_depth),
         WITH(test_qps), WITH(test_keys), WITH(test_wrong_session), WITH(test_shutdown_wakes),
         WITH(test_peer_killed), WITH(test_device), WITH(test_every_address),
-        WITH(test_auto_blocked), WITH(test_changed_user_apart),
+        WITH(test_auto_blocked), WITH(test_silent_network), WITH(test_changed_user_apart),
     };
 
     if (argc == 4 && !strcmp(argv[1], "peer"))
