@@ -33,6 +33,8 @@ LANDINGS = (
     ('hugetlb', 'copy', 'copied'),
     ('hugetlb', 'continue', 'continued'),
     ('thp', 'move', 'copied'),      # what an adapter has pinned cannot be moved
+    ('thp', 'move,odp=on', 'moved'),
+    ('memfd', 'continue,odp=on', 'continued'),
 )
 ROWS = [('verbs', prefill, *x) for prefill in ('pull', 'push') for x in LANDINGS]
 ROWS += [('tcp', 'pull', 'anon', 'copy', 'copied'), ('tcp', 'push', 'anon', 'copy', 'copied'),
@@ -125,8 +127,8 @@ def main():
     wanted = sys.argv[1] if len(sys.argv) > 1 else ''
     failed = done = 0
     reserve_huge()
-    print(f'{"":40} {"CPU s a GiB: source":>20} {"destination":>20}\n'
-          f'{"link, prefill, memory, landing":30} {"MiB/s":>9} '
+    print(f'{"":46} {"CPU s a GiB: source":>20} {"destination":>20}\n'
+          f'{"link, prefill, memory, landing":36} {"MiB/s":>9} '
           f'{"until GO":>10} {"from then":>9} {"until GO":>10} {"from then":>9}  faults  threads')
     for i, row in enumerate(ROWS):
         name = ' '.join(row[:4])
@@ -140,7 +142,7 @@ def main():
             continue
         done += 1
         gib = dst['bytes'] / (1 << 30)
-        print(f'{name:30} {dst["bytes"] / dst["took_s"] / (1 << 20):9.0f} '
+        print(f'{name:36} {dst["bytes"] / dst["took_s"] / (1 << 20):9.0f} '
               f'{src["cpu_setup_s"] / gib:10.2f} {src["cpu_move_s"] / gib:9.2f} '
               f'{dst["cpu_setup_s"] / gib:10.2f} {dst["cpu_move_s"] / gib:9.2f} '
               f'{dst["faults"]:7}  '
