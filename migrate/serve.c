@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <time.h>
 
 #include "cleanup.h"
 #include "error.h"
@@ -16,6 +17,7 @@
 
 #define IDLE_MS 500
 #define IN_FLIGHT 8u /* WRITEs: enough to keep a link busy, in chunks of megabytes */
+#define END_PUSH_MS 1000u /* less than a destination waits for WITHDRAWN */
 #define ZERO_NOTE 8u /* bytes written to say that there are only zeros */
 
 int ff_serve_init(struct ff_serve *s, const struct ff_regions *regions,
@@ -70,23 +72,42 @@ static int push(struct ff_serve *s, const struct ff_grant *g, struct ff_error *e
     return s->link->ops->post(s->link, FF_QUEUE_PREFILL, &wr, err);
 }
 
-static bool next_grant(struct ff_serve *s, struct ff_grant *g)
+/* 1: pushed the next grant, 0: there is none */
+static int push_next(struct ff_serve *s, struct ff_error *err)
 {
+    int rc = 0;
+
     pthread_mutex_lock(&s->ring_lock);
-    bool some = s->n;
-    if (some) {
-        *g = s->ring[s->first];
+    if (s->n && atomic_load(&s->in_flight) < IN_FLIGHT) {
+        rc = push(s, &s->ring[s->first], err);
         s->first = (s->first + 1) % FF_WIRE_GRANTS_MAX;
         s->n--;
+        if (!rc) {
+            atomic_fetch_add(&s->in_flight, 1);
+            rc = 1;
+        }
     }
     pthread_mutex_unlock(&s->ring_lock);
-    return some;
+    return rc;
+}
+
+void ff_serve_end_push(struct ff_serve *s)
+{
+    uint64_t end = ff_now_ns() + END_PUSH_MS * 1000000ull;
+    const struct timespec nap = {.tv_nsec = 1000000};
+
+    pthread_mutex_lock(&s->ring_lock);
+    s->push_ended = true;
+    s->n = 0;
+    pthread_mutex_unlock(&s->ring_lock);
+    while (atomic_load(&s->in_flight) && ff_now_ns() < end)
+        nanosleep(&nap, NULL);
 }
 
 int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, struct ff_error *err)
 {
     pthread_mutex_lock(&s->ring_lock);
-    bool fits = n <= FF_WIRE_GRANTS_MAX - s->n;
+    bool fits = n <= FF_WIRE_GRANTS_MAX - s->n && !s->push_ended;
     for (unsigned i = 0; fits && i < n; i++)
         s->ring[(s->first + s->n++) % FF_WIRE_GRANTS_MAX] = g[i];
     pthread_mutex_unlock(&s->ring_lock);
@@ -114,20 +135,18 @@ static void *serve_main(void *opaque)
 {
     struct ff_server *sv = opaque;
     struct ff_serve *s = sv->serve;
-    unsigned in_flight = 0;
     struct ff_error why;
-    struct ff_grant g;
     struct ff_wc wc[8];
     int rc = 0;
 
     while (!atomic_load(&s->stop) && rc >= 0) {
-        bool pushed = sv->queue == FF_QUEUE_PREFILL && in_flight < IN_FLIGHT && next_grant(s, &g);
-        rc = pushed ? push(s, &g, &why) : 0;
-        in_flight += pushed;
+        int pushed = sv->queue == FF_QUEUE_PREFILL ? push_next(s, &why) : 0;
+        rc = pushed;
         if (rc >= 0)
             rc = s->link->ops->poll(s->link, sv->queue, wc, FF_ARRAY_LEN(wc), 0, &why);
         for (int i = 0; i < rc; i++)
-            in_flight -= wc[i].op == FF_WC_WRITE;
+            if (wc[i].op == FF_WC_WRITE)
+                atomic_fetch_sub(&s->in_flight, 1);
         if (!rc && !pushed)
             wait_work(s, sv->queue);
         atomic_store(&sv->cpu_ns, ff_thread_cpu_ns());

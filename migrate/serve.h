@@ -40,9 +40,11 @@ struct ff_serve {
     int wake_fd; /* grants came, or stop */
 
     pthread_mutex_t lock; /* starting and stopping */
-    pthread_mutex_t ring_lock;
+    pthread_mutex_t ring_lock; /* also held while a grant is taken and posted */
     struct ff_grant ring[FF_WIRE_GRANTS_MAX];
     unsigned first, n;
+    bool push_ended;
+    _Atomic unsigned in_flight; /* pushed, not complete */
 };
 
 int ff_serve_init(struct ff_serve *s, const struct ff_regions *regions,
@@ -51,6 +53,10 @@ int ff_serve_start(struct ff_serve *s, struct ff_link *link, struct ff_error *er
 
 /* Any thread. -EPROTO: more than a destination can have buffers for */
 int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, struct ff_error *err);
+
+/* Nothing is pushed from here on, and what was has left, as far as a moment's wait permits: before
+ * memory is deregistered */
+void ff_serve_end_push(struct ff_serve *s);
 
 /* End the threads; the link is shut down for it */
 void ff_serve_stop(struct ff_serve *s);

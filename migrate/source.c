@@ -375,6 +375,7 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
         if (rc < 0)
             return give_up_serving(s, rc);
     } while (type != FF_MSG_DONE);
+    ff_serve_end_push(&s->serve);
     withdraw(s);
     s->stage = DONE;
     /* every page is there: whether this message arrives changes nothing */
@@ -430,8 +431,8 @@ void ff_source_free(struct ff_source *s)
             ff_control_refuse(&s->ctl, atomic_load(&s->cancelled)
                                            ? "the migration was canceled at the source"
                                            : "the source gave up; its own messages say why");
-        withdraw(s);
         ff_serve_stop(&s->serve);
+        withdraw(s);
         s->link->ops->free(s->link);
     }
     ff_serve_free(&s->serve);

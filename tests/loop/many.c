@@ -80,7 +80,9 @@ static void wait_threads(unsigned n)
 {
     for (unsigned ms = 0; ms < 10000 && entries("/proc/self/task") > n; ms += 10)
         usleep(10000);
+#ifndef __SANITIZE_THREAD__ /* which has a thread of its own, from when it likes */
     must(entries("/proc/self/task") == n);
+#endif
 }
 
 static void cancel_before_go(struct move *m, enum stage stage)
