@@ -206,7 +206,8 @@ static void check_rdma(const struct report *r)
             "%s, but libibverbs knows none of them: install its driver (package "
             "ibverbs-providers); %s", list, tcp);
     else
-        say(r, "rdma devices", FF_CHECK_OK, "%s; moves can go over them", list);
+        say(r, "rdma devices", FF_CHECK_OK,
+            "%s; moves go over RDMA when the other host has it too, else over TCP", list);
     ff_devices_list(say_port, (void *)r);
 }
 

@@ -5,7 +5,8 @@
 Commands and options: farfork --help against farfork(1). Address options and values: what the
 library accepts against farfork-rdma-postcopy(7) and README.md. Statistics: QEMU's schema
 against (7). Public functions: farfork.h against farfork.map and the library. Messages:
-wire.h against docs/wire.md. Links between the Markdown files. Manual pages: mandoc, if it is there.
+wire.h against docs/wire.md. Error messages: the sources (and libibverbs, librdmacm, libc) against
+what docs/operations.md and farfork-rdma-postcopy(7) quote. Links between the Markdown files. Manual pages: mandoc, if it is there.
 
 Environment  FARFORK_BUILD (default: build)
 Exit code    0 all agree, 1 something differs, 77 the library is not built
@@ -224,6 +225,53 @@ def check_messages():
          [f'{n} {i}' for i, n in rows], 'docs/wire.md')
 
 
+# --- error messages ---
+
+def spoken():
+    """What other libraries put into our messages, and may be quoted as it is."""
+    texts = {os.strerror(i) for i in range(1, 134)}
+    for name, function in (('libibverbs.so.1', 'ibv_wc_status_str'),
+                           ('librdmacm.so.1', 'rdma_event_str')):
+        f = getattr(ctypes.CDLL(name), function)
+        f.restype = ctypes.c_char_p
+        texts |= {f(i).decode() for i in range(24)}
+    return texts
+
+
+def source_texts():
+    """Every string of our C sources and patches, adjacent ones joined, values as NUL."""
+    paths = [p for d in ('base', 'rdma', 'uffd', 'migrate', 'cli')
+             for p in glob.glob(os.path.join(TOP, d, '*.c'))]
+    code = '\n'.join(read(p) for p in paths)
+    for p in glob.glob(os.path.join(TOP, 'qemu-patches', '*', '*.patch')):
+        code += '\n' + '\n'.join(x[1:] for x in read(p).splitlines() if x[:1] in '+ ')
+    code = re.sub(r'"\s*(PRI\w+\s*)?"', '', code)
+    texts = re.findall(r'"((?:[^"\\\n]|\\.)*)"', code)
+    return {re.sub(r'%[-#.0-9*]*(?:ll|z|h|l)?[a-zA-Z]?', '\0', t) for t in texts}
+
+
+def check_quoted():
+    table = read('docs', 'operations.md').split('\n## What messages mean\n')[1]
+    quoted = [m for row in re.findall(r'^\| (`.*?) \|', table, re.M)
+              for m in re.findall(r'`([^`]+)`', row)]
+    page = read('man', 'farfork-rdma-postcopy.7').split('.Sh DIAGNOSTICS')[1].split('.Sh ')[0]
+    quoted += re.findall(r'^\.It (.+)$', page, re.M)
+    others = spoken()
+    # the longest first: what is said by others stands for a value of ours
+    said = re.compile('|'.join(re.escape(t) for t in sorted(others, key=len, reverse=True)))
+    ours = source_texts()
+    for message in quoted:
+        if message in others:
+            continue
+        parts = re.split(r'\.\.\.|\b[A-Z]+\b|\0', said.sub('\0', message))
+        want = re.compile('.*'.join(re.escape(x) for x in parts), re.S)
+        if not any(len(x.strip(' :;,.')) > 3 for x in parts) or not any(map(want.search, ours)):
+            differ(f'message "{message}": quoted, but not in the sources')
+    print(f'messages: {len(quoted)} quoted')
+    if len(quoted) < 20:
+        differ('messages: found too few')
+
+
 def check_links():
     """Every file that a Markdown file points at is there."""
     n = 0
@@ -261,6 +309,7 @@ def main():
     check_statistics()
     check_functions()
     check_messages()
+    check_quoted()
     check_links()
     check_mandoc()
     for p in problems:

@@ -6,6 +6,7 @@ Nothing of it makes the guest run twice, lose memory or boot unasked.
 """
 import common
 import report
+from break_after_go import silent
 from common import Failed, GuestError, Micro, check_ledger, check_move, say, status
 
 MIB = 128
@@ -19,9 +20,9 @@ def pair(t, name, accel, faults=SLOW):
             Micro(t, name + '-b', accel, mem_mib=MIB, extra=REBOOT, incoming=True, faults=faults))
 
 
-def begin(src, dst, state='postcopy-active'):
+def begin(src, dst, state='postcopy-active', options=''):
     src.start_load()
-    src.qmp('migrate', uri=common.listen(dst))
+    src.qmp('migrate', uri=common.listen(dst, options=options))
     if state == 'postcopy-active':
         common.wait_migration(dst, state)
     common.wait_migration(src, state)
@@ -121,14 +122,19 @@ def quit_and_code(guest, limit_s=10):
 
 
 def quit_destination(t, accel, broken):
-    src, dst = pair(t, f'quit-dst{broken:d}', accel)
+    """vCPUs that wait for memory are not woken to read zeros."""
+    src, dst = pair(t, f'quit-dst{broken:d}-{accel}', accel)
     with src, dst:
-        begin(src, dst)
+        begin(src, dst, options=',prefill=off' if broken else '')
         if broken:
             src.qmp('yank', instances=[{'type': 'migration'}])
             common.wait_migration(dst, 'postcopy-paused')
+            silent(dst, 'much of its memory is missing')
+        reports = dst.progress()
         if quit_and_code(dst) != 1 or 'memory was missing' not in dst.tail:
             raise Failed(f'{dst.name}: ended with {dst.proc.returncode}: {dst.tail}')
+        if broken and dst.progress() != reports:
+            raise Failed(f'{dst.name}: a vCPU that waited for memory went on')
         common.wait_migration(src, 'postcopy-paused')
         common.check_given_away(src)
         good, reasons = common.ledger(src, dst)
@@ -190,6 +196,9 @@ def run(t):
     for name, case in cases.items():
         with t.case(f'{name}, {accel}'):
             case(t, accel)
+    if accel != 'tcg':                  # where a vCPU that waits cannot be stopped
+        with t.case('the destination quits when the link is broken, tcg'):
+            quit_destination(t, 'tcg', broken=True)
 
 
 if __name__ == '__main__':

@@ -18,7 +18,7 @@ from common import Failed, GuestError, Micro, Skip, check_ledger, check_move, re
 MIB = 64
 CAPABILITIES = ('xbzrle', 'multifd', 'postcopy-ram', 'postcopy-preempt', 'release-ram',
                 'dirty-bitmaps', 'background-snapshot', 'mapped-ram', 'zero-copy-send',
-                'rdma-pin-all', 'x-ignore-shared', 'x-colo')
+                'rdma-pin-all', 'x-ignore-shared', 'x-colo', 'validate-uuid')
 NEEDS = {'postcopy-preempt': ['postcopy-ram'], 'release-ram': ['postcopy-ram'],
          'zero-copy-send': ['multifd']}
 

@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """killed_early.py - inside the lab: a side is killed, fails, or is cut off before GO
 
-tests/e2e/break_before_go.py over RDMA verbs, and an outage that is too long: the source goes
-on, the destination ends with the reason, and no queue pair stays. Limit: 200 s.
+tests/e2e/break_before_go.py over RDMA verbs, a destination that is killed while the source is
+stopped, and an outage that is too long: the source goes on, the destination ends with the reason,
+and no queue pair stays. Limit: 200 s.
 """
 import labplace                     # first: it knows where those of tests/e2e are
 import break_before_go
 import cancel
 import common
+import one_runner
 from common import Micro, check_still_running, say
 
 SLOW = 'dest.ready=delay:4000000'
@@ -30,8 +32,10 @@ def cut_off(t):
 
 
 def run(t):
-    break_before_go.MIB = cancel.MIB = 32
+    break_before_go.MIB = cancel.MIB = one_runner.MIB = 32
     break_before_go.run(t)
+    with t.case('source stopped before GO, destination killed'):
+        one_runner.destination_left(t, 'tcg', 'kill')
     with t.case('outage, timeout=2'):
         cut_off(t)
 
