@@ -13,8 +13,8 @@
 /* Completions of control messages are looked for so often; none is hot */
 #define CTRL_POLL_NS 50000
 
-/* Until the one send in flight is complete */
-static int wait_sent(struct verbs_link *v, struct ff_error *err)
+/* Until the one SEND (or WRITE: @verb) in flight is complete */
+static int wait_sent(struct verbs_link *v, const char *verb, struct ff_error *err)
 {
     uint64_t end = ff_now_ns() + (uint64_t)v->timeout_ms * 1000000u;
     const struct timespec nap = {.tv_nsec = CTRL_POLL_NS};
@@ -25,12 +25,12 @@ static int wait_sent(struct verbs_link *v, struct ff_error *err)
         if (n > 0)
             return wc.status == IBV_WC_SUCCESS
                        ? 0
-                       : verbs_wc_error(v, VERBS_CONTROL, "SEND", &wc, err);
+                       : verbs_wc_error(v, VERBS_CONTROL, verb, &wc, err);
         int rc = n < 0 ? verbs_poll_failed(v, VERBS_CONTROL, err) : verbs_events(v, err);
         if (!rc && ff_now_ns() > end)
             rc = ff_error_set(err, ETIMEDOUT,
-                              "verbs: SEND on control queue pair %u: the peer takes no message "
-                              "within %d ms", v->q[VERBS_CONTROL].conn[0].id->qp->qp_num,
+                              "verbs: %s on control queue pair %u: the peer takes no message "
+                              "within %d ms", verb, v->q[VERBS_CONTROL].conn[0].id->qp->qp_num,
                               v->timeout_ms);
         if (rc)
             return rc;
@@ -73,7 +73,7 @@ static int verbs_send(struct ff_link *l, const void *msg, uint32_t len, struct f
                           "verbs: post SEND on control queue pair %u: %s", qp->qp_num,
                           strerror(rc));
     else
-        rc = wait_sent(v, err);
+        rc = wait_sent(v, "SEND", err);
     pthread_mutex_unlock(&v->send_lock);
     if (!rc)
         return 0;
@@ -90,6 +90,31 @@ static int never_connected(struct verbs_link *v, struct ff_error *err)
     struct ff_error why;
 
     ff_error_set(&why, ECONNRESET, "verbs: receive: the source did not finish connecting");
+    verbs_break(v, &why);
+    return verbs_broken(v, err);
+}
+
+/* A host that went away without a word: its adapter does not acknowledge a WRITE of no bytes,
+ * which needs neither memory nor a process there. 0, or the link is broken */
+static int ask_for_life(struct verbs_link *v, struct ff_error *err)
+{
+    struct ibv_send_wr *bad, wr = {.opcode = IBV_WR_RDMA_WRITE, .send_flags = IBV_SEND_SIGNALED};
+    struct ibv_qp *qp = v->q[VERBS_CONTROL].conn[0].id->qp;
+    struct ff_error why;
+
+    if (pthread_mutex_trylock(&v->send_lock))
+        return 0; /* a message is under way, which finds out as well */
+    int rc = ibv_post_send(qp, &wr, &bad);
+    if (rc)
+        rc = ff_error_set(&why, rc, "verbs: post WRITE on control queue pair %u: %s", qp->qp_num,
+                          strerror(rc));
+    else
+        rc = wait_sent(v, "WRITE", &why);
+    if (rc == -ETIMEDOUT)
+        why.code = EHOSTUNREACH; /* that of recv() says that nothing was heard yet */
+    pthread_mutex_unlock(&v->send_lock);
+    if (!rc)
+        return 0;
     verbs_break(v, &why);
     return verbs_broken(v, err);
 }
@@ -114,6 +139,7 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
             return verbs_wc_error(v, VERBS_CONTROL, "RECV", &wc, err);
         if (n > 0) {
             atomic_store(&v->heard_by_ns, 0);
+            v->alive_ns = ff_now_ns();
             memcpy(buf, v->ctrl_memory + wc.wr_id * FF_MSG_MAX, wc.byte_len);
             verbs_post_ctrl_recv(v, (unsigned)wc.wr_id);
             return (int)wc.byte_len;
@@ -126,6 +152,14 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
             return ff_error_set(err, ETIMEDOUT, "verbs: receive: timed out");
         if (heard_by && now >= heard_by)
             return never_connected(v, err);
+        v->alive_ns = v->alive_ns ? v->alive_ns : now;
+        if (!heard_by && now - v->alive_ns > (uint64_t)v->timeout_ms * 1000000u) {
+            rc = ask_for_life(v, err);
+            if (rc)
+                return rc;
+            v->alive_ns = ff_now_ns();
+            continue;
+        }
         uint64_t until = heard_by ? FF_MIN(end, heard_by) : end;
         rc = verbs_wait(q, v->cancel_fd, (int)((until - now + 999999) / 1000000));
         if (rc == -ECANCELED)

@@ -97,6 +97,7 @@ struct verbs_link {
     struct sockaddr_storage local, peer; /* local: family 0 for whatever the route says */
     char device[72];                     /* "NAME", "NAME:PORT", "" for any */
     int timeout_ms, cancel_fd, wake_fd;
+    uint64_t alive_ns; /* when recv() last knew that the peer's host is there */
     _Atomic uint64_t heard_by_ns; /* the peer must have said something by then; 0: it has */
 
     pthread_mutex_t lock;

@@ -351,6 +351,34 @@ static void test_peer_killed(void **state)
     }
 }
 
+/* A peer that says nothing, and one whose host went away without a word: the first may be waited
+ * for as long as it takes, the second must not be */
+static void test_silence(void **state)
+{
+    uint64_t end;
+    uint8_t buf[FF_MSG_MAX];
+    struct ff_error err;
+    int rc;
+    (void)state;
+
+    open_pair(1);
+    p.b->ops->set_timeout(p.b, 500);
+    assert_fails(p.b->ops->recv(p.b, buf, 3000, &err), ETIMEDOUT);
+    assert_ok(p.a->ops->send(p.a, "still here", 11, &err), err);
+    assert_int_equal(p.b->ops->recv(p.b, buf, SOON_MS, &err), 11);
+
+    assert_int_equal(system("net loss 100%"), 0);
+    end = ff_now_ns() + 2ull * SOON_MS * 1000000u;
+    do /* as a destination waits for a source whose guest still runs */
+        rc = p.b->ops->recv(p.b, buf, 1000, &err);
+    while (rc == -ETIMEDOUT && err.text[0] && strstr(err.text, "receive: timed out") &&
+           ff_now_ns() < end);
+    int back = system("net clear");
+    assert_int_equal(back, 0);
+    says(err.text, "the peer");
+    must_be_broken(p.b);
+}
+
 static int peer_main(const char *number, const char *stage)
 {
     struct ff_link_params lp = {.host = HOST_B, .port = number, .timeout_ms = SOON_MS};
@@ -584,7 +612,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         WITH(test_auto), WITH(test_reads_and_writes), WITH(test_messages), WITH(test_depth),
         WITH(test_qps), WITH(test_keys), WITH(test_wrong_session), WITH(test_shutdown_wakes),
-        WITH(test_peer_killed), WITH(test_device), WITH(test_every_address),
+        WITH(test_peer_killed), WITH(test_silence), WITH(test_device), WITH(test_every_address),
         WITH(test_auto_blocked), WITH(test_changed_user_apart),
     };
 
