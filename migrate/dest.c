@@ -216,7 +216,9 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         d->pager.region[d->map[i]].peer_number = i;
         d->pager.region[d->map[i]].remote = d->publish.addr[i];
     }
-    rc = recv_keys(d, d->publish.n_keys, err);
+    rc = ff_pager_check_push(&d->pager, d->publish.push_bytes, err);
+    if (!rc)
+        rc = recv_keys(d, d->publish.n_keys, err);
     return rc ? rc : ff_pager_start(&d->pager, err);
 }
 

@@ -100,6 +100,19 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     return rc ? rc : ff_prefill_engine_new(p, err);
 }
 
+int ff_pager_check_push(struct ff_pager *p, uint32_t push_bytes, struct ff_error *err)
+{
+    uint32_t chunk = 0;
+
+    for (unsigned i = 0; i < p->n_regions; i++)
+        chunk = FF_MAX(chunk, p->region[i].chunk_bytes);
+    p->can_push = chunk <= push_bytes;
+    if (p->can_push || p->opts->prefill != FF_PREFILL_PUSH)
+        return 0;
+    return ff_error_set(err, ENOTSUP, "pager: prefill=push: the source's link writes at most %u bytes "
+                        "at once (need a chunk, %u): use prefill=pull", push_bytes, chunk);
+}
+
 /* Pieces that will read as zeros are left alone; what becomes known only with the state lands
  * in a buffer. */
 int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regions,
@@ -165,6 +178,8 @@ static enum ff_prefill_mode choose_prefill(const struct ff_pager *p, uint32_t so
 
     if (p->opts->prefill != FF_PREFILL_AUTO)
         return p->opts->prefill;
+    if (!p->can_push)
+        return FF_PREFILL_PULL;
     enum ff_prefill_mode mode = load > source_load + PUSH_MARGIN_PERMILLE ? FF_PREFILL_PUSH
                                                                            : FF_PREFILL_PULL;
     ff_log(FF_LOG_INFO, "prefill by %s: CPU load %u %% here, %u %% at the source",

@@ -79,6 +79,7 @@ static int link_new(int fd, int timeout_ms, struct tcp_link **out, struct ff_err
                                .max_len_bytes = TCP_MAX_LEN,
                                .max_mr_bytes = UINT64_MAX,
                                .finds_zeros = true,
+                               .pushes = true,
                                .about = "tcp"};
     t->ctrl_fd = fd;
     t->timeout_ms = timeout_ms;

@@ -68,6 +68,38 @@ static void before_go(void)
     }
 }
 
+/* A source that cannot push, or not as much: known while its guest still runs */
+static void cannot_push(void)
+{
+    static const struct {
+        bool no_push, works;
+        uint32_t source_max;
+        const char *options, *says;
+    } cases[] = {
+        {true, false, 0, "prefill=push", "at most 0 bytes"},
+        {false, false, 1 << 20, "prefill=push", "at most 1048576 bytes at once (need a chunk, 2097152)"},
+        {false, true, 1 << 20, "prefill=push,chunk=1M", ""},
+        {true, true, 0, "prefill=auto", ""},
+    };
+    static struct move m;
+
+    for (unsigned i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        m = (struct move){.no_push = cases[i].no_push, .source_max = cases[i].source_max,
+                          .options = cases[i].options};
+        move_run(&m);
+        if (m.ran != cases[i].works || !m.dst.rc != m.ran || !m.src.rc != m.ran ||
+            m.went != m.ran)
+            loop_fail(__FILE__, __LINE__, "%s: source %d (%s), destination %d (%s)", m.options,
+                      m.src.rc, m.src.err.text, m.dst.rc, m.dst.err.text);
+        check_text(&m.src, cases[i].says, m.options);
+        check_text(&m.dst, cases[i].says, m.options);
+        if (m.ran)
+            verify_all(&m);
+        must(m.ran || (m.src.stage == S_WATCHED && m.dst.stage == D_START));
+        move_free(&m);
+    }
+}
+
 /* The Nth message of all is not sent, whoever would: until there are no more. A move has a
  * few more or less, as progress is reported by the clock. */
 static void every_message(bool tcp)
@@ -370,6 +402,7 @@ static void install_fails_before_go(void)
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
+        {"a source that cannot push", cannot_push, 60},
         {"before GO", before_go, 60},
         {"loop: every message", loop_every_message, 60},
         {"tcp: every message", tcp_every_message, 60},
