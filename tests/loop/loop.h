@@ -166,6 +166,7 @@ struct move {
     pthread_mutex_t gate; /* guards source against being freed while it is cancelled */
     struct ff_source *source;
     struct ff_dest *dest;
+    struct ff_link *to_dest, *to_source; /* loop */
     struct area area[REGIONS_MAX];
     uint64_t n_cells;
     struct toucher toucher[CELL_WORDS];
