@@ -332,16 +332,30 @@ void ff_pager_finish(struct ff_pager *p)
     }
 }
 
+static void unmap_aliases(struct ff_pager *p)
+{
+    for (unsigned i = 0; i < p->n_regions; i++) {
+        struct ff_uffd_range *range = &p->region[i].range;
+        if (range->alias)
+            munmap(range->alias, range->len_bytes);
+        range->alias = NULL;
+    }
+}
+
+void ff_pager_drop_landing(struct ff_pager *p)
+{
+    ff_pieces_dereg(&p->land, p->link);
+    unmap_aliases(p);
+}
+
 void ff_pager_free(struct ff_pager *p)
 {
     ff_pager_finish(p);
     ff_uffd_close(&p->uffd);
+    unmap_aliases(p);
     for (unsigned i = 0; i < p->n_regions; i++) {
-        struct ff_pager_region *r = &p->region[i];
-        ff_claims_free(&r->claims);
-        free(r->rkey);
-        if (r->range.alias)
-            munmap(r->range.alias, r->range.len_bytes);
+        ff_claims_free(&p->region[i].claims);
+        free(p->region[i].rkey);
     }
     ff_pieces_free(&p->land);
     ff_fault_engine_free(p->fault);

@@ -162,6 +162,10 @@ int ff_pager_check(struct ff_pager *p, enum ff_pager_state limit, struct ff_erro
 
 /* Stop the threads and watch no longer. Pages that are missing then read as zeros. */
 void ff_pager_finish(struct ff_pager *p);
+
+/* Finished, and every page is present: let go of what grows with memory. ff_dest_free() may be
+ * called with a lock of the caller's that its guest needs: there it would cost seconds. */
+void ff_pager_drop_landing(struct ff_pager *p);
 void ff_pager_free(struct ff_pager *p);
 void ff_pager_stats(struct ff_pager *p, struct ff_stats *st);
 
