@@ -216,7 +216,9 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         d->pager.region[d->map[i]].peer_number = i;
         d->pager.region[d->map[i]].remote = d->publish.addr[i];
     }
-    rc = recv_keys(d, d->publish.n_keys, err);
+    rc = ff_pager_check_push(&d->pager, d->publish.push_bytes, err);
+    if (!rc)
+        rc = recv_keys(d, d->publish.n_keys, err);
     return rc ? rc : ff_pager_start(&d->pager, err);
 }
 
@@ -409,6 +411,7 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     if (send_stats(d, FF_MSG_DONE, &why) ||
         ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, &why) < 0)
         ff_log(FF_LOG_WARN, "destination: complete, but the source may not know: %s", why.text);
+    ff_pager_drop_landing(&d->pager); /* nothing is in flight into it: every page is present */
     return 0;
 }
 

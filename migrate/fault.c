@@ -223,8 +223,17 @@ static void drain_link(struct ff_pager *p)
         if (n <= 0)
             return;
         f->last_progress_ns = ff_now_ns();
-        for (int i = 0; i < n; i++)
-            completed(p, &f->slot[wc[i].id]);
+        for (int i = 0; i < n && !f->broken; i++) {
+            struct slot *s = wc[i].id < f->n_slots ? &f->slot[wc[i].id] : NULL;
+            if (wc[i].op == FF_WC_READ && s && s->busy) {
+                completed(p, s);
+                continue;
+            }
+            /* a WRITE of the peer: that it names slot 0 means nothing */
+            ff_error_set(&why, EPROTO, "pager: faults: 0x%x arrived, which was not asked for",
+                         wc[i].imm);
+            broke(p, &why);
+        }
     }
 }
 

@@ -100,6 +100,19 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     return rc ? rc : ff_prefill_engine_new(p, err);
 }
 
+int ff_pager_check_push(struct ff_pager *p, uint32_t push_bytes, struct ff_error *err)
+{
+    uint32_t chunk = 0;
+
+    for (unsigned i = 0; i < p->n_regions; i++)
+        chunk = FF_MAX(chunk, p->region[i].chunk_bytes);
+    p->can_push = chunk <= push_bytes;
+    if (p->can_push || p->opts->prefill != FF_PREFILL_PUSH)
+        return 0;
+    return ff_error_set(err, ENOTSUP, "pager: prefill=push: the source's link writes at most %u bytes "
+                        "at once (need a chunk, %u): use prefill=pull", push_bytes, chunk);
+}
+
 /* Pieces that will read as zeros are left alone; what becomes known only with the state lands
  * in a buffer. */
 int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regions,
@@ -165,6 +178,8 @@ static enum ff_prefill_mode choose_prefill(const struct ff_pager *p, uint32_t so
 
     if (p->opts->prefill != FF_PREFILL_AUTO)
         return p->opts->prefill;
+    if (!p->can_push)
+        return FF_PREFILL_PULL;
     enum ff_prefill_mode mode = load > source_load + PUSH_MARGIN_PERMILLE ? FF_PREFILL_PUSH
                                                                            : FF_PREFILL_PULL;
     ff_log(FF_LOG_INFO, "prefill by %s: CPU load %u %% here, %u %% at the source",
@@ -317,16 +332,30 @@ void ff_pager_finish(struct ff_pager *p)
     }
 }
 
+static void unmap_aliases(struct ff_pager *p)
+{
+    for (unsigned i = 0; i < p->n_regions; i++) {
+        struct ff_uffd_range *range = &p->region[i].range;
+        if (range->alias)
+            munmap(range->alias, range->len_bytes);
+        range->alias = NULL;
+    }
+}
+
+void ff_pager_drop_landing(struct ff_pager *p)
+{
+    ff_pieces_dereg(&p->land, p->link);
+    unmap_aliases(p);
+}
+
 void ff_pager_free(struct ff_pager *p)
 {
     ff_pager_finish(p);
     ff_uffd_close(&p->uffd);
+    unmap_aliases(p);
     for (unsigned i = 0; i < p->n_regions; i++) {
-        struct ff_pager_region *r = &p->region[i];
-        ff_claims_free(&r->claims);
-        free(r->rkey);
-        if (r->range.alias)
-            munmap(r->range.alias, r->range.len_bytes);
+        ff_claims_free(&p->region[i].claims);
+        free(p->region[i].rkey);
     }
     ff_pieces_free(&p->land);
     ff_fault_engine_free(p->fault);

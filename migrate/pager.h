@@ -101,6 +101,7 @@ struct ff_pager {
     uint64_t bytes_total, n_chunks;
     bool can_move;         /* staging buffers are there that pages can be moved out of */
     struct ff_pieces land; /* alias mappings, registered to land in */
+    bool can_push;         /* so the source says */
     _Atomic unsigned mode; /* enum ff_prefill_mode: OFF, PULL or PUSH */
 
     struct ff_fault_engine *fault;
@@ -130,6 +131,10 @@ struct ff_pager {
 int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_address *opts,
                   const struct ff_regions *regions, uint64_t piece_bytes, struct ff_error *err);
 
+/* The source can write grants of at most @push_bytes: 0, or -ENOTSUP if it must push and cannot,
+ * which after GO would cost the guest */
+int ff_pager_check_push(struct ff_pager *p, uint32_t push_bytes, struct ff_error *err);
+
 /* Watch every region and start the fault thread; region[].remote and rkey are set */
 int ff_pager_start(struct ff_pager *p, struct ff_error *err);
 
@@ -157,6 +162,10 @@ int ff_pager_check(struct ff_pager *p, enum ff_pager_state limit, struct ff_erro
 
 /* Stop the threads and watch no longer. Pages that are missing then read as zeros. */
 void ff_pager_finish(struct ff_pager *p);
+
+/* Finished, and every page is present: let go of what grows with memory. ff_dest_free() may be
+ * called with a lock of the caller's that its guest needs: there it would cost seconds. */
+void ff_pager_drop_landing(struct ff_pager *p);
 void ff_pager_free(struct ff_pager *p);
 void ff_pager_stats(struct ff_pager *p, struct ff_stats *st);
 

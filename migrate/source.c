@@ -209,6 +209,7 @@ int ff_source_publish(struct ff_source *s, struct ff_error *err)
     if (rc)
         return rc;
     pub->load_permille = ff_load_permille();
+    pub->push_bytes = s->link->pushes ? s->link->max_len_bytes : 0;
     for (unsigned i = 0; i < s->regions.n; i++)
         pub->addr[i] = (uintptr_t)s->regions.r[i].host;
     rc = ff_control_send(&s->ctl, ff_wire_put_publish(s->ctl.buf, pub, s->regions.n), err);

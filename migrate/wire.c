@@ -271,7 +271,7 @@ int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MA
 
 /* --- PUBLISH, KEYS --- */
 
-#define PUBLISH_HEAD 16
+#define PUBLISH_HEAD 20
 #define KEY_LEN 12
 #define GRANT_LEN 32
 
@@ -281,6 +281,7 @@ int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_reg
     ff_wb_put(&b, p->piece_bytes, 8);
     ff_wb_put(&b, p->n_keys, 4);
     ff_wb_put(&b, p->load_permille, 4);
+    ff_wb_put(&b, p->push_bytes, 4);
     for (unsigned i = 0; i < n_regions; i++)
         ff_wb_put(&b, p->addr[i], 8);
     return (int)b.pos;
@@ -297,6 +298,7 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
     p->piece_bytes = ff_wb_get(&b, 8);
     p->n_keys = (uint32_t)ff_wb_get(&b, 4);
     p->load_permille = (uint32_t)ff_wb_get(&b, 4);
+    p->push_bytes = (uint32_t)ff_wb_get(&b, 4);
     if (p->piece_bytes < FF_WIRE_PIECE_MIN || p->piece_bytes > FF_WIRE_REGION_LEN_MAX ||
         (p->piece_bytes & (p->piece_bytes - 1)))
         return ff_error_set(err, EPROTO, "wire: read PUBLISH: pieces of 0x%llx bytes (permitted: powers of two, 0x%llx..0x%llx)",

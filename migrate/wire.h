@@ -14,7 +14,7 @@
  *                  then each region: length 8, page size 4, name length 2, name ...
  *   WELCOME  d->s  version 2, 0 2, features 4, session 16
  *   REFUSE   both  text ...              instead of any other message: why it ends here
- *   PUBLISH  s->d  piece 8, keys 4, load 4, each region: address 8; then KEYS
+ *   PUBLISH  s->d  piece 8, keys 4, load 4, push 4, each region: address 8; then KEYS
  *   KEYS     s->d  each: region 4, piece 4, rkey 4; a piece without a key reads as zeros
  *   WATCHING d->s                        memory is empty and watched: the guest may stop
  *   STATE    s->d  total 8, first-touch pages 4, keys 4; then KEYS, FIRST and DATA until
@@ -103,6 +103,7 @@ struct ff_publish {
     uint64_t piece_bytes;
     uint32_t n_keys;        /* that follow */
     uint32_t load_permille; /* of the source's CPUs */
+    uint32_t push_bytes;    /* the largest grant that the source can write; 0: it cannot push */
     uint64_t addr[FF_WIRE_REGIONS_MAX];
 };
 

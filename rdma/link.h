@@ -135,6 +135,7 @@ struct ff_link {
     bool pins;              /* reg() without ON_DEMAND pins, and so populates, what it registers */
     bool on_demand;         /* reg() can do without */
     bool finds_zeros;       /* a READ tells granules of zeros (struct ff_wr) */
+    bool pushes;            /* WRITE works for certain */
     char about[160];        /* for a person: which link, which device, why not another */
 };
 

@@ -328,6 +328,7 @@ int ff_loop_pair(struct ff_link **a, struct ff_link **b, struct ff_error *err)
                                      .max_len_bytes = LOOP_MAX_LEN,
                                      .max_mr_bytes = UINT64_MAX,
                                      .finds_zeros = true,
+                                     .pushes = true,
                                      .about = "loop"};
         end->pipe = p;
         end->peer = &p->end[1 - e];

@@ -79,6 +79,7 @@ static int link_new(int fd, int timeout_ms, struct tcp_link **out, struct ff_err
                                .max_len_bytes = TCP_MAX_LEN,
                                .max_mr_bytes = UINT64_MAX,
                                .finds_zeros = true,
+                               .pushes = true,
                                .about = "tcp"};
     t->ctrl_fd = fd;
     t->timeout_ms = timeout_ms;
@@ -311,7 +312,8 @@ static int tcp_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_erro
             return ff_error_set(err, ECONNRESET, "tcp: receive: the peer closed the connection");
         int rc = errno == EAGAIN || errno == EINTR
                      ? tcp_wait_fd(t->ctrl_fd, POLLIN, t->cancel_fd, tcp_ms_left(end))
-                     : -errno;
+                 : errno == ETIMEDOUT ? -EHOSTUNREACH /* not as if nothing was heard yet */
+                                      : -errno;
         if (rc)
             return ff_error_set(err, -rc, "tcp: receive: %s", strerror(-rc));
     }

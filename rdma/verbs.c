@@ -48,12 +48,15 @@ static int probe(struct verbs_link *v, struct ff_error *err)
     if (rc >= 0 && !v->probing) {
         rc = -ibv_post_send(v->q[VERBS_CONTROL].conn[0].id->qp, &wr, &bad);
         v->probing = !rc;
-        if (rc)
-            ff_error_set(err, -rc, "verbs: post WRITE on control queue pair: %s", strerror(-rc));
     }
     atomic_store(&v->probed_ns, ff_now_ns());
     pthread_mutex_unlock(&v->send_lock);
-    return rc < 0 ? rc : 0;
+    if (rc >= 0)
+        return 0;
+    struct ff_error why;
+    ff_error_set(&why, -rc, "verbs: post WRITE on control queue pair: %s", strerror(-rc));
+    verbs_break(v, &why); /* whoever was first has said why */
+    return verbs_broken(v, err);
 }
 
 /* When to probe: a part of the time limit after the peer was last known to be there */
@@ -182,7 +185,7 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
             return ff_error_set(err, ETIMEDOUT, "verbs: receive: timed out");
         if (heard_by && now >= heard_by)
             return never_connected(v, err);
-        if (now >= probe_at(v) && (rc = probe(v, err)))
+        if (!heard_by && now >= probe_at(v) && (rc = probe(v, err)))
             return rc;
         uint64_t until = FF_MIN(end, FF_MAX(probe_at(v), now + 1000000u));
         until = heard_by ? FF_MIN(until, heard_by) : until;

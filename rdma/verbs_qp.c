@@ -64,6 +64,7 @@ int verbs_use_device(struct verbs_link *v, struct rdma_cm_id *id, struct ff_erro
     v->base.max_len_bytes = v->limits.max_len;
     v->base.max_mr_bytes = v->limits.max_mr_bytes;
     v->base.on_demand = v->limits.odp_read;
+    v->base.pushes = !v->limits.iwarp; /* not every card there has WRITE_WITH_IMM */
     v->pd = ibv_alloc_pd(id->verbs);
     if (!v->pd)
         return ff_error_set(err, errno, "verbs: protection domain on %s: %s", name,

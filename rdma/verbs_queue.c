@@ -25,7 +25,7 @@ static int errno_of(enum ibv_wc_status status)
         return EREMOTEIO;
     case IBV_WC_RETRY_EXC_ERR:
     case IBV_WC_RNR_RETRY_EXC_ERR:
-        return ETIMEDOUT;
+        return EHOSTUNREACH; /* not ETIMEDOUT: who waits would take it for nothing heard yet */
     default:
         return ECONNRESET;
     }

@@ -185,7 +185,7 @@ int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
             done += (uint64_t)m.move;
         else if (e == EBUSY || e == EINVAL)
             return install_run(u, r, offset + done, (uint8_t *)src + done, len - done, err);
-        else if (e != EAGAIN || ff_now_ns() - start > AGAIN_LIMIT_NS)
+        else if ((e != EAGAIN && e != ENOMEM) || ff_now_ns() - start > AGAIN_LIMIT_NS)
             return ff_error_set(err, e ? e : EIO, "uffd: move %llu bytes to offset 0x%llx: %s",
                                 (unsigned long long)(len - done),
                                 (unsigned long long)(offset + done), strerror(e ? e : EIO));

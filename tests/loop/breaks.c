@@ -2,6 +2,7 @@
  *
  * breaks.c - moves that end early: at every stage both sides say why, and nobody hangs
  */
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,6 +67,65 @@ static void before_go(void)
         try_early(&early[i], false);
         try_early(&early[i], true);
     }
+}
+
+/* A source that cannot push, or not as much: known while its guest still runs */
+static void cannot_push(void)
+{
+    static const struct {
+        bool no_push, works;
+        uint32_t source_max;
+        const char *options, *says;
+    } cases[] = {
+        {true, false, 0, "prefill=push", "at most 0 bytes"},
+        {false, false, 1 << 20, "prefill=push", "at most 1048576 bytes at once (need a chunk, 2097152)"},
+        {false, true, 1 << 20, "prefill=push,chunk=1M", ""},
+        {true, true, 0, "prefill=auto", ""},
+    };
+    static struct move m;
+
+    for (unsigned i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        m = (struct move){.no_push = cases[i].no_push, .source_max = cases[i].source_max,
+                          .options = cases[i].options};
+        move_run(&m);
+        if (m.ran != cases[i].works || !m.dst.rc != m.ran || !m.src.rc != m.ran ||
+            m.went != m.ran)
+            loop_fail(__FILE__, __LINE__, "%s: source %d (%s), destination %d (%s)", m.options,
+                      m.src.rc, m.src.err.text, m.dst.rc, m.dst.err.text);
+        check_text(&m.src, cases[i].says, m.options);
+        check_text(&m.dst, cases[i].says, m.options);
+        if (m.ran)
+            verify_all(&m);
+        must(m.ran || (m.src.stage == S_WATCHED && m.dst.stage == D_START));
+        move_free(&m);
+    }
+}
+
+/* A source that writes where nobody asked for anything: the link breaks, nothing is installed */
+static void write_uninvited(struct move *m, enum stage stage)
+{
+    static uint8_t room[4096];
+    struct ff_wr wr = {.op = FF_OP_WRITE, .local = room, .len_bytes = 8, .imm = 0x77};
+    struct ff_error err;
+    struct ff_mr mr;
+
+    if (stage != D_DONE)
+        return;
+    must_ok(m->to_source->ops->reg(m->to_source, room, sizeof(room), FF_ACCESS_REMOTE_WRITE, &mr,
+                                   &err), err);
+    wr.remote = (uintptr_t)room;
+    wr.rkey = mr.rkey;
+    must_ok(m->to_dest->ops->post(m->to_dest, FF_QUEUE_FAULT, &wr, &err), err);
+}
+
+static void uninvited(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = "prefill=off", .hook = write_uninvited, .touchers = 0};
+    move_run(&m);
+    must(m.ran && m.dst.rc == -EPROTO && m.src.rc);
+    check_text(&m.dst, "0x77 arrived, which was not asked for", "uninvited");
 }
 
 /* The Nth message of all is not sent, whoever would: until there are no more. A move has a
@@ -370,6 +430,8 @@ static void install_fails_before_go(void)
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
+        {"a source that writes uninvited", uninvited, 0},
+        {"a source that cannot push", cannot_push, 60},
         {"before GO", before_go, 60},
         {"loop: every message", loop_every_message, 60},
         {"tcp: every message", tcp_every_message, 60},

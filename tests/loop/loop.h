@@ -154,6 +154,8 @@ struct move {
     bool touch_late;            /* from RUNNING on, not from D_START on */
     unsigned n_first;
     struct ff_page_ref first[8];
+    bool no_push;       /* loop: what the source's link can do */
+    uint32_t source_max; /* loop: bytes of its largest message; default: as the destination's */
     size_t state_bytes; /* default 100,000 */
     const char *config; /* of the source; the destination's is "test" */
     void (*hook)(struct move *m, enum stage stage); /* before each stage, and at *_END */
@@ -164,6 +166,7 @@ struct move {
     pthread_mutex_t gate; /* guards source against being freed while it is cancelled */
     struct ff_source *source;
     struct ff_dest *dest;
+    struct ff_link *to_dest, *to_source; /* loop */
     struct area area[REGIONS_MAX];
     uint64_t n_cells;
     struct toucher toucher[CELL_WORDS];

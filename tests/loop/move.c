@@ -96,6 +96,10 @@ void move_prepare(struct move *m)
         must_ok(ff_source_new(a, &m->source, &err), err);
     } else {
         must_ok(ff_loop_pair(&to_dest, &to_source, &err), err);
+        m->to_dest = to_dest;
+        m->to_source = to_source;
+        to_dest->pushes = !m->no_push;
+        to_dest->max_len_bytes = m->source_max ? m->source_max : to_dest->max_len_bytes;
         must_ok(ff_dest_new_on_link(a, to_source, &m->dest, &err), err);
         must_ok(ff_source_new(a, &m->source, &err), err);
         ff_source_use_link(m->source, to_dest);

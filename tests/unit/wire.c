@@ -241,6 +241,7 @@ static void test_small_messages(void **state)
     const struct ff_publish pub = {.piece_bytes = PIECE,
                                    .n_keys = 3,
                                    .load_permille = 1500,
+                                   .push_bytes = 4 << 20,
                                    .addr = {1, UINT64_MAX - (4 << 20), 0}};
     const struct ff_wire_key keys[] = {{0, 0, 2}, {1, 0, UINT32_MAX}, {2, 0, 1}};
     const struct ff_grant grants[] = {
@@ -266,6 +267,7 @@ static void test_small_messages(void **state)
     assert_true(d.publish.piece_bytes == pub.piece_bytes);
     assert_int_equal(d.publish.n_keys, pub.n_keys);
     assert_int_equal(d.publish.load_permille, pub.load_permille);
+    assert_int_equal(d.publish.push_bytes, pub.push_bytes);
     assert_memory_equal(d.publish.addr, pub.addr, N_TABLE * sizeof(pub.addr[0]));
     must_have_this_length(buf, len);
 
@@ -507,7 +509,7 @@ static void test_publish_refused(void **state)
     (void)state;
 
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE - 1), EPROTO,
-                "32 bytes for 3 regions (want 40)");
+                "36 bytes for 3 regions (want 44)");
     p.addr[1] = UINT64_MAX - (4 << 20) + 1;
     refuse_publish(&p, "region huge: address 0xffffffffffc00000 wraps");
     p = good;
