@@ -82,7 +82,7 @@ RUN_PLATFORM := $(PLATFORM_TESTS:=:15)
 RUN_DOCS := tests/docs/man_matches_help.py:60
 # that the micro guest notices every kind of damage to its memory: what the e2e tests rest on
 RUN_GUESTS := 'tests/guests/micro/selftest.py --qemu $(BUILD)/bin/qemu-system-x86_64 \
-    --guest $(BUILD)/guests/micro.elf --bios qboot.rom:240'
+    --guest $(BUILD)/guests/micro.elf --bios qboot.rom:480'
 run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 60)')
 
 check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
