@@ -153,14 +153,15 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
         if (heard_by && now >= heard_by)
             return never_connected(v, err);
         v->alive_ns = v->alive_ns ? v->alive_ns : now;
-        if (!heard_by && now - v->alive_ns > (uint64_t)v->timeout_ms * 1000000u) {
+        uint64_t ask_at = v->alive_ns + (uint64_t)v->timeout_ms * 1000000u;
+        if (!heard_by && now >= ask_at) {
             rc = ask_for_life(v, err);
             if (rc)
                 return rc;
             v->alive_ns = ff_now_ns();
             continue;
         }
-        uint64_t until = heard_by ? FF_MIN(end, heard_by) : end;
+        uint64_t until = FF_MIN(end, heard_by ? heard_by : ask_at);
         rc = verbs_wait(q, v->cancel_fd, (int)((until - now + 999999) / 1000000));
         if (rc == -ECANCELED)
             return ff_error_set(err, ECANCELED, "verbs: receive: canceled");
