@@ -18,8 +18,9 @@
  *              must be registered with remote write, and so its key is one that a peer
  *              could write with, if it knew it. It is never sent.
  *              WRITE_WITH_IMM is new there, and a card without it refuses the post, when the
- *              guest has moved: so base.pushes is false. There are no RNR retries: a message that finds no receive buffer ends
- *              the connection, so VERBS_CTRL_RECVS messages in a row must not outrun recv().
+ *              guest has moved: so base.pushes is false. There are no RNR retries: a message
+ *              that finds no receive buffer ends the connection, so VERBS_CTRL_RECVS messages
+ *              in a row must not outrun recv().
  */
 #include <errno.h>
 
