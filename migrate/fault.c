@@ -26,6 +26,7 @@
 #define SLOT_MEMORY (16u << 20)
 #define PENDING 8192u
 #define EVENTS 32u
+#define WAITERS 64u /* more than vCPUs, mostly; of others the time is not known */
 #define CPU_TURNS 32u /* asking for the CPU time is a system call */
 
 struct want {
@@ -52,6 +53,9 @@ struct ff_fault_engine {
     uint64_t last_progress_ns;
     bool broken;
 
+    struct want waiter[WAITERS]; /* faults on pages that prefill has claimed: for the statistics */
+    unsigned n_waiters;
+
     pthread_mutex_t lock; /* guards asked, n_asked: handed over by another thread */
     struct ff_page_ref asked[FF_WIRE_FIRST_MAX];
     unsigned n_asked;
@@ -72,6 +76,7 @@ int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err)
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (m == MAP_FAILED)
         return ff_error_set(err, ENOMEM, "pager: fault slots: out of memory");
+    madvise(m, (size_t)f->n_slots * f->slot_bytes, MADV_DONTFORK); /* the adapter's, not a child's */
     f->memory = m;
     return p->link->ops->reg(p->link, m, (size_t)f->n_slots * f->slot_bytes, 0, &f->mr, err);
 }
@@ -259,6 +264,34 @@ static enum ff_claim want_page(struct ff_pager *p, struct want w)
     return ff_claim_get(c, w.page);
 }
 
+/* Keep the time of those whose page is there by now */
+static void check_waiters(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    for (unsigned i = 0; i < f->n_waiters;) {
+        struct want *w = &f->waiter[i];
+        if (ff_claim_get(&p->region[w->region].claims, w->page) != FF_CLAIM_PRESENT) {
+            i++;
+            continue;
+        }
+        ff_hist_add(&p->fault_ns, ff_now_ns() - w->since_ns);
+        *w = f->waiter[--f->n_waiters];
+        atomic_fetch_sub(&p->waiting, 1);
+    }
+}
+
+static void add_waiter(struct ff_pager *p, struct want w)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    if (f->n_waiters == WAITERS)
+        return;
+    f->waiter[f->n_waiters++] = w;
+    atomic_fetch_add(&p->waiting, 1);
+    check_waiters(p); /* it may have come just now, when nobody was known to wait */
+}
+
 static void handle_event(struct ff_pager *p, uint64_t addr)
 {
     int i = find_region(p, addr);
@@ -281,6 +314,7 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
     case FF_CLAIM_INFLIGHT:
         /* Its owner installs after this event was queued, and an install wakes */
         atomic_fetch_add(&p->count.faults_waited, 1);
+        add_waiter(p, w);
         break;
     case FF_CLAIM_PRESENT:
         atomic_fetch_add(&p->count.faults_late, 1);
@@ -358,10 +392,12 @@ void *ff_fault_main(void *opaque)
         post_pending(p);
         drain_link(p);
         post_pending(p);
+        check_waiters(p);
         check_silence(p);
         if (!(++turns % CPU_TURNS))
             atomic_store(&p->count.fault_cpu_ns, ff_thread_cpu_ns());
     }
+    check_waiters(p);
     atomic_store(&p->count.fault_cpu_ns, ff_thread_cpu_ns());
     return NULL;
 }

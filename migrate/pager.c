@@ -265,6 +265,12 @@ int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
     return installed(p, r, page, n, rc, &why);
 }
 
+void ff_pager_installed(struct ff_pager *p)
+{
+    if (atomic_load(&p->waiting))
+        eventfd_write(p->wake_fd, 1);
+}
+
 int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
                      void *src)
 {

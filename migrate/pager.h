@@ -110,6 +110,7 @@ struct ff_pager {
     bool fault_up, prefill_up;
     int wake_fd; /* eventfd: stop, or first-touch pages to fetch */
     _Atomic bool stop;
+    _Atomic unsigned waiting; /* faults whose page prefill is about to install */
     _Atomic uint64_t hint; /* chunk of the last fault + 1; 0: none since prefill looked */
 
     pthread_mutex_t lock;
@@ -206,6 +207,9 @@ static inline uint8_t *ff_pager_in_place(const struct ff_pager_region *r, uint64
     *lkey = r->land ? r->land[offset / r->piece_bytes].mr.lkey : 0;
     return r->range.alias + offset;
 }
+
+/* Tell the fault thread that pages were installed that somebody may wait for: it keeps the time */
+void ff_pager_installed(struct ff_pager *p);
 
 /* The link is of no use any more */
 void ff_pager_break(struct ff_pager *p, const struct ff_error *why);

@@ -87,6 +87,7 @@ int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
     void *m = mmap(NULL, len + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (!e->asked || m == MAP_FAILED)
         return ff_error_set(err, ENOMEM, "pager: prefill buffers: out of memory");
+    madvise(m, len + HUGE, MADV_DONTFORK); /* the adapter's, not a child's */
     e->map = m;
     e->map_bytes = len + HUGE;
     e->memory = e->map + (-(uintptr_t)e->map & (HUGE - 1));
@@ -430,6 +431,7 @@ static int arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *
         return ff_error_set(why, EPROTO, "pager: prefill: %u bytes pushed (want %llu)",
                             wc->len_bytes, (unsigned long long)(t->n * t->r->range.psize));
     int rc = t->in_place ? install_in_place(p, t) : install_buffer(p, t);
+    ff_pager_installed(p);
     t->busy = false;
     e->n_busy--;
     return rc;

@@ -82,6 +82,7 @@ struct verbs_queue {
     int epoll_fd; /* chan, CM events, wake_fd */
     struct verbs_slot slot[FF_QUEUE_DEPTH];
     unsigned n_busy;
+    uint64_t posted_ns; /* the last request */
 };
 
 struct verbs_mr {

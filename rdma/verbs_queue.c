@@ -163,6 +163,7 @@ int verbs_post(struct ff_link *l, enum ff_queue queue, const struct ff_wr *wr, s
                                      .busy = true};
     q->conn[c].n_busy++;
     q->n_busy++;
+    q->posted_ns = ff_now_ns();
     return 0;
 }
 
@@ -198,6 +199,14 @@ static int drain(struct verbs_link *v, enum verbs_role role, struct ff_wc *out, 
     return got;
 }
 
+/* Look again at once? Who waits, for a while from @since on; the fault thread, which waits
+ * elsewhere, for a while after it has posted. */
+static bool spins(const struct verbs_queue *q, enum verbs_role role, int timeout_ms, uint64_t since)
+{
+    uint64_t from = timeout_ms ? since : role == VERBS_FAULT ? q->posted_ns : 0;
+    return q->n_busy && ff_now_ns() - from < SPIN_NS;
+}
+
 int verbs_poll(struct ff_link *l, enum ff_queue queue, struct ff_wc *wc, unsigned n, int timeout_ms,
                struct ff_error *err)
 {
@@ -210,7 +219,7 @@ int verbs_poll(struct ff_link *l, enum ff_queue queue, struct ff_wc *wc, unsigne
     for (;;) {
         do
             rc = drain(v, role, wc, n, err);
-        while (!rc && q->n_busy && timeout_ms && ff_now_ns() - now < SPIN_NS);
+        while (!rc && spins(q, role, timeout_ms, now));
         if (rc)
             return rc;
         /* armed before the last look: a completion in between makes the channel readable */

@@ -314,7 +314,7 @@ static void check_stats(const struct move *m)
     must(d->bytes_prefill + d->bytes_fault + d->bytes_zero == d->bytes_total);
     must(d->fault_p50_ns <= d->fault_p90_ns && d->fault_p90_ns <= d->fault_p99_ns &&
          d->fault_p99_ns <= d->fault_p999_ns && d->fault_p999_ns <= d->fault_max_ns);
-    must(!d->faults == !d->fault_max_ns);
+    must(!(d->faults + d->faults_waited) == !d->fault_max_ns);
     must(d->load_ns && d->start_ns && d->complete_ns);
     must(d->bytes_copied + d->bytes_continued + d->bytes_moved + d->bytes_zero == d->bytes_total);
     struct ff_stats theirs = m->src.stats;
