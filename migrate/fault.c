@@ -76,7 +76,7 @@ int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err)
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (m == MAP_FAILED)
         return ff_error_set(err, ENOMEM, "pager: fault slots: out of memory");
-    madvise(m, (size_t)f->n_slots * f->slot_bytes, MADV_DONTFORK); /* the adapter's, not a child's */
+    madvise(m, (size_t)f->n_slots * f->slot_bytes, MADV_DONTFORK); /* not a child's */
     f->memory = m;
     return p->link->ops->reg(p->link, m, (size_t)f->n_slots * f->slot_bytes, 0, &f->mr, err);
 }

@@ -87,7 +87,7 @@ int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
     void *m = mmap(NULL, len + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (!e->asked || m == MAP_FAILED)
         return ff_error_set(err, ENOMEM, "pager: prefill buffers: out of memory");
-    madvise(m, len + HUGE, MADV_DONTFORK); /* the adapter's, not a child's */
+    madvise(m, len + HUGE, MADV_DONTFORK); /* not a child's */
     e->map = m;
     e->map_bytes = len + HUGE;
     e->memory = e->map + (-(uintptr_t)e->map & (HUGE - 1));

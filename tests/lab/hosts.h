@@ -162,6 +162,70 @@ static inline bool says(const char *text, const char *word)
     return true;
 }
 
+/* READs and WRITEs of every size, whole and nothing beside */
+static inline void read_all(struct ff_link *from, struct ff_link *to, enum ff_queue q)
+{
+    static const uint32_t sizes[] = {1, 2, 511, 1023, 1024, 1025, 4096, 65537, LARGE - 1, LARGE};
+    struct ff_mr from_mr = must_reg(from, src, LARGE + 100, FF_ACCESS_REMOTE_READ);
+    struct ff_mr to_mr = must_reg(to, dst, LARGE + 4096, 0);
+    struct ff_error err;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(sizes); i++) {
+        uint32_t len = sizes[i], offset = (uint32_t)i * 3;
+        memset(dst, 0xee, len + 64);
+        struct ff_wr wr = read_of(&from_mr, offset, dst + 32, len);
+        wr.lkey = to_mr.lkey;
+        assert_ok(run_wr(to, q, &wr, &err), err);
+        assert_true(!memcmp(dst + 32, src + offset, len));
+        for (unsigned k = 0; k < 32; k++)
+            assert_true(dst[k] == 0xee && dst[32 + len + k] == 0xee);
+    }
+    /* lengths that soft-RoCE would let pass */
+    struct ff_wr wr = read_of(&from_mr, 0, dst, to->max_len_bytes + 1);
+    assert_fails(to->ops->post(to, q, &wr, &err), EINVAL);
+    assert_error(err, EINVAL, "READ", "4194305", "1..4194304");
+    wr.len_bytes = 0;
+    assert_fails(to->ops->post(to, q, &wr, &err), EINVAL);
+    from->ops->dereg(from, &from_mr);
+    to->ops->dereg(to, &to_mr);
+}
+
+static inline void write_all(struct ff_link *from, struct ff_link *to, enum ff_queue q)
+{
+    static const uint32_t sizes[] = {1, 4096, 100000, LARGE};
+    static struct server s;
+    struct ff_mr from_mr = must_reg(from, src, LARGE, 0);
+    struct ff_mr to_mr = must_reg(to, dst, LARGE, FF_ACCESS_REMOTE_WRITE);
+    struct ff_error err;
+
+    server_start(&s, to, q);
+    for (unsigned i = 0; i < FF_ARRAY_LEN(sizes); i++) {
+        uint32_t len = sizes[i];
+        pattern(src, len, 7 + i);
+        memset(dst, 0xee, LARGE + 4096);
+        struct ff_wr wr = {.id = i,
+                           .op = FF_OP_WRITE,
+                           .local = src,
+                           .lkey = from_mr.lkey,
+                           .len_bytes = len,
+                           .remote = (uintptr_t)to_mr.addr,
+                           .rkey = to_mr.rkey,
+                           .imm = 0xabc00000 + i};
+        assert_ok(run_wr(from, q, &wr, &err), err);
+        for (int ms = 0; atomic_load(&s.n_imms) == i && ms < SOON_MS; ms++)
+            usleep(1000);
+        assert_int_equal(atomic_load(&s.n_imms), i + 1);
+        assert_int_equal(s.imm[i].imm, 0xabc00000 + i);
+        assert_int_equal(s.imm[i].len_bytes, len);
+        assert_true(!memcmp(dst, src, len));
+        assert_true(dst[len] == 0xee);
+    }
+    server_join(&s);
+    from->ops->dereg(from, &from_mr);
+    to->ops->dereg(to, &to_mr);
+    pattern(src, LARGE + 4096, 0);
+}
+
 /* The kernel takes no more commands from who changes his credentials after he has opened the
  * device ("changed security contexts"): a process of its own, which does it before */
 static inline void drop_ipc_lock(void)

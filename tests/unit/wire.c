@@ -497,11 +497,6 @@ static void test_twice(void **state)
     assert_null(d.hello.regions); /* nothing is left to be freed; ASAN looks for the rest */
 }
 
-static void refuse_publish(const struct ff_publish *p, const char *part)
-{
-    must_refuse(buf, (size_t)ff_wire_put_publish(buf, p, N_TABLE), EPROTO, part);
-}
-
 static void test_publish_refused(void **state)
 {
     const struct ff_publish good = {.piece_bytes = PIECE, .n_keys = 1};
@@ -511,16 +506,16 @@ static void test_publish_refused(void **state)
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE - 1), EPROTO,
                 "36 bytes for 3 regions (want 44)");
     p.addr[1] = UINT64_MAX - (4 << 20) + 1;
-    refuse_publish(&p, "region huge: address 0xffffffffffc00000 wraps");
+    must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO, "region huge: address 0xffffffffffc00000 wraps");
     p = good;
     p.n_keys = UINT32_MAX;
-    refuse_publish(&p, "4294967295 keys for");
+    must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO, "4294967295 keys for");
     static const uint64_t sizes[] = {0, 4096, (4 << 20) - 1, (4 << 20) + 4096, 3ull << 26,
                                      2 * FF_WIRE_REGION_LEN_MAX, UINT64_MAX};
     for (size_t i = 0; i < FF_ARRAY_LEN(sizes); i++) {
         p = good;
         p.piece_bytes = sizes[i];
-        refuse_publish(&p, "(permitted: powers of two, 0x400000..0x400000000000)");
+        must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO, "(permitted: powers of two, 0x400000..0x400000000000)");
     }
 }
 
