@@ -75,6 +75,34 @@ def outage(t, kind, options, faults):
     raise Failed(f'no outage was shorter than {RETRIES_S} s: this machine is too busy')
 
 
+def may_pin(guest, mib):
+    """Its QEMU has this memlock limit, and no privilege to exceed it."""
+    at = guest.argv.index(common.QEMU)
+    guest.argv[at:at] = ['setpriv', '--inh-caps', '-ipc_lock', '--bounding-set', '-ipc_lock',
+                         'prlimit', f'--memlock={mib << 20}']
+    return guest
+
+
+def memlock(t):
+    """Too little of it is refused before the guest stops; on-demand paging does without."""
+    with may_pin(Micro(t, 'a', 'tcg', 'anon', MIB), 16) as src:
+        src.start_load()
+        with Micro(t, 'b', 'tcg', 'anon', MIB, incoming=True) as dst:
+            src.qmp('migrate', uri=common.listen(dst) + ',odp=off')
+            why = common.wait_migration(src, 'failed')['error-desc']
+            say(f'      {why}')
+            if 'memlock limit is 16 MiB' not in why or 'at least' not in why:
+                raise Failed(f'does not say what is too small, or how much is needed: {why}')
+            common.check_still_running(src)
+            if dst.exit_code(20) != 1:
+                raise Failed(f'the destination: {dst.tail}')
+        with Micro(t, 'c', 'tcg', 'anon', MIB, incoming=True) as dst:
+            over_verbs(common.move(src, dst))
+            if 'on-demand paging' not in src.tail:
+                raise Failed(f'says nothing of on-demand paging: {src.tail}')
+            check_ledger(src, dst, sweeps=1)
+
+
 def present(guest):
     return common.migration(guest)['x-rdma-postcopy']['present-bytes']
 
@@ -84,6 +112,8 @@ def run(t):
                                 ('memfd, landing=continue', 'memfd', ',landing=continue')):
         with t.case(name):
             plain(t, kind, options)
+    with t.case('memlock'):
+        memlock(t)
     with t.case('1 % loss, 20 ms delay each way'):
         with labplace.bad_network('delay', '20ms', 'loss', '1%'):
             plain(t, 'memfd', '', 16)       # some 30 s: each loss costs half a second
