@@ -45,9 +45,10 @@ enum {
     HIST_BUCKETS = 496,
     STALL_NS = 25000,
     SAW_WORDS = 4,
+    SLOTS = 64,
 };
 
-enum mode { MODE_RANDOM, MODE_SEQ, MODE_IDLE, MODE_READONLY };
+enum mode { MODE_RANDOM, MODE_SEQ, MODE_IDLE, MODE_READONLY, MODE_CHASE, MODE_ZIPF };
 enum first { FIRST_READ, FIRST_WRITE, FIRST_MIX };
 
 struct options {
@@ -58,6 +59,7 @@ struct options {
     uint64_t sweep_every;   /* touches between two pages of the sweep; 0: no sweep */
     uint64_t seed;
     uint64_t report_ms;
+    uint64_t slot_ms; /* of the time line; 0: none */
     uint64_t tsc_khz; /* 0: find out */
     enum mode mode;
     enum first first;
@@ -77,6 +79,12 @@ struct bad_page {
     uint32_t wrong_word;
 };
 
+/* A stretch of the time line: how much work was done, how long none was */
+struct slot {
+    uint64_t index; /* slot_ms each, from the boot */
+    uint64_t touches, max_gap; /* TSC ticks between two touches, where the second is in here */
+};
+
 struct cpu {
     uint32_t id;
     uint64_t own;    /* pages of this CPU */
@@ -87,6 +95,10 @@ struct cpu {
     uint64_t stalls, stall_ns, max_ns;
     uint64_t rng, sweep_at, seq_at;
     uint64_t next_report, next_touch; /* TSC */
+    uint64_t chased; /* word that the last touch read */
+    uint64_t slots_done, slots_told; /* counted from the boot; slot n is in ring[n % SLOTS] */
+    uint64_t slot_end, last_touch, report_ticks; /* TSC; the shortest report */
+    struct slot ring[SLOTS];
     uint64_t hist[HIST_BUCKETS];
 };
 

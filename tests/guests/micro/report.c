@@ -17,7 +17,9 @@
  *              lost, stale, torn: wrong pages found; first_bad: the first of them, saw = words
  *              0, 256, 511 and word number "word", the first that was wrong. stalls: touches of
  *              over 25 us; stall_ns, max_ns; hist: [[bucket, count], ...], see hist_bucket().
- *              Everything counts from the boot. Words and addresses are hex strings: not every
+ *              Everything counts from the boot. slots (with slot_ms=): the stretches of the time
+ *              line that ended since the last line, [number from the boot, touches, longest time
+ *              between two touches in us]; one without a touch is left out. Words and addresses are hex strings: not every
  *              JSON reader keeps 64 bits of a number.
  *
  * Threads      a line is made in the CPU's own buffer and printed under a lock that is only
@@ -156,6 +158,28 @@ static void put_first_bad(struct line *l, const struct cpu *cpu)
     put_text(l, "]}");
 }
 
+static void put_slots(struct line *l, const struct cpu *cpu)
+{
+    uint64_t n = cpu->slots_told;
+
+    if (n + SLOTS <= cpu->slots_done) {
+        n = cpu->slots_done - SLOTS + 1; /* the ring has forgotten the rest */
+    }
+    put_text(l, ",\"slots\":[");
+    for (bool first = true; n < cpu->slots_done; n++, first = false) {
+        const struct slot *s = &cpu->ring[n % SLOTS];
+
+        put_text(l, first ? "[" : ",[");
+        put_number(l, s->index);
+        put_char(l, ',');
+        put_number(l, s->touches);
+        put_char(l, ',');
+        put_number(l, ticks_to_ns(s->max_gap) / 1000);
+        put_char(l, ']');
+    }
+    put_char(l, ']');
+}
+
 /**
  * report_cpu() - print this CPU's line, unless another CPU is printing
  *
@@ -201,10 +225,14 @@ bool report_cpu(struct cpu *cpu, uint64_t now)
         }
     }
     put_char(l, ']');
+    if (machine.opt.slot_ms) {
+        put_slots(l, cpu);
+    }
     if (!print(l)) {
         return false;
     }
     cpu->seq++;
+    cpu->slots_told = cpu->slots_done;
     return true;
 }
 
