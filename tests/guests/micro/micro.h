@@ -46,6 +46,7 @@ enum {
     STALL_NS = 25000,
     SAW_WORDS = 4,
     SLOTS = 64,
+    STALL_BUCKET = 100, /* the first of the histogram with stalls alone, from 24,576 ns on */
 };
 
 enum mode { MODE_RANDOM, MODE_SEQ, MODE_IDLE, MODE_READONLY, MODE_CHASE, MODE_ZIPF };
@@ -82,7 +83,9 @@ struct bad_page {
 /* A stretch of the time line: how much work was done, how long none was */
 struct slot {
     uint64_t index; /* slot_ms each, from the boot */
-    uint64_t touches, max_gap; /* TSC ticks between two touches, where the second is in here */
+    uint64_t touches, stall_ns;
+    uint64_t max_gap; /* TSC ticks between two touches, where the second is in here */
+    uint32_t stalls[HIST_BUCKETS - STALL_BUCKET];
 };
 
 struct cpu {

@@ -18,9 +18,27 @@ static uint64_t own_page(const struct cpu *cpu, uint64_t k)
     return k * machine.ncpu + cpu->id;
 }
 
-/* One touch more on the time line. The first after a pause belongs, with its gap, to the slot in
+/**
+ * hist_bucket() - which bucket of the histogram a latency belongs to
+ *
+ * Log-linear, 8 buckets an octave: 0..7 one each; then for 2^e <= ns < 2^(e+1), e >= 3, bucket
+ * (e - 2) * 8 + the 3 bits below the leading one. Bucket b >= 8 begins at
+ * (8 + b % 8) << (b / 8 - 1) and is 1 << (b / 8 - 1) wide. The same in report.py.
+ */
+static uint32_t hist_bucket(uint64_t ns)
+{
+    uint32_t e;
+
+    if (ns < 8) {
+        return (uint32_t)ns;
+    }
+    e = 63 - (uint32_t)__builtin_clzll(ns);
+    return (e - 2) * 8 + (uint32_t)(ns >> (e - 3) & 7);
+}
+
+/* One touch more on the time line, of @ns. The first after a pause belongs, with its gap, to the slot in
  * which it ends; slots without a touch are left out. */
-static void count_touch(struct cpu *cpu, uint64_t now)
+static void count_touch(struct cpu *cpu, uint64_t now, uint64_t ns)
 {
     uint64_t period = machine.opt.slot_ms * machine.tsc_khz;
     struct slot *s = &cpu->ring[cpu->slots_done % SLOTS];
@@ -36,6 +54,10 @@ static void count_touch(struct cpu *cpu, uint64_t now)
         cpu->slot_end = machine.tsc_boot + (s->index + 1) * period;
     }
     s->touches++;
+    if (ns > STALL_NS) {
+        s->stall_ns += ns;
+        s->stalls[hist_bucket(ns) - STALL_BUCKET]++;
+    }
     if (cpu->last_touch && (int64_t)(now - cpu->last_touch) > (int64_t)s->max_gap) {
         s->max_gap = now - cpu->last_touch;
     }
@@ -68,24 +90,6 @@ static void maybe_report(struct cpu *cpu, uint64_t now)
     if ((int64_t)(now - cpu->next_report) >= 0 || cpu->next_report - now > period) {
         cpu->next_report = now + period; /* late, or the TSC has jumped */
     }
-}
-
-/**
- * hist_bucket() - which bucket of the histogram a latency belongs to
- *
- * Log-linear, 8 buckets an octave: 0..7 one each; then for 2^e <= ns < 2^(e+1), e >= 3, bucket
- * (e - 2) * 8 + the 3 bits below the leading one. Bucket b >= 8 begins at
- * (8 + b % 8) << (b / 8 - 1) and is 1 << (b / 8 - 1) wide. The same in report.py.
- */
-static uint32_t hist_bucket(uint64_t ns)
-{
-    uint32_t e;
-
-    if (ns < 8) {
-        return (uint32_t)ns;
-    }
-    e = 63 - (uint32_t)__builtin_clzll(ns);
-    return (e - 2) * 8 + (uint32_t)(ns >> (e - 3) & 7);
 }
 
 static void account(struct cpu *cpu, uint64_t ns)
@@ -191,7 +195,7 @@ void work(struct cpu *cpu)
     first_pass(cpu);
     cpu->next_touch = rdtsc();
     for (;;) {
-        uint64_t now;
+        uint64_t now, ns;
 
         if (machine.opt.mode == MODE_IDLE) {
             pause_cpu();
@@ -202,13 +206,14 @@ void work(struct cpu *cpu)
             wait_for_turn(cpu);
         }
         ledger_touch(cpu, own_page(cpu, choose(cpu, reach)), &ticks);
-        account(cpu, ticks_to_ns(ticks));
+        ns = ticks_to_ns(ticks);
+        account(cpu, ns);
         if (machine.opt.sweep_every && ++since_sweep >= machine.opt.sweep_every) {
             since_sweep = 0;
             sweep_one(cpu);
         }
         now = rdtsc();
-        count_touch(cpu, now);
+        count_touch(cpu, now, ns);
         maybe_report(cpu, now);
     }
 }
