@@ -4,6 +4,8 @@
  */
 #include "micro.h"
 
+enum { REPORT_MAX_MS = 50 };
+
 /* xorshift64*: cpu->rng is the state, and never zero. */
 static uint64_t next_random(struct cpu *cpu)
 {
@@ -65,11 +67,12 @@ static void count_touch(struct cpu *cpu, uint64_t now, uint64_t ns)
 }
 
 /* What a report takes by itself is no gap between touches; what one takes longer than the
- * shortest so far is: a page was missing, or nothing ran. */
+ * shortest so far is: a page was missing, or nothing ran. The shortest of few may have been slow. */
 static void forgive_report(struct cpu *cpu, uint64_t start)
 {
     uint64_t took = rdtsc() - start;
 
+    took = took < REPORT_MAX_MS * machine.tsc_khz ? took : REPORT_MAX_MS * machine.tsc_khz;
     if (!cpu->report_ticks || took < cpu->report_ticks) {
         cpu->report_ticks = took;
     }
