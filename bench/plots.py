@@ -9,9 +9,9 @@ import os
 import shutil
 import subprocess
 
-import report
 import schema
 import stats
+from common import report
 
 SIZE = {'png': ('pngcairo', '900,480'), 'svg': ('svg', '900,480')}
 COLOURS = ['#999999', '#555555', '#e69f00', '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9']

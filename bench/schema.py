@@ -76,8 +76,8 @@ def group_title(group):
 
 
 def values(peer, name):
-    """Of each run, in order; None for one that does not have it."""
-    return [r['metrics'].get(name) for r in peer['runs']]
+    """Of each run, in order; None for one that does not have it, or was no whole move."""
+    return [r['metrics'].get(name) if r['outcome'] == 'completed' else None for r in peer['runs']]
 
 
 def shown(name, value):

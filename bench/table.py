@@ -76,8 +76,13 @@ def outcome_notes(group):
         for outcome in ('did not converge', 'failed'):
             runs = [r for r in p['runs'] if r['outcome'] == outcome]
             if runs:
-                notes.append(f'{p["peer"]}: {outcome}: {len(runs)} of {len(p["runs"])} runs'
-                             f'{": " + runs[0]["why"] if runs[0]["why"] else ""}')
+                why = f': {runs[0]["why"]}' if runs[0]['why'] else ''
+                moved, lost = (stats.median([r['metrics'].get(n) for r in runs])
+                               for n in ('transferred_bytes', 'work_lost_ms'))
+                if moved is not None and lost is not None:
+                    why += (f'; until then {schema.shown("transferred_bytes", moved)} MiB were '
+                            f'transferred, {schema.shown("work_lost_ms", lost)} ms of work lost')
+                notes.append(f'{p["peer"]}: {outcome}: {len(runs)} of {len(p["runs"])} runs{why}')
     return notes
 
 
