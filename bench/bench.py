@@ -31,6 +31,7 @@ from measure import Guest, Peer, Times              # noqa: E402
 
 FLOORS = os.path.join(common.BUILD, 'bench', 'floors')
 MEMORIES = ('anon', 'memfd', 'thp', 'hugetlb')
+LAB_OUT = '/lab/out'
 IN_LAB = bool(os.environ.get('LAB_HOSTS'))
 # everything from 5 s before to 5 s after in the first round; less in the others, to save time
 AROUND_S = 5
@@ -280,8 +281,8 @@ def parse_args(argv):
     add('--accel', choices=('auto', 'kvm', 'tcg'), default='auto',
         help='auto: kvm where the guest boots under it')
     add('--qemu', metavar='PROGRAM', help='QEMU of the peers that are not rdma-postcopy')
-    add('--limit', type=positive, default=15, metavar='S',
-        help='a pre-copy that takes longer does not converge (default: 15)')
+    add('--limit', type=positive, default=10, metavar='S',
+        help='a pre-copy that takes longer does not converge (default: 10)')
     add('--around', type=positive, default=AROUND_S, metavar='S',
         help='time line before and after a move of the first round (default: 5); 1 in others')
     add('--full', action='store_true', help='every size, memory, workload and link, for hours')
@@ -294,7 +295,9 @@ def parse_args(argv):
                 setattr(o, key, usual)
     if o.qemu and not os.access(o.qemu, os.X_OK):
         p.error(f'--qemu {o.qemu}: no such program')
-    o.out = o.out or os.path.join(common.BUILD, 'bench', time.strftime('%Y%m%d-%H%M%S'))
+    # the lab forgets every other folder
+    base = LAB_OUT if IN_LAB and os.path.isdir(LAB_OUT) else os.path.join(common.BUILD, 'bench')
+    o.out = o.out or os.path.join(base, time.strftime('%Y%m%d-%H%M%S'))
     return o
 
 

@@ -100,7 +100,8 @@ class Times:
 
 
 class Clock:
-    """When the guest's clock was 0 by the host's monotonic one: from reports as they come."""
+    """When the guest's clock was 0 by the host's monotonic one: from reports as they come. A report
+    has the time at which its writing began; how long that takes, the one before tells."""
 
     def __init__(self):
         self.zero_s, self.seen = None, 0
@@ -108,7 +109,7 @@ class Clock:
     def observe(self, log):
         now = time.monotonic()
         for line in log.lines[self.seen:]:
-            at = now - line['uptime_ms'] / 1000
+            at = now - line['uptime_ms'] / 1000 - line['report_us'] / 1e6
             self.zero_s = at if self.zero_s is None else min(at, self.zero_s)
         self.seen = len(log.lines)
 

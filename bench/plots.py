@@ -14,7 +14,9 @@ import stats
 from common import report
 
 SIZE = {'png': ('pngcairo', '900,480'), 'svg': ('svg', '900,480')}
-COLOURS = ['#999999', '#555555', '#e69f00', '#0072b2', '#d55e00', '#009e73', '#cc79a7', '#56b4e9']
+COLOURS = {'pre-copy': '#bbbbbb', 'multifd': '#808080', 'post-copy': '#e6a500', 'preempt': '#d55e00',
+           'rdma-tcp': '#0072b2', 'rdma-verbs': '#009e73'}
+MORE = ['#cc79a7', '#56b4e9', '#332288', '#882255']     # of peers that differ in options alone
 BARS = [('total_ms', 'total time'), ('downtime_guest_ms', 'downtime'),
         ('stall_total_ms', 'stalled in all'), ('work_lost_ms', 'work lost')]
 LIMIT_S = 60
@@ -28,25 +30,36 @@ def quote(text):
     return '"' + ''.join(c for c in text if c.isprintable() and c not in '"\\`$') + '"'
 
 
+def colours(group):
+    """{peer: colour}"""
+    out, more = {}, list(MORE)
+    for p in group['peers']:
+        own = COLOURS.get(p['peer'].split(',')[0], '#000000')
+        if own in out.values() and more:
+            own = more.pop(0)
+        out[p['peer']] = own
+    return out
+
+
 def data(name, rows):
     return [f'${name} << END', *[' '.join(f'{x:.6g}' for x in row) for row in rows], 'END']
 
 
 def lines_plot(title, xlabel, ylabel, series, extra=()):
-    """series: [(name, [(x, y), ...], colour number)]"""
+    """series: [(name, [(x, y), ...], colour)]"""
     out, parts = [], []
     for i, (name, rows, colour) in enumerate(series):
         out += data(f'd{i}', rows)
         parts.append(f'$d{i} using 1:2 with lines linewidth 2 '
-                     f'linecolor rgb "{COLOURS[colour % len(COLOURS)]}" title {quote(name)}')
+                     f'linecolor rgb "{colour}" title {quote(name)}')
     return [*out, f'set title {quote(title)}', f'set xlabel {quote(xlabel)}',
-            f'set ylabel {quote(ylabel)}', 'set grid', 'set key outside right top', *extra,
+            f'set ylabel {quote(ylabel)}', 'set grid', 'set key below', *extra,
             'plot ' + ', '.join(parts)]
 
 
 def stall_cdf(group):
     series = []
-    for i, p in enumerate(group['peers']):
+    for p in group['peers']:
         hist = report.merge(report.as_hist(r['hist']) for r in p['runs']
                             if r['outcome'] == 'completed')
         total, seen, rows = sum(hist.values()), 0, []
@@ -54,7 +67,7 @@ def stall_cdf(group):
             seen += hist[b]
             rows.append((report.bucket_high(b) / 1000, seen / total))
         if rows:
-            series.append((f'{p["peer"]} ({total})', rows, i))
+            series.append((f'{p["peer"]} ({total})', rows, colours(group)[p['peer']]))
     if not series:
         return None
     return lines_plot('How long the guest waited for a page', 'us, one stall (stalls in all runs)',
@@ -64,11 +77,11 @@ def stall_cdf(group):
 def time_line(group):
     """Of the first round: it has the longest time around."""
     series = []
-    for i, p in enumerate(group['peers']):
+    for p in group['peers']:
         rows = [(row[0] / 1000, row[1] * 1000 / group['slot_ms']) for r in p['runs'][:1]
                 for row in r['timeline']]
         if rows:
-            series.append((p['peer'], rows, i))
+            series.append((p['peer'], rows, colours(group)[p['peer']]))
     if not series:
         return None
     return lines_plot('What the guest got done (first round)', 's after the command to move',
@@ -89,7 +102,8 @@ def bars(group):
     out, parts = [], []
     for i, row in enumerate(rows):
         out += data(f'd{i}', [[k, *row[3 * k:3 * k + 3]] for k in range(len(BARS))])
-        colour, title = COLOURS[i % len(COLOURS)], group['peers'][i]['peer']
+        title = group['peers'][i]['peer']
+        colour = colours(group)[title]
         at = f'($1+{(i + 0.5) / len(rows) * 0.8 - 0.4:.4f})'
         parts += [f'$d{i} using {at}:2:({0.72 / len(rows):.4f}) with boxes '
                   f'linecolor rgb "{colour}" title {quote(title)}',
@@ -98,14 +112,14 @@ def bars(group):
     tics = ', '.join(f'{quote(label)} {k}' for k, (_, label) in enumerate(BARS))
     return [*out, f'set title {quote("What a move costs: median, from min to max")}',
             'set ylabel "ms"', 'set logscale y', 'set style fill solid 0.8', 'set grid ytics',
-            'set key outside right top', f'set xtics ({tics})', f'set xrange [-0.6:{len(BARS) - 0.4}]',
+            'set key below', f'set xtics ({tics})', f'set xrange [-0.6:{len(BARS) - 0.4}]',
             'plot ' + ', '.join(parts)]
 
 
 def by_memory(groups, metric, title):
     """Cost against the guest's memory; None with fewer than two sizes."""
     series = []
-    for i, name in enumerate(p['peer'] for p in groups[0]['peers']):
+    for name, colour in colours(groups[0]).items():
         rows = []
         for g in sorted(groups, key=lambda g: g['mem_mib']):
             value = stats.median([v for p in g['peers'] if p['peer'] == name
@@ -113,7 +127,7 @@ def by_memory(groups, metric, title):
             if value is not None:
                 rows.append((g['mem_mib'], value))
         if len(rows) > 1:
-            series.append((name, rows, i))
+            series.append((name, rows, colour))
     if not series:
         return None
     return lines_plot(title, 'MiB of guest memory', 'ms', series, ['set logscale x 2', 'set logscale y'])

@@ -100,7 +100,8 @@ struct cpu {
     uint64_t next_report, next_touch; /* TSC */
     uint64_t chased; /* word that the last touch read */
     uint64_t slots_done, slots_told; /* counted from the boot; slot n is in ring[n % SLOTS] */
-    uint64_t slot_end, last_touch, report_ticks; /* TSC; the shortest report */
+    uint64_t slot_end, last_touch; /* TSC */
+    uint64_t report_ticks, report_last; /* the shortest report so far, and the last one */
     struct slot ring[SLOTS];
     uint64_t hist[HIST_BUCKETS];
 };

@@ -17,11 +17,14 @@
  *              lost, stale, torn: wrong pages found; first_bad: the first of them, saw = words
  *              0, 256, 511 and word number "word", the first that was wrong. stalls: touches of
  *              over 25 us; stall_ns, max_ns; hist: [[bucket, count], ...], see hist_bucket().
- *              Everything counts from the boot. slots (with slot_ms=): the stretches of the time
- *              line that ended since the last line, [number from the boot, touches, longest time
- *              between two touches in us, time stalled in us, a bucket, how many stalls are in it,
- *              how many in the next, ...]; one without a touch is left out, and hist is empty. Words and addresses are hex strings: not every
+ *              Everything counts from the boot. Words and addresses are hex strings: not every
  *              JSON reader keeps 64 bits of a number.
+ *
+ *              With slot_ms= there is the time line instead of hist. report_us: how long the CPU
+ *              was at the line before. slots: the stretches that have ended since, [number from
+ *              the boot, touches, longest time between two touches in us, time stalled in us, a
+ *              bucket, how many stalls are in it, how many in the next, ...]; a stretch without a
+ *              touch is left out.
  *
  * Threads      a line is made in the CPU's own buffer and printed under a lock that is only
  *              tried, never waited for: a CPU that finds it taken goes on touching pages.
@@ -254,6 +257,7 @@ bool report_cpu(struct cpu *cpu, uint64_t now)
     }
     put_char(l, ']');
     if (machine.opt.slot_ms) {
+        put_field(l, "report_us", ticks_to_ns(cpu->report_last) / 1000);
         told = put_slots(l, cpu);
     }
     if (!print(l)) {

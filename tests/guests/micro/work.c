@@ -72,6 +72,7 @@ static void forgive_report(struct cpu *cpu, uint64_t start)
 {
     uint64_t took = rdtsc() - start;
 
+    cpu->report_last = took;
     took = took < REPORT_MAX_MS * machine.tsc_khz ? took : REPORT_MAX_MS * machine.tsc_khz;
     if (!cpu->report_ticks || took < cpu->report_ticks) {
         cpu->report_ticks = took;
