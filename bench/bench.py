@@ -22,6 +22,7 @@ import compare                                      # noqa: E402
 import html_report                                  # noqa: E402
 import host                                         # noqa: E402
 import measure                                      # noqa: E402
+import outside                                      # noqa: E402
 import places                                       # noqa: E402
 import plots                                        # noqa: E402
 import schema                                       # noqa: E402
@@ -41,7 +42,7 @@ PR_SET_THP_DISABLE = 41
 LIMIT_S = 30 * 3600     # of all
 
 FULL = {
-    'workload': ['random', 'idle', 'seq', 'chase', 'zipf', 'read', 'write'],
+    'workload': ['random', 'idle', 'seq', 'chase', 'zipf', 'read', 'write', 'linux'],
     'mem': [1024, 256, 4096, 8192],
     'smp': [1, 4],
     'memory': ['anon', 'memfd', 'thp', 'hugetlb'],
@@ -56,7 +57,7 @@ EPILOG = '''
 PEER is one of {peers}.
 After a comma: qemu=PROGRAM, and for rdma-... options of its address, as in
 rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
-with @RATE so many touches a second. NET is loopback, or rate, round-trip time and loss of a
+with @RATE so many touches a second; or linux: a Linux guest, watched from outside. NET is loopback, or rate, round-trip time and loss of a
 link between two network namespaces: 10gbit,0.2ms,0.1%. Several values of an option: every
 combination of them.
 Exit code: 0 done, 1 a run failed, 2 wrong use, 77 it cannot run here, 130 interrupted
@@ -124,14 +125,14 @@ class Bench:
     def run(self, t):
         """All groups. What cannot be had is skipped, what fails is a run that failed."""
         common.need_files(FLOORS)
-        accel = self.accel(t)
+        self.accel(t)
         progress.all = len(self.groups) * len(self.peers) * self.o.runs
         largest = max((g['mem'] for g in self.groups if self.fits(g)), default=0)
         progress(f'warming {2 * largest} MiB of memory')
         subprocess.run([FLOORS, 'warm', str(2 * largest)], timeout=600, check=False)
         for g in self.groups:
             group = {'workload': g['workload'], 'mem_mib': g['mem'], 'smp': g['smp'],
-                     'memory': g['memory'], 'net': g['net'], 'accel': accel,
+                     'memory': g['memory'], 'net': g['net'], 'accel': '',
                      'slot_ms': measure.SLOT_MS, 'floors': [],
                      'peers': [{'peer': p.text, 'runs': []} for p in self.peers]}
             try:
@@ -147,6 +148,9 @@ class Bench:
             return t.need(self.o.accel)
         return 'tcg' if IN_LAB else t.best_accel()
 
+    def linux(self, group):
+        return group['workload'] == outside.WORKLOAD
+
     def fits(self, g):
         return 2 * g['mem'] + SPARE_MIB <= host.meminfo_mib('MemAvailable')
 
@@ -156,6 +160,8 @@ class Bench:
             raise Skip(f'needs {2 * mem_mib + SPARE_MIB} MiB of free memory, there are '
                        f'{host.meminfo_mib("MemAvailable")}')
         use_thp(group['memory'] == 'thp')
+        group['accel'] = (outside.find_accel(t, self.o.accel) if self.linux(group)
+                          else self.accel(t))
         if group['memory'] == 'hugetlb':
             t.reserve_huge(2 * mem_mib)
         guest = Guest(group['workload'], mem_mib, group['smp'], group['memory'], group['accel'])
@@ -175,7 +181,8 @@ class Bench:
         for peer, into in zip(self.peers, group['peers']):
             progress(f'{schema.group_title(group)}: round {i + 1} of {self.o.runs}: {peer.text}')
             self.number += 1
-            run = measure.one_move(t, guest, peer, self.qemu(peer), self.number,
+            one_move = outside.one_move if self.linux(group) else measure.one_move
+            run = one_move(t, guest, peer, self.qemu(peer), self.number,
                                    Times(around, around, self.o.limit))
             run['round'] = i
             if run['outcome'] == 'did not converge':

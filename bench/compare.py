@@ -7,6 +7,7 @@ import sys
 import schema
 import stats
 
+
 def floor_values(group, name):
     return [f.get(name) for f in group['floors']]
 
@@ -75,9 +76,9 @@ def compare(old, new):
     out.append(f'{looked} figures compared in {len(common)} groups: {changed - worse} better, '
                f'{worse} worse, the rest within noise')
     if looked:
-        out.append(f'(changed: rank test with p <= {stats.ALPHA} from {stats.MIN_RUNS} runs a side on, '
-                   'with fewer: ranges that do not overlap; with so many figures some differ by '
-                   'chance, about one in twenty at most)')
+        out.append(f'(changed: rank test with p <= {stats.ALPHA} from {stats.MIN_RUNS} runs a side '
+                   'on, with fewer: ranges that do not overlap; with so many figures some differ '
+                   'by chance, about one in twenty at most)')
     return out, worse
 
 

@@ -169,7 +169,8 @@ static bool fault_round_trip(const char *name, int cpu, int handler_cpu)
 
 static void copy_bandwidth(void)
 {
-    uint8_t *a = memset(map(COPY_BYTES), 1, COPY_BYTES), *b = memset(map(COPY_BYTES), 2, COPY_BYTES);
+    uint8_t *a = memset(map(COPY_BYTES), 1, COPY_BYTES);
+    uint8_t *b = memset(map(COPY_BYTES), 2, COPY_BYTES);
     uint64_t best = UINT64_MAX;
 
     for (int i = 0; i < 5; i++) {

@@ -14,7 +14,8 @@ body { font: 15px/1.45 system-ui, sans-serif; max-width: 1100px; margin: 2em aut
 h1 { font-size: 1.6em } h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid #ccc }
 h3 { font-size: 1em } .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px }
-th, td { text-align: right; padding: 2px 10px; border-bottom: 1px solid #e4e4e4; white-space: nowrap }
+th, td { text-align: right; padding: 2px 10px; border-bottom: 1px solid #e4e4e4;
+         white-space: nowrap }
 th:first-child, td:first-child { text-align: left } tr:hover { background: #f6f6f6 }
 img { max-width: 100%; height: auto } .note { color: #a03000 } .ours { background: #eef6ff }
 '''

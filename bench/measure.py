@@ -78,17 +78,21 @@ class Guest:
         return (f'{work} fill=100 sweep=0 report_ms={REPORT_MS} '
                 f'slot_ms={SLOT_MS}')
 
+    def backend(self):
+        return 'anon' if self.memory == 'thp' else self.memory
+
     def start(self, t, name, qemu, **more):
-        backend = 'anon' if self.memory == 'thp' else self.memory
-        return Micro(t, name, self.accel, backend, self.mem_mib, self.smp, self.load(), qemu=qemu,
+        return Micro(t, name, self.accel, self.backend(), self.mem_mib, self.smp, self.load(), qemu=qemu,
                      extra=['-name', f'{name},debug-threads=on'], **more)
 
 
 def check_workload(text):
     name, at, rate = text.partition('@')
+    if text == 'linux':
+        return text
     if name not in WORKLOADS or (at and not rate.isdigit()):
-        raise ValueError(f'no workload {text!r}: there are {", ".join(WORKLOADS)}, each with '
-                         '@RATE for so many touches a second')
+        raise ValueError(f'no workload {text!r}: there are linux, and {", ".join(WORKLOADS)}, '
+                         'each of these with @RATE for so many touches a second')
     return text
 
 
@@ -205,7 +209,7 @@ class Move:
 
 # --- figures ---
 
-def metrics_of_move(move, guest):
+def metrics_of_move(move):
     """From QEMU's own figures, its events, and the processes."""
     src_info, out = move.infos[0], {}
     if move.outcome == 'completed':
@@ -232,10 +236,9 @@ def metrics_of_move(move, guest):
         use = move.use[g.pid]
         out[f'cpu_{side}_vcpu_s'] = use.vcpu_s()
         out[f'cpu_{side}_s'] = max(0, use.cpu_s - use.vcpu_s())
-        # the source's RAM was there before; huge pages of hugetlbfs are in no process's RSS
-        ram_mib = guest.mem_mib if side == 'destination' and guest.memory != 'hugetlb' else 0
+        # what the source had before the move is what the guest needs, on either side
         if side == 'source' or move.outcome == 'completed':
-            out[f'peak_{side}_mib'] = use.peak_mib - use.rss_mib - ram_mib
+            out[f'peak_{side}_mib'] = use.peak_mib - move.use[move.src.pid].rss_mib
     return out
 
 
@@ -285,23 +288,28 @@ def move_and_measure(t, guest, peer, qemu, number, times):
         log = report.parse(src.console, *([dst.console] if last is dst else []))
         good, reasons = report.verdict(log)
     out, hist, line = metrics_of_guest(move, clock, log)
-    out.update(metrics_of_move(move, guest))
+    out.update(metrics_of_move(move))
     line = [x for x in line if x[0] >= begin_ms - clock.guest_ms(move.start_s)]
+    return as_run(move, out, hist, line, [] if good else reasons)
+
+
+def as_run(move, metrics, hist, line, problems):
+    """A run of the schema, but for its round."""
     return {
         'outcome': move.outcome, 'why': '',
-        'metrics': {k: round(v, 4) if isinstance(v, float) else v for k, v in out.items()},
+        'metrics': {k: round(v, 4) if isinstance(v, float) else v for k, v in metrics.items()},
         'threads': {side: move.use[g.pid].threads
-                    for side, g in (('source', src), ('destination', dst))},
+                    for side, g in (('source', move.src), ('destination', move.dst))},
         'hist': sorted([b, n] for b, n in hist.items()), 'timeline': line,
-        'ledger': 'ok' if good else '; '.join(reasons[:3]),
+        'ledger': '; '.join(problems[:3]) if problems else 'ok',
         'link': (move.infos[1] or {}).get('x-rdma-postcopy', {}).get('link-detail', ''),
     }
 
 
-def one_move(t, guest, peer, qemu, number, times):
+def one_move(t, guest, peer, qemu, number, times, measure=move_and_measure):
     """A run of the schema; what goes wrong is its outcome."""
     try:
-        run = move_and_measure(t, guest, peer, qemu, number, times)
+        run = measure(t, guest, peer, qemu, number, times)
     except (Failed, GuestError, OSError) as e:
         run = {'outcome': 'failed', 'why': str(e), 'metrics': {},
                'threads': {'source': {}, 'destination': {}}, 'hist': [], 'timeline': [],

@@ -14,10 +14,11 @@ import stats
 from common import report
 
 SIZE = {'png': ('pngcairo', '900,480'), 'svg': ('svg', '900,480')}
-COLOURS = {'pre-copy': '#bbbbbb', 'multifd': '#808080', 'post-copy': '#e6a500', 'preempt': '#d55e00',
-           'rdma-tcp': '#0072b2', 'rdma-verbs': '#009e73'}
+COLOURS = {'pre-copy': '#bbbbbb', 'multifd': '#808080', 'post-copy': '#e6a500',
+           'preempt': '#d55e00', 'rdma-tcp': '#0072b2', 'rdma-verbs': '#009e73'}
 MORE = ['#cc79a7', '#56b4e9', '#332288', '#882255']     # of peers that differ in options alone
-BARS = [('total_ms', 'total time'), ('downtime_guest_ms', 'downtime'),
+BARS = [('total_ms', 'total time'), ('downtime_guest_ms', 'downtime, guest'),
+        ('udp_silence_ms', 'no answer'),
         ('stall_total_ms', 'stalled in all'), ('work_lost_ms', 'work lost')]
 LIMIT_S = 60
 
@@ -85,7 +86,8 @@ def time_line(group):
     if not series:
         return None
     return lines_plot('What the guest got done (first round)', 's after the command to move',
-                      'touches per second', series, ['set yrange [0:*]'])
+                      'answers per second' if group['workload'] == 'linux'
+                      else 'touches per second', series, ['set yrange [0:*]'])
 
 
 def bars(group):
@@ -112,7 +114,8 @@ def bars(group):
     tics = ', '.join(f'{quote(label)} {k}' for k, (_, label) in enumerate(BARS))
     return [*out, f'set title {quote("What a move costs: median, from min to max")}',
             'set ylabel "ms"', 'set logscale y', 'set style fill solid 0.8', 'set grid ytics',
-            'set key below', f'set xtics ({tics})', f'set xrange [-0.6:{len(BARS) - 0.4}]',
+            'set key below', f'set xtics ({tics})',
+            f'set xrange [-0.6:{len(BARS) - 0.4}]',
             'plot ' + ', '.join(parts)]
 
 
@@ -130,7 +133,8 @@ def by_memory(groups, metric, title):
             series.append((name, rows, colour))
     if not series:
         return None
-    return lines_plot(title, 'MiB of guest memory', 'ms', series, ['set logscale x 2', 'set logscale y'])
+    return lines_plot(title, 'MiB of guest memory', 'ms', series,
+                      ['set logscale x 2', 'set logscale y'])
 
 
 def plan(doc):
@@ -144,11 +148,12 @@ def plan(doc):
         key = tuple(g[k] for k in schema.GROUP_KEY if k != 'mem_mib')
         alike.setdefault(key, []).append(g)
     for i, groups in enumerate(g for g in alike.values() if len(g) > 1):
-        for metric, title in (('total_ms', 'Total time'), ('stall_total_ms', 'Guest stalled, in all')):
-            script = by_memory(groups, metric, f'{title} against memory')
+        for metric, what in (('total_ms', 'Total time'), ('stall_total_ms', 'Guest stalled')):
+            title = f'{what} against memory'
+            script = by_memory(groups, metric, title)
             if script:
                 g = groups[0]
-                out.append((f'{g["workload"]}, {g["memory"]}, {g["net"]}: {title.lower()} against memory',
+                out.append((f'{g["workload"]}, {g["memory"]}, {g["net"]}: {title}',
                             f'memory-{i:02d}-{metric}', script))
     return out
 
@@ -159,7 +164,8 @@ def draw(doc, folder):
     drawn, script = [], []
     for title, name, body in plan(doc):
         for kind, (terminal, size) in SIZE.items():
-            script += ['reset', f'set terminal {terminal} size {size} noenhanced background "white"',
+            script += ['reset',
+                       f'set terminal {terminal} size {size} noenhanced background "white"',
                        f'set output {quote(os.path.join(folder, name + "." + kind))}', *body,
                        'unset output']
         drawn.append((title, name))

@@ -56,8 +56,9 @@ int cmd_bench(int argc, char **argv)
     }
     argv[0] = script;
     execv(script, argv);
-    fprintf(stderr, "farfork bench: %s: %s; it is in a checkout of Farfork: name its "
-                    "bench/bench.py in FARFORK_BENCH\n",
+    fprintf(stderr,
+            "farfork bench: %s: %s; it is in a checkout of Farfork: name its "
+            "bench/bench.py in FARFORK_BENCH\n",
             script, strerror(errno));
     return errno == ENOENT ? EXIT_SKIP : 1;
 }

@@ -80,8 +80,6 @@ RUN_LOOP := $(LOOP_TESTS:=:180)
 RUN_UNIT := $(UNIT_TESTS:=:120)
 RUN_PLATFORM := $(PLATFORM_TESTS:=:15)
 RUN_DOCS := tests/docs/man_matches_help.py:60
-RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
-    tests/bench/smoke.py:170
 # that the micro guest notices every kind of damage to its memory: what the e2e tests rest on
 RUN_GUESTS := 'tests/guests/micro/selftest.py --qemu $(BUILD)/bin/qemu-system-x86_64 \
     --guest $(BUILD)/guests/micro.elf --bios qboot.rom:240'
@@ -90,7 +88,7 @@ run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 
 check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
 	@$(RUN_ENV) tests/run $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM)
 
-check: all $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) fuzzers $(BUILD)/bench/floors
+check: all $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) fuzzers
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
 	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_BENCH) \
 	    $(RUN_GUESTS) \

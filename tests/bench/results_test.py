@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""results_test.py - the schema, `bench compare`, tables, plots and the page, from results by hand"""
+"""results_test.py - schema, `bench compare`, tables, plots and the page, of results by hand"""
 import contextlib
 import copy
 import io
@@ -23,8 +23,8 @@ DOC = os.path.join(benchtest.TOP, 'docs', 'benchmarking.md')
 
 
 def whole():
-    slow = peer('pre-copy', run(0), run(1, 'did not converge', transferred_bytes=5 << 20, work_lost_ms=70,
-                                                stall_total_ms=9000))
+    slow = peer('pre-copy', run(0), run(1, 'did not converge', transferred_bytes=5 << 20,
+                                        work_lost_ms=70, stall_total_ms=9000))
     return results(group(slow, totals('rdma-tcp', [50.0, 51.0])))
 
 
@@ -155,7 +155,8 @@ class Shown(unittest.TestCase):
     def test_plots_are_made_of_what_is_there(self):
         names = [name for _, name, _ in plots.plan(whole())]
         self.assertEqual(names, ['00-bars', '00-stalls', '00-timeline'])
-        two = results(group(totals('rdma-tcp', [1.0])), group(totals('rdma-tcp', [4.0]), mem_mib=1024))
+        two = results(group(totals('rdma-tcp', [1.0])),
+                      group(totals('rdma-tcp', [4.0]), mem_mib=1024))
         self.assertIn('memory-00-total_ms', [name for _, name, _ in plots.plan(two)])
         empty = results(group(peer('rdma-tcp', run(0, 'failed'))))
         empty['groups'][0]['peers'][0]['runs'][0].update(hist=[], timeline=[])

@@ -84,7 +84,8 @@ class Changes(unittest.TestCase):
 
 class TimeLine(unittest.TestCase):
     # CPU 0 and 1; slot 12 nobody touched; CPU 1 never had a gap above 2 ms
-    SLOTS = {0: [[10, 100, 50, 0], [11, 90, 900, 40, 101, 1], [13, 10, 150000, 140000, 110, 2, 0, 1]],
+    SLOTS = {0: [[10, 100, 50, 0], [11, 90, 900, 40, 101, 1],
+                 [13, 10, 150000, 140000, 110, 2, 0, 1]],
              1: [[10, 50, 60, 0], [11, 50, 70, 0], [13, 40, 2000, 30, 101, 1]]}
 
     def test_lined_up(self):

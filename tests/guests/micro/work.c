@@ -38,8 +38,8 @@ static uint32_t hist_bucket(uint64_t ns)
     return (e - 2) * 8 + (uint32_t)(ns >> (e - 3) & 7);
 }
 
-/* One touch more on the time line, of @ns. The first after a pause belongs, with its gap, to the slot in
- * which it ends; slots without a touch are left out. */
+/* One touch more on the time line, of @ns. The first after a pause belongs, with its gap, to the
+ * slot in which it ends; slots without a touch are left out. */
 static void count_touch(struct cpu *cpu, uint64_t now, uint64_t ns)
 {
     uint64_t period = machine.opt.slot_ms * machine.tsc_khz;
@@ -67,7 +67,7 @@ static void count_touch(struct cpu *cpu, uint64_t now, uint64_t ns)
 }
 
 /* What a report takes by itself is no gap between touches; what one takes longer than the
- * shortest so far is: a page was missing, or nothing ran. The shortest of few may have been slow. */
+ * shortest so far is: a page was missing, or nothing ran. Even that one may have been slow. */
 static void forgive_report(struct cpu *cpu, uint64_t start)
 {
     uint64_t took = rdtsc() - start;
