@@ -57,9 +57,10 @@ EPILOG = '''
 PEER is one of {peers}.
 After a comma: qemu=PROGRAM, and for rdma-... options of its address, as in
 rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
-with @RATE so many touches a second; or linux: a Linux guest, watched from outside. NET is loopback, or rate, round-trip time and loss of a
-link between two network namespaces: 10gbit,0.2ms,0.1%. Several values of an option: every
-combination of them.
+with @RATE so many touches a second; or linux: a Linux guest, watched from outside.
+NET is loopback, or rate, round-trip time and loss of a link between two network
+namespaces: 10gbit,0.2ms,0.1%. Several values of an option: every combination of them.
+
 Exit code: 0 done, 1 a run failed, 2 wrong use, 77 it cannot run here, 130 interrupted
 (what was measured is written all the same). docs/benchmarking.md explains the figures.
 '''

@@ -77,8 +77,8 @@ def compare(old, new):
                f'{worse} worse, the rest within noise')
     if looked:
         out.append(f'(changed: rank test with p <= {stats.ALPHA} from {stats.MIN_RUNS} runs a side '
-                   'on, with fewer: ranges that do not overlap; with so many figures some differ '
-                   'by chance, about one in twenty at most)')
+                   'on, with fewer: ranges further apart than wide; with so many figures some '
+                   'differ by chance, about one in twenty at most)')
     return out, worse
 
 

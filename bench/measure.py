@@ -82,8 +82,8 @@ class Guest:
         return 'anon' if self.memory == 'thp' else self.memory
 
     def start(self, t, name, qemu, **more):
-        return Micro(t, name, self.accel, self.backend(), self.mem_mib, self.smp, self.load(), qemu=qemu,
-                     extra=['-name', f'{name},debug-threads=on'], **more)
+        return Micro(t, name, self.accel, self.backend(), self.mem_mib, self.smp, self.load(),
+                     qemu=qemu, extra=['-name', f'{name},debug-threads=on'], **more)
 
 
 def check_workload(text):

@@ -80,7 +80,8 @@ def rank_test(a, b):
 def change(old, new, less_is_better=True):
     """What became of a figure: verdict better, worse, same (within noise), or None where one
     side has no value. It changed if the rank test says so, or, with too few runs for one, if
-    the ranges from min to max do not overlap."""
+    the ranges from min to max are further apart than either is wide: two ranges of two runs
+    do not overlap one time in three by chance."""
     old, new = known(old), known(new)
     a, b = spread(old), spread(new)
     if not a or not b:
@@ -91,7 +92,8 @@ def change(old, new, less_is_better=True):
         how, p = 'rank test', rank_test(old, new)
         changed = p <= ALPHA
     elif min(a.n, b.n) >= 2:
-        how, changed = 'ranges', a.high < b.low or b.high < a.low
+        apart = max(b.low - a.high, a.low - b.high)
+        how, changed = 'ranges', apart > max(a.high - a.low, b.high - b.low)
     else:
         how, changed = 'one run says nothing', False
     if not changed or a.median == b.median:

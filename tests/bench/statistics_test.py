@@ -71,8 +71,10 @@ class Changes(unittest.TestCase):
                          'same')
         self.assertEqual(stats.change([10, 10, 10, 10], [10, 10, 10, 10]).verdict, 'same')
 
-    def test_few_runs_need_ranges_apart(self):
-        self.assertEqual(stats.change([1, 2], [3, 4]).verdict, 'worse')
+    def test_few_runs_need_ranges_far_apart(self):
+        self.assertEqual(stats.change([1, 2], [4, 5]).verdict, 'worse')
+        self.assertEqual(stats.change([4, 5], [1, 2]).verdict, 'better')
+        self.assertEqual(stats.change([1, 2], [3, 4]).verdict, 'same')
         self.assertEqual(stats.change([1, 3], [2, 4]).verdict, 'same')
         self.assertEqual(stats.change([1], [100]).verdict, 'same')
         self.assertIsNone(stats.change([], [1, 2]))
