@@ -101,6 +101,7 @@ include tests/platform/platform.mk
 include tests/tests.mk
 include demo/demo.mk
 include lab/lab.mk
+include bench/bench.mk
 
 # What these fragments build needs every package
 $(BUILD)/guests/micro.elf $(LG_OUT)/guestload $(LG_KERNEL)/release $(PLATFORM_TESTS): | $(DEPS_ALL)
@@ -115,7 +116,8 @@ help:
 	  'make            library, tools, QEMU and test guests' \
 	  'make lib        library and tools alone, in seconds' \
 	  'make demo       move two live guests and show what happened' \
-	  'make check      build everything, run the tests' \
+	  'make bench      what moves cost, against what QEMU has (10 minutes; FULL=1: all)' \
+  'make check      build everything, run the tests' \
 	  'make check-full the tests, and what takes longer' \
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \

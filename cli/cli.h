@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 int cmd_doctor(int argc, char **argv);
+int cmd_bench(int argc, char **argv);
 
 /* doctor_peer.c: farfork doctor --serve, --peer. @where: [HOST][:PORT] */
 struct peer_options {

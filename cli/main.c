@@ -16,6 +16,7 @@ static const struct command {
     int (*run)(int argc, char **argv);
 } commands[] = {
     {"doctor", "print what this host can do, what it cannot, and why", cmd_doctor},
+    {"bench", "measure what a move costs, against what QEMU has", cmd_bench},
     {"version", "print the version", cmd_version},
     {"help", "print this text", cmd_help},
 };

@@ -90,7 +90,8 @@ check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
 
 check: all $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) fuzzers
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
-	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_GUESTS) \
+	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_BENCH) \
+	    $(RUN_GUESTS) \
 	    $(E2E_TESTS) $(RUN_LAB)
 
 check-fuzz: fuzzers

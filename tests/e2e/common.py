@@ -252,12 +252,12 @@ class Micro(Guest):
     """A QEMU with the micro guest; incoming=True waits for `migrate-incoming`."""
 
     def __init__(self, test, name, accel='kvm', memory='anon', mem_mib=256, smp=1, load=None,
-                 incoming=False, faults=None, machine='pc', extra=()):
+                 incoming=False, faults=None, machine='pc', extra=(), qemu=None):
         machine_opts, more = backend(memory, mem_mib)
         if incoming:
             more = more + ['-incoming', 'defer' if incoming is True else incoming]
         env = {'FARFORK_FAULTS': faults} if faults else None
-        super().__init__(QEMU, MICRO_ELF, accel, test.work, name=name, smp=smp, mem_mib=mem_mib,
+        super().__init__(qemu or QEMU, MICRO_ELF, accel, test.work, name=name, smp=smp, mem_mib=mem_mib,
                          machine=machine + machine_opts, options=load or place.load,
                          bios='qboot.rom', extra=more + list(extra), env=env)
         self.argv = place.argv(self.argv, bool(incoming))
@@ -450,8 +450,8 @@ def move(src, dst, host=None, options=''):
     return Moved(src, dst, start)
 
 
-def stock_move(src, dst, kind, host='127.0.0.1', limit_s=60):
-    """As move(), by a transport that QEMU always had: precopy, multifd, postcopy, preempt."""
+def stock_listen(src, dst, kind, host='127.0.0.1'):
+    """As listen(), for a transport that QEMU always had: precopy, multifd, postcopy, preempt."""
     caps = {'postcopy-ram': kind in ('postcopy', 'preempt'),
             'postcopy-preempt': kind == 'preempt', 'multifd': kind == 'multifd'}
     for g in (src, dst):
@@ -459,10 +459,15 @@ def stock_move(src, dst, kind, host='127.0.0.1', limit_s=60):
               capabilities=[{'capability': c, 'state': on} for c, on in caps.items()])
         g.qmp('migrate-set-parameters', **{'max-bandwidth': 0, 'downtime-limit': 300})
     dst.qmp('migrate-incoming', uri=f'tcp:{host}:0')
-    address = migration(dst)['socket-address'][0]
+    return f'tcp:{host}:{migration(dst)["socket-address"][0]["port"]}'
+
+
+def stock_move(src, dst, kind, host='127.0.0.1', limit_s=60):
+    """As move(), by a transport of stock_listen()."""
+    uri = stock_listen(src, dst, kind, host)
     start = time.monotonic()
-    src.qmp('migrate', uri=f'tcp:{host}:{address["port"]}')
-    if caps['postcopy-ram']:
+    src.qmp('migrate', uri=uri)
+    if kind in ('postcopy', 'preempt'):
         if wait_migration(src, ('active', 'completed'), limit_s)['status'] == 'active':
             src.qmp('migrate-start-postcopy')
     return Moved(src, dst, start, limit_s)

@@ -11,6 +11,7 @@
  *              counter, 100 Hz (here) ----------------+--> gl_stats --> report,
  *              disk worker (gl_disk.c) ---------------+    one JSON line a 250 ms
  *              TCP server, port 7000 (gl_tcp.c) ------'
+ *              UDP echo on the same port (gl_udp.c)
  * Threads      every worker is one thread; gl_stats is atomic, the text of the
  *              first error is under error_lock.
  * Invariants   1. seq of the report lines is contiguous: a lost or doubled line
@@ -333,6 +334,7 @@ int main(int argc, char **argv)
     gl_ramp_init();
     gl_start(run_counter, NULL, GL_FIFO);
     gl_tcp_start();
+    gl_udp_start();
     gl_disk_start();
     gl_mem_start();
 

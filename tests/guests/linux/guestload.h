@@ -52,5 +52,6 @@ void gl_start(void *(*run)(void *), void *arg, int nice_or_fifo);
 void gl_mem_start(void);
 void gl_disk_start(void);
 void gl_tcp_start(void);
+void gl_udp_start(void);
 
 #endif

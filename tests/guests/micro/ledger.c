@@ -202,6 +202,7 @@ static uint64_t first_access(struct cpu *cpu, volatile uint64_t *p, uint64_t *ti
         word = *p;
         stop = rdtsc();
     }
+    cpu->chased = word;
     *ticks = stop > start ? stop - start : 0; /* another host's TSC may lie behind */
     return word;
 }

@@ -8,7 +8,9 @@
  * -append "key=value ..."; an unknown or wrong one is reported, and the guest does not start.
  *
  *   mode=random    random: pages at random; seq: one after another; readonly: check, never
- *                  write after the first pass; idle: after the first pass only report
+ *                  write after the first pass; idle: after the first pass only report;
+ *                  chase: each page read says which one is next; zipf: page k of the order of
+ *                  popularity about 1/k as often as the first
  *   first=read     the timed access: read, write (locked add of 0), mix (one or the other)
  *   fill=90        percent of the free RAM that becomes pages (1..100)
  *   touch=100      percent of the pages written before "ready"; the rest must read as zeros
@@ -18,6 +20,7 @@
  *   sweep=16       every so many touches one page of the sweep; 0: no sweep
  *   seed=1         of the content, the order and the choice of touch=
  *   report_ms=200  between two lines of a CPU
+ *   slot_ms=0      a time line in stretches of so many ms (report.c); 0: none
  *   tsc_khz=0      TSC rate; 0: CPUID or PIT
  */
 #include "micro.h"
@@ -52,10 +55,11 @@ static const struct number_option NUMBERS[] = {
     { "sweep", &machine.opt.sweep_every, 0, UINT32_MAX },
     { "seed", &machine.opt.seed, 0, UINT64_MAX / 10 - 1 },
     { "report_ms", &machine.opt.report_ms, 1, 60000 },
+    { "slot_ms", &machine.opt.slot_ms, 0, 10000 },
     { "tsc_khz", &machine.opt.tsc_khz, 0, 100000000 },
 };
 
-static const char *const MODES[] = { "random", "seq", "idle", "readonly", NULL };
+static const char *const MODES[] = { "random", "seq", "idle", "readonly", "chase", "zipf", NULL };
 static const char *const FIRSTS[] = { "read", "write", "mix", NULL };
 
 static bool same(const char *word, const char *text, size_t len)

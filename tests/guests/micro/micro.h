@@ -45,9 +45,11 @@ enum {
     HIST_BUCKETS = 496,
     STALL_NS = 25000,
     SAW_WORDS = 4,
+    SLOTS = 64,
+    STALL_BUCKET = 100, /* the first of the histogram with stalls alone, from 24,576 ns on */
 };
 
-enum mode { MODE_RANDOM, MODE_SEQ, MODE_IDLE, MODE_READONLY };
+enum mode { MODE_RANDOM, MODE_SEQ, MODE_IDLE, MODE_READONLY, MODE_CHASE, MODE_ZIPF };
 enum first { FIRST_READ, FIRST_WRITE, FIRST_MIX };
 
 struct options {
@@ -58,6 +60,7 @@ struct options {
     uint64_t sweep_every;   /* touches between two pages of the sweep; 0: no sweep */
     uint64_t seed;
     uint64_t report_ms;
+    uint64_t slot_ms; /* of the time line; 0: none */
     uint64_t tsc_khz; /* 0: find out */
     enum mode mode;
     enum first first;
@@ -77,6 +80,14 @@ struct bad_page {
     uint32_t wrong_word;
 };
 
+/* A stretch of the time line: how much work was done, how long none was */
+struct slot {
+    uint64_t index; /* slot_ms each, from the boot */
+    uint64_t touches, stall_ns;
+    uint64_t max_gap; /* TSC ticks between two touches, where the second is in here */
+    uint32_t stalls[HIST_BUCKETS - STALL_BUCKET];
+};
+
 struct cpu {
     uint32_t id;
     uint64_t own;    /* pages of this CPU */
@@ -87,6 +98,11 @@ struct cpu {
     uint64_t stalls, stall_ns, max_ns;
     uint64_t rng, sweep_at, seq_at;
     uint64_t next_report, next_touch; /* TSC */
+    uint64_t chased; /* word that the last touch read */
+    uint64_t slots_done, slots_told; /* counted from the boot; slot n is in ring[n % SLOTS] */
+    uint64_t slot_end, last_touch; /* TSC */
+    uint64_t report_ticks, report_last; /* the shortest report so far, and the last one */
+    struct slot ring[SLOTS];
     uint64_t hist[HIST_BUCKETS];
 };
 

@@ -20,6 +20,12 @@
  *              Everything counts from the boot. Words and addresses are hex strings: not every
  *              JSON reader keeps 64 bits of a number.
  *
+ *              With slot_ms= there is the time line instead of hist. report_us: how long the CPU
+ *              was at the line before. slots: the stretches that have ended since, [number from
+ *              the boot, touches, longest time between two touches in us, time stalled in us, a
+ *              bucket, how many stalls are in it, how many in the next, ...]; a stretch without a
+ *              touch is left out.
+ *
  * Threads      a line is made in the CPU's own buffer and printed under a lock that is only
  *              tried, never waited for: a CPU that finds it taken goes on touching pages.
  *
@@ -28,7 +34,8 @@
  */
 #include "micro.h"
 
-enum { LINE_BYTES = 16384 };
+/* A slot has at most 400 buckets, and few of them have more than one digit */
+enum { LINE_BYTES = 16384, SLOT_ROOM = 2048 };
 
 struct line {
     size_t len, room;
@@ -156,6 +163,53 @@ static void put_first_bad(struct line *l, const struct cpu *cpu)
     put_text(l, "]}");
 }
 
+static void put_stalls(struct line *l, const uint32_t *stalls)
+{
+    uint32_t first = 0, end = HIST_BUCKETS - STALL_BUCKET;
+
+    while (end && !stalls[end - 1]) {
+        end--;
+    }
+    while (first < end && !stalls[first]) {
+        first++;
+    }
+    for (uint32_t b = first; b < end; b++) {
+        if (b == first) {
+            put_char(l, ',');
+            put_number(l, b + STALL_BUCKET);
+        }
+        put_char(l, ',');
+        put_number(l, stalls[b]);
+    }
+}
+
+/* As many as there is room for; returns the number of the first that is left for next time. */
+static uint64_t put_slots(struct line *l, const struct cpu *cpu)
+{
+    uint64_t n = cpu->slots_told;
+
+    if (n + SLOTS <= cpu->slots_done) {
+        n = cpu->slots_done - SLOTS + 1; /* the ring has forgotten the rest */
+    }
+    put_text(l, ",\"slots\":[");
+    for (; n < cpu->slots_done && l->room - l->len > SLOT_ROOM; n++) {
+        const struct slot *s = &cpu->ring[n % SLOTS];
+
+        put_text(l, l->text[l->len - 1] == '[' ? "[" : ",[");
+        put_number(l, s->index);
+        put_char(l, ',');
+        put_number(l, s->touches);
+        put_char(l, ',');
+        put_number(l, ticks_to_ns(s->max_gap) / 1000);
+        put_char(l, ',');
+        put_number(l, s->stall_ns / 1000);
+        put_stalls(l, s->stalls);
+        put_char(l, ']');
+    }
+    put_char(l, ']');
+    return n;
+}
+
 /**
  * report_cpu() - print this CPU's line, unless another CPU is printing
  *
@@ -166,6 +220,7 @@ bool report_cpu(struct cpu *cpu, uint64_t now)
     struct line *l = &lines[cpu->id];
     bool ready = __atomic_load_n(&machine.ready, __ATOMIC_ACQUIRE) == machine.ncpu;
     bool first = true;
+    uint64_t told = 0;
 
     if (__atomic_load_n(&print_lock, __ATOMIC_RELAXED)) {
         return false;
@@ -191,7 +246,7 @@ bool report_cpu(struct cpu *cpu, uint64_t now)
     put_field(l, "max_ns", cpu->max_ns);
     put_text(l, ",\"hist\":[");
     for (uint32_t b = 0; b < HIST_BUCKETS; b++) {
-        if (cpu->hist[b]) {
+        if (cpu->hist[b] && !machine.opt.slot_ms) {
             put_text(l, first ? "[" : ",[");
             put_number(l, b);
             put_char(l, ',');
@@ -201,10 +256,15 @@ bool report_cpu(struct cpu *cpu, uint64_t now)
         }
     }
     put_char(l, ']');
+    if (machine.opt.slot_ms) {
+        put_field(l, "report_us", ticks_to_ns(cpu->report_last) / 1000);
+        told = put_slots(l, cpu);
+    }
     if (!print(l)) {
         return false;
     }
     cpu->seq++;
+    cpu->slots_told = told;
     return true;
 }
 

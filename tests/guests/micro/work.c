@@ -4,6 +4,8 @@
  */
 #include "micro.h"
 
+enum { REPORT_MAX_MS = 50 };
+
 /* xorshift64*: cpu->rng is the state, and never zero. */
 static uint64_t next_random(struct cpu *cpu)
 {
@@ -16,19 +18,6 @@ static uint64_t next_random(struct cpu *cpu)
 static uint64_t own_page(const struct cpu *cpu, uint64_t k)
 {
     return k * machine.ncpu + cpu->id;
-}
-
-static void maybe_report(struct cpu *cpu, uint64_t now)
-{
-    uint64_t period = machine.opt.report_ms * machine.tsc_khz;
-
-    if ((int64_t)(now - cpu->next_report) < 0 || !report_cpu(cpu, now)) {
-        return; /* another CPU prints: ask again after the next touch */
-    }
-    cpu->next_report += period;
-    if ((int64_t)(now - cpu->next_report) >= 0 || cpu->next_report - now > period) {
-        cpu->next_report = now + period; /* late, or the TSC has jumped */
-    }
 }
 
 /**
@@ -47,6 +36,64 @@ static uint32_t hist_bucket(uint64_t ns)
     }
     e = 63 - (uint32_t)__builtin_clzll(ns);
     return (e - 2) * 8 + (uint32_t)(ns >> (e - 3) & 7);
+}
+
+/* One touch more on the time line, of @ns. The first after a pause belongs, with its gap, to the
+ * slot in which it ends; slots without a touch are left out. */
+static void count_touch(struct cpu *cpu, uint64_t now, uint64_t ns)
+{
+    uint64_t period = machine.opt.slot_ms * machine.tsc_khz;
+    struct slot *s = &cpu->ring[cpu->slots_done % SLOTS];
+
+    if (!period) {
+        return;
+    }
+    if ((int64_t)(now - cpu->slot_end) >= 0 || cpu->slot_end - now > period) {
+        if (s->touches) {
+            s = &cpu->ring[++cpu->slots_done % SLOTS];
+        }
+        *s = (struct slot){ .index = (now - machine.tsc_boot) / period };
+        cpu->slot_end = machine.tsc_boot + (s->index + 1) * period;
+    }
+    s->touches++;
+    if (ns > STALL_NS) {
+        s->stall_ns += ns;
+        s->stalls[hist_bucket(ns) - STALL_BUCKET]++;
+    }
+    if (cpu->last_touch && (int64_t)(now - cpu->last_touch) > (int64_t)s->max_gap) {
+        s->max_gap = now - cpu->last_touch;
+    }
+    cpu->last_touch = now;
+}
+
+/* What a report takes by itself is no gap between touches; what one takes longer than the
+ * shortest so far is: a page was missing, or nothing ran. Even that one may have been slow. */
+static void forgive_report(struct cpu *cpu, uint64_t start)
+{
+    uint64_t took = rdtsc() - start;
+
+    cpu->report_last = took;
+    took = took < REPORT_MAX_MS * machine.tsc_khz ? took : REPORT_MAX_MS * machine.tsc_khz;
+    if (!cpu->report_ticks || took < cpu->report_ticks) {
+        cpu->report_ticks = took;
+    }
+    if (cpu->last_touch) {
+        cpu->last_touch += cpu->report_ticks;
+    }
+}
+
+static void maybe_report(struct cpu *cpu, uint64_t now)
+{
+    uint64_t period = machine.opt.report_ms * machine.tsc_khz;
+
+    if ((int64_t)(now - cpu->next_report) < 0 || !report_cpu(cpu, now)) {
+        return; /* another CPU prints: ask again after the next touch */
+    }
+    forgive_report(cpu, now);
+    cpu->next_report += period;
+    if ((int64_t)(now - cpu->next_report) >= 0 || cpu->next_report - now > period) {
+        cpu->next_report = now + period; /* late, or the TSC has jumped */
+    }
 }
 
 static void account(struct cpu *cpu, uint64_t ns)
@@ -103,6 +150,37 @@ static void wait_for_turn(struct cpu *cpu)
     }
 }
 
+/* Zipf with exponent 1, octave by octave: each has as many touches as any other. The order of
+ * popularity is not that of addresses: the prime is larger than any number of pages. */
+static uint64_t zipf(uint64_t random, uint64_t reach)
+{
+    uint32_t octaves = 64 - (uint32_t)__builtin_clzll(reach);
+    uint64_t low = 1ull << (random >> 32) % octaves, k;
+
+    k = low - 1 + ((random & UINT32_MAX) * low >> 32);
+    return (k < reach ? k : k % reach) * 4294967291ull % reach;
+}
+
+static uint64_t choose(struct cpu *cpu, uint64_t reach)
+{
+    uint64_t k = next_random(cpu);
+
+    switch (machine.opt.mode) {
+    case MODE_SEQ:
+        k = cpu->seq_at;
+        cpu->seq_at = k + 1 == reach ? 0 : k + 1;
+        return k;
+    case MODE_ZIPF:
+        return zipf(k, reach);
+    case MODE_CHASE:
+        k ^= cpu->chased * 0x9e3779b97f4a7c15ull; /* not known before that load is done */
+        break;
+    default:
+        break;
+    }
+    return (uint64_t)((unsigned __int128)k * reach >> 64);
+}
+
 /**
  * work() - what every CPU does for the rest of its life
  *
@@ -121,7 +199,7 @@ void work(struct cpu *cpu)
     first_pass(cpu);
     cpu->next_touch = rdtsc();
     for (;;) {
-        uint64_t k;
+        uint64_t now, ns;
 
         if (machine.opt.mode == MODE_IDLE) {
             pause_cpu();
@@ -131,19 +209,15 @@ void work(struct cpu *cpu)
         if (machine.opt.rate) {
             wait_for_turn(cpu);
         }
-        k = next_random(cpu);
-        if (machine.opt.mode == MODE_SEQ) {
-            k = cpu->seq_at;
-            cpu->seq_at = cpu->seq_at + 1 == reach ? 0 : cpu->seq_at + 1;
-        } else {
-            k = (uint64_t)((unsigned __int128)k * reach >> 64);
-        }
-        ledger_touch(cpu, own_page(cpu, k), &ticks);
-        account(cpu, ticks_to_ns(ticks));
+        ledger_touch(cpu, own_page(cpu, choose(cpu, reach)), &ticks);
+        ns = ticks_to_ns(ticks);
+        account(cpu, ns);
         if (machine.opt.sweep_every && ++since_sweep >= machine.opt.sweep_every) {
             since_sweep = 0;
             sweep_one(cpu);
         }
-        maybe_report(cpu, rdtsc());
+        now = rdtsc();
+        count_touch(cpu, now, ns);
+        maybe_report(cpu, now);
     }
 }

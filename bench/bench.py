@@ -1,0 +1,333 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""bench.py - what a move costs: rdma-postcopy and QEMU's own ways, in one run
+
+Moves the micro guest between two QEMUs of this host, one way after the other, again and again,
+and writes what was measured. `farfork bench --help`, docs/benchmarking.md.
+"""
+import argparse
+import ctypes
+import datetime
+import itertools
+import os
+import subprocess
+import sys
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(1, os.path.join(HERE, '..', 'tests', 'e2e'))
+# pylint: disable=wrong-import-position
+import common                                       # noqa: E402
+import compare                                      # noqa: E402
+import html_report                                  # noqa: E402
+import host                                         # noqa: E402
+import measure                                      # noqa: E402
+import outside                                      # noqa: E402
+import places                                       # noqa: E402
+import plots                                        # noqa: E402
+import schema                                       # noqa: E402
+import table                                        # noqa: E402
+from common import Failed, Skip                     # noqa: E402
+from measure import Guest, Peer, Times              # noqa: E402
+
+FLOORS = os.path.join(common.BUILD, 'bench', 'floors')
+MEMORIES = ('anon', 'memfd', 'thp', 'hugetlb')
+LAB_OUT = '/lab/out'
+IN_LAB = bool(os.environ.get('LAB_HOSTS'))
+# everything from 5 s before to 5 s after in the first round; less in the others, to save time
+AROUND_S = 5
+SHORT_S = 1
+SPARE_MIB = 1024
+PR_SET_THP_DISABLE = 41
+LIMIT_S = 30 * 3600     # of all
+
+FULL = {
+    'workload': ['random', 'idle', 'seq', 'chase', 'zipf', 'read', 'write', 'linux'],
+    'mem': [1024, 256, 4096, 8192],
+    'smp': [1, 4],
+    'memory': ['anon', 'memfd', 'thp', 'hugetlb'],
+    'net': [places.LOOPBACK, '1gbit', '10gbit', '25gbit',
+            '1gbit,0.2ms', '10gbit,0.05ms', '10gbit,0.2ms', '10gbit,1ms', '25gbit,0.2ms',
+            '10gbit,0.2ms,0.1%'],
+}
+EPILOG = '''
+`farfork bench compare OLD.json NEW.json` says what changed beyond noise:
+  --fail-on-regression  exit code 1 when a figure is worse
+
+PEER is one of {peers}.
+After a comma: qemu=PROGRAM, and for rdma-... options of its address, as in
+rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
+with @RATE so many touches a second; or linux: a Linux guest, watched from outside.
+NET is loopback, or rate, round-trip time and loss of a link between two network
+namespaces: 10gbit,0.2ms,0.1%. Several values of an option: every combination of them.
+
+Exit code: 0 done, 1 a run failed, 2 wrong use, 77 it cannot run here, 130 interrupted
+(what was measured is written all the same). docs/benchmarking.md explains the figures.
+'''
+
+
+class Progress:
+    """A line on stderr that the next one replaces on a terminal."""
+
+    def __init__(self):
+        self.tty, self.start = sys.stderr.isatty(), time.monotonic()
+        self.done = self.all = 0
+
+    def __call__(self, text):
+        spent = time.monotonic() - self.start
+        left = f', {spent / self.done * (self.all - self.done) / 60:.0f} min left' \
+            if self.done > 2 else ''
+        line = f'[{spent:5.0f} s, {self.done}/{self.all}{left}] {text}'
+        sys.stderr.write(f'\r{line[:118]:<118}' if self.tty else line + '\n')
+        sys.stderr.flush()
+
+    def clear(self):
+        if self.tty:
+            sys.stderr.write('\r' + ' ' * 118 + '\r')
+            sys.stderr.flush()
+
+
+progress = Progress()
+
+
+def use_thp(wanted):
+    """For the QEMUs to come: QEMU itself asks for huge pages wherever the host has them."""
+    if wanted and host.thp() == 'never':
+        raise Skip('no transparent huge pages: echo madvise > '
+                   '/sys/kernel/mm/transparent_hugepage/enabled')
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_THP_DISABLE, not wanted, 0, 0, 0):
+        raise Failed(f'prctl PR_SET_THP_DISABLE: {os.strerror(ctypes.get_errno())}')
+
+
+class Bench:
+    def __init__(self, o):
+        self.o = o
+        self.peers = [Peer(p) for p in o.peers]
+        self.groups = list(combinations(o))
+        self.number = 0
+        self.doc = {
+            'schema': schema.NAME, 'version': schema.VERSION, 'started': now(), 'ended': '',
+            'complete': False, 'command': sys.argv[1:],
+            'host': host.facts(sorted({common.QEMU, *(self.qemu(p) for p in self.peers)})),
+            'settings': {'runs': o.runs, 'limit_s': o.limit, 'around_s': o.around,
+                         'slot_ms': measure.SLOT_MS, 'report_ms': measure.REPORT_MS},
+            'groups': [], 'skipped': [],
+        }
+
+    def qemu(self, peer):
+        return peer.qemu or (self.o.qemu if peer.name in measure.STOCK else None) or common.QEMU
+
+    def skip(self, what, why):
+        progress.clear()
+        print(f'SKIP: {what}: {why}', flush=True)
+        self.doc['skipped'].append({'what': what, 'why': str(why)})
+
+    def run(self, t):
+        """All groups. What cannot be had is skipped, what fails is a run that failed."""
+        common.need_files(FLOORS)
+        self.accel(t)
+        progress.all = len(self.groups) * len(self.peers) * self.o.runs
+        largest = max((g['mem'] for g in self.groups if self.fits(g)), default=0)
+        progress(f'warming {2 * largest} MiB of memory')
+        subprocess.run([FLOORS, 'warm', str(2 * largest)], timeout=600, check=False)
+        for g in self.groups:
+            group = {'workload': g['workload'], 'mem_mib': g['mem'], 'smp': g['smp'],
+                     'memory': g['memory'], 'net': g['net'], 'accel': '',
+                     'slot_ms': measure.SLOT_MS, 'floors': [],
+                     'peers': [{'peer': p.text, 'runs': []} for p in self.peers]}
+            try:
+                self.run_group(t, group)
+            except Skip as e:
+                self.skip(schema.group_title(group), e)
+                progress.all -= (self.o.runs * len(self.peers)
+                                 - sum(len(p['runs']) for p in group['peers']))
+        self.doc['complete'] = True
+
+    def accel(self, t):
+        if self.o.accel != 'auto':
+            return t.need(self.o.accel)
+        return 'tcg' if IN_LAB else t.best_accel()
+
+    def linux(self, group):
+        return group['workload'] == outside.WORKLOAD
+
+    def fits(self, g):
+        return 2 * g['mem'] + SPARE_MIB <= host.meminfo_mib('MemAvailable')
+
+    def run_group(self, t, group):
+        mem_mib = group['mem_mib']
+        if not self.fits({'mem': mem_mib}):
+            raise Skip(f'needs {2 * mem_mib + SPARE_MIB} MiB of free memory, there are '
+                       f'{host.meminfo_mib("MemAvailable")}')
+        use_thp(group['memory'] == 'thp')
+        group['accel'] = (outside.find_accel(t, self.o.accel) if self.linux(group)
+                          else self.accel(t))
+        if group['memory'] == 'hugetlb':
+            t.reserve_huge(2 * mem_mib)
+        guest = Guest(group['workload'], mem_mib, group['smp'], group['memory'], group['accel'])
+        with places.make(group['net'], self.o.host) as place:
+            common.place = place
+            group['net'] = place.name
+            self.doc['groups'].append(group)
+            for i in range(self.o.runs):
+                self.round(t, group, guest, i)
+        progress.clear()
+        print('\n'.join(table.group_lines(group)) + '\n', flush=True)
+
+    def round(self, t, group, guest, i):
+        """Each peer once, after the floors."""
+        around = self.o.around if i == 0 else min(SHORT_S, self.o.around)
+        group['floors'].append(places.floors(FLOORS, common.place))
+        for peer, into in zip(self.peers, group['peers']):
+            progress(f'{schema.group_title(group)}: round {i + 1} of {self.o.runs}: {peer.text}')
+            self.number += 1
+            one_move = outside.one_move if self.linux(group) else measure.one_move
+            run = one_move(t, guest, peer, self.qemu(peer), self.number,
+                                   Times(around, around, self.o.limit))
+            run['round'] = i
+            if run['outcome'] == 'did not converge':
+                run['why'] = f'did not converge in {self.o.limit} s, then cancelled'
+            into['runs'].append(run)
+            progress.done += 1
+            if run['outcome'] == 'failed':
+                progress.clear()
+                print(f'FAIL  {schema.group_title(group)}: {peer.text}: {run["why"]}', flush=True)
+
+    def failures(self):
+        return sum(r['outcome'] == 'failed' for g in self.doc['groups'] for p in g['peers']
+                   for r in p['runs'])
+
+    def write(self):
+        """The results, as far as they have come."""
+        groups = self.doc['groups']
+        if not any(p['runs'] for g in groups for p in g['peers']):
+            return
+        self.doc['ended'] = now()
+        self.doc['host']['load_after'] = host.load_average()
+        os.makedirs(self.o.out, exist_ok=True)
+        path = os.path.join(self.o.out, 'results.json')
+        schema.save(path, self.doc)
+        print(f'results: {path}', flush=True)
+        draw(self.doc, self.o.out)
+
+
+def draw(doc, out):
+    try:
+        images = plots.draw(doc, out)
+    except plots.NoGnuplot as e:
+        images = {}
+        print(f'no plots: {e}')
+    page = os.path.join(out, 'report.html')
+    html_report.write(page, doc, out, images)
+    print(f'report:  {page}', flush=True)
+
+
+def now():
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
+
+
+def combinations(o):
+    """Every combination; with --full one thing at a time is other than usual."""
+    keys = ('workload', 'mem', 'smp', 'memory', 'net')
+    chosen = {k: getattr(o, k) for k in keys}
+    if not o.full:
+        for values in itertools.product(*(chosen[k] for k in keys)):
+            yield dict(zip(keys, values))
+        return
+    usual = {k: (chosen[k] or FULL[k])[0] for k in keys}
+    yield usual
+    for k in keys:
+        for value in (chosen[k] or FULL[k])[1:]:
+            yield {**usual, k: value}
+
+
+def positive(text):
+    if not text.isdigit() or not int(text):
+        raise ValueError(text)
+    return int(text)
+
+
+def net_type(text):
+    if text != places.LOOPBACK:
+        places.Link(text)
+    return text
+
+
+def checked(check):
+    def kind(text):
+        try:
+            check(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from None
+        return text
+    return kind
+
+
+def parse_args(argv):
+    p = argparse.ArgumentParser(
+        prog='farfork bench', formatter_class=argparse.RawDescriptionHelpFormatter,
+        description='Measure what a move costs, by rdma-postcopy and by what QEMU has.',
+        epilog=EPILOG.format(peers=', '.join(measure.PEERS),
+                             workloads=', '.join(measure.WORKLOADS)))
+    add = p.add_argument
+    add('--runs', type=positive, default=5, metavar='N', help='of each peer (default: 5)')
+    add('--peers', nargs='+', type=checked(Peer), metavar='PEER',
+        default=[x for x in measure.PEERS if IN_LAB or x != 'rdma-verbs'],
+        help='ways to move (default: all; rdma-verbs in the lab only)')
+    add('--workload', nargs='+', type=checked(measure.check_workload), metavar='WORKLOAD',
+        help='what the guest does (default: random)')
+    add('--mem', nargs='+', type=positive, metavar='MIB',
+        help='memory of the guest (default: 256 1024; in the lab 32)')
+    add('--smp', nargs='+', type=positive, metavar='N', help='its vCPUs (default: 1)')
+    add('--memory', nargs='+', choices=MEMORIES, metavar='KIND',
+        help='anon, memfd, thp or hugetlb (default: anon)')
+    add('--net', nargs='+', type=checked(net_type), metavar='NET',
+        help='what is between the two (default: loopback)')
+    add('--host', metavar='ADDRESS',
+        help='with loopback: an own address to connect to, e.g. of an RDMA device')
+    add('--accel', choices=('auto', 'kvm', 'tcg'), default='auto',
+        help='auto: kvm where the guest boots under it')
+    add('--qemu', metavar='PROGRAM', help='QEMU of the peers that are not rdma-postcopy')
+    add('--limit', type=positive, default=10, metavar='S',
+        help='a pre-copy that takes longer does not converge (default: 10)')
+    add('--around', type=positive, default=AROUND_S, metavar='S',
+        help='time line before and after a move of the first round (default: 5); 1 in others')
+    add('--full', action='store_true', help='every size, memory, workload and link, for hours')
+    add('--out', metavar='FOLDER', help='of the results (default: bench/TIME in the build folder)')
+    o = p.parse_args(argv)
+    if not o.full:
+        for key, usual in (('workload', ['random']), ('mem', [32] if IN_LAB else [256, 1024]),
+                           ('smp', [1]), ('memory', ['anon']), ('net', [places.LOOPBACK])):
+            if not getattr(o, key):
+                setattr(o, key, usual)
+    if o.qemu and not os.access(o.qemu, os.X_OK):
+        p.error(f'--qemu {o.qemu}: no such program')
+    # the lab forgets every other folder
+    base = LAB_OUT if IN_LAB and os.path.isdir(LAB_OUT) else os.path.join(common.BUILD, 'bench')
+    o.out = o.out or os.path.join(base, time.strftime('%Y%m%d-%H%M%S'))
+    return o
+
+
+def main():
+    if sys.argv[1:2] == ['compare']:
+        sys.exit(compare.main(sys.argv[2:]))
+    o = parse_args(sys.argv[1:])
+    bench = None
+
+    def run(t):
+        nonlocal bench
+        bench = Bench(o)
+        bench.run(t)
+
+    try:
+        t = common.run_program(run, LIMIT_S)
+    finally:
+        progress.clear()
+        if bench:
+            bench.write()
+    sys.exit(1 if t.failed or (bench and bench.failures()) else 77 if t.skipped else 0)
+
+
+if __name__ == '__main__':
+    main()

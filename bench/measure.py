@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+#
+# measure.py - one move of the micro guest, and everything that is measured of it
+"""
+    peer = Peer('rdma-tcp,prefill=push')
+    run = one_move(t, guest, peer, number, times)      # a run of the schema, never a Failed
+
+Picture (host's clock)     ready   before_s    migrate      completed   after_s
+                             |------------------|-----------------|-----------|
+    time line (guest)        |##################|__::::::::::::::#|###########|
+    stalls, CPU, memory, bytes:                 |-----------------|     (stalls: whole slots)
+The move begins just after a report, so that a short one is over before the next.
+"""
+import os
+import time
+
+import common
+import report
+import stats
+import watch
+from common import Failed, Micro
+from qemu import GuestError
+
+SLOT_MS = 100
+REPORT_MS = 2000        # each costs the guest tens of ms where exits are slow
+STOCK = {'pre-copy': 'precopy', 'multifd': 'multifd', 'post-copy': 'postcopy',
+         'preempt': 'preempt'}
+RDMA = {'rdma-tcp': 'tcp', 'rdma-verbs': 'verbs'}
+PEERS = [*STOCK, *RDMA]
+WORKLOADS = {
+    'random': 'mode=random first=mix',
+    'write': 'mode=random first=write',
+    'read': 'mode=readonly',
+    'seq': 'mode=seq first=mix',
+    'chase': 'mode=chase',
+    'zipf': 'mode=zipf first=mix',
+    'idle': 'mode=random rate=1000 wss=1',
+}
+PAGER = {'fault-p50': 'pager_p50_us', 'fault-p90': 'pager_p90_us', 'fault-p99': 'pager_p99_us',
+         'fault-p999': 'pager_p999_us', 'fault-max': 'pager_max_us'}
+
+
+class Peer:
+    """A way to move: NAME[,qemu=PROGRAM][,OPTION=VALUE...]; options are of rdma-postcopy."""
+
+    def __init__(self, text):
+        self.text = text
+        self.name, *options = text.split(',')
+        if self.name not in PEERS:
+            raise ValueError(f'no peer {self.name!r}: there are {", ".join(PEERS)}')
+        self.qemu = next((o[5:] for o in options if o.startswith('qemu=')), None)
+        rest = [o for o in options if not o.startswith('qemu=')]
+        if rest and self.name in STOCK:
+            raise ValueError(f'{text}: {self.name} takes no option but qemu=')
+        self.options = ''.join(f',{o}' for o in [f'link={RDMA.get(self.name)}', *rest])
+
+    def postcopy(self):
+        return self.name not in ('pre-copy', 'multifd')
+
+    def listen(self, src, dst):
+        """Let dst wait; the address for src."""
+        if self.name in STOCK:
+            return common.stock_listen(src, dst, STOCK[self.name], common.place.host)
+        common.place.options = self.options
+        return common.listen(dst)
+
+
+class Guest:
+    """What is moved: workload, memory, CPUs, accelerator."""
+
+    def __init__(self, workload, mem_mib, smp, memory, accel):
+        self.workload, self.mem_mib, self.smp = workload, mem_mib, smp
+        self.memory, self.accel = memory, accel
+
+    def load(self):
+        name, _, rate = self.workload.partition('@')
+        work = WORKLOADS[name] + (f' rate={rate}' if rate else '')
+        return (f'{work} fill=100 sweep=0 report_ms={REPORT_MS} '
+                f'slot_ms={SLOT_MS}')
+
+    def backend(self):
+        return 'anon' if self.memory == 'thp' else self.memory
+
+    def start(self, t, name, qemu, **more):
+        return Micro(t, name, self.accel, self.backend(), self.mem_mib, self.smp, self.load(),
+                     qemu=qemu, extra=['-name', f'{name},debug-threads=on'], **more)
+
+
+def check_workload(text):
+    name, at, rate = text.partition('@')
+    if text == 'linux':
+        return text
+    if name not in WORKLOADS or (at and not rate.isdigit()):
+        raise ValueError(f'no workload {text!r}: there are linux, and {", ".join(WORKLOADS)}, '
+                         'each of these with @RATE for so many touches a second')
+    return text
+
+
+class Times:
+    """before_s, after_s: of the time line; limit_s: for a pre-copy that does not converge."""
+
+    def __init__(self, before_s, after_s, limit_s):
+        self.before_s, self.after_s, self.limit_s = before_s, after_s, limit_s
+
+
+class Clock:
+    """When the guest's clock was 0 by the host's monotonic one: from reports as they come. A report
+    has the time at which its writing began; how long that takes, the one before tells."""
+
+    def __init__(self):
+        self.zero_s, self.seen = None, 0
+
+    def observe(self, log):
+        now = time.monotonic()
+        for line in log.lines[self.seen:]:
+            at = now - line['uptime_ms'] / 1000 - line['report_us'] / 1e6
+            self.zero_s = at if self.zero_s is None else min(at, self.zero_s)
+        self.seen = len(log.lines)
+
+    def guest_ms(self, host_s):
+        return (host_s - self.zero_s) * 1000
+
+
+def watch_for(guest, clock, seconds):
+    """Let the guest run so long, and then until every CPU reports once more."""
+    end = time.monotonic() + seconds
+    fresh, had = None, 0
+
+    def done(log):
+        nonlocal fresh, had
+        clock.observe(log)
+        if time.monotonic() < end:
+            return False
+        if fresh is None:
+            fresh, had = set(), len(log.lines)
+        fresh.update(line['cpu'] for line in log.lines[had:])
+        had = len(log.lines)
+        return log.lines and len(fresh) == log.lines[-1]['ncpu']
+    guest.wait('a report', done, seconds + 60 * common.place.patience)
+
+
+class Move:
+    """From `migrate` to the end on both sides."""
+
+    def __init__(self, src, dst, peer, limit_s):
+        self.src, self.dst, self.peer = src, dst, peer
+        self.outcome, self.infos = 'completed', [None, None]
+        uri = peer.listen(src, dst)
+        self.marks = [len(src.events), len(dst.events)]
+        watching = watch.Watch([src.pid, dst.pid])
+        try:
+            self.start_s, self.start_wall = time.monotonic(), time.time()
+            src.qmp('migrate', uri=uri)
+            if peer.name in STOCK and peer.postcopy():
+                if common.wait_migration(src, ('active', 'completed'))['status'] == 'active':
+                    src.qmp('migrate-start-postcopy')
+            self.wait(limit_s)
+            self.end_s = time.monotonic()
+            self.use = watching.end()
+        finally:
+            watching.cancel()
+        for g in (src, dst):
+            g.qmp('query-name')         # collects what has come
+
+    def wait(self, limit_s):
+        """Until both have completed. A pre-copy that does not end is cancelled."""
+        end = self.start_s + limit_s * common.place.patience
+        for i, g in enumerate((self.src, self.dst)):
+            while True:
+                info = self.infos[i] = common.migration(g)
+                if info.get('status') == 'completed':
+                    break
+                if info.get('status') in common.ENDED:
+                    raise Failed(f'{g.name}: migration {info["status"]}: '
+                                 f'{info.get("error-desc", "no reason given")}; {g.tail}')
+                if time.monotonic() > end:
+                    if self.peer.postcopy() or i:
+                        raise Failed(f'{g.name}: not complete within {limit_s} s: '
+                                     f'{info.get("status")}')
+                    self.cancel()
+                    return
+                time.sleep(0.02)
+
+    def cancel(self):
+        self.outcome = 'did not converge'
+        self.src.qmp('migrate_cancel')
+        common.wait_for('end of the cancelled migration', 30,
+                        lambda: common.migration(self.src).get('status')
+                        in ('cancelled', 'completed', 'failed'))
+
+    def event_s(self, side, match):
+        """Host's wall clock of the events of a side that match."""
+        g = (self.src, self.dst)[side]
+        return [e['timestamp']['seconds'] + e['timestamp']['microseconds'] / 1e6
+                for e in g.events[self.marks[side]:] if match(e)]
+
+    def total_ms(self):
+        ends = [self.event_s(side, lambda e: e['event'] == 'MIGRATION'
+                             and e['data']['status'] == 'completed') for side in (0, 1)]
+        if not all(ends):
+            return (self.end_s - self.start_s) * 1000
+        return (max(e[-1] for e in ends) - self.start_wall) * 1000
+
+    def event_downtime_ms(self):
+        stops = self.event_s(0, lambda e: e['event'] == 'STOP')
+        resumes = self.event_s(1, lambda e: e['event'] == 'RESUME')
+        return (resumes[0] - stops[-1]) * 1000 if stops and resumes else None
+
+
+# --- figures ---
+
+def metrics_of_move(move):
+    """From QEMU's own figures, its events, and the processes."""
+    src_info, out = move.infos[0], {}
+    if move.outcome == 'completed':
+        out['total_ms'] = move.total_ms()
+        out['total_qemu_ms'] = src_info.get('total-time')
+        out['downtime_qemu_ms'] = src_info.get('downtime')
+        out['downtime_events_ms'] = move.event_downtime_ms()
+    ram = src_info.get('ram', {})
+    x = move.infos[1].get('x-rdma-postcopy') if move.infos[1] else None
+    if x:
+        out['faults'] = x['faults']
+        for theirs, ours in PAGER.items():
+            out[ours] = x[theirs] / 1000
+        for name in ('prefill', 'fault', 'zero', 'duplicated'):
+            out[f'{name}_bytes'] = x[f'{name}-bytes']
+        out['transferred_bytes'] = x['prefill-bytes'] + x['fault-bytes'] + x['duplicated-bytes']
+    else:
+        if move.peer.postcopy():
+            out['faults'] = ram.get('postcopy-requests')
+        out['transferred_bytes'] = ram.get('transferred')
+    if out.get('total_ms') and out.get('transferred_bytes') is not None:
+        out['throughput_mib_s'] = out['transferred_bytes'] / (1 << 20) / out['total_ms'] * 1000
+    for side, g in (('source', move.src), ('destination', move.dst)):
+        use = move.use[g.pid]
+        out[f'cpu_{side}_vcpu_s'] = use.vcpu_s()
+        out[f'cpu_{side}_s'] = max(0, use.cpu_s - use.vcpu_s())
+        # what the source had before the move is what the guest needs, on either side
+        if side == 'source' or move.outcome == 'completed':
+            out[f'peak_{side}_mib'] = use.peak_mib - move.use[move.src.pid].rss_mib
+    return out
+
+
+def slots_of(lines):
+    """{cpu: its slots}, in order."""
+    found = {}
+    for line in lines:
+        found.setdefault(line['cpu'], []).extend(line.get('slots', []))
+    return found
+
+
+def metrics_of_guest(move, clock, log):
+    """(metrics, histogram of stalls, time line) from the guest's reports."""
+    slots, out = slots_of(log.lines), {}
+    start, end = clock.guest_ms(move.start_s), clock.guest_ms(move.end_s)
+    hist = stats.stall_hist(slots, SLOT_MS, start, end)
+    out['stalls'] = sum(hist.values())
+    for name, p in (('p50', 50), ('p90', 90), ('p99', 99), ('p999', 99.9), ('max', 100)):
+        ns = report.percentile(hist, p)
+        out[f'stall_{name}_us'] = ns / 1000 if ns else 0
+    line = stats.line_up(slots, SLOT_MS, start)
+    during = [row for row in line if -SLOT_MS < row[0] < end - start]
+    out['stall_total_ms'] = sum(row[3] for row in during) / 1000
+    usual = [row[3] for row in line if row[0] + SLOT_MS <= 0]
+    if usual:
+        out['stall_usual_ms_s'] = sum(usual) / len(usual) / SLOT_MS
+    if move.outcome == 'completed':
+        gap = stats.longest_gap(slots, SLOT_MS, start, end)
+        out['downtime_guest_ms'] = None if gap is None else gap / 1000
+    out['work_lost_ms'], out['touches_per_s'] = stats.work_lost(line, SLOT_MS, end - start)
+    return out, hist, line
+
+
+def move_and_measure(t, guest, peer, qemu, number, times):
+    name = f'{number}'
+    with guest.start(t, f'{name}a', qemu) as src, \
+            guest.start(t, f'{name}b', qemu, incoming=True) as dst:
+        src.wait_ready(120 * common.place.patience + guest.mem_mib / 20)
+        clock, lines = Clock(), src.log().lines
+        clock.seen = len(lines)         # of these it is not known when they came
+        begin_ms = max(line['uptime_ms'] for line in lines)
+        watch_for(src, clock, times.before_s)
+        limit_s = times.limit_s if not peer.postcopy() else 60 + guest.mem_mib / 20
+        move = Move(src, dst, peer, limit_s)
+        last = dst if move.outcome == 'completed' else src
+        watch_for(last, Clock(), times.after_s)
+        log = report.parse(src.console, *([dst.console] if last is dst else []))
+        good, reasons = report.verdict(log)
+    out, hist, line = metrics_of_guest(move, clock, log)
+    out.update(metrics_of_move(move))
+    line = [x for x in line if x[0] >= begin_ms - clock.guest_ms(move.start_s)]
+    return as_run(move, out, hist, line, [] if good else reasons)
+
+
+def as_run(move, metrics, hist, line, problems):
+    """A run of the schema, but for its round."""
+    return {
+        'outcome': move.outcome, 'why': '',
+        'metrics': {k: round(v, 4) if isinstance(v, float) else v for k, v in metrics.items()},
+        'threads': {side: move.use[g.pid].threads
+                    for side, g in (('source', move.src), ('destination', move.dst))},
+        'hist': sorted([b, n] for b, n in hist.items()), 'timeline': line,
+        'ledger': '; '.join(problems[:3]) if problems else 'ok',
+        'link': (move.infos[1] or {}).get('x-rdma-postcopy', {}).get('link-detail', ''),
+    }
+
+
+def one_move(t, guest, peer, qemu, number, times, measure=move_and_measure):
+    """A run of the schema; what goes wrong is its outcome."""
+    try:
+        run = measure(t, guest, peer, qemu, number, times)
+    except (Failed, GuestError, OSError) as e:
+        run = {'outcome': 'failed', 'why': str(e), 'metrics': {},
+               'threads': {'source': {}, 'destination': {}}, 'hist': [], 'timeline': [],
+               'ledger': 'unknown', 'link': ''}
+    if run['ledger'] not in ('ok', 'unknown'):
+        run.update(outcome='failed', why=f'the guest found its memory wrong: {run["ledger"]}')
+    for x in 'ab':
+        for suffix in ('console', 'stderr', 'qmp'):
+            path = os.path.join(t.work, f'{number}{x}.{suffix}')
+            if os.path.exists(path):
+                os.unlink(path)
+    return run

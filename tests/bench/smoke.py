@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""smoke.py - farfork bench measures two moves and writes whole results; no figure is judged
+
+One of them is by rdma-postcopy, one by a pre-copy that cannot converge.
+
+Environment  FARFORK_BUILD (default: build)
+Exit code    0 passed, 1 failed, 77 it cannot run here (the reason is the last line)
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+import benchtest
+import schema
+
+BUILD = os.path.abspath(os.environ.get('FARFORK_BUILD', os.path.join(benchtest.TOP, 'build')))
+LIMIT_S = 150
+problems = []
+
+
+def want(good, text):
+    if not good:
+        problems.append(text)
+
+
+def check(doc):
+    want(doc['complete'], 'the results are not complete')
+    want([len(g['floors']) for g in doc['groups']] == [1], 'not one group, one round')
+    slow, ours = (p['runs'][0] for p in doc['groups'][0]['peers'])
+    want(slow['outcome'] == 'did not converge', f'pre-copy over 80 Mbit/s: {slow["outcome"]}')
+    want(ours['outcome'] == 'completed', f'rdma-tcp: {ours["outcome"]}: {ours["why"]}')
+    for run in (slow, ours):
+        want(run['ledger'] == 'ok', f'ledger: {run["ledger"]}')
+        want(run['timeline'] and any(r[1] for r in run['timeline'] if r[0] < 0),
+             'nothing on the time line before the move')
+        want(run['threads']['source'], 'no threads of the source')
+    m = ours['metrics']
+    for name in ('total_ms', 'downtime_events_ms', 'downtime_guest_ms', 'touches_per_s',
+                 'prefill_bytes', 'cpu_destination_s', 'peak_destination_mib'):
+        want(m.get(name) is not None, f'rdma-tcp: no {name}')
+    want(any(r[1] for r in ours['timeline'] if r[0] > m.get('total_ms', 0)),
+         'nothing on the time line after the move')
+
+
+def bench(out, *args):
+    argv = [os.path.join(BUILD, 'bin', 'farfork'), 'bench', '--out', out, *args]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.STDOUT, timeout=LIMIT_S, check=False,
+                          env={**os.environ, 'FARFORK_BUILD': BUILD})
+    print(done.stdout)
+    return done.returncode
+
+
+def main():
+    with tempfile.TemporaryDirectory() as out:
+        code = bench(out, '--runs', '1', '--mem', '48', '--around', '1', '--limit', '3', '--net',
+                     '80mbit', '--workload', 'random@100000', '--peers', 'pre-copy', 'rdma-tcp')
+        if code == 77:
+            return 77
+        path = os.path.join(out, 'results.json')
+        if not os.path.exists(path):
+            # no network namespaces, or no tc: bench has said so
+            print(f'SKIP: no results, exit code {code}; run it as root')
+            return 77 if code == 0 else 1
+        want(code == 0, f'exit code {code}')
+        check(schema.load(path))
+        want(os.path.getsize(os.path.join(out, 'report.html')) > 1000, 'no report')
+    for p in problems:
+        print(f'FAIL: {p}')
+    return 1 if problems else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main())
