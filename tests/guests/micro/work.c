@@ -90,6 +90,9 @@ static void maybe_report(struct cpu *cpu, uint64_t now)
         return; /* another CPU prints: ask again after the next touch */
     }
     forgive_report(cpu, now);
+    /* counted from its end: where a report takes longer than the period, the CPU that has just
+     * printed would else be due again at once, and no other would ever get the line */
+    now = rdtsc();
     cpu->next_report += period;
     if ((int64_t)(now - cpu->next_report) >= 0 || cpu->next_report - now > period) {
         cpu->next_report = now + period; /* late, or the TSC has jumped */
