@@ -30,7 +30,8 @@ LAB_PROGRAMS := $(BUILD)/tests/lab/move_two $(LAB_TESTS)
 $(LAB_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
-	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a -lcmocka $(TEST_LIBS)
+	@$(CC) $(TEST_CFLAGS) -iquote tests/unit -o $@ $< $(BUILD)/lib/libfarfork.a -lcmocka \
+	    $(TEST_LIBS)
 -include $(LAB_PROGRAMS:=.d)
 
 # --- the verbs link on a kernel's own RDMA stack: part of `make check` ---

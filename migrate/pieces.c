@@ -197,8 +197,7 @@ static void *worker(void *opaque)
 static int choose_on_demand(struct ff_pieces *p, struct ff_link *l, uint64_t bytes,
                             enum ff_odp_choice odp, struct ff_error *err)
 {
-    p->on_demand = false;
-    if (!l->pins)
+    if (!l->pins || p->on_demand) /* what was chosen first holds for what comes later */
         return 0;
     if (odp == FF_ODP_ON && !l->on_demand)
         return ff_error_set(err, ENOTSUP, "odp=on: the device has no on-demand paging for reads; "
@@ -217,11 +216,13 @@ int ff_pieces_register(struct ff_pieces *p, struct ff_link *l, unsigned access,
     unsigned jobs = 0, n_threads = 0;
     uint64_t bytes = 0;
 
-    for (unsigned i = 0; i < p->n; i++)
-        if (p->piece[i].wanted && !p->piece[i].mr.len_bytes) {
-            bytes += p->piece[i].len_bytes;
-            jobs++;
-        }
+    for (unsigned i = 0; i < p->n; i++) {
+        const struct ff_piece *e = &p->piece[i];
+        if (e->mr.len_bytes)
+            continue;
+        jobs += e->wanted;
+        bytes += e->wanted || p->grows ? e->len_bytes : 0;
+    }
     if (!jobs)
         return 0;
     int rc = choose_on_demand(p, l, bytes, odp, err);
@@ -241,8 +242,6 @@ int ff_pieces_register(struct ff_pieces *p, struct ff_link *l, unsigned access,
     rc = w.rc;
     if (rc && err)
         *err = w.why;
-    if (!rc)
-        p->registered_bytes += bytes;
     return rc;
 }
 
@@ -253,4 +252,5 @@ void ff_pieces_dereg(struct ff_pieces *p, struct ff_link *l)
             l->ops->dereg(l, &p->piece[i].mr);
         p->piece[i].mr = (struct ff_mr){.len_bytes = 0};
     }
+    p->on_demand = false;
 }

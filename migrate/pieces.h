@@ -37,8 +37,9 @@ struct ff_pieces {
     struct ff_piece *piece; /* region after region */
     unsigned n;
     uint64_t piece_bytes;
+    bool grows;     /* more may be wanted later, when it is too late to find out that the
+                     * memlock limit does not permit it: ask for all of it at once */
     bool on_demand; /* registered without pinning */
-    uint64_t registered_bytes;
 };
 
 /* A good size of a piece for these regions: a power of two; 0: @l cannot register as much */

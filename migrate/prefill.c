@@ -363,12 +363,24 @@ static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int
     return run;
 }
 
+/* Pages that are ours, alike: all zero or all not */
+static int install_run(struct ff_pager *p, struct transfer *t, uint64_t i, uint64_t run)
+{
+    uint32_t psize = t->r->range.psize;
+    bool zero = is_zero(t, i);
+
+    int rc = ff_pager_install(p, t->r, t->first + i, run, zero ? NULL : t->local + i * psize);
+    if (!rc && !zero)
+        atomic_fetch_add(&p->count.bytes_prefill, run * psize);
+    return rc;
+}
+
 static int install_buffer(struct ff_pager *p, struct transfer *t)
 {
     uint32_t psize = t->r->range.psize;
     int rc;
 
-    if (!p->link->finds_zeros && !t->in_place)
+    if (!p->link->finds_zeros)
         ff_zero_scan(t->local, (uint32_t)(t->n * psize), psize, t->zero);
     for (uint64_t i = 0; i < t->n && !atomic_load(&p->stop);) {
         uint64_t run = try_move(p, t, i, &rc);
@@ -384,12 +396,9 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
             i++;
             continue;
         }
-        bool zero = is_zero(t, i);
-        rc = ff_pager_install(p, t->r, t->first + i, run, zero ? NULL : t->local + i * psize);
+        rc = install_run(p, t, i, run);
         if (rc)
             return rc;
-        if (!zero)
-            atomic_fetch_add(&p->count.bytes_prefill, run * psize);
         i += run;
     }
     return 0;
@@ -397,18 +406,13 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
 
 static int install_in_place(struct ff_pager *p, struct transfer *t)
 {
-    uint32_t psize = t->r->range.psize;
-
     for (uint64_t i = 0; i < t->n;) {
-        bool zero = is_zero(t, i);
         uint64_t run = 1;
-        while (i + run < t->n && is_zero(t, i + run) == zero)
+        while (i + run < t->n && is_zero(t, i + run) == is_zero(t, i))
             run++;
-        int rc = ff_pager_install(p, t->r, t->first + i, run, zero ? NULL : t->local + i * psize);
+        int rc = install_run(p, t, i, run);
         if (rc)
             return rc;
-        if (!zero)
-            atomic_fetch_add(&p->count.bytes_prefill, run * psize);
         i += run;
     }
     return 0;

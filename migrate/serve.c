@@ -16,6 +16,7 @@
 #include "thread.h"
 
 #define IDLE_MS 500
+#define CPU_TURNS 32u /* asking for the CPU time is a system call */
 #define IN_FLIGHT 8u /* WRITEs: enough to keep a link busy, in chunks of megabytes */
 #define END_PUSH_MS 1000u /* less than a destination waits for WITHDRAWN */
 #define ZERO_NOTE 8u /* bytes written to say that there are only zeros */
@@ -119,15 +120,14 @@ int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, str
 
 /* --- the threads --- */
 
-/* Until the queue has something to do, or another thread has */
-static void wait_work(struct ff_serve *s, enum ff_queue q)
+/* Until the PREFILL queue has something to do, or there are grants */
+static void wait_work(struct ff_serve *s)
 {
-    struct pollfd p[] = {{.fd = s->link->ops->fd(s->link, q), .events = POLLIN},
+    struct pollfd p[] = {{.fd = s->link->ops->fd(s->link, FF_QUEUE_PREFILL), .events = POLLIN},
                          {.fd = s->wake_fd, .events = POLLIN}};
     eventfd_t ignored;
 
-    if (poll(p, q == FF_QUEUE_PREFILL ? 2 : 1, IDLE_MS) > 0 && p[1].revents &&
-        !atomic_load(&s->stop))
+    if (poll(p, FF_ARRAY_LEN(p), IDLE_MS) > 0 && p[1].revents)
         eventfd_read(s->wake_fd, &ignored);
 }
 
@@ -135,22 +135,27 @@ static void *serve_main(void *opaque)
 {
     struct ff_server *sv = opaque;
     struct ff_serve *s = sv->serve;
+    /* faults are waited for where they are answered; who pushes is woken by grants too */
+    bool pushes = sv->queue == FF_QUEUE_PREFILL;
+    int rc = 0, wait_ms = pushes ? 0 : IDLE_MS;
+    unsigned turns = 0;
     struct ff_error why;
     struct ff_wc wc[8];
-    int rc = 0;
 
     while (!atomic_load(&s->stop) && rc >= 0) {
-        int pushed = sv->queue == FF_QUEUE_PREFILL ? push_next(s, &why) : 0;
+        int pushed = pushes ? push_next(s, &why) : 0;
         rc = pushed;
         if (rc >= 0)
-            rc = s->link->ops->poll(s->link, sv->queue, wc, FF_ARRAY_LEN(wc), 0, &why);
+            rc = s->link->ops->poll(s->link, sv->queue, wc, FF_ARRAY_LEN(wc), wait_ms, &why);
         for (int i = 0; i < rc; i++)
             if (wc[i].op == FF_WC_WRITE)
                 atomic_fetch_sub(&s->in_flight, 1);
-        if (!rc && !pushed)
-            wait_work(s, sv->queue);
-        atomic_store(&sv->cpu_ns, ff_thread_cpu_ns());
+        if (!rc || !(++turns % CPU_TURNS))
+            atomic_store(&sv->cpu_ns, ff_thread_cpu_ns());
+        if (!rc && !pushed && pushes)
+            wait_work(s);
     }
+    atomic_store(&sv->cpu_ns, ff_thread_cpu_ns());
     if (rc < 0 && !atomic_load(&s->stop)) {
         ff_log(FF_LOG_DEBUG, "source: serving ends: %s", why.text);
         s->link->ops->shutdown(s->link); /* the control channel learns of it */

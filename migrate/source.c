@@ -202,6 +202,7 @@ int ff_source_publish(struct ff_source *s, struct ff_error *err)
                             "once (need %llu)", (unsigned long long)s->link->max_mr_bytes,
                             FF_WIRE_PIECE_MIN);
     rc = ff_pieces_init(&s->pieces, &s->regions, pub->piece_bytes, err);
+    s->pieces.grows = true;
     if (!rc)
         rc = register_populated(s, &keys, &pub->n_keys, err);
     if (!rc)

@@ -14,7 +14,7 @@
 #ifndef FF_TESTS_LAB_HOSTS_H
 #define FF_TESTS_LAB_HOSTS_H
 
-#include "../unit/pair.h"
+#include "pair.h"
 
 #include <fcntl.h>
 #include <linux/capability.h>

@@ -160,7 +160,7 @@ static void one_memory(struct ff_region r)
     assert_true(p.piece[0].wanted && p.piece[3].wanted && p.piece[4].wanted);
     assert_ok(ff_pieces_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
     assert_int_equal(fake.calls, 3);
-    assert_int_equal(p.registered_bytes, 132 * MIB);
+    assert_int_equal(fake.bytes, 132 * MIB);
     assert_ptr_equal(p.piece[3].mr.addr, at + 3 * 64 * MIB);
 
     at[2 * 64 * MIB - 4096] = 1; /* in between: piece 1 */
@@ -275,6 +275,24 @@ static void test_memlock_and_odp(void **state)
     assert_int_equal(fake.on_demand_bytes, 0);
     ff_pieces_dereg(&p, &l);
     assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_ON, &err), err);
+    assert_int_equal(fake.on_demand_bytes, 160 * MIB);
+    ff_pieces_dereg(&p, &l);
+
+    /* what may be wanted later counts now; and once on demand, always on demand */
+    l = new_link();
+    l.on_demand = true;
+    fake.pin_limit = 100 * MIB;
+    for (unsigned i = 20; i < p.n; i++)
+        p.piece[i].wanted = false; /* 80 MiB would do */
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), err);
+    ff_pieces_dereg(&p, &l);
+    p.grows = true;
+    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
+    assert_error(err, ENOMEM, "167772160");
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_int_equal(fake.on_demand_bytes, 80 * MIB);
+    ff_pieces_want_populated(&p, t);
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
     assert_int_equal(fake.on_demand_bytes, 160 * MIB);
     ff_pieces_dereg(&p, &l);
 
