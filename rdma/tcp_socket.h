@@ -29,6 +29,7 @@ int tcp_send_all(int fd, struct iovec *iov, size_t n_iov, int cancel_fd, int tim
 
 /* TCP_NODELAY, and a peer that is silent for @timeout_ms is gone */
 void tcp_set_options(int fd, int timeout_ms);
+void tcp_set_congestion(int fd); /* of a queue that is connected */
 
 /* A connected socket, or -errno */
 int tcp_connect_addr(const struct sockaddr *sa, socklen_t len, int cancel_fd, int timeout_ms);
