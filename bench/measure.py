@@ -223,6 +223,9 @@ def metrics_of_move(move):
         out['faults'] = x['faults']
         for theirs, ours in PAGER.items():
             out[ours] = x[theirs] / 1000
+        for stage in x['fault-stages']:
+            for p in ('p50', 'p99'):
+                out[f'stage_{stage["name"]}_{p}_us'] = stage[p] / 1000
         for name in ('prefill', 'fault', 'zero', 'duplicated'):
             out[f'{name}_bytes'] = x[f'{name}-bytes']
         out['transferred_bytes'] = x['prefill-bytes'] + x['fault-bytes'] + x['duplicated-bytes']

@@ -10,6 +10,9 @@ from collections import namedtuple
 
 NAME, VERSION = 'farfork-bench', 1
 
+# of a fault's latency, in the pager
+STAGES = ('read', 'claim', 'post', 'wire', 'install', 'wake')
+
 Metric = namedtuple('Metric', 'name label unit less main')
 # main: in the table on the terminal and in the comparison of peers
 METRICS = [Metric(*m) for m in (
@@ -39,6 +42,8 @@ METRICS = [Metric(*m) for m in (
     ('pager_p99_us', '  p99', 'us', True, True),
     ('pager_p999_us', '  p99.9', 'us', True, False),
     ('pager_max_us', '  max', 'us', True, True),
+    *((f'stage_{s}_{p}_us', f'  stage {s}: {p}', 'us', True, p == 'p50')
+      for s in STAGES for p in ('p50', 'p99')),
     ('prefill_bytes', 'by prefill', 'MiB', None, True),
     ('fault_bytes', 'by fault', 'MiB', None, True),
     ('zero_bytes', 'zero pages', 'MiB', None, False),

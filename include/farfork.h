@@ -139,6 +139,23 @@ struct ff_stats {
     uint64_t dest_cpu_ns;
 };
 
+/* What the time of a fault is made of, from the moment at which its thread is awake; what comes
+ * before that and after the wake is the kernel's and KVM's */
+enum ff_stage {
+    FF_STAGE_READ,    /* the event, from the kernel */
+    FF_STAGE_CLAIM,   /* find the page, claim it */
+    FF_STAGE_POST,    /* until its read is posted */
+    FF_STAGE_WIRE,    /* until the bytes are here */
+    FF_STAGE_INSTALL, /* put the page there; this and the next are timed for one fault in 16 */
+    FF_STAGE_WAKE,
+    FF_STAGES
+};
+
+struct ff_stage_time {
+    const char *name;
+    uint64_t p50_ns, p99_ns;
+};
+
 enum ff_prefill_mode { FF_PREFILL_OFF, FF_PREFILL_PULL, FF_PREFILL_PUSH, FF_PREFILL_AUTO };
 
 /* --- source --- */
@@ -282,6 +299,7 @@ void ff_dest_cancel(struct ff_dest *d); /* any thread */
  */
 int ff_dest_give_up(struct ff_dest *d);
 void ff_dest_stats(struct ff_dest *d, struct ff_stats *out);
+void ff_dest_stages(struct ff_dest *d, struct ff_stage_time out[FF_STAGES]);
 const char *ff_dest_link(struct ff_dest *d);
 void ff_dest_link_detail(struct ff_dest *d, char out[FF_LINK_DETAIL_MAX]);
 

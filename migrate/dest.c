@@ -450,6 +450,13 @@ void ff_dest_stats(struct ff_dest *d, struct ff_stats *out)
     out->complete_ns = d->complete_ns;
 }
 
+void ff_dest_stages(struct ff_dest *d, struct ff_stage_time out[FF_STAGES])
+{
+    memset(out, 0, FF_STAGES * sizeof(*out));
+    if (d->pager_used)
+        ff_pager_stages(&d->pager, out);
+}
+
 const char *ff_dest_link(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->lock);

@@ -27,6 +27,7 @@
 #define PENDING 8192u
 #define EVENTS 32u
 #define WAITERS 64u /* more than vCPUs, mostly; of others the time is not known */
+#define WAKE_APART 16u /* of so many faults one is woken apart from its install, to time both */
 #define CPU_TURNS 32u /* asking for the CPU time is a system call */
 
 struct want {
@@ -34,11 +35,13 @@ struct want {
     bool first_touch;
     uint64_t page;
     uint64_t since_ns; /* when the event was read */
+    uint64_t queued_ns; /* when it was claimed */
 };
 
 struct slot {
     struct want want;
     uint8_t *local; /* where the page is read to */
+    uint64_t posted_ns;
     uint8_t zero; /* one granule: the page */
     bool busy;
 };
@@ -51,6 +54,8 @@ struct ff_fault_engine {
     struct want pending[PENDING];
     unsigned first, n;
     uint64_t last_progress_ns;
+    uint64_t awake_ns; /* when poll() returned */
+    unsigned n_served;
     bool broken;
 
     struct want waiter[WAITERS]; /* faults on pages that prefill has claimed: for the statistics */
@@ -131,6 +136,25 @@ static void count_served(struct ff_pager *p, const struct want *w)
         ff_hist_add(&p->fault_ns, ff_now_ns() - w->since_ns);
 }
 
+/* @came: the bytes of @s; they are installed by now, and @apart: nobody is awake yet */
+static void count_stages(struct ff_pager *p, const struct slot *s, uint64_t came, bool apart)
+{
+    const struct want *w = &s->want;
+    uint64_t installed = ff_now_ns();
+
+    if (apart)
+        ff_pager_wake(p, &p->region[w->region], w->page);
+    if (w->first_touch)
+        return;
+    ff_hist_add(&p->stage_ns[FF_STAGE_CLAIM], w->queued_ns - w->since_ns);
+    ff_hist_add(&p->stage_ns[FF_STAGE_POST], s->posted_ns - w->queued_ns);
+    ff_hist_add(&p->stage_ns[FF_STAGE_WIRE], came - s->posted_ns);
+    if (apart) {
+        ff_hist_add(&p->stage_ns[FF_STAGE_INSTALL], installed - came);
+        ff_hist_add(&p->stage_ns[FF_STAGE_WAKE], ff_now_ns() - installed);
+    }
+}
+
 /* Read the page of @s: 0, -EAGAIN: a completion makes room, or the link is broken */
 static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
 {
@@ -173,7 +197,7 @@ static void post_pending(struct ff_pager *p)
 
         s->want = *w;
         if (!ff_pager_rkey(r, w->page)) {
-            f->broken = ff_pager_install(p, r, w->page, 1, NULL);
+            f->broken = ff_pager_install(p, r, w->page, 1, NULL, true);
             count_served(p, w);
         } else {
             int rc = post_slot(p, s, &why);
@@ -183,8 +207,9 @@ static void post_pending(struct ff_pager *p)
                 broke(p, &why);
                 return;
             }
+            s->posted_ns = ff_now_ns();
             if (!f->n_busy++)
-                f->last_progress_ns = ff_now_ns();
+                f->last_progress_ns = s->posted_ns;
             s->busy = true;
         }
         f->first = (f->first + 1) % PENDING;
@@ -202,12 +227,14 @@ static void completed(struct ff_pager *p, struct slot *s)
 {
     struct ff_fault_engine *f = p->fault;
     struct ff_pager_region *r = &p->region[s->want.region];
-    bool zero = s->zero & 1;
+    bool zero = s->zero & 1, apart = !(f->n_served++ % WAKE_APART);
+    uint64_t came = ff_now_ns();
 
-    if (ff_pager_install(p, r, s->want.page, 1, zero ? NULL : s->local)) {
+    if (ff_pager_install(p, r, s->want.page, 1, zero ? NULL : s->local, !apart)) {
         f->broken = true;
         return;
     }
+    count_stages(p, s, came, apart);
     if (!zero)
         atomic_fetch_add(&p->count.bytes_fault, r->range.psize);
     count_served(p, &s->want);
@@ -258,6 +285,7 @@ static enum ff_claim want_page(struct ff_pager *p, struct want w)
     struct ff_claims *c = &p->region[w.region].claims;
 
     if (ff_claim_take(c, w.page)) {
+        w.queued_ns = ff_now_ns();
         add_pending(p->fault, w);
         return FF_CLAIM_MISSING;
     }
@@ -309,6 +337,7 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
     switch (want_page(p, w)) {
     case FF_CLAIM_MISSING:
         atomic_fetch_add(&p->count.faults, 1);
+        ff_hist_add(&p->stage_ns[FF_STAGE_READ], w.since_ns - p->fault->awake_ns);
         atomic_store(&p->hint, r->first_chunk + offset / r->chunk_bytes + 1);
         break;
     case FF_CLAIM_INFLIGHT:
@@ -385,6 +414,7 @@ void *ff_fault_main(void *opaque)
             {.fd = fd, .events = events},
         };
         int n = poll(fds, 3, f->n_busy ? 500 : 5000);
+        f->awake_ns = ff_now_ns();
         if (n < 0 && errno != EINTR)
             ff_log(FF_LOG_ERROR, "pager: poll: %s", strerror(errno));
         if (fds[0].revents)

@@ -19,12 +19,14 @@
 
 static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struct ff_region *r)
 {
-    bool shared = r->fd >= 0, huge = r->psize > (uint32_t)sysconf(_SC_PAGESIZE);
+    bool shared = r->fd >= 0;
 
     if (!shared || p->opts->landing == FF_LANDING_COPY)
         return FF_UFFD_COPY;
-    if (p->opts->landing == FF_LANDING_AUTO && !huge && !p->link->pins)
-        return FF_UFFD_COPY; /* measured: a copy is quicker than the alias's own page faults */
+    /* measured: a copy is quicker than the alias's own page faults, and a fault on a huge page
+     * that is under way need not wait for it */
+    if (p->opts->landing == FF_LANDING_AUTO && !p->link->pins)
+        return FF_UFFD_COPY;
     return FF_UFFD_CONTINUE;
 }
 
@@ -247,7 +249,7 @@ static int installed(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
 }
 
 int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                     const void *src)
+                     const void *src, bool wake)
 {
     uint64_t len = n * r->range.psize;
     struct ff_error why;
@@ -256,13 +258,18 @@ int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
     if (rc)
         ff_error_set(&why, -rc, "injected");
     else
-        rc = ff_uffd_install(&p->uffd, &r->range, page * r->range.psize, src, len, &why);
+        rc = ff_uffd_install(&p->uffd, &r->range, page * r->range.psize, src, len, wake, &why);
     if (!rc)
         atomic_fetch_add(!src                                        ? &p->count.bytes_zero
                          : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
                                                                 : &p->count.bytes_copied,
                          len);
     return installed(p, r, page, n, rc, &why);
+}
+
+void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+{
+    ff_uffd_wake(&p->uffd, &r->range, page * r->range.psize, r->range.psize, NULL);
 }
 
 void ff_pager_installed(struct ff_pager *p)
@@ -395,4 +402,15 @@ void ff_pager_stats(struct ff_pager *p, struct ff_stats *st)
     st->fault_p99_ns = ff_hist_at(&p->fault_ns, 990);
     st->fault_p999_ns = ff_hist_at(&p->fault_ns, 999);
     st->fault_max_ns = ff_hist_at(&p->fault_ns, 1000);
+}
+
+void ff_pager_stages(struct ff_pager *p, struct ff_stage_time out[FF_STAGES])
+{
+    static const char *const names[FF_STAGES] = {"read", "claim", "post", "wire", "install", "wake"};
+
+    for (unsigned i = 0; i < FF_STAGES; i++) {
+        out[i].name = names[i];
+        out[i].p50_ns = ff_hist_at(&p->stage_ns[i], 500);
+        out[i].p99_ns = ff_hist_at(&p->stage_ns[i], 990);
+    }
 }

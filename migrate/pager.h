@@ -46,7 +46,7 @@
  * Limits       SLOTS pages in flight for faults, window chunks for prefill; both within
  *              SLOT_MEMORY + window * chunk bytes.
  * Landing      landing=auto: shared memory in place where the link writes to memory itself
- *              (verbs) and for hugetlb, else copied; anonymous memory copied. move: whole
+ *              (verbs), else copied; anonymous memory copied. move: whole
  *              huge pages by UFFDIO_MOVE, not where the link pins its buffers.
  */
 #ifndef FF_MIGRATE_PAGER_H
@@ -58,6 +58,7 @@
 #include "address.h"
 #include "claims.h"
 #include "error.h"
+#include "farfork.h"
 #include "hist.h"
 #include "link.h"
 #include "pieces.h"
@@ -124,7 +125,7 @@ struct ff_pager {
     void *on_break_opaque;
 
     struct ff_pager_counters count;
-    struct ff_hist fault_ns;
+    struct ff_hist fault_ns, stage_ns[FF_STAGES];
 };
 
 /* --- for dest.c --- */
@@ -169,6 +170,7 @@ void ff_pager_finish(struct ff_pager *p);
 void ff_pager_drop_landing(struct ff_pager *p);
 void ff_pager_free(struct ff_pager *p);
 void ff_pager_stats(struct ff_pager *p, struct ff_stats *st);
+void ff_pager_stages(struct ff_pager *p, struct ff_stage_time out[FF_STAGES]);
 
 /* --- for fault.c and prefill.c --- */
 
@@ -182,9 +184,11 @@ int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, un
                          struct ff_error *err);
 
 /* Install @n pages whose claims the caller took; @src NULL: zeros; the alias itself: the bytes
- * are in place. Never fails to return while the guest runs: it aborts. */
+ * are in place. Never fails to return while the guest runs: it aborts. Not @wake: whoever waits
+ * is to be woken by ff_pager_wake(). */
 int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                     const void *src);
+                     const void *src, bool wake);
+void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
 /* Likewise out of a staging buffer, which loses its pages */
 int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,

@@ -237,7 +237,7 @@ static int install_zeros(struct ff_pager *p)
 
     for (uint64_t i = 0; i < t.n;) {
         uint64_t run = claim_run(&t, i, max);
-        int rc = run ? ff_pager_install(p, t.r, t.first + i, run, NULL) : 0;
+        int rc = run ? ff_pager_install(p, t.r, t.first + i, run, NULL, true) : 0;
         if (rc)
             return rc;
         i += run ? run : 1;
@@ -357,7 +357,7 @@ static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int
     if (run == n)
         *rc = ff_pager_move_in(p, t->r, t->first + i, n, src);
     else if (run) /* a fault has one of them: the others as single pages */
-        *rc = ff_pager_install(p, t->r, t->first + i, run, src);
+        *rc = ff_pager_install(p, t->r, t->first + i, run, src, true);
     if (!*rc && run)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     return run;
@@ -369,7 +369,7 @@ static int install_run(struct ff_pager *p, struct transfer *t, uint64_t i, uint6
     uint32_t psize = t->r->range.psize;
     bool zero = is_zero(t, i);
 
-    int rc = ff_pager_install(p, t->r, t->first + i, run, zero ? NULL : t->local + i * psize);
+    int rc = ff_pager_install(p, t->r, t->first + i, run, zero ? NULL : t->local + i * psize, true);
     if (!rc && !zero)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     return rc;

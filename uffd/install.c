@@ -93,28 +93,33 @@ int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error 
 
 /* What one ioctl did: bytes done, or -errno */
 static int64_t install_once(struct ff_uffd *u, uint64_t dst, const void *src, uint64_t len,
-                            bool as_continue)
+                            bool as_continue, bool wake)
 {
     if (as_continue) {
-        struct uffdio_continue c = {.range = {.start = dst, .len = len}};
+        struct uffdio_continue c = {.range = {.start = dst, .len = len},
+                                    .mode = wake ? 0 : UFFDIO_CONTINUE_MODE_DONTWAKE};
         return ioctl(u->fd, UFFDIO_CONTINUE, &c) < 0 && c.mapped <= 0 ? -errno : c.mapped;
     }
     if (!src) {
-        struct uffdio_zeropage z = {.range = {.start = dst, .len = len}};
+        struct uffdio_zeropage z = {.range = {.start = dst, .len = len},
+                                    .mode = wake ? 0 : UFFDIO_ZEROPAGE_MODE_DONTWAKE};
         return ioctl(u->fd, UFFDIO_ZEROPAGE, &z) < 0 && z.zeropage <= 0 ? -errno : z.zeropage;
     }
-    struct uffdio_copy c = {.dst = dst, .src = (uintptr_t)src, .len = len};
+    struct uffdio_copy c = {.dst = dst,
+                            .src = (uintptr_t)src,
+                            .len = len,
+                            .mode = wake ? 0 : UFFDIO_COPY_MODE_DONTWAKE};
     return ioctl(u->fd, UFFDIO_COPY, &c) < 0 && c.copy <= 0 ? -errno : c.copy;
 }
 
 static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
-                       const uint8_t *src, uint64_t len, struct ff_error *err)
+                       const uint8_t *src, uint64_t len, bool wake, struct ff_error *err)
 {
     bool as_continue = r->landing == FF_UFFD_CONTINUE;
     uint64_t start = 0;
 
     while (len) {
-        int64_t n = install_once(u, (uintptr_t)r->host + offset, src, len, as_continue);
+        int64_t n = install_once(u, (uintptr_t)r->host + offset, src, len, as_continue, wake);
         if (n == -EAGAIN || n == -ENOMEM) {
             uint64_t now = ff_now_ns();
             start = start ? start : now;
@@ -136,7 +141,7 @@ static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_
 
 /* hugetlb has no UFFDIO_ZEROPAGE; one page of zeros serves for all of them */
 static int install_zeros_by_copy(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
-                                 uint64_t len, struct ff_error *err)
+                                 uint64_t len, bool wake, struct ff_error *err)
 {
     static const uint8_t zeros[2 << 20];
 
@@ -144,7 +149,7 @@ static int install_zeros_by_copy(struct ff_uffd *u, const struct ff_uffd_range *
         return ff_error_set(err, ENOTSUP, "uffd: install zeros: page size %u (at most %zu)",
                             r->psize, sizeof(zeros));
     for (uint64_t done = 0; done < len; done += r->psize) {
-        int rc = install_run(u, r, offset + done, zeros, r->psize, err);
+        int rc = install_run(u, r, offset + done, zeros, r->psize, wake, err);
         if (rc)
             return rc;
     }
@@ -152,7 +157,7 @@ static int install_zeros_by_copy(struct ff_uffd *u, const struct ff_uffd_range *
 }
 
 int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
-                    const void *src, uint64_t len, struct ff_error *err)
+                    const void *src, uint64_t len, bool wake, struct ff_error *err)
 {
     if (r->landing == FF_UFFD_CONTINUE) {
         /* the alias is written whole before the page can be seen */
@@ -161,9 +166,9 @@ int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t o
         else if (src != r->alias + offset)
             memcpy(r->alias + offset, src, len);
     } else if (!src && r->memory == FF_UFFD_HUGETLB) {
-        return install_zeros_by_copy(u, r, offset, len, err);
+        return install_zeros_by_copy(u, r, offset, len, wake, err);
     }
-    return install_run(u, r, offset, src, len, err);
+    return install_run(u, r, offset, src, len, wake, err);
 }
 
 bool ff_uffd_can_move(const struct ff_uffd *u)
@@ -184,7 +189,7 @@ int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
         if (m.move > 0)
             done += (uint64_t)m.move;
         else if (e == EBUSY || e == EINVAL)
-            return install_run(u, r, offset + done, (uint8_t *)src + done, len - done, err);
+            return install_run(u, r, offset + done, (uint8_t *)src + done, len - done, true, err);
         else if ((e != EAGAIN && e != ENOMEM) || ff_now_ns() - start > AGAIN_LIMIT_NS)
             return ff_error_set(err, e ? e : EIO, "uffd: move %llu bytes to offset 0x%llx: %s",
                                 (unsigned long long)(len - done),

@@ -81,9 +81,9 @@ int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct 
 int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error *err);
 
 /* Install [@offset, @offset + @len) of @r, whole pages, from @src; NULL: zeros; CONTINUE: @src
- * may be the alias itself, which holds the bytes by now. Wakes. */
+ * may be the alias itself, which holds the bytes by now. Not @wake: ff_uffd_wake() follows. */
 int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
-                    const void *src, uint64_t len, struct ff_error *err);
+                    const void *src, uint64_t len, bool wake, struct ff_error *err);
 
 /* Can pages be moved in? */
 bool ff_uffd_can_move(const struct ff_uffd *u);
