@@ -5,7 +5,7 @@
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
 .PHONY: bench
-BENCH_PROGRAMS := $(BUILD)/bench/floors $(BUILD)/bench/udpping
+BENCH_PROGRAMS := $(BUILD)/bench/floors $(BUILD)/bench/udpping $(BUILD)/bench/redisload
 DEPS_BENCH := $(BUILD)/.deps-bench
 RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
     tests/bench/smoke.py:170
@@ -17,7 +17,12 @@ $(BENCH_PROGRAMS): $(BUILD)/bench/%: bench/%.c bench/bench.mk | $(DEPS_LIB)
 	@echo "  CC      $<"
 	@$(CC) $(CFLAGS) -o $@ $< -lpthread
 
+# what the workload redis moves: needs packages that `make` alone does not
+REDIS_INITRD := $(BUILD)/guests/initrd-redis.img
+$(REDIS_INITRD): $(BUILD)/guests/initrd.img bench/mkredis | $(DEPS_BENCH)
+	bench/mkredis '$<' '$@'
+
 bench: $(BUILD)/bin/farfork $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf \
-       $(BENCH_PROGRAMS) linux-guest | $(DEPS_BENCH)
+       $(BENCH_PROGRAMS) linux-guest $(REDIS_INITRD) | $(DEPS_BENCH)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench $(if $(FULL),--full) \
 	    $(BENCH_FLAGS)

@@ -57,7 +57,8 @@ EPILOG = '''
 PEER is one of {peers}.
 After a comma: qemu=PROGRAM, and for rdma-... options of its address, as in
 rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
-with @RATE so many touches a second; or linux: a Linux guest, watched from outside.
+with @RATE so many touches a second; or a Linux guest that is measured from outside: linux,
+with UDP packets, or redis, whose answers a client waits for.
 NET is loopback, or rate, round-trip time and loss of a link between two network
 namespaces: 10gbit,0.2ms,0.1%. Several values of an option: every combination of them.
 
@@ -150,7 +151,7 @@ class Bench:
         return 'tcg' if IN_LAB else t.best_accel()
 
     def linux(self, group):
-        return group['workload'] == outside.WORKLOAD
+        return group['workload'] in outside.CLIENTS
 
     def fits(self, g):
         return 2 * g['mem'] + SPARE_MIB <= host.meminfo_mib('MemAvailable')

@@ -81,6 +81,17 @@ class Here(common.Place):
         pass
 
 
+def connect(a, b, link):
+    """A link between two namespaces: eth0, 10.79.0.1 and 10.79.0.2."""
+    tool('ip', '-n', a, 'link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', 'eth0', 'netns', b)
+    qdisc = link.qdisc()
+    for i, ns in enumerate((a, b)):
+        tool('ip', '-n', ns, 'address', 'add', f'10.79.0.{i + 1}/24', 'dev', 'eth0')
+        tool('ip', '-n', ns, 'link', 'set', 'eth0', 'up')
+        if qdisc:
+            tool('ip', 'netns', 'exec', ns, 'tc', 'qdisc', 'add', 'dev', 'eth0', 'root', *qdisc)
+
+
 class Namespaces(common.Place):
     """A host each, and a link between them."""
     host = '10.79.0.2'
@@ -105,14 +116,7 @@ class Namespaces(common.Place):
         for ns in self.ns:
             tool('ip', 'netns', 'add', ns)
             tool('ip', '-n', ns, 'link', 'set', 'lo', 'up')
-        tool('ip', '-n', a, 'link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', 'eth0',
-             'netns', b)
-        qdisc = self.link.qdisc()
-        for i, ns in enumerate(self.ns):
-            tool('ip', '-n', ns, 'address', 'add', f'10.79.0.{i + 1}/24', 'dev', 'eth0')
-            tool('ip', '-n', ns, 'link', 'set', 'eth0', 'up')
-            if qdisc:
-                tool('ip', 'netns', 'exec', ns, 'tc', 'qdisc', 'add', 'dev', 'eth0', 'root', *qdisc)
+        connect(a, b, self.link)
 
     def __exit__(self, *exc):
         for ns in self.ns:

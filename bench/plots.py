@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 
+import measure
 import schema
 import stats
 from common import report
@@ -86,8 +87,24 @@ def time_line(group):
     if not series:
         return None
     return lines_plot('What the guest got done (first round)', 's after the command to move',
-                      'answers per second' if group['workload'] == 'linux'
+                      'answers per second' if group['workload'] in measure.OUTSIDE
                       else 'touches per second', series, ['set yrange [0:*]'])
+
+
+def waits(group):
+    """Likewise: the longest wait of each slot."""
+    series = []
+    for p in group['peers']:
+        rows = [(row[0] / 1000, row[2] / 1000) for r in p['runs'][:1]
+                for row in r['timeline'] if row[2]]
+        if rows:
+            series.append((p['peer'], rows, colours(group)[p['peer']]))
+    if not series:
+        return None
+    what = 'answer' if group['workload'] in measure.OUTSIDE else 'touch'
+    return lines_plot(f'Longest time without {"an" if what[0] == "a" else "a"} {what} '
+                      '(first round)', 's after the command to move', 'ms', series,
+                      ['set logscale y'])
 
 
 def bars(group):
@@ -141,7 +158,8 @@ def plan(doc):
     """[(title, file name, script without terminal)]"""
     out, alike = [], {}
     for i, g in enumerate(doc['groups']):
-        for name, make in (('bars', bars), ('stalls', stall_cdf), ('timeline', time_line)):
+        for name, make in (('bars', bars), ('stalls', stall_cdf), ('timeline', time_line),
+                           ('waits', waits)):
             script = make(g)
             if script:
                 out.append((f'{schema.group_title(g)}: {name}', f'{i:02d}-{name}', script))
