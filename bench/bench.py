@@ -22,6 +22,7 @@ import compare                                      # noqa: E402
 import html_report                                  # noqa: E402
 import host                                         # noqa: E402
 import measure                                      # noqa: E402
+import overhead                                     # noqa: E402
 import outside                                      # noqa: E402
 import places                                       # noqa: E402
 import plots                                        # noqa: E402
@@ -50,6 +51,9 @@ FULL = {
             '1gbit,0.2ms', '10gbit,0.05ms', '10gbit,0.2ms', '10gbit,1ms', '25gbit,0.2ms',
             '10gbit,0.2ms,0.1%'],
 }
+# while nothing moves
+OVERHEAD = {'workload': ['random', 'redis'], 'mem': [256], 'smp': [1], 'memory': ['anon', 'thp'],
+            'net': [places.LOOPBACK]}
 EPILOG = '''
 `farfork bench compare OLD.json NEW.json` says what changed beyond noise:
   --fail-on-regression  exit code 1 when a figure is worse
@@ -105,7 +109,8 @@ class Bench:
     def __init__(self, o):
         self.o = o
         self.peers = [Peer(p) for p in o.peers]
-        self.groups = list(combinations(o))
+        self.groups = [] if o.overhead else list(combinations(o))
+        self.idle = list(combinations(o, OVERHEAD)) if o.overhead or o.full else []
         self.number = 0
         self.doc = {
             'schema': schema.NAME, 'version': schema.VERSION, 'started': now(), 'ended': '',
@@ -113,7 +118,7 @@ class Bench:
             'host': host.facts(sorted({common.QEMU, *(self.qemu(p) for p in self.peers)})),
             'settings': {'runs': o.runs, 'limit_s': o.limit, 'around_s': o.around,
                          'slot_ms': measure.SLOT_MS, 'report_ms': measure.REPORT_MS},
-            'groups': [], 'skipped': [],
+            'groups': [], 'overhead': [], 'skipped': [],
         }
 
     def qemu(self, peer):
@@ -128,8 +133,9 @@ class Bench:
         """All groups. What cannot be had is skipped, what fails is a run that failed."""
         common.need_files(FLOORS)
         self.accel(t)
-        progress.all = len(self.groups) * len(self.peers) * self.o.runs
-        largest = max((g['mem'] for g in self.groups if self.fits(g)), default=0)
+        progress.all = self.o.runs * (len(self.groups) * len(self.peers)
+                                      + len(self.idle) * len(self.ways()))
+        largest = max((g['mem'] for g in self.groups + self.idle if self.fits(g)), default=0)
         progress(f'warming {2 * largest} MiB of memory')
         subprocess.run([FLOORS, 'warm', str(2 * largest)], timeout=600, check=False)
         for g in self.groups:
@@ -143,7 +149,40 @@ class Bench:
                 self.skip(schema.group_title(group), e)
                 progress.all -= (self.o.runs * len(self.peers)
                                  - sum(len(p['runs']) for p in group['peers']))
+        for g in self.idle:
+            group = overhead.new_group(g, self.ways())
+            try:
+                self.run_idle(t, group)
+            except Skip as e:
+                self.skip(overhead.title(group), e)
         self.doc['complete'] = True
+
+    def ways(self):
+        """Of the overhead: never moved, and after each way to move."""
+        return [overhead.NEVER, *([overhead.STOCK] if self.o.qemu else []),
+                *(p.text for p in self.peers)]
+
+    def run_idle(self, t, group):
+        """What the guest gets done while nothing moves."""
+        peers = {p.text: p for p in self.peers}
+
+        def qemu_of(way):
+            return (self.qemu(peers[way]) if way in peers
+                    else self.o.qemu if way == overhead.STOCK else common.QEMU)
+
+        guest = self.prepare(t, group)
+        with places.make(group['net'], self.o.host) as place:
+            common.place = place
+            group['net'] = place.name
+            self.doc['overhead'].append(group)
+            for i in range(self.o.runs):
+                def say(way, number=i + 1):
+                    progress(f'{schema.group_title(group)}: round {number} of {self.o.runs}: '
+                             f'nothing moves: {way}')
+                    progress.done += 1
+                overhead.one_round(t, group, guest, qemu_of, peers, say)
+        progress.clear()
+        print('\n'.join(table.overhead_lines(group)) + '\n', flush=True)
 
     def accel(self, t):
         if self.o.accel != 'auto':
@@ -156,7 +195,8 @@ class Bench:
     def fits(self, g):
         return 2 * g['mem'] + SPARE_MIB <= host.meminfo_mib('MemAvailable')
 
-    def run_group(self, t, group):
+    def prepare(self, t, group):
+        """The guest, once what it needs is there."""
         mem_mib = group['mem_mib']
         if not self.fits({'mem': mem_mib}):
             raise Skip(f'needs {2 * mem_mib + SPARE_MIB} MiB of free memory, there are '
@@ -166,7 +206,10 @@ class Bench:
                           else self.accel(t))
         if group['memory'] == 'hugetlb':
             t.reserve_huge(2 * mem_mib)
-        guest = Guest(group['workload'], mem_mib, group['smp'], group['memory'], group['accel'])
+        return Guest(group['workload'], mem_mib, group['smp'], group['memory'], group['accel'])
+
+    def run_group(self, t, group):
+        guest = self.prepare(t, group)
         with places.make(group['net'], self.o.host) as place:
             common.place = place
             group['net'] = place.name
@@ -196,13 +239,15 @@ class Bench:
                 print(f'FAIL  {schema.group_title(group)}: {peer.text}: {run["why"]}', flush=True)
 
     def failures(self):
-        return sum(r['outcome'] == 'failed' for g in self.doc['groups'] for p in g['peers']
-                   for r in p['runs'])
+        return (sum(r['outcome'] == 'failed' for g in self.doc['groups'] for p in g['peers']
+                    for r in p['runs'])
+                + sum(r['work_per_s'] is None for g in self.doc['overhead'] for w in g['ways']
+                      for r in w['runs']))
 
     def write(self):
         """The results, as far as they have come."""
-        groups = self.doc['groups']
-        if not any(p['runs'] for g in groups for p in g['peers']):
+        if not any(p['runs'] for g in self.doc['groups'] for p in g['peers']) \
+                and not any(w['runs'] for g in self.doc['overhead'] for w in g['ways']):
             return
         self.doc['ended'] = now()
         self.doc['host']['load_after'] = host.load_average()
@@ -228,11 +273,12 @@ def now():
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
 
 
-def combinations(o):
-    """Every combination; with --full one thing at a time is other than usual."""
+def combinations(o, usual=None):
+    """Every combination of what was asked for, or else is usual; with --full, and nothing usual
+    given, one thing at a time is other than usual."""
     keys = ('workload', 'mem', 'smp', 'memory', 'net')
-    chosen = {k: getattr(o, k) for k in keys}
-    if not o.full:
+    chosen = {k: getattr(o, k) or (usual or {}).get(k) for k in keys}
+    if usual or not o.full:
         for values in itertools.product(*(chosen[k] for k in keys)):
             yield dict(zip(keys, values))
         return
@@ -295,9 +341,11 @@ def parse_args(argv):
     add('--around', type=positive, default=AROUND_S, metavar='S',
         help='time line before and after a move of the first round (default: 5); 1 in others')
     add('--full', action='store_true', help='every size, memory, workload and link, for hours')
+    add('--overhead', action='store_true',
+        help='instead: what a guest gets done while nothing moves, never moved and after a move')
     add('--out', metavar='FOLDER', help='of the results (default: bench/TIME in the build folder)')
     o = p.parse_args(argv)
-    if not o.full:
+    if not o.full and not o.overhead:
         for key, usual in (('workload', ['random']), ('mem', [32] if IN_LAB else [256, 1024]),
                            ('smp', [1]), ('memory', ['anon']), ('net', [places.LOOPBACK])):
             if not getattr(o, key):

@@ -5,6 +5,7 @@ import base64
 import html
 import os
 
+import overhead
 import schema
 import table
 
@@ -87,6 +88,10 @@ def write(path, doc, folder, drawn):
     for i, group in enumerate(doc['groups']):
         out += group_part(group, [x for name, x in images.items() if name.startswith(f'{i:02d}-')])
     out += [x for name, x in images.items() if name.startswith('memory-')]
+    for group in doc.get('overhead', []):
+        out += [f'<h2>{esc(overhead.title(group))}</h2>',
+                *rows_table(overhead.head(group), overhead.rows(group)),
+                *(f'<p class="note">{esc(n)}</p>' for n in overhead.notes(group))]
     out += [f'<p class="note">Skipped: {esc(s["what"])}: {esc(s["why"])}</p>'
             for s in doc['skipped']]
     out.append('</body></html>')

@@ -84,6 +84,11 @@ class Ping(Client):
                  'udp_rtt_p99_us': seen['rtt_p99_us'], 'udp_rtt_max_us': seen['rtt_max_us']},
                 [[round(at - late_ms, 1), n, 0, 0] for at, n in seen['slots']], [])
 
+    @staticmethod
+    def work(seen):
+        """Answers by slot."""
+        return [n for _, n in seen['slots'][:-1]]
+
 
 class Redis(Client):
     """One who asks a Redis server for one value after the other."""
@@ -100,6 +105,12 @@ class Redis(Client):
         start_us = (move.start_wall - seen['start']) * 1e6
         return answers_around(seen, start_us, (move.end_s - move.start_s) * 1e6)
 
+    @staticmethod
+    def work(seen):
+        if seen['wrong']:
+            raise Failed(f'{seen["wrong"]} answers were wrong')
+        return [row[1] for row in time_line(pairs(seen['answers']), 0)]
+
 
 def redis_items(mem_mib):
     if mem_mib < REDIS_REST_MIB + 32:
@@ -107,10 +118,13 @@ def redis_items(mem_mib):
     return (mem_mib - REDIS_REST_MIB) * 256 * 7 // 10
 
 
+def pairs(flat):
+    return list(zip(flat[::2], flat[1::2]))
+
+
 def answers_around(seen, start_us, took_us):
     """(metrics, time line, problems) of what redisload saw of a move that began at start_us."""
-    flat = seen['answers']
-    answers = list(zip(flat[::2], flat[1::2]))
+    answers = pairs(seen['answers'])
     before = sorted(took for at, took in answers if at + took <= start_us)
     during = sorted(took for at, took in answers
                     if at + took > start_us and at < start_us + took_us)

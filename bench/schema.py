@@ -129,6 +129,17 @@ def check_run(where, run):
             raise Bad(f'{where}: a row of hist has not 2, or one of timeline not 4 numbers')
 
 
+def check_overhead(groups):
+    for group in groups:
+        need('overhead', group, workload=str, mem_mib=int, smp=int, memory=str, net=str, accel=str,
+             ways=list)
+        for way in group['ways']:
+            need(f'overhead: {group_title(group)}', way, way=str, runs=list)
+            for run in way['runs']:
+                need(f'overhead: {group_title(group)}: {way["way"]}', run, why=str,
+                     work_per_s=(int, float, type(None)), huge_mib=(int, float, type(None)))
+
+
 def check(doc):
     """Raise Bad unless doc is a whole results file of this version."""
     if not isinstance(doc, dict) or doc.get('schema') != NAME:
@@ -138,6 +149,7 @@ def check(doc):
                   'use the farfork that wrote them')
     need('results', doc, started=str, complete=bool, command=list, host=dict, settings=dict,
          groups=list, skipped=list)
+    check_overhead(doc.get('overhead', []))
     seen = set()
     for group in doc['groups']:
         need('group', group, workload=str, mem_mib=int, smp=int, memory=str, net=str, accel=str,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
 # table.py - the results as text: a table a group, ratios, floors, threads
+import overhead
 import schema
 import stats
 
@@ -127,9 +128,16 @@ def group_lines(group):
     return out
 
 
+def overhead_lines(group):
+    return [overhead.title(group), '', *lay_out(overhead.head(group), overhead.rows(group)),
+            *(f'  NOTE: {n}' for n in overhead.notes(group))]
+
+
 def lines(doc):
     out = []
     for group in doc['groups']:
         out += group_lines(group) + ['']
+    for group in doc.get('overhead', []):
+        out += overhead_lines(group) + ['']
     out += [f'SKIP: {s["what"]}: {s["why"]}' for s in doc['skipped']]
     return out
