@@ -19,6 +19,7 @@ sys.path.insert(1, os.path.join(HERE, '..', 'tests', 'e2e'))
 # pylint: disable=wrong-import-position
 import common                                       # noqa: E402
 import compare                                      # noqa: E402
+import curve                                        # noqa: E402
 import html_report                                  # noqa: E402
 import host                                         # noqa: E402
 import measure                                      # noqa: E402
@@ -109,7 +110,9 @@ class Bench:
     def __init__(self, o):
         self.o = o
         self.peers = [Peer(p) for p in o.peers]
-        self.groups = [] if o.overhead else list(combinations(o))
+        other = o.overhead or o.curve
+        self.groups = [] if other else list(combinations(o))
+        self.curves = list(o.net or [places.LOOPBACK]) if o.curve or o.full else []
         self.idle = list(combinations(o, OVERHEAD)) if o.overhead or o.full else []
         self.number = 0
         self.doc = {
@@ -118,7 +121,8 @@ class Bench:
             'host': host.facts(sorted({common.QEMU, *(self.qemu(p) for p in self.peers)})),
             'settings': {'runs': o.runs, 'limit_s': o.limit, 'around_s': o.around,
                          'slot_ms': measure.SLOT_MS, 'report_ms': measure.REPORT_MS},
-            'groups': [], 'overhead': [], 'skipped': [],
+            'groups': [], 'overhead': [], 'curve': [],
+            'skipped': [],
         }
 
     def qemu(self, peer):
@@ -132,9 +136,12 @@ class Bench:
     def run(self, t):
         """All groups. What cannot be had is skipped, what fails is a run that failed."""
         common.need_files(FLOORS)
-        self.accel(t)
+        if self.groups or self.idle:
+            self.accel(t)
         progress.all = self.o.runs * (len(self.groups) * len(self.peers)
-                                      + len(self.idle) * len(self.ways()))
+                                      + len(self.idle) * len(self.ways())
+                                      + len(self.curves) * len(curve.THREADS)
+                                      * len(self.links()))
         largest = max((g['mem'] for g in self.groups + self.idle if self.fits(g)), default=0)
         progress(f'warming {2 * largest} MiB of memory')
         subprocess.run([FLOORS, 'warm', str(2 * largest)], timeout=600, check=False)
@@ -155,7 +162,29 @@ class Bench:
                 self.run_idle(t, group)
             except Skip as e:
                 self.skip(overhead.title(group), e)
+        for net in self.curves:
+            try:
+                self.run_curve(net)
+            except Skip as e:
+                self.skip(f'threads that fault, {net}', e)
         self.doc['complete'] = True
+
+    @staticmethod
+    def links():
+        return ['loop', 'tcp', *(['verbs'] if IN_LAB else [])]
+
+    def run_curve(self, net):
+        common.need_files(curve.PROGRAM)
+        with places.make(net, self.o.host) as place:
+            group = curve.new_group(place, self.links(), 4 if IN_LAB else 32)
+            self.doc['curve'].append(group)
+            for i in range(self.o.runs):
+                def say(what, number=i + 1):
+                    progress(f'threads that fault, {net}: round {number} of {self.o.runs}: {what}')
+                    progress.done += 1
+                curve.one_round(group, place, places.floors(FLOORS, place), say)
+        progress.clear()
+        print('\n'.join(table.curve_lines(group)) + '\n', flush=True)
 
     def ways(self):
         """Of the overhead: never moved, and after each way to move."""
@@ -242,12 +271,14 @@ class Bench:
         return (sum(r['outcome'] == 'failed' for g in self.doc['groups'] for p in g['peers']
                     for r in p['runs'])
                 + sum(r['work_per_s'] is None for g in self.doc['overhead'] for w in g['ways']
-                      for r in w['runs']))
+                      for r in w['runs'])
+                + curve.failures(self.doc))
 
     def write(self):
         """The results, as far as they have come."""
         if not any(p['runs'] for g in self.doc['groups'] for p in g['peers']) \
-                and not any(w['runs'] for g in self.doc['overhead'] for w in g['ways']):
+                and not any(w['runs'] for g in self.doc['overhead'] for w in g['ways']) \
+                and not any(g['floors'] for g in self.doc['curve']):
             return
         self.doc['ended'] = now()
         self.doc['host']['load_after'] = host.load_average()
@@ -343,9 +374,11 @@ def parse_args(argv):
     add('--full', action='store_true', help='every size, memory, workload and link, for hours')
     add('--overhead', action='store_true',
         help='instead: what a guest gets done while nothing moves, never moved and after a move')
+    add('--curve', action='store_true',
+        help='instead: faults of the library without QEMU, against 1 to 16 threads that fault')
     add('--out', metavar='FOLDER', help='of the results (default: bench/TIME in the build folder)')
     o = p.parse_args(argv)
-    if not o.full and not o.overhead:
+    if not (o.full or o.overhead or o.curve):
         for key, usual in (('workload', ['random']), ('mem', [32] if IN_LAB else [256, 1024]),
                            ('smp', [1]), ('memory', ['anon']), ('net', [places.LOOPBACK])):
             if not getattr(o, key):

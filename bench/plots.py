@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 
+import curve
 import measure
 import schema
 import stats
@@ -18,6 +19,7 @@ SIZE = {'png': ('pngcairo', '900,480'), 'svg': ('svg', '900,480')}
 COLOURS = {'pre-copy': '#bbbbbb', 'multifd': '#808080', 'post-copy': '#e6a500',
            'preempt': '#d55e00', 'rdma-tcp': '#0072b2', 'rdma-verbs': '#009e73'}
 MORE = ['#cc79a7', '#56b4e9', '#332288', '#882255']     # of peers that differ in options alone
+CURVE_COLOURS = [['#0072b2', '#d55e00', '#009e73'], ['#56b4e9', '#e6a500', '#88d8b0']]
 BARS = [('total_ms', 'total time'), ('downtime_guest_ms', 'downtime, guest'),
         ('udp_silence_ms', 'no answer'),
         ('stall_total_ms', 'stalled in all'), ('work_lost_ms', 'work lost')]
@@ -154,6 +156,34 @@ def by_memory(groups, metric, title):
                       ['set logscale x 2', 'set logscale y'])
 
 
+def by_threads(group, figures, title, ylabel, extra):
+    """Of the threads that fault; figures: [(name, suffix of the title, 0 or 1: dark or light)]"""
+    series = []
+    for i, link in enumerate(group['links']):
+        for name, suffix, shade in figures:
+            rows = [(p['threads'], stats.median(curve.values(p, name))) for p in link['points']]
+            rows = [r for r in rows if r[1] is not None]
+            if rows:
+                series.append((link['link'] + suffix, rows, CURVE_COLOURS[shade][i % 3]))
+    if not series:
+        return None
+    return lines_plot(title, 'threads that fault', ylabel, series, ['set logscale x 2', *extra])
+
+
+def curve_plots(doc):
+    out = []
+    for i, g in enumerate(doc.get('curve', [])):
+        for name, script in (
+                ('rate', by_threads(g, [('faults_per_s', '', 0)], 'Page faults served',
+                                    'faults per second', ['set yrange [0:*]'])),
+                ('latency', by_threads(g, [('p50_us', ' p50', 0), ('p99_us', ' p99', 1)],
+                                       'How long a fault took', 'us', ['set logscale y']))):
+            if script:
+                out.append((f'threads that fault, {g["net"]}: {name}', f'curve-{i:02d}-{name}',
+                            script))
+    return out
+
+
 def plan(doc):
     """[(title, file name, script without terminal)]"""
     out, alike = [], {}
@@ -173,7 +203,7 @@ def plan(doc):
                 g = groups[0]
                 out.append((f'{g["workload"]}, {g["memory"]}, {g["net"]}: {title}',
                             f'memory-{i:02d}-{metric}', script))
-    return out
+    return out + curve_plots(doc)
 
 
 def draw(doc, folder):

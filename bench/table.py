@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
 # table.py - the results as text: a table a group, ratios, floors, threads
+import curve
 import overhead
 import schema
 import stats
@@ -133,11 +134,21 @@ def overhead_lines(group):
             *(f'  NOTE: {n}' for n in overhead.notes(group))]
 
 
+def curve_lines(group):
+    out = []
+    for link in group['links']:
+        out += [curve.title(group, link), '', *lay_out(curve.head(), curve.rows(link)),
+                *(f'  NOTE: {n}' for n in curve.notes(group, link)), '']
+    return out + ['  floors: ' + '; '.join(f'{a.strip()} {b}' for a, b in floor_rows(group))]
+
+
 def lines(doc):
     out = []
     for group in doc['groups']:
         out += group_lines(group) + ['']
     for group in doc.get('overhead', []):
         out += overhead_lines(group) + ['']
+    for group in doc.get('curve', []):
+        out += curve_lines(group) + ['']
     out += [f'SKIP: {s["what"]}: {s["why"]}' for s in doc['skipped']]
     return out
