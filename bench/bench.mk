@@ -9,7 +9,7 @@ BENCH_PROGRAMS := $(BUILD)/bench/floors $(BUILD)/bench/udpping $(BUILD)/bench/re
 BENCH_CURVE := $(BUILD)/bench/curve
 DEPS_BENCH := $(BUILD)/.deps-bench
 RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
-    tests/bench/smoke.py:170
+    tests/bench/more_test.py:60 tests/bench/smoke.py:300
 check: $(BENCH_PROGRAMS) $(BENCH_CURVE)
 $(DEPS_BENCH): $(DEPS_ALL)
 

@@ -8,7 +8,6 @@ and writes what was measured. `farfork bench --help`, docs/benchmarking.md.
 import argparse
 import ctypes
 import datetime
-import itertools
 import os
 import subprocess
 import sys
@@ -28,6 +27,7 @@ import outside                                      # noqa: E402
 import places                                       # noqa: E402
 import plots                                        # noqa: E402
 import schema                                       # noqa: E402
+import selection                                    # noqa: E402
 import table                                        # noqa: E402
 from common import Failed, Skip                     # noqa: E402
 from measure import Guest, Peer, Times              # noqa: E402
@@ -43,18 +43,6 @@ SPARE_MIB = 1024
 PR_SET_THP_DISABLE = 41
 LIMIT_S = 30 * 3600     # of all
 
-FULL = {
-    'workload': ['random', 'idle', 'seq', 'chase', 'zipf', 'read', 'write', 'linux'],
-    'mem': [1024, 256, 4096, 8192],
-    'smp': [1, 4],
-    'memory': ['anon', 'memfd', 'thp', 'hugetlb'],
-    'net': [places.LOOPBACK, '1gbit', '10gbit', '25gbit',
-            '1gbit,0.2ms', '10gbit,0.05ms', '10gbit,0.2ms', '10gbit,1ms', '25gbit,0.2ms',
-            '10gbit,0.2ms,0.1%'],
-}
-# while nothing moves
-OVERHEAD = {'workload': ['random', 'redis'], 'mem': [256], 'smp': [1], 'memory': ['anon', 'thp'],
-            'net': [places.LOOPBACK]}
 EPILOG = '''
 `farfork bench compare OLD.json NEW.json` says what changed beyond noise:
   --fail-on-regression  exit code 1 when a figure is worse
@@ -110,10 +98,10 @@ class Bench:
     def __init__(self, o):
         self.o = o
         self.peers = [Peer(p) for p in o.peers]
-        other = o.overhead or o.curve
-        self.groups = [] if other else list(combinations(o))
-        self.curves = list(o.net or [places.LOOPBACK]) if o.curve or o.full else []
-        self.idle = list(combinations(o, OVERHEAD)) if o.overhead or o.full else []
+        every = o.full and not (o.overhead or o.curve)
+        self.groups = [] if o.overhead or o.curve else selection.moves(o, IN_LAB)
+        self.idle = selection.idle(o, IN_LAB) if o.overhead or every else []
+        self.curves = list(o.net or [places.LOOPBACK]) if o.curve or every else []
         self.number = 0
         self.doc = {
             'schema': schema.NAME, 'version': schema.VERSION, 'started': now(), 'ended': '',
@@ -121,8 +109,7 @@ class Bench:
             'host': host.facts(sorted({common.QEMU, *(self.qemu(p) for p in self.peers)})),
             'settings': {'runs': o.runs, 'limit_s': o.limit, 'around_s': o.around,
                          'slot_ms': measure.SLOT_MS, 'report_ms': measure.REPORT_MS},
-            'groups': [], 'overhead': [], 'curve': [],
-            'skipped': [],
+            'groups': [], 'overhead': [], 'curve': [], 'skipped': [],
         }
 
     def qemu(self, peer):
@@ -304,22 +291,6 @@ def now():
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
 
 
-def combinations(o, usual=None):
-    """Every combination of what was asked for, or else is usual; with --full, and nothing usual
-    given, one thing at a time is other than usual."""
-    keys = ('workload', 'mem', 'smp', 'memory', 'net')
-    chosen = {k: getattr(o, k) or (usual or {}).get(k) for k in keys}
-    if usual or not o.full:
-        for values in itertools.product(*(chosen[k] for k in keys)):
-            yield dict(zip(keys, values))
-        return
-    usual = {k: (chosen[k] or FULL[k])[0] for k in keys}
-    yield usual
-    for k in keys:
-        for value in (chosen[k] or FULL[k])[1:]:
-            yield {**usual, k: value}
-
-
 def positive(text):
     if not text.isdigit() or not int(text):
         raise ValueError(text)
@@ -378,11 +349,6 @@ def parse_args(argv):
         help='instead: faults of the library without QEMU, against 1 to 16 threads that fault')
     add('--out', metavar='FOLDER', help='of the results (default: bench/TIME in the build folder)')
     o = p.parse_args(argv)
-    if not (o.full or o.overhead or o.curve):
-        for key, usual in (('workload', ['random']), ('mem', [32] if IN_LAB else [256, 1024]),
-                           ('smp', [1]), ('memory', ['anon']), ('net', [places.LOOPBACK])):
-            if not getattr(o, key):
-                setattr(o, key, usual)
     if o.qemu and not os.access(o.qemu, os.X_OK):
         p.error(f'--qemu {o.qemu}: no such program')
     # the lab forgets every other folder

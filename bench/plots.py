@@ -196,7 +196,8 @@ def plan(doc):
         key = tuple(g[k] for k in schema.GROUP_KEY if k != 'mem_mib')
         alike.setdefault(key, []).append(g)
     for i, groups in enumerate(g for g in alike.values() if len(g) > 1):
-        for metric, what in (('total_ms', 'Total time'), ('stall_total_ms', 'Guest stalled')):
+        for metric, what in (('total_ms', 'Total time'), ('stall_total_ms', 'Guest stalled'),
+                             ('downtime_events_ms', 'Downtime')):
             title = f'{what} against memory'
             script = by_memory(groups, metric, title)
             if script:
