@@ -238,16 +238,17 @@ class Bench:
     def round(self, t, group, guest, i):
         """Each peer once, after the floors."""
         around = self.o.around if i == 0 else min(SHORT_S, self.o.around)
+        limit_s = self.o.limit or places.limit_s(common.place, group['mem_mib'])
         group['floors'].append(places.floors(FLOORS, common.place))
         for peer, into in zip(self.peers, group['peers']):
             progress(f'{schema.group_title(group)}: round {i + 1} of {self.o.runs}: {peer.text}')
             self.number += 1
             one_move = outside.one_move if self.linux(group) else measure.one_move
             run = one_move(t, guest, peer, self.qemu(peer), self.number,
-                                   Times(around, around, self.o.limit))
+                                   Times(around, around, limit_s))
             run['round'] = i
             if run['outcome'] == 'did not converge':
-                run['why'] = f'did not converge in {self.o.limit} s, then cancelled'
+                run['why'] = f'did not converge in {limit_s} s, then cancelled'
             into['runs'].append(run)
             progress.done += 1
             if run['outcome'] == 'failed':
@@ -338,8 +339,9 @@ def parse_args(argv):
     add('--accel', choices=('auto', 'kvm', 'tcg'), default='auto',
         help='auto: kvm where the guest boots under it')
     add('--qemu', metavar='PROGRAM', help='QEMU of the peers that are not rdma-postcopy')
-    add('--limit', type=positive, default=10, metavar='S',
-        help='a pre-copy that takes longer does not converge (default: 10)')
+    add('--limit', type=positive, metavar='S',
+        help='a pre-copy that takes longer does not converge (default: 10; over a link with a '
+        'rate what it needs for all memory, twice)')
     add('--around', type=positive, default=AROUND_S, metavar='S',
         help='time line before and after a move of the first round (default: 5); 1 in others')
     add('--full', action='store_true', help='every size, memory, workload and link, for hours')

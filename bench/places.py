@@ -8,6 +8,7 @@
 A place is what tests/e2e/common.py calls one, with a name, and argv() for other programs too.
 """
 import json
+import math
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ import common
 from common import Failed, Skip
 
 LOOPBACK = 'loopback'
+LIMIT_S, LEAST_S = 10, 3
 RATE = re.compile(r'(\d+(?:\.\d+)?)(k|m|g)bit')
 
 
@@ -66,6 +68,14 @@ class Link:
             burst = max(262144, int(self.bits() / 8 * 0.004))
             return ['tbf', 'rate', self.rate, 'burst', str(burst), 'latency', '20ms']
         return []
+
+
+def limit_s(place, mem_mib):
+    """What a pre-copy may take: twice what the link needs for all memory, or LIMIT_S."""
+    link = getattr(place, 'link', None)
+    if not link or not link.rate:
+        return LIMIT_S
+    return max(math.ceil(2 * mem_mib * (8 << 20) / link.bits()), LEAST_S)
 
 
 class Here(common.Place):

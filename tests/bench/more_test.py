@@ -15,6 +15,7 @@ import curve
 import html_report
 import outside
 import overhead
+import places
 import plots
 import schema
 import selection
@@ -136,6 +137,16 @@ class Results(unittest.TestCase):
                 page = f.read()
         self.assertIn('after rdma-tcp', page)
         self.assertIn('link loop', page)
+
+
+class Limit(unittest.TestCase):
+    def test_twice_what_the_link_needs(self):
+        def limit(net, mib):
+            return places.limit_s(types.SimpleNamespace(link=net and places.Link(net)), mib)
+        self.assertEqual(limit('1gbit', 256), 5)
+        self.assertEqual(limit('1gbit,0.2ms', 8192), 138)
+        self.assertEqual(limit('25gbit', 256), 3)
+        self.assertEqual(limit(None, 8192), limit('0.2ms', 256))
 
 
 class Selection(unittest.TestCase):
