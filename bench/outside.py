@@ -140,15 +140,14 @@ def answers_around(seen, start_us, took_us):
 
 
 def time_line(answers, start_us):
-    """[[ms after start_us, answers, the longest in us, 0], ...]; an answer counts where it came.
-    The last slot, which is not whole, is left out."""
+    """[[ms after start_us, answers, the longest in us, the median], ...]; an answer counts where
+    it came. The first and the last slot, which are not whole, are left out."""
     slots, width = {}, SLOT_MS * 1000
     for at, took in answers:
-        n = int((at + took - start_us) // width)
-        count, longest = slots.get(n, (0, 0))
-        slots[n] = count + 1, max(longest, took)
-    return [[n * SLOT_MS, *slots.get(n, (0, 0)), 0]
-            for n in range(min(slots) + 1, max(slots))] if slots else []
+        slots.setdefault(int((at + took - start_us) // width), []).append(took)
+    return [[n * SLOT_MS, len(some), max(some, default=0), stats.median(some) or 0]
+            for n in range(min(slots) + 1, max(slots)) for some in [slots.get(n, [])]] \
+        if slots else []
 
 
 CLIENTS = {'linux': Ping, 'redis': Redis}

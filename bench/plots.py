@@ -93,20 +93,27 @@ def time_line(group):
                       else 'touches per second', series, ['set yrange [0:*]'])
 
 
-def waits(group):
-    """Likewise: the longest wait of each slot."""
+def by_slot(group, column, title):
+    """Likewise: us of each slot, as ms."""
     series = []
     for p in group['peers']:
-        rows = [(row[0] / 1000, row[2] / 1000) for r in p['runs'][:1]
-                for row in r['timeline'] if row[2]]
+        rows = [(row[0] / 1000, row[column] / 1000) for r in p['runs'][:1]
+                for row in r['timeline'] if row[column]]
         if rows:
             series.append((p['peer'], rows, colours(group)[p['peer']]))
     if not series:
         return None
-    what = 'answer' if group['workload'] in measure.OUTSIDE else 'touch'
-    return lines_plot(f'Longest time without {"an" if what[0] == "a" else "a"} {what} '
-                      '(first round)', 's after the command to move', 'ms', series,
+    return lines_plot(f'{title} (first round)', 's after the command to move', 'ms', series,
                       ['set logscale y'])
+
+
+def waits(group):
+    what = 'an answer' if group['workload'] in measure.OUTSIDE else 'a touch'
+    return by_slot(group, 2, f'Longest time without {what}')
+
+
+def medians(group):
+    return by_slot(group, 3, 'Median answer') if group['workload'] == 'redis' else None
 
 
 def bars(group):
@@ -189,7 +196,7 @@ def plan(doc):
     out, alike = [], {}
     for i, g in enumerate(doc['groups']):
         for name, make in (('bars', bars), ('stalls', stall_cdf), ('timeline', time_line),
-                           ('waits', waits)):
+                           ('waits', waits), ('medians', medians)):
             script = make(g)
             if script:
                 out.append((f'{schema.group_title(g)}: {name}', f'{i:02d}-{name}', script))
