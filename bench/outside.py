@@ -208,6 +208,8 @@ def watch_for(settings, seconds):
 def settings_of(t, name, guest, qemu):
     kind = CLIENTS[guest.workload]
     common.need_files(kind.initrd)
+    if kind is Redis:
+        redis_items(guest.mem_mib)      # or Skip, before anything is started
     settings = common.linux_settings(t, name, guest.accel, guest.backend(), guest.mem_mib,
                                      guest.smp, kind.append)
     settings.qemu, settings.initrd = qemu, kind.initrd
