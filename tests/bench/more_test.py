@@ -11,6 +11,7 @@ import types
 import unittest
 
 import benchtest
+import compare
 import curve
 import html_report
 import outside
@@ -122,6 +123,22 @@ class Results(unittest.TestCase):
         self.broken('no mib', lambda d: d['curve'][0].pop('mib'))
         self.broken('tcp: 1: no p50_us',
                     lambda d: d['curve'][0]['links'][1]['points'][0]['runs'][0].pop('p50_us'))
+
+    def test_compared(self):
+        old, new = self.whole(), copy.deepcopy(self.whole())
+        for run in new['curve'][0]['links'][1]['points'][1]['runs']:
+            run['p50_us'] /= 3
+        for run in new['overhead'][0]['ways'][0]['runs']:
+            run['work_per_s'] = 10.0 if run['work_per_s'] else None
+        lines, worse = compare.compare(old, new)
+        text = '\n'.join(lines)
+        self.assertEqual(worse, 0)      # 100..200 is wider than it is away from 10
+        self.assertRegex(text, r'better threads that fault: .*, tcp, 2: \[p50_us\]: 99 -> 33')
+        self.assertNotIn('nothing in common', text)
+        old['overhead'][0]['ways'][0]['runs'][1]['work_per_s'] = 101.0
+        lines, worse = compare.compare(old, new)
+        self.assertEqual(worse, 1)
+        self.assertRegex('\n'.join(lines), r'worse +nothing moves: .*never moved: \[work_per_s\]')
 
     def test_shown(self):
         text = '\n'.join(table.lines(self.whole()))
