@@ -5,11 +5,12 @@
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
 .PHONY: bench
-BENCH_PROGRAMS := $(BUILD)/bench/floors $(BUILD)/bench/udpping
+BENCH_PROGRAMS := $(BUILD)/bench/floors $(BUILD)/bench/udpping $(BUILD)/bench/redisload
+BENCH_CURVE := $(BUILD)/bench/curve
 DEPS_BENCH := $(BUILD)/.deps-bench
 RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
-    tests/bench/smoke.py:170
-check: $(BENCH_PROGRAMS)
+    tests/bench/more_test.py:60 tests/bench/smoke.py:300
+check: $(BENCH_PROGRAMS) $(BENCH_CURVE)
 $(DEPS_BENCH): $(DEPS_ALL)
 
 $(BENCH_PROGRAMS): $(BUILD)/bench/%: bench/%.c bench/bench.mk | $(DEPS_LIB)
@@ -17,7 +18,19 @@ $(BENCH_PROGRAMS): $(BUILD)/bench/%: bench/%.c bench/bench.mk | $(DEPS_LIB)
 	@echo "  CC      $<"
 	@$(CC) $(CFLAGS) -o $@ $< -lpthread
 
+# the only one with the library in it, and what tests use of it
+$(BENCH_CURVE): bench/curve.c $(BUILD)/lib/libfarfork.a bench/bench.mk | $(DEPS_LIB)
+	@mkdir -p $(@D)
+	@echo "  CC      $<"
+	@$(CC) $(CFLAGS) $(addprefix -iquote ,$(INC_migrate)) -o $@ $< $(BUILD)/lib/libfarfork.a \
+	    $(LIB_LIBS)
+
+# what the workload redis moves: needs packages that `make` alone does not
+REDIS_INITRD := $(BUILD)/guests/initrd-redis.img
+$(REDIS_INITRD): $(BUILD)/guests/initrd.img bench/mkredis | $(DEPS_BENCH)
+	bench/mkredis '$<' '$@'
+
 bench: $(BUILD)/bin/farfork $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf \
-       $(BENCH_PROGRAMS) linux-guest | $(DEPS_BENCH)
+       $(BENCH_PROGRAMS) $(BENCH_CURVE) linux-guest $(REDIS_INITRD) | $(DEPS_BENCH)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench $(if $(FULL),--full) \
 	    $(BENCH_FLAGS)

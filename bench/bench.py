@@ -8,7 +8,6 @@ and writes what was measured. `farfork bench --help`, docs/benchmarking.md.
 import argparse
 import ctypes
 import datetime
-import itertools
 import os
 import subprocess
 import sys
@@ -19,13 +18,16 @@ sys.path.insert(1, os.path.join(HERE, '..', 'tests', 'e2e'))
 # pylint: disable=wrong-import-position
 import common                                       # noqa: E402
 import compare                                      # noqa: E402
+import curve                                        # noqa: E402
 import html_report                                  # noqa: E402
 import host                                         # noqa: E402
 import measure                                      # noqa: E402
+import overhead                                     # noqa: E402
 import outside                                      # noqa: E402
 import places                                       # noqa: E402
 import plots                                        # noqa: E402
 import schema                                       # noqa: E402
+import selection                                    # noqa: E402
 import table                                        # noqa: E402
 from common import Failed, Skip                     # noqa: E402
 from measure import Guest, Peer, Times              # noqa: E402
@@ -41,15 +43,6 @@ SPARE_MIB = 1024
 PR_SET_THP_DISABLE = 41
 LIMIT_S = 30 * 3600     # of all
 
-FULL = {
-    'workload': ['random', 'idle', 'seq', 'chase', 'zipf', 'read', 'write', 'linux'],
-    'mem': [1024, 256, 4096, 8192],
-    'smp': [1, 4],
-    'memory': ['anon', 'memfd', 'thp', 'hugetlb'],
-    'net': [places.LOOPBACK, '1gbit', '10gbit', '25gbit',
-            '1gbit,0.2ms', '10gbit,0.05ms', '10gbit,0.2ms', '10gbit,1ms', '25gbit,0.2ms',
-            '10gbit,0.2ms,0.1%'],
-}
 EPILOG = '''
 `farfork bench compare OLD.json NEW.json` says what changed beyond noise:
   --fail-on-regression  exit code 1 when a figure is worse
@@ -57,7 +50,8 @@ EPILOG = '''
 PEER is one of {peers}.
 After a comma: qemu=PROGRAM, and for rdma-... options of its address, as in
 rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
-with @RATE so many touches a second; or linux: a Linux guest, watched from outside.
+with @RATE so many touches a second; or a Linux guest that is measured from outside: linux,
+with UDP packets, or redis, whose answers a client waits for.
 NET is loopback, or rate, round-trip time and loss of a link between two network
 namespaces: 10gbit,0.2ms,0.1%. Several values of an option: every combination of them.
 
@@ -104,7 +98,8 @@ class Warm:
     """Memory that the host has given us: for both sides, as long as a group runs."""
 
     def __init__(self, group):
-        self.mib = 2 * group['mem'] + SPARE_MIB // 2
+        self.mib = max(0, min(2 * group['mem'] + SPARE_MIB // 2,
+                              host.meminfo_mib('MemAvailable') - SPARE_MIB // 2))
         # a page held in each block would leave no huge pages
         self.hold = group['memory'] in ('anon', 'memfd')
         self.process = None
@@ -129,7 +124,10 @@ class Bench:
     def __init__(self, o):
         self.o = o
         self.peers = [Peer(p) for p in o.peers]
-        self.groups = list(combinations(o))
+        every = o.full and not (o.overhead or o.curve)
+        self.groups = [] if o.overhead or o.curve else selection.moves(o, IN_LAB)
+        self.idle = selection.idle(o, IN_LAB) if o.overhead or every else []
+        self.curves = list(o.net or [places.LOOPBACK]) if o.curve or every else []
         self.number = 0
         self.doc = {
             'schema': schema.NAME, 'version': schema.VERSION, 'started': now(), 'ended': '',
@@ -137,7 +135,7 @@ class Bench:
             'host': host.facts(sorted({common.QEMU, *(self.qemu(p) for p in self.peers)})),
             'settings': {'runs': o.runs, 'limit_s': o.limit, 'around_s': o.around,
                          'slot_ms': measure.SLOT_MS, 'report_ms': measure.REPORT_MS},
-            'groups': [], 'skipped': [],
+            'groups': [], 'overhead': [], 'curve': [], 'skipped': [],
         }
 
     def qemu(self, peer):
@@ -151,8 +149,12 @@ class Bench:
     def run(self, t):
         """All groups. What cannot be had is skipped, what fails is a run that failed."""
         common.need_files(FLOORS)
-        self.accel(t)
-        progress.all = len(self.groups) * len(self.peers) * self.o.runs
+        if self.groups or self.idle:
+            self.accel(t)
+        progress.all = self.o.runs * (len(self.groups) * len(self.peers)
+                                      + len(self.idle) * len(self.ways())
+                                      + len(self.curves) * len(curve.THREADS)
+                                      * len(self.links()))
         for g in self.groups:
             group = {'workload': g['workload'], 'mem_mib': g['mem'], 'smp': g['smp'],
                      'memory': g['memory'], 'net': g['net'], 'accel': '',
@@ -165,7 +167,63 @@ class Bench:
                 self.skip(schema.group_title(group), e)
                 progress.all -= (self.o.runs * len(self.peers)
                                  - sum(len(p['runs']) for p in group['peers']))
+        for g in self.idle:
+            group = overhead.new_group(g, self.ways())
+            try:
+                with Warm(g):
+                    self.run_idle(t, group)
+            except Skip as e:
+                self.skip(overhead.title(group), e)
+        for net in self.curves:
+            try:
+                self.run_curve(net)
+            except Skip as e:
+                self.skip(f'threads that fault, {net}', e)
         self.doc['complete'] = True
+
+    @staticmethod
+    def links():
+        return ['loop', 'tcp', *(['verbs'] if IN_LAB else [])]
+
+    def run_curve(self, net):
+        common.need_files(curve.PROGRAM)
+        with places.make(net, self.o.host) as place:
+            group = curve.new_group(place, self.links(), 4 if IN_LAB else 32)
+            self.doc['curve'].append(group)
+            for i in range(self.o.runs):
+                def say(what, number=i + 1):
+                    progress(f'threads that fault, {net}: round {number} of {self.o.runs}: {what}')
+                    progress.done += 1
+                curve.one_round(group, place, places.floors(FLOORS, place), say)
+        progress.clear()
+        print('\n'.join(table.curve_lines(group)) + '\n', flush=True)
+
+    def ways(self):
+        """Of the overhead: never moved, and after each way to move."""
+        return [overhead.NEVER, *([overhead.STOCK] if self.o.qemu else []),
+                *(p.text for p in self.peers)]
+
+    def run_idle(self, t, group):
+        """What the guest gets done while nothing moves."""
+        peers = {p.text: p for p in self.peers}
+
+        def qemu_of(way):
+            return (self.qemu(peers[way]) if way in peers
+                    else self.o.qemu if way == overhead.STOCK else common.QEMU)
+
+        guest = self.prepare(t, group)
+        with places.make(group['net'], self.o.host) as place:
+            common.place = place
+            group['net'] = place.name
+            self.doc['overhead'].append(group)
+            for i in range(self.o.runs):
+                def say(way, number=i + 1):
+                    progress(f'{schema.group_title(group)}: round {number} of {self.o.runs}: '
+                             f'nothing moves: {way}')
+                    progress.done += 1
+                overhead.one_round(t, group, guest, qemu_of, peers, say)
+        progress.clear()
+        print('\n'.join(table.overhead_lines(group)) + '\n', flush=True)
 
     def accel(self, t):
         if self.o.accel != 'auto':
@@ -173,12 +231,13 @@ class Bench:
         return 'tcg' if IN_LAB else t.best_accel()
 
     def linux(self, group):
-        return group['workload'] == outside.WORKLOAD
+        return group['workload'] in outside.CLIENTS
 
     def fits(self, g):
         return 2 * g['mem'] + SPARE_MIB <= host.meminfo_mib('MemAvailable')
 
-    def run_group(self, t, group):
+    def prepare(self, t, group):
+        """The guest, once what it needs is there."""
         mem_mib = group['mem_mib']
         if not self.fits({'mem': mem_mib}):
             raise Skip(f'needs {2 * mem_mib + SPARE_MIB} MiB of free memory, there are '
@@ -188,7 +247,10 @@ class Bench:
                           else self.accel(t))
         if group['memory'] == 'hugetlb':
             t.reserve_huge(2 * mem_mib)
-        guest = Guest(group['workload'], mem_mib, group['smp'], group['memory'], group['accel'])
+        return Guest(group['workload'], mem_mib, group['smp'], group['memory'], group['accel'])
+
+    def run_group(self, t, group):
+        guest = self.prepare(t, group)
         with places.make(group['net'], self.o.host) as place:
             common.place = place
             group['net'] = place.name
@@ -201,16 +263,17 @@ class Bench:
     def round(self, t, group, guest, i):
         """Each peer once, after the floors."""
         around = self.o.around if i == 0 else min(SHORT_S, self.o.around)
+        limit_s = self.o.limit or places.limit_s(common.place, group['mem_mib'])
         group['floors'].append(places.floors(FLOORS, common.place))
         for peer, into in zip(self.peers, group['peers']):
             progress(f'{schema.group_title(group)}: round {i + 1} of {self.o.runs}: {peer.text}')
             self.number += 1
             one_move = outside.one_move if self.linux(group) else measure.one_move
             run = one_move(t, guest, peer, self.qemu(peer), self.number,
-                                   Times(around, around, self.o.limit))
+                                   Times(around, around, limit_s))
             run['round'] = i
             if run['outcome'] == 'did not converge':
-                run['why'] = f'did not converge in {self.o.limit} s, then cancelled'
+                run['why'] = f'did not converge in {limit_s} s, then cancelled'
             into['runs'].append(run)
             progress.done += 1
             if run['outcome'] == 'failed':
@@ -218,13 +281,17 @@ class Bench:
                 print(f'FAIL  {schema.group_title(group)}: {peer.text}: {run["why"]}', flush=True)
 
     def failures(self):
-        return sum(r['outcome'] == 'failed' for g in self.doc['groups'] for p in g['peers']
-                   for r in p['runs'])
+        return (sum(r['outcome'] == 'failed' for g in self.doc['groups'] for p in g['peers']
+                    for r in p['runs'])
+                + sum(r['work_per_s'] is None for g in self.doc['overhead'] for w in g['ways']
+                      for r in w['runs'])
+                + curve.failures(self.doc))
 
     def write(self):
         """The results, as far as they have come."""
-        groups = self.doc['groups']
-        if not any(p['runs'] for g in groups for p in g['peers']):
+        if not any(p['runs'] for g in self.doc['groups'] for p in g['peers']) \
+                and not any(w['runs'] for g in self.doc['overhead'] for w in g['ways']) \
+                and not any(g['floors'] for g in self.doc['curve']):
             return
         self.doc['ended'] = now()
         self.doc['host']['load_after'] = host.load_average()
@@ -248,21 +315,6 @@ def draw(doc, out):
 
 def now():
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='seconds')
-
-
-def combinations(o):
-    """Every combination; with --full one thing at a time is other than usual."""
-    keys = ('workload', 'mem', 'smp', 'memory', 'net')
-    chosen = {k: getattr(o, k) for k in keys}
-    if not o.full:
-        for values in itertools.product(*(chosen[k] for k in keys)):
-            yield dict(zip(keys, values))
-        return
-    usual = {k: (chosen[k] or FULL[k])[0] for k in keys}
-    yield usual
-    for k in keys:
-        for value in (chosen[k] or FULL[k])[1:]:
-            yield {**usual, k: value}
 
 
 def positive(text):
@@ -312,18 +364,18 @@ def parse_args(argv):
     add('--accel', choices=('auto', 'kvm', 'tcg'), default='auto',
         help='auto: kvm where the guest boots under it')
     add('--qemu', metavar='PROGRAM', help='QEMU of the peers that are not rdma-postcopy')
-    add('--limit', type=positive, default=10, metavar='S',
-        help='a pre-copy that takes longer does not converge (default: 10)')
+    add('--limit', type=positive, metavar='S',
+        help='a pre-copy that takes longer does not converge (default: 10; over a link with a '
+        'rate what it needs for all memory, twice)')
     add('--around', type=positive, default=AROUND_S, metavar='S',
         help='time line before and after a move of the first round (default: 5); 1 in others')
     add('--full', action='store_true', help='every size, memory, workload and link, for hours')
+    add('--overhead', action='store_true',
+        help='instead: what a guest gets done while nothing moves, never moved and after a move')
+    add('--curve', action='store_true',
+        help='instead: faults of the library without QEMU, against 1 to 16 threads that fault')
     add('--out', metavar='FOLDER', help='of the results (default: bench/TIME in the build folder)')
     o = p.parse_args(argv)
-    if not o.full:
-        for key, usual in (('workload', ['random']), ('mem', [32] if IN_LAB else [256, 1024]),
-                           ('smp', [1]), ('memory', ['anon']), ('net', [places.LOOPBACK])):
-            if not getattr(o, key):
-                setattr(o, key, usual)
     if o.qemu and not os.access(o.qemu, os.X_OK):
         p.error(f'--qemu {o.qemu}: no such program')
     # the lab forgets every other folder

@@ -43,6 +43,34 @@ def compare_peer(where, old, new):
     return rows, looked
 
 
+def beside(doc):
+    """{(what, figure): (values, less is better)} of what is measured beside moves."""
+    found = {}
+    for g in doc.get('overhead', []):
+        for way in g['ways']:
+            found[f'nothing moves: {schema.group_title(g)}: {way["way"]}', 'work_per_s'] = \
+                ([r['work_per_s'] for r in way['runs']], False)
+    for g in doc.get('curve', []):
+        for link in g['links']:
+            for point in link['points']:
+                where = (f'threads that fault: {g["net"]}, {g["mib"]} MiB, {link["link"]}, '
+                         f'{point["threads"]}')
+                for name, less in (('faults_per_s', False), ('p50_us', True), ('p99_us', True)):
+                    found[where, name] = [r[name] for r in point['runs']], less
+    return found
+
+
+def compare_beside(old, new):
+    """As compare_peer(), of what both have."""
+    rows, looked, was = [], 0, beside(old)
+    for (where, name), (values, less) in beside(new).items():
+        c = stats.change(was.get((where, name), ([], less))[0], values, less)
+        looked += c is not None
+        if c and c.verdict != 'same':
+            rows.append((c.verdict, f'{c.verdict:6} {where}: [{name}]: {text(name, c)}'))
+    return rows, looked
+
+
 def compare(old, new):
     """(lines to print, number of figures that are worse)."""
     out, worse, looked, changed = [], 0, 0, 0
@@ -71,7 +99,12 @@ def compare(old, new):
             changed += len(rows)
             worse += sum(v == 'worse' for v, _ in rows)
             out += [line for _, line in rows]
-    if not common:
+    rows, n = compare_beside(old, new)
+    looked += n
+    changed += len(rows)
+    worse += sum(v == 'worse' for v, _ in rows)
+    out += [line for _, line in rows]
+    if not common and not n:
         out.append('nothing in common: no group of the two has the same guest, memory and network')
     out.append(f'{looked} figures compared in {len(common)} groups: {changed - worse} better, '
                f'{worse} worse, the rest within noise')

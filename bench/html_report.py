@@ -5,6 +5,8 @@ import base64
 import html
 import os
 
+import curve
+import overhead
 import schema
 import table
 
@@ -87,6 +89,18 @@ def write(path, doc, folder, drawn):
     for i, group in enumerate(doc['groups']):
         out += group_part(group, [x for name, x in images.items() if name.startswith(f'{i:02d}-')])
     out += [x for name, x in images.items() if name.startswith('memory-')]
+    for group in doc.get('overhead', []):
+        out += [f'<h2>{esc(overhead.title(group))}</h2>',
+                *rows_table(overhead.head(group), overhead.rows(group)),
+                *(f'<p class="note">{esc(n)}</p>' for n in overhead.notes(group))]
+    for i, group in enumerate(doc.get('curve', [])):
+        for link in group['links']:
+            out += [f'<h2>{esc(curve.title(group, link))}</h2>',
+                    *rows_table(curve.head(), curve.rows(link)),
+                    *(f'<p class="note">{esc(n)}</p>' for n in curve.notes(group, link))]
+        out += [*rows_table(['median (min..max)'],
+                            [(a, [b]) for a, b in table.floor_rows(group)]),
+                *(x for name, x in images.items() if name.startswith(f'curve-{i:02d}-'))]
     out += [f'<p class="note">Skipped: {esc(s["what"])}: {esc(s["why"])}</p>'
             for s in doc['skipped']]
     out.append('</body></html>')

@@ -8,14 +8,17 @@
 A place is what tests/e2e/common.py calls one, with a name, and argv() for other programs too.
 """
 import json
+import math
 import os
 import re
 import subprocess
+import time
 
 import common
 from common import Failed, Skip
 
 LOOPBACK = 'loopback'
+LIMIT_S, LEAST_S = 10, 3
 RATE = re.compile(r'(\d+(?:\.\d+)?)(k|m|g)bit')
 
 
@@ -67,6 +70,14 @@ class Link:
         return []
 
 
+def limit_s(place, mem_mib):
+    """What a pre-copy may take: twice what the link needs for all memory, or LIMIT_S."""
+    link = getattr(place, 'link', None)
+    if not link or not link.rate:
+        return LIMIT_S
+    return max(math.ceil(2 * mem_mib * (8 << 20) / link.bits()), LEAST_S)
+
+
 class Here(common.Place):
     """Both over the loopback, or an own address that was named."""
 
@@ -79,6 +90,17 @@ class Here(common.Place):
 
     def __exit__(self, *exc):
         pass
+
+
+def connect(a, b, link):
+    """A link between two namespaces: eth0, 10.79.0.1 and 10.79.0.2."""
+    tool('ip', '-n', a, 'link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', 'eth0', 'netns', b)
+    qdisc = link.qdisc()
+    for i, ns in enumerate((a, b)):
+        tool('ip', '-n', ns, 'address', 'add', f'10.79.0.{i + 1}/24', 'dev', 'eth0')
+        tool('ip', '-n', ns, 'link', 'set', 'eth0', 'up')
+        if qdisc:
+            tool('ip', 'netns', 'exec', ns, 'tc', 'qdisc', 'add', 'dev', 'eth0', 'root', *qdisc)
 
 
 class Namespaces(common.Place):
@@ -105,14 +127,7 @@ class Namespaces(common.Place):
         for ns in self.ns:
             tool('ip', 'netns', 'add', ns)
             tool('ip', '-n', ns, 'link', 'set', 'lo', 'up')
-        tool('ip', '-n', a, 'link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', 'eth0',
-             'netns', b)
-        qdisc = self.link.qdisc()
-        for i, ns in enumerate(self.ns):
-            tool('ip', '-n', ns, 'address', 'add', f'10.79.0.{i + 1}/24', 'dev', 'eth0')
-            tool('ip', '-n', ns, 'link', 'set', 'eth0', 'up')
-            if qdisc:
-                tool('ip', 'netns', 'exec', ns, 'tc', 'qdisc', 'add', 'dev', 'eth0', 'root', *qdisc)
+        connect(a, b, self.link)
 
     def __exit__(self, *exc):
         for ns in self.ns:
@@ -145,6 +160,24 @@ class Lab(common.Place):
         if self.link:
             tool('net', 'clear')
 
+    def read_floor(self):
+        """READs of 4 KiB, one after the other, by perftest, which never sleeps."""
+        argv = ['ib_read_lat', '-x', '1', '-s', '4096', '-n', '500', '-d']
+        for _ in range(10):     # whether its server listens yet is not to be seen: try again
+            with subprocess.Popen(self.argv([*argv, 'rxeb'], True), stdout=subprocess.DEVNULL,
+                                  stderr=subprocess.DEVNULL) as server:
+                time.sleep(0.3)
+                out = subprocess.run(self.argv([*argv, 'rxea', self.host], False), timeout=60,
+                                     stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                                     check=False)
+                server.kill()
+            row = re.search(r'^ *4096 .*$', out.stdout, re.M)
+            if row:
+                # bytes, iterations, min, max, typical, average, deviation, 99 %, 99.9 %
+                figures = [float(x) for x in row[0].split()]
+                return {'verbs_read_p50_us': figures[4], 'verbs_read_p99_us': figures[7]}
+        raise Failed(f'ib_read_lat: no figures: {" ".join(out.stdout.split())[-200:]}')
+
 
 def make(net, host=None):
     if os.environ.get('LAB_HOSTS') == '2':
@@ -172,4 +205,6 @@ def floors(program, place):
         finally:
             server.kill()
     found.update(json.loads(out.stdout))
+    if isinstance(place, Lab):
+        found.update(place.read_floor())
     return found

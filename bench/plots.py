@@ -9,6 +9,8 @@ import os
 import shutil
 import subprocess
 
+import curve
+import measure
 import schema
 import stats
 from common import report
@@ -17,6 +19,7 @@ SIZE = {'png': ('pngcairo', '900,480'), 'svg': ('svg', '900,480')}
 COLOURS = {'pre-copy': '#bbbbbb', 'multifd': '#808080', 'post-copy': '#e6a500',
            'preempt': '#d55e00', 'rdma-tcp': '#0072b2', 'rdma-verbs': '#009e73'}
 MORE = ['#cc79a7', '#56b4e9', '#332288', '#882255']     # of peers that differ in options alone
+CURVE_COLOURS = [['#0072b2', '#d55e00', '#009e73'], ['#56b4e9', '#e6a500', '#88d8b0']]
 BARS = [('total_ms', 'total time'), ('downtime_guest_ms', 'downtime, guest'),
         ('udp_silence_ms', 'no answer'),
         ('stall_total_ms', 'stalled in all'), ('work_lost_ms', 'work lost')]
@@ -86,8 +89,31 @@ def time_line(group):
     if not series:
         return None
     return lines_plot('What the guest got done (first round)', 's after the command to move',
-                      'answers per second' if group['workload'] == 'linux'
+                      'answers per second' if group['workload'] in measure.OUTSIDE
                       else 'touches per second', series, ['set yrange [0:*]'])
+
+
+def by_slot(group, column, title):
+    """Likewise: us of each slot, as ms."""
+    series = []
+    for p in group['peers']:
+        rows = [(row[0] / 1000, row[column] / 1000) for r in p['runs'][:1]
+                for row in r['timeline'] if row[column]]
+        if rows:
+            series.append((p['peer'], rows, colours(group)[p['peer']]))
+    if not series:
+        return None
+    return lines_plot(f'{title} (first round)', 's after the command to move', 'ms', series,
+                      ['set logscale y'])
+
+
+def waits(group):
+    what = 'an answer' if group['workload'] in measure.OUTSIDE else 'a touch'
+    return by_slot(group, 2, f'Longest time without {what}')
+
+
+def medians(group):
+    return by_slot(group, 3, 'Median answer') if group['workload'] == 'redis' else None
 
 
 def bars(group):
@@ -137,25 +163,55 @@ def by_memory(groups, metric, title):
                       ['set logscale x 2', 'set logscale y'])
 
 
+def by_threads(group, figures, title, ylabel, extra):
+    """Of the threads that fault; figures: [(name, suffix of the title, 0 or 1: dark or light)]"""
+    series = []
+    for i, link in enumerate(group['links']):
+        for name, suffix, shade in figures:
+            rows = [(p['threads'], stats.median(curve.values(p, name))) for p in link['points']]
+            rows = [r for r in rows if r[1] is not None]
+            if rows:
+                series.append((link['link'] + suffix, rows, CURVE_COLOURS[shade][i % 3]))
+    if not series:
+        return None
+    return lines_plot(title, 'threads that fault', ylabel, series, ['set logscale x 2', *extra])
+
+
+def curve_plots(doc):
+    out = []
+    for i, g in enumerate(doc.get('curve', [])):
+        for name, script in (
+                ('rate', by_threads(g, [('faults_per_s', '', 0)], 'Page faults served',
+                                    'faults per second', ['set yrange [0:*]'])),
+                ('latency', by_threads(g, [('p50_us', ' p50', 0), ('p99_us', ' p99', 1)],
+                                       'How long a fault took', 'us', ['set logscale y']))):
+            if script:
+                out.append((f'threads that fault, {g["net"]}: {name}', f'curve-{i:02d}-{name}',
+                            script))
+    return out
+
+
 def plan(doc):
     """[(title, file name, script without terminal)]"""
     out, alike = [], {}
     for i, g in enumerate(doc['groups']):
-        for name, make in (('bars', bars), ('stalls', stall_cdf), ('timeline', time_line)):
+        for name, make in (('bars', bars), ('stalls', stall_cdf), ('timeline', time_line),
+                           ('waits', waits), ('medians', medians)):
             script = make(g)
             if script:
                 out.append((f'{schema.group_title(g)}: {name}', f'{i:02d}-{name}', script))
         key = tuple(g[k] for k in schema.GROUP_KEY if k != 'mem_mib')
         alike.setdefault(key, []).append(g)
     for i, groups in enumerate(g for g in alike.values() if len(g) > 1):
-        for metric, what in (('total_ms', 'Total time'), ('stall_total_ms', 'Guest stalled')):
+        for metric, what in (('total_ms', 'Total time'), ('stall_total_ms', 'Guest stalled'),
+                             ('downtime_events_ms', 'Downtime')):
             title = f'{what} against memory'
             script = by_memory(groups, metric, title)
             if script:
                 g = groups[0]
                 out.append((f'{g["workload"]}, {g["memory"]}, {g["net"]}: {title}',
                             f'memory-{i:02d}-{metric}', script))
-    return out
+    return out + curve_plots(doc)
 
 
 def draw(doc, folder):

@@ -26,6 +26,12 @@ METRICS = [Metric(*m) for m in (
     ('udp_rtt_p50_us', 'UDP round trip: p50', 'us', True, True),
     ('udp_rtt_p99_us', '  p99', 'us', True, True),
     ('udp_rtt_max_us', '  max', 'us', True, True),
+    ('answers_per_s', 'answers a second, usually', '1/s', False, True),
+    ('answer_usual_p50_us', 'one answer, usually: p50', 'us', True, True),
+    ('answer_usual_p99_us', '  p99', 'us', True, True),
+    ('answer_p50_us', 'one answer, in the move: p50', 'us', True, True),
+    ('answer_p99_us', '  p99', 'us', True, True),
+    ('answer_max_us', '  max', 'us', True, True),
     ('stall_total_ms', 'guest stalled, in all', 'ms', True, True),
     ('stalls', 'stalls', '', True, True),
     ('stall_p50_us', '  one stall: p50', 'us', True, True),
@@ -65,6 +71,8 @@ FLOORS = [('uffd_same_cpu_p50_us', 'userfaultfd round trip, same CPU, p50', 'us'
           ('uffd_other_cpu_p99_us', '  p99', 'us'),
           ('tcp_round_trip_p50_us', 'TCP round trip, p50', 'us'),
           ('tcp_round_trip_p99_us', '  p99', 'us'),
+          ('verbs_read_p50_us', 'READ of 4 KiB over verbs, p50', 'us'),
+          ('verbs_read_p99_us', '  p99', 'us'),
           ('tcp_mib_s', 'TCP, one stream', 'MiB/s'),
           ('memcpy_mib_s', 'memcpy', 'MiB/s')]
 
@@ -128,6 +136,30 @@ def check_run(where, run):
             raise Bad(f'{where}: a row of hist has not 2, or one of timeline not 4 numbers')
 
 
+def check_overhead(groups):
+    for group in groups:
+        need('overhead', group, workload=str, mem_mib=int, smp=int, memory=str, net=str, accel=str,
+             ways=list)
+        for way in group['ways']:
+            need(f'overhead: {group_title(group)}', way, way=str, runs=list)
+            for run in way['runs']:
+                need(f'overhead: {group_title(group)}: {way["way"]}', run, why=str,
+                     work_per_s=(int, float, type(None)), huge_mib=(int, float, type(None)))
+
+
+def check_curve(groups):
+    for group in groups:
+        need('curve', group, net=str, mib=int, floors=list, links=list)
+        for link in group['links']:
+            need('curve', link, link=str, about=str, points=list)
+            for point in link['points']:
+                need(f'curve: {link["link"]}', point, threads=int, runs=list)
+                for run in point['runs']:
+                    need(f'curve: {link["link"]}: {point["threads"]}', run, why=str,
+                         **{k: (int, float, type(None)) for k in
+                            ('faults_per_s', 'p50_us', 'p99_us', 'max_us')})
+
+
 def check(doc):
     """Raise Bad unless doc is a whole results file of this version."""
     if not isinstance(doc, dict) or doc.get('schema') != NAME:
@@ -137,6 +169,8 @@ def check(doc):
                   'use the farfork that wrote them')
     need('results', doc, started=str, complete=bool, command=list, host=dict, settings=dict,
          groups=list, skipped=list)
+    check_overhead(doc.get('overhead', []))
+    check_curve(doc.get('curve', []))
     seen = set()
     for group in doc['groups']:
         need('group', group, workload=str, mem_mib=int, smp=int, memory=str, net=str, accel=str,

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
 # table.py - the results as text: a table a group, ratios, floors, threads
+import curve
+import overhead
 import schema
 import stats
 
 RATIO_METRICS = ('total_ms', 'downtime_guest_ms', 'downtime_events_ms', 'udp_silence_ms',
-                 'stall_total_ms', 'stall_p50_us', 'stall_p99_us', 'work_lost_ms', 'cpu_source_s',
+                 'answer_p50_us', 'answer_p99_us', 'answer_max_us', 'stall_total_ms',
+                 'stall_p50_us', 'stall_p99_us', 'work_lost_ms', 'cpu_source_s',
                  'cpu_destination_s')
 ASIDE = 33              # columns of the labels
 THREADS = 4             # of each side are shown
@@ -127,9 +130,26 @@ def group_lines(group):
     return out
 
 
+def overhead_lines(group):
+    return [overhead.title(group), '', *lay_out(overhead.head(group), overhead.rows(group)),
+            *(f'  NOTE: {n}' for n in overhead.notes(group))]
+
+
+def curve_lines(group):
+    out = []
+    for link in group['links']:
+        out += [curve.title(group, link), '', *lay_out(curve.head(), curve.rows(link)),
+                *(f'  NOTE: {n}' for n in curve.notes(group, link)), '']
+    return out + ['  floors: ' + '; '.join(f'{a.strip()} {b}' for a, b in floor_rows(group))]
+
+
 def lines(doc):
     out = []
     for group in doc['groups']:
         out += group_lines(group) + ['']
+    for group in doc.get('overhead', []):
+        out += overhead_lines(group) + ['']
+    for group in doc.get('curve', []):
+        out += curve_lines(group) + ['']
     out += [f'SKIP: {s["what"]}: {s["why"]}' for s in doc['skipped']]
     return out

@@ -83,6 +83,8 @@ struct verbs_queue {
     struct verbs_slot slot[FF_QUEUE_DEPTH];
     unsigned n_busy;
     uint64_t posted_ns; /* the last request */
+    uint64_t read_ns;   /* what a read usually takes that is alone in the queue; 0: unknown */
+    bool alone;         /* the one posted last was the only one, and still is */
 };
 
 struct verbs_mr {

@@ -154,7 +154,7 @@ class Shown(unittest.TestCase):
 
     def test_plots_are_made_of_what_is_there(self):
         names = [name for _, name, _ in plots.plan(whole())]
-        self.assertEqual(names, ['00-bars', '00-stalls', '00-timeline'])
+        self.assertEqual(names, ['00-bars', '00-stalls', '00-timeline', '00-waits'])
         two = results(group(totals('rdma-tcp', [1.0])),
                       group(totals('rdma-tcp', [4.0]), mem_mib=1024))
         self.assertIn('memory-00-total_ms', [name for _, name, _ in plots.plan(two)])

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """smoke.py - farfork bench measures two moves and writes whole results; no figure is judged
 
-One of them is by rdma-postcopy, one by a pre-copy that cannot converge.
+One of them is by rdma-postcopy, one by a pre-copy that cannot converge. Then a guest that does not
+move and one that has moved, and the curve of threads that fault.
 
 Environment  FARFORK_BUILD (default: build)
 Exit code    0 passed, 1 failed, 77 it cannot run here (the reason is the last line)
@@ -53,6 +54,22 @@ def bench(out, *args):
     return done.returncode
 
 
+def check_more(out):
+    """--overhead and --curve."""
+    code = bench(out, '--overhead', '--runs', '1', '--mem', '48', '--workload', 'random@100000',
+                 '--memory', 'anon', '--peers', 'rdma-tcp')
+    want(code == 0, f'--overhead: exit code {code}')
+    ways = schema.load(os.path.join(out, 'results.json'))['overhead'][0]['ways']
+    want([w['way'] for w in ways] == ['never moved', 'rdma-tcp'], f'--overhead: {ways}')
+    for way in ways:
+        want(way['runs'][0]['work_per_s'], f'--overhead: {way}')
+    code = bench(out, '--curve', '--runs', '1')
+    want(code == 0, f'--curve: exit code {code}')
+    for link in schema.load(os.path.join(out, 'results.json'))['curve'][0]['links']:
+        want([p['threads'] for p in link['points']] == [1, 2, 4, 8, 16], f'--curve: {link}')
+        want(all(p['runs'][0]['faults_per_s'] for p in link['points']), f'--curve: {link}')
+
+
 def main():
     with tempfile.TemporaryDirectory() as out:
         code = bench(out, '--runs', '1', '--mem', '48', '--around', '1', '--limit', '3', '--net',
@@ -67,6 +84,7 @@ def main():
         want(code == 0, f'exit code {code}')
         check(schema.load(path))
         want(os.path.getsize(os.path.join(out, 'report.html')) > 1000, 'no report')
+        check_more(out)
     for p in problems:
         print(f'FAIL: {p}')
     return 1 if problems else 0

@@ -1,0 +1,197 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""more_test.py - what is measured beside moves of the micro guest, of values made by hand
+
+The client outside, the guest while nothing moves, the curve of faulting threads, the selections.
+"""
+import copy
+import os
+import tempfile
+import types
+import unittest
+
+import benchtest
+import compare
+import curve
+import html_report
+import outside
+import overhead
+import places
+import plots
+import schema
+import selection
+import table
+from common import Failed
+
+
+def ways():
+    runs = {'never moved': [100.0, 200.0, None], 'rdma-tcp': [50.0, 180.0, 7.0]}
+    return {'workload': 'random', 'mem_mib': 256, 'smp': 1, 'memory': 'thp', 'net': 'loopback',
+            'accel': 'kvm', 'ways': [
+                {'way': w, 'runs': [{'work_per_s': x, 'huge_mib': 256.0 if x else None,
+                                     'why': '' if x else 'it died'} for x in values]}
+                for w, values in runs.items()]}
+
+
+def curves():
+    def point(threads, *p50):
+        return {'threads': threads, 'runs': [
+            {**dict.fromkeys(curve.FIGURES, 9.0), 'p50_us': x, 'why': ''} for x in p50]}
+    return {'net': 'loopback', 'mib': 32, 'links': [
+        {'link': 'loop', 'about': 'loop', 'points': [point(1, 20.0, 40.0), point(2, 30.0, 30.0)]},
+        {'link': 'tcp', 'about': 'tcp', 'points': [point(1, 90.0, 60.0), point(2, 99.0, 99.0)]}],
+            'floors': [{'uffd_same_cpu_p50_us': 10.0, 'tcp_round_trip_p50_us': 20.0},
+                       {'uffd_same_cpu_p50_us': 10.0, 'tcp_round_trip_p50_us': 50.0}]}
+
+
+class Answers(unittest.TestCase):
+    # a move from 1000 ms to 1200 ms; one answer waits from 990 ms to 1150 ms
+    ANSWERS = [(at, 100) for at in range(0, 990000, 10000)] + [(990000, 160000)] \
+        + [(at, 200) for at in range(1150000, 2000000, 10000)]
+
+    def seen(self, **other):
+        return {'start': 0, 'wrong': 0, 'answers': [x for pair in self.ANSWERS for x in pair],
+                **other}
+
+    def test_in_the_move_and_usually(self):
+        out, line, problems = outside.answers_around(self.seen(), 1000000, 200000)
+        self.assertEqual(problems, [])
+        self.assertEqual((out['answer_usual_p50_us'], out['answer_usual_p99_us']), (100, 100))
+        self.assertEqual((out['answer_p50_us'], out['answer_max_us']), (200, 160000))
+        self.assertEqual(out['answers_per_s'], 100)
+        # no answer in the first of two slots, six in the second, instead of ten
+        self.assertAlmostEqual(out['work_lost_ms'], 100 + 40)
+        at = {row[0]: row for row in line}
+        self.assertEqual(at[0], [0, 0, 0, 0])
+        self.assertEqual(at[100][1:], [6, 160000, 200])
+
+    def test_a_wrong_answer_is_a_problem(self):
+        self.assertEqual(outside.answers_around(self.seen(wrong=2), 1000000, 200000)[2],
+                         ['2 answers were wrong'])
+        with self.assertRaises(Failed):
+            outside.Redis.work(self.seen(wrong=1))
+
+    def test_nobody_answered(self):
+        out, line, _ = outside.answers_around({'start': 0, 'wrong': 0, 'answers': []}, 0, 1000)
+        self.assertEqual((line, out['work_lost_ms']), ([], None))
+
+
+class NothingMoves(unittest.TestCase):
+    def test_rows(self):
+        (never, a), (moved, b) = overhead.rows(ways())
+        self.assertEqual((never, moved), ('never moved', 'after rdma-tcp'))
+        self.assertEqual(a[0], '150 (100..200)')
+        # pair by pair, and the third round has no pair
+        self.assertEqual(b[1], '0.700 (0.500..0.900)')
+        self.assertEqual(b[2], '256 (256..256)')
+        self.assertEqual(overhead.notes(ways()), ['never moved: 1 of 3 runs failed: it died'])
+
+
+class Curve(unittest.TestCase):
+    def test_by_floor_pair_by_pair(self):
+        loop, tcp = curves()['links']
+        self.assertEqual(curve.by_floor(curves(), loop, curve.UFFD[0])[0][:3], (3.0, 2.0, 4.0))
+        # 90/30 and 60/60
+        ratio, floor = curve.by_floor(curves(), tcp, curve.UFFD[0])
+        self.assertEqual((ratio[:3], floor), ((2.0, 1.0, 3.0), 45.0))
+        self.assertIsNone(curve.by_floor(curves(), tcp, curve.UFFD[1])[0])
+        self.assertEqual(len(curve.notes(curves(), tcp)), 1)
+
+    def test_failures_count(self):
+        g = curves()
+        self.assertEqual(curve.failures({'curve': [g]}), 0)
+        g['links'][0]['points'][1]['runs'][0] = {**dict.fromkeys(curve.FIGURES), 'why': 'no link'}
+        self.assertEqual(curve.failures({'curve': [g]}), 1)
+        self.assertIn('2 threads: 1 runs failed: no link', curve.notes(g, g['links'][0])[-1])
+
+
+class Results(unittest.TestCase):
+    def whole(self):
+        return {**benchtest.results(), 'overhead': [ways()], 'curve': [curves()]}
+
+    def broken(self, text, change):
+        doc = copy.deepcopy(self.whole())
+        change(doc)
+        with self.assertRaisesRegex(schema.Bad, text):
+            schema.check(doc)
+
+    def test_schema(self):
+        schema.check(self.whole())
+        self.broken('no ways', lambda d: d['overhead'][0].pop('ways'))
+        self.broken('work_per_s', lambda d: d['overhead'][0]['ways'][0]['runs'][0].update(
+            work_per_s='1'))
+        self.broken('no mib', lambda d: d['curve'][0].pop('mib'))
+        self.broken('tcp: 1: no p50_us',
+                    lambda d: d['curve'][0]['links'][1]['points'][0]['runs'][0].pop('p50_us'))
+
+    def test_compared(self):
+        old, new = self.whole(), copy.deepcopy(self.whole())
+        for run in new['curve'][0]['links'][1]['points'][1]['runs']:
+            run['p50_us'] /= 3
+        for run in new['overhead'][0]['ways'][0]['runs']:
+            run['work_per_s'] = 10.0 if run['work_per_s'] else None
+        lines, worse = compare.compare(old, new)
+        text = '\n'.join(lines)
+        self.assertEqual(worse, 0)      # 100..200 is wider than it is away from 10
+        self.assertRegex(text, r'better threads that fault: .*, tcp, 2: \[p50_us\]: 99 -> 33')
+        self.assertNotIn('nothing in common', text)
+        old['overhead'][0]['ways'][0]['runs'][1]['work_per_s'] = 101.0
+        lines, worse = compare.compare(old, new)
+        self.assertEqual(worse, 1)
+        self.assertRegex('\n'.join(lines), r'worse +nothing moves: .*never moved: \[work_per_s\]')
+
+    def test_shown(self):
+        text = '\n'.join(table.lines(self.whole()))
+        self.assertIn('nothing moves: random, 256 MiB thp', text)
+        self.assertIn('threads that fault: link tcp', text)
+        self.assertIn('p50 of one thread is 2.00 (1.00..3.00) x its floor: 45.0 us', text)
+        names = [name for _, name, _ in plots.plan(self.whole())]
+        self.assertEqual(names, ['curve-00-rate', 'curve-00-latency'])
+        with tempfile.TemporaryDirectory() as d:
+            page = os.path.join(d, 'report.html')
+            html_report.write(page, self.whole(), d, [])
+            with open(page, encoding='utf-8') as f:
+                page = f.read()
+        self.assertIn('after rdma-tcp', page)
+        self.assertIn('link loop', page)
+
+
+class Limit(unittest.TestCase):
+    def test_twice_what_the_link_needs(self):
+        def limit(net, mib):
+            return places.limit_s(types.SimpleNamespace(link=net and places.Link(net)), mib)
+        self.assertEqual(limit('1gbit', 256), 5)
+        self.assertEqual(limit('1gbit,0.2ms', 8192), 138)
+        self.assertEqual(limit('25gbit', 256), 3)
+        self.assertEqual(limit(None, 8192), limit('0.2ms', 256))
+
+
+class Selection(unittest.TestCase):
+    def moves(self, full=False, in_lab=False, **chosen):
+        o = types.SimpleNamespace(**dict.fromkeys(selection.KEYS), full=full)
+        vars(o).update(chosen)
+        return selection.moves(o, in_lab)
+
+    def test_default_has_what_does_not_converge(self):
+        got = self.moves()
+        self.assertEqual([(g['workload'], g['mem'], g['net']) for g in got],
+                         [('random', 256, 'loopback'), ('random', 1024, 'loopback'),
+                          ('write', 256, '1gbit')])
+        self.assertEqual([g['mem'] for g in self.moves(in_lab=True)], [32])
+
+    def test_what_is_asked_for_alone(self):
+        self.assertEqual(len(self.moves(workload=['random', 'seq'], mem=[64])), 2)
+        self.assertEqual({g['net'] for g in self.moves(full=True, net=['1gbit'])}, {'1gbit'})
+
+    def test_full_has_all_of_the_plan(self):
+        got = self.moves(full=True)
+        for key, values in (('mem', {256, 1024, 4096, 8192}), ('smp', {1, 4}),
+                            ('memory', {'anon', 'memfd', 'thp', 'hugetlb'}),
+                            ('workload', set(selection.FULL['workload']))):
+            self.assertEqual({g[key] for g in got}, values)
+        self.assertIn('25gbit,0.05ms,0.1%', {g['net'] for g in got})
+        self.assertEqual(len(got), len({tuple(g.items()) for g in got}))
+
+
+if __name__ == '__main__':
+    unittest.main()
