@@ -114,6 +114,14 @@ void ff_prefill_engine_free(struct ff_prefill_engine *e)
     free(e);
 }
 
+void ff_prefill_engine_rewind(struct ff_pager *p)
+{
+    struct ff_prefill_engine *e = p->prefill;
+
+    memset(e->asked, 0, (p->n_chunks + 63) / 64 * sizeof(*e->asked));
+    e->n_asked = e->cursor = 0;
+}
+
 /* --- which chunk next --- */
 
 static struct ff_pager_region *region_of(struct ff_pager *p, uint64_t chunk)
@@ -307,8 +315,12 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
         e->cut = chunk_pages(p, chunk, &e->cut_first, &n);
         e->cut_end = e->cut_first + n;
     }
-    if (!ff_pager_rkey(e->cut, e->cut_first))
-        return install_zeros(p);
+    if (!ff_pager_rkey(e->cut, e->cut_first)) {
+        if (!p->passing)
+            return install_zeros(p);
+        e->cut = NULL; /* it may get a key yet */
+        return 1;
+    }
     bool in_place = p->mode == FF_PREFILL_PULL && ff_pager_in_place(e->cut, e->cut_first, &lkey);
     struct transfer *t = free_transfer(e, in_place);
     if (!t)
@@ -476,14 +488,19 @@ void *ff_prefill_main(void *opaque)
 {
     struct ff_pager *p = opaque;
     struct ff_error why;
+    uint64_t cpu_ns = atomic_load(&p->count.prefill_cpu_ns); /* of the pass, if there was one */
     unsigned turns = 0;
     int rc = 1;
 
     while (!atomic_load(&p->stop) && (rc = turn(p, &why)) > 0)
         if (!(++turns % CPU_TURNS))
-            atomic_store(&p->count.prefill_cpu_ns, ff_thread_cpu_ns());
+            atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     if (rc < 0)
         ff_pager_break(p, &why);
-    atomic_store(&p->count.prefill_cpu_ns, ff_thread_cpu_ns());
+    atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
+    pthread_mutex_lock(&p->lock);
+    p->prefill_ended = true;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
     return NULL;
 }

@@ -7,6 +7,7 @@
 #include <sched.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -193,6 +194,22 @@ int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
             sched_yield();
     }
     return 0;
+}
+
+int ff_uffd_discard(const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
+                    struct ff_error *err)
+{
+    /* a file's page would come back from the file, were it only unmapped */
+    int advice = r->shared && r->landing == FF_UFFD_COPY ? MADV_REMOVE : MADV_DONTNEED;
+
+    if (!madvise(r->host + offset, len, advice))
+        return 0;
+    int e = errno;
+    return ff_error_set(err, e, "uffd: discard %llu bytes at offset 0x%llx: %s%s",
+                        (unsigned long long)len, (unsigned long long)offset, strerror(e),
+                        e != EINVAL                     ? ""
+                        : r->memory == FF_UFFD_HUGETLB ? " (hugetlb: needs Linux 5.18)"
+                                                       : " (is the memory locked?)");
 }
 
 int ff_uffd_wake(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
