@@ -29,8 +29,10 @@
  *                 stays; a thread that meets a missing page waits for the frozen image, as
  *                 without a pass.
  * Failure      as any other before GO: the guest goes on at the source.
+ * Limits       PARTS runs of pages in one system call.
  */
 #include <errno.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #include "cleanup.h"
@@ -38,12 +40,15 @@
 #include "pager.h"
 #include "thread.h"
 
+#define PARTS 512u
+
 int ff_pager_start_pass(struct ff_pager *p, struct ff_error *err)
 {
     /* nothing is there yet: whether it can be discarded is known before it costs anything */
     for (unsigned i = 0; i < p->n_regions; i++) {
         const struct ff_pager_region *r = &p->region[i];
-        int rc = ff_uffd_discard(&r->range, 0, r->range.psize, err);
+        const struct iovec part = {.iov_base = r->range.host, .iov_len = r->range.psize};
+        int rc = ff_uffd_discard(&r->range, &part, 1, err);
         if (rc)
             return ff_error_context(err, "precopy=1: region %s", r->name);
     }
@@ -91,26 +96,39 @@ static bool is_dirty(const struct ff_dirty *d, uint64_t i)
     return d->bits[i / 8] & (1u << (i % 8));
 }
 
+/* Take a run of pages, from page @i of @d on, back to MISSING: its length; 0: page @i stays */
+static uint64_t forget_run(struct ff_claims *c, const struct ff_dirty *d, uint64_t i)
+{
+    uint64_t run = 0;
+
+    while (i + run < d->n && is_dirty(d, i + run) && ff_claim_forget(c, d->first + i + run))
+        run++;
+    return run;
+}
+
 int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_error *err)
 {
     struct ff_pager_region *r = &p->region[d->region];
     uint32_t psize = r->range.psize;
+    struct iovec part[PARTS];
+    unsigned n = 0;
+    int rc = 0;
 
-    for (uint64_t i = 0; i < d->n;) {
-        uint64_t run = 0;
-        while (i + run < d->n && is_dirty(d, i + run) &&
-               ff_claim_forget(&r->claims, d->first + i + run))
-            run++;
-        if (!run) {
+    for (uint64_t i = 0; i < d->n && !rc;) {
+        uint64_t run = forget_run(&r->claims, d, i);
+        if (run) {
+            atomic_fetch_sub(&p->count.bytes_present, run * psize);
+            atomic_fetch_add(&p->count.bytes_discarded, run * psize);
+            part[n++] = (struct iovec){.iov_base = r->range.host + (d->first + i) * psize,
+                                       .iov_len = run * psize};
+            i += run;
+        } else {
             i += i % 8 || d->bits[i / 8] ? 1 : 8;
-            continue;
         }
-        atomic_fetch_sub(&p->count.bytes_present, run * psize);
-        atomic_fetch_add(&p->count.bytes_discarded, run * psize);
-        int rc = ff_uffd_discard(&r->range, (d->first + i) * psize, run * psize, err);
-        if (rc)
-            return ff_error_context(err, "precopy=1: region %s", r->name);
-        i += run;
+        if (n == PARTS || (n && i >= d->n)) {
+            rc = ff_uffd_discard(&r->range, part, n, err);
+            n = 0;
+        }
     }
-    return 0;
+    return rc ? ff_error_context(err, "precopy=1: region %s", r->name) : 0;
 }

@@ -96,13 +96,15 @@ int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
 
 /**
  * ff_uffd_discard() - make pages that were installed missing again
+ * @part: @n parts of @r, whole pages each; at most 1024
  *
  * Whoever touches them from then on waits for an install, as before the first. Memory that lands
  * by CONTINUE is only unmapped: its pages stay in the file, where a device may have them pinned.
  *
  * Return: 0; -errno naming the remedy, where there is one; some pages may be discarded then
  */
-int ff_uffd_discard(const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
+struct iovec;
+int ff_uffd_discard(const struct ff_uffd_range *r, const struct iovec *part, unsigned n,
                     struct ff_error *err);
 
 /* Wake whoever waits for these pages: they are there */
