@@ -6,7 +6,7 @@
 
 #include "wire.h"
 
-static uint8_t buf[FF_MSG_MAX], bits[FF_WIRE_DIRTY_MAX / 8];
+static uint8_t buf[FF_MSG_MAX], bits[FF_WIRE_DIRTY_MAX / 8 + 1];
 
 static const struct ff_wire_region table[] = {
     {.name = "pc.ram", .len_bytes = 1ull << 40, .psize = 4096},
