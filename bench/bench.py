@@ -348,8 +348,8 @@ def parse_args(argv):
     add = p.add_argument
     add('--runs', type=positive, default=5, metavar='N', help='of each peer (default: 5)')
     add('--peers', nargs='+', type=checked(Peer), metavar='PEER',
-        default=[x for x in measure.PEERS if IN_LAB or x != 'rdma-verbs'],
-        help='ways to move (default: all; rdma-verbs in the lab only)')
+        default=[*measure.USUAL, *(['rdma-verbs'] if IN_LAB else [])],
+        help='ways to move (default: all but hybrid; rdma-verbs in the lab only)')
     add('--workload', nargs='+', type=checked(measure.check_workload), metavar='WORKLOAD',
         help='what the guest does (default: random)')
     add('--mem', nargs='+', type=positive, metavar='MIB',

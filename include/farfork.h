@@ -13,7 +13,9 @@
  *              ff_source_connect()    -- hello -->     ff_dest_accept()
  *              ff_source_publish()    -- keys -->      ff_dest_start()       pager is up
  *              ff_source_wait_watched() <- WATCHING -  ff_dest_recv_state()
+ *              [log writes; ff_source_pass() <-->      precopy=1: every page, once]
  *              (pause the guest)
+ *              [ff_source_dirty()     -- dirty -->     what was written: missing again]
  *              ff_source_send_state() -- state -->
  *                                                      (load it; faults are served)
  *              ff_source_wait_ready() <-- READY --     ff_dest_ready()
@@ -72,7 +74,7 @@ struct ff_address;
  * @text: IPv4, [IPv6] or a name; an empty HOST listens on every address. Options:
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, chunk=SIZE,
  *        window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
- *        odp=auto|on|off
+ *        odp=auto|on|off, precopy=0|1
  * @out:  to be freed with ff_address_free()
  *
  * Return: 0, or -EINVAL naming the part that is wrong and what is permitted; -ENOTSUP: a
@@ -137,6 +139,9 @@ struct ff_stats {
     uint64_t prefill;          /* enum ff_prefill_mode */
     uint64_t source_cpu_ns;    /* CPU time of the library's threads there; source only */
     uint64_t dest_cpu_ns;
+    /* precopy=1: installed before the guest was paused; made missing again, since it was written
+     * meanwhile: prefill, fault and zero bytes add up to the total and these; the pass */
+    uint64_t bytes_precopied, bytes_discarded, pass_ns;
 };
 
 /* What the time of a fault is made of, from the moment at which its thread is awake; what comes
@@ -200,6 +205,38 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
 /* Wait until the destination watches its memory: whatever it has to refuse it has refused
  * by then. Before the guest is paused; without it ff_source_wait_ready() waits for it. */
 int ff_source_wait_watched(struct ff_source *s, struct ff_error *err);
+
+/**
+ * ff_source_wants_pass() - does the destination fetch memory before the guest is paused?
+ *
+ * After ff_source_connect(): its address said precopy=1. The caller may log writes and call
+ * ff_source_pass(); without that it is a move like any other.
+ */
+bool ff_source_wants_pass(const struct ff_source *s);
+
+/**
+ * ff_source_pass() - let the destination fetch every page once, while the guest runs
+ *
+ * Every write to a region is logged from before this call until ff_source_dirty() is called for
+ * the last time: by vCPUs, by devices, by the caller. Called again, after ff_source_dirty() for
+ * each region while the guest still runs, it waits until the destination has discarded those
+ * pages, so that less is left to do in the pause; nothing is fetched a second time.
+ *
+ * Return: 0; -errno: as any failure before the pause
+ */
+int ff_source_pass(struct ff_source *s, struct ff_error *err);
+
+/**
+ * ff_source_dirty() - name the pages of a region that were written since the log began
+ * @region:     by its number of addition
+ * @bits:       bit i % 64 of bits[i / 64] is page i, counted from the start of the region
+ * @page_bytes: what one bit stands for; divides the region's page size
+ *
+ * Once for every region, also one that nobody wrote to, between the guest's pause (and after its
+ * device state was saved, which may write memory) and ff_source_send_state(), which fails without.
+ */
+int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
+                    uint64_t page_bytes, struct ff_error *err);
 
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err);
 

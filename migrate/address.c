@@ -135,10 +135,14 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_word(name, value, odps, &w, err);
         if (!rc)
             a->odp = (enum ff_odp_choice)w;
+    } else if (!strcmp(name, "precopy")) {
+        rc = get_number(name, value, 0, 1, 1, &v, err);
+        if (!rc)
+            a->precopy = v;
     } else {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
-                          "chunk, window, landing, prefill, odp)", name);
+                          "chunk, window, landing, prefill, odp, precopy)", name);
     }
     return rc;
 }

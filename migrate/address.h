@@ -29,6 +29,7 @@ struct ff_address {
     enum ff_landing_choice landing;
     enum ff_prefill_mode prefill;
     enum ff_odp_choice odp;
+    bool precopy; /* destination: one pass while the guest still runs */
 };
 
 #endif

@@ -27,6 +27,7 @@ int ff_claims_init(struct ff_claims *c, uint64_t n_pages)
     c->state = p;
     c->n_pages = n_pages;
     atomic_init(&c->present, 0);
+    atomic_init(&c->sealed, false);
     return 0;
 }
 
@@ -53,6 +54,27 @@ void ff_claim_done(struct ff_claims *c, uint64_t page)
         abort();
     }
     atomic_fetch_add_explicit(&c->present, 1, memory_order_release);
+}
+
+bool ff_claim_forget(struct ff_claims *c, uint64_t page)
+{
+    uint8_t want = FF_CLAIM_PRESENT;
+
+    if (atomic_load(&c->sealed)) {
+        ff_log(FF_LOG_ERROR, "claims: page %llu discarded after the image was frozen: aborting",
+               (unsigned long long)page);
+        abort();
+    }
+    if (!atomic_compare_exchange_strong_explicit(&c->state[page], &want, FF_CLAIM_MISSING,
+                                                 memory_order_acq_rel, memory_order_acquire))
+        return false;
+    atomic_fetch_sub_explicit(&c->present, 1, memory_order_relaxed);
+    return true;
+}
+
+void ff_claims_seal(struct ff_claims *c)
+{
+    atomic_store(&c->sealed, true);
 }
 
 enum ff_claim ff_claim_get(const struct ff_claims *c, uint64_t page)

@@ -9,10 +9,14 @@
  *              INFLIGHT  exactly one thread owns it: the one whose take() returned true.
  *                        It alone installs the page, and it alone calls ff_claim_done().
  *                        A page whose read failed stays with its owner.
- *              PRESENT   the guest can see it; for ever (discards are inhibited).
+ *              PRESENT   the guest can see it; once the claims are sealed, for ever
+ *                        (discards are inhibited).
  *
- * Invariants   1. No other move exists; ff_claim_done() of a page that is not INFLIGHT
- *                 aborts: going on would mean two installs of one page.
+ * Invariants   1. No other move exists, but one: until ff_claims_seal(), ff_claim_forget()
+ *                 takes a PRESENT page back to MISSING, for its caller to discard. That is
+ *                 how pages of a guest that still ran go again (precopy=1); the guest does
+ *                 not run here by then. A wrong move aborts: going on would mean two
+ *                 installs of one page, or none.
  *              2. present == number of PRESENT pages, counted after the page is visible.
  * Threads      any. take() orders nothing but itself; done() releases, get() acquires:
  *              who sees PRESENT sees the installed page.
@@ -31,6 +35,7 @@ struct ff_claims {
     _Atomic uint8_t *state;
     uint64_t n_pages;
     _Atomic uint64_t present;
+    _Atomic bool sealed;
 };
 
 int ff_claims_init(struct ff_claims *c, uint64_t n_pages);
@@ -38,6 +43,12 @@ void ff_claims_free(struct ff_claims *c);
 
 bool ff_claim_take(struct ff_claims *c, uint64_t page);
 void ff_claim_done(struct ff_claims *c, uint64_t page);
+
+/* True: @page was PRESENT and is MISSING now: the caller discards it. False: there is nothing to
+ * discard: it is MISSING, or INFLIGHT: its owner has not read it yet, since the image is not
+ * frozen */
+bool ff_claim_forget(struct ff_claims *c, uint64_t page);
+void ff_claims_seal(struct ff_claims *c); /* from here on ff_claim_forget() aborts */
 enum ff_claim ff_claim_get(const struct ff_claims *c, uint64_t page);
 const char *ff_claim_name(enum ff_claim claim);
 

@@ -147,7 +147,8 @@ static int hear_hello(struct ff_dest *d, struct ff_error *err)
 
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 {
-    struct ff_welcome w = {.version = FF_WIRE_VERSION};
+    struct ff_welcome w = {.version = FF_WIRE_VERSION,
+                           .features = d->addr.precopy ? FF_WIRE_PASS : 0};
     int rc;
 
     while ((rc = hear_hello(d, err)) > 0)
@@ -282,6 +283,77 @@ static int recv_first(struct ff_dest *d, unsigned n, struct ff_error *err)
     return ff_pager_first_touch(&d->pager, pages, n, err);
 }
 
+static int send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err)
+{
+    struct ff_stats st;
+
+    ff_dest_stats(d, &st);
+    return ff_control_send(&d->ctl, ff_wire_put_stats(d->ctl.buf, type, &st), err);
+}
+
+/* --- precopy=1: a pass before the state --- */
+
+static int make_pass(struct ff_dest *d, struct ff_error *err)
+{
+    int rc = ff_fault("dest.pass");
+
+    if (rc)
+        return ff_error_set(err, -rc, "destination: pass: injected");
+    pthread_mutex_lock(&d->pager_lock);
+    rc = atomic_load(&d->pager.stop) ? ff_error_set(err, ECANCELED, "given up before the pass")
+                                     : ff_pager_start_pass(&d->pager, err);
+    pthread_mutex_unlock(&d->pager_lock);
+    while (!rc && (rc = ff_pager_wait_pass(&d->pager, PROGRESS_MS, err)) > 0)
+        rc = send_stats(d, FF_MSG_PROGRESS, err);
+    if (rc && atomic_load(&d->cancelled))
+        return ff_error_set(err, ECANCELED, "canceled");
+    if (rc)
+        return ff_control_reason(&d->ctl, rc, err);
+    pthread_mutex_lock(&d->pager_lock);
+    rc = ff_pager_end_pass(&d->pager, err);
+    pthread_mutex_unlock(&d->pager_lock);
+    return rc;
+}
+
+static int take_dirty(struct ff_dest *d, struct ff_error *err)
+{
+    struct ff_dirty dirty;
+
+    int rc = ff_wire_get_dirty(d->ctl.buf, (size_t)d->ctl.len, &dirty, d->peer.regions,
+                               d->peer.n_regions, err);
+    if (rc)
+        return rc;
+    dirty.region = d->map[dirty.region];
+    return ff_pager_discard(&d->pager, &dirty, err);
+}
+
+/* Wait for STATE, for as long as the guest runs at the source: FF_MSG_STATE or -errno */
+static int until_state(struct ff_dest *d, struct ff_error *err)
+{
+    uint32_t also = d->addr.precopy ? FF_MSG_BIT(FF_MSG_LOGGING) | FF_MSG_BIT(FF_MSG_DIRTY) : 0;
+    bool passed = false;
+    int type = -ETIMEDOUT, rc = 0;
+
+    while (!rc && type != FF_MSG_STATE) {
+        type = ff_control_expect(&d->ctl, FF_MSG_STATE, also, 1000, err);
+        if (type < 0 && type != -ETIMEDOUT)
+            return type;
+        if (type == FF_MSG_DIRTY)
+            rc = take_dirty(d, err);
+        if (type != FF_MSG_LOGGING)
+            continue;
+        rc = ff_wire_get_empty(d->ctl.buf, (size_t)d->ctl.len, err);
+        if (!rc && !passed)
+            rc = make_pass(d, err);
+        passed = true;
+        if (!rc)
+            rc = send_stats(d, FF_MSG_PASSED, err);
+    }
+    if (rc && rc != -EREMOTEIO)
+        ff_control_refuse(&d->ctl, err ? err->text : "the destination's pass failed");
+    return rc ? rc : type;
+}
+
 int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_error *err)
 {
     struct ff_state_head head;
@@ -295,9 +367,7 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
     rc = ff_control_send(&d->ctl, ff_wire_put_empty(d->ctl.buf, FF_MSG_WATCHING), err);
     if (rc)
         return rc;
-    /* the guest still runs at the source and may do so for as long as it likes */
-    while ((rc = ff_control_expect(&d->ctl, FF_MSG_STATE, 0, 1000, err)) == -ETIMEDOUT)
-        ;
+    rc = until_state(d, err);
     if (rc >= 0)
         rc = ff_wire_get_state(d->ctl.buf, (size_t)d->ctl.len, &head, err);
     if (rc < 0)
@@ -338,14 +408,6 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
 }
 
 /* --- ready, run, done --- */
-
-static int send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err)
-{
-    struct ff_stats st;
-
-    ff_dest_stats(d, &st);
-    return ff_control_send(&d->ctl, ff_wire_put_stats(d->ctl.buf, type, &st), err);
-}
 
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
 {

@@ -47,7 +47,8 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
                   .memory = r->psize > (uint32_t)sysconf(_SC_PAGESIZE) ? FF_UFFD_HUGETLB
                             : shared                                   ? FF_UFFD_SHMEM
                                                                        : FF_UFFD_ANON,
-                  .landing = choose_landing(p, r)},
+                  .landing = choose_landing(p, r),
+                  .shared = shared},
     };
     while (pr->chunk_bytes > p->link->max_len_bytes)
         pr->chunk_bytes /= 2;
@@ -159,6 +160,8 @@ int ff_pager_start(struct ff_pager *p, struct ff_error *err)
 
 void ff_pager_image_frozen(struct ff_pager *p)
 {
+    for (unsigned i = 0; i < p->n_regions; i++)
+        ff_claims_seal(&p->region[i].claims);
     atomic_store(&p->image_frozen, true);
     eventfd_write(p->wake_fd, 1);
 }
@@ -396,6 +399,9 @@ void ff_pager_stats(struct ff_pager *p, struct ff_stats *st)
     st->bytes_continued = atomic_load(&c->bytes_continued);
     st->bytes_moved = atomic_load(&c->bytes_moved);
     st->prefill = p->mode;
+    st->bytes_precopied = atomic_load(&c->bytes_precopied);
+    st->bytes_discarded = atomic_load(&c->bytes_discarded);
+    st->pass_ns = atomic_load(&c->pass_ns);
     st->dest_cpu_ns = atomic_load(&c->fault_cpu_ns) + atomic_load(&c->prefill_cpu_ns);
     st->fault_p50_ns = ff_hist_at(&p->fault_ns, 500);
     st->fault_p90_ns = ff_hist_at(&p->fault_ns, 900);

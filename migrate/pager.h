@@ -39,7 +39,8 @@
  *                 wait. Nothing ever installs what was not read.
  *              3. Nothing is read before the source said that its guest is paused: until
  *                 then whoever touches memory here waits, or a page of a running guest
- *                 would be installed for good.
+ *                 would be installed for good. The one exception is the pass (pass.c),
+ *                 all of whose pages that were written by then are missing again.
  *              4. A failure to install while the guest runs aborts the process.
  * Failure      link broken or silent for timeout_ms: state BROKEN, the guest goes on until
  *              it touches what is missing.
@@ -88,6 +89,7 @@ struct ff_pager_counters {
     _Atomic uint64_t faults, faults_waited, faults_late, first_touch;
     _Atomic uint64_t bytes_copied, bytes_continued, bytes_moved;
     _Atomic uint64_t fault_cpu_ns, prefill_cpu_ns;
+    _Atomic uint64_t bytes_precopied, bytes_discarded, pass_ns;
 };
 
 struct ff_fault_engine;   /* fault.c */
@@ -109,14 +111,17 @@ struct ff_pager {
     struct ff_prefill_engine *prefill;
     pthread_t fault_thread, prefill_thread;
     bool fault_up, prefill_up;
+    bool passing;      /* the prefill thread makes the pass */
+    uint64_t pass_from_ns;
     int wake_fd; /* eventfd: stop, or first-touch pages to fetch */
     _Atomic bool stop;
     _Atomic unsigned waiting; /* faults whose page prefill is about to install */
     _Atomic uint64_t hint; /* chunk of the last fault + 1; 0: none since prefill looked */
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* state, or all pages present */
+    pthread_cond_t changed; /* state, all pages present, or the prefill thread has ended */
     enum ff_pager_state state;
+    bool prefill_ended;
     struct ff_error why;
     _Atomic bool image_frozen; /* the source's guest is paused: what is read is the image */
     _Atomic bool guest_runs;
@@ -156,6 +161,21 @@ int ff_pager_first_touch(struct ff_pager *p, const struct ff_page_ref *pages, un
 int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
                            struct ff_error *err);
 
+/* --- pass.c: for dest.c, with precopy=1, before the image is frozen --- */
+
+/* Fetch in the background whatever has a key by now, once */
+int ff_pager_start_pass(struct ff_pager *p, struct ff_error *err);
+
+/* 0: it is over, to be ended; 1: not after @timeout_ms; -errno: broken, with the reason */
+int ff_pager_wait_pass(struct ff_pager *p, int timeout_ms, struct ff_error *err);
+
+/* Not together with ff_pager_finish(). -ECANCELED: that was called */
+int ff_pager_end_pass(struct ff_pager *p, struct ff_error *err);
+
+/* These pages were written after they were read, perhaps: make them missing again. @d->region is
+ * ours */
+int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_error *err);
+
 /* 0: every page is present; 1: not after @timeout_ms; -errno: broken, with the reason */
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err);
 
@@ -180,6 +200,7 @@ int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err);
 int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err);
 void ff_fault_engine_free(struct ff_fault_engine *f);
 void ff_prefill_engine_free(struct ff_prefill_engine *e);
+void ff_prefill_engine_rewind(struct ff_pager *p); /* nothing was asked for */
 int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, unsigned n,
                          struct ff_error *err);
 

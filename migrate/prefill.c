@@ -12,9 +12,11 @@
  *              nobody asked for yet. It is cut into transfers:
  *
  *              chunk    zeros      no key at the source: installed at once
- *                       buffer     pull: one READ of the chunk into a buffer
- *                                  push: a grant of a buffer to the source, which WRITEs the
- *                                        chunk there and notifies; only granted memory is
+ *                       buffer     one a chunk. Each stretch of it that is missing, with what
+ *                                  lies between two that are close,
+ *                                  pull: is one READ into its place in the buffer
+ *                                  push: a grant of that place to the source, which WRITEs it
+ *                                        there and notifies; only granted memory is
  *                                        remote-write, and no guest ever sees it
  *                                  when the bytes are here: claim a run, install, next run
  *                       in place   pull: claim a run of at most SEGMENT bytes, READ it into
@@ -41,6 +43,7 @@
 #define BUFFERS_MAX 32u
 #define PLACES 8u
 #define SEGMENT (256u << 10)
+#define GAP (32u << 10) /* bytes that are here already, and cost less than another request */
 #define HUGE (2ull << 20)
 #define ZERO_RUN 16384u /* pages of zeros between two looks at the link */
 #define CPU_TURNS 8u
@@ -51,7 +54,8 @@ struct transfer {
     uint64_t first, n;
     uint8_t *local;
     uint32_t lkey;
-    bool busy, in_place; /* in place: the claims are taken */
+    unsigned buffer;
+    bool busy, in_place; /* in place: the claims are taken, and there is no buffer */
     uint8_t zero[FF_GRANULES_MAX / 8];
 };
 
@@ -61,12 +65,14 @@ struct ff_prefill_engine {
     struct ff_mr mr; /* goes with the link */
     uint32_t buffer_bytes;
     unsigned window, n_busy;
+    unsigned users[BUFFERS_MAX]; /* of each buffer: transfers, and the cut */
     struct transfer transfer[BUFFERS_MAX + PLACES]; /* first those with a buffer */
     uint64_t *asked; /* bitmap of chunks */
     uint64_t cursor, n_asked;
     uint64_t last_progress_ns;
     struct ff_pager_region *cut; /* what is left of the chunk that is being cut; NULL: none */
-    uint64_t cut_first, cut_end;
+    uint64_t cut_from, cut_first, cut_end; /* the chunk; what of it is left */
+    int cut_buffer; /* -1: none yet */
     struct ff_grant grant[BUFFERS_MAX]; /* to be sent */
     unsigned n_grants;
     struct transfer *unposted; /* busy, but the link's queue was full */
@@ -79,6 +85,7 @@ int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
     if (!e)
         return ff_error_set(err, ENOMEM, "pager: prefill engine: out of memory");
     p->prefill = e;
+    e->cut_buffer = -1;
     e->window = FF_MIN(p->opts->window, BUFFERS_MAX);
     for (unsigned i = 0; i < p->n_regions; i++)
         e->buffer_bytes = FF_MAX(e->buffer_bytes, p->region[i].chunk_bytes);
@@ -112,6 +119,14 @@ void ff_prefill_engine_free(struct ff_prefill_engine *e)
         munmap(e->map, e->map_bytes);
     free(e->asked);
     free(e);
+}
+
+void ff_prefill_engine_rewind(struct ff_pager *p)
+{
+    struct ff_prefill_engine *e = p->prefill;
+
+    memset(e->asked, 0, (p->n_chunks + 63) / 64 * sizeof(*e->asked));
+    e->n_asked = e->cursor = 0;
 }
 
 /* --- which chunk next --- */
@@ -189,12 +204,44 @@ static uint64_t claim_run(const struct transfer *t, uint64_t i, uint64_t max)
 
 static struct transfer *free_transfer(struct ff_prefill_engine *e, bool in_place)
 {
-    unsigned from = in_place ? BUFFERS_MAX : 0, to = in_place ? BUFFERS_MAX + PLACES : e->window;
+    unsigned from = in_place ? BUFFERS_MAX : 0, to = in_place ? BUFFERS_MAX + PLACES : BUFFERS_MAX;
 
     for (unsigned i = from; i < to; i++)
         if (!e->transfer[i].busy)
             return &e->transfer[i];
     return NULL;
+}
+
+static int free_buffer(const struct ff_prefill_engine *e)
+{
+    for (unsigned i = 0; i < e->window; i++)
+        if (!e->users[i])
+            return (int)i;
+    return -1;
+}
+
+/* Nothing of the cut is left */
+static void end_cut(struct ff_prefill_engine *e)
+{
+    if (e->cut_buffer >= 0)
+        e->users[e->cut_buffer]--;
+    e->cut_buffer = -1;
+    e->cut = NULL;
+}
+
+/* From page @first on: pages up to the first GAP of pages that nobody needs to fetch; @first moves
+ * to the first that is missing. 0: none is */
+static uint64_t stretch(const struct ff_pager_region *r, uint64_t *first, uint64_t end)
+{
+    uint64_t gap = FF_MAX(GAP / r->range.psize, 1u), after;
+
+    while (*first < end && ff_claim_get(&r->claims, *first) != FF_CLAIM_MISSING)
+        ++*first;
+    after = *first; /* behind the last one that is missing */
+    for (uint64_t i = *first; i < end && i < after + gap; i++)
+        if (ff_claim_get(&r->claims, i) == FF_CLAIM_MISSING)
+            after = i + 1;
+    return after - *first;
 }
 
 static void under_way(struct ff_prefill_engine *e, struct transfer *t)
@@ -242,22 +289,38 @@ static int install_zeros(struct ff_pager *p)
             return rc;
         i += run ? run : 1;
     }
-    e->cut = NULL;
+    end_cut(e);
     return 1;
 }
 
-/* The rest of the cut goes through a buffer */
+/* The next stretch of the cut goes through a buffer: 1, 0 when there is none now, -errno */
 static int start_buffer(struct ff_pager *p, struct transfer *t, struct ff_error *err)
 {
     struct ff_prefill_engine *e = p->prefill;
     unsigned i = (unsigned)(t - e->transfer);
+    uint64_t n = stretch(e->cut, &e->cut_first, e->cut_end);
 
+    if (!n) {
+        end_cut(e);
+        return 1;
+    }
+    if (e->cut_buffer < 0) {
+        e->cut_buffer = free_buffer(e);
+        if (e->cut_buffer < 0)
+            return 0;
+        e->users[e->cut_buffer]++;
+    }
     *t = (struct transfer){.r = e->cut,
                            .first = e->cut_first,
-                           .n = e->cut_end - e->cut_first,
-                           .local = e->memory + (size_t)i * e->buffer_bytes,
-                           .lkey = e->mr.lkey};
-    e->cut = NULL;
+                           .n = n,
+                           .local = e->memory + (size_t)e->cut_buffer * e->buffer_bytes +
+                                    (e->cut_first - e->cut_from) * e->cut->range.psize,
+                           .lkey = e->mr.lkey,
+                           .buffer = (unsigned)e->cut_buffer};
+    e->users[t->buffer]++;
+    e->cut_first += n;
+    if (e->cut_first == e->cut_end)
+        end_cut(e);
     if (p->mode == FF_PREFILL_PUSH) {
         uint32_t psize = t->r->range.psize;
         e->grant[e->n_grants++] = (struct ff_grant){.region = t->r->peer_number,
@@ -282,7 +345,7 @@ static int start_in_place(struct ff_pager *p, struct transfer *t, struct ff_erro
     uint64_t run = claim_run(t, 0, max);
     e->cut_first += run ? run : 1;
     if (e->cut_first == e->cut_end)
-        e->cut = NULL;
+        end_cut(e);
     if (!run)
         return 1; /* a fault has it */
     t->n = run;
@@ -302,13 +365,18 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
     if (e->unposted)
         return post_read(p, e->unposted, err);
     if (!e->cut) {
-        if (!free_transfer(e, false) || !next_chunk(p, &chunk))
+        if (free_buffer(e) < 0 || !next_chunk(p, &chunk))
             return 0;
-        e->cut = chunk_pages(p, chunk, &e->cut_first, &n);
-        e->cut_end = e->cut_first + n;
+        e->cut = chunk_pages(p, chunk, &e->cut_from, &n);
+        e->cut_first = e->cut_from;
+        e->cut_end = e->cut_from + n;
     }
-    if (!ff_pager_rkey(e->cut, e->cut_first))
-        return install_zeros(p);
+    if (!ff_pager_rkey(e->cut, e->cut_first)) {
+        if (!p->passing)
+            return install_zeros(p);
+        end_cut(e); /* it may get a key yet */
+        return 1;
+    }
     bool in_place = p->mode == FF_PREFILL_PULL && ff_pager_in_place(e->cut, e->cut_first, &lkey);
     struct transfer *t = free_transfer(e, in_place);
     if (!t)
@@ -438,6 +506,8 @@ static int arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *
     ff_pager_installed(p);
     t->busy = false;
     e->n_busy--;
+    if (!t->in_place)
+        e->users[t->buffer]--;
     return rc;
 }
 
@@ -476,14 +546,19 @@ void *ff_prefill_main(void *opaque)
 {
     struct ff_pager *p = opaque;
     struct ff_error why;
+    uint64_t cpu_ns = atomic_load(&p->count.prefill_cpu_ns); /* of the pass, if there was one */
     unsigned turns = 0;
     int rc = 1;
 
     while (!atomic_load(&p->stop) && (rc = turn(p, &why)) > 0)
         if (!(++turns % CPU_TURNS))
-            atomic_store(&p->count.prefill_cpu_ns, ff_thread_cpu_ns());
+            atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     if (rc < 0)
         ff_pager_break(p, &why);
-    atomic_store(&p->count.prefill_cpu_ns, ff_thread_cpu_ns());
+    atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
+    pthread_mutex_lock(&p->lock);
+    p->prefill_ended = true;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
     return NULL;
 }

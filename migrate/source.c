@@ -29,6 +29,7 @@
 #include <sys/eventfd.h>
 
 #include "address.h"
+#include "bitmap.h"
 #include "cleanup.h"
 #include "control.h"
 #include "error.h"
@@ -54,6 +55,8 @@ struct ff_source {
     enum stage stage;
     uint64_t sent_ns; /* when the last of the state went out */
     bool watched;
+    bool wants_pass, passed; /* precopy=1 at the destination */
+    bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */
     int cancel_fd;
     _Atomic bool cancelled;
     struct ff_pieces pieces;
@@ -139,6 +142,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (!rc)
         rc = s->link->ops->open_queues(s->link, w.session, s->addr.timeout_ms, err);
     if (!rc) {
+        s->wants_pass = w.features & FF_WIRE_PASS;
         ff_log(FF_LOG_INFO, "source: link: %s", s->link->about);
         s->stage = CONNECTED;
     }
@@ -245,6 +249,10 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
     if (!len || len > FF_WIRE_STATE_MAX)
         return ff_error_set(err, EFBIG, "source: send state: %zu bytes (permitted 1..%llu)", len,
                             FF_WIRE_STATE_MAX);
+    for (unsigned i = 0; s->passed && i < s->regions.n; i++)
+        if (!s->reported[i])
+            return ff_error_set(err, EINVAL, "source: send state: region %s: what was written since the "
+                                "pass is not known: call ff_source_dirty()", s->regions.r[i].name);
     if (n > FF_WIRE_FIRST_MAX)
         head.n_first = FF_WIRE_FIRST_MAX; /* the others are fetched when they are touched */
     /* the guest is paused: what it has touched since ff_source_publish() */
@@ -290,6 +298,90 @@ int ff_source_wait_watched(struct ff_source *s, struct ff_error *err)
     if (rc >= 0)
         rc = ff_wire_get_empty(s->ctl.buf, (size_t)s->ctl.len, err);
     s->watched = !rc;
+    return rc;
+}
+
+/* --- precopy=1 --- */
+
+bool ff_source_wants_pass(const struct ff_source *s)
+{
+    return s->wants_pass;
+}
+
+int ff_source_pass(struct ff_source *s, struct ff_error *err)
+{
+    int type, rc = ff_fault("source.pass");
+
+    if (rc)
+        return ff_error_set(err, -rc, "source: pass: injected");
+    if (!s->wants_pass)
+        return 0;
+    rc = ff_source_wait_watched(s, err);
+    if (!rc)
+        rc = ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_LOGGING), err);
+    if (rc)
+        return rc;
+    s->passed = true;
+    memset(s->reported, 0, sizeof(s->reported));
+    do {
+        type = ff_control_expect(&s->ctl, FF_MSG_PASSED, FF_MSG_BIT(FF_MSG_PROGRESS), WATCHING_MS,
+                                 err);
+        rc = type < 0 ? type : take_stats(s, err);
+    } while (!rc && type != FF_MSG_PASSED);
+    return rc;
+}
+
+/* Page @i of @n: is any of the @ratio bits set that it has in @bits? */
+static bool any_bit(const uint64_t *bits, uint64_t i, uint64_t ratio)
+{
+    for (uint64_t k = i * ratio; k < (i + 1) * ratio; k++)
+        if (ff_bitmap_get(bits, k))
+            return true;
+    return false;
+}
+
+/* Pages [first, first + n) into @out, as the wire has them: the last page that is set + 1 */
+static uint32_t fold_bits(uint8_t *out, const uint64_t *bits, uint64_t first, uint32_t n,
+                          uint64_t ratio)
+{
+    uint32_t end = 0;
+
+    memset(out, 0, (n + 7) / 8);
+    for (uint32_t i = 0; i < n; i++) {
+        if (ratio == 1 && !bits[(first + i) / 64]) {
+            i |= 63; /* @first is a multiple of 64 */
+            continue;
+        }
+        if (!any_bit(bits, first + i, ratio))
+            continue;
+        out[i / 8] |= (uint8_t)(1u << (i % 8));
+        end = i + 1;
+    }
+    return end;
+}
+
+int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
+                    uint64_t page_bytes, struct ff_error *err)
+{
+    const struct ff_region *r = region < s->regions.n ? &s->regions.r[region] : NULL;
+
+    if (!r || !page_bytes || r->psize % page_bytes)
+        return ff_error_set(err, EINVAL, "source: dirty: region %u, pages of %llu bytes (permitted: a "
+                            "region, what divides its page size)", region,
+                            (unsigned long long)page_bytes);
+    FF_AUTO_FREE uint8_t *out = malloc(FF_WIRE_DIRTY_MAX / 8);
+    if (!out)
+        return ff_error_set(err, ENOMEM, "source: dirty: out of memory");
+    uint64_t pages = r->len_bytes / r->psize;
+    int rc = 0;
+    for (uint64_t first = 0; first < pages && !rc; first += FF_WIRE_DIRTY_MAX) {
+        struct ff_dirty d = {.region = region, .first = first, .bits = out};
+        d.n = fold_bits(out, bits, first, (uint32_t)FF_MIN(pages - first, (uint64_t)FF_WIRE_DIRTY_MAX),
+                        r->psize / page_bytes);
+        if (d.n)
+            rc = ff_control_send(&s->ctl, ff_wire_put_dirty(s->ctl.buf, &d), err);
+    }
+    s->reported[region] = !rc;
     return rc;
 }
 

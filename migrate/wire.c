@@ -23,6 +23,7 @@ static const char *const names[] = {
     [FF_MSG_RUNNING] = "RUNNING",   [FF_MSG_PROGRESS] = "PROGRESS", [FF_MSG_DONE] = "DONE",
     [FF_MSG_WITHDRAWN] = "WITHDRAWN", [FF_MSG_WATCHING] = "WATCHING",
     [FF_MSG_KEYS] = "KEYS",         [FF_MSG_GRANT] = "GRANT",
+    [FF_MSG_LOGGING] = "LOGGING",   [FF_MSG_PASSED] = "PASSED",     [FF_MSG_DIRTY] = "DIRTY",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_MSG_LAST + 1, "a name for every message");
 
@@ -247,6 +248,9 @@ int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, st
     if (w->version != FF_WIRE_VERSION)
         return ff_error_set(err, EPROTONOSUPPORT, "wire: read WELCOME: protocol version %u (this side speaks %d)",
                             w->version, FF_WIRE_VERSION);
+    if (w->features & ~FF_WIRE_PASS)
+        return ff_error_set(err, EPROTO, "wire: read WELCOME: features 0x%x (permitted 0x%x)",
+                            w->features, FF_WIRE_PASS);
     memcpy(w->session, session, FF_SESSION_LEN);
     return 0;
 }
@@ -400,6 +404,38 @@ int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *grants, 
     return finish(&b, FF_MSG_GRANT, err);
 }
 
+/* --- DIRTY --- */
+
+int ff_wire_put_dirty(uint8_t *buf, const struct ff_dirty *d)
+{
+    struct ff_wirebuf b = begin(buf, FF_MSG_DIRTY);
+    ff_wb_put(&b, d->region, 4);
+    ff_wb_put(&b, d->n, 4);
+    ff_wb_put(&b, d->first, 8);
+    ff_wb_put_bytes(&b, d->bits, (d->n + 7) / 8);
+    return (int)b.pos;
+}
+
+int ff_wire_get_dirty(const uint8_t *msg, size_t len, struct ff_dirty *d,
+                      const struct ff_wire_region *regions, unsigned n_regions,
+                      struct ff_error *err)
+{
+    struct ff_wirebuf b = body(msg, len);
+    d->region = (uint32_t)ff_wb_get(&b, 4);
+    d->n = (uint32_t)ff_wb_get(&b, 4);
+    d->first = ff_wb_get(&b, 8);
+    const struct ff_wire_region *r = &regions[d->region < n_regions ? d->region : 0];
+    uint64_t pages = r->len_bytes / r->psize;
+
+    if (b.bad || d->region >= n_regions || !d->n || d->n > FF_WIRE_DIRTY_MAX ||
+        d->first > pages || d->n > pages - d->first)
+        return ff_error_set(err, EPROTO, "wire: read DIRTY: region %u of %u, pages %llu and the %u after "
+                            "(permitted: inside a region, 1..%u pages)", d->region, n_regions,
+                            (unsigned long long)d->first, d->n, FF_WIRE_DIRTY_MAX);
+    d->bits = ff_wb_take(&b, (d->n + 7) / 8);
+    return finish(&b, FF_MSG_DIRTY, err);
+}
+
 /* --- STATE, FIRST, DATA --- */
 
 int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h)
@@ -494,7 +530,7 @@ int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t
 /* Every field of struct ff_stats in its order; a new field goes to the end, with a new
  * protocol version */
 #define N_STATS (sizeof(struct ff_stats) / sizeof(uint64_t))
-_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 24,
+_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 27,
                "struct ff_stats is on the wire: change the protocol version with it");
 
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)

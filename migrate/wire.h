@@ -17,6 +17,10 @@
  *   PUBLISH  s->d  piece 8, keys 4, load 4, push 4, each region: address 8; then KEYS
  *   KEYS     s->d  each: region 4, piece 4, rkey 4; a piece without a key reads as zeros
  *   WATCHING d->s                        memory is empty and watched: the guest may stop
+ *   LOGGING  s->d  precopy=1: every write to memory is logged from here on
+ *   PASSED   d->s  statistics; answers LOGGING: every page with a key was read once (the first
+ *                  LOGGING alone does that), and what DIRTY named before it is discarded
+ *   DIRTY    s->d  region 4, pages 4, first page 8, one bit a page: written while it was logged
  *   STATE    s->d  total 8, first-touch pages 4, keys 4; then KEYS, FIRST and DATA until
  *                  all are there
  *   FIRST    s->d  each page: region 4, offset 8
@@ -26,7 +30,7 @@
  *   RUNNING  d->s  statistics
  *   GRANT    d->s  each: region 4, id 4, offset 8, length 4, rkey 4, address 8: the source may
  *                  write this part of the image there (prefill=push), once
- *   PROGRESS d->s  statistics, every 200 ms from RUNNING on
+ *   PROGRESS d->s  statistics, every 200 ms from RUNNING on, and between LOGGING and PASSED
  *   DONE     d->s  statistics
  *   WITHDRAWN s->d
  *
@@ -43,7 +47,8 @@
 
 struct ff_error;
 
-#define FF_WIRE_VERSION 2
+#define FF_WIRE_VERSION 3
+#define FF_WIRE_PASS 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512
@@ -55,6 +60,7 @@ struct ff_error;
 #define FF_WIRE_PIECE_MIN (4ull << 20) /* so that no chunk lies in two */
 #define FF_WIRE_KEYS_MAX 4096          /* of all regions together */
 #define FF_WIRE_GRANTS_MAX 64
+#define FF_WIRE_DIRTY_MAX (60u << 13) /* pages in one DIRTY: 60 KiB of bits */
 #define FF_IMM_ZEROS 0x80000000u /* in the imm of a pushed WRITE: all zeros, nothing written */
 
 enum ff_msg {
@@ -74,7 +80,10 @@ enum ff_msg {
     FF_MSG_WATCHING,
     FF_MSG_KEYS,
     FF_MSG_GRANT,
-    FF_MSG_LAST = FF_MSG_GRANT,
+    FF_MSG_LOGGING,
+    FF_MSG_PASSED,
+    FF_MSG_DIRTY,
+    FF_MSG_LAST = FF_MSG_DIRTY,
 };
 
 struct ff_wire_region {
@@ -123,6 +132,13 @@ struct ff_grant {
     uint64_t offset, addr;
 };
 
+/* Pages [first, first + n) of a region; bit i % 8 of bits[i / 8] is page first + i */
+struct ff_dirty {
+    uint32_t region, n;
+    uint64_t first;
+    const uint8_t *bits;
+};
+
 #define FF_MSG_BIT(type) (1u << (type))
 
 const char *ff_msg_name(unsigned type);
@@ -137,6 +153,7 @@ int ff_wire_put_refuse(uint8_t *buf, const char *text);
 int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions);
 int ff_wire_put_keys(uint8_t *buf, const struct ff_wire_key *keys, unsigned n);
 int ff_wire_put_grants(uint8_t *buf, const struct ff_grant *g, unsigned n);
+int ff_wire_put_dirty(uint8_t *buf, const struct ff_dirty *d);
 int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h);
 int ff_wire_put_first(uint8_t *buf, const struct ff_page_ref *pages, unsigned n);
 int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len);
@@ -162,6 +179,11 @@ int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, u
 int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *g, uint32_t max_len,
                        const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
                        struct ff_error *err);
+
+/* Pages inside their region of @regions; bits point into @msg */
+int ff_wire_get_dirty(const uint8_t *msg, size_t len, struct ff_dirty *d,
+                      const struct ff_wire_region *regions, unsigned n_regions,
+                      struct ff_error *err);
 int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h,
                       struct ff_error *err);
 

@@ -53,6 +53,7 @@ struct ff_uffd_range {
     enum ff_uffd_memory memory;
     enum ff_uffd_landing landing;
     uint8_t *alias; /* CONTINUE: second mapping of the same file, same length */
+    bool shared;    /* a shared mapping of a file */
 };
 
 /* What this host's kernel offers; for refusals and `farfork doctor` */
@@ -92,6 +93,19 @@ bool ff_uffd_can_move(const struct ff_uffd *u);
  * no holes) become those of @r. What cannot be moved, since it is pinned, is copied. */
 int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, void *src,
                  uint64_t len, struct ff_error *err);
+
+/**
+ * ff_uffd_discard() - make pages that were installed missing again
+ * @part: @n parts of @r, whole pages each; at most 1024
+ *
+ * Whoever touches them from then on waits for an install, as before the first. Memory that lands
+ * by CONTINUE is only unmapped: its pages stay in the file, where a device may have them pinned.
+ *
+ * Return: 0; -errno naming the remedy, where there is one; some pages may be discarded then
+ */
+struct iovec;
+int ff_uffd_discard(const struct ff_uffd_range *r, const struct iovec *part, unsigned n,
+                    struct ff_error *err);
 
 /* Wake whoever waits for these pages: they are there */
 int ff_uffd_wake(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,

@@ -10,6 +10,7 @@ E2E_TESTS := \
     tests/e2e/doctor_peer.py:100 \
     tests/e2e/move_micro.py:200 \
     tests/e2e/move_bytes.py:200 \
+    tests/e2e/precopy.py:200 \
     tests/e2e/move_linux.py:140 \
     tests/e2e/ping_pong.py:140 \
     tests/e2e/smp4.py:170 \

@@ -38,6 +38,7 @@ static void save_messages(void)
     struct ff_wire_key k[2] = {{0, 0, 1}, {1, 0, 2}};
     struct ff_grant g = {.region = 0, .offset = 4096, .len_bytes = 8192, .rkey = 1, .addr = 4096};
     struct ff_state_head s = {.total_bytes = 100000, .n_first = 2};
+    struct ff_dirty d = {.n = 17, .first = 64, .bits = (const uint8_t *)"\1\200\1"};
     struct ff_page_ref p[2] = {{0, 4096}, {1, 8192}};
     struct ff_stats st = {.bytes_total = 1};
 
@@ -51,6 +52,9 @@ static void save_messages(void)
     save(0, buf, ff_wire_put_state(buf, &s));
     save(1, buf, ff_wire_put_first(buf, p, 2));
     save(1, buf, ff_wire_put_data(buf, "state", 5));
+    save(1, buf, ff_wire_put_dirty(buf, &d));
+    save(0, buf, ff_wire_put_empty(buf, FF_MSG_LOGGING));
+    save(0, buf, ff_wire_put_stats(buf, FF_MSG_PASSED, &st));
     for (enum ff_msg t = FF_MSG_READY; t <= FF_MSG_WATCHING; t++) {
         bool empty = t == FF_MSG_GO || t == FF_MSG_WITHDRAWN || t == FF_MSG_WATCHING;
         save(0, buf, empty ? ff_wire_put_empty(buf, t) : ff_wire_put_stats(buf, t, &st));

@@ -92,6 +92,7 @@ static int try_small(enum ff_msg type, const uint8_t *msg, size_t len, struct ff
     case FF_MSG_GO:
     case FF_MSG_WITHDRAWN:
     case FF_MSG_WATCHING:
+    case FF_MSG_LOGGING:
         rc = ff_wire_get_empty(msg, len, err);
         if (!rc)
             same(msg, len, out, ff_wire_put_empty(out, type), 0, 0);
@@ -143,6 +144,16 @@ static int try_lists(enum ff_msg type, unsigned how, const uint8_t *msg, size_t 
             same(msg, len, out, ff_wire_put_data(out, data, n_data), 0, 0);
         return rc;
     }
+    if (type == FF_MSG_DIRTY) {
+        struct ff_dirty d;
+        rc = ff_wire_get_dirty(msg, len, &d, table, n_regions, err);
+        if (!rc && (d.bits < msg || d.bits + (d.n + 7) / 8 > msg + len ||
+                    (d.first + d.n) * table[d.region].psize > table[d.region].len_bytes))
+            abort();
+        if (!rc)
+            same(msg, len, out, ff_wire_put_dirty(out, &d), 0, 0);
+        return rc;
+    }
     struct ff_page_ref *pages = calloc(max, sizeof(*pages)); /* its end is watched */
     if (!pages)
         abort();
@@ -165,7 +176,7 @@ static int try_message(unsigned how, const uint8_t *msg, size_t len, struct ff_e
     if (type == FF_MSG_HELLO)
         return try_hello(msg, len, err);
     if (type == FF_MSG_PUBLISH || type == FF_MSG_DATA || type == FF_MSG_FIRST ||
-        type == FF_MSG_KEYS || type == FF_MSG_GRANT)
+        type == FF_MSG_KEYS || type == FF_MSG_GRANT || type == FF_MSG_DIRTY)
         return try_lists((enum ff_msg)type, how, msg, len, err);
     return try_small((enum ff_msg)type, msg, len, err);
 }

@@ -109,7 +109,9 @@ def present(guest):
 
 def run(t):
     for name, kind, options in (('anon', 'anon', ''), ('memfd', 'memfd', ',landing=copy'),
-                                ('memfd, landing=continue', 'memfd', ',landing=continue')):
+                                ('memfd, landing=continue', 'memfd', ',landing=continue'),
+                                ('anon, precopy=1', 'anon', ',precopy=1'),
+                                ('memfd, precopy=1', 'memfd', ',landing=continue,precopy=1')):
         with t.case(name):
             plain(t, kind, options)
     with t.case('memlock'):

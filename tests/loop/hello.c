@@ -111,9 +111,9 @@ static void raw_version(unsigned oldest, unsigned version, const char *says)
 
 static void versions(void)
 {
-    raw_version(3, 3, "version 3..3 (this side speaks 2)");
-    raw_version(3, 65535, "version 3..65535");
-    raw_version(0, 1, "version 0..1");
+    raw_version(4, 4, "version 4..4 (this side speaks 3)");
+    raw_version(4, 65535, "version 4..65535");
+    raw_version(0, 2, "version 0..2");
 }
 
 /* Rubbish of many kinds; after each the destination waits on, and a good source gets in */
@@ -128,7 +128,7 @@ static void *throw_rubbish(void *arg)
 
     for (unsigned i = 0; i < 40; i++) {
         struct ff_link *l = connect_raw(m);
-        int len = make_hello(buf, m, 2, 2, "test");
+        int len = make_hello(buf, m, FF_WIRE_VERSION, FF_WIRE_VERSION, "test");
         switch (i % 5) {
         case 0: /* leaves at once */
             len = 0;

@@ -82,6 +82,13 @@ static void test_options(void **state)
     assert_int_equal(a->odp, FF_ODP_ON);
     ff_address_free(a);
 
+    a = parse("h:1,precopy=1");
+    assert_true(a->precopy);
+    ff_address_free(a);
+    a = parse("h:1,precopy=0");
+    assert_false(a->precopy);
+    ff_address_free(a);
+
     a = parse("h:1,chunk=64K,landing=auto");
     assert_int_equal(a->chunk_bytes, 64 << 10);
     assert_int_equal(a->landing, FF_LANDING_AUTO);
@@ -127,6 +134,8 @@ static void test_refused(void **state)
         {"h:1,window=33", "1..32", EINVAL},
         {"h:1,landing=there", "auto, copy, continue or move", EINVAL},
         {"h:1,prefill=on", "off, pull, push or auto", EINVAL},
+        {"h:1,precopy=2", "precopy=2: want a number, 0..1", EINVAL},
+        {"h:1,precopy=on", "precopy=on", EINVAL},
         {"h:1,odp=yes", "auto, on or off", EINVAL},
         {"h:1,link=ib", "auto, tcp or verbs", EINVAL},
         {"h:1,qps=0", "1..8", EINVAL},

@@ -27,13 +27,61 @@ static void test_legal_moves(void **state)
     ff_claim_done(&c, 1);
     assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_PRESENT);
     assert_int_equal(c.present, 1);
-    assert_false(ff_claim_take(&c, 1)); /* PRESENT is for ever */
+    assert_false(ff_claim_take(&c, 1)); /* PRESENT stays, but for ff_claim_forget() */
     assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_PRESENT);
     /* the neighbours felt nothing */
     assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_MISSING);
     assert_int_equal(ff_claim_get(&c, 2), FF_CLAIM_MISSING);
     ff_claims_free(&c);
     ff_claims_free(&c);
+}
+
+static void test_forget(void **state)
+{
+    struct ff_claims c;
+    (void)state;
+
+    assert_int_equal(ff_claims_init(&c, 4), 0);
+    assert_true(ff_claim_take(&c, 1) && ff_claim_take(&c, 2) && ff_claim_take(&c, 3));
+    ff_claim_done(&c, 2);
+    ff_claim_done(&c, 3);
+    assert_false(ff_claim_forget(&c, 0)); /* it is not there */
+    assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_MISSING);
+    assert_false(ff_claim_forget(&c, 1)); /* its owner reads it later */
+    assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_INFLIGHT);
+    assert_true(ff_claim_forget(&c, 2));
+    assert_int_equal(ff_claim_get(&c, 2), FF_CLAIM_MISSING);
+    assert_false(ff_claim_forget(&c, 2));
+    assert_int_equal(c.present, 1);
+    /* from here on as if it had never been there */
+    ff_claims_seal(&c);
+    assert_true(ff_claim_take(&c, 2));
+    ff_claim_done(&c, 2);
+    ff_claim_done(&c, 1);
+    assert_int_equal(c.present, 3);
+    ff_claims_free(&c);
+}
+
+static void forget_sealed(void *arg)
+{
+    struct ff_claims c;
+    (void)arg;
+    if (!ff_claims_init(&c, 1) && ff_claim_take(&c, 0)) {
+        ff_claim_done(&c, 0);
+        ff_claims_seal(&c);
+        ff_claim_forget(&c, 0);
+    }
+}
+
+static void done_of_forgotten(void *arg)
+{
+    struct ff_claims c;
+    (void)arg;
+    if (!ff_claims_init(&c, 1) && ff_claim_take(&c, 0)) {
+        ff_claim_done(&c, 0);
+        ff_claim_forget(&c, 0);
+        ff_claim_done(&c, 0);
+    }
 }
 
 static void done_of_missing(void *arg)
@@ -79,6 +127,8 @@ static void test_illegal_moves_abort(void **state)
     assert_int_equal(signal_of(done_of_missing, NULL), SIGABRT);
     assert_int_equal(signal_of(done_twice, NULL), SIGABRT);
     assert_int_equal(signal_of(done_of_damaged, NULL), SIGABRT);
+    assert_int_equal(signal_of(forget_sealed, NULL), SIGABRT);
+    assert_int_equal(signal_of(done_of_forgotten, NULL), SIGABRT);
 }
 
 static void test_names(void **state)
@@ -155,4 +205,4 @@ static void test_race(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_legal_moves), cmocka_unit_test(test_illegal_moves_abort),
-          cmocka_unit_test(test_names), cmocka_unit_test(test_race))
+          cmocka_unit_test(test_names), cmocka_unit_test(test_forget), cmocka_unit_test(test_race))
