@@ -14,6 +14,11 @@ struct ff_error;
 int ff_thread_start(pthread_t *t, void *(*fn)(void *), void *arg, const char *name,
                     struct ff_error *err);
 
+/* The calling thread works in short bursts that others wait for: let it run ahead of threads that
+ * compute. Asks the scheduler for a short slice (Linux 6.12; before, and where it is not
+ * permitted, nothing changes). It takes no more of the CPU by that. */
+void ff_thread_soon(void);
+
 /* CPU time of the calling thread in ns */
 uint64_t ff_thread_cpu_ns(void);
 

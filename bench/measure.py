@@ -306,6 +306,7 @@ def move_and_measure(t, guest, peer, qemu, number, times):
         clock.seen = len(lines)         # of these it is not known when they came
         begin_ms = max(line['uptime_ms'] for line in lines)
         watch_for(src, clock, times.before_s)
+        time.sleep(1.5 * SLOT_MS / 1000)    # the report is in no slot of the move
         limit_s = times.limit_s if not peer.postcopy() else 60 + guest.mem_mib / 20
         move = Move(src, dst, peer, limit_s)
         last = dst if move.outcome == 'completed' else src

@@ -405,6 +405,7 @@ void *ff_fault_main(void *opaque)
     struct ff_fault_engine *f = p->fault;
     unsigned turns = 0;
 
+    ff_thread_soon();
     while (!atomic_load(&p->stop)) {
         short events = 0;
         int fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT, &events);

@@ -31,6 +31,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "bitmap.h"
 #include "cleanup.h"
@@ -47,6 +48,7 @@
 #define HUGE (2ull << 20)
 #define ZERO_RUN 16384u /* pages of zeros between two looks at the link */
 #define CPU_TURNS 8u
+#define HEAD_START_NS 5000000u
 
 /* What is under way: [first, first + n) of a region */
 struct transfer {
@@ -542,6 +544,17 @@ static int turn(struct ff_pager *p, struct ff_error *why)
     return 1;
 }
 
+/* A guest that has just been started needs some pages, one after the other, before it gets
+ * anywhere: until then the CPUs and the link are its own */
+static void let_guest_start(struct ff_pager *p)
+{
+    const struct timespec nap = {.tv_nsec = 500000};
+    uint64_t end = ff_now_ns() + HEAD_START_NS;
+
+    while (atomic_load(&p->guest_runs) && !atomic_load(&p->stop) && ff_now_ns() < end)
+        nanosleep(&nap, NULL);
+}
+
 void *ff_prefill_main(void *opaque)
 {
     struct ff_pager *p = opaque;
@@ -550,6 +563,7 @@ void *ff_prefill_main(void *opaque)
     unsigned turns = 0;
     int rc = 1;
 
+    let_guest_start(p);
     while (!atomic_load(&p->stop) && (rc = turn(p, &why)) > 0)
         if (!(++turns % CPU_TURNS))
             atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());

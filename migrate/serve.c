@@ -144,6 +144,8 @@ static void *serve_main(void *opaque)
     struct ff_error why;
     struct ff_wc wc[8];
 
+    if (sv->queue == FF_QUEUE_FAULT)
+        ff_thread_soon();
     while (!atomic_load(&s->stop) && rc >= 0) {
         int pushed = pushes ? push_next(s, &why) : 0;
         rc = pushed;
