@@ -5,10 +5,10 @@
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
 .PHONY: bench
-BENCH_PROGRAMS := $(BUILD)/bench/floors $(BUILD)/bench/udpping
+BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,floors udpping wire)
 DEPS_BENCH := $(BUILD)/.deps-bench
 RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
-    tests/bench/smoke.py:170
+    tests/bench/link_test.py:60 tests/bench/smoke.py:170
 check: $(BENCH_PROGRAMS)
 $(DEPS_BENCH): $(DEPS_ALL)
 

@@ -47,8 +47,8 @@ FULL = {
     'smp': [1, 4],
     'memory': ['anon', 'memfd', 'thp', 'hugetlb'],
     'net': [places.LOOPBACK, '1gbit', '10gbit', '25gbit',
-            '1gbit,0.2ms', '10gbit,0.05ms', '10gbit,0.2ms', '10gbit,1ms', '25gbit,0.2ms',
-            '10gbit,0.2ms,0.1%'],
+            '1gbit,0.05ms', '1gbit,0.2ms', '1gbit,1ms', '1gbit,0.2ms,0.1%',
+            '10gbit,0.05ms', '10gbit,0.2ms', '10gbit,1ms', '10gbit,0.2ms,0.1%', '25gbit,0.2ms'],
 }
 EPILOG = '''
 `farfork bench compare OLD.json NEW.json` says what changed beyond noise:
@@ -178,7 +178,9 @@ class Bench:
     def round(self, t, group, guest, i):
         """Each peer once, after the floors."""
         around = self.o.around if i == 0 else min(SHORT_S, self.o.around)
-        group['floors'].append(places.floors(FLOORS, common.place))
+        floor = places.floors(FLOORS, common.place)
+        group['floors'].append(floor)
+        bits = common.place.link.bits() if getattr(common.place, 'link', None) else 0
         for peer, into in zip(self.peers, group['peers']):
             progress(f'{schema.group_title(group)}: round {i + 1} of {self.o.runs}: {peer.text}')
             self.number += 1
@@ -186,6 +188,7 @@ class Bench:
             run = one_move(t, guest, peer, self.qemu(peer), self.number,
                                    Times(around, around, self.o.limit))
             run['round'] = i
+            run['metrics'].update(measure.metrics_of_link(run['metrics'], bits, floor))
             if run['outcome'] == 'did not converge':
                 run['why'] = f'did not converge in {self.o.limit} s, then cancelled'
             into['runs'].append(run)
