@@ -37,6 +37,7 @@
 #include "error.h"
 #include "fault.h"
 #include "runs.h"
+#include "tcp_pace.h"
 #include "tcp_queue.h"
 #include "tcp_socket.h"
 #include "tcp_wire.h"
@@ -86,6 +87,7 @@ struct tcp_queue {
         struct msghdr msg;
     } rx;
 
+    struct tcp_pace pace; /* of what PREFILL receives */
     struct ff_wc wc[WC_MAX];
     unsigned wc_first, wc_n;
     struct ff_error broken; /* code 0: it is not */
@@ -233,6 +235,8 @@ static void serve(struct tcp_queue *q, const struct tcp_req *req)
                      status);
         break_with(q, &why);
     } else {
+        if (q->kind == FF_QUEUE_PREFILL)
+            tcp_pace_start(&q->pace, q->fd);
         q->rx.in_data = q->rx.is_write = true;
         q->rx.write = *req;
         q->rx.data.at = q->rx.data.n = 0;
@@ -440,6 +444,8 @@ int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error 
         return ff_error_set(err, EAGAIN, "tcp: post: %u requests in flight", q->wr_n);
 
     bool read = wr->op == FF_OP_READ;
+    if (read && q->kind == FF_QUEUE_PREFILL)
+        tcp_pace_start(&q->pace, q->fd);
     struct tcp_req req = {.op = read ? TCP_OP_READ : TCP_OP_WRITE,
                           .id = wr->id,
                           .addr = wr->remote,
@@ -478,6 +484,7 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
         struct io_uring_cqe *cqe;
 
         progress(q);
+        tcp_pace_turn(&q->pace, q->fd, now);
         unsigned got = drain_wc(q, wc, n);
         if (got) {
             io_uring_submit(&q->ring);
@@ -491,8 +498,10 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
              * descriptor readable, so that nobody sleeps on it */
             return 0;
         }
-        struct __kernel_timespec ts = {.tv_sec = (long long)((end - now) / 1000000000u),
-                                       .tv_nsec = (long long)((end - now) % 1000000000u)};
+        /* while data comes, the pace is looked after as well */
+        uint64_t until = q->pace.on && q->wr_n ? FF_MIN(end, FF_MAX(q->pace.next_ns, now)) : end;
+        struct __kernel_timespec ts = {.tv_sec = (long long)((until - now) / 1000000000u),
+                                       .tv_nsec = (long long)((until - now) % 1000000000u)};
         int rc = io_uring_submit_and_wait_timeout(&q->ring, &cqe, 1, &ts, NULL);
         if (rc < 0 && rc != -ETIME && rc != -EINTR && rc != -EAGAIN)
             break_errno(q, "io_uring wait", -rc);
