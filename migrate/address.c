@@ -18,7 +18,7 @@
 static const struct ff_address defaults = {
     .timeout_ms = 15000,
     .chunk_bytes = 2u << 20,
-    .window = 4,
+    .window = 2,
     .qps = 1,
     .landing = FF_LANDING_AUTO,
     .prefill = FF_PREFILL_AUTO,

@@ -377,10 +377,12 @@ void *ff_fault_main(void *opaque)
     unsigned turns = 0;
 
     while (!atomic_load(&p->stop)) {
+        short events = 0;
+        int fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT, &events);
         struct pollfd fds[3] = {
             {.fd = PENDING - f->n > EVENTS ? p->uffd.fd : -1, .events = POLLIN},
             {.fd = p->wake_fd, .events = POLLIN},
-            {.fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT), .events = POLLIN},
+            {.fd = fd, .events = events},
         };
         int n = poll(fds, 3, f->n_busy ? 500 : 5000);
         if (n < 0 && errno != EINTR)

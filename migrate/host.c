@@ -286,21 +286,6 @@ static void check_memlock(const struct report *r)
             "memory and 64 MiB with ulimit -l, limits.conf or LimitMEMLOCK=", kib);
 }
 
-static void check_io_uring(const struct report *r)
-{
-    char line[32];
-    const char *disabled = read_line(line, sizeof(line), "/proc/sys/kernel/io_uring_disabled");
-    int rc = ff_tcp_probe();
-
-    if (rc)
-        say(r, "io_uring", FF_CHECK_NO,
-            "%s (kernel.io_uring_disabled=%s); the TCP link needs it: set that sysctl to 0, and let "
-            "the container's seccomp profile allow it", strerror(-rc), disabled ? disabled : "absent");
-    else
-        say(r, "io_uring", FF_CHECK_OK, "works (kernel.io_uring_disabled=%s)",
-            disabled ? disabled : "absent");
-}
-
 void ff_host_check(void (*fn)(void *opaque, const char *subject, enum ff_check result,
                               const char *why),
                    void *opaque)
@@ -310,7 +295,6 @@ void ff_host_check(void (*fn)(void *opaque, const char *subject, enum ff_check r
     check_kvm(&r);
     check_uffd(&r);
     check_hugepages(&r);
-    check_io_uring(&r);
     check_rdma(&r);
     check_memlock(&r);
 }

@@ -241,11 +241,7 @@ static int probe_link(struct probe *p, const struct ff_link_params *params,
                       enum ff_link_kind kind, struct ff_probe_link *out, struct ff_error *err)
 {
     uint64_t start = ff_now_ns();
-    int rc = kind == FF_LINK_TCP ? ff_tcp_probe() : 0;
-
-    if (rc)
-        return ff_error_set(err, -rc, "tcp: io_uring: %s; see farfork doctor", strerror(-rc));
-    rc = ff_link_connect(params, kind, p->cancel_fd, &p->link, err);
+    int rc = ff_link_connect(params, kind, p->cancel_fd, &p->link, err);
     if (rc)
         return rc;
     rc = use_link(p, start, out, err);

@@ -186,11 +186,7 @@ static void *service_main(void *opaque)
 
 static int start(struct service *s, const struct ff_link_params *p, struct ff_error *err)
 {
-    int rc = s->kind == FF_LINK_TCP ? ff_tcp_probe() : 0;
-
-    if (rc)
-        return ff_error_set(err, -rc, "tcp: io_uring: %s; see farfork doctor", strerror(-rc));
-    rc = ff_port_listen(p, s->kind, &s->port, err);
+    int rc = ff_port_listen(p, s->kind, &s->port, err);
     if (rc)
         return rc;
     say(s->sv, "%s: listening on %s, port %u", s->name, *p->host ? p->host : "every address",

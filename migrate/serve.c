@@ -123,7 +123,9 @@ int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, str
 /* Until the PREFILL queue has something to do, or there are grants */
 static void wait_work(struct ff_serve *s)
 {
-    struct pollfd p[] = {{.fd = s->link->ops->fd(s->link, FF_QUEUE_PREFILL), .events = POLLIN},
+    short events = 0;
+    int fd = s->link->ops->fd(s->link, FF_QUEUE_PREFILL, &events);
+    struct pollfd p[] = {{.fd = fd, .events = events},
                          {.fd = s->wake_fd, .events = POLLIN}};
     eventfd_t ignored;
 

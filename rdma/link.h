@@ -111,8 +111,9 @@ struct ff_link_ops {
     int (*poll)(struct ff_link *l, enum ff_queue q, struct ff_wc *wc, unsigned n, int timeout_ms,
                 struct ff_error *err);
 
-    /* Readable when poll() has something to do, once poll() has returned 0; until free() */
-    int (*fd)(struct ff_link *l, enum ff_queue q);
+    /* Shows one of @events (as poll(2) has them) when poll() has something to do. To be asked
+     * after each poll() that returned 0; the descriptor is there until free(). */
+    int (*fd)(struct ff_link *l, enum ff_queue q, short *events);
 
     /* 0, or the link is broken; -ECONNRESET or -EPIPE: nothing of the message left this side */
     int (*send)(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err);
@@ -164,9 +165,6 @@ void ff_tcp_listener_free(struct ff_listener *ls);
 /* @cancel_fd: -1, or a descriptor that becomes readable to give up (-ECANCELED) */
 int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link **out,
                    struct ff_error *err);
-
-/* 0 when this host can run the tcp link, else -errno */
-int ff_tcp_probe(void);
 
 /* --- whichever link there is --- */
 

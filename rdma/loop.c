@@ -16,6 +16,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -199,8 +200,9 @@ static int loop_poll(struct ff_link *l, enum ff_queue k, struct ff_wc *wc, unsig
     return rc ? rc : (int)got;
 }
 
-static int loop_fd(struct ff_link *l, enum ff_queue k)
+static int loop_fd(struct ff_link *l, enum ff_queue k, short *events)
 {
+    *events = POLLIN;
     return end_of(l)->q[k].efd;
 }
 

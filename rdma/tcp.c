@@ -18,7 +18,6 @@
  * Limits       a stranger that connects and says nothing is dropped after JOIN_TIMEOUT_MS.
  */
 #include <errno.h>
-#include <liburing.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -345,8 +344,9 @@ static int tcp_poll(struct ff_link *l, enum ff_queue q, struct ff_wc *wc, unsign
     return rc;
 }
 
-static int tcp_fd(struct ff_link *l, enum ff_queue q)
+static int tcp_fd(struct ff_link *l, enum ff_queue q, short *events)
 {
+    *events = tcp_queue_events(tcp_of(l)->q[q]);
     return tcp_queue_fd(tcp_of(l)->q[q]);
 }
 
@@ -492,14 +492,4 @@ void ff_tcp_listener_free(struct ff_listener *ls)
         close(ls->fd[i]);
     ff_close_fd(&ls->cancel_fd);
     free(ls);
-}
-
-int ff_tcp_probe(void)
-{
-    struct io_uring ring;
-    int rc = io_uring_queue_init(2, &ring, 0);
-
-    if (!rc)
-        io_uring_queue_exit(&ring);
-    return rc;
 }

@@ -36,6 +36,7 @@
 
 #include "cleanup.h"
 #include "tcp_pace.h"
+#include "tcp_socket.h"
 
 #define LOOK_NS 5000000u
 #define GROWS 1.25
@@ -146,28 +147,11 @@ static bool get_info(int fd, struct tcp_info *info)
            info->tcpi_min_rtt != UINT32_MAX;
 }
 
-/* Whether both ends have one address: then there is no link to be kept free */
-static bool same_host(int fd)
-{
-    struct sockaddr_in6 a, b; /* large enough for both families */
-    socklen_t a_len = sizeof(a), b_len = sizeof(b);
-
-    memset(&a, 0, sizeof(a));
-    memset(&b, 0, sizeof(b));
-    if (getsockname(fd, (struct sockaddr *)&a, &a_len) ||
-        getpeername(fd, (struct sockaddr *)&b, &b_len) || a.sin6_family != b.sin6_family)
-        return true;
-    if (a.sin6_family == AF_INET6)
-        return !memcmp(&a.sin6_addr, &b.sin6_addr, sizeof(a.sin6_addr));
-    return ((struct sockaddr_in *)&a)->sin_addr.s_addr ==
-           ((struct sockaddr_in *)&b)->sin_addr.s_addr;
-}
-
 void tcp_pace_start(struct tcp_pace *t, int fd)
 {
     struct tcp_info info;
 
-    if (t->on || same_host(fd) || !get_info(fd, &info))
+    if (t->on || tcp_is_local(fd) || !get_info(fd, &info))
         return;
     pace_init(&t->pace);
     t->on = true;

@@ -5,18 +5,18 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      one-sided reads and writes over a socket, by io_uring. The side that is
- *              read from calls poll() in a thread of its own, and that serves it.
+ * Purpose      one-sided reads and writes over a socket. The side that is read from calls
+ *              poll() in a thread of its own, and that serves it.
  *
- * Picture      tx: FIFO of frames, one sendmsg in flight     rx: one recv in flight
+ * Picture      tx: FIFO of frames                            rx: one frame at a time
  *              own request: head (+ data of a WRITE)           head, map -> rx.buf
  *              reply: head, zero map, runs of guest memory     data -> where it belongs
  *
- *              poll(): completions -> parse -> arm recv, arm send -> submit, wait
+ *              poll(): receive what is there -> parse -> send what the socket takes; sleep
  *
  * Threads      one at a time; tcp_queue_shutdown() from any.
- * Ownership    memory given in a work request is the caller's and must stay until the
- *              queue is freed: a receive into it may be in flight when the link breaks.
+ * Ownership    memory given in a work request is the caller's and must stay until it is
+ *              complete, or the queue is freed.
  * Invariants   1. Replies go out in the order of the requests; so the oldest request in
  *                 flight is what the next reply must answer (checked by the decoder).
  *              2. A request is parsed only when there is room for its reply: a peer that
@@ -27,7 +27,7 @@
  *              read from each other never wait for each other (tests/unit/link.c).
  */
 #include <errno.h>
-#include <liburing.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -47,15 +47,6 @@
 #define TX_SLOTS (FF_QUEUE_DEPTH + REPLIES)
 #define WC_MAX (2 * FF_QUEUE_DEPTH)
 
-enum { TAG_RECV = 1, TAG_SEND = 2 };
-
-/* Results after which the same is tried again. The kernel cancels what is in flight for a
- * thread that ends (io_uring(7)); the queue goes on in the hands of another. */
-static bool try_again(int res)
-{
-    return res == -EAGAIN || res == -EINTR || res == -ECANCELED;
-}
-
 struct tx_frame {
     uint8_t head[TCP_REQ_LEN];
     uint8_t map[TCP_MAP_MAX];
@@ -67,12 +58,9 @@ struct tcp_queue {
     int fd;
     enum ff_queue kind;
     struct ff_mr_table *mrs;
-    struct io_uring ring;
 
     struct tx_frame tx[TX_SLOTS]; /* ring: tx_first, tx_n frames */
     unsigned tx_first, tx_n, replies_n;
-    bool sending;
-    struct msghdr tx_msg;
 
     struct ff_wr wr[FF_QUEUE_DEPTH]; /* own requests in flight, oldest first */
     unsigned wr_first, wr_n;
@@ -80,11 +68,9 @@ struct tcp_queue {
     struct {
         uint8_t buf[RX_BUF];
         unsigned pos, end;
-        bool receiving, direct; /* a recv is in flight; it goes to data, not to buf */
-        struct runs data;       /* where the data of the current frame goes */
+        struct runs data; /* where the data of the current frame goes */
         bool in_data, is_write;
         struct tcp_req write; /* the WRITE whose data this is */
-        struct msghdr msg;
     } rx;
 
     struct tcp_pace pace; /* of what PREFILL receives */
@@ -132,42 +118,38 @@ static struct tx_frame *tx_new(struct tcp_queue *q, size_t head_len)
     return f;
 }
 
-static void arm_send(struct tcp_queue *q)
+/* Nothing more can be sent or received now */
+static bool would_block(ssize_t n)
 {
-    if (q->sending || !q->tx_n || q->broken.code)
-        return;
-    struct runs *r = &q->tx[q->tx_first].runs;
-    struct io_uring_sqe *sqe = io_uring_get_sqe(&q->ring);
-    if (!sqe)
-        return; /* the next poll() submits and comes here again */
-
-    q->tx_msg = (struct msghdr){.msg_iov = r->iov + r->at, .msg_iovlen = r->n - r->at};
-    if (ff_fault("tcp.send.short")) {
-        /* a short send: the rest of this piece goes with the next one */
-        io_uring_prep_send(sqe, q->fd, r->iov[r->at].iov_base,
-                           FF_MIN(r->iov[r->at].iov_len, (size_t)5), MSG_NOSIGNAL);
-    } else {
-        io_uring_prep_sendmsg(sqe, q->fd, &q->tx_msg, MSG_NOSIGNAL | MSG_WAITALL);
-    }
-    io_uring_sqe_set_data64(sqe, TAG_SEND);
-    q->sending = true;
+    return n < 0 && (errno == EAGAIN || errno == EINTR);
 }
 
-static void sent(struct tcp_queue *q, int res)
+/* Send what the socket takes */
+static void send_frames(struct tcp_queue *q)
 {
-    q->sending = false;
-    if (try_again(res))
-        return;
-    if (res < 0) {
-        break_errno(q, "send", -res);
-        return;
-    }
-    struct tx_frame *f = &q->tx[q->tx_first];
-    runs_advance(&f->runs, (size_t)res);
-    if (runs_done(&f->runs)) {
-        q->replies_n -= f->is_reply;
-        q->tx_first = (q->tx_first + 1) % TX_SLOTS;
-        q->tx_n--;
+    while (q->tx_n && !q->broken.code) {
+        struct tx_frame *f = &q->tx[q->tx_first];
+        struct runs *r = &f->runs;
+        struct iovec cut = r->iov[r->at];
+        struct msghdr msg = {.msg_iov = r->iov + r->at, .msg_iovlen = r->n - r->at};
+
+        if (ff_fault("tcp.send.short")) {
+            cut.iov_len = FF_MIN(cut.iov_len, (size_t)5);
+            msg = (struct msghdr){.msg_iov = &cut, .msg_iovlen = 1};
+        }
+        ssize_t n = sendmsg(q->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (would_block(n))
+            return;
+        if (n < 0) {
+            break_errno(q, "send", errno);
+            return;
+        }
+        runs_advance(r, (size_t)n);
+        if (runs_done(r)) {
+            q->replies_n -= f->is_reply;
+            q->tx_first = (q->tx_first + 1) % TX_SLOTS;
+            q->tx_n--;
+        }
     }
 }
 
@@ -354,10 +336,9 @@ static void parse(struct tcp_queue *q)
     }
 }
 
-static void arm_recv(struct tcp_queue *q)
+/* Receive once: true: as much as was asked for, so that there may be more */
+static bool receive(struct tcp_queue *q)
 {
-    if (q->rx.receiving || q->broken.code)
-        return;
     if (q->rx.pos == q->rx.end)
         q->rx.pos = q->rx.end = 0;
     struct runs *d = &q->rx.data;
@@ -365,71 +346,46 @@ static void arm_recv(struct tcp_queue *q)
 
     if (!direct && q->rx.end == RX_BUF) {
         if (!q->rx.pos)
-            return; /* full of requests that wait for room to be answered */
+            return false; /* full of requests that wait for room to be answered */
         memmove(q->rx.buf, q->rx.buf + q->rx.pos, q->rx.end - q->rx.pos);
         q->rx.end -= q->rx.pos;
         q->rx.pos = 0;
     }
-    struct io_uring_sqe *sqe = io_uring_get_sqe(&q->ring);
-    if (!sqe)
-        return;
-    bool cut = ff_fault("tcp.recv.short");
-    if (direct) {
-        q->rx.msg = (struct msghdr){.msg_iov = d->iov + d->at, .msg_iovlen = d->n - d->at};
-        if (cut)
-            io_uring_prep_recv(sqe, q->fd, d->iov[d->at].iov_base,
-                               FF_MIN(d->iov[d->at].iov_len, (size_t)1021), 0);
-        else
-            io_uring_prep_recvmsg(sqe, q->fd, &q->rx.msg, MSG_WAITALL);
-    } else {
-        io_uring_prep_recv(sqe, q->fd, q->rx.buf + q->rx.end, cut ? 7 : RX_BUF - q->rx.end, 0);
-        if (cut && RX_BUF - q->rx.end < 7)
-            sqe->len = RX_BUF - q->rx.end;
+    struct iovec buf = {.iov_base = q->rx.buf + q->rx.end, .iov_len = RX_BUF - q->rx.end};
+    struct msghdr msg = {.msg_iov = &buf, .msg_iovlen = 1};
+    if (direct)
+        msg = (struct msghdr){.msg_iov = d->iov + d->at, .msg_iovlen = d->n - d->at};
+    if (ff_fault("tcp.recv.short")) {
+        buf = msg.msg_iov[0];
+        buf.iov_len = FF_MIN(buf.iov_len, direct ? (size_t)1021 : (size_t)7);
+        msg = (struct msghdr){.msg_iov = &buf, .msg_iovlen = 1};
     }
-    io_uring_sqe_set_data64(sqe, TAG_RECV);
-    q->rx.receiving = true;
-    q->rx.direct = direct;
-}
-
-static void received(struct tcp_queue *q, int res)
-{
-    q->rx.receiving = false;
-    if (try_again(res))
-        return;
-    if (res == 0)
+    ssize_t n = recvmsg(q->fd, &msg, MSG_DONTWAIT);
+    if (would_block(n))
+        return false;
+    if (n == 0)
         break_with(q, &(struct ff_error){.code = ECONNRESET,
                                          .text = "tcp: receive: the peer closed the connection"});
-    else if (res < 0)
-        break_errno(q, "receive", -res);
-    else if (q->rx.direct)
-        runs_advance(&q->rx.data, (size_t)res);
+    else if (n < 0)
+        break_errno(q, "receive", errno);
+    else if (direct)
+        runs_advance(d, (size_t)n);
     else
-        q->rx.end += (unsigned)res;
+        q->rx.end += (unsigned)n;
+    return direct ? runs_done(d) : q->rx.end == RX_BUF;
 }
 
 /* --- the queue --- */
 
-static void reap(struct tcp_queue *q)
-{
-    struct io_uring_cqe *cqe;
-
-    while (!io_uring_peek_cqe(&q->ring, &cqe)) {
-        uint64_t tag = io_uring_cqe_get_data64(cqe);
-        int res = cqe->res;
-        io_uring_cqe_seen(&q->ring, cqe);
-        if (tag == TAG_RECV)
-            received(q, res);
-        else if (tag == TAG_SEND)
-            sent(q, res);
-    }
-}
-
 static void progress(struct tcp_queue *q)
 {
-    reap(q);
-    parse(q);
-    arm_recv(q);
-    arm_send(q);
+    bool more;
+
+    do {
+        more = receive(q);
+        parse(q);
+        send_frames(q);
+    } while (more && !q->broken.code && !q->wc_n);
 }
 
 int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error *err)
@@ -459,8 +415,7 @@ int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error 
         f->runs.iov[f->runs.n++] =
             (struct iovec){.iov_base = wr->local, .iov_len = wr->len_bytes};
     q->wr[(q->wr_first + q->wr_n++) % FF_QUEUE_DEPTH] = *wr;
-    arm_send(q);
-    io_uring_submit(&q->ring);
+    send_frames(q);
     return 0;
 }
 
@@ -481,37 +436,33 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
     uint64_t now = ff_now_ns(), end = now + (uint64_t)timeout_ms * 1000000u;
 
     for (;;) {
-        struct io_uring_cqe *cqe;
-
         progress(q);
         tcp_pace_turn(&q->pace, q->fd, now);
         unsigned got = drain_wc(q, wc, n);
-        if (got) {
-            io_uring_submit(&q->ring);
+        if (got)
             return (int)got;
-        }
         if (q->broken.code)
             return broken(q, err);
-        if (now >= end) {
-            io_uring_submit(&q->ring);
-            /* what was submitted may be complete already: its completion makes the
-             * descriptor readable, so that nobody sleeps on it */
+        if (now >= end)
             return 0;
-        }
         /* while data comes, the pace is looked after as well */
         uint64_t until = q->pace.on && q->wr_n ? FF_MIN(end, FF_MAX(q->pace.next_ns, now)) : end;
-        struct __kernel_timespec ts = {.tv_sec = (long long)((until - now) / 1000000000u),
-                                       .tv_nsec = (long long)((until - now) % 1000000000u)};
-        int rc = io_uring_submit_and_wait_timeout(&q->ring, &cqe, 1, &ts, NULL);
-        if (rc < 0 && rc != -ETIME && rc != -EINTR && rc != -EAGAIN)
-            break_errno(q, "io_uring wait", -rc);
+        struct pollfd p = {.fd = q->fd, .events = tcp_queue_events(q)};
+        poll(&p, 1, (int)((until - now + 999999) / 1000000));
         now = ff_now_ns();
     }
 }
 
+short tcp_queue_events(const struct tcp_queue *q)
+{
+    /* full: it goes on when replies are out */
+    bool full = q->replies_n == REPLIES || (!q->rx.pos && q->rx.end == RX_BUF);
+    return (short)((full ? 0 : POLLIN) | (q->tx_n ? POLLOUT : 0));
+}
+
 int tcp_queue_fd(struct tcp_queue *q)
 {
-    return q->ring.ring_fd;
+    return q->fd;
 }
 
 void tcp_queue_shutdown(struct tcp_queue *q)
@@ -532,41 +483,20 @@ int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tc
         close(fd);
         return ff_error_set(err, ENOMEM, "tcp: new queue: out of memory");
     }
-    int rc = io_uring_queue_init(8, &q->ring, 0);
-    if (rc) {
-        free(q);
-        close(fd);
-        return ff_error_set(err, -rc,
-                            "tcp: set up io_uring: %s; the tcp link needs io_uring: see sysctl "
-                            "kernel.io_uring_disabled, and the memlock limit (ulimit -l)",
-                            strerror(-rc));
-    }
+    tcp_set_congestion(fd);
     q->fd = fd;
     q->kind = kind;
+    if (kind == FF_QUEUE_FAULT)
+        tcp_set_urgent(fd);
     q->mrs = mrs;
-    arm_recv(q);
-    io_uring_submit(&q->ring);
     *out = q;
     return 0;
 }
 
 void tcp_queue_free(struct tcp_queue *q)
 {
-    struct io_uring_cqe *cqe;
-
     if (!q)
         return;
-    /* After the shutdown nothing can stay in flight: wait until the kernel has let go of
-     * the memory. A request of ours that was never submitted goes with the ring. */
-    shutdown(q->fd, SHUT_RDWR);
-    break_errno(q, "free", ESHUTDOWN);
-    io_uring_submit(&q->ring);
-    for (int i = 0; i < 100 && (q->sending || q->rx.receiving); i++) {
-        struct __kernel_timespec ts = {.tv_nsec = 100000000};
-        io_uring_wait_cqe_timeout(&q->ring, &cqe, &ts);
-        reap(q);
-    }
-    io_uring_queue_exit(&q->ring);
     close(q->fd);
     free(q);
 }

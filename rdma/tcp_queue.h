@@ -19,6 +19,7 @@ int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error 
 int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeout_ms,
                    struct ff_error *err);
 int tcp_queue_fd(struct tcp_queue *q);
+short tcp_queue_events(const struct tcp_queue *q); /* what to wait for, as poll(2) has it */
 void tcp_queue_shutdown(struct tcp_queue *q);                   /* any thread */
 void tcp_queue_set_timeout(struct tcp_queue *q, int timeout_ms); /* any thread */
 

@@ -3,6 +3,7 @@
  * verbs.c - the verbs link's table of operations, control messages
  */
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <time.h>
 
@@ -195,8 +196,9 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
     }
 }
 
-static int verbs_fd(struct ff_link *l, enum ff_queue q)
+static int verbs_fd(struct ff_link *l, enum ff_queue q, short *events)
 {
+    *events = POLLIN;
     return verbs_of(l)->q[verbs_role_of(q)].epoll_fd;
 }
 

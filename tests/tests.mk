@@ -109,7 +109,7 @@ check-asan:
 	    SANITIZE='$(ASAN_FLAGS)' check-sanitized
 
 check-tsan:
-	@TSAN_OPTIONS='halt_on_error=1 report_thread_leaks=0 suppressions=$(CURDIR)/tests/tsan.supp' \
+	@TSAN_OPTIONS='halt_on_error=1 report_thread_leaks=0' \
 	    $(SUB_MAKE) BUILD=$(BUILD)/tsan \
 	    SANITIZE='$(TSAN_FLAGS)' RUN_PREFIX='$(NO_ASLR)' check-sanitized
 

@@ -2,8 +2,8 @@
  *
  * memlock.c - how much memory may be pinned, as an RDMA registration does
  *
- * Registering memory counts pinned pages against RLIMIT_MEMLOCK unless CAP_IPC_LOCK is held; an
- * io_uring with registered buffers counts there too. Tried by locking more than the usual 8 MiB.
+ * Registering memory counts pinned pages against RLIMIT_MEMLOCK unless CAP_IPC_LOCK is held.
+ * Tried by locking more than the usual 8 MiB.
  * Source: getrlimit(2); mlock(2); ibv_reg_mr(3)
  */
 #include "platform.h"

@@ -423,7 +423,9 @@ static void test_descriptor(void **state)
     (void)state;
 
     struct ff_mr mr = must_reg(p.a, src, LARGE, FF_ACCESS_REMOTE_READ);
-    struct pollfd fd = {.fd = p.b->ops->fd(p.b, FF_QUEUE_FAULT), .events = POLLIN};
+    short events = 0;
+    int rc = p.b->ops->fd(p.b, FF_QUEUE_FAULT, &events);
+    struct pollfd fd = {.fd = rc, .events = events};
     assert_true(fd.fd >= 0);
     assert_int_equal(p.b->ops->poll(p.b, FF_QUEUE_FAULT, wc, 2, 0, &err), 0);
     assert_int_equal(poll(&fd, 1, 0), 0);

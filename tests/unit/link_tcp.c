@@ -544,15 +544,9 @@ static void test_short_both(void **state)
     with_faults("tcp.send.short=fail,tcp.recv.short=fail");
 }
 
-static void test_probe(void **state)
-{
-    (void)state;
-    assert_int_equal(ff_tcp_probe(), 0);
-}
-
 #define TEST(fn) cmocka_unit_test_setup_teardown(fn, start, end)
 
-UNIT_MAIN(TEST(test_probe), TEST(test_strangers_at_the_queues), TEST(test_queue_joined_twice),
+UNIT_MAIN(TEST(test_strangers_at_the_queues), TEST(test_queue_joined_twice),
           TEST(test_nobody_joins), TEST(test_rubbish_control), TEST(test_rubbish_on_a_queue),
           TEST(test_port_in_use), TEST(test_connect_refused), TEST(test_ipv6), TEST(test_names),
           TEST(test_cancel_accept), TEST(test_connect_waits), TEST(test_silent_peer),
