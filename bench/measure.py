@@ -259,7 +259,8 @@ def metrics_of_link(metrics, bits, floor):
         out['prefill_by_line'] = background / carried
         out['traffic_by_line'] = (background + metrics['fault_bytes']) / carried
     elif bits and metrics.get('total_ms') and metrics.get('transferred_bytes') is not None:
-        out['traffic_by_line'] = metrics['transferred_bytes'] / (bits / 8 * metrics['total_ms'] / 1000)
+        carried = bits / 8 * metrics['total_ms'] / 1000
+        out['traffic_by_line'] = metrics['transferred_bytes'] / carried
     for name in ('stall_p99', 'pager_p99'):
         if metrics.get(f'{name}_us') and floor.get('tcp_round_trip_p50_us'):
             out[f'{name}_by_round_trip'] = metrics[f'{name}_us'] / floor['tcp_round_trip_p50_us']
