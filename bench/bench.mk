@@ -5,11 +5,11 @@
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
 .PHONY: bench
-BENCH_PROGRAMS := $(BUILD)/bench/floors $(BUILD)/bench/udpping $(BUILD)/bench/redisload
+BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,floors udpping redisload wire)
 BENCH_CURVE := $(BUILD)/bench/curve
 DEPS_BENCH := $(BUILD)/.deps-bench
 RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
-    tests/bench/more_test.py:60 tests/bench/smoke.py:300
+    tests/bench/more_test.py:60 tests/bench/link_test.py:60 tests/bench/smoke.py:300
 check: $(BENCH_PROGRAMS) $(BENCH_CURVE)
 $(DEPS_BENCH): $(DEPS_ALL)
 

@@ -264,7 +264,9 @@ class Bench:
         """Each peer once, after the floors."""
         around = self.o.around if i == 0 else min(SHORT_S, self.o.around)
         limit_s = self.o.limit or places.limit_s(common.place, group['mem_mib'])
-        group['floors'].append(places.floors(FLOORS, common.place))
+        floor = places.floors(FLOORS, common.place)
+        group['floors'].append(floor)
+        bits = common.place.link.bits() if getattr(common.place, 'link', None) else 0
         for peer, into in zip(self.peers, group['peers']):
             progress(f'{schema.group_title(group)}: round {i + 1} of {self.o.runs}: {peer.text}')
             self.number += 1
@@ -272,6 +274,7 @@ class Bench:
             run = one_move(t, guest, peer, self.qemu(peer), self.number,
                                    Times(around, around, limit_s))
             run['round'] = i
+            run['metrics'].update(measure.metrics_of_link(run['metrics'], bits, floor))
             if run['outcome'] == 'did not converge':
                 run['why'] = f'did not converge in {limit_s} s, then cancelled'
             into['runs'].append(run)

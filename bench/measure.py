@@ -219,6 +219,13 @@ class Move:
             return (self.end_s - self.start_s) * 1000
         return (max(e[-1] for e in ends) - self.start_wall) * 1000
 
+    def postcopy_ms(self):
+        """From the guest's first instruction at the destination to the end there."""
+        resumes = self.event_s(1, lambda e: e['event'] == 'RESUME')
+        ends = self.event_s(1, lambda e: e['event'] == 'MIGRATION'
+                            and e['data']['status'] == 'completed')
+        return (ends[-1] - resumes[0]) * 1000 if resumes and ends else None
+
     def event_downtime_ms(self):
         stops = self.event_s(0, lambda e: e['event'] == 'STOP')
         resumes = self.event_s(1, lambda e: e['event'] == 'RESUME')
@@ -244,6 +251,7 @@ def metrics_of_move(move):
         for stage in x['fault-stages']:
             for p in ('p50', 'p99'):
                 out[f'stage_{stage["name"]}_{p}_us'] = stage[p] / 1000
+        out['postcopy_ms'] = move.postcopy_ms()
         for name in ('prefill', 'fault', 'zero', 'duplicated'):
             out[f'{name}_bytes'] = x[f'{name}-bytes']
         out['transferred_bytes'] = x['prefill-bytes'] + x['fault-bytes'] + x['duplicated-bytes']
@@ -265,6 +273,23 @@ def metrics_of_move(move):
         if side == 'source' or move.outcome == 'completed':
             out[f'peak_{side}_mib'] = use.peak_mib - move.use[move.src.pid].rss_mib
     return out
+
+
+def metrics_of_link(metrics, bits, floor):
+    """By the link's rate, bits a second, and by its round trip in the floors of this round."""
+    out = {}
+    if bits and metrics.get('postcopy_ms'):
+        carried = bits / 8 * metrics['postcopy_ms'] / 1000
+        background = metrics['prefill_bytes'] + metrics['duplicated_bytes']
+        out['prefill_by_line'] = background / carried
+        out['traffic_by_line'] = (background + metrics['fault_bytes']) / carried
+    elif bits and metrics.get('total_ms') and metrics.get('transferred_bytes') is not None:
+        carried = bits / 8 * metrics['total_ms'] / 1000
+        out['traffic_by_line'] = metrics['transferred_bytes'] / carried
+    for name in ('stall_p99', 'pager_p99'):
+        if metrics.get(f'{name}_us') and floor.get('tcp_round_trip_p50_us'):
+            out[f'{name}_by_round_trip'] = metrics[f'{name}_us'] / floor['tcp_round_trip_p50_us']
+    return {k: round(v, 4) for k, v in out.items()}
 
 
 def slots_of(lines):

@@ -157,27 +157,30 @@ class Hosts:
     """The namespaces of source and destination: one, or two with a link between them."""
 
     def __init__(self, name):
+        self.wire = None
         self.src = self.dst = linuxguest.Lab(name)
         try:
             if isinstance(common.place, places.Namespaces):
                 self.dst = linuxguest.Lab(f'{name}-b')
-                self.join(self.src.name, self.dst.name)
+                self.wire = self.join(self.src.name, self.dst.name)
         except BaseException:
             self.close()
             raise
 
     @staticmethod
     def join(a, b):
-        """One LAN of the two bridges; the client's address is on that of a. And the link."""
+        """One LAN of the two bridges; the client's address is on that of a. And the link: a Wire or None."""
         places.tool('ip', '-n', b, 'address', 'flush', 'dev', 'br0')
         places.tool('ip', '-n', b, 'link', 'set', 'br0', 'address', '02:77:00:00:00:02')
         places.tool('ip', '-n', a, 'link', 'add', 'lan0', 'type', 'veth', 'peer', 'name', 'lan0',
                     'netns', b)
         for ns in (a, b):
             places.tool('ip', '-n', ns, 'link', 'set', 'lan0', 'master', 'br0', 'up')
-        places.connect(a, b, common.place.link)
+        return places.connect(a, b, common.place.link)
 
     def close(self):
+        if self.wire:
+            self.wire.close()
         for lab in {self.dst, self.src}:
             lab.close()
 

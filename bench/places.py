@@ -22,16 +22,22 @@ LIMIT_S, LEAST_S = 10, 3
 RATE = re.compile(r'(\d+(?:\.\d+)?)(k|m|g)bit')
 
 
+WIRE = os.path.join(common.BUILD, 'bench', 'wire')
+WIRE_QUEUE = '79'       # of NFQUEUE; wire.c has it too
+FRAME_S = 50e-6         # a packet that the line is busy with for longer is cut by the sender
+QUEUE_S = 5e-3          # what queues before the line, and two round trips on top
+
+
 def tool(*argv):
     """Run ip, tc or net: Skip when this host cannot do it."""
     try:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
     except FileNotFoundError:
-        raise Skip(f'no {argv[0]}: install package iproute2') from None
+        raise Skip(f'no {argv[0]}: install packages iproute2 and iptables') from None
     if done.returncode:
         raise Skip(f'{" ".join(argv)}: {" ".join(done.stdout.split())}; needs root, and the kernel '
-                   'modules veth, sch_tbf and sch_netem')
+                   'modules veth, sch_tbf and sch_netem (or nfnetlink_queue)')
 
 
 class Link:
@@ -50,24 +56,30 @@ class Link:
                 raise ValueError(f'{part!r} is no rate (10gbit), time (0.2ms) or loss (0.1%)')
 
     def bits(self):
+        """Bits a second; 0: no limit."""
+        if not self.rate:
+            return 0
         number, unit = RATE.fullmatch(self.rate).groups()
         return float(number) * {'k': 1e3, 'm': 1e6, 'g': 1e9}[unit]
 
-    def qdisc(self):
-        """Arguments of tc for one direction; [] for nothing."""
-        if self.rtt_ms or self.loss:
-            rate = ['rate', self.rate] if self.rate else []
-            loss = ['loss', f'{self.loss}%'] if self.loss else []
-            # packets on the way in a round trip, of 1500 bytes, and as many that queue
-            limit = max(1000, int((self.bits() if self.rate else 1e11) * 1e-3
-                                  * (self.rtt_ms or 1) / 8 / 1500 * 2))
-            return ['netem', 'delay', f'{(self.rtt_ms or 0) * 500:.0f}us', *loss, *rate,
-                    'limit', str(limit)]
-        if self.rate:
-            # a bucket that lasts for 4 ms, a timer tick
-            burst = max(262144, int(self.bits() / 8 * 0.004))
-            return ['tbf', 'rate', self.rate, 'burst', str(burst), 'latency', '20ms']
-        return []
+    def queue_bytes(self):
+        """A switch's: what comes on top is dropped."""
+        return int((self.bits() or 1e11) / 8 * (QUEUE_S + (self.rtt_ms or 0) * 2e-3))
+
+    def largest_packet(self):
+        """Of what leaves a host in one piece (TSO), so that none takes the line for long."""
+        return min(65536, max(3000, int((self.bits() or 1e11) / 8 * FRAME_S)))
+
+    def tbf(self):
+        # the bucket lasts until a late timer has come
+        burst = max(81920, int(self.bits() / 8 * 200e-6))
+        return ['tbf', 'rate', self.rate, 'burst', str(burst), 'limit', str(self.queue_bytes())]
+
+    def netem(self):
+        return ['netem', 'delay', f'{(self.rtt_ms or 0) * 500:.0f}us',
+                *(['loss', f'{self.loss}%'] if self.loss else []),
+                *(['rate', self.rate] if self.rate else []),
+                'limit', str(max(1000, self.queue_bytes() // 1500))]
 
 
 def limit_s(place, mem_mib):
@@ -92,24 +104,61 @@ class Here(common.Place):
         pass
 
 
+class Wire:
+    """A link of a kernel without netem: bench/wire, as long as it is open."""
+
+    def __init__(self, namespaces, link):
+        for ns in namespaces:
+            tool('ip', 'netns', 'exec', ns, 'iptables', '-A', 'INPUT', '-i', 'eth0',
+                 '-j', 'NFQUEUE', '--queue-num', WIRE_QUEUE)
+        numbers = (int(link.bits()), int((link.rtt_ms or 0) * 5e5), int((link.loss or 0) * 1e4),
+                   link.queue_bytes())
+        # pylint: disable=consider-using-with
+        self.process = subprocess.Popen([WIRE, *map(str, numbers), *namespaces],
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True)
+        if self.process.stdout.readline() != 'ready\n':
+            raise Skip(' '.join(self.process.communicate(timeout=10)[1].split())
+                       + '; needs the kernel module nfnetlink_queue')
+
+    def close(self):
+        try:
+            self.process.communicate(timeout=10)        # it ends when its input does
+        except (subprocess.TimeoutExpired, ValueError):
+            self.process.kill()
+            self.process.wait()
+
+
+def set_qdisc(namespaces, words):
+    for ns in namespaces:
+        tool('ip', 'netns', 'exec', ns, 'tc', 'qdisc', 'add', 'dev', 'eth0', 'root', *words)
+
+
 def connect(a, b, link):
-    """A link between two namespaces: eth0, 10.79.0.1 and 10.79.0.2."""
+    """A link between two namespaces: eth0, 10.79.0.1 and 10.79.0.2. A Wire to be closed, or None."""
     tool('ip', '-n', a, 'link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', 'eth0', 'netns', b)
-    qdisc = link.qdisc()
     for i, ns in enumerate((a, b)):
         tool('ip', '-n', ns, 'address', 'add', f'10.79.0.{i + 1}/24', 'dev', 'eth0')
-        tool('ip', '-n', ns, 'link', 'set', 'eth0', 'up')
-        if qdisc:
-            tool('ip', 'netns', 'exec', ns, 'tc', 'qdisc', 'add', 'dev', 'eth0', 'root', *qdisc)
+        tool('ip', '-n', ns, 'link', 'set', 'eth0', 'up', 'gso_max_size',
+             str(link.largest_packet()))
+    if link.rtt_ms or link.loss:
+        try:
+            set_qdisc((a, b), link.netem())
+        except Skip:
+            return Wire((a, b), link)
+    elif link.rate:
+        set_qdisc((a, b), link.tbf())
+    return None
 
 
 class Namespaces(common.Place):
-    """A host each, and a link between them."""
+    """A host each, and a link between them: tbf for a rate, netem or bench/wire for more."""
     host = '10.79.0.2'
 
     def __init__(self, net):
         self.name, self.link = net, Link(net)
         self.ns = [f'ffbench-{os.getpid()}-{x}' for x in 'ab']
+        self.wire = None
 
     def argv(self, argv, incoming):
         return ['ip', 'netns', 'exec', self.ns[bool(incoming)], *argv]
@@ -127,9 +176,11 @@ class Namespaces(common.Place):
         for ns in self.ns:
             tool('ip', 'netns', 'add', ns)
             tool('ip', '-n', ns, 'link', 'set', 'lo', 'up')
-        connect(a, b, self.link)
+        self.wire = connect(a, b, self.link)
 
     def __exit__(self, *exc):
+        if self.wire:
+            self.wire.close()
         for ns in self.ns:
             if os.path.exists(f'/run/netns/{ns}'):
                 subprocess.run(['ip', 'netns', 'del', ns], timeout=60, check=False)

@@ -37,6 +37,7 @@
 #include "error.h"
 #include "fault.h"
 #include "runs.h"
+#include "tcp_pace.h"
 #include "tcp_queue.h"
 #include "tcp_socket.h"
 #include "tcp_wire.h"
@@ -72,6 +73,7 @@ struct tcp_queue {
         struct tcp_req write; /* the WRITE whose data this is */
     } rx;
 
+    struct tcp_pace pace; /* of what PREFILL receives */
     struct ff_wc wc[WC_MAX];
     unsigned wc_first, wc_n;
     struct ff_error broken; /* code 0: it is not */
@@ -215,6 +217,8 @@ static void serve(struct tcp_queue *q, const struct tcp_req *req)
                      status);
         break_with(q, &why);
     } else {
+        if (q->kind == FF_QUEUE_PREFILL)
+            tcp_pace_start(&q->pace, q->fd);
         q->rx.in_data = q->rx.is_write = true;
         q->rx.write = *req;
         q->rx.data.at = q->rx.data.n = 0;
@@ -396,6 +400,8 @@ int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error 
         return ff_error_set(err, EAGAIN, "tcp: post: %u requests in flight", q->wr_n);
 
     bool read = wr->op == FF_OP_READ;
+    if (read && q->kind == FF_QUEUE_PREFILL)
+        tcp_pace_start(&q->pace, q->fd);
     struct tcp_req req = {.op = read ? TCP_OP_READ : TCP_OP_WRITE,
                           .id = wr->id,
                           .addr = wr->remote,
@@ -431,6 +437,7 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
 
     for (;;) {
         progress(q);
+        tcp_pace_turn(&q->pace, q->fd, now);
         unsigned got = drain_wc(q, wc, n);
         if (got)
             return (int)got;
@@ -438,8 +445,10 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
             return broken(q, err);
         if (now >= end)
             return 0;
+        /* while data comes, the pace is looked after as well */
+        uint64_t until = q->pace.on && q->wr_n ? FF_MIN(end, FF_MAX(q->pace.next_ns, now)) : end;
         struct pollfd p = {.fd = q->fd, .events = tcp_queue_events(q)};
-        poll(&p, 1, (int)((end - now + 999999) / 1000000));
+        poll(&p, 1, (int)((until - now + 999999) / 1000000));
         now = ff_now_ns();
     }
 }
@@ -477,6 +486,8 @@ int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tc
     tcp_set_congestion(fd);
     q->fd = fd;
     q->kind = kind;
+    if (kind == FF_QUEUE_FAULT)
+        tcp_set_urgent(fd);
     q->mrs = mrs;
     *out = q;
     return 0;

@@ -105,8 +105,7 @@ void tcp_set_options(int fd, int timeout_ms)
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user, sizeof(user));
 }
 
-/* Both ends have one address: the peer is on this host, nothing between us has a queue */
-static bool is_local(int fd)
+bool tcp_is_local(int fd)
 {
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t here_len = sizeof(here), there_len = sizeof(there);
@@ -126,8 +125,17 @@ static bool is_local(int fd)
 void tcp_set_congestion(int fd)
 {
     /* bbr, where it is the default, paces what it sends: 4 GB/s on a loopback that carries 10 */
-    if (is_local(fd))
+    if (tcp_is_local(fd))
         setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "cubic", strlen("cubic"));
+}
+
+void tcp_set_urgent(int fd)
+{
+    int tos = 0x48, interactive = 6; /* DSCP AF21, as ssh at a terminal; TC_PRIO_INTERACTIVE */
+
+    setsockopt(fd, IPPROTO_IP, IP_TOS, &tos, sizeof(tos));
+    setsockopt(fd, IPPROTO_IPV6, IPV6_TCLASS, &tos, sizeof(tos));
+    setsockopt(fd, SOL_SOCKET, SO_PRIORITY, &interactive, sizeof(interactive));
 }
 
 int tcp_connect_addr(const struct sockaddr *sa, socklen_t len, int cancel_fd, int timeout_ms)

@@ -8,6 +8,7 @@
 #ifndef FF_RDMA_TCP_SOCKET_H
 #define FF_RDMA_TCP_SOCKET_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -27,9 +28,16 @@ int tcp_recv_all(int fd, void *buf, size_t len, int cancel_fd, int timeout_ms);
 /* @iov is used up. -EIO: it failed after a part was sent; otherwise nothing was */
 int tcp_send_all(int fd, struct iovec *iov, size_t n_iov, int cancel_fd, int timeout_ms);
 
+/* Both ends have one address: the peer is on this host, nothing between us has a queue */
+bool tcp_is_local(int fd);
+
 /* TCP_NODELAY, and a peer that is silent for @timeout_ms is gone */
 void tcp_set_options(int fd, int timeout_ms);
 void tcp_set_congestion(int fd); /* of a queue that is connected */
+
+/* Ahead of other traffic where a queue makes a difference: this host's (pfifo_fast, prio) does,
+ * a network's may */
+void tcp_set_urgent(int fd);
 
 /* A connected socket, or -errno */
 int tcp_connect_addr(const struct sockaddr *sa, socklen_t len, int cancel_fd, int timeout_ms);

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""link_test.py - what --net says, and that bench/wire delays, limits, loses and ends
+
+Only what a link must cost at least is judged: a busy machine makes it slower, never faster.
+
+Environment  FARFORK_BUILD (default: build)
+Exit code    0 passed, 1 failed, 77 it cannot run here (the reason is the last line)
+"""
+import os
+import sys
+import unittest
+
+import benchtest        # noqa: F401  pylint: disable=unused-import
+import common
+import places
+from common import Skip
+
+FLOORS = os.path.join(common.BUILD, 'bench', 'floors')
+
+
+class Said(unittest.TestCase):
+    def test_parts(self):
+        link = places.Link('10gbit,0.2ms,0.1%')
+        self.assertEqual((link.bits(), link.rtt_ms, link.loss), (1e10, 0.2, 0.1))
+        self.assertEqual(places.Link('1ms').bits(), 0)
+        for wrong in ('10', '10gbit,', '1gbit 2ms', '-1ms'):
+            with self.assertRaises(ValueError):
+                places.Link(wrong)
+
+    def test_queue_and_packets(self):
+        # 5 ms and two round trips of 1 ms at 125 bytes/us; 50 us of it
+        link = places.Link('1gbit,1ms')
+        self.assertEqual(link.queue_bytes(), 875000)
+        self.assertEqual(link.largest_packet(), 6250)
+        self.assertEqual(places.Link('100gbit').largest_packet(), 65536)
+        self.assertEqual(places.Link('1mbit').largest_packet(), 3000)
+
+
+class Wired(places.Namespaces):
+    """By bench/wire even where there is netem."""
+
+    def qdisc(self, words):
+        raise Skip('not this one')
+
+
+class Wire(unittest.TestCase):
+    def test_rate_and_delay(self):
+        with Wired('200mbit,2ms') as place:
+            floors = places.floors(FLOORS, place)
+            wire = place.wire
+        self.assertGreaterEqual(floors['tcp_round_trip_p50_us'], 2000)
+        self.assertLessEqual(floors['tcp_mib_s'], 200 / 8 / 1.048576)
+        self.assertEqual(wire.returncode, 0)
+
+    def test_loss(self):
+        # some of at least 16000 packets: TCP brings all of it all the same
+        with Wired('0.2ms,0.3%') as place:
+            places.floors(FLOORS, place)
+            said = place.wire.communicate(timeout=10)[1]
+        self.assertRegex(said, r'wire: .* [1-9]\d* lost')
+
+
+def main():
+    try:
+        with Wired('1ms'):
+            pass
+    except Skip as e:
+        if not unittest.main(argv=['', 'Said'], exit=False).result.wasSuccessful():
+            sys.exit(1)
+        print(f'SKIP: bench/wire: {e}')
+        sys.exit(77)
+    unittest.main()
+
+
+if __name__ == '__main__':
+    main()
