@@ -37,11 +37,17 @@ class Said(unittest.TestCase):
         self.assertEqual(places.Link('1mbit').largest_packet(), 3000)
 
 
-class Wired(places.Namespaces):
+class Link(places.Link):
     """By bench/wire even where there is netem."""
 
-    def qdisc(self, words):
+    def netem(self):
         raise Skip('not this one')
+
+
+class Wired(places.Namespaces):
+    def __init__(self, net):
+        super().__init__(net)
+        self.link = Link(net)
 
 
 class Wire(unittest.TestCase):
@@ -51,13 +57,13 @@ class Wire(unittest.TestCase):
             wire = place.wire
         self.assertGreaterEqual(floors['tcp_round_trip_p50_us'], 2000)
         self.assertLessEqual(floors['tcp_mib_s'], 200 / 8 / 1.048576)
-        self.assertEqual(wire.returncode, 0)
+        self.assertEqual(wire.process.returncode, 0)
 
     def test_loss(self):
         # some of at least 16000 packets: TCP brings all of it all the same
         with Wired('0.2ms,0.3%') as place:
             places.floors(FLOORS, place)
-            said = place.wire.communicate(timeout=10)[1]
+            said = place.wire.process.communicate(timeout=10)[1]
         self.assertRegex(said, r'wire: .* [1-9]\d* lost')
 
 
