@@ -85,6 +85,7 @@ struct verbs_queue {
     uint64_t posted_ns; /* the last request */
     uint64_t read_ns;   /* what a read usually takes that is alone in the queue; 0: unknown */
     bool alone;         /* the one posted last was the only one, and still is */
+    unsigned n_alone;
 };
 
 struct verbs_mr {

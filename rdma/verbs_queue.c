@@ -18,6 +18,7 @@
  * instead of 423. With several in flight it would only keep other events waiting. */
 #define SPIN_NS 10000
 #define SPIN_MAX_NS 300000
+#define SPIN_TRY 64u
 #define RECV_ID 0x8000000000000000ull /* and which connection, in the low bits */
 
 static const char *const role_names[] = {"control", "fault", "prefill"};
@@ -168,15 +169,22 @@ int verbs_post(struct ff_link *l, enum ff_queue queue, const struct ff_wr *wr, s
     q->conn[c].n_busy++;
     q->posted_ns = ff_now_ns();
     q->alone = !q->n_busy++;
+    q->n_alone += q->alone;
     return 0;
 }
 
-/* One that was alone in its queue has taken so long: a moving average. One outlier does not end
- * the spinning for good. */
+/* Spinning is not worth it, as far as is known; but a sleep is part of what such a read takes, so
+ * try it now and then */
+static bool tries_again(const struct verbs_queue *q)
+{
+    return q->read_ns > SPIN_MAX_NS && !(q->n_alone % SPIN_TRY);
+}
+
+/* One that was alone in its queue has taken so long: a moving average, but for a try */
 static void usual_read(struct verbs_queue *q, uint64_t took_ns)
 {
     took_ns = FF_MIN(took_ns, 4u * SPIN_MAX_NS);
-    q->read_ns = q->read_ns ? (q->read_ns * 7 + took_ns) / 8 : took_ns;
+    q->read_ns = q->read_ns && !tries_again(q) ? (q->read_ns * 7 + took_ns) / 8 : took_ns;
     q->alone = false;
 }
 
@@ -217,7 +225,7 @@ static int drain(struct verbs_link *v, enum verbs_role role, struct ff_wc *out, 
 /* How long to look again at once for what is in flight */
 static uint64_t spin_ns(const struct verbs_queue *q, enum verbs_role role)
 {
-    if (role != VERBS_FAULT || !q->alone || q->read_ns > SPIN_MAX_NS)
+    if (role != VERBS_FAULT || !q->alone || (q->read_ns > SPIN_MAX_NS && !tries_again(q)))
         return SPIN_NS;
     return q->read_ns ? FF_MIN(FF_MAX(2 * q->read_ns, SPIN_NS), SPIN_MAX_NS) : SPIN_MAX_NS;
 }
