@@ -26,6 +26,7 @@
 #define SLOT_MEMORY (16u << 20)
 #define PENDING 8192u
 #define EVENTS 32u
+#define EARLY 256u /* what comes on top is claimed at once */
 #define WAITERS 64u /* more than vCPUs, mostly; of others the time is not known */
 #define WAKE_APART 16u /* of so many faults one is woken apart from its install, to time both */
 #define CPU_TURNS 32u /* asking for the CPU time is a system call */
@@ -53,6 +54,8 @@ struct ff_fault_engine {
     struct slot slot[FF_QUEUE_DEPTH];
     struct want pending[PENDING];
     unsigned first, n;
+    struct want early[EARLY]; /* faults from before the image was frozen */
+    unsigned n_early;
     uint64_t last_progress_ns;
     uint64_t awake_ns; /* when poll() returned */
     unsigned n_served;
@@ -320,8 +323,44 @@ static void add_waiter(struct ff_pager *p, struct want w)
     check_waiters(p); /* it may have come just now, when nobody was known to wait */
 }
 
+/* Somebody waits for the page of @w */
+static void serve_fault(struct ff_pager *p, struct want w)
+{
+    struct ff_pager_region *r = &p->region[w.region];
+    uint64_t offset = w.page * r->range.psize;
+
+    switch (want_page(p, w)) {
+    case FF_CLAIM_MISSING:
+        atomic_fetch_add(&p->count.faults, 1);
+        atomic_store(&p->hint, r->first_chunk + offset / r->chunk_bytes + 1);
+        break;
+    case FF_CLAIM_INFLIGHT:
+        /* Its owner installs after this event was queued, and an install wakes */
+        atomic_fetch_add(&p->count.faults_waited, 1);
+        add_waiter(p, w);
+        break;
+    case FF_CLAIM_PRESENT:
+        atomic_fetch_add(&p->count.faults_late, 1);
+        ff_uffd_wake(&p->uffd, &r->range, offset, r->range.psize, NULL);
+        break;
+    }
+}
+
+/* The image does not change any more: whoever has waited for that is served */
+static void serve_early(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    if (!f->n_early || !atomic_load(&p->image_frozen) || PENDING - f->n <= EARLY)
+        return;
+    for (unsigned i = 0; i < f->n_early; i++)
+        serve_fault(p, f->early[i]);
+    f->n_early = 0;
+}
+
 static void handle_event(struct ff_pager *p, uint64_t addr)
 {
+    struct ff_fault_engine *f = p->fault;
     int i = find_region(p, addr);
     if (i < 0) {
         struct ff_error why;
@@ -334,22 +373,14 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
     uint64_t offset = addr - (uintptr_t)r->range.host;
     struct want w = {.region = (uint32_t)i, .page = offset / r->range.psize, .since_ns = ff_now_ns()};
 
-    switch (want_page(p, w)) {
-    case FF_CLAIM_MISSING:
-        atomic_fetch_add(&p->count.faults, 1);
-        ff_hist_add(&p->stage_ns[FF_STAGE_READ], w.since_ns - p->fault->awake_ns);
+    if (!atomic_load(&p->image_frozen) && f->n_early < EARLY) {
+        /* not claimed: a pass may bring the page, soon, and its install wakes who waits */
+        f->early[f->n_early++] = w;
         atomic_store(&p->hint, r->first_chunk + offset / r->chunk_bytes + 1);
-        break;
-    case FF_CLAIM_INFLIGHT:
-        /* Its owner installs after this event was queued, and an install wakes */
-        atomic_fetch_add(&p->count.faults_waited, 1);
-        add_waiter(p, w);
-        break;
-    case FF_CLAIM_PRESENT:
-        atomic_fetch_add(&p->count.faults_late, 1);
-        ff_uffd_wake(&p->uffd, &r->range, w.page * r->range.psize, r->range.psize, NULL);
-        break;
+        return;
     }
+    ff_hist_add(&p->stage_ns[FF_STAGE_READ], w.since_ns - f->awake_ns);
+    serve_fault(p, w);
 }
 
 static void drain_events(struct ff_pager *p)
@@ -422,6 +453,7 @@ void *ff_fault_main(void *opaque)
             drain_events(p);
         if (fds[1].revents)
             take_asked(p);
+        serve_early(p);
         post_pending(p);
         drain_link(p);
         post_pending(p);

@@ -19,13 +19,13 @@
 
 static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struct ff_region *r)
 {
-    bool shared = r->fd >= 0;
+    bool shared = r->fd >= 0, huge = r->psize > (uint32_t)sysconf(_SC_PAGESIZE);
 
     if (!shared || p->opts->landing == FF_LANDING_COPY)
         return FF_UFFD_COPY;
     /* measured: a copy is quicker than the alias's own page faults, and a fault on a huge page
      * that is under way need not wait for it */
-    if (p->opts->landing == FF_LANDING_AUTO && !p->link->pins)
+    if (p->opts->landing == FF_LANDING_AUTO && !p->link->pins && !(huge && p->opts->precopy))
         return FF_UFFD_COPY;
     return FF_UFFD_CONTINUE;
 }
@@ -50,6 +50,11 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
                   .landing = choose_landing(p, r),
                   .shared = shared},
     };
+    if (shared && pr->range.memory == FF_UFFD_HUGETLB && p->opts->precopy &&
+        pr->range.landing == FF_UFFD_COPY)
+        return ff_error_set(err, ENOTSUP, "pager: region %s: landing=copy with precopy=1: huge pages "
+                            "that are discarded go back to the pool, where others may take them: "
+                            "use landing=continue", r->name);
     while (pr->chunk_bytes > p->link->max_len_bytes)
         pr->chunk_bytes /= 2;
     pr->chunk_bytes = FF_MAX(pr->chunk_bytes, r->psize);

@@ -384,7 +384,9 @@ static void progress(struct tcp_queue *q)
     do {
         more = receive(q);
         parse(q);
+        bool full = q->replies_n == REPLIES;
         send_frames(q);
+        more |= full && q->replies_n < REPLIES; /* there is room again for what waits in buf */
     } while (more && !q->broken.code && !q->wc_n);
 }
 

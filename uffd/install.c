@@ -123,6 +123,8 @@ static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_
 
     while (len) {
         int64_t n = install_once(u, (uintptr_t)r->host + offset, src, len, as_continue, wake);
+        if (n == -EEXIST && r->memory == FF_UFFD_HUGETLB)
+            n = -ENOMEM; /* so the kernel says when the pool is empty: nobody else installs */
         if (n == -EAGAIN || n == -ENOMEM) {
             uint64_t now = ff_now_ns();
             start = start ? start : now;
@@ -134,7 +136,9 @@ static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_
         if (n <= 0)
             return ff_error_set(err, n ? (int)-n : EIO, "uffd: install %llu bytes at offset 0x%llx: %s",
                                 (unsigned long long)len, (unsigned long long)offset,
-                                strerror(n ? (int)-n : EIO));
+                                n == -ENOMEM && r->memory == FF_UFFD_HUGETLB
+                                    ? "no free huge pages (see HugePages_Free in /proc/meminfo)"
+                                    : strerror(n ? (int)-n : EIO));
         offset += (uint64_t)n;
         len -= (uint64_t)n;
         src = src ? src + n : NULL;

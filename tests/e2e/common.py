@@ -529,8 +529,9 @@ def check_move(moved, paused=False):
     src, dst = moved.src, moved.dst
     for info, who in ((moved.src_info, src.name), (moved.dst_info, dst.name)):
         check_stats(info, who)
-    # each side knows of its own CPU time and link; the rest is the destination's count
-    own = ('source-cpu-time', 'link-detail')
+    # each side knows of its own CPU time and link, the destination of stages; the rest is the
+    # destination's count
+    own = ('source-cpu-time', 'link-detail', 'fault-stages')
     theirs, ours = ({k: v for k, v in i['x-rdma-postcopy'].items() if k not in own}
                     for i in (moved.src_info, moved.dst_info))
     if theirs != ours:

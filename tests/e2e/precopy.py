@@ -85,6 +85,21 @@ def cancel(t, accel):
             check_ledger(a, c)
 
 
+def monitor(t, accel):
+    """Who reads memory at the destination during the pass waits for that page, not for its end."""
+    with Micro(t, 'a', accel, 'anon', 128) as a:
+        a.start_load()
+        with Micro(t, 'b', accel, 'anon', 128, incoming=True,
+                   faults='dest.prefill=delay:100000') as b:
+            a.qmp('migrate', uri=common.listen(b, options=',precopy=1'))
+            common.wait_for('the pass', 30 * common.place.patience, lambda: common.migration(a).get(
+                'x-rdma-postcopy', {}).get('precopied-bytes'))
+            common.hmp(b, 'xp /1xg 0x7f00000')          # of the last chunk
+            x = common.migration(a)['x-rdma-postcopy']
+            if not x['precopied-bytes'] < x['total-bytes'] / 2:
+                raise Failed(f'the monitor waited for most of the pass: {x}')
+
+
 def run(t):
     accels = t.accels()
     for name, (kind, options) in KINDS.items():
@@ -96,6 +111,8 @@ def run(t):
         back_and_forth(t, accels[0])
     with t.case(f'cancel in the pass, {accels[0]}'):
         cancel(t, accels[0])
+    with t.case(f'monitor in the pass, {accels[0]}'):
+        monitor(t, accels[0])
     with t.case('linux, anon, tcg'):
         move_bytes.linux(t, 'anon', ',precopy=1')
 

@@ -16,6 +16,7 @@
 
 #define PAGE 4096u
 #define REGIONS 2
+#define HUGE_BYTES (2u << 20)
 #define HUGE_PAGES 24 /* both sides: 2 * (8 + 4) */
 
 enum writes { WRITE_NONE, WRITE_SOME, WRITE_ALL };
@@ -355,12 +356,52 @@ static void memfd_private(void)
 
 static const char *no_huge;
 
+/* What the pass brought was discarded: others that take every huge page there is must not get it */
+static void hugetlb_pool_taken(void)
+{
+    static void *taken[4096];
+    struct ff_error err;
+    unsigned n = 0;
+
+    if (no_huge)
+        loop_skip("%s", no_huge);
+    prepare(MEM_HUGETLB, ",precopy=1", WRITE_ALL, false, source_main);
+    must_ok(receive(&err), err);
+    while (n < FF_ARRAY_LEN(taken)) {
+        void *p = mmap(NULL, HUGE_BYTES, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
+        if (p == MAP_FAILED)
+            break;
+        taken[n++] = p;
+    }
+    run_and_finish();
+    must_be_equal();
+    release();
+    while (n)
+        munmap(taken[--n], HUGE_BYTES);
+}
+
+/* By copy they would */
+static void hugetlb_copy_refused(void)
+{
+    struct ff_error err;
+
+    if (no_huge)
+        loop_skip("%s", no_huge);
+    prepare(MEM_HUGETLB, ",precopy=1,landing=copy,timeout=2", WRITE_ALL, false, source_main);
+    must(receive(&err) == -ENOTSUP && strstr(err.text, "use landing=continue"));
+    must(!ff_dest_give_up(g.dest));
+    pthread_join(g.source_thread, NULL);
+    must(g.source_rc && !g.source_gone);
+    release();
+}
+
 static void hugetlb(void)
 {
     if (no_huge)
         loop_skip("%s", no_huge);
     each_load(MEM_HUGETLB, "landing=continue");
-    each_load(MEM_HUGETLB, "landing=copy");
+    each_load(MEM_HUGETLB, "landing=auto");
     each_load(MEM_HUGETLB_ANON, "");
 }
 
@@ -558,6 +599,8 @@ int main(int argc, char **argv)
         {"tcp memfd continue", memfd_continue, 60},
         {"tcp memfd private", memfd_private, 60},
         {"tcp hugetlb", hugetlb, 60},
+        {"hugetlb pool taken", hugetlb_pool_taken, 60},
+        {"hugetlb copy refused", hugetlb_copy_refused, 60},
         {"source does not log", source_does_not_log, 0},
         {"source forgets to tell", source_forgets_to_tell, 0},
         {"touched early", touched_early, 60},
