@@ -15,6 +15,7 @@ import threading
 CTRL = b'FFcm'
 MAGIC = b'FARFORK1'
 HELLO, WELCOME, REFUSE = 1, 2, 3
+VERSION = 3             # FF_WIRE_VERSION in migrate/wire.h
 LIMIT_S = 20
 
 
@@ -22,7 +23,7 @@ def frame(message):
     return CTRL + struct.pack('<I', len(message)) + message
 
 
-def hello(version=2, oldest=2, config=b'pc-i440fx-10.0, x86_64, page size 4096',
+def hello(version=VERSION, oldest=VERSION, config=b'pc-i440fx-10.0, x86_64, page size 4096',
           regions=((b'pc.ram', 64 << 20, 4096),)):
     body = MAGIC + struct.pack('<HHIHHH', version, oldest, 0, 0, len(regions), len(config)) + config
     for name, size, psize in regions:
@@ -30,7 +31,7 @@ def hello(version=2, oldest=2, config=b'pc-i440fx-10.0, x86_64, page size 4096',
     return frame(struct.pack('<HH', HELLO, 0) + body)
 
 
-def welcome(version=2):
+def welcome(version=VERSION):
     return frame(struct.pack('<HHHHI', WELCOME, 0, version, 0, 0) + bytes(range(16)))
 
 
