@@ -13,13 +13,13 @@ RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
 check: $(BENCH_PROGRAMS) $(BENCH_CURVE)
 $(DEPS_BENCH): $(DEPS_ALL)
 
-$(BENCH_PROGRAMS): $(BUILD)/bench/%: bench/%.c bench/bench.mk | $(DEPS_LIB)
+$(BENCH_PROGRAMS): $(BUILD)/bench/%: bench/%.c bench/clock.h bench/bench.mk | $(DEPS_LIB)
 	@mkdir -p $(@D)
 	@echo "  CC      $<"
 	@$(CC) $(CFLAGS) -o $@ $< -lpthread
 
 # the only one with the library in it, and what tests use of it
-$(BENCH_CURVE): bench/curve.c $(BUILD)/lib/libfarfork.a bench/bench.mk | $(DEPS_LIB)
+$(BENCH_CURVE): bench/curve.c bench/clock.h $(BUILD)/lib/libfarfork.a bench/bench.mk | $(DEPS_LIB)
 	@mkdir -p $(@D)
 	@echo "  CC      $<"
 	@$(CC) $(CFLAGS) $(addprefix -iquote ,$(INC_migrate)) -o $@ $< $(BUILD)/lib/libfarfork.a \

@@ -33,6 +33,7 @@
 #include <unistd.h>
 
 #include "farfork.h"
+#include "clock.h"
 #include "source.h"
 
 #define PAGE 4096u
@@ -60,21 +61,6 @@ static _Noreturn void die(const char *what, const struct ff_error *err)
 {
     fprintf(stderr, "curve: %s: %s\n", what, err ? ff_error_message(err) : strerror(errno));
     _exit(1); /* threads may be blocked in a fault for good */
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
 }
 
 static uint64_t gcd(uint64_t a, uint64_t b)

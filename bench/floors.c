@@ -37,6 +37,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
+
 #define PAGE 4096u
 #define PAGES 4096u
 #define ROUNDS 4000u
@@ -51,21 +53,6 @@ static _Noreturn void die(const char *what)
 {
     fprintf(stderr, "floors: %s: %s\n", what, strerror(errno));
     exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
 }
 
 static void print_latency(const char *name, uint64_t *ns, size_t n)

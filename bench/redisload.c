@@ -34,6 +34,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
+
 #define VALUE 4000u /* with what Redis adds, about a page */
 #define HEAD 17u    /* item and version, in hex */
 #define SET_EVERY 4u
@@ -66,10 +68,7 @@ static _Noreturn void die(const char *what)
 
 static uint64_t now_us(void)
 {
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+    return now_ns() / 1000u;
 }
 
 static uint64_t next_random(void)

@@ -33,6 +33,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
+
 #define INTERVAL_NS 500000ull
 #define LAST_MS 1000
 #define SLOT_MS 100
@@ -53,21 +55,6 @@ static _Noreturn void die(const char *what)
 {
     fprintf(stderr, "udpping: %s: %s\n", what, strerror(errno));
     exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static int compare(const void *a, const void *b)
-{
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-
-    return x < y ? -1 : x > y;
 }
 
 static int open_socket(const char *host, const char *port)

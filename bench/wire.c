@@ -43,6 +43,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "clock.h"
+
 #define QUEUE 79        /* of NFQUEUE; places.py has it too */
 #define HELD_MAX 65536u /* packets in one direction */
 #define SEGMENT 1448u   /* TCP payload of a packet of 1500 bytes */
@@ -77,14 +79,6 @@ static _Noreturn void die(const char *what)
 {
     fprintf(stderr, "wire: %s: %s\n", what, strerror(errno));
     exit(1);
-}
-
-static uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* --- netlink --- */

@@ -26,8 +26,8 @@
  *                 between the source's past and its pause, or already discarded. That is so
  *                 with every pre-copy, QEMU's own too: until device state is loaded nothing
  *                 here may act on what guest memory holds. What counts is that nothing of it
- *                 stays; a thread that meets a missing page waits for the frozen image, as
- *                 without a pass.
+ *                 stays. A thread that meets a missing page waits until the pass brings it,
+ *                 next, or for the frozen image, as without a pass (fault.c, early).
  * Failure      as any other before GO: the guest goes on at the source.
  * Limits       PARTS runs of pages in one system call.
  */

@@ -144,3 +144,16 @@ int loop_main(int argc, char **argv, void (*setup)(void), const struct loop_test
     }
     return failed ? 1 : passed ? 0 : skipped ? 77 : 1;
 }
+
+struct ff_address *loop_address(unsigned port, const char *options)
+{
+    const char *host = getenv("FARFORK_TEST_HOST"), *link = getenv("FARFORK_TEST_LINK");
+    struct ff_address *a;
+    struct ff_error err;
+    char text[256];
+
+    snprintf(text, sizeof(text), "%s:%u,link=%s%s", host ? host : "127.0.0.1", port,
+             link ? link : "tcp", options);
+    must_ok(ff_address_parse(text, &a, &err), err);
+    return a;
+}

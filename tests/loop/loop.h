@@ -216,4 +216,8 @@ bool peek_blocked(struct peek *p); /* asleep in the fault, by /proc, after a whi
 
 bool cell_is_zero(uint64_t cell);
 
+/* Of this test's destination, with @options (",name=value..." or ""): over tcp on this host, or as
+ * the environment says; in the lab verbs at its address */
+struct ff_address *loop_address(unsigned port, const char *options);
+
 #endif

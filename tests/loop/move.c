@@ -68,16 +68,11 @@ static void add_region(struct move *m, unsigned i, bool source)
 
 static struct ff_address *address(const struct move *m, unsigned port)
 {
-    struct ff_address *a;
-    struct ff_error err;
-    char text[256];
+    char options[200] = "";
 
-    /* in the lab the same moves go over verbs: 10.8.0.1 and link=verbs */
-    const char *host = getenv("FARFORK_TEST_HOST"), *link = getenv("FARFORK_TEST_LINK");
-    snprintf(text, sizeof(text), "%s:%u,link=%s%s%s", host ? host : "127.0.0.1", port,
-             link ? link : "tcp", m->options ? "," : "", m->options ? m->options : "");
-    must_ok(ff_address_parse(text, &a, &err), err);
-    return a;
+    if (m->options)
+        snprintf(options, sizeof(options), ",%s", m->options);
+    return loop_address(port, options);
 }
 
 void move_prepare(struct move *m)

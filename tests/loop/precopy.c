@@ -168,19 +168,6 @@ static void *source_main(void *arg)
     return NULL;
 }
 
-static struct ff_address *address(unsigned port, const char *options)
-{
-    const char *host = getenv("FARFORK_TEST_HOST"), *link = getenv("FARFORK_TEST_LINK");
-    struct ff_address *a;
-    struct ff_error err;
-    char text[256];
-
-    snprintf(text, sizeof(text), "%s:%u,link=%s%s", host ? host : "127.0.0.1", port,
-             link ? link : "tcp", options);
-    must_ok(ff_address_parse(text, &a, &err), err);
-    return a;
-}
-
 /* Up to the state: both sides' handles, every page written once, the source's thread started */
 static void prepare(enum memory kind, const char *options, enum writes writes, bool twice,
                     void *(*source)(void *))
@@ -190,9 +177,9 @@ static void prepare(enum memory kind, const char *options, enum writes writes, b
     char name[16];
 
     g = (struct guest){.writes = writes, .twice = twice, .gate = PTHREAD_MUTEX_INITIALIZER};
-    g.a_dst = address(0, options);
+    g.a_dst = loop_address(0, options);
     must_ok(ff_dest_new(g.a_dst, &g.dest, &err), err);
-    g.a_src = address(ff_dest_port(g.dest), ""); /* precopy is the destination's to say */
+    g.a_src = loop_address(ff_dest_port(g.dest), ""); /* precopy is the destination's to say */
     must_ok(ff_source_new(g.a_src, &g.source, &err), err);
     for (unsigned r = 0; r < REGIONS; r++) {
         area_new(&g.src[r], kind, len[r]);
@@ -354,8 +341,7 @@ static void memfd_private(void)
     each_load(MEM_MEMFD_PRIVATE, "");
 }
 
-static const char *no_huge;
-
+static const char *no_huge; /* why there are none */
 /* What the pass brought was discarded: others that take every huge page there is must not get it */
 static void hugetlb_pool_taken(void)
 {
@@ -367,13 +353,10 @@ static void hugetlb_pool_taken(void)
         loop_skip("%s", no_huge);
     prepare(MEM_HUGETLB, ",precopy=1", WRITE_ALL, false, source_main);
     must_ok(receive(&err), err);
-    while (n < FF_ARRAY_LEN(taken)) {
-        void *p = mmap(NULL, HUGE_BYTES, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0);
-        if (p == MAP_FAILED)
-            break;
-        taken[n++] = p;
-    }
+    while (n < FF_ARRAY_LEN(taken) &&
+           (taken[n] = mmap(NULL, HUGE_BYTES, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB, -1, 0)) != MAP_FAILED)
+        n++;
     run_and_finish();
     must_be_equal();
     release();

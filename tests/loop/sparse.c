@@ -100,19 +100,6 @@ static void *source_main(void *arg)
     return NULL;
 }
 
-static struct ff_address *address(unsigned port, const char *options)
-{
-    const char *host = getenv("FARFORK_TEST_HOST"), *link = getenv("FARFORK_TEST_LINK");
-    struct ff_address *a;
-    struct ff_error err;
-    char text[256];
-
-    snprintf(text, sizeof(text), "%s:%u,link=%s%s", host ? host : "127.0.0.1", port,
-             link ? link : "tcp", options);
-    must_ok(ff_address_parse(text, &a, &err), err);
-    return a;
-}
-
 static void check(const uint8_t *host)
 {
     static uint8_t want[LEN / 4096];
@@ -142,9 +129,9 @@ static void move_sparse(bool shared, const char *options)
     size_t len;
 
     touch(src.r.host, early, FF_ARRAY_LEN(early));
-    dst.a = address(0, options);
+    dst.a = loop_address(0, options);
     must_ok(ff_dest_new(dst.a, &dst.dest, &err), err);
-    src.a = address(ff_dest_port(dst.dest), options);
+    src.a = loop_address(ff_dest_port(dst.dest), options);
     must_ok(ff_source_new(src.a, &src.source, &err), err);
     must_ok(ff_source_add_region(src.source, &src.r, &err), err);
     must_ok(ff_dest_add_region(dst.dest, &dst.r, &err), err);
