@@ -27,14 +27,16 @@ INC_base := base
 INC_rdma := rdma base
 INC_uffd := uffd base
 INC_migrate := migrate rdma uffd base include
+INC_clone := clone migrate rdma uffd base include
 INC_cli := cli include
 iquote = $(addprefix -iquote ,$(INC_$(1)))
 
-LIB_DIRS := base rdma uffd migrate
+LIB_DIRS := base rdma uffd migrate clone
 LIB_SRC := $(sort $(wildcard $(addsuffix /*.c,$(LIB_DIRS))))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
 CLI_SRC := $(sort $(wildcard cli/*.c))
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
+CLI_MAIN := $(BUILD)/obj/cli/main.o $(BUILD)/obj/cli/vmclone.o # one program each
 
 DEPS_LIB := $(BUILD)/.deps-lib
 DEPS_ALL := $(BUILD)/.deps-all
@@ -84,11 +86,18 @@ $(BUILD)/lib/pkgconfig/farfork.pc: Makefile
 	    'Version: $(VERSION)' 'Cflags: -I$(CURDIR)/include' \
 	    'Libs: $(abspath $(BUILD))/lib/libfarfork.a $(LIB_LIBS)' > $@
 
-tools: $(BUILD)/bin/farfork
-$(BUILD)/bin/farfork: $(CLI_OBJ) $(BUILD)/lib/libfarfork.a
+$(BUILD)/lib/libcli.a: $(filter-out $(CLI_MAIN),$(CLI_OBJ))
+	@mkdir -p $(@D)
+	@echo "  AR      $@"
+	@rm -f $@ && ar rcs $@ $^
+
+tools: $(BUILD)/bin/farfork $(BUILD)/bin/vmclone
+$(BUILD)/bin/farfork: $(BUILD)/obj/cli/main.o
+$(BUILD)/bin/vmclone: $(BUILD)/obj/cli/vmclone.o
+$(BUILD)/bin/farfork $(BUILD)/bin/vmclone: $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a
 	@mkdir -p $(@D)
 	@echo "  LD      $@"
-	@$(CC) $(SANITIZE) -o $@ $^ $(LIB_LIBS) $(CLI_LIBS)
+	@$(CC) $(SANITIZE) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LIB_LIBS) $(CLI_LIBS)
 
 -include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d)
 
@@ -117,6 +126,7 @@ help:
 	  'make lib        library and tools alone, in seconds' \
 	  'make demo       move two live guests and show what happened' \
 	  'make bench      what moves cost, against what QEMU has (10 minutes; FULL=1: all)' \
+  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
   'make check      build everything, run the tests' \
 	  'make check-full the tests, and what takes longer' \
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \

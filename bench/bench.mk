@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
-# bench.mk - what a move costs: make bench, make bench FULL=1
+# bench.mk - what a move costs: make bench, make bench FULL=1; what a fork costs: make bench-clone
 #
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
-.PHONY: bench
+.PHONY: bench bench-clone
 BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,floors udpping redisload wire)
 BENCH_CURVE := $(BUILD)/bench/curve
 DEPS_BENCH := $(BUILD)/.deps-bench
 RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
-    tests/bench/more_test.py:60 tests/bench/link_test.py:60 tests/bench/smoke.py:300
+    tests/bench/more_test.py:60 tests/bench/link_test.py:60 tests/bench/smoke.py:300 \
+    tests/bench/clone_smoke.py:120
 check: $(BENCH_PROGRAMS) $(BENCH_CURVE)
 $(DEPS_BENCH): $(DEPS_ALL)
 
@@ -34,3 +35,6 @@ bench: $(BUILD)/bin/farfork $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micr
        $(BENCH_PROGRAMS) $(BENCH_CURVE) linux-guest $(REDIS_INITRD) | $(DEPS_BENCH)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench $(if $(FULL),--full) \
 	    $(BENCH_FLAGS)
+
+bench-clone: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS)
+	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench --clone $(BENCH_FLAGS)

@@ -16,9 +16,11 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(1, os.path.join(HERE, '..', 'tests', 'e2e'))
 # pylint: disable=wrong-import-position
+import clone                                        # noqa: E402
 import common                                       # noqa: E402
 import compare                                      # noqa: E402
 import curve                                        # noqa: E402
+import forks                                        # noqa: E402
 import html_report                                  # noqa: E402
 import host                                         # noqa: E402
 import measure                                      # noqa: E402
@@ -53,7 +55,7 @@ rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
 with @RATE so many touches a second; or a Linux guest that is measured from outside: linux,
 with UDP packets, or redis, whose answers a client waits for.
 NET is loopback, or rate, round-trip time and loss of a link between two network
-namespaces: 10gbit,0.2ms,0.1%. Several values of an option: every combination of them.
+namespaces: 10gbit,0.2ms,0.1%; with prio its queue lets faults go first. Several values of an option: every combination of them.
 
 Exit code: 0 done, 1 a run failed, 2 wrong use, 77 it cannot run here, 130 interrupted
 (what was measured is written all the same). docs/benchmarking.md explains the figures.
@@ -124,10 +126,12 @@ class Bench:
     def __init__(self, o):
         self.o = o
         self.peers = [Peer(p) for p in o.peers]
-        every = o.full and not (o.overhead or o.curve)
-        self.groups = [] if o.overhead or o.curve else selection.moves(o, IN_LAB)
+        alone = o.overhead or o.curve or o.clone
+        every = o.full and not alone
+        self.groups = [] if alone else selection.moves(o, IN_LAB)
         self.idle = selection.idle(o, IN_LAB) if o.overhead or every else []
         self.curves = list(o.net or [places.LOOPBACK]) if o.curve or every else []
+        self.forks = (selection.forks(o) if o.clone or every else [])
         self.number = 0
         self.doc = {
             'schema': schema.NAME, 'version': schema.VERSION, 'started': now(), 'ended': '',
@@ -135,7 +139,7 @@ class Bench:
             'host': host.facts(sorted({common.QEMU, *(self.qemu(p) for p in self.peers)})),
             'settings': {'runs': o.runs, 'limit_s': o.limit, 'around_s': o.around,
                          'slot_ms': measure.SLOT_MS, 'report_ms': measure.REPORT_MS},
-            'groups': [], 'overhead': [], 'curve': [], 'skipped': [],
+            'groups': [], 'overhead': [], 'curve': [], 'clone': [], 'skipped': [],
         }
 
     def qemu(self, peer):
@@ -149,10 +153,11 @@ class Bench:
     def run(self, t):
         """All groups. What cannot be had is skipped, what fails is a run that failed."""
         common.need_files(FLOORS)
-        if self.groups or self.idle:
+        if self.groups or self.idle or self.forks:
             self.accel(t)
         progress.all = self.o.runs * (len(self.groups) * len(self.peers)
                                       + len(self.idle) * len(self.ways())
+                                      + sum(len(self.fork_ways(g)) for g in self.forks)
                                       + len(self.curves) * len(curve.THREADS)
                                       * len(self.links()))
         for g in self.groups:
@@ -179,7 +184,45 @@ class Bench:
                 self.run_curve(net)
             except Skip as e:
                 self.skip(f'threads that fault, {net}', e)
+        for g in self.forks:
+            try:
+                self.run_clone(t, g)
+            except Skip as e:
+                self.skip(f'fork: {g}', e)
         self.doc['complete'] = True
+
+    def fork_ways(self, g):
+        """The columns of a group; a pause has one."""
+        if 'children' not in g:
+            return ['']
+        return [w for w in clone.usual_ways(g['children'], g['mem']) if w in
+                (self.o.ways or forks.BY_NAME)]
+
+    def run_clone(self, t, g):
+        accel = self.accel(t)
+        if 'children' in g:
+            group = clone.children_group(g['children'], g['mem'], accel, g['load'],
+                                         self.fork_ways(g), g['verify'])
+        else:
+            group = clone.pause_group(g['memory'], g['mem'], accel)
+        common.need_files(forks.VMCLONE)
+        need_mib = clone.need_mib(group)
+        if need_mib > host.meminfo_mib('MemAvailable'):
+            raise Skip(f'needs {need_mib} MiB of free memory, there are '
+                       f'{host.meminfo_mib("MemAvailable")}')
+        use_thp(group['memory'] == 'thp')
+        if clone.huge_mib(group):
+            t.reserve_huge(clone.huge_mib(group))
+        self.doc['clone'].append(group)
+        with Warm(g if 'memory' in g else {**g, 'memory': 'memfd'}):
+            for i in range(self.o.runs):
+                def say(what, number=i + 1):
+                    progress(f'{clone.title(group)}: round {number} of {self.o.runs}: {what}')
+                    progress.done += 1
+                self.number += 1
+                clone.one_round(t, group, self.number, places.floors(FLOORS, places.Here()), say)
+        progress.clear()
+        print('\n'.join(table.clone_lines(group)) + '\n', flush=True)
 
     @staticmethod
     def links():
@@ -288,13 +331,13 @@ class Bench:
                     for r in p['runs'])
                 + sum(r['work_per_s'] is None for g in self.doc['overhead'] for w in g['ways']
                       for r in w['runs'])
-                + curve.failures(self.doc))
+                + curve.failures(self.doc) + clone.failures(self.doc))
 
     def write(self):
         """The results, as far as they have come."""
         if not any(p['runs'] for g in self.doc['groups'] for p in g['peers']) \
                 and not any(w['runs'] for g in self.doc['overhead'] for w in g['ways']) \
-                and not any(g['floors'] for g in self.doc['curve']):
+                and not any(g['floors'] for g in self.doc['curve'] + self.doc['clone']):
             return
         self.doc['ended'] = now()
         self.doc['host']['load_after'] = host.load_average()
@@ -377,6 +420,14 @@ def parse_args(argv):
         help='instead: what a guest gets done while nothing moves, never moved and after a move')
     add('--curve', action='store_true',
         help='instead: faults of the library without QEMU, against 1 to 16 threads that fault')
+    add('--clone', action='store_true',
+        help="instead: forks: the parent's pause, children's first instruction, their memory")
+    add('--children', nargs='*', type=positive, metavar='N',
+        help='of a fork (default: 1 20 50); none given: the pauses alone')
+    add('--verify', action='store_true',
+        help='of any number of children: until each has swept all of its memory (default: of one)')
+    add('--ways', nargs='+', choices=list(forks.BY_NAME), metavar='WAY',
+        help='to fork (default: all): ' + '; '.join(forks.BY_NAME))
     add('--out', metavar='FOLDER', help='of the results (default: bench/TIME in the build folder)')
     o = p.parse_args(argv)
     if o.qemu and not os.access(o.qemu, os.X_OK):

@@ -29,6 +29,7 @@ RDMA = {'rdma-tcp': 'tcp', 'rdma-verbs': 'verbs'}
 PEERS = [*STOCK, *RDMA]
 USUAL = [p for p in PEERS if p not in ('hybrid', 'rdma-verbs')]
 PASS_S = 60             # of one round of pre-copy, at most
+SETTLE_S = 120          # until a destination has made memory ready, at most
 WORKLOADS = {
     'random': 'mode=random first=mix',
     'write': 'mode=random first=write',
@@ -143,13 +144,27 @@ def watch_for(guest, clock, seconds):
     guest.wait('a report', done, seconds + 60 * common.place.patience)
 
 
+def listen(src, dst, peer):
+    """A destination waits for its source, and may make memory ready meanwhile: the URI."""
+    uri = peer.listen(src, dst)
+    page, last, since = os.sysconf('SC_PAGESIZE'), 0, time.monotonic()
+    end = since + SETTLE_S
+    while time.monotonic() < min(since + 0.2, end):
+        with open(f'/proc/{dst.pid}/statm', encoding='ascii') as f:
+            rss = int(f.read().split()[1]) * page
+        if abs(rss - last) > 1 << 20:
+            last, since = rss, time.monotonic()
+        time.sleep(0.05)
+    return uri
+
+
 class Move:
     """From `migrate` to the end on both sides."""
 
-    def __init__(self, src, dst, peer, limit_s):
+    def __init__(self, src, dst, peer, limit_s, uri=None):
+        uri = uri or listen(src, dst, peer)
         self.src, self.dst, self.peer = src, dst, peer
         self.outcome, self.infos = 'completed', [None, None]
-        uri = peer.listen(src, dst)
         self.marks = [len(src.events), len(dst.events)]
         watching = watch.Watch([src.pid, dst.pid])
         try:
@@ -165,8 +180,9 @@ class Move:
             self.use = watching.end()
         finally:
             watching.cancel()
-        for g in (src, dst):
-            g.qmp('query-name')         # collects what has come
+        # collects what has come; the destination of a move that was cancelled ends
+        for g in (src, dst) if self.outcome == 'completed' else (src,):
+            g.qmp('query-name')
 
     def one_round(self):
         """Pre-copy until all memory was sent once. QEMU counts the dirty log's first reading, at
@@ -283,6 +299,10 @@ def metrics_of_link(metrics, bits, floor):
         background = metrics['prefill_bytes'] + metrics['duplicated_bytes']
         out['prefill_by_line'] = background / carried
         out['traffic_by_line'] = (background + metrics['fault_bytes']) / carried
+        if floor.get('tcp_mib_s'):
+            by_stream = bits / 8 / (1 << 20) / floor['tcp_mib_s']
+            out['prefill_by_stream'] = out['prefill_by_line'] * by_stream
+            out['traffic_by_stream'] = out['traffic_by_line'] * by_stream
     elif bits and metrics.get('total_ms') and metrics.get('transferred_bytes') is not None:
         carried = bits / 8 * metrics['total_ms'] / 1000
         out['traffic_by_line'] = metrics['transferred_bytes'] / carried
@@ -327,13 +347,14 @@ def move_and_measure(t, guest, peer, qemu, number, times):
     with guest.start(t, f'{name}a', qemu) as src, \
             guest.start(t, f'{name}b', qemu, incoming=True) as dst:
         src.wait_ready(120 * common.place.patience + guest.mem_mib / 20)
+        uri = listen(src, dst, peer)
         clock, lines = Clock(), src.log().lines
         clock.seen = len(lines)         # of these it is not known when they came
         begin_ms = max(line['uptime_ms'] for line in lines)
         watch_for(src, clock, times.before_s)
         time.sleep(1.5 * SLOT_MS / 1000)    # the report is in no slot of the move
         limit_s = times.limit_s if not peer.postcopy() else 60 + guest.mem_mib / 20
-        move = Move(src, dst, peer, limit_s)
+        move = Move(src, dst, peer, limit_s, uri)
         last = dst if move.outcome == 'completed' else src
         watch_for(last, Clock(), times.after_s)
         log = report.parse(src.console, *([dst.console] if last is dst else []))

@@ -25,6 +25,8 @@ RATE = re.compile(r'(\d+(?:\.\d+)?)(k|m|g)bit')
 WIRE = os.path.join(common.BUILD, 'bench', 'wire')
 WIRE_QUEUE = '79'       # of NFQUEUE; wire.c has it too
 FRAME_S = 50e-6         # a packet that the line is busy with for longer is cut by the sender
+LATE_OF = 100           # one packet of so many may be late before it is said
+QUEUES = ('fifo', 'prio')  # before the line: first come, first served; faults first
 QUEUE_S = 5e-3          # what queues before the line, and two round trips on top
 
 
@@ -41,10 +43,11 @@ def tool(*argv):
 
 
 class Link:
-    """What --net says: rate, round-trip time, loss; each may be left out."""
+    """What --net says: rate, round-trip time, loss, queue; each may be left out."""
 
     def __init__(self, text):
         self.rate = self.rtt_ms = self.loss = None
+        self.queue = 'fifo'
         for part in text.split(','):
             if RATE.fullmatch(part):
                 self.rate = part
@@ -52,8 +55,11 @@ class Link:
                 self.rtt_ms = float(part[:-2])
             elif re.fullmatch(r'\d+(\.\d+)?%', part):
                 self.loss = float(part[:-1])
+            elif part in QUEUES:
+                self.queue = part
             else:
-                raise ValueError(f'{part!r} is no rate (10gbit), time (0.2ms) or loss (0.1%)')
+                raise ValueError(f'{part!r} is no rate (10gbit), time (0.2ms), loss (0.1%) or '
+                                 'queue (fifo, prio)')
 
     def bits(self):
         """Bits a second; 0: no limit."""
@@ -112,7 +118,7 @@ class Wire:
             tool('ip', 'netns', 'exec', ns, 'iptables', '-A', 'INPUT', '-i', 'eth0',
                  '-j', 'NFQUEUE', '--queue-num', WIRE_QUEUE)
         numbers = (int(link.bits()), int((link.rtt_ms or 0) * 5e5), int((link.loss or 0) * 1e4),
-                   link.queue_bytes())
+                   link.queue_bytes(), link.queue)
         # pylint: disable=consider-using-with
         self.process = subprocess.Popen([WIRE, *map(str, numbers), *namespaces],
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -123,15 +129,18 @@ class Wire:
 
     def close(self):
         try:
-            self.process.communicate(timeout=10)        # it ends when its input does
+            said = self.process.communicate(timeout=10)[1]      # it ends when its input does
+            counts = [tuple(map(int, c)) for c in re.findall(r'(\d+) passed, (\d+) late', said)]
+            if any(late * LATE_OF > passed for passed, late in counts):
+                print(f'the link was late, the machine was busy: {said.strip()}', flush=True)
         except (subprocess.TimeoutExpired, ValueError):
             self.process.kill()
             self.process.wait()
 
 
-def set_qdisc(namespaces, words):
+def set_qdisc(namespaces, *words):
     for ns in namespaces:
-        tool('ip', 'netns', 'exec', ns, 'tc', 'qdisc', 'add', 'dev', 'eth0', 'root', *words)
+        tool('ip', 'netns', 'exec', ns, 'tc', 'qdisc', 'add', 'dev', 'eth0', *words)
 
 
 def connect(a, b, link):
@@ -143,11 +152,16 @@ def connect(a, b, link):
              str(link.largest_packet()))
     if link.rtt_ms or link.loss:
         try:
-            set_qdisc((a, b), link.netem())
+            if link.queue == 'fifo':
+                set_qdisc((a, b), 'root', *link.netem())
+                return None
         except Skip:
-            return Wire((a, b), link)
-    elif link.rate:
-        set_qdisc((a, b), link.tbf())
+            pass
+        return Wire((a, b), link)
+    if link.rate:
+        set_qdisc((a, b), 'root', 'handle', '1:', *link.tbf())
+        if link.queue == 'prio':
+            set_qdisc((a, b), 'parent', '1:1', 'pfifo_fast')
     return None
 
 

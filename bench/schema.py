@@ -64,6 +64,8 @@ METRICS = [Metric(*m) for m in (
     ('postcopy_ms', 'post-copy alone', 'ms', True, False),
     ('prefill_by_line', 'prefill by line rate', '', False, True),
     ('traffic_by_line', 'all traffic by line rate', '', False, True),
+    ('prefill_by_stream', 'prefill by one TCP stream', '', False, True),
+    ('traffic_by_stream', 'all traffic by one TCP stream', '', False, True),
     ('cpu_source_s', 'CPU, source', 's', True, True),
     ('cpu_destination_s', 'CPU, destination', 's', True, True),
     ('cpu_source_vcpu_s', 'CPU, vCPUs at the source', 's', None, False),
@@ -168,6 +170,22 @@ def check_curve(groups):
                             ('faults_per_s', 'p50_us', 'p99_us', 'max_us')})
 
 
+def check_clone(groups):
+    for group in groups:
+        need('clone', group, kind=str, memory=str, mem_mib=int, accel=str, floors=list, ways=list)
+        if group['kind'] == 'children':
+            need('clone', group, children=int, load=str)
+        elif group['kind'] != 'pause':
+            raise Bad(f'clone: kind {group["kind"]!r}, permitted children, pause')
+        for way in group['ways']:
+            need('clone', way, way=str, runs=list)
+            for run in way['runs']:
+                need(f'clone: {way["way"]}', run, why=str)
+                figures = {k: v for k, v in run.items() if k != 'why'}
+                need(f'clone: {way["way"]}', figures,
+                     **dict.fromkeys(figures, (int, float, type(None))))
+
+
 def check(doc):
     """Raise Bad unless doc is a whole results file of this version."""
     if not isinstance(doc, dict) or doc.get('schema') != NAME:
@@ -179,6 +197,7 @@ def check(doc):
          groups=list, skipped=list)
     check_overhead(doc.get('overhead', []))
     check_curve(doc.get('curve', []))
+    check_clone(doc.get('clone', []))
     seen = set()
     for group in doc['groups']:
         need('group', group, workload=str, mem_mib=int, smp=int, memory=str, net=str, accel=str,

@@ -34,6 +34,9 @@ USUAL_MORE = [{'workload': 'write', 'mem': 256, 'net': '1gbit'}]
 # while nothing moves
 IDLE = {'workload': ['random', 'redis'], 'mem': [256], 'smp': [1], 'memory': ['anon', 'thp'],
         'net': [places.LOOPBACK]}
+# of forks: memory of the parent, children; up to so many sweep all of their memory
+FORKED = ('anon', 'thp', 'memfd', 'hugetlb')
+CHILDREN, VERIFIED = (1, 20, 50), 1
 
 
 def product(chosen):
@@ -64,3 +67,17 @@ def moves(o, in_lab):
 def idle(o, in_lab):
     """What is measured while nothing moves."""
     return combinations(o, LAB_USUAL if in_lab else IDLE)
+
+
+def forks(o):
+    """Pauses of a parent, unless children alone are asked for; then children, busy and idle."""
+    out = []
+    if o.children is None or not o.children or o.memory:
+        out += [{'memory': memory, 'mem': mem} for mem in o.mem or (512, 1536)
+                for memory in o.memory or FORKED]
+    children = CHILDREN if o.children is None else o.children
+    mem = (o.mem or [512])[0]
+    out += [{'children': n, 'mem': mem, 'load': 'busy', 'verify': o.verify or n <= VERIFIED} for n in children]
+    if o.children is None:
+        out += [{'children': CHILDREN[-1], 'mem': mem, 'load': 'idle', 'verify': False}]
+    return out

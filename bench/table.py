@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
 # table.py - the results as text: a table a group, ratios, floors, threads
+import clone
 import curve
 import overhead
 import schema
@@ -143,6 +144,12 @@ def curve_lines(group):
     return out + ['  floors: ' + '; '.join(f'{a.strip()} {b}' for a, b in floor_rows(group))]
 
 
+def clone_lines(group):
+    return [clone.title(group), '', *lay_out(clone.head(group), clone.rows(group)), '',
+            *(f'  {n}' for n in clone.notes(group)),
+            '  floors: ' + '; '.join(f'{a.strip()} {b}' for a, b in floor_rows(group))]
+
+
 def lines(doc):
     out = []
     for group in doc['groups']:
@@ -151,5 +158,7 @@ def lines(doc):
         out += overhead_lines(group) + ['']
     for group in doc.get('curve', []):
         out += curve_lines(group) + ['']
+    for group in doc.get('clone', []):
+        out += clone_lines(group) + ['']
     out += [f'SKIP: {s["what"]}: {s["why"]}' for s in doc['skipped']]
     return out

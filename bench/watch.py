@@ -69,14 +69,14 @@ class Use:
 
 class Watch:
     def __init__(self, pids):
-        self.start, self.last, self.cpu, self.rss = {}, {}, {}, {}
+        self.start, self.last, self.cpu, self.rss, self.peak = {}, {}, {}, {}, {}
         for pid in pids:
             try:
                 with open(f'/proc/{pid}/clear_refs', 'w', encoding='ascii') as f:
                     f.write('5')                # the peak counts from now
             except OSError:
                 pass                            # then it counts from the start of the process
-            self.rss[pid] = status_kib(pid, 'VmRSS')
+            self.rss[pid] = self.peak[pid] = status_kib(pid, 'VmRSS')
             self.start[pid] = threads(pid)
             self.last[pid] = dict(self.start[pid])
             self.cpu[pid] = cpu_clock(pid)
@@ -87,6 +87,8 @@ class Watch:
     def look(self):
         for pid, seen in self.last.items():
             seen.update(threads(pid))
+            # nothing of a process that has ended: the destination of what was cancelled
+            self.peak[pid] = status_kib(pid, 'VmHWM') or self.peak[pid]
 
     def run(self):
         while not self.stop.wait(SAMPLE_S):
@@ -106,7 +108,7 @@ class Watch:
         by_name = {n: round(s, 6) for n, s in by_name.items() if s > 0}
         if rest > 0:
             by_name[ENDED] = round(rest, 6)
-        return Use(total, by_name, self.rss[pid] / 1024, status_kib(pid, 'VmHWM') / 1024)
+        return Use(total, by_name, self.rss[pid] / 1024, self.peak[pid] / 1024)
 
     def end(self):
         self.cancel()

@@ -9,19 +9,27 @@
  *              the kernel (NFQUEUE), this program says when each goes on: their bytes are never
  *              copied, so that it carries 10 Gbit/s and more on a part of a CPU.
  *
- *              wire BITS_PER_S DELAY_NS LOSS_PPM QUEUE_BYTES NETNS_A NETNS_B
+ *              wire BITS_PER_S DELAY_NS LOSS_PPM QUEUE_BYTES fifo|prio NETNS_A NETNS_B
  *
- *              Prints "ready" and works until its standard input ends. The rule that sends packets
+ *              Prints "ready" and works until its standard input ends; then what it did, and how
+ *              many packets came LATE_NS after their time: the machine was too busy for the link.
+ *              The rule that sends packets
  *              here is the caller's: iptables -A INPUT -j NFQUEUE --queue-num QUEUE.
  *
  * Picture      each way   packet -> lost? -> does it fit? -> the line, one after the other -> delay
  *              time       arrived            else dropped    busy until its last bit       delivered
  *
- * Invariants   A packet never overtakes another: one verdict lets all up to its id go on.
+ *              fifo       one queue: that of a switch. A packet never overtakes another, so one
+ *                         verdict lets all up to its id go on.
+ *              prio       two: what has a DSCP goes first. That of the sending host, where the
+ *                         line is its own and no switch in between is slower: pfifo_fast has
+ *                         bands by SO_PRIORITY, and the connection that sets this sets a DSCP
+ *                         as well. An adapter has AHEAD_NS of packets already, as BQL lets it.
+ *
  * Limits       A packet of 64 KiB is one piece: it comes when its last bit does, is lost as a whole
  *              (as with netem). Its headers are counted as often as it will be cut.
  *              A sleep here ends 20 to 30 us late: it is begun EARLY_NS shorter. Less than NEAR_NS
-              is spun. Not at real-time priority: the kernel takes that away for 40 ms each second.
+ *              is spun. Not at real-time priority: the kernel takes that away for 40 ms each second.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -52,6 +60,9 @@
 #define ETHERNET 14u
 #define EARLY_NS 22000
 #define NEAR_NS 5000
+#define AHEAD_NS 20000
+#define LATE_NS 100000
+#define BANDS 2u
 #define BATCH 32u
 #define MESSAGE 512u
 
@@ -59,18 +70,25 @@ struct link {
     double ns_per_byte; /* 0: no limit */
     uint64_t delay_ns, queue_bytes;
     uint32_t loss_ppm;
+    bool prio;
+};
+
+/* A ring: n from first on */
+struct ring {
+    struct held {
+        uint64_t ns; /* in a band: it came; under way: it arrives */
+        uint32_t id, bytes;
+    } held[HELD_MAX];
+    uint32_t first, n;
+    uint64_t bytes;
 };
 
 struct way {
     int fd;
-    uint64_t busy_ns;    /* until then the line is taken */
-    uint64_t line_bytes; /* waiting for it, or on it */
-    struct held {
-        uint64_t off_ns, due_ns; /* its last bit has left, it arrives */
-        uint32_t id, bytes;
-    } held[HELD_MAX];
-    uint32_t first, left, n; /* ring: n from first on; the last of them are still on the line */
-    uint64_t dropped, lost, passed;
+    uint64_t busy_ns;        /* until then the line is taken */
+    struct ring band[BANDS]; /* waiting for it, in prio only */
+    struct ring sent;        /* it has been decided when they arrive */
+    uint64_t dropped, lost, passed, late;
 };
 
 static struct way ways[2];
@@ -175,14 +193,36 @@ static int open_queue(const char *netns)
     return fd;
 }
 
-static void verdict(struct way *w, unsigned type, uint32_t id, uint32_t what)
+static void put_verdict(struct request *r, unsigned type, uint32_t id, uint32_t what)
 {
     struct nfqnl_msg_verdict_hdr v = { .verdict = htonl(what), .id = htonl(id) };
+
+    begin(r, type, 0);
+    put(r, NFQA_VERDICT_HDR, &v, sizeof(v));
+}
+
+static void verdict(struct way *w, unsigned type, uint32_t id, uint32_t what)
+{
     struct request r;
 
-    begin(&r, type, 0);
-    put(&r, NFQA_VERDICT_HDR, &v, sizeof(v));
+    put_verdict(&r, type, id, what);
     transmit(w->fd, &r);
+}
+
+/* Out of order: one each, in one message */
+static void accept_all(struct way *w, const uint32_t *id, uint32_t n)
+{
+    uint8_t buf[BATCH * sizeof(struct request)];
+    size_t len = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        struct request r;
+        put_verdict(&r, NFQNL_MSG_VERDICT, id[i], NF_ACCEPT);
+        memcpy(buf + len, &r, r.head.nlmsg_len);
+        len += NLMSG_ALIGN(r.head.nlmsg_len);
+    }
+    if (send(w->fd, buf, len, 0) < 0)
+        die("send to netlink");
 }
 
 /* --- the link --- */
@@ -206,54 +246,83 @@ static uint32_t random_ppm(void)
     return (uint32_t)((x >> 11) % 1000000);
 }
 
-static void arrived(const struct link *l, struct way *w, uint32_t id, uint32_t ip_bytes,
-                    uint64_t now)
+static void push(struct ring *r, struct held h)
 {
-    uint32_t bytes = on_the_line(ip_bytes);
+    r->held[(r->first + r->n++) % HELD_MAX] = h;
+    r->bytes += h.bytes;
+}
 
-    for (; w->left < w->n; w->left++) {
-        const struct held *h = &w->held[(w->first + w->left) % HELD_MAX];
-        if (h->off_ns > now)
-            break;
-        w->line_bytes -= h->bytes;
-    }
+static struct held pull(struct ring *r)
+{
+    struct held h = r->held[r->first];
+
+    r->first = (r->first + 1) % HELD_MAX;
+    r->n--;
+    r->bytes -= h.bytes;
+    return h;
+}
+
+/* @h takes the line, as soon as it is free */
+static void put_on_line(const struct link *l, struct way *w, struct held h)
+{
+    w->busy_ns = (w->busy_ns > h.ns ? w->busy_ns : h.ns) +
+                 (uint64_t)((double)h.bytes * l->ns_per_byte);
+    h.ns = w->busy_ns + l->delay_ns;
+    push(&w->sent, h);
+}
+
+/* What the line takes by now, and a little ahead */
+static void serve(const struct link *l, struct way *w, uint64_t now)
+{
+    while (w->busy_ns < now + AHEAD_NS && (w->band[0].n || w->band[1].n) && w->sent.n < HELD_MAX)
+        put_on_line(l, w, pull(&w->band[!w->band[0].n]));
+}
+
+static void arrived(const struct link *l, struct way *w, uint32_t id, uint32_t ip_bytes,
+                    uint8_t tos, uint64_t now)
+{
+    struct held h = { .ns = now, .id = id, .bytes = on_the_line(ip_bytes) };
+    struct ring *to = l->prio ? &w->band[!(tos >> 2)] : &w->sent;
+    double waiting = (double)(l->prio ? to->bytes : 0);
+
+    if (w->busy_ns > now && l->ns_per_byte > 0)
+        waiting += (double)(w->busy_ns - now) / l->ns_per_byte;
     if (random_ppm() < l->loss_ppm) {
         w->lost++;
         verdict(w, NFQNL_MSG_VERDICT, id, NF_DROP);
-    } else if (w->n == HELD_MAX || w->line_bytes + bytes > l->queue_bytes) {
+    } else if (to->n == HELD_MAX || waiting + h.bytes > (double)l->queue_bytes) {
         w->dropped++;
         verdict(w, NFQNL_MSG_VERDICT, id, NF_DROP);
+    } else if (l->prio) {
+        push(to, h);
     } else {
-        w->busy_ns = (w->busy_ns > now ? w->busy_ns : now) +
-                     (uint64_t)((double)bytes * l->ns_per_byte);
-        w->line_bytes += bytes;
-        w->held[(w->first + w->n++) % HELD_MAX] = (struct held){
-            .off_ns = w->busy_ns, .due_ns = w->busy_ns + l->delay_ns, .id = id, .bytes = bytes };
+        put_on_line(l, w, h);
     }
 }
 
-static void deliver(struct way *w, uint64_t now)
+static void deliver(const struct link *l, struct way *w, uint64_t now)
 {
-    uint32_t id = 0, n = 0;
+    uint32_t id[BATCH], n;
 
-    for (; w->n && w->held[w->first].due_ns <= now; n++) {
-        id = w->held[w->first].id;
-        if (w->left)
-            w->left--;
-        else
-            w->line_bytes -= w->held[w->first].bytes;
-        w->first = (w->first + 1) % HELD_MAX;
-        w->n--;
-    }
-    w->passed += n;
-    if (n)
-        verdict(w, NFQNL_MSG_VERDICT_BATCH, id, NF_ACCEPT);
+    do {
+        for (n = 0; n < BATCH && w->sent.n && w->sent.held[w->sent.first].ns <= now; n++) {
+            struct held h = pull(&w->sent);
+            id[n] = h.id;
+            w->late += now - h.ns > LATE_NS;
+        }
+        w->passed += n;
+        if (n && l->prio)
+            accept_all(w, id, n);
+        else if (n)
+            verdict(w, NFQNL_MSG_VERDICT_BATCH, id[n - 1], NF_ACCEPT);
+    } while (n == BATCH);
 }
 
 static void parse(const struct link *l, struct way *w, const uint8_t *p, size_t len, uint64_t now)
 {
     const struct nlmsghdr *h = (const void *)p;
     uint32_t id = 0, bytes = 0;
+    uint8_t tos = 0;
 
     if (len < NLMSG_LENGTH(sizeof(struct nfgenmsg)) ||
         h->nlmsg_type != (NFNL_SUBSYS_QUEUE << 8 | NFQNL_MSG_PACKET))
@@ -269,9 +338,11 @@ static void parse(const struct link *l, struct way *w, const uint8_t *p, size_t 
             id = ntohl(((const struct nfqnl_msg_packet_hdr *)data)->packet_id);
         else if ((a->nla_type & NLA_TYPE_MASK) == NFQA_CAP_LEN)
             bytes = ntohl(*(const uint32_t *)data);
+        else if ((a->nla_type & NLA_TYPE_MASK) == NFQA_PAYLOAD && a->nla_len >= NLA_HDRLEN + 2)
+            tos = ((const uint8_t *)data)[1];
         at += NLA_ALIGN(a->nla_len);
     }
-    arrived(l, w, id, bytes, now);
+    arrived(l, w, id, bytes, tos, now);
 }
 
 static void receive(const struct link *l, struct way *w)
@@ -303,9 +374,13 @@ static bool wait_for_work(void)
                            { .fd = STDIN_FILENO, .events = POLLIN } };
     uint64_t due = UINT64_MAX, now = now_ns();
 
-    for (int i = 0; i < 2; i++)
-        if (ways[i].n && ways[i].held[ways[i].first].due_ns < due)
-            due = ways[i].held[ways[i].first].due_ns;
+    for (int i = 0; i < 2; i++) {
+        const struct way *w = &ways[i];
+        if (w->sent.n && w->sent.held[w->sent.first].ns < due)
+            due = w->sent.held[w->sent.first].ns;
+        if ((w->band[0].n || w->band[1].n) && w->busy_ns - AHEAD_NS < due)
+            due = w->busy_ns - AHEAD_NS;
+    }
     if (due <= now)
         return true;
     uint64_t nap = due - now > EARLY_NS ? due - now - EARLY_NS : due - now > NEAR_NS ? 1 : 0;
@@ -333,32 +408,36 @@ static void go_first(void)
 
 int main(int argc, char **argv)
 {
-    if (argc != 7) {
-        fprintf(stderr, "usage: wire BITS_PER_S DELAY_NS LOSS_PPM QUEUE_BYTES NETNS_A NETNS_B\n");
+    if (argc != 8) {
+        fprintf(stderr, "usage: wire BITS_PER_S DELAY_NS LOSS_PPM QUEUE_BYTES fifo|prio "
+                        "NETNS_A NETNS_B\n");
         return 2;
     }
     double bits = strtod(argv[1], NULL);
     struct link l = { .ns_per_byte = bits > 0 ? 8e9 / bits : 0,
                       .delay_ns = strtoull(argv[2], NULL, 10),
                       .loss_ppm = (uint32_t)strtoul(argv[3], NULL, 10),
-                      .queue_bytes = strtoull(argv[4], NULL, 10) };
+                      .queue_bytes = strtoull(argv[4], NULL, 10),
+                      .prio = !strcmp(argv[5], "prio") };
     for (int i = 0; i < 2; i++)
-        ways[i].fd = open_queue(argv[5 + i]);
+        ways[i].fd = open_queue(argv[6 + i]);
     prctl(PR_SET_TIMERSLACK, 1);
     go_first();
     puts("ready");
     fflush(stdout);
     while (wait_for_work()) {
         for (int i = 0; i < 2; i++)
-            deliver(&ways[i], now_ns());
-        for (int i = 0; i < 2; i++)
+            deliver(&l, &ways[i], now_ns());
+        for (int i = 0; i < 2; i++) {
             receive(&l, &ways[i]);
+            serve(&l, &ways[i], now_ns());
+        }
     }
     fprintf(stderr, "wire:");
     for (int i = 0; i < 2; i++)
-        fprintf(stderr, " %s: %llu passed, %llu lost, %llu dropped;", argv[6 - i],
-                (unsigned long long)ways[i].passed, (unsigned long long)ways[i].lost,
-                (unsigned long long)ways[i].dropped);
+        fprintf(stderr, " %s: %llu passed, %llu late, %llu lost, %llu dropped;", argv[7 - i],
+                (unsigned long long)ways[i].passed, (unsigned long long)ways[i].late,
+                (unsigned long long)ways[i].lost, (unsigned long long)ways[i].dropped);
     fprintf(stderr, "\n");
     return 0;
 }

@@ -17,6 +17,7 @@ static const struct command {
 } commands[] = {
     {"doctor", "print what this host can do, what it cannot, and why", cmd_doctor},
     {"bench", "measure what a move costs, against what QEMU has", cmd_bench},
+    {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
     {"version", "print the version", cmd_version},
     {"help", "print this text", cmd_help},
 };

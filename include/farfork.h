@@ -74,7 +74,7 @@ struct ff_address;
  * @text: IPv4, [IPv6] or a name; an empty HOST listens on every address. Options:
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, chunk=SIZE,
  *        window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
- *        odp=auto|on|off, precopy=0|1
+ *        odp=auto|on|off, precopy=0|1, prealloc=0|1
  * @out:  to be freed with ff_address_free()
  *
  * Return: 0, or -EINVAL naming the part that is wrong and what is permitted; -ENOTSUP: a
@@ -342,6 +342,213 @@ void ff_dest_link_detail(struct ff_dest *d, char out[FF_LINK_DETAIL_MAX]);
 
 /* Never while the guest may touch a page that is missing: that would read zeros */
 void ff_dest_free(struct ff_dest *d);
+
+/* --- after a move --- */
+
+struct ff_collapse;
+
+/* In ranges of 2 MiB, those that are whole in anonymous memory */
+struct ff_collapse_counts {
+    uint64_t ranges;
+    uint64_t huge;   /* a huge page each by now */
+    uint64_t sparse; /* left alone: less than half of it holds anything */
+    uint64_t failed; /* could not be had; khugepaged may try later */
+    uint64_t cpu_ns;
+    bool ended;
+};
+
+/**
+ * ff_collapse_start() - make memory that came in pages of 4 KiB huge again, in the background
+ * @r: @n regions; copied. Anonymous ones alone count, others are passed over. Their memory is
+ *     complete and watched no longer (ff_dest_wait_done() returned 0), permits huge pages
+ *     (MADV_HUGEPAGE), and is not unmapped before ff_collapse_stop().
+ *
+ * No byte changes, whatever runs on the memory meanwhile. A range of which half is untouched takes
+ * all of its 2 MiB afterwards; one that holds less stays as it is.
+ *
+ * Cost:    0.5 ms of CPU for 2 MiB; whoever touches these waits for that. Three quarters of the
+ *          time the thread rests.
+ * Return:  0; -ENOTSUP: this host has no transparent huge pages, or they are turned off
+ */
+int ff_collapse_start(const struct ff_region *r, unsigned n, struct ff_collapse **out,
+                      struct ff_error *err);
+void ff_collapse_stats(struct ff_collapse *c, struct ff_collapse_counts *out);
+
+/* End it, at once but for the 2 MiB under way, and free @c, which may be NULL */
+void ff_collapse_stop(struct ff_collapse *c);
+
+/* --- fork: one image on this host, shared by its children --- */
+
+/**
+ * DOC: Fork
+ *
+ * Purpose      several guests of one image on one host. An agent receives the image, as a
+ *              destination does, into shared memory that it makes itself (memfds) and runs no
+ *              guest. Children map that memory privately: the kernel copies what they write.
+ *
+ * Picture      source                agent                              child
+ *              (guest paused:        ff_agent_new()     listens on both
+ *               image frozen)        ff_agent_receive()
+ *              ff_source_lend()  --> what is on this host is taken as it is
+ *              ff_source_connect() .. ff_source_go()    <-- ff_child_new(), add_region(),
+ *                                                           ff_child_attach()
+ *                                                           (load ff_child_state(), run)
+ *                                                       <-- ff_child_running()
+ *              ff_source_wait_done() ff_agent_wait()    --> ff_child_wait_done()
+ *
+ * Threads      as above: the calls of one handle one after the other; *_cancel() and
+ *              *_stats() at any time from any thread.
+ * Invariants   A child that attached reads the image's bytes, its own, or waits; never zeros
+ *              where content should be, whatever ends first. When ff_child_wait_done() fails
+ *              the guest must be ended: memory that is missing will never come.
+ */
+struct ff_agent;
+struct ff_child;
+
+enum ff_child_event {
+    FF_CHILD_ATTACHED, /* its memory is mapped and watched, it has the state */
+    FF_CHILD_RUNNING,
+    FF_CHILD_COMPLETE, /* all of its memory is here: it needs the agent no more */
+    FF_CHILD_LOST      /* it ended, or was dropped, before that */
+};
+
+/**
+ * struct ff_agent_stats - counts of one image and its children
+ * @children:            connected now, those that still attach included
+ * @children_running:    of those, which said that they run
+ * @children_ended:      left, or dropped; after complete or before
+ * @image:               as of any move; faults there are pages fetched, not children's faults
+ * @bytes_lent:          of image.bytes_present: not copied, since the source lent its memory
+ * @child_faults:        events of children, whatever their page was
+ * @child_faults_waited: of those, what found its page under way for somebody else
+ * @child_faults_late:   of those, what found its page there
+ */
+struct ff_agent_stats {
+    unsigned children, children_running, children_ended;
+    struct ff_stats image;
+    uint64_t bytes_lent;
+    uint64_t child_faults, child_faults_waited, child_faults_late;
+};
+
+/**
+ * ff_agent_new() - listen for a source, and for children on this host
+ * @listen:      as ff_dest_new(); landing= is copy, precopy= is not permitted
+ * @socket_path: a unix socket, made here and removed by ff_agent_free(); who may use it is decided
+ *               by its folder. Peers of another user than ours or root are dropped
+ *
+ * Children may connect before the image is there: they wait.
+ * Return:  0; -EADDRINUSE: the port, or something is at @socket_path; -EINVAL: precopy=1
+ */
+int ff_agent_new(const struct ff_address *listen, const char *socket_path, struct ff_agent **out,
+                 struct ff_error *err);
+unsigned ff_agent_port(const struct ff_agent *a);
+
+/**
+ * ff_agent_receive() - wait for a source, take its image's table and state, and let it go
+ *
+ * Return:  0: from here on children are served; -ECANCELED; -errno: as ff_dest_accept() to
+ *          ff_dest_running(); children that wait are told why
+ */
+int ff_agent_receive(struct ff_agent *a, struct ff_error *err);
+
+/**
+ * ff_agent_wait() - fetch the rest in the background until every page is here
+ *
+ * Return:  0: children are told, and so are those that come later, until ff_agent_free();
+ *          -errno: the link broke: children are told, and must end
+ */
+int ff_agent_wait(struct ff_agent *a, struct ff_error *err);
+#ifdef __cplusplus
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wshadow" /* a function and a struct of one name, as in C */
+#endif
+void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out);
+#ifdef __cplusplus
+#pragma GCC diagnostic pop
+#endif
+
+/* As ff_dest_link() */
+const char *ff_agent_link(struct ff_agent *a);
+
+/* What children do. @fn: called from a thread of the library, one call at a time, while no other
+ * child is answered; @child is the number that the child gave. Before ff_agent_receive() */
+void ff_agent_on_child(struct ff_agent *a,
+                       void (*fn)(void *opaque, unsigned child, enum ff_child_event what),
+                       void *opaque);
+void ff_agent_cancel(struct ff_agent *a); /* any thread */
+
+/* Children that are not complete lose their memory: they are told, and wait in missing pages */
+void ff_agent_free(struct ff_agent *a);
+
+/**
+ * ff_source_lend() - give memory to an agent on this host instead of sending it
+ * @socket_path: the agent's, at which its children connect
+ *
+ * After all regions were added, before ff_source_connect(). Those that have an fd are passed: the
+ * agent and its children map that very memory, and nothing of it is read over the link. So the
+ * file's content must be the region's, all of it, and must never change again, neither by writes
+ * nor by discards. Add a region with fd -1 where that is not so.
+ *
+ * Return:  0, also when no region has an fd; -ECONNREFUSED, -ENOENT: nobody listens there;
+ *          -EBUSY: the agent has an image, or another source lends to it; or what else it
+ *          refused for
+ */
+int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error *err);
+
+/* @number: the caller's, for messages and ff_agent_on_child() */
+int ff_child_new(const char *socket_path, unsigned number, struct ff_child **out,
+                 struct ff_error *err);
+
+/* As ff_dest_add_region(); @r->fd is ignored. What is mapped at @r->host is replaced */
+int ff_child_add_region(struct ff_child *c, const struct ff_region *r, struct ff_error *err);
+
+/* @fn: called by ff_child_attach() in its thread, when memory is about to be mapped and when it is.
+ * In between it cannot be accessed at all: keep others from it. Before ff_child_attach() */
+void ff_child_on_map(struct ff_child *c, void (*fn)(void *opaque, bool begins), void *opaque);
+
+/**
+ * ff_child_attach() - wait for the image and map it privately over every region
+ * @config: as in ff_source_connect()
+ *
+ * Regions are compared by name; their order may differ. They are mapped MAP_PRIVATE from the
+ * agent's files, and what is not there yet is watched: who touches it waits for the agent.
+ *
+ * A region of huge pages needs as many free ones as it is large, beside the image's: a child may
+ * come to write to each. Let go of what was at @r->host before (a file of huge pages that is still
+ * open keeps its own). Regions are not inherited by fork(2).
+ *
+ * Return:  0; -ECANCELED; -ENOENT, -ECONNREFUSED: no agent; -EINVAL: regions or config differ, and
+ *          nothing was mapped; -ENOMEM: not enough huge pages; or what the agent refused or lost
+ *          the image for. After a failure the regions are not to be used any more
+ */
+int ff_child_attach(struct ff_child *c, const char *config, struct ff_error *err);
+
+/* The device state, valid until ff_child_free() */
+void ff_child_state(const struct ff_child *c, const void **state, size_t *len);
+
+/* The file that is now mapped for a region (by its number of addition), and where it starts in it;
+ * owned by @c. -1: not attached */
+int ff_child_fd(const struct ff_child *c, unsigned region, uint64_t *offset);
+
+/* The guest runs: tell the agent. Also while another thread is in ff_child_wait_done() */
+int ff_child_running(struct ff_child *c, struct ff_error *err);
+
+/**
+ * ff_child_wait_done() - wait until all memory is on this host
+ *
+ * Call it in a thread of its own as soon as the child is attached: loading the state may wait for
+ * memory that never comes, and only this says so.
+ *
+ * Return: 0: it is, and it is no longer watched: the child needs the agent no more;
+ *         -ECANCELED; -errno: the agent lost its source, or died: the guest must be ended. Until it is,
+ *         whoever touches missing memory waits; nobody reads zeros.
+ */
+int ff_child_wait_done(struct ff_child *c, struct ff_error *err);
+void ff_child_cancel(struct ff_child *c); /* any thread */
+
+/* The mappings stay. Before ff_child_wait_done() returned 0 the userfaultfd is left open on
+ * purpose: were it closed, missing memory would read as zeros */
+void ff_child_free(struct ff_child *c);
 
 /* --- this host --- */
 

@@ -47,6 +47,7 @@ RUN_LAB := \
     'lab/lab tests/lab/move_verbs.py:320' \
     'lab/lab tests/lab/killed_early.py:320' \
     'lab/lab tests/lab/killed_late.py:320' \
+    'lab/lab tests/lab/clone_verbs.py:320' \
     'lab/lab tests/lab/move_library.py:320' \
     'lab/lab tests/lab/doctor_peer:320' \
     $(RUN_LEAKS)

@@ -18,10 +18,10 @@
 static const struct ff_address defaults = {
     .timeout_ms = 15000,
     .chunk_bytes = 2u << 20,
-    .window = 2,
     .qps = 1,
     .landing = FF_LANDING_AUTO,
     .prefill = FF_PREFILL_AUTO,
+    .prealloc = true,
 };
 
 #define DEVICE_NAME_MAX 63 /* IBV_SYSFS_NAME_MAX without its end */
@@ -44,6 +44,16 @@ static int get_number(const char *name, const char *text, unsigned long min, uns
                             max, unit > 1 ? " bytes (suffix K or M)" : "");
     *out = v;
     return 0;
+}
+
+static int get_switch(const char *name, const char *value, bool *out, struct ff_error *err)
+{
+    unsigned long v;
+
+    int rc = get_number(name, value, 0, 1, 1, &v, err);
+    if (!rc)
+        *out = v;
+    return rc;
 }
 
 /* "NAME" or "NAME:PORT" */
@@ -136,13 +146,13 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         if (!rc)
             a->odp = (enum ff_odp_choice)w;
     } else if (!strcmp(name, "precopy")) {
-        rc = get_number(name, value, 0, 1, 1, &v, err);
-        if (!rc)
-            a->precopy = v;
+        rc = get_switch(name, value, &a->precopy, err);
+    } else if (!strcmp(name, "prealloc")) {
+        rc = get_switch(name, value, &a->prealloc, err);
     } else {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
-                          "chunk, window, landing, prefill, odp, precopy)", name);
+                          "chunk, window, landing, prefill, odp, precopy, prealloc)", name);
     }
     return rc;
 }

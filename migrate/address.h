@@ -25,10 +25,11 @@ struct ff_address {
     int timeout_ms; /* a peer silent for so long is gone */
     int go_timeout_ms; /* likewise, once GO was sent: a break then cannot be undone */
     uint32_t chunk_bytes;
-    unsigned window; /* chunks of prefill in flight */
+    unsigned window; /* chunks of prefill in flight; 0: as the link needs */
     enum ff_landing_choice landing;
     enum ff_prefill_mode prefill;
     enum ff_odp_choice odp;
+    bool prealloc; /* destination: make memory ready while nobody has come */
     bool precopy; /* destination: one pass while the guest still runs */
 };
 

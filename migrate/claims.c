@@ -5,6 +5,7 @@
 #include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "claims.h"
@@ -41,19 +42,24 @@ void ff_claims_free(struct ff_claims *c)
 bool ff_claim_take(struct ff_claims *c, uint64_t page)
 {
     uint8_t want = FF_CLAIM_MISSING;
-    return atomic_compare_exchange_strong_explicit(&c->state[page], &want, FF_CLAIM_INFLIGHT,
-                                                   memory_order_acquire, memory_order_acquire);
+    return atomic_compare_exchange_strong(&c->state[page], &want, FF_CLAIM_INFLIGHT);
 }
 
 void ff_claim_done(struct ff_claims *c, uint64_t page)
 {
-    uint8_t was = atomic_exchange_explicit(&c->state[page], FF_CLAIM_PRESENT, memory_order_release);
+    uint8_t was = atomic_exchange(&c->state[page], FF_CLAIM_PRESENT);
     if (was != FF_CLAIM_INFLIGHT) {
         ff_log(FF_LOG_ERROR, "claims: page %llu installed while %s: aborting",
                (unsigned long long)page, was < FF_ARRAY_LEN(names) ? names[was] : "damaged");
         abort();
     }
     atomic_fetch_add_explicit(&c->present, 1, memory_order_release);
+}
+
+void ff_claims_present(struct ff_claims *c)
+{
+    memset((void *)c->state, FF_CLAIM_PRESENT, c->n_pages);
+    atomic_store(&c->present, c->n_pages);
 }
 
 bool ff_claim_forget(struct ff_claims *c, uint64_t page)
@@ -79,7 +85,7 @@ void ff_claims_seal(struct ff_claims *c)
 
 enum ff_claim ff_claim_get(const struct ff_claims *c, uint64_t page)
 {
-    return atomic_load_explicit(&c->state[page], memory_order_acquire);
+    return atomic_load(&c->state[page]);
 }
 
 const char *ff_claim_name(enum ff_claim claim)

@@ -18,8 +18,10 @@
  *                 not run here by then. A wrong move aborts: going on would mean two
  *                 installs of one page, or none.
  *              2. present == number of PRESENT pages, counted after the page is visible.
- * Threads      any. take() orders nothing but itself; done() releases, get() acquires:
- *              who sees PRESENT sees the installed page.
+ * Threads      any. Who sees PRESENT sees the installed page. take(), done() and get() are
+ *              sequentially consistent: who first says that it waits (in another variable)
+ *              and then does not see PRESENT is seen by who calls done() and then looks for
+ *              those that wait (children.c).
  * Limits       one byte a page: 1/4096 of guest RAM at 4 KiB.
  */
 #ifndef FF_MIGRATE_CLAIMS_H
@@ -43,6 +45,9 @@ void ff_claims_free(struct ff_claims *c);
 
 bool ff_claim_take(struct ff_claims *c, uint64_t page);
 void ff_claim_done(struct ff_claims *c, uint64_t page);
+
+/* All pages are here from the start; before any other thread knows @c */
+void ff_claims_present(struct ff_claims *c);
 
 /* True: @page was PRESENT and is MISSING now: the caller discards it. False: there is nothing to
  * discard: it is MISSING, or INFLIGHT: its owner has not read it yet, since the image is not

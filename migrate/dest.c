@@ -25,7 +25,9 @@
 #include <sys/random.h>
 
 #include "cleanup.h"
+#include "children.h"
 #include "control.h"
+#include "dest.h"
 #include "fault.h"
 #include "log.h"
 #include "pager.h"
@@ -44,8 +46,11 @@ struct ff_dest {
     struct ff_hello peer;
     struct ff_publish publish;
     uint32_t map[FF_WIRE_REGIONS_MAX]; /* the source's number of a region -> ours */
+    struct ff_dest_owner owner; /* an agent, if its adopt is set */
+    bool lent[FF_WIRE_REGIONS_MAX]; /* by our number */
     struct ff_pager pager;
     pthread_mutex_t pager_lock; /* starting and finishing it */
+    struct ff_stock stock;
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;
     _Atomic uint64_t load_ns, start_ns, complete_ns;
@@ -101,6 +106,26 @@ int ff_dest_add_region(struct ff_dest *d, const struct ff_region *r, struct ff_e
     return ff_regions_add(&d->regions, r, err);
 }
 
+void ff_dest_own(struct ff_dest *d, const struct ff_dest_owner *owner)
+{
+    d->owner = *owner;
+}
+
+void ff_dest_lent(struct ff_dest *d, unsigned region)
+{
+    d->lent[region] = true;
+}
+
+struct ff_pager *ff_dest_pager(struct ff_dest *d)
+{
+    return &d->pager;
+}
+
+const struct ff_hello *ff_dest_hello(const struct ff_dest *d)
+{
+    return &d->peer;
+}
+
 /* --- hello --- */
 
 static void set_link(struct ff_dest *d, struct ff_link *link)
@@ -151,12 +176,20 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
                            .features = d->addr.precopy ? FF_WIRE_PASS : 0};
     int rc;
 
+    if (d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO)
+        ff_stock_start(&d->stock, &d->regions);
     while ((rc = hear_hello(d, err)) > 0)
         ;
+    ff_stock_stop(&d->stock);
+    if (rc || d->link->pins) /* what is pinned cannot be moved */
+        ff_stock_free(&d->stock);
     if (rc)
         return rc;
     struct ff_error why;
-    rc = ff_regions_match(&d->regions, config, &d->peer, d->map, &why);
+    rc = d->owner.adopt ? d->owner.adopt(d->owner.opaque, &d->peer, &why) : 0;
+    if (!rc)
+        rc = ff_regions_match(&d->regions, d->owner.adopt ? d->peer.config : config, &d->peer, d->map,
+                              &why);
     if (rc) {
         ff_control_refuse(&d->ctl, why.text);
         if (err)
@@ -208,11 +241,17 @@ static int recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
 static int start_pager(struct ff_dest *d, struct ff_error *err)
 {
     int rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, d->publish.piece_bytes, err);
+    if (!rc && d->owner.adopt)
+        rc = ff_children_new(&d->pager, err);
     if (rc) {
         ff_pager_free(&d->pager);
         return rc;
     }
     d->pager_used = true;
+    d->pager.stock = &d->stock;
+    for (unsigned i = 0; i < d->regions.n; i++)
+        if (d->lent[i])
+            ff_pager_lent(&d->pager, i);
     for (uint32_t i = 0; i < d->peer.n_regions; i++) {
         d->pager.region[d->map[i]].peer_number = i;
         d->pager.region[d->map[i]].remote = d->publish.addr[i];
@@ -469,6 +508,8 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
         return rc;
     d->complete_ns = ff_now_ns() - d->running_ns;
     finish_pager(d);
+    if (d->owner.complete)
+        d->owner.complete(d->owner.opaque);
     /* every page is here: a source that no longer listens changes nothing for the guest */
     if (send_stats(d, FF_MSG_DONE, &why) ||
         ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, &why) < 0)
@@ -545,6 +586,7 @@ void ff_dest_free(struct ff_dest *d)
         d->link->ops->free(d->link);
     if (d->pager_used)
         ff_pager_free(&d->pager);
+    ff_stock_free(&d->stock);
     ff_port_free(d->port);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);

@@ -17,6 +17,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
+#include "children.h"
 #include "cleanup.h"
 #include "fault.h"
 #include "log.h"
@@ -29,6 +30,7 @@
 #define EARLY 256u /* what comes on top is claimed at once */
 #define WAITERS 64u /* more than vCPUs, mostly; of others the time is not known */
 #define WAKE_APART 16u /* of so many faults one is woken apart from its install, to time both */
+#define AT_ONCE 16u /* so many turns without poll(), while there are faults */
 #define CPU_TURNS 32u /* asking for the CPU time is a system call */
 
 struct want {
@@ -57,7 +59,7 @@ struct ff_fault_engine {
     struct want early[EARLY]; /* faults from before the image was frozen */
     unsigned n_early;
     uint64_t last_progress_ns;
-    uint64_t awake_ns; /* when poll() returned */
+    uint64_t awake_ns; /* when poll() returned, or the thread looked again */
     unsigned n_served;
     bool broken;
 
@@ -240,23 +242,27 @@ static void completed(struct ff_pager *p, struct slot *s)
     count_stages(p, s, came, apart);
     if (!zero)
         atomic_fetch_add(&p->count.bytes_fault, r->range.psize);
+    ff_children_check(p);
     count_served(p, &s->want);
     s->busy = false;
     f->n_busy--;
 }
 
-static void drain_link(struct ff_pager *p)
+/* True: there is nothing more, and the link's descriptor tells what comes. To say so costs system
+ * calls, and who got the last page may want the next one already: unless @all, not asked once
+ * nothing is in flight. */
+static bool drain_link(struct ff_pager *p, bool all)
 {
     struct ff_fault_engine *f = p->fault;
     struct ff_wc wc[16];
     struct ff_error why;
 
-    while (!f->broken) {
+    while (!f->broken && (all || f->n_busy)) {
         int n = p->link->ops->poll(p->link, FF_QUEUE_FAULT, wc, FF_ARRAY_LEN(wc), 0, &why);
         if (n < 0)
             broke(p, &why);
         if (n <= 0)
-            return;
+            return true;
         f->last_progress_ns = ff_now_ns();
         for (int i = 0; i < n && !f->broken; i++) {
             struct slot *s = wc[i].id < f->n_slots ? &f->slot[wc[i].id] : NULL;
@@ -270,6 +276,7 @@ static void drain_link(struct ff_pager *p)
             broke(p, &why);
         }
     }
+    return f->broken;
 }
 
 static int find_region(const struct ff_pager *p, uint64_t addr)
@@ -293,6 +300,24 @@ static enum ff_claim want_page(struct ff_pager *p, struct want w)
         return FF_CLAIM_MISSING;
     }
     return ff_claim_get(c, w.page);
+}
+
+bool ff_fault_room(const struct ff_pager *p)
+{
+    return PENDING - p->fault->n > EVENTS;
+}
+
+enum ff_claim ff_fault_want(struct ff_pager *p, uint32_t i, uint64_t page, uint64_t since_ns)
+{
+    struct ff_pager_region *r = &p->region[i];
+    enum ff_claim was =
+        want_page(p, (struct want){.region = i, .page = page, .since_ns = since_ns});
+
+    if (was == FF_CLAIM_MISSING) {
+        atomic_fetch_add(&p->count.faults, 1);
+        atomic_store(&p->hint, r->first_chunk + page * r->range.psize / r->chunk_bytes + 1);
+    }
+    return was;
 }
 
 /* Keep the time of those whose page is there by now */
@@ -383,14 +408,16 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
     serve_fault(p, w);
 }
 
-static void drain_events(struct ff_pager *p)
+/* Whether there was one */
+static bool drain_events(struct ff_pager *p)
 {
-    struct ff_fault_engine *f = p->fault;
     uint64_t addr[EVENTS];
     struct ff_error why;
+    bool any = false;
 
-    while (PENDING - f->n > EVENTS) {
+    while (p->uffd.fd >= 0 && ff_fault_room(p)) { /* -1: all memory was lent */
         int n = ff_uffd_read(&p->uffd, addr, EVENTS, &why);
+        any |= n > 0;
         if (n < 0)
             broke(p, &why);
         for (int i = 0; i < n; i++) {
@@ -398,8 +425,20 @@ static void drain_events(struct ff_pager *p)
             handle_event(p, addr[i]);
         }
         if (n < (int)EVENTS)
-            return;
+            break;
     }
+    return any;
+}
+
+/* See drain_link() */
+static bool fetch(struct ff_pager *p, bool all)
+{
+    post_pending(p);
+    bool drained = drain_link(p, all);
+    post_pending(p);
+    check_waiters(p);
+    ff_children_check(p);
+    return drained;
 }
 
 static void take_asked(struct ff_pager *p)
@@ -440,12 +479,13 @@ void *ff_fault_main(void *opaque)
     while (!atomic_load(&p->stop)) {
         short events = 0;
         int fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT, &events);
-        struct pollfd fds[3] = {
-            {.fd = PENDING - f->n > EVENTS ? p->uffd.fd : -1, .events = POLLIN},
+        struct pollfd fds[4] = {
+            {.fd = ff_fault_room(p) ? p->uffd.fd : -1, .events = POLLIN},
             {.fd = p->wake_fd, .events = POLLIN},
             {.fd = fd, .events = events},
+            {.fd = ff_children_fd(p), .events = POLLIN},
         };
-        int n = poll(fds, 3, f->n_busy ? 500 : 5000);
+        int n = poll(fds, FF_ARRAY_LEN(fds), f->n_busy ? 500 : 5000);
         f->awake_ns = ff_now_ns();
         if (n < 0 && errno != EINTR)
             ff_log(FF_LOG_ERROR, "pager: poll: %s", strerror(errno));
@@ -453,16 +493,19 @@ void *ff_fault_main(void *opaque)
             drain_events(p);
         if (fds[1].revents)
             take_asked(p);
+        if (fds[3].revents)
+            ff_children_serve(p);
         serve_early(p);
-        post_pending(p);
-        drain_link(p);
-        post_pending(p);
-        check_waiters(p);
+        for (unsigned i = 0; !fetch(p, i == AT_ONCE);) {
+            f->awake_ns = ff_now_ns();
+            i = drain_events(p) ? i + 1 : AT_ONCE;
+        }
         check_silence(p);
         if (!(++turns % CPU_TURNS))
             atomic_store(&p->count.fault_cpu_ns, ff_thread_cpu_ns());
     }
     check_waiters(p);
+    ff_children_check(p); /* what came last: from here on there are no notes */
     atomic_store(&p->count.fault_cpu_ns, ff_thread_cpu_ns());
     return NULL;
 }

@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "children.h"
 #include "cleanup.h"
 #include "fault.h"
 #include "log.h"
@@ -108,6 +109,15 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     return rc ? rc : ff_prefill_engine_new(p, err);
 }
 
+void ff_pager_lent(struct ff_pager *p, unsigned i)
+{
+    struct ff_pager_region *r = &p->region[i];
+
+    r->lent = true;
+    ff_claims_present(&r->claims);
+    atomic_fetch_add(&p->count.bytes_present, r->range.len_bytes);
+}
+
 int ff_pager_check_push(struct ff_pager *p, uint32_t push_bytes, struct ff_error *err)
 {
     uint32_t chunk = 0;
@@ -150,12 +160,21 @@ int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regio
 
 int ff_pager_start(struct ff_pager *p, struct ff_error *err)
 {
-    int rc = ff_uffd_open(&p->uffd, err);
+    bool any = false;
+
+    for (unsigned i = 0; i < p->n_regions; i++)
+        any |= !p->region[i].lent;
+    int rc = any ? ff_uffd_open(&p->uffd, err) : 0;
     for (unsigned i = 0; i < p->n_regions && !rc; i++) {
         struct ff_pager_region *r = &p->region[i];
+        if (r->lent)
+            continue;
         rc = ff_uffd_register(&p->uffd, &r->range, r->name, err);
         r->watched = !rc;
-        r->can_move = p->can_move && r->range.memory == FF_UFFD_ANON && ff_uffd_can_move(&p->uffd);
+        bool may = r->range.memory == FF_UFFD_ANON && ff_uffd_can_move(&p->uffd);
+        r->can_move = p->can_move && may;
+        if (p->stock && may)
+            r->stock = ff_stock_of(p->stock, i, &r->stock_bytes);
     }
     if (!rc)
         rc = ff_thread_start(&p->fault_thread, ff_fault_main, p, "farfork-fault", err);
@@ -237,7 +256,7 @@ static int installed(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
 
     if (rc) {
         ff_error_context(why, "pager: region %s", r->name);
-        if (atomic_load(&p->guest_runs)) {
+        if (atomic_load(&p->guest_runs) && !p->children) {
             /* somebody waits for this page and nobody can bring it: whoever let the guest
              * run on would show it memory that never was (pager.h, invariant 4) */
             ff_log(FF_LOG_ERROR, "%s: aborting, the guest cannot go on", why->text);
@@ -367,6 +386,8 @@ void ff_pager_drop_landing(struct ff_pager *p)
 {
     ff_pieces_dereg(&p->land, p->link);
     unmap_aliases(p);
+    if (p->stock)
+        ff_stock_free(p->stock);
 }
 
 void ff_pager_free(struct ff_pager *p)
@@ -381,6 +402,7 @@ void ff_pager_free(struct ff_pager *p)
     ff_pieces_free(&p->land);
     ff_fault_engine_free(p->fault);
     ff_prefill_engine_free(p->prefill);
+    ff_children_free(p);
     ff_close_fd(&p->wake_fd);
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->changed);

@@ -41,13 +41,15 @@
  *                 then whoever touches memory here waits, or a page of a running guest
  *                 would be installed for good. The one exception is the pass (pass.c),
  *                 all of whose pages that were written by then are missing again.
- *              4. A failure to install while the guest runs aborts the process.
+ *              4. A failure to install while the guest runs aborts the process. An agent has
+ *                 no guest: there it breaks the image, and children are told to end.
  * Failure      link broken or silent for timeout_ms: state BROKEN, the guest goes on until
  *              it touches what is missing.
  * Limits       SLOTS pages in flight for faults, window chunks for prefill; both within
  *              SLOT_MEMORY + window * chunk bytes.
  * Landing      landing=auto: shared memory in place where the link writes to memory itself
- *              (verbs), else copied; anonymous memory copied. move: whole
+ *              (verbs), else copied; anonymous memory moved in out of pages that were made
+ *              ready before (stock.h), where the link does not pin them, else copied. move: whole
  *              huge pages by UFFDIO_MOVE, not where the link pins its buffers.
  */
 #ifndef FF_MIGRATE_PAGER_H
@@ -55,6 +57,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 
 #include "address.h"
 #include "claims.h"
@@ -64,6 +67,7 @@
 #include "link.h"
 #include "pieces.h"
 #include "regions.h"
+#include "stock.h"
 #include "uffd.h"
 
 enum ff_pager_state { FF_PAGER_UP, FF_PAGER_BROKEN, FF_PAGER_FAILED };
@@ -78,10 +82,13 @@ struct ff_pager_region {
     uint64_t piece_bytes;
     bool in_place;    /* the link may put bytes into range.alias itself */
     bool can_move;    /* whole huge pages may be moved in from a staging buffer */
+    uint8_t *stock;   /* pages that were made ready for it (stock.h); NULL: none */
+    uint64_t stock_bytes;
     struct ff_piece *land; /* of each piece: the alias, registered; where that pins */
     uint32_t chunk_bytes; /* chunk size here: a multiple of the page size */
     uint64_t first_chunk; /* number of its first chunk, counted over all regions */
     bool watched;
+    bool lent; /* all of it was here from the start: neither watched nor fetched */
 };
 
 struct ff_pager_counters {
@@ -92,6 +99,7 @@ struct ff_pager_counters {
     _Atomic uint64_t bytes_precopied, bytes_discarded, pass_ns;
 };
 
+struct ff_children;       /* children.c */
 struct ff_fault_engine;   /* fault.c */
 struct ff_prefill_engine; /* prefill.c */
 
@@ -103,10 +111,12 @@ struct ff_pager {
     unsigned n_regions;
     uint64_t bytes_total, n_chunks;
     bool can_move;         /* staging buffers are there that pages can be moved out of */
+    struct ff_stock *stock; /* borrowed */
     struct ff_pieces land; /* alias mappings, registered to land in */
     bool can_push;         /* so the source says */
     _Atomic unsigned mode; /* enum ff_prefill_mode: OFF, PULL or PUSH */
 
+    struct ff_children *children; /* whose memory is a view of this one; NULL: there can be none */
     struct ff_fault_engine *fault;
     struct ff_prefill_engine *prefill;
     pthread_t fault_thread, prefill_thread;
@@ -137,6 +147,9 @@ struct ff_pager {
 
 int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_address *opts,
                   const struct ff_regions *regions, uint64_t piece_bytes, struct ff_error *err);
+
+/* Every page of region @i is here already; before ff_pager_start() */
+void ff_pager_lent(struct ff_pager *p, unsigned i);
 
 /* The source can write grants of at most @push_bytes: 0, or -ENOTSUP if it must push and cannot,
  * which after GO would cost the guest */
@@ -192,6 +205,15 @@ void ff_pager_free(struct ff_pager *p);
 void ff_pager_stats(struct ff_pager *p, struct ff_stats *st);
 void ff_pager_stages(struct ff_pager *p, struct ff_stage_time out[FF_STAGES]);
 
+/* --- for children.c --- */
+
+/* Is there room for one more batch of events? */
+bool ff_fault_room(const struct ff_pager *p);
+
+/* Fetch @page of region @i, for which somebody waits since @since_ns. MISSING: it is claimed and
+ * will be read; else what its claim was. Fault thread, with room */
+enum ff_claim ff_fault_want(struct ff_pager *p, uint32_t i, uint64_t page, uint64_t since_ns);
+
 /* --- for fault.c and prefill.c --- */
 
 void *ff_fault_main(void *pager);
@@ -231,6 +253,19 @@ static inline uint8_t *ff_pager_in_place(const struct ff_pager_region *r, uint64
         return NULL;
     *lkey = r->land ? r->land[offset / r->piece_bytes].mr.lkey : 0;
     return r->range.alias + offset;
+}
+
+/* Are there pages of the stock for [@first, @first + @n)? */
+static inline bool ff_pager_in_stock(const struct ff_pager_region *r, uint64_t first, uint64_t n)
+{
+    return r->stock && (first + n) * r->range.psize <= r->stock_bytes;
+}
+
+/* They are not needed any more */
+static inline void ff_pager_give_back(const struct ff_pager_region *r, uint64_t first, uint64_t n)
+{
+    if (n && ff_pager_in_stock(r, first, n))
+        madvise(r->stock + first * r->range.psize, n * r->range.psize, MADV_DONTNEED);
 }
 
 /* Tell the fault thread that pages were installed that somebody may wait for: it keeps the time */

@@ -133,6 +133,12 @@ static bool file_populated(int fd, uint64_t offset, uint64_t len_bytes)
     return (uint64_t)data < offset + len_bytes;
 }
 
+void ff_pieces_lent(struct ff_pieces *p, const struct ff_regions *t)
+{
+    for (unsigned i = 0; i < p->n; i++)
+        p->piece[i].lent = t->r[p->piece[i].region].fd >= 0;
+}
+
 unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *t)
 {
     FF_AUTO_CLOSE int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -141,7 +147,7 @@ unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *
     for (unsigned i = 0; i < p->n; i++) {
         struct ff_piece *e = &p->piece[i];
         const struct ff_region *r = &t->r[e->region];
-        if (e->wanted)
+        if (e->wanted || e->lent)
             continue;
         if (!r->zero_fill)
             e->wanted = true;
@@ -218,7 +224,7 @@ int ff_pieces_register(struct ff_pieces *p, struct ff_link *l, unsigned access,
 
     for (unsigned i = 0; i < p->n; i++) {
         const struct ff_piece *e = &p->piece[i];
-        if (e->mr.len_bytes)
+        if (e->mr.len_bytes || e->lent)
             continue;
         jobs += e->wanted;
         bytes += e->wanted || p->grows ? e->len_bytes : 0;

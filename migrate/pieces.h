@@ -30,6 +30,7 @@ struct ff_piece {
     uint8_t *addr;
     uint64_t len_bytes;
     bool wanted;
+    bool lent; /* the peer has the file: never registered */
     struct ff_mr mr; /* len_bytes 0: not registered */
 };
 
@@ -50,6 +51,9 @@ uint64_t ff_pieces_of(uint64_t len_bytes, uint64_t piece_bytes);
 int ff_pieces_init(struct ff_pieces *p, const struct ff_regions *t, uint64_t piece_bytes,
                    struct ff_error *err);
 void ff_pieces_free(struct ff_pieces *p); /* registrations go with the link, or before */
+
+/* Never want those of regions with a file: to register private memory copies it */
+void ff_pieces_lent(struct ff_pieces *p, const struct ff_regions *t);
 
 /* Want the pieces that hold a populated page: how many became wanted */
 unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *t);

@@ -33,7 +33,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#include "bitmap.h"
+#include "chunks.h"
 #include "cleanup.h"
 #include "fault.h"
 #include "mr.h"
@@ -41,7 +41,11 @@
 #include "thread.h"
 
 #define BATCH 64u
+#define MOVE_BATCH 512u /* each interrupts the CPUs of the guest */
 #define BUFFERS_MAX 32u
+#define WINDOW 2u /* more do not stay in the cache */
+#define WINDOW_FAR 4u
+#define FAR_US 500u
 #define PLACES 8u
 #define SEGMENT (256u << 10)
 #define GAP (32u << 10) /* bytes that are here already, and cost less than another request */
@@ -58,6 +62,7 @@ struct transfer {
     uint32_t lkey;
     unsigned buffer;
     bool busy, in_place; /* in place: the claims are taken, and there is no buffer */
+    bool stock; /* read into pages of the stock, which are moved in */
     uint8_t zero[FF_GRANULES_MAX / 8];
 };
 
@@ -69,8 +74,7 @@ struct ff_prefill_engine {
     unsigned window, n_busy;
     unsigned users[BUFFERS_MAX]; /* of each buffer: transfers, and the cut */
     struct transfer transfer[BUFFERS_MAX + PLACES]; /* first those with a buffer */
-    uint64_t *asked; /* bitmap of chunks */
-    uint64_t cursor, n_asked;
+    struct ff_chunks chunks;
     uint64_t last_progress_ns;
     struct ff_pager_region *cut; /* what is left of the chunk that is being cut; NULL: none */
     uint64_t cut_from, cut_first, cut_end; /* the chunk; what of it is left */
@@ -81,6 +85,14 @@ struct ff_prefill_engine {
     uint8_t msg[FF_MSG_MAX];
 };
 
+/* While one chunk is installed the next one comes; where the request for it takes long, more */
+static unsigned window_of(const struct ff_pager *p)
+{
+    if (p->opts->window)
+        return FF_MIN(p->opts->window, BUFFERS_MAX);
+    return p->link->rtt_us >= FAR_US ? WINDOW_FAR : WINDOW;
+}
+
 int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
 {
     struct ff_prefill_engine *e = calloc(1, sizeof(*e));
@@ -88,13 +100,13 @@ int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
         return ff_error_set(err, ENOMEM, "pager: prefill engine: out of memory");
     p->prefill = e;
     e->cut_buffer = -1;
-    e->window = FF_MIN(p->opts->window, BUFFERS_MAX);
+    e->window = window_of(p);
     for (unsigned i = 0; i < p->n_regions; i++)
         e->buffer_bytes = FF_MAX(e->buffer_bytes, p->region[i].chunk_bytes);
-    e->asked = ff_bitmap_new(p->n_chunks);
+    int rc = ff_chunks_init(&e->chunks, p->n_chunks);
     size_t len = (size_t)e->window * e->buffer_bytes;
     void *m = mmap(NULL, len + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!e->asked || m == MAP_FAILED)
+    if (rc || m == MAP_FAILED)
         return ff_error_set(err, ENOMEM, "pager: prefill buffers: out of memory");
     madvise(m, len + HUGE, MADV_DONTFORK); /* not a child's */
     e->map = m;
@@ -119,70 +131,13 @@ void ff_prefill_engine_free(struct ff_prefill_engine *e)
         return;
     if (e->map)
         munmap(e->map, e->map_bytes);
-    free(e->asked);
+    ff_chunks_free(&e->chunks);
     free(e);
 }
 
 void ff_prefill_engine_rewind(struct ff_pager *p)
 {
-    struct ff_prefill_engine *e = p->prefill;
-
-    memset(e->asked, 0, (p->n_chunks + 63) / 64 * sizeof(*e->asked));
-    e->n_asked = e->cursor = 0;
-}
-
-/* --- which chunk next --- */
-
-static struct ff_pager_region *region_of(struct ff_pager *p, uint64_t chunk)
-{
-    unsigned i = 0;
-    while (i + 1 < p->n_regions && chunk >= p->region[i + 1].first_chunk)
-        i++;
-    return &p->region[i];
-}
-
-/* The pages of @chunk within its region: [*first, *first + *n) */
-static struct ff_pager_region *chunk_pages(struct ff_pager *p, uint64_t chunk, uint64_t *first,
-                                           uint64_t *n)
-{
-    struct ff_pager_region *r = region_of(p, chunk);
-    uint64_t per_chunk = r->chunk_bytes / r->range.psize;
-
-    *first = (chunk - r->first_chunk) * per_chunk;
-    *n = FF_MIN(per_chunk, r->claims.n_pages - *first);
-    return r;
-}
-
-static bool any_missing(struct ff_pager *p, uint64_t chunk)
-{
-    uint64_t first, n;
-    struct ff_pager_region *r = chunk_pages(p, chunk, &first, &n);
-
-    for (uint64_t i = 0; i < n; i++)
-        if (ff_claim_get(&r->claims, first + i) == FF_CLAIM_MISSING)
-            return true;
-    return false;
-}
-
-/* The next chunk to ask for; false: there is none left */
-static bool next_chunk(struct ff_pager *p, uint64_t *chunk)
-{
-    struct ff_prefill_engine *e = p->prefill;
-    uint64_t hint = atomic_exchange(&p->hint, 0);
-
-    if (hint)
-        e->cursor = hint - 1;
-    while (e->n_asked < p->n_chunks) {
-        uint64_t c = ff_bitmap_next_clear(e->asked, p->n_chunks, e->cursor);
-        ff_bitmap_set(e->asked, c);
-        e->n_asked++;
-        e->cursor = c + 1 == p->n_chunks ? 0 : c + 1;
-        if (any_missing(p, c)) {
-            *chunk = c;
-            return true;
-        }
-    }
-    return false;
+    ff_chunks_rewind(&p->prefill->chunks);
 }
 
 /* --- starting transfers --- */
@@ -289,6 +244,7 @@ static int install_zeros(struct ff_pager *p)
         int rc = run ? ff_pager_install(p, t.r, t.first + i, run, NULL, true) : 0;
         if (rc)
             return rc;
+        ff_pager_installed(p);
         i += run ? run : 1;
     }
     end_cut(e);
@@ -300,8 +256,9 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, struct ff_error 
 {
     struct ff_prefill_engine *e = p->prefill;
     unsigned i = (unsigned)(t - e->transfer);
-    uint64_t n = stretch(e->cut, &e->cut_first, e->cut_end);
+    uint64_t from = e->cut_first, n = stretch(e->cut, &e->cut_first, e->cut_end);
 
+    ff_pager_give_back(e->cut, from, e->cut_first - from);
     if (!n) {
         end_cut(e);
         return 1;
@@ -319,6 +276,10 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, struct ff_error 
                                     (e->cut_first - e->cut_from) * e->cut->range.psize,
                            .lkey = e->mr.lkey,
                            .buffer = (unsigned)e->cut_buffer};
+    if (p->mode == FF_PREFILL_PULL && ff_pager_in_stock(t->r, t->first, n)) {
+        t->stock = true;
+        t->local = t->r->stock + t->first * t->r->range.psize;
+    }
     e->users[t->buffer]++;
     e->cut_first += n;
     if (e->cut_first == e->cut_end)
@@ -367,9 +328,9 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
     if (e->unposted)
         return post_read(p, e->unposted, err);
     if (!e->cut) {
-        if (free_buffer(e) < 0 || !next_chunk(p, &chunk))
+        if (free_buffer(e) < 0 || !ff_chunks_next(&e->chunks, p, &chunk))
             return 0;
-        e->cut = chunk_pages(p, chunk, &e->cut_from, &n);
+        e->cut = ff_chunk_pages(p, chunk, &e->cut_from, &n);
         e->cut_first = e->cut_from;
         e->cut_end = e->cut_from + n;
     }
@@ -438,16 +399,21 @@ static int install_run(struct ff_pager *p, struct transfer *t, uint64_t i, uint6
 {
     uint32_t psize = t->r->range.psize;
     bool zero = is_zero(t, i);
+    uint8_t *src = zero ? NULL : t->local + i * psize;
 
-    int rc = ff_pager_install(p, t->r, t->first + i, run, zero ? NULL : t->local + i * psize, true);
+    int rc = t->stock && src ? ff_pager_move_in(p, t->r, t->first + i, run, src)
+                             : ff_pager_install(p, t->r, t->first + i, run, src, true);
     if (!rc && !zero)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
+    if (!rc)
+        ff_pager_installed(p);
     return rc;
 }
 
 static int install_buffer(struct ff_pager *p, struct transfer *t)
 {
     uint32_t psize = t->r->range.psize;
+    bool all = true;
     int rc;
 
     if (!p->link->finds_zeros)
@@ -459,7 +425,8 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
         i += run;
         if (run)
             continue;
-        run = claim_run(t, i, BATCH);
+        run = claim_run(t, i, t->stock ? MOVE_BATCH : BATCH);
+        all &= run && !is_zero(t, i);
         if (!run) {
             if (!is_zero(t, i))
                 atomic_fetch_add(&p->count.bytes_duplicated, psize);
@@ -471,6 +438,8 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
             return rc;
         i += run;
     }
+    if (t->stock && !all)
+        ff_pager_give_back(t->r, t->first, t->n);
     return 0;
 }
 
@@ -523,7 +492,7 @@ static int turn(struct ff_pager *p, struct ff_error *why)
     if (rc)
         return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc; /* an install has said why */
     if (!e->n_busy)
-        return e->cut || e->n_asked < p->n_chunks;
+        return e->cut || ff_chunks_left(&e->chunks);
     int n = p->link->ops->poll(p->link, FF_QUEUE_PREFILL, wc, FF_ARRAY_LEN(wc), 200, why);
     if (n < 0)
         return n;

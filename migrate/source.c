@@ -58,6 +58,7 @@ struct ff_source {
     bool wants_pass, passed; /* precopy=1 at the destination */
     bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */
     int cancel_fd;
+    int kept_fd; /* the connection to an agent that memory was lent to */
     _Atomic bool cancelled;
     struct ff_pieces pieces;
     struct ff_serve serve;
@@ -80,6 +81,7 @@ int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_
     pthread_mutex_init(&s->lock, NULL);
     s->addr = *a;
     s->ctl.cancelled = &s->cancelled;
+    s->kept_fd = -1;
     s->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = s->cancel_fd < 0 ? ff_error_set(err, errno, "source: eventfd: %s", strerror(errno)) : 0;
     if (!rc)
@@ -102,6 +104,17 @@ void ff_source_use_link(struct ff_source *s, struct ff_link *link)
 int ff_source_add_region(struct ff_source *s, const struct ff_region *r, struct ff_error *err)
 {
     return ff_regions_add(&s->regions, r, err);
+}
+
+const struct ff_regions *ff_source_regions(const struct ff_source *s)
+{
+    return &s->regions;
+}
+
+void ff_source_keep_fd(struct ff_source *s, int fd)
+{
+    ff_close_fd(&s->kept_fd);
+    s->kept_fd = fd;
 }
 
 static int open_link(struct ff_source *s, struct ff_error *err)
@@ -207,6 +220,8 @@ int ff_source_publish(struct ff_source *s, struct ff_error *err)
                             FF_WIRE_PIECE_MIN);
     rc = ff_pieces_init(&s->pieces, &s->regions, pub->piece_bytes, err);
     s->pieces.grows = true;
+    if (!rc && s->kept_fd >= 0)
+        ff_pieces_lent(&s->pieces, &s->regions);
     if (!rc)
         rc = register_populated(s, &keys, &pub->n_keys, err);
     if (!rc)
@@ -534,6 +549,7 @@ void ff_source_free(struct ff_source *s)
     ff_hello_free(&s->table);
     ff_regions_free(&s->regions);
     ff_close_fd(&s->cancel_fd);
+    ff_close_fd(&s->kept_fd);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }

@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * source.h - what tests need of the source and the destination beside farfork.h
+ * source.h - what clone/ and tests need of the source and the destination beside farfork.h
  */
 #ifndef FF_MIGRATE_SOURCE_H
 #define FF_MIGRATE_SOURCE_H
 
 #include "farfork.h"
 #include "link.h"
+#include "regions.h"
 
 /* Use this link instead of connecting or listening; taken over */
 void ff_source_use_link(struct ff_source *s, struct ff_link *link);
 int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct ff_dest **out,
                         struct ff_error *err);
+
+/* For ff_source_lend() */
+const struct ff_regions *ff_source_regions(const struct ff_source *s);
+void ff_source_keep_fd(struct ff_source *s, int fd); /* closed by ff_source_free() */
 
 #endif

@@ -137,6 +137,7 @@ struct ff_link {
     bool on_demand;         /* reg() can do without */
     bool finds_zeros;       /* a READ tells granules of zeros (struct ff_wr) */
     bool pushes;            /* WRITE works for certain */
+    uint32_t rtt_us;        /* shortest round trip seen when it was opened; 0: not known */
     char about[160];        /* for a person: which link, which device, why not another */
 };
 

@@ -31,6 +31,7 @@
 #include "error.h"
 #include "fault.h"
 #include "log.h"
+#include "tcp_pace.h"
 #include "tcp_queue.h"
 #include "tcp_socket.h"
 #include "tcp_wire.h"
@@ -79,6 +80,7 @@ static int link_new(int fd, int timeout_ms, struct tcp_link **out, struct ff_err
                                .max_mr_bytes = UINT64_MAX,
                                .finds_zeros = true,
                                .pushes = true,
+                               .rtt_us = tcp_is_local(fd) ? 0 : tcp_rtt_us(fd),
                                .about = "tcp"};
     t->ctrl_fd = fd;
     t->timeout_ms = timeout_ms;
@@ -256,8 +258,12 @@ static int tcp_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_L
                            int timeout_ms, struct ff_error *err)
 {
     struct tcp_link *t = tcp_of(l);
-    return t->ls ? open_passive(t, session, timeout_ms, err)
-                 : open_active(t, session, timeout_ms, err);
+    int rc = t->ls ? open_passive(t, session, timeout_ms, err)
+                   : open_active(t, session, timeout_ms, err);
+
+    if (!rc)
+        tcp_queue_beside(t->q[FF_QUEUE_PREFILL], t->q[FF_QUEUE_FAULT]);
+    return rc;
 }
 
 static int tcp_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err)

@@ -12,22 +12,28 @@
  *              acknowledgement comes, no thread of ours is waited for, whatever the congestion
  *              control is. A queue of gain - 1 round trips remains.
  *
- * States       FREE  no limit: what does the link carry? When the rate has not grown by GROWS for
- *                    some looks, it is known.
+ * States       FREE  what does the link carry? The window is doubled while the rate grows by
+ *                    GROWS; when it has not for some looks, the rate is known.
  *              HELD  window = gain * rate * shortest round trip + SPARE. Since that is more
- *                    than the link holds, a link that gets faster shows it.
+ *                    than the link holds, a link that gets faster shows it. The gain comes down
+ *                    from GAIN_FIRST to GAIN while that costs nothing.
  *                    Slower than it was by TOO_SLOW: the window is too small (a host that is slow to
- *                    answer looks like a longer link), so it grows; when GAIN_MAX was no help, FREE:
+ *                    answer looks like a longer link), so it grows; when GAIN_MAX was no help, FREE
+ *                    without a window:
  *                      no faster without a limit: the link is slower now: HELD with its new rate
  *                      faster: the hosts are the limit and not the link: FREE for longer
  *
  * Threads      the queue's own.
- * Limits       A look lasts LOOK_NS or two round trips. The rate must be known before it is held:
- *              a queue of up to the window that the kernel takes (tcp_rmem) for some 15 ms.
- *              Only one side's packets are counted: other traffic on the same link makes it slower.
+ * Limits       A look lasts LOOK_NS (FIRST_LOOK_NS) or two round trips. A rate is what prefill
+ *              and faults receive together: faults take what they take of the link, and that is
+ *              not a window that is too small. Other traffic is not known of.
+ *              RECEIVE_BUF: what may come while the reader installs 2 MiB. Data that nobody reads
+ *              does not close a window that is smaller than the free space behind it.
  * Sources      Little's law; BBR (Cardwell et al. 2016) for gain, rate and round trip. tcp(7);
- *              autotuning raises the clamp again, so it is set at each look.
+ *              socket(7). Autotuning would raise the clamp again: SO_BUF_LOCK (Linux 5.14).
+ *              SO_RCVLOWAT makes room up to half of tcp_rmem, where SO_RCVBUF ends at rmem_max.
  */
+#include <linux/socket.h>
 #include <linux/tcp.h>
 #include <limits.h>
 #include <netinet/in.h>
@@ -39,27 +45,35 @@
 #include "tcp_socket.h"
 
 #define LOOK_NS 5000000u
+#define FIRST_LOOK_NS 2000000u
+#define FIRST_WINDOW (64u << 10)
+#define WINDOW_MAX (64u << 20)
 #define GROWS 1.25
 #define FREE_LOOKS 2u     /* at first */
 #define AGAIN_LOOKS 10u   /* after a window that was too small */
 #define FREE_LOOKS_MAX 2000u
 #define GAIN 1.5
+#define GAIN_FIRST 3.0
 #define GAIN_STEP 1.4
 #define GAIN_MAX 6.0
 #define TOO_SLOW 0.9
 #define LOW_LOOKS 4u      /* one or two are a busy host */
+#define SETTLE_LOOKS 2u
 #define GOOD_LOOKS 20u
 #define SPARE (12u << 10) /* packets come in bursts */
 #define FASTER 1.1
+#define RISES 1.05
+#define RECEIVE_BUF (3 << 20)
 
 void pace_init(struct pace *p)
 {
-    *p = (struct pace){.free_looks = FREE_LOOKS};
+    *p = (struct pace){.free_looks = FREE_LOOKS, .window = FIRST_WINDOW};
 }
 
 static void release(struct pace *p, unsigned looks)
 {
     p->held = false;
+    p->window = 0;
     p->top = p->sum = 0;
     p->flat = 0;
     p->free_looks = FF_MIN(looks, FREE_LOOKS_MAX);
@@ -69,7 +83,9 @@ static void hold(struct pace *p, double rate)
 {
     p->held = true;
     p->best = rate;
-    p->gain = GAIN;
+    p->gain = GAIN_FIRST;
+    p->settled = false;
+    p->rise = 0;
     p->low = p->good = 0;
     p->sum = 0;
 }
@@ -80,6 +96,7 @@ static void look_free(struct pace *p, double rate)
         p->top = rate;
         p->flat = 0;
         p->sum = 0;
+        p->window = p->window < WINDOW_MAX ? p->window * 2 : 0;
         return;
     }
     p->sum += rate;
@@ -97,21 +114,34 @@ static void look_free(struct pace *p, double rate)
 
 static void look_held(struct pace *p, double rate)
 {
+    if (rate > p->best * RISES) {
+        if (p->rise > 0) /* not what was late and then came at once */
+            p->best = FF_MAX(p->best, FF_MIN(p->rise, rate));
+        p->rise = rate;
+        p->low = p->good = 0;
+        p->sum = 0;
+        return;
+    }
+    p->rise = 0;
     if (rate > p->best)
         p->best += (rate - p->best) / 4;
     if (rate >= p->best * TOO_SLOW) {
         p->low = 0;
         p->sum = 0;
-        if (++p->good % GOOD_LOOKS == 0)
+        if (++p->good % (p->settled ? GOOD_LOOKS : SETTLE_LOOKS) == 0)
             p->gain = FF_MAX(p->gain / GAIN_STEP, GAIN);
-        if (p->good >= 10 * GOOD_LOOKS)
+        p->settled |= p->gain == GAIN;
+        if (p->good >= 10 * GOOD_LOOKS) {
             p->free_looks = FREE_LOOKS;
+            hold(p, p->best); /* once a second: would it be faster? */
+        }
         return;
     }
     p->good = 0;
     p->sum += rate;
     if (++p->low < LOW_LOOKS)
         return;
+    p->settled = true;
     if (p->gain < GAIN_MAX) {
         p->gain *= GAIN_STEP;
     } else {
@@ -126,14 +156,14 @@ uint32_t pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt
 {
     double rate = (double)bytes / (double)ns;
 
-    if (p->held)
+    if (bytes && p->held)
         look_held(p, rate);
-    else
+    else if (bytes) /* else nothing was asked for, or nothing but zeros: nothing is learned */
         look_free(p, rate);
     if (!p->held)
-        return 0;
+        return p->window;
     double window = p->gain * p->best * min_rtt_us * 1000 + SPARE;
-    return window < INT_MAX / 2 ? (uint32_t)window : 0;
+    return window < WINDOW_MAX ? (uint32_t)window : 0;
 }
 
 /* --- the socket --- */
@@ -143,38 +173,86 @@ static bool get_info(int fd, struct tcp_info *info)
     socklen_t len = sizeof(*info);
 
     memset(info, 0, sizeof(*info));
-    return !getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len) && info->tcpi_min_rtt &&
-           info->tcpi_min_rtt != UINT32_MAX;
+    return !getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &len);
 }
 
-void tcp_pace_start(struct tcp_pace *t, int fd)
+static uint32_t min_rtt(const struct tcp_info *info)
+{
+    return info->tcpi_min_rtt == UINT32_MAX ? 0 : info->tcpi_min_rtt;
+}
+
+uint32_t tcp_rtt_us(int fd)
 {
     struct tcp_info info;
 
-    if (t->on || tcp_is_local(fd) || !get_info(fd, &info))
+    return get_info(fd, &info) ? min_rtt(&info) : 0;
+}
+
+/* What both connections have received; false: it cannot be known */
+static bool take_stock(const struct tcp_pace *t, int fd, uint64_t *bytes, uint32_t *min_rtt_us)
+{
+    struct tcp_info info;
+
+    if (!get_info(fd, &info) || !min_rtt(&info))
+        return false;
+    *min_rtt_us = min_rtt(&info);
+    *bytes = info.tcpi_bytes_received;
+    if (t->beside_fd >= 0 && get_info(t->beside_fd, &info))
+        *bytes += info.tcpi_bytes_received;
+    return true;
+}
+
+/* The window is ours: the kernel does not raise it, and a reader who has something else to do for
+ * a while does not close it */
+static void take_window(int fd)
+{
+    int lock = SOCK_RCVBUF_LOCK, bytes = RECEIVE_BUF, one = 1;
+
+    setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof(bytes)); /* makes room for as much */
+    setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &one, sizeof(one));
+    setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &lock, sizeof(lock));
+}
+
+static void set_window(struct tcp_pace *t, int fd, uint32_t window)
+{
+    int clamp = window ? (int)window : INT_MAX, none = 0;
+
+    if (window && !t->window)
+        take_window(fd);
+    if (window != t->window)
+        setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &clamp, sizeof(clamp));
+    if (!window && t->window)
+        setsockopt(fd, SOL_SOCKET, SO_BUF_LOCK, &none, sizeof(none));
+    t->window = window;
+}
+
+void tcp_pace_start(struct tcp_pace *t, int fd, int beside_fd)
+{
+    uint32_t min_rtt_us;
+
+    if (t->on || tcp_is_local(fd))
+        return;
+    t->beside_fd = beside_fd;
+    if (!take_stock(t, fd, &t->last_bytes, &min_rtt_us))
         return;
     pace_init(&t->pace);
     t->on = true;
     t->last_ns = ff_now_ns();
-    t->next_ns = t->last_ns + LOOK_NS;
-    t->last_bytes = info.tcpi_bytes_received;
+    t->next_ns = t->last_ns + FIRST_LOOK_NS;
+    set_window(t, fd, t->pace.window);
 }
 
 void tcp_pace_turn(struct tcp_pace *t, int fd, uint64_t now_ns)
 {
-    struct tcp_info info;
+    uint64_t bytes;
+    uint32_t min_rtt_us;
 
-    if (!t->on || now_ns < t->next_ns || !get_info(fd, &info))
+    if (!t->on || now_ns < t->next_ns || !take_stock(t, fd, &bytes, &min_rtt_us))
         return;
     uint64_t now = ff_now_ns();
-    uint32_t window = pace_look(&t->pace, info.tcpi_bytes_received - t->last_bytes,
-                                now - t->last_ns, info.tcpi_min_rtt);
+    set_window(t, fd, pace_look(&t->pace, bytes - t->last_bytes, now - t->last_ns, min_rtt_us));
     t->last_ns = now;
-    t->last_bytes = info.tcpi_bytes_received;
-    t->next_ns = now + FF_MAX(LOOK_NS, 2000ull * info.tcpi_min_rtt);
-    if (window || t->window) {
-        int clamp = window ? (int)window : INT_MAX;
-        setsockopt(fd, IPPROTO_TCP, TCP_WINDOW_CLAMP, &clamp, sizeof(clamp));
-    }
-    t->window = window;
+    t->last_bytes = bytes;
+    uint64_t look_ns = t->pace.settled ? LOOK_NS : FIRST_LOOK_NS;
+    t->next_ns = now + FF_MAX(look_ns, 2000ull * min_rtt_us);
 }

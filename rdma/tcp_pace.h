@@ -13,6 +13,9 @@ struct pace {
     bool held;           /* the window is limited */
     double best;         /* bytes a ns: what the link carries */
     double gain;         /* window by bandwidth times round trip */
+    bool settled;        /* it is as small as can be: from now on it changes slowly */
+    uint32_t window;     /* not held: 0 none */
+    double rise;         /* held: the last look, if it was faster; 0 */
     double top, sum;     /* free: fastest look; sum of the rates of @flat looks */
     unsigned flat;       /* looks since the rate has last grown */
     unsigned free_looks; /* so many of them before the window is limited */
@@ -25,17 +28,21 @@ void pace_init(struct pace *p);
 /* @bytes came in @ns: the window in bytes, 0: no limit */
 uint32_t pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt_us);
 
+/* The shortest round trip so far; 0: not known */
+uint32_t tcp_rtt_us(int fd);
+
 /* A socket that receives bulk data */
 struct tcp_pace {
     struct pace pace;
     bool on;
+    int beside_fd; /* of faults: what it receives is counted as well */
     uint64_t next_ns, last_ns, last_bytes;
     uint32_t window;
 };
 
 /* To be called again and again; costs a system call each PACE_LOOK_NS. Nothing happens
  * between two sockets of one host. */
-void tcp_pace_start(struct tcp_pace *t, int fd);
+void tcp_pace_start(struct tcp_pace *t, int fd, int beside_fd);
 void tcp_pace_turn(struct tcp_pace *t, int fd, uint64_t now_ns);
 
 #endif

@@ -43,6 +43,7 @@
 #include "tcp_wire.h"
 
 #define RX_BUF (64u << 10)
+#define PREFILL_LOWAT (256u << 10)
 #define REPLIES FF_QUEUE_DEPTH
 #define TX_SLOTS (FF_QUEUE_DEPTH + REPLIES)
 #define WC_MAX (2 * FF_QUEUE_DEPTH)
@@ -55,7 +56,7 @@ struct tx_frame {
 };
 
 struct tcp_queue {
-    int fd;
+    int fd, beside_fd;
     enum ff_queue kind;
     struct ff_mr_table *mrs;
 
@@ -74,6 +75,7 @@ struct tcp_queue {
     } rx;
 
     struct tcp_pace pace; /* of what PREFILL receives */
+    size_t lowat;
     struct ff_wc wc[WC_MAX];
     unsigned wc_first, wc_n;
     struct ff_error broken; /* code 0: it is not */
@@ -218,7 +220,7 @@ static void serve(struct tcp_queue *q, const struct tcp_req *req)
         break_with(q, &why);
     } else {
         if (q->kind == FF_QUEUE_PREFILL)
-            tcp_pace_start(&q->pace, q->fd);
+            tcp_pace_start(&q->pace, q->fd, q->beside_fd);
         q->rx.in_data = q->rx.is_write = true;
         q->rx.write = *req;
         q->rx.data.at = q->rx.data.n = 0;
@@ -375,6 +377,23 @@ static bool receive(struct tcp_queue *q)
     return direct ? runs_done(d) : q->rx.end == RX_BUF;
 }
 
+/* With a small window data comes in small pieces: be woken for many of them at once. It is only
+ * waited for what the peer has begun to send. */
+static void set_lowat(struct tcp_queue *q)
+{
+    const struct runs *d = &q->rx.data;
+    size_t want = 0;
+
+    if (q->pace.window && q->rx.in_data)
+        for (unsigned i = d->at; i < d->n && want < PREFILL_LOWAT; i++)
+            want += d->iov[i].iov_len;
+    want = want > RX_BUF ? FF_MIN(want, (size_t)PREFILL_LOWAT) : 1;
+    if (want == q->lowat)
+        return;
+    q->lowat = want;
+    setsockopt(q->fd, SOL_SOCKET, SO_RCVLOWAT, &(int){(int)want}, sizeof(int));
+}
+
 /* --- the queue --- */
 
 static void progress(struct tcp_queue *q)
@@ -403,7 +422,7 @@ int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error 
 
     bool read = wr->op == FF_OP_READ;
     if (read && q->kind == FF_QUEUE_PREFILL)
-        tcp_pace_start(&q->pace, q->fd);
+        tcp_pace_start(&q->pace, q->fd, q->beside_fd);
     struct tcp_req req = {.op = read ? TCP_OP_READ : TCP_OP_WRITE,
                           .id = wr->id,
                           .addr = wr->remote,
@@ -449,6 +468,7 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
             return 0;
         /* while data comes, the pace is looked after as well */
         uint64_t until = q->pace.on && q->wr_n ? FF_MIN(end, FF_MAX(q->pace.next_ns, now)) : end;
+        set_lowat(q);
         struct pollfd p = {.fd = q->fd, .events = tcp_queue_events(q)};
         poll(&p, 1, (int)((until - now + 999999) / 1000000));
         now = ff_now_ns();
@@ -465,6 +485,11 @@ short tcp_queue_events(const struct tcp_queue *q)
 int tcp_queue_fd(struct tcp_queue *q)
 {
     return q->fd;
+}
+
+void tcp_queue_beside(struct tcp_queue *q, const struct tcp_queue *other)
+{
+    q->beside_fd = other->fd;
 }
 
 void tcp_queue_shutdown(struct tcp_queue *q)
@@ -487,6 +512,8 @@ int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tc
     }
     tcp_set_congestion(fd);
     q->fd = fd;
+    q->beside_fd = -1;
+    q->lowat = 1;
     q->kind = kind;
     if (kind == FF_QUEUE_FAULT)
         tcp_set_urgent(fd);

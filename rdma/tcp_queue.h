@@ -20,6 +20,8 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
                    struct ff_error *err);
 int tcp_queue_fd(struct tcp_queue *q);
 short tcp_queue_events(const struct tcp_queue *q); /* what to wait for, as poll(2) has it */
+/* @other, which lives as long, uses the same link; before @q is used */
+void tcp_queue_beside(struct tcp_queue *q, const struct tcp_queue *other);
 void tcp_queue_shutdown(struct tcp_queue *q);                   /* any thread */
 void tcp_queue_set_timeout(struct tcp_queue *q, int timeout_ms); /* any thread */
 

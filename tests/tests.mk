@@ -3,7 +3,7 @@
 # tests.mk - unit tests, loop tests, fuzzers, and who runs them
 
 .PHONY: check check-unit check-asan check-tsan check-fuzz check-full check-sanitized
-.PHONY: unit-tests loop-tests fuzzers
+.PHONY: unit-tests loop-tests fuzzers clone-plan
 
 # E2E_TESTS: programs and scripts, each with a limit in seconds: tests/e2e/NAME:SECONDS. Exit
 # code 77 skips, with the reason as the last line; see tests/run.
@@ -16,7 +16,7 @@ FUZZ_SECONDS ?= 60
 NO_ASLR = $(shell setarch -R true 2> /dev/null && echo setarch -R)
 RUN_ENV := FARFORK_TOP=$(CURDIR) FARFORK_BUILD=$(abspath $(BUILD)) LAB_KLOG=fail
 
-TEST_CFLAGS = $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,$(LIB_DIRS) include)
+TEST_CFLAGS = $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,$(LIB_DIRS) include cli)
 TEST_LIBS := $(LIB_LIBS)
 
 # --- unit: one CMocka program a subject ---
@@ -27,14 +27,24 @@ unit-tests: $(UNIT_TESTS)
 WRAP_ALLOC := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=strdup
 $(BUILD)/tests/unit/wire: TEST_LDFLAGS := $(WRAP_ALLOC)
 
-$(UNIT_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
+$(UNIT_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
-	@$(CC) $(TEST_CFLAGS) $(TEST_LDFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a -lcmocka $(TEST_LIBS)
+	@$(CC) $(TEST_CFLAGS) $(TEST_LDFLAGS) -o $@ $< $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a -lcmocka \
+	    $(CLI_LIBS) $(TEST_LIBS)
+
+# --- clone: what vmclone plans, for tests that do it with real QEMUs ---
+
+clone-plan: $(BUILD)/tests/clone/plan
+$(BUILD)/tests/clone/plan: tests/clone/plan.c $(BUILD)/lib/libcli.a tests/tests.mk | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@echo "  TEST    $@"
+	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP -iquote cli -o $@ $< $(BUILD)/lib/libcli.a $(CLI_LIBS)
+-include $(BUILD)/tests/clone/plan.d
 
 # --- loop: whole moves in one process ---
 
-LOOP_SUPPORT := harness memory move
+LOOP_SUPPORT := harness memory move family
 LOOP_OBJ := $(LOOP_SUPPORT:%=$(BUILD)/obj/tests/loop/%.o)
 LOOP_SRC := $(filter-out $(LOOP_SUPPORT:%=tests/loop/%.c),$(sort $(wildcard tests/loop/*.c)))
 LOOP_TESTS := $(LOOP_SRC:%.c=$(BUILD)/%)
@@ -50,6 +60,14 @@ $(LOOP_TESTS): $(BUILD)/%: %.c $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a | $(DEPS_AL
 	@echo "  TEST    $@"
 	@$(CC) $(TEST_CFLAGS) -iquote tests/platform -o $@ $< $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a \
 	    $(TEST_LIBS)
+
+# --- e2e: what its tests run beside QEMU ---
+
+E2E_PROGRAMS := $(BUILD)/tests/e2e/agent
+$(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@echo "  TEST    $@"
+	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a $(TEST_LIBS)
 
 # --- fuzzers: clang's; seeds are made, not kept ---
 
@@ -72,7 +90,7 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 	@$< $(BUILD)/fuzz/wire $(BUILD)/fuzz/queue
 	@touch $@
 
--include $(UNIT_TESTS:=.d) $(LOOP_OBJ:.o=.d) $(LOOP_TESTS:=.d) $(FUZZERS:=.d)
+-include $(UNIT_TESTS:=.d) $(LOOP_OBJ:.o=.d) $(LOOP_TESTS:=.d) $(E2E_PROGRAMS:=.d) $(FUZZERS:=.d)
 
 # --- running; what a run needs is built before it starts ---
 
@@ -88,7 +106,7 @@ run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 
 check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
 	@$(RUN_ENV) tests/run $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM)
 
-check: all $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) fuzzers
+check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) fuzzers
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
 	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_BENCH) \
 	    $(RUN_GUESTS) \

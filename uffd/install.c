@@ -3,6 +3,7 @@
  * install.c - userfaultfd: register ranges, read faults, install pages, wake
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
 #include <string.h>
@@ -31,6 +32,20 @@ struct uffdio_move {
 };
 #define UFFDIO_MOVE _IOWR(UFFDIO, 0x05, struct uffdio_move)
 #endif
+
+int ff_uffd_adopt(struct ff_uffd *u, int fd, uint64_t start, uint64_t len, struct ff_error *err)
+{
+    struct uffdio_range range = {.start = start, .len = len};
+    int flags = fcntl(fd, F_GETFL);
+
+    if (ioctl(fd, UFFDIO_WAKE, &range) < 0)
+        return ff_error_set(err, EINVAL, "uffd: adopt: not a userfaultfd that watches memory: %s",
+                            strerror(errno));
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) < 0)
+        return ff_error_set(err, EINVAL, "uffd: adopt: %s", strerror(errno));
+    *u = (struct ff_uffd){.fd = fd, .keep_fd = -1, .way = "another process"};
+    return 0;
+}
 
 int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
                      struct ff_error *err)

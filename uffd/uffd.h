@@ -73,6 +73,10 @@ void ff_uffd_feature_names(uint64_t features, char *out, unsigned len);
 int ff_uffd_open(struct ff_uffd *u, struct ff_error *err);
 void ff_uffd_close(struct ff_uffd *u);
 
+/* @fd was opened by another process, which watches [@start, @start + @len) of its memory: take it
+ * over, for ff_uffd_read() and ff_uffd_wake() alone. -EINVAL: it is no such descriptor */
+int ff_uffd_adopt(struct ff_uffd *u, int fd, uint64_t start, uint64_t len, struct ff_error *err);
+
 /* Watch @r for missing pages; @name is for messages */
 int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
                      struct ff_error *err);

@@ -8,6 +8,7 @@ Environment  FARFORK_BUILD (default: build)
 Exit code    0 passed, 1 failed, 77 it cannot run here (the reason is the last line)
 """
 import os
+import subprocess
 import sys
 import unittest
 
@@ -17,6 +18,28 @@ import places
 from common import Skip
 
 FLOORS = os.path.join(common.BUILD, 'bench', 'floors')
+LISTENER = '''
+import socket
+s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+s.settimeout(20)
+s.bind(("10.79.0.2", 9))
+print("ready", flush=True)
+seen = []
+while len(seen) < 2:
+    word = s.recv(2000).strip().decode()
+    seen += [word] if word else []
+print(*seen)
+'''
+# what the line needs 1.6 s for, something after it, and something urgent
+SENDER = '''
+import socket
+s = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+s[1].setsockopt(socket.IPPROTO_IP, socket.IP_TOS, 0x48)
+for _ in range(40):
+    s[0].sendto(b" " * 950, ("10.79.0.2", 9))
+s[0].sendto(b"last", ("10.79.0.2", 9))
+s[1].sendto(b"urgent", ("10.79.0.2", 9))
+'''
 
 
 class Said(unittest.TestCase):
@@ -24,7 +47,8 @@ class Said(unittest.TestCase):
         link = places.Link('10gbit,0.2ms,0.1%')
         self.assertEqual((link.bits(), link.rtt_ms, link.loss), (1e10, 0.2, 0.1))
         self.assertEqual(places.Link('1ms').bits(), 0)
-        for wrong in ('10', '10gbit,', '1gbit 2ms', '-1ms'):
+        self.assertEqual((link.queue, places.Link('1gbit,prio').queue), ('fifo', 'prio'))
+        for wrong in ('10', '10gbit,', '1gbit 2ms', '-1ms', '1gbit,lifo'):
             with self.assertRaises(ValueError):
                 places.Link(wrong)
 
@@ -58,6 +82,20 @@ class Wire(unittest.TestCase):
         self.assertGreaterEqual(floors['tcp_round_trip_p50_us'], 2000)
         self.assertLessEqual(floors['tcp_mib_s'], 200 / 8 / 1.048576)
         self.assertEqual(wire.process.returncode, 0)
+
+    def order(self, queue):
+        """In which two datagrams come through a line that is busy."""
+        with Wired(f'200kbit,1000ms,{queue}') as place:
+            with subprocess.Popen(place.argv([sys.executable, '-c', LISTENER], True),
+                                  stdout=subprocess.PIPE, text=True) as listener:
+                self.assertEqual(listener.stdout.readline(), 'ready\n')
+                subprocess.run(place.argv([sys.executable, '-c', SENDER], False), timeout=20,
+                               check=True)
+                return listener.communicate(timeout=25)[0].split()
+
+    def test_what_is_urgent_goes_first_in_prio(self):
+        self.assertEqual(self.order('fifo'), ['last', 'urgent'])
+        self.assertEqual(self.order('prio'), ['urgent', 'last'])
 
     def test_loss(self):
         # some of at least 16000 packets: TCP brings all of it all the same

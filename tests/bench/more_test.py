@@ -11,9 +11,12 @@ import types
 import unittest
 
 import benchtest
+import clone
 import compare
 import curve
+import forks
 import html_report
+import measure
 import outside
 import overhead
 import places
@@ -42,6 +45,40 @@ def curves():
         {'link': 'tcp', 'about': 'tcp', 'points': [point(1, 90.0, 60.0), point(2, 99.0, 99.0)]}],
             'floors': [{'uffd_same_cpu_p50_us': 10.0, 'tcp_round_trip_p50_us': 20.0},
                        {'uffd_same_cpu_p50_us': 10.0, 'tcp_round_trip_p50_us': 50.0}]}
+
+
+def forked(children=1):
+    def run(last_ms, export_ms=None):
+        return {**dict.fromkeys(forks.FIGURES), 'first_ms': last_ms, 'last_ms': last_ms,
+                'export_ms': export_ms, 'why': '' if last_ms else 'nobody came'}
+    return {**clone.children_group(children, 512, 'kvm', 'busy', [], True), 'ways': [
+        {'way': 'templating', 'runs': [run(40.0), run(20.0)]},
+        {'way': 'vmclone', 'runs': [run(80.0, 10.0), run(None)]},
+        {'way': 'vmclone --prestart', 'runs': [run(90.0, 80.0), run(30.0, 25.0)]}]}
+
+
+class Forks(unittest.TestCase):
+    def test_ratios_are_pair_by_pair_and_ahead_counts_from_the_export(self):
+        cold, ahead = clone.ratio_rows(forked())
+        self.assertEqual((cold[1][:3], cold[2]), ((2.0, 2.0, 2.0), 0.8))
+        self.assertEqual((ahead[1][:3], ahead[2]), ((0.25, 0.25, 0.25), 0.3))
+        cold, ahead = clone.ratio_rows(forked(20))
+        self.assertEqual((cold[1].median, ahead[1][:3]), (2.0, (1.875, 1.5, 2.25)))
+
+    def test_what_failed_is_said(self):
+        doc = {**benchtest.results(), 'clone': [forked()]}
+        schema.check(doc)
+        self.assertEqual(clone.failures(doc), 1)
+        text = '\n'.join(table.lines(doc))
+        self.assertIn('vmclone: 1 of 2 runs failed: nobody came', text)
+        self.assertIn('first instruction, cold: vmclone by templating: 2.00', text)
+        doc['clone'][0]['kind'] = 'other'
+        with self.assertRaisesRegex(schema.Bad, "kind 'other'"):
+            schema.check(doc)
+
+    def test_too_many_copies_are_left_out(self):
+        self.assertIn('mapped-ram', clone.usual_ways(20, 512))
+        self.assertNotIn('mapped-ram', clone.usual_ways(50, 512))
 
 
 class Answers(unittest.TestCase):
@@ -164,6 +201,18 @@ class Limit(unittest.TestCase):
         self.assertEqual(limit('1gbit,0.2ms', 8192), 138)
         self.assertEqual(limit('25gbit', 256), 3)
         self.assertEqual(limit(None, 8192), limit('0.2ms', 256))
+
+
+class OfLink(unittest.TestCase):
+    def test_by_line_and_by_stream(self):
+        # 1 s of 1 Gbit/s is 125 MB
+        got = measure.metrics_of_link(
+            {'postcopy_ms': 1000, 'prefill_bytes': 100e6, 'duplicated_bytes': 0,
+             'fault_bytes': 12.5e6, 'pager_p99_us': 500},
+            1e9, {'tcp_mib_s': 100e6 / (1 << 20), 'tcp_round_trip_p50_us': 200})
+        self.assertEqual(got, {'prefill_by_line': 0.8, 'traffic_by_line': 0.9,
+                               'prefill_by_stream': 1.0, 'traffic_by_stream': 1.125,
+                               'pager_p99_by_round_trip': 2.5})
 
 
 class Selection(unittest.TestCase):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """man_matches_help.py - the documentation says what the programs do, both ways
 
-Commands and options: farfork --help against farfork(1). Address options and values: what the
+Commands and options: farfork --help against farfork(1), vmclone --help against vmclone(1). Address options and values: what the
 library accepts against farfork-rdma-postcopy(7) and README.md. Statistics: QEMU's schema
 against (7). Public functions: farfork.h against farfork.map and the library. Messages:
 wire.h against docs/wire.md. Error messages: the sources (and libibverbs, librdmacm, libc) against
@@ -93,6 +93,19 @@ def check_commands():
     for bad in ('--no-such-option', 'no-such-command'):
         if farfork(bad).returncode != 2:
             differ(f'farfork {bad}: exit code is not 2, which farfork(1) says')
+
+
+def check_vmclone():
+    """One program without commands."""
+    out = subprocess.run([os.path.join(BUILD, 'bin', 'vmclone'), '--help'], timeout=LIMIT_S,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if out.returncode:
+        differ(f'vmclone --help: exit code {out.returncode}')
+    same('option', option_names(out.stdout), 'vmclone --help',
+         set().union(*page_items(read('man', 'vmclone.1')).values()), 'vmclone(1)')
+    said = set(re.findall(r'(\d) (?:all children|some do|usage|none does)', out.stdout))
+    status = read('man', 'vmclone.1').split('.Sh EXIT STATUS')[1].split('.Sh ')[0]
+    same('exit code', said, 'vmclone --help', re.findall(r'^\.It (\d)', status, re.M), 'vmclone(1)')
 
 
 # --- addresses ---
@@ -299,12 +312,13 @@ def check_mandoc():
 
 
 def main():
-    for part in (('bin', 'farfork'), ('lib', 'libfarfork.so.0')):
+    for part in (('bin', 'farfork'), ('bin', 'vmclone'), ('lib', 'libfarfork.so.0')):
         path = os.path.join(BUILD, *part)
         if not os.path.exists(path):
             print(f'{path} is not there: run `make lib`, or set FARFORK_BUILD')
             return 77
     check_commands()
+    check_vmclone()
     check_addresses()
     check_statistics()
     check_functions()

@@ -56,6 +56,7 @@ LOAD = 'report_ms=400 sweep=4'
 class Place:
     """Where QEMUs run and how they reach each other: here; tests/lab has a place of its own."""
     host = '127.0.0.1'          # of destinations
+    source_host = '127.0.0.1'   # where sources are
     options = ''                # of both addresses
     load = LOAD
     accels = None               # None: find out
@@ -249,10 +250,14 @@ def backend(memory, mem_mib):
 
 
 class Micro(Guest):
-    """A QEMU with the micro guest; incoming=True waits for `migrate-incoming`."""
+    """A QEMU with the micro guest; incoming=True waits for `migrate-incoming`.
+
+    at_source: on which host; None: where sources are, or destinations, by `incoming`.
+    """
 
     def __init__(self, test, name, accel='kvm', memory='anon', mem_mib=256, smp=1, load=None,
-                 incoming=False, faults=None, machine='pc', extra=(), qemu=None):
+                 incoming=False, faults=None, machine='pc', extra=(), qemu=None,
+                 at_source=None):
         machine_opts, more = backend(memory, mem_mib)
         if incoming:
             more = more + ['-incoming', 'defer' if incoming is True else incoming]
@@ -260,7 +265,8 @@ class Micro(Guest):
         super().__init__(qemu or QEMU, MICRO_ELF, accel, test.work, name=name, smp=smp, mem_mib=mem_mib,
                          machine=machine + machine_opts, options=load or place.load,
                          bios='qboot.rom', extra=more + list(extra), env=env)
-        self.argv = place.argv(self.argv, bool(incoming))
+        at_source = not incoming if at_source is None else at_source
+        self.argv = place.argv(self.argv, not at_source)
         self.mem_mib = mem_mib
 
     def __enter__(self):

@@ -24,9 +24,9 @@
 #include "tcp_queue.c"
 
 /* Not over a socket pair; and linux/tcp.h does not go with netinet/tcp.h */
-void tcp_pace_start(struct tcp_pace *t, int fd)
+void tcp_pace_start(struct tcp_pace *t, int fd, int beside_fd)
 {
-    (void)t, (void)fd;
+    (void)t, (void)fd, (void)beside_fd;
 }
 
 void tcp_pace_turn(struct tcp_pace *t, int fd, uint64_t now_ns)

@@ -41,7 +41,7 @@ static void test_defaults(void **state)
     (void)state;
     assert_int_equal(a->timeout_ms, 15000);
     assert_int_equal(a->chunk_bytes, 2 << 20);
-    assert_int_equal(a->window, 2);
+    assert_int_equal(a->window, 0);
     assert_int_equal(a->landing, FF_LANDING_AUTO);
     assert_int_equal(a->prefill, FF_PREFILL_AUTO);
     assert_int_equal(a->qps, 1);

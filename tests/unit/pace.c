@@ -140,6 +140,44 @@ static void test_nothing_comes(void **state)
     assert_true(run(&p, &l, &window, 100).bytes > 0.95 * 0.125 * LOOK_NS);
 }
 
+/* A window that was too small at first, and a burst after a pause, are not what the link carries */
+static void test_the_rate_is_found_whatever_comes_first(void **state)
+{
+    (void)state;
+    struct link l = {.rate = 1.25, .host_rate = 100, .rtt_us = 100, .host_us = 60};
+    uint32_t window = 8192;
+    struct pace p;
+
+    pace_init(&p);
+    p.held = true;
+    p.gain = 1.5;
+    p.best = 0.01;
+    run(&p, &l, &window, 400);
+    assert_true(run(&p, &l, &window, 100).bytes > 0.95 * 1.25 * LOOK_NS);
+    for (unsigned i = 0; i < 50; i++) {
+        pace_look(&p, (uint64_t)(2 * 1.25 * LOOK_NS), LOOK_NS, 100);
+        run(&p, &l, &window, 10);
+    }
+    assert_true(p.best < 1.05 * 1.25);
+    assert_true(window && window < 4 * 1.25 * 100e3);
+}
+
+/* The window comes from below: what is queued meanwhile is a few round trips */
+static void test_the_beginning_is_not_a_flood(void **state)
+{
+    (void)state;
+    struct link l = {.rate = 0.125, .host_rate = 100, .rtt_us = 200};
+    struct pace p;
+
+    pace_init(&p);
+    uint32_t window = p.window;
+    for (unsigned i = 0; i < 20; i++) {
+        run(&p, &l, &window, 1);
+        assert_true(window && window <= 256u << 10);
+    }
+    assert_true(p.held);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -148,6 +186,8 @@ int main(void)
         cmocka_unit_test(test_hosts_that_answer_late_get_a_larger_window),
         cmocka_unit_test(test_a_link_that_changes_is_followed),
         cmocka_unit_test(test_nothing_comes),
+        cmocka_unit_test(test_the_rate_is_found_whatever_comes_first),
+        cmocka_unit_test(test_the_beginning_is_not_a_flood),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,6 +24,7 @@ LG_BUSYBOX ?= $(firstword $(wildcard /bin/busybox /usr/bin/busybox) \
 LG_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wvla -Werror \
              -ffile-prefix-map=$(LG_DIR)=. -static -pthread -s -Wl,--build-id=none
 LG_SOURCES := $(addprefix $(LG_DIR)/,guestload.c gl_mem.c gl_disk.c gl_tcp.c gl_udp.c)
+LG_HELPER := $(LG_DIR)/../../../guest/farfork-guest
 
 .PHONY: linux-guest linux-guest-clean
 linux-guest: $(BUILD)/guests/vmlinux $(BUILD)/guests/initrd.img
@@ -46,8 +47,9 @@ $(LG_OUT)/guestload: $(LG_SOURCES) $(LG_DIR)/guestload.h
 	$(CC) $(LG_CFLAGS) -o '$@' $(LG_SOURCES)
 
 $(BUILD)/guests/initrd.img: $(LG_OUT)/guestload $(LG_DIR)/init $(LG_DIR)/mkinitrd \
-                            $(LG_KERNEL)/release $(LG_BUSYBOX)
-	$(LG_DIR)/mkinitrd '$(LG_KERNEL)' '$(LG_BUSYBOX)' '$(LG_OUT)/guestload' '$(LG_DIR)/init' '$@'
+                            $(LG_KERNEL)/release $(LG_BUSYBOX) $(LG_HELPER)
+	$(LG_DIR)/mkinitrd '$(LG_KERNEL)' '$(LG_BUSYBOX)' '$(LG_OUT)/guestload' '$(LG_DIR)/init' \
+	    '$(LG_HELPER)' '$@'
 
 linux-guest-clean:
 	rm -rf '$(LG_OUT)' '$(BUILD)/guests/vmlinux' '$(BUILD)/guests/initrd.img'

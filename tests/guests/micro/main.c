@@ -21,6 +21,8 @@
  *   seed=1         of the content, the order and the choice of touch=
  *   report_ms=200  between two lines of a CPU
  *   slot_ms=0      a time line in stretches of so many ms (report.c); 0: none
+ *   beat_ms=0      CPU 0 prints an empty line every so many ms, which readers skip: outside it
+ *                  is seen that the guest runs, at next to no cost; 0: none
  *   tsc_khz=0      TSC rate; 0: CPUID or PIT
  */
 #include "micro.h"
@@ -56,6 +58,7 @@ static const struct number_option NUMBERS[] = {
     { "seed", &machine.opt.seed, 0, UINT64_MAX / 10 - 1 },
     { "report_ms", &machine.opt.report_ms, 1, 60000 },
     { "slot_ms", &machine.opt.slot_ms, 0, 10000 },
+    { "beat_ms", &machine.opt.beat_ms, 0, 60000 },
     { "tsc_khz", &machine.opt.tsc_khz, 0, 100000000 },
 };
 

@@ -61,6 +61,7 @@ struct options {
     uint64_t seed;
     uint64_t report_ms;
     uint64_t slot_ms; /* of the time line; 0: none */
+    uint64_t beat_ms; /* between two empty lines; 0: none */
     uint64_t tsc_khz; /* 0: find out */
     enum mode mode;
     enum first first;
@@ -97,7 +98,7 @@ struct cpu {
     struct bad_page first_bad;
     uint64_t stalls, stall_ns, max_ns;
     uint64_t rng, sweep_at, seq_at;
-    uint64_t next_report, next_touch; /* TSC */
+    uint64_t next_report, next_touch, next_beat; /* TSC */
     uint64_t chased; /* word that the last touch read */
     uint64_t slots_done, slots_told; /* counted from the boot; slot n is in ring[n % SLOTS] */
     uint64_t slot_end, last_touch; /* TSC */
@@ -148,6 +149,7 @@ extern uint32_t print_lock;
 void report_init(void);
 void report_boot(void);
 bool report_cpu(struct cpu *cpu, uint64_t now);
+void report_beat(void);
 _Noreturn void report_error(const char *what, const char *detail);
 uint64_t ticks_to_ns(uint64_t ticks);
 uint64_t uptime_ms(uint64_t now);

@@ -20,6 +20,8 @@
  *              Everything counts from the boot. Words and addresses are hex strings: not every
  *              JSON reader keeps 64 bits of a number.
  *
+ *              Empty lines are beats (beat_ms=): the guest runs.
+ *
  *              With slot_ms= there is the time line instead of hist. report_us: how long the CPU
  *              was at the line before. slots: the stretches that have ended since, [number from
  *              the boot, touches, longest time between two touches in us, time stalled in us, a
@@ -266,6 +268,16 @@ bool report_cpu(struct cpu *cpu, uint64_t now)
     cpu->seq++;
     cpu->slots_told = told;
     return true;
+}
+
+/* An empty line, unless another CPU is printing */
+void report_beat(void)
+{
+    if (__atomic_exchange_n(&print_lock, 1, __ATOMIC_ACQUIRE)) {
+        return;
+    }
+    platform_print("\n", 1);
+    __atomic_store_n(&print_lock, 0, __ATOMIC_RELEASE);
 }
 
 void report_init(void)

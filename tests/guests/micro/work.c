@@ -99,6 +99,18 @@ static void maybe_report(struct cpu *cpu, uint64_t now)
     }
 }
 
+static void maybe_beat(struct cpu *cpu, uint64_t now)
+{
+    uint64_t period = machine.opt.beat_ms * machine.tsc_khz;
+
+    if (!period || cpu->id ||
+        ((int64_t)(now - cpu->next_beat) < 0 && cpu->next_beat - now <= period)) {
+        return;
+    }
+    report_beat();
+    cpu->next_beat = rdtsc() + period;
+}
+
 static void account(struct cpu *cpu, uint64_t ns)
 {
     cpu->touches++;
@@ -143,6 +155,7 @@ static void wait_for_turn(struct cpu *cpu)
     uint64_t now = rdtsc(), second = machine.tsc_khz * 1000;
 
     while ((int64_t)(now - cpu->next_touch) < 0 && cpu->next_touch - now <= second) {
+        maybe_beat(cpu, now);
         maybe_report(cpu, now);
         pause_cpu();
         now = rdtsc();
@@ -206,6 +219,7 @@ void work(struct cpu *cpu)
 
         if (machine.opt.mode == MODE_IDLE) {
             pause_cpu();
+            maybe_beat(cpu, rdtsc());
             maybe_report(cpu, rdtsc());
             continue;
         }
@@ -221,6 +235,7 @@ void work(struct cpu *cpu)
         }
         now = rdtsc();
         count_touch(cpu, now, ns);
+        maybe_beat(cpu, now);
         maybe_report(cpu, now);
     }
 }

@@ -1,0 +1,586 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent.c - farfork agent: hold one image on this host, start children on it, look after them
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      what a fork needs on each host, behind one connection: JSON lines. Who started it
+ *              reads events on its stdout and writes commands to its stdin (man/farfork.1).
+ *
+ * Threads      the main thread waits for everything: stdin, signals, children, a tick. One more is
+ *              in ff_agent_receive() and then ff_agent_wait(); it and the library's threads tell
+ *              the main one through a pipe.
+ * Processes    the first process only waits for the second, which is the agent in a session of its
+ *              own: when the agent detaches, the first one ends, and so does a launcher that waits
+ *              for it. When the first one dies, the agent gets SIGTERM.
+ * States       attached to who started it, until {"detach":true}. Attached, the end of stdin or a
+ *              signal ends its children and itself, but for the end of stdin once every page is
+ *              here: then it detaches. Detached, it ends with its last child; a signal ends it
+ *              together with those children that still need it.
+ * Failure      the link is lost: children are told by the library and end; those that have not
+ *              after some seconds are killed. Nothing is left in the run directory, nor itself.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <getopt.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "cli.h"
+#include "farfork.h"
+#include "lines.h"
+#include "rundir.h"
+
+#define TICK_MS 250
+#define TICK_READY_MS 10       /* while children come that are started ahead */
+#define WRITE_LIMIT_MS 10000
+#define END_LIMIT_MS 5000
+#define LOST_LIMIT_MS 5000
+
+enum image { LISTENING, IMAGE, COMPLETE, LOST };
+
+struct agent {
+    const char *listen, *id, *node, *base, *parent;
+    char *socket, *dir;
+    struct ff_agent *ff;
+    struct ff_error *err; /* the worker's, once it has ended */
+    pthread_t worker;
+    bool worker_runs, worker_over, detached, ending, input_ended;
+    enum image image;
+    int pipe[2], signals, front;
+    struct line_reader in;
+    struct kids kids;
+    json_t *said; /* the last progress event */
+    unsigned heard; /* children that have come, in it */
+    uint64_t lost_ms;
+};
+
+/* From other threads to the main one */
+struct message {
+    enum { FROM_CHILD, FROM_RECEIVE, FROM_WAIT } kind;
+    unsigned child;
+    int value;
+};
+
+/* --- events --- */
+
+static void say(struct agent *a, json_t *event)
+{
+    if (!a->detached && lines_write_json(STDOUT_FILENO, event, WRITE_LIMIT_MS))
+        a->input_ended = true; /* nobody reads */
+    json_decref(event);
+}
+
+static void say_error(struct agent *a, unsigned child, const char *text)
+{
+    json_t *e = json_pack("{ss ss}", "event", "error", "error", text);
+
+    if (child)
+        json_object_set_new(e, "child", json_integer(child));
+    say(a, e);
+}
+
+static void write_state(struct agent *a)
+{
+    static const char *const names[] = {"waiting", "arriving", "complete", "lost"};
+    struct timespec t;
+
+    if (!a->dir)
+        return;
+    clock_gettime(CLOCK_REALTIME, &t);
+    json_t *s = json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
+                          a->parent ? a->parent : "", "image", names[a->image], "agent",
+                          (int)getpid(), "start", (json_int_t)process_start(getpid()), "time",
+                          (json_int_t)t.tv_sec, "detached", a->detached, "children",
+                          kids_state(&a->kids));
+    rundir_write_state(a->dir, s); /* for --list alone: no reason to end when it fails */
+    json_decref(s);
+}
+
+static void say_child(struct agent *a, const struct kid *kid, const char *what)
+{
+    say(a, json_pack("{ss si ss si}", "event", "child", "child", (int)kid->number, "what", what,
+                     "pid", (int)kid->pid));
+    write_state(a);
+}
+
+static void say_progress(struct agent *a)
+{
+    struct ff_agent_stats s;
+
+    if (!a->ff)
+        return;
+    ff_agent_stats(a->ff, &s);
+    a->heard = s.children + s.children_ended;
+    json_t *e = json_pack(
+        "{ss sI sI sI sI sI sI sI si si}", "event", "progress", "total_bytes",
+        (json_int_t)s.image.bytes_total, "present_bytes", (json_int_t)s.image.bytes_present,
+        "lent_bytes", (json_int_t)s.bytes_lent, "pages_by_fault", (json_int_t)s.image.faults,
+        "child_faults", (json_int_t)s.child_faults, "child_faults_waited",
+        (json_int_t)s.child_faults_waited, "child_faults_late", (json_int_t)s.child_faults_late,
+        "children", (int)s.children, "children_running", (int)s.children_running);
+    if (!json_equal(e, a->said)) { /* who waits counts on silence when nothing moves */
+        json_decref(a->said);
+        a->said = json_incref(e);
+        say(a, e);
+    } else {
+        json_decref(e);
+    }
+}
+
+/* --- the library's side --- */
+
+static void tell(struct agent *a, struct message m)
+{
+    while (write(a->pipe[1], &m, sizeof(m)) < 0 && errno == EINTR)
+        ;
+}
+
+static void on_child(void *opaque, unsigned child, enum ff_child_event what)
+{
+    tell(opaque, (struct message){.kind = FROM_CHILD, .child = child, .value = (int)what});
+}
+
+static void *work(void *opaque)
+{
+    struct agent *a = opaque;
+    int rc = ff_agent_receive(a->ff, a->err);
+
+    if (!rc) {
+        tell(a, (struct message){.kind = FROM_RECEIVE});
+        rc = ff_agent_wait(a->ff, a->err);
+    }
+    tell(a, (struct message){.kind = FROM_WAIT, .value = rc});
+    return NULL;
+}
+
+static void hear_child(struct agent *a, const struct message *m)
+{
+    static const struct {
+        enum kid_state state;
+        const char *what;
+    } of[] = {[FF_CHILD_ATTACHED] = {KID_ATTACHED, "attached"},
+              [FF_CHILD_RUNNING] = {KID_RUNNING, "running"},
+              [FF_CHILD_COMPLETE] = {KID_COMPLETE, "complete"},
+              [FF_CHILD_LOST] = {KID_LOST, "lost"}};
+    struct kid *kid = kids_find(&a->kids, m->child);
+
+    if (!kid || kid->state == KID_ENDED)
+        return;
+    if (kid->state != KID_COMPLETE) /* memory can be complete before the guest runs */
+        kid->state = of[m->value].state;
+    if (m->value == FF_CHILD_RUNNING)
+        channel_open(kid->channel, NULL); /* one that does not answer keeps its links down */
+    say_child(a, kid, of[m->value].what);
+}
+
+static void hear_worker(struct agent *a, const struct message *m)
+{
+    if (m->kind == FROM_RECEIVE) {
+        a->image = IMAGE;
+        say(a, json_pack("{ss}", "event", "image"));
+    } else {
+        a->worker_over = true;
+        say_progress(a);
+        if (!m->value) {
+            a->image = COMPLETE;
+            say(a, json_pack("{ss}", "event", "complete"));
+        } else {
+            a->image = LOST;
+            a->lost_ms = now_ms();
+            if (!a->ending)
+                say(a, json_pack("{ss ss}", "event", "lost", "error", ff_error_message(a->err)));
+        }
+    }
+    write_state(a);
+}
+
+static void hear_threads(struct agent *a)
+{
+    struct message m;
+
+    while (read(a->pipe[0], &m, sizeof(m)) == sizeof(m))
+        if (m.kind == FROM_CHILD)
+            hear_child(a, &m);
+        else
+            hear_worker(a, &m);
+}
+
+/* --- commands --- */
+
+static void detach(struct agent *a)
+{
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+    if (a->detached)
+        return;
+    say(a, json_pack("{ss}", "event", "detached"));
+    a->detached = true;
+    prctl(PR_SET_PDEATHSIG, 0);
+    for (int fd = 0; fd <= 2; fd++)
+        dup2(null, fd);
+    close(null);
+    (void)!write(a->front, "d", 1);
+    close(a->front);
+    a->front = -1;
+    write_state(a);
+}
+
+static void obey(struct agent *a, const char *line)
+{
+    json_t *o = json_loads(line, 0, NULL), *v;
+    struct why why;
+    struct kid *kid;
+
+    if ((v = json_object_get(o, "spawn"))) {
+        if (kids_spawn(&a->kids, v, &kid, &why))
+            say_error(a, (unsigned)json_integer_value(json_object_get(v, "number")), why.text);
+        else
+            write_state(a);
+    } else if ((v = json_object_get(o, "kill"))) {
+        if ((kid = kids_find(&a->kids, (unsigned)json_integer_value(v))) &&
+            kid->state != KID_ENDED)
+            kid_kill(kid);
+    } else if (json_is_true(json_object_get(o, "detach"))) {
+        detach(a);
+    } else if (json_is_true(json_object_get(o, "end"))) {
+        a->ending = true;
+    } else {
+        say_error(a, 0, "want one JSON object a line: spawn, kill, detach or end");
+    }
+    json_decref(o);
+}
+
+static void hear_input(struct agent *a)
+{
+    char *line;
+
+    if (lines_read(&a->in, STDIN_FILENO))
+        a->in.ended = true;
+    while (!a->ending && !a->detached && (line = lines_next(&a->in)))
+        if (*line)
+            obey(a, line);
+    if (a->in.ended && !a->detached)
+        a->input_ended = true;
+}
+
+/* --- children --- */
+
+static void hear_trouble(struct agent *a, struct kid *kid)
+{
+    struct why why;
+    int rc = kids_hear(kid, &why);
+
+    if (!rc && kid->state == KID_STARTED)
+        say_child(a, kid, "started");
+    else if (rc && rc != -EAGAIN)
+        say_error(a, kid->number, why.text);
+}
+
+/* What the guest says, and its links; true: they have to be tried again */
+static bool hear_guest(struct agent *a, struct kid *kid)
+{
+    enum channel_event e;
+    int code = 0;
+
+    while (channel_fd(kid->channel) >= 0 &&
+           (e = channel_hear(kid->channel, &code)) != CHANNEL_NOTHING) {
+        if (e == CHANNEL_READY) {
+            say_child(a, kid, "ready");
+            continue;
+        }
+        say(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)kid->number, "what",
+                         "exit", "pid", (int)kid->pid, "code", code));
+        if (kid->state != KID_ENDED) /* its number may be another's by now */
+            kill(kid->pid, SIGTERM); /* QEMU ends in good order */
+    }
+    return kid->state != KID_ENDED && channel_raise_links(kid->channel, kid->qmp);
+}
+
+static void reap(struct agent *a)
+{
+    struct kid *kid;
+    char *how;
+    int code;
+
+    while ((kid = kids_reap(&a->kids, &how, &code))) {
+        if (kid->trouble_fd >= 0)
+            hear_trouble(a, kid);
+        AUTO_FREE char *words = code ? kid_last_words(kid) : xstrdup("");
+        say(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)kid->number,
+                         "what", "ended", "pid", (int)kid->pid, "how", how, "code", code, "log",
+                         words));
+        free(how);
+        write_state(a);
+    }
+}
+
+static void hear_signals(struct agent *a)
+{
+    struct signalfd_siginfo s;
+
+    while (read(a->signals, &s, sizeof(s)) == sizeof(s))
+        if (s.ssi_signo != SIGCHLD)
+            a->ending = true;
+    reap(a);
+}
+
+/* --- the loop --- */
+
+/* Whether it is time to end */
+static bool over(struct agent *a)
+{
+    if (a->ending)
+        return true;
+    if (a->input_ended && !a->detached) {
+        if (a->image != COMPLETE)
+            return true;
+        detach(a);
+    }
+    if (a->image == LOST && now_ms() > a->lost_ms + LOST_LIMIT_MS)
+        for (size_t i = 0; i < a->kids.n; i++)
+            if (a->kids.v[i].state < KID_COMPLETE || a->kids.v[i].state == KID_LOST)
+                kid_kill(&a->kids.v[i]);
+    return a->detached && !kids_alive(&a->kids);
+}
+
+static int tick_ms(const struct agent *a)
+{
+    if (a->detached && a->image == COMPLETE)
+        return -1; /* nothing but the end of a child happens any more */
+    return a->image == LISTENING && a->heard < a->kids.n ? TICK_READY_MS : TICK_MS;
+}
+
+static void loop(struct agent *a)
+{
+    struct pollfd *p = NULL;
+
+    while (!over(a)) {
+        size_t n = 3 + 2 * a->kids.n, waiting = 0;
+        bool again = false;
+        free(p);
+        p = xcalloc(n, sizeof(*p));
+        p[0] = (struct pollfd){.fd = a->detached || a->in.ended ? -1 : 0, .events = POLLIN};
+        p[1] = (struct pollfd){.fd = a->pipe[0], .events = POLLIN};
+        p[2] = (struct pollfd){.fd = a->signals, .events = POLLIN};
+        for (size_t i = 0; i < a->kids.n; i++) {
+            p[3 + i] = (struct pollfd){.fd = a->kids.v[i].trouble_fd, .events = POLLIN};
+            waiting += p[3 + i].fd >= 0;
+            again |= hear_guest(a, &a->kids.v[i]);
+            p[3 + a->kids.n + i] = (struct pollfd){.fd = channel_fd(a->kids.v[i].channel),
+                                                   .events = POLLIN};
+        }
+        if (poll(p, n, again ? TICK_MS : tick_ms(a)) < 0 && errno != EINTR)
+            break;
+        for (size_t i = 3; waiting && i < 3 + (n - 3) / 2; i++)
+            if (p[i].revents)
+                hear_trouble(a, &a->kids.v[i - 3]);
+        if (p[1].revents)
+            hear_threads(a);
+        if (p[2].revents)
+            hear_signals(a);
+        if (p[0].revents)
+            hear_input(a);
+        say_progress(a);
+    }
+    free(p);
+}
+
+/* --- beginning and end --- */
+
+static int start(struct agent *a, struct why *why)
+{
+    struct ff_address *address = NULL;
+    int rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
+
+    if (rc)
+        return rc;
+    if (!a->socket)
+        a->socket = xprintf("%s/agent", a->dir);
+    a->err = ff_error_new();
+    rc = ff_address_parse(a->listen, &address, a->err);
+    if (!rc)
+        rc = ff_agent_new(address, a->socket, &a->ff, a->err);
+    ff_address_free(address);
+    if (rc)
+        return refuse(why, -rc, "%s", ff_error_message(a->err));
+    if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
+        return refuse(why, errno, "pipe: %s", strerror(errno));
+    ff_agent_on_child(a->ff, on_child, a);
+    rc = pthread_create(&a->worker, NULL, work, a);
+    if (rc)
+        return refuse(why, rc, "thread: %s", strerror(rc));
+    a->worker_runs = true;
+    write_state(a);
+    say(a, json_pack("{ss si si ss ss}", "event", "listening", "port", (int)ff_agent_port(a->ff),
+                     "pid", (int)getpid(), "rundir", a->dir, "socket", a->socket));
+    return 0;
+}
+
+/* A worker that does not end keeps the library's handle, and the process ends under it */
+static bool end_worker(struct agent *a)
+{
+    struct timespec t;
+
+    if (!a->worker_runs)
+        return true;
+    if (!a->worker_over)
+        ff_agent_cancel(a->ff);
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_sec += END_LIMIT_MS / 1000;
+    return pthread_timedjoin_np(a->worker, NULL, &t) == 0;
+}
+
+static void finish(struct agent *a)
+{
+    size_t left = 0;
+
+    if (a->pipe[0] >= 0)
+        close(a->pipe[0]); /* a thread that cannot tell any more goes on: it is waited for */
+    write_state(a); /* for those that go on without it */
+    for (size_t i = 0; a->detached && i < a->kids.n; i++)
+        if (a->kids.v[i].state == KID_COMPLETE) {
+            a->kids.v[i].state = KID_ENDED;
+            left++;
+        }
+    kids_end(&a->kids, END_LIMIT_MS);
+    if (end_worker(a))
+        ff_agent_free(a->ff);
+    else
+        unlink(a->socket);
+    /* the very last: once it is gone the next fork may have it; and before the last word, since who
+     * hears that may look */
+    if (a->dir && !left)
+        rundir_remove(a->dir);
+    say(a, json_pack("{ss}", "event", "end"));
+    ff_error_free(a->err);
+    json_decref(a->said);
+    kids_free(&a->kids);
+    lines_free(&a->in);
+    free(a->socket);
+    free(a->dir);
+}
+
+static int run(struct agent *a)
+{
+    struct why why;
+    struct stat st;
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    sigaddset(&set, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &set, NULL); /* the library's threads inherit it */
+    signal(SIGPIPE, SIG_IGN);
+    a->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (!fstat(STDOUT_FILENO, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)))
+        fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
+    int rc = start(a, &why);
+    if (rc)
+        say_error(a, 0, why.text);
+    else
+        loop(a);
+    finish(a);
+    return rc ? 1 : 0;
+}
+
+/* Two processes, see above; the exit code of the first */
+static int run_behind_front(struct agent *a)
+{
+    pid_t front = getpid();
+    int p[2], status;
+    char c;
+
+    if (pipe2(p, O_CLOEXEC) < 0) {
+        perror("farfork agent: pipe");
+        return 1;
+    }
+    pid_t pid = fork();
+    if (pid < 0) {
+        perror("farfork agent: fork");
+        return 1;
+    }
+    if (!pid) {
+        close(p[0]);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != front)
+            _exit(1);
+        setsid();
+        a->front = p[1];
+        exit(run(a));
+    }
+    close(p[1]);
+    ssize_t n;
+    while ((n = read(p[0], &c, 1)) < 0 && errno == EINTR)
+        ;
+    if (n == 1) /* detached */
+        return 0;
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return 1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+static int usage(FILE *out)
+{
+    fputs("usage: farfork agent --listen HOST:PORT[,OPTION...] --id ID [OPTION...]\n\n"
+          "Hold the memory of a forked guest on this host, for its children here. vmclone starts\n"
+          "it on every host; JSON lines: events on its output, commands on its input.\n\n"
+          "  --listen ADDRESS        where the parent's host comes in; port 0: any\n"
+          "  --id ID                 of the fork\n"
+          "  --node NAME             of this host in the fork; default: its host name\n"
+          "  --rundir DIR            put the run directory there, as DIR/ID/NAME\n"
+          "  --socket PATH           for the children; default: in the run directory\n"
+          "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
+          "  -h, --help              print this text\n\n"
+          "It ends with its input, and ends its children then, unless every page is here.\n", out);
+    return out == stdout ? 0 : 2;
+}
+
+int cmd_agent(int argc, char **argv)
+{
+    enum { LISTEN = 256, ID, NODE, RUNDIR, SOCKET, PARENT };
+    static const struct option options[] = {{"help", no_argument, NULL, 'h'},
+                                            {"listen", required_argument, NULL, LISTEN},
+                                            {"id", required_argument, NULL, ID},
+                                            {"node", required_argument, NULL, NODE},
+                                            {"rundir", required_argument, NULL, RUNDIR},
+                                            {"socket", required_argument, NULL, SOCKET},
+                                            {"parent", required_argument, NULL, PARENT},
+                                            {0}};
+    struct agent a = {.pipe = {-1, -1}, .front = -1};
+    char host[256] = "localhost";
+    int c;
+
+    gethostname(host, sizeof(host) - 1);
+    AUTO_FREE char *node = rundir_name_from(host), *base = rundir_base();
+    a.node = node;
+    a.base = base;
+    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
+        switch (c) {
+        case LISTEN: a.listen = optarg; break;
+        case ID: a.id = optarg; break;
+        case NODE: a.node = optarg; break;
+        case RUNDIR: a.base = optarg; break;
+        case SOCKET: a.socket = xstrdup(optarg); break;
+        case PARENT: a.parent = optarg; break;
+        default: return usage(c == 'h' ? stdout : stderr);
+        }
+    if (optind < argc || !a.listen || !a.id || !rundir_name_valid(a.id) ||
+        !rundir_name_valid(a.node))
+        return usage(stderr);
+    return run_behind_front(&a);
+}

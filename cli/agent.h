@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent.h - the children that an agent starts and looks after
+ */
+#ifndef FF_CLI_AGENT_H
+#define FF_CLI_AGENT_H
+
+#include <jansson.h>
+#include <sys/types.h>
+
+#include "agent_channel.h"
+#include "util.h"
+
+enum kid_state {
+    KID_PREPARING, /* its process is there, QEMU is not yet */
+    KID_STARTED,
+    KID_ATTACHED,
+    KID_RUNNING,
+    KID_COMPLETE,
+    KID_LOST,      /* the agent hears from it no more, the process is still there */
+    KID_ENDED
+};
+
+struct kid {
+    unsigned number;
+    pid_t pid;
+    uint64_t start;    /* process_start() */
+    int trouble_fd;    /* until it runs its program: why it does not; -1 */
+    enum kid_state state;
+    char *log, *qmp;
+    struct words files; /* removed when it has ended */
+    struct line_reader *trouble;
+    struct channel *channel; /* NULL: the child has no port */
+};
+
+struct kids {
+    struct kid *v;
+    size_t n;
+};
+
+const char *kid_state_name(enum kid_state s);
+struct kid *kids_find(struct kids *k, unsigned number);
+size_t kids_alive(const struct kids *k);
+
+/**
+ * kids_spawn() - start a child: a process group of its own, output to a log, no input
+ * @o: {"number": N, "argv": [..], "log": PATH, "cwd": FOLDER, "qmp": PATH (for the state file),
+ *     "before": [[..], ..] commands that must succeed first, "files": [..], "channel":
+ *     channel_new()}; the last five may be missing
+ *
+ * Return: 0: a process is there; whether it becomes the program is found out by kids_hear()
+ */
+int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *why);
+
+/* @kid->trouble_fd is readable: 0: it runs its program now; -errno: it does not, and why */
+int kids_hear(struct kid *kid, struct why *why);
+
+/* Reap one that has ended: it, how it ended, the exit code (-1: a signal); NULL: no more */
+struct kid *kids_reap(struct kids *k, char **how, int *code);
+char *kid_last_words(const struct kid *kid); /* the end of its log */
+
+void kid_kill(const struct kid *kid); /* with all of its group */
+
+/* Kill all and wait until they are gone, at most @limit_ms: whether they are */
+bool kids_end(struct kids *k, int limit_ms);
+json_t *kids_state(const struct kids *k);
+void kids_free(struct kids *k);
+
+#endif

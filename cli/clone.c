@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * clone.c - a fork from beginning to end
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      connect to the parent; refuse what cannot be cloned
+ *              agents on all hosts at once            -> each listens
+ *              [--prestart: children are started      -> each waits for its agent's image]
+ *              x-farfork-export: the parent is frozen for a moment and goes on
+ *              children are started, a few of them    -> each runs
+ *              beside the export
+ *              memory follows                         -> each host has all of it
+ *              agents are let go: from here on they look after their children alone
+ *
+ * Failure      what fails on one host, or in one child, is that host's or child's alone; the rest
+ *              goes on. Interrupted, or with nothing left: agents are told to end, their children
+ *              end with them, the parent's export is withdrawn. The parent goes on in any case.
+ *              When the parent ends after the freeze its memory is still served by the process
+ *              that was forked off it.
+ * Limits       every wait ends after --timeout seconds without anything new.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "clone.h"
+
+#define SHOW_MS 200
+#define END_LIMIT_MS 12000  /* an agent ends its children first */
+#define LATE_LIMIT_MS 8000  /* a child that is complete says so soon after its host */
+
+/* --- the pump --- */
+
+static void hear_signals(struct clone *c)
+{
+    struct signalfd_siginfo s;
+
+    while (read(c->signals, &s, sizeof(s)) == sizeof(s))
+        c->interrupted = true;
+}
+
+static void hear_parent(struct clone *c)
+{
+    int rc = qmp_drain(c->qmp);
+
+    if (rc && rc != -EAGAIN)
+        c->parent_gone = true;
+    json_t *e;
+    while ((e = qmp_take_event(c->qmp)))
+        json_decref(e);
+}
+
+/* Wait for anything, at most @wait_ms, and handle it; whether a host said anything */
+static bool turn(struct clone *c, int wait_ms)
+{
+    size_t n = 2 + 2 * c->n_hosts;
+    struct pollfd *p = xcalloc(n, sizeof(*p));
+    bool heard = false;
+
+    p[0] = (struct pollfd){.fd = c->interrupted ? -1 : c->signals, .events = POLLIN};
+    p[1] = (struct pollfd){.fd = c->qmp && !c->parent_gone ? qmp_fd(c->qmp) : -1,
+                           .events = POLLIN};
+    for (size_t i = 0; i < c->n_hosts; i++) {
+        p[2 + 2 * i] = (struct pollfd){.fd = c->hosts[i].out, .events = POLLIN};
+        p[3 + 2 * i] = (struct pollfd){.fd = c->hosts[i].err, .events = POLLIN};
+    }
+    int got = poll(p, n, wait_ms);
+    if (got > 0 && p[0].revents)
+        hear_signals(c);
+    if (got > 0 && p[1].revents)
+        hear_parent(c);
+    for (size_t i = 0; got > 0 && i < c->n_hosts; i++)
+        if (p[2 + 2 * i].revents || p[3 + 2 * i].revents) {
+            host_hear(c, &c->hosts[i]);
+            heard = true;
+        }
+    free(p);
+    return heard;
+}
+
+/* Until @done: 0; -ECANCELED: interrupted; -ETIMEDOUT: nothing happened for @limit_ms */
+static int pump(struct clone *c, bool (*done)(const struct clone *), int limit_ms)
+{
+    uint64_t last = now_ms();
+
+    while (!done(c)) {
+        if (c->interrupted)
+            return -ECANCELED;
+        if (turn(c, SHOW_MS))
+            last = now_ms();
+        else if (now_ms() > last + (uint64_t)limit_ms)
+            return -ETIMEDOUT;
+        clone_show(c, false);
+    }
+    return 0;
+}
+
+/* --- what is waited for --- */
+
+static bool hosts_answered(const struct clone *c)
+{
+    for (size_t i = 0; i < c->n_hosts; i++)
+        if (c->hosts[i].state == HOST_STARTING)
+            return false;
+    return true;
+}
+
+static bool children_connected(const struct clone *c)
+{
+    for (size_t i = 0; i < c->n_hosts; i++) {
+        unsigned want = 0;
+        for (size_t k = 0; k < c->n_children; k++)
+            want += c->children[k].host == i && c->children[k].state != CHILD_FAILED;
+        if (c->hosts[i].state != HOST_FAILED && c->hosts[i].connected < want)
+            return false;
+    }
+    return true;
+}
+
+static bool children_run(const struct clone *c)
+{
+    for (size_t k = 0; k < c->n_children; k++)
+        if (c->children[k].state != CHILD_FAILED && !child_runs(&c->children[k]))
+            return false;
+    return true;
+}
+
+static bool has_children(const struct clone *c, size_t host)
+{
+    for (size_t k = 0; k < c->n_children; k++)
+        if (c->children[k].host == host && c->children[k].state != CHILD_FAILED)
+            return true;
+    return false;
+}
+
+static bool hosts_complete(const struct clone *c)
+{
+    for (size_t i = 0; i < c->n_hosts; i++)
+        if (c->hosts[i].state != HOST_FAILED && c->hosts[i].state != HOST_COMPLETE &&
+            has_children(c, i))
+            return false;
+    return true;
+}
+
+static bool children_complete(const struct clone *c)
+{
+    for (size_t k = 0; k < c->n_children; k++)
+        if (c->children[k].state == CHILD_RUNNING)
+            return false;
+    return true;
+}
+
+static bool hosts_silent(const struct clone *c)
+{
+    for (size_t i = 0; i < c->n_hosts; i++)
+        if (c->hosts[i].out >= 0)
+            return false;
+    return true;
+}
+
+/* --- the steps --- */
+
+static int limit_ms(const struct clone *c)
+{
+    return (int)c->o->timeout_s * 1000;
+}
+
+static void kill_child(struct clone *c, const struct child *k)
+{
+    host_send(&c->hosts[k->host], json_pack("{si}", "kill", (int)k->number));
+}
+
+static int start_agents(struct clone *c)
+{
+    struct why why;
+    size_t good = 0;
+
+    c->launched = true;
+    for (size_t i = 0; i < c->n_hosts; i++)
+        if (host_resolve(&c->hosts[i], &why) || host_launch(c, &c->hosts[i], &why))
+            host_fail(c, &c->hosts[i], "%s", why.text);
+    int rc = pump(c, hosts_answered, limit_ms(c));
+    for (size_t i = 0; i < c->n_hosts; i++) {
+        struct host *h = &c->hosts[i];
+        if (h->state == HOST_STARTING && rc == -ETIMEDOUT)
+            host_fail(c, h, "no answer within %u s%s%s: can the launcher get there without a "
+                            "password?", c->o->timeout_s, h->last_words ? ": " : "",
+                      h->last_words ? h->last_words : "");
+        good += h->state != HOST_FAILED;
+    }
+    if (rc == -ECANCELED)
+        return rc;
+    if (!good)
+        return refuse(&c->why, EHOSTUNREACH, "no host can be used");
+    return 0;
+}
+
+/* Those that are late are ended */
+static void fail_late(struct clone *c, bool (*late)(const struct child *), const char *what)
+{
+    for (size_t k = 0; k < c->n_children; k++)
+        if (late(&c->children[k])) {
+            kill_child(c, &c->children[k]);
+            child_fail(&c->children[k], "%s within %u s", what, c->o->timeout_s);
+        }
+}
+
+static bool never_ran(const struct child *k)
+{
+    return k->state < CHILD_RUNNING;
+}
+
+static int start_ahead(struct clone *c)
+{
+    clone_spawn(c);
+    int rc = pump(c, children_connected, limit_ms(c));
+    if (rc == -ETIMEDOUT)
+        return refuse(&c->why, ETIMEDOUT, "children that were started ahead did not reach their "
+                                          "agents within %u s", c->o->timeout_s);
+    for (size_t k = 0; !rc && k < c->n_children; k++)
+        if (c->children[k].state != CHILD_FAILED)
+            return 0;
+    return rc ? rc : refuse(&c->why, ECHILD, "no child could be started");
+}
+
+/* Children that start beside the export are there sooner; as many as there are CPUs would make the
+ * parent's pause longer. Disks that are served are so only after it. */
+static bool start_beside(const struct clone *c)
+{
+    long here = 0;
+
+    for (size_t k = 0; k < c->n_children; k++)
+        here += c->hosts[c->children[k].host].here;
+    return !c->o->nbd && here < sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+/* Memory that does not come any more is lost, whoever's fault that is */
+static void follow(struct clone *c)
+{
+    if (pump(c, hosts_complete, limit_ms(c)) == -ETIMEDOUT)
+        for (size_t i = 0; i < c->n_hosts; i++)
+            if (c->hosts[i].state != HOST_COMPLETE && has_children(c, i))
+                host_fail(c, &c->hosts[i], "no memory came for %u s", c->o->timeout_s);
+    if (!c->interrupted)
+        pump(c, children_complete, LATE_LIMIT_MS);
+}
+
+static int do_fork(struct clone *c)
+{
+    int rc = clone_plan(c, &c->why);
+
+    if (!rc)
+        rc = clone_connect(c, &c->why);
+    if (!rc)
+        rc = clone_check_argv(c, &c->why);
+    if (!rc)
+        rc = start_agents(c);
+    if (!rc && c->o->prestart)
+        rc = start_ahead(c);
+    else if (!rc && start_beside(c))
+        clone_spawn(c);
+    if (!rc)
+        rc = clone_export(c, &c->why);
+    if (rc)
+        return rc;
+    clone_spawn(c);
+    if (pump(c, children_run, limit_ms(c)) == -ETIMEDOUT)
+        fail_late(c, never_ran, "it did not run");
+    if (!c->interrupted)
+        follow(c);
+    return c->interrupted ? -ECANCELED : 0;
+}
+
+/* Agents with children that run are let go, the others end with what they have */
+static void let_go(struct clone *c, bool all_end)
+{
+    for (size_t i = 0; i < c->n_hosts; i++) {
+        struct host *h = &c->hosts[i];
+        bool keep = !all_end && h->state == HOST_COMPLETE && has_children(c, i);
+        h->let_go = true;
+        if (h->rundir)
+            host_send(h, json_pack("{sb}", keep ? "detach" : "end", true));
+        else
+            host_close(h, 0); /* it never got so far as to listen */
+    }
+    bool was = c->interrupted;
+    c->interrupted = false; /* a second Ctrl-C ends the waiting */
+    pump(c, hosts_silent, END_LIMIT_MS);
+    for (size_t i = 0; i < c->n_hosts; i++)
+        host_close(&c->hosts[i], 2000);
+    c->interrupted |= was;
+}
+
+/* Nothing is left of those */
+static void fail_all(struct clone *c)
+{
+    const char *why = c->interrupted ? "interrupted" : c->why.text;
+
+    for (size_t k = 0; k < c->n_children; k++) {
+        struct child *child = &c->children[k];
+        if (child->state == CHILD_FAILED || child->state == CHILD_ENDED)
+            continue;
+        child_fail(child, "%s", *why ? why : "not started");
+    }
+}
+
+static int outcome(const struct clone *c)
+{
+    size_t good = 0;
+
+    for (size_t k = 0; k < c->n_children; k++)
+        good += child_runs(&c->children[k]);
+    return good && good == c->n_children ? EXIT_ALL : good ? EXIT_SOME : EXIT_NONE;
+}
+
+int clone_run(struct clone *c)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    c->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    c->begin_ms = now_exact_ms();
+    int rc = do_fork(c);
+    if (rc == -ECANCELED) { /* in the midst of a command to the parent */
+        c->interrupted = true;
+        hear_signals(c);
+    }
+    if (rc)
+        fail_all(c);
+    clone_show(c, true);
+    let_go(c, rc != 0);
+    clone_unexport(c);
+    int code = outcome(c);
+    if (code == EXIT_NONE)
+        clone_disks_end_server(c->disks);
+    if (c->o->json)
+        clone_print_json(c, code);
+    else
+        clone_print_table(c, code);
+    return code;
+}
+
+static void host_release(struct host *h)
+{
+    free(h->name);
+    free(h->address);
+    free(h->error);
+    free(h->last_words);
+    free(h->rundir);
+    free(h->socket);
+    lines_free(&h->out_lines);
+    lines_free(&h->err_lines);
+}
+
+void clone_free(struct clone *c)
+{
+    for (size_t i = 0; i < c->n_hosts; i++)
+        host_release(&c->hosts[i]);
+    for (size_t k = 0; k < c->n_children; k++) {
+        free(c->children[k].qmp);
+        free(c->children[k].log);
+        free(c->children[k].error);
+    }
+    free(c->hosts);
+    free(c->children);
+    nodes_free(&c->nodes);
+    words_free(&c->notes);
+    words_free(&c->parent_argv);
+    free(c->parent_exe);
+    free(c->parent_cwd);
+    clone_disks_free(c->disks);
+    identity_free(c->identity);
+    json_decref(c->freeze);
+    qmp_free(c->qmp);
+    if (c->signals > 0)
+        close(c->signals);
+}

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * clone.h - one fork, as vmclone sees it: hosts, children, what became of them
+ */
+#ifndef FF_CLI_CLONE_H
+#define FF_CLI_CLONE_H
+
+#include <jansson.h>
+#include <sys/types.h>
+
+#include "clone_argv.h"
+#include "clone_disks.h"
+#include "identity.h"
+#include "lines.h"
+#include "nodes.h"
+#include "qmp.h"
+
+enum host_state {
+    HOST_STARTING,
+    HOST_LISTENING,
+    HOST_IMAGE,    /* device state is there, children can run */
+    HOST_COMPLETE, /* all memory is there */
+    HOST_FAILED    /* it is of no use any more: the error says why */
+};
+
+struct host {
+    const struct node *node;
+    char *name;               /* of its run directory; no two the same */
+    char *address;            /* numeric, an IPv6 address in brackets */
+    bool here;                /* this host, the parent's */
+    enum host_state state;
+    char *error;
+    /* the agent */
+    pid_t pid;                /* of the launcher; 0: none */
+    int in, out, err;         /* its pipes; -1: closed */
+    struct line_reader out_lines, err_lines;
+    char *last_words;         /* the last line on its stderr */
+    unsigned port;
+    char *rundir, *socket;
+    bool let_go;              /* it was told to detach or to end */
+    /* what it said last */
+    uint64_t total_bytes, present_bytes, lent_bytes, pages_by_fault, child_faults;
+    unsigned connected;       /* children */
+    double image_ms, complete_ms;
+};
+
+enum child_state { CHILD_WAITING, CHILD_SPAWNED, CHILD_STARTED, CHILD_ATTACHED, CHILD_RUNNING,
+                   CHILD_COMPLETE, CHILD_ENDED, CHILD_FAILED };
+
+struct child {
+    unsigned number;
+    size_t host;
+    enum child_state state;
+    pid_t pid;
+    char *qmp, *log, *error;
+    double started_ms, attached_ms, running_ms, complete_ms, ready_ms; /* 0: not yet */
+};
+
+struct clone_options {
+    const char *parent_path, *id, *launcher, *scratch, *link_options, *qemu, *agent, *rundir,
+        *bridge, *overlays, *nbd, *hostname, *user_data;
+    struct words ip; /* NIC by NIC */
+    unsigned n, timeout_s;
+    bool prestart, template, json, quiet;
+    enum net_policy net;
+};
+
+struct clone {
+    const struct clone_options *o;
+    struct nodes nodes;
+    struct host *hosts;
+    size_t n_hosts;
+    struct child *children;
+    size_t n_children;
+    struct words notes;
+    /* the parent */
+    struct qmp *qmp;
+    pid_t parent_pid;
+    struct words parent_argv;
+    char *parent_exe, *parent_cwd;
+    struct clone_disks *disks;
+    struct identity *identity;
+    bool parent_gone, launched, exported;
+    json_t *freeze; /* what x-farfork-export said */
+    /* all of it */
+    int signals;
+    bool interrupted;
+    double begin_ms, export_ms; /* of now_exact_ms() */
+    struct why why;             /* why there is no fork, if there is none */
+};
+
+const char *child_state_name(enum child_state s);
+bool child_runs(const struct child *c); /* now, or it did until it ended by itself */
+
+/* clone_plan.c: hosts and children from c->nodes; -ENOSPC: more children than slots */
+int clone_plan(struct clone *c, struct why *why);
+void child_fail(struct child *c, const char *fmt, ...) PRINTF(2, 3);
+
+/* clone_parent.c */
+int clone_connect(struct clone *c, struct why *why);
+int clone_export(struct clone *c, struct why *why);
+void clone_unexport(struct clone *c);
+
+/* clone_spawn.c: tell the agents to start the children that wait */
+int clone_check_argv(struct clone *c, struct why *why);
+void clone_spawn(struct clone *c);
+
+/* host.c */
+int host_resolve(struct host *h, struct why *why);
+int host_launch(struct clone *c, struct host *h, struct why *why);
+void host_send(struct host *h, json_t *command); /* taken over */
+void host_fail(struct clone *c, struct host *h, const char *fmt, ...) PRINTF(3, 4);
+
+/* Its pipes are readable, or were closed */
+void host_hear(struct clone *c, struct host *h);
+
+/* Close its pipes and wait for the launcher, at most @limit_ms, then kill that */
+void host_close(struct host *h, int limit_ms);
+
+/* clone_events.c: one event of an agent */
+void clone_event(struct clone *c, struct host *h, const json_t *event);
+
+/* clone.c: the whole fork; the exit code */
+int clone_run(struct clone *c);
+void clone_free(struct clone *c);
+
+/* clone_table.c */
+void clone_show(struct clone *c, bool last); /* live lines, on a terminal */
+void clone_print_table(const struct clone *c, int code);
+void clone_print_json(const struct clone *c, int code);
+
+/* clone_list.c; @base NULL: the default */
+int clone_list(const char *base, bool json);
+int clone_wait(const char *base, const char *id, unsigned timeout_s);
+int clone_kill(const char *base, const char *id);
+
+#define EXIT_ALL 0
+#define EXIT_SOME 1
+#define EXIT_USAGE 2
+#define EXIT_NONE 3
+
+#endif

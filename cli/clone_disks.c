@@ -1,0 +1,327 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * clone_disks.c - what becomes of the parent's disks, in the course of a fork
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      do what disks.c plans: run its steps on this host and in the parent, hand those of
+ *              the children to their agents, keep the NBD server.
+ * Ownership    the server outlives vmclone, as the children do: its state file is that of an
+ *              agent without children, so that --list shows and --kill ends it.
+ * Failure      until the parent writes to its overlays they are taken back. What the parent does
+ *              is asked of it, not concluded from an answer that may have got lost.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "clone_disks.h"
+#include "clone_rewrite.h"
+#include "disks.h"
+#include "autojson.h"
+#include "rundir.h"
+
+#define SERVER_NODE "nbd"
+#define END_LIMIT_MS 5000
+#define RUN_LIMIT_MS 30000 /* of a program that takes 10 ms */
+
+struct clone_disks {
+    const struct clone_disks_options *o;
+    struct clone_disks_options options;
+    struct qmp *parent;
+    struct disks *plan;
+    bool prepared, forked;
+    char *server_dir;
+    pid_t server;
+};
+
+/* --- steps --- */
+
+/* The first line of what a program has to say until it closes its end; false: it does not */
+static bool read_words(int fd, char *out, size_t room)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    uint64_t end = now_ms() + RUN_LIMIT_MS;
+    char some[512];
+    size_t n = 0;
+    ssize_t got = 1;
+
+    while (got > 0 && now_ms() < end) {
+        if (poll(&p, 1, (int)(end - now_ms())) <= 0)
+            continue;
+        got = read(fd, some, sizeof(some));
+        for (ssize_t i = 0; i < got && n < room - 1; i++)
+            out[n++] = some[i];
+    }
+    out[n] = '\0';
+    out[strcspn(out, "\n")] = '\0';
+    return got <= 0;
+}
+
+static int run(const json_t *argv, struct why *why)
+{
+    size_t n = json_array_size(argv);
+    char **v = xcalloc(n + 1, sizeof(*v)), words[400];
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attr;
+    sigset_t set;
+    int p[2], status = 0;
+    pid_t pid;
+
+    for (size_t i = 0; i < n; i++)
+        v[i] = (char *)json_string_value(json_array_get(argv, i));
+    if (pipe2(p, O_CLOEXEC) < 0) {
+        free(v);
+        return refuse(why, errno, "disks: pipe: %s", strerror(errno));
+    }
+    /* what this program has blocked and ignored is not for others: the server ends by SIGTERM */
+    sigemptyset(&set);
+    posix_spawnattr_init(&attr);
+    posix_spawnattr_setsigmask(&attr, &set);
+    sigaddset(&set, SIGPIPE);
+    posix_spawnattr_setsigdefault(&attr, &set);
+    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
+    posix_spawn_file_actions_adddup2(&files, p[1], 2);
+    int rc = posix_spawnp(&pid, v[0], &files, &attr, v, environ);
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&attr);
+    close(p[1]);
+    if (!rc) {
+        if (!read_words(p[0], words, sizeof(words))) {
+            snprintf(words, sizeof(words), "%s: no end within %d s", v[0], RUN_LIMIT_MS / 1000);
+            kill(pid, SIGKILL);
+        }
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+            ;
+    }
+    close(p[0]);
+    if (rc)
+        rc = refuse(why, rc, "disks: run %s: %s: install qemu-utils", v[0], strerror(rc));
+    else if (status)
+        rc = refuse(why, EIO, "disks: %s", *words ? words : v[0]);
+    free(v);
+    return rc;
+}
+
+static int do_step(struct clone_disks *d, const json_t *step, struct why *why)
+{
+    const json_t *argv = json_object_get(step, "argv"), *q = json_object_get(step, "qmp");
+    const char *file = json_string_value(json_object_get(step, "unlink"));
+
+    if (argv)
+        return run(argv, why);
+    if (q)
+        return qmp_command(d->parent, json_string_value(json_object_get(q, "execute")),
+                           json_incref(json_object_get(q, "arguments")), NULL, why);
+    return file && unlink(file) < 0 && errno != ENOENT ? -errno : 0;
+}
+
+static void undo(struct clone_disks *d)
+{
+    AUTO_JSON json_t *steps = disks_undo(d->plan);
+    struct why ignored;
+    size_t i;
+    json_t *step;
+
+    json_array_foreach(steps, i, step) /* also those of what was not done */
+        do_step(d, step, &ignored);
+    d->prepared = false;
+}
+
+/* --- before and after the pause --- */
+
+int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
+                    const struct clone_disks_options *o, struct clone_disks **out, struct why *why)
+{
+    AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
+    AUTO_JSON json_t *status = NULL;
+    struct clone_disks *d = xcalloc(1, sizeof(*d));
+
+    d->options = *o;
+    d->o = &d->options;
+    if (!o->scratch)
+        d->options.scratch = "/var/tmp";
+    d->parent = parent;
+    *out = d;
+    for (; *argv; argv++)
+        json_array_append_new(words, json_stringn_nocheck(*argv, strlen(*argv)));
+    int rc = qmp_command(parent, "query-block", NULL, &block, why);
+    if (!rc)
+        rc = qmp_command(parent, "query-named-block-nodes", NULL, &nodes, why);
+    if (!rc)
+        rc = qmp_command(parent, "query-status", NULL, &status, why);
+    const struct disks_input in = {.fork_id = o->id,
+                                   .argv = words,
+                                   .cwd = cwd ? cwd : "/",
+                                   .block = block,
+                                   .nodes = nodes,
+                                   .overlays = o->overlays,
+                                   .stopped = json_is_false(json_object_get(status, "running"))};
+    if (!rc)
+        rc = disks_plan(&in, &d->plan, why);
+    if (!rc && o->here)
+        rc = disks_check_room(d->plan, d->o->scratch, o->children, why);
+    return rc;
+}
+
+int clone_disks_prepare(struct clone_disks *d, struct why *why)
+{
+    AUTO_JSON json_t *steps = disks_prepare(d->plan);
+    size_t i;
+    json_t *step;
+
+    json_array_foreach(steps, i, step) {
+        int rc = do_step(d, step, why);
+        d->prepared = true;
+        if (rc) {
+            undo(d);
+            return rc;
+        }
+    }
+    return 0;
+}
+
+json_t *clone_disks_actions(const struct clone_disks *d)
+{
+    return disks_count(d->plan) ? disks_actions(d->plan) : NULL;
+}
+
+void clone_disks_done(struct clone_disks *d, bool forked)
+{
+    AUTO_JSON json_t *block = NULL;
+    struct why ignored;
+
+    if (!d->prepared)
+        return;
+    d->forked = forked;
+    if (!forked) { /* a parent that does not answer keeps its files */
+        qmp_no_cancel(d->parent);
+        if (qmp_command(d->parent, "query-block", NULL, &block, &ignored))
+            return;
+        d->forked = disks_gone_over(d->plan, block);
+        if (!d->forked)
+            undo(d);
+    }
+}
+
+/* --- the server --- */
+
+static int read_pid(const char *path)
+{
+    FILE *f = fopen(path, "re");
+    int pid = 0;
+
+    if (f && fscanf(f, "%d", &pid) != 1)
+        pid = 0;
+    if (f)
+        fclose(f);
+    return pid;
+}
+
+int clone_disks_serve(struct clone_disks *d, struct why *why)
+{
+    AUTO_FREE char *base = d->o->rundir ? xstrdup(d->o->rundir) : rundir_base();
+    int rc = disks_check_still(d->plan, why);
+
+    if (rc || !d->o->nbd)
+        return rc;
+    rc = rundir_make(base, d->o->id, SERVER_NODE, &d->server_dir, why);
+    if (rc)
+        return rc;
+    AUTO_FREE char *pidfile = xprintf("%s/pid", d->server_dir);
+    AUTO_JSON json_t *argv = disks_server(d->plan, d->o->nbd, pidfile);
+    if (argv && (rc = run(argv, why)))
+        return rc;
+    d->server = argv ? read_pid(pidfile) : 0;
+    if (d->server <= 0) {
+        rundir_remove(d->server_dir);
+        return 0;
+    }
+    AUTO_JSON json_t *state =
+        json_pack("{ss ss ss ss si sI sb s[]}", "id", d->o->id, "node", "nbd (disks)", "parent",
+                  d->o->parent ? d->o->parent : "", "image", "disks", "agent", (int)d->server,
+                  "start", (json_int_t)process_start(d->server), "detached", 0, "children");
+    rundir_write_state(d->server_dir, state);
+    return 0;
+}
+
+void clone_disks_end_server(struct clone_disks *d)
+{
+    if (!d || !d->server_dir)
+        return;
+    if (d->server > 0)
+        kill(d->server, SIGTERM);
+    for (int ms = 0; d->server > 0 && !kill(d->server, 0) && ms < END_LIMIT_MS; ms += 10)
+        poll(NULL, 0, 10);
+    d->server = 0;
+    rundir_remove(d->server_dir);
+}
+
+/* --- children --- */
+
+static struct clone_place place_of(const struct clone_disks *d, const struct child_spec *s)
+{
+    return (struct clone_place){.scratch = d->o->scratch, .nbd = s->here ? NULL : d->o->nbd};
+}
+
+json_t *clone_disks_argv(const struct clone_disks *d, const struct child_spec *s)
+{
+    const struct clone_place p = place_of(d, s);
+
+    return disks_child_argv(d->plan, &p, s->number);
+}
+
+json_t *clone_disks_before(const struct clone_disks *d, const struct child_spec *s)
+{
+    const struct clone_place p = place_of(d, s);
+    AUTO_JSON json_t *steps = disks_child_steps(d->plan, &p, s->number);
+    json_t *commands = json_array(), *step;
+    size_t i;
+
+    json_array_foreach(steps, i, step)
+        json_array_append(commands, json_object_get(step, "argv"));
+    return commands;
+}
+
+json_t *clone_disks_files(const struct clone_disks *d, const struct child_spec *s)
+{
+    const struct clone_place p = place_of(d, s);
+
+    return disks_child_files(d->plan, &p, s->number);
+}
+
+json_t *clone_disks_summary(const struct clone_disks *d)
+{
+    return d && d->plan && d->forked ? disks_summary(d->plan) : json_array();
+}
+
+void clone_disks_free(struct clone_disks *d)
+{
+    if (!d)
+        return;
+    disks_free(d->plan);
+    free(d->server_dir);
+    free(d);
+}
+
+/* --- the walk over a child's command line, in which the disks are a child's already --- */
+
+int rewrite_disk(struct rewrite *r, const char *option, const char *value)
+{
+    if (!*option)
+        words_add(r->out, "%s", value);
+    else
+        emit(r, option, value);
+    return 0;
+}

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * clone_parent.c - the guest that is forked: what it was started with, and its fork
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "clone.h"
+#include "autojson.h"
+
+#define CONNECT_LIMIT_MS 10000
+#define ARGV_MAX_BYTES (4u << 20)
+
+/* The words of /proc/PID/cmdline */
+static int read_argv(pid_t pid, struct words *out, struct why *why)
+{
+    AUTO_FREE char *path = xprintf("/proc/%d/cmdline", (int)pid);
+    AUTO_FREE char *text = xcalloc(ARGV_MAX_BYTES + 1, 1);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t len = 0;
+    ssize_t n = -1;
+
+    while (fd >= 0 && len < ARGV_MAX_BYTES && (n = read(fd, text + len, ARGV_MAX_BYTES - len)) > 0)
+        len += (size_t)n;
+    int code = errno;
+    if (fd >= 0)
+        close(fd);
+    if (n < 0)
+        return refuse(why, code, "%s: %s: the parent's command line is needed", path,
+                      strerror(code));
+    for (size_t at = 0; at < len; at += strlen(text + at) + 1)
+        words_add(out, "%s", text + at);
+    if (!out->n)
+        return refuse(why, ESRCH, "%s: empty: the parent has ended", path);
+    return 0;
+}
+
+static char *read_link(pid_t pid, const char *name)
+{
+    AUTO_FREE char *path = xprintf("/proc/%d/%s", (int)pid, name);
+    char text[PATH_MAX];
+    ssize_t n = readlink(path, text, sizeof(text) - 1);
+
+    if (n < 0)
+        return NULL;
+    text[n] = '\0';
+    return xstrdup(text);
+}
+
+/* What it was started from, also when that file has been replaced since */
+static int find_program(struct clone *c, struct why *why)
+{
+    static const char deleted[] = " (deleted)";
+
+    if (c->o->qemu) {
+        c->parent_exe = xstrdup(c->o->qemu);
+        return 0;
+    }
+    c->parent_exe = read_link(c->parent_pid, "exe");
+    if (!c->parent_exe)
+        return refuse(why, EACCES, "/proc/%d/exe cannot be read: name the program by --qemu",
+                      (int)c->parent_pid);
+    size_t len = strlen(c->parent_exe);
+    if (len > sizeof(deleted) && !strcmp(c->parent_exe + len - sizeof(deleted) + 1, deleted))
+        return refuse(why, ENOENT, "%.*s was replaced since the parent was started: name the "
+                                   "program by --qemu", (int)(len - sizeof(deleted) + 1),
+                      c->parent_exe);
+    return 0;
+}
+
+static int check_commands(struct clone *c, struct why *why)
+{
+    json_t *list = NULL, *item;
+    bool found = false;
+    size_t i;
+    int rc = qmp_command(c->qmp, "query-commands", NULL, &list, why);
+
+    json_array_foreach(list, i, item) {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        found |= name && !strcmp(name, "x-farfork-export");
+    }
+    json_decref(list);
+    if (rc)
+        return rc;
+    return found ? 0
+                 : refuse(why, ENOTSUP, "%s: this QEMU has no x-farfork-export: the parent has to "
+                                        "be started with Farfork's patched QEMU", c->o->parent_path);
+}
+
+static int connect_disks(struct clone *c, struct why *why)
+{
+    struct clone_disks_options o = {.id = c->o->id, .scratch = c->o->scratch,
+                                    .overlays = c->o->overlays, .nbd = c->o->nbd,
+                                    .rundir = c->o->rundir, .parent = c->o->parent_path};
+
+    for (size_t k = 0; k < c->n_children; k++)
+        o.children += c->hosts[c->children[k].host].here;
+    o.here = o.children > 0;
+    return clone_disks_new(c->qmp, c->parent_argv.v, c->parent_cwd, &o, &c->disks, why);
+}
+
+static int plan_identity(struct clone *c, struct why *why)
+{
+    AUTO_JSON json_t *argv = json_array(), *filters = NULL, *missing = NULL;
+    struct why none; /* a parent without such a NIC has nothing to say */
+    size_t i;
+    json_t *m;
+
+    qmp_command(c->qmp, "query-rx-filter", NULL, &filters, &none);
+    for (char **w = c->parent_argv.v; *w; w++)
+        json_array_append_new(argv, json_stringn_nocheck(*w, strlen(*w)));
+    const struct identity_input in = {.fork_id = c->o->id, .count = c->o->n, .argv = argv,
+                                      .rx_filters = filters, .hostname = c->o->hostname,
+                                      .user = c->o->user_data,
+                                      .ip = (const char *const *)c->o->ip.v, .ips = c->o->ip.n};
+    int rc = identity_plan(&in, &c->identity, why);
+    if (rc)
+        return rc;
+    missing = identity_missing(c->identity);
+    json_array_foreach(missing, i, m)
+        words_add(&c->notes, "identity: %s", json_string_value(m));
+    return 0;
+}
+
+int clone_connect(struct clone *c, struct why *why)
+{
+    int rc = qmp_connect(c->o->parent_path, c->signals, CONNECT_LIMIT_MS, &c->qmp, why);
+
+    if (!rc)
+        rc = check_commands(c, why);
+    if (rc)
+        return rc;
+    c->parent_pid = qmp_pid(c->qmp);
+    if (c->parent_pid <= 0)
+        return refuse(why, ESRCH, "%s: its process is in another PID namespace: run vmclone there",
+                      c->o->parent_path);
+    rc = read_argv(c->parent_pid, &c->parent_argv, why);
+    if (!rc)
+        rc = find_program(c, why);
+    if (rc)
+        return rc;
+    c->parent_cwd = read_link(c->parent_pid, "cwd");
+    rc = connect_disks(c, why);
+    return rc ? rc : plan_identity(c, why);
+}
+
+/* Those hosts that have somebody to serve */
+static json_t *targets(struct clone *c)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < c->n_hosts; i++) {
+        struct host *h = &c->hosts[i];
+        if (h->state == HOST_FAILED)
+            continue;
+        json_t *t = json_object();
+        AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u%s%s", h->address, h->port,
+                                      c->o->link_options ? "," : "",
+                                      c->o->link_options ? c->o->link_options : "");
+        json_object_set_new(t, "uri", json_string(uri));
+        if (h->here)
+            json_object_set_new(t, "socket", json_string(h->socket));
+        json_array_append_new(list, t);
+    }
+    return list;
+}
+
+int clone_export(struct clone *c, struct why *why)
+{
+    int rc = clone_disks_prepare(c->disks, why);
+
+    if (rc)
+        return rc;
+    json_t *a = json_pack("{ss so}", "id", c->o->id, "targets", targets(c));
+    json_t *actions = clone_disks_actions(c->disks);
+
+    if (actions)
+        json_object_set_new(a, "actions", actions);
+    if (c->o->template)
+        json_object_set_new(a, "template", json_true());
+    qmp_limit(c->qmp, (int)c->o->timeout_s * 1000);
+    c->export_ms = now_exact_ms();
+    rc = qmp_command(c->qmp, "x-farfork-export", a, &c->freeze, why);
+    /* without an answer it may have forked all the same */
+    c->exported = !rc || rc == -ECANCELED || rc == -ETIMEDOUT;
+    clone_disks_done(c->disks, !rc);
+    return rc ? rc : clone_disks_serve(c->disks, why);
+}
+
+void clone_unexport(struct clone *c)
+{
+    struct why why;
+
+    if (!c->exported || c->parent_gone)
+        return;
+    qmp_no_cancel(c->qmp);
+    qmp_limit(c->qmp, CONNECT_LIMIT_MS);
+    /* that it is gone already is as good */
+    qmp_command(c->qmp, "x-farfork-unexport", json_pack("{ss}", "id", c->o->id), NULL, &why);
+    c->exported = false;
+}

@@ -1,0 +1,330 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * disks_argv.c - where a disk is on the parent's command line, and what a child has there
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      devices of a child refer to the same ids and node names as the parent's; what
+ *              they refer to is the child's overlay. So an option is changed where it is:
+ *                  -drive     its file and format; all else stays (id, if, index, cache, aio)
+ *                  -blockdev  of the top node: an overlay with that node name; of the nodes
+ *                             below it: gone, unless a read-only disk uses them too
+ *                  -hda FILE  the file
+ * Order        a disk that has been forked before has an overlay on top that the command line
+ *              does not know: the option is then the one that names an image behind it.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "disks_priv.h"
+#include "autojson.h"
+#include "opts.h"
+
+static const char *const short_options[] = {"hda", "hdb", "hdc",   "hdd",    "fda",
+                                            "fdb", "sd",  "cdrom", "pflash", "mtdblock"};
+
+static bool is_short(const char *word)
+{
+    for (size_t i = 0; i < sizeof(short_options) / sizeof(short_options[0]); i++)
+        if (option_is(word, short_options[i]))
+            return true;
+    return false;
+}
+
+static const char *word(const struct disks *d, size_t at)
+{
+    const char *s = json_string_value(json_array_get(d->argv, at));
+
+    return s ? s : "";
+}
+
+/* @at is the argument of option @name */
+static bool argument_of(const struct disks *d, size_t at, const char *name)
+{
+    return at && at < json_array_size(d->argv) && option_is(word(d, at - 1), name);
+}
+
+static bool claimed(const struct disks *d, size_t at)
+{
+    for (size_t i = 0; i < d->n; i++)
+        if (d->disk[i].kind != DISK_NONE && d->disk[i].at == at)
+            return true;
+    return false;
+}
+
+/* What the -blockdev with its argument at @at says; NULL: there is none */
+static char *blockdev_get(const struct disks *d, size_t at, const char *key)
+{
+    return argument_of(d, at, "blockdev") ? opts_get(word(d, at), key) : NULL;
+}
+
+/* Whether @file names an image of the chain */
+static bool in_chain(const struct disks *d, const json_t *image, const char *file)
+{
+    AUTO_FREE char *want = absolute(d->cwd, file);
+
+    for (; image; image = backing_of(image)) {
+        const char *name = json_string_value(json_object_get(image, "filename"));
+        AUTO_FREE char *have = name ? absolute(d->cwd, name) : NULL;
+        if (have && !strcmp(have, want))
+            return true;
+    }
+    return false;
+}
+
+/* Whether the -blockdev at @at has @node below it */
+static bool refers_to(const struct disks *d, size_t at, const char *node)
+{
+    static const char *const keys[] = {"file",   "backing",   "data-file",   "target",
+                                       "bottom", "file.file", "backing.file"};
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        AUTO_FREE char *below = blockdev_get(d, at, keys[i]);
+        if (below && !strcmp(below, node))
+            return true;
+    }
+    return false;
+}
+
+static bool is_top(const struct disks *d, const char *node)
+{
+    for (size_t i = 1; i < json_array_size(d->argv); i++)
+        if (refers_to(d, i, node))
+            return false;
+    return true;
+}
+
+static const char *node_file(const json_t *nodes, const char *node)
+{
+    size_t i;
+    json_t *n;
+
+    json_array_foreach(nodes, i, n) {
+        const char *name = json_string_value(json_object_get(n, "node-name"));
+        if (name && !strcmp(name, node))
+            return json_string_value(json_object_get(n, "file"));
+    }
+    return NULL;
+}
+
+/* --- finding --- */
+
+static void found_drive(struct disk *disk, size_t at, const char *value)
+{
+    disk->kind = DISK_DRIVE;
+    disk->at = at;
+    disk->discard = opts_get(value, "discard");
+    disk->aio = opts_get(value, "aio");
+}
+
+static void found_blockdev(const struct disks *d, struct disk *disk, size_t at)
+{
+    AUTO_FREE char *below = blockdev_get(d, at, "file");
+
+    disk->kind = DISK_BLOCKDEV;
+    disk->at = at;
+    disk->discard = blockdev_get(d, at, "discard");
+    disk->aio = blockdev_get(d, at, "file.aio");
+    for (size_t i = 1; below && !disk->aio && i < json_array_size(d->argv); i++) {
+        AUTO_FREE char *node = blockdev_get(d, i, "node-name");
+        if (node && !strcmp(node, below))
+            disk->aio = blockdev_get(d, i, "aio");
+    }
+}
+
+static int refuse_snapshot(const struct disk *disk, struct why *why)
+{
+    return refuse(why, ENOTSUP,
+                  "disk %s: snapshot=on writes to a file without a name, that no child could "
+                  "have: start the parent without it",
+                  disk->name);
+}
+
+/* By its id, or else by the image that it names */
+static int find_drive(struct disks *d, struct disk *disk, const json_t *image, bool by_id,
+                      struct why *why)
+{
+    for (size_t i = 1; i < json_array_size(d->argv); i++) {
+        if (claimed(d, i))
+            continue;
+        if (is_short(word(d, i - 1)) && !by_id && in_chain(d, image, word(d, i))) {
+            disk->kind = DISK_SHORT;
+            disk->at = i;
+            return 0;
+        }
+        if (!argument_of(d, i, "drive"))
+            continue;
+        AUTO_FREE char *id = opts_get(word(d, i), "id"), *file = opts_get(word(d, i), "file");
+        if (!file)
+            file = opts_get(word(d, i), "file.filename");
+        if (by_id ? !id || strcmp(id, disk->name) : id || !file || !in_chain(d, image, file))
+            continue;
+        if (disk->writable && opts_is(word(d, i), "snapshot"))
+            return refuse_snapshot(disk, why);
+        found_drive(disk, i, word(d, i));
+        return 0;
+    }
+    return 0;
+}
+
+/* By its node name, or else by an image that its node has */
+static void find_blockdev(struct disks *d, struct disk *disk, const json_t *image,
+                          const json_t *nodes)
+{
+    for (int by_name = 1; by_name >= 0 && disk->kind == DISK_NONE; by_name--) {
+        for (size_t i = 1; i < json_array_size(d->argv) && disk->kind == DISK_NONE; i++) {
+            AUTO_FREE char *node = claimed(d, i) ? NULL : blockdev_get(d, i, "node-name");
+            if (!node)
+                continue;
+            const char *file = node_file(nodes, node);
+            if (by_name ? !strcmp(node, disk->node)
+                        : file && is_top(d, node) && in_chain(d, image, file))
+                found_blockdev(d, disk, i);
+        }
+    }
+}
+
+static int find_one(struct disks *d, struct disk *disk, const json_t *entry, const json_t *nodes,
+                    struct why *why)
+{
+    const json_t *image = json_object_get(json_object_get(entry, "inserted"), "image");
+    const char *device = json_string_value(json_object_get(entry, "device"));
+    int rc = 0;
+
+    if (device && *device) {
+        rc = find_drive(d, disk, image, true, why);
+        if (!rc && disk->kind == DISK_NONE)
+            rc = find_drive(d, disk, image, false, why);
+    } else {
+        find_blockdev(d, disk, image, nodes);
+    }
+    if (rc || disk->kind != DISK_NONE || !disk->writable)
+        return rc;
+    return refuse(why, ENOTSUP,
+                  "disk %s: no -drive or -blockdev of the parent's command line has its image "
+                  "%s: a child is started from that command line; a disk that was added later "
+                  "has to be removed before a fork",
+                  disk->name, disk->frozen);
+}
+
+int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
+{
+    for (size_t i = 1; d->writable && i < json_array_size(d->argv); i++)
+        if (option_is(word(d, i), "snapshot"))
+            return refuse_snapshot(&d->disk[0], why);
+
+    for (size_t k = 0; k < d->n; k++) {
+        size_t i;
+        json_t *entry;
+        json_array_foreach(in->block, i, entry) {
+            const char *node =
+                json_string_value(json_object_get(json_object_get(entry, "inserted"), "node-name"));
+            if (d->disk[k].kind != DISK_NONE || !node || strcmp(node, d->disk[k].node))
+                continue;
+            int rc = find_one(d, &d->disk[k], entry, in->nodes, why);
+            if (rc)
+                return rc;
+        }
+    }
+    return 0;
+}
+
+/* --- changing --- */
+
+static void replace_text(char **s, char *with)
+{
+    free(*s);
+    *s = with;
+}
+
+static char *drive_text(const char *old, const char *file, const char *format)
+{
+    static const char *const image_keys[] = {"file",   "format", "driver",   "backing",
+                                             "offset", "size",   "snapshot", "filename"};
+    char *s = xstrdup(old);
+
+    for (size_t i = 0; i < sizeof(image_keys) / sizeof(image_keys[0]); i++)
+        replace_text(&s, opts_drop_below(s, image_keys[i]));
+    replace_text(&s, opts_set(s, "file", file));
+    replace_text(&s, opts_set(s, "format", format));
+    return s;
+}
+
+static json_t *nbd_node(const struct disk *disk, const struct clone_place *p, const char *node)
+{
+    AUTO_FREE char *export = xprintf("disk%u", disk->index);
+
+    return json_pack("{s:s,s:s,s:b,s:{s:s,s:o,s:s}}", "driver", "raw", "node-name", node,
+                     "read-only", 1, "file", "driver", "nbd", "server", nbd_address(p->nbd),
+                     "export", export);
+}
+
+static char *blockdev_text(const struct disks *d, const struct disk *disk,
+                           const struct clone_place *p, const char *file)
+{
+    AUTO_FREE char *node = blockdev_get(d, disk->at, "node-name");
+    AUTO_JSON json_t *j =
+        disk->writable ? disk_overlay_node(disk, node, file) : nbd_node(disk, p, node);
+
+    return json_dumps(j, JSON_COMPACT);
+}
+
+/* Mark the node at @at, and those that it refers to */
+static void keep_node(const struct disks *d, size_t at, bool *keep)
+{
+    if (keep[at])
+        return;
+    keep[at] = true;
+    for (size_t i = 1; i < json_array_size(d->argv); i++) {
+        AUTO_FREE char *node = blockdev_get(d, i, "node-name");
+        if (node && refers_to(d, at, node))
+            keep_node(d, i, keep);
+    }
+}
+
+/* The argument at @at of a child; NULL: as the parent's */
+static char *child_word(const struct disks *d, const struct disk *disk, const struct clone_place *p,
+                        unsigned number)
+{
+    if (!disk->writable && !disk_served(disk, p))
+        return NULL;
+
+    AUTO_FREE char *file = disk->writable ? disk_overlay(d, disk, p, number) : disk_url(disk, p);
+    if (disk->kind == DISK_DRIVE)
+        return drive_text(word(d, disk->at), file, disk->writable ? "qcow2" : "raw");
+    if (disk->kind == DISK_BLOCKDEV)
+        return blockdev_text(d, disk, p, file);
+    return xstrdup(file);
+}
+
+json_t *disks_child_argv(const struct disks *d, const struct clone_place *p, unsigned number)
+{
+    size_t n = json_array_size(d->argv);
+    bool *keep = xcalloc(n + 1, sizeof(*keep));
+    json_t *argv = json_array();
+
+    for (const struct disk *k = d->disk; k < d->disk + d->n; k++) {
+        if (k->kind != DISK_BLOCKDEV)
+            continue;
+        if (k->writable || disk_served(k, p))
+            keep[k->at] = true;
+        else
+            keep_node(d, k->at, keep);
+    }
+    for (size_t i = 0; i < n; i++) {
+        AUTO_FREE char *changed = NULL;
+        if (argument_of(d, i + 1, "blockdev") && !keep[i + 1]) {
+            i++; /* no device of the child has it */
+            continue;
+        }
+        for (const struct disk *k = d->disk; k < d->disk + d->n; k++)
+            if (k->kind != DISK_NONE && k->at == i)
+                changed = child_word(d, k, p, number);
+        json_array_append_new(argv, changed ? json_string(changed)
+                                            : json_incref(json_array_get(d->argv, i)));
+    }
+    free(keep);
+    return argv;
+}

@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * qmp.c - talk to a QEMU over its QMP socket
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "lines.h"
+#include "qmp.h"
+
+struct qmp {
+    int fd, cancel_fd, limit_ms;
+    char *path;
+    pid_t pid;
+    json_int_t last_id;
+    struct line_reader in;
+    json_t *events; /* array */
+};
+
+/* The next message that is no event, to be released; events are kept */
+static json_t *next_message(struct qmp *q)
+{
+    char *line;
+
+    while ((line = lines_next(&q->in))) {
+        json_t *m = *line ? json_loads(line, 0, NULL) : NULL;
+        if (!m)
+            continue;
+        if (!json_object_get(m, "event"))
+            return m;
+        json_array_append_new(q->events, m);
+    }
+    return NULL;
+}
+
+static int wait_message(struct qmp *q, const char *what, json_t **out, struct why *why)
+{
+    uint64_t end = now_ms() + (uint64_t)q->limit_ms;
+
+    while (!(*out = next_message(q))) {
+        uint64_t now = now_ms();
+        struct pollfd p[] = {{.fd = q->fd, .events = POLLIN},
+                             {.fd = q->cancel_fd, .events = POLLIN}};
+        if (q->in.ended)
+            return refuse(why, EPIPE, "%s: %s: the QEMU behind it has ended", q->path, what);
+        if (now >= end)
+            return refuse(why, ETIMEDOUT, "%s: %s: no answer within %d s%s", q->path, what,
+                          q->limit_ms / 1000,
+                          q->last_id ? "" : ": another client may be connected to it");
+        if (poll(p, 2, (int)(end - now)) < 0 && errno != EINTR)
+            return refuse(why, errno, "%s: poll: %s", q->path, strerror(errno));
+        if (p[1].revents)
+            return refuse(why, ECANCELED, "%s: %s: interrupted", q->path, what);
+        int rc = p[0].revents ? lines_read(&q->in, q->fd) : 0;
+        if (rc)
+            return refuse(why, -rc, "%s: %s: %s", q->path, what, strerror(-rc));
+    }
+    return 0;
+}
+
+int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
+                struct why *why)
+{
+    json_int_t id = ++q->last_id;
+    json_t *m = json_pack("{ss sI}", "execute", name, "id", id);
+
+    if (arguments)
+        json_object_set_new(m, "arguments", arguments);
+    int rc = lines_write_json(q->fd, m, q->limit_ms);
+    json_decref(m);
+    if (rc)
+        return refuse(why, rc == -ETIMEDOUT ? ETIMEDOUT : EPIPE, "%s: %s: %s", q->path, name,
+                      strerror(-rc));
+    for (;;) {
+        rc = wait_message(q, name, &m, why);
+        if (rc)
+            return rc;
+        json_t *error = json_object_get(m, "error"), *its_id = json_object_get(m, "id");
+        /* the answer to a command that was given up earlier is nobody's */
+        if (its_id ? json_integer_value(its_id) != id : !error) {
+            json_decref(m);
+            continue;
+        }
+        if (error) {
+            const char *desc = json_string_value(json_object_get(error, "desc"));
+            rc = refuse(why, EREMOTEIO, "%s: %s", name, desc ? desc : "refused without a reason");
+        } else if (result) {
+            *result = json_incref(json_object_get(m, "return"));
+        }
+        json_decref(m);
+        return rc;
+    }
+}
+
+static int negotiate(struct qmp *q, struct why *why)
+{
+    json_t *m = NULL;
+    bool greeted = false;
+
+    while (!greeted) {
+        int rc = wait_message(q, "greeting", &m, why);
+        if (rc)
+            return rc;
+        greeted = json_object_get(m, "QMP");
+        json_decref(m);
+    }
+    return qmp_command(q, "qmp_capabilities", NULL, NULL, why);
+}
+
+int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct ucred who = {0};
+    socklen_t len = sizeof(who);
+
+    if (strlen(path) >= sizeof(a.sun_path))
+        return refuse(why, ENAMETOOLONG, "%s: longer than a socket's path can be", path);
+    strcpy(a.sun_path, path);
+    struct qmp *q = xcalloc(1, sizeof(*q));
+    *q = (struct qmp){.cancel_fd = cancel_fd, .limit_ms = limit_ms, .path = xstrdup(path),
+                      .events = json_array()};
+    q->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    int rc;
+    if (q->fd < 0 || connect(q->fd, (struct sockaddr *)&a, sizeof(a)) < 0)
+        rc = refuse(why, errno, "%s: %s: want the QMP socket of a running QEMU on this host "
+                                "(-qmp unix:PATH,server=on,wait=off)", path, strerror(errno));
+    else if (getsockopt(q->fd, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0)
+        rc = refuse(why, errno, "%s: %s", path, strerror(errno));
+    else
+        rc = negotiate(q, why);
+    q->pid = who.pid;
+    if (rc) {
+        qmp_free(q);
+        return rc;
+    }
+    *out = q;
+    return 0;
+}
+
+json_t *qmp_take_event(struct qmp *q)
+{
+    json_t *e = json_incref(json_array_get(q->events, 0));
+
+    if (e)
+        json_array_remove(q->events, 0);
+    return e;
+}
+
+int qmp_fd(const struct qmp *q)
+{
+    return q->fd;
+}
+
+int qmp_drain(struct qmp *q)
+{
+    int rc = lines_read(&q->in, q->fd);
+
+    json_decref(next_message(q)); /* an answer that came too late */
+    return rc ? rc : q->in.ended ? -EPIPE : 0;
+}
+
+pid_t qmp_pid(const struct qmp *q)
+{
+    return q->pid;
+}
+
+void qmp_no_cancel(struct qmp *q)
+{
+    q->cancel_fd = -1;
+}
+
+void qmp_limit(struct qmp *q, int limit_ms)
+{
+    q->limit_ms = limit_ms;
+}
+
+void qmp_free(struct qmp *q)
+{
+    if (!q)
+        return;
+    if (q->fd >= 0)
+        close(q->fd);
+    lines_free(&q->in);
+    json_decref(q->events);
+    free(q->path);
+    free(q);
+}

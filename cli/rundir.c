@@ -1,0 +1,201 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * rundir.c - BASE/ID/NODE: where one fork has its sockets, logs and state on one host
+ */
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "rundir.h"
+
+#define NAME_MAX_LEN 40
+#define PATH_MAX_LEN 80 /* of the folder: a socket's path holds 107 bytes */
+
+char *rundir_base(void)
+{
+    const char *named = getenv("FARFORK_RUNDIR"), *xdg = getenv("XDG_RUNTIME_DIR");
+
+    if (named && *named)
+        return xstrdup(named);
+    if (geteuid() == 0)
+        return xstrdup("/run/farfork");
+    if (xdg && *xdg)
+        return xprintf("%s/farfork", xdg);
+    return xprintf("/tmp/farfork-%u", (unsigned)geteuid());
+}
+
+bool rundir_name_valid(const char *name)
+{
+    if (!isalnum((unsigned char)*name) || strlen(name) > NAME_MAX_LEN)
+        return false;
+    for (; *name; name++)
+        if (!isalnum((unsigned char)*name) && !strchr("._-", *name))
+            return false;
+    return true;
+}
+
+char *rundir_name_from(const char *text)
+{
+    char *name = xprintf("%s%.*s", isalnum((unsigned char)*text) ? "" : "x", NAME_MAX_LEN - 1,
+                         *text ? text : "x");
+
+    for (char *c = name; *c; c++)
+        if (!isalnum((unsigned char)*c) && !strchr("._-", *c))
+            *c = '-';
+    return name;
+}
+
+/* Nobody else has made it, or can put anything there */
+static bool is_own(const char *path)
+{
+    struct stat st;
+
+    return !lstat(path, &st) && S_ISDIR(st.st_mode) && st.st_uid == geteuid() &&
+           !(st.st_mode & 022);
+}
+
+/* A folder for this user; one that is there must be this user's, or it could be anybody's trap */
+static int make_own(const char *path, bool must_be_new, struct why *why)
+{
+    if (!mkdir(path, 0700))
+        return 0;
+    if (errno != EEXIST || must_be_new)
+        return refuse(why, errno, "run directory %s: %s", path, strerror(errno));
+    if (!is_own(path))
+        return refuse(why, EPERM, "run directory %s: not a folder that only this user can write to: "
+                                  "name another one by --rundir", path);
+    return 0;
+}
+
+int rundir_make(const char *base, const char *id, const char *node, char **out, struct why *why)
+{
+    AUTO_FREE char *fork_dir = xprintf("%s/%s", base, id);
+    char *dir = xprintf("%s/%s", fork_dir, node);
+    int rc;
+
+    if (*base != '/' || strchr(base, ',') || strlen(dir) > PATH_MAX_LEN)
+        rc = refuse(why, ENAMETOOLONG, "run directory %s: want an absolute path without commas of "
+                                       "at most %d bytes: name another one by --rundir, or a "
+                                       "shorter --id", dir, PATH_MAX_LEN);
+    else if (!(rc = make_own(base, false, why)) && !(rc = make_own(fork_dir, false, why)) &&
+             (rc = make_own(dir, true, why)) == -EEXIST)
+        refuse(why, EEXIST, "fork %s: %s is there: end that fork by `vmclone --kill %s`, or name "
+                            "another --id", id, dir, id);
+    if (rc) {
+        if (rc != -EEXIST)
+            rmdir(fork_dir); /* unless somebody else is in it */
+        free(dir);
+        return rc;
+    }
+    *out = dir;
+    return 0;
+}
+
+void rundir_remove(const char *dir)
+{
+    DIR *d = opendir(dir);
+    struct dirent *e;
+
+    while (d && (e = readdir(d)))
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
+            unlinkat(dirfd(d), e->d_name, 0);
+    if (d)
+        closedir(d);
+    rmdir(dir);
+    AUTO_FREE char *parent = xstrdup(dir);
+    char *slash = strrchr(parent, '/');
+    if (slash && slash != parent) {
+        *slash = '\0';
+        rmdir(parent);
+    }
+}
+
+int rundir_write_state(const char *dir, const json_t *state)
+{
+    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir), *fresh = xprintf("%s.new", path);
+
+    if (json_dump_file(state, fresh, JSON_INDENT(1)) || rename(fresh, path) < 0) {
+        int code = errno ? errno : EIO;
+        unlink(fresh);
+        return -code;
+    }
+    return 0;
+}
+
+json_t *rundir_read_state(const char *dir)
+{
+    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir);
+
+    return json_load_file(path, 0, NULL);
+}
+
+static int visible(const struct dirent *e)
+{
+    return e->d_name[0] != '.';
+}
+
+void rundir_each(const char *base, const char *id,
+                 void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque)
+{
+    struct dirent **forks = NULL, **nodes = NULL;
+
+    if (!is_own(base)) { /* what it says is killed and removed would be somebody else's choice */
+        if (!access(base, F_OK))
+            fprintf(stderr, "run directory %s: not a folder that only this user can write to: "
+                            "nothing in it is looked at\n", base);
+        return;
+    }
+    int n = scandir(base, &forks, visible, alphasort);
+
+    for (int i = 0; i < n; i++) {
+        AUTO_FREE char *fork_dir = xprintf("%s/%s", base, forks[i]->d_name);
+        int m = id && strcmp(id, forks[i]->d_name) ? 0
+                                                   : scandir(fork_dir, &nodes, visible, alphasort);
+        for (int k = 0; k < m; k++) {
+            AUTO_FREE char *dir = xprintf("%s/%s", fork_dir, nodes[k]->d_name);
+            json_t *state = rundir_read_state(dir);
+            if (state)
+                fn(opaque, dir, state);
+            json_decref(state);
+            free(nodes[k]);
+        }
+        if (m >= 0 && nodes) {
+            free(nodes);
+            nodes = NULL;
+        }
+        free(forks[i]);
+    }
+    if (n >= 0)
+        free(forks);
+}
+
+uint64_t process_start(pid_t pid)
+{
+    AUTO_FREE char *path = xprintf("/proc/%d/stat", (int)pid);
+    char text[1024];
+    int fd = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
+    unsigned long long start = 0;
+
+    if (fd >= 0)
+        close(fd);
+    if (n <= 0)
+        return 0;
+    text[n] = '\0';
+    char *end = strrchr(text, ')'); /* the name in front of it may hold anything */
+    if (!end || sscanf(end, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d "
+                            "%*d %*d %llu", &start) != 1 || end[2] == 'Z')
+        return 0;
+    return start;
+}
+
+bool process_is(pid_t pid, uint64_t start)
+{
+    return start && process_start(pid) == start;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * rundir.h - BASE/ID/NODE: where one fork has its sockets, logs and state on one host
+ */
+#ifndef FF_CLI_RUNDIR_H
+#define FF_CLI_RUNDIR_H
+
+#include <jansson.h>
+#include <sys/types.h>
+
+#include "util.h"
+
+#define STATE_FILE "state.json"
+
+/* $FARFORK_RUNDIR; root: /run/farfork; else $XDG_RUNTIME_DIR/farfork, or /tmp/farfork-UID */
+char *rundir_base(void);
+
+/* Letters, digits and . _ - of at most 40 bytes, the first no dot or dash: for an ID or a NODE */
+bool rundir_name_valid(const char *name);
+char *rundir_name_from(const char *text); /* made from anything */
+
+/* Make it, for this user only; *@out is its path. -EEXIST: a fork of that name is there */
+int rundir_make(const char *base, const char *id, const char *node, char **out, struct why *why);
+
+/* Remove it with the files in it, and BASE/ID if that is empty then */
+void rundir_remove(const char *dir);
+
+/* The state file is replaced at once or not at all */
+int rundir_write_state(const char *dir, const json_t *state);
+json_t *rundir_read_state(const char *dir);
+
+/* Each fork and node in @base that has a state file; @fn returns false to end */
+void rundir_each(const char *base, const char *id,
+                 void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque);
+
+/* When a process was started, in ticks since boot; 0: there is none. With its pid it names a
+ * process once and for all. */
+uint64_t process_start(pid_t pid);
+bool process_is(pid_t pid, uint64_t start);
+
+#endif

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * vmclone.c - fork a running guest into children on this and other hosts
+ */
+#include <getopt.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "clone.h"
+#include "farfork.h"
+#include "launch.h"
+#include "rundir.h"
+#include "serve.h"
+
+#define CHILDREN_MAX 10000
+#define TIMEOUT_S 60
+
+static int usage(FILE *out)
+{
+    fputs("usage: vmclone [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
+          "       vmclone --serve PORT [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
+          "       vmclone --list | --wait ID | --kill ID [OPTION...]\n\n"
+          "Fork a running guest into N children. PARENT is the QMP socket of its QEMU, on this\n"
+          "host; it goes on. Children go to the hosts in turn: those named, or those of the batch job\n"
+          "(SLURM_JOB_NODELIST, PBS_NODEFILE), or this one.\n\n"
+          "  --hostfile FILE         hosts, one a line\n"
+          "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
+          "  --prestart              start children before the parent is frozen\n"
+          "  --template              leave the parent paused, to be forked again\n"
+          "  --net POLICY            isolated (default), user, bridge[:NAME], none, keep\n"
+          "  --scratch DIR           put what children write to disks there; default: /var/tmp\n"
+          "  --overlays DIR          put what the parent writes from now on there; default: beside\n"
+          "                          each image\n"
+          "  --nbd ADDRESS:PORT      serve the disks to other hosts: they do not have the parent's\n"
+          "  --hostname TEMPLATE     of children; default: '{name}-{n}'\n"
+          "  --ip TEMPLATE           ADDRESS/LENGTH[,GATEWAY] or dhcp; once for each NIC\n"
+          "  --user-data TEXT        for farfork-guest's hooks\n"
+          "  --options OPTIONS       of the memory's transport: 'window=4,timeout=30'\n"
+          "  --qemu PATH             the children's QEMU; default: the parent's\n"
+          "  --agent PATH            farfork on every host; default: beside this program\n"
+          "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
+          "  --id ID                 name the fork\n"
+          "  --timeout SECONDS       give up what does not move for so long; default: 60\n"
+          "  --json                  print one JSON object\n"
+          "  --quiet                 no live lines\n"
+          "  --serve PORT            fork when the guest asks for it (farfork-guest fork), into N\n"
+          "                          children at most; PORT is the socket of its port org.farfork.0\n"
+          "  --list                  list forks with children on this host\n"
+          "  --wait ID               wait until the children on this host have ended\n"
+          "  --kill ID               end the children on this host, and what serves them\n"
+          "  --version               print the version\n"
+          "  -h, --help              print this text\n\n"
+          "Exit code: 0 all children run; 1 some do; 2 usage; 3 none does.\n", out);
+    return out == stdout ? EXIT_ALL : EXIT_USAGE;
+}
+
+static int say(const struct why *why)
+{
+    fprintf(stderr, "vmclone: %s\n", why->text);
+    return EXIT_USAGE;
+}
+
+static bool parse_number(const char *text, unsigned max, unsigned *out)
+{
+    char *end;
+    unsigned long n = strtoul(text, &end, 10);
+
+    if (*text < '0' || *text > '9' || *end || n < 1 || n > max)
+        return false;
+    *out = (unsigned)n;
+    return true;
+}
+
+/* After the socket's name, and four digits by chance: "vm1-3f2a" */
+static char *make_id(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    AUTO_FREE char *name = rundir_name_from(slash ? slash + 1 : path);
+    unsigned short r = 0;
+
+    if (getrandom(&r, sizeof(r), 0) < 0)
+        r = (unsigned short)getpid();
+    name[strcspn(name, ".")] = '\0';
+    return xprintf("%.30s-%04x", name, r);
+}
+
+/* farfork in this program's folder */
+static char *beside(void)
+{
+    char path[PATH_MAX];
+    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
+
+    if (n <= 0)
+        return xstrdup("farfork");
+    path[n] = '\0';
+    *strrchr(path, '/') = '\0';
+    return xprintf("%s/farfork", path);
+}
+
+/* Relative paths would mean something else where the agent is */
+static char *absolute(const char *path)
+{
+    char *cwd = *path == '/' ? NULL : getcwd(NULL, 0);
+    char *out = cwd ? xprintf("%s/%s", cwd, path) : xstrdup(path);
+
+    free(cwd);
+    return out;
+}
+
+struct command {
+    const char *hostfile, *wait, *kill, *serve;
+    bool list;
+    unsigned timeout_s; /* 0: not given */
+};
+
+static int fork_guest(struct clone_options *o, const struct command *cmd, char **args)
+{
+    struct clone c = {.o = o};
+    struct why why;
+    int rc = 0;
+
+    if (!parse_number(args[1], CHILDREN_MAX, &o->n)) {
+        fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n", args[1],
+                CHILDREN_MAX);
+        return EXIT_USAGE;
+    }
+    AUTO_FREE char *path = absolute(args[0]), *id = o->id ? xstrdup(o->id) : make_id(path);
+    AUTO_FREE char *agent = o->agent ? xstrdup(o->agent) : beside();
+    AUTO_FREE char *rundir = o->rundir ? absolute(o->rundir) : NULL;
+    o->parent_path = path;
+    o->id = id;
+    o->agent = agent;
+    AUTO_FREE char *scratch = o->scratch ? absolute(o->scratch) : NULL;
+    AUTO_FREE char *overlays = o->overlays ? absolute(o->overlays) : NULL;
+    o->rundir = rundir;
+    o->scratch = scratch;
+    o->overlays = overlays;
+    if (cmd->hostfile)
+        rc = nodes_read_file(&c.nodes, cmd->hostfile, false, &why);
+    for (args += 2; !rc && *args; args++)
+        rc = nodes_add(&c.nodes, *args, &why);
+    if (!rc && !c.nodes.n)
+        rc = nodes_from_environment(&c.nodes, &why);
+    if (!rc)
+        rc = launch_check(o->launcher, &why);
+    int code = rc ? say(&why) : clone_run(&c);
+    clone_free(&c);
+    return code;
+}
+
+/* The options of each fork are those given, but for --serve and --id; @args: where operands begin.
+ * getopt has brought options to the front */
+static int serve_guest(const struct clone_options *o, const struct command *cmd, char **argv,
+                       int args)
+{
+    static const char *const ours[] = {"--serve", "--id"};
+    struct words options = {0};
+    struct serve s = {.port = cmd->serve, .parent = argv[args], .hosts = argv + args + 2};
+    struct why why;
+
+    if (!parse_number(argv[args + 1], CHILDREN_MAX, &s.max)) {
+        fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n",
+                argv[args + 1], CHILDREN_MAX);
+        return EXIT_USAGE;
+    }
+    for (int i = 1; i < args; i++) {
+        bool skip = !strcmp(argv[i], "--");
+        for (size_t k = 0; k < sizeof(ours) / sizeof(ours[0]); k++) {
+            size_t n = strcspn(argv[i], "="); /* getopt takes "--ser", too */
+            if (n < 4 || strncmp(argv[i], ours[k], n))
+                continue;
+            skip = true;
+            i += !argv[i][n]; /* its argument is a word of its own */
+        }
+        if (!skip)
+            words_add(&options, "%s", argv[i]);
+    }
+    words_take(&options, NULL);
+    AUTO_FREE char *id = o->id ? xstrdup(o->id) : make_id(s.parent);
+    s.options = options.v;
+    s.id = id;
+    int rc = serve(&s, &why);
+    words_free(&options);
+    return rc ? say(&why) : EXIT_ALL;
+}
+
+static int check_options(const struct clone_options *o)
+{
+    struct ff_error *err = ff_error_new();
+    struct ff_address *a = NULL;
+    AUTO_FREE char *address = xprintf("127.0.0.1:1,%s", o->link_options ? o->link_options : "qps=1");
+    int rc = ff_address_parse(address, &a, err);
+
+    if (rc)
+        fprintf(stderr, "vmclone: --options: %s\n", ff_error_message(err));
+    else if (o->id && !rundir_name_valid(o->id))
+        rc = fprintf(stderr, "vmclone: --id %s: want at most 40 letters, digits and . _ -, the "
+                             "first a letter or digit\n", o->id);
+    else if (o->nbd && (!strchr(o->nbd, ':') || strpbrk(o->nbd, ",?#/")))
+        rc = fprintf(stderr, "vmclone: --nbd %s: want ADDRESS:PORT\n", o->nbd);
+    else if (o->nbd && o->prestart)
+        rc = fprintf(stderr, "vmclone: --nbd serves what is frozen: children cannot be started "
+                             "before that (--prestart)\n");
+    ff_address_free(a);
+    ff_error_free(err);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    enum { HOSTFILE = 256, LAUNCHER, PRESTART, TEMPLATE, NET, SCRATCH, OPTIONS, QEMU, AGENT, RUNDIR,
+           ID, TIMEOUT, OVERLAYS, NBD, HOSTNAME, IP, USER_DATA, JSON, QUIET, LIST, WAIT, KILL, SERVE, VERSION };
+    static const struct option options[] = {
+        {"help", no_argument, NULL, 'h'}, {"hostfile", required_argument, NULL, HOSTFILE},
+        {"launcher", required_argument, NULL, LAUNCHER}, {"prestart", no_argument, NULL, PRESTART},
+        {"template", no_argument, NULL, TEMPLATE}, {"net", required_argument, NULL, NET},
+        {"scratch", required_argument, NULL, SCRATCH},
+        {"overlays", required_argument, NULL, OVERLAYS}, {"nbd", required_argument, NULL, NBD},
+        {"hostname", required_argument, NULL, HOSTNAME}, {"ip", required_argument, NULL, IP},
+        {"user-data", required_argument, NULL, USER_DATA},
+        {"options", required_argument, NULL, OPTIONS}, {"qemu", required_argument, NULL, QEMU},
+        {"agent", required_argument, NULL, AGENT}, {"rundir", required_argument, NULL, RUNDIR},
+        {"id", required_argument, NULL, ID}, {"timeout", required_argument, NULL, TIMEOUT},
+        {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET},
+        {"list", no_argument, NULL, LIST}, {"wait", required_argument, NULL, WAIT},
+        {"kill", required_argument, NULL, KILL}, {"serve", required_argument, NULL, SERVE},
+        {"version", no_argument, NULL, VERSION}, {0}};
+    struct clone_options o = {.launcher = LAUNCH_DEFAULT, .net = NET_ISOLATED, .bridge = "br0",
+                              .timeout_s = TIMEOUT_S};
+    struct command cmd = {0};
+    struct why why;
+    int opt;
+
+    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
+        switch (opt) {
+        case HOSTFILE: cmd.hostfile = optarg; break;
+        case LAUNCHER: o.launcher = optarg; break;
+        case PRESTART: o.prestart = true; break;
+        case TEMPLATE: o.template = true; break;
+        case NET:
+            if (net_policy_parse(optarg, &o.net, &o.bridge, &why))
+                return say(&why);
+            break;
+        case SCRATCH: o.scratch = optarg; break;
+        case OVERLAYS: o.overlays = optarg; break;
+        case NBD: o.nbd = optarg; break;
+        case HOSTNAME: o.hostname = optarg; break;
+        case IP: words_add(&o.ip, "%s", optarg); break;
+        case USER_DATA: o.user_data = optarg; break;
+        case OPTIONS: o.link_options = optarg; break;
+        case QEMU: o.qemu = optarg; break;
+        case AGENT: o.agent = optarg; break;
+        case RUNDIR: o.rundir = optarg; break;
+        case ID: o.id = optarg; break;
+        case TIMEOUT:
+            if (!parse_number(optarg, 86400, &cmd.timeout_s))
+                return usage(stderr);
+            break;
+        case JSON: o.json = true; break;
+        case QUIET: o.quiet = true; break;
+        case LIST: cmd.list = true; break;
+        case WAIT: cmd.wait = optarg; break;
+        case KILL: cmd.kill = optarg; break;
+        case SERVE: cmd.serve = optarg; break;
+        case VERSION: puts("vmclone " FF_VERSION_STRING); return EXIT_ALL;
+        default: return usage(opt == 'h' ? stdout : stderr);
+        }
+    int others = cmd.list + !!cmd.wait + !!cmd.kill, args = argc - optind;
+    if (others > 1 || (others ? args > 0 : args < 2))
+        return usage(stderr);
+    if (cmd.list)
+        return clone_list(o.rundir, o.json);
+    if (cmd.wait)
+        return clone_wait(o.rundir, cmd.wait, cmd.timeout_s);
+    if (cmd.kill)
+        return clone_kill(o.rundir, cmd.kill);
+    if (cmd.timeout_s)
+        o.timeout_s = cmd.timeout_s;
+    if (check_options(&o))
+        return EXIT_USAGE;
+    return cmd.serve ? serve_guest(&o, &cmd, argv, optind) : fork_guest(&o, &cmd, argv + optind);
+}

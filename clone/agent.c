@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent.c - receive an image into shared memory of this host; see agent.h
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include "address.h"
+#include "agent.h"
+#include "children.h"
+#include "cleanup.h"
+#include "dest.h"
+#include "log.h"
+#include "source.h"
+#include "thread.h"
+
+#ifndef MFD_HUGE_2MB
+#define MFD_HUGE_2MB (21u << 26)
+#endif
+#define HUGE_BYTES (2u << 20)
+
+int ff_agent_reopen(int fd, struct ff_error *err)
+{
+    char path[32];
+
+    snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+    int view = open(path, O_RDONLY | O_CLOEXEC);
+    return view < 0 ? ff_error_set(err, errno, "agent: open %s for reading: %s (is /proc mounted?)", path,
+                                   strerror(errno))
+                    : view;
+}
+
+/* --- the image's memory --- */
+
+void ff_agent_drop_lent(struct ff_agent *a)
+{
+    while (a->n_lent)
+        ff_close_fd(&a->lent[--a->n_lent].fd);
+    a->lender = NULL;
+}
+
+static struct ff_lent *find_lent(struct ff_agent *a, const char *name)
+{
+    for (unsigned i = 0; i < a->n_lent; i++)
+        if (!strcmp(a->lent[i].region.name, name))
+            return &a->lent[i];
+    return NULL;
+}
+
+static int check_lent(const struct ff_lent *l, const struct ff_wire_region *r, struct ff_error *err)
+{
+    uint32_t page = (uint32_t)sysconf(_SC_PAGESIZE);
+    struct stat st;
+    struct statfs fs;
+
+    if (l->region.len_bytes != r->len_bytes || l->region.psize != r->psize)
+        return ff_error_set(err, EINVAL, "agent: region %s: lent with 0x%llx bytes in pages of %u, but the "
+                            "image's has 0x%llx in pages of %u", r->name,
+                            (unsigned long long)l->region.len_bytes, l->region.psize,
+                            (unsigned long long)r->len_bytes, r->psize);
+    if (fstat(l->fd, &st) || fstatfs(l->fd, &fs))
+        return ff_error_set(err, errno, "agent: region %s: what was lent: %s", r->name, strerror(errno));
+    if (!S_ISREG(st.st_mode) || l->offset % r->psize ||
+        (uint64_t)st.st_size < l->offset || (uint64_t)st.st_size - l->offset < r->len_bytes)
+        return ff_error_set(err, EINVAL, "agent: region %s: what was lent has 0x%llx bytes (need 0x%llx at "
+                            "0x%llx)", r->name, (unsigned long long)st.st_size,
+                            (unsigned long long)r->len_bytes, (unsigned long long)l->offset);
+    if (fs.f_type == HUGETLBFS_MAGIC)
+        page = (uint32_t)fs.f_bsize;
+    if (page != r->psize)
+        return ff_error_set(err, EINVAL, "agent: region %s: what was lent has pages of %u bytes (need %u)",
+                            r->name, page, r->psize);
+    return 0;
+}
+
+static int make_memfd(const struct ff_wire_region *r, struct ff_error *err)
+{
+    bool huge = r->psize == HUGE_BYTES;
+
+    if (!huge && r->psize != (uint32_t)sysconf(_SC_PAGESIZE))
+        return ff_error_set(err, ENOTSUP, "agent: region %s: pages of %u bytes (permitted %ld, %u)",
+                            r->name, r->psize, sysconf(_SC_PAGESIZE), HUGE_BYTES);
+    int fd = memfd_create("farfork-image", MFD_CLOEXEC | (huge ? MFD_HUGETLB | MFD_HUGE_2MB : 0));
+    if (fd < 0)
+        return ff_error_set(err, errno, "agent: region %s: memfd: %s", r->name, strerror(errno));
+    if (ftruncate(fd, (off_t)r->len_bytes) < 0) {
+        int e = errno;
+        close(fd);
+        return ff_error_set(err, e, "agent: region %s: memfd of 0x%llx bytes: %s", r->name,
+                            (unsigned long long)r->len_bytes, strerror(e));
+    }
+    return fd;
+}
+
+static int adopt_region(struct ff_agent *a, const struct ff_wire_region *r, struct ff_error *err)
+{
+    struct ff_agent_memory *m = &a->memory[a->n_memory];
+    struct ff_lent *l = find_lent(a, r->name);
+
+    *m = (struct ff_agent_memory){.fd = -1, .view = -1, .len_bytes = r->len_bytes, .lent = l};
+    int rc = l ? check_lent(l, r, err) : make_memfd(r, err);
+    if (rc < 0)
+        return rc;
+    a->n_memory++;
+    m->fd = l ? l->fd : rc;
+    m->offset = l ? l->offset : 0;
+    if (l)
+        l->fd = -1;
+    m->view = ff_agent_reopen(m->fd, err);
+    if (m->view < 0)
+        return m->view;
+    /* of what was lent nothing is touched here: it only needs an address of its own */
+    void *map = mmap(NULL, r->len_bytes, l ? PROT_NONE : PROT_READ | PROT_WRITE,
+                     MAP_SHARED | (l ? MAP_NORESERVE : 0), l ? m->view : m->fd, (off_t)m->offset);
+    if (map == MAP_FAILED)
+        return ff_error_set(err, errno, "agent: region %s: map 0x%llx bytes: %s%s", r->name,
+                            (unsigned long long)r->len_bytes, strerror(errno),
+                            r->psize == HUGE_BYTES ? "; so many huge pages are not free (see "
+                                                     "HugePages_Free in /proc/meminfo)"
+                                                   : "");
+    m->map = map;
+    /* before Linux 6.4 a huge page would be made of what is here, and of zeros */
+    madvise(map, r->len_bytes, MADV_NOHUGEPAGE);
+    madvise(map, r->len_bytes, MADV_DONTFORK);
+    madvise(map, r->len_bytes, MADV_DONTDUMP);
+    struct ff_region region = {.name = r->name,
+                               .host = map,
+                               .len_bytes = r->len_bytes,
+                               .psize = r->psize,
+                               .fd = l ? -1 : m->fd,
+                               .zero_fill = true};
+    rc = ff_dest_add_region(a->dest, &region, err);
+    if (!rc && l)
+        ff_dest_lent(a->dest, a->n_memory - 1);
+    return rc;
+}
+
+static int adopt(void *opaque, const struct ff_hello *peer, struct ff_error *err)
+{
+    struct ff_agent *a = opaque;
+    int rc = 0;
+
+    pthread_mutex_lock(&a->lock);
+    if (a->adopted)
+        rc = ff_error_set(err, EBUSY, "agent: it has an image already");
+    a->adopted = true;
+    for (unsigned i = 0; i < peer->n_regions && !rc; i++)
+        rc = adopt_region(a, &peer->regions[i], err);
+    ff_agent_drop_lent(a); /* what the image does not have */
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+static int keep_state(struct ff_agent *a, const void *state, size_t len, struct ff_error *err)
+{
+    FF_AUTO_CLOSE int fd = memfd_create("farfork-state", MFD_CLOEXEC);
+    size_t done = 0;
+    ssize_t n = 0;
+
+    while (fd >= 0 && done < len && (n = write(fd, (const char *)state + done, len - done)) > 0)
+        done += (size_t)n;
+    if (fd < 0 || done < len)
+        return ff_error_set(err, errno, "agent: keep %zu bytes of state: %s", len, strerror(errno));
+    a->state_bytes = len;
+    a->state_fd = ff_agent_reopen(fd, err);
+    return a->state_fd < 0 ? a->state_fd : 0;
+}
+
+/* --- stages --- */
+
+static void set_status(struct ff_agent *a, enum ff_image_status status, const struct ff_error *why)
+{
+    pthread_mutex_lock(&a->lock);
+    if (a->status != FF_IMAGE_COMPLETE && a->status != FF_IMAGE_LOST) {
+        a->status = status;
+        if (why)
+            a->why = *why;
+    }
+    pthread_mutex_unlock(&a->lock);
+    eventfd_write(a->poke_fd, 1);
+}
+
+static void complete(void *opaque)
+{
+    set_status(opaque, FF_IMAGE_COMPLETE, NULL);
+}
+
+/* Children are told by the server thread; the caller by @rc */
+static int lost(struct ff_agent *a, int rc, const struct ff_error *why, struct ff_error *err)
+{
+    struct ff_error e = *why;
+
+    if (atomic_load(&a->cancelled))
+        rc = ff_error_set(&e, ECANCELED, "canceled");
+    set_status(a, FF_IMAGE_LOST, &e);
+    if (err)
+        *err = e;
+    return rc;
+}
+
+static int check_options(const struct ff_address *listen, struct ff_error *err)
+{
+    if (listen->precopy)
+        return ff_error_set(err, EINVAL, "agent: precopy=1: an agent takes images of paused guests alone; "
+                            "leave it out");
+    if (listen->landing != FF_LANDING_AUTO && listen->landing != FF_LANDING_COPY)
+        return ff_error_set(err, EINVAL, "agent: landing: children would see pages that are half there; "
+                            "use landing=copy");
+    return 0;
+}
+
+int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
+                         const char *socket_path, struct ff_agent **out, struct ff_error *err)
+{
+    struct ff_address addr = *listen;
+
+    int rc = check_options(listen, err);
+    if (rc)
+        return rc;
+    struct ff_agent *a = calloc(1, sizeof(*a));
+    if (!a)
+        return ff_error_set(err, ENOMEM, "agent: out of memory");
+    pthread_mutex_init(&a->lock, NULL);
+    a->state_fd = a->listen_fd = -1;
+    a->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rc = a->poke_fd < 0 ? ff_error_set(err, errno, "agent: eventfd: %s", strerror(errno)) : 0;
+    addr.landing = FF_LANDING_COPY;
+    if (!rc)
+        rc = link ? ff_dest_new_on_link(&addr, link, &a->dest, err)
+                  : ff_dest_new(&addr, &a->dest, err);
+    if (!rc) {
+        ff_dest_own(a->dest, &(struct ff_dest_owner){
+                                 .adopt = adopt, .complete = complete, .opaque = a});
+        rc = a->listen_fd = ff_clone_listen(socket_path, err);
+    }
+    if (rc >= 0) {
+        snprintf(a->path, sizeof(a->path), "%s", socket_path);
+        rc = ff_thread_start(&a->thread, ff_server_main, a, "farfork-agent", err);
+        a->thread_up = !rc;
+    }
+    if (rc)
+        ff_agent_free(a);
+    else
+        *out = a;
+    return rc;
+}
+
+int ff_agent_new(const struct ff_address *listen, const char *socket_path, struct ff_agent **out,
+                 struct ff_error *err)
+{
+    return ff_agent_new_on_link(listen, NULL, socket_path, out, err);
+}
+
+unsigned ff_agent_port(const struct ff_agent *a)
+{
+    return ff_dest_port(a->dest);
+}
+
+static int receive(struct ff_agent *a, struct ff_error *err)
+{
+    FF_AUTO_FREE void *state = NULL;
+    size_t len;
+
+    int rc = ff_dest_accept(a->dest, "", err);
+    if (!rc)
+        rc = ff_dest_start(a->dest, err);
+    if (!rc)
+        rc = ff_dest_recv_state(a->dest, &state, &len, err);
+    if (!rc)
+        rc = keep_state(a, state, len, err);
+    if (!rc)
+        rc = ff_dest_ready(a->dest, err);
+    if (!rc)
+        rc = ff_dest_wait_go(a->dest, err);
+    return rc ? rc : ff_dest_running(a->dest, err);
+}
+
+int ff_agent_receive(struct ff_agent *a, struct ff_error *err)
+{
+    struct ff_error why;
+
+    int rc = receive(a, &why);
+    if (rc)
+        return lost(a, rc, &why, err);
+    set_status(a, FF_IMAGE_HERE, NULL);
+    return 0;
+}
+
+int ff_agent_wait(struct ff_agent *a, struct ff_error *err)
+{
+    struct ff_error why;
+
+    int rc = ff_dest_wait_done(a->dest, &why);
+    if (!rc)
+        return 0;
+    ff_error_context(&why, "the image was lost");
+    return lost(a, rc, &why, err);
+}
+
+void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
+{
+    memset(out, 0, sizeof(*out));
+    ff_dest_stats(a->dest, &out->image);
+    pthread_mutex_lock(&a->lock);
+    out->children = a->children;
+    out->children_running = a->running;
+    out->children_ended = a->ended;
+    for (unsigned i = 0; i < a->n_memory; i++)
+        out->bytes_lent += a->memory[i].lent ? a->memory[i].len_bytes : 0;
+    bool here = a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE;
+    pthread_mutex_unlock(&a->lock);
+    struct ff_children_stats st = {.faults = 0};
+    if (here)
+        ff_children_stats(ff_dest_pager(a->dest), &st);
+    out->child_faults = st.faults;
+    out->child_faults_waited = st.waited;
+    out->child_faults_late = st.late;
+}
+
+const char *ff_agent_link(struct ff_agent *a)
+{
+    return ff_dest_link(a->dest);
+}
+
+void ff_agent_on_child(struct ff_agent *a,
+                       void (*fn)(void *opaque, unsigned child, enum ff_child_event what),
+                       void *opaque)
+{
+    pthread_mutex_lock(&a->lock);
+    a->on_child = fn;
+    a->on_child_opaque = opaque;
+    pthread_mutex_unlock(&a->lock);
+}
+
+void ff_agent_cancel(struct ff_agent *a)
+{
+    atomic_store(&a->cancelled, true);
+    ff_dest_cancel(a->dest);
+}
+
+void ff_agent_free(struct ff_agent *a)
+{
+    if (!a)
+        return;
+    if (a->thread_up) {
+        struct ff_error why;
+        ff_error_set(&why, ESHUTDOWN, "the agent has ended before every page was here");
+        set_status(a, FF_IMAGE_LOST, &why);
+        atomic_store(&a->stop, true);
+        eventfd_write(a->poke_fd, 1);
+        pthread_join(a->thread, NULL); /* no child is known to the pager any more */
+    }
+    ff_dest_free(a->dest);
+    ff_agent_drop_lent(a);
+    for (unsigned i = 0; i < a->n_memory; i++) {
+        struct ff_agent_memory *m = &a->memory[i];
+        if (m->map)
+            munmap(m->map, m->len_bytes);
+        ff_close_fd(&m->view);
+        ff_close_fd(&m->fd);
+    }
+    ff_close_fd(&a->state_fd);
+    ff_close_fd(&a->listen_fd);
+    ff_close_fd(&a->poke_fd);
+    if (*a->path)
+        unlink(a->path);
+    pthread_mutex_destroy(&a->lock);
+    free(a);
+}

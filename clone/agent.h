@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent.h - one image on this host, shared by its children
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      receive an image into memfds (agent.c) and give it to children (server.c). The
+ *              faults of children are the pager's (children.h).
+ *
+ * Picture      caller's thread                      server thread
+ *              ff_agent_new() -------------------->  accepts: children wait, a source lends
+ *              ff_agent_receive(): HELLO: take what
+ *                was lent, make memfds for the rest
+ *                pager up, state, GO
+ *                status HERE ----------------------> children are compared, get files and state,
+ *                                                    hand over their userfaultfds
+ *              ff_agent_wait(): the last page
+ *                status COMPLETE, or LOST ---------> each child is told; COMPLETE: this thread
+ *                                                    answers what is left in the userfaultfds
+ * States       AWAITED -> HERE -> COMPLETE; LOST from AWAITED and HERE
+ * Threads      lock guards status, why, what was lent, and counts. memory and state are written
+ *              before HERE, and only read after it. Connections are the server thread's.
+ * Ownership    the agent owns the memfds and its mappings; a child has descriptors of its own, for
+ *              reading alone: no child can change, cut or punch what the others see.
+ */
+#ifndef FF_CLONE_AGENT_H
+#define FF_CLONE_AGENT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "error.h"
+#include "farfork.h"
+#include "message.h"
+
+enum ff_image_status { FF_IMAGE_AWAITED, FF_IMAGE_HERE, FF_IMAGE_COMPLETE, FF_IMAGE_LOST };
+
+/* Behind one region of the image */
+struct ff_agent_memory {
+    int fd;   /* lent, or ours: a memfd; -1: none yet */
+    int view; /* the same file, for reading: what children get */
+    uint64_t offset, len_bytes;
+    void *map; /* where the pager fills it; lent: an address and no more */
+    bool lent;
+};
+
+/* What a source on this host has lent, before its HELLO comes over the link */
+struct ff_lent {
+    struct ff_wire_region region;
+    uint64_t offset;
+    int fd;
+};
+
+struct ff_conn; /* server.c */
+
+struct ff_agent {
+    struct ff_dest *dest;
+    char path[108];
+    int listen_fd, poke_fd;
+    pthread_t thread;
+    bool thread_up;
+    _Atomic bool stop, cancelled;
+    struct ff_conn *conns;
+
+    struct ff_agent_memory memory[FF_WIRE_REGIONS_MAX];
+    unsigned n_memory;
+    int state_fd; /* for reading */
+    uint64_t state_bytes;
+
+    pthread_mutex_t lock;
+    enum ff_image_status status;
+    struct ff_error why; /* LOST */
+    void (*on_child)(void *opaque, unsigned child, enum ff_child_event what);
+    void *on_child_opaque;
+    const struct ff_conn *lender; /* whose connection is open */
+    struct ff_lent lent[FF_WIRE_REGIONS_MAX];
+    unsigned n_lent;
+    bool adopted; /* the table is there: too late to lend */
+    unsigned children, running, ended;
+};
+
+/* As ff_agent_new(), on a link that is there already (NULL: listen); for tests */
+int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
+                         const char *socket_path, struct ff_agent **out, struct ff_error *err);
+
+/* The same file once more, for reading alone: its descriptor */
+int ff_agent_reopen(int fd, struct ff_error *err);
+
+void *ff_server_main(void *agent);
+
+/* Forget what was lent; under lock */
+void ff_agent_drop_lent(struct ff_agent *a);
+
+#endif

@@ -1,0 +1,344 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * child.c - a guest on an image that an agent holds; see farfork.h
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      hear the agent out -> map each region, not accessible -> watch -> accessible
+ *                                                                   -> hand the userfaultfd over
+ * Threads      the caller's; ff_child_running() and ff_child_cancel() beside a
+ *              ff_child_wait_done().
+ * Invariants   1. A page of the image that is missing is never touched unwatched: that would
+ *                 put a page of zeros into the file, for every child. So a region is not
+ *                 accessible until it is watched: not to other threads, not to mlockall().
+ *              2. Until ff_child_wait_done() returned 0 a descriptor of the userfaultfd is open in
+ *                 this process: whoever waits for a page goes on waiting when the agent dies
+ *                 (tests/platform/last_uffd_closed.c).
+ *              3. Regions are not inherited by fork(2): the userfaultfd would not be.
+ * Limits       ANSWER_MS for each answer of the agent once the image is there.
+ */
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "log.h"
+#include "message.h"
+#include "regions.h"
+#include "uffd.h"
+
+#define ANSWER_MS 60000
+
+struct ff_child {
+    char *path;
+    unsigned number;
+    struct ff_regions regions;
+    struct memory {
+        int fd;
+        uint64_t offset;
+        bool present, watched;
+    } memory[FF_WIRE_REGIONS_MAX];
+    int sock, cancel_fd;
+    struct ff_uffd uffd;
+    void *state;
+    size_t state_bytes;
+    bool attached, done;
+    void (*on_map)(void *opaque, bool begins);
+    void *on_map_opaque;
+};
+
+int ff_child_new(const char *socket_path, unsigned number, struct ff_child **out,
+                 struct ff_error *err)
+{
+    struct ff_child *c = calloc(1, sizeof(*c));
+
+    if (!c)
+        return ff_error_set(err, ENOMEM, "child: out of memory");
+    for (unsigned i = 0; i < FF_WIRE_REGIONS_MAX; i++)
+        c->memory[i].fd = -1;
+    c->number = number;
+    c->sock = c->uffd.fd = c->uffd.keep_fd = -1;
+    c->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    c->path = strdup(socket_path);
+    if (c->cancel_fd >= 0 && c->path) {
+        *out = c;
+        return 0;
+    }
+    int rc = c->path ? ff_error_set(err, errno, "child: eventfd: %s", strerror(errno))
+                     : ff_error_set(err, ENOMEM, "child: out of memory");
+    ff_child_free(c);
+    return rc;
+}
+
+int ff_child_add_region(struct ff_child *c, const struct ff_region *r, struct ff_error *err)
+{
+    struct ff_region mine = *r;
+
+    mine.fd = -1;
+    return ff_regions_add(&c->regions, &mine, err);
+}
+
+void ff_child_on_map(struct ff_child *c, void (*fn)(void *opaque, bool begins), void *opaque)
+{
+    c->on_map = fn;
+    c->on_map_opaque = opaque;
+}
+
+/* --- what the agent says --- */
+
+static int say_hello(struct ff_child *c, const char *config, struct ff_error *err)
+{
+    struct ff_clone_msg m = {.type = FF_CLONE_HELLO, .number = c->number};
+
+    int rc = ff_regions_hello(&c->regions, config, &m.table, err);
+    if (rc)
+        return rc;
+    for (unsigned i = 0; i < c->regions.n; i++)
+        m.host[i] = (uintptr_t)c->regions.r[i].host;
+    c->sock = ff_clone_connect(c->path, err);
+    rc = c->sock < 0 ? c->sock : ff_clone_send(c->sock, &m, err);
+    ff_hello_free(&m.table);
+    return rc;
+}
+
+static int expect(struct ff_child *c, enum ff_clone_type type, struct ff_clone_msg *m,
+                  int timeout_ms, struct ff_error *err)
+{
+    int rc = ff_clone_expect(c->sock, c->cancel_fd, m, timeout_ms, err);
+
+    if (!rc && m->type != type) {
+        rc = ff_error_set(err, EPROTO, "the agent said %s (want %s)", ff_clone_name(m->type),
+                          ff_clone_name(type));
+        ff_clone_close(m);
+    }
+    return rc;
+}
+
+/* The state, and whether the image is complete */
+static int take_image(struct ff_child *c, struct ff_error *err)
+{
+    struct ff_clone_msg m;
+
+    int rc = expect(c, FF_CLONE_IMAGE, &m, -1, err); /* as long as it takes; cancellable */
+    if (rc)
+        return rc;
+    c->done = m.complete;
+    void *p = mmap(NULL, m.state_bytes, PROT_READ, MAP_PRIVATE, m.fd[0], 0);
+    if (p == MAP_FAILED)
+        rc = ff_error_set(err, errno, "map the state: %s", strerror(errno));
+    else
+        c->state = p;
+    c->state_bytes = m.state_bytes;
+    ff_clone_close(&m);
+    return rc;
+}
+
+static int take_file(struct ff_child *c, const struct ff_clone_memory *e, int *fd,
+                     struct ff_error *err)
+{
+    const struct ff_region *r = e->region < c->regions.n ? &c->regions.r[e->region] : NULL;
+    struct stat st;
+
+    if (!r || c->memory[e->region].fd >= 0)
+        return ff_error_set(err, EPROTO, "a file for region %u (of %u, once each)", e->region,
+                            c->regions.n);
+    if (fstat(*fd, &st) || (uint64_t)st.st_size < e->offset ||
+        (uint64_t)st.st_size - e->offset < r->len_bytes)
+        return ff_error_set(err, EPROTO, "region %s: the agent's file is too short", r->name);
+    c->memory[e->region] = (struct memory){
+        .fd = *fd, .offset = e->offset, .present = e->present || c->done};
+    *fd = -1; /* taken */
+    return 0;
+}
+
+static int take_files(struct ff_child *c, struct ff_error *err)
+{
+    int rc = 0;
+
+    for (unsigned have = 0; have < c->regions.n && !rc;) {
+        struct ff_clone_msg m;
+        rc = expect(c, FF_CLONE_MEMORY, &m, ANSWER_MS, err);
+        if (rc)
+            return rc;
+        for (unsigned i = 0; i < m.n && !rc; i++, have++)
+            rc = take_file(c, &m.memory[i], &m.fd[i], err);
+        ff_clone_close(&m);
+    }
+    return rc;
+}
+
+/* --- memory --- */
+
+static int map_region(struct ff_child *c, unsigned i, struct ff_error *err)
+{
+    const struct ff_region *r = &c->regions.r[i];
+    struct memory *m = &c->memory[i];
+    bool huge = r->psize > (uint32_t)sysconf(_SC_PAGESIZE);
+    struct ff_uffd_range range = {.host = r->host,
+                                  .len_bytes = r->len_bytes,
+                                  .psize = r->psize,
+                                  .memory = huge ? FF_UFFD_HUGETLB : FF_UFFD_SHMEM,
+                                  .landing = FF_UFFD_COPY};
+
+    /* for hugetlb the kernel sets aside all pages that the child may come to write to, or fails */
+    if (mmap(r->host, r->len_bytes, PROT_NONE, MAP_PRIVATE | MAP_FIXED, m->fd, (off_t)m->offset) ==
+        MAP_FAILED) {
+        int e = errno;
+        return ff_error_set(err, e, "region %s: map 0x%llx bytes: %s%s", r->name,
+                            (unsigned long long)r->len_bytes, strerror(e),
+                            e == ENOMEM && huge
+                                ? "; a child needs as many free huge pages as it has memory (see "
+                                  "HugePages_Free in /proc/meminfo)"
+                                : "");
+    }
+    if (madvise(r->host, r->len_bytes, MADV_DONTFORK) < 0)
+        return ff_error_set(err, errno, "region %s: madvise: %s", r->name, strerror(errno));
+    if (!m->present) /* as agent.c has it; fails for hugetlb */
+        madvise(r->host, r->len_bytes, MADV_NOHUGEPAGE);
+    int rc = m->present ? 0 : ff_uffd_register(&c->uffd, &range, r->name, err);
+    m->watched = !rc && !m->present;
+    if (!rc && mprotect(r->host, r->len_bytes, PROT_READ | PROT_WRITE) < 0)
+        rc = ff_error_set(err, errno, "region %s: mprotect: %s", r->name, strerror(errno));
+    return rc;
+}
+
+static int map_all(struct ff_child *c, bool *watches, struct ff_error *err)
+{
+    *watches = false;
+    for (unsigned i = 0; i < c->regions.n; i++)
+        *watches |= !c->memory[i].present;
+    int rc = *watches ? ff_uffd_open(&c->uffd, err) : 0;
+    for (unsigned i = 0; i < c->regions.n && !rc; i++)
+        rc = map_region(c, i, err);
+    return rc;
+}
+
+static int map_undisturbed(struct ff_child *c, bool *watches, struct ff_error *err)
+{
+    if (c->on_map)
+        c->on_map(c->on_map_opaque, true);
+    int rc = map_all(c, watches, err);
+    if (c->on_map)
+        c->on_map(c->on_map_opaque, false);
+    return rc;
+}
+
+static int attach(struct ff_child *c, const char *config, struct ff_error *err)
+{
+    struct ff_clone_msg m = {.type = FF_CLONE_WATCH};
+    bool watches;
+
+    int rc = say_hello(c, config, err);
+    if (!rc)
+        rc = take_image(c, err);
+    if (!rc)
+        rc = take_files(c, err);
+    if (!rc)
+        rc = map_undisturbed(c, &watches, err);
+    if (rc)
+        return rc;
+    m.n_fds = watches;
+    m.fd[0] = c->uffd.fd;
+    rc = ff_clone_send(c->sock, &m, err);
+    if (!rc)
+        rc = expect(c, FF_CLONE_ATTACHED, &m, ANSWER_MS, err);
+    c->attached = !rc;
+    return rc;
+}
+
+int ff_child_attach(struct ff_child *c, const char *config, struct ff_error *err)
+{
+    if (c->sock >= 0)
+        return ff_error_set(err, EINVAL, "child %u: attach: it was tried already", c->number);
+    int rc = attach(c, config, err);
+    if (rc)
+        ff_error_context(err, "child %u: attach", c->number);
+    return rc;
+}
+
+void ff_child_state(const struct ff_child *c, const void **state, size_t *len)
+{
+    *state = c->state;
+    *len = c->state_bytes;
+}
+
+int ff_child_fd(const struct ff_child *c, unsigned region, uint64_t *offset)
+{
+    if (region >= c->regions.n)
+        return -1;
+    *offset = c->memory[region].offset;
+    return c->memory[region].fd;
+}
+
+int ff_child_running(struct ff_child *c, struct ff_error *err)
+{
+    int rc = ff_clone_say(c->sock, FF_CLONE_RUNNING, err);
+
+    /* what it means that the agent has gone ff_child_wait_done() says */
+    return rc == -EPIPE || rc == -ECONNRESET ? 0 : rc;
+}
+
+static void unwatch(struct ff_child *c)
+{
+    for (unsigned i = 0; i < c->regions.n; i++) {
+        struct ff_uffd_range range = {.host = c->regions.r[i].host,
+                                      .len_bytes = c->regions.r[i].len_bytes};
+        struct ff_error why;
+        /* it wakes whoever still waits */
+        if (c->memory[i].watched && ff_uffd_unregister(&c->uffd, &range, &why))
+            ff_log(FF_LOG_WARN, "child %u: region %s: %s", c->number, c->regions.r[i].name,
+                   why.text);
+        c->memory[i].watched = false;
+    }
+    ff_uffd_close(&c->uffd);
+}
+
+int ff_child_wait_done(struct ff_child *c, struct ff_error *err)
+{
+    struct ff_clone_msg m;
+
+    if (!c->attached)
+        return ff_error_set(err, EINVAL, "child %u: wait: it is not attached", c->number);
+    if (c->done)
+        return 0;
+    int rc = expect(c, FF_CLONE_COMPLETE, &m, -1, err);
+    if (rc && rc != -ECANCELED)
+        ff_error_context(err, "child %u: memory is missing that will not come", c->number);
+    if (rc)
+        return rc;
+    unwatch(c);
+    c->done = true;
+    return 0;
+}
+
+void ff_child_cancel(struct ff_child *c)
+{
+    eventfd_write(c->cancel_fd, 1);
+}
+
+void ff_child_free(struct ff_child *c)
+{
+    if (!c)
+        return;
+    bool watched = false;
+    for (unsigned i = 0; i < c->regions.n; i++) {
+        watched |= c->memory[i].watched;
+        ff_close_fd(&c->memory[i].fd);
+    }
+    if (!watched) /* else left open, on purpose: what is missing would read as zeros */
+        ff_uffd_close(&c->uffd);
+    if (c->state)
+        munmap(c->state, c->state_bytes);
+    ff_close_fd(&c->sock);
+    ff_close_fd(&c->cancel_fd);
+    ff_regions_free(&c->regions);
+    free(c->path);
+    free(c);
+}

@@ -1,0 +1,426 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * server.c - the agent's connections: children, and a source that lends; see agent.h
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * States       of a connection:
+ *              NEW       nothing was said yet
+ *              LENDING   a source: HELLO was heard, files are coming
+ *              LENT      they are here; the image takes them if this is still open then
+ *              WAITING   a child: HELLO was heard, the image is not there yet
+ *              SENDING   it gets the state and the files
+ *              MAPPING   it has them, and maps them
+ *              ATTACHED  its faults are served
+ *              Nobody waits for one connection: one that says nothing costs a descriptor.
+ * Invariants   a child is told one of COMPLETE and LOST, once, after ATTACHED; before it, REFUSE.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+
+#include "agent.h"
+#include "children.h"
+#include "cleanup.h"
+#include "dest.h"
+#include "log.h"
+#include "regions.h"
+
+#define LATER_MS 10 /* a queue is full: its reader is on its way */
+
+enum state { NEW, LENDING, LENT, WAITING, SENDING, MAPPING, ATTACHED };
+
+struct ff_conn {
+    int sock;
+    enum state state;
+    bool child, running;
+    bool told; /* how it ended: COMPLETE or LOST */
+    bool ended; /* and it was reported; COMPLETE not before it runs */
+    bool over; /* to be closed */
+    unsigned number;
+    struct ff_hello table;
+    struct ff_regions regions;           /* the child's */
+    uint32_t map[FF_WIRE_REGIONS_MAX];   /* region of the image -> of the child; a lender: unused */
+    uint64_t host[FF_WIRE_REGIONS_MAX];  /* of the image's regions, in the child */
+    bool image_sent;
+    unsigned n_sent;   /* files; from a lender: still to come */
+    struct ff_pager_child *view;
+    struct ff_conn *next;
+};
+
+static void report(struct ff_agent *a, const struct ff_conn *c, enum ff_child_event what)
+{
+    pthread_mutex_lock(&a->lock);
+    void (*fn)(void *, unsigned, enum ff_child_event) = a->on_child;
+    void *opaque = a->on_child_opaque;
+    pthread_mutex_unlock(&a->lock);
+    if (fn)
+        fn(opaque, c->number, what);
+}
+
+static void count(struct ff_agent *a, unsigned *which, int by)
+{
+    pthread_mutex_lock(&a->lock);
+    *which += (unsigned)by;
+    pthread_mutex_unlock(&a->lock);
+}
+
+/* Nothing more to say to it, but perhaps why; NULL: it has gone */
+static void end(struct ff_conn *c, const struct ff_error *why)
+{
+    if (c->over)
+        return;
+    if (why) {
+        ff_log(FF_LOG_WARN, "agent: %s %u is dropped: %s", c->child ? "child" : "peer", c->number,
+               why->text);
+        ff_clone_say_why(c->sock, FF_CLONE_REFUSE, why);
+    }
+    c->over = true;
+}
+
+static void conn_free(struct ff_agent *a, struct ff_conn *c)
+{
+    pthread_mutex_lock(&a->lock);
+    if (a->lender == c)
+        ff_agent_drop_lent(a);
+    pthread_mutex_unlock(&a->lock);
+    if (c->view)
+        ff_children_remove(ff_dest_pager(a->dest), c->view);
+    if (c->child) {
+        count(a, &a->children, -1);
+        count(a, &a->running, -(int)c->running);
+        count(a, &a->ended, 1);
+        if (!c->ended)
+            report(a, c, FF_CHILD_LOST);
+    }
+    ff_close_fd(&c->sock);
+    ff_regions_free(&c->regions);
+    ff_hello_free(&c->table);
+    free(c);
+}
+
+/* --- a source that lends --- */
+
+static int begin_lending(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
+                         struct ff_error *err)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&a->lock);
+    if (a->adopted || a->lender)
+        rc = ff_error_set(err, EBUSY, "agent: it has an image, or another source lends to it");
+    else if (!m->number || m->number > m->table.n_regions)
+        rc = ff_error_set(err, EPROTO, "agent: %u regions lent (permitted 1..%u)", m->number,
+                          m->table.n_regions);
+    else
+        a->lender = c;
+    pthread_mutex_unlock(&a->lock);
+    c->n_sent = m->number;
+    c->number = 0;
+    c->state = LENDING;
+    return rc;
+}
+
+static int take_lent(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
+                     struct ff_error *err)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&a->lock);
+    if (a->lender != c)
+        rc = ff_error_set(err, EBUSY, "agent: the image came before what was lent");
+    for (unsigned i = 0; i < m->n && !rc; i++) {
+        const struct ff_clone_memory *e = &m->memory[i];
+        if (!c->n_sent || e->region >= c->table.n_regions) {
+            rc = ff_error_set(err, EPROTO, "agent: region %u lent (permitted 0..%u, %u more)", e->region,
+                              c->table.n_regions - 1, c->n_sent);
+            break;
+        }
+        a->lent[a->n_lent++] = (struct ff_lent){
+            .region = c->table.regions[e->region], .offset = e->offset, .fd = m->fd[i]};
+        m->fd[i] = -1; /* taken */
+        c->n_sent--;
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (rc || c->n_sent)
+        return rc;
+    c->state = LENT;
+    return ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+}
+
+/* --- children --- */
+
+static int begin_child(struct ff_agent *a, struct ff_conn *c, const struct ff_clone_msg *m,
+                       struct ff_error *err)
+{
+    c->child = true;
+    c->number = m->number;
+    c->state = WAITING;
+    count(a, &a->children, 1);
+    for (unsigned i = 0; i < c->table.n_regions; i++) {
+        const struct ff_wire_region *w = &c->table.regions[i];
+        struct ff_region r = {.name = w->name,
+                              .host = (void *)(uintptr_t)m->host[i],
+                              .len_bytes = w->len_bytes,
+                              .psize = w->psize,
+                              .fd = -1};
+        int rc = ff_regions_add(&c->regions, &r, err);
+        if (rc)
+            return rc;
+    }
+    return 0;
+}
+
+/* The image is there: is it the child's? */
+static int compare(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
+{
+    const struct ff_hello *image = ff_dest_hello(a->dest);
+
+    int rc = ff_regions_match(&c->regions, c->table.config, image, c->map, err);
+    if (rc)
+        return rc;
+    for (unsigned i = 0; i < image->n_regions; i++)
+        c->host[i] = (uintptr_t)c->regions.r[c->map[i]].host;
+    c->state = SENDING;
+    return 0;
+}
+
+/* State and files, as many as go now */
+static int send_image(struct ff_agent *a, struct ff_conn *c, bool is_complete, struct ff_error *err)
+{
+    int rc = 0;
+
+    if (!c->image_sent) {
+        struct ff_clone_msg m = {.type = FF_CLONE_IMAGE,
+                                 .state_bytes = a->state_bytes,
+                                 .complete = is_complete,
+                                 .fd = {a->state_fd},
+                                 .n_fds = 1};
+        rc = ff_clone_send(c->sock, &m, err);
+        c->image_sent = !rc;
+    }
+    while (!rc && c->n_sent < a->n_memory) {
+        struct ff_clone_msg m = {.type = FF_CLONE_MEMORY,
+                                 .n = FF_MIN(a->n_memory - c->n_sent, FF_CLONE_FILES)};
+        for (m.n_fds = 0; m.n_fds < m.n; m.n_fds++) {
+            const struct ff_agent_memory *e = &a->memory[c->n_sent + m.n_fds];
+            m.memory[m.n_fds] = (struct ff_clone_memory){.region = c->map[c->n_sent + m.n_fds],
+                                                         .present = e->lent,
+                                                         .offset = e->offset};
+            m.fd[m.n_fds] = e->view;
+        }
+        rc = ff_clone_send(c->sock, &m, err);
+        if (!rc)
+            c->n_sent += m.n;
+    }
+    if (!rc)
+        c->state = MAPPING;
+    return rc == -EAGAIN ? 0 : rc;
+}
+
+static int attach(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
+                  struct ff_error *err)
+{
+    struct ff_pager *p = ff_dest_pager(a->dest);
+    bool missing = false;
+    int rc = 0;
+
+    pthread_mutex_lock(&a->lock);
+    bool is_complete = a->status == FF_IMAGE_COMPLETE;
+    pthread_mutex_unlock(&a->lock);
+    for (unsigned i = 0; i < a->n_memory; i++)
+        missing |= !a->memory[i].lent && !is_complete;
+    if (!m->n_fds && missing)
+        return ff_error_set(err, EINVAL, "agent: it does not watch its memory, which is not all here");
+    if (m->n_fds) {
+        m->n_fds = 0; /* taken */
+        rc = ff_children_add(p, m->fd[0], c->host, c->sock, &c->view, err);
+    }
+    if (!rc)
+        rc = ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+    if (rc)
+        return rc;
+    c->state = ATTACHED;
+    report(a, c, FF_CHILD_ATTACHED);
+    return 0;
+}
+
+/* All memory is here, and it runs: it needs nothing more */
+static void complete(struct ff_agent *a, struct ff_conn *c)
+{
+    if (!c->told || !c->running || c->ended)
+        return;
+    c->ended = true;
+    report(a, c, FF_CHILD_COMPLETE);
+}
+
+/* --- messages --- */
+
+static int handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
+                  struct ff_error *err)
+{
+    if (c->state == NEW && m->type == FF_CLONE_HELLO) {
+        c->table = m->table;
+        m->table.regions = NULL; /* taken */
+        return m->lends ? begin_lending(a, c, m, err) : begin_child(a, c, m, err);
+    }
+    if (c->state == LENDING && m->type == FF_CLONE_MEMORY)
+        return take_lent(a, c, m, err);
+    if (c->state == MAPPING && m->type == FF_CLONE_WATCH)
+        return attach(a, c, m, err);
+    if (c->state == ATTACHED && m->type == FF_CLONE_RUNNING && !c->running) {
+        c->running = true;
+        count(a, &a->running, 1);
+        report(a, c, FF_CHILD_RUNNING);
+        complete(a, c);
+        return 0;
+    }
+    return ff_error_set(err, EPROTO, "agent: %s is not what comes next", ff_clone_name(m->type));
+}
+
+static void hear(struct ff_agent *a, struct ff_conn *c)
+{
+    struct ff_clone_msg m;
+    struct ff_error why;
+    int rc = 0;
+
+    while (!rc && !c->over) {
+        rc = ff_clone_recv(c->sock, &m, &why);
+        if (rc == -EAGAIN)
+            return;
+        if (!rc) {
+            rc = handle(a, c, &m, &why);
+            ff_clone_close(&m);
+        }
+        if (rc)
+            end(c, rc == -ECONNRESET ? NULL : &why);
+    }
+}
+
+/* What the image's status means for @c by now */
+static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status status,
+                    const struct ff_error *image_why)
+{
+    struct ff_error why;
+    int rc = 0;
+
+    if (!c->child || c->over)
+        return;
+    if (status == FF_IMAGE_LOST && (c->state == WAITING || c->state == SENDING)) {
+        end(c, image_why);
+        return;
+    }
+    if (c->state == WAITING && status != FF_IMAGE_AWAITED)
+        rc = compare(a, c, &why);
+    if (!rc && c->state == SENDING)
+        rc = send_image(a, c, status == FF_IMAGE_COMPLETE, &why);
+    if (rc) {
+        end(c, &why);
+        return;
+    }
+    if (c->state != ATTACHED || c->told || status < FF_IMAGE_COMPLETE)
+        return;
+    c->told = true;
+    if (status == FF_IMAGE_COMPLETE) {
+        if (ff_clone_say(c->sock, FF_CLONE_COMPLETE, &why))
+            ff_log(FF_LOG_WARN, "agent: child %u: %s", c->number, why.text);
+        complete(a, c);
+    } else {
+        ff_clone_say_why(c->sock, FF_CLONE_LOST, image_why);
+        c->ended = true;
+        report(a, c, FF_CHILD_LOST);
+    }
+}
+
+static void welcome(struct ff_agent *a)
+{
+    struct ff_error why;
+    int fd;
+
+    while ((fd = ff_clone_accept(a->listen_fd, &why)) != -EAGAIN) {
+        struct ff_conn *c = fd >= 0 ? calloc(1, sizeof(*c)) : NULL;
+        if (!c) {
+            ff_log(FF_LOG_WARN, "agent: a connection is dropped: %s",
+                   fd < 0 ? why.text : "no memory");
+            ff_close_fd(&fd);
+            return; /* out of descriptors, perhaps: not at once again */
+        }
+        c->sock = fd;
+        c->next = a->conns;
+        a->conns = c;
+    }
+}
+
+/* Wait until something happens; @serves: or children ask */
+static void wait_for_any(struct ff_agent *a, bool serves)
+{
+    struct pollfd *p;
+    unsigned n = 3;
+    bool later = false;
+
+    for (struct ff_conn *c = a->conns; c; c = c->next)
+        n++;
+    p = calloc(n, sizeof(*p));
+    if (!p) {
+        poll(NULL, 0, LATER_MS);
+        return;
+    }
+    p[0] = (struct pollfd){.fd = a->poke_fd, .events = POLLIN};
+    p[1] = (struct pollfd){.fd = a->listen_fd, .events = POLLIN};
+    p[2] = (struct pollfd){.fd = serves ? ff_children_fd(ff_dest_pager(a->dest)) : -1,
+                           .events = POLLIN};
+    n = 3;
+    for (struct ff_conn *c = a->conns; c; c = c->next) {
+        p[n++] = (struct pollfd){.fd = c->sock, .events = POLLIN};
+        later |= c->state == SENDING;
+    }
+    poll(p, n, later ? LATER_MS : 5000);
+    free(p);
+}
+
+static void turn(struct ff_agent *a)
+{
+    eventfd_t ignored;
+    struct ff_error why;
+
+    eventfd_read(a->poke_fd, &ignored);
+    welcome(a);
+    pthread_mutex_lock(&a->lock);
+    enum ff_image_status status = a->status;
+    why = a->why;
+    pthread_mutex_unlock(&a->lock);
+    for (struct ff_conn **at = &a->conns; *at;) {
+        struct ff_conn *c = *at;
+        hear(a, c);
+        advance(a, c, status, &why);
+        if (!c->over) {
+            at = &c->next;
+            continue;
+        }
+        *at = c->next;
+        conn_free(a, c);
+    }
+    /* the pager has stopped, and every page is there: whoever still asks is woken */
+    if (status == FF_IMAGE_COMPLETE)
+        ff_children_serve(ff_dest_pager(a->dest));
+    if (!atomic_load(&a->stop))
+        wait_for_any(a, status == FF_IMAGE_COMPLETE);
+}
+
+void *ff_server_main(void *opaque)
+{
+    struct ff_agent *a = opaque;
+
+    while (!atomic_load(&a->stop))
+        turn(a);
+    turn(a); /* whoever was not told yet is told now */
+    while (a->conns) {
+        struct ff_conn *c = a->conns;
+        a->conns = c->next;
+        conn_free(a, c);
+    }
+    return NULL;
+}

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * children.c - destination: faults of other processes; see children.h
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "children.h"
+#include "cleanup.h"
+#include "fault.h"
+#include "log.h"
+
+#define NOTES 8192u
+#define EVENTS 32u
+#define READY 16
+
+struct ff_pager_child {
+    struct ff_uffd uffd;
+    int hangup;
+    bool dropped;
+    struct ff_pager_child *next;
+    uint64_t host[]; /* of each of the pager's regions */
+};
+
+/* Some thread of @child waits for a page */
+struct note {
+    struct ff_pager_child *child;
+    uint32_t region;
+    uint64_t page;
+};
+
+struct ff_children {
+    pthread_mutex_t lock;
+    int epoll_fd;
+    struct ff_pager_child *first;
+    _Atomic unsigned n_notes;
+    struct note note[NOTES];
+    _Atomic uint64_t faults, waited, late;
+};
+
+int ff_children_new(struct ff_pager *p, struct ff_error *err)
+{
+    struct ff_children *c = calloc(1, sizeof(*c));
+
+    if (!c)
+        return ff_error_set(err, ENOMEM, "children: out of memory");
+    pthread_mutex_init(&c->lock, NULL);
+    p->children = c;
+    c->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    return c->epoll_fd < 0 ? ff_error_set(err, errno, "children: epoll: %s", strerror(errno)) : 0;
+}
+
+void ff_children_free(struct ff_pager *p)
+{
+    struct ff_children *c = p->children;
+
+    if (!c)
+        return;
+    while (c->first)
+        ff_children_remove(p, c->first);
+    ff_close_fd(&c->epoll_fd);
+    pthread_mutex_destroy(&c->lock);
+    free(c);
+    p->children = NULL;
+}
+
+int ff_children_add(struct ff_pager *p, int uffd, const uint64_t *host, int hangup,
+                    struct ff_pager_child **out, struct ff_error *err)
+{
+    struct ff_children *c = p->children;
+    struct ff_pager_child *k = calloc(1, sizeof(*k) + p->n_regions * sizeof(k->host[0]));
+    struct epoll_event ev = {.events = EPOLLIN, .data.ptr = k};
+
+    int rc = k ? ff_uffd_adopt(&k->uffd, uffd, host[0], p->region[0].range.psize, err)
+               : ff_error_set(err, ENOMEM, "children: out of memory");
+    if (rc) {
+        close(uffd);
+        free(k);
+        return rc;
+    }
+    k->hangup = hangup;
+    memcpy(k->host, host, p->n_regions * sizeof(k->host[0]));
+    pthread_mutex_lock(&c->lock);
+    if (epoll_ctl(c->epoll_fd, EPOLL_CTL_ADD, uffd, &ev) < 0) {
+        rc = ff_error_set(err, errno, "children: watch its userfaultfd: %s", strerror(errno));
+    } else {
+        k->next = c->first;
+        c->first = k;
+    }
+    pthread_mutex_unlock(&c->lock);
+    if (rc) {
+        ff_uffd_close(&k->uffd);
+        free(k);
+        return rc;
+    }
+    *out = k;
+    return 0;
+}
+
+static void drop_note(struct ff_pager *p, unsigned i)
+{
+    struct ff_children *c = p->children;
+
+    c->note[i] = c->note[c->n_notes - 1];
+    c->n_notes--;
+    atomic_fetch_sub(&p->waiting, 1);
+}
+
+void ff_children_remove(struct ff_pager *p, struct ff_pager_child *child)
+{
+    struct ff_children *c = p->children;
+    struct ff_pager_child **at = &c->first;
+
+    pthread_mutex_lock(&c->lock);
+    while (*at != child)
+        at = &(*at)->next;
+    *at = child->next;
+    if (!child->dropped)
+        epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, child->uffd.fd, NULL);
+    for (unsigned i = 0; i < c->n_notes;)
+        if (c->note[i].child == child)
+            drop_note(p, i);
+        else
+            i++;
+    pthread_mutex_unlock(&c->lock);
+    ff_uffd_close(&child->uffd);
+    free(child);
+}
+
+/* Of no use any more, but the list's until it is removed */
+static void drop(struct ff_children *c, struct ff_pager_child *k, const char *why)
+{
+    ff_log(FF_LOG_WARN, "children: one is dropped: %s", why);
+    epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, k->uffd.fd, NULL);
+    k->dropped = true;
+    shutdown(k->hangup, SHUT_RDWR);
+}
+
+static void wake(struct ff_pager *p, struct ff_pager_child *k, uint32_t region, uint64_t page)
+{
+    uint32_t psize = p->region[region].range.psize;
+    struct ff_uffd_range there = {.host = (uint8_t *)(uintptr_t)k->host[region]};
+
+    /* a child that has died has nobody to be woken: its connection says so */
+    ff_uffd_wake(&k->uffd, &there, page * psize, psize, NULL);
+}
+
+static int find_region(const struct ff_pager *p, const struct ff_pager_child *k, uint64_t addr)
+{
+    for (unsigned i = 0; i < p->n_regions; i++)
+        if (addr >= k->host[i] && addr - k->host[i] < p->region[i].range.len_bytes)
+            return (int)i;
+    return -1;
+}
+
+static void serve_event(struct ff_pager *p, struct ff_pager_child *k, uint32_t region,
+                        uint64_t page)
+{
+    struct ff_children *c = p->children;
+    uint64_t now = ff_now_ns();
+
+    atomic_fetch_add(&c->faults, 1);
+    if (ff_claim_get(&p->region[region].claims, page) != FF_CLAIM_PRESENT) {
+        c->note[c->n_notes++] = (struct note){.child = k, .region = region, .page = page};
+        atomic_fetch_add(&p->waiting, 1); /* seen by who makes it PRESENT after the next look */
+        enum ff_claim was = ff_fault_want(p, region, page, now);
+        if (was != FF_CLAIM_PRESENT) {
+            if (was == FF_CLAIM_INFLIGHT)
+                atomic_fetch_add(&c->waited, 1);
+            return;
+        }
+        drop_note(p, c->n_notes - 1);
+    }
+    atomic_fetch_add(&c->late, 1);
+    wake(p, k, region, page);
+}
+
+static void serve_child(struct ff_pager *p, struct ff_pager_child *k)
+{
+    struct ff_children *c = p->children;
+    struct ff_error why;
+    uint64_t addr[EVENTS];
+
+    if (!ff_fault_room(p) || c->n_notes + EVENTS > NOTES)
+        return;
+    int n = ff_uffd_read(&k->uffd, addr, EVENTS, &why);
+    if (n < 0)
+        drop(c, k, why.text);
+    for (int i = 0; i < n && !k->dropped; i++) {
+        ff_fault("dest.fault");
+        int r = find_region(p, k, addr[i]);
+        if (r < 0)
+            drop(c, k, "a fault outside of its regions");
+        else
+            serve_event(p, k, (uint32_t)r, (addr[i] - k->host[r]) / p->region[r].range.psize);
+    }
+}
+
+int ff_children_fd(const struct ff_pager *p)
+{
+    const struct ff_children *c = p->children;
+
+    return c && ff_fault_room(p) && c->n_notes + EVENTS <= NOTES ? c->epoll_fd : -1;
+}
+
+void ff_children_serve(struct ff_pager *p)
+{
+    struct ff_children *c = p->children;
+    struct epoll_event ready[READY];
+
+    pthread_mutex_lock(&c->lock);
+    int n = epoll_wait(c->epoll_fd, ready, READY, 0);
+    for (int i = 0; i < n; i++) {
+        struct ff_pager_child *k = ready[i].data.ptr;
+        if (ready[i].events & EPOLLIN)
+            serve_child(p, k);
+        else
+            drop(c, k, "its userfaultfd fails");
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+void ff_children_check(struct ff_pager *p)
+{
+    struct ff_children *c = p->children;
+
+    if (!c || !c->n_notes)
+        return;
+    pthread_mutex_lock(&c->lock);
+    for (unsigned i = 0; i < c->n_notes;) {
+        struct note w = c->note[i];
+        if (ff_claim_get(&p->region[w.region].claims, w.page) != FF_CLAIM_PRESENT) {
+            i++;
+            continue;
+        }
+        drop_note(p, i);
+        wake(p, w.child, w.region, w.page);
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+void ff_children_stats(const struct ff_pager *p, struct ff_children_stats *out)
+{
+    const struct ff_children *c = p->children;
+
+    *out = (struct ff_children_stats){.faults = 0};
+    if (!c)
+        return;
+    out->faults = atomic_load(&c->faults);
+    out->waited = atomic_load(&c->waited);
+    out->late = atomic_load(&c->late);
+}

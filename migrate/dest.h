@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest.h - a destination without a guest: an agent owns it (clone/), and its table is the source's
+ */
+#ifndef FF_MIGRATE_DEST_H
+#define FF_MIGRATE_DEST_H
+
+#include "farfork.h"
+#include "wire.h"
+
+struct ff_pager;
+
+/**
+ * struct ff_dest_owner - who takes any table, and learns when all of it is here
+ * @adopt:    in ff_dest_accept(), with a valid HELLO, whose config is taken as it is: adds a region
+ *            for each of @peer's, in its order. Refuses by -errno and a reason, which the source
+ *            is told
+ * @complete: in ff_dest_wait_done(), at once when the last page is present: the pager's threads
+ *            have ended, and what children still ask is the owner's to answer (children.h)
+ */
+struct ff_dest_owner {
+    int (*adopt)(void *opaque, const struct ff_hello *peer, struct ff_error *err);
+    void (*complete)(void *opaque);
+    void *opaque;
+};
+
+/* Before ff_dest_accept() */
+void ff_dest_own(struct ff_dest *d, const struct ff_dest_owner *owner);
+
+/* In adopt(): all of a region is here already; neither watched nor fetched */
+void ff_dest_lent(struct ff_dest *d, unsigned region);
+
+/* After ff_dest_start(): for children.h */
+struct ff_pager *ff_dest_pager(struct ff_dest *d);
+
+/* After ff_dest_accept(); number i is number i of the pager's regions too */
+const struct ff_hello *ff_dest_hello(const struct ff_dest *d);
+
+#endif

@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""vmclone_linux.py - vmclone forks a Linux guest that writes and checks its disk; limit: 300 s
+
+The guest's disk worker and memory worker go on in the parent and in every child, and each finds
+what it wrote itself; farfork-guest gives each child its identity, through fw_cfg.
+"""
+import contextlib
+import json
+import os
+import subprocess
+
+import common
+import guest_identity
+import linuxreport
+from common import Failed, say, wait_for
+from guest_identity import ASK, COMMAND_S, FORK_S, in_background
+
+VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
+DISK_BYTES = 64 << 20
+VMCLONE_S = 90
+NEED = ('mem', 'counter', 'disk')
+
+
+def options(t, fmt, fw_cfg=True):
+    opts = guest_identity.options(t, fw_cfg=fw_cfg)
+    at = opts.index('-append') + 1
+    opts[at] = opts[at].replace('farfork.load=off', 'farfork.mem=16 farfork.disk_mib=32')
+    disk, report = os.path.join(t.work, f'disk.{fmt}'), os.path.join(t.work, 'parent.report')
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(report)       # of the case before
+    subprocess.run(['qemu-img', 'create', '-q', '-f', fmt, disk, str(DISK_BYTES)], check=True,
+                   timeout=20)
+    return opts + ['-chardev', f'file,id=report,path={report},append=on',
+                   '-device', 'virtserialport,chardev=report,name=farfork.report',
+                   '-drive', f'file={disk},format={fmt},if=none,id=d0',
+                   '-device', 'virtio-blk-pci,drive=d0',
+                   '-qmp', f'unix:{t.work}/parent.second,server=on,wait=off']
+
+
+def vmclone(t, *args, code=0):
+    done = subprocess.run([VMCLONE, *args, '--rundir', f'{t.work}/run'], capture_output=True,
+                          text=True, timeout=VMCLONE_S, check=False)
+    if done.returncode != code:
+        raise Failed(f'vmclone: exit code {done.returncode}, want {code}: {done.stderr} '
+                     f'{done.stdout[-2000:]}')
+    return done
+
+
+class Child(guest_identity.Linux):
+    """A child that vmclone started: its console is in the run directory."""
+
+    def __init__(self, row):
+        # pylint: disable=super-init-not-called
+        folder, k = os.path.dirname(row['qmp']), row['child']
+        self.name, self.pid = f'child {k}', row['pid']
+        self.paths = {'console': f'{folder}/{k}.parent.console'}
+        self.report = f'{folder}/{k}.parent.report'
+        self.qmp_sock = self.proc = self.channel = None
+        self.pending, self.events = b'', []
+        self.seen, self.marks = b'', 1000
+        self.sock_path = row['qmp']
+        self.connect('console')
+
+    def cmdline(self):
+        with open(f'/proc/{self.pid}/cmdline', encoding='utf-8') as f:
+            return f.read()
+
+
+def behind(overlay):
+    done = subprocess.run(['qemu-img', 'info', '-U', '--output=json', overlay], timeout=20,
+                          stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)['backing-filename']
+
+
+def reports_on(path, limit_s=60):
+    """Every worker gets on, and nothing was found wrong."""
+    base = linuxreport.last(path) or {'seq': 0}
+    keys = [k for w in NEED for k in linuxreport.WORKERS[w]]
+
+    def look():
+        now = linuxreport.last(path)
+        return (now and now['seq'] >= base['seq'] + 8
+                and all(now[k] > base.get(k, 0) for k in keys))
+    wait_for(f'progress in {path}: {linuxreport.last(path)}', limit_s, look)
+    problems = linuxreport.verdict(linuxreport.load(path), NEED, silent_ms=0)
+    if problems:
+        raise Failed(f'{path}: {"; ".join(problems[:4])}')
+
+
+def fork(t, fmt, n, *args, hosts=(), nbd=None):
+    scratch = os.path.join(t.work, 'scratch')
+    os.makedirs(scratch, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        opts = options(t, fmt)
+        parent = guest_identity.boot(t, stack, 'parent', opts)
+        in_background(parent, 'farfork-guest wait > /tmp/wait 2> /tmp/wait.err; '
+                              'echo $? >> /tmp/wait')
+        reports_on(f'{t.work}/parent.report')
+        stack.callback(subprocess.run, [VMCLONE, '--kill', 'f', '--rundir', f'{t.work}/run'],
+                       timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
+        more = ['--nbd', nbd] if nbd else []
+        done = vmclone(t, '--json', '--id', 'f', '--scratch', scratch, '--ip',
+                       '10.77.0.{n+10}/24', '--user-data', 'some "data"', *more, *args,
+                       f'{t.work}/parent.second', str(n), *hosts)
+        result = json.loads(done.stdout)
+        say('      ' + ', '.join(f'{k} {v:.0f}' for k, v in result['phases_ms'].items() if v)
+            + ' ms')
+        if len(result['disks']) != 1 or not os.path.exists(result['disks'][0]['parent-overlay']):
+            raise Failed(f'disks of the parent: {result["disks"]}')
+        stack.callback(os.unlink, result['disks'][0]['parent-overlay'])     # the next case's name
+        children = [stack.enter_context(contextlib.closing(Child(row)))
+                    for row in result['children']]
+        for k, c in enumerate(children, 1):
+            wait_for(f'{c.name} is itself', FORK_S, lambda c=c: c.sh('cat /tmp/wait') == '0')
+            if c.sh('farfork-guest id') != f'f {k} {n}':
+                raise Failed(f'{c.name}: {c.sh("farfork-guest id")}')
+            wait_for(f'link of {c.name}', COMMAND_S,
+                     lambda c=c: c.sh('cat /sys/class/net/eth0/carrier || :') == '1')
+            overlay = f'{scratch}/fork-f-{k}-disk0.qcow2'
+            if overlay not in c.cmdline():
+                raise Failed(f'{c.name}: its disk is not its own: {c.cmdline()}')
+            want = f'nbd://{nbd}/disk0' if nbd else result['disks'][0]['frozen']
+            if behind(overlay) != want:
+                raise Failed(f'{overlay} is over {behind(overlay)}, want {want}')
+        guest_identity.check_differ(
+            {what: [wait_for(f'{what} in {m.name}', COMMAND_S, lambda m=m, w=what: m.sh(ASK[w]))
+                    for m in [parent, *children]] for what in ASK})
+        if {c.sh('hostname') for c in children} != {i['hostname'] for i in result['identities']}:
+            raise Failed(f'host names are not those of {result["identities"]}')
+        for path in [f'{t.work}/parent.report', *(c.report for c in children)]:
+            reports_on(path)
+        vmclone(t, '--kill', 'f')
+        left = os.listdir(scratch) + os.listdir(f'{t.work}/run')
+        if left:
+            raise Failed(f'left: {left}')
+        reports_on(f'{t.work}/parent.report')
+
+
+def served(t):
+    """The guest asks for the fork itself, by its port alone."""
+    scratch = os.path.join(t.work, 'scratch')
+    with contextlib.ExitStack() as stack:
+        parent = guest_identity.boot(t, stack, 'parent', options(t, 'qcow2', fw_cfg=False))
+        parent.channel.close()
+        parent.channel = None
+        stack.callback(subprocess.run, [VMCLONE, '--kill', 's-1', '--rundir', f'{t.work}/run'],
+                       timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
+        server = stack.enter_context(subprocess.Popen(
+            [VMCLONE, '--serve', parent.paths['channel'], '--id', 's', '--rundir',
+             f'{t.work}/run', '--scratch', scratch, '--json', f'{t.work}/parent.second', '4'],
+            stdout=subprocess.PIPE, text=True))
+        stack.callback(server.kill)
+        if 'serving' not in server.stdout.readline():
+            raise Failed(f'vmclone --serve: exit code {server.wait(10)}')
+        parent.sh('farfork-guest fork 5 > /tmp/n 2>&1', code=1)
+        if '1..4' not in parent.sh('cat /tmp/n'):
+            raise Failed(f'5 children, 4 allowed: {parent.sh("cat /tmp/n")}')
+        in_background(parent, 'farfork-guest fork 2 some \'"data"\' > /tmp/n 2> /tmp/n.err')
+        wait_for('number in the parent', VMCLONE_S, lambda: parent.sh('cat /tmp/n') == '0')
+        listed = json.loads(vmclone(t, '--list', '--json').stdout)
+        rows = sorted((k for f in listed for k in f['children']), key=lambda k: k['number'])
+        children = [stack.enter_context(contextlib.closing(Child({**r, 'child': r['number']})))
+                    for r in rows]
+        for k, c in enumerate(children, 1):
+            wait_for(f'number in {c.name}', FORK_S, lambda c=c, k=k: c.sh('cat /tmp/n') == str(k))
+            if c.sh('cat /tmp/n.err') or c.sh('farfork-guest id') != f's-1 {k} 2':
+                raise Failed(f'{c.name}: {c.sh("cat /tmp/n.err; farfork-guest id")}')
+            wait_for(f'link of {c.name}', COMMAND_S,
+                     lambda c=c: c.sh('cat /sys/class/net/eth0/carrier || :') == '1')
+        if len(children) != 2 or parent.sh('farfork-guest id') != 's-1 0 2':
+            raise Failed(f'{len(children)} children; {parent.sh("farfork-guest id")}')
+        for c in children:      # their work is done: the agent ends them, and then itself
+            c.console.sendall(b'farfork-guest exit 0\n')
+        wait_for('end of all', 30, lambda: not os.listdir(f'{t.work}/run'))
+        if os.listdir(scratch):
+            raise Failed(f'left: {os.listdir(scratch)}')
+        parent.qmp('quit')
+        if server.wait(20):
+            raise Failed(f'vmclone --serve ended with {server.returncode}')
+
+
+def run(t):
+    common.need_files(VMCLONE, common.VMLINUX, common.INITRD)
+    t.lan = guest_identity.Lan(os.path.join(t.work, 'lan'))
+    t.at_end.callback(t.lan.close)
+    t.lan.start()
+    with t.case('qcow2, same host'):
+        fork(t, 'qcow2', 2)
+    with t.case('one child, which starts beside the export'):
+        fork(t, 'raw', 1)
+    with t.case('asked for by the guest'):
+        served(t)
+    with t.case('raw, two hosts by NBD'):
+        fork(t, 'raw', 2, '--launcher', 'env FF_HOST={host} {cmd}',
+             hosts=['h1=127.0.0.1', 'h2=127.0.0.1'], nbd=f'127.0.0.1:{common.free_port()}')
+
+
+if __name__ == '__main__':
+    common.main(run, 300)

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_huge.c - children on 2 MiB pages: each needs as many free ones as it has memory
+ *
+ * Adds huge pages to the pool when there are too few and it may, and gives them back.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "family.h"
+#include "platform.h"
+
+#define CELLS_PER_PAGE ((2u << 20) / CELL)
+#define IMAGE_PAGES 5
+#define CHILDREN 3
+#define HUGE_PAGES (IMAGE_PAGES * (CHILDREN + 1))
+
+static void setup(void)
+{
+    image_new(IMAGE_PAGES * CELLS_PER_PAGE);
+}
+
+static struct family *huge_family(unsigned n, const char *options)
+{
+    struct family *f = family_new();
+
+    f->n_children = n;
+    f->memory = MEM_HUGETLB;
+    f->cells[0] = 4 * CELLS_PER_PAGE;
+    f->cells[1] = CELLS_PER_PAGE;
+    f->options = options;
+    return f;
+}
+
+static void run(struct family *f)
+{
+    family_start(f);
+    family_source(f, S_DONE);
+    family_must_succeed(f);
+}
+
+static void prefill(void)
+{
+    run(huge_family(CHILDREN, NULL));
+}
+
+static void faults_alone(void)
+{
+    struct family *f = huge_family(CHILDREN, "prefill=off");
+
+    run(f);
+    must(f->stats.image.faults == IMAGE_PAGES && !f->stats.image.bytes_duplicated);
+}
+
+static void lent(void)
+{
+    struct family *f = huge_family(CHILDREN, NULL);
+
+    f->lend_all = true;
+    run(f);
+    must(f->stats.bytes_lent == f->stats.image.bytes_total);
+}
+
+/* One child more than there are pages for: it alone is refused, before it touches anything */
+static void one_too_many(void)
+{
+    unsigned refused = 0;
+
+    if (pl_number(PL_HUGE_DIR "free_hugepages") - pl_number(PL_HUGE_DIR "resv_hugepages") >=
+        HUGE_PAGES + IMAGE_PAGES)
+        loop_skip("there are huge pages enough for %d children", CHILDREN + 1);
+    struct family *f = huge_family(CHILDREN + 1, NULL);
+    f->n_regions = 1; /* of two each might get one */
+    f->cells[0] = IMAGE_PAGES * CELLS_PER_PAGE;
+    family_start(f);
+    family_source(f, S_DONE);
+    for (unsigned i = 0; i <= CHILDREN; i++) {
+        struct family_child *k = &f->child[i];
+        for (unsigned ms = 0; ms < 20000 && !atomic_load(&k->attached) && !atomic_load(&k->rc); ms++)
+            usleep(1000);
+        if (!atomic_load(&k->rc))
+            continue;
+        must(atomic_load(&k->rc) == -ENOMEM && strstr(k->error, "HugePages_Free"));
+        family_reap(k->pid, 3 << 8);
+        k->pid = 0;
+        refused++;
+    }
+    must(refused == 1);
+    family_must_succeed(f);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct loop_test tests[] = {
+        {"prefill", prefill, 30},
+        {"faults alone", faults_alone, 30},
+        {"lent", lent, 30},
+        {"one too many", one_too_many, 40},
+    };
+
+    signal(SIGINT, pl_on_signal); /* these give the pages back */
+    signal(SIGTERM, pl_on_signal);
+    const char *why = pl_huge_reserve(HUGE_PAGES);
+    if (why) {
+        pl_huge_restore();
+        printf("SKIP: %s\n", why);
+        return 77;
+    }
+    int rc = loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
+    pl_huge_restore();
+    return rc;
+}

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * disks.c - what a fork of disks refuses, and how a child's command line is written
+ *
+ * That the bytes are right: tests/e2e/disks.py, with real QEMUs.
+ */
+#include "unit.h"
+
+#include "disks.h"
+#include "autojson.h"
+#include "opts.h"
+
+static struct why why;
+
+static json_t *words(const char *const *w)
+{
+    json_t *a = json_array();
+
+    for (; *w; w++)
+        json_array_append_new(a, json_string(*w));
+    return a;
+}
+
+/* As query-block has it; @more: members of "inserted" that differ */
+static json_t *block(const char *device, const char *node, const char *driver, const char *file,
+                     const char *backing, const char *header)
+{
+    json_t *image = json_pack("{s:s,s:s,s:i,s:s*}", "filename", file, "format", driver,
+                              "virtual-size", 1 << 20, "full-backing-filename", header);
+
+    if (backing)
+        json_object_set_new(image, "backing-image",
+                            json_pack("{s:s,s:s,s:i}", "filename", backing, "format", "raw",
+                                      "virtual-size", 1 << 20));
+    return json_pack("{s:s,s:s,s:{s:s,s:s,s:b,s:s,s:b,s:s,s:{s:b,s:b},s:o}}", "device", device,
+                     "qdev", "/machine/x", "inserted", "node-name", node, "drv", driver, "ro", 0,
+                     "file", file, "encrypted", 0, "detect_zeroes", "off", "cache", "direct", 0,
+                     "no-flush", 0, "image", image);
+}
+
+static int plan(const char *const *argv, json_t *disks, bool stopped, struct disks **d)
+{
+    AUTO_JSON json_t *a = words(argv), *b = disks;
+    const struct disks_input in = {.fork_id = "f", .argv = a, .cwd = "/nonexistent/cwd",
+                                         .block = b, .stopped = stopped};
+
+    why.text[0] = '\0';
+    return disks_plan(&in, d, &why);
+}
+
+static void test_refused(void **state)
+{
+    const char *const drive[] = {"qemu", "-drive", "file=a.img,if=virtio", NULL};
+    const char *const other[] = {"qemu", "-drive", "file=b.img,if=virtio", NULL};
+    const char *const temporary[] = {"qemu", "-drive", "id=d,file=a.img,snapshot=on", NULL};
+    const char *const all[] = {"qemu", "-snapshot", "-drive", "id=d,file=a.img", NULL};
+    const struct {
+        const char *const *argv;
+        json_t *disk;
+        const char *says[2];
+    } bad[] = {
+        {drive, block("d", "n", "throttle", "a.img", NULL, NULL), {"throttle", "raw, qcow2"}},
+        {drive, block("d", "n", "mirror_top", "a.img", NULL, NULL), {"mirror_top", "job"}},
+        {other, block("d", "n", "raw", "a.img", NULL, NULL), {"a.img", "added later"}},
+        {drive, block("", "n", "raw", "a.img", NULL, NULL), {"a.img", "added later"}},
+        {temporary, block("d", "n", "qcow2", "a.img", NULL, NULL), {"snapshot=on", "disk d"}},
+        {all, block("d", "n", "qcow2", "a.img", NULL, NULL), {"snapshot=on", "disk d"}},
+        {drive, block("d", "n", "qcow2", "a.img", "/base", NULL), {"\"\"", "rebase"}},
+        {drive, block("d", "n", "qcow2", "a.img", "/base", "/other"), {"/other", "/base"}},
+        {drive, block("d", "n", "qcow2", "a.img", NULL, "/base"), {"without", "/base"}},
+        {drive, block("d", "n", "raw", "nbd://h/x", NULL, NULL), {"nbd://h/x", "--overlays"}},
+    };
+    struct disks *d;
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
+        json_t *b = json_pack("[o]", bad[i].disk);
+        if (plan(bad[i].argv, b, false, &d) >= 0)
+            fail_msg("not refused: %zu", i);
+        for (size_t k = 0; k < 2; k++)
+            if (!strstr(why.text, bad[i].says[k]))
+                fail_msg("%zu: \"%s\" is not in: %s", i, bad[i].says[k], why.text);
+    }
+}
+
+static void same_words(json_t *got, const char *const *want)
+{
+    AUTO_JSON json_t *g = got, *w = words(want);
+
+    if (!json_equal(g, w))
+        fail_msg("%s\nwant %s", json_dumps(g, 0), json_dumps(w, 0));
+}
+
+static void test_argv(void **state)
+{
+    const char *const argv[] = {"qemu", "-hda", "a.img", "--drive",
+                                "file=b,,c.img,if=none,id=b,format=raw,cache=none,file.locking=off",
+                                "-drive", "if=none,id=empty", "-append", "x", NULL};
+    const char *const want[] = {"qemu", "-hda", "/s/fork-f-7-disk0.qcow2", "--drive",
+                                "if=none,id=b,cache=none,file=/s/fork-f-7-disk1.qcow2,"
+                                "format=qcow2",
+                                "-drive", "if=none,id=empty", "-append", "x", NULL};
+    struct disks *d;
+    json_t *b = json_pack("[o,o,{s:s}]", block("ide0-hd0", "#1", "raw", "a.img", NULL, NULL),
+                          block("b", "#2", "raw", "b,c.img", NULL, NULL), "device", "empty");
+    const struct clone_place here = {"/s", NULL}, nbd = {"/s", "[fd00::1]:99"};
+    (void)state;
+
+    if (plan(argv, b, false, &d) < 0)
+        fail_msg("%s", why.text);
+    assert_int_equal(disks_count(d), 2);
+    same_words(disks_child_argv(d, &here, 7), want);
+    same_words(disks_child_argv(d, &nbd, 7), want);
+
+    AUTO_JSON json_t *steps = disks_child_steps(d, &nbd, 7);
+    AUTO_JSON json_t *step = json_pack(
+        "{s:[s,s,s,s,s,s,s,s,s,s,s,s]}", "argv", "qemu-img", "create", "-q", "-u", "-f", "qcow2",
+        "-F", "raw", "-b", "nbd://[fd00::1]:99/disk1", "/s/fork-f-7-disk1.qcow2", "1048576");
+    assert_true(json_equal(json_array_get(steps, 1), step));
+    assert_fails(disks_check_room(d, "/proc", 3, &why), ENOSPC);
+    assert_fails(disks_check_room(d, "/nonexistent", 3, &why), ENOENT);
+    disks_free(d);
+}
+
+static void is(char *got, const char *want)
+{
+    assert_string_equal(got, want);
+    free(got);
+}
+
+/* Nodes that only a replaced disk used are gone; what a read-only disk uses too stays */
+static void test_blockdev(void **state)
+{
+    const char *const argv[] = {
+        "qemu", "-blockdev", "driver=file,node-name=f,filename=/a", "-blockdev",
+        "{\"driver\":\"raw\",\"node-name\":\"top\",\"file\":\"f\"}", "-blockdev",
+        "driver=raw,node-name=ro,file=shared,read-only=on", "-blockdev",
+        "driver=file,node-name=shared,filename=/r", "-blockdev", "driver=file,node-name=idle",
+        "-device", "virtio-blk-pci,drive=top", NULL};
+    struct disks *d;
+    json_t *ro = block("", "ro", "raw", "/r", NULL, NULL);
+    (void)state;
+
+    json_object_set_new(json_object_get(ro, "inserted"), "ro", json_true());
+    assert_int_equal(plan(argv, json_pack("[o,o]", ro, block("", "top", "raw", "/a", NULL, NULL)),
+                          false, &d), 0);
+    const struct clone_place here = {"/s", NULL}, nbd = {"/s", "unix:/n"};
+    AUTO_JSON json_t *got = disks_child_argv(d, &here, 1);
+    assert_int_equal(json_array_size(got), 9);
+    const char *top = json_string_value(json_array_get(got, 2));
+    is(opts_get(top, "node-name"), "top");
+    is(opts_get(top, "file.filename"), "/s/fork-f-1-disk1.qcow2");
+    for (size_t i = 3; i < 9; i++)
+        assert_string_equal(json_string_value(json_array_get(got, i)),
+                            argv[i < 7 ? i + 2 : i + 4]);
+
+    AUTO_JSON json_t *remote = disks_child_argv(d, &nbd, 1);
+    assert_int_equal(json_array_size(remote), 7);
+    const char *n = json_string_value(json_array_get(remote, 4));
+    is(opts_get(n, "node-name"), "ro");
+    is(opts_get(n, "file.server.path"), "/n");
+    assert_true(opts_is(n, "read-only"));
+    disks_free(d);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_refused), cmocka_unit_test(test_argv),
+          cmocka_unit_test(test_blockdev))
