@@ -217,6 +217,13 @@ static void hear_threads(struct agent *a)
             hear_worker(a, &m);
 }
 
+/* Those that are started at once go on together */
+static void count_kids(struct agent *a)
+{
+    if (a->ff)
+        ff_agent_together(a->ff, (unsigned)kids_alive(&a->kids));
+}
+
 /* --- commands --- */
 
 static void detach(struct agent *a)
@@ -248,6 +255,7 @@ static void obey(struct agent *a, const char *line)
             say_error(a, (unsigned)json_integer_value(json_object_get(v, "number")), why.text);
         else
             write_state(a);
+        count_kids(a);
     } else if ((v = json_object_get(o, "kill"))) {
         if ((kid = kids_find(&a->kids, (unsigned)json_integer_value(v))) &&
             kid->state != KID_ENDED)
@@ -322,6 +330,7 @@ static void reap(struct agent *a)
                          "what", "ended", "pid", (int)kid->pid, "how", how, "code", code, "log",
                          words));
         free(how);
+        count_kids(a);
         write_state(a);
     }
 }

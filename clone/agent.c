@@ -341,6 +341,14 @@ void ff_agent_on_child(struct ff_agent *a,
     pthread_mutex_unlock(&a->lock);
 }
 
+void ff_agent_together(struct ff_agent *a, unsigned n)
+{
+    pthread_mutex_lock(&a->lock);
+    a->together = n;
+    pthread_mutex_unlock(&a->lock);
+    eventfd_write(a->poke_fd, 1);
+}
+
 void ff_agent_cancel(struct ff_agent *a)
 {
     atomic_store(&a->cancelled, true);

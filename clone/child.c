@@ -248,7 +248,7 @@ static int attach(struct ff_child *c, const char *config, struct ff_error *err)
     m.fd[0] = c->uffd.fd;
     rc = ff_clone_send(c->sock, &m, err);
     if (!rc)
-        rc = expect(c, FF_CLONE_ATTACHED, &m, ANSWER_MS, err);
+        rc = expect(c, FF_CLONE_ATTACHED, &m, -1, err); /* when others have come; cancellable */
     c->attached = !rc;
     return rc;
 }

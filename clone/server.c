@@ -12,6 +12,7 @@
  *              WAITING   a child: HELLO was heard, the image is not there yet
  *              SENDING   it gets the state and the files
  *              MAPPING   it has them, and maps them
+ *              HELD      it has mapped them: ATTACHED when as many as go on together have
  *              ATTACHED  its faults are served
  *              Nobody waits for one connection: one that says nothing costs a descriptor.
  * Invariants   a child is told one of COMPLETE and LOST, once, after ATTACHED; before it, REFUSE.
@@ -30,8 +31,9 @@
 #include "regions.h"
 
 #define LATER_MS 10 /* a queue is full: its reader is on its way */
+#define HOLD_MS 1000 /* after the last that came: one that does not come holds nobody for long */
 
-enum state { NEW, LENDING, LENT, WAITING, SENDING, MAPPING, ATTACHED };
+enum state { NEW, LENDING, LENT, WAITING, SENDING, MAPPING, HELD, ATTACHED };
 
 struct ff_conn {
     int sock;
@@ -239,8 +241,30 @@ static int attach(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
         m->n_fds = 0; /* taken */
         rc = ff_children_add(p, m->fd[0], c->host, c->sock, &c->view, err);
     }
-    if (!rc)
-        rc = ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+    if (rc)
+        return rc;
+    c->state = HELD;
+    a->came_ns = ff_now_ns();
+    return 0;
+}
+
+/* Guests that run would take the CPUs from those that start */
+static bool wait_for_others(struct ff_agent *a)
+{
+    unsigned here = 0;
+
+    pthread_mutex_lock(&a->lock);
+    unsigned together = a->together;
+    pthread_mutex_unlock(&a->lock);
+    for (struct ff_conn *c = a->conns; c; c = c->next)
+        here += c->child && !c->over && c->state >= HELD;
+    return here < together && ff_now_ns() - a->came_ns < HOLD_MS * 1000000ull;
+}
+
+static int let_go(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
+{
+    int rc = ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+
     if (rc)
         return rc;
     c->state = ATTACHED;
@@ -317,6 +341,8 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
         rc = compare(a, c, &why);
     if (!rc && c->state == SENDING)
         rc = send_image(a, c, status == FF_IMAGE_COMPLETE, &why);
+    if (!rc && c->state == HELD && (status == FF_IMAGE_LOST || !wait_for_others(a)))
+        rc = let_go(a, c, &why);
     if (rc) {
         end(c, &why);
         return;
@@ -375,7 +401,7 @@ static void wait_for_any(struct ff_agent *a, bool serves)
     n = 3;
     for (struct ff_conn *c = a->conns; c; c = c->next) {
         p[n++] = (struct pollfd){.fd = c->sock, .events = POLLIN};
-        later |= c->state == SENDING;
+        later |= c->state == SENDING || c->state == HELD;
     }
     poll(p, n, later ? LATER_MS : 5000);
     free(p);
@@ -392,9 +418,10 @@ static void turn(struct ff_agent *a)
     enum ff_image_status status = a->status;
     why = a->why;
     pthread_mutex_unlock(&a->lock);
+    for (struct ff_conn *c = a->conns; c; c = c->next)
+        hear(a, c);
     for (struct ff_conn **at = &a->conns; *at;) {
         struct ff_conn *c = *at;
-        hear(a, c);
         advance(a, c, status, &why);
         if (!c->over) {
             at = &c->next;

@@ -475,6 +475,15 @@ const char *ff_agent_link(struct ff_agent *a);
 void ff_agent_on_child(struct ff_agent *a,
                        void (*fn)(void *opaque, unsigned child, enum ff_child_event what),
                        void *opaque);
+/**
+ * ff_agent_together() - children that come are to go on together; at any time from any thread
+ * @n: of them that are expected here. ff_child_attach() returns in none before it can in @n, or
+ *     before no other has come for a second; 0, the default: in each as soon as it can
+ *
+ * Many guests that are started at once all run sooner so: those that run already would take the
+ * CPUs from those that start.
+ */
+void ff_agent_together(struct ff_agent *a, unsigned n);
 void ff_agent_cancel(struct ff_agent *a); /* any thread */
 
 /* Children that are not complete lose their memory: they are told, and wait in missing pages */

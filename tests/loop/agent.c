@@ -160,6 +160,26 @@ static void after_it_is_complete(void)
     run(f);
 }
 
+/* None goes on before the last has come */
+static void together(void)
+{
+    struct family *f = family_new();
+
+    f->n_children = f->together = 4;
+    f->child[1].when = WHEN_HERE;
+    f->child[1].later_us = 200000;
+    run(f);
+}
+
+static void together_but_one(void)
+{
+    struct family *f = family_new();
+
+    f->n_children = 3;
+    f->together = 4;
+    run(f);
+}
+
 /* --- lent --- */
 
 static void lent_in_part(void)
@@ -212,6 +232,8 @@ int main(int argc, char **argv)
         {"no child", no_child, 0},
         {"before the image", before_the_image, 0},
         {"after it is complete", after_it_is_complete, 0},
+        {"together", together, 0},
+        {"together, but one does not come", together_but_one, 0},
         {"lent in part", lent_in_part, 0},
         {"tcp, lent", tcp_lent_all, 0},
         {"loop, lent", loop_lent_all, 0},

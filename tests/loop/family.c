@@ -186,6 +186,7 @@ static void kid_attach(struct kid *k)
         must_ok(ff_child_add_region(k->c, &r, &err), err);
     }
     atomic_store(&k->own->asked, true);
+    uint64_t asked_ns = ff_now_ns();
     int rc = ff_child_attach(k->c, k->own->config ? k->own->config : "test", &err);
     atomic_store(&k->own->rc, rc);
     if (rc) {
@@ -196,6 +197,10 @@ static void kid_attach(struct kid *k)
     }
     ff_child_state(k->c, &state, &len);
     must(len == STATE_BYTES && ((const uint8_t *)state)[len - 1] == (uint8_t)(len - 1));
+    for (unsigned i = 0; i < f->n_children && i < f->together; i++)
+        must(atomic_load(&f->child[i].asked));
+    if (f->together > f->n_children) /* it waited for one that does not come */
+        must(ff_now_ns() - asked_ns > 900000000ull);
     uint64_t offset;
     must(ff_child_fd(k->c, 0, &offset) >= 0 && ff_child_fd(k->c, f->n_regions, &offset) == -1);
     atomic_store(&k->own->attached, true);
@@ -239,6 +244,7 @@ static void kid_main(void *arg)
                : k->own->when == WHEN_HERE ? &f->here
                                            : &f->late_may_start,
                "child: to be started");
+    usleep(k->own->later_us);
     kid_attach(k);
     must(!pthread_create(&waiter, NULL, wait_main, k));
     must_ok(ff_child_running(k->c, &err), err);
@@ -304,6 +310,7 @@ static void agent_main(void *arg)
     must_ok(ff_agent_new_on_link(a, to_source, f->path, &f->agent, &err), err);
     ff_address_free(a);
     ff_agent_on_child(f->agent, on_child, f);
+    ff_agent_together(f->agent, f->together);
     must(!pthread_create(&stats, NULL, publish_stats, f));
     atomic_store(&f->port, ff_agent_port(f->agent));
     atomic_store(&f->listens, true);

@@ -27,6 +27,7 @@ enum when { AT_ONCE, WHEN_HERE, WHEN_COMPLETE };
 struct family_child {
     /* what to do */
     enum when when;
+    unsigned later_us; /* than that */
     bool only_peek;    /* one thread reads one missing byte; how that ends is `peek` */
     const char *config;
     /* what happened */
@@ -45,6 +46,7 @@ struct family {
     enum memory memory;  /* of the source's regions that have a file, and the children's pages */
     bool lend;           /* the first region of the source is a memfd, lent */
     bool lend_all;
+    unsigned together;   /* as many children are to go on together */
     bool last_later;     /* nobody touches the last cell before family_last() */
     unsigned n_regions;  /* default 2: 1500, 501 cells */
     uint64_t cells[REGIONS_MAX];
