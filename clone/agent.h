@@ -78,8 +78,8 @@ struct ff_agent {
     unsigned n_lent;
     bool adopted; /* the table is there: too late to lend */
     unsigned children, running, ended;
-    unsigned together; /* children that go on together */
-    uint64_t came_ns;  /* server thread: when the last of them attached */
+    unsigned together; /* children that run together */
+    uint64_t ready_ns; /* server thread: since when the last of them is ready */
 };
 
 /* As ff_agent_new(), on a link that is there already (NULL: listen); for tests */

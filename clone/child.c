@@ -49,7 +49,7 @@ struct ff_child {
     struct ff_uffd uffd;
     void *state;
     size_t state_bytes;
-    bool attached, done;
+    bool attached, may_run, done;
     void (*on_map)(void *opaque, bool begins);
     void *on_map_opaque;
 };
@@ -248,7 +248,7 @@ static int attach(struct ff_child *c, const char *config, struct ff_error *err)
     m.fd[0] = c->uffd.fd;
     rc = ff_clone_send(c->sock, &m, err);
     if (!rc)
-        rc = expect(c, FF_CLONE_ATTACHED, &m, -1, err); /* when others have come; cancellable */
+        rc = expect(c, FF_CLONE_ATTACHED, &m, ANSWER_MS, err);
     c->attached = !rc;
     return rc;
 }
@@ -277,12 +277,22 @@ int ff_child_fd(const struct ff_child *c, unsigned region, uint64_t *offset)
     return c->memory[region].fd;
 }
 
+/* What it means that the agent has gone those say that wait */
+static int say(struct ff_child *c, enum ff_clone_type type, struct ff_error *err)
+{
+    int rc = ff_clone_say(c->sock, type, err);
+
+    return rc == -EPIPE || rc == -ECONNRESET ? 0 : rc;
+}
+
+int ff_child_ready(struct ff_child *c, struct ff_error *err)
+{
+    return say(c, FF_CLONE_READY, err);
+}
+
 int ff_child_running(struct ff_child *c, struct ff_error *err)
 {
-    int rc = ff_clone_say(c->sock, FF_CLONE_RUNNING, err);
-
-    /* what it means that the agent has gone ff_child_wait_done() says */
-    return rc == -EPIPE || rc == -ECONNRESET ? 0 : rc;
+    return say(c, FF_CLONE_RUNNING, err);
 }
 
 static void unwatch(struct ff_child *c)
@@ -300,22 +310,47 @@ static void unwatch(struct ff_child *c)
     ff_uffd_close(&c->uffd);
 }
 
-int ff_child_wait_done(struct ff_child *c, struct ff_error *err)
+/* Take messages until @what is true */
+static int wait_for(struct ff_child *c, const bool *what, struct ff_error *err)
 {
     struct ff_clone_msg m;
+    int rc = 0;
 
     if (!c->attached)
         return ff_error_set(err, EINVAL, "child %u: wait: it is not attached", c->number);
-    if (c->done)
-        return 0;
-    int rc = expect(c, FF_CLONE_COMPLETE, &m, -1, err);
-    if (rc && rc != -ECANCELED)
-        ff_error_context(err, "child %u: memory is missing that will not come", c->number);
-    if (rc)
-        return rc;
-    unwatch(c);
-    c->done = true;
-    return 0;
+    while (!*what && !rc) {
+        rc = ff_clone_expect(c->sock, c->cancel_fd, &m, -1, err);
+        if (rc == -ECONNRESET && c->done) { /* it needs nobody */
+            c->may_run = true;
+            return 0;
+        }
+        if (rc && rc != -ECANCELED)
+            ff_error_context(err, "child %u: memory is missing that will not come", c->number);
+        if (rc)
+            return rc;
+        if (m.type == FF_CLONE_RUN && !c->may_run) {
+            c->may_run = true;
+        } else if (m.type == FF_CLONE_COMPLETE) {
+            if (!c->done) /* it may have been when the child came */
+                unwatch(c);
+            c->done = true;
+        } else {
+            rc = ff_error_set(err, EPROTO, "child %u: the agent said %s", c->number,
+                              ff_clone_name(m.type));
+        }
+        ff_clone_close(&m);
+    }
+    return rc;
+}
+
+int ff_child_wait_run(struct ff_child *c, struct ff_error *err)
+{
+    return wait_for(c, &c->may_run, err);
+}
+
+int ff_child_wait_done(struct ff_child *c, struct ff_error *err)
+{
+    return wait_for(c, &c->done, err);
 }
 
 void ff_child_cancel(struct ff_child *c)

@@ -16,8 +16,11 @@
  *              (maps, watches)
  *              WATCH [userfaultfd, or none]    --> serves it
  *                                              <-- ATTACHED
+ *              (loads its devices)
+ *              READY                           --> (holds it until the others are)
+ *                                              <-- RUN
  *              RUNNING                         -->
- *                                              <-- COMPLETE: unregister
+ *                                              <-- COMPLETE, at any time after ATTACHED: unregister
  *                                              <-- LOST code, reason: end
  *
  *              source on this host                 agent
@@ -50,6 +53,8 @@ enum ff_clone_type {
     FF_CLONE_MEMORY,
     FF_CLONE_WATCH,
     FF_CLONE_ATTACHED,
+    FF_CLONE_READY,
+    FF_CLONE_RUN,
     FF_CLONE_RUNNING,
     FF_CLONE_COMPLETE,
     FF_CLONE_LOST,

@@ -12,8 +12,8 @@
  *              WAITING   a child: HELLO was heard, the image is not there yet
  *              SENDING   it gets the state and the files
  *              MAPPING   it has them, and maps them
- *              HELD      it has mapped them: ATTACHED when as many as go on together have
- *              ATTACHED  its faults are served
+ *              ATTACHED  its faults are served; it loads its devices, is READY, and runs when as
+ *                        many as run together are
  *              Nobody waits for one connection: one that says nothing costs a descriptor.
  * Invariants   a child is told one of COMPLETE and LOST, once, after ATTACHED; before it, REFUSE.
  */
@@ -31,14 +31,14 @@
 #include "regions.h"
 
 #define LATER_MS 10 /* a queue is full: its reader is on its way */
-#define HOLD_MS 1000 /* after the last that came: one that does not come holds nobody for long */
+#define HOLD_MS 2000 /* after the last was ready: one that does not come holds nobody for long */
 
-enum state { NEW, LENDING, LENT, WAITING, SENDING, MAPPING, HELD, ATTACHED };
+enum state { NEW, LENDING, LENT, WAITING, SENDING, MAPPING, ATTACHED };
 
 struct ff_conn {
     int sock;
     enum state state;
-    bool child, running;
+    bool child, ready, may_run, running;
     bool told; /* how it ended: COMPLETE or LOST */
     bool ended; /* and it was reported; COMPLETE not before it runs */
     bool over; /* to be closed */
@@ -241,35 +241,26 @@ static int attach(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
         m->n_fds = 0; /* taken */
         rc = ff_children_add(p, m->fd[0], c->host, c->sock, &c->view, err);
     }
+    if (!rc)
+        rc = ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
     if (rc)
         return rc;
-    c->state = HELD;
-    a->came_ns = ff_now_ns();
+    c->state = ATTACHED;
+    report(a, c, FF_CHILD_ATTACHED);
     return 0;
 }
 
 /* Guests that run would take the CPUs from those that start */
 static bool wait_for_others(struct ff_agent *a)
 {
-    unsigned here = 0;
+    unsigned ready = 0;
 
     pthread_mutex_lock(&a->lock);
     unsigned together = a->together;
     pthread_mutex_unlock(&a->lock);
     for (struct ff_conn *c = a->conns; c; c = c->next)
-        here += c->child && !c->over && c->state >= HELD;
-    return here < together && ff_now_ns() - a->came_ns < HOLD_MS * 1000000ull;
-}
-
-static int let_go(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
-{
-    int rc = ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
-
-    if (rc)
-        return rc;
-    c->state = ATTACHED;
-    report(a, c, FF_CHILD_ATTACHED);
-    return 0;
+        ready += c->ready && !c->over;
+    return ready < together && ff_now_ns() - a->ready_ns < HOLD_MS * 1000000ull;
 }
 
 /* All memory is here, and it runs: it needs nothing more */
@@ -295,7 +286,12 @@ static int handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
         return take_lent(a, c, m, err);
     if (c->state == MAPPING && m->type == FF_CLONE_WATCH)
         return attach(a, c, m, err);
-    if (c->state == ATTACHED && m->type == FF_CLONE_RUNNING && !c->running) {
+    if (c->state == ATTACHED && m->type == FF_CLONE_READY && !c->ready) {
+        c->ready = true;
+        a->ready_ns = ff_now_ns();
+        return 0;
+    }
+    if (c->may_run && m->type == FF_CLONE_RUNNING && !c->running) {
         c->running = true;
         count(a, &a->running, 1);
         report(a, c, FF_CHILD_RUNNING);
@@ -341,8 +337,10 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
         rc = compare(a, c, &why);
     if (!rc && c->state == SENDING)
         rc = send_image(a, c, status == FF_IMAGE_COMPLETE, &why);
-    if (!rc && c->state == HELD && (status == FF_IMAGE_LOST || !wait_for_others(a)))
-        rc = let_go(a, c, &why);
+    if (!rc && c->ready && !c->may_run && status != FF_IMAGE_LOST && !wait_for_others(a)) {
+        rc = ff_clone_say(c->sock, FF_CLONE_RUN, &why);
+        c->may_run = !rc;
+    }
     if (rc) {
         end(c, &why);
         return;
@@ -401,7 +399,7 @@ static void wait_for_any(struct ff_agent *a, bool serves)
     n = 3;
     for (struct ff_conn *c = a->conns; c; c = c->next) {
         p[n++] = (struct pollfd){.fd = c->sock, .events = POLLIN};
-        later |= c->state == SENDING || c->state == HELD;
+        later |= c->state == SENDING || (c->ready && !c->may_run);
     }
     poll(p, n, later ? LATER_MS : 5000);
     free(p);

@@ -392,8 +392,10 @@ void ff_collapse_stop(struct ff_collapse *c);
  *              ff_source_lend()  --> what is on this host is taken as it is
  *              ff_source_connect() .. ff_source_go()    <-- ff_child_new(), add_region(),
  *                                                           ff_child_attach()
- *                                                           (load ff_child_state(), run)
- *                                                       <-- ff_child_running()
+ *                                                           (load ff_child_state())
+ *                                                       <-- ff_child_ready()
+ *                                                       --> ff_child_wait_run()
+ *                                                           (run) ff_child_running()
  *              ff_source_wait_done() ff_agent_wait()    --> ff_child_wait_done()
  *
  * Threads      as above: the calls of one handle one after the other; *_cancel() and
@@ -476,9 +478,9 @@ void ff_agent_on_child(struct ff_agent *a,
                        void (*fn)(void *opaque, unsigned child, enum ff_child_event what),
                        void *opaque);
 /**
- * ff_agent_together() - children that come are to go on together; at any time from any thread
- * @n: of them that are expected here. ff_child_attach() returns in none before it can in @n, or
- *     before no other has come for a second; 0, the default: in each as soon as it can
+ * ff_agent_together() - children are to run together; at any time from any thread
+ * @n: of them that are expected here. None may run before @n are ready, or none has become ready
+ *     for two seconds; 0, the default: each as soon as it is ready
  *
  * Many guests that are started at once all run sooner so: those that run already would take the
  * CPUs from those that start.
@@ -539,14 +541,22 @@ void ff_child_state(const struct ff_child *c, const void **state, size_t *len);
  * owned by @c. -1: not attached */
 int ff_child_fd(const struct ff_child *c, unsigned region, uint64_t *offset);
 
-/* The guest runs: tell the agent. Also while another thread is in ff_child_wait_done() */
+/* The state is loaded; the guest runs: tell the agent. Also while another thread is in one of the
+ * two below */
+int ff_child_ready(struct ff_child *c, struct ff_error *err);
 int ff_child_running(struct ff_child *c, struct ff_error *err);
 
 /**
- * ff_child_wait_done() - wait until all memory is on this host
+ * ff_child_wait_run() - wait until the guest may run, see ff_agent_together()
  *
  * Call it in a thread of its own as soon as the child is attached: loading the state may wait for
- * memory that never comes, and only this says so.
+ * memory that never comes, and only this, and then ff_child_wait_done(), says so.
+ * Return: as ff_child_wait_done(), but for 0: ff_child_ready() was called, and the guest may run
+ */
+int ff_child_wait_run(struct ff_child *c, struct ff_error *err);
+
+/**
+ * ff_child_wait_done() - wait until all memory is on this host
  *
  * Return: 0: it is, and it is no longer watched: the child needs the agent no more;
  *         -ECANCELED; -errno: the agent lost its source, or died: the guest must be ended. Until it is,

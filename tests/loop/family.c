@@ -186,7 +186,6 @@ static void kid_attach(struct kid *k)
         must_ok(ff_child_add_region(k->c, &r, &err), err);
     }
     atomic_store(&k->own->asked, true);
-    uint64_t asked_ns = ff_now_ns();
     int rc = ff_child_attach(k->c, k->own->config ? k->own->config : "test", &err);
     atomic_store(&k->own->rc, rc);
     if (rc) {
@@ -197,13 +196,31 @@ static void kid_attach(struct kid *k)
     }
     ff_child_state(k->c, &state, &len);
     must(len == STATE_BYTES && ((const uint8_t *)state)[len - 1] == (uint8_t)(len - 1));
-    for (unsigned i = 0; i < f->n_children && i < f->together; i++)
-        must(atomic_load(&f->child[i].asked));
-    if (f->together > f->n_children) /* it waited for one that does not come */
-        must(ff_now_ns() - asked_ns > 900000000ull);
     uint64_t offset;
     must(ff_child_fd(k->c, 0, &offset) >= 0 && ff_child_fd(k->c, f->n_regions, &offset) == -1);
     atomic_store(&k->own->attached, true);
+}
+
+/* Whether it may run */
+static bool kid_wait_run(struct kid *k)
+{
+    struct family *f = k->f;
+    uint64_t ready_ns = ff_now_ns();
+    struct ff_error err = {.code = 0};
+
+    must_ok(ff_child_ready(k->c, &err), err);
+    int rc = ff_child_wait_run(k->c, &err);
+    atomic_store(&k->own->rc, rc);
+    if (rc) {
+        snprintf(k->own->error, sizeof(k->own->error), "%s", err.text);
+        atomic_store(&k->own->done, true);
+        return false;
+    }
+    for (unsigned i = 0; i < f->n_children && i < f->together; i++)
+        must(atomic_load(&f->child[i].attached));
+    if (f->together > f->n_children) /* it waited for one that does not come */
+        must(ff_now_ns() - ready_ns > 1900000000ull);
+    return true;
 }
 
 static void kid_work(struct kid *k)
@@ -246,8 +263,11 @@ static void kid_main(void *arg)
                "child: to be started");
     usleep(k->own->later_us);
     kid_attach(k);
-    must(!pthread_create(&waiter, NULL, wait_main, k));
-    must_ok(ff_child_running(k->c, &err), err);
+    bool runs = kid_wait_run(k);
+    if (runs) {
+        must(!pthread_create(&waiter, NULL, wait_main, k));
+        must_ok(ff_child_running(k->c, &err), err);
+    }
     if (k->own->only_peek) {
         must(!pthread_create(&peek, NULL, peek_main, k));
         wait_until(&k->own->done, "child: to be told");
@@ -255,7 +275,8 @@ static void kid_main(void *arg)
         _exit(atomic_load(&k->own->peeked) ? 5 : 4); /* nobody may free what it waits for */
     }
     kid_work(k);
-    pthread_join(waiter, NULL);
+    if (runs)
+        pthread_join(waiter, NULL);
     ff_child_free(k->c);
     free(k->written);
 }

@@ -30,6 +30,8 @@ static struct ff_clone_msg messages[] = {
     {.type = FF_CLONE_WATCH, .n_fds = 1},
     {.type = FF_CLONE_WATCH},
     {.type = FF_CLONE_ATTACHED},
+    {.type = FF_CLONE_READY},
+    {.type = FF_CLONE_RUN},
     {.type = FF_CLONE_RUNNING},
     {.type = FF_CLONE_COMPLETE},
     {.type = FF_CLONE_LOST, .code = EPIPE, .text = ""},
@@ -205,7 +207,7 @@ static void test_fields(void **state)
         const char *says;
     } cases[] = {
         {0, 0, 0, "type 0"},
-        {0, 0, FF_CLONE_LAST + 1, "type 10"},
+        {0, 0, FF_CLONE_LAST + 1, "type 12"},
         {0, 4, 0, "magic"},
         {0, 12, 2, "version 2"},
         {0, 14, 2, "kind 2"},
