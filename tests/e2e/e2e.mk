@@ -22,7 +22,7 @@ E2E_TESTS := \
     tests/e2e/one_runner.py:$(if $(filter 1,$(FARFORK_FULL)),260,140) \
     tests/e2e/refuse.py:170 \
     tests/e2e/clone.py:320 \
-    tests/e2e/vmclone.py:$(if $(filter 1,$(FARFORK_FULL)),820,320) \
+    tests/e2e/vmclone.py:$(if $(filter 1,$(FARFORK_FULL)),920,500) \
     tests/e2e/clone_disks.py:170 \
     tests/e2e/guest_identity.py:220 \
     tests/e2e/vmclone_linux.py:320 \

@@ -209,7 +209,7 @@ static void test_fields(void **state)
         {0, 0, 0, "type 0"},
         {0, 0, FF_CLONE_LAST + 1, "type 12"},
         {0, 4, 0, "magic"},
-        {0, 12, 2, "version 2"},
+        {0, 12, 1, "version 1"},
         {0, 14, 2, "kind 2"},
         {0, 20, 3, ""},   /* addresses: one is taken from the table */
         {0, 23, 1, "regions"},
