@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * agent.c - farfork agent: hold one image on this host, start children on it, look after them
+ * agent.c - farfork agent: hold an image on this host, start children on it, look after them
  */
 /**
  * DOC: Theory of Operation
@@ -16,8 +16,9 @@
  *              for it. When the first one dies, the agent gets SIGTERM.
  * States       attached to who started it, until {"detach":true}. Attached, the end of stdin or a
  *              signal ends its children and itself, but for the end of stdin once every page is
- *              here: then it detaches. Detached, it ends with its last child; a signal ends it
- *              together with those children that still need it.
+ *              here, or it was told to keep its children (a guest is moved to one): then it
+ *              detaches. Detached, it ends with its last child; a signal ends it together with
+ *              those children that still need it.
  * Failure      the link is lost: children are told by the library and end; those that have not
  *              after some seconds are killed. Nothing is left in the run directory, nor itself.
  */
@@ -33,7 +34,6 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "agent.h"
@@ -48,7 +48,7 @@
 #define END_LIMIT_MS 5000
 #define LOST_LIMIT_MS 5000
 
-enum image { LISTENING, IMAGE, COMPLETE, LOST };
+enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
 
 struct agent {
     const char *listen, *id, *node, *base, *parent;
@@ -56,7 +56,7 @@ struct agent {
     struct ff_agent *ff;
     struct ff_error *err; /* the worker's, once it has ended */
     pthread_t worker;
-    bool worker_runs, worker_over, detached, ending, input_ended;
+    bool worker_runs, worker_over, detached, ending, input_ended, kept;
     enum image image;
     int pipe[2], signals, front;
     struct line_reader in;
@@ -93,7 +93,7 @@ static void say_error(struct agent *a, unsigned child, const char *text)
 
 static void write_state(struct agent *a)
 {
-    static const char *const names[] = {"waiting", "arriving", "complete", "lost"};
+    static const char *const names[] = {"waiting", "arriving", "complete", "lost", "none"};
     struct timespec t;
 
     if (!a->dir)
@@ -244,6 +244,25 @@ static void detach(struct agent *a)
     write_state(a);
 }
 
+/* A guest moves to a child of this agent, or has: who started it may be gone, and it may not end */
+static void keep(struct agent *a)
+{
+    a->kept = true;
+    for (size_t i = 0; i < a->kids.n; i++)
+        if (a->kids.v[i].state == KID_STARTED)
+            a->kids.v[i].state = KID_ATTACHED;
+    write_state(a);
+    say(a, json_pack("{ss}", "event", "keep"));
+}
+
+static void let_go(struct agent *a)
+{
+    for (size_t i = 0; a->kept && i < a->kids.n; i++)
+        if (a->kids.v[i].state == KID_ATTACHED)
+            a->kids.v[i].state = KID_COMPLETE;
+    detach(a);
+}
+
 static void obey(struct agent *a, const char *line)
 {
     json_t *o = json_loads(line, 0, NULL), *v;
@@ -260,12 +279,17 @@ static void obey(struct agent *a, const char *line)
         if ((kid = kids_find(&a->kids, (unsigned)json_integer_value(v))) &&
             kid->state != KID_ENDED)
             kid_kill(kid);
+    } else if ((v = json_object_get(o, "qmp"))) {
+        say(a, kids_qmp(&a->kids, v));
+    } else if (json_is_true(json_object_get(o, "keep"))) {
+        keep(a);
     } else if (json_is_true(json_object_get(o, "detach"))) {
-        detach(a);
+        let_go(a);
     } else if (json_is_true(json_object_get(o, "end"))) {
         a->ending = true;
+        a->kept = false;
     } else {
-        say_error(a, 0, "want one JSON object a line: spawn, kill, detach or end");
+        say_error(a, 0, "want one JSON object a line: spawn, kill, qmp, keep, detach or end");
     }
     json_decref(o);
 }
@@ -340,7 +364,9 @@ static void hear_signals(struct agent *a)
     struct signalfd_siginfo s;
 
     while (read(a->signals, &s, sizeof(s)) == sizeof(s))
-        if (s.ssi_signo != SIGCHLD)
+        if (s.ssi_signo != SIGCHLD && a->kept && !a->detached)
+            detach(a);
+        else if (s.ssi_signo != SIGCHLD)
             a->ending = true;
     reap(a);
 }
@@ -353,7 +379,7 @@ static bool over(struct agent *a)
     if (a->ending)
         return true;
     if (a->input_ended && !a->detached) {
-        if (a->image != COMPLETE)
+        if (a->image != COMPLETE && !a->kept)
             return true;
         detach(a);
     }
@@ -366,7 +392,7 @@ static bool over(struct agent *a)
 
 static int tick_ms(const struct agent *a)
 {
-    if (a->detached && a->image == COMPLETE)
+    if (a->image == NONE || (a->detached && a->image == COMPLETE))
         return -1; /* nothing but the end of a child happens any more */
     return a->image == LISTENING && a->heard < a->kids.n ? TICK_READY_MS : TICK_MS;
 }
@@ -408,32 +434,43 @@ static void loop(struct agent *a)
 
 /* --- beginning and end --- */
 
-static int start(struct agent *a, struct why *why)
+/* Take an image, in a thread of its own */
+static int start_worker(struct agent *a, struct why *why)
 {
     struct ff_address *address = NULL;
-    int rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
 
-    if (rc)
-        return rc;
     if (!a->socket)
         a->socket = xprintf("%s/agent", a->dir);
     a->err = ff_error_new();
-    rc = ff_address_parse(a->listen, &address, a->err);
+    int rc = ff_address_parse(a->listen, &address, a->err);
     if (!rc)
         rc = ff_agent_new(address, a->socket, &a->ff, a->err);
     ff_address_free(address);
     if (rc)
         return refuse(why, -rc, "%s", ff_error_message(a->err));
-    if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
-        return refuse(why, errno, "pipe: %s", strerror(errno));
     ff_agent_on_child(a->ff, on_child, a);
     rc = pthread_create(&a->worker, NULL, work, a);
     if (rc)
         return refuse(why, rc, "thread: %s", strerror(rc));
     a->worker_runs = true;
+    return 0;
+}
+
+static int start(struct agent *a, struct why *why)
+{
+    int rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
+
+    if (rc)
+        return rc;
+    if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
+        return refuse(why, errno, "pipe: %s", strerror(errno));
+    a->image = a->listen ? LISTENING : NONE;
+    if (a->listen && (rc = start_worker(a, why)))
+        return rc;
     write_state(a);
-    say(a, json_pack("{ss si si ss ss}", "event", "listening", "port", (int)ff_agent_port(a->ff),
-                     "pid", (int)getpid(), "rundir", a->dir, "socket", a->socket));
+    say(a, json_pack("{ss si si ss ss}", "event", "listening", "port",
+                     a->ff ? (int)ff_agent_port(a->ff) : 0, "pid", (int)getpid(), "rundir", a->dir,
+                     "socket", a->socket ? a->socket : ""));
     return 0;
 }
 
@@ -459,7 +496,8 @@ static void finish(struct agent *a)
         close(a->pipe[0]); /* a thread that cannot tell any more goes on: it is waited for */
     write_state(a); /* for those that go on without it */
     for (size_t i = 0; a->detached && i < a->kids.n; i++)
-        if (a->kids.v[i].state == KID_COMPLETE) {
+        if (a->kids.v[i].state != KID_ENDED &&
+            (a->kept || a->kids.v[i].state == KID_COMPLETE)) {
             a->kids.v[i].state = KID_ENDED;
             left++;
         }
@@ -481,12 +519,14 @@ static void finish(struct agent *a)
     free(a->dir);
 }
 
-static int run(struct agent *a)
+static int run(void *opaque, int front)
 {
+    struct agent *a = opaque;
     struct why why;
     struct stat st;
     sigset_t set;
 
+    a->front = front;
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);
@@ -506,56 +546,22 @@ static int run(struct agent *a)
     return rc ? 1 : 0;
 }
 
-/* Two processes, see above; the exit code of the first */
-static int run_behind_front(struct agent *a)
-{
-    pid_t front = getpid();
-    int p[2], status;
-    char c;
-
-    if (pipe2(p, O_CLOEXEC) < 0) {
-        perror("farfork agent: pipe");
-        return 1;
-    }
-    pid_t pid = fork();
-    if (pid < 0) {
-        perror("farfork agent: fork");
-        return 1;
-    }
-    if (!pid) {
-        close(p[0]);
-        prctl(PR_SET_PDEATHSIG, SIGTERM);
-        if (getppid() != front)
-            _exit(1);
-        setsid();
-        a->front = p[1];
-        exit(run(a));
-    }
-    close(p[1]);
-    ssize_t n;
-    while ((n = read(p[0], &c, 1)) < 0 && errno == EINTR)
-        ;
-    if (n == 1) /* detached */
-        return 0;
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            return 1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
-}
-
 static int usage(FILE *out)
 {
-    fputs("usage: farfork agent --listen HOST:PORT[,OPTION...] --id ID [OPTION...]\n\n"
+    fputs("usage: farfork agent [--listen HOST:PORT[,OPTION...]] --id ID [OPTION...]\n\n"
           "Hold the memory of a forked guest on this host, for its children here. vmclone starts\n"
-          "it on every host; JSON lines: events on its output, commands on its input.\n\n"
-          "  --listen ADDRESS        where the parent's host comes in; port 0: any\n"
+          "it on every host, farfork move where a guest goes; JSON lines: events on its output,\n"
+          "commands on its input.\n\n"
+          "  --listen ADDRESS        where the parent's host comes in; port 0: any. Without it\n"
+          "                          there is no memory to hold: for a guest that is moved\n"
           "  --id ID                 of the fork\n"
           "  --node NAME             of this host in the fork; default: its host name\n"
           "  --rundir DIR            put the run directory there, as DIR/ID/NAME\n"
           "  --socket PATH           for the children; default: in the run directory\n"
           "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
           "  -h, --help              print this text\n\n"
-          "It ends with its input, and ends its children then, unless every page is here.\n", out);
+          "It ends with its input, and ends its children then, unless every page is here or it was\n"
+          "told to keep them.\n", out);
     return out == stdout ? 0 : 2;
 }
 
@@ -588,8 +594,8 @@ int cmd_agent(int argc, char **argv)
         case PARENT: a.parent = optarg; break;
         default: return usage(c == 'h' ? stdout : stderr);
         }
-    if (optind < argc || !a.listen || !a.id || !rundir_name_valid(a.id) ||
+    if (optind < argc || !a.id || !rundir_name_valid(a.id) ||
         !rundir_name_valid(a.node))
         return usage(stderr);
-    return run_behind_front(&a);
+    return agent_behind_front(run, &a);
 }

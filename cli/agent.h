@@ -63,7 +63,19 @@ void kid_kill(const struct kid *kid); /* with all of its group */
 
 /* Kill all and wait until they are gone, at most @limit_ms: whether they are */
 bool kids_end(struct kids *k, int limit_ms);
+/**
+ * kids_qmp() - a command for a child's QEMU
+ * @o: {"child": N, "execute": NAME, "arguments": {..}, "id": any}; the last two may be missing
+ *
+ * Cost:   waits for the answer, some seconds at most
+ * Return: the event for it: "return", or "error" and then "again" when its socket is not there yet
+ */
+json_t *kids_qmp(struct kids *k, const json_t *o);
 json_t *kids_state(const struct kids *k);
 void kids_free(struct kids *k);
+
+/* Run @run in a process of its own, behind this one: the exit code of this one. It ends with @run's,
+ * or, with 0, once a byte was written to @front; when it dies, the other gets SIGTERM */
+int agent_behind_front(int (*run)(void *opaque, int front), void *opaque);
 
 #endif

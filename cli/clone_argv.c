@@ -15,14 +15,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/vfs.h>
 
 #include "clone_argv.h"
 #include "clone_rewrite.h"
 #include "opts.h"
 
-static rewrite_fn rewrite_name, drop, refuse_option, rewrite_log, rewrite_object, rewrite_nographic,
-    rewrite_nodefaults, rewrite_display;
+static rewrite_fn rewrite_name, drop, refuse_option, rewrite_log, rewrite_pidfile, rewrite_mem_path,
+    rewrite_object, rewrite_nographic, rewrite_nodefaults, rewrite_display;
 
 static const struct rule {
     const char *option;
@@ -30,9 +31,9 @@ static const struct rule {
 } rules[] = {
     /* the child's own beginning */
     {"incoming", drop}, {"S", drop}, {"loadvm", drop}, {"preconfig", drop}, {"daemonize", drop},
-    {"pidfile", drop}, {"gdb", drop}, {"s", drop},
+    {"pidfile", rewrite_pidfile}, {"gdb", drop}, {"s", drop},
     /* memory comes from the agent */
-    {"mem-path", drop}, {"mem-prealloc", drop}, {"object", rewrite_object},
+    {"mem-path", rewrite_mem_path}, {"mem-prealloc", drop}, {"object", rewrite_object},
     /* sockets and files */
     {"qmp", rewrite_monitor}, {"qmp-pretty", rewrite_monitor}, {"monitor", rewrite_monitor},
     {"qtest", rewrite_monitor}, {"chardev", rewrite_chardev}, {"serial", rewrite_serial},
@@ -94,6 +95,11 @@ void note(struct rewrite *r, const char *fmt, ...)
         words_add(r->notes, "%s", text);
 }
 
+const char *where(const struct rewrite *r)
+{
+    return r->s->incoming ? "there" : "in children";
+}
+
 void emit(struct rewrite *r, const char *option, const char *value)
 {
     words_add(r->out, "-%s", option);
@@ -134,6 +140,21 @@ static int rewrite_log(struct rewrite *r, const char *option, const char *value)
     return 0;
 }
 
+static int rewrite_pidfile(struct rewrite *r, const char *option, const char *value)
+{
+    return r->s->incoming ? rewrite_log(r, option, value) : 0;
+}
+
+/* In a folder memory is in a file without a name, each process has its own */
+static int rewrite_mem_path(struct rewrite *r, const char *option, const char *value)
+{
+    struct stat st;
+
+    if (r->s->incoming && !stat(value, &st) && S_ISDIR(st.st_mode))
+        emit(r, option, value);
+    return 0;
+}
+
 #define HUGETLBFS 0x958458f6
 
 /* Memory of pages of this size; 0: ordinary ones */
@@ -144,8 +165,9 @@ static unsigned long huge_page(const char *path)
     return path && !statfs(path, &s) && s.f_type == HUGETLBFS ? (unsigned long)s.f_bsize : 0;
 }
 
-/* Guest memory is mapped from the agent's over whatever the child has: the parent's file must not
- * be opened, since firmware is written to memory before that. The name of the block stays. */
+/* Guest memory is mapped from the agent's over whatever the child has, or comes from the parent: the
+ * parent's file must not be opened, since firmware is written to memory before that. The name of the
+ * block stays. */
 static int rewrite_object(struct rewrite *r, const char *option, const char *value)
 {
     static const char *const kept[] = {"id", "size", "merge", "dump", "host-nodes", "policy",
@@ -190,8 +212,8 @@ static int rewrite_nodefaults(struct rewrite *r, const char *option, const char 
 
 static int rewrite_display(struct rewrite *r, const char *option, const char *value)
 {
-    (void)option;
-    (void)value;
+    if (r->s->incoming && strcmp(value, "none"))
+        note(r, "-%s %s: there is no display %s", option, value, where(r));
     if (!r->has_display)
         emit(r, "display", "none");
     r->has_display = true;
@@ -236,6 +258,10 @@ static void add_own(struct rewrite *r)
     words_add(r->out, "-qmp");
     words_add(r->out, "unix:%s/%u.qmp,server=on,wait=off", s->rundir, s->number);
     words_add(r->out, "-incoming");
+    if (s->incoming) {
+        words_add(r->out, "%s", s->incoming);
+        return;
+    }
     words_add(r->out, "farfork-clone:%s,number=%u,net=%s", s->socket, s->number,
               s->net == NET_ISOLATED || s->net == NET_NONE ? "isolated" : "keep");
 }

@@ -17,6 +17,8 @@ struct child_spec {
     const char *qemu;     /* program */
     const char *rundir;   /* on its host, without commas; its sockets and files go there */
     const char *socket;   /* the agent's, there */
+    const char *incoming; /* of a guest that is moved; NULL: a child of a fork */
+    const char *replaced; /* the parent's QMP socket, which its own takes the place of; or NULL */
     bool here;            /* on the parent's host */
     enum net_policy net;
     const char *bridge;   /* NET_BRIDGE: of NICs that name none */
@@ -34,7 +36,8 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
  *
  * @parent has the child's disks (clone_disks_argv()) and identity (identity_child_argv()) already.
  * What else may not be shared between two processes differs; everything else is the same byte for
- * byte, in the same order.
+ * byte, in the same order. A guest that is moved (@s->incoming) keeps what is behind its NICs: the
+ * other one lets go of it.
  * Return: 0; -EINVAL: an option without its argument; -ENOTSUP: what cannot be cloned, by name
  */
 int clone_argv(char *const *parent, const struct child_spec *s, struct words *out,

@@ -54,8 +54,19 @@ static char *own_socket(struct rewrite *r, const char *spec)
     return xprintf("unix:%s,%s", path, rest);
 }
 
+/* "unix:PATH,...": the socket that this one's own stands for; moves would pile them up */
+static bool is_replaced(const struct rewrite *r, const char *value)
+{
+    const char *path = r->s->replaced;
+
+    return path && starts(value, "unix:") && strlen(path) == strcspn(value + 5, ",") &&
+           starts(value + 5, path);
+}
+
 int rewrite_monitor(struct rewrite *r, const char *option, const char *value)
 {
+    if (is_replaced(r, value))
+        return 0;
     AUTO_FREE char *own = own_socket(r, value);
 
     if (own)
@@ -83,7 +94,7 @@ int rewrite_serial(struct rewrite *r, const char *option, const char *value)
     } else if (is_one_of(spec, shared) || starts(spec, "vc:") || starts(spec, "chardev:")) {
         emit(r, option, spec);
     } else {
-        note(r, "-%s %s: not connected in children", option, value);
+        note(r, "-%s %s: not connected %s", option, value, where(r));
         emit(r, option, "null");
     }
     return 0;
@@ -97,7 +108,7 @@ static void cut_off(struct rewrite *r, const char *option, const char *value)
     AUTO_FREE char *null = opts_set_first(few, "backend", "null");
     AUTO_FREE char *id = opts_get(value, "id");
 
-    note(r, "chardev %s: not connected in children", id ? id : "without id");
+    note(r, "chardev %s: not connected %s", id ? id : "without id", where(r));
     emit(r, option, null);
 }
 

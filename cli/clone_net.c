@@ -17,6 +17,8 @@
  *              Two processes cannot share a tap (the kernel names a new one), a port of this host
  *              (forwarded ports go), and what was handed over as descriptors or made for this one
  *              guest beforehand: those NICs are left unconnected.
+ *              A guest that is moved keeps what is behind its NICs, by the same names; what was
+ *              handed over is refused.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -93,12 +95,24 @@ static bool has_any(const char *value, const char *const *keys)
     return false;
 }
 
+static const char *const handed[] = {"fd", "fds", "vhostfd", "vhostfds", "sock-fds", NULL};
+
+/* As it is: what both cannot have at once on one host, QEMU says */
+static int move_backend(struct rewrite *r, const char *option, const char *value)
+{
+    if (has_any(value, handed))
+        return refuse(r->why, ENOTSUP, "-%s %s: it was handed to the parent as a descriptor, which "
+                                       "cannot be opened again there; move this guest by hand, "
+                                       "see farfork-rdma-postcopy(7)", option, value);
+    emit(r, option, value);
+    return 0;
+}
+
 /* As the parent's, as far as it can be shared */
 static void keep_backend(struct rewrite *r, const char *option, const char *value, const char *type)
 {
     static const char *const user_drop[] = {"hostfwd", "guestfwd", "smb", NULL};
     static const char *const tap_drop[] = {"ifname", NULL};
-    static const char *const handed[] = {"fd", "fds", "vhostfd", "vhostfds", "sock-fds", NULL};
     AUTO_FREE char *script = opts_get(value, "script"), *ifname = opts_get(value, "ifname");
     AUTO_FREE char *id = opts_get(value, "id");
     bool made_before = ifname && script && !strcmp(script, "no");
@@ -127,6 +141,8 @@ int rewrite_net(struct rewrite *r, const char *option, const char *value)
         emit(r, option, value);
         return 0;
     }
+    if (r->s->incoming)
+        return move_backend(r, option, value);
     if (r->s->net == NET_NONE) {
         unplug(r, option, value);
     } else if (r->s->net == NET_USER) {

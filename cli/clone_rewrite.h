@@ -21,6 +21,7 @@ typedef int rewrite_fn(struct rewrite *r, const char *option, const char *value)
 /* A path in the run directory instead of @path: RUNDIR/N.BASENAME, no two of them the same */
 char *child_path(struct rewrite *r, const char *path);
 void note(struct rewrite *r, const char *fmt, ...) PRINTF(2, 3);
+const char *where(const struct rewrite *r); /* for a note */
 void emit(struct rewrite *r, const char *option, const char *value);
 
 /* clone_chardev.c */

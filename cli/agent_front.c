@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_front.c - the agent in a session of its own, behind a process that who started it waits for
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent.h"
+
+int agent_behind_front(int (*run)(void *opaque, int front), void *opaque)
+{
+    pid_t front = getpid();
+    int p[2], status;
+    char c;
+
+    if (pipe2(p, O_CLOEXEC) < 0) {
+        perror("farfork agent: pipe");
+        return 1;
+    }
+    pid_t pid = fork();
+    if (pid < 0) {
+        perror("farfork agent: fork");
+        return 1;
+    }
+    if (!pid) {
+        close(p[0]);
+        prctl(PR_SET_PDEATHSIG, SIGTERM);
+        if (getppid() != front)
+            _exit(1);
+        setsid();
+        exit(run(opaque, p[1]));
+    }
+    close(p[1]);
+    ssize_t n;
+    while ((n = read(p[0], &c, 1)) < 0 && errno == EINTR)
+        ;
+    if (n == 1) /* detached */
+        return 0;
+    while (waitpid(pid, &status, 0) < 0)
+        if (errno != EINTR)
+            return 1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
