@@ -57,8 +57,7 @@ static void hear_parent(struct clone *c)
         json_decref(e);
 }
 
-/* Wait for anything, at most @wait_ms, and handle it; whether a host said anything */
-static bool turn(struct clone *c, int wait_ms)
+bool clone_turn(struct clone *c, int wait_ms)
 {
     size_t n = 2 + 2 * c->n_hosts;
     struct pollfd *p = xcalloc(n, sizeof(*p));
@@ -93,7 +92,7 @@ static int pump(struct clone *c, bool (*done)(const struct clone *), int limit_m
     while (!done(c)) {
         if (c->interrupted)
             return -ECANCELED;
-        if (turn(c, SHOW_MS))
+        if (clone_turn(c, SHOW_MS))
             last = now_ms();
         else if (now_ms() > last + (uint64_t)limit_ms)
             return -ETIMEDOUT;
@@ -320,7 +319,7 @@ static int outcome(const struct clone *c)
     return good && good == c->n_children ? EXIT_ALL : good ? EXIT_SOME : EXIT_NONE;
 }
 
-int clone_run(struct clone *c)
+void clone_block_signals(struct clone *c)
 {
     sigset_t set;
 
@@ -331,6 +330,11 @@ int clone_run(struct clone *c)
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
     c->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int clone_run(struct clone *c)
+{
+    clone_block_signals(c);
     c->begin_ms = now_exact_ms();
     int rc = do_fork(c);
     if (rc == -ECANCELED) { /* in the midst of a command to the parent */
@@ -383,6 +387,7 @@ void clone_free(struct clone *c)
     clone_disks_free(c->disks);
     identity_free(c->identity);
     json_decref(c->freeze);
+    json_decref(c->answer);
     qmp_free(c->qmp);
     if (c->signals > 0)
         close(c->signals);

@@ -62,6 +62,7 @@ struct clone_options {
     struct words ip; /* NIC by NIC */
     unsigned n, timeout_s;
     bool prestart, template, json, quiet;
+    bool move; /* agents hold no image */
     enum net_policy net;
 };
 
@@ -82,6 +83,7 @@ struct clone {
     struct identity *identity;
     bool parent_gone, launched, exported;
     json_t *freeze; /* what x-farfork-export said */
+    json_t *answer; /* the last event "qmp" or "keep", for farfork move; NULL: none since then */
     /* all of it */
     int signals;
     bool interrupted;
@@ -96,7 +98,8 @@ bool child_runs(const struct child *c); /* now, or it did until it ended by itse
 int clone_plan(struct clone *c, struct why *why);
 void child_fail(struct child *c, const char *fmt, ...) PRINTF(2, 3);
 
-/* clone_parent.c */
+/* clone_parent.c; the first: connected, with what it was started with */
+int clone_find_parent(struct clone *c, struct why *why);
 int clone_connect(struct clone *c, struct why *why);
 int clone_export(struct clone *c, struct why *why);
 void clone_unexport(struct clone *c);
@@ -122,6 +125,12 @@ void clone_event(struct clone *c, struct host *h, const json_t *event);
 
 /* clone.c: the whole fork; the exit code */
 int clone_run(struct clone *c);
+
+/* Wait for anything, at most @wait_ms, and handle it; whether a host said anything */
+bool clone_turn(struct clone *c, int wait_ms);
+
+/* SIGINT, SIGTERM and SIGHUP by c->signals from here on */
+void clone_block_signals(struct clone *c);
 void clone_free(struct clone *c);
 
 /* clone_table.c */

@@ -126,7 +126,7 @@ static int plan_identity(struct clone *c, struct why *why)
     return 0;
 }
 
-int clone_connect(struct clone *c, struct why *why)
+int clone_find_parent(struct clone *c, struct why *why)
 {
     int rc = qmp_connect(c->o->parent_path, c->signals, CONNECT_LIMIT_MS, &c->qmp, why);
 
@@ -136,7 +136,7 @@ int clone_connect(struct clone *c, struct why *why)
         return rc;
     c->parent_pid = qmp_pid(c->qmp);
     if (c->parent_pid <= 0)
-        return refuse(why, ESRCH, "%s: its process is in another PID namespace: run vmclone there",
+        return refuse(why, ESRCH, "%s: its process is in another PID namespace: run this there",
                       c->o->parent_path);
     rc = read_argv(c->parent_pid, &c->parent_argv, why);
     if (!rc)
@@ -144,7 +144,15 @@ int clone_connect(struct clone *c, struct why *why)
     if (rc)
         return rc;
     c->parent_cwd = read_link(c->parent_pid, "cwd");
-    rc = connect_disks(c, why);
+    return 0;
+}
+
+int clone_connect(struct clone *c, struct why *why)
+{
+    int rc = clone_find_parent(c, why);
+
+    if (!rc)
+        rc = connect_disks(c, why);
     return rc ? rc : plan_identity(c, why);
 }
 

@@ -68,7 +68,7 @@ const json_t *backing_of(const json_t *image)
     return json_object_get(image, "backing-image");
 }
 
-static bool same_file(const char *cwd, const char *a, const char *b)
+bool same_file(const char *cwd, const char *a, const char *b)
 {
     AUTO_FREE char *x = absolute(cwd, a), *y = absolute(cwd, b);
 
@@ -221,7 +221,7 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
     disk->no_flush = json_is_true(json_object_get(cache, "no-flush"));
     disk->detect_zeroes = xstrdup(*zeroes ? zeroes : "off");
     disk->host_device = is_host_device(in->nodes, text(image, "filename"));
-    if (!disk->writable)
+    if (!disk->writable || in->move)
         return 0;
     int rc = check_format(disk, why);
     if (!rc)

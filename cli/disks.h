@@ -22,6 +22,7 @@ struct disks_input {
     const char *overlays;     /* folder for the parent's overlays; NULL: beside each image */
     bool stopped;             /* the parent does not run, and will not until the pause: a disk that
                                * it has not written to since its last fork is frozen already */
+    bool move;                /* nothing is frozen: for disks_move_argv() */
 };
 
 /**
@@ -72,6 +73,10 @@ json_t *disks_child_files(const struct disks *d, const struct clone_place *p,
 /* The parent's command line with the child's disks */
 json_t *disks_child_argv(const struct disks *d, const struct clone_place *p,
                                unsigned number);
+
+/* Of a plan for a move: the command line with the images that the guest has now, which may be others
+ * than those that it was started with. Shared storage: the same files there */
+json_t *disks_move_argv(const struct disks *d);
 
 /**
  * disks_server() - the program that serves what is frozen, and read-only disks, by NBD

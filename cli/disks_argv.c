@@ -11,6 +11,8 @@
  *                  -blockdev  of the top node: an overlay with that node name; of the nodes
  *                             below it: gone, unless a read-only disk uses them too
  *                  -hda FILE  the file
+ *              A guest that is moved has the same images, so that its options stay, but for those
+ *              that name another image than the disk has by now.
  * Order        a disk that has been forked before has an overlay on top that the command line
  *              does not know: the option is then the one that names an image behind it.
  */
@@ -187,7 +189,7 @@ static void find_blockdev(struct disks *d, struct disk *disk, const json_t *imag
 }
 
 static int find_one(struct disks *d, struct disk *disk, const json_t *entry, const json_t *nodes,
-                    struct why *why)
+                    bool move, struct why *why)
 {
     const json_t *image = json_object_get(json_object_get(entry, "inserted"), "image");
     const char *device = json_string_value(json_object_get(entry, "device"));
@@ -200,13 +202,40 @@ static int find_one(struct disks *d, struct disk *disk, const json_t *entry, con
     } else {
         find_blockdev(d, disk, image, nodes);
     }
-    if (rc || disk->kind != DISK_NONE || !disk->writable)
+    if (rc || disk->kind != DISK_NONE || !(disk->writable || move))
         return rc;
     return refuse(why, ENOTSUP,
                   "disk %s: no -drive or -blockdev of the parent's command line has its image "
                   "%s: a child is started from that command line; a disk that was added later "
-                  "has to be removed before a fork",
+                  "has to be removed before a fork or a move",
                   disk->name, disk->frozen);
+}
+
+static bool is_elsewhere(const struct disks *d, const struct disk *disk)
+{
+    const char *value = word(d, disk->at);
+
+    if (disk->kind == DISK_BLOCKDEV) {
+        AUTO_FREE char *node = opts_get(value, "node-name");
+        return !node || strcmp(node, disk->node);
+    }
+    AUTO_FREE char *file = disk->kind == DISK_SHORT ? xstrdup(value) : opts_get(value, "file");
+    if (!file)
+        file = opts_get(value, "file.filename");
+    return file ? !same_file(d->cwd, file, disk->frozen) : !has_protocol(disk->frozen);
+}
+
+static int find_moved(const struct disks *d, struct disk *disk, struct why *why)
+{
+    disk->elsewhere = disk->kind != DISK_NONE && is_elsewhere(d, disk);
+    if (!disk->elsewhere || !strcmp(disk->format, "qcow2") ||
+        (disk->kind != DISK_BLOCKDEV && !strcmp(disk->format, "raw")))
+        return 0;
+    return refuse(why, ENOTSUP,
+                  "disk %s: its node %s was not on the parent's command line and has driver %s "
+                  "(permitted: qcow2): end the block job or filter that is on top of it, or move "
+                  "this guest by hand, see farfork-rdma-postcopy(7)",
+                  disk->name, disk->node, disk->format);
 }
 
 int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
@@ -223,7 +252,9 @@ int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
                 json_string_value(json_object_get(json_object_get(entry, "inserted"), "node-name"));
             if (d->disk[k].kind != DISK_NONE || !node || strcmp(node, d->disk[k].node))
                 continue;
-            int rc = find_one(d, &d->disk[k], entry, in->nodes, why);
+            int rc = find_one(d, &d->disk[k], entry, in->nodes, in->move, why);
+            if (!rc && in->move)
+                rc = find_moved(d, &d->disk[k], why);
             if (rc)
                 return rc;
         }
@@ -266,7 +297,7 @@ static char *blockdev_text(const struct disks *d, const struct disk *disk,
 {
     AUTO_FREE char *node = blockdev_get(d, disk->at, "node-name");
     AUTO_JSON json_t *j =
-        disk->writable ? disk_overlay_node(disk, node, file) : nbd_node(disk, p, node);
+        disk->writable || !p ? disk_overlay_node(disk, node, file) : nbd_node(disk, p, node);
 
     return json_dumps(j, JSON_COMPACT);
 }
@@ -284,13 +315,30 @@ static void keep_node(const struct disks *d, size_t at, bool *keep)
     }
 }
 
+/* With the image that the disk has now */
+static char *moved_word(const struct disks *d, const struct disk *disk)
+{
+    if (disk->kind == DISK_DRIVE)
+        return drive_text(word(d, disk->at), disk->frozen, disk->format);
+    if (disk->kind == DISK_BLOCKDEV)
+        return blockdev_text(d, disk, NULL, disk->frozen);
+    return xstrdup(disk->frozen);
+}
+
+/* @p NULL: a move */
+static bool is_changed(const struct disk *k, const struct clone_place *p)
+{
+    return p ? k->writable || disk_served(k, p) : k->elsewhere;
+}
+
 /* The argument at @at of a child; NULL: as the parent's */
 static char *child_word(const struct disks *d, const struct disk *disk, const struct clone_place *p,
                         unsigned number)
 {
-    if (!disk->writable && !disk_served(disk, p))
+    if (!is_changed(disk, p))
         return NULL;
-
+    if (!p)
+        return moved_word(d, disk);
     AUTO_FREE char *file = disk->writable ? disk_overlay(d, disk, p, number) : disk_url(disk, p);
     if (disk->kind == DISK_DRIVE)
         return drive_text(word(d, disk->at), file, disk->writable ? "qcow2" : "raw");
@@ -308,7 +356,7 @@ json_t *disks_child_argv(const struct disks *d, const struct clone_place *p, uns
     for (const struct disk *k = d->disk; k < d->disk + d->n; k++) {
         if (k->kind != DISK_BLOCKDEV)
             continue;
-        if (k->writable || disk_served(k, p))
+        if (is_changed(k, p))
             keep[k->at] = true;
         else
             keep_node(d, k->at, keep);
@@ -327,4 +375,13 @@ json_t *disks_child_argv(const struct disks *d, const struct clone_place *p, uns
     }
     free(keep);
     return argv;
+}
+
+json_t *disks_move_argv(const struct disks *d)
+{
+    bool changed = false;
+
+    for (const struct disk *k = d->disk; k < d->disk + d->n; k++)
+        changed |= k->elsewhere;
+    return changed ? disks_child_argv(d, NULL, 0) : json_incref(d->argv);
 }

@@ -27,6 +27,7 @@ struct disk {
     char *detect_zeroes, *discard, *aio; /* NULL: QEMU's default */
     char *overlay, *overlay_node;        /* the parent's, from the fork on; or NULL, and */
     char *empty;                         /* the one that it has, and has not written to */
+    bool elsewhere;        /* its option names another image than it has: forked, or changed */
     enum disk_kind kind;
     size_t at;             /* of its option's argument in argv */
 };
@@ -43,6 +44,7 @@ int disks_find(struct disks *d, const struct disks_input *in, struct why *why);
 
 char *absolute(const char *cwd, const char *name); /* a name with a protocol stays as it is */
 bool has_protocol(const char *name);
+bool same_file(const char *cwd, const char *a, const char *b);
 const json_t *backing_of(const json_t *image);
 
 #define each_frozen(d, k)                                                                        \

@@ -50,9 +50,11 @@ static void agent_argv(const struct clone *c, const struct host *h, struct words
 
     words_add(w, "%s", o->agent);
     words_add(w, "agent");
-    words_add(w, "--listen");
-    words_add(w, "%s:0%s%s", h->address, o->link_options ? "," : "",
-              o->link_options ? o->link_options : "");
+    if (!o->move) {
+        words_add(w, "--listen");
+        words_add(w, "%s:0%s%s", h->address, o->link_options ? "," : "",
+                  o->link_options ? o->link_options : "");
+    }
     words_add(w, "--id");
     words_add(w, "%s", o->id);
     words_add(w, "--node");

@@ -3,14 +3,12 @@
  * vmclone.c - fork a running guest into children on this and other hosts
  */
 #include <getopt.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
-#include <unistd.h>
 
 #include "clone.h"
+#include "defaults.h"
 #include "farfork.h"
 #include "launch.h"
 #include "rundir.h"
@@ -64,53 +62,6 @@ static int say(const struct why *why)
     return EXIT_USAGE;
 }
 
-static bool parse_number(const char *text, unsigned max, unsigned *out)
-{
-    char *end;
-    unsigned long n = strtoul(text, &end, 10);
-
-    if (*text < '0' || *text > '9' || *end || n < 1 || n > max)
-        return false;
-    *out = (unsigned)n;
-    return true;
-}
-
-/* After the socket's name, and four digits by chance: "vm1-3f2a" */
-static char *make_id(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    AUTO_FREE char *name = rundir_name_from(slash ? slash + 1 : path);
-    unsigned short r = 0;
-
-    if (getrandom(&r, sizeof(r), 0) < 0)
-        r = (unsigned short)getpid();
-    name[strcspn(name, ".")] = '\0';
-    return xprintf("%.30s-%04x", name, r);
-}
-
-/* farfork in this program's folder */
-static char *beside(void)
-{
-    char path[PATH_MAX];
-    ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);
-
-    if (n <= 0)
-        return xstrdup("farfork");
-    path[n] = '\0';
-    *strrchr(path, '/') = '\0';
-    return xprintf("%s/farfork", path);
-}
-
-/* Relative paths would mean something else where the agent is */
-static char *absolute(const char *path)
-{
-    char *cwd = *path == '/' ? NULL : getcwd(NULL, 0);
-    char *out = cwd ? xprintf("%s/%s", cwd, path) : xstrdup(path);
-
-    free(cwd);
-    return out;
-}
-
 struct command {
     const char *hostfile, *wait, *kill, *serve;
     bool list;
@@ -128,14 +79,14 @@ static int fork_guest(struct clone_options *o, const struct command *cmd, char *
                 CHILDREN_MAX);
         return EXIT_USAGE;
     }
-    AUTO_FREE char *path = absolute(args[0]), *id = o->id ? xstrdup(o->id) : make_id(path);
-    AUTO_FREE char *agent = o->agent ? xstrdup(o->agent) : beside();
-    AUTO_FREE char *rundir = o->rundir ? absolute(o->rundir) : NULL;
+    AUTO_FREE char *path = absolute_path(args[0]), *id = o->id ? xstrdup(o->id) : default_id(path);
+    AUTO_FREE char *agent = o->agent ? xstrdup(o->agent) : default_agent();
+    AUTO_FREE char *rundir = o->rundir ? absolute_path(o->rundir) : NULL;
     o->parent_path = path;
     o->id = id;
     o->agent = agent;
-    AUTO_FREE char *scratch = o->scratch ? absolute(o->scratch) : NULL;
-    AUTO_FREE char *overlays = o->overlays ? absolute(o->overlays) : NULL;
+    AUTO_FREE char *scratch = o->scratch ? absolute_path(o->scratch) : NULL;
+    AUTO_FREE char *overlays = o->overlays ? absolute_path(o->overlays) : NULL;
     o->rundir = rundir;
     o->scratch = scratch;
     o->overlays = overlays;
@@ -180,7 +131,7 @@ static int serve_guest(const struct clone_options *o, const struct command *cmd,
             words_add(&options, "%s", argv[i]);
     }
     words_take(&options, NULL);
-    AUTO_FREE char *id = o->id ? xstrdup(o->id) : make_id(s.parent);
+    AUTO_FREE char *id = o->id ? xstrdup(o->id) : default_id(s.parent);
     s.options = options.v;
     s.id = id;
     int rc = serve(&s, &why);
