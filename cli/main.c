@@ -17,6 +17,7 @@ static const struct command {
 } commands[] = {
     {"doctor", "print what this host can do, what it cannot, and why", cmd_doctor},
     {"bench", "measure what a move costs, against what QEMU has", cmd_bench},
+    {"move", "move a running guest to another host", cmd_move},
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
     {"version", "print the version", cmd_version},
     {"help", "print this text", cmd_help},
@@ -29,8 +30,8 @@ static void usage(FILE *out)
                  "Commands:\n");
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
-    fprintf(out, "\n'farfork COMMAND --help' says more. Moves themselves are QEMU's:\n"
-                 "see farfork-rdma-postcopy(7).\n");
+    fprintf(out, "\n'farfork COMMAND --help' says more. The transport is QEMU's: see\n"
+                 "farfork-rdma-postcopy(7).\n");
 }
 
 static int cmd_help(int argc, char **argv)

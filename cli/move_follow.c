@@ -1,0 +1,301 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move_follow.c - the migration, as the source tells it, until it is known who has the guest
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * States       of query-migrate at the source:
+ *
+ *                  setup, active, device        the guest is the source's; a cancel is possible
+ *                  failed, cancelled            it goes on there, for good
+ *                  postcopy-active              it is the destination's; memory follows
+ *                  completed                    the destination has every page
+ *                  postcopy-paused              the source knows nothing more: ask the destination
+ *
+ * Invariants   1. The destination is ended only when the source says failed or cancelled, or was
+ *                 never asked to migrate.
+ *              2. The source is quit only when it says completed and the guest is seen there.
+ * Failure      a source that has ended or hears nothing more: the destination is asked until it
+ *              has decided. Whatever is not clear then is said, and nothing is ended.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "autojson.h"
+#include "move.h"
+
+#define POLL_MS 50
+#define QUERY_LIMIT_MS 10000
+
+static const char *text_of(const json_t *o, const char *key)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+
+    return s ? s : "";
+}
+
+static bool is(const char *status, const char *a)
+{
+    return !strcmp(status, a);
+}
+
+static bool is_over_here(const char *status)
+{
+    return is(status, "failed") || is(status, "cancelled");
+}
+
+static void end(struct move *m, enum move_outcome o, const char *fmt, ...) PRINTF(3, 4);
+static void end(struct move *m, enum move_outcome o, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(m->c.why.text, sizeof(m->c.why.text), fmt, ap);
+    va_end(ap);
+    m->outcome = o;
+}
+
+/* --- the destination is the one to ask --- */
+
+/* What it says of the guest and of the move; false: it is not decided there, or it does not say */
+static bool hear_there(struct move *m, struct why *why)
+{
+    AUTO_JSON json_t *status = NULL, *info = NULL;
+    const char *host = move_host(m)->node->host;
+
+    if (move_ask(m, "query-status", NULL, &status, why) ||
+        move_ask(m, "query-migrate", NULL, &info, why))
+        return false;
+    const char *has = text_of(status, "status"), *move = text_of(info, "status");
+    if (is(move, "completed")) {
+        end(m, MOVE_THERE, "%s", "");
+        return true;
+    }
+    if (!is(move, "postcopy-paused")) {
+        refuse(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
+        return false;
+    }
+    end(m, MOVE_BROKEN, "the link to %s is broken: the guest is there (%s), until it touches memory "
+                        "that it does not have: save what you can from inside; nothing was ended, "
+                        "see WHAT CAN BE LOST in farfork-rdma-postcopy(7)", host, has);
+    return true;
+}
+
+static void ask_until_clear(struct move *m, const char *why_here)
+{
+    uint64_t until = now_ms() + m->o.timeout_s * 1000ull;
+    const struct host *h = move_host(m);
+    const struct child *k = move_child(m);
+    struct why why = {""};
+
+    while (now_ms() < until && h->state != HOST_FAILED && k->state != CHILD_FAILED) {
+        if (hear_there(m, &why))
+            return;
+        clone_turn(&m->c, POLL_MS);
+        move_show(m, false);
+    }
+    if (h->state == HOST_FAILED || k->state != CHILD_FAILED)
+        end(m, MOVE_UNCLEAR, "%s; and %s cannot tell: %s; look there with query-status at %s before "
+                             "you start this guest anywhere, nothing was ended", why_here,
+            h->node->host, h->state == HOST_FAILED ? h->error : why.text, k->qmp ? k->qmp : "");
+    else if (strstr(k->error, "nothing ran here"))
+        end(m, MOVE_LOST, "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
+                          "from its disks", why_here, h->node->host, k->error);
+    else
+        end(m, MOVE_LOST, "%s; its QEMU on %s has ended, and the guest with it: %s; start it again "
+                          "from its disks", why_here, h->node->host, k->error);
+}
+
+/* --- the source --- */
+
+static void take_numbers(struct move *m, const json_t *info)
+{
+    const json_t *x = json_object_get(info, "x-rdma-postcopy"), *down;
+
+    snprintf(m->status, sizeof(m->status), "%s", text_of(info, "status"));
+    m->total_bytes = (uint64_t)json_integer_value(json_object_get(x, "total-bytes"));
+    m->present_bytes = (uint64_t)json_integer_value(json_object_get(x, "present-bytes"));
+    m->passed_bytes = (uint64_t)json_integer_value(json_object_get(x, "precopied-bytes"));
+    m->faults = (uint64_t)json_integer_value(json_object_get(x, "faults"));
+    down = json_object_get(info, "downtime");
+    if (down && m->was_running)
+        m->downtime_ms = (double)json_integer_value(down);
+}
+
+static void cancel(struct move *m)
+{
+    struct why ignored; /* too late, or over: the state says so */
+
+    if (m->cancelling)
+        return;
+    m->cancelling = true;
+    qmp_command(m->c.qmp, "migrate_cancel", NULL, NULL, &ignored);
+}
+
+/* true: it is decided */
+static bool is_decided(struct move *m, const json_t *info)
+{
+    const char *host = move_host(m)->node->host, *error = text_of(info, "error-desc");
+    const struct child *k = move_child(m);
+
+    if (is_over_here(m->status)) {
+        if (*m->c.why.text) /* why it was cancelled */
+            m->outcome = MOVE_HERE;
+        else if (m->c.interrupted)
+            end(m, MOVE_HERE, "interrupted");
+        else
+            end(m, MOVE_HERE, "%s%s%s", *error ? error : m->status,
+                k->state == CHILD_FAILED ? "; its QEMU there: " : "",
+                k->state == CHILD_FAILED ? k->error : "");
+        return true;
+    }
+    if (is(m->status, "completed")) {
+        m->completed_ms = now_exact_ms();
+        end(m, MOVE_THERE, "%s", "");
+        return true;
+    }
+    if (is(m->status, "postcopy-paused")) {
+        AUTO_FREE char *here = xprintf("the source hears nothing more from %s: %s", host, error);
+        ask_until_clear(m, here);
+        return true;
+    }
+    return false;
+}
+
+/* Before the switch the guest goes on here; after it, it has to be left where it is */
+static void hear_interrupt(struct move *m)
+{
+    const char *host = move_host(m)->node->host;
+
+    if (!m->switched) {
+        cancel(m);
+        return;
+    }
+    fprintf(stderr, "farfork move: the guest runs on %s by now, its memory still follows: %llu of "
+                    "%llu MiB; interrupt again to leave, the QEMU here has to stay until then\n",
+            host, (unsigned long long)m->present_bytes >> 20,
+            (unsigned long long)m->total_bytes >> 20);
+    m->c.interrupted = false;
+}
+
+/* Nothing has changed for too long; true: leave */
+static bool give_up(struct move *m)
+{
+    const char *host = move_host(m)->node->host;
+
+    if (m->switched) {
+        end(m, MOVE_FOLLOWS, "no memory came to %s for %u s: the guest is there, the QEMU here has to "
+                             "stay; follow it by query-migrate, and quit it once that says completed",
+            host, m->o.timeout_s);
+        return true;
+    }
+    if (m->cancelling) {
+        end(m, MOVE_UNCLEAR, "the source does not end its migration (status %s): look at it with "
+                             "query-migrate; nothing was ended", m->status);
+        return true;
+    }
+    end(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->o.timeout_s, m->status);
+    cancel(m);
+    return false;
+}
+
+static void follow(struct move *m)
+{
+    uint64_t changed_ms = now_ms(), fetched = 0;
+    char was[sizeof(m->status)] = "";
+    bool said = false;
+
+    for (;;) {
+        AUTO_JSON json_t *info = NULL;
+        struct why why;
+        int rc = qmp_command(m->c.qmp, "query-migrate", NULL, &info, &why);
+        if (rc && rc != -ETIMEDOUT) {
+            ask_until_clear(m, why.text);
+            return;
+        }
+        if (!rc)
+            take_numbers(m, info);
+        if (!rc && is_decided(m, info))
+            return;
+        if (!m->switched && is(m->status, "postcopy-active")) {
+            m->switched = true;
+            m->switched_ms = now_exact_ms();
+            m->c.why.text[0] = '\0'; /* a cancel came too late */
+        }
+        if (strcmp(was, m->status) || fetched != m->present_bytes + m->passed_bytes)
+            changed_ms = now_ms();
+        snprintf(was, sizeof(was), "%s", m->status);
+        fetched = m->present_bytes + m->passed_bytes;
+        if (now_ms() > changed_ms + m->o.timeout_s * 1000ull) {
+            if (give_up(m))
+                return;
+            changed_ms = now_ms();
+        }
+        if (m->c.interrupted && m->switched && said) {
+            end(m, MOVE_FOLLOWS, "left: the guest runs on %s, its memory still follows; the QEMU here "
+                                 "serves it: quit it once query-migrate says completed",
+                move_host(m)->node->host);
+            return;
+        }
+        if (m->c.interrupted) {
+            said |= m->switched;
+            hear_interrupt(m);
+        }
+        move_show(m, false);
+        clone_turn(&m->c, POLL_MS);
+    }
+}
+
+/* Complete. Is it there as it was here? Then this side is of no use any more */
+static void finish(struct move *m)
+{
+    AUTO_JSON json_t *status = NULL;
+    const char *host = move_host(m)->node->host;
+    struct why why;
+    int rc;
+
+    uint64_t until = now_ms() + m->o.timeout_s * 1000ull;
+    while ((rc = move_ask(m, "query-status", NULL, &status, &why)) == -EAGAIN && now_ms() < until)
+        clone_turn(&m->c, POLL_MS);
+    if (rc) {
+        end(m, MOVE_UNCLEAR, "every page is on %s, but the guest cannot be seen there: %s; look there, "
+                             "then quit the QEMU here, which does not run it any more", host, why.text);
+        return;
+    }
+    if (json_is_true(json_object_get(status, "running")) != m->was_running) {
+        end(m, MOVE_UNCLEAR, "every page is on %s, but the guest is %s there: see %s; the QEMU here "
+                             "does not run it any more, and was not quit", host,
+            text_of(status, "status"), move_child(m)->log);
+        return;
+    }
+    if (move_quit_parent(m, &why))
+        words_add(&m->c.notes, "the QEMU here (pid %d) does not run the guest any more and should "
+                               "end: %s", (int)m->c.parent_pid, why.text);
+}
+
+void move_guest(struct move *m)
+{
+    const struct host *h = move_host(m);
+    AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u%s%s", h->address, m->port,
+                                  m->o.link_options ? "," : "",
+                                  m->o.link_options ? m->o.link_options : "");
+    struct why why;
+
+    qmp_no_cancel(m->c.qmp);
+    qmp_limit(m->c.qmp, QUERY_LIMIT_MS);
+    m->sent_ms = now_exact_ms();
+    m->sent = true;
+    int rc = qmp_command(m->c.qmp, "migrate", json_pack("{ss}", "uri", uri), NULL, &why);
+    if (rc == -EREMOTEIO) {
+        end(m, MOVE_HERE, "%s", why.text);
+        return;
+    }
+    follow(m); /* also without an answer: what is asked next is answered after it */
+    if (m->outcome == MOVE_THERE && !m->completed_ms)
+        m->c.parent_gone = true; /* only the destination could say so */
+    else if (m->outcome == MOVE_THERE)
+        finish(m);
+}

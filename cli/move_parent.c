@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move_parent.c - the guest that is moved: whether it can be, what it was started with, its end
+ */
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "disks.h"
+#include "move.h"
+#include "opts.h"
+
+static const char *text_of(const json_t *o, const char *key)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+
+    return s ? s : "";
+}
+
+static int check_status(struct move *m, struct why *why)
+{
+    static const char *const over[] = {"", "none", "completed", "failed", "cancelled"};
+    AUTO_JSON json_t *status = NULL, *migration = NULL;
+    int rc = qmp_command(m->c.qmp, "query-status", NULL, &status, why);
+    bool idle = false;
+
+    if (!rc)
+        rc = qmp_command(m->c.qmp, "query-migrate", NULL, &migration, why);
+    if (rc)
+        return rc;
+    const char *is = text_of(status, "status"), *now = text_of(migration, "status");
+    if (!strcmp(is, "postmigrate"))
+        return refuse(why, ENOTSUP, "this guest was moved away already: its QEMU here does not run "
+                                    "it any more; name the QMP socket of the other one");
+    for (size_t i = 0; i < sizeof(over) / sizeof(over[0]); i++)
+        idle |= !strcmp(now, over[i]);
+    if (!idle)
+        return refuse(why, EBUSY, "a migration is under way (status %s): wait for its end, or "
+                                  "cancel it", now);
+    m->was_running = !strcmp(is, "running");
+    if (!m->was_running && strcmp(is, "paused"))
+        return refuse(why, ENOTSUP, "its status is %s (permitted: running, paused)", is);
+    return 0;
+}
+
+/* --- devices: the QEMU there is made from the command line --- */
+
+static bool is_device(char *const *argv, size_t at)
+{
+    return option_is(argv[at - 1], "device");
+}
+
+static bool is_on_command_line(const struct words *argv, const char *id)
+{
+    for (size_t i = 1; i < argv->n; i++) {
+        AUTO_FREE char *own = is_device(argv->v, i) ? opts_get(argv->v[i], "id") : NULL;
+        if (own && !strcmp(own, id))
+            return true;
+        if (option_is(argv->v[i - 1], "debugcon") && !strcmp(id, "debugcon")) /* QEMU names it */
+            return true;
+    }
+    return false;
+}
+
+static bool is_plugged(const json_t *list, const char *id)
+{
+    size_t i;
+    json_t *o;
+
+    json_array_foreach(list, i, o)
+        if (!strcmp(text_of(o, "name"), id))
+            return true;
+    return false;
+}
+
+static int check_devices(struct move *m, struct why *why)
+{
+    const struct words *argv = &m->c.parent_argv;
+    AUTO_JSON json_t *list = NULL;
+    size_t i;
+    json_t *o;
+    int rc = qmp_command(m->c.qmp, "qom-list", json_pack("{ss}", "path", "/machine/peripheral"),
+                         &list, why);
+
+    json_array_foreach(list, i, o) {
+        const char *id = text_of(o, "name");
+        if (strstr(text_of(o, "type"), "child<") && !is_on_command_line(argv, id))
+            return refuse(why, ENOTSUP, "device %s was plugged in since its QEMU was started, whose "
+                                        "command line does not have it: remove it first, or move "
+                                        "this guest by hand, see farfork-rdma-postcopy(7)", id);
+    }
+    for (i = 1; !rc && i < argv->n; i++) {
+        AUTO_FREE char *id = is_device(argv->v, i) ? opts_get(argv->v[i], "id") : NULL;
+        AUTO_FREE char *driver =
+            is_device(argv->v, i) ? opts_get_first(argv->v[i], "driver") : NULL;
+        if (driver && !strcmp(driver, "nvdimm"))
+            return refuse(why, ENOTSUP, "-device %s: its memory is a file that would stay here",
+                          argv->v[i]);
+        if (id && !is_plugged(list, id))
+            return refuse(why, ENOTSUP, "device %s was removed since its QEMU was started, whose "
+                                        "command line still has it: plug it in again, or move "
+                                        "this guest by hand, see farfork-rdma-postcopy(7)", id);
+    }
+    return rc;
+}
+
+/* --- disks: the same images, on shared storage --- */
+
+static int find_disks(struct move *m, struct why *why)
+{
+    AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
+    struct disks *plan = NULL;
+
+    for (char **w = m->c.parent_argv.v; *w; w++)
+        json_array_append_new(words, json_stringn_nocheck(*w, strlen(*w)));
+    int rc = qmp_command(m->c.qmp, "query-block", NULL, &block, why);
+    if (!rc)
+        rc = qmp_command(m->c.qmp, "query-named-block-nodes", NULL, &nodes, why);
+    const struct disks_input in = {.fork_id = m->o.id, .argv = words, .block = block,
+                                   .cwd = m->c.parent_cwd ? m->c.parent_cwd : "/",
+                                   .nodes = nodes, .move = true};
+    if (!rc)
+        rc = disks_plan(&in, &plan, why);
+    if (rc)
+        return rc;
+    AUTO_JSON json_t *argv = disks_move_argv(plan);
+    size_t i;
+    json_t *v;
+    json_array_foreach(argv, i, v)
+        words_add(&m->argv, "%s", json_string_value(v));
+    disks_free(plan);
+    return 0;
+}
+
+int move_find_parent(struct move *m, struct why *why)
+{
+    int rc = clone_find_parent(&m->c, why);
+
+    if (!rc)
+        rc = check_status(m, why);
+    if (!rc)
+        rc = check_devices(m, why);
+    return rc ? rc : find_disks(m, why);
+}
+
+/* Its number could be another process's a moment later: by a descriptor */
+int move_quit_parent(struct move *m, struct why *why)
+{
+    struct pollfd p = {.events = POLLIN};
+
+    p.fd = (int)syscall(SYS_pidfd_open, m->c.parent_pid, 0);
+    int rc = qmp_command(m->c.qmp, "quit", NULL, NULL, why);
+    if (rc == -EPIPE)
+        rc = 0;
+    if (!rc && p.fd >= 0 && poll(&p, 1, (int)m->o.timeout_s * 1000) <= 0)
+        rc = refuse(why, ETIMEDOUT, "it has not ended within %u s of `quit`", m->o.timeout_s);
+    m->c.parent_gone = !rc;
+    if (p.fd >= 0)
+        close(p.fd);
+    return rc;
+}

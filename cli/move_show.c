@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move_show.c - what a move looks like to a person, while it is made and afterwards, and as JSON
+ */
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "move.h"
+
+#define SHOW_EVERY_MS 200
+
+const char *move_outcome_name(enum move_outcome o)
+{
+    static const char *const names[] = {"here", "there", "following", "broken", "lost", "unclear"};
+
+    return names[o];
+}
+
+void move_show(struct move *m, bool last)
+{
+    static double shown_ms;
+    double now = now_exact_ms();
+
+    if (m->o.quiet || !isatty(STDERR_FILENO) || (!last && now < shown_ms + SHOW_EVERY_MS))
+        return;
+    shown_ms = now;
+    fprintf(stderr, "\r\033[K%s  %s  %llu of %llu MiB  %llu faults%s", move_host(m)->node->host,
+            *m->status ? m->status : "starting", (unsigned long long)m->present_bytes >> 20,
+            (unsigned long long)m->total_bytes >> 20, (unsigned long long)m->faults,
+            last ? "\n" : "");
+    fflush(stderr);
+}
+
+/* Milliseconds between two moments; < 0: one of them was not reached */
+static double between(double from, double to)
+{
+    return from > 0 && to > 0 ? to - from : -1;
+}
+
+static void print_ms(const char *what, double ms)
+{
+    if (ms >= 0)
+        printf("  %s %.1f ms", what, ms);
+}
+
+static void print_there(const struct move *m)
+{
+    const struct child *k = m->c.children;
+
+    printf("host %s  pid %d  QMP socket %s  log %s\n", m->c.hosts[0].node->host, (int)k->pid, k->qmp,
+           k->log);
+    print_ms("prepare", between(m->begin_ms, m->listening_ms));
+    print_ms("start", between(m->listening_ms, m->ready_ms));
+    print_ms("switch", between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
+    print_ms("downtime", m->downtime_ms);
+    print_ms("complete", between(m->sent_ms, m->completed_ms));
+    printf("  %llu of %llu MiB  %llu faults\n", (unsigned long long)m->present_bytes >> 20,
+           (unsigned long long)m->total_bytes >> 20, (unsigned long long)m->faults);
+}
+
+void move_print_text(const struct move *m, int code)
+{
+    fflush(stderr);
+    if (m->outcome != MOVE_HERE && m->sent)
+        print_there(m);
+    for (size_t i = 0; i < m->c.notes.n; i++)
+        printf("note: %s\n", m->c.notes.v[i]);
+    fflush(stdout);
+    if (*m->c.why.text)
+        fprintf(stderr, "farfork move: %s\n", m->c.why.text);
+    if (code && m->outcome == MOVE_HERE)
+        fprintf(stderr, "farfork move: the guest goes on here\n");
+}
+
+static void set_ms(json_t *o, const char *key, double ms)
+{
+    json_object_set_new(o, key, ms >= 0 ? json_real(ms) : json_null());
+}
+
+static json_t *json_phases(const struct move *m)
+{
+    json_t *o = json_object();
+
+    set_ms(o, "prepare", between(m->begin_ms, m->listening_ms));
+    set_ms(o, "start", between(m->listening_ms, m->ready_ms));
+    set_ms(o, "switch", between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
+    set_ms(o, "downtime", m->downtime_ms);
+    set_ms(o, "complete", between(m->sent_ms, m->completed_ms));
+    return o;
+}
+
+static json_t *text_or_null(const char *s)
+{
+    return s && *s ? json_string(s) : json_null();
+}
+
+void move_print_json(const struct move *m, int code)
+{
+    const struct host *h = m->c.n_hosts ? m->c.hosts : NULL;
+    const struct child *k = m->c.n_children ? m->c.children : NULL;
+    json_t *notes = json_array();
+
+    for (size_t i = 0; i < m->c.notes.n; i++)
+        json_array_append_new(notes, json_string(m->c.notes.v[i]));
+    json_t *o = json_pack(
+        "{ss ss si sb so ss si so so si so so so so s{sI sI} sI so}", "id", m->o.id, "parent",
+        m->o.parent_path, "parent_pid", (int)m->c.parent_pid, "parent_ended", m->c.parent_gone,
+        "host", text_or_null(h ? h->node->host : NULL), "state", move_outcome_name(m->outcome),
+        "exit_code", code, "error", text_or_null(m->c.why.text), "migration",
+        text_or_null(m->status), "pid", k ? (int)k->pid : 0, "qmp",
+        text_or_null(k ? k->qmp : NULL), "log", text_or_null(k ? k->log : NULL), "rundir",
+        text_or_null(h ? h->rundir : NULL), "phases_ms", json_phases(m), "bytes", "total",
+        (json_int_t)m->total_bytes, "present", (json_int_t)m->present_bytes, "faults",
+        (json_int_t)m->faults, "notes", notes);
+    json_dumpf(o, stdout, JSON_INDENT(2));
+    putchar('\n');
+    fflush(stdout);
+    json_decref(o);
+}

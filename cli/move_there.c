@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move_there.c - the guest's QEMU on the other host, by an agent: started, asked, let go
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "autojson.h"
+#include "move.h"
+
+#define TURN_MS 50
+#define END_LIMIT_MS 12000 /* the agent ends its child first */
+
+static int turns_limit(const struct move *m)
+{
+    return (int)m->o.timeout_s * 1000;
+}
+
+/* --- its command line --- */
+
+static int make_argv(struct move *m, const char *rundir, struct words *out, struct why *why)
+{
+    const struct child_spec s = {.id = m->o.id, .number = 1, .total = 1, .qemu = m->c.parent_exe,
+                                 .rundir = rundir, .here = move_host(m)->here, .net = NET_KEEP,
+                                 .incoming = "defer", .replaced = m->o.parent_path};
+
+    return clone_argv(m->argv.v, &s, out, &m->c.notes, why);
+}
+
+/* What cannot be moved is refused before anything is started */
+int move_check_argv(struct move *m, struct why *why)
+{
+    struct words out = {0};
+    int rc = make_argv(m, "/run", &out, why);
+
+    words_free(&out);
+    return rc;
+}
+
+static int spawn(struct move *m, struct why *why)
+{
+    struct host *h = move_host(m);
+    struct child *k = move_child(m);
+    json_t *words = json_array();
+    struct words argv = {0};
+    int rc = make_argv(m, h->rundir, &argv, why);
+
+    for (size_t i = 0; i < argv.n; i++)
+        json_array_append_new(words, json_stringn_nocheck(argv.v[i], strlen(argv.v[i])));
+    words_free(&argv);
+    if (rc) {
+        json_decref(words);
+        return rc;
+    }
+    k->qmp = xprintf("%s/1.qmp", h->rundir);
+    k->log = xprintf("%s/1.log", h->rundir);
+    json_t *o = json_pack("{si so ss ss}", "number", 1, "argv", words, "log", k->log, "qmp",
+                          k->qmp);
+    if (m->c.parent_cwd)
+        json_object_set_new(o, "cwd", json_string(m->c.parent_cwd));
+    host_send(h, json_pack("{so}", "spawn", o));
+    k->state = CHILD_SPAWNED;
+    return 0;
+}
+
+/* --- waiting --- */
+
+/* Neither the agent nor the QEMU there has ended. -EHOSTUNREACH, -ECHILD */
+static int check_there(struct move *m, struct why *why)
+{
+    const struct host *h = move_host(m);
+    const struct child *k = move_child(m);
+
+    if (h->state == HOST_FAILED)
+        return refuse(why, EHOSTUNREACH, "%s: %s", h->node->host, h->error);
+    if (k->state == CHILD_FAILED)
+        return refuse(why, ECHILD, "its QEMU on %s: %s", h->node->host, k->error);
+    return 0;
+}
+
+/* Before `migrate` Ctrl-C ends every wait; from then on the source's state decides */
+static int check_wait(struct move *m, uint64_t end_ms, const char *what, struct why *why)
+{
+    int rc = check_there(m, why);
+
+    if (rc)
+        return rc;
+    if (m->c.interrupted && !m->sent)
+        return refuse(why, ECANCELED, "interrupted");
+    if (now_ms() > end_ms)
+        return refuse(why, ETIMEDOUT, "%s: %s: no answer within %u s%s%s", move_host(m)->node->host,
+                      what, m->o.timeout_s, move_host(m)->last_words ? ": " : "",
+                      move_host(m)->last_words ? move_host(m)->last_words : "");
+    return 0;
+}
+
+static int wait_answer(struct move *m, const char *event, const char *what, struct why *why)
+{
+    uint64_t end = now_ms() + (uint64_t)turns_limit(m);
+
+    for (;;) {
+        const char *name = json_string_value(json_object_get(m->c.answer, "event"));
+        json_int_t id = json_integer_value(json_object_get(m->c.answer, "id"));
+        if (name && !strcmp(name, event) && (strcmp(event, "qmp") || id == m->asked))
+            return 0;
+        int rc = check_wait(m, end, what, why);
+        if (rc)
+            return rc;
+        clone_turn(&m->c, TURN_MS);
+    }
+}
+
+static void forget_answer(struct move *m)
+{
+    json_decref(m->c.answer);
+    m->c.answer = NULL;
+}
+
+int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
+             struct why *why)
+{
+    json_t *q = json_pack("{si ss sI}", "child", 1, "execute", execute, "id", ++m->asked);
+
+    if (arguments)
+        json_object_set_new(q, "arguments", arguments);
+    forget_answer(m);
+    host_send(move_host(m), json_pack("{so}", "qmp", q));
+    int rc = wait_answer(m, "qmp", execute, why);
+    if (rc)
+        return rc;
+    const char *error = json_string_value(json_object_get(m->c.answer, "error"));
+    if (json_is_true(json_object_get(m->c.answer, "again")))
+        return refuse(why, EAGAIN, "its QEMU on %s: %s", move_host(m)->node->host, error);
+    if (error)
+        return refuse(why, EREMOTEIO, "its QEMU on %s: %s", move_host(m)->node->host, error);
+    if (result)
+        *result = json_incref(json_object_get(m->c.answer, "return"));
+    return 0;
+}
+
+/* --- the steps --- */
+
+static int start_agent(struct move *m, struct why *why)
+{
+    struct host *h = move_host(m);
+    uint64_t end = now_ms() + (uint64_t)turns_limit(m);
+    int rc = host_resolve(h, why);
+
+    m->c.launched = true;
+    if (!rc)
+        rc = host_launch(&m->c, h, why);
+    while (!rc && h->state == HOST_STARTING) {
+        rc = check_wait(m, end, "the agent there", why);
+        if (!rc)
+            clone_turn(&m->c, TURN_MS);
+    }
+    if (!rc)
+        rc = check_there(m, why);
+    m->listening_ms = now_exact_ms();
+    return rc;
+}
+
+/* Its socket is there some time after its process is */
+static int ask_to_listen(struct move *m, struct why *why)
+{
+    const struct host *h = move_host(m);
+    AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s%s", h->address,
+                                  m->o.link_options ? "," : "",
+                                  m->o.link_options ? m->o.link_options : "");
+    uint64_t end = now_ms() + (uint64_t)turns_limit(m);
+    int rc;
+
+    while ((rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why)) ==
+           -EAGAIN) {
+        if (now_ms() > end)
+            return refuse(why, ETIMEDOUT, "its QEMU on %s does not answer within %u s; see %s",
+                          h->node->host, m->o.timeout_s, move_child(m)->log);
+        clone_turn(&m->c, TURN_MS);
+    }
+    return rc;
+}
+
+static int find_port(struct move *m, struct why *why)
+{
+    AUTO_JSON json_t *info = NULL;
+    int rc = move_ask(m, "query-migrate", NULL, &info, why);
+    const json_t *first = json_array_get(json_object_get(info, "socket-address"), 0);
+    const char *port = json_string_value(json_object_get(first, "port"));
+
+    if (rc)
+        return rc;
+    m->port = port ? (unsigned)strtoul(port, NULL, 10) : 0;
+    return m->port ? 0 : refuse(why, ENOTSUP, "its QEMU on %s does not say at which port it "
+                                              "listens: it is older than this program",
+                                move_host(m)->node->host);
+}
+
+/* From here on the agent does not end it, whatever becomes of this program */
+static int keep(struct move *m, struct why *why)
+{
+    forget_answer(m);
+    host_send(move_host(m), json_pack("{sb}", "keep", true));
+    return wait_answer(m, "keep", "the agent there", why);
+}
+
+int move_start(struct move *m, struct why *why)
+{
+    int rc = start_agent(m, why);
+
+    if (!rc)
+        rc = spawn(m, why);
+    if (!rc)
+        rc = ask_to_listen(m, why);
+    if (!rc)
+        rc = find_port(m, why);
+    if (!rc)
+        rc = keep(m, why);
+    m->ready_ms = now_exact_ms();
+    return rc;
+}
+
+/* The guest is here: nothing of it stays there. Else the agent looks after it alone */
+void move_let_go(struct move *m)
+{
+    struct host *h = m->c.hosts;
+    uint64_t end = now_ms() + END_LIMIT_MS;
+
+    if (!m->c.launched)
+        return;
+    h->let_go = true;
+    if (h->rundir)
+        host_send(h, json_pack("{sb}", !m->sent || m->outcome == MOVE_HERE ? "end" : "detach",
+                               true));
+    else
+        host_close(h, 0); /* it never got so far as to listen */
+    while (h->out >= 0 && now_ms() < end)
+        clone_turn(&m->c, TURN_MS);
+    host_close(h, 2000);
+}
