@@ -288,6 +288,7 @@ void move_guest(struct move *m)
     qmp_limit(m->c.qmp, QUERY_LIMIT_MS);
     m->sent_ms = now_exact_ms();
     m->sent = true;
+    m->c.why.text[0] = '\0'; /* of what was tried again and succeeded */
     int rc = qmp_command(m->c.qmp, "migrate", json_pack("{ss}", "uri", uri), NULL, &why);
     if (rc == -EREMOTEIO) {
         end(m, MOVE_HERE, "%s", why.text);

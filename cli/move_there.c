@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "autojson.h"
 #include "move.h"
@@ -130,6 +131,8 @@ int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **re
     if (rc)
         return rc;
     const char *error = json_string_value(json_object_get(m->c.answer, "error"));
+    if (error && (rc = check_there(m, why))) /* that it has ended says more */
+        return rc;
     if (json_is_true(json_object_get(m->c.answer, "again")))
         return refuse(why, EAGAIN, "its QEMU on %s: %s", move_host(m)->node->host, error);
     if (error)
@@ -229,11 +232,16 @@ void move_let_go(struct move *m)
     if (!m->c.launched)
         return;
     h->let_go = true;
-    if (h->rundir)
-        host_send(h, json_pack("{sb}", !m->sent || m->outcome == MOVE_HERE ? "end" : "detach",
-                               true));
-    else
+    if (!h->rundir) {
         host_close(h, 0); /* it never got so far as to listen */
+    } else if (!m->sent || m->outcome == MOVE_HERE) {
+        host_send(h, json_pack("{sb}", "end", true));
+    } else if (m->outcome == MOVE_THERE) {
+        host_send(h, json_pack("{sb}", "detach", true));
+    } else if (h->in >= 0) { /* it keeps what is there, and does not call it complete */
+        close(h->in);
+        h->in = -1;
+    }
     while (h->out >= 0 && now_ms() < end)
         clone_turn(&m->c, TURN_MS);
     host_close(h, 2000);

@@ -11,17 +11,15 @@
 static struct why why;
 static struct words notes;
 
-/* The child's command line in one string */
-static char *child(enum net_policy net, char *const *parent)
+/* The command line in one string */
+static char *line(const struct child_spec *s, char *const *parent)
 {
-    const struct child_spec s = {.id = "f", .number = 3, .total = 4, .qemu = "/q", .rundir = "/r",
-                                 .socket = "/r/agent", .here = true, .net = net, .bridge = "br0"};
     struct words out = {0};
     char *text = NULL;
 
     why.text[0] = '\0';
     words_free(&notes);
-    int rc = clone_argv(parent, &s, &out, &notes, &why);
+    int rc = clone_argv(parent, s, &out, &notes, &why);
     if (!rc) {
         text = xstrdup("");
         for (size_t i = 0; i < out.n; i++) {
@@ -34,6 +32,22 @@ static char *child(enum net_policy net, char *const *parent)
     }
     words_free(&out);
     return text;
+}
+
+static char *child(enum net_policy net, char *const *parent)
+{
+    const struct child_spec s = {.id = "f", .number = 3, .total = 4, .qemu = "/q", .rundir = "/r",
+                                 .socket = "/r/agent", .here = true, .net = net, .bridge = "br0"};
+
+    return line(&s, parent);
+}
+
+static char *moved(char *const *parent)
+{
+    const struct child_spec s = {.id = "m", .number = 1, .total = 1, .qemu = "/q", .rundir = "/r",
+                                 .net = NET_KEEP, .incoming = "defer", .replaced = "/run/vm.qmp"};
+
+    return line(&s, parent);
 }
 
 /* A parent with these words gives a child with that line (without its own options) */
@@ -185,6 +199,46 @@ static void test_refused(void **state)
     assert_refused("JSON", "-device", "{\"driver\":");
 }
 
+#define assert_moved(want, ...)                                                               \
+    do {                                                                                    \
+        char *const argv_[] = {"qemu", __VA_ARGS__, NULL};                                  \
+        AUTO_FREE char *got_ = moved(argv_);                                                \
+        if (!got_)                                                                          \
+            fail_msg("refused: %s", why.text);                                              \
+        assert_string_equal(got_, "/q " want " -display none -qmp "                         \
+                                  "unix:/r/1.qmp,server=on,wait=off -incoming defer");      \
+    } while (0)
+
+/* Of a guest that is moved: what the other process lets go of stays */
+static void test_move(void **state)
+{
+    (void)state;
+    assert_moved("-m 1G -netdev tap,id=a,ifname=t0,script=no -nic user,hostfwd=tcp::1-:2 "
+                 "-netdev user,id=b -net none -device e1000,netdev=a",
+                 "-m", "1G", "-netdev", "tap,id=a,ifname=t0,script=no", "-nic",
+                 "user,hostfwd=tcp::1-:2", "-netdev", "user,id=b", "-net", "none", "-device",
+                 "e1000,netdev=a");
+    assert_int_equal(notes.n, 0);
+    /* the socket that was connected to has its own in its place, others have not */
+    assert_moved("-qmp unix:/r/1.vm.qmp,server=on,wait=off -pidfile /r/1.p -mem-path /",
+                 "-qmp", "unix:/run/vm.qmp,server=on,wait=off", "-qmp",
+                 "unix:/run/other/vm.qmp,server=on", "-pidfile", "/run/p", "-daemonize", "-S",
+                 "-incoming", "farfork-clone:/x", "-mem-path", "/", "-mem-path", "/dev/null");
+    assert_moved("-object memory-backend-ram,size=1G,id=m -chardev null,id=c",
+                 "-object", "memory-backend-file,size=1G,id=m,mem-path=/x,share=on,prealloc=on",
+                 "-chardev", "socket,id=c,path=/client");
+    assert_int_equal(notes.n, 1);
+    assert_non_null(strstr(notes.v[0], "not connected there"));
+
+    char *const handed[] = {"qemu", "-netdev", "tap,id=a,fd=3", NULL};
+    assert_null(moved(handed));
+    assert_non_null(strstr(why.text, "as a descriptor"));
+    char *const vnc[] = {"qemu", "-vnc", ":1", NULL};
+    AUTO_FREE char *blind = moved(vnc);
+    assert_non_null(blind);
+    assert_non_null(strstr(notes.v[0], "no display there"));
+}
+
 static void test_policies(void **state)
 {
     enum net_policy net;
@@ -204,4 +258,5 @@ UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_display), cmocka_unit_test(test_monitors),
           cmocka_unit_test(test_chardevs), 
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net), cmocka_unit_test(test_disks),
-          cmocka_unit_test(test_refused), cmocka_unit_test(test_policies))
+          cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
+          cmocka_unit_test(test_policies))

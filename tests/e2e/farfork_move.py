@@ -1,0 +1,437 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""farfork_move.py - farfork move: the guest is there, or goes on here, or what is said is so
+
+The ledger goes on from one QEMU to the next; what fails before the switch leaves the guest running
+and nothing behind. Other hosts are played by launchers that run on this one; limit: 200 s.
+"""
+import contextlib
+import glob
+import json
+import os
+import shlex
+import signal
+import subprocess
+
+import common
+import report
+from common import Failed, check_ledger, say, status, wait_for
+from qemu import Guest
+from vmclone import (ELSEWHERE, SLOW, FakeParent, Parent, alive, check_nothing_left,
+                     hosts_of_their_own, kill, processes_of, run_vmclone)
+
+HOST = 'h1=127.0.0.1'
+STUCK = 'dest.state=delay:3000000'      # the guest stands still, and is the source's
+
+
+class Move:
+    """farfork move, started; its result once it has ended."""
+
+    def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m'):
+        self.base, self.name = os.path.join(t.work, 'run'), name
+        path = parent if isinstance(parent, str) else parent.second
+        self.argv = [common.FARFORK, 'move', '--json', '--rundir', self.base, '--id', name,
+                     '--timeout', '40', *launcher, *args, path, host]
+        env = {**os.environ, **({'FARFORK_FAULTS': faults} if faults else {})}
+        self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                     stdin=subprocess.DEVNULL, env=env, text=True)
+        self.result, self.err = {}, ''
+
+    def end(self, code, state, text=''):
+        """It ends so, and says this."""
+        out, self.err = self.proc.communicate(timeout=90)
+        self.result = json.loads(out) if out.startswith('{') else {}
+        got = self.proc.returncode, self.result.get('state')
+        error = self.result.get('error') or ''
+        if got != (code, state) or text not in error:
+            raise Failed(f'farfork move ended with {got}, want {(code, state)} and "{text}": '
+                         f'{error} {self.err[-600:]}')
+        if error:
+            say(f'      {error}')
+        return self.result
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.proc.poll() is None:
+            self.proc.kill()
+            self.proc.communicate(timeout=30)
+        kill(self.base, self.name)
+
+
+class Process:
+    """Somebody else's child, as Guest wants it."""
+    returncode = '?'
+
+    def __init__(self, pid):
+        self.pid = pid
+
+    def poll(self):
+        return None if alive(self.pid) else 0
+
+    def kill(self):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, limit_s):
+        wait_for(f'end of {self.pid}', limit_s, lambda: not alive(self.pid))
+        return 0
+
+
+class There(Guest):
+    """The micro guest where it was moved to; its console is kept when its run directory goes."""
+
+    def __init__(self, t, name, folder, pid):
+        # pylint: disable=super-init-not-called
+        self.name, self.events, self.pending = name, [], b''
+        self.sock_path = glob.glob(folder + '/*parent.qmp')[0]     # the first one's, there
+        self.second = os.path.join(folder, '1.qmp')                # the one that a move adds
+        self.stderr = os.path.join(folder, '1.log')
+        self.console = os.path.join(t.work, name + '.console')
+        os.link(wait_for('its console', 10, lambda: glob.glob(folder + '/*.console'))[0],
+                self.console)
+        self._log, self._log_at = report.Log(), 0
+        self.qmp_sock, self.proc = None, Process(pid)
+
+    def __enter__(self):
+        self._connect(15)
+        return self
+
+    def close(self):
+        """Not its end: that is the agent's."""
+        if self.qmp_sock:
+            self.qmp_sock.close()
+            self.qmp_sock = None
+
+    @property
+    def tail(self):
+        return self.complaint()
+
+
+def there(t, name, result):
+    return There(t, name, result['rundir'], result['pid'])
+
+
+def listed(base):
+    return json.loads(run_vmclone('--list', '--json', '--rundir', base).stdout)
+
+
+def check_listed(base, name, state):
+    found = [f for f in listed(base) if f['id'] == name]
+    if len(found) != 1 or not found[0]['detached'] or not found[0]['agent_alive'] or \
+            [k['state'] for k in found[0]['children']] != [state]:
+        raise Failed(f'--list: {found}, want one of {name}, detached, its guest {state}')
+    return found[0]
+
+
+def check_left_here(t, parent, move):
+    """Its QEMU has ended by `quit`, and nobody was killed for it."""
+    if parent.proc.wait(20) != 0:
+        raise Failed(f'{parent.name}: exit code {parent.proc.returncode}')
+    if not move.result['parent_ended']:
+        raise Failed('it is not said that the QEMU here has ended')
+
+
+def check_here(move, parent):
+    """The guest goes on here, and nothing is left of the move."""
+    check_nothing_left(move)
+    wait_for('a guest that runs', 5, lambda: status(parent) == 'running')
+    check_ledger(parent, sweeps=1)
+
+
+def say_phases(move):
+    say('      ' + ', '.join(f'{k} {v:.1f}' for k, v in move.result['phases_ms'].items()
+                             if v is not None) + ' ms')
+
+
+# --- it works ---
+
+def twice(t, accel, memory):
+    """There, and from there to another host: three QEMUs, one ledger."""
+    with Parent(t, accel, memory=memory) as a:
+        a.start_load()
+        with Move(t, a, name='m1') as m1, Move(t, '', name='none') as none:
+            none.end(1, 'here', 'QMP socket of a running QEMU')
+            m1.end(0, 'there')
+            say_phases(m1)
+            check_left_here(t, a, m1)
+            check_listed(m1.base, 'm1', 'complete')
+            with there(t, 'b', m1.result) as b:
+                check_ledger(a, b)
+                with Move(t, b, host='h2=127.0.0.1', name='m2') as m2:
+                    m2.end(0, 'there')
+                    b.proc.wait(20)
+                    wait_for('end of the first agent', 20, lambda: [
+                        f['id'] for f in listed(m2.base)] == ['m2'])
+                    with there(t, 'c', m2.result) as c:
+                        if len(glob.glob(m2.result['rundir'] + '/*.qmp')) != 2:
+                            raise Failed(f'sockets pile up: {os.listdir(m2.result["rundir"])}')
+                        check_ledger(a, b, c)
+                    kill(m2.base, 'm2')
+                    check_nothing_left(m2)
+
+
+def one(t, accel, *args, host=HOST, launcher=ELSEWHERE, extra=(), before=None, after=None,
+        want='running', **how):
+    with Parent(t, accel, extra=extra, **how) as a:
+        a.start_load()
+        if before:
+            before(a)
+        with Move(t, a, *args, host=host, launcher=launcher) as m:
+            m.end(0, 'there')
+            check_left_here(t, a, m)
+            with there(t, 'b', m.result) as b:
+                if status(b) != want:
+                    raise Failed(f'it is {status(b)} there, want {want}')
+                if after:
+                    after(b)
+                check_ledger(a, b)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
+def namespace(t, accel):
+    with hosts_of_their_own(1) as hosts:
+        one(t, accel, memory='memfd', host=hosts[0], launcher=('--launcher', 'ip netns exec {host} {cmd}'))
+
+
+def disk(t, accel):
+    """On shared storage, and by another image than the command line names."""
+    image, overlay = (os.path.join(t.work, n) for n in ('disk.qcow2', 'later.qcow2'))
+    subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', image, '8M'], check=True,
+                   timeout=20)
+
+    def io(guest, *commands):
+        for c in commands:
+            out = common.hmp(guest, f'qemu-io d0 "{c}"')
+            if 'failed' in out or 'rror' in out:
+                raise Failed(f'{guest.name}: {c}: {out}')
+
+    def before(a):
+        io(a, 'write -P 7 0 64k')
+        a.qmp('blockdev-snapshot-sync', **{'device': 'd0', 'snapshot-file': overlay})
+        io(a, 'write -P 8 1M 64k')
+
+    def after(b):
+        io(b, 'read -P 7 0 64k', 'read -P 8 1M 64k', 'write -P 9 2M 64k', 'read -P 9 2M 64k')
+        names = [e['inserted']['image']['filename'] for e in b.qmp('query-block')]
+        if names != [overlay]:
+            raise Failed(f'its disk is in {names} there')
+    one(t, accel, extra=('-drive', f'file={image},format=qcow2,if=none,id=d0',
+                         '-device', 'virtio-blk-pci,drive=d0'), before=before, after=after)
+
+
+def precopy(t, accel):
+    one(t, accel, '--options', 'precopy=1')
+
+
+def paused(t, accel):
+    one(t, accel, before=lambda a: a.qmp('stop'), after=lambda b: b.qmp('cont'), want='paused')
+
+
+# --- it does not, and the guest goes on here ---
+
+def refused(t, accel):
+    cases = (
+        (['--qemu', '/bin/false'], (), 'exit code 1'),
+        (['--qemu', '/no-such-qemu'], (), 'No such file'),
+        (['--qemu', os.path.join(t.work, 'deaf'), '--timeout', '2'], (), 'does not answer within 2 s'),
+        ([], ('--launcher', 'echo no route to {host} >&2; exit 255; {cmd}'), 'no route to h1'),
+        (['--timeout', '1'], ('--launcher', 'sleep 100; {host} {cmd}'), 'no answer within 1 s'),
+    )
+    common.write_file(os.path.join(t.work, 'deaf'), '#!/bin/sh\nexec sleep 100\n')
+    os.chmod(os.path.join(t.work, 'deaf'), 0o700)
+    with Parent(t, accel) as a:
+        a.start_load()
+        for args, launcher, text in cases:
+            with Move(t, a, *args, launcher=launcher or ELSEWHERE) as m:
+                m.end(1, 'here', text)
+                check_here(m, a)
+        a.qmp('device_add', driver='virtio-rng-pci', id='late')
+        with Move(t, a) as m:
+            m.end(1, 'here', 'device late was plugged in')
+            check_here(m, a)
+
+
+def cannot_move(t, accel):
+    """The source refuses when everything is ready there; the destination, when it is asked."""
+    with Parent(t, accel, extra=('-device', 'ivshmem-plain,memdev=shm', '-object',
+                                 'memory-backend-memfd,id=shm,size=1M,share=on')) as a:
+        a.start_load()
+        with Move(t, a) as m:
+            m.end(1, 'here', 'ivshmem')
+            check_here(m, a)
+    os.unlink(a.console)
+    smaller = os.path.join(t.work, 'smaller')
+    common.write_file(smaller, '#!/bin/sh\n'
+                      f'exec {shlex.quote(os.path.abspath(common.QEMU))} "$@" -m 64M\n')
+    os.chmod(smaller, 0o700)
+    with Parent(t, accel) as a:
+        a.start_load()
+        a.qmp('migrate-set-capabilities', capabilities=[{'capability': 'xbzrle', 'state': True}])
+        with Move(t, a) as m:
+            m.end(1, 'here', 'xbzrle')
+            check_here(m, a)
+        a.qmp('migrate-set-capabilities', capabilities=[{'capability': 'xbzrle', 'state': False}])
+        with Move(t, a, '--qemu', smaller) as m:
+            m.end(1, 'here', 'length differs')
+            check_here(m, a)
+
+
+def wait_source(parent, state):
+    return wait_for(f'source {state}', 40,
+                    lambda: common.migration(parent).get('status') == state)
+
+
+def interrupted(t, accel):
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Move(t, a, launcher=('--launcher', 'sleep 100; {host} {cmd}')) as m:
+            wait_for('the launcher', 20, lambda: len(processes_of(m.base)) > 1)
+            m.proc.send_signal(signal.SIGINT)
+            m.end(1, 'here', 'interrupted')
+            check_here(m, a)
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            with Move(t, a, faults=STUCK) as m:
+                wait_source(a, 'device')
+                m.proc.send_signal(sig)
+                m.end(1, 'here', 'interrupted')
+                check_here(m, a)
+
+
+# --- after the switch ---
+
+def folder_of(move):
+    return wait_for('its folder', 10, lambda: glob.glob(f'{move.base}/{move.name}/*'))[0]
+
+
+def pid_there(move):
+    return wait_for('its QEMU', 10, lambda: [
+        k['pid'] for f in listed(move.base) for k in f['children']])[0]
+
+
+def interrupted_late(t, accel):
+    """One signal: it is said where the guest is, and the move goes on. Two: it leaves."""
+    for signals in (1, 2):
+        with Parent(t, accel) as a, contextlib.ExitStack() as end:
+            a.start_load()
+            m = end.enter_context(Move(t, a, faults=SLOW))
+            wait_source(a, 'postcopy-active')
+            m.proc.send_signal(signal.SIGINT)
+            line = m.proc.stderr.readline()
+            if 'runs on h1 by now' not in line:
+                raise Failed(f'it says "{line}"')
+            if signals == 2:
+                m.proc.send_signal(signal.SIGINT)
+                m.end(3, 'following', 'its memory still follows')
+                common.wait_migration(a, 'completed')
+                common.check_given_away(a)
+            else:
+                m.end(0, 'there')
+                check_left_here(t, a, m)
+            with there(t, f'b{signals}', m.result) as b:
+                check_ledger(a, b)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+        os.unlink(a.console)
+
+
+def killed(t, accel, faults, state):
+    """The mover is gone: the QEMUs and the agent go on by themselves."""
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Move(t, a, faults=faults) as m:
+            wait_source(a, state)
+            m.proc.kill()
+            m.proc.communicate(timeout=30)
+            common.wait_migration(a, 'completed')
+            common.check_given_away(a)
+            wait_for('an agent alone', 20, lambda: listed(m.base)[0]['detached'])
+            check_listed(m.base, 'm', 'attached')
+            with There(t, 'b', folder_of(m), pid_there(m)) as b:
+                check_ledger(a, b)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
+def destination_dies(t, accel):
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Move(t, a, faults=SLOW) as m:
+            wait_source(a, 'postcopy-active')
+            os.kill(pid_there(m), signal.SIGKILL)
+            m.end(3, 'lost', 'SIGKILL')
+            check_nothing_left(m)
+        common.check_given_away(a)
+
+
+def source_dies(t, accel):
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Move(t, a, faults=SLOW) as m:
+            wait_source(a, 'postcopy-active')
+            a.close()
+            m.end(3, 'broken', 'until it touches memory')
+            check_listed(m.base, 'm', 'attached')
+            if not alive(m.result['pid']):
+                raise Failed('the QEMU there was ended')
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
+def strange_parents(t):
+    ok, able = {'return': {}}, {'return': [{'name': 'x-farfork-export'}]}
+    base = {'qmp_capabilities': ok, 'query-commands': able, 'query-migrate': ok}
+
+    def is_now(text):
+        return {'return': {'status': text, 'running': text == 'running'}}
+    for replies, text in (
+            ({**base, 'query-commands': {'return': [{'name': 'stop'}]}}, 'no x-farfork-export'),
+            ({**base, 'query-status': is_now('postmigrate')}, 'was moved away already'),
+            ({**base, 'query-status': is_now('io-error')}, 'io-error (permitted: running'),
+            ({**base, 'query-status': is_now('running'),
+              'query-migrate': {'return': {'status': 'active'}}}, 'a migration is under way')):
+        with FakeParent(t, replies) as parent, \
+                Move(t, parent, '--qemu', '/bin/false', '--timeout', '2') as m:
+            m.end(1, 'here', text)
+            check_nothing_left(m)
+
+
+def usage(_t):
+    for args, text in ((['x'], 'usage'), (['x', 'a;b'], 'want HOST'), (['x', 'h', '-bad'], 'usage'),
+                       (['--options', 'window=0', 'x', 'h'], '--options'),
+                       (['--id', '../x', 'x', 'h'], '--id'), (['--timeout', '0', 'x', 'h'], 'usage'),
+                       (['--launcher', 'ssh', 'x', 'h'], '{cmd}')):
+        out = subprocess.run([common.FARFORK, 'move', *args], stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True, timeout=20, check=False)
+        if out.returncode != 2 or text not in out.stdout:
+            raise Failed(f'{args}: {out.returncode}, want "{text}": {out.stdout[:300]}')
+
+
+def run(t):
+    accel = t.best_accel()
+    for name, case in (
+            ('usage', lambda: usage(t)),
+            ('parents that cannot be moved', lambda: strange_parents(t)),
+            ('twice, anon', lambda: twice(t, accel, 'anon')),
+            ('paused', lambda: paused(t, accel)),
+            ('precopy=1', lambda: precopy(t, accel)),
+            ('memfd, into a network namespace', lambda: namespace(t, accel)),
+            ('a disk', lambda: disk(t, accel)),
+            ('no host, no QEMU there, another device', lambda: refused(t, accel)),
+            ('refused by either QEMU', lambda: cannot_move(t, accel)),
+            ('interrupted before the switch', lambda: interrupted(t, accel)),
+            ('interrupted after the switch', lambda: interrupted_late(t, accel)),
+            ('killed before the switch', lambda: killed(t, accel, STUCK, 'device')),
+            ('killed after the switch', lambda: killed(t, accel, SLOW, 'postcopy-active')),
+            ('the destination dies', lambda: destination_dies(t, accel)),
+            ('the source dies', lambda: source_dies(t, accel))):
+        for path in glob.glob(t.work + '/*.console'):   # of the case before
+            os.unlink(path)
+        with t.case(name):
+            case()
+
+
+if __name__ == '__main__':
+    common.main(run, limit_s=200)
