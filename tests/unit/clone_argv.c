@@ -224,7 +224,7 @@ static void test_move(void **state)
                  "-qmp", "unix:/run/vm.qmp,server=on,wait=off", "-qmp",
                  "unix:/run/other/vm.qmp,server=on", "-pidfile", "/run/p", "-daemonize", "-S",
                  "-incoming", "farfork-clone:/x", "-mem-path", "/", "-mem-path", "/dev/null");
-    assert_moved("-object memory-backend-ram,size=1G,id=m -chardev null,id=c",
+    assert_moved("-object memory-backend-ram,id=m,size=1G -chardev null,id=c",
                  "-object", "memory-backend-file,size=1G,id=m,mem-path=/x,share=on,prealloc=on",
                  "-chardev", "socket,id=c,path=/client");
     assert_int_equal(notes.n, 1);

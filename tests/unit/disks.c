@@ -38,14 +38,20 @@ static json_t *block(const char *device, const char *node, const char *driver, c
                      "no-flush", 0, "image", image);
 }
 
-static int plan(const char *const *argv, json_t *disks, bool stopped, struct disks **d)
+static int plan_as(const char *const *argv, json_t *disks, bool stopped, bool move,
+                   struct disks **d)
 {
     AUTO_JSON json_t *a = words(argv), *b = disks;
     const struct disks_input in = {.fork_id = "f", .argv = a, .cwd = "/nonexistent/cwd",
-                                         .block = b, .stopped = stopped};
+                                   .block = b, .stopped = stopped, .move = move};
 
     why.text[0] = '\0';
     return disks_plan(&in, d, &why);
+}
+
+static int plan(const char *const *argv, json_t *disks, bool stopped, struct disks **d)
+{
+    return plan_as(argv, disks, stopped, false, d);
 }
 
 static void test_refused(void **state)
@@ -163,5 +169,72 @@ static void test_blockdev(void **state)
     disks_free(d);
 }
 
+/* The same images; by now one is behind an overlay, and one medium was changed */
+static void test_move(void **state)
+{
+    const char *const argv[] = {"qemu", "-drive", "file=a.img,id=a,cache=none,format=raw", "-drive",
+                                "file=/b.img,id=b,format=raw", "-cdrom", "/c.iso", "-drive",
+                                "driver=null-co,id=z", "-blockdev",
+                                "driver=qcow2,node-name=top,file=f", "-blockdev",
+                                "driver=file,node-name=f,filename=/t.qcow2", NULL};
+    const char *const filter[] = {"qemu", "-blockdev", "driver=raw,node-name=t,file.filename=/t",
+                                  NULL};
+    struct disks *d;
+    json_t *cd = block("ide1-cd0", "#3", "raw", "/c.iso", NULL, NULL);
+    (void)state;
+
+    json_object_set_new(json_object_get(cd, "inserted"), "ro", json_true());
+    json_t *as_started = json_pack(
+        "[o,o,o,o,o]", block("a", "#1", "raw", "/nonexistent/cwd/a.img", NULL, NULL),
+        block("b", "#2", "raw", "/b.img", NULL, NULL), json_incref(cd),
+        block("z", "#4", "null-co", "null-co://", NULL, NULL),
+        block("", "top", "qcow2", "/t.qcow2", NULL, NULL));
+    if (plan_as(argv, as_started, false, true, &d) < 0)
+        fail_msg("%s", why.text);
+    same_words(disks_move_argv(d), argv);
+    disks_free(d);
+
+    json_t *changed = json_pack("[o,o,o,o]",
+                                block("a", "#1", "raw", "/nonexistent/cwd/a.img", NULL, NULL),
+                                block("b", "o", "qcow2", "/b.over", "/b.img", "/b.img"), cd,
+                                block("", "ff1", "qcow2", "/t.over", "/t.qcow2", "/t.qcow2"));
+    json_t *nodes = json_pack("[{s:s,s:s}]", "node-name", "top", "file", "/t.qcow2");
+    AUTO_JSON json_t *a = words(argv);
+    const struct disks_input in = {.fork_id = "f", .argv = a, .cwd = "/nonexistent/cwd",
+                                   .block = changed, .nodes = nodes, .move = true};
+    if (disks_plan(&in, &d, &why) < 0)
+        fail_msg("%s", why.text);
+    AUTO_JSON json_t *got = disks_move_argv(d);
+    const char *b = json_string_value(json_array_get(got, 4));
+    assert_string_equal(json_string_value(json_array_get(got, 2)), argv[2]);
+    is(opts_get(b, "file"), "/b.over");
+    is(opts_get(b, "format"), "qcow2");
+    assert_string_equal(json_string_value(json_array_get(got, 6)), "/c.iso");
+    const char *top = json_string_value(json_array_get(got, 10));
+    is(opts_get(top, "node-name"), "top");
+    is(opts_get(top, "file.filename"), "/t.over");
+    assert_int_equal(json_array_size(got), 11); /* the node that was below it goes */
+    disks_free(d);
+    json_decref(changed);
+    json_decref(nodes);
+
+    nodes = json_pack("[{s:s,s:s}]", "node-name", "t", "file", "/t");
+    json_t *mirror = json_pack("[o]", block("", "m", "mirror_top", "/t", NULL, NULL));
+    AUTO_JSON json_t *f = words(filter);
+    const struct disks_input job = {.fork_id = "f", .argv = f, .cwd = "/", .block = mirror,
+                                    .nodes = nodes, .move = true};
+    assert_fails(disks_plan(&job, &d, &why), ENOTSUP);
+    assert_non_null(strstr(why.text, "mirror_top"));
+    json_decref(mirror);
+    json_decref(nodes);
+
+    AUTO_JSON json_t *none = words((const char *const[]){"qemu", NULL});
+    json_t *late = json_pack("[o]", block("", "n", "raw", "/late", NULL, NULL));
+    const struct disks_input added = {.fork_id = "f", .argv = none, .cwd = "/", .block = late,
+                                      .move = true};
+    assert_fails(disks_plan(&added, &d, &why), ENOTSUP);
+    json_decref(late);
+}
+
 UNIT_MAIN(cmocka_unit_test(test_refused), cmocka_unit_test(test_argv),
-          cmocka_unit_test(test_blockdev))
+          cmocka_unit_test(test_blockdev), cmocka_unit_test(test_move))
