@@ -53,8 +53,10 @@ static void print_fork(void *opaque, const char *dir, json_t *s)
 
     (void)dir;
     ++*(size_t *)opaque;
-    printf("%s  on %s  parent %s  memory %s%s\n", text_of(s, "id"), text_of(s, "node"),
-           text_of(s, "parent"), text_of(s, "image"), agent ? "" : "  (the agent is gone)");
+    bool moved = !strcmp(text_of(s, "image"), "none");
+    printf("%s  on %s  parent %s  %s%s%s\n", text_of(s, "id"), text_of(s, "node"),
+           text_of(s, "parent"), moved ? "moved here" : "memory ", moved ? "" : text_of(s, "image"),
+           agent ? "" : "  (the agent is gone)");
     json_array_foreach(json_object_get(s, "children"), i, k)
         printf("  %5d  pid %-8d  %-9s  %s\n", number_of(k, "number"), number_of(k, "pid"),
                alive(k, "pid") ? text_of(k, "state") : "ended", text_of(k, "qmp"));
