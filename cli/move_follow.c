@@ -174,6 +174,7 @@ static void hear_interrupt(struct move *m)
         cancel(m);
         return;
     }
+    move_show(m, true);
     fprintf(stderr, "farfork move: the guest runs on %s by now, its memory still follows: %llu of "
                     "%llu MiB; interrupt again to leave, the QEMU here has to stay until then\n",
             host, (unsigned long long)m->present_bytes >> 20,
@@ -213,6 +214,7 @@ static void follow(struct move *m)
         struct why why;
         int rc = qmp_command(m->c.qmp, "query-migrate", NULL, &info, &why);
         if (rc && rc != -ETIMEDOUT) {
+            m->c.parent_gone |= rc == -EPIPE;
             ask_until_clear(m, why.text);
             return;
         }
@@ -295,8 +297,10 @@ void move_guest(struct move *m)
         return;
     }
     follow(m); /* also without an answer: what is asked next is answered after it */
-    if (m->outcome == MOVE_THERE && !m->completed_ms)
-        m->c.parent_gone = true; /* only the destination could say so */
-    else if (m->outcome == MOVE_THERE)
+    if (m->outcome == MOVE_THERE && m->completed_ms)
         finish(m);
+    else if (m->outcome == MOVE_THERE && !m->c.parent_gone) /* only the destination says so */
+        words_add(&m->c.notes, "the QEMU here (pid %d) has not heard that the move is complete: look "
+                               "at the guest on %s, then end it", (int)m->c.parent_pid,
+                  h->node->host);
 }

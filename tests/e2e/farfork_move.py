@@ -355,6 +355,26 @@ def killed(t, accel, faults, state):
             check_nothing_left(m)
 
 
+def agent_lost(t, accel):
+    """The way to the agent is gone: the move goes on, and what cannot be seen is not called done."""
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Move(t, a, faults=SLOW) as m:
+            wait_source(a, 'postcopy-active')
+            with open(f'/proc/{listed(m.base)[0]["agent"]}/stat', encoding='ascii') as f:
+                front = int(f.read().rpartition(')')[2].split()[1])
+            os.kill(front, signal.SIGKILL)
+            m.end(3, 'unclear', 'cannot be seen there')
+            if common.migration(a)['status'] != 'completed':
+                raise Failed(f'the source: {common.migration(a)}')
+            common.check_given_away(a)
+            check_listed(m.base, 'm', 'attached')
+            with there(t, 'b', m.result) as b:
+                check_ledger(a, b)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
 def destination_dies(t, accel):
     with Parent(t, accel) as a:
         a.start_load()
@@ -418,6 +438,8 @@ def run(t):
             ('paused', lambda: paused(t, accel)),
             ('precopy=1', lambda: precopy(t, accel)),
             ('memfd, into a network namespace', lambda: namespace(t, accel)),
+            ('to another QEMU on this host', lambda: one(
+                t, accel, host='localhost', launcher=())),
             ('a disk', lambda: disk(t, accel)),
             ('no host, no QEMU there, another device', lambda: refused(t, accel)),
             ('refused by either QEMU', lambda: cannot_move(t, accel)),
@@ -425,6 +447,7 @@ def run(t):
             ('interrupted after the switch', lambda: interrupted_late(t, accel)),
             ('killed before the switch', lambda: killed(t, accel, STUCK, 'device')),
             ('killed after the switch', lambda: killed(t, accel, SLOW, 'postcopy-active')),
+            ('the agent is lost', lambda: agent_lost(t, accel)),
             ('the destination dies', lambda: destination_dies(t, accel)),
             ('the source dies', lambda: source_dies(t, accel))):
         for path in glob.glob(t.work + '/*.console'):   # of the case before
