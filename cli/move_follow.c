@@ -188,8 +188,9 @@ static bool give_up(struct move *m)
     const char *host = move_host(m)->node->host;
 
     if (m->switched) {
-        end(m, MOVE_FOLLOWS, "no memory came to %s for %u s: the guest is there, the QEMU here has to "
-                             "stay; follow it by query-migrate, and quit it once that says completed",
+        end(m, MOVE_FOLLOWS, "no memory came to %s for %u s: the guest is there, the QEMU here has "
+                             "to stay; follow it by query-migrate, and quit it once that says "
+                             "completed",
             host, m->o.timeout_s);
         return true;
     }
@@ -237,8 +238,8 @@ static void follow(struct move *m)
             changed_ms = now_ms();
         }
         if (m->c.interrupted && m->switched && said) {
-            end(m, MOVE_FOLLOWS, "left: the guest runs on %s, its memory still follows; the QEMU here "
-                                 "serves it: quit it once query-migrate says completed",
+            end(m, MOVE_FOLLOWS, "left: the guest runs on %s, its memory still follows; the QEMU "
+                                 "here serves it: quit it once query-migrate says completed",
                 move_host(m)->node->host);
             return;
         }
@@ -263,8 +264,9 @@ static void finish(struct move *m)
     while ((rc = move_ask(m, "query-status", NULL, &status, &why)) == -EAGAIN && now_ms() < until)
         clone_turn(&m->c, POLL_MS);
     if (rc) {
-        end(m, MOVE_UNCLEAR, "every page is on %s, but the guest cannot be seen there: %s; look there, "
-                             "then quit the QEMU here, which does not run it any more", host, why.text);
+        end(m, MOVE_UNCLEAR, "every page is on %s, but the guest cannot be seen there: %s; look "
+                             "there, then quit the QEMU here, which does not run it any more",
+            host, why.text);
         return;
     }
     if (json_is_true(json_object_get(status, "running")) != m->was_running) {
@@ -300,7 +302,7 @@ void move_guest(struct move *m)
     if (m->outcome == MOVE_THERE && m->completed_ms)
         finish(m);
     else if (m->outcome == MOVE_THERE && !m->c.parent_gone) /* only the destination says so */
-        words_add(&m->c.notes, "the QEMU here (pid %d) has not heard that the move is complete: look "
-                               "at the guest on %s, then end it", (int)m->c.parent_pid,
+        words_add(&m->c.notes, "the QEMU here (pid %d) has not heard that the move is complete: "
+                               "look at the guest on %s, then end it", (int)m->c.parent_pid,
                   h->node->host);
 }

@@ -193,7 +193,8 @@ def one(t, accel, *args, host=HOST, launcher=ELSEWHERE, extra=(), before=None, a
 
 def namespace(t, accel):
     with hosts_of_their_own(1) as hosts:
-        one(t, accel, memory='memfd', host=hosts[0], launcher=('--launcher', 'ip netns exec {host} {cmd}'))
+        one(t, accel, memory='memfd', host=hosts[0],
+            launcher=('--launcher', 'ip netns exec {host} {cmd}'))
 
 
 def disk(t, accel):
@@ -236,7 +237,8 @@ def refused(t, accel):
     cases = (
         (['--qemu', '/bin/false'], (), 'exit code 1'),
         (['--qemu', '/no-such-qemu'], (), 'No such file'),
-        (['--qemu', os.path.join(t.work, 'deaf'), '--timeout', '2'], (), 'does not answer within 2 s'),
+        (['--qemu', os.path.join(t.work, 'deaf'), '--timeout', '2'], (),
+         'does not answer within 2 s'),
         ([], ('--launcher', 'echo no route to {host} >&2; exit 255; {cmd}'), 'no route to h1'),
         (['--timeout', '1'], ('--launcher', 'sleep 100; {host} {cmd}'), 'no answer within 1 s'),
     )
