@@ -47,6 +47,7 @@
 #define WRITE_LIMIT_MS 10000
 #define END_LIMIT_MS 5000
 #define LOST_LIMIT_MS 5000
+#define EXIT_LIMIT_MS 30000 /* what QEMU may take to end in good order: disks are flushed */
 
 enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
 
@@ -288,8 +289,10 @@ static void obey(struct agent *a, const char *line)
     } else if (json_is_true(json_object_get(o, "end"))) {
         a->ending = true;
         a->kept = false;
+    } else if (json_is_true(json_object_get(o, "ping"))) {
+        say(a, json_pack("{ss}", "event", "pong"));
     } else {
-        say_error(a, 0, "want one JSON object a line: spawn, kill, qmp, keep, detach or end");
+        say_error(a, 0, "want one JSON object a line: spawn, kill, qmp, keep, ping, detach or end");
     }
     json_decref(o);
 }
@@ -320,7 +323,7 @@ static void hear_trouble(struct agent *a, struct kid *kid)
         say_error(a, kid->number, why.text);
 }
 
-/* What the guest says, and its links; true: they have to be tried again */
+/* What the guest says, its links, its end; true: look again soon */
 static bool hear_guest(struct agent *a, struct kid *kid)
 {
     enum channel_event e;
@@ -334,10 +337,16 @@ static bool hear_guest(struct agent *a, struct kid *kid)
         }
         say(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)kid->number, "what",
                          "exit", "pid", (int)kid->pid, "code", code));
-        if (kid->state != KID_ENDED) /* its number may be another's by now */
+        if (kid->state != KID_ENDED && !kid->end_ms) { /* its number may be another's by now */
             kill(kid->pid, SIGTERM); /* QEMU ends in good order */
+            kid->end_ms = now_ms() + EXIT_LIMIT_MS;
+        }
     }
-    return kid->state != KID_ENDED && channel_raise_links(kid->channel, kid->qmp);
+    if (kid->state == KID_ENDED)
+        return false;
+    if (kid->end_ms && now_ms() > kid->end_ms)
+        kid_kill(kid);
+    return channel_raise_links(kid->channel, kid->qmp) || kid->end_ms;
 }
 
 static void reap(struct agent *a)
@@ -349,6 +358,7 @@ static void reap(struct agent *a)
     while ((kid = kids_reap(&a->kids, &how, &code))) {
         if (kid->trouble_fd >= 0)
             hear_trouble(a, kid);
+        hear_guest(a, kid); /* its last words come before its end */
         AUTO_FREE char *words = code ? kid_last_words(kid) : xstrdup("");
         say(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)kid->number,
                          "what", "ended", "pid", (int)kid->pid, "how", how, "code", code, "log",

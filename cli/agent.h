@@ -31,6 +31,7 @@ struct kid {
     struct words files; /* removed when it has ended */
     struct line_reader *trouble;
     struct channel *channel; /* NULL: the child has no port */
+    uint64_t end_ms;         /* its guest is done: killed then; 0: it is not */
 };
 
 struct kids {

@@ -114,6 +114,8 @@ static enum channel_event obey(struct channel *c, const struct guest_request *r,
     case GUEST_EXIT:
         *code = r->code;
         return CHANNEL_EXIT;
+    case GUEST_JOINED:
+        return CHANNEL_NOTHING;
     case GUEST_FORK:
     case GUEST_JOIN:
         break;

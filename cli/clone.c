@@ -13,6 +13,7 @@
  *              beside the export
  *              memory follows                         -> each host has all of it
  *              agents are let go: from here on they look after their children alone
+ *              [--follow: they are not, until the children have ended (clone_follow.c)]
  *
  * Failure      what fails on one host, or in one child, is that host's or child's alone; the rest
  *              goes on. Interrupted, or with nothing left: agents are told to end, their children
@@ -159,7 +160,7 @@ static bool children_complete(const struct clone *c)
 static bool hosts_silent(const struct clone *c)
 {
     for (size_t i = 0; i < c->n_hosts; i++)
-        if (c->hosts[i].out >= 0)
+        if (c->hosts[i].let_go && c->hosts[i].out >= 0)
             return false;
     return true;
 }
@@ -277,12 +278,15 @@ static int do_fork(struct clone *c)
     return c->interrupted ? -ECANCELED : 0;
 }
 
-/* Agents with children that run are let go, the others end with what they have */
-static void let_go(struct clone *c, bool all_end)
+/* Agents with children that run are let go, or kept to be followed; the others end with what they
+ * have */
+static void let_go(struct clone *c, bool all_end, bool follow)
 {
     for (size_t i = 0; i < c->n_hosts; i++) {
         struct host *h = &c->hosts[i];
         bool keep = !all_end && h->state == HOST_COMPLETE && has_children(c, i);
+        if (h->let_go || (keep && follow))
+            continue;
         h->let_go = true;
         if (h->rundir)
             host_send(h, json_pack("{sb}", keep ? "detach" : "end", true));
@@ -293,7 +297,8 @@ static void let_go(struct clone *c, bool all_end)
     c->interrupted = false; /* a second Ctrl-C ends the waiting */
     pump(c, hosts_silent, END_LIMIT_MS);
     for (size_t i = 0; i < c->n_hosts; i++)
-        host_close(&c->hosts[i], 2000);
+        if (c->hosts[i].let_go)
+            host_close(&c->hosts[i], 2000);
     c->interrupted |= was;
 }
 
@@ -344,7 +349,7 @@ int clone_run(struct clone *c)
     if (rc)
         fail_all(c);
     clone_show(c, true);
-    let_go(c, rc != 0);
+    let_go(c, rc != 0, c->o->follow);
     clone_unexport(c);
     int code = outcome(c);
     if (code == EXIT_NONE)
@@ -353,6 +358,12 @@ int clone_run(struct clone *c)
         clone_print_json(c, code);
     else
         clone_print_table(c, code);
+    if (c->o->follow) {
+        qmp_free(c->qmp); /* the parent can be forked again meanwhile */
+        c->qmp = NULL;
+        code = clone_follow(c, code);
+        let_go(c, false, false);
+    }
     return code;
 }
 

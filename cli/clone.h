@@ -42,6 +42,7 @@ struct host {
     uint64_t total_bytes, present_bytes, lent_bytes, pages_by_fault, child_faults;
     unsigned connected;       /* children */
     double image_ms, complete_ms;
+    uint64_t ping_ms;         /* when it was asked whether it is there; 0: it has answered */
 };
 
 enum child_state { CHILD_WAITING, CHILD_SPAWNED, CHILD_STARTED, CHILD_ATTACHED, CHILD_RUNNING,
@@ -53,6 +54,8 @@ struct child {
     enum child_state state;
     pid_t pid;
     char *qmp, *log, *error;
+    bool said, told;          /* its guest said that it is done; its end was reported */
+    int code;                 /* what it said: 0..255 */
     double started_ms, attached_ms, running_ms, complete_ms, ready_ms; /* 0: not yet */
 };
 
@@ -61,8 +64,9 @@ struct clone_options {
         *bridge, *overlays, *nbd, *hostname, *user_data;
     struct words ip; /* NIC by NIC */
     unsigned n, timeout_s;
-    bool prestart, template, json, quiet;
-    bool move; /* agents hold no image */
+    bool prestart, template, follow, json, quiet;
+    bool move;  /* agents hold no image */
+    int events; /* ends are reported there, too, as JSON; 0: nowhere */
     enum net_policy net;
 };
 
@@ -132,6 +136,10 @@ bool clone_turn(struct clone *c, int wait_ms);
 /* SIGINT, SIGTERM and SIGHUP by c->signals from here on */
 void clone_block_signals(struct clone *c);
 void clone_free(struct clone *c);
+
+/* clone_follow.c: report ends until all children have ended, or until interrupted; the exit code.
+ * @code: of the fork */
+int clone_follow(struct clone *c, int code);
 
 /* clone_table.c */
 void clone_show(struct clone *c, bool last); /* live lines, on a terminal */

@@ -64,7 +64,7 @@ static void hear_end(struct child *k, const json_t *e)
 
     if (k->state == CHILD_FAILED)
         return;
-    if (well && child_runs(k))
+    if ((well || k->said) && child_runs(k))
         k->state = CHILD_ENDED;
     else
         child_fail(k, "it ended while %s: %s%s%s", child_state_name(k->state), how,
@@ -82,6 +82,14 @@ static void move_on(struct child *k, enum child_state to, double *when, double n
         to = CHILD_COMPLETE;
     if (k->state < to)
         k->state = to;
+}
+
+/* The work is done, and its end follows */
+static void hear_exit(struct child *k, const json_t *e)
+{
+    if (!k->said)
+        k->code = (int)number_of(e, "code") & 255;
+    k->said = true;
 }
 
 static void hear_child(struct child *k, const json_t *e, double now)
@@ -103,7 +111,9 @@ static void hear_child(struct child *k, const json_t *e, double now)
         move_on(k, CHILD_COMPLETE, &k->complete_ms, now);
     else if (!strcmp(what, "ready"))
         k->ready_ms = now;
-    /* "lost": its end follows, and says why; "exit": too, and it ends well */
+    else if (!strcmp(what, "exit"))
+        hear_exit(k, e);
+    /* "lost": its end follows, and says why */
 }
 
 void clone_event(struct clone *c, struct host *h, const json_t *e)
@@ -112,6 +122,7 @@ void clone_event(struct clone *c, struct host *h, const json_t *e)
     struct child *k = child_of(c, h, e);
     double now = now_exact_ms();
 
+    h->ping_ms = 0;
     if (!strcmp(name, "listening")) {
         hear_listening(h, e);
     } else if (!strcmp(name, "progress")) {

@@ -180,7 +180,7 @@ void clone_print_table(const struct clone *c, int code)
     fflush(stdout);
     if (*c->why.text)
         fprintf(stderr, "vmclone: %s\n", c->why.text);
-    if (c->interrupted)
+    if (c->interrupted && code == EXIT_NONE)
         fprintf(stderr, "vmclone: interrupted: the children were ended\n");
     if (code == EXIT_SOME)
         fprintf(stderr, "vmclone: %zu of %zu children run\n", good, c->n_children);
@@ -274,7 +274,9 @@ void clone_print_json(const struct clone *c, int code)
                           "freeze", c->freeze ? json_incref(c->freeze) : json_null(), "notes",
                           notes, "disks", clone_disks_summary(c->disks), "identities",
                           json_identities(c));
-    json_dumpf(o, stdout, JSON_INDENT(2));
+    if (c->o->follow) /* ends follow, each on a line */
+        json_object_set_new(o, "event", json_string("forked"));
+    json_dumpf(o, stdout, c->o->follow ? JSON_COMPACT : JSON_INDENT(2));
     putchar('\n');
     fflush(stdout);
     json_decref(o);

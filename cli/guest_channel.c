@@ -37,9 +37,18 @@ static long number(const char *s, long max)
     return v;
 }
 
+static bool is_word(const char *s)
+{
+    size_t n = strlen(s);
+
+    return n >= 1 && n <= GUEST_WORD_MAX &&
+           strspn(s, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-") == n;
+}
+
 static int parse(char *line, unsigned max_children, struct guest_request *out, struct why *why)
 {
-    static const char *const verbs[] = {"fork", "link", "ready", "exit", "join"};
+    static const char *const verbs[] = {"fork", "link", "ready",
+                                        "exit", "join", "joined"};
     char *rest = line, *word = strsep(&rest, " ");
     size_t verb = 0;
     long v;
@@ -64,16 +73,22 @@ static int parse(char *line, unsigned max_children, struct guest_request *out, s
                           rest ? rest : "");
         out->code = (int)v;
         return 1;
+    case GUEST_JOIN:
+        if (rest && !is_word(rest))
+            return refuse(why, EPROTO, "guest: join: word %.40s (permitted: 1..%d letters, digits "
+                                       "and . _ -)", rest, GUEST_WORD_MAX);
+        snprintf(out->word, sizeof(out->word), "%s", rest ? rest : "");
+        return 1;
     case GUEST_LINK:
     case GUEST_READY:
-    case GUEST_JOIN:
+    case GUEST_JOINED:
         if (!rest)
             return 1;
         return refuse(why, EPROTO, "guest: %s: takes no word (%.20s)", word, rest);
     default:
         return refuse(why, EPROTO,
                       "guest: no such request (permitted: fork, link, ready, exit, "
-                      "join)");
+                      "join, joined)");
     }
 }
 
@@ -116,6 +131,11 @@ char *guest_failed(const char *reason)
         if (iscntrl((unsigned char)*p))
             *p = ' ';
     return s;
+}
+
+char *guest_joining(const char *word)
+{
+    return xprintf("joining%s%s\n", *word ? " " : "", word);
 }
 
 char *guest_exited(unsigned child, int code)

@@ -11,20 +11,23 @@
 
 #define GUEST_CHANNEL "org.farfork.0"
 #define GUEST_LINE_MAX 4096 /* bytes of a line, its newline included */
+#define GUEST_WORD_MAX 32   /* bytes of the word of a join, which its answer begins with */
 
 enum guest_verb {
-    GUEST_FORK,  /* fork N [USER DATA]: fork this machine */
-    GUEST_LINK,  /* link: NICs have their new addresses, their links may go up */
-    GUEST_READY, /* ready: all of the identity is set, user space goes on */
-    GUEST_EXIT,  /* exit CODE: this child has done its work, and may be ended */
-    GUEST_JOIN,  /* join: say which children exit, until all have */
+    GUEST_FORK,   /* fork N [USER DATA]: fork this machine */
+    GUEST_LINK,   /* link: NICs have their new addresses, their links may go up */
+    GUEST_READY,  /* ready: all of the identity is set, user space goes on */
+    GUEST_EXIT,   /* exit CODE: this child has done its work, and may be ended */
+    GUEST_JOIN,   /* join [WORD]: say which children exit, until all have */
+    GUEST_JOINED, /* joined: all of that has been heard */
 };
 
 struct guest_request {
     enum guest_verb verb;
-    unsigned count;            /* FORK */
-    int code;                  /* EXIT: 0..255 */
-    char user[GUEST_LINE_MAX]; /* FORK: "" if none */
+    unsigned count;                /* FORK */
+    int code;                      /* EXIT: 0..255 */
+    char user[GUEST_LINE_MAX];     /* FORK: "" if none */
+    char word[GUEST_WORD_MAX + 1]; /* JOIN: likewise */
 };
 
 /* What has come, and is no whole line yet. {0} at the start */
@@ -50,6 +53,7 @@ int guest_input_take(struct guest_input *in, size_t got, unsigned max_children,
 /* Answers, to be freed. @message is that of identity_message() */
 char *guest_forked(const char *message);
 char *guest_failed(const char *reason); /* of a fork; newlines become spaces */
+char *guest_joining(const char *word); /* of a join; "": it had none */
 char *guest_exited(unsigned number, int code);
 char *guest_joined(void);
 

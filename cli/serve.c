@@ -1,16 +1,26 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * serve.c - vmclone --serve: fork a guest when it asks for that
+ * serve.c - vmclone --serve: fork a guest when it asks for that, and say how its children end
  */
 /**
  * DOC: Theory of Operation
  *
  * Purpose      the host's end of the parent's port (docs/guest.md). A request becomes an ordinary
- *              run of this program, with the options that --serve was given; its outcome is the
- *              answer. The children's ends are their agents'.
+ *              fork with --follow, in a process of its own; its outcome is the answer, what it
+ *              reports later is for `join`. The children's ends are their agents'.
+ * Picture      port  -> fork -> process, pipe of events: forked -> answer
+ *                                                        ended  -> joins.c
+ *                    -> join -> joins.c -> joining, exited ..., joined
+ * States       a run is ARRIVING until the guest has its answer, then it only follows. While one is
+ *              arriving the port is neither read nor written: what the host says then could be in
+ *              the children's ports, too.
  * Failure      a fork that fails is said to the guest with the last line of what went wrong. One
- *              of which some children run has happened: the guest gets its number.
- * Limits       one fork at a time; not more children than N of the command line.
+ *              of which some children run has happened: the guest gets its number. A run that ends
+ *              before its children leaves them without a code. When the parent has ended, or this
+ *              process, runs are told to let their agents go: children go on.
+ * Limits       one fork at a time; not more children than the command line's; JOINS_MAX forks with
+ *              children. One answer is in hand at a time, and no request is read before it is
+ *              written: the guest cannot make this process keep more.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -19,7 +29,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,54 +39,67 @@
 #include "autojson.h"
 #include "clone.h"
 #include "guest_channel.h"
+#include "joins.h"
 #include "serve.h"
 
-#define SEND_LIMIT_MS 5000
+#define END_LIMIT_MS 20000 /* a run lets its agents go, which may be on hosts that do not answer */
 
-static int say(int fd, char *text)
+enum { RUN_PROCESS, RUN_EVENTS, RUN_ERRORS, RUN_FDS };
+
+struct run {
+    struct run *next;
+    unsigned turn, count;
+    char *id;
+    pid_t pid;
+    int fds[RUN_FDS];         /* a pidfd, and two pipes; -1: closed */
+    struct line_reader in[RUN_FDS];
+    char last[512];           /* line of its complaints */
+};
+
+struct server {
+    const struct serve *s;
+    int port;                 /* -1: the parent has ended */
+    struct guest_input in;
+    char *out;                /* an answer, not yet written from @out_at on; NULL: none */
+    size_t out_at;
+    unsigned turn;
+    struct run *arriving;     /* one of these */
+    struct run *runs;
+    size_t n;
+    struct joins joins;
+};
+
+/* --- the port --- */
+
+static void close_port(struct server *v)
 {
-    size_t len = strlen(text), at = 0;
-    struct pollfd p = {.fd = fd, .events = POLLOUT};
-
-    while (at < len && poll(&p, 1, SEND_LIMIT_MS) > 0) {
-        ssize_t n = send(fd, text + at, len - at, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (n < 0 && errno != EAGAIN && errno != EINTR)
-            break;
-        at += n > 0 ? (size_t)n : 0;
-    }
-    free(text);
-    return at == len ? 0 : -EPIPE;
+    close(v->port);
+    v->port = -1;
+    free(v->out);
+    v->out = NULL;
 }
 
-/* Run it; what it says on stderr goes on, and its last line to @last: the exit code */
-static int run(char *const *argv, char *last, size_t room)
+/* @text is taken over */
+static void say(struct server *v, char *text)
 {
-    char line[512];
-    int p[2], status = 0;
+    free(v->out);
+    v->out = v->port >= 0 ? text : NULL;
+    v->out_at = 0;
+    if (!v->out)
+        free(text);
+}
 
-    *last = '\0';
-    fflush(NULL);
-    if (pipe2(p, O_CLOEXEC) < 0)
-        return -1;
-    pid_t pid = fork();
-    if (!pid) {
-        dup2(p[1], STDERR_FILENO);
-        execv("/proc/self/exe", argv);
-        _exit(127);
+static void write_port(struct server *v)
+{
+    size_t left = strlen(v->out + v->out_at);
+    ssize_t n = send(v->port, v->out + v->out_at, left, MSG_NOSIGNAL | MSG_DONTWAIT);
+
+    if (n < 0 && errno != EAGAIN && errno != EINTR) {
+        close_port(v);
+    } else if (n > 0 && (v->out_at += (size_t)n, (size_t)n == left)) {
+        free(v->out);
+        v->out = NULL;
     }
-    close(p[1]);
-    FILE *f = fdopen(p[0], "r");
-    while (f && fgets(line, sizeof(line), f)) {
-        fputs(line, stderr);
-        line[strcspn(line, "\n")] = '\0';
-        if (*line)
-            snprintf(last, room, "%s", line);
-    }
-    if (f)
-        fclose(f);
-    while (pid > 0 && waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        ;
-    return pid > 0 && WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 /* The message of the parent: nothing in it is its own but the number */
@@ -91,82 +116,303 @@ static char *parent_message(const char *id, unsigned count)
     return out;
 }
 
-static int do_fork(const struct serve *s, int fd, const struct guest_request *r, unsigned turn)
-{
-    AUTO_FREE char *id = xprintf("%s-%u", s->id, turn), *n = xprintf("%u", r->count);
-    struct words argv = {0};
-    char last[512];
+/* --- runs --- */
 
-    words_add(&argv, "vmclone");
-    for (char *const *o = s->options; *o; o++)
-        words_add(&argv, "%s", *o);
-    words_add(&argv, "--id=%s", id);
-    words_add(&argv, "--user-data=%s", r->user);
-    words_add(&argv, "--");
-    words_add(&argv, "%s", s->parent);
-    words_add(&argv, "%s", n);
-    for (char *const *h = s->hosts; *h; h++)
-        words_add(&argv, "%s", *h);
-    int code = run(argv.v, last, sizeof(last));
-    words_free(&argv);
-    AUTO_FREE char *message = code == EXIT_ALL || code == EXIT_SOME ? parent_message(id, r->count)
-                                                                     : NULL;
-    return say(fd, message ? guest_forked(message)
-                           : guest_failed(*last ? last : "vmclone failed"));
+/* In the new process. Nothing of the server's stays open: who ends first would not be noticed */
+static void __attribute__((noreturn)) become(const struct serve *s, const struct run *r,
+                                             const char *user, pid_t server, int events,
+                                             int errors)
+{
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != server)
+        _exit(EXIT_NONE);
+    dup2(errors, STDERR_FILENO);
+    if (events > 3)
+        close_range(3, (unsigned)events - 1, 0);
+    close_range((unsigned)events + 1, ~0U, 0);
+    exit(s->fork(s->opaque, r->id, r->count, user, events));
 }
 
-static int answer(const struct serve *s, int fd, const struct guest_request *r, unsigned turn)
+static int start(struct server *v, struct run *r, const char *user)
 {
-    switch (r->verb) {
-    case GUEST_FORK:
-        return do_fork(s, fd, r, turn);
-    case GUEST_JOIN:
-        return say(fd, guest_failed("join is not served: vmclone --wait on the hosts does that"));
-    default: /* of children, or of who has been one */
-        return 0;
+    int events[2], errors[2] = {-1, -1};
+    pid_t server = getpid();
+
+    if (pipe2(events, O_CLOEXEC) < 0)
+        return -errno;
+    if (pipe2(errors, O_CLOEXEC) < 0) {
+        close(events[0]);
+        close(events[1]);
+        return -errno;
     }
+    fflush(NULL);
+    r->pid = fork();
+    int code = errno;
+    if (!r->pid)
+        become(v->s, r, user, server, events[1], errors[1]);
+    close(events[1]);
+    close(errors[1]);
+    r->fds[RUN_EVENTS] = events[0];
+    r->fds[RUN_ERRORS] = errors[0];
+    if (r->pid < 0)
+        return -code;
+    r->fds[RUN_PROCESS] = (int)syscall(SYS_pidfd_open, r->pid, 0);
+    if (r->fds[RUN_PROCESS] < 0) {
+        code = errno;
+        kill(r->pid, SIGKILL);
+        waitpid(r->pid, NULL, 0);
+        return -code;
+    }
+    fcntl(events[0], F_SETFL, O_NONBLOCK);
+    fcntl(errors[0], F_SETFL, O_NONBLOCK);
+    return 0;
+}
+
+static void run_free(struct run *r)
+{
+    for (int i = 0; i < RUN_FDS; i++) {
+        if (r->fds[i] >= 0)
+            close(r->fds[i]);
+        lines_free(&r->in[i]);
+    }
+    free(r->id);
+    free(r);
+}
+
+static void begin_fork(struct server *v, const struct guest_request *q)
+{
+    struct run *r = xcalloc(1, sizeof(*r));
+
+    if (!joins_room(&v->joins)) {
+        free(r);
+        say(v, guest_failed("too many forks have children: join them first"));
+        return;
+    }
+    for (int i = 0; i < RUN_FDS; i++)
+        r->fds[i] = -1;
+    r->turn = ++v->turn;
+    r->count = q->count;
+    r->id = xprintf("%s-%u", v->s->id, r->turn);
+    int rc = start(v, r, q->user);
+    if (rc) {
+        run_free(r);
+        say(v, guest_failed(strerror(-rc)));
+        return;
+    }
+    r->next = v->runs;
+    v->runs = r;
+    v->n++;
+    v->arriving = r;
+}
+
+/* The fork's outcome is known: the guest's answer */
+static void answer_fork(struct server *v, struct run *r, bool happened)
+{
+    AUTO_FREE char *message = happened ? parent_message(r->id, r->count) : NULL;
+
+    if (v->arriving != r)
+        return;
+    v->arriving = NULL;
+    if (happened)
+        joins_add(&v->joins, r->turn, r->count);
+    say(v, message ? guest_forked(message) : guest_failed(*r->last ? r->last : "vmclone failed"));
+}
+
+static void hear_event(struct server *v, struct run *r, const char *line)
+{
+    AUTO_JSON json_t *e = json_loads(line, 0, NULL);
+    const char *name = json_string_value(json_object_get(e, "event"));
+    json_int_t code = json_integer_value(json_object_get(e, "exit_code"));
+
+    if (!name)
+        return;
+    if (!strcmp(name, "ended"))
+        joins_ended(&v->joins, r->turn,
+                    (unsigned)json_integer_value(json_object_get(e, "child")),
+                    (int)json_integer_value(json_object_get(e, "code")));
+    else if (!strcmp(name, "forked") && (code == EXIT_ALL || code == EXIT_SOME))
+        answer_fork(v, r, true);
+    else if (!strcmp(name, "forked"))
+        snprintf(r->last, sizeof(r->last), "%s",
+                 json_string_value(json_object_get(e, "error")));
+}
+
+/* What it complains about goes on */
+static void hear_error(struct run *r, const char *line)
+{
+    fprintf(stderr, "%s\n", line);
+    if (*line)
+        snprintf(r->last, sizeof(r->last), "%s", line);
+}
+
+static bool readable(int fd)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+
+    return fd >= 0 && poll(&p, 1, 0) > 0;
+}
+
+/* What is there now: a process that the run has started can hold a pipe open for longer */
+static void hear_pipe(struct server *v, struct run *r, int which)
+{
+    struct line_reader *in = &r->in[which];
+    char *line;
+
+    while (readable(r->fds[which])) {
+        int rc = lines_read(in, r->fds[which]);
+        while ((line = lines_next(in)))
+            if (which == RUN_EVENTS)
+                hear_event(v, r, line);
+            else
+                hear_error(r, line);
+        if (rc || in->ended) {
+            close(r->fds[which]);
+            r->fds[which] = -1;
+        }
+    }
+}
+
+/* Its process has ended: what it has not said is not known */
+static void end_run(struct server *v, struct run *r)
+{
+    struct run **at = &v->runs;
+
+    waitpid(r->pid, NULL, 0);
+    answer_fork(v, r, false);
+    joins_over(&v->joins, r->turn);
+    while (*at != r)
+        at = &(*at)->next;
+    *at = r->next;
+    v->n--;
+    run_free(r);
+}
+
+/* --- requests --- */
+
+/* Who asks has the port alone: nobody waits for the answer to an earlier join */
+static void obey(struct server *v, const struct guest_request *q)
+{
+    switch (q->verb) {
+    case GUEST_FORK:
+        joins_cancel(&v->joins);
+        begin_fork(v, q);
+        break;
+    case GUEST_JOIN:
+        joins_ask(&v->joins, q->word);
+        break;
+    case GUEST_JOINED:
+        joins_heard(&v->joins);
+        break;
+    default: /* of children, or of who has been one */
+        break;
+    }
+}
+
+/* Until there is something to be written, or a fork is under way; @got bytes are new */
+static void take_requests(struct server *v, size_t got)
+{
+    struct guest_request q;
+    struct why why;
+    int rc = 1;
+
+    while (rc && !v->out && !v->arriving) {
+        rc = guest_input_take(&v->in, got, v->s->max, &q, &why);
+        got = 0;
+        if (rc > 0)
+            obey(v, &q);
+        else if (rc < 0)
+            say(v, guest_failed(why.text));
+    }
+}
+
+static void read_port(struct server *v)
+{
+    size_t room;
+    char *at = guest_input_room(&v->in, &room);
+    ssize_t n = recv(v->port, at, room, MSG_DONTWAIT);
+
+    if (n > 0)
+        take_requests(v, (size_t)n);
+    else if (!n || (errno != EAGAIN && errno != EINTR))
+        close_port(v);
+}
+
+/* --- the loop --- */
+
+static void hear_port(struct server *v, short revents)
+{
+    if (!revents)
+        return;
+    if (v->out)
+        write_port(v);
+    else
+        read_port(v);
+}
+
+/* Its complaints before its outcome, which they may be the reason of */
+static void hear_run(struct server *v, struct run *r, const struct pollfd *p)
+{
+    hear_pipe(v, r, RUN_ERRORS);
+    hear_pipe(v, r, RUN_EVENTS);
+    if (p[RUN_PROCESS].revents)
+        end_run(v, r);
+}
+
+static void turn(struct server *v, int wait_ms)
+{
+    take_requests(v, 0);
+    if (!v->out && !v->arriving)
+        say(v, joins_next(&v->joins));
+    size_t n = 1 + RUN_FDS * v->n;
+    struct pollfd *p = xcalloc(n, sizeof(*p)), *at = p + 1;
+    p[0] = (struct pollfd){.fd = v->arriving ? -1 : v->port, .events = v->out ? POLLOUT : POLLIN};
+    for (struct run *r = v->runs; r; r = r->next)
+        for (int i = 0; i < RUN_FDS; i++)
+            *at++ = (struct pollfd){.fd = r->fds[i], .events = POLLIN};
+    if (poll(p, n, wait_ms) > 0) {
+        at = p + 1;
+        for (struct run *r = v->runs, *next; r; r = next, at += RUN_FDS) {
+            next = r->next;
+            hear_run(v, r, at);
+        }
+        hear_port(v, p[0].revents); /* the last: a run can begin */
+    }
+    free(p);
+}
+
+static int connect_port(const char *path, struct why *why)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+
+    if (strlen(path) >= sizeof(a.sun_path))
+        return refuse(why, ENAMETOOLONG, "--serve %s: the name is too long", path);
+    strcpy(a.sun_path, path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && !connect(fd, (struct sockaddr *)&a, sizeof(a)))
+        return fd;
+    int code = errno;
+    if (fd >= 0)
+        close(fd);
+    return refuse(why, code, "--serve %s: %s: want the socket of the parent's port " GUEST_CHANNEL,
+                  path, strerror(code));
 }
 
 int serve(const struct serve *s, struct why *why)
 {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    static struct guest_input in;
-    struct guest_request r;
-    struct why bad;
-    unsigned turn = 0;
-    ssize_t got = 0;
-    size_t room;
+    static struct server v;
 
-    if (strlen(s->port) >= sizeof(a.sun_path))
-        return refuse(why, ENAMETOOLONG, "--serve %s: the name is too long", s->port);
-    strcpy(a.sun_path, s->port);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || connect(fd, (struct sockaddr *)&a, sizeof(a)) < 0) {
-        int code = errno;
-        if (fd >= 0)
-            close(fd);
-        return refuse(why, code,
-                      "--serve %s: %s: want the socket of the parent's port " GUEST_CHANNEL,
-                      s->port, strerror(code));
-    }
+    v = (struct server){.s = s, .port = connect_port(s->port, why)};
+    if (v.port < 0)
+        return v.port;
     printf("serving %s\n", s->port);
     fflush(stdout);
-    for (int rc = 0; rc >= 0 && got >= 0;) {
-        int whole = guest_input_take(&in, (size_t)got, s->max, &r, &bad);
-        got = 0;
-        if (whole < 0) {
-            rc = say(fd, guest_failed(bad.text));
-        } else if (whole) {
-            rc = answer(s, fd, &r, ++turn);
-        } else {
-            char *at = guest_input_room(&in, &room);
-            do
-                got = read(fd, at, room);
-            while (got < 0 && errno == EINTR);
-            if (!got) /* the parent has ended */
-                break;
-        }
-    }
-    close(fd);
+    while (v.port >= 0 || v.arriving)
+        turn(&v, -1);
+    uint64_t end = now_ms() + END_LIMIT_MS;
+    for (struct run *r = v.runs; r; r = r->next)
+        kill(r->pid, SIGTERM);
+    for (uint64_t now = now_ms(); v.runs && now < end; now = now_ms())
+        turn(&v, (int)(end - now));
+    joins_free(&v.joins);
     return 0;
 }

@@ -43,7 +43,8 @@ static int usage(FILE *out)
           "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
           "  --id ID                 name the fork\n"
           "  --timeout SECONDS       give up what does not move for so long; default: 60\n"
-          "  --json                  print one JSON object\n"
+          "  --follow                stay until the children have ended, and print how each did\n"
+          "  --json                  print one JSON object; with --follow one a line\n"
           "  --quiet                 no live lines\n"
           "  --serve PORT            fork when the guest asks for it (farfork-guest fork), into N\n"
           "                          children at most; PORT is the socket of its port org.farfork.0\n"
@@ -52,7 +53,8 @@ static int usage(FILE *out)
           "  --kill ID               end the children on this host, and what serves them\n"
           "  --version               print the version\n"
           "  -h, --help              print this text\n\n"
-          "Exit code: 0 all children run; 1 some do; 2 usage; 3 none does.\n", out);
+          "Exit code: 0 all children run; 1 some do; 2 usage; 3 none does. With --follow also 1:\n"
+          "a child ended without farfork-guest's exit code 0.\n", out);
     return out == stdout ? EXIT_ALL : EXIT_USAGE;
 }
 
@@ -74,11 +76,6 @@ static int fork_guest(struct clone_options *o, const struct command *cmd, char *
     struct why why;
     int rc = 0;
 
-    if (!parse_number(args[1], CHILDREN_MAX, &o->n)) {
-        fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n", args[1],
-                CHILDREN_MAX);
-        return EXIT_USAGE;
-    }
     AUTO_FREE char *path = absolute_path(args[0]), *id = o->id ? xstrdup(o->id) : default_id(path);
     AUTO_FREE char *agent = o->agent ? xstrdup(o->agent) : default_agent();
     AUTO_FREE char *rundir = o->rundir ? absolute_path(o->rundir) : NULL;
@@ -103,40 +100,35 @@ static int fork_guest(struct clone_options *o, const struct command *cmd, char *
     return code;
 }
 
-/* The options of each fork are those given, but for --serve and --id; @args: where operands begin.
- * getopt has brought options to the front */
-static int serve_guest(const struct clone_options *o, const struct command *cmd, char **argv,
-                       int args)
+struct given {
+    const struct clone_options *o;
+    const struct command *cmd;
+    char **args;
+};
+
+/* One fork of --serve: everything is as given, but what the guest has said */
+static int fork_for_guest(void *opaque, const char *id, unsigned n, const char *user, int events)
 {
-    static const char *const ours[] = {"--serve", "--id"};
-    struct words options = {0};
-    struct serve s = {.port = cmd->serve, .parent = argv[args], .hosts = argv + args + 2};
+    const struct given *given = opaque;
+    struct clone_options o = *given->o;
+
+    o.id = id;
+    o.n = n;
+    o.user_data = user;
+    o.follow = true;
+    o.events = events;
+    return fork_guest(&o, given->cmd, given->args);
+}
+
+static int serve_guest(const struct clone_options *o, const struct command *cmd, char **args)
+{
+    struct given given = {.o = o, .cmd = cmd, .args = args};
+    AUTO_FREE char *id = o->id ? xstrdup(o->id) : default_id(args[0]);
+    const struct serve s = {.port = cmd->serve, .id = id, .max = o->n, .fork = fork_for_guest,
+                            .opaque = &given};
     struct why why;
 
-    if (!parse_number(argv[args + 1], CHILDREN_MAX, &s.max)) {
-        fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n",
-                argv[args + 1], CHILDREN_MAX);
-        return EXIT_USAGE;
-    }
-    for (int i = 1; i < args; i++) {
-        bool skip = !strcmp(argv[i], "--");
-        for (size_t k = 0; k < sizeof(ours) / sizeof(ours[0]); k++) {
-            size_t n = strcspn(argv[i], "="); /* getopt takes "--ser", too */
-            if (n < 4 || strncmp(argv[i], ours[k], n))
-                continue;
-            skip = true;
-            i += !argv[i][n]; /* its argument is a word of its own */
-        }
-        if (!skip)
-            words_add(&options, "%s", argv[i]);
-    }
-    words_take(&options, NULL);
-    AUTO_FREE char *id = o->id ? xstrdup(o->id) : default_id(s.parent);
-    s.options = options.v;
-    s.id = id;
-    int rc = serve(&s, &why);
-    words_free(&options);
-    return rc ? say(&why) : EXIT_ALL;
+    return serve(&s, &why) ? say(&why) : EXIT_ALL;
 }
 
 static int check_options(const struct clone_options *o)
@@ -164,7 +156,8 @@ static int check_options(const struct clone_options *o)
 int main(int argc, char **argv)
 {
     enum { HOSTFILE = 256, LAUNCHER, PRESTART, TEMPLATE, NET, SCRATCH, OPTIONS, QEMU, AGENT, RUNDIR,
-           ID, TIMEOUT, OVERLAYS, NBD, HOSTNAME, IP, USER_DATA, JSON, QUIET, LIST, WAIT, KILL, SERVE, VERSION };
+           ID, TIMEOUT, OVERLAYS, NBD, HOSTNAME, IP, USER_DATA, FOLLOW, JSON, QUIET, LIST, WAIT, KILL,
+           SERVE, VERSION };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"hostfile", required_argument, NULL, HOSTFILE},
         {"launcher", required_argument, NULL, LAUNCHER}, {"prestart", no_argument, NULL, PRESTART},
@@ -176,7 +169,7 @@ int main(int argc, char **argv)
         {"options", required_argument, NULL, OPTIONS}, {"qemu", required_argument, NULL, QEMU},
         {"agent", required_argument, NULL, AGENT}, {"rundir", required_argument, NULL, RUNDIR},
         {"id", required_argument, NULL, ID}, {"timeout", required_argument, NULL, TIMEOUT},
-        {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET},
+        {"follow", no_argument, NULL, FOLLOW}, {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET},
         {"list", no_argument, NULL, LIST}, {"wait", required_argument, NULL, WAIT},
         {"kill", required_argument, NULL, KILL}, {"serve", required_argument, NULL, SERVE},
         {"version", no_argument, NULL, VERSION}, {0}};
@@ -211,6 +204,7 @@ int main(int argc, char **argv)
             if (!parse_number(optarg, 86400, &cmd.timeout_s))
                 return usage(stderr);
             break;
+        case FOLLOW: o.follow = true; break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
         case LIST: cmd.list = true; break;
@@ -233,5 +227,10 @@ int main(int argc, char **argv)
         o.timeout_s = cmd.timeout_s;
     if (check_options(&o))
         return EXIT_USAGE;
-    return cmd.serve ? serve_guest(&o, &cmd, argv, optind) : fork_guest(&o, &cmd, argv + optind);
+    if (!parse_number(argv[optind + 1], CHILDREN_MAX, &o.n)) {
+        fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n",
+                argv[optind + 1], CHILDREN_MAX);
+        return EXIT_USAGE;
+    }
+    return cmd.serve ? serve_guest(&o, &cmd, argv + optind) : fork_guest(&o, &cmd, argv + optind);
 }

@@ -348,8 +348,11 @@ def asked(t, stack):
     check_differ(ask([parent, *children]))
 
     in_background(parent, 'farfork-guest join > /tmp/join; echo $? >> /tmp/join')
-    if parent.hear() != 'join':
+    verb, word = parent.hear().split()
+    if verb != 'join':
         raise Failed('no join')
+    # the answer to somebody who did not wait for it, then this one's
+    parent.say(f'joining {word}9\nexited 9 9\njoined\njoining {word}\n')
     for k, c in enumerate(children, 1):
         c.sh(f'farfork-guest exit {k - 1}')
         if c.hear() != f'exit {k - 1}':
@@ -357,6 +360,15 @@ def asked(t, stack):
         parent.say(f'exited {k} {k - 1}\n')
     parent.say('joined\n')
     wait_for('join', COMMAND_S, lambda: parent.sh('cat /tmp/join').split() == '1 0 2 1 1'.split())
+    if parent.hear() != 'joined':
+        raise Failed('what was joined is not confirmed')
+    in_background(parent, 'farfork-guest join > /tmp/again 2>&1; echo $? >> /tmp/again')
+    parent.say(f'joining {parent.hear().split()[1]}\nexited 1 0\n')
+    wait_for('the first line', COMMAND_S, lambda: '1 0' in parent.sh('cat /tmp/again'))
+    parent.channel.close()      # nobody will ever answer
+    parent.channel = None
+    wait_for('end of join', COMMAND_S, lambda: 'nobody is at the host' in parent.sh(
+        'cat /tmp/again') and parent.sh('cat /tmp/again').split()[-1] == '1')
 
 
 def run(t):

@@ -9,6 +9,7 @@ import contextlib
 import glob
 import json
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -331,6 +332,118 @@ def interrupted(t, accel):
                 parent.qmp('x-farfork-unexport', id='f')
 
 
+class Follow(Clone):
+    """vmclone --follow: one object a line; the first one is the fork."""
+
+    def __init__(self, t, parent, n, *args, **more):
+        super().__init__(t, parent, n, '--follow', *args, **more)
+        self.heard = b''
+        self.result = self.event('forked', 90)
+
+    def event(self, name, limit_s=30):
+        end = time.monotonic() + limit_s
+        while b'\n' not in self.heard:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.proc.stdout], [], [], left)[0]:
+                raise Failed(f'no event {name} within {limit_s} s')
+            data = os.read(self.proc.stdout.fileno(), 65536)
+            if not data:
+                raise Failed(f'no event {name}, vmclone has ended: {self.proc.wait(20)}')
+            self.heard += data
+        line, self.heard = self.heard.split(b'\n', 1)
+        e = json.loads(line)
+        if e['event'] != name:
+            raise Failed(f'event {e}, want {name}')
+        return e
+
+    def ended(self, child, text, limit_s=30):
+        e = self.event('ended', limit_s)
+        if e['child'] not in child or e['code'] != 255 or text not in e['error']:
+            raise Failed(f'{e}, want the end of {child}: {text}')
+        say(f'      {e["error"]}')
+        return e['child']
+
+    def finish(self, code, text=''):
+        out, err = self.proc.communicate(timeout=40)
+        if self.proc.returncode != code or out or self.heard or text not in err:
+            raise Failed(f'exit code {self.proc.returncode}, want {code}: {self.heard} {out}{err}')
+
+    def kill_child(self, child, sig):
+        os.kill(self.children[child - 1]['pid'], sig)
+
+
+def agents(base):
+    """The agent's process of each host; not the one that waits for it."""
+    return [json.load(open(p, encoding='utf-8'))['agent'] for p in sorted(
+        glob.glob(base + '/*/*/state.json'))]
+
+
+def detached(clone):
+    return all(f['detached'] for f in json.loads(
+        run_vmclone('--list', '--json', '--rundir', clone.base).stdout))
+
+
+def followed(t, accel):
+    """vmclone stays, and says how each child ends; the parent is forked again meanwhile."""
+    with Parent(t, accel) as parent:
+        parent.start_load()
+        before = snapshot(parent)
+        with Follow(t, parent, 2) as c, Follow(t, parent, 1, rundir='run2') as d:
+            Child(c.children[1], parent).check(before)
+            c.kill_child(1, signal.SIGKILL)
+            c.ended([1], 'SIGKILL')
+            d.kill_child(1, signal.SIGTERM)         # in good order, but without a word
+            d.ended([1], 'without a word')
+            d.finish(1)
+            check_nothing_left(d)
+            if c.proc.poll() is not None or not alive(c.children[1]['pid']):
+                raise Failed(f'vmclone has ended, or a child that nobody killed: {c.proc.poll()}')
+            c.kill_child(2, signal.SIGTERM)
+            c.ended([2], 'without a word')
+            c.finish(1)
+            check_nothing_left(c, parent)
+
+
+def follower_goes(t, accel):
+    """Interrupted or killed while it follows: children go on, and their agents with them."""
+    with Parent(t, accel) as parent:
+        parent.start_load()
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            before = snapshot(parent)
+            with Follow(t, parent, 2, *ELSEWHERE, hosts=TWO_HOSTS) as c:
+                c.proc.send_signal(sig)
+                if sig == signal.SIGKILL:
+                    c.proc.communicate(timeout=20)
+                else:
+                    c.finish(0, 'children that have not ended go on')
+                wait_for('agents that were let go', 20, lambda c=c: detached(c))
+                for row in c.children:
+                    Child(row, parent).check(before)
+                kill(c.base, 'f')
+                check_nothing_left(c, parent)
+
+
+def follow_host_lost(t, accel):
+    """An agent that is killed, one that is not heard of any more: it is said, and soon."""
+    with Parent(t, accel) as parent:
+        parent.start_load()
+        with Follow(t, parent, 3, '--timeout', '8', *ELSEWHERE,
+                    hosts=[*TWO_HOSTS, 'h3=127.0.0.1']) as c:
+            pids = agents(c.base)
+            os.kill(pids[0], signal.SIGKILL)
+            c.ended([1], 'the agent there ended')
+            os.kill(pids[1], signal.SIGSTOP)
+            c.ended([2], 'no answer for 8 s')
+            if c.proc.poll() is not None:
+                raise Failed('vmclone has ended before the last child')
+            c.kill_child(3, signal.SIGKILL)
+            c.ended([3], 'SIGKILL')
+            c.finish(1)
+            os.kill(pids[1], signal.SIGCONT)
+            kill(c.base, 'f')
+            check_nothing_left(c, parent)
+
+
 def parent_dies(t, accel):
     """After the freeze: children get all of their memory from the process forked off it."""
     with Parent(t, accel) as parent:
@@ -478,6 +591,12 @@ def run(t):
         child_does_not_start(t, accel, '--prestart')
     with t.case('interrupted, killed'):
         interrupted(t, accel)
+    with t.case('children are followed'):
+        followed(t, accel)
+    with t.case('who follows them is interrupted, killed'):
+        follower_goes(t, accel)
+    with t.case('a host is lost while its children are followed'):
+        follow_host_lost(t, accel)
     with t.case('the parent dies'):
         parent_dies(t, accel)
     with t.case('memory is lost'):

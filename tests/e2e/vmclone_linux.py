@@ -8,6 +8,7 @@ what it wrote itself; farfork-guest gives each child its identity, through fw_cf
 import contextlib
 import json
 import os
+import signal
 import subprocess
 
 import common
@@ -137,15 +138,56 @@ def fork(t, fmt, n, *args, hosts=(), nbd=None):
         reports_on(f'{t.work}/parent.report')
 
 
+def family(t, stack, fork_id):
+    """The children of a fork that the guest has asked for; their shell, each."""
+    listed = json.loads(vmclone(t, '--list', '--json').stdout)
+    rows = sorted((k for f in listed if f['id'] == fork_id for k in f['children']),
+                  key=lambda k: k['number'])
+    children = [stack.enter_context(contextlib.closing(Child({**r, 'child': r['number']})))
+                for r in rows]
+    for k, c in enumerate(children, 1):
+        wait_for(f'number in {c.name}', FORK_S, lambda c=c, k=k: c.sh('cat /tmp/n') == str(k))
+        said, want = c.sh('cat /tmp/n.err; farfork-guest id'), f'{fork_id} {k} {len(rows)}'
+        if said != want:
+            raise Failed(f'{c.name}: {said}, want {want}')
+    return children
+
+
+def ask_for_fork(parent, n, fork_id):
+    parent.sh('rm -f /tmp/n')
+    in_background(parent, f'farfork-guest fork {n} some \'"data"\' > /tmp/n 2> /tmp/n.err')
+    wait_for('number in the parent', VMCLONE_S, lambda: parent.sh('cat /tmp/n || :') == '0')
+    if parent.sh('farfork-guest id') != f'{fork_id} 0 {n}':
+        raise Failed(f'the parent: {parent.sh("farfork-guest id")}')
+
+
+def exit_by(child, code):
+    """Computed there: its number and its fork are its own."""
+    child.console.sendall(f'farfork-guest exit $((10 * $(cat /tmp/n) + {code}))\n'.encode())
+
+
+def joined(parent, *codes):
+    """Both forks' children have ended: what join says, to the second one to ask alone."""
+    want = [f'{k} {code}' for k, code in codes]
+    wait_for('join', COMMAND_S, lambda: parent.sh('cat /tmp/join').split('\n')[-1:] == ['done 1'])
+    got = parent.sh('cat /tmp/join').split('\n')[:-1]
+    if got != want:
+        raise Failed(f'join says {got}, want {want}')
+    if parent.sh('farfork-guest join'):     # nobody is left
+        raise Failed('children are joined twice')
+
+
 def served(t):
-    """The guest asks for the fork itself, by its port alone."""
-    scratch = os.path.join(t.work, 'scratch')
+    """The guest asks for forks itself, by its port alone, and joins their children."""
+    scratch = os.path.join(t.work, 'scratch-served')
     with contextlib.ExitStack() as stack:
         parent = guest_identity.boot(t, stack, 'parent', options(t, 'qcow2', fw_cfg=False))
         parent.channel.close()
         parent.channel = None
-        stack.callback(subprocess.run, [VMCLONE, '--kill', 's-1', '--rundir', f'{t.work}/run'],
-                       timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
+        for i in (2, 3, 4):
+            stack.callback(subprocess.run, [VMCLONE, '--kill', f's-{i}', '--rundir',
+                                            f'{t.work}/run'],
+                           timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
         server = stack.enter_context(subprocess.Popen(
             [VMCLONE, '--serve', parent.paths['channel'], '--id', 's', '--rundir',
              f'{t.work}/run', '--scratch', scratch, '--json', f'{t.work}/parent.second', '4'],
@@ -156,28 +198,47 @@ def served(t):
         parent.sh('farfork-guest fork 5 > /tmp/n 2>&1', code=1)
         if '1..4' not in parent.sh('cat /tmp/n'):
             raise Failed(f'5 children, 4 allowed: {parent.sh("cat /tmp/n")}')
-        in_background(parent, 'farfork-guest fork 2 some \'"data"\' > /tmp/n 2> /tmp/n.err')
-        wait_for('number in the parent', VMCLONE_S, lambda: parent.sh('cat /tmp/n') == '0')
-        listed = json.loads(vmclone(t, '--list', '--json').stdout)
-        rows = sorted((k for f in listed for k in f['children']), key=lambda k: k['number'])
-        children = [stack.enter_context(contextlib.closing(Child({**r, 'child': r['number']})))
-                    for r in rows]
-        for k, c in enumerate(children, 1):
-            wait_for(f'number in {c.name}', FORK_S, lambda c=c, k=k: c.sh('cat /tmp/n') == str(k))
-            if c.sh('cat /tmp/n.err') or c.sh('farfork-guest id') != f's-1 {k} 2':
-                raise Failed(f'{c.name}: {c.sh("cat /tmp/n.err; farfork-guest id")}')
+        parent.sh('farfork-guest fork 2 > /tmp/n 2>&1', code=1)
+        if scratch not in parent.sh('cat /tmp/n'):
+            raise Failed(f'there is no {scratch}: {parent.sh("cat /tmp/n")}')
+        os.mkdir(scratch)
+        ask_for_fork(parent, 2, 's-2')
+        first = family(t, stack, 's-2')
+        for c in first:
             wait_for(f'link of {c.name}', COMMAND_S,
                      lambda c=c: c.sh('cat /sys/class/net/eth0/carrier || :') == '1')
-        if len(children) != 2 or parent.sh('farfork-guest id') != 's-1 0 2':
-            raise Failed(f'{len(children)} children; {parent.sh("farfork-guest id")}')
-        for c in children:      # their work is done: the agent ends them, and then itself
-            c.console.sendall(b'farfork-guest exit 0\n')
+        exit_by(first[1], 3)
+        wait_for('end of a child', 30, lambda: not os.path.exists(f'/proc/{first[1].pid}'))
+        if parent.sh('farfork-guest join -t 3', code=3).split('\n')[0] != '2 23':
+            raise Failed('join does not say at once what is known')
+        ask_for_fork(parent, 1, 's-3')      # while a child of the first one runs
+        second = family(t, stack, 's-3')
+        in_background(parent, 'farfork-guest join > /tmp/join 2>&1; echo done $? >> /tmp/join')
+        wait_for('its first line', COMMAND_S, lambda: parent.sh('cat /tmp/join') == '2 23')
+        exit_by(second[0], -10)
+        os.kill(first[0].pid, signal.SIGKILL)
+        joined(parent, (2, 23), (1, 255), (1, 0))
         wait_for('end of all', 30, lambda: not os.listdir(f'{t.work}/run'))
         if os.listdir(scratch):
             raise Failed(f'left: {os.listdir(scratch)}')
+        ask_for_fork(parent, 1, 's-4')
+        left = family(t, stack, 's-4')[0]
         parent.qmp('quit')
-        if server.wait(20):
+        out, _ = server.communicate(timeout=30)
+        if server.returncode:
             raise Failed(f'vmclone --serve ended with {server.returncode}')
+        said = [(e['event'], e.get('child'), e.get('code'))
+                for e in map(json.loads, out.splitlines())]
+        want = [('forked', None, None)] * 2 + [('ended', 2, 23), ('forked', None, None),
+                ('ended', 1, 0), ('ended', 1, 255), ('forked', None, None)]
+        if sorted(map(str, said)) != sorted(map(str, want)):
+            raise Failed(f'vmclone --serve said {said}, want {want}')
+        # nobody follows it any more: it goes on, and its agent is alone
+        wait_for('an agent that was let go', 30, lambda: json.loads(
+            vmclone(t, '--list', '--json').stdout)[0]['detached'])
+        left.sh('farfork-guest id')
+        exit_by(left, 0)
+        wait_for('end of all', 30, lambda: not os.listdir(f'{t.work}/run'))
 
 
 def run(t):

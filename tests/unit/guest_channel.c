@@ -35,7 +35,7 @@ static void test_requests(void **state)
     assert_int_equal(say("ady"), 0);
     assert_int_equal(say("\n"), 1);
     assert_int_equal(req.verb, GUEST_READY);
-    assert_int_equal(say("fork 1\nexit 255\njoin\n"), 1);
+    assert_int_equal(say("fork 1\nexit 255\njoin\njoin 4711.a_b-C\njoined\n"), 1);
     assert_int_equal(req.count, 1);
     assert_string_equal(req.user, "");
     assert_int_equal(say(""), 1);
@@ -43,6 +43,12 @@ static void test_requests(void **state)
     assert_int_equal(req.code, 255);
     assert_int_equal(say(""), 1);
     assert_int_equal(req.verb, GUEST_JOIN);
+    assert_string_equal(req.word, "");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_JOIN);
+    assert_string_equal(req.word, "4711.a_b-C");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_JOINED);
     assert_int_equal(say(""), 0);
 }
 
@@ -51,7 +57,8 @@ static void test_refused(void **state)
     static const char *const bad[] = {
         "fork\n", "fork 0\n", "fork 65\n", "fork -1\n", "fork 4x\n", "fork  4\n", "\n",
         "fork 99999999999999999999\n", "exit\n", "exit 256\n", "exit 0 0\n", "link up\n",
-        "ready \n", "forks 1\n", "fork 1 a\tb\n", "for\x01k 1\n", "fork 1\r\n",
+        "ready \n", "forks 1\n", "join \n", "join a b\n", "joined 1\n",
+        "join 123456789012345678901234567890123\n", "join a/b\n", "fork 1 a\tb\n", "for\x01k 1\n", "fork 1\r\n",
     };
     (void)state;
     in = (struct guest_input){0};
@@ -106,6 +113,8 @@ static void test_answers(void **state)
     is(guest_forked("{\n}\n"), "forked\n{\n}\n");
     is(guest_failed("no\nroom"), "failed no room\n");
     is(guest_failed(""), "failed no reason given\n");
+    is(guest_joining(""), "joining\n");
+    is(guest_joining("a1"), "joining a1\n");
     is(guest_exited(3, 0), "exited 3 0\n");
     is(guest_joined(), "joined\n");
 }
