@@ -8,8 +8,10 @@ what it wrote itself; farfork-guest gives each child its identity, through fw_cf
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
+import time
 
 import common
 import guest_identity
@@ -153,10 +155,46 @@ def family(t, stack, fork_id):
     return children
 
 
-def ask_for_fork(parent, n, fork_id):
+class Server:
+    """vmclone --serve, and what it reports."""
+
+    def __init__(self, t, stack, parent, *args):
+        self.events, self.heard = [], b''
+        self.proc = stack.enter_context(subprocess.Popen(
+            [VMCLONE, '--serve', parent.paths['channel'], '--rundir', f'{t.work}/run', '--json',
+             *args, f'{t.work}/parent.second', '4'], stdout=subprocess.PIPE))
+        stack.callback(self.proc.kill)
+        if not self.line(20).startswith('serving'):
+            raise Failed(f'vmclone --serve: exit code {self.proc.wait(10)}')
+
+    def line(self, limit_s):
+        end = time.monotonic() + limit_s
+        while b'\n' not in self.heard:
+            left = end - time.monotonic()
+            if left <= 0 or not select.select([self.proc.stdout], [], [], left)[0]:
+                raise Failed(f'vmclone --serve: nothing within {limit_s} s after {self.events}')
+            data = os.read(self.proc.stdout.fileno(), 65536)
+            if not data:
+                return ''
+            self.heard += data
+        line, self.heard = self.heard.split(b'\n', 1)
+        return line.decode()
+
+    def event(self, limit_s):
+        """The next one: (event, child, code); None: it has ended."""
+        e = json.loads(self.line(limit_s) or 'null')
+        if e:
+            self.events.append((e['event'], e.get('child'), e.get('code')))
+        return e and self.events[-1]
+
+
+def ask_for_fork(server, parent, n, fork_id):
+    # nothing may be on its way to the parent's shell meanwhile: a child would have half of it
     parent.sh('rm -f /tmp/n')
     in_background(parent, f'farfork-guest fork {n} some \'"data"\' > /tmp/n 2> /tmp/n.err')
-    wait_for('number in the parent', VMCLONE_S, lambda: parent.sh('cat /tmp/n || :') == '0')
+    while server.event(VMCLONE_S)[0] != 'forked':
+        pass
+    wait_for('number in the parent', COMMAND_S, lambda: parent.sh('cat /tmp/n') == '0')
     if parent.sh('farfork-guest id') != f'{fork_id} 0 {n}':
         raise Failed(f'the parent: {parent.sh("farfork-guest id")}')
 
@@ -184,34 +222,32 @@ def served(t):
         parent = guest_identity.boot(t, stack, 'parent', options(t, 'qcow2', fw_cfg=False))
         parent.channel.close()
         parent.channel = None
+        parent.sh('dmesg -n 1')     # a kernel that complains would do so between two lines
         for i in (2, 3, 4):
             stack.callback(subprocess.run, [VMCLONE, '--kill', f's-{i}', '--rundir',
                                             f'{t.work}/run'],
                            timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
-        server = stack.enter_context(subprocess.Popen(
-            [VMCLONE, '--serve', parent.paths['channel'], '--id', 's', '--rundir',
-             f'{t.work}/run', '--scratch', scratch, '--json', f'{t.work}/parent.second', '4'],
-            stdout=subprocess.PIPE, text=True))
-        stack.callback(server.kill)
-        if 'serving' not in server.stdout.readline():
-            raise Failed(f'vmclone --serve: exit code {server.wait(10)}')
+        server = Server(t, stack, parent, '--id', 's', '--scratch', scratch)
         parent.sh('farfork-guest fork 5 > /tmp/n 2>&1', code=1)
         if '1..4' not in parent.sh('cat /tmp/n'):
             raise Failed(f'5 children, 4 allowed: {parent.sh("cat /tmp/n")}')
         parent.sh('farfork-guest fork 2 > /tmp/n 2>&1', code=1)
         if scratch not in parent.sh('cat /tmp/n'):
             raise Failed(f'there is no {scratch}: {parent.sh("cat /tmp/n")}')
+        server.event(COMMAND_S)
         os.mkdir(scratch)
-        ask_for_fork(parent, 2, 's-2')
+        ask_for_fork(server, parent, 2, 's-2')
         first = family(t, stack, 's-2')
         for c in first:
             wait_for(f'link of {c.name}', COMMAND_S,
                      lambda c=c: c.sh('cat /sys/class/net/eth0/carrier || :') == '1')
         exit_by(first[1], 3)
         wait_for('end of a child', 30, lambda: not os.path.exists(f'/proc/{first[1].pid}'))
-        if parent.sh('farfork-guest join -t 3', code=3).split('\n')[0] != '2 23':
-            raise Failed('join does not say at once what is known')
-        ask_for_fork(parent, 1, 's-3')      # while a child of the first one runs
+        in_background(parent, 'farfork-guest join > /tmp/join & echo $! > /tmp/pid')
+        wait_for('what is known', COMMAND_S, lambda: parent.sh('cat /tmp/join') == '2 23')
+        parent.sh('kill -9 $(cat /tmp/pid)')    # it takes nothing with it
+        parent.sh('farfork-guest join -t 1 2> /tmp/join.err', code=3)
+        ask_for_fork(server, parent, 1, 's-3')      # while a child of the first one runs
         second = family(t, stack, 's-3')
         in_background(parent, 'farfork-guest join > /tmp/join 2>&1; echo done $? >> /tmp/join')
         wait_for('its first line', COMMAND_S, lambda: parent.sh('cat /tmp/join') == '2 23')
@@ -221,18 +257,17 @@ def served(t):
         wait_for('end of all', 30, lambda: not os.listdir(f'{t.work}/run'))
         if os.listdir(scratch):
             raise Failed(f'left: {os.listdir(scratch)}')
-        ask_for_fork(parent, 1, 's-4')
+        ask_for_fork(server, parent, 1, 's-4')
         left = family(t, stack, 's-4')[0]
         parent.qmp('quit')
-        out, _ = server.communicate(timeout=30)
-        if server.returncode:
-            raise Failed(f'vmclone --serve ended with {server.returncode}')
-        said = [(e['event'], e.get('child'), e.get('code'))
-                for e in map(json.loads, out.splitlines())]
+        while server.event(30):
+            pass
+        if server.proc.wait(30):
+            raise Failed(f'vmclone --serve ended with {server.proc.returncode}')
         want = [('forked', None, None)] * 2 + [('ended', 2, 23), ('forked', None, None),
                 ('ended', 1, 0), ('ended', 1, 255), ('forked', None, None)]
-        if sorted(map(str, said)) != sorted(map(str, want)):
-            raise Failed(f'vmclone --serve said {said}, want {want}')
+        if sorted(map(str, server.events)) != sorted(map(str, want)):
+            raise Failed(f'vmclone --serve said {server.events}, want {want}')
         # nobody follows it any more: it goes on, and its agent is alone
         wait_for('an agent that was let go', 30, lambda: json.loads(
             vmclone(t, '--list', '--json').stdout)[0]['detached'])
