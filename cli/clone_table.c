@@ -180,7 +180,7 @@ void clone_print_table(const struct clone *c, int code)
     fflush(stdout);
     if (*c->why.text)
         fprintf(stderr, "vmclone: %s\n", c->why.text);
-    if (c->interrupted && code == EXIT_NONE)
+    if (c->interrupted && (code == EXIT_NONE || !c->o->follow))
         fprintf(stderr, "vmclone: interrupted: the children were ended\n");
     if (code == EXIT_SOME)
         fprintf(stderr, "vmclone: %zu of %zu children run\n", good, c->n_children);

@@ -223,9 +223,8 @@ def served(t):
         parent.channel.close()
         parent.channel = None
         parent.sh('dmesg -n 1')     # a kernel that complains would do so between two lines
-        for i in (2, 3, 4):
-            stack.callback(subprocess.run, [VMCLONE, '--kill', f's-{i}', '--rundir',
-                                            f'{t.work}/run'],
+        for i in ('s-2', 's-3', 's-4', 'u-1'):
+            stack.callback(subprocess.run, [VMCLONE, '--kill', i, '--rundir', f'{t.work}/run'],
                            timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
         server = Server(t, stack, parent, '--id', 's', '--scratch', scratch)
         parent.sh('farfork-guest fork 5 > /tmp/n 2>&1', code=1)
@@ -257,23 +256,45 @@ def served(t):
         wait_for('end of all', 30, lambda: not os.listdir(f'{t.work}/run'))
         if os.listdir(scratch):
             raise Failed(f'left: {os.listdir(scratch)}')
-        ask_for_fork(server, parent, 1, 's-4')
-        left = family(t, stack, 's-4')[0]
-        parent.qmp('quit')
-        while server.event(30):
+        want = [('forked', None, None)] * 3 + [('ended', k, v) for k, v in
+                                               ((2, 23), (1, 0), (1, 255))]
+        while len(server.events) < len(want) and server.event(30):
             pass
-        if server.proc.wait(30):
-            raise Failed(f'vmclone --serve ended with {server.proc.returncode}')
-        want = [('forked', None, None)] * 2 + [('ended', 2, 23), ('forked', None, None),
-                ('ended', 1, 0), ('ended', 1, 255), ('forked', None, None)]
         if sorted(map(str, server.events)) != sorted(map(str, want)):
             raise Failed(f'vmclone --serve said {server.events}, want {want}')
-        # nobody follows it any more: it goes on, and its agent is alone
-        wait_for('an agent that was let go', 30, lambda: json.loads(
-            vmclone(t, '--list', '--json').stdout)[0]['detached'])
-        left.sh('farfork-guest id')
-        exit_by(left, 0)
-        wait_for('end of all', 30, lambda: not os.listdir(f'{t.work}/run'))
+        unserved(t, stack, parent, server, scratch)
+
+
+def goes_on(t, child):
+    """Nobody follows it any more: its agent is alone, and ends with it."""
+    wait_for('an agent that was let go', 30, lambda: json.loads(
+        vmclone(t, '--list', '--json').stdout)[0]['detached'])
+    child.sh('farfork-guest id')
+    exit_by(child, 0)
+    wait_for('end of all', 30, lambda: not os.listdir(f'{t.work}/run'))
+
+
+def unserved(t, stack, parent, server, scratch):
+    """vmclone --serve is killed, another one ends with the parent: children go on."""
+    ask_for_fork(server, parent, 2, 's-4')
+    left, done = family(t, stack, 's-4')
+    exit_by(done, 0)
+    in_background(parent, 'farfork-guest join > /tmp/join 2>&1; echo done $? >> /tmp/join')
+    wait_for('join', COMMAND_S, lambda: parent.sh('cat /tmp/join') == '2 20')
+    server.proc.kill()
+    goes_on(t, left)
+    wait_for('end of join', COMMAND_S, lambda: 'done 1' in parent.sh('cat /tmp/join'))
+    if 'nobody is at the host' not in parent.sh('cat /tmp/join'):
+        raise Failed(f'join: {parent.sh("cat /tmp/join")}')
+    server = Server(t, stack, parent, '--id', 'u', '--scratch', scratch)
+    ask_for_fork(server, parent, 1, 'u-1')
+    left = family(t, stack, 'u-1')[0]
+    parent.qmp('quit')
+    while server.event(30):
+        pass
+    if server.proc.wait(30):
+        raise Failed(f'vmclone --serve ended with {server.proc.returncode}')
+    goes_on(t, left)
 
 
 def run(t):
