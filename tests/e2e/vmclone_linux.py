@@ -194,7 +194,9 @@ def ask_for_fork(server, parent, n, fork_id):
     in_background(parent, f'farfork-guest fork {n} some \'"data"\' > /tmp/n 2> /tmp/n.err')
     while server.event(VMCLONE_S)[0] != 'forked':
         pass
-    wait_for('number in the parent', COMMAND_S, lambda: parent.sh('cat /tmp/n') == '0')
+    said = wait_for('answer in the parent', COMMAND_S, lambda: parent.sh('cat /tmp/n /tmp/n.err'))
+    if said != '0':
+        raise Failed(f'fork {fork_id}: {said}')
     if parent.sh('farfork-guest id') != f'{fork_id} 0 {n}':
         raise Failed(f'the parent: {parent.sh("farfork-guest id")}')
 
