@@ -32,7 +32,8 @@ struct joins {
     unsigned at_end;
 };
 
-/* joins_room() makes room; false: JOINS_MAX forks have children still. @fork: a number of its own */
+/* joins_room() makes room; false: JOINS_MAX forks have children still. @fork: a number of its own,
+ * for which there is room */
 bool joins_room(struct joins *j);
 void joins_add(struct joins *j, unsigned fork, unsigned count);
 
