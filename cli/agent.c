@@ -47,6 +47,7 @@
 #define WRITE_LIMIT_MS 10000
 #define END_LIMIT_MS 5000
 #define LOST_LIMIT_MS 5000
+#define EVENTS_A_TURN 64
 #define EXIT_LIMIT_MS 30000 /* what QEMU may take to end in good order: disks are flushed */
 
 enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
@@ -140,6 +141,16 @@ static void say_progress(struct agent *a)
     }
 }
 
+/* Those that are started at once run together. Until then one guest that is busy in a session of its
+ * own, the parent for one, would get as much of the CPUs as all of them */
+static void count_kids(struct agent *a)
+{
+    if (!a->ff)
+        return;
+    ff_agent_together(a->ff, (unsigned)kids_alive(&a->kids));
+    agent_weigh(a->detached ? 0 : kids_starting(&a->kids));
+}
+
 /* --- the library's side --- */
 
 static void tell(struct agent *a, struct message m)
@@ -183,6 +194,7 @@ static void hear_child(struct agent *a, const struct message *m)
         kid->state = of[m->value].state;
     if (m->value == FF_CHILD_RUNNING)
         channel_open(kid->channel, NULL); /* one that does not answer keeps its links down */
+    count_kids(a);
     say_child(a, kid, of[m->value].what);
 }
 
@@ -218,13 +230,6 @@ static void hear_threads(struct agent *a)
             hear_worker(a, &m);
 }
 
-/* Those that are started at once go on together */
-static void count_kids(struct agent *a)
-{
-    if (a->ff)
-        ff_agent_together(a->ff, (unsigned)kids_alive(&a->kids));
-}
-
 /* --- commands --- */
 
 static void detach(struct agent *a)
@@ -242,6 +247,7 @@ static void detach(struct agent *a)
     (void)!write(a->front, "d", 1);
     close(a->front);
     a->front = -1;
+    count_kids(a);
     write_state(a);
 }
 
@@ -327,17 +333,22 @@ static void hear_trouble(struct agent *a, struct kid *kid)
 static bool hear_guest(struct agent *a, struct kid *kid)
 {
     enum channel_event e;
-    int code = 0;
+    int code = 0, events = 0;
 
-    while (channel_fd(kid->channel) >= 0 &&
-           (e = channel_hear(kid->channel, &code)) != CHANNEL_NOTHING) {
+    for (; events < EVENTS_A_TURN && !kid->exited && channel_fd(kid->channel) >= 0; events++) {
+        e = channel_hear(kid->channel, &code);
+        if (e == CHANNEL_NOTHING)
+            break;
         if (e == CHANNEL_READY) {
-            say_child(a, kid, "ready");
+            if (!kid->ready)
+                say_child(a, kid, "ready");
+            kid->ready = true;
             continue;
         }
+        kid->exited = true;
         say(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)kid->number, "what",
                          "exit", "pid", (int)kid->pid, "code", code));
-        if (kid->state != KID_ENDED && !kid->end_ms) { /* its number may be another's by now */
+        if (kid->state != KID_ENDED) { /* its number may be another's by now */
             kill(kid->pid, SIGTERM); /* QEMU ends in good order */
             kid->end_ms = now_ms() + EXIT_LIMIT_MS;
         }
@@ -346,7 +357,7 @@ static bool hear_guest(struct agent *a, struct kid *kid)
         return false;
     if (kid->end_ms && now_ms() > kid->end_ms)
         kid_kill(kid);
-    return channel_raise_links(kid->channel, kid->qmp) || kid->end_ms;
+    return channel_raise_links(kid->channel, kid->qmp) || kid->end_ms || events == EVENTS_A_TURN;
 }
 
 static void reap(struct agent *a)
@@ -423,8 +434,8 @@ static void loop(struct agent *a)
             p[3 + i] = (struct pollfd){.fd = a->kids.v[i].trouble_fd, .events = POLLIN};
             waiting += p[3 + i].fd >= 0;
             again |= hear_guest(a, &a->kids.v[i]);
-            p[3 + a->kids.n + i] = (struct pollfd){.fd = channel_fd(a->kids.v[i].channel),
-                                                   .events = POLLIN};
+            int channel = a->kids.v[i].exited ? -1 : channel_fd(a->kids.v[i].channel);
+            p[3 + a->kids.n + i] = (struct pollfd){.fd = channel, .events = POLLIN};
         }
         if (poll(p, n, again ? TICK_MS : tick_ms(a)) < 0 && errno != EINTR)
             break;

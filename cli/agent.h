@@ -31,6 +31,7 @@ struct kid {
     struct words files; /* removed when it has ended */
     struct line_reader *trouble;
     struct channel *channel; /* NULL: the child has no port */
+    bool ready, exited;      /* its guest has said so */
     uint64_t end_ms;         /* its guest is done: killed then; 0: it is not */
 };
 
@@ -42,6 +43,7 @@ struct kids {
 const char *kid_state_name(enum kid_state s);
 struct kid *kids_find(struct kids *k, unsigned number);
 size_t kids_alive(const struct kids *k);
+size_t kids_starting(const struct kids *k); /* of those: they do not run yet */
 
 /**
  * kids_spawn() - start a child: a process group of its own, output to a log, no input
@@ -78,5 +80,9 @@ void kids_free(struct kids *k);
 /* Run @run in a process of its own, behind this one: the exit code of this one. It ends with @run's,
  * or, with 0, once a byte was written to @front; when it dies, the other gets SIGTERM */
 int agent_behind_front(int (*run)(void *opaque, int front), void *opaque);
+
+/* This session has as large a share of the CPUs as so many would, where sessions have one each
+ * (sched_autogroup(7)) and this user may say so */
+void agent_weigh(size_t sessions);
 
 #endif

@@ -23,6 +23,7 @@
 #include "guest_channel.h"
 #include "qmp.h"
 
+#define READS_A_TURN 16   /* one that never stops talking is not all that there is to hear */
 #define QMP_LIMIT_MS 2000 /* somebody else may be at the child's only monitor: later, then */
 
 struct channel {
@@ -130,6 +131,7 @@ enum channel_event channel_hear(struct channel *c, int *code)
     struct why why;
     size_t room;
     ssize_t got = 0;
+    int reads = 0;
 
     while (c->fd >= 0) {
         int rc = guest_input_take(&c->in, (size_t)got, 0, &r, &why);
@@ -142,6 +144,8 @@ enum channel_event channel_hear(struct channel *c, int *code)
                 return e;
         } else {
             char *at = guest_input_room(&c->in, &room);
+            if (reads++ == READS_A_TURN)
+                return CHANNEL_NOTHING;
             got = recv(c->fd, at, room, MSG_DONTWAIT);
             if (got < 0 && (errno == EAGAIN || errno == EINTR))
                 return CHANNEL_NOTHING;

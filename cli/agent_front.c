@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * agent_front.c - the agent in a session of its own, behind a process that who started it waits for
+ * agent_front.c - the agent in a session of its own, behind a process that who started it waits for;
+ *                 that session's share of the CPUs
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -46,4 +47,31 @@ int agent_behind_front(int (*run)(void *opaque, int front), void *opaque)
         if (errno != EINTR)
             return 1;
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+/* 1.25 for each step of nice, as the kernel has it */
+static int nice_of(size_t sessions)
+{
+    double weight = 1;
+    int nice = 0;
+
+    for (; weight < (double)sessions && nice > -19; nice--)
+        weight *= 1.25;
+    return nice;
+}
+
+void agent_weigh(size_t sessions)
+{
+    static int now;
+    int nice = nice_of(sessions), fd;
+    char text[8];
+
+    if (nice == now)
+        return;
+    fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC); /* not there: it is not done so */
+    if (fd < 0)
+        return;
+    if (write(fd, text, (size_t)snprintf(text, sizeof(text), "%d", nice)) > 0)
+        now = nice;
+    close(fd);
 }

@@ -43,6 +43,15 @@ size_t kids_alive(const struct kids *k)
     return n;
 }
 
+size_t kids_starting(const struct kids *k)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < k->n; i++)
+        n += k->v[i].state < KID_RUNNING;
+    return n;
+}
+
 /* --- in the new process: only what may be called between fork() and exec() --- */
 
 static void __attribute__((noreturn)) give_up(int fd, const char *what, const char *with, int code)

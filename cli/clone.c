@@ -288,7 +288,9 @@ static void let_go(struct clone *c, bool all_end, bool follow)
         if (h->let_go || (keep && follow))
             continue;
         h->let_go = true;
-        if (h->rundir)
+        if (h->state == HOST_FAILED && h->complete_ms && !all_end)
+            host_close_input(h); /* its children may run: it looks after them, if it is there */
+        else if (h->rundir)
             host_send(h, json_pack("{sb}", keep ? "detach" : "end", true));
         else
             host_close(h, 0); /* it never got so far as to listen */

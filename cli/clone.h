@@ -121,6 +121,9 @@ void host_fail(struct clone *c, struct host *h, const char *fmt, ...) PRINTF(3, 
 /* Its pipes are readable, or were closed */
 void host_hear(struct clone *c, struct host *h);
 
+/* An agent that has all memory detaches then */
+void host_close_input(struct host *h);
+
 /* Close its pipes and wait for the launcher, at most @limit_ms, then kill that */
 void host_close(struct host *h, int limit_ms);
 

@@ -234,9 +234,14 @@ static bool gone(struct host *h, int limit_ms)
     return true;
 }
 
-void host_close(struct host *h, int limit_ms)
+void host_close_input(struct host *h)
 {
     close_fd(&h->in);
+}
+
+void host_close(struct host *h, int limit_ms)
+{
+    host_close_input(h);
     if (!gone(h, limit_ms)) {
         kill(-h->pid, SIGTERM);
         if (!gone(h, 2000)) {

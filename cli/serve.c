@@ -75,6 +75,7 @@ static void close_port(struct server *v)
 {
     close(v->port);
     v->port = -1;
+    v->in.n = 0; /* nobody waits for an answer */
     free(v->out);
     v->out = NULL;
 }

@@ -366,8 +366,8 @@ int ff_clone_expect(int sock, int cancel_fd, struct ff_clone_msg *m, int timeout
         if (p[1].revents)
             return ff_error_set(err, ECANCELED, "canceled");
     }
-    if (!rc && (m->type == FF_CLONE_REFUSE || m->type == FF_CLONE_LOST))
-        return ff_error_set(err, m->code, "%s", m->text);
+    if (!rc && (m->type == FF_CLONE_REFUSE || m->type == FF_CLONE_LOST)) /* canceled: not by us */
+        return ff_error_set(err, m->code == ECANCELED ? ECONNABORTED : m->code, "%s", m->text);
     return rc;
 }
 

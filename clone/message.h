@@ -111,7 +111,7 @@ void ff_clone_say_why(int sock, enum ff_clone_type type, const struct ff_error *
 int ff_clone_recv(int sock, struct ff_clone_msg *m, struct ff_error *err);
 
 /* Wait for it @timeout_ms (-1: for ever), or until @cancel_fd is readable: also -ETIMEDOUT,
- * -ECANCELED. REFUSE and LOST come as errors */
+ * -ECANCELED. REFUSE and LOST come as errors, never as that one */
 int ff_clone_expect(int sock, int cancel_fd, struct ff_clone_msg *m, int timeout_ms,
                     struct ff_error *err);
 

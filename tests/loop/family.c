@@ -162,6 +162,7 @@ static void *wait_main(void *arg)
     struct ff_error err = {.code = 0};
 
     int rc = ff_child_wait_done(k->c, &err);
+    must(rc != -ECANCELED);
     atomic_store(&k->own->rc, rc);
     if (rc)
         snprintf(k->own->error, sizeof(k->own->error), "%s", err.text);
@@ -211,6 +212,7 @@ static bool kid_wait_run(struct kid *k)
     must_ok(ff_child_ready(k->c, &err), err);
     int rc = ff_child_wait_run(k->c, &err);
     atomic_store(&k->own->rc, rc);
+    must(rc != -ECANCELED); /* that would be by itself */
     if (rc) {
         snprintf(k->own->error, sizeof(k->own->error), "%s", err.text);
         atomic_store(&k->own->done, true);
