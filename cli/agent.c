@@ -147,8 +147,9 @@ static void count_kids(struct agent *a)
 {
     if (!a->ff)
         return;
-    ff_agent_together(a->ff, (unsigned)kids_alive(&a->kids));
-    agent_weigh(a->detached ? 0 : kids_starting(&a->kids));
+    size_t alive = kids_alive(&a->kids);
+    ff_agent_together(a->ff, (unsigned)alive);
+    agent_weigh(!a->detached && kids_starting(&a->kids) ? alive : 0);
 }
 
 /* --- the library's side --- */
