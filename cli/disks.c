@@ -78,8 +78,7 @@ bool same_file(const char *cwd, const char *a, const char *b)
     return real_x && real_y && !strcmp(real_x, real_y);
 }
 
-/* What children find behind an image is what its header says: it must be what the parent has */
-static int check_chain(const char *cwd, const char *name, const json_t *image, struct why *why)
+int check_chain(const char *cwd, const char *name, const json_t *image, struct why *why)
 {
     for (; image; image = backing_of(image)) {
         const json_t *next = backing_of(image);
@@ -88,7 +87,8 @@ static int check_chain(const char *cwd, const char *name, const json_t *image, s
         if (!*header)
             header = text(image, "backing-filename");
         if (json_is_true(json_object_get(image, "encrypted")))
-            return refuse(why, ENOTSUP, "disk %s: %s is encrypted: children would not have its key",
+            return refuse(why, ENOTSUP, "disk %s: %s is encrypted: its key would be missing where it is "
+                          "opened anew",
                           name, file);
         if (!next && !*header)
             continue;

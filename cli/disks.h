@@ -30,7 +30,8 @@ struct disks_input {
  *
  * Refuses what a child could not have: a disk that is not on the command line, a format other
  * than raw and qcow2, encryption, -snapshot, a running block job, a backing chain that differs
- * from what the images' headers say. A parent without writable disks has an empty plan.
+ * from what the images' headers say. A parent without writable disks has an empty plan. Of a move
+ * the last three matter only for a disk whose image is not the one that its option names.
  *
  * Return: 0; -ENOTSUP or -EINVAL with the reason
  */

@@ -211,9 +211,17 @@ static int find_one(struct disks *d, struct disk *disk, const json_t *entry, con
                   disk->name, disk->frozen);
 }
 
+/* An image that has options of its own has them in its name */
+static bool has_options(const struct disk *disk)
+{
+    return !strncmp(disk->frozen, "json:", 5);
+}
+
 static bool is_elsewhere(const struct disks *d, const struct disk *disk)
 {
     const char *value = word(d, disk->at);
+    AUTO_FREE char *below = has_options(disk) ? opts_get(disk->frozen + 5, "file.filename") : NULL;
+    const char *image = below ? below : disk->frozen;
 
     if (disk->kind == DISK_BLOCKDEV) {
         AUTO_FREE char *node = opts_get(value, "node-name");
@@ -222,15 +230,41 @@ static bool is_elsewhere(const struct disks *d, const struct disk *disk)
     AUTO_FREE char *file = disk->kind == DISK_SHORT ? xstrdup(value) : opts_get(value, "file");
     if (!file)
         file = opts_get(value, "file.filename");
-    return file ? !same_file(d->cwd, file, disk->frozen) : !has_protocol(disk->frozen);
+    return file ? !same_file(d->cwd, file, image) : !has_protocol(image);
 }
 
-static int find_moved(const struct disks *d, struct disk *disk, struct why *why)
+/* Of the image that a -drive names, which are lost with its name; a backing node is not: the chain
+ * is compared with the headers */
+static bool has_lost_options(const char *value)
+{
+    AUTO_FREE char *offset = opts_get(value, "offset"), *size = opts_get(value, "size");
+    AUTO_FREE char *node = opts_drop(value, "backing"), *all = opts_drop_below(value, "backing");
+
+    return offset || size || strcmp(node, all);
+}
+
+/* What is written anew says the image and its format, no more */
+static int check_moved(const struct disks *d, const struct disk *disk, const json_t *image,
+                       struct why *why)
+{
+    if (has_options(disk) || (disk->kind == DISK_DRIVE && has_lost_options(word(d, disk->at))))
+        return refuse(why, ENOTSUP,
+                      "disk %s: it has image %s by now, and options (backing.*, offset, size) that "
+                      "would be lost with the name on the parent's command line, %s: move this "
+                      "guest by hand, see farfork-rdma-postcopy(7)",
+                      disk->name, disk->frozen, word(d, disk->at));
+    return check_chain(d->cwd, disk->name, image, why);
+}
+
+static int find_moved(const struct disks *d, struct disk *disk, const json_t *image,
+                      struct why *why)
 {
     disk->elsewhere = disk->kind != DISK_NONE && is_elsewhere(d, disk);
-    if (!disk->elsewhere || !strcmp(disk->format, "qcow2") ||
-        (disk->kind != DISK_BLOCKDEV && !strcmp(disk->format, "raw")))
+    if (!disk->elsewhere)
         return 0;
+    if (!strcmp(disk->format, "qcow2") ||
+        (disk->kind != DISK_BLOCKDEV && !strcmp(disk->format, "raw")))
+        return check_moved(d, disk, image, why);
     return refuse(why, ENOTSUP,
                   "disk %s: its node %s was not on the parent's command line and has driver %s "
                   "(permitted: qcow2): end the block job or filter that is on top of it, or move "
@@ -248,13 +282,13 @@ int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
         size_t i;
         json_t *entry;
         json_array_foreach(in->block, i, entry) {
-            const char *node =
-                json_string_value(json_object_get(json_object_get(entry, "inserted"), "node-name"));
+            const json_t *inserted = json_object_get(entry, "inserted");
+            const char *node = json_string_value(json_object_get(inserted, "node-name"));
             if (d->disk[k].kind != DISK_NONE || !node || strcmp(node, d->disk[k].node))
                 continue;
             int rc = find_one(d, &d->disk[k], entry, in->nodes, in->move, why);
             if (!rc && in->move)
-                rc = find_moved(d, &d->disk[k], why);
+                rc = find_moved(d, &d->disk[k], json_object_get(inserted, "image"), why);
             if (rc)
                 return rc;
         }

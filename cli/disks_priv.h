@@ -46,6 +46,9 @@ char *absolute(const char *cwd, const char *name); /* a name with a protocol sta
 bool has_protocol(const char *name);
 bool same_file(const char *cwd, const char *a, const char *b);
 const json_t *backing_of(const json_t *image);
+/* What is found behind an image that is opened anew is what its header says: it must be what the
+ * parent has. -ENOTSUP */
+int check_chain(const char *cwd, const char *name, const json_t *image, struct why *why);
 
 #define each_frozen(d, k)                                                                        \
     for (const struct disk *k = (d)->disk; k < (d)->disk + (d)->n; k++)                          \

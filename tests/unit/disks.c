@@ -236,5 +236,44 @@ static void test_move(void **state)
     json_decref(late);
 }
 
+/* A disk that is elsewhere is opened by its name and format, and what its headers say */
+static void test_move_chain(void **state)
+{
+    static const char file[] = "file=/b.img,id=b,format=raw";
+    static const char json[] = "json:{\"driver\": \"raw\", \"offset\": 512, \"file\": "
+                               "{\"driver\": \"file\", \"filename\": \"/b.img\"}}";
+    const struct {
+        const char *option, *driver, *now, *backing, *header, *says;
+    } all[] = {
+        {file, "qcow2", "/o", "/b.img", "/b.img", NULL},
+        {file, "qcow2", "/o", "/b.img", NULL, "names backing file \"\""},
+        {file, "qcow2", "/o", "/b.img", "/other", "/other"},
+        {file, "qcow2", "/o", NULL, "/b.img", "without the backing file"},
+        {file, "raw", "/c.img", NULL, NULL, NULL},
+        {"file=/b.img,id=b,offset=512", "raw", "/c.img", NULL, NULL, "offset"},
+        {"file=/b.img,id=b,size=512", "qcow2", "/o", "/b.img", "/b.img", "size"},
+        {"file=/b.img,id=b,backing.driver=raw", "qcow2", "/o", "/b.img", "/b.img", "backing."},
+        {"file=/b.img,id=b,backing=n", "qcow2", "/o", "/b.img", "/b.img", NULL},
+        {"file=/b.img,id=b,offset=512", "raw", json, NULL, NULL, NULL}, /* as it was started */
+        {"file=/c.img,id=b", "raw", json, NULL, NULL, "json:"},
+        /* not elsewhere: the option says what is behind it */
+        {"file=/o,id=b,backing.driver=raw", "qcow2", "/o", "/b.img", NULL, NULL},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(all); i++) {
+        const char *const argv[] = {"qemu", "-drive", all[i].option, NULL};
+        json_t *b = json_pack("[o]", block("b", "#1", all[i].driver, all[i].now, all[i].backing,
+                                           all[i].header));
+        struct disks *d = NULL;
+        int rc = plan_as(argv, b, false, true, &d);
+        if (rc != (all[i].says ? -ENOTSUP : 0) || (rc && !strstr(why.text, all[i].says)))
+            fail_msg("%zu: %d %s", i, rc, why.text);
+        if (!rc)
+            disks_free(d);
+    }
+}
+
 UNIT_MAIN(cmocka_unit_test(test_refused), cmocka_unit_test(test_argv),
-          cmocka_unit_test(test_blockdev), cmocka_unit_test(test_move))
+          cmocka_unit_test(test_blockdev), cmocka_unit_test(test_move),
+          cmocka_unit_test(test_move_chain))
