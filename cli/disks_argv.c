@@ -272,6 +272,77 @@ static int find_moved(const struct disks *d, struct disk *disk, const json_t *im
                   disk->name, disk->node, disk->format);
 }
 
+/* --- ejected: the option has the medium still --- */
+
+static bool has_id(const struct disks *d, size_t at, const char *id)
+{
+    AUTO_FREE char *own = argument_of(d, at, "drive") ? opts_get(word(d, at), "id") : NULL;
+
+    return own && !strcmp(own, id);
+}
+
+static bool names_image(const struct disks *d, size_t at)
+{
+    static const char *const keys[] = {"file", "file.filename", "filename"};
+
+    if (is_short(word(d, at - 1)))
+        return true;
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        AUTO_FREE char *file = argument_of(d, at, "drive") ? opts_get(word(d, at), keys[i]) : NULL;
+        if (file && *file)
+            return true;
+    }
+    return false;
+}
+
+/* The -device with its argument at @at has a -blockdev that no disk has */
+static bool plugs_unused_node(const struct disks *d, size_t at)
+{
+    AUTO_FREE char *want = argument_of(d, at, "device") ? opts_get(word(d, at), "drive") : NULL;
+
+    for (size_t i = 1; want && i < json_array_size(d->argv); i++) {
+        AUTO_FREE char *node = claimed(d, i) ? NULL : blockdev_get(d, i, "node-name");
+        if (node && !strcmp(node, want))
+            return true;
+    }
+    return false;
+}
+
+/* Where its medium is; 0: nowhere. @device: of an entry of query-block, with nothing inserted */
+static size_t find_medium(const struct disks *d, const char *device)
+{
+    size_t n = json_array_size(d->argv), i;
+
+    for (i = 1; *device && i < n; i++)
+        if (has_id(d, i, device))
+            return names_image(d, i) ? i : 0;
+    for (i = 1; i < n; i++) {
+        AUTO_FREE char *id = argument_of(d, i, "drive") ? opts_get(word(d, i), "id") : NULL;
+        if (*device ? !id && !claimed(d, i) && names_image(d, i) : plugs_unused_node(d, i))
+            return i;
+    }
+    return 0;
+}
+
+static int check_ejected(const struct disks *d, const json_t *block, struct why *why)
+{
+    size_t i;
+    json_t *entry;
+
+    json_array_foreach(block, i, entry) {
+        const char *device = json_string_value(json_object_get(entry, "device"));
+        const char *path = json_string_value(json_object_get(entry, "qdev"));
+        size_t at = json_object_get(entry, "inserted") ? 0 : find_medium(d, device ? device : "");
+        if (at)
+            return refuse(why, ENOTSUP,
+                          "disk %s: its medium was ejected, and would be in the drive again, since "
+                          "the parent's command line has it: %s; insert it before the move, or "
+                          "move this guest by hand, see farfork-rdma-postcopy(7)",
+                          device && *device ? device : path ? path : "", word(d, at));
+    }
+    return 0;
+}
+
 int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
 {
     for (size_t i = 1; d->writable && i < json_array_size(d->argv); i++)
@@ -293,7 +364,7 @@ int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
                 return rc;
         }
     }
-    return 0;
+    return in->move ? check_ejected(d, in->block, why) : 0;
 }
 
 /* --- changing --- */

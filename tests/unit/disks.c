@@ -274,6 +274,46 @@ static void test_move_chain(void **state)
     }
 }
 
+/* What was ejected is not put into the drive again; a drive that never had anything may move */
+static void test_move_ejected(void **state)
+{
+    const struct {
+        const char *option, *value, *device; /* the drive with nothing in it */
+        const char *says;
+    } all[] = {
+        {"-drive", "if=none,id=cd,file=/c.iso,media=cdrom", "cd", "/c.iso"},
+        {"-drive", "if=none,id=cd,file.driver=file,file.filename=/c.iso", "cd", "/c.iso"},
+        {"-drive", "if=none,id=cd", "cd", NULL},
+        {"-drive", "if=none,id=other,file=/c.iso", "ide1-cd0", NULL},
+        {"-drive", "file=/c.iso,media=cdrom", "ide1-cd0", "/c.iso"},
+        {"-drive", "media=cdrom", "ide1-cd0", NULL},
+        {"-cdrom", "/c.iso", "ide1-cd0", "/c.iso"},
+        {"-device", "ide-cd,drive=n", "", "ide-cd,drive=n"},
+        {"-device", "ide-cd,drive=used", "", NULL},
+        {"-device", "ide-cd", "", NULL},
+        {"-name", "x", "ide1-cd0", NULL}, /* QEMU's default */
+    };
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(all); i++) {
+        const char *const argv[] = {"qemu", "-drive", "file=/a,format=raw", "-blockdev",
+                                    "driver=file,node-name=n,filename=/c.iso", "-blockdev",
+                                    "driver=raw,node-name=used,file.filename=/u", all[i].option,
+                                    all[i].value, NULL};
+        json_t *b = json_pack("[{s:s,s:s},o,o]", "device", all[i].device, "qdev", "/machine/cd",
+                              block("hd", "#1", "raw", "/a", NULL, NULL),
+                              block("", "used", "raw", "/u", NULL, NULL));
+        struct disks *d = NULL;
+        int rc = plan_as(argv, b, false, true, &d);
+        if (rc != (all[i].says ? -ENOTSUP : 0) || (rc && !strstr(why.text, all[i].says)) ||
+            (rc && !strstr(why.text, "ejected")))
+            fail_msg("%zu: %d %s", i, rc, why.text);
+        if (!rc)
+            disks_free(d);
+    }
+}
+
 UNIT_MAIN(cmocka_unit_test(test_refused), cmocka_unit_test(test_argv),
           cmocka_unit_test(test_blockdev), cmocka_unit_test(test_move),
-          cmocka_unit_test(test_move_chain))
+          cmocka_unit_test(test_move_chain),
+          cmocka_unit_test(test_move_ejected))
