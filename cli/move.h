@@ -25,6 +25,7 @@ struct move {
     json_int_t asked;      /* number of the last command for the QEMU there */
     unsigned port;         /* where it listens */
     bool sent;             /* `migrate` was: from here on the source says who has the guest */
+    bool begun;            /* the source took it: its `completed` is of this migration */
     bool cancelling, switched;
     enum move_outcome outcome;
     double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */

@@ -14,8 +14,9 @@
  *                  postcopy-paused              the source knows nothing more: ask the destination
  *
  * Invariants   1. The destination is ended only when the source says failed or cancelled, or was
- *                 never asked to migrate.
- *              2. The source is quit only when it says completed and the guest is seen there.
+ *                 never asked to migrate, or runs the guest as before when it has been asked.
+ *              2. The source is quit only when it says completed, of this migration, and the
+ *                 destination says so too and has the guest as it was here.
  * Failure      a source that has ended or hears nothing more: the destination is asked until it
  *              has decided. Whatever is not clear then is said, and nothing is ended.
  */
@@ -45,6 +46,12 @@ static bool is(const char *status, const char *a)
 static bool is_over_here(const char *status)
 {
     return is(status, "failed") || is(status, "cancelled");
+}
+
+/* Of a guest as this one was before the move */
+static const char *move_status(const struct move *m)
+{
+    return m->was_running ? "running" : "paused";
 }
 
 static void end(struct move *m, enum move_outcome o, const char *fmt, ...) PRINTF(3, 4);
@@ -135,6 +142,31 @@ static void cancel(struct move *m)
     qmp_command(m->c.qmp, "migrate_cancel", NULL, NULL, &ignored);
 }
 
+/* A guest that came by a move is where query-migrate says completed from the start; one that never
+ * moved says none */
+static bool may_be_old(const char *status)
+{
+    return is(status, "completed") || is(status, "none") || !*status;
+}
+
+/* `migrate` was not answered in time. What is asked now is answered after it: a source that has
+ * the guest as it was refused it; one in postmigrate, as it was not before, is through */
+static bool has_refused(struct move *m)
+{
+    AUTO_JSON json_t *o = NULL;
+    struct why why;
+
+    if (qmp_command(m->c.qmp, "query-status", NULL, &o, &why))
+        return false; /* asked again at the next turn */
+    const char *status = text_of(o, "status");
+    m->begun = is(status, "postmigrate");
+    if (!is(status, move_status(m)))
+        return false;
+    end(m, MOVE_HERE, "the QEMU here refused to migrate, and said why later than %d s after it was "
+                      "asked: try again", QUERY_LIMIT_MS / 1000);
+    return true;
+}
+
 /* true: it is decided */
 static bool is_decided(struct move *m, const json_t *info)
 {
@@ -152,7 +184,10 @@ static bool is_decided(struct move *m, const json_t *info)
                 k->state == CHILD_FAILED ? k->error : "");
         return true;
     }
-    if (is(m->status, "completed")) {
+    m->begun |= !may_be_old(m->status);
+    if (!m->begun && has_refused(m))
+        return true;
+    if (is(m->status, "completed") && m->begun) {
         m->completed_ms = now_exact_ms();
         end(m, MOVE_THERE, "%s", "");
         return true;
@@ -252,6 +287,17 @@ static void follow(struct move *m)
     }
 }
 
+/* The guest's status there, to be released. -EAGAIN: its QEMU does not say completed, or nothing */
+static int see_there(struct move *m, json_t **status, struct why *why)
+{
+    AUTO_JSON json_t *info = NULL;
+    int rc = move_ask(m, "query-migrate", NULL, &info, why);
+
+    if (!rc && !is(text_of(info, "status"), "completed"))
+        return refuse(why, EAGAIN, "its QEMU says: migration %s", text_of(info, "status"));
+    return rc ? rc : move_ask(m, "query-status", NULL, status, why);
+}
+
 /* Complete. Is it there as it was here? Then this side is of no use any more */
 static void finish(struct move *m)
 {
@@ -261,7 +307,7 @@ static void finish(struct move *m)
     int rc;
 
     uint64_t until = now_ms() + m->o.timeout_s * 1000ull;
-    while ((rc = move_ask(m, "query-status", NULL, &status, &why)) == -EAGAIN && now_ms() < until)
+    while ((rc = see_there(m, &status, &why)) == -EAGAIN && now_ms() < until)
         clone_turn(&m->c, POLL_MS);
     if (rc) {
         end(m, MOVE_UNCLEAR, "every page is on %s, but the guest cannot be seen there: %s; look "
@@ -269,7 +315,7 @@ static void finish(struct move *m)
             host, why.text);
         return;
     }
-    if (json_is_true(json_object_get(status, "running")) != m->was_running) {
+    if (!is(text_of(status, "status"), move_status(m))) {
         end(m, MOVE_UNCLEAR, "every page is on %s, but the guest is %s there: see %s; the QEMU here "
                              "does not run it any more, and was not quit", host,
             text_of(status, "status"), move_child(m)->log);
@@ -298,6 +344,7 @@ void move_guest(struct move *m)
         end(m, MOVE_HERE, "%s", why.text);
         return;
     }
+    m->begun = !rc;
     follow(m); /* also without an answer: what is asked next is answered after it */
     if (m->outcome == MOVE_THERE && m->completed_ms)
         finish(m);
