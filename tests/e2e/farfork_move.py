@@ -420,6 +420,52 @@ def strange_parents(t):
             check_nothing_left(m)
 
 
+FAKE_QEMU = r"""#!/usr/bin/env python3
+import json, os, re, socket, sys
+path = [m[1] for a in sys.argv if (m := re.match('unix:(.*/1.qmp),', a))][0]
+replies = json.loads(os.environ['FAKE_QEMU'])
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(path)
+    server.listen(4)
+    while True:
+        sock, _ = server.accept()
+        with sock, sock.makefile('rw') as f:
+            f.write('{"QMP": {}}\n')
+            f.flush()
+            for line in f:
+                m = json.loads(line)
+                f.write(json.dumps({'return': replies.get(m['execute'], {}), 'id': m['id']}) + '\n')
+                f.flush()
+"""
+
+
+def old_completed(t):
+    """It came by a move, and says completed from the start: not believed when nothing began, nor
+    when the destination does not say so too."""
+    fake = os.path.join(t.work, 'fake-qemu')
+    common.write_file(fake, FAKE_QEMU)
+    os.chmod(fake, 0o700)
+    ok, empty = {'return': {}}, {'return': []}
+    parent = {'qmp_capabilities': ok, 'query-migrate': {'return': {'status': 'completed'}},
+              'query-commands': {'return': [{'name': 'x-farfork-export'}]}, 'qom-list': empty,
+              'query-status': {'return': {'status': 'paused', 'running': False}},
+              'query-block': empty, 'query-named-block-nodes': empty, 'query-rx-filter': empty}
+    for answer, there_is, code, state, text in (
+            (None, 'inmigrate', 1, 'here', 'refused to migrate'),
+            (ok, 'inmigrate', 3, 'unclear', 'migration setup'),
+            (ok, 'paused', 3, 'unclear', 'migration setup')):
+        replies = {'query-migrate': {'status': 'setup', 'socket-address': [{'port': '1'}]},
+                   'query-status': {'status': there_is, 'running': False}}
+        os.environ['FAKE_QEMU'] = json.dumps(replies)
+        with FakeParent(t, {**parent, 'migrate': answer}) as p, \
+                Move(t, p, '--qemu', fake, '--timeout', '3') as m:
+            m.end(code, state, text)
+            if 'quit' in p.asked or m.result['parent_ended']:
+                raise Failed(f'the source was told to quit: {p.asked}')
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
 def usage(_t):
     for args, text in ((['x'], 'usage'), (['x', 'a;b'], 'want HOST'), (['x', 'h', '-bad'], 'usage'),
                        (['--options', 'window=0', 'x', 'h'], '--options'),
@@ -436,6 +482,7 @@ def run(t):
     for name, case in (
             ('usage', lambda: usage(t)),
             ('parents that cannot be moved', lambda: strange_parents(t)),
+            ('a completed of an earlier move', lambda: old_completed(t)),
             ('twice, anon', lambda: twice(t, accel, 'anon')),
             ('paused', lambda: paused(t, accel)),
             ('precopy=1', lambda: precopy(t, accel)),
