@@ -17,7 +17,7 @@
  * States       attached to who started it, until {"detach":true}. Attached, the end of stdin or a
  *              signal ends its children and itself, but for the end of stdin once every page is
  *              here, or it was told to keep its children (a guest is moved to one): then it
- *              detaches. Detached, it ends with its last child; a signal ends it together with
+ *              detaches, and ends those to which no guest has come after a while. Detached, it ends with its last child; a signal ends it together with
  *              those children that still need it.
  * Failure      the link is lost: children are told by the library and end; those that have not
  *              after some seconds are killed. Nothing is left in the run directory, nor itself.
@@ -38,6 +38,7 @@
 
 #include "agent.h"
 #include "cli.h"
+#include "defaults.h"
 #include "farfork.h"
 #include "lines.h"
 #include "rundir.h"
@@ -48,6 +49,7 @@
 #define END_LIMIT_MS 5000
 #define LOST_LIMIT_MS 5000
 #define EVENTS_A_TURN 64
+#define TIMEOUT_S 60
 #define EXIT_LIMIT_MS 30000 /* what QEMU may take to end in good order: disks are flushed */
 
 enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
@@ -65,7 +67,9 @@ struct agent {
     struct kids kids;
     json_t *said; /* the last progress event */
     unsigned heard; /* children that have come, in it */
+    unsigned timeout_s;
     uint64_t lost_ms;
+    uint64_t unused_ms; /* kept, and alone: when to look for children that wait for nobody; or 0 */
 };
 
 /* From other threads to the main one */
@@ -256,18 +260,28 @@ static void detach(struct agent *a)
 static void keep(struct agent *a)
 {
     a->kept = true;
-    for (size_t i = 0; i < a->kids.n; i++)
-        if (a->kids.v[i].state == KID_STARTED)
-            a->kids.v[i].state = KID_ATTACHED;
+    kids_keep(&a->kids);
     write_state(a);
     say(a, json_pack("{ss}", "event", "keep"));
 }
 
 static void let_go(struct agent *a)
 {
-    for (size_t i = 0; a->kept && i < a->kids.n; i++)
-        if (a->kids.v[i].state == KID_ATTACHED)
-            a->kids.v[i].state = KID_COMPLETE;
+    if (a->kept)
+        kids_let_go(&a->kids);
+    detach(a);
+}
+
+static void wait_for_use(struct agent *a)
+{
+    a->unused_ms = now_ms() + a->timeout_s * 1000ull;
+}
+
+/* Who started it is gone, and was perhaps before it sent the guest */
+static void detach_alone(struct agent *a)
+{
+    if (a->kept && a->image == NONE) /* with an image, children get their memory from here */
+        wait_for_use(a);
     detach(a);
 }
 
@@ -387,7 +401,7 @@ static void hear_signals(struct agent *a)
 
     while (read(a->signals, &s, sizeof(s)) == sizeof(s))
         if (s.ssi_signo != SIGCHLD && a->kept && !a->detached)
-            detach(a);
+            detach_alone(a);
         else if (s.ssi_signo != SIGCHLD)
             a->ending = true;
     reap(a);
@@ -403,7 +417,12 @@ static bool over(struct agent *a)
     if (a->input_ended && !a->detached) {
         if (a->image != COMPLETE && !a->kept)
             return true;
-        detach(a);
+        detach_alone(a);
+    }
+    if (a->unused_ms && now_ms() > a->unused_ms) {
+        a->unused_ms = 0;
+        if (kids_end_unused(&a->kids))
+            wait_for_use(a);
     }
     if (a->image == LOST && now_ms() > a->lost_ms + LOST_LIMIT_MS)
         for (size_t i = 0; i < a->kids.n; i++)
@@ -414,6 +433,8 @@ static bool over(struct agent *a)
 
 static int tick_ms(const struct agent *a)
 {
+    if (a->unused_ms)
+        return TICK_MS;
     if (a->image == NONE || (a->detached && a->image == COMPLETE))
         return -1; /* nothing but the end of a child happens any more */
     return a->image == LISTENING && a->heard < a->kids.n ? TICK_READY_MS : TICK_MS;
@@ -581,6 +602,8 @@ static int usage(FILE *out)
           "  --rundir DIR            put the run directory there, as DIR/ID/NAME\n"
           "  --socket PATH           for the children; default: in the run directory\n"
           "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
+          "  --timeout SECONDS       end what it kept and nobody sent a guest to for so long after\n"
+          "                          it was left alone; default: 60\n"
           "  -h, --help              print this text\n\n"
           "It ends with its input, and ends its children then, unless every page is here or it was\n"
           "told to keep them.\n", out);
@@ -589,7 +612,7 @@ static int usage(FILE *out)
 
 int cmd_agent(int argc, char **argv)
 {
-    enum { LISTEN = 256, ID, NODE, RUNDIR, SOCKET, PARENT };
+    enum { LISTEN = 256, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"id", required_argument, NULL, ID},
@@ -597,8 +620,9 @@ int cmd_agent(int argc, char **argv)
                                             {"rundir", required_argument, NULL, RUNDIR},
                                             {"socket", required_argument, NULL, SOCKET},
                                             {"parent", required_argument, NULL, PARENT},
+                                            {"timeout", required_argument, NULL, TIMEOUT},
                                             {0}};
-    struct agent a = {.pipe = {-1, -1}, .front = -1};
+    struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S};
     char host[256] = "localhost";
     int c;
 
@@ -614,6 +638,10 @@ int cmd_agent(int argc, char **argv)
         case RUNDIR: a.base = optarg; break;
         case SOCKET: a.socket = xstrdup(optarg); break;
         case PARENT: a.parent = optarg; break;
+        case TIMEOUT:
+            if (!parse_number(optarg, 86400, &a.timeout_s))
+                return usage(stderr);
+            break;
         default: return usage(c == 'h' ? stdout : stderr);
         }
     if (optind < argc || !a.id || !rundir_name_valid(a.id) ||

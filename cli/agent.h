@@ -74,6 +74,14 @@ bool kids_end(struct kids *k, int limit_ms);
  * Return: the event for it: "return", or "error" and then "again" when its socket is not there yet
  */
 json_t *kids_qmp(struct kids *k, const json_t *o);
+
+/* agent_kept.c. kids_keep(): a guest moves to them; kids_let_go(): it is there */
+void kids_keep(struct kids *k);
+void kids_let_go(struct kids *k);
+/* End those to which no source has come, as their query-migrate says (setup). Waits for each answer,
+ * some seconds at most; true: one did not answer, and was left alone: ask again later */
+bool kids_end_unused(struct kids *k);
+
 json_t *kids_state(const struct kids *k);
 void kids_free(struct kids *k);
 

@@ -50,7 +50,10 @@ static void agent_argv(const struct clone *c, const struct host *h, struct words
 
     words_add(w, "%s", o->agent);
     words_add(w, "agent");
-    if (!o->move) {
+    if (o->move) {
+        words_add(w, "--timeout");
+        words_add(w, "%u", o->timeout_s);
+    } else {
         words_add(w, "--listen");
         words_add(w, "%s:0%s%s", h->address, o->link_options ? "," : "",
                   o->link_options ? o->link_options : "");

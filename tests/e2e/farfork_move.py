@@ -357,6 +357,61 @@ def killed(t, accel, faults, state):
             check_nothing_left(m)
 
 
+def never_sent(t, accel):
+    """The mover is gone before the source has heard of it, and then the source."""
+    go = os.path.join(t.work, 'go')
+    with Parent(t, accel) as a, Move(t, a, '--timeout', '5', launcher=(
+            '--launcher', f'until test -e {go}; do sleep 0.1; done; : {{host}}; {{cmd}}')) as m:
+        wait_for('the launcher', 20, lambda: len(processes_of(m.base)) > 1)
+        a.proc.send_signal(signal.SIGSTOP)      # it does not take `migrate`
+        common.write_file(go, '')
+        wait_for('an agent that keeps', 20, lambda: [
+            k['state'] for f in listed(m.base) for k in f['children']] == ['attached'])
+        m.proc.kill()
+        m.proc.communicate(timeout=30)
+        wait_for('an agent alone', 20, lambda: listed(m.base)[0]['detached'])
+        check_listed(m.base, 'm', 'attached')
+        a.proc.kill()
+        check_nothing_left(m)
+
+
+def used_is_kept(t):
+    """An agent alone ends the child that says setup, none that says anything else, or nothing."""
+    fake, base = os.path.join(t.work, 'fake-qemu'), os.path.join(t.work, 'run')
+    common.write_file(fake, FAKE_QEMU)
+    os.chmod(fake, 0o700)
+    agent = subprocess.Popen(
+        [common.FARFORK, 'agent', '--id', 'm', '--node', 'n', '--rundir', base, '--timeout', '1'],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    t.at_end.callback(kill, base, 'm')
+
+    def children():
+        return {k['number']: k['state'] for f in listed(base) for k in f['children']}
+
+    def command(o):
+        agent.stdin.write(json.dumps(o) + '\n')
+        agent.stdin.flush()
+    for n, says in enumerate(('active', None, 'setup', 'completed'), 1):
+        path = f'{t.work}/{n}.qmp'
+        replies = json.dumps({'query-migrate': {'status': says}})
+        command({'spawn': {'number': n, 'log': f'{t.work}/{n}.log', 'qmp': path, 'files': [path],
+                           'argv': ['env', f'FAKE_QEMU={replies}', fake, f'unix:{path}'] if says
+                           else ['sleep', '60']}})
+        if says:
+            wait_for(f'child {n}', 10, lambda path=path: os.path.exists(path))
+    wait_for('all', 10, lambda: len(children()) == 4)
+    command({'keep': True})
+    wait_for('keep', 10, lambda: set(children().values()) == {'attached'})
+    agent.stdin.close()
+    wait_for('end of the one', 15, lambda: children()[3] == 'ended')
+    agent.stdout.close()
+    agent.wait(10)
+    if children() != {1: 'attached', 2: 'attached', 3: 'ended', 4: 'attached'}:
+        raise Failed(f'{children()}')
+    kill(base, 'm')
+    wait_for('end of all', 15, lambda: not processes_of(base) and not glob.glob(base + '/*'))
+
+
 def agent_lost(t, accel):
     """The way to the agent is gone: the move goes on, and what cannot be seen is not called done."""
     with Parent(t, accel) as a:
@@ -422,7 +477,7 @@ def strange_parents(t):
 
 FAKE_QEMU = r"""#!/usr/bin/env python3
 import json, os, re, socket, sys
-path = [m[1] for a in sys.argv if (m := re.match('unix:(.*/1.qmp),', a))][0]
+path = [m[1] for a in sys.argv if (m := re.match(r'unix:(.*/\d.qmp)', a))][0]
 replies = json.loads(os.environ['FAKE_QEMU'])
 with socket.socket(socket.AF_UNIX) as server:
     server.bind(path)
@@ -496,6 +551,8 @@ def run(t):
             ('interrupted after the switch', lambda: interrupted_late(t, accel)),
             ('killed before the switch', lambda: killed(t, accel, STUCK, 'device')),
             ('killed after the switch', lambda: killed(t, accel, SLOW, 'postcopy-active')),
+            ('killed before the source knows', lambda: never_sent(t, accel)),
+            ('an agent alone, with and without a guest', lambda: used_is_kept(t)),
             ('the agent is lost', lambda: agent_lost(t, accel)),
             ('the destination dies', lambda: destination_dies(t, accel)),
             ('the source dies', lambda: source_dies(t, accel))):
