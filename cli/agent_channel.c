@@ -117,8 +117,10 @@ static enum channel_event obey(struct channel *c, const struct guest_request *r,
         return CHANNEL_EXIT;
     case GUEST_JOINED:
         return CHANNEL_NOTHING;
-    case GUEST_FORK:
     case GUEST_JOIN:
+        say(c, guest_failed_join(r->word, "nobody forks for this machine"));
+        return CHANNEL_NOTHING;
+    case GUEST_FORK:
         break;
     }
     say(c, guest_failed("nobody forks for this machine"));

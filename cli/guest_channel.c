@@ -133,6 +133,13 @@ char *guest_failed(const char *reason)
     return s;
 }
 
+char *guest_failed_join(const char *word, const char *reason)
+{
+    AUTO_FREE char *text = xprintf("%s%s%s", word, *word ? " " : "", reason);
+
+    return guest_failed(text);
+}
+
 char *guest_joining(const char *word)
 {
     return xprintf("joining%s%s\n", *word ? " " : "", word);

@@ -113,6 +113,8 @@ static void test_answers(void **state)
     is(guest_forked("{\n}\n"), "forked\n{\n}\n");
     is(guest_failed("no\nroom"), "failed no room\n");
     is(guest_failed(""), "failed no reason given\n");
+    is(guest_failed_join("a1", "no\nroom"), "failed a1 no room\n");
+    is(guest_failed_join("", "no room"), "failed no room\n");
     is(guest_joining(""), "joining\n");
     is(guest_joining("a1"), "joining a1\n");
     is(guest_exited(3, 0), "exited 3 0\n");
