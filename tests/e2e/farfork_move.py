@@ -3,7 +3,7 @@
 """farfork_move.py - farfork move: the guest is there, or goes on here, or what is said is so
 
 The ledger goes on from one QEMU to the next; what fails before the switch leaves the guest running
-and nothing behind. Other hosts are played by launchers that run on this one; limit: 200 s.
+and nothing behind. Other hosts are played by launchers that run on this one; limit: 240 s.
 """
 import contextlib
 import glob
@@ -563,4 +563,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, limit_s=200)
+    common.main(run, limit_s=240)
