@@ -23,8 +23,8 @@ E2E_TESTS := \
     tests/e2e/refuse.py:170 \
     tests/e2e/clone.py:320 \
     tests/e2e/vmclone.py:$(if $(filter 1,$(FARFORK_FULL)),920,500) \
-    tests/e2e/farfork_move.py:320 \
+    tests/e2e/farfork_move.py:340 \
     tests/e2e/clone_disks.py:170 \
-    tests/e2e/guest_identity.py:220 \
-    tests/e2e/vmclone_linux.py:320 \
+    tests/e2e/guest_identity.py:320 \
+    tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""guest_identity.py - farfork-guest in the Linux guest: children share nothing; limit: 200 s
+"""guest_identity.py - farfork-guest in the Linux guest: children share nothing; limit: 300 s
 
 The fork is QEMU's own migration to a file, which each child starts from while the parent goes on.
 Command lines and messages are those of cli/identity.c; the host's end of the channel is
@@ -383,4 +383,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 200, needs=lambda: None)
+    common.main(run, 300, needs=lambda: None)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""vmclone_linux.py - vmclone forks a Linux guest that writes and checks its disk; limit: 300 s
+"""vmclone_linux.py - vmclone forks a Linux guest that writes and checks its disk; limit: 400 s
 
 The guest's disk worker and memory worker go on in the parent and in every child, and each finds
 what it wrote itself; farfork-guest gives each child its identity, through fw_cfg.
@@ -322,4 +322,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 300)
+    common.main(run, 400)
