@@ -17,8 +17,9 @@
  * States       attached to who started it, until {"detach":true}. Attached, the end of stdin or a
  *              signal ends its children and itself, but for the end of stdin once every page is
  *              here, or it was told to keep its children (a guest is moved to one): then it
- *              detaches, and ends those to which no guest has come after a while. Detached, it ends with its last child; a signal ends it together with
- *              those children that still need it.
+ *              detaches, and ends those to which no guest has come after a while. Detached, it
+ *              ends with its last child; a signal ends it together with those children that still
+ *              need it.
  * Failure      the link is lost: children are told by the library and end; those that have not
  *              after some seconds are killed. Nothing is left in the run directory, nor itself.
  */
@@ -36,7 +37,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "agent_state.h"
 #include "cli.h"
 #include "defaults.h"
 #include "farfork.h"
@@ -45,32 +46,11 @@
 
 #define TICK_MS 250
 #define TICK_READY_MS 10       /* while children come that are started ahead */
-#define WRITE_LIMIT_MS 10000
 #define END_LIMIT_MS 5000
 #define LOST_LIMIT_MS 5000
 #define EVENTS_A_TURN 64
 #define TIMEOUT_S 60
 #define EXIT_LIMIT_MS 30000 /* what QEMU may take to end in good order: disks are flushed */
-
-enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
-
-struct agent {
-    const char *listen, *id, *node, *base, *parent;
-    char *socket, *dir;
-    struct ff_agent *ff;
-    struct ff_error *err; /* the worker's, once it has ended */
-    pthread_t worker;
-    bool worker_runs, worker_over, detached, ending, input_ended, kept;
-    enum image image;
-    int pipe[2], signals, front;
-    struct line_reader in;
-    struct kids kids;
-    json_t *said; /* the last progress event */
-    unsigned heard; /* children that have come, in it */
-    unsigned timeout_s;
-    uint64_t lost_ms;
-    uint64_t unused_ms; /* kept, and alone: when to look for children that wait for nobody; or 0 */
-};
 
 /* From other threads to the main one */
 struct message {
@@ -79,74 +59,8 @@ struct message {
     int value;
 };
 
-/* --- events --- */
-
-static void say(struct agent *a, json_t *event)
-{
-    if (!a->detached && lines_write_json(STDOUT_FILENO, event, WRITE_LIMIT_MS))
-        a->input_ended = true; /* nobody reads */
-    json_decref(event);
-}
-
-static void say_error(struct agent *a, unsigned child, const char *text)
-{
-    json_t *e = json_pack("{ss ss}", "event", "error", "error", text);
-
-    if (child)
-        json_object_set_new(e, "child", json_integer(child));
-    say(a, e);
-}
-
-static void write_state(struct agent *a)
-{
-    static const char *const names[] = {"waiting", "arriving", "complete", "lost", "none"};
-    struct timespec t;
-
-    if (!a->dir)
-        return;
-    clock_gettime(CLOCK_REALTIME, &t);
-    json_t *s = json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
-                          a->parent ? a->parent : "", "image", names[a->image], "agent",
-                          (int)getpid(), "start", (json_int_t)process_start(getpid()), "time",
-                          (json_int_t)t.tv_sec, "detached", a->detached, "children",
-                          kids_state(&a->kids));
-    rundir_write_state(a->dir, s); /* for --list alone: no reason to end when it fails */
-    json_decref(s);
-}
-
-static void say_child(struct agent *a, const struct kid *kid, const char *what)
-{
-    say(a, json_pack("{ss si ss si}", "event", "child", "child", (int)kid->number, "what", what,
-                     "pid", (int)kid->pid));
-    write_state(a);
-}
-
-static void say_progress(struct agent *a)
-{
-    struct ff_agent_stats s;
-
-    if (!a->ff)
-        return;
-    ff_agent_stats(a->ff, &s);
-    a->heard = s.children + s.children_ended;
-    json_t *e = json_pack(
-        "{ss sI sI sI sI sI sI sI si si}", "event", "progress", "total_bytes",
-        (json_int_t)s.image.bytes_total, "present_bytes", (json_int_t)s.image.bytes_present,
-        "lent_bytes", (json_int_t)s.bytes_lent, "pages_by_fault", (json_int_t)s.image.faults,
-        "child_faults", (json_int_t)s.child_faults, "child_faults_waited",
-        (json_int_t)s.child_faults_waited, "child_faults_late", (json_int_t)s.child_faults_late,
-        "children", (int)s.children, "children_running", (int)s.children_running);
-    if (!json_equal(e, a->said)) { /* who waits counts on silence when nothing moves */
-        json_decref(a->said);
-        a->said = json_incref(e);
-        say(a, e);
-    } else {
-        json_decref(e);
-    }
-}
-
-/* Those that are started at once run together. Until then one guest that is busy in a session of its
- * own, the parent for one, would get as much of the CPUs as all of them */
+/* Those that are started at once run together. Until then one guest that is busy in a session of
+ * its own, the parent for one, would get as much of the CPUs as all of them */
 static void count_kids(struct agent *a)
 {
     if (!a->ff)
@@ -200,28 +114,29 @@ static void hear_child(struct agent *a, const struct message *m)
     if (m->value == FF_CHILD_RUNNING)
         channel_open(kid->channel, NULL); /* one that does not answer keeps its links down */
     count_kids(a);
-    say_child(a, kid, of[m->value].what);
+    agent_say_child(a, kid, of[m->value].what);
 }
 
 static void hear_worker(struct agent *a, const struct message *m)
 {
     if (m->kind == FROM_RECEIVE) {
         a->image = IMAGE;
-        say(a, json_pack("{ss}", "event", "image"));
+        agent_say(a, json_pack("{ss}", "event", "image"));
     } else {
         a->worker_over = true;
-        say_progress(a);
+        agent_say_progress(a);
         if (!m->value) {
             a->image = COMPLETE;
-            say(a, json_pack("{ss}", "event", "complete"));
+            agent_say(a, json_pack("{ss}", "event", "complete"));
         } else {
             a->image = LOST;
             a->lost_ms = now_ms();
             if (!a->ending)
-                say(a, json_pack("{ss ss}", "event", "lost", "error", ff_error_message(a->err)));
+                agent_say(a, json_pack("{ss ss}", "event", "lost", "error",
+                                       ff_error_message(a->err)));
         }
     }
-    write_state(a);
+    agent_write_state(a);
 }
 
 static void hear_threads(struct agent *a)
@@ -243,7 +158,7 @@ static void detach(struct agent *a)
 
     if (a->detached)
         return;
-    say(a, json_pack("{ss}", "event", "detached"));
+    agent_say(a, json_pack("{ss}", "event", "detached"));
     a->detached = true;
     prctl(PR_SET_PDEATHSIG, 0);
     for (int fd = 0; fd <= 2; fd++)
@@ -253,7 +168,7 @@ static void detach(struct agent *a)
     close(a->front);
     a->front = -1;
     count_kids(a);
-    write_state(a);
+    agent_write_state(a);
 }
 
 /* A guest moves to a child of this agent, or has: who started it may be gone, and it may not end */
@@ -261,8 +176,8 @@ static void keep(struct agent *a)
 {
     a->kept = true;
     kids_keep(&a->kids);
-    write_state(a);
-    say(a, json_pack("{ss}", "event", "keep"));
+    agent_write_state(a);
+    agent_say(a, json_pack("{ss}", "event", "keep"));
 }
 
 static void let_go(struct agent *a)
@@ -293,16 +208,17 @@ static void obey(struct agent *a, const char *line)
 
     if ((v = json_object_get(o, "spawn"))) {
         if (kids_spawn(&a->kids, v, &kid, &why))
-            say_error(a, (unsigned)json_integer_value(json_object_get(v, "number")), why.text);
+            agent_say_error(a, (unsigned)json_integer_value(json_object_get(v, "number")),
+                            why.text);
         else
-            write_state(a);
+            agent_write_state(a);
         count_kids(a);
     } else if ((v = json_object_get(o, "kill"))) {
         if ((kid = kids_find(&a->kids, (unsigned)json_integer_value(v))) &&
             kid->state != KID_ENDED)
             kid_kill(kid);
     } else if ((v = json_object_get(o, "qmp"))) {
-        say(a, kids_qmp(&a->kids, v));
+        agent_say(a, kids_qmp(&a->kids, v));
     } else if (json_is_true(json_object_get(o, "keep"))) {
         keep(a);
     } else if (json_is_true(json_object_get(o, "detach"))) {
@@ -311,9 +227,10 @@ static void obey(struct agent *a, const char *line)
         a->ending = true;
         a->kept = false;
     } else if (json_is_true(json_object_get(o, "ping"))) {
-        say(a, json_pack("{ss}", "event", "pong"));
+        agent_say(a, json_pack("{ss}", "event", "pong"));
     } else {
-        say_error(a, 0, "want one JSON object a line: spawn, kill, qmp, keep, ping, detach or end");
+        agent_say_error(a, 0, "want one JSON object a line: spawn, kill, qmp, keep, ping, detach "
+                              "or end");
     }
     json_decref(o);
 }
@@ -339,9 +256,9 @@ static void hear_trouble(struct agent *a, struct kid *kid)
     int rc = kids_hear(kid, &why);
 
     if (!rc && kid->state == KID_STARTED)
-        say_child(a, kid, "started");
+        agent_say_child(a, kid, "started");
     else if (rc && rc != -EAGAIN)
-        say_error(a, kid->number, why.text);
+        agent_say_error(a, kid->number, why.text);
 }
 
 /* What the guest says, its links, its end; true: look again soon */
@@ -356,13 +273,13 @@ static bool hear_guest(struct agent *a, struct kid *kid)
             break;
         if (e == CHANNEL_READY) {
             if (!kid->ready)
-                say_child(a, kid, "ready");
+                agent_say_child(a, kid, "ready");
             kid->ready = true;
             continue;
         }
         kid->exited = true;
-        say(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)kid->number, "what",
-                         "exit", "pid", (int)kid->pid, "code", code));
+        agent_say(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)kid->number,
+                               "what", "exit", "pid", (int)kid->pid, "code", code));
         if (kid->state != KID_ENDED) { /* its number may be another's by now */
             kill(kid->pid, SIGTERM); /* QEMU ends in good order */
             kid->end_ms = now_ms() + EXIT_LIMIT_MS;
@@ -386,12 +303,12 @@ static void reap(struct agent *a)
             hear_trouble(a, kid);
         hear_guest(a, kid); /* its last words come before its end */
         AUTO_FREE char *words = code ? kid_last_words(kid) : xstrdup("");
-        say(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)kid->number,
-                         "what", "ended", "pid", (int)kid->pid, "how", how, "code", code, "log",
-                         words));
+        agent_say(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child",
+                               (int)kid->number, "what", "ended", "pid", (int)kid->pid, "how", how,
+                               "code", code, "log", words));
         free(how);
         count_kids(a);
-        write_state(a);
+        agent_write_state(a);
     }
 }
 
@@ -470,7 +387,7 @@ static void loop(struct agent *a)
             hear_signals(a);
         if (p[0].revents)
             hear_input(a);
-        say_progress(a);
+        agent_say_progress(a);
     }
     free(p);
 }
@@ -510,8 +427,8 @@ static int start(struct agent *a, struct why *why)
     a->image = a->listen ? LISTENING : NONE;
     if (a->listen && (rc = start_worker(a, why)))
         return rc;
-    write_state(a);
-    say(a, json_pack("{ss si si ss ss}", "event", "listening", "port",
+    agent_write_state(a);
+    agent_say(a, json_pack("{ss si si ss ss}", "event", "listening", "port",
                      a->ff ? (int)ff_agent_port(a->ff) : 0, "pid", (int)getpid(), "rundir", a->dir,
                      "socket", a->socket ? a->socket : ""));
     return 0;
@@ -537,7 +454,7 @@ static void finish(struct agent *a)
 
     if (a->pipe[0] >= 0)
         close(a->pipe[0]); /* a thread that cannot tell any more goes on: it is waited for */
-    write_state(a); /* for those that go on without it */
+    agent_write_state(a); /* for those that go on without it */
     for (size_t i = 0; a->detached && i < a->kids.n; i++)
         if (a->kids.v[i].state != KID_ENDED &&
             (a->kept || a->kids.v[i].state == KID_COMPLETE)) {
@@ -553,7 +470,7 @@ static void finish(struct agent *a)
      * hears that may look */
     if (a->dir && !left)
         rundir_remove(a->dir);
-    say(a, json_pack("{ss}", "event", "end"));
+    agent_say(a, json_pack("{ss}", "event", "end"));
     ff_error_free(a->err);
     json_decref(a->said);
     kids_free(&a->kids);
@@ -582,7 +499,7 @@ static int run(void *opaque, int front)
         fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
     int rc = start(a, &why);
     if (rc)
-        say_error(a, 0, why.text);
+        agent_say_error(a, 0, why.text);
     else
         loop(a);
     finish(a);

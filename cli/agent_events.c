@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_events.c - what an agent tells who started it, and the state file
+ */
+#include <time.h>
+#include <unistd.h>
+
+#include "agent_state.h"
+#include "rundir.h"
+
+#define WRITE_LIMIT_MS 10000
+
+void agent_say(struct agent *a, json_t *event)
+{
+    if (!a->detached && lines_write_json(STDOUT_FILENO, event, WRITE_LIMIT_MS))
+        a->input_ended = true; /* nobody reads */
+    json_decref(event);
+}
+
+void agent_say_error(struct agent *a, unsigned child, const char *text)
+{
+    json_t *e = json_pack("{ss ss}", "event", "error", "error", text);
+
+    if (child)
+        json_object_set_new(e, "child", json_integer(child));
+    agent_say(a, e);
+}
+
+void agent_write_state(struct agent *a)
+{
+    static const char *const names[] = {"waiting", "arriving", "complete", "lost", "none"};
+    struct timespec t;
+
+    if (!a->dir)
+        return;
+    clock_gettime(CLOCK_REALTIME, &t);
+    json_t *s = json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
+                          a->parent ? a->parent : "", "image", names[a->image], "agent",
+                          (int)getpid(), "start", (json_int_t)process_start(getpid()), "time",
+                          (json_int_t)t.tv_sec, "detached", a->detached, "children",
+                          kids_state(&a->kids));
+    rundir_write_state(a->dir, s); /* for --list alone: no reason to end when it fails */
+    json_decref(s);
+}
+
+void agent_say_child(struct agent *a, const struct kid *kid, const char *what)
+{
+    agent_say(a, json_pack("{ss si ss si}", "event", "child", "child", (int)kid->number, "what",
+                           what, "pid", (int)kid->pid));
+    agent_write_state(a);
+}
+
+void agent_say_progress(struct agent *a)
+{
+    struct ff_agent_stats s;
+
+    if (!a->ff)
+        return;
+    ff_agent_stats(a->ff, &s);
+    a->heard = s.children + s.children_ended;
+    json_t *e = json_pack(
+        "{ss sI sI sI sI sI sI sI si si}", "event", "progress", "total_bytes",
+        (json_int_t)s.image.bytes_total, "present_bytes", (json_int_t)s.image.bytes_present,
+        "lent_bytes", (json_int_t)s.bytes_lent, "pages_by_fault", (json_int_t)s.image.faults,
+        "child_faults", (json_int_t)s.child_faults, "child_faults_waited",
+        (json_int_t)s.child_faults_waited, "child_faults_late", (json_int_t)s.child_faults_late,
+        "children", (int)s.children, "children_running", (int)s.children_running);
+    if (!json_equal(e, a->said)) { /* who waits counts on silence when nothing moves */
+        json_decref(a->said);
+        a->said = json_incref(e);
+        agent_say(a, e);
+    } else {
+        json_decref(e);
+    }
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_state.h - an agent, as its parts see it
+ */
+#ifndef FF_CLI_AGENT_STATE_H
+#define FF_CLI_AGENT_STATE_H
+
+#include <pthread.h>
+
+#include "agent.h"
+#include "farfork.h"
+#include "lines.h"
+
+enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
+
+struct agent {
+    const char *listen, *id, *node, *base, *parent;
+    char *socket, *dir;
+    struct ff_agent *ff;
+    struct ff_error *err; /* the worker's, once it has ended */
+    pthread_t worker;
+    bool worker_runs, worker_over, detached, ending, input_ended, kept;
+    enum image image;
+    int pipe[2], signals, front;
+    struct line_reader in;
+    struct kids kids;
+    json_t *said; /* the last progress event */
+    unsigned heard; /* children that have come, in it */
+    unsigned timeout_s;
+    uint64_t lost_ms;
+    uint64_t unused_ms; /* kept, and alone: when to look for children that wait for nobody; or 0 */
+};
+
+/* agent_events.c; nothing is said any more once it is detached */
+void agent_say(struct agent *a, json_t *event); /* taken over */
+void agent_say_error(struct agent *a, unsigned child, const char *text); /* 0: of none */
+void agent_say_child(struct agent *a, const struct kid *kid, const char *what);
+void agent_say_progress(struct agent *a); /* if there is any */
+void agent_write_state(struct agent *a);
+
+#endif
