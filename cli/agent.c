@@ -65,9 +65,9 @@ static void count_kids(struct agent *a)
 {
     if (!a->ff)
         return;
-    size_t alive = kids_alive(&a->kids);
-    ff_agent_together(a->ff, (unsigned)alive);
-    agent_weigh(!a->detached && kids_starting(&a->kids) ? alive : 0);
+    size_t starting = kids_starting(&a->kids);
+    ff_agent_together(a->ff, (unsigned)starting);
+    agent_weigh(!a->detached && starting ? kids_alive(&a->kids) : 0);
 }
 
 /* --- the library's side --- */
@@ -164,11 +164,11 @@ static void detach(struct agent *a)
     for (int fd = 0; fd <= 2; fd++)
         dup2(null, fd);
     close(null);
+    count_kids(a);
+    agent_write_state(a); /* before who started it goes on, and may look */
     (void)!write(a->front, "d", 1);
     close(a->front);
     a->front = -1;
-    count_kids(a);
-    agent_write_state(a);
 }
 
 /* A guest moves to a child of this agent, or has: who started it may be gone, and it may not end */

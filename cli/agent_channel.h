@@ -24,7 +24,7 @@ int channel_fd(const struct channel *c); /* to be polled for input; -1: not open
 enum channel_event { CHANNEL_NOTHING, CHANNEL_READY, CHANNEL_EXIT };
 
 /**
- * channel_hear() - read what there is, answer it
+ * channel_hear() - read some of what there is, answer it
  * @code: of CHANNEL_EXIT
  *
  * Return: what happened; call it again until that is CHANNEL_NOTHING

@@ -135,49 +135,47 @@ static void look(void *opaque, const char *dir, json_t *s)
         rundir_remove(dir);
 }
 
-int clone_wait(const char *named, const char *id, unsigned timeout_s)
+/* Look at the fork, and end it if so, until nothing of it is alive. @limit_ms: 0: no limit; past it
+ * EXIT_SOME, with what is @left */
+static int look_until_gone(const char *named, const char *id, bool kill, uint64_t limit_ms,
+                           size_t *left)
 {
     AUTO_FREE char *base = named ? xstrdup(named) : rundir_base();
-    uint64_t end = now_ms() + (uint64_t)timeout_s * 1000;
+    uint64_t end = now_ms() + limit_ms;
 
     for (bool first = true;; first = false) {
-        struct search f = {.kill = false};
+        struct search f = {.kill = kill, .clean = kill};
         rundir_each(base, id, look, &f);
         if (first && !f.forks) {
             fprintf(stderr, "vmclone: no fork %s on this host (%s); see vmclone --list\n", id,
                     base);
             return EXIT_NONE;
         }
+        *left = f.alive;
         if (!f.alive)
             return EXIT_ALL;
-        if (timeout_s && now_ms() > end) {
-            fprintf(stderr, "vmclone: %zu children of %s still run after %u s\n", f.alive, id,
-                    timeout_s);
+        if (limit_ms && now_ms() > end)
             return EXIT_SOME;
-        }
         poll(NULL, 0, POLL_MS);
     }
 }
 
+int clone_wait(const char *named, const char *id, unsigned timeout_s)
+{
+    size_t left;
+    int code = look_until_gone(named, id, false, (uint64_t)timeout_s * 1000, &left);
+
+    if (code == EXIT_SOME)
+        fprintf(stderr, "vmclone: %zu children of %s still run after %u s\n", left, id, timeout_s);
+    return code;
+}
+
 int clone_kill(const char *named, const char *id)
 {
-    AUTO_FREE char *base = named ? xstrdup(named) : rundir_base();
-    uint64_t end = now_ms() + KILL_LIMIT_MS;
+    size_t left;
+    int code = look_until_gone(named, id, true, KILL_LIMIT_MS, &left);
 
-    for (bool first = true;; first = false) {
-        struct search f = {.kill = true, .clean = true};
-        rundir_each(base, id, look, &f);
-        if (first && !f.forks) {
-            fprintf(stderr, "vmclone: no fork %s on this host (%s); see vmclone --list\n", id,
-                    base);
-            return EXIT_NONE;
-        }
-        if (!f.alive)
-            return EXIT_ALL;
-        if (now_ms() > end) {
-            fprintf(stderr, "vmclone: %zu processes of %s could not be ended\n", f.alive, id);
-            return EXIT_SOME;
-        }
-        poll(NULL, 0, POLL_MS);
-    }
+    if (code == EXIT_SOME)
+        fprintf(stderr, "vmclone: %zu processes of %s could not be ended\n", left, id);
+    return code;
 }

@@ -78,7 +78,7 @@ struct ff_agent {
     unsigned n_lent;
     bool adopted; /* the table is there: too late to lend */
     unsigned children, running, ended;
-    unsigned together; /* children that run together */
+    unsigned together; /* children that do not run yet, and then run together */
     uint64_t ready_ns; /* server thread: since when the last of them is ready */
 };
 

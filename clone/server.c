@@ -250,8 +250,8 @@ static int attach(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
     return 0;
 }
 
-/* Guests that run would take the CPUs from those that start */
-static bool wait_for_others(struct ff_agent *a)
+/* May those that are ready run? Guests that run would take the CPUs from those that start */
+static bool may_run(struct ff_agent *a)
 {
     unsigned ready = 0;
 
@@ -259,8 +259,8 @@ static bool wait_for_others(struct ff_agent *a)
     unsigned together = a->together;
     pthread_mutex_unlock(&a->lock);
     for (struct ff_conn *c = a->conns; c; c = c->next)
-        ready += c->ready && !c->over;
-    return ready < together && ff_now_ns() - a->ready_ns < HOLD_MS * 1000000ull;
+        ready += c->ready && !c->may_run && !c->over;
+    return ready >= together || ff_now_ns() - a->ready_ns >= HOLD_MS * 1000000ull;
 }
 
 /* All memory is here, and it runs: it needs nothing more */
@@ -320,8 +320,8 @@ static void hear(struct ff_agent *a, struct ff_conn *c)
     }
 }
 
-/* What the image's status means for @c by now */
-static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status status,
+/* What the image's status, and that of the others, means for @c by now */
+static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status status, bool run,
                     const struct ff_error *image_why)
 {
     struct ff_error why;
@@ -337,7 +337,7 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
         rc = compare(a, c, &why);
     if (!rc && c->state == SENDING)
         rc = send_image(a, c, status == FF_IMAGE_COMPLETE, &why);
-    if (!rc && c->ready && !c->may_run && status != FF_IMAGE_LOST && !wait_for_others(a)) {
+    if (!rc && run && c->ready && !c->may_run && status != FF_IMAGE_LOST) {
         rc = ff_clone_say(c->sock, FF_CLONE_RUN, &why);
         c->may_run = !rc;
     }
@@ -418,9 +418,10 @@ static void turn(struct ff_agent *a)
     pthread_mutex_unlock(&a->lock);
     for (struct ff_conn *c = a->conns; c; c = c->next)
         hear(a, c);
+    bool run = may_run(a); /* all of them or none */
     for (struct ff_conn **at = &a->conns; *at;) {
         struct ff_conn *c = *at;
-        advance(a, c, status, &why);
+        advance(a, c, status, run, &why);
         if (!c->over) {
             at = &c->next;
             continue;

@@ -479,8 +479,9 @@ void ff_agent_on_child(struct ff_agent *a,
                        void *opaque);
 /**
  * ff_agent_together() - children are to run together; at any time from any thread
- * @n: of them that are expected here. None may run before @n are ready, or none has become ready
- *     for two seconds; 0, the default: each as soon as it is ready
+ * @n: that are expected here and do not run yet: to be told when that changes. None may run before
+ *     @n are ready, or none has become ready for two seconds; 0, the default: each as soon as it is
+ *     ready
  *
  * Many guests that are started at once all run sooner so: those that run already would take the
  * CPUs from those that start.

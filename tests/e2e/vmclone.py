@@ -131,6 +131,15 @@ def alive(pid):
         return False
 
 
+def weight(pid):
+    """Of its session among others; '' where sessions have none."""
+    try:
+        with open(f'/proc/{pid}/autogroup', encoding='ascii') as f:
+            return f.read().partition(' ')[2].strip()
+    except OSError:
+        return ''
+
+
 def processes_of(base):
     """Processes that name this run directory: agents, children, launchers."""
     found = []
@@ -203,6 +212,9 @@ def family(t, accel, memory, n, *args, hosts=(), smp=1, mem_mib=MIB):
                 raise Failed(f'--list: {listed}')
             if any(not f['agent_alive'] or not f['detached'] for f in listed):
                 raise Failed(f'--list: {listed}')
+            weights = [weight(f['agent']) for f in listed]
+            if any(w not in ('', 'nice 0') for w in weights):   # more than a session's
+                raise Failed(f'children weigh {weights} now that all of them run')
             out = run_vmclone('--wait', 'f', '--timeout', '1', '--rundir', c.base)
             if out.returncode != 1 or 'still run' not in out.stdout:
                 raise Failed(f'--wait: {out}')

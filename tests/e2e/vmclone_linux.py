@@ -224,7 +224,7 @@ def served(t):
         parent = guest_identity.boot(t, stack, 'parent', options(t, 'qcow2', fw_cfg=False))
         parent.channel.close()
         parent.channel = None
-        for i in ('s-2', 's-3', 's-4', 'u-1'):
+        for i in ('s-1', 's-2', 's-3', 's-4', 'u-1'):
             stack.callback(subprocess.run, [VMCLONE, '--kill', i, '--rundir', f'{t.work}/run'],
                            timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
         server = Server(t, stack, parent, '--id', 's', '--scratch', scratch)
