@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * autojson.h - JSON values that are released at the end of a scope
+ * autojson.h - JSON values that are released at the end of a scope, texts that are never NULL
  */
 #ifndef FF_CLI_AUTOJSON_H
 #define FF_CLI_AUTOJSON_H
@@ -12,5 +12,12 @@ static inline void json_auto_free(json_t **j)
     json_decref(*j);
 }
 #define AUTO_JSON __attribute__((cleanup(json_auto_free)))
+
+static inline const char *text_of(const json_t *o, const char *key)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+
+    return s ? s : "";
+}
 
 #endif

@@ -11,6 +11,7 @@ int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_move(int argc, char **argv);
 int cmd_agent(int argc, char **argv);
+int cmd_forks(int argc, char **argv);
 
 /* doctor_peer.c: farfork doctor --serve, --peer. @where: [HOST][:PORT] */
 struct peer_options {

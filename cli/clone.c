@@ -68,8 +68,8 @@ bool clone_turn(struct clone *c, int wait_ms)
     p[1] = (struct pollfd){.fd = c->qmp && !c->parent_gone ? qmp_fd(c->qmp) : -1,
                            .events = POLLIN};
     for (size_t i = 0; i < c->n_hosts; i++) {
-        p[2 + 2 * i] = (struct pollfd){.fd = c->hosts[i].out, .events = POLLIN};
-        p[3 + 2 * i] = (struct pollfd){.fd = c->hosts[i].err, .events = POLLIN};
+        p[2 + 2 * i] = (struct pollfd){.fd = c->hosts[i].run.out, .events = POLLIN};
+        p[3 + 2 * i] = (struct pollfd){.fd = c->hosts[i].run.err, .events = POLLIN};
     }
     int got = poll(p, n, wait_ms);
     if (got > 0 && p[0].revents)
@@ -160,7 +160,7 @@ static bool children_complete(const struct clone *c)
 static bool hosts_silent(const struct clone *c)
 {
     for (size_t i = 0; i < c->n_hosts; i++)
-        if (c->hosts[i].let_go && c->hosts[i].out >= 0)
+        if (c->hosts[i].let_go && c->hosts[i].run.out >= 0)
             return false;
     return true;
 }
@@ -191,8 +191,8 @@ static int start_agents(struct clone *c)
         struct host *h = &c->hosts[i];
         if (h->state == HOST_STARTING && rc == -ETIMEDOUT)
             host_fail(c, h, "no answer within %u s%s%s: can the launcher get there without a "
-                            "password?", c->o->timeout_s, h->last_words ? ": " : "",
-                      h->last_words ? h->last_words : "");
+                            "password?", c->o->timeout_s, h->run.words ? ": " : "",
+                      h->run.words ? h->run.words : "");
         good += h->state != HOST_FAILED;
     }
     if (rc == -ECANCELED)
@@ -262,6 +262,8 @@ static int do_fork(struct clone *c)
         rc = clone_check_argv(c, &c->why);
     if (!rc)
         rc = start_agents(c);
+    if (!rc)
+        rc = clone_record(c, &c->why);
     if (!rc && c->o->prestart)
         rc = start_ahead(c);
     else if (!rc && start_beside(c))
@@ -354,8 +356,10 @@ int clone_run(struct clone *c)
     let_go(c, rc != 0, c->o->follow);
     clone_unexport(c);
     int code = outcome(c);
-    if (code == EXIT_NONE)
+    if (code == EXIT_NONE) {
         clone_disks_end_server(c->disks);
+        clone_forget(c);
+    }
     if (c->o->json)
         clone_print_json(c, code);
     else
@@ -374,11 +378,9 @@ static void host_release(struct host *h)
     free(h->name);
     free(h->address);
     free(h->error);
-    free(h->last_words);
     free(h->rundir);
     free(h->socket);
-    lines_free(&h->out_lines);
-    lines_free(&h->err_lines);
+    remote_free(&h->run);
 }
 
 void clone_free(struct clone *c)

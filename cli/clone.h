@@ -10,10 +10,12 @@
 
 #include "clone_argv.h"
 #include "clone_disks.h"
+#include "forks.h"
 #include "identity.h"
 #include "lines.h"
 #include "nodes.h"
 #include "qmp.h"
+#include "remote.h"
 
 enum host_state {
     HOST_STARTING,
@@ -30,11 +32,7 @@ struct host {
     bool here;                /* this host, the parent's */
     enum host_state state;
     char *error;
-    /* the agent */
-    pid_t pid;                /* of the launcher; 0: none */
-    int in, out, err;         /* its pipes; -1: closed */
-    struct line_reader out_lines, err_lines;
-    char *last_words;         /* the last line on its stderr */
+    struct remote run;        /* the agent, or its launcher */
     unsigned port;
     char *rundir, *socket;
     bool let_go;              /* it was told to detach or to end */
@@ -149,14 +147,15 @@ void clone_show(struct clone *c, bool last); /* live lines, on a terminal */
 void clone_print_table(const struct clone *c, int code);
 void clone_print_json(const struct clone *c, int code);
 
-/* clone_list.c; @base NULL: the default */
-int clone_list(const char *base, bool json);
-int clone_wait(const char *base, const char *id, unsigned timeout_s);
-int clone_kill(const char *base, const char *id);
+/* clone_list.c: what --list, --wait and --kill need to know of hosts that they cannot see, written
+ * down; and taken back when nothing is there */
+int clone_record(const struct clone *c, struct why *why);
+void clone_forget(const struct clone *c);
 
-#define EXIT_ALL 0
-#define EXIT_SOME 1
-#define EXIT_USAGE 2
-#define EXIT_NONE 3
+/* @base NULL: the default; exit codes. @timeout_s of other hosts' answers; clone_wait(): of the
+ * children, 0: no limit */
+int clone_list(const char *base, bool json, unsigned timeout_s);
+int clone_wait(const char *base, const char *id, unsigned timeout_s);
+int clone_kill(const char *base, const char *id, unsigned timeout_s);
 
 #endif

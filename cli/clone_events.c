@@ -5,14 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "autojson.h"
 #include "clone.h"
-
-static const char *text_of(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-
-    return s ? s : "";
-}
 
 static uint64_t number_of(const json_t *o, const char *key)
 {

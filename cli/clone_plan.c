@@ -77,7 +77,7 @@ int clone_plan(struct clone *c, struct why *why)
     for (size_t i = 0; i < c->nodes.n; i++) {
         struct host *h = &c->hosts[i];
         *h = (struct host){.node = &c->nodes.v[i], .name = own_name(c, c->nodes.v[i].host),
-                           .here = node_is_here(&c->nodes.v[i]), .in = -1, .out = -1, .err = -1};
+                           .here = node_is_here(&c->nodes.v[i]), .run = REMOTE_NONE};
         c->n_hosts++;
     }
     for (; c->n_children < c->o->n; at = (at + 1) % c->nodes.n) {

@@ -2,24 +2,12 @@
  *
  * host.c - an agent on a host: start it through the launcher, talk to it, end it
  */
-/**
- * DOC: Theory of Operation
- *
- * Purpose      one process for each host, local or the launcher's, with three pipes: commands,
- *              events, and what it has to complain about. All of them end with it, and it ends
- *              with them: whatever becomes of this program, no agent stays that was not told to.
- */
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
-#include <poll.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include "clone.h"
 #include "launch.h"
@@ -70,75 +58,21 @@ static void agent_argv(const struct clone *c, const struct host *h, struct words
     }
 }
 
-static void __attribute__((noreturn)) become(char **argv, const int *fds)
-{
-    sigset_t none;
-
-    setpgid(0, 0); /* Ctrl-C is for vmclone, which ends it in order */
-    signal(SIGPIPE, SIG_DFL);
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    for (int i = 0; i < 3; i++)
-        if (dup2(fds[i], i) < 0)
-            _exit(127);
-    execvp(argv[0], argv);
-    dprintf(2, "%s: %s\n", argv[0], strerror(errno));
-    _exit(127);
-}
-
-static int three_pipes(int p[3][2])
-{
-    for (int i = 0; i < 3; i++)
-        if (pipe2(p[i], O_CLOEXEC) < 0) {
-            while (i-- > 0) {
-                close(p[i][0]);
-                close(p[i][1]);
-            }
-            return -1;
-        }
-    return 0;
-}
-
 int host_launch(struct clone *c, struct host *h, struct why *why)
 {
     struct words w = {0};
-    int p[3][2];
 
     agent_argv(c, h, &w);
     AUTO_FREE char *line = h->here ? NULL : launch_line(c->o->launcher, h->node->host, w.v);
-    char *shell[] = {"/bin/sh", "-c", line, NULL};
-    if (three_pipes(p)) {
-        words_free(&w);
-        return refuse(why, errno, "pipe: %s", strerror(errno));
-    }
-    h->pid = fork();
-    if (!h->pid)
-        become(h->here ? w.v : shell, (int[]){p[0][0], p[1][1], p[2][1]});
-    int code = errno;
-    close(p[0][0]);
-    close(p[1][1]);
-    close(p[2][1]);
-    h->in = p[0][1];
-    h->out = p[1][0];
-    h->err = p[2][0];
-    fcntl(h->in, F_SETFL, O_NONBLOCK);
-    fcntl(h->out, F_SETFL, O_NONBLOCK);
-    fcntl(h->err, F_SETFL, O_NONBLOCK);
+    int rc = remote_start(&h->run, w.v, line, why);
     words_free(&w);
-    if (h->pid < 0) {
-        h->pid = 0;
-        return refuse(why, code, "start the launcher: %s", strerror(code));
-    }
-    setpgid(h->pid, h->pid);
-    return 0;
+    return rc;
 }
 
 void host_send(struct host *h, json_t *command)
 {
-    if (h->in >= 0 && lines_write_json(h->in, command, WRITE_LIMIT_MS)) {
-        close(h->in); /* its end is heard on the other pipe */
-        h->in = -1;
-    }
+    if (h->run.in >= 0 && lines_write_json(h->run.in, command, WRITE_LIMIT_MS))
+        remote_close_input(&h->run); /* its end is heard on the other pipe */
     json_decref(command);
 }
 
@@ -160,29 +94,15 @@ void host_fail(struct clone *c, struct host *h, const char *fmt, ...)
             child_fail(&c->children[i], "host %s: %s", h->node->host, w.text);
 }
 
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
-}
-
 /* The launcher has ended, and with it the agent or the way to it */
 static void ended(struct clone *c, struct host *h)
 {
-    int status = 0;
-    bool known = false;
+    int status;
+    bool known = remote_ended(&h->run, &status);
 
-    for (int i = 0; i < 100 && !known; i++) { /* its pipes closed a moment before it ends */
-        known = waitpid(h->pid, &status, WNOHANG) == h->pid;
-        if (!known)
-            poll(NULL, 0, 5);
-    }
-    if (known)
-        h->pid = 0;
     if (h->let_go)
         return;
-    const char *words = h->last_words ? h->last_words : "no message";
+    const char *words = h->run.words ? h->run.words : "no message";
     if (known && WIFEXITED(status))
         host_fail(c, h, "the agent there ended with exit code %d: %s", WEXITSTATUS(status), words);
     else
@@ -193,65 +113,29 @@ void host_hear(struct clone *c, struct host *h)
 {
     char *line;
 
-    if (h->err >= 0) {
-        int rc = lines_read(&h->err_lines, h->err);
-        while ((line = lines_next(&h->err_lines)))
-            if (*line) {
-                free(h->last_words);
-                h->last_words = xstrdup(line);
-            }
-        if (rc || h->err_lines.ended)
-            close_fd(&h->err);
-    }
-    if (h->out < 0)
+    if (h->run.out < 0) {
+        remote_hear(&h->run);
         return;
-    int rc = lines_read(&h->out_lines, h->out);
-    while ((line = lines_next(&h->out_lines))) {
+    }
+    bool over = remote_hear(&h->run);
+    while ((line = lines_next(&h->run.out_lines))) {
         json_t *e = json_loads(line, 0, NULL);
         if (e)
             clone_event(c, h, e);
-        else if (*line) { /* a login shell that greets, a launcher that complains */
-            free(h->last_words);
-            h->last_words = xstrdup(line);
-        }
+        else if (*line) /* a login shell that greets, a launcher that complains */
+            remote_words(&h->run, line);
         json_decref(e);
     }
-    if (rc || h->out_lines.ended) {
-        close_fd(&h->out);
-        if (h->err >= 0) /* why */
-            host_hear(c, h);
+    if (over)
         ended(c, h);
-    }
-}
-
-static bool gone(struct host *h, int limit_ms)
-{
-    uint64_t end = now_ms() + (uint64_t)limit_ms;
-
-    while (h->pid && waitpid(h->pid, NULL, WNOHANG) == 0) {
-        if (now_ms() > end)
-            return false;
-        poll(NULL, 0, 5);
-    }
-    h->pid = 0;
-    return true;
 }
 
 void host_close_input(struct host *h)
 {
-    close_fd(&h->in);
+    remote_close_input(&h->run);
 }
 
 void host_close(struct host *h, int limit_ms)
 {
-    host_close_input(h);
-    if (!gone(h, limit_ms)) {
-        kill(-h->pid, SIGTERM);
-        if (!gone(h, 2000)) {
-            kill(-h->pid, SIGKILL);
-            gone(h, 2000);
-        }
-    }
-    close_fd(&h->out);
-    close_fd(&h->err);
+    remote_end(&h->run, limit_ms);
 }

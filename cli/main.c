@@ -19,6 +19,7 @@ static const struct command {
     {"bench", "measure what a move costs, against what QEMU has", cmd_bench},
     {"move", "move a running guest to another host", cmd_move},
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
+    {"forks", "list, wait for or end forked guests on this host", cmd_forks},
     {"version", "print the version", cmd_version},
     {"help", "print this text", cmd_help},
 };

@@ -31,13 +31,6 @@
 #define POLL_MS 50
 #define QUERY_LIMIT_MS 10000
 
-static const char *text_of(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-
-    return s ? s : "";
-}
-
 static bool is(const char *status, const char *a)
 {
     return !strcmp(status, a);

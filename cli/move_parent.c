@@ -13,13 +13,6 @@
 #include "move.h"
 #include "opts.h"
 
-static const char *text_of(const json_t *o, const char *key)
-{
-    const char *s = json_string_value(json_object_get(o, key));
-
-    return s ? s : "";
-}
-
 static int check_status(struct move *m, struct why *why)
 {
     static const char *const over[] = {"", "none", "completed", "failed", "cancelled"};

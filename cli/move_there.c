@@ -91,8 +91,8 @@ static int check_wait(struct move *m, uint64_t end_ms, const char *what, struct 
         return refuse(why, ECANCELED, "interrupted");
     if (now_ms() > end_ms)
         return refuse(why, ETIMEDOUT, "%s: %s: no answer within %u s%s%s", move_host(m)->node->host,
-                      what, m->o.timeout_s, move_host(m)->last_words ? ": " : "",
-                      move_host(m)->last_words ? move_host(m)->last_words : "");
+                      what, m->o.timeout_s, move_host(m)->run.words ? ": " : "",
+                      move_host(m)->run.words ? move_host(m)->run.words : "");
     return 0;
 }
 
@@ -238,11 +238,10 @@ void move_let_go(struct move *m)
         host_send(h, json_pack("{sb}", "end", true));
     } else if (m->outcome == MOVE_THERE) {
         host_send(h, json_pack("{sb}", "detach", true));
-    } else if (h->in >= 0) { /* it keeps what is there, and does not call it complete */
-        close(h->in);
-        h->in = -1;
+    } else if (h->run.in >= 0) { /* it keeps what is there, and does not call it complete */
+        host_close_input(h);
     }
-    while (h->out >= 0 && now_ms() < end)
+    while (h->run.out >= 0 && now_ms() < end)
         clone_turn(&m->c, TURN_MS);
     host_close(h, 2000);
 }

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "autojson.h"
 #include "rundir.h"
 
 #define NAME_MAX_LEN 40
@@ -116,16 +117,23 @@ void rundir_remove(const char *dir)
     }
 }
 
-int rundir_write_state(const char *dir, const json_t *state)
+static int write_at_once(const char *path, const json_t *value)
 {
-    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir), *fresh = xprintf("%s.new", path);
+    AUTO_FREE char *fresh = xprintf("%s.new", path);
 
-    if (json_dump_file(state, fresh, JSON_INDENT(1)) || rename(fresh, path) < 0) {
+    if (json_dump_file(value, fresh, JSON_INDENT(1)) || rename(fresh, path) < 0) {
         int code = errno ? errno : EIO;
         unlink(fresh);
         return -code;
     }
     return 0;
+}
+
+int rundir_write_state(const char *dir, const json_t *state)
+{
+    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir);
+
+    return write_at_once(path, state);
 }
 
 json_t *rundir_read_state(const char *dir)
@@ -140,40 +148,89 @@ static int visible(const struct dirent *e)
     return e->d_name[0] != '.';
 }
 
+/* What it says is killed and removed: that must not be somebody else's choice */
+static bool is_trusted(const char *base)
+{
+    if (is_own(base))
+        return true;
+    if (!access(base, F_OK))
+        fprintf(stderr, "run directory %s: not a folder that only this user can write to: nothing "
+                        "in it is looked at\n", base);
+    return false;
+}
+
+/* Names in @dir, in order */
+static json_t *names_in(const char *dir)
+{
+    struct dirent **list = NULL;
+    json_t *names = json_array();
+    int n = scandir(dir, &list, visible, alphasort);
+
+    for (int i = 0; i < n; i++) {
+        json_array_append_new(names, json_string(list[i]->d_name)); /* none for what is not UTF-8 */
+        free(list[i]);
+    }
+    free(list);
+    return names;
+}
+
+json_t *rundir_forks(const char *base)
+{
+    return is_trusted(base) ? names_in(base) : json_array();
+}
+
 void rundir_each(const char *base, const char *id,
                  void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque)
 {
-    struct dirent **forks = NULL, **nodes = NULL;
+    AUTO_JSON json_t *forks = rundir_forks(base);
+    size_t i, k;
+    json_t *fork, *node;
 
-    if (!is_own(base)) { /* what it says is killed and removed would be somebody else's choice */
-        if (!access(base, F_OK))
-            fprintf(stderr, "run directory %s: not a folder that only this user can write to: "
-                            "nothing in it is looked at\n", base);
-        return;
-    }
-    int n = scandir(base, &forks, visible, alphasort);
-
-    for (int i = 0; i < n; i++) {
-        AUTO_FREE char *fork_dir = xprintf("%s/%s", base, forks[i]->d_name);
-        int m = id && strcmp(id, forks[i]->d_name) ? 0
-                                                   : scandir(fork_dir, &nodes, visible, alphasort);
-        for (int k = 0; k < m; k++) {
-            AUTO_FREE char *dir = xprintf("%s/%s", fork_dir, nodes[k]->d_name);
-            json_t *state = rundir_read_state(dir);
+    json_array_foreach(forks, i, fork) {
+        if (id && strcmp(id, json_string_value(fork)))
+            continue;
+        AUTO_FREE char *fork_dir = xprintf("%s/%s", base, json_string_value(fork));
+        AUTO_JSON json_t *nodes = names_in(fork_dir);
+        json_array_foreach(nodes, k, node) {
+            AUTO_FREE char *dir = xprintf("%s/%s", fork_dir, json_string_value(node));
+            AUTO_JSON json_t *state = rundir_read_state(dir);
             if (state)
                 fn(opaque, dir, state);
-            json_decref(state);
-            free(nodes[k]);
         }
-        if (m >= 0 && nodes) {
-            free(nodes);
-            nodes = NULL;
-        }
-        free(forks[i]);
     }
-    if (n >= 0)
-        free(forks);
 }
+
+/* --- hosts that are not to be seen from here --- */
+
+int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct why *why)
+{
+    AUTO_FREE char *dir = xprintf("%s/%s", base, id), *path = xprintf("%s/" HOSTS_FILE, dir);
+
+    if (!json_array_size(hosts)) {
+        unlink(path);
+        rmdir(dir); /* unless somebody else is in it */
+        return 0;
+    }
+    int rc = make_own(base, false, why);
+    if (!rc)
+        rc = make_own(dir, false, why);
+    if (!rc && (rc = write_at_once(path, hosts)))
+        refuse(why, -rc, "%s: %s", path, strerror(-rc));
+    return rc;
+}
+
+json_t *rundir_read_hosts(const char *base, const char *id)
+{
+    AUTO_FREE char *path = xprintf("%s/%s/" HOSTS_FILE, base, id);
+    json_t *hosts = json_load_file(path, 0, NULL);
+
+    if (json_is_array(hosts))
+        return hosts;
+    json_decref(hosts);
+    return json_array();
+}
+
+/* --- processes --- */
 
 uint64_t process_start(pid_t pid)
 {

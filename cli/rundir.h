@@ -11,6 +11,7 @@
 #include "util.h"
 
 #define STATE_FILE "state.json"
+#define HOSTS_FILE "hosts.json"
 
 /* $FARFORK_RUNDIR; root: /run/farfork; else $XDG_RUNTIME_DIR/farfork, or /tmp/farfork-UID */
 char *rundir_base(void);
@@ -32,6 +33,16 @@ json_t *rundir_read_state(const char *dir);
 /* Each fork and node in @base that has a state file; @fn returns false to end */
 void rundir_each(const char *base, const char *id,
                  void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque);
+
+/**
+ * rundir_write_hosts() - how to get to hosts of a fork whose run directories are not to be seen here
+ * @hosts: an array of objects; an empty one removes what is written, and BASE/ID if that is empty
+ *
+ * Return: 0, or -errno with the reason.
+ */
+int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct why *why);
+json_t *rundir_read_hosts(const char *base, const char *id); /* an array; empty if there are none */
+json_t *rundir_forks(const char *base); /* ids of all that is in @base, an array */
 
 /* When a process was started, in ticks since boot; 0: there is none. With its pid it names a
  * process once and for all. */

@@ -48,9 +48,10 @@ static int usage(FILE *out)
           "  --quiet                 no live lines\n"
           "  --serve PORT            fork when the guest asks for it (farfork-guest fork), into N\n"
           "                          children at most; PORT is the socket of its port org.farfork.0\n"
-          "  --list                  list forks with children on this host\n"
-          "  --wait ID               wait until the children on this host have ended\n"
-          "  --kill ID               end the children on this host, and what serves them\n"
+          "  --list                  list forks: those with children on this host, and on the hosts\n"
+          "                          that this one has sent children to\n"
+          "  --wait ID               wait until the children of that fork have ended\n"
+          "  --kill ID               end them, and what serves them\n"
           "  --version               print the version\n"
           "  -h, --help              print this text\n\n"
           "Exit code: 0 all children run; 1 some do; 2 usage; 3 none does. With --follow also 1:\n"
@@ -218,11 +219,11 @@ int main(int argc, char **argv)
     if (others > 1 || (others ? args > 0 : args < 2))
         return usage(stderr);
     if (cmd.list)
-        return clone_list(o.rundir, o.json);
+        return clone_list(o.rundir, o.json, cmd.timeout_s ? cmd.timeout_s : o.timeout_s);
     if (cmd.wait)
         return clone_wait(o.rundir, cmd.wait, cmd.timeout_s);
     if (cmd.kill)
-        return clone_kill(o.rundir, cmd.kill);
+        return clone_kill(o.rundir, cmd.kill, cmd.timeout_s ? cmd.timeout_s : o.timeout_s);
     if (cmd.timeout_s)
         o.timeout_s = cmd.timeout_s;
     if (check_options(&o))

@@ -7,6 +7,7 @@ Other hosts are played by launchers that run on this one.
 """
 import contextlib
 import glob
+import itertools
 import json
 import os
 import select
@@ -26,18 +27,21 @@ VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
 MIB = 128
 SLOW = 'dest.prefill=delay:30000'       # pages come slowly, children fault
 TWO_HOSTS = ['h1=127.0.0.1', 'h2=127.0.0.1']
+NAMESPACES = itertools.count()
 ELSEWHERE = ['--launcher', 'env FF_HOST={host} {cmd}']
 
 
 class Clone:
     """vmclone, started; its result once it has ended."""
 
-    def __init__(self, t, parent, n, *args, hosts=(), faults=None, rundir='run', name='f'):
+    def __init__(self, t, parent, n, *args, hosts=(), faults=None, rundir='run', name='f',
+                 everywhere=True):
         self.base = os.path.join(t.work, rundir)
         path = parent if isinstance(parent, str) else parent.second
-        self.argv = [VMCLONE, '--json', '--rundir', self.base, '--id', name, '--timeout', '40',
-                     *args, path, str(n), *hosts]
-        env = {**os.environ, **({'FARFORK_FAULTS': faults} if faults else {})}
+        self.argv = [VMCLONE, '--json', *(('--rundir', self.base) if everywhere else ()),
+                     '--id', name, '--timeout', '40', *args, path, str(n), *hosts]
+        env = {**os.environ, 'FARFORK_RUNDIR': self.base,
+               **({'FARFORK_FAULTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      stdin=subprocess.DEVNULL, env=env, text=True)
         self.result = None
@@ -113,8 +117,8 @@ class Child:
 class Parent(Micro):
     """With a QMP socket more: the first one is the test's."""
 
-    def __init__(self, t, accel, extra=(), mem_mib=MIB, **more):
-        self.second = os.path.join(t.work, 'parent.second')
+    def __init__(self, t, accel, extra=(), mem_mib=MIB, second='parent.second', **more):
+        self.second = os.path.join(t.work, second)
         super().__init__(t, 'parent', accel, mem_mib=mem_mib, extra=(
             '-qmp', f'unix:{self.second},server=on,wait=off', *extra), **more)
 
@@ -232,7 +236,7 @@ def hosts_of_their_own(n):
     """Network namespaces, each at the end of a link of its own to this one: (name=address, ...)."""
     if os.geteuid() or not shutil.which('ip'):
         raise Skip('network namespaces need root and ip(8)')
-    tag = f'f{os.getpid() % 100000}{n}'     # what is deleted is there for a moment yet
+    tag = f'f{os.getpid() % 100000}{next(NAMESPACES)}'  # what is deleted is there for a moment yet
 
     def ip(*args):
         out = subprocess.run(['ip', *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -523,6 +527,56 @@ class FakeParent:
         os.unlink(self.second)
 
 
+def out_of_sight(t, accel):
+    """Hosts whose run directories are theirs alone: listed, waited for, ended from here."""
+    launcher = f'test ! -e {t.work}/down-{{host}} && env FARFORK_RUNDIR={t.work}/on-{{host}} {{cmd}}'
+    args = ('--launcher', launcher)
+    down = os.path.join(t.work, 'down-h2')
+
+    def vmclone(*args, code=0, text=''):
+        out = run_vmclone(*args, '--rundir', c.base)
+        if out.returncode != code or text not in out.stdout:
+            raise Failed(f'vmclone {args}: {out.returncode}, want {code} and "{text}": {out.stdout}')
+        return out.stdout
+
+    def fork(n):
+        clone = Clone(t, parent, n, *args, hosts=TWO_HOSTS, everywhere=False)
+        check_result(clone, 0, {'complete': n})
+        return clone
+    with Parent(t, accel) as parent:
+        parent.start_load()
+        with fork(3) as c:
+            listed = json.loads(vmclone('--list', '--json'))
+            said = sorted((f['node'], len(f['children']), f['agent_alive']) for f in listed)
+            if said != [('h1', 2, True), ('h2', 1, True)]:
+                raise Failed(f'--list: {listed}')
+            vmclone('--wait', 'f', '--timeout', '1', code=1, text='h1: exit code 1')
+            with open(down, 'w', encoding='ascii'):
+                pass
+            vmclone('--list', code=1, text='on h1')
+            vmclone('--kill', 'f', code=1, text='h2: exit code 1')
+            here = [alive(row['pid']) for row in c.children]
+            if here != [False, True, False]:
+                raise Failed(f'children alive without h2: {here}')
+            os.unlink(down)
+            if 'on h1' in vmclone('--list', text='f  on h2'):
+                raise Failed('--list still knows a child that has ended')
+            vmclone('--kill', 'f')
+            vmclone('--kill', 'f', code=3, text='no fork f')
+            check_nothing_left(c)
+        with fork(2) as c:      # those that end by themselves
+            os.kill(c.children[0]['pid'], signal.SIGTERM)
+            threading.Timer(1, os.kill, (c.children[1]['pid'], signal.SIGTERM)).start()
+            vmclone('--wait', 'f')
+            check_nothing_left(c)
+        with fork(2) as c:
+            for row in c.children:
+                os.kill(row['pid'], signal.SIGTERM)
+            wait_for('end of all', 20, lambda: not glob.glob(f'{t.work}/on-h?/*'))
+            vmclone('--list', text='no forks')
+            check_nothing_left(c, parent)
+
+
 def strange_parents(t):
     ok = {'return': {}}
     none = {'qmp_capabilities': ok, 'query-commands': {'return': [{'name': 'stop'}]}}
@@ -585,6 +639,8 @@ def run(t):
         namespaces(t, accel, 2, 4)
     with t.case('four network namespaces, eight children'):
         namespaces(t, accel, 4, 8)
+    with t.case('hosts that cannot be seen from here'):
+        out_of_sight(t, accel)
     many = 50 if common.FULL else 16
     with t.case(f'{many} children'):
         family(t, accel, 'memfd', many, mem_mib=32)
