@@ -106,7 +106,7 @@ run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 
 check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
 	@$(RUN_ENV) tests/run $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM)
 
-check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) fuzzers
+check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
 	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_BENCH) \
 	    $(RUN_GUESTS) \

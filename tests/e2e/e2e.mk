@@ -22,9 +22,24 @@ E2E_TESTS := \
     tests/e2e/one_runner.py:$(if $(filter 1,$(FARFORK_FULL)),260,140) \
     tests/e2e/refuse.py:170 \
     tests/e2e/clone.py:320 \
+    tests/e2e/ssh.py:220 \
     tests/e2e/vmclone.py:$(if $(filter 1,$(FARFORK_FULL)),920,500) \
     tests/e2e/farfork_move.py:340 \
     tests/e2e/clone_disks.py:170 \
     tests/e2e/guest_identity.py:320 \
     tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140
+
+# sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
+E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
+E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
+E2E_FILES := $(BUILD)/tests/e2e/sshd
+
+$(E2E_SSHD)/ready: | $(DEPS_ALL)
+	for p in openssh-server openssh-client libwrap0; do \
+	    scripts/debian-archive binary '$(E2E_SUITE)' $$p '$(E2E_SSHD)' || exit 1; done
+	touch '$@'
+
+$(BUILD)/tests/e2e/sshd: $(E2E_SSHD)/ready
+	@mkdir -p $(@D)
+	ln -sfn '$(E2E_SSHD)' '$@'
