@@ -160,6 +160,7 @@ static void detach(struct agent *a)
         return;
     agent_say(a, json_pack("{ss}", "event", "detached"));
     a->detached = true;
+    server_end(&a->kids.server); /* nobody asks for more children */
     prctl(PR_SET_PDEATHSIG, 0);
     for (int fd = 0; fd <= 2; fd++)
         dup2(null, fd);
@@ -422,6 +423,8 @@ static int start(struct agent *a, struct why *why)
 
     if (rc)
         return rc;
+    if (a->server) /* beside all else */
+        server_begin(&a->kids.server, a->server);
     if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
         return refuse(why, errno, "pipe: %s", strerror(errno));
     a->image = a->listen ? LISTENING : NONE;
@@ -518,6 +521,7 @@ static int usage(FILE *out)
           "  --node NAME             of this host in the fork; default: its host name\n"
           "  --rundir DIR            put the run directory there, as DIR/ID/NAME\n"
           "  --socket PATH           for the children; default: in the run directory\n"
+          "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
           "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
           "  --timeout SECONDS       end what it kept and nobody sent a guest to for so long after\n"
           "                          it was left alone; default: 60\n"
@@ -529,7 +533,7 @@ static int usage(FILE *out)
 
 int cmd_agent(int argc, char **argv)
 {
-    enum { LISTEN = 256, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT };
+    enum { LISTEN = 256, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"id", required_argument, NULL, ID},
@@ -538,8 +542,10 @@ int cmd_agent(int argc, char **argv)
                                             {"socket", required_argument, NULL, SOCKET},
                                             {"parent", required_argument, NULL, PARENT},
                                             {"timeout", required_argument, NULL, TIMEOUT},
+                                            {"fork-server", required_argument, NULL, SERVER},
                                             {0}};
-    struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S};
+    struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S,
+                      .kids = {.server = FORK_SERVER_NONE}};
     char host[256] = "localhost";
     int c;
 
@@ -555,6 +561,7 @@ int cmd_agent(int argc, char **argv)
         case RUNDIR: a.base = optarg; break;
         case SOCKET: a.socket = xstrdup(optarg); break;
         case PARENT: a.parent = optarg; break;
+        case SERVER: a.server = optarg; break;
         case TIMEOUT:
             if (!parse_number(optarg, 86400, &a.timeout_s))
                 return usage(stderr);

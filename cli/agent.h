@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "agent_channel.h"
+#include "agent_server.h"
 #include "util.h"
 
 enum kid_state {
@@ -38,6 +39,7 @@ struct kid {
 struct kids {
     struct kid *v;
     size_t n;
+    struct fork_server server;
 };
 
 const char *kid_state_name(enum kid_state s);

@@ -52,69 +52,6 @@ size_t kids_starting(const struct kids *k)
     return n;
 }
 
-/* --- in the new process: only what may be called between fork() and exec() --- */
-
-static void __attribute__((noreturn)) give_up(int fd, const char *what, const char *with, int code)
-{
-    const char *const parts[] = {what, " ", with, ": ", strerrordesc_np(code), "\n"};
-
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
-        if (parts[i] && write(fd, parts[i], strlen(parts[i])) < 0)
-            break;
-    _exit(127);
-}
-
-static void run_before(int fd, char **argv)
-{
-    int status;
-    pid_t pid = fork();
-
-    if (pid < 0)
-        give_up(fd, "prepare: start", argv[0], errno);
-    if (!pid) {
-        execvp(argv[0], argv);
-        _exit(127);
-    }
-    while (waitpid(pid, &status, 0) < 0)
-        if (errno != EINTR)
-            give_up(fd, "prepare: wait for", argv[0], errno);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) == 127)
-        give_up(fd, "prepare: run", argv[0], ENOENT);
-    if (WEXITSTATUS(status))
-        give_up(fd, "prepare: it failed, see its log:", argv[0], EIO);
-}
-
-struct start {
-    char **argv, ***before; /* before: NULL at its end */
-    const char *log, *cwd;
-};
-
-static void __attribute__((noreturn)) become(const struct start *s, int fd)
-{
-    sigset_t none;
-
-    setpgid(0, 0);
-    for (int i = 1; i < 32; i++)
-        if (i != SIGKILL && i != SIGSTOP)
-            signal(i, SIG_DFL);
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    int in = open("/dev/null", O_RDONLY);
-    int out = open(s->log, O_WRONLY | O_CREAT | O_APPEND, 0600);
-    if (out < 0)
-        give_up(fd, "log", s->log, errno);
-    if (dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0)
-        give_up(fd, "log", s->log, errno);
-    if (s->cwd && chdir(s->cwd) < 0)
-        give_up(fd, "a child runs in its parent's folder: enter", s->cwd, errno);
-    for (char ***b = s->before; b && *b; b++)
-        run_before(fd, *b);
-    execvp(s->argv[0], s->argv);
-    give_up(fd, "run", s->argv[0], errno);
-}
-
-/* --- in the agent --- */
-
 /* The strings of an array, NULL at the end, borrowed; NULL: not such an array, or an empty one */
 static char **strings_of(const json_t *a)
 {
@@ -152,22 +89,6 @@ static struct kid *new_kid(struct kids *k)
     return &v[k->n++];
 }
 
-static pid_t start_process(const struct start *s, int *trouble_fd)
-{
-    int p[2];
-
-    if (pipe2(p, O_CLOEXEC) < 0)
-        return -1;
-    pid_t pid = fork();
-    if (!pid)
-        become(s, p[1]);
-    close(p[1]);
-    *trouble_fd = p[0];
-    if (pid < 0)
-        close(p[0]);
-    return pid;
-}
-
 /* What is there is not the child's: it would be written over, and removed at its end. NULL: none */
 static const char *file_there(const json_t *files)
 {
@@ -188,31 +109,31 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
     char **argv = strings_of(json_object_get(o, "argv"));
     bool ok = true;
     char ***before = commands_of(json_object_get(o, "before"), &ok);
-    struct start s = {.argv = argv, .before = before,
-                      .log = json_string_value(json_object_get(o, "log")),
-                      .cwd = json_string_value(json_object_get(o, "cwd"))};
+    struct ff_process p = {.argv = argv, .before = (char *const *const *)before,
+                           .log = json_string_value(json_object_get(o, "log")),
+                           .cwd = json_string_value(json_object_get(o, "cwd"))};
     const char *there = file_there(json_object_get(o, "files"));
+    struct ff_error *err = ff_error_new();
     int fd = -1, rc = 0;
+    pid_t pid = 0;
 
-    if (!argv || !s.log || !ok || number < 1 || number > UINT32_MAX)
+    if (!argv || !p.log || !ok || number < 1 || number > UINT32_MAX)
         rc = refuse(why, EINVAL, "spawn: want number, argv, log");
     else if (kids_find(k, (unsigned)number))
         rc = refuse(why, EEXIST, "spawn: there is a child %d", (int)number);
     else if (there)
         rc = refuse(why, EEXIST, "spawn: create %s: the file exists; take another fork id, or "
                                  "remove it if nobody uses it", there);
-    pid_t pid = rc ? 0 : start_process(&s, &fd);
-    struct kid *kid = pid > 0 ? new_kid(k) : NULL;
-    if (pid < 0)
-        rc = refuse(why, errno, "spawn: start a process: %s", strerror(errno));
+    if (!rc && (rc = server_start(&k->server, &p, &pid, &fd, err)))
+        refuse(why, -rc, "spawn: %s", ff_error_message(err));
+    struct kid *kid = rc ? NULL : new_kid(k);
     if (kid) {
-        setpgid(pid, pid); /* it does so too: whoever comes first */
         kid->number = (unsigned)number;
         kid->pid = pid;
         kid->start = process_start(pid);
         kid->trouble_fd = fd;
         kid->trouble = xcalloc(1, sizeof(*kid->trouble));
-        kid->log = xstrdup(s.log);
+        kid->log = xstrdup(p.log);
         kid->qmp = qmp ? xstrdup(qmp) : NULL;
         kid->channel = channel_new(json_object_get(o, "channel"));
         size_t i;
@@ -226,6 +147,7 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
         free(*b);
     free(before);
     free(argv);
+    ff_error_free(err);
     return rc;
 }
 
@@ -243,6 +165,27 @@ int kids_hear(struct kid *kid, struct why *why)
     if (kid->state == KID_PREPARING)
         kid->state = KID_STARTED;
     return 0;
+}
+
+static bool is_kid(const struct kids *k, pid_t pid)
+{
+    for (size_t i = 0; i < k->n; i++)
+        if (k->v[i].pid == pid && k->v[i].state != KID_ENDED)
+            return true;
+    return false;
+}
+
+/* The fork server, and what children leave to it or to us */
+static void reap_others(struct kids *k)
+{
+    siginfo_t ended = {0};
+
+    while (!waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) && ended.si_pid &&
+           !is_kid(k, ended.si_pid)) {
+        server_ended(&k->server, ended.si_pid);
+        waitpid(ended.si_pid, NULL, WNOHANG);
+        ended.si_pid = 0;
+    }
 }
 
 struct kid *kids_reap(struct kids *k, char **how, int *code)
@@ -267,6 +210,7 @@ struct kid *kids_reap(struct kids *k, char **how, int *code)
             unlink(kid->files.v[f]);
         return kid;
     }
+    reap_others(k);
     return NULL;
 }
 
@@ -335,6 +279,7 @@ json_t *kids_state(const struct kids *k)
 
 void kids_free(struct kids *k)
 {
+    server_end(&k->server);
     for (size_t i = 0; i < k->n; i++) {
         struct kid *c = &k->v[i];
         if (c->trouble_fd >= 0)
@@ -347,5 +292,5 @@ void kids_free(struct kids *k)
         channel_free(c->channel);
     }
     free(k->v);
-    *k = (struct kids){0};
+    *k = (struct kids){.server = FORK_SERVER_NONE};
 }

@@ -14,7 +14,7 @@
 enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
 
 struct agent {
-    const char *listen, *id, *node, *base, *parent;
+    const char *listen, *id, *node, *base, *parent, *server;
     char *socket, *dir;
     struct ff_agent *ff;
     struct ff_error *err; /* the worker's, once it has ended */

@@ -31,6 +31,15 @@ int host_resolve(struct host *h, struct why *why)
     return rc ? refuse(why, EHOSTUNREACH, "no address for \"%s\"", name) : 0;
 }
 
+static size_t children_on(const struct clone *c, const struct host *h)
+{
+    size_t n = 0;
+
+    for (size_t k = 0; k < c->n_children; k++)
+        n += &c->hosts[c->children[k].host] == h;
+    return n;
+}
+
 /* The command line of the agent */
 static void agent_argv(const struct clone *c, const struct host *h, struct words *w)
 {
@@ -45,6 +54,11 @@ static void agent_argv(const struct clone *c, const struct host *h, struct words
         words_add(w, "--listen");
         words_add(w, "%s:0%s%s", h->address, o->link_options ? "," : "",
                   o->link_options ? o->link_options : "");
+    }
+    /* one alone has nobody to share with; a script looks at its arguments, perhaps */
+    if (!o->move && !o->qemu && children_on(c, h) > 1) {
+        words_add(w, "--fork-server");
+        words_add(w, "%s", c->parent_exe);
     }
     words_add(w, "--id");
     words_add(w, "%s", o->id);

@@ -144,6 +144,15 @@ def weight(pid):
         return ''
 
 
+def one_start(rows):
+    """Whether any two of them have the same addresses, and so come from one program's start."""
+    first = []
+    for row in rows:
+        with open(f'/proc/{row["pid"]}/maps', encoding='ascii') as f:
+            first.append(f.readline().split('-')[0])
+    return len(set(first)) < len(first)
+
+
 def processes_of(base):
     """Processes that name this run directory: agents, children, launchers."""
     found = []
@@ -208,6 +217,8 @@ def family(t, accel, memory, n, *args, hosts=(), smp=1, mem_mib=MIB):
             if bool(lent) != (memory == 'memfd' and not hosts):
                 raise Failed(f'{lent} bytes are lent of {memory}')
             kids = [Child(row, parent) for row in c.children]
+            if one_start(c.children) != (n > max(1, len(hosts))):
+                raise Failed('children of one host were not forked off one QEMU, or one was')
             for k in kids:
                 k.check(before)
             listed = json.loads(run_vmclone('--list', '--json', '--rundir', c.base).stdout)
@@ -228,6 +239,24 @@ def family(t, accel, memory, n, *args, hosts=(), smp=1, mem_mib=MIB):
             out = kill(c.base, 'f') if n > 1 else run_vmclone('--wait', 'f', '--rundir', c.base)
             if out.returncode:
                 raise Failed(f'--kill: {out}')
+            check_nothing_left(c, parent)
+
+
+def grandchild(t, accel):
+    """A child is forked: it was forked off another QEMU, and has a command line of its own."""
+    with Parent(t, accel) as parent:
+        parent.start_load()
+        before = snapshot(parent)
+        with Clone(t, parent, 2) as c:
+            check_result(c, 0, {'complete': 2})
+            child = Child(c.children[1], parent)
+            with Clone(t, c.children[1]['qmp'], 2, name='g') as g:
+                check_result(g, 0, {'complete': 2})
+                for row in g.children:
+                    Child(row, child).check(before)
+                child.check(before)
+                kill(g.base, 'g')
+            kill(c.base, 'f')
             check_nothing_left(c, parent)
 
 
@@ -644,6 +673,8 @@ def run(t):
     many = 50 if common.FULL else 16
     with t.case(f'{many} children'):
         family(t, accel, 'memfd', many, mem_mib=32)
+    with t.case('a child is forked'):
+        grandchild(t, accel)
     with t.case('one host cannot be reached'):
         one_host_fails(t, accel)
     with t.case('no host can be reached'):
