@@ -5,8 +5,9 @@
 /**
  * DOC: Theory of Operation
  *
- * Picture      connect to the parent; refuse what cannot be cloned
- *              agents on all hosts at once            -> each listens
+ * Picture      find the parent; agents on all hosts at once
+ *              ask the parent; refuse what cannot be cloned
+ *              wait for the agents                    -> each listens
  *              [--prestart: children are started      -> each waits for its agent's image]
  *              x-farfork-export: the parent is frozen for a moment and goes on
  *              children are started, a few of them    -> each runs
@@ -177,15 +178,19 @@ static void kill_child(struct clone *c, const struct child *k)
     host_send(&c->hosts[k->host], json_pack("{si}", "kill", (int)k->number));
 }
 
-static int start_agents(struct clone *c)
+static void launch_agents(struct clone *c)
 {
     struct why why;
-    size_t good = 0;
 
     c->launched = true;
     for (size_t i = 0; i < c->n_hosts; i++)
         if (host_resolve(&c->hosts[i], &why) || host_launch(c, &c->hosts[i], &why))
             host_fail(c, &c->hosts[i], "%s", why.text);
+}
+
+static int wait_for_agents(struct clone *c)
+{
+    size_t good = 0;
     int rc = pump(c, hosts_answered, limit_ms(c));
     for (size_t i = 0; i < c->n_hosts; i++) {
         struct host *h = &c->hosts[i];
@@ -257,11 +262,17 @@ static int do_fork(struct clone *c)
     int rc = clone_plan(c, &c->why);
 
     if (!rc)
-        rc = clone_connect(c, &c->why);
+        rc = clone_find_parent(c, &c->why);
+    if (rc)
+        return rc;
+    launch_agents(c); /* the parent is asked meanwhile */
+    rc = clone_ask_parent(c, &c->why);
+    if (!rc)
+        rc = clone_ask_disks(c, &c->why);
     if (!rc)
         rc = clone_check_argv(c, &c->why);
     if (!rc)
-        rc = start_agents(c);
+        rc = wait_for_agents(c);
     if (!rc)
         rc = clone_record(c, &c->why);
     if (!rc && c->o->prestart)

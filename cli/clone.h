@@ -100,9 +100,11 @@ bool child_runs(const struct child *c); /* now, or it did until it ended by itse
 int clone_plan(struct clone *c, struct why *why);
 void child_fail(struct child *c, const char *fmt, ...) PRINTF(2, 3);
 
-/* clone_parent.c; the first: connected, with what it was started with */
+/* clone_parent.c: what it was started with, and a connection; whether it can be forked; its disks and
+ * NICs */
 int clone_find_parent(struct clone *c, struct why *why);
-int clone_connect(struct clone *c, struct why *why);
+int clone_ask_parent(struct clone *c, struct why *why);
+int clone_ask_disks(struct clone *c, struct why *why);
 int clone_export(struct clone *c, struct why *why);
 void clone_unexport(struct clone *c);
 

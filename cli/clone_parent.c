@@ -128,10 +128,8 @@ static int plan_identity(struct clone *c, struct why *why)
 
 int clone_find_parent(struct clone *c, struct why *why)
 {
-    int rc = qmp_connect(c->o->parent_path, c->signals, CONNECT_LIMIT_MS, &c->qmp, why);
+    int rc = qmp_open(c->o->parent_path, c->signals, CONNECT_LIMIT_MS, &c->qmp, why);
 
-    if (!rc)
-        rc = check_commands(c, why);
     if (rc)
         return rc;
     c->parent_pid = qmp_pid(c->qmp);
@@ -147,12 +145,17 @@ int clone_find_parent(struct clone *c, struct why *why)
     return 0;
 }
 
-int clone_connect(struct clone *c, struct why *why)
+int clone_ask_parent(struct clone *c, struct why *why)
 {
-    int rc = clone_find_parent(c, why);
+    int rc = qmp_negotiate(c->qmp, why);
 
-    if (!rc)
-        rc = connect_disks(c, why);
+    return rc ? rc : check_commands(c, why);
+}
+
+int clone_ask_disks(struct clone *c, struct why *why)
+{
+    int rc = connect_disks(c, why);
+
     return rc ? rc : plan_identity(c, why);
 }
 
