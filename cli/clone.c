@@ -265,6 +265,9 @@ static int do_fork(struct clone *c)
         rc = clone_find_parent(c, &c->why);
     if (rc)
         return rc;
+    rc = clone_greet_parent(c, &c->why);
+    if (rc)
+        return rc;
     launch_agents(c); /* the parent is asked meanwhile */
     rc = clone_ask_parent(c, &c->why);
     if (!rc)
@@ -274,7 +277,7 @@ static int do_fork(struct clone *c)
     if (!rc)
         rc = wait_for_agents(c);
     if (!rc)
-        rc = clone_record(c, &c->why);
+        clone_record(c);
     if (!rc && c->o->prestart)
         rc = start_ahead(c);
     else if (!rc && start_beside(c))
@@ -301,12 +304,14 @@ static void let_go(struct clone *c, bool all_end, bool follow)
         if (h->let_go || (keep && follow))
             continue;
         h->let_go = true;
-        if (h->state == HOST_FAILED && h->complete_ms && !all_end)
+        if (h->state == HOST_FAILED && h->complete_ms && !all_end) {
             host_close_input(h); /* its children may run: it looks after them, if it is there */
-        else if (h->rundir)
+        } else if (h->rundir) {
+            h->ending = !keep;
             host_send(h, json_pack("{sb}", keep ? "detach" : "end", true));
-        else
+        } else {
             host_close(h, 0); /* it never got so far as to listen */
+        }
     }
     bool was = c->interrupted;
     c->interrupted = false; /* a second Ctrl-C ends the waiting */

@@ -35,6 +35,8 @@ struct host {
     struct remote run;        /* the agent, or its launcher */
     unsigned port;
     char *rundir, *socket;
+    int agent_pid;            /* there */
+    bool ending, ended;       /* it was told to; it has, with all that it had */
     bool let_go;              /* it was told to detach or to end */
     /* what it said last */
     uint64_t total_bytes, present_bytes, lent_bytes, pages_by_fault, child_faults;
@@ -100,9 +102,10 @@ bool child_runs(const struct child *c); /* now, or it did until it ended by itse
 int clone_plan(struct clone *c, struct why *why);
 void child_fail(struct child *c, const char *fmt, ...) PRINTF(2, 3);
 
-/* clone_parent.c: what it was started with, and a connection; whether it can be forked; its disks and
- * NICs */
+/* clone_parent.c: what it was started with, and a connection; whether it is a QEMU; whether that can
+ * be forked; its disks and NICs */
 int clone_find_parent(struct clone *c, struct why *why);
+int clone_greet_parent(struct clone *c, struct why *why);
 int clone_ask_parent(struct clone *c, struct why *why);
 int clone_ask_disks(struct clone *c, struct why *why);
 int clone_export(struct clone *c, struct why *why);
@@ -151,7 +154,7 @@ void clone_print_json(const struct clone *c, int code);
 
 /* clone_list.c: what --list, --wait and --kill need to know of hosts that they cannot see, written
  * down; and taken back when nothing is there */
-int clone_record(const struct clone *c, struct why *why);
+void clone_record(struct clone *c);
 void clone_forget(const struct clone *c);
 
 /* @base NULL: the default; exit codes. @timeout_s of other hosts' answers; clone_wait(): of the

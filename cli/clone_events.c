@@ -28,6 +28,7 @@ static void hear_listening(struct host *h, const json_t *e)
     if (h->state != HOST_STARTING)
         return;
     h->port = (unsigned)number_of(e, "port");
+    h->agent_pid = (int)number_of(e, "pid");
     h->rundir = xstrdup(text_of(e, "rundir"));
     h->socket = xstrdup(text_of(e, "socket"));
     h->state = HOST_LISTENING;
@@ -129,6 +130,8 @@ void clone_event(struct clone *c, struct host *h, const json_t *e)
         if (h->state == HOST_LISTENING || h->state == HOST_IMAGE)
             h->state = HOST_COMPLETE;
         h->complete_ms = now;
+    } else if (!strcmp(name, "end")) {
+        h->ended = true;
     } else if (!strcmp(name, "lost")) {
         host_fail(c, h, "the memory that was missing there is lost: %s", text_of(e, "error"));
     } else if (!strcmp(name, "qmp") || !strcmp(name, "keep")) {

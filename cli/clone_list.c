@@ -33,18 +33,21 @@ static bool seen_here(const char *base, const char *id, const struct host *h)
     AUTO_FREE char *dir = xprintf("%s/%s/%s", base, id, h->name);
     AUTO_JSON json_t *s = h->rundir && !strcmp(h->rundir, dir) ? rundir_read_state(dir) : NULL;
 
-    return s && process_is((pid_t)json_integer_value(json_object_get(s, "agent")),
+    return s && rundir_is_of_here(s) && process_is((pid_t)json_integer_value(json_object_get(s, "agent")),
                            (uint64_t)json_integer_value(json_object_get(s, "start")));
 }
 
 static json_t *entry_of(const struct clone *c, const struct host *h)
 {
-    json_t *o = json_pack("{ss ss ss ss}", "host", h->node->host, "node", h->name, "launcher",
-                          c->o->launcher, "agent", c->o->agent);
+    AUTO_FREE char *base = xstrdup(h->rundir); /* BASE/ID/NODE */
 
-    if (c->o->rundir)
-        json_object_set_new(o, "rundir", json_string(c->o->rundir));
-    return o;
+    for (int i = 0; i < 2; i++) {
+        char *slash = strrchr(base, '/');
+        if (slash)
+            *slash = '\0';
+    }
+    return json_pack("{ss ss ss ss ss si}", "host", h->node->host, "node", h->name, "launcher",
+                     c->o->launcher, "agent", c->o->agent, "rundir", base, "pid", h->agent_pid);
 }
 
 /* The same host by the same way; its node is the fork's name for it */
@@ -56,35 +59,42 @@ static bool is_same_host(const json_t *a, const json_t *b)
            !strcmp(text_of(a, "rundir"), text_of(b, "rundir"));
 }
 
-int clone_record(const struct clone *c, struct why *why)
+void clone_record(struct clone *c)
 {
     AUTO_FREE char *base = c->o->rundir ? xstrdup(c->o->rundir) : rundir_base();
+    int lock = rundir_lock(base);
     AUTO_JSON json_t *hosts = rundir_read_hosts(base, c->o->id); /* an older fork of that name */
     size_t before = json_array_size(hosts);
+    struct why why;
+
+    if (!hosts)
+        hosts = json_array();
 
     for (size_t i = 0; i < c->n_hosts; i++) {
         const struct host *h = &c->hosts[i];
         AUTO_JSON json_t *o = h->here || h->state == HOST_FAILED || seen_here(base, c->o->id, h)
                                   ? NULL : entry_of(c, h);
-        bool there = false;
-        for (size_t k = 0; o && k < before; k++)
-            there |= json_equal(json_array_get(hosts, k), o);
-        if (o && !there)
+        if (o)
             json_array_append(hosts, o);
     }
-    return json_array_size(hosts) > before ? rundir_write_hosts(base, c->o->id, hosts, why) : 0;
+    if (json_array_size(hosts) > before && rundir_write_hosts(base, c->o->id, hosts, &why))
+        words_add(&c->notes, "--list, --wait and --kill will not know the other hosts: %s", why.text);
+    rundir_unlock(lock);
 }
 
 /* Forget a host of @id */
 static void forget(const char *base, const char *id, const json_t *entry)
 {
+    int lock = rundir_lock(base);
     AUTO_JSON json_t *hosts = rundir_read_hosts(base, id);
     struct why ignored;
 
     for (size_t i = json_array_size(hosts); i-- > 0;)
         if (json_equal(json_array_get(hosts, i), entry))
             json_array_remove(hosts, i);
-    rundir_write_hosts(base, id, hosts, &ignored);
+    if (hosts)
+        rundir_write_hosts(base, id, hosts, &ignored);
+    rundir_unlock(lock);
 }
 
 void clone_forget(const struct clone *c)
@@ -92,8 +102,10 @@ void clone_forget(const struct clone *c)
     AUTO_FREE char *base = c->o->rundir ? xstrdup(c->o->rundir) : rundir_base();
 
     for (size_t i = 0; i < c->n_hosts; i++) {
-        AUTO_JSON json_t *o = c->hosts[i].rundir ? entry_of(c, &c->hosts[i]) : NULL;
-        if (o) /* else there may be an older fork of that name */
+        /* who has not said so may have children yet: --list finds out */
+        AUTO_JSON json_t *o = c->hosts[i].ended && c->hosts[i].rundir ? entry_of(c, &c->hosts[i])
+                                                                       : NULL;
+        if (o)
             forget(base, c->o->id, o);
     }
 }
@@ -102,6 +114,7 @@ void clone_forget(const struct clone *c)
 
 struct asked {
     json_t *entry;
+    json_t *ours;    /* {id: [entry, ...]} of that host, as it was before */
     struct remote run;
     bool over;
     int code;        /* its exit code; -1: none came */
@@ -117,10 +130,12 @@ static void ask(struct asked *a, const char *verb, const char *id, unsigned time
     words_add(&w, "%s", text_of(a->entry, "agent"));
     words_add(&w, "forks");
     words_add(&w, "%s", verb);
-    if (id)
+    if (id) {
         words_add(&w, "%s", id);
-    else
-        words_add(&w, "--json");
+        words_add(&w, "--agent");
+        words_add(&w, "%d", (int)json_integer_value(json_object_get(a->entry, "pid")));
+    }
+    words_add(&w, "--json");
     if (timeout_s) {
         words_add(&w, "--timeout");
         words_add(&w, "%u", timeout_s);
@@ -197,52 +212,74 @@ static void asked_free(struct asked *a, size_t n)
     for (size_t i = 0; i < n; i++) {
         remote_free(&a[i].run);
         json_decref(a[i].entry);
+        json_decref(a[i].ours);
         free(a[i].line);
     }
     free(a);
 }
 
+/* What it said, if it is of the kind that we asked for; else it is silent */
+static json_t *answer_of(struct asked *a)
+{
+    json_t *said = a->line ? json_loads(a->line, 0, NULL) : NULL;
+
+    if (said || a->code < 0)
+        return said;
+    if (!*a->why.text && !a->run.words)
+        refuse(&a->why, 0, "exit code %d, and no answer", a->code);
+    return NULL;
+}
+
 /* --- list --- */
 
-static bool has_fork(const json_t *forks, const char *id, const char *node)
+static json_t *find_fork(const json_t *forks, const char *id, const json_t *entry)
 {
     json_t *s;
     size_t i;
 
     json_array_foreach(forks, i, s)
-        if (!strcmp(text_of(s, "id"), id) && !strcmp(text_of(s, "node"), node))
-            return true;
-    return false;
+        if (!strcmp(text_of(s, "id"), id) && !strcmp(text_of(s, "node"), text_of(entry, "node")) &&
+            json_integer_value(json_object_get(s, "agent")) ==
+                json_integer_value(json_object_get(entry, "pid")))
+            return s;
+    return NULL;
 }
 
-/* Of what a host has said what is ours; what it has not is forgotten */
-static void take_answer(const char *base, const json_t *ids, const struct asked *a, json_t *all)
+/* Of what a host has said what is ours; what it has not is forgotten. False: it said nothing */
+static bool take_answer(const char *base, struct asked *a, json_t *all)
 {
-    AUTO_JSON json_t *there = json_loads(a->line ? a->line : "", 0, NULL);
-    json_t *id, *entry, *s;
-    size_t i, k, m;
+    AUTO_JSON json_t *there = answer_of(a);
+    const char *id;
+    json_t *entries, *entry, *s;
+    size_t k;
 
-    json_array_foreach(ids, i, id) {
-        AUTO_JSON json_t *hosts = rundir_read_hosts(base, json_string_value(id));
-        json_array_foreach(hosts, k, entry) {
-            if (!is_same_host(entry, a->entry))
-                continue;
-            if (!has_fork(there, json_string_value(id), text_of(entry, "node")))
-                forget(base, json_string_value(id), entry);
-            json_array_foreach(there, m, s)
-                if (!strcmp(text_of(s, "id"), json_string_value(id)) &&
-                    !strcmp(text_of(s, "node"), text_of(entry, "node")))
-                    json_array_append(all, s);
-        }
-    }
+    if (!json_is_array(there))
+        return false;
+    json_object_foreach(a->ours, id, entries)
+        json_array_foreach(entries, k, entry)
+            if ((s = find_fork(there, id, entry)))
+                json_array_append(all, s);
+            else
+                forget(base, id, entry);
+    return true;
 }
 
-/* Each host that is written down, once */
-static struct asked *all_hosts(const char *base, const json_t *ids, const char *only, size_t *n)
+static void add_entry(struct asked *a, const char *id, json_t *entry)
 {
+    if (!a->ours)
+        a->ours = json_object();
+    if (!json_object_get(a->ours, id))
+        json_object_set_new(a->ours, id, json_array());
+    json_array_append(json_object_get(a->ours, id), entry);
+}
+
+/* Each host that is written down, once; @only: of that fork, each agent */
+static struct asked *all_hosts(const char *base, const char *only, size_t *n)
+{
+    AUTO_JSON json_t *ids = rundir_forks(base);
     struct asked *v = NULL;
     json_t *id, *entry;
-    size_t i, k;
+    size_t i, k, m;
 
     *n = 0;
     json_array_foreach(ids, i, id) {
@@ -250,17 +287,17 @@ static struct asked *all_hosts(const char *base, const json_t *ids, const char *
             continue;
         AUTO_JSON json_t *hosts = rundir_read_hosts(base, json_string_value(id));
         json_array_foreach(hosts, k, entry) {
-            bool known = false;
-            for (size_t m = 0; m < *n; m++)
-                known |= is_same_host(v[m].entry, entry);
-            if (known)
-                continue;
-            struct asked *more = xcalloc(*n + 1, sizeof(*v));
-            if (*n)
-                memcpy(more, v, *n * sizeof(*v));
-            free(v);
-            v = more;
-            v[(*n)++] = (struct asked){.entry = json_incref(entry), .run = REMOTE_NONE};
+            for (m = 0; m < *n && (only || !is_same_host(v[m].entry, entry)); m++)
+                ;
+            if (m == *n) {
+                struct asked *more = xcalloc(*n + 1, sizeof(*v));
+                if (*n)
+                    memcpy(more, v, *n * sizeof(*v));
+                free(v);
+                v = more;
+                v[(*n)++] = (struct asked){.entry = json_incref(entry), .run = REMOTE_NONE};
+            }
+            add_entry(&v[m], json_string_value(id), entry);
         }
     }
     return v;
@@ -269,17 +306,19 @@ static struct asked *all_hosts(const char *base, const json_t *ids, const char *
 int clone_list(const char *named, bool json, unsigned timeout_s)
 {
     AUTO_FREE char *base = named ? xstrdup(named) : rundir_base();
-    AUTO_JSON json_t *all = forks_here(base), *ids = rundir_forks(base);
+    AUTO_JSON json_t *all = forks_here(base);
     int code = EXIT_ALL;
     size_t n;
-    struct asked *a = all_hosts(base, ids, NULL, &n);
+    struct asked *a = all_hosts(base, NULL, &n);
 
     for (size_t i = 0; i < n; i++)
         ask(&a[i], "--list", NULL, 0);
     hear_all(a, n, timeout_s * 1000ull);
     for (size_t i = 0; i < n; i++)
-        if (a[i].code == EXIT_ALL)
-            take_answer(base, ids, &a[i], all);
+        if (a[i].code != EXIT_ALL || !take_answer(base, &a[i], all)) {
+            say_silent(&a[i]);
+            code = EXIT_SOME;
+        }
     if (json) {
         json_dumpf(all, stdout, JSON_INDENT(2));
         putchar('\n');
@@ -288,12 +327,6 @@ int clone_list(const char *named, bool json, unsigned timeout_s)
         if (!json_array_size(all))
             printf("no forks on this host (%s)%s\n", base, n ? ", nor of it elsewhere" : "");
     }
-    fflush(stdout);
-    for (size_t i = 0; i < n; i++)
-        if (a[i].code != EXIT_ALL) {
-            say_silent(&a[i]);
-            code = EXIT_SOME;
-        }
     asked_free(a, n);
     return code;
 }
@@ -304,25 +337,26 @@ static int end_all(const char *named, const char *id, bool kill, uint64_t limit_
                    uint64_t answer_ms)
 {
     AUTO_FREE char *base = named ? xstrdup(named) : rundir_base();
-    AUTO_JSON json_t *ids = rundir_forks(base);
     size_t n;
-    struct asked *a = all_hosts(base, ids, id, &n);
+    struct asked *a = all_hosts(base, id, &n);
 
     for (size_t i = 0; i < n; i++)
         ask(&a[i], kill ? "--kill" : "--wait", id, kill ? 0 : (unsigned)(limit_ms / 1000));
-    int code = forks_end(base, id, kill, limit_ms, false);
+    int code = forks_end(base, id, 0, kill, limit_ms, false);
     if (code == EXIT_NONE && !n)
         fprintf(stderr, "vmclone: no fork %s of this host (%s); see vmclone --list\n", id, base);
     else if (code == EXIT_NONE)
         code = EXIT_ALL;
     hear_all(a, n, answer_ms);
-    for (size_t i = 0; i < n; i++)
-        if (a[i].code == EXIT_ALL || a[i].code == EXIT_NONE) { /* none: it has ended by itself */
+    for (size_t i = 0; i < n; i++) {
+        AUTO_JSON json_t *said = answer_of(&a[i]);
+        if (json_is_true(json_object_get(said, "ended"))) {
             forget(base, id, a[i].entry);
         } else {
             say_silent(&a[i]);
             code = EXIT_SOME;
         }
+    }
     asked_free(a, n);
     return code;
 }

@@ -145,11 +145,14 @@ int clone_find_parent(struct clone *c, struct why *why)
     return 0;
 }
 
+int clone_greet_parent(struct clone *c, struct why *why)
+{
+    return qmp_negotiate(c->qmp, why);
+}
+
 int clone_ask_parent(struct clone *c, struct why *why)
 {
-    int rc = qmp_negotiate(c->qmp, why);
-
-    return rc ? rc : check_commands(c, why);
+    return check_commands(c, why);
 }
 
 int clone_ask_disks(struct clone *c, struct why *why)

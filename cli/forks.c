@@ -11,6 +11,7 @@
  */
 #include <errno.h>
 #include <getopt.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -84,6 +85,7 @@ void forks_print(const json_t *forks)
 
 struct search {
     size_t forks, alive;
+    int agent; /* this one alone; 0: any */
     bool kill, clean;
 };
 
@@ -106,6 +108,8 @@ static void look(void *opaque, const char *dir, json_t *s)
     json_t *k;
     size_t i, children = 0;
 
+    if (f->agent && f->agent != number_of(s, "agent"))
+        return; /* another host's fork of that name */
     f->forks++;
     json_array_foreach(json_object_get(s, "children"), i, k)
         if (alive(k, "pid")) {
@@ -113,11 +117,11 @@ static void look(void *opaque, const char *dir, json_t *s)
             if (f->kill)
                 end_process(k, "pid", SIGKILL);
         }
-    /* an attached agent goes when its vmclone lets it; --kill does not wait for that, nor --wait */
-    bool attached = !json_is_true(json_object_get(s, "detached"));
-    if (f->kill && agent && !children && attached)
+    /* an attached agent goes when its vmclone lets it; --kill does not wait for that */
+    if (f->kill && agent && !children && !json_is_true(json_object_get(s, "detached")))
         end_process(s, "agent", SIGTERM);
-    f->alive += children + (agent && (f->kill || !attached));
+    /* disks are served until somebody ends that; any other agent ends after its last child */
+    f->alive += children + (agent && (f->kill || strcmp(text_of(s, "image"), "disks")));
     if (f->clean && !agent && !children)
         rundir_remove(dir);
 }
@@ -130,13 +134,14 @@ static bool left_alone(struct pollfd *in)
     return poll(in, 1, POLL_MS) > 0 && read(in->fd, ignored, sizeof(ignored)) <= 0;
 }
 
-int forks_end(const char *base, const char *id, bool kill, uint64_t limit_ms, bool lonely)
+int forks_end(const char *base, const char *id, int agent, bool kill, uint64_t limit_ms,
+              bool lonely)
 {
     uint64_t end = now_ms() + limit_ms;
     struct pollfd in = {.fd = lonely ? STDIN_FILENO : -1, .events = POLLIN};
 
     for (bool first = true;; first = false) {
-        struct search f = {.kill = kill, .clean = kill};
+        struct search f = {.agent = agent, .kill = kill, .clean = kill};
         rundir_each(base, id, look, &f);
         if (first && !f.forks)
             return EXIT_NONE;
@@ -157,13 +162,14 @@ int forks_end(const char *base, const char *id, bool kill, uint64_t limit_ms, bo
 
 static int usage(FILE *out)
 {
-    fputs("usage: farfork forks [--list [--json] | --wait ID | --kill ID] [OPTION...]\n\n"
+    fputs("usage: farfork forks [--list | --wait ID | --kill ID] [OPTION...]\n\n"
           "Forks with children on this host, whoever made them. 'vmclone --list' and so on, on the\n"
           "host that made them, are about all hosts of a fork, and ask this of the others.\n\n"
           "  --list                  list them; the default\n"
-          "  --json                  print one line of JSON\n"
+          "  --json                  print one line of JSON; with --wait, --kill: whether all has ended\n"
           "  --wait ID               wait until the children of that fork have ended here\n"
           "  --kill ID               end them, and what serves them\n"
+          "  --agent PID             with --wait, --kill: of the fork that this agent looks after\n"
           "  --timeout SECONDS       with --wait: wait no longer\n"
           "  --rundir DIR            their run directory\n"
           "  -h, --help              print this text\n\n"
@@ -196,7 +202,7 @@ static int list(const char *base, bool json)
 
 int cmd_forks(int argc, char **argv)
 {
-    enum { LIST = 256, JSON, WAIT, KILL, TIMEOUT, RUNDIR };
+    enum { LIST = 256, JSON, WAIT, KILL, TIMEOUT, RUNDIR, AGENT };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"list", no_argument, NULL, LIST},
                                             {"json", no_argument, NULL, JSON},
@@ -204,11 +210,12 @@ int cmd_forks(int argc, char **argv)
                                             {"kill", required_argument, NULL, KILL},
                                             {"timeout", required_argument, NULL, TIMEOUT},
                                             {"rundir", required_argument, NULL, RUNDIR},
+                                            {"agent", required_argument, NULL, AGENT},
                                             {0}};
     AUTO_FREE char *base = rundir_base();
     const char *wait = NULL, *kill = NULL;
     bool json = false, listing = false;
-    unsigned timeout_s = 0;
+    unsigned timeout_s = 0, agent = 0;
     int c;
 
     while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
@@ -221,6 +228,10 @@ int cmd_forks(int argc, char **argv)
             if (!parse_number(optarg, 86400, &timeout_s))
                 return usage(stderr);
             break;
+        case AGENT:
+            if (!parse_number(optarg, INT_MAX, &agent))
+                return usage(stderr);
+            break;
         case RUNDIR:
             free(base);
             base = xstrdup(optarg);
@@ -231,8 +242,13 @@ int cmd_forks(int argc, char **argv)
         return usage(stderr);
     if (!wait && !kill)
         return list(base, json);
-    int code = forks_end(base, wait ? wait : kill, kill, kill ? KILL_LIMIT_MS : timeout_s * 1000ull,
+    uint64_t limit_ms = kill ? KILL_LIMIT_MS : timeout_s * 1000ull;
+    int code = forks_end(base, wait ? wait : kill, (int)agent, kill, limit_ms,
                          wait && input_is_pipe());
+    if (json) {
+        printf("{\"ended\": %s}\n", code == EXIT_SOME ? "false" : "true");
+        fflush(stdout);
+    }
     if (code == EXIT_NONE)
         fprintf(stderr, "farfork: no fork %s on this host (%s); see farfork forks\n",
                 wait ? wait : kill, base);

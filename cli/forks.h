@@ -22,11 +22,13 @@ void forks_print(const json_t *forks);
 
 /**
  * forks_end() - look at a fork here, and end it if so, until nothing of it is alive
+ * @agent: the one that looks after it; 0: whoever does
  * @limit_ms: 0: no limit
  * @lonely: leave off when standard input ends
  *
  * Return: EXIT_ALL; EXIT_SOME: not all of it has ended, and stderr says so; EXIT_NONE: no such fork.
  */
-int forks_end(const char *base, const char *id, bool kill, uint64_t limit_ms, bool lonely);
+int forks_end(const char *base, const char *id, int agent, bool kill, uint64_t limit_ms,
+              bool lonely);
 
 #endif

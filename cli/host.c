@@ -151,5 +151,5 @@ void host_close_input(struct host *h)
 
 void host_close(struct host *h, int limit_ms)
 {
-    remote_end(&h->run, limit_ms);
+    h->ended |= remote_end(&h->run, limit_ms) && h->ending;
 }

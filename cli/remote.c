@@ -145,9 +145,9 @@ void remote_close_input(struct remote *r)
     close_fd(&r->in);
 }
 
-void remote_end(struct remote *r, int limit_ms)
+bool remote_end(struct remote *r, int limit_ms)
 {
-    int status = 0;
+    int status = r->pid ? 0 : -1;
 
     close_fd(&r->in);
     if (!gone(r, limit_ms, &status)) {
@@ -156,9 +156,11 @@ void remote_end(struct remote *r, int limit_ms)
             kill(-r->pid, SIGKILL);
             gone(r, END_LIMIT_MS, &status);
         }
+        status = -1;
     }
     close_fd(&r->out);
     close_fd(&r->err);
+    return !status;
 }
 
 void remote_free(struct remote *r)

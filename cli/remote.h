@@ -31,8 +31,8 @@ bool remote_ended(struct remote *r, int *status);
 
 void remote_close_input(struct remote *r);
 
-/* Close its pipes and wait for it, at most @limit_ms, then end it */
-void remote_end(struct remote *r, int limit_ms);
+/* Close its pipes and wait for it, at most @limit_ms, then end it; whether it ended with exit code 0 */
+bool remote_end(struct remote *r, int limit_ms);
 void remote_free(struct remote *r);
 
 #endif

@@ -9,7 +9,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "autojson.h"
@@ -129,11 +131,25 @@ static int write_at_once(const char *path, const json_t *value)
     return 0;
 }
 
+static const char *this_host(void)
+{
+    static struct utsname u;
+
+    return *u.nodename || !uname(&u) ? u.nodename : "";
+}
+
 int rundir_write_state(const char *dir, const json_t *state)
 {
     AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir);
+    AUTO_JSON json_t *o = json_copy((json_t *)state);
 
-    return write_at_once(path, state);
+    json_object_set_new(o, "of", json_string(this_host()));
+    return write_at_once(path, o);
+}
+
+bool rundir_is_of_here(const json_t *state)
+{
+    return !strcmp(text_of(state, "of"), this_host());
 }
 
 json_t *rundir_read_state(const char *dir)
@@ -194,7 +210,7 @@ void rundir_each(const char *base, const char *id,
         json_array_foreach(nodes, k, node) {
             AUTO_FREE char *dir = xprintf("%s/%s", fork_dir, json_string_value(node));
             AUTO_JSON json_t *state = rundir_read_state(dir);
-            if (state)
+            if (state && rundir_is_of_here(state))
                 fn(opaque, dir, state);
         }
     }
@@ -202,11 +218,28 @@ void rundir_each(const char *base, const char *id,
 
 /* --- hosts that are not to be seen from here --- */
 
+int rundir_lock(const char *base)
+{
+    int fd = is_own(base) ? open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+
+    if (fd >= 0)
+        flock(fd, LOCK_EX);
+    return fd;
+}
+
+void rundir_unlock(int lock)
+{
+    if (lock >= 0)
+        close(lock);
+}
+
 int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct why *why)
 {
     AUTO_FREE char *dir = xprintf("%s/%s", base, id), *path = xprintf("%s/" HOSTS_FILE, dir);
 
     if (!json_array_size(hosts)) {
+        if (!is_own(base) || !is_own(dir))
+            return 0;
         unlink(path);
         rmdir(dir); /* unless somebody else is in it */
         return 0;
@@ -222,12 +255,16 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
 json_t *rundir_read_hosts(const char *base, const char *id)
 {
     AUTO_FREE char *path = xprintf("%s/%s/" HOSTS_FILE, base, id);
-    json_t *hosts = json_load_file(path, 0, NULL);
+    json_error_t e;
+    json_t *hosts = is_own(base) ? json_load_file(path, 0, &e) : NULL;
 
     if (json_is_array(hosts))
         return hosts;
     json_decref(hosts);
-    return json_array();
+    if (!access(path, F_OK))
+        fprintf(stderr, "%s: it cannot be read; which other hosts have children is not known\n",
+                path);
+    return NULL;
 }
 
 /* --- processes --- */

@@ -26,11 +26,13 @@ int rundir_make(const char *base, const char *id, const char *node, char **out, 
 /* Remove it with the files in it, and BASE/ID if that is empty then */
 void rundir_remove(const char *dir);
 
-/* The state file is replaced at once or not at all */
+/* The state file is replaced at once or not at all; it says which host wrote it */
 int rundir_write_state(const char *dir, const json_t *state);
 json_t *rundir_read_state(const char *dir);
 
-/* Each fork and node in @base that has a state file; @fn returns false to end */
+bool rundir_is_of_here(const json_t *state); /* not of another host that has the folder too */
+
+/* Each fork and node in @base that has a state file of this host */
 void rundir_each(const char *base, const char *id,
                  void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque);
 
@@ -38,10 +40,13 @@ void rundir_each(const char *base, const char *id,
  * rundir_write_hosts() - how to get to hosts of a fork whose run directories are not to be seen here
  * @hosts: an array of objects; an empty one removes what is written, and BASE/ID if that is empty
  *
+ * Between rundir_lock() and rundir_unlock(): others may do it too.
  * Return: 0, or -errno with the reason.
  */
+int rundir_lock(const char *base); /* a descriptor, or -1 */
+void rundir_unlock(int lock);
 int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct why *why);
-json_t *rundir_read_hosts(const char *base, const char *id); /* an array; empty if there are none */
+json_t *rundir_read_hosts(const char *base, const char *id); /* NULL: there are none, or broken */
 json_t *rundir_forks(const char *base); /* ids of all that is in @base, an array */
 
 /* When a process was started, in ticks since boot; 0: there is none. With its pid it names a

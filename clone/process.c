@@ -30,6 +30,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -312,13 +313,18 @@ static int set_arguments(char *words, size_t len)
         return -ENOSYS;
     map = (struct prctl_mm_map){.start_code = f[26], .end_code = f[27], .start_stack = f[28],
                                 .start_data = f[45], .end_data = f[46], .start_brk = f[47],
-                                .brk = (uintptr_t)sbrk(0), .arg_start = f[48], .arg_end = f[49],
+                                .arg_start = f[48], .arg_end = f[49],
                                 .env_start = f[50], .env_end = f[51], .exe_fd = (uint32_t)-1};
     if (words) {
         map.arg_start = (uintptr_t)words;
         map.arg_end = (uintptr_t)words + len;
     }
-    return prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof(map), 0) ? -errno : 0;
+    do { /* another thread may give memory back meanwhile */
+        map.brk = (uintptr_t)sbrk(0);
+        if (prctl(PR_SET_MM, PR_SET_MM_MAP, &map, sizeof(map), 0))
+            return -errno;
+    } while (syscall(SYS_brk, 0) != (long)(uintptr_t)sbrk(0));
+    return 0;
 }
 
 /* Words of @w, which end with @end: a list, and *@w behind it; @until: up to an empty word */
@@ -341,18 +347,19 @@ static void become(const struct request *r, char *words, int fd, int *argc, char
 {
     const char *end = words + r->bytes;
     struct ff_process p = {.log = words};
-    char *at = words + strlen(words) + 1, go;
+    char *at = words + strlen(words) + 1, go = 0;
+    ssize_t n;
 
-    while (read(fd, &go, 1) < 0)
-        if (errno != EINTR)
-            _exit(127);
-    if (go != 'g')
+    while ((n = read(fd, &go, 1)) < 0 && errno == EINTR)
+        ;
+    if (n != 1 || go != 'g')
         _exit(127);
     p.cwd = *at ? at : NULL;
     at += strlen(at) + 1;
     char *const **before = calloc(r->before + 1, sizeof(*before));
-    for (uint32_t i = 0; before && i < r->before; i++)
-        before[i] = unpack_list(&at, end, true);
+    for (uint32_t i = 0; i < r->before; i++)
+        if (!before || !(before[i] = unpack_list(&at, end, true)))
+            give_up(fd, "start", words, ENOMEM);
     p.before = before;
     prepare(&p, fd);
     free(before);

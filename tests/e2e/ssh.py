@@ -148,11 +148,13 @@ def check_fork(t, accel):
 
 def check_interrupted(t, accel):
     """Ctrl-C while children are about to start: nothing is left, on any host."""
+    slow = write(f'{t.work}/slow', '#!/bin/sh\nexec sleep 100\n')
+    os.chmod(slow, 0o700)
     with hosts(t, 2) as (ssh, named, _), Parent(t, accel) as parent:
         parent.start_load()
-        with Clone(t, parent, 4, *ssh.launcher, '--prestart', '--qemu', '/bin/sleep', hosts=named,
+        with Clone(t, parent, 4, *ssh.launcher, '--prestart', '--qemu', slow, hosts=named,
                    everywhere=False) as c:
-            wait_for('agents', 20, lambda: len(glob.glob(f'{t.work}/on-*/f/*')) == 2)
+            wait_for('children', 20, lambda: len(glob.glob(f'{t.work}/on-*/f/*/*.log')) == 4)
             c.proc.send_signal(signal.SIGINT)
             check_result(c, 3, {'failed': 4})
             check_nothing_left(c, parent)

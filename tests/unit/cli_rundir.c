@@ -52,6 +52,11 @@ static void test_directory(void **state)
     assert_int_equal(rundir_write_state(a, s), 0);
     assert_int_equal(rundir_write_state("/no-such-folder", s), -ENOENT);
     json_t *back = rundir_read_state(a);
+    assert_true(rundir_is_of_here(back));
+    json_object_set_new(s, "of", json_string("another host"));
+    assert_false(rundir_is_of_here(s));
+    json_object_del(back, "of");
+    json_object_del(s, "of");
     assert_true(json_equal(s, back));
     assert_null(rundir_read_state(b));
     rundir_each(base, NULL, count, &n);
