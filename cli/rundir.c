@@ -149,7 +149,9 @@ int rundir_write_state(const char *dir, const json_t *state)
 
 bool rundir_is_of_here(const json_t *state)
 {
-    return !strcmp(text_of(state, "of"), this_host());
+    const char *of = text_of(state, "of");
+
+    return !*of || !strcmp(of, this_host()); /* an older agent does not say */
 }
 
 json_t *rundir_read_state(const char *dir)
