@@ -38,19 +38,19 @@ $(LAB_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DE
 
 # A hundred moves in one process, under AddressSanitizer
 LEAKS := $(BUILD)/asan/tests/loop/many
-RUN_LEAKS := 'lab/lab tests/lab/leaks $(LEAKS):620'
+RUN_LEAKS := 'lab/lab tests/lab/leaks $(LEAKS):1020'
 
 # Each with its limit in seconds, with room for a slow machine; a lab ends its command a little before
-export LAB_TIMEOUT ?= 600
+export LAB_TIMEOUT ?= 1000
 RUN_LAB := \
-    $(patsubst %,'lab/lab %:620',$(abspath $(LAB_TESTS))) \
-    'lab/lab tests/lab/loop_verbs:620' \
-    'lab/lab tests/lab/move_verbs.py:620' \
-    'lab/lab tests/lab/killed_early.py:620' \
-    'lab/lab tests/lab/killed_late.py:620' \
-    'lab/lab tests/lab/clone_verbs.py:620' \
-    'lab/lab tests/lab/move_library.py:620' \
-    'lab/lab tests/lab/doctor_peer:620' \
+    $(patsubst %,'lab/lab %:1020',$(abspath $(LAB_TESTS))) \
+    'lab/lab tests/lab/loop_verbs:1020' \
+    'lab/lab tests/lab/move_verbs.py:1020' \
+    'lab/lab tests/lab/killed_early.py:1020' \
+    'lab/lab tests/lab/killed_late.py:1020' \
+    'lab/lab tests/lab/clone_verbs.py:1020' \
+    'lab/lab tests/lab/move_library.py:1020' \
+    'lab/lab tests/lab/doctor_peer:1020' \
     $(RUN_LEAKS)
 
 # Fetched before any test's time runs, and said; if it is not to be had, the tests say why

@@ -5,7 +5,7 @@
 Two children on hostb, by an agent there, and one on hosta that the memory is lent to. All go on
 with the ledger that the parent had at the fork, and sweep all of their memory, and the parent
 writes on as fast as it can. Then what registering memory means for a holder: copies, the memlock
-limit; and a guest that itself came over verbs. Limit: 560 s.
+limit; and a guest that itself came over verbs. Limit: 900 s.
 """
 import contextlib
 import os
@@ -130,4 +130,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    labplace.main(run, 560)
+    labplace.main(run, 900)

@@ -4,7 +4,7 @@
 
 tests/e2e/break_before_go.py over RDMA verbs, a destination that is killed while the source is
 stopped, and an outage that is too long: the source goes on, the destination ends with the reason,
-and no queue pair stays. Limit: 400 s.
+and no queue pair stays. Limit: 600 s.
 """
 import labplace                     # first: it knows where those of tests/e2e are
 import break_before_go
@@ -41,4 +41,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    labplace.main(run, 400)
+    labplace.main(run, 600)

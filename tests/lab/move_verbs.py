@@ -4,7 +4,7 @@
 
 On memory of several kinds, on a bad network, and through outages that the queue pairs'
 retries outlast. The guest touches random pages all the while and checks what it reads.
-Limit: 400 s.
+Limit: 600 s.
 """
 import time
 
@@ -125,4 +125,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    labplace.main(run, 400)
+    labplace.main(run, 600)
