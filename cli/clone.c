@@ -265,11 +265,8 @@ static int do_fork(struct clone *c)
         rc = clone_find_parent(c, &c->why);
     if (rc)
         return rc;
-    rc = clone_greet_parent(c, &c->why);
-    if (rc)
-        return rc;
     launch_agents(c); /* the parent is asked meanwhile */
-    rc = clone_ask_parent(c, &c->why);
+    rc = clone_check_parent(c, &c->why);
     if (!rc)
         rc = clone_ask_disks(c, &c->why);
     if (!rc)

@@ -72,7 +72,7 @@ static int find_program(struct clone *c, struct why *why)
     return 0;
 }
 
-static int check_commands(struct clone *c, struct why *why)
+int clone_check_parent(struct clone *c, struct why *why)
 {
     json_t *list = NULL, *item;
     bool found = false;
@@ -128,7 +128,7 @@ static int plan_identity(struct clone *c, struct why *why)
 
 int clone_find_parent(struct clone *c, struct why *why)
 {
-    int rc = qmp_open(c->o->parent_path, c->signals, CONNECT_LIMIT_MS, &c->qmp, why);
+    int rc = qmp_connect(c->o->parent_path, c->signals, CONNECT_LIMIT_MS, &c->qmp, why);
 
     if (rc)
         return rc;
@@ -143,16 +143,6 @@ int clone_find_parent(struct clone *c, struct why *why)
         return rc;
     c->parent_cwd = read_link(c->parent_pid, "cwd");
     return 0;
-}
-
-int clone_greet_parent(struct clone *c, struct why *why)
-{
-    return qmp_negotiate(c->qmp, why);
-}
-
-int clone_ask_parent(struct clone *c, struct why *why)
-{
-    return check_commands(c, why);
 }
 
 int clone_ask_disks(struct clone *c, struct why *why)

@@ -133,9 +133,7 @@ int move_find_parent(struct move *m, struct why *why)
     int rc = clone_find_parent(&m->c, why);
 
     if (!rc)
-        rc = clone_greet_parent(&m->c, why);
-    if (!rc)
-        rc = clone_ask_parent(&m->c, why);
+        rc = clone_check_parent(&m->c, why);
     if (!rc)
         rc = check_status(m, why);
     if (!rc)

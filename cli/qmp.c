@@ -97,7 +97,7 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
     }
 }
 
-int qmp_negotiate(struct qmp *q, struct why *why)
+static int negotiate(struct qmp *q, struct why *why)
 {
     json_t *m = NULL;
     bool greeted = false;
@@ -112,7 +112,7 @@ int qmp_negotiate(struct qmp *q, struct why *why)
     return qmp_command(q, "qmp_capabilities", NULL, NULL, why);
 }
 
-int qmp_open(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why)
+int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     struct ucred who = {0};
@@ -125,12 +125,14 @@ int qmp_open(const char *path, int cancel_fd, int limit_ms, struct qmp **out, st
     *q = (struct qmp){.cancel_fd = cancel_fd, .limit_ms = limit_ms, .path = xstrdup(path),
                       .events = json_array()};
     q->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int rc = 0;
+    int rc;
     if (q->fd < 0 || connect(q->fd, (struct sockaddr *)&a, sizeof(a)) < 0)
         rc = refuse(why, errno, "%s: %s: want the QMP socket of a running QEMU on this host "
                                 "(-qmp unix:PATH,server=on,wait=off)", path, strerror(errno));
     else if (getsockopt(q->fd, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0)
         rc = refuse(why, errno, "%s: %s", path, strerror(errno));
+    else
+        rc = negotiate(q, why);
     q->pid = who.pid;
     if (rc) {
         qmp_free(q);
@@ -138,17 +140,6 @@ int qmp_open(const char *path, int cancel_fd, int limit_ms, struct qmp **out, st
     }
     *out = q;
     return 0;
-}
-
-int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why)
-{
-    int rc = qmp_open(path, cancel_fd, limit_ms, out, why);
-
-    if (!rc && (rc = qmp_negotiate(*out, why))) {
-        qmp_free(*out);
-        *out = NULL;
-    }
-    return rc;
 }
 
 json_t *qmp_take_event(struct qmp *q)

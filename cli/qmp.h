@@ -13,14 +13,12 @@
 struct qmp;
 
 /**
- * qmp_connect() - connect, greet, negotiate; qmp_open() and qmp_negotiate() do it one after the other
+ * qmp_connect() - connect, greet, negotiate
  * @path:      of a UNIX socket
  * @cancel_fd: readable: every wait ends with -ECANCELED; -1: none
  * @limit_ms:  for this and for each command
  */
 int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why);
-int qmp_open(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why);
-int qmp_negotiate(struct qmp *q, struct why *why);
 
 /**
  * qmp_command() - run a command and wait for its answer; events on the way are kept

@@ -238,7 +238,7 @@ int ff_process_wait_server(int sock, struct ff_error *err)
               : 0;
 }
 
-/* The child @pid waits for its go on @ours */
+/* The child @pid waits for its go at the other end of @theirs */
 static int ask(int sock, const struct ff_process *p, int theirs, pid_t *pid, struct ff_error *err)
 {
     struct request r = {0};

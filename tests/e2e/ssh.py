@@ -193,6 +193,8 @@ def check_move(t, accel):
 def cases(t):
     if os.geteuid():
         raise Skip('sshd in network namespaces needs root')
+    if not os.path.exists(SSHD):
+        raise Skip(f'no {SSHD}: run make build/tests/e2e/sshd')
     accel = t.best_accel()
     with t.case('a fork over two hosts'):
         check_fork(t, accel)
