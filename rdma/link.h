@@ -92,6 +92,9 @@ struct ff_link_ops {
     /* @len: at most max_mr_bytes. Any number of threads at once. */
     int (*reg)(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
                struct ff_error *err);
+    /* From now on a request for @mr breaks the link. On verbs that can be one that has completed,
+     * too: the peer's adapter may have sent it twice, and the second be under way. So give memory
+     * back that the peer reads when the data queues have done their work, not between. */
     void (*dereg)(struct ff_link *l, struct ff_mr *mr);
 
     /* 0, or -ENOMEM with the limit, the number needed and how to raise it: whether this

@@ -36,9 +36,13 @@ static int errno_of(enum ibv_wc_status status)
     }
 }
 
-static const char *hint(enum ibv_wc_status status)
+/* A queue pair whose connection nobody ended, with receive buffers flushed: as the one that serves
+ * the peer it has refused something */
+static const char *hint(enum ibv_wc_status status, const char *verb)
 {
     switch (status) {
+    case IBV_WC_WR_FLUSH_ERR:
+        return strcmp(verb, "RECV") ? "" : "a request of the peer was refused here: ";
     case IBV_WC_REM_ACCESS_ERR:
         return "refused by the peer: memory key withdrawn, not for this, or out of bounds: ";
     case IBV_WC_RETRY_EXC_ERR:
@@ -55,7 +59,7 @@ int verbs_wc_error(struct verbs_link *v, enum verbs_role role, const char *verb,
 
     ff_error_set(&why, errno_of(wc->status),
                  "verbs: %s on %s queue pair %u: %s%s (status %d, vendor 0x%x)", verb,
-                 role_names[role], wc->qp_num, hint(wc->status), ibv_wc_status_str(wc->status),
+                 role_names[role], wc->qp_num, hint(wc->status, verb), ibv_wc_status_str(wc->status),
                  wc->status, wc->vendor_err);
     /* what is flushed only follows from something else: prefer the reason known already */
     if (wc->status == IBV_WC_WR_FLUSH_ERR)

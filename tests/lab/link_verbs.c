@@ -105,7 +105,6 @@ static void test_qps(void **state)
         }
     }
     assert_true(!memcmp(dst, src, LARGE));
-    p.a->ops->dereg(p.a, &from);
     p.b->ops->dereg(p.b, &to);
     for (unsigned i = 0; i < 5; i++) { /* an immediate by each of them */
         write_all(p.a, p.b, FF_QUEUE_PREFILL);

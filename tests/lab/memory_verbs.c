@@ -60,6 +60,7 @@ static void try_registering(const char *what, int fd, unsigned access)
     uint8_t *m = untouched(len, fd);
     struct ff_error err;
 
+    open_pair(1);
     struct ff_mr to = must_reg(p.b, dst, LARGE, 0);
     assert_int_equal(populated(m, fd), 0);
     uint64_t start_ns = ff_now_ns();
@@ -90,7 +91,7 @@ static void try_registering(const char *what, int fd, unsigned access)
         assert_int_equal(after_reg, pages);
     if (access && fd < 0)
         assert_int_equal(after_read, 0); /* the kernel's page of zeros is read */
-    p.b->ops->dereg(p.b, &to);
+    pair_close(&p);
     forget(m, len);
 }
 
@@ -103,6 +104,7 @@ static void test_on_demand(void **state)
         printf("SKIP: on-demand paging: this kernel's soft-RoCE has none: use LAB_KERNEL=7.2\n");
         return;
     }
+    pair_close(&p);
     for (unsigned i = 0; i < 2; i++) {
         int fd = memfd_create("memory_verbs", MFD_CLOEXEC);
         assert_true(fd >= 0 && !ftruncate(fd, 64 << 20));
@@ -111,6 +113,7 @@ static void test_on_demand(void **state)
         close(fd);
     }
     /* landing on demand */
+    open_pair(1);
     uint8_t *m = untouched(LARGE, -1);
     struct ff_error err;
     struct ff_mr from = must_reg(p.a, src, LARGE, FF_ACCESS_REMOTE_READ);
