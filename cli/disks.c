@@ -78,6 +78,24 @@ bool same_file(const char *cwd, const char *a, const char *b)
     return real_x && real_y && !strcmp(real_x, real_y);
 }
 
+/* A child has what the header says, or what the file looks like; the parent may have been told */
+static int check_backing_format(const char *cwd, const char *name, const json_t *image,
+                                struct why *why)
+{
+    const json_t *next = backing_of(image);
+    const char *header = text(image, "backing-filename-format"), *has = text(next, "format");
+    AUTO_FREE char *path = absolute(cwd, text(next, "filename"));
+
+    if (!*header && !strcmp(has, "raw") && qcow2_is(path))
+        header = "qcow2";
+    if (!*header || !*has || !strcmp(header, has))
+        return 0;
+    return refuse(why, ENOTSUP,
+                  "disk %s: %s: the parent has its backing file %s as %s, and who opens it by its "
+                  "header would have it as %s; make them agree: qemu-img rebase -u -F %s",
+                  name, text(image, "filename"), text(next, "filename"), has, header, has);
+}
+
 int check_chain(const char *cwd, const char *name, const json_t *image, struct why *why)
 {
     for (; image; image = backing_of(image)) {
@@ -102,6 +120,9 @@ int check_chain(const char *cwd, const char *name, const json_t *image, struct w
                           "disk %s: %s: its header names backing file \"%s\", the parent has "
                           "\"%s\" there; make them agree: qemu-img rebase -u",
                           name, file, header, text(next, "filename"));
+        int rc = check_backing_format(cwd, name, image, why);
+        if (rc)
+            return rc;
     }
     return 0;
 }
@@ -264,6 +285,7 @@ void disks_free(struct disks *d)
 {
     if (!d)
         return;
+    free(d->emptied);
     for (size_t i = 0; i < d->n; i++) {
         struct disk *k = &d->disk[i];
         char *all[] = {k->name,    k->node, k->frozen,  k->format,       k->detect_zeroes,

@@ -13,6 +13,7 @@
  *                  -hda FILE  the file
  *              A guest that is moved has the same images, so that its options stay, but for those
  *              that name another image than the disk has by now.
+ *              A drive whose medium was ejected has none: -drive without a file
  * Order        a disk that has been forked before has an overlay on top that the command line
  *              does not know: the option is then the one that names an image behind it.
  */
@@ -274,6 +275,14 @@ static int find_moved(const struct disks *d, struct disk *disk, const json_t *im
 
 /* --- ejected: the option has the medium still --- */
 
+static bool is_emptied(const struct disks *d, size_t at)
+{
+    for (size_t i = 0; i < d->n_emptied; i++)
+        if (d->emptied[i] == at)
+            return true;
+    return false;
+}
+
 static bool has_id(const struct disks *d, size_t at, const char *id)
 {
     AUTO_FREE char *own = argument_of(d, at, "drive") ? opts_get(word(d, at), "id") : NULL;
@@ -318,14 +327,23 @@ static size_t find_medium(const struct disks *d, const char *device)
             return names_image(d, i) ? i : 0;
     for (i = 1; i < n; i++) {
         AUTO_FREE char *id = argument_of(d, i, "drive") ? opts_get(word(d, i), "id") : NULL;
+        if (is_emptied(d, i))
+            continue;
         if (*device ? !id && !claimed(d, i) && names_image(d, i) : plugs_unused_node(d, i))
             return i;
     }
     return 0;
 }
 
-static int check_ejected(const struct disks *d, const json_t *block, struct why *why)
+/* An option for the drive alone can be written */
+static bool can_be_empty(const struct disks *d, size_t at)
 {
+    return argument_of(d, at, "drive") || argument_of(d, at, "cdrom");
+}
+
+static int find_ejected(struct disks *d, const json_t *block, struct why *why)
+{
+    d->emptied = xcalloc(json_array_size(block) + 1, sizeof(*d->emptied));
     size_t i;
     json_t *entry;
 
@@ -333,12 +351,14 @@ static int check_ejected(const struct disks *d, const json_t *block, struct why 
         const char *device = json_string_value(json_object_get(entry, "device"));
         const char *path = json_string_value(json_object_get(entry, "qdev"));
         size_t at = json_object_get(entry, "inserted") ? 0 : find_medium(d, device ? device : "");
-        if (at)
+        if (at && !can_be_empty(d, at))
             return refuse(why, ENOTSUP,
                           "disk %s: its medium was ejected, and would be in the drive again, since "
-                          "the parent's command line has it: %s; insert it before the move, or "
-                          "move this guest by hand, see farfork-rdma-postcopy(7)",
+                          "the parent's command line has it: %s; insert it before a fork or a "
+                          "move, or move this guest by hand, see farfork-rdma-postcopy(7)",
                           device && *device ? device : path ? path : "", word(d, at));
+        if (at)
+            d->emptied[d->n_emptied++] = at;
     }
     return 0;
 }
@@ -364,7 +384,7 @@ int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
                 return rc;
         }
     }
-    return in->move ? check_ejected(d, in->block, why) : 0;
+    return find_ejected(d, in->block, why);
 }
 
 /* --- changing --- */
@@ -375,6 +395,7 @@ static void replace_text(char **s, char *with)
     *s = with;
 }
 
+/* @file NULL: none */
 static char *drive_text(const char *old, const char *file, const char *format)
 {
     static const char *const image_keys[] = {"file",   "format", "driver",   "backing",
@@ -383,6 +404,8 @@ static char *drive_text(const char *old, const char *file, const char *format)
 
     for (size_t i = 0; i < sizeof(image_keys) / sizeof(image_keys[0]); i++)
         replace_text(&s, opts_drop_below(s, image_keys[i]));
+    if (!file)
+        return s;
     replace_text(&s, opts_set(s, "file", file));
     replace_text(&s, opts_set(s, "format", format));
     return s;
@@ -472,6 +495,14 @@ json_t *disks_child_argv(const struct disks *d, const struct clone_place *p, uns
             i++; /* no device of the child has it */
             continue;
         }
+        if (is_emptied(d, i + 1) && argument_of(d, i + 1, "cdrom")) {
+            json_array_append_new(argv, json_string("-drive"));
+            json_array_append_new(argv, json_string("index=2,media=cdrom"));
+            i++;
+            continue;
+        }
+        if (is_emptied(d, i))
+            changed = drive_text(word(d, i), NULL, NULL);
         for (const struct disk *k = d->disk; k < d->disk + d->n; k++)
             if (k->kind != DISK_NONE && k->at == i)
                 changed = child_word(d, k, p, number);
@@ -484,7 +515,7 @@ json_t *disks_child_argv(const struct disks *d, const struct clone_place *p, uns
 
 json_t *disks_move_argv(const struct disks *d)
 {
-    bool changed = false;
+    bool changed = d->n_emptied;
 
     for (const struct disk *k = d->disk; k < d->disk + d->n; k++)
         changed |= k->elsewhere;

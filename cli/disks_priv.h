@@ -37,6 +37,7 @@ struct disks {
     json_t *argv;
     struct disk *disk;
     size_t n, writable;
+    size_t *emptied, n_emptied; /* arguments in argv of drives whose medium was ejected */
 };
 
 /* disks_argv.c: where on the command line is each disk? */

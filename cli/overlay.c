@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * overlay.c - look into a qcow2 overlay
+ * overlay.c - look into a qcow2 file
  */
 /**
  * DOC: Theory of Operation
@@ -41,6 +41,18 @@ static bool all_zero(int fd, uint64_t at, size_t len)
     if (pread(fd, table, len, (off_t)at) != (ssize_t)len)
         return false;
     return !len || (!table[0] && !memcmp(table, table + 1, len - 1));
+}
+
+bool qcow2_is(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    uint32_t magic;
+
+    if (fd < 0)
+        return false;
+    bool is = pread(fd, &magic, sizeof(magic), 0) == sizeof(magic) && be32toh(magic) == MAGIC;
+    close(fd);
+    return is;
 }
 
 bool overlay_is_empty(const char *path)

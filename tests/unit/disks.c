@@ -38,6 +38,17 @@ static json_t *block(const char *device, const char *node, const char *driver, c
                      "no-flush", 0, "image", image);
 }
 
+/* Two images whose lower one is raw to the parent, and @header says of it so much */
+static json_t *layered(const char *base, const char *header)
+{
+    json_t *b = block("d", "n", "qcow2", "a.img", base, base);
+    json_t *image = json_object_get(json_object_get(b, "inserted"), "image");
+
+    if (header)
+        json_object_set_new(image, "backing-filename-format", json_string(header));
+    return b;
+}
+
 static int plan_as(const char *const *argv, json_t *disks, bool stopped, bool move,
                    struct disks **d)
 {
@@ -56,6 +67,11 @@ static int plan(const char *const *argv, json_t *disks, bool stopped, struct dis
 
 static void test_refused(void **state)
 {
+    char looks[] = "/tmp/disks-XXXXXX";
+    int fd = mkstemp(looks);
+    assert_true(fd >= 0 && write(fd, "QFI\373", 4) == 4);
+    close(fd);
+    (void)state;
     const char *const drive[] = {"qemu", "-drive", "file=a.img,if=virtio", NULL};
     const char *const other[] = {"qemu", "-drive", "file=b.img,if=virtio", NULL};
     const char *const temporary[] = {"qemu", "-drive", "id=d,file=a.img,snapshot=on", NULL};
@@ -75,9 +91,16 @@ static void test_refused(void **state)
         {drive, block("d", "n", "qcow2", "a.img", "/base", "/other"), {"/other", "/base"}},
         {drive, block("d", "n", "qcow2", "a.img", NULL, "/base"), {"without", "/base"}},
         {drive, block("d", "n", "raw", "nbd://h/x", NULL, NULL), {"nbd://h/x", "--overlays"}},
+        {drive, layered("/base", "qcow2"), {"/base as raw", "-F raw"}},
+        {drive, layered(looks, NULL), {"as raw", "have it as qcow2"}},
     };
     struct disks *d;
-    (void)state;
+
+    for (int like = 0; like < 2; like++) { /* what is raw, and said or seen to be so */
+        json_t *b = like ? layered("/base", "raw") : layered("/dev/null", NULL);
+        assert_int_equal(plan(drive, json_pack("[o]", b), false, &d), 0);
+        disks_free(d);
+    }
 
     for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
         json_t *b = json_pack("[o]", bad[i].disk);
@@ -87,6 +110,7 @@ static void test_refused(void **state)
             if (!strstr(why.text, bad[i].says[k]))
                 fail_msg("%zu: \"%s\" is not in: %s", i, bad[i].says[k], why.text);
     }
+    unlink(looks);
 }
 
 static void same_words(json_t *got, const char *const *want)
@@ -274,46 +298,59 @@ static void test_move_chain(void **state)
     }
 }
 
-/* What was ejected is not put into the drive again; a drive that never had anything may move */
-static void test_move_ejected(void **state)
+/* What was ejected is not put into the drive again: the drive alone is, or it is said why not */
+static void test_ejected(void **state)
 {
     const struct {
         const char *option, *value, *device; /* the drive with nothing in it */
+        const char *want, *want_option;      /* NULL: as it was */
         const char *says;
     } all[] = {
-        {"-drive", "if=none,id=cd,file=/c.iso,media=cdrom", "cd", "/c.iso"},
-        {"-drive", "if=none,id=cd,file.driver=file,file.filename=/c.iso", "cd", "/c.iso"},
-        {"-drive", "if=none,id=cd", "cd", NULL},
-        {"-drive", "if=none,id=other,file=/c.iso", "ide1-cd0", NULL},
-        {"-drive", "file=/c.iso,media=cdrom", "ide1-cd0", "/c.iso"},
-        {"-drive", "media=cdrom", "ide1-cd0", NULL},
-        {"-cdrom", "/c.iso", "ide1-cd0", "/c.iso"},
-        {"-device", "ide-cd,drive=n", "", "ide-cd,drive=n"},
-        {"-device", "ide-cd,drive=used", "", NULL},
-        {"-device", "ide-cd", "", NULL},
-        {"-name", "x", "ide1-cd0", NULL}, /* QEMU's default */
+        {"-drive", "if=none,id=cd,file=/c.iso,media=cdrom", "cd", "if=none,id=cd,media=cdrom", NULL,
+         NULL},
+        {"-drive", "if=none,id=cd,file.driver=file,file.filename=/c.iso,readonly=on", "cd",
+         "if=none,id=cd,readonly=on", NULL, NULL},
+        {"-drive", "if=none,id=cd", "cd", NULL, NULL, NULL},
+        {"-drive", "if=none,id=other,file=/c.iso", "ide1-cd0", NULL, NULL, NULL},
+        {"-drive", "file=/c.iso,media=cdrom", "ide1-cd0", "media=cdrom", NULL, NULL},
+        {"-drive", "media=cdrom", "ide1-cd0", NULL, NULL, NULL},
+        {"-cdrom", "/c.iso", "ide1-cd0", "index=2,media=cdrom", "-drive", NULL},
+        {"-fda", "/c.img", "floppy0", NULL, NULL, "/c.img"},
+        {"-device", "ide-cd,drive=n", "", NULL, NULL, "ide-cd,drive=n"},
+        {"-device", "ide-cd,drive=used", "", NULL, NULL, NULL},
+        {"-device", "ide-cd", "", NULL, NULL, NULL},
+        {"-name", "x", "ide1-cd0", NULL, NULL, NULL}, /* QEMU's default */
     };
+    const struct clone_place here = {"/s", NULL};
     (void)state;
 
-    for (size_t i = 0; i < FF_ARRAY_LEN(all); i++) {
+    for (size_t i = 0; i < 2 * FF_ARRAY_LEN(all); i++) {
+        const size_t k = i / 2, move = i % 2;
         const char *const argv[] = {"qemu", "-drive", "file=/a,format=raw", "-blockdev",
                                     "driver=file,node-name=n,filename=/c.iso", "-blockdev",
-                                    "driver=raw,node-name=used,file.filename=/u", all[i].option,
-                                    all[i].value, NULL};
-        json_t *b = json_pack("[{s:s,s:s},o,o]", "device", all[i].device, "qdev", "/machine/cd",
+                                    "driver=raw,node-name=used,file.filename=/u", all[k].option,
+                                    all[k].value, NULL};
+        json_t *b = json_pack("[{s:s,s:s},o,o]", "device", all[k].device, "qdev", "/machine/cd",
                               block("hd", "#1", "raw", "/a", NULL, NULL),
                               block("", "used", "raw", "/u", NULL, NULL));
         struct disks *d = NULL;
-        int rc = plan_as(argv, b, false, true, &d);
-        if (rc != (all[i].says ? -ENOTSUP : 0) || (rc && !strstr(why.text, all[i].says)) ||
+        int rc = plan_as(argv, b, false, move, &d);
+        if (rc != (all[k].says ? -ENOTSUP : 0) || (rc && !strstr(why.text, all[k].says)) ||
             (rc && !strstr(why.text, "ejected")))
             fail_msg("%zu: %d %s", i, rc, why.text);
-        if (!rc)
-            disks_free(d);
+        if (rc)
+            continue;
+        AUTO_JSON json_t *out = move ? disks_move_argv(d) : disks_child_argv(d, &here, 1);
+        size_t n = json_array_size(out);
+        assert_string_equal(json_string_value(json_array_get(out, n - 1)),
+                            all[k].want ? all[k].want : all[k].value);
+        assert_string_equal(json_string_value(json_array_get(out, n - 2)),
+                            all[k].want_option ? all[k].want_option : all[k].option);
+        disks_free(d);
     }
 }
 
 UNIT_MAIN(cmocka_unit_test(test_refused), cmocka_unit_test(test_argv),
           cmocka_unit_test(test_blockdev), cmocka_unit_test(test_move),
           cmocka_unit_test(test_move_chain),
-          cmocka_unit_test(test_move_ejected))
+          cmocka_unit_test(test_ejected))
