@@ -101,10 +101,11 @@ static int make_memfd(const struct ff_wire_region *r, struct ff_error *err)
     return fd;
 }
 
-static int adopt_region(struct ff_agent *a, const struct ff_wire_region *r, struct ff_error *err)
+/* A file for the next region: what was lent, or (@l NULL) a new one */
+static int take_file(struct ff_agent *a, const struct ff_wire_region *r, struct ff_lent *l,
+                     struct ff_error *err)
 {
     struct ff_agent_memory *m = &a->memory[a->n_memory];
-    struct ff_lent *l = find_lent(a, r->name);
 
     *m = (struct ff_agent_memory){.fd = -1, .view = -1, .len_bytes = r->len_bytes, .lent = l};
     int rc = l ? check_lent(l, r, err) : make_memfd(r, err);
@@ -116,8 +117,17 @@ static int adopt_region(struct ff_agent *a, const struct ff_wire_region *r, stru
     if (l)
         l->fd = -1;
     m->view = ff_agent_reopen(m->fd, err);
-    if (m->view < 0)
-        return m->view;
+    return m->view < 0 ? m->view : 0;
+}
+
+static int adopt_region(struct ff_agent *a, const struct ff_wire_region *r, struct ff_error *err)
+{
+    struct ff_agent_memory *m = &a->memory[a->n_memory];
+    struct ff_lent *l = find_lent(a, r->name);
+
+    int rc = take_file(a, r, l, err);
+    if (rc)
+        return rc;
     /* of what was lent nothing is touched here: it only needs an address of its own */
     void *map = mmap(NULL, r->len_bytes, l ? PROT_NONE : PROT_READ | PROT_WRITE,
                      MAP_SHARED | (l ? MAP_NORESERVE : 0), l ? m->view : m->fd, (off_t)m->offset);
@@ -175,15 +185,31 @@ static int keep_state(struct ff_agent *a, const void *state, size_t len, struct 
     return a->state_fd < 0 ? a->state_fd : 0;
 }
 
+static void drop_memory(struct ff_agent *a)
+{
+    while (a->n_memory) {
+        struct ff_agent_memory *m = &a->memory[--a->n_memory];
+        if (m->map)
+            munmap(m->map, m->len_bytes);
+        ff_close_fd(&m->view);
+        ff_close_fd(&m->fd);
+    }
+    ff_close_fd(&a->state_fd);
+}
+
 /* --- stages --- */
 
-static void set_status(struct ff_agent *a, enum ff_image_status status, const struct ff_error *why)
+/* @over_link: of an image that comes that way, which says nothing of one that was handed over */
+static void set_status(struct ff_agent *a, bool over_link, enum ff_image_status status,
+                       const struct ff_error *why)
 {
     pthread_mutex_lock(&a->lock);
-    if (a->status != FF_IMAGE_COMPLETE && a->status != FF_IMAGE_LOST) {
+    bool ended = a->status == FF_IMAGE_COMPLETE || a->status == FF_IMAGE_LOST;
+    if (!ended && !(over_link && atomic_load(&a->handed_over))) {
         a->status = status;
         if (why)
             a->why = *why;
+        pthread_cond_broadcast(&a->changed);
     }
     pthread_mutex_unlock(&a->lock);
     eventfd_write(a->poke_fd, 1);
@@ -191,17 +217,91 @@ static void set_status(struct ff_agent *a, enum ff_image_status status, const st
 
 static void complete(void *opaque)
 {
-    set_status(opaque, FF_IMAGE_COMPLETE, NULL);
+    set_status(opaque, true, FF_IMAGE_COMPLETE, NULL);
+}
+
+/* Under lock */
+static int take_whole(struct ff_agent *a, const struct ff_hello *table, int state_fd,
+                      uint64_t state_bytes, struct ff_error *err)
+{
+    struct stat st;
+    int rc = 0;
+
+    if (a->adopted || a->status != FF_IMAGE_AWAITED || atomic_load(&a->cancelled))
+        return ff_error_set(err, EBUSY, "agent: it has an image already, or will get none");
+    int seals = fcntl(state_fd, F_GET_SEALS);
+    if (seals < 0 || (seals & FF_CLONE_SEALS) != FF_CLONE_SEALS)
+        return ff_error_set(err, EPROTO, "agent: the state that was handed over can be changed");
+    if (fstat(state_fd, &st) || !S_ISREG(st.st_mode) || (uint64_t)st.st_size < state_bytes)
+        return ff_error_set(err, EPROTO, "agent: the state that was handed over is no file of %llu bytes",
+                            (unsigned long long)state_bytes);
+    for (unsigned i = 0; i < table->n_regions && !rc; i++) {
+        const struct ff_wire_region *r = &table->regions[i];
+        struct ff_lent *l = find_lent(a, r->name);
+        rc = l && l->fd >= 0 ? take_file(a, r, l, err)
+                             : ff_error_set(err, EPROTO, "agent: region %s: handed over, but not lent",
+                                            r->name);
+    }
+    if (!rc) {
+        a->state_fd = ff_agent_reopen(state_fd, err);
+        a->state_bytes = state_bytes;
+        rc = a->state_fd < 0 ? a->state_fd : 0;
+    }
+    if (rc)
+        drop_memory(a);
+    a->adopted = !rc;
+    return rc;
+}
+
+int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
+                       uint64_t state_bytes, struct ff_error *err)
+{
+    pthread_mutex_lock(&a->lock);
+    int rc = take_whole(a, table, state_fd, state_bytes, err);
+    if (!rc) {
+        a->table = *table;
+        *table = (struct ff_hello){.regions = NULL};
+        ff_agent_drop_lent(a);
+        a->status = FF_IMAGE_HERE;
+        atomic_store(&a->handed_over, true);
+    }
+    pthread_mutex_unlock(&a->lock);
+    if (!rc)
+        ff_dest_cancel(a->dest); /* nothing will come over the link */
+    return rc;
+}
+
+void ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why)
+{
+    set_status(a, false, why ? FF_IMAGE_LOST : FF_IMAGE_COMPLETE, why);
+}
+
+static int wait_handed_over(struct ff_agent *a, struct ff_error *err)
+{
+    pthread_mutex_lock(&a->lock);
+    while (a->status == FF_IMAGE_HERE && !atomic_load(&a->cancelled))
+        pthread_cond_wait(&a->changed, &a->lock);
+    int rc = a->status == FF_IMAGE_COMPLETE ? 0
+             : a->status == FF_IMAGE_LOST
+                 ? ff_error_set(err, a->why.code, "%s", a->why.text)
+                 : ff_error_set(err, ECANCELED, "canceled");
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+const struct ff_hello *ff_agent_table(const struct ff_agent *a)
+{
+    return atomic_load(&a->handed_over) ? &a->table : ff_dest_hello(a->dest);
 }
 
 /* Children are told by the server thread; the caller by @rc */
-static int lost(struct ff_agent *a, int rc, const struct ff_error *why, struct ff_error *err)
+static int lost(struct ff_agent *a, bool over_link, int rc, const struct ff_error *why, struct ff_error *err)
 {
     struct ff_error e = *why;
 
     if (atomic_load(&a->cancelled))
         rc = ff_error_set(&e, ECANCELED, "canceled");
-    set_status(a, FF_IMAGE_LOST, &e);
+    set_status(a, over_link, FF_IMAGE_LOST, &e);
     if (err)
         *err = e;
     return rc;
@@ -230,6 +330,7 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
     if (!a)
         return ff_error_set(err, ENOMEM, "agent: out of memory");
     pthread_mutex_init(&a->lock, NULL);
+    pthread_cond_init(&a->changed, NULL);
     a->state_fd = a->listen_fd = -1;
     a->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = a->poke_fd < 0 ? ff_error_set(err, errno, "agent: eventfd: %s", strerror(errno)) : 0;
@@ -238,6 +339,7 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
         rc = link ? ff_dest_new_on_link(&addr, link, &a->dest, err)
                   : ff_dest_new(&addr, &a->dest, err);
     if (!rc) {
+        a->port = ff_dest_port(a->dest);
         ff_dest_own(a->dest, &(struct ff_dest_owner){
                                  .adopt = adopt, .complete = complete, .opaque = a});
         rc = a->listen_fd = ff_clone_listen(socket_path, err);
@@ -262,7 +364,7 @@ int ff_agent_new(const struct ff_address *listen, const char *socket_path, struc
 
 unsigned ff_agent_port(const struct ff_agent *a)
 {
-    return ff_dest_port(a->dest);
+    return a->port;
 }
 
 static int receive(struct ff_agent *a, struct ff_error *err)
@@ -290,8 +392,12 @@ int ff_agent_receive(struct ff_agent *a, struct ff_error *err)
 
     int rc = receive(a, &why);
     if (rc)
-        return lost(a, rc, &why, err);
-    set_status(a, FF_IMAGE_HERE, NULL);
+        rc = lost(a, true, rc, &why, err);
+    else
+        set_status(a, true, FF_IMAGE_HERE, NULL);
+    if (!atomic_load(&a->handed_over)) /* it can be no more: a status is set */
+        return rc;
+    ff_dest_close_port(a->dest);
     return 0;
 }
 
@@ -299,11 +405,12 @@ int ff_agent_wait(struct ff_agent *a, struct ff_error *err)
 {
     struct ff_error why;
 
-    int rc = ff_dest_wait_done(a->dest, &why);
+    int rc = atomic_load(&a->handed_over) ? wait_handed_over(a, &why)
+                                          : ff_dest_wait_done(a->dest, &why);
     if (!rc)
         return 0;
     ff_error_context(&why, "the image was lost");
-    return lost(a, rc, &why, err);
+    return lost(a, !atomic_load(&a->handed_over), rc, &why, err);
 }
 
 void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
@@ -316,10 +423,13 @@ void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
     out->children_ended = a->ended;
     for (unsigned i = 0; i < a->n_memory; i++)
         out->bytes_lent += a->memory[i].lent ? a->memory[i].len_bytes : 0;
+    bool handed_over = atomic_load(&a->handed_over);
     bool here = a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE;
     pthread_mutex_unlock(&a->lock);
     struct ff_children_stats st = {.faults = 0};
-    if (here)
+    if (handed_over)
+        out->image.bytes_total = out->image.bytes_present = out->bytes_lent;
+    else if (here)
         ff_children_stats(ff_dest_pager(a->dest), &st);
     out->child_faults = st.faults;
     out->child_faults_waited = st.waited;
@@ -328,7 +438,7 @@ void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
 
 const char *ff_agent_link(struct ff_agent *a)
 {
-    return ff_dest_link(a->dest);
+    return atomic_load(&a->handed_over) ? "none" : ff_dest_link(a->dest);
 }
 
 void ff_agent_on_child(struct ff_agent *a,
@@ -351,7 +461,10 @@ void ff_agent_together(struct ff_agent *a, unsigned n)
 
 void ff_agent_cancel(struct ff_agent *a)
 {
+    pthread_mutex_lock(&a->lock);
     atomic_store(&a->cancelled, true);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
     ff_dest_cancel(a->dest);
 }
 
@@ -362,25 +475,20 @@ void ff_agent_free(struct ff_agent *a)
     if (a->thread_up) {
         struct ff_error why;
         ff_error_set(&why, ESHUTDOWN, "the agent has ended before every page was here");
-        set_status(a, FF_IMAGE_LOST, &why);
+        set_status(a, false, FF_IMAGE_LOST, &why);
         atomic_store(&a->stop, true);
         eventfd_write(a->poke_fd, 1);
         pthread_join(a->thread, NULL); /* no child is known to the pager any more */
     }
     ff_dest_free(a->dest);
     ff_agent_drop_lent(a);
-    for (unsigned i = 0; i < a->n_memory; i++) {
-        struct ff_agent_memory *m = &a->memory[i];
-        if (m->map)
-            munmap(m->map, m->len_bytes);
-        ff_close_fd(&m->view);
-        ff_close_fd(&m->fd);
-    }
-    ff_close_fd(&a->state_fd);
+    drop_memory(a);
+    ff_hello_free(&a->table);
     ff_close_fd(&a->listen_fd);
     ff_close_fd(&a->poke_fd);
     if (*a->path)
         unlink(a->path);
+    pthread_cond_destroy(&a->changed);
     pthread_mutex_destroy(&a->lock);
     free(a);
 }

@@ -18,6 +18,8 @@
  *              ff_agent_wait(): the last page
  *                status COMPLETE, or LOST ---------> each child is told; COMPLETE: this thread
  *                                                    answers what is left in the userfaultfds
+ *              or: a source on this host lends all of it, with the state: HERE, and when it says
+ *              that children may run, COMPLETE. Nothing comes over a link
  * States       AWAITED -> HERE -> COMPLETE; LOST from AWAITED and HERE
  * Threads      lock guards status, why, what was lent, and counts. memory and state are written
  *              before HERE, and only read after it. Connections are the server thread's.
@@ -57,6 +59,7 @@ struct ff_conn; /* server.c */
 struct ff_agent {
     struct ff_dest *dest;
     char path[108];
+    unsigned port;
     int listen_fd, poke_fd;
     pthread_t thread;
     bool thread_up;
@@ -67,8 +70,11 @@ struct ff_agent {
     unsigned n_memory;
     int state_fd; /* for reading */
     uint64_t state_bytes;
+    struct ff_hello table; /* of an image that was handed over: there is no pager */
+    _Atomic bool handed_over;
 
     pthread_mutex_t lock;
+    pthread_cond_t changed; /* status, or cancelled */
     enum ff_image_status status;
     struct ff_error why; /* LOST */
     void (*on_child)(void *opaque, unsigned child, enum ff_child_event what);
@@ -93,5 +99,14 @@ void *ff_server_main(void *agent);
 
 /* Forget what was lent; under lock */
 void ff_agent_drop_lent(struct ff_agent *a);
+
+/* All of @table (taken over) has been lent, and @state_fd has the state: children may load, and
+ * run after ff_agent_handed_over(): @why NULL: it is complete; else it never will be. Server thread */
+int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
+                       uint64_t state_bytes, struct ff_error *err);
+void ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why);
+
+/* Of the image, once it is here */
+const struct ff_hello *ff_agent_table(const struct ff_agent *a);
 
 #endif

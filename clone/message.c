@@ -17,7 +17,7 @@
 #include "wirebuf.h"
 
 #define MAGIC 0x454e4f4c43464646ull /* "FFFCLONE" */
-#define VERSION 2
+#define VERSION 3
 #define CONNECT_S 10
 #define BACKLOG 1024
 

@@ -27,6 +27,10 @@
  *              HELLO regions lent, table      -->
  *              MEMORY region, offset [files]  -->
  *                                              <-- ATTACHED, or REFUSE
+ *              IMAGE [state]: that is all     -->  children load; else the link brings the rest
+ *                                              <-- ATTACHED, or REFUSE
+ *              RUN: it stays as it is         -->  the image is complete, and they may run
+ *                                              <-- COMPLETE
  *
  * Invariants   a message has exactly the descriptors that it must have; a table is a HELLO of the
  *              link (wire.h), and validated there.
@@ -35,6 +39,7 @@
 #ifndef FF_CLONE_MESSAGE_H
 #define FF_CLONE_MESSAGE_H
 
+#include <fcntl.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -44,6 +49,7 @@
 struct ff_error;
 
 #define FF_CLONE_FILES 64
+#define FF_CLONE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) /* of files made to be sent */
 #define FF_CLONE_MSG_MAX (FF_MSG_MAX + 8 * FF_WIRE_REGIONS_MAX + 64)
 
 enum ff_clone_type {

@@ -9,6 +9,8 @@
  *              NEW       nothing was said yet
  *              LENDING   a source: HELLO was heard, files are coming
  *              LENT      they are here; the image takes them if this is still open then
+ *              GIVEN     the state followed: they are the image, and children load. None runs
+ *                        before the source has said so; when it ends before that, the image is lost
  *              WAITING   a child: HELLO was heard, the image is not there yet
  *              SENDING   it gets the state and the files
  *              MAPPING   it has them, and maps them
@@ -33,7 +35,7 @@
 #define LATER_MS 10 /* a queue is full: its reader is on its way */
 #define HOLD_MS 2000 /* after the last was ready: one that does not come holds nobody for long */
 
-enum state { NEW, LENDING, LENT, WAITING, SENDING, MAPPING, ATTACHED };
+enum state { NEW, LENDING, LENT, GIVEN, WAITING, SENDING, MAPPING, ATTACHED };
 
 struct ff_conn {
     int sock;
@@ -89,6 +91,11 @@ static void conn_free(struct ff_agent *a, struct ff_conn *c)
     if (a->lender == c)
         ff_agent_drop_lent(a);
     pthread_mutex_unlock(&a->lock);
+    if (c->state == GIVEN) {
+        struct ff_error why;
+        ff_error_set(&why, ECONNRESET, "the source ended before children were to run");
+        ff_agent_handed_over(a, &why);
+    }
     if (c->view)
         ff_children_remove(ff_dest_pager(a->dest), c->view);
     if (c->child) {
@@ -153,6 +160,24 @@ static int take_lent(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg 
     return ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
 }
 
+static int take_image(struct ff_agent *a, struct ff_conn *c, const struct ff_clone_msg *m,
+                      struct ff_error *err)
+{
+    int rc = ff_agent_hand_over(a, &c->table, m->fd[0], m->state_bytes, err);
+
+    if (rc)
+        return rc;
+    c->state = GIVEN;
+    return ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+}
+
+static int let_run(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
+{
+    ff_agent_handed_over(a, NULL);
+    c->state = LENT; /* once */
+    return ff_clone_say(c->sock, FF_CLONE_COMPLETE, err);
+}
+
 /* --- children --- */
 
 static int begin_child(struct ff_agent *a, struct ff_conn *c, const struct ff_clone_msg *m,
@@ -179,7 +204,7 @@ static int begin_child(struct ff_agent *a, struct ff_conn *c, const struct ff_cl
 /* The image is there: is it the child's? */
 static int compare(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
 {
-    const struct ff_hello *image = ff_dest_hello(a->dest);
+    const struct ff_hello *image = ff_agent_table(a);
 
     int rc = ff_regions_match(&c->regions, c->table.config, image, c->map, err);
     if (rc)
@@ -237,6 +262,8 @@ static int attach(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
         missing |= !a->memory[i].lent && !is_complete;
     if (!m->n_fds && missing)
         return ff_error_set(err, EINVAL, "agent: it does not watch its memory, which is not all here");
+    if (m->n_fds && atomic_load(&a->handed_over))
+        return ff_error_set(err, EPROTO, "agent: it watches memory of which none is missing");
     if (m->n_fds) {
         m->n_fds = 0; /* taken */
         rc = ff_children_add(p, m->fd[0], c->host, c->sock, &c->view, err);
@@ -284,6 +311,10 @@ static int handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
     }
     if (c->state == LENDING && m->type == FF_CLONE_MEMORY)
         return take_lent(a, c, m, err);
+    if (c->state == LENT && m->type == FF_CLONE_IMAGE)
+        return take_image(a, c, m, err);
+    if (c->state == GIVEN && m->type == FF_CLONE_RUN)
+        return let_run(a, c, err);
     if (c->state == MAPPING && m->type == FF_CLONE_WATCH)
         return attach(a, c, m, err);
     if (c->state == ATTACHED && m->type == FF_CLONE_READY && !c->ready) {
@@ -337,7 +368,8 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
         rc = compare(a, c, &why);
     if (!rc && c->state == SENDING)
         rc = send_image(a, c, status == FF_IMAGE_COMPLETE, &why);
-    if (!rc && run && c->ready && !c->may_run && status != FF_IMAGE_LOST) {
+    bool settled = status == FF_IMAGE_COMPLETE || !atomic_load(&a->handed_over);
+    if (!rc && run && c->ready && !c->may_run && settled && status != FF_IMAGE_LOST) {
         rc = ff_clone_say(c->sock, FF_CLONE_RUN, &why);
         c->may_run = !rc;
     }
@@ -430,10 +462,11 @@ static void turn(struct ff_agent *a)
         conn_free(a, c);
     }
     /* the pager has stopped, and every page is there: whoever still asks is woken */
-    if (status == FF_IMAGE_COMPLETE)
+    bool serves = status == FF_IMAGE_COMPLETE && !atomic_load(&a->handed_over);
+    if (serves)
         ff_children_serve(ff_dest_pager(a->dest));
     if (!atomic_load(&a->stop))
-        wait_for_any(a, status == FF_IMAGE_COMPLETE);
+        wait_for_any(a, serves);
 }
 
 void *ff_server_main(void *opaque)

@@ -421,7 +421,7 @@ enum ff_child_event {
  * @children_running:    of those, which said that they run
  * @children_ended:      left, or dropped; after complete or before
  * @image:               as of any move; faults there are pages fetched, not children's faults
- * @bytes_lent:          of image.bytes_present: not copied, since the source lent its memory
+ * @bytes_lent:          of image.bytes_present: in files of the source, lent or handed over
  * @child_faults:        events of children, whatever their page was
  * @child_faults_waited: of those, what found its page under way for somebody else
  * @child_faults_late:   of those, what found its page there
@@ -449,6 +449,9 @@ unsigned ff_agent_port(const struct ff_agent *a);
 /**
  * ff_agent_receive() - wait for a source, take its image's table and state, and let it go
  *
+ * A source on this host may have handed its image over before, or does so now: then it is complete,
+ * and children were served since.
+ *
  * Return:  0: from here on children are served; -ECANCELED; -errno: as ff_dest_accept() to
  *          ff_dest_running(); children that wait are told why
  */
@@ -474,7 +477,8 @@ void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out);
 const char *ff_agent_link(struct ff_agent *a);
 
 /* What children do. @fn: called from a thread of the library, one call at a time, while no other
- * child is answered; @child is the number that the child gave. Before ff_agent_receive() */
+ * child is answered; @child is the number that the child gave. Before ff_agent_receive(), and
+ * before others know the agent's socket */
 void ff_agent_on_child(struct ff_agent *a,
                        void (*fn)(void *opaque, unsigned child, enum ff_child_event what),
                        void *opaque);
@@ -507,6 +511,34 @@ void ff_agent_free(struct ff_agent *a);
  *          refused for
  */
 int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error *err);
+
+/**
+ * ff_source_hand_over() - give an agent on this host the whole image at once
+ * @socket_path: as in ff_source_lend()
+ * @config:      as in ff_source_connect()
+ * @state:       as in ff_source_send_state()
+ *
+ * Instead of ff_source_lend() and all that follows it but ff_source_let_run(). Regions that have an
+ * fd are lent, and are subject to the same rules; of the others what they hold is copied into files
+ * of the agent's. When this has returned 0 children load; no link is used.
+ *
+ * Return:  0; -EFBIG: more than 32 MiB have no fd, or some of huge pages, and nothing was done:
+ *          lend, and connect; else as ff_source_lend(). After any failure one may connect: either
+ *          that works, or the agent hears that it does not
+ */
+int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char *config,
+                        const void *state, size_t len, struct ff_error *err);
+
+/**
+ * ff_source_let_run() - what was handed over will never change: children may run
+ *
+ * Between the two the caller may still fail to keep the image as it is: who frees the source
+ * instead, or dies, ends the children, of which none has run. After it the source can be freed.
+ *
+ * Return:  0; -ECONNRESET, -EPIPE: the agent has ended, and so will the children; -EINVAL: nothing
+ *          was handed over
+ */
+int ff_source_let_run(struct ff_source *s, struct ff_error *err);
 
 /* @number: the caller's, for messages and ff_agent_on_child() */
 int ff_child_new(const char *socket_path, unsigned number, struct ff_child **out,

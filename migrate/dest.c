@@ -170,6 +170,15 @@ static int hear_hello(struct ff_dest *d, struct ff_error *err)
     return 1;
 }
 
+void ff_dest_close_port(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->lock);
+    struct ff_port *port = d->port;
+    d->port = NULL;
+    pthread_mutex_unlock(&d->lock);
+    ff_port_free(port);
+}
+
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 {
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
@@ -206,11 +215,7 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
     if (rc)
         return rc;
     ff_log(FF_LOG_INFO, "destination: link: %s", d->link->about);
-    pthread_mutex_lock(&d->lock);
-    struct ff_port *port = d->port;
-    d->port = NULL;
-    pthread_mutex_unlock(&d->lock);
-    ff_port_free(port);
+    ff_dest_close_port(d);
     return 0;
 }
 

@@ -30,6 +30,9 @@ void ff_dest_own(struct ff_dest *d, const struct ff_dest_owner *owner);
 /* In adopt(): all of a region is here already; neither watched nor fetched */
 void ff_dest_lent(struct ff_dest *d, unsigned region);
 
+/* Nobody connects any more; not beside ff_dest_accept() */
+void ff_dest_close_port(struct ff_dest *d);
+
 /* After ff_dest_start(): for children.h */
 struct ff_pager *ff_dest_pager(struct ff_dest *d);
 

@@ -133,6 +133,20 @@ static bool file_populated(int fd, uint64_t offset, uint64_t len_bytes)
     return (uint64_t)data < offset + len_bytes;
 }
 
+int ff_open_pagemap(void)
+{
+    return open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+}
+
+bool ff_populated(int pagemap, const struct ff_region *r, uint64_t at, uint64_t len_bytes)
+{
+    if (!r->zero_fill)
+        return true;
+    if (r->fd >= 0)
+        return file_populated(r->fd, r->fd_offset + at, len_bytes);
+    return pagemap < 0 || anon_populated(pagemap, (uint8_t *)r->host + at, len_bytes);
+}
+
 void ff_pieces_lent(struct ff_pieces *p, const struct ff_regions *t)
 {
     for (unsigned i = 0; i < p->n; i++)
@@ -141,21 +155,15 @@ void ff_pieces_lent(struct ff_pieces *p, const struct ff_regions *t)
 
 unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *t)
 {
-    FF_AUTO_CLOSE int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    FF_AUTO_CLOSE int pagemap = ff_open_pagemap();
     unsigned more = 0;
 
     for (unsigned i = 0; i < p->n; i++) {
         struct ff_piece *e = &p->piece[i];
-        const struct ff_region *r = &t->r[e->region];
         if (e->wanted || e->lent)
             continue;
-        if (!r->zero_fill)
-            e->wanted = true;
-        else if (r->fd >= 0)
-            e->wanted = file_populated(r->fd, r->fd_offset + e->number * p->piece_bytes,
-                                       e->len_bytes);
-        else
-            e->wanted = pagemap < 0 || anon_populated(pagemap, e->addr, e->len_bytes);
+        e->wanted = ff_populated(pagemap, &t->r[e->region], e->number * p->piece_bytes,
+                                 e->len_bytes);
         more += e->wanted;
     }
     return more;

@@ -55,6 +55,11 @@ void ff_pieces_free(struct ff_pieces *p); /* registrations go with the link, or 
 /* Never want those of regions with a file: to register private memory copies it */
 void ff_pieces_lent(struct ff_pieces *p, const struct ff_regions *t);
 
+/* Whether @r holds a populated page from byte @at on; what cannot be found out counts as one.
+ * @pagemap: of ff_open_pagemap(), or -1 */
+int ff_open_pagemap(void);
+bool ff_populated(int pagemap, const struct ff_region *r, uint64_t at, uint64_t len_bytes);
+
 /* Want the pieces that hold a populated page: how many became wanted */
 unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *t);
 

@@ -111,6 +111,16 @@ const struct ff_regions *ff_source_regions(const struct ff_source *s)
     return &s->regions;
 }
 
+int ff_source_kept_fd(const struct ff_source *s)
+{
+    return s->kept_fd;
+}
+
+int ff_source_cancel_fd(const struct ff_source *s)
+{
+    return s->cancel_fd;
+}
+
 void ff_source_keep_fd(struct ff_source *s, int fd)
 {
     ff_close_fd(&s->kept_fd);

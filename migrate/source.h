@@ -14,8 +14,10 @@ void ff_source_use_link(struct ff_source *s, struct ff_link *link);
 int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct ff_dest **out,
                         struct ff_error *err);
 
-/* For ff_source_lend() */
+/* For clone/lend.c */
 const struct ff_regions *ff_source_regions(const struct ff_source *s);
+int ff_source_cancel_fd(const struct ff_source *s);
 void ff_source_keep_fd(struct ff_source *s, int fd); /* closed by ff_source_free() */
+int ff_source_kept_fd(const struct ff_source *s);
 
 #endif

@@ -71,7 +71,7 @@ $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 
 # --- fuzzers: clang's; seeds are made, not kept ---
 
-FUZZERS := $(BUILD)/fuzz/wire_fuzz $(BUILD)/fuzz/queue_fuzz
+FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz)
 FUZZ_CFLAGS = $(filter-out $(OPT),$(CFLAGS)) -O1 -MMD -MP -fsanitize=fuzzer,address \
               $(addprefix -iquote ,$(LIB_DIRS) include)
 fuzzers: $(FUZZERS) $(BUILD)/fuzz/.seeds
@@ -86,8 +86,8 @@ $(BUILD)/fuzz/seeds: tests/fuzz/seeds.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a $(TEST_LIBS)
 
 $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
-	@mkdir -p $(BUILD)/fuzz/wire $(BUILD)/fuzz/queue
-	@$< $(BUILD)/fuzz/wire $(BUILD)/fuzz/queue
+	@mkdir -p $(addprefix $(@D)/,wire queue clone)
+	@$< $(addprefix $(@D)/,wire queue clone)
 	@touch $@
 
 -include $(UNIT_TESTS:=.d) $(LOOP_OBJ:.o=.d) $(LOOP_TESTS:=.d) $(E2E_PROGRAMS:=.d) $(FUZZERS:=.d)

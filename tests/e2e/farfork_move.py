@@ -16,9 +16,9 @@ import subprocess
 import common
 import report
 from common import Failed, check_ledger, say, status, wait_for
+from forked import (ELSEWHERE, SLOW, FakeParent, Parent, alive, check_nothing_left,
+                    hosts_of_their_own, kill, processes_of, run_vmclone)
 from qemu import Guest
-from vmclone import (ELSEWHERE, SLOW, FakeParent, Parent, alive, check_nothing_left,
-                     hosts_of_their_own, kill, processes_of, run_vmclone)
 
 HOST = 'h1=127.0.0.1'
 STUCK = 'dest.state=delay:3000000'      # the guest stands still, and is the source's

@@ -16,8 +16,8 @@ import subprocess
 import common
 import farfork_move
 from common import Failed, Skip, say, wait_for
-from vmclone import (Child, Clone, Parent, alive, check_nothing_left, check_result,
-                     hosts_of_their_own, run_vmclone, snapshot)
+from forked import (Child, Clone, Parent, alive, check_nothing_left, check_result,
+                    hosts_of_their_own, run_vmclone, snapshot)
 
 SSHD = os.path.abspath(os.path.join(common.BUILD, 'tests', 'e2e', 'sshd'))     # see e2e.mk
 PORT = 2222

@@ -5,209 +5,21 @@
 Every child goes on with the ledger that its parent had at the fork, and sweeps all of its memory.
 Other hosts are played by launchers that run on this one.
 """
-import contextlib
 import glob
-import itertools
 import json
 import os
 import select
 import shlex
-import shutil
 import signal
-import socket
-import subprocess
 import threading
 import time
 
 import common
-import report
-from common import Failed, Micro, Skip, say, status, wait_for
+from common import Failed, say, status, wait_for
+from forked import (ELSEWHERE, MIB, SLOW, TWO_HOSTS, Child, Clone, FakeParent, Parent, alive,
+                    ask, check_nothing_left, check_result, hosts_of_their_own, kill, one_start,
+                    processes_of, run_vmclone, say_phases, snapshot, weight)
 
-VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
-MIB = 128
-LIMIT_S = 400 if common.FULL else 90
-SLOW = 'dest.prefill=delay:30000'       # pages come slowly, children fault
-TWO_HOSTS = ['h1=127.0.0.1', 'h2=127.0.0.1']
-NAMESPACES = itertools.count()
-ELSEWHERE = ['--launcher', 'env FF_HOST={host} {cmd}']
-
-
-class Clone:
-    """vmclone, started; its result once it has ended."""
-
-    def __init__(self, t, parent, n, *args, hosts=(), faults=None, rundir='run', name='f',
-                 everywhere=True):
-        self.base = os.path.join(t.work, rundir)
-        path = parent if isinstance(parent, str) else parent.second
-        self.argv = [VMCLONE, '--json', *(('--rundir', self.base) if everywhere else ()),
-                     '--id', name, '--timeout', '40', *args, path, str(n), *hosts]
-        env = {**os.environ, 'FARFORK_RUNDIR': self.base,
-               **({'FARFORK_FAULTS': faults} if faults else {})}
-        self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                     stdin=subprocess.DEVNULL, env=env, text=True)
-        self.result = None
-        self.err = ''
-
-    def end(self, limit_s=90):
-        out, self.err = self.proc.communicate(timeout=limit_s)
-        self.result = json.loads(out) if out.startswith('{') else {}
-        return self.proc.returncode
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        if self.proc.poll() is None:
-            self.proc.terminate()
-            try:
-                self.proc.communicate(timeout=30)
-            except subprocess.TimeoutExpired:
-                self.proc.kill()
-        kill(self.base, 'f')
-
-    @property
-    def children(self):
-        return self.result['children']
-
-
-def run_vmclone(*args, limit_s=30):
-    return subprocess.run([VMCLONE, *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          text=True, timeout=limit_s, check=False)
-
-
-def kill(base, name):
-    return run_vmclone('--kill', name, '--rundir', base)
-
-
-class Child:
-    """The micro guest in a child: what it says is in its run directory."""
-
-    def __init__(self, row, parent):
-        self.pid, self.qmp_path = row['pid'], row['qmp']
-        self.name = f'child {row["child"]}'
-        folder = os.path.dirname(row['qmp'])
-        self.console = os.path.join(folder, f'{row["child"]}.{os.path.basename(parent.console)}')
-        self.at = 0
-        self.start = None
-        self._log = report.Log()
-
-    def log(self):
-        with open(self.console, 'rb') as f:
-            f.seek(self.at)
-            data = f.read()
-        self.at += len(data)
-        self._log.feed(data)
-        return self._log
-
-    def begins(self, before, limit_s=LIMIT_S):
-        """It goes on from where its parent was."""
-        wait_for(f'report of {self.name}', limit_s, lambda: report.is_ready(self.log().lines))
-        first = self.log().lines[0]
-        was = before[first['cpu']]
-        if first['seq'] <= was['seq'] or first['uptime_ms'] < was['uptime_ms']:
-            raise Failed(f'{self.name} begins with report {first["seq"]}, the parent had made '
-                         f'{was["seq"]}')
-        self.start = report.snapshot(self.log().lines)
-
-    def check(self, before, limit_s=LIMIT_S):
-        """And finds all of its memory right, twice since begins()."""
-        if not self.start:
-            self.begins(before, limit_s)
-        wait_for(f'sweeps of {self.name}', limit_s, lambda: all(
-            now['sweeps'] >= self.start[c]['sweeps'] + 2
-            for c, now in report.snapshot(self.log().lines).items()))
-        self.start = None
-        ok, reasons = report.verdict(self.log())
-        if not ok:
-            raise Failed(f'{self.name}: its memory is wrong: {"; ".join(reasons[:5])}')
-
-
-class Parent(Micro):
-    """With a QMP socket more: the first one is the test's."""
-
-    def __init__(self, t, accel, extra=(), mem_mib=MIB, second='parent.second', **more):
-        self.second = os.path.join(t.work, second)
-        super().__init__(t, 'parent', accel, mem_mib=mem_mib, extra=(
-            '-qmp', f'unix:{self.second},server=on,wait=off', *extra), **more)
-
-
-def snapshot(parent):
-    return report.snapshot(parent.log().lines)
-
-
-def alive(pid):
-    try:
-        with open(f'/proc/{pid}/stat', encoding='ascii', errors='replace') as f:
-            return f.read().rpartition(')')[2].split()[0] != 'Z'
-    except OSError:
-        return False
-
-
-def weight(pid):
-    """Of its session among others; '' where sessions have none."""
-    try:
-        with open(f'/proc/{pid}/autogroup', encoding='ascii') as f:
-            return f.read().partition(' ')[2].strip()
-    except OSError:
-        return ''
-
-
-def one_start(rows):
-    """Whether any two of them have the same addresses, and so come from one program's start."""
-    first = []
-    for row in rows:
-        with open(f'/proc/{row["pid"]}/maps', encoding='ascii') as f:
-            first.append(f.readline().split('-')[0])
-    return len(set(first)) < len(first)
-
-
-def processes_of(base):
-    """Processes that name this run directory: agents, children, launchers."""
-    found = []
-    for path in glob.glob('/proc/[0-9]*/cmdline'):
-        try:
-            with open(path, 'rb') as f:
-                text = f.read()
-        except OSError:
-            continue
-        pid = int(path.split('/')[2])
-        if base.encode() in text and alive(pid):
-            found.append((pid, text.split(b'\0')[:2]))
-    return found
-
-
-def check_nothing_left(clone, parent=None):
-    """No process, socket or folder of the fork, and no export in the parent."""
-    left = wait_for('end of all processes', 15, lambda: not processes_of(clone.base) or None)
-    if not left or glob.glob(clone.base + '/*'):
-        raise Failed(f'left behind: {glob.glob(clone.base + "/*/*/*")}')
-    if parent is None:
-        return
-    for e in parent.qmp('query-x-farfork-exports'):
-        wait_for('end of the holder', 10, lambda pid=e['holder-pid']: not alive(pid))
-    if status(parent) != 'running':
-        raise Failed(f'the parent is {status(parent)}')
-    common.check_ledger(parent, sweeps=1)
-
-
-def check_result(clone, code, want):
-    """want: how many children in each state, once vmclone has ended with this code."""
-    got = clone.end()
-    states = {}
-    for row in clone.result.get('children', []):
-        states[row['state']] = states.get(row['state'], 0) + 1
-    if got != code or states != want:
-        raise Failed(f'vmclone ended with {got}: {states}, want {code}: {want}; '
-                     f'{[r["error"] for r in clone.result.get("children", [])][:3]} '
-                     f'{clone.result.get("error")} {clone.err[-600:]}')
-
-
-def say_phases(clone):
-    p = clone.result['phases_ms']
-    say('      ' + ', '.join(f'{k} {v:.1f}' for k, v in p.items() if v is not None) + ' ms')
-
-
-# --- cases ---
 
 def family(t, accel, memory, n, *args, hosts=(), smp=1, mem_mib=MIB):
     """n children run, their ledgers are right, they outlive vmclone; then they are ended."""
@@ -270,31 +82,26 @@ def grandchild(t, accel):
             check_nothing_left(c, parent)
 
 
-@contextlib.contextmanager
-def hosts_of_their_own(n):
-    """Network namespaces, each at the end of a link of its own to this one: (name=address, ...)."""
-    if os.geteuid() or not shutil.which('ip'):
-        raise Skip('network namespaces need root and ip(8)')
-    tag = f'f{os.getpid() % 100000}{next(NAMESPACES)}'  # what is deleted is there for a moment yet
-
-    def ip(*args):
-        out = subprocess.run(['ip', *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                             text=True, timeout=20, check=False)
-        if out.returncode:
-            raise Skip(f'ip {" ".join(args)}: {out.stdout.strip()}')
-    with contextlib.ExitStack() as undo:
-        hosts = []
-        for i in range(n):
-            ns, here, there = f'{tag}n{i}', f'{tag}a{i}', f'{tag}b{i}'
-            ip('netns', 'add', ns)
-            undo.callback(subprocess.run, ['ip', 'netns', 'del', ns], timeout=20, check=False)
-            ip('link', 'add', here, 'type', 'veth', 'peer', 'name', there, 'netns', ns)
-            ip('addr', 'add', f'198.18.{i}.1/30', 'dev', here)
-            ip('link', 'set', here, 'up')
-            ip('-n', ns, 'addr', 'add', f'198.18.{i}.2/30', 'dev', there)
-            ip('-n', ns, 'link', 'set', there, 'up')
-            hosts.append(f'{ns}=198.18.{i}.2')
-        yield hosts
+def ejected(t, accel):
+    """What was taken out of a drive is not in that of a child."""
+    path = os.path.join(t.work, 'cd.iso')
+    with open(path, 'wb') as f:
+        f.truncate(1 << 20)
+    with Parent(t, accel, extra=('-drive', f'if=none,id=out,file={path},format=raw,media=cdrom',
+                                 '-device', 'ide-cd,drive=out', '-cdrom', path)) as parent:
+        parent.start_load()
+        before = snapshot(parent)
+        drives = [b['device'] for b in parent.qmp('query-block') if 'inserted' in b]
+        for drive in drives:
+            parent.qmp('eject', device=drive, force=True)
+        with Clone(t, parent, 1) as c:
+            check_result(c, 0, {'complete': 1})
+            left = {b['device']: b for b in ask(c.children[0]['qmp'], 'query-block')}
+            if len(drives) != 2 or any('inserted' in left[d] for d in drives):
+                raise Failed(f'{drives}: {left}')
+            Child(c.children[0], parent).check(before)
+            kill(c.base, 'f')
+            check_nothing_left(c, parent)
 
 
 def namespaces(t, accel, n_hosts, n):
@@ -526,46 +333,6 @@ def memory_lost(t, accel):
             check_nothing_left(c, parent)
 
 
-class FakeParent:
-    """A QMP server that does as it is told: replies by command, or none."""
-
-    def __init__(self, t, replies):
-        self.second = os.path.join(t.work, 'fake.qmp')
-        self.replies = replies
-        self.server = socket.socket(socket.AF_UNIX)
-        self.server.bind(self.second)
-        self.server.listen(1)
-        self.asked = []
-        self.thread = threading.Thread(target=self.serve, daemon=True)
-        self.thread.start()
-
-    def serve(self):
-        with contextlib.suppress(OSError):
-            sock, _ = self.server.accept()
-            with sock, sock.makefile('rw') as f:
-                f.write('{"event": "RTC_CHANGE"}\n{"QMP": {}}\n')
-                f.flush()
-                for line in f:
-                    m = json.loads(line)
-                    self.asked.append(m['execute'])
-                    reply = self.replies.get(m['execute'], {'error': {'desc': 'not today'}})
-                    if reply == 'end':
-                        return
-                    if reply is not None:
-                        f.write('{"event": "STOP"}\n' + json.dumps({**reply, 'id': m['id']}) +
-                                '\n')
-                        f.flush()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown(socket.SHUT_RDWR)
-        self.server.close()
-        self.thread.join(10)
-        os.unlink(self.second)
-
-
 def out_of_sight(t, accel):
     """Hosts whose run directories are theirs alone: listed, waited for, ended from here."""
     launcher = f'test ! -e {t.work}/down-{{host}} && env FARFORK_RUNDIR={t.work}/on-{{host}} {{cmd}}'
@@ -685,6 +452,8 @@ def run(t):
         family(t, accel, 'memfd', many, mem_mib=32)
     with t.case('a child is forked'):
         grandchild(t, accel)
+    with t.case('a medium was ejected'):
+        ejected(t, accel)
     with t.case('one host cannot be reached'):
         one_host_fails(t, accel)
     with t.case('no host can be reached'):

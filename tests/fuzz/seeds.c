@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * seeds.c - write a small corpus for the fuzzers: usage: seeds WIRE-FOLDER QUEUE-FOLDER
+ * seeds.c - write a small corpus for the fuzzers: usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER
  */
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include "error.h"
+#include "message.h"
 #include "tcp_wire.h"
 #include "wire.h"
 
@@ -106,10 +110,56 @@ static void save_steps(void)
         save((uint8_t)steps[i][0], (const uint8_t *)steps[i] + 1, lengths[i] - 1);
 }
 
+/* Of clone_fuzz.c, as they are on the socket */
+static void save_clone(const struct ff_clone_msg *m)
+{
+    static uint8_t buf[FF_CLONE_MSG_MAX];
+    struct ff_clone_msg with = *m;
+    struct ff_error err;
+    int pair[2], null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+
+    for (unsigned i = 0; i < with.n_fds; i++)
+        with.fd[i] = null;
+    if (null < 0 || socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) < 0 ||
+        ff_clone_send(pair[0], &with, &err)) {
+        fprintf(stderr, "seeds: cannot send %s\n", ff_clone_name(m->type));
+        exit(1);
+    }
+    save(m->n_fds, buf, (int)recv(pair[1], buf, sizeof(buf), 0));
+    close(pair[0]);
+    close(pair[1]);
+    close(null);
+}
+
+static void save_clone_messages(void)
+{
+    struct ff_wire_region r[] = {{.name = "pc.ram", .len_bytes = 1 << 30, .psize = 4096},
+                                 {.name = "pc.rom", .len_bytes = 1 << 17, .psize = 4096}};
+    struct ff_clone_msg hello = {
+        .type = FF_CLONE_HELLO, .number = 3, .host = {0x7f0000000000, 0x7f1000000000},
+        .table = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 2,
+                  .config = "pc", .regions = r}};
+    struct ff_clone_msg image = {
+        .type = FF_CLONE_IMAGE, .state_bytes = 70000, .complete = true, .n_fds = 1};
+    struct ff_clone_msg files = {
+        .type = FF_CLONE_MEMORY, .n = 2, .n_fds = 2, .memory = {{0, true, 0}, {1, false, 4096}}};
+    struct ff_clone_msg why = {.type = FF_CLONE_REFUSE, .code = 22, .text = "another machine"};
+
+    save_clone(&hello);
+    hello.lends = true;
+    save_clone(&hello);
+    save_clone(&image);
+    save_clone(&files);
+    save_clone(&why);
+    for (unsigned t = FF_CLONE_WATCH; t <= FF_CLONE_COMPLETE; t++)
+        save_clone(&(struct ff_clone_msg){.type = (enum ff_clone_type)t,
+                                          .n_fds = t == FF_CLONE_WATCH});
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 3) {
-        fprintf(stderr, "usage: seeds WIRE-FOLDER QUEUE-FOLDER\n");
+    if (argc != 4) {
+        fprintf(stderr, "usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER\n");
         return 2;
     }
     folder = argv[1];
@@ -117,5 +167,7 @@ int main(int argc, char **argv)
     save_frames();
     folder = argv[2];
     save_steps();
+    folder = argv[3];
+    save_clone_messages();
     return 0;
 }

@@ -62,8 +62,9 @@ def hosts(t, memory):
             f'{c["child_faults"]} faults of children')
         if c['lent'] or c['fetched'] + c['zero'] < c['total']:
             raise Failed(f'{far.name}: {c}')
-        c = over_verbs(near)
-        if (c['lent'] >= MIB << 20) != (memory == 'memfd'):
+        c = near.wait('complete') if memory == 'memfd' else over_verbs(near)
+        handed_over = c['link'] == 'none' and c['lent'] == c['total']
+        if handed_over != (memory == 'memfd') or (c['lent'] and not handed_over):
             raise Failed(f'{near.name}: {c}')
 
 

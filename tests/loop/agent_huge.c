@@ -62,6 +62,14 @@ static void lent(void)
     must(f->stats.bytes_lent == f->stats.image.bytes_total);
 }
 
+static void handed_over(void)
+{
+    struct family *f = huge_family(CHILDREN, NULL);
+
+    f->lend_all = f->hand_over = true;
+    run(f);
+}
+
 /* One child more than there are pages for: it alone is refused, before it touches anything */
 static void one_too_many(void)
 {
@@ -96,6 +104,7 @@ int main(int argc, char **argv)
         {"prefill", prefill, 30},
         {"faults alone", faults_alone, 30},
         {"lent", lent, 30},
+        {"handed over", handed_over, 30},
         {"one too many", one_too_many, 40},
     };
 

@@ -266,6 +266,8 @@ static void kid_main(void *arg)
     usleep(k->own->later_us);
     kid_attach(k);
     bool runs = kid_wait_run(k);
+    if (!runs && f->hand_over)
+        _exit(NEVER_RAN);
     if (runs) {
         must(!pthread_create(&waiter, NULL, wait_main, k));
         must_ok(ff_child_running(k->c, &err), err);
@@ -403,9 +405,16 @@ static void make_lent(struct family *f)
 
 static int stage(struct family *f, enum stage s, struct ff_error *err)
 {
-    uint8_t *state;
+    uint8_t state[STATE_BYTES];
     int rc;
 
+    for (size_t i = 0; i < STATE_BYTES; i++)
+        state[i] = (uint8_t)i;
+    if (f->hand_over)
+        return s == S_CONNECT ? ff_source_hand_over(f->source, f->path, "test", state, STATE_BYTES,
+                                                    err)
+               : s == S_GO    ? ff_source_let_run(f->source, err)
+                              : 0;
     switch (s) {
     case S_CONNECT:
         rc = f->lend || f->lend_all ? ff_source_lend(f->source, f->path, err) : 0;
@@ -415,13 +424,7 @@ static int stage(struct family *f, enum stage s, struct ff_error *err)
     case S_WATCHED:
         return ff_source_wait_watched(f->source, err);
     case S_STATE:
-        state = malloc(STATE_BYTES);
-        must(state);
-        for (size_t i = 0; i < STATE_BYTES; i++)
-            state[i] = (uint8_t)i;
-        rc = ff_source_send_state(f->source, state, STATE_BYTES, NULL, 0, err);
-        free(state);
-        return rc;
+        return ff_source_send_state(f->source, state, STATE_BYTES, NULL, 0, err);
     case S_READY:
         return ff_source_wait_ready(f->source, err);
     case S_GO:

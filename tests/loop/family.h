@@ -21,6 +21,7 @@
 #include "loop.h"
 
 #define CHILDREN_MAX 50
+#define NEVER_RAN 6 /* how a child ends that loaded an image which was taken back */
 
 enum when { AT_ONCE, WHEN_HERE, WHEN_COMPLETE };
 
@@ -46,6 +47,7 @@ struct family {
     enum memory memory;  /* of the source's regions that have a file, and the children's pages */
     bool lend;           /* the first region of the source is a memfd, lent */
     bool lend_all;
+    bool hand_over;      /* all of the image at once, what is not lent copied; and no link */
     unsigned together;   /* as many children are to go on together */
     bool last_later;     /* nobody touches the last cell before family_last() */
     unsigned n_regions;  /* default 2: 1500, 501 cells */
