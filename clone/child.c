@@ -49,7 +49,7 @@ struct ff_child {
     struct ff_uffd uffd;
     void *state;
     size_t state_bytes;
-    bool attached, may_run, done;
+    bool attached, may_start, may_run, done;
     void (*on_map)(void *opaque, bool begins);
     void *on_map_opaque;
 };
@@ -285,6 +285,11 @@ static int say(struct ff_child *c, enum ff_clone_type type, struct ff_error *err
     return rc == -EPIPE || rc == -ECONNRESET ? 0 : rc;
 }
 
+int ff_child_loaded(struct ff_child *c, struct ff_error *err)
+{
+    return say(c, FF_CLONE_LOADED, err);
+}
+
 int ff_child_ready(struct ff_child *c, struct ff_error *err)
 {
     return say(c, FF_CLONE_READY, err);
@@ -321,14 +326,16 @@ static int wait_for(struct ff_child *c, const bool *what, struct ff_error *err)
     while (!*what && !rc) {
         rc = ff_clone_expect(c->sock, c->cancel_fd, &m, -1, err);
         if (rc == -ECONNRESET && c->done) { /* it needs nobody */
-            c->may_run = true;
+            c->may_start = c->may_run = true;
             return 0;
         }
         if (rc && rc != -ECANCELED)
             ff_error_context(err, "child %u: memory is missing that will not come", c->number);
         if (rc)
             return rc;
-        if (m.type == FF_CLONE_RUN && !c->may_run) {
+        if (m.type == FF_CLONE_START && !c->may_start) {
+            c->may_start = true;
+        } else if (m.type == FF_CLONE_RUN && !c->may_run) {
             c->may_run = true;
         } else if (m.type == FF_CLONE_COMPLETE) {
             if (!c->done) /* it may have been when the child came */
@@ -341,6 +348,11 @@ static int wait_for(struct ff_child *c, const bool *what, struct ff_error *err)
         ff_clone_close(&m);
     }
     return rc;
+}
+
+int ff_child_wait_start(struct ff_child *c, struct ff_error *err)
+{
+    return wait_for(c, &c->may_start, err);
 }
 
 int ff_child_wait_run(struct ff_child *c, struct ff_error *err)

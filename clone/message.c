@@ -17,7 +17,7 @@
 #include "wirebuf.h"
 
 #define MAGIC 0x454e4f4c43464646ull /* "FFFCLONE" */
-#define VERSION 3
+#define VERSION 4
 #define CONNECT_S 10
 #define BACKLOG 1024
 
@@ -25,6 +25,7 @@ static const char *const names[] = {
     [FF_CLONE_HELLO] = "HELLO",       [FF_CLONE_REFUSE] = "REFUSE",
     [FF_CLONE_IMAGE] = "IMAGE",       [FF_CLONE_MEMORY] = "MEMORY",
     [FF_CLONE_WATCH] = "WATCH",       [FF_CLONE_ATTACHED] = "ATTACHED",
+    [FF_CLONE_LOADED] = "LOADED",     [FF_CLONE_START] = "START",
     [FF_CLONE_READY] = "READY",       [FF_CLONE_RUN] = "RUN",
     [FF_CLONE_RUNNING] = "RUNNING",   [FF_CLONE_COMPLETE] = "COMPLETE",
     [FF_CLONE_LOST] = "LOST",

@@ -17,6 +17,9 @@
  *              WATCH [userfaultfd, or none]    --> serves it
  *                                              <-- ATTACHED
  *              (loads its devices)
+ *              LOADED                          --> (holds it until the image is for good)
+ *                                              <-- START
+ *              (starts all but its vCPUs)
  *              READY                           --> (holds it until the others are)
  *                                              <-- RUN
  *              RUNNING                         -->
@@ -59,6 +62,8 @@ enum ff_clone_type {
     FF_CLONE_MEMORY,
     FF_CLONE_WATCH,
     FF_CLONE_ATTACHED,
+    FF_CLONE_LOADED,
+    FF_CLONE_START,
     FF_CLONE_READY,
     FF_CLONE_RUN,
     FF_CLONE_RUNNING,

@@ -14,8 +14,9 @@
  *              WAITING   a child: HELLO was heard, the image is not there yet
  *              SENDING   it gets the state and the files
  *              MAPPING   it has them, and maps them
- *              ATTACHED  its faults are served; it loads its devices, is READY, and runs when as
- *                        many as run together are
+ *              ATTACHED  its faults are served; it loads its devices, starts what is not vCPUs
+ *                        once the image is for good, is READY, and runs when as many as run
+ *                        together are
  *              Nobody waits for one connection: one that says nothing costs a descriptor.
  * Invariants   a child is told one of COMPLETE and LOST, once, after ATTACHED; before it, REFUSE.
  */
@@ -40,7 +41,7 @@ enum state { NEW, LENDING, LENT, GIVEN, WAITING, SENDING, MAPPING, ATTACHED };
 struct ff_conn {
     int sock;
     enum state state;
-    bool child, ready, may_run, running;
+    bool child, loaded, may_start, ready, may_run, running;
     bool told; /* how it ended: COMPLETE or LOST */
     bool ended; /* and it was reported; COMPLETE not before it runs */
     bool over; /* to be closed */
@@ -317,7 +318,11 @@ static int handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
         return let_run(a, c, err);
     if (c->state == MAPPING && m->type == FF_CLONE_WATCH)
         return attach(a, c, m, err);
-    if (c->state == ATTACHED && m->type == FF_CLONE_READY && !c->ready) {
+    if (c->state == ATTACHED && m->type == FF_CLONE_LOADED && !c->loaded) {
+        c->loaded = true;
+        return 0;
+    }
+    if (c->may_start && m->type == FF_CLONE_READY && !c->ready) {
         c->ready = true;
         a->ready_ns = ff_now_ns();
         return 0;
@@ -368,8 +373,13 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
         rc = compare(a, c, &why);
     if (!rc && c->state == SENDING)
         rc = send_image(a, c, status == FF_IMAGE_COMPLETE, &why);
-    bool settled = status == FF_IMAGE_COMPLETE || !atomic_load(&a->handed_over);
-    if (!rc && run && c->ready && !c->may_run && settled && status != FF_IMAGE_LOST) {
+    bool settled = status == FF_IMAGE_COMPLETE ||
+                   (status == FF_IMAGE_HERE && !atomic_load(&a->handed_over));
+    if (!rc && c->loaded && !c->may_start && settled) {
+        rc = ff_clone_say(c->sock, FF_CLONE_START, &why);
+        c->may_start = !rc;
+    }
+    if (!rc && run && c->ready && !c->may_run && status != FF_IMAGE_LOST) {
         rc = ff_clone_say(c->sock, FF_CLONE_RUN, &why);
         c->may_run = !rc;
     }

@@ -394,6 +394,9 @@ void ff_collapse_stop(struct ff_collapse *c);
  *              ff_source_connect() .. ff_source_go()    <-- ff_child_new(), add_region(),
  *                                                           ff_child_attach()
  *                                                           (load ff_child_state())
+ *                                                       <-- ff_child_loaded()
+ *                                                       --> ff_child_wait_start()
+ *                                                           (start devices)
  *                                                       <-- ff_child_ready()
  *                                                       --> ff_child_wait_run()
  *                                                           (run) ff_child_running()
@@ -575,16 +578,26 @@ void ff_child_state(const struct ff_child *c, const void **state, size_t *len);
  * owned by @c. -1: not attached */
 int ff_child_fd(const struct ff_child *c, unsigned region, uint64_t *offset);
 
-/* The state is loaded; the guest runs: tell the agent. Also while another thread is in one of the
- * two below */
+/* The state is loaded; all but the vCPUs has been started; the guest runs: tell the agent. Also
+ * while another thread is in one of the three below */
+int ff_child_loaded(struct ff_child *c, struct ff_error *err);
 int ff_child_ready(struct ff_child *c, struct ff_error *err);
 int ff_child_running(struct ff_child *c, struct ff_error *err);
 
 /**
- * ff_child_wait_run() - wait until the guest may run, see ff_agent_together()
+ * ff_child_wait_start() - wait until the image is for good, and devices may be started
  *
  * Call it in a thread of its own as soon as the child is attached: loading the state may wait for
- * memory that never comes, and only this, and then ff_child_wait_done(), says so.
+ * memory that never comes, and only this, and then those below, say so.
+ * Return: as ff_child_wait_done(), but for 0: ff_child_loaded() was called, and nothing will take
+ *         the image back
+ */
+int ff_child_wait_start(struct ff_child *c, struct ff_error *err);
+
+/**
+ * ff_child_wait_run() - wait until the guest may run, see ff_agent_together()
+ *
+ * After ff_child_wait_start(), and ff_child_ready() from any thread.
  * Return: as ff_child_wait_done(), but for 0: ff_child_ready() was called, and the guest may run
  */
 int ff_child_wait_run(struct ff_child *c, struct ff_error *err);

@@ -224,6 +224,8 @@ static void hand_over(bool loop, bool all)
     wait_count(f->events[FF_CHILD_ATTACHED], 4);
     usleep(30000); /* none runs yet */
     must(!atomic_load(&f->ended) && !atomic_load(&f->events[FF_CHILD_RUNNING]));
+    for (unsigned i = 0; i < 5; i++)
+        must(!atomic_load(&f->child[i].may_start));
     family_source(f, S_GO);
     ff_source_free(f->source);
     f->source = NULL;

@@ -209,8 +209,13 @@ static bool kid_wait_run(struct kid *k)
     uint64_t ready_ns = ff_now_ns();
     struct ff_error err = {.code = 0};
 
-    must_ok(ff_child_ready(k->c, &err), err);
-    int rc = ff_child_wait_run(k->c, &err);
+    must_ok(ff_child_loaded(k->c, &err), err);
+    int rc = ff_child_wait_start(k->c, &err);
+    atomic_store(&k->own->may_start, !rc);
+    if (!rc) {
+        must_ok(ff_child_ready(k->c, &err), err);
+        rc = ff_child_wait_run(k->c, &err);
+    }
     atomic_store(&k->own->rc, rc);
     must(rc != -ECANCELED); /* that would be by itself */
     if (rc) {

@@ -33,7 +33,7 @@ struct family_child {
     const char *config;
     /* what happened */
     pid_t pid;
-    atomic_bool asked, attached, touched, verified, done, peeked;
+    atomic_bool asked, attached, may_start, touched, verified, done, peeked;
     atomic_int rc, peek_tid; /* of ff_child_attach(), then of ff_child_wait_done() */
     char error[504];
 };

@@ -30,6 +30,8 @@ static struct ff_clone_msg messages[] = {
     {.type = FF_CLONE_WATCH, .n_fds = 1},
     {.type = FF_CLONE_WATCH},
     {.type = FF_CLONE_ATTACHED},
+    {.type = FF_CLONE_LOADED},
+    {.type = FF_CLONE_START},
     {.type = FF_CLONE_READY},
     {.type = FF_CLONE_RUN},
     {.type = FF_CLONE_RUNNING},
@@ -207,7 +209,7 @@ static void test_fields(void **state)
         const char *says;
     } cases[] = {
         {0, 0, 0, "type 0"},
-        {0, 0, FF_CLONE_LAST + 1, "type 12"},
+        {0, 0, FF_CLONE_LAST + 1, "type 14"},
         {0, 4, 0, "magic"},
         {0, 12, 1, "version 1"},
         {0, 14, 2, "kind 2"},
