@@ -23,7 +23,7 @@ const char *const ff_fault_points[] = {
     "dest.accepted",  "dest.pager",     "dest.state",      "dest.ready",
     "dest.running",   "dest.fault",     "dest.install",    "dest.prefill",
     "tcp.serve.fault", "tcp.serve.prefill", "tcp.recv.short", "tcp.send.short",
-    "loop.read",      "control.send",   "process.go",
+    "loop.read",      "control.send",   "process.go",   "child.loaded",
 };
 const unsigned ff_fault_points_n = FF_ARRAY_LEN(ff_fault_points);
 

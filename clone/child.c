@@ -29,6 +29,7 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "fault.h"
 #include "log.h"
 #include "message.h"
 #include "regions.h"
@@ -57,8 +58,10 @@ struct ff_child {
 int ff_child_new(const char *socket_path, unsigned number, struct ff_child **out,
                  struct ff_error *err)
 {
+    int rc = ff_faults_start(err);
+    if (rc)
+        return rc;
     struct ff_child *c = calloc(1, sizeof(*c));
-
     if (!c)
         return ff_error_set(err, ENOMEM, "child: out of memory");
     for (unsigned i = 0; i < FF_WIRE_REGIONS_MAX; i++)
@@ -71,8 +74,8 @@ int ff_child_new(const char *socket_path, unsigned number, struct ff_child **out
         *out = c;
         return 0;
     }
-    int rc = c->path ? ff_error_set(err, errno, "child: eventfd: %s", strerror(errno))
-                     : ff_error_set(err, ENOMEM, "child: out of memory");
+    rc = c->path ? ff_error_set(err, errno, "child: eventfd: %s", strerror(errno))
+                 : ff_error_set(err, ENOMEM, "child: out of memory");
     ff_child_free(c);
     return rc;
 }
@@ -287,6 +290,7 @@ static int say(struct ff_child *c, enum ff_clone_type type, struct ff_error *err
 
 int ff_child_loaded(struct ff_child *c, struct ff_error *err)
 {
+    ff_fault("child.loaded");
     return say(c, FF_CLONE_LOADED, err);
 }
 

@@ -589,8 +589,8 @@ int ff_child_running(struct ff_child *c, struct ff_error *err);
  *
  * Call it in a thread of its own as soon as the child is attached: loading the state may wait for
  * memory that never comes, and only this, and then those below, say so.
- * Return: as ff_child_wait_done(), but for 0: ff_child_loaded() was called, and nothing will take
- *         the image back
+ * Return: as ff_child_wait_done(), but for 0: nothing will take the image back, and ff_child_loaded()
+ *         was called, or all memory is here and the agent has ended: load it first
  */
 int ff_child_wait_start(struct ff_child *c, struct ff_error *err);
 

@@ -101,9 +101,10 @@ class Agent:
             os.unlink(self.socket)
 
 
-def child(t, agent, number, accel, memory='anon', options='', mem_mib=None, smp=1, extra=()):
+def child(t, agent, number, accel, memory='anon', options='', mem_mib=None, smp=1, extra=(),
+          faults=None):
     return Micro(t, f'{agent.name}-{number}', accel, memory=memory, mem_mib=mem_mib or MIB, smp=smp,
-                 extra=extra, incoming=f'farfork-clone:{agent.socket},number={number}{options}',
+                 extra=extra, faults=faults, incoming=f'farfork-clone:{agent.socket},number={number}{options}',
                  at_source=agent.at_source)
 
 
@@ -289,6 +290,23 @@ def parent_killed(t, accel):
             check_went_on(before, k)
         complete(kids)
         wait_for('end of the holder', 10, lambda: not os.path.exists(f'/proc/{r["holder-pid"]}'))
+
+
+def agent_killed_early(t, accel):
+    """All memory is here, the agent dies while a child loads: it starts, and runs, all the same."""
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(Micro(t, 'early', accel, memory='memfd', mem_mib=MIB))
+        parent.start_load()
+        a = stack.enter_context(Agent(t, 'early-a'))
+        before = snapshot(parent)
+        export(parent, 'f', a.target(lend=True))
+        a.wait('complete')
+        k = stack.enter_context(child(t, a, 1, accel, 'memfd', faults='child.loaded=delay:1500000'))
+        common.wait_migration(k, 'active')      # attached: it loads now
+        a.kill()
+        check_went_on(before, k)
+        complete([k])
+        check_parent(parent)
 
 
 def holder_killed(t, accel, how):
@@ -530,6 +548,7 @@ def run(t):
         'children that quit': lambda: child_quits(t, best),
         'a child of a child': lambda: grandchild(t, best),
         'the parent is killed': lambda: parent_killed(t, best),
+        'the agent is killed while a child loads': lambda: agent_killed_early(t, best),
         'the holder is killed': lambda: holder_killed(t, best, 'kill'),
         'unexport': lambda: holder_killed(t, best, 'unexport'),
         'the agent is killed': lambda: holder_killed(t, best, 'agent'),
