@@ -295,7 +295,8 @@ const struct ff_hello *ff_agent_table(const struct ff_agent *a)
 }
 
 /* Children are told by the server thread; the caller by @rc */
-static int lost(struct ff_agent *a, bool over_link, int rc, const struct ff_error *why, struct ff_error *err)
+static int lost(struct ff_agent *a, bool over_link, int rc, const struct ff_error *why,
+                struct ff_error *err)
 {
     struct ff_error e = *why;
 

@@ -59,8 +59,8 @@ int verbs_wc_error(struct verbs_link *v, enum verbs_role role, const char *verb,
 
     ff_error_set(&why, errno_of(wc->status),
                  "verbs: %s on %s queue pair %u: %s%s (status %d, vendor 0x%x)", verb,
-                 role_names[role], wc->qp_num, hint(wc->status, verb), ibv_wc_status_str(wc->status),
-                 wc->status, wc->vendor_err);
+                 role_names[role], wc->qp_num, hint(wc->status, verb),
+                 ibv_wc_status_str(wc->status), wc->status, wc->vendor_err);
     /* what is flushed only follows from something else: prefer the reason known already */
     if (wc->status == IBV_WC_WR_FLUSH_ERR)
         verbs_events(v, NULL);

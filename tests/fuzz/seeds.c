@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * seeds.c - write a small corpus for the fuzzers: usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER
+ * seeds.c - write a small corpus for the fuzzers
+ *
+ * usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER
  */
 #include <fcntl.h>
 #include <stdio.h>
