@@ -92,8 +92,10 @@ static int check_backing_format(const char *cwd, const char *name, const json_t 
         return 0;
     return refuse(why, ENOTSUP,
                   "disk %s: %s: the parent has its backing file %s as %s, and who opens it by its "
-                  "header would have it as %s; make them agree: qemu-img rebase -u -F %s",
-                  name, text(image, "filename"), text(next, "filename"), has, header, has);
+                  "header would have it as %s; make them agree, with the parent stopped: qemu-img "
+                  "rebase -u -b %s -F %s %s",
+                  name, text(image, "filename"), text(next, "filename"), has, header,
+                  text(next, "filename"), has, text(image, "filename"));
 }
 
 int check_chain(const char *cwd, const char *name, const json_t *image, struct why *why)
@@ -118,7 +120,7 @@ int check_chain(const char *cwd, const char *name, const json_t *image, struct w
         if (!*header || !same_file(cwd, header, text(next, "filename")))
             return refuse(why, ENOTSUP,
                           "disk %s: %s: its header names backing file \"%s\", the parent has "
-                          "\"%s\" there; make them agree: qemu-img rebase -u",
+                          "\"%s\" there; make them agree: qemu-img rebase -u -b FILE -F FORMAT",
                           name, file, header, text(next, "filename"));
         int rc = check_backing_format(cwd, name, image, why);
         if (rc)

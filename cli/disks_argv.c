@@ -343,10 +343,10 @@ static bool can_be_empty(const struct disks *d, size_t at)
 
 static int find_ejected(struct disks *d, const json_t *block, struct why *why)
 {
-    d->emptied = xcalloc(json_array_size(block) + 1, sizeof(*d->emptied));
     size_t i;
     json_t *entry;
 
+    d->emptied = xcalloc(json_array_size(block) + 1, sizeof(*d->emptied));
     json_array_foreach(block, i, entry) {
         const char *device = json_string_value(json_object_get(entry, "device"));
         const char *path = json_string_value(json_object_get(entry, "qdev"));

@@ -271,9 +271,13 @@ int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
     return rc;
 }
 
-void ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why)
+int ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why, struct ff_error *err)
 {
     set_status(a, false, why ? FF_IMAGE_LOST : FF_IMAGE_COMPLETE, why);
+    pthread_mutex_lock(&a->lock);
+    int rc = a->status == FF_IMAGE_LOST ? ff_error_set(err, a->why.code, "%s", a->why.text) : 0;
+    pthread_mutex_unlock(&a->lock);
+    return rc;
 }
 
 static int wait_handed_over(struct ff_agent *a, struct ff_error *err)

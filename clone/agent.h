@@ -101,10 +101,11 @@ void *ff_server_main(void *agent);
 void ff_agent_drop_lent(struct ff_agent *a);
 
 /* All of @table (taken over) has been lent, and @state_fd has the state: children may load, and start
- * after ff_agent_handed_over(): @why NULL: it is complete; else it never will be. Server thread */
+ * after ff_agent_handed_over(): @why NULL: it is complete, unless it was lost meanwhile: -errno and
+ * the reason; else it never will be. Server thread */
 int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
                        uint64_t state_bytes, struct ff_error *err);
-void ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why);
+int ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why, struct ff_error *err);
 
 /* Of the image, once it is here */
 const struct ff_hello *ff_agent_table(const struct ff_agent *a);

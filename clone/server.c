@@ -95,7 +95,7 @@ static void conn_free(struct ff_agent *a, struct ff_conn *c)
     if (c->state == GIVEN) {
         struct ff_error why;
         ff_error_set(&why, ECONNRESET, "the source ended before children were to run");
-        ff_agent_handed_over(a, &why);
+        ff_agent_handed_over(a, &why, NULL);
     }
     if (c->view)
         ff_children_remove(ff_dest_pager(a->dest), c->view);
@@ -174,9 +174,10 @@ static int take_image(struct ff_agent *a, struct ff_conn *c, const struct ff_clo
 
 static int let_run(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
 {
-    ff_agent_handed_over(a, NULL);
+    int rc = ff_agent_handed_over(a, NULL, err);
+
     c->state = LENT; /* once */
-    return ff_clone_say(c->sock, FF_CLONE_COMPLETE, err);
+    return rc ? rc : ff_clone_say(c->sock, FF_CLONE_COMPLETE, err);
 }
 
 /* --- children --- */

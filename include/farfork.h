@@ -452,8 +452,8 @@ unsigned ff_agent_port(const struct ff_agent *a);
 /**
  * ff_agent_receive() - wait for a source, take its image's table and state, and let it go
  *
- * A source on this host may have handed its image over before, or does so now: then it is complete,
- * and children were served since.
+ * A source on this host may have handed its image over before, or does so now: children are served
+ * since, and ff_agent_wait() waits for its ff_source_let_run().
  *
  * Return:  0: from here on children are served; -ECANCELED; -errno: as ff_dest_accept() to
  *          ff_dest_running(); children that wait are told why
@@ -464,7 +464,8 @@ int ff_agent_receive(struct ff_agent *a, struct ff_error *err);
  * ff_agent_wait() - fetch the rest in the background until every page is here
  *
  * Return:  0: children are told, and so are those that come later, until ff_agent_free();
- *          -errno: the link broke: children are told, and must end
+ *          -errno: the link broke, or who handed it over took it back: children are told, and must
+ *          end
  */
 int ff_agent_wait(struct ff_agent *a, struct ff_error *err);
 #ifdef __cplusplus
@@ -538,8 +539,8 @@ int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char
  * Between the two the caller may still fail to keep the image as it is: who frees the source
  * instead, or dies, ends the children, of which none has run. After it the source can be freed.
  *
- * Return:  0; -ECONNRESET, -EPIPE: the agent has ended, and so will the children; -EINVAL: nothing
- *          was handed over
+ * Return:  0; -ECONNRESET, -EPIPE: the agent has ended, and so will the children; -ECONNABORTED: it
+ *          was canceled, likewise; -EINVAL: nothing was handed over
  */
 int ff_source_let_run(struct ff_source *s, struct ff_error *err);
 

@@ -205,51 +205,6 @@ static void lent_all(bool loop)
     must(!f->stats.image.faults && !f->stats.child_faults);
 }
 
-/* --- handed over --- */
-
-/* With the source gone: the children go on, and those come that come later */
-static void hand_over(bool loop, bool all)
-{
-    struct family *f = family_new();
-
-    f->n_children = 5;
-    f->loop = loop;
-    f->lend = true;
-    f->lend_all = all;
-    f->hand_over = true;
-    f->child[1].when = WHEN_HERE;
-    f->child[2].when = WHEN_COMPLETE;
-    family_start(f);
-    family_source(f, S_CONNECT);
-    wait_count(f->events[FF_CHILD_ATTACHED], 4);
-    usleep(30000); /* none runs yet */
-    must(!atomic_load(&f->ended) && !atomic_load(&f->events[FF_CHILD_RUNNING]));
-    for (unsigned i = 0; i < 5; i++)
-        must(!atomic_load(&f->child[i].may_start));
-    family_source(f, S_GO);
-    ff_source_free(f->source);
-    f->source = NULL;
-    family_must_succeed(f);
-    must(f->stats.bytes_lent == f->stats.image.bytes_total);
-    must(!f->stats.image.faults && !f->stats.child_faults);
-}
-
-static void handed_over_all(void)
-{
-    hand_over(false, true);
-}
-
-/* What is not lent is copied */
-static void handed_over_in_part(void)
-{
-    hand_over(false, false);
-}
-
-static void loop_handed_over(void)
-{
-    hand_over(true, false);
-}
-
 static void tcp_lent_all(void)
 {
     lent_all(false);
@@ -282,9 +237,6 @@ int main(int argc, char **argv)
         {"lent in part", lent_in_part, 0},
         {"tcp, lent", tcp_lent_all, 0},
         {"loop, lent", loop_lent_all, 0},
-        {"handed over, all lent", handed_over_all, 0},
-        {"handed over, copied in part", handed_over_in_part, 0},
-        {"loop, handed over", loop_handed_over, 0},
     };
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
 }

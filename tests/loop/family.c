@@ -278,6 +278,10 @@ static void kid_main(void *arg)
         must_ok(ff_child_running(k->c, &err), err);
     }
     if (k->own->only_peek) {
+        atomic_store(&k->own->may_peek, true);
+        for (unsigned i = 0; i < f->n_children; i++) /* by the first the image may be lost */
+            if (f->child[i].only_peek)
+                wait_until(&f->child[i].may_peek, "child: the others to be there");
         must(!pthread_create(&peek, NULL, peek_main, k));
         wait_until(&k->own->done, "child: to be told");
         wait_until(&f->children_may_end, "child: to be ended");

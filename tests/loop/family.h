@@ -29,11 +29,11 @@ struct family_child {
     /* what to do */
     enum when when;
     unsigned later_us; /* than that */
-    bool only_peek;    /* one thread reads one missing byte; how that ends is `peek` */
+    bool only_peek;    /* one thread reads one missing byte, once all such children run */
     const char *config;
     /* what happened */
     pid_t pid;
-    atomic_bool asked, attached, may_start, touched, verified, done, peeked;
+    atomic_bool asked, attached, may_start, touched, verified, done, may_peek, peeked;
     atomic_int rc, peek_tid; /* of ff_child_attach(), then of ff_child_wait_done() */
     char error[504];
 };

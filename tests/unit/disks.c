@@ -91,7 +91,7 @@ static void test_refused(void **state)
         {drive, block("d", "n", "qcow2", "a.img", "/base", "/other"), {"/other", "/base"}},
         {drive, block("d", "n", "qcow2", "a.img", NULL, "/base"), {"without", "/base"}},
         {drive, block("d", "n", "raw", "nbd://h/x", NULL, NULL), {"nbd://h/x", "--overlays"}},
-        {drive, layered("/base", "qcow2"), {"/base as raw", "-F raw"}},
+        {drive, layered("/base", "qcow2"), {"/base as raw", "-b /base -F raw a.img"}},
         {drive, layered(looks, NULL), {"as raw", "have it as qcow2"}},
     };
     struct disks *d;
