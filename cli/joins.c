@@ -31,7 +31,8 @@ static void forget(struct joins *j, size_t from, size_t n)
     for (size_t i = from; i < from + n; i++)
         free(j->v[i].ends);
     j->n -= n;
-    memmove(j->v + from, j->v + from + n, (j->n - from) * sizeof(*j->v));
+    if (j->n > from)
+        memmove(j->v + from, j->v + from + n, (j->n - from) * sizeof(*j->v));
 }
 
 bool joins_room(struct joins *j)
