@@ -21,6 +21,7 @@
  *              end with them, the parent's export is withdrawn. The parent goes on in any case.
  *              When the parent ends after the freeze its memory is still served by the process
  *              that was forked off it.
+ *              An agent that the parent's side does not reach cannot know that: the parent is asked.
  * Limits       every wait ends after --timeout seconds without anything new.
  */
 #include <errno.h>
@@ -35,6 +36,7 @@
 #include "clone.h"
 
 #define SHOW_MS 200
+#define ASK_MS 1000 /* without a word of any agent */
 #define END_LIMIT_MS 12000  /* an agent ends its children first */
 #define LATE_LIMIT_MS 8000  /* a child that is complete says so soon after its host */
 
@@ -89,15 +91,19 @@ bool clone_turn(struct clone *c, int wait_ms)
 /* Until @done: 0; -ECANCELED: interrupted; -ETIMEDOUT: nothing happened for @limit_ms */
 static int pump(struct clone *c, bool (*done)(const struct clone *), int limit_ms)
 {
-    uint64_t last = now_ms();
+    uint64_t last = now_ms(), asked = last;
 
     while (!done(c)) {
         if (c->interrupted)
             return -ECANCELED;
         if (clone_turn(c, SHOW_MS))
-            last = now_ms();
+            asked = last = now_ms();
         else if (now_ms() > last + (uint64_t)limit_ms)
             return -ETIMEDOUT;
+        if (now_ms() > asked + ASK_MS) { /* agents would have said why */
+            clone_ask_export(c);
+            asked = now_ms();
+        }
         clone_show(c, false);
     }
     return 0;

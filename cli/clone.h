@@ -110,6 +110,10 @@ int clone_ask_disks(struct clone *c, struct why *why);
 int clone_export(struct clone *c, struct why *why);
 void clone_unexport(struct clone *c);
 
+/* After the export: hosts that the parent's side does not reach are of no use; their agents wait for
+ * it and cannot know */
+void clone_ask_export(struct clone *c);
+
 /* clone_spawn.c: tell the agents to start the children that wait */
 int clone_check_argv(struct clone *c, struct why *why);
 void clone_spawn(struct clone *c);

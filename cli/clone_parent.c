@@ -13,6 +13,7 @@
 #include "autojson.h"
 
 #define CONNECT_LIMIT_MS 10000
+#define ASK_LIMIT_MS 2000
 #define ARGV_MAX_BYTES (4u << 20)
 
 /* The words of /proc/PID/cmdline */
@@ -152,6 +153,12 @@ int clone_ask_disks(struct clone *c, struct why *why)
     return rc ? rc : plan_identity(c, why);
 }
 
+static char *target_of(const struct clone *c, const struct host *h)
+{
+    return xprintf("rdma-postcopy:%s:%u%s%s", h->address, h->port, c->o->link_options ? "," : "",
+                   c->o->link_options ? c->o->link_options : "");
+}
+
 /* Those hosts that have somebody to serve */
 static json_t *targets(struct clone *c)
 {
@@ -162,9 +169,7 @@ static json_t *targets(struct clone *c)
         if (h->state == HOST_FAILED)
             continue;
         json_t *t = json_object();
-        AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u%s%s", h->address, h->port,
-                                      c->o->link_options ? "," : "",
-                                      c->o->link_options ? c->o->link_options : "");
+        AUTO_FREE char *uri = target_of(c, h);
         json_object_set_new(t, "uri", json_string(uri));
         if (h->here)
             json_object_set_new(t, "socket", json_string(h->socket));
@@ -193,6 +198,38 @@ int clone_export(struct clone *c, struct why *why)
     c->exported = !rc || rc == -ECANCELED || rc == -ETIMEDOUT;
     clone_disks_done(c->disks, !rc);
     return rc ? rc : clone_disks_serve(c->disks, why);
+}
+
+static const json_t *find_named(const json_t *list, const char *key, const char *name)
+{
+    size_t i;
+    json_t *item;
+
+    json_array_foreach(list, i, item)
+        if (!strcmp(text_of(item, key), name))
+            return item;
+    return NULL;
+}
+
+void clone_ask_export(struct clone *c)
+{
+    AUTO_JSON json_t *all = NULL;
+    struct why why;
+
+    if (!c->exported || c->parent_gone)
+        return;
+    qmp_limit(c->qmp, ASK_LIMIT_MS);
+    if (qmp_command(c->qmp, "query-x-farfork-exports", NULL, &all, &why))
+        return; /* it may be busy, or end */
+    const json_t *e = find_named(all, "id", c->o->id);
+    for (size_t i = 0; e && i < c->n_hosts; i++) {
+        struct host *h = &c->hosts[i];
+        AUTO_FREE char *uri = target_of(c, h);
+        const json_t *t = find_named(json_object_get(e, "targets"), "uri", uri);
+        bool waits = h->state == HOST_LISTENING || h->state == HOST_IMAGE;
+        if (waits && t && !strcmp(text_of(t, "status"), "failed"))
+            host_fail(c, h, "the parent's memory does not get there: %s", text_of(t, "error"));
+    }
 }
 
 void clone_unexport(struct clone *c)

@@ -17,6 +17,7 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "fault.h"
 #include "message.h"
 #include "pieces.h"
 #include "regions.h"
@@ -62,7 +63,10 @@ static int send_files(const struct ff_regions *t, const char *config, int sock,
 
     for (unsigned i = 0; i < t->n; i++)
         m.number += t->r[i].fd >= 0;
-    int rc = ff_regions_hello(t, config, &m.table, err);
+    int rc = ff_fault("source.lend");
+    if (rc)
+        return ff_error_set(err, -rc, "injected");
+    rc = ff_regions_hello(t, config, &m.table, err);
     if (!rc)
         rc = send_soon(sock, &m, err);
     ff_hello_free(&m.table);

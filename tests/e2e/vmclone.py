@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""vmclone.py - vmclone forks a running guest; what fails leaves nothing behind; limit: 480 s
+"""vmclone.py - vmclone forks a running guest; what fails leaves nothing behind; limit: 600 s
 
 Every child goes on with the ledger that its parent had at the fork, and sweeps all of its memory.
 Other hosts are played by launchers that run on this one.
@@ -11,6 +11,7 @@ import os
 import select
 import shlex
 import signal
+import subprocess
 import threading
 import time
 
@@ -333,6 +334,37 @@ def memory_lost(t, accel):
             check_nothing_left(c, parent)
 
 
+def holder_ends(t, accel):
+    """Before it has reached the agent, which cannot know: said long before --timeout."""
+    with Parent(t, accel, memory='memfd', faults='source.lend=delay:60000000') as parent:
+        parent.start_load()
+        with Clone(t, parent, 2) as c:
+            e = wait_for('the export', 40, lambda: parent.qmp('query-x-farfork-exports'))[0]
+            os.kill(e['holder-pid'], signal.SIGKILL)
+            begin = time.monotonic()
+            check_result(c, 3, {'failed': 2})
+            if time.monotonic() - begin > 25:
+                raise Failed(f'it took {time.monotonic() - begin:.0f} s')
+            reason(c, 'the process that held the memory has ended')
+            check_nothing_left(c, parent)
+
+
+def no_way_there(t, accel):
+    """The launcher reaches a host, the parent's memory does not: its cable is cut."""
+    with hosts_of_their_own(2) as hosts, Parent(t, accel) as parent:
+        parent.start_load()
+        before = snapshot(parent)
+        ns = hosts[1].partition('=')[0]
+        link = 'ip link set dev $(ls /sys/class/net | grep -v lo) down'
+        subprocess.run(['ip', 'netns', 'exec', ns, 'sh', '-c', link], timeout=20, check=True)
+        with Clone(t, parent, 2, '--launcher', 'ip netns exec {host} {cmd}', hosts=hosts) as c:
+            check_result(c, 1, {'complete': 1, 'failed': 1})
+            reason(c, 'No route to host')
+            Child(c.children[0], parent).check(before)
+            kill(c.base, 'f')
+            check_nothing_left(c, parent)
+
+
 def out_of_sight(t, accel):
     """Hosts whose run directories are theirs alone: listed, waited for, ended from here."""
     launcher = f'test ! -e {t.work}/down-{{host}} && env FARFORK_RUNDIR={t.work}/on-{{host}} {{cmd}}'
@@ -472,7 +504,11 @@ def run(t):
         parent_dies(t, accel)
     with t.case('memory is lost'):
         memory_lost(t, accel)
+    with t.case('the holder ends before it has reached the agent'):
+        holder_ends(t, accel)
+    with t.case('the way to a host is cut'):
+        no_way_there(t, accel)
 
 
 if __name__ == '__main__':
-    common.main(run, limit_s=900 if common.FULL else 480)
+    common.main(run, limit_s=900 if common.FULL else 600)
