@@ -336,6 +336,8 @@ json_t *disk_overlay_node(const struct disk *disk, const char *node, const char 
         json_pack("{s:s,s:s,s:s,s:o,s:o}", "driver", "qcow2", "node-name", node, "detect-zeroes",
                   disk->detect_zeroes, "cache", cache_of(disk), "file", protocol);
 
+    if (!disk->writable)
+        json_object_set_new(j, "read-only", json_true());
     if (disk->aio)
         json_object_set_new(protocol, "aio", json_string(disk->aio));
     if (disk->discard) {

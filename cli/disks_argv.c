@@ -203,12 +203,14 @@ static int find_one(struct disks *d, struct disk *disk, const json_t *entry, con
     } else {
         find_blockdev(d, disk, image, nodes);
     }
-    if (rc || disk->kind != DISK_NONE || !(disk->writable || move))
+    bool read_only = json_is_true(json_object_get(json_object_get(entry, "inserted"), "ro"));
+    if (rc || disk->kind != DISK_NONE || !(disk->writable || read_only || move))
         return rc;
     return refuse(why, ENOTSUP,
                   "disk %s: no -drive or -blockdev of the parent's command line has its image "
-                  "%s: a child is started from that command line; a disk that was added later "
-                  "has to be removed before a fork or a move",
+                  "%s: a child is started from that command line; a disk that was added later, or "
+                  "a medium that was put into a drive whose -drive has no id=, has to be removed "
+                  "before a fork or a move",
                   disk->name, disk->frozen);
 }
 
@@ -378,7 +380,7 @@ int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
             if (d->disk[k].kind != DISK_NONE || !node || strcmp(node, d->disk[k].node))
                 continue;
             int rc = find_one(d, &d->disk[k], entry, in->nodes, in->move, why);
-            if (!rc && in->move)
+            if (!rc && (in->move || !d->disk[k].writable)) /* the others get overlays */
                 rc = find_moved(d, &d->disk[k], json_object_get(inserted, "image"), why);
             if (rc)
                 return rc;
@@ -453,10 +455,15 @@ static char *moved_word(const struct disks *d, const struct disk *disk)
     return xstrdup(disk->frozen);
 }
 
-/* @p NULL: a move */
+/* Is it another one than the parent's, of the same bytes? @p NULL: a move */
+static bool is_new(const struct disk *k, const struct clone_place *p)
+{
+    return p && (k->writable || disk_served(k, p));
+}
+
 static bool is_changed(const struct disk *k, const struct clone_place *p)
 {
-    return p ? k->writable || disk_served(k, p) : k->elsewhere;
+    return is_new(k, p) || k->elsewhere;
 }
 
 /* The argument at @at of a child; NULL: as the parent's */
@@ -465,7 +472,7 @@ static char *child_word(const struct disks *d, const struct disk *disk, const st
 {
     if (!is_changed(disk, p))
         return NULL;
-    if (!p)
+    if (!is_new(disk, p))
         return moved_word(d, disk);
     AUTO_FREE char *file = disk->writable ? disk_overlay(d, disk, p, number) : disk_url(disk, p);
     if (disk->kind == DISK_DRIVE)

@@ -83,22 +83,31 @@ def grandchild(t, accel):
             check_nothing_left(c, parent)
 
 
-def ejected(t, accel):
-    """What was taken out of a drive is not in that of a child."""
-    path = os.path.join(t.work, 'cd.iso')
-    with open(path, 'wb') as f:
-        f.truncate(1 << 20)
-    with Parent(t, accel, extra=('-drive', f'if=none,id=out,file={path},format=raw,media=cdrom',
-                                 '-device', 'ide-cd,drive=out', '-cdrom', path)) as parent:
+def media(t, accel):
+    """What is in a parent's drives by now is in those of a child, and nothing else."""
+    path, other = os.path.join(t.work, 'cd.iso'), os.path.join(t.work, 'other.iso')
+    for name in (path, other):
+        with open(name, 'wb') as f:
+            f.truncate(1 << 20)
+    extra = ['-cdrom', path]
+    for name, bus in (('out', 'ide.0'), ('changed', 'ide.1,unit=1')):
+        extra += ['-drive', f'if=none,id={name},file={path},format=raw,media=cdrom',
+                  '-device', f'ide-cd,drive={name},bus={bus}']
+    with Parent(t, accel, extra=extra) as parent:
         parent.start_load()
         before = snapshot(parent)
         drives = [b['device'] for b in parent.qmp('query-block') if 'inserted' in b]
         for drive in drives:
-            parent.qmp('eject', device=drive, force=True)
+            if drive == 'changed':
+                parent.qmp('blockdev-change-medium', device=drive, filename=other, force=True)
+            else:
+                parent.qmp('eject', device=drive, force=True)
         with Clone(t, parent, 1) as c:
             check_result(c, 0, {'complete': 1})
-            left = {b['device']: b for b in ask(c.children[0]['qmp'], 'query-block')}
-            if len(drives) != 2 or any('inserted' in left[d] for d in drives):
+            left = {b['device']: b.get('inserted', {}).get('file')
+                    for b in ask(c.children[0]['qmp'], 'query-block')}
+            if len(drives) != 3 or any(left[d] != (other if d == 'changed' else None)
+                                       for d in drives):
                 raise Failed(f'{drives}: {left}')
             Child(c.children[0], parent).check(before)
             kill(c.base, 'f')
@@ -484,8 +493,8 @@ def run(t):
         family(t, accel, 'memfd', many, mem_mib=32)
     with t.case('a child is forked'):
         grandchild(t, accel)
-    with t.case('a medium was ejected'):
-        ejected(t, accel)
+    with t.case('media were ejected, changed'):
+        media(t, accel)
     with t.case('one host cannot be reached'):
         one_host_fails(t, accel)
     with t.case('no host can be reached'):

@@ -350,7 +350,47 @@ static void test_ejected(void **state)
     }
 }
 
+/* A child has the medium that is in the drive now, or it is said why not */
+static void test_changed(void **state)
+{
+    const struct {
+        const char *option, *value, *device;
+        const char *want; /* NULL: as it was */
+        const char *says;
+    } all[] = {
+        {"-drive", "if=none,id=cd,file=/c.iso,media=cdrom", "cd",
+         "if=none,id=cd,media=cdrom,file=/new.iso,format=raw", NULL},
+        {"-drive", "if=none,id=cd", "cd", "if=none,id=cd,file=/new.iso,format=raw", NULL},
+        {"-drive", "if=none,id=cd,file=/new.iso,media=cdrom", "cd", NULL, NULL},
+        {"-drive", "file=/new.iso,media=cdrom", "ide1-cd0", NULL, NULL},
+        {"-cdrom", "/new.iso", "ide1-cd0", NULL, NULL},
+        {"-drive", "file=/c.iso,media=cdrom", "ide1-cd0", NULL, "/new.iso"},
+        {"-cdrom", "/c.iso", "ide1-cd0", NULL, "/new.iso"},
+        {"-name", "x", "ide1-cd0", NULL, "/new.iso"}, /* QEMU's default */
+        {"-blockdev", "driver=file,node-name=n,filename=/c.iso", "", NULL, "/new.iso"},
+    };
+    const struct clone_place here = {"/s", NULL};
+    (void)state;
+
+    for (size_t i = 0; i < 2 * FF_ARRAY_LEN(all); i++) {
+        const size_t k = i / 2, move = i % 2;
+        const char *const argv[] = {"qemu", all[k].option, all[k].value, NULL};
+        const char *const want[] = {"qemu", all[k].option,
+                                    all[k].want ? all[k].want : all[k].value, NULL};
+        json_t *b = block(all[k].device, "#block7", "raw", "/new.iso", NULL, NULL);
+        struct disks *d = NULL;
+        json_object_set_new(json_object_get(b, "inserted"), "ro", json_true());
+        int rc = plan_as(argv, json_pack("[o]", b), false, move, &d);
+        if (rc != (all[k].says ? -ENOTSUP : 0) || (rc && !strstr(why.text, all[k].says)))
+            fail_msg("%zu: %d %s", i, rc, why.text);
+        if (rc)
+            continue;
+        same_words(move ? disks_move_argv(d) : disks_child_argv(d, &here, 1), want);
+        disks_free(d);
+    }
+}
+
 UNIT_MAIN(cmocka_unit_test(test_refused), cmocka_unit_test(test_argv),
           cmocka_unit_test(test_blockdev), cmocka_unit_test(test_move),
           cmocka_unit_test(test_move_chain),
-          cmocka_unit_test(test_ejected))
+          cmocka_unit_test(test_ejected), cmocka_unit_test(test_changed))
