@@ -36,7 +36,7 @@
 #include "clone.h"
 
 #define SHOW_MS 200
-#define ASK_MS 1000 /* without a word of any agent */
+#define ASK_MS 1000 /* an agent would have said why by then */
 #define END_LIMIT_MS 12000  /* an agent ends its children first */
 #define LATE_LIMIT_MS 8000  /* a child that is complete says so soon after its host */
 
@@ -97,11 +97,11 @@ static int pump(struct clone *c, bool (*done)(const struct clone *), int limit_m
         if (c->interrupted)
             return -ECANCELED;
         if (clone_turn(c, SHOW_MS))
-            asked = last = now_ms();
+            last = now_ms();
         else if (now_ms() > last + (uint64_t)limit_ms)
             return -ETIMEDOUT;
-        if (now_ms() > asked + ASK_MS) { /* agents would have said why */
-            clone_ask_export(c);
+        if (now_ms() > asked + ASK_MS) {
+            clone_ask_export(c, ASK_MS);
             asked = now_ms();
         }
         clone_show(c, false);

@@ -41,6 +41,7 @@ struct host {
     /* what it said last */
     uint64_t total_bytes, present_bytes, lent_bytes, pages_by_fault, child_faults;
     unsigned connected;       /* children */
+    uint64_t heard_ms;        /* when it said anything last */
     double image_ms, complete_ms;
     uint64_t ping_ms;         /* when it was asked whether it is there; 0: it has answered */
 };
@@ -111,8 +112,8 @@ int clone_export(struct clone *c, struct why *why);
 void clone_unexport(struct clone *c);
 
 /* After the export: hosts that the parent's side does not reach are of no use; their agents wait for
- * it and cannot know */
-void clone_ask_export(struct clone *c);
+ * it and cannot know. Of those that have said nothing for @silent_ms */
+void clone_ask_export(struct clone *c, unsigned silent_ms);
 
 /* clone_spawn.c: tell the agents to start the children that wait */
 int clone_check_argv(struct clone *c, struct why *why);

@@ -118,6 +118,7 @@ void clone_event(struct clone *c, struct host *h, const json_t *e)
     double now = now_exact_ms();
 
     h->ping_ms = 0;
+    h->heard_ms = now_ms();
     if (!strcmp(name, "listening")) {
         hear_listening(h, e);
     } else if (!strcmp(name, "progress")) {

@@ -211,12 +211,21 @@ static const json_t *find_named(const json_t *list, const char *key, const char 
     return NULL;
 }
 
-void clone_ask_export(struct clone *c)
+static bool waits_long(const struct host *h, unsigned silent_ms)
+{
+    return (h->state == HOST_LISTENING || h->state == HOST_IMAGE) &&
+           now_ms() > h->heard_ms + silent_ms;
+}
+
+void clone_ask_export(struct clone *c, unsigned silent_ms)
 {
     AUTO_JSON json_t *all = NULL;
     struct why why;
+    bool any = false;
 
-    if (!c->exported || c->parent_gone)
+    for (size_t i = 0; i < c->n_hosts; i++)
+        any |= waits_long(&c->hosts[i], silent_ms);
+    if (!any || !c->exported || c->parent_gone)
         return;
     qmp_limit(c->qmp, ASK_LIMIT_MS);
     if (qmp_command(c->qmp, "query-x-farfork-exports", NULL, &all, &why))
@@ -226,8 +235,7 @@ void clone_ask_export(struct clone *c)
         struct host *h = &c->hosts[i];
         AUTO_FREE char *uri = target_of(c, h);
         const json_t *t = find_named(json_object_get(e, "targets"), "uri", uri);
-        bool waits = h->state == HOST_LISTENING || h->state == HOST_IMAGE;
-        if (waits && t && !strcmp(text_of(t, "status"), "failed"))
+        if (t && waits_long(h, silent_ms) && !strcmp(text_of(t, "status"), "failed"))
             host_fail(c, h, "the parent's memory does not get there: %s", text_of(t, "error"));
     }
 }

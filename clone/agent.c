@@ -261,14 +261,16 @@ int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
     if (!rc) {
         a->table = *table;
         *table = (struct ff_hello){.regions = NULL};
-        ff_agent_drop_lent(a);
         a->status = FF_IMAGE_HERE;
         atomic_store(&a->handed_over, true);
     }
+    ff_agent_drop_lent(a); /* of what was refused some is closed: no image may take the rest */
     pthread_mutex_unlock(&a->lock);
-    if (!rc)
-        ff_dest_cancel(a->dest); /* nothing will come over the link */
-    return rc;
+    if (rc)
+        return rc;
+    eventfd_write(a->poke_fd, 1);
+    ff_dest_cancel(a->dest); /* nothing will come over the link */
+    return 0;
 }
 
 int ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why, struct ff_error *err)

@@ -76,14 +76,14 @@ static int send_files(const struct ff_regions *t, const char *config, int sock,
 }
 
 /* @rc: of sending. What the agent has refused it has refused with a reason */
-static int hear_answer(int rc, int sock, enum ff_clone_type want, int cancel_fd,
+static int hear_answer(int rc, int sock, enum ff_clone_type want, int timeout_ms, int cancel_fd,
                        struct ff_error *err)
 {
     struct ff_clone_msg m;
 
     if (rc && rc != -EPIPE && rc != -ECONNRESET)
         return rc;
-    rc = ff_clone_expect(sock, cancel_fd, &m, ANSWER_MS, err);
+    rc = ff_clone_expect(sock, cancel_fd, &m, timeout_ms, err);
     if (!rc && m.type != want)
         rc = ff_error_set(err, EPROTO, "%s came instead of an answer", ff_clone_name(m.type));
     if (!rc)
@@ -103,7 +103,7 @@ int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error
     int sock = ff_clone_connect(socket_path, err);
     int rc = sock < 0 ? sock : send_files(t, "", sock, err);
     if (sock >= 0)
-        rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ff_source_cancel_fd(s), err);
+        rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, ff_source_cancel_fd(s), err);
     if (!rc) {
         ff_source_keep_fd(s, sock); /* while it is open, what was lent waits for our HELLO */
         return 0;
@@ -202,9 +202,9 @@ static int hand_over(const struct ff_regions *t, const char *socket_path, const 
     int rc = send_files(t, config, sock, err);
     if (!rc)
         rc = send_state(sock, state, len, err);
-    rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, cancel_fd, err); /* for the files */
+    rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, err); /* for the files */
     if (!rc)
-        rc = hear_answer(0, sock, FF_CLONE_ATTACHED, cancel_fd, err);
+        rc = hear_answer(0, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, err);
     if (!rc)
         return sock;
     close(sock);
@@ -248,6 +248,7 @@ int ff_source_let_run(struct ff_source *s, struct ff_error *err)
     if (sock < 0)
         return ff_error_set(err, EINVAL, "source: let run: nothing was handed over");
     int rc = ff_clone_say(sock, FF_CLONE_RUN, err);
-    rc = hear_answer(rc, sock, FF_CLONE_COMPLETE, ff_source_cancel_fd(s), err);
+    /* what was said cannot be taken back: no limit but the agent's end */
+    rc = hear_answer(rc, sock, FF_CLONE_COMPLETE, -1, ff_source_cancel_fd(s), err);
     return rc ? ff_error_context(err, "source: let run") : 0;
 }

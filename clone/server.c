@@ -30,6 +30,7 @@
 #include "children.h"
 #include "cleanup.h"
 #include "dest.h"
+#include "fault.h"
 #include "log.h"
 #include "regions.h"
 
@@ -41,10 +42,11 @@ enum state { NEW, LENDING, LENT, GIVEN, WAITING, SENDING, MAPPING, ATTACHED };
 struct ff_conn {
     int sock;
     enum state state;
-    bool child, loaded, may_start, ready, may_run, running;
+    bool child, loaded, may_start, ready, due, may_run, running;
     bool told; /* how it ended: COMPLETE or LOST */
     bool ended; /* and it was reported; COMPLETE not before it runs */
     bool over; /* to be closed */
+    bool again; /* what it is to be told did not go out */
     unsigned number;
     struct ff_hello table;
     struct ff_regions regions;           /* the child's */
@@ -357,6 +359,20 @@ static void hear(struct ff_agent *a, struct ff_conn *c)
     }
 }
 
+/* *@said: it went out, or there is nobody; else it is for the next turn */
+static int say(struct ff_conn *c, enum ff_clone_type type, bool *said, struct ff_error *err)
+{
+    int rc = ff_fault("agent.say");
+
+    if (!rc)
+        rc = ff_clone_say(c->sock, type, err);
+    bool later = rc == -EAGAIN || rc == -ENOBUFS || rc == -ENOMEM;
+
+    *said = !later;
+    c->again |= later;
+    return later ? 0 : rc;
+}
+
 /* What the image's status, and that of the others, means for @c by now */
 static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status status, bool run,
                     const struct ff_error *image_why)
@@ -364,6 +380,7 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
     struct ff_error why;
     int rc = 0;
 
+    c->again = false;
     if (!c->child || c->over)
         return;
     if (status == FF_IMAGE_LOST && (c->state == WAITING || c->state == SENDING)) {
@@ -376,26 +393,23 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
         rc = send_image(a, c, status == FF_IMAGE_COMPLETE, &why);
     bool settled = status == FF_IMAGE_COMPLETE ||
                    (status == FF_IMAGE_HERE && !atomic_load(&a->handed_over));
-    if (!rc && c->loaded && !c->may_start && settled) {
-        rc = ff_clone_say(c->sock, FF_CLONE_START, &why);
-        c->may_start = !rc;
-    }
-    if (!rc && run && c->ready && !c->may_run && status != FF_IMAGE_LOST) {
-        rc = ff_clone_say(c->sock, FF_CLONE_RUN, &why);
-        c->may_run = !rc;
-    }
+    if (!rc && c->loaded && !c->may_start && settled)
+        rc = say(c, FF_CLONE_START, &c->may_start, &why);
+    c->due |= run && c->ready;
+    if (!rc && c->due && !c->may_run && status != FF_IMAGE_LOST)
+        rc = say(c, FF_CLONE_RUN, &c->may_run, &why);
     if (rc) {
         end(c, &why);
         return;
     }
     if (c->state != ATTACHED || c->told || status < FF_IMAGE_COMPLETE)
         return;
-    c->told = true;
     if (status == FF_IMAGE_COMPLETE) {
-        if (ff_clone_say(c->sock, FF_CLONE_COMPLETE, &why))
+        if (say(c, FF_CLONE_COMPLETE, &c->told, &why))
             ff_log(FF_LOG_WARN, "agent: child %u: %s", c->number, why.text);
         complete(a, c);
     } else {
+        c->told = true;
         ff_clone_say_why(c->sock, FF_CLONE_LOST, image_why);
         c->ended = true;
         report(a, c, FF_CHILD_LOST);
@@ -442,7 +456,7 @@ static void wait_for_any(struct ff_agent *a, bool serves)
     n = 3;
     for (struct ff_conn *c = a->conns; c; c = c->next) {
         p[n++] = (struct pollfd){.fd = c->sock, .events = POLLIN};
-        later |= c->state == SENDING || (c->ready && !c->may_run);
+        later |= c->again || c->state == SENDING || (c->ready && !c->may_run);
     }
     poll(p, n, later ? LATER_MS : 5000);
     free(p);

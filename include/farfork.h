@@ -540,7 +540,9 @@ int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char
  * instead, or dies, ends the children, of which none has run. After it the source can be freed.
  *
  * Return:  0; -ECONNRESET, -EPIPE: the agent has ended, and so will the children; -ECONNABORTED: it
- *          was canceled, likewise; -EINVAL: nothing was handed over
+ *          was canceled, likewise; -ECANCELED: ff_source_cancel(), of which it is not known whether
+ *          it came before; -EINVAL: nothing was handed over. An agent that does not answer is waited
+ *          for until it ends
  */
 int ff_source_let_run(struct ff_source *s, struct ff_error *err);
 

@@ -359,14 +359,16 @@ def holder_ends(t, accel):
 
 
 def no_way_there(t, accel):
-    """The launcher reaches a host, the parent's memory does not: its cable is cut."""
+    """The launcher reaches a host, the parent's memory does not: its cable is cut. It is said while
+    memory still comes to the other one."""
     with hosts_of_their_own(2) as hosts, Parent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
         ns = hosts[1].partition('=')[0]
         link = 'ip link set dev $(ls /sys/class/net | grep -v lo) down'
         subprocess.run(['ip', 'netns', 'exec', ns, 'sh', '-c', link], timeout=20, check=True)
-        with Clone(t, parent, 2, '--launcher', 'ip netns exec {host} {cmd}', hosts=hosts) as c:
+        with Clone(t, parent, 2, '--launcher', 'ip netns exec {host} {cmd}', hosts=hosts,
+                   faults=SLOW) as c:
             check_result(c, 1, {'complete': 1, 'failed': 1})
             reason(c, 'No route to host')
             Child(c.children[0], parent).check(before)

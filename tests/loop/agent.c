@@ -215,6 +215,18 @@ static void loop_lent_all(void)
     lent_all(true);
 }
 
+/* START, RUN and COMPLETE that do not go out: each is said once more, and once */
+static void said_again(void)
+{
+    struct family *f = family_new();
+
+    f->n_children = 3;
+    f->together = 3;
+    f->faults = "agent.say=fail:11@1,agent.say=fail:12@2,agent.say=fail:105@6,agent.say=fail:11@9,"
+                "agent.say=fail:11@12";
+    run(f);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -234,6 +246,7 @@ int main(int argc, char **argv)
         {"after it is complete", after_it_is_complete, 0},
         {"together", together, 0},
         {"together, but one does not come", together_but_one, 0},
+        {"said again", said_again, 0},
         {"lent in part", lent_in_part, 0},
         {"tcp, lent", tcp_lent_all, 0},
         {"loop, lent", loop_lent_all, 0},
