@@ -213,7 +213,7 @@ static const json_t *find_named(const json_t *list, const char *key, const char 
 
 static bool waits_long(const struct host *h, unsigned silent_ms)
 {
-    return (h->state == HOST_LISTENING || h->state == HOST_IMAGE) &&
+    return !h->let_go && (h->state == HOST_LISTENING || h->state == HOST_IMAGE) &&
            now_ms() > h->heard_ms + silent_ms;
 }
 

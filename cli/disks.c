@@ -52,8 +52,28 @@ bool has_protocol(const char *name)
     return colon && (!slash || colon < slash);
 }
 
+/* QEMU names the default port, and an IPv6 address without brackets, which it does not take */
+static char *nbd_url(const char *name)
+{
+    const char *at = name + strlen("nbd://"), *path = at + strcspn(at, "/");
+    AUTO_FREE char *host = xprintf("%.*s", (int)(path - at), at);
+    char *port = strrchr(host, ':');
+    bool bare = port && port != strchr(host, ':') && *host != '[';
+
+    if (port && strchr(port, ']'))
+        port = NULL;
+    if (port)
+        *port++ = '\0';
+    if (!port || !strcmp(port, NBD_PORT))
+        port = "";
+    return xprintf("nbd://%s%s%s%s%s%s", bare ? "[" : "", host, bare ? "]" : "", *port ? ":" : "",
+                   port, path);
+}
+
 char *absolute(const char *cwd, const char *name)
 {
+    if (!strncmp(name, "nbd://", 6))
+        return nbd_url(name);
     if (!strncmp(name, "file:", 5))
         name += 5;
     if (*name == '/' || has_protocol(name))

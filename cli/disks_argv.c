@@ -63,6 +63,31 @@ static char *blockdev_get(const struct disks *d, size_t at, const char *key)
     return argument_of(d, at, "blockdev") ? opts_get(word(d, at), key) : NULL;
 }
 
+/* An image that has options of its own has them in its name */
+static bool has_options(const char *image)
+{
+    return !strncmp(image, "json:", 5);
+}
+
+/* Without them, where it is a file */
+static char *file_of(const char *image)
+{
+    char *file = has_options(image) ? opts_get(image + 5, "file.filename") : NULL;
+
+    return file ? file : xstrdup(image);
+}
+
+/* What the -drive says; NULL: nothing */
+static char *drive_file(const char *value)
+{
+    static const char *const keys[] = {"file", "file.filename", "filename"};
+    char *file = NULL;
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]) && !file; i++)
+        file = opts_get(value, keys[i]);
+    return file;
+}
+
 /* Whether @file names an image of the chain */
 static bool in_chain(const struct disks *d, const json_t *image, const char *file)
 {
@@ -70,7 +95,8 @@ static bool in_chain(const struct disks *d, const json_t *image, const char *fil
 
     for (; image; image = backing_of(image)) {
         const char *name = json_string_value(json_object_get(image, "filename"));
-        AUTO_FREE char *have = name ? absolute(d->cwd, name) : NULL;
+        AUTO_FREE char *below = name ? file_of(name) : NULL;
+        AUTO_FREE char *have = below ? absolute(d->cwd, below) : NULL;
         if (have && !strcmp(have, want))
             return true;
     }
@@ -159,9 +185,7 @@ static int find_drive(struct disks *d, struct disk *disk, const json_t *image, b
         }
         if (!argument_of(d, i, "drive"))
             continue;
-        AUTO_FREE char *id = opts_get(word(d, i), "id"), *file = opts_get(word(d, i), "file");
-        if (!file)
-            file = opts_get(word(d, i), "file.filename");
+        AUTO_FREE char *id = opts_get(word(d, i), "id"), *file = drive_file(word(d, i));
         if (by_id ? !id || strcmp(id, disk->name) : id || !file || !in_chain(d, image, file))
             continue;
         if (disk->writable && opts_is(word(d, i), "snapshot"))
@@ -210,30 +234,37 @@ static int find_one(struct disks *d, struct disk *disk, const json_t *entry, con
                   "disk %s: no -drive or -blockdev of the parent's command line has its image "
                   "%s: a child is started from that command line; a disk that was added later, or "
                   "a medium that was put into a drive whose -drive has no id=, has to be removed "
-                  "before a fork or a move",
+                  "before a fork or a move (one that was there from the start is found by an id=, "
+                  "or by the node-name of a -blockdev)",
                   disk->name, disk->frozen);
-}
-
-/* An image that has options of its own has them in its name */
-static bool has_options(const struct disk *disk)
-{
-    return !strncmp(disk->frozen, "json:", 5);
 }
 
 static bool is_elsewhere(const struct disks *d, const struct disk *disk)
 {
     const char *value = word(d, disk->at);
-    AUTO_FREE char *below = has_options(disk) ? opts_get(disk->frozen + 5, "file.filename") : NULL;
-    const char *image = below ? below : disk->frozen;
+    AUTO_FREE char *image = file_of(disk->frozen);
 
     if (disk->kind == DISK_BLOCKDEV) {
         AUTO_FREE char *node = opts_get(value, "node-name");
         return !node || strcmp(node, disk->node);
     }
-    AUTO_FREE char *file = disk->kind == DISK_SHORT ? xstrdup(value) : opts_get(value, "file");
-    if (!file)
-        file = opts_get(value, "file.filename");
-    return file ? !same_file(d->cwd, file, image) : !has_protocol(image);
+    AUTO_FREE char *file = disk->kind == DISK_SHORT ? xstrdup(value) : drive_file(value);
+    if (file)
+        return !same_file(d->cwd, file, image);
+    AUTO_FREE char *driver = opts_get(value, "driver"), *rest = opts_drop_below(value, "file");
+    return !has_protocol(image) || (!driver && !strcmp(rest, value)); /* else it is as file.* has it */
+}
+
+/* It writes to a file without a name, on top of the image that the option names */
+static bool is_temporary(const struct disks *d, const struct disk *disk, const json_t *image)
+{
+    const char *value = word(d, disk->at);
+    bool drive = disk->kind == DISK_DRIVE, temporary = drive && opts_is(value, "snapshot");
+    AUTO_FREE char *file = drive ? drive_file(value) : xstrdup(value);
+
+    for (size_t i = 1; i < json_array_size(d->argv); i++)
+        temporary |= option_is(word(d, i), "snapshot");
+    return temporary && disk->kind != DISK_BLOCKDEV && file && in_chain(d, image, file);
 }
 
 /* Of the image that a -drive names, which are lost with its name; a backing node is not: the chain
@@ -243,18 +274,21 @@ static bool has_lost_options(const char *value)
     AUTO_FREE char *offset = opts_get(value, "offset"), *size = opts_get(value, "size");
     AUTO_FREE char *node = opts_drop(value, "backing"), *all = opts_drop_below(value, "backing");
 
-    return offset || size || strcmp(node, all);
+    AUTO_FREE char *creds = opts_get(value, "file.tls-creds");
+
+    return offset || size || creds || strcmp(node, all);
 }
 
 /* What is written anew says the image and its format, no more */
 static int check_moved(const struct disks *d, const struct disk *disk, const json_t *image,
                        struct why *why)
 {
-    if (has_options(disk) || (disk->kind == DISK_DRIVE && has_lost_options(word(d, disk->at))))
+    if (has_options(disk->frozen) || (disk->kind == DISK_DRIVE && has_lost_options(word(d, disk->at))))
         return refuse(why, ENOTSUP,
-                      "disk %s: it has image %s by now, and options (backing.*, offset, size) that "
-                      "would be lost with the name on the parent's command line, %s: move this "
-                      "guest by hand, see farfork-rdma-postcopy(7)",
+                      "disk %s: it has image %s by now, as far as can be told, and options (backing.*, "
+                      "offset, size) that would be lost with the name on the parent's command line, "
+                      "%s: start the parent with a -blockdev, which has a name, or move this guest "
+                      "by hand, see farfork-rdma-postcopy(7)",
                       disk->name, disk->frozen, word(d, disk->at));
     return check_chain(d->cwd, disk->name, image, why);
 }
@@ -262,7 +296,8 @@ static int check_moved(const struct disks *d, const struct disk *disk, const jso
 static int find_moved(const struct disks *d, struct disk *disk, const json_t *image,
                       struct why *why)
 {
-    disk->elsewhere = disk->kind != DISK_NONE && is_elsewhere(d, disk);
+    disk->elsewhere = disk->kind != DISK_NONE && is_elsewhere(d, disk) &&
+                      (disk->writable || !is_temporary(d, disk, image));
     if (!disk->elsewhere)
         return 0;
     if (!strcmp(disk->format, "qcow2") ||
@@ -294,16 +329,9 @@ static bool has_id(const struct disks *d, size_t at, const char *id)
 
 static bool names_image(const struct disks *d, size_t at)
 {
-    static const char *const keys[] = {"file", "file.filename", "filename"};
+    AUTO_FREE char *file = argument_of(d, at, "drive") ? drive_file(word(d, at)) : NULL;
 
-    if (is_short(word(d, at - 1)))
-        return true;
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        AUTO_FREE char *file = argument_of(d, at, "drive") ? opts_get(word(d, at), keys[i]) : NULL;
-        if (file && *file)
-            return true;
-    }
-    return false;
+    return is_short(word(d, at - 1)) || (file && *file);
 }
 
 /* The -device with its argument at @at has a -blockdev that no disk has */

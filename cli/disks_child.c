@@ -22,7 +22,6 @@
  * writes when it wakes up */
 #define ROOM_BYTES (1u << 20)
 
-#define NBD_PORT "10809" /* IANA's */
 
 bool disk_served(const struct disk *disk, const struct clone_place *p)
 {

@@ -7,6 +7,8 @@
 
 #include "disks.h"
 
+#define NBD_PORT "10809" /* IANA's */
+
 /* How a disk is written on the command line */
 enum disk_kind {
     DISK_NONE,     /* not found yet */

@@ -201,12 +201,12 @@ int ff_clone_say(int sock, enum ff_clone_type type, struct ff_error *err)
     return ff_clone_send(sock, &m, err);
 }
 
-void ff_clone_say_why(int sock, enum ff_clone_type type, const struct ff_error *why)
+int ff_clone_say_why(int sock, enum ff_clone_type type, const struct ff_error *why)
 {
     struct ff_clone_msg m = {.type = type, .code = why->code};
 
     snprintf(m.text, sizeof(m.text), "%.*s", FF_WIRE_TEXT_MAX, why->text);
-    ff_clone_send(sock, &m, NULL);
+    return ff_clone_send(sock, &m, NULL);
 }
 
 /* --- decoding --- */

@@ -364,8 +364,7 @@ static int say(struct ff_conn *c, enum ff_clone_type type, bool *said, struct ff
 {
     int rc = ff_fault("agent.say");
 
-    if (!rc)
-        rc = ff_clone_say(c->sock, type, err);
+    rc = rc ? ff_error_set(err, -rc, "injected") : ff_clone_say(c->sock, type, err);
     bool later = rc == -EAGAIN || rc == -ENOBUFS || rc == -ENOMEM;
 
     *said = !later;
@@ -409,9 +408,9 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
             ff_log(FF_LOG_WARN, "agent: child %u: %s", c->number, why.text);
         complete(a, c);
     } else {
-        c->told = true;
-        ff_clone_say_why(c->sock, FF_CLONE_LOST, image_why);
-        c->ended = true;
+        c->told = c->ended = true;
+        if (ff_clone_say_why(c->sock, FF_CLONE_LOST, image_why))
+            end(c, NULL); /* that is heard, too */
         report(a, c, FF_CHILD_LOST);
     }
 }

@@ -357,17 +357,32 @@ static void test_changed(void **state)
         const char *option, *value, *device;
         const char *want; /* NULL: as it was */
         const char *says;
+        const char *image; /* NULL: /new.iso */
     } all[] = {
         {"-drive", "if=none,id=cd,file=/c.iso,media=cdrom", "cd",
-         "if=none,id=cd,media=cdrom,file=/new.iso,format=raw", NULL},
-        {"-drive", "if=none,id=cd", "cd", "if=none,id=cd,file=/new.iso,format=raw", NULL},
-        {"-drive", "if=none,id=cd,file=/new.iso,media=cdrom", "cd", NULL, NULL},
-        {"-drive", "file=/new.iso,media=cdrom", "ide1-cd0", NULL, NULL},
-        {"-cdrom", "/new.iso", "ide1-cd0", NULL, NULL},
-        {"-drive", "file=/c.iso,media=cdrom", "ide1-cd0", NULL, "/new.iso"},
-        {"-cdrom", "/c.iso", "ide1-cd0", NULL, "/new.iso"},
-        {"-name", "x", "ide1-cd0", NULL, "/new.iso"}, /* QEMU's default */
-        {"-blockdev", "driver=file,node-name=n,filename=/c.iso", "", NULL, "/new.iso"},
+         "if=none,id=cd,media=cdrom,file=/new.iso,format=raw", NULL, NULL},
+        {"-drive", "if=none,id=cd", "cd", "if=none,id=cd,file=/new.iso,format=raw", NULL, NULL},
+        {"-drive", "if=none,id=cd,file=/new.iso,media=cdrom", "cd", NULL, NULL, NULL},
+        {"-drive", "file=/new.iso,media=cdrom", "ide1-cd0", NULL, NULL, NULL},
+        {"-cdrom", "/new.iso", "ide1-cd0", NULL, NULL, NULL},
+        {"-drive", "file=/c.iso,media=cdrom", "ide1-cd0", NULL, "/new.iso", NULL},
+        {"-cdrom", "/c.iso", "ide1-cd0", NULL, "/new.iso", NULL},
+        {"-name", "x", "ide1-cd0", NULL, "/new.iso", NULL}, /* QEMU's default */
+        {"-blockdev", "driver=file,node-name=n,filename=/c.iso", "", NULL, "/new.iso", NULL},
+        /* QEMU's name for what the option names */
+        {"-cdrom", "nbd://h/iso", "ide1-cd0", NULL, NULL, "nbd://h:10809/iso"},
+        {"-cdrom", "nbd://h:99/iso", "ide1-cd0", NULL, NULL, "nbd://h:99/iso"},
+        {"-drive", "file=nbd://[::1]/iso,id=cd", "cd", NULL, NULL, "nbd://::1:10809/iso"},
+        {"-drive", "file=nbd://[::1]:99/iso,media=cdrom", "ide1-cd0", NULL, NULL, "nbd://::1:99/iso"},
+        {"-drive", "if=none,id=cd", "cd", "if=none,id=cd,file=nbd://[::1]:99/iso,format=raw", NULL,
+         "nbd://::1:99/iso"},
+        {"-drive", "file=nbd://h/iso,id=cd,file.tls-creds=t", "cd", NULL, "nbd://g/iso",
+         "nbd://g:10809/iso"},
+        {"-cdrom", "nbd://h/iso", "ide1-cd0", NULL, "nbd://h:98/iso", "nbd://h:98/iso"},
+        {"-drive", "file=/c.iso,offset=512,media=cdrom", "ide1-cd0", NULL, NULL,
+         "json:{\"driver\":\"raw\",\"offset\":512,\"file\":{\"driver\":\"file\",\"filename\":\"/c.iso\"}}"},
+        {"-drive", "driver=file,filename=/c.iso,id=cd", "cd", NULL, NULL, "/c.iso"},
+        {"-drive", "file=/c.iso,id=cd,snapshot=on", "cd", NULL, NULL, "json:{\"driver\":\"qcow2\"}"},
     };
     const struct clone_place here = {"/s", NULL};
     (void)state;
@@ -377,7 +392,9 @@ static void test_changed(void **state)
         const char *const argv[] = {"qemu", all[k].option, all[k].value, NULL};
         const char *const want[] = {"qemu", all[k].option,
                                     all[k].want ? all[k].want : all[k].value, NULL};
-        json_t *b = block(all[k].device, "#block7", "raw", "/new.iso", NULL, NULL);
+        json_t *b = block(all[k].device, "#block7", "raw",
+                          all[k].image ? all[k].image : "/new.iso",
+                          strstr(all[k].value, "snapshot") ? "/c.iso" : NULL, NULL);
         struct disks *d = NULL;
         json_object_set_new(json_object_get(b, "inserted"), "ro", json_true());
         int rc = plan_as(argv, json_pack("[o]", b), false, move, &d);
