@@ -255,15 +255,23 @@ static bool is_elsewhere(const struct disks *d, const struct disk *disk)
     return !has_protocol(image) || (!driver && !strcmp(rest, value)); /* else it is as file.* has it */
 }
 
+/* Of all disks, as -snapshot does it */
+static bool all_temporary(const struct disks *d)
+{
+    for (size_t i = 1; i < json_array_size(d->argv); i++)
+        if (option_is(word(d, i), "snapshot"))
+            return true;
+    return false;
+}
+
 /* It writes to a file without a name, on top of the image that the option names */
 static bool is_temporary(const struct disks *d, const struct disk *disk, const json_t *image)
 {
     const char *value = word(d, disk->at);
-    bool drive = disk->kind == DISK_DRIVE, temporary = drive && opts_is(value, "snapshot");
+    bool drive = disk->kind == DISK_DRIVE;
+    bool temporary = all_temporary(d) || (drive && opts_is(value, "snapshot"));
     AUTO_FREE char *file = drive ? drive_file(value) : xstrdup(value);
 
-    for (size_t i = 1; i < json_array_size(d->argv); i++)
-        temporary |= option_is(word(d, i), "snapshot");
     return temporary && disk->kind != DISK_BLOCKDEV && file && in_chain(d, image, file);
 }
 
@@ -395,10 +403,8 @@ static int find_ejected(struct disks *d, const json_t *block, struct why *why)
 
 int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
 {
-    for (size_t i = 1; d->writable && i < json_array_size(d->argv); i++)
-        if (option_is(word(d, i), "snapshot"))
-            return refuse_snapshot(&d->disk[0], why);
-
+    if (d->writable && all_temporary(d))
+        return refuse_snapshot(&d->disk[0], why);
     for (size_t k = 0; k < d->n; k++) {
         size_t i;
         json_t *entry;

@@ -359,8 +359,8 @@ def holder_ends(t, accel):
 
 
 def no_way_there(t, accel):
-    """The launcher reaches a host, the parent's memory does not: its cable is cut. It is said while
-    memory still comes to the other one."""
+    """The launcher reaches a host, the parent's memory does not: its cable is cut. Memory comes
+    slowly to the other one, which is not silent meanwhile."""
     with hosts_of_their_own(2) as hosts, Parent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
