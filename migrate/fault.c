@@ -348,6 +348,18 @@ static void add_waiter(struct ff_pager *p, struct want w)
     check_waiters(p); /* it may have come just now, when nobody was known to wait */
 }
 
+/* The page is here. A pass may have brought it and be about to discard it, until the image is
+ * frozen: to map it again would keep what the source has written since */
+static void answer_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+{
+    struct ff_error why;
+
+    if (r->range.landing != FF_UFFD_CONTINUE || !atomic_load(&p->image_frozen))
+        ff_pager_wake(p, r, page);
+    else if (ff_uffd_map_again(&p->uffd, &r->range, page * r->range.psize, &why))
+        ff_log(FF_LOG_ERROR, "pager: region %s: %s; who waits for the page hangs", r->name, why.text);
+}
+
 /* Somebody waits for the page of @w */
 static void serve_fault(struct ff_pager *p, struct want w)
 {
@@ -366,7 +378,7 @@ static void serve_fault(struct ff_pager *p, struct want w)
         break;
     case FF_CLAIM_PRESENT:
         atomic_fetch_add(&p->count.faults_late, 1);
-        ff_uffd_wake(&p->uffd, &r->range, offset, r->range.psize, NULL);
+        answer_late(p, r, w.page);
         break;
     }
 }

@@ -34,7 +34,8 @@
  *              and guest memory.
  * Invariants   1. Every event is answered: MISSING -> read and install; INFLIGHT -> its
  *                 owner's install wakes whoever waits (the kernel queues the waiter before
- *                 we can see the event); PRESENT -> wake now.
+ *                 we can see the event); PRESENT -> wake now, and where memory lands by
+ *                 CONTINUE, map it again: the kernel may have reclaimed the page table's entry.
  *              2. When the link breaks, events of PRESENT pages are still answered; others
  *                 wait. Nothing ever installs what was not read.
  *              3. Nothing is read before the source said that its guest is paused: until

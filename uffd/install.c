@@ -258,3 +258,15 @@ int ff_uffd_wake(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
         return ff_error_set(err, errno, "uffd: wake: %s", strerror(errno));
     return 0;
 }
+
+int ff_uffd_map_again(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
+                      struct ff_error *err)
+{
+    int64_t n = install_once(u, (uintptr_t)r->host + offset, NULL, r->psize, true, true);
+
+    /* EEXIST, and all that a later try may mend: who waits asks again if it is not mapped */
+    return n == -EEXIST || n == -ENOMEM || n == -EAGAIN || n > 0
+               ? ff_uffd_wake(u, r, offset, r->psize, err)
+               : ff_error_set(err, n ? (int)-n : EIO, "uffd: map offset 0x%llx again: %s",
+                              (unsigned long long)offset, strerror(n ? (int)-n : EIO));
+}

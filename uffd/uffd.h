@@ -115,4 +115,10 @@ int ff_uffd_discard(const struct ff_uffd_range *r, const struct iovec *part, uns
 int ff_uffd_wake(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
                  struct ff_error *err);
 
+/* Likewise where the kernel may have taken the page out of the page table again, which it does with
+ * shared memory under pressure: a range that lands by CONTINUE reports that as a fault, and a wake
+ * alone would bring the same fault again. The page is in the file: it is mapped from there. */
+int ff_uffd_map_again(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
+                      struct ff_error *err);
+
 #endif
