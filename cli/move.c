@@ -15,7 +15,9 @@
  *              the agent is let go
  *
  * Failure      until the source says that it gave the guest away it goes on here, and what was
- *              started there is ended; see move_follow.c for what comes after.
+ *              started there is ended; see move_follow.c for what comes after. That the guest is
+ *              here is only said where its QEMU said so last: it may have ended, or be moved by
+ *              somebody else.
  *              Killed, this program leaves both QEMUs and the agent: the move goes on to its end,
  *              only the QEMU here is not quit.
  * Limits       every wait ends after --timeout seconds without anything new.
@@ -52,8 +54,8 @@ static int usage(FILE *out)
           "  --json                  print one JSON object\n"
           "  --quiet                 no live line\n"
           "  -h, --help              print this text\n\n"
-          "Exit code: 0 the guest runs there; 1 it runs here still; 2 usage; 3 it is lost, or not\n"
-          "all there, or that is not clear: what is said then tells what to do.\n", out);
+          "Exit code: 0 the guest runs there; 1 its QEMU says that it is here still; 2 usage; 3 it\n"
+          "is lost, incomplete or unknown where: the message says what to do.\n", out);
     return out == stdout ? 0 : EXIT_USAGE;
 }
 
@@ -75,8 +77,6 @@ static int prepare(struct move *m)
         rc = move_check_argv(m, why);
     if (!rc)
         rc = move_start(m, why);
-    if (rc == -EPIPE && m->c.qmp) /* the QEMU here has ended meanwhile */
-        m->outcome = MOVE_LOST;
     return rc;
 }
 
@@ -91,6 +91,8 @@ static int run(struct move *m)
     if (m->sent)
         move_show(m, true);
     move_let_go(m);
+    if (m->outcome == MOVE_HERE)
+        move_see_here(m);
     int code = m->outcome == MOVE_THERE ? 0 : m->outcome == MOVE_HERE ? EXIT_HERE : EXIT_TROUBLE;
     if (m->o.json)
         move_print_json(m, code);

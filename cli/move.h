@@ -9,7 +9,7 @@
 
 /* Where the guest is */
 enum move_outcome {
-    MOVE_HERE,    /* it goes on at the source; nothing ran there */
+    MOVE_HERE,    /* it is at the source, running or paused; nothing ran there */
     MOVE_THERE,   /* there, with all of its memory */
     MOVE_FOLLOWS, /* there; its memory still comes from the source, which has to stay */
     MOVE_BROKEN,  /* there, until it touches memory that will not come */
@@ -24,10 +24,11 @@ struct move {
     bool was_running;
     json_int_t asked;      /* number of the last command for the QEMU there */
     unsigned port;         /* where it listens */
-    bool sent;             /* `migrate` was: from here on the source says who has the guest */
+    bool sent;             /* `migrate` was, and not refused: the source says who has the guest */
     bool begun;            /* the source took it: its `completed` is of this migration */
     bool cancelling, switched;
     enum move_outcome outcome;
+    char here[32];         /* MOVE_HERE: what its QEMU says of it, running or paused */
     double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
     /* what the source said last */
     char status[32];
@@ -40,6 +41,10 @@ const char *move_outcome_name(enum move_outcome o);
 /* move_parent.c: connect, refuse what cannot be moved, find out its command line */
 int move_find_parent(struct move *m, struct why *why);
 int move_quit_parent(struct move *m, struct why *why);
+
+/* A move that came to nothing: MOVE_HERE stays only where QMP says now that the guest is here and
+ * that nobody else moves it */
+void move_see_here(struct move *m);
 
 /* move_there.c: start its QEMU there, until it listens and its agent keeps it. -EAGAIN is of
  * move_ask() alone: its socket is not there yet */

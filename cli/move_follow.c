@@ -97,7 +97,11 @@ static void ask_until_clear(struct move *m, const char *why_here)
         clone_turn(&m->c, POLL_MS);
         move_show(m, false);
     }
-    if (h->state == HOST_FAILED || k->state != CHILD_FAILED)
+    if (!m->begun) /* the guest may be where somebody else moved it */
+        end(m, MOVE_UNCLEAR, "%s; whether it sent the guest to %s is not known: find out where it is "
+                             "before you start it anywhere, nothing was ended", why_here,
+            h->node->host);
+    else if (h->state == HOST_FAILED || k->state != CHILD_FAILED)
         end(m, MOVE_UNCLEAR, "%s; and %s cannot tell: %s; look there with query-status at %s before "
                              "you start this guest anywhere, nothing was ended", why_here,
             h->node->host, h->state == HOST_FAILED ? h->error : why.text, k->qmp ? k->qmp : "");
@@ -334,6 +338,7 @@ void move_guest(struct move *m)
     m->c.why.text[0] = '\0'; /* of what was tried again and succeeded */
     int rc = qmp_command(m->c.qmp, "migrate", json_pack("{ss}", "uri", uri), NULL, &why);
     if (rc == -EREMOTEIO) {
+        m->sent = false;
         end(m, MOVE_HERE, "%s", why.text);
         return;
     }

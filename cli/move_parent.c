@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -13,7 +14,11 @@
 #include "move.h"
 #include "opts.h"
 
-static int check_status(struct move *m, struct why *why)
+#define SEE_LIMIT_MS 10000
+#define SEE_TURN_MS 50
+
+/* Running or paused here, and nobody moves it: *@out is which of the two */
+static int is_here(struct move *m, char **out, struct why *why)
 {
     static const char *const over[] = {"", "none", "completed", "failed", "cancelled"};
     AUTO_JSON json_t *status = NULL, *migration = NULL;
@@ -33,10 +38,45 @@ static int check_status(struct move *m, struct why *why)
     if (!idle)
         return refuse(why, EBUSY, "a migration is under way (status %s): wait for its end, or "
                                   "cancel it", now);
-    m->was_running = !strcmp(is, "running");
-    if (!m->was_running && strcmp(is, "paused"))
-        return refuse(why, ENOTSUP, "its status is %s (permitted: running, paused)", is);
+    if (strcmp(is, "running") && strcmp(is, "paused"))
+        return refuse(why, strcmp(is, "finish-migrate") ? ENOTSUP : EAGAIN,
+                      "its status is %s (permitted: running, paused)", is);
+    *out = xstrdup(is);
     return 0;
+}
+
+static int check_status(struct move *m, struct why *why)
+{
+    AUTO_FREE char *is = NULL;
+    int rc = is_here(m, &is, why);
+
+    m->was_running = !rc && !strcmp(is, "running");
+    return rc;
+}
+
+void move_see_here(struct move *m)
+{
+    AUTO_FREE char *before = xstrdup(m->c.why.text), *is = NULL;
+    uint64_t until = now_ms() + SEE_LIMIT_MS;
+    struct why why;
+    int rc = -ENOTCONN;
+
+    if (m->c.qmp) {
+        qmp_no_cancel(m->c.qmp);
+        qmp_limit(m->c.qmp, SEE_LIMIT_MS);
+        /* after a migration that failed it is a moment until the guest goes on */
+        while ((rc = is_here(m, &is, &why)) == -EAGAIN && now_ms() < until)
+            clone_turn(&m->c, SEE_TURN_MS);
+    }
+    if (!rc) {
+        snprintf(m->here, sizeof(m->here), "%s", is);
+        return;
+    }
+    m->outcome = MOVE_UNCLEAR;
+    refuse(&m->c.why, -rc, "%s%s%s; its QEMU has not said that the guest is here: find out where it "
+                           "is before you start it anywhere", before,
+           rc == -ENOTCONN || !strcmp(before, why.text) ? "" : "; ",
+           rc == -ENOTCONN || !strcmp(before, why.text) ? "" : why.text);
 }
 
 /* --- devices: the QEMU there is made from the command line --- */

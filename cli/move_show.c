@@ -70,7 +70,8 @@ void move_print_text(const struct move *m, int code)
     if (*m->c.why.text)
         fprintf(stderr, "farfork move: %s\n", m->c.why.text);
     if (code && m->outcome == MOVE_HERE)
-        fprintf(stderr, "farfork move: the guest goes on here\n");
+        fprintf(stderr, "farfork move: the guest %s\n",
+                strcmp(m->here, "running") ? "is here, paused" : "goes on here");
 }
 
 static void set_ms(json_t *o, const char *key, double ms)

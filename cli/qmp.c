@@ -18,6 +18,7 @@ struct qmp {
     char *path;
     pid_t pid;
     json_int_t last_id;
+    bool no_json;   /* a line came that is none */
     struct line_reader in;
     json_t *events; /* array */
 };
@@ -29,6 +30,7 @@ static json_t *next_message(struct qmp *q)
 
     while ((line = lines_next(&q->in))) {
         json_t *m = *line ? json_loads(line, 0, NULL) : NULL;
+        q->no_json |= *line && !m;
         if (!m)
             continue;
         if (!json_object_get(m, "event"))
@@ -46,6 +48,10 @@ static int wait_message(struct qmp *q, const char *what, json_t **out, struct wh
         uint64_t now = now_ms();
         struct pollfd p[] = {{.fd = q->fd, .events = POLLIN},
                              {.fd = q->cancel_fd, .events = POLLIN}};
+        if (!q->last_id && q->no_json)
+            return refuse(why, EPROTO, "%s: what answers there does not speak QMP: want the QMP "
+                                       "socket of a running QEMU, not that of its human monitor or "
+                                       "of a serial line", q->path);
         if (q->in.ended)
             return refuse(why, EPIPE, "%s: %s: the QEMU behind it has ended", q->path, what);
         if (now >= end)

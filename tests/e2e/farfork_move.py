@@ -152,7 +152,7 @@ def twice(t, accel, memory):
     with Parent(t, accel, memory=memory) as a:
         a.start_load()
         with Move(t, a, name='m1') as m1, Move(t, '', name='none') as none:
-            none.end(1, 'here', 'QMP socket of a running QEMU')
+            none.end(3, 'unclear', 'QMP socket of a running QEMU')
             m1.end(0, 'there')
             say_phases(m1)
             check_left_here(t, a, m1)
@@ -459,19 +459,22 @@ def source_dies(t, accel):
 
 def strange_parents(t):
     ok, able = {'return': {}}, {'return': [{'name': 'x-farfork-export'}]}
-    base = {'qmp_capabilities': ok, 'query-commands': able, 'query-migrate': ok}
-
     def is_now(text):
         return {'return': {'status': text, 'running': text == 'running'}}
-    for replies, text in (
-            ({**base, 'query-commands': {'return': [{'name': 'stop'}]}}, 'no x-farfork-export'),
-            ({**base, 'query-status': is_now('postmigrate')}, 'was moved away already'),
-            ({**base, 'query-status': is_now('io-error')}, 'io-error (permitted: running'),
-            ({**base, 'query-status': is_now('running'),
-              'query-migrate': {'return': {'status': 'active'}}}, 'a migration is under way')):
-        with FakeParent(t, replies) as parent, \
+    base = {'qmp_capabilities': ok, 'query-commands': able, 'query-migrate': ok,
+            'query-status': is_now('running')}
+    here, unclear = (1, 'here'), (3, 'unclear')
+    for end, replies, text in (
+            (here, {'query-commands': {'return': [{'name': 'stop'}]}}, 'no x-farfork-export'),
+            (unclear, {'query-status': is_now('postmigrate')}, 'was moved away already'),
+            (unclear, {'query-status': is_now('io-error')}, 'io-error (permitted: running'),
+            (unclear, {'query-migrate': {'return': {'status': 'active'}}},
+             'a migration is under way'),
+            (unclear, {'query-status': 'end'}, 'has ended'),
+            (unclear, {'query-commands': 'end'}, 'has ended')):
+        with FakeParent(t, {**base, **replies}) as parent, \
                 Move(t, parent, '--qemu', '/bin/false', '--timeout', '2') as m:
-            m.end(1, 'here', text)
+            m.end(*end, text)
             check_nothing_left(m)
 
 
