@@ -4,6 +4,7 @@
 
 QEMU_SERIES := qemu-patches/10.0
 QEMU_DIR := $(BUILD)/qemu
+QEMU_OWN := $(wildcard qemu-patches/src/*)
 QEMU_PATCHES := $(QEMU_SERIES)/series $(addprefix $(QEMU_SERIES)/,$(shell cat $(QEMU_SERIES)/series))
 
 qemu: $(BUILD)/bin/qemu-system-x86_64
@@ -14,7 +15,13 @@ $(QEMU_DIR)/.applied: $(QEMU_PATCHES) qemu-patches/fetch qemu-patches/apply | $(
 	qemu-patches/apply $(QEMU_SERIES) $(QEMU_DIR)/src
 	@touch $@
 
-$(BUILD)/bin/qemu-system-x86_64: $(QEMU_DIR)/.applied $(BUILD)/lib/libfarfork.a \
+# Our own files: copied anew when one changes, which rebuilds what includes them
+$(QEMU_DIR)/.src: $(QEMU_OWN) $(QEMU_DIR)/.applied
+	@mkdir -p $(QEMU_DIR)/src/migration/farfork
+	cp -p $(QEMU_OWN) $(QEMU_DIR)/src/migration/farfork/
+	@touch $@
+
+$(BUILD)/bin/qemu-system-x86_64: $(QEMU_DIR)/.src $(BUILD)/lib/libfarfork.a \
                                  $(BUILD)/lib/pkgconfig/farfork.pc include/farfork.h
 	@mkdir -p $(@D)
 	qemu-patches/build $(QEMU_DIR)/src $(QEMU_DIR)/build $(abspath $(BUILD)/lib/pkgconfig)

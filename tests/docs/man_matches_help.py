@@ -253,7 +253,7 @@ def spoken():
 
 def source_texts():
     """Every string of our C sources and patches, adjacent ones joined, values as NUL."""
-    paths = [p for d in ('base', 'rdma', 'uffd', 'migrate', 'cli')
+    paths = [p for d in ('base', 'rdma', 'uffd', 'migrate', 'cli', 'qemu-patches/src')
              for p in glob.glob(os.path.join(TOP, d, '*.c'))]
     code = '\n'.join(read(p) for p in paths)
     for p in glob.glob(os.path.join(TOP, 'qemu-patches', '*', '*.patch')):

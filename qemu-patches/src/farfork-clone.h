@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Forks of a guest: what their files share, and rdma-postcopy asks
+ */
+#ifndef MIGRATION_FARFORK_CLONE_H
+#define MIGRATION_FARFORK_CLONE_H
+
+#include "rdma-postcopy-ram.h"
+
+/* --- farfork-image.c: memory; under the BQL, blocks as in rp_block[] --- */
+
+/* A private mapping of an image that others map too */
+struct fc_image {
+    RAMBlock *block;
+    int fd;
+    uint64_t offset;
+};
+
+const struct fc_image *fc_image_of(const RAMBlock *block);
+
+/* The block is now mapped privately from @fd, which is taken over */
+void fc_image_adopt(RAMBlock *block, int fd, uint64_t offset);
+
+/* Advise the kernel of memory mapped anew, as of any guest memory */
+void fc_advise(const RAMBlock *block, void *at);
+void fc_advise_huge(const RAMBlock *block, bool on);
+
+/* From the first image on, for as long as this process lives */
+bool fc_hold_discards(Error **errp);
+
+/*
+ * While the guest runs: get ready to freeze.  fc_freeze() in the pause; on
+ * failure some blocks may be private mappings already, of the same content.
+ * fc_freeze_end() when the guest goes on, or nothing came of it.
+ */
+bool fc_freeze_prepare(Error **errp);
+bool fc_freeze(Error **errp);
+void fc_freeze_end(void);
+
+/* Let a child of fork() have guest memory, or no longer */
+void fc_inherit(bool on);
+
+/*
+ * As rp_region(), in the pause; has an fd if the file is the whole image, or
+ * will be from fc_freeze() on, and may be lent
+ */
+struct ff_region fc_region(unsigned i);
+
+/* --- farfork-holder.c --- */
+
+/* Written by the holder, read by the parent */
+struct fc_progress {
+    FarforkTargetStatus status; /* qatomic */
+    uint64_t transferred;       /* likewise */
+    char error[512];            /* before status becomes failed */
+};
+
+struct fc_target {
+    char *uri, *socket;
+    struct ff_address *address;
+};
+
+/* What the holder serves; made in the parent, during the pause */
+struct fc_frozen {
+    const struct fc_target *target;
+    struct fc_progress *progress;
+    unsigned n;
+    void *state;
+    size_t state_len;
+    const char *config;
+    struct rp_first_touch first;
+    struct ff_region region[RP_REGIONS_MAX];
+    unsigned n_regions;
+    uint64_t lent_bytes;
+    int null_fd;
+    int go[2];                  /* pipe: a byte when memory stands still */
+};
+
+/* In the fork()ed process */
+G_NORETURN void fc_holder(struct fc_frozen *f);
+
+/* --- farfork-child.c --- */
+
+bool farfork_child_is_idle(Error **errp);
+bool farfork_child_forbids_run(void);
+void farfork_child_shutdown(void);
+
+/* --- rdma-postcopy.c --- */
+
+bool rdma_postcopy_is_idle(Error **errp);
+
+#endif

@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * Forks of a guest: the process that holds its memory as it was
+ *
+ * For each target a thread that is an ordinary source of libfarfork; on this
+ * host the image is handed over at once, if nearly all of it is in files.
+ *
+ * fork() left it one thread of QEMU's, and so locks that nobody will ever
+ * release.  It runs no code of QEMU but what is here, and ends by _exit().  It
+ * closes whatever it does not need: it must keep no disk locked, no monitor
+ * connected and no VM of KVM alive.  It ends when its targets have what they
+ * need, also when the guest it came from has ended long since.
+ */
+#include "qemu/osdep.h"
+#include <dirent.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include "qemu/atomic.h"
+#include "farfork-clone.h"
+
+#define PROGRESS_MS 100
+
+struct serving {
+    const struct fc_frozen *f;
+    unsigned i;
+    pthread_t thread;
+    pthread_mutex_t lock;       /* guards source, for progress */
+    struct ff_source *source;
+    bool done;                  /* qatomic */
+};
+
+static void say_nothing(enum ff_level level, const char *line)
+{
+}
+
+static int add_regions(struct ff_source *s, const struct fc_frozen *f,
+                       struct ff_error *err)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; i < f->n_regions && !rc; i++) {
+        rc = ff_source_add_region(s, &f->region[i], err);
+    }
+    return rc;
+}
+
+/* A parent that could not freeze its memory, or has died, ends this */
+static void wait_frozen(const struct fc_frozen *f)
+{
+    struct pollfd p = { .fd = f->go[0], .events = POLLIN };
+
+    while (poll(&p, 1, -1) < 0 && errno == EINTR) {
+        ;
+    }
+    if (!(p.revents & POLLIN)) {
+        _exit(EXIT_FAILURE);
+    }
+}
+
+static int serve(struct serving *w, struct ff_source *s, struct ff_error *err)
+{
+    const struct fc_frozen *f = w->f;
+    const struct fc_target *t = &f->target[w->i];
+    int rc = add_regions(s, f, err);
+
+    if (rc) {
+        return rc;
+    }
+    if (t->socket) {
+        rc = ff_source_hand_over(s, t->socket, f->config, f->state,
+                                 f->state_len, err);
+        if (!rc) {
+            wait_frozen(f);
+            return ff_source_let_run(s, err);
+        }
+    }
+    wait_frozen(f);
+    /* whatever else was wrong: by a link it works, or the agent hears */
+    rc = rc == -EFBIG ? ff_source_lend(s, t->socket, err) : 0;
+    if (!rc) {
+        rc = ff_source_connect(s, f->config, err);
+    }
+    if (!rc) {
+        qatomic_set(&f->progress[w->i].status,
+                    FARFORK_TARGET_STATUS_ACTIVE);
+        rc = ff_source_publish(s, err);
+    }
+    if (!rc) {
+        rc = ff_source_wait_watched(s, err);
+    }
+    if (!rc) {
+        rc = ff_source_send_state(s, f->state, f->state_len, f->first.page,
+                                  f->first.n, err);
+    }
+    if (!rc) {
+        rc = ff_source_wait_ready(s, err);
+    }
+    if (!rc) {
+        rc = ff_source_go(s, err);
+    }
+    if (!rc) {
+        rc = ff_source_wait_running(s, err);
+    }
+    if (!rc) {
+        rc = ff_source_wait_done(s, err);
+    }
+    return rc;
+}
+
+static void take_progress(struct serving *w)
+{
+    struct ff_stats st;
+
+    pthread_mutex_lock(&w->lock);
+    if (w->source) {
+        ff_source_stats(w->source, &st);
+        qatomic_set(&w->f->progress[w->i].transferred,
+                    st.bytes_prefill + st.bytes_fault + st.bytes_duplicated);
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+static void finish(struct serving *w, const char *why)
+{
+    struct fc_progress *p = &w->f->progress[w->i];
+
+    if (why) {
+        snprintf(p->error, sizeof(p->error), "%s", why);
+    }
+    smp_wmb(); /* pairs with target_info() in the parent */
+    qatomic_set(&p->status, why ? FARFORK_TARGET_STATUS_FAILED :
+                                  FARFORK_TARGET_STATUS_COMPLETED);
+    qatomic_set(&w->done, true);
+}
+
+static void *serving_thread(void *opaque)
+{
+    struct serving *w = opaque;
+    struct ff_error *err = ff_error_new();
+    struct ff_source *s = NULL;
+    int rc = ff_source_new(w->f->target[w->i].address, &s, err);
+
+    if (!rc) {
+        pthread_mutex_lock(&w->lock);
+        w->source = s;
+        pthread_mutex_unlock(&w->lock);
+        rc = serve(w, s, err);
+        take_progress(w);
+        pthread_mutex_lock(&w->lock);
+        w->source = NULL;
+        pthread_mutex_unlock(&w->lock);
+    }
+    /* the agent has the reason or all it needs when this is to be seen */
+    ff_source_free(s);
+    finish(w, rc ? ff_error_message(err) : NULL);
+    ff_error_free(err);
+    return NULL;
+}
+
+/* Rings and vCPU states keep their files open: disks locked, a VM in KVM */
+static void unmap_files(void)
+{
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+
+    while (maps && fgets(line, sizeof(line), maps)) {
+        unsigned long from, to;
+
+        if (strstr(line, " anon_inode:") &&
+            sscanf(line, "%lx-%lx", &from, &to) == 2) {
+            munmap((void *)from, to - from);
+        }
+    }
+    if (maps) {
+        fclose(maps);
+    }
+}
+
+/*
+ * A parent that came over RDMA has devices open for good, and librdmacm here
+ * goes on to write to their numbers: no connection of ours may get one.
+ */
+static unsigned device_numbers(int *number, unsigned max)
+{
+    DIR *d = opendir("/proc/self/fd");
+    struct dirent *e;
+    unsigned n = 0;
+    char to[32];
+
+    while (d && (e = readdir(d))) {
+        ssize_t len = readlinkat(dirfd(d), e->d_name, to, sizeof(to));
+
+        if (len > 16 && !memcmp(to, "/dev/infiniband/", 16)) {
+            if (n == max) {
+                _exit(EXIT_FAILURE);
+            }
+            number[n++] = atoi(e->d_name);
+        }
+    }
+    if (d) {
+        closedir(d);
+    }
+    return n;
+}
+
+static void occupy(const int *number, unsigned n)
+{
+    int dead = open("/dev/null", O_RDONLY | O_CLOEXEC); /* writes fail */
+
+    for (unsigned i = 0; i < n; i++) {
+        if (dead < 0 || dup2(dead, number[i]) < 0) {
+            _exit(EXIT_FAILURE);
+        }
+    }
+}
+
+static void leave_parent(const struct fc_frozen *f)
+{
+    int keep[RP_REGIONS_MAX + 4] = { 0, 1, 2 };
+    int device[64];
+    unsigned n = 3, n_devices = device_numbers(device, ARRAY_SIZE(device));
+    sigset_t none;
+
+    setsid();
+    prctl(PR_SET_NAME, "farfork-holder");
+    for (int i = 1; i < NSIG; i++) {
+        signal(i, i == SIGPIPE ? SIG_IGN : SIG_DFL);
+    }
+    sigemptyset(&none);
+    pthread_sigmask(SIG_SETMASK, &none, NULL);
+    for (int i = 0; i < 3; i++) {
+        dup2(f->null_fd, i);
+    }
+    for (unsigned i = 0; i <= f->n_regions; i++) {
+        int fd = i < f->n_regions ? f->region[i].fd : f->go[0];
+        unsigned at = n;
+
+        if (fd < 0) {
+            continue;
+        }
+        while (keep[at - 1] > fd) { /* sorted */
+            at--;
+        }
+        memmove(&keep[at + 1], &keep[at], (n - at) * sizeof(keep[0]));
+        keep[at] = fd;
+        n++;
+    }
+    qemu_close_all_open_fd(keep, n);
+    occupy(device, n_devices);
+    unmap_files();
+    ff_set_log(say_nothing, FF_ERROR);
+}
+
+/*
+ * Where the file is the image, serve the file: an RDMA device's pages of a
+ * private mapping would be copied when they are pinned.
+ */
+static void map_files(struct fc_frozen *f)
+{
+    for (unsigned i = 0; i < f->n_regions; i++) {
+        struct ff_region *r = &f->region[i];
+        void *p = r->fd < 0 ? MAP_FAILED :
+                  mmap(NULL, r->len_bytes, PROT_READ,
+                       MAP_SHARED | MAP_NORESERVE, r->fd, r->fd_offset);
+
+        if (p != MAP_FAILED) { /* else the private mapping has the same bytes */
+            r->host = p;
+        }
+    }
+}
+
+void fc_holder(struct fc_frozen *f)
+{
+    struct serving *w;
+    bool more = true;
+
+    leave_parent(f);
+    map_files(f);
+    w = calloc(f->n, sizeof(*w));
+    for (unsigned i = 0; w && i < f->n; i++) {
+        w[i].f = f;
+        w[i].i = i;
+        pthread_mutex_init(&w[i].lock, NULL);
+        if (pthread_create(&w[i].thread, NULL, serving_thread, &w[i])) {
+            finish(&w[i], "cannot start a thread");
+        }
+    }
+    while (w && more) {
+        poll(NULL, 0, PROGRESS_MS);
+        more = false;
+        for (unsigned i = 0; i < f->n; i++) {
+            take_progress(&w[i]);
+            more |= !qatomic_read(&w[i].done);
+        }
+    }
+    _exit(w ? EXIT_SUCCESS : EXIT_FAILURE);
+}

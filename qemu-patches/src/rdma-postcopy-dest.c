@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * rdma-postcopy migration: the destination, from -incoming to the last page.
+ * rdma-postcopy.c has the picture.
+ */
+#include "qemu/osdep.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
+#include "migration/migration.h"
+#include "qapi/error.h"
+#include "qemu/error-report.h"
+#include "qemu/madvise.h"
+#include "qemu/yank.h"
+#include "system/system.h"
+#include "rdma-postcopy.h"
+#include "rdma-postcopy-state.h"
+
+static int incoming_prepare(void)
+{
+    Error *err = NULL;
+
+    if (rp_blocks_changed()) {
+        error_report("rdma-postcopy: memory was plugged or unplugged since "
+                     "-incoming: use migrate-incoming after that");
+        return -EBUSY;
+    }
+    if (!rp_hold_discards(&err)) {
+        error_report_err(err);
+        return -EBUSY;
+    }
+    rp.prepared = true;
+    if (should_mlock(mlock_state)) {
+        munlockall(); /* locked memory cannot be discarded; see complete */
+    }
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        qemu_madvise(qemu_ram_get_host_addr(rp_block[i]),
+                     qemu_ram_get_used_length(rp_block[i]),
+                     QEMU_MADV_NOHUGEPAGE);
+    }
+    return 0;
+}
+
+/*
+ * Empty RAM, so that every page is fetched or faults.  The pager watches it
+ * by now, so nobody can put a page there behind; without the BQL, since the
+ * main thread may wait for a page already (a display that is refreshed).
+ */
+static int incoming_empty_ram(void)
+{
+    int ret = 0;
+
+    RCU_READ_LOCK_GUARD();
+    for (unsigned i = 0; i < rp_n_blocks && !ret; i++) {
+        RAMBlock *b = rp_block[i];
+
+        ret = ram_block_discard_range(b, 0, qemu_ram_get_used_length(b));
+        if (ret) {
+            error_report("rdma-postcopy: cannot empty memory region %s: %s",
+                         b->idstr, strerror(-ret));
+        }
+    }
+    return ret;
+}
+
+static int incoming_load(void)
+{
+    return rp_load_devices(rp.state, rp.state_len);
+}
+
+static int incoming_run(void)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    qemu_announce_self(&mis->announce_timer, migrate_announce_params());
+    rp_run_guest();
+    return 0;
+}
+
+/* QMP yank: break the link, from any thread; not while it is unregistered */
+static void yank_dest(void *opaque)
+{
+    ff_dest_cancel(rp.dest);
+}
+
+/* Undo incoming_prepare(), as far as it came */
+static void incoming_release(void)
+{
+    if (rp.prepared) {
+        for (unsigned i = 0; i < rp_n_blocks; i++) {
+            qemu_madvise(qemu_ram_get_host_addr(rp_block[i]),
+                         qemu_ram_get_used_length(rp_block[i]),
+                         QEMU_MADV_HUGEPAGE);
+        }
+        ram_block_discard_disable(false);
+        if (should_mlock(mlock_state) &&
+            os_mlock(is_mlock_on_fault(mlock_state)) < 0) {
+            error_report("mlock: %s", strerror(errno));
+        }
+        rp.prepared = false;
+    }
+    yank_unregister_function(MIGRATION_YANK_INSTANCE, yank_dest, NULL);
+    ff_dest_stats(rp.dest, &rp.stats);
+    ff_dest_stages(rp.dest, rp.stages);
+    rp.link = ff_dest_link(rp.dest);
+    ff_dest_link_detail(rp.dest, rp.link_detail);
+    ff_dest_free(rp.dest);
+    rp.dest = NULL;
+    rp.here = false;
+}
+
+/* Memory that was plugged may be unplugged, and then be unmapped */
+static void block_removed(RAMBlockNotifier *n, void *host, size_t size,
+                          size_t max_size)
+{
+    rp_collapse_stop();
+}
+
+/* Complete, and MADV_HUGEPAGE again: memory came in small pages */
+static void collapse_start(void)
+{
+    static RAMBlockNotifier notifier = { .ram_block_removed = block_removed };
+    g_autofree struct ff_region *r = g_new0(struct ff_region, rp_n_blocks);
+
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        r[i] = rp_region(i);
+    }
+    if (!ff_collapse_start(r, rp_n_blocks, &rp.collapse, NULL)) {
+        ram_block_notifier_add(&notifier);
+    }
+}
+
+static void incoming_complete_bh(void *opaque)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    incoming_release();
+    collapse_start();
+    postcopy_state_set(POSTCOPY_INCOMING_END);
+    migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
+                      MIGRATION_STATUS_COMPLETED);
+    migration_incoming_state_destroy();
+    migrate_incoming_unref_outgoing_state();
+}
+
+/* Before GO: the guest goes on at the source, this side has nothing to keep */
+static void incoming_failed_bh(void *opaque)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    Error *err = opaque;
+
+    migrate_set_error(migrate_get_current(), err);
+    error_report_err(err);
+    rp.refused = true;
+    incoming_release();
+    migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_FAILED);
+    migration_incoming_state_destroy();
+    if (mis->exit_on_error) {
+        exit(EXIT_FAILURE);
+    }
+    migrate_incoming_unref_outgoing_state();
+}
+
+/*
+ * Faults cannot be served while the main thread loads devices: it may wait
+ * for one, with the BQL, for ever.  The guest is still the source's.
+ */
+static void die_while_loading(void *opaque, const char *why)
+{
+    error_report("rdma-postcopy: %s; the guest goes on at the source", why);
+    _exit(EXIT_FAILURE);
+}
+
+/* Up to GO: 0, or the reason why the guest must not run here */
+static int incoming_until_go(MigrationIncomingState *mis, struct ff_error *err)
+{
+    int rc = ff_dest_accept(rp.dest, rp_machine_config(), err);
+
+    if (rc) {
+        return rc;
+    }
+    migrate_set_state(&mis->state, MIGRATION_STATUS_SETUP,
+                      MIGRATION_STATUS_ACTIVE);
+    rc = rp_main_thread(incoming_prepare);
+    if (!rc) {
+        rc = ff_dest_start(rp.dest, err);
+    }
+    if (!rc) {
+        rc = incoming_empty_ram();
+    }
+    if (!rc) {
+        rc = ff_dest_recv_state(rp.dest, &rp.state, &rp.state_len, err);
+    }
+    if (!rc) {
+        ff_dest_on_break(rp.dest, die_while_loading, NULL);
+        rc = rp_main_thread(incoming_load);
+        ff_dest_on_break(rp.dest, NULL, NULL);
+        free(rp.state);
+    }
+    if (!rc) {
+        rc = ff_dest_ready(rp.dest, err);
+    }
+    if (!rc) {
+        rc = ff_dest_wait_go(rp.dest, err);
+        rp.here = !rc;
+    }
+    return rc;
+}
+
+static void *incoming_thread(void *opaque)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    struct ff_error *err = ff_error_new();
+    Error *qerr = NULL;
+
+    rcu_register_thread();
+    if (incoming_until_go(mis, err)) {
+        error_setg(&qerr, "rdma-postcopy: %s; nothing ran here",
+                   ff_error_code(err) ? ff_error_message(err)
+                                      : "see the message before");
+        ff_dest_give_up(rp.dest); /* the main thread may wait for a page */
+        migration_bh_schedule(incoming_failed_bh, qerr);
+    } else {
+        rp_main_thread(incoming_run);
+        if (ff_dest_running(rp.dest, err) || ff_dest_wait_done(rp.dest, err)) {
+            error_setg(&qerr, "rdma-postcopy: %s", ff_error_message(err));
+            migrate_set_error(migrate_get_current(), qerr);
+            error_report("%s; the guest goes on until it touches memory that "
+                         "is not here", error_get_pretty(qerr));
+            error_free(qerr);
+            migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
+                              MIGRATION_STATUS_POSTCOPY_PAUSED);
+        } else {
+            migration_bh_schedule(incoming_complete_bh, NULL);
+        }
+    }
+    ff_error_free(err);
+    rcu_unregister_thread();
+    return NULL;
+}
+
+/* query-migrate tells where it listens: the port may be the kernel's choice */
+static void publish_address(const char *address)
+{
+    const char *colon = memrchr(address, ':', strcspn(address, ","));
+    bool brackets = *address == '[';
+    g_autofree char *host = g_strndup(address + brackets,
+                                      colon - address - 2 * brackets);
+    g_autofree char *port = g_strdup_printf("%u", ff_dest_port(rp.dest));
+    SocketAddress a = {
+        .type = SOCKET_ADDRESS_TYPE_INET,
+        .u.inet = { .host = host, .port = port },
+    };
+
+    migrate_add_address(&a);
+}
+
+void rdma_postcopy_start_incoming(const char *address, Error **errp)
+{
+    struct ff_error *err = ff_error_new();
+    struct ff_address *a = NULL;
+    QemuThread thread;
+
+    ff_set_log(rp_log_line, FF_INFO);
+    if (!rp_collect_blocks(errp)) {
+        ff_error_free(err);
+        return;
+    }
+    if (ff_address_parse(address, &a, err) || ff_dest_new(a, &rp.dest, err)) {
+        goto fail;
+    }
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        struct ff_region r = rp_region(i);
+        if (ff_dest_add_region(rp.dest, &r, err)) {
+            goto fail;
+        }
+    }
+    publish_address(address);
+    ff_address_free(a);
+    ff_error_free(err);
+    rp.used = true;
+    yank_register_function(MIGRATION_YANK_INSTANCE, yank_dest, NULL);
+    qemu_thread_create(&thread, "mig/dst/rdma-pc", incoming_thread, NULL,
+                       QEMU_THREAD_DETACHED);
+    return;
+
+fail:
+    ff_dest_free(rp.dest);
+    rp.dest = NULL;
+    ff_address_free(a);
+    rp_take_error(errp, err);
+}

@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * rdma-postcopy migration, precopy=1: what is written while the destination
+ * reads
+ *
+ * QEMU's own log, as pre-copy uses it.  It is emptied once, before the
+ * destination reads anything, and never after that: what was written from
+ * then on is in it when it is read for the last time, in the pause.
+ */
+#include "qemu/osdep.h"
+#include "exec/ram_addr.h"
+#include "qapi/error.h"
+#include "system/cpus.h"
+#include "rdma-postcopy-ram.h"
+
+static bool logging;
+static unsigned long *log_bits[RP_REGIONS_MAX]; /* of each block's pages */
+
+static unsigned long log_words(const RAMBlock *b)
+{
+    return BITS_TO_LONGS(qemu_ram_get_used_length((RAMBlock *)b) >>
+                         TARGET_PAGE_BITS);
+}
+
+bool rp_is_logging(void)
+{
+    return logging;
+}
+
+static bool log_blocks_still(Error **errp)
+{
+    if (rp_blocks_changed()) {
+        error_setg(errp, "rdma-postcopy: memory was plugged or unplugged "
+                   "since the migration began: start it again");
+        return false;
+    }
+    return true;
+}
+
+bool rp_log_start(Error **errp)
+{
+    if (!log_blocks_still(errp) ||
+        !memory_global_dirty_log_start(GLOBAL_DIRTY_MIGRATION, errp)) {
+        return false;
+    }
+    logging = true;
+    /*
+     * TCG marks a page, then writes to it, then writes without asking: a
+     * mark that is removed in between would be missing.
+     */
+    if (tcg_enabled()) {
+        pause_all_vcpus();
+    }
+    memory_global_dirty_log_sync(false);
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        RAMBlock *b = rp_block[i];
+
+        /* it may grow while nobody looks; then the migration is cancelled */
+        log_bits[i] = g_new0(unsigned long,
+                             DIV_ROUND_UP(b->max_length >> TARGET_PAGE_BITS,
+                                          BITS_PER_LONG));
+        cpu_physical_memory_test_and_clear_dirty(b->offset,
+                                                 qemu_ram_get_used_length(b),
+                                                 DIRTY_MEMORY_MIGRATION);
+    }
+    if (tcg_enabled()) {
+        resume_all_vcpus();
+    }
+    return true;
+}
+
+void rp_log_stop(void)
+{
+    if (!logging) {
+        return;
+    }
+    logging = false;
+    memory_global_dirty_log_stop(GLOBAL_DIRTY_MIGRATION);
+    for (unsigned i = 0; i < RP_REGIONS_MAX; i++) {
+        g_clear_pointer(&log_bits[i], g_free);
+    }
+}
+
+bool rp_log_read(bool last, uint64_t *pages, Error **errp)
+{
+    DirtyMemoryBlocks *blocks;
+
+    if (!log_blocks_still(errp)) {
+        return false;
+    }
+    *pages = 0;
+    memory_global_dirty_log_sync(last);
+    RCU_READ_LOCK_GUARD();
+    blocks = qatomic_rcu_read(&ram_list.dirty_memory[DIRTY_MEMORY_MIGRATION]);
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        unsigned long page = rp_block[i]->offset >> TARGET_PAGE_BITS;
+        unsigned long n = log_words(rp_block[i]);
+
+        /* a block begins with a word, so do the parts of the log */
+        assert(page % BITS_PER_LONG == 0);
+        for (unsigned long k = 0; k < n; k++, page += BITS_PER_LONG) {
+            unsigned long *part = blocks->blocks[page /
+                                                 DIRTY_MEMORY_BLOCK_SIZE];
+
+            log_bits[i][k] = qatomic_read(
+                &part[BIT_WORD(page % DIRTY_MEMORY_BLOCK_SIZE)]);
+            *pages += ctpopl(log_bits[i][k]);
+        }
+    }
+    return true;
+}
+
+int rp_log_send(struct ff_source *source, struct ff_error *err)
+{
+    QEMU_BUILD_BUG_ON(sizeof(unsigned long) != sizeof(uint64_t));
+    int rc = 0;
+
+    for (unsigned i = 0; i < rp_n_blocks && !rc; i++) {
+        rc = ff_source_dirty(source, i, (const uint64_t *)log_bits[i],
+                             TARGET_PAGE_SIZE, err);
+    }
+    return rc;
+}

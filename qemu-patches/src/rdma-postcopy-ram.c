@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * What rdma-postcopy migration and forks share: guest memory as libfarfork's
+ * regions, what is refused before the guest stops, devices saved and loaded,
+ * the pages that the CPUs touch first.  Of migration alone: the log of writes
+ * for precopy=1, and what query-migrate shows
+ */
+#include "qemu/osdep.h"
+#include "exec/address-spaces.h"
+#include "exec/ramblock.h"
+#include "hw/boards.h"
+#include "migration/global_state.h"
+#include "rdma-postcopy.h"
+#include "system/cpus.h"
+#include "system/hw_accel.h"
+#include "system/system.h"
+#include "qapi/error.h"
+#include "qemu/error-report.h"
+#include "farfork-clone.h"
+#include "migration/migration.h"
+#include "migration/qemu-file.h"
+#include "rdma-postcopy-ram.h"
+#include "migration/savevm.h"
+
+RAMBlock *rp_block[RP_REGIONS_MAX];
+unsigned rp_n_blocks;
+static unsigned ram_version; /* of ram_list when rp_block[] was filled */
+
+/* --- memory --- */
+
+/* Every migratable RAM block becomes a region */
+bool rp_collect_blocks(Error **errp)
+{
+    RAMBlock *block;
+
+    rp_n_blocks = 0;
+    RCU_READ_LOCK_GUARD();
+    RAMBLOCK_FOREACH(block) {
+        if (!qemu_ram_is_migratable(block)) {
+            if (memory_region_is_ram_device(block->mr)) {
+                continue; /* a device's own memory, not the guest's */
+            }
+            error_setg(errp, "rdma-postcopy cannot move memory region %s: it "
+                       "is not migratable",
+                       block->idstr[0] ? block->idstr
+                                       : memory_region_name(block->mr));
+            return false;
+        }
+        if (rp_n_blocks == RP_REGIONS_MAX) {
+            error_setg(errp, "rdma-postcopy moves at most %d memory regions",
+                       RP_REGIONS_MAX);
+            return false;
+        }
+        rp_block[rp_n_blocks++] = block;
+    }
+    ram_version = ram_list.version;
+    return true;
+}
+
+bool rp_blocks_changed(void)
+{
+    return ram_list.version != ram_version;
+}
+
+struct ff_region rp_region(unsigned i)
+{
+    RAMBlock *block = rp_block[i];
+    bool shared = qemu_ram_is_shared(block);
+
+    return (struct ff_region) {
+        .name = block->idstr,
+        .host = qemu_ram_get_host_addr(block),
+        .len_bytes = qemu_ram_get_used_length(block),
+        .psize = qemu_ram_pagesize(block),
+        .fd = shared ? block->fd : -1,
+        .fd_offset = block->fd_offset,
+        /* not a private mapping of a file */
+        .zero_fill = shared == (block->fd >= 0) && !fc_image_of(block),
+    };
+}
+
+const char *rp_machine_config(void)
+{
+    static char config[200];
+
+    snprintf(config, sizeof(config), "%s, %s, page size %zu",
+             MACHINE_GET_CLASS(current_machine)->name, TARGET_NAME,
+             qemu_target_page_size());
+    return config;
+}
+
+/* --- devices, and the guest itself --- */
+
+void rp_log_line(enum ff_level level, const char *line)
+{
+    if (level == FF_ERROR) {
+        error_report("rdma-postcopy: %s", line);
+    } else if (level == FF_WARN) {
+        warn_report("rdma-postcopy: %s", line);
+    } else {
+        info_report("rdma-postcopy: %s", line);
+    }
+}
+
+bool rp_save_devices(void **state, size_t *len, Error **errp)
+{
+    QIOChannelBuffer *bioc = qio_channel_buffer_new(1 << 20);
+    QEMUFile *f = qemu_file_new_output(QIO_CHANNEL(bioc));
+    int ret;
+
+    object_unref(OBJECT(bioc)); /* the file's now */
+    ret = qemu_save_device_state(f);
+    if (!ret) {
+        ret = qemu_fflush(f);
+    }
+    if (ret) {
+        error_setg_errno(errp, -ret, "rdma-postcopy: cannot save the devices");
+    } else {
+        /* closing the file frees the buffer: the data is still needed */
+        *state = g_memdup2(bioc->data, bioc->usage);
+        *len = bioc->usage;
+    }
+    qemu_fclose(f);
+    return !ret;
+}
+
+int rp_load_devices(const void *state, size_t len)
+{
+    QIOChannelBuffer *bioc = qio_channel_buffer_new(len);
+    QEMUFile *f;
+    int ret = -EINVAL;
+
+    memcpy(bioc->data, state, len);
+    bioc->usage = len;
+    f = qemu_file_new_input(QIO_CHANNEL(bioc));
+    object_unref(OBJECT(bioc));
+    if (qemu_get_be32(f) != QEMU_VM_FILE_MAGIC ||
+        qemu_get_be32(f) != QEMU_VM_FILE_VERSION) {
+        error_report("rdma-postcopy: the device state is of another version");
+    } else {
+        cpu_synchronize_all_pre_loadvm();
+        ret = qemu_load_device_state(f);
+    }
+    qemu_fclose(f);
+    return ret;
+}
+
+bool rp_prepare_guest(void)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    postcopy_state_set(POSTCOPY_INCOMING_RUNNING);
+    migrate_set_state(&mis->state, MIGRATION_STATUS_ACTIVE,
+                      MIGRATION_STATUS_POSTCOPY_ACTIVE);
+    if (!runstate_is_live(global_state_received() ?
+                          global_state_get_runstate() : RUN_STATE_RUNNING)) {
+        runstate_set(global_state_get_runstate());
+    } else if (!autostart) {
+        runstate_set(RUN_STATE_PAUSED);
+    } else if (migration_block_activate(NULL)) {
+        return !vm_prepare_start(false);
+    } else {
+        runstate_set(RUN_STATE_PAUSED); /* `cont` tries again */
+    }
+    return false;
+}
+
+void rp_run_guest(void)
+{
+    if (rp_prepare_guest()) {
+        resume_all_vcpus();
+    }
+}
+
+struct main_call {
+    int (*fn)(void);
+    int ret;
+    QemuSemaphore done;
+};
+
+static void main_call_bh(void *opaque)
+{
+    struct main_call *c = opaque;
+
+    c->ret = c->fn();
+    qemu_sem_post(&c->done);
+}
+
+int rp_main_thread(int (*fn)(void))
+{
+    struct main_call c = { .fn = fn };
+
+    qemu_sem_init(&c.done, 0);
+    migration_bh_schedule(main_call_bh, &c);
+    qemu_sem_wait(&c.done);
+    qemu_sem_destroy(&c.done);
+    return c.ret;
+}
+
+/* --- first-touch set: the pages that the CPU state points at --- */
+
+static void add_phys(struct rp_first_touch *ft, hwaddr addr)
+{
+    hwaddr xlat, len = 1;
+    MemoryRegion *mr = address_space_translate(&address_space_memory, addr,
+                                               &xlat, &len, false,
+                                               MEMTXATTRS_UNSPECIFIED);
+    RAMBlock *block = memory_region_is_ram(mr) ? mr->ram_block : NULL;
+
+    for (unsigned i = 0; block && i < rp_n_blocks; i++) {
+        if (rp_block[i] != block ||
+            xlat >= qemu_ram_get_used_length(block)) {
+            continue;
+        }
+        xlat &= ~(hwaddr)(qemu_ram_pagesize(block) - 1);
+        for (unsigned k = 0; k < ft->n; k++) {
+            if (ft->page[k].region == i && ft->page[k].offset == xlat) {
+                return;
+            }
+        }
+        if (ft->n < RP_FIRST_MAX) {
+            ft->page[ft->n++] = (struct ff_page_ref) {
+                .region = i, .offset = xlat
+            };
+        }
+        return;
+    }
+}
+
+#ifdef TARGET_X86_64
+/* The page tables on the way to @vaddr, and the page itself */
+static void add_virt(struct rp_first_touch *ft, CPUState *cs, uint64_t vaddr)
+{
+    CPUX86State *env = cpu_env(cs);
+    hwaddr table = env->cr[3] & 0x000ffffffffff000ull;
+    int level = env->cr[4] & CR4_LA57_MASK ? 4 : 3;
+
+    if (!(env->cr[0] & CR0_PG_MASK)) {
+        add_phys(ft, (uint32_t)vaddr);
+        return;
+    }
+    for (; env->efer & MSR_EFER_LMA && level >= 0; level--) {
+        hwaddr slot = table + ((vaddr >> (12 + 9 * level)) & 0x1ff) * 8;
+        uint64_t pte;
+
+        add_phys(ft, slot);
+        pte = address_space_ldq_le(cs->as, slot, MEMTXATTRS_UNSPECIFIED, NULL);
+        if (!(pte & PG_PRESENT_MASK) || (pte & PG_PSE_MASK && level < 3)) {
+            break;
+        }
+        table = pte & 0x000ffffffffff000ull;
+    }
+    table = cpu_get_phys_page_debug(cs, vaddr & TARGET_PAGE_MASK);
+    if (table != -1) {
+        add_phys(ft, table + (vaddr & ~TARGET_PAGE_MASK));
+    }
+}
+
+static void add_cpu(struct rp_first_touch *ft, CPUState *cs)
+{
+    CPUX86State *env = cpu_env(cs);
+    uint64_t pc = env->segs[R_CS].base + env->eip;
+    uint64_t sp = env->segs[R_SS].base + env->regs[R_ESP];
+
+    add_virt(ft, cs, pc);
+    add_virt(ft, cs, pc + TARGET_PAGE_SIZE);
+    add_virt(ft, cs, sp);
+    add_virt(ft, cs, sp - TARGET_PAGE_SIZE);
+    add_virt(ft, cs, sp + TARGET_PAGE_SIZE);
+    add_virt(ft, cs, env->gdt.base);
+    add_virt(ft, cs, env->idt.base);
+    add_virt(ft, cs, env->tr.base);
+    add_virt(ft, cs, env->segs[R_GS].base);
+    add_virt(ft, cs, env->kernelgsbase);
+}
+#else
+static void add_cpu(struct rp_first_touch *ft, CPUState *cs)
+{
+}
+#endif
+
+void rp_first_touch(struct rp_first_touch *ft)
+{
+    CPUState *cs;
+
+    RCU_READ_LOCK_GUARD();
+    CPU_FOREACH(cs) {
+        add_cpu(ft, cs);
+    }
+}

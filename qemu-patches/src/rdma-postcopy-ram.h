@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * What the files of rdma-postcopy migration and of forks share
+ */
+#ifndef MIGRATION_RDMA_POSTCOPY_RAM_H
+#define MIGRATION_RDMA_POSTCOPY_RAM_H
+
+#include <farfork.h>
+#include "qapi/qapi-types-migration.h"
+
+#define RP_REGIONS_MAX 512
+#define RP_FIRST_MAX 1024
+
+/* RAM blocks in the order of libfarfork's regions; used under the BQL */
+extern RAMBlock *rp_block[RP_REGIONS_MAX];
+extern unsigned rp_n_blocks;
+
+struct rp_first_touch {
+    struct ff_page_ref page[RP_FIRST_MAX];
+    unsigned n;
+};
+
+bool rp_check_host(Error **errp);
+bool rp_collect_blocks(Error **errp);
+bool rp_blocks_changed(void);
+struct ff_region rp_region(unsigned i);
+const char *rp_machine_config(void);
+void rp_first_touch(struct rp_first_touch *ft);
+void rp_log_line(enum ff_level level, const char *line);
+
+/* Under the BQL, the guest paused; *state is to be freed with g_free() */
+bool rp_save_devices(void **state, size_t *len, Error **errp);
+int rp_load_devices(const void *state, size_t len);
+
+/*
+ * Under the BQL: all is loaded; run the guest, if it ran where it came from.
+ * rp_prepare_guest(): all but its vCPUs, and returns whether to resume them
+ */
+void rp_run_guest(void);
+bool rp_prepare_guest(void);
+
+/* Run @fn in the main thread, which holds the BQL, and wait for it */
+int rp_main_thread(int (*fn)(void));
+
+/* Under the BQL: log what is written to guest memory, from when it returns */
+bool rp_log_start(Error **errp);
+void rp_log_stop(void);
+
+/*
+ * Under the BQL: take down what was written; @last: nothing writes any more.
+ * *pages becomes the number of pages in the log.
+ */
+bool rp_log_read(bool last, uint64_t *pages, Error **errp);
+bool rp_is_logging(void);
+
+/* Without the BQL: tell the destination what was taken down */
+int rp_log_send(struct ff_source *source, struct ff_error *err);
+void rp_fill_info(MigrationInfo *info, const struct ff_stats *st,
+                  const struct ff_stage_time *stages, const char *link,
+                  const char *link_detail);
+
+#endif

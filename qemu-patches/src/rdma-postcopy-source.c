@@ -1,0 +1,382 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * rdma-postcopy migration: the source, from `migrate` to the last page.
+ * rdma-postcopy.c has the picture.
+ */
+#include "qemu/osdep.h"
+#include "exec/memory.h"
+#include "migration/migration.h"
+#include "migration/savevm.h"
+#include "qapi/error.h"
+#include "qemu/error-report.h"
+#include "qemu/main-loop.h"
+#include "qemu/yank.h"
+#include "rdma-postcopy.h"
+#include "rdma-postcopy-state.h"
+
+/*
+ * What was written during a pass is discarded before the pause: in rounds,
+ * each for what was written during the one before, until that is little.
+ */
+#define LOG_ROUNDS 8
+#define LOG_LITTLE_PAGES 512
+
+/* A source that is quit waits so long for a destination that fetches nothing */
+#define QUIT_PATIENCE_MS 60000
+
+static bool outgoing_prepare(MigrationState *s, Error **errp)
+{
+    struct ff_error *err = ff_error_new();
+    int64_t start = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
+
+    if (ff_source_connect(rp.source, rp_machine_config(), err) ||
+        ff_source_publish(rp.source, err) ||
+        ff_source_wait_watched(rp.source, err)) {
+        rp_take_error(errp, err);
+        return false;
+    }
+    ff_error_free(err);
+    s->setup_time = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) - start;
+    migrate_set_state(&s->state, MIGRATION_STATUS_SETUP,
+                      MIGRATION_STATUS_ACTIVE);
+    return true;
+}
+
+/* precopy=1: the destination reads all memory once while the guest runs */
+static bool outgoing_pass(Error **errp)
+{
+    uint64_t pages = 0, before = 0;
+    struct ff_error *err;
+    bool ok;
+
+    if (!ff_source_wants_pass(rp.source)) {
+        return true;
+    }
+    bql_lock();
+    ok = rp_log_start(errp);
+    bql_unlock();
+    if (!ok) {
+        return false;
+    }
+    err = ff_error_new();
+    if (ff_source_pass(rp.source, err)) {
+        rp_take_error(errp, err);
+        return false;
+    }
+    for (int i = 0; i < LOG_ROUNDS && ok; i++) {
+        bql_lock();
+        ok = rp_log_read(false, &pages, errp);
+        bql_unlock();
+        if (ok && (rp_log_send(rp.source, err) ||
+                   ff_source_pass(rp.source, err))) {
+            rp_take_error(errp, err);
+            return false;
+        }
+        if (pages - before <= LOG_LITTLE_PAGES) {
+            break;
+        }
+        before = pages;
+    }
+    ff_error_free(err);
+    return ok;
+}
+
+/* Under the BQL: stop the guest, give its disks up, save its devices */
+static bool outgoing_stop(MigrationState *s, struct rp_first_touch *ft,
+                          Error **errp)
+{
+    uint64_t pages;
+    int ret;
+
+    if (qatomic_read(&s->state) != MIGRATION_STATUS_ACTIVE) {
+        error_setg(errp, "rdma-postcopy: canceled");
+        return false;
+    }
+    if (rp_blocks_changed()) {
+        error_setg(errp, "rdma-postcopy: memory was plugged or unplugged "
+                   "since the migration began: start it again");
+        return false;
+    }
+    ret = migration_stop_vm(s, RUN_STATE_FINISH_MIGRATE);
+    if (ret < 0) {
+        error_setg_errno(errp, -ret, "rdma-postcopy: cannot stop the guest");
+        return false;
+    }
+    rp.frozen = true;
+    if (!migration_switchover_prepare(s)) { /* may let go of the BQL */
+        error_setg(errp, "rdma-postcopy: canceled");
+        return false;
+    }
+    if (rp_blocks_changed() || qemu_reset_requested_get() ||
+        qemu_shutdown_requested_get()) {
+        error_setg(errp, "rdma-postcopy: a reset, a shutdown or a change of "
+                   "memory came in between: start it again");
+        return false;
+    }
+    if (!migration_block_inactivate()) {
+        error_setg(errp, "rdma-postcopy: cannot hand over the disks");
+        return false;
+    }
+    if (!rp_save_devices(&rp.state, &rp.state_len, errp)) {
+        return false;
+    }
+    rp_first_touch(ft);
+    /* the last of all: saving may write memory */
+    return !rp_is_logging() || rp_log_read(true, &pages, errp);
+}
+
+/* Up to the point of no return; *gone tells whether that was passed */
+static bool outgoing_switchover(MigrationState *s, bool *gone, Error **errp)
+{
+    g_autofree struct rp_first_touch *ft = g_new0(struct rp_first_touch, 1);
+    struct ff_error *err;
+    bool ok;
+    int rc;
+
+    bql_lock();
+    ok = outgoing_stop(s, ft, errp);
+    if (!ok) {
+        rp.frozen = false; /* nothing was sent */
+    }
+    bql_unlock();
+    if (!ok) {
+        g_clear_pointer(&rp.state, g_free);
+        return false;
+    }
+    err = ff_error_new();
+    rc = rp_is_logging() ? rp_log_send(rp.source, err) : 0;
+    if (!rc) {
+        rc = ff_source_send_state(rp.source, rp.state, rp.state_len, ft->page,
+                                  ft->n, err);
+    }
+    g_clear_pointer(&rp.state, g_free);
+    if (rc || ff_source_wait_ready(rp.source, err)) {
+        rp_take_error(errp, err);
+        return false;
+    }
+    /* A cancel wins here or comes too late: the state changes atomically */
+    migrate_set_state(&s->state, MIGRATION_STATUS_DEVICE,
+                      MIGRATION_STATUS_POSTCOPY_ACTIVE);
+    if (qatomic_read(&s->state) != MIGRATION_STATUS_POSTCOPY_ACTIVE) {
+        error_setg(errp, "rdma-postcopy: canceled");
+        ff_error_free(err);
+        return false;
+    }
+    rp.gave_away = true;
+    rc = ff_source_go(rp.source, err);
+    if (rc == -ETIME) {
+        rp.gave_away = false; /* nothing was sent */
+    }
+    *gone = rp.gave_away;
+    if (rc) {
+        rp_take_error(errp, err);
+        return false;
+    }
+    ff_error_free(err);
+    return true;
+}
+
+static bool outgoing_serve(MigrationState *s, Error **errp)
+{
+    struct ff_error *err = ff_error_new();
+
+    if (ff_source_wait_running(rp.source, err)) {
+        rp_take_error(errp, err);
+        return false;
+    }
+    bql_lock();
+    migration_downtime_end(s);
+    migration_call_notifiers(s, MIG_EVENT_PRECOPY_DONE, NULL);
+    bql_unlock();
+    if (ff_source_wait_done(rp.source, err)) {
+        rp_take_error(errp, err);
+        return false;
+    }
+    ff_error_free(err);
+    return true;
+}
+
+/* QMP yank: break the link, from any thread; not while it is unregistered */
+static void yank_source(void *opaque)
+{
+    MigrationState *s = migrate_get_current();
+
+    ff_source_stop(rp.source);
+    if (qatomic_read(&s->state) == MIGRATION_STATUS_PRE_SWITCHOVER) {
+        qemu_sem_post(&s->pause_sem);
+    }
+}
+
+/* Freeing waits for threads and perhaps for the peer: not with the BQL */
+static void release_source(void)
+{
+    struct ff_source *source = rp.source;
+
+    bql_lock();
+    yank_unregister_function(MIGRATION_YANK_INSTANCE, yank_source, NULL);
+    rp_log_stop();
+    ff_source_stats(source, &rp.stats);
+    rp.link = ff_source_link(source);
+    ff_source_link_detail(source, rp.link_detail);
+    rp.source = NULL;
+    rp.releasing = true;
+    bql_unlock();
+    ff_source_free(source);
+    bql_lock();
+    ram_block_discard_disable(false);
+    rp.frozen = false;
+    rp.releasing = false;
+    bql_unlock();
+}
+
+static void *outgoing_thread(void *opaque)
+{
+    MigrationState *s = opaque;
+    Error *err = NULL;
+    bool gone = false;
+
+    rcu_register_thread();
+    if (outgoing_prepare(s, &err) && outgoing_pass(&err) &&
+        outgoing_switchover(s, &gone, &err) && outgoing_serve(s, &err)) {
+        release_source();
+        migration_completion_end(s);
+        migration_iteration_finish(s);
+    } else if (gone) {
+        /*
+         * The guest is the destination's, or on its way there.  Its memory
+         * here stays as it is; it is not known here whether all is needed.
+         */
+        migrate_set_error(s, err);
+        error_report("%s; this side keeps the guest's memory and does not "
+                     "run it", error_get_pretty(err));
+        migrate_set_state(&s->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
+                          MIGRATION_STATUS_POSTCOPY_PAUSED);
+    } else {
+        if (qatomic_read(&s->state) != MIGRATION_STATUS_CANCELLING) {
+            migrate_set_error(s, err);
+            migrate_set_state(&s->state, s->state, MIGRATION_STATUS_FAILED);
+        }
+        release_source();
+        migration_iteration_finish(s); /* the guest goes on here */
+    }
+    error_free(err);
+    object_unref(OBJECT(s));
+    rcu_unregister_thread();
+    return NULL;
+}
+
+void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
+                                  Error **errp)
+{
+    struct ff_error *err = ff_error_new();
+    struct ff_address *a = NULL;
+
+    ff_set_log(rp_log_line, FF_INFO);
+    if (qemu_savevm_state_guest_unplug_pending()) {
+        error_setg(errp, "rdma-postcopy cannot move a guest with a network "
+                   "failover pair: unplug its primary device first");
+        ff_error_free(err);
+        return;
+    }
+    /* a page that is discarded after it was registered would not be read */
+    if (!rp_collect_blocks(errp) || !rp_hold_discards(errp)) {
+        ff_error_free(err);
+        return;
+    }
+    if (ff_address_parse(address, &a, err) ||
+        ff_source_new(a, &rp.source, err)) {
+        goto fail;
+    }
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        struct ff_region r = rp_region(i);
+        if (ff_source_add_region(rp.source, &r, err)) {
+            goto fail;
+        }
+    }
+    if (migration_call_notifiers(s, MIG_EVENT_PRECOPY_SETUP, errp)) {
+        goto fail;
+    }
+    ff_address_free(a);
+    ff_error_free(err);
+    rp.used = true;
+    memset(&rp.stats, 0, sizeof(rp.stats));
+    memset(rp.stages, 0, sizeof(rp.stages));
+    yank_register_function(MIGRATION_YANK_INSTANCE, yank_source, NULL);
+    object_ref(OBJECT(s));
+    qemu_thread_create(&s->thread, "mig/src/rdma-pc", outgoing_thread, s,
+                       QEMU_THREAD_JOINABLE);
+    s->migration_thread_running = true;
+    return;
+
+fail:
+    ram_block_discard_disable(false);
+    ff_source_free(rp.source);
+    rp.source = NULL;
+    ff_address_free(a);
+    if (ff_error_code(err)) {
+        rp_take_error(errp, err);
+    } else {
+        ff_error_free(err);
+    }
+}
+
+/*
+ * Before GO: ask the thread to end.  Afterwards there is nothing to cancel:
+ * a state of post-copy is never left for "cancelling".
+ */
+bool rdma_postcopy_cancel(MigrationState *s)
+{
+    static const MigrationStatus early[] = {
+        MIGRATION_STATUS_SETUP, MIGRATION_STATUS_ACTIVE,
+        MIGRATION_STATUS_PRE_SWITCHOVER, MIGRATION_STATUS_DEVICE,
+    };
+    MigrationStatus was = qatomic_read(&s->state);
+
+    if (!rp.source) {
+        return false;
+    }
+    for (size_t i = 0; i < ARRAY_SIZE(early); i++) {
+        migrate_set_state(&s->state, early[i], MIGRATION_STATUS_CANCELLING);
+    }
+    if (qatomic_read(&s->state) == MIGRATION_STATUS_CANCELLING) {
+        if (was == MIGRATION_STATUS_PRE_SWITCHOVER) {
+            qemu_sem_post(&s->pause_sem);
+        }
+        ff_source_cancel(rp.source);
+    }
+    return true;
+}
+
+/*
+ * The guest on the destination still needs memory from here.  Wait as long
+ * as it gets some, or until a second request to end.
+ */
+void rp_wait_for_destination(MigrationState *s)
+{
+    int64_t since = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
+    uint64_t present = 0;
+
+    if (!rp.gave_away || s->state != MIGRATION_STATUS_POSTCOPY_ACTIVE) {
+        return;
+    }
+    warn_report("rdma-postcopy: the guest on the destination still needs "
+                "memory from here: waiting until it has all of it; a second "
+                "SIGTERM ends this, and the guest");
+    while (s->state == MIGRATION_STATUS_POSTCOPY_ACTIVE &&
+           !qemu_shutdown_requested_get()) {
+        int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
+
+        rp_let_others_run();
+        if (rp.source) {
+            ff_source_stats(rp.source, &rp.stats);
+        }
+        if (rp.stats.bytes_present != present) {
+            present = rp.stats.bytes_present;
+            since = now;
+        } else if (now - since > QUIT_PATIENCE_MS) {
+            error_report("rdma-postcopy: the destination fetched nothing for "
+                         "%d s: ending", QUIT_PATIENCE_MS / 1000);
+            return;
+        }
+    }
+}

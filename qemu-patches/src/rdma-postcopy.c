@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * rdma-postcopy migration: glue between QEMU and libfarfork
+ *
+ * Source                                  Destination
+ *   main: migrate ->                        main: -incoming ->
+ *   thread: connect, compare, publish       thread: accept, compare
+ *           (guest runs)                            discard RAM, pager up
+ *           precopy=1: log writes      <->          read all memory once
+ *           stop, inactivate disks, save
+ *           device state               ->           receive it
+ *                                           main:   load it
+ *                                      <-   thread: READY
+ *           GO                         ->
+ *                                           main:   activate disks, start
+ *                                      <-   thread: RUNNING
+ *           serve                      <->          faults, prefill
+ *           complete                   <-           DONE; complete
+ *
+ * The threads block in libfarfork without the BQL.  What needs the main
+ * thread runs there as a bottom half that the thread waits for.
+ * rp.gave_away is set before GO is sent and never cleared but for a GO that
+ * was not sent: from then on this process does not run the guest.
+ */
+#include "qemu/osdep.h"
+#include "exec/memory.h"
+#include "migration/migration.h"
+#include "block/block.h"
+#include "qapi/error.h"
+#include "qemu/error-report.h"
+#include "farfork-clone.h"
+#include "rdma-postcopy.h"
+#include "rdma-postcopy-state.h"
+
+struct rp_state rp;
+
+void rp_take_error(Error **errp, struct ff_error *err)
+{
+    error_setg(errp, "rdma-postcopy: %s", ff_error_message(err));
+    ff_error_free(err);
+}
+
+void rp_collapse_stop(void)
+{
+    ff_collapse_stop(rp.collapse);
+    rp.collapse = NULL;
+}
+
+bool rdma_postcopy_is_idle(Error **errp)
+{
+    rp_collapse_stop(); /* any migration comes first */
+    if (rp.gave_away || rp.source || rp.releasing || rp.dest) {
+        error_setg(errp, "an rdma-postcopy migration %s: no other can begin",
+                   rp.gave_away ? "took this guest away" : "is under way");
+        return false;
+    }
+    return farfork_child_is_idle(errp);
+}
+
+bool rdma_postcopy_check_transport(MigrationAddress *addr, Error **errp)
+{
+    if (!rdma_postcopy_is_idle(errp)) {
+        return false;
+    }
+    if (addr->transport != MIGRATION_ADDRESS_TYPE_RDMA_POSTCOPY &&
+        addr->transport != MIGRATION_ADDRESS_TYPE_FARFORK_CLONE) {
+        return true;
+    }
+    return rp_check_host(errp);
+}
+
+/* A reset would write ROMs over an image, or over memory not loaded yet */
+bool rdma_postcopy_forbids_reset(void)
+{
+    if (rp.frozen || rp.gave_away || (rp.dest && !rp.here) ||
+        farfork_child_forbids_run()) {
+        warn_report("rdma-postcopy: reset ignored: this side does not own the "
+                    "guest's memory");
+        return true;
+    }
+    return false;
+}
+
+/* A destination that waits takes `cont` as a wish for later, as QEMU does */
+bool rdma_postcopy_forbids_cont(Error **errp)
+{
+    if (rp.gave_away) {
+        error_setg(errp, "this guest runs on the destination of its "
+                   "rdma-postcopy migration; it cannot run here as well");
+    } else if (rp.frozen) {
+        error_setg(errp, "this guest is being moved by rdma-postcopy");
+    }
+    return rp.gave_away || rp.frozen;
+}
+
+bool rdma_postcopy_forbids_run(void)
+{
+    return rp.gave_away || rp.frozen || rp.refused ||
+           (rp.dest && !rp.here) || farfork_child_forbids_run();
+}
+
+bool rp_hold_discards(Error **errp)
+{
+    if (ram_block_discard_disable(true)) {
+        error_setg(errp, "rdma-postcopy: a device (virtio-mem?) needs to "
+                   "discard guest memory, which does not go with post-copy");
+        return false;
+    }
+    return true;
+}
+
+bool rdma_postcopy_forbids_pause(Error **errp)
+{
+    if (rp.source || rp.dest || rp.gave_away || !farfork_child_is_idle(NULL)) {
+        error_setg(errp, "rdma-postcopy cannot be paused: it could not be "
+                   "resumed, and the guest would be lost");
+        return true;
+    }
+    return false;
+}
+
+void rp_let_others_run(void)
+{
+    bql_unlock();
+    g_usleep(20000);
+    bql_lock();
+}
+
+/*
+ * The process ends.  Nobody may read or wait for guest memory while it is
+ * taken apart.  A source whose guest runs elsewhere first lets it fetch the
+ * rest.  A destination whose guest is here but not complete ends at once: a
+ * vCPU may wait for a page for ever, and must not be woken to read zeros.
+ */
+void rdma_postcopy_shutdown(MigrationState *s)
+{
+    rp_collapse_stop();
+    farfork_child_shutdown();
+    rp_wait_for_destination(s);
+    while (rp.releasing) {
+        rp_let_others_run();
+    }
+    if (rp.source) {
+        ff_source_stop(rp.source);
+    }
+    if (rp.dest && (rp.here || ff_dest_give_up(rp.dest))) {
+        ff_dest_stats(rp.dest, &rp.stats);
+        if (rp.stats.bytes_present == rp.stats.bytes_total) {
+            return;
+        }
+        error_report("rdma-postcopy: quit while guest memory was missing");
+        bdrv_flush_all();
+        _exit(EXIT_FAILURE);
+    }
+}
+
+/* --- query-migrate --- */
+
+void rdma_postcopy_fill_info(MigrationInfo *info)
+{
+    if (!rp.used || !info->has_status) {
+        return;
+    }
+    if (rp.source) {
+        ff_source_stats(rp.source, &rp.stats);
+        rp.link = ff_source_link(rp.source);
+        ff_source_link_detail(rp.source, rp.link_detail);
+    } else if (rp.dest) {
+        ff_dest_stats(rp.dest, &rp.stats);
+        ff_dest_stages(rp.dest, rp.stages);
+        rp.link = ff_dest_link(rp.dest);
+        ff_dest_link_detail(rp.dest, rp.link_detail);
+    }
+    rp_fill_info(info, &rp.stats, rp.stages, rp.link, rp.link_detail);
+}

@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * rdma-postcopy migration: the guest runs on the destination at once, its
+ * memory follows page by page.  The engine is libfarfork; this is its glue.
+ */
+#ifndef MIGRATION_RDMA_POSTCOPY_H
+#define MIGRATION_RDMA_POSTCOPY_H
+
+#include "qapi/qapi-types-migration.h"
+#include "qapi/qapi-types-run-state.h"
+
+typedef struct MigrationState MigrationState;
+
+#ifdef CONFIG_FARFORK
+/* Can this transport be used with the capabilities and devices of now? */
+bool rdma_postcopy_check_transport(MigrationAddress *addr, Error **errp);
+
+void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
+                                  Error **errp);
+void rdma_postcopy_start_incoming(const char *address, Error **errp);
+
+/* A clone of a guest: the address is SOCKET[,number=N][,net=keep|isolated] */
+void farfork_child_start(const char *address, Error **errp);
+
+/* In a fork server it returns in its children, with their arguments */
+void farfork_serve_forks(int *argc, char ***argv);
+
+/* True: the outgoing migration is ours, and was told if it is not too late */
+bool rdma_postcopy_cancel(MigrationState *s);
+bool rdma_postcopy_forbids_pause(Error **errp);
+
+/* The process ends: let go of guest memory */
+void rdma_postcopy_shutdown(MigrationState *s);
+
+/* Whether this process may not run its guest, or write its memory */
+bool rdma_postcopy_forbids_cont(Error **errp);
+bool rdma_postcopy_forbids_run(void);
+bool rdma_postcopy_forbids_reset(void);
+
+void rdma_postcopy_fill_info(MigrationInfo *info);
+void rdma_postcopy_print_info(Monitor *mon, const MigrationInfo *info);
+#else
+static inline bool rdma_postcopy_check_transport(MigrationAddress *addr,
+                                                 Error **errp)
+{
+    return true;
+}
+
+static inline void rdma_postcopy_start_outgoing(MigrationState *s,
+                                                const char *address,
+                                                Error **errp)
+{
+    error_setg(errp, "this QEMU was built without libfarfork");
+}
+
+static inline void rdma_postcopy_start_incoming(const char *address,
+                                                Error **errp)
+{
+    error_setg(errp, "this QEMU was built without libfarfork");
+}
+
+static inline void farfork_child_start(const char *address, Error **errp)
+{
+    error_setg(errp, "this QEMU was built without libfarfork");
+}
+
+static inline void farfork_serve_forks(int *argc, char ***argv)
+{
+}
+
+static inline bool rdma_postcopy_cancel(MigrationState *s)
+{
+    return false;
+}
+
+static inline bool rdma_postcopy_forbids_pause(Error **errp)
+{
+    return false;
+}
+
+static inline void rdma_postcopy_shutdown(MigrationState *s)
+{
+}
+
+static inline bool rdma_postcopy_forbids_cont(Error **errp)
+{
+    return false;
+}
+
+static inline bool rdma_postcopy_forbids_run(void)
+{
+    return false;
+}
+
+static inline bool rdma_postcopy_forbids_reset(void)
+{
+    return false;
+}
+
+static inline void rdma_postcopy_fill_info(MigrationInfo *info)
+{
+}
+
+static inline void rdma_postcopy_print_info(Monitor *mon,
+                                            const MigrationInfo *info)
+{
+}
+#endif
+
+/* What the glue uses of migration.c */
+void migration_downtime_end(MigrationState *s);
+int migration_stop_vm(MigrationState *s, RunState state);
+bool migration_switchover_prepare(MigrationState *s);
+void migration_completion_end(MigrationState *s);
+void migration_iteration_finish(MigrationState *s);
+void migrate_incoming_unref_outgoing_state(void);
+
+#endif
