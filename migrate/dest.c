@@ -378,6 +378,8 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err)
     d->start_ns = d->running_ns - d->go_ns;
     ff_fault("dest.running");
     int rc = send_stats(d, FF_MSG_RUNNING, err);
+    if (rc)
+        ff_stock_empty(&d->stock); /* no prefill thread will */
     return rc ? rc : ff_pager_start_prefill(&d->pager, d->publish.load_permille, err);
 }
 

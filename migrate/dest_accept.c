@@ -76,7 +76,8 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
                            .features = d->addr.precopy ? FF_WIRE_PASS : 0};
     int rc;
 
-    if (d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO)
+    bool pulls = d->addr.prefill == FF_PREFILL_PULL || d->addr.prefill == FF_PREFILL_AUTO;
+    if (d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO && (pulls || d->addr.precopy))
         ff_stock_start(&d->stock, &d->regions);
     while ((rc = hear_hello(d, err)) > 0)
         ;

@@ -220,6 +220,8 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
                            struct ff_error *err)
 {
     p->mode = choose_prefill(p, source_load_permille);
+    if (p->mode != FF_PREFILL_PULL && p->stock)
+        ff_stock_empty(p->stock); /* nobody will read into it */
     if (p->mode == FF_PREFILL_OFF)
         return 0;
     int rc = ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
@@ -291,6 +293,7 @@ int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
                          : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
                                                                 : &p->count.bytes_copied,
                          len);
+    ff_pager_give_back(r, page, n);
     return installed(p, r, page, n, rc, &why);
 }
 
@@ -310,10 +313,14 @@ int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
 {
     struct ff_error why;
 
-    int rc = ff_uffd_move(&p->uffd, &r->range, page * r->range.psize, src, n * r->range.psize,
-                          &why);
-    if (!rc)
-        atomic_fetch_add(&p->count.bytes_moved, n * r->range.psize);
+    uint64_t len = n * r->range.psize, moved;
+
+    int rc = ff_uffd_move(&p->uffd, &r->range, page * r->range.psize, src, len, &moved, &why);
+    if (!rc) {
+        atomic_fetch_add(&p->count.bytes_moved, moved);
+        atomic_fetch_add(&p->count.bytes_copied, len - moved);
+        ff_pager_give_back(r, page + moved / r->range.psize, n - moved / r->range.psize);
+    }
     return installed(p, r, page, n, rc, &why);
 }
 

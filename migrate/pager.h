@@ -62,6 +62,7 @@
 
 #include "address.h"
 #include "claims.h"
+#include "cleanup.h"
 #include "error.h"
 #include "farfork.h"
 #include "hist.h"
@@ -262,10 +263,13 @@ static inline bool ff_pager_in_stock(const struct ff_pager_region *r, uint64_t f
     return r->stock && (first + n) * r->range.psize <= r->stock_bytes;
 }
 
-/* They are not needed any more */
+/* They are not needed any more: the pages are there by another way. Any number of times */
 static inline void ff_pager_give_back(const struct ff_pager_region *r, uint64_t first, uint64_t n)
 {
-    if (n && ff_pager_in_stock(r, first, n))
+    uint64_t ready = r->stock ? r->stock_bytes / r->range.psize : 0;
+
+    n = first < ready ? FF_MIN(n, ready - first) : 0;
+    if (n)
         madvise(r->stock + first * r->range.psize, n * r->range.psize, MADV_DONTNEED);
 }
 

@@ -256,9 +256,8 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, struct ff_error 
 {
     struct ff_prefill_engine *e = p->prefill;
     unsigned i = (unsigned)(t - e->transfer);
-    uint64_t from = e->cut_first, n = stretch(e->cut, &e->cut_first, e->cut_end);
+    uint64_t n = stretch(e->cut, &e->cut_first, e->cut_end);
 
-    ff_pager_give_back(e->cut, from, e->cut_first - from);
     if (!n) {
         end_cut(e);
         return 1;
@@ -413,7 +412,6 @@ static int install_run(struct ff_pager *p, struct transfer *t, uint64_t i, uint6
 static int install_buffer(struct ff_pager *p, struct transfer *t)
 {
     uint32_t psize = t->r->range.psize;
-    bool all = true;
     int rc;
 
     if (!p->link->finds_zeros)
@@ -426,11 +424,10 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
         if (run)
             continue;
         run = claim_run(t, i, t->stock ? MOVE_BATCH : BATCH);
-        all &= run && !is_zero(t, i);
         if (!run) {
             if (!is_zero(t, i))
                 atomic_fetch_add(&p->count.bytes_duplicated, psize);
-            i++;
+            ff_pager_give_back(t->r, t->first + i++, 1); /* read anew into the stock's page */
             continue;
         }
         rc = install_run(p, t, i, run);
@@ -438,8 +435,6 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
             return rc;
         i += run;
     }
-    if (t->stock && !all)
-        ff_pager_give_back(t->r, t->first, t->n);
     return 0;
 }
 
@@ -538,6 +533,8 @@ void *ff_prefill_main(void *opaque)
             atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     if (rc < 0)
         ff_pager_break(p, &why);
+    if (p->stock && (rc < 0 || !p->passing))
+        ff_stock_empty(p->stock); /* what a pass leaves is read into after it */
     atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     pthread_mutex_lock(&p->lock);
     p->prefill_ended = true;

@@ -40,26 +40,47 @@ static uint64_t read_number(const char *path, uint64_t none)
     return v;
 }
 
-/* Left for this process by its control groups (version 2), from its own up to the root */
-static uint64_t cgroup_room(void)
+/* One version of control groups: where it is mounted, and its files */
+struct cgroup_files {
+    const char *mount, *max, *used;
+};
+
+static uint64_t group_room(const char *root, const struct cgroup_files *files, const char *group)
 {
+    char path[1024];
+
+    snprintf(path, sizeof(path), "%s%s%s/%s", root, files->mount, group, files->max);
+    uint64_t max = read_number(path, UINT64_MAX);
+    snprintf(path, sizeof(path), "%s%s%s/%s", root, files->mount, group, files->used);
+    uint64_t used = read_number(path, 0), spare = max / SPARE_SHARE;
+    if (max == UINT64_MAX)
+        return max;
+    return used < max && max - used > spare ? max - used - spare : 0;
+}
+
+/* Left for this process by its control groups, from its own up to the root: in a container the
+ * root of what is mounted is its own */
+static uint64_t cgroup_room(const char *root)
+{
+    static const struct cgroup_files v2 = {"/sys/fs/cgroup", "memory.max", "memory.current"},
+                                     v1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
+                                           "memory.usage_in_bytes"};
     char line[512], path[1024];
     uint64_t room = UINT64_MAX;
-    FILE *f = fopen("/proc/self/cgroup", "re");
 
+    snprintf(path, sizeof(path), "%s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof(line), f)) {
-        if (strncmp(line, "0::/", 4))
+        /* "0::/group" or "4:memory:/group" */
+        const struct cgroup_files *files = strncmp(line, "0::/", 4) ? &v1 : &v2;
+        char *group = files == &v2 ? line + 3 : strstr(line, ":memory:/");
+        if (!group)
             continue;
-        line[strcspn(line, "\n")] = '\0';
-        for (char *end = line + strlen(line); end > line + 3; end = strrchr(line, '/')) {
+        group += files == &v1 ? strlen(":memory:") : 0;
+        group[strcspn(group, "\n")] = '\0';
+        for (char *end = group + strlen(group); end; end = strrchr(group, '/')) {
             *end = '\0';
-            snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.max", line + 3);
-            uint64_t max = read_number(path, UINT64_MAX);
-            snprintf(path, sizeof(path), "/sys/fs/cgroup%s/memory.current", line + 3);
-            uint64_t used = read_number(path, 0);
-            if (max != UINT64_MAX)
-                room = FF_MIN(room, max > used + max / SPARE_SHARE
-                                        ? max - used - max / SPARE_SHARE : 0);
+            room = FF_MIN(room, group_room(root, files, group));
         }
     }
     if (f)
@@ -67,12 +88,13 @@ static uint64_t cgroup_room(void)
     return room;
 }
 
-static uint64_t host_room(void)
+uint64_t ff_stock_room(const char *root)
 {
-    char line[128];
+    char line[128], path[1024];
     uint64_t total = 0, available = 0, kib;
-    FILE *f = fopen("/proc/meminfo", "re");
 
+    snprintf(path, sizeof(path), "%s/proc/meminfo", root);
+    FILE *f = fopen(path, "re");
     while (f && fgets(line, sizeof(line), f)) {
         if (sscanf(line, "MemTotal: %" SCNu64, &kib) == 1)
             total = kib << 10;
@@ -82,7 +104,7 @@ static uint64_t host_room(void)
     if (f)
         fclose(f);
     uint64_t spare = total / SPARE_SHARE;
-    return available > spare ? FF_MIN(available - spare, cgroup_room()) : 0;
+    return available > spare ? FF_MIN(available - spare, cgroup_room(root)) : 0;
 }
 
 /* --- making pages ready --- */
@@ -96,7 +118,7 @@ static void *stock_main(void *opaque)
     while (done < s->map_bytes && !atomic_load(&s->stop)) {
         uint64_t n = FF_MIN(STEP, s->map_bytes - done);
         if (!(done % LOOK_EVERY))
-            room = host_room();
+            room = ff_stock_room("");
         if (room < n || madvise(s->map + done, n, MADV_POPULATE_WRITE))
             break;
         room -= n;
@@ -163,6 +185,12 @@ uint8_t *ff_stock_of(const struct ff_stock *s, unsigned i, uint64_t *ready_bytes
         return NULL;
     *ready_bytes = FF_MIN(ready - s->start[i], s->len_bytes[i]);
     return s->map + s->start[i];
+}
+
+void ff_stock_empty(struct ff_stock *s)
+{
+    if (s->map)
+        madvise(s->map, s->map_bytes, MADV_DONTNEED);
 }
 
 void ff_stock_free(struct ff_stock *s)

@@ -11,15 +11,19 @@
  *              into these pages and moves them under the guest (UFFDIO_MOVE).
  *
  * Picture      region    |------ missing ------|      page i of the stock becomes page i of the
- *                           ^  ^  ^  ^  ^             region; what is not needed (zeros, pages
- *              stock     |==+==+==+==+==|......|      that a fault has brought) is given back
- *                        0           ready    end
+ *                           ^  ^  ^  ^  ^             region, or is given back as soon as page i
+ *              stock     |==+==+==+==+==|......|      of the region is there by another way:
+ *                        0           ready    end     zeros, a fault, a copy
  *
  * Threads      one, from ff_stock_start() to ff_stock_stop(), at the lowest priority; afterwards
- *              the prefill thread alone.
- * Limits       anonymous memory of base pages; never so much that less than a share of the host's
- *              memory, or of its control group's, is left. Nothing where the guest's memory is
- *              populated already.
+ *              the prefill thread reads into the stock. Whoever installs a page gives its page of
+ *              the stock back.
+ * Invariants   the stock and what is installed are never more than the guest's memory, but for
+ *              what the prefill thread has under way. When it ends, for whatever reason, the
+ *              stock is empty.
+ * Limits       anonymous memory of base pages without a NUMA policy, which moved pages would not
+ *              follow; never so much that less than a share of the host's memory, or of its control
+ *              group's, is left. Nothing where the guest's memory is populated already.
  * Failure      what is not ready is not used: it is never needed.
  */
 #ifndef FF_MIGRATE_STOCK_H
@@ -52,6 +56,13 @@ void ff_stock_stop(struct ff_stock *s);
 /* The page of the stock that goes with the start of region @i, and how many bytes are ready from
  * there on; NULL: none */
 uint8_t *ff_stock_of(const struct ff_stock *s, unsigned i, uint64_t *ready_bytes);
+
+/* Give every page back; the stock may be read into until ff_stock_free() */
+void ff_stock_empty(struct ff_stock *s);
+
+/* Bytes that may be taken: what the host below @root ("": this one) and the control groups of this
+ * process have available, less a share */
+uint64_t ff_stock_room(const char *root);
 
 /* Give all of it back; any number of times */
 void ff_stock_free(struct ff_stock *s);

@@ -199,11 +199,11 @@ bool ff_uffd_can_move(const struct ff_uffd *u)
 }
 
 int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, void *src,
-                 uint64_t len, struct ff_error *err)
+                 uint64_t len, uint64_t *moved, struct ff_error *err)
 {
     uint64_t done = 0, start = ff_now_ns();
 
-    while (done < len) {
+    for (*moved = 0; done < len; *moved = done) {
         struct uffdio_move m = {.dst = (uintptr_t)r->host + offset + done,
                                 .src = (uintptr_t)src + done,
                                 .len = len - done};

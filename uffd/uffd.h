@@ -94,9 +94,10 @@ int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t o
 bool ff_uffd_can_move(const struct ff_uffd *u);
 
 /* As ff_uffd_install(), for anonymous memory: the pages of @src (private anonymous, aligned,
- * no holes) become those of @r. What cannot be moved, since it is pinned, is copied. */
+ * no holes) become those of @r. What cannot be moved, since it is pinned, is copied.
+ * @moved: bytes from @src on that were moved; those behind it, if any, were copied */
 int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, void *src,
-                 uint64_t len, struct ff_error *err);
+                 uint64_t len, uint64_t *moved, struct ff_error *err);
 
 /**
  * ff_uffd_discard() - make pages that were installed missing again

@@ -9,8 +9,10 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "cleanup.h"
+#include "fault.h"
 #include "loop.h"
 
 #define MIB (1ull << 20)
@@ -174,6 +176,96 @@ static void anon(void)
     move_sparse(false, "");
 }
 
+/* --- pages made ready for what turns out to hold nothing --- */
+
+static uint64_t resident(void)
+{
+    unsigned long size, rss = 0;
+    FILE *f = fopen("/proc/self/statm", "re");
+
+    must(f && fscanf(f, "%lu %lu", &size, &rss) == 2);
+    fclose(f);
+    return rss * 4096ull;
+}
+
+static uint64_t before;
+
+static void nap(void)
+{
+    const struct timespec t = {.tv_nsec = 2000000};
+
+    nanosleep(&t, NULL);
+}
+
+static void *late_source_main(void *arg)
+{
+    for (unsigned i = 0; resident() < before + LEN; i++) {
+        must(i < 5000);
+        nap();
+    }
+    return source_main(arg);
+}
+
+static struct ff_dest *counting;
+
+/* As soon as all that has no key is there, nothing that was made ready for it is left */
+static void *count_main(void *arg)
+{
+    uint64_t zeros = LEN - (3 * 64 + 16) * MIB, now;
+    struct ff_stats st;
+
+    (void)arg;
+    do {
+        nap();
+        ff_dest_stats(counting, &st);
+        now = resident();
+    } while (st.bytes_zero < zeros);
+    must(st.bytes_present < LEN); /* else it says nothing */
+    printf("resident when %llu MiB of zeros are there: %llu MiB\n",
+           (unsigned long long)(st.bytes_zero / MIB), (unsigned long long)((now - before) / MIB));
+    must(now < before + LEN - zeros + 16 * MIB);
+    return NULL;
+}
+
+static void anon_stock(void)
+{
+    struct end src = {.r = memory(false)}, dst = {.r = memory(false)};
+    pthread_t thread, counter;
+    struct ff_error err;
+    void *state;
+    size_t len;
+
+    if (UNDER_SANITIZER)
+        loop_skip("a sanitizer's own memory cannot be told from the guest's");
+    touch(src.r.host, early, FF_ARRAY_LEN(early));
+    must_ok(ff_faults_arm("tcp.serve.prefill=delay:10000", &err), err);
+    before = resident();
+    dst.a = loop_address(0, "");
+    must_ok(ff_dest_new(dst.a, &dst.dest, &err), err);
+    src.a = loop_address(ff_dest_port(dst.dest), "");
+    must_ok(ff_source_new(src.a, &src.source, &err), err);
+    must_ok(ff_source_add_region(src.source, &src.r, &err), err);
+    must_ok(ff_dest_add_region(dst.dest, &dst.r, &err), err);
+    must(!pthread_create(&thread, NULL, late_source_main, &src));
+    must_ok(ff_dest_accept(dst.dest, "test", &err), err);
+    must_ok(ff_dest_start(dst.dest, &err), err);
+    must_ok(ff_dest_recv_state(dst.dest, &state, &len, &err), err);
+    free(state);
+    must_ok(ff_dest_ready(dst.dest, &err), err);
+    must_ok(ff_dest_wait_go(dst.dest, &err), err);
+    must_ok(ff_dest_running(dst.dest, &err), err);
+    counting = dst.dest;
+    must(!pthread_create(&counter, NULL, count_main, NULL));
+    must_ok(ff_dest_wait_done(dst.dest, &err), err);
+    pthread_join(counter, NULL);
+    pthread_join(thread, NULL);
+    check(dst.r.host);
+    ff_source_free(src.source);
+    ff_dest_free(dst.dest);
+    ff_address_free(src.a);
+    ff_address_free(dst.a);
+}
+
 static void anon_push(void)
 {
     move_sparse(false, ",prefill=push");
@@ -197,6 +289,7 @@ int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
         {"tcp anon", anon, 60},
+        {"tcp anon stock", anon_stock, 60},
         {"tcp anon push", anon_push, 60},
         {"tcp memfd copy", memfd_copy, 60},
         {"tcp memfd continue", memfd_continue, 60},
