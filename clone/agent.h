@@ -5,8 +5,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      receive an image into memfds (agent.c) and give it to children (server.c). The
- *              faults of children are the pager's (children.h).
+ * Purpose      receive an image (agent.c) into memfds (memory.c) and give it to children
+ *              (server.c). The faults of children are the pager's (children.h).
  *
  * Picture      caller's thread                      server thread
  *              ff_agent_new() -------------------->  accepts: children wait, a source lends
@@ -24,7 +24,9 @@
  * Threads      lock guards status, why, what was lent, and counts. memory and state are written
  *              before HERE, and only read after it. Connections are the server thread's.
  * Ownership    the agent owns the memfds and its mappings; a child has descriptors of its own, for
- *              reading alone: no child can change, cut or punch what the others see.
+ *              reading alone.
+ * Invariants   the agent's files are sealed before a child gets one: no child can change, cut or
+ *              punch what the others see. A lent file has the seals that its source gave it.
  */
 #ifndef FF_CLONE_AGENT_H
 #define FF_CLONE_AGENT_H
@@ -92,13 +94,19 @@ struct ff_agent {
 int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
                          const char *socket_path, struct ff_agent **out, struct ff_error *err);
 
-/* The same file once more, for reading alone: its descriptor */
-int ff_agent_reopen(int fd, struct ff_error *err);
-
 void *ff_server_main(void *agent);
 
-/* Forget what was lent; under lock */
+/* memory.c. Forget what was lent; under lock */
 void ff_agent_drop_lent(struct ff_agent *a);
+
+/* A struct ff_dest_owner's: of @opaque, an agent */
+int ff_agent_adopt(void *opaque, const struct ff_hello *peer, struct ff_error *err);
+
+/* All of @table was lent, and the state is a file; under lock */
+int ff_agent_take_whole(struct ff_agent *a, const struct ff_hello *table, int state_fd,
+                        uint64_t state_bytes, struct ff_error *err);
+int ff_agent_keep_state(struct ff_agent *a, const void *state, size_t len, struct ff_error *err);
+void ff_agent_drop_memory(struct ff_agent *a);
 
 /* All of @table (taken over) has been lent, and @state_fd has the state: children may load, and start
  * after ff_agent_handed_over(): @why NULL: it is complete, unless it was lost meanwhile: -errno and

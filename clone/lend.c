@@ -18,6 +18,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "fault.h"
+#include "files.h"
 #include "message.h"
 #include "pieces.h"
 #include "regions.h"
@@ -115,45 +116,18 @@ int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error
 
 /* --- all of it --- */
 
-static int write_all(int fd, const void *data, size_t len, off_t at)
-{
-    for (size_t done = 0; done < len;) {
-        ssize_t n = pwrite(fd, (const char *)data + done, len - done, at + (off_t)done);
-        if (n < 0)
-            return -errno;
-        done += (size_t)n;
-    }
-    return 0;
-}
-
-static int new_file(const char *name, uint64_t len_bytes)
-{
-    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-
-    if (fd >= 0 && !ftruncate(fd, (off_t)len_bytes))
-        return fd;
-    int e = errno;
-    ff_close_fd(&fd);
-    return -e;
-}
-
-static int seal(int fd)
-{
-    return fcntl(fd, F_ADD_SEALS, FF_CLONE_SEALS | F_SEAL_SEAL) < 0 ? -errno : 0;
-}
-
 /* What @r holds, in a file of its own; elsewhere it has a hole */
 static int copy_region(const struct ff_region *r, int pagemap)
 {
-    int fd = new_file("farfork-image", r->len_bytes), rc = 0;
+    int fd = ff_file_new("farfork-image", r->len_bytes, 0), rc = 0;
 
     for (uint64_t at = 0; fd >= 0 && !rc && at < r->len_bytes; at += SOME_BYTES) {
         uint64_t some = FF_MIN(r->len_bytes - at, (uint64_t)SOME_BYTES);
         if (ff_populated(pagemap, r, at, some))
-            rc = write_all(fd, (const char *)r->host + at, some, (off_t)at);
+            rc = ff_file_write(fd, (const char *)r->host + at, some, at);
     }
     if (fd >= 0 && !rc)
-        rc = seal(fd);
+        rc = ff_file_seal(fd, FF_SEALS_WHOLE);
     if (rc)
         ff_close_fd(&fd);
     return rc ? rc : fd;
@@ -180,11 +154,11 @@ static int copy_rest(struct ff_regions *t, int *own, struct ff_error *err)
 static int send_state(int sock, const void *state, size_t len, struct ff_error *err)
 {
     struct ff_clone_msg m = {.type = FF_CLONE_IMAGE, .state_bytes = len, .complete = true};
-    FF_AUTO_CLOSE int fd = new_file("farfork-state", len);
+    FF_AUTO_CLOSE int fd = ff_file_new("farfork-state", len, 0);
 
-    int rc = fd < 0 ? fd : write_all(fd, state, len, 0);
+    int rc = fd < 0 ? fd : ff_file_write(fd, state, len, 0);
     if (!rc)
-        rc = seal(fd);
+        rc = ff_file_seal(fd, FF_SEALS_WHOLE);
     if (rc)
         return ff_error_set(err, -rc, "copy %zu bytes of state: %s", len, strerror(-rc));
     m.fd[m.n_fds++] = fd;

@@ -42,7 +42,6 @@
 #ifndef FF_CLONE_MESSAGE_H
 #define FF_CLONE_MESSAGE_H
 
-#include <fcntl.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -52,7 +51,6 @@
 struct ff_error;
 
 #define FF_CLONE_FILES 64
-#define FF_CLONE_SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE) /* of files made to be sent */
 #define FF_CLONE_MSG_MAX (FF_MSG_MAX + 8 * FF_WIRE_REGIONS_MAX + 64)
 
 enum ff_clone_type {

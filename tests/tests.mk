@@ -44,7 +44,7 @@ $(BUILD)/tests/clone/plan: tests/clone/plan.c $(BUILD)/lib/libcli.a tests/tests.
 
 # --- loop: whole moves in one process ---
 
-LOOP_SUPPORT := harness memory move family
+LOOP_SUPPORT := harness memory move family stranger
 LOOP_OBJ := $(LOOP_SUPPORT:%=$(BUILD)/obj/tests/loop/%.o)
 LOOP_SRC := $(filter-out $(LOOP_SUPPORT:%=tests/loop/%.c),$(sort $(wildcard tests/loop/*.c)))
 LOOP_TESTS := $(LOOP_SRC:%.c=$(BUILD)/%)

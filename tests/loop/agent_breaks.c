@@ -15,7 +15,8 @@
 #include "cleanup.h"
 #include "family.h"
 #include "fault.h"
-#include "message.h"
+#include "files.h"
+#include "stranger.h"
 
 #define STATUS(code) ((code) << 8)
 
@@ -230,28 +231,6 @@ static void lent_too_late(void)
 
 /* --- nonsense --- */
 
-static int stranger(const struct family *f)
-{
-    struct ff_error err;
-    int fd = ff_clone_connect(f->path, &err);
-
-    if (fd < 0)
-        loop_fail(__FILE__, __LINE__, "%s", err.text);
-    return fd;
-}
-
-/* The agent ends this connection, perhaps with a reason */
-static void must_be_dropped(int sock, const char *what)
-{
-    struct ff_clone_msg m;
-    struct ff_error err;
-
-    int rc = ff_clone_expect(sock, -1, &m, 10000, &err);
-    if (!rc || rc == -ETIMEDOUT)
-        loop_fail(__FILE__, __LINE__, "%s: not dropped: %d", what, rc);
-    close(sock);
-}
-
 static void say_bytes(const struct family *f, const void *bytes, size_t n, const char *what)
 {
     int sock = stranger(f);
@@ -271,21 +250,6 @@ static void say_type(const struct family *f, enum ff_clone_type type, const char
     must_be_dropped(sock, what);
 }
 
-/* A child's HELLO, right or wrong */
-static struct ff_clone_msg hello(struct ff_wire_region r[2])
-{
-    struct ff_clone_msg m = {.type = FF_CLONE_HELLO, .number = 0, .host = {1u << 30, 2u << 30}};
-
-    strcpy(r[0].name, "region0");
-    strcpy(r[1].name, "region1");
-    r[0].len_bytes = 1500 * CELL;
-    r[1].len_bytes = 501 * CELL;
-    r[0].psize = r[1].psize = CELL;
-    m.table = (struct ff_hello){.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION,
-                                .n_regions = 2, .config = "test", .regions = r};
-    return m;
-}
-
 enum wrong { OVERLAP, NOT_ALIGNED, NO_SUCH_REGION, WRONG_LENGTH, NO_FD, NO_UFFD, TOO_EARLY };
 
 /* As far as the agent lets it go: files are only heard of once the image is there */
@@ -298,7 +262,7 @@ static void half_a_child(const struct family *f, enum wrong wrong)
     char what[32];
 
     snprintf(what, sizeof(what), "half a child %d", wrong);
-    m = hello(r);
+    m = stranger_hello(r);
     if (wrong == OVERLAP)
         m.host[1] = m.host[0];
     else if (wrong == NOT_ALIGNED)
@@ -327,7 +291,7 @@ static void half_a_child(const struct family *f, enum wrong wrong)
 static void lend_nonsense(const struct family *f)
 {
     struct ff_wire_region r[2] = {{.psize = 0}};
-    struct ff_clone_msg m = hello(r), files = {.type = FF_CLONE_MEMORY, .n = 1, .n_fds = 1};
+    struct ff_clone_msg m = stranger_hello(r), files = {.type = FF_CLONE_MEMORY, .n = 1, .n_fds = 1};
     struct ff_error err;
 
     for (unsigned i = 0; i < 3; i++) {
@@ -362,12 +326,12 @@ static void hand_over_nonsense(const struct family *f)
         {"what was lent has 0x5dc000 bytes", ALL_LENT, GOOD, 100},
     };
     struct ff_wire_region r[2] = {{.psize = 0}};
-    struct ff_clone_msg m = hello(r), answer;
+    struct ff_clone_msg m = stranger_hello(r), answer;
     struct ff_error err;
     struct area a;
     int sealed = memfd_create("state", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-    must(sealed >= 0 && !ftruncate(sealed, 100) && !fcntl(sealed, F_ADD_SEALS, FF_CLONE_SEALS));
+    must(sealed >= 0 && !ftruncate(sealed, 100) && !fcntl(sealed, F_ADD_SEALS, FF_SEALS_WHOLE));
     area_new(&a, MEM_MEMFD, r[0].len_bytes);
     for (unsigned i = 0; i < FF_ARRAY_LEN(kinds); i++) {
         struct ff_clone_msg files = {.type = FF_CLONE_MEMORY};

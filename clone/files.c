@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * files.c - files without a name that other processes may map; see files.h
+ */
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "files.h"
+
+int ff_file_new(const char *name, uint64_t len_bytes, unsigned flags)
+{
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING | flags);
+
+    if (fd >= 0 && !ftruncate(fd, (off_t)len_bytes))
+        return fd;
+    int e = errno;
+    ff_close_fd(&fd);
+    return -e;
+}
+
+int ff_file_write(int fd, const void *data, size_t len, uint64_t at)
+{
+    for (size_t done = 0; done < len;) {
+        ssize_t n = pwrite(fd, (const char *)data + done, len - done, (off_t)(at + done));
+        if (n < 0)
+            return -errno;
+        done += (size_t)n;
+    }
+    return 0;
+}
+
+int ff_file_seal(int fd, int seals)
+{
+    return fcntl(fd, F_ADD_SEALS, seals | F_SEAL_SEAL) < 0 ? -errno : 0;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * files.h - files without a name that other processes may map, and cannot change
+ *
+ * A descriptor for reading alone is no protection: /proc/self/fd opens its file for writing. Seals
+ * are (tests/platform/sealed_file.c).
+ */
+#ifndef FF_CLONE_FILES_H
+#define FF_CLONE_FILES_H
+
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
+/* Of a file that nobody writes any more, and of one that is written through mappings made before */
+#define FF_SEALS_WHOLE (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE)
+#define FF_SEALS_MAPPED (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE)
+
+/* @flags: MFD_HUGETLB and the like. A descriptor, or -errno */
+int ff_file_new(const char *name, uint64_t len_bytes, unsigned flags);
+int ff_file_write(int fd, const void *data, size_t len, uint64_t at);
+
+/* No seal can be added, or taken away, after it. -EINVAL: before Linux 5.1 there is no FUTURE_WRITE */
+int ff_file_seal(int fd, int seals);
+
+#endif
