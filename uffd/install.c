@@ -91,12 +91,30 @@ int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct 
     return 0;
 }
 
+/* Whoever shares the open file may clear O_NONBLOCK at any time: RWF_NOWAIT does not depend on it
+ * (tests/platform/shared_uffd.c). Linux has it from 6.10 on; before that the flag is looked at */
+static ssize_t read_now(struct ff_uffd *u, void *buf, size_t len)
+{
+    struct iovec iov = {.iov_base = buf, .iov_len = len};
+    ssize_t got = u->may_block ? -1 : preadv2(u->fd, &iov, 1, -1, RWF_NOWAIT);
+
+    if (got >= 0 || (!u->may_block && errno != EOPNOTSUPP))
+        return got;
+    u->may_block = true;
+    int flags = fcntl(u->fd, F_GETFL);
+    if (flags < 0 || !(flags & O_NONBLOCK)) {
+        errno = EBADFD;
+        return -1;
+    }
+    return read(u->fd, buf, len);
+}
+
 int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error *err)
 {
     struct uffd_msg msg[READ_BATCH];
     int found = 0;
 
-    ssize_t got = read(u->fd, msg, FF_MIN(n, (unsigned)READ_BATCH) * sizeof(msg[0]));
+    ssize_t got = read_now(u, msg, FF_MIN(n, (unsigned)READ_BATCH) * sizeof(msg[0]));
     if (got < 0)
         return errno == EAGAIN || errno == EINTR
                    ? 0

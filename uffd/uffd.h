@@ -42,6 +42,7 @@ enum ff_uffd_landing { FF_UFFD_COPY, FF_UFFD_CONTINUE };
 
 struct ff_uffd {
     int fd, keep_fd;
+    bool may_block;    /* a read: this kernel has no other */
     uint64_t features; /* that the kernel has and we enabled */
     const char *way;   /* "/dev/userfaultfd" or "userfaultfd(2)" */
 };
@@ -82,7 +83,9 @@ int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const cha
                      struct ff_error *err);
 int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct ff_error *err);
 
-/* Addresses that threads wait for, not aligned: how many, 0 when there are none now */
+/* Addresses that threads wait for, not aligned: how many, 0 when there are none now. Does not wait,
+ * whatever another holder of the userfaultfd does to its flags; before Linux 6.10 it may, when they
+ * are changed at just that moment */
 int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error *err);
 
 /* Install [@offset, @offset + @len) of @r, whole pages, from @src; NULL: zeros; CONTINUE: @src
