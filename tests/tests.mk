@@ -108,6 +108,7 @@ check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
 
 check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
+	    tests/unit/guest_keys \
 	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_BENCH) \
 	    $(RUN_GUESTS) \
 	    $(E2E_TESTS) $(RUN_LAB)
