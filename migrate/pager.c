@@ -16,6 +16,7 @@
 #include "log.h"
 #include "load.h"
 #include "pager.h"
+#include "policy.h"
 #include "thread.h"
 
 static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struct ff_region *r)
@@ -42,6 +43,7 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
         .chunk_bytes = p->opts->chunk_bytes,
         .first_chunk = p->n_chunks,
         .piece_bytes = piece_bytes,
+        .can_move = !ff_policy_is_set(r), /* and more: ff_pager_start() */
         .range = {.host = r->host,
                   .len_bytes = r->len_bytes,
                   .psize = r->psize,
@@ -76,6 +78,9 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
                                 strerror(errno));
         pr->range.alias = alias;
         pr->in_place = true;
+        int rc = ff_policy_copy(r, alias, err);
+        if (rc)
+            return rc;
     }
     p->bytes_total += r->len_bytes;
     p->n_chunks += (r->len_bytes + pr->chunk_bytes - 1) / pr->chunk_bytes;
@@ -172,7 +177,7 @@ int ff_pager_start(struct ff_pager *p, struct ff_error *err)
         rc = ff_uffd_register(&p->uffd, &r->range, r->name, err);
         r->watched = !rc;
         bool may = r->range.memory == FF_UFFD_ANON && ff_uffd_can_move(&p->uffd);
-        r->can_move = p->can_move && may;
+        r->can_move &= p->can_move && may;
         if (p->stock && may)
             r->stock = ff_stock_of(p->stock, i, &r->stock_bytes);
     }

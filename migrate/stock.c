@@ -12,6 +12,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "log.h"
+#include "policy.h"
 #include "stock.h"
 #include "thread.h"
 
@@ -146,7 +147,8 @@ void ff_stock_start(struct ff_stock *s, const struct ff_regions *regions)
     s->n = regions->n;
     for (unsigned i = 0; i < regions->n; i++) {
         const struct ff_region *r = &regions->r[i];
-        bool fits = r->fd < 0 && r->psize == (uint32_t)sysconf(_SC_PAGESIZE) && is_empty(r);
+        bool fits = r->fd < 0 && r->psize == (uint32_t)sysconf(_SC_PAGESIZE) && is_empty(r) &&
+                    !ff_policy_is_set(r);
         s->start[i] = s->map_bytes;
         s->len_bytes[i] = fits ? r->len_bytes : 0;
         s->map_bytes += s->len_bytes[i];
