@@ -65,6 +65,7 @@ struct clone_options {
         *bridge, *overlays, *nbd, *hostname, *user_data;
     struct words ip; /* NIC by NIC */
     unsigned n, timeout_s;
+    unsigned max_chain; /* images of a disk; 0: no limit */
     bool prestart, template, follow, json, quiet;
     bool move;  /* agents hold no image */
     int events; /* ends are reported there, too, as JSON; 0: nowhere */

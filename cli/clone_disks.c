@@ -167,6 +167,7 @@ int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
                                    .block = block,
                                    .nodes = nodes,
                                    .overlays = o->overlays,
+                                   .max_chain = o->max_chain,
                                    .stopped = json_is_false(json_object_get(status, "running"))};
     if (!rc)
         rc = disks_plan(&in, &d->plan, why);

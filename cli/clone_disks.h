@@ -24,6 +24,7 @@ struct clone_disks_options {
     const char *rundir;   /* base of run directories, or NULL */
     const char *parent;   /* its QMP socket, for --list */
     unsigned children;
+    unsigned max_chain;   /* images of a disk; 0: no limit */
     bool here;            /* some of them are on this host */
 };
 

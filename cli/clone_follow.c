@@ -115,16 +115,10 @@ static int outcome(const struct clone *c)
     return EXIT_ALL;
 }
 
-/* The outcome, and why it is none */
 static void report_fork(const struct clone *c, int code)
 {
-    const char *error = c->why.text;
+    AUTO_JSON json_t *e = json_pack("{ss si}", "event", "forked", "exit_code", code);
 
-    for (size_t i = 0; !*error && code == EXIT_NONE && i < c->n_children; i++)
-        error = c->children[i].error ? c->children[i].error : "";
-    json_t *why = json_string(error);
-    AUTO_JSON json_t *e = json_pack("{ss si so}", "event", "forked", "exit_code", code, "error",
-                                    why ? why : json_string("not UTF-8"));
     lines_write_json(c->o->events, e, WRITE_LIMIT_MS);
 }
 

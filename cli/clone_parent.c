@@ -95,7 +95,8 @@ int clone_check_parent(struct clone *c, struct why *why)
 static int connect_disks(struct clone *c, struct why *why)
 {
     struct clone_disks_options o = {.id = c->o->id, .scratch = c->o->scratch,
-                                    .overlays = c->o->overlays, .nbd = c->o->nbd,
+                                    .overlays = c->o->overlays, .max_chain = c->o->max_chain,
+                                    .nbd = c->o->nbd,
                                     .rundir = c->o->rundir, .parent = c->o->parent_path};
 
     for (size_t k = 0; k < c->n_children; k++)

@@ -236,6 +236,22 @@ static bool is_frozen_already(const char *cwd, const json_t *inserted, char **fi
     return true;
 }
 
+/* A fork lays one image more upon it, and QEMU looks through all of them for what it reads */
+static int check_length(const struct disks_input *in, const char *name, const json_t *image,
+                        struct why *why)
+{
+    unsigned n = 0;
+
+    for (; image; image = backing_of(image))
+        n++;
+    if (!in->max_chain || n <= in->max_chain)
+        return 0;
+    return refuse(why, EMLINK,
+                  "disk %s: %u images lie upon each other (--max-chain permits %u): commit them "
+                  "(QMP block-commit), or let a parent be forked that was started anew",
+                  name, n, in->max_chain);
+}
+
 static int plan_disk(struct disks *d, const struct disks_input *in, const json_t *entry,
                      struct why *why)
 {
@@ -269,6 +285,8 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
     int rc = check_format(disk, why);
     if (!rc)
         rc = check_chain(in->cwd, disk->name, image, why);
+    if (!rc)
+        rc = check_length(in, disk->name, image, why);
     if (!rc && !disk->empty)
         rc = plan_overlay(d, disk, in->overlays, why);
     return rc;

@@ -22,6 +22,7 @@ struct disks_input {
     const char *overlays;     /* folder for the parent's overlays; NULL: beside each image */
     bool stopped;             /* the parent does not run, and will not until the pause: a disk that
                                * it has not written to since its last fork is frozen already */
+    unsigned max_chain;       /* images of a disk; 0: no limit */
     bool move;                /* nothing is frozen: for disks_move_argv() */
 };
 

@@ -43,6 +43,15 @@ bool joins_room(struct joins *j)
     return j->n < JOINS_MAX;
 }
 
+unsigned joins_alive(const struct joins *j)
+{
+    unsigned n = 0;
+
+    for (size_t i = 0; i < j->n; i++)
+        n += j->v[i].count - j->v[i].n;
+    return n;
+}
+
 void joins_add(struct joins *j, unsigned fork, unsigned count)
 {
     if (!j->v)

@@ -35,6 +35,7 @@ struct joins {
 /* joins_room() makes room; false: JOINS_MAX forks have children still. @fork: a number of its own,
  * for which there is room */
 bool joins_room(struct joins *j);
+unsigned joins_alive(const struct joins *j); /* children of all forks that have not ended */
 void joins_add(struct joins *j, unsigned fork, unsigned count);
 
 /* A child has ended: twice, or of nobody's fork, is no news. joins_over(): all of them have */

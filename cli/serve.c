@@ -14,12 +14,12 @@
  * States       a run is ARRIVING until the guest has its answer, then it only follows. While one is
  *              arriving the port is neither read nor written: what the host says then could be in
  *              the children's ports, too.
- * Failure      a fork that fails is said to the guest with the last line of what went wrong. One
+ * Failure      the guest hears that a fork failed; why is on stderr, since it names paths and hosts. One
  *              of which some children run has happened: the guest gets its number. A run that ends
  *              before its children leaves them without a code. When the parent has ended, or this
  *              process, runs are told to let their agents go: children go on.
- * Limits       one fork at a time; not more children than the command line's; JOINS_MAX forks with
- *              children. One answer is in hand at a time, and no request is read before it is
+ * Limits       one fork at a time; serve_limits.h; not more children than the command line's;
+ *              JOINS_MAX forks with children. One answer is in hand at a time, and no request is read before it is
  *              written: the guest cannot make this process keep more.
  */
 #include <errno.h>
@@ -42,6 +42,9 @@
 #include "joins.h"
 #include "serve.h"
 
+/* What the guest hears: it is not told of the host's paths and names, which stderr has */
+#define HOST_FAILED "the host could not make the fork; its log says why"
+
 #define END_LIMIT_MS 20000 /* a run lets its agents go, which may be on hosts that do not answer */
 
 enum { RUN_PROCESS, RUN_EVENTS, RUN_ERRORS, RUN_FDS };
@@ -53,7 +56,6 @@ struct run {
     pid_t pid;
     int fds[RUN_FDS];         /* a pidfd, and two pipes; -1: closed */
     struct line_reader in[RUN_FDS];
-    char last[512];           /* line of its complaints */
 };
 
 struct server {
@@ -184,9 +186,14 @@ static void begin_fork(struct server *v, const struct guest_request *q)
 {
     struct run *r = xcalloc(1, sizeof(*r));
 
-    if (!joins_room(&v->joins)) {
+    const char *no = joins_room(&v->joins)
+                         ? serve_limits_take(v->s->limits, joins_alive(&v->joins), q->count, now_ms())
+                         : "too many forks have children: join them first";
+
+    if (no) {
+        fprintf(stderr, "vmclone: the guest asked for %u children: %s\n", q->count, no);
         free(r);
-        say(v, guest_failed("too many forks have children: join them first"));
+        say(v, guest_failed(no));
         return;
     }
     for (int i = 0; i < RUN_FDS; i++)
@@ -196,8 +203,9 @@ static void begin_fork(struct server *v, const struct guest_request *q)
     r->id = xprintf("%s-%u", v->s->id, r->turn);
     int rc = start(v, r, q->user);
     if (rc) {
+        fprintf(stderr, "vmclone: %s: cannot be started: %s\n", r->id, strerror(-rc));
         run_free(r);
-        say(v, guest_failed(strerror(-rc)));
+        say(v, guest_failed(HOST_FAILED));
         return;
     }
     r->next = v->runs;
@@ -216,7 +224,7 @@ static void answer_fork(struct server *v, struct run *r, bool happened)
     v->arriving = NULL;
     if (happened)
         joins_add(&v->joins, r->turn, r->count);
-    say(v, message ? guest_forked(message) : guest_failed(*r->last ? r->last : "vmclone failed"));
+    say(v, message ? guest_forked(message) : guest_failed(HOST_FAILED));
 }
 
 static void hear_event(struct server *v, struct run *r, const char *line)
@@ -233,17 +241,12 @@ static void hear_event(struct server *v, struct run *r, const char *line)
                     (int)json_integer_value(json_object_get(e, "code")));
     else if (!strcmp(name, "forked") && (code == EXIT_ALL || code == EXIT_SOME))
         answer_fork(v, r, true);
-    else if (!strcmp(name, "forked"))
-        snprintf(r->last, sizeof(r->last), "%s",
-                 json_string_value(json_object_get(e, "error")));
 }
 
 /* What it complains about goes on */
-static void hear_error(struct run *r, const char *line)
+static void hear_error(const char *line)
 {
     fprintf(stderr, "%s\n", line);
-    if (*line)
-        snprintf(r->last, sizeof(r->last), "%s", line);
 }
 
 static bool readable(int fd)
@@ -265,7 +268,7 @@ static void hear_pipe(struct server *v, struct run *r, int which)
             if (which == RUN_EVENTS)
                 hear_event(v, r, line);
             else
-                hear_error(r, line);
+                hear_error(line);
         if (rc || in->ended) {
             close(r->fds[which]);
             r->fds[which] = -1;

@@ -5,12 +5,14 @@
 #ifndef FF_CLI_SERVE_H
 #define FF_CLI_SERVE_H
 
+#include "serve_limits.h"
 #include "util.h"
 
 struct serve {
     const char *port; /* socket of the parent's virtio-serial port */
     const char *id;   /* forks are ID-1, ID-2, ... */
     unsigned max;     /* children of one fork */
+    struct serve_limits *limits;
     /* Called in a process of its own: fork into @n children and follow them, events to the pipe
      * @events; the exit code */
     int (*fork)(void *opaque, const char *id, unsigned n, const char *user, int events);

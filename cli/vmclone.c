@@ -48,6 +48,10 @@ static int usage(FILE *out)
           "  --quiet                 no live lines\n"
           "  --serve PORT            fork when the guest asks for it (farfork-guest fork), into N\n"
           "                          children at most; PORT is the socket of its port org.farfork.0\n"
+          "  --max-children NUMBER   with --serve: alive at a time, of all forks; default: 4 times N\n"
+          "  --max-forks NUMBER      with --serve: in a minute; default: 60\n"
+          "  --max-chain NUMBER      refuse a parent whose disk has more images, overlay upon overlay;\n"
+          "                          default: 32 with --serve, else no limit\n"
           "  --list                  list forks: those with children on this host, and on the hosts\n"
           "                          that this one has sent children to\n"
           "  --wait ID               wait until the children of that fork have ended\n"
@@ -68,7 +72,7 @@ static int say(const struct why *why)
 struct command {
     const char *hostfile, *wait, *kill, *serve;
     bool list;
-    unsigned timeout_s; /* 0: not given */
+    unsigned timeout_s, max_children, max_forks; /* 0: not given */
 };
 
 static int fork_guest(struct clone_options *o, const struct command *cmd, char **args)
@@ -125,14 +129,18 @@ static int serve_guest(const struct clone_options *o, const struct command *cmd,
 {
     struct given given = {.o = o, .cmd = cmd, .args = args};
     AUTO_FREE char *id = o->id ? xstrdup(o->id) : default_id(args[0]);
-    const struct serve s = {.port = cmd->serve, .id = id, .max = o->n, .fork = fork_for_guest,
-                            .opaque = &given};
+    struct serve_limits limits = {
+        .children = cmd->max_children ? cmd->max_children : SERVE_CHILDREN_TIMES * o->n,
+        .forks = cmd->max_forks ? cmd->max_forks : SERVE_FORKS,
+    };
+    const struct serve s = {.port = cmd->serve, .id = id, .max = o->n, .limits = &limits,
+                            .fork = fork_for_guest, .opaque = &given};
     struct why why;
 
     return serve(&s, &why) ? say(&why) : EXIT_ALL;
 }
 
-static int check_options(const struct clone_options *o)
+static int check_options(const struct clone_options *o, const struct command *cmd)
 {
     struct ff_error *err = ff_error_new();
     struct ff_address *a = NULL;
@@ -146,6 +154,8 @@ static int check_options(const struct clone_options *o)
                              "first a letter or digit\n", o->id);
     else if (o->nbd && (!strchr(o->nbd, ':') || strpbrk(o->nbd, ",?#/")))
         rc = fprintf(stderr, "vmclone: --nbd %s: want ADDRESS:PORT\n", o->nbd);
+    else if (!cmd->serve && (cmd->max_children || cmd->max_forks))
+        rc = fprintf(stderr, "vmclone: --max-children and --max-forks are for --serve\n");
     else if (o->nbd && o->prestart)
         rc = fprintf(stderr, "vmclone: --nbd serves what is frozen: children cannot be started "
                              "before that (--prestart)\n");
@@ -158,7 +168,7 @@ int main(int argc, char **argv)
 {
     enum { HOSTFILE = 256, LAUNCHER, PRESTART, TEMPLATE, NET, SCRATCH, OPTIONS, QEMU, AGENT, RUNDIR,
            ID, TIMEOUT, OVERLAYS, NBD, HOSTNAME, IP, USER_DATA, FOLLOW, JSON, QUIET, LIST, WAIT, KILL,
-           SERVE, VERSION };
+           SERVE, MAX_CHILDREN, MAX_FORKS, MAX_CHAIN, VERSION };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"hostfile", required_argument, NULL, HOSTFILE},
         {"launcher", required_argument, NULL, LAUNCHER}, {"prestart", no_argument, NULL, PRESTART},
@@ -173,6 +183,9 @@ int main(int argc, char **argv)
         {"follow", no_argument, NULL, FOLLOW}, {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET},
         {"list", no_argument, NULL, LIST}, {"wait", required_argument, NULL, WAIT},
         {"kill", required_argument, NULL, KILL}, {"serve", required_argument, NULL, SERVE},
+        {"max-children", required_argument, NULL, MAX_CHILDREN},
+        {"max-forks", required_argument, NULL, MAX_FORKS},
+        {"max-chain", required_argument, NULL, MAX_CHAIN},
         {"version", no_argument, NULL, VERSION}, {0}};
     struct clone_options o = {.launcher = LAUNCH_DEFAULT, .net = NET_ISOLATED, .bridge = "br0",
                               .timeout_s = TIMEOUT_S};
@@ -212,6 +225,18 @@ int main(int argc, char **argv)
         case WAIT: cmd.wait = optarg; break;
         case KILL: cmd.kill = optarg; break;
         case SERVE: cmd.serve = optarg; break;
+        case MAX_CHILDREN:
+            if (!parse_number(optarg, CHILDREN_MAX, &cmd.max_children))
+                return usage(stderr);
+            break;
+        case MAX_FORKS:
+            if (!parse_number(optarg, SERVE_FORKS_MAX, &cmd.max_forks))
+                return usage(stderr);
+            break;
+        case MAX_CHAIN:
+            if (!parse_number(optarg, CHILDREN_MAX, &o.max_chain))
+                return usage(stderr);
+            break;
         case VERSION: puts("vmclone " FF_VERSION_STRING); return EXIT_ALL;
         default: return usage(opt == 'h' ? stdout : stderr);
         }
@@ -226,7 +251,9 @@ int main(int argc, char **argv)
         return clone_kill(o.rundir, cmd.kill, cmd.timeout_s ? cmd.timeout_s : o.timeout_s);
     if (cmd.timeout_s)
         o.timeout_s = cmd.timeout_s;
-    if (check_options(&o))
+    if (cmd.serve && !o.max_chain)
+        o.max_chain = SERVE_CHAIN;
+    if (check_options(&o, &cmd))
         return EXIT_USAGE;
     if (!parse_number(argv[optind + 1], CHILDREN_MAX, &o.n)) {
         fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n",

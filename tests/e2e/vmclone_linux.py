@@ -227,16 +227,20 @@ def served(t):
         for i in ('s-1', 's-2', 's-3', 's-4', 'u-1'):
             stack.callback(subprocess.run, [VMCLONE, '--kill', i, '--rundir', f'{t.work}/run'],
                            timeout=VMCLONE_S, stderr=subprocess.DEVNULL, check=False)
-        server = Server(t, stack, parent, '--id', 's', '--scratch', scratch)
+        server = Server(t, stack, parent, '--id', 's', '--scratch', scratch, '--max-children', '2')
         parent.sh('farfork-guest fork 5 > /tmp/n 2>&1', code=1)
         if '1..4' not in parent.sh('cat /tmp/n'):
             raise Failed(f'5 children, 4 allowed: {parent.sh("cat /tmp/n")}')
         parent.sh('farfork-guest fork 2 > /tmp/n 2>&1', code=1)
-        if scratch not in parent.sh('cat /tmp/n'):
-            raise Failed(f'there is no {scratch}: {parent.sh("cat /tmp/n")}')
+        said = parent.sh('cat /tmp/n')      # the guest learns nothing of the host's folders
+        if 'its log says why' not in said or '/' in said:
+            raise Failed(f'there is no {scratch}: {said}')
         server.event(COMMAND_S)
         os.mkdir(scratch)
         ask_for_fork(server, parent, 2, 's-2')
+        parent.sh('farfork-guest fork 1 > /tmp/n 2>&1', code=1)     # two are alive
+        if 'too many children' not in parent.sh('cat /tmp/n'):
+            raise Failed(f'a third child, 2 allowed: {parent.sh("cat /tmp/n")}')
         first = family(t, stack, 's-2')
         for c in first:
             wait_for(f'link of {c.name}', COMMAND_S,

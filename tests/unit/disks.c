@@ -65,6 +65,28 @@ static int plan(const char *const *argv, json_t *disks, bool stopped, struct dis
     return plan_as(argv, disks, stopped, false, d);
 }
 
+static void test_length(void **state)
+{
+    static const char *const argv[] = {"qemu", "-drive", "file=a.img,if=virtio", NULL};
+    struct disks *d = NULL;
+
+    (void)state;
+    for (unsigned max = 0; max < 4; max++) {
+        AUTO_JSON json_t *a = words(argv), *b = json_pack("[o]", layered("base.img", "raw"));
+        const struct disks_input in = {.fork_id = "f", .argv = a, .cwd = "/nonexistent/cwd",
+                                       .block = b, .max_chain = max};
+        int rc = disks_plan(&in, &d, &why);
+
+        if (max == 1) {
+            assert_int_equal(rc, -EMLINK);
+            assert_non_null(strstr(why.text, "2 images"));
+            continue;
+        }
+        assert_int_equal(rc, 0);
+        disks_free(d);
+    }
+}
+
 static void test_refused(void **state)
 {
     char looks[] = "/tmp/disks-XXXXXX";
@@ -407,7 +429,7 @@ static void test_changed(void **state)
     }
 }
 
-UNIT_MAIN(cmocka_unit_test(test_refused), cmocka_unit_test(test_argv),
+UNIT_MAIN(cmocka_unit_test(test_length), cmocka_unit_test(test_refused), cmocka_unit_test(test_argv),
           cmocka_unit_test(test_blockdev), cmocka_unit_test(test_move),
           cmocka_unit_test(test_move_chain),
           cmocka_unit_test(test_ejected), cmocka_unit_test(test_changed))

@@ -152,8 +152,11 @@ static void test_limit(void **state)
     for (unsigned i = 1; i <= JOINS_MAX; i++)
         add(i, 1);
     assert_false(joins_room(&j));
+    assert_int_equal(joins_alive(&j), JOINS_MAX);
+    joins_ended(&j, 2, 1, 6);
     joins_ended(&j, 2, 1, 6);
     joins_ended(&j, 3, 1, 7);
+    assert_int_equal(joins_alive(&j), JOINS_MAX - 2);
     assert_true(joins_room(&j)); /* the second one is forgotten */
     joins_add(&j, JOINS_MAX + 1, 1);
     assert_int_equal(j.n, JOINS_MAX);
