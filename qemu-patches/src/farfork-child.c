@@ -396,6 +396,12 @@ void farfork_child_start(const char *address, Error **errp)
                    "start it without -overcommit mem-lock");
         return;
     }
+    if (fc_is_pinned()) {
+        error_setg(errp, "farfork-clone: a device has pinned guest memory or "
+                   "shown it to others, and a clone's is mapped anew: start it "
+                   "without that device");
+        return;
+    }
     if (!parse_address(address, &socket, errp) || !rp_collect_blocks(errp) ||
         !fc_hold_discards(errp)) {
         return;

@@ -28,6 +28,9 @@ void fc_advise_huge(const RAMBlock *block, bool on);
 /* From the first image on, for as long as this process lives */
 bool fc_hold_discards(Error **errp);
 
+/* Does a device need guest memory to stay in the pages where it is? */
+bool fc_is_pinned(void);
+
 /*
  * While the guest runs: get ready to freeze.  fc_freeze() in the pause; on
  * failure some blocks may be private mappings already, of the same content.

@@ -125,6 +125,11 @@ bool fc_hold_discards(Error **errp)
     return true;
 }
 
+bool fc_is_pinned(void)
+{
+    return !discards_held && ram_block_discard_is_disabled();
+}
+
 /* Has no page of this private mapping been copied? */
 static bool is_whole(const RAMBlock *block)
 {
@@ -236,7 +241,7 @@ bool fc_freeze_prepare(Error **errp)
         file |= rp_block[i]->fd >= 0;
     }
     /* block/nvme.c: its DMA would go on to the pages of the file */
-    if (shared && !discards_held && ram_block_discard_is_disabled()) {
+    if (shared && fc_is_pinned()) {
         error_setg(errp, "a device has pinned guest memory, which cannot be "
                    "frozen then: use anonymous memory, or remove it");
         return false;

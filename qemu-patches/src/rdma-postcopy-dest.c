@@ -24,7 +24,8 @@ static int incoming_prepare(void)
                      "-incoming: use migrate-incoming after that");
         return -EBUSY;
     }
-    if (!rp_hold_discards(&err)) {
+    /* a device that was plugged since may forbid it */
+    if (!rp_check_emptying(&err) || !rp_hold_discards(&err)) {
         error_report_err(err);
         return -EBUSY;
     }
@@ -261,7 +262,7 @@ void rdma_postcopy_start_incoming(const char *address, Error **errp)
     QemuThread thread;
 
     ff_set_log(rp_log_line, FF_INFO);
-    if (!rp_collect_blocks(errp)) {
+    if (!rp_collect_blocks(errp) || !rp_check_emptying(errp)) {
         ff_error_free(err);
         return;
     }

@@ -21,6 +21,10 @@ struct rp_first_touch {
 };
 
 bool rp_check_host(Error **errp);
+
+/* Destination, after rp_collect_blocks(): may all blocks be emptied? */
+bool rp_check_emptying(Error **errp);
+
 bool rp_collect_blocks(Error **errp);
 bool rp_blocks_changed(void);
 struct ff_region rp_region(unsigned i);

@@ -4,6 +4,8 @@
  * before the guest stops
  */
 #include "qemu/osdep.h"
+#include "exec/memory.h"
+#include "exec/ramblock.h"
 #include "migration/migration.h"
 #include "migration/options.h"
 #include "net/net.h"
@@ -47,6 +49,13 @@ static bool check_capabilities(Error **errp)
     return true;
 }
 
+/* It builds udmabufs when it is loaded: pages appear behind the pager */
+static bool has_blobs(Object *obj)
+{
+    return object_dynamic_cast(obj, "virtio-gpu-base") &&
+           object_property_get_bool(obj, "blob", NULL);
+}
+
 static int find_refused(Object *obj, void *opaque)
 {
     static const char *const prefixes[] = {
@@ -55,26 +64,28 @@ static int find_refused(Object *obj, void *opaque)
     };
     const char *type = object_get_typename(obj);
     char **found = opaque;
+    bool blobs = has_blobs(obj), refused = blobs;
 
-    for (size_t i = 0; i < ARRAY_SIZE(prefixes); i++) {
-        if (g_str_has_prefix(type, prefixes[i])) {
-            g_autofree char *path = object_get_canonical_path(obj);
-            *found = g_strdup_printf("%s (%s)", type, path);
-            return 1;
-        }
+    for (size_t i = 0; i < ARRAY_SIZE(prefixes) && !refused; i++) {
+        refused = g_str_has_prefix(type, prefixes[i]);
     }
-    return 0;
+    if (refused) {
+        g_autofree char *path = object_get_canonical_path(obj);
+        *found = g_strdup_printf("%s (%s)%s", type, path,
+                                 blobs ? " with blob=on" : "");
+    }
+    return refused;
 }
 
 static bool check_devices(Error **errp)
 {
     g_autofree char *found = NULL;
-    NetClientState *nc[64];
-    int n = qemu_find_net_clients_except(NULL, nc, NET_CLIENT_DRIVER_NIC,
-                                         ARRAY_SIZE(nc));
+    int n = qemu_find_net_clients_except(NULL, NULL, NET_CLIENT_DRIVER_NIC, 0);
+    g_autofree NetClientState **nc = g_new(NetClientState *, n);
 
+    qemu_find_net_clients_except(NULL, nc, NET_CLIENT_DRIVER_NIC, n);
     object_child_foreach_recursive(object_get_root(), find_refused, &found);
-    for (int i = 0; i < MIN(n, (int)ARRAY_SIZE(nc)) && !found; i++) {
+    for (int i = 0; i < n && !found; i++) {
         if (nc[i]->info->type == NET_CLIENT_DRIVER_VHOST_USER ||
             nc[i]->info->type == NET_CLIENT_DRIVER_VHOST_VDPA) {
             found = g_strdup_printf("netdev %s (vhost-user or vhost-vdpa)",
@@ -97,4 +108,45 @@ bool rp_check_host(Error **errp)
     return false;
 #endif
     return check_capabilities(errp) && check_devices(errp);
+}
+
+/*
+ * Whose file is it?  One that QEMU makes in a folder is its own: it is
+ * unlinked at once.  One that has a name others may map, also where it has
+ * been unlinked since.
+ */
+static bool is_named_file(const RAMBlock *block)
+{
+    Object *owner = memory_region_owner(block->mr);
+    g_autofree char *path = NULL;
+    struct stat st;
+
+    if (block->fd < 0 || !(block->flags & RAM_NAMED_FILE)) {
+        return false;
+    }
+    path = object_property_get_str(owner, "mem-path", NULL);
+    return !path || stat(path, &st) || !S_ISDIR(st.st_mode);
+}
+
+bool rp_check_emptying(Error **errp)
+{
+    if (ram_block_discard_is_disabled()) {
+        error_setg(errp, "rdma-postcopy: a device has pinned guest memory or "
+                   "shown it to others, so that it cannot be emptied for the "
+                   "guest that comes: start the destination without it");
+        return false;
+    }
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        const RAMBlock *block = rp_block[i];
+
+        if (!(block->flags & RAM_SHARED) && is_named_file(block)) {
+            error_setg(errp, "rdma-postcopy: memory region %s is a private "
+                       "mapping of a file, which is emptied for the guest "
+                       "that comes, and others may use: start the destination "
+                       "with share=on, memory-backend-memfd or anonymous "
+                       "memory", block->idstr);
+            return false;
+        }
+    }
+    return true;
 }

@@ -21,6 +21,7 @@ E2E_TESTS := \
     tests/e2e/meanwhile.py:140 \
     tests/e2e/one_runner.py:$(if $(filter 1,$(FARFORK_FULL)),260,140) \
     tests/e2e/refuse.py:170 \
+    tests/e2e/refuse_memory.py:120 \
     tests/e2e/clone.py:620 \
     tests/e2e/ssh.py:220 \
     tests/e2e/vmclone.py:$(if $(filter 1,$(FARFORK_FULL)),920,620) \
