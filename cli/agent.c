@@ -208,7 +208,7 @@ static void obey(struct agent *a, const char *line)
     struct kid *kid;
 
     if ((v = json_object_get(o, "spawn"))) {
-        if (kids_spawn(&a->kids, v, &kid, &why))
+        if (agent_reserve_state(a, 0, v, &why) || kids_spawn(&a->kids, v, &kid, &why))
             agent_say_error(a, (unsigned)json_integer_value(json_object_get(v, "number")),
                             why.text);
         else
@@ -421,6 +421,8 @@ static int start(struct agent *a, struct why *why)
 {
     int rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
 
+    if (!rc)
+        rc = agent_reserve_state(a, a->children, NULL, why);
     if (rc)
         return rc;
     if (a->server) /* beside all else */
@@ -430,7 +432,8 @@ static int start(struct agent *a, struct why *why)
     a->image = a->listen ? LISTENING : NONE;
     if (a->listen && (rc = start_worker(a, why)))
         return rc;
-    agent_write_state(a);
+    if ((rc = agent_write_state(a)))
+        return refuse(why, -rc, "write %s/" STATE_FILE ": %s", a->dir, strerror(-rc));
     agent_say(a, json_pack("{ss si si ss ss}", "event", "listening", "port",
                      a->ff ? (int)ff_agent_port(a->ff) : 0, "pid", (int)getpid(), "rundir", a->dir,
                      "socket", a->socket ? a->socket : ""));
@@ -520,6 +523,7 @@ static int usage(FILE *out)
           "  --id ID                 of the fork\n"
           "  --node NAME             of this host in the fork; default: its host name\n"
           "  --rundir DIR            put the run directory there, as DIR/ID/NAME\n"
+          "  --children N            reserve room for what is written down about so many; default: 1\n"
           "  --socket PATH           for the children; default: in the run directory\n"
           "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
           "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
@@ -533,7 +537,7 @@ static int usage(FILE *out)
 
 int cmd_agent(int argc, char **argv)
 {
-    enum { LISTEN = 256, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER };
+    enum { LISTEN = 256, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"id", required_argument, NULL, ID},
@@ -541,11 +545,12 @@ int cmd_agent(int argc, char **argv)
                                             {"rundir", required_argument, NULL, RUNDIR},
                                             {"socket", required_argument, NULL, SOCKET},
                                             {"parent", required_argument, NULL, PARENT},
+                                            {"children", required_argument, NULL, CHILDREN},
                                             {"timeout", required_argument, NULL, TIMEOUT},
                                             {"fork-server", required_argument, NULL, SERVER},
                                             {0}};
     struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S,
-                      .kids = {.server = FORK_SERVER_NONE}};
+                      .children = 1, .kids = {.server = FORK_SERVER_NONE}};
     char host[256] = "localhost";
     int c;
 
@@ -562,6 +567,10 @@ int cmd_agent(int argc, char **argv)
         case SOCKET: a.socket = xstrdup(optarg); break;
         case PARENT: a.parent = optarg; break;
         case SERVER: a.server = optarg; break;
+        case CHILDREN:
+            if (!parse_number(optarg, CHILDREN_MAX, &a.children))
+                return usage(stderr);
+            break;
         case TIMEOUT:
             if (!parse_number(optarg, 86400, &a.timeout_s))
                 return usage(stderr);

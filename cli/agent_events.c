@@ -6,9 +6,12 @@
 #include <unistd.h>
 
 #include "agent_state.h"
+#include "autojson.h"
 #include "rundir.h"
 
 #define WRITE_LIMIT_MS 10000
+#define STATE_CHILD_BYTES 1024 /* numbers, words and paths of sockets, some paths of files */
+#define STATE_SPARE_BYTES 256  /* numbers and words that grow longer */
 
 void agent_say(struct agent *a, json_t *event)
 {
@@ -26,21 +29,45 @@ void agent_say_error(struct agent *a, unsigned child, const char *text)
     agent_say(a, e);
 }
 
-void agent_write_state(struct agent *a)
+static json_t *state_of(const struct agent *a)
 {
     static const char *const names[] = {"waiting", "arriving", "complete", "lost", "none"};
     struct timespec t;
 
-    if (!a->dir)
-        return;
     clock_gettime(CLOCK_REALTIME, &t);
-    json_t *s = json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
-                          a->parent ? a->parent : "", "image", names[a->image], "agent",
-                          (int)getpid(), "start", (json_int_t)process_start(getpid()), "time",
-                          (json_int_t)t.tv_sec, "detached", a->detached, "children",
-                          kids_state(&a->kids));
-    rundir_write_state(a->dir, s); /* for --list alone: no reason to end when it fails */
-    json_decref(s);
+    return json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
+                     a->parent ? a->parent : "", "image", names[a->image], "agent", (int)getpid(),
+                     "start", (json_int_t)process_start(getpid()), "time", (json_int_t)t.tv_sec,
+                     "detached", a->detached, "children", kids_state(&a->kids));
+}
+
+int agent_write_state(struct agent *a)
+{
+    AUTO_JSON json_t *s = a->dir ? state_of(a) : NULL;
+
+    return s ? rundir_write_state(a->dir, s) : 0;
+}
+
+static size_t bytes_of(const json_t *o)
+{
+    return json_dumpb(o, NULL, 0, JSON_INDENT(1));
+}
+
+int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct why *why)
+{
+    AUTO_JSON json_t *s = state_of(a), *more = spawn ? json_copy((json_t *)spawn) : NULL;
+    size_t bytes = bytes_of(s) + STATE_SPARE_BYTES + n * STATE_CHILD_BYTES;
+
+    if (more) { /* its paths */
+        json_object_del(more, "argv");
+        json_object_del(more, "before");
+        json_object_del(more, "channel");
+        bytes += bytes_of(more);
+    }
+    int rc = bytes > a->reserved ? rundir_reserve_state(a->dir, bytes, why) : 0;
+    if (!rc && bytes > a->reserved)
+        a->reserved = bytes;
+    return rc;
 }
 
 void agent_say_child(struct agent *a, const struct kid *kid, const char *what)

@@ -24,9 +24,10 @@ struct agent {
     int pipe[2], signals, front;
     struct line_reader in;
     struct kids kids;
+    size_t reserved; /* bytes, for the state file */
     json_t *said; /* the last progress event */
     unsigned heard; /* children that have come, in it */
-    unsigned timeout_s;
+    unsigned timeout_s, children; /* that are expected */
     uint64_t lost_ms;
     uint64_t unused_ms; /* kept, and alone: when to look for children that wait for nobody; or 0 */
 };
@@ -36,6 +37,9 @@ void agent_say(struct agent *a, json_t *event); /* taken over */
 void agent_say_error(struct agent *a, unsigned child, const char *text); /* 0: of none */
 void agent_say_child(struct agent *a, const struct kid *kid, const char *what);
 void agent_say_progress(struct agent *a); /* if there is any */
-void agent_write_state(struct agent *a);
+int agent_write_state(struct agent *a); /* 0, -errno */
+
+/* Room for what the state file says of @n children, and of one more that @spawn starts; NULL: none */
+int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct why *why);
 
 #endif

@@ -280,7 +280,7 @@ static int do_fork(struct clone *c)
     if (!rc)
         rc = wait_for_agents(c);
     if (!rc)
-        clone_record(c);
+        rc = clone_record(c, &c->why);
     if (!rc && c->o->prestart)
         rc = start_ahead(c);
     else if (!rc && start_beside(c))

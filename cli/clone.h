@@ -159,7 +159,7 @@ void clone_print_json(const struct clone *c, int code);
 
 /* clone_list.c: what --list, --wait and --kill need to know of hosts that they cannot see, written
  * down; and taken back when nothing is there */
-void clone_record(struct clone *c);
+int clone_record(struct clone *c, struct why *why);
 void clone_forget(const struct clone *c);
 
 /* @base NULL: the default; exit codes. @timeout_s of other hosts' answers; clone_wait(): of the

@@ -30,6 +30,7 @@
 #include "rundir.h"
 
 #define SERVER_NODE "nbd"
+#define STATE_BYTES 1024 /* of the server's state file */
 #define END_LIMIT_MS 5000
 #define RUN_LIMIT_MS 30000 /* of a program that takes 10 ms */
 
@@ -176,12 +177,24 @@ int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
     return rc;
 }
 
+/* Where the server's pid is written down: found out now, not after the freeze */
+static int prepare_server(struct clone_disks *d, struct why *why)
+{
+    AUTO_FREE char *base = d->o->rundir ? xstrdup(d->o->rundir) : rundir_base();
+    int rc = rundir_make(base, d->o->id, SERVER_NODE, &d->server_dir, why);
+
+    return rc ? rc : rundir_reserve_state(d->server_dir, STATE_BYTES, why);
+}
+
 int clone_disks_prepare(struct clone_disks *d, struct why *why)
 {
     AUTO_JSON json_t *steps = disks_prepare(d->plan);
     size_t i;
     json_t *step;
+    int failed = d->o->nbd ? prepare_server(d, why) : 0;
 
+    if (failed)
+        return failed;
     json_array_foreach(steps, i, step) {
         int rc = do_step(d, step, why);
         d->prepared = true;
@@ -232,13 +245,9 @@ static int read_pid(const char *path)
 
 int clone_disks_serve(struct clone_disks *d, struct why *why)
 {
-    AUTO_FREE char *base = d->o->rundir ? xstrdup(d->o->rundir) : rundir_base();
     int rc = disks_check_still(d->plan, why);
 
     if (rc || !d->o->nbd)
-        return rc;
-    rc = rundir_make(base, d->o->id, SERVER_NODE, &d->server_dir, why);
-    if (rc)
         return rc;
     AUTO_FREE char *pidfile = xprintf("%s/pid", d->server_dir);
     AUTO_JSON json_t *argv = disks_server(d->plan, d->o->nbd, pidfile);
@@ -253,8 +262,8 @@ int clone_disks_serve(struct clone_disks *d, struct why *why)
         json_pack("{ss ss ss ss si sI sb s[]}", "id", d->o->id, "node", "nbd (disks)", "parent",
                   d->o->parent ? d->o->parent : "", "image", "disks", "agent", (int)d->server,
                   "start", (json_int_t)process_start(d->server), "detached", 0, "children");
-    rundir_write_state(d->server_dir, state);
-    return 0;
+    rc = rundir_write_state(d->server_dir, state);
+    return rc ? refuse(why, -rc, "write %s/" STATE_FILE ": %s", d->server_dir, strerror(-rc)) : 0;
 }
 
 void clone_disks_end_server(struct clone_disks *d)

@@ -59,13 +59,13 @@ static bool is_same_host(const json_t *a, const json_t *b)
            !strcmp(text_of(a, "rundir"), text_of(b, "rundir"));
 }
 
-void clone_record(struct clone *c)
+int clone_record(struct clone *c, struct why *why)
 {
     AUTO_FREE char *base = c->o->rundir ? xstrdup(c->o->rundir) : rundir_base();
     int lock = rundir_lock(base);
     AUTO_JSON json_t *hosts = rundir_read_hosts(base, c->o->id); /* an older fork of that name */
     size_t before = json_array_size(hosts);
-    struct why why;
+    int rc = 0;
 
     if (!hosts)
         hosts = json_array();
@@ -77,9 +77,10 @@ void clone_record(struct clone *c)
         if (o)
             json_array_append(hosts, o);
     }
-    if (json_array_size(hosts) > before && rundir_write_hosts(base, c->o->id, hosts, &why))
-        words_add(&c->notes, "--list, --wait and --kill will not know the other hosts: %s", why.text);
+    if (json_array_size(hosts) > before)
+        rc = rundir_write_hosts(base, c->o->id, hosts, why);
     rundir_unlock(lock);
+    return rc;
 }
 
 /* Forget a host of @id */

@@ -7,6 +7,8 @@
 
 #include "util.h"
 
+#define CHILDREN_MAX 10000 /* of one fork */
+
 bool parse_number(const char *text, unsigned max, unsigned *out); /* from 1 on */
 
 /* All of them are to be freed */

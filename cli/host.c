@@ -60,6 +60,8 @@ static void agent_argv(const struct clone *c, const struct host *h, struct words
         words_add(w, "--fork-server");
         words_add(w, "%s", c->parent_exe);
     }
+    words_add(w, "--children");
+    words_add(w, "%zu", children_on(c, h));
     words_add(w, "--id");
     words_add(w, "%s", o->id);
     words_add(w, "--node");

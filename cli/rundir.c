@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "autojson.h"
@@ -131,36 +130,6 @@ static int write_at_once(const char *path, const json_t *value)
     return 0;
 }
 
-static const char *this_host(void)
-{
-    static struct utsname u;
-
-    return *u.nodename || !uname(&u) ? u.nodename : "";
-}
-
-int rundir_write_state(const char *dir, const json_t *state)
-{
-    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir);
-    AUTO_JSON json_t *o = json_copy((json_t *)state);
-
-    json_object_set_new(o, "of", json_string(this_host()));
-    return write_at_once(path, o);
-}
-
-bool rundir_is_of_here(const json_t *state)
-{
-    const char *of = text_of(state, "of");
-
-    return !*of || !strcmp(of, this_host()); /* an older agent does not say */
-}
-
-json_t *rundir_read_state(const char *dir)
-{
-    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir);
-
-    return json_load_file(path, 0, NULL);
-}
-
 static int visible(const struct dirent *e)
 {
     return e->d_name[0] != '.';
@@ -249,8 +218,12 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
     int rc = make_own(base, false, why);
     if (!rc)
         rc = make_own(dir, false, why);
-    if (!rc && (rc = write_at_once(path, hosts)))
-        refuse(why, -rc, "%s: %s", path, strerror(-rc));
+    if (!rc && (rc = write_at_once(path, hosts))) {
+        refuse(why, -rc, "run directory: write %s: %s: by that file the hosts of the fork are found "
+                         "again; make room, or name another folder by --rundir", path,
+               strerror(-rc));
+        rmdir(dir); /* unless somebody else is in it */
+    }
     return rc;
 }
 

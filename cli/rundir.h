@@ -26,7 +26,9 @@ int rundir_make(const char *base, const char *id, const char *node, char **out, 
 /* Remove it with the files in it, and BASE/ID if that is empty then */
 void rundir_remove(const char *dir);
 
-/* The state file is replaced at once or not at all; it says which host wrote it */
+/* rundir_state.c. The state file is replaced at once or not at all; it says which host wrote it.
+ * rundir_reserve_state(): room for texts of so many bytes, also when the folder is full later */
+int rundir_reserve_state(const char *dir, size_t bytes, struct why *why);
 int rundir_write_state(const char *dir, const json_t *state);
 json_t *rundir_read_state(const char *dir);
 

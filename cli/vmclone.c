@@ -14,7 +14,6 @@
 #include "rundir.h"
 #include "serve.h"
 
-#define CHILDREN_MAX 10000
 #define TIMEOUT_S 60
 
 static int usage(FILE *out)

@@ -152,9 +152,57 @@ static void test_lines(void **state)
     close(p[0]);
 }
 
+/* A text of its own length, the number at both ends */
+static json_t *numbered(int n)
+{
+    AUTO_FREE char *text = xprintf("%0*d", 1 + n * 7919 % 9000, 0);
+
+    return json_pack("{si ss si}", "n", n, "text", text, "again", n);
+}
+
+/* Both files of the state are used in turn, and a reader sees one state as a whole */
+static void test_state_whole(void **state)
+{
+    char *dir = NULL;
+    int last = 0, seen = 0;
+    (void)state;
+
+    assert_int_equal(rundir_make(base, "f", "n", &dir, &why), 0);
+    assert_int_equal(rundir_reserve_state(dir, 16384, &why), 0);
+    assert_null(rundir_read_state(dir)); /* nothing is written yet */
+    json_t *first = numbered(0);
+    assert_int_equal(rundir_write_state(dir, first), 0);
+    json_decref(first);
+    pid_t pid = fork();
+    for (int n = 1; !pid && n <= 3000; n++) {
+        json_t *s = numbered(n);
+        if (rundir_write_state(dir, s))
+            _exit(1);
+        json_decref(s);
+    }
+    if (!pid)
+        _exit(0);
+    while (last < 3000) {
+        json_t *s = rundir_read_state(dir);
+        assert_non_null(s);
+        int n = (int)json_integer_value(json_object_get(s, "n"));
+        assert_int_equal(json_integer_value(json_object_get(s, "again")), n);
+        assert_int_equal(json_string_length(json_object_get(s, "text")), 1 + n * 7919 % 9000);
+        assert_true(n >= last);
+        seen += n > last;
+        last = n;
+        json_decref(s);
+    }
+    assert_true(seen > 1);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    rundir_remove(dir);
+    free(dir);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_directory),
+                                       cmocka_unit_test(test_state_whole),
                                        cmocka_unit_test(test_refused),
                                        cmocka_unit_test(test_process),
                                        cmocka_unit_test(test_lines)};

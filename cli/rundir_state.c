@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * rundir_state.c - the state file of a run directory: by it a fork's processes are found again
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a state that can be written when the folder is full: what it says of processes is
+ *              known when they run, and a fork cannot be taken back then.
+ * Picture      state.json        what readers open
+ *              state.json.new    the next one is written into it; then the two change names
+ *              Both have the reserved room, and keep it: none is ever cut, a shorter text is
+ *              padded with newlines.
+ * Invariants   1. A reader sees one state as a whole: it holds a shared lock on the file that it
+ *                 reads, and looks whether that is the state file yet.
+ *              2. The writer waits for nobody: where a reader has the file from before, it makes a
+ *                 new one.
+ * Limits       A filesystem without fallocate(2) reserves nothing, one that copies on write may
+ *              want more room all the same.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "rundir.h"
+
+#define FRESH STATE_FILE ".new"
+
+static int open_to_write(const char *path)
+{
+    return open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+}
+
+int rundir_reserve_state(const char *dir, size_t bytes, struct why *why)
+{
+    static const char *const names[] = {STATE_FILE, FRESH};
+    int code = 0;
+
+    for (int i = 0; !code && i < 2; i++) {
+        AUTO_FREE char *path = xprintf("%s/%s", dir, names[i]);
+        int fd = open_to_write(path);
+        if (fd < 0 || (fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) < 0 &&
+                       errno != EOPNOTSUPP))
+            code = errno;
+        if (fd >= 0)
+            close(fd);
+        if (code)
+            refuse(why, code, "run directory: reserve %zu bytes for %s: %s: by that file the fork "
+                              "is found again; make room, or name another folder by --rundir",
+                   bytes, path, strerror(code));
+    }
+    return -code;
+}
+
+static const char *this_host(void)
+{
+    static struct utsname u;
+
+    return *u.nodename || !uname(&u) ? u.nodename : "";
+}
+
+bool rundir_is_of_here(const json_t *state)
+{
+    const char *of = text_of(state, "of");
+
+    return !*of || !strcmp(of, this_host()); /* an older agent does not say */
+}
+
+/* The file to be written into, which no reader has */
+static int open_fresh(const char *path)
+{
+    int fd = open_to_write(path);
+
+    if (fd < 0 || !flock(fd, LOCK_EX | LOCK_NB) || errno != EWOULDBLOCK)
+        return fd;
+    close(fd);
+    unlink(path);
+    fd = open_to_write(path);
+    if (fd >= 0)
+        flock(fd, LOCK_EX | LOCK_NB);
+    return fd;
+}
+
+static int write_all(int fd, const char *text, size_t len)
+{
+    for (size_t at = 0; at < len;) {
+        ssize_t n = pwrite(fd, text + at, len - at, (off_t)at);
+        if (n < 0 && errno != EINTR)
+            return -errno;
+        at += n > 0 ? (size_t)n : 0;
+    }
+    return 0;
+}
+
+static int write_fresh(const char *path, const char *text)
+{
+    struct stat st;
+    int fd = open_fresh(path);
+    int rc = fd < 0 || fstat(fd, &st) < 0 ? -errno : 0;
+
+    if (!rc) {
+        AUTO_FREE char *padded = xcalloc((size_t)st.st_size + strlen(text) + 1, 1);
+        memset(padded, '\n', (size_t)st.st_size);
+        memcpy(padded, text, strlen(text));
+        rc = write_all(fd, padded, strlen(padded));
+    }
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+int rundir_write_state(const char *dir, const json_t *state)
+{
+    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir), *fresh = xprintf("%s/" FRESH, dir);
+    AUTO_JSON json_t *o = json_copy((json_t *)state);
+
+    json_object_set_new(o, "of", json_string(this_host()));
+    AUTO_FREE char *text = json_dumps(o, JSON_INDENT(1));
+    int rc = text ? write_fresh(fresh, text) : -EINVAL;
+    if (rc)
+        return rc;
+    /* the first one, or where names cannot be exchanged */
+    if (renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE) < 0 && rename(fresh, path) < 0)
+        return -errno;
+    return 0;
+}
+
+static bool is_still(int fd, const char *path)
+{
+    struct stat a, b;
+
+    return !fstat(fd, &a) && !stat(path, &b) && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+}
+
+json_t *rundir_read_state(const char *dir)
+{
+    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir);
+
+    for (;;) {
+        FILE *f = fopen(path, "re");
+        if (!f)
+            return NULL;
+        bool locked = !flock(fileno(f), LOCK_SH);
+        bool still = is_still(fileno(f), path);
+        json_t *state = still || !locked ? json_loadf(f, 0, NULL) : NULL;
+        fclose(f);
+        if (still || !locked)
+            return state;
+    }
+}
