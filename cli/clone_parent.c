@@ -5,6 +5,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pwd.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -128,6 +130,41 @@ static int plan_identity(struct clone *c, struct why *why)
     return 0;
 }
 
+/* The real, effective, saved and filesystem user of a process */
+static int read_users(pid_t pid, unsigned uid[4], struct why *why)
+{
+    AUTO_FREE char *path = xprintf("/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "re");
+    char line[256];
+    int got = 0;
+
+    while (f && got != 4 && fgets(line, sizeof(line), f))
+        got = sscanf(line, "Uid: %u %u %u %u", &uid[0], &uid[1], &uid[2], &uid[3]);
+    if (f)
+        fclose(f);
+    return got == 4 ? 0 : refuse(why, ESRCH, "%s: it does not say whose process this is", path);
+}
+
+/* Its program and all that its command line names is run again, on every host, by this user there:
+ * what another user has chosen would have this one's rights */
+static int check_owner(const struct clone *c, struct why *why)
+{
+    unsigned uid[4], own = geteuid(), other = qmp_uid(c->qmp);
+    int rc = read_users(c->parent_pid, uid, why);
+
+    for (int i = 0; !rc && i < 4; i++)
+        if (uid[i] != own)
+            other = uid[i];
+    if (rc || other == own)
+        return rc;
+    const struct passwd *p = getpwuid(other);
+    AUTO_FREE char *name = p ? xstrdup(p->pw_name) : xprintf("#%u", other);
+    return refuse(why, EPERM, "%s: its QEMU (pid %d) is of user %s (uid %u), this program runs as uid "
+                              "%u, and would run what that user chose: run it as that user: sudo "
+                              "-u %s %s ...", c->o->parent_path, (int)c->parent_pid, name, other,
+                  own, name, c->o->move ? "farfork move" : "vmclone");
+}
+
 int clone_find_parent(struct clone *c, struct why *why)
 {
     int rc = qmp_connect(c->o->parent_path, c->signals, CONNECT_LIMIT_MS, &c->qmp, why);
@@ -138,7 +175,9 @@ int clone_find_parent(struct clone *c, struct why *why)
     if (c->parent_pid <= 0)
         return refuse(why, ESRCH, "%s: its process is in another PID namespace: run this there",
                       c->o->parent_path);
-    rc = read_argv(c->parent_pid, &c->parent_argv, why);
+    rc = check_owner(c, why);
+    if (!rc)
+        rc = read_argv(c->parent_pid, &c->parent_argv, why);
     if (!rc)
         rc = find_program(c, why);
     if (rc)

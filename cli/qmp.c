@@ -17,6 +17,7 @@ struct qmp {
     int fd, cancel_fd, limit_ms;
     char *path;
     pid_t pid;
+    uid_t uid;
     json_int_t last_id;
     bool no_json;   /* a line came that is none */
     struct line_reader in;
@@ -140,6 +141,7 @@ int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out,
     else
         rc = negotiate(q, why);
     q->pid = who.pid;
+    q->uid = who.uid;
     if (rc) {
         qmp_free(q);
         return rc;
@@ -173,6 +175,11 @@ int qmp_drain(struct qmp *q)
 pid_t qmp_pid(const struct qmp *q)
 {
     return q->pid;
+}
+
+uid_t qmp_uid(const struct qmp *q)
+{
+    return q->uid;
 }
 
 void qmp_no_cancel(struct qmp *q)

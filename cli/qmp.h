@@ -37,6 +37,7 @@ json_t *qmp_take_event(struct qmp *q);
 int qmp_fd(const struct qmp *q);   /* readable: qmp_drain() */
 int qmp_drain(struct qmp *q);      /* read what there is; -EPIPE: QEMU has ended */
 pid_t qmp_pid(const struct qmp *q); /* of the QEMU, as the kernel says */
+uid_t qmp_uid(const struct qmp *q); /* of who made its socket */
 void qmp_no_cancel(struct qmp *q); /* from here on nothing but time ends a wait */
 void qmp_limit(struct qmp *q, int limit_ms); /* for each command from here on */
 void qmp_free(struct qmp *q);
