@@ -5,6 +5,8 @@
 Destination: the source says failed and why, its guest goes on, a later move works.
 Source: the destination ends with the reason, and the guest never ran there.
 """
+import os
+
 import common
 from common import Failed, Micro, check_ledger, check_move, check_still_running, say
 from cancel import MIB, ended
@@ -60,6 +62,30 @@ def source_dies(t, accel, point):
             raise Failed(f'{dst.name}: the guest ran here')
 
 
+def disks_taken(t, accel):
+    """Somebody has the disk when the guest should go on: it does not, before the disk is free."""
+    image = os.path.join(t.work, 'disk.raw')
+    with open(image, 'wb') as f:
+        f.truncate(1 << 20)
+    disk = ['-blockdev', f'driver=file,node-name=f0,filename={image},locking=on',
+            '-device', 'virtio-blk-pci,drive=f0,romfile=']
+    with Micro(t, 'disk-a', accel, mem_mib=MIB, extra=disk) as src, \
+            Micro(t, 'disk-b', accel, mem_mib=MIB, extra=disk, incoming=True,
+                  faults='dest.ready=delay:60000000') as dst:
+        src.start_load()
+        src.qmp('migrate', uri=common.listen(dst))
+        common.wait_migration(src, 'device')
+        with Micro(t, 'disk-c', accel, mem_mib=MIB, extra=[*disk, '-S']):
+            dst.proc.kill()
+            common.wait_migration(src, 'failed')
+            common.wait_for(f'{src.name}: paused', 10, lambda: common.status(src) == 'paused')
+            say(f'      {common.refuses(src, "lock", "cont")}')
+            if 'RESUME' in common.event_names(src):
+                raise Failed(f'{src.name}: the guest went on without its disk')
+        src.qmp('cont')
+        check_still_running(src)
+
+
 def run(t):
     accel = t.best_accel()
     with Micro(t, 'a', accel, mem_mib=MIB) as src:
@@ -72,6 +98,8 @@ def run(t):
             with Micro(t, 'good', accel, mem_mib=MIB, incoming=True) as dst:
                 check_move(common.move(src, dst))
                 check_ledger(src, dst)
+    with t.case('the source goes on only when its disks do'):
+        disks_taken(t, accel)
     for point in ('source.publish', 'source.state'):
         with t.case(f'source: {point}=fail'):
             source_fails(t, accel, point)
