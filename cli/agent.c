@@ -21,7 +21,8 @@
  *              ends with its last child; a signal ends it together with those children that still
  *              need it.
  * Failure      the link is lost: children are told by the library and end; those that have not
- *              after some seconds are killed. Nothing is left in the run directory, nor itself.
+ *              after some seconds are killed. Nothing is left in the run directory, nor itself, but
+ *              where overlays of its children are in use yet (overlays.c).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -42,6 +43,7 @@
 #include "defaults.h"
 #include "farfork.h"
 #include "lines.h"
+#include "overlays.h"
 #include "rundir.h"
 
 #define TICK_MS 250
@@ -222,6 +224,8 @@ static void obey(struct agent *a, const char *line)
         agent_say(a, kids_qmp(&a->kids, v));
     } else if (json_is_true(json_object_get(o, "keep"))) {
         keep(a);
+    } else if ((v = json_object_get(o, "adopt"))) {
+        agent_say(a, kids_adopt(&a->kids, v));
     } else if (json_is_true(json_object_get(o, "detach"))) {
         let_go(a);
     } else if (json_is_true(json_object_get(o, "end"))) {
@@ -230,8 +234,8 @@ static void obey(struct agent *a, const char *line)
     } else if (json_is_true(json_object_get(o, "ping"))) {
         agent_say(a, json_pack("{ss}", "event", "pong"));
     } else {
-        agent_say_error(a, 0, "want one JSON object a line: spawn, kill, qmp, keep, ping, detach "
-                              "or end");
+        agent_say_error(a, 0, "want one JSON object a line: spawn, kill, qmp, adopt, keep, ping, "
+                              "detach or end");
     }
     json_decref(o);
 }
@@ -293,21 +297,21 @@ static bool hear_guest(struct agent *a, struct kid *kid)
     return channel_raise_links(kid->channel, kid->qmp) || kid->end_ms || events == EVENTS_A_TURN;
 }
 
+/* Overlays are gone by the time that the end is told */
 static void reap(struct agent *a)
 {
-    struct kid *kid;
-    char *how;
-    int code;
-
-    while ((kid = kids_reap(&a->kids, &how, &code))) {
+    if (!kids_reap(&a->kids))
+        return;
+    overlays_sweep(a->base, NULL, NULL);
+    for (size_t i = 0; i < a->kids.n; i++) {
+        struct kid *kid = &a->kids.v[i];
+        if (!kid->how || kid->told)
+            continue;
+        kid->told = true;
         if (kid->trouble_fd >= 0)
             hear_trouble(a, kid);
         hear_guest(a, kid); /* its last words come before its end */
-        AUTO_FREE char *words = code ? kid_last_words(kid) : xstrdup("");
-        agent_say(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child",
-                               (int)kid->number, "what", "ended", "pid", (int)kid->pid, "how", how,
-                               "code", code, "log", words));
-        free(how);
+        agent_say_ended(a, kid);
         count_kids(a);
         agent_write_state(a);
     }
@@ -425,6 +429,7 @@ static int start(struct agent *a, struct why *why)
         rc = agent_reserve_state(a, a->children, NULL, why);
     if (rc)
         return rc;
+    a->kids.dir = a->dir;
     if (a->server) /* beside all else */
         server_begin(&a->kids.server, a->server);
     if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
@@ -472,10 +477,12 @@ static void finish(struct agent *a)
         ff_agent_free(a->ff);
     else
         unlink(a->socket);
+    if (a->dir)
+        overlays_sweep(a->base, NULL, NULL);
     /* the very last: once it is gone the next fork may have it; and before the last word, since who
      * hears that may look */
     if (a->dir && !left)
-        rundir_remove(a->dir);
+        agent_leave(a);
     agent_say(a, json_pack("{ss}", "event", "end"));
     ff_error_free(a->err);
     json_decref(a->said);

@@ -29,17 +29,20 @@ struct kid {
     int trouble_fd;    /* until it runs its program: why it does not; -1 */
     enum kid_state state;
     char *log, *qmp;
-    struct words files; /* removed when it has ended */
     struct line_reader *trouble;
     struct channel *channel; /* NULL: the child has no port */
     bool ready, exited;      /* its guest has said so */
     uint64_t end_ms;         /* its guest is done: killed then; 0: it is not */
+    char *how;               /* it has been reaped: how it ended, and its exit code (-1: a signal) */
+    int code;
+    bool told;               /* its end was */
 };
 
 struct kids {
     struct kid *v;
     size_t n;
     struct fork_server server;
+    const char *dir; /* where their overlays are written down */
 };
 
 const char *kid_state_name(enum kid_state s);
@@ -50,8 +53,8 @@ size_t kids_starting(const struct kids *k); /* of those: they do not run yet */
 /**
  * kids_spawn() - start a child: a process group of its own, output to a log, no input
  * @o: {"number": N, "argv": [..], "log": PATH, "cwd": FOLDER, "qmp": PATH (for the state file),
- *     "before": [[..], ..] commands that must succeed first, "files": [..], "channel":
- *     channel_new()}; the last five may be missing
+ *     "before": [[..], ..] commands that must succeed first, "files": [..] that are made before
+ *     those, empty (overlays_make()), "channel": channel_new()}; the last five may be missing
  *
  * Return: 0: a process is there; whether it becomes the program is found out by kids_hear()
  */
@@ -60,8 +63,8 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
 /* @kid->trouble_fd is readable: 0: it runs its program now; -errno: it does not, and why */
 int kids_hear(struct kid *kid, struct why *why);
 
-/* Reap one that has ended: it, how it ended, the exit code (-1: a signal); NULL: no more */
-struct kid *kids_reap(struct kids *k, char **how, int *code);
+/* Reap those that have ended; whether there were any */
+bool kids_reap(struct kids *k);
 char *kid_last_words(const struct kid *kid); /* the end of its log */
 
 void kid_kill(const struct kid *kid); /* with all of its group */
@@ -80,6 +83,9 @@ json_t *kids_qmp(struct kids *k, const json_t *o);
 /* agent_kept.c. kids_keep(): a guest moves to them; kids_let_go(): it is there */
 void kids_keep(struct kids *k);
 void kids_let_go(struct kids *k);
+/* The guest has brought overlays, which are that child's from now on: {"child": N, "files": [..]}.
+ * Return: the event for it */
+json_t *kids_adopt(struct kids *k, const json_t *o);
 /* End those to which no source has come, as their query-migrate says (setup). Waits for each answer,
  * some seconds at most; true: one did not answer, and was left alone: ask again later */
 bool kids_end_unused(struct kids *k);

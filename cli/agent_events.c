@@ -7,6 +7,7 @@
 
 #include "agent_state.h"
 #include "autojson.h"
+#include "overlays.h"
 #include "rundir.h"
 
 #define WRITE_LIMIT_MS 10000
@@ -70,11 +71,27 @@ int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct
     return rc;
 }
 
+void agent_leave(struct agent *a)
+{
+    AUTO_JSON json_t *s = state_of(a);
+
+    overlays_leave(a->base, a->dir, s);
+}
+
 void agent_say_child(struct agent *a, const struct kid *kid, const char *what)
 {
     agent_say(a, json_pack("{ss si ss si}", "event", "child", "child", (int)kid->number, "what",
                            what, "pid", (int)kid->pid));
     agent_write_state(a);
+}
+
+void agent_say_ended(struct agent *a, const struct kid *kid)
+{
+    AUTO_FREE char *words = kid->code ? kid_last_words(kid) : xstrdup("");
+
+    agent_say(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)kid->number,
+                           "what", "ended", "pid", (int)kid->pid, "how", kid->how, "code",
+                           kid->code, "log", words));
 }
 
 void agent_say_progress(struct agent *a)

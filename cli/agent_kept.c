@@ -2,10 +2,12 @@
  *
  * agent_kept.c - children that a guest moves to, whatever becomes of who started the agent
  */
+#include <errno.h>
 #include <string.h>
 
 #include "agent.h"
 #include "autojson.h"
+#include "overlays.h"
 
 void kids_keep(struct kids *k)
 {
@@ -19,6 +21,20 @@ void kids_let_go(struct kids *k)
     for (size_t i = 0; i < k->n; i++)
         if (k->v[i].state == KID_ATTACHED)
             k->v[i].state = KID_COMPLETE;
+}
+
+json_t *kids_adopt(struct kids *k, const json_t *o)
+{
+    json_int_t number = json_integer_value(json_object_get(o, "child"));
+    json_t *e = json_pack("{ss si}", "event", "adopt", "child", (int)number);
+    struct why why;
+    int rc = kids_find(k, (unsigned)number)
+                 ? overlays_add(k->dir, (unsigned)number, json_object_get(o, "files"), &why)
+                 : refuse(&why, ENOENT, "adopt: there is no child %d", (int)number);
+
+    if (rc)
+        json_object_set_new(e, "error", json_string(why.text));
+    return e;
 }
 
 /* What query-migrate of one says, to be released; NULL: it does not answer */

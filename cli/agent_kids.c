@@ -15,6 +15,7 @@
 
 #include "agent.h"
 #include "lines.h"
+#include "overlays.h"
 #include "rundir.h"
 
 #define LAST_WORDS_BYTES 600
@@ -89,19 +90,6 @@ static struct kid *new_kid(struct kids *k)
     return &v[k->n++];
 }
 
-/* What is there is not the child's: it would be written over, and removed at its end. NULL: none */
-static const char *file_there(const json_t *files)
-{
-    struct stat st;
-    size_t i;
-    json_t *f;
-
-    json_array_foreach(files, i, f)
-        if (json_is_string(f) && !lstat(json_string_value(f), &st))
-            return json_string_value(f);
-    return NULL;
-}
-
 int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *why)
 {
     json_int_t number = json_integer_value(json_object_get(o, "number"));
@@ -112,7 +100,7 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
     struct ff_process p = {.argv = argv, .before = (char *const *const *)before,
                            .log = json_string_value(json_object_get(o, "log")),
                            .cwd = json_string_value(json_object_get(o, "cwd"))};
-    const char *there = file_there(json_object_get(o, "files"));
+    const json_t *files = json_object_get(o, "files");
     struct ff_error *err = ff_error_new();
     int fd = -1, rc = 0;
     pid_t pid = 0;
@@ -121,11 +109,12 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
         rc = refuse(why, EINVAL, "spawn: want number, argv, log");
     else if (kids_find(k, (unsigned)number))
         rc = refuse(why, EEXIST, "spawn: there is a child %d", (int)number);
-    else if (there)
-        rc = refuse(why, EEXIST, "spawn: create %s: the file exists; take another fork id, or "
-                                 "remove it if nobody uses it", there);
-    if (!rc && (rc = server_start(&k->server, &p, &pid, &fd, err)))
+    else
+        rc = overlays_make(k->dir, (unsigned)number, files, why);
+    if (!rc && (rc = server_start(&k->server, &p, &pid, &fd, err))) {
         refuse(why, -rc, "spawn: %s", ff_error_message(err));
+        overlays_unmake(k->dir, (unsigned)number);
+    }
     struct kid *kid = rc ? NULL : new_kid(k);
     if (kid) {
         kid->number = (unsigned)number;
@@ -136,11 +125,6 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
         kid->log = xstrdup(p.log);
         kid->qmp = qmp ? xstrdup(qmp) : NULL;
         kid->channel = channel_new(json_object_get(o, "channel"));
-        size_t i;
-        json_t *f;
-        json_array_foreach(json_object_get(o, "files"), i, f)
-            if (json_is_string(f))
-                words_add(&kid->files, "%s", json_string_value(f));
         *out = kid;
     }
     for (char ***b = before; b && b < before + json_array_size(json_object_get(o, "before")); b++)
@@ -188,9 +172,10 @@ static void reap_others(struct kids *k)
     }
 }
 
-struct kid *kids_reap(struct kids *k, char **how, int *code)
+bool kids_reap(struct kids *k)
 {
     siginfo_t ended;
+    bool any = false;
     int status;
 
     for (size_t i = 0; i < k->n; i++) {
@@ -202,16 +187,14 @@ struct kid *kids_reap(struct kids *k, char **how, int *code)
         kid_kill(kid); /* what is left of its group, while the number is still its own */
         if (waitpid(kid->pid, &status, WNOHANG) != kid->pid)
             continue;
-        *code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-        *how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
-                                 : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
+        kid->code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        kid->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
+                                     : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
         kid->state = KID_ENDED;
-        for (size_t f = 0; f < kid->files.n; f++)
-            unlink(kid->files.v[f]);
-        return kid;
+        any = true;
     }
     reap_others(k);
-    return NULL;
+    return any;
 }
 
 char *kid_last_words(const struct kid *kid)
@@ -250,12 +233,8 @@ bool kids_end(struct kids *k, int limit_ms)
         if (k->v[i].state != KID_ENDED)
             kid_kill(&k->v[i]);
     while (kids_alive(k)) {
-        char *how = NULL;
-        int code;
-        if (kids_reap(k, &how, &code)) {
-            free(how);
+        if (kids_reap(k))
             continue;
-        }
         if (now_ms() > end)
             return false;
         poll(NULL, 0, 5);
@@ -288,7 +267,7 @@ void kids_free(struct kids *k)
         free(c->trouble);
         free(c->log);
         free(c->qmp);
-        words_free(&c->files);
+        free(c->how);
         channel_free(c->channel);
     }
     free(k->v);

@@ -36,8 +36,10 @@ struct agent {
 void agent_say(struct agent *a, json_t *event); /* taken over */
 void agent_say_error(struct agent *a, unsigned child, const char *text); /* 0: of none */
 void agent_say_child(struct agent *a, const struct kid *kid, const char *what);
+void agent_say_ended(struct agent *a, const struct kid *kid);
 void agent_say_progress(struct agent *a); /* if there is any */
 int agent_write_state(struct agent *a); /* 0, -errno */
+void agent_leave(struct agent *a);     /* it is about to end: overlays_leave() */
 
 /* Room for what the state file says of @n children, and of one more that @spawn starts; NULL: none */
 int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct why *why);

@@ -374,6 +374,7 @@ int clone_run(struct clone *c)
     clone_show(c, true);
     let_go(c, rc != 0, c->o->follow);
     clone_unexport(c);
+    clone_disks_let_go(c->disks);
     int code = outcome(c);
     if (code == EXIT_NONE) {
         clone_disks_end_server(c->disks);

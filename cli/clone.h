@@ -89,7 +89,7 @@ struct clone {
     struct identity *identity;
     bool parent_gone, launched, exported;
     json_t *freeze; /* what x-farfork-export said */
-    json_t *answer; /* the last event "qmp" or "keep", for farfork move; NULL: none since then */
+    json_t *answer; /* the last event "qmp", "keep" or "adopt", for farfork move; NULL: none since then */
     /* all of it */
     int signals;
     bool interrupted;

@@ -9,6 +9,9 @@
  *              the children to their agents, keep the NBD server.
  * Ownership    the server outlives vmclone, as the children do: its state file is that of an
  *              agent without children, so that --list shows and --kill ends it.
+ *              A parent that is a child itself owns its new overlays as it does its first one:
+ *              they are written down in its record (overlays.c). What is frozen is held open until
+ *              the children have it open, so that it stays when the parent ends meanwhile.
  * Failure      until the parent writes to its overlays they are taken back. What the parent does
  *              is asked of it, not concluded from an answer that may have got lost.
  */
@@ -27,6 +30,7 @@
 #include "clone_rewrite.h"
 #include "disks.h"
 #include "autojson.h"
+#include "overlays.h"
 #include "rundir.h"
 
 #define SERVER_NODE "nbd"
@@ -40,6 +44,10 @@ struct clone_disks {
     struct qmp *parent;
     struct disks *plan;
     bool prepared, forked;
+    struct overlay_owner owner; /* the parent, where it is a child itself */
+    struct words made;          /* its overlays that are there because of this fork */
+    int *held;                  /* what is frozen, until children have it open */
+    size_t n_held;
     char *server_dir;
     pid_t server;
 };
@@ -119,13 +127,21 @@ static int do_step(struct clone_disks *d, const json_t *step, struct why *why)
 {
     const json_t *argv = json_object_get(step, "argv"), *q = json_object_get(step, "qmp");
     const char *file = json_string_value(json_object_get(step, "unlink"));
+    const char *fresh = json_string_value(json_object_get(step, "create"));
 
+    if (fresh) {
+        int rc = overlay_create(fresh, text_of(step, "like"), why);
+        if (!rc)
+            words_add(&d->made, "%s", fresh);
+        return rc;
+    }
     if (argv)
         return run(argv, why);
     if (q)
         return qmp_command(d->parent, json_string_value(json_object_get(q, "execute")),
                            json_incref(json_object_get(q, "arguments")), NULL, why);
-    return file && unlink(file) < 0 && errno != ENOENT ? -errno : 0;
+    /* what this fork did not make is not its own */
+    return file && words_have(&d->made, file) && unlink(file) < 0 && errno != ENOENT ? -errno : 0;
 }
 
 static void undo(struct clone_disks *d)
@@ -155,6 +171,7 @@ int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
         d->options.scratch = "/var/tmp";
     d->parent = parent;
     *out = d;
+    overlays_owner(argv, qmp_pid(parent), &d->owner);
     for (; *argv; argv++)
         json_array_append_new(words, json_stringn_nocheck(*argv, strlen(*argv)));
     int rc = qmp_command(parent, "query-block", NULL, &block, why);
@@ -186,17 +203,60 @@ static int prepare_server(struct clone_disks *d, struct why *why)
     return rc ? rc : rundir_reserve_state(d->server_dir, STATE_BYTES, why);
 }
 
+/* What stands on an overlay of a child is that child's as well */
+static int write_down(const struct clone_disks *d, const json_t *disks, struct why *why)
+{
+    struct words own = d->owner.dir ? overlays_read(d->owner.dir, d->owner.number)
+                                    : (struct words){0};
+    AUTO_JSON json_t *more = json_array();
+    size_t i;
+    json_t *disk;
+
+    json_array_foreach(disks, i, disk)
+        if (words_have(&own, text_of(disk, "frozen")) &&
+            !words_have(&own, text_of(disk, "parent-overlay")))
+            json_array_append(more, json_object_get(disk, "parent-overlay"));
+    words_free(&own);
+    return overlays_add(d->owner.dir, d->owner.number, more, why);
+}
+
+static void hold(struct clone_disks *d, const json_t *disks)
+{
+    size_t i;
+    json_t *disk;
+
+    d->held = xcalloc(json_array_size(disks) + 1, sizeof(*d->held));
+    json_array_foreach(disks, i, disk) { /* not a URL */
+        int fd = open(text_of(disk, "frozen"), O_PATH | O_CLOEXEC);
+        if (fd >= 0)
+            d->held[d->n_held++] = fd;
+    }
+}
+
+void clone_disks_let_go(struct clone_disks *d)
+{
+    if (!d || !d->n_held)
+        return;
+    while (d->n_held)
+        close(d->held[--d->n_held]);
+    AUTO_FREE char *base = d->o->rundir ? xstrdup(d->o->rundir) : rundir_base();
+    overlays_sweep(base, NULL, NULL); /* of a parent that has ended meanwhile */
+}
+
 int clone_disks_prepare(struct clone_disks *d, struct why *why)
 {
-    AUTO_JSON json_t *steps = disks_prepare(d->plan);
+    AUTO_JSON json_t *steps = disks_prepare(d->plan), *disks = disks_summary(d->plan);
     size_t i;
     json_t *step;
-    int failed = d->o->nbd ? prepare_server(d, why) : 0;
+    int rc = d->o->nbd ? prepare_server(d, why) : 0;
 
-    if (failed)
-        return failed;
+    if (!rc)
+        rc = write_down(d, disks, why);
+    if (rc)
+        return rc;
+    hold(d, disks);
     json_array_foreach(steps, i, step) {
-        int rc = do_step(d, step, why);
+        rc = do_step(d, step, why);
         d->prepared = true;
         if (rc) {
             undo(d);
@@ -320,6 +380,10 @@ void clone_disks_free(struct clone_disks *d)
 {
     if (!d)
         return;
+    clone_disks_let_go(d);
+    free(d->held);
+    words_free(&d->made);
+    overlays_owner_free(&d->owner);
     disks_free(d->plan);
     free(d->server_dir);
     free(d);

@@ -43,11 +43,14 @@ void clone_disks_done(struct clone_disks *d, bool forked);
 int clone_disks_serve(struct clone_disks *d, struct why *why);
 void clone_disks_end_server(struct clone_disks *d);
 
+/* The children have their disks open, or there are none */
+void clone_disks_let_go(struct clone_disks *d);
+
 /* The parent's command line with the disks of a child: an array of strings, to be released */
 json_t *clone_disks_argv(const struct clone_disks *d, const struct child_spec *s);
 /* Commands that the agent of the child's host runs, one after the other, before it starts the
- * child: an array of arrays of strings, to be released; NULL: none. And files that it removes
- * when the child has ended. */
+ * child: an array of arrays of strings, to be released; NULL: none. And files that it makes before
+ * those, and that are the child's own (overlays.h). */
 json_t *clone_disks_before(const struct clone_disks *d, const struct child_spec *s);
 json_t *clone_disks_files(const struct clone_disks *d, const struct child_spec *s);
 

@@ -135,7 +135,7 @@ void clone_event(struct clone *c, struct host *h, const json_t *e)
         h->ended = true;
     } else if (!strcmp(name, "lost")) {
         host_fail(c, h, "the memory that was missing there is lost: %s", text_of(e, "error"));
-    } else if (!strcmp(name, "qmp") || !strcmp(name, "keep")) {
+    } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt")) {
         json_decref(c->answer);
         c->answer = json_incref((json_t *)e);
     } else if (!strcmp(name, "child") && k) {

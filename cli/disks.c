@@ -392,6 +392,8 @@ json_t *disks_prepare(const struct disks *d)
     each_new(d, k) {
         json_t *node = disk_overlay_node(k, k->overlay_node, k->overlay);
         json_object_set_new(node, "backing", json_null());
+        json_array_append_new(steps, json_pack("{s:s,s:s}", "create", k->overlay, "like",
+                                               k->frozen));
         json_array_append_new(steps,
                               disk_create_overlay(k->frozen, k->format, k->overlay, k->size));
         json_array_append_new(steps, qmp("blockdev-add", node));

@@ -45,6 +45,8 @@ size_t disks_count(const struct disks *d); /* of disks that are frozen */
  * What is to be done is a list of steps, in order; each is one of
  *     {"argv": ["qemu-img", ...]}                 run a program, on the host that it is meant for
  *     {"qmp": {"execute": ..., "arguments": ...}} ask the parent
+ *     {"create": PATH, "like": IMAGE}             make an empty file, which must not be there, with
+ *                                                 the owner and mode of the image
  *     {"unlink": PATH}                            remove a file; it need not be there
  * All lists returned are new and to be released.
  */

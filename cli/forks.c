@@ -25,6 +25,7 @@
 #include "cli.h"
 #include "defaults.h"
 #include "forks.h"
+#include "overlays.h"
 #include "rundir.h"
 
 #define POLL_MS 50
@@ -74,7 +75,9 @@ void forks_print(const json_t *forks)
         printf("%s  on %s  parent %s  %s%s%s\n", text_of(s, "id"), text_of(s, "node"),
                text_of(s, "parent"), moved ? "moved here" : "memory ",
                moved ? "" : text_of(s, "image"),
-               json_is_true(json_object_get(s, "agent_alive")) ? "" : "  (the agent is gone)");
+               json_is_true(json_object_get(s, "agent_alive")) ? ""
+               : json_is_true(json_object_get(s, "kept")) ? "  (overlays that are in use are left)"
+                                                          : "  (the agent is gone)");
         json_array_foreach(json_object_get(s, "children"), i, k)
             printf("  %5d  pid %-8d  %-9s  %s\n", number_of(k, "number"), number_of(k, "pid"),
                    text_of(k, "state"), text_of(k, "qmp"));
@@ -86,7 +89,7 @@ void forks_print(const json_t *forks)
 struct search {
     size_t forks, alive;
     int agent; /* this one alone; 0: any */
-    bool kill, clean;
+    bool kill;
 };
 
 /* By a descriptor of the process: its number could be somebody else's a moment later */
@@ -103,6 +106,7 @@ static void end_process(const json_t *k, const char *pid, int signal)
 
 static void look(void *opaque, const char *dir, json_t *s)
 {
+    (void)dir;
     struct search *f = opaque;
     bool agent = alive(s, "agent");
     json_t *k;
@@ -122,8 +126,30 @@ static void look(void *opaque, const char *dir, json_t *s)
         end_process(s, "agent", SIGTERM);
     /* disks are served until somebody ends that; any other agent ends after its last child */
     f->alive += children + (agent && (f->kill || strcmp(text_of(s, "image"), "disks")));
-    if (f->clean && !agent && !children)
+}
+
+/* What an agent that has died left behind; with overlays that are in use, so that they are found */
+static void clean(void *opaque, const char *dir, json_t *s)
+{
+    const struct search *f = opaque;
+
+    if ((!f->agent || f->agent == number_of(s, "agent")) && !overlays_left(dir))
         rundir_remove(dir);
+}
+
+/* Nothing of it is alive */
+static int remove_all(const char *base, const char *id, int agent)
+{
+    struct search f = {.agent = agent};
+    struct words kept = {0};
+
+    overlays_sweep(base, id, &kept);
+    rundir_each(base, id, clean, &f);
+    for (size_t i = 0; i < kept.n; i++)
+        fprintf(stderr, "%s: %s\n", program_invocation_short_name, kept.v[i]);
+    int code = kept.n ? EXIT_SOME : EXIT_ALL;
+    words_free(&kept);
+    return code;
 }
 
 /* Who waits has gone: its end of a pipe is closed */
@@ -141,12 +167,12 @@ int forks_end(const char *base, const char *id, int agent, bool kill, uint64_t l
     struct pollfd in = {.fd = lonely ? STDIN_FILENO : -1, .events = POLLIN};
 
     for (bool first = true;; first = false) {
-        struct search f = {.agent = agent, .kill = kill, .clean = kill};
+        struct search f = {.agent = agent, .kill = kill};
         rundir_each(base, id, look, &f);
         if (first && !f.forks)
             return EXIT_NONE;
         if (!f.alive)
-            return EXIT_ALL;
+            return kill ? remove_all(base, id, agent) : EXIT_ALL;
         if (limit_ms && now_ms() > end) {
             fprintf(stderr, kill ? "%s: %zu processes of %s could not be ended\n"
                                  : "%s: %zu processes of %s still run\n",
@@ -173,7 +199,7 @@ static int usage(FILE *out)
           "  --timeout SECONDS       with --wait: wait no longer\n"
           "  --rundir DIR            their run directory\n"
           "  -h, --help              print this text\n\n"
-          "Exit code: 0; 1 not all have ended; 2 usage; 3 there is no such fork here.\n"
+          "Exit code: 0; 1 not all have ended, or overlays that others use stay; 2 usage; 3 there is no such fork here.\n"
           "With --wait it ends with its input, where that is a pipe.\n", out);
     return out == stdout ? EXIT_ALL : EXIT_USAGE;
 }

@@ -6,6 +6,7 @@
 #define FF_CLI_MOVE_H
 
 #include "clone.h"
+#include "overlays.h"
 
 /* Where the guest is */
 enum move_outcome {
@@ -21,6 +22,8 @@ struct move {
     struct clone c; /* one host, one child: the QEMU there */
     struct clone_options o;
     struct words argv;     /* the parent's, with the images that its disks have now */
+    struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
+                                 * handed over */
     bool was_running;
     json_int_t asked;      /* number of the last command for the QEMU there */
     unsigned port;         /* where it listens */
@@ -53,6 +56,8 @@ int move_start(struct move *m, struct why *why);
 int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
              struct why *why);
 void move_let_go(struct move *m);
+/* What the guest owned here it owns there: once it is there. Whether nothing is left to hand over */
+bool move_hand_over(struct move *m, struct why *why);
 
 /* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->c.why */
 void move_guest(struct move *m);

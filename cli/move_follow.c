@@ -259,6 +259,7 @@ static void follow(struct move *m)
             m->switched = true;
             m->switched_ms = now_exact_ms();
             m->c.why.text[0] = '\0'; /* a cancel came too late */
+            move_hand_over(m, &why);
         }
         if (strcmp(was, m->status) || fetched != m->present_bytes + m->passed_bytes)
             changed_ms = now_ms();
@@ -344,6 +345,9 @@ void move_guest(struct move *m)
     }
     m->begun = !rc;
     follow(m); /* also without an answer: what is asked next is answered after it */
+    if (m->outcome == MOVE_THERE && !move_hand_over(m, &why))
+        words_add(&m->c.notes, "its overlays stay in the list of %s: %s; end that by vmclone --kill "
+                               "only after this guest", m->owner.dir, why.text);
     if (m->outcome == MOVE_THERE && m->completed_ms)
         finish(m);
     else if (m->outcome == MOVE_THERE && !m->c.parent_gone) /* only the destination says so */

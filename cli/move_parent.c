@@ -178,7 +178,11 @@ int move_find_parent(struct move *m, struct why *why)
         rc = check_status(m, why);
     if (!rc)
         rc = check_devices(m, why);
-    return rc ? rc : find_disks(m, why);
+    if (!rc)
+        rc = find_disks(m, why);
+    if (!rc)
+        overlays_owner(m->c.parent_argv.v, m->c.parent_pid, &m->owner);
+    return rc;
 }
 
 /* Its number could be another process's a moment later: by a descriptor */

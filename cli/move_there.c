@@ -223,6 +223,35 @@ int move_start(struct move *m, struct why *why)
     return rc;
 }
 
+/* It is written down there first: in both records, or in neither of them, no overlay is lost */
+bool move_hand_over(struct move *m, struct why *why)
+{
+    struct words files = {0};
+    json_t *list = json_array();
+
+    if (m->owner.dir)
+        files = overlays_read(m->owner.dir, m->owner.number);
+    for (size_t i = 0; i < files.n; i++)
+        json_array_append_new(list, json_string(files.v[i]));
+    int rc = 0;
+    if (files.n) {
+        forget_answer(m);
+        host_send(move_host(m), json_pack("{s{si so}}", "adopt", "child", 1, "files",
+                                          json_incref(list)));
+        rc = wait_answer(m, "adopt", "the agent there", why);
+        const char *error = rc ? "" : text_of(m->c.answer, "error");
+        if (*error)
+            rc = refuse(why, EREMOTEIO, "the agent on %s: %s", move_host(m)->node->host, error);
+        if (!rc)
+            overlays_forget(m->owner.dir, m->owner.number);
+    }
+    if (!rc)
+        overlays_owner_free(&m->owner);
+    json_decref(list);
+    words_free(&files);
+    return !rc;
+}
+
 /* The guest is here: nothing of it stays there. Else the agent looks after it alone */
 void move_let_go(struct move *m)
 {

@@ -54,7 +54,7 @@ char *rundir_name_from(const char *text)
 }
 
 /* Nobody else has made it, or can put anything there */
-static bool is_own(const char *path)
+bool rundir_is_own(const char *path)
 {
     struct stat st;
 
@@ -69,7 +69,7 @@ static int make_own(const char *path, bool must_be_new, struct why *why)
         return 0;
     if (errno != EEXIST || must_be_new)
         return refuse(why, errno, "run directory %s: %s", path, strerror(errno));
-    if (!is_own(path))
+    if (!rundir_is_own(path))
         return refuse(why, EPERM, "run directory %s: not a folder that only this user can write to: "
                                   "name another one by --rundir", path);
     return 0;
@@ -138,7 +138,7 @@ static int visible(const struct dirent *e)
 /* What it says is killed and removed: that must not be somebody else's choice */
 static bool is_trusted(const char *base)
 {
-    if (is_own(base))
+    if (rundir_is_own(base))
         return true;
     if (!access(base, F_OK))
         fprintf(stderr, "run directory %s: not a folder that only this user can write to: nothing "
@@ -191,7 +191,7 @@ void rundir_each(const char *base, const char *id,
 
 int rundir_lock(const char *base)
 {
-    int fd = is_own(base) ? open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int fd = rundir_is_own(base) ? open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
 
     if (fd >= 0)
         flock(fd, LOCK_EX);
@@ -209,7 +209,7 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
     AUTO_FREE char *dir = xprintf("%s/%s", base, id), *path = xprintf("%s/" HOSTS_FILE, dir);
 
     if (!json_array_size(hosts)) {
-        if (!is_own(base) || !is_own(dir))
+        if (!rundir_is_own(base) || !rundir_is_own(dir))
             return 0;
         unlink(path);
         rmdir(dir); /* unless somebody else is in it */
@@ -231,7 +231,7 @@ json_t *rundir_read_hosts(const char *base, const char *id)
 {
     AUTO_FREE char *path = xprintf("%s/%s/" HOSTS_FILE, base, id);
     json_error_t e;
-    json_t *hosts = is_own(base) ? json_load_file(path, 0, &e) : NULL;
+    json_t *hosts = rundir_is_own(base) ? json_load_file(path, 0, &e) : NULL;
 
     if (json_is_array(hosts))
         return hosts;
@@ -251,6 +251,7 @@ uint64_t process_start(pid_t pid)
     int fd = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);
     unsigned long long start = 0;
+    long threads = 0; /* of one whose first has ended: the others have its files open yet */
 
     if (fd >= 0)
         close(fd);
@@ -259,7 +260,8 @@ uint64_t process_start(pid_t pid)
     text[n] = '\0';
     char *end = strrchr(text, ')'); /* the name in front of it may hold anything */
     if (!end || sscanf(end, ") %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d "
-                            "%*d %*d %llu", &start) != 1 || end[2] == 'Z')
+                            "%ld %*d %llu", &threads, &start) != 2 ||
+        (end[2] == 'Z' && threads < 2))
         return 0;
     return start;
 }

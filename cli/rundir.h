@@ -23,6 +23,9 @@ char *rundir_name_from(const char *text); /* made from anything */
 /* Make it, for this user only; *@out is its path. -EEXIST: a fork of that name is there */
 int rundir_make(const char *base, const char *id, const char *node, char **out, struct why *why);
 
+/* A folder that nobody else has made, or can put anything into */
+bool rundir_is_own(const char *path);
+
 /* Remove it with the files in it, and BASE/ID if that is empty then */
 void rundir_remove(const char *dir);
 

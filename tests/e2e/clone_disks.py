@@ -72,6 +72,8 @@ def do(steps, machine=None):
             program(step['argv'])
         elif 'qmp' in step:
             machine.qmp(step['qmp']['execute'], **step['qmp'].get('arguments', {}))
+        elif 'create' in step:
+            os.close(os.open(step['create'], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         elif 'unlink' in step:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(step['unlink'])
@@ -392,7 +394,7 @@ def undone(t):
         p = plan(parent, 'u', s.scratch)
         do(p['prepare'], parent)
         common.refuses(parent, ('Duplicate', 'duplicate', 'already'),
-                       p['prepare'][1]['qmp']['execute'], **p['prepare'][1]['qmp']['arguments'])
+                       p['prepare'][2]['qmp']['execute'], **p['prepare'][2]['qmp']['arguments'])
         do(p['undo'], parent)
         after = sorted(n['file'] for n in parent.qmp('query-named-block-nodes'))
         if after != before or any(os.path.exists(x) for x in overlays(p)):

@@ -394,7 +394,7 @@ def used_is_kept(t):
     for n, says in enumerate(('active', None, 'setup', 'completed'), 1):
         path = f'{t.work}/{n}.qmp'
         replies = json.dumps({'query-migrate': {'status': says}})
-        command({'spawn': {'number': n, 'log': f'{t.work}/{n}.log', 'qmp': path, 'files': [path],
+        command({'spawn': {'number': n, 'log': f'{t.work}/{n}.log', 'qmp': path,
                            'argv': ['env', f'FAKE_QEMU={replies}', fake, f'unix:{path}'] if says
                            else ['sleep', '60']}})
         if says:

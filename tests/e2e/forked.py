@@ -122,14 +122,14 @@ class Parent(Micro):
             '-qmp', f'unix:{self.second},server=on,wait=off', *extra), **more)
 
 
-def ask(path, command):
-    """What the QEMU whose QMP socket that is returns, of a command without arguments."""
+def ask(path, command, arguments=None):
+    """What the QEMU whose QMP socket that is returns."""
     with socket.socket(socket.AF_UNIX) as sock, sock.makefile('rw') as f:
         sock.settimeout(30)
         sock.connect(path)
         replies = []
-        for name in ('qmp_capabilities', command):
-            f.write(json.dumps({'execute': name}) + '\n')
+        for name, values in (('qmp_capabilities', {}), (command, arguments or {})):
+            f.write(json.dumps({'execute': name, 'arguments': values}) + '\n')
             f.flush()
             replies.append(next(m for m in map(json.loads, f) if 'return' in m or 'error' in m))
         return replies[-1]['return']

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * in_use.c - who has a file open
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      tell whether a disk image may go. A QEMU has its whole backing chain open, so whoever
+ *              stands on an image has that open too.
+ * Picture      descriptors in /proc: exact, of the processes of this host that may be looked at,
+ *                                    also of a QEMU that holds no lock (-incoming, locking=off)
+ *              QEMU's locks:         of all others: another user's, another host's where the file
+ *                                    system has locks for all hosts (NFS 4, OCFS2, GFS2)
+ * Limits       a process of another host on a file system without such locks is not found.
+ * Sources      block/file-posix.c of QEMU: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE
+ */
+#include <ctype.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "in_use.h"
+
+#define LOCK_BASE 100
+#define LOCK_BYTES 200
+
+struct seen {
+    const struct words *files;
+    struct stat *st; /* st_ino 0: it is not there */
+    pid_t *users;
+};
+
+static const char *last_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+
+    return slash ? slash + 1 : path;
+}
+
+static bool is_locked(const char *path)
+{
+    struct flock l = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = LOCK_BASE,
+                      .l_len = LOCK_BYTES};
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+
+    if (fd < 0)
+        return false;
+    bool locked = !fcntl(fd, F_OFD_GETLK, &l) && l.l_type != F_UNLCK;
+    close(fd);
+    return locked;
+}
+
+/* The name alone is compared first: a look at the file itself may hang, where it is of a server that
+ * does not answer */
+static void look_at(struct seen *s, pid_t pid, int dir, const char *fd)
+{
+    char target[PATH_MAX];
+    ssize_t n = readlinkat(dir, fd, target, sizeof(target) - 1);
+    struct stat st;
+
+    if (n <= 0)
+        return;
+    target[n] = '\0';
+    for (size_t i = 0; i < s->files->n; i++)
+        if (s->users[i] <= 0 && s->st[i].st_ino &&
+            !strcmp(last_of(target), last_of(s->files->v[i])) && !fstatat(dir, fd, &st, 0) &&
+            st.st_ino == s->st[i].st_ino && st.st_dev == s->st[i].st_dev)
+            s->users[i] = pid;
+}
+
+static void look_at_process(struct seen *s, const char *pid)
+{
+    AUTO_FREE char *path = xprintf("/proc/%s/fd", pid);
+    DIR *d = opendir(path);
+    struct dirent *e;
+
+    while (d && (e = readdir(d)))
+        look_at(s, (pid_t)atoi(pid), dirfd(d), e->d_name);
+    if (d)
+        closedir(d);
+}
+
+void in_use(const struct words *files, pid_t *users)
+{
+    struct stat *st = xcalloc(files->n + 1, sizeof(*st));
+    struct seen s = {.files = files, .st = st, .users = users};
+    size_t there = 0;
+
+    for (size_t i = 0; i < files->n; i++) {
+        users[i] = USER_NONE;
+        if (lstat(files->v[i], &st[i]) < 0)
+            st[i].st_ino = 0;
+        else if (is_locked(files->v[i]))
+            users[i] = USER_UNSEEN;
+        there += st[i].st_ino != 0;
+    }
+    DIR *d = there ? opendir("/proc") : NULL;
+    struct dirent *e;
+    while (d && (e = readdir(d)))
+        if (isdigit((unsigned char)*e->d_name))
+            look_at_process(&s, e->d_name);
+    if (d)
+        closedir(d);
+    free(st);
+}
