@@ -5,15 +5,22 @@
  */
 #include "qemu/osdep.h"
 #include "exec/memory.h"
+#include "block/block.h"
 #include "exec/ramblock.h"
 #include "migration/migration.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "qemu/madvise.h"
 #include "qemu/yank.h"
+#include "hw/core/cpu.h"
+#include "system/cpus.h"
+#include "system/runstate.h"
 #include "system/system.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
+
+/* A guest whose memory will never be here ends within so long when it is quit */
+#define END_WITHIN_MS 4000
 
 static int incoming_prepare(void)
 {
@@ -72,6 +79,11 @@ static int incoming_run(void)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
 
+    if (rp.quitting) {
+        migrate_set_state(&mis->state, MIGRATION_STATUS_ACTIVE,
+                          MIGRATION_STATUS_POSTCOPY_ACTIVE);
+        return 0;
+    }
     qemu_announce_self(&mis->announce_timer, migrate_announce_params());
     rp_run_guest();
     return 0;
@@ -135,12 +147,65 @@ static void incoming_complete_bh(void *opaque)
     MigrationIncomingState *mis = migration_incoming_get_current();
 
     incoming_release();
-    collapse_start();
+    if (!rp.quitting) {
+        collapse_start();
+    }
     postcopy_state_set(POSTCOPY_INCOMING_END);
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                       MIGRATION_STATUS_COMPLETED);
     migration_incoming_state_destroy();
     migrate_incoming_unref_outgoing_state();
+}
+
+/* --- quit --- */
+
+static void *end_late(void *opaque)
+{
+    g_usleep(END_WITHIN_MS * 1000);
+    error_report("rdma-postcopy: a vCPU or a disk waits for memory that is not "
+                 "here: ending without it");
+    _exit(EXIT_FAILURE);
+}
+
+/*
+ * Not all memory will be here.  A vCPU or an iothread may wait for a page for
+ * ever, and must not be woken to read zeros: what else can be saved is saved
+ * first, and nobody is waited for longer than END_WITHIN_MS.
+ */
+static void end_without_memory(void)
+{
+    QemuThread thread;
+
+    error_report("rdma-postcopy: quit while guest memory was missing");
+    qemu_thread_create(&thread, "rdma-pc-end", end_late, NULL,
+                       QEMU_THREAD_DETACHED);
+    bdrv_flush_all();
+    vm_shutdown();
+    bdrv_inactivate_all();
+    _exit(EXIT_FAILURE);
+}
+
+/*
+ * While the link stands whoever waits for a page gets it, and all ends as
+ * without a migration, when the source knows that it is needed no more.  vCPUs
+ * stop meanwhile, as each of them can.
+ */
+void rp_end_destination(void)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    CPUState *cpu;
+
+    CPU_FOREACH(cpu) {
+        cpu_pause(cpu);
+    }
+    ff_dest_stats(rp.dest, &rp.stats);
+    if (rp.stats.prefill != FF_PREFILL_OFF ||
+        rp.stats.bytes_present == rp.stats.bytes_total) {
+        rp_wait_for_rest(&mis->state);
+    }
+    if (rp.dest) {
+        end_without_memory();
+    }
 }
 
 /* Before GO: the guest goes on at the source, this side has nothing to keep */

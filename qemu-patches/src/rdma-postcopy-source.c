@@ -21,9 +21,6 @@
 #define LOG_ROUNDS 8
 #define LOG_LITTLE_PAGES 512
 
-/* A source that is quit waits so long for a destination that fetches nothing */
-#define QUIT_PATIENCE_MS 60000
-
 static bool outgoing_prepare(MigrationState *s, Error **errp)
 {
     struct ff_error *err = ff_error_new();
@@ -345,38 +342,4 @@ bool rdma_postcopy_cancel(MigrationState *s)
         ff_source_cancel(rp.source);
     }
     return true;
-}
-
-/*
- * The guest on the destination still needs memory from here.  Wait as long
- * as it gets some, or until a second request to end.
- */
-void rp_wait_for_destination(MigrationState *s)
-{
-    int64_t since = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
-    uint64_t present = 0;
-
-    if (!rp.gave_away || s->state != MIGRATION_STATUS_POSTCOPY_ACTIVE) {
-        return;
-    }
-    warn_report("rdma-postcopy: the guest on the destination still needs "
-                "memory from here: waiting until it has all of it; a second "
-                "SIGTERM ends this, and the guest");
-    while (s->state == MIGRATION_STATUS_POSTCOPY_ACTIVE &&
-           !qemu_shutdown_requested_get()) {
-        int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
-
-        rp_let_others_run();
-        if (rp.source) {
-            ff_source_stats(rp.source, &rp.stats);
-        }
-        if (rp.stats.bytes_present != present) {
-            present = rp.stats.bytes_present;
-            since = now;
-        } else if (now - since > QUIT_PATIENCE_MS) {
-            error_report("rdma-postcopy: the destination fetched nothing for "
-                         "%d s: ending", QUIT_PATIENCE_MS / 1000);
-            return;
-        }
-    }
 }

@@ -23,6 +23,7 @@ struct rp_state {
     bool prepared;              /* destination: incoming_prepare() ran */
     bool refused;               /* destination: failed, must never run */
     bool releasing;             /* source: being freed, without the BQL */
+    bool quitting;              /* the process ends: nothing begins any more */
     void *state;
     size_t state_len;
 };
@@ -35,13 +36,16 @@ void rp_take_error(Error **errp, struct ff_error *err);
 /* Until ram_block_discard_disable(false): nobody may discard guest memory */
 bool rp_hold_discards(Error **errp);
 
-/* Under the BQL, let go of for a moment */
-void rp_let_others_run(void);
-
 /* Under the BQL: leave guest memory in whatever pages it is */
 void rp_collapse_stop(void);
 
-/* Quit: the guest on the destination first gets the memory that it needs */
-void rp_wait_for_destination(MigrationState *s);
+/*
+ * Quit: wait until the destination has all memory, as long as it gets some,
+ * while *@state is one of a migration, or until a second request to end
+ */
+void rp_wait_for_rest(const int *state);
+
+/* Quit: the guest is here, some of its memory may not be */
+void rp_end_destination(void);
 
 #endif

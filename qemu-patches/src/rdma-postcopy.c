@@ -24,13 +24,18 @@
  */
 #include "qemu/osdep.h"
 #include "exec/memory.h"
+#include "block/aio.h"
 #include "migration/migration.h"
-#include "block/block.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
+#include "qemu/main-loop.h"
+#include "system/runstate.h"
 #include "farfork-clone.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
+
+/* Whoever is quit waits so long for memory that does not get on */
+#define QUIT_PATIENCE_MS 60000
 
 struct rp_state rp;
 
@@ -119,38 +124,79 @@ bool rdma_postcopy_forbids_pause(Error **errp)
     return false;
 }
 
-void rp_let_others_run(void)
+/* What the main loop would do: let go of the BQL, run bottom halves */
+static void let_others_run(void)
 {
     bql_unlock();
     g_usleep(20000);
     bql_lock();
+    aio_poll(qemu_get_aio_context(), false);
+}
+
+static uint64_t bytes_present(void)
+{
+    if (rp.source) {
+        ff_source_stats(rp.source, &rp.stats);
+    } else if (rp.dest) {
+        ff_dest_stats(rp.dest, &rp.stats);
+    }
+    return rp.stats.bytes_present;
+}
+
+/* A guest may ask for its end again and again */
+static bool asked_again(void)
+{
+    ShutdownCause cause = qemu_shutdown_requested_get();
+
+    return cause && !shutdown_caused_by_guest(cause);
+}
+
+void rp_wait_for_rest(const int *state)
+{
+    int64_t since = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
+    uint64_t present = 0;
+
+    warn_report("rdma-postcopy: the guest on the destination still needs "
+                "memory from the source: waiting until it has all of it; a "
+                "second SIGTERM ends this, and the guest");
+    while ((*state == MIGRATION_STATUS_ACTIVE ||
+            *state == MIGRATION_STATUS_POSTCOPY_ACTIVE) && !asked_again()) {
+        int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
+        uint64_t had = present;
+
+        let_others_run();
+        present = bytes_present();
+        if (present != had) {
+            since = now;
+        } else if (now - since > QUIT_PATIENCE_MS) {
+            error_report("rdma-postcopy: no memory was fetched for %d s: "
+                         "ending", QUIT_PATIENCE_MS / 1000);
+            return;
+        }
+    }
 }
 
 /*
  * The process ends.  Nobody may read or wait for guest memory while it is
  * taken apart.  A source whose guest runs elsewhere first lets it fetch the
- * rest.  A destination whose guest is here but not complete ends at once: a
- * vCPU may wait for a page for ever, and must not be woken to read zeros.
+ * rest, and a destination whose guest is here first fetches it.
  */
 void rdma_postcopy_shutdown(MigrationState *s)
 {
+    rp.quitting = true;
     rp_collapse_stop();
     farfork_child_shutdown();
-    rp_wait_for_destination(s);
+    if (rp.gave_away && s->state == MIGRATION_STATUS_POSTCOPY_ACTIVE) {
+        rp_wait_for_rest(&s->state);
+    }
     while (rp.releasing) {
-        rp_let_others_run();
+        let_others_run();
     }
     if (rp.source) {
         ff_source_stop(rp.source);
     }
     if (rp.dest && (rp.here || ff_dest_give_up(rp.dest))) {
-        ff_dest_stats(rp.dest, &rp.stats);
-        if (rp.stats.bytes_present == rp.stats.bytes_total) {
-            return;
-        }
-        error_report("rdma-postcopy: quit while guest memory was missing");
-        bdrv_flush_all();
-        _exit(EXIT_FAILURE);
+        rp_end_destination();
     }
 }
 

@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""meanwhile.py - what an operator does while a guest moves: stop, reset, quit; limit: 120 s
+"""meanwhile.py - what an operator does while a guest moves: stop, reset; limit: 120 s
 
 Nothing of it makes the guest run twice, lose memory or boot unasked.
 """
 import common
 import report
-from break_after_go import silent
-from common import Failed, GuestError, Micro, check_ledger, check_move, say, status
+from common import Failed, Micro, check_ledger, check_move, say, status
 
 MIB = 128
 SLOW = 'dest.prefill=delay:30000'
@@ -109,52 +108,6 @@ def reset_after_go(t, accel):
             raise Failed(f'after the reset: {"; ".join(reasons[:5])}')
 
 
-def quit_and_code(guest, limit_s=10):
-    try:
-        guest.qmp('quit')
-    except GuestError:
-        pass                            # it may be gone before it can answer
-    code = guest.exit_code(limit_s)
-    if code is None:
-        raise Failed(f'{guest.name}: still there {limit_s} s after quit')
-    say(f'      {guest.name}: exit code {code}')
-    return code
-
-
-def quit_destination(t, accel, broken):
-    """vCPUs that wait for memory are not woken to read zeros."""
-    src, dst = pair(t, f'quit-dst{broken:d}-{accel}', accel)
-    with src, dst:
-        begin(src, dst, options=',prefill=off' if broken else '')
-        if broken:
-            src.qmp('yank', instances=[{'type': 'migration'}])
-            common.wait_migration(dst, 'postcopy-paused')
-            silent(dst, 'much of its memory is missing')
-        reports = dst.progress()
-        if quit_and_code(dst) != 1 or 'memory was missing' not in dst.tail:
-            raise Failed(f'{dst.name}: ended with {dst.proc.returncode}: {dst.tail}')
-        if broken and dst.progress() != reports:
-            raise Failed(f'{dst.name}: a vCPU that waited for memory went on')
-        common.wait_migration(src, 'postcopy-paused')
-        common.check_given_away(src)
-        good, reasons = common.ledger(src, dst)
-        if not good:
-            raise Failed('; '.join(reasons[:5]))
-        if quit_and_code(src) != 0:
-            raise Failed(f'{src.name}: {src.tail}')
-
-
-def quit_source(t, accel):
-    """The source stays for as long as the destination needs it."""
-    src, dst = pair(t, 'quit-src', accel)
-    with src, dst:
-        begin(src, dst)
-        if quit_and_code(src, 30) != 0:
-            raise Failed(f'{src.name}: {src.tail}')
-        common.wait_migration(dst, 'completed')
-        check_ledger(src, dst)
-
-
 def pause_is_refused(t, accel):
     """A paused move could not be resumed: migrate-pause says so and does nothing."""
     src, dst = pair(t, 'pause', accel)
@@ -186,19 +139,12 @@ def run(t):
         'the source is reset': reset_source,
         'both are reset before GO': reset_before_go,
         'the destination is reset after GO': reset_after_go,
-        'the destination quits': lambda *a: quit_destination(*a, broken=False),
-        'the destination quits when the link is broken':
-            lambda *a: quit_destination(*a, broken=True),
-        'the source quits': quit_source,
         'migrate-pause is refused': pause_is_refused,
         'a second migration is refused': second_migration,
     }
     for name, case in cases.items():
         with t.case(f'{name}, {accel}'):
             case(t, accel)
-    if accel != 'tcg':                  # where a vCPU that waits cannot be stopped
-        with t.case('the destination quits when the link is broken, tcg'):
-            quit_destination(t, 'tcg', broken=True)
 
 
 if __name__ == '__main__':
