@@ -36,6 +36,8 @@ static int incoming_prepare(void)
         error_report_err(err);
         return -EBUSY;
     }
+    /* what is unplugged before all of it is here stays until then */
+    rp_hold_blocks();
     rp.prepared = true;
     if (should_mlock(mlock_state)) {
         munlockall(); /* locked memory cannot be discarded; see complete */
@@ -150,6 +152,7 @@ static void incoming_complete_bh(void *opaque)
     if (!rp.quitting) {
         collapse_start();
     }
+    rp_drop_blocks();
     postcopy_state_set(POSTCOPY_INCOMING_END);
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                       MIGRATION_STATUS_COMPLETED);
@@ -218,6 +221,7 @@ static void incoming_failed_bh(void *opaque)
     error_report_err(err);
     rp.refused = true;
     incoming_release();
+    rp_drop_blocks();
     migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_FAILED);
     migration_incoming_state_destroy();
     if (mis->exit_on_error) {

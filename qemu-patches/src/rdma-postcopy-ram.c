@@ -25,6 +25,7 @@
 RAMBlock *rp_block[RP_REGIONS_MAX];
 unsigned rp_n_blocks;
 static unsigned ram_version; /* of ram_list when rp_block[] was filled */
+static bool held; /* there is a reference to the owner of each */
 
 /* --- memory --- */
 
@@ -59,7 +60,31 @@ bool rp_collect_blocks(Error **errp)
 
 bool rp_blocks_changed(void)
 {
-    return ram_list.version != ram_version;
+    if (ram_list.version != ram_version) {
+        return true;
+    }
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        if (!qemu_ram_is_migratable(rp_block[i])) {
+            return true; /* unplugged, and still there */
+        }
+    }
+    return false;
+}
+
+void rp_hold_blocks(void)
+{
+    held = true;
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        memory_region_ref(rp_block[i]->mr);
+    }
+}
+
+void rp_drop_blocks(void)
+{
+    for (unsigned i = 0; held && i < rp_n_blocks; i++) {
+        memory_region_unref(rp_block[i]->mr);
+    }
+    held = false;
 }
 
 struct ff_region rp_region(unsigned i)

@@ -26,7 +26,13 @@ bool rp_check_host(Error **errp);
 bool rp_check_emptying(Error **errp);
 
 bool rp_collect_blocks(Error **errp);
+
+/* Under the BQL: was one added, unplugged or removed since they were collected? */
 bool rp_blocks_changed(void);
+
+/* Under the BQL: what is unplugged or deleted meanwhile keeps its memory */
+void rp_hold_blocks(void);
+void rp_drop_blocks(void);
 struct ff_region rp_region(unsigned i);
 const char *rp_machine_config(void);
 void rp_first_touch(struct rp_first_touch *ft);

@@ -220,6 +220,7 @@ static void release_source(void)
     bql_unlock();
     ff_source_free(source);
     bql_lock();
+    rp_drop_blocks();
     ram_block_discard_disable(false);
     rp.frozen = false;
     rp.releasing = false;
@@ -280,6 +281,7 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
         ff_error_free(err);
         return;
     }
+    rp_hold_blocks();
     if (ff_address_parse(address, &a, err) ||
         ff_source_new(a, &rp.source, err)) {
         goto fail;
@@ -306,6 +308,7 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
     return;
 
 fail:
+    rp_drop_blocks();
     ram_block_discard_disable(false);
     ff_source_free(rp.source);
     rp.source = NULL;
