@@ -19,7 +19,7 @@
 /* Every point in the library. The unit test compares this list with the sources. */
 const char *const ff_fault_points[] = {
     "source.publish", "source.state",   "source.go",       "source.running",
-    "source.pass",    "source.lend",    "dest.pass",
+    "source.pass",    "source.lend",    "source.free",    "dest.pass",
     "dest.accepted",  "dest.pager",     "dest.state",      "dest.ready",
     "dest.running",   "dest.fault",     "dest.install",    "dest.prefill",
     "tcp.serve.fault", "tcp.serve.prefill", "tcp.recv.short", "tcp.send.short",

@@ -545,6 +545,7 @@ void ff_source_free(struct ff_source *s)
 {
     if (!s)
         return;
+    ff_fault("source.free");
     if (s->link) {
         if (s->stage >= CONNECTED && s->stage < GONE)
             ff_control_refuse(&s->ctl, atomic_load(&s->cancelled)

@@ -333,7 +333,7 @@ bool rdma_postcopy_cancel(MigrationState *s)
     MigrationStatus was = qatomic_read(&s->state);
 
     if (!rp.source) {
-        return false;
+        return rp.gave_away; /* complete, or about to be */
     }
     for (size_t i = 0; i < ARRAY_SIZE(early); i++) {
         migrate_set_state(&s->state, early[i], MIGRATION_STATUS_CANCELLING);

@@ -69,6 +69,7 @@ bool rdma_postcopy_check_transport(MigrationAddress *addr, Error **errp)
     }
     if (addr->transport != MIGRATION_ADDRESS_TYPE_RDMA_POSTCOPY &&
         addr->transport != MIGRATION_ADDRESS_TYPE_FARFORK_CLONE) {
+        rp.used = false; /* what query-migrate shows is another's */
         return true;
     }
     return rp_check_host(errp);

@@ -8,7 +8,7 @@ ledger and the destination ends with the reason. Then it moves to a new destinat
 import socket
 
 import common
-from common import Failed, Micro, check_ledger, check_move, check_still_running, refuses, say
+from common import Failed, GuestError, Micro, check_ledger, check_move, check_still_running, refuses, say
 
 SLOW = 'delay:1500000'
 MIB = 64
@@ -80,6 +80,25 @@ def after_go(t, src, accel):
         check_ledger(src, dst)
 
 
+def quit_at_the_end(t, accel):
+    """All is there, and the source is about to say so: nothing is cancelled any more."""
+    with Micro(t, 'late-a', accel, mem_mib=MIB, faults=f'source.free={SLOW}') as src, \
+            Micro(t, 'late-b', accel, mem_mib=MIB, incoming=True) as dst:
+        src.start_load()
+        src.qmp('migrate', uri=common.listen(dst))
+        common.wait_migration(dst, 'completed')
+        try:
+            src.qmp('quit')
+            while True:
+                src.qmp('query-name')       # until it has gone: collects events
+        except GuestError:
+            pass
+        names = [e['data']['status'] for e in src.events if e['event'] == 'MIGRATION']
+        if src.exit_code(20) != 0 or names[-2:] != ['postcopy-active', 'completed']:
+            raise Failed(f'{src.name}: exit code {src.proc.returncode}, states {names}')
+        check_ledger(src, dst)
+
+
 def run(t):
     accel = t.best_accel()
     with Micro(t, 'a', accel, mem_mib=MIB) as src:
@@ -96,6 +115,8 @@ def run(t):
                 slow_destination(t, src, accel, point, 'device')
         with t.case('after GO it is refused, and the move ends well'):
             after_go(t, src, accel)
+    with t.case('the source is quit when all is there'):
+        quit_at_the_end(t, accel)
     with t.case('setup: source.publish takes long'):
         slow_source(t, accel, 'source.publish', 'setup')
     with t.case('device: source.state takes long'):
