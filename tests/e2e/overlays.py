@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""overlays.py - whose overlays are whose: none goes that a guest needs, none stays; limit: 280 s
+"""overlays.py - whose overlays are whose: none goes that a guest needs, none stays; limit: 320 s
 
 Children that are moved, forked, that end before their own children, whose agent dies. What one has
 written is read again where it must be there still.
@@ -8,6 +8,7 @@ written is read again where it must be there still.
 import contextlib
 import glob
 import os
+import shlex
 import signal
 import stat
 import subprocess
@@ -76,9 +77,9 @@ class Family:
         io(row['qmp'], 'read -P 1 0 64k', 'write -P 2 1M 64k')
         return row['qmp'], row['pid']
 
-    def move(self, path, name, host):
+    def move(self, path, name, host, *args):
         self.names.append(name)
-        m = self.stack.enter_context(Move(self.t, path, host=f'{host}=127.0.0.1', name=name))
+        m = self.stack.enter_context(Move(self.t, path, *args, host=f'{host}=127.0.0.1', name=name))
         m.end(0, 'there')
         return m.result['rundir'] + '/1.qmp', m.result['pid']
 
@@ -89,8 +90,8 @@ class Family:
         if self.files() != sorted(names):
             raise Failed(f'in the scratch folder: {self.files()}, want {sorted(names)}')
 
-    def kill(self, name, code=0, text=''):
-        out = kill(self.base, name)
+    def kill(self, name, code=0, text='', base=None):
+        out = kill(base or self.base, name)
         if out.returncode != code or text not in out.stdout:
             raise Failed(f'--kill {name}: {out.returncode}, want {code} and "{text}": {out.stdout}')
         if text:
@@ -143,6 +144,27 @@ def forked_and_moved(t, accel):
         f.nothing()
 
 
+def moved_out_of_sight(t, accel):
+    """To a host with run directories of its own: who needs the first overlay is not in any there."""
+    with Family(t, accel) as f:
+        base = os.path.join(f.dir, 'there')
+        path, pid = f.child('f')
+        _, grand = f.child('g', path)
+        path, there = f.move(path, 'm', 'h1', '--rundir', base)
+        f.stack.callback(kill, base, 'm')
+        wait_for('end of the first agent', 20,
+                 lambda: [e['id'] for e in listed(f.base)] == ['g'] and not alive(pid))
+        io(path, 'read -P 2 1M 64k', 'write -P 3 2M 64k')
+        f.kill('m', 1, f'stays: the process {grand}', base)
+        if alive(there):
+            raise Failed('its QEMU is there still')
+        f.want(FIRST, GRAND)
+        f.kill('g')
+        f.want(FIRST)
+        f.kill('m', base=base)
+        f.nothing()
+
+
 def forked_there(t, accel):
     """A child that was moved is forked: the overlay that it goes on in is its own."""
     with Family(t, accel) as f:
@@ -187,6 +209,32 @@ def ended_first(t, accel):
         f.nothing()
 
 
+def ended_meanwhile(t, accel):
+    """A child ends after the freeze, before its own child has opened anything: that runs all the
+    same."""
+    late, go = (os.path.join(t.work, name) for name in ('late-qemu', 'go'))
+    common.write_file(late, f'#!/bin/sh\nuntil test -e {go}; do sleep 0.1; done\n'
+                      f'exec {shlex.quote(os.path.abspath(common.QEMU))} "$@"\n')
+    os.chmod(late, 0o700)
+    with Family(t, accel) as f:
+        path, pid = f.child('f')
+        f.names.append('g')
+        g = f.stack.enter_context(Clone(t, path, 1, '--scratch', f.scratch, '--qemu', late,
+                                        name='g'))
+        other = os.path.join(os.path.dirname(path), '1.parent.second')  # vmclone has the first
+        wait_for('the freeze', 40, lambda: ask(other, 'query-x-farfork-exports'))
+        wait_for('the child that is late', 20, lambda: os.path.exists(f'{f.scratch}/{GRAND}'))
+        os.kill(pid, signal.SIGTERM)
+        wait_for('end of its agent', 20, lambda: not [
+            e for e in listed(f.base) if e['agent_alive'] and e['id'] == 'f'])
+        f.want(FIRST, GRAND)
+        common.write_file(go, '')
+        check_result(g, 0, {'complete': 1})
+        io(g.children[0]['qmp'], 'read -P 2 1M 64k')
+        f.kill('g')
+        f.nothing()
+
+
 def agent_gone(t, accel, sig, child_too):
     """A child that outlives its agent, or ends alone: --kill removes what it had."""
     with Family(t, accel) as f:
@@ -226,8 +274,7 @@ def modes(t, accel):
                     os.path.exists(victim):
                 raise Failed(f'{said}: {os.listdir(f.dir)} {f.files()}')
             os.unlink(link)
-            for own in glob.glob(f'{f.image}.fork-{name}*'):    # the parent's own: it is paused for
-                io(f.parent.second, 'read -P 1 0 64k')          # nothing, but lives there now
+            io(f.parent.second, 'read -P 1 0 64k')
         if run_vmclone('--list', '--rundir', f.base).stdout.count('complete') < 1:
             raise Failed('the first child is not listed')
         f.kill('f')
@@ -240,9 +287,11 @@ def run(t):
             ('owners and modes', lambda: modes(t, accel)),
             ('a child is moved, twice', lambda: moved(t, accel)),
             ('a child is forked, then moved', lambda: forked_and_moved(t, accel)),
+            ('a child is forked, then moved out of sight', lambda: moved_out_of_sight(t, accel)),
             ('a child is moved, then forked', lambda: forked_there(t, accel)),
             ('a child is killed before its own', lambda: killed_first(t, accel)),
             ('a child ends before its own', lambda: ended_first(t, accel)),
+            ('a child ends while it is forked', lambda: ended_meanwhile(t, accel)),
             ('the agent dies', lambda: agent_gone(t, accel, signal.SIGKILL, False)),
             ('the agent dies, and the child', lambda: agent_gone(t, accel, signal.SIGKILL, True)),
             ('the agent is ended', lambda: agent_gone(t, accel, signal.SIGTERM, False))):
@@ -251,4 +300,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 280)
+    common.main(run, 320)

@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * overlays.c - records of overlays, how they are made, and that none goes that is in use
+ */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "in_use.h"
+#include "overlays.h"
+#include "rundir.h"
+
+static char base[] = "/tmp/ff-overlays-XXXXXX";
+static struct why why;
+
+static int make_base(void **state)
+{
+    (void)state;
+    return mkdtemp(base) ? 0 : -1;
+}
+
+static int remove_base(void **state)
+{
+    (void)state;
+    return rmdir(base); /* fails if a test left something behind */
+}
+
+static char *in_base(const char *name)
+{
+    return xprintf("%s/%s", base, name);
+}
+
+static void make(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+static pid_t user_of(const char *path)
+{
+    struct words files = {0};
+    pid_t user;
+
+    words_add(&files, "%s", path);
+    in_use(&files, &user);
+    words_free(&files);
+    return user;
+}
+
+static void test_in_use(void **state)
+{
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 100, .l_len = 1};
+    AUTO_FREE char *file = in_base("file"), *other = in_base("other"), *link = in_base("link");
+    (void)state;
+
+    assert_int_equal(user_of(file), USER_NONE);
+    make(file);
+    make(other);
+    assert_int_equal(user_of(file), USER_NONE);
+    int fd = open(file, O_PATH);
+    assert_int_equal(user_of(file), getpid());
+    assert_int_equal(user_of(other), USER_NONE);
+    close(fd);
+
+    /* a process that has it open by another name is as one of another host: QEMU's locks tell */
+    assert_int_equal(rename(file, link), 0);
+    fd = open(link, O_RDONLY);
+    assert_int_equal(rename(link, file), 0);
+    assert_int_equal(user_of(file), getpid()); /* the kernel follows the name */
+    close(fd);
+    assert_int_equal(linkat(AT_FDCWD, file, AT_FDCWD, link, 0), 0);
+    fd = open(link, O_RDONLY);
+    assert_int_equal(user_of(file), USER_NONE);
+    assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
+    assert_int_equal(user_of(file), USER_UNSEEN);
+    close(fd);
+    assert_int_equal(user_of(file), USER_NONE);
+    unlink(file);
+    unlink(link);
+    unlink(other);
+}
+
+static void test_create(void **state)
+{
+    AUTO_FREE char *file = in_base("file"), *image = in_base("image"), *link = in_base("link");
+    struct stat st, like;
+    (void)state;
+
+    mode_t mask = umask(0);
+    assert_int_equal(overlay_create(file, NULL, &why), 0);
+    assert_int_equal(stat(file, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_int_equal(overlay_create(file, NULL, &why), -EEXIST);
+    unlink(file);
+    assert_int_equal(symlink(file, link), 0);
+    assert_int_equal(overlay_create(link, NULL, &why), -EEXIST);
+    assert_non_null(strstr(why.text, link));
+    assert_int_equal(access(file, F_OK), -1);
+
+    make(image);
+    assert_int_equal(chmod(image, 04751), 0); /* not what a program has */
+    if (!geteuid())
+        assert_int_equal(chown(image, 4321, 4322), 0);
+    assert_int_equal(overlay_create(file, image, &why), 0);
+    assert_int_equal(stat(file, &st), 0);
+    assert_int_equal(stat(image, &like), 0);
+    assert_int_equal(st.st_mode & 07777, 0640);
+    assert_int_equal(st.st_uid, like.st_uid);
+    assert_int_equal(st.st_gid, like.st_gid);
+    umask(mask);
+    unlink(file);
+    unlink(link);
+    unlink(image);
+}
+
+static void test_record(void **state)
+{
+    AUTO_FREE char *there = in_base("there");
+    json_t *odd = json_pack("[s,s]", "/a \"b\"\nc", "/d"), *bad = json_pack("[s,i]", "/e", 1);
+    (void)state;
+
+    assert_int_equal(overlays_add("/no-such-folder", 1, odd, &why), -ENOENT);
+    assert_int_equal(overlays_add(base, 1, bad, &why), -EINVAL);
+    assert_false(overlays_left(base));
+    assert_int_equal(overlays_add(base, 1, odd, &why), 0);
+    assert_int_equal(overlays_add(base, 1, odd, &why), 0);
+    struct words w = overlays_read(base, 1);
+    assert_int_equal(w.n, 2);
+    assert_string_equal(w.v[0], "/a \"b\"\nc");
+    assert_string_equal(w.v[1], "/d");
+    words_free(&w);
+    overlays_forget(base, 1);
+    assert_false(overlays_left(base));
+
+    /* of files that cannot all be made none is, and what was there stays */
+    make(there);
+    AUTO_FREE char *fresh = in_base("fresh");
+    json_t *some = json_pack("[s,s]", fresh, there);
+    assert_int_equal(overlays_make(base, 1, some, &why), -EEXIST);
+    assert_int_equal(access(fresh, F_OK), -1);
+    assert_int_equal(access(there, F_OK), 0);
+    assert_false(overlays_left(base));
+    unlink(there);
+    json_decref(some);
+    json_decref(odd);
+    json_decref(bad);
+}
+
+/* A run directory whose agent, or child 1, is this process */
+static char *fork_dir(const char *id, bool agent, bool child, bool kept)
+{
+    json_int_t start = (json_int_t)process_start(getpid());
+    char *dir = NULL;
+
+    assert_int_equal(rundir_make(base, id, "n", &dir, &why), 0);
+    json_t *s = json_pack("{ss si sI sb s[{si si sI}]}", "id", id, "agent", (int)getpid(), "start",
+                          agent ? start : 0, "kept", kept, "children", "number", 1, "pid",
+                          (int)getpid(), "start", child ? start : 0);
+    assert_int_equal(rundir_write_state(dir, s), 0);
+    json_decref(s);
+    return dir;
+}
+
+static void test_sweep(void **state)
+{
+    static const struct { bool agent, child; unsigned number; bool goes; } cases[] = {
+        {true, true, 1, false}, {true, false, 1, true}, {false, true, 1, false},
+        {false, false, 1, true}, {true, true, 2, false}, /* it is about to be started */
+        {false, true, 2, true}};
+    AUTO_FREE char *file = in_base("file");
+    json_t *files = json_pack("[s]", file);
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        AUTO_FREE char *dir = fork_dir("f", cases[i].agent, cases[i].child, false);
+        assert_int_equal(overlays_make(dir, cases[i].number, files, &why), 0);
+        overlays_sweep(base, NULL, NULL);
+        assert_int_equal(access(file, F_OK), cases[i].goes ? -1 : 0);
+        assert_int_equal(overlays_left(dir), !cases[i].goes);
+        assert_int_equal(access(dir, F_OK), 0);
+        unlink(file);
+        rundir_remove(dir);
+    }
+
+    AUTO_FREE char *dir = fork_dir("f", false, false, true);
+    assert_int_equal(overlays_make(dir, 1, files, &why), 0);
+    int fd = open(file, O_RDONLY);
+    struct words kept = {0};
+    overlays_sweep(base, "g", &kept);
+    assert_int_equal(kept.n, 0);
+    overlays_sweep(base, "f", &kept);
+    assert_int_equal(kept.n, 1);
+    assert_non_null(strstr(kept.v[0], file));
+    assert_non_null(strstr(kept.v[0], "child 1 of fork f")); /* by its number: this process */
+    assert_int_equal(access(file, F_OK), 0);
+    close(fd);
+    overlays_sweep(base, NULL, NULL);
+    assert_int_equal(access(file, F_OK), -1);
+    assert_int_equal(access(dir, F_OK), -1);
+    words_free(&kept);
+    json_decref(files);
+}
+
+static void test_owner(void **state)
+{
+    AUTO_FREE char *dir = fork_dir("f", true, true, false);
+    AUTO_FREE char *qmp = xprintf("unix:%s/1.qmp,server=on,wait=off", dir);
+    AUTO_FREE char *old = xprintf("unix:%s/1.parent.qmp,server=on", dir);
+    char *argv[] = {"qemu", "-qmp", "stdio", "-qmp", old, "-qmp", qmp, "-incoming", "defer", NULL};
+    struct overlay_owner o;
+    (void)state;
+
+    assert_true(overlays_owner(argv, getpid(), &o));
+    assert_string_equal(o.dir, dir);
+    assert_int_equal(o.number, 1);
+    overlays_owner_free(&o);
+    assert_false(overlays_owner(argv, getppid(), &o));
+    argv[5] = "-chardev"; /* what is left is no child's */
+    assert_false(overlays_owner(argv, getpid(), &o));
+    argv[5] = "-qmp";
+    assert_int_equal(chmod(dir, 0777), 0); /* anybody could say what to remove */
+    assert_false(overlays_owner(argv, getpid(), &o));
+    rundir_remove(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_in_use), cmocka_unit_test(test_create),
+                                       cmocka_unit_test(test_record), cmocka_unit_test(test_sweep),
+                                       cmocka_unit_test(test_owner)};
+
+    return cmocka_run_group_tests(tests, make_base, remove_base);
+}
