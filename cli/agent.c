@@ -111,6 +111,7 @@ static void hear_child(struct agent *a, const struct message *m)
 
     if (!kid || kid->state == KID_ENDED)
         return;
+    kid_has_read(kid); /* it comes here last */
     if (kid->state != KID_COMPLETE) /* memory can be complete before the guest runs */
         kid->state = of[m->value].state;
     if (m->value == FF_CHILD_RUNNING)

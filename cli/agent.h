@@ -30,6 +30,7 @@ struct kid {
     enum kid_state state;
     char *log, *qmp;
     struct line_reader *trouble;
+    json_t *private;    /* files that QEMU reads when it starts; NULL: it has, or there are none */
     struct channel *channel; /* NULL: the child has no port */
     bool ready, exited;      /* its guest has said so */
     uint64_t end_ms;         /* its guest is done: killed then; 0: it is not */
@@ -45,6 +46,13 @@ struct kids {
     const char *dir; /* where their overlays are written down */
 };
 
+/* agent_private.c. Files of mode 0600, [{"path", "text", "after"}, ..]: kid_has_read() when QEMU has read
+ * them: each has the text @after then, or is removed where that is missing; private_remove(): all of
+ * them, @files is released */
+int private_write(const json_t *files, struct why *why);
+void private_remove(json_t *files);
+void kid_has_read(struct kid *kid);
+
 const char *kid_state_name(enum kid_state s);
 struct kid *kids_find(struct kids *k, unsigned number);
 size_t kids_alive(const struct kids *k);
@@ -54,7 +62,8 @@ size_t kids_starting(const struct kids *k); /* of those: they do not run yet */
  * kids_spawn() - start a child: a process group of its own, output to a log, no input
  * @o: {"number": N, "argv": [..], "log": PATH, "cwd": FOLDER, "qmp": PATH (for the state file),
  *     "before": [[..], ..] commands that must succeed first, "files": [..] that are made before
- *     those, empty (overlays_make()), "channel": channel_new()}; the last five may be missing
+ *     those, empty (overlays_make()), "private": [..], as private_write(), "channel":
+ *     channel_new()}; the last six may be missing
  *
  * Return: 0: a process is there; whether it becomes the program is found out by kids_hear()
  */

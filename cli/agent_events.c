@@ -63,6 +63,7 @@ int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct
         json_object_del(more, "argv");
         json_object_del(more, "before");
         json_object_del(more, "channel");
+        json_object_del(more, "private");
         bytes += bytes_of(more);
     }
     int rc = bytes > a->reserved ? rundir_reserve_state(a->dir, bytes, why) : 0;

@@ -11,9 +11,11 @@
 
 void kids_keep(struct kids *k)
 {
-    for (size_t i = 0; i < k->n; i++)
+    for (size_t i = 0; i < k->n; i++) {
+        kid_has_read(&k->v[i]); /* it waits for its guest, and was asked so */
         if (k->v[i].state == KID_STARTED)
             k->v[i].state = KID_ATTACHED;
+    }
 }
 
 void kids_let_go(struct kids *k)

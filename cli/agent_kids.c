@@ -111,11 +111,17 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
         rc = refuse(why, EEXIST, "spawn: there is a child %d", (int)number);
     else
         rc = overlays_make(k->dir, (unsigned)number, files, why);
-    if (!rc && (rc = server_start(&k->server, &p, &pid, &fd, err))) {
+    bool made = !rc;
+    json_t *private = rc ? NULL : json_incref(json_object_get(o, "private"));
+    if (!rc)
+        rc = private_write(private, why);
+    if (!rc && (rc = server_start(&k->server, &p, &pid, &fd, err)))
         refuse(why, -rc, "spawn: %s", ff_error_message(err));
+    if (rc && made)
         overlays_unmake(k->dir, (unsigned)number);
-    }
     struct kid *kid = rc ? NULL : new_kid(k);
+    if (!kid)
+        private_remove(private);
     if (kid) {
         kid->number = (unsigned)number;
         kid->pid = pid;
@@ -124,6 +130,7 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
         kid->trouble = xcalloc(1, sizeof(*kid->trouble));
         kid->log = xstrdup(p.log);
         kid->qmp = qmp ? xstrdup(qmp) : NULL;
+        kid->private = private;
         kid->channel = channel_new(json_object_get(o, "channel"));
         *out = kid;
     }
@@ -191,6 +198,8 @@ bool kids_reap(struct kids *k)
         kid->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
                                      : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
         kid->state = KID_ENDED;
+        private_remove(kid->private);
+        kid->private = NULL;
         any = true;
     }
     reap_others(k);
@@ -268,6 +277,7 @@ void kids_free(struct kids *k)
         free(c->log);
         free(c->qmp);
         free(c->how);
+        json_decref(c->private);
         channel_free(c->channel);
     }
     free(k->v);

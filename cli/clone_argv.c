@@ -20,10 +20,11 @@
 
 #include "clone_argv.h"
 #include "clone_rewrite.h"
+#include "identity.h"
 #include "opts.h"
 
 static rewrite_fn rewrite_name, drop, refuse_option, rewrite_log, rewrite_pidfile, rewrite_mem_path,
-    rewrite_object, rewrite_nographic, rewrite_nodefaults, rewrite_display;
+    rewrite_object, rewrite_config, rewrite_nographic, rewrite_nodefaults, rewrite_display;
 
 static const struct rule {
     const char *option;
@@ -51,7 +52,7 @@ static const struct rule {
     /* who it is */
     {"name", rewrite_name},
     /* what cannot be seen from here */
-    {"readconfig", refuse_option}, {"add-fd", refuse_option},
+    {"readconfig", rewrite_config}, {"add-fd", refuse_option},
 };
 
 static const char *const without_argument[] = {
@@ -121,6 +122,12 @@ static int refuse_option(struct rewrite *r, const char *option, const char *valu
 {
     return refuse(r->why, ENOTSUP, "the parent was started with -%s %s: what it stands for cannot "
                                    "be seen in its command line; start it without", option, value);
+}
+
+/* Its own has the place of the parent's */
+static int rewrite_config(struct rewrite *r, const char *option, const char *value)
+{
+    return identity_is_config(value) ? 0 : refuse_option(r, option, value);
 }
 
 /* A name for the process would be that of all of them */
@@ -257,6 +264,8 @@ static void add_own(struct rewrite *r)
     }
     words_add(r->out, "-qmp");
     words_add(r->out, "unix:%s/%u.qmp,server=on,wait=off", s->rundir, s->number);
+    if (s->config)
+        emit(r, "readconfig", s->config);
     words_add(r->out, "-incoming");
     if (s->incoming) {
         words_add(r->out, "%s", s->incoming);

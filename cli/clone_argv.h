@@ -21,6 +21,7 @@ struct child_spec {
     const char *replaced; /* the parent's QMP socket, which its own takes the place of; or NULL */
     bool here;            /* on the parent's host */
     enum net_policy net;
+    const char *config;   /* for -readconfig, in the run directory: identity_config(); or NULL */
     const char *bridge;   /* NET_BRIDGE: of NICs that name none */
 };
 

@@ -19,19 +19,21 @@ static struct child_spec spec_of(const struct clone *c, unsigned number, const s
 }
 
 /* The parent's words with the child's disks and identity, then all the rest */
-static int child_argv(struct clone *c, const struct child_spec *s, struct words *out,
-                      struct why *why)
+static int child_argv(struct clone *c, struct child_spec *s, struct words *out, struct why *why)
 {
     AUTO_JSON json_t *a = clone_disks_argv(c->disks, s);
+    AUTO_FREE char *config = identity_config(c->identity, s->number, s->rundir);
     struct words own = {0};
     size_t i;
     json_t *v;
 
-    identity_child_argv(c->identity, s->number, a);
+    identity_child_argv(c->identity, s->number, s->rundir, a);
+    s->config = config;
     json_array_foreach(a, i, v)
         words_add(&own, "%s", json_string_value(v));
     int rc = clone_argv(own.v, s, out, &c->notes, why);
     words_free(&own);
+    s->config = NULL;
     return rc;
 }
 
@@ -108,6 +110,7 @@ static void spawn(struct clone *c, struct child *k)
         json_object_set_new(o, "before", before);
     if (files)
         json_object_set_new(o, "files", files);
+    json_object_set_new(o, "private", identity_files(c->identity, k->number, h->rundir));
     json_t *channel = channel_of(c, k, &argv);
     if (channel)
         json_object_set_new(o, "channel", channel);

@@ -195,8 +195,8 @@ static int put_nics(const struct identity *id, unsigned number, FILE *f, struct 
     return 0;
 }
 
-static int write_message(const struct identity *id, unsigned number, long long time_ms, char **out,
-                         struct why *why)
+static int write_message(const struct identity *id, unsigned number, long long time_ms, bool secrets,
+                         char **out, struct why *why)
 {
     static const struct child parent;
     const struct child *c = number ? &id->child[number - 1] : &parent;
@@ -211,8 +211,8 @@ static int write_message(const struct identity *id, unsigned number, long long t
             time_ms / 1000, time_ms % 1000);
     put_line(f, "hostname", c->hostname ? c->hostname : "");
     put_line(f, "machine_id", c->machine_id);
-    put_line(f, "boot_id", c->boot_id);
-    put_line(f, "seed", c->seed);
+    put_line(f, "boot_id", secrets ? c->boot_id : "");
+    put_line(f, "seed", secrets ? c->seed : "");
     put_line(f, "user", id->user);
     int rc = put_nics(id, number, f, why);
     fputs("}\n", f);
@@ -229,8 +229,16 @@ char *identity_message(const struct identity *id, unsigned number, long long tim
 {
     char *out = NULL;
 
-    write_message(id, number, time_ms, &out, NULL); /* refusals: those of the plan */
+    write_message(id, number, time_ms, true, &out, NULL); /* refusals: those of the plan */
     return out;
+}
+
+char *identity_padded(const struct identity *id, unsigned number, bool secrets)
+{
+    AUTO_FREE char *message = NULL;
+
+    write_message(id, number, 0, secrets, &message, NULL);
+    return xprintf("%-*s", CLONE_FW_CFG_BYTES, message);
 }
 
 /* --- planning --- */
@@ -252,7 +260,7 @@ static int plan_child(struct identity *id, unsigned number, struct why *why)
     if ((rc = make_hostname(id, number, &c->hostname, why)))
         return rc;
     /* with the longest time there is: all later ones fit */
-    return write_message(id, number, 9999999999999, &message, why);
+    return write_message(id, number, 9999999999999, true, &message, why);
 }
 
 static int check_user(const char *user, struct why *why)

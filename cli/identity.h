@@ -47,8 +47,10 @@ json_t *identity_missing(const struct identity *id);
 /* The id of the chardev behind the port org.farfork.0; NULL: there is no such port */
 const char *identity_channel(const struct identity *id);
 
-/* Change a child's command line in place: vmgenid, MACs, -name, -uuid, -smbios, -fw_cfg */
-void identity_child_argv(const struct identity *id, unsigned number, json_t *argv);
+/* Change a child's command line in place: MACs, -name, -uuid, -smbios; of vmgenid and -fw_cfg, which
+ * have secrets in them, only that they are in the files of identity_files() in @rundir */
+void identity_child_argv(const struct identity *id, unsigned number, const char *rundir,
+                         json_t *argv);
 
 /**
  * identity_message() - what farfork-guest reads (docs/guest.md), one key a line
@@ -58,6 +60,32 @@ void identity_child_argv(const struct identity *id, unsigned number, json_t *arg
  * Return: text that ends with "}\n", to be freed
  */
 char *identity_message(const struct identity *id, unsigned number, long long time_ms);
+
+/**
+ * identity_files() - what a child's QEMU reads when it starts, and others must not: for the agent
+ *
+ * Return: an array of {"path", "text", "after"}, to be released. Once QEMU has read it a file is
+ *         removed, or has the text @after: the message without its secrets, which a guest finds
+ *         again when it boots anew, there or where it is moved to
+ */
+json_t *identity_files(const struct identity *id, unsigned number, const char *rundir);
+
+/* For QEMU's -readconfig; NULL: the child has no such file. To be freed */
+char *identity_config(const struct identity *id, unsigned number, const char *rundir);
+
+/**
+ * identity_move_argv() - take from a guest's command line what must not be on that of its next QEMU
+ * @argv:  an array of strings, changed in place
+ * @genid: its generation ID now; NULL: it has none
+ *
+ * Return: the files for it, as identity_files(), of which the first is that for -readconfig if there
+ *         is a @genid
+ */
+json_t *identity_move_argv(json_t *argv, const char *genid, const char *rundir);
+bool identity_has_genid(const json_t *argv);
+
+/* Whether it is a file for -readconfig that this made: it is not there any more */
+bool identity_is_config(const char *path);
 
 /* For the table: {"number", "name", "uuid", "genid", "macs": [...], "hostname"}; to be released */
 json_t *identity_summary(const struct identity *id, unsigned number);

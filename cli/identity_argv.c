@@ -19,7 +19,7 @@
 #include "identity_priv.h"
 #include "opts.h"
 
-static const char *word(const json_t *argv, size_t at)
+const char *identity_word(const json_t *argv, size_t at)
 {
     const char *s = json_string_value(json_array_get(argv, at));
 
@@ -41,16 +41,16 @@ static bool is_nic(const char *driver)
 /* The option before @at makes a NIC: the key of its MAC. @devices: -device, else the older ones */
 static const char *mac_key(const json_t *argv, size_t at, bool devices)
 {
-    const char *option = at ? word(argv, at - 1) : "";
+    const char *option = at ? identity_word(argv, at - 1) : "";
 
     if (devices && option_is(option, "device")) {
-        AUTO_FREE char *driver = opts_get_first(word(argv, at), "driver");
+        AUTO_FREE char *driver = opts_get_first(identity_word(argv, at), "driver");
         return is_nic(driver) ? "mac" : NULL;
     }
     if (!devices && option_is(option, "nic"))
-        return strcmp(word(argv, at), "none") ? "mac" : NULL;
+        return strcmp(identity_word(argv, at), "none") ? "mac" : NULL;
     if (!devices && option_is(option, "net")) {
-        AUTO_FREE char *type = opts_get_first(word(argv, at), "type");
+        AUTO_FREE char *type = opts_get_first(identity_word(argv, at), "type");
         return type && !strcmp(type, "nic") ? "macaddr" : NULL;
     }
     return NULL;
@@ -107,13 +107,22 @@ static void add_nic(struct identity *id, const struct identity_input *in, const 
     id->nics++;
 }
 
-static bool is_our_fw_cfg(const json_t *argv, size_t at)
+bool identity_is_fw_cfg(const json_t *argv, size_t at)
 {
-    AUTO_FREE char *name = at && option_is(word(argv, at - 1), "fw_cfg")
-                               ? opts_get_first(word(argv, at), "name")
+    AUTO_FREE char *name = at && option_is(identity_word(argv, at - 1), "fw_cfg")
+                               ? opts_get_first(identity_word(argv, at), "name")
                                : NULL;
 
     return name && !strcmp(name, CLONE_FW_CFG);
+}
+
+bool identity_is_genid(const json_t *argv, size_t at)
+{
+    AUTO_FREE char *driver = at && option_is(identity_word(argv, at - 1), "device")
+                                 ? opts_get_first(identity_word(argv, at), "driver")
+                                 : NULL;
+
+    return driver && !strcmp(driver, "vmgenid");
 }
 
 static void see_fw_cfg(struct identity *id, const char *argument)
@@ -129,10 +138,8 @@ static void see_fw_cfg(struct identity *id, const char *argument)
 
 static void see_device(struct identity *id, const char *argument)
 {
-    AUTO_FREE char *driver = opts_get_first(argument, "driver");
     AUTO_FREE char *name = opts_get(argument, "name");
 
-    id->has_genid |= driver && !strcmp(driver, "vmgenid");
     if (name && !strcmp(name, GUEST_CHANNEL) && !id->channel)
         id->channel = opts_get(argument, "chardev");
 }
@@ -145,17 +152,18 @@ void identity_see(struct identity *id, const struct identity_input *in)
         for (size_t i = 1; i < n; i++) {
             const char *key = mac_key(in->argv, i, devices);
             if (key)
-                add_nic(id, in, word(in->argv, i), key);
+                add_nic(id, in, identity_word(in->argv, i), key);
         }
     }
     for (size_t i = 1; i < n; i++) {
-        if (option_is(word(in->argv, i - 1), "device"))
-            see_device(id, word(in->argv, i));
-        if (is_our_fw_cfg(in->argv, i))
-            see_fw_cfg(id, word(in->argv, i));
-        if (option_is(word(in->argv, i - 1), "name")) {
+        if (option_is(identity_word(in->argv, i - 1), "device"))
+            see_device(id, identity_word(in->argv, i));
+        id->has_genid |= identity_is_genid(in->argv, i);
+        if (identity_is_fw_cfg(in->argv, i))
+            see_fw_cfg(id, identity_word(in->argv, i));
+        if (option_is(identity_word(in->argv, i - 1), "name")) {
             free(id->name);
-            id->name = opts_get_first(word(in->argv, i), "guest");
+            id->name = opts_get_first(identity_word(in->argv, i), "guest");
         }
     }
     if (!id->name)
@@ -166,7 +174,7 @@ void identity_see(struct identity *id, const struct identity_input *in)
 
 static void set_key(json_t *argv, size_t at, const char *key, const char *value)
 {
-    AUTO_FREE char *text = opts_set(word(argv, at), key, value);
+    AUTO_FREE char *text = opts_set(identity_word(argv, at), key, value);
 
     json_array_set_new(argv, at, json_string(text));
 }
@@ -174,24 +182,31 @@ static void set_key(json_t *argv, size_t at, const char *key, const char *value)
 static void set_name(const struct identity *id, unsigned number, json_t *argv, size_t at)
 {
     AUTO_FREE char *name = xprintf("%s-%u", id->name, number);
-    AUTO_FREE char *text = opts_set_first(word(argv, at), "guest", name);
+    AUTO_FREE char *text = opts_set_first(identity_word(argv, at), "guest", name);
 
     json_array_set_new(argv, at, json_string(text));
 }
 
-static void set_fw_cfg(const struct identity *id, unsigned number, json_t *argv, size_t at)
+void identity_set_file(json_t *argv, size_t at, const char *path)
 {
-    AUTO_FREE char *message = identity_message(id, number, 0);
-    AUTO_FREE char *padded = xprintf("%-*s", CLONE_FW_CFG_BYTES, message);
-    AUTO_FREE char *bare = opts_drop(word(argv, at), "file");
+    AUTO_FREE char *bare = opts_drop(identity_word(argv, at), "string");
 
     json_array_set_new(argv, at, json_string(bare));
-    set_key(argv, at, "string", padded);
+    set_key(argv, at, "file", path);
 }
 
-void identity_child_argv(const struct identity *id, unsigned number, json_t *argv)
+void identity_drop_genid(json_t *argv, size_t at)
+{
+    AUTO_FREE char *bare = opts_drop(identity_word(argv, at), "guid");
+
+    json_array_set_new(argv, at, json_string(bare));
+}
+
+void identity_child_argv(const struct identity *id, unsigned number, const char *rundir,
+                         json_t *argv)
 {
     const struct child *c = &id->child[number - 1];
+    AUTO_FREE char *path = identity_message_path(number, rundir);
     size_t n = json_array_size(argv), nic = 0;
 
     for (int devices = 0; devices <= 1; devices++) { /* in the order of identity_see() */
@@ -202,21 +217,19 @@ void identity_child_argv(const struct identity *id, unsigned number, json_t *arg
         }
     }
     for (size_t i = 1; i < n; i++) {
-        const char *option = word(argv, i - 1);
+        const char *option = identity_word(argv, i - 1);
         if (option_is(option, "name")) {
             set_name(id, number, argv, i);
         } else if (option_is(option, "uuid")) {
             json_array_set_new(argv, i, json_string(c->uuid));
         } else if (option_is(option, "smbios")) {
-            AUTO_FREE char *old = opts_get(word(argv, i), "uuid");
+            AUTO_FREE char *old = opts_get(identity_word(argv, i), "uuid");
             if (old)
                 set_key(argv, i, "uuid", c->uuid);
-        } else if (is_our_fw_cfg(argv, i)) {
-            set_fw_cfg(id, number, argv, i);
-        } else if (option_is(option, "device")) {
-            AUTO_FREE char *driver = opts_get_first(word(argv, i), "driver");
-            if (driver && !strcmp(driver, "vmgenid"))
-                set_key(argv, i, "guid", c->genid);
+        } else if (identity_is_fw_cfg(argv, i)) {
+            identity_set_file(argv, i, path);
+        } else if (identity_is_genid(argv, i)) {
+            identity_drop_genid(argv, i);
         }
     }
 }

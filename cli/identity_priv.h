@@ -34,6 +34,16 @@ struct identity {
     long long fw_cfg_bytes; /* of the parent's placeholder; -1: not known */
 };
 
+/* The child's message, its secrets only with @secrets; to be freed */
+char *identity_padded(const struct identity *id, unsigned number, bool secrets);
+
+const char *identity_word(const json_t *argv, size_t at); /* "" where there is none */
+bool identity_is_fw_cfg(const json_t *argv, size_t at);
+bool identity_is_genid(const json_t *argv, size_t at);
+void identity_set_file(json_t *argv, size_t at, const char *path); /* of a fw_cfg entry */
+void identity_drop_genid(json_t *argv, size_t at);
+char *identity_message_path(unsigned number, const char *rundir);
+
 void identity_see(struct identity *id, const struct identity_input *in);
 bool identity_mac_known(const struct identity *id, const char *mac); /* of the parent */
 

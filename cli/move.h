@@ -24,6 +24,7 @@ struct move {
     struct words argv;     /* the parent's, with the images that its disks have now */
     struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
                                  * handed over */
+    char genid[40];        /* its generation ID, which it keeps; "": it has none */
     bool was_running;
     json_int_t asked;      /* number of the last command for the QEMU there */
     unsigned port;         /* where it listens */

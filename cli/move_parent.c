@@ -168,6 +168,20 @@ static int find_disks(struct move *m, struct why *why)
     return 0;
 }
 
+/* On its command line it is auto, or nowhere: a guest that is moved is the same guest there */
+static int find_genid(struct move *m, struct why *why)
+{
+    AUTO_JSON json_t *words = json_array(), *info = NULL;
+
+    for (char **w = m->c.parent_argv.v; *w; w++)
+        json_array_append_new(words, json_stringn_nocheck(*w, strlen(*w)));
+    if (!identity_has_genid(words))
+        return 0;
+    int rc = qmp_command(m->c.qmp, "query-vm-generation-id", NULL, &info, why);
+    snprintf(m->genid, sizeof(m->genid), "%s", rc ? "" : text_of(info, "guid"));
+    return rc;
+}
+
 int move_find_parent(struct move *m, struct why *why)
 {
     int rc = clone_find_parent(&m->c, why);
@@ -178,6 +192,8 @@ int move_find_parent(struct move *m, struct why *why)
         rc = check_status(m, why);
     if (!rc)
         rc = check_devices(m, why);
+    if (!rc)
+        rc = find_genid(m, why);
     if (!rc)
         rc = find_disks(m, why);
     if (!rc)

@@ -20,20 +20,44 @@ static int turns_limit(const struct move *m)
 
 /* --- its command line --- */
 
-static int make_argv(struct move *m, const char *rundir, struct words *out, struct why *why)
+static json_t *words_json(const struct words *w)
 {
+    json_t *a = json_array();
+
+    for (size_t i = 0; i < w->n; i++)
+        json_array_append_new(a, json_stringn_nocheck(w->v[i], strlen(w->v[i])));
+    return a;
+}
+
+/* *@files: what its QEMU reads when it starts; to be released */
+static int make_argv(struct move *m, const char *rundir, struct words *out, json_t **files,
+                     struct why *why)
+{
+    AUTO_JSON json_t *words = words_json(&m->argv);
+    const char *genid = *m->genid ? m->genid : NULL;
+    struct words own = {0};
+    size_t i;
+    json_t *w;
+
+    *files = identity_move_argv(words, genid, rundir);
+    json_array_foreach(words, i, w)
+        words_add(&own, "%s", json_string_value(w));
+    const char *config = text_of(json_array_get(*files, 0), "path");
     const struct child_spec s = {.id = m->o.id, .number = 1, .total = 1, .qemu = m->c.parent_exe,
                                  .rundir = rundir, .here = move_host(m)->here, .net = NET_KEEP,
-                                 .incoming = "defer", .replaced = m->o.parent_path};
-
-    return clone_argv(m->argv.v, &s, out, &m->c.notes, why);
+                                 .incoming = "defer", .replaced = m->o.parent_path,
+                                 .config = genid ? config : NULL};
+    int rc = clone_argv(own.v, &s, out, &m->c.notes, why);
+    words_free(&own);
+    return rc;
 }
 
 /* What cannot be moved is refused before anything is started */
 int move_check_argv(struct move *m, struct why *why)
 {
+    AUTO_JSON json_t *files = NULL;
     struct words out = {0};
-    int rc = make_argv(m, "/run", &out, why);
+    int rc = make_argv(m, "/run", &out, &files, why);
 
     words_free(&out);
     return rc;
@@ -43,12 +67,11 @@ static int spawn(struct move *m, struct why *why)
 {
     struct host *h = move_host(m);
     struct child *k = move_child(m);
-    json_t *words = json_array();
+    AUTO_JSON json_t *files = NULL;
     struct words argv = {0};
-    int rc = make_argv(m, h->rundir, &argv, why);
+    int rc = make_argv(m, h->rundir, &argv, &files, why);
+    json_t *words = words_json(&argv);
 
-    for (size_t i = 0; i < argv.n; i++)
-        json_array_append_new(words, json_stringn_nocheck(argv.v[i], strlen(argv.v[i])));
     words_free(&argv);
     if (rc) {
         json_decref(words);
@@ -56,8 +79,8 @@ static int spawn(struct move *m, struct why *why)
     }
     k->qmp = xprintf("%s/1.qmp", h->rundir);
     k->log = xprintf("%s/1.log", h->rundir);
-    json_t *o = json_pack("{si so ss ss}", "number", 1, "argv", words, "log", k->log, "qmp",
-                          k->qmp);
+    json_t *o = json_pack("{si so ss ss sO}", "number", 1, "argv", words, "log", k->log, "qmp",
+                          k->qmp, "private", files);
     if (m->c.parent_cwd)
         json_object_set_new(o, "cwd", json_string(m->c.parent_cwd));
     host_send(h, json_pack("{so}", "spawn", o));

@@ -64,14 +64,19 @@ static json_t *disks(const json_t *in, unsigned n)
     return out;
 }
 
-static json_t *identity_child(const struct identity *id, unsigned k, const json_t *argv)
+static json_t *identity_child(const struct identity *id, unsigned k, const char *rundir,
+                              const json_t *argv)
 {
-    AUTO_FREE char *message = identity_message(id, k, 0);
+    AUTO_FREE char *message = identity_message(id, k, 0), *config = identity_config(id, k, rundir);
     json_t *child = json_deep_copy(argv);
 
-    identity_child_argv(id, k, child);
-    return json_pack("{s:s,s:o,s:o}", "message", message, "argv", child, "summary",
-                     identity_summary(id, k));
+    identity_child_argv(id, k, rundir, child);
+    if (config) {
+        json_array_append_new(child, json_string("-readconfig"));
+        json_array_append_new(child, json_string(config));
+    }
+    return json_pack("{s:s,s:o,s:o,s:o}", "message", message, "argv", child, "private",
+                     identity_files(id, k, rundir), "summary", identity_summary(id, k));
 }
 
 static json_t *identity(const json_t *in, unsigned n)
@@ -94,7 +99,7 @@ static json_t *identity(const json_t *in, unsigned n)
     AUTO_FREE char *parent = identity_message(id, 0, 0);
     json_t *children = json_array();
     for (unsigned k = 1; k <= n; k++)
-        json_array_append_new(children, identity_child(id, k, argv));
+        json_array_append_new(children, identity_child(id, k, text(in, "rundir"), argv));
     json_t *out = json_pack("{s:o,s:s*,s:s,s:o}", "missing", identity_missing(id),
                             "channel", identity_channel(id), "parent", parent, "children",
                             children);

@@ -185,9 +185,12 @@ def options(t, fw_cfg, genid=True):
             *(['-fw_cfg', f'name=opt/org.farfork/clone,file={placeholder}'] if fw_cfg else [])]
 
 
-def plan(opts, fork, count, **how):
-    done = subprocess.run([PLAN], input=json.dumps({'fork': fork, 'argv': ['qemu', *opts],
-                                                    'children': count, 'identity': how}),
+def plan(t, opts, fork, count, **how):
+    rundir = os.path.join(t.work, fork)
+    os.mkdir(rundir)
+    done = subprocess.run([PLAN], input=json.dumps({
+        'fork': fork, 'argv': ['qemu', *opts], 'children': count, 'identity': how,
+        'rundir': rundir}),
                           capture_output=True, text=True, timeout=20, check=False)
     if done.returncode:
         raise Failed(done.stderr.strip())
@@ -223,6 +226,8 @@ def fork(t, stack, parent, p, name):
     parent.qmp('cont')
     children = []
     for k, child in enumerate(p['children'], 1):
+        for f in child['private']:
+            common.write_file(f['path'], f['text'])
         c = stack.enter_context(Linux(t.work, f'{name}{k}',
                                       child['argv'][1:] + ['-incoming', f'file:{state}']))
         c.connect('console')
@@ -277,7 +282,7 @@ def waited(t, stack):
     parent.sh('farfork-guest wait -t 1', code=3)
     in_background(parent, 'farfork-guest wait > /tmp/wait 2> /tmp/wait.err; echo $? >> /tmp/wait')
     before = {what: parent.sh(command) for what, command in ASK.items() if what != 'random'}
-    p = plan(opts, 'one', 2, ip=['10.77.0.{n+10}/24,10.77.0.1'], user='some "data"')
+    p = plan(t, opts, 'one', 2, ip=['10.77.0.{n+10}/24,10.77.0.1'], user='some "data"')
     if p['missing']:
         raise Failed(f'missing: {p["missing"]}')
     children = fork(t, stack, parent, p, 'child')
@@ -295,7 +300,9 @@ def waited(t, stack):
     # a second generation, of a child: by the same fw_cfg entry
     in_background(children[0],
                   'farfork-guest wait > /tmp/wait 2> /tmp/wait.err; echo $? >> /tmp/wait')
-    again = plan(p['children'][0]['argv'][1:], 'two', 1)
+    own = p['children'][0]['argv'][1:]
+    at = own.index('-readconfig')       # clone_argv() drops it
+    again = plan(t, own[:at] + own[at + 2:], 'two', 1)
     grandchild = fork(t, stack, children[0], again, 'grandchild')[0]
     wait_for('grandchild is itself', FORK_S, lambda: grandchild.sh('cat /tmp/wait') == '0')
     if grandchild.sh('farfork-guest id') != 'two 1 1':
@@ -329,7 +336,7 @@ def asked(t, stack):
     heard = parent.hear()
     if heard != want:
         raise Failed(f'request "{heard}", want "{want}"')
-    p = plan(opts, 'call', 2, ip=['dhcp'], user='some "data"')
+    p = plan(t, opts, 'call', 2, ip=['dhcp'], user='some "data"')
     children = fork(t, stack, parent, p, 'called')
     parent.say('forked\n' + p['parent'])
     for k, c in enumerate(children, 1):

@@ -98,7 +98,9 @@ def others_unknown(t, accel):
             'exec', shlex.quote(os.path.abspath(common.FARFORK)), 'agent "$@" --rundir', there]) +
             '\n')
         os.chmod(agent, 0o700)
-        with Clone(t, a, 1, *ELSEWHERE, '--agent', agent, hosts=['h1=127.0.0.1']) as c:
+        with Clone(t, a, 1, *ELSEWHERE, '--agent', agent, hosts=['h1=127.0.0.1']) as c, \
+                contextlib.ExitStack() as end:
+            end.callback(kill, there, 'f')
             check_result(c, 3, {'failed': 1})
             error = c.result['error']
             if 'No space left' not in error or 'hosts.json' not in error:

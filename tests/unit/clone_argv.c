@@ -194,6 +194,8 @@ static void test_refused(void **state)
 {
     (void)state;
     assert_refused("-readconfig /x", "-readconfig", "/x");
+    assert_refused("-readconfig /x.genid", "-readconfig", "/x.genid");
+    assert_child("-m 1G", "-readconfig", "/run/f/h/7.genid", "-m", "1G"); /* of a child */
     assert_refused("-add-fd", "-add-fd", "fd=3,set=1");
     assert_refused("ends with -m", "-m");
     assert_refused("JSON", "-device", "{\"driver\":");

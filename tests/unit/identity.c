@@ -54,7 +54,7 @@ static void test_argv(void **state)
     assert_non_null(id);
     assert_string_equal(identity_channel(id), "ch0");
     AUTO_JSON json_t *child = json_deep_copy(argv), *sum = identity_summary(id, 50);
-    identity_child_argv(id, 50, child);
+    identity_child_argv(id, 50, "/r", child);
     assert_int_equal(json_array_size(child), json_array_size(argv));
     const json_t *macs = json_object_get(sum, "macs");
     assert_int_equal(json_array_size(macs), 3);
@@ -65,9 +65,7 @@ static void test_argv(void **state)
     assert_string_equal(at(child, 4), uuid);
     snprintf(want, sizeof(want), "type=1,manufacturer=A,, B,uuid=%s", uuid);
     assert_string_equal(at(child, 6), want);
-    snprintf(want, sizeof(want), "vmgenid,guid=%s,id=vg",
-             json_string_value(json_object_get(sum, "genid")));
-    assert_string_equal(at(child, 8), want);
+    assert_string_equal(at(child, 8), "vmgenid,id=vg");
     /* the order of NICs: -nic, then -device */
     snprintf(want, sizeof(want), "virtio-net-pci,netdev=n0,mac=%s,id=net0", at(macs, 1));
     assert_string_equal(at(child, 12), want);
@@ -80,12 +78,7 @@ static void test_argv(void **state)
         if (i == 10 || i == 14 || i == 20 || i == 22 || i == 24 || i == 28)
             assert_string_equal(at(child, i), at(argv, i));
 
-    AUTO_FREE char *name = opts_get(at(child, 26), "name");
-    AUTO_FREE char *string = opts_get(at(child, 26), "string");
-    AUTO_FREE char *message = identity_message(id, 50, 0);
-    assert_string_equal(name, CLONE_FW_CFG);
-    assert_int_equal(strlen(string), CLONE_FW_CFG_BYTES);
-    assert_memory_equal(string, message, strlen(message));
+    assert_string_equal(at(child, 26), "name=" CLONE_FW_CFG ",file=/r/50.message");
 
     AUTO_JSON json_t *missing = identity_missing(id);
     assert_int_equal(json_array_size(missing), 1);
@@ -149,6 +142,47 @@ static void add_unique(json_t *seen, const char *value)
     if (json_object_get(seen, value))
         fail_msg("twice: %s", value);
     json_object_set_new(seen, value, json_true());
+}
+
+static const char *text_at(const json_t *files, size_t i, const char *key)
+{
+    const char *s = json_string_value(json_object_get(json_array_get(files, i), key));
+
+    return s ? s : "";
+}
+
+/* Its secrets are in files, and in none of them once QEMU has read it */
+static void test_files(void **state)
+{
+    AUTO_JSON json_t *argv = words(parent_argv);
+    const struct identity_input in = {.fork_id = "f", .count = 2, .argv = argv};
+    struct identity *id = plan(&in);
+    AUTO_JSON json_t *files = identity_files(id, 2, "/r"), *sum = identity_summary(id, 2),
+                     *message = message_of(id, 2, 0);
+    AUTO_FREE char *config = identity_config(id, 2, "/r"), *text = identity_message(id, 2, 0);
+    const char *seed = json_string_value(json_object_get(message, "seed")),
+               *boot_id = json_string_value(json_object_get(message, "boot_id"));
+    (void)state;
+
+    assert_int_equal(json_array_size(files), 2);
+    assert_string_equal(text_at(files, 0, "path"), config);
+    assert_true(identity_is_config(config));
+    assert_false(identity_is_config("/etc/x.genid"));
+    assert_false(identity_is_config("/r/.genid"));
+    assert_non_null(strstr(text_at(files, 0, "text"),
+                           json_string_value(json_object_get(sum, "genid"))));
+    assert_string_equal(text_at(files, 0, "after"), "");
+    assert_string_equal(text_at(files, 1, "path"), "/r/2.message");
+    const char *now = text_at(files, 1, "text"), *after = text_at(files, 1, "after");
+    assert_int_equal(strlen(now), CLONE_FW_CFG_BYTES);
+    assert_int_equal(strlen(after), CLONE_FW_CFG_BYTES);
+    assert_memory_equal(now, text, strlen(text));
+    assert_non_null(strstr(now, seed));
+    assert_non_null(strstr(now, boot_id));
+    assert_null(strstr(after, seed));
+    assert_null(strstr(after, boot_id));
+    assert_non_null(strstr(after, "\"number\": 2,"));
+    identity_free(id);
 }
 
 static void test_unique(void **state)
@@ -224,11 +258,12 @@ static void test_missing(void **state)
     (void)state;
 
     assert_int_equal(json_array_size(missing), 2);
-    identity_child_argv(id, 1, child);
+    identity_child_argv(id, 1, "/r", child);
     assert_true(json_equal(child, argv));
     identity_free(id);
 }
 
 UNIT_MAIN(cmocka_unit_test(test_argv), cmocka_unit_test(test_message),
+          cmocka_unit_test(test_files),
           cmocka_unit_test(test_unique), cmocka_unit_test(test_refused),
           cmocka_unit_test(test_missing))

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_private.c - files with secrets, which a child's QEMU reads when it starts
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "autojson.h"
+
+static int write_text(int fd, const char *text)
+{
+    size_t len = strlen(text);
+    ssize_t n = fd < 0 ? -1 : pwrite(fd, text, len, 0);
+    int code = n < 0 ? errno : (size_t)n < len ? ENOSPC : 0;
+
+    if (fd >= 0)
+        close(fd);
+    return -code;
+}
+
+int private_write(const json_t *files, struct why *why)
+{
+    size_t i;
+    json_t *f;
+
+    json_array_foreach(files, i, f) {
+        const char *path = text_of(f, "path");
+        int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        int rc = write_text(fd, text_of(f, "text"));
+        if (rc)
+            return refuse(why, -rc, "spawn: write %s: %s", path, strerror(-rc));
+    }
+    return 0;
+}
+
+void private_remove(json_t *files)
+{
+    size_t i;
+    json_t *f;
+
+    json_array_foreach(files, i, f)
+        unlink(text_of(f, "path"));
+    json_decref(files);
+}
+
+/* A text of the same length over the other: that needs no room */
+void kid_has_read(struct kid *kid)
+{
+    size_t i;
+    json_t *f;
+
+    json_array_foreach(kid->private, i, f) {
+        const char *path = text_of(f, "path"), *after = json_string_value(json_object_get(f, "after"));
+        if (!after || strlen(after) != strlen(text_of(f, "text")) ||
+            write_text(open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW), after))
+            unlink(path);
+    }
+    json_decref(kid->private);
+    kid->private = NULL;
+}
