@@ -32,6 +32,7 @@
 #include "fault.h"
 #include "log.h"
 #include "message.h"
+#include "policy.h"
 #include "regions.h"
 #include "uffd.h"
 
@@ -184,6 +185,7 @@ static int map_region(struct ff_child *c, unsigned i, struct ff_error *err)
     const struct ff_region *r = &c->regions.r[i];
     struct memory *m = &c->memory[i];
     bool huge = r->psize > (uint32_t)sysconf(_SC_PAGESIZE);
+    struct ff_policy policy = ff_policy_at(r->host); /* goes with what is mapped there */
     struct ff_uffd_range range = {.host = r->host,
                                   .len_bytes = r->len_bytes,
                                   .psize = r->psize,
@@ -201,11 +203,14 @@ static int map_region(struct ff_child *c, unsigned i, struct ff_error *err)
                                   "HugePages_Free in /proc/meminfo)"
                                 : "");
     }
+    int rc = ff_policy_set(&policy, r->host, r->len_bytes);
+    if (rc)
+        return ff_error_set(err, -rc, "region %s: NUMA policy: %s", r->name, strerror(-rc));
     if (madvise(r->host, r->len_bytes, MADV_DONTFORK) < 0)
         return ff_error_set(err, errno, "region %s: madvise: %s", r->name, strerror(errno));
     if (!m->present) /* as agent.c has it; fails for hugetlb */
         madvise(r->host, r->len_bytes, MADV_NOHUGEPAGE);
-    int rc = m->present ? 0 : ff_uffd_register(&c->uffd, &range, r->name, err);
+    rc = m->present ? 0 : ff_uffd_register(&c->uffd, &range, r->name, err);
     m->watched = !rc && !m->present;
     if (!rc && mprotect(r->host, r->len_bytes, PROT_READ | PROT_WRITE) < 0)
         rc = ff_error_set(err, errno, "region %s: mprotect: %s", r->name, strerror(errno));

@@ -25,8 +25,10 @@
  * fork()ed process.
  */
 #include "qemu/osdep.h"
+#include <linux/mempolicy.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "hw/boards.h"
@@ -52,6 +54,8 @@ struct pm_scan_arg {
 };
 #define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
 #endif
+
+#define NODES_MAX 4096 /* more than any kernel is built for */
 
 #define UNMAP_AFTER_US (2 * G_USEC_PER_SEC)
 #define UNMAP_PIECE (32 * MiB)
@@ -228,6 +232,26 @@ static void *reserve_away(const RAMBlock *block)
     return at;
 }
 
+/*
+ * host-nodes= and policy= of the backend: a policy goes with a mapping, where
+ * it does not with the file
+ */
+static bool keep_policy(const RAMBlock *block, void *private, Error **errp)
+{
+    unsigned long nodes[NODES_MAX / BITS_PER_LONG] = { 0 };
+    int mode;
+
+    if (syscall(SYS_get_mempolicy, &mode, nodes, (unsigned long)NODES_MAX,
+                block->host, MPOL_F_ADDR) || mode == MPOL_DEFAULT ||
+        !syscall(SYS_mbind, private, block->max_length, mode, nodes,
+                 (unsigned long)NODES_MAX, 0)) {
+        return true;
+    }
+    error_setg_errno(errp, errno, "cannot keep the NUMA policy of memory "
+                     "region %s", block->idstr);
+    return false;
+}
+
 bool fc_freeze_prepare(Error **errp)
 {
     bool shared = false, file = false;
@@ -269,6 +293,9 @@ bool fc_freeze_prepare(Error **errp)
         }
         work[i].private = p;
         work[i].len = b->max_length;
+        if (!keep_policy(b, p, errp)) {
+            return false;
+        }
         fc_advise(b, p);
         if (b->page_size == qemu_real_host_page_size()) {
             work[i].away = reserve_away(b); /* huge pages are few */

@@ -11,7 +11,7 @@ E2E_TESTS := \
     tests/e2e/move_micro.py:200 \
     tests/e2e/move_bytes.py:200 \
     tests/e2e/precopy.py:200 \
-    tests/e2e/move_linux.py:140 \
+    tests/e2e/move_linux.py:170 \
     tests/e2e/ping_pong.py:140 \
     tests/e2e/smp4.py:170 \
     tests/e2e/big.py:170 \
@@ -24,6 +24,7 @@ E2E_TESTS := \
     tests/e2e/one_runner.py:$(if $(filter 1,$(FARFORK_FULL)),260,140) \
     tests/e2e/refuse.py:170 \
     tests/e2e/refuse_memory.py:120 \
+    tests/e2e/backends.py:140 \
     tests/e2e/clone.py:620 \
     tests/e2e/ssh.py:220 \
     tests/e2e/vmclone.py:$(if $(filter 1,$(FARFORK_FULL)),920,620) \
