@@ -9,6 +9,7 @@
 #include "exec/address-spaces.h"
 #include "exec/ramblock.h"
 #include "hw/boards.h"
+#include "hw/virtio/virtio.h"
 #include "migration/global_state.h"
 #include "rdma-postcopy.h"
 #include "system/cpus.h"
@@ -33,6 +34,7 @@ static bool held; /* there is a reference to the owner of each */
 bool rp_collect_blocks(Error **errp)
 {
     RAMBlock *block;
+    unsigned synic = 0;
 
     rp_n_blocks = 0;
     RCU_READ_LOCK_GUARD();
@@ -47,12 +49,18 @@ bool rp_collect_blocks(Error **errp)
                                        : memory_region_name(block->mr));
             return false;
         }
-        if (rp_n_blocks == RP_REGIONS_MAX) {
-            error_setg(errp, "rdma-postcopy moves at most %d memory regions",
-                       RP_REGIONS_MAX);
-            return false;
+        if (rp_n_blocks < RP_REGIONS_MAX) {
+            rp_block[rp_n_blocks] = block;
         }
-        rp_block[rp_n_blocks++] = block;
+        rp_n_blocks++;
+        synic += g_str_has_prefix(memory_region_name(block->mr), "synic-");
+    }
+    if (rp_n_blocks > RP_REGIONS_MAX) {
+        error_setg(errp, "rdma-postcopy: %u memory regions (at most %d)%s",
+                   rp_n_blocks, RP_REGIONS_MAX, !synic ? "" :
+                   ": hv-synic has two for each CPU: fewer CPUs, or without it");
+        rp_n_blocks = 0;
+        return false;
     }
     ram_version = ram_list.version;
     return true;
@@ -222,7 +230,7 @@ int rp_main_thread(int (*fn)(void))
     return c.ret;
 }
 
-/* --- first-touch set: the pages that the CPU state points at --- */
+/* --- first-touch set: the pages that the state of CPUs and devices points at --- */
 
 static void add_phys(struct rp_first_touch *ft, hwaddr addr)
 {
@@ -304,6 +312,30 @@ static void add_cpu(struct rp_first_touch *ft, CPUState *cs)
 }
 #endif
 
+/*
+ * Where a ring begins it has its index, which devices read when they are
+ * loaded; one of 256 entries is not much longer
+ */
+static int add_rings(Object *obj, void *opaque)
+{
+    struct rp_first_touch *ft = opaque;
+    VirtIODevice *vdev = (VirtIODevice *)object_dynamic_cast(
+        obj, TYPE_VIRTIO_DEVICE);
+
+    /* behind an IOMMU addresses are not the guest's physical ones */
+    if (!vdev || vdev->dma_as != &address_space_memory) {
+        return 0;
+    }
+    for (int n = 0; n < VIRTIO_QUEUE_MAX && virtio_queue_get_num(vdev, n); n++) {
+        if (virtio_queue_get_desc_addr(vdev, n)) {
+            add_phys(ft, virtio_queue_get_desc_addr(vdev, n));
+            add_phys(ft, virtio_queue_get_avail_addr(vdev, n));
+            add_phys(ft, virtio_queue_get_used_addr(vdev, n));
+        }
+    }
+    return 0;
+}
+
 void rp_first_touch(struct rp_first_touch *ft)
 {
     CPUState *cs;
@@ -312,4 +344,5 @@ void rp_first_touch(struct rp_first_touch *ft)
     CPU_FOREACH(cs) {
         add_cpu(ft, cs);
     }
+    object_child_foreach_recursive(object_get_root(), add_rings, ft);
 }

@@ -329,7 +329,7 @@ class Linux(linuxguest.Qemu):
         return self.describe()
 
 
-def linux_settings(t, name, accel='tcg', memory='anon', mem_mib=192, smp=1, append=''):
+def linux_settings(t, name, accel='tcg', memory='anon', mem_mib=192, smp=1, append='', **more):
     """What the QEMUs of one Linux guest have in common; its files in a folder of its own."""
     need_files(VMLINUX, INITRD)
     work = os.path.join(t.work, name)
@@ -340,7 +340,7 @@ def linux_settings(t, name, accel='tcg', memory='anon', mem_mib=192, smp=1, appe
     machine_opts, extra = backend(memory, mem_mib)
     return linuxguest.Settings(QEMU, VMLINUX, INITRD, work, machine='q35' + machine_opts,
                                accel=accel, cpu=cpu_model(accel), memory_mib=mem_mib, smp=smp,
-                               disk=disk, append=append, extra=extra)
+                               disk=disk, append=append, extra=extra, **more)
 
 
 def linux_boot(guest, limit_s=60):

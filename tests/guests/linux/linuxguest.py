@@ -61,7 +61,8 @@ class Settings:
     """What all QEMUs of one test have in common."""
 
     def __init__(self, qemu, kernel, initrd, workdir, firmware=(), machine='q35', accel='tcg',
-                 cpu='max', memory_mib=192, smp=1, append='', disk=None, report=None, extra=()):
+                 cpu='max', memory_mib=192, smp=1, append='', disk=None, report=None, extra=(),
+                 iothread=False, vhost=False):
         self.__dict__.update(locals())
         del self.__dict__['self']
         self.report = report or os.path.join(workdir, 'report')
@@ -142,10 +143,13 @@ class Qemu:
             direct = 'on' if can_direct(s.disk) else 'off'
             a += ['-blockdev', f'driver=file,node-name=f0,filename={s.disk},cache.direct={direct}',
                   '-blockdev', f'driver=raw,node-name=d0,file=f0,cache.direct={direct}',
-                  '-device', 'virtio-blk-pci,drive=d0']
+                  '-device', 'virtio-blk-pci,drive=d0' + (',iothread=io0' if s.iothread else '')]
+        if s.iothread:
+            a += ['-object', 'iothread,id=io0']
         if self.lab:
             self.lab.tap(self.tap)
-            a += ['-netdev', f'tap,id=n0,ifname={self.tap},script=no,downscript=no',
+            a += ['-netdev', f'tap,id=n0,ifname={self.tap},script=no,downscript=no'
+                  + (',vhost=on' if s.vhost else ''),
                   '-device', f'virtio-net-pci,netdev=n0,mac={MAC},romfile=']
         if incoming:
             a += ['-incoming', incoming]
