@@ -224,6 +224,11 @@ static bool check_guest(Error **errp)
                    "start it without -overcommit mem-lock");
         return false;
     }
+    if (access("/proc/self/fd", R_OK) || access("/proc/self/maps", R_OK)) {
+        error_setg_errno(errp, errno, "a fork needs /proc, to know what to "
+                         "close and to unmap: mount it, also in a chroot");
+        return false;
+    }
     return rp_check_host(errp) && check_disks(errp) && rp_collect_blocks(errp);
 }
 
@@ -407,6 +412,9 @@ static bool freeze(struct export *e, struct fc_frozen *f,
     if (rp_blocks_changed()) { /* a vCPU did so while the last ones stopped */
         error_setg(errp, "memory was plugged or unplugged in between: try "
                    "again");
+        return false;
+    }
+    if (!rp_check_nested(errp)) {
         return false;
     }
     if (actions) {

@@ -30,6 +30,25 @@ struct serving {
     bool done;                  /* qatomic */
 };
 
+static void conclude(struct fc_progress *p, const char *why)
+{
+    if (why) {
+        snprintf(p->error, sizeof(p->error), "%s", why);
+    }
+    smp_wmb(); /* pairs with target_info() in the parent */
+    qatomic_set(&p->status, why ? FARFORK_TARGET_STATUS_FAILED :
+                                  FARFORK_TARGET_STATUS_COMPLETED);
+}
+
+/* What the parent has open and mapped would stay so, disks locked with it */
+static void G_NORETURN cannot_leave(const struct fc_frozen *f)
+{
+    for (unsigned i = 0; i < f->n; i++) {
+        conclude(&f->progress[i], "the holder cannot read /proc");
+    }
+    _exit(EXIT_FAILURE);
+}
+
 static void say_nothing(enum ff_level level, const char *line)
 {
 }
@@ -123,14 +142,7 @@ static void take_progress(struct serving *w)
 
 static void finish(struct serving *w, const char *why)
 {
-    struct fc_progress *p = &w->f->progress[w->i];
-
-    if (why) {
-        snprintf(p->error, sizeof(p->error), "%s", why);
-    }
-    smp_wmb(); /* pairs with target_info() in the parent */
-    qatomic_set(&p->status, why ? FARFORK_TARGET_STATUS_FAILED :
-                                  FARFORK_TARGET_STATUS_COMPLETED);
+    conclude(&w->f->progress[w->i], why);
     qatomic_set(&w->done, true);
 }
 
@@ -159,12 +171,15 @@ static void *serving_thread(void *opaque)
 }
 
 /* Rings and vCPU states keep their files open: disks locked, a VM in KVM */
-static void unmap_files(void)
+static void unmap_files(const struct fc_frozen *f)
 {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
 
-    while (maps && fgets(line, sizeof(line), maps)) {
+    if (!maps) {
+        cannot_leave(f);
+    }
+    while (fgets(line, sizeof(line), maps)) {
         unsigned long from, to;
 
         if (strstr(line, " anon_inode:") &&
@@ -172,23 +187,25 @@ static void unmap_files(void)
             munmap((void *)from, to - from);
         }
     }
-    if (maps) {
-        fclose(maps);
-    }
+    fclose(maps);
 }
 
 /*
  * A parent that came over RDMA has devices open for good, and librdmacm here
  * goes on to write to their numbers: no connection of ours may get one.
  */
-static unsigned device_numbers(int *number, unsigned max)
+static unsigned device_numbers(const struct fc_frozen *f, int *number,
+                               unsigned max)
 {
     DIR *d = opendir("/proc/self/fd");
     struct dirent *e;
     unsigned n = 0;
     char to[32];
 
-    while (d && (e = readdir(d))) {
+    if (!d) {
+        cannot_leave(f);
+    }
+    while ((e = readdir(d))) {
         ssize_t len = readlinkat(dirfd(d), e->d_name, to, sizeof(to));
 
         if (len > 16 && !memcmp(to, "/dev/infiniband/", 16)) {
@@ -198,9 +215,7 @@ static unsigned device_numbers(int *number, unsigned max)
             number[n++] = atoi(e->d_name);
         }
     }
-    if (d) {
-        closedir(d);
-    }
+    closedir(d);
     return n;
 }
 
@@ -219,7 +234,7 @@ static void leave_parent(const struct fc_frozen *f)
 {
     int keep[RP_REGIONS_MAX + 4] = { 0, 1, 2 };
     int device[64];
-    unsigned n = 3, n_devices = device_numbers(device, ARRAY_SIZE(device));
+    unsigned n = 3, n_devices = device_numbers(f, device, ARRAY_SIZE(device));
     sigset_t none;
 
     setsid();
@@ -248,7 +263,7 @@ static void leave_parent(const struct fc_frozen *f)
     }
     qemu_close_all_open_fd(keep, n);
     occupy(device, n_devices);
-    unmap_files();
+    unmap_files(f);
     ff_set_log(say_nothing, FF_ERROR);
 }
 

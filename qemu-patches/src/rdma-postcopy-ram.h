@@ -25,6 +25,9 @@ bool rp_check_host(Error **errp);
 /* Destination, after rp_collect_blocks(): may all blocks be emptied? */
 bool rp_check_emptying(Error **errp);
 
+/* Fork, in the pause: does no CPU of KVM hold pages but by their addresses? */
+bool rp_check_nested(Error **errp);
+
 bool rp_collect_blocks(Error **errp);
 
 /* Under the BQL: was one added, unplugged or removed since they were collected? */

@@ -4,6 +4,7 @@
  * before the guest stops
  */
 #include "qemu/osdep.h"
+#include "cpu.h"
 #include "exec/memory.h"
 #include "exec/ramblock.h"
 #include "migration/migration.h"
@@ -12,6 +13,8 @@
 #include "qapi/error.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-ram.h"
+#include "system/hw_accel.h"
+#include "system/kvm.h"
 
 static bool check_capabilities(Error **errp)
 {
@@ -145,6 +148,44 @@ bool rp_check_emptying(Error **errp)
                        "that comes, and others may use: start the destination "
                        "with share=on, memory-backend-memfd or anonymous "
                        "memory", block->idstr);
+            return false;
+        }
+    }
+    return true;
+}
+
+#ifdef TARGET_X86_64
+/*
+ * While it runs a guest of its guest, KVM reaches pages that the two share by
+ * where they were when that was entered; so it does, for as long as it is in
+ * use, with an enlightened VMCS.  They would stay behind in the image, and be
+ * written to.
+ */
+static bool holds_pages(CPUState *cs)
+{
+    struct kvm_nested_state *nested;
+
+    cpu_synchronize_state(cs);
+    nested = cpu_env(cs)->nested_state;
+    return nested && nested->flags & (KVM_STATE_NESTED_GUEST_MODE |
+                                      KVM_STATE_NESTED_EVMCS);
+}
+#else
+static bool holds_pages(CPUState *cs)
+{
+    return false;
+}
+#endif
+
+bool rp_check_nested(Error **errp)
+{
+    CPUState *cs;
+
+    CPU_FOREACH(cs) {
+        if (kvm_enabled() && holds_pages(cs)) {
+            error_setg(errp, "CPU %d was running a guest of this guest (nested "
+                       "virtualization), which cannot be forked: try again, "
+                       "or stop that one first", cs->cpu_index);
             return false;
         }
     }

@@ -149,10 +149,44 @@ def devices(t, accel):
         with_device(t, accel, 'ivshmem', 'ivshmem', 'anon',
                     ['-object', 'memory-backend-memfd,id=shm,size=1M,share=on',
                      '-device', 'ivshmem-plain,memdev=shm'])
+    with t.case('a fork without /proc'):
+        no_proc(t, accel)
+    with t.case('more memory regions than the wire has numbers for'):
+        too_many_regions(t, accel)
     with t.case('a device that cannot be saved'):
         with_device(t, accel, 'nvme', 'nvme', 'anon',
                     ['-blockdev', 'driver=null-co,node-name=n,read-zeroes=on',
                      '-device', 'nvme,drive=n,serial=farfork'])
+
+
+def no_proc(t, accel):
+    """Without /proc nobody knows what the process that holds the image has open."""
+    if os.geteuid():
+        raise Skip('a chroot needs root')
+    root = os.path.join(t.work, 'root')
+    os.makedirs(os.path.join(root, 'dev'))
+    with open(os.path.join(root, 'dev', 'null'), 'wb'):
+        pass                        # a fork needs this as well
+    with Micro(t, 'chroot', accel, mem_mib=MIB, extra=['-run-with', f'chroot={root}']) as src:
+        src.start_load()
+        say('      ' + refuses(src, 'needs /proc', 'x-farfork-export', id='f',
+                               targets=[{'uri': 'rdma-postcopy:127.0.0.1:1'}]))
+        common.check_still_running(src)
+
+
+def too_many_regions(t, accel):
+    """hv-synic has two for each CPU."""
+    if accel != 'kvm':
+        raise Skip('hv-synic needs kvm')
+    try:
+        with Micro(t, 'synic', accel, mem_mib=MIB, smp=255,
+                   extra=['-cpu', 'max,-arch-capabilities,hv-vpindex,hv-synic', '-S']) as src:
+            say('      ' + refuses(src, 'hv-synic has two', 'migrate',
+                                   uri='rdma-postcopy:127.0.0.1:1'))
+    except GuestError as e:
+        if 'HyperV' not in str(e):
+            raise
+        raise Skip(f"this host's KVM has no hv-synic: {str(e).splitlines()[-1]}") from None
 
 
 def does_not_start(t, accel, address, text):
