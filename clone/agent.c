@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "address.h"
@@ -51,6 +52,7 @@ int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
         *table = (struct ff_hello){.regions = NULL};
         a->status = FF_IMAGE_HERE;
         atomic_store(&a->handed_over, true);
+        pthread_cond_broadcast(&a->changed);
     }
     ff_agent_drop_lent(a); /* of what was refused some is closed: no image may take the rest */
     pthread_mutex_unlock(&a->lock);
@@ -58,6 +60,41 @@ int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
         return rc;
     eventfd_write(a->poke_fd, 1);
     ff_dest_cancel(a->dest); /* nothing will come over the link */
+    return 0;
+}
+
+int ff_agent_take_link(struct ff_agent *a, const int fd[FF_TCP_SOCKETS], struct ff_error *err)
+{
+    struct ff_link *link;
+
+    int rc = ff_tcp_on_sockets(fd, a->timeout_ms, &link, err);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&a->lock);
+    if (!a->passed || a->linked || a->adopted || atomic_load(&a->cancelled))
+        rc = ff_error_set(err, EBUSY, "agent: it has a source, will get none, or has a port for it");
+    else
+        a->link = link;
+    a->linked |= !rc;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    if (rc)
+        link->ops->free(link);
+    return rc;
+}
+
+/* For a link, or until the image was handed over: whether there is one */
+static int wait_link(struct ff_agent *a, struct ff_error *err)
+{
+    pthread_mutex_lock(&a->lock);
+    while (!a->link && !atomic_load(&a->handed_over) && !atomic_load(&a->cancelled))
+        pthread_cond_wait(&a->changed, &a->lock);
+    struct ff_link *link = a->link;
+    a->link = NULL;
+    pthread_mutex_unlock(&a->lock);
+    if (!link)
+        return ff_error_set(err, ECANCELED, "canceled");
+    ff_dest_use_link(a->dest, link);
     return 0;
 }
 
@@ -128,11 +165,15 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
     pthread_cond_init(&a->changed, NULL);
     a->state_fd = a->listen_fd = -1;
     a->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    a->passed = addr.passed && !link;
+    a->timeout_ms = addr.timeout_ms;
     rc = a->poke_fd < 0 ? ff_error_set(err, errno, "agent: eventfd: %s", strerror(errno)) : 0;
     addr.landing = FF_LANDING_COPY;
+    if (!rc && getrandom(a->session, sizeof(a->session), 0) != sizeof(a->session))
+        rc = ff_error_set(err, EIO, "agent: no random numbers: %s", strerror(errno));
     if (!rc)
-        rc = link ? ff_dest_new_on_link(&addr, link, &a->dest, err)
-                  : ff_dest_new(&addr, &a->dest, err);
+        rc = link || a->passed ? ff_dest_new_on_link(&addr, link, &a->dest, err)
+                               : ff_dest_new(&addr, &a->dest, err);
     if (!rc) {
         a->port = ff_dest_port(a->dest);
         ff_dest_own(a->dest, &(struct ff_dest_owner){
@@ -167,7 +208,9 @@ static int receive(struct ff_agent *a, struct ff_error *err)
     FF_AUTO_FREE void *state = NULL;
     size_t len;
 
-    int rc = ff_dest_accept(a->dest, "", err);
+    int rc = a->passed ? wait_link(a, err) : 0;
+    if (!rc)
+        rc = ff_dest_accept(a->dest, "", err);
     if (!rc)
         rc = ff_dest_start(a->dest, err);
     if (!rc)
@@ -246,6 +289,22 @@ void ff_agent_on_child(struct ff_agent *a,
     pthread_mutex_unlock(&a->lock);
 }
 
+void ff_agent_limit(struct ff_agent *a, uint64_t max_bytes)
+{
+    pthread_mutex_lock(&a->lock);
+    a->max_bytes = max_bytes;
+    pthread_mutex_unlock(&a->lock);
+}
+
+void ff_agent_session(struct ff_agent *a, char out[FF_SESSION_TEXT])
+{
+    pthread_mutex_lock(&a->lock);
+    bool here = a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE;
+    pthread_mutex_unlock(&a->lock);
+    const uint8_t *session = atomic_load(&a->handed_over) ? a->session : ff_dest_session(a->dest);
+    ff_session_text(here ? session : NULL, out);
+}
+
 void ff_agent_together(struct ff_agent *a, unsigned n)
 {
     pthread_mutex_lock(&a->lock);
@@ -276,6 +335,8 @@ void ff_agent_free(struct ff_agent *a)
         pthread_join(a->thread, NULL); /* no child is known to the pager any more */
     }
     ff_dest_free(a->dest);
+    if (a->link)
+        a->link->ops->free(a->link);
     ff_agent_drop_lent(a);
     ff_agent_drop_memory(a);
     ff_hello_free(&a->table);

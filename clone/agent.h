@@ -20,6 +20,8 @@
  *                                                    answers what is left in the userfaultfds
  *              or: a source on this host lends all of it, with the state: HERE, and when it says
  *              that children may run, COMPLETE. Nothing comes over a link
+ *              An agent for a source on this host (address "unix") has no port: what is not lent
+ *              comes over sockets that the source passes
  * States       AWAITED -> HERE -> COMPLETE; LOST from AWAITED and HERE
  * Threads      lock guards status, why, what was lent, and counts. memory and state are written
  *              before HERE, and only read after it. Connections are the server thread's.
@@ -62,7 +64,7 @@ struct ff_agent {
     struct ff_dest *dest;
     char path[108];
     unsigned port;
-    int listen_fd, poke_fd;
+    int listen_fd, poke_fd, timeout_ms;
     pthread_t thread;
     bool thread_up;
     _Atomic bool stop, cancelled;
@@ -74,6 +76,11 @@ struct ff_agent {
     uint64_t state_bytes;
     struct ff_hello table; /* of an image that was handed over: there is no pager */
     _Atomic bool handed_over;
+    bool passed;           /* nobody connects: a source's link comes through our socket */
+    struct ff_link *link;  /* it came, and is not dest's yet; under lock */
+    bool linked;           /* it came, once; under lock */
+    uint64_t max_bytes;    /* of memory of an image; 0: any */
+    uint8_t session[FF_SESSION_LEN]; /* of an image that was handed over */
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* status, or cancelled */
@@ -113,6 +120,8 @@ void ff_agent_drop_memory(struct ff_agent *a);
  * the reason; else it never will be. Server thread */
 int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
                        uint64_t state_bytes, struct ff_error *err);
+/* The link to the source, on these sockets, which are taken over. Server thread */
+int ff_agent_take_link(struct ff_agent *a, const int fd[FF_TCP_SOCKETS], struct ff_error *err);
 int ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why, struct ff_error *err);
 
 /* Of the image, once it is here */

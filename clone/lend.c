@@ -5,7 +5,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      lend: the regions that have a file; the rest is read over a link. Hand over: all of
+ * Purpose      lend: the regions that have a file; the rest is read over a link, which with the
+ *              address "unix" is made of sockets that the agent gets here. Hand over: all of
  *              it, with the state. What has no file is copied into one; there is no link, and once
  *              children may run nothing of the source is needed any more.
  */
@@ -76,9 +77,10 @@ static int send_files(const struct ff_regions *t, const char *config, int sock,
     return rc;
 }
 
-/* @rc: of sending. What the agent has refused it has refused with a reason */
+/* @rc: of sending. What the agent has refused it has refused with a reason. @session: of its answer,
+ * or NULL */
 static int hear_answer(int rc, int sock, enum ff_clone_type want, int timeout_ms, int cancel_fd,
-                       struct ff_error *err)
+                       uint8_t *session, struct ff_error *err)
 {
     struct ff_clone_msg m;
 
@@ -87,15 +89,41 @@ static int hear_answer(int rc, int sock, enum ff_clone_type want, int timeout_ms
     rc = ff_clone_expect(sock, cancel_fd, &m, timeout_ms, err);
     if (!rc && m.type != want)
         rc = ff_error_set(err, EPROTO, "%s came instead of an answer", ff_clone_name(m.type));
+    if (!rc && session)
+        memcpy(session, m.session, sizeof(m.session));
     if (!rc)
         ff_clone_close(&m);
+    return rc;
+}
+
+/* The agent gets its ends of the link, and we keep ours */
+static int pass_link(struct ff_source *s, int sock, struct ff_error *err)
+{
+    struct ff_clone_msg m = {.type = FF_CLONE_LINK, .n_fds = FF_TCP_SOCKETS};
+    int own[FF_TCP_SOCKETS];
+    struct ff_link *link;
+
+    int rc = ff_tcp_socket_pairs(own, m.fd, err);
+    if (rc)
+        return rc;
+    rc = send_soon(sock, &m, err);
+    rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, ff_source_cancel_fd(s), NULL, err);
+    ff_clone_close(&m);
+    if (rc) {
+        for (unsigned i = 0; i < FF_TCP_SOCKETS; i++)
+            ff_close_fd(&own[i]);
+        return rc;
+    }
+    rc = ff_tcp_on_sockets(own, ff_source_timeout_ms(s), &link, err);
+    if (!rc)
+        ff_source_use_link(s, link);
     return rc;
 }
 
 int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error *err)
 {
     const struct ff_regions *t = ff_source_regions(s);
-    bool any = false;
+    bool passed = ff_source_is_passed(s), any = passed;
 
     for (unsigned i = 0; i < t->n; i++)
         any |= t->r[i].fd >= 0;
@@ -104,7 +132,9 @@ int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error
     int sock = ff_clone_connect(socket_path, err);
     int rc = sock < 0 ? sock : send_files(t, "", sock, err);
     if (sock >= 0)
-        rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, ff_source_cancel_fd(s), err);
+        rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, ff_source_cancel_fd(s), NULL, err);
+    if (!rc && passed)
+        rc = pass_link(s, sock, err);
     if (!rc) {
         ff_source_keep_fd(s, sock); /* while it is open, what was lent waits for our HELLO */
         return 0;
@@ -167,7 +197,8 @@ static int send_state(int sock, const void *state, size_t len, struct ff_error *
 
 /* The connection, or -errno */
 static int hand_over(const struct ff_regions *t, const char *socket_path, const char *config,
-                     const void *state, size_t len, int cancel_fd, struct ff_error *err)
+                     const void *state, size_t len, int cancel_fd, uint8_t *session,
+                     struct ff_error *err)
 {
     int sock = ff_clone_connect(socket_path, err);
 
@@ -176,9 +207,9 @@ static int hand_over(const struct ff_regions *t, const char *socket_path, const 
     int rc = send_files(t, config, sock, err);
     if (!rc)
         rc = send_state(sock, state, len, err);
-    rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, err); /* for the files */
+    rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, NULL, err); /* the files */
     if (!rc)
-        rc = hear_answer(0, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, err);
+        rc = hear_answer(0, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, session, err);
     if (!rc)
         return sock;
     close(sock);
@@ -189,6 +220,7 @@ int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char
                         const void *state, size_t len, struct ff_error *err)
 {
     struct ff_regions t = *ff_source_regions(s); /* borrowed, but for the descriptors */
+    uint8_t session[FF_SESSION_LEN];
     int own[FF_WIRE_REGIONS_MAX];
     uint64_t rest = 0;
     bool small = true;
@@ -206,11 +238,12 @@ int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char
                                 FF_WIRE_STATE_MAX)
                  : copy_rest(&t, own, err);
     if (!rc)
-        rc = hand_over(&t, socket_path, config, state, len, ff_source_cancel_fd(s), err);
+        rc = hand_over(&t, socket_path, config, state, len, ff_source_cancel_fd(s), session, err);
     for (unsigned i = 0; i < t.n; i++)
         ff_close_fd(&own[i]);
     if (rc < 0)
         return ff_error_context(err, "source: hand the image over");
+    ff_source_set_session(s, session);
     ff_source_keep_fd(s, rc); /* when it is closed before ff_source_let_run(), children end */
     return 0;
 }
@@ -223,6 +256,6 @@ int ff_source_let_run(struct ff_source *s, struct ff_error *err)
         return ff_error_set(err, EINVAL, "source: let run: nothing was handed over");
     int rc = ff_clone_say(sock, FF_CLONE_RUN, err);
     /* what was said cannot be taken back: no limit but the agent's end */
-    rc = hear_answer(rc, sock, FF_CLONE_COMPLETE, -1, ff_source_cancel_fd(s), err);
+    rc = hear_answer(rc, sock, FF_CLONE_COMPLETE, -1, ff_source_cancel_fd(s), NULL, err);
     return rc ? ff_error_context(err, "source: let run") : 0;
 }

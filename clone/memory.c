@@ -107,6 +107,23 @@ static int take_file(struct ff_agent *a, const struct ff_wire_region *r, struct 
     return m->view < 0 ? m->view : 0;
 }
 
+/* Before anything is allocated. Under lock */
+static int check_total(const struct ff_agent *a, const struct ff_hello *table, struct ff_error *err)
+{
+    uint64_t total = 0;
+
+    for (unsigned i = 0; i < table->n_regions; i++) {
+        const struct ff_wire_region *r = &table->regions[i];
+        if (a->max_bytes && r->len_bytes > a->max_bytes - total)
+            return ff_error_set(err, EFBIG, "agent: region %s: 0x%llx bytes after 0x%llx, but the guest of "
+                                "this fork has 0x%llx in all; if memory was plugged meanwhile, fork "
+                                "again", r->name, (unsigned long long)r->len_bytes,
+                                (unsigned long long)total, (unsigned long long)a->max_bytes);
+        total += r->len_bytes;
+    }
+    return 0;
+}
+
 static int adopt_region(struct ff_agent *a, const struct ff_wire_region *r, struct ff_error *err)
 {
     struct ff_agent_memory *m = &a->memory[a->n_memory];
@@ -153,6 +170,8 @@ int ff_agent_adopt(void *opaque, const struct ff_hello *peer, struct ff_error *e
     pthread_mutex_lock(&a->lock);
     if (a->adopted)
         rc = ff_error_set(err, EBUSY, "agent: it has an image already");
+    else
+        rc = check_total(a, peer, err);
     a->adopted = true;
     for (unsigned i = 0; i < peer->n_regions && !rc; i++)
         rc = adopt_region(a, &peer->regions[i], err);
@@ -195,6 +214,9 @@ int ff_agent_take_whole(struct ff_agent *a, const struct ff_hello *table, int st
 
     if (a->adopted || a->status != FF_IMAGE_AWAITED || atomic_load(&a->cancelled))
         return ff_error_set(err, EBUSY, "agent: it has an image already, or will get none");
+    rc = check_total(a, table, err);
+    if (rc)
+        return rc;
     int seals = fcntl(state_fd, F_GET_SEALS);
     if (seals < 0 || (seals & FF_SEALS_WHOLE) != FF_SEALS_WHOLE)
         return ff_error_set(err, EPROTO, "agent: the state that was handed over can be changed");

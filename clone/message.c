@@ -17,7 +17,7 @@
 #include "wirebuf.h"
 
 #define MAGIC 0x454e4f4c43464646ull /* "FFFCLONE" */
-#define VERSION 4
+#define VERSION 5
 #define CONNECT_S 10
 #define BACKLOG 1024
 
@@ -28,7 +28,7 @@ static const char *const names[] = {
     [FF_CLONE_LOADED] = "LOADED",     [FF_CLONE_START] = "START",
     [FF_CLONE_READY] = "READY",       [FF_CLONE_RUN] = "RUN",
     [FF_CLONE_RUNNING] = "RUNNING",   [FF_CLONE_COMPLETE] = "COMPLETE",
-    [FF_CLONE_LOST] = "LOST",
+    [FF_CLONE_LOST] = "LOST",         [FF_CLONE_LINK] = "LINK",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_CLONE_LAST + 1, "a name for every message");
 
@@ -159,6 +159,8 @@ static int encode(uint8_t *buf, const struct ff_clone_msg *m, struct ff_error *e
         ff_wb_put(&b, m->complete, 4);
     } else if (m->type == FF_CLONE_MEMORY) {
         put_memory(&b, m);
+    } else if (m->type == FF_CLONE_ATTACHED) {
+        ff_wb_put_bytes(&b, m->session, sizeof(m->session));
     }
     if (b.bad)
         return why.code ? ff_error_set(err, why.code, "%s", why.text)
@@ -299,6 +301,12 @@ static int decode(uint8_t *buf, size_t len, struct ff_clone_msg *m, struct ff_er
         least = most = m->n;
     } else if (m->type == FF_CLONE_WATCH) {
         most = 1;
+    } else if (m->type == FF_CLONE_ATTACHED) {
+        const uint8_t *session = ff_wb_take(&b, sizeof(m->session));
+        if (session)
+            memcpy(m->session, session, sizeof(m->session));
+    } else if (m->type == FF_CLONE_LINK) {
+        least = most = FF_TCP_SOCKETS;
     }
     if (!b.bad && !ff_wb_left(&b) && m->n_fds >= least && m->n_fds <= most)
         return 0;

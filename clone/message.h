@@ -31,6 +31,8 @@
  *              MEMORY region, offset [files]  -->
  *                                              <-- ATTACHED, or REFUSE
  *              IMAGE [state]: that is all     -->  children load; else the link brings the rest
+ *                                              <-- ATTACHED session, or REFUSE
+ *              LINK [sockets]: by these       -->  they are the link (address "unix")
  *                                              <-- ATTACHED, or REFUSE
  *              RUN: it stays as it is         -->  the image is complete, and they may run
  *                                              <-- COMPLETE
@@ -67,7 +69,8 @@ enum ff_clone_type {
     FF_CLONE_RUNNING,
     FF_CLONE_COMPLETE,
     FF_CLONE_LOST,
-    FF_CLONE_LAST = FF_CLONE_LOST,
+    FF_CLONE_LINK,
+    FF_CLONE_LAST = FF_CLONE_LINK,
 };
 
 /* One file behind a region */
@@ -84,6 +87,8 @@ struct ff_clone_msg {
     uint32_t number;                    /* the child's; a lender's: regions that it lends */
     uint64_t host[FF_WIRE_REGIONS_MAX]; /* of each region of the table, in the child */
     struct ff_hello table;              /* to be freed with ff_hello_free() */
+    /* ATTACHED: of an image that was handed over; else zeros */
+    uint8_t session[FF_SESSION_LEN];
     /* REFUSE, LOST */
     int code; /* errno, positive */
     char text[FF_WIRE_TEXT_MAX + 1];

@@ -8,7 +8,8 @@
  * States       of a connection:
  *              NEW       nothing was said yet
  *              LENDING   a source: HELLO was heard, files are coming
- *              LENT      they are here; the image takes them if this is still open then
+ *              LENT      they are here; the image takes them if this is still open then. The link
+ *                        may come, too
  *              GIVEN     the state followed: they are the image, and children load. None runs
  *                        before the source has said so; when it ends before that, the image is lost
  *              WAITING   a child: HELLO was heard, the image is not there yet
@@ -124,16 +125,16 @@ static int begin_lending(struct ff_agent *a, struct ff_conn *c, struct ff_clone_
     pthread_mutex_lock(&a->lock);
     if (a->adopted || a->lender)
         rc = ff_error_set(err, EBUSY, "agent: it has an image, or another source lends to it");
-    else if (!m->number || m->number > m->table.n_regions)
-        rc = ff_error_set(err, EPROTO, "agent: %u regions lent (permitted 1..%u)", m->number,
-                          m->table.n_regions);
+    else if (m->number < !a->passed || m->number > m->table.n_regions)
+        rc = ff_error_set(err, EPROTO, "agent: %u regions lent (permitted %d..%u)", m->number,
+                          !a->passed, m->table.n_regions);
     else
         a->lender = c;
     pthread_mutex_unlock(&a->lock);
     c->n_sent = m->number;
     c->number = 0;
-    c->state = LENDING;
-    return rc;
+    c->state = c->n_sent ? LENDING : LENT;
+    return rc || c->n_sent ? rc : ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
 }
 
 static int take_lent(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
@@ -166,12 +167,23 @@ static int take_lent(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg 
 static int take_image(struct ff_agent *a, struct ff_conn *c, const struct ff_clone_msg *m,
                       struct ff_error *err)
 {
+    struct ff_clone_msg answer = {.type = FF_CLONE_ATTACHED};
     int rc = ff_agent_hand_over(a, &c->table, m->fd[0], m->state_bytes, err);
 
     if (rc)
         return rc;
     c->state = GIVEN;
-    return ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+    memcpy(answer.session, a->session, sizeof(answer.session));
+    return ff_clone_send(c->sock, &answer, err);
+}
+
+static int take_link(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
+                     struct ff_error *err)
+{
+    m->n_fds = 0; /* taken */
+    int rc = ff_agent_take_link(a, m->fd, err);
+
+    return rc ? rc : ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
 }
 
 static int let_run(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
@@ -317,6 +329,8 @@ static int handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
         return take_lent(a, c, m, err);
     if (c->state == LENT && m->type == FF_CLONE_IMAGE)
         return take_image(a, c, m, err);
+    if (c->state == LENT && m->type == FF_CLONE_LINK)
+        return take_link(a, c, m, err);
     if (c->state == GIVEN && m->type == FF_CLONE_RUN)
         return let_run(a, c, err);
     if (c->state == MAPPING && m->type == FF_CLONE_WATCH)

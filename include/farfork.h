@@ -71,8 +71,9 @@ void ff_set_log(void (*fn)(enum ff_level level, const char *line), enum ff_level
 struct ff_address;
 
 /**
- * ff_address_parse() - parse "HOST:PORT[,option=value...]"
- * @text: IPv4, [IPv6] or a name; an empty HOST listens on every address. Options:
+ * ff_address_parse() - parse "HOST:PORT[,option=value...]", or "unix[,option=value...]"
+ * @text: IPv4, [IPv6] or a name; an empty HOST listens on every address. unix: of an agent and its
+ *        source on one host; nothing listens, the agent's socket takes connected ones. Options:
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, chunk=SIZE,
  *        window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
  *        odp=auto|on|off, precopy=0|1, prealloc=0|1
@@ -411,6 +412,9 @@ void ff_collapse_stop(struct ff_collapse *c);
 struct ff_agent;
 struct ff_child;
 
+/* Room for a session in hexadecimal */
+#define FF_SESSION_TEXT 33
+
 enum ff_child_event {
     FF_CHILD_ATTACHED, /* its memory is mapped and watched, it has the state */
     FF_CHILD_RUNNING,
@@ -438,7 +442,8 @@ struct ff_agent_stats {
 
 /**
  * ff_agent_new() - listen for a source, and for children on this host
- * @listen:      as ff_dest_new(); landing= is copy, precopy= is not permitted
+ * @listen:      as ff_dest_new(); landing= is copy, precopy= is not permitted. unix: there is no
+ *               port, a source comes through @socket_path alone
  * @socket_path: a unix socket, made here and removed by ff_agent_free(); who may use it is decided
  *               by its folder. Peers of another user than ours or root are dropped
  *
@@ -447,7 +452,15 @@ struct ff_agent_stats {
  */
 int ff_agent_new(const struct ff_address *listen, const char *socket_path, struct ff_agent **out,
                  struct ff_error *err);
-unsigned ff_agent_port(const struct ff_agent *a);
+unsigned ff_agent_port(const struct ff_agent *a); /* 0: unix */
+
+/* No image may have more memory than @max_bytes; before ff_agent_receive(), and before others know
+ * where it listens. Without it an agent allocates what any image says that it has */
+void ff_agent_limit(struct ff_agent *a, uint64_t max_bytes);
+
+/* Which image it has: a number that this agent made for the source that it took the image from, see
+ * ff_source_session(). "": it has none yet */
+void ff_agent_session(struct ff_agent *a, char out[FF_SESSION_TEXT]);
 
 /**
  * ff_agent_receive() - wait for a source, take its image's table and state, and let it go
@@ -508,13 +521,21 @@ void ff_agent_free(struct ff_agent *a);
  * After all regions were added, before ff_source_connect(). Those that have an fd are passed: the
  * agent and its children map that very memory, and nothing of it is read over the link. So the
  * file's content must be the region's, all of it, and must never change again, neither by writes
- * nor by discards. Add a region with fd -1 where that is not so.
+ * nor by discards. Add a region with fd -1 where that is not so. A child can open the file for
+ * writing, by /proc/self/fd, unless it is sealed.
+ *
+ * When the source's address is "unix", the agent also gets the connections here, which
+ * ff_source_connect() then uses.
  *
  * Return:  0, also when no region has an fd; -ECONNREFUSED, -ENOENT: nobody listens there;
  *          -EBUSY: the agent has an image, or another source lends to it; or what else it
  *          refused for
  */
 int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error *err);
+
+/* After ff_source_connect() or ff_source_hand_over(): what ff_agent_session() says there, if that is
+ * the image which that agent has. "": it was taken by nobody */
+void ff_source_session(const struct ff_source *s, char out[FF_SESSION_TEXT]);
 
 /**
  * ff_source_hand_over() - give an agent on this host the whole image at once

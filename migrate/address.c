@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * address.c - "HOST:PORT[,option=value...]" taken apart
+ * address.c - "HOST:PORT[,option=value...]" or "unix[,...]" taken apart
  */
 #include <ctype.h>
 #include <errno.h>
@@ -178,8 +178,11 @@ static int set_host_port(struct ff_address *a, char *text, struct ff_error *err)
     char *colon = strrchr(text, ':'), *host = text;
     unsigned long port;
 
+    a->passed = !strcmp(text, "unix");
+    if (a->passed)
+        return 0;
     if (!colon)
-        return ff_error_set(err, EINVAL, "address: \"%s\": want HOST:PORT", text);
+        return ff_error_set(err, EINVAL, "address: \"%s\": want HOST:PORT, or unix", text);
     *colon = '\0';
     size_t len = strlen(host);
     if (*host == '[' && len > 2 && host[len - 1] == ']') {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * address.h - "HOST:PORT[,option=value...]" taken apart
+ * address.h - "HOST:PORT[,option=value...]" or "unix[,...]" taken apart
  */
 #ifndef FF_MIGRATE_ADDRESS_H
 #define FF_MIGRATE_ADDRESS_H
@@ -17,6 +17,7 @@ enum ff_landing_choice {
 enum ff_odp_choice { FF_ODP_AUTO, FF_ODP_ON, FF_ODP_OFF };
 
 struct ff_address {
+    bool passed;    /* "unix": no address: an agent's socket passes the connections */
     char host[256]; /* "": any */
     char port[8];
     enum ff_link_kind link;

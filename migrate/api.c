@@ -2,11 +2,13 @@
  *
  * api.c - errors and messages as farfork.h shows them
  */
+#include <stdio.h>
 #include <stdlib.h>
 
 #include "error.h"
 #include "farfork.h"
 #include "log.h"
+#include "wire.h"
 
 _Static_assert((int)FF_ERROR == FF_LOG_ERROR && (int)FF_WARN == FF_LOG_WARN &&
                    (int)FF_INFO == FF_LOG_INFO && (int)FF_DEBUG == FF_LOG_DEBUG,
@@ -23,6 +25,13 @@ void ff_set_log(void (*fn)(enum ff_level level, const char *line), enum ff_level
 {
     public_log = fn;
     ff_log_set(fn ? to_public : NULL, (enum ff_log_level)max);
+}
+
+void ff_session_text(const uint8_t *session, char out[FF_SESSION_TEXT])
+{
+    out[0] = '\0';
+    for (unsigned i = 0; session && i < FF_SESSION_LEN; i++)
+        sprintf(out + 2 * i, "%02x", session[i]);
 }
 
 struct ff_error *ff_error_new(void)

@@ -58,6 +58,9 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
         .host = a->host, .port = a->port, .timeout_ms = a->timeout_ms, .device = a->device};
     struct ff_port *port;
 
+    if (a->passed)
+        return ff_error_set(err, EINVAL, "destination: the address is \"unix\": only an agent takes "
+                            "connections so; want HOST:PORT");
     int rc = ff_port_listen(&p, a->link, &port, err);
     if (rc)
         return rc;
@@ -67,6 +70,20 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
     else
         (*out)->port = port;
     return rc;
+}
+
+void ff_dest_use_link(struct ff_dest *d, struct ff_link *link)
+{
+    pthread_mutex_lock(&d->lock);
+    d->link = d->ctl.link = link;
+    if (atomic_load(&d->cancelled))
+        link->ops->shutdown(link);
+    pthread_mutex_unlock(&d->lock);
+}
+
+const uint8_t *ff_dest_session(const struct ff_dest *d)
+{
+    return d->session;
 }
 
 unsigned ff_dest_port(const struct ff_dest *d)

@@ -36,6 +36,9 @@ void ff_dest_close_port(struct ff_dest *d);
 /* After ff_dest_start(): for children.h */
 struct ff_pager *ff_dest_pager(struct ff_dest *d);
 
+/* After ff_dest_accept(): the session that it chose */
+const uint8_t *ff_dest_session(const struct ff_dest *d);
+
 /* After ff_dest_accept(); number i is number i of the pager's regions too */
 const struct ff_hello *ff_dest_hello(const struct ff_dest *d);
 

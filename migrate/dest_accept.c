@@ -106,6 +106,7 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
         rc = ff_error_set(err, EIO, "destination: injected");
     if (rc)
         return rc;
+    memcpy(d->session, w.session, sizeof(d->session));
     ff_log(FF_LOG_INFO, "destination: link: %s", d->link->about);
     ff_dest_close_port(d);
     return 0;

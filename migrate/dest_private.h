@@ -21,6 +21,7 @@ struct ff_dest {
     uint32_t map[FF_WIRE_REGIONS_MAX]; /* the source's number of a region -> ours */
     struct ff_dest_owner owner; /* an agent, if its adopt is set */
     bool lent[FF_WIRE_REGIONS_MAX]; /* by our number */
+    uint8_t session[FF_SESSION_LEN];
     struct ff_pager pager;
     pthread_mutex_t pager_lock; /* starting and finishing it */
     struct ff_stock stock;

@@ -68,6 +68,8 @@ struct ff_source {
     struct ff_link *link;
     struct ff_stats stats;
     bool given_link;
+    uint8_t session[FF_SESSION_LEN]; /* that the peer chose */
+    bool has_session;
 };
 
 int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_error *err)
@@ -97,8 +99,33 @@ int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_
 
 void ff_source_use_link(struct ff_source *s, struct ff_link *link)
 {
+    pthread_mutex_lock(&s->lock);
     s->link = s->ctl.link = link;
     s->given_link = true;
+    if (atomic_load(&s->cancelled))
+        link->ops->shutdown(link);
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool ff_source_is_passed(const struct ff_source *s)
+{
+    return s->addr.passed;
+}
+
+int ff_source_timeout_ms(const struct ff_source *s)
+{
+    return s->addr.timeout_ms;
+}
+
+void ff_source_set_session(struct ff_source *s, const uint8_t session[FF_SESSION_LEN])
+{
+    memcpy(s->session, session, FF_SESSION_LEN);
+    s->has_session = true;
+}
+
+void ff_source_session(const struct ff_source *s, char out[FF_SESSION_TEXT])
+{
+    ff_session_text(s->has_session ? s->session : NULL, out);
 }
 
 int ff_source_add_region(struct ff_source *s, const struct ff_region *r, struct ff_error *err)
@@ -138,6 +165,9 @@ static int open_link(struct ff_source *s, struct ff_error *err)
 
     if (s->link)
         return 0;
+    if (s->addr.passed)
+        return ff_error_set(err, EINVAL, "source: connect: the address is \"unix\": an agent's socket "
+                            "takes the connections; call ff_source_lend() before");
     int rc = ff_link_connect(&p, s->addr.link, s->cancel_fd, &link, err);
     if (rc)
         return rc;
@@ -166,6 +196,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
         rc = s->link->ops->open_queues(s->link, w.session, s->addr.timeout_ms, err);
     if (!rc) {
         s->wants_pass = w.features & FF_WIRE_PASS;
+        ff_source_set_session(s, w.session);
         ff_log(FF_LOG_INFO, "source: link: %s", s->link->about);
         s->stage = CONNECTED;
     }

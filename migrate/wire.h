@@ -141,6 +141,9 @@ struct ff_dirty {
 
 #define FF_MSG_BIT(type) (1u << (type))
 
+/* In hexadecimal; "": NULL */
+void ff_session_text(const uint8_t *session, char out[FF_SESSION_TEXT]);
+
 const char *ff_msg_name(unsigned type);
 
 /* Type of a message of @len bytes, or -EPROTO */

@@ -170,6 +170,15 @@ void ff_tcp_listener_free(struct ff_listener *ls);
 int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link **out,
                    struct ff_error *err);
 
+/* The link over sockets that are connected already: the control connection, then each queue's. Takes
+ * them, also on failure. -EINVAL: one is no stream socket of this host */
+#define FF_TCP_SOCKETS (1 + FF_QUEUES)
+int ff_tcp_on_sockets(const int fd[FF_TCP_SOCKETS], int timeout_ms, struct ff_link **out,
+                      struct ff_error *err);
+
+/* Both sides' sockets for that */
+int ff_tcp_socket_pairs(int a[FF_TCP_SOCKETS], int b[FF_TCP_SOCKETS], struct ff_error *err);
+
 /* --- whichever link there is --- */
 
 enum ff_link_kind { FF_LINK_AUTO, FF_LINK_TCP, FF_LINK_VERBS };

@@ -10,6 +10,7 @@
  *              ... hello, which chooses a session ...
  *              open_queues(): connect FAULT, join -> open_queues(): accept, compare the
  *                             connect PREFILL, join  session, refuse others
+ *              (or both are given connected sockets: ff_tcp_on_sockets())
  *              after that     data: tcp_queue.c; control: plain send and recv, not hot
  *
  * Threads      fds_lock guards the sockets against shutdown(); send_lock orders senders.
@@ -22,6 +23,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -37,6 +39,7 @@
 #include "tcp_wire.h"
 
 #define JOIN_TIMEOUT_MS 2000
+#define SOCKETS_BUF (1 << 20) /* the kernel's own 208 KiB take two turns a chunk */
 
 struct ff_listener {
     int fd[8]; /* one an address of the name, IPv4 and IPv6 */
@@ -258,8 +261,9 @@ static int tcp_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_L
                            int timeout_ms, struct ff_error *err)
 {
     struct tcp_link *t = tcp_of(l);
-    int rc = t->ls ? open_passive(t, session, timeout_ms, err)
-                   : open_active(t, session, timeout_ms, err);
+    int rc = t->q[FF_QUEUE_PREFILL] ? 0 /* by ff_tcp_on_sockets() */
+             : t->ls                ? open_passive(t, session, timeout_ms, err)
+                                    : open_active(t, session, timeout_ms, err);
 
     if (!rc)
         tcp_queue_beside(t->q[FF_QUEUE_PREFILL], t->q[FF_QUEUE_FAULT]);
@@ -409,6 +413,63 @@ static const struct ff_link_ops tcp_ops = {
     .shutdown = tcp_shutdown,
     .free = tcp_free,
 };
+
+/* --- sockets of this host --- */
+
+int ff_tcp_socket_pairs(int a[FF_TCP_SOCKETS], int b[FF_TCP_SOCKETS], struct ff_error *err)
+{
+    for (unsigned i = 0; i < FF_TCP_SOCKETS; i++)
+        a[i] = b[i] = -1;
+    for (unsigned i = 0; i < FF_TCP_SOCKETS; i++) {
+        int pair[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {
+            int rc = ff_error_set(err, errno, "tcp: make sockets: %s", strerror(errno));
+            for (; i--; ff_close_fd(&a[i]), ff_close_fd(&b[i]))
+                ;
+            return rc;
+        }
+        a[i] = pair[0];
+        b[i] = pair[1];
+    }
+    return 0;
+}
+
+static bool is_stream(int fd)
+{
+    int domain, type;
+    socklen_t len = sizeof(int);
+
+    return !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &len) && domain == AF_UNIX &&
+           !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) && type == SOCK_STREAM;
+}
+
+int ff_tcp_on_sockets(const int fd[FF_TCP_SOCKETS], int timeout_ms, struct ff_link **out,
+                      struct ff_error *err)
+{
+    struct tcp_link *t = NULL;
+    unsigned used = 0;
+    int rc = 0;
+
+    for (unsigned i = 0; i < FF_TCP_SOCKETS && !rc; i++) {
+        setsockopt(fd[i], SOL_SOCKET, SO_SNDBUF, &(int){SOCKETS_BUF}, sizeof(int));
+        if (!is_stream(fd[i]))
+            rc = ff_error_set(err, EINVAL, "tcp: descriptor %d is no stream socket of this host",
+                              fd[i]);
+    }
+    if (!rc)
+        rc = link_new(fd[used++], timeout_ms, &t, err);
+    for (enum ff_queue k = 0; k < FF_QUEUES && !rc; k++)
+        rc = add_queue(t, k, fd[used++], err);
+    while (used < FF_TCP_SOCKETS)
+        close(fd[used++]);
+    if (rc && t)
+        t->base.ops->free(&t->base);
+    if (rc)
+        return rc;
+    snprintf(t->base.about, sizeof(t->base.about), "tcp (sockets of this host)");
+    *out = &t->base;
+    return 0;
+}
 
 /* --- listening --- */
 

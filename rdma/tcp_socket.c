@@ -119,6 +119,8 @@ bool tcp_is_local(int fd)
     struct sockaddr_storage here = {0}, there = {0};
     socklen_t here_len = sizeof(here), there_len = sizeof(there);
 
+    if (!getsockname(fd, (struct sockaddr *)&here, &here_len) && here.ss_family == AF_UNIX)
+        return true;
     if (getsockname(fd, (struct sockaddr *)&here, &here_len) ||
         getpeername(fd, (struct sockaddr *)&there, &there_len) ||
         here.ss_family != there.ss_family)

@@ -126,6 +126,41 @@ static void slow_events(void)
     must(f->stats.child_faults_late > 0);
 }
 
+/* Nobody listens for a source: its sockets come through the agent's */
+static void passed(unsigned n, bool lend, const char *options)
+{
+    struct family *f = family_new();
+
+    f->n_children = n;
+    f->passed = true;
+    f->lend = lend;
+    f->options = options;
+    run(f);
+    must(!atomic_load(&f->port));
+    must(f->stats.bytes_lent == (lend ? 1500 * CELL : 0));
+}
+
+static void passed_eight(void)
+{
+    passed(8, false, NULL);
+}
+
+static void passed_faults(void)
+{
+    struct family *f = family_new();
+
+    f->n_children = 4;
+    f->passed = f->last_later = true;
+    f->options = "prefill=off";
+    run(f);
+    must(f->stats.image.faults == f->n_cells);
+}
+
+static void passed_lent_in_part(void)
+{
+    passed(4, true, "prefill=push");
+}
+
 static void no_child(void)
 {
     children(0, false, NULL);
@@ -241,6 +276,9 @@ int main(int argc, char **argv)
         {"loop, fetched once", loop_fetched_once, 30},
         {"all wait for one", all_wait, 30},
         {"slow events", slow_events, 40},
+        {"passed, 8 children", passed_eight, 30},
+        {"passed, faults alone", passed_faults, 30},
+        {"passed, lent in part", passed_lent_in_part, 0},
         {"no child", no_child, 0},
         {"before the image", before_the_image, 0},
         {"after it is complete", after_it_is_complete, 0},

@@ -324,6 +324,14 @@ static struct ff_address *address(const struct family *f, unsigned port)
 {
     char options[200] = "";
 
+    if (f->passed) {
+        struct ff_address *a;
+        struct ff_error err;
+        snprintf(options, sizeof(options), "unix%s%s", f->options ? "," : "",
+                 f->options ? f->options : "");
+        must_ok(ff_address_parse(options, &a, &err), err);
+        return a;
+    }
     if (f->options)
         snprintf(options, sizeof(options), ",%s", f->options);
     return loop_address(port, options);
@@ -344,6 +352,8 @@ static void agent_main(void *arg)
     must_ok(ff_agent_new_on_link(a, to_source, f->path, &f->agent, &err), err);
     ff_address_free(a);
     ff_agent_on_child(f->agent, on_child, f);
+    if (f->limit)
+        ff_agent_limit(f->agent, f->limit);
     ff_agent_together(f->agent, f->together);
     must(!pthread_create(&stats, NULL, publish_stats, f));
     atomic_store(&f->port, ff_agent_port(f->agent));
@@ -426,7 +436,7 @@ static int stage(struct family *f, enum stage s, struct ff_error *err)
                               : 0;
     switch (s) {
     case S_CONNECT:
-        rc = f->lend || f->lend_all ? ff_source_lend(f->source, f->path, err) : 0;
+        rc = f->lend || f->lend_all || f->passed ? ff_source_lend(f->source, f->path, err) : 0;
         return rc ? rc : ff_source_connect(f->source, "test", err);
     case S_PUBLISH:
         return ff_source_publish(f->source, err);

@@ -41,6 +41,8 @@ struct family_child {
 struct family {
     /* what to do; zero is a sensible default for each */
     unsigned n_children;
+    bool passed;         /* address "unix": the link comes through the agent's socket */
+    uint64_t limit;      /* of ff_agent_limit(); 0: none */
     bool loop;           /* the link is the one in memory, the agent a thread of the test */
     const char *options; /* of the agent's address */
     const char *faults;  /* armed in the agent's process */

@@ -35,6 +35,19 @@ static void test_host_and_port(void **state)
     }
 }
 
+static void test_passed(void **state)
+{
+    struct ff_address *a = parse("unix"), *b = parse("unix,timeout=7"), *c = parse("unix:1");
+    (void)state;
+
+    assert_true(a->passed && b->passed && !c->passed);
+    assert_int_equal(b->timeout_ms, 7000);
+    assert_string_equal(c->host, "unix");
+    ff_address_free(a);
+    ff_address_free(b);
+    ff_address_free(c);
+}
+
 static void test_defaults(void **state)
 {
     struct ff_address *a = parse("h:1");
@@ -176,5 +189,5 @@ static void test_refused(void **state)
     assert_error(err, EINVAL, "256", "255");
 }
 
-UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_defaults),
+UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_passed), cmocka_unit_test(test_defaults),
           cmocka_unit_test(test_options), cmocka_unit_test(test_refused))

@@ -29,7 +29,8 @@ static struct ff_clone_msg messages[] = {
      .n_fds = 2},
     {.type = FF_CLONE_WATCH, .n_fds = 1},
     {.type = FF_CLONE_WATCH},
-    {.type = FF_CLONE_ATTACHED},
+    {.type = FF_CLONE_ATTACHED, .session = "a session of 16"},
+    {.type = FF_CLONE_LINK, .n_fds = FF_TCP_SOCKETS},
     {.type = FF_CLONE_LOADED},
     {.type = FF_CLONE_START},
     {.type = FF_CLONE_READY},
@@ -209,7 +210,7 @@ static void test_fields(void **state)
         const char *says;
     } cases[] = {
         {0, 0, 0, "type 0"},
-        {0, 0, FF_CLONE_LAST + 1, "type 14"},
+        {0, 0, FF_CLONE_LAST + 1, "type 15"},
         {0, 4, 0, "magic"},
         {0, 12, 1, "version 1"},
         {0, 14, 2, "kind 2"},
