@@ -61,17 +61,6 @@ struct message {
     int value;
 };
 
-/* Those that are started at once run together. Until then one guest that is busy in a session of
- * its own, the parent for one, would get as much of the CPUs as all of them */
-static void count_kids(struct agent *a)
-{
-    if (!a->ff)
-        return;
-    size_t starting = kids_starting(&a->kids);
-    ff_agent_together(a->ff, (unsigned)starting);
-    agent_weigh(!a->detached && starting ? kids_alive(&a->kids) : 0);
-}
-
 /* --- the library's side --- */
 
 static void tell(struct agent *a, struct message m)
@@ -103,7 +92,8 @@ static void hear_child(struct agent *a, const struct message *m)
     static const struct {
         enum kid_state state;
         const char *what;
-    } of[] = {[FF_CHILD_ATTACHED] = {KID_ATTACHED, "attached"},
+    } of[] = {[FF_CHILD_CONNECTED] = {KID_CONNECTED, NULL},
+              [FF_CHILD_ATTACHED] = {KID_ATTACHED, "attached"},
               [FF_CHILD_RUNNING] = {KID_RUNNING, "running"},
               [FF_CHILD_COMPLETE] = {KID_COMPLETE, "complete"},
               [FF_CHILD_LOST] = {KID_LOST, "lost"}};
@@ -116,8 +106,9 @@ static void hear_child(struct agent *a, const struct message *m)
         kid->state = of[m->value].state;
     if (m->value == FF_CHILD_RUNNING)
         channel_open(kid->channel, NULL); /* one that does not answer keeps its links down */
-    count_kids(a);
-    agent_say_child(a, kid, of[m->value].what);
+    agent_count_kids(a);
+    if (of[m->value].what)
+        agent_say_child(a, kid, of[m->value].what);
 }
 
 static void hear_worker(struct agent *a, const struct message *m)
@@ -168,7 +159,7 @@ static void detach(struct agent *a)
     for (int fd = 0; fd <= 2; fd++)
         dup2(null, fd);
     close(null);
-    count_kids(a);
+    agent_count_kids(a);
     agent_write_state(a); /* before who started it goes on, and may look */
     (void)!write(a->front, "d", 1);
     close(a->front);
@@ -211,14 +202,17 @@ static void obey(struct agent *a, const char *line)
     struct kid *kid;
 
     if ((v = json_object_get(o, "spawn"))) {
-        if (agent_reserve_state(a, 0, v, &why) || kids_spawn(&a->kids, v, &kid, &why))
+        if (agent_reserve_state(a, 0, v, &why))
             agent_say_error(a, (unsigned)json_integer_value(json_object_get(v, "number")),
                             why.text);
         else
-            agent_write_state(a);
-        count_kids(a);
+            agent_spawn_later(a, v);
+        agent_count_kids(a);
     } else if ((v = json_object_get(o, "kill"))) {
-        if ((kid = kids_find(&a->kids, (unsigned)json_integer_value(v))) &&
+        if (agent_spawn_not(a, (unsigned)json_integer_value(v))) {
+            agent_say_error(a, (unsigned)json_integer_value(v), "ended before it was started");
+            agent_count_kids(a);
+        } else if ((kid = kids_find(&a->kids, (unsigned)json_integer_value(v))) &&
             kid->state != KID_ENDED)
             kid_kill(kid);
     } else if ((v = json_object_get(o, "qmp"))) {
@@ -261,7 +255,7 @@ static void hear_trouble(struct agent *a, struct kid *kid)
     struct why why;
     int rc = kids_hear(kid, &why);
 
-    if (!rc && kid->state == KID_STARTED)
+    if (!rc && (kid->state == KID_STARTED || kid->state == KID_CONNECTED))
         agent_say_child(a, kid, "started");
     else if (rc && rc != -EAGAIN)
         agent_say_error(a, kid->number, why.text);
@@ -313,7 +307,7 @@ static void reap(struct agent *a)
             hear_trouble(a, kid);
         hear_guest(a, kid); /* its last words come before its end */
         agent_say_ended(a, kid);
-        count_kids(a);
+        agent_count_kids(a);
         agent_write_state(a);
     }
 }
@@ -351,7 +345,7 @@ static bool over(struct agent *a)
         for (size_t i = 0; i < a->kids.n; i++)
             if (a->kids.v[i].state < KID_COMPLETE || a->kids.v[i].state == KID_LOST)
                 kid_kill(&a->kids.v[i]);
-    return a->detached && !kids_alive(&a->kids);
+    return a->detached && !kids_alive(&a->kids) && !agent_waiting(a);
 }
 
 static int tick_ms(const struct agent *a)
@@ -393,6 +387,7 @@ static void loop(struct agent *a)
             hear_signals(a);
         if (p[0].revents)
             hear_input(a);
+        agent_spawn_waiting(a);
         agent_say_progress(a);
     }
     free(p);
@@ -487,6 +482,7 @@ static void finish(struct agent *a)
     agent_say(a, json_pack("{ss}", "event", "end"));
     ff_error_free(a->err);
     json_decref(a->said);
+    json_decref(a->spawns);
     kids_free(&a->kids);
     lines_free(&a->in);
     free(a->socket);

@@ -15,6 +15,7 @@
 enum kid_state {
     KID_PREPARING, /* its process is there, QEMU is not yet */
     KID_STARTED,
+    KID_CONNECTED,
     KID_ATTACHED,
     KID_RUNNING,
     KID_COMPLETE,
@@ -33,6 +34,7 @@ struct kid {
     json_t *private;    /* files that QEMU reads when it starts; NULL: it has, or there are none */
     struct channel *channel; /* NULL: the child has no port */
     bool ready, exited;      /* its guest has said so */
+    uint64_t begun_ms;
     uint64_t end_ms;         /* its guest is done: killed then; 0: it is not */
     char *how;               /* it has been reaped: how it ended, and its exit code (-1: a signal) */
     int code;

@@ -22,7 +22,7 @@
 
 const char *kid_state_name(enum kid_state s)
 {
-    static const char *const names[] = {"preparing", "started", "attached", "running",
+    static const char *const names[] = {"preparing", "started", "connected", "attached", "running",
                                         "complete", "lost", "ended"};
     return names[s];
 }
@@ -125,6 +125,7 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
     if (kid) {
         kid->number = (unsigned)number;
         kid->pid = pid;
+        kid->begun_ms = now_ms();
         kid->start = process_start(pid);
         kid->trouble_fd = fd;
         kid->trouble = xcalloc(1, sizeof(*kid->trouble));

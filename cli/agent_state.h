@@ -24,6 +24,7 @@ struct agent {
     int pipe[2], signals, front;
     struct line_reader in;
     struct kids kids;
+    json_t *spawns; /* array: children that wait for their turn to be started; or NULL */
     size_t reserved; /* bytes, for the state file */
     json_t *said; /* the last progress event */
     unsigned heard; /* children that have come, in it */
@@ -31,6 +32,14 @@ struct agent {
     uint64_t lost_ms;
     uint64_t unused_ms; /* kept, and alone: when to look for children that wait for nobody; or 0 */
 };
+
+/* agent_wave.c: children that wait for their turn to be started. agent_spawn_waiting(): start those
+ * whose turn it is; agent_spawn_not(): whether this one waited, and does no more */
+size_t agent_waiting(const struct agent *a);
+void agent_spawn_later(struct agent *a, json_t *spawn); /* borrowed */
+void agent_spawn_waiting(struct agent *a);
+bool agent_spawn_not(struct agent *a, unsigned number);
+void agent_count_kids(struct agent *a); /* after any change of their number or states */
 
 /* agent_events.c; nothing is said any more once it is detached */
 void agent_say(struct agent *a, json_t *event); /* taken over */

@@ -36,6 +36,7 @@
 #include "clone.h"
 
 #define SHOW_MS 200
+#define AGAIN_LIMIT_MS 2000
 #define ASK_MS 1000 /* an agent would have said why by then */
 #define END_LIMIT_MS 12000  /* an agent ends its children first */
 #define LATE_LIMIT_MS 8000  /* a child that is complete says so soon after its host */
@@ -50,12 +51,29 @@ static void hear_signals(struct clone *c)
         c->interrupted = true;
 }
 
+/* The connection is over. Only a socket at which nobody listens any more says that the parent is */
+static void find_parent_again(struct clone *c)
+{
+    struct qmp *again = NULL;
+    struct why why;
+    int rc = qmp_connect(c->o->parent_path, c->signals, AGAIN_LIMIT_MS, &again, &why);
+
+    if (!rc && qmp_pid(again) == c->parent_pid) {
+        qmp_free(c->qmp);
+        c->qmp = again;
+        return;
+    }
+    c->parent_gone = !rc || rc == -ECONNREFUSED || rc == -ENOENT;
+    c->parent_silent = true;
+    qmp_free(again);
+}
+
 static void hear_parent(struct clone *c)
 {
     int rc = qmp_drain(c->qmp);
 
     if (rc && rc != -EAGAIN)
-        c->parent_gone = true;
+        find_parent_again(c);
     json_t *e;
     while ((e = qmp_take_event(c->qmp)))
         json_decref(e);
@@ -68,7 +86,7 @@ bool clone_turn(struct clone *c, int wait_ms)
     bool heard = false;
 
     p[0] = (struct pollfd){.fd = c->interrupted ? -1 : c->signals, .events = POLLIN};
-    p[1] = (struct pollfd){.fd = c->qmp && !c->parent_gone ? qmp_fd(c->qmp) : -1,
+    p[1] = (struct pollfd){.fd = c->qmp && !c->parent_silent ? qmp_fd(c->qmp) : -1,
                            .events = POLLIN};
     for (size_t i = 0; i < c->n_hosts; i++) {
         p[2 + 2 * i] = (struct pollfd){.fd = c->hosts[i].run.out, .events = POLLIN};

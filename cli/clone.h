@@ -88,6 +88,7 @@ struct clone {
     struct clone_disks *disks;
     struct identity *identity;
     bool parent_gone, launched, exported;
+    bool parent_silent; /* no connection to it, whether it has ended or not */
     json_t *freeze; /* what x-farfork-export said */
     json_t *answer; /* the last event "qmp", "keep" or "adopt", for farfork move; NULL: none since then */
     /* all of it */

@@ -265,7 +265,7 @@ void clone_ask_export(struct clone *c, unsigned silent_ms)
 
     for (size_t i = 0; i < c->n_hosts; i++)
         any |= waits_long(&c->hosts[i], silent_ms);
-    if (!any || !c->exported || c->parent_gone)
+    if (!any || !c->exported || c->parent_silent)
         return;
     qmp_limit(c->qmp, ASK_LIMIT_MS);
     if (qmp_command(c->qmp, "query-x-farfork-exports", NULL, &all, &why))
@@ -284,7 +284,7 @@ void clone_unexport(struct clone *c)
 {
     struct why why;
 
-    if (!c->exported || c->parent_gone)
+    if (!c->exported || c->parent_silent)
         return;
     qmp_no_cancel(c->qmp);
     qmp_limit(c->qmp, CONNECT_LIMIT_MS);

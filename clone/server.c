@@ -214,6 +214,7 @@ static int begin_child(struct ff_agent *a, struct ff_conn *c, const struct ff_cl
         if (rc)
             return rc;
     }
+    report(a, c, FF_CHILD_CONNECTED);
     return 0;
 }
 

@@ -416,6 +416,7 @@ struct ff_child;
 #define FF_SESSION_TEXT 33
 
 enum ff_child_event {
+    FF_CHILD_CONNECTED, /* it has said what memory it has, and waits for the image */
     FF_CHILD_ATTACHED, /* its memory is mapped and watched, it has the state */
     FF_CHILD_RUNNING,
     FF_CHILD_COMPLETE, /* all of its memory is here: it needs the agent no more */

@@ -20,6 +20,7 @@ static void run(struct family *f)
         family_last(f);
     family_source(f, S_DONE);
     family_must_succeed(f);
+    must(atomic_load(&f->events[FF_CHILD_CONNECTED]) == f->n_children);
     must(atomic_load(&f->events[FF_CHILD_ATTACHED]) == f->n_children);
     must(atomic_load(&f->events[FF_CHILD_RUNNING]) == f->n_children);
     must(atomic_load(&f->events[FF_CHILD_COMPLETE]) == f->n_children);

@@ -64,7 +64,7 @@ struct family {
     char agent_error[504];
     struct ff_agent_stats stats; /* once ended is set */
     atomic_ulong faults_so_far, children_so_far, present_so_far;
-    atomic_uint events[4]; /* enum ff_child_event */
+    atomic_uint events[FF_CHILD_LOST + 1]; /* enum ff_child_event */
     pid_t agent_pid;
     uint64_t n_cells;
     struct area area[REGIONS_MAX]; /* the source's */

@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_wave.c - children are started in waves that the CPUs bear
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a hundred QEMUs that start at once all start late, and together: nothing is ready
+ *              for seconds, so that those which came first run (clone/server.c holds them for two)
+ *              and take the CPUs from all others. In waves one after the other is ready.
+ * States       a request to spawn waits here until fewer than the wave's number are on their way
+ *              from spawn to KID_CONNECTED; from there on a child needs the CPU for a moment only.
+ * Failure      a child that does not come for STUCK_MS makes room for another: what it waits for,
+ *              a disk on the network for one, needs no CPU.
+ */
+#include <sched.h>
+
+#include "agent_state.h"
+
+#define WAVE_A_CPU 2
+#define STUCK_MS 2000
+
+static size_t wave(void)
+{
+    cpu_set_t set;
+
+    return WAVE_A_CPU * (sched_getaffinity(0, sizeof(set), &set) ? 1 : (size_t)CPU_COUNT(&set));
+}
+
+static bool room(const struct agent *a)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < a->kids.n; i++)
+        n += a->kids.v[i].state < KID_CONNECTED && now_ms() < a->kids.v[i].begun_ms + STUCK_MS;
+    return !a->ff || n < wave(); /* guests that move come as their sources do */
+}
+
+size_t agent_waiting(const struct agent *a)
+{
+    return json_array_size(a->spawns);
+}
+
+void agent_spawn_later(struct agent *a, json_t *spawn)
+{
+    if (!a->spawns)
+        a->spawns = json_array();
+    json_array_append(a->spawns, spawn);
+}
+
+static json_t *spawn_next(struct agent *a)
+{
+    json_t *spawn = room(a) ? json_incref(json_array_get(a->spawns, 0)) : NULL;
+
+    if (spawn)
+        json_array_remove(a->spawns, 0);
+    return spawn;
+}
+
+bool agent_spawn_not(struct agent *a, unsigned number)
+{
+    size_t i;
+    json_t *spawn;
+
+    json_array_foreach(a->spawns, i, spawn)
+        if (json_integer_value(json_object_get(spawn, "number")) == number) {
+            json_array_remove(a->spawns, i);
+            return true;
+        }
+    return false;
+}
+
+/* Those that are started at once run together. Until then one guest that is busy in a session of
+ * its own, the parent for one, would get as much of the CPUs as all of them */
+void agent_count_kids(struct agent *a)
+{
+    if (!a->ff)
+        return;
+    size_t starting = kids_starting(&a->kids) + agent_waiting(a);
+    ff_agent_together(a->ff, (unsigned)starting);
+    agent_weigh(!a->detached && starting ? kids_alive(&a->kids) + agent_waiting(a) : 0);
+}
+
+static void spawn(struct agent *a, const json_t *o)
+{
+    struct why why;
+    struct kid *kid;
+
+    if (kids_spawn(&a->kids, o, &kid, &why))
+        agent_say_error(a, (unsigned)json_integer_value(json_object_get(o, "number")), why.text);
+    else
+        agent_write_state(a);
+}
+
+/* Those whose turn it is */
+void agent_spawn_waiting(struct agent *a)
+{
+    json_t *o;
+
+    while (agent_waiting(a) && (o = spawn_next(a))) {
+        spawn(a, o);
+        json_decref(o);
+        agent_count_kids(a);
+    }
+}
