@@ -69,6 +69,10 @@ static const char *const without_argument[] = {
 char *child_path(struct rewrite *r, const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t own = r->own ? strlen(r->own) : 0;
+
+    if (own && !strncmp(path, r->own, own))
+        name = path + own;
     AUTO_FREE char *safe = xprintf("%.40s", *name ? name : "file");
     char *out = NULL;
 
@@ -275,10 +279,28 @@ static void add_own(struct rewrite *r)
               s->net == NET_ISOLATED || s->net == NET_NONE ? "isolated" : "keep");
 }
 
+/* "RUNDIR/N." of a child, by the QMP socket that add_own() made; NULL: no child */
+static char *find_own(char *const *argv)
+{
+    static const char end[] = ".qmp,server=on,wait=off";
+
+    for (; argv[0] && argv[1] && argv[2]; argv++) {
+        size_t len = strlen(argv[1]), head = len > sizeof(end) ? len - sizeof(end) + 1 : 0;
+        if (strcmp(argv[0], "-qmp") || strncmp(argv[1], "unix:/", 6) || !head ||
+            strcmp(argv[1] + head, end) ||
+            (strcmp(argv[2], "-readconfig") && strcmp(argv[2], "-incoming")))
+            continue;
+        const char *name = (const char *)memrchr(argv[1], '/', head) + 1, *dot = argv[1] + head;
+        if (name != dot && name + strspn(name, "0123456789") == dot)
+            return xprintf("%.*s.", (int)(head - 5), argv[1] + 5);
+    }
+    return NULL;
+}
+
 int clone_argv(char *const *parent, const struct child_spec *s, struct words *out,
                struct words *notes, struct why *why)
 {
-    struct rewrite r = {.s = s, .out = out, .notes = notes, .why = why};
+    struct rewrite r = {.s = s, .out = out, .notes = notes, .why = why, .own = find_own(parent)};
     int rc = 0;
 
     words_add(&r.paths, "%s/%u.qmp", s->rundir, s->number);
@@ -306,5 +328,6 @@ int clone_argv(char *const *parent, const struct child_spec *s, struct words *ou
     if (!rc)
         add_own(&r);
     words_free(&r.paths);
+    free(r.own);
     return rc < 0 ? rc : 0;
 }

@@ -54,13 +54,18 @@ static char *own_socket(struct rewrite *r, const char *spec)
     return xprintf("unix:%s,%s", path, rest);
 }
 
-/* "unix:PATH,...": the socket that this one's own stands for; moves would pile them up */
-static bool is_replaced(const struct rewrite *r, const char *value)
+static bool is_socket(const char *value, const char *path)
 {
-    const char *path = r->s->replaced;
-
     return path && starts(value, "unix:") && strlen(path) == strcspn(value + 5, ",") &&
            starts(value + 5, path);
+}
+
+/* "unix:PATH,...": a socket that this one's own stands for; moves and forks would pile them up */
+static bool is_replaced(const struct rewrite *r, const char *value)
+{
+    AUTO_FREE char *own = r->own ? xprintf("%sqmp", r->own) : NULL;
+
+    return is_socket(value, r->s->replaced) || is_socket(value, own);
 }
 
 int rewrite_monitor(struct rewrite *r, const char *option, const char *value)

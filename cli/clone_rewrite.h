@@ -11,6 +11,7 @@ struct rewrite {
     const struct child_spec *s;
     struct words *out, *notes;
     struct words paths;  /* handed out by child_path() */
+    char *own;           /* the parent's "RUNDIR/N.", where it is a child itself; or NULL */
     struct why *why;
     bool nographic, nodefaults, has_serial, has_display;
 };
@@ -18,7 +19,8 @@ struct rewrite {
 /* One option with its argument: add to r->out whatever stands for it. 0, or -errno with r->why */
 typedef int rewrite_fn(struct rewrite *r, const char *option, const char *value);
 
-/* A path in the run directory instead of @path: RUNDIR/N.BASENAME, no two of them the same */
+/* A path in the run directory instead of @path: RUNDIR/N.NAME, no two of them the same. NAME is that of
+ * the first parent, however often its guest was forked and moved since */
 char *child_path(struct rewrite *r, const char *path);
 void note(struct rewrite *r, const char *fmt, ...) PRINTF(2, 3);
 const char *where(const struct rewrite *r); /* for a note */

@@ -76,7 +76,7 @@ def grandchild(t, accel):
             with Clone(t, c.children[1]['qmp'], 2, name='g') as g:
                 check_result(g, 0, {'complete': 2})
                 for row in g.children:
-                    Child(row, child).check(before)
+                    Child(row, parent).check(before)
                 child.check(before)
                 kill(g.base, 'g')
             kill(c.base, 'f')

@@ -190,6 +190,21 @@ static void test_disks(void **state)
     assert_child("-hda /a.img /b.img", "-hda", "/a.img", "/b.img");
 }
 
+/* A child's files have the names of the first parent's, and no socket is there twice */
+static void test_again(void **state)
+{
+    (void)state;
+    assert_child("-serial file:/r/3.ser -D /r/3.ser.1 -D /r/3.x", "-serial", "file:/b/f/h/7.ser", "-D",
+                 "/b/f/h/7.ser.1", "-D", "/other/x", "-qmp",
+                 "unix:/b/f/h/7.qmp,server=on,wait=off", "-incoming", "farfork-clone:/b/f/h/agent");
+    assert_child("-serial file:/r/3.ser", "-serial", "file:/b/7.ser", "-qmp",
+                 "unix:/b/7.qmp,server=on,wait=off", "-readconfig", "/b/7.genid", "-incoming",
+                 "defer");
+    /* one that somebody named so himself */
+    assert_child("-serial file:/r/3.7.ser -qmp unix:/r/3.7.qmp,server=on,wait=off -m 1G", "-serial",
+                 "file:/b/7.ser", "-qmp", "unix:/b/7.qmp,server=on,wait=off", "-m", "1G");
+}
+
 static void test_refused(void **state)
 {
     (void)state;
@@ -260,5 +275,5 @@ UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_display), cmocka_unit_test(test_monitors),
           cmocka_unit_test(test_chardevs), 
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net), cmocka_unit_test(test_disks),
-          cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
+          cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
           cmocka_unit_test(test_policies))
