@@ -126,7 +126,7 @@ struct ff_stats {
     uint64_t bytes_total, bytes_present;
     uint64_t bytes_prefill;    /* content that prefill installed */
     uint64_t bytes_fault;      /* content that faults (and first-touch pages) installed */
-    uint64_t bytes_zero;       /* zero pages: installed without a transfer of content */
+    uint64_t bytes_zero;       /* zero pages: without a transfer of content; installed, or holes */
     uint64_t bytes_duplicated; /* content that came twice: by prefill and by a fault */
     uint64_t faults;           /* pages that a fault fetched */
     uint64_t faults_waited;    /* faults that found their page being installed */

@@ -232,7 +232,9 @@ void ff_children_check(struct ff_pager *p)
     pthread_mutex_lock(&c->lock);
     for (unsigned i = 0; i < c->n_notes;) {
         struct note w = c->note[i];
-        if (ff_claim_get(&p->region[w.region].claims, w.page) != FF_CLAIM_PRESENT) {
+        struct ff_pager_region *r = &p->region[w.region];
+        if (ff_claim_get(&r->claims, w.page) != FF_CLAIM_PRESENT &&
+            !ff_pager_fill_hole(p, r, w.page)) {
             i++;
             continue;
         }

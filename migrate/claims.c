@@ -16,8 +16,9 @@ static const char *const names[] = {
     [FF_CLAIM_MISSING] = "missing",
     [FF_CLAIM_INFLIGHT] = "inflight",
     [FF_CLAIM_PRESENT] = "present",
+    [FF_CLAIM_HOLE] = "hole",
 };
-static_assert(FF_ARRAY_LEN(names) == FF_CLAIM_PRESENT + 1, "a name for every claim");
+static_assert(FF_ARRAY_LEN(names) == FF_CLAIM_HOLE + 1, "a name for every claim");
 
 int ff_claims_init(struct ff_claims *c, uint64_t n_pages)
 {
@@ -45,15 +46,32 @@ bool ff_claim_take(struct ff_claims *c, uint64_t page)
     return atomic_compare_exchange_strong(&c->state[page], &want, FF_CLAIM_INFLIGHT);
 }
 
-void ff_claim_done(struct ff_claims *c, uint64_t page)
+bool ff_claim_touch(struct ff_claims *c, uint64_t page)
 {
-    uint8_t was = atomic_exchange(&c->state[page], FF_CLAIM_PRESENT);
+    uint8_t want = FF_CLAIM_HOLE;
+    return atomic_compare_exchange_strong(&c->state[page], &want, FF_CLAIM_INFLIGHT);
+}
+
+static void end(struct ff_claims *c, uint64_t page, enum ff_claim as)
+{
+    uint8_t was = atomic_exchange(&c->state[page], (uint8_t)as);
     if (was != FF_CLAIM_INFLIGHT) {
-        ff_log(FF_LOG_ERROR, "claims: page %llu installed while %s: aborting",
-               (unsigned long long)page, was < FF_ARRAY_LEN(names) ? names[was] : "damaged");
+        ff_log(FF_LOG_ERROR, "claims: page %llu becomes %s while %s: aborting",
+               (unsigned long long)page, names[as],
+               was < FF_ARRAY_LEN(names) ? names[was] : "damaged");
         abort();
     }
+}
+
+void ff_claim_done(struct ff_claims *c, uint64_t page)
+{
+    end(c, page, FF_CLAIM_PRESENT);
     atomic_fetch_add_explicit(&c->present, 1, memory_order_release);
+}
+
+void ff_claim_hole(struct ff_claims *c, uint64_t page)
+{
+    end(c, page, FF_CLAIM_HOLE);
 }
 
 void ff_claims_present(struct ff_claims *c)
@@ -64,13 +82,15 @@ void ff_claims_present(struct ff_claims *c)
 
 bool ff_claim_forget(struct ff_claims *c, uint64_t page)
 {
-    uint8_t want = FF_CLAIM_PRESENT;
+    uint8_t want = FF_CLAIM_PRESENT, hole = FF_CLAIM_HOLE;
 
     if (atomic_load(&c->sealed)) {
         ff_log(FF_LOG_ERROR, "claims: page %llu discarded after the image was frozen: aborting",
                (unsigned long long)page);
         abort();
     }
+    if (atomic_compare_exchange_strong(&c->state[page], &hole, FF_CLAIM_MISSING))
+        return true;
     if (!atomic_compare_exchange_strong_explicit(&c->state[page], &want, FF_CLAIM_MISSING,
                                                  memory_order_acq_rel, memory_order_acquire))
         return false;

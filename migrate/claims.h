@@ -11,9 +11,13 @@
  *                        A page whose read failed stays with its owner.
  *              PRESENT   the guest can see it; once the claims are sealed, for ever
  *                        (discards are inhibited).
+ *              HOLE      zeros, and nothing is installed: whoever touches it waits for the
+ *                        fault thread, which takes it by ff_claim_touch() and installs it. When
+ *                        memory is watched no longer it reads as zeros by itself.
  *
- * Invariants   1. No other move exists, but one: until ff_claims_seal(), ff_claim_forget()
- *                 takes a PRESENT page back to MISSING, for its caller to discard. That is
+ * Invariants   1. INFLIGHT -> HOLE -> INFLIGHT -> PRESENT is the way of a hole. No other move
+ *                 exists, but one: until ff_claims_seal(), ff_claim_forget() takes a PRESENT
+ *                 page or a HOLE back to MISSING, for its caller to discard. That is
  *                 how pages of a guest that still ran go again (precopy=1); the guest does
  *                 not run here by then. A wrong move aborts: going on would mean two
  *                 installs of one page, or none.
@@ -31,7 +35,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum ff_claim { FF_CLAIM_MISSING, FF_CLAIM_INFLIGHT, FF_CLAIM_PRESENT };
+enum ff_claim { FF_CLAIM_MISSING, FF_CLAIM_INFLIGHT, FF_CLAIM_PRESENT, FF_CLAIM_HOLE };
 
 struct ff_claims {
     _Atomic uint8_t *state;
@@ -46,10 +50,17 @@ void ff_claims_free(struct ff_claims *c);
 bool ff_claim_take(struct ff_claims *c, uint64_t page);
 void ff_claim_done(struct ff_claims *c, uint64_t page);
 
+/* Instead of ff_claim_done(): nothing was installed. Who waits for the page by then is to be woken,
+ * to touch it again */
+void ff_claim_hole(struct ff_claims *c, uint64_t page);
+
+/* True: @page was a HOLE, and is the caller's to install */
+bool ff_claim_touch(struct ff_claims *c, uint64_t page);
+
 /* All pages are here from the start; before any other thread knows @c */
 void ff_claims_present(struct ff_claims *c);
 
-/* True: @page was PRESENT and is MISSING now: the caller discards it. False: there is nothing to
+/* True: @page was PRESENT or a HOLE and is MISSING now: the caller discards it. False: there is nothing to
  * discard: it is MISSING, or INFLIGHT: its owner has not read it yet, since the image is not
  * frozen */
 bool ff_claim_forget(struct ff_claims *c, uint64_t page);

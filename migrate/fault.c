@@ -317,7 +317,7 @@ enum ff_claim ff_fault_want(struct ff_pager *p, uint32_t i, uint64_t page, uint6
         atomic_fetch_add(&p->count.faults, 1);
         atomic_store(&p->hint, r->first_chunk + page * r->range.psize / r->chunk_bytes + 1);
     }
-    return was;
+    return was == FF_CLAIM_HOLE && ff_pager_fill_hole(p, r, page) ? FF_CLAIM_PRESENT : was;
 }
 
 /* Keep the time of those whose page is there by now */
@@ -379,6 +379,11 @@ static void serve_fault(struct ff_pager *p, struct want w)
     case FF_CLAIM_PRESENT:
         atomic_fetch_add(&p->count.faults_late, 1);
         answer_late(p, r, w.page);
+        break;
+    case FF_CLAIM_HOLE:
+        atomic_fetch_add(&p->count.faults_late, 1);
+        if (!ff_pager_fill_hole(p, r, w.page)) /* discarded just now, before the image is frozen */
+            ff_pager_wake(p, r, w.page);
         break;
     }
 }

@@ -43,6 +43,8 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
         .chunk_bytes = p->opts->chunk_bytes,
         .first_chunk = p->n_chunks,
         .piece_bytes = piece_bytes,
+        /* Memory that was populated before we came is populated when we have gone */
+        .holes = shared && ff_region_is_empty(r),
         .can_move = !ff_policy_is_set(r), /* and more: ff_pager_start() */
         .range = {.host = r->host,
                   .len_bytes = r->len_bytes,
@@ -78,6 +80,8 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
                                 strerror(errno));
         pr->range.alias = alias;
         pr->in_place = true;
+        /* what precopy=1 discards there stays in the file */
+        pr->holes &= !p->opts->precopy;
         int rc = ff_policy_copy(r, alias, err);
         if (rc)
             return rc;
@@ -136,6 +140,19 @@ int ff_pager_check_push(struct ff_pager *p, uint32_t push_bytes, struct ff_error
                         "at once (need a chunk, %u): use prefill=pull", push_bytes, chunk);
 }
 
+/* Will every hole of @r have its page when it is touched, after the move? A hugetlb file reserves
+ * pages when it is mapped. Emptying it has lost those of the pages that it held: reserve again. */
+static bool keeps_reserved(const struct ff_region *r)
+{
+    if (r->psize == (uint32_t)sysconf(_SC_PAGESIZE))
+        return true;
+    void *again = mmap(NULL, r->len_bytes, PROT_READ, MAP_SHARED, r->fd, (off_t)r->fd_offset);
+    if (again == MAP_FAILED)
+        return false;
+    munmap(again, r->len_bytes); /* the reservation is the file's, and stays */
+    return true;
+}
+
 /* Pieces that will read as zeros are left alone; what becomes known only with the state lands
  * in a buffer. */
 int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regions,
@@ -143,8 +160,11 @@ int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regio
 {
     bool any = false;
 
-    for (unsigned i = 0; i < p->n_regions; i++)
-        any |= p->region[i].in_place;
+    for (unsigned i = 0; i < p->n_regions; i++) {
+        struct ff_pager_region *r = &p->region[i];
+        any |= r->in_place;
+        r->holes = r->holes && keeps_reserved(&regions->r[i]);
+    }
     if (!p->link->pins || !any)
         return 0;
     int rc = ff_pieces_init(&p->land, regions, p->region[0].piece_bytes, err);
@@ -255,31 +275,51 @@ void ff_pager_break(struct ff_pager *p, const struct ff_error *why)
     fail(p, FF_PAGER_BROKEN, why);
 }
 
+/* @rc is what an install said */
+static int install_failed(struct ff_pager *p, struct ff_pager_region *r, int rc,
+                          struct ff_error *why)
+{
+    ff_error_context(why, "pager: region %s", r->name);
+    if (atomic_load(&p->guest_runs) && !p->children) {
+        /* somebody waits for this page and nobody can bring it: whoever let the guest
+         * run on would show it memory that never was (pager.h, invariant 4) */
+        ff_log(FF_LOG_ERROR, "%s: aborting, the guest cannot go on", why->text);
+        abort();
+    }
+    fail(p, FF_PAGER_FAILED, why);
+    return rc;
+}
+
+static void count_present(struct ff_pager *p, uint64_t len)
+{
+    if (atomic_fetch_add(&p->count.bytes_present, len) + len != p->bytes_total)
+        return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
 /* @rc is what an install said of pages whose claims the caller holds */
 static int installed(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
                      int rc, struct ff_error *why)
 {
-    uint64_t len = n * r->range.psize;
-
-    if (rc) {
-        ff_error_context(why, "pager: region %s", r->name);
-        if (atomic_load(&p->guest_runs) && !p->children) {
-            /* somebody waits for this page and nobody can bring it: whoever let the guest
-             * run on would show it memory that never was (pager.h, invariant 4) */
-            ff_log(FF_LOG_ERROR, "%s: aborting, the guest cannot go on", why->text);
-            abort();
-        }
-        fail(p, FF_PAGER_FAILED, why);
-        return rc;
-    }
+    if (rc)
+        return install_failed(p, r, rc, why);
     for (uint64_t i = 0; i < n; i++)
         ff_claim_done(&r->claims, page + i);
-    if (atomic_fetch_add(&p->count.bytes_present, len) + len == p->bytes_total) {
-        pthread_mutex_lock(&p->lock);
-        pthread_cond_broadcast(&p->changed);
-        pthread_mutex_unlock(&p->lock);
-    }
+    count_present(p, n * r->range.psize);
     return 0;
+}
+
+/* One install by userfaultfd; waits for nothing but the kernel */
+static int install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                   const void *src, bool wake, struct ff_error *why)
+{
+    uint32_t psize = r->range.psize;
+    int rc = ff_fault("dest.install");
+
+    return rc ? ff_error_set(why, -rc, "injected")
+              : ff_uffd_install(&p->uffd, &r->range, page * psize, src, n * psize, wake, why);
 }
 
 int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
@@ -288,11 +328,7 @@ int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
     uint64_t len = n * r->range.psize;
     struct ff_error why;
 
-    int rc = ff_fault("dest.install");
-    if (rc)
-        ff_error_set(&why, -rc, "injected");
-    else
-        rc = ff_uffd_install(&p->uffd, &r->range, page * r->range.psize, src, len, wake, &why);
+    int rc = install(p, r, page, n, src, wake, &why);
     if (!rc)
         atomic_fetch_add(!src                                        ? &p->count.bytes_zero
                          : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
@@ -300,6 +336,36 @@ int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
                          len);
     ff_pager_give_back(r, page, n);
     return installed(p, r, page, n, rc, &why);
+}
+
+void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
+{
+    uint64_t len = n * r->range.psize;
+
+    for (uint64_t i = 0; i < n; i++)
+        ff_claim_hole(&r->claims, page + i);
+    /* whoever waits by now was told that an install would wake it */
+    ff_uffd_wake(&p->uffd, &r->range, page * r->range.psize, len, NULL);
+    atomic_fetch_add(&p->count.bytes_zero, len);
+    count_present(p, len);
+}
+
+bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+{
+    struct ff_error why;
+    int rc = 0;
+
+    if (!ff_claim_touch(&r->claims, page))
+        return false;
+    if (r->watched)
+        rc = install(p, r, page, 1, NULL, true, &why);
+    else /* a child that has not been told yet that all is here: the kernel fills it */
+        (void)*(volatile uint8_t *)(r->range.host + page * r->range.psize);
+    if (rc)
+        install_failed(p, r, rc, &why);
+    else
+        ff_claim_done(&r->claims, page);
+    return !rc;
 }
 
 void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)

@@ -35,15 +35,22 @@
  * Invariants   1. Every event is answered: MISSING -> read and install; INFLIGHT -> its
  *                 owner's install wakes whoever waits (the kernel queues the waiter before
  *                 we can see the event); PRESENT -> wake now, and where memory lands by
- *                 CONTINUE, map it again: the kernel may have reclaimed the page table's entry.
- *              2. When the link breaks, events of PRESENT pages are still answered; others
- *                 wait. Nothing ever installs what was not read.
+ *                 CONTINUE, map it again: the kernel may have reclaimed the page table's entry;
+ *                 HOLE -> install zeros, without the source.
+ *              2. When the link breaks, events of PRESENT pages and of holes are still
+ *                 answered; others wait. Nothing ever installs what was not read.
  *              3. Nothing is read before the source said that its guest is paused: until
  *                 then whoever touches memory here waits, or a page of a running guest
  *                 would be installed for good. The one exception is the pass (pass.c),
  *                 all of whose pages that were written by then are missing again.
  *              4. A failure to install while the guest runs aborts the process. An agent has
  *                 no guest: there it breaks the image, and children are told to end.
+ *              5. A hole is watched until the end, as any page: a pager that dies shows no
+ *                 zeros, there either.
+ * Holes        a page of zeros in a shared file of ours that was empty before is not installed
+ *              (claims.h): it takes no memory until somebody touches it. Private memory has
+ *              the kernel's page of zeros for that. Populated memory (prealloc, locked) gets its
+ *              pages back.
  * Failure      link broken or silent for timeout_ms: state BROKEN, the guest goes on until
  *              it touches what is missing.
  * Limits       SLOTS pages in flight for faults, window chunks for prefill; both within
@@ -82,6 +89,7 @@ struct ff_pager_region {
     uint64_t remote;  /* the source's address of the region */
     uint32_t *rkey;   /* of each piece; 0: it was never touched there, it reads as zeros */
     uint64_t piece_bytes;
+    bool holes;       /* zeros need not be installed: what nobody touches takes no memory */
     bool in_place;    /* the link may put bytes into range.alias itself */
     bool can_move;    /* whole huge pages may be moved in from a staging buffer */
     uint8_t *stock;   /* pages that were made ready for it (stock.h); NULL: none */
@@ -234,6 +242,13 @@ int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, un
 int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
                      const void *src, bool wake);
 void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
+
+/* @n pages of zeros whose claims the caller took are there, without an install; where @r.holes */
+void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n);
+
+/* Somebody touches @page. True: it was a hole, and is PRESENT now. Fault thread, and after
+ * ff_pager_finish() the agent's */
+bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
 /* Likewise out of a staging buffer, which loses its pages */
 int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,

@@ -231,17 +231,26 @@ static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *er
     return 1;
 }
 
+/* Zeros of ours become holes, or as ff_pager_install() */
+static int put_zeros(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
+{
+    if (!r->holes)
+        return ff_pager_install(p, r, page, n, NULL, true);
+    ff_pager_leave_holes(p, r, page, n);
+    return 0;
+}
+
 /* The rest of the cut holds zeros: 1, or -errno as reported by ff_pager_install() */
 static int install_zeros(struct ff_pager *p)
 {
     struct ff_prefill_engine *e = p->prefill;
     struct transfer t = {.r = e->cut, .first = e->cut_first, .n = e->cut_end - e->cut_first};
-    /* a shared file takes memory for its zeros, one page after the other */
-    uint64_t max = t.r->range.memory == FF_UFFD_ANON ? t.n : BATCH;
+    /* a file takes memory for its zeros, one page after the other, unless they are left out */
+    uint64_t max = t.r->range.memory == FF_UFFD_ANON || t.r->holes ? t.n : BATCH;
 
     for (uint64_t i = 0; i < t.n;) {
         uint64_t run = claim_run(&t, i, max);
-        int rc = run ? ff_pager_install(p, t.r, t.first + i, run, NULL, true) : 0;
+        int rc = run ? put_zeros(p, t.r, t.first + i, run) : 0;
         if (rc)
             return rc;
         ff_pager_installed(p);
@@ -398,10 +407,11 @@ static int install_run(struct ff_pager *p, struct transfer *t, uint64_t i, uint6
 {
     uint32_t psize = t->r->range.psize;
     bool zero = is_zero(t, i);
-    uint8_t *src = zero ? NULL : t->local + i * psize;
+    uint8_t *src = t->local + i * psize;
 
-    int rc = t->stock && src ? ff_pager_move_in(p, t->r, t->first + i, run, src)
-                             : ff_pager_install(p, t->r, t->first + i, run, src, true);
+    int rc = zero       ? put_zeros(p, t->r, t->first + i, run)
+             : t->stock ? ff_pager_move_in(p, t->r, t->first + i, run, src)
+                        : ff_pager_install(p, t->r, t->first + i, run, src, true);
     if (!rc && !zero)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     if (!rc)
@@ -414,7 +424,7 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
     uint32_t psize = t->r->range.psize;
     int rc;
 
-    if (!p->link->finds_zeros)
+    if (!p->link->finds_zeros || p->mode == FF_PREFILL_PUSH) /* a WRITE tells of none */
         ff_zero_scan(t->local, (uint32_t)(t->n * psize), psize, t->zero);
     for (uint64_t i = 0; i < t->n && !atomic_load(&p->stop);) {
         uint64_t run = try_move(p, t, i, &rc);

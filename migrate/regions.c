@@ -6,11 +6,15 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
+#include "cleanup.h"
 #include "error.h"
 #include "regions.h"
 
 #define PSIZE_MAX (2u << 20)
+#define SAMPLES 64u
+#define EMPTY_SHARE 8u /* firmware and device memory may be there */
 
 /* Two processes with one file as their RAM: emptying the destination's would empty the
  * running source's. The lock (open file description lock, first byte) is advisory and goes
@@ -60,6 +64,16 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
     t->r[t->n] = *r;
     t->r[t->n++].name = name;
     return 0;
+}
+
+bool ff_region_is_empty(const struct ff_region *r)
+{
+    uint64_t pages = r->len_bytes / r->psize, step = FF_MAX(pages / SAMPLES, 1u), there = 0, n = 0;
+    unsigned char vec;
+
+    for (uint64_t i = 0; i < pages; i += step, n++)
+        there += mincore((uint8_t *)r->host + i * r->psize, 1, &vec) || (vec & 1);
+    return there * EMPTY_SHARE <= n;
 }
 
 void ff_regions_free(struct ff_regions *t)

@@ -15,6 +15,9 @@ struct ff_regions {
 int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_error *err);
 void ff_regions_free(struct ff_regions *t);
 
+/* Is next to nothing of it populated? */
+bool ff_region_is_empty(const struct ff_region *r);
+
 /* A hello with this table; to be freed with ff_hello_free() */
 int ff_regions_hello(const struct ff_regions *t, const char *config, struct ff_hello *h,
                      struct ff_error *err);

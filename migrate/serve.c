@@ -34,12 +34,17 @@ int ff_serve_init(struct ff_serve *s, const struct ff_regions *regions,
 
 /* --- push --- */
 
-static bool all_zeros(const uint8_t *p, uint32_t len)
+static bool all_zeros(const struct ff_region *r, uint64_t offset, uint32_t len)
 {
-    uint64_t first;
-
-    memcpy(&first, p, sizeof(first));
-    return !first && !memcmp(p, p + sizeof(first), len - sizeof(first));
+    for (uint32_t at = 0, part; at < len; at += part) {
+        uint8_t zero[FF_GRANULES_MAX / 8] = {0};
+        part = FF_MIN(len - at, FF_GRANULES_MAX * r->psize);
+        if (ff_zero_scan_file(r->zero_fill ? r->fd : -1, r->fd_offset + offset + at,
+                              (uint8_t *)r->host + offset + at, part, r->psize, zero) !=
+            part / r->psize)
+            return false;
+    }
+    return true;
 }
 
 /* The registration that holds @offset of @region */
@@ -57,7 +62,7 @@ static int push(struct ff_serve *s, const struct ff_grant *g, struct ff_error *e
 {
     uint8_t *local = (uint8_t *)s->regions->r[g->region].host + g->offset;
     const struct ff_mr *mr = mr_of(s, g->region, g->offset);
-    bool zeros = all_zeros(local, g->len_bytes);
+    bool zeros = all_zeros(&s->regions->r[g->region], g->offset, g->len_bytes);
 
     if (!mr || !mr->len_bytes)
         return ff_error_set(err, EPROTO, "source: push: offset 0x%llx of region %u has no key: it was "

@@ -229,9 +229,14 @@ static int register_populated(struct ff_source *s, struct ff_wire_key **keys, un
         return ff_error_context(err, "publish");
     for (unsigned i = 0; i < s->pieces.n; i++) {
         const struct ff_piece *p = &s->pieces.piece[i];
-        if (p->mr.len_bytes && !had[i])
-            k[(*n)++] = (struct ff_wire_key){
-                .region = p->region, .piece = p->number, .rkey = p->mr.rkey};
+        const struct ff_region *r = &s->regions.r[p->region];
+        if (!p->mr.len_bytes || had[i])
+            continue;
+        if (r->fd >= 0 && r->zero_fill && s->link->ops->backed)
+            s->link->ops->backed(s->link, &p->mr, r->fd,
+                                 r->fd_offset + p->number * s->pieces.piece_bytes);
+        k[(*n)++] = (struct ff_wire_key){
+            .region = p->region, .piece = p->number, .rkey = p->mr.rkey};
     }
     *keys = k;
     k = NULL;

@@ -23,7 +23,6 @@
 #define STEP (4ull << 20)        /* about 1 ms: so long a source may wait for the thread's end */
 #define LOOK_EVERY (256ull << 20) /* at what is left of the host's memory */
 #define SPARE_SHARE 8u           /* one part in so many of all memory is left alone */
-#define SAMPLES 64u
 
 /* --- how much may be taken --- */
 
@@ -129,17 +128,6 @@ static void *stock_main(void *opaque)
     return NULL;
 }
 
-/* Memory that was populated before, or locked, would be needed twice */
-static bool is_empty(const struct ff_region *r)
-{
-    uint64_t pages = r->len_bytes / r->psize, step = FF_MAX(pages / SAMPLES, 1u), there = 0, n = 0;
-    unsigned char vec;
-
-    for (uint64_t i = 0; i < pages; i += step, n++)
-        there += mincore((uint8_t *)r->host + i * r->psize, r->psize, &vec) || (vec & 1);
-    return there * SPARE_SHARE <= n;
-}
-
 void ff_stock_start(struct ff_stock *s, const struct ff_regions *regions)
 {
     if (s->map)
@@ -147,7 +135,7 @@ void ff_stock_start(struct ff_stock *s, const struct ff_regions *regions)
     s->n = regions->n;
     for (unsigned i = 0; i < regions->n; i++) {
         const struct ff_region *r = &regions->r[i];
-        bool fits = r->fd < 0 && r->psize == (uint32_t)sysconf(_SC_PAGESIZE) && is_empty(r) &&
+        bool fits = r->fd < 0 && r->psize == (uint32_t)sysconf(_SC_PAGESIZE) && ff_region_is_empty(r) &&
                     !ff_policy_is_set(r);
         s->start[i] = s->map_bytes;
         s->len_bytes[i] = fits ? r->len_bytes : 0;

@@ -97,6 +97,10 @@ struct ff_link_ops {
      * back that the peer reads when the data queues have done their work, not between. */
     void (*dereg)(struct ff_link *l, struct ff_mr *mr);
 
+    /* The memory of @mr is a shared mapping of @fd from @offset on: what serves a READ leaves its holes
+     * alone. NULL: an adapter serves, and @fd tells it nothing. */
+    void (*backed)(struct ff_link *l, const struct ff_mr *mr, int fd, uint64_t offset);
+
     /* 0, or -ENOMEM with the limit, the number needed and how to raise it: whether this
      * process may pin @bytes more. NULL: nothing is pinned. */
     int (*may_pin)(struct ff_link *l, uint64_t bytes, struct ff_error *err);

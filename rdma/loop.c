@@ -82,6 +82,11 @@ static void loop_dereg(struct ff_link *l, struct ff_mr *mr)
     ff_mr_remove(&end_of(l)->pipe->mrs, mr->rkey);
 }
 
+static void loop_backed(struct ff_link *l, const struct ff_mr *mr, int fd, uint64_t offset)
+{
+    ff_mr_backed(&end_of(l)->pipe->mrs, mr->rkey, fd, offset);
+}
+
 static int loop_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN],
                             int timeout_ms, struct ff_error *err)
 {
@@ -105,11 +110,12 @@ static void loop_shutdown(struct ff_link *l)
     pthread_mutex_unlock(&p->lock);
 }
 
-static void read_granules(const struct ff_wr *wr)
+static void read_granules(struct loop_pipe *p, const struct ff_wr *wr)
 {
     uint32_t n = wr->len_bytes / wr->granule_bytes;
 
-    ff_zero_scan((void *)(uintptr_t)wr->remote, wr->len_bytes, wr->granule_bytes, wr->zero);
+    ff_mr_zero_scan(&p->mrs, wr->rkey, (void *)(uintptr_t)wr->remote, wr->len_bytes,
+                    wr->granule_bytes, wr->zero);
     for (uint32_t i = 0; i < n; i++) {
         size_t off = (size_t)i * wr->granule_bytes;
         if (!(wr->zero[i / 8] & (1u << (i % 8))))
@@ -145,7 +151,7 @@ static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
         return ff_error_set(err, EAGAIN, "loop: post: %u requests in flight", FF_QUEUE_DEPTH);
 
     if (read && wr->zero && wr->granule_bytes)
-        read_granules(wr);
+        read_granules(p, wr);
     else if (read)
         memcpy(wr->local, (void *)(uintptr_t)wr->remote, wr->len_bytes);
     else
@@ -299,6 +305,7 @@ static const struct ff_link_ops loop_ops = {
     .name = "loop",
     .reg = loop_reg,
     .dereg = loop_dereg,
+    .backed = loop_backed,
     .open_queues = loop_open_queues,
     .post = loop_post,
     .poll = loop_poll,

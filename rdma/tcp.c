@@ -339,6 +339,11 @@ static void tcp_dereg(struct ff_link *l, struct ff_mr *mr)
     ff_mr_remove(&tcp_of(l)->mrs, mr->rkey);
 }
 
+static void tcp_backed(struct ff_link *l, const struct ff_mr *mr, int fd, uint64_t offset)
+{
+    ff_mr_backed(&tcp_of(l)->mrs, mr->rkey, fd, offset);
+}
+
 static int tcp_post(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr,
                     struct ff_error *err)
 {
@@ -403,6 +408,7 @@ static const struct ff_link_ops tcp_ops = {
     .name = "tcp",
     .reg = tcp_reg,
     .dereg = tcp_dereg,
+    .backed = tcp_backed,
     .open_queues = tcp_open_queues,
     .post = tcp_post,
     .poll = tcp_poll,

@@ -171,7 +171,7 @@ static void reply(struct tcp_queue *q, const struct tcp_req *req, uint32_t statu
         uint32_t n = req->granule ? req->len / req->granule : 0, zeros = 0;
         if (n) {
             memset(f->map, 0, tcp_map_len(n));
-            zeros = ff_zero_scan(src, req->len, req->granule, f->map);
+            zeros = ff_mr_zero_scan(q->mrs, req->rkey, src, req->len, req->granule, f->map);
         }
         if (zeros) {
             rep.flags = TCP_F_ZEROS;

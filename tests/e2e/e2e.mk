@@ -15,6 +15,7 @@ E2E_TESTS := \
     tests/e2e/ping_pong.py:140 \
     tests/e2e/smp4.py:170 \
     tests/e2e/big.py:170 \
+    tests/e2e/sparse.py:140 \
     tests/e2e/cancel.py:140 \
     tests/e2e/break_before_go.py:140 \
     tests/e2e/break_after_go.py:170 \

@@ -36,6 +36,28 @@ static void test_legal_moves(void **state)
     ff_claims_free(&c);
 }
 
+static void test_hole(void **state)
+{
+    struct ff_claims c;
+    (void)state;
+
+    assert_int_equal(ff_claims_init(&c, 2), 0);
+    assert_false(ff_claim_touch(&c, 0)); /* MISSING is for ff_claim_take() */
+    assert_true(ff_claim_take(&c, 0));
+    assert_false(ff_claim_touch(&c, 0));
+    ff_claim_hole(&c, 0);
+    assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_HOLE);
+    assert_int_equal(c.present, 0); /* nothing was installed */
+    assert_false(ff_claim_take(&c, 0));
+    assert_true(ff_claim_touch(&c, 0));
+    assert_false(ff_claim_touch(&c, 0)); /* one installs it */
+    ff_claim_done(&c, 0);
+    assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_PRESENT);
+    assert_false(ff_claim_touch(&c, 0));
+    assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_MISSING);
+    ff_claims_free(&c);
+}
+
 static void test_forget(void **state)
 {
     struct ff_claims c;
@@ -53,6 +75,10 @@ static void test_forget(void **state)
     assert_int_equal(ff_claim_get(&c, 2), FF_CLAIM_MISSING);
     assert_false(ff_claim_forget(&c, 2));
     assert_int_equal(c.present, 1);
+    ff_claim_hole(&c, 1);
+    assert_true(ff_claim_forget(&c, 1)); /* a hole as well */
+    assert_int_equal(c.present, 1);
+    assert_true(ff_claim_take(&c, 1));
     /* from here on as if it had never been there */
     ff_claims_seal(&c);
     assert_true(ff_claim_take(&c, 2));
@@ -205,4 +231,5 @@ static void test_race(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_legal_moves), cmocka_unit_test(test_illegal_moves_abort),
-          cmocka_unit_test(test_names), cmocka_unit_test(test_forget), cmocka_unit_test(test_race))
+          cmocka_unit_test(test_names), cmocka_unit_test(test_hole), cmocka_unit_test(test_forget),
+          cmocka_unit_test(test_race))

@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""sparse.py - a guest of 2 GiB that has touched little stays sparse on both sides; limit: 120 s"""
+import os
+
+import common
+from common import Failed, Micro, check_ledger, check_move, move, say
+
+MIB = 1 << 20
+SLACK = 16 * MIB     # what its QEMU and firmware touch
+TOUCH = 2            # percent, here and there in all of memory
+
+
+def taken(guest):
+    """Bytes that the files of its RAM take."""
+    folder = f'/proc/{guest.pid}/fd'
+    files = {}
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if os.readlink(path).startswith('/memfd:memory-backend'):
+            st = os.stat(path)
+            files[st.st_ino] = st.st_blocks * 512
+    if not files:
+        raise Failed(f'{guest.name}: no memfd')
+    return sum(files.values())
+
+
+def stays_sparse(t, accel, options):
+    load = f'mode=idle touch={TOUCH} report_ms=400'
+    with Micro(t, 'a', accel, 'memfd', 2048, load=load) as a, \
+            Micro(t, 'b', accel, 'memfd', 2048, load=load, incoming=True) as b:
+        a.start_load()
+        before = taken(a)
+        if not 20 * MIB < before < 200 * MIB:
+            raise Failed(f'the guest has touched {before >> 20} MiB, which says nothing')
+        moved = move(a, b, options=options)
+        check_move(moved)
+        source, dest = taken(a), taken(b)
+        say(f'      {moved.line()}; MiB of its file: {before >> 20}, then {source >> 20}; '
+            f'at the destination {dest >> 20}')
+        if source > before + SLACK:
+            raise Failed(f'the source takes {source} bytes, {before} before')
+        if dest > before + SLACK:
+            raise Failed(f'the destination takes {dest} bytes, the source {before}')
+
+
+def holes_are_touched(t, accel, memory):
+    load = f'touch={TOUCH} sweep=4 report_ms=400'
+    if memory == 'hugetlb':
+        t.reserve_huge(2 * 128)
+    with Micro(t, 'a', accel, memory, 128, load=load) as a, \
+            Micro(t, 'b', accel, memory, 128, load=load, incoming=True) as b:
+        a.start_load()
+        check_move(move(a, b))
+        check_ledger(a, b)
+
+
+def run(t):
+    accel = t.best_accel()
+    for options in ('', ',landing=continue'):
+        with t.case(f'2 GiB, memfd{options}, {accel}'):
+            stays_sparse(t, accel, options)
+    for memory in ('memfd', 'hugetlb'):
+        with t.case(f'{memory}: holes are touched at any moment, {accel}'):
+            holes_are_touched(t, accel, memory)
+
+
+if __name__ == '__main__':
+    common.main(run, 120)
