@@ -15,7 +15,7 @@ import common
 from break_before_go import failed
 from cancel import ended
 from common import Failed, Micro, check_ledger, check_move, say, status
-from meanwhile import quit_and_code
+from quit import quit_and_code
 
 MIB = 64
 CONTINUE = ('c', 'vCont;c')
