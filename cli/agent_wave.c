@@ -46,6 +46,7 @@ void agent_spawn_later(struct agent *a, json_t *spawn)
     if (!a->spawns)
         a->spawns = json_array();
     json_array_append(a->spawns, spawn);
+    agent_spawn_waiting(a); /* what is asked of it next finds it, where its turn is now */
 }
 
 static json_t *spawn_next(struct agent *a)
