@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -153,17 +155,46 @@ void ff_pieces_lent(struct ff_pieces *p, const struct ff_regions *t)
         p->piece[i].lent = t->r[p->piece[i].region].fd >= 0;
 }
 
+/* Pages of [@at, @at + @len_bytes) that the page tables of this process have */
+static uint64_t mapped(const struct ff_region *r, uint64_t at, uint64_t len_bytes)
+{
+    unsigned char vec = 0;
+    uint64_t n = 0;
+
+    for (uint64_t end = at + len_bytes; at < end; at += r->psize)
+        n += !mincore((uint8_t *)r->host + at, 1, &vec) && (vec & 1);
+    return n;
+}
+
+/* A hugetlb file does not tell its holes. But when it takes no more than our page tables have, every
+ * page of it is in them. Counted in this order, what is touched meanwhile does no harm. */
+static bool tables_are_all(const struct ff_region *r)
+{
+    uint64_t have = mapped(r, 0, r->len_bytes) * r->psize;
+    struct stat st;
+
+    return !fstat(r->fd, &st) && (uint64_t)st.st_blocks * 512 == have;
+}
+
 unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *t)
 {
     FF_AUTO_CLOSE int pagemap = ff_open_pagemap();
+    uint32_t asked = UINT32_MAX; /* the last region that is a hugetlb file */
     unsigned more = 0;
+    bool all = false;
 
     for (unsigned i = 0; i < p->n; i++) {
         struct ff_piece *e = &p->piece[i];
         if (e->wanted || e->lent)
             continue;
-        e->wanted = ff_populated(pagemap, &t->r[e->region], e->number * p->piece_bytes,
-                                 e->len_bytes);
+        const struct ff_region *r = &t->r[e->region];
+        uint64_t at = e->number * p->piece_bytes;
+        e->wanted = ff_populated(pagemap, r, at, e->len_bytes);
+        if (e->wanted && r->fd >= 0 && r->zero_fill && r->psize > (uint32_t)sysconf(_SC_PAGESIZE)) {
+            all = asked == e->region ? all : tables_are_all(r);
+            asked = e->region;
+            e->wanted = !all || mapped(r, at, e->len_bytes);
+        }
         more += e->wanted;
     }
     return more;
