@@ -240,6 +240,8 @@ int ff_source_pass(struct ff_source *s, struct ff_error *err);
 int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
                     uint64_t page_bytes, struct ff_error *err);
 
+/* -ETIMEDOUT: more than 45 s have passed since the first ff_source_dirty() of the pause, or
+ * ff_source_send_state(), which fail with the same; the guest may go on here */
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err);
 
 /**
@@ -250,6 +252,7 @@ int ff_source_wait_ready(struct ff_source *s, struct ff_error *err);
  */
 int ff_source_go(struct ff_source *s, struct ff_error *err);
 
+/* As long as the destination takes to run the guest, while it says that it is alive */
 int ff_source_wait_running(struct ff_source *s, struct ff_error *err);
 
 /**

@@ -17,6 +17,7 @@
  * one is installed, little enough that its landing buffers stay in the cache's reach. */
 static const struct ff_address defaults = {
     .timeout_ms = 15000,
+    .pause_ms = 45000,
     .chunk_bytes = 2u << 20,
     .qps = 1,
     .landing = FF_LANDING_AUTO,

@@ -12,7 +12,7 @@
  *              2. The pager is up before recv_state() hands out the state.
  *              3. Memory is watched until every page is present, whatever breaks.
  * Limits       PUBLISH_MS: registering a large source; the guest still runs there. GO_MS: see
- *              source.c, GO_WITHIN_MS. PROGRESS_MS: what a person reads as live.
+ *              source.c, pause_ms. PROGRESS_MS: what a person reads as live.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -364,7 +364,8 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     ff_dest_on_break(d, NULL, NULL);
     /* and an outage now would be one after GO for the source */
     d->link->ops->set_timeout(d->link, FF_MAX(GO_MS, d->addr.go_timeout_ms));
-    return send_stats(d, FF_MSG_READY, err);
+    rc = send_stats(d, FF_MSG_READY, err);
+    return rc ? rc : ff_beat_start(&d->beat, d, d->link, err);
 }
 
 int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
@@ -394,6 +395,7 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err)
     d->running_ns = ff_now_ns();
     d->start_ns = d->running_ns - d->go_ns;
     ff_fault("dest.running");
+    ff_beat_stop(&d->beat);
     int rc = send_stats(d, FF_MSG_RUNNING, err);
     if (rc)
         ff_stock_empty(&d->stock); /* no prefill thread will */
@@ -485,6 +487,7 @@ void ff_dest_free(struct ff_dest *d)
         return;
     if (d->link)
         d->link->ops->shutdown(d->link);
+    ff_beat_stop(&d->beat);
     finish_pager(d);
     if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
         d->link->ops->free(d->link);

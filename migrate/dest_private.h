@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "beat.h"
 #include "control.h"
 #include "dest.h"
 #include "pager.h"
@@ -25,6 +26,7 @@ struct ff_dest {
     struct ff_pager pager;
     pthread_mutex_t pager_lock; /* starting and finishing it */
     struct ff_stock stock;
+    struct ff_beat beat; /* from READY to RUNNING */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;
     _Atomic uint64_t load_ns, start_ns, complete_ns;

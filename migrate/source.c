@@ -14,11 +14,12 @@
  * Ownership    regions are the caller's. Threads end, keys go, then the link is freed.
  * Limits       WATCHING_MS: emptying and registering a large destination; the guest still
  *              runs.
- *              READY_MS: a destination that loads for longer is given up while the guest
- *              can still go on here. GO_WITHIN_MS: counted from the last byte of state,
- *              which is before READY; less than the destination waits for GO after READY
- *              (dest.c), so that a source that was stopped for a while never lets go to
- *              somebody who has left.
+ *              pause_ms (address.h): all that is said and waited for while the guest is
+ *              paused, together; a destination that takes longer is given up while the guest
+ *              can still go on here. It begins before READY, and is less than the destination
+ *              waits for GO after READY (dest.c), so that a source that was stopped for a
+ *              while never lets go to somebody who has left. After GO nothing limits how long
+ *              the destination activates disks: it sends PROGRESS meanwhile.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -28,49 +29,12 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
-#include "address.h"
-#include "bitmap.h"
 #include "cleanup.h"
-#include "control.h"
 #include "error.h"
 #include "fault.h"
 #include "load.h"
 #include "log.h"
-#include "pieces.h"
-#include "regions.h"
-#include "serve.h"
-#include "source.h"
-
-#define WATCHING_MS 300000
-#define READY_MS 30000
-#define GO_WITHIN_MS 45000
-#define RUNNING_MS 60000
-
-enum stage { NEW, CONNECTED, PUBLISHED, SENT, GONE, DONE };
-
-struct ff_source {
-    struct ff_address addr;
-    struct ff_regions regions;
-    struct ff_control ctl;
-    enum stage stage;
-    uint64_t sent_ns; /* when the last of the state went out */
-    bool watched;
-    bool wants_pass, passed; /* precopy=1 at the destination */
-    bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */
-    int cancel_fd;
-    int kept_fd; /* the connection to an agent that memory was lent to */
-    _Atomic bool cancelled;
-    struct ff_pieces pieces;
-    struct ff_serve serve;
-    struct ff_hello table; /* our regions as the wire has them, to check grants against */
-
-    pthread_mutex_t lock;
-    struct ff_link *link;
-    struct ff_stats stats;
-    bool given_link;
-    uint8_t session[FF_SESSION_LEN]; /* that the peer chose */
-    bool has_session;
-};
+#include "source_private.h"
 
 int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_error *err)
 {
@@ -243,10 +207,38 @@ static int register_populated(struct ff_source *s, struct ff_wire_key **keys, un
     return 0;
 }
 
+/* --- the pause --- */
+
+void ff_source_begin_pause(struct ff_source *s)
+{
+    if (!s->paused_ns)
+        s->paused_ns = ff_now_ns();
+}
+
+static int pause_left_ms(const struct ff_source *s)
+{
+    uint64_t ms = (ff_now_ns() - s->paused_ns) / 1000000u;
+
+    return (int)((uint64_t)s->addr.pause_ms - FF_MIN(ms, (uint64_t)s->addr.pause_ms));
+}
+
+int ff_source_send_msg(struct ff_source *s, int len, struct ff_error *err)
+{
+    if (s->paused_ns) {
+        int left = pause_left_ms(s);
+        if (!left)
+            return ff_error_set(err, ETIMEDOUT, "source: the guest was paused for %d ms, and the "
+                                "destination has not got its state: too slow", s->addr.pause_ms);
+        if (left < s->addr.timeout_ms)
+            s->link->ops->set_timeout(s->link, left);
+    }
+    return ff_control_send(&s->ctl, len, err);
+}
+
 static int send_keys(struct ff_source *s, const struct ff_wire_key *keys, unsigned n,
                      struct ff_error *err)
 {
-    return n ? ff_control_send(&s->ctl, ff_wire_put_keys(s->ctl.buf, keys, n), err) : 0;
+    return n ? ff_source_send_msg(s, ff_wire_put_keys(s->ctl.buf, keys, n), err) : 0;
 }
 
 int ff_source_publish(struct ff_source *s, struct ff_error *err)
@@ -294,7 +286,7 @@ static int send_first(struct ff_source *s, const struct ff_page_ref *first, size
 
     for (size_t i = 0; i < n && !rc; i += PER_MESSAGE) {
         unsigned some = (unsigned)FF_MIN(n - i, (size_t)PER_MESSAGE);
-        rc = ff_control_send(&s->ctl, ff_wire_put_first(s->ctl.buf, first + i, some), err);
+        rc = ff_source_send_msg(s, ff_wire_put_first(s->ctl.buf, first + i, some), err);
     }
     return rc;
 }
@@ -316,25 +308,24 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
                                 "pass is not known: call ff_source_dirty()", s->regions.r[i].name);
     if (n > FF_WIRE_FIRST_MAX)
         head.n_first = FF_WIRE_FIRST_MAX; /* the others are fetched when they are touched */
-    /* the guest is paused: what it has touched since ff_source_publish() */
+    ff_source_begin_pause(s);
+    /* what the guest has touched since ff_source_publish() */
     FF_AUTO_FREE struct ff_wire_key *keys = NULL;
     rc = register_populated(s, &keys, &head.n_keys, err);
     if (!rc)
-        rc = ff_control_send(&s->ctl, ff_wire_put_state(s->ctl.buf, &head), err);
+        rc = ff_source_send_msg(s, ff_wire_put_state(s->ctl.buf, &head), err);
     if (!rc)
         rc = send_keys(s, keys, head.n_keys, err);
     if (!rc)
         rc = send_first(s, first, head.n_first, err);
     for (size_t at = 0; at < len && !rc;) {
         uint32_t some = (uint32_t)FF_MIN(len - at, (size_t)FF_WIRE_DATA_MAX);
-        rc = ff_control_send(&s->ctl, ff_wire_put_data(s->ctl.buf, (const uint8_t *)state + at, some),
-                             err);
+        int n_msg = ff_wire_put_data(s->ctl.buf, (const uint8_t *)state + at, some);
+        rc = ff_source_send_msg(s, n_msg, err);
         at += some;
     }
-    if (!rc) {
+    if (!rc)
         s->stage = SENT;
-        s->sent_ns = ff_now_ns();
-    }
     return rc;
 }
 
@@ -351,6 +342,18 @@ static int take_stats(struct ff_source *s, struct ff_error *err)
     return 0;
 }
 
+int ff_source_wait_alive(struct ff_source *s, enum ff_msg want, int silence_ms,
+                         struct ff_error *err)
+{
+    int type, rc;
+
+    do {
+        type = ff_control_expect(&s->ctl, want, FF_MSG_BIT(FF_MSG_PROGRESS), silence_ms, err);
+        rc = type < 0 ? type : take_stats(s, err);
+    } while (!rc && type != (int)want);
+    return rc;
+}
+
 int ff_source_wait_watched(struct ff_source *s, struct ff_error *err)
 {
     if (s->watched)
@@ -362,107 +365,33 @@ int ff_source_wait_watched(struct ff_source *s, struct ff_error *err)
     return rc;
 }
 
-/* --- precopy=1 --- */
-
-bool ff_source_wants_pass(const struct ff_source *s)
-{
-    return s->wants_pass;
-}
-
-int ff_source_pass(struct ff_source *s, struct ff_error *err)
-{
-    int type, rc = ff_fault("source.pass");
-
-    if (rc)
-        return ff_error_set(err, -rc, "source: pass: injected");
-    if (!s->wants_pass)
-        return 0;
-    rc = ff_source_wait_watched(s, err);
-    if (!rc)
-        rc = ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_LOGGING), err);
-    if (rc)
-        return rc;
-    s->passed = true;
-    memset(s->reported, 0, sizeof(s->reported));
-    do {
-        type = ff_control_expect(&s->ctl, FF_MSG_PASSED, FF_MSG_BIT(FF_MSG_PROGRESS), WATCHING_MS,
-                                 err);
-        rc = type < 0 ? type : take_stats(s, err);
-    } while (!rc && type != FF_MSG_PASSED);
-    return rc;
-}
-
-/* Page @i of @n: is any of the @ratio bits set that it has in @bits? */
-static bool any_bit(const uint64_t *bits, uint64_t i, uint64_t ratio)
-{
-    for (uint64_t k = i * ratio; k < (i + 1) * ratio; k++)
-        if (ff_bitmap_get(bits, k))
-            return true;
-    return false;
-}
-
-/* Pages [first, first + n) into @out, as the wire has them: the last page that is set + 1 */
-static uint32_t fold_bits(uint8_t *out, const uint64_t *bits, uint64_t first, uint32_t n,
-                          uint64_t ratio)
-{
-    uint32_t end = 0;
-
-    memset(out, 0, (n + 7) / 8);
-    for (uint32_t i = 0; i < n; i++) {
-        if (ratio == 1 && !bits[(first + i) / 64]) {
-            i |= 63; /* @first is a multiple of 64 */
-            continue;
-        }
-        if (!any_bit(bits, first + i, ratio))
-            continue;
-        out[i / 8] |= (uint8_t)(1u << (i % 8));
-        end = i + 1;
-    }
-    return end;
-}
-
-int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
-                    uint64_t page_bytes, struct ff_error *err)
-{
-    const struct ff_region *r = region < s->regions.n ? &s->regions.r[region] : NULL;
-
-    if (!r || !page_bytes || r->psize % page_bytes)
-        return ff_error_set(err, EINVAL, "source: dirty: region %u, pages of %llu bytes (permitted: a "
-                            "region, what divides its page size)", region,
-                            (unsigned long long)page_bytes);
-    FF_AUTO_FREE uint8_t *out = malloc(FF_WIRE_DIRTY_MAX / 8);
-    if (!out)
-        return ff_error_set(err, ENOMEM, "source: dirty: out of memory");
-    uint64_t pages = r->len_bytes / r->psize;
-    int rc = 0;
-    for (uint64_t first = 0; first < pages && !rc; first += FF_WIRE_DIRTY_MAX) {
-        struct ff_dirty d = {.region = region, .first = first, .bits = out};
-        d.n = fold_bits(out, bits, first, (uint32_t)FF_MIN(pages - first, (uint64_t)FF_WIRE_DIRTY_MAX),
-                        r->psize / page_bytes);
-        if (d.n)
-            rc = ff_control_send(&s->ctl, ff_wire_put_dirty(s->ctl.buf, &d), err);
-    }
-    s->reported[region] = !rc;
-    return rc;
-}
-
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
 {
-    int rc = ff_source_wait_watched(s, err);
-    if (rc)
-        return rc;
-    rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, READY_MS, err);
+    if (!s->watched) { /* so nobody stopped a guest for it */
+        int rc = ff_source_wait_watched(s, err);
+        if (rc)
+            return rc;
+        s->paused_ns = ff_now_ns();
+    }
+    ff_source_begin_pause(s);
+    int rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, pause_left_ms(s), err);
     return rc < 0 ? rc : take_stats(s, err);
 }
 
-/* Nothing may have been heard since READY: a destination that left is not given the guest */
+/* Only that it is alive may have been heard since READY: a destination that left is not given the
+ * guest */
 static int check_peer_waits(struct ff_source *s, struct ff_error *err)
 {
     struct ff_error why = {.code = 0};
-    int rc = ff_control_expect(&s->ctl, FF_MSG_WITHDRAWN, 0, 0, &why);
-    if (rc == -ETIMEDOUT)
+    int type;
+
+    do
+        type = ff_control_expect(&s->ctl, FF_MSG_WITHDRAWN, FF_MSG_BIT(FF_MSG_PROGRESS), 0, &why);
+    while (type == FF_MSG_PROGRESS && pause_left_ms(s));
+    if (type == -ETIMEDOUT)
         return 0;
-    return ff_error_set(err, ETIME, "go: the destination no longer waits: %s", why.text);
+    return ff_error_set(err, ETIME, "go: the destination no longer waits: %s",
+                        type == FF_MSG_PROGRESS ? "it says too much" : why.text);
 }
 
 int ff_source_go(struct ff_source *s, struct ff_error *err)
@@ -470,10 +399,9 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
     int rc = ff_fault("source.go");
     if (rc)
         return ff_error_set(err, -rc, "source: go: injected");
-    uint64_t late_ms = (ff_now_ns() - s->sent_ns) / 1000000u;
-    if (s->stage != SENT || late_ms > GO_WITHIN_MS)
-        return ff_error_set(err, ETIME, "source: go: the state was sent %llu ms ago (limit %d)",
-                            (unsigned long long)late_ms, GO_WITHIN_MS);
+    if (s->stage != SENT || !pause_left_ms(s))
+        return ff_error_set(err, ETIME, "source: go: the guest was paused for longer than %d ms",
+                            s->addr.pause_ms);
     rc = check_peer_waits(s, err);
     if (rc)
         return rc;
@@ -502,11 +430,7 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
     int rc = ff_fault("source.running");
     if (rc)
         return ff_error_set(err, -rc, "source: wait for RUNNING: injected");
-    rc = ff_control_expect(&s->ctl, FF_MSG_RUNNING, 0,
-                           FF_MAX(RUNNING_MS, s->addr.go_timeout_ms), err);
-    if (rc >= 0)
-        rc = take_stats(s, err);
-    return give_up_serving(s, rc);
+    return give_up_serving(s, ff_source_wait_alive(s, FF_MSG_RUNNING, s->addr.go_timeout_ms, err));
 }
 
 static int take_grants(struct ff_source *s, struct ff_error *err)

@@ -30,7 +30,7 @@
  *   RUNNING  d->s  statistics
  *   GRANT    d->s  each: region 4, id 4, offset 8, length 4, rkey 4, address 8: the source may
  *                  write this part of the image there (prefill=push), once
- *   PROGRESS d->s  statistics, every 200 ms from RUNNING on, and between LOGGING and PASSED
+ *   PROGRESS d->s  statistics, every 200 ms from READY on, and between LOGGING and PASSED
  *   DONE     d->s  statistics
  *   WITHDRAWN s->d
  *
@@ -47,7 +47,7 @@
 
 struct ff_error;
 
-#define FF_WIRE_VERSION 3
+#define FF_WIRE_VERSION 4
 #define FF_WIRE_PASS 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255

@@ -2,6 +2,8 @@
  *
  * delays.c - moves that succeed although something is slow, or comes in small pieces
  */
+#include <errno.h>
+
 #include "fault.h"
 #include "loop.h"
 
@@ -92,6 +94,49 @@ static void faults_first(void)
     move_must_succeed(&m);
 }
 
+/* Activating disks takes longer than a peer may be silent: it is not silent */
+static void slow_activation(void)
+{
+    static struct move m;
+    struct ff_error err;
+
+    must_ok(ff_faults_arm("dest.running=delay:5000000", &err), err);
+    m = (struct move){.tcp = true, .go_timeout_ms = 2000};
+    move_run(&m);
+    move_must_succeed(&m);
+}
+
+/* Each message is in time, all together are not: the guest goes on at the source */
+static void slow_pause(void)
+{
+    static struct move m;
+    struct ff_error err;
+
+    must_ok(ff_faults_arm("control.send=delay:100000", &err), err);
+    m = (struct move){.tcp = true, .state_bytes = 3u << 20, .pause_ms = 1000};
+    move_run(&m);
+    must(!m.went && !m.ran && m.src.stage == S_STATE && m.src.rc == -ETIMEDOUT && m.dst.rc);
+    move_free(&m);
+}
+
+/* Nor is a destination that loads for too long, or a source that comes to GO too late */
+static void slow_ready(void)
+{
+    static struct move m;
+    struct ff_error err;
+
+    must_ok(ff_faults_arm("dest.ready=delay:1500000", &err), err);
+    m = (struct move){.tcp = true, .pause_ms = 1000};
+    move_run(&m);
+    must(!m.went && !m.ran && m.src.stage == S_READY && m.src.rc == -ETIMEDOUT && m.dst.rc);
+    move_free(&m);
+    must_ok(ff_faults_arm("source.go=delay:1500000", &err), err);
+    m = (struct move){.tcp = true, .pause_ms = 1000};
+    move_run(&m);
+    must(!m.went && !m.ran && m.src.stage == S_GO && m.src.rc == -ETIME && m.dst.rc);
+    move_free(&m);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -99,6 +144,8 @@ int main(int argc, char **argv)
         {"slow fault thread", slow_fault_thread, 40}, {"slow source", slow_source, 40},
         {"slow stages", slow_stages, 0},       {"short receives", short_receives, 40},
         {"short sends", short_sends, 60},      {"faults first", faults_first, 0},
+        {"slow activation", slow_activation, 0}, {"slow pause", slow_pause, 0},
+        {"slow ready, slow go", slow_ready, 0},
     };
     return loop_main(argc, argv, setup, tests, sizeof(tests) / sizeof(tests[0]));
 }

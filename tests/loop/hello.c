@@ -111,9 +111,9 @@ static void raw_version(unsigned oldest, unsigned version, const char *says)
 
 static void versions(void)
 {
-    raw_version(4, 4, "version 4..4 (this side speaks 3)");
-    raw_version(4, 65535, "version 4..65535");
-    raw_version(0, 2, "version 0..2");
+    raw_version(5, 5, "version 5..5 (this side speaks 4)");
+    raw_version(5, 65535, "version 5..65535");
+    raw_version(0, 3, "version 0..3");
 }
 
 /* Rubbish of many kinds; after each the destination waits on, and a good source gets in */

@@ -157,6 +157,7 @@ struct move {
     bool no_push;       /* loop: what the source's link can do */
     uint32_t source_max; /* loop: bytes of its largest message; default: as the destination's */
     size_t state_bytes; /* default 100,000 */
+    int pause_ms, go_timeout_ms; /* default: as the address says */
     const char *config; /* of the source; the destination's is "test" */
     void (*hook)(struct move *m, enum stage stage); /* before each stage, and at *_END */
 

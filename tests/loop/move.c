@@ -72,7 +72,10 @@ static struct ff_address *address(const struct move *m, unsigned port)
 
     if (m->options)
         snprintf(options, sizeof(options), ",%s", m->options);
-    return loop_address(port, options);
+    struct ff_address *a = loop_address(port, options);
+    a->pause_ms = m->pause_ms ? m->pause_ms : a->pause_ms;
+    a->go_timeout_ms = m->go_timeout_ms ? m->go_timeout_ms : a->go_timeout_ms;
+    return a;
 }
 
 void move_prepare(struct move *m)

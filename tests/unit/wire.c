@@ -204,7 +204,7 @@ static void test_hello(void **state)
 static void test_hello_largest(void **state)
 {
     struct ff_wire_region *many = calloc(FF_WIRE_REGIONS_MAX + 1, sizeof(*many));
-    struct ff_hello h = {.version = 3, .oldest = 3, .regions = many};
+    struct ff_hello h = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .regions = many};
     union decoded d;
     struct ff_error err;
     (void)state;
@@ -449,8 +449,8 @@ static void test_hello_refused(void **state)
 
     for (size_t i = 0; i < 8; i++)
         refuse_hello_with(AT_MAGIC + i, 'x', 1, EPROTO, "magic");
-    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 3..0");
-    refuse_hello_with(AT_OLDEST, 4, 2, EPROTONOSUPPORT, "version 4..3");
+    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 4..0");
+    refuse_hello_with(AT_OLDEST, 5, 2, EPROTONOSUPPORT, "version 5..4");
     refuse_hello_with(AT_OLDEST, 0xffff, 2, EPROTONOSUPPORT, "same Farfork release");
     refuse_hello_with(AT_AUTH, 1, 2, EPROTO, "authentication kind 1 (permitted 0)");
     refuse_hello_with(AT_REGIONS, 0, 2, EPROTO, "0 regions");
@@ -564,7 +564,7 @@ static void test_others_refused(void **state)
     const struct ff_welcome w = {.version = FF_WIRE_VERSION + 1};
     (void)state;
 
-    must_refuse(buf, (size_t)ff_wire_put_welcome(buf, &w), EPROTONOSUPPORT, "version 4");
+    must_refuse(buf, (size_t)ff_wire_put_welcome(buf, &w), EPROTONOSUPPORT, "version 5");
 
     struct ff_state_head s = {.total_bytes = 0};
     must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO,

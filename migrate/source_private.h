@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * source_private.h - what source.c and source_pass.c share
+ */
+#ifndef FF_MIGRATE_SOURCE_PRIVATE_H
+#define FF_MIGRATE_SOURCE_PRIVATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include "address.h"
+#include "control.h"
+#include "pieces.h"
+#include "regions.h"
+#include "serve.h"
+#include "source.h"
+
+#define WATCHING_MS 300000
+
+enum stage { NEW, CONNECTED, PUBLISHED, SENT, GONE, DONE };
+
+struct ff_source {
+    struct ff_address addr;
+    struct ff_regions regions;
+    struct ff_control ctl;
+    enum stage stage;
+    uint64_t paused_ns; /* when the first word of the pause was said; 0: none was */
+    bool watched;
+    bool wants_pass, passed; /* precopy=1 at the destination */
+    bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */
+    int cancel_fd;
+    int kept_fd; /* the connection to an agent that memory was lent to */
+    _Atomic bool cancelled;
+    struct ff_pieces pieces;
+    struct ff_serve serve;
+    struct ff_hello table; /* our regions as the wire has them, to check grants against */
+
+    pthread_mutex_t lock;
+    struct ff_link *link;
+    struct ff_stats stats;
+    bool given_link;
+    uint8_t session[FF_SESSION_LEN]; /* that the peer chose */
+    bool has_session;
+};
+
+/* The pause begins, unless it has; ff_source_pass() says that it was none */
+void ff_source_begin_pause(struct ff_source *s);
+
+/* As ff_control_send(). In the pause one limit is for all: a peer that takes each message just in
+ * time must not hold the guest */
+int ff_source_send_msg(struct ff_source *s, int len, struct ff_error *err);
+
+/* Until @want comes; the peer is alive as long as PROGRESS comes, each within @silence_ms */
+int ff_source_wait_alive(struct ff_source *s, enum ff_msg want, int silence_ms,
+                         struct ff_error *err);
+
+#endif
