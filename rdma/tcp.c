@@ -49,7 +49,7 @@ struct ff_listener {
 
 struct tcp_link {
     struct ff_link base;
-    int timeout_ms;
+    _Atomic int timeout_ms; /* any thread sends, and reads it */
     struct ff_listener *ls; /* passive side, until the queues are open */
     int cancel_fd;          /* active side: borrowed */
     pthread_mutex_t fds_lock, send_lock;

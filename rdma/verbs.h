@@ -102,7 +102,8 @@ struct verbs_link {
     struct verbs_limits limits;
     struct sockaddr_storage local, peer; /* local: family 0 for whatever the route says */
     char device[72];                     /* "NAME", "NAME:PORT", "" for any */
-    int timeout_ms, cancel_fd, wake_fd;
+    _Atomic int timeout_ms; /* any thread sends, and reads it */
+    int cancel_fd, wake_fd;
     _Atomic uint64_t heard_by_ns; /* the peer must have said something by then; 0: it has */
 
     pthread_mutex_t lock;

@@ -100,7 +100,7 @@ static void slow_activation(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("dest.running=delay:5000000", &err), err);
+    must_ok(ff_faults_arm("dest.running=delay:5000000,source.go=delay:500000", &err), err);
     m = (struct move){.tcp = true, .go_timeout_ms = 2000};
     move_run(&m);
     move_must_succeed(&m);
