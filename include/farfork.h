@@ -85,6 +85,16 @@ struct ff_address;
 int ff_address_parse(const char *text, struct ff_address **out, struct ff_error *err);
 void ff_address_free(struct ff_address *a);
 
+/**
+ * ff_address_resolve() - look up now where the host of @a is
+ *
+ * Sources that are made from @a afterwards do not: for a process that calls fork(2) first, since a
+ * lookup takes locks of the C library that another thread may have held. Cost: the lookup; it may
+ * ask a name server. Threads: any, one at a time for @a.
+ * Return: 0, or -EADDRNOTAVAIL or what the lookup failed of.
+ */
+int ff_address_resolve(struct ff_address *a, struct ff_error *err);
+
 /* --- memory --- */
 
 /**

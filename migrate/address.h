@@ -20,6 +20,7 @@ struct ff_address {
     bool passed;    /* "unix": no address: an agent's socket passes the connections */
     char host[256]; /* "": any */
     char port[8];
+    struct ff_peers peers; /* where the host is, if it was looked up */
     enum ff_link_kind link;
     char device[72]; /* "NAME" or "NAME:PORT"; "": any */
     unsigned qps;    /* queue pairs for prefill */

@@ -124,7 +124,8 @@ static int open_link(struct ff_source *s, struct ff_error *err)
                                .port = s->addr.port,
                                .timeout_ms = s->addr.timeout_ms,
                                .device = s->addr.device,
-                               .qps = s->addr.qps};
+                               .qps = s->addr.qps,
+                               .peers = &s->addr.peers};
     struct ff_link *link;
 
     if (s->link)

@@ -33,6 +33,7 @@
 
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/socket.h>
 
 struct ff_error;
 
@@ -151,13 +152,27 @@ struct ff_link {
 /* A listening address (tcp). */
 struct ff_listener;
 
+#define FF_PEERS_MAX 16u /* addresses of one name; a host has one or two */
+
+struct ff_peers {
+    unsigned n;
+    struct {
+        socklen_t len;
+        struct sockaddr_storage addr;
+    } at[FF_PEERS_MAX];
+};
+
 struct ff_link_params {
     const char *host;   /* name or address; NULL or "": any, when listening */
     const char *port;   /* number */
     int timeout_ms;     /* a peer that is silent for so long is gone */
     const char *device; /* verbs: "NAME" or "NAME:PORT"; NULL or "": any */
     unsigned qps;       /* verbs: queue pairs of the PREFILL queue; 0: 1 */
+    const struct ff_peers *peers; /* active: where the host is; NULL or none: look it up */
 };
+
+/* Where the host of @p is, in the order in which to try */
+int ff_peers_find(const struct ff_link_params *p, struct ff_peers *out, struct ff_error *err);
 
 int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, struct ff_error *err);
 unsigned ff_tcp_port(const struct ff_listener *ls); /* the bound port, for port 0 */

@@ -98,19 +98,19 @@ static int link_new(int fd, int timeout_ms, struct tcp_link **out, struct ff_err
 int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link **out,
                    struct ff_error *err)
 {
-    struct addrinfo *list, *a;
+    struct ff_peers peers;
     struct tcp_link *t;
     int fd = -EADDRNOTAVAIL;
 
-    int rc = tcp_resolve(p, false, &list, err);
+    int rc = ff_peers_find(p, &peers, err);
     if (rc)
         return rc;
-    for (a = list; a; a = a->ai_next) {
-        fd = tcp_connect_addr(a->ai_addr, a->ai_addrlen, cancel_fd, p->timeout_ms);
+    for (unsigned i = 0; i < peers.n; i++) {
+        fd = tcp_connect_addr((struct sockaddr *)&peers.at[i].addr, peers.at[i].len, cancel_fd,
+                              p->timeout_ms);
         if (fd >= 0 || fd == -ECANCELED)
             break;
     }
-    freeaddrinfo(list);
     if (fd < 0)
         return ff_error_set(err, -fd, "tcp: connect to %s:%s: %s%s", p->host, p->port,
                             strerror(-fd),

@@ -193,3 +193,23 @@ int tcp_resolve(const struct ff_link_params *p, bool passive, struct addrinfo **
                             rc == EAI_SYSTEM ? strerror(errno) : gai_strerror(rc));
     return 0;
 }
+
+int ff_peers_find(const struct ff_link_params *p, struct ff_peers *out, struct ff_error *err)
+{
+    struct addrinfo *list;
+
+    if (p->peers && p->peers->n) {
+        *out = *p->peers;
+        return 0;
+    }
+    int rc = tcp_resolve(p, false, &list, err);
+    if (rc)
+        return rc;
+    out->n = 0;
+    for (const struct addrinfo *a = list; a && out->n < FF_PEERS_MAX; a = a->ai_next) {
+        out->at[out->n].len = a->ai_addrlen;
+        memcpy(&out->at[out->n++].addr, a->ai_addr, a->ai_addrlen);
+    }
+    freeaddrinfo(list);
+    return 0;
+}

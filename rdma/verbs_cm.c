@@ -206,17 +206,17 @@ static int connect_role(struct verbs_link *v, enum verbs_role role, unsigned ind
     return rc;
 }
 
-static int connect_to(const struct ff_link_params *p, const struct addrinfo *a, uint64_t end,
-                      int cancel_fd, struct ff_link **out, struct ff_error *err)
+static int connect_to(const struct ff_link_params *p, const struct sockaddr_storage *peer,
+                      uint64_t end, int cancel_fd, struct ff_link **out, struct ff_error *err)
 {
     struct verbs_link *v;
     int rc = verbs_link_new(p, cancel_fd, &v, err);
 
     if (rc)
         return rc;
-    memcpy(&v->peer, a->ai_addr, a->ai_addrlen);
+    v->peer = *peer;
     if (*v->device)
-        rc = verbs_find_address(v->device, a->ai_addr, &v->local, err);
+        rc = verbs_find_address(v->device, (const struct sockaddr *)peer, &v->local, err);
     if (!rc)
         rc = connect_role(v, VERBS_CONTROL, 0, NULL, end, err);
     if (rc) {
@@ -232,17 +232,16 @@ int ff_verbs_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd
                      struct ff_link **out, struct ff_error *err)
 {
     uint64_t end = end_of(limit_ms);
-    struct addrinfo *list;
+    struct ff_peers peers;
 
-    int rc = tcp_resolve(p, false, &list, err);
+    int rc = ff_peers_find(p, &peers, err);
     if (rc)
         return rc;
-    for (struct addrinfo *a = list; a; a = a->ai_next) {
-        rc = connect_to(p, a, end, cancel_fd, out, err);
+    for (unsigned i = 0; i < peers.n; i++) {
+        rc = connect_to(p, &peers.at[i].addr, end, cancel_fd, out, err);
         if (!rc || rc == -ECANCELED || !tcp_ms_left(end))
             break;
     }
-    freeaddrinfo(list);
     return rc;
 }
 

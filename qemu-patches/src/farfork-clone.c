@@ -247,6 +247,9 @@ static bool check_target(struct fc_target *t, Error **errp)
     }
     rc = ff_address_parse(address, &t->address, err);
     if (!rc) {
+        rc = ff_address_resolve(t->address, err); /* not in the holder */
+    }
+    if (!rc) {
         rc = ff_source_new(t->address, &s, err);
     }
     for (unsigned i = 0; i < rp_n_blocks && !rc; i++) {

@@ -222,7 +222,12 @@ def addresses(t, src):
     with t.case('address: connection refused'):
         fails(src, f'rdma-postcopy:127.0.0.1:{common.free_port()}', ['refused'])
     with t.case('address: no such host'):
-        fails(src, 'rdma-postcopy:no-such-host.invalid:4444', ['no-such-host.invalid'])
+        uri = 'rdma-postcopy:no-such-host.invalid:4444'
+        fails(src, uri, ['no-such-host.invalid'])
+        # names are looked up before the process forks
+        say('      ' + refuses(src, 'look up no-such-host.invalid', 'x-farfork-export', id='f',
+                               targets=[{'uri': uri}]))
+        never_stopped(src)
 
 
 def fake_destinations(t, src):

@@ -189,5 +189,30 @@ static void test_refused(void **state)
     assert_error(err, EINVAL, "256", "255");
 }
 
+/* What was looked up is where a source connects to; nobody is asked again */
+static void test_resolve(void **state)
+{
+    struct ff_address *a = parse("localhost:1,link=tcp"); /* tcpmux: nobody listens there */
+    static _Alignas(4096) uint8_t page[4096];
+    struct ff_region r = {
+        .name = "ram", .host = page, .len_bytes = sizeof(page), .psize = sizeof(page), .fd = -1};
+    struct ff_source *s = NULL;
+    struct ff_error err = {.code = 0};
+    (void)state;
+
+    assert_ok(ff_address_resolve(a, &err), err);
+    assert_in_range(a->peers.n, 1, FF_PEERS_MAX);
+    snprintf(a->host, sizeof(a->host), "no-such-host.invalid");
+    assert_ok(ff_source_new(a, &s, &err), err);
+    assert_ok(ff_source_add_region(s, &r, &err), err);
+    assert_fails(ff_source_connect(s, "", &err), ECONNREFUSED);
+    ff_source_free(s);
+    assert_true(ff_address_resolve(a, &err) < 0);
+    assert_non_null(strstr(err.text, "no-such-host.invalid"));
+    assert_int_equal(a->peers.n, 0);
+    ff_address_free(a);
+}
+
 UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_passed), cmocka_unit_test(test_defaults),
-          cmocka_unit_test(test_options), cmocka_unit_test(test_refused))
+          cmocka_unit_test(test_options), cmocka_unit_test(test_refused),
+          cmocka_unit_test(test_resolve))
