@@ -202,7 +202,7 @@ static void obey(struct agent *a, const char *line)
     struct kid *kid;
 
     if ((v = json_object_get(o, "spawn"))) {
-        if (agent_reserve_state(a, 0, v, &why))
+        if (agent_reserve_state(a, (unsigned)agent_waiting(a), v, &why))
             agent_say_error(a, (unsigned)json_integer_value(json_object_get(v, "number")),
                             why.text);
         else
@@ -320,7 +320,7 @@ static void hear_signals(struct agent *a)
         if (s.ssi_signo != SIGCHLD && a->kept && !a->detached)
             detach_alone(a);
         else if (s.ssi_signo != SIGCHLD)
-            a->ending = true;
+            agent_end_by(a, (int)s.ssi_signo);
     reap(a);
 }
 

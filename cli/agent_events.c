@@ -2,6 +2,7 @@
  *
  * agent_events.c - what an agent tells who started it, and the state file
  */
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,6 +29,15 @@ void agent_say_error(struct agent *a, unsigned child, const char *text)
     if (child)
         json_object_set_new(e, "child", json_integer(child));
     agent_say(a, e);
+}
+
+void agent_end_by(struct agent *a, int signal)
+{
+    AUTO_FREE char *why = xprintf("the agent there was ended by SIG%s", sigabbrev_np(signal));
+
+    if (!a->ending)
+        agent_say_error(a, 0, why);
+    a->ending = true;
 }
 
 static json_t *state_of(const struct agent *a)

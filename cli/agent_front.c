@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -46,7 +47,10 @@ int agent_behind_front(int (*run)(void *opaque, int front), void *opaque)
     while (waitpid(pid, &status, 0) < 0)
         if (errno != EINTR)
             return 1;
-    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+    if (WIFEXITED(status))
+        return WEXITSTATUS(status);
+    fprintf(stderr, "farfork agent: ended by SIG%s\n", sigabbrev_np(WTERMSIG(status)));
+    return 1;
 }
 
 /* 1.25 for each step of nice, as the kernel has it */

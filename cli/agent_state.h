@@ -46,6 +46,7 @@ void agent_say(struct agent *a, json_t *event); /* taken over */
 void agent_say_error(struct agent *a, unsigned child, const char *text); /* 0: of none */
 void agent_say_child(struct agent *a, const struct kid *kid, const char *what);
 void agent_say_ended(struct agent *a, const struct kid *kid);
+void agent_end_by(struct agent *a, int signal); /* it ends with what it has, and says why */
 void agent_say_progress(struct agent *a); /* if there is any */
 int agent_write_state(struct agent *a); /* 0, -errno */
 void agent_leave(struct agent *a);     /* it is about to end: overlays_leave() */

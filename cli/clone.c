@@ -312,6 +312,8 @@ static int do_fork(struct clone *c)
         fail_late(c, never_ran, "it did not run");
     if (!c->interrupted)
         follow(c);
+    if (!c->interrupted)
+        clone_ask_paused(c);
     return c->interrupted ? -ECANCELED : 0;
 }
 

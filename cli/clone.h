@@ -88,6 +88,7 @@ struct clone {
     struct clone_disks *disks;
     struct identity *identity;
     bool parent_gone, launched, exported;
+    bool parent_stood, paused; /* it did not run when it was asked; its children do not */
     bool parent_silent; /* no connection to it, whether it has ended or not */
     json_t *freeze; /* what x-farfork-export said */
     json_t *answer; /* the last event "qmp", "keep" or "adopt", for farfork move; NULL: none since then */
@@ -111,6 +112,9 @@ int clone_find_parent(struct clone *c, struct why *why);
 int clone_check_parent(struct clone *c, struct why *why);
 int clone_ask_disks(struct clone *c, struct why *why);
 int clone_export(struct clone *c, struct why *why);
+
+/* Whether children stand still, as a parent did that is no template: one of them knows */
+void clone_ask_paused(struct clone *c);
 void clone_unexport(struct clone *c);
 
 /* After the export: hosts that the parent's side does not reach are of no use; their agents wait for

@@ -111,6 +111,19 @@ static void hear_child(struct child *k, const json_t *e, double now)
     /* "lost": its end follows, and says why */
 }
 
+/* Of the memory that was on its way. Where no child has run yet, the parent has it all */
+static void hear_lost(struct clone *c, struct host *h, const char *error)
+{
+    bool ran = false;
+
+    for (size_t k = 0; k < c->n_children; k++)
+        ran |= &c->hosts[c->children[k].host] == h && c->children[k].running_ms > 0;
+    if (ran)
+        host_fail(c, h, "the memory that was missing there is lost: %s", error);
+    else
+        host_fail(c, h, "the parent's memory did not get there, and no child has run: %s", error);
+}
+
 void clone_event(struct clone *c, struct host *h, const json_t *e)
 {
     const char *name = text_of(e, "event");
@@ -134,7 +147,7 @@ void clone_event(struct clone *c, struct host *h, const json_t *e)
     } else if (!strcmp(name, "end")) {
         h->ended = true;
     } else if (!strcmp(name, "lost")) {
-        host_fail(c, h, "the memory that was missing there is lost: %s", text_of(e, "error"));
+        hear_lost(c, h, text_of(e, "error"));
     } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt")) {
         json_decref(c->answer);
         c->answer = json_incref((json_t *)e);

@@ -16,6 +16,8 @@
 
 #define CONNECT_LIMIT_MS 10000
 #define ASK_LIMIT_MS 2000
+#define CHILD_LIMIT_MS 10000 /* an agent asks a QEMU for 5 s at most */
+#define CHILD_TURN_MS 50
 #define ARGV_MAX_BYTES (4u << 20)
 
 /* The words of /proc/PID/cmdline */
@@ -77,10 +79,14 @@ static int find_program(struct clone *c, struct why *why)
 
 int clone_check_parent(struct clone *c, struct why *why)
 {
+    AUTO_JSON json_t *status = NULL;
     json_t *list = NULL, *item;
     bool found = false;
     size_t i;
     int rc = qmp_command(c->qmp, "query-commands", NULL, &list, why);
+
+    if (!rc && !qmp_command(c->qmp, "query-status", NULL, &status, NULL))
+        c->parent_stood = json_is_false(json_object_get(status, "running"));
 
     json_array_foreach(list, i, item) {
         const char *name = json_string_value(json_object_get(item, "name"));
@@ -238,6 +244,27 @@ int clone_export(struct clone *c, struct why *why)
     c->exported = !rc || rc == -ECANCELED || rc == -ETIMEDOUT;
     clone_disks_done(c->disks, !rc);
     return rc ? rc : clone_disks_serve(c->disks, why);
+}
+
+void clone_ask_paused(struct clone *c)
+{
+    uint64_t until = now_ms() + CHILD_LIMIT_MS;
+    const struct child *k = c->children;
+
+    while (k < c->children + c->n_children && !child_runs(k))
+        k++;
+    if (!c->parent_stood || k == c->children + c->n_children)
+        return;
+    json_decref(c->answer);
+    c->answer = NULL;
+    host_send(&c->hosts[k->host], json_pack("{s{si ss}}", "qmp", "child", (int)k->number, "execute",
+                                            "query-status"));
+    while (!c->answer && !c->interrupted && now_ms() < until)
+        clone_turn(c, CHILD_TURN_MS);
+    c->paused = json_is_false(json_object_get(json_object_get(c->answer, "return"), "running"));
+    if (c->paused)
+        words_add(&c->notes, "the parent did not run, and so its children do not: start each by `cont` "
+                             "at its QMP socket");
 }
 
 static const json_t *find_named(const json_t *list, const char *key, const char *name)

@@ -90,6 +90,8 @@ static struct phases phases_of(const struct clone *c)
     for (size_t k = 0; k < c->n_children; k++) {
         const struct child *child = &c->children[k];
         most(&p.start, child->attached_ms - c->export_ms);
+        if (c->paused)
+            continue;
         least(&p.first, child->running_ms - c->export_ms);
         most(&p.last, child->running_ms - c->export_ms);
     }
@@ -140,7 +142,7 @@ static void print_children(const struct clone *c)
         char pid[16] = "-", first[32] = "-";
         if (child->pid && child->state != CHILD_FAILED)
             snprintf(pid, sizeof(pid), "%d", (int)child->pid);
-        if (child->running_ms > 0)
+        if (child->running_ms > 0 && !c->paused)
             snprintf(first, sizeof(first), "%.1f ms", child->running_ms - c->begin_ms);
         printf("%5u  %-*s  %8s  %-8s  %17s  %s\n", child->number, w,
                c->hosts[child->host].node->host, pid, child_state_name(child->state), first,
@@ -222,7 +224,7 @@ static json_t *json_children(const struct clone *c)
         json_t *o = json_pack("{si ss si ss}", "child", (int)child->number, "host",
                               c->hosts[child->host].node->host, "pid", (int)child->pid, "state",
                               child_state_name(child->state));
-        set_ms(o, "first_instruction_ms", since(c, child->running_ms));
+        set_ms(o, "first_instruction_ms", c->paused ? -1 : since(c, child->running_ms));
         set_ms(o, "complete_ms", since(c, child->complete_ms));
         set_ms(o, "ready_ms", since(c, child->ready_ms));
         json_object_set_new(o, "qmp", child->qmp ? json_string(child->qmp) : json_null());
@@ -274,6 +276,7 @@ void clone_print_json(const struct clone *c, int code)
                           "freeze", c->freeze ? json_incref(c->freeze) : json_null(), "notes",
                           notes, "disks", clone_disks_summary(c->disks), "identities",
                           json_identities(c));
+    json_object_set_new(o, "children_paused", json_boolean(c->paused));
     if (c->o->follow) /* ends follow, each on a line */
         json_object_set_new(o, "event", json_string("forked"));
     json_dumpf(o, stdout, c->o->follow ? JSON_COMPACT : JSON_INDENT(2));

@@ -25,10 +25,12 @@
 #include "cli.h"
 #include "defaults.h"
 #include "forks.h"
+#include "qmp.h"
 #include "overlays.h"
 #include "rundir.h"
 
 #define POLL_MS 50
+#define ASK_LIMIT_MS 1000 /* of a QEMU that answers, or is busy */
 
 static int number_of(const json_t *o, const char *key)
 {
@@ -44,8 +46,23 @@ static bool alive(const json_t *o, const char *pid)
 
 /* --- list --- */
 
+/* A guest came to it by a move whose mover has gone: only its QEMU knows when all of it is there */
+static bool has_arrived(const json_t *k)
+{
+    AUTO_JSON json_t *info = NULL;
+    struct qmp *q;
+    struct why why;
+
+    if (qmp_connect(text_of(k, "qmp"), -1, ASK_LIMIT_MS, &q, &why))
+        return false;
+    qmp_command(q, "query-migrate", NULL, &info, &why);
+    qmp_free(q);
+    return !strcmp(text_of(info, "status"), "completed");
+}
+
 static void add_fork(void *opaque, const char *dir, json_t *s)
 {
+    bool left = json_is_true(json_object_get(s, "detached")) && !strcmp(text_of(s, "image"), "none");
     json_t *k;
     size_t i;
 
@@ -54,6 +71,8 @@ static void add_fork(void *opaque, const char *dir, json_t *s)
     json_array_foreach(json_object_get(s, "children"), i, k)
         if (!alive(k, "pid"))
             json_object_set_new(k, "state", json_string("ended"));
+        else if (left && !strcmp(text_of(k, "state"), "attached") && has_arrived(k))
+            json_object_set_new(k, "state", json_string("complete"));
     json_array_append(opaque, s);
 }
 

@@ -7,6 +7,7 @@
 
 #include "cli.h"
 #include "farfork.h"
+#include "util.h"
 
 static int cmd_help(int argc, char **argv);
 static int cmd_version(int argc, char **argv);
@@ -63,7 +64,7 @@ int main(int argc, char **argv)
         name = "version";
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
         if (!strcmp(name, commands[i].name))
-            return commands[i].run(argc - 1, argv + 1);
+            return output_code("farfork", commands[i].run(argc - 1, argv + 1), 1);
     if (*name)
         fprintf(stderr, "farfork: no such command: %s\n", name);
     usage(stderr);

@@ -98,7 +98,7 @@ static int run(struct move *m)
         move_print_json(m, code);
     else
         move_print_text(m, code);
-    return code;
+    return output_code("farfork move", code, EXIT_TROUBLE);
 }
 
 static int check_options(const struct clone_options *o, struct why *why)

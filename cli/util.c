@@ -92,6 +92,16 @@ void words_free(struct words *w)
     *w = (struct words){0};
 }
 
+int output_code(const char *program, int code, int failed)
+{
+    if (!fflush(stdout) && !ferror(stdout))
+        return code;
+    fprintf(stderr, "%s: write the output: not all of it could be written (exit code %d else)\n",
+            program, code);
+    clearerr(stdout);
+    return code ? code : failed;
+}
+
 double now_exact_ms(void)
 {
     struct timespec t;

@@ -36,6 +36,10 @@ void words_add(struct words *w, const char *fmt, ...) PRINTF(2, 3);
 bool words_have(const struct words *w, const char *s);
 void words_free(struct words *w);
 
+/* What was printed has to get there: @code, or @failed where it is 0 and the output could not be written,
+ * which is said */
+int output_code(const char *program, int code, int failed);
+
 /* Milliseconds of a clock that only goes forward */
 uint64_t now_ms(void);
 double now_exact_ms(void);

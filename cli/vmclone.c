@@ -163,7 +163,7 @@ static int check_options(const struct clone_options *o, const struct command *cm
     return rc;
 }
 
-int main(int argc, char **argv)
+static int parse_and_run(int argc, char **argv)
 {
     enum { HOSTFILE = 256, LAUNCHER, PRESTART, TEMPLATE, NET, SCRATCH, OPTIONS, QEMU, AGENT, RUNDIR,
            ID, TIMEOUT, OVERLAYS, NBD, HOSTNAME, IP, USER_DATA, FOLLOW, JSON, QUIET, LIST, WAIT, KILL,
@@ -260,4 +260,9 @@ int main(int argc, char **argv)
         return EXIT_USAGE;
     }
     return cmd.serve ? serve_guest(&o, &cmd, argv + optind) : fork_guest(&o, &cmd, argv + optind);
+}
+
+int main(int argc, char **argv)
+{
+    return output_code("vmclone", parse_and_run(argc, argv), EXIT_SOME);
 }

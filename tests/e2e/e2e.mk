@@ -35,6 +35,7 @@ E2E_TESTS := \
     tests/e2e/rundir_full.py:140 \
     tests/e2e/owner.py:80 \
     tests/e2e/secrets.py:140 \
+    tests/e2e/clone_states.py:140 \
     tests/e2e/clone_disks.py:170 \
     tests/e2e/overlays.py:340 \
     tests/e2e/guest_identity.py:320 \

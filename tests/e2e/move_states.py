@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
 import threading
 
 import common
@@ -87,10 +88,33 @@ def no_guest(t, accel):
         m.end(3, 'unclear', 'does not speak QMP')
 
 
+def unwritten(t, accel):
+    """What cannot be printed is no success, though the guest is there."""
+    with Parent(t, accel) as a:
+        a.start_load()
+        for program, args in (('vmclone', ['--list', '--json', '--rundir', t.work + '/run']),
+                              ('farfork', ['forks', '--json', '--rundir', t.work + '/run']),
+                              ('farfork', ['doctor'])):
+            check_unwritten(1, os.path.join(common.BUILD, 'bin', program), *args)
+        with Move(t, '', name='m') as m:
+            m.proc.communicate(timeout=30)
+            check_unwritten(3, *m.argv[:-2], a.second, m.argv[-1])
+            a.proc.wait(20)
+
+
+def check_unwritten(code, *argv):
+    with open('/dev/full', 'wb') as full:
+        out = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
+                             check=False)
+    if out.returncode != code or 'not all of it could be written' not in out.stderr:
+        raise Failed(f'{argv}: {out.returncode}, want {code}: {out.stderr}')
+
+
 def run(t):
     accel = t.best_accel()
     for name, case in (('two moves at once', lambda: two_at_once(t, accel)),
-                       ('no guest behind the socket', lambda: no_guest(t, accel))):
+                       ('no guest behind the socket', lambda: no_guest(t, accel)),
+                       ('a full output', lambda: unwritten(t, accel))):
         with t.case(name):
             case()
         with contextlib.suppress(FileNotFoundError):
