@@ -152,8 +152,11 @@ int kids_hear(struct kid *kid, struct why *why)
         return -EAGAIN;
     close(kid->trouble_fd);
     kid->trouble_fd = -1;
-    if (line)
-        return refuse(why, ECHILD, "%s", line);
+    if (line) {
+        AUTO_FREE char *log = kid_last_words(kid); /* which goes with the run directory */
+        const char *last = strrchr(log, '\n');
+        return refuse(why, ECHILD, "%s%s%s", line, *log ? ": " : "", last ? last + 1 : log);
+    }
     if (kid->state == KID_PREPARING)
         kid->state = KID_STARTED;
     return 0;

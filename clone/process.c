@@ -44,14 +44,19 @@
 
 /* --- in the new process: only what may be called between fork() and exec() --- */
 
+static void __attribute__((noreturn)) say_all(int fd, const char *const *parts, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (parts[i] && write(fd, parts[i], strlen(parts[i])) < 0)
+            break;
+    _exit(127);
+}
+
 static void __attribute__((noreturn)) give_up(int fd, const char *what, const char *with, int code)
 {
     const char *const parts[] = {what, " ", with, ": ", strerrordesc_np(code), "\n"};
 
-    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
-        if (parts[i] && write(fd, parts[i], strlen(parts[i])) < 0)
-            break;
-    _exit(127);
+    say_all(fd, parts, FF_ARRAY_LEN(parts));
 }
 
 static void run_before(int fd, char *const *argv)
@@ -63,15 +68,22 @@ static void run_before(int fd, char *const *argv)
         give_up(fd, "prepare: start", argv[0], errno);
     if (!pid) {
         execvp(argv[0], argv);
-        _exit(127);
+        give_up(fd, "prepare: run", argv[0], errno);
     }
     while (waitpid(pid, &status, 0) < 0)
         if (errno != EINTR)
             give_up(fd, "prepare: wait for", argv[0], errno);
-    if (!WIFEXITED(status) || WEXITSTATUS(status) == 127)
-        give_up(fd, "prepare: run", argv[0], ENOENT);
-    if (WEXITSTATUS(status))
-        give_up(fd, "prepare: it failed, see its log:", argv[0], EIO);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+        _exit(127); /* it has said why */
+    if (WIFSIGNALED(status)) {
+        const char *const parts[] = {"prepare: ", argv[0], " was killed by SIG",
+                                     sigabbrev_np(WTERMSIG(status)), "\n"};
+        say_all(fd, parts, FF_ARRAY_LEN(parts));
+    }
+    if (WEXITSTATUS(status)) {
+        const char *const parts[] = {"prepare: ", argv[0], " failed\n"};
+        say_all(fd, parts, FF_ARRAY_LEN(parts));
+    }
 }
 
 static void prepare(const struct ff_process *p, int fd)

@@ -143,6 +143,8 @@ static void check_failures(start_fn *start)
 {
     char *const argv[] = {"/bin/true", NULL};
     char *const no[] = {"/bin/false", NULL}, *const missing[] = {"/no/such/program", NULL};
+    char *const killed[] = {"/bin/sh", "-c", "kill -9 $$", NULL};
+    char *const *const before_killed[] = {killed, NULL};
     char *const *const before_no[] = {no, NULL}, *const *const before_missing[] = {missing, NULL};
 
     fails(start, (struct ff_process){.log = "/no/such/log", .argv = argv},
@@ -150,9 +152,11 @@ static void check_failures(start_fn *start)
     fails(start, (struct ff_process){.log = log_path, .cwd = "/no/such", .argv = argv},
           "enter /no/such: No such file");
     fails(start, (struct ff_process){.log = log_path, .argv = argv, .before = before_no},
-          "it failed, see its log: /bin/false");
+          "prepare: /bin/false failed\n");
     fails(start, (struct ff_process){.log = log_path, .argv = argv, .before = before_missing},
-          "prepare: run /no/such/program");
+          "prepare: run /no/such/program: No such file");
+    fails(start, (struct ff_process){.log = log_path, .argv = argv, .before = before_killed},
+          "prepare: /bin/sh was killed by SIGKILL\n");
 }
 
 static void test_exec(void **state)
