@@ -92,8 +92,9 @@ static int parse_one(char *text, struct point *p, struct ff_error *err)
         char *end;
         *at++ = '\0';
         p->from = strtoul(at, &end, 10);
-        if (!isdigit((unsigned char)*at) || !p->from || (*end && strcmp(end, "+")))
-            return ff_error_set(err, EINVAL, "faults: parse count \"%s\": want N or N+", at);
+        bool range = *end == '-' && get_number(end + 1, p->from, &p->to);
+        if (!isdigit((unsigned char)*at) || !p->from || (*end && !range && strcmp(end, "+")))
+            return ff_error_set(err, EINVAL, "faults: parse count \"%s\": want N, N+ or N-M", at);
         if (!*end)
             p->to = p->from;
     }

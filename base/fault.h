@@ -9,7 +9,7 @@
  *              that breaks between two messages, a process that dies at a stage.
  * Picture      FARFORK_FAULTS="tcp.serve.fault=delay:2000,dest.ready=kill@1"
  *              NAME=delay:USEC | fail[:ERRNO] | kill, each with an optional @N
- *              (only the Nth time) or @N+ (from the Nth time on).
+ *              (only the Nth time), @N+ (from the Nth time on) or @N-M (until the Mth).
  * Invariants   1. Off unless the variable is set: one predictable branch.
  *              2. A name that does not exist is an error at start, not a test that
  *                 silently tests nothing.

@@ -323,6 +323,15 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
  */
 void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *why), void *opaque);
 
+/**
+ * ff_dest_on_shortage() - hear that there is no memory to install a page
+ * @fn: called by ff_dest_wait_done(), in its thread: @why: a page has waited for five seconds;
+ *      NULL: there is memory again. Whoever touches missing memory waits; nothing is lost
+ *
+ * Before ff_dest_wait_done(). Before GO a page that waits for so long ends the move instead.
+ */
+void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char *why), void *opaque);
+
 /* The state is loaded: ask the source to let go */
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err);
 

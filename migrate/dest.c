@@ -402,16 +402,42 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err)
     return rc ? rc : ff_pager_start_prefill(&d->pager, d->publish.load_permille, err);
 }
 
+void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char *why), void *opaque)
+{
+    d->on_shortage = fn;
+    d->on_shortage_opaque = opaque;
+}
+
+/* There is no memory, for the reason @why; NULL: there is some again */
+static void tell_shortage(struct ff_dest *d, const char *why)
+{
+    if (why)
+        ff_log(FF_LOG_WARN, "destination: %s: who touches missing memory waits until it can be installed",
+               why);
+    else
+        ff_log(FF_LOG_WARN, "destination: there is memory again: pages are installed");
+    if (d->on_shortage)
+        d->on_shortage(d->on_shortage_opaque, why);
+}
+
 int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
 {
     struct ff_error why;
+    bool told = false;
     int rc;
 
-    while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0)
+    while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0) {
+        if (ff_pager_is_short(&d->pager, &why) != told) {
+            told = !told;
+            tell_shortage(d, told ? why.text : NULL);
+        }
         if (send_stats(d, FF_MSG_PROGRESS, &why))
             ff_pager_break(&d->pager, &why);
+    }
     if (rc)
         return rc;
+    if (told)
+        tell_shortage(d, NULL);
     d->complete_ns = ff_now_ns() - d->running_ns;
     finish_pager(d);
     if (d->owner.complete)

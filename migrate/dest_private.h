@@ -21,6 +21,8 @@ struct ff_dest {
     struct ff_publish publish;
     uint32_t map[FF_WIRE_REGIONS_MAX]; /* the source's number of a region -> ours */
     struct ff_dest_owner owner; /* an agent, if its adopt is set */
+    void (*on_shortage)(void *opaque, const char *why);
+    void *on_shortage_opaque;
     bool lent[FF_WIRE_REGIONS_MAX]; /* by our number */
     uint8_t session[FF_SESSION_LEN];
     struct ff_pager pager;

@@ -7,6 +7,8 @@
  *
  * Picture      event -> claim -> free slot? -> post READ -> completion -> install -> slot free
  *                                   no: pending (FIFO) until one is
+ *              no memory to install it: the slot keeps the page, and is tried again every
+ *              RETRY_MS, also when the link is broken by then
  * Limits       PENDING: threads that can wait at once, and the first-touch pages; when it
  *              is full no more events are read: they stay in the kernel's queue.
  */
@@ -31,11 +33,13 @@
 #define WAITERS 64u /* more than vCPUs, mostly; of others the time is not known */
 #define WAKE_APART 16u /* of so many faults one is woken apart from its install, to time both */
 #define AT_ONCE 16u /* so many turns without poll(), while there are faults */
+#define RETRY_MS 20
 #define CPU_TURNS 32u /* asking for the CPU time is a system call */
 
 struct want {
     uint32_t region;
     bool first_touch;
+    bool hole; /* there was no memory for its zeros when it was touched */
     uint64_t page;
     uint64_t since_ns; /* when the event was read */
     uint64_t queued_ns; /* when it was claimed */
@@ -47,12 +51,16 @@ struct slot {
     uint64_t posted_ns;
     uint8_t zero; /* one granule: the page */
     bool busy;
+    bool kept; /* it was read, and there is no memory to install it */
 };
 
 struct ff_fault_engine {
     uint8_t *memory; /* n_slots pages of slot_bytes */
     struct ff_mr mr; /* goes with the link */
-    uint32_t slot_bytes, n_slots, n_busy;
+    uint32_t slot_bytes, n_slots;
+    uint32_t n_busy; /* reads in flight */
+    uint32_t n_kept;
+    uint64_t retry_ns;
     struct slot slot[FF_QUEUE_DEPTH];
     struct want pending[PENDING];
     unsigned first, n;
@@ -137,7 +145,7 @@ static void count_served(struct ff_pager *p, const struct want *w)
 {
     if (w->first_touch)
         atomic_fetch_add(&p->count.first_touch, 1);
-    else
+    else if (!w->hole)
         ff_hist_add(&p->fault_ns, ff_now_ns() - w->since_ns);
 }
 
@@ -186,6 +194,35 @@ static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
     return p->link->ops->post(p->link, FF_QUEUE_FAULT, &wr, why);
 }
 
+/* The page of @s has been read, or is zeros: install it. False: the slot keeps it until there is
+ * memory, or the image is of no use */
+static bool install_slot(struct ff_pager *p, struct slot *s, bool wake)
+{
+    struct ff_fault_engine *f = p->fault;
+    uint64_t done;
+
+    struct ff_pager_region *r = &p->region[s->want.region];
+    const uint8_t *src = s->zero & 1 ? NULL : s->local;
+    int rc = s->want.hole ? ff_pager_install_hole(p, r, s->want.page)
+                          : ff_pager_install(p, r, s->want.page, 1, src, wake, &done);
+    f->n_kept -= s->kept;
+    s->busy = s->kept = rc == -EAGAIN;
+    f->n_kept += s->kept;
+    if (rc == -EAGAIN)
+        rc = ff_pager_short(p, FF_QUEUE_FAULT);
+    f->broken |= rc != 0;
+    return !rc && !s->kept;
+}
+
+/* The bytes of @s came over the link, and are installed */
+static void arrived(struct ff_pager *p, const struct slot *s)
+{
+    if (!(s->zero & 1))
+        atomic_fetch_add(&p->count.bytes_fault, p->region[s->want.region].range.psize);
+    ff_children_check(p);
+    count_served(p, &s->want);
+}
+
 /* Fetch what is pending, oldest first: into free slots, or at once where nothing was ever
  * written at the source */
 static void post_pending(struct ff_pager *p)
@@ -201,9 +238,10 @@ static void post_pending(struct ff_pager *p)
         struct ff_error why;
 
         s->want = *w;
-        if (!ff_pager_rkey(r, w->page)) {
-            f->broken = ff_pager_install(p, r, w->page, 1, NULL, true);
-            count_served(p, w);
+        if (w->hole || !ff_pager_rkey(r, w->page)) {
+            s->zero = 1;
+            if (install_slot(p, s, true))
+                count_served(p, w);
         } else {
             int rc = post_slot(p, s, &why);
             if (rc == -EAGAIN)
@@ -231,21 +269,29 @@ static void add_pending(struct ff_fault_engine *f, struct want w)
 static void completed(struct ff_pager *p, struct slot *s)
 {
     struct ff_fault_engine *f = p->fault;
-    struct ff_pager_region *r = &p->region[s->want.region];
-    bool zero = s->zero & 1, apart = !(f->n_served++ % WAKE_APART);
+    bool apart = !(f->n_served++ % WAKE_APART);
     uint64_t came = ff_now_ns();
 
-    if (ff_pager_install(p, r, s->want.page, 1, zero ? NULL : s->local, !apart)) {
-        f->broken = true;
-        return;
-    }
-    count_stages(p, s, came, apart);
-    if (!zero)
-        atomic_fetch_add(&p->count.bytes_fault, r->range.psize);
-    ff_children_check(p);
-    count_served(p, &s->want);
-    s->busy = false;
     f->n_busy--;
+    if (!install_slot(p, s, !apart))
+        return;
+    count_stages(p, s, came, apart);
+    arrived(p, s);
+}
+
+/* Perhaps there is memory by now */
+static void retry_kept(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    if (!f->n_kept || ff_now_ns() < f->retry_ns)
+        return;
+    for (unsigned i = 0; i < f->n_slots; i++)
+        if (f->slot[i].kept && install_slot(p, &f->slot[i], true))
+            arrived(p, &f->slot[i]);
+    if (!f->n_kept)
+        ff_pager_enough(p, FF_QUEUE_FAULT);
+    f->retry_ns = ff_now_ns() + RETRY_MS * 1000000ull;
 }
 
 /* True: there is nothing more, and the link's descriptor tells what comes. To say so costs system
@@ -266,7 +312,7 @@ static bool drain_link(struct ff_pager *p, bool all)
         f->last_progress_ns = ff_now_ns();
         for (int i = 0; i < n && !f->broken; i++) {
             struct slot *s = wc[i].id < f->n_slots ? &f->slot[wc[i].id] : NULL;
-            if (wc[i].op == FF_WC_READ && s && s->busy) {
+            if (wc[i].op == FF_WC_READ && s && s->busy && !s->kept) {
                 completed(p, s);
                 continue;
             }
@@ -300,6 +346,21 @@ static enum ff_claim want_page(struct ff_pager *p, struct want w)
         return FF_CLAIM_MISSING;
     }
     return ff_claim_get(c, w.page);
+}
+
+void ff_fault_keep_hole(struct ff_pager *p, uint32_t region, uint64_t page)
+{
+    struct ff_fault_engine *f = p->fault;
+    struct want w = {.region = region, .page = page, .hole = true};
+    struct slot *s = free_slot(f);
+
+    if (s) {
+        *s = (struct slot){.want = w, .zero = 1, .busy = true, .kept = true};
+        f->n_kept++;
+        ff_pager_short(p, FF_QUEUE_FAULT);
+    } else {
+        add_pending(f, w);
+    }
 }
 
 bool ff_fault_room(const struct ff_pager *p)
@@ -502,7 +563,7 @@ void *ff_fault_main(void *opaque)
             {.fd = fd, .events = events},
             {.fd = ff_children_fd(p), .events = POLLIN},
         };
-        int n = poll(fds, FF_ARRAY_LEN(fds), f->n_busy ? 500 : 5000);
+        int n = poll(fds, FF_ARRAY_LEN(fds), f->n_kept ? RETRY_MS : f->n_busy ? 500 : 5000);
         f->awake_ns = ff_now_ns();
         if (n < 0 && errno != EINTR)
             ff_log(FF_LOG_ERROR, "pager: poll: %s", strerror(errno));
@@ -513,6 +574,7 @@ void *ff_fault_main(void *opaque)
         if (fds[3].revents)
             ff_children_serve(p);
         serve_early(p);
+        retry_kept(p);
         for (unsigned i = 0; !fetch(p, i == AT_ONCE);) {
             f->awake_ns = ff_now_ns();
             i = drain_events(p) ? i + 1 : AT_ONCE;

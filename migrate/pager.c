@@ -19,6 +19,10 @@
 #include "policy.h"
 #include "thread.h"
 
+/* So long a page may wait for memory before anybody is told: a cgroup that is squeezed, or huge
+ * pages that another process gives back, take less */
+#define SHORT_NS 5000000000ull
+
 static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struct ff_region *r)
 {
     bool shared = r->fd >= 0, huge = r->psize > (uint32_t)sysconf(_SC_PAGESIZE);
@@ -275,11 +279,17 @@ void ff_pager_break(struct ff_pager *p, const struct ff_error *why)
     fail(p, FF_PAGER_BROKEN, why);
 }
 
-/* @rc is what an install said */
+/* @rc is what an install said: -EAGAIN: it may work later; else the image is of no use */
 static int install_failed(struct ff_pager *p, struct ff_pager_region *r, int rc,
                           struct ff_error *why)
 {
     ff_error_context(why, "pager: region %s", r->name);
+    if (ff_uffd_may_pass(rc)) {
+        pthread_mutex_lock(&p->lock);
+        p->no_memory = *why;
+        pthread_mutex_unlock(&p->lock);
+        return -EAGAIN;
+    }
     if (atomic_load(&p->guest_runs) && !p->children) {
         /* somebody waits for this page and nobody can bring it: whoever let the guest
          * run on would show it memory that never was (pager.h, invariant 4) */
@@ -292,50 +302,79 @@ static int install_failed(struct ff_pager *p, struct ff_pager_region *r, int rc,
 
 static void count_present(struct ff_pager *p, uint64_t len)
 {
-    if (atomic_fetch_add(&p->count.bytes_present, len) + len != p->bytes_total)
+    if (!len || atomic_fetch_add(&p->count.bytes_present, len) + len != p->bytes_total)
         return;
     pthread_mutex_lock(&p->lock);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
 }
 
-/* @rc is what an install said of pages whose claims the caller holds */
-static int installed(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+/* Of pages whose claims the caller holds the first @done are there; @rc is what stopped it */
+static int installed(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t done,
                      int rc, struct ff_error *why)
 {
-    if (rc)
-        return install_failed(p, r, rc, why);
-    for (uint64_t i = 0; i < n; i++)
+    for (uint64_t i = 0; i < done; i++)
         ff_claim_done(&r->claims, page + i);
-    count_present(p, n * r->range.psize);
-    return 0;
+    count_present(p, done * r->range.psize);
+    return rc ? install_failed(p, r, rc, why) : 0;
+}
+
+int ff_pager_short(struct ff_pager *p, enum ff_queue who)
+{
+    uint64_t now = ff_now_ns(), since = atomic_load(&p->short_ns[who]);
+    struct ff_error why;
+
+    if (!since)
+        atomic_store(&p->short_ns[who], now);
+    if (!since || now - since < SHORT_NS || atomic_load(&p->guest_runs))
+        return 0;
+    pthread_mutex_lock(&p->lock);
+    why = p->no_memory;
+    pthread_mutex_unlock(&p->lock);
+    fail(p, FF_PAGER_FAILED, &why);
+    return -ENOMEM;
+}
+
+bool ff_pager_is_short(struct ff_pager *p, struct ff_error *why)
+{
+    uint64_t now = ff_now_ns();
+    bool is = false;
+
+    for (unsigned q = 0; q < FF_QUEUES; q++) {
+        uint64_t since = atomic_load(&p->short_ns[q]);
+        is |= since && now > since && now - since >= SHORT_NS;
+    }
+    pthread_mutex_lock(&p->lock);
+    *why = p->no_memory;
+    pthread_mutex_unlock(&p->lock);
+    return is;
 }
 
 /* One install by userfaultfd; waits for nothing but the kernel */
 static int install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                   const void *src, bool wake, struct ff_error *why)
+                   const void *src, bool wake, uint64_t *done, struct ff_error *why)
 {
     uint32_t psize = r->range.psize;
     int rc = ff_fault("dest.install");
 
     return rc ? ff_error_set(why, -rc, "injected")
-              : ff_uffd_install(&p->uffd, &r->range, page * psize, src, n * psize, wake, why);
+              : ff_uffd_install(&p->uffd, &r->range, page * psize, src, n * psize, wake, done, why);
 }
 
 int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                     const void *src, bool wake)
+                     const void *src, bool wake, uint64_t *done)
 {
-    uint64_t len = n * r->range.psize;
+    uint64_t len = 0;
     struct ff_error why;
 
-    int rc = install(p, r, page, n, src, wake, &why);
-    if (!rc)
-        atomic_fetch_add(!src                                        ? &p->count.bytes_zero
-                         : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
-                                                                : &p->count.bytes_copied,
-                         len);
-    ff_pager_give_back(r, page, n);
-    return installed(p, r, page, n, rc, &why);
+    int rc = install(p, r, page, n, src, wake, &len, &why);
+    atomic_fetch_add(!src                                        ? &p->count.bytes_zero
+                     : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
+                                                            : &p->count.bytes_copied,
+                     len);
+    *done = len / r->range.psize;
+    ff_pager_give_back(r, page, *done);
+    return installed(p, r, page, *done, rc, &why);
 }
 
 void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
@@ -350,22 +389,31 @@ void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_
     count_present(p, len);
 }
 
-bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 {
     struct ff_error why;
-    int rc = 0;
+    uint64_t len;
 
-    if (!ff_claim_touch(&r->claims, page))
-        return false;
-    if (r->watched)
-        rc = install(p, r, page, 1, NULL, true, &why);
-    else /* a child that has not been told yet that all is here: the kernel fills it */
-        (void)*(volatile uint8_t *)(r->range.host + page * r->range.psize);
-    if (rc)
-        install_failed(p, r, rc, &why);
-    else
+    int rc = install(p, r, page, 1, NULL, true, &len, &why);
+    if (!rc)
         ff_claim_done(&r->claims, page);
-    return !rc;
+    return rc ? install_failed(p, r, rc, &why) : 0;
+}
+
+bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+{
+    if ((r->watched && !ff_fault_room(p)) || !ff_claim_touch(&r->claims, page))
+        return false;
+    if (r->watched) {
+        int rc = ff_pager_install_hole(p, r, page);
+        if (rc == -EAGAIN)
+            ff_fault_keep_hole(p, (uint32_t)(r - p->region), page);
+        return !rc;
+    }
+    /* a child that has not been told yet that all is here: the kernel fills it */
+    (void)*(volatile uint8_t *)(r->range.host + page * r->range.psize);
+    ff_claim_done(&r->claims, page);
+    return true;
 }
 
 void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
@@ -380,19 +428,19 @@ void ff_pager_installed(struct ff_pager *p)
 }
 
 int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                     void *src)
+                     void *src, uint64_t *done)
 {
+    uint64_t moved, len;
     struct ff_error why;
 
-    uint64_t len = n * r->range.psize, moved;
-
-    int rc = ff_uffd_move(&p->uffd, &r->range, page * r->range.psize, src, len, &moved, &why);
-    if (!rc) {
-        atomic_fetch_add(&p->count.bytes_moved, moved);
-        atomic_fetch_add(&p->count.bytes_copied, len - moved);
-        ff_pager_give_back(r, page + moved / r->range.psize, n - moved / r->range.psize);
-    }
-    return installed(p, r, page, n, rc, &why);
+    int rc = ff_uffd_move(&p->uffd, &r->range, page * r->range.psize, src, n * r->range.psize,
+                          &moved, &len, &why);
+    atomic_fetch_add(&p->count.bytes_moved, moved);
+    atomic_fetch_add(&p->count.bytes_copied, len - moved);
+    *done = len / r->range.psize;
+    moved /= r->range.psize;
+    ff_pager_give_back(r, page + moved, *done - moved);
+    return installed(p, r, page, *done, rc, &why);
 }
 
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err)

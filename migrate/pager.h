@@ -43,8 +43,10 @@
  *                 then whoever touches memory here waits, or a page of a running guest
  *                 would be installed for good. The one exception is the pass (pass.c),
  *                 all of whose pages that were written by then are missing again.
- *              4. A failure to install while the guest runs aborts the process. An agent has
- *                 no guest: there it breaks the image, and children are told to end.
+ *              4. While there is no memory for a page, it stays claimed, its bytes stay where they
+ *                 were read to, and its owner tries again; other events are answered. Any
+ *                 other failure to install while the guest runs aborts the process. An agent
+ *                 has no guest: there it breaks the image, and children are told to end.
  *              5. A hole is watched until the end, as any page: a pager that dies shows no
  *                 zeros, there either.
  * Holes        a page of zeros in a shared file of ours that was empty before is not installed
@@ -52,7 +54,8 @@
  *              the kernel's page of zeros for that. Populated memory (prealloc, locked) gets its
  *              pages back.
  * Failure      link broken or silent for timeout_ms: state BROKEN, the guest goes on until
- *              it touches what is missing.
+ *              it touches what is missing. No memory for SHORT_NS: the owner of the guest is
+ *              told, and told again when there is some; before GO the move fails.
  * Limits       SLOTS pages in flight for faults, window chunks for prefill; both within
  *              SLOT_MEMORY + window * chunk bytes.
  * Landing      landing=auto: shared memory in place where the link writes to memory itself
@@ -143,6 +146,8 @@ struct ff_pager {
     enum ff_pager_state state;
     bool prefill_ended;
     struct ff_error why;
+    struct ff_error no_memory; /* why a page could not be installed last */
+    _Atomic uint64_t short_ns[FF_QUEUES]; /* by the queue's thread: since when; 0: it is not */
     _Atomic bool image_frozen; /* the source's guest is paused: what is read is the image */
     _Atomic bool guest_runs;
     _Atomic int silence_ms; /* reads unanswered for so long: the link is broken */
@@ -202,6 +207,9 @@ int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_err
 /* 0: every page is present; 1: not after @timeout_ms; -errno: broken, with the reason */
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err);
 
+/* Has a page waited for memory for so long that its owner should know? @why: what the kernel said */
+bool ff_pager_is_short(struct ff_pager *p, struct ff_error *why);
+
 /* 0, or -errno with the reason when the state is @limit or worse */
 int ff_pager_check(struct ff_pager *p, enum ff_pager_state limit, struct ff_error *err);
 
@@ -237,22 +245,39 @@ int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, un
                          struct ff_error *err);
 
 /* Install @n pages whose claims the caller took; @src NULL: zeros; the alias itself: the bytes
- * are in place. Never fails to return while the guest runs: it aborts. Not @wake: whoever waits
- * is to be woken by ff_pager_wake(). */
+ * are in place. Not @wake: whoever waits is to be woken by ff_pager_wake().
+ * Return: 0; -EAGAIN: there is no memory now: the first @done pages are installed, the claims of
+ *         the others stay the caller's, who says ff_pager_short() and tries again; else the image
+ *         is of no use, or, while the guest runs, the process aborts */
 int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                     const void *src, bool wake);
+                     const void *src, bool wake, uint64_t *done);
+
+/* The thread of @who could not install for want of memory: 0, or -errno: it has waited for too long
+ * before GO, and the image is of no use. Until it says that it has got what it wanted */
+int ff_pager_short(struct ff_pager *p, enum ff_queue who);
+static inline void ff_pager_enough(struct ff_pager *p, enum ff_queue who)
+{
+    atomic_store(&p->short_ns[who], 0);
+}
 void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
 /* @n pages of zeros whose claims the caller took are there, without an install; where @r.holes */
 void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n);
 
-/* Somebody touches @page. True: it was a hole, and is PRESENT now. Fault thread, and after
+/* Somebody touches @page. True: it was a hole, and is PRESENT now. False: it was none, or will be
+ * PRESENT when there is memory. Fault thread, and after
  * ff_pager_finish() the agent's */
 bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
+/* @page was a hole, and is the caller's: as ff_pager_install() */
+int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
+
+/* Likewise, but there was no memory for it: the fault thread, which calls, tries again. With room */
+void ff_fault_keep_hole(struct ff_pager *p, uint32_t region, uint64_t page);
+
 /* Likewise out of a staging buffer, which loses its pages */
 int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                     void *src);
+                     void *src, uint64_t *done);
 
 /* The source's key for a page; 0: zeros */
 static inline uint32_t ff_pager_rkey(const struct ff_pager_region *r, uint64_t page)

@@ -26,6 +26,8 @@
  *              waits for what is ahead of it, at most PLACES * SEGMENT bytes, 2 MiB (or
  *              huge pages). BATCH pages of a buffer are claimed and installed at a time: a
  *              fault on one of them waits for that ioctl, about 60 us, not for the chunk.
+ * Failure      no memory for a page: it is tried again every RETRY_MS, nothing else is installed or
+ *              asked for, and what is under way is taken in: unread bytes would break the link.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -51,6 +53,7 @@
 #define GAP (32u << 10) /* bytes that are here already, and cost less than another request */
 #define HUGE (2ull << 20)
 #define ZERO_RUN 16384u /* pages of zeros between two looks at the link */
+#define RETRY_MS 20
 #define CPU_TURNS 8u
 #define HEAD_START_NS 5000000u
 
@@ -82,6 +85,8 @@ struct ff_prefill_engine {
     struct ff_grant grant[BUFFERS_MAX]; /* to be sent */
     unsigned n_grants;
     struct transfer *unposted; /* busy, but the link's queue was full */
+    struct ff_wc kept[BUFFERS_MAX + PLACES]; /* what came while there was no memory */
+    unsigned n_kept;
     uint8_t msg[FF_MSG_MAX];
 };
 
@@ -231,11 +236,48 @@ static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *er
     return 1;
 }
 
-/* Zeros of ours become holes, or as ff_pager_install() */
+/* Until the next try to install; -errno: in vain */
+static int wait_for_memory(struct ff_pager *p)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    unsigned room = FF_ARRAY_LEN(e->kept) - e->n_kept;
+
+    int rc = ff_pager_short(p, FF_QUEUE_PREFILL);
+    int n = !room ? -1 : p->link->ops->poll(p->link, FF_QUEUE_PREFILL, e->kept + e->n_kept, room,
+                                            RETRY_MS, NULL);
+    e->n_kept += n > 0 ? (unsigned)n : 0;
+    if (n) /* more comes at once; or never again, and a broken link says so once more */
+        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000}, NULL);
+    e->last_progress_ns = ff_now_ns();
+    return rc;
+}
+
+/* Install @n pages that are ours, however long that takes; @move: @src loses its pages. 0: also when
+ * the pager is to stop; or as ff_pager_install() */
+static int install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                   uint8_t *src, bool move)
+{
+    uint64_t done;
+
+    for (;;) {
+        int rc = move ? ff_pager_move_in(p, r, page, n, src, &done)
+                      : ff_pager_install(p, r, page, n, src, true, &done);
+        if (rc != -EAGAIN) {
+            ff_pager_enough(p, FF_QUEUE_PREFILL);
+            return rc;
+        }
+        page += done, n -= done;
+        src = src ? src + done * r->range.psize : NULL;
+        if ((rc = wait_for_memory(p)) || atomic_load(&p->stop))
+            return rc;
+    }
+}
+
+/* Zeros of ours become holes, or as install() */
 static int put_zeros(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
 {
     if (!r->holes)
-        return ff_pager_install(p, r, page, n, NULL, true);
+        return install(p, r, page, n, NULL, false);
     ff_pager_leave_holes(p, r, page, n);
     return 0;
 }
@@ -394,9 +436,9 @@ static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int
         if (is_zero(t, i + k))
             memset(src + k * psize, 0, psize);
     if (run == n)
-        *rc = ff_pager_move_in(p, t->r, t->first + i, n, src);
+        *rc = install(p, t->r, t->first + i, n, src, true);
     else if (run) /* a fault has one of them: the others as single pages */
-        *rc = ff_pager_install(p, t->r, t->first + i, run, src, true);
+        *rc = install(p, t->r, t->first + i, run, src, false);
     if (!*rc && run)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     return run;
@@ -409,9 +451,8 @@ static int install_run(struct ff_pager *p, struct transfer *t, uint64_t i, uint6
     bool zero = is_zero(t, i);
     uint8_t *src = t->local + i * psize;
 
-    int rc = zero       ? put_zeros(p, t->r, t->first + i, run)
-             : t->stock ? ff_pager_move_in(p, t->r, t->first + i, run, src)
-                        : ff_pager_install(p, t->r, t->first + i, run, src, true);
+    int rc = zero ? put_zeros(p, t->r, t->first + i, run)
+                  : install(p, t->r, t->first + i, run, src, t->stock);
     if (!rc && !zero)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     if (!rc)
@@ -498,7 +539,12 @@ static int turn(struct ff_pager *p, struct ff_error *why)
         return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc; /* an install has said why */
     if (!e->n_busy)
         return e->cut || ff_chunks_left(&e->chunks);
-    int n = p->link->ops->poll(p->link, FF_QUEUE_PREFILL, wc, FF_ARRAY_LEN(wc), 200, why);
+    int n = (int)FF_MIN(e->n_kept, (unsigned)FF_ARRAY_LEN(wc));
+    memcpy(wc, e->kept, (unsigned)n * sizeof(*wc));
+    e->n_kept -= (unsigned)n;
+    memmove(e->kept, e->kept + n, e->n_kept * sizeof(*wc));
+    if (!n)
+        n = p->link->ops->poll(p->link, FF_QUEUE_PREFILL, wc, FF_ARRAY_LEN(wc), 200, why);
     if (n < 0)
         return n;
     uint64_t now = ff_now_ns();

@@ -17,9 +17,8 @@
 #include "error.h"
 #include "uffd.h"
 
-/* The kernel says EAGAIN while the address space changes, which takes microseconds, and
- * ENOMEM while a memory cgroup is squeezed, which may take a moment */
-#define AGAIN_LIMIT_NS 5000000000ull
+/* The kernel says EAGAIN while the address space changes, which takes microseconds */
+#define AGAIN_LIMIT_NS 10000000ull
 
 #define READ_BATCH 32
 
@@ -149,7 +148,8 @@ static int64_t install_once(struct ff_uffd *u, uint64_t dst, const void *src, ui
 }
 
 static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
-                       const uint8_t *src, uint64_t len, bool wake, struct ff_error *err)
+                       const uint8_t *src, uint64_t len, bool wake, uint64_t *done,
+                       struct ff_error *err)
 {
     bool as_continue = r->landing == FF_UFFD_CONTINUE;
     uint64_t start = 0;
@@ -158,7 +158,7 @@ static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_
         int64_t n = install_once(u, (uintptr_t)r->host + offset, src, len, as_continue, wake);
         if (n == -EEXIST && r->memory == FF_UFFD_HUGETLB)
             n = -ENOMEM; /* so the kernel says when the pool is empty: nobody else installs */
-        if (n == -EAGAIN || n == -ENOMEM) {
+        if (n == -EAGAIN) {
             uint64_t now = ff_now_ns();
             start = start ? start : now;
             if (now - start < AGAIN_LIMIT_NS) {
@@ -174,6 +174,7 @@ static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_
                                     : strerror(n ? (int)-n : EIO));
         offset += (uint64_t)n;
         len -= (uint64_t)n;
+        *done += (uint64_t)n;
         src = src ? src + n : NULL;
     }
     return 0;
@@ -181,15 +182,15 @@ static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_
 
 /* hugetlb has no UFFDIO_ZEROPAGE; one page of zeros serves for all of them */
 static int install_zeros_by_copy(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
-                                 uint64_t len, bool wake, struct ff_error *err)
+                                 uint64_t len, bool wake, uint64_t *done, struct ff_error *err)
 {
     static const uint8_t zeros[2 << 20];
 
     if (r->psize > sizeof(zeros))
         return ff_error_set(err, ENOTSUP, "uffd: install zeros: page size %u (at most %zu)",
                             r->psize, sizeof(zeros));
-    for (uint64_t done = 0; done < len; done += r->psize) {
-        int rc = install_run(u, r, offset + done, zeros, r->psize, wake, err);
+    for (uint64_t at = 0; at < len; at += r->psize) {
+        int rc = install_run(u, r, offset + at, zeros, r->psize, wake, done, err);
         if (rc)
             return rc;
     }
@@ -197,8 +198,9 @@ static int install_zeros_by_copy(struct ff_uffd *u, const struct ff_uffd_range *
 }
 
 int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
-                    const void *src, uint64_t len, bool wake, struct ff_error *err)
+                    const void *src, uint64_t len, bool wake, uint64_t *done, struct ff_error *err)
 {
+    *done = 0;
     if (r->landing == FF_UFFD_CONTINUE) {
         /* the alias is written whole before the page can be seen */
         if (!src)
@@ -206,9 +208,9 @@ int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t o
         else if (src != r->alias + offset)
             memcpy(r->alias + offset, src, len);
     } else if (!src && r->memory == FF_UFFD_HUGETLB) {
-        return install_zeros_by_copy(u, r, offset, len, wake, err);
+        return install_zeros_by_copy(u, r, offset, len, wake, done, err);
     }
-    return install_run(u, r, offset, src, len, wake, err);
+    return install_run(u, r, offset, src, len, wake, done, err);
 }
 
 bool ff_uffd_can_move(const struct ff_uffd *u)
@@ -217,23 +219,24 @@ bool ff_uffd_can_move(const struct ff_uffd *u)
 }
 
 int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, void *src,
-                 uint64_t len, uint64_t *moved, struct ff_error *err)
+                 uint64_t len, uint64_t *moved, uint64_t *done, struct ff_error *err)
 {
-    uint64_t done = 0, start = ff_now_ns();
+    uint64_t start = ff_now_ns();
 
-    for (*moved = 0; done < len; *moved = done) {
-        struct uffdio_move m = {.dst = (uintptr_t)r->host + offset + done,
-                                .src = (uintptr_t)src + done,
-                                .len = len - done};
+    for (*moved = *done = 0; *done < len; *moved = *done) {
+        struct uffdio_move m = {.dst = (uintptr_t)r->host + offset + *done,
+                                .src = (uintptr_t)src + *done,
+                                .len = len - *done};
         int e = ioctl(u->fd, UFFDIO_MOVE, &m) < 0 ? errno : 0;
         if (m.move > 0)
-            done += (uint64_t)m.move;
+            *done += (uint64_t)m.move;
         else if (e == EBUSY || e == EINVAL)
-            return install_run(u, r, offset + done, (uint8_t *)src + done, len - done, true, err);
-        else if ((e != EAGAIN && e != ENOMEM) || ff_now_ns() - start > AGAIN_LIMIT_NS)
+            return install_run(u, r, offset + *done, (uint8_t *)src + *done, len - *done, true, done,
+                               err);
+        else if (e != EAGAIN || ff_now_ns() - start > AGAIN_LIMIT_NS)
             return ff_error_set(err, e ? e : EIO, "uffd: move %llu bytes to offset 0x%llx: %s",
-                                (unsigned long long)(len - done),
-                                (unsigned long long)(offset + done), strerror(e ? e : EIO));
+                                (unsigned long long)(len - *done),
+                                (unsigned long long)(offset + *done), strerror(e ? e : EIO));
         else
             sched_yield();
     }

@@ -32,6 +32,7 @@
 #ifndef FF_UFFD_UFFD_H
 #define FF_UFFD_UFFD_H
 
+#include <errno.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -89,18 +90,27 @@ int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct 
 int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error *err);
 
 /* Install [@offset, @offset + @len) of @r, whole pages, from @src; NULL: zeros; CONTINUE: @src
- * may be the alias itself, which holds the bytes by now. Not @wake: ff_uffd_wake() follows. */
+ * may be the alias itself, which holds the bytes by now. Not @wake: ff_uffd_wake() follows.
+ * @done: bytes that were installed, from the first on, also after a failure. ff_uffd_may_pass():
+ * the rest may be tried again later */
 int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
-                    const void *src, uint64_t len, bool wake, struct ff_error *err);
+                    const void *src, uint64_t len, bool wake, uint64_t *done, struct ff_error *err);
+
+/* Did an install or a move fail for what may end by itself? There is no memory now (of this host,
+ * a cgroup, the pool of huge pages), or the address space changes */
+static inline bool ff_uffd_may_pass(int rc)
+{
+    return rc == -ENOMEM || rc == -EAGAIN;
+}
 
 /* Can pages be moved in? */
 bool ff_uffd_can_move(const struct ff_uffd *u);
 
 /* As ff_uffd_install(), for anonymous memory: the pages of @src (private anonymous, aligned,
  * no holes) become those of @r. What cannot be moved, since it is pinned, is copied.
- * @moved: bytes from @src on that were moved; those behind it, if any, were copied */
+ * @moved: bytes of @done from @src on that were moved; those behind it, if any, were copied */
 int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, void *src,
-                 uint64_t len, uint64_t *moved, struct ff_error *err);
+                 uint64_t len, uint64_t *moved, uint64_t *done, struct ff_error *err);
 
 /**
  * ff_uffd_discard() - make pages that were installed missing again

@@ -276,6 +276,34 @@ static int incoming_until_go(MigrationIncomingState *mis, struct ff_error *err)
     return rc;
 }
 
+/*
+ * After GO, in incoming_thread(): pages cannot be installed for want of
+ * memory (why), or can be again (NULL).  Nothing is lost meanwhile.
+ */
+static void memory_is_short(void *opaque, const char *why)
+{
+    MigrationIncomingState *mis = opaque;
+    MigrationState *s = migrate_get_current();
+    Error *err = NULL;
+
+    if (why) {
+        error_setg(&err, "rdma-postcopy: %s; the guest goes on until it "
+                   "touches memory that is not here, and waits there until "
+                   "there is memory for it", why);
+        migrate_set_error(s, err);
+        error_free(err);
+        migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
+                          MIGRATION_STATUS_POSTCOPY_PAUSED);
+        return;
+    }
+    WITH_QEMU_LOCK_GUARD(&s->error_mutex) {
+        error_free(s->error);
+        s->error = NULL;
+    }
+    migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
+                      MIGRATION_STATUS_POSTCOPY_ACTIVE);
+}
+
 static void *incoming_thread(void *opaque)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
@@ -291,6 +319,7 @@ static void *incoming_thread(void *opaque)
         migration_bh_schedule(incoming_failed_bh, qerr);
     } else {
         rp_main_thread(incoming_run);
+        ff_dest_on_shortage(rp.dest, memory_is_short, mis);
         if (ff_dest_running(rp.dest, err) || ff_dest_wait_done(rp.dest, err)) {
             error_setg(&qerr, "rdma-postcopy: %s", ff_error_message(err));
             migrate_set_error(migrate_get_current(), qerr);

@@ -4,7 +4,7 @@
 
 Whoever survives says postcopy-paused. The source never runs the guest again, whatever it
 is told. The guest at the destination waits where memory is missing; what is there is
-right, and it never reads zeros. Limit: 150 s.
+right, and it never reads zeros. Limit: 180 s.
 """
 import signal
 import time
@@ -120,6 +120,27 @@ def destination_killed(t, accel):
         refuses(src, 'no other can begin', 'migrate', uri='rdma-postcopy:127.0.0.1:1')
 
 
+def no_memory(t, accel):
+    """For a while no page can be installed: the guest waits, its owner is told, and all goes on."""
+    with Micro(t, 'short-a', accel, 'memfd', MIB) as src, \
+            Micro(t, 'short-b', accel, 'memfd', MIB, incoming=True,
+                  faults='dest.install=fail:12@100-1300') as dst:
+        src.start_load()
+        src.qmp('migrate', uri=common.listen(dst))
+        x = paused(dst, 60)
+        if x['present-bytes'] >= x['total-bytes']:
+            raise Failed('all memory was there')
+        if common.migration(src)['status'] != 'postcopy-active':
+            raise Failed(f'{src.name}: {common.migration(src)}')
+        info = common.wait_for('the move goes on', 60, lambda: (
+            m := common.migration(dst))['status'] != 'postcopy-paused' and m)
+        if info.get('error-desc'):
+            raise Failed(f'{dst.name}: goes on, and says {info["error-desc"]}')
+        for g in (dst, src):
+            common.wait_migration(g, 'completed')
+        common.check_ledger(src, dst)
+
+
 def present_is_right(t, accel, kind):
     """A guest that only reads: every page that is there equals the source's."""
     load = 'report_ms=400 sweep=4 mode=readonly'
@@ -151,6 +172,8 @@ def run(t):
         source_killed(t, accel)
     with t.case(f'source stopped, timeout=1, {accel}'):
         source_stopped(t, accel)
+    with t.case(f'no memory for a while, {accel}'):
+        no_memory(t, accel)
     with t.case(f'destination killed, {accel}'):
         destination_killed(t, accel)
     for kind in ('anon', 'memfd'):
@@ -159,4 +182,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 150)
+    common.main(run, 180)

@@ -137,12 +137,12 @@ static void agent_gives_up(void)
         f->child[i].only_peek = true;
     f->options = "prefill=off";
     f->child[2].later_us = 300000; /* the others have not lost the image by then */
-    f->faults = "dest.install=fail:12"; /* no memory */
+    f->faults = "dest.install=fail:14"; /* for want of memory it would wait */
     family_start(f);
     family_source(f, S_DONE);
     must(f->source_rc && f->source_stage >= S_RUNNING);
     must_wait_on(f, "injected");
-    must(wait_flag(&f->ended, 10000) && atomic_load(&f->agent_rc) == -ENOMEM);
+    must(wait_flag(&f->ended, 10000) && atomic_load(&f->agent_rc) == -EFAULT);
     family_free(f);
     must_wait_on(f, "injected");
     must_end(f);
@@ -506,7 +506,7 @@ int main(int argc, char **argv)
         {"child killed in a fault", child_killed, 40},
         {"agent killed", agent_killed, 40},
         {"link lost", link_lost, 40},
-        {"agent without memory", agent_gives_up, 40},
+        {"agent cannot install", agent_gives_up, 40},
         {"source gives up", source_gives_up, 0},
         {"another machine", other_machine, 0},
         {"lent, too short", lent_too_short, 0},

@@ -4,6 +4,9 @@
  *
  * Adds huge pages to the pool when there are too few and it may, and gives them back.
  */
+#include <string.h>
+#include <sys/mman.h>
+
 #include "loop.h"
 #include "platform.h"
 
@@ -83,6 +86,52 @@ static void tcp_faults_alone(void)
     move_must_succeed(&m);
 }
 
+/* The pool is another's, who gives it back when the owner of the guest hears that it is empty */
+static void *taken;
+static size_t taken_bytes;
+static unsigned n_short, n_again;
+
+static void *map_huge(size_t pages)
+{
+    void *p = mmap(NULL, pages * CELLS_PER_PAGE * CELL, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | MAP_NORESERVE, -1, 0);
+    must(p != MAP_FAILED);
+    return p;
+}
+
+static void give_back(void *opaque, const char *why)
+{
+    (void)opaque;
+    n_again += !why;
+    if (!why || n_short++)
+        return;
+    must(strstr(why, "no free huge pages"));
+    must(!munmap(taken, taken_bytes));
+}
+
+static void listen_for_it(struct move *m, enum stage stage)
+{
+    if (stage == D_DONE)
+        ff_dest_on_shortage(m->dest, give_back, NULL);
+}
+
+static void pool_is_empty(void)
+{
+    static struct move m;
+
+    m = (struct move){.tcp = true, .n_regions = 1, .touchers = 2, .touches = 4000, .touch_late = true,
+                      .hook = listen_for_it};
+    m.area[0] = (struct area){.psize = CELLS_PER_PAGE * CELL, .fd = -1, .host = map_huge(8)};
+    m.area[0].len_bytes = 8ull * m.area[0].psize;
+    size_t pages = (size_t)pl_number(PL_HUGE_DIR "free_hugepages") - 4;
+    taken_bytes = pages * m.area[0].psize;
+    taken = map_huge(pages);
+    memset(taken, 1, taken_bytes);
+    move_run(&m);
+    must(n_short == 1 && n_again == 1);
+    move_must_succeed(&m);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -91,6 +140,7 @@ int main(int argc, char **argv)
         {"loop push", loop_push, 0},         {"tcp push", tcp_push, 0},
         {"tcp anon", tcp_anon, 0},           {"tcp small chunk", tcp_small_chunk, 0},
         {"tcp large chunk", tcp_large_chunk, 0}, {"tcp faults alone", tcp_faults_alone, 0},
+        {"pool is empty", pool_is_empty, 60},
     };
 
     signal(SIGINT, pl_on_signal); /* these give the pages back */

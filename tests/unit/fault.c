@@ -73,6 +73,8 @@ static void test_rejected(void **state)
         {"dest.fault=fail@2-", "2-"},
         {"dest.fault=fail@2++", "2++"},
         {"dest.fault=fail@-1", "-1"},
+        {"dest.fault=fail@3-2", "3-2"},
+        {"dest.fault=fail@2-x", "2-x"},
         {"dest.fault=fail,nope=kill", "nope"}, /* one bad part refuses the whole */
     };
     (void)state;
@@ -121,6 +123,10 @@ static void test_counts(void **state)
     assert_ok(ff_faults_arm("dest.fault=fail:11@3+", &err), err);
     for (int i = 1; i <= 5; i++)
         assert_int_equal(ff_fault("dest.fault"), i >= 3 ? -11 : 0);
+
+    assert_ok(ff_faults_arm("dest.fault=fail:11@2-4", &err), err);
+    for (int i = 1; i <= 5; i++)
+        assert_int_equal(ff_fault("dest.fault"), i >= 2 && i <= 4 ? -11 : 0);
 
     /* two rules for one point */
     assert_ok(ff_faults_arm("dest.fault=fail:1@1,dest.fault=fail:2@2", &err), err);
