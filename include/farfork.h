@@ -301,9 +301,10 @@ int ff_dest_add_region(struct ff_dest *d, const struct ff_region *r, struct ff_e
  * ff_dest_accept() - wait for a source and compare both sides
  * @config: as in ff_source_connect()
  *
- * A peer that is not a Farfork source is dropped with a warning and the wait goes on.
- * Return: 0; -ECANCELED; -EPROTONOSUPPORT (another protocol version), -EINVAL (regions or
- *         config differ): a source was refused, with the reason that it was told too
+ * A peer that is no Farfork source, speaks another version, differs in regions or config, or leaves
+ * before its queues are open, is told why where that can be, dropped with a warning, and the wait
+ * goes on. Several peers are heard at once.
+ * Return: 0; -ECANCELED; -errno: nobody can be waited for any more
  */
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err);
 

@@ -5,8 +5,16 @@
 /**
  * DOC: Theory of Operation
  *
- * Limits       HELLO_MS: a stranger that connects is dropped after that and the wait for
- *              a source goes on.
+ * Picture      connected, several at once -- HELLO --> one: does it fit? -- WELCOME --> queues
+ *                 |  nothing within HELLO_MS, not a HELLO,     |  it leaves, or opens none
+ *                 |  another version                           |  within its time limit
+ *                 v                                 no: v      v
+ *              dropped, told why where it can be      dropped; the next
+ *
+ *              An agent takes one table: what comes after it was adopted is final.
+ * Limits       HELLO_MS: who is silent for so long is dropped. FF_PORT_ALSO_MAX peers without
+ *              HELLO: when one more comes, the one that has had most time goes. QUEUES_MS, or
+ *              half the time limit if that is more: who was welcomed opens its queues at once.
  */
 #include <errno.h>
 #include <string.h>
@@ -18,6 +26,7 @@
 #include "log.h"
 
 #define HELLO_MS 5000
+#define QUEUES_MS 1000
 
 static void set_link(struct ff_dest *d, struct ff_link *link)
 {
@@ -31,34 +40,152 @@ static void set_link(struct ff_dest *d, struct ff_link *link)
         old->ops->free(old);
 }
 
-/* A hello from whoever connects next. 0; 1: it was no source, wait for the next; -errno */
-static int hear_hello(struct ff_dest *d, struct ff_error *err)
+/* Whoever has connected and has not said HELLO yet; the oldest first */
+struct waiting {
+    struct ff_link *link[FF_PORT_ALSO_MAX];
+    uint64_t until_ns[FF_PORT_ALSO_MAX];
+    unsigned n;
+};
+
+static struct ff_link *take(struct waiting *w, unsigned i)
+{
+    struct ff_link *l = w->link[i];
+
+    w->n--;
+    memmove(w->link + i, w->link + i + 1, (w->n - i) * sizeof(w->link[0]));
+    memmove(w->until_ns + i, w->until_ns + i + 1, (w->n - i) * sizeof(w->until_ns[0]));
+    return l;
+}
+
+static void drop(struct waiting *w, unsigned i, const char *why)
+{
+    struct ff_link *l = take(w, i);
+
+    ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source", why);
+    l->ops->free(l);
+}
+
+/* Has @l said HELLO? 0; -ETIMEDOUT: nothing yet; else it is to be dropped, and was told why */
+static int try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why)
+{
+    d->ctl.link = l;
+    int rc = ff_control_expect(&d->ctl, FF_MSG_HELLO, 0, timeout_ms, why);
+    if (rc >= 0)
+        rc = ff_wire_get_hello(d->ctl.buf, (size_t)d->ctl.len, &d->peer, why);
+    if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
+        ff_control_refuse(&d->ctl, why->text);
+    return rc;
+}
+
+/* Who waits too long goes; until when the others may */
+static int drop_late(struct waiting *w)
+{
+    uint64_t now = ff_now_ns();
+
+    while (w->n && w->until_ns[0] <= now)
+        drop(w, 0, "wait for HELLO: nothing was said");
+    return w->n ? (int)((w->until_ns[0] - now + 999999) / 1000000) : -1;
+}
+
+/* The next source that says HELLO becomes @d's link; several are waited for at once */
+static int hear_hello(struct ff_dest *d, struct waiting *w, struct ff_error *err)
+{
+    for (;;) {
+        struct ff_error why;
+        struct ff_link *link;
+        int fds[FF_PORT_ALSO_MAX];
+
+        for (unsigned i = 0; i < w->n;) {
+            int rc = try_hello(d, w->link[i], 0, &why);
+            if (!rc) {
+                set_link(d, take(w, i));
+                return 0;
+            }
+            if (rc == -ECANCELED)
+                return ff_error_set(err, ECANCELED, "%s", why.text);
+            if (rc == -ETIMEDOUT)
+                i++;
+            else
+                drop(w, i, why.text);
+        }
+        int timeout_ms = drop_late(w);
+        for (unsigned i = 0; i < w->n; i++)
+            fds[i] = w->link[i]->ops->control_fd(w->link[i]);
+        int rc = ff_port_accept(d->port, fds, w->n, timeout_ms, &link, &why);
+        if (rc == -ETIMEDOUT || rc == -EAGAIN)
+            continue;
+        if (rc)
+            return ff_error_set(err, -rc, "%s", why.text);
+        if (w->n == FF_PORT_ALSO_MAX)
+            drop(w, 0, "wait for HELLO: many others wait");
+        w->link[w->n] = link;
+        w->until_ns[w->n++] = ff_now_ns() + HELLO_MS * 1000000ull;
+    }
+}
+
+/* 0: @d's peer fits. It was told if not; an owner that has adopted a table takes no other */
+static int check_table(struct ff_dest *d, const char *config, bool *for_good, struct ff_error *err)
 {
     struct ff_error why;
-    int rc = 0;
+    int rc = d->owner.adopt ? d->owner.adopt(d->owner.opaque, &d->peer, &why) : 0;
 
-    if (d->port) {
-        struct ff_link *link;
-        rc = ff_port_accept(d->port, &link, err);
-        if (rc)
-            return rc;
-        set_link(d, link);
-    }
-    rc = ff_control_expect(&d->ctl, FF_MSG_HELLO, 0, HELLO_MS, &why);
-    if (rc >= 0)
-        rc = ff_wire_get_hello(d->ctl.buf, (size_t)d->ctl.len, &d->peer, &why);
+    *for_good = d->owner.adopt;
+    if (!rc)
+        rc = ff_regions_match(&d->regions, d->owner.adopt ? d->peer.config : config, &d->peer, d->map,
+                              &why);
     if (!rc)
         return 0;
-    if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
-        ff_control_refuse(&d->ctl, why.text);
-    if (rc == -EPROTONOSUPPORT || rc == -ECANCELED || !d->port) {
-        if (err)
-            *err = why;
-        return rc;
+    ff_control_refuse(&d->ctl, why.text);
+    return ff_error_set(err, -rc, "%s", why.text);
+}
+
+/* Less than another source waits for WELCOME, which may have begun just after this one */
+static int queues_ms(const struct ff_dest *d)
+{
+    return FF_MAX(d->addr.timeout_ms / 2, FF_MIN(d->addr.timeout_ms, QUEUES_MS));
+}
+
+static int welcome(struct ff_dest *d, struct ff_error *err)
+{
+    struct ff_welcome w = {.version = FF_WIRE_VERSION,
+                           .features = d->addr.precopy ? FF_WIRE_PASS : 0};
+
+    if (getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
+        return ff_error_set(err, EIO, "destination: no random numbers: %s", strerror(errno));
+    memcpy(d->session, w.session, sizeof(d->session));
+    int rc = ff_control_send(&d->ctl, ff_wire_put_welcome(d->ctl.buf, &w), err);
+    return rc ? rc : d->link->ops->open_queues(d->link, w.session, queues_ms(d), err);
+}
+
+/* Queues to a source that fits. A peer that does not, or leaves, costs itself its connection, and
+ * the others are heard */
+static int find_source(struct ff_dest *d, struct waiting *w, const char *config,
+                       struct ff_error *err)
+{
+    for (;;) {
+        struct ff_error why;
+        bool for_good = false;
+
+        int rc = d->port ? hear_hello(d, w, &why) : try_hello(d, d->link, HELLO_MS, &why);
+        bool heard = !rc;
+        if (!rc) {
+            ff_stock_stop(&d->stock);
+            rc = check_table(d, config, &for_good, &why);
+        }
+        if (!rc)
+            rc = welcome(d, &why);
+        if (!rc)
+            return 0;
+        if (!heard || for_good || !d->port) {
+            if (err)
+                *err = why;
+            return rc;
+        }
+        if (!atomic_load(&d->cancelled)) /* else the wait ends at once */
+            ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source", why.text);
+        set_link(d, NULL);
+        ff_hello_free(&d->peer);
     }
-    ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source", why.text);
-    set_link(d, NULL);
-    return 1;
 }
 
 void ff_dest_close_port(struct ff_dest *d)
@@ -72,41 +199,22 @@ void ff_dest_close_port(struct ff_dest *d)
 
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 {
-    struct ff_welcome w = {.version = FF_WIRE_VERSION,
-                           .features = d->addr.precopy ? FF_WIRE_PASS : 0};
-    int rc;
+    struct waiting w = {.n = 0};
 
     bool pulls = d->addr.prefill == FF_PREFILL_PULL || d->addr.prefill == FF_PREFILL_AUTO;
     if (d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO && (pulls || d->addr.precopy))
         ff_stock_start(&d->stock, &d->regions);
-    while ((rc = hear_hello(d, err)) > 0)
-        ;
-    ff_stock_stop(&d->stock);
+    int rc = find_source(d, &w, config, err);
+    while (w.n) {
+        struct ff_link *l = take(&w, 0);
+        l->ops->free(l);
+    }
     if (rc || d->link->pins) /* what is pinned cannot be moved */
         ff_stock_free(&d->stock);
-    if (rc)
-        return rc;
-    struct ff_error why;
-    rc = d->owner.adopt ? d->owner.adopt(d->owner.opaque, &d->peer, &why) : 0;
-    if (!rc)
-        rc = ff_regions_match(&d->regions, d->owner.adopt ? d->peer.config : config, &d->peer, d->map,
-                              &why);
-    if (rc) {
-        ff_control_refuse(&d->ctl, why.text);
-        if (err)
-            *err = why;
-        return rc;
-    }
-    if (getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
-        return ff_error_set(err, EIO, "destination: no random numbers: %s", strerror(errno));
-    rc = ff_control_send(&d->ctl, ff_wire_put_welcome(d->ctl.buf, &w), err);
-    if (!rc)
-        rc = d->link->ops->open_queues(d->link, w.session, d->addr.timeout_ms, err);
     if (!rc && ff_fault("dest.accepted"))
         rc = ff_error_set(err, EIO, "destination: injected");
     if (rc)
         return rc;
-    memcpy(d->session, w.session, sizeof(d->session));
     ff_log(FF_LOG_INFO, "destination: link: %s", d->link->about);
     ff_dest_close_port(d);
     return 0;

@@ -161,7 +161,7 @@ static void *service_main(void *opaque)
     struct ff_link *link;
     int rc;
 
-    while (!(rc = ff_port_accept(s->port, &link, &why))) {
+    while (!(rc = ff_port_accept(s->port, NULL, 0, -1, &link, &why))) {
         set_link(s, link);
         struct ff_mr mr = {0};
         rc = serve_peer(s, link, &mr, &why);

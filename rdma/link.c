@@ -10,7 +10,8 @@
  *              AUTO, passive: listens for both; a host without RDMA listens for tcp.
  *              base.about keeps which it was, and why it was not verbs.
  * Limits       AUTO_VERBS_MS: a host that does not answer costs that much, before the guest
- *              stops; a refusal, or a host without RDMA, costs nothing.
+ *              stops; a refusal, or a host without RDMA, costs nothing. REST_MS: out of
+ *              descriptors, nobody is accepted for so long, and none is polled for without rest.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -29,6 +30,7 @@
 
 #define TCP_FDS_MAX 8
 #define AUTO_VERBS_MS 2000
+#define REST_MS 100
 
 struct ff_port {
     struct ff_listener *tcp;
@@ -108,27 +110,45 @@ static void say_why_tcp(struct ff_link *l, const char *why)
     snprintf(l->about, sizeof(l->about), "tcp (%.150s)", why);
 }
 
-int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *err)
+/* Until somebody may have connected: 0; -ECANCELED, -ETIMEDOUT, -EAGAIN as ff_port_accept().
+ * @resting: none can be accepted now */
+static int wait_port(struct ff_port *port, const int *also, unsigned n_also, int timeout_ms,
+                     bool resting, struct ff_error *err)
 {
+    struct pollfd p[2 + TCP_FDS_MAX + FF_PORT_ALSO_MAX];
     int fds[TCP_FDS_MAX];
-    unsigned n = port->tcp ? ff_tcp_listener_fds(port->tcp, fds, TCP_FDS_MAX) : 0;
+    unsigned n_tcp = port->tcp ? ff_tcp_listener_fds(port->tcp, fds, TCP_FDS_MAX) : 0, n = 2;
+
+    p[0] = (struct pollfd){.fd = port->cancel_fd, .events = POLLIN};
+    p[1] = (struct pollfd){.fd = port->verbs ? verbs_listener_fd(port->verbs) : -1,
+                           .events = POLLIN};
+    for (unsigned i = 0; i < n_tcp; i++)
+        p[n++] = (struct pollfd){.fd = resting ? -1 : fds[i], .events = POLLIN};
+    for (unsigned i = 0; i < n_also; i++)
+        p[n++] = (struct pollfd){.fd = also[i], .events = POLLIN};
+    bool ends = !resting || (timeout_ms >= 0 && timeout_ms < REST_MS);
+    int rc = poll(p, n, ends ? timeout_ms : REST_MS);
+    if (rc < 0 && errno != EINTR)
+        return ff_error_set(err, errno, "link: wait for a source: %s", strerror(errno));
+    if (rc > 0 && p[0].revents)
+        return ff_error_set(err, ECANCELED, "link: wait for a source: canceled");
+    if (!rc && ends)
+        return ff_error_set(err, ETIMEDOUT, "link: wait for a source: timed out");
+    for (unsigned i = n - n_also; i < n && rc > 0; i++)
+        if (p[i].revents)
+            return ff_error_set(err, EAGAIN, "link: wait for a source: interrupted");
+    return 0;
+}
+
+int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
+                   struct ff_link **out, struct ff_error *err)
+{
+    bool said = false;
 
     for (;;) {
-        struct pollfd p[TCP_FDS_MAX + 2];
-        p[0] = (struct pollfd){.fd = port->cancel_fd, .events = POLLIN};
-        p[1] = (struct pollfd){.fd = port->verbs ? verbs_listener_fd(port->verbs) : -1,
-                               .events = POLLIN};
-        for (unsigned i = 0; i < n; i++)
-            p[i + 2] = (struct pollfd){.fd = fds[i], .events = POLLIN};
-        if (poll(p, n + 2, -1) < 0 && errno != EINTR)
-            return ff_error_set(err, errno, "link: wait for a source: %s", strerror(errno));
-        if (p[0].revents)
-            return ff_error_set(err, ECANCELED, "link: wait for a source: canceled");
-        int rc = -EAGAIN;
         struct ff_error why;
-        if (p[1].revents)
-            rc = verbs_accept(port->verbs, out, &why);
-        else if (port->tcp)
+        int rc = port->verbs ? verbs_accept(port->verbs, out, &why) : -EAGAIN;
+        if (rc == -EAGAIN && port->tcp)
             rc = ff_tcp_accept(port->tcp, 0, out, &why);
         if (!rc && port->kind == FF_LINK_AUTO && (*out)->ops != &ff_verbs_ops)
             say_why_tcp(*out, *port->no_verbs ? port->no_verbs : "the source chose it");
@@ -141,8 +161,15 @@ int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *
                 return ff_error_set(err, EBADFD, "%s", why.text);
             snprintf(port->no_verbs, sizeof(port->no_verbs), "%.150s", why.text);
         }
-        if (rc != -EAGAIN && rc != -ETIMEDOUT)
+        bool resting = rc == -EMFILE || rc == -ENFILE || rc == -ENOBUFS || rc == -ENOMEM;
+        if (resting && !said)
+            ff_log(FF_LOG_WARN, "%s; who connects waits until that ends", why.text);
+        else if (!resting && rc != -EAGAIN && rc != -ETIMEDOUT && rc != -ECANCELED)
             ff_log(FF_LOG_WARN, "%s; connection dropped", why.text);
+        said |= resting;
+        rc = wait_port(port, also, n, timeout_ms, resting, err);
+        if (rc)
+            return rc;
     }
 }
 

@@ -129,6 +129,10 @@ struct ff_link_ops {
     /* Bytes received into @buf (FF_MSG_MAX large), -ETIMEDOUT, or the link is broken */
     int (*recv)(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err);
 
+    /* Shows POLLIN when recv() may have something, after a recv() that found nothing. For who waits
+     * for several peers; NULL: the link has none */
+    int (*control_fd)(struct ff_link *l);
+
     /* From now on a peer may be silent for so long before it counts as gone */
     void (*set_timeout)(struct ff_link *l, int timeout_ms);
 
@@ -210,8 +214,11 @@ int ff_port_listen(const struct ff_link_params *p, enum ff_link_kind kind, struc
                    struct ff_error *err);
 unsigned ff_port_number(const struct ff_port *port);
 
-/* As ff_tcp_accept(), for every kind; waits for ever, but for ff_port_cancel() */
-int ff_port_accept(struct ff_port *port, struct ff_link **out, struct ff_error *err);
+/* As ff_tcp_accept(), for every kind, but for -ECANCELED: ff_port_cancel(). -EAGAIN: one of the @n
+ * descriptors @also shows POLLIN; at most FF_PORT_ALSO_MAX */
+#define FF_PORT_ALSO_MAX 8u
+int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
+                   struct ff_link **out, struct ff_error *err);
 void ff_port_cancel(struct ff_port *port); /* any thread */
 void ff_port_free(struct ff_port *port);
 

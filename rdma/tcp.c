@@ -8,15 +8,14 @@
  * Picture      active (source)                      passive (destination)
  *              connect control  ------------------> ff_tcp_accept()
  *              ... hello, which chooses a session ...
- *              open_queues(): connect FAULT, join -> open_queues(): accept, compare the
- *                             connect PREFILL, join  session, refuse others
+ *              open_queues(): connect FAULT, join -> open_queues(): whoever has the session
+ *                             connect PREFILL, join  (tcp_listen.c)
  *              (or both are given connected sockets: ff_tcp_on_sockets())
  *              after that     data: tcp_queue.c; control: plain send and recv, not hot
  *
  * Threads      fds_lock guards the sockets against shutdown(); send_lock orders senders.
  * Failure      a peer that is silent for timeout_ms while data is under way, or that
  *              does not answer keepalive probes for so long, is gone (TCP_USER_TIMEOUT).
- * Limits       a stranger that connects and says nothing is dropped after JOIN_TIMEOUT_MS.
  */
 #include <errno.h>
 #include <netdb.h>
@@ -26,26 +25,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 
 #include "cleanup.h"
 #include "error.h"
 #include "fault.h"
 #include "log.h"
+#include "tcp_listen.h"
 #include "tcp_pace.h"
 #include "tcp_queue.h"
 #include "tcp_socket.h"
 #include "tcp_wire.h"
 
-#define JOIN_TIMEOUT_MS 2000
 #define SOCKETS_BUF (1 << 20) /* the kernel's own 208 KiB take two turns a chunk */
-
-struct ff_listener {
-    int fd[8]; /* one an address of the name, IPv4 and IPv6 */
-    unsigned n;
-    int cancel_fd, timeout_ms;
-};
 
 struct tcp_link {
     struct ff_link base;
@@ -124,49 +116,15 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
     return 0;
 }
 
-/* A new connection; -ECONNRESET when @ctrl_fd (-1: none) is closed before */
-static int accept_fd(struct ff_listener *ls, int ctrl_fd, int timeout_ms)
-{
-    struct pollfd p[FF_ARRAY_LEN(ls->fd) + 2];
-    uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
-
-    for (;;) {
-        for (unsigned i = 0; i < ls->n; i++)
-            p[i] = (struct pollfd){.fd = ls->fd[i], .events = POLLIN};
-        p[ls->n] = (struct pollfd){.fd = ls->cancel_fd, .events = POLLIN};
-        p[ls->n + 1] = (struct pollfd){.fd = ctrl_fd, .events = POLLRDHUP};
-        int rc = poll(p, ls->n + 2, timeout_ms < 0 ? -1 : tcp_ms_left(end));
-        if (rc < 0 && errno != EINTR)
-            return -errno;
-        if (rc == 0)
-            return -ETIMEDOUT;
-        if (rc > 0 && p[ls->n].revents)
-            return -ECANCELED;
-        for (unsigned i = 0; rc > 0 && i < ls->n; i++) {
-            if (!p[i].revents)
-                continue;
-            int fd = accept4(ls->fd[i], NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-            if (fd >= 0) {
-                tcp_set_options(fd, ls->timeout_ms);
-                return fd;
-            }
-            if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED)
-                return -errno;
-        }
-        if (rc > 0 && p[ls->n + 1].revents)
-            return -ECONNRESET;
-    }
-}
-
 int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
                   struct ff_error *err)
 {
     struct tcp_link *t;
-    int fd = accept_fd(ls, -1, timeout_ms);
+    int fd = tcp_listen_take(ls, timeout_ms);
 
     if (fd < 0)
         return ff_error_set(err, -fd, "tcp: wait for a source: %s", strerror(-fd));
-    int rc = link_new(fd, ls->timeout_ms, &t, err);
+    int rc = link_new(fd, tcp_listen_timeout_ms(ls), &t, err);
     if (rc)
         return rc;
     t->ls = ls;
@@ -221,40 +179,17 @@ static int open_active(struct tcp_link *t, const uint8_t *session, int timeout_m
 static int open_passive(struct tcp_link *t, const uint8_t *session, int timeout_ms,
                         struct ff_error *err)
 {
-    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    int fd[FF_QUEUES];
 
-    while (!t->q[FF_QUEUE_FAULT] || !t->q[FF_QUEUE_PREFILL]) {
-        uint8_t join[TCP_JOIN_LEN];
-        struct ff_error why;
-        enum ff_queue k;
-
-        /* messages may be there already, since a join can come later than what follows it;
-         * only the end of the control connection says that the source has left */
-        int fd = accept_fd(t->ls, t->ctrl_fd, tcp_ms_left(end));
-        if (fd < 0)
-            return ff_error_set(err, -fd, "tcp: wait for the source's queues: %s", strerror(-fd));
-        int rc = tcp_recv_all(fd, join, sizeof(join), t->ls->cancel_fd, JOIN_TIMEOUT_MS);
-        if (rc == -ECANCELED) {
-            close(fd);
-            return ff_error_set(err, ECANCELED, "tcp: wait for the source's queues: canceled");
-        }
-        if (rc)
-            ff_error_set(&why, -rc, "tcp: read join: %s", strerror(-rc));
+    int rc = tcp_listen_joins(t->ls, t->ctrl_fd, session, timeout_ms, fd, err);
+    for (enum ff_queue k = 0; k < FF_QUEUES; k++) {
+        if (!rc)
+            rc = add_queue(t, k, fd[k], err); /* takes it, also on failure */
         else
-            rc = tcp_join_decode(join, session, &k, &why);
-        if (!rc && t->q[k])
-            rc = ff_error_set(&why, EEXIST, "tcp: read join: queue %u is open already", k);
-        if (rc) {
-            ff_log(FF_LOG_WARN, "%s; connection dropped", why.text);
-            close(fd);
-            continue;
-        }
-        rc = add_queue(t, k, fd, err);
-        if (rc)
-            return rc;
+            ff_close_fd(&fd[k]);
     }
     t->ls = NULL;
-    return 0;
+    return rc;
 }
 
 static int tcp_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN],
@@ -378,6 +313,11 @@ static void tcp_set_timeout(struct ff_link *l, int timeout_ms)
     pthread_mutex_unlock(&t->fds_lock);
 }
 
+static int tcp_control_fd(struct ff_link *l)
+{
+    return tcp_of(l)->ctrl_fd;
+}
+
 static void tcp_shutdown(struct ff_link *l)
 {
     struct tcp_link *t = tcp_of(l);
@@ -415,6 +355,7 @@ static const struct ff_link_ops tcp_ops = {
     .fd = tcp_fd,
     .send = tcp_send,
     .recv = tcp_recv,
+    .control_fd = tcp_control_fd,
     .set_timeout = tcp_set_timeout,
     .shutdown = tcp_shutdown,
     .free = tcp_free,
@@ -475,94 +416,4 @@ int ff_tcp_on_sockets(const int fd[FF_TCP_SOCKETS], int timeout_ms, struct ff_li
     snprintf(t->base.about, sizeof(t->base.about), "tcp (sockets of this host)");
     *out = &t->base;
     return 0;
-}
-
-/* --- listening --- */
-
-static int listen_addr(const struct addrinfo *a)
-{
-    FF_AUTO_CLOSE int fd =
-        socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    int one = 1;
-
-    if (fd < 0)
-        return -errno;
-    setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-    if (a->ai_family == AF_INET6)
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &one, sizeof(one));
-    if (bind(fd, a->ai_addr, a->ai_addrlen) < 0 || listen(fd, 8) < 0)
-        return -errno;
-    int out = fd;
-    fd = -1;
-    return out;
-}
-
-int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, struct ff_error *err)
-{
-    struct addrinfo *list;
-    int rc = tcp_resolve(p, true, &list, err);
-    if (rc)
-        return rc;
-
-    struct ff_listener *ls = calloc(1, sizeof(*ls));
-    if (!ls) {
-        freeaddrinfo(list);
-        return ff_error_set(err, ENOMEM, "tcp: listen: out of memory");
-    }
-    ls->timeout_ms = p->timeout_ms;
-    ls->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    rc = ls->cancel_fd < 0 ? -errno : 0;
-    for (struct addrinfo *a = list; a && !rc && ls->n < FF_ARRAY_LEN(ls->fd); a = a->ai_next) {
-        int fd = listen_addr(a);
-        /* a host without IPv6 says so here: not an error while another address works */
-        if (fd >= 0)
-            ls->fd[ls->n++] = fd;
-        else if (fd != -EAFNOSUPPORT && fd != -EADDRNOTAVAIL)
-            rc = fd;
-    }
-    freeaddrinfo(list);
-    if (!rc && !ls->n)
-        rc = -EADDRNOTAVAIL;
-    if (rc) {
-        ff_tcp_listener_free(ls);
-        return ff_error_set(err, -rc, "tcp: listen on %s:%s: %s%s",
-                            p->host && *p->host ? p->host : "*", p->port, strerror(-rc),
-                            rc == -EADDRINUSE ? "; choose another port" : "");
-    }
-    *out = ls;
-    return 0;
-}
-
-unsigned ff_tcp_port(const struct ff_listener *ls)
-{
-    struct sockaddr_storage sa;
-    socklen_t len = sizeof(sa);
-
-    if (getsockname(ls->fd[0], (struct sockaddr *)&sa, &len) < 0)
-        return 0;
-    return ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
-                                          : ((struct sockaddr_in *)&sa)->sin_port);
-}
-
-unsigned ff_tcp_listener_fds(const struct ff_listener *ls, int *fds, unsigned n)
-{
-    unsigned i = 0;
-    for (; i < ls->n && i < n; i++)
-        fds[i] = ls->fd[i];
-    return i;
-}
-
-void ff_tcp_listener_cancel(struct ff_listener *ls)
-{
-    eventfd_write(ls->cancel_fd, 1);
-}
-
-void ff_tcp_listener_free(struct ff_listener *ls)
-{
-    if (!ls)
-        return;
-    for (unsigned i = 0; i < ls->n; i++)
-        close(ls->fd[i]);
-    ff_close_fd(&ls->cancel_fd);
-    free(ls);
 }

@@ -61,6 +61,12 @@ void tcp_join_encode(uint8_t out[TCP_JOIN_LEN], enum ff_queue q, const uint8_t *
     ff_wb_put_bytes(&b, session, FF_SESSION_LEN);
 }
 
+bool tcp_is_join(const uint8_t *in)
+{
+    struct ff_wirebuf b = reader(in, 4);
+    return ff_wb_get(&b, 4) == MAGIC_JOIN;
+}
+
 int tcp_join_decode(const uint8_t in[TCP_JOIN_LEN], const uint8_t *session, enum ff_queue *q,
                     struct ff_error *err)
 {

@@ -56,6 +56,8 @@ struct tcp_rep {
 void tcp_ctrl_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len);
 int tcp_ctrl_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct ff_error *err);
 
+/* @in: at least four bytes of what a connection says first */
+bool tcp_is_join(const uint8_t *in);
 void tcp_join_encode(uint8_t out[TCP_JOIN_LEN], enum ff_queue q, const uint8_t *session);
 int tcp_join_decode(const uint8_t in[TCP_JOIN_LEN], const uint8_t *session, enum ff_queue *q,
                     struct ff_error *err);

@@ -202,6 +202,11 @@ static int verbs_fd(struct ff_link *l, enum ff_queue q, short *events)
     return verbs_of(l)->q[verbs_role_of(q)].epoll_fd;
 }
 
+static int verbs_control_fd(struct ff_link *l)
+{
+    return verbs_of(l)->q[VERBS_CONTROL].epoll_fd;
+}
+
 static void verbs_set_timeout(struct ff_link *l, int timeout_ms)
 {
     verbs_of(l)->timeout_ms = timeout_ms;
@@ -224,6 +229,7 @@ const struct ff_link_ops ff_verbs_ops = {
     .fd = verbs_fd,
     .send = verbs_send,
     .recv = verbs_recv,
+    .control_fd = verbs_control_fd,
     .set_timeout = verbs_set_timeout,
     .shutdown = verbs_shutdown,
     .free = verbs_link_free,

@@ -49,11 +49,19 @@ def dies(dst, texts):
     say(f'      destination: {dst.tail}')
 
 
+def waits(dst, texts):
+    """The destination says all the texts, and waits for another source."""
+    common.wait_for(f'{dst.name}: says why', 20, lambda: all(t in dst.tail for t in texts))
+    if dst.exit_code(0.2) is not None or common.migration(dst)['status'] != 'setup':
+        raise Failed(f'{dst.name}: does not wait: {common.migration(dst)}, {dst.tail}')
+    say(f'      destination: {dst.tail}')
+
+
 def differs(t, src, name, texts, mem_mib=MIB, **how):
     """A destination that was started otherwise than the source."""
     with Micro(t, name, src.accel, mem_mib=mem_mib, incoming=True, **how) as dst:
         fails(src, common.listen(dst), texts)
-        dies(dst, texts)
+        waits(dst, texts)
 
 
 def tables(t, src):
@@ -79,7 +87,7 @@ def tables(t, src):
                 Micro(t, 'huge-b', src.accel, 'memfd', MIB, incoming=True) as b:
             a.start_load()
             fails(a, common.listen(b), ['page size differs', '2097152', '4096'])
-            dies(b, ['page size differs'])
+            waits(b, ['page size differs'])
 
 
 def set_capability(guest, name, on):
@@ -287,7 +295,7 @@ def other_version(t, accel):
             kind, text = fakepeer.answer(sock)
         if kind != fakepeer.REFUSE or b'version 7..7' not in text:
             raise Failed(f'answer {kind} {text}')
-        dies(dst, ['version 7..7'])
+        waits(dst, ['version 7..7'])
 
 
 def run(t):

@@ -68,7 +68,7 @@ struct passive {
 static inline void *accept_main(void *arg)
 {
     struct passive *s = arg;
-    s->rc = ff_port_accept(port, &s->link, &s->err);
+    s->rc = ff_port_accept(port, NULL, 0, -1, &s->link, &s->err);
     return NULL;
 }
 

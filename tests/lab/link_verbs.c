@@ -433,7 +433,7 @@ static void *hear_main(void *arg)
     struct passive *s = arg;
     static uint8_t buf[FF_MSG_MAX];
 
-    while (!(s->rc = ff_port_accept(port, &s->link, &s->err))) {
+    while (!(s->rc = ff_port_accept(port, NULL, 0, -1, &s->link, &s->err))) {
         int n = s->link->ops->recv(s->link, buf, 10 * SOON_MS, &s->err);
         if (n > 0)
             break;

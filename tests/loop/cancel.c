@@ -28,21 +28,6 @@ static void cancel(struct move *m)
         ff_dest_cancel(m->dest);
 }
 
-/* Over tcp a destination that loses a source before its hello waits for the next one, as it
- * should; the test has no other */
-static pthread_mutex_t dest_lock = PTHREAD_MUTEX_INITIALIZER;
-static bool dest_ended;
-
-static void no_other_source(struct move *m, enum stage stage)
-{
-    pthread_mutex_lock(&dest_lock);
-    if (stage == D_END)
-        dest_ended = true;
-    if (stage == S_END && m->src.rc && m->src.stage == S_CONNECT && !dest_ended)
-        ff_dest_cancel(m->dest);
-    pthread_mutex_unlock(&dest_lock);
-}
-
 static pthread_t canceller;
 
 static void *cancel_main(void *arg)
@@ -58,7 +43,6 @@ static void hook(struct move *m, enum stage stage)
 
     if (stage == (plan.at < S_END ? S_END : D_END) && plan.after_us)
         pthread_join(canceller, NULL); /* before its side is freed */
-    no_other_source(m, stage);
     if (stage == plan.holds)
         must(wait_flag(&other->ended, 15000));
     if (stage != plan.at)
@@ -79,7 +63,6 @@ static void try_cancel(bool tcp, enum stage at, enum stage holds, unsigned after
     /* a source is asked for its pages for ever when nobody touches them */
     m = (struct move){.tcp = tcp, .options = "timeout=1,prefill=off", .hook = hook, .n_first = 1};
     uint64_t t = ff_now_ns();
-    dest_ended = false;
     move_run(&m);
     struct side *s = at < S_END ? &m.src : &m.dst;
     if (s->rc != -ECANCELED && at != D_DONE)
@@ -137,7 +120,6 @@ static void *cancel_any(void *arg)
 
 static void hook_any(struct move *m, enum stage stage)
 {
-    no_other_source(m, stage);
     if (stage == D_ACCEPT)
         must(!pthread_create(&canceller, NULL, cancel_any, m));
     if (stage == (random_at % 2 ? S_END : D_END))
@@ -151,8 +133,7 @@ static void at_any_moment(void)
     for (random_at = 1; random_at <= 200; random_at++) {
         static struct move m;
         m = (struct move){.tcp = random_at / 2 % 2, .options = "timeout=1", .hook = hook_any};
-        dest_ended = false;
-        move_run(&m);
+            move_run(&m);
         if (!m.src.rc && !m.dst.rc) {
             verify_all(&m);
             done++;

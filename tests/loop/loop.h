@@ -164,7 +164,7 @@ struct move {
     /* while it runs, and afterwards */
     struct side src, dst;
     bool went, ran;     /* the source must not run its guest again; the destination runs it */
-    pthread_mutex_t gate; /* guards source against being freed while it is cancelled */
+    pthread_mutex_t gate; /* guards both against being freed while they are cancelled */
     struct ff_source *source;
     struct ff_dest *dest;
     struct ff_link *to_dest, *to_source; /* loop */

@@ -240,6 +240,25 @@ static void run_side(struct move *m, struct side *s, atomic_int *at, enum stage 
                   s->err.code, s->err.text);
 }
 
+static bool dest_accepts(struct move *m)
+{
+    int at = atomic_load(&m->stage_dst);
+
+    return !at || at == D_ACCEPT;
+}
+
+/* A destination that loses its source before the queues are open waits for the next one, as it
+ * should; the test has no other */
+static void no_other_source(struct move *m)
+{
+    for (unsigned ms = m->src.stage == S_CONNECT ? 0 : 3000; ms && dest_accepts(m); ms--)
+        usleep(1000);
+    pthread_mutex_lock(&m->gate);
+    if (m->tcp && m->dest && dest_accepts(m))
+        ff_dest_cancel(m->dest);
+    pthread_mutex_unlock(&m->gate);
+}
+
 static void *source_main(void *arg)
 {
     struct move *m = arg;
@@ -252,6 +271,8 @@ static void *source_main(void *arg)
         m->source = NULL;
     }
     pthread_mutex_unlock(&m->gate);
+    if (m->src.rc)
+        no_other_source(m);
     atomic_store(&m->src.ended, true);
     return NULL;
 }
@@ -289,10 +310,12 @@ void move_run(struct move *m)
     atomic_store(&m->dst.ended, true);
     pthread_join(m->stats_thread, NULL);
     ff_dest_stats(m->dest, &m->dst.stats);
+    pthread_mutex_lock(&m->gate);
     if (m->dst.rc && !m->ran) {
         ff_dest_free(m->dest); /* the program ends, its guest never ran */
         m->dest = NULL;
     }
+    pthread_mutex_unlock(&m->gate);
     if (!wait_flag(&m->src.ended, (UNDER_SANITIZER ? 5 : 1) * 20000))
         loop_fail(__FILE__, __LINE__, "the destination ended in %s (%s), the source hangs in %s",
                   names[m->dst.stage], m->dst.rc ? m->dst.err.text : "no error",

@@ -496,7 +496,7 @@ static void test_auto(void **state)
     lp.port = number;
     q = (struct pair){.kind = "auto"};
     assert_ok(ff_link_connect(&lp, FF_LINK_AUTO, -1, &q.a, &err), err);
-    assert_ok(ff_port_accept(port, &q.b, &err), err);
+    assert_ok(ff_port_accept(port, NULL, 0, -1, &q.b, &err), err);
     assert_string_equal(q.a->ops->name, "tcp");
     assert_string_equal(q.b->ops->name, "tcp");
     assert_true(!strncmp(q.a->about, "tcp (verbs: ", 12) && strlen(q.a->about) > 20);
