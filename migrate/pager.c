@@ -59,11 +59,12 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
                   .landing = choose_landing(p, r),
                   .shared = shared},
     };
-    if (shared && pr->range.memory == FF_UFFD_HUGETLB && p->opts->precopy &&
+    if (pr->range.memory == FF_UFFD_HUGETLB && p->opts->precopy &&
         pr->range.landing == FF_UFFD_COPY)
-        return ff_error_set(err, ENOTSUP, "pager: region %s: landing=copy with precopy=1: huge pages "
-                            "that are discarded go back to the pool, where others may take them: "
-                            "use landing=continue", r->name);
+        return ff_error_set(err, ENOTSUP, "pager: region %s: %s with precopy=1: huge pages that are "
+                            "discarded go back to the pool, where others may take them: %s", r->name,
+                            shared ? "landing=copy" : "private huge pages",
+                            shared ? "use landing=continue" : "use shared ones (share=on)");
     while (pr->chunk_bytes > p->link->max_len_bytes)
         pr->chunk_bytes /= 2;
     pr->chunk_bytes = FF_MAX(pr->chunk_bytes, r->psize);
