@@ -223,7 +223,9 @@ static void *worker(void *opaque)
         if (!e->wanted || e->mr.len_bytes)
             continue;
         int rc = w->l->ops->reg(w->l, e->addr, e->len_bytes, w->access, &e->mr, &why);
-        if (!rc && !e->mr.rkey) { /* 0 stands for "none" on our wire */
+        /* 0 stands for "none" on our wire, and is what some devices give to memory that no peer
+         * may access */
+        if (!rc && !e->mr.rkey && w->access & (FF_ACCESS_REMOTE_READ | FF_ACCESS_REMOTE_WRITE)) {
             w->l->ops->dereg(w->l, &e->mr);
             rc = ff_error_set(&why, EIO, "the device gave key 0");
         }

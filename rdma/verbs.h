@@ -90,7 +90,7 @@ struct verbs_queue {
 
 struct verbs_mr {
     struct ibv_mr *mr; /* NULL: free */
-    uint32_t rkey;
+    uint32_t lkey;     /* own memory may have no rkey of its own */
 };
 
 struct verbs_link {

@@ -94,7 +94,7 @@ static int keep(struct verbs_link *v, struct ibv_mr *m)
     pthread_mutex_lock(&v->lock);
     struct verbs_mr *place = free_place(v);
     if (place) {
-        *place = (struct verbs_mr){.mr = m, .rkey = m->rkey};
+        *place = (struct verbs_mr){.mr = m, .lkey = m->lkey};
         v->mrs_live++;
     }
     pthread_mutex_unlock(&v->lock);
@@ -131,7 +131,7 @@ void verbs_dereg(struct ff_link *l, struct ff_mr *mr)
 
     pthread_mutex_lock(&v->lock);
     for (unsigned i = 0; i < v->n_mr && !m; i++) {
-        if (!v->mr[i].mr || v->mr[i].rkey != mr->rkey)
+        if (!v->mr[i].mr || v->mr[i].lkey != mr->lkey)
             continue;
         m = v->mr[i].mr;
         v->mr[i].mr = NULL;
