@@ -44,6 +44,7 @@
 #include "farfork.h"
 #include "lines.h"
 #include "overlays.h"
+#include "preflight.h"
 #include "rundir.h"
 
 #define TICK_MS 250
@@ -208,6 +209,11 @@ static void obey(struct agent *a, const char *line)
         else
             agent_spawn_later(a, v);
         agent_count_kids(a);
+    } else if ((v = json_object_get(o, "check"))) {
+        if (preflight(v, a->kids.server.pid, &why))
+            agent_say_error(a, 0, why.text);
+        else
+            agent_say(a, json_pack("{ss}", "event", "checked"));
     } else if ((v = json_object_get(o, "kill"))) {
         if (agent_spawn_not(a, (unsigned)json_integer_value(v))) {
             agent_say_error(a, (unsigned)json_integer_value(v), "ended before it was started");
@@ -229,8 +235,8 @@ static void obey(struct agent *a, const char *line)
     } else if (json_is_true(json_object_get(o, "ping"))) {
         agent_say(a, json_pack("{ss}", "event", "pong"));
     } else {
-        agent_say_error(a, 0, "want one JSON object a line: spawn, kill, qmp, adopt, keep, ping, "
-                              "detach or end");
+        agent_say_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, keep, "
+                              "ping, detach or end");
     }
     json_decref(o);
 }

@@ -8,6 +8,7 @@
  * Picture      find the parent; agents on all hosts at once
  *              ask the parent; refuse what cannot be cloned
  *              wait for the agents                    -> each listens
+ *              ask them for what children need        -> each has looked (clone_check.c)
  *              [--prestart: children are started      -> each waits for its agent's image]
  *              x-farfork-export: the parent is frozen for a moment and goes on
  *              children are started, a few of them    -> each runs
@@ -33,6 +34,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
+#include "autojson.h"
 #include "clone.h"
 
 #define SHOW_MS 200
@@ -68,6 +70,15 @@ static void find_parent_again(struct clone *c)
     qmp_free(again);
 }
 
+void clone_hear_event(struct clone *c, json_t *e)
+{
+    if (!strcmp(text_of(e, "event"), "BLOCK_IO_ERROR")) {
+        json_decref(c->io_error);
+        c->io_error = json_incref(e);
+    }
+    json_decref(e);
+}
+
 static void hear_parent(struct clone *c)
 {
     int rc = qmp_drain(c->qmp);
@@ -76,7 +87,7 @@ static void hear_parent(struct clone *c)
         find_parent_again(c);
     json_t *e;
     while ((e = qmp_take_event(c->qmp)))
-        json_decref(e);
+        clone_hear_event(c, e);
 }
 
 bool clone_turn(struct clone *c, int wait_ms)
@@ -106,8 +117,7 @@ bool clone_turn(struct clone *c, int wait_ms)
     return heard;
 }
 
-/* Until @done: 0; -ECANCELED: interrupted; -ETIMEDOUT: nothing happened for @limit_ms */
-static int pump(struct clone *c, bool (*done)(const struct clone *), int limit_ms)
+int clone_pump(struct clone *c, bool (*done)(const struct clone *), int limit_ms)
 {
     uint64_t last = now_ms(), asked = last;
 
@@ -129,23 +139,20 @@ static int pump(struct clone *c, bool (*done)(const struct clone *), int limit_m
 
 /* --- what is waited for --- */
 
-static bool hosts_answered(const struct clone *c)
+static bool is_behind(const struct clone *c, size_t host)
 {
-    for (size_t i = 0; i < c->n_hosts; i++)
-        if (c->hosts[i].state == HOST_STARTING)
-            return false;
-    return true;
+    unsigned want = 0;
+
+    for (size_t k = 0; k < c->n_children; k++)
+        want += c->children[k].host == host && c->children[k].state != CHILD_FAILED;
+    return c->hosts[host].state != HOST_FAILED && c->hosts[host].connected < want;
 }
 
 static bool children_connected(const struct clone *c)
 {
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        unsigned want = 0;
-        for (size_t k = 0; k < c->n_children; k++)
-            want += c->children[k].host == i && c->children[k].state != CHILD_FAILED;
-        if (c->hosts[i].state != HOST_FAILED && c->hosts[i].connected < want)
+    for (size_t i = 0; i < c->n_hosts; i++)
+        if (is_behind(c, i))
             return false;
-    }
     return true;
 }
 
@@ -212,25 +219,6 @@ static void launch_agents(struct clone *c)
             host_fail(c, &c->hosts[i], "%s", why.text);
 }
 
-static int wait_for_agents(struct clone *c)
-{
-    size_t good = 0;
-    int rc = pump(c, hosts_answered, limit_ms(c));
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        struct host *h = &c->hosts[i];
-        if (h->state == HOST_STARTING && rc == -ETIMEDOUT)
-            host_fail(c, h, "no answer within %u s%s%s: can the launcher get there without a "
-                            "password?", c->o->timeout_s, h->run.words ? ": " : "",
-                      h->run.words ? h->run.words : "");
-        good += h->state != HOST_FAILED;
-    }
-    if (rc == -ECANCELED)
-        return rc;
-    if (!good)
-        return refuse(&c->why, EHOSTUNREACH, "no host can be used");
-    return 0;
-}
-
 /* Those that are late are ended */
 static void fail_late(struct clone *c, bool (*late)(const struct child *), const char *what)
 {
@@ -249,14 +237,15 @@ static bool never_ran(const struct child *k)
 static int start_ahead(struct clone *c)
 {
     clone_spawn(c);
-    int rc = pump(c, children_connected, limit_ms(c));
-    if (rc == -ETIMEDOUT)
-        return refuse(&c->why, ETIMEDOUT, "children that were started ahead did not reach their "
-                                          "agents within %u s", c->o->timeout_s);
-    for (size_t k = 0; !rc && k < c->n_children; k++)
+    int rc = clone_pump(c, children_connected, limit_ms(c));
+    for (size_t i = 0; rc == -ETIMEDOUT && i < c->n_hosts; i++)
+        if (is_behind(c, i))
+            host_fail(c, &c->hosts[i], "children that were started ahead did not reach their agent "
+                                       "within %u s", c->o->timeout_s);
+    for (size_t k = 0; rc != -ECANCELED && k < c->n_children; k++)
         if (c->children[k].state != CHILD_FAILED)
             return 0;
-    return rc ? rc : refuse(&c->why, ECHILD, "no child could be started");
+    return rc == -ECANCELED ? rc : refuse(&c->why, ECHILD, "no child could be started");
 }
 
 /* Children that start beside the export are there sooner; as many as there are CPUs would make the
@@ -273,12 +262,12 @@ static bool start_beside(const struct clone *c)
 /* Memory that does not come any more is lost, whoever's fault that is */
 static void follow(struct clone *c)
 {
-    if (pump(c, hosts_complete, limit_ms(c)) == -ETIMEDOUT)
+    if (clone_pump(c, hosts_complete, limit_ms(c)) == -ETIMEDOUT)
         for (size_t i = 0; i < c->n_hosts; i++)
             if (c->hosts[i].state != HOST_COMPLETE && has_children(c, i))
                 host_fail(c, &c->hosts[i], "no memory came for %u s", c->o->timeout_s);
     if (!c->interrupted)
-        pump(c, children_complete, LATE_LIMIT_MS);
+        clone_pump(c, children_complete, LATE_LIMIT_MS);
 }
 
 static int do_fork(struct clone *c)
@@ -287,6 +276,8 @@ static int do_fork(struct clone *c)
 
     if (!rc)
         rc = clone_find_parent(c, &c->why);
+    if (!rc)
+        rc = clone_check_descriptors(c, &c->why);
     if (rc)
         return rc;
     launch_agents(c); /* the parent is asked meanwhile */
@@ -296,7 +287,9 @@ static int do_fork(struct clone *c)
     if (!rc)
         rc = clone_check_argv(c, &c->why);
     if (!rc)
-        rc = wait_for_agents(c);
+        rc = clone_wait_hosts(c, &c->why);
+    if (!rc)
+        rc = clone_check_hosts(c, &c->why);
     if (!rc)
         rc = clone_record(c, &c->why);
     if (!rc && c->o->prestart)
@@ -308,7 +301,7 @@ static int do_fork(struct clone *c)
     if (rc)
         return rc;
     clone_spawn(c);
-    if (pump(c, children_run, limit_ms(c)) == -ETIMEDOUT)
+    if (clone_pump(c, children_run, limit_ms(c)) == -ETIMEDOUT)
         fail_late(c, never_ran, "it did not run");
     if (!c->interrupted)
         follow(c);
@@ -338,7 +331,7 @@ static void let_go(struct clone *c, bool all_end, bool follow)
     }
     bool was = c->interrupted;
     c->interrupted = false; /* a second Ctrl-C ends the waiting */
-    pump(c, hosts_silent, END_LIMIT_MS);
+    clone_pump(c, hosts_silent, END_LIMIT_MS);
     for (size_t i = 0; i < c->n_hosts; i++)
         if (c->hosts[i].let_go)
             host_close(&c->hosts[i], 2000);
@@ -398,8 +391,12 @@ int clone_run(struct clone *c)
     int code = outcome(c);
     if (code == EXIT_NONE) {
         clone_disks_end_server(c->disks);
+        clone_take_back(c);
         clone_forget(c);
     }
+    clone_check_runs(c);
+    if (c->stopped && code == EXIT_ALL)
+        code = EXIT_SOME;
     if (c->o->json)
         clone_print_json(c, code);
     else
@@ -443,6 +440,8 @@ void clone_free(struct clone *c)
     identity_free(c->identity);
     json_decref(c->freeze);
     json_decref(c->answer);
+    json_decref(c->io_error);
+    free(c->stopped);
     qmp_free(c->qmp);
     if (c->signals > 0)
         close(c->signals);

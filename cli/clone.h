@@ -42,6 +42,8 @@ struct host {
     uint64_t total_bytes, present_bytes, lent_bytes, pages_by_fault, child_faults;
     unsigned connected;       /* children */
     uint64_t heard_ms;        /* when it said anything last */
+    bool checked;             /* it has what children need */
+    double answered_ms;       /* when it listened, or was checked; 0: not yet */
     double image_ms, complete_ms;
     uint64_t ping_ms;         /* when it was asked whether it is there; 0: it has answered */
 };
@@ -87,15 +89,18 @@ struct clone {
     char *parent_exe, *parent_cwd;
     struct clone_disks *disks;
     struct identity *identity;
-    bool parent_gone, launched, exported;
+    bool parent_gone, launched, exported, checking, taken_back;
     bool parent_stood, paused; /* it did not run when it was asked; its children do not */
     bool parent_silent; /* no connection to it, whether it has ended or not */
+    bool held;              /* a process forked off the parent may be there, with its disks locked */
+    char *stopped;          /* why the parent does not run any more; NULL: it does, or never did */
+    json_t *io_error;       /* the last event BLOCK_IO_ERROR of it; or NULL */
     json_t *freeze; /* what x-farfork-export said */
     json_t *answer; /* the last event "qmp", "keep" or "adopt", for farfork move; NULL: none since then */
     /* all of it */
     int signals;
     bool interrupted;
-    double begin_ms, export_ms; /* of now_exact_ms() */
+    double begin_ms, round_ms, export_ms; /* of now_exact_ms() */
     struct why why;             /* why there is no fork, if there is none */
 };
 
@@ -121,8 +126,21 @@ void clone_unexport(struct clone *c);
  * it and cannot know. Of those that have said nothing for @silent_ms */
 void clone_ask_export(struct clone *c, unsigned silent_ms);
 
+/* A parent that ran before and has stopped by an error: c->stopped */
+void clone_check_runs(struct clone *c);
+
+/* clone_check.c: enough files may be open here; agents have answered; they say that their hosts have
+ * what children need. -EHOSTUNREACH: none of them does */
+int clone_check_descriptors(struct clone *c, struct why *why);
+int clone_wait_hosts(struct clone *c, struct why *why);
+int clone_check_hosts(struct clone *c, struct why *why);
+
+/* clone_commit.c: the parent's disks as before a fork of which nothing is left, or a note why not */
+void clone_take_back(struct clone *c);
+
 /* clone_spawn.c: tell the agents to start the children that wait */
 int clone_check_argv(struct clone *c, struct why *why);
+int clone_argv_on(struct clone *c, const struct host *h, struct words *out, struct why *why);
 void clone_spawn(struct clone *c);
 
 /* host.c */
@@ -146,8 +164,14 @@ void clone_event(struct clone *c, struct host *h, const json_t *event);
 /* clone.c: the whole fork; the exit code */
 int clone_run(struct clone *c);
 
+/* An event of the parent; taken over */
+void clone_hear_event(struct clone *c, json_t *e);
+
 /* Wait for anything, at most @wait_ms, and handle it; whether a host said anything */
 bool clone_turn(struct clone *c, int wait_ms);
+
+/* Until @done: 0; -ECANCELED: interrupted; -ETIMEDOUT: nothing happened for @limit_ms */
+int clone_pump(struct clone *c, bool (*done)(const struct clone *), int limit_ms);
 
 /* SIGINT, SIGTERM and SIGHUP by c->signals from here on */
 void clone_block_signals(struct clone *c);

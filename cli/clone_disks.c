@@ -189,8 +189,9 @@ int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
                                    .stopped = json_is_false(json_object_get(status, "running"))};
     if (!rc)
         rc = disks_plan(&in, &d->plan, why);
-    if (!rc && o->here)
-        rc = disks_check_room(d->plan, d->o->scratch, o->children, why);
+    if (!rc)
+        rc = disks_check_overlays(d->plan, o->here ? d->o->scratch : NULL,
+                                  disks_room(d->plan, o->children), why);
     return rc;
 }
 
@@ -243,6 +244,16 @@ void clone_disks_let_go(struct clone_disks *d)
     overlays_sweep(base, NULL, NULL); /* of a parent that has ended meanwhile */
 }
 
+uint64_t clone_disks_room(const struct clone_disks *d, unsigned children)
+{
+    return disks_room(d->plan, children);
+}
+
+const char *clone_disks_scratch(const struct clone_disks *d)
+{
+    return d->o->scratch;
+}
+
 int clone_disks_prepare(struct clone_disks *d, struct why *why)
 {
     AUTO_JSON json_t *steps = disks_prepare(d->plan), *disks = disks_summary(d->plan);
@@ -280,13 +291,36 @@ void clone_disks_done(struct clone_disks *d, bool forked)
         return;
     d->forked = forked;
     if (!forked) { /* a parent that does not answer keeps its files */
-        qmp_no_cancel(d->parent);
+        qmp_cancel_by(d->parent, -1);
         if (qmp_command(d->parent, "query-block", NULL, &block, &ignored))
             return;
         d->forked = disks_gone_over(d->plan, block);
         if (!d->forked)
             undo(d);
     }
+}
+
+bool clone_disks_forked(const struct clone_disks *d)
+{
+    return d && d->forked;
+}
+
+int clone_disks_take_back(struct clone_disks *d, struct qmp *parent, int limit_ms,
+                          struct why *why)
+{
+    AUTO_JSON json_t *overlays = disks_overlays(d->plan);
+    int rc = 0;
+    size_t i;
+    json_t *o;
+
+    json_array_foreach(overlays, i, o) { /* one that was forked again meanwhile QEMU refuses */
+        rc = overlay_commit(parent, o, limit_ms, why);
+        if (rc)
+            return rc;
+        disks_taken_back(d->plan, text_of(o, "overlay-node"));
+    }
+    d->forked = false;
+    return 0;
 }
 
 /* --- the server --- */

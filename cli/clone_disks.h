@@ -28,10 +28,14 @@ struct clone_disks_options {
     bool here;            /* some of them are on this host */
 };
 
-/* -ENOTSUP: a disk that cannot be forked, by name; -ENOSPC: no room in the scratch folder */
+/* -ENOTSUP: a disk that cannot be forked, by name; -ENOSPC: no room for the parent's overlays */
 int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
                     const struct clone_disks_options *o, struct clone_disks **out,
                     struct why *why);
+
+/* Bytes that the overlays of so many children need, 0 without disks; and the folder */
+uint64_t clone_disks_room(const struct clone_disks *d, unsigned children);
+const char *clone_disks_scratch(const struct clone_disks *d);
 
 /* Overlays for the parent, and nodes that have them open; taken back on failure */
 int clone_disks_prepare(struct clone_disks *d, struct why *why);
@@ -39,6 +43,12 @@ int clone_disks_prepare(struct clone_disks *d, struct why *why);
 json_t *clone_disks_actions(const struct clone_disks *d);
 /* @forked: it said so. If the parent does not write to its new overlays they go again */
 void clone_disks_done(struct clone_disks *d, bool forked);
+/* Whether the parent writes to its new overlays */
+bool clone_disks_forked(const struct clone_disks *d);
+/* They are committed, and go; nobody may read what is behind them. On failure those that are
+ * left stay; @limit_ms: without progress */
+int clone_disks_take_back(struct clone_disks *d, struct qmp *parent, int limit_ms,
+                          struct why *why);
 /* Start the server, if there is one to start; clone_disks_end_server() is for a fork that failed */
 int clone_disks_serve(struct clone_disks *d, struct why *why);
 void clone_disks_end_server(struct clone_disks *d);
@@ -53,6 +63,9 @@ json_t *clone_disks_argv(const struct clone_disks *d, const struct child_spec *s
  * those, and that are the child's own (overlays.h). */
 json_t *clone_disks_before(const struct clone_disks *d, const struct child_spec *s);
 json_t *clone_disks_files(const struct clone_disks *d, const struct child_spec *s);
+
+/* clone_commit.c: @overlay is one of disks_overlays() */
+int overlay_commit(struct qmp *q, const json_t *overlay, int limit_ms, struct why *why);
 
 /* For the summary: where the parent's disks are now; an array of objects, to be released */
 json_t *clone_disks_summary(const struct clone_disks *d);

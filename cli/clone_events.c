@@ -32,6 +32,7 @@ static void hear_listening(struct host *h, const json_t *e)
     h->rundir = xstrdup(text_of(e, "rundir"));
     h->socket = xstrdup(text_of(e, "socket"));
     h->state = HOST_LISTENING;
+    h->answered_ms = now_exact_ms();
 }
 
 static void hear_progress(struct host *h, const json_t *e)
@@ -134,6 +135,9 @@ void clone_event(struct clone *c, struct host *h, const json_t *e)
     h->heard_ms = now_ms();
     if (!strcmp(name, "listening")) {
         hear_listening(h, e);
+    } else if (!strcmp(name, "checked")) {
+        h->checked = true;
+        h->answered_ms = now;
     } else if (!strcmp(name, "progress")) {
         hear_progress(h, e);
     } else if (!strcmp(name, "image")) {

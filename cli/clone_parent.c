@@ -5,16 +5,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <pwd.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "clone.h"
 #include "autojson.h"
+#include "clone.h"
+#include "rundir.h"
 
-#define CONNECT_LIMIT_MS 10000
+#define COMMAND_LIMIT_MS 10000
+#define SAY_FIRST_MS 1000
+#define SAY_EVERY_MS 10000
 #define ASK_LIMIT_MS 2000
 #define CHILD_LIMIT_MS 10000 /* an agent asks a QEMU for 5 s at most */
 #define CHILD_TURN_MS 50
@@ -100,6 +104,41 @@ int clone_check_parent(struct clone *c, struct why *why)
                                         "be started with Farfork's patched QEMU", c->o->parent_path);
 }
 
+/* The name of an overlay says more than that of its node */
+static char *file_of(const struct clone *c, const char *node)
+{
+    AUTO_JSON json_t *disks = clone_disks_summary(c->disks);
+    json_t *d;
+    size_t i;
+
+    json_array_foreach(disks, i, d)
+        if (!strcmp(text_of(d, "parent-node"), node))
+            return xstrdup(text_of(d, "parent-overlay"));
+    return xstrdup(node);
+}
+
+void clone_check_runs(struct clone *c)
+{
+    AUTO_JSON json_t *status = NULL;
+    struct why ignored;
+    json_t *e;
+
+    if (!c->export_ms || c->parent_stood || c->parent_silent ||
+        qmp_command(c->qmp, "query-status", NULL, &status, &ignored) ||
+        strcmp(text_of(status, "status"), "io-error"))
+        return;
+    if (c->taken_back &&
+        !qmp_command(c->qmp, "cont", NULL, NULL, &ignored)) /* what it could not write has a place */
+        return;
+    while ((e = qmp_take_event(c->qmp)))
+        clone_hear_event(c, e);
+    const json_t *data = json_object_get(c->io_error, "data");
+    AUTO_FREE char *file = file_of(c, text_of(data, "node-name"));
+    c->stopped = xprintf("the parent has stopped: it cannot write to %s: %s: make room there, then "
+                         "let it go on (QMP cont)", *file ? file : "a disk",
+                         data ? text_of(data, "reason") : "io-error");
+}
+
 static int connect_disks(struct clone *c, struct why *why)
 {
     struct clone_disks_options o = {.id = c->o->id, .scratch = c->o->scratch,
@@ -171,12 +210,34 @@ static int check_owner(const struct clone *c, struct why *why)
                   own, name, c->o->move ? "farfork move" : "vmclone");
 }
 
+/* Its QEMU serves one client at a time */
+struct turn {
+    const struct clone *c;
+    uint64_t begin_ms, next_ms;
+};
+
+static void say_waiting(void *opaque)
+{
+    struct turn *t = opaque;
+    uint64_t now = now_ms();
+
+    if (t->c->o->quiet || now < t->next_ms)
+        return;
+    fprintf(stderr, "%s: another client has it, a fork perhaps: waiting for %u s, at most for %u s\n",
+            t->c->o->parent_path, (unsigned)((now - t->begin_ms) / 1000), t->c->o->timeout_s);
+    t->next_ms = now + SAY_EVERY_MS;
+}
+
 int clone_find_parent(struct clone *c, struct why *why)
 {
-    int rc = qmp_connect(c->o->parent_path, c->signals, CONNECT_LIMIT_MS, &c->qmp, why);
+    uint64_t now = now_ms();
+    struct turn t = {.c = c, .begin_ms = now, .next_ms = now + SAY_FIRST_MS};
+    int rc = qmp_connect_in_turn(c->o->parent_path, c->signals, (int)c->o->timeout_s * 1000,
+                                 say_waiting, &t, &c->qmp, why);
 
     if (rc)
         return rc;
+    qmp_limit(c->qmp, COMMAND_LIMIT_MS);
     c->parent_pid = qmp_pid(c->qmp);
     if (c->parent_pid <= 0)
         return refuse(why, ESRCH, "%s: its process is in another PID namespace: run this there",
@@ -307,15 +368,29 @@ void clone_ask_export(struct clone *c, unsigned silent_ms)
     }
 }
 
+/* Whether it has; forked off the parent, it has what the parent had open, until it has closed it */
+static bool has_ended(pid_t holder)
+{
+    uint64_t start = process_start(holder), end = now_ms() + COMMAND_LIMIT_MS;
+
+    while (process_is(holder, start) && now_ms() < end)
+        poll(NULL, 0, 2);
+    return !process_is(holder, start);
+}
+
 void clone_unexport(struct clone *c)
 {
+    AUTO_JSON json_t *all = NULL;
     struct why why;
 
     if (!c->exported || c->parent_silent)
         return;
-    qmp_no_cancel(c->qmp);
-    qmp_limit(c->qmp, CONNECT_LIMIT_MS);
+    qmp_cancel_by(c->qmp, -1);
+    qmp_limit(c->qmp, COMMAND_LIMIT_MS);
+    int rc = qmp_command(c->qmp, "query-x-farfork-exports", NULL, &all, &why);
+    const json_t *e = find_named(all, "id", c->o->id);
     /* that it is gone already is as good */
     qmp_command(c->qmp, "x-farfork-unexport", json_pack("{ss}", "id", c->o->id), NULL, &why);
+    c->held = rc || (e && !has_ended((pid_t)json_integer_value(json_object_get(e, "holder-pid"))));
     c->exported = false;
 }

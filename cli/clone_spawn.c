@@ -37,12 +37,19 @@ static int child_argv(struct clone *c, struct child_spec *s, struct words *out, 
     return rc;
 }
 
+/* That of a child there, but for its number and its sockets' names */
+int clone_argv_on(struct clone *c, const struct host *h, struct words *out, struct why *why)
+{
+    struct child_spec s = spec_of(c, 1, h, "/run", "/run/agent");
+
+    return child_argv(c, &s, out, why);
+}
+
 /* What cannot be cloned is refused before anything is started */
 int clone_check_argv(struct clone *c, struct why *why)
 {
-    struct child_spec s = spec_of(c, 1, &c->hosts[0], "/run", "/run/agent");
     struct words out = {0};
-    int rc = child_argv(c, &s, &out, why);
+    int rc = clone_argv_on(c, &c->hosts[0], &out, why);
 
     words_free(&out);
     return rc;

@@ -182,9 +182,11 @@ void clone_print_table(const struct clone *c, int code)
     fflush(stdout);
     if (*c->why.text)
         fprintf(stderr, "vmclone: %s\n", c->why.text);
+    if (c->stopped)
+        fprintf(stderr, "vmclone: %s\n", c->stopped);
     if (c->interrupted && (code == EXIT_NONE || !c->o->follow))
         fprintf(stderr, "vmclone: interrupted: the children were ended\n");
-    if (code == EXIT_SOME)
+    if (code == EXIT_SOME && good < c->n_children)
         fprintf(stderr, "vmclone: %zu of %zu children run\n", good, c->n_children);
 }
 
@@ -268,9 +270,11 @@ void clone_print_json(const struct clone *c, int code)
 
     for (size_t i = 0; i < c->notes.n; i++)
         json_array_append_new(notes, json_string(c->notes.v[i]));
-    json_t *o = json_pack("{ss ss si sb si sb so so so so so so so so}", "id", c->o->id, "parent",
+    json_t *o = json_pack("{ss ss si sb so si sb so so so so so so so so}", "id", c->o->id, "parent",
                           c->o->parent_path, "parent_pid", (int)c->parent_pid, "parent_ended",
-                          c->parent_gone, "exit_code", code, "interrupted", c->interrupted, "error",
+                          c->parent_gone, "parent_stopped",
+                          c->stopped ? json_string(c->stopped) : json_null(), "exit_code", code,
+                          "interrupted", c->interrupted, "error",
                           *c->why.text ? json_string(c->why.text) : json_null(), "children",
                           json_children(c), "hosts", json_hosts(c), "phases_ms", json_phases(c),
                           "freeze", c->freeze ? json_incref(c->freeze) : json_null(), "notes",

@@ -22,8 +22,9 @@
  * Invariants   1. Whatever has been the parent's top node at the fork is never written again.
  *              2. A child's chain is what the headers say; the plan refuses a parent whose
  *                 chain is another one (disks_plan() compares them).
- * Failure      before the pause: undo. After it the parent lives in its overlays, for good or
- *              until a block-commit; the summary says where they are.
+ * Failure      before the pause: undo. After it the parent lives in its overlays, until a
+ *              block-commit: that of a fork of which nothing is left (clone_commit.c), or somebody's
+ *              who has read the summary, which says where they are.
  * Limits       raw and qcow2. Each fork makes the parent's chain longer by one, but for disks that
  *              a stopped parent (a template) has not written to since.
  */
@@ -32,11 +33,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "disks_priv.h"
 #include "autojson.h"
 #include "overlay.h"
+#include "preflight.h"
 
 static const char *text(const json_t *object, const char *key)
 {
@@ -174,8 +177,25 @@ static uint64_t hash(const char *s)
     return h;
 }
 
+/* The name of its overlay is taken: by an earlier fork of this parent, or by nobody knows what */
+static int refuse_overlay(const struct disks *d, const struct disk *disk, const json_t *image,
+                          struct why *why)
+{
+    for (const json_t *i = image; i; i = backing_of(i))
+        if (same_file(d->cwd, text(i, "filename"), disk->overlay))
+            return refuse(why, EEXIST,
+                          "disk %s: fork id '%s' was used before; the parent %s %s now: take "
+                          "another id (--id)",
+                          disk->name, d->fork_id, i == image ? "writes to" : "reads from",
+                          disk->overlay);
+    return refuse(why, EEXIST,
+                  "disk %s: create overlay %s: the file exists; take another fork id (--id), or "
+                  "remove it if nobody uses it",
+                  disk->name, disk->overlay);
+}
+
 static int plan_overlay(const struct disks *d, struct disk *disk, const char *folder,
-                        struct why *why)
+                        const json_t *image, struct why *why)
 {
     if (!folder && (disk->host_device || has_protocol(disk->frozen)))
         return refuse(why, EINVAL,
@@ -184,12 +204,7 @@ static int plan_overlay(const struct disks *d, struct disk *disk, const char *fo
                       disk->name, disk->frozen);
     disk->overlay = overlay_name(d, disk, folder);
     disk->overlay_node = xprintf("ff%016llx-%u", (unsigned long long)hash(d->fork_id), disk->index);
-    if (!access(disk->overlay, F_OK))
-        return refuse(why, EEXIST,
-                      "disk %s: create overlay %s: the file exists; take another "
-                      "fork id, or remove it if nobody uses it",
-                      disk->name, disk->overlay);
-    return 0;
+    return access(disk->overlay, F_OK) ? 0 : refuse_overlay(d, disk, image, why);
 }
 
 static bool is_host_device(const json_t *nodes, const char *file)
@@ -284,11 +299,13 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
         return 0;
     int rc = check_format(disk, why);
     if (!rc)
+        rc = check_temporary(d, disk, image, why);
+    if (!rc)
         rc = check_chain(in->cwd, disk->name, image, why);
     if (!rc)
         rc = check_length(in, disk->name, image, why);
     if (!rc && !disk->empty)
-        rc = plan_overlay(d, disk, in->overlays, why);
+        rc = plan_overlay(d, disk, in->overlays, image, why);
     return rc;
 }
 
@@ -424,6 +441,40 @@ json_t *disks_undo(const struct disks *d)
     return steps;
 }
 
+/* Of a file; new */
+static char *folder_of(const char *file)
+{
+    const char *slash = strrchr(file, '/');
+
+    return slash > file ? xprintf("%.*s", (int)(slash - file), file) : xstrdup("/");
+}
+
+static bool same_device(const char *a, const char *b)
+{
+    struct stat x, y;
+
+    return !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev;
+}
+
+int disks_check_overlays(const struct disks *d, const char *scratch, uint64_t bytes,
+                         struct why *why)
+{
+    int rc = 0;
+
+    each_new(d, k) {
+        AUTO_FREE char *folder = folder_of(k->overlay);
+        uint64_t want = scratch && same_device(folder, scratch) ? bytes : 0;
+        each_new(d, other) {
+            AUTO_FREE char *its = folder_of(other->overlay);
+            want += same_device(folder, its) ? DISK_ROOM_BYTES : 0;
+        }
+        if (!rc)
+            rc = preflight_folder(folder, want, "folder of the parent's overlay", "--overlays",
+                                  why);
+    }
+    return rc;
+}
+
 int disks_check_still(const struct disks *d, struct why *why)
 {
     each_frozen(d, k)
@@ -449,14 +500,38 @@ bool disks_gone_over(const struct disks *d, const json_t *block)
     return false;
 }
 
+json_t *disks_overlays(const struct disks *d)
+{
+    json_t *list = json_array();
+
+    each_new(d, k)
+        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s}", "disk", k->name, "node", k->node,
+                                              "overlay-node", k->overlay_node, "overlay",
+                                              k->overlay));
+    return list;
+}
+
+void disks_taken_back(struct disks *d, const char *overlay_node)
+{
+    for (size_t i = 0; i < d->n; i++) {
+        struct disk *k = &d->disk[i];
+        if (k->overlay && !strcmp(k->overlay_node, overlay_node)) {
+            free(k->overlay);
+            k->overlay = NULL;
+        }
+    }
+}
+
 json_t *disks_summary(const struct disks *d)
 {
     json_t *list = json_array();
 
     each_frozen(d, k)
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s}", "disk", k->name, "frozen",
-                                              k->frozen, "format", k->format, "parent-overlay",
-                                              k->empty ? k->empty : k->overlay, "parent-node",
-                                              k->empty ? k->node : k->overlay_node));
+        if (k->empty || k->overlay)
+            json_array_append_new(
+                list, json_pack("{s:s,s:s,s:s,s:s,s:s}", "disk", k->name, "frozen", k->frozen,
+                                "format", k->format, "parent-overlay",
+                                k->empty ? k->empty : k->overlay, "parent-node",
+                                k->empty ? k->node : k->overlay_node));
     return list;
 }

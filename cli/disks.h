@@ -62,6 +62,11 @@ json_t *disks_undo(const struct disks *d);
 int disks_check_still(const struct disks *d, struct why *why);
 /* Whether the parent writes to the overlays of this plan; @block: query-block asked again */
 bool disks_gone_over(const struct disks *d, const json_t *block);
+/* The parent's new overlays: [{"disk", "node", "overlay-node", "overlay"}], where node is the one of
+ * what is frozen */
+json_t *disks_overlays(const struct disks *d);
+/* One of those is no more, the disk is as it was */
+void disks_taken_back(struct disks *d, const char *overlay_node);
 
 /* Where children are: a folder of that host, and how they get at what is frozen */
 struct clone_place {
@@ -96,9 +101,12 @@ json_t *disks_server(const struct disks *d, const char *listen, const char *pidf
 
 /* Bytes that the overlays of so many children need at once in a scratch folder */
 uint64_t disks_room(const struct disks *d, unsigned children);
-/* -ENOSPC when @folder, on this host, has less */
-int disks_check_room(const struct disks *d, const char *folder, unsigned children,
-                           struct why *why);
+
+/* Whether the parent's overlays can be made where they are to be, with room for each as in a scratch
+ * folder. @scratch: one that needs @bytes as well, perhaps of the same file system; NULL: none.
+ * -ENOSPC, -EROFS and others */
+int disks_check_overlays(const struct disks *d, const char *scratch, uint64_t bytes,
+                         struct why *why);
 
 /* For the summary: [{"disk", "frozen", "format", "parent-overlay", "parent-node"}] */
 json_t *disks_summary(const struct disks *d);

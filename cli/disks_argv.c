@@ -166,8 +166,8 @@ static void found_blockdev(const struct disks *d, struct disk *disk, size_t at)
 static int refuse_snapshot(const struct disk *disk, struct why *why)
 {
     return refuse(why, ENOTSUP,
-                  "disk %s: snapshot=on writes to a file without a name, that no child could "
-                  "have: start the parent without it",
+                  "disk %s: -snapshot or snapshot=on writes to a file without a name, that no "
+                  "child could have: start the parent without it",
                   disk->name);
 }
 
@@ -273,6 +273,19 @@ static bool is_temporary(const struct disks *d, const struct disk *disk, const j
     AUTO_FREE char *file = drive ? drive_file(value) : xstrdup(value);
 
     return temporary && disk->kind != DISK_BLOCKDEV && file && in_chain(d, image, file);
+}
+
+int check_temporary(const struct disks *d, const struct disk *disk, const json_t *image,
+                    struct why *why)
+{
+    const char *header = json_string_value(json_object_get(image, "backing-filename"));
+    bool temporary = all_temporary(d);
+
+    for (size_t i = 1; !temporary && i < json_array_size(d->argv); i++) {
+        AUTO_FREE char *file = argument_of(d, i, "drive") ? drive_file(word(d, i)) : NULL;
+        temporary = file && opts_is(word(d, i), "snapshot") && in_chain(d, image, file);
+    }
+    return temporary && backing_of(image) && (!header || !*header) ? refuse_snapshot(disk, why) : 0;
 }
 
 /* Of the image that a -drive names, which are lost with its name; a backing node is not: the chain

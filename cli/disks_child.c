@@ -9,19 +9,12 @@
  *              command line is in disks_argv.c.
  * Limits       the server has no authentication: whoever reaches its address may read the disks.
  */
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/statvfs.h>
 
 #include "disks_priv.h"
 #include "autojson.h"
-
-/* Metadata of an empty overlay (200 KiB in clusters of 64 KiB), and the first clusters that a guest
- * writes when it wakes up */
-#define ROOM_BYTES (1u << 20)
-
 
 bool disk_served(const struct disk *disk, const struct clone_place *p)
 {
@@ -67,24 +60,7 @@ json_t *disks_child_steps(const struct disks *d, const struct clone_place *p, un
 
 uint64_t disks_room(const struct disks *d, unsigned children)
 {
-    return (uint64_t)d->writable * children * ROOM_BYTES;
-}
-
-int disks_check_room(const struct disks *d, const char *folder, unsigned children, struct why *why)
-{
-    uint64_t want = d->writable ? disks_room(d, children) : 0;
-    struct statvfs v;
-
-    if (statvfs(folder, &v) < 0)
-        return refuse(why, errno, "scratch folder %s: %s", folder, strerror(errno));
-    uint64_t have = (uint64_t)v.f_bavail * v.f_frsize;
-    if (have < want)
-        return refuse(why, ENOSPC,
-                      "scratch folder %s: no space left for the overlays of %u children (%llu KiB "
-                      "free, %llu KiB needed at once): name another one (--scratch)",
-                      folder, children, (unsigned long long)have >> 10,
-                      (unsigned long long)want >> 10);
-    return 0;
+    return (uint64_t)d->writable * children * DISK_ROOM_BYTES;
 }
 
 /* --- the server --- */

@@ -332,7 +332,7 @@ void move_guest(struct move *m)
                                   m->o.link_options ? m->o.link_options : "");
     struct why why;
 
-    qmp_no_cancel(m->c.qmp);
+    qmp_cancel_by(m->c.qmp, -1);
     qmp_limit(m->c.qmp, QUERY_LIMIT_MS);
     m->sent_ms = now_exact_ms();
     m->sent = true;

@@ -62,7 +62,7 @@ void move_see_here(struct move *m)
     int rc = -ENOTCONN;
 
     if (m->c.qmp) {
-        qmp_no_cancel(m->c.qmp);
+        qmp_cancel_by(m->c.qmp, -1);
         qmp_limit(m->c.qmp, SEE_LIMIT_MS);
         /* after a migration that failed it is a moment until the guest goes on */
         while ((rc = is_here(m, &is, &why)) == -EAGAIN && now_ms() < until)

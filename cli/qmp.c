@@ -3,15 +3,19 @@
  * qmp.c - talk to a QEMU over its QMP socket
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "lines.h"
 #include "qmp.h"
+
+#define TURN_MS 200
 
 struct qmp {
     int fd, cancel_fd, limit_ms;
@@ -22,6 +26,8 @@ struct qmp {
     bool no_json;   /* a line came that is none */
     struct line_reader in;
     json_t *events; /* array */
+    void (*waiting)(void *opaque);
+    void *opaque;
 };
 
 /* The next message that is no event, to be released; events are kept */
@@ -41,33 +47,57 @@ static json_t *next_message(struct qmp *q)
     return NULL;
 }
 
+/* Until there is something to read, or @end: 0 */
+static int wait_readable(struct qmp *q, uint64_t end, const char *what, struct why *why)
+{
+    uint64_t now = now_ms();
+    struct pollfd p[] = {{.fd = q->fd, .events = POLLIN}, {.fd = q->cancel_fd, .events = POLLIN}};
+
+    if (!q->last_id && q->no_json)
+        return refuse(why, EPROTO, "%s: what answers there does not speak QMP: want the QMP "
+                                   "socket of a running QEMU, not that of its human monitor or "
+                                   "of a serial line", q->path);
+    if (q->in.ended)
+        return refuse(why, EPIPE, "%s: %s: the QEMU behind it has ended", q->path, what);
+    if (now >= end)
+        return refuse(why, ETIMEDOUT, "%s: %s: no answer within %d s%s", q->path, what,
+                      q->limit_ms / 1000,
+                      q->last_id ? "" : ": another client may be connected to it");
+    int slice_ms = q->waiting && end - now > TURN_MS ? TURN_MS : (int)(end - now);
+    int n = poll(p, 2, slice_ms);
+    if (n < 0 && errno != EINTR)
+        return refuse(why, errno, "%s: poll: %s", q->path, strerror(errno));
+    if (n <= 0) {
+        if (q->waiting)
+            q->waiting(q->opaque);
+        return 0;
+    }
+    if (p[1].revents)
+        return refuse(why, ECANCELED, "%s: %s: interrupted", q->path, what);
+    int rc = p[0].revents ? lines_read(&q->in, q->fd) : 0;
+    return rc ? refuse(why, -rc, "%s: %s: %s", q->path, what, strerror(-rc)) : 0;
+}
+
 static int wait_message(struct qmp *q, const char *what, json_t **out, struct why *why)
 {
     uint64_t end = now_ms() + (uint64_t)q->limit_ms;
+    int rc = 0;
 
-    while (!(*out = next_message(q))) {
-        uint64_t now = now_ms();
-        struct pollfd p[] = {{.fd = q->fd, .events = POLLIN},
-                             {.fd = q->cancel_fd, .events = POLLIN}};
-        if (!q->last_id && q->no_json)
-            return refuse(why, EPROTO, "%s: what answers there does not speak QMP: want the QMP "
-                                       "socket of a running QEMU, not that of its human monitor or "
-                                       "of a serial line", q->path);
-        if (q->in.ended)
-            return refuse(why, EPIPE, "%s: %s: the QEMU behind it has ended", q->path, what);
-        if (now >= end)
-            return refuse(why, ETIMEDOUT, "%s: %s: no answer within %d s%s", q->path, what,
-                          q->limit_ms / 1000,
-                          q->last_id ? "" : ": another client may be connected to it");
-        if (poll(p, 2, (int)(end - now)) < 0 && errno != EINTR)
-            return refuse(why, errno, "%s: poll: %s", q->path, strerror(errno));
-        if (p[1].revents)
-            return refuse(why, ECANCELED, "%s: %s: interrupted", q->path, what);
-        int rc = p[0].revents ? lines_read(&q->in, q->fd) : 0;
-        if (rc)
-            return refuse(why, -rc, "%s: %s: %s", q->path, what, strerror(-rc));
+    while (!rc && !(*out = next_message(q)))
+        rc = wait_readable(q, end, what, why);
+    return rc;
+}
+
+int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct why *why)
+{
+    uint64_t end = now_ms() + (uint64_t)limit_ms;
+    int rc = 0;
+
+    while (!rc && !(*event = qmp_take_event(q)) && now_ms() < end) {
+        rc = wait_readable(q, end, "events", why);
+        json_decref(next_message(q)); /* an answer that came too late */
     }
-    return 0;
+    return rc == -ETIMEDOUT ? 0 : rc;
 }
 
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
@@ -119,7 +149,29 @@ static int negotiate(struct qmp *q, struct why *why)
     return qmp_command(q, "qmp_capabilities", NULL, NULL, why);
 }
 
-int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why)
+/* A QEMU serves one client, and has one more wait: others wait to connect, a while at a time */
+static int connect_in_turn(struct qmp *q, const struct sockaddr_un *a, uint64_t end)
+{
+    struct timeval t = {.tv_usec = TURN_MS * 1000};
+    struct pollfd p = {.fd = q->cancel_fd, .events = POLLIN};
+
+    setsockopt(q->fd, SOL_SOCKET, SO_SNDTIMEO, &t, sizeof(t));
+    while (connect(q->fd, (const struct sockaddr *)a, sizeof(*a)) < 0) {
+        if (errno != EAGAIN && errno != EINTR)
+            return -errno;
+        if (poll(&p, 1, 0) > 0)
+            return -ECANCELED;
+        if (now_ms() >= end)
+            return -ETIMEDOUT;
+        if (q->waiting)
+            q->waiting(q->opaque);
+    }
+    return fcntl(q->fd, F_SETFL, O_NONBLOCK) < 0 ? -errno : 0;
+}
+
+int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
+                        void (*waiting)(void *opaque), void *opaque, struct qmp **out,
+                        struct why *why)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     struct ucred who = {0};
@@ -130,24 +182,35 @@ int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out,
     strcpy(a.sun_path, path);
     struct qmp *q = xcalloc(1, sizeof(*q));
     *q = (struct qmp){.cancel_fd = cancel_fd, .limit_ms = limit_ms, .path = xstrdup(path),
-                      .events = json_array()};
-    q->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    int rc;
-    if (q->fd < 0 || connect(q->fd, (struct sockaddr *)&a, sizeof(a)) < 0)
-        rc = refuse(why, errno, "%s: %s: want the QMP socket of a running QEMU on this host "
-                                "(-qmp unix:PATH,server=on,wait=off)", path, strerror(errno));
+                      .events = json_array(), .waiting = waiting, .opaque = opaque};
+    q->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    int rc = q->fd < 0 ? -errno : connect_in_turn(q, &a, now_ms() + (uint64_t)limit_ms);
+    if (rc == -ECANCELED)
+        refuse(why, ECANCELED, "%s: interrupted", path);
+    else if (rc == -ETIMEDOUT)
+        refuse(why, ETIMEDOUT, "%s: other clients have been connected to it for %d s", path,
+               limit_ms / 1000);
+    else if (rc)
+        refuse(why, -rc, "%s: %s: want the QMP socket of a running QEMU on this host "
+                         "(-qmp unix:PATH,server=on,wait=off)", path, strerror(-rc));
     else if (getsockopt(q->fd, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0)
         rc = refuse(why, errno, "%s: %s", path, strerror(errno));
     else
         rc = negotiate(q, why);
     q->pid = who.pid;
     q->uid = who.uid;
+    q->waiting = NULL;
     if (rc) {
         qmp_free(q);
         return rc;
     }
     *out = q;
     return 0;
+}
+
+int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why)
+{
+    return qmp_connect_in_turn(path, cancel_fd, limit_ms, NULL, NULL, out, why);
 }
 
 json_t *qmp_take_event(struct qmp *q)
@@ -182,9 +245,9 @@ uid_t qmp_uid(const struct qmp *q)
     return q->uid;
 }
 
-void qmp_no_cancel(struct qmp *q)
+void qmp_cancel_by(struct qmp *q, int fd)
 {
-    q->cancel_fd = -1;
+    q->cancel_fd = fd;
 }
 
 void qmp_limit(struct qmp *q, int limit_ms)

@@ -20,6 +20,12 @@ struct qmp;
  */
 int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why);
 
+/* Likewise, but for one of several clients that may be there: while it waits for its turn @waiting is
+ * called a few times a second; NULL: it is not */
+int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
+                        void (*waiting)(void *opaque), void *opaque, struct qmp **out,
+                        struct why *why);
+
 /**
  * qmp_command() - run a command and wait for its answer; events on the way are kept
  * @arguments: taken over; NULL: none
@@ -34,11 +40,14 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
 /* The oldest event not taken yet, to be released; NULL: none */
 json_t *qmp_take_event(struct qmp *q);
 
+/* Likewise, but wait for it, at most @limit_ms. 0; -EPIPE, -ECANCELED: without one */
+int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct why *why);
+
 int qmp_fd(const struct qmp *q);   /* readable: qmp_drain() */
 int qmp_drain(struct qmp *q);      /* read what there is; -EPIPE: QEMU has ended */
 pid_t qmp_pid(const struct qmp *q); /* of the QEMU, as the kernel says */
 uid_t qmp_uid(const struct qmp *q); /* of who made its socket */
-void qmp_no_cancel(struct qmp *q); /* from here on nothing but time ends a wait */
+void qmp_cancel_by(struct qmp *q, int fd); /* from here on; -1: nothing but time ends a wait */
 void qmp_limit(struct qmp *q, int limit_ms); /* for each command from here on */
 void qmp_free(struct qmp *q);
 

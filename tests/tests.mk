@@ -36,10 +36,11 @@ $(UNIT_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a t
 # --- clone: what vmclone plans, for tests that do it with real QEMUs ---
 
 clone-plan: $(BUILD)/tests/clone/plan
-$(BUILD)/tests/clone/plan: tests/clone/plan.c $(BUILD)/lib/libcli.a tests/tests.mk | $(DEPS_ALL)
+$(BUILD)/tests/clone/plan: tests/clone/plan.c $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
-	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP -iquote cli -o $@ $< $(BUILD)/lib/libcli.a $(CLI_LIBS)
+	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP -iquote cli -o $@ $< $(BUILD)/lib/libcli.a \
+	    $(BUILD)/lib/libfarfork.a $(CLI_LIBS) $(TEST_LIBS)
 -include $(BUILD)/tests/clone/plan.d
 
 # --- loop: whole moves in one process ---

@@ -15,6 +15,7 @@
 
 #include "disks.h"
 #include "identity.h"
+#include "preflight.h"
 #include "autojson.h"
 
 #define NICS_MAX 8
@@ -51,7 +52,8 @@ static json_t *disks(const json_t *in, unsigned n)
 
     if (disks_plan(&input, &d, &why) < 0)
         return NULL;
-    if (!p.nbd && disks_check_room(d, p.scratch, n, &why) < 0) {
+    if (!p.nbd && preflight_folder(p.scratch, disks_room(d, n), "scratch folder", "--scratch",
+                                   &why) < 0) {
         disks_free(d);
         return NULL;
     }

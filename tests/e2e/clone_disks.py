@@ -447,7 +447,7 @@ def committed(t):
         fork(parent, p)
         write_all(s.rng, [parent], 20)
         for d in p['summary']:
-            parent.qmp('block-commit', job_id='c', device=d['parent-node'])
+            parent.qmp('block-commit', job_id='c', device=d['parent-node'], base=d['frozen'])
             common.wait_for('commit', 30, lambda: parent.qmp('query-jobs')[0]['status'] == 'ready')
             parent.qmp('job-complete', id='c')
             common.wait_for('end of the commit', 30, lambda: not parent.qmp('query-jobs'))

@@ -441,7 +441,7 @@ def strange_parents(t):
             ({**none, **nothing, 'query-commands': able, 'x-farfork-export': None},
              'no answer within 2 s')):
         with FakeParent(t, replies) as parent, \
-                Clone(t, parent, 1, '--timeout', '2', '--qemu', '/bin/false') as c:
+                Clone(t, parent, 1, '--timeout', '2', '--qemu', os.path.abspath(common.QEMU)) as c:
             check_result(c, 3, {'failed': 1})
             if text not in (c.result['error'] or ''):
                 raise Failed(f'"{text}" is not what was said: {c.result["error"]}')

@@ -6,6 +6,8 @@
  */
 #include "unit.h"
 
+#include <fcntl.h>
+
 #include "disks.h"
 #include "autojson.h"
 #include "opts.h"
@@ -110,6 +112,8 @@ static void test_refused(void **state)
         {temporary, block("d", "n", "qcow2", "a.img", NULL, NULL), {"snapshot=on", "disk d"}},
         {all, block("d", "n", "qcow2", "a.img", NULL, NULL), {"snapshot=on", "disk d"}},
         {drive, block("d", "n", "qcow2", "a.img", "/base", NULL), {"\"\"", "rebase"}},
+        {all, block("d", "n", "qcow2", "/tmp/vl.x", "a.img", NULL), {"-snapshot", "disk d"}},
+        {temporary, block("d", "n", "qcow2", "/tmp/vl.x", "a.img", NULL), {"snapshot=on", "disk d"}},
         {drive, block("d", "n", "qcow2", "a.img", "/base", "/other"), {"/other", "/base"}},
         {drive, block("d", "n", "qcow2", "a.img", NULL, "/base"), {"without", "/base"}},
         {drive, block("d", "n", "raw", "nbd://h/x", NULL, NULL), {"nbd://h/x", "--overlays"}},
@@ -133,6 +137,28 @@ static void test_refused(void **state)
                 fail_msg("%zu: \"%s\" is not in: %s", i, bad[i].says[k], why.text);
     }
     unlink(looks);
+}
+
+/* Its overlay's name is taken: by itself, or by who knows whom */
+static void test_used_id(void **state)
+{
+    char dir[] = "/tmp/ff-disks-XXXXXX";
+    assert_non_null(mkdtemp(dir));
+    AUTO_FREE char *image = xprintf("%s/a.img", dir);
+    AUTO_FREE char *overlay = xprintf("%s.fork-f-disk0.qcow2", image);
+    const char *const argv[] = {"qemu", "-drive", "file=/nonexistent,id=d", NULL};
+    struct disks *d;
+    (void)state;
+
+    close(open(overlay, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    json_t *b = block("d", "n", "qcow2", overlay, image, image);
+    assert_fails(plan(argv, json_pack("[o]", b), false, &d), EEXIST);
+    assert_non_null(strstr(why.text, "fork id 'f' was used before; the parent writes to /tmp/"));
+    b = block("d", "n", "raw", image, NULL, NULL);
+    assert_fails(plan(argv, json_pack("[o]", b), false, &d), EEXIST);
+    assert_non_null(strstr(why.text, "remove it if nobody uses it"));
+    unlink(overlay);
+    rmdir(dir);
 }
 
 static void same_words(json_t *got, const char *const *want)
@@ -169,8 +195,7 @@ static void test_argv(void **state)
         "{s:[s,s,s,s,s,s,s,s,s,s,s,s]}", "argv", "qemu-img", "create", "-q", "-u", "-f", "qcow2",
         "-F", "raw", "-b", "nbd://[fd00::1]:99/disk1", "/s/fork-f-7-disk1.qcow2", "1048576");
     assert_true(json_equal(json_array_get(steps, 1), step));
-    assert_fails(disks_check_room(d, "/proc", 3, &why), ENOSPC);
-    assert_fails(disks_check_room(d, "/nonexistent", 3, &why), ENOENT);
+    assert_int_equal(disks_room(d, 3), 6 << 20);
     disks_free(d);
 }
 
@@ -429,7 +454,8 @@ static void test_changed(void **state)
     }
 }
 
-UNIT_MAIN(cmocka_unit_test(test_length), cmocka_unit_test(test_refused), cmocka_unit_test(test_argv),
+UNIT_MAIN(cmocka_unit_test(test_length), cmocka_unit_test(test_refused),
+          cmocka_unit_test(test_used_id), cmocka_unit_test(test_argv),
           cmocka_unit_test(test_blockdev), cmocka_unit_test(test_move),
           cmocka_unit_test(test_move_chain),
           cmocka_unit_test(test_ejected), cmocka_unit_test(test_changed))
