@@ -26,7 +26,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <getopt.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -39,7 +38,6 @@
 #include <unistd.h>
 
 #include "agent_state.h"
-#include "cli.h"
 #include "defaults.h"
 #include "farfork.h"
 #include "lines.h"
@@ -52,7 +50,6 @@
 #define END_LIMIT_MS 5000
 #define LOST_LIMIT_MS 5000
 #define EVENTS_A_TURN 64
-#define TIMEOUT_S 60
 #define EXIT_LIMIT_MS 30000 /* what QEMU may take to end in good order: disks are flushed */
 
 /* From other threads to the main one */
@@ -116,7 +113,7 @@ static void hear_worker(struct agent *a, const struct message *m)
 {
     if (m->kind == FROM_RECEIVE) {
         a->image = IMAGE;
-        agent_say(a, json_pack("{ss}", "event", "image"));
+        agent_say_image(a);
     } else {
         a->worker_over = true;
         agent_say_progress(a);
@@ -222,7 +219,8 @@ static void obey(struct agent *a, const char *line)
             kid->state != KID_ENDED)
             kid_kill(kid);
     } else if ((v = json_object_get(o, "qmp"))) {
-        agent_say(a, kids_qmp(&a->kids, v));
+        if ((v = kids_qmp(&a->kids, v)))
+            agent_say(a, v);
     } else if (json_is_true(json_object_get(o, "keep"))) {
         keep(a);
     } else if ((v = json_object_get(o, "adopt"))) {
@@ -344,8 +342,7 @@ static bool over(struct agent *a)
     }
     if (a->unused_ms && now_ms() > a->unused_ms) {
         a->unused_ms = 0;
-        if (kids_end_unused(&a->kids))
-            wait_for_use(a);
+        kids_end_unused(&a->kids);
     }
     if (a->image == LOST && now_ms() > a->lost_ms + LOST_LIMIT_MS)
         for (size_t i = 0; i < a->kids.n; i++)
@@ -363,30 +360,47 @@ static int tick_ms(const struct agent *a)
     return a->image == LISTENING && a->heard < a->kids.n ? TICK_READY_MS : TICK_MS;
 }
 
+/* Answers of children's QEMUs; true: look again soon */
+static bool hear_answers(struct agent *a)
+{
+    json_t *e;
+
+    while ((e = kids_answer(&a->kids)))
+        agent_say(a, e);
+    if (a->kids.ask_unused_again)
+        wait_for_use(a);
+    a->kids.ask_unused_again = false;
+    return kids_asks(&a->kids, NULL);
+}
+
+/* Nothing in it waits but poll(): a child that is busy is not all that there is to hear */
 static void loop(struct agent *a)
 {
     struct pollfd *p = NULL;
 
     while (!over(a)) {
-        size_t n = 3 + 2 * a->kids.n, waiting = 0;
-        bool again = false;
+        bool again = hear_answers(a);
+        size_t kids = a->kids.n, n = 3 + 3 * kids + kids_asks(&a->kids, NULL), waiting = 0;
         free(p);
         p = xcalloc(n, sizeof(*p));
         p[0] = (struct pollfd){.fd = a->detached || a->in.ended ? -1 : 0, .events = POLLIN};
         p[1] = (struct pollfd){.fd = a->pipe[0], .events = POLLIN};
         p[2] = (struct pollfd){.fd = a->signals, .events = POLLIN};
-        for (size_t i = 0; i < a->kids.n; i++) {
+        kids_asks(&a->kids, p + 3 + 3 * kids);
+        for (size_t i = 0; i < kids; i++) {
             p[3 + i] = (struct pollfd){.fd = a->kids.v[i].trouble_fd, .events = POLLIN};
             waiting += p[3 + i].fd >= 0;
             again |= hear_guest(a, &a->kids.v[i]);
             int channel = a->kids.v[i].exited ? -1 : channel_fd(a->kids.v[i].channel);
-            p[3 + a->kids.n + i] = (struct pollfd){.fd = channel, .events = POLLIN};
+            p[3 + kids + i] = (struct pollfd){.fd = channel, .events = POLLIN};
+            p[3 + 2 * kids + i] = (struct pollfd){
+                .fd = channel_qmp_fd(a->kids.v[i].channel), .events = POLLIN};
         }
         if (poll(p, n, again ? TICK_MS : tick_ms(a)) < 0 && errno != EINTR)
             break;
-        for (size_t i = 3; waiting && i < 3 + (n - 3) / 2; i++)
-            if (p[i].revents)
-                hear_trouble(a, &a->kids.v[i - 3]);
+        for (size_t i = 0; waiting && i < kids; i++)
+            if (p[3 + i].revents)
+                hear_trouble(a, &a->kids.v[i]);
         if (p[1].revents)
             hear_threads(a);
         if (p[2].revents)
@@ -416,6 +430,7 @@ static int start_worker(struct agent *a, struct why *why)
     if (rc)
         return refuse(why, -rc, "%s", ff_error_message(a->err));
     ff_agent_on_child(a->ff, on_child, a);
+    ff_agent_limit(a->ff, a->memory_bytes);
     rc = pthread_create(&a->worker, NULL, work, a);
     if (rc)
         return refuse(why, rc, "thread: %s", strerror(rc));
@@ -495,7 +510,7 @@ static void finish(struct agent *a)
     free(a->dir);
 }
 
-static int run(void *opaque, int front)
+int agent_run(void *opaque, int front)
 {
     struct agent *a = opaque;
     struct why why;
@@ -520,75 +535,4 @@ static int run(void *opaque, int front)
         loop(a);
     finish(a);
     return rc ? 1 : 0;
-}
-
-static int usage(FILE *out)
-{
-    fputs("usage: farfork agent [--listen HOST:PORT[,OPTION...]] --id ID [OPTION...]\n\n"
-          "Hold the memory of a forked guest on this host, for its children here. vmclone starts\n"
-          "it on every host, farfork move where a guest goes; JSON lines: events on its output,\n"
-          "commands on its input.\n\n"
-          "  --listen ADDRESS        where the parent's host comes in; port 0: any. Without it\n"
-          "                          there is no memory to hold: for a guest that is moved\n"
-          "  --id ID                 of the fork\n"
-          "  --node NAME             of this host in the fork; default: its host name\n"
-          "  --rundir DIR            put the run directory there, as DIR/ID/NAME\n"
-          "  --children N            reserve room for what is written down about so many; default: 1\n"
-          "  --socket PATH           for the children; default: in the run directory\n"
-          "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
-          "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
-          "  --timeout SECONDS       end what it kept and nobody sent a guest to for so long after\n"
-          "                          it was left alone; default: 60\n"
-          "  -h, --help              print this text\n\n"
-          "It ends with its input, and ends its children then, unless every page is here or it was\n"
-          "told to keep them.\n", out);
-    return out == stdout ? 0 : 2;
-}
-
-int cmd_agent(int argc, char **argv)
-{
-    enum { LISTEN = 256, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN };
-    static const struct option options[] = {{"help", no_argument, NULL, 'h'},
-                                            {"listen", required_argument, NULL, LISTEN},
-                                            {"id", required_argument, NULL, ID},
-                                            {"node", required_argument, NULL, NODE},
-                                            {"rundir", required_argument, NULL, RUNDIR},
-                                            {"socket", required_argument, NULL, SOCKET},
-                                            {"parent", required_argument, NULL, PARENT},
-                                            {"children", required_argument, NULL, CHILDREN},
-                                            {"timeout", required_argument, NULL, TIMEOUT},
-                                            {"fork-server", required_argument, NULL, SERVER},
-                                            {0}};
-    struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S,
-                      .children = 1, .kids = {.server = FORK_SERVER_NONE}};
-    char host[256] = "localhost";
-    int c;
-
-    gethostname(host, sizeof(host) - 1);
-    AUTO_FREE char *node = rundir_name_from(host), *base = rundir_base();
-    a.node = node;
-    a.base = base;
-    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
-        switch (c) {
-        case LISTEN: a.listen = optarg; break;
-        case ID: a.id = optarg; break;
-        case NODE: a.node = optarg; break;
-        case RUNDIR: a.base = optarg; break;
-        case SOCKET: a.socket = xstrdup(optarg); break;
-        case PARENT: a.parent = optarg; break;
-        case SERVER: a.server = optarg; break;
-        case CHILDREN:
-            if (!parse_number(optarg, CHILDREN_MAX, &a.children))
-                return usage(stderr);
-            break;
-        case TIMEOUT:
-            if (!parse_number(optarg, 86400, &a.timeout_s))
-                return usage(stderr);
-            break;
-        default: return usage(c == 'h' ? stdout : stderr);
-        }
-    if (optind < argc || !a.id || !rundir_name_valid(a.id) ||
-        !rundir_name_valid(a.node))
-        return usage(stderr);
-    return agent_behind_front(run, &a);
 }

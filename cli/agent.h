@@ -6,6 +6,7 @@
 #define FF_CLI_AGENT_H
 
 #include <jansson.h>
+#include <poll.h>
 #include <sys/types.h>
 
 #include "agent_channel.h"
@@ -46,6 +47,8 @@ struct kids {
     size_t n;
     struct fork_server server;
     const char *dir; /* where their overlays are written down */
+    struct kid_ask *asks;  /* that wait for an answer; agent_qmp.c */
+    bool ask_unused_again; /* one did not answer kids_end_unused(), and was left alone */
 };
 
 /* agent_private.c. Files of mode 0600, [{"path", "text", "after"}, ..]: kid_has_read() when QEMU has read
@@ -86,10 +89,20 @@ bool kids_end(struct kids *k, int limit_ms);
  * kids_qmp() - a command for a child's QEMU
  * @o: {"child": N, "execute": NAME, "arguments": {..}, "id": any}; the last two may be missing
  *
- * Cost:   waits for the answer, some seconds at most
- * Return: the event for it: "return", or "error" and then "again" when its socket is not there yet
+ * Return: NULL: kids_answer() gives the event, within some seconds; else that it cannot be asked
  */
 json_t *kids_qmp(struct kids *k, const json_t *o);
+
+/* Ask those to which no source has come, as their query-migrate says (setup), and end them */
+void kids_end_unused(struct kids *k);
+
+/* What is to be polled for answers: how many; into @p, which may be NULL */
+size_t kids_asks(const struct kids *k, struct pollfd *p);
+
+/* Go on with questions, without waiting. The event of one of kids_qmp() that has ended: "return", or
+ * "error" and then "again" when its socket is not there yet; NULL: of none */
+json_t *kids_answer(struct kids *k);
+void kids_asks_free(struct kids *k);
 
 /* agent_kept.c. kids_keep(): a guest moves to them; kids_let_go(): it is there */
 void kids_keep(struct kids *k);
@@ -97,9 +110,6 @@ void kids_let_go(struct kids *k);
 /* The guest has brought overlays, which are that child's from now on: {"child": N, "files": [..]}.
  * Return: the event for it */
 json_t *kids_adopt(struct kids *k, const json_t *o);
-/* End those to which no source has come, as their query-migrate says (setup). Waits for each answer,
- * some seconds at most; true: one did not answer, and was left alone: ask again later */
-bool kids_end_unused(struct kids *k);
 
 json_t *kids_state(const struct kids *k);
 void kids_free(struct kids *k);

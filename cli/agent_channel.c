@@ -21,10 +21,9 @@
 
 #include "agent_channel.h"
 #include "guest_channel.h"
-#include "qmp.h"
+#include "qmp_job.h"
 
 #define READS_A_TURN 16   /* one that never stops talking is not all that there is to hear */
-#define QMP_LIMIT_MS 2000 /* somebody else may be at the child's only monitor: later, then */
 
 struct channel {
     char *path, *message;
@@ -32,6 +31,7 @@ struct channel {
     int fd;
     bool raise;
     struct guest_input in;
+    struct qmp_job *job; /* raises the links; NULL: not now */
 };
 
 struct channel *channel_new(const json_t *o)
@@ -65,6 +65,7 @@ void channel_free(struct channel *c)
     if (!c)
         return;
     hang_up(c);
+    qmp_job_free(c->job);
     words_free(&c->links);
     free(c->path);
     free(c->message);
@@ -158,23 +159,28 @@ enum channel_event channel_hear(struct channel *c, int *code)
     return CHANNEL_NOTHING;
 }
 
+int channel_qmp_fd(const struct channel *c)
+{
+    return c ? qmp_job_fd(c->job) : -1;
+}
+
 bool channel_raise_links(struct channel *c, const char *path)
 {
-    struct qmp *q = NULL;
     struct why ignored;
-    bool all = true;
 
     if (!c || !c->raise || !path)
         return false;
-    if (c->links.n && qmp_connect(path, -1, QMP_LIMIT_MS, &q, &ignored))
-        return true;
-    for (size_t i = 0; i < c->links.n; i++) {
-        json_t *a = json_pack("{ss sb}", "name", c->links.v[i], "up", 1);
-        int rc = qmp_command(q, "set_link", a, NULL, &ignored);
-        all &= !rc || rc == -EREMOTEIO; /* refused: it is no link any more */
+    if (!c->job) {
+        c->job = qmp_job_new(path);
+        for (size_t i = 0; i < c->links.n; i++)
+            qmp_job_add(c->job, "set_link", json_pack("{ss sb}", "name", c->links.v[i], "up", 1));
     }
-    if (q)
-        qmp_free(q);
-    c->raise = !all;
+    /* who is refused is no link any more; somebody else may be at the child's only monitor */
+    int rc = c->links.n ? qmp_job_turn(c->job, &ignored) : 0;
+    if (rc == -EAGAIN)
+        return qmp_job_fd(c->job) < 0;
+    qmp_job_free(c->job);
+    c->job = NULL;
+    c->raise = rc;
     return c->raise;
 }

@@ -31,7 +31,9 @@ enum channel_event { CHANNEL_NOTHING, CHANNEL_READY, CHANNEL_EXIT };
  */
 enum channel_event channel_hear(struct channel *c, int *code);
 
-/* Links that are to go up and are not yet: try, by the child's QMP socket; true: try again later */
+/* Links that are to go up and are not yet: go on with that, by the child's QMP socket, without
+ * waiting. To be called when channel_qmp_fd() (-1: nothing) is readable; true: or after a while */
+int channel_qmp_fd(const struct channel *c);
 bool channel_raise_links(struct channel *c, const char *qmp);
 
 #endif

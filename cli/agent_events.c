@@ -40,6 +40,14 @@ void agent_end_by(struct agent *a, int signal)
     a->ending = true;
 }
 
+void agent_say_image(struct agent *a)
+{
+    char session[FF_SESSION_TEXT];
+
+    ff_agent_session(a->ff, session);
+    agent_say(a, json_pack("{ss ss}", "event", "image", "session", session));
+}
+
 static json_t *state_of(const struct agent *a)
 {
     static const char *const names[] = {"waiting", "arriving", "complete", "lost", "none"};

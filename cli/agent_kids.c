@@ -272,6 +272,7 @@ json_t *kids_state(const struct kids *k)
 void kids_free(struct kids *k)
 {
     server_end(&k->server);
+    kids_asks_free(k);
     for (size_t i = 0; i < k->n; i++) {
         struct kid *c = &k->v[i];
         if (c->trouble_fd >= 0)

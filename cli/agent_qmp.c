@@ -1,50 +1,144 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * agent_qmp.c - one command for a child's QEMU, for who started the agent
+ * agent_qmp.c - questions to children's QEMUs: of who started the agent, and its own
  */
 #include <errno.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "agent.h"
-#include "qmp.h"
+#include "qmp_job.h"
 
-#define LIMIT_MS 5000 /* of connecting, and of the command: meanwhile the agent hears nothing else */
+#define LIMIT_MS 5000 /* of connecting, and of the command */
 
-/* *@again: nothing was asked; its socket may be there later */
-static int ask(const struct kid *kid, const json_t *o, json_t **result, bool *again,
-               struct why *why)
+struct kid_ask {
+    unsigned child;
+    json_t *event; /* what is said with the answer; NULL: ends a child that nobody uses */
+    struct qmp_job *job;
+    uint64_t end_ms;
+    struct kid_ask *next;
+};
+
+static void ask(struct kids *k, const struct kid *kid, const char *execute, json_t *arguments,
+                json_t *event)
 {
-    const char *execute = json_string_value(json_object_get(o, "execute"));
-    struct qmp *q;
+    struct kid_ask *a = xcalloc(1, sizeof(*a)), **at = &k->asks;
 
-    if (!execute || !kid || !kid->qmp || kid->state == KID_ENDED)
-        return refuse(why, EINVAL, "qmp: %s", !execute ? "want the name of a command"
-                                          : "there is no such child, or it has no socket");
-    int rc = qmp_connect(kid->qmp, -1, LIMIT_MS, &q, why);
-    if (rc) {
-        *again = true;
-        return rc;
-    }
-    rc = qmp_command(q, execute, json_incref(json_object_get(o, "arguments")), result, why);
-    qmp_free(q);
-    return rc;
+    *a = (struct kid_ask){.child = kid->number, .event = event, .job = qmp_job_new(kid->qmp),
+                          .end_ms = now_ms() + LIMIT_MS};
+    qmp_job_add(a->job, execute, arguments);
+    while (*at)
+        at = &(*at)->next;
+    *at = a;
+}
+
+static void ask_free(struct kid_ask *a)
+{
+    qmp_job_free(a->job);
+    json_decref(a->event);
+    free(a);
 }
 
 json_t *kids_qmp(struct kids *k, const json_t *o)
 {
+    const char *execute = json_string_value(json_object_get(o, "execute"));
     json_int_t number = json_integer_value(json_object_get(o, "child"));
-    json_t *id = json_object_get(o, "id"), *result = NULL;
-    json_t *e = json_pack("{ss sI}", "event", "qmp", "child", number);
-    bool again = false;
-    struct why why;
+    struct kid *kid = kids_find(k, (unsigned)number);
+    json_t *id = json_object_get(o, "id"), *e = json_pack("{ss sI}", "event", "qmp", "child", number);
 
     if (id)
         json_object_set(e, "id", id);
-    if (!ask(kids_find(k, (unsigned)number), o, &result, &again, &why)) {
-        json_object_set_new(e, "return", result ? result : json_object());
+    if (execute && kid && kid->qmp && kid->state != KID_ENDED) {
+        ask(k, kid, execute, json_incref(json_object_get(o, "arguments")), e);
+        return NULL;
+    }
+    json_object_set_new(e, "error", json_string(execute ? "qmp: there is no such child, or it has no "
+                                                          "socket"
+                                                        : "qmp: want the name of a command"));
+    return e;
+}
+
+void kids_end_unused(struct kids *k)
+{
+    for (size_t i = 0; i < k->n; i++)
+        if (k->v[i].state != KID_ENDED && k->v[i].qmp)
+            ask(k, &k->v[i], "query-migrate", NULL, NULL);
+}
+
+size_t kids_asks(const struct kids *k, struct pollfd *p)
+{
+    size_t n = 0;
+
+    for (const struct kid_ask *a = k->asks; a; a = a->next, n++)
+        if (p)
+            p[n] = (struct pollfd){.fd = qmp_job_fd(a->job), .events = POLLIN};
+    return n;
+}
+
+/* It is killed right after its answer: a source that connected in between is far from the switch,
+ * and its guest goes on there */
+static void end_unused(struct kids *k, const struct kid_ask *a, int rc)
+{
+    const json_t *info = rc ? NULL : json_object_get(qmp_job_answer(a->job, 0), "return");
+    const char *status = json_string_value(json_object_get(info, "status"));
+    struct kid *kid = kids_find(k, a->child);
+
+    if (!info)
+        k->ask_unused_again = true;
+    else if (status && !strcmp(status, "setup") && kid && kid->state != KID_ENDED)
+        kid_kill(kid);
+}
+
+/* Its event, with what came of it */
+static json_t *answered(struct kid_ask *a, int rc, const struct why *why)
+{
+    const json_t *m = rc ? NULL : qmp_job_answer(a->job, 0);
+    json_t *e = a->event, *result = json_object_get(m, "return");
+
+    a->event = NULL;
+    if (result) {
+        json_object_set(e, "return", result);
         return e;
     }
-    json_object_set_new(e, "error", json_string(why.text));
-    if (again)
+    const char *desc = json_string_value(json_object_get(json_object_get(m, "error"), "desc"));
+    json_object_set_new(e, "error", json_string(rc ? why->text : desc ? desc : "refused"));
+    if (rc && !qmp_job_asked(a->job)) /* its socket may be there later */
         json_object_set_new(e, "again", json_true());
     return e;
+}
+
+json_t *kids_answer(struct kids *k)
+{
+    struct kid_ask **at = &k->asks;
+    json_t *e = NULL;
+
+    while (*at && !e) {
+        struct kid_ask *a = *at;
+        struct why why;
+        int rc = qmp_job_turn(a->job, &why);
+        if (rc == -EAGAIN && now_ms() < a->end_ms) {
+            at = &a->next;
+            continue;
+        }
+        if (rc == -EAGAIN)
+            rc = refuse(&why, ETIMEDOUT, "qmp: child %u: no answer within %d s%s", a->child,
+                        LIMIT_MS / 1000,
+                        qmp_job_asked(a->job) ? "" : ": another client may be connected to it");
+        *at = a->next;
+        if (a->event)
+            e = answered(a, rc, &why);
+        else
+            end_unused(k, a, rc);
+        ask_free(a);
+    }
+    return e;
+}
+
+void kids_asks_free(struct kids *k)
+{
+    while (k->asks) {
+        struct kid_ask *a = k->asks;
+        k->asks = a->next;
+        ask_free(a);
+    }
 }

@@ -29,6 +29,7 @@ struct agent {
     json_t *said; /* the last progress event */
     unsigned heard; /* children that have come, in it */
     unsigned timeout_s, children; /* that are expected */
+    uint64_t memory_bytes; /* of the guest that is forked */
     uint64_t lost_ms;
     uint64_t unused_ms; /* kept, and alone: when to look for children that wait for nobody; or 0 */
 };
@@ -41,12 +42,16 @@ void agent_spawn_waiting(struct agent *a);
 bool agent_spawn_not(struct agent *a, unsigned number);
 void agent_count_kids(struct agent *a); /* after any change of their number or states */
 
+/* agent.c: for agent_behind_front(), of @opaque, an agent */
+int agent_run(void *opaque, int front);
+
 /* agent_events.c; nothing is said any more once it is detached */
 void agent_say(struct agent *a, json_t *event); /* taken over */
 void agent_say_error(struct agent *a, unsigned child, const char *text); /* 0: of none */
 void agent_say_child(struct agent *a, const struct kid *kid, const char *what);
 void agent_say_ended(struct agent *a, const struct kid *kid);
 void agent_end_by(struct agent *a, int signal); /* it ends with what it has, and says why */
+void agent_say_image(struct agent *a);
 void agent_say_progress(struct agent *a); /* if there is any */
 int agent_write_state(struct agent *a); /* 0, -errno */
 void agent_leave(struct agent *a);     /* it is about to end: overlays_leave() */
