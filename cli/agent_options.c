@@ -83,7 +83,7 @@ int cmd_agent(int argc, char **argv)
             break;
         default: return usage(c == 'h' ? stdout : stderr);
         }
-    if (optind < argc || !a.id || !rundir_name_valid(a.id) ||
+    if (optind < argc || !a.id || (a.listen && !a.memory_bytes) || !rundir_name_valid(a.id) ||
         !rundir_name_valid(a.node))
         return usage(stderr);
     return agent_behind_front(agent_run, &a);

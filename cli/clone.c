@@ -23,6 +23,8 @@
  *              When the parent ends after the freeze its memory is still served by the process
  *              that was forked off it.
  *              An agent that the parent's side does not reach cannot know that: the parent is asked.
+ *              An agent on another host takes the image of whoever comes first: so the parent is also
+ *              asked whether it is its own, and if not, nothing of that host counts (clone_verify.c).
  * Limits       every wait ends after --timeout seconds without anything new.
  */
 #include <errno.h>
@@ -128,6 +130,7 @@ int clone_pump(struct clone *c, bool (*done)(const struct clone *), int limit_ms
             last = now_ms();
         else if (now_ms() > last + (uint64_t)limit_ms)
             return -ETIMEDOUT;
+        clone_verify_images(c);
         if (now_ms() > asked + ASK_MS) {
             clone_ask_export(c, ASK_MS);
             asked = now_ms();
@@ -174,6 +177,8 @@ static bool has_children(const struct clone *c, size_t host)
 
 static bool hosts_complete(const struct clone *c)
 {
+    if (!clone_images_verified(c))
+        return false;
     for (size_t i = 0; i < c->n_hosts; i++)
         if (c->hosts[i].state != HOST_FAILED && c->hosts[i].state != HOST_COMPLETE &&
             has_children(c, i))
@@ -278,6 +283,8 @@ static int do_fork(struct clone *c)
         rc = clone_find_parent(c, &c->why);
     if (!rc)
         rc = clone_check_descriptors(c, &c->why);
+    if (!rc)
+        rc = clone_ask_memory(c, &c->why);
     if (rc)
         return rc;
     launch_agents(c); /* the parent is asked meanwhile */
@@ -320,7 +327,7 @@ static void let_go(struct clone *c, bool all_end, bool follow)
         if (h->let_go || (keep && follow))
             continue;
         h->let_go = true;
-        if (h->state == HOST_FAILED && h->complete_ms && !all_end) {
+        if (h->state == HOST_FAILED && h->complete_ms && !all_end && !h->foreign) {
             host_close_input(h); /* its children may run: it looks after them, if it is there */
         } else if (h->rundir) {
             h->ending = !keep;
@@ -417,6 +424,7 @@ static void host_release(struct host *h)
     free(h->error);
     free(h->rundir);
     free(h->socket);
+    free(h->session);
     remote_free(&h->run);
 }
 

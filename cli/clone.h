@@ -35,6 +35,9 @@ struct host {
     struct remote run;        /* the agent, or its launcher */
     unsigned port;
     char *rundir, *socket;
+    char *session;            /* which image its agent has, as it says; NULL: none yet */
+    bool verified;            /* the parent says so, too */
+    bool foreign;             /* somebody else gave it that image */
     int agent_pid;            /* there */
     bool ending, ended;       /* it was told to; it has, with all that it had */
     bool let_go;              /* it was told to detach or to end */
@@ -85,6 +88,7 @@ struct clone {
     /* the parent */
     struct qmp *qmp;
     pid_t parent_pid;
+    uint64_t memory_bytes;      /* all that its guest may have */
     struct words parent_argv;
     char *parent_exe, *parent_cwd;
     struct clone_disks *disks;
@@ -117,6 +121,7 @@ int clone_find_parent(struct clone *c, struct why *why);
 int clone_check_parent(struct clone *c, struct why *why);
 int clone_ask_disks(struct clone *c, struct why *why);
 int clone_export(struct clone *c, struct why *why);
+char *clone_target_of(const struct clone *c, const struct host *h);
 
 /* Whether children stand still, as a parent did that is no template: one of them knows */
 void clone_ask_paused(struct clone *c);
@@ -137,6 +142,20 @@ int clone_check_hosts(struct clone *c, struct why *why);
 
 /* clone_commit.c: the parent's disks as before a fork of which nothing is left, or a note why not */
 void clone_take_back(struct clone *c);
+
+/* clone_verify.c: the parent's memory, before agents are launched: they take no image that is larger */
+int clone_ask_memory(struct clone *c, struct why *why);
+
+/* The object of @list whose @key is @name; NULL: none */
+const json_t *clone_find_named(const json_t *list, const char *key, const char *name);
+
+/* What the parent says of @h in @exports, of query-x-farfork-exports; NULL: nothing */
+const json_t *clone_find_target(const struct clone *c, const json_t *exports, const struct host *h);
+
+/* Whether each agent that has an image has the parent's: the parent is asked. One that has another's
+ * fails with all its children */
+void clone_verify_images(struct clone *c);
+bool clone_images_verified(const struct clone *c);
 
 /* clone_spawn.c: tell the agents to start the children that wait */
 int clone_check_argv(struct clone *c, struct why *why);

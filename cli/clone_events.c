@@ -141,6 +141,8 @@ void clone_event(struct clone *c, struct host *h, const json_t *e)
     } else if (!strcmp(name, "progress")) {
         hear_progress(h, e);
     } else if (!strcmp(name, "image")) {
+        if (!h->session)
+            h->session = xstrdup(text_of(e, "session"));
         if (h->state == HOST_LISTENING)
             h->state = HOST_IMAGE;
         h->image_ms = now;

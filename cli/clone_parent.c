@@ -99,6 +99,10 @@ int clone_check_parent(struct clone *c, struct why *why)
     json_decref(list);
     if (rc)
         return rc;
+    if (found && !c->o->move && !c->memory_bytes)
+        return refuse(why, EPROTO, "%s: x-query-ramblock names no memory: agents could not tell how "
+                                   "much the guest has; is this Farfork's QEMU 10.0?",
+                      c->o->parent_path);
     return found ? 0
                  : refuse(why, ENOTSUP, "%s: this QEMU has no x-farfork-export: the parent has to "
                                         "be started with Farfork's patched QEMU", c->o->parent_path);
@@ -260,9 +264,12 @@ int clone_ask_disks(struct clone *c, struct why *why)
     return rc ? rc : plan_identity(c, why);
 }
 
-static char *target_of(const struct clone *c, const struct host *h)
+/* Nobody listens on this host: the agent's socket takes the connections */
+char *clone_target_of(const struct clone *c, const struct host *h)
 {
-    return xprintf("rdma-postcopy:%s:%u%s%s", h->address, h->port, c->o->link_options ? "," : "",
+    AUTO_FREE char *to = h->here ? xstrdup("unix") : xprintf("%s:%u", h->address, h->port);
+
+    return xprintf("rdma-postcopy:%s%s%s", to, c->o->link_options ? "," : "",
                    c->o->link_options ? c->o->link_options : "");
 }
 
@@ -276,7 +283,7 @@ static json_t *targets(struct clone *c)
         if (h->state == HOST_FAILED)
             continue;
         json_t *t = json_object();
-        AUTO_FREE char *uri = target_of(c, h);
+        AUTO_FREE char *uri = clone_target_of(c, h);
         json_object_set_new(t, "uri", json_string(uri));
         if (h->here)
             json_object_set_new(t, "socket", json_string(h->socket));
@@ -328,17 +335,6 @@ void clone_ask_paused(struct clone *c)
                              "at its QMP socket");
 }
 
-static const json_t *find_named(const json_t *list, const char *key, const char *name)
-{
-    size_t i;
-    json_t *item;
-
-    json_array_foreach(list, i, item)
-        if (!strcmp(text_of(item, key), name))
-            return item;
-    return NULL;
-}
-
 static bool waits_long(const struct host *h, unsigned silent_ms)
 {
     return !h->let_go && (h->state == HOST_LISTENING || h->state == HOST_IMAGE) &&
@@ -358,11 +354,9 @@ void clone_ask_export(struct clone *c, unsigned silent_ms)
     qmp_limit(c->qmp, ASK_LIMIT_MS);
     if (qmp_command(c->qmp, "query-x-farfork-exports", NULL, &all, &why))
         return; /* it may be busy, or end */
-    const json_t *e = find_named(all, "id", c->o->id);
-    for (size_t i = 0; e && i < c->n_hosts; i++) {
+    for (size_t i = 0; i < c->n_hosts; i++) {
         struct host *h = &c->hosts[i];
-        AUTO_FREE char *uri = target_of(c, h);
-        const json_t *t = find_named(json_object_get(e, "targets"), "uri", uri);
+        const json_t *t = clone_find_target(c, all, h);
         if (t && waits_long(h, silent_ms) && !strcmp(text_of(t, "status"), "failed"))
             host_fail(c, h, "the parent's memory does not get there: %s", text_of(t, "error"));
     }
@@ -388,7 +382,7 @@ void clone_unexport(struct clone *c)
     qmp_cancel_by(c->qmp, -1);
     qmp_limit(c->qmp, COMMAND_LIMIT_MS);
     int rc = qmp_command(c->qmp, "query-x-farfork-exports", NULL, &all, &why);
-    const json_t *e = find_named(all, "id", c->o->id);
+    const json_t *e = clone_find_named(all, "id", c->o->id);
     /* that it is gone already is as good */
     qmp_command(c->qmp, "x-farfork-unexport", json_pack("{ss}", "id", c->o->id), NULL, &why);
     c->held = rc || (e && !has_ended((pid_t)json_integer_value(json_object_get(e, "holder-pid"))));

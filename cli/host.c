@@ -51,9 +51,12 @@ static void agent_argv(const struct clone *c, const struct host *h, struct words
         words_add(w, "--timeout");
         words_add(w, "%u", o->timeout_s);
     } else {
+        AUTO_FREE char *at = h->here ? xstrdup("unix") : xprintf("%s:0", h->address);
         words_add(w, "--listen");
-        words_add(w, "%s:0%s%s", h->address, o->link_options ? "," : "",
+        words_add(w, "%s%s%s", at, o->link_options ? "," : "",
                   o->link_options ? o->link_options : "");
+        words_add(w, "--memory");
+        words_add(w, "%llu", (unsigned long long)c->memory_bytes);
     }
     /* one alone has nobody to share with; a script looks at its arguments, perhaps */
     if (!o->move && !o->qemu && children_on(c, h) > 1) {

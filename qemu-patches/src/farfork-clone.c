@@ -147,6 +147,11 @@ static FarforkTargetInfo *target_info(const struct export *e, unsigned i)
     if (info->status == FARFORK_TARGET_STATUS_FAILED) {
         info->error = g_strdup(p->error);
     }
+    info->socket = g_strdup(e->target[i].socket);
+    if (qatomic_read(&p->has_session)) {
+        smp_rmb(); /* pairs with publish_session() in the holder */
+        info->session = g_strdup(p->session);
+    }
     return info;
 }
 
@@ -241,7 +246,14 @@ static bool check_target(struct fc_target *t, Error **errp)
     int rc;
 
     if (!strstart(t->uri, "rdma-postcopy:", &address)) {
-        error_setg(errp, "target '%s': want rdma-postcopy:HOST:PORT", t->uri);
+        error_setg(errp, "target '%s': want rdma-postcopy:HOST:PORT, or "
+                   "rdma-postcopy:unix", t->uri);
+        ff_error_free(err);
+        return false;
+    }
+    t->passed = !strcmp(address, "unix") || strstart(address, "unix,", NULL);
+    if (t->passed && !t->socket) {
+        error_setg(errp, "target '%s': want the agent's socket, too", t->uri);
         ff_error_free(err);
         return false;
     }

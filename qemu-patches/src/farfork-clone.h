@@ -56,10 +56,13 @@ struct fc_progress {
     FarforkTargetStatus status; /* qatomic */
     uint64_t transferred;       /* likewise */
     char error[512];            /* before status becomes failed */
+    char session[FF_SESSION_TEXT]; /* before has_session */
+    bool has_session;           /* qatomic */
 };
 
 struct fc_target {
     char *uri, *socket;
+    bool passed;                /* the link is made by the socket, too */
     struct ff_address *address;
 };
 

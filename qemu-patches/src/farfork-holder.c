@@ -77,6 +77,16 @@ static void wait_frozen(const struct fc_frozen *f)
     }
 }
 
+/* Says which image is ours: before the agent can have all of it */
+static void publish_session(struct serving *w, struct ff_source *s)
+{
+    struct fc_progress *p = &w->f->progress[w->i];
+
+    ff_source_session(s, p->session);
+    smp_wmb(); /* pairs with target_info() in the parent */
+    qatomic_set(&p->has_session, true);
+}
+
 static int serve(struct serving *w, struct ff_source *s, struct ff_error *err)
 {
     const struct fc_frozen *f = w->f;
@@ -90,17 +100,19 @@ static int serve(struct serving *w, struct ff_source *s, struct ff_error *err)
         rc = ff_source_hand_over(s, t->socket, f->config, f->state,
                                  f->state_len, err);
         if (!rc) {
+            publish_session(w, s);
             wait_frozen(f);
             return ff_source_let_run(s, err);
         }
     }
     wait_frozen(f);
     /* whatever else was wrong: by a link it works, or the agent hears */
-    rc = rc == -EFBIG ? ff_source_lend(s, t->socket, err) : 0;
+    rc = rc == -EFBIG || t->passed ? ff_source_lend(s, t->socket, err) : 0;
     if (!rc) {
         rc = ff_source_connect(s, f->config, err);
     }
     if (!rc) {
+        publish_session(w, s);
         qatomic_set(&f->progress[w->i].status,
                     FARFORK_TARGET_STATUS_ACTIVE);
         rc = ff_source_publish(s, err);

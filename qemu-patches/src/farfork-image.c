@@ -39,6 +39,10 @@
 #include "qemu/units.h"
 #include "farfork-clone.h"
 
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
+
 /* Of pagemap, from Linux 6.7 on; without it no image is lent twice */
 #ifndef PAGEMAP_SCAN
 #define PAGE_IS_FILE (1 << 2)
@@ -335,6 +339,21 @@ static bool remap(RAMBlock *b, void *private, void **away, Error **errp)
     return false;
 }
 
+/*
+ * Children get the file, by a descriptor for reading alone, which /proc/self/fd
+ * opens for writing: from here on nobody may, and the mapping that was there
+ * before is ours.  A file that was made without seals stays as it is.
+ */
+static void seal(const RAMBlock *b)
+{
+    if (fcntl(b->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW |
+              F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0) {
+        info_report("farfork: memory region %s cannot be sealed (%s): its "
+                    "clones' QEMUs could write to its file", b->idstr,
+                    strerror(errno));
+    }
+}
+
 bool fc_freeze(Error **errp)
 {
     for (unsigned i = 0; i < rp_n_blocks; i++) {
@@ -345,6 +364,7 @@ bool fc_freeze(Error **errp)
             return false;
         }
         work[i].private = NULL;
+        seal(rp_block[i]);
         fc_image_adopt(rp_block[i], rp_block[i]->fd, rp_block[i]->fd_offset);
     }
     return true;

@@ -426,15 +426,22 @@ def out_of_sight(t, accel):
             check_nothing_left(c, parent)
 
 
+BLOCKS = ('              Block Name    PSize              Offset  Used  Total  HVA  RO\n'
+          '                  pc.ram    4 KiB  0x0000000000000000 0x0000000008000000 '
+          '0x0000000008000000 0x00007f0000000000  rw\n')
+
+
 def strange_parents(t):
     ok = {'return': {}}
     none = {'qmp_capabilities': ok, 'query-commands': {'return': [{'name': 'stop'}]}}
     able = {'return': [{'name': 'x-farfork-export'}]}
     nothing = {'query-block': {'return': []}, 'query-named-block-nodes': {'return': []},
+               'x-query-ramblock': {'return': {'human-readable-text': BLOCKS}},
                'query-rx-filter': {'return': []}, 'query-x-farfork-exports': {'return': []},
                'query-status': {'return': {'status': 'running', 'running': True}}}
     for replies, text in (
             (none, 'has no x-farfork-export: the parent has to be started with Farfork'),
+            ({**none, 'query-commands': able}, 'names no memory'),
             ({'qmp_capabilities': 'end'}, 'has ended'),
             ({**none, **nothing, 'query-commands': able}, 'x-farfork-export: not today'),
             ({**none, **nothing, 'query-commands': able, 'x-farfork-export': 'end'}, 'has ended'),

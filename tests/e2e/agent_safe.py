@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""agent_safe.py - nobody gives a fork's agent another image, no child changes what others read;
+limit: 200 s"""
+import glob
+import json
+import mmap
+import os
+import re
+import socket
+import sys
+
+import common
+from common import Failed, Micro, say, status
+from forked import (Child, Clone, Parent, check_nothing_left, check_result, kill, snapshot)
+
+MIB = 64        # more than what is handed over without a file
+
+
+def listening_sockets(pid):
+    """Inodes of the TCP sockets of a process that listen."""
+    found = set()
+    for name in ('tcp', 'tcp6'):
+        with open(f'/proc/{pid}/net/{name}', encoding='ascii') as f:
+            rows = [line.split() for line in f][1:]
+        found |= {row[9] for row in rows if row[3] == '0A'}
+    mine = set()
+    for fd in glob.glob(f'/proc/{pid}/fd/*'):
+        m = re.match(r'socket:\[(\d+)\]', os.readlink(fd) if os.path.lexists(fd) else '')
+        if m:
+            mine.add(m.group(1))
+    return found & mine
+
+
+def no_port(t, accel, memory):
+    """Local forks, by files and by a link: the agent listens nowhere, from its first event on."""
+    wrapper = os.path.join(t.work, 'agent')
+    log = os.path.join(t.work, 'ports')
+    with open(wrapper, 'w', encoding='ascii') as f:
+        f.write(f'#!/bin/sh\n"{common.FARFORK}" "$@" | {sys.executable} {os.path.abspath(__file__)} '
+                f'ports {log}\n')
+    os.chmod(wrapper, 0o755)
+    with Parent(t, accel, memory=memory, mem_mib=MIB) as parent:
+        parent.start_load()
+        before = snapshot(parent)
+        with Clone(t, parent, 2, '--agent', wrapper) as c:
+            check_result(c, 0, {'complete': 2})
+            for row in c.children:
+                Child(row, parent).check(before)
+            kill(c.base, 'f')
+            check_nothing_left(c, parent)
+    with open(log, encoding='ascii') as f:
+        seen = f.read().split()
+    if len(seen) < 3 or set(seen) != {'none'}:
+        raise Failed(f'while it said something the agent had these TCP ports: {seen}')
+    say(f'      no port at {len(seen)} events')
+
+
+def attacked(t, accel):
+    """Another guest's image comes to the port of an agent before the parent's does."""
+    second = os.path.join(t.work, 'other.second')
+    with Parent(t, accel, mem_mib=MIB) as parent, \
+            Micro(t, 'other', accel, mem_mib=MIB,
+                  extra=('-qmp', f'unix:{second},server=on,wait=off')) as other:
+        parent.start_load()
+        other.start_load()
+        launcher = (f'FF_HOST={{host}} {{cmd}} | {sys.executable} {os.path.abspath(__file__)} attack '
+                    f'{second}')
+        with Clone(t, parent, 2, '--launcher', launcher, hosts=['h1=127.0.0.1']) as c:
+            check_result(c, 3, {'failed': 2})
+            errors = {row['error'] for row in c.children}
+            if not all('not the parent' in e for e in errors):
+                raise Failed(f'it failed for another reason: {errors}')
+            say(f'      {errors.pop()[:160]}')
+            check_nothing_left(c, parent)
+        if status(other) != 'running':
+            raise Failed('the other guest does not run')
+
+
+def breach(pid, fd, path):
+    """What of a child may change that file; None: nothing."""
+    again = os.open(f'/proc/{pid}/fd/{fd}', os.O_RDWR | os.O_CLOEXEC)
+    try:
+        size = os.fstat(again).st_size
+        for what, change in (('a write', lambda: os.pwrite(again, b'x', 0)),
+                             ('a shorter file', lambda: os.ftruncate(again, size - 4096)),
+                             ('a longer file', lambda: os.ftruncate(again, size + 4096)),
+                             ('a mapping', lambda: mmap.mmap(again, 4096).close())):
+            try:
+                change()
+            except (PermissionError, OSError):
+                continue
+            return f'{what} to {path}'
+        return None
+    finally:
+        os.close(again)
+
+
+def sealed(t, accel, memory, names):
+    """A descriptor of a child is opened again for writing: nothing of the image can be changed."""
+    with Parent(t, accel, memory=memory, mem_mib=MIB) as parent:
+        parent.start_load()
+        with Clone(t, parent, 2) as c:
+            check_result(c, 0, {'complete': 2})
+            pid, seen = c.children[0]['pid'], 0
+            for fd in os.listdir(f'/proc/{pid}/fd'):
+                path = os.readlink(f'/proc/{pid}/fd/{fd}')
+                if not any(path.startswith(f'/memfd:{n}') for n in names):
+                    continue
+                seen += 1
+                done = breach(pid, fd, path)
+                if done:
+                    raise Failed(f'a child can change what others read: {done}')
+            if not seen:
+                raise Failed(f'a child has none of {names} open')
+            say(f'      {seen} files of the image')
+            kill(c.base, 'f')
+            check_nothing_left(c, parent)
+
+
+def run(t):
+    accel = t.best_accel()
+    with t.case('same host, memfd: no port'):
+        no_port(t, accel, 'memfd')
+    with t.case('same host, anon: no port'):
+        no_port(t, accel, 'anon')
+    with t.case('another guest was there first'):
+        attacked(t, accel)
+    with t.case('memfd: children cannot write'):
+        sealed(t, accel, 'memfd', ['memory-backend-memfd', 'farfork-image'])
+    with t.case('anon: children cannot write'):
+        sealed(t, accel, 'anon', ['farfork-image'])
+
+
+# --- between an agent and vmclone: passes on what the agent says ---
+
+def note_ports(event, log):
+    """Write down whether the agent has a port now."""
+    if 'pid' in event and event['event'] == 'listening':
+        note_ports.pid = event['pid']
+    with open(log, 'a', encoding='ascii') as f:
+        try:
+            ports = listening_sockets(note_ports.pid)
+        except OSError:     # it ends
+            return
+        f.write(f'{"some" if ports else "none"}\n')
+
+
+def attack(event, path):
+    """The agent listens: another guest's image comes to it, and vmclone hears of it afterwards."""
+    if event['event'] != 'listening':
+        return
+    with socket.socket(socket.AF_UNIX) as sock, sock.makefile('rw') as f:
+        sock.connect(path)
+        target = {'uri': f'rdma-postcopy:127.0.0.1:{event["port"]}'}
+        for name, arguments in (('qmp_capabilities', {}),
+                                ('x-farfork-export', {'id': 'a', 'targets': [target]})):
+            f.write(json.dumps({'execute': name, 'arguments': arguments}) + '\n')
+            f.flush()
+            next(m for m in map(json.loads, f) if 'return' in m)
+        active = None
+        while active != 'active' and active != 'completed':
+            f.write(json.dumps({'execute': 'query-x-farfork-exports'}) + '\n')
+            f.flush()
+            reply = next(m for m in map(json.loads, f) if 'return' in m)
+            active = reply['return'][0]['targets'][0]['status']
+
+
+def between(how, argument):
+    for line in sys.stdin:
+        event = json.loads(line)
+        {'ports': note_ports, 'attack': attack}[how](event, argument)
+        sys.stdout.write(line)
+        sys.stdout.flush()
+
+
+if __name__ == '__main__':
+    if len(sys.argv) == 3 and sys.argv[1] in ('ports', 'attack'):
+        between(*sys.argv[1:])
+    else:
+        common.main(run, limit_s=200)
