@@ -63,8 +63,7 @@ static void find_parent_again(struct clone *c)
     int rc = qmp_connect(c->o->parent_path, c->signals, AGAIN_LIMIT_MS, &again, &why);
 
     if (!rc && qmp_pid(again) == c->parent_pid) {
-        qmp_free(c->qmp);
-        c->qmp = again;
+        qmp_replace(c->qmp, again);
         return;
     }
     c->parent_gone = !rc || rc == -ECONNREFUSED || rc == -ENOENT;

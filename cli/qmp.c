@@ -255,6 +255,15 @@ void qmp_limit(struct qmp *q, int limit_ms)
     q->limit_ms = limit_ms;
 }
 
+void qmp_replace(struct qmp *q, struct qmp *by)
+{
+    struct qmp old = *q;
+
+    *q = *by;
+    *by = old;
+    qmp_free(by);
+}
+
 void qmp_free(struct qmp *q)
 {
     if (!q)

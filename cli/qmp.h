@@ -49,6 +49,7 @@ pid_t qmp_pid(const struct qmp *q); /* of the QEMU, as the kernel says */
 uid_t qmp_uid(const struct qmp *q); /* of who made its socket */
 void qmp_cancel_by(struct qmp *q, int fd); /* from here on; -1: nothing but time ends a wait */
 void qmp_limit(struct qmp *q, int limit_ms); /* for each command from here on */
+void qmp_replace(struct qmp *q, struct qmp *by); /* @q goes on with @by's connection; @by is freed */
 void qmp_free(struct qmp *q);
 
 #endif

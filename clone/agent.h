@@ -94,6 +94,7 @@ struct ff_agent {
     bool adopted; /* the table is there: too late to lend */
     unsigned children, running, ended;
     unsigned together; /* children that do not run yet, and then run together */
+    uint64_t rest_ns;  /* server thread: until when it accepts nobody */
     uint64_t ready_ns; /* server thread: since when the last of them is ready */
 };
 

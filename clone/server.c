@@ -36,6 +36,7 @@
 #include "regions.h"
 
 #define LATER_MS 10 /* a queue is full: its reader is on its way */
+#define REST_MS 100 /* out of descriptors: whoever connects waits so long for one */
 #define HOLD_MS 2000 /* after the last was ready: one that does not come holds nobody for long */
 
 enum state { NEW, LENDING, LENT, GIVEN, WAITING, SENDING, MAPPING, ATTACHED };
@@ -435,13 +436,16 @@ static void welcome(struct ff_agent *a)
     struct ff_error why;
     int fd;
 
+    if (ff_now_ns() < a->rest_ns)
+        return;
     while ((fd = ff_clone_accept(a->listen_fd, &why)) != -EAGAIN) {
         struct ff_conn *c = fd >= 0 ? calloc(1, sizeof(*c)) : NULL;
         if (!c) {
             ff_log(FF_LOG_WARN, "agent: a connection is dropped: %s",
                    fd < 0 ? why.text : "no memory");
             ff_close_fd(&fd);
-            return; /* out of descriptors, perhaps: not at once again */
+            a->rest_ns = ff_now_ns() + REST_MS * 1000000ull; /* out of descriptors, perhaps */
+            return;
         }
         c->sock = fd;
         c->next = a->conns;
@@ -464,7 +468,8 @@ static void wait_for_any(struct ff_agent *a, bool serves)
         return;
     }
     p[0] = (struct pollfd){.fd = a->poke_fd, .events = POLLIN};
-    p[1] = (struct pollfd){.fd = a->listen_fd, .events = POLLIN};
+    bool rests = ff_now_ns() < a->rest_ns;
+    p[1] = (struct pollfd){.fd = rests ? -1 : a->listen_fd, .events = POLLIN};
     p[2] = (struct pollfd){.fd = serves ? ff_children_fd(ff_dest_pager(a->dest)) : -1,
                            .events = POLLIN};
     n = 3;
@@ -472,7 +477,7 @@ static void wait_for_any(struct ff_agent *a, bool serves)
         p[n++] = (struct pollfd){.fd = c->sock, .events = POLLIN};
         later |= c->again || c->state == SENDING || (c->ready && !c->may_run);
     }
-    poll(p, n, later ? LATER_MS : 5000);
+    poll(p, n, later ? LATER_MS : rests ? REST_MS : 5000);
     free(p);
 }
 

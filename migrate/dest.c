@@ -390,6 +390,18 @@ int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
     return rc;
 }
 
+/* Without the thread memory comes by faults, so that the guest is not lost for want of it */
+static void start_prefill(struct ff_dest *d)
+{
+    struct ff_error why;
+    int rc = ff_pager_start_prefill(&d->pager, d->publish.load_permille, &why);
+
+    if (rc && !d->prefill_due)
+        ff_log(FF_LOG_WARN, "destination: %s: memory comes by faults alone until it can be started",
+               why.text);
+    d->prefill_due = rc;
+}
+
 int ff_dest_running(struct ff_dest *d, struct ff_error *err)
 {
     d->running_ns = ff_now_ns();
@@ -399,7 +411,9 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err)
     int rc = send_stats(d, FF_MSG_RUNNING, err);
     if (rc)
         ff_stock_empty(&d->stock); /* no prefill thread will */
-    return rc ? rc : ff_pager_start_prefill(&d->pager, d->publish.load_permille, err);
+    else
+        start_prefill(d);
+    return rc;
 }
 
 void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char *why), void *opaque)
@@ -431,6 +445,8 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
             told = !told;
             tell_shortage(d, told ? why.text : NULL);
         }
+        if (d->prefill_due)
+            start_prefill(d);
         if (send_stats(d, FF_MSG_PROGRESS, &why))
             ff_pager_break(&d->pager, &why);
     }

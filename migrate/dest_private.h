@@ -29,6 +29,7 @@ struct ff_dest {
     pthread_mutex_t pager_lock; /* starting and finishing it */
     struct ff_stock stock;
     struct ff_beat beat; /* from READY to RUNNING */
+    bool prefill_due;    /* its thread could not be started */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;
     _Atomic uint64_t load_ns, start_ns, complete_ns;

@@ -254,7 +254,9 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
         ff_stock_empty(p->stock); /* nobody will read into it */
     if (p->mode == FF_PREFILL_OFF)
         return 0;
-    int rc = ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
+    int rc = ff_fault("dest.prefill.start");
+    rc = rc ? ff_error_set(err, -rc, "prefill: injected")
+            : ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
     p->prefill_up = !rc;
     return rc;
 }

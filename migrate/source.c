@@ -213,12 +213,12 @@ static int register_populated(struct ff_source *s, struct ff_wire_key **keys, un
 void ff_source_begin_pause(struct ff_source *s)
 {
     if (!s->paused_ns)
-        s->paused_ns = ff_now_ns();
+        s->paused_ns = ff_boot_ns();
 }
 
 static int pause_left_ms(const struct ff_source *s)
 {
-    uint64_t ms = (ff_now_ns() - s->paused_ns) / 1000000u;
+    uint64_t ms = (ff_boot_ns() - s->paused_ns) / 1000000u;
 
     return (int)((uint64_t)s->addr.pause_ms - FF_MIN(ms, (uint64_t)s->addr.pause_ms));
 }
@@ -372,7 +372,7 @@ int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
         int rc = ff_source_wait_watched(s, err);
         if (rc)
             return rc;
-        s->paused_ns = ff_now_ns();
+        s->paused_ns = ff_boot_ns();
     }
     ff_source_begin_pause(s);
     int rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, pause_left_ms(s), err);

@@ -28,6 +28,12 @@ static void slow(bool tcp, const char *faults, const char *options, enum memory 
     move_must_succeed(&m);
 }
 
+/* There is no thread for it at first: faults are served, and it begins when there is one */
+static void prefill_starts_late(void)
+{
+    slow(true, "dest.prefill.start=fail:11@1-4", NULL, MEM_ANON, false);
+}
+
 /* A chunk that was read long ago is installed late: what was written meanwhile stays */
 static void late_prefill(void)
 {
@@ -140,7 +146,8 @@ static void slow_ready(void)
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
-        {"late prefill", late_prefill, 0},     {"slow install", slow_install, 0},
+        {"late prefill", late_prefill, 0},     {"prefill starts late", prefill_starts_late, 0},
+        {"slow install", slow_install, 0},
         {"slow fault thread", slow_fault_thread, 40}, {"slow source", slow_source, 40},
         {"slow stages", slow_stages, 0},       {"short receives", short_receives, 40},
         {"short sends", short_sends, 60},      {"faults first", faults_first, 0},
