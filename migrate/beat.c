@@ -20,6 +20,7 @@
 #include "beat.h"
 #include "cleanup.h"
 #include "error.h"
+#include "fault.h"
 #include "thread.h"
 
 static void *beat_main(void *arg)
@@ -39,12 +40,16 @@ static void *beat_main(void *arg)
 
 int ff_beat_start(struct ff_beat *b, struct ff_dest *d, struct ff_link *link, struct ff_error *err)
 {
+    int rc = ff_fault("dest.beat");
+
+    if (rc)
+        return ff_error_set(err, -rc, "destination: beat: injected");
     b->dest = d;
     b->link = link;
     b->stop_fd = eventfd(0, EFD_CLOEXEC);
     if (b->stop_fd < 0)
         return ff_error_set(err, errno, "destination: eventfd: %s", strerror(errno));
-    int rc = ff_thread_start(&b->thread, beat_main, b, "farfork-beat", err);
+    rc = ff_thread_start(&b->thread, beat_main, b, "farfork-beat", err);
     if (rc)
         ff_close_fd(&b->stop_fd);
     b->runs = !rc;

@@ -365,7 +365,11 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     /* and an outage now would be one after GO for the source */
     d->link->ops->set_timeout(d->link, FF_MAX(GO_MS, d->addr.go_timeout_ms));
     rc = send_stats(d, FF_MSG_READY, err);
-    return rc ? rc : ff_beat_start(&d->beat, d, d->link, err);
+    /* READY cannot be taken back: whoever left now would let a source let go to nobody */
+    struct ff_error why;
+    if (!rc && ff_beat_start(&d->beat, d, d->link, &why))
+        ff_log(FF_LOG_WARN, "%s; the source hears nothing until the guest runs", why.text);
+    return rc;
 }
 
 int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)

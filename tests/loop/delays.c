@@ -3,6 +3,9 @@
  * delays.c - moves that succeed although something is slow, or comes in small pieces
  */
 #include <errno.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include "fault.h"
 #include "loop.h"
@@ -143,6 +146,48 @@ static void slow_ready(void)
     move_free(&m);
 }
 
+/* A host that was suspended: of its clocks this one has gone on */
+static atomic_int suspended_s;
+
+int clock_gettime(clockid_t id, struct timespec *ts)
+{
+    int rc = (int)syscall(SYS_clock_gettime, id, ts);
+
+    if (!rc && id == CLOCK_BOOTTIME)
+        ts->tv_sec += atomic_load(&suspended_s);
+    return rc;
+}
+
+static void suspend_before_go(struct move *m, enum stage stage)
+{
+    (void)m;
+    if (stage == S_GO)
+        atomic_store(&suspended_s, 3600);
+}
+
+/* Its destination may have left long ago, and what says so be on its way yet */
+static void suspended(void)
+{
+    static struct move m;
+
+    m = (struct move){.tcp = true, .hook = suspend_before_go};
+    move_run(&m);
+    must(!m.went && !m.ran && m.src.stage == S_GO && m.src.rc == -ETIME && m.dst.rc);
+    move_free(&m);
+}
+
+/* A destination that gets no thread to say that it is alive has said READY by then: it goes on */
+static void no_beat(void)
+{
+    static struct move m;
+    struct ff_error err;
+
+    must_ok(ff_faults_arm("dest.beat=fail:11,source.go=delay:300000", &err), err);
+    m = (struct move){.tcp = true};
+    move_run(&m);
+    move_must_succeed(&m);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -152,7 +197,8 @@ int main(int argc, char **argv)
         {"slow stages", slow_stages, 0},       {"short receives", short_receives, 40},
         {"short sends", short_sends, 60},      {"faults first", faults_first, 0},
         {"slow activation", slow_activation, 0}, {"slow pause", slow_pause, 0},
-        {"slow ready, slow go", slow_ready, 0},
+        {"slow ready, slow go", slow_ready, 0}, {"suspended", suspended, 0},
+        {"no beat", no_beat, 0},
     };
     return loop_main(argc, argv, setup, tests, sizeof(tests) / sizeof(tests[0]));
 }
