@@ -11,11 +11,13 @@
  *                                    also of a QEMU that holds no lock (-incoming, locking=off)
  *              QEMU's locks:         of all others: another user's, another host's where the file
  *                                    system has locks for all hosts (NFS 4, OCFS2, GFS2)
+ * Failure      what cannot be looked at, for want of descriptors or of /proc, is in use.
  * Limits       a process of another host on a file system without such locks is not found.
  * Sources      block/file-posix.c of QEMU: RAW_LOCK_PERM_BASE, RAW_LOCK_SHARED_BASE
  */
 #include <ctype.h>
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -48,7 +50,7 @@ static bool is_locked(const char *path)
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
 
     if (fd < 0)
-        return false;
+        return errno != ENOENT && errno != ELOOP;
     bool locked = !fcntl(fd, F_OFD_GETLK, &l) && l.l_type != F_UNLCK;
     close(fd);
     return locked;
@@ -72,16 +74,33 @@ static void look_at(struct seen *s, pid_t pid, int dir, const char *fd)
             s->users[i] = pid;
 }
 
-static void look_at_process(struct seen *s, const char *pid)
+/* Whether all was seen that may be seen: no more of a process that has ended, or of another user's */
+static bool look_at_process(struct seen *s, const char *pid)
 {
     AUTO_FREE char *path = xprintf("/proc/%s/fd", pid);
     DIR *d = opendir(path);
     struct dirent *e;
 
-    while (d && (e = readdir(d)))
+    if (!d)
+        return errno == ENOENT || errno == ESRCH || errno == EACCES || errno == EPERM;
+    while ((e = readdir(d)))
         look_at(s, (pid_t)atoi(pid), dirfd(d), e->d_name);
+    closedir(d);
+    return true;
+}
+
+static bool look_at_all(struct seen *s)
+{
+    DIR *d = opendir("/proc");
+    struct dirent *e;
+    bool all = d;
+
+    while (d && (e = readdir(d)))
+        if (isdigit((unsigned char)*e->d_name))
+            all &= look_at_process(s, e->d_name);
     if (d)
         closedir(d);
+    return all;
 }
 
 void in_use(const struct words *files, pid_t *users)
@@ -98,12 +117,9 @@ void in_use(const struct words *files, pid_t *users)
             users[i] = USER_UNSEEN;
         there += st[i].st_ino != 0;
     }
-    DIR *d = there ? opendir("/proc") : NULL;
-    struct dirent *e;
-    while (d && (e = readdir(d)))
-        if (isdigit((unsigned char)*e->d_name))
-            look_at_process(&s, e->d_name);
-    if (d)
-        closedir(d);
+    if (there && !look_at_all(&s))
+        for (size_t i = 0; i < files->n; i++)
+            if (users[i] == USER_NONE && st[i].st_ino)
+                users[i] = USER_UNSEEN;
     free(st);
 }

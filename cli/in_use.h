@@ -10,7 +10,8 @@
 #include "util.h"
 
 #define USER_NONE 0
-#define USER_UNSEEN (-1) /* it has the locks that QEMU takes, and cannot be seen from here */
+#define USER_UNSEEN (-1) /* it has the locks that QEMU takes, and cannot be seen from here; or it may
+                          * be there: not all of them could be looked at */
 
 /* Of each of @files one process that has it open, into @users; a file that is not there has none.
  * Cost: a look at every descriptor of every process of this host, once for all of them */

@@ -95,22 +95,32 @@ int overlays_add(const char *dir, unsigned number, const json_t *files, struct w
     return json_array_size(files) ? append(path, files, why) : 0;
 }
 
-struct words overlays_read(const char *dir, unsigned number)
+/* false: it is there, and cannot be read now */
+static bool read_record(const char *dir, unsigned number, struct words *files)
 {
     AUTO_FREE char *path = record_of(dir, number);
-    struct words files = {0};
     FILE *f = fopen(path, "re");
     char *line = NULL;
     size_t room = 0;
 
-    while (f && getline(&line, &room, f) > 0) {
+    if (!f)
+        return errno == ENOENT;
+    while (getline(&line, &room, f) > 0) {
         AUTO_JSON json_t *s = json_loads(line, JSON_DECODE_ANY, NULL);
-        if (json_is_string(s) && !words_have(&files, json_string_value(s)))
-            words_add(&files, "%s", json_string_value(s));
+        if (json_is_string(s) && !words_have(files, json_string_value(s)))
+            words_add(files, "%s", json_string_value(s));
     }
+    bool ok = !ferror(f);
     free(line);
-    if (f)
-        fclose(f);
+    fclose(f);
+    return ok;
+}
+
+struct words overlays_read(const char *dir, unsigned number)
+{
+    struct words files = {0};
+
+    read_record(dir, number, &files);
     return files;
 }
 
@@ -277,9 +287,13 @@ struct sweep {
 
 static void add_over(struct sweep *s, const char *dir, const char *id, unsigned number)
 {
-    struct words files = overlays_read(dir, number);
-    struct over *more = xcalloc(s->n + 1, sizeof(*more));
+    struct words files = {0};
 
+    if (!read_record(dir, number, &files)) { /* later, then */
+        words_free(&files);
+        return;
+    }
+    struct over *more = xcalloc(s->n + 1, sizeof(*more));
     if (s->n)
         memcpy(more, s->v, s->n * sizeof(*more));
     free(s->v);

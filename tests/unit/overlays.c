@@ -5,6 +5,7 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "in_use.h"
@@ -81,6 +82,28 @@ static void test_in_use(void **state)
     unlink(file);
     unlink(link);
     unlink(other);
+}
+
+/* Nobody is seen for want of descriptors: that is not to say that nobody is there */
+static void test_not_seen(void **state)
+{
+    AUTO_FREE char *file = in_base("file");
+    struct rlimit was, few;
+    (void)state;
+
+    make(file);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    int next = open("/dev/null", O_RDONLY); /* the number that is free */
+    close(next);
+    for (int left = 0; left <= 1; left++) { /* the second one is for /proc */
+        few = (struct rlimit){.rlim_cur = (rlim_t)(next + left), .rlim_max = was.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        pid_t user = user_of(file);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+        assert_int_equal(user, USER_UNSEEN);
+    }
+    assert_int_equal(user_of(file), USER_NONE);
+    unlink(file);
 }
 
 static void test_create(void **state)
@@ -228,9 +251,9 @@ static void test_owner(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_in_use), cmocka_unit_test(test_create),
-                                       cmocka_unit_test(test_record), cmocka_unit_test(test_sweep),
-                                       cmocka_unit_test(test_owner)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_in_use), cmocka_unit_test(test_not_seen),
+                                       cmocka_unit_test(test_create), cmocka_unit_test(test_record),
+                                       cmocka_unit_test(test_sweep), cmocka_unit_test(test_owner)};
 
     return cmocka_run_group_tests(tests, make_base, remove_base);
 }
