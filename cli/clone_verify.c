@@ -9,7 +9,7 @@
  *              comes. It makes a number for it, the session, which only that source learns. So when
  *              agent and parent name one session, the image is the parent's.
  * Failure      an agent that has another image fails as a host; its children end, also those that
- *              run. A parent that has ended meanwhile cannot be asked: that is noted.
+ *              run. A parent that does not answer any more cannot be asked: that is noted.
  * Limits       it is known once the image is there: children may run for that moment.
  */
 #include <errno.h>
@@ -21,7 +21,7 @@
 
 #define ASK_LIMIT_MS 2000
 
-/* What a line of x-query-ramblock ends with: largest size, address, ro or rw; 0: it is no such line */
+/* What a line of x-query-ramblock ends with: largest size, address, ro or rw; 0: none such */
 static uint64_t block_bytes(const char *line, size_t len)
 {
     AUTO_FREE char *text = xprintf("%.*s", (int)len, line);
@@ -68,12 +68,13 @@ const json_t *clone_find_target(const struct clone *c, const json_t *exports, co
     const json_t *targets = json_object_get(e, "targets");
     AUTO_FREE char *uri = clone_target_of(c, h);
 
-    return h->here ? clone_find_named(targets, "socket", h->socket) : clone_find_named(targets, "uri", uri);
+    return h->here ? clone_find_named(targets, "socket", h->socket)
+                   : clone_find_named(targets, "uri", uri);
 }
 
 static bool is_open(const struct clone *c, const struct host *h)
 {
-    return h->session && !h->verified && h->state != HOST_FAILED && !c->parent_gone;
+    return h->session && !h->verified && h->state != HOST_FAILED && !c->parent_silent;
 }
 
 bool clone_images_verified(const struct clone *c)
@@ -101,10 +102,10 @@ void clone_verify_images(struct clone *c)
     AUTO_JSON json_t *all = NULL;
     struct why why;
 
-    for (size_t i = 0; c->parent_gone && i < c->n_hosts; i++) {
+    for (size_t i = 0; c->parent_silent && i < c->n_hosts; i++) {
         struct host *h = &c->hosts[i];
         if (h->session && !h->verified && !h->here) /* here its socket has checked who gave it */
-            words_add(&c->notes, "host %s: the parent has ended, and could not be asked whether the "
+            words_add(&c->notes, "host %s: the parent does not answer: it is not known whether the "
                                  "image there is its own", h->node->host);
         h->verified |= h->session != NULL;
     }
