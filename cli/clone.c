@@ -55,7 +55,7 @@ static void hear_signals(struct clone *c)
         c->interrupted = true;
 }
 
-/* The connection is over. Only a socket at which nobody listens any more says that the parent is */
+/* The connection is over. A socket at which nobody listens any more says that the parent is */
 static void find_parent_again(struct clone *c)
 {
     struct qmp *again = NULL;
@@ -66,7 +66,9 @@ static void find_parent_again(struct clone *c)
         qmp_replace(c->qmp, again);
         return;
     }
-    c->parent_gone = !rc || rc == -ECONNREFUSED || rc == -ENOENT;
+    /* one that closes its socket, or has, is ending; one that is busy answers late */
+    c->parent_gone = !rc || rc == -ECONNREFUSED || rc == -ENOENT || rc == -EPIPE ||
+                     rc == -ECONNRESET;
     c->parent_silent = true;
     qmp_free(again);
 }

@@ -17,6 +17,7 @@
 
 #include "error.c"
 #include "fault.c"
+#include "holes.c"
 #include "mr.c"
 #include "tcp_socket.c"
 #include "tcp_wire.c"
