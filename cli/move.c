@@ -139,6 +139,7 @@ static int move(struct move *m, const char *socket, const char *host)
         rc = nodes_add(&m->c.nodes, host, &why);
     int code = rc ? say(&why) : run(m);
     words_free(&m->argv);
+    json_decref(m->images);
     overlays_owner_free(&m->owner);
     clone_free(&m->c);
     return code;

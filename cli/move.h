@@ -22,6 +22,7 @@ struct move {
     struct clone c; /* one host, one child: the QEMU there */
     struct clone_options o;
     struct words argv;     /* the parent's, with the images that its disks have now */
+    json_t *images;        /* that its disks had then */
     struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
                                  * handed over */
     char genid[40];        /* its generation ID, which it keeps; "": it has none */
@@ -44,6 +45,8 @@ const char *move_outcome_name(enum move_outcome o);
 
 /* move_parent.c: connect, refuse what cannot be moved, find out its command line */
 int move_find_parent(struct move *m, struct why *why);
+/* Whether its disks are those that the QEMU there was started with: before `migrate` */
+int move_check_disks(struct move *m, struct why *why);
 int move_quit_parent(struct move *m, struct why *why);
 
 /* A move that came to nothing: MOVE_HERE stays only where QMP says now that the guest is here and

@@ -334,9 +334,11 @@ void move_guest(struct move *m)
 
     qmp_cancel_by(m->c.qmp, -1);
     qmp_limit(m->c.qmp, QUERY_LIMIT_MS);
+    m->c.why.text[0] = '\0'; /* of what was tried again and succeeded */
+    if (move_check_disks(m, &m->c.why))
+        return;
     m->sent_ms = now_exact_ms();
     m->sent = true;
-    m->c.why.text[0] = '\0'; /* of what was tried again and succeeded */
     int rc = qmp_command(m->c.qmp, "migrate", json_pack("{ss}", "uri", uri), NULL, &why);
     if (rc == -EREMOTEIO) {
         m->sent = false;

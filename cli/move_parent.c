@@ -142,6 +142,32 @@ static int check_devices(struct move *m, struct why *why)
 
 /* --- disks: the same images, on shared storage --- */
 
+/* What each device has in it */
+static json_t *images_of(const json_t *block)
+{
+    json_t *images = json_array(), *entry;
+    size_t i;
+
+    json_array_foreach(block, i, entry) {
+        const json_t *image = json_object_get(json_object_get(entry, "inserted"), "image");
+        json_array_append_new(images, json_pack("[s,s,s]", text_of(entry, "device"),
+                                                text_of(entry, "qdev"), text_of(image, "filename")));
+    }
+    return images;
+}
+
+int move_check_disks(struct move *m, struct why *why)
+{
+    AUTO_JSON json_t *block = NULL;
+    int rc = qmp_command(m->c.qmp, "query-block", NULL, &block, why);
+    AUTO_JSON json_t *images = images_of(block);
+
+    if (rc || json_equal(images, m->images))
+        return rc;
+    return refuse(why, EAGAIN, "the guest has other images in its disks than when the QEMU there was "
+                               "started, by a fork perhaps: move it again");
+}
+
 static int find_disks(struct move *m, struct why *why)
 {
     AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
@@ -165,6 +191,7 @@ static int find_disks(struct move *m, struct why *why)
     json_array_foreach(argv, i, v)
         words_add(&m->argv, "%s", json_string_value(v));
     disks_free(plan);
+    m->images = images_of(block);
     return 0;
 }
 

@@ -14,7 +14,7 @@ import threading
 
 import common
 from common import Failed, check_ledger, wait_for
-from farfork_move import Move, check_left_here, there, wait_source
+from farfork_move import Move, check_here, check_left_here, there, wait_source
 from forked import SLOW, Parent, check_nothing_left, kill, processes_of
 
 
@@ -72,6 +72,22 @@ def two_at_once(t, accel):
                 check_nothing_left(m1)
 
 
+def other_disk(t, accel):
+    """A disk goes over to an overlay, as in a fork, when the QEMU there knows the image."""
+    go, image = (os.path.join(t.work, n) for n in ('go', 'disk.qcow2'))
+    subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', image, '8M'], check=True, timeout=20)
+    with Parent(t, accel, extra=('-drive', f'file={image},format=qcow2,if=none,id=d0',
+                                 '-device', 'virtio-blk-pci,drive=d0')) as a:
+        a.start_load()
+        with Move(t, a, launcher=gated(go)) as m:
+            wait_for('the launcher', 20, lambda: len(processes_of(m.base)) > 1)
+            a.qmp('blockdev-snapshot-sync', **{'device': 'd0', 'snapshot-file': image + '.later'})
+            common.write_file(go, '')
+            m.end(1, 'here', 'other images')
+            check_here(m, a)
+    os.unlink(go)
+
+
 def no_guest(t, accel):
     """No such socket, one that nobody listens on any more, one of a human monitor."""
     with Parent(t, accel) as a:
@@ -113,6 +129,7 @@ def check_unwritten(code, *argv):
 def run(t):
     accel = t.best_accel()
     for name, case in (('two moves at once', lambda: two_at_once(t, accel)),
+                       ('another image meanwhile', lambda: other_disk(t, accel)),
                        ('no guest behind the socket', lambda: no_guest(t, accel)),
                        ('a full output', lambda: unwritten(t, accel))):
         with t.case(name):
