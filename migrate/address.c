@@ -231,7 +231,7 @@ int ff_address_resolve(struct ff_address *a, struct ff_error *err)
     struct ff_link_params p = {.host = a->host, .port = a->port};
 
     a->peers.n = 0;
-    return ff_peers_find(&p, &a->peers, err);
+    return a->passed ? 0 : ff_peers_find(&p, &a->peers, err);
 }
 
 void ff_address_free(struct ff_address *a)

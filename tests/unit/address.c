@@ -211,6 +211,10 @@ static void test_resolve(void **state)
     assert_non_null(strstr(err.text, "no-such-host.invalid"));
     assert_int_equal(a->peers.n, 0);
     ff_address_free(a);
+    a = parse("unix"); /* there is nobody to look up */
+    assert_ok(ff_address_resolve(a, &err), err);
+    assert_int_equal(a->peers.n, 0);
+    ff_address_free(a);
 }
 
 UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_passed), cmocka_unit_test(test_defaults),
