@@ -347,13 +347,12 @@ static void breaks_under_load(bool tcp, const char *options, const char *faults)
                       .touch_late = true, .touches = 1000000, .n_regions = 1, .cells = {4000}};
     move_run(&m);
     must(m.ran && m.dst.rc && m.src.rc);
-    usleep(200000);
-    bool blocked = false;
+    unsigned blocked = 0;
     for (unsigned i = 0; i < 8; i++)
-        if (atomic_load(&m.toucher[i].ended))
-            pthread_join(m.toucher[i].thread, NULL);
+        if (thread_blocked(&m.toucher[i].tid, &m.toucher[i].ended))
+            blocked++;
         else
-            blocked = true;
+            pthread_join(m.toucher[i].thread, NULL);
     must(blocked);
     _exit(0);
 }

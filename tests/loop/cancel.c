@@ -3,10 +3,13 @@
  * cancel.c - cancelling either side at every stage in which it can wait
  */
 #include <errno.h>
+#include <sched.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "fault.h"
 #include "loop.h"
 
 static void setup(void)
@@ -103,14 +106,24 @@ static void tcp_each(void)
     at_each_stage(true);
 }
 
-/* At any moment of a move that goes on: it ends, one way or the other */
+/* At any moment of a move that goes on, which is the Nth pass of a fault point: it ends, one way or
+ * the other */
 static unsigned random_at;
+static const char *const moments[] = {"control.send", "dest.install"};
+static atomic_bool any_over;
+
+static const char *moment(void)
+{
+    return moments[random_at / 4 % FF_ARRAY_LEN(moments)];
+}
 
 static void *cancel_any(void *arg)
 {
     struct move *m = arg;
+    unsigned long n = random_at * 7 % (random_at / 4 % 2 ? 90 : 24);
 
-    usleep(random_at * 97 % 12000);
+    while (ff_fault_hits(moment()) < n && !atomic_load(&any_over))
+        sched_yield();
     if (random_at % 2)
         ff_source_cancel(m->source);
     else
@@ -122,25 +135,35 @@ static void hook_any(struct move *m, enum stage stage)
 {
     if (stage == D_ACCEPT)
         must(!pthread_create(&canceller, NULL, cancel_any, m));
-    if (stage == (random_at % 2 ? S_END : D_END))
+    if (stage == (random_at % 2 ? S_END : D_END)) {
+        atomic_store(&any_over, true);
         pthread_join(canceller, NULL); /* before its side is freed */
+    }
 }
 
 static void at_any_moment(void)
 {
-    unsigned done = 0;
+    unsigned done = 0, went = 0;
+    struct ff_error err;
 
     for (random_at = 1; random_at <= 200; random_at++) {
         static struct move m;
+        FF_AUTO_FREE char *spec = NULL;
+        must(asprintf(&spec, "%s=delay:0", moment()) > 0);
+        must_ok(ff_faults_arm(spec, &err), err);
+        atomic_store(&any_over, false);
         m = (struct move){.tcp = random_at / 2 % 2, .options = "timeout=1", .hook = hook_any};
-            move_run(&m);
+        move_run(&m);
+        went += m.went;
         if (!m.src.rc && !m.dst.rc) {
             verify_all(&m);
             done++;
         }
         move_free(&m);
     }
-    printf("      %u of 200 were done before they were cancelled\n", done);
+    printf("      cancelled before GO: %u, after it: %u; %u of 200 were done before\n", 200 - went,
+           went - done, done);
+    must(went < 200 && done && done < went);
 }
 
 /* After ff_source_stop() the image may be unmapped at once, whatever is in flight */

@@ -139,7 +139,12 @@ struct toucher {
     uint32_t *last; /* of each cell: number of the last write of this thread; 0: none */
     uint64_t n_done;
     atomic_bool ended;
+    atomic_int tid;
 };
+
+/* Is it asleep, by /proc, rather than on its way? False: it has ended. For threads that do nothing
+ * but touch memory: asleep in a fault */
+bool thread_blocked(atomic_int *tid, atomic_bool *ended);
 
 struct move {
     /* what to do; zero is a sensible default for each */

@@ -183,12 +183,32 @@ void touch_cell(struct toucher *t, uint64_t cell, bool write)
                   last ? "a write was lost" : "not what was sent");
 }
 
+bool thread_blocked(atomic_int *tid, atomic_bool *ended)
+{
+    uint64_t end = ff_now_ns() + 20000000000ull;
+
+    while (!wait_flag(ended, 100)) {
+        char path[64], stat[512] = "", state = '?';
+        snprintf(path, sizeof(path), "/proc/self/task/%d/stat", atomic_load(tid));
+        FILE *f = fopen(path, "re");
+        if (f && fgets(stat, sizeof(stat), f) && strrchr(stat, ')'))
+            sscanf(strrchr(stat, ')'), ") %c", &state);
+        if (f)
+            fclose(f);
+        if (state == 'S' || state == 'D')
+            return true;
+        must(ff_now_ns() < end);
+    }
+    return false;
+}
+
 static void *toucher_main(void *arg)
 {
     struct toucher *t = arg;
     struct move *m = t->m;
     uint64_t seed = hash(t->id + 77);
 
+    atomic_store(&t->tid, (int)syscall(SYS_gettid));
     for (; t->n_done < m->touches && !atomic_load(&m->stop_touching); t->n_done++) {
         seed = seed * 6364136223846793005ull + 1442695040888963407ull;
         uint64_t cell = (seed >> 20) % m->n_cells;
@@ -264,19 +284,5 @@ void peek_start(struct peek *p, struct move *m, uint64_t cell)
 
 bool peek_blocked(struct peek *p)
 {
-    uint64_t end = ff_now_ns() + 10000000000ull;
-
-    while (!wait_flag(&p->ended, 100)) {
-        char path[64], stat[512] = "", state = '?';
-        snprintf(path, sizeof(path), "/proc/self/task/%d/stat", atomic_load(&p->tid));
-        FILE *f = fopen(path, "re");
-        if (f && fgets(stat, sizeof(stat), f) && strrchr(stat, ')'))
-            sscanf(strrchr(stat, ')'), ") %c", &state);
-        if (f)
-            fclose(f);
-        if (state == 'S' || state == 'D')
-            return true;
-        must(ff_now_ns() < end);
-    }
-    return false;
+    return thread_blocked(&p->tid, &p->ended);
 }
