@@ -10,8 +10,9 @@
  * Ownership    the server outlives vmclone, as the children do: its state file is that of an
  *              agent without children, so that --list shows and --kill ends it.
  *              A parent that is a child itself owns its new overlays as it does its first one:
- *              they are written down in its record (overlays.c). What is frozen is held open until
- *              the children have it open, so that it stays when the parent ends meanwhile.
+ *              they are written down in its record (overlays.c). What is frozen, and what it stands
+ *              on, is held open until the children have it open, so that it stays when the parent
+ *              ends meanwhile.
  * Failure      until the parent writes to its overlays they are taken back. What the parent does
  *              is asked of it, not concluded from an answer that may have got lost.
  */
@@ -221,14 +222,15 @@ static int write_down(const struct clone_disks *d, const json_t *disks, struct w
     return overlays_add(d->owner.dir, d->owner.number, more, why);
 }
 
-static void hold(struct clone_disks *d, const json_t *disks)
+static void hold(struct clone_disks *d)
 {
+    AUTO_JSON json_t *files = disks_chains(d->plan);
     size_t i;
-    json_t *disk;
+    json_t *file;
 
-    d->held = xcalloc(json_array_size(disks) + 1, sizeof(*d->held));
-    json_array_foreach(disks, i, disk) { /* not a URL */
-        int fd = open(text_of(disk, "frozen"), O_PATH | O_CLOEXEC);
+    d->held = xcalloc(json_array_size(files) + 1, sizeof(*d->held));
+    json_array_foreach(files, i, file) { /* not a URL */
+        int fd = open(json_string_value(file), O_PATH | O_CLOEXEC);
         if (fd >= 0)
             d->held[d->n_held++] = fd;
     }
@@ -265,7 +267,7 @@ int clone_disks_prepare(struct clone_disks *d, struct why *why)
         rc = write_down(d, disks, why);
     if (rc)
         return rc;
-    hold(d, disks);
+    hold(d);
     json_array_foreach(steps, i, step) {
         rc = do_step(d, step, why);
         d->prepared = true;

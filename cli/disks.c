@@ -267,6 +267,17 @@ static int check_length(const struct disks_input *in, const char *name, const js
                   name, n, in->max_chain);
 }
 
+static json_t *chain_of(const char *cwd, const json_t *image)
+{
+    json_t *chain = json_array();
+
+    for (; image; image = backing_of(image)) {
+        AUTO_FREE char *file = absolute(cwd, text(image, "filename"));
+        json_array_append_new(chain, json_string(file));
+    }
+    return chain;
+}
+
 static int plan_disk(struct disks *d, const struct disks_input *in, const json_t *entry,
                      struct why *why)
 {
@@ -290,6 +301,7 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
         image = backing_of(image);
     disk->format = xstrdup(disk->empty ? text(image, "format") : text(inserted, "drv"));
     disk->frozen = absolute(in->cwd, text(image, "filename"));
+    disk->chain = chain_of(in->cwd, image);
     disk->size = json_integer_value(json_object_get(image, "virtual-size"));
     disk->direct = json_is_true(json_object_get(cache, "direct"));
     disk->no_flush = json_is_true(json_object_get(cache, "no-flush"));
@@ -349,6 +361,7 @@ void disks_free(struct disks *d)
                        k->discard, k->aio,  k->overlay, k->overlay_node, k->empty};
         for (size_t j = 0; j < sizeof(all) / sizeof(all[0]); j++)
             free(all[j]);
+        json_decref(k->chain);
     }
     free(d->disk);
     json_decref(d->argv);
@@ -520,6 +533,15 @@ void disks_taken_back(struct disks *d, const char *overlay_node)
             k->overlay = NULL;
         }
     }
+}
+
+json_t *disks_chains(const struct disks *d)
+{
+    json_t *files = json_array();
+
+    each_frozen(d, k)
+        json_array_extend(files, k->chain);
+    return files;
 }
 
 json_t *disks_summary(const struct disks *d)

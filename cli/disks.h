@@ -108,6 +108,9 @@ uint64_t disks_room(const struct disks *d, unsigned children);
 int disks_check_overlays(const struct disks *d, const char *scratch, uint64_t bytes,
                          struct why *why);
 
+/* The names of all that is frozen, and of all that it stands on */
+json_t *disks_chains(const struct disks *d);
+
 /* For the summary: [{"disk", "frozen", "format", "parent-overlay", "parent-node"}] */
 json_t *disks_summary(const struct disks *d);
 

@@ -23,6 +23,7 @@ struct disk {
     char *name;            /* for messages: device name, device path or node */
     char *node;            /* the parent's top node */
     char *frozen, *format; /* what is immutable from the fork on: absolute name, raw or qcow2 */
+    json_t *chain;         /* that, and all that it stands on: names */
     bool host_device;      /* a device node, not a file */
     json_int_t size;       /* bytes that the guest sees */
     bool direct, no_flush;

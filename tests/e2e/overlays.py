@@ -108,6 +108,7 @@ class Family:
 
 FIRST = 'fork-f-1-disk0.qcow2'
 SECOND = f'{FIRST}.fork-g-disk0.qcow2'      # what a child that was forked writes to
+BEFORE = f'{FIRST}.fork-e-disk0.qcow2'
 GRAND = 'fork-g-1-disk0.qcow2'
 
 
@@ -211,13 +212,17 @@ def ended_first(t, accel):
 
 def ended_meanwhile(t, accel):
     """A child ends after the freeze, before its own child has opened anything: that runs all the
-    same."""
+    same. It was forked before: two of its overlays lie upon each other."""
     late, go = (os.path.join(t.work, name) for name in ('late-qemu', 'go'))
-    common.write_file(late, f'#!/bin/sh\nuntil test -e {go}; do sleep 0.1; done\n'
+    common.write_file(late, f'#!/bin/sh\ncase "$*" in *farfork-clone:*) until test -e {go}; do\n'
+                      'sleep 0.1; done;; esac\n'
                       f'exec {shlex.quote(os.path.abspath(common.QEMU))} "$@"\n')
     os.chmod(late, 0o700)
     with Family(t, accel) as f:
         path, pid = f.child('f')
+        f.child('e', path)
+        f.kill('e')
+        f.want(FIRST, BEFORE)
         f.names.append('g')
         g = f.stack.enter_context(Clone(t, path, 1, '--scratch', f.scratch, '--qemu', late,
                                         name='g'))
@@ -227,7 +232,7 @@ def ended_meanwhile(t, accel):
         os.kill(pid, signal.SIGTERM)
         wait_for('end of its agent', 20, lambda: not [
             e for e in listed(f.base) if e['agent_alive'] and e['id'] == 'f'])
-        f.want(FIRST, GRAND)
+        f.want(FIRST, BEFORE, GRAND)
         common.write_file(go, '')
         check_result(g, 0, {'complete': 1})
         io(g.children[0]['qmp'], 'read -P 2 1M 64k')
