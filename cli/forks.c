@@ -147,12 +147,18 @@ static void look(void *opaque, const char *dir, json_t *s)
     f->alive += children + (agent && (f->kill || strcmp(text_of(s, "image"), "disks")));
 }
 
-/* What an agent that has died left behind; with overlays that are in use, so that they are found */
+/* What an agent that has died left behind; with overlays that are in use, so that they are found.
+ * Another fork may have this name by now: it is left alone */
 static void clean(void *opaque, const char *dir, json_t *s)
 {
     const struct search *f = opaque;
+    bool lives = alive(s, "agent");
+    json_t *k;
+    size_t i;
 
-    if ((!f->agent || f->agent == number_of(s, "agent")) && !overlays_left(dir))
+    json_array_foreach(json_object_get(s, "children"), i, k)
+        lives |= alive(k, "pid");
+    if (!lives && (!f->agent || f->agent == number_of(s, "agent")) && !overlays_left(dir))
         rundir_remove(dir);
 }
 

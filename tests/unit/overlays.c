@@ -5,9 +5,12 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
+#include "forks.h"
 #include "in_use.h"
 #include "overlays.h"
 #include "rundir.h"
@@ -227,6 +230,46 @@ static void test_sweep(void **state)
     json_decref(files);
 }
 
+static bool waits_for_lock(pid_t pid)
+{
+    FILE *f = fopen("/proc/locks", "re");
+    AUTO_FREE char *word = xprintf(" %d ", (int)pid);
+    char line[256];
+    bool waits = false;
+
+    while (f && fgets(line, sizeof(line), f))
+        waits |= strstr(line, "->") && strstr(line, word);
+    if (f)
+        fclose(f);
+    return waits;
+}
+
+/* A fork is begun while another of its name, which has ended, is removed: it stays */
+static void test_kill_beside(void **state)
+{
+    AUTO_FREE char *old = fork_dir("f", false, false, false);
+    int lock = rundir_lock(base), status = -1;
+    (void)state;
+
+    pid_t pid = fork();
+    if (!pid) {
+        close(lock);
+        _exit(forks_end(base, "f", 0, true, 1000, false));
+    }
+    for (int i = 0; !waits_for_lock(pid) && i < 500; i++)
+        poll(NULL, 0, 10);
+    assert_true(waits_for_lock(pid)); /* it has found that nothing is alive */
+    rundir_remove(old);
+    AUTO_FREE char *dir = fork_dir("f", true, true, false);
+    rundir_unlock(lock);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status) && !WEXITSTATUS(status));
+    json_t *s = rundir_read_state(dir);
+    assert_non_null(s);
+    json_decref(s);
+    rundir_remove(dir);
+}
+
 static void test_owner(void **state)
 {
     AUTO_FREE char *dir = fork_dir("f", true, true, false);
@@ -253,7 +296,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_in_use), cmocka_unit_test(test_not_seen),
                                        cmocka_unit_test(test_create), cmocka_unit_test(test_record),
-                                       cmocka_unit_test(test_sweep), cmocka_unit_test(test_owner)};
+                                       cmocka_unit_test(test_sweep), cmocka_unit_test(test_kill_beside),
+                                       cmocka_unit_test(test_owner)};
 
     return cmocka_run_group_tests(tests, make_base, remove_base);
 }
