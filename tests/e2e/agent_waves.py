@@ -27,8 +27,8 @@ class Agent:
     def __init__(self, t):
         self.work, self.heard, self.events = t.work, b'', []
         self.p = subprocess.Popen(
-            [common.FARFORK, 'agent', '--listen', '127.0.0.1:0', '--id', 'w', '--node', 'n',
-             '--rundir', os.path.join(t.work, 'run')],
+            [common.FARFORK, 'agent', '--listen', '127.0.0.1:0', '--memory', '1048576', '--id', 'w',
+             '--node', 'n', '--rundir', os.path.join(t.work, 'run')],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         t.at_end.callback(self.end)
 
