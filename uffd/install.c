@@ -87,6 +87,11 @@ int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct 
     struct uffdio_range range = {.start = (uintptr_t)r->host, .len = r->len_bytes};
     if (ioctl(u->fd, UFFDIO_UNREGISTER, &range) < 0)
         return ff_error_set(err, errno, "uffd: unregister: %s", strerror(errno));
+    /* The kernel wakes who waits, and only then takes the mark away from the mapping: a thread that
+     * faults by the lock of the mapping alone (Linux 6.7) can be back in between, and waits for
+     * nobody. Nobody comes after that */
+    if (ioctl(u->fd, UFFDIO_WAKE, &range) < 0)
+        return ff_error_set(err, errno, "uffd: wake at the end: %s", strerror(errno));
     return 0;
 }
 
