@@ -56,7 +56,7 @@ static void hear(struct job *j, const json_t *e)
         j->rc = refuse(j->why, ECANCELED, "the job was cancelled");
 }
 
-/* -ETIMEDOUT: it gets nowhere */
+/* -ETIMEDOUT: it gets nowhere, or the parent says nothing of it */
 static int look(struct job *j, int limit_ms)
 {
     AUTO_JSON json_t *jobs = NULL;
@@ -64,27 +64,24 @@ static int look(struct job *j, int limit_ms)
     size_t i;
     json_t *o;
 
-    if (qmp_command(j->qmp, "query-jobs", NULL, &jobs, &ignored))
-        return 0; /* its end is heard */
+    qmp_command(j->qmp, "query-jobs", NULL, &jobs, &ignored);
     json_array_foreach(jobs, i, o) {
         json_int_t left = json_integer_value(json_object_get(o, "total-progress")) -
                           json_integer_value(json_object_get(o, "current-progress"));
-        if (strcmp(text_of(o, "id"), j->id))
-            continue;
-        if (j->least >= 0 && left >= j->least && now_ms() > j->better_ms + (uint64_t)limit_ms)
-            return refuse(j->why, ETIMEDOUT, "%lld bytes are left, as %d s ago", (long long)left,
-                          limit_ms / 1000);
-        if (j->least < 0 || left < j->least) {
+        if (!strcmp(text_of(o, "id"), j->id) && (j->least < 0 || left < j->least)) {
             j->least = left;
             j->better_ms = now_ms();
         }
     }
-    return 0;
+    if (now_ms() <= j->better_ms + (uint64_t)limit_ms)
+        return 0;
+    return refuse(j->why, ETIMEDOUT, "the commit has not come further for %d s", limit_ms / 1000);
 }
 
 /* Until it has ended, @look_limit_ms without progress, or @end_ms */
 static int follow(struct job *j, int look_limit_ms, uint64_t end_ms)
 {
+    uint64_t looked_ms = j->better_ms = now_ms();
     int rc = 0;
 
     while (!rc && !j->ended && now_ms() < end_ms) {
@@ -92,8 +89,10 @@ static int follow(struct job *j, int look_limit_ms, uint64_t end_ms)
         rc = qmp_wait_event(j->qmp, LOOK_MS, &e, j->why);
         if (e)
             hear(j, e);
-        else if (!rc)
+        if (!rc && !j->ended && now_ms() >= looked_ms + LOOK_MS) { /* however many events come */
             rc = look(j, look_limit_ms);
+            looked_ms = now_ms();
+        }
     }
     return rc;
 }

@@ -42,15 +42,33 @@ def slow_destination(t, src, accel, point, state):
     name = point.replace('.', '-')
     with Micro(t, name, accel, mem_mib=MIB, incoming=True, faults=f'{point}={SLOW}') as dst:
         src.qmp('migrate', uri=common.listen(dst))
-        if state == 'setup':
+        if point == 'dest.pager':
             common.wait_for('connection', 10, lambda: common.migration(src)['x-rdma-postcopy']
                             ['link'] != 'none')
-        if point == 'dest.pager':
             common.wait_migration(dst, 'active')
         cancelled(src, state)
         ended(dst)
         if dst.log().lines:
             raise Failed(f'{dst.name}: the guest ran here')
+
+
+def accepted(t, accel):
+    """The destination has only answered HELLO: it waits for the next source, which may be the same."""
+    with Micro(t, 'again-a', accel, mem_mib=MIB) as src, \
+            Micro(t, 'again-b', accel, mem_mib=MIB, incoming=True,
+                  faults=f'dest.accepted={SLOW}@1') as dst:
+        src.start_load()
+        uri = common.listen(dst)
+        src.qmp('migrate', uri=uri)
+        common.wait_for('connection', 10, lambda: common.migration(src)['x-rdma-postcopy']
+                        ['link'] != 'none')
+        cancelled(src, 'setup')
+        if 'STOP' in common.event_names(src):
+            raise Failed('the guest was stopped before the destination was prepared')
+        src.qmp('migrate', uri=uri)
+        common.wait_migration(src, 'completed')
+        common.wait_migration(dst, 'completed')
+        check_ledger(src, dst)
 
 
 def slow_source(t, accel, point, state):
@@ -105,16 +123,17 @@ def run(t):
         src.start_load()
         with t.case('setup: the peer is silent'):
             silent_peer(src)
-        for point in ('dest.accepted', 'dest.pager'):
-            with t.case(f'setup: {point} takes long, and the guest is not stopped for it'):
-                slow_destination(t, src, accel, point, 'setup')
-                if 'STOP' in common.event_names(src):
-                    raise Failed('the guest was stopped before the destination was prepared')
+        with t.case('setup: dest.pager takes long, and the guest is not stopped for it'):
+            slow_destination(t, src, accel, 'dest.pager', 'setup')
+            if 'STOP' in common.event_names(src):
+                raise Failed('the guest was stopped before the destination was prepared')
         for point in ('dest.state', 'dest.ready'):
             with t.case(f'device: {point} takes long'):
                 slow_destination(t, src, accel, point, 'device')
         with t.case('after GO it is refused, and the move ends well'):
             after_go(t, src, accel)
+    with t.case('setup: dest.accepted takes long, then the source comes again'):
+        accepted(t, accel)
     with t.case('the source is quit when all is there'):
         quit_at_the_end(t, accel)
     with t.case('setup: source.publish takes long'):
