@@ -15,7 +15,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a line at a time */
 
 static void say_child(void *opaque, unsigned child, enum ff_child_event what)
 {
-    static const char *const names[] = {"attached", "running", "complete", "lost"};
+    static const char *const names[] = {"connected", "attached", "running", "complete",
+                                        "lost"};
 
     (void)opaque;
     pthread_mutex_lock(&lock);
