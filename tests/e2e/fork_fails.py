@@ -17,7 +17,7 @@ import tempfile
 
 import common
 from common import Failed, Skip, event_names, say, wait_for
-from forked import (ELSEWHERE, SLOW, TWO_HOSTS, Child, Clone, FakeParent, Parent,
+from forked import (ELSEWHERE, RAMBLOCK, SLOW, TWO_HOSTS, Child, Clone, FakeParent, Parent,
                     check_nothing_left, check_result, kill, snapshot)
 
 MIB = 32
@@ -279,7 +279,7 @@ def stopped(t, _accel):
     replies = Stops({'qmp_capabilities': {'return': {}}, 'query-block': none,
                      'query-commands': {'return': [{'name': 'x-farfork-export'}]},
                      'query-named-block-nodes': none, 'query-rx-filter': none,
-                     'query-x-farfork-exports': none,
+                     'query-x-farfork-exports': none, 'x-query-ramblock': RAMBLOCK,
                      'query-status': {'return': {'status': 'running', 'running': True}},
                      'x-farfork-export': {'return': {'pause-ns': 1}}})
     with FakeParent(t, replies) as parent, \

@@ -238,6 +238,13 @@ def hosts_of_their_own(n):
         yield hosts
 
 
+# what a QEMU says of its memory
+RAMBLOCK = {'return': {'human-readable-text': (
+    '              Block Name    PSize              Offset  Used  Total  HVA  RO\n'
+    '                  pc.ram    4 KiB  0x0000000000000000 0x0000000008000000 '
+    '0x0000000008000000 0x00007f0000000000  rw\n')}}
+
+
 class FakeParent:
     """A QMP server that does as it is told: replies by command, or none."""
 

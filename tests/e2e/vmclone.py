@@ -17,7 +17,7 @@ import time
 
 import common
 from common import Failed, say, status, wait_for
-from forked import (ELSEWHERE, MIB, SLOW, TWO_HOSTS, Child, Clone, FakeParent, Parent, alive,
+from forked import (ELSEWHERE, MIB, RAMBLOCK, SLOW, TWO_HOSTS, Child, Clone, FakeParent, Parent, alive,
                     ask, check_nothing_left, check_result, hosts_of_their_own, kill, one_start,
                     processes_of, run_vmclone, say_phases, snapshot, weight)
 
@@ -426,17 +426,12 @@ def out_of_sight(t, accel):
             check_nothing_left(c, parent)
 
 
-BLOCKS = ('              Block Name    PSize              Offset  Used  Total  HVA  RO\n'
-          '                  pc.ram    4 KiB  0x0000000000000000 0x0000000008000000 '
-          '0x0000000008000000 0x00007f0000000000  rw\n')
-
-
 def strange_parents(t):
     ok = {'return': {}}
     none = {'qmp_capabilities': ok, 'query-commands': {'return': [{'name': 'stop'}]}}
     able = {'return': [{'name': 'x-farfork-export'}]}
     nothing = {'query-block': {'return': []}, 'query-named-block-nodes': {'return': []},
-               'x-query-ramblock': {'return': {'human-readable-text': BLOCKS}},
+               'x-query-ramblock': RAMBLOCK,
                'query-rx-filter': {'return': []}, 'query-x-farfork-exports': {'return': []},
                'query-status': {'return': {'status': 'running', 'running': True}}}
     for replies, text in (

@@ -168,7 +168,7 @@ static void move_sparse(bool shared, const char *options)
                 !strstr(options, "odp=on");
     uint64_t touched = FF_ARRAY_LEN(early) + FF_ARRAY_LEN(late),
              most = pins ? (3 * 64 + 16) * MIB / 4096 : touched;
-    if (strstr(options, "push") && shared)
+    if (strstr(options, "push") && shared && !pins)
         most = touched * 512; /* a chunk is written as a whole */
     must_hold(&src.r, "source", most);
     must_hold(&dst.r, "destination", shared && !pins ? touched + 1 : FF_MAX(most, touched));
