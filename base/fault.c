@@ -24,7 +24,7 @@ const char *const ff_fault_points[] = {
     "dest.running",   "dest.fault",     "dest.install",    "dest.prefill",
     "tcp.serve.fault", "tcp.serve.prefill", "tcp.recv.short", "tcp.send.short",
     "loop.read",      "control.send",   "process.go",   "child.loaded",
-    "agent.say",      "dest.prefill.start", "dest.beat",
+    "agent.say",      "dest.prefill.start", "dest.beat",    "source.welcomed",
 };
 const unsigned ff_fault_points_n = FF_ARRAY_LEN(ff_fault_points);
 

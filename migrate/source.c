@@ -157,6 +157,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (rc < 0)
         return ff_error_context(err, "hello");
     rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, &w, err);
+    if (!rc && ff_fault("source.welcomed"))
+        rc = ff_error_set(err, EIO, "source: injected");
     if (!rc)
         rc = s->link->ops->open_queues(s->link, w.session, s->addr.timeout_ms, err);
     if (!rc) {

@@ -52,11 +52,10 @@ def slow_destination(t, src, accel, point, state):
             raise Failed(f'{dst.name}: the guest ran here')
 
 
-def accepted(t, accel):
-    """The destination has only answered HELLO: it waits for the next source, which may be the same."""
-    with Micro(t, 'again-a', accel, mem_mib=MIB) as src, \
-            Micro(t, 'again-b', accel, mem_mib=MIB, incoming=True,
-                  faults=f'dest.accepted={SLOW}@1') as dst:
+def before_queues(t, accel):
+    """The source leaves with no queue open: the destination waits for the next, here the same."""
+    with Micro(t, 'again-a', accel, mem_mib=MIB, faults=f'source.welcomed={SLOW}@1') as src, \
+            Micro(t, 'again-b', accel, mem_mib=MIB, incoming=True) as dst:
         src.start_load()
         uri = common.listen(dst)
         src.qmp('migrate', uri=uri)
@@ -132,8 +131,8 @@ def run(t):
                 slow_destination(t, src, accel, point, 'device')
         with t.case('after GO it is refused, and the move ends well'):
             after_go(t, src, accel)
-    with t.case('setup: dest.accepted takes long, then the source comes again'):
-        accepted(t, accel)
+    with t.case('setup: it leaves before its queues are open, and comes again'):
+        before_queues(t, accel)
     with t.case('the source is quit when all is there'):
         quit_at_the_end(t, accel)
     with t.case('setup: source.publish takes long'):
