@@ -363,6 +363,14 @@ void ff_fault_keep_hole(struct ff_pager *p, uint32_t region, uint64_t page)
     }
 }
 
+void ff_fault_ask_again(struct ff_pager *p, uint32_t region, uint64_t page)
+{
+    uint64_t now = ff_now_ns();
+
+    add_pending(p->fault, (struct want){.region = region, .page = page, .since_ns = now,
+                                        .queued_ns = now});
+}
+
 bool ff_fault_room(const struct ff_pager *p)
 {
     return PENDING - p->fault->n > EVENTS;
@@ -443,7 +451,7 @@ static void serve_fault(struct ff_pager *p, struct want w)
         break;
     case FF_CLAIM_HOLE:
         atomic_fetch_add(&p->count.faults_late, 1);
-        if (!ff_pager_fill_hole(p, r, w.page)) /* discarded just now, before the image is frozen */
+        if (!ff_pager_fill_hole(p, r, w.page)) /* discarded just now, perhaps: it asks again */
             ff_pager_wake(p, r, w.page);
         break;
     }

@@ -405,8 +405,16 @@ int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_
 
 bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 {
+    /* before the claim: what is ours is not discarded, and a source that still runs may write it */
+    bool frozen = atomic_load(&p->image_frozen);
+
     if ((r->watched && !ff_fault_room(p)) || !ff_claim_touch(&r->claims, page))
         return false;
+    if (r->watched && !frozen) {
+        atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
+        ff_fault_ask_again(p, (uint32_t)(r - p->region), page);
+        return false;
+    }
     if (r->watched) {
         int rc = ff_pager_install_hole(p, r, page);
         if (rc == -EAGAIN)

@@ -265,8 +265,8 @@ void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n);
 
 /* Somebody touches @page. True: it was a hole, and is PRESENT now. False: it was none, or will be
- * PRESENT when there is memory. Fault thread, and after
- * ff_pager_finish() the agent's */
+ * PRESENT when there is memory, or, before the image is frozen, is fetched when it is. Fault thread,
+ * and after ff_pager_finish() the agent's */
 bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
 /* @page was a hole, and is the caller's: as ff_pager_install() */
@@ -275,7 +275,10 @@ int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_
 /* Likewise, but there was no memory for it: the fault thread, which calls, tries again. With room */
 void ff_fault_keep_hole(struct ff_pager *p, uint32_t region, uint64_t page);
 
-/* Likewise out of a staging buffer, which loses its pages */
+/* @page was a hole of the pass, and is the caller's: fetch it when the image is frozen. With room */
+void ff_fault_ask_again(struct ff_pager *p, uint32_t region, uint64_t page);
+
+/* As ff_pager_install(), out of a staging buffer, which loses its pages */
 int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
                      void *src, uint64_t *done);
 
