@@ -14,7 +14,9 @@
  *              An agent takes one table: what comes after it was adopted is final.
  * Limits       HELLO_MS: who is silent for so long is dropped. FF_PORT_ALSO_MAX peers without
  *              HELLO: when one more comes, the one that has had most time goes. QUEUES_MS, or
- *              half the time limit if that is more: who was welcomed opens its queues at once.
+ *              half the time limit if that is more: who was welcomed takes that message and opens
+ *              its queues at once. REFUSE_MS: who takes no refusal is dropped without. An adapter
+ *              waits for a peer that has no buffer for a message, and all others wait with it.
  */
 #include <errno.h>
 #include <string.h>
@@ -27,6 +29,7 @@
 
 #define HELLO_MS 5000
 #define QUEUES_MS 1000
+#define REFUSE_MS 1000
 
 static void set_link(struct ff_dest *d, struct ff_link *link)
 {
@@ -65,6 +68,15 @@ static void drop(struct waiting *w, unsigned i, const char *why)
     l->ops->free(l);
 }
 
+/* The peer that was heard last is told @why, and dropped by the caller */
+static void refuse(struct ff_dest *d, const char *why)
+{
+    struct ff_link *l = d->ctl.link;
+
+    l->ops->set_timeout(l, FF_MIN(d->addr.timeout_ms, REFUSE_MS));
+    ff_control_refuse(&d->ctl, why);
+}
+
 /* Has @l said HELLO? 0; -ETIMEDOUT: nothing yet; else it is to be dropped, and was told why */
 static int try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why)
 {
@@ -73,18 +85,23 @@ static int try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struc
     if (rc >= 0)
         rc = ff_wire_get_hello(d->ctl.buf, (size_t)d->ctl.len, &d->peer, why);
     if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
-        ff_control_refuse(&d->ctl, why->text);
+        refuse(d, why->text);
     return rc;
+}
+
+static int ms_until(uint64_t end_ns)
+{
+    uint64_t now = ff_now_ns();
+
+    return now < end_ns ? (int)((end_ns - now + 999999) / 1000000) : 0;
 }
 
 /* Who waits too long goes; until when the others may */
 static int drop_late(struct waiting *w)
 {
-    uint64_t now = ff_now_ns();
-
-    while (w->n && w->until_ns[0] <= now)
+    while (w->n && !ms_until(w->until_ns[0]))
         drop(w, 0, "wait for HELLO: nothing was said");
-    return w->n ? (int)((w->until_ns[0] - now + 999999) / 1000000) : -1;
+    return w->n ? ms_until(w->until_ns[0]) : -1;
 }
 
 /* The next source that says HELLO becomes @d's link; several are waited for at once */
@@ -135,7 +152,7 @@ static int check_table(struct ff_dest *d, const char *config, bool *for_good, st
                               &why);
     if (!rc)
         return 0;
-    ff_control_refuse(&d->ctl, why.text);
+    refuse(d, why.text);
     return ff_error_set(err, -rc, "%s", why.text);
 }
 
@@ -153,8 +170,11 @@ static int welcome(struct ff_dest *d, struct ff_error *err)
     if (getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
         return ff_error_set(err, EIO, "destination: no random numbers: %s", strerror(errno));
     memcpy(d->session, w.session, sizeof(d->session));
+    uint64_t end = ff_now_ns() + (uint64_t)queues_ms(d) * 1000000u;
+    d->link->ops->set_timeout(d->link, queues_ms(d));
     int rc = ff_control_send(&d->ctl, ff_wire_put_welcome(d->ctl.buf, &w), err);
-    return rc ? rc : d->link->ops->open_queues(d->link, w.session, queues_ms(d), err);
+    d->link->ops->set_timeout(d->link, d->addr.timeout_ms);
+    return rc ? rc : d->link->ops->open_queues(d->link, w.session, ms_until(end), err);
 }
 
 /* Queues to a source that fits. A peer that does not, or leaves, costs itself its connection, and
