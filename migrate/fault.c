@@ -8,8 +8,8 @@
  * Picture      event -> claim -> free slot? -> post READ -> completion -> install -> slot free
  *                                   no: pending (FIFO) until one is
  *              no memory to install it: the slot keeps the page, and is tried again every
- *              RETRY_MS, also when the link is broken by then
- * Limits       PENDING: threads that can wait at once, and the first-touch pages; when it
+ *              RETRY_MS, also when the link is broken by then; so are holes that are pending
+ * Limits       FF_WANTS_MAX: threads that can wait at once, and the first-touch pages; when it
  *              is full no more events are read: they stay in the kernel's queue.
  */
 #include <errno.h>
@@ -25,9 +25,9 @@
 #include "log.h"
 #include "pager.h"
 #include "thread.h"
+#include "wants.h"
 
 #define SLOT_MEMORY (16u << 20)
-#define PENDING 8192u
 #define EVENTS 32u
 #define EARLY 256u /* what comes on top is claimed at once */
 #define WAITERS 64u /* more than vCPUs, mostly; of others the time is not known */
@@ -36,17 +36,8 @@
 #define RETRY_MS 20
 #define CPU_TURNS 32u /* asking for the CPU time is a system call */
 
-struct want {
-    uint32_t region;
-    bool first_touch;
-    bool hole; /* there was no memory for its zeros when it was touched */
-    uint64_t page;
-    uint64_t since_ns; /* when the event was read */
-    uint64_t queued_ns; /* when it was claimed */
-};
-
 struct slot {
-    struct want want;
+    struct ff_want want;
     uint8_t *local; /* where the page is read to */
     uint64_t posted_ns;
     uint8_t zero; /* one granule: the page */
@@ -62,16 +53,15 @@ struct ff_fault_engine {
     uint32_t n_kept;
     uint64_t retry_ns;
     struct slot slot[FF_QUEUE_DEPTH];
-    struct want pending[PENDING];
-    unsigned first, n;
-    struct want early[EARLY]; /* faults from before the image was frozen */
+    struct ff_wants pending; /* their claims are taken */
+    struct ff_want early[EARLY]; /* faults from before the image was frozen */
     unsigned n_early;
     uint64_t last_progress_ns;
     uint64_t awake_ns; /* when poll() returned, or the thread looked again */
     unsigned n_served;
     bool broken;
 
-    struct want waiter[WAITERS]; /* faults on pages that prefill has claimed: for the statistics */
+    struct ff_want waiter[WAITERS]; /* on pages that prefill has claimed: for the statistics */
     unsigned n_waiters;
 
     pthread_mutex_t lock; /* guards asked, n_asked: handed over by another thread */
@@ -141,7 +131,7 @@ static struct slot *free_slot(struct ff_fault_engine *f)
     return NULL;
 }
 
-static void count_served(struct ff_pager *p, const struct want *w)
+static void count_served(struct ff_pager *p, const struct ff_want *w)
 {
     if (w->first_touch)
         atomic_fetch_add(&p->count.first_touch, 1);
@@ -152,7 +142,7 @@ static void count_served(struct ff_pager *p, const struct want *w)
 /* @came: the bytes of @s; they are installed by now, and @apart: nobody is awake yet */
 static void count_stages(struct ff_pager *p, const struct slot *s, uint64_t came, bool apart)
 {
-    const struct want *w = &s->want;
+    const struct ff_want *w = &s->want;
     uint64_t installed = ff_now_ns();
 
     if (apart)
@@ -232,8 +222,8 @@ static void post_pending(struct ff_pager *p)
 
     if (!atomic_load(&p->image_frozen))
         return; /* the bytes may still change at the source */
-    while (f->n && !f->broken && (s = free_slot(f))) {
-        struct want *w = &f->pending[f->first];
+    while (f->pending.n && !f->broken && (s = free_slot(f))) {
+        struct ff_want *w = &f->pending.want[f->pending.first];
         struct ff_pager_region *r = &p->region[w->region];
         struct ff_error why;
 
@@ -255,15 +245,8 @@ static void post_pending(struct ff_pager *p)
                 f->last_progress_ns = s->posted_ns;
             s->busy = true;
         }
-        f->first = (f->first + 1) % PENDING;
-        f->n--;
+        ff_wants_take(&f->pending);
     }
-}
-
-/* The caller owns the claim */
-static void add_pending(struct ff_fault_engine *f, struct want w)
-{
-    f->pending[(f->first + f->n++) % PENDING] = w;
 }
 
 static void completed(struct ff_pager *p, struct slot *s)
@@ -279,17 +262,39 @@ static void completed(struct ff_pager *p, struct slot *s)
     arrived(p, s);
 }
 
+/* The link is broken: holes need neither it nor a slot, and no slot may be free again */
+static void fill_pending_holes(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    for (unsigned n = f->pending.n; n && f->pending.n_holes; n--) {
+        struct ff_want w = ff_wants_take(&f->pending);
+        int rc = w.hole ? ff_pager_install_hole(p, &p->region[w.region], w.page) : -EAGAIN;
+        if (rc == -EAGAIN)
+            ff_wants_add(&f->pending, w);
+        if (rc == -EAGAIN && w.hole)
+            ff_pager_short(p, FF_QUEUE_FAULT);
+    }
+}
+
+static bool must_retry(const struct ff_fault_engine *f)
+{
+    return f->n_kept || (f->broken && f->pending.n_holes);
+}
+
 /* Perhaps there is memory by now */
 static void retry_kept(struct ff_pager *p)
 {
     struct ff_fault_engine *f = p->fault;
 
-    if (!f->n_kept || ff_now_ns() < f->retry_ns)
+    if (!must_retry(f) || ff_now_ns() < f->retry_ns)
         return;
     for (unsigned i = 0; i < f->n_slots; i++)
         if (f->slot[i].kept && install_slot(p, &f->slot[i], true))
             arrived(p, &f->slot[i]);
-    if (!f->n_kept)
+    if (f->broken)
+        fill_pending_holes(p);
+    if (!must_retry(f))
         ff_pager_enough(p, FF_QUEUE_FAULT);
     f->retry_ns = ff_now_ns() + RETRY_MS * 1000000ull;
 }
@@ -336,51 +341,36 @@ static int find_region(const struct ff_pager *p, uint64_t addr)
 }
 
 /* Claim a page and queue its read; what stands in the way, if something does */
-static enum ff_claim want_page(struct ff_pager *p, struct want w)
+static enum ff_claim want_page(struct ff_pager *p, struct ff_want w)
 {
     struct ff_claims *c = &p->region[w.region].claims;
 
     if (ff_claim_take(c, w.page)) {
         w.queued_ns = ff_now_ns();
-        add_pending(p->fault, w);
+        ff_wants_add(&p->fault->pending, w);
         return FF_CLAIM_MISSING;
     }
     return ff_claim_get(c, w.page);
 }
 
-void ff_fault_keep_hole(struct ff_pager *p, uint32_t region, uint64_t page)
-{
-    struct ff_fault_engine *f = p->fault;
-    struct want w = {.region = region, .page = page, .hole = true};
-    struct slot *s = free_slot(f);
-
-    if (s) {
-        *s = (struct slot){.want = w, .zero = 1, .busy = true, .kept = true};
-        f->n_kept++;
-        ff_pager_short(p, FF_QUEUE_FAULT);
-    } else {
-        add_pending(f, w);
-    }
-}
-
-void ff_fault_ask_again(struct ff_pager *p, uint32_t region, uint64_t page)
+void ff_fault_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hole)
 {
     uint64_t now = ff_now_ns();
 
-    add_pending(p->fault, (struct want){.region = region, .page = page, .since_ns = now,
-                                        .queued_ns = now});
+    ff_wants_add(&p->fault->pending, (struct ff_want){
+        .region = region, .page = page, .hole = hole, .since_ns = now, .queued_ns = now});
 }
 
 bool ff_fault_room(const struct ff_pager *p)
 {
-    return PENDING - p->fault->n > EVENTS;
+    return FF_WANTS_MAX - p->fault->pending.n > EVENTS;
 }
 
 enum ff_claim ff_fault_want(struct ff_pager *p, uint32_t i, uint64_t page, uint64_t since_ns)
 {
     struct ff_pager_region *r = &p->region[i];
     enum ff_claim was =
-        want_page(p, (struct want){.region = i, .page = page, .since_ns = since_ns});
+        want_page(p, (struct ff_want){.region = i, .page = page, .since_ns = since_ns});
 
     if (was == FF_CLAIM_MISSING) {
         atomic_fetch_add(&p->count.faults, 1);
@@ -395,7 +385,7 @@ static void check_waiters(struct ff_pager *p)
     struct ff_fault_engine *f = p->fault;
 
     for (unsigned i = 0; i < f->n_waiters;) {
-        struct want *w = &f->waiter[i];
+        struct ff_want *w = &f->waiter[i];
         if (ff_claim_get(&p->region[w->region].claims, w->page) != FF_CLAIM_PRESENT) {
             i++;
             continue;
@@ -406,7 +396,7 @@ static void check_waiters(struct ff_pager *p)
     }
 }
 
-static void add_waiter(struct ff_pager *p, struct want w)
+static void add_waiter(struct ff_pager *p, struct ff_want w)
 {
     struct ff_fault_engine *f = p->fault;
 
@@ -430,7 +420,7 @@ static void answer_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
 }
 
 /* Somebody waits for the page of @w */
-static void serve_fault(struct ff_pager *p, struct want w)
+static void serve_fault(struct ff_pager *p, struct ff_want w)
 {
     struct ff_pager_region *r = &p->region[w.region];
     uint64_t offset = w.page * r->range.psize;
@@ -462,7 +452,7 @@ static void serve_early(struct ff_pager *p)
 {
     struct ff_fault_engine *f = p->fault;
 
-    if (!f->n_early || !atomic_load(&p->image_frozen) || PENDING - f->n <= EARLY)
+    if (!f->n_early || !atomic_load(&p->image_frozen) || FF_WANTS_MAX - f->pending.n <= EARLY)
         return;
     for (unsigned i = 0; i < f->n_early; i++)
         serve_fault(p, f->early[i]);
@@ -482,7 +472,8 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
     }
     struct ff_pager_region *r = &p->region[i];
     uint64_t offset = addr - (uintptr_t)r->range.host;
-    struct want w = {.region = (uint32_t)i, .page = offset / r->range.psize, .since_ns = ff_now_ns()};
+    struct ff_want w = {
+        .region = (uint32_t)i, .page = offset / r->range.psize, .since_ns = ff_now_ns()};
 
     if (!atomic_load(&p->image_frozen) && f->n_early < EARLY) {
         /* not claimed: a pass may bring the page, soon, and its install wakes who waits */
@@ -534,9 +525,10 @@ static void take_asked(struct ff_pager *p)
 
     eventfd_read(p->wake_fd, &ignored);
     pthread_mutex_lock(&f->lock);
-    for (unsigned i = 0; i < f->n_asked && PENDING - f->n > EVENTS; i++) {
+    for (unsigned i = 0; i < f->n_asked && FF_WANTS_MAX - f->pending.n > EVENTS; i++) {
         uint64_t page = f->asked[i].offset / p->region[f->asked[i].region].range.psize;
-        want_page(p, (struct want){.region = f->asked[i].region, .page = page, .first_touch = true});
+        want_page(p, (struct ff_want){
+                         .region = f->asked[i].region, .page = page, .first_touch = true});
     }
     f->n_asked = 0; /* what did not fit is fetched when it is touched */
     pthread_mutex_unlock(&f->lock);
@@ -571,7 +563,7 @@ void *ff_fault_main(void *opaque)
             {.fd = fd, .events = events},
             {.fd = ff_children_fd(p), .events = POLLIN},
         };
-        int n = poll(fds, FF_ARRAY_LEN(fds), f->n_kept ? RETRY_MS : f->n_busy ? 500 : 5000);
+        int n = poll(fds, FF_ARRAY_LEN(fds), must_retry(f) ? RETRY_MS : f->n_busy ? 500 : 5000);
         f->awake_ns = ff_now_ns();
         if (n < 0 && errno != EINTR)
             ff_log(FF_LOG_ERROR, "pager: poll: %s", strerror(errno));

@@ -410,15 +410,12 @@ bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
 
     if ((r->watched && !ff_fault_room(p)) || !ff_claim_touch(&r->claims, page))
         return false;
-    if (r->watched && !frozen) {
-        atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
-        ff_fault_ask_again(p, (uint32_t)(r - p->region), page);
-        return false;
-    }
     if (r->watched) {
-        int rc = ff_pager_install_hole(p, r, page);
+        int rc = frozen ? ff_pager_install_hole(p, r, page) : -EAGAIN;
+        if (!frozen)
+            atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
         if (rc == -EAGAIN)
-            ff_fault_keep_hole(p, (uint32_t)(r - p->region), page);
+            ff_fault_later(p, (uint32_t)(r - p->region), page, frozen);
         return !rc;
     }
     /* a child that has not been told yet that all is here: the kernel fills it */

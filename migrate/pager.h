@@ -265,18 +265,16 @@ void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n);
 
 /* Somebody touches @page. True: it was a hole, and is PRESENT now. False: it was none, or will be
- * PRESENT when there is memory, or, before the image is frozen, is fetched when it is. Fault thread,
- * and after ff_pager_finish() the agent's */
+ * PRESENT when there is memory, or is fetched when the image is frozen. Fault thread, and after
+ * ff_pager_finish() the agent's */
 bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
 /* @page was a hole, and is the caller's: as ff_pager_install() */
 int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
-/* Likewise, but there was no memory for it: the fault thread, which calls, tries again. With room */
-void ff_fault_keep_hole(struct ff_pager *p, uint32_t region, uint64_t page);
-
-/* @page was a hole of the pass, and is the caller's: fetch it when the image is frozen. With room */
-void ff_fault_ask_again(struct ff_pager *p, uint32_t region, uint64_t page);
+/* @page was a hole, and is the fault thread's, which calls: to be filled when there is memory; not
+ * @hole: to be fetched when the image is frozen. With room */
+void ff_fault_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hole);
 
 /* As ff_pager_install(), out of a staging buffer, which loses its pages */
 int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,

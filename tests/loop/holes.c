@@ -30,6 +30,7 @@ struct both {
     enum memory memory;
     uint64_t len_bytes;
     const char *options;
+    bool only_tail; /* nothing is touched in the first two pieces */
     void (*empty)(struct both *b); /* after ff_dest_start(), as QEMU does */
     struct area src, dst;
     struct ff_source *source;
@@ -56,7 +57,7 @@ static bool is_touched(const struct both *b, uint64_t page)
 {
     uint64_t at = page * b->dst.psize;
 
-    return page % 8 == 3 && (at < PIECE / 4 || at >= 2 * PIECE);
+    return page % 8 == 3 && ((at < PIECE / 4 && !b->only_tail) || at >= 2 * PIECE);
 }
 
 static uint64_t touch_source(struct both *b)
@@ -205,13 +206,20 @@ static void *read_main(void *arg)
     return NULL;
 }
 
+static pthread_t start_reader(struct reader *r, const uint8_t *at)
+{
+    pthread_t t;
+
+    *r = (struct reader){.at = at};
+    must(!pthread_create(&t, NULL, read_main, r));
+    return t;
+}
+
 static void must_read_zeros(const uint8_t *at)
 {
     static struct reader r;
-    pthread_t t;
 
-    r = (struct reader){.at = at};
-    must(!pthread_create(&t, NULL, read_main, &r));
+    pthread_t t = start_reader(&r, at);
     must(wait_flag(&r.ended, 10000));
     pthread_join(t, NULL);
 }
@@ -258,6 +266,36 @@ static void after_a_break(void)
     must_read_zeros(b.dst.host + PIECE / 2);
     fflush(NULL);
     _exit(0);
+}
+
+/* Nor for one whose memory was not there, when the source was asked for as much as it can be */
+static void breaks_when_short(void)
+{
+    static struct both b = {.memory = MEM_MEMFD, .only_tail = true};
+    static struct reader waits[FF_QUEUE_DEPTH], hole;
+    struct ff_stats st;
+    struct ff_error err;
+
+    /* the source answers no read; prefill has left holes, and installed nothing */
+    must_ok(ff_faults_arm("tcp.serve.prefill=delay:600000000,tcp.serve.fault=delay:600000000,"
+                          "dest.install=fail:12@1-20", &err), err);
+    begin(&b);
+    wait_holes(&b);
+    for (unsigned i = 0; i < FF_QUEUE_DEPTH; i++)
+        start_reader(&waits[i], b.dst.host + 2 * PIECE + i * 4096);
+    do {
+        usleep(1000);
+        ff_dest_stats(b.dest, &st);
+    } while (st.faults < FF_QUEUE_DEPTH);
+    start_reader(&hole, b.dst.host + PIECE);
+    while (!ff_fault_hits("dest.install"))
+        usleep(1000);
+    ff_dest_cancel(b.dest);
+    must(ff_dest_wait_done(b.dest, &err));
+    must(wait_flag(&hole.ended, 15000));
+    must(ff_fault_hits("dest.install") == 21);
+    fflush(NULL);
+    _exit(0); /* the others wait for good */
 }
 
 /* --- what takes memory --- */
@@ -439,6 +477,7 @@ int main(int argc, char **argv)
         {"tcp: touched", tcp_touched, 60},
         {"tcp: touched, in place", tcp_touched_in_place, 60},
         {"tcp: after a break", after_a_break, 60},
+        {"tcp: a break when there is no memory", breaks_when_short, 60},
         {"tcp: populated before", populated_before, 60},
         {"tcp: an agent, of a memfd", agent_memfd, 60},
         {"tcp: an agent, of anonymous memory", agent_anon, 60},

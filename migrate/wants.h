@@ -1,0 +1,46 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * wants.h - the fault thread's: pages that it has claimed and is to bring, first come, first served
+ */
+#ifndef FF_MIGRATE_WANTS_H
+#define FF_MIGRATE_WANTS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define FF_WANTS_MAX 8192u
+
+struct ff_want {
+    uint32_t region;
+    bool first_touch;
+    bool hole; /* there was no memory for its zeros when it was touched */
+    uint64_t page;
+    uint64_t since_ns; /* when the event was read */
+    uint64_t queued_ns; /* when it was claimed */
+};
+
+struct ff_wants {
+    struct ff_want want[FF_WANTS_MAX];
+    unsigned first, n;
+    unsigned n_holes; /* of them */
+};
+
+/* With room: n < FF_WANTS_MAX */
+static inline void ff_wants_add(struct ff_wants *q, struct ff_want w)
+{
+    q->want[(q->first + q->n++) % FF_WANTS_MAX] = w;
+    q->n_holes += w.hole;
+}
+
+/* The oldest; n > 0 */
+static inline struct ff_want ff_wants_take(struct ff_wants *q)
+{
+    struct ff_want w = q->want[q->first];
+
+    q->first = (q->first + 1) % FF_WANTS_MAX;
+    q->n--;
+    q->n_holes -= w.hole;
+    return w;
+}
+
+#endif
