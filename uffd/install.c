@@ -152,6 +152,17 @@ static int64_t install_once(struct ff_uffd *u, uint64_t dst, const void *src, ui
     return ioctl(u->fd, UFFDIO_COPY, &c) < 0 && c.copy <= 0 ? -errno : c.copy;
 }
 
+/* A page of hugetlb: in the page table, or in the file, whence CONTINUE maps it (and wakes nobody)? */
+static bool is_there(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset)
+{
+    uint8_t *page = r->host + offset;
+    unsigned char mapped = 0;
+
+    if (!mincore(page, 1, &mapped) && mapped & 1)
+        return true;
+    return r->shared && install_once(u, (uintptr_t)page, NULL, r->psize, true, false) > 0;
+}
+
 static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
                        const uint8_t *src, uint64_t len, bool wake, uint64_t *done,
                        struct ff_error *err)
@@ -161,8 +172,8 @@ static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_
 
     while (len) {
         int64_t n = install_once(u, (uintptr_t)r->host + offset, src, len, as_continue, wake);
-        if (n == -EEXIST && r->memory == FF_UFFD_HUGETLB)
-            n = -ENOMEM; /* so the kernel says when the pool is empty: nobody else installs */
+        if (n == -EEXIST && r->memory == FF_UFFD_HUGETLB && !is_there(u, r, offset))
+            n = -ENOMEM; /* so the kernel says when the pool is empty */
         if (n == -EAGAIN) {
             uint64_t now = ff_now_ns();
             start = start ? start : now;

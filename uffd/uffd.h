@@ -23,7 +23,8 @@
  *                 MINOR alone an absent page would read as zeros (minor_alone_zero.c).
  *              2. An install of a page that is there already is an error (-EEXIST), never
  *                 ignored: somebody else put bytes there. Only COPY and ZEROPAGE can tell,
- *                 so page claims, not this check, are what keeps installs apart.
+ *                 so page claims, not this check, are what keeps installs apart. An empty pool
+ *                 of huge pages, of which the kernel says the same, is -ENOMEM.
  *              3. A second descriptor of the same userfaultfd is kept: closing one by
  *                 mistake does not let blocked threads run on and read zeros
  *                 (tests/platform/last_uffd_closed.c).

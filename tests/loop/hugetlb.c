@@ -9,6 +9,7 @@
 
 #include "loop.h"
 #include "platform.h"
+#include "uffd.h"
 
 #define HUGE_PAGES 48
 #define CELLS_PER_PAGE ((2u << 20) / CELL)
@@ -132,6 +133,31 @@ static void pool_is_empty(void)
     move_must_succeed(&m);
 }
 
+/* A page that another has put there is no empty pool: to wait for one would never end */
+static void is_there_already(void)
+{
+    static uint8_t bytes[2 * PL_HUGE];
+    struct ff_error err;
+    struct ff_uffd u;
+    struct area a;
+    uint64_t done;
+
+    area_new(&a, MEM_HUGETLB, 3 * PL_HUGE);
+    struct ff_uffd_range r = {.host = a.host, .len_bytes = a.len_bytes, .psize = a.psize,
+                              .memory = FF_UFFD_HUGETLB, .landing = FF_UFFD_COPY, .shared = true};
+    must_ok(ff_uffd_open(&u, &err), err);
+    must_ok(ff_uffd_register(&u, &r, "ram", &err), err);
+    must_ok(ff_uffd_install(&u, &r, 0, bytes, PL_HUGE, true, &done, &err), err);
+    must(ff_uffd_install(&u, &r, 0, bytes, PL_HUGE, true, &done, &err) == -EEXIST);
+    /* as if by another process: in the file, and not in the page table */
+    uint8_t *other = mmap(NULL, a.len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, a.fd, 0);
+    must(other != MAP_FAILED);
+    other[2 * PL_HUGE] = 1;
+    must(ff_uffd_install(&u, &r, PL_HUGE, bytes, 2 * PL_HUGE, true, &done, &err) == -EEXIST);
+    must(done == PL_HUGE && other[2 * PL_HUGE] == 1);
+    ff_uffd_close(&u);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -140,7 +166,7 @@ int main(int argc, char **argv)
         {"loop push", loop_push, 0},         {"tcp push", tcp_push, 0},
         {"tcp anon", tcp_anon, 0},           {"tcp small chunk", tcp_small_chunk, 0},
         {"tcp large chunk", tcp_large_chunk, 0}, {"tcp faults alone", tcp_faults_alone, 0},
-        {"pool is empty", pool_is_empty, 60},
+        {"pool is empty", pool_is_empty, 60},    {"is there already", is_there_already, 0},
     };
 
     signal(SIGINT, pl_on_signal); /* these give the pages back */
