@@ -14,7 +14,8 @@
  *              on, is held open until the children have it open, so that it stays when the parent
  *              ends meanwhile.
  * Failure      until the parent writes to its overlays they are taken back. What the parent does
- *              is asked of it, not concluded from an answer that may have got lost.
+ *              is asked of it, not concluded from an answer that may have got lost. What a vmclone
+ *              leaves that is killed meanwhile is written down (unfinished.c).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -33,6 +34,7 @@
 #include "autojson.h"
 #include "overlays.h"
 #include "rundir.h"
+#include "unfinished.h"
 
 #define SERVER_NODE "nbd"
 #define STATE_BYTES 1024 /* of the server's state file */
@@ -49,6 +51,7 @@ struct clone_disks {
     struct words made;          /* its overlays that are there because of this fork */
     int *held;                  /* what is frozen, until children have it open */
     size_t n_held;
+    char *unfinished; /* where it is written down that they are made; NULL: it is over */
     char *server_dir;
     pid_t server;
 };
@@ -145,6 +148,15 @@ static int do_step(struct clone_disks *d, const json_t *step, struct why *why)
     return file && words_have(&d->made, file) && unlink(file) < 0 && errno != ENOENT ? -errno : 0;
 }
 
+/* Nobody has to look for the overlays any more: they are gone, or are the parent's disks */
+static void finish(struct clone_disks *d)
+{
+    if (d->unfinished)
+        rundir_remove(d->unfinished);
+    free(d->unfinished);
+    d->unfinished = NULL;
+}
+
 static void undo(struct clone_disks *d)
 {
     AUTO_JSON json_t *steps = disks_undo(d->plan);
@@ -155,6 +167,7 @@ static void undo(struct clone_disks *d)
     json_array_foreach(steps, i, step) /* also those of what was not done */
         do_step(d, step, &ignored);
     d->prepared = false;
+    finish(d);
 }
 
 /* --- before and after the pause --- */
@@ -196,10 +209,15 @@ int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
     return rc;
 }
 
+static char *base_of(const struct clone_disks *d)
+{
+    return d->o->rundir ? xstrdup(d->o->rundir) : rundir_base();
+}
+
 /* Where the server's pid is written down: found out now, not after the freeze */
 static int prepare_server(struct clone_disks *d, struct why *why)
 {
-    AUTO_FREE char *base = d->o->rundir ? xstrdup(d->o->rundir) : rundir_base();
+    AUTO_FREE char *base = base_of(d);
     int rc = rundir_make(base, d->o->id, SERVER_NODE, &d->server_dir, why);
 
     return rc ? rc : rundir_reserve_state(d->server_dir, STATE_BYTES, why);
@@ -222,6 +240,15 @@ static int write_down(const struct clone_disks *d, const json_t *disks, struct w
     return overlays_add(d->owner.dir, d->owner.number, more, why);
 }
 
+static int begin(struct clone_disks *d, struct why *why)
+{
+    AUTO_JSON json_t *overlays = disks_overlays(d->plan);
+    AUTO_FREE char *base = base_of(d);
+
+    return json_array_size(overlays) ? unfinished_begin(base, d->o->id, d->o->parent, d->parent,
+                                                        overlays, &d->unfinished, why) : 0;
+}
+
 static void hold(struct clone_disks *d)
 {
     AUTO_JSON json_t *files = disks_chains(d->plan);
@@ -242,7 +269,7 @@ void clone_disks_let_go(struct clone_disks *d)
         return;
     while (d->n_held)
         close(d->held[--d->n_held]);
-    AUTO_FREE char *base = d->o->rundir ? xstrdup(d->o->rundir) : rundir_base();
+    AUTO_FREE char *base = base_of(d);
     overlays_sweep(base, NULL, NULL); /* of a parent that has ended meanwhile */
 }
 
@@ -265,18 +292,20 @@ int clone_disks_prepare(struct clone_disks *d, struct why *why)
 
     if (!rc)
         rc = write_down(d, disks, why);
+    if (!rc)
+        rc = begin(d, why);
     if (rc)
         return rc;
     hold(d);
     json_array_foreach(steps, i, step) {
-        rc = do_step(d, step, why);
         d->prepared = true;
-        if (rc) {
-            undo(d);
-            return rc;
-        }
+        rc = rc ? rc : do_step(d, step, why);
     }
-    return 0;
+    if (!rc && d->unfinished)
+        rc = unfinished_ask(d->unfinished, why);
+    if (rc)
+        undo(d);
+    return rc;
 }
 
 json_t *clone_disks_actions(const struct clone_disks *d)
@@ -292,7 +321,7 @@ void clone_disks_done(struct clone_disks *d, bool forked)
     if (!d->prepared)
         return;
     d->forked = forked;
-    if (!forked) { /* a parent that does not answer keeps its files */
+    if (!forked) { /* a parent that does not answer keeps its files, and --list shows them */
         qmp_cancel_by(d->parent, -1);
         if (qmp_command(d->parent, "query-block", NULL, &block, &ignored))
             return;
@@ -300,6 +329,7 @@ void clone_disks_done(struct clone_disks *d, bool forked)
         if (!d->forked)
             undo(d);
     }
+    finish(d);
 }
 
 bool clone_disks_forked(const struct clone_disks *d)
@@ -421,6 +451,7 @@ void clone_disks_free(struct clone_disks *d)
     words_free(&d->made);
     overlays_owner_free(&d->owner);
     disks_free(d->plan);
+    free(d->unfinished);
     free(d->server_dir);
     free(d);
 }

@@ -28,6 +28,7 @@
 #include "qmp.h"
 #include "overlays.h"
 #include "rundir.h"
+#include "unfinished.h"
 
 #define POLL_MS 50
 #define ASK_LIMIT_MS 1000 /* of a QEMU that answers, or is busy */
@@ -66,6 +67,8 @@ static void add_fork(void *opaque, const char *dir, json_t *s)
     json_t *k;
     size_t i;
 
+    if (unfinished_is(s) && alive(s, "agent"))
+        return; /* it is being made */
     json_object_set_new(s, "agent_alive", json_boolean(alive(s, "agent")));
     json_object_set_new(s, "rundir", json_string(dir));
     json_array_foreach(json_object_get(s, "children"), i, k)
@@ -84,6 +87,18 @@ json_t *forks_here(const char *base)
     return all;
 }
 
+static void print_unfinished(const json_t *s)
+{
+    AUTO_JSON json_t *files = unfinished_files(s);
+    size_t i;
+    json_t *f;
+
+    printf("%s  parent %s  (unfinished: who made it was killed; end it by vmclone --kill %s)\n",
+           text_of(s, "id"), text_of(s, "parent"), text_of(s, "id"));
+    json_array_foreach(files, i, f)
+        printf("  overlay  %s\n", json_string_value(f));
+}
+
 void forks_print(const json_t *forks)
 {
     json_t *s, *k;
@@ -91,6 +106,10 @@ void forks_print(const json_t *forks)
 
     json_array_foreach(forks, n, s) {
         bool moved = !strcmp(text_of(s, "image"), "none");
+        if (unfinished_is(s)) {
+            print_unfinished(s);
+            continue;
+        }
         printf("%s  on %s  parent %s  %s%s%s\n", text_of(s, "id"), text_of(s, "node"),
                text_of(s, "parent"), moved ? "moved here" : "memory ",
                moved ? "" : text_of(s, "image"),
@@ -109,6 +128,7 @@ struct search {
     size_t forks, alive;
     int agent; /* this one alone; 0: any */
     bool kill;
+    struct words *kept; /* what stays, and why */
 };
 
 /* By a descriptor of the process: its number could be somebody else's a moment later */
@@ -158,15 +178,19 @@ static void clean(void *opaque, const char *dir, json_t *s)
 
     json_array_foreach(json_object_get(s, "children"), i, k)
         lives |= alive(k, "pid");
-    if (!lives && (!f->agent || f->agent == number_of(s, "agent")) && !overlays_left(dir))
+    if (lives || (f->agent && f->agent != number_of(s, "agent")))
+        return;
+    if (unfinished_is(s))
+        unfinished_end(dir, s, f->kept);
+    else if (!overlays_left(dir))
         rundir_remove(dir);
 }
 
 /* Nothing of it is alive */
 static int remove_all(const char *base, const char *id, int agent)
 {
-    struct search f = {.agent = agent};
     struct words kept = {0};
+    struct search f = {.agent = agent, .kept = &kept};
 
     overlays_sweep(base, id, &kept);
     rundir_each(base, id, clean, &f);

@@ -40,6 +40,7 @@ E2E_TESTS := \
     tests/e2e/clone_states.py:140 \
     tests/e2e/clone_disks.py:170 \
     tests/e2e/overlays.py:340 \
+    tests/e2e/unfinished.py:120 \
     tests/e2e/guest_identity.py:320 \
     tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140
