@@ -335,6 +335,8 @@ static void tcp_read_fails(void)
 }
 
 #define BY_BOTH "chunk=64K,window=1"
+/* A millisecond each: on a busy machine they bring everything before prefill has read three chunks */
+#define SLOW_FAULTS ",dest.fault=delay:1000"
 
 /* The link breaks under 8 threads that read and write: what each saw was right, no zeros */
 static void breaks_under_load(bool tcp, const char *options, const char *faults)
@@ -359,17 +361,17 @@ static void breaks_under_load(bool tcp, const char *options, const char *faults)
 
 static void loop_prefill_breaks(void)
 {
-    breaks_under_load(false, BY_BOTH, "loop.read=fail@20");
+    breaks_under_load(false, BY_BOTH, "loop.read=fail@20" SLOW_FAULTS);
 }
 
 static void tcp_prefill_breaks(void)
 {
-    breaks_under_load(true, BY_BOTH, "tcp.serve.prefill=fail@3");
+    breaks_under_load(true, BY_BOTH, "tcp.serve.prefill=fail@3" SLOW_FAULTS);
 }
 
 static void dest_prefill_breaks(void)
 {
-    breaks_under_load(true, BY_BOTH, "dest.prefill=fail@3");
+    breaks_under_load(true, BY_BOTH, "dest.prefill=fail@3" SLOW_FAULTS);
 }
 
 static void tcp_fault_breaks(void)
