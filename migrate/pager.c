@@ -412,8 +412,10 @@ bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
         return false;
     if (r->watched) {
         int rc = frozen ? ff_pager_install_hole(p, r, page) : -EAGAIN;
-        if (!frozen)
+        if (!frozen) {
             atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
+            atomic_fetch_sub(&p->count.bytes_zero, r->range.psize);
+        }
         if (rc == -EAGAIN)
             ff_fault_later(p, (uint32_t)(r - p->region), page, frozen);
         return !rc;

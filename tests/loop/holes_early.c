@@ -110,6 +110,7 @@ static void touched_in_the_pass(void)
     must(ff_fault_hits("dest.install") > 4000);
     ff_dest_stats(dest, &st);
     must(st.bytes_precopied && st.bytes_present == LEN);
+    must(st.bytes_prefill + st.bytes_fault + st.bytes_zero == LEN + st.bytes_discarded);
     for (unsigned i = 0; i < PAGES; i++)
         if (memcmp(src.host + i * PAGE, dst.host + i * PAGE, PAGE))
             loop_fail(__FILE__, __LINE__, "page %u: %u, want %u", i, dst.host[i * PAGE],
