@@ -148,7 +148,7 @@ struct ff_stats {
     uint64_t complete_ns;      /* destination: running until every page was there */
     /* how pages were made visible: copied in; mapped where the link had put them; moved in */
     uint64_t bytes_copied, bytes_continued, bytes_moved;
-    uint64_t prefill;          /* enum ff_prefill_mode */
+    uint64_t prefill;          /* enum ff_prefill_mode; AUTO: the destination has yet to choose */
     uint64_t source_cpu_ns;    /* CPU time of the library's threads there; source only */
     uint64_t dest_cpu_ns;
     /* precopy=1: installed before the guest was paused; made missing again, since it was written

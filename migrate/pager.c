@@ -105,6 +105,7 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     p->link = link;
     p->opts = opts;
     p->silence_ms = opts->timeout_ms;
+    p->mode = opts->prefill;
     p->uffd.fd = p->uffd.keep_fd = -1;
     pthread_mutex_init(&p->lock, NULL);
     pthread_condattr_init(&attr);

@@ -127,7 +127,7 @@ struct ff_pager {
     struct ff_stock *stock; /* borrowed */
     struct ff_pieces land; /* alias mappings, registered to land in */
     bool can_push;         /* so the source says */
-    _Atomic unsigned mode; /* enum ff_prefill_mode: OFF, PULL or PUSH */
+    _Atomic unsigned mode; /* enum ff_prefill_mode; until it is chosen as the address says */
 
     struct ff_children *children; /* whose memory is a view of this one; NULL: there can be none */
     struct ff_fault_engine *fault;

@@ -84,7 +84,7 @@ int ff_pager_end_pass(struct ff_pager *p, struct ff_error *err)
         return ff_error_set(err, ECANCELED, "given up during the pass");
     pthread_join(p->prefill_thread, NULL);
     p->prefill_up = p->prefill_ended = p->passing = false;
-    p->mode = FF_PREFILL_OFF;
+    p->mode = p->opts->prefill;
     ff_prefill_engine_rewind(p);
     return 0;
 }

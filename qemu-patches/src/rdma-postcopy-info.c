@@ -15,6 +15,7 @@ void rp_fill_info(MigrationInfo *info, const struct ff_stats *st,
     static const char *const prefills[] = {
         [FF_PREFILL_OFF] = "off", [FF_PREFILL_PULL] = "pull",
         [FF_PREFILL_PUSH] = "push",
+        [FF_PREFILL_AUTO] = "off", /* not chosen yet: nobody fetches */
     };
     uint64_t content = st->bytes_prefill + st->bytes_fault;
     RdmaPostcopyInfo *x = g_new0(RdmaPostcopyInfo, 1);

@@ -73,6 +73,16 @@ def destination(t, accel):
         given_away(src, dst, 'completed')
 
 
+def destination_early(t, accel):
+    """Before anybody has begun to fetch the rest: that it will be fetched is what counts."""
+    src, dst = pair(t, 'early', accel, faults='dest.running=delay:2000000')
+    with src, dst:
+        begin(src, dst)
+        if quit_and_code(dst, 30) != 0:
+            raise Failed(f'{dst.name}: ended with {dst.proc.returncode}: {dst.tail}')
+        given_away(src, dst, 'completed')
+
+
 def destination_broken(t, accel):
     """vCPUs that wait for memory are not woken to read zeros."""
     src, dst = pair(t, f'broken-{accel}', accel)
@@ -199,6 +209,7 @@ def run(t):
     accel = t.best_accel()
     cases = {
         'the destination quits': destination,
+        'the destination quits before prefill begins': destination_early,
         'its guest powers off 50 ms after GO': power_off,
         'the destination quits when the link is broken': destination_broken,
         'as before, and an iothread waits for a page of its ring': iothread,
