@@ -20,6 +20,7 @@ struct rp_state {
     bool gave_away;             /* this process must not run its guest */
     bool frozen;                /* source: memory is an image, must not change */
     bool here;                  /* destination: GO was received */
+    bool short_of_memory;       /* destination: paused for want of memory */
     bool prepared;              /* destination: incoming_prepare() ran */
     bool refused;               /* destination: failed, must never run */
     bool releasing;             /* source: being freed, without the BQL */
@@ -41,7 +42,8 @@ void rp_collapse_stop(void);
 
 /*
  * Quit: wait until the destination has all memory, as long as it gets some,
- * while *@state is one of a migration, or until a second request to end
+ * while *@state is one of a migration that goes on, or until a second request
+ * to end
  */
 void rp_wait_for_rest(const int *state);
 

@@ -152,6 +152,14 @@ static bool asked_again(void)
     return cause && !shutdown_caused_by_guest(cause);
 }
 
+/* What is paused for want of memory goes on by itself */
+static bool goes_on(int state)
+{
+    return state == MIGRATION_STATUS_ACTIVE ||
+           state == MIGRATION_STATUS_POSTCOPY_ACTIVE ||
+           (state == MIGRATION_STATUS_POSTCOPY_PAUSED && rp.short_of_memory);
+}
+
 void rp_wait_for_rest(const int *state)
 {
     int64_t since = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
@@ -160,8 +168,7 @@ void rp_wait_for_rest(const int *state)
     warn_report("rdma-postcopy: the guest on the destination still needs "
                 "memory from the source: waiting until it has all of it; a "
                 "second SIGTERM ends this, and the guest");
-    while ((*state == MIGRATION_STATUS_ACTIVE ||
-            *state == MIGRATION_STATUS_POSTCOPY_ACTIVE) && !asked_again()) {
+    while (goes_on(*state) && !asked_again()) {
         int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
         uint64_t had = present;
 

@@ -20,7 +20,7 @@ E2E_TESTS := \
     tests/e2e/break_before_go.py:140 \
     tests/e2e/break_after_go.py:200 \
     tests/e2e/meanwhile.py:140 \
-    tests/e2e/quit.py:140 \
+    tests/e2e/quit.py:180 \
     tests/e2e/unplug.py:100 \
     tests/e2e/one_runner.py:$(if $(filter 1,$(FARFORK_FULL)),260,140) \
     tests/e2e/refuse.py:170 \

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""quit.py - a QEMU ends while a guest moves: by quit, or by its guest's own power-off; limit: 120 s
+"""quit.py - a QEMU ends while a guest moves: by quit, or by its guest's own power-off; limit: 160 s
 
 While the link stands the move ends first, and disks are closed as ever. When it is broken what
 can be saved is saved, within seconds, whoever waits for memory that will never come.
@@ -79,6 +79,18 @@ def destination_early(t, accel):
     with src, dst:
         begin(src, dst)
         if quit_and_code(dst, 30) != 0:
+            raise Failed(f'{dst.name}: ended with {dst.proc.returncode}: {dst.tail}')
+        given_away(src, dst, 'completed')
+
+
+def destination_short(t, accel):
+    """While no page can be installed: the link stands, and there is memory again."""
+    src, dst = pair(t, 'short', accel, faults='dest.install=fail:12@50-900')
+    with src, dst:
+        begin(src, dst, ',landing=copy')
+        common.wait_migration(dst, 'postcopy-paused')
+        common.wait_migration(src, 'postcopy-active')
+        if quit_and_code(dst, 60) != 0:
             raise Failed(f'{dst.name}: ended with {dst.proc.returncode}: {dst.tail}')
         given_away(src, dst, 'completed')
 
@@ -210,6 +222,7 @@ def run(t):
     cases = {
         'the destination quits': destination,
         'the destination quits before prefill begins': destination_early,
+        'the destination quits when it is short of memory': destination_short,
         'its guest powers off 50 ms after GO': power_off,
         'the destination quits when the link is broken': destination_broken,
         'as before, and an iothread waits for a page of its ring': iothread,
@@ -224,4 +237,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 120)
+    common.main(run, 160)
