@@ -62,10 +62,12 @@ static bool is_same_host(const json_t *a, const json_t *b)
 int clone_record(struct clone *c, struct why *why)
 {
     AUTO_FREE char *base = c->o->rundir ? xstrdup(c->o->rundir) : rundir_base();
-    int lock = rundir_lock(base);
+    int lock, rc = rundir_lock(base, LOCK_LIMIT_MS, &lock, why);
+
+    if (rc)
+        return rc;
     AUTO_JSON json_t *hosts = rundir_read_hosts(base, c->o->id); /* an older fork of that name */
     size_t before = json_array_size(hosts);
-    int rc = 0;
 
     if (!hosts)
         hosts = json_array();
@@ -86,9 +88,12 @@ int clone_record(struct clone *c, struct why *why)
 /* Forget a host of @id */
 static void forget(const char *base, const char *id, const json_t *entry)
 {
-    int lock = rundir_lock(base);
-    AUTO_JSON json_t *hosts = rundir_read_hosts(base, id);
     struct why ignored;
+    int lock;
+
+    if (rundir_lock(base, LOCK_LIMIT_MS, &lock, &ignored))
+        return; /* whoever asks next finds that nothing of it is there */
+    AUTO_JSON json_t *hosts = rundir_read_hosts(base, id);
 
     for (size_t i = json_array_size(hosts); i-- > 0;)
         if (json_equal(json_array_get(hosts, i), entry))

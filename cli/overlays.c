@@ -26,6 +26,8 @@
  *              child ends stays in its record, in a run directory that is left for that; whoever
  *              looks next removes it: each agent of this host when a child has ended, vmclone when
  *              its children run, --kill.
+ *              Likewise where the lock of the run directories cannot be had: nobody waits for it
+ *              without a limit, least of all an agent.
  * Limits       who has a file open on another host is known by locks alone (in_use.c).
  */
 #include <dirent.h>
@@ -370,8 +372,15 @@ static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *
 void overlays_sweep(const char *base, const char *id, struct words *kept)
 {
     struct sweep s = {.children = json_object()};
-    int lock = rundir_lock(base);
+    struct why why;
+    int lock;
 
+    if (rundir_lock(base, kept ? LOCK_LIMIT_MS : LOCK_SHORT_MS, &lock, &why)) {
+        if (kept)
+            words_add(kept, "overlays that nobody needs stay: %s", why.text);
+        json_decref(s.children);
+        return;
+    }
     rundir_each(base, NULL, find_over, &s);
     pid_t *users = xcalloc(s.files.n + 1, sizeof(*users));
     in_use(&s.files, users);
@@ -393,8 +402,11 @@ void overlays_sweep(const char *base, const char *id, struct words *kept)
 
 void overlays_leave(const char *base, const char *dir, const json_t *state)
 {
-    int lock = rundir_lock(base);
+    struct why ignored;
+    int lock;
 
+    /* without it too: what is left then goes when somebody looks next */
+    rundir_lock(base, LOCK_SHORT_MS, &lock, &ignored);
     if (overlays_left(dir)) {
         AUTO_JSON json_t *over = json_copy((json_t *)state);
         json_object_set_new(over, "start", json_integer(0));

@@ -6,6 +6,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +18,7 @@
 #include "rundir.h"
 
 #define NAME_MAX_LEN 40
+#define LOCK_TURN_MS 10
 #define PATH_MAX_LEN 80 /* of the folder: a socket's path holds 107 bytes */
 
 char *rundir_base(void)
@@ -75,6 +77,24 @@ static int make_own(const char *path, bool must_be_new, struct why *why)
     return 0;
 }
 
+/* Nobody else can open it, and hold the lock that all processes of this user wait for */
+static int check_closed(const char *base, const struct stat *st, struct why *why)
+{
+    if (!(st->st_mode & 066))
+        return 0;
+    return refuse(why, EPERM, "run directory %s: others can open it (mode %03o), and so hold its "
+                              "lock: chmod 700 it, or name another one by --rundir", base,
+                  st->st_mode & 0777);
+}
+
+static int make_base(const char *base, struct why *why)
+{
+    struct stat st;
+    int rc = make_own(base, false, why);
+
+    return rc || lstat(base, &st) < 0 ? rc : check_closed(base, &st, why);
+}
+
 int rundir_make(const char *base, const char *id, const char *node, char **out, struct why *why)
 {
     AUTO_FREE char *fork_dir = xprintf("%s/%s", base, id);
@@ -85,7 +105,7 @@ int rundir_make(const char *base, const char *id, const char *node, char **out, 
         rc = refuse(why, ENAMETOOLONG, "run directory %s: want an absolute path without commas of "
                                        "at most %d bytes: name another one by --rundir, or a "
                                        "shorter --id", dir, PATH_MAX_LEN);
-    else if (!(rc = make_own(base, false, why)) && !(rc = make_own(fork_dir, false, why)) &&
+    else if (!(rc = make_base(base, why)) && !(rc = make_own(fork_dir, false, why)) &&
              (rc = make_own(dir, true, why)) == -EEXIST)
         refuse(why, EEXIST, "fork %s: %s is there: end that fork by `vmclone --kill %s`, or name "
                             "another --id", id, dir, id);
@@ -189,13 +209,41 @@ void rundir_each(const char *base, const char *id,
 
 /* --- hosts that are not to be seen from here --- */
 
-int rundir_lock(const char *base)
+/* By turns, not by a wait in flock(): that has no end */
+static int lock_within(int fd, const char *base, int limit_ms, struct why *why)
+{
+    uint64_t end = now_ms() + (uint64_t)limit_ms;
+
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno != ENOLCK && errno != EBADF) { /* NFS has none */
+        if (errno != EWOULDBLOCK && errno != EINTR)
+            return refuse(why, errno, "run directory %s: lock: %s", base, strerror(errno));
+        if (now_ms() >= end)
+            return refuse(why, EBUSY, "run directory %s: another vmclone or farfork of this user has "
+                                      "had its lock for %d s, or was stopped with it (`fuser -v %s` "
+                                      "says which): end it, then try again", base, limit_ms / 1000,
+                          base);
+        poll(NULL, 0, LOCK_TURN_MS);
+    }
+    return 0;
+}
+
+int rundir_lock(const char *base, int limit_ms, int *lock, struct why *why)
 {
     int fd = rundir_is_own(base) ? open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    struct stat st;
 
-    if (fd >= 0)
-        flock(fd, LOCK_EX);
-    return fd;
+    *lock = -1;
+    if (fd < 0)
+        return 0;
+    int rc = fstat(fd, &st) < 0 ? refuse(why, errno, "run directory %s: %s", base, strerror(errno))
+                                : check_closed(base, &st, why);
+    if (!rc)
+        rc = lock_within(fd, base, limit_ms, why);
+    if (rc)
+        close(fd);
+    else
+        *lock = fd;
+    return rc;
 }
 
 void rundir_unlock(int lock)
@@ -215,7 +263,7 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
         rmdir(dir); /* unless somebody else is in it */
         return 0;
     }
-    int rc = make_own(base, false, why);
+    int rc = make_base(base, why);
     if (!rc)
         rc = make_own(dir, false, why);
     if (!rc && (rc = write_at_once(path, hosts))) {

@@ -42,14 +42,24 @@ void rundir_each(const char *base, const char *id,
                  void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque);
 
 /**
+ * rundir_lock() - be the only one of this user that changes what forks have in common
+ * @limit_ms: how long to wait for another one; who must not wait: LOCK_SHORT_MS
+ * @lock:     for rundir_unlock(); -1: there is no such folder, or it is not this user's
+ *
+ * Return: 0; -EBUSY: somebody else has it; -EPERM: other users could have it. With the reason
+ */
+#define LOCK_SHORT_MS 2000
+#define LOCK_LIMIT_MS 5000
+int rundir_lock(const char *base, int limit_ms, int *lock, struct why *why);
+void rundir_unlock(int lock); /* also -1 */
+
+/**
  * rundir_write_hosts() - how to get to hosts of a fork whose run directories are not to be seen here
  * @hosts: an array of objects; an empty one removes what is written, and BASE/ID if that is empty
  *
  * Between rundir_lock() and rundir_unlock(): others may do it too.
  * Return: 0, or -errno with the reason.
  */
-int rundir_lock(const char *base); /* a descriptor, or -1 */
-void rundir_unlock(int lock);
 int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct why *why);
 json_t *rundir_read_hosts(const char *base, const char *id); /* NULL: there are none, or broken */
 json_t *rundir_forks(const char *base); /* ids of all that is in @base, an array */

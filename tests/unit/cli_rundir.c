@@ -104,6 +104,48 @@ static void test_refused(void **state)
     assert_true(rundir_name_valid(made));
 }
 
+/* One that is held has a limit; one that others can hold is none */
+static void test_lock(void **state)
+{
+    AUTO_FREE char *dir = xprintf("%s/base", base);
+    json_t *hosts = json_pack("[s]", "h");
+    char *out = NULL;
+    int lock, other;
+    (void)state;
+
+    assert_int_equal(rundir_lock(dir, 0, &lock, &why), 0); /* there is nothing to lock */
+    assert_int_equal(lock, -1);
+    assert_int_equal(mkdir(dir, 0700), 0);
+    assert_int_equal(rundir_lock(dir, 0, &lock, &why), 0);
+    assert_true(lock >= 0);
+    alarm(60); /* without a limit it waits for this process */
+    assert_int_equal(rundir_lock(dir, 50, &other, &why), -EBUSY);
+    alarm(0);
+    assert_int_equal(other, -1);
+    assert_non_null(strstr(why.text, dir));
+    assert_non_null(strstr(why.text, "fuser"));
+    rundir_unlock(lock);
+    rundir_unlock(other);
+    assert_int_equal(rundir_lock(dir, 0, &lock, &why), 0);
+    rundir_unlock(lock);
+
+    static const mode_t modes[] = {0755, 0740, 0704};
+    for (size_t i = 0; i < FF_ARRAY_LEN(modes); i++) {
+        assert_int_equal(chmod(dir, modes[i]), 0);
+        assert_int_equal(rundir_lock(dir, 0, &lock, &why), -EPERM);
+        assert_int_equal(lock, -1);
+        assert_int_equal(rundir_make(dir, "f", "n", &out, &why), -EPERM);
+        assert_non_null(strstr(why.text, "chmod 700"));
+        assert_int_equal(rundir_write_hosts(dir, "f", hosts, &why), -EPERM);
+    }
+    assert_int_equal(chmod(dir, 0711), 0); /* nobody else can open it */
+    assert_int_equal(rundir_make(dir, "f", "n", &out, &why), 0);
+    rundir_remove(out);
+    free(out);
+    assert_int_equal(rmdir(dir), 0);
+    json_decref(hosts);
+}
+
 static void test_process(void **state)
 {
     uint64_t own = process_start(getpid());
@@ -204,6 +246,7 @@ int main(void)
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_directory),
                                        cmocka_unit_test(test_state_whole),
                                        cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_lock),
                                        cmocka_unit_test(test_process),
                                        cmocka_unit_test(test_lines)};
     return cmocka_run_group_tests(tests, make_base, remove_base);

@@ -4,6 +4,7 @@
  */
 #include "unit.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -230,17 +231,53 @@ static void test_sweep(void **state)
     json_decref(files);
 }
 
+/* Somebody else has the lock: nothing is removed, and that is said where somebody asked */
+static void test_sweep_locked(void **state)
+{
+    AUTO_FREE char *file = in_base("file"), *dir = fork_dir("f", false, false, true);
+    json_t *files = json_pack("[s]", file);
+    struct words kept = {0};
+    int lock;
+    (void)state;
+
+    assert_int_equal(overlays_make(dir, 1, files, &why), 0);
+    assert_int_equal(rundir_lock(base, 0, &lock, &why), 0);
+    alarm(60); /* without a limit it waits for this process */
+    overlays_sweep(base, "f", &kept);
+    alarm(0);
+    assert_int_equal(kept.n, 1);
+    assert_non_null(strstr(kept.v[0], "lock"));
+    assert_int_equal(access(file, F_OK), 0);
+    rundir_unlock(lock);
+    overlays_sweep(base, NULL, NULL);
+    assert_int_equal(access(file, F_OK), -1);
+    assert_int_equal(access(dir, F_OK), -1);
+    words_free(&kept);
+    json_decref(files);
+}
+
+/* It has the folder open to lock it; who reads its names has it open with O_NONBLOCK */
 static bool waits_for_lock(pid_t pid)
 {
-    FILE *f = fopen("/proc/locks", "re");
-    AUTO_FREE char *word = xprintf(" %d ", (int)pid);
-    char line[256];
+    AUTO_FREE char *folder = xprintf("/proc/%d/fd", (int)pid);
+    struct stat of, st;
+    DIR *d = opendir(folder);
+    struct dirent *e;
     bool waits = false;
 
-    while (f && fgets(line, sizeof(line), f))
-        waits |= strstr(line, "->") && strstr(line, word);
-    if (f)
-        fclose(f);
+    assert_int_equal(stat(base, &of), 0);
+    while (d && (e = readdir(d))) {
+        AUTO_FREE char *info = xprintf("/proc/%d/fdinfo/%s", (int)pid, e->d_name);
+        FILE *f = fstatat(dirfd(d), e->d_name, &st, 0) || st.st_ino != of.st_ino ||
+                  st.st_dev != of.st_dev ? NULL : fopen(info, "re");
+        unsigned flags;
+        if (f && fscanf(f, "pos: %*d flags: %o", &flags) == 1)
+            waits |= !(flags & O_NONBLOCK);
+        if (f)
+            fclose(f);
+    }
+    if (d)
+        closedir(d);
     return waits;
 }
 
@@ -248,14 +285,21 @@ static bool waits_for_lock(pid_t pid)
 static void test_kill_beside(void **state)
 {
     AUTO_FREE char *old = fork_dir("f", false, false, false);
-    int lock = rundir_lock(base), status = -1;
+    int lock, status = -1, closed[2];
+    char c;
     (void)state;
 
+    assert_int_equal(rundir_lock(base, 0, &lock, &why), 0);
+    assert_int_equal(pipe2(closed, O_CLOEXEC), 0);
     pid_t pid = fork();
     if (!pid) {
         close(lock);
+        (void)!write(closed[1], "c", 1);
         _exit(forks_end(base, "f", 0, true, 1000, false));
     }
+    assert_int_equal(read(closed[0], &c, 1), 1);
+    close(closed[0]);
+    close(closed[1]);
     for (int i = 0; !waits_for_lock(pid) && i < 500; i++)
         poll(NULL, 0, 10);
     assert_true(waits_for_lock(pid)); /* it has found that nothing is alive */
@@ -296,7 +340,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_in_use), cmocka_unit_test(test_not_seen),
                                        cmocka_unit_test(test_create), cmocka_unit_test(test_record),
-                                       cmocka_unit_test(test_sweep), cmocka_unit_test(test_kill_beside),
+                                       cmocka_unit_test(test_sweep),
+                                       cmocka_unit_test(test_sweep_locked), cmocka_unit_test(test_kill_beside),
                                        cmocka_unit_test(test_owner)};
 
     return cmocka_run_group_tests(tests, make_base, remove_base);
