@@ -163,15 +163,33 @@ static int adopt_memory(void)
     return 0;
 }
 
-static int load(void)
+/*
+ * virtio-net, once loaded, has its guest announce itself: the guest knows only
+ * its parent's addresses.  A Linux guest (6.12) also hangs for good if it takes
+ * a link down meanwhile, as farfork-guest does for a MAC: virtnet_close() holds
+ * the lock that the announcement needs, and waits for its end.
+ */
+static int load_quietly(void)
 {
+    MigrationParameters *p = &migrate_get_current()->parameters;
+    uint64_t rounds = p->announce_rounds;
     const void *state;
     size_t len;
+    int ret;
+
+    ff_child_state(fc.child, &state, &len);
+    p->announce_rounds = 0;
+    ret = rp_load_devices(state, len);
+    p->announce_rounds = rounds;
+    return ret;
+}
+
+static int load(void)
+{
     int ret = adopt_memory();
 
     if (!ret) {
-        ff_child_state(fc.child, &state, &len);
-        ret = rp_load_devices(state, len);
+        ret = load_quietly();
     }
     return ret || !fc.isolated ? ret : links_down();
 }

@@ -23,6 +23,7 @@ VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
 DISK_BYTES = 64 << 20
 VMCLONE_S = 90
 NEED = ('mem', 'counter', 'disk')
+ANNOUNCE = 'virtio_net_announce_notify'     # QEMU asks the guest to announce itself
 
 
 def options(t, fmt, fw_cfg=True):
@@ -38,7 +39,8 @@ def options(t, fmt, fw_cfg=True):
                    '-device', 'virtserialport,chardev=report,name=farfork.report',
                    '-drive', f'file={disk},format={fmt},if=none,id=d0',
                    '-device', 'virtio-blk-pci,drive=d0',
-                   '-qmp', f'unix:{t.work}/parent.second,server=on,wait=off']
+                   '-qmp', f'unix:{t.work}/parent.second,server=on,wait=off',
+                   '-trace', ANNOUNCE]
 
 
 def vmclone(t, *args, code=0):
@@ -58,7 +60,7 @@ class Child(guest_identity.Linux):
         folder, k = os.path.dirname(row['qmp']), row['child']
         self.name, self.pid = f'child {k}', row['pid']
         self.paths = {'console': f'{folder}/{k}.parent.console'}
-        self.report = f'{folder}/{k}.parent.report'
+        self.report, self.stderr = f'{folder}/{k}.parent.report', f'{folder}/{k}.log'
         self.qmp_sock = self.proc = self.channel = None
         self.pending, self.events = b'', []
         self.seen, self.marks = b'', 1000
@@ -89,6 +91,21 @@ def reports_on(path, limit_s=60):
     problems = linuxreport.verdict(linuxreport.load(path), NEED, silent_ms=0)
     if problems:
         raise Failed(f'{path}: {"; ".join(problems[:4])}')
+
+
+def announced(machine):
+    with open(machine.stderr, encoding='utf-8') as f:
+        return ANNOUNCE in f.read()
+
+
+def check_quiet(parent, children):
+    """No child's guest announced itself: it would have been with the parent's addresses."""
+    for c in children:
+        if announced(c):
+            raise Failed(f'{c.name}: its guest was asked to announce itself')
+    parent.qmp('announce-self', initial=50, max=50, rounds=1, step=10)
+    if not announced(parent):
+        raise Failed('the parent announces itself, and no trace says so')
 
 
 def fork(t, fmt, n, *args, hosts=(), nbd=None):
@@ -131,6 +148,7 @@ def fork(t, fmt, n, *args, hosts=(), nbd=None):
                     for m in [parent, *children]] for what in ASK})
         if {c.sh('hostname') for c in children} != {i['hostname'] for i in result['identities']}:
             raise Failed(f'host names are not those of {result["identities"]}')
+        check_quiet(parent, children)
         for path in [f'{t.work}/parent.report', *(c.report for c in children)]:
             reports_on(path)
         vmclone(t, '--kill', 'f')
