@@ -228,8 +228,9 @@ def fork(t, stack, parent, p, name):
     for k, child in enumerate(p['children'], 1):
         for f in child['private']:
             common.write_file(f['path'], f['text'])
-        c = stack.enter_context(Linux(t.work, f'{name}{k}',
-                                      child['argv'][1:] + ['-incoming', f'file:{state}']))
+        # as in a child of vmclone, or the guest announces its parent's addresses
+        quiet = ['-global', 'migration.announce-rounds=0', '-incoming', f'file:{state}']
+        c = stack.enter_context(Linux(t.work, f'{name}{k}', child['argv'][1:] + quiet))
         c.connect('console')
         children.append(c)
     for c in children:
