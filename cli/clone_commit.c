@@ -12,6 +12,9 @@
  *              the job is gone                        -> blockdev-del, unlink
  * Invariants   1. Children read the images that are written to: this is only for a fork of which
  *              nothing is left anywhere, as each agent has said itself.
+ *              Children of theirs read them too: an image that anybody but the parent has open, or
+ *              that an overlay of any child stands on, is left alone. QEMU's locks do not say it of
+ *              a QEMU that waits for its guest, or was told to have none (locking=off).
  *              2. The holder, forked off the parent, has its locks on the images until it has closed
  *              them: it must have ended.
  *              QEMU aborts when a commit cannot start because somebody may write to the image.
@@ -25,6 +28,8 @@
 
 #include "autojson.h"
 #include "clone.h"
+#include "in_use.h"
+#include "overlays.h"
 
 #define LOOK_MS 1000
 #define END_LIMIT_MS 10000
@@ -106,6 +111,19 @@ static void cancel(struct job *j)
     qmp_command(j->qmp, "block-job-cancel", json_pack("{ss sb}", "device", j->id, "force", true),
                 NULL, &ignored);
     follow(j, END_LIMIT_MS, now_ms() + END_LIMIT_MS);
+}
+
+int overlay_check_alone(const json_t *o, const char *base, pid_t parent, struct why *why)
+{
+    const char *image = text_of(o, "frozen");
+    pid_t other = in_use_beside(image, parent);
+
+    if (other == USER_UNSEEN)
+        return refuse(why, EBUSY, "%s: it cannot be seen who has it open", image);
+    if (other != USER_NONE)
+        return refuse(why, EBUSY, "%s: the process %d has it open", image, (int)other);
+    AUTO_FREE char *on = overlays_on(base, image, text_of(o, "overlay"));
+    return on ? refuse(why, EBUSY, "%s: %s", image, on) : 0;
 }
 
 int overlay_commit(struct qmp *q, const json_t *o, int limit_ms, struct why *why)

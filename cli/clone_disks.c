@@ -341,10 +341,16 @@ int clone_disks_take_back(struct clone_disks *d, struct qmp *parent, int limit_m
                           struct why *why)
 {
     AUTO_JSON json_t *overlays = disks_overlays(d->plan);
+    AUTO_FREE char *base = base_of(d);
     int rc = 0;
     size_t i;
     json_t *o;
 
+    json_array_foreach(overlays, i, o)
+        if (!rc)
+            rc = overlay_check_alone(o, base, qmp_pid(parent), why);
+    if (rc)
+        return rc;
     json_array_foreach(overlays, i, o) { /* one that was forked again meanwhile QEMU refuses */
         rc = overlay_commit(parent, o, limit_ms, why);
         if (rc)

@@ -64,7 +64,9 @@ json_t *clone_disks_argv(const struct clone_disks *d, const struct child_spec *s
 json_t *clone_disks_before(const struct clone_disks *d, const struct child_spec *s);
 json_t *clone_disks_files(const struct clone_disks *d, const struct child_spec *s);
 
-/* clone_commit.c: @overlay is one of disks_overlays() */
+/* clone_commit.c: @overlay is one of disks_overlays(). -EBUSY: others than the @parent have what is
+ * behind it, which a commit writes to */
+int overlay_check_alone(const json_t *overlay, const char *base, pid_t parent, struct why *why);
 int overlay_commit(struct qmp *q, const json_t *overlay, int limit_ms, struct why *why);
 
 /* For the summary: where the parent's disks are now; an array of objects, to be released */

@@ -518,9 +518,9 @@ json_t *disks_overlays(const struct disks *d)
     json_t *list = json_array();
 
     each_new(d, k)
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s}", "disk", k->name, "node", k->node,
-                                              "overlay-node", k->overlay_node, "overlay",
-                                              k->overlay));
+        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s}", "disk", k->name, "node",
+                                              k->node, "frozen", k->frozen, "overlay-node",
+                                              k->overlay_node, "overlay", k->overlay));
     return list;
 }
 

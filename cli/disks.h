@@ -62,8 +62,8 @@ json_t *disks_undo(const struct disks *d);
 int disks_check_still(const struct disks *d, struct why *why);
 /* Whether the parent writes to the overlays of this plan; @block: query-block asked again */
 bool disks_gone_over(const struct disks *d, const json_t *block);
-/* The parent's new overlays: [{"disk", "node", "overlay-node", "overlay"}], where node is the one of
- * what is frozen */
+/* The parent's new overlays: [{"disk", "node", "frozen", "overlay-node", "overlay"}], where node is the
+ * one of what is frozen, an image of that name */
 json_t *disks_overlays(const struct disks *d);
 /* One of those is no more, the disk is as it was */
 void disks_taken_back(struct disks *d, const char *overlay_node);

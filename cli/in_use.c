@@ -34,6 +34,7 @@ struct seen {
     const struct words *files;
     struct stat *st; /* st_ino 0: it is not there */
     pid_t *users;
+    pid_t but; /* who does not count; 0: nobody */
 };
 
 static const char *last_of(const char *path)
@@ -96,7 +97,7 @@ static bool look_at_all(struct seen *s)
     bool all = d;
 
     while (d && (e = readdir(d)))
-        if (isdigit((unsigned char)*e->d_name))
+        if (isdigit((unsigned char)*e->d_name) && (pid_t)atoi(e->d_name) != s->but)
             all &= look_at_process(s, e->d_name);
     if (d)
         closedir(d);
@@ -122,4 +123,17 @@ void in_use(const struct words *files, pid_t *users)
             if (users[i] == USER_NONE && st[i].st_ino)
                 users[i] = USER_UNSEEN;
     free(st);
+}
+
+pid_t in_use_beside(const char *file, pid_t but)
+{
+    char *names[] = {(char *)file, NULL};
+    const struct words files = {.v = names, .n = 1};
+    pid_t user = USER_NONE;
+    struct stat st;
+    struct seen s = {.files = &files, .st = &st, .users = &user, .but = but};
+
+    if (lstat(file, &st) < 0)
+        return USER_NONE;
+    return look_at_all(&s) || user ? user : USER_UNSEEN;
 }

@@ -17,4 +17,7 @@
  * Cost: a look at every descriptor of every process of this host, once for all of them */
 void in_use(const struct words *files, pid_t *users);
 
+/* A process of this host other than @but that has the file open. Its locks say nothing: they are @but's */
+pid_t in_use_beside(const char *file, pid_t but);
+
 #endif

@@ -21,6 +21,7 @@
 #include "util.h"
 
 #define MAGIC 0x514649fb
+#define NAME_MAX_BYTES 1023
 #define L1_MAX (1u << 22) /* QEMU's own limit: 32 MiB */
 
 struct __attribute__((packed)) header {
@@ -68,4 +69,27 @@ bool overlay_is_empty(const char *path)
         empty = all_zero(fd, be64toh(h.l1_offset), be32toh(h.l1_entries) * sizeof(uint64_t));
     close(fd);
     return empty;
+}
+
+char *overlay_backing(const char *path)
+{
+    char name[NAME_MAX_BYTES + 1];
+    const char *slash = strrchr(path, '/');
+    struct header h;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    size_t len = 0;
+
+    if (fd < 0)
+        return NULL;
+    if (pread(fd, &h, sizeof(h), 0) == sizeof(h) && be32toh(h.magic) == MAGIC &&
+        be64toh(h.backing_offset) && be32toh(h.backing_len) <= NAME_MAX_BYTES &&
+        pread(fd, name, be32toh(h.backing_len), (off_t)be64toh(h.backing_offset)) ==
+            (ssize_t)be32toh(h.backing_len))
+        len = be32toh(h.backing_len);
+    close(fd);
+    name[len] = '\0';
+    if (!len)
+        return NULL;
+    return *name == '/' || !slash ? xstrdup(name)
+                                  : xprintf("%.*s/%s", (int)(slash - path), path, name);
 }

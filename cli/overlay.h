@@ -13,4 +13,7 @@ bool qcow2_is(const char *path);
 /* Whether everything that is read from it comes from what is behind it. False when in doubt */
 bool overlay_is_empty(const char *path);
 
+/* The name of what is behind it, absolute, to be released. NULL: nothing, or it cannot be read */
+char *overlay_backing(const char *path);
+
 #endif

@@ -42,6 +42,7 @@
 #include "autojson.h"
 #include "in_use.h"
 #include "opts.h"
+#include "overlay.h"
 #include "overlays.h"
 #include "rundir.h"
 
@@ -398,6 +399,49 @@ void overlays_sweep(const char *base, const char *id, struct words *kept)
     words_free(&s.files);
     words_free(&s.dirs);
     json_decref(s.children);
+}
+
+struct on {
+    const char *image, *but;
+    char *found;
+};
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+
+    return !strcmp(a, b) || (!stat(a, &x) && !stat(b, &y) && x.st_ino == y.st_ino &&
+                             x.st_dev == y.st_dev);
+}
+
+static void find_on(void *opaque, const char *dir, json_t *state)
+{
+    AUTO_JSON json_t *records = records_in(dir);
+    struct on *on = opaque;
+    size_t i;
+    json_t *r;
+
+    json_array_foreach(records, i, r) {
+        unsigned number = (unsigned)json_integer_value(r);
+        struct words files = {0};
+        if (!on->found && !read_record(dir, number, &files))
+            on->found = xprintf("%s/%u" SUFFIX " cannot be read, which names overlays", dir, number);
+        for (size_t k = 0; !on->found && k < files.n; k++) {
+            AUTO_FREE char *behind = strcmp(files.v[k], on->but) ? overlay_backing(files.v[k]) : NULL;
+            if (behind && same_file(behind, on->image))
+                on->found = xprintf("%s of child %u of fork %s has it behind it", files.v[k], number,
+                                    text_of(state, "id"));
+        }
+        words_free(&files);
+    }
+}
+
+char *overlays_on(const char *base, const char *image, const char *but)
+{
+    struct on on = {.image = image, .but = but};
+
+    rundir_each(base, NULL, find_on, &on);
+    return on.found;
 }
 
 void overlays_leave(const char *base, const char *dir, const json_t *state)

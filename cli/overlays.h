@@ -55,6 +55,14 @@ void overlays_unmake(const char *dir, unsigned number); /* nobody has used them 
  */
 void overlays_sweep(const char *base, const char *id, struct words *kept);
 
+/**
+ * overlays_on() - whose overlay is there that has this image behind it, of all records of this host
+ * @but: an overlay that does not count
+ *
+ * Return: a text that names it, to be released; NULL: there is none
+ */
+char *overlays_on(const char *base, const char *image, const char *but);
+
 /* The last step of an agent without children: its run directory goes, unless overlays are left
  * there; then @state stays, as that of an agent that has ended */
 void overlays_leave(const char *base, const char *dir, const json_t *state);

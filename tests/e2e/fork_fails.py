@@ -239,29 +239,35 @@ def kept(t, accel):
 
 
 def in_use(t, accel):
-    """Somebody reads the image that would be written to: QEMU refuses, and nothing is harmed."""
-    fails, go = gated_child(t, 'fails')
-    with DiskParent(t, accel, memory='memfd') as parent:
-        parent.start_load()
-        with Fork(t, parent, 1, '--qemu', fails) as c:
-            wait_for('overlays', 40, lambda: not set(parent.tops()) & set(parent.images))
-            top = os.path.join(parent.folder, 'reader.qcow2')
-            qemu_img('create', '-q', '-u', '-f', 'qcow2', '-F', 'raw', '-b', parent.images[0], top,
-                     str(DISK))
-            with subprocess.Popen(
-                    [common.QEMU, '-S', '-nodefaults', '-display', 'none', '-accel', 'qtest',
-                     '-drive', f'file={top},if=virtio,format=qcow2', '-qmp', 'stdio'], stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE) as reader:
-                reader.stdin.write(b'{"execute": "qmp_capabilities"}\n')
-                reader.stdin.flush()
-                for _ in range(2):      # the greeting, and an answer: its disks are open
-                    reader.stdout.readline()
-                go()
-                check_result(c, 3, {'failed': 1})
-                reader.communicate(b'{"execute": "quit"}\n', timeout=20)
-            if not any('not committed' in n for n in c.result['notes']):
-                raise Failed(f'it is not said: {c.result["notes"]}')
-            check_nothing_left(c, parent)
+    """Somebody reads the image that would be written to, perhaps without QEMU's locks: it is not."""
+    for locking in 'auto', 'off':
+        fails, go = gated_child(t, f'fails-{locking}')
+        with DiskParent(t, accel, memory='memfd') as parent:
+            parent.start_load()
+            with Fork(t, parent, 1, '--qemu', fails) as c:
+                wait_for('overlays', 40, lambda: not set(parent.tops()) & set(parent.images))
+                top = os.path.join(parent.folder, 'reader.qcow2')
+                qemu_img('create', '-q', '-u', '-f', 'qcow2', '-F', 'raw', '-b', parent.images[0],
+                         top, str(DISK))
+                with subprocess.Popen(
+                        [common.QEMU, '-S', '-nodefaults', '-display', 'none', '-accel', 'qtest',
+                         '-drive', f'file={top},if=virtio,format=qcow2,backing.file.locking={locking}',
+                         '-qmp', 'stdio'],
+                        stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+                    reader.stdin.write(b'{"execute": "qmp_capabilities"}\n')
+                    reader.stdin.flush()
+                    for _ in range(2):      # the greeting, and an answer: its disks are open
+                        reader.stdout.readline()
+                    go()
+                    check_result(c, 3, {'failed': 1})
+                    reader.communicate(b'{"execute": "quit"}\n', timeout=20)
+                said = f'not committed: {parent.images[0]}: the process {reader.pid} has it open'
+                if not any(said in n for n in c.result['notes']):
+                    raise Failed(f'it is not said: {c.result["notes"]}')
+                if set(parent.tops()) & set(parent.images):
+                    raise Failed(f'written to: {parent.tops()}')
+                check_nothing_left(c, parent)
+        os.unlink(parent.console)
 
 
 class Stops(dict):
