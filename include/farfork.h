@@ -105,8 +105,11 @@ int ff_address_resolve(struct ff_address *a, struct ff_error *err);
  * @psize:     page size in bytes: 4096, or 2 MiB for hugetlb
  * @fd:        the file behind a shared mapping (memfd, tmpfs, hugetlbfs), or -1
  * @fd_offset: where in @fd the region starts
- * @zero_fill: a page that nobody has touched reads as zeros: anonymous memory, or a shared
- *             mapping of @fd; not a private mapping of a file
+ * @zero_fill: a page that nobody has touched reads as zeros: anonymous memory, a mapping of @fd or
+ *             of @private_fd
+ * @is_private: a source's, whose @fd is -1: it is a private mapping of @private_fd from @fd_offset on.
+ *             What was written is in copies, the rest is looked at in the file, whose holes stay. While
+ *             the region is there, nobody else writes to the file
  */
 struct ff_region {
     const char *name;
@@ -116,6 +119,8 @@ struct ff_region {
     int fd;
     uint64_t fd_offset;
     bool zero_fill;
+    bool is_private;
+    int private_fd;
 };
 
 /* A page that will be touched first: a region by its number of addition, a byte offset */

@@ -93,7 +93,8 @@ void ff_pieces_free(struct ff_pieces *p)
 
 /* --- what holds something --- */
 
-/* Anonymous memory: what the page tables say. Whatever cannot be found out counts as there. */
+/* Anonymous memory, and copies in a private mapping: what the page tables say. Whatever cannot be
+ * found out counts as there. */
 static bool anon_populated(int pagemap, const uint8_t *addr, uint64_t len_bytes)
 {
     uint64_t entry[1024], psize = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -125,7 +126,7 @@ static bool anon_populated(int pagemap, const uint8_t *addr, uint64_t len_bytes)
     return false;
 }
 
-/* A shared file: a hole that nobody has written or read to reads as zeros */
+/* A file: a hole that nobody has written or read to reads as zeros */
 static bool file_populated(int fd, uint64_t offset, uint64_t len_bytes)
 {
     off_t data = lseek(fd, (off_t)offset, SEEK_DATA);
@@ -146,7 +147,8 @@ bool ff_populated(int pagemap, const struct ff_region *r, uint64_t at, uint64_t 
         return true;
     if (r->fd >= 0)
         return file_populated(r->fd, r->fd_offset + at, len_bytes);
-    return pagemap < 0 || anon_populated(pagemap, (uint8_t *)r->host + at, len_bytes);
+    return pagemap < 0 || anon_populated(pagemap, (uint8_t *)r->host + at, len_bytes) ||
+           (r->is_private && file_populated(r->private_fd, r->fd_offset + at, len_bytes));
 }
 
 void ff_pieces_lent(struct ff_pieces *p, const struct ff_regions *t)

@@ -66,6 +66,15 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
     return 0;
 }
 
+struct ff_backing ff_region_backing(const struct ff_region *r, uint64_t at)
+{
+    int fd = r->is_private ? r->private_fd : r->fd;
+
+    return (struct ff_backing){.fd = r->zero_fill ? fd : -1,
+                               .offset = r->fd_offset + at,
+                               .is_private = r->is_private};
+}
+
 bool ff_region_is_empty(const struct ff_region *r)
 {
     uint64_t pages = r->len_bytes / r->psize, step = FF_MAX(pages / SAMPLES, 1u), there = 0, n = 0;

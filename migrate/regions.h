@@ -15,6 +15,9 @@ struct ff_regions {
 int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_error *err);
 void ff_regions_free(struct ff_regions *t);
 
+/* The file behind @r, from byte @at of it on, if its holes are zeros */
+struct ff_backing ff_region_backing(const struct ff_region *r, uint64_t at);
+
 /* Is next to nothing of it populated? */
 bool ff_region_is_empty(const struct ff_region *r);
 

@@ -39,8 +39,8 @@ static bool all_zeros(const struct ff_region *r, uint64_t offset, uint32_t len)
     for (uint32_t at = 0, part; at < len; at += part) {
         uint8_t zero[FF_GRANULES_MAX / 8] = {0};
         part = FF_MIN(len - at, FF_GRANULES_MAX * r->psize);
-        if (ff_zero_scan_file(r->zero_fill ? r->fd : -1, r->fd_offset + offset + at,
-                              (uint8_t *)r->host + offset + at, part, r->psize, zero) !=
+        struct ff_backing file = ff_region_backing(r, offset + at);
+        if (ff_zero_scan_file(&file, (uint8_t *)r->host + offset + at, part, r->psize, zero) !=
             part / r->psize)
             return false;
     }

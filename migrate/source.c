@@ -199,9 +199,9 @@ static int register_populated(struct ff_source *s, struct ff_wire_key **keys, un
         const struct ff_region *r = &s->regions.r[p->region];
         if (!p->mr.len_bytes || had[i])
             continue;
-        if (r->fd >= 0 && r->zero_fill && s->link->ops->backed)
-            s->link->ops->backed(s->link, &p->mr, r->fd,
-                                 r->fd_offset + p->number * s->pieces.piece_bytes);
+        struct ff_backing file = ff_region_backing(r, p->number * s->pieces.piece_bytes);
+        if (file.fd >= 0 && s->link->ops->backed)
+            s->link->ops->backed(s->link, &p->mr, &file);
         k[(*n)++] = (struct ff_wire_key){
             .region = p->region, .piece = p->number, .rkey = p->mr.rkey};
     }

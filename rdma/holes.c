@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * holes.c - find granules of zeros in a shared file without touching its holes; see mr.h
+ * holes.c - find granules of zeros in a mapped file without touching its holes; see mr.h
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #define PAGE 4096u /* the unit of mincore() */
 #define PAGES_MAX 4096u
 #define PART (16u << 10)
+#define PM_PRESENT_OR_SWAPPED (3ull << 62) /* of an entry of /proc/self/pagemap */
 
 static bool all_zeros(const uint8_t *p, uint32_t len)
 {
@@ -35,28 +37,57 @@ static bool reads_as_zeros(int fd, uint64_t offset, uint32_t len)
     return true;
 }
 
-uint32_t ff_zero_scan_file(int fd, uint64_t offset, const void *addr, uint32_t len,
+/* Which pages of a private mapping are in the page tables, or were: only those may be copies */
+static int maybe_copied(const uint8_t *p, uint32_t len, unsigned char *here)
+{
+    FF_AUTO_CLOSE int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    uint64_t entry[PAGES_MAX];
+    size_t want = len / PAGE * sizeof(entry[0]);
+
+    if (fd < 0 || pread(fd, entry, want, (off_t)((uintptr_t)p / PAGE * sizeof(entry[0]))) != (ssize_t)want)
+        return -1;
+    for (uint32_t i = 0; i < len / PAGE; i++)
+        here[i] = !!(entry[i] & PM_PRESENT_OR_SWAPPED);
+    return 0;
+}
+
+/* Pages that are to be looked at through the mapping: a shared one shows those that are resident */
+static int find_here(const struct ff_backing *file, const uint8_t *p, uint32_t len,
+                     unsigned char *here)
+{
+    return file->is_private ? maybe_copied(p, len, here) : mincore((void *)p, len, here);
+}
+
+static bool any_here(const unsigned char *here, uint32_t n)
+{
+    while (n && !(here[n - 1] & 1))
+        n--;
+    return n;
+}
+
+uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint32_t len,
                            uint32_t granule, uint8_t *zero)
 {
     const uint8_t *p = addr;
+    uint64_t offset = file->offset;
     unsigned char here[PAGES_MAX];
     uint64_t data = 0; /* the file has some here, and none from the last hole up to here */
     uint32_t found = 0;
 
-    if (fd < 0 || len / PAGE > PAGES_MAX || granule % PAGE || mincore((void *)p, len, here))
+    if (file->fd < 0 || len / PAGE > PAGES_MAX || granule % PAGE || find_here(file, p, len, here))
         return ff_zero_scan(addr, len, granule, zero);
     for (uint32_t i = 0; i < len / granule; i++, p += granule, offset += granule) {
         bool zeros;
-        if (here[i * (granule / PAGE)] & 1) {
+        if (any_here(here + i * (granule / PAGE), granule / PAGE)) {
             zeros = all_zeros(p, granule);
         } else {
-            /* not resident: a hole, or swapped out; a hugetlb file does not tell */
+            /* a hole, or swapped out, or not mapped yet; a hugetlb file does not tell */
             if (data < offset)
-                data = (uint64_t)lseek(fd, (off_t)offset, SEEK_DATA);
+                data = (uint64_t)lseek(file->fd, (off_t)offset, SEEK_DATA);
             if (data == UINT64_MAX && errno != ENXIO)
                 data = offset;
             zeros = (data > offset && data - offset >= granule) ||
-                    reads_as_zeros(fd, offset, granule);
+                    reads_as_zeros(file->fd, offset, granule);
         }
         if (!zeros)
             continue;

@@ -85,6 +85,13 @@ struct ff_wc {
     uint32_t imm;
 };
 
+/* The file behind memory, from @offset on; @fd -1: none. @is_private: what was written is in copies */
+struct ff_backing {
+    int fd;
+    uint64_t offset;
+    bool is_private;
+};
+
 struct ff_link;
 
 struct ff_link_ops {
@@ -98,9 +105,9 @@ struct ff_link_ops {
      * back that the peer reads when the data queues have done their work, not between. */
     void (*dereg)(struct ff_link *l, struct ff_mr *mr);
 
-    /* The memory of @mr is a shared mapping of @fd from @offset on: what serves a READ leaves its holes
-     * alone. NULL: an adapter serves, and @fd tells it nothing. */
-    void (*backed)(struct ff_link *l, const struct ff_mr *mr, int fd, uint64_t offset);
+    /* The memory of @mr is a mapping of @file: what serves a READ leaves its holes alone. NULL: an
+     * adapter serves, and a file tells it nothing. */
+    void (*backed)(struct ff_link *l, const struct ff_mr *mr, const struct ff_backing *file);
 
     /* 0, or -ENOMEM with the limit, the number needed and how to raise it: whether this
      * process may pin @bytes more. NULL: nothing is pinned. */

@@ -82,9 +82,9 @@ static void loop_dereg(struct ff_link *l, struct ff_mr *mr)
     ff_mr_remove(&end_of(l)->pipe->mrs, mr->rkey);
 }
 
-static void loop_backed(struct ff_link *l, const struct ff_mr *mr, int fd, uint64_t offset)
+static void loop_backed(struct ff_link *l, const struct ff_mr *mr, const struct ff_backing *file)
 {
-    ff_mr_backed(&end_of(l)->pipe->mrs, mr->rkey, fd, offset);
+    ff_mr_backed(&end_of(l)->pipe->mrs, mr->rkey, file);
 }
 
 static int loop_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN],

@@ -49,7 +49,7 @@ int ff_mr_add(struct ff_mr_table *t, void *addr, uint64_t len, unsigned access, 
         }
     } while (!key || find(t, key));
     t->mr[i] = (struct ff_mr){.addr = addr, .len_bytes = len, .access = access, .rkey = key};
-    t->file[i].fd = -1;
+    t->file[i] = (struct ff_backing){.fd = -1};
     if (i == t->used)
         t->used++;
     *mr = t->mr[i];
@@ -66,32 +66,28 @@ void ff_mr_remove(struct ff_mr_table *t, uint32_t rkey)
     pthread_mutex_unlock(&t->lock);
 }
 
-void ff_mr_backed(struct ff_mr_table *t, uint32_t rkey, int fd, uint64_t offset)
+void ff_mr_backed(struct ff_mr_table *t, uint32_t rkey, const struct ff_backing *file)
 {
     pthread_mutex_lock(&t->lock);
     const struct ff_mr *mr = find(t, rkey);
-    if (mr) {
-        t->file[mr - t->mr].fd = fd;
-        t->file[mr - t->mr].offset = offset;
-    }
+    if (mr)
+        t->file[mr - t->mr] = *file;
     pthread_mutex_unlock(&t->lock);
 }
 
 uint32_t ff_mr_zero_scan(struct ff_mr_table *t, uint32_t rkey, const void *addr, uint32_t len,
                          uint32_t granule, uint8_t *zero)
 {
-    uint64_t offset = 0;
-    int fd = -1;
+    struct ff_backing file = {.fd = -1};
 
     pthread_mutex_lock(&t->lock);
     const struct ff_mr *mr = find(t, rkey);
-    if (mr && t->file[mr - t->mr].fd >= 0) {
-        fd = t->file[mr - t->mr].fd;
-        offset = t->file[mr - t->mr].offset + (uint64_t)((const uint8_t *)addr -
-                                                         (const uint8_t *)mr->addr);
+    if (mr) {
+        file = t->file[mr - t->mr];
+        file.offset += (uint64_t)((const uint8_t *)addr - (const uint8_t *)mr->addr);
     }
     pthread_mutex_unlock(&t->lock);
-    return ff_zero_scan_file(fd, offset, addr, len, granule, zero);
+    return ff_zero_scan_file(&file, addr, len, granule, zero);
 }
 
 int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t len, unsigned access)

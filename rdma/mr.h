@@ -16,10 +16,7 @@
 struct ff_mr_table {
     pthread_mutex_t lock;
     struct ff_mr mr[FF_MR_MAX]; /* rkey 0: free */
-    struct {
-        int fd; /* -1: not known to be a shared mapping of a file */
-        uint64_t offset;
-    } file[FF_MR_MAX];
+    struct ff_backing file[FF_MR_MAX];
     unsigned used;
 };
 
@@ -29,8 +26,8 @@ int ff_mr_add(struct ff_mr_table *t, void *addr, uint64_t len, unsigned access, 
               struct ff_error *err);
 void ff_mr_remove(struct ff_mr_table *t, uint32_t rkey);
 
-/* The memory of @rkey is a shared mapping of @fd from @offset on */
-void ff_mr_backed(struct ff_mr_table *t, uint32_t rkey, int fd, uint64_t offset);
+/* The memory of @rkey is a mapping of @file */
+void ff_mr_backed(struct ff_mr_table *t, uint32_t rkey, const struct ff_backing *file);
 
 /* 0, -ENOENT (no such key), -EACCES (not for @access), -ERANGE (out of bounds) */
 int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t len,
@@ -39,9 +36,8 @@ int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t le
 /* Mark granules of zeros in @zero; returns how many there are */
 uint32_t ff_zero_scan(const void *addr, uint32_t len, uint32_t granule, uint8_t *zero);
 
-/* Likewise; @addr is a shared mapping of @fd from @offset on, or @fd is -1: to look at a hole through
- * its mapping would fill it */
-uint32_t ff_zero_scan_file(int fd, uint64_t offset, const void *addr, uint32_t len,
+/* Likewise; @addr is a mapping of @file: to look at a hole through its mapping would fill it */
+uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint32_t len,
                            uint32_t granule, uint8_t *zero);
 
 /* Likewise, for memory that ff_mr_check() has found to be that of @rkey */

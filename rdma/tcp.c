@@ -274,9 +274,9 @@ static void tcp_dereg(struct ff_link *l, struct ff_mr *mr)
     ff_mr_remove(&tcp_of(l)->mrs, mr->rkey);
 }
 
-static void tcp_backed(struct ff_link *l, const struct ff_mr *mr, int fd, uint64_t offset)
+static void tcp_backed(struct ff_link *l, const struct ff_mr *mr, const struct ff_backing *file)
 {
-    ff_mr_backed(&tcp_of(l)->mrs, mr->rkey, fd, offset);
+    ff_mr_backed(&tcp_of(l)->mrs, mr->rkey, file);
 }
 
 static int tcp_post(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr,

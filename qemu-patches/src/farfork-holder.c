@@ -260,7 +260,9 @@ static void leave_parent(const struct fc_frozen *f)
         dup2(f->null_fd, i);
     }
     for (unsigned i = 0; i <= f->n_regions; i++) {
-        int fd = i < f->n_regions ? f->region[i].fd : f->go[0];
+        const struct ff_region *r = &f->region[i];
+        int fd = i == f->n_regions ? f->go[0] :
+                 r->is_private ? r->private_fd : r->fd;
         unsigned at = n;
 
         if (fd < 0) {

@@ -170,8 +170,7 @@ struct ff_region fc_region(unsigned i)
 
     if (image && is_whole(rp_block[i])) {
         r.fd = image->fd;
-        r.fd_offset = image->offset;
-        r.zero_fill = true; /* a hole of the file */
+        r.is_private = false;
     }
     return r;
 }

@@ -98,6 +98,7 @@ void rp_drop_blocks(void)
 struct ff_region rp_region(unsigned i)
 {
     RAMBlock *block = rp_block[i];
+    const struct fc_image *image = fc_image_of(block);
     bool shared = qemu_ram_is_shared(block);
 
     return (struct ff_region) {
@@ -106,9 +107,11 @@ struct ff_region rp_region(unsigned i)
         .len_bytes = qemu_ram_get_used_length(block),
         .psize = qemu_ram_pagesize(block),
         .fd = shared ? block->fd : -1,
-        .fd_offset = block->fd_offset,
-        /* not a private mapping of a file */
-        .zero_fill = shared == (block->fd >= 0) && !fc_image_of(block),
+        .fd_offset = image ? image->offset : block->fd_offset,
+        /* not a private mapping of a file that others may write to */
+        .zero_fill = shared == (block->fd >= 0),
+        .is_private = image,
+        .private_fd = image ? image->fd : -1,
     };
 }
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""sparse.py - a guest of 2 GiB that has touched little stays sparse on both sides; limit: 120 s"""
+"""sparse.py - a guest of 2 GiB that has touched little stays sparse, also when forked; limit: 120 s"""
 import os
 
+import clone
 import common
 from common import Failed, Micro, check_ledger, check_move, move, say
 
@@ -44,6 +45,29 @@ def stays_sparse(t, accel, options):
             raise Failed(f'the destination takes {dest} bytes, the source {before}')
 
 
+def forks_leave_holes(t, accel):
+    """Also a later fork, whose image is the file and copies, and a move after it."""
+    load = f'mode=idle touch={TOUCH} report_ms=400'
+    with Micro(t, 'p', accel, 'memfd', 2048, load=load) as p, \
+            Micro(t, 'q', accel, 'memfd', 2048, load=load, incoming=True) as q, \
+            clone.Agent(t, 'a0') as first, clone.Agent(t, 'a1') as later:
+        p.start_load()
+        before = taken(p)
+        for agent, lend in ((first, False), (later, True)):
+            r = clone.export(p, agent.name, agent.target(lend))
+            clone.wait_exported(p, agent.name)
+        if r['lent-bytes'] >= 2048 * MIB:
+            raise Failed('the parent has written nothing between two forks, which says nothing')
+        forked = taken(p)
+        check_move(move(p, q))
+        moved = taken(p)
+        say(f'      MiB of its file: {before >> 20}, after two forks {forked >> 20}, after a move '
+            f'{moved >> 20}')
+        for size in (forked, moved):
+            if size > before + SLACK:
+                raise Failed(f'the parent takes {size} bytes, {before} before')
+
+
 def holes_are_touched(t, accel, memory):
     load = f'touch={TOUCH} sweep=4 report_ms=400'
     if memory == 'hugetlb':
@@ -60,6 +84,8 @@ def run(t):
     for options in ('', ',landing=continue'):
         with t.case(f'2 GiB, memfd{options}, {accel}'):
             stays_sparse(t, accel, options)
+    with t.case(f'2 GiB, memfd, forks and a move, {accel}'):
+        forks_leave_holes(t, accel)
     for memory in ('memfd', 'hugetlb'):
         with t.case(f'{memory}: holes are touched at any moment, {accel}'):
             holes_are_touched(t, accel, memory)

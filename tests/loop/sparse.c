@@ -69,8 +69,8 @@ static uint64_t populated(const struct ff_region *r)
     char line[256];
     bool here = false;
 
-    if (r->fd >= 0) {
-        must(!fstat(r->fd, &st));
+    if (r->fd >= 0 || r->is_private) {
+        must(!fstat(r->is_private ? r->private_fd : r->fd, &st));
         return (uint64_t)st.st_blocks * 512 / 4096;
     }
     FILE *f = fopen("/proc/self/smaps", "re");
@@ -132,7 +132,18 @@ static void must_hold(const struct ff_region *r, const char *where, uint64_t mos
                   (unsigned long long)pages, (unsigned long long)most);
 }
 
-static void move_sparse(bool shared, const char *options)
+/* As a fork leaves it: what was touched is in the file, which nobody writes to any more. What is
+ * written later is in copies (of a hole the kernel makes a page of the file first) */
+static void make_private(struct ff_region *r)
+{
+    must(mmap(r->host, LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, r->fd, 0) == r->host);
+    madvise(r->host, LEN, MADV_NOHUGEPAGE);
+    r->is_private = true;
+    r->private_fd = r->fd;
+    r->fd = -1;
+}
+
+static void move_sparse(bool shared, bool is_private, const char *options)
 {
     struct end src = {.r = memory(shared)}, dst = {.r = memory(shared)};
     struct ff_stats st;
@@ -142,6 +153,8 @@ static void move_sparse(bool shared, const char *options)
     size_t len;
 
     touch(src.r.host, early, FF_ARRAY_LEN(early));
+    if (is_private)
+        make_private(&src.r);
     dst.a = loop_address(0, options);
     must_ok(ff_dest_new(dst.a, &dst.dest, &err), err);
     src.a = loop_address(ff_dest_port(dst.dest), options);
@@ -181,7 +194,7 @@ static void move_sparse(bool shared, const char *options)
 
 static void anon(void)
 {
-    move_sparse(false, "");
+    move_sparse(false, false, "");
 }
 
 /* --- pages made ready for what turns out to hold nothing --- */
@@ -276,22 +289,32 @@ static void anon_stock(void)
 
 static void anon_push(void)
 {
-    move_sparse(false, ",prefill=push");
+    move_sparse(false, false, ",prefill=push");
 }
 
 static void memfd_copy(void)
 {
-    move_sparse(true, ",landing=copy");
+    move_sparse(true, false, ",landing=copy");
 }
 
 static void memfd_push(void)
 {
-    move_sparse(true, ",landing=copy,prefill=push");
+    move_sparse(true, false, ",landing=copy,prefill=push");
 }
 
 static void memfd_continue(void)
 {
-    move_sparse(true, ",landing=continue");
+    move_sparse(true, false, ",landing=continue");
+}
+
+static void private_copy(void)
+{
+    move_sparse(true, true, ",landing=copy");
+}
+
+static void private_push(void)
+{
+    move_sparse(true, true, ",landing=copy,prefill=push");
 }
 
 static void setup(void)
@@ -307,6 +330,8 @@ int main(int argc, char **argv)
         {"tcp memfd copy", memfd_copy, 60},
         {"tcp memfd push", memfd_push, 60},
         {"tcp memfd continue", memfd_continue, 60},
+        {"tcp private copy", private_copy, 60},
+        {"tcp private push", private_push, 60},
     };
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
 }
