@@ -226,12 +226,14 @@ static int prepare_server(struct clone_disks *d, struct why *why)
 /* What stands on an overlay of a child is that child's as well */
 static int write_down(const struct clone_disks *d, const json_t *disks, struct why *why)
 {
-    struct words own = d->owner.dir ? overlays_read(d->owner.dir, d->owner.number)
-                                    : (struct words){0};
     AUTO_JSON json_t *more = json_array();
+    struct words own = {0};
     size_t i;
     json_t *disk;
+    int rc = d->owner.dir ? overlays_read(d->owner.dir, d->owner.number, &own, why) : 0;
 
+    if (rc)
+        return rc;
     json_array_foreach(disks, i, disk)
         if (words_have(&own, text_of(disk, "frozen")) &&
             !words_have(&own, text_of(disk, "parent-overlay")))

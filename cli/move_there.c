@@ -246,18 +246,17 @@ int move_start(struct move *m, struct why *why)
     return rc;
 }
 
-/* It is written down there first: in both records, or in neither of them, no overlay is lost */
+/* It is written down there first: in both records, or in neither of them, no overlay is lost. One that
+ * cannot be read is not handed over */
 bool move_hand_over(struct move *m, struct why *why)
 {
     struct words files = {0};
     json_t *list = json_array();
 
-    if (m->owner.dir)
-        files = overlays_read(m->owner.dir, m->owner.number);
+    int rc = m->owner.dir ? overlays_read(m->owner.dir, m->owner.number, &files, why) : 0;
     for (size_t i = 0; i < files.n; i++)
         json_array_append_new(list, json_string(files.v[i]));
-    int rc = 0;
-    if (files.n) {
+    if (!rc && files.n) {
         forget_answer(m);
         host_send(move_host(m), json_pack("{s{si so}}", "adopt", "child", 1, "files",
                                           json_incref(list)));

@@ -98,33 +98,38 @@ int overlays_add(const char *dir, unsigned number, const json_t *files, struct w
     return json_array_size(files) ? append(path, files, why) : 0;
 }
 
-/* false: it is there, and cannot be read now */
+/* false: it is there, and cannot be read, or not all of it */
 static bool read_record(const char *dir, unsigned number, struct words *files)
 {
     AUTO_FREE char *path = record_of(dir, number);
     FILE *f = fopen(path, "re");
     char *line = NULL;
     size_t room = 0;
+    bool ok = true;
 
     if (!f)
         return errno == ENOENT;
     while (getline(&line, &room, f) > 0) {
         AUTO_JSON json_t *s = json_loads(line, JSON_DECODE_ANY, NULL);
+        ok &= json_is_string(s);
         if (json_is_string(s) && !words_have(files, json_string_value(s)))
             words_add(files, "%s", json_string_value(s));
     }
-    bool ok = !ferror(f);
+    ok &= !ferror(f);
     free(line);
     fclose(f);
     return ok;
 }
 
-struct words overlays_read(const char *dir, unsigned number)
+int overlays_read(const char *dir, unsigned number, struct words *files, struct why *why)
 {
-    struct words files = {0};
-
-    read_record(dir, number, &files);
-    return files;
+    *files = (struct words){0};
+    if (read_record(dir, number, files))
+        return 0;
+    words_free(files);
+    *files = (struct words){0};
+    return refuse(why, EIO, "overlays: %s/%u" SUFFIX " cannot be read: which files it names is not "
+                            "known: mend it, a JSON string a line", dir, number);
 }
 
 void overlays_forget(const char *dir, unsigned number)
@@ -264,8 +269,11 @@ int overlays_make(const char *dir, unsigned number, const json_t *files, struct 
 
 void overlays_unmake(const char *dir, unsigned number)
 {
-    struct words files = overlays_read(dir, number);
+    struct words files;
+    struct why ignored;
 
+    if (overlays_read(dir, number, &files, &ignored))
+        return; /* its files are found by --kill */
     for (size_t i = 0; i < files.n; i++)
         unlink(files.v[i]);
     words_free(&files);
@@ -285,6 +293,8 @@ struct sweep {
     size_t n;
     struct words files;
     struct words dirs; /* left for their overlays */
+    const char *id;     /* for @kept, which may be NULL */
+    struct words *kept;
     json_t *children;  /* what a process is, by its number */
 };
 
@@ -292,8 +302,11 @@ static void add_over(struct sweep *s, const char *dir, const char *id, unsigned 
 {
     struct words files = {0};
 
-    if (!read_record(dir, number, &files)) { /* later, then */
-        words_free(&files);
+    struct why why;
+
+    if (overlays_read(dir, number, &files, &why)) { /* later, then */
+        if (s->kept && s->id && !strcmp(s->id, id))
+            words_add(s->kept, "%s", why.text);
         return;
     }
     struct over *more = xcalloc(s->n + 1, sizeof(*more));
@@ -372,7 +385,7 @@ static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *
 
 void overlays_sweep(const char *base, const char *id, struct words *kept)
 {
-    struct sweep s = {.children = json_object()};
+    struct sweep s = {.children = json_object(), .id = id, .kept = kept};
     struct why why;
     int lock;
 
@@ -423,9 +436,10 @@ static void find_on(void *opaque, const char *dir, json_t *state)
 
     json_array_foreach(records, i, r) {
         unsigned number = (unsigned)json_integer_value(r);
-        struct words files = {0};
-        if (!on->found && !read_record(dir, number, &files))
-            on->found = xprintf("%s/%u" SUFFIX " cannot be read, which names overlays", dir, number);
+        struct words files;
+        struct why why;
+        if (overlays_read(dir, number, &files, &why) && !on->found)
+            on->found = xstrdup(why.text);
         for (size_t k = 0; !on->found && k < files.n; k++) {
             AUTO_FREE char *behind = strcmp(files.v[k], on->but) ? overlay_backing(files.v[k]) : NULL;
             if (behind && same_file(behind, on->image))

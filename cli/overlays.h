@@ -29,7 +29,8 @@ void overlays_owner_free(struct overlay_owner *o);
  * Return: 0, or -errno with the reason: nothing is written down then
  */
 int overlays_add(const char *dir, unsigned number, const json_t *files, struct why *why);
-struct words overlays_read(const char *dir, unsigned number);
+/* Those of a child, none if it has no record. -EIO: there is one that cannot be read as a whole */
+int overlays_read(const char *dir, unsigned number, struct words *files, struct why *why);
 void overlays_forget(const char *dir, unsigned number); /* others own them now */
 bool overlays_left(const char *dir); /* of any child */
 

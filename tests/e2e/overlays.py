@@ -129,6 +129,29 @@ def moved(t, accel):
         f.nothing()
 
 
+def list_broken(t, accel):
+    """A child's list that cannot be read is no empty one: the move says so, and no file of it goes."""
+    with Family(t, accel) as f:
+        path, pid = f.child('f')
+        record = glob.glob(f.base + '/f/*/1.overlays')[0]
+        with open(record, encoding='utf-8') as r:
+            text = r.read()
+        common.write_file(record, text + '"half')
+        f.names.append('m')
+        m = f.stack.enter_context(Move(t, path, host='h1=127.0.0.1', name='m'))
+        m.end(0, 'there')
+        if not any(f'{record} cannot be read' in n for n in m.result['notes']):
+            raise Failed(f'it is not said: {m.result["notes"]}')
+        wait_for('the end of the agent before', 20, lambda: not alive(pid) and not [
+            e for e in listed(f.base) if e['agent_alive'] and e['id'] == 'f'])
+        f.kill('f', 1, 'cannot be read')
+        f.want(FIRST)
+        io(m.result['rundir'] + '/1.qmp', 'read -P 2 1M 64k')
+        common.write_file(record, text)
+        f.kill('m')
+        f.nothing()
+
+
 def forked_and_moved(t, accel):
     """The other overlay of a child that was forked goes along, and its own child needs the first."""
     with Family(t, accel) as f:
@@ -291,6 +314,7 @@ def run(t):
     for name, case in (
             ('owners and modes', lambda: modes(t, accel)),
             ('a child is moved, twice', lambda: moved(t, accel)),
+            ('its list cannot be read', lambda: list_broken(t, accel)),
             ('a child is forked, then moved', lambda: forked_and_moved(t, accel)),
             ('a child is forked, then moved out of sight', lambda: moved_out_of_sight(t, accel)),
             ('a child is moved, then forked', lambda: forked_there(t, accel)),

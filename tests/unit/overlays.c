@@ -154,13 +154,16 @@ static void test_record(void **state)
     assert_false(overlays_left(base));
     assert_int_equal(overlays_add(base, 1, odd, &why), 0);
     assert_int_equal(overlays_add(base, 1, odd, &why), 0);
-    struct words w = overlays_read(base, 1);
+    struct words w;
+    assert_int_equal(overlays_read(base, 1, &w, &why), 0);
     assert_int_equal(w.n, 2);
     assert_string_equal(w.v[0], "/a \"b\"\nc");
     assert_string_equal(w.v[1], "/d");
     words_free(&w);
     overlays_forget(base, 1);
     assert_false(overlays_left(base));
+    assert_int_equal(overlays_read(base, 1, &w, &why), 0);
+    assert_int_equal(w.n, 0);
 
     /* of files that cannot all be made none is, and what was there stays */
     make(there);
@@ -189,6 +192,42 @@ static char *fork_dir(const char *id, bool agent, bool child, bool kept)
     assert_int_equal(rundir_write_state(dir, s), 0);
     json_decref(s);
     return dir;
+}
+
+/* What cannot be read is not empty: nothing that it may name is removed, or forgotten */
+static void test_broken(void **state)
+{
+    static const char *const broken[] = {"\"%s\"\n\"/half", "%s\n",
+                                         "\"%s\"\n1\n", NULL};
+    AUTO_FREE char *file = in_base("file"), *dir = fork_dir("f", false, false, true);
+    AUTO_FREE char *record = xprintf("%s/1.overlays", dir);
+    struct words w, kept = {0};
+    (void)state;
+
+    make(file);
+    for (size_t i = 0; i < FF_ARRAY_LEN(broken); i++) {
+        if (broken[i]) {
+            FILE *f = fopen(record, "we");
+            assert_true(fprintf(f, broken[i], file) > 0);
+            fclose(f);
+        } else {
+            unlink(record);
+            assert_int_equal(mkdir(record, 0700), 0); /* root reads any file */
+        }
+        assert_int_equal(overlays_read(dir, 1, &w, &why), -EIO);
+        assert_int_equal(w.n, 0);
+        assert_non_null(strstr(why.text, record));
+        overlays_sweep(base, "f", &kept);
+        assert_int_equal(kept.n, i + 1);
+        assert_non_null(strstr(kept.v[i], record));
+        overlays_unmake(dir, 1);
+        assert_int_equal(access(file, F_OK), 0);
+        assert_int_equal(access(record, F_OK), 0);
+    }
+    words_free(&kept);
+    assert_int_equal(rmdir(record), 0);
+    unlink(file);
+    rundir_remove(dir);
 }
 
 static void test_sweep(void **state)
@@ -340,6 +379,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_in_use), cmocka_unit_test(test_not_seen),
                                        cmocka_unit_test(test_create), cmocka_unit_test(test_record),
+                                       cmocka_unit_test(test_broken),
                                        cmocka_unit_test(test_sweep),
                                        cmocka_unit_test(test_sweep_locked), cmocka_unit_test(test_kill_beside),
                                        cmocka_unit_test(test_owner)};
