@@ -400,6 +400,7 @@ int clone_run(struct clone *c)
     if (code == EXIT_NONE) {
         clone_disks_end_server(c->disks);
         clone_take_back(c);
+        clone_let_run(c);
         clone_forget(c);
     }
     clone_check_runs(c);

@@ -126,6 +126,8 @@ char *clone_target_of(const struct clone *c, const struct host *h);
 /* Whether children stand still, as a parent did that is no template: one of them knows */
 void clone_ask_paused(struct clone *c);
 void clone_unexport(struct clone *c);
+/* Nothing is left of the fork: a parent that ran, and stands still as its template, runs again */
+void clone_let_run(struct clone *c);
 
 /* After the export: hosts that the parent's side does not reach are of no use; their agents wait for
  * it and cannot know. Of those that have said nothing for @silent_ms */

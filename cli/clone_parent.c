@@ -335,6 +335,22 @@ void clone_ask_paused(struct clone *c)
                              "at its QMP socket");
 }
 
+void clone_let_run(struct clone *c)
+{
+    AUTO_JSON json_t *status = NULL;
+    struct why why;
+
+    if (!c->o->template || !c->export_ms || c->parent_stood || c->parent_silent)
+        return;
+    qmp_cancel_by(c->qmp, -1);
+    int rc = qmp_command(c->qmp, "query-status", NULL, &status, &why);
+    if (!rc && !strcmp(text_of(status, "status"), "paused"))
+        rc = qmp_command(c->qmp, "cont", NULL, NULL, &why);
+    if (rc)
+        words_add(&c->notes, "the parent stands still, perhaps, as a template does: let it go on (QMP "
+                             "cont): %s", why.text);
+}
+
 static bool waits_long(const struct host *h, unsigned silent_ms)
 {
     return !h->let_go && (h->state == HOST_LISTENING || h->state == HOST_IMAGE) &&

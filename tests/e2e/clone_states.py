@@ -39,6 +39,23 @@ def paused(t, accel):
         check_paused(t, a, False, '--template', name='t2')      # of a template that stands
 
 
+def template_fails(t, accel):
+    """A template without children is none: the parent runs again, but one that stood before stands."""
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Clone(t, a, 1, '--template', faults='dest.state=fail') as c:
+            check_result(c, 3, {'failed': 1})
+            if not c.result['freeze']:
+                raise Failed('it failed before the parent was paused')
+            check_nothing_left(c, a)        # that it runs, too
+        a.qmp('stop')
+        with Clone(t, a, 1, '--template', faults='dest.state=fail', name='g') as c:
+            check_result(c, 3, {'failed': 1})
+            check_nothing_left(c)
+            if common.status(a) != 'paused':
+                raise Failed(f'the parent stood, and is {common.status(a)}')
+
+
 def not_started(t, accel):
     with Parent(t, accel, extra=('-S',)) as a:
         check_paused(t, a, True)
@@ -75,6 +92,7 @@ def nothing_lost(t, accel):
 def run(t):
     accel = t.best_accel()
     for name, case in (('children of a paused parent', paused),
+                       ('a template without children', template_fails),
                        ('children of one that never ran', not_started),
                        ('an agent is ended', agent_ended),
                        ('memory that never came', nothing_lost)):
