@@ -356,6 +356,15 @@ static void publish_address(const char *address)
     migrate_add_address(&a);
 }
 
+/* QEMU takes it for set up by now: what was refused can be tried again */
+static void not_set_up(void)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    migrate_set_state(&mis->state, MIGRATION_STATUS_SETUP,
+                      MIGRATION_STATUS_NONE);
+}
+
 void rdma_postcopy_start_incoming(const char *address, Error **errp)
 {
     struct ff_error *err = ff_error_new();
@@ -365,6 +374,7 @@ void rdma_postcopy_start_incoming(const char *address, Error **errp)
     ff_set_log(rp_log_line, FF_INFO);
     if (!rp_collect_blocks(errp) || !rp_check_emptying(errp)) {
         ff_error_free(err);
+        not_set_up();
         return;
     }
     if (ff_address_parse(address, &a, err) || ff_dest_new(a, &rp.dest, err)) {
@@ -390,4 +400,5 @@ fail:
     rp.dest = NULL;
     ff_address_free(a);
     rp_take_error(errp, err);
+    not_set_up();
 }

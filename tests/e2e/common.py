@@ -402,7 +402,7 @@ def free_port(host='127.0.0.1', family=socket.AF_INET):
 def listen(dst, host=None, options=''):
     """Let a destination wait for a source; returns the source's URI."""
     host = place.host if host is None else host
-    port = free_port()      # a second try would not help: QEMU's destinations have only one
+    port = free_port()
     dst.qmp('migrate-incoming', uri=f'rdma-postcopy:{host}:{port}{place.options}{options}')
     return f'rdma-postcopy:{host or "127.0.0.1"}:{port}{place.options}'
 

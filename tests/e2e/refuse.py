@@ -115,6 +115,14 @@ def capabilities(t, src):
             src.qmp('migrate-set-parameters', **{'tls-creds': 'creds0'})
             refuses(src, 'tls-creds', 'migrate', uri='rdma-postcopy:127.0.0.1:1')
             src.qmp('migrate-set-parameters', **{'tls-creds': ''})
+        with t.case('an address at which it cannot listen'), socket.socket() as taken:
+            taken.bind(('127.0.0.1', 0))
+            taken.listen()
+            for address, text in ((f'127.0.0.1:{taken.getsockname()[1]}', 'in use'),
+                                  ('127.0.0.1:1,nonsense=1', 'nonsense')):
+                say(f'      {refuses(dst, text, "migrate-incoming", uri="rdma-postcopy:" + address)}')
+                if 'status' in common.migration(dst):
+                    raise Failed(f'it was refused, and says {common.migration(dst)}')
         with t.case('all off again: it listens'):
             common.listen(dst)
 
