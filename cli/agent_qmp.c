@@ -10,6 +10,7 @@
 #include "qmp_job.h"
 
 #define LIMIT_MS 5000 /* of connecting, and of the command */
+#define FRESH_MS 50   /* an answer takes less than one; a switch, as much and more */
 
 struct kid_ask {
     unsigned child;
@@ -76,7 +77,8 @@ size_t kids_asks(const struct kids *k, struct pollfd *p)
 }
 
 /* It is killed right after its answer: a source that connected in between is far from the switch,
- * and its guest goes on there */
+ * and its guest goes on there. An answer that this agent, or its QEMU, has let lie says nothing any
+ * more */
 static void end_unused(struct kids *k, const struct kid_ask *a, int rc)
 {
     const json_t *info = rc ? NULL : json_object_get(qmp_job_answer(a->job, 0), "return");
@@ -85,7 +87,11 @@ static void end_unused(struct kids *k, const struct kid_ask *a, int rc)
 
     if (!info)
         k->ask_unused_again = true;
-    else if (status && !strcmp(status, "setup") && kid && kid->state != KID_ENDED)
+    else if (!status || strcmp(status, "setup") || !kid || kid->state == KID_ENDED)
+        return;
+    else if (qmp_job_age_ms(a->job) > FRESH_MS)
+        ask(k, kid, "query-migrate", NULL, NULL);
+    else
         kid_kill(kid);
 }
 

@@ -23,6 +23,7 @@ struct qmp_job {
     char *path;
     int fd;
     bool greeted;
+    uint64_t sent_ms; /* of the last command */
     struct line_reader in;
     json_t *commands; /* the first is qmp_capabilities */
     json_t *answers;
@@ -70,6 +71,8 @@ static int open_socket(struct qmp_job *j, struct why *why)
 static int send_next(struct qmp_job *j, struct why *why)
 {
     const json_t *m = json_array_get(j->commands, json_array_size(j->answers));
+
+    j->sent_ms = m ? now_ms() : j->sent_ms; /* before: no answer is from before that */
     int rc = m ? lines_write_json(j->fd, m, 0) : 0; /* a few bytes: there is room */
 
     return rc ? refuse(why, EPIPE, "%s: %s", j->path, strerror(-rc)) : 0;
@@ -116,6 +119,11 @@ int qmp_job_fd(const struct qmp_job *j)
 bool qmp_job_asked(const struct qmp_job *j)
 {
     return json_array_size(j->answers); /* to qmp_capabilities: what follows it went out */
+}
+
+uint64_t qmp_job_age_ms(const struct qmp_job *j)
+{
+    return now_ms() - j->sent_ms;
 }
 
 const json_t *qmp_job_answer(const struct qmp_job *j, size_t n)

@@ -29,6 +29,9 @@ int qmp_job_fd(const struct qmp_job *j);
 /* A command went out: QEMU may have obeyed it */
 bool qmp_job_asked(const struct qmp_job *j);
 
+/* What the last answer says was so at most that long ago */
+uint64_t qmp_job_age_ms(const struct qmp_job *j);
+
 /* To command @n, with "return" or "error"; NULL: none yet. Borrowed */
 const json_t *qmp_job_answer(const struct qmp_job *j, size_t n);
 void qmp_job_free(struct qmp_job *j); /* NULL: nothing */

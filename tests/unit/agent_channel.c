@@ -9,6 +9,7 @@
 
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 
 #include "../../cli/agent.h"
 #include "agent_channel.h"
@@ -134,6 +135,52 @@ static void links_of_one_that_ends(void **state)
     close(guest);
 }
 
+/* What a QEMU that waits for its guest says; late: its agent hears it when it may be true no more */
+static int say_setup(struct kids *k, int qmp, bool late)
+{
+    int q = accept(qmp, NULL, NULL);
+
+    say(q, "{\"QMP\": {}}\n");
+    assert_null(kids_answer(k));
+    say(q, "{\"return\": {}, \"id\": 0}\n");
+    assert_null(kids_answer(k));
+    must_hear(q, "query-migrate");
+    say(q, "{\"return\": {\"status\": \"setup\"}, \"id\": 1}\n");
+    if (late)
+        poll(NULL, 0, 200);
+    assert_null(kids_answer(k));
+    return q;
+}
+
+/* One that nobody uses ends, when that is so now */
+static void unused(void **state)
+{
+    struct kid kid = {.number = 3, .qmp = qmp_path, .state = KID_ATTACHED, .pid = fork()};
+    struct kids k = {.v = &kid, .n = 1, .server = FORK_SERVER_NONE};
+    siginfo_t info = {0};
+    int tries = 0;
+    (void)state;
+
+    while (!kid.pid) {
+        alarm(60);
+        pause();
+    }
+    int qmp = listen_at(qmp_path);
+    kids_end_unused(&k);
+    assert_null(kids_answer(&k));
+    close(say_setup(&k, qmp, true));
+    assert_int_equal(waitid(P_PID, (id_t)kid.pid, &info, WEXITED | WNOHANG | WNOWAIT), 0);
+    assert_int_equal(info.si_pid, 0);
+    assert_int_equal(kids_asks(&k, NULL), 1); /* it is asked again */
+    for (; kids_asks(&k, NULL); tries++) { /* on a busy machine the test itself may be late */
+        assert_null(kids_answer(&k));
+        close(say_setup(&k, qmp, false));
+    }
+    assert_int_equal(waitpid(kid.pid, NULL, 0), kid.pid);
+    assert_true(tries > 0);
+    close(qmp);
+}
+
 static json_t *ask(struct kids *k, const char *execute, int child)
 {
     json_t *o = json_pack("{si ss si}", "child", child, "execute", execute, "id", 7);
@@ -190,6 +237,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(links_behind_another, set_up, tear_down),
         cmocka_unit_test_setup_teardown(links_of_one_that_ends, set_up, tear_down),
         cmocka_unit_test_setup_teardown(questions, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(unused, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
