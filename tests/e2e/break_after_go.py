@@ -4,7 +4,7 @@
 
 Whoever survives says postcopy-paused. The source never runs the guest again, whatever it
 is told. The guest at the destination waits where memory is missing; what is there is
-right, and it never reads zeros. Limit: 180 s.
+right, and it never reads zeros. Limit: 210 s.
 """
 import signal
 import time
@@ -94,14 +94,17 @@ def source_killed(t, accel):
         check_destination(src, dst)
 
 
-def source_stopped(t, accel):
+def source_stopped(t, accel, prefill):
+    """It says nothing of it, and its kernel answers for it: what it does not serve tells."""
     with Micro(t, 'stop-a', accel, mem_mib=MIB) as src, \
-            Micro(t, 'stop-b', accel, mem_mib=MIB, incoming=True) as dst:
+            Micro(t, 'stop-b', accel, mem_mib=MIB, incoming=True, faults=SLOW) as dst:
         src.start_load()
-        start(src, dst, ',prefill=off,timeout=1')     # eight times as long after GO
+        start(src, dst, f',prefill={prefill},timeout=1')     # eight times as long after GO
         src.proc.send_signal(signal.SIGSTOP)
         try:
-            paused(dst)
+            x = paused(dst, 40)
+            if x['present-bytes'] >= x['total-bytes']:
+                raise Failed('all memory was there before the stop: slow prefill down more')
             check_destination(src, dst)
         finally:
             src.proc.send_signal(signal.SIGCONT)
@@ -170,8 +173,9 @@ def run(t):
         link_broken(t, 'tcg', 'anon', 'destination')
     with t.case(f'source killed, prefill=off, {accel}'):
         source_killed(t, accel)
-    with t.case(f'source stopped, timeout=1, {accel}'):
-        source_stopped(t, accel)
+    for prefill in ('off', 'pull'):
+        with t.case(f'source stopped, prefill={prefill}, timeout=1, {accel}'):
+            source_stopped(t, accel, prefill)
     with t.case(f'no memory for a while, {accel}'):
         no_memory(t, accel)
     with t.case(f'destination killed, {accel}'):
@@ -182,4 +186,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 180)
+    common.main(run, 210)
