@@ -164,10 +164,15 @@ static void undo(struct clone_disks *d)
     size_t i;
     json_t *step;
 
-    json_array_foreach(steps, i, step) /* also those of what was not done */
-        do_step(d, step, &ignored);
+    qmp_cancel_by(d->parent, -1); /* Ctrl-C may be why */
+    bool done = true;
+    json_array_foreach(steps, i, step) { /* also those of what was not done, which QEMU refuses */
+        int rc = do_step(d, step, &ignored);
+        done &= rc != -ETIMEDOUT && rc != -ECANCELED; /* it may do so, or not, later */
+    }
     d->prepared = false;
-    finish(d);
+    if (done)
+        finish(d);
 }
 
 /* --- before and after the pause --- */
@@ -328,10 +333,11 @@ void clone_disks_done(struct clone_disks *d, bool forked)
         if (qmp_command(d->parent, "query-block", NULL, &block, &ignored))
             return;
         d->forked = disks_gone_over(d->plan, block);
-        if (!d->forked)
-            undo(d);
     }
-    finish(d);
+    if (d->forked)
+        finish(d);
+    else
+        undo(d);
 }
 
 bool clone_disks_forked(const struct clone_disks *d)

@@ -62,7 +62,7 @@ static bool is_same_host(const json_t *a, const json_t *b)
 int clone_record(struct clone *c, struct why *why)
 {
     AUTO_FREE char *base = c->o->rundir ? xstrdup(c->o->rundir) : rundir_base();
-    int lock, rc = rundir_lock(base, LOCK_LIMIT_MS, &lock, why);
+    int lock, rc = rundir_lock(base, (int)c->o->timeout_s * 1000, &lock, why);
 
     if (rc)
         return rc;

@@ -294,10 +294,15 @@ static json_t *targets(struct clone *c)
 
 int clone_export(struct clone *c, struct why *why)
 {
+    AUTO_JSON json_t *status = NULL;
+    struct why none;
     int rc = clone_disks_prepare(c->disks, why);
 
     if (rc)
         return rc;
+    /* somebody may have stopped it since */
+    if (!qmp_command(c->qmp, "query-status", NULL, &status, &none))
+        c->parent_stood = json_is_false(json_object_get(status, "running"));
     json_t *a = json_pack("{ss so}", "id", c->o->id, "targets", targets(c));
     json_t *actions = clone_disks_actions(c->disks);
 

@@ -127,13 +127,14 @@ void in_use(const struct words *files, pid_t *users)
 
 pid_t in_use_beside(const char *file, pid_t but)
 {
-    char *names[] = {(char *)file, NULL};
+    AUTO_FREE char *real = realpath(file, NULL); /* descriptors name the file, never a link to it */
+    char *names[] = {real, NULL};
     const struct words files = {.v = names, .n = 1};
     pid_t user = USER_NONE;
     struct stat st;
     struct seen s = {.files = &files, .st = &st, .users = &user, .but = but};
 
-    if (lstat(file, &st) < 0)
-        return USER_NONE;
+    if (!real || stat(real, &st) < 0)
+        return errno == ENOENT ? USER_NONE : USER_UNSEEN;
     return look_at_all(&s) || user ? user : USER_UNSEEN;
 }

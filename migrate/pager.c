@@ -399,9 +399,12 @@ int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_
     uint64_t len;
 
     int rc = install(p, r, page, 1, NULL, true, &len, &why);
-    if (!rc)
-        ff_claim_done(&r->claims, page);
-    return rc ? install_failed(p, r, rc, &why) : 0;
+    if (rc)
+        return install_failed(p, r, rc, &why);
+    ff_claim_done(&r->claims, page);
+    atomic_fetch_add(&p->count.bytes_zero, r->range.psize);
+    count_present(p, r->range.psize);
+    return 0;
 }
 
 bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
@@ -412,11 +415,10 @@ bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
     if ((r->watched && !ff_fault_room(p)) || !ff_claim_touch(&r->claims, page))
         return false;
     if (r->watched) {
+        /* not complete before it is filled, or fetched: nobody would bring it afterwards */
+        atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
+        atomic_fetch_sub(&p->count.bytes_zero, r->range.psize);
         int rc = frozen ? ff_pager_install_hole(p, r, page) : -EAGAIN;
-        if (!frozen) {
-            atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
-            atomic_fetch_sub(&p->count.bytes_zero, r->range.psize);
-        }
         if (rc == -EAGAIN)
             ff_fault_later(p, (uint32_t)(r - p->region), page, frozen);
         return !rc;

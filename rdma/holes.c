@@ -51,11 +51,13 @@ static int maybe_copied(const uint8_t *p, uint32_t len, unsigned char *here)
     return 0;
 }
 
-/* Pages that are to be looked at through the mapping: a shared one shows those that are resident */
-static int find_here(const struct ff_backing *file, const uint8_t *p, uint32_t len,
+/* Pages that are to be looked at through the mapping: a shared one shows those that are resident. Of
+ * hugetlb pagemap does not show a page that is being migrated; mincore() does, and there it tells of
+ * the page table alone */
+static int find_here(const struct ff_backing *file, const uint8_t *p, uint32_t len, bool huge,
                      unsigned char *here)
 {
-    return file->is_private ? maybe_copied(p, len, here) : mincore((void *)p, len, here);
+    return file->is_private && !huge ? maybe_copied(p, len, here) : mincore((void *)p, len, here);
 }
 
 static bool any_here(const unsigned char *here, uint32_t n)
@@ -74,7 +76,7 @@ uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint
     uint64_t data = 0; /* the file has some here, and none from the last hole up to here */
     uint32_t found = 0;
 
-    if (file->fd < 0 || len / PAGE > PAGES_MAX || granule % PAGE || find_here(file, p, len, here))
+    if (file->fd < 0 || len / PAGE > PAGES_MAX || granule % PAGE || find_here(file, p, len, granule > PAGE, here))
         return ff_zero_scan(addr, len, granule, zero);
     for (uint32_t i = 0; i < len / granule; i++, p += granule, offset += granule) {
         bool zeros;

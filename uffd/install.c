@@ -152,15 +152,18 @@ static int64_t install_once(struct ff_uffd *u, uint64_t dst, const void *src, ui
     return ioctl(u->fd, UFFDIO_COPY, &c) < 0 && c.copy <= 0 ? -errno : c.copy;
 }
 
-/* A page of hugetlb: in the page table, or in the file, whence CONTINUE maps it (and wakes nobody)? */
+/* A page of hugetlb: in the file, whence CONTINUE maps it (and wakes nobody), or in the page table?
+ * mincore() says so of every page of a file that this process may not write, but of private memory
+ * nobody else has one */
 static bool is_there(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset)
 {
     uint8_t *page = r->host + offset;
     unsigned char mapped = 0;
 
-    if (!mincore(page, 1, &mapped) && mapped & 1)
-        return true;
-    return r->shared && install_once(u, (uintptr_t)page, NULL, r->psize, true, false) > 0;
+    if (!r->shared)
+        return !mincore(page, 1, &mapped) && mapped & 1;
+    int64_t n = install_once(u, (uintptr_t)page, NULL, r->psize, true, false);
+    return n > 0 || n == -EEXIST;
 }
 
 static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,

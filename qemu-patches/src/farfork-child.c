@@ -21,6 +21,7 @@
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include "exec/ramblock.h"
+#include "hw/virtio/virtio-net.h"
 #include "migration/misc.h"
 #include "rdma-postcopy.h"
 #include "net/net.h"
@@ -167,20 +168,33 @@ static int adopt_memory(void)
  * virtio-net, once loaded, has its guest announce itself: the guest knows only
  * its parent's addresses.  A Linux guest (6.12) also hangs for good if it takes
  * a link down meanwhile, as farfork-guest does for a MAC: virtnet_close() holds
- * the lock that the announcement needs, and waits for its end.
+ * the lock that the announcement needs, and waits for its end.  A request that
+ * the parent's guest had not answered yet is not the child's either.  The timer
+ * stays, since a reset of the device stops it.
  */
+static int quieten(Object *o, void *opaque)
+{
+    VirtIONet *n = (VirtIONet *)object_dynamic_cast(o, TYPE_VIRTIO_NET);
+
+    if (n) {
+        if (n->announce_timer.tm) {
+            timer_del(n->announce_timer.tm);
+        }
+        n->announce_timer.round = 0;
+        n->status &= ~VIRTIO_NET_S_ANNOUNCE;
+    }
+    return 0;
+}
+
 static int load_quietly(void)
 {
-    MigrationParameters *p = &migrate_get_current()->parameters;
-    uint64_t rounds = p->announce_rounds;
     const void *state;
     size_t len;
     int ret;
 
     ff_child_state(fc.child, &state, &len);
-    p->announce_rounds = 0;
     ret = rp_load_devices(state, len);
-    p->announce_rounds = rounds;
+    object_child_foreach_recursive(object_get_root(), quieten, NULL);
     return ret;
 }
 

@@ -292,7 +292,7 @@ static void memory_is_short(void *opaque, const char *why)
                    "there is memory for it", why);
         migrate_set_error(s, err);
         error_free(err);
-        rp.short_of_memory = true;
+        qatomic_set(&rp.short_of_memory, true);
         migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                           MIGRATION_STATUS_POSTCOPY_PAUSED);
         return;
@@ -303,7 +303,6 @@ static void memory_is_short(void *opaque, const char *why)
     }
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
                       MIGRATION_STATUS_POSTCOPY_ACTIVE);
-    rp.short_of_memory = false;
 }
 
 static void *incoming_thread(void *opaque)
@@ -328,7 +327,7 @@ static void *incoming_thread(void *opaque)
             error_report("%s; the guest goes on until it touches memory that "
                          "is not here", error_get_pretty(qerr));
             error_free(qerr);
-            rp.short_of_memory = false;
+            qatomic_set(&rp.short_of_memory, false);
             migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                               MIGRATION_STATUS_POSTCOPY_PAUSED);
         } else {

@@ -157,7 +157,8 @@ static bool goes_on(int state)
 {
     return state == MIGRATION_STATUS_ACTIVE ||
            state == MIGRATION_STATUS_POSTCOPY_ACTIVE ||
-           (state == MIGRATION_STATUS_POSTCOPY_PAUSED && rp.short_of_memory);
+           (state == MIGRATION_STATUS_POSTCOPY_PAUSED &&
+            qatomic_read(&rp.short_of_memory));
 }
 
 void rp_wait_for_rest(const int *state)

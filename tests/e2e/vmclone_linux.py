@@ -14,6 +14,7 @@ import subprocess
 import time
 
 import common
+import forked
 import guest_identity
 import linuxreport
 from common import Failed, say, wait_for
@@ -98,14 +99,22 @@ def announced(machine):
         return ANNOUNCE in f.read()
 
 
-def check_quiet(parent, children):
+def check_quiet(children):
     """No child's guest announced itself: it would have been with the parent's addresses."""
     for c in children:
         if announced(c):
             raise Failed(f'{c.name}: its guest was asked to announce itself')
-    parent.qmp('announce-self', initial=50, max=50, rounds=1, step=10)
-    if not announced(parent):
-        raise Failed('the parent announces itself, and no trace says so')
+    last = children[-1]
+    forked.ask(last.sock_path, 'announce-self',
+               {'initial': 50, 'max': 50, 'rounds': 1, 'step': 10})
+    if not announced(last):
+        raise Failed(f'{last.name} announces itself, and no trace says so')
+    # what the announcement left behind must bear a reset of the device
+    for c in children:
+        c.sh('d=$(basename $(readlink /sys/class/net/eth0/device)); '
+             'echo $d > /sys/bus/virtio/drivers/virtio_net/unbind')
+        if forked.ask(c.sock_path, 'query-status')['status'] != 'running':
+            raise Failed(f'{c.name}: it does not run any more')
 
 
 def fork(t, fmt, n, *args, hosts=(), nbd=None):
@@ -148,7 +157,7 @@ def fork(t, fmt, n, *args, hosts=(), nbd=None):
                     for m in [parent, *children]] for what in ASK})
         if {c.sh('hostname') for c in children} != {i['hostname'] for i in result['identities']}:
             raise Failed(f'host names are not those of {result["identities"]}')
-        check_quiet(parent, children)
+        check_quiet(children)
         for path in [f'{t.work}/parent.report', *(c.report for c in children)]:
             reports_on(path)
         vmclone(t, '--kill', 'f')
