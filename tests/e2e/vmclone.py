@@ -403,13 +403,13 @@ def out_of_sight(t, accel):
             with open(down, 'w', encoding='ascii'):
                 pass
             vmclone('--list', code=1, text='on h1')
-            vmclone('--kill', 'f', code=1, text='h2: exit code 1')
+            killed = vmclone('--kill', 'f', code=1, text='h2: exit code 1')
             here = [alive(row['pid']) for row in c.children]
             if here != [False, True, False]:
                 raise Failed(f'children alive without h2: {here}')
             os.unlink(down)
-            if 'on h1' in vmclone('--list', text='f  on h2'):
-                raise Failed('--list still knows a child that has ended')
+            if 'on h1' in (left := vmclone('--list', text='f  on h2')):
+                raise Failed(f'--list still knows a child that has ended: {left}; --kill: {killed}')
             vmclone('--kill', 'f')
             vmclone('--kill', 'f', code=3, text='no fork f')
             check_nothing_left(c)
