@@ -127,7 +127,6 @@ int overlays_read(const char *dir, unsigned number, struct words *files, struct 
     if (read_record(dir, number, files))
         return 0;
     words_free(files);
-    *files = (struct words){0};
     return refuse(why, EIO, "overlays: %s/%u" SUFFIX " cannot be read: which files it names is not "
                             "known: mend it, a JSON string a line", dir, number);
 }
@@ -300,8 +299,7 @@ struct sweep {
 
 static void add_over(struct sweep *s, const char *dir, const char *id, unsigned number)
 {
-    struct words files = {0};
-
+    struct words files;
     struct why why;
 
     if (overlays_read(dir, number, &files, &why)) { /* later, then */

@@ -139,7 +139,7 @@ struct ff_page_ref {
  */
 struct ff_stats {
     uint64_t bytes_total;
-    uint64_t bytes_present;    /* holes count, also those that wait for memory */
+    uint64_t bytes_present;    /* holes count, but for those that are touched and wait for memory */
     uint64_t bytes_prefill;    /* content that prefill installed */
     uint64_t bytes_fault;      /* content that faults (and first-touch pages) installed */
     uint64_t bytes_zero;       /* zero pages: without a transfer of content; installed, or holes */

@@ -20,7 +20,7 @@ struct rp_state {
     bool gave_away;             /* this process must not run its guest */
     bool frozen;                /* source: memory is an image, must not change */
     bool here;                  /* destination: GO was received */
-    bool short_of_memory;       /* destination: paused for want of memory */
+    bool short_of_memory;       /* destination: why it is paused, if it is */
     bool prepared;              /* destination: incoming_prepare() ran */
     bool refused;               /* destination: failed, must never run */
     bool releasing;             /* source: being freed, without the BQL */

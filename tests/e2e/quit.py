@@ -63,9 +63,9 @@ def given_away(src, dst, state):
         raise Failed(f'{src.name}: {src.tail}')
 
 
-def destination(t, accel):
+def destination(t, accel, name='dst', faults=SLOW):
     """It fetches the rest first: the source is told that it is needed no more."""
-    src, dst = pair(t, 'dst', accel)
+    src, dst = pair(t, name, accel, faults=faults)
     with src, dst:
         begin(src, dst)
         if quit_and_code(dst, 30) != 0:
@@ -75,12 +75,7 @@ def destination(t, accel):
 
 def destination_early(t, accel):
     """Before anybody has begun to fetch the rest: that it will be fetched is what counts."""
-    src, dst = pair(t, 'early', accel, faults='dest.running=delay:2000000')
-    with src, dst:
-        begin(src, dst)
-        if quit_and_code(dst, 30) != 0:
-            raise Failed(f'{dst.name}: ended with {dst.proc.returncode}: {dst.tail}')
-        given_away(src, dst, 'completed')
+    destination(t, accel, 'early', 'dest.running=delay:2000000')
 
 
 def destination_short(t, accel):

@@ -278,7 +278,7 @@ static void breaks_when_short(void)
 
     /* the source answers no read; prefill has left holes, and installed nothing */
     must_ok(ff_faults_arm("tcp.serve.prefill=delay:600000000,tcp.serve.fault=delay:600000000,"
-                          "dest.install=fail:12@1-20", &err), err);
+                          "dest.install=fail:12@1-200", &err), err);
     begin(&b);
     wait_holes(&b);
     for (unsigned i = 0; i < FF_QUEUE_DEPTH; i++)
@@ -287,13 +287,20 @@ static void breaks_when_short(void)
         usleep(1000);
         ff_dest_stats(b.dest, &st);
     } while (st.faults < FF_QUEUE_DEPTH);
+    uint64_t before = st.bytes_present;
     start_reader(&hole, b.dst.host + PIECE);
     while (!ff_fault_hits("dest.install"))
         usleep(1000);
+    ff_dest_stats(b.dest, &st);
+    must(st.bytes_present == before - 4096); /* or a move would be complete without it */
     ff_dest_cancel(b.dest);
     must(ff_dest_wait_done(b.dest, &err));
     must(wait_flag(&hole.ended, 15000));
-    must(ff_fault_hits("dest.install") == 21);
+    must(ff_fault_hits("dest.install") == 201);
+    do { /* who waits is woken first */
+        usleep(1000);
+        ff_dest_stats(b.dest, &st);
+    } while (st.bytes_present != before);
     fflush(NULL);
     _exit(0); /* the others wait for good */
 }

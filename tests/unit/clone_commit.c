@@ -108,7 +108,14 @@ static void test_alone(void **state)
     assert_int_equal(overlay_check_alone(o, base, getppid(), &why), -EBUSY);
     AUTO_FREE char *pid = xprintf("process %d ", (int)getpid());
     assert_non_null(strstr(why.text, pid));
+
+    /* a descriptor does not name the link by which the parent has it */
+    AUTO_FREE char *real = xprintf("%s/real", base);
+    assert_false(rename(image, real) || symlink(real, image));
+    assert_int_equal(overlay_check_alone(o, base, getppid(), &why), -EBUSY);
     close(fd);
+    assert_int_equal(overlay_check_alone(o, base, getppid(), &why), 0);
+    assert_false(rename(real, image));
 
     /* one that has nothing open yet, or not on this host */
     assert_int_equal(rundir_make(base, "f", "n", &dir, &why), 0);
