@@ -25,18 +25,27 @@ endif
 
 INC_base := base
 INC_rdma := rdma base
-INC_uffd := uffd base
+INC_uffd := uffd base include
 INC_migrate := migrate rdma uffd base include
+INC_probe := probe migrate rdma uffd base include
 INC_clone := clone migrate rdma uffd base include
-INC_cli := cli include
+INC_vm := vm vm/disk control/host control/session control/agent control/fork control/move cli base include
+INC_vm/disk := vm vm/disk control/host control/session control/agent control/fork control/move cli base include
+INC_control/host := vm vm/disk control/host control/session control/agent control/fork control/move cli base include
+INC_control/session := vm vm/disk control/host control/session control/agent control/fork control/move cli base include
+INC_control/agent := vm vm/disk control/host control/session control/agent control/fork control/move cli base include
+INC_control/fork := vm vm/disk control/host control/session control/agent control/fork control/move cli base include
+INC_control/move := vm vm/disk control/host control/session control/agent control/fork control/move cli base include
+INC_cli := vm vm/disk control/host control/session control/agent control/fork control/move cli base include
 iquote = $(addprefix -iquote ,$(INC_$(1)))
 
-LIB_DIRS := base rdma uffd migrate clone
+LIB_DIRS := base rdma uffd migrate probe clone
 LIB_SRC := $(sort $(wildcard $(addsuffix /*.c,$(LIB_DIRS))))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
-CLI_SRC := $(sort $(wildcard cli/*.c))
+TOOL_DIRS := vm vm/disk $(addprefix control/,host session agent fork move) cli
+CLI_SRC := $(sort $(wildcard $(addsuffix /*.c,$(TOOL_DIRS))))
 CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
-CLI_MAIN := $(BUILD)/obj/cli/main.o $(BUILD)/obj/cli/vmclone.o # one program each
+CLI_MAIN := $(BUILD)/obj/cli/farfork.o $(BUILD)/obj/cli/vmclone.o # one program each
 
 DEPS_LIB := $(BUILD)/.deps-lib
 DEPS_ALL := $(BUILD)/.deps-all
@@ -64,7 +73,7 @@ $(BUILD)/obj/$(1)/%.o: $(1)/%.c | $(DEPS_LIB)
 	@echo "  CC      $$<"
 	@$$(CC) $$(LIB_CFLAGS) $$(call iquote,$(1)) -c -o $$@ $$<
 endef
-$(foreach d,$(LIB_DIRS) cli,$(eval $(call object_rule,$(d))))
+$(foreach d,$(LIB_DIRS) $(TOOL_DIRS),$(eval $(call object_rule,$(d))))
 
 $(BUILD)/lib/libfarfork.a: $(LIB_OBJ)
 	@mkdir -p $(@D)
@@ -92,7 +101,7 @@ $(BUILD)/lib/libcli.a: $(filter-out $(CLI_MAIN),$(CLI_OBJ))
 	@rm -f $@ && ar rcs $@ $^
 
 tools: $(BUILD)/bin/farfork $(BUILD)/bin/vmclone
-$(BUILD)/bin/farfork: $(BUILD)/obj/cli/main.o
+$(BUILD)/bin/farfork: $(BUILD)/obj/cli/farfork.o
 $(BUILD)/bin/vmclone: $(BUILD)/obj/cli/vmclone.o
 $(BUILD)/bin/farfork $(BUILD)/bin/vmclone: $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a
 	@mkdir -p $(@D)

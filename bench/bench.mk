@@ -5,13 +5,13 @@
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
 .PHONY: bench bench-clone
-BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,floors udpping redisload wire)
-BENCH_CURVE := $(BUILD)/bench/curve
+BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,baselines udpping redisload shaper)
+BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
 RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
     tests/bench/more_test.py:60 tests/bench/link_test.py:60 tests/bench/smoke.py:300 \
     tests/bench/clone_smoke.py:120
-check: $(BENCH_PROGRAMS) $(BENCH_CURVE)
+check: $(BENCH_PROGRAMS) $(BENCH_SCALING)
 $(DEPS_BENCH): $(DEPS_ALL)
 
 $(BENCH_PROGRAMS): $(BUILD)/bench/%: bench/%.c bench/clock.h bench/bench.mk | $(DEPS_LIB)
@@ -20,7 +20,7 @@ $(BENCH_PROGRAMS): $(BUILD)/bench/%: bench/%.c bench/clock.h bench/bench.mk | $(
 	@$(CC) $(CFLAGS) -o $@ $< -lpthread
 
 # the only one with the library in it, and what tests use of it
-$(BENCH_CURVE): bench/curve.c bench/clock.h $(BUILD)/lib/libfarfork.a bench/bench.mk | $(DEPS_LIB)
+$(BENCH_SCALING): bench/fault_scaling.c bench/clock.h $(BUILD)/lib/libfarfork.a bench/bench.mk | $(DEPS_LIB)
 	@mkdir -p $(@D)
 	@echo "  CC      $<"
 	@$(CC) $(CFLAGS) $(addprefix -iquote ,$(INC_migrate)) -o $@ $< $(BUILD)/lib/libfarfork.a \
@@ -32,7 +32,7 @@ $(REDIS_INITRD): $(BUILD)/guests/initrd.img bench/mkredis | $(DEPS_BENCH)
 	bench/mkredis '$<' '$@'
 
 bench: $(BUILD)/bin/farfork $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf \
-       $(BENCH_PROGRAMS) $(BENCH_CURVE) linux-guest $(REDIS_INITRD) | $(DEPS_BENCH)
+       $(BENCH_PROGRAMS) $(BENCH_SCALING) linux-guest $(REDIS_INITRD) | $(DEPS_BENCH)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench $(if $(FULL),--full) \
 	    $(BENCH_FLAGS)
 

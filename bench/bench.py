@@ -16,17 +16,17 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(1, os.path.join(HERE, '..', 'tests', 'e2e'))
 # pylint: disable=wrong-import-position
-import clone                                        # noqa: E402
+import clone_groups                                        # noqa: E402
 import common                                       # noqa: E402
 import compare                                      # noqa: E402
-import curve                                        # noqa: E402
+import fault_scaling                                        # noqa: E402
 import forks                                        # noqa: E402
 import html_report                                  # noqa: E402
-import host                                         # noqa: E402
+import this_host                                         # noqa: E402
 import measure                                      # noqa: E402
 import overhead                                     # noqa: E402
-import outside                                      # noqa: E402
-import places                                       # noqa: E402
+import client_view                                      # noqa: E402
+import testbed                                       # noqa: E402
 import plots                                        # noqa: E402
 import schema                                       # noqa: E402
 import selection                                    # noqa: E402
@@ -34,7 +34,7 @@ import table                                        # noqa: E402
 from common import Failed, Skip                     # noqa: E402
 from measure import Guest, Peer, Times              # noqa: E402
 
-FLOORS = os.path.join(common.BUILD, 'bench', 'floors')
+FLOORS = os.path.join(common.BUILD, 'bench', 'baselines')
 MEMORIES = ('anon', 'memfd', 'thp', 'hugetlb')
 LAB_OUT = '/lab/out'
 IN_LAB = bool(os.environ.get('LAB_HOSTS'))
@@ -88,7 +88,7 @@ progress = Progress()
 
 def use_thp(wanted):
     """For the QEMUs to come: QEMU itself asks for huge pages wherever the host has them."""
-    if wanted and host.thp() == 'never':
+    if wanted and this_host.thp() == 'never':
         raise Skip('no transparent huge pages: echo madvise > '
                    '/sys/kernel/mm/transparent_hugepage/enabled')
     libc = ctypes.CDLL(None, use_errno=True)
@@ -101,7 +101,7 @@ class Warm:
 
     def __init__(self, group):
         self.mib = max(0, min(2 * group['mem'] + SPARE_MIB // 2,
-                              host.meminfo_mib('MemAvailable') - SPARE_MIB // 2))
+                              this_host.meminfo_mib('MemAvailable') - SPARE_MIB // 2))
         # a page held in each block would leave no huge pages
         self.hold = group['memory'] in ('anon', 'memfd')
         self.process = None
@@ -130,13 +130,13 @@ class Bench:
         every = o.full and not alone
         self.groups = [] if alone else selection.moves(o, IN_LAB)
         self.idle = selection.idle(o, IN_LAB) if o.overhead or every else []
-        self.curves = list(o.net or [places.LOOPBACK]) if o.curve or every else []
+        self.curves = list(o.net or [testbed.LOOPBACK]) if o.curve or every else []
         self.forks = (selection.forks(o) if o.clone or every else [])
         self.number = 0
         self.doc = {
             'schema': schema.NAME, 'version': schema.VERSION, 'started': now(), 'ended': '',
             'complete': False, 'command': sys.argv[1:],
-            'host': host.facts(sorted({common.QEMU, *(self.qemu(p) for p in self.peers)})),
+            'host': this_host.facts(sorted({common.QEMU, *(self.qemu(p) for p in self.peers)})),
             'settings': {'runs': o.runs, 'limit_s': o.limit, 'around_s': o.around,
                          'slot_ms': measure.SLOT_MS, 'report_ms': measure.REPORT_MS},
             'groups': [], 'overhead': [], 'curve': [], 'clone': [], 'skipped': [],
@@ -158,7 +158,7 @@ class Bench:
         progress.all = self.o.runs * (len(self.groups) * len(self.peers)
                                       + len(self.idle) * len(self.ways())
                                       + sum(len(self.fork_ways(g)) for g in self.forks)
-                                      + len(self.curves) * len(curve.THREADS)
+                                      + len(self.curves) * len(fault_scaling.THREADS)
                                       * len(self.links()))
         for g in self.groups:
             group = {'workload': g['workload'], 'mem_mib': g['mem'], 'smp': g['smp'],
@@ -195,32 +195,32 @@ class Bench:
         """The columns of a group; a pause has one."""
         if 'children' not in g:
             return ['']
-        return [w for w in clone.usual_ways(g['children'], g['mem']) if w in
+        return [w for w in clone_groups.usual_ways(g['children'], g['mem']) if w in
                 (self.o.ways or forks.BY_NAME)]
 
     def run_clone(self, t, g):
         accel = self.accel(t)
         if 'children' in g:
-            group = clone.children_group(g['children'], g['mem'], accel, g['load'],
+            group = clone_groups.children_group(g['children'], g['mem'], accel, g['load'],
                                          self.fork_ways(g), g['verify'])
         else:
-            group = clone.pause_group(g['memory'], g['mem'], accel)
+            group = clone_groups.pause_group(g['memory'], g['mem'], accel)
         common.need_files(forks.VMCLONE)
-        need_mib = clone.need_mib(group)
-        if need_mib > host.meminfo_mib('MemAvailable'):
+        need_mib = clone_groups.need_mib(group)
+        if need_mib > this_host.meminfo_mib('MemAvailable'):
             raise Skip(f'needs {need_mib} MiB of free memory, there are '
-                       f'{host.meminfo_mib("MemAvailable")}')
+                       f'{this_host.meminfo_mib("MemAvailable")}')
         use_thp(group['memory'] == 'thp')
-        if clone.huge_mib(group):
-            t.reserve_huge(clone.huge_mib(group))
+        if clone_groups.huge_mib(group):
+            t.reserve_huge(clone_groups.huge_mib(group))
         self.doc['clone'].append(group)
         with Warm(g if 'memory' in g else {**g, 'memory': 'memfd'}):
             for i in range(self.o.runs):
                 def say(what, number=i + 1):
-                    progress(f'{clone.title(group)}: round {number} of {self.o.runs}: {what}')
+                    progress(f'{clone_groups.title(group)}: round {number} of {self.o.runs}: {what}')
                     progress.done += 1
                 self.number += 1
-                clone.one_round(t, group, self.number, places.floors(FLOORS, places.Here()), say)
+                clone_groups.one_round(t, group, self.number, testbed.floors(FLOORS, testbed.Here()), say)
         progress.clear()
         print('\n'.join(table.clone_lines(group)) + '\n', flush=True)
 
@@ -229,15 +229,15 @@ class Bench:
         return ['loop', 'tcp', *(['verbs'] if IN_LAB else [])]
 
     def run_curve(self, net):
-        common.need_files(curve.PROGRAM)
-        with places.make(net, self.o.host) as place:
-            group = curve.new_group(place, self.links(), 4 if IN_LAB else 32)
+        common.need_files(fault_scaling.PROGRAM)
+        with testbed.make(net, self.o.host) as place:
+            group = fault_scaling.new_group(place, self.links(), 4 if IN_LAB else 32)
             self.doc['curve'].append(group)
             for i in range(self.o.runs):
                 def say(what, number=i + 1):
                     progress(f'threads that fault, {net}: round {number} of {self.o.runs}: {what}')
                     progress.done += 1
-                curve.one_round(group, place, places.floors(FLOORS, place), say)
+                fault_scaling.one_round(group, place, testbed.floors(FLOORS, place), say)
         progress.clear()
         print('\n'.join(table.curve_lines(group)) + '\n', flush=True)
 
@@ -255,7 +255,7 @@ class Bench:
                     else self.o.qemu if way == overhead.STOCK else common.QEMU)
 
         guest = self.prepare(t, group)
-        with places.make(group['net'], self.o.host) as place:
+        with testbed.make(group['net'], self.o.host) as place:
             common.place = place
             group['net'] = place.name
             self.doc['overhead'].append(group)
@@ -274,19 +274,19 @@ class Bench:
         return 'tcg' if IN_LAB else t.best_accel()
 
     def linux(self, group):
-        return group['workload'] in outside.CLIENTS
+        return group['workload'] in client_view.CLIENTS
 
     def fits(self, g):
-        return 2 * g['mem'] + SPARE_MIB <= host.meminfo_mib('MemAvailable')
+        return 2 * g['mem'] + SPARE_MIB <= this_host.meminfo_mib('MemAvailable')
 
     def prepare(self, t, group):
         """The guest, once what it needs is there."""
         mem_mib = group['mem_mib']
         if not self.fits({'mem': mem_mib}):
             raise Skip(f'needs {2 * mem_mib + SPARE_MIB} MiB of free memory, there are '
-                       f'{host.meminfo_mib("MemAvailable")}')
+                       f'{this_host.meminfo_mib("MemAvailable")}')
         use_thp(group['memory'] == 'thp')
-        group['accel'] = (outside.find_accel(t, self.o.accel) if self.linux(group)
+        group['accel'] = (client_view.find_accel(t, self.o.accel) if self.linux(group)
                           else self.accel(t))
         if group['memory'] == 'hugetlb':
             t.reserve_huge(2 * mem_mib)
@@ -294,7 +294,7 @@ class Bench:
 
     def run_group(self, t, group):
         guest = self.prepare(t, group)
-        with places.make(group['net'], self.o.host) as place:
+        with testbed.make(group['net'], self.o.host) as place:
             common.place = place
             group['net'] = place.name
             self.doc['groups'].append(group)
@@ -306,14 +306,14 @@ class Bench:
     def round(self, t, group, guest, i):
         """Each peer once, after the floors."""
         around = self.o.around if i == 0 else min(SHORT_S, self.o.around)
-        limit_s = self.o.limit or places.limit_s(common.place, group['mem_mib'])
-        floor = places.floors(FLOORS, common.place)
+        limit_s = self.o.limit or testbed.limit_s(common.place, group['mem_mib'])
+        floor = testbed.floors(FLOORS, common.place)
         group['floors'].append(floor)
         bits = common.place.link.bits() if getattr(common.place, 'link', None) else 0
         for peer, into in zip(self.peers, group['peers']):
             progress(f'{schema.group_title(group)}: round {i + 1} of {self.o.runs}: {peer.text}')
             self.number += 1
-            one_move = outside.one_move if self.linux(group) else measure.one_move
+            one_move = client_view.one_move if self.linux(group) else measure.one_move
             run = one_move(t, guest, peer, self.qemu(peer), self.number,
                                    Times(around, around, limit_s))
             run['round'] = i
@@ -331,7 +331,7 @@ class Bench:
                     for r in p['runs'])
                 + sum(r['work_per_s'] is None for g in self.doc['overhead'] for w in g['ways']
                       for r in w['runs'])
-                + curve.failures(self.doc) + clone.failures(self.doc))
+                + fault_scaling.failures(self.doc) + clone_groups.failures(self.doc))
 
     def write(self):
         """The results, as far as they have come."""
@@ -340,7 +340,7 @@ class Bench:
                 and not any(g['floors'] for g in self.doc['curve'] + self.doc['clone']):
             return
         self.doc['ended'] = now()
-        self.doc['host']['load_after'] = host.load_average()
+        self.doc['host']['load_after'] = this_host.load_average()
         os.makedirs(self.o.out, exist_ok=True)
         path = os.path.join(self.o.out, 'results.json')
         schema.save(path, self.doc)
@@ -370,8 +370,8 @@ def positive(text):
 
 
 def net_type(text):
-    if text != places.LOOPBACK:
-        places.Link(text)
+    if text != testbed.LOOPBACK:
+        testbed.Link(text)
     return text
 
 

@@ -22,13 +22,13 @@ import threading
 import time
 
 import common
-import places
+import testbed
 import report
 from common import Failed, Micro
 from qemu import GuestError
 
 VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
-BIRTHS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'births.py')
+BIRTHS = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'first_output.py')
 LIMIT_S = 60
 # what guests do: (while they are measured, in all memory?)
 LOADS = {'busy': 'mode=random first=mix wss=10 sweep=1 report_ms=2000 beat_ms=2',
@@ -58,7 +58,7 @@ BY_NAME = {w.name: w for w in WAYS}
 
 
 class Births:
-    """births.py, and what it has said: {path: when}."""
+    """first_output.py, and what it has said: {path: when}."""
 
     def __init__(self, folder):
         self.seen, self.some = {}, threading.Condition()
@@ -66,7 +66,7 @@ class Births:
         self.process = subprocess.Popen(['python3', BIRTHS, folder], stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE, text=True)
         if self.process.stdout.readline() != 'ready\n':
-            raise Failed('births.py: it does not start; what it says is above')
+            raise Failed('first_output.py: it does not start; what it says is above')
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
 
@@ -154,7 +154,7 @@ class Fork:
     def up(self):
         self.stack.callback(subprocess.run, ['rm', '-rf', self.folder], check=False)
         if self.way.elsewhere:
-            self.net = self.stack.enter_context(places.Namespaces('0ms'))
+            self.net = self.stack.enter_context(testbed.Namespaces('0ms'))
         was = common.place
         try:
             if self.net:

@@ -5,7 +5,7 @@ import base64
 import html
 import os
 
-import curve
+import fault_scaling
 import overhead
 import schema
 import table
@@ -95,9 +95,9 @@ def write(path, doc, folder, drawn):
                 *(f'<p class="note">{esc(n)}</p>' for n in overhead.notes(group))]
     for i, group in enumerate(doc.get('curve', [])):
         for link in group['links']:
-            out += [f'<h2>{esc(curve.title(group, link))}</h2>',
-                    *rows_table(curve.head(), curve.rows(link)),
-                    *(f'<p class="note">{esc(n)}</p>' for n in curve.notes(group, link))]
+            out += [f'<h2>{esc(fault_scaling.title(group, link))}</h2>',
+                    *rows_table(fault_scaling.head(), fault_scaling.rows(link)),
+                    *(f'<p class="note">{esc(n)}</p>' for n in fault_scaling.notes(group, link))]
         out += [*rows_table(['median (min..max)'],
                             [(a, [b]) for a, b in table.floor_rows(group)]),
                 *(x for name, x in images.items() if name.startswith(f'curve-{i:02d}-'))]

@@ -17,7 +17,7 @@ import time
 import common
 import report
 import stats
-import watch
+import procstat
 from common import Failed, Micro
 from qemu import GuestError
 
@@ -39,7 +39,7 @@ WORKLOADS = {
     'zipf': 'mode=zipf first=mix',
     'idle': 'mode=random rate=1000 wss=1',
 }
-OUTSIDE = ('linux', 'redis')    # Linux guests, measured from outside: outside.py
+OUTSIDE = ('linux', 'redis')    # Linux guests, measured from outside: client_view.py
 PAGER = {'fault-p50': 'pager_p50_us', 'fault-p90': 'pager_p90_us', 'fault-p99': 'pager_p99_us',
          'fault-p999': 'pager_p999_us', 'fault-max': 'pager_max_us'}
 
@@ -166,7 +166,7 @@ class Move:
         self.src, self.dst, self.peer = src, dst, peer
         self.outcome, self.infos = 'completed', [None, None]
         self.marks = [len(src.events), len(dst.events)]
-        watching = watch.Watch([src.pid, dst.pid])
+        watching = procstat.Watch([src.pid, dst.pid])
         try:
             self.start_s, self.start_wall = time.monotonic(), time.time()
             src.qmp('migrate', uri=uri)

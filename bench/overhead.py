@@ -15,7 +15,7 @@ import shutil
 
 import common
 import measure
-import outside
+import client_view
 import schema
 import stats
 from common import Failed, Linux
@@ -74,19 +74,19 @@ def work_of_micro(g):
 
 
 def run_outside(t, guest, peer, qemu):
-    settings = outside.settings_of(t, 'overhead', guest, qemu)
-    hosts, client = outside.Hosts(f'ffbench-{os.getpid()}-o'), None
+    settings = client_view.settings_of(t, 'overhead', guest, qemu)
+    hosts, client = client_view.Hosts(f'ffbench-{os.getpid()}-o'), None
     try:
         with Linux(hosts.src, settings, 'a') as src, Linux(hosts.dst, settings, 'b') as dst:
             src.start()
             common.linux_boot(src, 120)
             if peer:
                 dst.start(incoming=True)
-            client = outside.CLIENTS[guest.workload](hosts.src, guest.mem_mib)
+            client = client_view.CLIENTS[guest.workload](hosts.src, guest.mem_mib)
             if peer:
-                outside.watch_for(settings, SETTLE_S)
+                client_view.watch_for(settings, SETTLE_S)
                 move(src, dst, peer, guest.mem_mib)
-            outside.watch_for(settings, SETTLE_S + RUN_S)
+            client_view.watch_for(settings, SETTLE_S + RUN_S)
             slots = client.work(client.finish())[-RUN_S * 1000 // measure.SLOT_MS:]
             return as_run((stats.median(slots) or 0) * 1000 / measure.SLOT_MS,
                           (dst if peer else src).pid)
@@ -99,7 +99,7 @@ def run_outside(t, guest, peer, qemu):
 
 def one_round(t, group, guest, qemu_of, peers, progress):
     """Each way once. qemu_of: by way; peers: by name."""
-    run = run_outside if group['workload'] in outside.CLIENTS else run_micro
+    run = run_outside if group['workload'] in client_view.CLIENTS else run_micro
     for way in group['ways']:
         progress(way['way'])
         peer = peers.get(way['way'])
@@ -145,7 +145,7 @@ HEAD = ('answers a second', 'touches a second')
 
 
 def head(group):
-    return [HEAD[group['workload'] not in outside.CLIENTS], 'by never moved, pair by pair',
+    return [HEAD[group['workload'] not in client_view.CLIENTS], 'by never moved, pair by pair',
             'MiB in huge pages']
 
 

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 
-import curve
+import fault_scaling
 import measure
 import schema
 import stats
@@ -169,7 +169,7 @@ def by_threads(group, figures, title, ylabel, extra):
     series = []
     for i, link in enumerate(group['links']):
         for name, suffix, shade in figures:
-            rows = [(p['threads'], stats.median(curve.values(p, name))) for p in link['points']]
+            rows = [(p['threads'], stats.median(fault_scaling.values(p, name))) for p in link['points']]
             rows = [r for r in rows if r[1] is not None]
             if rows:
                 series.append((link['link'] + suffix, rows, CURVE_COLOURS[shade][i % 3]))

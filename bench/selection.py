@@ -3,8 +3,8 @@
 # selection.py - which guests and links are measured: by default, with --full, as asked for
 import itertools
 
-import outside
-import places
+import client_view
+import testbed
 
 KEYS = ('workload', 'mem', 'smp', 'memory', 'net')
 # what --full varies, one thing at a time; the first of each is the usual
@@ -15,12 +15,12 @@ FULL = {
     'mem': [1024, 256, 4096, 8192],
     'smp': [1, 4],
     'memory': ['anon', 'memfd', 'thp', 'hugetlb'],
-    'net': [places.LOOPBACK, '1gbit', '10gbit', '25gbit', *LINKS],
+    'net': [testbed.LOOPBACK, '1gbit', '10gbit', '25gbit', *LINKS],
 }
 # more of it: several things at a time
 FULL_MORE = [
     *({'workload': 'write', 'mem': 256, 'net': net} for net in ('1gbit', '10gbit')),
-    *({'workload': w, 'mem': 256, 'net': '1gbit'} for w in outside.CLIENTS),
+    *({'workload': w, 'mem': 256, 'net': '1gbit'} for w in client_view.CLIENTS),
     {'smp': 4, 'memory': 'memfd'}, {'smp': 4, 'memory': 'hugetlb'},
     {'mem': 8192, 'memory': 'memfd'}, {'mem': 8192, 'memory': 'hugetlb'},
     {'mem': 256, 'memory': 'memfd'}, {'mem': 256, 'memory': 'hugetlb'},
@@ -28,12 +28,12 @@ FULL_MORE = [
 ]
 # without --full and with nothing chosen; the last: a guest that writes faster than the link is
 USUAL = {'workload': ['random'], 'mem': [256, 1024], 'smp': [1], 'memory': ['anon'],
-         'net': [places.LOOPBACK]}
+         'net': [testbed.LOOPBACK]}
 LAB_USUAL = {**USUAL, 'mem': [32]}
 USUAL_MORE = [{'workload': 'write', 'mem': 256, 'net': '1gbit'}]
 # while nothing moves
 IDLE = {'workload': ['random', 'redis'], 'mem': [256], 'smp': [1], 'memory': ['anon', 'thp'],
-        'net': [places.LOOPBACK]}
+        'net': [testbed.LOOPBACK]}
 # of forks: memory of the parent, children; up to so many sweep all of their memory
 FORKED = ('anon', 'thp', 'memfd', 'hugetlb')
 CHILDREN, VERIFIED = (1, 20, 50), 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
 # table.py - the results as text: a table a group, ratios, floors, threads
-import clone
-import curve
+import clone_groups
+import fault_scaling
 import overhead
 import schema
 import stats
@@ -139,14 +139,14 @@ def overhead_lines(group):
 def curve_lines(group):
     out = []
     for link in group['links']:
-        out += [curve.title(group, link), '', *lay_out(curve.head(), curve.rows(link)),
-                *(f'  NOTE: {n}' for n in curve.notes(group, link)), '']
+        out += [fault_scaling.title(group, link), '', *lay_out(fault_scaling.head(), fault_scaling.rows(link)),
+                *(f'  NOTE: {n}' for n in fault_scaling.notes(group, link)), '']
     return out + ['  floors: ' + '; '.join(f'{a.strip()} {b}' for a, b in floor_rows(group))]
 
 
 def clone_lines(group):
-    return [clone.title(group), '', *lay_out(clone.head(group), clone.rows(group)), '',
-            *(f'  {n}' for n in clone.notes(group)),
+    return [clone_groups.title(group), '', *lay_out(clone_groups.head(group), clone_groups.rows(group)), '',
+            *(f'  {n}' for n in clone_groups.notes(group)),
             '  floors: ' + '; '.join(f'{a.strip()} {b}' for a, b in floor_rows(group))]
 
 

@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "clone.h"
+#include "fork.h"
 #include "defaults.h"
 #include "farfork.h"
-#include "launch.h"
+#include "launcher.h"
 #include "rundir.h"
 #include "serve.h"
 

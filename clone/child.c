@@ -29,7 +29,7 @@
 
 #include "cleanup.h"
 #include "error.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "log.h"
 #include "message.h"
 #include "policy.h"

@@ -12,7 +12,7 @@
 #include <sys/vfs.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "image.h"
 #include "cleanup.h"
 #include "dest.h"
 #include "files.h"

@@ -37,7 +37,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "farfork.h"
-#include "fault.h"
+#include "failpoint.h"
 
 #define WORDS_MAX (4u << 20)
 #define ANSWER_MS 5000

@@ -27,11 +27,11 @@
 #include <string.h>
 #include <sys/eventfd.h>
 
-#include "agent.h"
+#include "image.h"
 #include "children.h"
 #include "cleanup.h"
 #include "dest.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "log.h"
 #include "regions.h"
 

@@ -20,7 +20,7 @@
 #include "beat.h"
 #include "cleanup.h"
 #include "error.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "thread.h"
 
 static void *beat_main(void *arg)

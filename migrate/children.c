@@ -10,7 +10,7 @@
 
 #include "children.h"
 #include "cleanup.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "log.h"
 
 #define NOTES 8192u

@@ -25,7 +25,7 @@
 #include "children.h"
 #include "control.h"
 #include "dest_private.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "log.h"
 #include "source.h"
 

@@ -24,7 +24,7 @@
 
 #include "cleanup.h"
 #include "dest_private.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "log.h"
 
 #define HELLO_MS 5000

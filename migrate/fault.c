@@ -21,7 +21,7 @@
 
 #include "children.h"
 #include "cleanup.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "log.h"
 #include "pager.h"
 #include "thread.h"

@@ -12,7 +12,7 @@
 
 #include "children.h"
 #include "cleanup.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "log.h"
 #include "load.h"
 #include "pager.h"

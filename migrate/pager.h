@@ -77,9 +77,9 @@
 #include "farfork.h"
 #include "hist.h"
 #include "link.h"
-#include "pieces.h"
+#include "segments.h"
 #include "regions.h"
-#include "stock.h"
+#include "page_pool.h"
 #include "uffd.h"
 
 enum ff_pager_state { FF_PAGER_UP, FF_PAGER_BROKEN, FF_PAGER_FAILED };

@@ -37,7 +37,7 @@
 
 #include "chunks.h"
 #include "cleanup.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "mr.h"
 #include "pager.h"
 #include "thread.h"

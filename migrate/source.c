@@ -31,7 +31,7 @@
 
 #include "cleanup.h"
 #include "error.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "load.h"
 #include "log.h"
 #include "source_private.h"

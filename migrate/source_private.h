@@ -11,9 +11,9 @@
 
 #include "address.h"
 #include "control.h"
-#include "pieces.h"
+#include "segments.h"
 #include "regions.h"
-#include "serve.h"
+#include "responder.h"
 #include "source.h"
 
 #define WATCHING_MS 300000

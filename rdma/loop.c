@@ -24,7 +24,7 @@
 
 #include "cleanup.h"
 #include "error.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "mr.h"
 
 #define LOOP_MAX_LEN (4u << 20)

@@ -35,7 +35,7 @@
 
 #include "cleanup.h"
 #include "error.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "runs.h"
 #include "tcp_pace.h"
 #include "tcp_queue.h"

@@ -8,7 +8,7 @@
 #include <time.h>
 
 #include "cleanup.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "verbs.h"
 
 /* Completions of control messages are looked for so often; none is hot */

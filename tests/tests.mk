@@ -16,16 +16,16 @@ FUZZ_SECONDS ?= 60
 NO_ASLR = $(shell setarch -R true 2> /dev/null && echo setarch -R)
 RUN_ENV := FARFORK_TOP=$(CURDIR) FARFORK_BUILD=$(abspath $(BUILD)) LAB_KLOG=fail
 
-TEST_CFLAGS = $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,$(LIB_DIRS) include cli)
+TEST_CFLAGS = $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,$(LIB_DIRS) include $(TOOL_DIRS) tests/unit)
 TEST_LIBS := $(LIB_LIBS)
 
 # --- unit: one CMocka program a subject ---
 
-UNIT_TESTS := $(patsubst %.c,$(BUILD)/%,$(sort $(wildcard tests/unit/*.c)))
+UNIT_TESTS := $(patsubst %.c,$(BUILD)/%,$(sort $(wildcard tests/unit/*/*.c)))
 unit-tests: $(UNIT_TESTS)
 
 WRAP_ALLOC := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=strdup
-$(BUILD)/tests/unit/wire: TEST_LDFLAGS := $(WRAP_ALLOC)
+$(BUILD)/tests/unit/migrate/test_wire: TEST_LDFLAGS := $(WRAP_ALLOC)
 
 $(UNIT_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
@@ -36,16 +36,16 @@ $(UNIT_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a t
 # --- clone: what vmclone plans, for tests that do it with real QEMUs ---
 
 clone-plan: $(BUILD)/tests/clone/plan
-$(BUILD)/tests/clone/plan: tests/clone/plan.c $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
+$(BUILD)/tests/clone/plan: tests/e2e/plan_disks.c $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
-	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP -iquote cli -o $@ $< $(BUILD)/lib/libcli.a \
+	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,$(INC_control/fork)) -o $@ $< $(BUILD)/lib/libcli.a \
 	    $(BUILD)/lib/libfarfork.a $(CLI_LIBS) $(TEST_LIBS)
 -include $(BUILD)/tests/clone/plan.d
 
 # --- loop: whole moves in one process ---
 
-LOOP_SUPPORT := harness memory move family stranger
+LOOP_SUPPORT := harness region_memory one_move family stranger
 LOOP_OBJ := $(LOOP_SUPPORT:%=$(BUILD)/obj/tests/loop/%.o)
 LOOP_SRC := $(filter-out $(LOOP_SUPPORT:%=tests/loop/%.c),$(sort $(wildcard tests/loop/*.c)))
 LOOP_TESTS := $(LOOP_SRC:%.c=$(BUILD)/%)
@@ -64,7 +64,7 @@ $(LOOP_TESTS): $(BUILD)/%: %.c $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a | $(DEPS_AL
 
 # --- e2e: what its tests run beside QEMU ---
 
-E2E_PROGRAMS := $(BUILD)/tests/e2e/agent
+E2E_PROGRAMS := $(BUILD)/tests/e2e/image_agent
 $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
@@ -100,7 +100,7 @@ RUN_UNIT := $(UNIT_TESTS:=:120)
 RUN_PLATFORM := $(PLATFORM_TESTS:=:15)
 RUN_DOCS := tests/docs/man_matches_help.py:60
 # that the micro guest notices every kind of damage to its memory: what the e2e tests rest on
-RUN_GUESTS := 'tests/guests/micro/selftest.py --qemu $(BUILD)/bin/qemu-system-x86_64 \
+RUN_GUESTS := 'tests/guests/micro/micro_selftest.py --qemu $(BUILD)/bin/qemu-system-x86_64 \
     --guest $(BUILD)/guests/micro.elf --bios qboot.rom:480'
 run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 60)')
 

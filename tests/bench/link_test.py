@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""link_test.py - what --net says, and that bench/wire delays, limits, loses and ends
+"""link_test.py - what --net says, and that bench/shaper delays, limits, loses and ends
 
 Only what a link must cost at least is judged: a busy machine makes it slower, never faster.
 
@@ -14,10 +14,10 @@ import unittest
 
 import benchtest        # noqa: F401  pylint: disable=unused-import
 import common
-import places
+import testbed
 from common import Skip
 
-FLOORS = os.path.join(common.BUILD, 'bench', 'floors')
+FLOORS = os.path.join(common.BUILD, 'bench', 'baselines')
 LISTENER = '''
 import socket
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -44,31 +44,31 @@ s[1].sendto(b"urgent", ("10.79.0.2", 9))
 
 class Said(unittest.TestCase):
     def test_parts(self):
-        link = places.Link('10gbit,0.2ms,0.1%')
+        link = testbed.Link('10gbit,0.2ms,0.1%')
         self.assertEqual((link.bits(), link.rtt_ms, link.loss), (1e10, 0.2, 0.1))
-        self.assertEqual(places.Link('1ms').bits(), 0)
-        self.assertEqual((link.queue, places.Link('1gbit,prio').queue), ('fifo', 'prio'))
+        self.assertEqual(testbed.Link('1ms').bits(), 0)
+        self.assertEqual((link.queue, testbed.Link('1gbit,prio').queue), ('fifo', 'prio'))
         for wrong in ('10', '10gbit,', '1gbit 2ms', '-1ms', '1gbit,lifo'):
             with self.assertRaises(ValueError):
-                places.Link(wrong)
+                testbed.Link(wrong)
 
     def test_queue_and_packets(self):
         # 5 ms and two round trips of 1 ms at 125 bytes/us; 50 us of it
-        link = places.Link('1gbit,1ms')
+        link = testbed.Link('1gbit,1ms')
         self.assertEqual(link.queue_bytes(), 875000)
         self.assertEqual(link.largest_packet(), 6250)
-        self.assertEqual(places.Link('100gbit').largest_packet(), 65536)
-        self.assertEqual(places.Link('1mbit').largest_packet(), 3000)
+        self.assertEqual(testbed.Link('100gbit').largest_packet(), 65536)
+        self.assertEqual(testbed.Link('1mbit').largest_packet(), 3000)
 
 
-class Link(places.Link):
-    """By bench/wire even where there is netem."""
+class Link(testbed.Link):
+    """By bench/shaper even where there is netem."""
 
     def netem(self):
         raise Skip('not this one')
 
 
-class Wired(places.Namespaces):
+class Wired(testbed.Namespaces):
     def __init__(self, net):
         super().__init__(net)
         self.link = Link(net)
@@ -77,7 +77,7 @@ class Wired(places.Namespaces):
 class Wire(unittest.TestCase):
     def test_rate_and_delay(self):
         with Wired('200mbit,2ms') as place:
-            floors = places.floors(FLOORS, place)
+            floors = testbed.floors(FLOORS, place)
             wire = place.wire
         self.assertGreaterEqual(floors['tcp_round_trip_p50_us'], 2000)
         self.assertLessEqual(floors['tcp_mib_s'], 200 / 8 / 1.048576)
@@ -100,7 +100,7 @@ class Wire(unittest.TestCase):
     def test_loss(self):
         # some of at least 16000 packets: TCP brings all of it all the same
         with Wired('0.2ms,0.3%') as place:
-            places.floors(FLOORS, place)
+            testbed.floors(FLOORS, place)
             said = place.wire.process.communicate(timeout=10)[1]
         self.assertRegex(said, r'wire: .* [1-9]\d* lost')
 
@@ -112,7 +112,7 @@ def main():
     except Skip as e:
         if not unittest.main(argv=['', 'Said'], exit=False).result.wasSuccessful():
             sys.exit(1)
-        print(f'SKIP: bench/wire: {e}')
+        print(f'SKIP: bench/shaper: {e}')
         sys.exit(77)
     unittest.main()
 

@@ -11,15 +11,15 @@ import types
 import unittest
 
 import benchtest
-import clone
+import clone_groups
 import compare
-import curve
+import fault_scaling
 import forks
 import html_report
 import measure
-import outside
+import client_view
 import overhead
-import places
+import testbed
 import plots
 import schema
 import selection
@@ -39,7 +39,7 @@ def ways():
 def curves():
     def point(threads, *p50):
         return {'threads': threads, 'runs': [
-            {**dict.fromkeys(curve.FIGURES, 9.0), 'p50_us': x, 'why': ''} for x in p50]}
+            {**dict.fromkeys(fault_scaling.FIGURES, 9.0), 'p50_us': x, 'why': ''} for x in p50]}
     return {'net': 'loopback', 'mib': 32, 'links': [
         {'link': 'loop', 'about': 'loop', 'points': [point(1, 20.0, 40.0), point(2, 30.0, 30.0)]},
         {'link': 'tcp', 'about': 'tcp', 'points': [point(1, 90.0, 60.0), point(2, 99.0, 99.0)]}],
@@ -51,7 +51,7 @@ def forked(children=1):
     def run(last_ms, export_ms=None):
         return {**dict.fromkeys(forks.FIGURES), 'first_ms': last_ms, 'last_ms': last_ms,
                 'export_ms': export_ms, 'why': '' if last_ms else 'nobody came'}
-    return {**clone.children_group(children, 512, 'kvm', 'busy', [], True), 'ways': [
+    return {**clone_groups.children_group(children, 512, 'kvm', 'busy', [], True), 'ways': [
         {'way': 'templating', 'runs': [run(40.0), run(20.0)]},
         {'way': 'vmclone', 'runs': [run(80.0, 10.0), run(None)]},
         {'way': 'vmclone --prestart', 'runs': [run(90.0, 80.0), run(30.0, 25.0)]}]}
@@ -59,16 +59,16 @@ def forked(children=1):
 
 class Forks(unittest.TestCase):
     def test_ratios_are_pair_by_pair_and_ahead_counts_from_the_export(self):
-        cold, ahead = clone.ratio_rows(forked())
+        cold, ahead = clone_groups.ratio_rows(forked())
         self.assertEqual((cold[1][:3], cold[2]), ((2.0, 2.0, 2.0), 0.8))
         self.assertEqual((ahead[1][:3], ahead[2]), ((0.25, 0.25, 0.25), 0.3))
-        cold, ahead = clone.ratio_rows(forked(20))
+        cold, ahead = clone_groups.ratio_rows(forked(20))
         self.assertEqual((cold[1].median, ahead[1][:3]), (2.0, (1.875, 1.5, 2.25)))
 
     def test_what_failed_is_said(self):
         doc = {**benchtest.results(), 'clone': [forked()]}
         schema.check(doc)
-        self.assertEqual(clone.failures(doc), 1)
+        self.assertEqual(clone_groups.failures(doc), 1)
         text = '\n'.join(table.lines(doc))
         self.assertIn('vmclone: 1 of 2 runs failed: nobody came', text)
         self.assertIn('first instruction, cold: vmclone by templating: 2.00', text)
@@ -77,8 +77,8 @@ class Forks(unittest.TestCase):
             schema.check(doc)
 
     def test_too_many_copies_are_left_out(self):
-        self.assertIn('mapped-ram', clone.usual_ways(20, 512))
-        self.assertNotIn('mapped-ram', clone.usual_ways(50, 512))
+        self.assertIn('mapped-ram', clone_groups.usual_ways(20, 512))
+        self.assertNotIn('mapped-ram', clone_groups.usual_ways(50, 512))
 
 
 class Answers(unittest.TestCase):
@@ -91,7 +91,7 @@ class Answers(unittest.TestCase):
                 **other}
 
     def test_in_the_move_and_usually(self):
-        out, line, problems = outside.answers_around(self.seen(), 1000000, 200000)
+        out, line, problems = client_view.answers_around(self.seen(), 1000000, 200000)
         self.assertEqual(problems, [])
         self.assertEqual((out['answer_usual_p50_us'], out['answer_usual_p99_us']), (100, 100))
         self.assertEqual((out['answer_p50_us'], out['answer_max_us']), (200, 160000))
@@ -103,13 +103,13 @@ class Answers(unittest.TestCase):
         self.assertEqual(at[100][1:], [6, 160000, 200])
 
     def test_a_wrong_answer_is_a_problem(self):
-        self.assertEqual(outside.answers_around(self.seen(wrong=2), 1000000, 200000)[2],
+        self.assertEqual(client_view.answers_around(self.seen(wrong=2), 1000000, 200000)[2],
                          ['2 answers were wrong'])
         with self.assertRaises(Failed):
-            outside.Redis.work(self.seen(wrong=1))
+            client_view.Redis.work(self.seen(wrong=1))
 
     def test_nobody_answered(self):
-        out, line, _ = outside.answers_around({'start': 0, 'wrong': 0, 'answers': []}, 0, 1000)
+        out, line, _ = client_view.answers_around({'start': 0, 'wrong': 0, 'answers': []}, 0, 1000)
         self.assertEqual((line, out['work_lost_ms']), ([], None))
 
 
@@ -127,19 +127,19 @@ class NothingMoves(unittest.TestCase):
 class Curve(unittest.TestCase):
     def test_by_floor_pair_by_pair(self):
         loop, tcp = curves()['links']
-        self.assertEqual(curve.by_floor(curves(), loop, curve.UFFD[0])[0][:3], (3.0, 2.0, 4.0))
+        self.assertEqual(fault_scaling.by_floor(curves(), loop, fault_scaling.UFFD[0])[0][:3], (3.0, 2.0, 4.0))
         # 90/30 and 60/60
-        ratio, floor = curve.by_floor(curves(), tcp, curve.UFFD[0])
+        ratio, floor = fault_scaling.by_floor(curves(), tcp, fault_scaling.UFFD[0])
         self.assertEqual((ratio[:3], floor), ((2.0, 1.0, 3.0), 45.0))
-        self.assertIsNone(curve.by_floor(curves(), tcp, curve.UFFD[1])[0])
-        self.assertEqual(len(curve.notes(curves(), tcp)), 1)
+        self.assertIsNone(fault_scaling.by_floor(curves(), tcp, fault_scaling.UFFD[1])[0])
+        self.assertEqual(len(fault_scaling.notes(curves(), tcp)), 1)
 
     def test_failures_count(self):
         g = curves()
-        self.assertEqual(curve.failures({'curve': [g]}), 0)
-        g['links'][0]['points'][1]['runs'][0] = {**dict.fromkeys(curve.FIGURES), 'why': 'no link'}
-        self.assertEqual(curve.failures({'curve': [g]}), 1)
-        self.assertIn('2 threads: 1 runs failed: no link', curve.notes(g, g['links'][0])[-1])
+        self.assertEqual(fault_scaling.failures({'curve': [g]}), 0)
+        g['links'][0]['points'][1]['runs'][0] = {**dict.fromkeys(fault_scaling.FIGURES), 'why': 'no link'}
+        self.assertEqual(fault_scaling.failures({'curve': [g]}), 1)
+        self.assertIn('2 threads: 1 runs failed: no link', fault_scaling.notes(g, g['links'][0])[-1])
 
 
 class Results(unittest.TestCase):
@@ -196,7 +196,7 @@ class Results(unittest.TestCase):
 class Limit(unittest.TestCase):
     def test_twice_what_the_link_needs(self):
         def limit(net, mib):
-            return places.limit_s(types.SimpleNamespace(link=net and places.Link(net)), mib)
+            return testbed.limit_s(types.SimpleNamespace(link=net and testbed.Link(net)), mib)
         self.assertEqual(limit('1gbit', 256), 5)
         self.assertEqual(limit('1gbit,0.2ms', 8192), 138)
         self.assertEqual(limit('25gbit', 256), 3)

@@ -17,7 +17,7 @@ import common
 import report
 from common import Failed, Micro, say, status, wait_for
 
-AGENT = os.path.join(common.BUILD, 'tests', 'e2e', 'agent')
+AGENT = os.path.join(common.BUILD, 'tests', 'e2e', 'image_agent')
 MIB = 128
 NIC = ['-device', 'e1000,romfile=']
 SLOW = 'dest.prefill=delay:100000'      # of an agent: pages come slowly, children fault

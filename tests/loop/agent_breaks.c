@@ -14,7 +14,7 @@
 
 #include "cleanup.h"
 #include "family.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "files.h"
 #include "stranger.h"
 

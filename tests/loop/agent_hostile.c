@@ -10,7 +10,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "image.h"
 #include "cleanup.h"
 #include "stranger.h"
 

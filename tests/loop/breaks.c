@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "loop.h"
 
 static void setup(void)

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "loop.h"
 
 static void setup(void)

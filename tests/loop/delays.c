@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "fault.h"
+#include "failpoint.h"
 #include "loop.h"
 
 static void setup(void)

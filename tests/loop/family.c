@@ -11,10 +11,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "image.h"
 #include "cleanup.h"
 #include "family.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "source.h"
 
 #define TOUCHERS 2

@@ -7,7 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "fault.h"
+#include "failpoint.h"
 #include "loop.h"
 
 #define PAGE 4096u

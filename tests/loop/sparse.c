@@ -12,7 +12,7 @@
 #include <time.h>
 
 #include "cleanup.h"
-#include "fault.h"
+#include "failpoint.h"
 #include "loop.h"
 
 #define MIB (1ull << 20)

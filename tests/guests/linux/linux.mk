@@ -46,9 +46,9 @@ $(LG_OUT)/guestload: $(LG_SOURCES) $(LG_DIR)/guestload.h
 	@mkdir -p $(@D)
 	$(CC) $(LG_CFLAGS) -o '$@' $(LG_SOURCES)
 
-$(BUILD)/guests/initrd.img: $(LG_OUT)/guestload $(LG_DIR)/init $(LG_DIR)/mkinitrd \
+$(BUILD)/guests/initrd.img: $(LG_OUT)/guestload $(LG_DIR)/guest_init $(LG_DIR)/mkguest \
                             $(LG_KERNEL)/release $(LG_BUSYBOX) $(LG_HELPER)
-	$(LG_DIR)/mkinitrd '$(LG_KERNEL)' '$(LG_BUSYBOX)' '$(LG_OUT)/guestload' '$(LG_DIR)/init' \
+	$(LG_DIR)/mkguest '$(LG_KERNEL)' '$(LG_BUSYBOX)' '$(LG_OUT)/guestload' '$(LG_DIR)/guest_init' \
 	    '$(LG_HELPER)' '$@'
 
 linux-guest-clean:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """linuxguest.py - start QEMUs with the Linux test guest and talk QMP to them
 
-For the tests that move or fork this guest; used by selftest.py.
+For the tests that move or fork this guest; used by linux_selftest.py.
 
     lab = Lab('name')                        # a namespace with a bridge (netlab)
     a = Qemu(lab, settings, 'a'); a.launch(); a.qmp('query-status')

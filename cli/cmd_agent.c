@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * cmd_agent.c - farfork agent's command line
+ */
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "agent_state.h"
+#include "cli.h"
+#include "defaults.h"
+#include "rundir.h"
+
+#define TIMEOUT_S 60
+
+static int usage(FILE *out)
+{
+    fputs("usage: farfork agent [--listen HOST:PORT[,OPTION...]] --id ID [OPTION...]\n\n"
+          "Hold the memory of a forked guest on this host, for its children here. vmclone starts\n"
+          "it on every host, farfork move where a guest goes; JSON lines: events on its output,\n"
+          "commands on its input.\n\n"
+          "  --listen ADDRESS        where the parent's host comes in; port 0: any. Without it\n"
+          "                          there is no memory to hold: for a guest that is moved\n"
+          "                          unix: nowhere; it is on this host, and uses the socket below\n"
+          "  --memory BYTES          of the guest that is forked: no larger image is taken\n"
+          "  --id ID                 of the fork\n"
+          "  --node NAME             of this host in the fork; default: its host name\n"
+          "  --rundir DIR            put the run directory there, as DIR/ID/NAME\n"
+          "  --children N            reserve room for what is written down about so many; default: 1\n"
+          "  --socket PATH           for the children; default: in the run directory\n"
+          "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
+          "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
+          "  --timeout SECONDS       end what it kept and nobody sent a guest to for so long after\n"
+          "                          it was left alone; default: 60\n"
+          "  -h, --help              print this text\n\n"
+          "It ends with its input, and ends its children then, unless every page is here or it was\n"
+          "told to keep them.\n", out);
+    return out == stdout ? 0 : 2;
+}
+
+int cmd_agent(int argc, char **argv)
+{
+    enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN };
+    static const struct option options[] = {{"help", no_argument, NULL, 'h'},
+                                            {"listen", required_argument, NULL, LISTEN},
+                                            {"memory", required_argument, NULL, MEMORY},
+                                            {"id", required_argument, NULL, ID},
+                                            {"node", required_argument, NULL, NODE},
+                                            {"rundir", required_argument, NULL, RUNDIR},
+                                            {"socket", required_argument, NULL, SOCKET},
+                                            {"parent", required_argument, NULL, PARENT},
+                                            {"children", required_argument, NULL, CHILDREN},
+                                            {"timeout", required_argument, NULL, TIMEOUT},
+                                            {"fork-server", required_argument, NULL, SERVER},
+                                            {0}};
+    struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S,
+                      .children = 1, .kids = {.server = FORK_SERVER_NONE}};
+    char host[256] = "localhost";
+    int c;
+
+    gethostname(host, sizeof(host) - 1);
+    AUTO_FREE char *node = rundir_name_from(host), *base = rundir_base();
+    a.node = node;
+    a.base = base;
+    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
+        switch (c) {
+        case LISTEN: a.listen = optarg; break;
+        case MEMORY: a.memory_bytes = strtoull(optarg, NULL, 10); break;
+        case ID: a.id = optarg; break;
+        case NODE: a.node = optarg; break;
+        case RUNDIR: a.base = optarg; break;
+        case SOCKET: a.socket = xstrdup(optarg); break;
+        case PARENT: a.parent = optarg; break;
+        case SERVER: a.server = optarg; break;
+        case CHILDREN:
+            if (!parse_number(optarg, CHILDREN_MAX, &a.children))
+                return usage(stderr);
+            break;
+        case TIMEOUT:
+            if (!parse_number(optarg, 86400, &a.timeout_s))
+                return usage(stderr);
+            break;
+        default: return usage(c == 'h' ? stdout : stderr);
+        }
+    if (optind < argc || !a.id || (a.listen && !a.memory_bytes) || !rundir_name_valid(a.id) ||
+        !rundir_name_valid(a.node))
+        return usage(stderr);
+    return agent_behind_front(agent_run, &a);
+}

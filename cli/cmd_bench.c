@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * cmd_bench.c - farfork bench: run the benchmark program, which is Python
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      find bench/bench.py and become it: $FARFORK_BENCH, or ../../bench/bench.py as
+ *              seen from the program's own folder (build/bin in a checkout). The program's
+ *              parent folder is the build folder, unless FARFORK_BUILD names another one.
+ */
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+#define SCRIPT "/../../bench/bench.py"
+#define EXIT_SKIP 77
+
+/* The folder that this program is in: 0, or -errno */
+static int own_folder(char *out, size_t room)
+{
+    ssize_t n = readlink("/proc/self/exe", out, room - 1);
+
+    if (n < 0)
+        return -errno;
+    out[n] = '\0';
+    *strrchr(out, '/') = '\0'; /* the link is absolute */
+    return 0;
+}
+
+int cmd_bench(int argc, char **argv)
+{
+    char folder[PATH_MAX], script[PATH_MAX + sizeof(SCRIPT)], build[PATH_MAX + 4];
+    const char *named = getenv("FARFORK_BENCH");
+    int rc = own_folder(folder, sizeof(folder));
+
+    (void)argc; /* argv ends with NULL */
+    if (rc < 0) {
+        fprintf(stderr, "farfork bench: /proc/self/exe: %s\n", strerror(-rc));
+        return 1;
+    }
+    if (named && *named) {
+        snprintf(script, sizeof(script), "%s", named);
+    } else {
+        snprintf(script, sizeof(script), "%s" SCRIPT, folder);
+    }
+    snprintf(build, sizeof(build), "%s/..", folder);
+    if (setenv("FARFORK_BUILD", build, 0) < 0) {
+        perror("farfork bench: setenv");
+        return 1;
+    }
+    argv[0] = script;
+    execv(script, argv);
+    fprintf(stderr,
+            "farfork bench: %s: %s; it is in a checkout of Farfork: name its "
+            "bench/bench.py in FARFORK_BENCH\n",
+            script, strerror(errno));
+    return errno == ENOENT ? EXIT_SKIP : 1;
+}

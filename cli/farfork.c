@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * farfork.c - farfork: one table of subcommands, dispatch and help
+ */
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+#include "farfork.h"
+#include "xalloc.h"
+
+static int cmd_help(int argc, char **argv);
+static int cmd_version(int argc, char **argv);
+
+static const struct command {
+    const char *name, *summary;
+    int (*run)(int argc, char **argv);
+} commands[] = {
+    {"doctor", "print what this host can do, what it cannot, and why", cmd_doctor},
+    {"bench", "measure what a move costs, against what QEMU has", cmd_bench},
+    {"move", "move a running guest to another host", cmd_move},
+    {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
+    {"forks", "list, wait for or end forked guests on this host", cmd_forks},
+    {"version", "print the version", cmd_version},
+    {"help", "print this text", cmd_help},
+};
+
+static void usage(FILE *out)
+{
+    fprintf(out, "usage: farfork COMMAND [OPTION...]\n\n"
+                 "Move a running QEMU/KVM virtual machine to another host; its memory follows.\n\n"
+                 "Commands:\n");
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
+    fprintf(out, "\n'farfork COMMAND --help' says more. The transport is QEMU's: see\n"
+                 "farfork-rdma-postcopy(7).\n");
+}
+
+static int cmd_help(int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    usage(stdout);
+    return 0;
+}
+
+static int cmd_version(int argc, char **argv)
+{
+    if (argc > 1) {
+        puts("usage: farfork version\n\nPrint the version.");
+        return !strcmp(argv[1], "--help") || !strcmp(argv[1], "-h") ? 0 : 2;
+    }
+    puts("farfork " FF_VERSION_STRING);
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const char *name = argc > 1 ? argv[1] : "";
+
+    if (!strcmp(name, "--help") || !strcmp(name, "-h"))
+        name = "help";
+    if (!strcmp(name, "--version") || !strcmp(name, "-V"))
+        name = "version";
+    for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
+        if (!strcmp(name, commands[i].name))
+            return output_code("farfork", commands[i].run(argc - 1, argv + 1), 1);
+    if (*name)
+        fprintf(stderr, "farfork: no such command: %s\n", name);
+    usage(stderr);
+    return 2;
+}

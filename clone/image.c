@@ -1,0 +1,350 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * image.c - receive an image for children of this host; see agent.h
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "address.h"
+#include "image.h"
+#include "children.h"
+#include "cleanup.h"
+#include "dest.h"
+#include "log.h"
+#include "source.h"
+#include "thread.h"
+
+/* --- stages --- */
+
+/* @over_link: of an image that comes that way, which says nothing of one that was handed over */
+static void set_status(struct ff_agent *a, bool over_link, enum ff_image_status status,
+                       const struct ff_error *why)
+{
+    pthread_mutex_lock(&a->lock);
+    bool ended = a->status == FF_IMAGE_COMPLETE || a->status == FF_IMAGE_LOST;
+    if (!ended && !(over_link && atomic_load(&a->handed_over))) {
+        a->status = status;
+        if (why)
+            a->why = *why;
+        pthread_cond_broadcast(&a->changed);
+    }
+    pthread_mutex_unlock(&a->lock);
+    eventfd_write(a->poke_fd, 1);
+}
+
+static void complete(void *opaque)
+{
+    set_status(opaque, true, FF_IMAGE_COMPLETE, NULL);
+}
+
+int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
+                       uint64_t state_bytes, struct ff_error *err)
+{
+    pthread_mutex_lock(&a->lock);
+    int rc = ff_agent_take_whole(a, table, state_fd, state_bytes, err);
+    if (!rc) {
+        a->table = *table;
+        *table = (struct ff_hello){.regions = NULL};
+        a->status = FF_IMAGE_HERE;
+        atomic_store(&a->handed_over, true);
+        pthread_cond_broadcast(&a->changed);
+    }
+    ff_agent_drop_lent(a); /* of what was refused some is closed: no image may take the rest */
+    pthread_mutex_unlock(&a->lock);
+    if (rc)
+        return rc;
+    eventfd_write(a->poke_fd, 1);
+    ff_dest_cancel(a->dest); /* nothing will come over the link */
+    return 0;
+}
+
+int ff_agent_take_link(struct ff_agent *a, const int fd[FF_TCP_SOCKETS], struct ff_error *err)
+{
+    struct ff_link *link;
+
+    int rc = ff_tcp_on_sockets(fd, a->timeout_ms, &link, err);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&a->lock);
+    if (!a->passed || a->linked || a->adopted || atomic_load(&a->cancelled))
+        rc = ff_error_set(err, EBUSY, "agent: it has a source, will get none, or has a port for it");
+    else
+        a->link = link;
+    a->linked |= !rc;
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    if (rc)
+        link->ops->free(link);
+    return rc;
+}
+
+/* For a link, or until the image was handed over: whether there is one */
+static int wait_link(struct ff_agent *a, struct ff_error *err)
+{
+    pthread_mutex_lock(&a->lock);
+    while (!a->link && !atomic_load(&a->handed_over) && !atomic_load(&a->cancelled))
+        pthread_cond_wait(&a->changed, &a->lock);
+    struct ff_link *link = a->link;
+    a->link = NULL;
+    pthread_mutex_unlock(&a->lock);
+    if (!link)
+        return ff_error_set(err, ECANCELED, "canceled");
+    ff_dest_use_link(a->dest, link);
+    return 0;
+}
+
+int ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why, struct ff_error *err)
+{
+    set_status(a, false, why ? FF_IMAGE_LOST : FF_IMAGE_COMPLETE, why);
+    pthread_mutex_lock(&a->lock);
+    int rc = a->status == FF_IMAGE_LOST ? ff_error_set(err, a->why.code, "%s", a->why.text) : 0;
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+static int wait_handed_over(struct ff_agent *a, struct ff_error *err)
+{
+    pthread_mutex_lock(&a->lock);
+    while (a->status == FF_IMAGE_HERE && !atomic_load(&a->cancelled))
+        pthread_cond_wait(&a->changed, &a->lock);
+    int rc = a->status == FF_IMAGE_COMPLETE ? 0
+             : a->status == FF_IMAGE_LOST
+                 ? ff_error_set(err, a->why.code, "%s", a->why.text)
+                 : ff_error_set(err, ECANCELED, "canceled");
+    pthread_mutex_unlock(&a->lock);
+    return rc;
+}
+
+const struct ff_hello *ff_agent_table(const struct ff_agent *a)
+{
+    return atomic_load(&a->handed_over) ? &a->table : ff_dest_hello(a->dest);
+}
+
+/* Children are told by the server thread; the caller by @rc */
+static int lost(struct ff_agent *a, bool over_link, int rc, const struct ff_error *why,
+                struct ff_error *err)
+{
+    struct ff_error e = *why;
+
+    if (atomic_load(&a->cancelled))
+        rc = ff_error_set(&e, ECANCELED, "canceled");
+    set_status(a, over_link, FF_IMAGE_LOST, &e);
+    if (err)
+        *err = e;
+    return rc;
+}
+
+static int check_options(const struct ff_address *listen, struct ff_error *err)
+{
+    if (listen->precopy)
+        return ff_error_set(err, EINVAL, "agent: precopy=1: an agent takes images of paused guests alone; "
+                            "leave it out");
+    if (listen->landing != FF_LANDING_AUTO && listen->landing != FF_LANDING_COPY)
+        return ff_error_set(err, EINVAL, "agent: landing: children would see pages that are half there; "
+                            "use landing=copy");
+    return 0;
+}
+
+int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
+                         const char *socket_path, struct ff_agent **out, struct ff_error *err)
+{
+    struct ff_address addr = *listen;
+
+    int rc = check_options(listen, err);
+    if (rc)
+        return rc;
+    struct ff_agent *a = calloc(1, sizeof(*a));
+    if (!a)
+        return ff_error_set(err, ENOMEM, "agent: out of memory");
+    pthread_mutex_init(&a->lock, NULL);
+    pthread_cond_init(&a->changed, NULL);
+    a->state_fd = a->listen_fd = -1;
+    a->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    a->passed = addr.passed && !link;
+    a->timeout_ms = addr.timeout_ms;
+    rc = a->poke_fd < 0 ? ff_error_set(err, errno, "agent: eventfd: %s", strerror(errno)) : 0;
+    addr.landing = FF_LANDING_COPY;
+    if (!rc && getrandom(a->session, sizeof(a->session), 0) != sizeof(a->session))
+        rc = ff_error_set(err, EIO, "agent: no random numbers: %s", strerror(errno));
+    if (!rc)
+        rc = link || a->passed ? ff_dest_new_on_link(&addr, link, &a->dest, err)
+                               : ff_dest_new(&addr, &a->dest, err);
+    if (!rc) {
+        a->port = ff_dest_port(a->dest);
+        ff_dest_own(a->dest, &(struct ff_dest_owner){
+                                 .adopt = ff_agent_adopt, .complete = complete, .opaque = a});
+        rc = a->listen_fd = ff_clone_listen(socket_path, err);
+    }
+    if (rc >= 0) {
+        snprintf(a->path, sizeof(a->path), "%s", socket_path);
+        rc = ff_thread_start(&a->thread, ff_server_main, a, "farfork-agent", err);
+        a->thread_up = !rc;
+    }
+    if (rc)
+        ff_agent_free(a);
+    else
+        *out = a;
+    return rc;
+}
+
+int ff_agent_new(const struct ff_address *listen, const char *socket_path, struct ff_agent **out,
+                 struct ff_error *err)
+{
+    return ff_agent_new_on_link(listen, NULL, socket_path, out, err);
+}
+
+unsigned ff_agent_port(const struct ff_agent *a)
+{
+    return a->port;
+}
+
+static int receive(struct ff_agent *a, struct ff_error *err)
+{
+    FF_AUTO_FREE void *state = NULL;
+    size_t len;
+
+    int rc = a->passed ? wait_link(a, err) : 0;
+    if (!rc)
+        rc = ff_dest_accept(a->dest, "", err);
+    if (!rc)
+        rc = ff_dest_start(a->dest, err);
+    if (!rc)
+        rc = ff_dest_recv_state(a->dest, &state, &len, err);
+    if (!rc)
+        rc = ff_agent_keep_state(a, state, len, err);
+    if (!rc)
+        rc = ff_dest_ready(a->dest, err);
+    if (!rc)
+        rc = ff_dest_wait_go(a->dest, err);
+    return rc ? rc : ff_dest_running(a->dest, err);
+}
+
+int ff_agent_receive(struct ff_agent *a, struct ff_error *err)
+{
+    struct ff_error why;
+
+    int rc = receive(a, &why);
+    if (rc)
+        rc = lost(a, true, rc, &why, err);
+    else
+        set_status(a, true, FF_IMAGE_HERE, NULL);
+    if (!atomic_load(&a->handed_over)) /* it can be no more: a status is set */
+        return rc;
+    ff_dest_close_port(a->dest);
+    return 0;
+}
+
+int ff_agent_wait(struct ff_agent *a, struct ff_error *err)
+{
+    struct ff_error why;
+
+    int rc = atomic_load(&a->handed_over) ? wait_handed_over(a, &why)
+                                          : ff_dest_wait_done(a->dest, &why);
+    if (!rc)
+        return 0;
+    ff_error_context(&why, "the image was lost");
+    return lost(a, !atomic_load(&a->handed_over), rc, &why, err);
+}
+
+void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
+{
+    memset(out, 0, sizeof(*out));
+    ff_dest_stats(a->dest, &out->image);
+    pthread_mutex_lock(&a->lock);
+    out->children = a->children;
+    out->children_running = a->running;
+    out->children_ended = a->ended;
+    for (unsigned i = 0; i < a->n_memory; i++)
+        out->bytes_lent += a->memory[i].lent ? a->memory[i].len_bytes : 0;
+    bool handed_over = atomic_load(&a->handed_over);
+    bool here = a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE;
+    pthread_mutex_unlock(&a->lock);
+    struct ff_children_stats st = {.faults = 0};
+    if (handed_over)
+        out->image.bytes_total = out->image.bytes_present = out->bytes_lent;
+    else if (here)
+        ff_children_stats(ff_dest_pager(a->dest), &st);
+    out->child_faults = st.faults;
+    out->child_faults_waited = st.waited;
+    out->child_faults_late = st.late;
+}
+
+const char *ff_agent_link(struct ff_agent *a)
+{
+    return atomic_load(&a->handed_over) ? "none" : ff_dest_link(a->dest);
+}
+
+void ff_agent_on_child(struct ff_agent *a,
+                       void (*fn)(void *opaque, unsigned child, enum ff_child_event what),
+                       void *opaque)
+{
+    pthread_mutex_lock(&a->lock);
+    a->on_child = fn;
+    a->on_child_opaque = opaque;
+    pthread_mutex_unlock(&a->lock);
+}
+
+void ff_agent_limit(struct ff_agent *a, uint64_t max_bytes)
+{
+    pthread_mutex_lock(&a->lock);
+    a->max_bytes = max_bytes;
+    pthread_mutex_unlock(&a->lock);
+}
+
+void ff_agent_session(struct ff_agent *a, char out[FF_SESSION_TEXT])
+{
+    pthread_mutex_lock(&a->lock);
+    bool here = a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE;
+    pthread_mutex_unlock(&a->lock);
+    const uint8_t *session = atomic_load(&a->handed_over) ? a->session : ff_dest_session(a->dest);
+    ff_session_text(here ? session : NULL, out);
+}
+
+void ff_agent_together(struct ff_agent *a, unsigned n)
+{
+    pthread_mutex_lock(&a->lock);
+    a->together = n;
+    pthread_mutex_unlock(&a->lock);
+    eventfd_write(a->poke_fd, 1);
+}
+
+void ff_agent_cancel(struct ff_agent *a)
+{
+    pthread_mutex_lock(&a->lock);
+    atomic_store(&a->cancelled, true);
+    pthread_cond_broadcast(&a->changed);
+    pthread_mutex_unlock(&a->lock);
+    ff_dest_cancel(a->dest);
+}
+
+void ff_agent_free(struct ff_agent *a)
+{
+    if (!a)
+        return;
+    if (a->thread_up) {
+        struct ff_error why;
+        ff_error_set(&why, ESHUTDOWN, "the agent has ended before every page was here");
+        set_status(a, false, FF_IMAGE_LOST, &why);
+        atomic_store(&a->stop, true);
+        eventfd_write(a->poke_fd, 1);
+        pthread_join(a->thread, NULL); /* no child is known to the pager any more */
+    }
+    ff_dest_free(a->dest);
+    if (a->link)
+        a->link->ops->free(a->link);
+    ff_agent_drop_lent(a);
+    ff_agent_drop_memory(a);
+    ff_hello_free(&a->table);
+    ff_close_fd(&a->listen_fd);
+    ff_close_fd(&a->poke_fd);
+    if (*a->path)
+        unlink(a->path);
+    pthread_cond_destroy(&a->changed);
+    pthread_mutex_destroy(&a->lock);
+    free(a);
+}

@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * image.h - one image on this host, shared by its children
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      receive an image (agent.c) into memfds (memory.c) and give it to children
+ *              (server.c). The faults of children are the pager's (children.h).
+ *
+ * Picture      caller's thread                      server thread
+ *              ff_agent_new() -------------------->  accepts: children wait, a source lends
+ *              ff_agent_receive(): HELLO: take what
+ *                was lent, make memfds for the rest
+ *                pager up, state, GO
+ *                status HERE ----------------------> children are compared, get files and state,
+ *                                                    hand over their userfaultfds
+ *              ff_agent_wait(): the last page
+ *                status COMPLETE, or LOST ---------> each child is told; COMPLETE: this thread
+ *                                                    answers what is left in the userfaultfds
+ *              or: a source on this host lends all of it, with the state: HERE, and when it says
+ *              that children may run, COMPLETE. Nothing comes over a link
+ *              An agent for a source on this host (address "unix") has no port: what is not lent
+ *              comes over sockets that the source passes
+ * States       AWAITED -> HERE -> COMPLETE; LOST from AWAITED and HERE
+ * Threads      lock guards status, why, what was lent, and counts. memory and state are written
+ *              before HERE, and only read after it. Connections are the server thread's.
+ * Ownership    the agent owns the memfds and its mappings; a child has descriptors of its own, for
+ *              reading alone.
+ * Invariants   the agent's files are sealed before a child gets one: no child can change, cut or
+ *              punch what the others see. A lent file has the seals that its source gave it.
+ */
+#ifndef FF_CLONE_AGENT_H
+#define FF_CLONE_AGENT_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "error.h"
+#include "farfork.h"
+#include "message.h"
+
+enum ff_image_status { FF_IMAGE_AWAITED, FF_IMAGE_HERE, FF_IMAGE_COMPLETE, FF_IMAGE_LOST };
+
+/* Behind one region of the image */
+struct ff_agent_memory {
+    int fd;   /* lent, or ours: a memfd; -1: none yet */
+    int view; /* the same file, for reading: what children get */
+    uint64_t offset, len_bytes;
+    void *map; /* where the pager fills it; lent: an address and no more */
+    bool lent;
+};
+
+/* What a source on this host has lent, before its HELLO comes over the link */
+struct ff_lent {
+    struct ff_wire_region region;
+    uint64_t offset;
+    int fd;
+};
+
+struct ff_conn; /* server.c */
+
+struct ff_agent {
+    struct ff_dest *dest;
+    char path[108];
+    unsigned port;
+    int listen_fd, poke_fd, timeout_ms;
+    pthread_t thread;
+    bool thread_up;
+    _Atomic bool stop, cancelled;
+    struct ff_conn *conns;
+
+    struct ff_agent_memory memory[FF_WIRE_REGIONS_MAX];
+    unsigned n_memory;
+    int state_fd; /* for reading */
+    uint64_t state_bytes;
+    struct ff_hello table; /* of an image that was handed over: there is no pager */
+    _Atomic bool handed_over;
+    bool passed;           /* nobody connects: a source's link comes through our socket */
+    struct ff_link *link;  /* it came, and is not dest's yet; under lock */
+    bool linked;           /* it came, once; under lock */
+    uint64_t max_bytes;    /* of memory of an image; 0: any */
+    uint8_t session[FF_SESSION_LEN]; /* of an image that was handed over */
+
+    pthread_mutex_t lock;
+    pthread_cond_t changed; /* status, or cancelled */
+    enum ff_image_status status;
+    struct ff_error why; /* LOST */
+    void (*on_child)(void *opaque, unsigned child, enum ff_child_event what);
+    void *on_child_opaque;
+    const struct ff_conn *lender; /* whose connection is open */
+    struct ff_lent lent[FF_WIRE_REGIONS_MAX];
+    unsigned n_lent;
+    bool adopted; /* the table is there: too late to lend */
+    unsigned children, running, ended;
+    unsigned together; /* children that do not run yet, and then run together */
+    uint64_t rest_ns;  /* server thread: until when it accepts nobody */
+    uint64_t ready_ns; /* server thread: since when the last of them is ready */
+};
+
+/* As ff_agent_new(), on a link that is there already (NULL: listen); for tests */
+int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
+                         const char *socket_path, struct ff_agent **out, struct ff_error *err);
+
+void *ff_server_main(void *agent);
+
+/* memory.c. Forget what was lent; under lock */
+void ff_agent_drop_lent(struct ff_agent *a);
+
+/* A struct ff_dest_owner's: of @opaque, an agent */
+int ff_agent_adopt(void *opaque, const struct ff_hello *peer, struct ff_error *err);
+
+/* All of @table was lent, and the state is a file; under lock */
+int ff_agent_take_whole(struct ff_agent *a, const struct ff_hello *table, int state_fd,
+                        uint64_t state_bytes, struct ff_error *err);
+int ff_agent_keep_state(struct ff_agent *a, const void *state, size_t len, struct ff_error *err);
+void ff_agent_drop_memory(struct ff_agent *a);
+
+/* All of @table (taken over) has been lent, and @state_fd has the state: children may load, and start
+ * after ff_agent_handed_over(): @why NULL: it is complete, unless it was lost meanwhile: -errno and
+ * the reason; else it never will be. Server thread */
+int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
+                       uint64_t state_bytes, struct ff_error *err);
+/* The link to the source, on these sockets, which are taken over. Server thread */
+int ff_agent_take_link(struct ff_agent *a, const int fd[FF_TCP_SOCKETS], struct ff_error *err);
+int ff_agent_handed_over(struct ff_agent *a, const struct ff_error *why, struct ff_error *err);
+
+/* Of the image, once it is here */
+const struct ff_hello *ff_agent_table(const struct ff_agent *a);
+
+#endif

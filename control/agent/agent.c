@@ -1,0 +1,538 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent.c - farfork agent: hold an image on this host, start children on it, look after them
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      what a fork needs on each host, behind one connection: JSON lines. Who started it
+ *              reads events on its stdout and writes commands to its stdin (man/farfork.1).
+ *
+ * Threads      the main thread waits for everything: stdin, signals, children, a tick. One more is
+ *              in ff_agent_receive() and then ff_agent_wait(); it and the library's threads tell
+ *              the main one through a pipe.
+ * Processes    the first process only waits for the second, which is the agent in a session of its
+ *              own: when the agent detaches, the first one ends, and so does a launcher that waits
+ *              for it. When the first one dies, the agent gets SIGTERM.
+ * States       attached to who started it, until {"detach":true}. Attached, the end of stdin or a
+ *              signal ends its children and itself, but for the end of stdin once every page is
+ *              here, or it was told to keep its children (a guest is moved to one): then it
+ *              detaches, and ends those to which no guest has come after a while. Detached, it
+ *              ends with its last child; a signal ends it together with those children that still
+ *              need it.
+ * Failure      the link is lost: children are told by the library and end; those that have not
+ *              after some seconds are killed. Nothing is left in the run directory, nor itself, but
+ *              where overlays of its children are in use yet (overlays.c).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "agent_state.h"
+#include "defaults.h"
+#include "farfork.h"
+#include "jsonl.h"
+#include "overlay_records.h"
+#include "preflight.h"
+#include "rundir.h"
+
+#define TICK_MS 250
+#define TICK_READY_MS 10       /* while children come that are started ahead */
+#define END_LIMIT_MS 5000
+#define LOST_LIMIT_MS 5000
+#define EVENTS_A_TURN 64
+#define EXIT_LIMIT_MS 30000 /* what QEMU may take to end in good order: disks are flushed */
+
+/* From other threads to the main one */
+struct message {
+    enum { FROM_CHILD, FROM_RECEIVE, FROM_WAIT } kind;
+    unsigned child;
+    int value;
+};
+
+/* --- the library's side --- */
+
+static void tell(struct agent *a, struct message m)
+{
+    while (write(a->pipe[1], &m, sizeof(m)) < 0 && errno == EINTR)
+        ;
+}
+
+static void on_child(void *opaque, unsigned child, enum ff_child_event what)
+{
+    tell(opaque, (struct message){.kind = FROM_CHILD, .child = child, .value = (int)what});
+}
+
+static void *work(void *opaque)
+{
+    struct agent *a = opaque;
+    int rc = ff_agent_receive(a->ff, a->err);
+
+    if (!rc) {
+        tell(a, (struct message){.kind = FROM_RECEIVE});
+        rc = ff_agent_wait(a->ff, a->err);
+    }
+    tell(a, (struct message){.kind = FROM_WAIT, .value = rc});
+    return NULL;
+}
+
+static void hear_child(struct agent *a, const struct message *m)
+{
+    static const struct {
+        enum kid_state state;
+        const char *what;
+    } of[] = {[FF_CHILD_CONNECTED] = {KID_CONNECTED, NULL},
+              [FF_CHILD_ATTACHED] = {KID_ATTACHED, "attached"},
+              [FF_CHILD_RUNNING] = {KID_RUNNING, "running"},
+              [FF_CHILD_COMPLETE] = {KID_COMPLETE, "complete"},
+              [FF_CHILD_LOST] = {KID_LOST, "lost"}};
+    struct kid *kid = kids_find(&a->kids, m->child);
+
+    if (!kid || kid->state == KID_ENDED)
+        return;
+    kid_has_read(kid); /* it comes here last */
+    if (kid->state != KID_COMPLETE) /* memory can be complete before the guest runs */
+        kid->state = of[m->value].state;
+    if (m->value == FF_CHILD_RUNNING)
+        channel_open(kid->channel, NULL); /* one that does not answer keeps its links down */
+    agent_count_kids(a);
+    if (of[m->value].what)
+        agent_say_child(a, kid, of[m->value].what);
+}
+
+static void hear_worker(struct agent *a, const struct message *m)
+{
+    if (m->kind == FROM_RECEIVE) {
+        a->image = IMAGE;
+        agent_say_image(a);
+    } else {
+        a->worker_over = true;
+        agent_say_progress(a);
+        if (!m->value) {
+            a->image = COMPLETE;
+            agent_say(a, json_pack("{ss}", "event", "complete"));
+        } else {
+            a->image = LOST;
+            a->lost_ms = now_ms();
+            if (!a->ending)
+                agent_say(a, json_pack("{ss ss}", "event", "lost", "error",
+                                       ff_error_message(a->err)));
+        }
+    }
+    agent_write_state(a);
+}
+
+static void hear_threads(struct agent *a)
+{
+    struct message m;
+
+    while (read(a->pipe[0], &m, sizeof(m)) == sizeof(m))
+        if (m.kind == FROM_CHILD)
+            hear_child(a, &m);
+        else
+            hear_worker(a, &m);
+}
+
+/* --- commands --- */
+
+static void detach(struct agent *a)
+{
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+
+    if (a->detached)
+        return;
+    agent_say(a, json_pack("{ss}", "event", "detached"));
+    a->detached = true;
+    server_end(&a->kids.server); /* nobody asks for more children */
+    prctl(PR_SET_PDEATHSIG, 0);
+    for (int fd = 0; fd <= 2; fd++)
+        dup2(null, fd);
+    close(null);
+    agent_count_kids(a);
+    agent_write_state(a); /* before who started it goes on, and may look */
+    (void)!write(a->front, "d", 1);
+    close(a->front);
+    a->front = -1;
+}
+
+/* A guest moves to a child of this agent, or has: who started it may be gone, and it may not end */
+static void keep(struct agent *a)
+{
+    a->kept = true;
+    kids_keep(&a->kids);
+    agent_write_state(a);
+    agent_say(a, json_pack("{ss}", "event", "keep"));
+}
+
+static void let_go(struct agent *a)
+{
+    if (a->kept)
+        kids_let_go(&a->kids);
+    detach(a);
+}
+
+static void wait_for_use(struct agent *a)
+{
+    a->unused_ms = now_ms() + a->timeout_s * 1000ull;
+}
+
+/* Who started it is gone, and was perhaps before it sent the guest */
+static void detach_alone(struct agent *a)
+{
+    if (a->kept && a->image == NONE) /* with an image, children get their memory from here */
+        wait_for_use(a);
+    detach(a);
+}
+
+static void obey(struct agent *a, const char *line)
+{
+    json_t *o = json_loads(line, 0, NULL), *v;
+    struct why why;
+    struct kid *kid;
+
+    if ((v = json_object_get(o, "spawn"))) {
+        if (agent_reserve_state(a, (unsigned)agent_waiting(a), v, &why))
+            agent_say_error(a, (unsigned)json_integer_value(json_object_get(v, "number")),
+                            why.text);
+        else
+            agent_spawn_later(a, v);
+        agent_count_kids(a);
+    } else if ((v = json_object_get(o, "check"))) {
+        if (preflight(v, a->kids.server.pid, &why))
+            agent_say_error(a, 0, why.text);
+        else
+            agent_say(a, json_pack("{ss}", "event", "checked"));
+    } else if ((v = json_object_get(o, "kill"))) {
+        if (agent_spawn_not(a, (unsigned)json_integer_value(v))) {
+            agent_say_error(a, (unsigned)json_integer_value(v), "ended before it was started");
+            agent_count_kids(a);
+        } else if ((kid = kids_find(&a->kids, (unsigned)json_integer_value(v))) &&
+            kid->state != KID_ENDED)
+            kid_kill(kid);
+    } else if ((v = json_object_get(o, "qmp"))) {
+        if ((v = kids_qmp(&a->kids, v)))
+            agent_say(a, v);
+    } else if (json_is_true(json_object_get(o, "keep"))) {
+        keep(a);
+    } else if ((v = json_object_get(o, "adopt"))) {
+        agent_say(a, kids_adopt(&a->kids, v));
+    } else if (json_is_true(json_object_get(o, "detach"))) {
+        let_go(a);
+    } else if (json_is_true(json_object_get(o, "end"))) {
+        a->ending = true;
+        a->kept = false;
+    } else if (json_is_true(json_object_get(o, "ping"))) {
+        agent_say(a, json_pack("{ss}", "event", "pong"));
+    } else {
+        agent_say_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, keep, "
+                              "ping, detach or end");
+    }
+    json_decref(o);
+}
+
+static void hear_input(struct agent *a)
+{
+    char *line;
+
+    if (lines_read(&a->in, STDIN_FILENO))
+        a->in.ended = true;
+    while (!a->ending && !a->detached && (line = lines_next(&a->in)))
+        if (*line)
+            obey(a, line);
+    if (a->in.ended && !a->detached)
+        a->input_ended = true;
+}
+
+/* --- children --- */
+
+static void hear_trouble(struct agent *a, struct kid *kid)
+{
+    struct why why;
+    int rc = kids_hear(kid, &why);
+
+    if (!rc && (kid->state == KID_STARTED || kid->state == KID_CONNECTED))
+        agent_say_child(a, kid, "started");
+    else if (rc && rc != -EAGAIN)
+        agent_say_error(a, kid->number, why.text);
+}
+
+/* What the guest says, its links, its end; true: look again soon */
+static bool hear_guest(struct agent *a, struct kid *kid)
+{
+    enum channel_event e;
+    int code = 0, events = 0;
+
+    for (; events < EVENTS_A_TURN && !kid->exited && channel_fd(kid->channel) >= 0; events++) {
+        e = channel_hear(kid->channel, &code);
+        if (e == CHANNEL_NOTHING)
+            break;
+        if (e == CHANNEL_READY) {
+            if (!kid->ready)
+                agent_say_child(a, kid, "ready");
+            kid->ready = true;
+            continue;
+        }
+        kid->exited = true;
+        agent_say(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)kid->number,
+                               "what", "exit", "pid", (int)kid->pid, "code", code));
+        if (kid->state != KID_ENDED) { /* its number may be another's by now */
+            kill(kid->pid, SIGTERM); /* QEMU ends in good order */
+            kid->end_ms = now_ms() + EXIT_LIMIT_MS;
+        }
+    }
+    if (kid->state == KID_ENDED)
+        return false;
+    if (kid->end_ms && now_ms() > kid->end_ms)
+        kid_kill(kid);
+    return channel_raise_links(kid->channel, kid->qmp) || kid->end_ms || events == EVENTS_A_TURN;
+}
+
+/* Overlays are gone by the time that the end is told */
+static void reap(struct agent *a)
+{
+    if (!kids_reap(&a->kids))
+        return;
+    overlays_sweep(a->base, NULL, NULL);
+    for (size_t i = 0; i < a->kids.n; i++) {
+        struct kid *kid = &a->kids.v[i];
+        if (!kid->how || kid->told)
+            continue;
+        kid->told = true;
+        if (kid->trouble_fd >= 0)
+            hear_trouble(a, kid);
+        hear_guest(a, kid); /* its last words come before its end */
+        agent_say_ended(a, kid);
+        agent_count_kids(a);
+        agent_write_state(a);
+    }
+}
+
+static void hear_signals(struct agent *a)
+{
+    struct signalfd_siginfo s;
+
+    while (read(a->signals, &s, sizeof(s)) == sizeof(s))
+        if (s.ssi_signo != SIGCHLD && a->kept && !a->detached)
+            detach_alone(a);
+        else if (s.ssi_signo != SIGCHLD)
+            agent_end_by(a, (int)s.ssi_signo);
+    reap(a);
+}
+
+/* --- the loop --- */
+
+/* Whether it is time to end */
+static bool over(struct agent *a)
+{
+    if (a->ending)
+        return true;
+    if (a->input_ended && !a->detached) {
+        if (a->image != COMPLETE && !a->kept)
+            return true;
+        detach_alone(a);
+    }
+    if (a->unused_ms && now_ms() > a->unused_ms) {
+        a->unused_ms = 0;
+        kids_end_unused(&a->kids);
+    }
+    if (a->image == LOST && now_ms() > a->lost_ms + LOST_LIMIT_MS)
+        for (size_t i = 0; i < a->kids.n; i++)
+            if (a->kids.v[i].state < KID_COMPLETE || a->kids.v[i].state == KID_LOST)
+                kid_kill(&a->kids.v[i]);
+    return a->detached && !kids_alive(&a->kids) && !agent_waiting(a);
+}
+
+static int tick_ms(const struct agent *a)
+{
+    if (a->unused_ms)
+        return TICK_MS;
+    if (a->image == NONE || (a->detached && a->image == COMPLETE))
+        return -1; /* nothing but the end of a child happens any more */
+    return a->image == LISTENING && a->heard < a->kids.n ? TICK_READY_MS : TICK_MS;
+}
+
+/* Answers of children's QEMUs; true: look again soon */
+static bool hear_answers(struct agent *a)
+{
+    json_t *e;
+
+    while ((e = kids_answer(&a->kids)))
+        agent_say(a, e);
+    if (a->kids.ask_unused_again)
+        wait_for_use(a);
+    a->kids.ask_unused_again = false;
+    return kids_asks(&a->kids, NULL);
+}
+
+/* Nothing in it waits but poll(): a child that is busy is not all that there is to hear */
+static void loop(struct agent *a)
+{
+    struct pollfd *p = NULL;
+
+    while (!over(a)) {
+        bool again = hear_answers(a);
+        size_t kids = a->kids.n, n = 3 + 3 * kids + kids_asks(&a->kids, NULL), waiting = 0;
+        free(p);
+        p = xcalloc(n, sizeof(*p));
+        p[0] = (struct pollfd){.fd = a->detached || a->in.ended ? -1 : 0, .events = POLLIN};
+        p[1] = (struct pollfd){.fd = a->pipe[0], .events = POLLIN};
+        p[2] = (struct pollfd){.fd = a->signals, .events = POLLIN};
+        kids_asks(&a->kids, p + 3 + 3 * kids);
+        for (size_t i = 0; i < kids; i++) {
+            p[3 + i] = (struct pollfd){.fd = a->kids.v[i].trouble_fd, .events = POLLIN};
+            waiting += p[3 + i].fd >= 0;
+            again |= hear_guest(a, &a->kids.v[i]);
+            int channel = a->kids.v[i].exited ? -1 : channel_fd(a->kids.v[i].channel);
+            p[3 + kids + i] = (struct pollfd){.fd = channel, .events = POLLIN};
+            p[3 + 2 * kids + i] = (struct pollfd){
+                .fd = channel_qmp_fd(a->kids.v[i].channel), .events = POLLIN};
+        }
+        if (poll(p, n, again ? TICK_MS : tick_ms(a)) < 0 && errno != EINTR)
+            break;
+        for (size_t i = 0; waiting && i < kids; i++)
+            if (p[3 + i].revents)
+                hear_trouble(a, &a->kids.v[i]);
+        if (p[1].revents)
+            hear_threads(a);
+        if (p[2].revents)
+            hear_signals(a);
+        if (p[0].revents)
+            hear_input(a);
+        agent_spawn_waiting(a);
+        agent_say_progress(a);
+    }
+    free(p);
+}
+
+/* --- beginning and end --- */
+
+/* Take an image, in a thread of its own */
+static int start_worker(struct agent *a, struct why *why)
+{
+    struct ff_address *address = NULL;
+
+    if (!a->socket)
+        a->socket = xprintf("%s/agent", a->dir);
+    a->err = ff_error_new();
+    int rc = ff_address_parse(a->listen, &address, a->err);
+    if (!rc)
+        rc = ff_agent_new(address, a->socket, &a->ff, a->err);
+    ff_address_free(address);
+    if (rc)
+        return refuse(why, -rc, "%s", ff_error_message(a->err));
+    ff_agent_on_child(a->ff, on_child, a);
+    ff_agent_limit(a->ff, a->memory_bytes);
+    rc = pthread_create(&a->worker, NULL, work, a);
+    if (rc)
+        return refuse(why, rc, "thread: %s", strerror(rc));
+    a->worker_runs = true;
+    return 0;
+}
+
+static int start(struct agent *a, struct why *why)
+{
+    int rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
+
+    if (!rc)
+        rc = agent_reserve_state(a, a->children, NULL, why);
+    if (rc)
+        return rc;
+    a->kids.dir = a->dir;
+    if (a->server) /* beside all else */
+        server_begin(&a->kids.server, a->server);
+    if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
+        return refuse(why, errno, "pipe: %s", strerror(errno));
+    a->image = a->listen ? LISTENING : NONE;
+    if (a->listen && (rc = start_worker(a, why)))
+        return rc;
+    if ((rc = agent_write_state(a)))
+        return refuse(why, -rc, "write %s/" STATE_FILE ": %s", a->dir, strerror(-rc));
+    agent_say(a, json_pack("{ss si si ss ss}", "event", "listening", "port",
+                     a->ff ? (int)ff_agent_port(a->ff) : 0, "pid", (int)getpid(), "rundir", a->dir,
+                     "socket", a->socket ? a->socket : ""));
+    return 0;
+}
+
+/* A worker that does not end keeps the library's handle, and the process ends under it */
+static bool end_worker(struct agent *a)
+{
+    struct timespec t;
+
+    if (!a->worker_runs)
+        return true;
+    if (!a->worker_over)
+        ff_agent_cancel(a->ff);
+    clock_gettime(CLOCK_REALTIME, &t);
+    t.tv_sec += END_LIMIT_MS / 1000;
+    return pthread_timedjoin_np(a->worker, NULL, &t) == 0;
+}
+
+static void finish(struct agent *a)
+{
+    size_t left = 0;
+
+    if (a->pipe[0] >= 0)
+        close(a->pipe[0]); /* a thread that cannot tell any more goes on: it is waited for */
+    agent_write_state(a); /* for those that go on without it */
+    for (size_t i = 0; a->detached && i < a->kids.n; i++)
+        if (a->kids.v[i].state != KID_ENDED &&
+            (a->kept || a->kids.v[i].state == KID_COMPLETE)) {
+            a->kids.v[i].state = KID_ENDED;
+            left++;
+        }
+    kids_end(&a->kids, END_LIMIT_MS);
+    if (end_worker(a))
+        ff_agent_free(a->ff);
+    else
+        unlink(a->socket);
+    if (a->dir)
+        overlays_sweep(a->base, NULL, NULL);
+    /* the very last: once it is gone the next fork may have it; and before the last word, since who
+     * hears that may look */
+    if (a->dir && !left)
+        agent_leave(a);
+    agent_say(a, json_pack("{ss}", "event", "end"));
+    ff_error_free(a->err);
+    json_decref(a->said);
+    json_decref(a->spawns);
+    kids_free(&a->kids);
+    lines_free(&a->in);
+    free(a->socket);
+    free(a->dir);
+}
+
+int agent_run(void *opaque, int front)
+{
+    struct agent *a = opaque;
+    struct why why;
+    struct stat st;
+    sigset_t set;
+
+    a->front = front;
+    sigemptyset(&set);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGHUP);
+    sigaddset(&set, SIGCHLD);
+    sigprocmask(SIG_BLOCK, &set, NULL); /* the library's threads inherit it */
+    signal(SIGPIPE, SIG_IGN);
+    a->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    if (!fstat(STDOUT_FILENO, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)))
+        fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
+    int rc = start(a, &why);
+    if (rc)
+        agent_say_error(a, 0, why.text);
+    else
+        loop(a);
+    finish(a);
+    return rc ? 1 : 0;
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_events.c - what an agent tells who started it, and the state file
+ */
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "agent_state.h"
+#include "autojson.h"
+#include "overlay_records.h"
+#include "rundir.h"
+
+#define WRITE_LIMIT_MS 10000
+#define STATE_CHILD_BYTES 1024 /* numbers, words and paths of sockets, some paths of files */
+#define STATE_SPARE_BYTES 256  /* numbers and words that grow longer */
+
+void agent_say(struct agent *a, json_t *event)
+{
+    if (!a->detached && lines_write_json(STDOUT_FILENO, event, WRITE_LIMIT_MS))
+        a->input_ended = true; /* nobody reads */
+    json_decref(event);
+}
+
+void agent_say_error(struct agent *a, unsigned child, const char *text)
+{
+    json_t *e = json_pack("{ss ss}", "event", "error", "error", text);
+
+    if (child)
+        json_object_set_new(e, "child", json_integer(child));
+    agent_say(a, e);
+}
+
+void agent_end_by(struct agent *a, int signal)
+{
+    AUTO_FREE char *why = xprintf("the agent there was ended by SIG%s", sigabbrev_np(signal));
+
+    if (!a->ending)
+        agent_say_error(a, 0, why);
+    a->ending = true;
+}
+
+void agent_say_image(struct agent *a)
+{
+    char session[FF_SESSION_TEXT];
+
+    ff_agent_session(a->ff, session);
+    agent_say(a, json_pack("{ss ss}", "event", "image", "session", session));
+}
+
+static json_t *state_of(const struct agent *a)
+{
+    static const char *const names[] = {"waiting", "arriving", "complete", "lost", "none"};
+    struct timespec t;
+
+    clock_gettime(CLOCK_REALTIME, &t);
+    return json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
+                     a->parent ? a->parent : "", "image", names[a->image], "agent", (int)getpid(),
+                     "start", (json_int_t)process_start(getpid()), "time", (json_int_t)t.tv_sec,
+                     "detached", a->detached, "children", kids_state(&a->kids));
+}
+
+int agent_write_state(struct agent *a)
+{
+    AUTO_JSON json_t *s = a->dir ? state_of(a) : NULL;
+
+    return s ? rundir_write_state(a->dir, s) : 0;
+}
+
+static size_t bytes_of(const json_t *o)
+{
+    return json_dumpb(o, NULL, 0, JSON_INDENT(1));
+}
+
+int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct why *why)
+{
+    AUTO_JSON json_t *s = state_of(a), *more = spawn ? json_copy((json_t *)spawn) : NULL;
+    size_t bytes = bytes_of(s) + STATE_SPARE_BYTES + n * STATE_CHILD_BYTES;
+
+    if (more) { /* its paths */
+        json_object_del(more, "argv");
+        json_object_del(more, "before");
+        json_object_del(more, "channel");
+        json_object_del(more, "private");
+        bytes += bytes_of(more);
+    }
+    int rc = bytes > a->reserved ? rundir_reserve_state(a->dir, bytes, why) : 0;
+    if (!rc && bytes > a->reserved)
+        a->reserved = bytes;
+    return rc;
+}
+
+void agent_leave(struct agent *a)
+{
+    AUTO_JSON json_t *s = state_of(a);
+
+    overlays_leave(a->base, a->dir, s);
+}
+
+void agent_say_child(struct agent *a, const struct kid *kid, const char *what)
+{
+    agent_say(a, json_pack("{ss si ss si}", "event", "child", "child", (int)kid->number, "what",
+                           what, "pid", (int)kid->pid));
+    agent_write_state(a);
+}
+
+void agent_say_ended(struct agent *a, const struct kid *kid)
+{
+    AUTO_FREE char *words = kid->code ? kid_last_words(kid) : xstrdup("");
+
+    agent_say(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)kid->number,
+                           "what", "ended", "pid", (int)kid->pid, "how", kid->how, "code",
+                           kid->code, "log", words));
+}
+
+void agent_say_progress(struct agent *a)
+{
+    struct ff_agent_stats s;
+
+    if (!a->ff)
+        return;
+    ff_agent_stats(a->ff, &s);
+    a->heard = s.children + s.children_ended;
+    json_t *e = json_pack(
+        "{ss sI sI sI sI sI sI sI si si}", "event", "progress", "total_bytes",
+        (json_int_t)s.image.bytes_total, "present_bytes", (json_int_t)s.image.bytes_present,
+        "lent_bytes", (json_int_t)s.bytes_lent, "pages_by_fault", (json_int_t)s.image.faults,
+        "child_faults", (json_int_t)s.child_faults, "child_faults_waited",
+        (json_int_t)s.child_faults_waited, "child_faults_late", (json_int_t)s.child_faults_late,
+        "children", (int)s.children, "children_running", (int)s.children_running);
+    if (!json_equal(e, a->said)) { /* who waits counts on silence when nothing moves */
+        json_decref(a->said);
+        a->said = json_incref(e);
+        agent_say(a, e);
+    } else {
+        json_decref(e);
+    }
+}

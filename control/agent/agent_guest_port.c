@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_guest_port.c - a child's port: it is told who it is, and its links go up when it is that
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      the host's end of the protocol in docs/guest.md, for one child, on its host. A
+ *              request for a fork is refused: who forks is on the parent's host.
+ * Failure      a child without a port that answers stays as it is, its links down with
+ *              --net isolated. One that says nonsense is told so.
+ * Limits       the guest reads what it is told when it likes: what does not fit in the socket's
+ *              buffer (the message does) closes the port.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "agent_guest_port.h"
+#include "guest_port.h"
+#include "qmp_job.h"
+
+#define READS_A_TURN 16   /* one that never stops talking is not all that there is to hear */
+
+struct channel {
+    char *path, *message;
+    struct words links;
+    int fd;
+    bool raise;
+    struct guest_input in;
+    struct qmp_job *job; /* raises the links; NULL: not now */
+};
+
+struct channel *channel_new(const json_t *o)
+{
+    const char *path = json_string_value(json_object_get(o, "path"));
+    const char *message = json_string_value(json_object_get(o, "message"));
+    size_t i;
+    json_t *v;
+
+    if (!path || !message)
+        return NULL;
+    struct channel *c = xcalloc(1, sizeof(*c));
+    c->fd = -1;
+    c->path = xstrdup(path);
+    c->message = xstrdup(message);
+    json_array_foreach(json_object_get(o, "links"), i, v)
+        if (json_is_string(v))
+            words_add(&c->links, "%s", json_string_value(v));
+    return c;
+}
+
+static void hang_up(struct channel *c)
+{
+    if (c->fd >= 0)
+        close(c->fd);
+    c->fd = -1;
+}
+
+void channel_free(struct channel *c)
+{
+    if (!c)
+        return;
+    hang_up(c);
+    qmp_job_free(c->job);
+    words_free(&c->links);
+    free(c->path);
+    free(c->message);
+    free(c);
+}
+
+static void say(struct channel *c, char *text)
+{
+    size_t len = strlen(text);
+
+    if (c->fd >= 0 && send(c->fd, text, len, MSG_NOSIGNAL | MSG_DONTWAIT) != (ssize_t)len)
+        hang_up(c);
+    free(text);
+}
+
+int channel_open(struct channel *c, struct why *why)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+
+    if (!c || c->fd >= 0)
+        return 0;
+    if (strlen(c->path) >= sizeof(a.sun_path))
+        return refuse(why, ENAMETOOLONG, "port %s: the name is too long", c->path);
+    strcpy(a.sun_path, c->path);
+    c->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&a, sizeof(a)) < 0) {
+        int code = errno;
+        hang_up(c);
+        return refuse(why, code, "port %s: %s", c->path, strerror(code));
+    }
+    say(c, guest_forked(c->message));
+    return 0;
+}
+
+int channel_fd(const struct channel *c)
+{
+    return c ? c->fd : -1;
+}
+
+static enum channel_event obey(struct channel *c, const struct guest_request *r, int *code)
+{
+    switch (r->verb) {
+    case GUEST_LINK:
+        c->raise = true;
+        return CHANNEL_NOTHING;
+    case GUEST_READY:
+        return CHANNEL_READY;
+    case GUEST_EXIT:
+        *code = r->code;
+        return CHANNEL_EXIT;
+    case GUEST_JOINED:
+        return CHANNEL_NOTHING;
+    case GUEST_JOIN:
+        say(c, guest_failed_join(r->word, "nobody forks for this machine"));
+        return CHANNEL_NOTHING;
+    case GUEST_FORK:
+        break;
+    }
+    say(c, guest_failed("nobody forks for this machine"));
+    return CHANNEL_NOTHING;
+}
+
+enum channel_event channel_hear(struct channel *c, int *code)
+{
+    struct guest_request r;
+    struct why why;
+    size_t room;
+    ssize_t got = 0;
+    int reads = 0;
+
+    while (c->fd >= 0) {
+        int rc = guest_input_take(&c->in, (size_t)got, 0, &r, &why);
+        got = 0;
+        if (rc < 0) {
+            say(c, guest_failed(why.text));
+        } else if (rc) {
+            enum channel_event e = obey(c, &r, code);
+            if (e != CHANNEL_NOTHING)
+                return e;
+        } else {
+            char *at = guest_input_room(&c->in, &room);
+            if (reads++ == READS_A_TURN)
+                return CHANNEL_NOTHING;
+            got = recv(c->fd, at, room, MSG_DONTWAIT);
+            if (got < 0 && (errno == EAGAIN || errno == EINTR))
+                return CHANNEL_NOTHING;
+            if (got <= 0)
+                hang_up(c);
+        }
+    }
+    return CHANNEL_NOTHING;
+}
+
+int channel_qmp_fd(const struct channel *c)
+{
+    return c ? qmp_job_fd(c->job) : -1;
+}
+
+bool channel_raise_links(struct channel *c, const char *path)
+{
+    struct why ignored;
+
+    if (!c || !c->raise || !path)
+        return false;
+    if (!c->job) {
+        c->job = qmp_job_new(path);
+        for (size_t i = 0; i < c->links.n; i++)
+            qmp_job_add(c->job, "set_link", json_pack("{ss sb}", "name", c->links.v[i], "up", 1));
+    }
+    /* who is refused is no link any more; somebody else may be at the child's only monitor */
+    int rc = c->links.n ? qmp_job_turn(c->job, &ignored) : 0;
+    if (rc == -EAGAIN)
+        return qmp_job_fd(c->job) < 0;
+    qmp_job_free(c->job);
+    c->job = NULL;
+    c->raise = rc;
+    return c->raise;
+}

@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_server.c - children by a fork server, where their program is one; else by exec
+ */
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "agent_server.h"
+#include "xalloc.h"
+
+#define OPTION "-farfork-fork-server"
+
+void server_end(struct fork_server *s)
+{
+    if (s->sock >= 0)
+        close(s->sock); /* it ends by that, if it is one */
+    if (s->pid > 0)
+        kill(s->pid, SIGKILL);
+    free(s->program);
+    *s = FORK_SERVER_NONE;
+}
+
+void server_begin(struct fork_server *s, const char *program)
+{
+    struct ff_error *err = ff_error_new();
+    int sock[2], trouble;
+
+    if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0 ||
+        socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock) < 0) {
+        ff_error_free(err);
+        return;
+    }
+    AUTO_FREE char *number = xprintf("%d", sock[1]);
+    char *argv[] = {(char *)program, OPTION, number, NULL};
+    const struct ff_process p = {.log = "/dev/null", .argv = argv};
+    s->sock = sock[0];
+    s->program = xstrdup(program);
+    fcntl(sock[1], F_SETFD, 0);
+    if (ff_process_exec(&p, &s->pid, &trouble, err))
+        server_end(s);
+    else
+        close(trouble); /* it says so itself when it is ready */
+    close(sock[1]);
+    ff_error_free(err);
+}
+
+int server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid, int *trouble_fd,
+                 struct ff_error *err)
+{
+    if (s->sock >= 0 && !s->ready) {
+        s->ready = !ff_process_wait_server(s->sock, err);
+        if (!s->ready)
+            server_end(s);
+    }
+    if (s->sock < 0 || strcmp(p->argv[0], s->program))
+        return ff_process_exec(p, pid, trouble_fd, err);
+    int rc = ff_process_fork(s->sock, p, pid, trouble_fd, err);
+    if (rc)
+        server_end(s);
+    return rc;
+}
+
+void server_ended(struct fork_server *s, pid_t pid)
+{
+    if (s->pid == pid)
+        s->pid = 0;
+}

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * agent_vms.c - the children that an agent starts and looks after
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "agent.h"
+#include "jsonl.h"
+#include "overlay_records.h"
+#include "rundir.h"
+
+#define LAST_WORDS_BYTES 600
+
+const char *kid_state_name(enum kid_state s)
+{
+    static const char *const names[] = {"preparing", "started", "connected", "attached", "running",
+                                        "complete", "lost", "ended"};
+    return names[s];
+}
+
+struct kid *kids_find(struct kids *k, unsigned number)
+{
+    for (size_t i = 0; i < k->n; i++)
+        if (k->v[i].number == number)
+            return &k->v[i];
+    return NULL;
+}
+
+size_t kids_alive(const struct kids *k)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < k->n; i++)
+        n += k->v[i].state != KID_ENDED;
+    return n;
+}
+
+size_t kids_starting(const struct kids *k)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < k->n; i++)
+        n += k->v[i].state < KID_RUNNING;
+    return n;
+}
+
+/* The strings of an array, NULL at the end, borrowed; NULL: not such an array, or an empty one */
+static char **strings_of(const json_t *a)
+{
+    size_t n = json_array_size(a);
+    char **v = n ? xcalloc(n + 1, sizeof(*v)) : NULL;
+
+    for (size_t i = 0; v && i < n; i++) {
+        v[i] = (char *)json_string_value(json_array_get(a, i));
+        if (!v[i]) {
+            free(v);
+            return NULL;
+        }
+    }
+    return v;
+}
+
+static char ***commands_of(const json_t *a, bool *ok)
+{
+    size_t n = json_array_size(a);
+    char ***v = n ? xcalloc(n + 1, sizeof(*v)) : NULL;
+
+    for (size_t i = 0; i < n; i++)
+        *ok &= (v[i] = strings_of(json_array_get(a, i))) != NULL;
+    return v;
+}
+
+static struct kid *new_kid(struct kids *k)
+{
+    struct kid *v = realloc(k->v, (k->n + 1) * sizeof(*v));
+
+    if (!v)
+        return NULL;
+    k->v = v;
+    v[k->n] = (struct kid){.trouble_fd = -1};
+    return &v[k->n++];
+}
+
+int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *why)
+{
+    json_int_t number = json_integer_value(json_object_get(o, "number"));
+    const char *qmp = json_string_value(json_object_get(o, "qmp"));
+    char **argv = strings_of(json_object_get(o, "argv"));
+    bool ok = true;
+    char ***before = commands_of(json_object_get(o, "before"), &ok);
+    struct ff_process p = {.argv = argv, .before = (char *const *const *)before,
+                           .log = json_string_value(json_object_get(o, "log")),
+                           .cwd = json_string_value(json_object_get(o, "cwd"))};
+    const json_t *files = json_object_get(o, "files");
+    struct ff_error *err = ff_error_new();
+    int fd = -1, rc = 0;
+    pid_t pid = 0;
+
+    if (!argv || !p.log || !ok || number < 1 || number > UINT32_MAX)
+        rc = refuse(why, EINVAL, "spawn: want number, argv, log");
+    else if (kids_find(k, (unsigned)number))
+        rc = refuse(why, EEXIST, "spawn: there is a child %d", (int)number);
+    else
+        rc = overlays_make(k->dir, (unsigned)number, files, why);
+    bool made = !rc;
+    json_t *private = rc ? NULL : json_incref(json_object_get(o, "private"));
+    if (!rc)
+        rc = private_write(private, why);
+    if (!rc && (rc = server_start(&k->server, &p, &pid, &fd, err)))
+        refuse(why, -rc, "spawn: %s", ff_error_message(err));
+    if (rc && made)
+        overlays_unmake(k->dir, (unsigned)number);
+    struct kid *kid = rc ? NULL : new_kid(k);
+    if (!kid)
+        private_remove(private);
+    if (kid) {
+        kid->number = (unsigned)number;
+        kid->pid = pid;
+        kid->begun_ms = now_ms();
+        kid->start = process_start(pid);
+        kid->trouble_fd = fd;
+        kid->trouble = xcalloc(1, sizeof(*kid->trouble));
+        kid->log = xstrdup(p.log);
+        kid->qmp = qmp ? xstrdup(qmp) : NULL;
+        kid->private = private;
+        kid->channel = channel_new(json_object_get(o, "channel"));
+        *out = kid;
+    }
+    for (char ***b = before; b && b < before + json_array_size(json_object_get(o, "before")); b++)
+        free(*b);
+    free(before);
+    free(argv);
+    ff_error_free(err);
+    return rc;
+}
+
+int kids_hear(struct kid *kid, struct why *why)
+{
+    int rc = lines_read(kid->trouble, kid->trouble_fd);
+    char *line = lines_next(kid->trouble);
+
+    if (!rc && !line && !kid->trouble->ended)
+        return -EAGAIN;
+    close(kid->trouble_fd);
+    kid->trouble_fd = -1;
+    if (line) {
+        AUTO_FREE char *log = kid_last_words(kid); /* which goes with the run directory */
+        const char *last = strrchr(log, '\n');
+        return refuse(why, ECHILD, "%s%s%s", line, *log ? ": " : "", last ? last + 1 : log);
+    }
+    if (kid->state == KID_PREPARING)
+        kid->state = KID_STARTED;
+    return 0;
+}
+
+static bool is_kid(const struct kids *k, pid_t pid)
+{
+    for (size_t i = 0; i < k->n; i++)
+        if (k->v[i].pid == pid && k->v[i].state != KID_ENDED)
+            return true;
+    return false;
+}
+
+/* The fork server, and what children leave to it or to us */
+static void reap_others(struct kids *k)
+{
+    siginfo_t ended = {0};
+
+    while (!waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) && ended.si_pid &&
+           !is_kid(k, ended.si_pid)) {
+        server_ended(&k->server, ended.si_pid);
+        waitpid(ended.si_pid, NULL, WNOHANG);
+        ended.si_pid = 0;
+    }
+}
+
+bool kids_reap(struct kids *k)
+{
+    siginfo_t ended;
+    bool any = false;
+    int status;
+
+    for (size_t i = 0; i < k->n; i++) {
+        struct kid *kid = &k->v[i];
+        ended.si_pid = 0;
+        if (kid->state == KID_ENDED ||
+            waitid(P_PID, (id_t)kid->pid, &ended, WEXITED | WNOHANG | WNOWAIT) || !ended.si_pid)
+            continue;
+        kid_kill(kid); /* what is left of its group, while the number is still its own */
+        if (waitpid(kid->pid, &status, WNOHANG) != kid->pid)
+            continue;
+        kid->code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        kid->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
+                                     : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
+        kid->state = KID_ENDED;
+        private_remove(kid->private);
+        kid->private = NULL;
+        any = true;
+    }
+    reap_others(k);
+    return any;
+}
+
+char *kid_last_words(const struct kid *kid)
+{
+    char text[LAST_WORDS_BYTES + 1];
+    int fd = open(kid->log, O_RDONLY | O_CLOEXEC);
+
+    if (fd < 0)
+        return xstrdup("");
+    off_t size = lseek(fd, 0, SEEK_END);
+    off_t from = size > LAST_WORDS_BYTES ? size - LAST_WORDS_BYTES : 0;
+    ssize_t n = pread(fd, text, LAST_WORDS_BYTES, from);
+    close(fd);
+    if (n < 0)
+        n = 0;
+    while (n && (text[n - 1] == '\n' || text[n - 1] == ' '))
+        n--;
+    for (ssize_t i = 0; i < n; i++) /* it goes into JSON, which is UTF-8 */
+        if ((unsigned char)text[i] < ' ' ? text[i] != '\n' : (unsigned char)text[i] > '~')
+            text[i] = '?';
+    text[n] = '\0';
+    return xstrdup(text);
+}
+
+void kid_kill(const struct kid *kid)
+{
+    kill(-kid->pid, SIGKILL);
+    kill(kid->pid, SIGKILL); /* it may not lead its group yet */
+}
+
+bool kids_end(struct kids *k, int limit_ms)
+{
+    uint64_t end = now_ms() + (uint64_t)limit_ms;
+
+    for (size_t i = 0; i < k->n; i++)
+        if (k->v[i].state != KID_ENDED)
+            kid_kill(&k->v[i]);
+    while (kids_alive(k)) {
+        if (kids_reap(k))
+            continue;
+        if (now_ms() > end)
+            return false;
+        poll(NULL, 0, 5);
+    }
+    return true;
+}
+
+json_t *kids_state(const struct kids *k)
+{
+    json_t *a = json_array();
+
+    for (size_t i = 0; i < k->n; i++) {
+        const struct kid *c = &k->v[i];
+        json_array_append_new(a, json_pack("{si si sI ss ss ss}", "number", (int)c->number, "pid",
+                                           (int)c->pid, "start", (json_int_t)c->start, "state",
+                                           kid_state_name(c->state), "log", c->log, "qmp",
+                                           c->qmp ? c->qmp : ""));
+    }
+    return a;
+}
+
+void kids_free(struct kids *k)
+{
+    server_end(&k->server);
+    kids_asks_free(k);
+    for (size_t i = 0; i < k->n; i++) {
+        struct kid *c = &k->v[i];
+        if (c->trouble_fd >= 0)
+            close(c->trouble_fd);
+        lines_free(c->trouble);
+        free(c->trouble);
+        free(c->log);
+        free(c->qmp);
+        free(c->how);
+        json_decref(c->private);
+        channel_free(c->channel);
+    }
+    free(k->v);
+    *k = (struct kids){.server = FORK_SERVER_NONE};
+}

@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * exit_queue.c - which children of a guest's forks have ended, and what `join` says about them
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      bookkeeping alone; serve.c hears of ends, and sends lines.
+ * Invariants   1. What was said is said again to who asks next, until the guest has said that it
+ *                 heard all of it: one that gave up, or was killed, takes nothing with it.
+ *              2. A fork is over when each number has one code; then nothing in it changes.
+ * Limits       JOINS_MAX forks; 8 bytes for each of their children.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "guest_port.h"
+#include "exit_queue.h"
+#include "xalloc.h"
+
+static struct join_fork *find(struct joins *j, unsigned fork)
+{
+    for (size_t i = 0; i < j->n; i++)
+        if (j->v[i].fork == fork)
+            return &j->v[i];
+    return NULL;
+}
+
+static void forget(struct joins *j, size_t from, size_t n)
+{
+    for (size_t i = from; i < from + n; i++)
+        free(j->v[i].ends);
+    j->n -= n;
+    if (j->n > from)
+        memmove(j->v + from, j->v + from + n, (j->n - from) * sizeof(*j->v));
+}
+
+bool joins_room(struct joins *j)
+{
+    for (size_t i = 0; j->n == JOINS_MAX && i < j->n; i++)
+        if (j->v[i].n == j->v[i].count)
+            forget(j, i, 1);
+    return j->n < JOINS_MAX;
+}
+
+unsigned joins_alive(const struct joins *j)
+{
+    unsigned n = 0;
+
+    for (size_t i = 0; i < j->n; i++)
+        n += j->v[i].count - j->v[i].n;
+    return n;
+}
+
+void joins_add(struct joins *j, unsigned fork, unsigned count)
+{
+    if (!j->v)
+        j->v = xcalloc(JOINS_MAX, sizeof(*j->v));
+    j->v[j->n++] = (struct join_fork){.fork = fork, .count = count,
+                                      .ends = xcalloc(count, sizeof(struct join_end))};
+}
+
+static void ended(struct join_fork *f, unsigned number, int code)
+{
+    for (unsigned i = 0; i < f->n; i++)
+        if (f->ends[i].number == number)
+            return;
+    f->ends[f->n++] = (struct join_end){number, code};
+}
+
+void joins_ended(struct joins *j, unsigned fork, unsigned number, int code)
+{
+    struct join_fork *f = find(j, fork);
+
+    if (f && number >= 1 && number <= f->count)
+        ended(f, number, code);
+}
+
+void joins_over(struct joins *j, unsigned fork)
+{
+    struct join_fork *f = find(j, fork);
+
+    for (unsigned k = 1; f && f->n < f->count; k++)
+        ended(f, k, JOINS_NO_CODE);
+}
+
+void joins_cancel(struct joins *j)
+{
+    free(j->first);
+    j->first = NULL;
+    j->asked = j->told = false;
+}
+
+void joins_ask(struct joins *j, const char *word)
+{
+    joins_cancel(j);
+    j->first = guest_joining(word);
+    j->asked = true;
+    j->at_fork = 0;
+    j->at_end = 0;
+}
+
+char *joins_next(struct joins *j)
+{
+    char *line = j->first;
+
+    if (!j->asked || j->told)
+        return NULL;
+    if (line) {
+        j->first = NULL;
+        return line;
+    }
+    while (j->at_fork < j->n && j->at_end == j->v[j->at_fork].count) {
+        j->at_fork++;
+        j->at_end = 0;
+    }
+    if (j->at_fork == j->n) {
+        j->told = true;
+        return guest_joined();
+    }
+    const struct join_fork *f = &j->v[j->at_fork];
+    if (j->at_end == f->n)
+        return NULL;
+    const struct join_end *e = &f->ends[j->at_end++];
+    return guest_exited(e->number, e->code);
+}
+
+void joins_heard(struct joins *j)
+{
+    if (!j->told)
+        return;
+    forget(j, 0, j->at_fork);
+    joins_cancel(j);
+}
+
+void joins_free(struct joins *j)
+{
+    joins_cancel(j);
+    if (j->n)
+        forget(j, 0, j->n);
+    free(j->v);
+    *j = (struct joins){0};
+}

@@ -1,0 +1,482 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * fork_disks.c - what becomes of the parent's disks, in the course of a fork
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      do what disks.c plans: run its steps on this host and in the parent, hand those of
+ *              the children to their agents, keep the NBD server.
+ * Ownership    the server outlives vmclone, as the children do: its state file is that of an
+ *              agent without children, so that --list shows and --kill ends it.
+ *              A parent that is a child itself owns its new overlays as it does its first one:
+ *              they are written down in its record (overlays.c). What is frozen, and what it stands
+ *              on, is held open until the children have it open, so that it stays when the parent
+ *              ends meanwhile.
+ * Failure      until the parent writes to its overlays they are taken back. What the parent does
+ *              is asked of it, not concluded from an answer that may have got lost. What a vmclone
+ *              leaves that is killed meanwhile is written down (unfinished.c).
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fork_disks.h"
+#include "rewrite.h"
+#include "disks.h"
+#include "autojson.h"
+#include "overlay_records.h"
+#include "rundir.h"
+#include "unfinished.h"
+
+#define SERVER_NODE "nbd"
+#define STATE_BYTES 1024 /* of the server's state file */
+#define END_LIMIT_MS 5000
+#define RUN_LIMIT_MS 30000 /* of a program that takes 10 ms */
+
+struct clone_disks {
+    const struct clone_disks_options *o;
+    struct clone_disks_options options;
+    struct qmp *parent;
+    struct disks *plan;
+    bool prepared, forked;
+    struct overlay_owner owner; /* the parent, where it is a child itself */
+    struct words made;          /* its overlays that are there because of this fork */
+    int *held;                  /* what is frozen, until children have it open */
+    size_t n_held;
+    char *unfinished; /* where it is written down that they are made; NULL: it is over */
+    char *server_dir;
+    pid_t server;
+};
+
+/* --- steps --- */
+
+/* The first line of what a program has to say until it closes its end; false: it does not */
+static bool read_words(int fd, char *out, size_t room)
+{
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    uint64_t end = now_ms() + RUN_LIMIT_MS;
+    char some[512];
+    size_t n = 0;
+    ssize_t got = 1;
+
+    while (got > 0 && now_ms() < end) {
+        if (poll(&p, 1, (int)(end - now_ms())) <= 0)
+            continue;
+        got = read(fd, some, sizeof(some));
+        for (ssize_t i = 0; i < got && n < room - 1; i++)
+            out[n++] = some[i];
+    }
+    out[n] = '\0';
+    out[strcspn(out, "\n")] = '\0';
+    return got <= 0;
+}
+
+static int run(const json_t *argv, struct why *why)
+{
+    size_t n = json_array_size(argv);
+    char **v = xcalloc(n + 1, sizeof(*v)), words[400];
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t attr;
+    sigset_t set;
+    int p[2], status = 0;
+    pid_t pid;
+
+    for (size_t i = 0; i < n; i++)
+        v[i] = (char *)json_string_value(json_array_get(argv, i));
+    if (pipe2(p, O_CLOEXEC) < 0) {
+        free(v);
+        return refuse(why, errno, "disks: pipe: %s", strerror(errno));
+    }
+    /* what this program has blocked and ignored is not for others: the server ends by SIGTERM */
+    sigemptyset(&set);
+    posix_spawnattr_init(&attr);
+    posix_spawnattr_setsigmask(&attr, &set);
+    sigaddset(&set, SIGPIPE);
+    posix_spawnattr_setsigdefault(&attr, &set);
+    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    posix_spawn_file_actions_init(&files);
+    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
+    posix_spawn_file_actions_adddup2(&files, p[1], 2);
+    int rc = posix_spawnp(&pid, v[0], &files, &attr, v, environ);
+    posix_spawn_file_actions_destroy(&files);
+    posix_spawnattr_destroy(&attr);
+    close(p[1]);
+    if (!rc) {
+        if (!read_words(p[0], words, sizeof(words))) {
+            snprintf(words, sizeof(words), "%s: no end within %d s", v[0], RUN_LIMIT_MS / 1000);
+            kill(pid, SIGKILL);
+        }
+        while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+            ;
+    }
+    close(p[0]);
+    if (rc)
+        rc = refuse(why, rc, "disks: run %s: %s: install qemu-utils", v[0], strerror(rc));
+    else if (status)
+        rc = refuse(why, EIO, "disks: %s", *words ? words : v[0]);
+    free(v);
+    return rc;
+}
+
+static int do_step(struct clone_disks *d, const json_t *step, struct why *why)
+{
+    const json_t *argv = json_object_get(step, "argv"), *q = json_object_get(step, "qmp");
+    const char *file = json_string_value(json_object_get(step, "unlink"));
+    const char *fresh = json_string_value(json_object_get(step, "create"));
+
+    if (fresh) {
+        int rc = overlay_create(fresh, text_of(step, "like"), why);
+        if (!rc)
+            words_add(&d->made, "%s", fresh);
+        return rc;
+    }
+    if (argv)
+        return run(argv, why);
+    if (q)
+        return qmp_command(d->parent, json_string_value(json_object_get(q, "execute")),
+                           json_incref(json_object_get(q, "arguments")), NULL, why);
+    /* what this fork did not make is not its own */
+    return file && words_have(&d->made, file) && unlink(file) < 0 && errno != ENOENT ? -errno : 0;
+}
+
+/* Nobody has to look for the overlays any more: they are gone, or are the parent's disks */
+static void finish(struct clone_disks *d)
+{
+    if (d->unfinished)
+        rundir_remove(d->unfinished);
+    free(d->unfinished);
+    d->unfinished = NULL;
+}
+
+static void undo(struct clone_disks *d)
+{
+    AUTO_JSON json_t *steps = disks_undo(d->plan);
+    struct why ignored;
+    size_t i;
+    json_t *step;
+
+    qmp_cancel_by(d->parent, -1); /* Ctrl-C may be why */
+    bool done = true;
+    json_array_foreach(steps, i, step) { /* also those of what was not done, which QEMU refuses */
+        int rc = do_step(d, step, &ignored);
+        done &= rc != -ETIMEDOUT && rc != -ECANCELED; /* it may do so, or not, later */
+    }
+    d->prepared = false;
+    if (done)
+        finish(d);
+}
+
+/* --- before and after the pause --- */
+
+int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
+                    const struct clone_disks_options *o, struct clone_disks **out, struct why *why)
+{
+    AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
+    AUTO_JSON json_t *status = NULL;
+    struct clone_disks *d = xcalloc(1, sizeof(*d));
+
+    d->options = *o;
+    d->o = &d->options;
+    if (!o->scratch)
+        d->options.scratch = "/var/tmp";
+    d->parent = parent;
+    *out = d;
+    overlays_owner(argv, qmp_pid(parent), &d->owner);
+    for (; *argv; argv++)
+        json_array_append_new(words, json_stringn_nocheck(*argv, strlen(*argv)));
+    int rc = qmp_command(parent, "query-block", NULL, &block, why);
+    if (!rc)
+        rc = qmp_command(parent, "query-named-block-nodes", NULL, &nodes, why);
+    if (!rc)
+        rc = qmp_command(parent, "query-status", NULL, &status, why);
+    const struct disks_input in = {.fork_id = o->id,
+                                   .argv = words,
+                                   .cwd = cwd ? cwd : "/",
+                                   .block = block,
+                                   .nodes = nodes,
+                                   .overlays = o->overlays,
+                                   .max_chain = o->max_chain,
+                                   .stopped = json_is_false(json_object_get(status, "running"))};
+    if (!rc)
+        rc = disks_plan(&in, &d->plan, why);
+    if (!rc)
+        rc = disks_check_overlays(d->plan, o->here ? d->o->scratch : NULL,
+                                  disks_room(d->plan, o->children), why);
+    return rc;
+}
+
+static char *base_of(const struct clone_disks *d)
+{
+    return d->o->rundir ? xstrdup(d->o->rundir) : rundir_base();
+}
+
+/* Where the server's pid is written down: found out now, not after the freeze */
+static int prepare_server(struct clone_disks *d, struct why *why)
+{
+    AUTO_FREE char *base = base_of(d);
+    int rc = rundir_make(base, d->o->id, SERVER_NODE, &d->server_dir, why);
+
+    return rc ? rc : rundir_reserve_state(d->server_dir, STATE_BYTES, why);
+}
+
+/* What stands on an overlay of a child is that child's as well */
+static int write_down(const struct clone_disks *d, const json_t *disks, struct why *why)
+{
+    AUTO_JSON json_t *more = json_array();
+    struct words own = {0};
+    size_t i;
+    json_t *disk;
+    int rc = d->owner.dir ? overlays_read(d->owner.dir, d->owner.number, &own, why) : 0;
+
+    if (rc)
+        return rc;
+    json_array_foreach(disks, i, disk)
+        if (words_have(&own, text_of(disk, "frozen")) &&
+            !words_have(&own, text_of(disk, "parent-overlay")))
+            json_array_append(more, json_object_get(disk, "parent-overlay"));
+    words_free(&own);
+    return overlays_add(d->owner.dir, d->owner.number, more, why);
+}
+
+static int begin(struct clone_disks *d, struct why *why)
+{
+    AUTO_JSON json_t *overlays = disks_overlays(d->plan);
+    AUTO_FREE char *base = base_of(d);
+
+    return json_array_size(overlays) ? unfinished_begin(base, d->o->id, d->o->parent, d->parent,
+                                                        overlays, &d->unfinished, why) : 0;
+}
+
+static void hold(struct clone_disks *d)
+{
+    AUTO_JSON json_t *files = disks_chains(d->plan);
+    size_t i;
+    json_t *file;
+
+    d->held = xcalloc(json_array_size(files) + 1, sizeof(*d->held));
+    json_array_foreach(files, i, file) { /* not a URL */
+        int fd = open(json_string_value(file), O_PATH | O_CLOEXEC);
+        if (fd >= 0)
+            d->held[d->n_held++] = fd;
+    }
+}
+
+void clone_disks_let_go(struct clone_disks *d)
+{
+    if (!d || !d->n_held)
+        return;
+    while (d->n_held)
+        close(d->held[--d->n_held]);
+    AUTO_FREE char *base = base_of(d);
+    overlays_sweep(base, NULL, NULL); /* of a parent that has ended meanwhile */
+}
+
+uint64_t clone_disks_room(const struct clone_disks *d, unsigned children)
+{
+    return disks_room(d->plan, children);
+}
+
+const char *clone_disks_scratch(const struct clone_disks *d)
+{
+    return d->o->scratch;
+}
+
+int clone_disks_prepare(struct clone_disks *d, struct why *why)
+{
+    AUTO_JSON json_t *steps = disks_prepare(d->plan), *disks = disks_summary(d->plan);
+    size_t i;
+    json_t *step;
+    int rc = d->o->nbd ? prepare_server(d, why) : 0;
+
+    if (!rc)
+        rc = write_down(d, disks, why);
+    if (!rc)
+        rc = begin(d, why);
+    if (rc)
+        return rc;
+    hold(d);
+    json_array_foreach(steps, i, step) {
+        d->prepared = true;
+        rc = rc ? rc : do_step(d, step, why);
+    }
+    if (!rc && d->unfinished)
+        rc = unfinished_ask(d->unfinished, why);
+    if (rc)
+        undo(d);
+    return rc;
+}
+
+json_t *clone_disks_actions(const struct clone_disks *d)
+{
+    return disks_count(d->plan) ? disks_actions(d->plan) : NULL;
+}
+
+void clone_disks_done(struct clone_disks *d, bool forked)
+{
+    AUTO_JSON json_t *block = NULL;
+    struct why ignored;
+
+    if (!d->prepared)
+        return;
+    d->forked = forked;
+    if (!forked) { /* a parent that does not answer keeps its files, and --list shows them */
+        qmp_cancel_by(d->parent, -1);
+        if (qmp_command(d->parent, "query-block", NULL, &block, &ignored))
+            return;
+        d->forked = disks_gone_over(d->plan, block);
+    }
+    if (d->forked)
+        finish(d);
+    else
+        undo(d);
+}
+
+bool clone_disks_forked(const struct clone_disks *d)
+{
+    return d && d->forked;
+}
+
+int clone_disks_take_back(struct clone_disks *d, struct qmp *parent, int limit_ms,
+                          struct why *why)
+{
+    AUTO_JSON json_t *overlays = disks_overlays(d->plan);
+    AUTO_FREE char *base = base_of(d);
+    int rc = 0;
+    size_t i;
+    json_t *o;
+
+    json_array_foreach(overlays, i, o)
+        if (!rc)
+            rc = overlay_check_alone(o, base, qmp_pid(parent), why);
+    if (rc)
+        return rc;
+    json_array_foreach(overlays, i, o) { /* one that was forked again meanwhile QEMU refuses */
+        rc = overlay_commit(parent, o, limit_ms, why);
+        if (rc)
+            return rc;
+        disks_taken_back(d->plan, text_of(o, "overlay-node"));
+    }
+    d->forked = false;
+    return 0;
+}
+
+/* --- the server --- */
+
+static int read_pid(const char *path)
+{
+    FILE *f = fopen(path, "re");
+    int pid = 0;
+
+    if (f && fscanf(f, "%d", &pid) != 1)
+        pid = 0;
+    if (f)
+        fclose(f);
+    return pid;
+}
+
+int clone_disks_serve(struct clone_disks *d, struct why *why)
+{
+    int rc = disks_check_still(d->plan, why);
+
+    if (rc || !d->o->nbd)
+        return rc;
+    AUTO_FREE char *pidfile = xprintf("%s/pid", d->server_dir);
+    AUTO_JSON json_t *argv = disks_server(d->plan, d->o->nbd, pidfile);
+    if (argv && (rc = run(argv, why)))
+        return rc;
+    d->server = argv ? read_pid(pidfile) : 0;
+    if (d->server <= 0) {
+        rundir_remove(d->server_dir);
+        return 0;
+    }
+    AUTO_JSON json_t *state =
+        json_pack("{ss ss ss ss si sI sb s[]}", "id", d->o->id, "node", "nbd (disks)", "parent",
+                  d->o->parent ? d->o->parent : "", "image", "disks", "agent", (int)d->server,
+                  "start", (json_int_t)process_start(d->server), "detached", 0, "children");
+    rc = rundir_write_state(d->server_dir, state);
+    return rc ? refuse(why, -rc, "write %s/" STATE_FILE ": %s", d->server_dir, strerror(-rc)) : 0;
+}
+
+void clone_disks_end_server(struct clone_disks *d)
+{
+    if (!d || !d->server_dir)
+        return;
+    if (d->server > 0)
+        kill(d->server, SIGTERM);
+    for (int ms = 0; d->server > 0 && !kill(d->server, 0) && ms < END_LIMIT_MS; ms += 10)
+        poll(NULL, 0, 10);
+    d->server = 0;
+    rundir_remove(d->server_dir);
+}
+
+/* --- children --- */
+
+static struct clone_place place_of(const struct clone_disks *d, const struct child_spec *s)
+{
+    return (struct clone_place){.scratch = d->o->scratch, .nbd = s->here ? NULL : d->o->nbd};
+}
+
+json_t *clone_disks_argv(const struct clone_disks *d, const struct child_spec *s)
+{
+    const struct clone_place p = place_of(d, s);
+
+    return disks_child_argv(d->plan, &p, s->number);
+}
+
+json_t *clone_disks_before(const struct clone_disks *d, const struct child_spec *s)
+{
+    const struct clone_place p = place_of(d, s);
+    AUTO_JSON json_t *steps = disks_child_steps(d->plan, &p, s->number);
+    json_t *commands = json_array(), *step;
+    size_t i;
+
+    json_array_foreach(steps, i, step)
+        json_array_append(commands, json_object_get(step, "argv"));
+    return commands;
+}
+
+json_t *clone_disks_files(const struct clone_disks *d, const struct child_spec *s)
+{
+    const struct clone_place p = place_of(d, s);
+
+    return disks_child_files(d->plan, &p, s->number);
+}
+
+json_t *clone_disks_summary(const struct clone_disks *d)
+{
+    return d && d->plan && d->forked ? disks_summary(d->plan) : json_array();
+}
+
+void clone_disks_free(struct clone_disks *d)
+{
+    if (!d)
+        return;
+    clone_disks_let_go(d);
+    free(d->held);
+    words_free(&d->made);
+    overlays_owner_free(&d->owner);
+    disks_free(d->plan);
+    free(d->unfinished);
+    free(d->server_dir);
+    free(d);
+}
+
+/* --- the walk over a child's command line, in which the disks are a child's already --- */
+
+int rewrite_disk(struct rewrite *r, const char *option, const char *value)
+{
+    if (!*option)
+        words_add(r->out, "%s", value);
+    else
+        emit(r, option, value);
+    return 0;
+}

@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * fork_table.c - what a fork looks like to a person, while it is made and afterwards, and as JSON
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "fork.h"
+#include "autojson.h"
+
+#define SHOW_EVERY_MS 250
+
+static const char *host_state_name(enum host_state s)
+{
+    static const char *const names[] = {"starting", "waiting", "arriving", "complete", "failed"};
+
+    return names[s];
+}
+
+static unsigned running_on(const struct clone *c, size_t host, unsigned *all)
+{
+    unsigned n = 0;
+
+    *all = 0;
+    for (size_t k = 0; k < c->n_children; k++)
+        if (c->children[k].host == host) {
+            n += child_runs(&c->children[k]);
+            ++*all;
+        }
+    return n;
+}
+
+void clone_show(struct clone *c, bool last)
+{
+    static double shown_ms;
+    static size_t lines;
+    double now = now_exact_ms();
+
+    if (c->o->quiet || !isatty(STDERR_FILENO) || (!last && now < shown_ms + SHOW_EVERY_MS))
+        return;
+    shown_ms = now;
+    if (lines)
+        fprintf(stderr, "\033[%zuA", lines);
+    lines = last ? 0 : c->n_hosts;
+    for (size_t i = 0; i < c->n_hosts; i++) {
+        const struct host *h = &c->hosts[i];
+        unsigned all, up = running_on(c, i, &all);
+        fprintf(stderr, "\033[K%s  %s  %u of %u children run  %llu of %llu MiB  %llu faults\n",
+                h->node->host, host_state_name(h->state), up, all,
+                (unsigned long long)h->present_bytes >> 20,
+                (unsigned long long)h->total_bytes >> 20, (unsigned long long)h->child_faults);
+    }
+    fflush(stderr);
+}
+
+/* --- phases --- */
+
+struct phases {
+    double prepare, freeze, ship, start, first, last, complete; /* ms; < 0: not reached */
+};
+
+static void least(double *to, double ms)
+{
+    if (ms > 0 && (*to < 0 || ms < *to))
+        *to = ms;
+}
+
+static void most(double *to, double ms)
+{
+    if (ms > *to)
+        *to = ms;
+}
+
+/* From x-farfork-export on, but for what was prepared before */
+static struct phases phases_of(const struct clone *c)
+{
+    struct phases p = {-1, -1, -1, -1, -1, -1, -1};
+
+    if (!c->export_ms)
+        return p;
+    p.prepare = c->export_ms - c->begin_ms;
+    if (c->freeze)
+        p.freeze = (double)json_integer_value(json_object_get(c->freeze, "pause-ns")) / 1e6;
+    for (size_t i = 0; i < c->n_hosts; i++) {
+        most(&p.ship, c->hosts[i].image_ms - c->export_ms);
+        most(&p.complete, c->hosts[i].complete_ms - c->export_ms);
+    }
+    for (size_t k = 0; k < c->n_children; k++) {
+        const struct child *child = &c->children[k];
+        most(&p.start, child->attached_ms - c->export_ms);
+        if (c->paused)
+            continue;
+        least(&p.first, child->running_ms - c->export_ms);
+        most(&p.last, child->running_ms - c->export_ms);
+    }
+    return p;
+}
+
+static void print_ms(const char *what, double ms)
+{
+    if (ms >= 0)
+        printf("  %s %.1f ms", what, ms);
+}
+
+static void print_phases(const struct clone *c)
+{
+    struct phases p = phases_of(c);
+
+    if (p.prepare < 0)
+        return;
+    printf("prepare %.1f ms; then:", p.prepare);
+    print_ms("freeze", p.freeze);
+    print_ms("ship state", p.ship);
+    print_ms("start", p.start);
+    print_ms("first instruction", p.first);
+    print_ms("of the last child", p.last);
+    print_ms("complete", p.complete);
+    putchar('\n');
+}
+
+/* --- the table --- */
+
+static int width_of_hosts(const struct clone *c)
+{
+    size_t w = 4;
+
+    for (size_t i = 0; i < c->n_hosts; i++)
+        w = strlen(c->hosts[i].node->host) > w ? strlen(c->hosts[i].node->host) : w;
+    return (int)w;
+}
+
+static void print_children(const struct clone *c)
+{
+    int w = width_of_hosts(c);
+
+    printf("%5s  %-*s  %8s  %-8s  %17s  %s\n", "child", w, "host", "pid", "state",
+           "first instruction", "QMP socket, or why not");
+    for (size_t k = 0; k < c->n_children; k++) {
+        const struct child *child = &c->children[k];
+        char pid[16] = "-", first[32] = "-";
+        if (child->pid && child->state != CHILD_FAILED)
+            snprintf(pid, sizeof(pid), "%d", (int)child->pid);
+        if (child->running_ms > 0 && !c->paused)
+            snprintf(first, sizeof(first), "%.1f ms", child->running_ms - c->begin_ms);
+        printf("%5u  %-*s  %8s  %-8s  %17s  %s\n", child->number, w,
+               c->hosts[child->host].node->host, pid, child_state_name(child->state), first,
+               child->state == CHILD_FAILED ? child->error : child->qmp ? child->qmp : "-");
+    }
+}
+
+/* Who starts the parent again has to know */
+static void print_disks(const struct clone *c)
+{
+    AUTO_JSON json_t *disks = clone_disks_summary(c->disks);
+    json_t *d;
+    size_t i;
+
+    json_array_foreach(disks, i, d)
+        printf("note: disk %s of the parent is now in %s, over %s\n",
+               json_string_value(json_object_get(d, "disk")),
+               json_string_value(json_object_get(d, "parent-overlay")),
+               json_string_value(json_object_get(d, "frozen")));
+}
+
+void clone_print_table(const struct clone *c, int code)
+{
+    size_t good = 0;
+
+    fflush(stderr);
+    if (c->launched)
+        print_children(c);
+    print_phases(c);
+    for (size_t i = 0; i < c->notes.n; i++)
+        printf("note: %s\n", c->notes.v[i]);
+    print_disks(c);
+    if (c->parent_gone)
+        printf("note: the parent has ended\n");
+    for (size_t k = 0; k < c->n_children; k++)
+        good += child_runs(&c->children[k]);
+    fflush(stdout);
+    if (*c->why.text)
+        fprintf(stderr, "vmclone: %s\n", c->why.text);
+    if (c->stopped)
+        fprintf(stderr, "vmclone: %s\n", c->stopped);
+    if (c->interrupted && (code == EXIT_NONE || !c->o->follow))
+        fprintf(stderr, "vmclone: interrupted: the children were ended\n");
+    if (code == EXIT_SOME && good < c->n_children)
+        fprintf(stderr, "vmclone: %zu of %zu children run\n", good, c->n_children);
+}
+
+/* --- JSON --- */
+
+static void set_ms(json_t *o, const char *key, double ms)
+{
+    json_object_set_new(o, key, ms >= 0 ? json_real(ms) : json_null());
+}
+
+static json_t *json_phases(const struct clone *c)
+{
+    struct phases p = phases_of(c);
+    json_t *o = json_object();
+
+    set_ms(o, "prepare", p.prepare);
+    set_ms(o, "freeze", p.freeze);
+    set_ms(o, "ship_state", p.ship);
+    set_ms(o, "start", p.start);
+    set_ms(o, "first_instruction", p.first);
+    set_ms(o, "last_first_instruction", p.last);
+    set_ms(o, "complete", p.complete);
+    return o;
+}
+
+static double since(const struct clone *c, double when)
+{
+    return when > 0 ? when - c->begin_ms : -1;
+}
+
+static json_t *json_children(const struct clone *c)
+{
+    json_t *list = json_array();
+
+    for (size_t k = 0; k < c->n_children; k++) {
+        const struct child *child = &c->children[k];
+        json_t *o = json_pack("{si ss si ss}", "child", (int)child->number, "host",
+                              c->hosts[child->host].node->host, "pid", (int)child->pid, "state",
+                              child_state_name(child->state));
+        set_ms(o, "first_instruction_ms", c->paused ? -1 : since(c, child->running_ms));
+        set_ms(o, "complete_ms", since(c, child->complete_ms));
+        set_ms(o, "ready_ms", since(c, child->ready_ms));
+        json_object_set_new(o, "qmp", child->qmp ? json_string(child->qmp) : json_null());
+        json_object_set_new(o, "error", child->error ? json_string(child->error) : json_null());
+        json_array_append_new(list, o);
+    }
+    return list;
+}
+
+static json_t *json_hosts(const struct clone *c)
+{
+    json_t *list = json_array();
+
+    for (size_t i = 0; i < c->n_hosts; i++) {
+        const struct host *h = &c->hosts[i];
+        json_array_append_new(
+            list, json_pack("{ss ss sI sI sI sI sI so so}", "host", h->node->host, "state",
+                            host_state_name(h->state), "total_bytes", (json_int_t)h->total_bytes,
+                            "present_bytes", (json_int_t)h->present_bytes, "lent_bytes",
+                            (json_int_t)h->lent_bytes, "pages_by_fault",
+                            (json_int_t)h->pages_by_fault, "child_faults",
+                            (json_int_t)h->child_faults, "rundir",
+                            h->rundir ? json_string(h->rundir) : json_null(), "error",
+                            h->error ? json_string(h->error) : json_null()));
+    }
+    return list;
+}
+
+static json_t *json_identities(const struct clone *c)
+{
+    json_t *list = json_array();
+
+    for (size_t k = 0; c->identity && k < c->n_children; k++)
+        json_array_append_new(list, identity_summary(c->identity, c->children[k].number));
+    return list;
+}
+
+void clone_print_json(const struct clone *c, int code)
+{
+    json_t *notes = json_array();
+
+    for (size_t i = 0; i < c->notes.n; i++)
+        json_array_append_new(notes, json_string(c->notes.v[i]));
+    json_t *o = json_pack("{ss ss si sb so si sb so so so so so so so so}", "id", c->o->id, "parent",
+                          c->o->parent_path, "parent_pid", (int)c->parent_pid, "parent_ended",
+                          c->parent_gone, "parent_stopped",
+                          c->stopped ? json_string(c->stopped) : json_null(), "exit_code", code,
+                          "interrupted", c->interrupted, "error",
+                          *c->why.text ? json_string(c->why.text) : json_null(), "children",
+                          json_children(c), "hosts", json_hosts(c), "phases_ms", json_phases(c),
+                          "freeze", c->freeze ? json_incref(c->freeze) : json_null(), "notes",
+                          notes, "disks", clone_disks_summary(c->disks), "identities",
+                          json_identities(c));
+    json_object_set_new(o, "children_paused", json_boolean(c->paused));
+    if (c->o->follow) /* ends follow, each on a line */
+        json_object_set_new(o, "event", json_string("forked"));
+    json_dumpf(o, stdout, c->o->follow ? JSON_COMPACT : JSON_INDENT(2));
+    putchar('\n');
+    fflush(stdout);
+    json_decref(o);
+}

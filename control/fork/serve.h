@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * serve.h - vmclone --serve: fork a guest when it asks for that, and say how its children end
+ */
+#ifndef FF_CLI_SERVE_H
+#define FF_CLI_SERVE_H
+
+#include "serve_limits.h"
+#include "xalloc.h"
+
+struct serve {
+    const char *port; /* socket of the parent's virtio-serial port */
+    const char *id;   /* forks are ID-1, ID-2, ... */
+    unsigned max;     /* children of one fork */
+    struct serve_limits *limits;
+    /* Called in a process of its own: fork into @n children and follow them, events to the pipe
+     * @events; the exit code */
+    int (*fork)(void *opaque, const char *id, unsigned n, const char *user, int events);
+    void *opaque;
+};
+
+/* Until the parent ends, or closes the port; -errno: there is no such port */
+int serve(const struct serve *s, struct why *why);
+
+#endif

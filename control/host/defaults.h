@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * defaults.h - what is taken where vmclone and farfork move are told nothing else
+ */
+#ifndef FF_CLI_DEFAULTS_H
+#define FF_CLI_DEFAULTS_H
+
+#include "xalloc.h"
+
+#define CHILDREN_MAX 10000 /* of one fork */
+
+bool parse_number(const char *text, unsigned max, unsigned *out); /* from 1 on */
+
+/* All of them are to be freed */
+char *default_id(const char *path); /* of what is done with the guest that has this socket */
+char *default_agent(void);
+char *absolute_path(const char *path);
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * in_use.h - who has a file open
+ */
+#ifndef FF_CLI_IN_USE_H
+#define FF_CLI_IN_USE_H
+
+#include <sys/types.h>
+
+#include "xalloc.h"
+
+#define USER_NONE 0
+#define USER_UNSEEN (-1) /* it has the locks that QEMU takes, and cannot be seen from here; or it may
+                          * be there: not all of them could be looked at */
+
+/* Of each of @files one process that has it open, into @users; a file that is not there has none.
+ * Cost: a look at every descriptor of every process of this host, once for all of them */
+void in_use(const struct words *files, pid_t *users);
+
+/* A process of this host other than @but that has the file open. Its locks say nothing: they are @but's */
+pid_t in_use_beside(const char *file, pid_t but);
+
+#endif

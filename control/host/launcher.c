@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * launcher.c - how a command gets to another host: a template with {host} and {cmd}
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "launcher.h"
+
+#define SAFE "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%_+=:,./-"
+
+static void append(char **out, const char *s, size_t len)
+{
+    char *more = xprintf("%s%.*s", *out, (int)len, s);
+
+    free(*out);
+    *out = more;
+}
+
+char *shell_quote(const char *word)
+{
+    if (*word && strspn(word, SAFE) == strlen(word))
+        return xstrdup(word);
+    char *out = xstrdup("'");
+    for (;;) {
+        size_t len = strcspn(word, "'");
+        append(&out, word, len);
+        if (!word[len])
+            break;
+        append(&out, "'\\''", 4);
+        word += len + 1;
+    }
+    append(&out, "'", 1);
+    return out;
+}
+
+char *shell_join(char *const *argv)
+{
+    char *out = xstrdup("");
+
+    for (; *argv; argv++) {
+        AUTO_FREE char *q = shell_quote(*argv);
+        if (*out)
+            append(&out, " ", 1);
+        append(&out, q, strlen(q));
+    }
+    return out;
+}
+
+/* ssh joins its arguments and gives them to the user's shell there */
+static bool needs_two_shells(const char *template)
+{
+    size_t len = strcspn(template, " \t");
+    const char *name = memrchr(template, '/', len);
+
+    name = name ? name + 1 : template;
+    len -= (size_t)(name - template);
+    return len == 3 && !strncmp(name, "ssh", 3);
+}
+
+int launch_check(const char *template, struct why *why)
+{
+    if (strstr(template, "{cmd}") && strstr(template, "{host}"))
+        return 0;
+    return refuse(why, EINVAL, "launcher \"%s\": want a command with {host} and {cmd} in it, such "
+                               "as \"" LAUNCH_DEFAULT "\"", template);
+}
+
+char *launch_line(const char *template, const char *host, char *const *argv)
+{
+    char *out = xstrdup("");
+    AUTO_FREE char *h = shell_quote(host), *line = shell_join(argv);
+    AUTO_FREE char *twice = shell_quote(line);
+    const char *cmd = needs_two_shells(template) ? twice : line;
+
+    while (*template) {
+        size_t len = strcspn(template, "{");
+        append(&out, template, len);
+        template += len;
+        if (!strncmp(template, "{host}", 6)) {
+            append(&out, h, strlen(h));
+            template += 6;
+        } else if (!strncmp(template, "{cmd}", 5)) {
+            append(&out, cmd, strlen(cmd));
+            template += 5;
+        } else if (*template) {
+            append(&out, template++, 1);
+        }
+    }
+    return out;
+}

@@ -1,0 +1,475 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * overlay_records.c - which overlays a child owns, and when they go
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      an overlay of a child is of no use once nobody reads it. That is not when the child
+ *              ends: it may have been forked itself, and its children stand on what it had; or it
+ *              has moved, and goes on elsewhere on the same files.
+ * Picture      f:  image <- fork-f-1-disk0 <- fork-f-1-disk0.fork-g-disk0     child 1 of f, forked
+ *              g:                         <- fork-g-1-disk0                   its child
+ *
+ *              RUNDIR/f/NODE/1.overlays:  fork-f-1-disk0, fork-f-1-disk0.fork-g-disk0
+ *              RUNDIR/g/NODE/1.overlays:  fork-g-1-disk0
+ *
+ * Ownership    one record for each child, a JSON string a line: all files that exist because of it
+ *              alone. A line is written before its file is made: by the agent for the overlays that
+ *              a child begins with; by vmclone when it forks that child, for the overlay that the
+ *              child goes on in. A move hands the record's files to the agent that looks after the
+ *              guest from then on. A guest that is nobody's child has no record, and its overlays
+ *              are never removed.
+ * Invariants   1. A file that a process has open is not removed, whoever's record it is in.
+ *              2. A file is removed only by a record, and stays in it until it is gone.
+ * Failure      an agent that dies leaves its records; --kill goes by them. What is in use when its
+ *              child ends stays in its record, in a run directory that is left for that; whoever
+ *              looks next removes it: each agent of this host when a child has ended, vmclone when
+ *              its children run, --kill.
+ *              Likewise where the lock of the run directories cannot be had: nobody waits for it
+ *              without a limit, least of all an agent.
+ * Limits       who has a file open on another host is known by locks alone (in_use.c).
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "in_use.h"
+#include "qemu_opts.h"
+#include "qcow2_header.h"
+#include "overlay_records.h"
+#include "rundir.h"
+
+#define SUFFIX ".overlays"
+
+/* --- one record --- */
+
+static char *record_of(const char *dir, unsigned number)
+{
+    return xprintf("%s/%u" SUFFIX, dir, number);
+}
+
+static char *lines_of(const json_t *files)
+{
+    char *text = xstrdup("");
+    size_t i;
+    json_t *f;
+
+    json_array_foreach(files, i, f) {
+        AUTO_FREE char *before = text;
+        AUTO_FREE char *line = json_dumps(f, JSON_ENCODE_ANY);
+        text = xprintf("%s%s\n", before, line);
+    }
+    return text;
+}
+
+static int append(const char *path, const json_t *files, struct why *why)
+{
+    AUTO_FREE char *text = lines_of(files);
+    ssize_t len = (ssize_t)strlen(text);
+
+    int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
+    off_t before = fd < 0 ? 0 : lseek(fd, 0, SEEK_END);
+    ssize_t n = fd < 0 ? -1 : write(fd, text, (size_t)len);
+    int code = n < 0 ? errno : n < len ? ENOSPC : 0;
+    if (fd >= 0 && code && ftruncate(fd, before) < 0)
+        unlink(path); /* half a line would spoil the next */
+    if (fd >= 0)
+        close(fd);
+    return code ? refuse(why, code, "overlays: write %s: %s: nothing could remove them later", path,
+                         strerror(code)) : 0;
+}
+
+int overlays_add(const char *dir, unsigned number, const json_t *files, struct why *why)
+{
+    AUTO_FREE char *path = record_of(dir, number);
+    size_t i;
+    json_t *f;
+
+    json_array_foreach(files, i, f)
+        if (!json_is_string(f))
+            return refuse(why, EINVAL, "overlays: want their names");
+    return json_array_size(files) ? append(path, files, why) : 0;
+}
+
+/* false: it is there, and cannot be read, or not all of it */
+static bool read_record(const char *dir, unsigned number, struct words *files)
+{
+    AUTO_FREE char *path = record_of(dir, number);
+    FILE *f = fopen(path, "re");
+    char *line = NULL;
+    size_t room = 0;
+    bool ok = true;
+
+    if (!f)
+        return errno == ENOENT;
+    while (getline(&line, &room, f) > 0) {
+        AUTO_JSON json_t *s = json_loads(line, JSON_DECODE_ANY, NULL);
+        ok &= json_is_string(s);
+        if (json_is_string(s) && !words_have(files, json_string_value(s)))
+            words_add(files, "%s", json_string_value(s));
+    }
+    ok &= !ferror(f);
+    free(line);
+    fclose(f);
+    return ok;
+}
+
+int overlays_read(const char *dir, unsigned number, struct words *files, struct why *why)
+{
+    *files = (struct words){0};
+    if (read_record(dir, number, files))
+        return 0;
+    words_free(files);
+    return refuse(why, EIO, "overlays: %s/%u" SUFFIX " cannot be read: which files it names is not "
+                            "known: mend it, a JSON string a line", dir, number);
+}
+
+void overlays_forget(const char *dir, unsigned number)
+{
+    AUTO_FREE char *path = record_of(dir, number);
+
+    unlink(path);
+}
+
+/* The child whose record a file of this name is; 0: it is none */
+static unsigned number_of_record(const char *name)
+{
+    char *end;
+    unsigned long n = strtoul(name, &end, 10);
+
+    return end != name && !strcmp(end, SUFFIX) && n <= UINT32_MAX ? (unsigned)n : 0;
+}
+
+static json_t *records_in(const char *dir)
+{
+    json_t *numbers = json_array();
+    DIR *d = opendir(dir);
+    struct dirent *e;
+
+    while (d && (e = readdir(d)))
+        if (number_of_record(e->d_name))
+            json_array_append_new(numbers, json_integer(number_of_record(e->d_name)));
+    if (d)
+        closedir(d);
+    return numbers;
+}
+
+bool overlays_left(const char *dir)
+{
+    AUTO_JSON json_t *numbers = records_in(dir);
+
+    return json_array_size(numbers) > 0;
+}
+
+static const json_t *find_child(const json_t *state, unsigned number)
+{
+    size_t i;
+    json_t *k;
+
+    json_array_foreach(json_object_get(state, "children"), i, k)
+        if (json_integer_value(json_object_get(k, "number")) == number)
+            return k;
+    return NULL;
+}
+
+static pid_t pid_of(const json_t *o, const char *key)
+{
+    return (pid_t)json_integer_value(json_object_get(o, key));
+}
+
+static uint64_t start_of(const json_t *o)
+{
+    return (uint64_t)json_integer_value(json_object_get(o, "start"));
+}
+
+/* A child's last monitor is at DIR/N.qmp, and the state file there must know it */
+bool overlays_owner(char *const *argv, pid_t pid, struct overlay_owner *out)
+{
+    *out = (struct overlay_owner){0};
+    for (; argv[0] && argv[1]; argv++) {
+        const char *value = argv[1];
+        if (!option_is(argv[0], "qmp") || strncmp(value, "unix:/", 6))
+            continue;
+        AUTO_FREE char *path = xprintf("%.*s", (int)strcspn(value + 5, ","), value + 5);
+        char *name = strrchr(path, '/'), *end;
+        unsigned long n = strtoul(name + 1, &end, 10);
+        if (end == name + 1 || strcmp(end, ".qmp") || !n || n > UINT32_MAX)
+            continue;
+        *name = '\0';
+        overlays_owner_free(out);
+        *out = (struct overlay_owner){.dir = xstrdup(path), .number = (unsigned)n};
+    }
+    AUTO_JSON json_t *state = out->dir && rundir_is_own(out->dir) ? rundir_read_state(out->dir) : NULL;
+    const json_t *k = find_child(state, out->number);
+    if (k && pid_of(k, "pid") == pid && process_is(pid, start_of(k)))
+        return true;
+    overlays_owner_free(out);
+    return false;
+}
+
+void overlays_owner_free(struct overlay_owner *o)
+{
+    free(o->dir);
+    *o = (struct overlay_owner){0};
+}
+
+/* --- files --- */
+
+/* Whoever could read and write the image can do so here, and nobody else */
+static void make_like(int fd, const char *like)
+{
+    struct stat st;
+
+    if (!like || stat(like, &st) < 0)
+        return;
+    mode_t mode = st.st_mode & 0666;
+    if (fchown(fd, st.st_uid, st.st_gid) < 0 && fchown(fd, (uid_t)-1, st.st_gid) < 0)
+        mode &= ~(mode_t)060; /* another group */
+    (void)!fchmod(fd, mode | 0600);
+}
+
+int overlay_create(const char *file, const char *like, struct why *why)
+{
+    int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+
+    if (fd < 0 && errno == EEXIST)
+        return refuse(why, EEXIST, "create overlay %s: the file exists; take another fork id, or "
+                                   "remove it if nobody uses it", file);
+    if (fd < 0)
+        return refuse(why, errno, "create overlay %s: %s", file, strerror(errno));
+    make_like(fd, like);
+    close(fd);
+    return 0;
+}
+
+int overlays_make(const char *dir, unsigned number, const json_t *files, struct why *why)
+{
+    int rc = overlays_add(dir, number, files, why);
+    size_t i, made = 0;
+    json_t *f;
+
+    json_array_foreach(files, i, f)
+        if (!rc && !(rc = overlay_create(json_string_value(f), NULL, why)))
+            made++;
+    if (!rc || !json_array_size(files))
+        return rc;
+    while (made-- > 0) /* those after it are somebody else's */
+        unlink(json_string_value(json_array_get(files, made)));
+    overlays_forget(dir, number);
+    return rc;
+}
+
+void overlays_unmake(const char *dir, unsigned number)
+{
+    struct words files;
+    struct why ignored;
+
+    if (overlays_read(dir, number, &files, &ignored))
+        return; /* its files are found by --kill */
+    for (size_t i = 0; i < files.n; i++)
+        unlink(files.v[i]);
+    words_free(&files);
+    overlays_forget(dir, number);
+}
+
+/* --- those of children that have ended --- */
+
+struct over {
+    char *dir, *id;
+    unsigned number;
+    size_t first, n; /* of its files in all of them */
+};
+
+struct sweep {
+    struct over *v;
+    size_t n;
+    struct words files;
+    struct words dirs; /* left for their overlays */
+    const char *id;     /* for @kept, which may be NULL */
+    struct words *kept;
+    json_t *children;  /* what a process is, by its number */
+};
+
+static void add_over(struct sweep *s, const char *dir, const char *id, unsigned number)
+{
+    struct words files;
+    struct why why;
+
+    if (overlays_read(dir, number, &files, &why)) { /* later, then */
+        if (s->kept && s->id && !strcmp(s->id, id))
+            words_add(s->kept, "%s", why.text);
+        return;
+    }
+    struct over *more = xcalloc(s->n + 1, sizeof(*more));
+    if (s->n)
+        memcpy(more, s->v, s->n * sizeof(*more));
+    free(s->v);
+    s->v = more;
+    s->v[s->n++] = (struct over){.dir = xstrdup(dir), .id = xstrdup(id), .number = number,
+                                 .first = s->files.n, .n = files.n};
+    for (size_t i = 0; i < files.n; i++)
+        words_add(&s->files, "%s", files.v[i]);
+    words_free(&files);
+}
+
+/* A child that its agent has not started yet is in no state file; without the agent it never is */
+static void find_over(void *opaque, const char *dir, json_t *state)
+{
+    bool agent = process_is(pid_of(state, "agent"), start_of(state));
+    AUTO_JSON json_t *records = records_in(dir);
+    struct sweep *s = opaque;
+    const char *id = text_of(state, "id");
+    size_t i;
+    json_t *k, *r;
+
+    if (!agent && json_is_true(json_object_get(state, "kept")))
+        words_add(&s->dirs, "%s", dir);
+    json_array_foreach(json_object_get(state, "children"), i, k) {
+        AUTO_FREE char *pid = xprintf("%d", (int)pid_of(k, "pid"));
+        AUTO_FREE char *what = xprintf("child %d of fork %s",
+                                       (int)json_integer_value(json_object_get(k, "number")), id);
+        json_object_set_new(s->children, pid, json_string(what));
+    }
+    json_array_foreach(records, i, r) {
+        unsigned number = (unsigned)json_integer_value(r);
+        const json_t *child = find_child(state, number);
+        if (child ? !process_is(pid_of(child, "pid"), start_of(child)) : !agent)
+            add_over(s, dir, id, number);
+    }
+}
+
+static char *name_of(const struct sweep *s, pid_t pid)
+{
+    if (pid == USER_UNSEEN)
+        return xstrdup("a process that cannot be seen from here");
+    AUTO_FREE char *key = xprintf("%d", (int)pid);
+    const char *child = text_of(s->children, key);
+    return *child ? xprintf("%s (pid %d)", child, (int)pid) : xprintf("the process %d", (int)pid);
+}
+
+static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *users,
+                      struct words *kept)
+{
+    AUTO_JSON json_t *rest = json_array();
+    struct why why;
+
+    for (size_t i = o->first; i < o->first + o->n; i++) {
+        const char *file = s->files.v[i];
+        int code = users[i] == USER_NONE && unlink(file) < 0 ? errno : 0;
+        if (users[i] == USER_NONE && (!code || code == ENOENT))
+            continue;
+        AUTO_FREE char *who = users[i] == USER_NONE ? NULL : name_of(s, users[i]);
+        json_array_append_new(rest, json_string(file));
+        if (kept && who)
+            words_add(kept, "%s stays: %s needs it, and it goes with that", file, who);
+        else if (kept)
+            words_add(kept, "%s stays: it cannot be removed: %s", file, strerror(code));
+    }
+    if (json_array_size(rest) == o->n && o->n)
+        return;
+    AUTO_FREE char *path = record_of(o->dir, o->number), *aside = xprintf("%s.new", path);
+    if (!json_array_size(rest))
+        unlink(path);
+    else if (append(aside, rest, &why) || rename(aside, path) < 0)
+        unlink(aside); /* as it was: what is gone is no harm in it */
+}
+
+void overlays_sweep(const char *base, const char *id, struct words *kept)
+{
+    struct sweep s = {.children = json_object(), .id = id, .kept = kept};
+    struct why why;
+    int lock;
+
+    if (rundir_lock(base, kept ? LOCK_LIMIT_MS : LOCK_SHORT_MS, &lock, &why)) {
+        if (kept)
+            words_add(kept, "overlays that nobody needs stay: %s", why.text);
+        json_decref(s.children);
+        return;
+    }
+    rundir_each(base, NULL, find_over, &s);
+    pid_t *users = xcalloc(s.files.n + 1, sizeof(*users));
+    in_use(&s.files, users);
+    for (size_t i = 0; i < s.n; i++) {
+        sweep_one(&s, &s.v[i], users, id && !strcmp(id, s.v[i].id) ? kept : NULL);
+        free(s.v[i].dir);
+        free(s.v[i].id);
+    }
+    for (size_t i = 0; i < s.dirs.n; i++)
+        if (!overlays_left(s.dirs.v[i]))
+            rundir_remove(s.dirs.v[i]);
+    rundir_unlock(lock);
+    free(users);
+    free(s.v);
+    words_free(&s.files);
+    words_free(&s.dirs);
+    json_decref(s.children);
+}
+
+struct on {
+    const char *image, *but;
+    char *found;
+};
+
+static bool same_file(const char *a, const char *b)
+{
+    struct stat x, y;
+
+    return !strcmp(a, b) || (!stat(a, &x) && !stat(b, &y) && x.st_ino == y.st_ino &&
+                             x.st_dev == y.st_dev);
+}
+
+static void find_on(void *opaque, const char *dir, json_t *state)
+{
+    AUTO_JSON json_t *records = records_in(dir);
+    struct on *on = opaque;
+    size_t i;
+    json_t *r;
+
+    json_array_foreach(records, i, r) {
+        unsigned number = (unsigned)json_integer_value(r);
+        struct words files;
+        struct why why;
+        if (overlays_read(dir, number, &files, &why) && !on->found)
+            on->found = xstrdup(why.text);
+        for (size_t k = 0; !on->found && k < files.n; k++) {
+            AUTO_FREE char *behind = strcmp(files.v[k], on->but) ? overlay_backing(files.v[k]) : NULL;
+            if (behind && same_file(behind, on->image))
+                on->found = xprintf("%s of child %u of fork %s has it behind it", files.v[k], number,
+                                    text_of(state, "id"));
+        }
+        words_free(&files);
+    }
+}
+
+char *overlays_on(const char *base, const char *image, const char *but)
+{
+    struct on on = {.image = image, .but = but};
+
+    rundir_each(base, NULL, find_on, &on);
+    return on.found;
+}
+
+void overlays_leave(const char *base, const char *dir, const json_t *state)
+{
+    struct why ignored;
+    int lock;
+
+    /* without it too: what is left then goes when somebody looks next */
+    rundir_lock(base, LOCK_SHORT_MS, &lock, &ignored);
+    if (overlays_left(dir)) {
+        AUTO_JSON json_t *over = json_copy((json_t *)state);
+        json_object_set_new(over, "start", json_integer(0));
+        json_object_set_new(over, "kept", json_true());
+        rundir_write_state(dir, over);
+    } else {
+        rundir_remove(dir);
+    }
+    rundir_unlock(lock);
+}

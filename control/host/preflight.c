@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * preflight.c - what a fork needs of a host, checked before the parent is frozen
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a fork that cannot succeed must not touch the parent: not pause it, not lengthen the
+ *              chain of its disks. vmclone says what it will need (clone_check.c); the agent of each
+ *              host looks, with the rights, limits and mounts that the children will have.
+ * Limits       what is free now may be taken a moment later: a fork that fails after its freeze
+ *              writes the parent's overlays back (clone_commit.c).
+ *              A program answers within PROGRAM_LIMIT_MS.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "farfork.h"
+#include "preflight.h"
+#include "spawn.h"
+
+#define PROGRAM_LIMIT_MS 20000 /* it takes 20 ms */
+
+int preflight_folder(const char *folder, uint64_t bytes, const char *what, const char *option,
+                     struct why *why)
+{
+    struct statvfs v;
+    struct stat st;
+
+    if (stat(folder, &st) < 0 || (!S_ISDIR(st.st_mode) && (errno = ENOTDIR)) ||
+        access(folder, W_OK | X_OK) < 0 || statvfs(folder, &v) < 0)
+        return refuse(why, errno, "%s %s: %s: name one that can be written to (%s)", what, folder,
+                      strerror(errno), option);
+    uint64_t have = (uint64_t)v.f_bavail * v.f_frsize;
+    if (have < bytes)
+        return refuse(why, ENOSPC, "%s %s: no space left for overlays (%llu KiB free, %llu KiB "
+                                   "needed at once): name another one (%s)", what, folder,
+                      (unsigned long long)have >> 10, (unsigned long long)bytes >> 10, option);
+    return 0;
+}
+
+/* What is there is not the child's: it would be written over, and removed at its end */
+static int check_files(const json_t *files, struct why *why)
+{
+    struct stat st;
+    json_t *f;
+    size_t i;
+
+    json_array_foreach(files, i, f)
+        if (json_is_string(f) && !lstat(json_string_value(f), &st))
+            return refuse(why, EEXIST, "create %s: the file exists; take another fork id (--id), or "
+                                       "remove it if nobody uses it", json_string_value(f));
+    return 0;
+}
+
+/* --- descriptors --- */
+
+int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct why *why)
+{
+    struct rlimit lim;
+
+    if (prlimit(pid, RLIMIT_NOFILE, NULL, &lim) < 0 || lim.rlim_cur >= need)
+        return 0;
+    if (lim.rlim_max < need)
+        return refuse(why, EMFILE, "open files: the limit of %s is %llu, and %llu are needed: raise "
+                                   "it (ulimit -n, limits.conf, LimitNOFILE=)",
+                      who, (unsigned long long)lim.rlim_max, (unsigned long long)need);
+    lim.rlim_cur = need;
+    if (prlimit(pid, RLIMIT_NOFILE, &lim, NULL) < 0)
+        return refuse(why, errno, "open files: raise the limit of %s to %llu: %s", who,
+                      (unsigned long long)need, strerror(errno));
+    return 0;
+}
+
+/* --- farfork doctor --- */
+
+struct wanted {
+    const json_t *subjects;
+    struct why *why;
+    int rc;
+};
+
+static void take_check(void *opaque, const char *subject, enum ff_check result, const char *text)
+{
+    struct wanted *w = opaque;
+    json_t *s;
+    size_t i;
+
+    json_array_foreach(w->subjects, i, s)
+        if (!w->rc && result == FF_CHECK_NO && !strcmp(json_string_value(s), subject))
+            w->rc = refuse(w->why, ENOTSUP, "%s: %s", subject, text);
+}
+
+static int check_host(const json_t *subjects, struct why *why)
+{
+    struct wanted w = {.subjects = subjects, .why = why};
+
+    if (json_array_size(subjects))
+        ff_host_check(take_check, &w);
+    return w.rc;
+}
+
+/* --- the children's program --- */
+
+/* What a QEMU says of itself by QMP */
+struct answers {
+    bool greeted, able;
+};
+
+static void hear_answer(struct answers *a, const char *line)
+{
+    AUTO_JSON json_t *m = json_loads(line, 0, NULL);
+    json_t *command;
+    size_t i;
+
+    a->greeted |= json_object_get(m, "QMP") != NULL;
+    json_array_foreach(json_object_get(m, "return"), i, command)
+        a->able |= !strcmp(text_of(command, "name"), "x-farfork-export");
+}
+
+/* Until it closes its output; false: it does not */
+static bool hear_program(struct remote *r, struct answers *a)
+{
+    uint64_t end = now_ms() + PROGRAM_LIMIT_MS, now;
+    bool over = false;
+    char *line;
+
+    while (!over && (now = now_ms()) < end) {
+        struct pollfd p[] = {{.fd = r->out, .events = POLLIN}, {.fd = r->err, .events = POLLIN}};
+        if (poll(p, 2, (int)(end - now)) <= 0)
+            continue;
+        over = remote_hear(r);
+        while ((line = lines_next(&r->out_lines)))
+            hear_answer(a, line);
+    }
+    return over;
+}
+
+static int check_program(const json_t *words, struct why *why)
+{
+    static const char ask[] = "{\"execute\":\"qmp_capabilities\"}\n"
+                              "{\"execute\":\"query-commands\"}\n{\"execute\":\"quit\"}\n";
+    const char *program = json_string_value(json_array_get(words, 0));
+    struct words argv = {0};
+    struct answers a = {0};
+    struct remote r;
+    json_t *word;
+    size_t i;
+
+    json_array_foreach(words, i, word)
+        words_add(&argv, "%s", json_string_value(word));
+    int rc = program ? remote_start(&r, argv.v, NULL, why) : 0;
+    words_free(&argv);
+    if (rc || !program)
+        return rc;
+    lines_write(r.in, ask, strlen(ask), PROGRAM_LIMIT_MS); /* who does not read fails below */
+    int status = -1;
+    bool over = hear_program(&r, &a), ended = over && remote_ended(&r, &status);
+    remote_end(&r, 0);
+    const char *said = r.words ? r.words : "no message";
+    if (!ended)
+        rc = refuse(why, ETIMEDOUT, "%s: it does not start within %d s: %s", program,
+                    PROGRAM_LIMIT_MS / 1000, said);
+    else if (WIFSIGNALED(status))
+        rc = refuse(why, ENOEXEC, "%s: it does not start: SIG%s: %s", program,
+                    sigabbrev_np(WTERMSIG(status)), said);
+    else if (WEXITSTATUS(status))
+        rc = refuse(why, ENOEXEC, "%s: it does not start: exit code %d: %s", program,
+                    WEXITSTATUS(status), said);
+    else if (!a.greeted || !a.able)
+        rc = refuse(why, ENOTSUP, "%s: it is no QEMU of Farfork's: name one by --qemu", program);
+    remote_free(&r);
+    return rc;
+}
+
+int preflight(const json_t *want, pid_t server, struct why *why)
+{
+    const char *folder = json_string_value(json_object_get(want, "folder"));
+    json_int_t bytes = json_integer_value(json_object_get(want, "bytes"));
+    json_int_t descriptors = json_integer_value(json_object_get(want, "descriptors"));
+    int rc = 0;
+
+    if (folder)
+        rc = preflight_folder(folder, (uint64_t)bytes, "scratch folder", "--scratch", why);
+    if (!rc)
+        rc = check_files(json_object_get(want, "files"), why);
+    if (!rc)
+        rc = preflight_descriptors(0, "an agent", (uint64_t)descriptors, why);
+    if (!rc && server > 0)
+        rc = preflight_descriptors(server, "a child", (uint64_t)descriptors, why);
+    if (!rc)
+        rc = check_host(json_object_get(want, "checks"), why);
+    return rc ? rc : check_program(json_object_get(want, "program"), why);
+}

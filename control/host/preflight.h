@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * preflight.h - what a fork needs of a host, checked before the parent is frozen
+ */
+#ifndef FF_CLI_PREFLIGHT_H
+#define FF_CLI_PREFLIGHT_H
+
+#include <jansson.h>
+#include <sys/types.h>
+
+#include "xalloc.h"
+
+/* A new file can be made in @folder, and @bytes be written there. @what and @option are for the
+ * reason: "scratch folder", "--scratch". -ENOENT, -ENOTDIR, -EACCES, -EROFS, -ENOSPC */
+int preflight_folder(const char *folder, uint64_t bytes, const char *what, const char *option,
+                     struct why *why);
+
+/* So many may be open in process @pid (0: this one): its limit is raised where that is permitted.
+ * -EMFILE */
+int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct why *why);
+
+/**
+ * preflight() - check this host for the children of a fork; an agent does so
+ * @want:   {"folder": DIR, "bytes": N   of --scratch
+ *           "files": [PATH...]          to be made there
+ *           "descriptors": N            that one process may have open
+ *           "checks": [SUBJECT...]      of `farfork doctor` that must not say NO
+ *           "program": [WORD...]}       the children's QEMU, with backends to open; may be absent
+ * @server: a process that children are forked off, which has limits of its own; 0: none
+ *
+ * Raises the limit of open descriptors of this process and of @server where that is permitted.
+ * Takes some 20 ms with a program, else less than one.
+ */
+int preflight(const json_t *want, pid_t server, struct why *why);
+
+#endif

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * ps.c - forks with children on this host: list, wait for, end
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      what the state files of agents say, held against the processes that there are: a
+ *              process is known by its number and the time at which it was started.
+ *              An agent without who started it ends with its last child, and removes what it left.
+ */
+#include <errno.h>
+#include <getopt.h>
+#include <limits.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "cli.h"
+#include "defaults.h"
+#include "ps.h"
+#include "qmp.h"
+#include "overlay_records.h"
+#include "rundir.h"
+#include "unfinished.h"
+
+#define POLL_MS 50
+#define ASK_LIMIT_MS 1000 /* of a QEMU that answers, or is busy */
+
+static int number_of(const json_t *o, const char *key)
+{
+    return (int)json_integer_value(json_object_get(o, key));
+}
+
+/* Of a child, or of the agent by "agent" */
+static bool alive(const json_t *o, const char *pid)
+{
+    return process_is(number_of(o, pid),
+                      (uint64_t)json_integer_value(json_object_get(o, "start")));
+}
+
+/* --- list --- */
+
+/* A guest came to it by a move whose mover has gone: only its QEMU knows when all of it is there */
+static bool has_arrived(const json_t *k)
+{
+    AUTO_JSON json_t *info = NULL;
+    struct qmp *q;
+    struct why why;
+
+    if (qmp_connect(text_of(k, "qmp"), -1, ASK_LIMIT_MS, &q, &why))
+        return false;
+    qmp_command(q, "query-migrate", NULL, &info, &why);
+    qmp_free(q);
+    return !strcmp(text_of(info, "status"), "completed");
+}
+
+static void add_fork(void *opaque, const char *dir, json_t *s)
+{
+    bool left = json_is_true(json_object_get(s, "detached")) && !strcmp(text_of(s, "image"), "none");
+    json_t *k;
+    size_t i;
+
+    if (unfinished_is(s) && alive(s, "agent"))
+        return; /* it is being made */
+    json_object_set_new(s, "agent_alive", json_boolean(alive(s, "agent")));
+    json_object_set_new(s, "rundir", json_string(dir));
+    json_array_foreach(json_object_get(s, "children"), i, k)
+        if (!alive(k, "pid"))
+            json_object_set_new(k, "state", json_string("ended"));
+        else if (left && !strcmp(text_of(k, "state"), "attached") && has_arrived(k))
+            json_object_set_new(k, "state", json_string("complete"));
+    json_array_append(opaque, s);
+}
+
+json_t *forks_here(const char *base)
+{
+    json_t *all = json_array();
+
+    rundir_each(base, NULL, add_fork, all);
+    return all;
+}
+
+static void print_unfinished(const json_t *s)
+{
+    AUTO_JSON json_t *files = unfinished_files(s);
+    size_t i;
+    json_t *f;
+
+    printf("%s  parent %s  (unfinished: who made it was killed; end it by vmclone --kill %s)\n",
+           text_of(s, "id"), text_of(s, "parent"), text_of(s, "id"));
+    json_array_foreach(files, i, f)
+        printf("  overlay  %s\n", json_string_value(f));
+}
+
+void forks_print(const json_t *forks)
+{
+    json_t *s, *k;
+    size_t i, n;
+
+    json_array_foreach(forks, n, s) {
+        bool moved = !strcmp(text_of(s, "image"), "none");
+        if (unfinished_is(s)) {
+            print_unfinished(s);
+            continue;
+        }
+        printf("%s  on %s  parent %s  %s%s%s\n", text_of(s, "id"), text_of(s, "node"),
+               text_of(s, "parent"), moved ? "moved here" : "memory ",
+               moved ? "" : text_of(s, "image"),
+               json_is_true(json_object_get(s, "agent_alive")) ? ""
+               : json_is_true(json_object_get(s, "kept")) ? "  (overlays that are in use are left)"
+                                                          : "  (the agent is gone)");
+        json_array_foreach(json_object_get(s, "children"), i, k)
+            printf("  %5d  pid %-8d  %-9s  %s\n", number_of(k, "number"), number_of(k, "pid"),
+                   text_of(k, "state"), text_of(k, "qmp"));
+    }
+}
+
+/* --- wait, kill --- */
+
+struct search {
+    size_t forks, alive;
+    int agent; /* this one alone; 0: any */
+    bool kill;
+    struct words *kept; /* what stays, and why */
+};
+
+/* By a descriptor of the process: its number could be somebody else's a moment later */
+static void end_process(const json_t *k, const char *pid, int signal)
+{
+    int fd = (int)syscall(SYS_pidfd_open, number_of(k, pid), 0);
+
+    if (fd < 0)
+        return;
+    if (alive(k, pid))
+        syscall(SYS_pidfd_send_signal, fd, signal, NULL, 0);
+    close(fd);
+}
+
+static void look(void *opaque, const char *dir, json_t *s)
+{
+    (void)dir;
+    struct search *f = opaque;
+    bool agent = alive(s, "agent");
+    json_t *k;
+    size_t i, children = 0;
+
+    if (f->agent && f->agent != number_of(s, "agent"))
+        return; /* another host's fork of that name */
+    f->forks++;
+    json_array_foreach(json_object_get(s, "children"), i, k)
+        if (alive(k, "pid")) {
+            children++;
+            if (f->kill)
+                end_process(k, "pid", SIGKILL);
+        }
+    /* an attached agent goes when its vmclone lets it; --kill does not wait for that */
+    if (f->kill && agent && !children && !json_is_true(json_object_get(s, "detached")))
+        end_process(s, "agent", SIGTERM);
+    /* disks are served until somebody ends that; any other agent ends after its last child */
+    f->alive += children + (agent && (f->kill || strcmp(text_of(s, "image"), "disks")));
+}
+
+/* What an agent that has died left behind; with overlays that are in use, so that they are found.
+ * Another fork may have this name by now: it is left alone */
+static void clean(void *opaque, const char *dir, json_t *s)
+{
+    const struct search *f = opaque;
+    bool lives = alive(s, "agent");
+    json_t *k;
+    size_t i;
+
+    json_array_foreach(json_object_get(s, "children"), i, k)
+        lives |= alive(k, "pid");
+    if (lives || (f->agent && f->agent != number_of(s, "agent")))
+        return;
+    if (unfinished_is(s))
+        unfinished_end(dir, s, f->kept);
+    else if (!overlays_left(dir))
+        rundir_remove(dir);
+}
+
+/* Nothing of it is alive */
+static int remove_all(const char *base, const char *id, int agent)
+{
+    struct words kept = {0};
+    struct search f = {.agent = agent, .kept = &kept};
+
+    overlays_sweep(base, id, &kept);
+    rundir_each(base, id, clean, &f);
+    for (size_t i = 0; i < kept.n; i++)
+        fprintf(stderr, "%s: %s\n", program_invocation_short_name, kept.v[i]);
+    int code = kept.n ? EXIT_SOME : EXIT_ALL;
+    words_free(&kept);
+    return code;
+}
+
+/* Who waits has gone: its end of a pipe is closed */
+static bool left_alone(struct pollfd *in)
+{
+    char ignored[256];
+
+    return poll(in, 1, POLL_MS) > 0 && read(in->fd, ignored, sizeof(ignored)) <= 0;
+}
+
+int forks_end(const char *base, const char *id, int agent, bool kill, uint64_t limit_ms,
+              bool lonely)
+{
+    uint64_t end = now_ms() + limit_ms;
+    struct pollfd in = {.fd = lonely ? STDIN_FILENO : -1, .events = POLLIN};
+
+    for (bool first = true;; first = false) {
+        struct search f = {.agent = agent, .kill = kill};
+        rundir_each(base, id, look, &f);
+        if (first && !f.forks)
+            return EXIT_NONE;
+        if (!f.alive)
+            return kill ? remove_all(base, id, agent) : EXIT_ALL;
+        if (limit_ms && now_ms() > end) {
+            fprintf(stderr, kill ? "%s: %zu processes of %s could not be ended\n"
+                                 : "%s: %zu processes of %s still run\n",
+                    program_invocation_short_name, f.alive, id);
+            return EXIT_SOME;
+        }
+        if (left_alone(&in))
+            return EXIT_SOME;
+    }
+}
+
+/* --- farfork forks --- */
+
+static int usage(FILE *out)
+{
+    fputs("usage: farfork forks [--list | --wait ID | --kill ID] [OPTION...]\n\n"
+          "Forks with children on this host, whoever made them. 'vmclone --list' and so on, on the\n"
+          "host that made them, are about all hosts of a fork, and ask this of the others.\n\n"
+          "  --list                  list them; the default\n"
+          "  --json                  print one line of JSON; with --wait, --kill: whether all has ended\n"
+          "  --wait ID               wait until the children of that fork have ended here\n"
+          "  --kill ID               end them, and what serves them\n"
+          "  --agent PID             with --wait, --kill: of the fork that this agent looks after\n"
+          "  --timeout SECONDS       with --wait: wait no longer\n"
+          "  --rundir DIR            their run directory\n"
+          "  -h, --help              print this text\n\n"
+          "Exit code: 0; 1 not all have ended, or overlays that others use stay; 2 usage; 3 there is no such fork here.\n"
+          "With --wait it ends with its input, where that is a pipe.\n", out);
+    return out == stdout ? EXIT_ALL : EXIT_USAGE;
+}
+
+static bool input_is_pipe(void)
+{
+    struct stat st;
+
+    return !fstat(STDIN_FILENO, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode));
+}
+
+static int list(const char *base, bool json)
+{
+    AUTO_JSON json_t *all = forks_here(base);
+
+    if (json) {
+        json_dumpf(all, stdout, JSON_COMPACT);
+        putchar('\n');
+        return EXIT_ALL;
+    }
+    forks_print(all);
+    if (!json_array_size(all))
+        printf("no forks on this host (%s)\n", base);
+    return EXIT_ALL;
+}
+
+int cmd_forks(int argc, char **argv)
+{
+    enum { LIST = 256, JSON, WAIT, KILL, TIMEOUT, RUNDIR, AGENT };
+    static const struct option options[] = {{"help", no_argument, NULL, 'h'},
+                                            {"list", no_argument, NULL, LIST},
+                                            {"json", no_argument, NULL, JSON},
+                                            {"wait", required_argument, NULL, WAIT},
+                                            {"kill", required_argument, NULL, KILL},
+                                            {"timeout", required_argument, NULL, TIMEOUT},
+                                            {"rundir", required_argument, NULL, RUNDIR},
+                                            {"agent", required_argument, NULL, AGENT},
+                                            {0}};
+    AUTO_FREE char *base = rundir_base();
+    const char *wait = NULL, *kill = NULL;
+    bool json = false, listing = false;
+    unsigned timeout_s = 0, agent = 0;
+    int c;
+
+    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
+        switch (c) {
+        case LIST: listing = true; break;
+        case JSON: json = true; break;
+        case WAIT: wait = optarg; break;
+        case KILL: kill = optarg; break;
+        case TIMEOUT:
+            if (!parse_number(optarg, 86400, &timeout_s))
+                return usage(stderr);
+            break;
+        case AGENT:
+            if (!parse_number(optarg, INT_MAX, &agent))
+                return usage(stderr);
+            break;
+        case RUNDIR:
+            free(base);
+            base = xstrdup(optarg);
+            break;
+        default: return usage(c == 'h' ? stdout : stderr);
+        }
+    if (optind < argc || listing + !!wait + !!kill > 1)
+        return usage(stderr);
+    if (!wait && !kill)
+        return list(base, json);
+    uint64_t limit_ms = kill ? KILL_LIMIT_MS : timeout_s * 1000ull;
+    int code = forks_end(base, wait ? wait : kill, (int)agent, kill, limit_ms,
+                         wait && input_is_pipe());
+    if (json) {
+        printf("{\"ended\": %s}\n", code == EXIT_SOME ? "false" : "true");
+        fflush(stdout);
+    }
+    if (code == EXIT_NONE)
+        fprintf(stderr, "farfork: no fork %s on this host (%s); see farfork forks\n",
+                wait ? wait : kill, base);
+    return code;
+}

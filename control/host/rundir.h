@@ -1,0 +1,72 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * rundir.h - BASE/ID/NODE: where one fork has its sockets, logs and state on one host
+ */
+#ifndef FF_CLI_RUNDIR_H
+#define FF_CLI_RUNDIR_H
+
+#include <jansson.h>
+#include <sys/types.h>
+
+#include "xalloc.h"
+
+#define STATE_FILE "state.json"
+#define HOSTS_FILE "hosts.json"
+
+/* $FARFORK_RUNDIR; root: /run/farfork; else $XDG_RUNTIME_DIR/farfork, or /tmp/farfork-UID */
+char *rundir_base(void);
+
+/* Letters, digits and . _ - of at most 40 bytes, the first no dot or dash: for an ID or a NODE */
+bool rundir_name_valid(const char *name);
+char *rundir_name_from(const char *text); /* made from anything */
+
+/* Make it, for this user only; *@out is its path. -EEXIST: a fork of that name is there */
+int rundir_make(const char *base, const char *id, const char *node, char **out, struct why *why);
+
+/* A folder that nobody else has made, or can put anything into */
+bool rundir_is_own(const char *path);
+
+/* Remove it with the files in it, and BASE/ID if that is empty then */
+void rundir_remove(const char *dir);
+
+/* rundir_state.c. The state file is replaced at once or not at all; it says which host wrote it.
+ * rundir_reserve_state(): room for texts of so many bytes, also when the folder is full later */
+int rundir_reserve_state(const char *dir, size_t bytes, struct why *why);
+int rundir_write_state(const char *dir, const json_t *state);
+json_t *rundir_read_state(const char *dir);
+
+bool rundir_is_of_here(const json_t *state); /* not of another host that has the folder too */
+
+/* Each fork and node in @base that has a state file of this host */
+void rundir_each(const char *base, const char *id,
+                 void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque);
+
+/**
+ * rundir_lock() - be the only one of this user that changes what forks have in common
+ * @limit_ms: how long to wait for another one; who must not wait: LOCK_SHORT_MS
+ * @lock:     for rundir_unlock(); -1: there is no such folder, or it is not this user's
+ *
+ * Return: 0; -EBUSY: somebody else has it; -EPERM: other users could have it. With the reason
+ */
+#define LOCK_SHORT_MS 2000
+#define LOCK_LIMIT_MS 5000
+int rundir_lock(const char *base, int limit_ms, int *lock, struct why *why);
+void rundir_unlock(int lock); /* also -1 */
+
+/**
+ * rundir_write_hosts() - how to get to hosts of a fork whose run directories are not to be seen here
+ * @hosts: an array of objects; an empty one removes what is written, and BASE/ID if that is empty
+ *
+ * Between rundir_lock() and rundir_unlock(): others may do it too.
+ * Return: 0, or -errno with the reason.
+ */
+int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct why *why);
+json_t *rundir_read_hosts(const char *base, const char *id); /* NULL: there are none, or broken */
+json_t *rundir_forks(const char *base); /* ids of all that is in @base, an array */
+
+/* When a process was started, in ticks since boot; 0: there is none. With its pid it names a
+ * process once and for all. */
+uint64_t process_start(pid_t pid);
+bool process_is(pid_t pid, uint64_t start);
+
+#endif

@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * spawn.c - one process here or on another host, with three pipes
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      commands, events, and what it has to complain about. All of them end with the
+ *              process, and it ends with them: whatever becomes of this program, nothing stays
+ *              elsewhere that was not told to.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "spawn.h"
+
+#define END_LIMIT_MS 2000
+
+static void close_fd(int *fd)
+{
+    if (*fd >= 0)
+        close(*fd);
+    *fd = -1;
+}
+
+static void __attribute__((noreturn)) become(char *const *argv, const int *fds)
+{
+    sigset_t none;
+
+    setpgid(0, 0); /* Ctrl-C is for this program, which ends it in order */
+    signal(SIGPIPE, SIG_DFL);
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    for (int i = 0; i < 3; i++)
+        if (dup2(fds[i], i) < 0)
+            _exit(127);
+    execvp(argv[0], argv);
+    dprintf(2, "%s: %s\n", argv[0], strerror(errno));
+    _exit(127);
+}
+
+static int three_pipes(int p[3][2])
+{
+    for (int i = 0; i < 3; i++)
+        if (pipe2(p[i], O_CLOEXEC) < 0) {
+            while (i-- > 0) {
+                close(p[i][0]);
+                close(p[i][1]);
+            }
+            return -1;
+        }
+    return 0;
+}
+
+int remote_start(struct remote *r, char *const *argv, const char *line, struct why *why)
+{
+    char *shell[] = {"/bin/sh", "-c", (char *)line, NULL};
+    int p[3][2];
+
+    *r = REMOTE_NONE;
+    if (three_pipes(p))
+        return refuse(why, errno, "pipe: %s", strerror(errno));
+    r->pid = fork();
+    if (!r->pid)
+        become(line ? shell : argv, (int[]){p[0][0], p[1][1], p[2][1]});
+    int code = errno;
+    close(p[0][0]);
+    close(p[1][1]);
+    close(p[2][1]);
+    r->in = p[0][1];
+    r->out = p[1][0];
+    r->err = p[2][0];
+    fcntl(r->in, F_SETFL, O_NONBLOCK);
+    fcntl(r->out, F_SETFL, O_NONBLOCK);
+    fcntl(r->err, F_SETFL, O_NONBLOCK);
+    if (r->pid < 0) {
+        r->pid = 0;
+        return refuse(why, code, "start the launcher: %s", strerror(code));
+    }
+    setpgid(r->pid, r->pid);
+    return 0;
+}
+
+void remote_words(struct remote *r, const char *line)
+{
+    free(r->words);
+    r->words = xstrdup(line);
+}
+
+static void hear_complaints(struct remote *r)
+{
+    char *line;
+
+    if (r->err < 0)
+        return;
+    int rc = lines_read(&r->err_lines, r->err);
+    while ((line = lines_next(&r->err_lines)))
+        if (*line)
+            remote_words(r, line);
+    if (rc || r->err_lines.ended)
+        close_fd(&r->err);
+}
+
+bool remote_hear(struct remote *r)
+{
+    hear_complaints(r);
+    if (r->out < 0)
+        return true;
+    int rc = lines_read(&r->out_lines, r->out);
+    if (!rc && !r->out_lines.ended)
+        return false;
+    close_fd(&r->out);
+    hear_complaints(r); /* why */
+    return true;
+}
+
+static bool gone(struct remote *r, int limit_ms, int *status)
+{
+    uint64_t end = now_ms() + (uint64_t)limit_ms;
+
+    while (r->pid && waitpid(r->pid, status, WNOHANG) == 0) {
+        if (now_ms() > end)
+            return false;
+        poll(NULL, 0, 5);
+    }
+    r->pid = 0;
+    return true;
+}
+
+bool remote_ended(struct remote *r, int *status)
+{
+    *status = 0;
+    return r->pid && gone(r, 500, status); /* its pipes closed a moment before it ends */
+}
+
+void remote_close_input(struct remote *r)
+{
+    close_fd(&r->in);
+}
+
+bool remote_end(struct remote *r, int limit_ms)
+{
+    int status = r->pid ? 0 : -1;
+
+    close_fd(&r->in);
+    if (!gone(r, limit_ms, &status)) {
+        kill(-r->pid, SIGTERM);
+        if (!gone(r, END_LIMIT_MS, &status)) {
+            kill(-r->pid, SIGKILL);
+            gone(r, END_LIMIT_MS, &status);
+        }
+        status = -1;
+    }
+    close_fd(&r->out);
+    close_fd(&r->err);
+    return !status;
+}
+
+void remote_free(struct remote *r)
+{
+    free(r->words);
+    lines_free(&r->out_lines);
+    lines_free(&r->err_lines);
+    *r = REMOTE_NONE;
+}

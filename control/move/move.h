@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move.h - one move, as farfork move sees it
+ */
+#ifndef FF_CLI_MOVE_H
+#define FF_CLI_MOVE_H
+
+#include "fork.h"
+#include "overlay_records.h"
+
+/* Where the guest is */
+enum move_outcome {
+    MOVE_HERE,    /* it is at the source, running or paused; nothing ran there */
+    MOVE_THERE,   /* there, with all of its memory */
+    MOVE_FOLLOWS, /* there; its memory still comes from the source, which has to stay */
+    MOVE_BROKEN,  /* there, until it touches memory that will not come */
+    MOVE_LOST,
+    MOVE_UNCLEAR  /* it cannot be found out from here */
+};
+
+struct move {
+    struct clone c; /* one host, one child: the QEMU there */
+    struct clone_options o;
+    struct words argv;     /* the parent's, with the images that its disks have now */
+    json_t *images;        /* that its disks had then */
+    struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
+                                 * handed over */
+    char genid[40];        /* its generation ID, which it keeps; "": it has none */
+    bool was_running;
+    json_int_t asked;      /* number of the last command for the QEMU there */
+    unsigned port;         /* where it listens */
+    bool sent;             /* `migrate` was, and not refused: the source says who has the guest */
+    bool begun;            /* the source took it: its `completed` is of this migration */
+    bool cancelling, switched;
+    enum move_outcome outcome;
+    char here[32];         /* MOVE_HERE: what its QEMU says of it, running or paused */
+    double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
+    /* what the source said last */
+    char status[32];
+    uint64_t total_bytes, present_bytes, passed_bytes, faults; /* passed: by precopy=1 */
+    double downtime_ms; /* < 0: not known */
+};
+
+const char *move_outcome_name(enum move_outcome o);
+
+/* move_parent.c: connect, refuse what cannot be moved, find out its command line */
+int move_find_parent(struct move *m, struct why *why);
+/* Whether its disks are those that the QEMU there was started with: before `migrate` */
+int move_check_disks(struct move *m, struct why *why);
+int move_quit_parent(struct move *m, struct why *why);
+
+/* A move that came to nothing: MOVE_HERE stays only where QMP says now that the guest is here and
+ * that nobody else moves it */
+void move_see_here(struct move *m);
+
+/* move_there.c: start its QEMU there, until it listens and its agent keeps it. -EAGAIN is of
+ * move_ask() alone: its socket is not there yet */
+int move_check_argv(struct move *m, struct why *why);
+int move_start(struct move *m, struct why *why);
+int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
+             struct why *why);
+void move_let_go(struct move *m);
+/* What the guest owned here it owns there: once it is there. Whether nothing is left to hand over */
+bool move_hand_over(struct move *m, struct why *why);
+
+/* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->c.why */
+void move_guest(struct move *m);
+
+/* move_show.c */
+void move_show(struct move *m, bool last);
+void move_print_text(const struct move *m, int code);
+void move_print_json(const struct move *m, int code);
+
+static inline struct child *move_child(struct move *m)
+{
+    return &m->c.children[0];
+}
+
+static inline struct host *move_host(struct move *m)
+{
+    return &m->c.hosts[0];
+}
+
+#endif

@@ -1,0 +1,167 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * session_events.c - what agents say, and what it means for hosts and children
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "autojson.h"
+#include "fork.h"
+
+static uint64_t number_of(const json_t *o, const char *key)
+{
+    json_int_t n = json_integer_value(json_object_get(o, key));
+
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+static struct child *child_of(struct clone *c, const struct host *h, const json_t *e)
+{
+    uint64_t n = number_of(e, "child");
+    struct child *k = n && n <= c->n_children ? &c->children[n - 1] : NULL;
+
+    return k && &c->hosts[k->host] == h ? k : NULL;
+}
+
+static void hear_listening(struct host *h, const json_t *e)
+{
+    if (h->state != HOST_STARTING)
+        return;
+    h->port = (unsigned)number_of(e, "port");
+    h->agent_pid = (int)number_of(e, "pid");
+    h->rundir = xstrdup(text_of(e, "rundir"));
+    h->socket = xstrdup(text_of(e, "socket"));
+    h->state = HOST_LISTENING;
+    h->answered_ms = now_exact_ms();
+}
+
+static void hear_progress(struct host *h, const json_t *e)
+{
+    h->total_bytes = number_of(e, "total_bytes");
+    h->present_bytes = number_of(e, "present_bytes");
+    h->lent_bytes = number_of(e, "lent_bytes");
+    h->pages_by_fault = number_of(e, "pages_by_fault");
+    h->child_faults = number_of(e, "child_faults");
+    h->connected = (unsigned)number_of(e, "children");
+}
+
+/* The last line of its log says most */
+static const char *last_line(const char *log)
+{
+    const char *nl = strrchr(log, '\n');
+
+    return nl ? nl + 1 : log;
+}
+
+static void hear_end(struct child *k, const json_t *e)
+{
+    const char *how = text_of(e, "how"), *log = last_line(text_of(e, "log"));
+    bool well = json_integer_value(json_object_get(e, "code")) == 0;
+
+    if (k->state == CHILD_FAILED)
+        return;
+    if ((well || k->said) && child_runs(k))
+        k->state = CHILD_ENDED;
+    else
+        child_fail(k, "it ended while %s: %s%s%s", child_state_name(k->state), how,
+                   *log ? ": " : "", log);
+}
+
+/* Memory can be complete before the guest runs, when all of it was there at once */
+static void move_on(struct child *k, enum child_state to, double *when, double now)
+{
+    if (!*when)
+        *when = now;
+    if (to == CHILD_COMPLETE && !k->running_ms)
+        return;
+    if (to == CHILD_RUNNING && k->complete_ms)
+        to = CHILD_COMPLETE;
+    if (k->state < to)
+        k->state = to;
+}
+
+/* The work is done, and its end follows */
+static void hear_exit(struct child *k, const json_t *e)
+{
+    if (!k->said)
+        k->code = (int)number_of(e, "code") & 255;
+    k->said = true;
+}
+
+static void hear_child(struct child *k, const json_t *e, double now)
+{
+    const char *what = text_of(e, "what");
+
+    k->pid = (pid_t)number_of(e, "pid");
+    if (!strcmp(what, "ended"))
+        hear_end(k, e);
+    else if (k->state == CHILD_FAILED)
+        return;
+    else if (!strcmp(what, "started"))
+        move_on(k, CHILD_STARTED, &k->started_ms, now);
+    else if (!strcmp(what, "attached"))
+        move_on(k, CHILD_ATTACHED, &k->attached_ms, now);
+    else if (!strcmp(what, "running"))
+        move_on(k, CHILD_RUNNING, &k->running_ms, now);
+    else if (!strcmp(what, "complete"))
+        move_on(k, CHILD_COMPLETE, &k->complete_ms, now);
+    else if (!strcmp(what, "ready"))
+        k->ready_ms = now;
+    else if (!strcmp(what, "exit"))
+        hear_exit(k, e);
+    /* "lost": its end follows, and says why */
+}
+
+/* Of the memory that was on its way. Where no child has run yet, the parent has it all */
+static void hear_lost(struct clone *c, struct host *h, const char *error)
+{
+    bool ran = false;
+
+    for (size_t k = 0; k < c->n_children; k++)
+        ran |= &c->hosts[c->children[k].host] == h && c->children[k].running_ms > 0;
+    if (ran)
+        host_fail(c, h, "the memory that was missing there is lost: %s", error);
+    else
+        host_fail(c, h, "the parent's memory did not get there, and no child has run: %s", error);
+}
+
+void clone_event(struct clone *c, struct host *h, const json_t *e)
+{
+    const char *name = text_of(e, "event");
+    struct child *k = child_of(c, h, e);
+    double now = now_exact_ms();
+
+    h->ping_ms = 0;
+    h->heard_ms = now_ms();
+    if (!strcmp(name, "listening")) {
+        hear_listening(h, e);
+    } else if (!strcmp(name, "checked")) {
+        h->checked = true;
+        h->answered_ms = now;
+    } else if (!strcmp(name, "progress")) {
+        hear_progress(h, e);
+    } else if (!strcmp(name, "image")) {
+        if (!h->session)
+            h->session = xstrdup(text_of(e, "session"));
+        if (h->state == HOST_LISTENING)
+            h->state = HOST_IMAGE;
+        h->image_ms = now;
+    } else if (!strcmp(name, "complete")) {
+        if (h->state == HOST_LISTENING || h->state == HOST_IMAGE)
+            h->state = HOST_COMPLETE;
+        h->complete_ms = now;
+    } else if (!strcmp(name, "end")) {
+        h->ended = true;
+    } else if (!strcmp(name, "lost")) {
+        hear_lost(c, h, text_of(e, "error"));
+    } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt")) {
+        json_decref(c->answer);
+        c->answer = json_incref((json_t *)e);
+    } else if (!strcmp(name, "child") && k) {
+        hear_child(k, e, now);
+    } else if (!strcmp(name, "error") && k) {
+        child_fail(k, "%s", text_of(e, "error"));
+    } else if (!strcmp(name, "error")) {
+        host_fail(c, h, "%s", text_of(e, "error"));
+    }
+}

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * precopy.c - destination: one pass over a guest that still runs, and what it wrote meanwhile
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      precopy=1: fetch memory once before the pause, so that only what the guest wrote
+ *              from then on is missing after it.
+ *
+ * Picture      source: log on | guest runs, writes ........ | paused | log read
+ *                             (1) LOGGING                   (3) DIRTY  (4) STATE
+ *              here:              (2) read every page, once,   discard   frozen
+ *                                     installed as by prefill
+ *
+ * Threads      the prefill thread makes the pass. The caller's, between the pass and
+ *              ff_pager_image_frozen(), discards: nobody installs anything then, since the
+ *              prefill thread has ended and the fault thread reads nothing before.
+ * Invariants   1. What was installed by (4) and is not in a DIRTY is what the source's page
+ *                 holds at its pause: the log began before the first read, and was read
+ *                 after the last write. A page that was written during its READ may be
+ *                 torn, and is in the log.
+ *              2. A page without a key is not installed: the guest may touch it yet, and
+ *                 then its key comes with the state.
+ *              3. Whoever touches memory here before (4) may see a page of the pass, as it is
+ *                 between the source's past and its pause, or already discarded. That is so
+ *                 with every pre-copy, QEMU's own too: until device state is loaded nothing
+ *                 here may act on what guest memory holds. What counts is that nothing of it
+ *                 stays. A thread that meets a missing page waits until the pass brings it,
+ *                 next, or for the frozen image, as without a pass (fault.c, early).
+ * Failure      as any other before GO: the guest goes on at the source.
+ * Limits       PARTS runs of pages in one system call.
+ */
+#include <errno.h>
+#include <sys/uio.h>
+#include <time.h>
+
+#include "cleanup.h"
+#include "log.h"
+#include "pager.h"
+#include "thread.h"
+
+#define PARTS 512u
+
+int ff_pager_start_pass(struct ff_pager *p, struct ff_error *err)
+{
+    /* nothing is there yet: whether it can be discarded is known before it costs anything */
+    for (unsigned i = 0; i < p->n_regions; i++) {
+        const struct ff_pager_region *r = &p->region[i];
+        const struct iovec part = {.iov_base = r->range.host, .iov_len = r->range.psize};
+        int rc = ff_uffd_discard(&r->range, &part, 1, err);
+        if (rc)
+            return ff_error_context(err, "precopy=1: region %s", r->name);
+    }
+    p->mode = FF_PREFILL_PULL; /* the source does not run yet what would push */
+    p->passing = true;
+    p->pass_from_ns = ff_now_ns();
+    int rc = ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
+    p->prefill_up = !rc;
+    return rc;
+}
+
+int ff_pager_wait_pass(struct ff_pager *p, int timeout_ms, struct ff_error *err)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    struct timespec ts = {.tv_sec = (time_t)(end / 1000000000u),
+                          .tv_nsec = (long)(end % 1000000000u)};
+    int rc = 0;
+
+    pthread_mutex_lock(&p->lock);
+    while (!p->prefill_ended && p->state == FF_PAGER_UP && !rc)
+        rc = pthread_cond_timedwait(&p->changed, &p->lock, &ts);
+    bool ended = p->prefill_ended;
+    pthread_mutex_unlock(&p->lock);
+    atomic_store(&p->count.bytes_precopied, atomic_load(&p->count.bytes_present));
+    atomic_store(&p->count.pass_ns, ff_now_ns() - p->pass_from_ns);
+    rc = ff_pager_check(p, FF_PAGER_BROKEN, err);
+    return rc ? rc : !ended;
+}
+
+int ff_pager_end_pass(struct ff_pager *p, struct ff_error *err)
+{
+    if (atomic_load(&p->stop))
+        return ff_error_set(err, ECANCELED, "given up during the pass");
+    pthread_join(p->prefill_thread, NULL);
+    p->prefill_up = p->prefill_ended = p->passing = false;
+    p->mode = p->opts->prefill;
+    ff_prefill_engine_rewind(p);
+    return 0;
+}
+
+/* --- what was written --- */
+
+static bool is_dirty(const struct ff_dirty *d, uint64_t i)
+{
+    return d->bits[i / 8] & (1u << (i % 8));
+}
+
+/* Take a run of pages, from page @i of @d on, back to MISSING: its length; 0: page @i stays */
+static uint64_t forget_run(struct ff_claims *c, const struct ff_dirty *d, uint64_t i)
+{
+    uint64_t run = 0;
+
+    while (i + run < d->n && is_dirty(d, i + run) && ff_claim_forget(c, d->first + i + run))
+        run++;
+    return run;
+}
+
+int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_error *err)
+{
+    struct ff_pager_region *r = &p->region[d->region];
+    uint32_t psize = r->range.psize;
+    struct iovec part[PARTS];
+    unsigned n = 0;
+    int rc = 0;
+
+    for (uint64_t i = 0; i < d->n && !rc;) {
+        uint64_t run = forget_run(&r->claims, d, i);
+        if (run) {
+            atomic_fetch_sub(&p->count.bytes_present, run * psize);
+            atomic_fetch_add(&p->count.bytes_discarded, run * psize);
+            part[n++] = (struct iovec){.iov_base = r->range.host + (d->first + i) * psize,
+                                       .iov_len = run * psize};
+            i += run;
+        } else {
+            i += i % 8 || d->bits[i / 8] ? 1 : 8;
+        }
+        if (n == PARTS || (n && i >= d->n)) {
+            rc = ff_uffd_discard(&r->range, part, n, err);
+            n = 0;
+        }
+    }
+    return rc ? ff_error_context(err, "precopy=1: region %s", r->name) : 0;
+}

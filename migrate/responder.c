@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * responder.c - source: the threads that answer a destination's requests, and that push
+ */
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <time.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "log.h"
+#include "mr.h"
+#include "responder.h"
+#include "thread.h"
+
+#define IDLE_MS 500
+#define CPU_TURNS 32u /* asking for the CPU time is a system call */
+#define IN_FLIGHT 8u /* WRITEs: enough to keep a link busy, in chunks of megabytes */
+#define END_PUSH_MS 1000u /* less than a destination waits for WITHDRAWN */
+#define ZERO_NOTE 8u /* bytes written to say that there are only zeros */
+
+int ff_serve_init(struct ff_serve *s, const struct ff_regions *regions,
+                  const struct ff_pieces *pieces, struct ff_error *err)
+{
+    s->regions = regions;
+    s->pieces = pieces;
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->ring_lock, NULL);
+    s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return s->wake_fd < 0 ? ff_error_set(err, errno, "source: eventfd: %s", strerror(errno)) : 0;
+}
+
+/* --- push --- */
+
+static bool all_zeros(const struct ff_region *r, uint64_t offset, uint32_t len)
+{
+    for (uint32_t at = 0, part; at < len; at += part) {
+        uint8_t zero[FF_GRANULES_MAX / 8] = {0};
+        part = FF_MIN(len - at, FF_GRANULES_MAX * r->psize);
+        struct ff_backing file = ff_region_backing(r, offset + at);
+        if (ff_zero_scan_file(&file, (uint8_t *)r->host + offset + at, part, r->psize, zero) !=
+            part / r->psize)
+            return false;
+    }
+    return true;
+}
+
+/* The registration that holds @offset of @region */
+static const struct ff_mr *mr_of(const struct ff_serve *s, uint32_t region, uint64_t offset)
+{
+    const struct ff_pieces *t = s->pieces;
+
+    for (unsigned i = 0; i < t->n; i++)
+        if (t->piece[i].region == region && t->piece[i].number == offset / t->piece_bytes)
+            return &t->piece[i].mr;
+    return NULL;
+}
+
+static int push(struct ff_serve *s, const struct ff_grant *g, struct ff_error *err)
+{
+    uint8_t *local = (uint8_t *)s->regions->r[g->region].host + g->offset;
+    const struct ff_mr *mr = mr_of(s, g->region, g->offset);
+    bool zeros = all_zeros(&s->regions->r[g->region], g->offset, g->len_bytes);
+
+    if (!mr || !mr->len_bytes)
+        return ff_error_set(err, EPROTO, "source: push: offset 0x%llx of region %u has no key: it was "
+                            "not to be asked for", (unsigned long long)g->offset, g->region);
+    struct ff_wr wr = {.id = g->id,
+                       .op = FF_OP_WRITE,
+                       .local = local,
+                       .lkey = mr->lkey,
+                       .remote = g->addr,
+                       .rkey = g->rkey,
+                       .len_bytes = zeros ? ZERO_NOTE : g->len_bytes,
+                       .imm = g->id | (zeros ? FF_IMM_ZEROS : 0)};
+    return s->link->ops->post(s->link, FF_QUEUE_PREFILL, &wr, err);
+}
+
+/* 1: pushed the next grant, 0: there is none */
+static int push_next(struct ff_serve *s, struct ff_error *err)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&s->ring_lock);
+    if (s->n && atomic_load(&s->in_flight) < IN_FLIGHT) {
+        rc = push(s, &s->ring[s->first], err);
+        s->first = (s->first + 1) % FF_WIRE_GRANTS_MAX;
+        s->n--;
+        if (!rc) {
+            atomic_fetch_add(&s->in_flight, 1);
+            rc = 1;
+        }
+    }
+    pthread_mutex_unlock(&s->ring_lock);
+    return rc;
+}
+
+void ff_serve_end_push(struct ff_serve *s)
+{
+    uint64_t end = ff_now_ns() + END_PUSH_MS * 1000000ull;
+    const struct timespec nap = {.tv_nsec = 1000000};
+
+    pthread_mutex_lock(&s->ring_lock);
+    s->push_ended = true;
+    s->n = 0;
+    pthread_mutex_unlock(&s->ring_lock);
+    while (atomic_load(&s->in_flight) && ff_now_ns() < end)
+        nanosleep(&nap, NULL);
+}
+
+int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, struct ff_error *err)
+{
+    pthread_mutex_lock(&s->ring_lock);
+    bool fits = n <= FF_WIRE_GRANTS_MAX - s->n && !s->push_ended;
+    for (unsigned i = 0; fits && i < n; i++)
+        s->ring[(s->first + s->n++) % FF_WIRE_GRANTS_MAX] = g[i];
+    pthread_mutex_unlock(&s->ring_lock);
+    if (!fits)
+        return ff_error_set(err, EPROTO, "source: more than %d grants at once", FF_WIRE_GRANTS_MAX);
+    eventfd_write(s->wake_fd, 1);
+    return 0;
+}
+
+/* --- the threads --- */
+
+/* Until the PREFILL queue has something to do, or there are grants */
+static void wait_work(struct ff_serve *s)
+{
+    short events = 0;
+    int fd = s->link->ops->fd(s->link, FF_QUEUE_PREFILL, &events);
+    struct pollfd p[] = {{.fd = fd, .events = events},
+                         {.fd = s->wake_fd, .events = POLLIN}};
+    eventfd_t ignored;
+
+    if (poll(p, FF_ARRAY_LEN(p), IDLE_MS) > 0 && p[1].revents)
+        eventfd_read(s->wake_fd, &ignored);
+}
+
+static void *serve_main(void *opaque)
+{
+    struct ff_server *sv = opaque;
+    struct ff_serve *s = sv->serve;
+    /* faults are waited for where they are answered; who pushes is woken by grants too */
+    bool pushes = sv->queue == FF_QUEUE_PREFILL;
+    int rc = 0, wait_ms = pushes ? 0 : IDLE_MS;
+    unsigned turns = 0;
+    struct ff_error why;
+    struct ff_wc wc[8];
+
+    if (sv->queue == FF_QUEUE_FAULT)
+        ff_thread_soon();
+    while (!atomic_load(&s->stop) && rc >= 0) {
+        int pushed = pushes ? push_next(s, &why) : 0;
+        rc = pushed;
+        if (rc >= 0)
+            rc = s->link->ops->poll(s->link, sv->queue, wc, FF_ARRAY_LEN(wc), wait_ms, &why);
+        for (int i = 0; i < rc; i++)
+            if (wc[i].op == FF_WC_WRITE)
+                atomic_fetch_sub(&s->in_flight, 1);
+        if (!rc || !(++turns % CPU_TURNS))
+            atomic_store(&sv->cpu_ns, ff_thread_cpu_ns());
+        if (!rc && !pushed && pushes)
+            wait_work(s);
+    }
+    atomic_store(&sv->cpu_ns, ff_thread_cpu_ns());
+    if (rc < 0 && !atomic_load(&s->stop)) {
+        ff_log(FF_LOG_DEBUG, "source: serving ends: %s", why.text);
+        s->link->ops->shutdown(s->link); /* the control channel learns of it */
+    }
+    return NULL;
+}
+
+int ff_serve_start(struct ff_serve *s, struct ff_link *link, struct ff_error *err)
+{
+    static const char *const names[FF_QUEUES] = {"farfork-serve-f", "farfork-serve-p"};
+    int rc = 0;
+
+    pthread_mutex_lock(&s->lock);
+    s->link = link;
+    for (int q = 0; q < FF_QUEUES && !rc && !atomic_load(&s->stop); q++) {
+        struct ff_server *sv = &s->server[q];
+        sv->serve = s;
+        sv->queue = (enum ff_queue)q;
+        rc = ff_thread_start(&sv->thread, serve_main, sv, names[q], err);
+        sv->up = !rc;
+    }
+    pthread_mutex_unlock(&s->lock);
+    return rc;
+}
+
+void ff_serve_stop(struct ff_serve *s)
+{
+    pthread_mutex_lock(&s->lock);
+    atomic_store(&s->stop, true);
+    if (s->link)
+        s->link->ops->shutdown(s->link); /* what was sent still arrives */
+    eventfd_write(s->wake_fd, 1);
+    for (int q = 0; q < FF_QUEUES; q++) {
+        if (s->server[q].up)
+            pthread_join(s->server[q].thread, NULL);
+        s->server[q].up = false;
+    }
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ff_serve_free(struct ff_serve *s)
+{
+    ff_close_fd(&s->wake_fd);
+    pthread_mutex_destroy(&s->lock);
+    pthread_mutex_destroy(&s->ring_lock);
+}
+
+uint64_t ff_serve_cpu_ns(const struct ff_serve *s)
+{
+    uint64_t ns = 0;
+
+    for (int q = 0; q < FF_QUEUES; q++)
+        ns += atomic_load(&s->server[q].cpu_ns);
+    return ns;
+}

@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * responder.h - source: the threads that answer a destination's requests, and that push
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      one thread a queue, from publishing on until the image is withdrawn. Over
+ *              verbs the adapter answers READs and these threads sleep; over tcp they read
+ *              guest memory themselves. They take no lock of anybody else's.
+ *
+ * Picture      control thread -- grants --> ring --> PREFILL thread: WRITE each granted part
+ *                                                    of the image, with notification
+ *
+ * Limits       RING grants that were not written yet: more than a destination has buffers.
+ */
+#ifndef FF_MIGRATE_SERVE_H
+#define FF_MIGRATE_SERVE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "segments.h"
+#include "wire.h"
+
+struct ff_server {
+    struct ff_serve *serve;
+    enum ff_queue queue;
+    pthread_t thread;
+    bool up;
+    _Atomic uint64_t cpu_ns;
+};
+
+struct ff_serve {
+    struct ff_link *link;
+    const struct ff_regions *regions;
+    const struct ff_pieces *pieces;
+    struct ff_server server[FF_QUEUES];
+    _Atomic bool stop;
+    int wake_fd; /* grants came, or stop */
+
+    pthread_mutex_t lock; /* starting and stopping */
+    pthread_mutex_t ring_lock; /* also held while a grant is taken and posted */
+    struct ff_grant ring[FF_WIRE_GRANTS_MAX];
+    unsigned first, n;
+    bool push_ended;
+    _Atomic unsigned in_flight; /* pushed, not complete */
+};
+
+int ff_serve_init(struct ff_serve *s, const struct ff_regions *regions,
+                  const struct ff_pieces *pieces, struct ff_error *err);
+int ff_serve_start(struct ff_serve *s, struct ff_link *link, struct ff_error *err);
+
+/* Any thread. -EPROTO: more than a destination can have buffers for */
+int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, struct ff_error *err);
+
+/* Nothing is pushed from here on, and what was has left, as far as a moment's wait permits: before
+ * memory is deregistered */
+void ff_serve_end_push(struct ff_serve *s);
+
+/* End the threads; the link is shut down for it */
+void ff_serve_stop(struct ff_serve *s);
+void ff_serve_free(struct ff_serve *s); /* stopped */
+uint64_t ff_serve_cpu_ns(const struct ff_serve *s);
+
+#endif

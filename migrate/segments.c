@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * segments.c - register regions in pieces: in parallel, and only what holds something
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "log.h"
+#include "segments.h"
+#include "thread.h"
+
+/* Small enough that one touched page does not cost much, large enough that a card's table of
+ * registrations stays short: 64 GiB are 512 pieces of 128 MiB */
+#define PIECE_BYTES (64ull << 20)
+#define PIECES_MAX 512u
+#define THREADS_MAX 8u
+
+/* /proc/self/pagemap: Documentation/admin-guide/mm/pagemap.rst; the bits of an entry, and, from
+ * Linux 6.7 on, a scan that steps over holes (8 GiB of them in microseconds, not in 8 ms) */
+#define PM_PRESENT_OR_SWAPPED (3ull << 62)
+#ifndef PAGEMAP_SCAN
+#define PAGE_IS_PRESENT (1 << 3)
+#define PAGE_IS_SWAPPED (1 << 4)
+struct page_region {
+    uint64_t start, end, categories;
+};
+struct pm_scan_arg {
+    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
+    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
+};
+#define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
+#endif
+
+uint64_t ff_pieces_size(const struct ff_regions *t, const struct ff_link *l)
+{
+    uint64_t total = 0, size = PIECE_BYTES;
+
+    for (unsigned i = 0; i < t->n; i++)
+        total += t->r[i].len_bytes;
+    while (size * PIECES_MAX < total)
+        size *= 2;
+    while (size > l->max_mr_bytes)
+        size /= 2;
+    return size < FF_WIRE_PIECE_MIN ? 0 : size;
+}
+
+uint64_t ff_pieces_of(uint64_t len_bytes, uint64_t piece_bytes)
+{
+    return (len_bytes + piece_bytes - 1) / piece_bytes;
+}
+
+int ff_pieces_init(struct ff_pieces *p, const struct ff_regions *t, uint64_t piece_bytes,
+                   struct ff_error *err)
+{
+    uint64_t n = 0;
+
+    for (unsigned i = 0; i < t->n; i++)
+        n += ff_pieces_of(t->r[i].len_bytes, piece_bytes);
+    if (n > FF_WIRE_KEYS_MAX)
+        return ff_error_set(err, E2BIG, "pieces: %llu of %llu MiB (at most %d): the device's largest "
+                            "registration is too small for this guest", (unsigned long long)n,
+                            (unsigned long long)piece_bytes >> 20, FF_WIRE_KEYS_MAX);
+    p->piece = calloc(n, sizeof(*p->piece));
+    if (!p->piece)
+        return ff_error_set(err, ENOMEM, "pieces: out of memory");
+    p->piece_bytes = piece_bytes;
+    for (uint32_t i = 0; i < t->n; i++) {
+        const struct ff_region *r = &t->r[i];
+        uint32_t number = 0;
+        for (uint64_t at = 0; at < r->len_bytes; at += piece_bytes)
+            p->piece[p->n++] = (struct ff_piece){.region = i,
+                                                 .number = number++,
+                                                 .addr = (uint8_t *)r->host + at,
+                                                 .len_bytes = FF_MIN(piece_bytes,
+                                                                     r->len_bytes - at)};
+    }
+    return 0;
+}
+
+void ff_pieces_free(struct ff_pieces *p)
+{
+    free(p->piece);
+    memset(p, 0, sizeof(*p));
+}
+
+/* --- what holds something --- */
+
+/* Anonymous memory, and copies in a private mapping: what the page tables say. Whatever cannot be
+ * found out counts as there. */
+static bool anon_populated(int pagemap, const uint8_t *addr, uint64_t len_bytes)
+{
+    uint64_t entry[1024], psize = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t page = (uintptr_t)addr / psize, left = len_bytes / psize;
+    struct page_region found;
+    struct pm_scan_arg scan = {.size = sizeof(scan),
+                               .start = (uintptr_t)addr,
+                               .end = (uintptr_t)addr + len_bytes,
+                               .vec = (uintptr_t)&found,
+                               .vec_len = 1,
+                               .max_pages = 1,
+                               .category_anyof_mask = PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
+                               .return_mask = PAGE_IS_PRESENT};
+
+    int n = ioctl(pagemap, PAGEMAP_SCAN, &scan);
+    if (n >= 0)
+        return n;
+    while (left) {
+        uint64_t some = FF_MIN(left, (uint64_t)FF_ARRAY_LEN(entry));
+        ssize_t got = pread(pagemap, entry, some * sizeof(entry[0]), (off_t)(page * sizeof(entry[0])));
+        if (got != (ssize_t)(some * sizeof(entry[0])))
+            return true;
+        for (uint64_t i = 0; i < some; i++)
+            if (entry[i] & PM_PRESENT_OR_SWAPPED)
+                return true;
+        page += some;
+        left -= some;
+    }
+    return false;
+}
+
+/* A file: a hole that nobody has written or read to reads as zeros */
+static bool file_populated(int fd, uint64_t offset, uint64_t len_bytes)
+{
+    off_t data = lseek(fd, (off_t)offset, SEEK_DATA);
+
+    if (data < 0)
+        return errno != ENXIO;
+    return (uint64_t)data < offset + len_bytes;
+}
+
+int ff_open_pagemap(void)
+{
+    return open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+}
+
+bool ff_populated(int pagemap, const struct ff_region *r, uint64_t at, uint64_t len_bytes)
+{
+    if (!r->zero_fill)
+        return true;
+    if (r->fd >= 0)
+        return file_populated(r->fd, r->fd_offset + at, len_bytes);
+    return pagemap < 0 || anon_populated(pagemap, (uint8_t *)r->host + at, len_bytes) ||
+           (r->is_private && file_populated(r->private_fd, r->fd_offset + at, len_bytes));
+}
+
+void ff_pieces_lent(struct ff_pieces *p, const struct ff_regions *t)
+{
+    for (unsigned i = 0; i < p->n; i++)
+        p->piece[i].lent = t->r[p->piece[i].region].fd >= 0;
+}
+
+/* Pages of [@at, @at + @len_bytes) that the page tables of this process have */
+static uint64_t mapped(const struct ff_region *r, uint64_t at, uint64_t len_bytes)
+{
+    unsigned char vec = 0;
+    uint64_t n = 0;
+
+    for (uint64_t end = at + len_bytes; at < end; at += r->psize)
+        n += !mincore((uint8_t *)r->host + at, 1, &vec) && (vec & 1);
+    return n;
+}
+
+/* A hugetlb file does not tell its holes. But when it takes no more than our page tables have, every
+ * page of it is in them. Counted in this order, what is touched meanwhile does no harm. */
+static bool tables_are_all(const struct ff_region *r)
+{
+    uint64_t have = mapped(r, 0, r->len_bytes) * r->psize;
+    struct stat st;
+
+    return !fstat(r->fd, &st) && (uint64_t)st.st_blocks * 512 == have;
+}
+
+unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *t)
+{
+    FF_AUTO_CLOSE int pagemap = ff_open_pagemap();
+    uint32_t asked = UINT32_MAX; /* the last region that is a hugetlb file */
+    unsigned more = 0;
+    bool all = false;
+
+    for (unsigned i = 0; i < p->n; i++) {
+        struct ff_piece *e = &p->piece[i];
+        if (e->wanted || e->lent)
+            continue;
+        const struct ff_region *r = &t->r[e->region];
+        uint64_t at = e->number * p->piece_bytes;
+        e->wanted = ff_populated(pagemap, r, at, e->len_bytes);
+        if (e->wanted && r->fd >= 0 && r->zero_fill && r->psize > (uint32_t)sysconf(_SC_PAGESIZE)) {
+            all = asked == e->region ? all : tables_are_all(r);
+            asked = e->region;
+            e->wanted = !all || mapped(r, at, e->len_bytes);
+        }
+        more += e->wanted;
+    }
+    return more;
+}
+
+/* --- registration --- */
+
+struct work {
+    struct ff_pieces *p;
+    struct ff_link *l;
+    unsigned access;
+    _Atomic unsigned next;
+    pthread_mutex_t lock; /* guards why */
+    struct ff_error why;
+    _Atomic int rc;
+};
+
+static void *worker(void *opaque)
+{
+    struct work *w = opaque;
+    unsigned i;
+
+    while (!w->rc && (i = w->next++) < w->p->n) {
+        struct ff_piece *e = &w->p->piece[i];
+        struct ff_error why;
+        if (!e->wanted || e->mr.len_bytes)
+            continue;
+        int rc = w->l->ops->reg(w->l, e->addr, e->len_bytes, w->access, &e->mr, &why);
+        /* 0 stands for "none" on our wire, and is what some devices give to memory that no peer
+         * may access */
+        if (!rc && !e->mr.rkey && w->access & (FF_ACCESS_REMOTE_READ | FF_ACCESS_REMOTE_WRITE)) {
+            w->l->ops->dereg(w->l, &e->mr);
+            rc = ff_error_set(&why, EIO, "the device gave key 0");
+        }
+        if (!rc)
+            continue;
+        e->mr = (struct ff_mr){.len_bytes = 0};
+        pthread_mutex_lock(&w->lock);
+        if (!w->rc)
+            w->why = why;
+        w->rc = rc;
+        pthread_mutex_unlock(&w->lock);
+    }
+    return NULL;
+}
+
+static int choose_on_demand(struct ff_pieces *p, struct ff_link *l, uint64_t bytes,
+                            enum ff_odp_choice odp, struct ff_error *err)
+{
+    if (!l->pins || p->on_demand) /* what was chosen first holds for what comes later */
+        return 0;
+    if (odp == FF_ODP_ON && !l->on_demand)
+        return ff_error_set(err, ENOTSUP, "odp=on: the device has no on-demand paging for reads; "
+                            "use odp=auto");
+    int rc = odp != FF_ODP_ON && l->ops->may_pin ? l->ops->may_pin(l, bytes, err) : 0;
+    p->on_demand = odp == FF_ODP_ON || (rc && odp == FF_ODP_AUTO && l->on_demand);
+    if (rc && p->on_demand && err)
+        ff_log(FF_LOG_INFO, "%s; using on-demand paging instead", err->text);
+    return p->on_demand ? 0 : rc;
+}
+
+int ff_pieces_register(struct ff_pieces *p, struct ff_link *l, unsigned access,
+                       enum ff_odp_choice odp, struct ff_error *err)
+{
+    pthread_t thread[THREADS_MAX];
+    unsigned jobs = 0, n_threads = 0;
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < p->n; i++) {
+        const struct ff_piece *e = &p->piece[i];
+        if (e->mr.len_bytes || e->lent)
+            continue;
+        jobs += e->wanted;
+        bytes += e->wanted || p->grows ? e->len_bytes : 0;
+    }
+    if (!jobs)
+        return 0;
+    int rc = choose_on_demand(p, l, bytes, odp, err);
+    if (rc)
+        return rc;
+    struct work w = {.p = p, .l = l, .access = access | (p->on_demand ? FF_ACCESS_ON_DEMAND : 0)};
+    pthread_mutex_init(&w.lock, NULL);
+    /* one less than it takes: this thread works too */
+    unsigned want = FF_MIN(FF_MIN(jobs, THREADS_MAX), (unsigned)sysconf(_SC_NPROCESSORS_ONLN));
+    while (n_threads + 1 < want &&
+           !ff_thread_start(&thread[n_threads], worker, &w, "farfork-reg", NULL))
+        n_threads++;
+    worker(&w);
+    while (n_threads)
+        pthread_join(thread[--n_threads], NULL);
+    pthread_mutex_destroy(&w.lock);
+    rc = w.rc;
+    if (rc && err)
+        *err = w.why;
+    return rc;
+}
+
+void ff_pieces_dereg(struct ff_pieces *p, struct ff_link *l)
+{
+    for (unsigned i = 0; i < p->n; i++) {
+        if (p->piece[i].mr.len_bytes)
+            l->ops->dereg(l, &p->piece[i].mr);
+        p->piece[i].mr = (struct ff_mr){.len_bytes = 0};
+    }
+    p->on_demand = false;
+}

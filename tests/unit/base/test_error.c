@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_error.c - the error chain: context in front, the first cause stays, NULL is harmless
+ */
+#include "unit.h"
+
+#include "farfork.h"
+
+static void test_set(void **state)
+{
+    struct ff_error err = {.code = 0};
+    (void)state;
+
+    assert_int_equal(ff_error_set(&err, EINVAL, "x: %s (%d)", "reason", 7), -EINVAL);
+    assert_int_equal(err.code, EINVAL);
+    assert_string_equal(err.text, "x: reason (7)");
+    /* a later cause takes the place of the first one: nothing is appended */
+    assert_int_equal(ff_error_set(&err, EPERM, "y"), -EPERM);
+    assert_string_equal(err.text, "y");
+}
+
+static void test_context(void **state)
+{
+    struct ff_error err;
+    (void)state;
+
+    ff_error_set(&err, EPROTO, "wire: bad");
+    assert_int_equal(ff_error_context(&err, "region %s", "pc.ram"), -EPROTO);
+    assert_int_equal(ff_error_context(&err, "hello"), -EPROTO);
+    assert_string_equal(err.text, "hello: region pc.ram: wire: bad");
+    assert_int_equal(err.code, EPROTO);
+}
+
+static void test_truncation(void **state)
+{
+    struct {
+        struct ff_error err;
+        uint8_t guard[16];
+    } e;
+    char large[2000];
+    (void)state;
+
+    memset(&e, 0x5a, sizeof(e));
+    memset(large, 'a', sizeof(large) - 1);
+    large[sizeof(large) - 1] = '\0';
+
+    ff_error_set(&e.err, EIO, "%s", large);
+    assert_int_equal(strlen(e.err.text), sizeof(e.err.text) - 1);
+
+    /* context in front of a full text: the start stays, the end goes */
+    assert_int_equal(ff_error_context(&e.err, "front"), -EIO);
+    assert_memory_equal(e.err.text, "front: aaa", 10);
+    assert_int_equal(strlen(e.err.text), sizeof(e.err.text) - 1);
+
+    /* context that fills it alone */
+    ff_error_set(&e.err, EIO, "cause");
+    assert_int_equal(ff_error_context(&e.err, "%s", large), -EIO);
+    assert_int_equal(strlen(e.err.text), sizeof(e.err.text) - 1);
+    assert_null(strstr(e.err.text, "cause"));
+
+    /* every length near the limit ends with a NUL and goes no further */
+    for (size_t n = sizeof(e.err.text) - 20; n < sizeof(e.err.text) + 4; n++) {
+        ff_error_set(&e.err, EIO, "cause");
+        ff_error_context(&e.err, "%.*s", (int)n, large);
+        assert_true(strlen(e.err.text) < sizeof(e.err.text));
+    }
+    for (size_t i = 0; i < sizeof(e.guard); i++)
+        assert_int_equal(e.guard[i], 0x5a);
+}
+
+static void test_null(void **state)
+{
+    (void)state;
+    assert_int_equal(ff_error_set(NULL, ENOMEM, "x"), -ENOMEM);
+    assert_int_equal(ff_error_context(NULL, "x"), -EIO);
+    assert_int_equal(ff_error_code(NULL), 0);
+    assert_string_equal(ff_error_message(NULL), "no error");
+    ff_error_free(NULL);
+}
+
+static void test_public(void **state)
+{
+    struct ff_error *err = ff_error_new();
+    (void)state;
+
+    assert_non_null(err);
+    assert_int_equal(ff_error_code(err), 0);
+    assert_string_equal(ff_error_message(err), "no error");
+    ff_error_set(err, ENOENT, "gone");
+    assert_int_equal(ff_error_code(err), ENOENT);
+    assert_string_equal(ff_error_message(err), "gone");
+    ff_error_free(err);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_set), cmocka_unit_test(test_context),
+          cmocka_unit_test(test_truncation), cmocka_unit_test(test_null),
+          cmocka_unit_test(test_public))

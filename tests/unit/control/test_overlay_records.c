@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_overlay_records.c - records of overlays, how they are made, and that none goes that is in use
+ */
+#include "unit.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+
+#include "ps.h"
+#include "in_use.h"
+#include "overlay_records.h"
+#include "rundir.h"
+
+static char base[] = "/tmp/ff-overlays-XXXXXX";
+static struct why why;
+
+static int make_base(void **state)
+{
+    (void)state;
+    return mkdtemp(base) ? 0 : -1;
+}
+
+static int remove_base(void **state)
+{
+    (void)state;
+    return rmdir(base); /* fails if a test left something behind */
+}
+
+static char *in_base(const char *name)
+{
+    return xprintf("%s/%s", base, name);
+}
+
+static void make(const char *path)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0600);
+
+    assert_true(fd >= 0);
+    close(fd);
+}
+
+static pid_t user_of(const char *path)
+{
+    struct words files = {0};
+    pid_t user;
+
+    words_add(&files, "%s", path);
+    in_use(&files, &user);
+    words_free(&files);
+    return user;
+}
+
+static void test_in_use(void **state)
+{
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 100, .l_len = 1};
+    AUTO_FREE char *file = in_base("file"), *other = in_base("other"), *link = in_base("link");
+    (void)state;
+
+    assert_int_equal(user_of(file), USER_NONE);
+    make(file);
+    make(other);
+    assert_int_equal(user_of(file), USER_NONE);
+    int fd = open(file, O_PATH);
+    assert_int_equal(user_of(file), getpid());
+    assert_int_equal(user_of(other), USER_NONE);
+    close(fd);
+
+    /* a process that has it open by another name is as one of another host: QEMU's locks tell */
+    assert_int_equal(rename(file, link), 0);
+    fd = open(link, O_RDONLY);
+    assert_int_equal(rename(link, file), 0);
+    assert_int_equal(user_of(file), getpid()); /* the kernel follows the name */
+    close(fd);
+    assert_int_equal(linkat(AT_FDCWD, file, AT_FDCWD, link, 0), 0);
+    fd = open(link, O_RDONLY);
+    assert_int_equal(user_of(file), USER_NONE);
+    assert_int_equal(fcntl(fd, F_OFD_SETLK, &lock), 0);
+    assert_int_equal(user_of(file), USER_UNSEEN);
+    close(fd);
+    assert_int_equal(user_of(file), USER_NONE);
+    unlink(file);
+    unlink(link);
+    unlink(other);
+}
+
+/* Nobody is seen for want of descriptors: that is not to say that nobody is there */
+static void test_not_seen(void **state)
+{
+    AUTO_FREE char *file = in_base("file");
+    struct rlimit was, few;
+    (void)state;
+
+    make(file);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &was), 0);
+    int next = open("/dev/null", O_RDONLY); /* the number that is free */
+    close(next);
+    for (int left = 0; left <= 1; left++) { /* the second one is for /proc */
+        few = (struct rlimit){.rlim_cur = (rlim_t)(next + left), .rlim_max = was.rlim_max};
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+        pid_t user = user_of(file);
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &was), 0);
+        assert_int_equal(user, USER_UNSEEN);
+    }
+    assert_int_equal(user_of(file), USER_NONE);
+    unlink(file);
+}
+
+static void test_create(void **state)
+{
+    AUTO_FREE char *file = in_base("file"), *image = in_base("image"), *link = in_base("link");
+    struct stat st, like;
+    (void)state;
+
+    mode_t mask = umask(0);
+    assert_int_equal(overlay_create(file, NULL, &why), 0);
+    assert_int_equal(stat(file, &st), 0);
+    assert_int_equal(st.st_mode & 07777, 0600);
+    assert_int_equal(overlay_create(file, NULL, &why), -EEXIST);
+    unlink(file);
+    assert_int_equal(symlink(file, link), 0);
+    assert_int_equal(overlay_create(link, NULL, &why), -EEXIST);
+    assert_non_null(strstr(why.text, link));
+    assert_int_equal(access(file, F_OK), -1);
+
+    make(image);
+    assert_int_equal(chmod(image, 04751), 0); /* not what a program has */
+    if (!geteuid())
+        assert_int_equal(chown(image, 4321, 4322), 0);
+    assert_int_equal(overlay_create(file, image, &why), 0);
+    assert_int_equal(stat(file, &st), 0);
+    assert_int_equal(stat(image, &like), 0);
+    assert_int_equal(st.st_mode & 07777, 0640);
+    assert_int_equal(st.st_uid, like.st_uid);
+    assert_int_equal(st.st_gid, like.st_gid);
+    umask(mask);
+    unlink(file);
+    unlink(link);
+    unlink(image);
+}
+
+static void test_record(void **state)
+{
+    AUTO_FREE char *there = in_base("there");
+    json_t *odd = json_pack("[s,s]", "/a \"b\"\nc", "/d"), *bad = json_pack("[s,i]", "/e", 1);
+    (void)state;
+
+    assert_int_equal(overlays_add("/no-such-folder", 1, odd, &why), -ENOENT);
+    assert_int_equal(overlays_add(base, 1, bad, &why), -EINVAL);
+    assert_false(overlays_left(base));
+    assert_int_equal(overlays_add(base, 1, odd, &why), 0);
+    assert_int_equal(overlays_add(base, 1, odd, &why), 0);
+    struct words w;
+    assert_int_equal(overlays_read(base, 1, &w, &why), 0);
+    assert_int_equal(w.n, 2);
+    assert_string_equal(w.v[0], "/a \"b\"\nc");
+    assert_string_equal(w.v[1], "/d");
+    words_free(&w);
+    overlays_forget(base, 1);
+    assert_false(overlays_left(base));
+    assert_int_equal(overlays_read(base, 1, &w, &why), 0);
+    assert_int_equal(w.n, 0);
+
+    /* of files that cannot all be made none is, and what was there stays */
+    make(there);
+    AUTO_FREE char *fresh = in_base("fresh");
+    json_t *some = json_pack("[s,s]", fresh, there);
+    assert_int_equal(overlays_make(base, 1, some, &why), -EEXIST);
+    assert_int_equal(access(fresh, F_OK), -1);
+    assert_int_equal(access(there, F_OK), 0);
+    assert_false(overlays_left(base));
+    unlink(there);
+    json_decref(some);
+    json_decref(odd);
+    json_decref(bad);
+}
+
+/* A run directory whose agent, or child 1, is this process */
+static char *fork_dir(const char *id, bool agent, bool child, bool kept)
+{
+    json_int_t start = (json_int_t)process_start(getpid());
+    char *dir = NULL;
+
+    assert_int_equal(rundir_make(base, id, "n", &dir, &why), 0);
+    json_t *s = json_pack("{ss si sI sb s[{si si sI}]}", "id", id, "agent", (int)getpid(), "start",
+                          agent ? start : 0, "kept", kept, "children", "number", 1, "pid",
+                          (int)getpid(), "start", child ? start : 0);
+    assert_int_equal(rundir_write_state(dir, s), 0);
+    json_decref(s);
+    return dir;
+}
+
+/* What cannot be read is not empty: nothing that it may name is removed, or forgotten */
+static void test_broken(void **state)
+{
+    static const char *const broken[] = {"\"%s\"\n\"/half", "%s\n",
+                                         "\"%s\"\n1\n", NULL};
+    AUTO_FREE char *file = in_base("file"), *dir = fork_dir("f", false, false, true);
+    AUTO_FREE char *record = xprintf("%s/1.overlays", dir);
+    struct words w, kept = {0};
+    (void)state;
+
+    make(file);
+    for (size_t i = 0; i < FF_ARRAY_LEN(broken); i++) {
+        if (broken[i]) {
+            FILE *f = fopen(record, "we");
+            assert_true(fprintf(f, broken[i], file) > 0);
+            fclose(f);
+        } else {
+            unlink(record);
+            assert_int_equal(mkdir(record, 0700), 0); /* root reads any file */
+        }
+        assert_int_equal(overlays_read(dir, 1, &w, &why), -EIO);
+        assert_int_equal(w.n, 0);
+        assert_non_null(strstr(why.text, record));
+        overlays_sweep(base, "f", &kept);
+        assert_int_equal(kept.n, i + 1);
+        assert_non_null(strstr(kept.v[i], record));
+        overlays_unmake(dir, 1);
+        assert_int_equal(access(file, F_OK), 0);
+        assert_int_equal(access(record, F_OK), 0);
+    }
+    words_free(&kept);
+    assert_int_equal(rmdir(record), 0);
+    unlink(file);
+    rundir_remove(dir);
+}
+
+static void test_sweep(void **state)
+{
+    static const struct { bool agent, child; unsigned number; bool goes; } cases[] = {
+        {true, true, 1, false}, {true, false, 1, true}, {false, true, 1, false},
+        {false, false, 1, true}, {true, true, 2, false}, /* it is about to be started */
+        {false, true, 2, true}};
+    AUTO_FREE char *file = in_base("file");
+    json_t *files = json_pack("[s]", file);
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        AUTO_FREE char *dir = fork_dir("f", cases[i].agent, cases[i].child, false);
+        assert_int_equal(overlays_make(dir, cases[i].number, files, &why), 0);
+        overlays_sweep(base, NULL, NULL);
+        assert_int_equal(access(file, F_OK), cases[i].goes ? -1 : 0);
+        assert_int_equal(overlays_left(dir), !cases[i].goes);
+        assert_int_equal(access(dir, F_OK), 0);
+        unlink(file);
+        rundir_remove(dir);
+    }
+
+    AUTO_FREE char *dir = fork_dir("f", false, false, true);
+    assert_int_equal(overlays_make(dir, 1, files, &why), 0);
+    int fd = open(file, O_RDONLY);
+    struct words kept = {0};
+    overlays_sweep(base, "g", &kept);
+    assert_int_equal(kept.n, 0);
+    overlays_sweep(base, "f", &kept);
+    assert_int_equal(kept.n, 1);
+    assert_non_null(strstr(kept.v[0], file));
+    assert_non_null(strstr(kept.v[0], "child 1 of fork f")); /* by its number: this process */
+    assert_int_equal(access(file, F_OK), 0);
+    close(fd);
+    overlays_sweep(base, NULL, NULL);
+    assert_int_equal(access(file, F_OK), -1);
+    assert_int_equal(access(dir, F_OK), -1);
+    words_free(&kept);
+    json_decref(files);
+}
+
+/* Somebody else has the lock: nothing is removed, and that is said where somebody asked */
+static void test_sweep_locked(void **state)
+{
+    AUTO_FREE char *file = in_base("file"), *dir = fork_dir("f", false, false, true);
+    json_t *files = json_pack("[s]", file);
+    struct words kept = {0};
+    int lock;
+    (void)state;
+
+    assert_int_equal(overlays_make(dir, 1, files, &why), 0);
+    assert_int_equal(rundir_lock(base, 0, &lock, &why), 0);
+    alarm(60); /* without a limit it waits for this process */
+    overlays_sweep(base, "f", &kept);
+    alarm(0);
+    assert_int_equal(kept.n, 1);
+    assert_non_null(strstr(kept.v[0], "lock"));
+    assert_int_equal(access(file, F_OK), 0);
+    rundir_unlock(lock);
+    overlays_sweep(base, NULL, NULL);
+    assert_int_equal(access(file, F_OK), -1);
+    assert_int_equal(access(dir, F_OK), -1);
+    words_free(&kept);
+    json_decref(files);
+}
+
+/* It has the folder open to lock it; who reads its names has it open with O_NONBLOCK */
+static bool waits_for_lock(pid_t pid)
+{
+    AUTO_FREE char *folder = xprintf("/proc/%d/fd", (int)pid);
+    struct stat of, st;
+    DIR *d = opendir(folder);
+    struct dirent *e;
+    bool waits = false;
+
+    assert_int_equal(stat(base, &of), 0);
+    while (d && (e = readdir(d))) {
+        AUTO_FREE char *info = xprintf("/proc/%d/fdinfo/%s", (int)pid, e->d_name);
+        FILE *f = fstatat(dirfd(d), e->d_name, &st, 0) || st.st_ino != of.st_ino ||
+                  st.st_dev != of.st_dev ? NULL : fopen(info, "re");
+        unsigned flags;
+        if (f && fscanf(f, "pos: %*d flags: %o", &flags) == 1)
+            waits |= !(flags & O_NONBLOCK);
+        if (f)
+            fclose(f);
+    }
+    if (d)
+        closedir(d);
+    return waits;
+}
+
+/* A fork is begun while another of its name, which has ended, is removed: it stays */
+static void test_kill_beside(void **state)
+{
+    AUTO_FREE char *old = fork_dir("f", false, false, false);
+    int lock, status = -1, closed[2];
+    char c;
+    (void)state;
+
+    assert_int_equal(rundir_lock(base, 0, &lock, &why), 0);
+    assert_int_equal(pipe2(closed, O_CLOEXEC), 0);
+    pid_t pid = fork();
+    if (!pid) {
+        close(lock);
+        (void)!write(closed[1], "c", 1);
+        _exit(forks_end(base, "f", 0, true, 1000, false));
+    }
+    assert_int_equal(read(closed[0], &c, 1), 1);
+    close(closed[0]);
+    close(closed[1]);
+    for (int i = 0; !waits_for_lock(pid) && i < 500; i++)
+        poll(NULL, 0, 10);
+    assert_true(waits_for_lock(pid)); /* it has found that nothing is alive */
+    rundir_remove(old);
+    AUTO_FREE char *dir = fork_dir("f", true, true, false);
+    rundir_unlock(lock);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status) && !WEXITSTATUS(status));
+    json_t *s = rundir_read_state(dir);
+    assert_non_null(s);
+    json_decref(s);
+    rundir_remove(dir);
+}
+
+static void test_owner(void **state)
+{
+    AUTO_FREE char *dir = fork_dir("f", true, true, false);
+    AUTO_FREE char *qmp = xprintf("unix:%s/1.qmp,server=on,wait=off", dir);
+    AUTO_FREE char *old = xprintf("unix:%s/1.parent.qmp,server=on", dir);
+    char *argv[] = {"qemu", "-qmp", "stdio", "-qmp", old, "-qmp", qmp, "-incoming", "defer", NULL};
+    struct overlay_owner o;
+    (void)state;
+
+    assert_true(overlays_owner(argv, getpid(), &o));
+    assert_string_equal(o.dir, dir);
+    assert_int_equal(o.number, 1);
+    overlays_owner_free(&o);
+    assert_false(overlays_owner(argv, getppid(), &o));
+    argv[5] = "-chardev"; /* what is left is no child's */
+    assert_false(overlays_owner(argv, getpid(), &o));
+    argv[5] = "-qmp";
+    assert_int_equal(chmod(dir, 0777), 0); /* anybody could say what to remove */
+    assert_false(overlays_owner(argv, getpid(), &o));
+    rundir_remove(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_in_use), cmocka_unit_test(test_not_seen),
+                                       cmocka_unit_test(test_create), cmocka_unit_test(test_record),
+                                       cmocka_unit_test(test_broken),
+                                       cmocka_unit_test(test_sweep),
+                                       cmocka_unit_test(test_sweep_locked), cmocka_unit_test(test_kill_beside),
+                                       cmocka_unit_test(test_owner)};
+
+    return cmocka_run_group_tests(tests, make_base, remove_base);
+}

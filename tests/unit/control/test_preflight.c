@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_preflight.c - what a fork needs of a host: folders, files, descriptors, the children's program
+ */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "autojson.h"
+#include "preflight.h"
+
+static char dir[] = "/tmp/ff-preflight-XXXXXX";
+static struct why why;
+
+static void refused(int rc, int code, const char *text)
+{
+    assert_int_equal(rc, -code);
+    if (!strstr(why.text, text))
+        fail_msg("\"%s\" is not in: %s", text, why.text);
+}
+
+static int check(json_t *want)
+{
+    AUTO_JSON json_t *w = want;
+
+    assert_non_null(w);
+    return preflight(w, 0, &why);
+}
+
+static void test_folder(void **state)
+{
+    AUTO_FREE char *file = xprintf("%s/file", dir);
+    (void)state;
+
+    close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
+    assert_int_equal(preflight_folder(dir, 0, "scratch folder", "--scratch", &why), 0);
+    refused(preflight_folder("/nonexistent", 0, "scratch folder", "--scratch", &why), ENOENT,
+            "scratch folder /nonexistent: No such file or directory");
+    refused(preflight_folder(file, 0, "folder of x", "--overlays", &why), ENOTDIR, "(--overlays)");
+    refused(preflight_folder(dir, UINT64_MAX, "scratch folder", "--scratch", &why), ENOSPC,
+            "no space left");
+    assert_int_equal(check(json_pack("{ss si s[s]}", "folder", dir, "bytes", 1, "files",
+                                     "/nonexistent")), 0);
+    refused(check(json_pack("{s[ss]}", "files", "/nonexistent", file)), EEXIST, "the file exists");
+}
+
+/* With limits of its own: in a process of its own; -errno, or how many may be open then */
+static int limited(unsigned soft, unsigned hard, unsigned need)
+{
+    int status;
+    pid_t pid = fork();
+
+    if (!pid) {
+        struct rlimit lim = {.rlim_cur = soft, .rlim_max = hard};
+        AUTO_JSON json_t *want = json_pack("{si}", "descriptors", (int)need);
+        setrlimit(RLIMIT_NOFILE, &lim);
+        if (preflight(want, 0, &why))
+            _exit(strstr(why.text, "ulimit") ? 255 : 254);
+        getrlimit(RLIMIT_NOFILE, &lim);
+        _exit((int)lim.rlim_cur);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    return WEXITSTATUS(status);
+}
+
+static void test_descriptors(void **state)
+{
+    (void)state;
+    assert_int_equal(limited(100, 200, 50), 100); /* enough */
+    assert_int_equal(limited(100, 200, 150), 150);
+    assert_int_equal(limited(100, 120, 150), 255);
+}
+
+static char *script(const char *name, const char *text)
+{
+    char *path = xprintf("%s/%s", dir, name);
+    int fd = open(path, O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0700);
+
+    dprintf(fd, "#!/bin/sh\n%s\n", text);
+    close(fd);
+    return path;
+}
+
+static void test_program(void **state)
+{
+    AUTO_FREE char *killed = script("killed", "kill -9 $$");
+    AUTO_FREE char *says = script("says", "echo too bad >&2; exit 3");
+    AUTO_FREE char *stock = script("stock", "echo '{\"QMP\": {}}'; read a; echo '{\"return\": "
+                                            "[{\"name\": \"stop\"}]}'");
+    AUTO_FREE char *ours = script("ours", "echo '{\"QMP\": {}}'; read a; read b; read c; echo "
+                                          "'{\"return\": [{\"name\": \"x-farfork-export\"}]}'");
+    const struct {
+        const char *program;
+        int code;
+        const char *text;
+    } bad[] = {
+        {"/nonexistent/qemu", ENOEXEC, "/nonexistent/qemu: No such file"},
+        {"/bin/false", ENOEXEC, "exit code 1"},
+        {"/bin/true", ENOTSUP, "no QEMU of Farfork's"},
+        {stock, ENOTSUP, "no QEMU of Farfork's"},
+        {killed, ENOEXEC, "SIGKILL"},
+        {says, ENOEXEC, "exit code 3: too bad"},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++)
+        refused(check(json_pack("{s[ss]}", "program", bad[i].program, "x")), bad[i].code,
+                bad[i].text);
+    assert_int_equal(check(json_pack("{s[s]}", "program", ours)), 0);
+}
+
+static int make_dir(void **state)
+{
+    (void)state;
+    signal(SIGPIPE, SIG_IGN); /* as an agent does */
+    return mkdtemp(dir) ? 0 : -1;
+}
+
+static int remove_dir(void **state)
+{
+    AUTO_FREE char *command = xprintf("rm -r '%s'", dir);
+    (void)state;
+    return system(command);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_folder),
+        cmocka_unit_test(test_descriptors),
+        cmocka_unit_test(test_program),
+    };
+    return cmocka_run_group_tests(tests, make_dir, remove_dir);
+}

@@ -1,0 +1,253 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_rundir.c - run directories, state files, processes that are still the same, lines of JSON
+ */
+#include "unit.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include "jsonl.h"
+#include "rundir.h"
+
+static char base[] = "/tmp/ff-rundir-XXXXXX";
+static struct why why;
+
+static int make_base(void **state)
+{
+    (void)state;
+    return mkdtemp(base) ? 0 : -1;
+}
+
+static int remove_base(void **state)
+{
+    (void)state;
+    return rmdir(base); /* fails if a test left something behind */
+}
+
+static void count(void *opaque, const char *dir, json_t *state)
+{
+    assert_non_null(dir);
+    assert_int_equal(json_integer_value(json_object_get(state, "n")), 1);
+    ++*(int *)opaque;
+}
+
+static void test_directory(void **state)
+{
+    char *a = NULL, *b = NULL, *again = NULL;
+    struct stat st;
+    int n = 0;
+    (void)state;
+
+    assert_int_equal(rundir_make(base, "f1", "n1", &a, &why), 0);
+    assert_int_equal(rundir_make(base, "f1", "n2", &b, &why), 0);
+    assert_int_equal(stat(a, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+    assert_int_equal(rundir_make(base, "f1", "n1", &again, &why), -EEXIST);
+    assert_non_null(strstr(why.text, "vmclone --kill f1"));
+    assert_null(again);
+
+    json_t *s = json_pack("{si}", "n", 1);
+    assert_int_equal(rundir_write_state(a, s), 0);
+    assert_int_equal(rundir_write_state(a, s), 0);
+    assert_int_equal(rundir_write_state("/no-such-folder", s), -ENOENT);
+    json_t *back = rundir_read_state(a);
+    assert_true(rundir_is_of_here(back));
+    json_object_set_new(s, "of", json_string("another host"));
+    assert_false(rundir_is_of_here(s));
+    json_object_del(back, "of");
+    json_object_del(s, "of");
+    assert_true(json_equal(s, back));
+    assert_null(rundir_read_state(b));
+    rundir_each(base, NULL, count, &n);
+    assert_int_equal(n, 1);
+    rundir_each(base, "f2", count, &n);
+    assert_int_equal(n, 1);
+    assert_int_equal(chmod(base, 0777), 0); /* anybody could say whom to kill */
+    rundir_each(base, NULL, count, &n);
+    assert_int_equal(chmod(base, 0700), 0);
+    assert_int_equal(n, 1);
+    json_decref(s);
+    json_decref(back);
+
+    rundir_remove(a);
+    assert_int_equal(stat(b, &st), 0);
+    rundir_remove(b);
+    AUTO_FREE char *fork_dir = xprintf("%s/f1", base);
+    assert_int_equal(stat(fork_dir, &st), -1);
+    free(a);
+    free(b);
+}
+
+/* Nobody's trap is walked into */
+static void test_refused(void **state)
+{
+    AUTO_FREE char *open_dir = xprintf("%s/open", base), *link = xprintf("%s/link", base);
+    char *out = NULL;
+    (void)state;
+
+    assert_int_equal(mkdir(open_dir, 0700), 0);
+    assert_int_equal(chmod(open_dir, 0777), 0);
+    assert_int_equal(symlink("/tmp", link), 0);
+    assert_int_equal(rundir_make(base, "open", "n", &out, &why), -EPERM);
+    assert_int_equal(rundir_make(base, "link", "n", &out, &why), -EPERM);
+    assert_int_equal(rundir_make("relative", "f", "n", &out, &why), -ENAMETOOLONG);
+    assert_int_equal(rundir_make("/a,b", "f", "n", &out, &why), -ENAMETOOLONG);
+    rmdir(open_dir);
+    unlink(link);
+    assert_true(rundir_name_valid("vm1-3f.a_b"));
+    assert_false(rundir_name_valid("../x"));
+    assert_false(rundir_name_valid(".x"));
+    assert_false(rundir_name_valid(""));
+    assert_false(rundir_name_valid("a/b"));
+    AUTO_FREE char *made = rundir_name_from("root@[fd08::1]");
+    assert_true(rundir_name_valid(made));
+}
+
+/* One that is held has a limit; one that others can hold is none */
+static void test_lock(void **state)
+{
+    AUTO_FREE char *dir = xprintf("%s/base", base);
+    json_t *hosts = json_pack("[s]", "h");
+    char *out = NULL;
+    int lock, other;
+    (void)state;
+
+    assert_int_equal(rundir_lock(dir, 0, &lock, &why), 0); /* there is nothing to lock */
+    assert_int_equal(lock, -1);
+    assert_int_equal(mkdir(dir, 0700), 0);
+    assert_int_equal(rundir_lock(dir, 0, &lock, &why), 0);
+    assert_true(lock >= 0);
+    alarm(60); /* without a limit it waits for this process */
+    assert_int_equal(rundir_lock(dir, 50, &other, &why), -EBUSY);
+    alarm(0);
+    assert_int_equal(other, -1);
+    assert_non_null(strstr(why.text, dir));
+    assert_non_null(strstr(why.text, "fuser"));
+    rundir_unlock(lock);
+    rundir_unlock(other);
+    assert_int_equal(rundir_lock(dir, 0, &lock, &why), 0);
+    rundir_unlock(lock);
+
+    static const mode_t modes[] = {0755, 0740, 0704};
+    for (size_t i = 0; i < FF_ARRAY_LEN(modes); i++) {
+        assert_int_equal(chmod(dir, modes[i]), 0);
+        assert_int_equal(rundir_lock(dir, 0, &lock, &why), -EPERM);
+        assert_int_equal(lock, -1);
+        assert_int_equal(rundir_make(dir, "f", "n", &out, &why), -EPERM);
+        assert_non_null(strstr(why.text, "chmod 700"));
+        assert_int_equal(rundir_write_hosts(dir, "f", hosts, &why), -EPERM);
+    }
+    assert_int_equal(chmod(dir, 0711), 0); /* nobody else can open it */
+    assert_int_equal(rundir_make(dir, "f", "n", &out, &why), 0);
+    rundir_remove(out);
+    free(out);
+    assert_int_equal(rmdir(dir), 0);
+    json_decref(hosts);
+}
+
+static void test_process(void **state)
+{
+    uint64_t own = process_start(getpid());
+    (void)state;
+
+    assert_true(own > 0);
+    assert_true(process_is(getpid(), own));
+    assert_false(process_is(getpid(), own + 1));
+    pid_t pid = fork();
+    if (!pid)
+        _exit(0);
+    siginfo_t info;
+    assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
+    assert_int_equal(process_start(pid), 0); /* it has ended, though nobody has waited for it */
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    assert_int_equal(process_start(pid), 0);
+}
+
+static void test_lines(void **state)
+{
+    struct line_reader r = {0};
+    int p[2];
+    (void)state;
+
+    assert_int_equal(pipe2(p, O_NONBLOCK), 0);
+    assert_int_equal(lines_write(p[1], "one\r\ntw", 7, 100), 0);
+    assert_int_equal(lines_read(&r, p[0]), 0);
+    assert_string_equal(lines_next(&r), "one");
+    assert_null(lines_next(&r));
+    assert_int_equal(lines_write(p[1], "o\n\nrest", 7, 100), 0);
+    assert_int_equal(lines_read(&r, p[0]), 0);
+    assert_string_equal(lines_next(&r), "two");
+    assert_string_equal(lines_next(&r), "");
+    assert_null(lines_next(&r));
+    while (write(p[1], "x", 1) == 1) /* a reader that does not read */
+        ;
+    assert_int_equal(lines_write(p[1], "more", 4, 50), -ETIMEDOUT);
+    close(p[1]);
+    assert_int_equal(lines_read(&r, p[0]), 0);
+    while (!r.ended)
+        assert_int_equal(lines_read(&r, p[0]), 0);
+    assert_int_equal(strncmp(lines_next(&r), "restxxx", 7), 0);
+    assert_null(lines_next(&r));
+    lines_free(&r);
+    signal(SIGPIPE, SIG_IGN);
+    close(p[0]);
+}
+
+/* A text of its own length, the number at both ends */
+static json_t *numbered(int n)
+{
+    AUTO_FREE char *text = xprintf("%0*d", 1 + n * 7919 % 9000, 0);
+
+    return json_pack("{si ss si}", "n", n, "text", text, "again", n);
+}
+
+/* Both files of the state are used in turn, and a reader sees one state as a whole */
+static void test_state_whole(void **state)
+{
+    char *dir = NULL;
+    int last = 0, seen = 0;
+    (void)state;
+
+    assert_int_equal(rundir_make(base, "f", "n", &dir, &why), 0);
+    assert_int_equal(rundir_reserve_state(dir, 16384, &why), 0);
+    assert_null(rundir_read_state(dir)); /* nothing is written yet */
+    json_t *first = numbered(0);
+    assert_int_equal(rundir_write_state(dir, first), 0);
+    json_decref(first);
+    pid_t pid = fork();
+    for (int n = 1; !pid && n <= 3000; n++) {
+        json_t *s = numbered(n);
+        if (rundir_write_state(dir, s))
+            _exit(1);
+        json_decref(s);
+    }
+    if (!pid)
+        _exit(0);
+    while (last < 3000) {
+        json_t *s = rundir_read_state(dir);
+        assert_non_null(s);
+        int n = (int)json_integer_value(json_object_get(s, "n"));
+        assert_int_equal(json_integer_value(json_object_get(s, "again")), n);
+        assert_int_equal(json_string_length(json_object_get(s, "text")), 1 + n * 7919 % 9000);
+        assert_true(n >= last);
+        seen += n > last;
+        last = n;
+        json_decref(s);
+    }
+    assert_true(seen > 1);
+    assert_int_equal(waitpid(pid, NULL, 0), pid);
+    rundir_remove(dir);
+    free(dir);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_directory),
+                                       cmocka_unit_test(test_state_whole),
+                                       cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_lock),
+                                       cmocka_unit_test(test_process),
+                                       cmocka_unit_test(test_lines)};
+    return cmocka_run_group_tests(tests, make_base, remove_base);
+}

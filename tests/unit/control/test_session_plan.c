@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_session_plan.c - which child goes where; what agents say, and what it means
+ */
+#include "unit.h"
+
+#include "fork.h"
+
+static struct why why;
+
+/* The hosts of children 1, 2, ..., by number */
+static char *planned(unsigned n, const char *const *specs, struct clone *c,
+                     struct clone_options *o)
+{
+    static char text[200];
+    size_t at = 0;
+
+    *o = (struct clone_options){.n = n};
+    *c = (struct clone){.o = o};
+    for (; *specs; specs++)
+        if (nodes_add(&c->nodes, *specs, &why))
+            fail_msg("%s", why.text);
+    text[0] = '\0';
+    if (clone_plan(c, &why))
+        return NULL;
+    for (size_t k = 0; k < c->n_children; k++) {
+        assert_int_equal(c->children[k].number, k + 1);
+        at += (size_t)snprintf(text + at, sizeof(text) - at, "%zu", c->children[k].host);
+    }
+    return text;
+}
+
+#define SPECS(...) ((const char *const[]){__VA_ARGS__, NULL})
+
+static void test_round_robin(void **state)
+{
+    const struct {
+        unsigned n;
+        const char *const *specs;
+        const char *want;
+        size_t hosts;
+    } cases[] = {
+        {5, SPECS("a", "b"), "01010", 2},
+        {2, SPECS("a", "b", "c"), "01", 2},
+        {6, SPECS("a:1", "b:3", "c"), "012121", 3},
+        {4, SPECS("a:2", "b:2"), "0101", 2},
+        {3, SPECS("a"), "000", 1},
+        {5, SPECS("a:2", "b:2"), NULL, 0},
+    };
+    struct clone_options o;
+    struct clone c;
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        const char *got = planned(cases[i].n, cases[i].specs, &c, &o);
+        if (!cases[i].want)
+            assert_null(got);
+        else
+            assert_string_equal(got, cases[i].want);
+        assert_int_equal(c.n_hosts, cases[i].hosts);
+        clone_free(&c);
+    }
+    assert_non_null(strstr(why.text, "room for 4"));
+}
+
+/* Two agents on one file system: their run directories must not be the same */
+static void test_names(void **state)
+{
+    struct clone_options o;
+    struct clone c;
+    (void)state;
+
+    planned(3, SPECS("root@n1", "root-n1", "root_n1"), &c, &o);
+    for (size_t i = 0; i < 3; i++)
+        for (size_t k = 0; k < i; k++)
+            assert_string_not_equal(c.hosts[i].name, c.hosts[k].name);
+    clone_free(&c);
+}
+
+static void hear(struct clone *c, size_t host, const char *text)
+{
+    json_t *e = json_loads(text, 0, NULL);
+
+    assert_non_null(e);
+    clone_event(c, &c->hosts[host], e);
+    json_decref(e);
+}
+
+#define CHILD(n, what) "{\"event\":\"child\",\"child\":" #n ",\"what\":\"" what "\",\"pid\":7}"
+
+static void test_children(void **state)
+{
+    struct clone_options o;
+    struct clone c;
+    (void)state;
+
+    planned(4, SPECS("a", "b"), &c, &o);
+    hear(&c, 0, "{\"event\":\"listening\",\"port\":9,\"rundir\":\"/r\",\"socket\":\"/r/s\"}");
+    assert_int_equal(c.hosts[0].state, HOST_LISTENING);
+    assert_int_equal(c.hosts[0].port, 9);
+    hear(&c, 0, CHILD(1, "running"));
+    assert_int_equal(c.children[0].state, CHILD_RUNNING);
+    hear(&c, 0, CHILD(1, "complete"));
+    assert_int_equal(c.children[0].state, CHILD_COMPLETE);
+    /* the other way round: it is not up before it runs */
+    hear(&c, 0, CHILD(3, "attached"));
+    hear(&c, 0, CHILD(3, "complete"));
+    assert_int_equal(c.children[2].state, CHILD_ATTACHED);
+    assert_false(child_runs(&c.children[2]));
+    hear(&c, 0, CHILD(3, "running"));
+    assert_int_equal(c.children[2].state, CHILD_COMPLETE);
+    /* what an agent says of children that are not its own, or of none, is nothing */
+    hear(&c, 0, CHILD(2, "running"));
+    assert_int_equal(c.children[1].state, CHILD_WAITING);
+    hear(&c, 0, CHILD(99, "running"));
+    hear(&c, 0, "{\"event\":\"child\"}");
+    hear(&c, 0, "{\"event\":7}");
+    hear(&c, 0, "{}");
+    /* ended: well, once it ran; a failure before that */
+    hear(&c, 0, "{\"event\":\"child\",\"child\":1,\"what\":\"ended\",\"code\":0,"
+                "\"how\":\"exit code 0\"}");
+    assert_int_equal(c.children[0].state, CHILD_ENDED);
+    hear(&c, 1, "{\"event\":\"child\",\"child\":2,\"what\":\"ended\",\"code\":0,"
+                "\"how\":\"exit code 0\",\"log\":\"one\\ntwo\"}");
+    assert_int_equal(c.children[1].state, CHILD_FAILED);
+    assert_string_equal(c.children[1].error, "it ended while waiting: exit code 0: two");
+    /* a host is lost: its children that were not complete are, the first reason stays */
+    hear(&c, 1, "{\"event\":\"lost\",\"error\":\"gone\"}");
+    assert_int_equal(c.hosts[1].state, HOST_FAILED);
+    assert_int_equal(c.children[3].state, CHILD_FAILED);
+    assert_non_null(strstr(c.children[3].error, "host b: "));
+    assert_non_null(strstr(c.children[1].error, "two"));
+    hear(&c, 0, "{\"event\":\"error\",\"error\":\"no\"}");
+    assert_int_equal(c.children[2].state, CHILD_COMPLETE);
+    clone_free(&c);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_round_robin), cmocka_unit_test(test_names),
+          cmocka_unit_test(test_children))

@@ -1,0 +1,222 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_address.c - HOST:PORT,option=value: what is accepted, and what each refusal says
+ */
+#include "unit.h"
+
+#include "address.h"
+
+static struct ff_address *parse(const char *text)
+{
+    struct ff_address *a = NULL;
+    struct ff_error err = {.code = 0};
+
+    if (ff_address_parse(text, &a, &err))
+        fail_msg("\"%s\": %s", text, err.text);
+    return a;
+}
+
+static void test_host_and_port(void **state)
+{
+    static const struct {
+        const char *text, *host, *port;
+    } good[] = {
+        {"192.0.2.1:4444", "192.0.2.1", "4444"}, {"host.example:0", "host.example", "0"},
+        {":65535", "", "65535"},                 {"[::1]:1", "::1", "1"},
+        {"[fe80::1%eth0]:22", "fe80::1%eth0", "22"}, {"h:0022", "h", "22"},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(good); i++) {
+        struct ff_address *a = parse(good[i].text);
+        assert_string_equal(a->host, good[i].host);
+        assert_string_equal(a->port, good[i].port);
+        ff_address_free(a);
+    }
+}
+
+static void test_passed(void **state)
+{
+    struct ff_address *a = parse("unix"), *b = parse("unix,timeout=7"), *c = parse("unix:1");
+    (void)state;
+
+    assert_true(a->passed && b->passed && !c->passed);
+    assert_int_equal(b->timeout_ms, 7000);
+    assert_string_equal(c->host, "unix");
+    ff_address_free(a);
+    ff_address_free(b);
+    ff_address_free(c);
+}
+
+static void test_defaults(void **state)
+{
+    struct ff_address *a = parse("h:1");
+    (void)state;
+    assert_int_equal(a->timeout_ms, 15000);
+    assert_int_equal(a->chunk_bytes, 2 << 20);
+    assert_int_equal(a->window, 0);
+    assert_int_equal(a->landing, FF_LANDING_AUTO);
+    assert_int_equal(a->prefill, FF_PREFILL_AUTO);
+    assert_int_equal(a->qps, 1);
+    assert_string_equal(a->device, "");
+    ff_address_free(a);
+}
+
+static void test_options(void **state)
+{
+    struct ff_address *a = parse("h:1,link=tcp,timeout=3600,chunk=4096,window=32,landing=continue,"
+                                 "prefill=off");
+    (void)state;
+    assert_int_equal(a->timeout_ms, 3600000);
+    assert_int_equal(a->chunk_bytes, 4096);
+    assert_int_equal(a->window, 32);
+    assert_int_equal(a->landing, FF_LANDING_CONTINUE);
+    assert_int_equal(a->prefill, FF_PREFILL_OFF);
+    ff_address_free(a);
+
+    a = parse("h:1,link=verbs,device=mlx5_0,qps=8");
+    assert_string_equal(a->device, "mlx5_0");
+    assert_int_equal(a->qps, 8);
+    ff_address_free(a);
+    a = parse("h:1,device=rocep1s0f0v2:2");
+    assert_string_equal(a->device, "rocep1s0f0v2:2");
+    ff_address_free(a);
+    a = parse("h:1,link=auto,timeout=1,chunk=4M,window=1,landing=copy,prefill=pull");
+    assert_int_equal(a->timeout_ms, 1000);
+    assert_int_equal(a->chunk_bytes, 4 << 20);
+    assert_int_equal(a->window, 1);
+    assert_int_equal(a->landing, FF_LANDING_COPY);
+    assert_int_equal(a->prefill, FF_PREFILL_PULL);
+    ff_address_free(a);
+
+    a = parse("h:1,prefill=push,landing=move,odp=on");
+    assert_int_equal(a->prefill, FF_PREFILL_PUSH);
+    assert_int_equal(a->landing, FF_LANDING_MOVE);
+    assert_int_equal(a->odp, FF_ODP_ON);
+    ff_address_free(a);
+
+    a = parse("h:1,precopy=1");
+    assert_true(a->precopy);
+    ff_address_free(a);
+    a = parse("h:1,precopy=0");
+    assert_false(a->precopy);
+    ff_address_free(a);
+
+    a = parse("h:1,chunk=64K,landing=auto");
+    assert_int_equal(a->chunk_bytes, 64 << 10);
+    assert_int_equal(a->landing, FF_LANDING_AUTO);
+    ff_address_free(a);
+}
+
+static void test_refused(void **state)
+{
+    static const struct {
+        const char *text, *says;
+        int code;
+    } bad[] = {
+        {"", "HOST:PORT", EINVAL},
+        {"host", "HOST:PORT", EINVAL},
+        {"host:", "PORT", EINVAL},
+        {"host:x", "PORT=x", EINVAL},
+        {"host:65536", "65535", EINVAL},
+        {"host:-1", "PORT=-1", EINVAL},
+        {"host:+1", "PORT=+1", EINVAL},
+        {"host: 1", "PORT= 1", EINVAL},
+        {"host:1 ", "PORT=1 ", EINVAL},
+        {"host:0x10", "PORT=0x10", EINVAL},
+        {"host:1K", "PORT=1K", EINVAL},
+        {"host:99999999999999999999", "PORT", EINVAL},
+        {"::1:4444", "brackets", EINVAL},
+        {"[::1:4444", "brackets", EINVAL},
+        {"::1]:4444", "brackets", EINVAL},
+        {"[]:4444", "brackets", EINVAL},
+        {"h:1,timeout", "timeout", EINVAL},
+        {"h:1,timeout=", "timeout=", EINVAL},
+        {"h:1,timeout=0", "1..3600", EINVAL},
+        {"h:1,timeout=3601", "1..3600", EINVAL},
+        {"h:1,timeout=1M", "timeout=1M", EINVAL},
+        {"h:1,chunk=0", "4096", EINVAL},
+        {"h:1,chunk=4095", "4096", EINVAL},
+        {"h:1,chunk=4097", "power of two", EINVAL},
+        {"h:1,chunk=3M", "power of two", EINVAL},
+        {"h:1,chunk=8M", "4194304", EINVAL},
+        {"h:1,chunk=1G", "chunk=1G", EINVAL},
+        {"h:1,chunk=2MM", "chunk=2MM", EINVAL},
+        {"h:1,chunk=18014398509481988K", "chunk=", EINVAL}, /* would wrap to 4096 */
+        {"h:1,window=0", "1..32", EINVAL},
+        {"h:1,window=33", "1..32", EINVAL},
+        {"h:1,landing=there", "auto, copy, continue or move", EINVAL},
+        {"h:1,prefill=on", "off, pull, push or auto", EINVAL},
+        {"h:1,precopy=2", "precopy=2: want a number, 0..1", EINVAL},
+        {"h:1,precopy=on", "precopy=on", EINVAL},
+        {"h:1,odp=yes", "auto, on or off", EINVAL},
+        {"h:1,link=ib", "auto, tcp or verbs", EINVAL},
+        {"h:1,qps=0", "1..8", EINVAL},
+        {"h:1,qps=9", "1..8", EINVAL},
+        {"h:1,device=", "NAME or NAME:PORT", EINVAL},
+        {"h:1,device=:1", "NAME or NAME:PORT", EINVAL},
+        {"h:1,device=a b", "device=a b", EINVAL},
+        {"h:1,device=a:0", "1..255", EINVAL},
+        {"h:1,device=a:1:1", "1..255", EINVAL},
+        {"h:1,device=a:x", "1..255", EINVAL},
+        {"h:1,device=0123456789012345678901234567890123456789012345678901234567890123",
+         "NAME or NAME:PORT", EINVAL},
+        {"h:1,colour=blue", "colour", EINVAL},
+        {"h:1,window=4,colour=blue", "colour", EINVAL},
+        {"h:1,=4", "no such option", EINVAL},
+    };
+    char large[400];
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
+        struct ff_address *a = (void *)1;
+        struct ff_error err = {.code = 0};
+        if (ff_address_parse(bad[i].text, &a, &err) != -bad[i].code)
+            fail_msg("\"%s\": not refused with %d", bad[i].text, bad[i].code);
+        if (!strstr(err.text, bad[i].says))
+            fail_msg("\"%s\": \"%s\" is not in: %s", bad[i].text, bad[i].says, err.text);
+        assert_ptr_equal(a, (void *)1);
+        assert_fails(ff_address_parse(bad[i].text, &a, NULL), bad[i].code);
+    }
+    memset(large, 'h', sizeof(large));
+    strcpy(large + 255, ":1");
+    ff_address_free(parse(large));
+    memset(large, 'h', sizeof(large));
+    strcpy(large + 256, ":1");
+    struct ff_address *a;
+    struct ff_error err;
+    assert_fails(ff_address_parse(large, &a, &err), EINVAL);
+    assert_error(err, EINVAL, "256", "255");
+}
+
+/* What was looked up is where a source connects to; nobody is asked again */
+static void test_resolve(void **state)
+{
+    struct ff_address *a = parse("localhost:1,link=tcp"); /* tcpmux: nobody listens there */
+    static _Alignas(4096) uint8_t page[4096];
+    struct ff_region r = {
+        .name = "ram", .host = page, .len_bytes = sizeof(page), .psize = sizeof(page), .fd = -1};
+    struct ff_source *s = NULL;
+    struct ff_error err = {.code = 0};
+    (void)state;
+
+    assert_ok(ff_address_resolve(a, &err), err);
+    assert_in_range(a->peers.n, 1, FF_PEERS_MAX);
+    snprintf(a->host, sizeof(a->host), "no-such-host.invalid");
+    assert_ok(ff_source_new(a, &s, &err), err);
+    assert_ok(ff_source_add_region(s, &r, &err), err);
+    assert_fails(ff_source_connect(s, "", &err), ECONNREFUSED);
+    ff_source_free(s);
+    assert_true(ff_address_resolve(a, &err) < 0);
+    assert_non_null(strstr(err.text, "no-such-host.invalid"));
+    assert_int_equal(a->peers.n, 0);
+    ff_address_free(a);
+    a = parse("unix"); /* there is nobody to look up */
+    assert_ok(ff_address_resolve(a, &err), err);
+    assert_int_equal(a->peers.n, 0);
+    ff_address_free(a);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_passed), cmocka_unit_test(test_defaults),
+          cmocka_unit_test(test_options), cmocka_unit_test(test_refused),
+          cmocka_unit_test(test_resolve))

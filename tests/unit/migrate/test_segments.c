@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_segments.c - registration in pieces: what is left alone, what is refused, what fails half way
+ */
+#include "unit.h"
+
+#include <stdatomic.h>
+#include <sys/mman.h>
+
+#include "segments.h"
+
+#define MIB (1ull << 20)
+
+/* A link that counts what is registered, may not pin more than pin_limit, and fails a
+ * registration by its number */
+static struct {
+    _Atomic uint64_t bytes, on_demand_bytes;
+    _Atomic unsigned calls, live;
+    unsigned fail_at; /* 0: never */
+    uint64_t pin_limit;
+    bool gives_key_0;
+} fake;
+
+static int fake_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
+                    struct ff_error *err)
+{
+    unsigned n = ++fake.calls;
+
+    if (len > l->max_mr_bytes)
+        return ff_error_set(err, EINVAL, "fake: too large");
+    if (n == fake.fail_at)
+        return ff_error_set(err, EIO, "fake: number %u fails", n);
+    if (access & FF_ACCESS_ON_DEMAND)
+        fake.on_demand_bytes += len;
+    fake.bytes += len;
+    fake.live++;
+    *mr = (struct ff_mr){
+        .addr = addr, .len_bytes = len, .access = access, .rkey = fake.gives_key_0 ? 0 : n};
+    return 0;
+}
+
+static void fake_dereg(struct ff_link *l, struct ff_mr *mr)
+{
+    (void)l;
+    fake.live--;
+    fake.bytes -= mr->len_bytes;
+}
+
+static int fake_may_pin(struct ff_link *l, uint64_t bytes, struct ff_error *err)
+{
+    (void)l;
+    return bytes <= fake.pin_limit
+               ? 0
+               : ff_error_set(err, ENOMEM, "fake: pin %llu bytes: too many", (unsigned long long)bytes);
+}
+
+static const struct ff_link_ops fake_ops = {
+    .name = "fake", .reg = fake_reg, .dereg = fake_dereg, .may_pin = fake_may_pin};
+
+static struct ff_link new_link(void)
+{
+    memset(&fake, 0, sizeof(fake));
+    fake.pin_limit = UINT64_MAX;
+    return (struct ff_link){.ops = &fake_ops, .max_mr_bytes = UINT64_MAX, .pins = true};
+}
+
+static struct ff_region anon(uint64_t len)
+{
+    void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                   -1, 0);
+    assert_ptr_not_equal(p, MAP_FAILED);
+    madvise(p, len, MADV_NOHUGEPAGE);
+    return (struct ff_region){
+        .name = "anon", .host = p, .len_bytes = len, .psize = 4096, .fd = -1, .zero_fill = true};
+}
+
+static struct ff_region memfd(uint64_t len)
+{
+    int fd = memfd_create("pieces", MFD_CLOEXEC);
+    assert_true(fd >= 0 && !ftruncate(fd, (off_t)(len + MIB)));
+    void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)MIB);
+    assert_ptr_not_equal(p, MAP_FAILED);
+    return (struct ff_region){.name = "memfd", .host = p, .len_bytes = len, .psize = 4096,
+                              .fd = fd, .fd_offset = MIB, .zero_fill = true};
+}
+
+static uint64_t resident_pages(const struct ff_region *r)
+{
+    static unsigned char map[1 << 20];
+    uint64_t n = 0, pages = r->len_bytes / 4096;
+
+    assert_true(pages <= sizeof(map) && !mincore(r->host, r->len_bytes, map));
+    for (uint64_t i = 0; i < pages; i++)
+        n += map[i] & 1;
+    return n;
+}
+
+static void end(struct ff_pieces *p, struct ff_regions *t)
+{
+    for (unsigned i = 0; i < t->n; i++) {
+        munmap(t->r[i].host, t->r[i].len_bytes);
+        if (t->r[i].fd >= 0)
+            close(t->r[i].fd);
+    }
+    ff_pieces_free(p);
+}
+
+static void test_sizes(void **state)
+{
+    struct ff_regions *t = calloc(1, sizeof(*t));
+    struct ff_link l = new_link();
+    (void)state;
+
+    t->n = 2;
+    t->r[0].len_bytes = 4096;
+    t->r[1].len_bytes = 300 * MIB;
+    assert_int_equal(ff_pieces_size(t, &l), 64 * MIB);
+    t->r[1].len_bytes = 64ull << 30;
+    assert_int_equal(ff_pieces_size(t, &l), 256 * MIB);
+    l.max_mr_bytes = 100 * MIB;
+    assert_int_equal(ff_pieces_size(t, &l), 64 * MIB);
+    l.max_mr_bytes = 4 * MIB;
+    assert_int_equal(ff_pieces_size(t, &l), 4 * MIB);
+    l.max_mr_bytes = 4 * MIB - 1;
+    assert_int_equal(ff_pieces_size(t, &l), 0);
+    assert_int_equal(ff_pieces_of(1, 4 * MIB), 1);
+    assert_int_equal(ff_pieces_of(4 * MIB, 4 * MIB), 1);
+    assert_int_equal(ff_pieces_of(4 * MIB + 1, 4 * MIB), 2);
+
+    struct ff_pieces p = {.n = 0};
+    struct ff_error err;
+    t->r[1].len_bytes = 64ull << 30;
+    assert_fails(ff_pieces_init(&p, t, 4 * MIB, &err), E2BIG);
+    assert_error(err, E2BIG, "16385", "4 MiB", "4096");
+    free(t);
+}
+
+/* Touched pieces alone are wanted, and finding out populates nothing */
+static void one_memory(struct ff_region r)
+{
+    struct ff_regions *t = calloc(1, sizeof(*t));
+    struct ff_pieces p = {.n = 0};
+    struct ff_link l = new_link();
+    struct ff_error err;
+
+    t->n = 1;
+    t->r[0] = r;
+    assert_ok(ff_pieces_init(&p, t, 64 * MIB, &err), err);
+    assert_int_equal(p.n, 5); /* the last one is of 4 MiB */
+    assert_int_equal(p.piece[4].len_bytes, 4 * MIB);
+    assert_int_equal(ff_pieces_want_populated(&p, t), 0);
+    assert_ok(ff_pieces_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+    assert_int_equal(fake.calls, 0);
+
+    uint8_t *at = r.host;
+    at[64 * MIB - 1] = 1;      /* the end of piece 0 */
+    at[3 * 64 * MIB] = 0;      /* the start of piece 3, touched, though zero */
+    at[4 * 64 * MIB + 5] = 1;  /* the last one */
+    assert_int_equal(ff_pieces_want_populated(&p, t), 3);
+    assert_true(p.piece[0].wanted && p.piece[3].wanted && p.piece[4].wanted);
+    assert_ok(ff_pieces_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+    assert_int_equal(fake.calls, 3);
+    assert_int_equal(fake.bytes, 132 * MIB);
+    assert_ptr_equal(p.piece[3].mr.addr, at + 3 * 64 * MIB);
+
+    at[2 * 64 * MIB - 4096] = 1; /* in between: piece 1 */
+    assert_int_equal(ff_pieces_want_populated(&p, t), 1);
+    assert_ok(ff_pieces_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+    assert_int_equal(fake.calls, 4);
+    assert_false(p.piece[2].wanted || p.piece[2].mr.len_bytes);
+    assert_int_equal(resident_pages(&t->r[0]), 4);
+
+    ff_pieces_dereg(&p, &l);
+    assert_int_equal(fake.live, 0);
+    ff_pieces_dereg(&p, &l); /* nothing is given back twice */
+    end(&p, t);
+    free(t);
+}
+
+static void test_anon(void **state)
+{
+    (void)state;
+    one_memory(anon(260 * MIB));
+}
+
+static void test_memfd(void **state)
+{
+    (void)state;
+    one_memory(memfd(260 * MIB));
+}
+
+/* A private mapping of a file reads as the file where nobody has touched it */
+static void test_not_zero_fill(void **state)
+{
+    struct ff_regions *t = calloc(1, sizeof(*t));
+    struct ff_pieces p = {.n = 0};
+    struct ff_error err;
+    (void)state;
+
+    t->n = 1;
+    t->r[0] = anon(128 * MIB);
+    t->r[0].zero_fill = false;
+    assert_ok(ff_pieces_init(&p, t, 64 * MIB, &err), err);
+    assert_int_equal(ff_pieces_want_populated(&p, t), 2);
+    end(&p, t);
+    free(t);
+}
+
+static struct ff_pieces forty(struct ff_regions *t)
+{
+    struct ff_pieces p = {.n = 0};
+    struct ff_error err;
+
+    t->n = 1;
+    t->r[0] = anon(160 * MIB);
+    t->r[0].zero_fill = false;
+    assert_ok(ff_pieces_init(&p, t, 4 * MIB, &err), err);
+    ff_pieces_want_populated(&p, t);
+    return p;
+}
+
+static void test_failures(void **state)
+{
+    struct ff_regions *t = calloc(1, sizeof(*t));
+    struct ff_pieces p = forty(t);
+    struct ff_link l = new_link();
+    struct ff_error err;
+    (void)state;
+
+    /* one fails: the reason is told, the others can be given back */
+    fake.fail_at = 17;
+    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), EIO);
+    assert_error(err, EIO, "number 17 fails");
+    ff_pieces_dereg(&p, &l);
+    assert_int_equal(fake.live, 0);
+
+    static const unsigned remote[] = {FF_ACCESS_REMOTE_READ, FF_ACCESS_REMOTE_WRITE};
+    for (unsigned i = 0; i < 2; i++) {
+        l = new_link();
+        fake.gives_key_0 = true;
+        assert_fails(ff_pieces_register(&p, &l, remote[i], FF_ODP_AUTO, &err), EIO);
+        assert_error(err, EIO, "key 0");
+        ff_pieces_dereg(&p, &l);
+        assert_int_equal(fake.live, 0);
+    }
+
+    /* memory that no peer may access needs no key */
+    l = new_link();
+    fake.gives_key_0 = true;
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_true(fake.live);
+    ff_pieces_dereg(&p, &l);
+    assert_int_equal(fake.live, 0);
+    end(&p, t);
+    free(t);
+}
+
+static void test_memlock_and_odp(void **state)
+{
+    struct ff_regions *t = calloc(1, sizeof(*t));
+    struct ff_pieces p = forty(t);
+    struct ff_link l = new_link();
+    struct ff_error err;
+    (void)state;
+
+    /* refused before anything is registered */
+    fake.pin_limit = 160 * MIB - 1;
+    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), ENOMEM);
+    assert_error(err, ENOMEM, "167772160");
+    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
+    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_ON, &err), ENOTSUP);
+    assert_error(err, ENOTSUP, "odp=on", "odp=auto");
+    assert_int_equal(fake.calls, 0);
+
+    /* a device that need not pin: auto uses that only when the limit asks for it */
+    l.on_demand = true;
+    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_int_equal(fake.on_demand_bytes, 160 * MIB);
+    assert_true(p.on_demand);
+    ff_pieces_dereg(&p, &l);
+
+    l = new_link();
+    l.on_demand = true;
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_int_equal(fake.on_demand_bytes, 0);
+    ff_pieces_dereg(&p, &l);
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_ON, &err), err);
+    assert_int_equal(fake.on_demand_bytes, 160 * MIB);
+    ff_pieces_dereg(&p, &l);
+
+    /* what may be wanted later counts now; and once on demand, always on demand */
+    l = new_link();
+    l.on_demand = true;
+    fake.pin_limit = 100 * MIB;
+    for (unsigned i = 20; i < p.n; i++)
+        p.piece[i].wanted = false; /* 80 MiB would do */
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), err);
+    ff_pieces_dereg(&p, &l);
+    p.grows = true;
+    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
+    assert_error(err, ENOMEM, "167772160");
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_int_equal(fake.on_demand_bytes, 80 * MIB);
+    ff_pieces_want_populated(&p, t);
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_int_equal(fake.on_demand_bytes, 160 * MIB);
+    ff_pieces_dereg(&p, &l);
+
+    /* a link that never pins is not asked */
+    l = new_link();
+    l.pins = false;
+    fake.pin_limit = 0;
+    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_ON, &err), err);
+    assert_int_equal(fake.on_demand_bytes, 0);
+    end(&p, t);
+    free(t);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_sizes), cmocka_unit_test(test_anon), cmocka_unit_test(test_memfd),
+          cmocka_unit_test(test_not_zero_fill), cmocka_unit_test(test_failures),
+          cmocka_unit_test(test_memlock_and_odp))

@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_command_line.c - a child's command line: what differs from the parent's, and that nothing else does
+ */
+#include "unit.h"
+
+#include "command_line.h"
+
+#define OWN " -qmp unix:/r/3.qmp,server=on,wait=off -incoming farfork-clone:/r/agent,number=3,net="
+
+static struct why why;
+static struct words notes;
+
+/* The command line in one string */
+static char *line(const struct child_spec *s, char *const *parent)
+{
+    struct words out = {0};
+    char *text = NULL;
+
+    why.text[0] = '\0';
+    words_free(&notes);
+    int rc = clone_argv(parent, s, &out, &notes, &why);
+    if (!rc) {
+        text = xstrdup("");
+        for (size_t i = 0; i < out.n; i++) {
+            char *more = xprintf("%s%s%s", text, i ? " " : "", out.v[i]);
+            free(text);
+            text = more;
+        }
+    } else if (!why.text[0]) {
+        fail_msg("refused with %d and no reason", rc);
+    }
+    words_free(&out);
+    return text;
+}
+
+static char *child(enum net_policy net, char *const *parent)
+{
+    const struct child_spec s = {.id = "f", .number = 3, .total = 4, .qemu = "/q", .rundir = "/r",
+                                 .socket = "/r/agent", .here = true, .net = net, .bridge = "br0"};
+
+    return line(&s, parent);
+}
+
+static char *moved(char *const *parent)
+{
+    const struct child_spec s = {.id = "m", .number = 1, .total = 1, .qemu = "/q", .rundir = "/r",
+                                 .net = NET_KEEP, .incoming = "defer", .replaced = "/run/vm.qmp"};
+
+    return line(&s, parent);
+}
+
+/* A parent with these words gives a child with that line (without its own options) */
+#define assert_child_net(net, own, want, ...)                                               \
+    do {                                                                                    \
+        char *const argv_[] = {"qemu", __VA_ARGS__, NULL};                                  \
+        AUTO_FREE char *got_ = child(net, argv_);                                           \
+        if (!got_)                                                                          \
+            fail_msg("refused: %s", why.text);                                              \
+        AUTO_FREE char *want_ = xprintf("/q %s%s", want, own);                              \
+        assert_string_equal(got_, want_);                                                   \
+    } while (0)
+#define PLAIN " -display none" OWN "keep"
+#define assert_child(want, ...) assert_child_net(NET_KEEP, PLAIN, want, __VA_ARGS__)
+#define assert_refused(reason, ...)                                                           \
+    do {                                                                                    \
+        char *const argv_[] = {"qemu", __VA_ARGS__, NULL};                                  \
+        AUTO_FREE char *got_ = child(NET_KEEP, argv_);                                      \
+        if (got_ || !strstr(why.text, reason))                                                \
+            fail_msg("not refused by \"%s\": %s", reason, got_ ? got_ : why.text);            \
+    } while (0)
+
+static void test_same(void **state)
+{
+    (void)state;
+    /* also an argument that looks like an option, two dashes, and what nobody knows */
+    assert_child("-M q35 -m 512 -append -incoming x -cpu max,+x2apic --smp 4 -enable-kvm "
+                 "-no-such-thing a=b,,c -device {\"driver\": \"e1000\"} -L  -boot d",
+                 "-M", "q35", "-m", "512", "-append", "-incoming x", "-cpu", "max,+x2apic", "--smp",
+                 "4", "-enable-kvm", "-no-such-thing", "a=b,,c", "-device",
+                 "{\"driver\": \"e1000\"}", "-L", "", "-boot", "d");
+}
+
+static void test_dropped(void **state)
+{
+    (void)state;
+    assert_child("-m 1G", "-incoming", "tcp:0:1", "-S", "-daemonize", "-pidfile", "/p", "-gdb",
+                 "tcp::1", "-s", "-loadvm", "x", "-preconfig", "-mem-path", "/dev/shm",
+                 "-mem-prealloc", "--incoming", "defer", "-m", "1G");
+}
+
+static void test_display(void **state)
+{
+    (void)state;
+    assert_child_net(NET_KEEP, OWN "keep", "-display none -m 1", "-vnc", ":1", "-display", "gtk",
+                     "-m", "1");
+    assert_child_net(NET_KEEP, " -serial file:/r/3.serial -monitor none" OWN "keep", "-nographic",
+                     "-nographic");
+    assert_child_net(NET_KEEP, OWN "keep", "-nodefaults -nographic", "-nodefaults", "-nographic");
+}
+
+static void test_monitors(void **state)
+{
+    (void)state;
+    assert_child("-qmp unix:/r/3.vm.qmp,server=on,wait=off -monitor none -monitor none "
+                 "-qmp unix:/r/3.vm.qmp.1,server,nowait -mon chardev=c,mode=control "
+                 "-qmp unix:/r/3.b,server=on,wait=off",
+                 "-qmp", "unix:/run/vm.qmp,server=on,wait=off", "-monitor", "stdio", "-monitor",
+                 "tcp::99,server=on", "-qmp", "tcp:0:1,server=on", "-qmp",
+                 "unix:/tmp/vm.qmp,server,nowait", "-mon", "chardev=c,mode=control", "-qmp",
+                 "unix:/b,server=on");
+}
+
+static void test_chardevs(void **state)
+{
+    (void)state;
+    assert_child("-chardev socket,id=a,path=/r/3.x,server=on,wait=off "
+                 "-chardev file,id=b,path=/r/3.log.1 -chardev null,id=c -chardev null,id=d -chardev null,id=e,mux=on "
+                 "-chardev file,id=f,path=/r/3.f -chardev pty,id=g,logfile=/r/3.l",
+                 "-chardev", "socket,id=a,path=/run/x,server=on,wait=off", "-chardev",
+                 "file,id=b,path=/var/log", "-chardev", "null,id=c", "-chardev",
+                 "socket,id=d,host=h,port=1", "-chardev", "udp,id=e,mux=on,port=3", "-chardev",
+                 "stdio,id=f,signal=off", "-chardev", "pty,id=g,logfile=/l");
+    assert_int_equal(notes.n, 2);
+    assert_child("-serial file:/r/3.serial -serial file:/r/3.a.txt -debugcon null -parallel null "
+                 "-serial unix:/r/3.s,server=on,wait=off -serial null",
+                 "-serial", "mon:stdio", "-serial", "file:/tmp/a.txt", "-debugcon", "pipe:/x",
+                 "-parallel", "/dev/parport0", "-serial", "unix:/s,server=on,wait=on", "-serial",
+                 "unix:/client");
+    assert_child("-D /r/3.q.log -trace x", "-D", "/var/q.log", "-trace", "x");
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    assert_child("-object memory-backend-ram,id=ram,size=64M -machine pc,memory-backend=ram "
+                 "-object memory-backend-memfd,id=m,size=1G,share=on "
+                 "-object {\"qom-type\":\"memory-backend-ram\",\"id\":\"x\",\"size\":4096} "
+                 "-object iothread,id=t",
+                 "-object", "memory-backend-file,id=ram,size=64M,share=on,mem-path=/dev/shm/r",
+                 "-machine", "pc,memory-backend=ram", "-object",
+                 "memory-backend-memfd,id=m,size=1G,share=on,prealloc=on", "-object",
+                 "{\"qom-type\":\"memory-backend-file\",\"id\":\"x\",\"size\":4096,"
+                 "\"mem-path\":\"/x\",\"share\":true}", "-object", "iothread,id=t");
+}
+
+static void test_net(void **state)
+{
+    (void)state;
+    assert_child("-netdev user,id=a -netdev tap,id=b,script=/x -netdev bridge,id=c,br=br1 "
+                 "-nic user,model=virtio,mac=52:54:00:00:00:01 -net nic,netdev=a -net user "
+                 "-netdev {\"type\":\"user\",\"id\":\"j\"}",
+                 "-netdev", "user,id=a,hostfwd=tcp::22-:22,hostfwd=tcp::80-:80", "-netdev",
+                 "tap,id=b,ifname=tap7,script=/x", "-netdev", "bridge,id=c,br=br1", "-nic",
+                 "user,model=virtio,mac=52:54:00:00:00:01,hostfwd=tcp::1-:1", "-net",
+                 "nic,netdev=a", "-net", "user", "-netdev",
+                 "{\"type\":\"user\",\"id\":\"j\",\"hostfwd\":[{\"str\":\"tcp::1-:1\"}]}");
+    assert_child("-netdev socket,id=s,connect=h:1 -netdev hubport,id=t,hubid=1003",
+                 "-netdev", "socket,id=s,connect=h:1", "-netdev", "tap,id=t,fd=5,vhost=on");
+    assert_child_net(NET_ISOLATED, " -display none" OWN "isolated",
+                     "-netdev user,id=a -netdev hubport,id=s,hubid=1003 "
+                     "-netdev hubport,id=t,hubid=1005 "
+                     "-netdev {\"type\":\"hubport\",\"id\":\"v\",\"hubid\":1007}",
+                     "-netdev", "user,id=a", "-netdev", "socket,id=s,mcast=230.0.0.1:1", "-netdev",
+                     "tap,id=t,ifname=tap0,script=no", "-netdev",
+                     "{\"type\":\"stream\",\"id\":\"v\",\"server\":false}");
+    assert_int_equal(notes.n, 3);
+    assert_child_net(NET_NONE, " -display none" OWN "isolated",
+                     "-nic hubport,model=virtio,mac=1:2:3:4:5:6,hubid=1001 -device x,netdev=a",
+                     "-nic", "user,mac=1:2:3:4:5:6,model=virtio", "-net", "user",
+                     "-device", "x,netdev=a");
+    assert_child_net(NET_USER, PLAIN, "-netdev user,id=a", "-netdev",
+                     "tap,id=a,ifname=t0,vhost=on");
+    assert_child_net(NET_BRIDGE, PLAIN, "-netdev bridge,id=a,br=br0 -netdev bridge,id=b,br=b7",
+                     "-netdev", "user,id=a,hostfwd=tcp::1-:1", "-netdev", "tap,id=b,br=b7");
+}
+
+static void test_disks(void **state)
+{
+    (void)state;
+    assert_child("-cdrom /a.iso -drive file=/a,readonly=on -drive if=none,id=x "
+                 "-blockdev driver=file,filename=/a,node-name=n,read-only=on "
+                 "-blockdev {\"driver\":\"file\",\"filename\":\"/a\",\"read-only\":true} "
+                 "-drive if=pflash,format=raw,file=/ovmf,readonly=on",
+                 "-cdrom", "/a.iso", "-drive", "file=/a,readonly=on", "-drive", "if=none,id=x",
+                 "-blockdev", "driver=file,filename=/a,node-name=n,read-only=on", "-blockdev",
+                 "{\"driver\":\"file\",\"filename\":\"/a\",\"read-only\":true}", "-drive",
+                 "if=pflash,format=raw,file=/ovmf,readonly=on");
+    /* they are the child's by then: tests/unit/disks.c */
+    assert_child("-hda /a.img /b.img", "-hda", "/a.img", "/b.img");
+}
+
+/* A child's files have the names of the first parent's, and no socket is there twice */
+static void test_again(void **state)
+{
+    (void)state;
+    assert_child("-serial file:/r/3.ser -D /r/3.ser.1 -D /r/3.x", "-serial", "file:/b/f/h/7.ser", "-D",
+                 "/b/f/h/7.ser.1", "-D", "/other/x", "-qmp",
+                 "unix:/b/f/h/7.qmp,server=on,wait=off", "-incoming", "farfork-clone:/b/f/h/agent");
+    assert_child("-serial file:/r/3.ser", "-serial", "file:/b/7.ser", "-qmp",
+                 "unix:/b/7.qmp,server=on,wait=off", "-readconfig", "/b/7.genid", "-incoming",
+                 "defer");
+    /* one that somebody named so himself */
+    assert_child("-serial file:/r/3.7.ser -qmp unix:/r/3.7.qmp,server=on,wait=off -m 1G", "-serial",
+                 "file:/b/7.ser", "-qmp", "unix:/b/7.qmp,server=on,wait=off", "-m", "1G");
+}
+
+static void test_refused(void **state)
+{
+    (void)state;
+    assert_refused("-readconfig /x", "-readconfig", "/x");
+    assert_refused("-readconfig /x.genid", "-readconfig", "/x.genid");
+    assert_child("-m 1G", "-readconfig", "/run/f/h/7.genid", "-m", "1G"); /* of a child */
+    assert_refused("-add-fd", "-add-fd", "fd=3,set=1");
+    assert_refused("ends with -m", "-m");
+    assert_refused("JSON", "-device", "{\"driver\":");
+}
+
+#define assert_moved(want, ...)                                                               \
+    do {                                                                                    \
+        char *const argv_[] = {"qemu", __VA_ARGS__, NULL};                                  \
+        AUTO_FREE char *got_ = moved(argv_);                                                \
+        if (!got_)                                                                          \
+            fail_msg("refused: %s", why.text);                                              \
+        assert_string_equal(got_, "/q " want " -display none -qmp "                         \
+                                  "unix:/r/1.qmp,server=on,wait=off -incoming defer");      \
+    } while (0)
+
+/* Of a guest that is moved: what the other process lets go of stays */
+static void test_move(void **state)
+{
+    (void)state;
+    assert_moved("-m 1G -netdev tap,id=a,ifname=t0,script=no -nic user,hostfwd=tcp::1-:2 "
+                 "-netdev user,id=b -net none -device e1000,netdev=a",
+                 "-m", "1G", "-netdev", "tap,id=a,ifname=t0,script=no", "-nic",
+                 "user,hostfwd=tcp::1-:2", "-netdev", "user,id=b", "-net", "none", "-device",
+                 "e1000,netdev=a");
+    assert_int_equal(notes.n, 0);
+    /* the socket that was connected to has its own in its place, others have not */
+    assert_moved("-qmp unix:/r/1.vm.qmp,server=on,wait=off -pidfile /r/1.p -mem-path /",
+                 "-qmp", "unix:/run/vm.qmp,server=on,wait=off", "-qmp",
+                 "unix:/run/other/vm.qmp,server=on", "-pidfile", "/run/p", "-daemonize", "-S",
+                 "-incoming", "farfork-clone:/x", "-mem-path", "/", "-mem-path", "/dev/null");
+    assert_moved("-object memory-backend-ram,id=m,size=1G -chardev null,id=c",
+                 "-object", "memory-backend-file,size=1G,id=m,mem-path=/x,share=on,prealloc=on",
+                 "-chardev", "socket,id=c,path=/client");
+    assert_int_equal(notes.n, 1);
+    assert_non_null(strstr(notes.v[0], "not connected there"));
+
+    char *const handed[] = {"qemu", "-netdev", "tap,id=a,fd=3", NULL};
+    assert_null(moved(handed));
+    assert_non_null(strstr(why.text, "as a descriptor"));
+    char *const vnc[] = {"qemu", "-vnc", ":1", NULL};
+    AUTO_FREE char *blind = moved(vnc);
+    assert_non_null(blind);
+    assert_non_null(strstr(notes.v[0], "no display there"));
+}
+
+static void test_policies(void **state)
+{
+    enum net_policy net;
+    const char *bridge;
+    (void)state;
+
+    assert_int_equal(net_policy_parse("isolated", &net, &bridge, &why), 0);
+    assert_int_equal(net, NET_ISOLATED);
+    assert_int_equal(net_policy_parse("bridge:br7", &net, &bridge, &why), 0);
+    assert_int_equal(net, NET_BRIDGE);
+    assert_string_equal(bridge, "br7");
+    assert_int_equal(net_policy_parse("bridge:", &net, &bridge, &why), -EINVAL);
+    assert_int_equal(net_policy_parse("tap", &net, &bridge, &why), -EINVAL);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
+          cmocka_unit_test(test_display), cmocka_unit_test(test_monitors),
+          cmocka_unit_test(test_chardevs), 
+          cmocka_unit_test(test_memory), cmocka_unit_test(test_net), cmocka_unit_test(test_disks),
+          cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
+          cmocka_unit_test(test_policies))

@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_guest_port.c - what a guest may say, in pieces of any size, and what it is told
+ */
+#include "unit.h"
+
+#include "guest_port.h"
+
+static struct guest_input in;
+static struct guest_request req;
+static struct why why;
+
+static int say(const char *text)
+{
+    size_t room, n = strlen(text);
+    char *at = guest_input_room(&in, &room);
+
+    assert_true(n <= room);
+    memcpy(at, text, n);
+    return guest_input_take(&in, n, 64, &req, &why);
+}
+
+static void test_requests(void **state)
+{
+    (void)state;
+    in = (struct guest_input){0};
+
+    assert_int_equal(say("fork 64 some data, \"quoted\"\nlink\nre"), 1);
+    assert_int_equal(req.verb, GUEST_FORK);
+    assert_int_equal(req.count, 64);
+    assert_string_equal(req.user, "some data, \"quoted\"");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_LINK);
+    assert_int_equal(say(""), 0);
+    assert_int_equal(say("ady"), 0);
+    assert_int_equal(say("\n"), 1);
+    assert_int_equal(req.verb, GUEST_READY);
+    assert_int_equal(say("fork 1\nexit 255\njoin\njoin 4711.a_b-C\njoined\n"), 1);
+    assert_int_equal(req.count, 1);
+    assert_string_equal(req.user, "");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_EXIT);
+    assert_int_equal(req.code, 255);
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_JOIN);
+    assert_string_equal(req.word, "");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_JOIN);
+    assert_string_equal(req.word, "4711.a_b-C");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_JOINED);
+    assert_int_equal(say(""), 0);
+}
+
+static void test_refused(void **state)
+{
+    static const char *const bad[] = {
+        "fork\n", "fork 0\n", "fork 65\n", "fork -1\n", "fork 4x\n", "fork  4\n", "\n",
+        "fork 99999999999999999999\n", "exit\n", "exit 256\n", "exit 0 0\n", "link up\n",
+        "ready \n", "forks 1\n", "join \n", "join a b\n", "joined 1\n",
+        "join 123456789012345678901234567890123\n", "join a/b\n", "fork 1 a\tb\n", "for\x01k 1\n", "fork 1\r\n",
+    };
+    (void)state;
+    in = (struct guest_input){0};
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
+        why.text[0] = '\0';
+        if (say(bad[i]) != -EPROTO)
+            fail_msg("not refused: %s", bad[i]);
+        assert_memory_equal(why.text, "guest: ", 7);
+        assert_int_equal(say("link\n"), 1); /* and goes on */
+    }
+}
+
+static void test_long_line(void **state)
+{
+    char *at;
+    size_t room;
+    (void)state;
+    in = (struct guest_input){0};
+
+    at = guest_input_room(&in, &room);
+    assert_int_equal(room, GUEST_LINE_MAX);
+    memset(at, 'a', room);
+    assert_fails(guest_input_take(&in, room, 64, &req, &why), EPROTO);
+    assert_non_null(strstr(why.text, "4096"));
+    at = guest_input_room(&in, &room);
+    assert_true(room > 0);
+    memset(at, 'a', room);
+    assert_fails(guest_input_take(&in, room, 64, &req, &why), EPROTO);
+    assert_fails(say("link\n"), EPROTO); /* the end of it */
+    assert_int_equal(say("link\n"), 1);
+
+    /* the longest that there is */
+    in = (struct guest_input){0};
+    at = guest_input_room(&in, &room);
+    memset(at, 'a', room);
+    memcpy(at, "fork 2 ", 7);
+    at[room - 1] = '\n';
+    assert_int_equal(guest_input_take(&in, room, 64, &req, &why), 1);
+    assert_int_equal(strlen(req.user), GUEST_LINE_MAX - 8);
+}
+
+static void is(char *got, const char *want)
+{
+    assert_string_equal(got, want);
+    free(got);
+}
+
+static void test_answers(void **state)
+{
+    (void)state;
+    is(guest_forked("{\n}\n"), "forked\n{\n}\n");
+    is(guest_failed("no\nroom"), "failed no room\n");
+    is(guest_failed(""), "failed no reason given\n");
+    is(guest_failed_join("a1", "no\nroom"), "failed a1 no room\n");
+    is(guest_failed_join("", "no room"), "failed no room\n");
+    is(guest_joining(""), "joining\n");
+    is(guest_joining("a1"), "joining a1\n");
+    is(guest_exited(3, 0), "exited 3 0\n");
+    is(guest_joined(), "joined\n");
+}
+
+UNIT_MAIN(cmocka_unit_test(test_requests), cmocka_unit_test(test_refused),
+          cmocka_unit_test(test_long_line), cmocka_unit_test(test_answers))

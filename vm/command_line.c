@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * command_line.c - a child's command line, from its parent's
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      two QEMUs cannot have one socket, log, disk or port, and a child is told where its
+ *              memory is. One table says what becomes of each option; those that it does not
+ *              know are copied.
+ * Limits       which options take no argument is a list of QEMU 10.0's; an option of a later
+ *              QEMU that takes none is followed by an option all the same, and "-x -y" is read so.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+#include "command_line.h"
+#include "rewrite.h"
+#include "identity.h"
+#include "qemu_opts.h"
+
+static rewrite_fn rewrite_name, drop, refuse_option, rewrite_log, rewrite_pidfile, rewrite_mem_path,
+    rewrite_object, rewrite_config, rewrite_nographic, rewrite_nodefaults, rewrite_display;
+
+static const struct rule {
+    const char *option;
+    rewrite_fn *fn;
+} rules[] = {
+    /* the child's own beginning */
+    {"incoming", drop}, {"S", drop}, {"loadvm", drop}, {"preconfig", drop}, {"daemonize", drop},
+    {"pidfile", rewrite_pidfile}, {"gdb", drop}, {"s", drop},
+    /* memory comes from the agent */
+    {"mem-path", rewrite_mem_path}, {"mem-prealloc", drop}, {"object", rewrite_object},
+    /* sockets and files */
+    {"qmp", rewrite_monitor}, {"qmp-pretty", rewrite_monitor}, {"monitor", rewrite_monitor},
+    {"qtest", rewrite_monitor}, {"chardev", rewrite_chardev}, {"serial", rewrite_serial},
+    {"parallel", rewrite_serial}, {"debugcon", rewrite_serial}, {"D", rewrite_log},
+    {"qtest-log", rewrite_log},
+    {"nographic", rewrite_nographic}, {"nodefaults", rewrite_nodefaults},
+    {"display", rewrite_display}, {"vnc", rewrite_display}, {"spice", rewrite_display},
+    {"full-screen", drop},
+    /* the world outside */
+    {"netdev", rewrite_net}, {"nic", rewrite_net}, {"net", rewrite_net},
+    {"drive", rewrite_disk}, {"blockdev", rewrite_disk}, {"hda", rewrite_disk},
+    {"hdb", rewrite_disk}, {"hdc", rewrite_disk}, {"hdd", rewrite_disk}, {"cdrom", rewrite_disk},
+    {"fda", rewrite_disk}, {"fdb", rewrite_disk}, {"sd", rewrite_disk},
+    {"mtdblock", rewrite_disk}, {"pflash", rewrite_disk},
+    /* who it is */
+    {"name", rewrite_name},
+    /* what cannot be seen from here */
+    {"readconfig", rewrite_config}, {"add-fd", refuse_option},
+};
+
+static const char *const without_argument[] = {
+    "h", "help", "version", "mem-prealloc", "snapshot", "usb", "nographic", "full-screen",
+    "win2k-hack", "no-fd-bootchk", "preconfig", "S", "s", "enable-kvm", "xen-attach",
+    "xen-domid-restrict", "no-reboot", "no-shutdown", "daemonize", "only-migratable", "nodefaults",
+    "semihosting", "old-param", "no-user-config", "nouserconfig", "enable-sync-profile", "perfmap",
+    "jitdump", "no-acpi", "no-hpet", "enable-fips", "singlestep", "async-teardown"};
+
+#define N(a) (sizeof(a) / sizeof((a)[0]))
+
+/* --- what the parts share --- */
+
+char *child_path(struct rewrite *r, const char *path)
+{
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t own = r->own ? strlen(r->own) : 0;
+
+    if (own && !strncmp(path, r->own, own))
+        name = path + own;
+    AUTO_FREE char *safe = xprintf("%.40s", *name ? name : "file");
+    char *out = NULL;
+
+    for (char *c = safe; *c; c++)
+        if (*c == ',')
+            *c = '_';
+    for (unsigned k = 0; !out || words_have(&r->paths, out); k++) {
+        free(out);
+        out = k ? xprintf("%s/%u.%s.%u", r->s->rundir, r->s->number, safe, k)
+                : xprintf("%s/%u.%s", r->s->rundir, r->s->number, safe);
+    }
+    words_add(&r->paths, "%s", out);
+    return out;
+}
+
+void note(struct rewrite *r, const char *fmt, ...)
+{
+    char text[300];
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof(text), fmt, ap);
+    va_end(ap);
+    if (!words_have(r->notes, text))
+        words_add(r->notes, "%s", text);
+}
+
+const char *where(const struct rewrite *r)
+{
+    return r->s->incoming ? "there" : "in children";
+}
+
+void emit(struct rewrite *r, const char *option, const char *value)
+{
+    words_add(r->out, "-%s", option);
+    if (value)
+        words_add(r->out, "%s", value);
+}
+
+/* --- simple ones --- */
+
+static int drop(struct rewrite *r, const char *option, const char *value)
+{
+    (void)r;
+    (void)option;
+    (void)value;
+    return 0;
+}
+
+static int refuse_option(struct rewrite *r, const char *option, const char *value)
+{
+    return refuse(r->why, ENOTSUP, "the parent was started with -%s %s: what it stands for cannot "
+                                   "be seen in its command line; start it without", option, value);
+}
+
+/* Its own has the place of the parent's */
+static int rewrite_config(struct rewrite *r, const char *option, const char *value)
+{
+    return identity_is_config(value) ? 0 : refuse_option(r, option, value);
+}
+
+/* A name for the process would be that of all of them */
+static int rewrite_name(struct rewrite *r, const char *option, const char *value)
+{
+    AUTO_FREE char *v = opts_drop(value, "process");
+
+    emit(r, option, v);
+    return 0;
+}
+
+static int rewrite_log(struct rewrite *r, const char *option, const char *value)
+{
+    AUTO_FREE char *path = child_path(r, value);
+
+    emit(r, option, path);
+    return 0;
+}
+
+static int rewrite_pidfile(struct rewrite *r, const char *option, const char *value)
+{
+    return r->s->incoming ? rewrite_log(r, option, value) : 0;
+}
+
+/* In a folder memory is in a file without a name, each process has its own */
+static int rewrite_mem_path(struct rewrite *r, const char *option, const char *value)
+{
+    struct stat st;
+
+    if (r->s->incoming && !stat(value, &st) && S_ISDIR(st.st_mode))
+        emit(r, option, value);
+    return 0;
+}
+
+#define HUGETLBFS 0x958458f6
+
+/* Memory of pages of this size; 0: ordinary ones */
+static unsigned long huge_page(const char *path)
+{
+    struct statfs s;
+
+    return path && !statfs(path, &s) && s.f_type == HUGETLBFS ? (unsigned long)s.f_bsize : 0;
+}
+
+/* Guest memory is mapped from the agent's over whatever the child has, or comes from the parent: the
+ * parent's file must not be opened, since firmware is written to memory before that. The name of the
+ * block stays. */
+static int rewrite_object(struct rewrite *r, const char *option, const char *value)
+{
+    static const char *const kept[] = {"id", "size", "merge", "dump", "host-nodes", "policy",
+                                       "x-use-canonical-path-for-ramblock-id", NULL};
+    AUTO_FREE char *type = opts_get_first(value, "qom-type");
+
+    if (type && !strcmp(type, "memory-backend-file")) {
+        AUTO_FREE char *path = opts_get(value, "mem-path");
+        unsigned long huge = huge_page(path);
+        AUTO_FREE char *few = opts_only(value, "qom-type", kept);
+        AUTO_FREE char *ram = opts_set_first(few, "qom-type",
+                                             huge ? "memory-backend-memfd" : "memory-backend-ram");
+        AUTO_FREE char *pages = huge ? xprintf("%s,hugetlb=on,hugetlbsize=%lu", ram, huge) : NULL;
+        if (huge && *ram == '{') {
+            free(pages);
+            pages = xprintf("%.*s,\"hugetlb\":true,\"hugetlbsize\":%lu}", (int)strlen(ram) - 1,
+                            ram, huge);
+        }
+        emit(r, option, huge ? pages : ram);
+    } else if (type && !strncmp(type, "memory-backend-", 15)) {
+        AUTO_FREE char *lazy = opts_drop(value, "prealloc");
+        emit(r, option, lazy);
+    } else {
+        emit(r, option, value);
+    }
+    return 0;
+}
+
+static int rewrite_nographic(struct rewrite *r, const char *option, const char *value)
+{
+    r->nographic = true;
+    emit(r, option, value);
+    return 0;
+}
+
+static int rewrite_nodefaults(struct rewrite *r, const char *option, const char *value)
+{
+    r->nodefaults = true;
+    emit(r, option, value);
+    return 0;
+}
+
+static int rewrite_display(struct rewrite *r, const char *option, const char *value)
+{
+    if (r->s->incoming && strcmp(value, "none"))
+        note(r, "-%s %s: there is no display %s", option, value, where(r));
+    if (!r->has_display)
+        emit(r, "display", "none");
+    r->has_display = true;
+    return 0;
+}
+
+/* --- the walk --- */
+
+static bool takes_argument(const char *option)
+{
+    for (size_t i = 0; i < N(without_argument); i++)
+        if (!strcmp(option, without_argument[i]))
+            return false;
+    return true;
+}
+
+static int rewrite_one(struct rewrite *r, const char *option, const char *value)
+{
+    if (value && !opts_valid(value))
+        return refuse(r->why, EINVAL, "the parent's -%s %s: cannot be read as JSON", option, value);
+    for (size_t i = 0; i < N(rules); i++)
+        if (!strcmp(option, rules[i].option))
+            return rules[i].fn(r, option, value);
+    return -ENOENT;
+}
+
+/* What every child has besides */
+static void add_own(struct rewrite *r)
+{
+    const struct child_spec *s = r->s;
+
+    if (!r->nographic && !r->has_display)
+        emit(r, "display", "none");
+    if (r->nographic && !r->nodefaults) { /* else it puts both on the terminal */
+        if (!r->has_serial) {
+            AUTO_FREE char *path = child_path(r, "serial");
+            AUTO_FREE char *file = xprintf("file:%s", path);
+            emit(r, "serial", file);
+        }
+        emit(r, "monitor", "none");
+    }
+    words_add(r->out, "-qmp");
+    words_add(r->out, "unix:%s/%u.qmp,server=on,wait=off", s->rundir, s->number);
+    if (s->config)
+        emit(r, "readconfig", s->config);
+    words_add(r->out, "-incoming");
+    if (s->incoming) {
+        words_add(r->out, "%s", s->incoming);
+        return;
+    }
+    words_add(r->out, "farfork-clone:%s,number=%u,net=%s", s->socket, s->number,
+              s->net == NET_ISOLATED || s->net == NET_NONE ? "isolated" : "keep");
+}
+
+/* "RUNDIR/N." of a child, by the QMP socket that add_own() made; NULL: no child */
+static char *find_own(char *const *argv)
+{
+    static const char end[] = ".qmp,server=on,wait=off";
+
+    for (; argv[0] && argv[1] && argv[2]; argv++) {
+        size_t len = strlen(argv[1]), head = len > sizeof(end) ? len - sizeof(end) + 1 : 0;
+        if (strcmp(argv[0], "-qmp") || strncmp(argv[1], "unix:/", 6) || !head ||
+            strcmp(argv[1] + head, end) ||
+            (strcmp(argv[2], "-readconfig") && strcmp(argv[2], "-incoming")))
+            continue;
+        const char *name = (const char *)memrchr(argv[1], '/', head) + 1, *dot = argv[1] + head;
+        if (name != dot && name + strspn(name, "0123456789") == dot)
+            return xprintf("%.*s.", (int)(head - 5), argv[1] + 5);
+    }
+    return NULL;
+}
+
+int clone_argv(char *const *parent, const struct child_spec *s, struct words *out,
+               struct words *notes, struct why *why)
+{
+    struct rewrite r = {.s = s, .out = out, .notes = notes, .why = why, .own = find_own(parent)};
+    int rc = 0;
+
+    words_add(&r.paths, "%s/%u.qmp", s->rundir, s->number);
+    words_add(&r.paths, "%s/%u.log", s->rundir, s->number);
+    words_add(out, "%s", s->qemu);
+    for (parent += *parent != NULL; *parent && rc >= 0; parent++) {
+        const char *word = *parent, *option = word + 1, *value = NULL;
+        if (*word != '-') { /* the image of the first disk */
+            rc = rewrite_disk(&r, "", word);
+            continue;
+        }
+        option += *option == '-';
+        if (takes_argument(option) && !(value = *++parent)) {
+            rc = refuse(why, EINVAL, "the parent's command line ends with %s", word);
+            break;
+        }
+        rc = rewrite_one(&r, option, value);
+        if (rc == -ENOENT) {
+            words_add(out, "%s", word);
+            if (value)
+                words_add(out, "%s", value);
+            rc = 0;
+        }
+    }
+    if (!rc)
+        add_own(&r);
+    words_free(&r.paths);
+    free(r.own);
+    return rc < 0 ? rc : 0;
+}

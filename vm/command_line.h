@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * command_line.h - a child's command line, from its parent's
+ */
+#ifndef FF_CLI_CLONE_ARGV_H
+#define FF_CLI_CLONE_ARGV_H
+
+#include "xalloc.h"
+
+enum net_policy { NET_ISOLATED, NET_USER, NET_BRIDGE, NET_NONE, NET_KEEP };
+
+/* What makes one child: where it runs and what it may share */
+struct child_spec {
+    const char *id;       /* of the fork */
+    unsigned number;      /* from 1 on */
+    unsigned total;       /* children of this fork */
+    const char *qemu;     /* program */
+    const char *rundir;   /* on its host, without commas; its sockets and files go there */
+    const char *socket;   /* the agent's, there */
+    const char *incoming; /* of a guest that is moved; NULL: a child of a fork */
+    const char *replaced; /* the parent's QMP socket, which its own takes the place of; or NULL */
+    bool here;            /* on the parent's host */
+    enum net_policy net;
+    const char *config;   /* for -readconfig, in the run directory: identity_config(); or NULL */
+    const char *bridge;   /* NET_BRIDGE: of NICs that name none */
+};
+
+/* "isolated" and so on, "bridge:NAME"; -EINVAL */
+int net_policy_parse(const char *text, enum net_policy *net, const char **bridge, struct why *why);
+
+/**
+ * clone_argv() - the command line of one child
+ * @parent: of the running QEMU, NULL at its end
+ * @out:    the child's, program included
+ * @notes:  what a user may want to know: a chardev that was cut off, for one; may have some already,
+ *          nothing is said twice
+ *
+ * @parent has the child's disks (clone_disks_argv()) and identity (identity_child_argv()) already.
+ * What else may not be shared between two processes differs; everything else is the same byte for
+ * byte, in the same order. A guest that is moved (@s->incoming) keeps what is behind its NICs: the
+ * other one lets go of it.
+ * Return: 0; -EINVAL: an option without its argument; -ENOTSUP: what cannot be cloned, by name
+ */
+int clone_argv(char *const *parent, const struct child_spec *s, struct words *out,
+               struct words *notes, struct why *why);
+
+#endif

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * disks_private.h - what the files of disks share
+ */
+#ifndef FF_CLI_DISKS_PRIV_H
+#define FF_CLI_DISKS_PRIV_H
+
+#include "disks.h"
+
+#define NBD_PORT "10809" /* IANA's */
+
+/* How a disk is written on the command line */
+enum disk_kind {
+    DISK_NONE,     /* not found yet */
+    DISK_DRIVE,    /* -drive a=b,... */
+    DISK_BLOCKDEV, /* -blockdev, and the nodes below it */
+    DISK_SHORT,    /* -hda FILE and its like */
+};
+
+struct disk {
+    unsigned index;
+    bool writable;         /* else a read-only one: served by NBD, otherwise left alone */
+    char *name;            /* for messages: device name, device path or node */
+    char *node;            /* the parent's top node */
+    char *frozen, *format; /* what is immutable from the fork on: absolute name, raw or qcow2 */
+    json_t *chain;         /* that, and all that it stands on: names */
+    bool host_device;      /* a device node, not a file */
+    json_int_t size;       /* bytes that the guest sees */
+    bool direct, no_flush;
+    char *detect_zeroes, *discard, *aio; /* NULL: QEMU's default */
+    char *overlay, *overlay_node;        /* the parent's, from the fork on; or NULL, and */
+    char *empty;                         /* the one that it has, and has not written to */
+    bool elsewhere;        /* its option names another image than it has: forked, or changed */
+    enum disk_kind kind;
+    size_t at;             /* of its option's argument in argv */
+};
+
+struct disks {
+    char *fork_id, *cwd;
+    json_t *argv;
+    struct disk *disk;
+    size_t n, writable;
+    size_t *emptied, n_emptied; /* arguments in argv of drives whose medium was ejected */
+};
+
+/* disks_argv.c: where on the command line is each disk? */
+int disks_find(struct disks *d, const struct disks_input *in, struct why *why);
+/* Its image is a file that -snapshot made: without a name, and its header names nothing behind it.
+ * -ENOTSUP */
+int check_temporary(const struct disks *d, const struct disk *disk, const json_t *image,
+                    struct why *why);
+
+char *absolute(const char *cwd, const char *name); /* a name with a protocol stays as it is */
+bool has_protocol(const char *name);
+bool same_file(const char *cwd, const char *a, const char *b);
+const json_t *backing_of(const json_t *image);
+/* What is found behind an image that is opened anew is what its header says: it must be what the
+ * parent has. -ENOTSUP */
+int check_chain(const char *cwd, const char *name, const json_t *image, struct why *why);
+
+/* Of one overlay: metadata of an empty one (200 KiB in clusters of 64 KiB), and the first clusters
+ * that a guest writes when it wakes up */
+#define DISK_ROOM_BYTES (1u << 20)
+
+#define each_frozen(d, k)                                                                        \
+    for (const struct disk *k = (d)->disk; k < (d)->disk + (d)->n; k++)                          \
+        if (k->writable)
+#define each_new(d, k) each_frozen(d, k) if (k->overlay)
+
+/* The step that makes an overlay, without opening what is behind it */
+json_t *disk_create_overlay(const char *backing, const char *format, const char *file,
+                            json_int_t size);
+/* An overlay as a block node; no "backing": what its header says */
+json_t *disk_overlay_node(const struct disk *disk, const char *node, const char *file);
+
+/* disks_child.c. Only what is on the parent's host can be served from it: children get at a
+ * URL as the parent does */
+bool disk_served(const struct disk *disk, const struct clone_place *p);
+char *disk_url(const struct disk *disk, const struct clone_place *p);
+char *disk_overlay(const struct disks *d, const struct disk *disk,
+                   const struct clone_place *p, unsigned number);
+/* Of an NBD server that is named as clone_place.nbd is, as QEMU wants it */
+json_t *nbd_address(const char *where);
+
+#endif

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * guest_port.c - the virtio-serial port on which a guest asks for a fork
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      lines in, lines out; docs/guest.md has the protocol. Reading and writing is up to
+ *              the caller, whose socket it is.
+ * Limits       a line that does not fit is refused once and skipped up to its end.
+ */
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "guest_port.h"
+
+char *guest_input_room(struct guest_input *in, size_t *room)
+{
+    *room = sizeof(in->line) - in->n;
+    return in->line + in->n;
+}
+
+/* 0..@max, all digits; -1: it is not */
+static long number(const char *s, long max)
+{
+    long v = 0;
+
+    if (!*s)
+        return -1;
+    for (; *s; s++) {
+        if (!isdigit((unsigned char)*s) || (v = 10 * v + (*s - '0')) > max)
+            return -1;
+    }
+    return v;
+}
+
+static bool is_word(const char *s)
+{
+    size_t n = strlen(s);
+
+    return n >= 1 && n <= GUEST_WORD_MAX &&
+           strspn(s, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-") == n;
+}
+
+static int parse(char *line, unsigned max_children, struct guest_request *out, struct why *why)
+{
+    static const char *const verbs[] = {"fork", "link", "ready",
+                                        "exit", "join", "joined"};
+    char *rest = line, *word = strsep(&rest, " ");
+    size_t verb = 0;
+    long v;
+
+    while (verb < sizeof(verbs) / sizeof(verbs[0]) && strcmp(word, verbs[verb]))
+        verb++;
+    *out = (struct guest_request){.verb = (enum guest_verb)verb};
+    switch (verb) {
+    case GUEST_FORK:
+        word = rest ? strsep(&rest, " ") : "";
+        v = number(word, (long)max_children);
+        if (v < 1)
+            return refuse(why, EPROTO, "guest: fork: %.20s children (permitted: 1..%u)", word,
+                          max_children);
+        out->count = (unsigned)v;
+        snprintf(out->user, sizeof(out->user), "%s", rest ? rest : "");
+        return 1;
+    case GUEST_EXIT:
+        v = number(rest ? rest : "", 255);
+        if (v < 0)
+            return refuse(why, EPROTO, "guest: exit: code %.20s (permitted: 0..255)",
+                          rest ? rest : "");
+        out->code = (int)v;
+        return 1;
+    case GUEST_JOIN:
+        if (rest && !is_word(rest))
+            return refuse(why, EPROTO, "guest: join: word %.40s (permitted: 1..%d letters, digits "
+                                       "and . _ -)", rest, GUEST_WORD_MAX);
+        snprintf(out->word, sizeof(out->word), "%s", rest ? rest : "");
+        return 1;
+    case GUEST_LINK:
+    case GUEST_READY:
+    case GUEST_JOINED:
+        if (!rest)
+            return 1;
+        return refuse(why, EPROTO, "guest: %s: takes no word (%.20s)", word, rest);
+    default:
+        return refuse(why, EPROTO,
+                      "guest: no such request (permitted: fork, link, ready, exit, "
+                      "join, joined)");
+    }
+}
+
+int guest_input_take(struct guest_input *in, size_t got, unsigned max_children,
+                     struct guest_request *out, struct why *why)
+{
+    char line[GUEST_LINE_MAX];
+
+    in->n += got;
+    char *end = memchr(in->line, '\n', in->n);
+    if (!end) {
+        if (in->n < sizeof(in->line))
+            return 0;
+        in->n = 1; /* no verb begins so: the line's end is refused, too */
+        in->line[0] = '\r';
+        return refuse(why, EPROTO, "guest: a line of more than %d bytes", GUEST_LINE_MAX);
+    }
+    size_t len = (size_t)(end - in->line);
+    memcpy(line, in->line, len);
+    line[len] = '\0';
+    in->n -= len + 1;
+    memmove(in->line, end + 1, in->n);
+    for (size_t i = 0; i < len; i++)
+        if (iscntrl((unsigned char)line[i]))
+            return refuse(why, EPROTO, "guest: control character %#x in a line",
+                          (unsigned char)line[i]);
+    return parse(line, max_children, out, why);
+}
+
+char *guest_forked(const char *message)
+{
+    return xprintf("forked\n%s", message);
+}
+
+char *guest_failed(const char *reason)
+{
+    char *s = xprintf("failed %s\n", *reason ? reason : "no reason given");
+
+    for (char *p = s; p[1]; p++)
+        if (iscntrl((unsigned char)*p))
+            *p = ' ';
+    return s;
+}
+
+char *guest_failed_join(const char *word, const char *reason)
+{
+    AUTO_FREE char *text = xprintf("%s%s%s", word, *word ? " " : "", reason);
+
+    return guest_failed(text);
+}
+
+char *guest_joining(const char *word)
+{
+    return xprintf("joining%s%s\n", *word ? " " : "", word);
+}
+
+char *guest_exited(unsigned child, int code)
+{
+    return xprintf("exited %u %d\n", child, code);
+}
+
+char *guest_joined(void)
+{
+    return xstrdup("joined\n");
+}

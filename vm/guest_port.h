@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * guest_port.h - the virtio-serial port on which a guest asks for a fork (docs/guest.md)
+ */
+#ifndef FF_CLI_GUEST_CHANNEL_H
+#define FF_CLI_GUEST_CHANNEL_H
+
+#include <stddef.h>
+
+#include "xalloc.h"
+
+#define GUEST_CHANNEL "org.farfork.0"
+#define GUEST_LINE_MAX 4096 /* bytes of a line, its newline included */
+#define GUEST_WORD_MAX 32   /* bytes of the word of a join, which its answer begins with */
+
+enum guest_verb {
+    GUEST_FORK,   /* fork N [USER DATA]: fork this machine */
+    GUEST_LINK,   /* link: NICs have their new addresses, their links may go up */
+    GUEST_READY,  /* ready: all of the identity is set, user space goes on */
+    GUEST_EXIT,   /* exit CODE: this child has done its work, and may be ended */
+    GUEST_JOIN,   /* join [WORD]: say which children exit, until all have */
+    GUEST_JOINED, /* joined: all of that has been heard */
+};
+
+struct guest_request {
+    enum guest_verb verb;
+    unsigned count;                /* FORK */
+    int code;                      /* EXIT: 0..255 */
+    char user[GUEST_LINE_MAX];     /* FORK: "" if none */
+    char word[GUEST_WORD_MAX + 1]; /* JOIN: likewise */
+};
+
+/* What has come, and is no whole line yet. {0} at the start */
+struct guest_input {
+    char line[GUEST_LINE_MAX];
+    size_t n;
+};
+
+/**
+ * guest_input_room() - where to read to next, and how much
+ * guest_input_take() - after @got bytes were read there: call it until it does not return 1
+ * @max_children: of a fork
+ *
+ * The guest is not trusted: here, and here alone, its words are checked.
+ *
+ * Return: 1: *@out is a request; 0: no whole line is left; -EPROTO: a line that is none, with the
+ *         reason, which may be sent as guest_failed(); the next call goes on behind it
+ */
+char *guest_input_room(struct guest_input *in, size_t *room);
+int guest_input_take(struct guest_input *in, size_t got, unsigned max_children,
+                     struct guest_request *out, struct why *why);
+
+/* Answers, to be freed. @message is that of identity_message() */
+char *guest_forked(const char *message);
+char *guest_failed(const char *reason); /* of a fork; newlines become spaces */
+char *guest_failed_join(const char *word, const char *reason); /* of a join with that word, or "" */
+char *guest_joining(const char *word); /* of a join; "": it had none */
+char *guest_exited(unsigned number, int code);
+char *guest_joined(void);
+
+#endif

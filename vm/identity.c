@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * identity.c - what tells the children of a fork apart: names, addresses, ids
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      choose for every child all that no two machines may share, change its command
+ *              line accordingly, and write the message from which farfork-guest does the same
+ *              inside (docs/guest.md). It talks to nobody.
+ * Picture      command line    vmgenid guid, -uuid, -smbios uuid, -name, mac= of each NIC
+ *              message         the new MACs again: a NIC's MAC is part of the device state and
+ *                              comes with it; host name, machine-id, boot_id, seed, addresses
+ * Invariants   1. Ids are random; MACs of one fork are compared with each other and with the
+ *                 parent's.
+ *              2. A message of at most CLONE_FW_CFG_BYTES, whatever the child: checked when
+ *                 planning, while the parent still runs.
+ */
+#include <arpa/inet.h>
+#include <ctype.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "identity_private.h"
+#include "autojson.h"
+
+#define HOSTNAME_MAX 64 /* Linux */
+static int random_hex(char *out, size_t bytes, struct why *why)
+{
+    unsigned char raw[64];
+
+    if (getentropy(raw, bytes) < 0)
+        return refuse(why, EIO, "identity: read random numbers: %s", strerror(errno));
+    for (size_t i = 0; i < bytes; i++)
+        snprintf(out + 2 * i, 3, "%02x", raw[i]);
+    return 0;
+}
+
+/* RFC 4122, version 4 */
+static int random_uuid(char *out, struct why *why)
+{
+    char hex[33];
+    int rc = random_hex(hex, 16, why);
+
+    if (rc)
+        return rc;
+    hex[12] = '4';
+    hex[16] = "89ab"[hex[16] & 3];
+    snprintf(out, UUID_TEXT, "%.8s-%.4s-%.4s-%.4s-%s", hex, hex + 8, hex + 12, hex + 16, hex + 20);
+    return 0;
+}
+
+static bool mac_taken(const struct identity *id, const char *mac)
+{
+    if (identity_mac_known(id, mac))
+        return true;
+    for (unsigned k = 0; k < id->count && id->child[k].mac; k++)
+        for (size_t i = 0; i < id->nics; i++)
+            if (id->child[k].mac[i] != mac && !strcmp(id->child[k].mac[i], mac))
+                return true;
+    return false;
+}
+
+/* Locally administered, as QEMU's own; four random bytes, so that forks that know nothing of
+ * each other do not meet */
+static int random_mac(const struct identity *id, char *out, struct why *why)
+{
+    char hex[9];
+
+    do {
+        int rc = random_hex(hex, 4, why);
+        if (rc)
+            return rc;
+        snprintf(out, MAC_TEXT, "52:54:%.2s:%.2s:%.2s:%.2s", hex, hex + 2, hex + 4, hex + 6);
+    } while (mac_taken(id, out));
+    return 0;
+}
+
+/* @out: to be freed */
+static int expand(const struct identity *id, const char *template, unsigned number, char **out,
+                  struct why *why)
+{
+    char *text = NULL;
+    size_t len;
+    FILE *f = open_memstream(&text, &len);
+    const char *p = template;
+
+    if (!f)
+        abort();
+    while (*p) {
+        unsigned add = 0;
+        int used = 0;
+        if (*p != '{') {
+            fputc(*p++, f);
+        } else if (!strncmp(p, "{n}", 3)) {
+            fprintf(f, "%u", number);
+            p += 3;
+        } else if (sscanf(p, "{n+%u}%n", &add, &used) == 1 && used) {
+            fprintf(f, "%u", number + add);
+            p += used;
+        } else if (!strncmp(p, "{id}", 4)) {
+            fputs(id->fork_id, f);
+            p += 4;
+        } else if (!strncmp(p, "{name}", 6)) {
+            fputs(id->name, f);
+            p += 6;
+        } else {
+            fclose(f);
+            free(text);
+            return refuse(why, EINVAL,
+                          "identity: template \"%s\": at \"%s\" (permitted: {n}, "
+                          "{n+NUMBER}, {id}, {name})",
+                          template, p);
+        }
+    }
+    fclose(f);
+    *out = text;
+    return 0;
+}
+
+static int make_hostname(const struct identity *id, unsigned number, char **out, struct why *why)
+{
+    int rc = expand(id, id->host_template, number, out, why);
+
+    if (rc)
+        return rc;
+    for (char *p = *out; *p; p++)
+        if (!isalnum((unsigned char)*p) && *p != '.')
+            *p = '-';
+    if (strlen(*out) <= HOSTNAME_MAX && **out && **out != '-' && **out != '.')
+        return 0;
+    return refuse(why, EINVAL,
+                  "identity: host name \"%s\": want 1..%d letters and digits, the "
+                  "first no dash (--hostname)",
+                  *out, HOSTNAME_MAX);
+}
+
+/* "ADDR/PLEN,GATEWAY" in place: *@gateway is "" or the part behind the comma */
+static int split_address(char *ip, const char **gateway, struct why *why)
+{
+    char *comma = strchr(ip, ','), address[64];
+    unsigned char raw[16];
+
+    *gateway = "";
+    if (!strcmp(ip, "dhcp"))
+        return 0;
+    if (comma) {
+        *comma = '\0';
+        *gateway = comma + 1;
+    }
+    snprintf(address, sizeof(address), "%s", ip);
+    char *slash = strchr(address, '/'), *end = NULL;
+    long plen = slash ? strtol(slash + 1, &end, 10) : -1;
+    if (slash)
+        *slash = '\0';
+    int family = strchr(address, ':') ? AF_INET6 : AF_INET;
+    if (inet_pton(family, address, raw) != 1 || plen < 0 || plen > (family == AF_INET ? 32 : 128) ||
+        *end || (comma && inet_pton(family, *gateway, raw) != 1))
+        return refuse(why, EINVAL,
+                      "identity: address \"%s\"%s%s: want ADDRESS/LENGTH, "
+                      "ADDRESS/LENGTH,GATEWAY or dhcp (--ip)",
+                      ip, comma ? "," : "", *gateway);
+    return 0;
+}
+
+/* --- the message --- */
+
+static void put_line(FILE *f, const char *key, const char *value)
+{
+    AUTO_JSON json_t *j = json_string(value);
+    AUTO_FREE char *s = j ? json_dumps(j, JSON_ENCODE_ANY) : NULL;
+
+    fprintf(f, "\"%s\": %s,\n", key, s ? s : "\"\"");
+}
+
+static int put_nics(const struct identity *id, unsigned number, FILE *f, struct why *why)
+{
+    fputs("\"nics\": [\n", f);
+    for (size_t i = 0; number && i < id->nics; i++) {
+        AUTO_FREE char *ip = NULL;
+        const char *gateway = "";
+        int rc = id->nic[i].ip ? expand(id, id->nic[i].ip, number, &ip, why) : 0;
+        if (!rc && ip)
+            rc = split_address(ip, &gateway, why);
+        if (rc)
+            return rc;
+        fprintf(f, "{\"mac_old\": \"%s\", \"mac_new\": \"%s\", \"ip\": \"%s\", \"gw\": \"%s\"}%s\n",
+                id->nic[i].old_mac, id->child[number - 1].mac[i], ip ? ip : "", gateway,
+                i + 1 < id->nics ? "," : "");
+    }
+    fputs("]\n", f);
+    return 0;
+}
+
+static int write_message(const struct identity *id, unsigned number, long long time_ms, bool secrets,
+                         char **out, struct why *why)
+{
+    static const struct child parent;
+    const struct child *c = number ? &id->child[number - 1] : &parent;
+    size_t len;
+    FILE *f = open_memstream(out, &len);
+
+    if (!f)
+        abort();
+    fprintf(f, "{\n\"farfork\": 1,\n");
+    put_line(f, "fork", id->fork_id);
+    fprintf(f, "\"number\": %u,\n\"count\": %u,\n\"time\": %lld.%03lld,\n", number, id->count,
+            time_ms / 1000, time_ms % 1000);
+    put_line(f, "hostname", c->hostname ? c->hostname : "");
+    put_line(f, "machine_id", c->machine_id);
+    put_line(f, "boot_id", secrets ? c->boot_id : "");
+    put_line(f, "seed", secrets ? c->seed : "");
+    put_line(f, "user", id->user);
+    int rc = put_nics(id, number, f, why);
+    fputs("}\n", f);
+    fclose(f);
+    if (!rc && len > CLONE_FW_CFG_BYTES)
+        rc = refuse(why, EINVAL,
+                    "identity: the message for child %u has %zu bytes (permitted: "
+                    "%d): shorten the user data",
+                    number, len, CLONE_FW_CFG_BYTES);
+    return rc;
+}
+
+char *identity_message(const struct identity *id, unsigned number, long long time_ms)
+{
+    char *out = NULL;
+
+    write_message(id, number, time_ms, true, &out, NULL); /* refusals: those of the plan */
+    return out;
+}
+
+char *identity_padded(const struct identity *id, unsigned number, bool secrets)
+{
+    AUTO_FREE char *message = NULL;
+
+    write_message(id, number, 0, secrets, &message, NULL);
+    return xprintf("%-*s", CLONE_FW_CFG_BYTES, message);
+}
+
+/* --- planning --- */
+
+static int plan_child(struct identity *id, unsigned number, struct why *why)
+{
+    struct child *c = &id->child[number - 1];
+    AUTO_FREE char *message = NULL;
+    int rc;
+
+    c->mac = xcalloc(id->nics, sizeof(*c->mac));
+    if ((rc = random_uuid(c->uuid, why)) || (rc = random_uuid(c->genid, why)) ||
+        (rc = random_uuid(c->boot_id, why)) || (rc = random_hex(c->machine_id, 16, why)) ||
+        (rc = random_hex(c->seed, SEED_BYTES, why)))
+        return rc;
+    for (size_t i = 0; i < id->nics; i++)
+        if ((rc = random_mac(id, c->mac[i], why)))
+            return rc;
+    if ((rc = make_hostname(id, number, &c->hostname, why)))
+        return rc;
+    /* with the longest time there is: all later ones fit */
+    return write_message(id, number, 9999999999999, true, &message, why);
+}
+
+static int check_user(const char *user, struct why *why)
+{
+    for (const char *p = user; *p; p++)
+        if (iscntrl((unsigned char)*p))
+            return refuse(why, EINVAL,
+                          "identity: user data: control character %#x at byte %zu: "
+                          "encode it (base64)",
+                          (unsigned)*p, (size_t)(p - user));
+    AUTO_JSON json_t *j = json_string(user);
+    return j ? 0 : refuse(why, EINVAL, "identity: user data: not UTF-8: encode it (base64)");
+}
+
+int identity_plan(const struct identity_input *in, struct identity **out, struct why *why)
+{
+    struct identity *id = xcalloc(1, sizeof(*id));
+    int rc = check_user(in->user ? in->user : "", why);
+
+    id->fork_id = xstrdup(in->fork_id);
+    id->count = in->count;
+    id->user = xstrdup(in->user ? in->user : "");
+    id->host_template = xstrdup(in->hostname ? in->hostname : "{name}-{n}");
+    id->child = xcalloc(in->count, sizeof(*id->child));
+    identity_see(id, in);
+    if (!rc && in->ips > id->nics)
+        rc = refuse(why, EINVAL, "identity: addresses for %zu NICs, the parent has %zu (--ip)",
+                    in->ips, id->nics);
+    for (unsigned k = 1; !rc && k <= in->count; k++)
+        rc = plan_child(id, k, why);
+    if (rc < 0)
+        identity_free(id);
+    else
+        *out = id;
+    return rc;
+}
+
+void identity_free(struct identity *id)
+{
+    if (!id)
+        return;
+    for (unsigned k = 0; k < id->count; k++) {
+        free(id->child[k].mac);
+        free(id->child[k].hostname);
+    }
+    for (size_t i = 0; i < id->nics; i++)
+        free(id->nic[i].ip);
+    free(id->child);
+    free(id->nic);
+    free(id->channel);
+    free(id->host_template);
+    free(id->user);
+    free(id->name);
+    free(id->fork_id);
+    free(id);
+}
+
+const char *identity_channel(const struct identity *id)
+{
+    return id->channel;
+}
+
+json_t *identity_missing(const struct identity *id)
+{
+    json_t *list = json_array();
+
+    if (!id->has_genid)
+        json_array_append_new(
+            list,
+            json_string(
+                "no -device vmgenid: guest kernels are not told, their random numbers are those of "
+                "their twins for a while"));
+    if (id->has_fw_cfg && id->fw_cfg_bytes >= 0 && id->fw_cfg_bytes != CLONE_FW_CFG_BYTES) {
+        AUTO_FREE char *s = xprintf("-fw_cfg " CLONE_FW_CFG " has %lld bytes (want %d): the "
+                                    "guest's driver would not read all of it",
+                                    id->fw_cfg_bytes, CLONE_FW_CFG_BYTES);
+        json_array_append_new(list, json_string(s));
+    }
+    if (!id->has_fw_cfg && !id->channel)
+        json_array_append_new(list, json_string("neither -fw_cfg name=" CLONE_FW_CFG
+                                                " nor a virtserialport named " GUEST_CHANNEL
+                                                ": farfork-guest cannot learn of the fork"));
+    return list;
+}
+
+json_t *identity_summary(const struct identity *id, unsigned number)
+{
+    const struct child *c = &id->child[number - 1];
+    json_t *macs = json_array();
+
+    for (size_t i = 0; i < id->nics; i++)
+        json_array_append_new(macs, json_string(c->mac[i]));
+    return json_pack("{s:i,s:s,s:s,s:s,s:o}", "number", (int)number, "hostname", c->hostname,
+                     "uuid", c->uuid, "genid", c->genid, "macs", macs);
+}

@@ -1,0 +1,235 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * identity_argv.c - identity on a command line: what the parent has, what a child gets
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      find NICs, vmgenid, fw_cfg entry, channel and name among the parent's options, and
+ *              change them for a child where they are.
+ * Sources      QEMU net/net.c: MACs of NICs without mac= are 52:54:00:12:34:56 and upwards, of
+ *              -nic and -net before those of -device.
+ */
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "identity_private.h"
+#include "qemu_opts.h"
+
+const char *identity_word(const json_t *argv, size_t at)
+{
+    const char *s = json_string_value(json_array_get(argv, at));
+
+    return s ? s : "";
+}
+
+static bool is_nic(const char *driver)
+{
+    static const char *const prefixes[] = {"virtio-net", "e1000", "rtl8139", "vmxnet3",
+                                           "igb",        "pcnet", "ne2k_",   "i8255",
+                                           "i82801",     "tulip", "usb-net"};
+
+    for (size_t i = 0; driver && i < sizeof(prefixes) / sizeof(prefixes[0]); i++)
+        if (!strncmp(driver, prefixes[i], strlen(prefixes[i])))
+            return true;
+    return false;
+}
+
+/* The option before @at makes a NIC: the key of its MAC. @devices: -device, else the older ones */
+static const char *mac_key(const json_t *argv, size_t at, bool devices)
+{
+    const char *option = at ? identity_word(argv, at - 1) : "";
+
+    if (devices && option_is(option, "device")) {
+        AUTO_FREE char *driver = opts_get_first(identity_word(argv, at), "driver");
+        return is_nic(driver) ? "mac" : NULL;
+    }
+    if (!devices && option_is(option, "nic"))
+        return strcmp(identity_word(argv, at), "none") ? "mac" : NULL;
+    if (!devices && option_is(option, "net")) {
+        AUTO_FREE char *type = opts_get_first(identity_word(argv, at), "type");
+        return type && !strcmp(type, "nic") ? "macaddr" : NULL;
+    }
+    return NULL;
+}
+
+static const char *filter_mac(const json_t *filters, const char *id)
+{
+    size_t i;
+    json_t *f;
+
+    json_array_foreach(filters, i, f) {
+        const char *name = json_string_value(json_object_get(f, "name"));
+        if (id && name && !strcmp(name, id))
+            return json_string_value(json_object_get(f, "main-mac"));
+    }
+    return NULL;
+}
+
+bool identity_mac_known(const struct identity *id, const char *mac)
+{
+    for (size_t i = 0; i < id->nics; i++)
+        if (!strcmp(id->nic[i].old_mac, mac))
+            return true;
+    return false;
+}
+
+static void add_nic(struct identity *id, const struct identity_input *in, const char *argument,
+                    const char *key)
+{
+    AUTO_FREE char *name = opts_get(argument, "id"), *given = opts_get(argument, key);
+    const char *mac = filter_mac(in->rx_filters, name);
+    struct nic *nic;
+
+    if (id->nics == id->room) {
+        id->room = 2 * id->room + 4;
+        id->nic = realloc(id->nic, id->room * sizeof(*id->nic));
+        if (!id->nic)
+            abort();
+    }
+    nic = &id->nic[id->nics];
+    if (!mac)
+        mac = given;
+    if (mac) {
+        snprintf(nic->old_mac, MAC_TEXT, "%s", mac);
+        for (char *p = nic->old_mac; *p; p++)
+            *p = *p == '-' ? ':' : (char)tolower((unsigned char)*p);
+    } else { /* the first that is free */
+        unsigned last = 0x56;
+        do
+            snprintf(nic->old_mac, MAC_TEXT, "52:54:00:12:34:%02x", last++);
+        while (last <= 0xff && identity_mac_known(id, nic->old_mac));
+    }
+    nic->ip = id->nics < in->ips && in->ip[id->nics] ? xstrdup(in->ip[id->nics]) : NULL;
+    id->nics++;
+}
+
+bool identity_is_fw_cfg(const json_t *argv, size_t at)
+{
+    AUTO_FREE char *name = at && option_is(identity_word(argv, at - 1), "fw_cfg")
+                               ? opts_get_first(identity_word(argv, at), "name")
+                               : NULL;
+
+    return name && !strcmp(name, CLONE_FW_CFG);
+}
+
+bool identity_is_genid(const json_t *argv, size_t at)
+{
+    AUTO_FREE char *driver = at && option_is(identity_word(argv, at - 1), "device")
+                                 ? opts_get_first(identity_word(argv, at), "driver")
+                                 : NULL;
+
+    return driver && !strcmp(driver, "vmgenid");
+}
+
+static void see_fw_cfg(struct identity *id, const char *argument)
+{
+    AUTO_FREE char *string = opts_get(argument, "string"), *file = opts_get(argument, "file");
+    struct stat st;
+
+    id->has_fw_cfg = true;
+    id->fw_cfg_bytes = string ? (long long)strlen(string) : -1;
+    if (file && *file == '/' && !stat(file, &st))
+        id->fw_cfg_bytes = st.st_size;
+}
+
+static void see_device(struct identity *id, const char *argument)
+{
+    AUTO_FREE char *name = opts_get(argument, "name");
+
+    if (name && !strcmp(name, GUEST_CHANNEL) && !id->channel)
+        id->channel = opts_get(argument, "chardev");
+}
+
+void identity_see(struct identity *id, const struct identity_input *in)
+{
+    size_t n = json_array_size(in->argv);
+
+    for (int devices = 0; devices <= 1; devices++) {
+        for (size_t i = 1; i < n; i++) {
+            const char *key = mac_key(in->argv, i, devices);
+            if (key)
+                add_nic(id, in, identity_word(in->argv, i), key);
+        }
+    }
+    for (size_t i = 1; i < n; i++) {
+        if (option_is(identity_word(in->argv, i - 1), "device"))
+            see_device(id, identity_word(in->argv, i));
+        id->has_genid |= identity_is_genid(in->argv, i);
+        if (identity_is_fw_cfg(in->argv, i))
+            see_fw_cfg(id, identity_word(in->argv, i));
+        if (option_is(identity_word(in->argv, i - 1), "name")) {
+            free(id->name);
+            id->name = opts_get_first(identity_word(in->argv, i), "guest");
+        }
+    }
+    if (!id->name)
+        id->name = xstrdup("vm");
+}
+
+/* --- a child's command line --- */
+
+static void set_key(json_t *argv, size_t at, const char *key, const char *value)
+{
+    AUTO_FREE char *text = opts_set(identity_word(argv, at), key, value);
+
+    json_array_set_new(argv, at, json_string(text));
+}
+
+static void set_name(const struct identity *id, unsigned number, json_t *argv, size_t at)
+{
+    AUTO_FREE char *name = xprintf("%s-%u", id->name, number);
+    AUTO_FREE char *text = opts_set_first(identity_word(argv, at), "guest", name);
+
+    json_array_set_new(argv, at, json_string(text));
+}
+
+void identity_set_file(json_t *argv, size_t at, const char *path)
+{
+    AUTO_FREE char *bare = opts_drop(identity_word(argv, at), "string");
+
+    json_array_set_new(argv, at, json_string(bare));
+    set_key(argv, at, "file", path);
+}
+
+void identity_drop_genid(json_t *argv, size_t at)
+{
+    AUTO_FREE char *bare = opts_drop(identity_word(argv, at), "guid");
+
+    json_array_set_new(argv, at, json_string(bare));
+}
+
+void identity_child_argv(const struct identity *id, unsigned number, const char *rundir,
+                         json_t *argv)
+{
+    const struct child *c = &id->child[number - 1];
+    AUTO_FREE char *path = identity_message_path(number, rundir);
+    size_t n = json_array_size(argv), nic = 0;
+
+    for (int devices = 0; devices <= 1; devices++) { /* in the order of identity_see() */
+        for (size_t i = 1; i < n; i++) {
+            const char *key = mac_key(argv, i, devices);
+            if (key && nic < id->nics)
+                set_key(argv, i, key, c->mac[nic++]);
+        }
+    }
+    for (size_t i = 1; i < n; i++) {
+        const char *option = identity_word(argv, i - 1);
+        if (option_is(option, "name")) {
+            set_name(id, number, argv, i);
+        } else if (option_is(option, "uuid")) {
+            json_array_set_new(argv, i, json_string(c->uuid));
+        } else if (option_is(option, "smbios")) {
+            AUTO_FREE char *old = opts_get(identity_word(argv, i), "uuid");
+            if (old)
+                set_key(argv, i, "uuid", c->uuid);
+        } else if (identity_is_fw_cfg(argv, i)) {
+            identity_set_file(argv, i, path);
+        } else if (identity_is_genid(argv, i)) {
+            identity_drop_genid(argv, i);
+        }
+    }
+}

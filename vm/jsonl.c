@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * jsonl.c - one JSON value a line, over pipes and sockets that do not block
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "jsonl.h"
+
+#define READ_BYTES 65536
+
+int lines_read(struct line_reader *r, int fd)
+{
+    if (r->taken) {
+        memmove(r->data, r->data + r->taken, r->len - r->taken);
+        r->len -= r->taken;
+        r->taken = 0;
+    }
+    for (;;) {
+        if (r->len > LINE_MAX_BYTES)
+            return -EMSGSIZE;
+        if (r->room < r->len + READ_BYTES + 1) {
+            size_t room = 2 * r->room + READ_BYTES + 1;
+            char *more = realloc(r->data, room);
+            if (!more)
+                return -ENOMEM;
+            r->data = more;
+            r->room = room;
+        }
+        ssize_t n = read(fd, r->data + r->len, READ_BYTES);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno == EAGAIN)
+            return 0;
+        if (n < 0 && errno != ECONNRESET)
+            return -errno;
+        if (n <= 0)
+            r->ended = true;
+        else
+            r->len += (size_t)n;
+        return 0;
+    }
+}
+
+char *lines_next(struct line_reader *r)
+{
+    if (r->taken == r->len)
+        return NULL;
+    char *line = r->data + r->taken, *end = memchr(line, '\n', r->len - r->taken);
+
+    if (!end && !r->ended)
+        return NULL;
+    if (!end)
+        end = r->data + r->len; /* there is room for one more byte */
+    r->taken = (size_t)(end - r->data) + (end < r->data + r->len);
+    *end = '\0';
+    if (end > line && end[-1] == '\r')
+        end[-1] = '\0';
+    return line;
+}
+
+void lines_free(struct line_reader *r)
+{
+    free(r->data);
+    *r = (struct line_reader){0};
+}
+
+int lines_write(int fd, const char *data, size_t len, int limit_ms)
+{
+    uint64_t end = now_ms() + (uint64_t)limit_ms;
+
+    while (len) {
+        ssize_t n = write(fd, data, len);
+        if (n > 0) {
+            data += n;
+            len -= (size_t)n;
+            continue;
+        }
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0 && errno != EAGAIN)
+            return -errno;
+        uint64_t now = now_ms();
+        struct pollfd p = {.fd = fd, .events = POLLOUT};
+        if (now >= end || poll(&p, 1, (int)(end - now)) == 0)
+            return -ETIMEDOUT;
+    }
+    return 0;
+}
+
+int lines_write_json(int fd, const json_t *value, int limit_ms)
+{
+    AUTO_FREE char *text = json_dumps(value, JSON_COMPACT);
+
+    if (!text)
+        return -ENOMEM;
+    AUTO_FREE char *line = xprintf("%s\n", text);
+    return lines_write(fd, line, strlen(line), limit_ms);
+}

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * qmp.h - talk to a QEMU over its QMP socket
+ */
+#ifndef FF_CLI_QMP_H
+#define FF_CLI_QMP_H
+
+#include <jansson.h>
+#include <sys/types.h>
+
+#include "xalloc.h"
+
+struct qmp;
+
+/**
+ * qmp_connect() - connect, greet, negotiate
+ * @path:      of a UNIX socket
+ * @cancel_fd: readable: every wait ends with -ECANCELED; -1: none
+ * @limit_ms:  for this and for each command
+ */
+int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why);
+
+/* Likewise, but for one of several clients that may be there: while it waits for its turn @waiting is
+ * called a few times a second; NULL: it is not */
+int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
+                        void (*waiting)(void *opaque), void *opaque, struct qmp **out,
+                        struct why *why);
+
+/**
+ * qmp_command() - run a command and wait for its answer; events on the way are kept
+ * @arguments: taken over; NULL: none
+ * @result:    what the command returned, to be released; may be NULL
+ *
+ * Return: 0; -EREMOTEIO: refused, the reason is QEMU's; -EPIPE: QEMU has ended; -ETIMEDOUT;
+ *         -ECANCELED
+ */
+int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
+                struct why *why);
+
+/* The oldest event not taken yet, to be released; NULL: none */
+json_t *qmp_take_event(struct qmp *q);
+
+/* Likewise, but wait for it, at most @limit_ms. 0; -EPIPE, -ECANCELED: without one */
+int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct why *why);
+
+int qmp_fd(const struct qmp *q);   /* readable: qmp_drain() */
+int qmp_drain(struct qmp *q);      /* read what there is; -EPIPE: QEMU has ended */
+pid_t qmp_pid(const struct qmp *q); /* of the QEMU, as the kernel says */
+uid_t qmp_uid(const struct qmp *q); /* of who made its socket */
+void qmp_cancel_by(struct qmp *q, int fd); /* from here on; -1: nothing but time ends a wait */
+void qmp_limit(struct qmp *q, int limit_ms); /* for each command from here on */
+void qmp_replace(struct qmp *q, struct qmp *by); /* @q goes on with @by's connection; @by is freed */
+void qmp_free(struct qmp *q);
+
+#endif

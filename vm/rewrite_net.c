@@ -1,0 +1,159 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * rewrite_net.c - what a child's NICs are connected to
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      twins have the parent's addresses until somebody gives them others. The NIC that
+ *              the guest sees stays; what is behind it goes by the policy:
+ *
+ *              isolated, keep  as it was, but for what two processes cannot share (below); with
+ *                              isolated the guest sees no link until somebody sets it up
+ *              user            a user network each, without forwarded ports
+ *              bridge          a tap each, on the parent's bridge or the one that is named
+ *              none            nothing, and no link
+ *
+ *              Two processes cannot share a tap (the kernel names a new one), a port of this host
+ *              (forwarded ports go), and what was handed over as descriptors or made for this one
+ *              guest beforehand: those NICs are left unconnected.
+ *              A guest that is moved keeps what is behind its NICs, by the same names; what was
+ *              handed over is refused.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rewrite.h"
+#include "qemu_opts.h"
+
+int net_policy_parse(const char *text, enum net_policy *net, const char **bridge, struct why *why)
+{
+    static const char *const names[] = {[NET_ISOLATED] = "isolated", [NET_USER] = "user",
+                                        [NET_BRIDGE] = "bridge", [NET_NONE] = "none",
+                                        [NET_KEEP] = "keep"};
+
+    *bridge = "br0"; /* as QEMU does */
+    for (unsigned i = 0; i <= NET_KEEP; i++)
+        if (!strcmp(text, names[i])) {
+            *net = (enum net_policy)i;
+            return 0;
+        }
+    if (!strncmp(text, "bridge:", 7) && text[7] && !strchr(text, ',')) {
+        *net = NET_BRIDGE;
+        *bridge = text + 7;
+        return 0;
+    }
+    return refuse(why, EINVAL, "--net %s: want isolated, user, bridge, bridge:NAME, none or keep",
+                  text);
+}
+
+/* The NIC's side of -nic, and what any of them is called */
+#define NIC_KEYS "id", "model", "mac", "macaddr", "addr", "vectors"
+
+/* With another backend, and only what the guest sees of the old one */
+static char *replace(const char *value, const char *type, const char *key, const char *key_value)
+{
+    static const char *const kept[] = {NIC_KEYS, NULL};
+    AUTO_FREE char *few = opts_only(value, "type", kept);
+    AUTO_FREE char *other = opts_set_first(few, "type", type);
+
+    return key ? opts_set(other, key, key_value) : xstrdup(other);
+}
+
+/* A hub of its own: QEMU has it whatever it was built with, and nothing else is on it */
+static void unplug(struct rewrite *r, const char *option, const char *value)
+{
+    if (!strcmp(option, "net")) /* a hub already, without this one on it */
+        return;
+    AUTO_FREE char *few = replace(value, "hubport", NULL, NULL);
+    AUTO_FREE char *v = opts_set_number(few, "hubid", 1000 + (unsigned)r->out->n);
+    emit(r, option, v);
+}
+
+static void emit_without(struct rewrite *r, const char *option, const char *value,
+                         const char *const *keys)
+{
+    char *v = xstrdup(value);
+
+    for (; *keys; keys++) {
+        char *less = opts_drop(v, *keys);
+        free(v);
+        v = less;
+    }
+    emit(r, option, v);
+    free(v);
+}
+
+static bool has_any(const char *value, const char *const *keys)
+{
+    for (; *keys; keys++) {
+        AUTO_FREE char *v = opts_get(value, *keys);
+        if (v)
+            return true;
+    }
+    return false;
+}
+
+static const char *const handed[] = {"fd", "fds", "vhostfd", "vhostfds", "sock-fds", NULL};
+
+/* As it is: what both cannot have at once on one host, QEMU says */
+static int move_backend(struct rewrite *r, const char *option, const char *value)
+{
+    if (has_any(value, handed))
+        return refuse(r->why, ENOTSUP, "-%s %s: it was handed to the parent as a descriptor, which "
+                                       "cannot be opened again there; move this guest by hand, "
+                                       "see farfork-rdma-postcopy(7)", option, value);
+    emit(r, option, value);
+    return 0;
+}
+
+/* As the parent's, as far as it can be shared */
+static void keep_backend(struct rewrite *r, const char *option, const char *value, const char *type)
+{
+    static const char *const user_drop[] = {"hostfwd", "guestfwd", "smb", NULL};
+    static const char *const tap_drop[] = {"ifname", NULL};
+    AUTO_FREE char *script = opts_get(value, "script"), *ifname = opts_get(value, "ifname");
+    AUTO_FREE char *id = opts_get(value, "id");
+    bool made_before = ifname && script && !strcmp(script, "no");
+
+    if (!strcmp(type, "user"))
+        emit_without(r, option, value, user_drop);
+    else if (!strcmp(type, "tap") && !has_any(value, handed) && !made_before)
+        emit_without(r, option, value, tap_drop);
+    else if (!strcmp(type, "bridge") || !strcmp(type, "hubport") || !strcmp(type, "none"))
+        emit(r, option, value);
+    else if (r->s->net == NET_KEEP && strcmp(type, "tap") && !has_any(value, handed))
+        emit(r, option, value);
+    else {
+        note(r, "network %s (%s): not connected in children: it cannot be shared; see --net",
+             id ? id : option, type);
+        unplug(r, option, value);
+    }
+}
+
+int rewrite_net(struct rewrite *r, const char *option, const char *value)
+{
+    AUTO_FREE char *named = opts_get_first(value, "type");
+    const char *type = named ? named : "user"; /* -nic model=... */
+
+    if (!strcmp(type, "nic") || !strcmp(type, "none")) { /* the guest's side */
+        emit(r, option, value);
+        return 0;
+    }
+    if (r->s->incoming)
+        return move_backend(r, option, value);
+    if (r->s->net == NET_NONE) {
+        unplug(r, option, value);
+    } else if (r->s->net == NET_USER) {
+        AUTO_FREE char *v = replace(value, "user", NULL, NULL);
+        emit(r, option, v);
+    } else if (r->s->net == NET_BRIDGE) {
+        AUTO_FREE char *br = opts_get(value, "br");
+        AUTO_FREE char *v = replace(value, "bridge", "br", br ? br : r->s->bridge);
+        emit(r, option, v);
+    } else {
+        keep_backend(r, option, value, type);
+    }
+    return 0;
+}
