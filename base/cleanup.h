@@ -10,6 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#define FF_PRINTF(a, b) __attribute__((format(printf, a, b)))
 #define FF_ARRAY_LEN(a) (sizeof(a) / sizeof((a)[0]))
 #define FF_MIN(a, b) ((a) < (b) ? (a) : (b))
 #define FF_MAX(a, b) ((a) > (b) ? (a) : (b))
@@ -35,6 +36,17 @@ static inline uint64_t ff_now_ns(void)
     struct timespec ts;
     clock_gettime(CLOCK_MONOTONIC, &ts);
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+static inline uint64_t ff_now_ms(void)
+{
+    return ff_now_ns() / 1000000u;
+}
+
+/* Fractions of a millisecond, too */
+static inline double ff_now_exact_ms(void)
+{
+    return (double)ff_now_ns() / 1e6;
 }
 
 /* CLOCK_BOOTTIME in ns: goes on while the host is suspended, as its peers do */

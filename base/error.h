@@ -18,7 +18,7 @@
 
 struct ff_error {
     int code;       /* errno value, positive; 0: no error */
-    char text[504]; /* one line without a newline */
+    char text[764]; /* one line without a newline */
 };
 
 /**

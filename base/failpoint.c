@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * failpoint.c - named points at which a test can make things go wrong
+ * fault.c - named points at which a test can make things go wrong
  */
 #include <ctype.h>
 #include <errno.h>
@@ -17,16 +17,16 @@
 #include "failpoint.h"
 
 /* Every point in the library. The unit test compares this list with the sources. */
-const char *const ff_fault_points[] = {
+const char *const ff_failpoints[] = {
     "source.publish", "source.state",   "source.go",       "source.running",
-    "source.pass",    "source.lend",    "source.free",    "dest.pass",
+    "source.precopy",    "source.lend",    "source.free",    "dest.precopy",
     "dest.accepted",  "dest.pager",     "dest.state",      "dest.ready",
     "dest.running",   "dest.fault",     "dest.install",    "dest.prefill",
     "tcp.serve.fault", "tcp.serve.prefill", "tcp.recv.short", "tcp.send.short",
     "loop.read",      "control.send",   "process.go",   "child.loaded",
     "agent.say",      "dest.prefill.start", "dest.beat",    "source.welcomed",
 };
-const unsigned ff_fault_points_n = FF_ARRAY_LEN(ff_fault_points);
+const unsigned ff_failpoints_n = FF_ARRAY_LEN(ff_failpoints);
 
 enum action { ACT_DELAY = 1, ACT_FAIL, ACT_KILL };
 
@@ -39,12 +39,12 @@ struct point {
 
 static struct point points[16];
 static unsigned n_points;
-bool ff_faults_armed;
+bool ff_failpoints_armed;
 
 static bool is_known(const char *name)
 {
-    for (unsigned i = 0; i < ff_fault_points_n; i++)
-        if (!strcmp(name, ff_fault_points[i]))
+    for (unsigned i = 0; i < ff_failpoints_n; i++)
+        if (!strcmp(name, ff_failpoints[i]))
             return true;
     return false;
 }
@@ -104,12 +104,12 @@ static int parse_one(char *text, struct point *p, struct ff_error *err)
     return parse_action(eq, p, err);
 }
 
-int ff_faults_arm(const char *spec, struct ff_error *err)
+int ff_failpoints_arm(const char *spec, struct ff_error *err)
 {
     n_points = 0;
-    ff_faults_armed = false;
+    ff_failpoints_armed = false;
     if (!spec)
-        spec = getenv("FARFORK_FAULTS");
+        spec = getenv("FARFORK_FAILPOINTS");
     if (!spec || !*spec)
         return 0;
 
@@ -125,19 +125,19 @@ int ff_faults_arm(const char *spec, struct ff_error *err)
             return rc;
         atomic_store(&points[n_points++].hits, 0);
     }
-    ff_faults_armed = n_points > 0;
+    ff_failpoints_armed = n_points > 0;
     return 0;
 }
 
-int ff_faults_start(struct ff_error *err)
+int ff_failpoints_start(struct ff_error *err)
 {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static bool done;
     int rc = 0;
 
     pthread_mutex_lock(&lock);
-    if (!done && getenv("FARFORK_FAULTS"))
-        rc = ff_faults_arm(NULL, err);
+    if (!done && getenv("FARFORK_FAILPOINTS"))
+        rc = ff_failpoints_arm(NULL, err);
     done = !rc;
     pthread_mutex_unlock(&lock);
     return rc;

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * failpoint.h - named points at which a test can make things go wrong
+ * fault.h - named points at which a test can make things go wrong
  */
 /**
  * DOC: Theory of Operation
  *
  * Purpose      reach failures that no layer outside can make: a slow install, a link
  *              that breaks between two messages, a process that dies at a stage.
- * Picture      FARFORK_FAULTS="tcp.serve.fault=delay:2000,dest.ready=kill@1"
+ * Picture      FARFORK_FAILPOINTS="tcp.serve.fault=delay:2000,dest.ready=kill@1"
  *              NAME=delay:USEC | fail[:ERRNO] | kill, each with an optional @N
  *              (only the Nth time), @N+ (from the Nth time on) or @N-M (until the Mth).
  * Invariants   1. Off unless the variable is set: one predictable branch.
@@ -21,17 +21,17 @@
 
 struct ff_error;
 
-extern bool ff_faults_armed;
-extern const char *const ff_fault_points[]; /* every name there is */
-extern const unsigned ff_fault_points_n;
+extern bool ff_failpoints_armed;
+extern const char *const ff_failpoints[]; /* every name there is */
+extern const unsigned ff_failpoints_n;
 
-/* Parse @spec (NULL: the environment variable FARFORK_FAULTS) and arm. Not thread-safe:
+/* Parse @spec (NULL: the environment variable FARFORK_FAILPOINTS) and arm. Not thread-safe:
  * before threads start. Return 0 or -EINVAL with the part that is wrong. */
-int ff_faults_arm(const char *spec, struct ff_error *err);
+int ff_failpoints_arm(const char *spec, struct ff_error *err);
 
 /* Arm from the environment, the first time that anybody calls this in the process; what a
- * test has armed by ff_faults_arm() stays when the variable is not set */
-int ff_faults_start(struct ff_error *err);
+ * test has armed by ff_failpoints_arm() stays when the variable is not set */
+int ff_failpoints_start(struct ff_error *err);
 
 /* How often the point was passed since it was armed (0 when not armed) */
 unsigned long ff_fault_hits(const char *name);
@@ -39,9 +39,9 @@ unsigned long ff_fault_hits(const char *name);
 int ff_fault_hit(const char *name);
 
 /* Return: 0 go on (perhaps after a delay), or -errno: behave as if that had happened */
-static inline int ff_fault(const char *name)
+static inline int ff_failpoint(const char *name)
 {
-    return __builtin_expect(ff_faults_armed, 0) ? ff_fault_hit(name) : 0;
+    return __builtin_expect(ff_failpoints_armed, 0) ? ff_fault_hit(name) : 0;
 }
 
 #endif

@@ -60,7 +60,7 @@ int cmd_agent(int argc, char **argv)
     int c;
 
     gethostname(host, sizeof(host) - 1);
-    AUTO_FREE char *node = rundir_name_from(host), *base = rundir_base();
+    FF_AUTO_FREE char *node = rundir_name_from(host), *base = rundir_base();
     a.node = node;
     a.base = base;
     while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
@@ -86,5 +86,5 @@ int cmd_agent(int argc, char **argv)
     if (optind < argc || !a.id || (a.listen && !a.memory_bytes) || !rundir_name_valid(a.id) ||
         !rundir_name_valid(a.node))
         return usage(stderr);
-    return agent_behind_front(agent_run, &a);
+    return agent_daemonize(agent_run, &a);
 }

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "cli.h"
-#include "farfork.h"
+#include "farfork-probe.h"
 
 static const char *const marks[] = {
     [FF_CHECK_OK] = "ok", [FF_CHECK_LIMITED] = "limited", [FF_CHECK_NO] = "NO"};

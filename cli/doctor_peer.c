@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 #include "cli.h"
-#include "farfork.h"
+#include "farfork-probe.h"
 
 #define PORT "4457"
 #define TIMEOUT ",timeout=4" /* a person waits */

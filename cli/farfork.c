@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * farfork.c - farfork: one table of subcommands, dispatch and help
+ * main.c - farfork: one table of subcommands, dispatch and help
  */
 #include <stdio.h>
 #include <string.h>
 
 #include "cli.h"
 #include "farfork.h"
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 static int cmd_help(int argc, char **argv);
 static int cmd_version(int argc, char **argv);

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli.h"
 #include "fork.h"
 #include "defaults.h"
 #include "farfork.h"
@@ -62,7 +63,7 @@ static int usage(FILE *out)
     return out == stdout ? EXIT_ALL : EXIT_USAGE;
 }
 
-static int say(const struct why *why)
+static int say(const struct ff_error *why)
 {
     fprintf(stderr, "vmclone: %s\n", why->text);
     return EXIT_USAGE;
@@ -74,38 +75,31 @@ struct command {
     unsigned timeout_s, max_children, max_forks; /* 0: not given */
 };
 
-static int fork_guest(struct clone_options *o, const struct command *cmd, char **args)
+static int fork_guest(const struct fork_options *given, const struct command *cmd, char **args)
 {
-    struct clone c = {.o = o};
-    struct why why;
+    FF_AUTO_FREE char *scratch = given->scratch ? absolute_path(given->scratch) : NULL;
+    FF_AUTO_FREE char *overlays = given->overlays ? absolute_path(given->overlays) : NULL;
+    struct fork_options o = *given;
+    struct hostlist hosts = {0};
+    struct ff_error why;
     int rc = 0;
 
-    AUTO_FREE char *path = absolute_path(args[0]), *id = o->id ? xstrdup(o->id) : default_id(path);
-    AUTO_FREE char *agent = o->agent ? xstrdup(o->agent) : default_agent();
-    AUTO_FREE char *rundir = o->rundir ? absolute_path(o->rundir) : NULL;
-    o->parent_path = path;
-    o->id = id;
-    o->agent = agent;
-    AUTO_FREE char *scratch = o->scratch ? absolute_path(o->scratch) : NULL;
-    AUTO_FREE char *overlays = o->overlays ? absolute_path(o->overlays) : NULL;
-    o->rundir = rundir;
-    o->scratch = scratch;
-    o->overlays = overlays;
+    o.s.parent_path = args[0];
+    o.scratch = scratch;
+    o.overlays = overlays;
     if (cmd->hostfile)
-        rc = nodes_read_file(&c.nodes, cmd->hostfile, false, &why);
+        rc = hostlist_read_file(&hosts, cmd->hostfile, false, &why);
     for (args += 2; !rc && *args; args++)
-        rc = nodes_add(&c.nodes, *args, &why);
-    if (!rc && !c.nodes.n)
-        rc = nodes_from_environment(&c.nodes, &why);
-    if (!rc)
-        rc = launch_check(o->launcher, &why);
-    int code = rc ? say(&why) : clone_run(&c);
-    clone_free(&c);
+        rc = hostlist_add(&hosts, *args, &why);
+    if (!rc && !hosts.n)
+        rc = hostlist_from_environment(&hosts, &why);
+    int code = rc ? say(&why) : fork_run(&o, &hosts);
+    hostlist_free(&hosts);
     return code;
 }
 
 struct given {
-    const struct clone_options *o;
+    const struct fork_options *o;
     const struct command *cmd;
     char **args;
 };
@@ -114,43 +108,38 @@ struct given {
 static int fork_for_guest(void *opaque, const char *id, unsigned n, const char *user, int events)
 {
     const struct given *given = opaque;
-    struct clone_options o = *given->o;
+    struct fork_options o = *given->o;
 
-    o.id = id;
-    o.n = n;
+    o.s.id = id;
+    o.s.n = n;
     o.user_data = user;
     o.follow = true;
     o.events = events;
     return fork_guest(&o, given->cmd, given->args);
 }
 
-static int serve_guest(const struct clone_options *o, const struct command *cmd, char **args)
+static int serve_guest(const struct fork_options *o, const struct command *cmd, char **args)
 {
     struct given given = {.o = o, .cmd = cmd, .args = args};
-    AUTO_FREE char *id = o->id ? xstrdup(o->id) : default_id(args[0]);
+    FF_AUTO_FREE char *id = o->s.id ? xstrdup(o->s.id) : defaults_id(args[0]);
     struct serve_limits limits = {
-        .children = cmd->max_children ? cmd->max_children : SERVE_CHILDREN_TIMES * o->n,
+        .children = cmd->max_children ? cmd->max_children : SERVE_CHILDREN_TIMES * o->s.n,
         .forks = cmd->max_forks ? cmd->max_forks : SERVE_FORKS,
     };
-    const struct serve s = {.port = cmd->serve, .id = id, .max = o->n, .limits = &limits,
+    const struct serve s = {.port = cmd->serve, .id = id, .max = o->s.n, .limits = &limits,
                             .fork = fork_for_guest, .opaque = &given};
-    struct why why;
+    struct ff_error why;
 
     return serve(&s, &why) ? say(&why) : EXIT_ALL;
 }
 
-static int check_options(const struct clone_options *o, const struct command *cmd)
+static int check_options(const struct fork_options *o, const struct command *cmd)
 {
-    struct ff_error *err = ff_error_new();
-    struct ff_address *a = NULL;
-    AUTO_FREE char *address = xprintf("127.0.0.1:1,%s", o->link_options ? o->link_options : "qps=1");
-    int rc = ff_address_parse(address, &a, err);
+    struct ff_error why;
+    int rc = session_check_options(&o->s, &why);
 
     if (rc)
-        fprintf(stderr, "vmclone: --options: %s\n", ff_error_message(err));
-    else if (o->id && !rundir_name_valid(o->id))
-        rc = fprintf(stderr, "vmclone: --id %s: want at most 40 letters, digits and . _ -, the "
-                             "first a letter or digit\n", o->id);
+        say(&why);
     else if (o->nbd && (!strchr(o->nbd, ':') || strpbrk(o->nbd, ",?#/")))
         rc = fprintf(stderr, "vmclone: --nbd %s: want ADDRESS:PORT\n", o->nbd);
     else if (!cmd->serve && (cmd->max_children || cmd->max_forks))
@@ -158,8 +147,6 @@ static int check_options(const struct clone_options *o, const struct command *cm
     else if (o->nbd && o->prestart)
         rc = fprintf(stderr, "vmclone: --nbd serves what is frozen: children cannot be started "
                              "before that (--prestart)\n");
-    ff_address_free(a);
-    ff_error_free(err);
     return rc;
 }
 
@@ -186,16 +173,16 @@ static int parse_and_run(int argc, char **argv)
         {"max-forks", required_argument, NULL, MAX_FORKS},
         {"max-chain", required_argument, NULL, MAX_CHAIN},
         {"version", no_argument, NULL, VERSION}, {0}};
-    struct clone_options o = {.launcher = LAUNCH_DEFAULT, .net = NET_ISOLATED, .bridge = "br0",
-                              .timeout_s = TIMEOUT_S};
+    struct fork_options o = {.net = NET_ISOLATED, .bridge = "br0",
+                              .s.timeout_s = TIMEOUT_S};
     struct command cmd = {0};
-    struct why why;
+    struct ff_error why;
     int opt;
 
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
         switch (opt) {
         case HOSTFILE: cmd.hostfile = optarg; break;
-        case LAUNCHER: o.launcher = optarg; break;
+        case LAUNCHER: o.s.launcher = optarg; break;
         case PRESTART: o.prestart = true; break;
         case TEMPLATE: o.template = true; break;
         case NET:
@@ -206,20 +193,20 @@ static int parse_and_run(int argc, char **argv)
         case OVERLAYS: o.overlays = optarg; break;
         case NBD: o.nbd = optarg; break;
         case HOSTNAME: o.hostname = optarg; break;
-        case IP: words_add(&o.ip, "%s", optarg); break;
+        case IP: strv_add(&o.ip, "%s", optarg); break;
         case USER_DATA: o.user_data = optarg; break;
-        case OPTIONS: o.link_options = optarg; break;
-        case QEMU: o.qemu = optarg; break;
-        case AGENT: o.agent = optarg; break;
-        case RUNDIR: o.rundir = optarg; break;
-        case ID: o.id = optarg; break;
+        case OPTIONS: o.s.link_options = optarg; break;
+        case QEMU: o.s.qemu = optarg; break;
+        case AGENT: o.s.agent = optarg; break;
+        case RUNDIR: o.s.rundir = optarg; break;
+        case ID: o.s.id = optarg; break;
         case TIMEOUT:
             if (!parse_number(optarg, 86400, &cmd.timeout_s))
                 return usage(stderr);
             break;
         case FOLLOW: o.follow = true; break;
-        case JSON: o.json = true; break;
-        case QUIET: o.quiet = true; break;
+        case JSON: o.s.json = true; break;
+        case QUIET: o.s.quiet = true; break;
         case LIST: cmd.list = true; break;
         case WAIT: cmd.wait = optarg; break;
         case KILL: cmd.kill = optarg; break;
@@ -243,18 +230,18 @@ static int parse_and_run(int argc, char **argv)
     if (others > 1 || (others ? args > 0 : args < 2))
         return usage(stderr);
     if (cmd.list)
-        return clone_list(o.rundir, o.json, cmd.timeout_s ? cmd.timeout_s : o.timeout_s);
+        return fork_list(o.s.rundir, o.s.json, cmd.timeout_s ? cmd.timeout_s : o.s.timeout_s);
     if (cmd.wait)
-        return clone_wait(o.rundir, cmd.wait, cmd.timeout_s);
+        return fork_wait(o.s.rundir, cmd.wait, cmd.timeout_s);
     if (cmd.kill)
-        return clone_kill(o.rundir, cmd.kill, cmd.timeout_s ? cmd.timeout_s : o.timeout_s);
+        return fork_kill(o.s.rundir, cmd.kill, cmd.timeout_s ? cmd.timeout_s : o.s.timeout_s);
     if (cmd.timeout_s)
-        o.timeout_s = cmd.timeout_s;
+        o.s.timeout_s = cmd.timeout_s;
     if (cmd.serve && !o.max_chain)
         o.max_chain = SERVE_CHAIN;
     if (check_options(&o, &cmd))
         return EXIT_USAGE;
-    if (!parse_number(argv[optind + 1], CHILDREN_MAX, &o.n)) {
+    if (!parse_number(argv[optind + 1], CHILDREN_MAX, &o.s.n)) {
         fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n",
                 argv[optind + 1], CHILDREN_MAX);
         return EXIT_USAGE;

@@ -29,6 +29,7 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "farfork-clone.h"
 #include "failpoint.h"
 #include "log.h"
 #include "message.h"
@@ -59,7 +60,7 @@ struct ff_child {
 int ff_child_new(const char *socket_path, unsigned number, struct ff_child **out,
                  struct ff_error *err)
 {
-    int rc = ff_faults_start(err);
+    int rc = ff_failpoints_start(err);
     if (rc)
         return rc;
     struct ff_child *c = calloc(1, sizeof(*c));
@@ -208,7 +209,7 @@ static int map_region(struct ff_child *c, unsigned i, struct ff_error *err)
         return ff_error_set(err, -rc, "region %s: NUMA policy: %s", r->name, strerror(-rc));
     if (madvise(r->host, r->len_bytes, MADV_DONTFORK) < 0)
         return ff_error_set(err, errno, "region %s: madvise: %s", r->name, strerror(errno));
-    if (!m->present) /* as agent.c has it; fails for hugetlb */
+    if (!m->present) /* as image.c has it; fails for hugetlb */
         madvise(r->host, r->len_bytes, MADV_NOHUGEPAGE);
     rc = m->present ? 0 : ff_uffd_register(&c->uffd, &range, r->name, err);
     m->watched = !rc && !m->present;
@@ -295,7 +296,7 @@ static int say(struct ff_child *c, enum ff_clone_type type, struct ff_error *err
 
 int ff_child_loaded(struct ff_child *c, struct ff_error *err)
 {
-    ff_fault("child.loaded");
+    ff_failpoint("child.loaded");
     return say(c, FF_CLONE_LOADED, err);
 }
 

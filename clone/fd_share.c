@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * fd_share.c - a source on the agent's host gives it files instead of bytes; see farfork.h
+ * lend.c - a source on the agent's host gives it files instead of bytes; see farfork.h
  */
 /**
  * DOC: Theory of Operation
@@ -65,7 +65,7 @@ static int send_files(const struct ff_regions *t, const char *config, int sock,
 
     for (unsigned i = 0; i < t->n; i++)
         m.number += t->r[i].fd >= 0;
-    int rc = ff_fault("source.lend");
+    int rc = ff_failpoint("source.lend");
     if (rc)
         return ff_error_set(err, -rc, "injected");
     rc = ff_regions_hello(t, config, &m.table, err);

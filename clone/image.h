@@ -5,7 +5,7 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      receive an image (agent.c) into memfds (memory.c) and give it to children
+ * Purpose      receive an image (image.c) into memfds (memory.c) and give it to children
  *              (server.c). The faults of children are the pager's (children.h).
  *
  * Picture      caller's thread                      server thread
@@ -37,7 +37,7 @@
 #include <stdatomic.h>
 
 #include "error.h"
-#include "farfork.h"
+#include "farfork-clone.h"
 #include "message.h"
 
 enum ff_image_status { FF_IMAGE_AWAITED, FF_IMAGE_HERE, FF_IMAGE_COMPLETE, FF_IMAGE_LOST };
@@ -108,6 +108,7 @@ void *ff_server_main(void *agent);
 void ff_agent_drop_lent(struct ff_agent *a);
 
 /* A struct ff_dest_owner's: of @opaque, an agent */
+void ff_agent_complete(void *opaque); /* of ff_dest_owner, too */
 int ff_agent_adopt(void *opaque, const struct ff_hello *peer, struct ff_error *err);
 
 /* All of @table was lent, and the state is a file; under lock */

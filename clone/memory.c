@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * memory.c - the files behind an agent's image: lent ones, its own, the state; see agent.h
+ * memory.c - the files behind an agent's image: lent ones, its own, the state; see image.h
  */
 #include <errno.h>
 #include <fcntl.h>

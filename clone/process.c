@@ -36,7 +36,7 @@
 
 #include "cleanup.h"
 #include "error.h"
-#include "farfork.h"
+#include "farfork-clone.h"
 #include "failpoint.h"
 
 #define WORDS_MAX (4u << 20)
@@ -110,7 +110,7 @@ static void prepare(const struct ff_process *p, int fd)
 
 /* --- by exec --- */
 
-int ff_process_exec(const struct ff_process *p, pid_t *pid, int *trouble_fd, struct ff_error *err)
+int ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd, struct ff_error *err)
 {
     int fd[2];
 
@@ -124,7 +124,7 @@ int ff_process_exec(const struct ff_process *p, pid_t *pid, int *trouble_fd, str
     }
     int code = errno;
     close(fd[1]);
-    *trouble_fd = fd[0];
+    *exec_status_fd = fd[0];
     if (*pid > 0) {
         setpgid(*pid, *pid); /* it does so too: whoever comes first */
         return 0;
@@ -271,7 +271,7 @@ static int ask(int sock, const struct ff_process *p, int theirs, pid_t *pid, str
     return rc ? ff_error_set(err, -rc, "start %s: fork server: %s", p->argv[0], strerror(-rc)) : 0;
 }
 
-int ff_process_fork(int sock, const struct ff_process *p, pid_t *pid, int *trouble_fd,
+int ff_process_fork(int sock, const struct ff_process *p, pid_t *pid, int *exec_status_fd,
                     struct ff_error *err)
 {
     int fd[2];
@@ -280,7 +280,7 @@ int ff_process_fork(int sock, const struct ff_process *p, pid_t *pid, int *troub
         return ff_error_set(err, errno, "start %s: socket: %s", p->argv[0], strerror(errno));
     int rc = ask(sock, p, fd[1], pid, err);
     close(fd[1]);
-    if (!rc && (rc = ff_fault("process.go")))
+    if (!rc && (rc = ff_failpoint("process.go")))
         ff_error_set(err, -rc, "start %s: injected", p->argv[0]);
     if (!rc && (rc = send_all(fd[0], "g", 1, -1)))
         ff_error_set(err, -rc, "start %s: %s", p->argv[0], strerror(-rc));
@@ -289,7 +289,7 @@ int ff_process_fork(int sock, const struct ff_process *p, pid_t *pid, int *troub
         return rc;
     }
     shutdown(fd[0], SHUT_WR);
-    *trouble_fd = fd[0];
+    *exec_status_fd = fd[0];
     return 0;
 }
 

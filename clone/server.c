@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * server.c - the agent's connections: children, and a source that lends; see agent.h
+ * server.c - the agent's connections: children, and a source that lends; see image.h
  */
 /**
  * DOC: Theory of Operation
@@ -378,7 +378,7 @@ static void hear(struct ff_agent *a, struct ff_conn *c)
 /* *@said: it went out, or there is nobody; else it is for the next turn */
 static int say(struct ff_conn *c, enum ff_clone_type type, bool *said, struct ff_error *err)
 {
-    int rc = ff_fault("agent.say");
+    int rc = ff_failpoint("agent.say");
 
     rc = rc ? ff_error_set(err, -rc, "injected") : ff_clone_say(c->sock, type, err);
     bool later = rc == -EAGAIN || rc == -ENOBUFS || rc == -ENOMEM;

@@ -30,7 +30,7 @@ static void *beat_main(void *arg)
     struct ff_stats st;
 
     while (!poll(&stop, 1, FF_BEAT_MS)) {
-        ff_dest_stats(b->dest, &st);
+        b->stats(b->opaque, &st);
         int len = ff_wire_put_stats(b->buf, FF_MSG_PROGRESS, &st);
         if (b->link->ops->send(b->link, b->buf, (uint32_t)len, NULL))
             break;
@@ -38,13 +38,15 @@ static void *beat_main(void *arg)
     return NULL;
 }
 
-int ff_beat_start(struct ff_beat *b, struct ff_dest *d, struct ff_link *link, struct ff_error *err)
+int ff_beat_start(struct ff_beat *b, void (*stats)(void *opaque, struct ff_stats *st), void *opaque,
+                  struct ff_link *link, struct ff_error *err)
 {
-    int rc = ff_fault("dest.beat");
+    int rc = ff_failpoint("dest.beat");
 
     if (rc)
         return ff_error_set(err, -rc, "destination: beat: injected");
-    b->dest = d;
+    b->stats = stats;
+    b->opaque = opaque;
     b->link = link;
     b->stop_fd = eventfd(0, EFD_CLOEXEC);
     if (b->stop_fd < 0)

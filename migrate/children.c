@@ -14,7 +14,7 @@
 #include "log.h"
 
 #define NOTES 8192u
-#define EVENTS 32u
+#define EVENTS FF_WANTS_EVENTS
 #define READY 16
 
 struct ff_pager_child {
@@ -166,7 +166,7 @@ static void serve_event(struct ff_pager *p, struct ff_pager_child *k, uint32_t r
     if (ff_claim_get(&p->region[region].claims, page) != FF_CLAIM_PRESENT) {
         c->note[c->n_notes++] = (struct note){.child = k, .region = region, .page = page};
         atomic_fetch_add(&p->waiting, 1); /* seen by who makes it PRESENT after the next look */
-        enum ff_claim was = ff_fault_want(p, region, page, now);
+        enum ff_claim was = ff_wants_page(p, region, page, now);
         if (was != FF_CLAIM_PRESENT) {
             if (was == FF_CLAIM_INFLIGHT)
                 atomic_fetch_add(&c->waited, 1);
@@ -184,13 +184,13 @@ static void serve_child(struct ff_pager *p, struct ff_pager_child *k)
     struct ff_error why;
     uint64_t addr[EVENTS];
 
-    if (!ff_fault_room(p) || c->n_notes + EVENTS > NOTES)
+    if (!ff_wants_room(p) || c->n_notes + EVENTS > NOTES)
         return;
     int n = ff_uffd_read(&k->uffd, addr, EVENTS, &why);
     if (n < 0)
         drop(c, k, why.text);
     for (int i = 0; i < n && !k->dropped; i++) {
-        ff_fault("dest.fault");
+        ff_failpoint("dest.fault");
         int r = find_region(p, k, addr[i]);
         if (r < 0)
             drop(c, k, "a fault outside of its regions");
@@ -203,7 +203,7 @@ int ff_children_fd(const struct ff_pager *p)
 {
     const struct ff_children *c = p->children;
 
-    return c && ff_fault_room(p) && c->n_notes + EVENTS <= NOTES ? c->epoll_fd : -1;
+    return c && ff_wants_room(p) && c->n_notes + EVENTS <= NOTES ? c->epoll_fd : -1;
 }
 
 void ff_children_serve(struct ff_pager *p)
@@ -234,7 +234,7 @@ void ff_children_check(struct ff_pager *p)
         struct note w = c->note[i];
         struct ff_pager_region *r = &p->region[w.region];
         if (ff_claim_get(&r->claims, w.page) != FF_CLAIM_PRESENT &&
-            !ff_pager_fill_hole(p, r, w.page)) {
+            !ff_wants_fill_hole(p, r, w.page)) {
             i++;
             continue;
         }

@@ -37,7 +37,7 @@
 int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct ff_dest **out,
                         struct ff_error *err)
 {
-    int rc = ff_faults_start(err);
+    int rc = ff_failpoints_start(err);
     if (rc)
         return rc;
     struct ff_dest *d = calloc(1, sizeof(*d));
@@ -129,12 +129,12 @@ static int recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
         int rc = ff_control_expect(&d->ctl, FF_MSG_KEYS, 0, d->addr.timeout_ms, err);
         if (rc >= 0)
             rc = ff_wire_get_keys(d->ctl.buf, (size_t)d->ctl.len, keys, n - have,
-                                  d->publish.piece_bytes, d->peer.regions, d->peer.n_regions,
+                                  d->publish.segment_bytes, d->peer.regions, d->peer.n_regions,
                                   &got, err);
         if (rc < 0)
             return rc;
         for (unsigned i = 0; i < got; i++)
-            d->pager.region[d->map[keys[i].region]].rkey[keys[i].piece] = keys[i].rkey;
+            d->pager.region[d->map[keys[i].region]].rkey[keys[i].segment] = keys[i].rkey;
     }
     return 0;
 }
@@ -142,7 +142,7 @@ static int recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
 /* Under pager_lock, so that it is whole, or not there, for ff_dest_give_up() */
 static int start_pager(struct ff_dest *d, struct ff_error *err)
 {
-    int rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, d->publish.piece_bytes, err);
+    int rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, d->publish.segment_bytes, err);
     if (!rc && d->owner.adopt)
         rc = ff_children_new(&d->pager, err);
     if (rc) {
@@ -150,7 +150,7 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         return rc;
     }
     d->pager_used = true;
-    d->pager.stock = &d->stock;
+    d->pager.pool = &d->pool;
     for (unsigned i = 0; i < d->regions.n; i++)
         if (d->lent[i])
             ff_pager_lent(&d->pager, i);
@@ -177,7 +177,7 @@ int ff_dest_start(struct ff_dest *d, struct ff_error *err)
     rc = atomic_load(&d->cancelled) ? ff_error_set(err, ECANCELED, "canceled")
                                     : start_pager(d, err);
     pthread_mutex_unlock(&d->pager_lock);
-    if (!rc && ff_fault("dest.pager"))
+    if (!rc && ff_failpoint("dest.pager"))
         rc = ff_error_set(err, EIO, "destination: injected");
     if (rc)
         ff_control_refuse(&d->ctl, err ? err->text : "the destination's pager did not start");
@@ -234,24 +234,24 @@ static int send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err)
 
 /* --- precopy=1: a pass before the state --- */
 
-static int make_pass(struct ff_dest *d, struct ff_error *err)
+static int make_precopy(struct ff_dest *d, struct ff_error *err)
 {
-    int rc = ff_fault("dest.pass");
+    int rc = ff_failpoint("dest.precopy");
 
     if (rc)
         return ff_error_set(err, -rc, "destination: pass: injected");
     pthread_mutex_lock(&d->pager_lock);
     rc = atomic_load(&d->pager.stop) ? ff_error_set(err, ECANCELED, "given up before the pass")
-                                     : ff_pager_start_pass(&d->pager, err);
+                                     : ff_pager_start_precopy(&d->pager, err);
     pthread_mutex_unlock(&d->pager_lock);
-    while (!rc && (rc = ff_pager_wait_pass(&d->pager, PROGRESS_MS, err)) > 0)
+    while (!rc && (rc = ff_pager_wait_precopy(&d->pager, PROGRESS_MS, err)) > 0)
         rc = send_stats(d, FF_MSG_PROGRESS, err);
     if (rc && atomic_load(&d->cancelled))
         return ff_error_set(err, ECANCELED, "canceled");
     if (rc)
         return ff_control_reason(&d->ctl, rc, err);
     pthread_mutex_lock(&d->pager_lock);
-    rc = ff_pager_end_pass(&d->pager, err);
+    rc = ff_pager_end_precopy(&d->pager, err);
     pthread_mutex_unlock(&d->pager_lock);
     return rc;
 }
@@ -285,7 +285,7 @@ static int until_state(struct ff_dest *d, struct ff_error *err)
             continue;
         rc = ff_wire_get_empty(d->ctl.buf, (size_t)d->ctl.len, err);
         if (!rc && !passed)
-            rc = make_pass(d, err);
+            rc = make_precopy(d, err);
         passed = true;
         if (!rc)
             rc = send_stats(d, FF_MSG_PASSED, err);
@@ -340,7 +340,7 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
         memcpy(buf + have, data, n);
         have += n;
     }
-    if (ff_fault("dest.state"))
+    if (ff_failpoint("dest.state"))
         return ff_error_set(err, EIO, "destination: injected");
     *state = buf;
     *len = head.total_bytes;
@@ -348,11 +348,16 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
     return 0;
 }
 
+static void beat_stats(void *opaque, struct ff_stats *st)
+{
+    ff_dest_stats(opaque, st);
+}
+
 /* --- ready, run, done --- */
 
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
 {
-    int rc = ff_fault("dest.ready");
+    int rc = ff_failpoint("dest.ready");
     if (rc)
         return ff_error_set(err, -rc, "destination: ready: injected");
     d->load_ns = ff_now_ns() - d->state_ns;
@@ -367,7 +372,7 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     rc = send_stats(d, FF_MSG_READY, err);
     /* READY cannot be taken back: whoever left now would let a source let go to nobody */
     struct ff_error why;
-    if (!rc && ff_beat_start(&d->beat, d, d->link, &why))
+    if (!rc && ff_beat_start(&d->beat, beat_stats, d, d->link, &why))
         ff_log(FF_LOG_WARN, "%s; the source hears nothing until the guest runs", why.text);
     return rc;
 }
@@ -410,11 +415,11 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err)
 {
     d->running_ns = ff_now_ns();
     d->start_ns = d->running_ns - d->go_ns;
-    ff_fault("dest.running");
+    ff_failpoint("dest.running");
     ff_beat_stop(&d->beat);
     int rc = send_stats(d, FF_MSG_RUNNING, err);
     if (rc)
-        ff_stock_empty(&d->stock); /* no prefill thread will */
+        ff_page_pool_empty(&d->pool); /* no prefill thread will */
     else
         start_prefill(d);
     return rc;
@@ -539,7 +544,7 @@ void ff_dest_free(struct ff_dest *d)
         d->link->ops->free(d->link);
     if (d->pager_used)
         ff_pager_free(&d->pager);
-    ff_stock_free(&d->stock);
+    ff_page_pool_free(&d->pool);
     ff_port_free(d->port);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);

@@ -165,7 +165,7 @@ static int queues_ms(const struct ff_dest *d)
 static int welcome(struct ff_dest *d, struct ff_error *err)
 {
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
-                           .features = d->addr.precopy ? FF_WIRE_PASS : 0};
+                           .features = d->addr.precopy ? FF_WIRE_PRECOPY : 0};
 
     if (getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
         return ff_error_set(err, EIO, "destination: no random numbers: %s", strerror(errno));
@@ -189,7 +189,7 @@ static int find_source(struct ff_dest *d, struct waiting *w, const char *config,
         int rc = d->port ? hear_hello(d, w, &why) : try_hello(d, d->link, HELLO_MS, &why);
         bool heard = !rc;
         if (!rc) {
-            ff_stock_stop(&d->stock);
+            ff_page_pool_stop(&d->pool);
             rc = check_table(d, config, &for_good, &why);
         }
         if (!rc)
@@ -223,15 +223,15 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 
     bool pulls = d->addr.prefill == FF_PREFILL_PULL || d->addr.prefill == FF_PREFILL_AUTO;
     if (d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO && (pulls || d->addr.precopy))
-        ff_stock_start(&d->stock, &d->regions);
+        ff_page_pool_start(&d->pool, &d->regions);
     int rc = find_source(d, &w, config, err);
     while (w.n) {
         struct ff_link *l = take(&w, 0);
         l->ops->free(l);
     }
     if (rc || d->link->pins) /* what is pinned cannot be moved */
-        ff_stock_free(&d->stock);
-    if (!rc && ff_fault("dest.accepted"))
+        ff_page_pool_free(&d->pool);
+    if (!rc && ff_failpoint("dest.accepted"))
         rc = ff_error_set(err, EIO, "destination: injected");
     if (rc)
         return rc;

@@ -27,7 +27,7 @@ struct ff_dest {
     uint8_t session[FF_SESSION_LEN];
     struct ff_pager pager;
     pthread_mutex_t pager_lock; /* starting and finishing it */
-    struct ff_stock stock;
+    struct ff_page_pool pool;
     struct ff_beat beat; /* from READY to RUNNING */
     bool prefill_due;    /* its thread could not be started */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */

@@ -28,7 +28,6 @@
 #include "wants.h"
 
 #define SLOT_MEMORY (16u << 20)
-#define EVENTS 32u
 #define EARLY 256u /* what comes on top is claimed at once */
 #define WAITERS 64u /* more than vCPUs, mostly; of others the time is not known */
 #define WAKE_APART 16u /* of so many faults one is woken apart from its install, to time both */
@@ -53,7 +52,6 @@ struct ff_fault_engine {
     uint32_t n_kept;
     uint64_t retry_ns;
     struct slot slot[FF_QUEUE_DEPTH];
-    struct ff_wants pending; /* their claims are taken */
     struct ff_want early[EARLY]; /* faults from before the image was frozen */
     unsigned n_early;
     uint64_t last_progress_ns;
@@ -222,8 +220,8 @@ static void post_pending(struct ff_pager *p)
 
     if (!atomic_load(&p->image_frozen))
         return; /* the bytes may still change at the source */
-    while (f->pending.n && !f->broken && (s = free_slot(f))) {
-        struct ff_want *w = &f->pending.want[f->pending.first];
+    while (p->wants->n && !f->broken && (s = free_slot(f))) {
+        struct ff_want *w = &p->wants->want[p->wants->first];
         struct ff_pager_region *r = &p->region[w->region];
         struct ff_error why;
 
@@ -245,7 +243,7 @@ static void post_pending(struct ff_pager *p)
                 f->last_progress_ns = s->posted_ns;
             s->busy = true;
         }
-        ff_wants_take(&f->pending);
+        ff_wants_take(p->wants);
     }
 }
 
@@ -265,21 +263,21 @@ static void completed(struct ff_pager *p, struct slot *s)
 /* The link is broken: holes need neither it nor a slot, and no slot may be free again */
 static void fill_pending_holes(struct ff_pager *p)
 {
-    struct ff_fault_engine *f = p->fault;
-
-    for (unsigned n = f->pending.n; n && f->pending.n_holes; n--) {
-        struct ff_want w = ff_wants_take(&f->pending);
+    for (unsigned n = p->wants->n; n && p->wants->n_holes; n--) {
+        struct ff_want w = ff_wants_take(p->wants);
         int rc = w.hole ? ff_pager_install_hole(p, &p->region[w.region], w.page) : -EAGAIN;
         if (rc == -EAGAIN)
-            ff_wants_add(&f->pending, w);
+            ff_wants_add(p->wants, w);
         if (rc == -EAGAIN && w.hole)
             ff_pager_short(p, FF_QUEUE_FAULT);
     }
 }
 
-static bool must_retry(const struct ff_fault_engine *f)
+static bool must_retry(const struct ff_pager *p)
 {
-    return f->n_kept || (f->broken && f->pending.n_holes);
+    const struct ff_fault_engine *f = p->fault;
+
+    return f->n_kept || (f->broken && p->wants->n_holes);
 }
 
 /* Perhaps there is memory by now */
@@ -287,14 +285,14 @@ static void retry_kept(struct ff_pager *p)
 {
     struct ff_fault_engine *f = p->fault;
 
-    if (!must_retry(f) || ff_now_ns() < f->retry_ns)
+    if (!must_retry(p) || ff_now_ns() < f->retry_ns)
         return;
     for (unsigned i = 0; i < f->n_slots; i++)
         if (f->slot[i].kept && install_slot(p, &f->slot[i], true))
             arrived(p, &f->slot[i]);
     if (f->broken)
         fill_pending_holes(p);
-    if (!must_retry(f))
+    if (!must_retry(p))
         ff_pager_enough(p, FF_QUEUE_FAULT);
     f->retry_ns = ff_now_ns() + RETRY_MS * 1000000ull;
 }
@@ -338,45 +336,6 @@ static int find_region(const struct ff_pager *p, uint64_t addr)
             return (int)i;
     }
     return -1;
-}
-
-/* Claim a page and queue its read; what stands in the way, if something does */
-static enum ff_claim want_page(struct ff_pager *p, struct ff_want w)
-{
-    struct ff_claims *c = &p->region[w.region].claims;
-
-    if (ff_claim_take(c, w.page)) {
-        w.queued_ns = ff_now_ns();
-        ff_wants_add(&p->fault->pending, w);
-        return FF_CLAIM_MISSING;
-    }
-    return ff_claim_get(c, w.page);
-}
-
-void ff_fault_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hole)
-{
-    uint64_t now = ff_now_ns();
-
-    ff_wants_add(&p->fault->pending, (struct ff_want){
-        .region = region, .page = page, .hole = hole, .since_ns = now, .queued_ns = now});
-}
-
-bool ff_fault_room(const struct ff_pager *p)
-{
-    return FF_WANTS_MAX - p->fault->pending.n > EVENTS;
-}
-
-enum ff_claim ff_fault_want(struct ff_pager *p, uint32_t i, uint64_t page, uint64_t since_ns)
-{
-    struct ff_pager_region *r = &p->region[i];
-    enum ff_claim was =
-        want_page(p, (struct ff_want){.region = i, .page = page, .since_ns = since_ns});
-
-    if (was == FF_CLAIM_MISSING) {
-        atomic_fetch_add(&p->count.faults, 1);
-        atomic_store(&p->hint, r->first_chunk + page * r->range.psize / r->chunk_bytes + 1);
-    }
-    return was == FF_CLAIM_HOLE && ff_pager_fill_hole(p, r, page) ? FF_CLAIM_PRESENT : was;
 }
 
 /* Keep the time of those whose page is there by now */
@@ -425,7 +384,7 @@ static void serve_fault(struct ff_pager *p, struct ff_want w)
     struct ff_pager_region *r = &p->region[w.region];
     uint64_t offset = w.page * r->range.psize;
 
-    switch (want_page(p, w)) {
+    switch (ff_wants_claim(p, w)) {
     case FF_CLAIM_MISSING:
         atomic_fetch_add(&p->count.faults, 1);
         atomic_store(&p->hint, r->first_chunk + offset / r->chunk_bytes + 1);
@@ -441,7 +400,7 @@ static void serve_fault(struct ff_pager *p, struct ff_want w)
         break;
     case FF_CLAIM_HOLE:
         atomic_fetch_add(&p->count.faults_late, 1);
-        if (!ff_pager_fill_hole(p, r, w.page)) /* discarded just now, perhaps: it asks again */
+        if (!ff_wants_fill_hole(p, r, w.page)) /* discarded just now, perhaps: it asks again */
             ff_pager_wake(p, r, w.page);
         break;
     }
@@ -452,7 +411,7 @@ static void serve_early(struct ff_pager *p)
 {
     struct ff_fault_engine *f = p->fault;
 
-    if (!f->n_early || !atomic_load(&p->image_frozen) || FF_WANTS_MAX - f->pending.n <= EARLY)
+    if (!f->n_early || !atomic_load(&p->image_frozen) || FF_WANTS_MAX - p->wants->n <= EARLY)
         return;
     for (unsigned i = 0; i < f->n_early; i++)
         serve_fault(p, f->early[i]);
@@ -488,20 +447,20 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
 /* Whether there was one */
 static bool drain_events(struct ff_pager *p)
 {
-    uint64_t addr[EVENTS];
+    uint64_t addr[FF_WANTS_EVENTS];
     struct ff_error why;
     bool any = false;
 
-    while (p->uffd.fd >= 0 && ff_fault_room(p)) { /* -1: all memory was lent */
-        int n = ff_uffd_read(&p->uffd, addr, EVENTS, &why);
+    while (p->uffd.fd >= 0 && ff_wants_room(p)) { /* -1: all memory was lent */
+        int n = ff_uffd_read(&p->uffd, addr, FF_WANTS_EVENTS, &why);
         any |= n > 0;
         if (n < 0)
             broke(p, &why);
         for (int i = 0; i < n; i++) {
-            ff_fault("dest.fault");
+            ff_failpoint("dest.fault");
             handle_event(p, addr[i]);
         }
-        if (n < (int)EVENTS)
+        if (n < (int)FF_WANTS_EVENTS)
             break;
     }
     return any;
@@ -525,9 +484,9 @@ static void take_asked(struct ff_pager *p)
 
     eventfd_read(p->wake_fd, &ignored);
     pthread_mutex_lock(&f->lock);
-    for (unsigned i = 0; i < f->n_asked && FF_WANTS_MAX - f->pending.n > EVENTS; i++) {
+    for (unsigned i = 0; i < f->n_asked && FF_WANTS_MAX - p->wants->n > FF_WANTS_EVENTS; i++) {
         uint64_t page = f->asked[i].offset / p->region[f->asked[i].region].range.psize;
-        want_page(p, (struct ff_want){
+        ff_wants_claim(p, (struct ff_want){
                          .region = f->asked[i].region, .page = page, .first_touch = true});
     }
     f->n_asked = 0; /* what did not fit is fetched when it is touched */
@@ -558,12 +517,12 @@ void *ff_fault_main(void *opaque)
         short events = 0;
         int fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT, &events);
         struct pollfd fds[4] = {
-            {.fd = ff_fault_room(p) ? p->uffd.fd : -1, .events = POLLIN},
+            {.fd = ff_wants_room(p) ? p->uffd.fd : -1, .events = POLLIN},
             {.fd = p->wake_fd, .events = POLLIN},
             {.fd = fd, .events = events},
             {.fd = ff_children_fd(p), .events = POLLIN},
         };
-        int n = poll(fds, FF_ARRAY_LEN(fds), must_retry(f) ? RETRY_MS : f->n_busy ? 500 : 5000);
+        int n = poll(fds, FF_ARRAY_LEN(fds), must_retry(p) ? RETRY_MS : f->n_busy ? 500 : 5000);
         f->awake_ns = ff_now_ns();
         if (n < 0 && errno != EINTR)
             ff_log(FF_LOG_ERROR, "pager: poll: %s", strerror(errno));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * page_pool.c - pages made ready while a destination waits for its source; see stock.h
+ * pool.c - pages made ready while a destination waits for its source; see pool.h
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -88,7 +88,7 @@ static uint64_t cgroup_room(const char *root)
     return room;
 }
 
-uint64_t ff_stock_room(const char *root)
+uint64_t ff_page_pool_room(const char *root)
 {
     char line[128], path[1024];
     uint64_t total = 0, available = 0, kib;
@@ -109,16 +109,16 @@ uint64_t ff_stock_room(const char *root)
 
 /* --- making pages ready --- */
 
-static void *stock_main(void *opaque)
+static void *pool_main(void *opaque)
 {
-    struct ff_stock *s = opaque;
+    struct ff_page_pool *s = opaque;
     uint64_t room = 0, done = 0;
 
     setpriority(PRIO_PROCESS, 0, 19); /* of this thread alone, on Linux */
     while (done < s->map_bytes && !atomic_load(&s->stop)) {
         uint64_t n = FF_MIN(STEP, s->map_bytes - done);
         if (!(done % LOOK_EVERY))
-            room = ff_stock_room("");
+            room = ff_page_pool_room("");
         if (room < n || madvise(s->map + done, n, MADV_POPULATE_WRITE))
             break;
         room -= n;
@@ -128,7 +128,7 @@ static void *stock_main(void *opaque)
     return NULL;
 }
 
-void ff_stock_start(struct ff_stock *s, const struct ff_regions *regions)
+void ff_page_pool_start(struct ff_page_pool *s, const struct ff_regions *regions)
 {
     if (s->map)
         return;
@@ -152,10 +152,10 @@ void ff_stock_start(struct ff_stock *s, const struct ff_regions *regions)
     madvise(m, s->map_bytes, MADV_NOHUGEPAGE);
     madvise(m, s->map_bytes, MADV_DONTDUMP);
     atomic_store(&s->stop, false);
-    s->running = !ff_thread_start(&s->thread, stock_main, s, "farfork-stock", NULL);
+    s->running = !ff_thread_start(&s->thread, pool_main, s, "farfork-pool", NULL);
 }
 
-void ff_stock_stop(struct ff_stock *s)
+void ff_page_pool_stop(struct ff_page_pool *s)
 {
     if (!s->running)
         return;
@@ -167,7 +167,7 @@ void ff_stock_stop(struct ff_stock *s)
            (unsigned long long)(s->map_bytes >> 20));
 }
 
-uint8_t *ff_stock_of(const struct ff_stock *s, unsigned i, uint64_t *ready_bytes)
+uint8_t *ff_page_pool_of(const struct ff_page_pool *s, unsigned i, uint64_t *ready_bytes)
 {
     uint64_t ready = atomic_load(&s->ready_bytes);
 
@@ -177,15 +177,15 @@ uint8_t *ff_stock_of(const struct ff_stock *s, unsigned i, uint64_t *ready_bytes
     return s->map + s->start[i];
 }
 
-void ff_stock_empty(struct ff_stock *s)
+void ff_page_pool_empty(struct ff_page_pool *s)
 {
     if (s->map)
         madvise(s->map, s->map_bytes, MADV_DONTNEED);
 }
 
-void ff_stock_free(struct ff_stock *s)
+void ff_page_pool_free(struct ff_page_pool *s)
 {
-    ff_stock_stop(s);
+    ff_page_pool_stop(s);
     if (s->map)
         munmap(s->map, s->map_bytes);
     s->map = NULL;

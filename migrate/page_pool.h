@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * page_pool.h - pages made ready while a destination waits for its source
+ * pool.h - pages made ready while a destination waits for its source
  */
 /**
  * DOC: Theory of Operation
@@ -10,17 +10,17 @@
  *              it known before a guest is at risk that its memory can be had. Prefill then reads
  *              into these pages and moves them under the guest (UFFDIO_MOVE).
  *
- * Picture      region    |------ missing ------|      page i of the stock becomes page i of the
+ * Picture      region    |------ missing ------|      page i of the pool becomes page i of the
  *                           ^  ^  ^  ^  ^             region, or is given back as soon as page i
- *              stock     |==+==+==+==+==|......|      of the region is there by another way:
+ *              pool     |==+==+==+==+==|......|      of the region is there by another way:
  *                        0           ready    end     zeros, a fault, a copy
  *
- * Threads      one, from ff_stock_start() to ff_stock_stop(), at the lowest priority; afterwards
- *              the prefill thread reads into the stock. Whoever installs a page gives its page of
- *              the stock back.
- * Invariants   the stock and what is installed are never more than the guest's memory, but for
+ * Threads      one, from ff_page_pool_start() to ff_page_pool_stop(), at the lowest priority; afterwards
+ *              the prefill thread reads into the pool. Whoever installs a page gives its page of
+ *              the pool back.
+ * Invariants   the pool and what is installed are never more than the guest's memory, but for
  *              what the prefill thread has under way. When it ends, for whatever reason, the
- *              stock is empty.
+ *              pool is empty.
  * Limits       anonymous memory of base pages without a NUMA policy, which moved pages would not
  *              follow; never so much that less than a share of the host's memory, or of its control
  *              group's, is left. Nothing where the guest's memory is populated already.
@@ -35,7 +35,7 @@
 
 #include "regions.h"
 
-struct ff_stock {
+struct ff_page_pool {
     uint8_t *map;
     uint64_t map_bytes;
     _Atomic uint64_t ready_bytes;
@@ -48,23 +48,23 @@ struct ff_stock {
 };
 
 /* Begin to make pages ready; without a word where it cannot be */
-void ff_stock_start(struct ff_stock *s, const struct ff_regions *regions);
+void ff_page_pool_start(struct ff_page_pool *s, const struct ff_regions *regions);
 
 /* Make no more ready; what is ready stays */
-void ff_stock_stop(struct ff_stock *s);
+void ff_page_pool_stop(struct ff_page_pool *s);
 
-/* The page of the stock that goes with the start of region @i, and how many bytes are ready from
+/* The page of the pool that goes with the start of region @i, and how many bytes are ready from
  * there on; NULL: none */
-uint8_t *ff_stock_of(const struct ff_stock *s, unsigned i, uint64_t *ready_bytes);
+uint8_t *ff_page_pool_of(const struct ff_page_pool *s, unsigned i, uint64_t *ready_bytes);
 
-/* Give every page back; the stock may be read into until ff_stock_free() */
-void ff_stock_empty(struct ff_stock *s);
+/* Give every page back; the pool may be read into until ff_page_pool_free() */
+void ff_page_pool_empty(struct ff_page_pool *s);
 
 /* Bytes that may be taken: what the host below @root ("": this one) and the control groups of this
  * process have available, less a share */
-uint64_t ff_stock_room(const char *root);
+uint64_t ff_page_pool_room(const char *root);
 
 /* Give all of it back; any number of times */
-void ff_stock_free(struct ff_stock *s);
+void ff_page_pool_free(struct ff_page_pool *s);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * pager.c - what the fault thread and the prefill thread share; see pager.h
+ * pager.c - set up, start and end of a pager; see pager.h
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,10 +19,6 @@
 #include "policy.h"
 #include "thread.h"
 
-/* So long a page may wait for memory before anybody is told: a cgroup that is squeezed, or huge
- * pages that another process gives back, take less */
-#define SHORT_NS 5000000000ull
-
 static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struct ff_region *r)
 {
     bool shared = r->fd >= 0, huge = r->psize > (uint32_t)sysconf(_SC_PAGESIZE);
@@ -36,7 +32,7 @@ static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struc
     return FF_UFFD_CONTINUE;
 }
 
-static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t piece_bytes,
+static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t segment_bytes,
                        struct ff_error *err)
 {
     struct ff_pager_region *pr = &p->region[p->n_regions];
@@ -46,7 +42,7 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
         .name = r->name,
         .chunk_bytes = p->opts->chunk_bytes,
         .first_chunk = p->n_chunks,
-        .piece_bytes = piece_bytes,
+        .segment_bytes = segment_bytes,
         /* Memory that was populated before we came is populated when we have gone */
         .holes = shared && ff_region_is_empty(r),
         .can_move = !ff_policy_is_set(r), /* and more: ff_pager_start() */
@@ -74,7 +70,7 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
     if (ff_claims_init(&pr->claims, r->len_bytes / r->psize))
         return ff_error_set(err, ENOMEM, "pager: claims of region %s: out of memory", r->name);
     p->n_regions++;
-    pr->rkey = calloc(ff_pieces_of(r->len_bytes, piece_bytes), sizeof(*pr->rkey));
+    pr->rkey = calloc(ff_segments_of(r->len_bytes, segment_bytes), sizeof(*pr->rkey));
     if (!pr->rkey)
         return ff_error_set(err, ENOMEM, "pager: keys of region %s: out of memory", r->name);
     if (pr->range.landing == FF_UFFD_CONTINUE) {
@@ -97,7 +93,7 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t p
 }
 
 int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_address *opts,
-                  const struct ff_regions *regions, uint64_t piece_bytes, struct ff_error *err)
+                  const struct ff_regions *regions, uint64_t segment_bytes, struct ff_error *err)
 {
     pthread_condattr_t attr;
 
@@ -116,10 +112,13 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     if (p->wake_fd < 0)
         return ff_error_set(err, errno, "pager: eventfd: %s", strerror(errno));
     for (unsigned i = 0; i < regions->n; i++) {
-        int rc = init_region(p, &regions->r[i], piece_bytes, err);
+        int rc = init_region(p, &regions->r[i], segment_bytes, err);
         if (rc)
             return rc;
     }
+    p->wants = calloc(1, sizeof(*p->wants));
+    if (!p->wants)
+        return ff_error_set(err, ENOMEM, "pager: out of memory");
     int rc = ff_fault_engine_new(p, err);
     return rc ? rc : ff_prefill_engine_new(p, err);
 }
@@ -173,19 +172,19 @@ int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regio
     }
     if (!p->link->pins || !any)
         return 0;
-    int rc = ff_pieces_init(&p->land, regions, p->region[0].piece_bytes, err);
+    int rc = ff_segments_init(&p->land, regions, p->region[0].segment_bytes, err);
     for (unsigned i = 0; i < p->land.n && !rc; i++) {
-        struct ff_piece *e = &p->land.piece[i];
+        struct ff_segment *e = &p->land.segment[i];
         struct ff_pager_region *r = &p->region[e->region];
         if (!e->number)
             r->land = e;
         if (!r->in_place)
             continue;
-        e->addr = r->range.alias + e->number * r->piece_bytes;
+        e->addr = r->range.alias + e->number * r->segment_bytes;
         e->wanted = r->rkey[e->number];
     }
     if (!rc)
-        rc = ff_pieces_register(&p->land, p->link, 0, p->opts->odp, err);
+        rc = ff_segments_register(&p->land, p->link, 0, p->opts->odp, err);
     return rc ? ff_error_context(err, "register landing memory") : 0;
 }
 
@@ -204,8 +203,8 @@ int ff_pager_start(struct ff_pager *p, struct ff_error *err)
         r->watched = !rc;
         bool may = r->range.memory == FF_UFFD_ANON && ff_uffd_can_move(&p->uffd);
         r->can_move &= p->can_move && may;
-        if (p->stock && may)
-            r->stock = ff_stock_of(p->stock, i, &r->stock_bytes);
+        if (p->pool && may)
+            r->pool = ff_page_pool_of(p->pool, i, &r->pool_bytes);
     }
     if (!rc)
         rc = ff_thread_start(&p->fault_thread, ff_fault_main, p, "farfork-fault", err);
@@ -251,209 +250,15 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
                            struct ff_error *err)
 {
     p->mode = choose_prefill(p, source_load_permille);
-    if (p->mode != FF_PREFILL_PULL && p->stock)
-        ff_stock_empty(p->stock); /* nobody will read into it */
+    if (p->mode != FF_PREFILL_PULL && p->pool)
+        ff_page_pool_empty(p->pool); /* nobody will read into it */
     if (p->mode == FF_PREFILL_OFF)
         return 0;
-    int rc = ff_fault("dest.prefill.start");
+    int rc = ff_failpoint("dest.prefill.start");
     rc = rc ? ff_error_set(err, -rc, "prefill: injected")
             : ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
     p->prefill_up = !rc;
     return rc;
-}
-
-static void fail(struct ff_pager *p, enum ff_pager_state state, const struct ff_error *why)
-{
-    pthread_mutex_lock(&p->lock);
-    bool first = p->state == FF_PAGER_UP;
-    if (first) {
-        p->state = state;
-        p->why = *why;
-        if (p->on_break && !atomic_load(&p->stop))
-            p->on_break(p->on_break_opaque, why->text);
-    }
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->lock);
-    if (first && !atomic_load(&p->stop))
-        p->link->ops->shutdown(p->link); /* the other queue and the control channel learn it */
-}
-
-void ff_pager_break(struct ff_pager *p, const struct ff_error *why)
-{
-    fail(p, FF_PAGER_BROKEN, why);
-}
-
-/* @rc is what an install said: -EAGAIN: it may work later; else the image is of no use */
-static int install_failed(struct ff_pager *p, struct ff_pager_region *r, int rc,
-                          struct ff_error *why)
-{
-    ff_error_context(why, "pager: region %s", r->name);
-    if (ff_uffd_may_pass(rc)) {
-        pthread_mutex_lock(&p->lock);
-        p->no_memory = *why;
-        pthread_mutex_unlock(&p->lock);
-        return -EAGAIN;
-    }
-    if (atomic_load(&p->guest_runs) && !p->children) {
-        /* somebody waits for this page and nobody can bring it: whoever let the guest
-         * run on would show it memory that never was (pager.h, invariant 4) */
-        ff_log(FF_LOG_ERROR, "%s: aborting, the guest cannot go on", why->text);
-        abort();
-    }
-    fail(p, FF_PAGER_FAILED, why);
-    return rc;
-}
-
-static void count_present(struct ff_pager *p, uint64_t len)
-{
-    if (!len || atomic_fetch_add(&p->count.bytes_present, len) + len != p->bytes_total)
-        return;
-    pthread_mutex_lock(&p->lock);
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->lock);
-}
-
-/* Of pages whose claims the caller holds the first @done are there; @rc is what stopped it */
-static int installed(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t done,
-                     int rc, struct ff_error *why)
-{
-    for (uint64_t i = 0; i < done; i++)
-        ff_claim_done(&r->claims, page + i);
-    count_present(p, done * r->range.psize);
-    return rc ? install_failed(p, r, rc, why) : 0;
-}
-
-int ff_pager_short(struct ff_pager *p, enum ff_queue who)
-{
-    uint64_t now = ff_now_ns(), since = atomic_load(&p->short_ns[who]);
-    struct ff_error why;
-
-    if (!since)
-        atomic_store(&p->short_ns[who], now);
-    if (!since || now - since < SHORT_NS || atomic_load(&p->guest_runs))
-        return 0;
-    pthread_mutex_lock(&p->lock);
-    why = p->no_memory;
-    pthread_mutex_unlock(&p->lock);
-    fail(p, FF_PAGER_FAILED, &why);
-    return -ENOMEM;
-}
-
-bool ff_pager_is_short(struct ff_pager *p, struct ff_error *why)
-{
-    uint64_t now = ff_now_ns();
-    bool is = false;
-
-    for (unsigned q = 0; q < FF_QUEUES; q++) {
-        uint64_t since = atomic_load(&p->short_ns[q]);
-        is |= since && now > since && now - since >= SHORT_NS;
-    }
-    pthread_mutex_lock(&p->lock);
-    *why = p->no_memory;
-    pthread_mutex_unlock(&p->lock);
-    return is;
-}
-
-/* One install by userfaultfd; waits for nothing but the kernel */
-static int install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                   const void *src, bool wake, uint64_t *done, struct ff_error *why)
-{
-    uint32_t psize = r->range.psize;
-    int rc = ff_fault("dest.install");
-
-    return rc ? ff_error_set(why, -rc, "injected")
-              : ff_uffd_install(&p->uffd, &r->range, page * psize, src, n * psize, wake, done, why);
-}
-
-int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                     const void *src, bool wake, uint64_t *done)
-{
-    uint64_t len = 0;
-    struct ff_error why;
-
-    int rc = install(p, r, page, n, src, wake, &len, &why);
-    atomic_fetch_add(!src                                        ? &p->count.bytes_zero
-                     : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
-                                                            : &p->count.bytes_copied,
-                     len);
-    *done = len / r->range.psize;
-    ff_pager_give_back(r, page, *done);
-    return installed(p, r, page, *done, rc, &why);
-}
-
-void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
-{
-    uint64_t len = n * r->range.psize;
-
-    for (uint64_t i = 0; i < n; i++)
-        ff_claim_hole(&r->claims, page + i);
-    /* whoever waits by now was told that an install would wake it */
-    ff_uffd_wake(&p->uffd, &r->range, page * r->range.psize, len, NULL);
-    atomic_fetch_add(&p->count.bytes_zero, len);
-    count_present(p, len);
-}
-
-int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
-{
-    struct ff_error why;
-    uint64_t len;
-
-    int rc = install(p, r, page, 1, NULL, true, &len, &why);
-    if (rc)
-        return install_failed(p, r, rc, &why);
-    ff_claim_done(&r->claims, page);
-    atomic_fetch_add(&p->count.bytes_zero, r->range.psize);
-    count_present(p, r->range.psize);
-    return 0;
-}
-
-bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
-{
-    /* before the claim: what is ours is not discarded, and a source that still runs may write it */
-    bool frozen = atomic_load(&p->image_frozen);
-
-    if ((r->watched && !ff_fault_room(p)) || !ff_claim_touch(&r->claims, page))
-        return false;
-    if (r->watched) {
-        /* not complete before it is filled, or fetched: nobody would bring it afterwards */
-        atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
-        atomic_fetch_sub(&p->count.bytes_zero, r->range.psize);
-        int rc = frozen ? ff_pager_install_hole(p, r, page) : -EAGAIN;
-        if (rc == -EAGAIN)
-            ff_fault_later(p, (uint32_t)(r - p->region), page, frozen);
-        return !rc;
-    }
-    /* a child that has not been told yet that all is here: the kernel fills it */
-    (void)*(volatile uint8_t *)(r->range.host + page * r->range.psize);
-    ff_claim_done(&r->claims, page);
-    return true;
-}
-
-void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
-{
-    ff_uffd_wake(&p->uffd, &r->range, page * r->range.psize, r->range.psize, NULL);
-}
-
-void ff_pager_installed(struct ff_pager *p)
-{
-    if (atomic_load(&p->waiting))
-        eventfd_write(p->wake_fd, 1);
-}
-
-int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                     void *src, uint64_t *done)
-{
-    uint64_t moved, len;
-    struct ff_error why;
-
-    int rc = ff_uffd_move(&p->uffd, &r->range, page * r->range.psize, src, n * r->range.psize,
-                          &moved, &len, &why);
-    atomic_fetch_add(&p->count.bytes_moved, moved);
-    atomic_fetch_add(&p->count.bytes_copied, len - moved);
-    *done = len / r->range.psize;
-    moved /= r->range.psize;
-    ff_pager_give_back(r, page + moved, *done - moved);
-    return installed(p, r, page, *done, rc, &why);
 }
 
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err)
@@ -474,20 +279,6 @@ int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err)
         rc = -p->why.code;
     } else {
         rc = 1;
-    }
-    pthread_mutex_unlock(&p->lock);
-    return rc;
-}
-
-int ff_pager_check(struct ff_pager *p, enum ff_pager_state limit, struct ff_error *err)
-{
-    int rc = 0;
-
-    pthread_mutex_lock(&p->lock);
-    if (p->state >= limit) {
-        if (err)
-            *err = p->why;
-        rc = -p->why.code;
     }
     pthread_mutex_unlock(&p->lock);
     return rc;
@@ -523,10 +314,10 @@ static void unmap_aliases(struct ff_pager *p)
 
 void ff_pager_drop_landing(struct ff_pager *p)
 {
-    ff_pieces_dereg(&p->land, p->link);
+    ff_segments_dereg(&p->land, p->link);
     unmap_aliases(p);
-    if (p->stock)
-        ff_stock_free(p->stock);
+    if (p->pool)
+        ff_page_pool_free(p->pool);
 }
 
 void ff_pager_free(struct ff_pager *p)
@@ -538,8 +329,9 @@ void ff_pager_free(struct ff_pager *p)
         ff_claims_free(&p->region[i].claims);
         free(p->region[i].rkey);
     }
-    ff_pieces_free(&p->land);
+    ff_segments_free(&p->land);
     ff_fault_engine_free(p->fault);
+    free(p->wants);
     ff_prefill_engine_free(p->prefill);
     ff_children_free(p);
     ff_close_fd(&p->wake_fd);
@@ -567,7 +359,7 @@ void ff_pager_stats(struct ff_pager *p, struct ff_stats *st)
     st->prefill = p->mode;
     st->bytes_precopied = atomic_load(&c->bytes_precopied);
     st->bytes_discarded = atomic_load(&c->bytes_discarded);
-    st->pass_ns = atomic_load(&c->pass_ns);
+    st->precopy_ns = atomic_load(&c->precopy_ns);
     st->dest_cpu_ns = atomic_load(&c->fault_cpu_ns) + atomic_load(&c->prefill_cpu_ns);
     st->fault_p50_ns = ff_hist_at(&p->fault_ns, 500);
     st->fault_p90_ns = ff_hist_at(&p->fault_ns, 900);

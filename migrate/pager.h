@@ -60,7 +60,7 @@
  *              SLOT_MEMORY + window * chunk bytes.
  * Landing      landing=auto: shared memory in place where the link writes to memory itself
  *              (verbs), else copied; anonymous memory moved in out of pages that were made
- *              ready before (stock.h), where the link does not pin them, else copied. move: whole
+ *              ready before (pool.h), where the link does not pin them, else copied. move: whole
  *              huge pages by UFFDIO_MOVE, not where the link pins its buffers.
  */
 #ifndef FF_MIGRATE_PAGER_H
@@ -81,6 +81,7 @@
 #include "regions.h"
 #include "page_pool.h"
 #include "uffd.h"
+#include "wants.h"
 
 enum ff_pager_state { FF_PAGER_UP, FF_PAGER_BROKEN, FF_PAGER_FAILED };
 
@@ -90,14 +91,14 @@ struct ff_pager_region {
     const char *name; /* borrowed from the region table */
     uint32_t peer_number; /* the source's number of the region */
     uint64_t remote;  /* the source's address of the region */
-    uint32_t *rkey;   /* of each piece; 0: it was never touched there, it reads as zeros */
-    uint64_t piece_bytes;
+    uint32_t *rkey;   /* of each segment; 0: it was never touched there, it reads as zeros */
+    uint64_t segment_bytes;
     bool holes;       /* zeros need not be installed: what nobody touches takes no memory */
     bool in_place;    /* the link may put bytes into range.alias itself */
     bool can_move;    /* whole huge pages may be moved in from a staging buffer */
-    uint8_t *stock;   /* pages that were made ready for it (stock.h); NULL: none */
-    uint64_t stock_bytes;
-    struct ff_piece *land; /* of each piece: the alias, registered; where that pins */
+    uint8_t *pool;   /* pages that were made ready for it (pool.h); NULL: none */
+    uint64_t pool_bytes;
+    struct ff_segment *land; /* of each segment: the alias, registered; where that pins */
     uint32_t chunk_bytes; /* chunk size here: a multiple of the page size */
     uint64_t first_chunk; /* number of its first chunk, counted over all regions */
     bool watched;
@@ -109,7 +110,7 @@ struct ff_pager_counters {
     _Atomic uint64_t faults, faults_waited, faults_late, first_touch;
     _Atomic uint64_t bytes_copied, bytes_continued, bytes_moved;
     _Atomic uint64_t fault_cpu_ns, prefill_cpu_ns;
-    _Atomic uint64_t bytes_precopied, bytes_discarded, pass_ns;
+    _Atomic uint64_t bytes_precopied, bytes_discarded, precopy_ns;
 };
 
 struct ff_children;       /* children.c */
@@ -124,18 +125,19 @@ struct ff_pager {
     unsigned n_regions;
     uint64_t bytes_total, n_chunks;
     bool can_move;         /* staging buffers are there that pages can be moved out of */
-    struct ff_stock *stock; /* borrowed */
-    struct ff_pieces land; /* alias mappings, registered to land in */
+    struct ff_page_pool *pool; /* borrowed */
+    struct ff_segments land; /* alias mappings, registered to land in */
     bool can_push;         /* so the source says */
     _Atomic unsigned mode; /* enum ff_prefill_mode; until it is chosen as the address says */
 
     struct ff_children *children; /* whose memory is a view of this one; NULL: there can be none */
+    struct ff_wants *wants; /* the fault thread's */
     struct ff_fault_engine *fault;
     struct ff_prefill_engine *prefill;
     pthread_t fault_thread, prefill_thread;
     bool fault_up, prefill_up;
     bool passing;      /* the prefill thread makes the pass */
-    uint64_t pass_from_ns;
+    uint64_t precopy_from_ns;
     int wake_fd; /* eventfd: stop, or first-touch pages to fetch */
     _Atomic bool stop;
     _Atomic unsigned waiting; /* faults whose page prefill is about to install */
@@ -161,7 +163,7 @@ struct ff_pager {
 /* --- for dest.c --- */
 
 int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_address *opts,
-                  const struct ff_regions *regions, uint64_t piece_bytes, struct ff_error *err);
+                  const struct ff_regions *regions, uint64_t segment_bytes, struct ff_error *err);
 
 /* Every page of region @i is here already; before ff_pager_start() */
 void ff_pager_lent(struct ff_pager *p, unsigned i);
@@ -192,13 +194,13 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
 /* --- pass.c: for dest.c, with precopy=1, before the image is frozen --- */
 
 /* Fetch in the background whatever has a key by now, once */
-int ff_pager_start_pass(struct ff_pager *p, struct ff_error *err);
+int ff_pager_start_precopy(struct ff_pager *p, struct ff_error *err);
 
 /* 0: it is over, to be ended; 1: not after @timeout_ms; -errno: broken, with the reason */
-int ff_pager_wait_pass(struct ff_pager *p, int timeout_ms, struct ff_error *err);
+int ff_pager_wait_precopy(struct ff_pager *p, int timeout_ms, struct ff_error *err);
 
 /* Not together with ff_pager_finish(). -ECANCELED: that was called */
-int ff_pager_end_pass(struct ff_pager *p, struct ff_error *err);
+int ff_pager_end_precopy(struct ff_pager *p, struct ff_error *err);
 
 /* These pages were written after they were read, perhaps: make them missing again. @d->region is
  * ours */
@@ -223,16 +225,28 @@ void ff_pager_free(struct ff_pager *p);
 void ff_pager_stats(struct ff_pager *p, struct ff_stats *st);
 void ff_pager_stages(struct ff_pager *p, struct ff_stage_time out[FF_STAGES]);
 
-/* --- for children.c --- */
+/* --- wants.c: for the fault thread --- */
+
+/* Claim a page and queue its read; what stands in the way, if something does. With room */
+enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w);
 
 /* Is there room for one more batch of events? */
-bool ff_fault_room(const struct ff_pager *p);
+bool ff_wants_room(const struct ff_pager *p);
 
 /* Fetch @page of region @i, for which somebody waits since @since_ns. MISSING: it is claimed and
  * will be read; else what its claim was. Fault thread, with room */
-enum ff_claim ff_fault_want(struct ff_pager *p, uint32_t i, uint64_t page, uint64_t since_ns);
+enum ff_claim ff_wants_page(struct ff_pager *p, uint32_t i, uint64_t page, uint64_t since_ns);
 
-/* --- for fault.c and prefill.c --- */
+/* Somebody touches @page. True: it was a hole, and is PRESENT now. False: it was none, or will be
+ * PRESENT when there is memory, or is fetched when the image is frozen. Fault thread, and after
+ * ff_pager_finish() the agent's */
+bool ff_wants_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
+
+/* @page was a hole, and is the fault thread's, which calls: to be filled when there is memory; not
+ * @hole: to be fetched when the image is frozen. With room */
+void ff_wants_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hole);
+
+/* --- fault.c, prefill.c --- */
 
 void *ff_fault_main(void *pager);
 void *ff_prefill_main(void *pager);
@@ -243,6 +257,8 @@ void ff_prefill_engine_free(struct ff_prefill_engine *e);
 void ff_prefill_engine_rewind(struct ff_pager *p); /* nothing was asked for */
 int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, unsigned n,
                          struct ff_error *err);
+
+/* --- pager_install.c --- */
 
 /* Install @n pages whose claims the caller took; @src NULL: zeros; the alias itself: the bytes
  * are in place. Not @wake: whoever waits is to be woken by ff_pager_wake().
@@ -264,17 +280,8 @@ void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 /* @n pages of zeros whose claims the caller took are there, without an install; where @r.holes */
 void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n);
 
-/* Somebody touches @page. True: it was a hole, and is PRESENT now. False: it was none, or will be
- * PRESENT when there is memory, or is fetched when the image is frozen. Fault thread, and after
- * ff_pager_finish() the agent's */
-bool ff_pager_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
-
 /* @page was a hole, and is the caller's: as ff_pager_install() */
 int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
-
-/* @page was a hole, and is the fault thread's, which calls: to be filled when there is memory; not
- * @hole: to be fetched when the image is frozen. With room */
-void ff_fault_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hole);
 
 /* As ff_pager_install(), out of a staging buffer, which loses its pages */
 int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
@@ -283,7 +290,7 @@ int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
 /* The source's key for a page; 0: zeros */
 static inline uint32_t ff_pager_rkey(const struct ff_pager_region *r, uint64_t page)
 {
-    return r->rkey[page * r->range.psize / r->piece_bytes];
+    return r->rkey[page * r->range.psize / r->segment_bytes];
 }
 
 /* Where the link may put @page directly, and the key of that memory; NULL: it may not */
@@ -292,26 +299,26 @@ static inline uint8_t *ff_pager_in_place(const struct ff_pager_region *r, uint64
 {
     uint64_t offset = page * r->range.psize;
 
-    if (!r->in_place || (r->land && !r->land[offset / r->piece_bytes].mr.len_bytes))
+    if (!r->in_place || (r->land && !r->land[offset / r->segment_bytes].mr.len_bytes))
         return NULL;
-    *lkey = r->land ? r->land[offset / r->piece_bytes].mr.lkey : 0;
+    *lkey = r->land ? r->land[offset / r->segment_bytes].mr.lkey : 0;
     return r->range.alias + offset;
 }
 
-/* Are there pages of the stock for [@first, @first + @n)? */
-static inline bool ff_pager_in_stock(const struct ff_pager_region *r, uint64_t first, uint64_t n)
+/* Are there pages of the pool for [@first, @first + @n)? */
+static inline bool ff_pager_in_pool(const struct ff_pager_region *r, uint64_t first, uint64_t n)
 {
-    return r->stock && (first + n) * r->range.psize <= r->stock_bytes;
+    return r->pool && (first + n) * r->range.psize <= r->pool_bytes;
 }
 
 /* They are not needed any more: the pages are there by another way. Any number of times */
 static inline void ff_pager_give_back(const struct ff_pager_region *r, uint64_t first, uint64_t n)
 {
-    uint64_t ready = r->stock ? r->stock_bytes / r->range.psize : 0;
+    uint64_t ready = r->pool ? r->pool_bytes / r->range.psize : 0;
 
     n = first < ready ? FF_MIN(n, ready - first) : 0;
     if (n)
-        madvise(r->stock + first * r->range.psize, n * r->range.psize, MADV_DONTNEED);
+        madvise(r->pool + first * r->range.psize, n * r->range.psize, MADV_DONTNEED);
 }
 
 /* Tell the fault thread that pages were installed that somebody may wait for: it keeps the time */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * precopy.c - destination: one pass over a guest that still runs, and what it wrote meanwhile
+ * pass.c - destination: one pass over a guest that still runs, and what it wrote meanwhile
  */
 /**
  * DOC: Theory of Operation
@@ -42,7 +42,7 @@
 
 #define PARTS 512u
 
-int ff_pager_start_pass(struct ff_pager *p, struct ff_error *err)
+int ff_pager_start_precopy(struct ff_pager *p, struct ff_error *err)
 {
     /* nothing is there yet: whether it can be discarded is known before it costs anything */
     for (unsigned i = 0; i < p->n_regions; i++) {
@@ -54,13 +54,13 @@ int ff_pager_start_pass(struct ff_pager *p, struct ff_error *err)
     }
     p->mode = FF_PREFILL_PULL; /* the source does not run yet what would push */
     p->passing = true;
-    p->pass_from_ns = ff_now_ns();
+    p->precopy_from_ns = ff_now_ns();
     int rc = ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
     p->prefill_up = !rc;
     return rc;
 }
 
-int ff_pager_wait_pass(struct ff_pager *p, int timeout_ms, struct ff_error *err)
+int ff_pager_wait_precopy(struct ff_pager *p, int timeout_ms, struct ff_error *err)
 {
     uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
     struct timespec ts = {.tv_sec = (time_t)(end / 1000000000u),
@@ -73,12 +73,12 @@ int ff_pager_wait_pass(struct ff_pager *p, int timeout_ms, struct ff_error *err)
     bool ended = p->prefill_ended;
     pthread_mutex_unlock(&p->lock);
     atomic_store(&p->count.bytes_precopied, atomic_load(&p->count.bytes_present));
-    atomic_store(&p->count.pass_ns, ff_now_ns() - p->pass_from_ns);
+    atomic_store(&p->count.precopy_ns, ff_now_ns() - p->precopy_from_ns);
     rc = ff_pager_check(p, FF_PAGER_BROKEN, err);
     return rc ? rc : !ended;
 }
 
-int ff_pager_end_pass(struct ff_pager *p, struct ff_error *err)
+int ff_pager_end_precopy(struct ff_pager *p, struct ff_error *err)
 {
     if (atomic_load(&p->stop))
         return ff_error_set(err, ECANCELED, "given up during the pass");

@@ -65,7 +65,7 @@ struct transfer {
     uint32_t lkey;
     unsigned buffer;
     bool busy, in_place; /* in place: the claims are taken, and there is no buffer */
-    bool stock; /* read into pages of the stock, which are moved in */
+    bool pool; /* read into pages of the pool, which are moved in */
     uint8_t zero[FF_GRANULES_MAX / 8];
 };
 
@@ -326,9 +326,9 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, struct ff_error 
                                     (e->cut_first - e->cut_from) * e->cut->range.psize,
                            .lkey = e->mr.lkey,
                            .buffer = (unsigned)e->cut_buffer};
-    if (p->mode == FF_PREFILL_PULL && ff_pager_in_stock(t->r, t->first, n)) {
-        t->stock = true;
-        t->local = t->r->stock + t->first * t->r->range.psize;
+    if (p->mode == FF_PREFILL_PULL && ff_pager_in_pool(t->r, t->first, n)) {
+        t->pool = true;
+        t->local = t->r->pool + t->first * t->r->range.psize;
     }
     e->users[t->buffer]++;
     e->cut_first += n;
@@ -452,7 +452,7 @@ static int install_run(struct ff_pager *p, struct transfer *t, uint64_t i, uint6
     uint8_t *src = t->local + i * psize;
 
     int rc = zero ? put_zeros(p, t->r, t->first + i, run)
-                  : install(p, t->r, t->first + i, run, src, t->stock);
+                  : install(p, t->r, t->first + i, run, src, t->pool);
     if (!rc && !zero)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     if (!rc)
@@ -474,11 +474,11 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
         i += run;
         if (run)
             continue;
-        run = claim_run(t, i, t->stock ? MOVE_BATCH : BATCH);
+        run = claim_run(t, i, t->pool ? MOVE_BATCH : BATCH);
         if (!run) {
             if (!is_zero(t, i))
                 atomic_fetch_add(&p->count.bytes_duplicated, psize);
-            ff_pager_give_back(t->r, t->first + i++, 1); /* read anew into the stock's page */
+            ff_pager_give_back(t->r, t->first + i++, 1); /* read anew into the pool's page */
             continue;
         }
         rc = install_run(p, t, i, run);
@@ -554,7 +554,7 @@ static int turn(struct ff_pager *p, struct ff_error *why)
         return ff_error_set(why, ETIMEDOUT, "pager: %u transfers of prefill unanswered for %d s",
                             e->n_busy, p->silence_ms / 1000);
     for (int i = 0; i < n; i++) {
-        rc = ff_fault("dest.prefill");
+        rc = ff_failpoint("dest.prefill");
         if (rc)
             return ff_error_set(why, -rc, "pager: prefill: injected");
         rc = arrived(p, &wc[i], why);
@@ -589,8 +589,8 @@ void *ff_prefill_main(void *opaque)
             atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     if (rc < 0)
         ff_pager_break(p, &why);
-    if (p->stock && (rc < 0 || !p->passing))
-        ff_stock_empty(p->stock); /* what a pass leaves is read into after it */
+    if (p->pool && (rc < 0 || !p->passing))
+        ff_page_pool_empty(p->pool); /* what a pass leaves is read into after it */
     atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     pthread_mutex_lock(&p->lock);
     p->prefill_ended = true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * responder.c - source: the threads that answer a destination's requests, and that push
+ * serve.c - source: the threads that answer a destination's requests, and that push
  */
 #include <errno.h>
 #include <poll.h>
@@ -21,11 +21,11 @@
 #define END_PUSH_MS 1000u /* less than a destination waits for WITHDRAWN */
 #define ZERO_NOTE 8u /* bytes written to say that there are only zeros */
 
-int ff_serve_init(struct ff_serve *s, const struct ff_regions *regions,
-                  const struct ff_pieces *pieces, struct ff_error *err)
+int ff_responder_init(struct ff_responder *s, const struct ff_regions *regions,
+                  const struct ff_segments *segments, struct ff_error *err)
 {
     s->regions = regions;
-    s->pieces = pieces;
+    s->segments = segments;
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->ring_lock, NULL);
     s->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -48,17 +48,17 @@ static bool all_zeros(const struct ff_region *r, uint64_t offset, uint32_t len)
 }
 
 /* The registration that holds @offset of @region */
-static const struct ff_mr *mr_of(const struct ff_serve *s, uint32_t region, uint64_t offset)
+static const struct ff_mr *mr_of(const struct ff_responder *s, uint32_t region, uint64_t offset)
 {
-    const struct ff_pieces *t = s->pieces;
+    const struct ff_segments *t = s->segments;
 
     for (unsigned i = 0; i < t->n; i++)
-        if (t->piece[i].region == region && t->piece[i].number == offset / t->piece_bytes)
-            return &t->piece[i].mr;
+        if (t->segment[i].region == region && t->segment[i].number == offset / t->segment_bytes)
+            return &t->segment[i].mr;
     return NULL;
 }
 
-static int push(struct ff_serve *s, const struct ff_grant *g, struct ff_error *err)
+static int push(struct ff_responder *s, const struct ff_grant *g, struct ff_error *err)
 {
     uint8_t *local = (uint8_t *)s->regions->r[g->region].host + g->offset;
     const struct ff_mr *mr = mr_of(s, g->region, g->offset);
@@ -79,7 +79,7 @@ static int push(struct ff_serve *s, const struct ff_grant *g, struct ff_error *e
 }
 
 /* 1: pushed the next grant, 0: there is none */
-static int push_next(struct ff_serve *s, struct ff_error *err)
+static int push_next(struct ff_responder *s, struct ff_error *err)
 {
     int rc = 0;
 
@@ -97,7 +97,7 @@ static int push_next(struct ff_serve *s, struct ff_error *err)
     return rc;
 }
 
-void ff_serve_end_push(struct ff_serve *s)
+void ff_responder_end_push(struct ff_responder *s)
 {
     uint64_t end = ff_now_ns() + END_PUSH_MS * 1000000ull;
     const struct timespec nap = {.tv_nsec = 1000000};
@@ -110,7 +110,7 @@ void ff_serve_end_push(struct ff_serve *s)
         nanosleep(&nap, NULL);
 }
 
-int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, struct ff_error *err)
+int ff_responder_grant(struct ff_responder *s, const struct ff_grant *g, unsigned n, struct ff_error *err)
 {
     pthread_mutex_lock(&s->ring_lock);
     bool fits = n <= FF_WIRE_GRANTS_MAX - s->n && !s->push_ended;
@@ -126,7 +126,7 @@ int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, str
 /* --- the threads --- */
 
 /* Until the PREFILL queue has something to do, or there are grants */
-static void wait_work(struct ff_serve *s)
+static void wait_work(struct ff_responder *s)
 {
     short events = 0;
     int fd = s->link->ops->fd(s->link, FF_QUEUE_PREFILL, &events);
@@ -141,7 +141,7 @@ static void wait_work(struct ff_serve *s)
 static void *serve_main(void *opaque)
 {
     struct ff_server *sv = opaque;
-    struct ff_serve *s = sv->serve;
+    struct ff_responder *s = sv->serve;
     /* faults are waited for where they are answered; who pushes is woken by grants too */
     bool pushes = sv->queue == FF_QUEUE_PREFILL;
     int rc = 0, wait_ms = pushes ? 0 : IDLE_MS;
@@ -172,7 +172,7 @@ static void *serve_main(void *opaque)
     return NULL;
 }
 
-int ff_serve_start(struct ff_serve *s, struct ff_link *link, struct ff_error *err)
+int ff_responder_start(struct ff_responder *s, struct ff_link *link, struct ff_error *err)
 {
     static const char *const names[FF_QUEUES] = {"farfork-serve-f", "farfork-serve-p"};
     int rc = 0;
@@ -190,7 +190,7 @@ int ff_serve_start(struct ff_serve *s, struct ff_link *link, struct ff_error *er
     return rc;
 }
 
-void ff_serve_stop(struct ff_serve *s)
+void ff_responder_stop(struct ff_responder *s)
 {
     pthread_mutex_lock(&s->lock);
     atomic_store(&s->stop, true);
@@ -205,14 +205,14 @@ void ff_serve_stop(struct ff_serve *s)
     pthread_mutex_unlock(&s->lock);
 }
 
-void ff_serve_free(struct ff_serve *s)
+void ff_responder_free(struct ff_responder *s)
 {
     ff_close_fd(&s->wake_fd);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->ring_lock);
 }
 
-uint64_t ff_serve_cpu_ns(const struct ff_serve *s)
+uint64_t ff_responder_cpu_ns(const struct ff_responder *s)
 {
     uint64_t ns = 0;
 

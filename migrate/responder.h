@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * responder.h - source: the threads that answer a destination's requests, and that push
+ * serve.h - source: the threads that answer a destination's requests, and that push
  */
 /**
  * DOC: Theory of Operation
@@ -24,17 +24,17 @@
 #include "wire.h"
 
 struct ff_server {
-    struct ff_serve *serve;
+    struct ff_responder *serve;
     enum ff_queue queue;
     pthread_t thread;
     bool up;
     _Atomic uint64_t cpu_ns;
 };
 
-struct ff_serve {
+struct ff_responder {
     struct ff_link *link;
     const struct ff_regions *regions;
-    const struct ff_pieces *pieces;
+    const struct ff_segments *segments;
     struct ff_server server[FF_QUEUES];
     _Atomic bool stop;
     int wake_fd; /* grants came, or stop */
@@ -47,20 +47,20 @@ struct ff_serve {
     _Atomic unsigned in_flight; /* pushed, not complete */
 };
 
-int ff_serve_init(struct ff_serve *s, const struct ff_regions *regions,
-                  const struct ff_pieces *pieces, struct ff_error *err);
-int ff_serve_start(struct ff_serve *s, struct ff_link *link, struct ff_error *err);
+int ff_responder_init(struct ff_responder *s, const struct ff_regions *regions,
+                  const struct ff_segments *segments, struct ff_error *err);
+int ff_responder_start(struct ff_responder *s, struct ff_link *link, struct ff_error *err);
 
 /* Any thread. -EPROTO: more than a destination can have buffers for */
-int ff_serve_grant(struct ff_serve *s, const struct ff_grant *g, unsigned n, struct ff_error *err);
+int ff_responder_grant(struct ff_responder *s, const struct ff_grant *g, unsigned n, struct ff_error *err);
 
 /* Nothing is pushed from here on, and what was has left, as far as a moment's wait permits: before
  * memory is deregistered */
-void ff_serve_end_push(struct ff_serve *s);
+void ff_responder_end_push(struct ff_responder *s);
 
 /* End the threads; the link is shut down for it */
-void ff_serve_stop(struct ff_serve *s);
-void ff_serve_free(struct ff_serve *s); /* stopped */
-uint64_t ff_serve_cpu_ns(const struct ff_serve *s);
+void ff_responder_stop(struct ff_responder *s);
+void ff_responder_free(struct ff_responder *s); /* stopped */
+uint64_t ff_responder_cpu_ns(const struct ff_responder *s);
 
 #endif

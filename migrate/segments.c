@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * segments.c - register regions in pieces: in parallel, and only what holds something
+ * segments.c - register regions in segments: in parallel, and only what holds something
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #include "thread.h"
 
 /* Small enough that one touched page does not cost much, large enough that a card's table of
- * registrations stays short: 64 GiB are 512 pieces of 128 MiB */
+ * registrations stays short: 64 GiB are 512 segments of 128 MiB */
 #define PIECE_BYTES (64ull << 20)
 #define PIECES_MAX 512u
 #define THREADS_MAX 8u
@@ -39,7 +39,7 @@ struct pm_scan_arg {
 #define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
 #endif
 
-uint64_t ff_pieces_size(const struct ff_regions *t, const struct ff_link *l)
+uint64_t ff_segments_size(const struct ff_regions *t, const struct ff_link *l)
 {
     uint64_t total = 0, size = PIECE_BYTES;
 
@@ -52,42 +52,42 @@ uint64_t ff_pieces_size(const struct ff_regions *t, const struct ff_link *l)
     return size < FF_WIRE_PIECE_MIN ? 0 : size;
 }
 
-uint64_t ff_pieces_of(uint64_t len_bytes, uint64_t piece_bytes)
+uint64_t ff_segments_of(uint64_t len_bytes, uint64_t segment_bytes)
 {
-    return (len_bytes + piece_bytes - 1) / piece_bytes;
+    return (len_bytes + segment_bytes - 1) / segment_bytes;
 }
 
-int ff_pieces_init(struct ff_pieces *p, const struct ff_regions *t, uint64_t piece_bytes,
+int ff_segments_init(struct ff_segments *p, const struct ff_regions *t, uint64_t segment_bytes,
                    struct ff_error *err)
 {
     uint64_t n = 0;
 
     for (unsigned i = 0; i < t->n; i++)
-        n += ff_pieces_of(t->r[i].len_bytes, piece_bytes);
+        n += ff_segments_of(t->r[i].len_bytes, segment_bytes);
     if (n > FF_WIRE_KEYS_MAX)
-        return ff_error_set(err, E2BIG, "pieces: %llu of %llu MiB (at most %d): the device's largest "
+        return ff_error_set(err, E2BIG, "segments: %llu of %llu MiB (at most %d): the device's largest "
                             "registration is too small for this guest", (unsigned long long)n,
-                            (unsigned long long)piece_bytes >> 20, FF_WIRE_KEYS_MAX);
-    p->piece = calloc(n, sizeof(*p->piece));
-    if (!p->piece)
-        return ff_error_set(err, ENOMEM, "pieces: out of memory");
-    p->piece_bytes = piece_bytes;
+                            (unsigned long long)segment_bytes >> 20, FF_WIRE_KEYS_MAX);
+    p->segment = calloc(n, sizeof(*p->segment));
+    if (!p->segment)
+        return ff_error_set(err, ENOMEM, "segments: out of memory");
+    p->segment_bytes = segment_bytes;
     for (uint32_t i = 0; i < t->n; i++) {
         const struct ff_region *r = &t->r[i];
         uint32_t number = 0;
-        for (uint64_t at = 0; at < r->len_bytes; at += piece_bytes)
-            p->piece[p->n++] = (struct ff_piece){.region = i,
+        for (uint64_t at = 0; at < r->len_bytes; at += segment_bytes)
+            p->segment[p->n++] = (struct ff_segment){.region = i,
                                                  .number = number++,
                                                  .addr = (uint8_t *)r->host + at,
-                                                 .len_bytes = FF_MIN(piece_bytes,
+                                                 .len_bytes = FF_MIN(segment_bytes,
                                                                      r->len_bytes - at)};
     }
     return 0;
 }
 
-void ff_pieces_free(struct ff_pieces *p)
+void ff_segments_free(struct ff_segments *p)
 {
-    free(p->piece);
+    free(p->segment);
     memset(p, 0, sizeof(*p));
 }
 
@@ -151,10 +151,10 @@ bool ff_populated(int pagemap, const struct ff_region *r, uint64_t at, uint64_t 
            (r->is_private && file_populated(r->private_fd, r->fd_offset + at, len_bytes));
 }
 
-void ff_pieces_lent(struct ff_pieces *p, const struct ff_regions *t)
+void ff_segments_lent(struct ff_segments *p, const struct ff_regions *t)
 {
     for (unsigned i = 0; i < p->n; i++)
-        p->piece[i].lent = t->r[p->piece[i].region].fd >= 0;
+        p->segment[i].lent = t->r[p->segment[i].region].fd >= 0;
 }
 
 /* Pages of [@at, @at + @len_bytes) that the page tables of this process have */
@@ -178,7 +178,7 @@ static bool tables_are_all(const struct ff_region *r)
     return !fstat(r->fd, &st) && (uint64_t)st.st_blocks * 512 == have;
 }
 
-unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *t)
+unsigned ff_segments_want_populated(struct ff_segments *p, const struct ff_regions *t)
 {
     FF_AUTO_CLOSE int pagemap = ff_open_pagemap();
     uint32_t asked = UINT32_MAX; /* the last region that is a hugetlb file */
@@ -186,11 +186,11 @@ unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *
     bool all = false;
 
     for (unsigned i = 0; i < p->n; i++) {
-        struct ff_piece *e = &p->piece[i];
+        struct ff_segment *e = &p->segment[i];
         if (e->wanted || e->lent)
             continue;
         const struct ff_region *r = &t->r[e->region];
-        uint64_t at = e->number * p->piece_bytes;
+        uint64_t at = e->number * p->segment_bytes;
         e->wanted = ff_populated(pagemap, r, at, e->len_bytes);
         if (e->wanted && r->fd >= 0 && r->zero_fill && r->psize > (uint32_t)sysconf(_SC_PAGESIZE)) {
             all = asked == e->region ? all : tables_are_all(r);
@@ -205,7 +205,7 @@ unsigned ff_pieces_want_populated(struct ff_pieces *p, const struct ff_regions *
 /* --- registration --- */
 
 struct work {
-    struct ff_pieces *p;
+    struct ff_segments *p;
     struct ff_link *l;
     unsigned access;
     _Atomic unsigned next;
@@ -220,7 +220,7 @@ static void *worker(void *opaque)
     unsigned i;
 
     while (!w->rc && (i = w->next++) < w->p->n) {
-        struct ff_piece *e = &w->p->piece[i];
+        struct ff_segment *e = &w->p->segment[i];
         struct ff_error why;
         if (!e->wanted || e->mr.len_bytes)
             continue;
@@ -243,7 +243,7 @@ static void *worker(void *opaque)
     return NULL;
 }
 
-static int choose_on_demand(struct ff_pieces *p, struct ff_link *l, uint64_t bytes,
+static int choose_on_demand(struct ff_segments *p, struct ff_link *l, uint64_t bytes,
                             enum ff_odp_choice odp, struct ff_error *err)
 {
     if (!l->pins || p->on_demand) /* what was chosen first holds for what comes later */
@@ -258,7 +258,7 @@ static int choose_on_demand(struct ff_pieces *p, struct ff_link *l, uint64_t byt
     return p->on_demand ? 0 : rc;
 }
 
-int ff_pieces_register(struct ff_pieces *p, struct ff_link *l, unsigned access,
+int ff_segments_register(struct ff_segments *p, struct ff_link *l, unsigned access,
                        enum ff_odp_choice odp, struct ff_error *err)
 {
     pthread_t thread[THREADS_MAX];
@@ -266,7 +266,7 @@ int ff_pieces_register(struct ff_pieces *p, struct ff_link *l, unsigned access,
     uint64_t bytes = 0;
 
     for (unsigned i = 0; i < p->n; i++) {
-        const struct ff_piece *e = &p->piece[i];
+        const struct ff_segment *e = &p->segment[i];
         if (e->mr.len_bytes || e->lent)
             continue;
         jobs += e->wanted;
@@ -294,12 +294,12 @@ int ff_pieces_register(struct ff_pieces *p, struct ff_link *l, unsigned access,
     return rc;
 }
 
-void ff_pieces_dereg(struct ff_pieces *p, struct ff_link *l)
+void ff_segments_dereg(struct ff_segments *p, struct ff_link *l)
 {
     for (unsigned i = 0; i < p->n; i++) {
-        if (p->piece[i].mr.len_bytes)
-            l->ops->dereg(l, &p->piece[i].mr);
-        p->piece[i].mr = (struct ff_mr){.len_bytes = 0};
+        if (p->segment[i].mr.len_bytes)
+            l->ops->dereg(l, &p->segment[i].mr);
+        p->segment[i].mr = (struct ff_mr){.len_bytes = 0};
     }
     p->on_demand = false;
 }

@@ -38,7 +38,7 @@
 
 int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_error *err)
 {
-    int rc = ff_faults_start(err);
+    int rc = ff_failpoints_start(err);
     if (rc)
         return rc;
     struct ff_source *s = calloc(1, sizeof(*s));
@@ -51,7 +51,7 @@ int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_
     s->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = s->cancel_fd < 0 ? ff_error_set(err, errno, "source: eventfd: %s", strerror(errno)) : 0;
     if (!rc)
-        rc = ff_serve_init(&s->serve, &s->regions, &s->pieces, err);
+        rc = ff_responder_init(&s->serve, &s->regions, &s->segments, err);
     if (rc) {
         ff_close_fd(&s->cancel_fd);
         free(s);
@@ -157,12 +157,12 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (rc < 0)
         return ff_error_context(err, "hello");
     rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, &w, err);
-    if (!rc && ff_fault("source.welcomed"))
+    if (!rc && ff_failpoint("source.welcomed"))
         rc = ff_error_set(err, EIO, "source: injected");
     if (!rc)
         rc = s->link->ops->open_queues(s->link, w.session, s->addr.timeout_ms, err);
     if (!rc) {
-        s->wants_pass = w.features & FF_WIRE_PASS;
+        s->wants_precopy = w.features & FF_WIRE_PRECOPY;
         ff_source_set_session(s, w.session);
         ff_log(FF_LOG_INFO, "source: link: %s", s->link->about);
         s->stage = CONNECTED;
@@ -173,7 +173,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
 /* From here on no key works: what the peer still asks for is refused */
 static void withdraw(struct ff_source *s)
 {
-    ff_pieces_dereg(&s->pieces, s->link);
+    ff_segments_dereg(&s->segments, s->link);
 }
 
 /* Register what holds something by now. @keys: of what was registered, *@n of them */
@@ -182,28 +182,28 @@ static int register_populated(struct ff_source *s, struct ff_wire_key **keys, un
 {
     *n = 0;
     *keys = NULL;
-    unsigned more = ff_pieces_want_populated(&s->pieces, &s->regions);
+    unsigned more = ff_segments_want_populated(&s->segments, &s->regions);
     if (!more)
         return 0;
     FF_AUTO_FREE struct ff_wire_key *k = calloc(more, sizeof(*k));
-    FF_AUTO_FREE bool *had = calloc(s->pieces.n, sizeof(*had));
+    FF_AUTO_FREE bool *had = calloc(s->segments.n, sizeof(*had));
     if (!k || !had)
         return ff_error_set(err, ENOMEM, "publish: out of memory");
-    for (unsigned i = 0; i < s->pieces.n; i++)
-        had[i] = s->pieces.piece[i].mr.len_bytes;
-    int rc = ff_pieces_register(&s->pieces, s->link, FF_ACCESS_REMOTE_READ, s->addr.odp, err);
+    for (unsigned i = 0; i < s->segments.n; i++)
+        had[i] = s->segments.segment[i].mr.len_bytes;
+    int rc = ff_segments_register(&s->segments, s->link, FF_ACCESS_REMOTE_READ, s->addr.odp, err);
     if (rc)
         return ff_error_context(err, "publish");
-    for (unsigned i = 0; i < s->pieces.n; i++) {
-        const struct ff_piece *p = &s->pieces.piece[i];
+    for (unsigned i = 0; i < s->segments.n; i++) {
+        const struct ff_segment *p = &s->segments.segment[i];
         const struct ff_region *r = &s->regions.r[p->region];
         if (!p->mr.len_bytes || had[i])
             continue;
-        struct ff_backing file = ff_region_backing(r, p->number * s->pieces.piece_bytes);
+        struct ff_backing file = ff_region_backing(r, p->number * s->segments.segment_bytes);
         if (file.fd >= 0 && s->link->ops->backed)
             s->link->ops->backed(s->link, &p->mr, &file);
         k[(*n)++] = (struct ff_wire_key){
-            .region = p->region, .piece = p->number, .rkey = p->mr.rkey};
+            .region = p->region, .segment = p->number, .rkey = p->mr.rkey};
     }
     *keys = k;
     k = NULL;
@@ -248,25 +248,25 @@ int ff_source_publish(struct ff_source *s, struct ff_error *err)
 {
     FF_AUTO_FREE struct ff_wire_key *keys = NULL;
     FF_AUTO_FREE struct ff_publish *pub = calloc(1, sizeof(*pub));
-    int rc = ff_fault("source.publish");
+    int rc = ff_failpoint("source.publish");
 
     if (rc)
         return ff_error_set(err, -rc, "source: publish: injected");
     if (!pub)
         return ff_error_set(err, ENOMEM, "source: publish: out of memory");
-    pub->piece_bytes = ff_pieces_size(&s->regions, s->link);
-    if (!pub->piece_bytes)
+    pub->segment_bytes = ff_segments_size(&s->regions, s->link);
+    if (!pub->segment_bytes)
         return ff_error_set(err, ENOTSUP, "source: publish: the device registers at most %llu bytes at "
                             "once (need %llu)", (unsigned long long)s->link->max_mr_bytes,
                             FF_WIRE_PIECE_MIN);
-    rc = ff_pieces_init(&s->pieces, &s->regions, pub->piece_bytes, err);
-    s->pieces.grows = true;
+    rc = ff_segments_init(&s->segments, &s->regions, pub->segment_bytes, err);
+    s->segments.grows = true;
     if (!rc && s->kept_fd >= 0)
-        ff_pieces_lent(&s->pieces, &s->regions);
+        ff_segments_lent(&s->segments, &s->regions);
     if (!rc)
         rc = register_populated(s, &keys, &pub->n_keys, err);
     if (!rc)
-        rc = ff_serve_start(&s->serve, s->link, err);
+        rc = ff_responder_start(&s->serve, s->link, err);
     if (rc)
         return rc;
     pub->load_permille = ff_load_permille();
@@ -299,7 +299,7 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
 {
     struct ff_state_head head = {.total_bytes = len, .n_first = (uint32_t)n};
 
-    int rc = ff_fault("source.state");
+    int rc = ff_failpoint("source.state");
     if (rc)
         return ff_error_set(err, -rc, "source: send state: injected");
     if (!len || len > FF_WIRE_STATE_MAX)
@@ -399,7 +399,7 @@ static int check_peer_waits(struct ff_source *s, struct ff_error *err)
 
 int ff_source_go(struct ff_source *s, struct ff_error *err)
 {
-    int rc = ff_fault("source.go");
+    int rc = ff_failpoint("source.go");
     if (rc)
         return ff_error_set(err, -rc, "source: go: injected");
     if (s->stage != SENT || !pause_left_ms(s))
@@ -430,7 +430,7 @@ static int give_up_serving(struct ff_source *s, int rc)
 
 int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
 {
-    int rc = ff_fault("source.running");
+    int rc = ff_failpoint("source.running");
     if (rc)
         return ff_error_set(err, -rc, "source: wait for RUNNING: injected");
     return give_up_serving(s, ff_source_wait_alive(s, FF_MSG_RUNNING, s->addr.go_timeout_ms, err));
@@ -443,7 +443,7 @@ static int take_grants(struct ff_source *s, struct ff_error *err)
 
     int rc = ff_wire_get_grants(s->ctl.buf, (size_t)s->ctl.len, g, s->link->max_len_bytes,
                                 s->table.regions, s->table.n_regions, &n, err);
-    return rc ? rc : ff_serve_grant(&s->serve, g, n, err);
+    return rc ? rc : ff_responder_grant(&s->serve, g, n, err);
 }
 
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
@@ -457,7 +457,7 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
         if (rc < 0)
             return give_up_serving(s, rc);
     } while (type != FF_MSG_DONE);
-    ff_serve_end_push(&s->serve);
+    ff_responder_end_push(&s->serve);
     withdraw(s);
     s->stage = DONE;
     /* every page is there: whether this message arrives changes nothing */
@@ -478,7 +478,7 @@ void ff_source_cancel(struct ff_source *s)
 void ff_source_stop(struct ff_source *s)
 {
     ff_source_cancel(s);
-    ff_serve_stop(&s->serve);
+    ff_responder_stop(&s->serve);
 }
 
 void ff_source_stats(struct ff_source *s, struct ff_stats *out)
@@ -486,7 +486,7 @@ void ff_source_stats(struct ff_source *s, struct ff_stats *out)
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
     pthread_mutex_unlock(&s->lock);
-    out->source_cpu_ns = ff_serve_cpu_ns(&s->serve);
+    out->source_cpu_ns = ff_responder_cpu_ns(&s->serve);
 }
 
 const char *ff_source_link(struct ff_source *s)
@@ -508,18 +508,18 @@ void ff_source_free(struct ff_source *s)
 {
     if (!s)
         return;
-    ff_fault("source.free");
+    ff_failpoint("source.free");
     if (s->link) {
         if (s->stage >= CONNECTED && s->stage < GONE)
             ff_control_refuse(&s->ctl, atomic_load(&s->cancelled)
                                            ? "the migration was canceled at the source"
                                            : "the source gave up; its own messages say why");
-        ff_serve_stop(&s->serve);
+        ff_responder_stop(&s->serve);
         withdraw(s);
         s->link->ops->free(s->link);
     }
-    ff_serve_free(&s->serve);
-    ff_pieces_free(&s->pieces);
+    ff_responder_free(&s->serve);
+    ff_segments_free(&s->segments);
     ff_hello_free(&s->table);
     ff_regions_free(&s->regions);
     ff_close_fd(&s->cancel_fd);

@@ -12,18 +12,18 @@
 #include "failpoint.h"
 #include "source_private.h"
 
-bool ff_source_wants_pass(const struct ff_source *s)
+bool ff_source_wants_precopy(const struct ff_source *s)
 {
-    return s->wants_pass;
+    return s->wants_precopy;
 }
 
-int ff_source_pass(struct ff_source *s, struct ff_error *err)
+int ff_source_precopy(struct ff_source *s, struct ff_error *err)
 {
-    int rc = ff_fault("source.pass");
+    int rc = ff_failpoint("source.precopy");
 
     if (rc)
         return ff_error_set(err, -rc, "source: pass: injected");
-    if (!s->wants_pass)
+    if (!s->wants_precopy)
         return 0;
     rc = ff_source_wait_watched(s, err);
     if (!rc)
@@ -79,7 +79,7 @@ int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
         return ff_error_set(err, ENOMEM, "source: dirty: out of memory");
     uint64_t pages = r->len_bytes / r->psize;
     int rc = 0;
-    ff_source_begin_pause(s); /* or it goes on: then ff_source_pass() comes */
+    ff_source_begin_pause(s); /* or it goes on: then ff_source_precopy() comes */
     for (uint64_t first = 0; first < pages && !rc; first += FF_WIRE_DIRTY_MAX) {
         struct ff_dirty d = {.region = region, .first = first, .bits = out};
         d.n = fold_bits(out, bits, first, (uint32_t)FF_MIN(pages - first, (uint64_t)FF_WIRE_DIRTY_MAX),

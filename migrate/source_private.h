@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * source_private.h - what source.c and source_pass.c share
+ * source_private.h - what source.c and source_precopy.c share
  */
 #ifndef FF_MIGRATE_SOURCE_PRIVATE_H
 #define FF_MIGRATE_SOURCE_PRIVATE_H
@@ -27,13 +27,13 @@ struct ff_source {
     enum stage stage;
     uint64_t paused_ns; /* when the first word of the pause was said; 0: none was */
     bool watched;
-    bool wants_pass, passed; /* precopy=1 at the destination */
+    bool wants_precopy, passed; /* precopy=1 at the destination */
     bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */
     int cancel_fd;
     int kept_fd; /* the connection to an agent that memory was lent to */
     _Atomic bool cancelled;
-    struct ff_pieces pieces;
-    struct ff_serve serve;
+    struct ff_segments segments;
+    struct ff_responder serve;
     struct ff_hello table; /* our regions as the wire has them, to check grants against */
 
     pthread_mutex_t lock;
@@ -44,7 +44,7 @@ struct ff_source {
     bool has_session;
 };
 
-/* The pause begins, unless it has; ff_source_pass() says that it was none */
+/* The pause begins, unless it has; ff_source_precopy() says that it was none */
 void ff_source_begin_pause(struct ff_source *s);
 
 /* As ff_control_send(). In the pause one limit is for all: a peer that takes each message just in

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #define FF_WANTS_MAX 8192u
+#define FF_WANTS_EVENTS 32 /* that are read at once */
 
 struct ff_want {
     uint32_t region;

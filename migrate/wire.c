@@ -248,9 +248,9 @@ int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, st
     if (w->version != FF_WIRE_VERSION)
         return ff_error_set(err, EPROTONOSUPPORT, "wire: read WELCOME: protocol version %u (this side speaks %d)",
                             w->version, FF_WIRE_VERSION);
-    if (w->features & ~FF_WIRE_PASS)
+    if (w->features & ~FF_WIRE_PRECOPY)
         return ff_error_set(err, EPROTO, "wire: read WELCOME: features 0x%x (permitted 0x%x)",
-                            w->features, FF_WIRE_PASS);
+                            w->features, FF_WIRE_PRECOPY);
     memcpy(w->session, session, FF_SESSION_LEN);
     return 0;
 }
@@ -282,7 +282,7 @@ int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MA
 int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions)
 {
     struct ff_wirebuf b = begin(buf, FF_MSG_PUBLISH);
-    ff_wb_put(&b, p->piece_bytes, 8);
+    ff_wb_put(&b, p->segment_bytes, 8);
     ff_wb_put(&b, p->n_keys, 4);
     ff_wb_put(&b, p->load_permille, 4);
     ff_wb_put(&b, p->push_bytes, 4);
@@ -299,26 +299,26 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
     if (ff_wb_left(&b) != PUBLISH_HEAD + (size_t)n * 8)
         return ff_error_set(err, EPROTO, "wire: read PUBLISH: %zu bytes for %u regions (want %u)",
                             ff_wb_left(&b), n, PUBLISH_HEAD + n * 8);
-    p->piece_bytes = ff_wb_get(&b, 8);
+    p->segment_bytes = ff_wb_get(&b, 8);
     p->n_keys = (uint32_t)ff_wb_get(&b, 4);
     p->load_permille = (uint32_t)ff_wb_get(&b, 4);
     p->push_bytes = (uint32_t)ff_wb_get(&b, 4);
-    if (p->piece_bytes < FF_WIRE_PIECE_MIN || p->piece_bytes > FF_WIRE_REGION_LEN_MAX ||
-        (p->piece_bytes & (p->piece_bytes - 1)))
-        return ff_error_set(err, EPROTO, "wire: read PUBLISH: pieces of 0x%llx bytes (permitted: powers of two, 0x%llx..0x%llx)",
-                            (unsigned long long)p->piece_bytes, FF_WIRE_PIECE_MIN,
+    if (p->segment_bytes < FF_WIRE_PIECE_MIN || p->segment_bytes > FF_WIRE_REGION_LEN_MAX ||
+        (p->segment_bytes & (p->segment_bytes - 1)))
+        return ff_error_set(err, EPROTO, "wire: read PUBLISH: segments of 0x%llx bytes (permitted: powers of two, 0x%llx..0x%llx)",
+                            (unsigned long long)p->segment_bytes, FF_WIRE_PIECE_MIN,
                             FF_WIRE_REGION_LEN_MAX);
-    uint64_t pieces = 0;
+    uint64_t segments = 0;
     for (unsigned i = 0; i < n; i++) {
         p->addr[i] = ff_wb_get(&b, 8);
         if (p->addr[i] + regions[i].len_bytes < p->addr[i])
             return ff_error_set(err, EPROTO, "wire: read PUBLISH: region %s: address 0x%llx wraps",
                                 regions[i].name, (unsigned long long)p->addr[i]);
-        pieces += (regions[i].len_bytes + p->piece_bytes - 1) / p->piece_bytes;
+        segments += (regions[i].len_bytes + p->segment_bytes - 1) / p->segment_bytes;
     }
-    if (pieces > FF_WIRE_KEYS_MAX || p->n_keys > pieces)
-        return ff_error_set(err, EPROTO, "wire: read PUBLISH: %u keys for %llu pieces (permitted 0..%d)",
-                            p->n_keys, (unsigned long long)pieces, FF_WIRE_KEYS_MAX);
+    if (segments > FF_WIRE_KEYS_MAX || p->n_keys > segments)
+        return ff_error_set(err, EPROTO, "wire: read PUBLISH: %u keys for %llu segments (permitted 0..%d)",
+                            p->n_keys, (unsigned long long)segments, FF_WIRE_KEYS_MAX);
     return finish(&b, FF_MSG_PUBLISH, err);
 }
 
@@ -327,14 +327,14 @@ int ff_wire_put_keys(uint8_t *buf, const struct ff_wire_key *keys, unsigned n)
     struct ff_wirebuf b = begin(buf, FF_MSG_KEYS);
     for (unsigned i = 0; i < n; i++) {
         ff_wb_put(&b, keys[i].region, 4);
-        ff_wb_put(&b, keys[i].piece, 4);
+        ff_wb_put(&b, keys[i].segment, 4);
         ff_wb_put(&b, keys[i].rkey, 4);
     }
     return (int)b.pos;
 }
 
 int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, unsigned max,
-                     uint64_t piece_bytes, const struct ff_wire_region *regions,
+                     uint64_t segment_bytes, const struct ff_wire_region *regions,
                      unsigned n_regions, unsigned *n, struct ff_error *err)
 {
     struct ff_wirebuf b = body(msg, len);
@@ -346,12 +346,12 @@ int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, u
     for (size_t i = 0; i < count; i++) {
         struct ff_wire_key *k = &keys[i];
         k->region = (uint32_t)ff_wb_get(&b, 4);
-        k->piece = (uint32_t)ff_wb_get(&b, 4);
+        k->segment = (uint32_t)ff_wb_get(&b, 4);
         k->rkey = (uint32_t)ff_wb_get(&b, 4);
         if (k->region >= n_regions || !k->rkey ||
-            k->piece >= (regions[k->region].len_bytes + piece_bytes - 1) / piece_bytes)
-            return ff_error_set(err, EPROTO, "wire: read KEYS: piece %u of region %u, key 0x%x: there is no such piece, or no key",
-                                k->piece, k->region, k->rkey);
+            k->segment >= (regions[k->region].len_bytes + segment_bytes - 1) / segment_bytes)
+            return ff_error_set(err, EPROTO, "wire: read KEYS: segment %u of region %u, key 0x%x: there is no such segment, or no key",
+                                k->segment, k->region, k->rkey);
     }
     *n = (unsigned)count;
     return finish(&b, FF_MSG_KEYS, err);

@@ -14,8 +14,8 @@
  *                  then each region: length 8, page size 4, name length 2, name ...
  *   WELCOME  d->s  version 2, 0 2, features 4, session 16
  *   REFUSE   both  text ...              instead of any other message: why it ends here
- *   PUBLISH  s->d  piece 8, keys 4, load 4, push 4, each region: address 8; then KEYS
- *   KEYS     s->d  each: region 4, piece 4, rkey 4; a piece without a key reads as zeros
+ *   PUBLISH  s->d  segment 8, keys 4, load 4, push 4, each region: address 8; then KEYS
+ *   KEYS     s->d  each: region 4, segment 4, rkey 4; a segment without a key reads as zeros
  *   WATCHING d->s                        memory is empty and watched: the guest may stop
  *   LOGGING  s->d  precopy=1: every write to memory is logged from here on
  *   PASSED   d->s  statistics; answers LOGGING: every page with a key was read once (the first
@@ -48,7 +48,7 @@
 struct ff_error;
 
 #define FF_WIRE_VERSION 4
-#define FF_WIRE_PASS 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
+#define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512
@@ -106,10 +106,10 @@ struct ff_welcome {
     uint8_t session[FF_SESSION_LEN];
 };
 
-/* @addr: the source's address of each region; a region is registered in pieces of
- * @piece_bytes, counted from its start */
+/* @addr: the source's address of each region; a region is registered in segments of
+ * @segment_bytes, counted from its start */
 struct ff_publish {
-    uint64_t piece_bytes;
+    uint64_t segment_bytes;
     uint32_t n_keys;        /* that follow */
     uint32_t load_permille; /* of the source's CPUs */
     uint32_t push_bytes;    /* the largest grant that the source can write; 0: it cannot push */
@@ -117,7 +117,7 @@ struct ff_publish {
 };
 
 struct ff_wire_key {
-    uint32_t region, piece, rkey;
+    uint32_t region, segment, rkey;
 };
 
 struct ff_state_head {
@@ -173,9 +173,9 @@ int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MA
 int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, unsigned n,
                         const struct ff_wire_region *regions, struct ff_error *err);
 
-/* At most @max keys, each of a piece of its region */
+/* At most @max keys, each of a segment of its region */
 int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, unsigned max,
-                     uint64_t piece_bytes, const struct ff_wire_region *regions,
+                     uint64_t segment_bytes, const struct ff_wire_region *regions,
                      unsigned n_regions, unsigned *n, struct ff_error *err);
 
 /* Room for FF_WIRE_GRANTS_MAX; whole pages inside their region, at most @max_len bytes each */

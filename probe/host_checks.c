@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * host_checks.c - what this host can do, what it cannot, and why: for `farfork doctor`
+ * host.c - what this host can do, what it cannot, and why: for `farfork doctor`
  */
 #include <dirent.h>
 #include <errno.h>
@@ -17,7 +17,7 @@
 
 #include "cleanup.h"
 #include "devices.h"
-#include "farfork.h"
+#include "farfork-probe.h"
 #include "link.h"
 #include "uffd.h"
 

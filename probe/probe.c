@@ -22,7 +22,7 @@
 #include "address.h"
 #include "cleanup.h"
 #include "error.h"
-#include "farfork.h"
+#include "farfork-probe.h"
 #include "probe.h"
 
 #define LATENCY_NS 300000000u
@@ -276,7 +276,7 @@ int ff_probe_peer(const struct ff_address *a, const struct ff_probe_options *o,
             return ff_error_set(err, ECANCELED, "probe: canceled");
         if (rc) {
             out.error = -rc;
-            snprintf(out.reason, sizeof(out.reason), "%s", why.text);
+            snprintf(out.reason, sizeof(out.reason), "%.*s", (int)sizeof(out.reason) - 1, why.text);
         }
         works += !rc;
         fn(opaque, FF_PROBE_END, &out);

@@ -25,7 +25,7 @@
 #include "address.h"
 #include "cleanup.h"
 #include "error.h"
-#include "farfork.h"
+#include "farfork-probe.h"
 #include "probe.h"
 
 #define HELLO_MS 3000

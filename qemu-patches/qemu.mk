@@ -22,7 +22,7 @@ $(QEMU_DIR)/.src: $(QEMU_OWN) $(QEMU_DIR)/.applied
 	@touch $@
 
 $(BUILD)/bin/qemu-system-x86_64: $(QEMU_DIR)/.src $(BUILD)/lib/libfarfork.a \
-                                 $(BUILD)/lib/pkgconfig/farfork.pc include/farfork.h \
+                                 $(BUILD)/lib/pkgconfig/farfork.pc include/farfork.h include/farfork-clone.h \
                                  qemu-patches/build
 	@mkdir -p $(@D)
 	qemu-patches/build $(QEMU_DIR)/src $(QEMU_DIR)/build $(abspath $(BUILD)/lib/pkgconfig)

@@ -88,7 +88,7 @@ static void set_port(struct ibv_context *ctx, const struct ibv_device_attr *dev,
     p->max_msg_bytes = attr.max_msg_sz;
     set_gids(ctx, p);
     if (verbs_get_limits(dev, &attr, ctx->device->transport_type, &limits, &why))
-        snprintf(p->trouble, sizeof(p->trouble), "%s", why.text);
+        snprintf(p->trouble, sizeof(p->trouble), "%.*s", (int)sizeof(p->trouble) - 1, why.text);
 }
 
 /* How many ports @dev has, at least one for a line that says what is wrong */

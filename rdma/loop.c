@@ -134,7 +134,7 @@ static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
     if (!wr->len_bytes || wr->len_bytes > LOOP_MAX_LEN)
         return ff_error_set(err, EINVAL, "loop: post: length %u (permitted 1..%u)", wr->len_bytes,
                             LOOP_MAX_LEN);
-    int rc = ff_fault("loop.read");
+    int rc = ff_failpoint("loop.read");
     if (!rc)
         rc = ff_mr_check(&p->mrs, wr->rkey, wr->remote, wr->len_bytes,
                          read ? FF_ACCESS_REMOTE_READ : FF_ACCESS_REMOTE_WRITE);
@@ -220,7 +220,7 @@ static int loop_send(struct ff_link *l, const void *msg, uint32_t len, struct ff
     if (!len || len > FF_MSG_MAX)
         return ff_error_set(err, EMSGSIZE, "loop: send: length %u (permitted 1..%u)", len,
                             FF_MSG_MAX);
-    int rc = ff_fault("control.send");
+    int rc = ff_failpoint("control.send");
     struct msg *m = malloc(sizeof(*m) + len);
     if (rc || !m) {
         free(m);

@@ -39,7 +39,7 @@ int ff_mr_add(struct ff_mr_table *t, void *addr, uint64_t len, unsigned access, 
         i++;
     if (i == FF_MR_MAX) {
         pthread_mutex_unlock(&t->lock);
-        return ff_error_set(err, ENOSPC, "link: register memory: more than %d pieces", FF_MR_MAX);
+        return ff_error_set(err, ENOSPC, "link: register memory: more than %d segments", FF_MR_MAX);
     }
     do {
         if (getrandom(&key, sizeof(key), 0) != sizeof(key)) {
@@ -105,21 +105,4 @@ int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t le
         rc = -ERANGE;
     pthread_mutex_unlock(&t->lock);
     return rc;
-}
-
-uint32_t ff_zero_scan(const void *addr, uint32_t len, uint32_t granule, uint8_t *zero)
-{
-    const uint8_t *p = addr;
-    uint32_t found = 0;
-
-    for (uint32_t i = 0; i < len / granule; i++, p += granule) {
-        /* equal to itself one word further on, and the first word is zero */
-        uint64_t first;
-        memcpy(&first, p, sizeof(first));
-        if (first || memcmp(p, p + 8, granule - 8))
-            continue;
-        zero[i / 8] |= (uint8_t)(1u << (i % 8));
-        found++;
-    }
-    return found;
 }

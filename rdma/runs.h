@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * runs.h - pieces of memory that are sent or received one after the other
+ * runs.h - segments of memory that are sent or received one after the other
  */
 #ifndef FF_RDMA_RUNS_H
 #define FF_RDMA_RUNS_H
@@ -12,7 +12,7 @@
 
 #include "link.h"
 
-/* Granules of which every other one is left out, and two pieces in front of them */
+/* Granules of which every other one is left out, and two segments in front of them */
 #define RUNS_MAX (FF_GRANULES_MAX / 2 + 1)
 
 struct runs {

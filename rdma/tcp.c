@@ -215,7 +215,7 @@ static int tcp_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_
     if (!len || len > FF_MSG_MAX)
         return ff_error_set(err, EMSGSIZE, "tcp: send: length %u (permitted 1..%u)", len,
                             FF_MSG_MAX);
-    int rc = ff_fault("control.send");
+    int rc = ff_failpoint("control.send");
     tcp_ctrl_encode(head, len);
     pthread_mutex_lock(&t->send_lock);
     if (!rc)

@@ -189,7 +189,7 @@ uint32_t tcp_rtt_us(int fd)
 }
 
 /* What both connections have received; false: it cannot be known */
-static bool take_stock(const struct tcp_pace *t, int fd, uint64_t *bytes, uint32_t *min_rtt_us)
+static bool take_pool(const struct tcp_pace *t, int fd, uint64_t *bytes, uint32_t *min_rtt_us)
 {
     struct tcp_info info;
 
@@ -233,7 +233,7 @@ void tcp_pace_start(struct tcp_pace *t, int fd, int beside_fd)
     if (t->on || tcp_is_local(fd))
         return;
     t->beside_fd = beside_fd;
-    if (!take_stock(t, fd, &t->last_bytes, &min_rtt_us))
+    if (!take_pool(t, fd, &t->last_bytes, &min_rtt_us))
         return;
     pace_init(&t->pace);
     t->on = true;
@@ -247,7 +247,7 @@ void tcp_pace_turn(struct tcp_pace *t, int fd, uint64_t now_ns)
     uint64_t bytes;
     uint32_t min_rtt_us;
 
-    if (!t->on || now_ns < t->next_ns || !take_stock(t, fd, &bytes, &min_rtt_us))
+    if (!t->on || now_ns < t->next_ns || !take_pool(t, fd, &bytes, &min_rtt_us))
         return;
     uint64_t now = ff_now_ns();
     set_window(t, fd, pace_look(&t->pace, bytes - t->last_bytes, now - t->last_ns, min_rtt_us));

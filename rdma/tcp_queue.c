@@ -24,7 +24,7 @@
  *              3. Data of a READ never passes a buffer of ours beyond the first RX_BUF.
  * Limits       RX_BUF: a few 4 KiB replies in one recv, little enough to stay in the
  *              cache. REPLIES: all that a peer may have in flight, so that two sides that
- *              read from each other never wait for each other (tests/unit/link.c).
+ *              read from each other never wait for each other (tests/unit/rdma/test_link.c).
  */
 #include <errno.h>
 #include <poll.h>
@@ -135,7 +135,7 @@ static void send_frames(struct tcp_queue *q)
         struct iovec cut = r->iov[r->at];
         struct msghdr msg = {.msg_iov = r->iov + r->at, .msg_iovlen = r->n - r->at};
 
-        if (ff_fault("tcp.send.short")) {
+        if (ff_failpoint("tcp.send.short")) {
             cut.iov_len = FF_MIN(cut.iov_len, (size_t)5);
             msg = (struct msghdr){.msg_iov = &cut, .msg_iovlen = 1};
         }
@@ -204,7 +204,7 @@ static uint32_t check_status(struct tcp_queue *q, const struct tcp_req *req)
 static void serve(struct tcp_queue *q, const struct tcp_req *req)
 {
     uint32_t status = check_status(q, req);
-    int rc = ff_fault(q->kind == FF_QUEUE_FAULT ? "tcp.serve.fault" : "tcp.serve.prefill");
+    int rc = ff_failpoint(q->kind == FF_QUEUE_FAULT ? "tcp.serve.fault" : "tcp.serve.prefill");
 
     if (rc) {
         break_errno(q, "serve (injected)", -rc);
@@ -357,7 +357,7 @@ static bool receive(struct tcp_queue *q)
     struct msghdr msg = {.msg_iov = &buf, .msg_iovlen = 1};
     if (direct)
         msg = (struct msghdr){.msg_iov = d->iov + d->at, .msg_iovlen = d->n - d->at};
-    if (ff_fault("tcp.recv.short")) {
+    if (ff_failpoint("tcp.recv.short")) {
         buf = msg.msg_iov[0];
         buf.iov_len = FF_MIN(buf.iov_len, direct ? (size_t)1021 : (size_t)7);
         msg = (struct msghdr){.msg_iov = &buf, .msg_iovlen = 1};
@@ -377,7 +377,7 @@ static bool receive(struct tcp_queue *q)
     return direct ? runs_done(d) : q->rx.end == RX_BUF;
 }
 
-/* With a small window data comes in small pieces: be woken for many of them at once. It is only
+/* With a small window data comes in small segments: be woken for many of them at once. It is only
  * waited for what the peer has begun to send. */
 static void set_lowat(struct tcp_queue *q)
 {

@@ -98,7 +98,7 @@ static int verbs_send(struct ff_link *l, const void *msg, uint32_t len, struct f
     if (!len || len > FF_MSG_MAX)
         return ff_error_set(err, EMSGSIZE, "verbs: send: length %u (permitted 1..%u)", len,
                             FF_MSG_MAX);
-    int rc = ff_fault("control.send");
+    int rc = ff_failpoint("control.send");
     if (rc) {
         l->ops->shutdown(l);
         return ff_error_set(err, -rc, "verbs: send: injected");
@@ -234,3 +234,22 @@ const struct ff_link_ops ff_verbs_ops = {
     .shutdown = verbs_shutdown,
     .free = verbs_link_free,
 };
+
+int ff_verbs_connect(const struct ff_link_params *p, int timeout_ms, int cancel_fd,
+                     struct ff_link **out, struct ff_error *err)
+{
+    int rc = verbs_cm_connect(p, timeout_ms, cancel_fd, out, err);
+
+    if (!rc)
+        (*out)->ops = &ff_verbs_ops;
+    return rc;
+}
+
+int verbs_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_error *err)
+{
+    int rc = verbs_cm_accept(ls, out, err);
+
+    if (!rc)
+        (*out)->ops = &ff_verbs_ops;
+    return rc;
+}

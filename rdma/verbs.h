@@ -203,6 +203,11 @@ unsigned verbs_listener_port(const struct verbs_listener *ls);
  * more. Waits for less than a second. */
 int verbs_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_error *err);
 
+/* verbs_cm.c: both, without the link's operations */
+int verbs_cm_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd,
+                     struct ff_link **out, struct ff_error *err);
+int verbs_cm_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_error *err);
+
 /* @limit_ms: for all of it; p->timeout_ms is for afterwards */
 int ff_verbs_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd,
                      struct ff_link **out, struct ff_error *err);

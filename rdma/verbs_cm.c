@@ -228,7 +228,7 @@ static int connect_to(const struct ff_link_params *p, const struct sockaddr_stor
     return 0;
 }
 
-int ff_verbs_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd,
+int verbs_cm_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd,
                      struct ff_link **out, struct ff_error *err)
 {
     uint64_t end = end_of(limit_ms);
@@ -398,7 +398,7 @@ static int accept_request(struct verbs_link *v, const struct request *r, struct 
     return verbs_end_if_broken(v, r->id, err);
 }
 
-int verbs_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_error *err)
+int verbs_cm_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_error *err)
 {
     struct request r = {.index = 0};
     struct ff_error why;

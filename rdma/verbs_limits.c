@@ -6,7 +6,7 @@
  * DOC: Theory of Operation
  *
  * Purpose      soft-RoCE lets pass what a card refuses, so that a limit is kept here or
- *              found by a user. Pure functions: tests/unit/verbs_limits.c has the cards.
+ *              found by a user. Pure functions: tests/unit/rdma/test_verbs_limits.c has the cards.
  * Limits       max_qp_init_rd_atom is what a queue pair may ask for at once, max_qp_rd_atom
  *              what it may be asked for: they differ on some cards, and each side's one is
  *              bounded by the other side's other. 16 is the most that common cards have.
@@ -115,7 +115,7 @@ int verbs_check_reg(const struct verbs_limits *l, uint64_t len, unsigned access,
                             (unsigned long long)len, (unsigned long long)l->max_mr_bytes);
     if (live >= l->max_mrs)
         return ff_error_set(err, ENOSPC,
-                            "verbs: register memory: %u pieces, the device takes no more (max_mr "
+                            "verbs: register memory: %u segments, the device takes no more (max_mr "
                             "%u)", live, l->max_mrs);
     if (access & FF_ACCESS_ON_DEMAND) {
         /* own memory is read into, and may be written from */

@@ -6,7 +6,7 @@
  * DOC: Theory of Operation
  *
  * Purpose      registering pins, and so populates, every page: a guest's memory takes
- *              seconds, and is registered in pieces from several threads at once.
+ *              seconds, and is registered in segments from several threads at once.
  * Threads      lock is held for the table alone, never while the kernel pins or unpins.
  * Ownership    what dereg() was not called for goes with the link.
  */

@@ -174,8 +174,7 @@ int verbs_link_new(const struct ff_link_params *p, int cancel_fd, struct verbs_l
     struct verbs_link *v = calloc(1, sizeof(*v));
     if (!v)
         return ff_error_set(err, ENOMEM, "verbs: new link: out of memory");
-    v->base = (struct ff_link){.ops = &ff_verbs_ops,
-                               .max_len_bytes = VERBS_MAX_LEN,
+    v->base = (struct ff_link){.max_len_bytes = VERBS_MAX_LEN,
                                .max_mr_bytes = UINT64_MAX,
                                .pins = true,
                                .about = "verbs"};

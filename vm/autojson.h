@@ -11,7 +11,7 @@ static inline void json_auto_free(json_t **j)
 {
     json_decref(*j);
 }
-#define AUTO_JSON __attribute__((cleanup(json_auto_free)))
+#define FF_AUTO_JSON __attribute__((cleanup(json_auto_free)))
 
 static inline const char *text_of(const json_t *o, const char *key)
 {

@@ -45,10 +45,10 @@ static const struct rule {
     {"full-screen", drop},
     /* the world outside */
     {"netdev", rewrite_net}, {"nic", rewrite_net}, {"net", rewrite_net},
-    {"drive", rewrite_disk}, {"blockdev", rewrite_disk}, {"hda", rewrite_disk},
-    {"hdb", rewrite_disk}, {"hdc", rewrite_disk}, {"hdd", rewrite_disk}, {"cdrom", rewrite_disk},
-    {"fda", rewrite_disk}, {"fdb", rewrite_disk}, {"sd", rewrite_disk},
-    {"mtdblock", rewrite_disk}, {"pflash", rewrite_disk},
+    {"drive", rewrite_keep}, {"blockdev", rewrite_keep}, {"hda", rewrite_keep},
+    {"hdb", rewrite_keep}, {"hdc", rewrite_keep}, {"hdd", rewrite_keep}, {"cdrom", rewrite_keep},
+    {"fda", rewrite_keep}, {"fdb", rewrite_keep}, {"sd", rewrite_keep},
+    {"mtdblock", rewrite_keep}, {"pflash", rewrite_keep},
     /* who it is */
     {"name", rewrite_name},
     /* what cannot be seen from here */
@@ -66,52 +66,6 @@ static const char *const without_argument[] = {
 
 /* --- what the parts share --- */
 
-char *child_path(struct rewrite *r, const char *path)
-{
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    size_t own = r->own ? strlen(r->own) : 0;
-
-    if (own && !strncmp(path, r->own, own))
-        name = path + own;
-    AUTO_FREE char *safe = xprintf("%.40s", *name ? name : "file");
-    char *out = NULL;
-
-    for (char *c = safe; *c; c++)
-        if (*c == ',')
-            *c = '_';
-    for (unsigned k = 0; !out || words_have(&r->paths, out); k++) {
-        free(out);
-        out = k ? xprintf("%s/%u.%s.%u", r->s->rundir, r->s->number, safe, k)
-                : xprintf("%s/%u.%s", r->s->rundir, r->s->number, safe);
-    }
-    words_add(&r->paths, "%s", out);
-    return out;
-}
-
-void note(struct rewrite *r, const char *fmt, ...)
-{
-    char text[300];
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(text, sizeof(text), fmt, ap);
-    va_end(ap);
-    if (!words_have(r->notes, text))
-        words_add(r->notes, "%s", text);
-}
-
-const char *where(const struct rewrite *r)
-{
-    return r->s->incoming ? "there" : "in children";
-}
-
-void emit(struct rewrite *r, const char *option, const char *value)
-{
-    words_add(r->out, "-%s", option);
-    if (value)
-        words_add(r->out, "%s", value);
-}
-
 /* --- simple ones --- */
 
 static int drop(struct rewrite *r, const char *option, const char *value)
@@ -124,7 +78,7 @@ static int drop(struct rewrite *r, const char *option, const char *value)
 
 static int refuse_option(struct rewrite *r, const char *option, const char *value)
 {
-    return refuse(r->why, ENOTSUP, "the parent was started with -%s %s: what it stands for cannot "
+    return ff_error_set(r->why, ENOTSUP, "the parent was started with -%s %s: what it stands for cannot "
                                    "be seen in its command line; start it without", option, value);
 }
 
@@ -137,17 +91,17 @@ static int rewrite_config(struct rewrite *r, const char *option, const char *val
 /* A name for the process would be that of all of them */
 static int rewrite_name(struct rewrite *r, const char *option, const char *value)
 {
-    AUTO_FREE char *v = opts_drop(value, "process");
+    FF_AUTO_FREE char *v = qemu_opts_drop(value, "process");
 
-    emit(r, option, v);
+    rewrite_emit(r, option, v);
     return 0;
 }
 
 static int rewrite_log(struct rewrite *r, const char *option, const char *value)
 {
-    AUTO_FREE char *path = child_path(r, value);
+    FF_AUTO_FREE char *path = rewrite_path(r, value);
 
-    emit(r, option, path);
+    rewrite_emit(r, option, path);
     return 0;
 }
 
@@ -162,7 +116,7 @@ static int rewrite_mem_path(struct rewrite *r, const char *option, const char *v
     struct stat st;
 
     if (r->s->incoming && !stat(value, &st) && S_ISDIR(st.st_mode))
-        emit(r, option, value);
+        rewrite_emit(r, option, value);
     return 0;
 }
 
@@ -183,26 +137,26 @@ static int rewrite_object(struct rewrite *r, const char *option, const char *val
 {
     static const char *const kept[] = {"id", "size", "merge", "dump", "host-nodes", "policy",
                                        "x-use-canonical-path-for-ramblock-id", NULL};
-    AUTO_FREE char *type = opts_get_first(value, "qom-type");
+    FF_AUTO_FREE char *type = qemu_opts_get_first(value, "qom-type");
 
     if (type && !strcmp(type, "memory-backend-file")) {
-        AUTO_FREE char *path = opts_get(value, "mem-path");
+        FF_AUTO_FREE char *path = qemu_opts_get(value, "mem-path");
         unsigned long huge = huge_page(path);
-        AUTO_FREE char *few = opts_only(value, "qom-type", kept);
-        AUTO_FREE char *ram = opts_set_first(few, "qom-type",
+        FF_AUTO_FREE char *few = qemu_opts_only(value, "qom-type", kept);
+        FF_AUTO_FREE char *ram = qemu_opts_set_first(few, "qom-type",
                                              huge ? "memory-backend-memfd" : "memory-backend-ram");
-        AUTO_FREE char *pages = huge ? xprintf("%s,hugetlb=on,hugetlbsize=%lu", ram, huge) : NULL;
+        FF_AUTO_FREE char *pages = huge ? xprintf("%s,hugetlb=on,hugetlbsize=%lu", ram, huge) : NULL;
         if (huge && *ram == '{') {
             free(pages);
             pages = xprintf("%.*s,\"hugetlb\":true,\"hugetlbsize\":%lu}", (int)strlen(ram) - 1,
                             ram, huge);
         }
-        emit(r, option, huge ? pages : ram);
+        rewrite_emit(r, option, huge ? pages : ram);
     } else if (type && !strncmp(type, "memory-backend-", 15)) {
-        AUTO_FREE char *lazy = opts_drop(value, "prealloc");
-        emit(r, option, lazy);
+        FF_AUTO_FREE char *lazy = qemu_opts_drop(value, "prealloc");
+        rewrite_emit(r, option, lazy);
     } else {
-        emit(r, option, value);
+        rewrite_emit(r, option, value);
     }
     return 0;
 }
@@ -210,23 +164,23 @@ static int rewrite_object(struct rewrite *r, const char *option, const char *val
 static int rewrite_nographic(struct rewrite *r, const char *option, const char *value)
 {
     r->nographic = true;
-    emit(r, option, value);
+    rewrite_emit(r, option, value);
     return 0;
 }
 
 static int rewrite_nodefaults(struct rewrite *r, const char *option, const char *value)
 {
     r->nodefaults = true;
-    emit(r, option, value);
+    rewrite_emit(r, option, value);
     return 0;
 }
 
 static int rewrite_display(struct rewrite *r, const char *option, const char *value)
 {
     if (r->s->incoming && strcmp(value, "none"))
-        note(r, "-%s %s: there is no display %s", option, value, where(r));
+        rewrite_note(r, "-%s %s: there is no display %s", option, value, rewrite_where(r));
     if (!r->has_display)
-        emit(r, "display", "none");
+        rewrite_emit(r, "display", "none");
     r->has_display = true;
     return 0;
 }
@@ -244,7 +198,7 @@ static bool takes_argument(const char *option)
 static int rewrite_one(struct rewrite *r, const char *option, const char *value)
 {
     if (value && !opts_valid(value))
-        return refuse(r->why, EINVAL, "the parent's -%s %s: cannot be read as JSON", option, value);
+        return ff_error_set(r->why, EINVAL, "the parent's -%s %s: cannot be read as JSON", option, value);
     for (size_t i = 0; i < N(rules); i++)
         if (!strcmp(option, rules[i].option))
             return rules[i].fn(r, option, value);
@@ -254,28 +208,28 @@ static int rewrite_one(struct rewrite *r, const char *option, const char *value)
 /* What every child has besides */
 static void add_own(struct rewrite *r)
 {
-    const struct child_spec *s = r->s;
+    const struct vm_spec *s = r->s;
 
     if (!r->nographic && !r->has_display)
-        emit(r, "display", "none");
+        rewrite_emit(r, "display", "none");
     if (r->nographic && !r->nodefaults) { /* else it puts both on the terminal */
         if (!r->has_serial) {
-            AUTO_FREE char *path = child_path(r, "serial");
-            AUTO_FREE char *file = xprintf("file:%s", path);
-            emit(r, "serial", file);
+            FF_AUTO_FREE char *path = rewrite_path(r, "serial");
+            FF_AUTO_FREE char *file = xprintf("file:%s", path);
+            rewrite_emit(r, "serial", file);
         }
-        emit(r, "monitor", "none");
+        rewrite_emit(r, "monitor", "none");
     }
-    words_add(r->out, "-qmp");
-    words_add(r->out, "unix:%s/%u.qmp,server=on,wait=off", s->rundir, s->number);
+    strv_add(r->out, "-qmp");
+    strv_add(r->out, "unix:%s/%u.qmp,server=on,wait=off", s->rundir, s->number);
     if (s->config)
-        emit(r, "readconfig", s->config);
-    words_add(r->out, "-incoming");
+        rewrite_emit(r, "readconfig", s->config);
+    strv_add(r->out, "-incoming");
     if (s->incoming) {
-        words_add(r->out, "%s", s->incoming);
+        strv_add(r->out, "%s", s->incoming);
         return;
     }
-    words_add(r->out, "farfork-clone:%s,number=%u,net=%s", s->socket, s->number,
+    strv_add(r->out, "farfork-clone:%s,number=%u,net=%s", s->socket, s->number,
               s->net == NET_ISOLATED || s->net == NET_NONE ? "isolated" : "keep");
 }
 
@@ -297,37 +251,37 @@ static char *find_own(char *const *argv)
     return NULL;
 }
 
-int clone_argv(char *const *parent, const struct child_spec *s, struct words *out,
-               struct words *notes, struct why *why)
+int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct strv *out,
+               struct strv *notes, struct ff_error *why)
 {
     struct rewrite r = {.s = s, .out = out, .notes = notes, .why = why, .own = find_own(parent)};
     int rc = 0;
 
-    words_add(&r.paths, "%s/%u.qmp", s->rundir, s->number);
-    words_add(&r.paths, "%s/%u.log", s->rundir, s->number);
-    words_add(out, "%s", s->qemu);
+    strv_add(&r.paths, "%s/%u.qmp", s->rundir, s->number);
+    strv_add(&r.paths, "%s/%u.log", s->rundir, s->number);
+    strv_add(out, "%s", s->qemu);
     for (parent += *parent != NULL; *parent && rc >= 0; parent++) {
         const char *word = *parent, *option = word + 1, *value = NULL;
         if (*word != '-') { /* the image of the first disk */
-            rc = rewrite_disk(&r, "", word);
+            rc = rewrite_keep(&r, "", word);
             continue;
         }
         option += *option == '-';
         if (takes_argument(option) && !(value = *++parent)) {
-            rc = refuse(why, EINVAL, "the parent's command line ends with %s", word);
+            rc = ff_error_set(why, EINVAL, "the parent's command line ends with %s", word);
             break;
         }
         rc = rewrite_one(&r, option, value);
         if (rc == -ENOENT) {
-            words_add(out, "%s", word);
+            strv_add(out, "%s", word);
             if (value)
-                words_add(out, "%s", value);
+                strv_add(out, "%s", value);
             rc = 0;
         }
     }
     if (!rc)
         add_own(&r);
-    words_free(&r.paths);
+    strv_free(&r.paths);
     free(r.own);
     return rc < 0 ? rc : 0;
 }

@@ -5,12 +5,13 @@
 #ifndef FF_CLI_CLONE_ARGV_H
 #define FF_CLI_CLONE_ARGV_H
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 enum net_policy { NET_ISOLATED, NET_USER, NET_BRIDGE, NET_NONE, NET_KEEP };
 
 /* What makes one child: where it runs and what it may share */
-struct child_spec {
+struct vm_spec {
     const char *id;       /* of the fork */
     unsigned number;      /* from 1 on */
     unsigned total;       /* children of this fork */
@@ -26,10 +27,10 @@ struct child_spec {
 };
 
 /* "isolated" and so on, "bridge:NAME"; -EINVAL */
-int net_policy_parse(const char *text, enum net_policy *net, const char **bridge, struct why *why);
+int net_policy_parse(const char *text, enum net_policy *net, const char **bridge, struct ff_error *why);
 
 /**
- * clone_argv() - the command line of one child
+ * command_line_rewrite() - the command line of one child
  * @parent: of the running QEMU, NULL at its end
  * @out:    the child's, program included
  * @notes:  what a user may want to know: a chardev that was cut off, for one; may have some already,
@@ -41,7 +42,7 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
  * other one lets go of it.
  * Return: 0; -EINVAL: an option without its argument; -ENOTSUP: what cannot be cloned, by name
  */
-int clone_argv(char *const *parent, const struct child_spec *s, struct words *out,
-               struct words *notes, struct why *why);
+int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct strv *out,
+               struct strv *notes, struct ff_error *why);
 
 #endif

@@ -17,7 +17,7 @@
 
 #include "guest_port.h"
 
-char *guest_input_room(struct guest_input *in, size_t *room)
+char *guest_port_room(struct guest_input *in, size_t *room)
 {
     *room = sizeof(in->line) - in->n;
     return in->line + in->n;
@@ -45,7 +45,7 @@ static bool is_word(const char *s)
            strspn(s, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-") == n;
 }
 
-static int parse(char *line, unsigned max_children, struct guest_request *out, struct why *why)
+static int parse(char *line, unsigned max_children, struct guest_request *out, struct ff_error *why)
 {
     static const char *const verbs[] = {"fork", "link", "ready",
                                         "exit", "join", "joined"};
@@ -61,7 +61,7 @@ static int parse(char *line, unsigned max_children, struct guest_request *out, s
         word = rest ? strsep(&rest, " ") : "";
         v = number(word, (long)max_children);
         if (v < 1)
-            return refuse(why, EPROTO, "guest: fork: %.20s children (permitted: 1..%u)", word,
+            return ff_error_set(why, EPROTO, "guest: fork: %.20s children (permitted: 1..%u)", word,
                           max_children);
         out->count = (unsigned)v;
         snprintf(out->user, sizeof(out->user), "%s", rest ? rest : "");
@@ -69,13 +69,13 @@ static int parse(char *line, unsigned max_children, struct guest_request *out, s
     case GUEST_EXIT:
         v = number(rest ? rest : "", 255);
         if (v < 0)
-            return refuse(why, EPROTO, "guest: exit: code %.20s (permitted: 0..255)",
+            return ff_error_set(why, EPROTO, "guest: exit: code %.20s (permitted: 0..255)",
                           rest ? rest : "");
         out->code = (int)v;
         return 1;
     case GUEST_JOIN:
         if (rest && !is_word(rest))
-            return refuse(why, EPROTO, "guest: join: word %.40s (permitted: 1..%d letters, digits "
+            return ff_error_set(why, EPROTO, "guest: join: word %.40s (permitted: 1..%d letters, digits "
                                        "and . _ -)", rest, GUEST_WORD_MAX);
         snprintf(out->word, sizeof(out->word), "%s", rest ? rest : "");
         return 1;
@@ -84,16 +84,16 @@ static int parse(char *line, unsigned max_children, struct guest_request *out, s
     case GUEST_JOINED:
         if (!rest)
             return 1;
-        return refuse(why, EPROTO, "guest: %s: takes no word (%.20s)", word, rest);
+        return ff_error_set(why, EPROTO, "guest: %s: takes no word (%.20s)", word, rest);
     default:
-        return refuse(why, EPROTO,
+        return ff_error_set(why, EPROTO,
                       "guest: no such request (permitted: fork, link, ready, exit, "
                       "join, joined)");
     }
 }
 
-int guest_input_take(struct guest_input *in, size_t got, unsigned max_children,
-                     struct guest_request *out, struct why *why)
+int guest_port_take(struct guest_input *in, size_t got, unsigned max_children,
+                     struct guest_request *out, struct ff_error *why)
 {
     char line[GUEST_LINE_MAX];
 
@@ -104,7 +104,7 @@ int guest_input_take(struct guest_input *in, size_t got, unsigned max_children,
             return 0;
         in->n = 1; /* no verb begins so: the line's end is refused, too */
         in->line[0] = '\r';
-        return refuse(why, EPROTO, "guest: a line of more than %d bytes", GUEST_LINE_MAX);
+        return ff_error_set(why, EPROTO, "guest: a line of more than %d bytes", GUEST_LINE_MAX);
     }
     size_t len = (size_t)(end - in->line);
     memcpy(line, in->line, len);
@@ -113,17 +113,17 @@ int guest_input_take(struct guest_input *in, size_t got, unsigned max_children,
     memmove(in->line, end + 1, in->n);
     for (size_t i = 0; i < len; i++)
         if (iscntrl((unsigned char)line[i]))
-            return refuse(why, EPROTO, "guest: control character %#x in a line",
+            return ff_error_set(why, EPROTO, "guest: control character %#x in a line",
                           (unsigned char)line[i]);
     return parse(line, max_children, out, why);
 }
 
-char *guest_forked(const char *message)
+char *guest_port_forked(const char *message)
 {
     return xprintf("forked\n%s", message);
 }
 
-char *guest_failed(const char *reason)
+char *guest_port_failed(const char *reason)
 {
     char *s = xprintf("failed %s\n", *reason ? reason : "no reason given");
 
@@ -133,24 +133,24 @@ char *guest_failed(const char *reason)
     return s;
 }
 
-char *guest_failed_join(const char *word, const char *reason)
+char *guest_port_failed_join(const char *word, const char *reason)
 {
-    AUTO_FREE char *text = xprintf("%s%s%s", word, *word ? " " : "", reason);
+    FF_AUTO_FREE char *text = xprintf("%s%s%s", word, *word ? " " : "", reason);
 
-    return guest_failed(text);
+    return guest_port_failed(text);
 }
 
-char *guest_joining(const char *word)
+char *guest_port_joining(const char *word)
 {
     return xprintf("joining%s%s\n", *word ? " " : "", word);
 }
 
-char *guest_exited(unsigned child, int code)
+char *guest_port_exited(unsigned child, int code)
 {
     return xprintf("exited %u %d\n", child, code);
 }
 
-char *guest_joined(void)
+char *guest_port_joined(void)
 {
     return xstrdup("joined\n");
 }

@@ -7,7 +7,8 @@
 
 #include <stddef.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 #define GUEST_CHANNEL "org.farfork.0"
 #define GUEST_LINE_MAX 4096 /* bytes of a line, its newline included */
@@ -37,25 +38,25 @@ struct guest_input {
 };
 
 /**
- * guest_input_room() - where to read to next, and how much
- * guest_input_take() - after @got bytes were read there: call it until it does not return 1
+ * guest_port_room() - where to read to next, and how much
+ * guest_port_take() - after @got bytes were read there: call it until it does not return 1
  * @max_children: of a fork
  *
  * The guest is not trusted: here, and here alone, its words are checked.
  *
  * Return: 1: *@out is a request; 0: no whole line is left; -EPROTO: a line that is none, with the
- *         reason, which may be sent as guest_failed(); the next call goes on behind it
+ *         reason, which may be sent as guest_port_failed(); the next call goes on behind it
  */
-char *guest_input_room(struct guest_input *in, size_t *room);
-int guest_input_take(struct guest_input *in, size_t got, unsigned max_children,
-                     struct guest_request *out, struct why *why);
+char *guest_port_room(struct guest_input *in, size_t *room);
+int guest_port_take(struct guest_input *in, size_t got, unsigned max_children,
+                     struct guest_request *out, struct ff_error *why);
 
 /* Answers, to be freed. @message is that of identity_message() */
-char *guest_forked(const char *message);
-char *guest_failed(const char *reason); /* of a fork; newlines become spaces */
-char *guest_failed_join(const char *word, const char *reason); /* of a join with that word, or "" */
-char *guest_joining(const char *word); /* of a join; "": it had none */
-char *guest_exited(unsigned number, int code);
-char *guest_joined(void);
+char *guest_port_forked(const char *message);
+char *guest_port_failed(const char *reason); /* of a fork; newlines become spaces */
+char *guest_port_failed_join(const char *word, const char *reason); /* of a join with that word, or "" */
+char *guest_port_joining(const char *word); /* of a join; "": it had none */
+char *guest_port_exited(unsigned number, int code);
+char *guest_port_joined(void);
 
 #endif

@@ -28,19 +28,20 @@
 #include "autojson.h"
 
 #define HOSTNAME_MAX 64 /* Linux */
-static int random_hex(char *out, size_t bytes, struct why *why)
+
+static int random_hex(char *out, size_t bytes, struct ff_error *why)
 {
     unsigned char raw[64];
 
     if (getentropy(raw, bytes) < 0)
-        return refuse(why, EIO, "identity: read random numbers: %s", strerror(errno));
+        return ff_error_set(why, EIO, "identity: read random numbers: %s", strerror(errno));
     for (size_t i = 0; i < bytes; i++)
         snprintf(out + 2 * i, 3, "%02x", raw[i]);
     return 0;
 }
 
 /* RFC 4122, version 4 */
-static int random_uuid(char *out, struct why *why)
+static int random_uuid(char *out, struct ff_error *why)
 {
     char hex[33];
     int rc = random_hex(hex, 16, why);
@@ -66,7 +67,7 @@ static bool mac_taken(const struct identity *id, const char *mac)
 
 /* Locally administered, as QEMU's own; four random bytes, so that forks that know nothing of
  * each other do not meet */
-static int random_mac(const struct identity *id, char *out, struct why *why)
+static int random_mac(const struct identity *id, char *out, struct ff_error *why)
 {
     char hex[9];
 
@@ -79,51 +80,9 @@ static int random_mac(const struct identity *id, char *out, struct why *why)
     return 0;
 }
 
-/* @out: to be freed */
-static int expand(const struct identity *id, const char *template, unsigned number, char **out,
-                  struct why *why)
+static int make_hostname(const struct identity *id, unsigned number, char **out, struct ff_error *why)
 {
-    char *text = NULL;
-    size_t len;
-    FILE *f = open_memstream(&text, &len);
-    const char *p = template;
-
-    if (!f)
-        abort();
-    while (*p) {
-        unsigned add = 0;
-        int used = 0;
-        if (*p != '{') {
-            fputc(*p++, f);
-        } else if (!strncmp(p, "{n}", 3)) {
-            fprintf(f, "%u", number);
-            p += 3;
-        } else if (sscanf(p, "{n+%u}%n", &add, &used) == 1 && used) {
-            fprintf(f, "%u", number + add);
-            p += used;
-        } else if (!strncmp(p, "{id}", 4)) {
-            fputs(id->fork_id, f);
-            p += 4;
-        } else if (!strncmp(p, "{name}", 6)) {
-            fputs(id->name, f);
-            p += 6;
-        } else {
-            fclose(f);
-            free(text);
-            return refuse(why, EINVAL,
-                          "identity: template \"%s\": at \"%s\" (permitted: {n}, "
-                          "{n+NUMBER}, {id}, {name})",
-                          template, p);
-        }
-    }
-    fclose(f);
-    *out = text;
-    return 0;
-}
-
-static int make_hostname(const struct identity *id, unsigned number, char **out, struct why *why)
-{
-    int rc = expand(id, id->host_template, number, out, why);
+    int rc = identity_expand(id, id->host_template, number, out, why);
 
     if (rc)
         return rc;
@@ -132,121 +91,18 @@ static int make_hostname(const struct identity *id, unsigned number, char **out,
             *p = '-';
     if (strlen(*out) <= HOSTNAME_MAX && **out && **out != '-' && **out != '.')
         return 0;
-    return refuse(why, EINVAL,
+    return ff_error_set(why, EINVAL,
                   "identity: host name \"%s\": want 1..%d letters and digits, the "
                   "first no dash (--hostname)",
                   *out, HOSTNAME_MAX);
 }
 
-/* "ADDR/PLEN,GATEWAY" in place: *@gateway is "" or the part behind the comma */
-static int split_address(char *ip, const char **gateway, struct why *why)
-{
-    char *comma = strchr(ip, ','), address[64];
-    unsigned char raw[16];
-
-    *gateway = "";
-    if (!strcmp(ip, "dhcp"))
-        return 0;
-    if (comma) {
-        *comma = '\0';
-        *gateway = comma + 1;
-    }
-    snprintf(address, sizeof(address), "%s", ip);
-    char *slash = strchr(address, '/'), *end = NULL;
-    long plen = slash ? strtol(slash + 1, &end, 10) : -1;
-    if (slash)
-        *slash = '\0';
-    int family = strchr(address, ':') ? AF_INET6 : AF_INET;
-    if (inet_pton(family, address, raw) != 1 || plen < 0 || plen > (family == AF_INET ? 32 : 128) ||
-        *end || (comma && inet_pton(family, *gateway, raw) != 1))
-        return refuse(why, EINVAL,
-                      "identity: address \"%s\"%s%s: want ADDRESS/LENGTH, "
-                      "ADDRESS/LENGTH,GATEWAY or dhcp (--ip)",
-                      ip, comma ? "," : "", *gateway);
-    return 0;
-}
-
-/* --- the message --- */
-
-static void put_line(FILE *f, const char *key, const char *value)
-{
-    AUTO_JSON json_t *j = json_string(value);
-    AUTO_FREE char *s = j ? json_dumps(j, JSON_ENCODE_ANY) : NULL;
-
-    fprintf(f, "\"%s\": %s,\n", key, s ? s : "\"\"");
-}
-
-static int put_nics(const struct identity *id, unsigned number, FILE *f, struct why *why)
-{
-    fputs("\"nics\": [\n", f);
-    for (size_t i = 0; number && i < id->nics; i++) {
-        AUTO_FREE char *ip = NULL;
-        const char *gateway = "";
-        int rc = id->nic[i].ip ? expand(id, id->nic[i].ip, number, &ip, why) : 0;
-        if (!rc && ip)
-            rc = split_address(ip, &gateway, why);
-        if (rc)
-            return rc;
-        fprintf(f, "{\"mac_old\": \"%s\", \"mac_new\": \"%s\", \"ip\": \"%s\", \"gw\": \"%s\"}%s\n",
-                id->nic[i].old_mac, id->child[number - 1].mac[i], ip ? ip : "", gateway,
-                i + 1 < id->nics ? "," : "");
-    }
-    fputs("]\n", f);
-    return 0;
-}
-
-static int write_message(const struct identity *id, unsigned number, long long time_ms, bool secrets,
-                         char **out, struct why *why)
-{
-    static const struct child parent;
-    const struct child *c = number ? &id->child[number - 1] : &parent;
-    size_t len;
-    FILE *f = open_memstream(out, &len);
-
-    if (!f)
-        abort();
-    fprintf(f, "{\n\"farfork\": 1,\n");
-    put_line(f, "fork", id->fork_id);
-    fprintf(f, "\"number\": %u,\n\"count\": %u,\n\"time\": %lld.%03lld,\n", number, id->count,
-            time_ms / 1000, time_ms % 1000);
-    put_line(f, "hostname", c->hostname ? c->hostname : "");
-    put_line(f, "machine_id", c->machine_id);
-    put_line(f, "boot_id", secrets ? c->boot_id : "");
-    put_line(f, "seed", secrets ? c->seed : "");
-    put_line(f, "user", id->user);
-    int rc = put_nics(id, number, f, why);
-    fputs("}\n", f);
-    fclose(f);
-    if (!rc && len > CLONE_FW_CFG_BYTES)
-        rc = refuse(why, EINVAL,
-                    "identity: the message for child %u has %zu bytes (permitted: "
-                    "%d): shorten the user data",
-                    number, len, CLONE_FW_CFG_BYTES);
-    return rc;
-}
-
-char *identity_message(const struct identity *id, unsigned number, long long time_ms)
-{
-    char *out = NULL;
-
-    write_message(id, number, time_ms, true, &out, NULL); /* refusals: those of the plan */
-    return out;
-}
-
-char *identity_padded(const struct identity *id, unsigned number, bool secrets)
-{
-    AUTO_FREE char *message = NULL;
-
-    write_message(id, number, 0, secrets, &message, NULL);
-    return xprintf("%-*s", CLONE_FW_CFG_BYTES, message);
-}
-
 /* --- planning --- */
 
-static int plan_child(struct identity *id, unsigned number, struct why *why)
+static int plan_child(struct identity *id, unsigned number, struct ff_error *why)
 {
     struct child *c = &id->child[number - 1];
-    AUTO_FREE char *message = NULL;
+    FF_AUTO_FREE char *message = NULL;
     int rc;
 
     c->mac = xcalloc(id->nics, sizeof(*c->mac));
@@ -260,22 +116,22 @@ static int plan_child(struct identity *id, unsigned number, struct why *why)
     if ((rc = make_hostname(id, number, &c->hostname, why)))
         return rc;
     /* with the longest time there is: all later ones fit */
-    return write_message(id, number, 9999999999999, true, &message, why);
+    return identity_write(id, number, 9999999999999, true, &message, why);
 }
 
-static int check_user(const char *user, struct why *why)
+static int check_user(const char *user, struct ff_error *why)
 {
     for (const char *p = user; *p; p++)
         if (iscntrl((unsigned char)*p))
-            return refuse(why, EINVAL,
+            return ff_error_set(why, EINVAL,
                           "identity: user data: control character %#x at byte %zu: "
                           "encode it (base64)",
                           (unsigned)*p, (size_t)(p - user));
-    AUTO_JSON json_t *j = json_string(user);
-    return j ? 0 : refuse(why, EINVAL, "identity: user data: not UTF-8: encode it (base64)");
+    FF_AUTO_JSON json_t *j = json_string(user);
+    return j ? 0 : ff_error_set(why, EINVAL, "identity: user data: not UTF-8: encode it (base64)");
 }
 
-int identity_plan(const struct identity_input *in, struct identity **out, struct why *why)
+int identity_plan(const struct identity_input *in, struct identity **out, struct ff_error *why)
 {
     struct identity *id = xcalloc(1, sizeof(*id));
     int rc = check_user(in->user ? in->user : "", why);
@@ -287,7 +143,7 @@ int identity_plan(const struct identity_input *in, struct identity **out, struct
     id->child = xcalloc(in->count, sizeof(*id->child));
     identity_see(id, in);
     if (!rc && in->ips > id->nics)
-        rc = refuse(why, EINVAL, "identity: addresses for %zu NICs, the parent has %zu (--ip)",
+        rc = ff_error_set(why, EINVAL, "identity: addresses for %zu NICs, the parent has %zu (--ip)",
                     in->ips, id->nics);
     for (unsigned k = 1; !rc && k <= in->count; k++)
         rc = plan_child(id, k, why);
@@ -334,7 +190,7 @@ json_t *identity_missing(const struct identity *id)
                 "no -device vmgenid: guest kernels are not told, their random numbers are those of "
                 "their twins for a while"));
     if (id->has_fw_cfg && id->fw_cfg_bytes >= 0 && id->fw_cfg_bytes != CLONE_FW_CFG_BYTES) {
-        AUTO_FREE char *s = xprintf("-fw_cfg " CLONE_FW_CFG " has %lld bytes (want %d): the "
+        FF_AUTO_FREE char *s = xprintf("-fw_cfg " CLONE_FW_CFG " has %lld bytes (want %d): the "
                                     "guest's driver would not read all of it",
                                     id->fw_cfg_bytes, CLONE_FW_CFG_BYTES);
         json_array_append_new(list, json_string(s));

@@ -8,7 +8,8 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 #define CLONE_FW_CFG "opt/org.farfork/clone"
 #define CLONE_FW_CFG_BYTES 4096 /* of parent and child: the guest learns the size at its boot */
@@ -37,7 +38,7 @@ struct identity_input {
  *         -EIO: no random numbers
  */
 int identity_plan(const struct identity_input *in, struct identity **out,
-                        struct why *why);
+                        struct ff_error *why);
 void identity_free(struct identity *id);
 
 /* What the parent must have been started with, and was not; one line a point, for a warning.

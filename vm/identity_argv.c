@@ -43,14 +43,14 @@ static const char *mac_key(const json_t *argv, size_t at, bool devices)
 {
     const char *option = at ? identity_word(argv, at - 1) : "";
 
-    if (devices && option_is(option, "device")) {
-        AUTO_FREE char *driver = opts_get_first(identity_word(argv, at), "driver");
+    if (devices && qemu_option_is(option, "device")) {
+        FF_AUTO_FREE char *driver = qemu_opts_get_first(identity_word(argv, at), "driver");
         return is_nic(driver) ? "mac" : NULL;
     }
-    if (!devices && option_is(option, "nic"))
+    if (!devices && qemu_option_is(option, "nic"))
         return strcmp(identity_word(argv, at), "none") ? "mac" : NULL;
-    if (!devices && option_is(option, "net")) {
-        AUTO_FREE char *type = opts_get_first(identity_word(argv, at), "type");
+    if (!devices && qemu_option_is(option, "net")) {
+        FF_AUTO_FREE char *type = qemu_opts_get_first(identity_word(argv, at), "type");
         return type && !strcmp(type, "nic") ? "macaddr" : NULL;
     }
     return NULL;
@@ -80,7 +80,7 @@ bool identity_mac_known(const struct identity *id, const char *mac)
 static void add_nic(struct identity *id, const struct identity_input *in, const char *argument,
                     const char *key)
 {
-    AUTO_FREE char *name = opts_get(argument, "id"), *given = opts_get(argument, key);
+    FF_AUTO_FREE char *name = qemu_opts_get(argument, "id"), *given = qemu_opts_get(argument, key);
     const char *mac = filter_mac(in->rx_filters, name);
     struct nic *nic;
 
@@ -109,8 +109,8 @@ static void add_nic(struct identity *id, const struct identity_input *in, const 
 
 bool identity_is_fw_cfg(const json_t *argv, size_t at)
 {
-    AUTO_FREE char *name = at && option_is(identity_word(argv, at - 1), "fw_cfg")
-                               ? opts_get_first(identity_word(argv, at), "name")
+    FF_AUTO_FREE char *name = at && qemu_option_is(identity_word(argv, at - 1), "fw_cfg")
+                               ? qemu_opts_get_first(identity_word(argv, at), "name")
                                : NULL;
 
     return name && !strcmp(name, CLONE_FW_CFG);
@@ -118,8 +118,8 @@ bool identity_is_fw_cfg(const json_t *argv, size_t at)
 
 bool identity_is_genid(const json_t *argv, size_t at)
 {
-    AUTO_FREE char *driver = at && option_is(identity_word(argv, at - 1), "device")
-                                 ? opts_get_first(identity_word(argv, at), "driver")
+    FF_AUTO_FREE char *driver = at && qemu_option_is(identity_word(argv, at - 1), "device")
+                                 ? qemu_opts_get_first(identity_word(argv, at), "driver")
                                  : NULL;
 
     return driver && !strcmp(driver, "vmgenid");
@@ -127,7 +127,7 @@ bool identity_is_genid(const json_t *argv, size_t at)
 
 static void see_fw_cfg(struct identity *id, const char *argument)
 {
-    AUTO_FREE char *string = opts_get(argument, "string"), *file = opts_get(argument, "file");
+    FF_AUTO_FREE char *string = qemu_opts_get(argument, "string"), *file = qemu_opts_get(argument, "file");
     struct stat st;
 
     id->has_fw_cfg = true;
@@ -138,10 +138,10 @@ static void see_fw_cfg(struct identity *id, const char *argument)
 
 static void see_device(struct identity *id, const char *argument)
 {
-    AUTO_FREE char *name = opts_get(argument, "name");
+    FF_AUTO_FREE char *name = qemu_opts_get(argument, "name");
 
     if (name && !strcmp(name, GUEST_CHANNEL) && !id->channel)
-        id->channel = opts_get(argument, "chardev");
+        id->channel = qemu_opts_get(argument, "chardev");
 }
 
 void identity_see(struct identity *id, const struct identity_input *in)
@@ -156,14 +156,14 @@ void identity_see(struct identity *id, const struct identity_input *in)
         }
     }
     for (size_t i = 1; i < n; i++) {
-        if (option_is(identity_word(in->argv, i - 1), "device"))
+        if (qemu_option_is(identity_word(in->argv, i - 1), "device"))
             see_device(id, identity_word(in->argv, i));
         id->has_genid |= identity_is_genid(in->argv, i);
         if (identity_is_fw_cfg(in->argv, i))
             see_fw_cfg(id, identity_word(in->argv, i));
-        if (option_is(identity_word(in->argv, i - 1), "name")) {
+        if (qemu_option_is(identity_word(in->argv, i - 1), "name")) {
             free(id->name);
-            id->name = opts_get_first(identity_word(in->argv, i), "guest");
+            id->name = qemu_opts_get_first(identity_word(in->argv, i), "guest");
         }
     }
     if (!id->name)
@@ -174,22 +174,22 @@ void identity_see(struct identity *id, const struct identity_input *in)
 
 static void set_key(json_t *argv, size_t at, const char *key, const char *value)
 {
-    AUTO_FREE char *text = opts_set(identity_word(argv, at), key, value);
+    FF_AUTO_FREE char *text = qemu_opts_set(identity_word(argv, at), key, value);
 
     json_array_set_new(argv, at, json_string(text));
 }
 
 static void set_name(const struct identity *id, unsigned number, json_t *argv, size_t at)
 {
-    AUTO_FREE char *name = xprintf("%s-%u", id->name, number);
-    AUTO_FREE char *text = opts_set_first(identity_word(argv, at), "guest", name);
+    FF_AUTO_FREE char *name = xprintf("%s-%u", id->name, number);
+    FF_AUTO_FREE char *text = qemu_opts_set_first(identity_word(argv, at), "guest", name);
 
     json_array_set_new(argv, at, json_string(text));
 }
 
 void identity_set_file(json_t *argv, size_t at, const char *path)
 {
-    AUTO_FREE char *bare = opts_drop(identity_word(argv, at), "string");
+    FF_AUTO_FREE char *bare = qemu_opts_drop(identity_word(argv, at), "string");
 
     json_array_set_new(argv, at, json_string(bare));
     set_key(argv, at, "file", path);
@@ -197,7 +197,7 @@ void identity_set_file(json_t *argv, size_t at, const char *path)
 
 void identity_drop_genid(json_t *argv, size_t at)
 {
-    AUTO_FREE char *bare = opts_drop(identity_word(argv, at), "guid");
+    FF_AUTO_FREE char *bare = qemu_opts_drop(identity_word(argv, at), "guid");
 
     json_array_set_new(argv, at, json_string(bare));
 }
@@ -206,7 +206,7 @@ void identity_child_argv(const struct identity *id, unsigned number, const char 
                          json_t *argv)
 {
     const struct child *c = &id->child[number - 1];
-    AUTO_FREE char *path = identity_message_path(number, rundir);
+    FF_AUTO_FREE char *path = identity_message_path(number, rundir);
     size_t n = json_array_size(argv), nic = 0;
 
     for (int devices = 0; devices <= 1; devices++) { /* in the order of identity_see() */
@@ -218,12 +218,12 @@ void identity_child_argv(const struct identity *id, unsigned number, const char 
     }
     for (size_t i = 1; i < n; i++) {
         const char *option = identity_word(argv, i - 1);
-        if (option_is(option, "name")) {
+        if (qemu_option_is(option, "name")) {
             set_name(id, number, argv, i);
-        } else if (option_is(option, "uuid")) {
+        } else if (qemu_option_is(option, "uuid")) {
             json_array_set_new(argv, i, json_string(c->uuid));
-        } else if (option_is(option, "smbios")) {
-            AUTO_FREE char *old = opts_get(identity_word(argv, i), "uuid");
+        } else if (qemu_option_is(option, "smbios")) {
+            FF_AUTO_FREE char *old = qemu_opts_get(identity_word(argv, i), "uuid");
             if (old)
                 set_key(argv, i, "uuid", c->uuid);
         } else if (identity_is_fw_cfg(argv, i)) {

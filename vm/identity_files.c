@@ -29,11 +29,6 @@ static char *genid_path(unsigned number, const char *rundir)
     return xprintf("%s/%u" GENID, rundir, number);
 }
 
-char *identity_message_path(unsigned number, const char *rundir)
-{
-    return xprintf("%s/%u.message", rundir, number);
-}
-
 bool identity_is_config(const char *path)
 {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
@@ -44,8 +39,8 @@ bool identity_is_config(const char *path)
 
 static void add_genid(json_t *files, unsigned number, const char *genid, const char *rundir)
 {
-    AUTO_FREE char *path = genid_path(number, rundir);
-    AUTO_FREE char *text = xprintf("[global]\n  driver = \"vmgenid\"\n  property = \"guid\"\n"
+    FF_AUTO_FREE char *path = genid_path(number, rundir);
+    FF_AUTO_FREE char *text = xprintf("[global]\n  driver = \"vmgenid\"\n  property = \"guid\"\n"
                                    "  value = \"%s\"\n", genid);
 
     json_array_append_new(files, json_pack("{ss ss}", "path", path, "text", text));
@@ -63,9 +58,9 @@ json_t *identity_files(const struct identity *id, unsigned number, const char *r
     if (id->has_genid)
         add_genid(files, number, id->child[number - 1].genid, rundir);
     if (id->has_fw_cfg) {
-        AUTO_FREE char *path = identity_message_path(number, rundir);
-        AUTO_FREE char *text = identity_padded(id, number, true);
-        AUTO_FREE char *after = identity_padded(id, number, false);
+        FF_AUTO_FREE char *path = identity_message_path(number, rundir);
+        FF_AUTO_FREE char *text = identity_padded(id, number, true);
+        FF_AUTO_FREE char *after = identity_padded(id, number, false);
         json_array_append_new(files, json_pack("{ss ss ss}", "path", path, "text", text, "after",
                                                after));
     }
@@ -85,7 +80,7 @@ bool identity_has_genid(const json_t *argv)
 /* The whole of a file that is a message; NULL: it is none, or cannot be read */
 static json_t *read_message(const char *path)
 {
-    AUTO_FREE char *text = xcalloc(MESSAGE_MAX_BYTES + 1, 1);
+    FF_AUTO_FREE char *text = xcalloc(MESSAGE_MAX_BYTES + 1, 1);
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, text, MESSAGE_MAX_BYTES);
 
@@ -96,7 +91,7 @@ static json_t *read_message(const char *path)
 
 json_t *identity_move_argv(json_t *argv, const char *genid, const char *rundir)
 {
-    AUTO_FREE char *path = identity_message_path(1, rundir);
+    FF_AUTO_FREE char *path = identity_message_path(1, rundir);
     json_t *files = json_array();
 
     if (genid)
@@ -104,8 +99,8 @@ json_t *identity_move_argv(json_t *argv, const char *genid, const char *rundir)
     for (size_t i = 1; i < json_array_size(argv); i++) {
         if (identity_is_genid(argv, i) && genid)
             identity_drop_genid(argv, i);
-        AUTO_FREE char *file = identity_is_fw_cfg(argv, i)
-                                   ? opts_get(identity_word(argv, i), "file") : NULL;
+        FF_AUTO_FREE char *file = identity_is_fw_cfg(argv, i)
+                                   ? qemu_opts_get(identity_word(argv, i), "file") : NULL;
         json_t *message = file ? read_message(file) : NULL;
         if (!message)
             continue;

@@ -34,6 +34,13 @@ struct identity {
     long long fw_cfg_bytes; /* of the parent's placeholder; -1: not known */
 };
 
+/* identity_message.c: @template with {n}, {id} and so on replaced; @out: to be freed. -EINVAL */
+int identity_expand(const struct identity *id, const char *template, unsigned number, char **out,
+                    struct ff_error *why);
+/* @number 0: the parent's, without secrets. -EINVAL: longer than CLONE_FW_CFG_BYTES */
+int identity_write(const struct identity *id, unsigned number, long long time_ms, bool secrets,
+                   char **out, struct ff_error *why);
+
 /* The child's message, its secrets only with @secrets; to be freed */
 char *identity_padded(const struct identity *id, unsigned number, bool secrets);
 

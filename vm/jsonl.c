@@ -12,7 +12,7 @@
 
 #define READ_BYTES 65536
 
-int lines_read(struct line_reader *r, int fd)
+int jsonl_read(struct jsonl_reader *r, int fd)
 {
     if (r->taken) {
         memmove(r->data, r->data + r->taken, r->len - r->taken);
@@ -45,7 +45,7 @@ int lines_read(struct line_reader *r, int fd)
     }
 }
 
-char *lines_next(struct line_reader *r)
+char *jsonl_next(struct jsonl_reader *r)
 {
     if (r->taken == r->len)
         return NULL;
@@ -62,15 +62,15 @@ char *lines_next(struct line_reader *r)
     return line;
 }
 
-void lines_free(struct line_reader *r)
+void jsonl_free(struct jsonl_reader *r)
 {
     free(r->data);
-    *r = (struct line_reader){0};
+    *r = (struct jsonl_reader){0};
 }
 
-int lines_write(int fd, const char *data, size_t len, int limit_ms)
+int jsonl_write(int fd, const char *data, size_t len, int limit_ms)
 {
-    uint64_t end = now_ms() + (uint64_t)limit_ms;
+    uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
 
     while (len) {
         ssize_t n = write(fd, data, len);
@@ -83,7 +83,7 @@ int lines_write(int fd, const char *data, size_t len, int limit_ms)
             continue;
         if (n < 0 && errno != EAGAIN)
             return -errno;
-        uint64_t now = now_ms();
+        uint64_t now = ff_now_ms();
         struct pollfd p = {.fd = fd, .events = POLLOUT};
         if (now >= end || poll(&p, 1, (int)(end - now)) == 0)
             return -ETIMEDOUT;
@@ -91,12 +91,12 @@ int lines_write(int fd, const char *data, size_t len, int limit_ms)
     return 0;
 }
 
-int lines_write_json(int fd, const json_t *value, int limit_ms)
+int jsonl_write_json(int fd, const json_t *value, int limit_ms)
 {
-    AUTO_FREE char *text = json_dumps(value, JSON_COMPACT);
+    FF_AUTO_FREE char *text = json_dumps(value, JSON_COMPACT);
 
     if (!text)
         return -ENOMEM;
-    AUTO_FREE char *line = xprintf("%s\n", text);
-    return lines_write(fd, line, strlen(line), limit_ms);
+    FF_AUTO_FREE char *line = xprintf("%s\n", text);
+    return jsonl_write(fd, line, strlen(line), limit_ms);
 }

@@ -7,27 +7,28 @@
 
 #include <jansson.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 #define LINE_MAX_BYTES (64u << 20) /* the answer to a query can be long */
 
 /* What was read and is not yet a line; {0} is an empty one */
-struct line_reader {
+struct jsonl_reader {
     char *data;
     size_t len, room, taken;
     bool ended;
 };
 
 /* Read once from @fd: 0; also at its end, then @r->ended, and if it would block. -errno: broken */
-int lines_read(struct line_reader *r, int fd);
+int jsonl_read(struct jsonl_reader *r, int fd);
 
 /* The next whole line without its newline, valid until the next call; NULL: none yet. What comes
  * before the end without a newline is a line too. */
-char *lines_next(struct line_reader *r);
-void lines_free(struct line_reader *r);
+char *jsonl_next(struct jsonl_reader *r);
+void jsonl_free(struct jsonl_reader *r);
 
 /* Write all of it, waiting at most @limit_ms for the reader: 0, -ETIMEDOUT, -EPIPE */
-int lines_write(int fd, const char *data, size_t len, int limit_ms);
-int lines_write_json(int fd, const json_t *value, int limit_ms);
+int jsonl_write(int fd, const char *data, size_t len, int limit_ms);
+int jsonl_write_json(int fd, const json_t *value, int limit_ms);
 
 #endif

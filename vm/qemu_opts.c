@@ -14,7 +14,8 @@
 #include <string.h>
 
 #include "qemu_opts.h"
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 static bool is_json(const char *s)
 {
@@ -95,8 +96,8 @@ static void append(char **out, const char *s, size_t len)
 
 static void append_pair(char **out, const char *key, const char *value)
 {
-    AUTO_FREE char *v = escape(value);
-    AUTO_FREE char *pair = *key ? xprintf("%s=%s", key, v) : xstrdup(v);
+    FF_AUTO_FREE char *v = escape(value);
+    FF_AUTO_FREE char *pair = *key ? xprintf("%s=%s", key, v) : xstrdup(v);
 
     append(out, pair, strlen(pair));
 }
@@ -116,7 +117,7 @@ static json_t *member(json_t *o, const char *key, json_t **parent, const char **
             }
             return flat;
         }
-        AUTO_FREE char *name = xprintf("%.*s", (int)(dot - key), key);
+        FF_AUTO_FREE char *name = xprintf("%.*s", (int)(dot - key), key);
         o = json_object_get(o, name);
         if (!json_is_object(o))
             return NULL;
@@ -161,7 +162,7 @@ static char *change_json(const char *s, const char *key, json_t *value)
 
 /* --- both --- */
 
-char *opts_get(const char *s, const char *key)
+char *qemu_opts_get(const char *s, const char *key)
 {
     struct part p;
     char *found = NULL;
@@ -181,24 +182,24 @@ char *opts_get(const char *s, const char *key)
     return found;
 }
 
-char *opts_get_first(const char *s, const char *implied)
+char *qemu_opts_get_first(const char *s, const char *implied)
 {
     const char *rest = s;
     struct part p;
 
     if (!is_json(s) && next_part(&rest, &p) && p.key_len == p.len)
         return unescape(p.at, p.len);
-    return opts_get(s, implied);
+    return qemu_opts_get(s, implied);
 }
 
-bool opts_is(const char *s, const char *key)
+bool qemu_opts_is(const char *s, const char *key)
 {
-    AUTO_FREE char *v = opts_get(s, key);
+    FF_AUTO_FREE char *v = qemu_opts_get(s, key);
 
     return v && (!strcmp(v, "on") || !strcmp(v, "yes") || !strcmp(v, "true") || !strcmp(v, "y"));
 }
 
-char *opts_set(const char *s, const char *key, const char *value)
+char *qemu_opts_set(const char *s, const char *key, const char *value)
 {
     struct part p;
     bool done = false;
@@ -218,20 +219,20 @@ char *opts_set(const char *s, const char *key, const char *value)
     return out;
 }
 
-char *opts_set_number(const char *s, const char *key, unsigned value)
+char *qemu_opts_set_number(const char *s, const char *key, unsigned value)
 {
-    AUTO_FREE char *text = xprintf("%u", value);
+    FF_AUTO_FREE char *text = xprintf("%u", value);
 
-    return is_json(s) ? change_json(s, key, json_integer(value)) : opts_set(s, key, text);
+    return is_json(s) ? change_json(s, key, json_integer(value)) : qemu_opts_set(s, key, text);
 }
 
-char *opts_set_first(const char *s, const char *implied, const char *value)
+char *qemu_opts_set_first(const char *s, const char *implied, const char *value)
 {
     const char *rest = s;
     struct part p;
 
     if (is_json(s) || !next_part(&rest, &p) || p.key_len != p.len)
-        return opts_set(s, implied, value);
+        return qemu_opts_set(s, implied, value);
     char *out = xstrdup("");
     append_pair(&out, "", value);
     while (next_part(&rest, &p))
@@ -239,7 +240,7 @@ char *opts_set_first(const char *s, const char *implied, const char *value)
     return out;
 }
 
-char *opts_drop(const char *s, const char *key)
+char *qemu_opts_drop(const char *s, const char *key)
 {
     struct part p;
 
@@ -266,7 +267,7 @@ char *opts_drop_below(const char *s, const char *key)
     return out;
 }
 
-bool option_is(const char *word, const char *name)
+bool qemu_option_is(const char *word, const char *name)
 {
     if (*word++ != '-')
         return false;
@@ -289,16 +290,16 @@ static char *only_json(const char *s, const char *implied, const char *const *ke
     return out;
 }
 
-char *opts_only(const char *s, const char *implied, const char *const *keys)
+char *qemu_opts_only(const char *s, const char *implied, const char *const *keys)
 {
     if (is_json(s))
         return only_json(s, implied, keys);
-    AUTO_FREE char *first = opts_get_first(s, implied);
+    FF_AUTO_FREE char *first = qemu_opts_get_first(s, implied);
     char *out = xstrdup(first ? first : "");
     for (; *keys; keys++) {
-        AUTO_FREE char *v = opts_get(s, *keys);
+        FF_AUTO_FREE char *v = qemu_opts_get(s, *keys);
         if (v) {
-            char *more = opts_set(out, *keys, v);
+            char *more = qemu_opts_set(out, *keys, v);
             free(out);
             out = more;
         }

@@ -24,7 +24,7 @@ struct qmp {
     uid_t uid;
     json_int_t last_id;
     bool no_json;   /* a line came that is none */
-    struct line_reader in;
+    struct jsonl_reader in;
     json_t *events; /* array */
     void (*waiting)(void *opaque);
     void *opaque;
@@ -35,7 +35,7 @@ static json_t *next_message(struct qmp *q)
 {
     char *line;
 
-    while ((line = lines_next(&q->in))) {
+    while ((line = jsonl_next(&q->in))) {
         json_t *m = *line ? json_loads(line, 0, NULL) : NULL;
         q->no_json |= *line && !m;
         if (!m)
@@ -48,39 +48,39 @@ static json_t *next_message(struct qmp *q)
 }
 
 /* Until there is something to read, or @end: 0 */
-static int wait_readable(struct qmp *q, uint64_t end, const char *what, struct why *why)
+static int wait_readable(struct qmp *q, uint64_t end, const char *what, struct ff_error *why)
 {
-    uint64_t now = now_ms();
+    uint64_t now = ff_now_ms();
     struct pollfd p[] = {{.fd = q->fd, .events = POLLIN}, {.fd = q->cancel_fd, .events = POLLIN}};
 
     if (!q->last_id && q->no_json)
-        return refuse(why, EPROTO, "%s: what answers there does not speak QMP: want the QMP "
+        return ff_error_set(why, EPROTO, "%s: what answers there does not speak QMP: want the QMP "
                                    "socket of a running QEMU, not that of its human monitor or "
                                    "of a serial line", q->path);
     if (q->in.ended)
-        return refuse(why, EPIPE, "%s: %s: the QEMU behind it has ended", q->path, what);
+        return ff_error_set(why, EPIPE, "%s: %s: the QEMU behind it has ended", q->path, what);
     if (now >= end)
-        return refuse(why, ETIMEDOUT, "%s: %s: no answer within %d s%s", q->path, what,
+        return ff_error_set(why, ETIMEDOUT, "%s: %s: no answer within %d s%s", q->path, what,
                       q->limit_ms / 1000,
                       q->last_id ? "" : ": another client may be connected to it");
     int slice_ms = q->waiting && end - now > TURN_MS ? TURN_MS : (int)(end - now);
     int n = poll(p, 2, slice_ms);
     if (n < 0 && errno != EINTR)
-        return refuse(why, errno, "%s: poll: %s", q->path, strerror(errno));
+        return ff_error_set(why, errno, "%s: poll: %s", q->path, strerror(errno));
     if (n <= 0) {
         if (q->waiting)
             q->waiting(q->opaque);
         return 0;
     }
     if (p[1].revents)
-        return refuse(why, ECANCELED, "%s: %s: interrupted", q->path, what);
-    int rc = p[0].revents ? lines_read(&q->in, q->fd) : 0;
-    return rc ? refuse(why, -rc, "%s: %s: %s", q->path, what, strerror(-rc)) : 0;
+        return ff_error_set(why, ECANCELED, "%s: %s: interrupted", q->path, what);
+    int rc = p[0].revents ? jsonl_read(&q->in, q->fd) : 0;
+    return rc ? ff_error_set(why, -rc, "%s: %s: %s", q->path, what, strerror(-rc)) : 0;
 }
 
-static int wait_message(struct qmp *q, const char *what, json_t **out, struct why *why)
+static int wait_message(struct qmp *q, const char *what, json_t **out, struct ff_error *why)
 {
-    uint64_t end = now_ms() + (uint64_t)q->limit_ms;
+    uint64_t end = ff_now_ms() + (uint64_t)q->limit_ms;
     int rc = 0;
 
     while (!rc && !(*out = next_message(q)))
@@ -88,12 +88,12 @@ static int wait_message(struct qmp *q, const char *what, json_t **out, struct wh
     return rc;
 }
 
-int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct why *why)
+int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct ff_error *why)
 {
-    uint64_t end = now_ms() + (uint64_t)limit_ms;
+    uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
     int rc = 0;
 
-    while (!rc && !(*event = qmp_take_event(q)) && now_ms() < end) {
+    while (!rc && !(*event = qmp_take_event(q)) && ff_now_ms() < end) {
         rc = wait_readable(q, end, "events", why);
         json_decref(next_message(q)); /* an answer that came too late */
     }
@@ -101,17 +101,17 @@ int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct why *why)
 }
 
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
-                struct why *why)
+                struct ff_error *why)
 {
     json_int_t id = ++q->last_id;
     json_t *m = json_pack("{ss sI}", "execute", name, "id", id);
 
     if (arguments)
         json_object_set_new(m, "arguments", arguments);
-    int rc = lines_write_json(q->fd, m, q->limit_ms);
+    int rc = jsonl_write_json(q->fd, m, q->limit_ms);
     json_decref(m);
     if (rc)
-        return refuse(why, rc == -ETIMEDOUT ? ETIMEDOUT : EPIPE, "%s: %s: %s", q->path, name,
+        return ff_error_set(why, rc == -ETIMEDOUT ? ETIMEDOUT : EPIPE, "%s: %s: %s", q->path, name,
                       strerror(-rc));
     for (;;) {
         rc = wait_message(q, name, &m, why);
@@ -125,7 +125,7 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
         }
         if (error) {
             const char *desc = json_string_value(json_object_get(error, "desc"));
-            rc = refuse(why, EREMOTEIO, "%s: %s", name, desc ? desc : "refused without a reason");
+            rc = ff_error_set(why, EREMOTEIO, "%s: %s", name, desc ? desc : "refused without a reason");
         } else if (result) {
             *result = json_incref(json_object_get(m, "return"));
         }
@@ -134,7 +134,7 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
     }
 }
 
-static int negotiate(struct qmp *q, struct why *why)
+static int negotiate(struct qmp *q, struct ff_error *why)
 {
     json_t *m = NULL;
     bool greeted = false;
@@ -161,7 +161,7 @@ static int connect_in_turn(struct qmp *q, const struct sockaddr_un *a, uint64_t 
             return -errno;
         if (poll(&p, 1, 0) > 0)
             return -ECANCELED;
-        if (now_ms() >= end)
+        if (ff_now_ms() >= end)
             return -ETIMEDOUT;
         if (q->waiting)
             q->waiting(q->opaque);
@@ -171,30 +171,30 @@ static int connect_in_turn(struct qmp *q, const struct sockaddr_un *a, uint64_t 
 
 int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
                         void (*waiting)(void *opaque), void *opaque, struct qmp **out,
-                        struct why *why)
+                        struct ff_error *why)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     struct ucred who = {0};
     socklen_t len = sizeof(who);
 
     if (strlen(path) >= sizeof(a.sun_path))
-        return refuse(why, ENAMETOOLONG, "%s: longer than a socket's path can be", path);
+        return ff_error_set(why, ENAMETOOLONG, "%s: longer than a socket's path can be", path);
     strcpy(a.sun_path, path);
     struct qmp *q = xcalloc(1, sizeof(*q));
     *q = (struct qmp){.cancel_fd = cancel_fd, .limit_ms = limit_ms, .path = xstrdup(path),
                       .events = json_array(), .waiting = waiting, .opaque = opaque};
     q->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int rc = q->fd < 0 ? -errno : connect_in_turn(q, &a, now_ms() + (uint64_t)limit_ms);
+    int rc = q->fd < 0 ? -errno : connect_in_turn(q, &a, ff_now_ms() + (uint64_t)limit_ms);
     if (rc == -ECANCELED)
-        refuse(why, ECANCELED, "%s: interrupted", path);
+        ff_error_set(why, ECANCELED, "%s: interrupted", path);
     else if (rc == -ETIMEDOUT)
-        refuse(why, ETIMEDOUT, "%s: other clients have been connected to it for %d s", path,
+        ff_error_set(why, ETIMEDOUT, "%s: other clients have been connected to it for %d s", path,
                limit_ms / 1000);
     else if (rc)
-        refuse(why, -rc, "%s: %s: want the QMP socket of a running QEMU on this host "
+        ff_error_set(why, -rc, "%s: %s: want the QMP socket of a running QEMU on this host "
                          "(-qmp unix:PATH,server=on,wait=off)", path, strerror(-rc));
     else if (getsockopt(q->fd, SOL_SOCKET, SO_PEERCRED, &who, &len) < 0)
-        rc = refuse(why, errno, "%s: %s", path, strerror(errno));
+        rc = ff_error_set(why, errno, "%s: %s", path, strerror(errno));
     else
         rc = negotiate(q, why);
     q->pid = who.pid;
@@ -208,7 +208,7 @@ int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
     return 0;
 }
 
-int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why)
+int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct ff_error *why)
 {
     return qmp_connect_in_turn(path, cancel_fd, limit_ms, NULL, NULL, out, why);
 }
@@ -229,7 +229,7 @@ int qmp_fd(const struct qmp *q)
 
 int qmp_drain(struct qmp *q)
 {
-    int rc = lines_read(&q->in, q->fd);
+    int rc = jsonl_read(&q->in, q->fd);
 
     json_decref(next_message(q)); /* an answer that came too late */
     return rc ? rc : q->in.ended ? -EPIPE : 0;
@@ -270,7 +270,7 @@ void qmp_free(struct qmp *q)
         return;
     if (q->fd >= 0)
         close(q->fd);
-    lines_free(&q->in);
+    jsonl_free(&q->in);
     json_decref(q->events);
     free(q->path);
     free(q);

@@ -8,7 +8,8 @@
 #include <jansson.h>
 #include <sys/types.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 struct qmp;
 
@@ -18,13 +19,13 @@ struct qmp;
  * @cancel_fd: readable: every wait ends with -ECANCELED; -1: none
  * @limit_ms:  for this and for each command
  */
-int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct why *why);
+int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct ff_error *why);
 
 /* Likewise, but for one of several clients that may be there: while it waits for its turn @waiting is
  * called a few times a second; NULL: it is not */
 int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
                         void (*waiting)(void *opaque), void *opaque, struct qmp **out,
-                        struct why *why);
+                        struct ff_error *why);
 
 /**
  * qmp_command() - run a command and wait for its answer; events on the way are kept
@@ -35,13 +36,13 @@ int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
  *         -ECANCELED
  */
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
-                struct why *why);
+                struct ff_error *why);
 
 /* The oldest event not taken yet, to be released; NULL: none */
 json_t *qmp_take_event(struct qmp *q);
 
 /* Likewise, but wait for it, at most @limit_ms. 0; -EPIPE, -ECANCELED: without one */
-int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct why *why);
+int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct ff_error *why);
 
 int qmp_fd(const struct qmp *q);   /* readable: qmp_drain() */
 int qmp_drain(struct qmp *q);      /* read what there is; -EPIPE: QEMU has ended */

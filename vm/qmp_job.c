@@ -24,7 +24,7 @@ struct qmp_job {
     int fd;
     bool greeted;
     uint64_t sent_ms; /* of the last command */
-    struct line_reader in;
+    struct jsonl_reader in;
     json_t *commands; /* the first is qmp_capabilities */
     json_t *answers;
 };
@@ -50,17 +50,17 @@ void qmp_job_add(struct qmp_job *j, const char *name, json_t *arguments)
 }
 
 /* -EAGAIN: its queue is full */
-static int open_socket(struct qmp_job *j, struct why *why)
+static int open_socket(struct qmp_job *j, struct ff_error *why)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
 
     if (strlen(j->path) >= sizeof(a.sun_path))
-        return refuse(why, ENAMETOOLONG, "%s: longer than a socket's path can be", j->path);
+        return ff_error_set(why, ENAMETOOLONG, "%s: longer than a socket's path can be", j->path);
     strcpy(a.sun_path, j->path);
     j->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (j->fd >= 0 && !connect(j->fd, (struct sockaddr *)&a, sizeof(a)))
         return 0;
-    int rc = refuse(why, errno, "%s: %s", j->path, strerror(errno));
+    int rc = ff_error_set(why, errno, "%s: %s", j->path, strerror(errno));
     if (j->fd >= 0)
         close(j->fd);
     j->fd = -1;
@@ -68,24 +68,24 @@ static int open_socket(struct qmp_job *j, struct why *why)
 }
 
 /* The command that was not answered yet */
-static int send_next(struct qmp_job *j, struct why *why)
+static int send_next(struct qmp_job *j, struct ff_error *why)
 {
     const json_t *m = json_array_get(j->commands, json_array_size(j->answers));
 
-    j->sent_ms = m ? now_ms() : j->sent_ms; /* before: no answer is from before that */
-    int rc = m ? lines_write_json(j->fd, m, 0) : 0; /* a few bytes: there is room */
+    j->sent_ms = m ? ff_now_ms() : j->sent_ms; /* before: no answer is from before that */
+    int rc = m ? jsonl_write_json(j->fd, m, 0) : 0; /* a few bytes: there is room */
 
-    return rc ? refuse(why, EPIPE, "%s: %s", j->path, strerror(-rc)) : 0;
+    return rc ? ff_error_set(why, EPIPE, "%s: %s", j->path, strerror(-rc)) : 0;
 }
 
-static int hear(struct qmp_job *j, const char *line, struct why *why)
+static int hear(struct qmp_job *j, const char *line, struct ff_error *why)
 {
     json_t *m = json_loads(line, 0, NULL);
     bool counts = j->greeted ? !json_object_get(m, "event") : !!json_object_get(m, "QMP");
     int rc = 0;
 
     if (!m)
-        return refuse(why, EPROTO, "%s: what answers there does not speak QMP", j->path);
+        return ff_error_set(why, EPROTO, "%s: what answers there does not speak QMP", j->path);
     if (counts) {
         if (j->greeted)
             json_array_append(j->answers, m);
@@ -96,19 +96,19 @@ static int hear(struct qmp_job *j, const char *line, struct why *why)
     return rc;
 }
 
-int qmp_job_turn(struct qmp_job *j, struct why *why)
+int qmp_job_turn(struct qmp_job *j, struct ff_error *why)
 {
     size_t n = json_array_size(j->commands);
     char *line;
     int rc = j->fd < 0 ? open_socket(j, why) : 0;
 
-    if (!rc && (rc = lines_read(&j->in, j->fd)))
-        return refuse(why, -rc, "%s: %s", j->path, strerror(-rc));
-    while (!rc && json_array_size(j->answers) < n && (line = lines_next(&j->in)))
+    if (!rc && (rc = jsonl_read(&j->in, j->fd)))
+        return ff_error_set(why, -rc, "%s: %s", j->path, strerror(-rc));
+    while (!rc && json_array_size(j->answers) < n && (line = jsonl_next(&j->in)))
         rc = *line ? hear(j, line, why) : 0;
     if (rc || json_array_size(j->answers) == n)
         return rc;
-    return j->in.ended ? refuse(why, EPIPE, "%s: the QEMU behind it has ended", j->path) : -EAGAIN;
+    return j->in.ended ? ff_error_set(why, EPIPE, "%s: the QEMU behind it has ended", j->path) : -EAGAIN;
 }
 
 int qmp_job_fd(const struct qmp_job *j)
@@ -123,7 +123,7 @@ bool qmp_job_asked(const struct qmp_job *j)
 
 uint64_t qmp_job_age_ms(const struct qmp_job *j)
 {
-    return now_ms() - j->sent_ms;
+    return ff_now_ms() - j->sent_ms;
 }
 
 const json_t *qmp_job_answer(const struct qmp_job *j, size_t n)
@@ -137,7 +137,7 @@ void qmp_job_free(struct qmp_job *j)
         return;
     if (j->fd >= 0)
         close(j->fd);
-    lines_free(&j->in);
+    jsonl_free(&j->in);
     json_decref(j->commands);
     json_decref(j->answers);
     free(j->path);

@@ -8,7 +8,8 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 struct qmp_job;
 
@@ -21,7 +22,7 @@ void qmp_job_add(struct qmp_job *j, const char *name, json_t *arguments); /* tak
  * Return: 0: QEMU has answered every command; -EAGAIN: not yet: call it again when qmp_job_fd() is
  *         readable, or, where that is -1, after a while; -errno: it will not
  */
-int qmp_job_turn(struct qmp_job *j, struct why *why);
+int qmp_job_turn(struct qmp_job *j, struct ff_error *why);
 
 /* To be polled for input; -1: not connected yet, since others are, or nobody listens there */
 int qmp_job_fd(const struct qmp_job *j);

@@ -32,15 +32,15 @@ static bool is_one_of(const char *s, const char *const *list)
 
 static bool listens(const char *opts)
 {
-    return opts_is(opts, "server");
+    return qemu_opts_is(opts, "server");
 }
 
 /* Nobody is there yet to connect: it does not wait for that */
 static char *no_wait(const char *opts)
 {
-    AUTO_FREE char *legacy = opts_get(opts, "nowait");
+    FF_AUTO_FREE char *legacy = qemu_opts_get(opts, "nowait");
 
-    return legacy ? xstrdup(opts) : opts_set(opts, "wait", "off");
+    return legacy ? xstrdup(opts) : qemu_opts_set(opts, "wait", "off");
 }
 
 /* "unix:PATH,..." that listens: with the child's path; NULL: it does not listen */
@@ -49,8 +49,8 @@ static char *own_socket(struct rewrite *r, const char *spec)
     if (!starts(spec, "unix:") || !listens(spec))
         return NULL;
     size_t len = strcspn(spec + 5, ",");
-    AUTO_FREE char *old = xprintf("%.*s", (int)len, spec + 5), *path = child_path(r, old);
-    AUTO_FREE char *rest = no_wait(spec + 5 + len + 1); /* there is one: it listens */
+    FF_AUTO_FREE char *old = xprintf("%.*s", (int)len, spec + 5), *path = rewrite_path(r, old);
+    FF_AUTO_FREE char *rest = no_wait(spec + 5 + len + 1); /* there is one: it listens */
     return xprintf("unix:%s,%s", path, rest);
 }
 
@@ -63,7 +63,7 @@ static bool is_socket(const char *value, const char *path)
 /* "unix:PATH,...": a socket that this one's own stands for; moves and forks would pile them up */
 static bool is_replaced(const struct rewrite *r, const char *value)
 {
-    AUTO_FREE char *own = r->own ? xprintf("%sqmp", r->own) : NULL;
+    FF_AUTO_FREE char *own = r->own ? xprintf("%sqmp", r->own) : NULL;
 
     return is_socket(value, r->s->replaced) || is_socket(value, own);
 }
@@ -72,14 +72,14 @@ int rewrite_monitor(struct rewrite *r, const char *option, const char *value)
 {
     if (is_replaced(r, value))
         return 0;
-    AUTO_FREE char *own = own_socket(r, value);
+    FF_AUTO_FREE char *own = own_socket(r, value);
 
     if (own)
-        emit(r, option, own);
+        rewrite_emit(r, option, own);
     else if (starts(value, "chardev:"))
-        emit(r, option, value);
+        rewrite_emit(r, option, value);
     else if (!strcmp(option, "monitor"))
-        emit(r, option, "none");
+        rewrite_emit(r, option, "none");
     return 0;
 }
 
@@ -87,20 +87,20 @@ int rewrite_serial(struct rewrite *r, const char *option, const char *value)
 {
     static const char *const shared[] = {"null", "none", "vc", "pty", "msmouse", "testdev", NULL};
     const char *spec = starts(value, "mon:") ? value + 4 : value;
-    AUTO_FREE char *own = own_socket(r, spec);
+    FF_AUTO_FREE char *own = own_socket(r, spec);
 
     r->has_serial |= !strcmp(option, "serial");
     if (own) {
-        emit(r, option, own);
+        rewrite_emit(r, option, own);
     } else if (starts(spec, "file:") || !strcmp(spec, "stdio")) {
-        AUTO_FREE char *path = child_path(r, starts(spec, "file:") ? spec + 5 : option);
-        AUTO_FREE char *file = xprintf("file:%s", path);
-        emit(r, option, file);
+        FF_AUTO_FREE char *path = rewrite_path(r, starts(spec, "file:") ? spec + 5 : option);
+        FF_AUTO_FREE char *file = xprintf("file:%s", path);
+        rewrite_emit(r, option, file);
     } else if (is_one_of(spec, shared) || starts(spec, "vc:") || starts(spec, "chardev:")) {
-        emit(r, option, spec);
+        rewrite_emit(r, option, spec);
     } else {
-        note(r, "-%s %s: not connected %s", option, value, where(r));
-        emit(r, option, "null");
+        rewrite_note(r, "-%s %s: not connected %s", option, value, rewrite_where(r));
+        rewrite_emit(r, option, "null");
     }
     return 0;
 }
@@ -109,12 +109,12 @@ int rewrite_serial(struct rewrite *r, const char *option, const char *value)
 static void cut_off(struct rewrite *r, const char *option, const char *value)
 {
     static const char *const kept[] = {"id", "mux", NULL};
-    AUTO_FREE char *few = opts_only(value, "backend", kept);
-    AUTO_FREE char *null = opts_set_first(few, "backend", "null");
-    AUTO_FREE char *id = opts_get(value, "id");
+    FF_AUTO_FREE char *few = qemu_opts_only(value, "backend", kept);
+    FF_AUTO_FREE char *null = qemu_opts_set_first(few, "backend", "null");
+    FF_AUTO_FREE char *id = qemu_opts_get(value, "id");
 
-    note(r, "chardev %s: not connected %s", id ? id : "without id", where(r));
-    emit(r, option, null);
+    rewrite_note(r, "chardev %s: not connected %s", id ? id : "without id", rewrite_where(r));
+    rewrite_emit(r, option, null);
 }
 
 int rewrite_chardev(struct rewrite *r, const char *option, const char *value)
@@ -122,26 +122,26 @@ int rewrite_chardev(struct rewrite *r, const char *option, const char *value)
     static const char *const shared[] = {"null", "vc", "pty", "ringbuf", "memory", "msmouse", "mux",
                                          "wctablet", "testdev", "hub", "spicevmc", "spiceport",
                                          "qemu-vdagent", "dbus", NULL};
-    AUTO_FREE char *backend = opts_get_first(value, "backend");
-    AUTO_FREE char *path = opts_get(value, "path"), *log = opts_get(value, "logfile");
-    AUTO_FREE char *own_log = log ? child_path(r, log) : NULL;
-    AUTO_FREE char *v = log ? opts_set(value, "logfile", own_log) : xstrdup(value);
+    FF_AUTO_FREE char *backend = qemu_opts_get_first(value, "backend");
+    FF_AUTO_FREE char *path = qemu_opts_get(value, "path"), *log = qemu_opts_get(value, "logfile");
+    FF_AUTO_FREE char *own_log = log ? rewrite_path(r, log) : NULL;
+    FF_AUTO_FREE char *v = log ? qemu_opts_set(value, "logfile", own_log) : xstrdup(value);
     const char *b = backend ? backend : "";
 
     if (path && (!strcmp(b, "file") || (!strcmp(b, "socket") && listens(value)))) {
-        AUTO_FREE char *own = child_path(r, path), *with = opts_set(v, "path", own);
-        AUTO_FREE char *without =
-            !strcmp(b, "file") ? opts_drop(with, "input-path") : no_wait(with);
-        emit(r, option, without);
+        FF_AUTO_FREE char *own = rewrite_path(r, path), *with = qemu_opts_set(v, "path", own);
+        FF_AUTO_FREE char *without =
+            !strcmp(b, "file") ? qemu_opts_drop(with, "input-path") : no_wait(with);
+        rewrite_emit(r, option, without);
     } else if (!strcmp(b, "stdio")) {
         static const char *const kept[] = {"id", "mux", "logfile", "logappend", NULL};
-        AUTO_FREE char *few = opts_only(v, "backend", kept);
-        AUTO_FREE char *file = opts_set_first(few, "backend", "file");
-        AUTO_FREE char *id = opts_get(value, "id"), *own = child_path(r, id ? id : "stdio");
-        AUTO_FREE char *with = opts_set(file, "path", own);
-        emit(r, option, with);
+        FF_AUTO_FREE char *few = qemu_opts_only(v, "backend", kept);
+        FF_AUTO_FREE char *file = qemu_opts_set_first(few, "backend", "file");
+        FF_AUTO_FREE char *id = qemu_opts_get(value, "id"), *own = rewrite_path(r, id ? id : "stdio");
+        FF_AUTO_FREE char *with = qemu_opts_set(file, "path", own);
+        rewrite_emit(r, option, with);
     } else if (is_one_of(b, shared)) {
-        emit(r, option, v);
+        rewrite_emit(r, option, v);
     } else {
         cut_off(r, option, v);
     }

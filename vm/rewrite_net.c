@@ -27,7 +27,7 @@
 #include "rewrite.h"
 #include "qemu_opts.h"
 
-int net_policy_parse(const char *text, enum net_policy *net, const char **bridge, struct why *why)
+int net_policy_parse(const char *text, enum net_policy *net, const char **bridge, struct ff_error *why)
 {
     static const char *const names[] = {[NET_ISOLATED] = "isolated", [NET_USER] = "user",
                                         [NET_BRIDGE] = "bridge", [NET_NONE] = "none",
@@ -44,7 +44,7 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
         *bridge = text + 7;
         return 0;
     }
-    return refuse(why, EINVAL, "--net %s: want isolated, user, bridge, bridge:NAME, none or keep",
+    return ff_error_set(why, EINVAL, "--net %s: want isolated, user, bridge, bridge:NAME, none or keep",
                   text);
 }
 
@@ -55,10 +55,10 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
 static char *replace(const char *value, const char *type, const char *key, const char *key_value)
 {
     static const char *const kept[] = {NIC_KEYS, NULL};
-    AUTO_FREE char *few = opts_only(value, "type", kept);
-    AUTO_FREE char *other = opts_set_first(few, "type", type);
+    FF_AUTO_FREE char *few = qemu_opts_only(value, "type", kept);
+    FF_AUTO_FREE char *other = qemu_opts_set_first(few, "type", type);
 
-    return key ? opts_set(other, key, key_value) : xstrdup(other);
+    return key ? qemu_opts_set(other, key, key_value) : xstrdup(other);
 }
 
 /* A hub of its own: QEMU has it whatever it was built with, and nothing else is on it */
@@ -66,9 +66,9 @@ static void unplug(struct rewrite *r, const char *option, const char *value)
 {
     if (!strcmp(option, "net")) /* a hub already, without this one on it */
         return;
-    AUTO_FREE char *few = replace(value, "hubport", NULL, NULL);
-    AUTO_FREE char *v = opts_set_number(few, "hubid", 1000 + (unsigned)r->out->n);
-    emit(r, option, v);
+    FF_AUTO_FREE char *few = replace(value, "hubport", NULL, NULL);
+    FF_AUTO_FREE char *v = qemu_opts_set_number(few, "hubid", 1000 + (unsigned)r->out->n);
+    rewrite_emit(r, option, v);
 }
 
 static void emit_without(struct rewrite *r, const char *option, const char *value,
@@ -77,18 +77,18 @@ static void emit_without(struct rewrite *r, const char *option, const char *valu
     char *v = xstrdup(value);
 
     for (; *keys; keys++) {
-        char *less = opts_drop(v, *keys);
+        char *less = qemu_opts_drop(v, *keys);
         free(v);
         v = less;
     }
-    emit(r, option, v);
+    rewrite_emit(r, option, v);
     free(v);
 }
 
 static bool has_any(const char *value, const char *const *keys)
 {
     for (; *keys; keys++) {
-        AUTO_FREE char *v = opts_get(value, *keys);
+        FF_AUTO_FREE char *v = qemu_opts_get(value, *keys);
         if (v)
             return true;
     }
@@ -101,10 +101,10 @@ static const char *const handed[] = {"fd", "fds", "vhostfd", "vhostfds", "sock-f
 static int move_backend(struct rewrite *r, const char *option, const char *value)
 {
     if (has_any(value, handed))
-        return refuse(r->why, ENOTSUP, "-%s %s: it was handed to the parent as a descriptor, which "
+        return ff_error_set(r->why, ENOTSUP, "-%s %s: it was handed to the parent as a descriptor, which "
                                        "cannot be opened again there; move this guest by hand, "
                                        "see farfork-rdma-postcopy(7)", option, value);
-    emit(r, option, value);
+    rewrite_emit(r, option, value);
     return 0;
 }
 
@@ -113,8 +113,8 @@ static void keep_backend(struct rewrite *r, const char *option, const char *valu
 {
     static const char *const user_drop[] = {"hostfwd", "guestfwd", "smb", NULL};
     static const char *const tap_drop[] = {"ifname", NULL};
-    AUTO_FREE char *script = opts_get(value, "script"), *ifname = opts_get(value, "ifname");
-    AUTO_FREE char *id = opts_get(value, "id");
+    FF_AUTO_FREE char *script = qemu_opts_get(value, "script"), *ifname = qemu_opts_get(value, "ifname");
+    FF_AUTO_FREE char *id = qemu_opts_get(value, "id");
     bool made_before = ifname && script && !strcmp(script, "no");
 
     if (!strcmp(type, "user"))
@@ -122,11 +122,11 @@ static void keep_backend(struct rewrite *r, const char *option, const char *valu
     else if (!strcmp(type, "tap") && !has_any(value, handed) && !made_before)
         emit_without(r, option, value, tap_drop);
     else if (!strcmp(type, "bridge") || !strcmp(type, "hubport") || !strcmp(type, "none"))
-        emit(r, option, value);
+        rewrite_emit(r, option, value);
     else if (r->s->net == NET_KEEP && strcmp(type, "tap") && !has_any(value, handed))
-        emit(r, option, value);
+        rewrite_emit(r, option, value);
     else {
-        note(r, "network %s (%s): not connected in children: it cannot be shared; see --net",
+        rewrite_note(r, "network %s (%s): not connected in children: it cannot be shared; see --net",
              id ? id : option, type);
         unplug(r, option, value);
     }
@@ -134,11 +134,11 @@ static void keep_backend(struct rewrite *r, const char *option, const char *valu
 
 int rewrite_net(struct rewrite *r, const char *option, const char *value)
 {
-    AUTO_FREE char *named = opts_get_first(value, "type");
+    FF_AUTO_FREE char *named = qemu_opts_get_first(value, "type");
     const char *type = named ? named : "user"; /* -nic model=... */
 
     if (!strcmp(type, "nic") || !strcmp(type, "none")) { /* the guest's side */
-        emit(r, option, value);
+        rewrite_emit(r, option, value);
         return 0;
     }
     if (r->s->incoming)
@@ -146,12 +146,12 @@ int rewrite_net(struct rewrite *r, const char *option, const char *value)
     if (r->s->net == NET_NONE) {
         unplug(r, option, value);
     } else if (r->s->net == NET_USER) {
-        AUTO_FREE char *v = replace(value, "user", NULL, NULL);
-        emit(r, option, v);
+        FF_AUTO_FREE char *v = replace(value, "user", NULL, NULL);
+        rewrite_emit(r, option, v);
     } else if (r->s->net == NET_BRIDGE) {
-        AUTO_FREE char *br = opts_get(value, "br");
-        AUTO_FREE char *v = replace(value, "bridge", "br", br ? br : r->s->bridge);
-        emit(r, option, v);
+        FF_AUTO_FREE char *br = qemu_opts_get(value, "br");
+        FF_AUTO_FREE char *v = replace(value, "bridge", "br", br ? br : r->s->bridge);
+        rewrite_emit(r, option, v);
     } else {
         keep_backend(r, option, value, type);
     }

@@ -22,7 +22,7 @@
  *              need it.
  * Failure      the link is lost: children are told by the library and end; those that have not
  *              after some seconds are killed. Nothing is left in the run directory, nor itself, but
- *              where overlays of its children are in use yet (overlays.c).
+ *              where overlays of its children are in use yet (overlay_records.c).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -39,7 +39,7 @@
 
 #include "agent_state.h"
 #include "defaults.h"
-#include "farfork.h"
+#include "farfork-clone.h"
 #include "jsonl.h"
 #include "overlay_records.h"
 #include "preflight.h"
@@ -88,23 +88,23 @@ static void *work(void *opaque)
 static void hear_child(struct agent *a, const struct message *m)
 {
     static const struct {
-        enum kid_state state;
+        enum agent_vm_state state;
         const char *what;
     } of[] = {[FF_CHILD_CONNECTED] = {KID_CONNECTED, NULL},
               [FF_CHILD_ATTACHED] = {KID_ATTACHED, "attached"},
               [FF_CHILD_RUNNING] = {KID_RUNNING, "running"},
               [FF_CHILD_COMPLETE] = {KID_COMPLETE, "complete"},
               [FF_CHILD_LOST] = {KID_LOST, "lost"}};
-    struct kid *kid = kids_find(&a->kids, m->child);
+    struct agent_vm *kid = agent_vms_find(&a->kids, m->child);
 
     if (!kid || kid->state == KID_ENDED)
         return;
-    kid_has_read(kid); /* it comes here last */
+    agent_vm_has_read(kid); /* it comes here last */
     if (kid->state != KID_COMPLETE) /* memory can be complete before the guest runs */
         kid->state = of[m->value].state;
     if (m->value == FF_CHILD_RUNNING)
-        channel_open(kid->channel, NULL); /* one that does not answer keeps its links down */
-    agent_count_kids(a);
+        agent_port_open(kid->channel, NULL); /* one that does not answer keeps its links down */
+    agent_count_vms(a);
     if (of[m->value].what)
         agent_say_child(a, kid, of[m->value].what);
 }
@@ -122,7 +122,7 @@ static void hear_worker(struct agent *a, const struct message *m)
             agent_say(a, json_pack("{ss}", "event", "complete"));
         } else {
             a->image = LOST;
-            a->lost_ms = now_ms();
+            a->lost_ms = ff_now_ms();
             if (!a->ending)
                 agent_say(a, json_pack("{ss ss}", "event", "lost", "error",
                                        ff_error_message(a->err)));
@@ -152,12 +152,12 @@ static void detach(struct agent *a)
         return;
     agent_say(a, json_pack("{ss}", "event", "detached"));
     a->detached = true;
-    server_end(&a->kids.server); /* nobody asks for more children */
+    agent_server_end(&a->kids.server); /* nobody asks for more children */
     prctl(PR_SET_PDEATHSIG, 0);
     for (int fd = 0; fd <= 2; fd++)
         dup2(null, fd);
     close(null);
-    agent_count_kids(a);
+    agent_count_vms(a);
     agent_write_state(a); /* before who started it goes on, and may look */
     (void)!write(a->front, "d", 1);
     close(a->front);
@@ -168,7 +168,7 @@ static void detach(struct agent *a)
 static void keep(struct agent *a)
 {
     a->kept = true;
-    kids_keep(&a->kids);
+    agent_vms_keep(&a->kids);
     agent_write_state(a);
     agent_say(a, json_pack("{ss}", "event", "keep"));
 }
@@ -176,13 +176,13 @@ static void keep(struct agent *a)
 static void let_go(struct agent *a)
 {
     if (a->kept)
-        kids_let_go(&a->kids);
+        agent_vms_let_go(&a->kids);
     detach(a);
 }
 
 static void wait_for_use(struct agent *a)
 {
-    a->unused_ms = now_ms() + a->timeout_s * 1000ull;
+    a->unused_ms = ff_now_ms() + a->timeout_s * 1000ull;
 }
 
 /* Who started it is gone, and was perhaps before it sent the guest */
@@ -193,11 +193,11 @@ static void detach_alone(struct agent *a)
     detach(a);
 }
 
-static void obey(struct agent *a, const char *line)
+static void run_command(struct agent *a, const char *line)
 {
     json_t *o = json_loads(line, 0, NULL), *v;
-    struct why why;
-    struct kid *kid;
+    struct ff_error why;
+    struct agent_vm *kid;
 
     if ((v = json_object_get(o, "spawn"))) {
         if (agent_reserve_state(a, (unsigned)agent_waiting(a), v, &why))
@@ -205,7 +205,7 @@ static void obey(struct agent *a, const char *line)
                             why.text);
         else
             agent_spawn_later(a, v);
-        agent_count_kids(a);
+        agent_count_vms(a);
     } else if ((v = json_object_get(o, "check"))) {
         if (preflight(v, a->kids.server.pid, &why))
             agent_say_error(a, 0, why.text);
@@ -214,17 +214,17 @@ static void obey(struct agent *a, const char *line)
     } else if ((v = json_object_get(o, "kill"))) {
         if (agent_spawn_not(a, (unsigned)json_integer_value(v))) {
             agent_say_error(a, (unsigned)json_integer_value(v), "ended before it was started");
-            agent_count_kids(a);
-        } else if ((kid = kids_find(&a->kids, (unsigned)json_integer_value(v))) &&
+            agent_count_vms(a);
+        } else if ((kid = agent_vms_find(&a->kids, (unsigned)json_integer_value(v))) &&
             kid->state != KID_ENDED)
-            kid_kill(kid);
+            agent_vm_kill(kid);
     } else if ((v = json_object_get(o, "qmp"))) {
-        if ((v = kids_qmp(&a->kids, v)))
+        if ((v = agent_vms_qmp(&a->kids, v)))
             agent_say(a, v);
     } else if (json_is_true(json_object_get(o, "keep"))) {
         keep(a);
     } else if ((v = json_object_get(o, "adopt"))) {
-        agent_say(a, kids_adopt(&a->kids, v));
+        agent_say(a, agent_vms_adopt(&a->kids, v));
     } else if (json_is_true(json_object_get(o, "detach"))) {
         let_go(a);
     } else if (json_is_true(json_object_get(o, "end"))) {
@@ -243,21 +243,21 @@ static void hear_input(struct agent *a)
 {
     char *line;
 
-    if (lines_read(&a->in, STDIN_FILENO))
+    if (jsonl_read(&a->in, STDIN_FILENO))
         a->in.ended = true;
-    while (!a->ending && !a->detached && (line = lines_next(&a->in)))
+    while (!a->ending && !a->detached && (line = jsonl_next(&a->in)))
         if (*line)
-            obey(a, line);
+            run_command(a, line);
     if (a->in.ended && !a->detached)
         a->input_ended = true;
 }
 
 /* --- children --- */
 
-static void hear_trouble(struct agent *a, struct kid *kid)
+static void hear_trouble(struct agent *a, struct agent_vm *kid)
 {
-    struct why why;
-    int rc = kids_hear(kid, &why);
+    struct ff_error why;
+    int rc = agent_vms_hear(kid, &why);
 
     if (!rc && (kid->state == KID_STARTED || kid->state == KID_CONNECTED))
         agent_say_child(a, kid, "started");
@@ -266,13 +266,13 @@ static void hear_trouble(struct agent *a, struct kid *kid)
 }
 
 /* What the guest says, its links, its end; true: look again soon */
-static bool hear_guest(struct agent *a, struct kid *kid)
+static bool hear_guest(struct agent *a, struct agent_vm *kid)
 {
     enum channel_event e;
     int code = 0, events = 0;
 
-    for (; events < EVENTS_A_TURN && !kid->exited && channel_fd(kid->channel) >= 0; events++) {
-        e = channel_hear(kid->channel, &code);
+    for (; events < EVENTS_A_TURN && !kid->exited && agent_port_fd(kid->channel) >= 0; events++) {
+        e = agent_port_hear(kid->channel, &code);
         if (e == CHANNEL_NOTHING)
             break;
         if (e == CHANNEL_READY) {
@@ -286,32 +286,32 @@ static bool hear_guest(struct agent *a, struct kid *kid)
                                "what", "exit", "pid", (int)kid->pid, "code", code));
         if (kid->state != KID_ENDED) { /* its number may be another's by now */
             kill(kid->pid, SIGTERM); /* QEMU ends in good order */
-            kid->end_ms = now_ms() + EXIT_LIMIT_MS;
+            kid->end_ms = ff_now_ms() + EXIT_LIMIT_MS;
         }
     }
     if (kid->state == KID_ENDED)
         return false;
-    if (kid->end_ms && now_ms() > kid->end_ms)
-        kid_kill(kid);
-    return channel_raise_links(kid->channel, kid->qmp) || kid->end_ms || events == EVENTS_A_TURN;
+    if (kid->end_ms && ff_now_ms() > kid->end_ms)
+        agent_vm_kill(kid);
+    return agent_port_raise_links(kid->channel, kid->qmp) || kid->end_ms || events == EVENTS_A_TURN;
 }
 
 /* Overlays are gone by the time that the end is told */
 static void reap(struct agent *a)
 {
-    if (!kids_reap(&a->kids))
+    if (!agent_vms_reap(&a->kids))
         return;
-    overlays_sweep(a->base, NULL, NULL);
+    overlay_records_sweep(a->base, NULL, NULL);
     for (size_t i = 0; i < a->kids.n; i++) {
-        struct kid *kid = &a->kids.v[i];
+        struct agent_vm *kid = &a->kids.v[i];
         if (!kid->how || kid->told)
             continue;
         kid->told = true;
-        if (kid->trouble_fd >= 0)
+        if (kid->exec_status_fd >= 0)
             hear_trouble(a, kid);
         hear_guest(a, kid); /* its last words come before its end */
         agent_say_ended(a, kid);
-        agent_count_kids(a);
+        agent_count_vms(a);
         agent_write_state(a);
     }
 }
@@ -340,15 +340,15 @@ static bool over(struct agent *a)
             return true;
         detach_alone(a);
     }
-    if (a->unused_ms && now_ms() > a->unused_ms) {
+    if (a->unused_ms && ff_now_ms() > a->unused_ms) {
         a->unused_ms = 0;
-        kids_end_unused(&a->kids);
+        agent_vms_end_unused(&a->kids);
     }
-    if (a->image == LOST && now_ms() > a->lost_ms + LOST_LIMIT_MS)
+    if (a->image == LOST && ff_now_ms() > a->lost_ms + LOST_LIMIT_MS)
         for (size_t i = 0; i < a->kids.n; i++)
             if (a->kids.v[i].state < KID_COMPLETE || a->kids.v[i].state == KID_LOST)
-                kid_kill(&a->kids.v[i]);
-    return a->detached && !kids_alive(&a->kids) && !agent_waiting(a);
+                agent_vm_kill(&a->kids.v[i]);
+    return a->detached && !agent_vms_alive(&a->kids) && !agent_waiting(a);
 }
 
 static int tick_ms(const struct agent *a)
@@ -365,12 +365,12 @@ static bool hear_answers(struct agent *a)
 {
     json_t *e;
 
-    while ((e = kids_answer(&a->kids)))
+    while ((e = agent_vms_answer(&a->kids)))
         agent_say(a, e);
     if (a->kids.ask_unused_again)
         wait_for_use(a);
     a->kids.ask_unused_again = false;
-    return kids_asks(&a->kids, NULL);
+    return agent_vms_asks(&a->kids, NULL);
 }
 
 /* Nothing in it waits but poll(): a child that is busy is not all that there is to hear */
@@ -380,18 +380,18 @@ static void loop(struct agent *a)
 
     while (!over(a)) {
         bool again = hear_answers(a);
-        size_t kids = a->kids.n, n = 3 + 3 * kids + kids_asks(&a->kids, NULL), waiting = 0;
+        size_t kids = a->kids.n, n = 3 + 3 * kids + agent_vms_asks(&a->kids, NULL), waiting = 0;
         free(p);
         p = xcalloc(n, sizeof(*p));
         p[0] = (struct pollfd){.fd = a->detached || a->in.ended ? -1 : 0, .events = POLLIN};
         p[1] = (struct pollfd){.fd = a->pipe[0], .events = POLLIN};
         p[2] = (struct pollfd){.fd = a->signals, .events = POLLIN};
-        kids_asks(&a->kids, p + 3 + 3 * kids);
+        agent_vms_asks(&a->kids, p + 3 + 3 * kids);
         for (size_t i = 0; i < kids; i++) {
-            p[3 + i] = (struct pollfd){.fd = a->kids.v[i].trouble_fd, .events = POLLIN};
+            p[3 + i] = (struct pollfd){.fd = a->kids.v[i].exec_status_fd, .events = POLLIN};
             waiting += p[3 + i].fd >= 0;
             again |= hear_guest(a, &a->kids.v[i]);
-            int channel = a->kids.v[i].exited ? -1 : channel_fd(a->kids.v[i].channel);
+            int channel = a->kids.v[i].exited ? -1 : agent_port_fd(a->kids.v[i].channel);
             p[3 + kids + i] = (struct pollfd){.fd = channel, .events = POLLIN};
             p[3 + 2 * kids + i] = (struct pollfd){
                 .fd = channel_qmp_fd(a->kids.v[i].channel), .events = POLLIN};
@@ -416,7 +416,7 @@ static void loop(struct agent *a)
 /* --- beginning and end --- */
 
 /* Take an image, in a thread of its own */
-static int start_worker(struct agent *a, struct why *why)
+static int start_worker(struct agent *a, struct ff_error *why)
 {
     struct ff_address *address = NULL;
 
@@ -428,17 +428,17 @@ static int start_worker(struct agent *a, struct why *why)
         rc = ff_agent_new(address, a->socket, &a->ff, a->err);
     ff_address_free(address);
     if (rc)
-        return refuse(why, -rc, "%s", ff_error_message(a->err));
+        return ff_error_set(why, -rc, "%s", ff_error_message(a->err));
     ff_agent_on_child(a->ff, on_child, a);
     ff_agent_limit(a->ff, a->memory_bytes);
     rc = pthread_create(&a->worker, NULL, work, a);
     if (rc)
-        return refuse(why, rc, "thread: %s", strerror(rc));
+        return ff_error_set(why, rc, "thread: %s", strerror(rc));
     a->worker_runs = true;
     return 0;
 }
 
-static int start(struct agent *a, struct why *why)
+static int start(struct agent *a, struct ff_error *why)
 {
     int rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
 
@@ -448,14 +448,14 @@ static int start(struct agent *a, struct why *why)
         return rc;
     a->kids.dir = a->dir;
     if (a->server) /* beside all else */
-        server_begin(&a->kids.server, a->server);
+        agent_server_begin(&a->kids.server, a->server);
     if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
-        return refuse(why, errno, "pipe: %s", strerror(errno));
+        return ff_error_set(why, errno, "pipe: %s", strerror(errno));
     a->image = a->listen ? LISTENING : NONE;
     if (a->listen && (rc = start_worker(a, why)))
         return rc;
     if ((rc = agent_write_state(a)))
-        return refuse(why, -rc, "write %s/" STATE_FILE ": %s", a->dir, strerror(-rc));
+        return ff_error_set(why, -rc, "write %s/" STATE_FILE ": %s", a->dir, strerror(-rc));
     agent_say(a, json_pack("{ss si si ss ss}", "event", "listening", "port",
                      a->ff ? (int)ff_agent_port(a->ff) : 0, "pid", (int)getpid(), "rundir", a->dir,
                      "socket", a->socket ? a->socket : ""));
@@ -489,13 +489,13 @@ static void finish(struct agent *a)
             a->kids.v[i].state = KID_ENDED;
             left++;
         }
-    kids_end(&a->kids, END_LIMIT_MS);
+    agent_vms_end(&a->kids, END_LIMIT_MS);
     if (end_worker(a))
         ff_agent_free(a->ff);
     else
         unlink(a->socket);
     if (a->dir)
-        overlays_sweep(a->base, NULL, NULL);
+        overlay_records_sweep(a->base, NULL, NULL);
     /* the very last: once it is gone the next fork may have it; and before the last word, since who
      * hears that may look */
     if (a->dir && !left)
@@ -504,8 +504,9 @@ static void finish(struct agent *a)
     ff_error_free(a->err);
     json_decref(a->said);
     json_decref(a->spawns);
-    kids_free(&a->kids);
-    lines_free(&a->in);
+    agent_vms_asks_free(&a->kids);
+    agent_vms_free(&a->kids);
+    jsonl_free(&a->in);
     free(a->socket);
     free(a->dir);
 }
@@ -513,7 +514,7 @@ static void finish(struct agent *a)
 int agent_run(void *opaque, int front)
 {
     struct agent *a = opaque;
-    struct why why;
+    struct ff_error why;
     struct stat st;
     sigset_t set;
 

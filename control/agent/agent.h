@@ -11,9 +11,10 @@
 
 #include "agent_guest_port.h"
 #include "agent_server.h"
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
-enum kid_state {
+enum agent_vm_state {
     KID_PREPARING, /* its process is there, QEMU is not yet */
     KID_STARTED,
     KID_CONNECTED,
@@ -24,14 +25,14 @@ enum kid_state {
     KID_ENDED
 };
 
-struct kid {
+struct agent_vm {
     unsigned number;
     pid_t pid;
     uint64_t start;    /* process_start() */
-    int trouble_fd;    /* until it runs its program: why it does not; -1 */
-    enum kid_state state;
+    int exec_status_fd;    /* until it runs its program: why it does not; -1 */
+    enum agent_vm_state state;
     char *log, *qmp;
-    struct line_reader *trouble;
+    struct jsonl_reader *trouble;
     json_t *private;    /* files that QEMU reads when it starts; NULL: it has, or there are none */
     struct channel *channel; /* NULL: the child has no port */
     bool ready, exited;      /* its guest has said so */
@@ -42,81 +43,81 @@ struct kid {
     bool told;               /* its end was */
 };
 
-struct kids {
-    struct kid *v;
+struct agent_vms {
+    struct agent_vm *v;
     size_t n;
     struct fork_server server;
     const char *dir; /* where their overlays are written down */
-    struct kid_ask *asks;  /* that wait for an answer; agent_qmp.c */
-    bool ask_unused_again; /* one did not answer kids_end_unused(), and was left alone */
+    struct agent_ask *asks;  /* that wait for an answer; agent_qmp.c */
+    bool ask_unused_again; /* one did not answer agent_vms_end_unused(), and was left alone */
 };
 
-/* agent_private.c. Files of mode 0600, [{"path", "text", "after"}, ..]: kid_has_read() when QEMU has read
- * them: each has the text @after then, or is removed where that is missing; private_remove(): all of
+/* agent_private.c. Files of mode 0600, [{"path", "text", "after"}, ..]: agent_vm_has_read() when QEMU has read
+ * them: each has the text @after then, or is removed where that is missing; agent_private_remove(): all of
  * them, @files is released */
-int private_write(const json_t *files, struct why *why);
-void private_remove(json_t *files);
-void kid_has_read(struct kid *kid);
+int agent_private_write(const json_t *files, struct ff_error *why);
+void agent_private_remove(json_t *files);
+void agent_vm_has_read(struct agent_vm *kid);
 
-const char *kid_state_name(enum kid_state s);
-struct kid *kids_find(struct kids *k, unsigned number);
-size_t kids_alive(const struct kids *k);
-size_t kids_starting(const struct kids *k); /* of those: they do not run yet */
+const char *agent_vm_state_name(enum agent_vm_state s);
+struct agent_vm *agent_vms_find(struct agent_vms *k, unsigned number);
+size_t agent_vms_alive(const struct agent_vms *k);
+size_t agent_vms_starting(const struct agent_vms *k); /* of those: they do not run yet */
 
 /**
- * kids_spawn() - start a child: a process group of its own, output to a log, no input
+ * agent_vms_spawn() - start a child: a process group of its own, output to a log, no input
  * @o: {"number": N, "argv": [..], "log": PATH, "cwd": FOLDER, "qmp": PATH (for the state file),
  *     "before": [[..], ..] commands that must succeed first, "files": [..] that are made before
- *     those, empty (overlays_make()), "private": [..], as private_write(), "channel":
- *     channel_new()}; the last six may be missing
+ *     those, empty (overlay_records_make()), "private": [..], as agent_private_write(), "channel":
+ *     agent_port_new()}; the last six may be missing
  *
- * Return: 0: a process is there; whether it becomes the program is found out by kids_hear()
+ * Return: 0: a process is there; whether it becomes the program is found out by agent_vms_hear()
  */
-int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *why);
+int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out, struct ff_error *why);
 
-/* @kid->trouble_fd is readable: 0: it runs its program now; -errno: it does not, and why */
-int kids_hear(struct kid *kid, struct why *why);
+/* @kid->exec_status_fd is readable: 0: it runs its program now; -errno: it does not, and why */
+int agent_vms_hear(struct agent_vm *kid, struct ff_error *why);
 
 /* Reap those that have ended; whether there were any */
-bool kids_reap(struct kids *k);
-char *kid_last_words(const struct kid *kid); /* the end of its log */
+bool agent_vms_reap(struct agent_vms *k);
+char *agent_vm_last_words(const struct agent_vm *kid); /* the end of its log */
 
-void kid_kill(const struct kid *kid); /* with all of its group */
+void agent_vm_kill(const struct agent_vm *kid); /* with all of its group */
 
 /* Kill all and wait until they are gone, at most @limit_ms: whether they are */
-bool kids_end(struct kids *k, int limit_ms);
+bool agent_vms_end(struct agent_vms *k, int limit_ms);
 /**
- * kids_qmp() - a command for a child's QEMU
+ * agent_vms_qmp() - a command for a child's QEMU
  * @o: {"child": N, "execute": NAME, "arguments": {..}, "id": any}; the last two may be missing
  *
- * Return: NULL: kids_answer() gives the event, within some seconds; else that it cannot be asked
+ * Return: NULL: agent_vms_answer() gives the event, within some seconds; else that it cannot be asked
  */
-json_t *kids_qmp(struct kids *k, const json_t *o);
+json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o);
 
 /* Ask those to which no source has come, as their query-migrate says (setup), and end them */
-void kids_end_unused(struct kids *k);
+void agent_vms_end_unused(struct agent_vms *k);
 
 /* What is to be polled for answers: how many; into @p, which may be NULL */
-size_t kids_asks(const struct kids *k, struct pollfd *p);
+size_t agent_vms_asks(const struct agent_vms *k, struct pollfd *p);
 
-/* Go on with questions, without waiting. The event of one of kids_qmp() that has ended: "return", or
+/* Go on with questions, without waiting. The event of one of agent_vms_qmp() that has ended: "return", or
  * "error" and then "again" when its socket is not there yet; NULL: of none */
-json_t *kids_answer(struct kids *k);
-void kids_asks_free(struct kids *k);
+json_t *agent_vms_answer(struct agent_vms *k);
+void agent_vms_asks_free(struct agent_vms *k);
 
-/* agent_kept.c. kids_keep(): a guest moves to them; kids_let_go(): it is there */
-void kids_keep(struct kids *k);
-void kids_let_go(struct kids *k);
+/* agent_kept.c. agent_vms_keep(): a guest moves to them; agent_vms_let_go(): it is there */
+void agent_vms_keep(struct agent_vms *k);
+void agent_vms_let_go(struct agent_vms *k);
 /* The guest has brought overlays, which are that child's from now on: {"child": N, "files": [..]}.
  * Return: the event for it */
-json_t *kids_adopt(struct kids *k, const json_t *o);
+json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o);
 
-json_t *kids_state(const struct kids *k);
-void kids_free(struct kids *k);
+json_t *agent_vms_state(const struct agent_vms *k);
+void agent_vms_free(struct agent_vms *k);
 
 /* Run @run in a process of its own, behind this one: the exit code of this one. It ends with @run's,
  * or, with 0, once a byte was written to @front; when it dies, the other gets SIGTERM */
-int agent_behind_front(int (*run)(void *opaque, int front), void *opaque);
+int agent_daemonize(int (*run)(void *opaque, int front), void *opaque);
 
 /* This session has as large a share of the CPUs as so many would, where sessions have one each
  * (sched_autogroup(7)) and this user may say so */

@@ -17,7 +17,7 @@
 
 void agent_say(struct agent *a, json_t *event)
 {
-    if (!a->detached && lines_write_json(STDOUT_FILENO, event, WRITE_LIMIT_MS))
+    if (!a->detached && jsonl_write_json(STDOUT_FILENO, event, WRITE_LIMIT_MS))
         a->input_ended = true; /* nobody reads */
     json_decref(event);
 }
@@ -33,7 +33,7 @@ void agent_say_error(struct agent *a, unsigned child, const char *text)
 
 void agent_end_by(struct agent *a, int signal)
 {
-    AUTO_FREE char *why = xprintf("the agent there was ended by SIG%s", sigabbrev_np(signal));
+    FF_AUTO_FREE char *why = xprintf("the agent there was ended by SIG%s", sigabbrev_np(signal));
 
     if (!a->ending)
         agent_say_error(a, 0, why);
@@ -57,12 +57,12 @@ static json_t *state_of(const struct agent *a)
     return json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
                      a->parent ? a->parent : "", "image", names[a->image], "agent", (int)getpid(),
                      "start", (json_int_t)process_start(getpid()), "time", (json_int_t)t.tv_sec,
-                     "detached", a->detached, "children", kids_state(&a->kids));
+                     "detached", a->detached, "children", agent_vms_state(&a->kids));
 }
 
 int agent_write_state(struct agent *a)
 {
-    AUTO_JSON json_t *s = a->dir ? state_of(a) : NULL;
+    FF_AUTO_JSON json_t *s = a->dir ? state_of(a) : NULL;
 
     return s ? rundir_write_state(a->dir, s) : 0;
 }
@@ -72,9 +72,9 @@ static size_t bytes_of(const json_t *o)
     return json_dumpb(o, NULL, 0, JSON_INDENT(1));
 }
 
-int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct why *why)
+int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct ff_error *why)
 {
-    AUTO_JSON json_t *s = state_of(a), *more = spawn ? json_copy((json_t *)spawn) : NULL;
+    FF_AUTO_JSON json_t *s = state_of(a), *more = spawn ? json_copy((json_t *)spawn) : NULL;
     size_t bytes = bytes_of(s) + STATE_SPARE_BYTES + n * STATE_CHILD_BYTES;
 
     if (more) { /* its paths */
@@ -92,21 +92,21 @@ int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct
 
 void agent_leave(struct agent *a)
 {
-    AUTO_JSON json_t *s = state_of(a);
+    FF_AUTO_JSON json_t *s = state_of(a);
 
-    overlays_leave(a->base, a->dir, s);
+    overlay_records_leave(a->base, a->dir, s);
 }
 
-void agent_say_child(struct agent *a, const struct kid *kid, const char *what)
+void agent_say_child(struct agent *a, const struct agent_vm *kid, const char *what)
 {
     agent_say(a, json_pack("{ss si ss si}", "event", "child", "child", (int)kid->number, "what",
                            what, "pid", (int)kid->pid));
     agent_write_state(a);
 }
 
-void agent_say_ended(struct agent *a, const struct kid *kid)
+void agent_say_ended(struct agent *a, const struct agent_vm *kid)
 {
-    AUTO_FREE char *words = kid->code ? kid_last_words(kid) : xstrdup("");
+    FF_AUTO_FREE char *words = kid->code ? agent_vm_last_words(kid) : xstrdup("");
 
     agent_say(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)kid->number,
                            "what", "ended", "pid", (int)kid->pid, "how", kid->how, "code",

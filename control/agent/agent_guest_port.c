@@ -27,14 +27,14 @@
 
 struct channel {
     char *path, *message;
-    struct words links;
+    struct strv links;
     int fd;
     bool raise;
     struct guest_input in;
     struct qmp_job *job; /* raises the links; NULL: not now */
 };
 
-struct channel *channel_new(const json_t *o)
+struct channel *agent_port_new(const json_t *o)
 {
     const char *path = json_string_value(json_object_get(o, "path"));
     const char *message = json_string_value(json_object_get(o, "message"));
@@ -49,7 +49,7 @@ struct channel *channel_new(const json_t *o)
     c->message = xstrdup(message);
     json_array_foreach(json_object_get(o, "links"), i, v)
         if (json_is_string(v))
-            words_add(&c->links, "%s", json_string_value(v));
+            strv_add(&c->links, "%s", json_string_value(v));
     return c;
 }
 
@@ -60,13 +60,13 @@ static void hang_up(struct channel *c)
     c->fd = -1;
 }
 
-void channel_free(struct channel *c)
+void agent_port_free(struct channel *c)
 {
     if (!c)
         return;
     hang_up(c);
     qmp_job_free(c->job);
-    words_free(&c->links);
+    strv_free(&c->links);
     free(c->path);
     free(c->message);
     free(c);
@@ -81,31 +81,31 @@ static void say(struct channel *c, char *text)
     free(text);
 }
 
-int channel_open(struct channel *c, struct why *why)
+int agent_port_open(struct channel *c, struct ff_error *why)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
 
     if (!c || c->fd >= 0)
         return 0;
     if (strlen(c->path) >= sizeof(a.sun_path))
-        return refuse(why, ENAMETOOLONG, "port %s: the name is too long", c->path);
+        return ff_error_set(why, ENAMETOOLONG, "port %s: the name is too long", c->path);
     strcpy(a.sun_path, c->path);
     c->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (c->fd < 0 || connect(c->fd, (struct sockaddr *)&a, sizeof(a)) < 0) {
         int code = errno;
         hang_up(c);
-        return refuse(why, code, "port %s: %s", c->path, strerror(code));
+        return ff_error_set(why, code, "port %s: %s", c->path, strerror(code));
     }
-    say(c, guest_forked(c->message));
+    say(c, guest_port_forked(c->message));
     return 0;
 }
 
-int channel_fd(const struct channel *c)
+int agent_port_fd(const struct channel *c)
 {
     return c ? c->fd : -1;
 }
 
-static enum channel_event obey(struct channel *c, const struct guest_request *r, int *code)
+static enum channel_event run_command(struct channel *c, const struct guest_request *r, int *code)
 {
     switch (r->verb) {
     case GUEST_LINK:
@@ -119,34 +119,34 @@ static enum channel_event obey(struct channel *c, const struct guest_request *r,
     case GUEST_JOINED:
         return CHANNEL_NOTHING;
     case GUEST_JOIN:
-        say(c, guest_failed_join(r->word, "nobody forks for this machine"));
+        say(c, guest_port_failed_join(r->word, "nobody forks for this machine"));
         return CHANNEL_NOTHING;
     case GUEST_FORK:
         break;
     }
-    say(c, guest_failed("nobody forks for this machine"));
+    say(c, guest_port_failed("nobody forks for this machine"));
     return CHANNEL_NOTHING;
 }
 
-enum channel_event channel_hear(struct channel *c, int *code)
+enum channel_event agent_port_hear(struct channel *c, int *code)
 {
     struct guest_request r;
-    struct why why;
+    struct ff_error why;
     size_t room;
     ssize_t got = 0;
     int reads = 0;
 
     while (c->fd >= 0) {
-        int rc = guest_input_take(&c->in, (size_t)got, 0, &r, &why);
+        int rc = guest_port_take(&c->in, (size_t)got, 0, &r, &why);
         got = 0;
         if (rc < 0) {
-            say(c, guest_failed(why.text));
+            say(c, guest_port_failed(why.text));
         } else if (rc) {
-            enum channel_event e = obey(c, &r, code);
+            enum channel_event e = run_command(c, &r, code);
             if (e != CHANNEL_NOTHING)
                 return e;
         } else {
-            char *at = guest_input_room(&c->in, &room);
+            char *at = guest_port_room(&c->in, &room);
             if (reads++ == READS_A_TURN)
                 return CHANNEL_NOTHING;
             got = recv(c->fd, at, room, MSG_DONTWAIT);
@@ -164,9 +164,9 @@ int channel_qmp_fd(const struct channel *c)
     return c ? qmp_job_fd(c->job) : -1;
 }
 
-bool channel_raise_links(struct channel *c, const char *path)
+bool agent_port_raise_links(struct channel *c, const char *path)
 {
-    struct why ignored;
+    struct ff_error ignored;
 
     if (!c || !c->raise || !path)
         return false;

@@ -8,32 +8,33 @@
 #include <jansson.h>
 #include <stdbool.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 struct channel;
 
 /* @o: {"path": of the child's socket, "message": identity_message(), "links": [netdev, ...]};
  * anything else: NULL, which all of these take */
-struct channel *channel_new(const json_t *o);
-void channel_free(struct channel *c);
+struct channel *agent_port_new(const json_t *o);
+void agent_port_free(struct channel *c);
 
 /* The child runs: connect and say who it is */
-int channel_open(struct channel *c, struct why *why);
-int channel_fd(const struct channel *c); /* to be polled for input; -1: not open */
+int agent_port_open(struct channel *c, struct ff_error *why);
+int agent_port_fd(const struct channel *c); /* to be polled for input; -1: not open */
 
 enum channel_event { CHANNEL_NOTHING, CHANNEL_READY, CHANNEL_EXIT };
 
 /**
- * channel_hear() - read some of what there is, answer it
+ * agent_port_hear() - read some of what there is, answer it
  * @code: of CHANNEL_EXIT
  *
  * Return: what happened; call it again until that is CHANNEL_NOTHING
  */
-enum channel_event channel_hear(struct channel *c, int *code);
+enum channel_event agent_port_hear(struct channel *c, int *code);
 
 /* Links that are to go up and are not yet: go on with that, by the child's QMP socket, without
  * waiting. To be called when channel_qmp_fd() (-1: nothing) is readable; true: or after a while */
 int channel_qmp_fd(const struct channel *c);
-bool channel_raise_links(struct channel *c, const char *qmp);
+bool agent_port_raise_links(struct channel *c, const char *qmp);
 
 #endif

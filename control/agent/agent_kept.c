@@ -7,30 +7,30 @@
 #include "agent.h"
 #include "overlay_records.h"
 
-void kids_keep(struct kids *k)
+void agent_vms_keep(struct agent_vms *k)
 {
     for (size_t i = 0; i < k->n; i++) {
-        kid_has_read(&k->v[i]); /* it waits for its guest, and was asked so */
+        agent_vm_has_read(&k->v[i]); /* it waits for its guest, and was asked so */
         if (k->v[i].state == KID_STARTED)
             k->v[i].state = KID_ATTACHED;
     }
 }
 
-void kids_let_go(struct kids *k)
+void agent_vms_let_go(struct agent_vms *k)
 {
     for (size_t i = 0; i < k->n; i++)
         if (k->v[i].state == KID_ATTACHED)
             k->v[i].state = KID_COMPLETE;
 }
 
-json_t *kids_adopt(struct kids *k, const json_t *o)
+json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o)
 {
     json_int_t number = json_integer_value(json_object_get(o, "child"));
     json_t *e = json_pack("{ss si}", "event", "adopt", "child", (int)number);
-    struct why why;
-    int rc = kids_find(k, (unsigned)number)
-                 ? overlays_add(k->dir, (unsigned)number, json_object_get(o, "files"), &why)
-                 : refuse(&why, ENOENT, "adopt: there is no child %d", (int)number);
+    struct ff_error why;
+    int rc = agent_vms_find(k, (unsigned)number)
+                 ? overlay_records_add(k->dir, (unsigned)number, json_object_get(o, "files"), &why)
+                 : ff_error_set(&why, ENOENT, "adopt: there is no child %d", (int)number);
 
     if (rc)
         json_object_set_new(e, "error", json_string(why.text));

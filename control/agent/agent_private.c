@@ -21,7 +21,7 @@ static int write_text(int fd, const char *text)
     return -code;
 }
 
-int private_write(const json_t *files, struct why *why)
+int agent_private_write(const json_t *files, struct ff_error *why)
 {
     size_t i;
     json_t *f;
@@ -31,12 +31,12 @@ int private_write(const json_t *files, struct why *why)
         int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         int rc = write_text(fd, text_of(f, "text"));
         if (rc)
-            return refuse(why, -rc, "spawn: write %s: %s", path, strerror(-rc));
+            return ff_error_set(why, -rc, "spawn: write %s: %s", path, strerror(-rc));
     }
     return 0;
 }
 
-void private_remove(json_t *files)
+void agent_private_remove(json_t *files)
 {
     size_t i;
     json_t *f;
@@ -47,7 +47,7 @@ void private_remove(json_t *files)
 }
 
 /* A text of the same length over the other: that needs no room */
-void kid_has_read(struct kid *kid)
+void agent_vm_has_read(struct agent_vm *kid)
 {
     size_t i;
     json_t *f;

@@ -12,39 +12,39 @@
 #define LIMIT_MS 5000 /* of connecting, and of the command */
 #define FRESH_MS 50   /* an answer takes less than one; a switch, as much and more */
 
-struct kid_ask {
+struct agent_ask {
     unsigned child;
     json_t *event; /* what is said with the answer; NULL: ends a child that nobody uses */
     struct qmp_job *job;
     uint64_t end_ms;
-    struct kid_ask *next;
+    struct agent_ask *next;
 };
 
-static void ask(struct kids *k, const struct kid *kid, const char *execute, json_t *arguments,
+static void ask(struct agent_vms *k, const struct agent_vm *kid, const char *execute, json_t *arguments,
                 json_t *event)
 {
-    struct kid_ask *a = xcalloc(1, sizeof(*a)), **at = &k->asks;
+    struct agent_ask *a = xcalloc(1, sizeof(*a)), **at = &k->asks;
 
-    *a = (struct kid_ask){.child = kid->number, .event = event, .job = qmp_job_new(kid->qmp),
-                          .end_ms = now_ms() + LIMIT_MS};
+    *a = (struct agent_ask){.child = kid->number, .event = event, .job = qmp_job_new(kid->qmp),
+                          .end_ms = ff_now_ms() + LIMIT_MS};
     qmp_job_add(a->job, execute, arguments);
     while (*at)
         at = &(*at)->next;
     *at = a;
 }
 
-static void ask_free(struct kid_ask *a)
+static void ask_free(struct agent_ask *a)
 {
     qmp_job_free(a->job);
     json_decref(a->event);
     free(a);
 }
 
-json_t *kids_qmp(struct kids *k, const json_t *o)
+json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o)
 {
     const char *execute = json_string_value(json_object_get(o, "execute"));
     json_int_t number = json_integer_value(json_object_get(o, "child"));
-    struct kid *kid = kids_find(k, (unsigned)number);
+    struct agent_vm *kid = agent_vms_find(k, (unsigned)number);
     json_t *id = json_object_get(o, "id"), *e = json_pack("{ss sI}", "event", "qmp", "child", number);
 
     if (id)
@@ -59,18 +59,18 @@ json_t *kids_qmp(struct kids *k, const json_t *o)
     return e;
 }
 
-void kids_end_unused(struct kids *k)
+void agent_vms_end_unused(struct agent_vms *k)
 {
     for (size_t i = 0; i < k->n; i++)
         if (k->v[i].state != KID_ENDED && k->v[i].qmp)
             ask(k, &k->v[i], "query-migrate", NULL, NULL);
 }
 
-size_t kids_asks(const struct kids *k, struct pollfd *p)
+size_t agent_vms_asks(const struct agent_vms *k, struct pollfd *p)
 {
     size_t n = 0;
 
-    for (const struct kid_ask *a = k->asks; a; a = a->next, n++)
+    for (const struct agent_ask *a = k->asks; a; a = a->next, n++)
         if (p)
             p[n] = (struct pollfd){.fd = qmp_job_fd(a->job), .events = POLLIN};
     return n;
@@ -79,11 +79,11 @@ size_t kids_asks(const struct kids *k, struct pollfd *p)
 /* It is killed right after its answer: a source that connected in between is far from the switch,
  * and its guest goes on there. An answer that this agent, or its QEMU, has let lie says nothing any
  * more */
-static void end_unused(struct kids *k, const struct kid_ask *a, int rc)
+static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
 {
     const json_t *info = rc ? NULL : json_object_get(qmp_job_answer(a->job, 0), "return");
     const char *status = json_string_value(json_object_get(info, "status"));
-    struct kid *kid = kids_find(k, a->child);
+    struct agent_vm *kid = agent_vms_find(k, a->child);
 
     if (!info)
         k->ask_unused_again = true;
@@ -92,11 +92,11 @@ static void end_unused(struct kids *k, const struct kid_ask *a, int rc)
     else if (qmp_job_age_ms(a->job) > FRESH_MS)
         ask(k, kid, "query-migrate", NULL, NULL);
     else
-        kid_kill(kid);
+        agent_vm_kill(kid);
 }
 
 /* Its event, with what came of it */
-static json_t *answered(struct kid_ask *a, int rc, const struct why *why)
+static json_t *answered(struct agent_ask *a, int rc, const struct ff_error *why)
 {
     const json_t *m = rc ? NULL : qmp_job_answer(a->job, 0);
     json_t *e = a->event, *result = json_object_get(m, "return");
@@ -113,21 +113,21 @@ static json_t *answered(struct kid_ask *a, int rc, const struct why *why)
     return e;
 }
 
-json_t *kids_answer(struct kids *k)
+json_t *agent_vms_answer(struct agent_vms *k)
 {
-    struct kid_ask **at = &k->asks;
+    struct agent_ask **at = &k->asks;
     json_t *e = NULL;
 
     while (*at && !e) {
-        struct kid_ask *a = *at;
-        struct why why;
+        struct agent_ask *a = *at;
+        struct ff_error why;
         int rc = qmp_job_turn(a->job, &why);
-        if (rc == -EAGAIN && now_ms() < a->end_ms) {
+        if (rc == -EAGAIN && ff_now_ms() < a->end_ms) {
             at = &a->next;
             continue;
         }
         if (rc == -EAGAIN)
-            rc = refuse(&why, ETIMEDOUT, "qmp: child %u: no answer within %d s%s", a->child,
+            rc = ff_error_set(&why, ETIMEDOUT, "qmp: child %u: no answer within %d s%s", a->child,
                         LIMIT_MS / 1000,
                         qmp_job_asked(a->job) ? "" : ": another client may be connected to it");
         *at = a->next;
@@ -140,10 +140,10 @@ json_t *kids_answer(struct kids *k)
     return e;
 }
 
-void kids_asks_free(struct kids *k)
+void agent_vms_asks_free(struct agent_vms *k)
 {
     while (k->asks) {
-        struct kid_ask *a = k->asks;
+        struct agent_ask *a = k->asks;
         k->asks = a->next;
         ask_free(a);
     }

@@ -11,11 +11,12 @@
 #include <unistd.h>
 
 #include "agent_server.h"
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 #define OPTION "-farfork-fork-server"
 
-void server_end(struct fork_server *s)
+void agent_server_end(struct fork_server *s)
 {
     if (s->sock >= 0)
         close(s->sock); /* it ends by that, if it is one */
@@ -25,7 +26,7 @@ void server_end(struct fork_server *s)
     *s = FORK_SERVER_NONE;
 }
 
-void server_begin(struct fork_server *s, const char *program)
+void agent_server_begin(struct fork_server *s, const char *program)
 {
     struct ff_error *err = ff_error_new();
     int sock[2], trouble;
@@ -35,37 +36,37 @@ void server_begin(struct fork_server *s, const char *program)
         ff_error_free(err);
         return;
     }
-    AUTO_FREE char *number = xprintf("%d", sock[1]);
+    FF_AUTO_FREE char *number = xprintf("%d", sock[1]);
     char *argv[] = {(char *)program, OPTION, number, NULL};
     const struct ff_process p = {.log = "/dev/null", .argv = argv};
     s->sock = sock[0];
     s->program = xstrdup(program);
     fcntl(sock[1], F_SETFD, 0);
     if (ff_process_exec(&p, &s->pid, &trouble, err))
-        server_end(s);
+        agent_server_end(s);
     else
         close(trouble); /* it says so itself when it is ready */
     close(sock[1]);
     ff_error_free(err);
 }
 
-int server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid, int *trouble_fd,
+int agent_server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid, int *exec_status_fd,
                  struct ff_error *err)
 {
     if (s->sock >= 0 && !s->ready) {
         s->ready = !ff_process_wait_server(s->sock, err);
         if (!s->ready)
-            server_end(s);
+            agent_server_end(s);
     }
     if (s->sock < 0 || strcmp(p->argv[0], s->program))
-        return ff_process_exec(p, pid, trouble_fd, err);
-    int rc = ff_process_fork(s->sock, p, pid, trouble_fd, err);
+        return ff_process_exec(p, pid, exec_status_fd, err);
+    int rc = ff_process_fork(s->sock, p, pid, exec_status_fd, err);
     if (rc)
-        server_end(s);
+        agent_server_end(s);
     return rc;
 }
 
-void server_ended(struct fork_server *s, pid_t pid)
+void agent_server_ended(struct fork_server *s, pid_t pid)
 {
     if (s->pid == pid)
         s->pid = 0;

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "farfork.h"
+#include "farfork-clone.h"
 
 struct fork_server {
     int sock;      /* -1: there is none */
@@ -20,15 +20,15 @@ struct fork_server {
 #define FORK_SERVER_NONE (struct fork_server){.sock = -1}
 
 /* Start @program as one, and this process as who gets its children. It only saves time: what goes
- * wrong is found out by server_start(), which does without */
-void server_begin(struct fork_server *s, const char *program);
-void server_end(struct fork_server *s);
+ * wrong is found out by agent_server_start(), which does without */
+void agent_server_begin(struct fork_server *s, const char *program);
+void agent_server_end(struct fork_server *s);
 
 /* As ff_process_exec(). What a server has failed to start does not run */
-int server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid, int *trouble_fd,
+int agent_server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid, int *exec_status_fd,
                  struct ff_error *err);
 
 /* @pid is about to be waited for */
-void server_ended(struct fork_server *s, pid_t pid);
+void agent_server_ended(struct fork_server *s, pid_t pid);
 
 #endif

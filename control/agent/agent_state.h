@@ -8,7 +8,7 @@
 #include <pthread.h>
 
 #include "agent.h"
-#include "farfork.h"
+#include "farfork-clone.h"
 #include "jsonl.h"
 
 enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
@@ -22,8 +22,8 @@ struct agent {
     bool worker_runs, worker_over, detached, ending, input_ended, kept;
     enum image image;
     int pipe[2], signals, front;
-    struct line_reader in;
-    struct kids kids;
+    struct jsonl_reader in;
+    struct agent_vms kids;
     json_t *spawns; /* array: children that wait for their turn to be started; or NULL */
     size_t reserved; /* bytes, for the state file */
     json_t *said; /* the last progress event */
@@ -40,23 +40,23 @@ size_t agent_waiting(const struct agent *a);
 void agent_spawn_later(struct agent *a, json_t *spawn); /* borrowed */
 void agent_spawn_waiting(struct agent *a);
 bool agent_spawn_not(struct agent *a, unsigned number);
-void agent_count_kids(struct agent *a); /* after any change of their number or states */
+void agent_count_vms(struct agent *a); /* after any change of their number or states */
 
-/* agent.c: for agent_behind_front(), of @opaque, an agent */
+/* agent.c: for agent_daemonize(), of @opaque, an agent */
 int agent_run(void *opaque, int front);
 
 /* agent_events.c; nothing is said any more once it is detached */
 void agent_say(struct agent *a, json_t *event); /* taken over */
 void agent_say_error(struct agent *a, unsigned child, const char *text); /* 0: of none */
-void agent_say_child(struct agent *a, const struct kid *kid, const char *what);
-void agent_say_ended(struct agent *a, const struct kid *kid);
+void agent_say_child(struct agent *a, const struct agent_vm *kid, const char *what);
+void agent_say_ended(struct agent *a, const struct agent_vm *kid);
 void agent_end_by(struct agent *a, int signal); /* it ends with what it has, and says why */
 void agent_say_image(struct agent *a);
 void agent_say_progress(struct agent *a); /* if there is any */
 int agent_write_state(struct agent *a); /* 0, -errno */
-void agent_leave(struct agent *a);     /* it is about to end: overlays_leave() */
+void agent_leave(struct agent *a);     /* it is about to end: overlay_records_leave() */
 
 /* Room for what the state file says of @n children, and of one more that @spawn starts; NULL: none */
-int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct why *why);
+int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct ff_error *why);
 
 #endif

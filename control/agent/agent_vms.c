@@ -20,14 +20,14 @@
 
 #define LAST_WORDS_BYTES 600
 
-const char *kid_state_name(enum kid_state s)
+const char *agent_vm_state_name(enum agent_vm_state s)
 {
     static const char *const names[] = {"preparing", "started", "connected", "attached", "running",
                                         "complete", "lost", "ended"};
     return names[s];
 }
 
-struct kid *kids_find(struct kids *k, unsigned number)
+struct agent_vm *agent_vms_find(struct agent_vms *k, unsigned number)
 {
     for (size_t i = 0; i < k->n; i++)
         if (k->v[i].number == number)
@@ -35,7 +35,7 @@ struct kid *kids_find(struct kids *k, unsigned number)
     return NULL;
 }
 
-size_t kids_alive(const struct kids *k)
+size_t agent_vms_alive(const struct agent_vms *k)
 {
     size_t n = 0;
 
@@ -44,7 +44,7 @@ size_t kids_alive(const struct kids *k)
     return n;
 }
 
-size_t kids_starting(const struct kids *k)
+size_t agent_vms_starting(const struct agent_vms *k)
 {
     size_t n = 0;
 
@@ -79,18 +79,18 @@ static char ***commands_of(const json_t *a, bool *ok)
     return v;
 }
 
-static struct kid *new_kid(struct kids *k)
+static struct agent_vm *new_kid(struct agent_vms *k)
 {
-    struct kid *v = realloc(k->v, (k->n + 1) * sizeof(*v));
+    struct agent_vm *v = realloc(k->v, (k->n + 1) * sizeof(*v));
 
     if (!v)
         return NULL;
     k->v = v;
-    v[k->n] = (struct kid){.trouble_fd = -1};
+    v[k->n] = (struct agent_vm){.exec_status_fd = -1};
     return &v[k->n++];
 }
 
-int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *why)
+int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out, struct ff_error *why)
 {
     json_int_t number = json_integer_value(json_object_get(o, "number"));
     const char *qmp = json_string_value(json_object_get(o, "qmp"));
@@ -106,33 +106,33 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
     pid_t pid = 0;
 
     if (!argv || !p.log || !ok || number < 1 || number > UINT32_MAX)
-        rc = refuse(why, EINVAL, "spawn: want number, argv, log");
-    else if (kids_find(k, (unsigned)number))
-        rc = refuse(why, EEXIST, "spawn: there is a child %d", (int)number);
+        rc = ff_error_set(why, EINVAL, "spawn: want number, argv, log");
+    else if (agent_vms_find(k, (unsigned)number))
+        rc = ff_error_set(why, EEXIST, "spawn: there is a child %d", (int)number);
     else
-        rc = overlays_make(k->dir, (unsigned)number, files, why);
+        rc = overlay_records_make(k->dir, (unsigned)number, files, why);
     bool made = !rc;
     json_t *private = rc ? NULL : json_incref(json_object_get(o, "private"));
     if (!rc)
-        rc = private_write(private, why);
-    if (!rc && (rc = server_start(&k->server, &p, &pid, &fd, err)))
-        refuse(why, -rc, "spawn: %s", ff_error_message(err));
+        rc = agent_private_write(private, why);
+    if (!rc && (rc = agent_server_start(&k->server, &p, &pid, &fd, err)))
+        ff_error_set(why, -rc, "spawn: %s", ff_error_message(err));
     if (rc && made)
-        overlays_unmake(k->dir, (unsigned)number);
-    struct kid *kid = rc ? NULL : new_kid(k);
+        overlay_records_unmake(k->dir, (unsigned)number);
+    struct agent_vm *kid = rc ? NULL : new_kid(k);
     if (!kid)
-        private_remove(private);
+        agent_private_remove(private);
     if (kid) {
         kid->number = (unsigned)number;
         kid->pid = pid;
-        kid->begun_ms = now_ms();
+        kid->begun_ms = ff_now_ms();
         kid->start = process_start(pid);
-        kid->trouble_fd = fd;
+        kid->exec_status_fd = fd;
         kid->trouble = xcalloc(1, sizeof(*kid->trouble));
         kid->log = xstrdup(p.log);
         kid->qmp = qmp ? xstrdup(qmp) : NULL;
         kid->private = private;
-        kid->channel = channel_new(json_object_get(o, "channel"));
+        kid->channel = agent_port_new(json_object_get(o, "channel"));
         *out = kid;
     }
     for (char ***b = before; b && b < before + json_array_size(json_object_get(o, "before")); b++)
@@ -143,26 +143,26 @@ int kids_spawn(struct kids *k, const json_t *o, struct kid **out, struct why *wh
     return rc;
 }
 
-int kids_hear(struct kid *kid, struct why *why)
+int agent_vms_hear(struct agent_vm *kid, struct ff_error *why)
 {
-    int rc = lines_read(kid->trouble, kid->trouble_fd);
-    char *line = lines_next(kid->trouble);
+    int rc = jsonl_read(kid->trouble, kid->exec_status_fd);
+    char *line = jsonl_next(kid->trouble);
 
     if (!rc && !line && !kid->trouble->ended)
         return -EAGAIN;
-    close(kid->trouble_fd);
-    kid->trouble_fd = -1;
+    close(kid->exec_status_fd);
+    kid->exec_status_fd = -1;
     if (line) {
-        AUTO_FREE char *log = kid_last_words(kid); /* which goes with the run directory */
+        FF_AUTO_FREE char *log = agent_vm_last_words(kid); /* which goes with the run directory */
         const char *last = strrchr(log, '\n');
-        return refuse(why, ECHILD, "%s%s%s", line, *log ? ": " : "", last ? last + 1 : log);
+        return ff_error_set(why, ECHILD, "%s%s%s", line, *log ? ": " : "", last ? last + 1 : log);
     }
     if (kid->state == KID_PREPARING)
         kid->state = KID_STARTED;
     return 0;
 }
 
-static bool is_kid(const struct kids *k, pid_t pid)
+static bool is_kid(const struct agent_vms *k, pid_t pid)
 {
     for (size_t i = 0; i < k->n; i++)
         if (k->v[i].pid == pid && k->v[i].state != KID_ENDED)
@@ -171,38 +171,38 @@ static bool is_kid(const struct kids *k, pid_t pid)
 }
 
 /* The fork server, and what children leave to it or to us */
-static void reap_others(struct kids *k)
+static void reap_others(struct agent_vms *k)
 {
     siginfo_t ended = {0};
 
     while (!waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) && ended.si_pid &&
            !is_kid(k, ended.si_pid)) {
-        server_ended(&k->server, ended.si_pid);
+        agent_server_ended(&k->server, ended.si_pid);
         waitpid(ended.si_pid, NULL, WNOHANG);
         ended.si_pid = 0;
     }
 }
 
-bool kids_reap(struct kids *k)
+bool agent_vms_reap(struct agent_vms *k)
 {
     siginfo_t ended;
     bool any = false;
     int status;
 
     for (size_t i = 0; i < k->n; i++) {
-        struct kid *kid = &k->v[i];
+        struct agent_vm *kid = &k->v[i];
         ended.si_pid = 0;
         if (kid->state == KID_ENDED ||
             waitid(P_PID, (id_t)kid->pid, &ended, WEXITED | WNOHANG | WNOWAIT) || !ended.si_pid)
             continue;
-        kid_kill(kid); /* what is left of its group, while the number is still its own */
+        agent_vm_kill(kid); /* what is left of its group, while the number is still its own */
         if (waitpid(kid->pid, &status, WNOHANG) != kid->pid)
             continue;
         kid->code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
         kid->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
                                      : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
         kid->state = KID_ENDED;
-        private_remove(kid->private);
+        agent_private_remove(kid->private);
         kid->private = NULL;
         any = true;
     }
@@ -210,7 +210,7 @@ bool kids_reap(struct kids *k)
     return any;
 }
 
-char *kid_last_words(const struct kid *kid)
+char *agent_vm_last_words(const struct agent_vm *kid)
 {
     char text[LAST_WORDS_BYTES + 1];
     int fd = open(kid->log, O_RDONLY | O_CLOEXEC);
@@ -232,59 +232,58 @@ char *kid_last_words(const struct kid *kid)
     return xstrdup(text);
 }
 
-void kid_kill(const struct kid *kid)
+void agent_vm_kill(const struct agent_vm *kid)
 {
     kill(-kid->pid, SIGKILL);
     kill(kid->pid, SIGKILL); /* it may not lead its group yet */
 }
 
-bool kids_end(struct kids *k, int limit_ms)
+bool agent_vms_end(struct agent_vms *k, int limit_ms)
 {
-    uint64_t end = now_ms() + (uint64_t)limit_ms;
+    uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
 
     for (size_t i = 0; i < k->n; i++)
         if (k->v[i].state != KID_ENDED)
-            kid_kill(&k->v[i]);
-    while (kids_alive(k)) {
-        if (kids_reap(k))
+            agent_vm_kill(&k->v[i]);
+    while (agent_vms_alive(k)) {
+        if (agent_vms_reap(k))
             continue;
-        if (now_ms() > end)
+        if (ff_now_ms() > end)
             return false;
         poll(NULL, 0, 5);
     }
     return true;
 }
 
-json_t *kids_state(const struct kids *k)
+json_t *agent_vms_state(const struct agent_vms *k)
 {
     json_t *a = json_array();
 
     for (size_t i = 0; i < k->n; i++) {
-        const struct kid *c = &k->v[i];
+        const struct agent_vm *c = &k->v[i];
         json_array_append_new(a, json_pack("{si si sI ss ss ss}", "number", (int)c->number, "pid",
                                            (int)c->pid, "start", (json_int_t)c->start, "state",
-                                           kid_state_name(c->state), "log", c->log, "qmp",
+                                           agent_vm_state_name(c->state), "log", c->log, "qmp",
                                            c->qmp ? c->qmp : ""));
     }
     return a;
 }
 
-void kids_free(struct kids *k)
+void agent_vms_free(struct agent_vms *k)
 {
-    server_end(&k->server);
-    kids_asks_free(k);
+    agent_server_end(&k->server);
     for (size_t i = 0; i < k->n; i++) {
-        struct kid *c = &k->v[i];
-        if (c->trouble_fd >= 0)
-            close(c->trouble_fd);
-        lines_free(c->trouble);
+        struct agent_vm *c = &k->v[i];
+        if (c->exec_status_fd >= 0)
+            close(c->exec_status_fd);
+        jsonl_free(c->trouble);
         free(c->trouble);
         free(c->log);
         free(c->qmp);
         free(c->how);
         json_decref(c->private);
-        channel_free(c->channel);
+        agent_port_free(c->channel);
     }
     free(k->v);
-    *k = (struct kids){.server = FORK_SERVER_NONE};
+    *k = (struct agent_vms){.server = FORK_SERVER_NONE};
 }

@@ -32,7 +32,7 @@ static bool room(const struct agent *a)
     size_t n = 0;
 
     for (size_t i = 0; i < a->kids.n; i++)
-        n += a->kids.v[i].state < KID_CONNECTED && now_ms() < a->kids.v[i].begun_ms + STUCK_MS;
+        n += a->kids.v[i].state < KID_CONNECTED && ff_now_ms() < a->kids.v[i].begun_ms + STUCK_MS;
     return !a->ff || n < wave(); /* guests that move come as their sources do */
 }
 
@@ -73,21 +73,21 @@ bool agent_spawn_not(struct agent *a, unsigned number)
 
 /* Those that are started at once run together. Until then one guest that is busy in a session of
  * its own, the parent for one, would get as much of the CPUs as all of them */
-void agent_count_kids(struct agent *a)
+void agent_count_vms(struct agent *a)
 {
     if (!a->ff)
         return;
-    size_t starting = kids_starting(&a->kids) + agent_waiting(a);
+    size_t starting = agent_vms_starting(&a->kids) + agent_waiting(a);
     ff_agent_together(a->ff, (unsigned)starting);
-    agent_weigh(!a->detached && starting ? kids_alive(&a->kids) + agent_waiting(a) : 0);
+    agent_weigh(!a->detached && starting ? agent_vms_alive(&a->kids) + agent_waiting(a) : 0);
 }
 
 static void spawn(struct agent *a, const json_t *o)
 {
-    struct why why;
-    struct kid *kid;
+    struct ff_error why;
+    struct agent_vm *kid;
 
-    if (kids_spawn(&a->kids, o, &kid, &why))
+    if (agent_vms_spawn(&a->kids, o, &kid, &why))
         agent_say_error(a, (unsigned)json_integer_value(json_object_get(o, "number")), why.text);
     else
         agent_write_state(a);
@@ -101,6 +101,6 @@ void agent_spawn_waiting(struct agent *a)
     while (agent_waiting(a) && (o = spawn_next(a))) {
         spawn(a, o);
         json_decref(o);
-        agent_count_kids(a);
+        agent_count_vms(a);
     }
 }

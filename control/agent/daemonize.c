@@ -15,7 +15,7 @@
 
 #include "agent.h"
 
-int agent_behind_front(int (*run)(void *opaque, int front), void *opaque)
+int agent_daemonize(int (*run)(void *opaque, int front), void *opaque)
 {
     pid_t front = getpid();
     int p[2], status;

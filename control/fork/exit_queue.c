@@ -9,16 +9,17 @@
  * Invariants   1. What was said is said again to who asks next, until the guest has said that it
  *                 heard all of it: one that gave up, or was killed, takes nothing with it.
  *              2. A fork is over when each number has one code; then nothing in it changes.
- * Limits       JOINS_MAX forks; 8 bytes for each of their children.
+ * Limits       EXIT_QUEUE_MAX forks; 8 bytes for each of their children.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "guest_port.h"
 #include "exit_queue.h"
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
-static struct join_fork *find(struct joins *j, unsigned fork)
+static struct join_fork *find(struct exit_queue *j, unsigned fork)
 {
     for (size_t i = 0; i < j->n; i++)
         if (j->v[i].fork == fork)
@@ -26,7 +27,7 @@ static struct join_fork *find(struct joins *j, unsigned fork)
     return NULL;
 }
 
-static void forget(struct joins *j, size_t from, size_t n)
+static void forget(struct exit_queue *j, size_t from, size_t n)
 {
     for (size_t i = from; i < from + n; i++)
         free(j->v[i].ends);
@@ -35,15 +36,15 @@ static void forget(struct joins *j, size_t from, size_t n)
         memmove(j->v + from, j->v + from + n, (j->n - from) * sizeof(*j->v));
 }
 
-bool joins_room(struct joins *j)
+bool exit_queue_room(struct exit_queue *j)
 {
-    for (size_t i = 0; j->n == JOINS_MAX && i < j->n; i++)
+    for (size_t i = 0; j->n == EXIT_QUEUE_MAX && i < j->n; i++)
         if (j->v[i].n == j->v[i].count)
             forget(j, i, 1);
-    return j->n < JOINS_MAX;
+    return j->n < EXIT_QUEUE_MAX;
 }
 
-unsigned joins_alive(const struct joins *j)
+unsigned exit_queue_alive(const struct exit_queue *j)
 {
     unsigned n = 0;
 
@@ -52,10 +53,10 @@ unsigned joins_alive(const struct joins *j)
     return n;
 }
 
-void joins_add(struct joins *j, unsigned fork, unsigned count)
+void exit_queue_add(struct exit_queue *j, unsigned fork, unsigned count)
 {
     if (!j->v)
-        j->v = xcalloc(JOINS_MAX, sizeof(*j->v));
+        j->v = xcalloc(EXIT_QUEUE_MAX, sizeof(*j->v));
     j->v[j->n++] = (struct join_fork){.fork = fork, .count = count,
                                       .ends = xcalloc(count, sizeof(struct join_end))};
 }
@@ -68,7 +69,7 @@ static void ended(struct join_fork *f, unsigned number, int code)
     f->ends[f->n++] = (struct join_end){number, code};
 }
 
-void joins_ended(struct joins *j, unsigned fork, unsigned number, int code)
+void exit_queue_ended(struct exit_queue *j, unsigned fork, unsigned number, int code)
 {
     struct join_fork *f = find(j, fork);
 
@@ -76,31 +77,31 @@ void joins_ended(struct joins *j, unsigned fork, unsigned number, int code)
         ended(f, number, code);
 }
 
-void joins_over(struct joins *j, unsigned fork)
+void exit_queue_over(struct exit_queue *j, unsigned fork)
 {
     struct join_fork *f = find(j, fork);
 
     for (unsigned k = 1; f && f->n < f->count; k++)
-        ended(f, k, JOINS_NO_CODE);
+        ended(f, k, EXIT_QUEUE_NO_CODE);
 }
 
-void joins_cancel(struct joins *j)
+void exit_queue_cancel(struct exit_queue *j)
 {
     free(j->first);
     j->first = NULL;
     j->asked = j->told = false;
 }
 
-void joins_ask(struct joins *j, const char *word)
+void exit_queue_ask(struct exit_queue *j, const char *word)
 {
-    joins_cancel(j);
-    j->first = guest_joining(word);
+    exit_queue_cancel(j);
+    j->first = guest_port_joining(word);
     j->asked = true;
     j->at_fork = 0;
     j->at_end = 0;
 }
 
-char *joins_next(struct joins *j)
+char *exit_queue_next(struct exit_queue *j)
 {
     char *line = j->first;
 
@@ -116,28 +117,28 @@ char *joins_next(struct joins *j)
     }
     if (j->at_fork == j->n) {
         j->told = true;
-        return guest_joined();
+        return guest_port_joined();
     }
     const struct join_fork *f = &j->v[j->at_fork];
     if (j->at_end == f->n)
         return NULL;
     const struct join_end *e = &f->ends[j->at_end++];
-    return guest_exited(e->number, e->code);
+    return guest_port_exited(e->number, e->code);
 }
 
-void joins_heard(struct joins *j)
+void exit_queue_heard(struct exit_queue *j)
 {
     if (!j->told)
         return;
     forget(j, 0, j->at_fork);
-    joins_cancel(j);
+    exit_queue_cancel(j);
 }
 
-void joins_free(struct joins *j)
+void exit_queue_free(struct exit_queue *j)
 {
-    joins_cancel(j);
+    exit_queue_cancel(j);
     if (j->n)
         forget(j, 0, j->n);
     free(j->v);
-    *j = (struct joins){0};
+    *j = (struct exit_queue){0};
 }

@@ -9,8 +9,8 @@
 #include <stddef.h>
 
 /* Forks that nobody has joined: then the oldest that is over is forgotten, or none is begun */
-#define JOINS_MAX 1024
-#define JOINS_NO_CODE 255 /* of a child that ended without a word */
+#define EXIT_QUEUE_MAX 1024
+#define EXIT_QUEUE_NO_CODE 255 /* of a child that ended without a word */
 
 struct join_end {
     unsigned number;
@@ -23,7 +23,7 @@ struct join_fork {
 };
 
 /* {0}: no forks */
-struct joins {
+struct exit_queue {
     struct join_fork *v; /* the oldest first */
     size_t n;
     bool asked, told;    /* an answer is given; all of it was */
@@ -32,28 +32,28 @@ struct joins {
     unsigned at_end;
 };
 
-/* joins_room() makes room; false: JOINS_MAX forks have children still. @fork: a number of its own,
+/* exit_queue_room() makes room; false: EXIT_QUEUE_MAX forks have children still. @fork: a number of its own,
  * for which there is room */
-bool joins_room(struct joins *j);
-unsigned joins_alive(const struct joins *j); /* children of all forks that have not ended */
-void joins_add(struct joins *j, unsigned fork, unsigned count);
+bool exit_queue_room(struct exit_queue *j);
+unsigned exit_queue_alive(const struct exit_queue *j); /* children of all forks that have not ended */
+void exit_queue_add(struct exit_queue *j, unsigned fork, unsigned count);
 
-/* A child has ended: twice, or of nobody's fork, is no news. joins_over(): all of them have */
-void joins_ended(struct joins *j, unsigned fork, unsigned number, int code);
-void joins_over(struct joins *j, unsigned fork);
+/* A child has ended: twice, or of nobody's fork, is no news. exit_queue_over(): all of them have */
+void exit_queue_ended(struct exit_queue *j, unsigned fork, unsigned number, int code);
+void exit_queue_over(struct exit_queue *j, unsigned fork);
 
 /**
- * joins_ask()    - the guest asks; the answer begins anew. @word: with what it is to begin
- * joins_next()   - the next line of the answer, to be freed; NULL: none, or none yet
- * joins_cancel() - nobody listens to the answer any more: everything is there for the next one
- * joins_heard()  - the guest has all of it: those forks are forgotten. Before that: no effect
+ * exit_queue_ask()    - the guest asks; the answer begins anew. @word: with what it is to begin
+ * exit_queue_next()   - the next line of the answer, to be freed; NULL: none, or none yet
+ * exit_queue_cancel() - nobody listens to the answer any more: everything is there for the next one
+ * exit_queue_heard()  - the guest has all of it: those forks are forgotten. Before that: no effect
  *
  * Forks come one after the other, their children as they end.
  */
-void joins_ask(struct joins *j, const char *word);
-char *joins_next(struct joins *j);
-void joins_cancel(struct joins *j);
-void joins_heard(struct joins *j);
-void joins_free(struct joins *j);
+void exit_queue_ask(struct exit_queue *j, const char *word);
+char *exit_queue_next(struct exit_queue *j);
+void exit_queue_cancel(struct exit_queue *j);
+void exit_queue_heard(struct exit_queue *j);
+void exit_queue_free(struct exit_queue *j);
 
 #endif

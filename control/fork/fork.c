@@ -8,14 +8,14 @@
  * Picture      find the parent; agents on all hosts at once
  *              ask the parent; refuse what cannot be cloned
  *              wait for the agents                    -> each listens
- *              ask them for what children need        -> each has looked (clone_check.c)
+ *              ask them for what children need        -> each has looked (fork_check.c)
  *              [--prestart: children are started      -> each waits for its agent's image]
  *              x-farfork-export: the parent is frozen for a moment and goes on
  *              children are started, a few of them    -> each runs
  *              beside the export
  *              memory follows                         -> each host has all of it
  *              agents are let go: from here on they look after their children alone
- *              [--follow: they are not, until the children have ended (clone_follow.c)]
+ *              [--follow: they are not, until the children have ended (fork_follow.c)]
  *
  * Failure      what fails on one host, or in one child, is that host's or child's alone; the rest
  *              goes on. Interrupted, or with nothing left: agents are told to end, their children
@@ -24,307 +24,206 @@
  *              that was forked off it.
  *              An agent that the parent's side does not reach cannot know that: the parent is asked.
  *              An agent on another host takes the image of whoever comes first: so the parent is also
- *              asked whether it is its own, and if not, nothing of that host counts (clone_verify.c).
+ *              asked whether it is its own, and if not, nothing of that host counts (fork_verify.c).
  * Limits       every wait ends after --timeout seconds without anything new.
  */
 #include <errno.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include "autojson.h"
 #include "fork.h"
 
-#define SHOW_MS 200
-#define AGAIN_LIMIT_MS 2000
-#define ASK_MS 1000 /* an agent would have said why by then */
 #define END_LIMIT_MS 12000  /* an agent ends its children first */
 #define LATE_LIMIT_MS 8000  /* a child that is complete says so soon after its host */
 
-/* --- the pump --- */
-
-static void hear_signals(struct clone *c)
-{
-    struct signalfd_siginfo s;
-
-    while (read(c->signals, &s, sizeof(s)) == sizeof(s))
-        c->interrupted = true;
-}
-
-/* The connection is over. A socket at which nobody listens any more says that the parent is */
-static void find_parent_again(struct clone *c)
-{
-    struct qmp *again = NULL;
-    struct why why;
-    int rc = qmp_connect(c->o->parent_path, c->signals, AGAIN_LIMIT_MS, &again, &why);
-
-    if (!rc && qmp_pid(again) == c->parent_pid) {
-        qmp_replace(c->qmp, again);
-        return;
-    }
-    /* one that closes its socket, or has, is ending; one that is busy answers late */
-    c->parent_gone = !rc || rc == -ECONNREFUSED || rc == -ENOENT || rc == -EPIPE ||
-                     rc == -ECONNRESET;
-    c->parent_silent = true;
-    qmp_free(again);
-}
-
-void clone_hear_event(struct clone *c, json_t *e)
-{
-    if (!strcmp(text_of(e, "event"), "BLOCK_IO_ERROR")) {
-        json_decref(c->io_error);
-        c->io_error = json_incref(e);
-    }
-    json_decref(e);
-}
-
-static void hear_parent(struct clone *c)
-{
-    int rc = qmp_drain(c->qmp);
-
-    if (rc && rc != -EAGAIN)
-        find_parent_again(c);
-    json_t *e;
-    while ((e = qmp_take_event(c->qmp)))
-        clone_hear_event(c, e);
-}
-
-bool clone_turn(struct clone *c, int wait_ms)
-{
-    size_t n = 2 + 2 * c->n_hosts;
-    struct pollfd *p = xcalloc(n, sizeof(*p));
-    bool heard = false;
-
-    p[0] = (struct pollfd){.fd = c->interrupted ? -1 : c->signals, .events = POLLIN};
-    p[1] = (struct pollfd){.fd = c->qmp && !c->parent_silent ? qmp_fd(c->qmp) : -1,
-                           .events = POLLIN};
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        p[2 + 2 * i] = (struct pollfd){.fd = c->hosts[i].run.out, .events = POLLIN};
-        p[3 + 2 * i] = (struct pollfd){.fd = c->hosts[i].run.err, .events = POLLIN};
-    }
-    int got = poll(p, n, wait_ms);
-    if (got > 0 && p[0].revents)
-        hear_signals(c);
-    if (got > 0 && p[1].revents)
-        hear_parent(c);
-    for (size_t i = 0; got > 0 && i < c->n_hosts; i++)
-        if (p[2 + 2 * i].revents || p[3 + 2 * i].revents) {
-            host_hear(c, &c->hosts[i]);
-            heard = true;
-        }
-    free(p);
-    return heard;
-}
-
-int clone_pump(struct clone *c, bool (*done)(const struct clone *), int limit_ms)
-{
-    uint64_t last = now_ms(), asked = last;
-
-    while (!done(c)) {
-        if (c->interrupted)
-            return -ECANCELED;
-        if (clone_turn(c, SHOW_MS))
-            last = now_ms();
-        else if (now_ms() > last + (uint64_t)limit_ms)
-            return -ETIMEDOUT;
-        clone_verify_images(c);
-        if (now_ms() > asked + ASK_MS) {
-            clone_ask_export(c, ASK_MS);
-            asked = now_ms();
-        }
-        clone_show(c, false);
-    }
-    return 0;
-}
-
 /* --- what is waited for --- */
 
-static bool is_behind(const struct clone *c, size_t host)
+static bool is_behind(const struct fork *f, size_t host)
 {
     unsigned want = 0;
 
-    for (size_t k = 0; k < c->n_children; k++)
-        want += c->children[k].host == host && c->children[k].state != CHILD_FAILED;
-    return c->hosts[host].state != HOST_FAILED && c->hosts[host].connected < want;
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        want += f->s.vms[k].host == host && f->s.vms[k].state != VM_FAILED;
+    return f->s.hosts[host].state != HOST_FAILED && f->s.hosts[host].connected < want;
 }
 
-static bool children_connected(const struct clone *c)
+static bool children_connected(const struct fork *f)
 {
-    for (size_t i = 0; i < c->n_hosts; i++)
-        if (is_behind(c, i))
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (is_behind(f, i))
             return false;
     return true;
 }
 
-static bool children_run(const struct clone *c)
+static bool children_run(const struct fork *f)
 {
-    for (size_t k = 0; k < c->n_children; k++)
-        if (c->children[k].state != CHILD_FAILED && !child_runs(&c->children[k]))
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        if (f->s.vms[k].state != VM_FAILED && !vm_runs(&f->s.vms[k]))
             return false;
     return true;
 }
 
-static bool has_children(const struct clone *c, size_t host)
+static bool has_children(const struct fork *f, size_t host)
 {
-    for (size_t k = 0; k < c->n_children; k++)
-        if (c->children[k].host == host && c->children[k].state != CHILD_FAILED)
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        if (f->s.vms[k].host == host && f->s.vms[k].state != VM_FAILED)
             return true;
     return false;
 }
 
-static bool hosts_complete(const struct clone *c)
+static bool hosts_complete(const struct fork *f)
 {
-    if (!clone_images_verified(c))
+    if (!fork_images_verified(f))
         return false;
-    for (size_t i = 0; i < c->n_hosts; i++)
-        if (c->hosts[i].state != HOST_FAILED && c->hosts[i].state != HOST_COMPLETE &&
-            has_children(c, i))
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].state != HOST_FAILED && f->s.hosts[i].state != HOST_COMPLETE &&
+            has_children(f, i))
             return false;
     return true;
 }
 
-static bool children_complete(const struct clone *c)
+static bool children_complete(const struct fork *f)
 {
-    for (size_t k = 0; k < c->n_children; k++)
-        if (c->children[k].state == CHILD_RUNNING)
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        if (f->s.vms[k].state == VM_RUNNING)
             return false;
     return true;
 }
 
-static bool hosts_silent(const struct clone *c)
+static bool hosts_silent(const struct fork *f)
 {
-    for (size_t i = 0; i < c->n_hosts; i++)
-        if (c->hosts[i].let_go && c->hosts[i].run.out >= 0)
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].let_go && f->s.hosts[i].run.out >= 0)
             return false;
     return true;
 }
 
 /* --- the steps --- */
 
-static int limit_ms(const struct clone *c)
+static int limit_ms(const struct fork *f)
 {
-    return (int)c->o->timeout_s * 1000;
+    return (int)f->s.o.timeout_s * 1000;
 }
 
-static void kill_child(struct clone *c, const struct child *k)
+static void kill_child(struct fork *f, const struct vm *k)
 {
-    host_send(&c->hosts[k->host], json_pack("{si}", "kill", (int)k->number));
+    host_send(&f->s.hosts[k->host], json_pack("{si}", "kill", (int)k->number));
 }
 
-static void launch_agents(struct clone *c)
+static void launch_agents(struct fork *f)
 {
-    struct why why;
+    struct ff_error why;
 
-    c->launched = true;
-    for (size_t i = 0; i < c->n_hosts; i++)
-        if (host_resolve(&c->hosts[i], &why) || host_launch(c, &c->hosts[i], &why))
-            host_fail(c, &c->hosts[i], "%s", why.text);
+    f->s.launched = true;
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (host_resolve(&f->s.hosts[i], &why) || host_launch(&f->s, &f->s.hosts[i], &why))
+            host_fail(&f->s, &f->s.hosts[i], "%s", why.text);
 }
 
 /* Those that are late are ended */
-static void fail_late(struct clone *c, bool (*late)(const struct child *), const char *what)
+static void fail_late(struct fork *f, bool (*late)(const struct vm *), const char *what)
 {
-    for (size_t k = 0; k < c->n_children; k++)
-        if (late(&c->children[k])) {
-            kill_child(c, &c->children[k]);
-            child_fail(&c->children[k], "%s within %u s", what, c->o->timeout_s);
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        if (late(&f->s.vms[k])) {
+            kill_child(f, &f->s.vms[k]);
+            vm_fail(&f->s.vms[k], "%s within %u s", what, f->s.o.timeout_s);
         }
 }
 
-static bool never_ran(const struct child *k)
+static bool never_ran(const struct vm *k)
 {
-    return k->state < CHILD_RUNNING;
+    return k->state < VM_RUNNING;
 }
 
-static int start_ahead(struct clone *c)
+static int start_ahead(struct fork *f)
 {
-    clone_spawn(c);
-    int rc = clone_pump(c, children_connected, limit_ms(c));
-    for (size_t i = 0; rc == -ETIMEDOUT && i < c->n_hosts; i++)
-        if (is_behind(c, i))
-            host_fail(c, &c->hosts[i], "children that were started ahead did not reach their agent "
-                                       "within %u s", c->o->timeout_s);
-    for (size_t k = 0; rc != -ECANCELED && k < c->n_children; k++)
-        if (c->children[k].state != CHILD_FAILED)
+    fork_spawn(f);
+    int rc = fork_pump(f, children_connected, limit_ms(f));
+    for (size_t i = 0; rc == -ETIMEDOUT && i < f->s.n_hosts; i++)
+        if (is_behind(f, i))
+            host_fail(&f->s, &f->s.hosts[i], "children that were started ahead did not reach their agent "
+                                       "within %u s", f->s.o.timeout_s);
+    for (size_t k = 0; rc != -ECANCELED && k < f->s.n_vms; k++)
+        if (f->s.vms[k].state != VM_FAILED)
             return 0;
-    return rc == -ECANCELED ? rc : refuse(&c->why, ECHILD, "no child could be started");
+    return rc == -ECANCELED ? rc : ff_error_set(&f->s.why, ECHILD, "no child could be started");
 }
 
 /* Children that start beside the export are there sooner; as many as there are CPUs would make the
  * parent's pause longer. Disks that are served are so only after it. */
-static bool start_beside(const struct clone *c)
+static bool start_beside(const struct fork *f)
 {
     long here = 0;
 
-    for (size_t k = 0; k < c->n_children; k++)
-        here += c->hosts[c->children[k].host].here;
-    return !c->o->nbd && here < sysconf(_SC_NPROCESSORS_ONLN);
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        here += f->s.hosts[f->s.vms[k].host].here;
+    return !f->o->nbd && here < sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 /* Memory that does not come any more is lost, whoever's fault that is */
-static void follow(struct clone *c)
+static void follow(struct fork *f)
 {
-    if (clone_pump(c, hosts_complete, limit_ms(c)) == -ETIMEDOUT)
-        for (size_t i = 0; i < c->n_hosts; i++)
-            if (c->hosts[i].state != HOST_COMPLETE && has_children(c, i))
-                host_fail(c, &c->hosts[i], "no memory came for %u s", c->o->timeout_s);
-    if (!c->interrupted)
-        clone_pump(c, children_complete, LATE_LIMIT_MS);
+    if (fork_pump(f, hosts_complete, limit_ms(f)) == -ETIMEDOUT)
+        for (size_t i = 0; i < f->s.n_hosts; i++)
+            if (f->s.hosts[i].state != HOST_COMPLETE && has_children(f, i))
+                host_fail(&f->s, &f->s.hosts[i], "no memory came for %u s", f->s.o.timeout_s);
+    if (!f->s.interrupted)
+        fork_pump(f, children_complete, LATE_LIMIT_MS);
 }
 
-static int do_fork(struct clone *c)
+static int do_fork(struct fork *f)
 {
-    int rc = clone_plan(c, &c->why);
+    int rc = session_plan(&f->s, &f->s.why);
 
     if (!rc)
-        rc = clone_find_parent(c, &c->why);
+        rc = session_find_parent(&f->s, &f->s.why);
     if (!rc)
-        rc = clone_check_descriptors(c, &c->why);
+        rc = fork_check_descriptors(f, &f->s.why);
     if (!rc)
-        rc = clone_ask_memory(c, &c->why);
+        rc = fork_ask_memory(f, &f->s.why);
     if (rc)
         return rc;
-    launch_agents(c); /* the parent is asked meanwhile */
-    rc = clone_check_parent(c, &c->why);
+    launch_agents(f); /* the parent is asked meanwhile */
+    rc = fork_check_parent(f, &f->s.why);
     if (!rc)
-        rc = clone_ask_disks(c, &c->why);
+        rc = fork_ask_disks(f, &f->s.why);
     if (!rc)
-        rc = clone_check_argv(c, &c->why);
+        rc = fork_check_argv(f, &f->s.why);
     if (!rc)
-        rc = clone_wait_hosts(c, &c->why);
+        rc = fork_wait_hosts(f, &f->s.why);
     if (!rc)
-        rc = clone_check_hosts(c, &c->why);
+        rc = fork_check_hosts(f, &f->s.why);
     if (!rc)
-        rc = clone_record(c, &c->why);
-    if (!rc && c->o->prestart)
-        rc = start_ahead(c);
-    else if (!rc && start_beside(c))
-        clone_spawn(c);
+        rc = fork_record(f, &f->s.why);
+    if (!rc && f->o->prestart)
+        rc = start_ahead(f);
+    else if (!rc && start_beside(f))
+        fork_spawn(f);
     if (!rc)
-        rc = clone_export(c, &c->why);
+        rc = fork_export(f, &f->s.why);
     if (rc)
         return rc;
-    clone_spawn(c);
-    if (clone_pump(c, children_run, limit_ms(c)) == -ETIMEDOUT)
-        fail_late(c, never_ran, "it did not run");
-    if (!c->interrupted)
-        follow(c);
-    if (!c->interrupted)
-        clone_ask_paused(c);
-    return c->interrupted ? -ECANCELED : 0;
+    fork_spawn(f);
+    if (fork_pump(f, children_run, limit_ms(f)) == -ETIMEDOUT)
+        fail_late(f, never_ran, "it did not run");
+    if (!f->s.interrupted)
+        follow(f);
+    if (!f->s.interrupted)
+        fork_ask_paused(f);
+    return f->s.interrupted ? -ECANCELED : 0;
 }
 
 /* Agents with children that run are let go, or kept to be followed; the others end with what they
  * have */
-static void let_go(struct clone *c, bool all_end, bool follow)
+static void let_go(struct fork *f, bool all_end, bool follow)
 {
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        struct host *h = &c->hosts[i];
-        bool keep = !all_end && h->state == HOST_COMPLETE && has_children(c, i);
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
+        bool keep = !all_end && h->state == HOST_COMPLETE && has_children(f, i);
         if (h->let_go || (keep && follow))
             continue;
         h->let_go = true;
@@ -337,122 +236,110 @@ static void let_go(struct clone *c, bool all_end, bool follow)
             host_close(h, 0); /* it never got so far as to listen */
         }
     }
-    bool was = c->interrupted;
-    c->interrupted = false; /* a second Ctrl-C ends the waiting */
-    clone_pump(c, hosts_silent, END_LIMIT_MS);
-    for (size_t i = 0; i < c->n_hosts; i++)
-        if (c->hosts[i].let_go)
-            host_close(&c->hosts[i], 2000);
-    c->interrupted |= was;
+    bool was = f->s.interrupted;
+    f->s.interrupted = false; /* a second Ctrl-C ends the waiting */
+    fork_pump(f, hosts_silent, END_LIMIT_MS);
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].let_go)
+            host_close(&f->s.hosts[i], 2000);
+    f->s.interrupted |= was;
 }
 
 /* Nothing is left of those */
-static void fail_all(struct clone *c)
+static void fail_all(struct fork *f)
 {
-    const char *why = c->interrupted ? "interrupted" : c->why.text;
+    const char *why = f->s.interrupted ? "interrupted" : f->s.why.text;
 
-    for (size_t k = 0; k < c->n_children; k++) {
-        struct child *child = &c->children[k];
-        if (child->state == CHILD_FAILED || child->state == CHILD_ENDED)
+    for (size_t k = 0; k < f->s.n_vms; k++) {
+        struct vm *child = &f->s.vms[k];
+        if (child->state == VM_FAILED || child->state == VM_ENDED)
             continue;
-        child_fail(child, "%s", *why ? why : "not started");
+        vm_fail(child, "%s", *why ? why : "not started");
     }
 }
 
-static int outcome(const struct clone *c)
+static int outcome(const struct fork *f)
 {
     size_t good = 0;
 
-    for (size_t k = 0; k < c->n_children; k++)
-        good += child_runs(&c->children[k]);
-    return good && good == c->n_children ? EXIT_ALL : good ? EXIT_SOME : EXIT_NONE;
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        good += vm_runs(&f->s.vms[k]);
+    return good && good == f->s.n_vms ? EXIT_ALL : good ? EXIT_SOME : EXIT_NONE;
 }
 
-void clone_block_signals(struct clone *c)
+/* What its agents hold: the image, no larger than the parent's memory */
+static void agent_options(const struct session *s, const struct host *h, struct strv *w)
 {
-    sigset_t set;
+    const struct fork *f = (const struct fork *)s;
+    const char *options = s->o.link_options;
+    FF_AUTO_FREE char *at = h->here ? xstrdup("unix") : xprintf("%s:0", h->address);
 
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    c->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    strv_add(w, "--listen");
+    strv_add(w, "%s%s%s", at, options ? "," : "", options ? options : "");
+    strv_add(w, "--memory");
+    strv_add(w, "%llu", (unsigned long long)f->memory_bytes);
+    /* one alone has nobody to share with; a script looks at its arguments, perhaps */
+    if (!s->o.qemu && host_vms(s, h) > 1) {
+        strv_add(w, "--fork-server");
+        strv_add(w, "%s", s->parent_exe);
+    }
 }
 
-int clone_run(struct clone *c)
+static int run(struct fork *f)
 {
-    clone_block_signals(c);
-    c->begin_ms = now_exact_ms();
-    int rc = do_fork(c);
+    session_block_signals(&f->s);
+    f->s.begin_ms = ff_now_exact_ms();
+    int rc = do_fork(f);
     if (rc == -ECANCELED) { /* in the midst of a command to the parent */
-        c->interrupted = true;
-        hear_signals(c);
+        f->s.interrupted = true;
+        session_read_signals(&f->s);
     }
     if (rc)
-        fail_all(c);
-    clone_show(c, true);
-    let_go(c, rc != 0, c->o->follow);
-    clone_unexport(c);
-    clone_disks_let_go(c->disks);
-    int code = outcome(c);
+        fail_all(f);
+    fork_show(f, true);
+    let_go(f, rc != 0, f->o->follow);
+    fork_unexport(f);
+    fork_disks_let_go(f->disks);
+    int code = outcome(f);
     if (code == EXIT_NONE) {
-        clone_disks_end_server(c->disks);
-        clone_take_back(c);
-        clone_let_run(c);
-        clone_forget(c);
+        fork_disks_end_server(f->disks);
+        fork_take_back(f);
+        fork_let_run(f);
+        fork_forget(f);
     }
-    clone_check_runs(c);
-    if (c->stopped && code == EXIT_ALL)
+    fork_check_runs(f);
+    if (f->stopped && code == EXIT_ALL)
         code = EXIT_SOME;
-    if (c->o->json)
-        clone_print_json(c, code);
+    if (f->s.o.json)
+        fork_print_json(f, code);
     else
-        clone_print_table(c, code);
-    if (c->o->follow) {
-        qmp_free(c->qmp); /* the parent can be forked again meanwhile */
-        c->qmp = NULL;
-        code = clone_follow(c, code);
-        let_go(c, false, false);
+        fork_print_table(f, code);
+    if (f->o->follow) {
+        qmp_free(f->s.qmp); /* the parent can be forked again meanwhile */
+        f->s.qmp = NULL;
+        code = fork_follow(f, code);
+        let_go(f, false, false);
     }
     return code;
 }
 
-static void host_release(struct host *h)
+int fork_run(const struct fork_options *o, struct hostlist *hosts)
 {
-    free(h->name);
-    free(h->address);
-    free(h->error);
-    free(h->rundir);
-    free(h->socket);
-    free(h->session);
-    remote_free(&h->run);
-}
+    static const struct session_kind vmclone = {.program = "vmclone",
+                                                .agent_options = agent_options};
+    struct fork f = {.o = o, .s.nodes = *hosts};
+    struct ff_error why;
+    int code = EXIT_USAGE;
 
-void clone_free(struct clone *c)
-{
-    for (size_t i = 0; i < c->n_hosts; i++)
-        host_release(&c->hosts[i]);
-    for (size_t k = 0; k < c->n_children; k++) {
-        free(c->children[k].qmp);
-        free(c->children[k].log);
-        free(c->children[k].error);
-    }
-    free(c->hosts);
-    free(c->children);
-    nodes_free(&c->nodes);
-    words_free(&c->notes);
-    words_free(&c->parent_argv);
-    free(c->parent_exe);
-    free(c->parent_cwd);
-    clone_disks_free(c->disks);
-    identity_free(c->identity);
-    json_decref(c->freeze);
-    json_decref(c->answer);
-    json_decref(c->io_error);
-    free(c->stopped);
-    qmp_free(c->qmp);
-    if (c->signals > 0)
-        close(c->signals);
+    *hosts = (struct hostlist){0};
+    if (session_init(&f.s, &vmclone, &o->s, &why))
+        fprintf(stderr, "vmclone: %s\n", why.text);
+    else
+        code = run(&f);
+    fork_disks_free(f.disks);
+    identity_free(f.identity);
+    json_decref(f.freeze);
+    free(f.stopped);
+    session_free(&f.s);
+    return code;
 }

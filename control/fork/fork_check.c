@@ -28,57 +28,57 @@
 
 /* --- rounds: each host is asked something and answers, or is late --- */
 
-static bool waits(const struct clone *c, const struct host *h)
+static bool waits(const struct fork *f, const struct host *h)
 {
-    return h->state == HOST_STARTING || (c->checking && h->state == HOST_LISTENING && !h->checked);
+    return h->state == HOST_STARTING || (f->checking && h->state == HOST_LISTENING && !h->checked);
 }
 
-static bool round_over(const struct clone *c)
+static bool round_over(const struct fork *f)
 {
-    double last = 0, now = now_exact_ms();
+    double last = 0, now = ff_now_exact_ms();
     bool any = false;
 
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        const struct host *h = &c->hosts[i];
-        if (waits(c, h))
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        const struct host *h = &f->s.hosts[i];
+        if (waits(f, h))
             any = true;
         else if (h->state != HOST_FAILED && h->answered_ms > last)
             last = h->answered_ms;
     }
-    double took = LATE_TIMES * (last - c->round_ms);
+    double took = LATE_TIMES * (last - f->round_ms);
     return !any || (last > 0 && now > last + (took > LATE_MS ? took : LATE_MS));
 }
 
-static int play_round(struct clone *c, const char *advice, struct why *why)
+static int play_round(struct fork *f, const char *advice, struct ff_error *why)
 {
     size_t good = 0;
-    int rc = clone_pump(c, round_over, (int)c->o->timeout_s * 1000);
+    int rc = fork_pump(f, round_over, (int)f->s.o.timeout_s * 1000);
 
     if (rc == -ECANCELED)
         return rc;
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        struct host *h = &c->hosts[i];
-        unsigned s = rc ? c->o->timeout_s : (unsigned)((now_exact_ms() - c->round_ms) / 1e3);
-        if (waits(c, h))
-            host_fail(c, h, "no answer within %u s%s%s%s: %s", s,
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
+        unsigned s = rc ? f->s.o.timeout_s : (unsigned)((ff_now_exact_ms() - f->round_ms) / 1e3);
+        if (waits(f, h))
+            host_fail(&f->s, h, "no answer within %u s%s%s%s: %s", s,
                       rc ? "" : ", and others have answered", h->run.words ? ": " : "",
                       h->run.words ? h->run.words : "", advice);
         good += h->state != HOST_FAILED;
     }
-    return good ? 0 : refuse(why, EHOSTUNREACH, "no host can be used");
+    return good ? 0 : ff_error_set(why, EHOSTUNREACH, "no host can be used");
 }
 
-int clone_wait_hosts(struct clone *c, struct why *why)
+int fork_wait_hosts(struct fork *f, struct ff_error *why)
 {
-    c->round_ms = c->begin_ms;
-    return play_round(c, "can the launcher get there without a password?", why);
+    f->round_ms = f->s.begin_ms;
+    return play_round(f, "can the launcher get there without a password?", why);
 }
 
 /* --- what is needed --- */
 
 static unsigned open_files(pid_t pid)
 {
-    AUTO_FREE char *path = xprintf("/proc/%d/fd", (int)pid);
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/fd", (int)pid);
     DIR *d = opendir(path);
     unsigned n = 0;
 
@@ -89,18 +89,18 @@ static unsigned open_files(pid_t pid)
     return n;
 }
 
-int clone_check_descriptors(struct clone *c, struct why *why)
+int fork_check_descriptors(struct fork *f, struct ff_error *why)
 {
-    int rc = preflight_descriptors(0, "this program", FDS_REST + FDS_HOST * c->n_hosts, why);
+    int rc = preflight_descriptors(0, "this program", FDS_REST + FDS_HOST * f->s.n_hosts, why);
 
-    return rc ? rc : preflight_descriptors(c->parent_pid, "the parent",
-                                           open_files(c->parent_pid) + FDS_REST, why);
+    return rc ? rc : preflight_descriptors(f->s.parent_pid, "the parent",
+                                           open_files(f->s.parent_pid) + FDS_REST, why);
 }
 
-static unsigned descriptors(const struct clone *c, unsigned children)
+static unsigned descriptors(const struct fork *f, unsigned children)
 {
     unsigned agent = FDS_REST + FDS_CHILD * children;
-    unsigned child = FDS_REST + open_files(c->parent_pid);
+    unsigned child = FDS_REST + open_files(f->s.parent_pid);
 
     return agent > child ? agent : child;
 }
@@ -117,14 +117,14 @@ static bool lends_all(const json_t *memory)
     return json_array_size(memory);
 }
 
-static json_t *subjects(struct clone *c, const struct host *h)
+static json_t *subjects(struct fork *f, const struct host *h)
 {
-    AUTO_JSON json_t *kvm = NULL, *memory = NULL;
+    FF_AUTO_JSON json_t *kvm = NULL, *memory = NULL;
     json_t *list = json_array();
-    struct why none; /* an accelerator that does not say is none that is checked */
+    struct ff_error none; /* an accelerator that does not say is none that is checked */
 
-    qmp_command(c->qmp, "query-kvm", NULL, &kvm, &none);
-    qmp_command(c->qmp, "query-memdev", NULL, &memory, &none);
+    qmp_command(f->s.qmp, "query-kvm", NULL, &kvm, &none);
+    qmp_command(f->s.qmp, "query-memdev", NULL, &memory, &none);
     if (json_is_true(json_object_get(kvm, "enabled")))
         json_array_append_new(list, json_string("kvm"));
     if (!h->here || !lends_all(memory))
@@ -133,15 +133,15 @@ static json_t *subjects(struct clone *c, const struct host *h)
 }
 
 /* Backends of the child's NICs that its QEMU, or its host, may lack; others have side effects */
-static void add_backends(json_t *program, const struct words *argv)
+static void add_backends(json_t *program, const struct strv *argv)
 {
     for (size_t i = 1; i < argv->n; i++) {
         const char *option = argv->v[i - 1];
-        if (!option_is(option, "netdev") && !option_is(option, "nic") && !option_is(option, "net"))
+        if (!qemu_option_is(option, "netdev") && !qemu_option_is(option, "nic") && !qemu_option_is(option, "net"))
             continue;
-        AUTO_FREE char *type = opts_get_first(argv->v[i], "type");
-        AUTO_FREE char *br = opts_get(argv->v[i], "br"), *helper = opts_get(argv->v[i], "helper");
-        AUTO_FREE char *id = xprintf("p%zu", i);
+        FF_AUTO_FREE char *type = qemu_opts_get_first(argv->v[i], "type");
+        FF_AUTO_FREE char *br = qemu_opts_get(argv->v[i], "br"), *helper = qemu_opts_get(argv->v[i], "helper");
+        FF_AUTO_FREE char *id = xprintf("p%zu", i);
         bool bridge = type && !strcmp(type, "bridge");
         if (!bridge && (!type || strcmp(type, "user")))
             continue;
@@ -150,7 +150,7 @@ static void add_backends(json_t *program, const struct words *argv)
             json_object_set_new(o, "br", json_string(br));
         if (bridge && helper)
             json_object_set_new(o, "helper", json_string(helper));
-        AUTO_FREE char *text = json_dumps(o, JSON_COMPACT);
+        FF_AUTO_FREE char *text = json_dumps(o, JSON_COMPACT);
         json_decref(o);
         json_array_append_new(program, json_string("-netdev"));
         json_array_append_new(program, json_string(text));
@@ -158,40 +158,40 @@ static void add_backends(json_t *program, const struct words *argv)
 }
 
 /* NULL: the program that the parent runs, with what the parent has */
-static json_t *program_of(struct clone *c, const struct host *h)
+static json_t *program_of(struct fork *f, const struct host *h)
 {
-    bool known = h->here && !c->o->qemu && c->o->net != NET_USER && c->o->net != NET_BRIDGE;
-    struct words argv = {0};
-    struct why ignored; /* clone_check_argv() has refused what it refuses */
+    bool known = h->here && !f->s.o.qemu && f->o->net != NET_USER && f->o->net != NET_BRIDGE;
+    struct strv argv = {0};
+    struct ff_error ignored; /* fork_check_argv() has refused what it refuses */
 
-    if (known || clone_argv_on(c, h, &argv, &ignored))
+    if (known || fork_argv_on(f, h, &argv, &ignored))
         return NULL;
-    json_t *program = json_pack("[s,s,s,s,s,s,s,s,s,s]", c->parent_exe, "-M", "none", "-accel",
+    json_t *program = json_pack("[s,s,s,s,s,s,s,s,s,s]", f->s.parent_exe, "-M", "none", "-accel",
                                 "qtest", "-nodefaults", "-display", "none", "-qmp", "stdio");
     add_backends(program, &argv);
-    words_free(&argv);
+    strv_free(&argv);
     return program;
 }
 
-static void ask_host(struct clone *c, struct host *h)
+static void ask_host(struct fork *f, struct host *h)
 {
     json_t *files = json_array();
     unsigned children = 0;
 
-    for (size_t k = 0; k < c->n_children; k++) {
-        const struct child_spec s = {.number = c->children[k].number};
-        if (&c->hosts[c->children[k].host] != h)
+    for (size_t k = 0; k < f->s.n_vms; k++) {
+        const struct vm_spec s = {.number = f->s.vms[k].number};
+        if (&f->s.hosts[f->s.vms[k].host] != h)
             continue;
-        AUTO_JSON json_t *its = clone_disks_files(c->disks, &s);
+        FF_AUTO_JSON json_t *its = fork_disks_files(f->disks, &s);
         json_array_extend(files, its);
         children++;
     }
-    uint64_t bytes = clone_disks_room(c->disks, children);
+    uint64_t bytes = fork_disks_room(f->disks, children);
     json_t *want = json_pack("{so si so}", "files", files, "descriptors",
-                             (int)descriptors(c, children), "checks", subjects(c, h));
-    json_t *program = program_of(c, h);
+                             (int)descriptors(f, children), "checks", subjects(f, h));
+    json_t *program = program_of(f, h);
     if (bytes) {
-        json_object_set_new(want, "folder", json_string(clone_disks_scratch(c->disks)));
+        json_object_set_new(want, "folder", json_string(fork_disks_scratch(f->disks)));
         json_object_set_new(want, "bytes", json_integer((json_int_t)bytes));
     }
     if (program)
@@ -199,12 +199,12 @@ static void ask_host(struct clone *c, struct host *h)
     host_send(h, json_pack("{so}", "check", want));
 }
 
-int clone_check_hosts(struct clone *c, struct why *why)
+int fork_check_hosts(struct fork *f, struct ff_error *why)
 {
-    c->checking = true;
-    c->round_ms = now_exact_ms();
-    for (size_t i = 0; i < c->n_hosts; i++)
-        if (c->hosts[i].state == HOST_LISTENING)
-            ask_host(c, &c->hosts[i]);
-    return play_round(c, "does its scratch folder (--scratch) hang?", why);
+    f->checking = true;
+    f->round_ms = ff_now_exact_ms();
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].state == HOST_LISTENING)
+            ask_host(f, &f->s.hosts[i]);
+    return play_round(f, "does its scratch folder (--scratch) hang?", why);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * fork_commit.c - after a fork that failed: the parent writes to its own images again
+ * fork_commit.c - one overlay of the parent, committed into the image that it had
  */
 /**
  * DOC: Theory of Operation
@@ -38,7 +38,7 @@ struct job {
     struct qmp *qmp;
     const char *id;
     bool ended;          /* nothing is left of it */
-    struct why *why;     /* why it failed */
+    struct ff_error *why;     /* why it failed */
     int rc;
     json_int_t least;    /* bytes that were left to do */
     uint64_t better_ms;  /* when that had become less */
@@ -56,16 +56,16 @@ static void hear(struct job *j, const json_t *e)
     else if (!strcmp(name, "BLOCK_JOB_READY") && !j->rc)
         j->rc = qmp_command(j->qmp, "job-complete", json_pack("{ss}", "id", j->id), NULL, j->why);
     else if (!strcmp(name, "BLOCK_JOB_COMPLETED") && *error && !j->rc)
-        j->rc = refuse(j->why, EIO, "%s", error);
+        j->rc = ff_error_set(j->why, EIO, "%s", error);
     else if (!strcmp(name, "BLOCK_JOB_CANCELLED") && !j->rc)
-        j->rc = refuse(j->why, ECANCELED, "the job was cancelled");
+        j->rc = ff_error_set(j->why, ECANCELED, "the job was cancelled");
 }
 
 /* -ETIMEDOUT: it gets nowhere, or the parent says nothing of it */
 static int look(struct job *j, int limit_ms)
 {
-    AUTO_JSON json_t *jobs = NULL;
-    struct why ignored;
+    FF_AUTO_JSON json_t *jobs = NULL;
+    struct ff_error ignored;
     size_t i;
     json_t *o;
 
@@ -75,28 +75,28 @@ static int look(struct job *j, int limit_ms)
                           json_integer_value(json_object_get(o, "current-progress"));
         if (!strcmp(text_of(o, "id"), j->id) && (j->least < 0 || left < j->least)) {
             j->least = left;
-            j->better_ms = now_ms();
+            j->better_ms = ff_now_ms();
         }
     }
-    if (now_ms() <= j->better_ms + (uint64_t)limit_ms)
+    if (ff_now_ms() <= j->better_ms + (uint64_t)limit_ms)
         return 0;
-    return refuse(j->why, ETIMEDOUT, "the commit has not come further for %d s", limit_ms / 1000);
+    return ff_error_set(j->why, ETIMEDOUT, "the commit has not come further for %d s", limit_ms / 1000);
 }
 
 /* Until it has ended, @look_limit_ms without progress, or @end_ms */
 static int follow(struct job *j, int look_limit_ms, uint64_t end_ms)
 {
-    uint64_t looked_ms = j->better_ms = now_ms();
+    uint64_t looked_ms = j->better_ms = ff_now_ms();
     int rc = 0;
 
-    while (!rc && !j->ended && now_ms() < end_ms) {
-        AUTO_JSON json_t *e = NULL;
+    while (!rc && !j->ended && ff_now_ms() < end_ms) {
+        FF_AUTO_JSON json_t *e = NULL;
         rc = qmp_wait_event(j->qmp, LOOK_MS, &e, j->why);
         if (e)
             hear(j, e);
-        if (!rc && !j->ended && now_ms() >= looked_ms + LOOK_MS) { /* however many events come */
+        if (!rc && !j->ended && ff_now_ms() >= looked_ms + LOOK_MS) { /* however many events come */
             rc = look(j, look_limit_ms);
-            looked_ms = now_ms();
+            looked_ms = ff_now_ms();
         }
     }
     return rc;
@@ -104,32 +104,32 @@ static int follow(struct job *j, int look_limit_ms, uint64_t end_ms)
 
 static void cancel(struct job *j)
 {
-    struct why ignored;
+    struct ff_error ignored;
 
     qmp_cancel_by(j->qmp, -1);
     j->why = &ignored;
     qmp_command(j->qmp, "block-job-cancel", json_pack("{ss sb}", "device", j->id, "force", true),
                 NULL, &ignored);
-    follow(j, END_LIMIT_MS, now_ms() + END_LIMIT_MS);
+    follow(j, END_LIMIT_MS, ff_now_ms() + END_LIMIT_MS);
 }
 
-int overlay_check_alone(const json_t *o, const char *base, pid_t parent, struct why *why)
+int overlay_check_alone(const json_t *o, const char *base, pid_t parent, struct ff_error *why)
 {
     const char *image = text_of(o, "frozen");
     pid_t other = in_use_beside(image, parent);
 
     if (other == USER_UNSEEN)
-        return refuse(why, EBUSY, "%s: it cannot be seen who has it open", image);
+        return ff_error_set(why, EBUSY, "%s: it cannot be seen who has it open", image);
     if (other != USER_NONE)
-        return refuse(why, EBUSY, "%s: the process %d has it open", image, (int)other);
-    AUTO_FREE char *on = overlays_on(base, image, text_of(o, "overlay"));
-    return on ? refuse(why, EBUSY, "%s: %s", image, on) : 0;
+        return ff_error_set(why, EBUSY, "%s: the process %d has it open", image, (int)other);
+    FF_AUTO_FREE char *on = overlays_on(base, image, text_of(o, "overlay"));
+    return on ? ff_error_set(why, EBUSY, "%s: %s", image, on) : 0;
 }
 
-int overlay_commit(struct qmp *q, const json_t *o, int limit_ms, struct why *why)
+int overlay_commit(struct qmp *q, const json_t *o, int limit_ms, struct ff_error *why)
 {
     const char *overlay = text_of(o, "overlay-node"), *file = text_of(o, "overlay");
-    AUTO_FREE char *id = xprintf("%s-back", overlay);
+    FF_AUTO_FREE char *id = xprintf("%s-back", overlay);
     struct job j = {.qmp = q, .id = id, .why = why, .least = -1};
     int rc = qmp_command(q, "block-commit",
                          json_pack("{ss ss ss}", "job-id", id, "device", overlay, "base-node",
@@ -143,40 +143,6 @@ int overlay_commit(struct qmp *q, const json_t *o, int limit_ms, struct why *why
     else if (!(rc = j.rc))
         rc = qmp_command(q, "blockdev-del", json_pack("{ss}", "node-name", overlay), NULL, why);
     if (!rc && unlink(file) < 0)
-        rc = refuse(why, errno, "remove %s: %s", file, strerror(errno));
+        rc = ff_error_set(why, errno, "remove %s: %s", file, strerror(errno));
     return rc;
-}
-
-/* That its children have ended it has said itself. NULL: all hosts */
-static const struct host *may_have_children(const struct clone *c)
-{
-    for (size_t i = 0; i < c->n_hosts; i++)
-        if (c->hosts[i].rundir && !c->hosts[i].ended)
-            return &c->hosts[i];
-    return NULL;
-}
-
-void clone_take_back(struct clone *c)
-{
-    const struct host *h = may_have_children(c);
-    bool silent = c->parent_silent;
-    struct why why;
-    int rc;
-
-    if (!clone_disks_forked(c->disks))
-        return;
-    if (h)
-        words_add(&c->notes, "the parent's overlays stay: it is not known whether children on %s "
-                             "have ended, which read what is behind them", h->node->host);
-    else if (silent || c->held)
-        words_add(&c->notes, "the parent's overlays stay: it has ended, or does not answer");
-    if (h || silent || c->held)
-        return;
-    qmp_limit(c->qmp, (int)c->o->timeout_s * 1000);
-    qmp_cancel_by(c->qmp, c->signals);
-    rc = clone_disks_take_back(c->disks, c->qmp, (int)c->o->timeout_s * 1000, &why);
-    qmp_cancel_by(c->qmp, -1);
-    c->taken_back = !rc;
-    if (rc)
-        words_add(&c->notes, "the parent's overlays stay, they were not committed: %s", why.text);
 }

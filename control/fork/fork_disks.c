@@ -10,7 +10,7 @@
  * Ownership    the server outlives vmclone, as the children do: its state file is that of an
  *              agent without children, so that --list shows and --kill ends it.
  *              A parent that is a child itself owns its new overlays as it does its first one:
- *              they are written down in its record (overlays.c). What is frozen, and what it stands
+ *              they are written down in its record (overlay_records.c). What is frozen, and what it stands
  *              on, is held open until the children have it open, so that it stays when the parent
  *              ends meanwhile.
  * Failure      until the parent writes to its overlays they are taken back. What the parent does
@@ -29,7 +29,6 @@
 #include <unistd.h>
 
 #include "fork_disks.h"
-#include "rewrite.h"
 #include "disks.h"
 #include "autojson.h"
 #include "overlay_records.h"
@@ -41,14 +40,14 @@
 #define END_LIMIT_MS 5000
 #define RUN_LIMIT_MS 30000 /* of a program that takes 10 ms */
 
-struct clone_disks {
-    const struct clone_disks_options *o;
-    struct clone_disks_options options;
+struct fork_disks {
+    const struct fork_disks_options *o;
+    struct fork_disks_options options;
     struct qmp *parent;
     struct disks *plan;
     bool prepared, forked;
     struct overlay_owner owner; /* the parent, where it is a child itself */
-    struct words made;          /* its overlays that are there because of this fork */
+    struct strv made;          /* its overlays that are there because of this fork */
     int *held;                  /* what is frozen, until children have it open */
     size_t n_held;
     char *unfinished; /* where it is written down that they are made; NULL: it is over */
@@ -62,13 +61,13 @@ struct clone_disks {
 static bool read_words(int fd, char *out, size_t room)
 {
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    uint64_t end = now_ms() + RUN_LIMIT_MS;
+    uint64_t end = ff_now_ms() + RUN_LIMIT_MS;
     char some[512];
     size_t n = 0;
     ssize_t got = 1;
 
-    while (got > 0 && now_ms() < end) {
-        if (poll(&p, 1, (int)(end - now_ms())) <= 0)
+    while (got > 0 && ff_now_ms() < end) {
+        if (poll(&p, 1, (int)(end - ff_now_ms())) <= 0)
             continue;
         got = read(fd, some, sizeof(some));
         for (ssize_t i = 0; i < got && n < room - 1; i++)
@@ -79,7 +78,7 @@ static bool read_words(int fd, char *out, size_t room)
     return got <= 0;
 }
 
-static int run(const json_t *argv, struct why *why)
+static int run(const json_t *argv, struct ff_error *why)
 {
     size_t n = json_array_size(argv);
     char **v = xcalloc(n + 1, sizeof(*v)), words[400];
@@ -93,7 +92,7 @@ static int run(const json_t *argv, struct why *why)
         v[i] = (char *)json_string_value(json_array_get(argv, i));
     if (pipe2(p, O_CLOEXEC) < 0) {
         free(v);
-        return refuse(why, errno, "disks: pipe: %s", strerror(errno));
+        return ff_error_set(why, errno, "disks: pipe: %s", strerror(errno));
     }
     /* what this program has blocked and ignored is not for others: the server ends by SIGTERM */
     sigemptyset(&set);
@@ -120,23 +119,23 @@ static int run(const json_t *argv, struct why *why)
     }
     close(p[0]);
     if (rc)
-        rc = refuse(why, rc, "disks: run %s: %s: install qemu-utils", v[0], strerror(rc));
+        rc = ff_error_set(why, rc, "disks: run %s: %s: install qemu-utils", v[0], strerror(rc));
     else if (status)
-        rc = refuse(why, EIO, "disks: %s", *words ? words : v[0]);
+        rc = ff_error_set(why, EIO, "disks: %s", *words ? words : v[0]);
     free(v);
     return rc;
 }
 
-static int do_step(struct clone_disks *d, const json_t *step, struct why *why)
+static int do_step(struct fork_disks *d, const json_t *step, struct ff_error *why)
 {
     const json_t *argv = json_object_get(step, "argv"), *q = json_object_get(step, "qmp");
     const char *file = json_string_value(json_object_get(step, "unlink"));
     const char *fresh = json_string_value(json_object_get(step, "create"));
 
     if (fresh) {
-        int rc = overlay_create(fresh, text_of(step, "like"), why);
+        int rc = overlay_records_create(fresh, text_of(step, "like"), why);
         if (!rc)
-            words_add(&d->made, "%s", fresh);
+            strv_add(&d->made, "%s", fresh);
         return rc;
     }
     if (argv)
@@ -145,11 +144,11 @@ static int do_step(struct clone_disks *d, const json_t *step, struct why *why)
         return qmp_command(d->parent, json_string_value(json_object_get(q, "execute")),
                            json_incref(json_object_get(q, "arguments")), NULL, why);
     /* what this fork did not make is not its own */
-    return file && words_have(&d->made, file) && unlink(file) < 0 && errno != ENOENT ? -errno : 0;
+    return file && strv_have(&d->made, file) && unlink(file) < 0 && errno != ENOENT ? -errno : 0;
 }
 
 /* Nobody has to look for the overlays any more: they are gone, or are the parent's disks */
-static void finish(struct clone_disks *d)
+static void finish(struct fork_disks *d)
 {
     if (d->unfinished)
         rundir_remove(d->unfinished);
@@ -157,10 +156,10 @@ static void finish(struct clone_disks *d)
     d->unfinished = NULL;
 }
 
-static void undo(struct clone_disks *d)
+static void undo(struct fork_disks *d)
 {
-    AUTO_JSON json_t *steps = disks_undo(d->plan);
-    struct why ignored;
+    FF_AUTO_JSON json_t *steps = disks_undo(d->plan);
+    struct ff_error ignored;
     size_t i;
     json_t *step;
 
@@ -177,12 +176,12 @@ static void undo(struct clone_disks *d)
 
 /* --- before and after the pause --- */
 
-int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
-                    const struct clone_disks_options *o, struct clone_disks **out, struct why *why)
+int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
+                    const struct fork_disks_options *o, struct fork_disks **out, struct ff_error *why)
 {
-    AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
-    AUTO_JSON json_t *status = NULL;
-    struct clone_disks *d = xcalloc(1, sizeof(*d));
+    FF_AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
+    FF_AUTO_JSON json_t *status = NULL;
+    struct fork_disks *d = xcalloc(1, sizeof(*d));
 
     d->options = *o;
     d->o = &d->options;
@@ -190,7 +189,7 @@ int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
         d->options.scratch = "/var/tmp";
     d->parent = parent;
     *out = d;
-    overlays_owner(argv, qmp_pid(parent), &d->owner);
+    overlay_records_owner(argv, qmp_pid(parent), &d->owner);
     for (; *argv; argv++)
         json_array_append_new(words, json_stringn_nocheck(*argv, strlen(*argv)));
     int rc = qmp_command(parent, "query-block", NULL, &block, why);
@@ -214,51 +213,51 @@ int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
     return rc;
 }
 
-static char *base_of(const struct clone_disks *d)
+static char *base_of(const struct fork_disks *d)
 {
     return d->o->rundir ? xstrdup(d->o->rundir) : rundir_base();
 }
 
 /* Where the server's pid is written down: found out now, not after the freeze */
-static int prepare_server(struct clone_disks *d, struct why *why)
+static int prepare_server(struct fork_disks *d, struct ff_error *why)
 {
-    AUTO_FREE char *base = base_of(d);
+    FF_AUTO_FREE char *base = base_of(d);
     int rc = rundir_make(base, d->o->id, SERVER_NODE, &d->server_dir, why);
 
     return rc ? rc : rundir_reserve_state(d->server_dir, STATE_BYTES, why);
 }
 
 /* What stands on an overlay of a child is that child's as well */
-static int write_down(const struct clone_disks *d, const json_t *disks, struct why *why)
+static int write_down(const struct fork_disks *d, const json_t *disks, struct ff_error *why)
 {
-    AUTO_JSON json_t *more = json_array();
-    struct words own = {0};
+    FF_AUTO_JSON json_t *more = json_array();
+    struct strv own = {0};
     size_t i;
     json_t *disk;
-    int rc = d->owner.dir ? overlays_read(d->owner.dir, d->owner.number, &own, why) : 0;
+    int rc = d->owner.dir ? overlay_records_read(d->owner.dir, d->owner.number, &own, why) : 0;
 
     if (rc)
         return rc;
     json_array_foreach(disks, i, disk)
-        if (words_have(&own, text_of(disk, "frozen")) &&
-            !words_have(&own, text_of(disk, "parent-overlay")))
+        if (strv_have(&own, text_of(disk, "frozen")) &&
+            !strv_have(&own, text_of(disk, "parent-overlay")))
             json_array_append(more, json_object_get(disk, "parent-overlay"));
-    words_free(&own);
-    return overlays_add(d->owner.dir, d->owner.number, more, why);
+    strv_free(&own);
+    return overlay_records_add(d->owner.dir, d->owner.number, more, why);
 }
 
-static int begin(struct clone_disks *d, struct why *why)
+static int begin(struct fork_disks *d, struct ff_error *why)
 {
-    AUTO_JSON json_t *overlays = disks_overlays(d->plan);
-    AUTO_FREE char *base = base_of(d);
+    FF_AUTO_JSON json_t *overlays = disks_overlays(d->plan);
+    FF_AUTO_FREE char *base = base_of(d);
 
     return json_array_size(overlays) ? unfinished_begin(base, d->o->id, d->o->parent, d->parent,
                                                         overlays, &d->unfinished, why) : 0;
 }
 
-static void hold(struct clone_disks *d)
+static void hold(struct fork_disks *d)
 {
-    AUTO_JSON json_t *files = disks_chains(d->plan);
+    FF_AUTO_JSON json_t *files = disks_chains(d->plan);
     size_t i;
     json_t *file;
 
@@ -270,29 +269,29 @@ static void hold(struct clone_disks *d)
     }
 }
 
-void clone_disks_let_go(struct clone_disks *d)
+void fork_disks_let_go(struct fork_disks *d)
 {
     if (!d || !d->n_held)
         return;
     while (d->n_held)
         close(d->held[--d->n_held]);
-    AUTO_FREE char *base = base_of(d);
-    overlays_sweep(base, NULL, NULL); /* of a parent that has ended meanwhile */
+    FF_AUTO_FREE char *base = base_of(d);
+    overlay_records_sweep(base, NULL, NULL); /* of a parent that has ended meanwhile */
 }
 
-uint64_t clone_disks_room(const struct clone_disks *d, unsigned children)
+uint64_t fork_disks_room(const struct fork_disks *d, unsigned children)
 {
     return disks_room(d->plan, children);
 }
 
-const char *clone_disks_scratch(const struct clone_disks *d)
+const char *fork_disks_scratch(const struct fork_disks *d)
 {
     return d->o->scratch;
 }
 
-int clone_disks_prepare(struct clone_disks *d, struct why *why)
+int fork_disks_prepare(struct fork_disks *d, struct ff_error *why)
 {
-    AUTO_JSON json_t *steps = disks_prepare(d->plan), *disks = disks_summary(d->plan);
+    FF_AUTO_JSON json_t *steps = disks_prepare(d->plan), *disks = disks_summary(d->plan);
     size_t i;
     json_t *step;
     int rc = d->o->nbd ? prepare_server(d, why) : 0;
@@ -315,15 +314,15 @@ int clone_disks_prepare(struct clone_disks *d, struct why *why)
     return rc;
 }
 
-json_t *clone_disks_actions(const struct clone_disks *d)
+json_t *fork_disks_actions(const struct fork_disks *d)
 {
     return disks_count(d->plan) ? disks_actions(d->plan) : NULL;
 }
 
-void clone_disks_done(struct clone_disks *d, bool forked)
+void fork_disks_done(struct fork_disks *d, bool forked)
 {
-    AUTO_JSON json_t *block = NULL;
-    struct why ignored;
+    FF_AUTO_JSON json_t *block = NULL;
+    struct ff_error ignored;
 
     if (!d->prepared)
         return;
@@ -340,16 +339,16 @@ void clone_disks_done(struct clone_disks *d, bool forked)
         undo(d);
 }
 
-bool clone_disks_forked(const struct clone_disks *d)
+bool fork_disks_forked(const struct fork_disks *d)
 {
     return d && d->forked;
 }
 
-int clone_disks_take_back(struct clone_disks *d, struct qmp *parent, int limit_ms,
-                          struct why *why)
+int fork_disks_take_back(struct fork_disks *d, struct qmp *parent, int limit_ms,
+                          struct ff_error *why)
 {
-    AUTO_JSON json_t *overlays = disks_overlays(d->plan);
-    AUTO_FREE char *base = base_of(d);
+    FF_AUTO_JSON json_t *overlays = disks_overlays(d->plan);
+    FF_AUTO_FREE char *base = base_of(d);
     int rc = 0;
     size_t i;
     json_t *o;
@@ -383,14 +382,14 @@ static int read_pid(const char *path)
     return pid;
 }
 
-int clone_disks_serve(struct clone_disks *d, struct why *why)
+int fork_disks_serve(struct fork_disks *d, struct ff_error *why)
 {
     int rc = disks_check_still(d->plan, why);
 
     if (rc || !d->o->nbd)
         return rc;
-    AUTO_FREE char *pidfile = xprintf("%s/pid", d->server_dir);
-    AUTO_JSON json_t *argv = disks_server(d->plan, d->o->nbd, pidfile);
+    FF_AUTO_FREE char *pidfile = xprintf("%s/pid", d->server_dir);
+    FF_AUTO_JSON json_t *argv = disks_server(d->plan, d->o->nbd, pidfile);
     if (argv && (rc = run(argv, why)))
         return rc;
     d->server = argv ? read_pid(pidfile) : 0;
@@ -398,15 +397,15 @@ int clone_disks_serve(struct clone_disks *d, struct why *why)
         rundir_remove(d->server_dir);
         return 0;
     }
-    AUTO_JSON json_t *state =
+    FF_AUTO_JSON json_t *state =
         json_pack("{ss ss ss ss si sI sb s[]}", "id", d->o->id, "node", "nbd (disks)", "parent",
                   d->o->parent ? d->o->parent : "", "image", "disks", "agent", (int)d->server,
                   "start", (json_int_t)process_start(d->server), "detached", 0, "children");
     rc = rundir_write_state(d->server_dir, state);
-    return rc ? refuse(why, -rc, "write %s/" STATE_FILE ": %s", d->server_dir, strerror(-rc)) : 0;
+    return rc ? ff_error_set(why, -rc, "write %s/" STATE_FILE ": %s", d->server_dir, strerror(-rc)) : 0;
 }
 
-void clone_disks_end_server(struct clone_disks *d)
+void fork_disks_end_server(struct fork_disks *d)
 {
     if (!d || !d->server_dir)
         return;
@@ -420,22 +419,22 @@ void clone_disks_end_server(struct clone_disks *d)
 
 /* --- children --- */
 
-static struct clone_place place_of(const struct clone_disks *d, const struct child_spec *s)
+static struct clone_place place_of(const struct fork_disks *d, const struct vm_spec *s)
 {
     return (struct clone_place){.scratch = d->o->scratch, .nbd = s->here ? NULL : d->o->nbd};
 }
 
-json_t *clone_disks_argv(const struct clone_disks *d, const struct child_spec *s)
+json_t *fork_disks_argv(const struct fork_disks *d, const struct vm_spec *s)
 {
     const struct clone_place p = place_of(d, s);
 
     return disks_child_argv(d->plan, &p, s->number);
 }
 
-json_t *clone_disks_before(const struct clone_disks *d, const struct child_spec *s)
+json_t *fork_disks_before(const struct fork_disks *d, const struct vm_spec *s)
 {
     const struct clone_place p = place_of(d, s);
-    AUTO_JSON json_t *steps = disks_child_steps(d->plan, &p, s->number);
+    FF_AUTO_JSON json_t *steps = disks_child_steps(d->plan, &p, s->number);
     json_t *commands = json_array(), *step;
     size_t i;
 
@@ -444,39 +443,28 @@ json_t *clone_disks_before(const struct clone_disks *d, const struct child_spec 
     return commands;
 }
 
-json_t *clone_disks_files(const struct clone_disks *d, const struct child_spec *s)
+json_t *fork_disks_files(const struct fork_disks *d, const struct vm_spec *s)
 {
     const struct clone_place p = place_of(d, s);
 
     return disks_child_files(d->plan, &p, s->number);
 }
 
-json_t *clone_disks_summary(const struct clone_disks *d)
+json_t *fork_disks_summary(const struct fork_disks *d)
 {
     return d && d->plan && d->forked ? disks_summary(d->plan) : json_array();
 }
 
-void clone_disks_free(struct clone_disks *d)
+void fork_disks_free(struct fork_disks *d)
 {
     if (!d)
         return;
-    clone_disks_let_go(d);
+    fork_disks_let_go(d);
     free(d->held);
-    words_free(&d->made);
-    overlays_owner_free(&d->owner);
+    strv_free(&d->made);
+    overlay_records_owner_free(&d->owner);
     disks_free(d->plan);
     free(d->unfinished);
     free(d->server_dir);
     free(d);
-}
-
-/* --- the walk over a child's command line, in which the disks are a child's already --- */
-
-int rewrite_disk(struct rewrite *r, const char *option, const char *value)
-{
-    if (!*option)
-        words_add(r->out, "%s", value);
-    else
-        emit(r, option, value);
-    return 0;
 }

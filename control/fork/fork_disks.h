@@ -10,13 +10,13 @@
 #include "command_line.h"
 #include "qmp.h"
 
-/* The order of a fork: clone_disks_new() when the parent is connected; clone_disks_prepare(), then
- * clone_disks_actions(), just before x-farfork-export, which runs them in the pause;
- * clone_disks_done() when it has answered; clone_disks_serve() after that. For each child, at any
- * time, clone_disks_argv(), _before() and _files(). */
-struct clone_disks;
+/* The order of a fork: fork_disks_new() when the parent is connected; fork_disks_prepare(), then
+ * fork_disks_actions(), just before x-farfork-export, which runs them in the pause;
+ * fork_disks_done() when it has answered; fork_disks_serve() after that. For each child, at any
+ * time, fork_disks_argv(), _before() and _files(). */
+struct fork_disks;
 
-struct clone_disks_options {
+struct fork_disks_options {
     const char *id;
     const char *scratch;  /* folder for children's overlays, on each host; NULL: /var/tmp */
     const char *overlays; /* folder for the parent's; NULL: beside each image */
@@ -29,48 +29,48 @@ struct clone_disks_options {
 };
 
 /* -ENOTSUP: a disk that cannot be forked, by name; -ENOSPC: no room for the parent's overlays */
-int clone_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
-                    const struct clone_disks_options *o, struct clone_disks **out,
-                    struct why *why);
+int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
+                    const struct fork_disks_options *o, struct fork_disks **out,
+                    struct ff_error *why);
 
 /* Bytes that the overlays of so many children need, 0 without disks; and the folder */
-uint64_t clone_disks_room(const struct clone_disks *d, unsigned children);
-const char *clone_disks_scratch(const struct clone_disks *d);
+uint64_t fork_disks_room(const struct fork_disks *d, unsigned children);
+const char *fork_disks_scratch(const struct fork_disks *d);
 
 /* Overlays for the parent, and nodes that have them open; taken back on failure */
-int clone_disks_prepare(struct clone_disks *d, struct why *why);
+int fork_disks_prepare(struct fork_disks *d, struct ff_error *why);
 /* TransactionActions, to be released; NULL: none */
-json_t *clone_disks_actions(const struct clone_disks *d);
+json_t *fork_disks_actions(const struct fork_disks *d);
 /* @forked: it said so. If the parent does not write to its new overlays they go again */
-void clone_disks_done(struct clone_disks *d, bool forked);
+void fork_disks_done(struct fork_disks *d, bool forked);
 /* Whether the parent writes to its new overlays */
-bool clone_disks_forked(const struct clone_disks *d);
+bool fork_disks_forked(const struct fork_disks *d);
 /* They are committed, and go; nobody may read what is behind them. On failure those that are
  * left stay; @limit_ms: without progress */
-int clone_disks_take_back(struct clone_disks *d, struct qmp *parent, int limit_ms,
-                          struct why *why);
-/* Start the server, if there is one to start; clone_disks_end_server() is for a fork that failed */
-int clone_disks_serve(struct clone_disks *d, struct why *why);
-void clone_disks_end_server(struct clone_disks *d);
+int fork_disks_take_back(struct fork_disks *d, struct qmp *parent, int limit_ms,
+                          struct ff_error *why);
+/* Start the server, if there is one to start; fork_disks_end_server() is for a fork that failed */
+int fork_disks_serve(struct fork_disks *d, struct ff_error *why);
+void fork_disks_end_server(struct fork_disks *d);
 
 /* The children have their disks open, or there are none */
-void clone_disks_let_go(struct clone_disks *d);
+void fork_disks_let_go(struct fork_disks *d);
 
 /* The parent's command line with the disks of a child: an array of strings, to be released */
-json_t *clone_disks_argv(const struct clone_disks *d, const struct child_spec *s);
+json_t *fork_disks_argv(const struct fork_disks *d, const struct vm_spec *s);
 /* Commands that the agent of the child's host runs, one after the other, before it starts the
  * child: an array of arrays of strings, to be released; NULL: none. And files that it makes before
- * those, and that are the child's own (overlays.h). */
-json_t *clone_disks_before(const struct clone_disks *d, const struct child_spec *s);
-json_t *clone_disks_files(const struct clone_disks *d, const struct child_spec *s);
+ * those, and that are the child's own (overlay_records.h). */
+json_t *fork_disks_before(const struct fork_disks *d, const struct vm_spec *s);
+json_t *fork_disks_files(const struct fork_disks *d, const struct vm_spec *s);
 
-/* clone_commit.c: @overlay is one of disks_overlays(). -EBUSY: others than the @parent have what is
+/* fork_commit.c: @overlay is one of disks_overlays(). -EBUSY: others than the @parent have what is
  * behind it, which a commit writes to */
-int overlay_check_alone(const json_t *overlay, const char *base, pid_t parent, struct why *why);
-int overlay_commit(struct qmp *q, const json_t *overlay, int limit_ms, struct why *why);
+int overlay_check_alone(const json_t *overlay, const char *base, pid_t parent, struct ff_error *why);
+int overlay_commit(struct qmp *q, const json_t *overlay, int limit_ms, struct ff_error *why);
 
 /* For the summary: where the parent's disks are now; an array of objects, to be released */
-json_t *clone_disks_summary(const struct clone_disks *d);
-void clone_disks_free(struct clone_disks *d);
+json_t *fork_disks_summary(const struct fork_disks *d);
+void fork_disks_free(struct fork_disks *d);
 
 #endif

@@ -30,16 +30,16 @@
 /* Its run directory is where --list looks */
 static bool seen_here(const char *base, const char *id, const struct host *h)
 {
-    AUTO_FREE char *dir = xprintf("%s/%s/%s", base, id, h->name);
-    AUTO_JSON json_t *s = h->rundir && !strcmp(h->rundir, dir) ? rundir_read_state(dir) : NULL;
+    FF_AUTO_FREE char *dir = xprintf("%s/%s/%s", base, id, h->name);
+    FF_AUTO_JSON json_t *s = h->rundir && !strcmp(h->rundir, dir) ? rundir_read_state(dir) : NULL;
 
     return s && rundir_is_of_here(s) && process_is((pid_t)json_integer_value(json_object_get(s, "agent")),
                            (uint64_t)json_integer_value(json_object_get(s, "start")));
 }
 
-static json_t *entry_of(const struct clone *c, const struct host *h)
+static json_t *entry_of(const struct fork *f, const struct host *h)
 {
-    AUTO_FREE char *base = xstrdup(h->rundir); /* BASE/ID/NODE */
+    FF_AUTO_FREE char *base = xstrdup(h->rundir); /* BASE/ID/NODE */
 
     for (int i = 0; i < 2; i++) {
         char *slash = strrchr(base, '/');
@@ -47,7 +47,7 @@ static json_t *entry_of(const struct clone *c, const struct host *h)
             *slash = '\0';
     }
     return json_pack("{ss ss ss ss ss si}", "host", h->node->host, "node", h->name, "launcher",
-                     c->o->launcher, "agent", c->o->agent, "rundir", base, "pid", h->agent_pid);
+                     f->s.o.launcher, "agent", f->s.o.agent, "rundir", base, "pid", h->agent_pid);
 }
 
 /* The same host by the same way; its node is the fork's name for it */
@@ -59,28 +59,28 @@ static bool is_same_host(const json_t *a, const json_t *b)
            !strcmp(text_of(a, "rundir"), text_of(b, "rundir"));
 }
 
-int clone_record(struct clone *c, struct why *why)
+int fork_record(struct fork *f, struct ff_error *why)
 {
-    AUTO_FREE char *base = c->o->rundir ? xstrdup(c->o->rundir) : rundir_base();
-    int lock, rc = rundir_lock(base, (int)c->o->timeout_s * 1000, &lock, why);
+    FF_AUTO_FREE char *base = f->s.o.rundir ? xstrdup(f->s.o.rundir) : rundir_base();
+    int lock, rc = rundir_lock(base, (int)f->s.o.timeout_s * 1000, &lock, why);
 
     if (rc)
         return rc;
-    AUTO_JSON json_t *hosts = rundir_read_hosts(base, c->o->id); /* an older fork of that name */
+    FF_AUTO_JSON json_t *hosts = rundir_read_hosts(base, f->s.o.id); /* an older fork of that name */
     size_t before = json_array_size(hosts);
 
     if (!hosts)
         hosts = json_array();
 
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        const struct host *h = &c->hosts[i];
-        AUTO_JSON json_t *o = h->here || h->state == HOST_FAILED || seen_here(base, c->o->id, h)
-                                  ? NULL : entry_of(c, h);
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        const struct host *h = &f->s.hosts[i];
+        FF_AUTO_JSON json_t *o = h->here || h->state == HOST_FAILED || seen_here(base, f->s.o.id, h)
+                                  ? NULL : entry_of(f, h);
         if (o)
             json_array_append(hosts, o);
     }
     if (json_array_size(hosts) > before)
-        rc = rundir_write_hosts(base, c->o->id, hosts, why);
+        rc = rundir_write_hosts(base, f->s.o.id, hosts, why);
     rundir_unlock(lock);
     return rc;
 }
@@ -88,12 +88,12 @@ int clone_record(struct clone *c, struct why *why)
 /* Forget a host of @id */
 static void forget(const char *base, const char *id, const json_t *entry)
 {
-    struct why ignored;
+    struct ff_error ignored;
     int lock;
 
     if (rundir_lock(base, LOCK_LIMIT_MS, &lock, &ignored))
         return; /* whoever asks next finds that nothing of it is there */
-    AUTO_JSON json_t *hosts = rundir_read_hosts(base, id);
+    FF_AUTO_JSON json_t *hosts = rundir_read_hosts(base, id);
 
     for (size_t i = json_array_size(hosts); i-- > 0;)
         if (json_equal(json_array_get(hosts, i), entry))
@@ -103,16 +103,16 @@ static void forget(const char *base, const char *id, const json_t *entry)
     rundir_unlock(lock);
 }
 
-void clone_forget(const struct clone *c)
+void fork_forget(const struct fork *f)
 {
-    AUTO_FREE char *base = c->o->rundir ? xstrdup(c->o->rundir) : rundir_base();
+    FF_AUTO_FREE char *base = f->s.o.rundir ? xstrdup(f->s.o.rundir) : rundir_base();
 
-    for (size_t i = 0; i < c->n_hosts; i++) {
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
         /* who has not said so may have children yet: --list finds out */
-        AUTO_JSON json_t *o = c->hosts[i].ended && c->hosts[i].rundir ? entry_of(c, &c->hosts[i])
+        FF_AUTO_JSON json_t *o = f->s.hosts[i].ended && f->s.hosts[i].rundir ? entry_of(f, &f->s.hosts[i])
                                                                        : NULL;
         if (o)
-            forget(base, c->o->id, o);
+            forget(base, f->s.o.id, o);
     }
 }
 
@@ -121,54 +121,54 @@ void clone_forget(const struct clone *c)
 struct asked {
     json_t *entry;
     json_t *ours;    /* {id: [entry, ...]} of that host, as it was before */
-    struct remote run;
+    struct spawn run;
     bool over;
     int code;        /* its exit code; -1: none came */
     char *line;      /* the last one that it printed */
-    struct why why;  /* it could not be started */
+    struct ff_error why;  /* it could not be started */
 };
 
 static void ask(struct asked *a, const char *verb, const char *id, unsigned timeout_s)
 {
     const char *rundir = text_of(a->entry, "rundir");
-    struct words w = {0};
+    struct strv w = {0};
 
-    words_add(&w, "%s", text_of(a->entry, "agent"));
-    words_add(&w, "forks");
-    words_add(&w, "%s", verb);
+    strv_add(&w, "%s", text_of(a->entry, "agent"));
+    strv_add(&w, "forks");
+    strv_add(&w, "%s", verb);
     if (id) {
-        words_add(&w, "%s", id);
-        words_add(&w, "--agent");
-        words_add(&w, "%d", (int)json_integer_value(json_object_get(a->entry, "pid")));
+        strv_add(&w, "%s", id);
+        strv_add(&w, "--agent");
+        strv_add(&w, "%d", (int)json_integer_value(json_object_get(a->entry, "pid")));
     }
-    words_add(&w, "--json");
+    strv_add(&w, "--json");
     if (timeout_s) {
-        words_add(&w, "--timeout");
-        words_add(&w, "%u", timeout_s);
+        strv_add(&w, "--timeout");
+        strv_add(&w, "%u", timeout_s);
     }
     if (*rundir) {
-        words_add(&w, "--rundir");
-        words_add(&w, "%s", rundir);
+        strv_add(&w, "--rundir");
+        strv_add(&w, "%s", rundir);
     }
-    AUTO_FREE char *line = launch_line(text_of(a->entry, "launcher"), text_of(a->entry, "host"), w.v);
+    FF_AUTO_FREE char *line = launcher_line(text_of(a->entry, "launcher"), text_of(a->entry, "host"), w.v);
     a->code = -1;
-    a->over = remote_start(&a->run, w.v, line, &a->why) != 0;
-    words_free(&w);
+    a->over = spawn_start(&a->run, w.v, line, &a->why) != 0;
+    strv_free(&w);
 }
 
 static void hear(struct asked *a)
 {
     char *line;
     int status;
-    bool over = remote_hear(&a->run);
+    bool over = spawn_on_output(&a->run);
 
-    while ((line = lines_next(&a->run.out_lines))) {
+    while ((line = jsonl_next(&a->run.out_lines))) {
         free(a->line);
         a->line = xstrdup(line);
     }
     if (!over)
         return;
-    if (remote_ended(&a->run, &status) && WIFEXITED(status))
+    if (spawn_ended(&a->run, &status) && WIFEXITED(status))
         a->code = WEXITSTATUS(status);
     a->over = true;
 }
@@ -177,7 +177,7 @@ static void hear(struct asked *a)
 static void hear_all(struct asked *a, size_t n, uint64_t limit_ms)
 {
     struct pollfd *p = xcalloc(2 * n, sizeof(*p));
-    uint64_t end = now_ms() + limit_ms;
+    uint64_t end = ff_now_ms() + limit_ms;
 
     for (;;) {
         size_t left = 0;
@@ -186,7 +186,7 @@ static void hear_all(struct asked *a, size_t n, uint64_t limit_ms)
             p[2 * i + 1] = (struct pollfd){.fd = a[i].over ? -1 : a[i].run.err, .events = POLLIN};
             left += !a[i].over;
         }
-        uint64_t now = now_ms();
+        uint64_t now = ff_now_ms();
         if (!left || (limit_ms && now >= end))
             break;
         poll(p, 2 * n, limit_ms ? (int)(end - now) : -1);
@@ -196,8 +196,8 @@ static void hear_all(struct asked *a, size_t n, uint64_t limit_ms)
     }
     for (size_t i = 0; i < n; i++) {
         if (!a[i].over)
-            refuse(&a[i].why, 0, "no answer within %u s", (unsigned)(limit_ms / 1000));
-        remote_end(&a[i].run, 0);
+            ff_error_set(&a[i].why, 0, "no answer within %u s", (unsigned)(limit_ms / 1000));
+        spawn_end(&a[i].run, 0);
     }
     free(p);
 }
@@ -216,7 +216,7 @@ static void say_silent(const struct asked *a)
 static void asked_free(struct asked *a, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
-        remote_free(&a[i].run);
+        spawn_free(&a[i].run);
         json_decref(a[i].entry);
         json_decref(a[i].ours);
         free(a[i].line);
@@ -232,7 +232,7 @@ static json_t *answer_of(struct asked *a)
     if (said || a->code < 0)
         return said;
     if (!*a->why.text && !a->run.words)
-        refuse(&a->why, 0, "exit code %d, and no answer", a->code);
+        ff_error_set(&a->why, 0, "exit code %d, and no answer", a->code);
     return NULL;
 }
 
@@ -254,7 +254,7 @@ static json_t *find_fork(const json_t *forks, const char *id, const json_t *entr
 /* Of what a host has said what is ours; what it has not is forgotten. False: it said nothing */
 static bool take_answer(const char *base, struct asked *a, json_t *all)
 {
-    AUTO_JSON json_t *there = answer_of(a);
+    FF_AUTO_JSON json_t *there = answer_of(a);
     const char *id;
     json_t *entries, *entry, *s;
     size_t k;
@@ -282,7 +282,7 @@ static void add_entry(struct asked *a, const char *id, json_t *entry)
 /* Each host that is written down, once; @only: of that fork, each agent */
 static struct asked *all_hosts(const char *base, const char *only, size_t *n)
 {
-    AUTO_JSON json_t *ids = rundir_forks(base);
+    FF_AUTO_JSON json_t *ids = rundir_forks(base);
     struct asked *v = NULL;
     json_t *id, *entry;
     size_t i, k, m;
@@ -291,7 +291,7 @@ static struct asked *all_hosts(const char *base, const char *only, size_t *n)
     json_array_foreach(ids, i, id) {
         if (only && strcmp(only, json_string_value(id)))
             continue;
-        AUTO_JSON json_t *hosts = rundir_read_hosts(base, json_string_value(id));
+        FF_AUTO_JSON json_t *hosts = rundir_read_hosts(base, json_string_value(id));
         json_array_foreach(hosts, k, entry) {
             for (m = 0; m < *n && (only || !is_same_host(v[m].entry, entry)); m++)
                 ;
@@ -301,7 +301,7 @@ static struct asked *all_hosts(const char *base, const char *only, size_t *n)
                     memcpy(more, v, *n * sizeof(*v));
                 free(v);
                 v = more;
-                v[(*n)++] = (struct asked){.entry = json_incref(entry), .run = REMOTE_NONE};
+                v[(*n)++] = (struct asked){.entry = json_incref(entry), .run = SPAWN_NONE};
             }
             add_entry(&v[m], json_string_value(id), entry);
         }
@@ -309,10 +309,10 @@ static struct asked *all_hosts(const char *base, const char *only, size_t *n)
     return v;
 }
 
-int clone_list(const char *named, bool json, unsigned timeout_s)
+int fork_list(const char *named, bool json, unsigned timeout_s)
 {
-    AUTO_FREE char *base = named ? xstrdup(named) : rundir_base();
-    AUTO_JSON json_t *all = forks_here(base);
+    FF_AUTO_FREE char *base = named ? xstrdup(named) : rundir_base();
+    FF_AUTO_JSON json_t *all = ps_forks(base);
     int code = EXIT_ALL;
     size_t n;
     struct asked *a = all_hosts(base, NULL, &n);
@@ -329,7 +329,7 @@ int clone_list(const char *named, bool json, unsigned timeout_s)
         json_dumpf(all, stdout, JSON_INDENT(2));
         putchar('\n');
     } else {
-        forks_print(all);
+        ps_print(all);
         if (!json_array_size(all))
             printf("no forks on this host (%s)%s\n", base, n ? ", nor of it elsewhere" : "");
     }
@@ -342,20 +342,20 @@ int clone_list(const char *named, bool json, unsigned timeout_s)
 static int end_all(const char *named, const char *id, bool kill, uint64_t limit_ms,
                    uint64_t answer_ms)
 {
-    AUTO_FREE char *base = named ? xstrdup(named) : rundir_base();
+    FF_AUTO_FREE char *base = named ? xstrdup(named) : rundir_base();
     size_t n;
     struct asked *a = all_hosts(base, id, &n);
 
     for (size_t i = 0; i < n; i++)
         ask(&a[i], kill ? "--kill" : "--wait", id, kill ? 0 : (unsigned)(limit_ms / 1000));
-    int code = forks_end(base, id, 0, kill, limit_ms, false);
+    int code = ps_end(base, id, 0, kill, limit_ms, false);
     if (code == EXIT_NONE && !n)
         fprintf(stderr, "vmclone: no fork %s of this host (%s); see vmclone --list\n", id, base);
     else if (code == EXIT_NONE)
         code = EXIT_ALL;
     hear_all(a, n, answer_ms);
     for (size_t i = 0; i < n; i++) {
-        AUTO_JSON json_t *said = answer_of(&a[i]);
+        FF_AUTO_JSON json_t *said = answer_of(&a[i]);
         if (json_is_true(json_object_get(said, "ended"))) {
             forget(base, id, a[i].entry);
         } else {
@@ -367,14 +367,14 @@ static int end_all(const char *named, const char *id, bool kill, uint64_t limit_
     return code;
 }
 
-int clone_wait(const char *named, const char *id, unsigned timeout_s)
+int fork_wait(const char *named, const char *id, unsigned timeout_s)
 {
     /* beyond its own limit, time for the way there and back */
     return end_all(named, id, false, timeout_s * 1000ull,
                    timeout_s ? (timeout_s + WAY_S) * 1000ull : 0);
 }
 
-int clone_kill(const char *named, const char *id, unsigned timeout_s)
+int fork_kill(const char *named, const char *id, unsigned timeout_s)
 {
     return end_all(named, id, true, KILL_LIMIT_MS, timeout_s * 1000ull);
 }

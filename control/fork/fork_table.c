@@ -19,34 +19,34 @@ static const char *host_state_name(enum host_state s)
     return names[s];
 }
 
-static unsigned running_on(const struct clone *c, size_t host, unsigned *all)
+static unsigned running_on(const struct fork *f, size_t host, unsigned *all)
 {
     unsigned n = 0;
 
     *all = 0;
-    for (size_t k = 0; k < c->n_children; k++)
-        if (c->children[k].host == host) {
-            n += child_runs(&c->children[k]);
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        if (f->s.vms[k].host == host) {
+            n += vm_runs(&f->s.vms[k]);
             ++*all;
         }
     return n;
 }
 
-void clone_show(struct clone *c, bool last)
+void fork_show(struct fork *f, bool last)
 {
     static double shown_ms;
     static size_t lines;
-    double now = now_exact_ms();
+    double now = ff_now_exact_ms();
 
-    if (c->o->quiet || !isatty(STDERR_FILENO) || (!last && now < shown_ms + SHOW_EVERY_MS))
+    if (f->s.o.quiet || !isatty(STDERR_FILENO) || (!last && now < shown_ms + SHOW_EVERY_MS))
         return;
     shown_ms = now;
     if (lines)
         fprintf(stderr, "\033[%zuA", lines);
-    lines = last ? 0 : c->n_hosts;
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        const struct host *h = &c->hosts[i];
-        unsigned all, up = running_on(c, i, &all);
+    lines = last ? 0 : f->s.n_hosts;
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        const struct host *h = &f->s.hosts[i];
+        unsigned all, up = running_on(f, i, &all);
         fprintf(stderr, "\033[K%s  %s  %u of %u children run  %llu of %llu MiB  %llu faults\n",
                 h->node->host, host_state_name(h->state), up, all,
                 (unsigned long long)h->present_bytes >> 20,
@@ -74,26 +74,26 @@ static void most(double *to, double ms)
 }
 
 /* From x-farfork-export on, but for what was prepared before */
-static struct phases phases_of(const struct clone *c)
+static struct phases phases_of(const struct fork *f)
 {
     struct phases p = {-1, -1, -1, -1, -1, -1, -1};
 
-    if (!c->export_ms)
+    if (!f->export_ms)
         return p;
-    p.prepare = c->export_ms - c->begin_ms;
-    if (c->freeze)
-        p.freeze = (double)json_integer_value(json_object_get(c->freeze, "pause-ns")) / 1e6;
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        most(&p.ship, c->hosts[i].image_ms - c->export_ms);
-        most(&p.complete, c->hosts[i].complete_ms - c->export_ms);
+    p.prepare = f->export_ms - f->s.begin_ms;
+    if (f->freeze)
+        p.freeze = (double)json_integer_value(json_object_get(f->freeze, "pause-ns")) / 1e6;
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        most(&p.ship, f->s.hosts[i].image_ms - f->export_ms);
+        most(&p.complete, f->s.hosts[i].complete_ms - f->export_ms);
     }
-    for (size_t k = 0; k < c->n_children; k++) {
-        const struct child *child = &c->children[k];
-        most(&p.start, child->attached_ms - c->export_ms);
-        if (c->paused)
+    for (size_t k = 0; k < f->s.n_vms; k++) {
+        const struct vm *child = &f->s.vms[k];
+        most(&p.start, child->attached_ms - f->export_ms);
+        if (f->paused)
             continue;
-        least(&p.first, child->running_ms - c->export_ms);
-        most(&p.last, child->running_ms - c->export_ms);
+        least(&p.first, child->running_ms - f->export_ms);
+        most(&p.last, child->running_ms - f->export_ms);
     }
     return p;
 }
@@ -104,9 +104,9 @@ static void print_ms(const char *what, double ms)
         printf("  %s %.1f ms", what, ms);
 }
 
-static void print_phases(const struct clone *c)
+static void print_phases(const struct fork *f)
 {
-    struct phases p = phases_of(c);
+    struct phases p = phases_of(f);
 
     if (p.prepare < 0)
         return;
@@ -122,38 +122,38 @@ static void print_phases(const struct clone *c)
 
 /* --- the table --- */
 
-static int width_of_hosts(const struct clone *c)
+static int width_of_hosts(const struct fork *f)
 {
     size_t w = 4;
 
-    for (size_t i = 0; i < c->n_hosts; i++)
-        w = strlen(c->hosts[i].node->host) > w ? strlen(c->hosts[i].node->host) : w;
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        w = strlen(f->s.hosts[i].node->host) > w ? strlen(f->s.hosts[i].node->host) : w;
     return (int)w;
 }
 
-static void print_children(const struct clone *c)
+static void print_children(const struct fork *f)
 {
-    int w = width_of_hosts(c);
+    int w = width_of_hosts(f);
 
     printf("%5s  %-*s  %8s  %-8s  %17s  %s\n", "child", w, "host", "pid", "state",
            "first instruction", "QMP socket, or why not");
-    for (size_t k = 0; k < c->n_children; k++) {
-        const struct child *child = &c->children[k];
+    for (size_t k = 0; k < f->s.n_vms; k++) {
+        const struct vm *child = &f->s.vms[k];
         char pid[16] = "-", first[32] = "-";
-        if (child->pid && child->state != CHILD_FAILED)
+        if (child->pid && child->state != VM_FAILED)
             snprintf(pid, sizeof(pid), "%d", (int)child->pid);
-        if (child->running_ms > 0 && !c->paused)
-            snprintf(first, sizeof(first), "%.1f ms", child->running_ms - c->begin_ms);
+        if (child->running_ms > 0 && !f->paused)
+            snprintf(first, sizeof(first), "%.1f ms", child->running_ms - f->s.begin_ms);
         printf("%5u  %-*s  %8s  %-8s  %17s  %s\n", child->number, w,
-               c->hosts[child->host].node->host, pid, child_state_name(child->state), first,
-               child->state == CHILD_FAILED ? child->error : child->qmp ? child->qmp : "-");
+               f->s.hosts[child->host].node->host, pid, vm_state_name(child->state), first,
+               child->state == VM_FAILED ? child->error : child->qmp ? child->qmp : "-");
     }
 }
 
 /* Who starts the parent again has to know */
-static void print_disks(const struct clone *c)
+static void print_disks(const struct fork *f)
 {
-    AUTO_JSON json_t *disks = clone_disks_summary(c->disks);
+    FF_AUTO_JSON json_t *disks = fork_disks_summary(f->disks);
     json_t *d;
     size_t i;
 
@@ -164,30 +164,30 @@ static void print_disks(const struct clone *c)
                json_string_value(json_object_get(d, "frozen")));
 }
 
-void clone_print_table(const struct clone *c, int code)
+void fork_print_table(const struct fork *f, int code)
 {
     size_t good = 0;
 
     fflush(stderr);
-    if (c->launched)
-        print_children(c);
-    print_phases(c);
-    for (size_t i = 0; i < c->notes.n; i++)
-        printf("note: %s\n", c->notes.v[i]);
-    print_disks(c);
-    if (c->parent_gone)
+    if (f->s.launched)
+        print_children(f);
+    print_phases(f);
+    for (size_t i = 0; i < f->s.notes.n; i++)
+        printf("note: %s\n", f->s.notes.v[i]);
+    print_disks(f);
+    if (f->s.parent_gone)
         printf("note: the parent has ended\n");
-    for (size_t k = 0; k < c->n_children; k++)
-        good += child_runs(&c->children[k]);
+    for (size_t k = 0; k < f->s.n_vms; k++)
+        good += vm_runs(&f->s.vms[k]);
     fflush(stdout);
-    if (*c->why.text)
-        fprintf(stderr, "vmclone: %s\n", c->why.text);
-    if (c->stopped)
-        fprintf(stderr, "vmclone: %s\n", c->stopped);
-    if (c->interrupted && (code == EXIT_NONE || !c->o->follow))
+    if (*f->s.why.text)
+        fprintf(stderr, "vmclone: %s\n", f->s.why.text);
+    if (f->stopped)
+        fprintf(stderr, "vmclone: %s\n", f->stopped);
+    if (f->s.interrupted && (code == EXIT_NONE || !f->o->follow))
         fprintf(stderr, "vmclone: interrupted: the children were ended\n");
-    if (code == EXIT_SOME && good < c->n_children)
-        fprintf(stderr, "vmclone: %zu of %zu children run\n", good, c->n_children);
+    if (code == EXIT_SOME && good < f->s.n_vms)
+        fprintf(stderr, "vmclone: %zu of %zu children run\n", good, f->s.n_vms);
 }
 
 /* --- JSON --- */
@@ -197,9 +197,9 @@ static void set_ms(json_t *o, const char *key, double ms)
     json_object_set_new(o, key, ms >= 0 ? json_real(ms) : json_null());
 }
 
-static json_t *json_phases(const struct clone *c)
+static json_t *json_phases(const struct fork *f)
 {
-    struct phases p = phases_of(c);
+    struct phases p = phases_of(f);
     json_t *o = json_object();
 
     set_ms(o, "prepare", p.prepare);
@@ -212,23 +212,23 @@ static json_t *json_phases(const struct clone *c)
     return o;
 }
 
-static double since(const struct clone *c, double when)
+static double since(const struct fork *f, double when)
 {
-    return when > 0 ? when - c->begin_ms : -1;
+    return when > 0 ? when - f->s.begin_ms : -1;
 }
 
-static json_t *json_children(const struct clone *c)
+static json_t *json_children(const struct fork *f)
 {
     json_t *list = json_array();
 
-    for (size_t k = 0; k < c->n_children; k++) {
-        const struct child *child = &c->children[k];
+    for (size_t k = 0; k < f->s.n_vms; k++) {
+        const struct vm *child = &f->s.vms[k];
         json_t *o = json_pack("{si ss si ss}", "child", (int)child->number, "host",
-                              c->hosts[child->host].node->host, "pid", (int)child->pid, "state",
-                              child_state_name(child->state));
-        set_ms(o, "first_instruction_ms", c->paused ? -1 : since(c, child->running_ms));
-        set_ms(o, "complete_ms", since(c, child->complete_ms));
-        set_ms(o, "ready_ms", since(c, child->ready_ms));
+                              f->s.hosts[child->host].node->host, "pid", (int)child->pid, "state",
+                              vm_state_name(child->state));
+        set_ms(o, "first_instruction_ms", f->paused ? -1 : since(f, child->running_ms));
+        set_ms(o, "complete_ms", since(f, child->complete_ms));
+        set_ms(o, "ready_ms", since(f, child->ready_ms));
         json_object_set_new(o, "qmp", child->qmp ? json_string(child->qmp) : json_null());
         json_object_set_new(o, "error", child->error ? json_string(child->error) : json_null());
         json_array_append_new(list, o);
@@ -236,12 +236,12 @@ static json_t *json_children(const struct clone *c)
     return list;
 }
 
-static json_t *json_hosts(const struct clone *c)
+static json_t *json_hosts(const struct fork *f)
 {
     json_t *list = json_array();
 
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        const struct host *h = &c->hosts[i];
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        const struct host *h = &f->s.hosts[i];
         json_array_append_new(
             list, json_pack("{ss ss sI sI sI sI sI so so}", "host", h->node->host, "state",
                             host_state_name(h->state), "total_bytes", (json_int_t)h->total_bytes,
@@ -255,35 +255,35 @@ static json_t *json_hosts(const struct clone *c)
     return list;
 }
 
-static json_t *json_identities(const struct clone *c)
+static json_t *json_identities(const struct fork *f)
 {
     json_t *list = json_array();
 
-    for (size_t k = 0; c->identity && k < c->n_children; k++)
-        json_array_append_new(list, identity_summary(c->identity, c->children[k].number));
+    for (size_t k = 0; f->identity && k < f->s.n_vms; k++)
+        json_array_append_new(list, identity_summary(f->identity, f->s.vms[k].number));
     return list;
 }
 
-void clone_print_json(const struct clone *c, int code)
+void fork_print_json(const struct fork *f, int code)
 {
     json_t *notes = json_array();
 
-    for (size_t i = 0; i < c->notes.n; i++)
-        json_array_append_new(notes, json_string(c->notes.v[i]));
-    json_t *o = json_pack("{ss ss si sb so si sb so so so so so so so so}", "id", c->o->id, "parent",
-                          c->o->parent_path, "parent_pid", (int)c->parent_pid, "parent_ended",
-                          c->parent_gone, "parent_stopped",
-                          c->stopped ? json_string(c->stopped) : json_null(), "exit_code", code,
-                          "interrupted", c->interrupted, "error",
-                          *c->why.text ? json_string(c->why.text) : json_null(), "children",
-                          json_children(c), "hosts", json_hosts(c), "phases_ms", json_phases(c),
-                          "freeze", c->freeze ? json_incref(c->freeze) : json_null(), "notes",
-                          notes, "disks", clone_disks_summary(c->disks), "identities",
-                          json_identities(c));
-    json_object_set_new(o, "children_paused", json_boolean(c->paused));
-    if (c->o->follow) /* ends follow, each on a line */
+    for (size_t i = 0; i < f->s.notes.n; i++)
+        json_array_append_new(notes, json_string(f->s.notes.v[i]));
+    json_t *o = json_pack("{ss ss si sb so si sb so so so so so so so so}", "id", f->s.o.id, "parent",
+                          f->s.o.parent_path, "parent_pid", (int)f->s.parent_pid, "parent_ended",
+                          f->s.parent_gone, "parent_stopped",
+                          f->stopped ? json_string(f->stopped) : json_null(), "exit_code", code,
+                          "interrupted", f->s.interrupted, "error",
+                          *f->s.why.text ? json_string(f->s.why.text) : json_null(), "children",
+                          json_children(f), "hosts", json_hosts(f), "phases_ms", json_phases(f),
+                          "freeze", f->freeze ? json_incref(f->freeze) : json_null(), "notes",
+                          notes, "disks", fork_disks_summary(f->disks), "identities",
+                          json_identities(f));
+    json_object_set_new(o, "children_paused", json_boolean(f->paused));
+    if (f->o->follow) /* ends follow, each on a line */
         json_object_set_new(o, "event", json_string("forked"));
-    json_dumpf(o, stdout, c->o->follow ? JSON_COMPACT : JSON_INDENT(2));
+    json_dumpf(o, stdout, f->o->follow ? JSON_COMPACT : JSON_INDENT(2));
     putchar('\n');
     fflush(stdout);
     json_decref(o);

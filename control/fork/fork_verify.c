@@ -24,7 +24,7 @@
 /* What a line of x-query-ramblock ends with: largest size, address, ro or rw; 0: none such */
 static uint64_t block_bytes(const char *line, size_t len)
 {
-    AUTO_FREE char *text = xprintf("%.*s", (int)len, line);
+    FF_AUTO_FREE char *text = xprintf("%.*s", (int)len, line);
     char *last[3] = {"", "", ""}, *save = NULL, *end;
 
     for (char *w = strtok_r(text, " ", &save); w; w = strtok_r(NULL, " ", &save)) {
@@ -36,22 +36,31 @@ static uint64_t block_bytes(const char *line, size_t len)
     return !strncmp(last[0], "0x", 2) && !*end ? bytes : 0;
 }
 
-int clone_ask_memory(struct clone *c, struct why *why)
+int fork_ask_memory(struct fork *f, struct ff_error *why)
 {
-    AUTO_JSON json_t *answer = NULL;
+    FF_AUTO_JSON json_t *answer = NULL;
 
-    int rc = qmp_command(c->qmp, "x-query-ramblock", NULL, &answer, why);
-    if (rc) /* a QEMU that refuses that: clone_check_parent() says what it is */
+    int rc = qmp_command(f->s.qmp, "x-query-ramblock", NULL, &answer, why);
+    if (rc) /* a QEMU that refuses that: fork_check_parent() says what it is */
         return rc == -EREMOTEIO ? 0 : rc;
     for (const char *line = text_of(answer, "human-readable-text"); *line;) {
         size_t len = strcspn(line, "\n");
-        c->memory_bytes += block_bytes(line, len);
+        f->memory_bytes += block_bytes(line, len);
         line += len + (line[len] == '\n');
     }
     return 0;
 }
 
-const json_t *clone_find_named(const json_t *list, const char *key, const char *name)
+/* Nobody listens on this host: the agent's socket takes the connections */
+char *fork_target_of(const struct fork *f, const struct host *h)
+{
+    FF_AUTO_FREE char *to = h->here ? xstrdup("unix") : xprintf("%s:%u", h->address, h->port);
+
+    return xprintf("rdma-postcopy:%s%s%s", to, f->s.o.link_options ? "," : "",
+                   f->s.o.link_options ? f->s.o.link_options : "");
+}
+
+const json_t *fork_find_named(const json_t *list, const char *key, const char *name)
 {
     size_t i;
     json_t *item;
@@ -62,68 +71,68 @@ const json_t *clone_find_named(const json_t *list, const char *key, const char *
     return NULL;
 }
 
-const json_t *clone_find_target(const struct clone *c, const json_t *exports, const struct host *h)
+const json_t *fork_find_target(const struct fork *f, const json_t *exports, const struct host *h)
 {
-    const json_t *e = clone_find_named(exports, "id", c->o->id);
+    const json_t *e = fork_find_named(exports, "id", f->s.o.id);
     const json_t *targets = json_object_get(e, "targets");
-    AUTO_FREE char *uri = clone_target_of(c, h);
+    FF_AUTO_FREE char *uri = fork_target_of(f, h);
 
-    return h->here ? clone_find_named(targets, "socket", h->socket)
-                   : clone_find_named(targets, "uri", uri);
+    return h->here ? fork_find_named(targets, "socket", h->socket)
+                   : fork_find_named(targets, "uri", uri);
 }
 
-static bool is_open(const struct clone *c, const struct host *h)
+static bool is_open(const struct fork *f, const struct host *h)
 {
-    return h->session && !h->verified && h->state != HOST_FAILED && !c->parent_silent;
+    return h->session && !h->verified && h->state != HOST_FAILED && !f->s.parent_silent;
 }
 
-bool clone_images_verified(const struct clone *c)
+bool fork_images_verified(const struct fork *f)
 {
-    for (size_t i = 0; i < c->n_hosts; i++)
-        if (is_open(c, &c->hosts[i]))
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (is_open(f, &f->s.hosts[i]))
             return false;
     return true;
 }
 
-static void fail_foreign(struct clone *c, struct host *h, const char *what)
+static void fail_foreign(struct fork *f, struct host *h, const char *what)
 {
     h->foreign = true;
-    host_fail(c, h, "the image that its agent was given is not the parent's: somebody else reached "
+    host_fail(&f->s, h, "the image that its agent was given is not the parent's: somebody else reached "
                     "the agent first, and nothing of that host can be trusted (%s)", what);
-    for (size_t k = 0; k < c->n_children; k++) {
-        struct child *child = &c->children[k];
-        if (&c->hosts[child->host] == h)
-            child_fail(child, "host %s: %s", h->node->host, h->error);
+    for (size_t k = 0; k < f->s.n_vms; k++) {
+        struct vm *child = &f->s.vms[k];
+        if (&f->s.hosts[child->host] == h)
+            vm_fail(child, "host %s: %s", h->node->host, h->error);
     }
 }
 
-void clone_verify_images(struct clone *c)
+void fork_verify_images(struct fork *f)
 {
-    AUTO_JSON json_t *all = NULL;
-    struct why why;
+    FF_AUTO_JSON json_t *all = NULL;
+    struct ff_error why;
 
-    for (size_t i = 0; c->parent_silent && i < c->n_hosts; i++) {
-        struct host *h = &c->hosts[i];
+    for (size_t i = 0; f->s.parent_silent && i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
         if (h->session && !h->verified && !h->here) /* here its socket has checked who gave it */
-            words_add(&c->notes, "host %s: the parent does not answer: it is not known whether the "
+            strv_add(&f->s.notes, "host %s: the parent does not answer: it is not known whether the "
                                  "image there is its own", h->node->host);
         h->verified |= h->session != NULL;
     }
-    if (!c->exported || clone_images_verified(c))
+    if (!f->exported || fork_images_verified(f))
         return;
-    qmp_limit(c->qmp, ASK_LIMIT_MS);
-    if (qmp_command(c->qmp, "query-x-farfork-exports", NULL, &all, &why))
+    qmp_limit(f->s.qmp, ASK_LIMIT_MS);
+    if (qmp_command(f->s.qmp, "query-x-farfork-exports", NULL, &all, &why))
         return; /* it may be busy, or end */
-    for (size_t i = 0; i < c->n_hosts; i++) {
-        struct host *h = &c->hosts[i];
-        const json_t *t = is_open(c, h) ? clone_find_target(c, all, h) : NULL;
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
+        const json_t *t = is_open(f, h) ? fork_find_target(f, all, h) : NULL;
         const char *session = text_of(t, "session"), *status = text_of(t, "status");
         if (!t)
             continue;
         h->verified = *session && !strcmp(session, h->session);
         if (!h->verified && *session)
-            fail_foreign(c, h, "the parent's is another");
+            fail_foreign(f, h, "the parent's is another");
         else if (!h->verified && !strcmp(status, "failed"))
-            fail_foreign(c, h, text_of(t, "error"));
+            fail_foreign(f, h, text_of(t, "error"));
     }
 }

@@ -9,8 +9,8 @@
  *              fork with --follow, in a process of its own; its outcome is the answer, what it
  *              reports later is for `join`. The children's ends are their agents'.
  * Picture      port  -> fork -> process, pipe of events: forked -> answer
- *                                                        ended  -> joins.c
- *                    -> join -> joins.c -> joining, exited ..., joined
+ *                                                        ended  -> exit_queue.c
+ *                    -> join -> exit_queue.c -> joining, exited ..., joined
  * States       a run is ARRIVING until the guest has its answer, then it only follows. While one is
  *              arriving the port is neither read nor written: what the host says then could be in
  *              the children's ports, too.
@@ -19,7 +19,7 @@
  *              before its children leaves them without a code. When the parent has ended, or this
  *              process, runs are told to let their agents go: children go on.
  * Limits       one fork at a time; serve_limits.h; not more children than the command line's;
- *              JOINS_MAX forks with children. One answer is in hand at a time, and no request is read before it is
+ *              EXIT_QUEUE_MAX forks with children. One answer is in hand at a time, and no request is read before it is
  *              written: the guest cannot make this process keep more.
  */
 #include <errno.h>
@@ -55,7 +55,7 @@ struct run {
     char *id;
     pid_t pid;
     int fds[RUN_FDS];         /* a pidfd, and two pipes; -1: closed */
-    struct line_reader in[RUN_FDS];
+    struct jsonl_reader in[RUN_FDS];
 };
 
 struct server {
@@ -68,7 +68,7 @@ struct server {
     struct run *arriving;     /* one of these */
     struct run *runs;
     size_t n;
-    struct joins joins;
+    struct exit_queue joins;
 };
 
 /* --- the port --- */
@@ -108,7 +108,7 @@ static void write_port(struct server *v)
 /* The message of the parent: nothing in it is its own but the number */
 static char *parent_message(const char *id, unsigned count)
 {
-    AUTO_JSON json_t *none = json_array();
+    FF_AUTO_JSON json_t *none = json_array();
     const struct identity_input in = {.fork_id = id, .count = count, .argv = none};
     struct identity *plan = NULL;
     char *out = NULL;
@@ -176,7 +176,7 @@ static void run_free(struct run *r)
     for (int i = 0; i < RUN_FDS; i++) {
         if (r->fds[i] >= 0)
             close(r->fds[i]);
-        lines_free(&r->in[i]);
+        jsonl_free(&r->in[i]);
     }
     free(r->id);
     free(r);
@@ -186,14 +186,14 @@ static void begin_fork(struct server *v, const struct guest_request *q)
 {
     struct run *r = xcalloc(1, sizeof(*r));
 
-    const char *no = joins_room(&v->joins)
-                         ? serve_limits_take(v->s->limits, joins_alive(&v->joins), q->count, now_ms())
+    const char *no = exit_queue_room(&v->joins)
+                         ? serve_limits_take(v->s->limits, exit_queue_alive(&v->joins), q->count, ff_now_ms())
                          : "too many forks have children: join them first";
 
     if (no) {
         fprintf(stderr, "vmclone: the guest asked for %u children: %s\n", q->count, no);
         free(r);
-        say(v, guest_failed(no));
+        say(v, guest_port_failed(no));
         return;
     }
     for (int i = 0; i < RUN_FDS; i++)
@@ -205,7 +205,7 @@ static void begin_fork(struct server *v, const struct guest_request *q)
     if (rc) {
         fprintf(stderr, "vmclone: %s: cannot be started: %s\n", r->id, strerror(-rc));
         run_free(r);
-        say(v, guest_failed(HOST_FAILED));
+        say(v, guest_port_failed(HOST_FAILED));
         return;
     }
     r->next = v->runs;
@@ -217,26 +217,26 @@ static void begin_fork(struct server *v, const struct guest_request *q)
 /* The fork's outcome is known: the guest's answer */
 static void answer_fork(struct server *v, struct run *r, bool happened)
 {
-    AUTO_FREE char *message = happened ? parent_message(r->id, r->count) : NULL;
+    FF_AUTO_FREE char *message = happened ? parent_message(r->id, r->count) : NULL;
 
     if (v->arriving != r)
         return;
     v->arriving = NULL;
     if (happened)
-        joins_add(&v->joins, r->turn, r->count);
-    say(v, message ? guest_forked(message) : guest_failed(HOST_FAILED));
+        exit_queue_add(&v->joins, r->turn, r->count);
+    say(v, message ? guest_port_forked(message) : guest_port_failed(HOST_FAILED));
 }
 
 static void hear_event(struct server *v, struct run *r, const char *line)
 {
-    AUTO_JSON json_t *e = json_loads(line, 0, NULL);
+    FF_AUTO_JSON json_t *e = json_loads(line, 0, NULL);
     const char *name = json_string_value(json_object_get(e, "event"));
     json_int_t code = json_integer_value(json_object_get(e, "exit_code"));
 
     if (!name)
         return;
     if (!strcmp(name, "ended"))
-        joins_ended(&v->joins, r->turn,
+        exit_queue_ended(&v->joins, r->turn,
                     (unsigned)json_integer_value(json_object_get(e, "child")),
                     (int)json_integer_value(json_object_get(e, "code")));
     else if (!strcmp(name, "forked") && (code == EXIT_ALL || code == EXIT_SOME))
@@ -259,12 +259,12 @@ static bool readable(int fd)
 /* What is there now: a process that the run has started can hold a pipe open for longer */
 static void hear_pipe(struct server *v, struct run *r, int which)
 {
-    struct line_reader *in = &r->in[which];
+    struct jsonl_reader *in = &r->in[which];
     char *line;
 
     while (readable(r->fds[which])) {
-        int rc = lines_read(in, r->fds[which]);
-        while ((line = lines_next(in)))
+        int rc = jsonl_read(in, r->fds[which]);
+        while ((line = jsonl_next(in)))
             if (which == RUN_EVENTS)
                 hear_event(v, r, line);
             else
@@ -283,7 +283,7 @@ static void end_run(struct server *v, struct run *r)
 
     waitpid(r->pid, NULL, 0);
     answer_fork(v, r, false);
-    joins_over(&v->joins, r->turn);
+    exit_queue_over(&v->joins, r->turn);
     while (*at != r)
         at = &(*at)->next;
     *at = r->next;
@@ -294,18 +294,18 @@ static void end_run(struct server *v, struct run *r)
 /* --- requests --- */
 
 /* Who asks has the port alone: nobody waits for the answer to an earlier join */
-static void obey(struct server *v, const struct guest_request *q)
+static void run_command(struct server *v, const struct guest_request *q)
 {
     switch (q->verb) {
     case GUEST_FORK:
-        joins_cancel(&v->joins);
+        exit_queue_cancel(&v->joins);
         begin_fork(v, q);
         break;
     case GUEST_JOIN:
-        joins_ask(&v->joins, q->word);
+        exit_queue_ask(&v->joins, q->word);
         break;
     case GUEST_JOINED:
-        joins_heard(&v->joins);
+        exit_queue_heard(&v->joins);
         break;
     default: /* of children, or of who has been one */
         break;
@@ -316,23 +316,23 @@ static void obey(struct server *v, const struct guest_request *q)
 static void take_requests(struct server *v, size_t got)
 {
     struct guest_request q;
-    struct why why;
+    struct ff_error why;
     int rc = 1;
 
     while (rc && !v->out && !v->arriving) {
-        rc = guest_input_take(&v->in, got, v->s->max, &q, &why);
+        rc = guest_port_take(&v->in, got, v->s->max, &q, &why);
         got = 0;
         if (rc > 0)
-            obey(v, &q);
+            run_command(v, &q);
         else if (rc < 0)
-            say(v, guest_failed(why.text));
+            say(v, guest_port_failed(why.text));
     }
 }
 
 static void read_port(struct server *v)
 {
     size_t room;
-    char *at = guest_input_room(&v->in, &room);
+    char *at = guest_port_room(&v->in, &room);
     ssize_t n = recv(v->port, at, room, MSG_DONTWAIT);
 
     if (n > 0)
@@ -366,7 +366,7 @@ static void turn(struct server *v, int wait_ms)
 {
     take_requests(v, 0);
     if (!v->out && !v->arriving)
-        say(v, joins_next(&v->joins));
+        say(v, exit_queue_next(&v->joins));
     size_t n = 1 + RUN_FDS * v->n;
     struct pollfd *p = xcalloc(n, sizeof(*p)), *at = p + 1;
     p[0] = (struct pollfd){.fd = v->arriving ? -1 : v->port, .events = v->out ? POLLOUT : POLLIN};
@@ -384,12 +384,12 @@ static void turn(struct server *v, int wait_ms)
     free(p);
 }
 
-static int connect_port(const char *path, struct why *why)
+static int connect_port(const char *path, struct ff_error *why)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
 
     if (strlen(path) >= sizeof(a.sun_path))
-        return refuse(why, ENAMETOOLONG, "--serve %s: the name is too long", path);
+        return ff_error_set(why, ENAMETOOLONG, "--serve %s: the name is too long", path);
     strcpy(a.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (fd >= 0 && !connect(fd, (struct sockaddr *)&a, sizeof(a)))
@@ -397,11 +397,11 @@ static int connect_port(const char *path, struct why *why)
     int code = errno;
     if (fd >= 0)
         close(fd);
-    return refuse(why, code, "--serve %s: %s: want the socket of the parent's port " GUEST_CHANNEL,
+    return ff_error_set(why, code, "--serve %s: %s: want the socket of the parent's port " GUEST_CHANNEL,
                   path, strerror(code));
 }
 
-int serve(const struct serve *s, struct why *why)
+int serve(const struct serve *s, struct ff_error *why)
 {
     static struct server v;
 
@@ -412,11 +412,11 @@ int serve(const struct serve *s, struct why *why)
     fflush(stdout);
     while (v.port >= 0 || v.arriving)
         turn(&v, -1);
-    uint64_t end = now_ms() + END_LIMIT_MS;
+    uint64_t end = ff_now_ms() + END_LIMIT_MS;
     for (struct run *r = v.runs; r; r = r->next)
         kill(r->pid, SIGTERM);
-    for (uint64_t now = now_ms(); v.runs && now < end; now = now_ms())
+    for (uint64_t now = ff_now_ms(); v.runs && now < end; now = ff_now_ms())
         turn(&v, (int)(end - now));
-    joins_free(&v.joins);
+    exit_queue_free(&v.joins);
     return 0;
 }

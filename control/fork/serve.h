@@ -6,7 +6,8 @@
 #define FF_CLI_SERVE_H
 
 #include "serve_limits.h"
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 struct serve {
     const char *port; /* socket of the parent's virtio-serial port */
@@ -20,6 +21,6 @@ struct serve {
 };
 
 /* Until the parent ends, or closes the port; -errno: there is no such port */
-int serve(const struct serve *s, struct why *why);
+int serve(const struct serve *s, struct ff_error *why);
 
 #endif

@@ -23,10 +23,10 @@ bool parse_number(const char *text, unsigned max, unsigned *out)
 }
 
 /* After the socket's name, and four digits by chance: "vm1-3f2a" */
-char *default_id(const char *path)
+char *defaults_id(const char *path)
 {
     const char *slash = strrchr(path, '/');
-    AUTO_FREE char *name = rundir_name_from(slash ? slash + 1 : path);
+    FF_AUTO_FREE char *name = rundir_name_from(slash ? slash + 1 : path);
     unsigned short r = 0;
 
     if (getrandom(&r, sizeof(r), 0) < 0)
@@ -36,7 +36,7 @@ char *default_id(const char *path)
 }
 
 /* farfork in this program's folder */
-char *default_agent(void)
+char *defaults_agent(void)
 {
     char path[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", path, sizeof(path) - 1);

@@ -5,15 +5,17 @@
 #ifndef FF_CLI_DEFAULTS_H
 #define FF_CLI_DEFAULTS_H
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 #define CHILDREN_MAX 10000 /* of one fork */
+#define EXIT_USAGE 2
 
 bool parse_number(const char *text, unsigned max, unsigned *out); /* from 1 on */
 
 /* All of them are to be freed */
-char *default_id(const char *path); /* of what is done with the guest that has this socket */
-char *default_agent(void);
+char *defaults_id(const char *path); /* of what is done with the guest that has this socket */
+char *defaults_agent(void);
 char *absolute_path(const char *path);
 
 #endif

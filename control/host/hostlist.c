@@ -63,8 +63,8 @@ static int parse_slots(const char *text, unsigned *slots)
     return 0;
 }
 
-static int add(struct nodes *l, const char *host, const char *address, unsigned slots,
-               struct why *why)
+static int add(struct hostlist *l, const char *host, const char *address, unsigned slots,
+               struct ff_error *why)
 {
     for (size_t i = 0; i < l->n; i++)
         if (!strcmp(l->v[i].host, host)) {
@@ -73,10 +73,10 @@ static int add(struct nodes *l, const char *host, const char *address, unsigned 
             return 0;
         }
     if (l->n == NODES_MAX)
-        return refuse(why, E2BIG, "hosts: more than %d", NODES_MAX);
+        return ff_error_set(why, E2BIG, "hosts: more than %d", NODES_MAX);
     struct node *v = realloc(l->v, (l->n + 1) * sizeof(*v));
     if (!v)
-        return refuse(why, ENOMEM, "hosts: no memory");
+        return ff_error_set(why, ENOMEM, "hosts: no memory");
     l->v = v;
     v[l->n++] = (struct node){.host = xstrdup(host),
                               .address = plain_address(address ? address : host),
@@ -84,26 +84,26 @@ static int add(struct nodes *l, const char *host, const char *address, unsigned 
     return 0;
 }
 
-int nodes_add(struct nodes *l, const char *spec, struct why *why)
+int hostlist_add(struct hostlist *l, const char *spec, struct ff_error *why)
 {
     const char *colon = slots_at(spec);
-    AUTO_FREE char *host = xprintf("%.*s", (int)(colon - spec), spec);
+    FF_AUTO_FREE char *host = xprintf("%.*s", (int)(colon - spec), spec);
     char *address = strchr(host, '=');
     unsigned slots = SLOTS_ANY;
 
     if (*colon && parse_slots(colon + 1, &slots))
-        return refuse(why, EINVAL, "host \"%s\": \"%s\" is no number of children from 1 to %d: "
+        return ff_error_set(why, EINVAL, "host \"%s\": \"%s\" is no number of children from 1 to %d: "
                                    "want HOST[=ADDRESS][:SLOTS], an IPv6 address in brackets",
                       spec, colon + 1, SLOTS_MAX);
     if (address)
         *address++ = '\0';
     if (!name_valid(host) || (address && !name_valid(address)))
-        return refuse(why, EINVAL, "host \"%s\": want HOST[=ADDRESS][:SLOTS], of letters, digits "
+        return ff_error_set(why, EINVAL, "host \"%s\": want HOST[=ADDRESS][:SLOTS], of letters, digits "
                                    "and . _ - @ : %% [ ]", spec);
     return add(l, host, address, slots, why);
 }
 
-int nodes_read_file(struct nodes *l, const char *path, bool count_slots, struct why *why)
+int hostlist_read_file(struct hostlist *l, const char *path, bool count_slots, struct ff_error *why)
 {
     FILE *f = fopen(path, "re");
     char *line = NULL;
@@ -111,39 +111,39 @@ int nodes_read_file(struct nodes *l, const char *path, bool count_slots, struct 
     int rc = 0;
 
     if (!f)
-        return refuse(why, errno, "host file %s: %s", path, strerror(errno));
+        return ff_error_set(why, errno, "host file %s: %s", path, strerror(errno));
     while (!rc && getline(&line, &room, f) > 0) {
         line[strcspn(line, "#\n")] = '\0';
         char *save = NULL;
         char *w = strtok_r(line, " \t\r", &save);
         for (; w && !rc; w = strtok_r(NULL, " \t\r", &save)) {
-            AUTO_FREE char *counted =
+            FF_AUTO_FREE char *counted =
                 count_slots && !*slots_at(w) ? xprintf("%s:1", w) : xstrdup(w);
-            rc = nodes_add(l, counted, why);
+            rc = hostlist_add(l, counted, why);
         }
     }
     free(line);
     fclose(f);
     if (!rc && l->n == before)
-        return refuse(why, EINVAL, "host file %s: names no host", path);
+        return ff_error_set(why, EINVAL, "host file %s: names no host", path);
     return rc;
 }
 
 /* --- SLURM --- */
 
-static int bad_list(const char *list, struct why *why)
+static int bad_list(const char *list, struct ff_error *why)
 {
-    return refuse(why, EINVAL, "node list \"%s\": want names like node[01-03,7],other", list);
+    return ff_error_set(why, EINVAL, "node list \"%s\": want names like node[01-03,7],other", list);
 }
 
 /* One item with all its brackets: @done is expanded, @rest is not yet */
-static int expand(struct nodes *l, const char *done, const char *rest, const char *whole,
-                  struct why *why)
+static int expand(struct hostlist *l, const char *done, const char *rest, const char *whole,
+                  struct ff_error *why)
 {
     const char *open = strchr(rest, '[');
 
     if (!open) {
-        AUTO_FREE char *name = xprintf("%s%s", done, rest);
+        FF_AUTO_FREE char *name = xprintf("%s%s", done, rest);
         return name_valid(name) && !strpbrk(name, "[]:") ? add(l, name, NULL, SLOTS_ANY, why)
                                                          : bad_list(whole, why);
     }
@@ -165,7 +165,7 @@ static int expand(struct nodes *l, const char *done, const char *rest, const cha
                 return bad_list(whole, why);
         }
         for (unsigned long i = from; i <= to; i++) {
-            AUTO_FREE char *more =
+            FF_AUTO_FREE char *more =
                 xprintf("%s%.*s%0*lu", done, (int)(open - rest), rest, width, i);
             int rc = expand(l, more, close + 1, whole, why);
             if (rc)
@@ -179,7 +179,7 @@ static int expand(struct nodes *l, const char *done, const char *rest, const cha
     }
 }
 
-int nodes_add_slurm(struct nodes *l, const char *list, struct why *why)
+int hostlist_add_slurm(struct hostlist *l, const char *list, struct ff_error *why)
 {
     const char *s = list;
     int rc = 0, depth = 0;
@@ -188,7 +188,7 @@ int nodes_add_slurm(struct nodes *l, const char *list, struct why *why)
         const char *end = s;
         for (depth = 0; *end && (*end != ',' || depth); end++)
             depth += (*end == '[') - (*end == ']');
-        AUTO_FREE char *item = xprintf("%.*s", (int)(end - s), s);
+        FF_AUTO_FREE char *item = xprintf("%.*s", (int)(end - s), s);
         rc = *item ? expand(l, "", item, list, why) : bad_list(list, why);
         if (!*end)
             break;
@@ -199,14 +199,14 @@ int nodes_add_slurm(struct nodes *l, const char *list, struct why *why)
 
 /* --- what is not named --- */
 
-int nodes_from_environment(struct nodes *l, struct why *why)
+int hostlist_from_environment(struct hostlist *l, struct ff_error *why)
 {
     const char *slurm = getenv("SLURM_JOB_NODELIST"), *pbs = getenv("PBS_NODEFILE");
 
     if (slurm && *slurm)
-        return nodes_add_slurm(l, slurm, why);
+        return hostlist_add_slurm(l, slurm, why);
     if (pbs && *pbs)
-        return nodes_read_file(l, pbs, true, why);
+        return hostlist_read_file(l, pbs, true, why);
     return add(l, "localhost", NULL, SLOTS_ANY, why);
 }
 
@@ -222,12 +222,12 @@ bool node_is_here(const struct node *n)
     return !strcmp(n->host, own) || (strlen(n->host) == len && !strncmp(n->host, own, len));
 }
 
-void nodes_free(struct nodes *l)
+void hostlist_free(struct hostlist *l)
 {
     for (size_t i = 0; i < l->n; i++) {
         free(l->v[i].host);
         free(l->v[i].address);
     }
     free(l->v);
-    *l = (struct nodes){0};
+    *l = (struct hostlist){0};
 }

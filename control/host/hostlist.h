@@ -5,7 +5,8 @@
 #ifndef FF_CLI_NODES_H
 #define FF_CLI_NODES_H
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 #define SLOTS_ANY 0
 
@@ -17,24 +18,24 @@ struct node {
     bool address_given;
 };
 
-struct nodes {
+struct hostlist {
     struct node *v;
     size_t n;
 };
 
 /* An IPv6 address goes in brackets. A host that was named before gets the slots of both. */
-int nodes_add(struct nodes *l, const char *spec, struct why *why);
+int hostlist_add(struct hostlist *l, const char *spec, struct ff_error *why);
 
 /* One spec a line or word, # begins a comment; as PBS_NODEFILE: a host as often as it has slots */
-int nodes_read_file(struct nodes *l, const char *path, bool count_slots, struct why *why);
+int hostlist_read_file(struct hostlist *l, const char *path, bool count_slots, struct ff_error *why);
 
 /* "node[1-3,07],login": SLURM_JOB_NODELIST; each host once */
-int nodes_add_slurm(struct nodes *l, const char *list, struct why *why);
+int hostlist_add_slurm(struct hostlist *l, const char *list, struct ff_error *why);
 
 /* Of the batch system whose job this is, else the local host */
-int nodes_from_environment(struct nodes *l, struct why *why);
+int hostlist_from_environment(struct hostlist *l, struct ff_error *why);
 
 bool node_is_here(const struct node *n); /* this very host */
-void nodes_free(struct nodes *l);
+void hostlist_free(struct hostlist *l);
 
 #endif

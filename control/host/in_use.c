@@ -31,7 +31,7 @@
 #define LOCK_BYTES 200
 
 struct seen {
-    const struct words *files;
+    const struct strv *files;
     struct stat *st; /* st_ino 0: it is not there */
     pid_t *users;
     pid_t but; /* who does not count; 0: nobody */
@@ -78,7 +78,7 @@ static void look_at(struct seen *s, pid_t pid, int dir, const char *fd)
 /* Whether all was seen that may be seen: no more of a process that has ended, or of another user's */
 static bool look_at_process(struct seen *s, const char *pid)
 {
-    AUTO_FREE char *path = xprintf("/proc/%s/fd", pid);
+    FF_AUTO_FREE char *path = xprintf("/proc/%s/fd", pid);
     DIR *d = opendir(path);
     struct dirent *e;
 
@@ -104,7 +104,7 @@ static bool look_at_all(struct seen *s)
     return all;
 }
 
-void in_use(const struct words *files, pid_t *users)
+void in_use(const struct strv *files, pid_t *users)
 {
     struct stat *st = xcalloc(files->n + 1, sizeof(*st));
     struct seen s = {.files = files, .st = st, .users = users};
@@ -127,9 +127,9 @@ void in_use(const struct words *files, pid_t *users)
 
 pid_t in_use_beside(const char *file, pid_t but)
 {
-    AUTO_FREE char *real = realpath(file, NULL); /* descriptors name the file, never a link to it */
+    FF_AUTO_FREE char *real = realpath(file, NULL); /* descriptors name the file, never a link to it */
     char *names[] = {real, NULL};
-    const struct words files = {.v = names, .n = 1};
+    const struct strv files = {.v = names, .n = 1};
     pid_t user = USER_NONE;
     struct stat st;
     struct seen s = {.files = &files, .st = &st, .users = &user, .but = but};

@@ -7,7 +7,8 @@
 
 #include <sys/types.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 #define USER_NONE 0
 #define USER_UNSEEN (-1) /* it has the locks that QEMU takes, and cannot be seen from here; or it may
@@ -15,7 +16,7 @@
 
 /* Of each of @files one process that has it open, into @users; a file that is not there has none.
  * Cost: a look at every descriptor of every process of this host, once for all of them */
-void in_use(const struct words *files, pid_t *users);
+void in_use(const struct strv *files, pid_t *users);
 
 /* A process of this host other than @but that has the file open. Its locks say nothing: they are @but's */
 pid_t in_use_beside(const char *file, pid_t but);

@@ -40,7 +40,7 @@ char *shell_join(char *const *argv)
     char *out = xstrdup("");
 
     for (; *argv; argv++) {
-        AUTO_FREE char *q = shell_quote(*argv);
+        FF_AUTO_FREE char *q = shell_quote(*argv);
         if (*out)
             append(&out, " ", 1);
         append(&out, q, strlen(q));
@@ -59,19 +59,19 @@ static bool needs_two_shells(const char *template)
     return len == 3 && !strncmp(name, "ssh", 3);
 }
 
-int launch_check(const char *template, struct why *why)
+int launcher_check(const char *template, struct ff_error *why)
 {
     if (strstr(template, "{cmd}") && strstr(template, "{host}"))
         return 0;
-    return refuse(why, EINVAL, "launcher \"%s\": want a command with {host} and {cmd} in it, such "
-                               "as \"" LAUNCH_DEFAULT "\"", template);
+    return ff_error_set(why, EINVAL, "launcher \"%s\": want a command with {host} and {cmd} in it, such "
+                               "as \"" LAUNCHER_DEFAULT "\"", template);
 }
 
-char *launch_line(const char *template, const char *host, char *const *argv)
+char *launcher_line(const char *template, const char *host, char *const *argv)
 {
     char *out = xstrdup("");
-    AUTO_FREE char *h = shell_quote(host), *line = shell_join(argv);
-    AUTO_FREE char *twice = shell_quote(line);
+    FF_AUTO_FREE char *h = shell_quote(host), *line = shell_join(argv);
+    FF_AUTO_FREE char *twice = shell_quote(line);
     const char *cmd = needs_two_shells(template) ? twice : line;
 
     while (*template) {

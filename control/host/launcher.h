@@ -5,9 +5,10 @@
 #ifndef FF_CLI_LAUNCH_H
 #define FF_CLI_LAUNCH_H
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
-#define LAUNCH_DEFAULT "ssh {host} {cmd}"
+#define LAUNCHER_DEFAULT "ssh {host} {cmd}"
 
 /* One word of a shell: quoted only if it has to be */
 char *shell_quote(const char *word);
@@ -16,13 +17,13 @@ char *shell_quote(const char *word);
 char *shell_join(char *const *argv);
 
 /**
- * launch_line() - the line that a shell runs to start @argv on @host
+ * launcher_line() - the line that a shell runs to start @argv on @host
  * @template: {host} and {cmd} are replaced, and must be there; {cmd} is the command with its words
  *            quoted for one shell. Where the launcher's program gives its arguments to another
  *            shell, as ssh does, {cmd} is quoted once more: so for a template that begins with
  *            "ssh" or has "ssh" as the last part of its program's path
  */
-char *launch_line(const char *template, const char *host, char *const *argv);
-int launch_check(const char *template, struct why *why);
+char *launcher_line(const char *template, const char *host, char *const *argv);
+int launcher_check(const char *template, struct ff_error *why);
 
 #endif

@@ -62,16 +62,16 @@ static char *lines_of(const json_t *files)
     json_t *f;
 
     json_array_foreach(files, i, f) {
-        AUTO_FREE char *before = text;
-        AUTO_FREE char *line = json_dumps(f, JSON_ENCODE_ANY);
+        FF_AUTO_FREE char *before = text;
+        FF_AUTO_FREE char *line = json_dumps(f, JSON_ENCODE_ANY);
         text = xprintf("%s%s\n", before, line);
     }
     return text;
 }
 
-static int append(const char *path, const json_t *files, struct why *why)
+static int append(const char *path, const json_t *files, struct ff_error *why)
 {
-    AUTO_FREE char *text = lines_of(files);
+    FF_AUTO_FREE char *text = lines_of(files);
     ssize_t len = (ssize_t)strlen(text);
 
     int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
@@ -82,26 +82,26 @@ static int append(const char *path, const json_t *files, struct why *why)
         unlink(path); /* half a line would spoil the next */
     if (fd >= 0)
         close(fd);
-    return code ? refuse(why, code, "overlays: write %s: %s: nothing could remove them later", path,
+    return code ? ff_error_set(why, code, "overlays: write %s: %s: nothing could remove them later", path,
                          strerror(code)) : 0;
 }
 
-int overlays_add(const char *dir, unsigned number, const json_t *files, struct why *why)
+int overlay_records_add(const char *dir, unsigned number, const json_t *files, struct ff_error *why)
 {
-    AUTO_FREE char *path = record_of(dir, number);
+    FF_AUTO_FREE char *path = record_of(dir, number);
     size_t i;
     json_t *f;
 
     json_array_foreach(files, i, f)
         if (!json_is_string(f))
-            return refuse(why, EINVAL, "overlays: want their names");
+            return ff_error_set(why, EINVAL, "overlays: want their names");
     return json_array_size(files) ? append(path, files, why) : 0;
 }
 
 /* false: it is there, and cannot be read, or not all of it */
-static bool read_record(const char *dir, unsigned number, struct words *files)
+static bool read_record(const char *dir, unsigned number, struct strv *files)
 {
-    AUTO_FREE char *path = record_of(dir, number);
+    FF_AUTO_FREE char *path = record_of(dir, number);
     FILE *f = fopen(path, "re");
     char *line = NULL;
     size_t room = 0;
@@ -110,10 +110,10 @@ static bool read_record(const char *dir, unsigned number, struct words *files)
     if (!f)
         return errno == ENOENT;
     while (getline(&line, &room, f) > 0) {
-        AUTO_JSON json_t *s = json_loads(line, JSON_DECODE_ANY, NULL);
+        FF_AUTO_JSON json_t *s = json_loads(line, JSON_DECODE_ANY, NULL);
         ok &= json_is_string(s);
-        if (json_is_string(s) && !words_have(files, json_string_value(s)))
-            words_add(files, "%s", json_string_value(s));
+        if (json_is_string(s) && !strv_have(files, json_string_value(s)))
+            strv_add(files, "%s", json_string_value(s));
     }
     ok &= !ferror(f);
     free(line);
@@ -121,19 +121,19 @@ static bool read_record(const char *dir, unsigned number, struct words *files)
     return ok;
 }
 
-int overlays_read(const char *dir, unsigned number, struct words *files, struct why *why)
+int overlay_records_read(const char *dir, unsigned number, struct strv *files, struct ff_error *why)
 {
-    *files = (struct words){0};
+    *files = (struct strv){0};
     if (read_record(dir, number, files))
         return 0;
-    words_free(files);
-    return refuse(why, EIO, "overlays: %s/%u" SUFFIX " cannot be read: which files it names is not "
+    strv_free(files);
+    return ff_error_set(why, EIO, "overlays: %s/%u" SUFFIX " cannot be read: which files it names is not "
                             "known: mend it, a JSON string a line", dir, number);
 }
 
-void overlays_forget(const char *dir, unsigned number)
+void overlay_records_forget(const char *dir, unsigned number)
 {
-    AUTO_FREE char *path = record_of(dir, number);
+    FF_AUTO_FREE char *path = record_of(dir, number);
 
     unlink(path);
 }
@@ -161,9 +161,9 @@ static json_t *records_in(const char *dir)
     return numbers;
 }
 
-bool overlays_left(const char *dir)
+bool overlay_records_left(const char *dir)
 {
-    AUTO_JSON json_t *numbers = records_in(dir);
+    FF_AUTO_JSON json_t *numbers = records_in(dir);
 
     return json_array_size(numbers) > 0;
 }
@@ -190,31 +190,31 @@ static uint64_t start_of(const json_t *o)
 }
 
 /* A child's last monitor is at DIR/N.qmp, and the state file there must know it */
-bool overlays_owner(char *const *argv, pid_t pid, struct overlay_owner *out)
+bool overlay_records_owner(char *const *argv, pid_t pid, struct overlay_owner *out)
 {
     *out = (struct overlay_owner){0};
     for (; argv[0] && argv[1]; argv++) {
         const char *value = argv[1];
-        if (!option_is(argv[0], "qmp") || strncmp(value, "unix:/", 6))
+        if (!qemu_option_is(argv[0], "qmp") || strncmp(value, "unix:/", 6))
             continue;
-        AUTO_FREE char *path = xprintf("%.*s", (int)strcspn(value + 5, ","), value + 5);
+        FF_AUTO_FREE char *path = xprintf("%.*s", (int)strcspn(value + 5, ","), value + 5);
         char *name = strrchr(path, '/'), *end;
         unsigned long n = strtoul(name + 1, &end, 10);
         if (end == name + 1 || strcmp(end, ".qmp") || !n || n > UINT32_MAX)
             continue;
         *name = '\0';
-        overlays_owner_free(out);
+        overlay_records_owner_free(out);
         *out = (struct overlay_owner){.dir = xstrdup(path), .number = (unsigned)n};
     }
-    AUTO_JSON json_t *state = out->dir && rundir_is_own(out->dir) ? rundir_read_state(out->dir) : NULL;
+    FF_AUTO_JSON json_t *state = out->dir && rundir_is_own(out->dir) ? rundir_read_state(out->dir) : NULL;
     const json_t *k = find_child(state, out->number);
     if (k && pid_of(k, "pid") == pid && process_is(pid, start_of(k)))
         return true;
-    overlays_owner_free(out);
+    overlay_records_owner_free(out);
     return false;
 }
 
-void overlays_owner_free(struct overlay_owner *o)
+void overlay_records_owner_free(struct overlay_owner *o)
 {
     free(o->dir);
     *o = (struct overlay_owner){0};
@@ -235,48 +235,48 @@ static void make_like(int fd, const char *like)
     (void)!fchmod(fd, mode | 0600);
 }
 
-int overlay_create(const char *file, const char *like, struct why *why)
+int overlay_records_create(const char *file, const char *like, struct ff_error *why)
 {
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 
     if (fd < 0 && errno == EEXIST)
-        return refuse(why, EEXIST, "create overlay %s: the file exists; take another fork id, or "
+        return ff_error_set(why, EEXIST, "create overlay %s: the file exists; take another fork id, or "
                                    "remove it if nobody uses it", file);
     if (fd < 0)
-        return refuse(why, errno, "create overlay %s: %s", file, strerror(errno));
+        return ff_error_set(why, errno, "create overlay %s: %s", file, strerror(errno));
     make_like(fd, like);
     close(fd);
     return 0;
 }
 
-int overlays_make(const char *dir, unsigned number, const json_t *files, struct why *why)
+int overlay_records_make(const char *dir, unsigned number, const json_t *files, struct ff_error *why)
 {
-    int rc = overlays_add(dir, number, files, why);
+    int rc = overlay_records_add(dir, number, files, why);
     size_t i, made = 0;
     json_t *f;
 
     json_array_foreach(files, i, f)
-        if (!rc && !(rc = overlay_create(json_string_value(f), NULL, why)))
+        if (!rc && !(rc = overlay_records_create(json_string_value(f), NULL, why)))
             made++;
     if (!rc || !json_array_size(files))
         return rc;
     while (made-- > 0) /* those after it are somebody else's */
         unlink(json_string_value(json_array_get(files, made)));
-    overlays_forget(dir, number);
+    overlay_records_forget(dir, number);
     return rc;
 }
 
-void overlays_unmake(const char *dir, unsigned number)
+void overlay_records_unmake(const char *dir, unsigned number)
 {
-    struct words files;
-    struct why ignored;
+    struct strv files;
+    struct ff_error ignored;
 
-    if (overlays_read(dir, number, &files, &ignored))
+    if (overlay_records_read(dir, number, &files, &ignored))
         return; /* its files are found by --kill */
     for (size_t i = 0; i < files.n; i++)
         unlink(files.v[i]);
-    words_free(&files);
-    overlays_forget(dir, number);
+    strv_free(&files);
+    overlay_records_forget(dir, number);
 }
 
 /* --- those of children that have ended --- */
@@ -290,21 +290,21 @@ struct over {
 struct sweep {
     struct over *v;
     size_t n;
-    struct words files;
-    struct words dirs; /* left for their overlays */
+    struct strv files;
+    struct strv dirs; /* left for their overlays */
     const char *id;     /* for @kept, which may be NULL */
-    struct words *kept;
+    struct strv *kept;
     json_t *children;  /* what a process is, by its number */
 };
 
 static void add_over(struct sweep *s, const char *dir, const char *id, unsigned number)
 {
-    struct words files;
-    struct why why;
+    struct strv files;
+    struct ff_error why;
 
-    if (overlays_read(dir, number, &files, &why)) { /* later, then */
+    if (overlay_records_read(dir, number, &files, &why)) { /* later, then */
         if (s->kept && s->id && !strcmp(s->id, id))
-            words_add(s->kept, "%s", why.text);
+            strv_add(s->kept, "%s", why.text);
         return;
     }
     struct over *more = xcalloc(s->n + 1, sizeof(*more));
@@ -315,25 +315,25 @@ static void add_over(struct sweep *s, const char *dir, const char *id, unsigned 
     s->v[s->n++] = (struct over){.dir = xstrdup(dir), .id = xstrdup(id), .number = number,
                                  .first = s->files.n, .n = files.n};
     for (size_t i = 0; i < files.n; i++)
-        words_add(&s->files, "%s", files.v[i]);
-    words_free(&files);
+        strv_add(&s->files, "%s", files.v[i]);
+    strv_free(&files);
 }
 
 /* A child that its agent has not started yet is in no state file; without the agent it never is */
 static void find_over(void *opaque, const char *dir, json_t *state)
 {
     bool agent = process_is(pid_of(state, "agent"), start_of(state));
-    AUTO_JSON json_t *records = records_in(dir);
+    FF_AUTO_JSON json_t *records = records_in(dir);
     struct sweep *s = opaque;
     const char *id = text_of(state, "id");
     size_t i;
     json_t *k, *r;
 
     if (!agent && json_is_true(json_object_get(state, "kept")))
-        words_add(&s->dirs, "%s", dir);
+        strv_add(&s->dirs, "%s", dir);
     json_array_foreach(json_object_get(state, "children"), i, k) {
-        AUTO_FREE char *pid = xprintf("%d", (int)pid_of(k, "pid"));
-        AUTO_FREE char *what = xprintf("child %d of fork %s",
+        FF_AUTO_FREE char *pid = xprintf("%d", (int)pid_of(k, "pid"));
+        FF_AUTO_FREE char *what = xprintf("child %d of fork %s",
                                        (int)json_integer_value(json_object_get(k, "number")), id);
         json_object_set_new(s->children, pid, json_string(what));
     }
@@ -349,47 +349,47 @@ static char *name_of(const struct sweep *s, pid_t pid)
 {
     if (pid == USER_UNSEEN)
         return xstrdup("a process that cannot be seen from here");
-    AUTO_FREE char *key = xprintf("%d", (int)pid);
+    FF_AUTO_FREE char *key = xprintf("%d", (int)pid);
     const char *child = text_of(s->children, key);
     return *child ? xprintf("%s (pid %d)", child, (int)pid) : xprintf("the process %d", (int)pid);
 }
 
 static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *users,
-                      struct words *kept)
+                      struct strv *kept)
 {
-    AUTO_JSON json_t *rest = json_array();
-    struct why why;
+    FF_AUTO_JSON json_t *rest = json_array();
+    struct ff_error why;
 
     for (size_t i = o->first; i < o->first + o->n; i++) {
         const char *file = s->files.v[i];
         int code = users[i] == USER_NONE && unlink(file) < 0 ? errno : 0;
         if (users[i] == USER_NONE && (!code || code == ENOENT))
             continue;
-        AUTO_FREE char *who = users[i] == USER_NONE ? NULL : name_of(s, users[i]);
+        FF_AUTO_FREE char *who = users[i] == USER_NONE ? NULL : name_of(s, users[i]);
         json_array_append_new(rest, json_string(file));
         if (kept && who)
-            words_add(kept, "%s stays: %s needs it, and it goes with that", file, who);
+            strv_add(kept, "%s stays: %s needs it, and it goes with that", file, who);
         else if (kept)
-            words_add(kept, "%s stays: it cannot be removed: %s", file, strerror(code));
+            strv_add(kept, "%s stays: it cannot be removed: %s", file, strerror(code));
     }
     if (json_array_size(rest) == o->n && o->n)
         return;
-    AUTO_FREE char *path = record_of(o->dir, o->number), *aside = xprintf("%s.new", path);
+    FF_AUTO_FREE char *path = record_of(o->dir, o->number), *aside = xprintf("%s.new", path);
     if (!json_array_size(rest))
         unlink(path);
     else if (append(aside, rest, &why) || rename(aside, path) < 0)
         unlink(aside); /* as it was: what is gone is no harm in it */
 }
 
-void overlays_sweep(const char *base, const char *id, struct words *kept)
+void overlay_records_sweep(const char *base, const char *id, struct strv *kept)
 {
     struct sweep s = {.children = json_object(), .id = id, .kept = kept};
-    struct why why;
+    struct ff_error why;
     int lock;
 
     if (rundir_lock(base, kept ? LOCK_LIMIT_MS : LOCK_SHORT_MS, &lock, &why)) {
         if (kept)
-            words_add(kept, "overlays that nobody needs stay: %s", why.text);
+            strv_add(kept, "overlays that nobody needs stay: %s", why.text);
         json_decref(s.children);
         return;
     }
@@ -402,13 +402,13 @@ void overlays_sweep(const char *base, const char *id, struct words *kept)
         free(s.v[i].id);
     }
     for (size_t i = 0; i < s.dirs.n; i++)
-        if (!overlays_left(s.dirs.v[i]))
+        if (!overlay_records_left(s.dirs.v[i]))
             rundir_remove(s.dirs.v[i]);
     rundir_unlock(lock);
     free(users);
     free(s.v);
-    words_free(&s.files);
-    words_free(&s.dirs);
+    strv_free(&s.files);
+    strv_free(&s.dirs);
     json_decref(s.children);
 }
 
@@ -417,7 +417,7 @@ struct on {
     char *found;
 };
 
-static bool same_file(const char *a, const char *b)
+static bool image_same_file(const char *a, const char *b)
 {
     struct stat x, y;
 
@@ -427,24 +427,24 @@ static bool same_file(const char *a, const char *b)
 
 static void find_on(void *opaque, const char *dir, json_t *state)
 {
-    AUTO_JSON json_t *records = records_in(dir);
+    FF_AUTO_JSON json_t *records = records_in(dir);
     struct on *on = opaque;
     size_t i;
     json_t *r;
 
     json_array_foreach(records, i, r) {
         unsigned number = (unsigned)json_integer_value(r);
-        struct words files;
-        struct why why;
-        if (overlays_read(dir, number, &files, &why) && !on->found)
+        struct strv files;
+        struct ff_error why;
+        if (overlay_records_read(dir, number, &files, &why) && !on->found)
             on->found = xstrdup(why.text);
         for (size_t k = 0; !on->found && k < files.n; k++) {
-            AUTO_FREE char *behind = strcmp(files.v[k], on->but) ? overlay_backing(files.v[k]) : NULL;
-            if (behind && same_file(behind, on->image))
+            FF_AUTO_FREE char *behind = strcmp(files.v[k], on->but) ? overlay_backing(files.v[k]) : NULL;
+            if (behind && image_same_file(behind, on->image))
                 on->found = xprintf("%s of child %u of fork %s has it behind it", files.v[k], number,
                                     text_of(state, "id"));
         }
-        words_free(&files);
+        strv_free(&files);
     }
 }
 
@@ -456,15 +456,15 @@ char *overlays_on(const char *base, const char *image, const char *but)
     return on.found;
 }
 
-void overlays_leave(const char *base, const char *dir, const json_t *state)
+void overlay_records_leave(const char *base, const char *dir, const json_t *state)
 {
-    struct why ignored;
+    struct ff_error ignored;
     int lock;
 
     /* without it too: what is left then goes when somebody looks next */
     rundir_lock(base, LOCK_SHORT_MS, &lock, &ignored);
-    if (overlays_left(dir)) {
-        AUTO_JSON json_t *over = json_copy((json_t *)state);
+    if (overlay_records_left(dir)) {
+        FF_AUTO_JSON json_t *over = json_copy((json_t *)state);
         json_object_set_new(over, "start", json_integer(0));
         json_object_set_new(over, "kept", json_true());
         rundir_write_state(dir, over);

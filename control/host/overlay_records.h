@@ -9,7 +9,8 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 /* A child's record: in the run directory of its agent, DIR/N.overlays */
 struct overlay_owner {
@@ -18,43 +19,43 @@ struct overlay_owner {
 };
 
 /* The child that a running QEMU is, by its command line; false: it is none, or not of this user */
-bool overlays_owner(char *const *argv, pid_t pid, struct overlay_owner *out);
-void overlays_owner_free(struct overlay_owner *o);
+bool overlay_records_owner(char *const *argv, pid_t pid, struct overlay_owner *out);
+void overlay_records_owner_free(struct overlay_owner *o);
 
 /**
- * overlays_add() - write down that a child owns these files, before they are made
+ * overlay_records_add() - write down that a child owns these files, before they are made
  * @files: an array of strings
  *
  * From now on they go when the child has ended and nobody has them open.
  * Return: 0, or -errno with the reason: nothing is written down then
  */
-int overlays_add(const char *dir, unsigned number, const json_t *files, struct why *why);
+int overlay_records_add(const char *dir, unsigned number, const json_t *files, struct ff_error *why);
 /* Those of a child, none if it has no record. -EIO: there is one that cannot be read as a whole */
-int overlays_read(const char *dir, unsigned number, struct words *files, struct why *why);
-void overlays_forget(const char *dir, unsigned number); /* others own them now */
-bool overlays_left(const char *dir); /* of any child */
+int overlay_records_read(const char *dir, unsigned number, struct strv *files, struct ff_error *why);
+void overlay_records_forget(const char *dir, unsigned number); /* others own them now */
+bool overlay_records_left(const char *dir); /* of any child */
 
 /**
- * overlay_create() - an empty file that was not there, for this user alone
+ * overlay_records_create() - an empty file that was not there, for this user alone
  * @like: an image whose owner and mode it gets, as far as this user may give them; NULL: it does not
  *
  * Return: 0; -EEXIST, also of a symbolic link; -errno: nothing is there
  */
-int overlay_create(const char *file, const char *like, struct why *why);
+int overlay_records_create(const char *file, const char *like, struct ff_error *why);
 
-/* overlays_add() and overlay_create() of each; on failure none of them is there */
-int overlays_make(const char *dir, unsigned number, const json_t *files, struct why *why);
-void overlays_unmake(const char *dir, unsigned number); /* nobody has used them yet */
+/* overlay_records_add() and overlay_records_create() of each; on failure none of them is there */
+int overlay_records_make(const char *dir, unsigned number, const json_t *files, struct ff_error *why);
+void overlay_records_unmake(const char *dir, unsigned number); /* nobody has used them yet */
 
 /**
- * overlays_sweep() - remove the overlays of children that have ended, but those that are in use
+ * overlay_records_sweep() - remove the overlays of children that have ended, but those that are in use
  * @base: of run directories; those of this host are looked at, of all forks
  * @id:   for @kept, which may be NULL: a line for each overlay of this fork that stays, and why
  *
  * A run directory that was left for its overlays goes with the last of them.
  * Cost:  as in_use(), if there is any such overlay
  */
-void overlays_sweep(const char *base, const char *id, struct words *kept);
+void overlay_records_sweep(const char *base, const char *id, struct strv *kept);
 
 /**
  * overlays_on() - whose overlay is there that has this image behind it, of all records of this host
@@ -66,6 +67,6 @@ char *overlays_on(const char *base, const char *image, const char *but);
 
 /* The last step of an agent without children: its run directory goes, unless overlays are left
  * there; then @state stays, as that of an agent that has ended */
-void overlays_leave(const char *base, const char *dir, const json_t *state);
+void overlay_records_leave(const char *base, const char *dir, const json_t *state);
 
 #endif

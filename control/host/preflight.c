@@ -6,10 +6,10 @@
  * DOC: Theory of Operation
  *
  * Purpose      a fork that cannot succeed must not touch the parent: not pause it, not lengthen the
- *              chain of its disks. vmclone says what it will need (clone_check.c); the agent of each
+ *              chain of its disks. vmclone says what it will need (fork_check.c); the agent of each
  *              host looks, with the rights, limits and mounts that the children will have.
  * Limits       what is free now may be taken a moment later: a fork that fails after its freeze
- *              writes the parent's overlays back (clone_commit.c).
+ *              writes the parent's overlays back (fork_commit.c).
  *              A program answers within PROGRAM_LIMIT_MS.
  */
 #include <errno.h>
@@ -23,32 +23,15 @@
 #include <unistd.h>
 
 #include "autojson.h"
-#include "farfork.h"
+#include "farfork-probe.h"
+#include "folder.h"
 #include "preflight.h"
 #include "spawn.h"
 
 #define PROGRAM_LIMIT_MS 20000 /* it takes 20 ms */
 
-int preflight_folder(const char *folder, uint64_t bytes, const char *what, const char *option,
-                     struct why *why)
-{
-    struct statvfs v;
-    struct stat st;
-
-    if (stat(folder, &st) < 0 || (!S_ISDIR(st.st_mode) && (errno = ENOTDIR)) ||
-        access(folder, W_OK | X_OK) < 0 || statvfs(folder, &v) < 0)
-        return refuse(why, errno, "%s %s: %s: name one that can be written to (%s)", what, folder,
-                      strerror(errno), option);
-    uint64_t have = (uint64_t)v.f_bavail * v.f_frsize;
-    if (have < bytes)
-        return refuse(why, ENOSPC, "%s %s: no space left for overlays (%llu KiB free, %llu KiB "
-                                   "needed at once): name another one (%s)", what, folder,
-                      (unsigned long long)have >> 10, (unsigned long long)bytes >> 10, option);
-    return 0;
-}
-
 /* What is there is not the child's: it would be written over, and removed at its end */
-static int check_files(const json_t *files, struct why *why)
+static int check_files(const json_t *files, struct ff_error *why)
 {
     struct stat st;
     json_t *f;
@@ -56,26 +39,26 @@ static int check_files(const json_t *files, struct why *why)
 
     json_array_foreach(files, i, f)
         if (json_is_string(f) && !lstat(json_string_value(f), &st))
-            return refuse(why, EEXIST, "create %s: the file exists; take another fork id (--id), or "
+            return ff_error_set(why, EEXIST, "create %s: the file exists; take another fork id (--id), or "
                                        "remove it if nobody uses it", json_string_value(f));
     return 0;
 }
 
 /* --- descriptors --- */
 
-int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct why *why)
+int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct ff_error *why)
 {
     struct rlimit lim;
 
     if (prlimit(pid, RLIMIT_NOFILE, NULL, &lim) < 0 || lim.rlim_cur >= need)
         return 0;
     if (lim.rlim_max < need)
-        return refuse(why, EMFILE, "open files: the limit of %s is %llu, and %llu are needed: raise "
+        return ff_error_set(why, EMFILE, "open files: the limit of %s is %llu, and %llu are needed: raise "
                                    "it (ulimit -n, limits.conf, LimitNOFILE=)",
                       who, (unsigned long long)lim.rlim_max, (unsigned long long)need);
     lim.rlim_cur = need;
     if (prlimit(pid, RLIMIT_NOFILE, &lim, NULL) < 0)
-        return refuse(why, errno, "open files: raise the limit of %s to %llu: %s", who,
+        return ff_error_set(why, errno, "open files: raise the limit of %s to %llu: %s", who,
                       (unsigned long long)need, strerror(errno));
     return 0;
 }
@@ -84,7 +67,7 @@ int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct why 
 
 struct wanted {
     const json_t *subjects;
-    struct why *why;
+    struct ff_error *why;
     int rc;
 };
 
@@ -96,10 +79,10 @@ static void take_check(void *opaque, const char *subject, enum ff_check result, 
 
     json_array_foreach(w->subjects, i, s)
         if (!w->rc && result == FF_CHECK_NO && !strcmp(json_string_value(s), subject))
-            w->rc = refuse(w->why, ENOTSUP, "%s: %s", subject, text);
+            w->rc = ff_error_set(w->why, ENOTSUP, "%s: %s", subject, text);
 }
 
-static int check_host(const json_t *subjects, struct why *why)
+static int check_host(const json_t *subjects, struct ff_error *why)
 {
     struct wanted w = {.subjects = subjects, .why = why};
 
@@ -117,7 +100,7 @@ struct answers {
 
 static void hear_answer(struct answers *a, const char *line)
 {
-    AUTO_JSON json_t *m = json_loads(line, 0, NULL);
+    FF_AUTO_JSON json_t *m = json_loads(line, 0, NULL);
     json_t *command;
     size_t i;
 
@@ -127,61 +110,61 @@ static void hear_answer(struct answers *a, const char *line)
 }
 
 /* Until it closes its output; false: it does not */
-static bool hear_program(struct remote *r, struct answers *a)
+static bool hear_program(struct spawn *r, struct answers *a)
 {
-    uint64_t end = now_ms() + PROGRAM_LIMIT_MS, now;
+    uint64_t end = ff_now_ms() + PROGRAM_LIMIT_MS, now;
     bool over = false;
     char *line;
 
-    while (!over && (now = now_ms()) < end) {
+    while (!over && (now = ff_now_ms()) < end) {
         struct pollfd p[] = {{.fd = r->out, .events = POLLIN}, {.fd = r->err, .events = POLLIN}};
         if (poll(p, 2, (int)(end - now)) <= 0)
             continue;
-        over = remote_hear(r);
-        while ((line = lines_next(&r->out_lines)))
+        over = spawn_on_output(r);
+        while ((line = jsonl_next(&r->out_lines)))
             hear_answer(a, line);
     }
     return over;
 }
 
-static int check_program(const json_t *words, struct why *why)
+static int check_program(const json_t *words, struct ff_error *why)
 {
     static const char ask[] = "{\"execute\":\"qmp_capabilities\"}\n"
                               "{\"execute\":\"query-commands\"}\n{\"execute\":\"quit\"}\n";
     const char *program = json_string_value(json_array_get(words, 0));
-    struct words argv = {0};
+    struct strv argv = {0};
     struct answers a = {0};
-    struct remote r;
+    struct spawn r;
     json_t *word;
     size_t i;
 
     json_array_foreach(words, i, word)
-        words_add(&argv, "%s", json_string_value(word));
-    int rc = program ? remote_start(&r, argv.v, NULL, why) : 0;
-    words_free(&argv);
+        strv_add(&argv, "%s", json_string_value(word));
+    int rc = program ? spawn_start(&r, argv.v, NULL, why) : 0;
+    strv_free(&argv);
     if (rc || !program)
         return rc;
-    lines_write(r.in, ask, strlen(ask), PROGRAM_LIMIT_MS); /* who does not read fails below */
+    jsonl_write(r.in, ask, strlen(ask), PROGRAM_LIMIT_MS); /* who does not read fails below */
     int status = -1;
-    bool over = hear_program(&r, &a), ended = over && remote_ended(&r, &status);
-    remote_end(&r, 0);
+    bool over = hear_program(&r, &a), ended = over && spawn_ended(&r, &status);
+    spawn_end(&r, 0);
     const char *said = r.words ? r.words : "no message";
     if (!ended)
-        rc = refuse(why, ETIMEDOUT, "%s: it does not start within %d s: %s", program,
+        rc = ff_error_set(why, ETIMEDOUT, "%s: it does not start within %d s: %s", program,
                     PROGRAM_LIMIT_MS / 1000, said);
     else if (WIFSIGNALED(status))
-        rc = refuse(why, ENOEXEC, "%s: it does not start: SIG%s: %s", program,
+        rc = ff_error_set(why, ENOEXEC, "%s: it does not start: SIG%s: %s", program,
                     sigabbrev_np(WTERMSIG(status)), said);
     else if (WEXITSTATUS(status))
-        rc = refuse(why, ENOEXEC, "%s: it does not start: exit code %d: %s", program,
+        rc = ff_error_set(why, ENOEXEC, "%s: it does not start: exit code %d: %s", program,
                     WEXITSTATUS(status), said);
     else if (!a.greeted || !a.able)
-        rc = refuse(why, ENOTSUP, "%s: it is no QEMU of Farfork's: name one by --qemu", program);
-    remote_free(&r);
+        rc = ff_error_set(why, ENOTSUP, "%s: it is no QEMU of Farfork's: name one by --qemu", program);
+    spawn_free(&r);
     return rc;
 }
 
-int preflight(const json_t *want, pid_t server, struct why *why)
+int preflight(const json_t *want, pid_t server, struct ff_error *why)
 {
     const char *folder = json_string_value(json_object_get(want, "folder"));
     json_int_t bytes = json_integer_value(json_object_get(want, "bytes"));
@@ -189,7 +172,7 @@ int preflight(const json_t *want, pid_t server, struct why *why)
     int rc = 0;
 
     if (folder)
-        rc = preflight_folder(folder, (uint64_t)bytes, "scratch folder", "--scratch", why);
+        rc = folder_has_room(folder, (uint64_t)bytes, "scratch folder", "--scratch", why);
     if (!rc)
         rc = check_files(json_object_get(want, "files"), why);
     if (!rc)

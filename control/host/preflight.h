@@ -8,16 +8,12 @@
 #include <jansson.h>
 #include <sys/types.h>
 
-#include "xalloc.h"
-
-/* A new file can be made in @folder, and @bytes be written there. @what and @option are for the
- * reason: "scratch folder", "--scratch". -ENOENT, -ENOTDIR, -EACCES, -EROFS, -ENOSPC */
-int preflight_folder(const char *folder, uint64_t bytes, const char *what, const char *option,
-                     struct why *why);
+#include "error.h"
+#include "strv.h"
 
 /* So many may be open in process @pid (0: this one): its limit is raised where that is permitted.
  * -EMFILE */
-int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct why *why);
+int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct ff_error *why);
 
 /**
  * preflight() - check this host for the children of a fork; an agent does so
@@ -31,6 +27,6 @@ int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct why 
  * Raises the limit of open descriptors of this process and of @server where that is permitted.
  * Takes some 20 ms with a program, else less than one.
  */
-int preflight(const json_t *want, pid_t server, struct why *why);
+int preflight(const json_t *want, pid_t server, struct ff_error *why);
 
 #endif

@@ -10,20 +10,15 @@
  *              An agent without who started it ends with its last child, and removes what it left.
  */
 #include <errno.h>
-#include <getopt.h>
-#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include "autojson.h"
-#include "cli.h"
-#include "defaults.h"
 #include "ps.h"
 #include "qmp.h"
 #include "overlay_records.h"
@@ -50,9 +45,9 @@ static bool alive(const json_t *o, const char *pid)
 /* A guest came to it by a move whose mover has gone: only its QEMU knows when all of it is there */
 static bool has_arrived(const json_t *k)
 {
-    AUTO_JSON json_t *info = NULL;
+    FF_AUTO_JSON json_t *info = NULL;
     struct qmp *q;
-    struct why why;
+    struct ff_error why;
 
     if (qmp_connect(text_of(k, "qmp"), -1, ASK_LIMIT_MS, &q, &why))
         return false;
@@ -79,7 +74,7 @@ static void add_fork(void *opaque, const char *dir, json_t *s)
     json_array_append(opaque, s);
 }
 
-json_t *forks_here(const char *base)
+json_t *ps_forks(const char *base)
 {
     json_t *all = json_array();
 
@@ -89,7 +84,7 @@ json_t *forks_here(const char *base)
 
 static void print_unfinished(const json_t *s)
 {
-    AUTO_JSON json_t *files = unfinished_files(s);
+    FF_AUTO_JSON json_t *files = unfinished_files(s);
     size_t i;
     json_t *f;
 
@@ -99,7 +94,7 @@ static void print_unfinished(const json_t *s)
         printf("  overlay  %s\n", json_string_value(f));
 }
 
-void forks_print(const json_t *forks)
+void ps_print(const json_t *forks)
 {
     json_t *s, *k;
     size_t i, n;
@@ -128,7 +123,7 @@ struct search {
     size_t forks, alive;
     int agent; /* this one alone; 0: any */
     bool kill;
-    struct words *kept; /* what stays, and why */
+    struct strv *kept; /* what stays, and why */
 };
 
 /* By a descriptor of the process: its number could be somebody else's a moment later */
@@ -182,22 +177,22 @@ static void clean(void *opaque, const char *dir, json_t *s)
         return;
     if (unfinished_is(s))
         unfinished_end(dir, s, f->kept);
-    else if (!overlays_left(dir))
+    else if (!overlay_records_left(dir))
         rundir_remove(dir);
 }
 
 /* Nothing of it is alive */
 static int remove_all(const char *base, const char *id, int agent)
 {
-    struct words kept = {0};
+    struct strv kept = {0};
     struct search f = {.agent = agent, .kept = &kept};
 
-    overlays_sweep(base, id, &kept);
+    overlay_records_sweep(base, id, &kept);
     rundir_each(base, id, clean, &f);
     for (size_t i = 0; i < kept.n; i++)
         fprintf(stderr, "%s: %s\n", program_invocation_short_name, kept.v[i]);
     int code = kept.n ? EXIT_SOME : EXIT_ALL;
-    words_free(&kept);
+    strv_free(&kept);
     return code;
 }
 
@@ -209,10 +204,10 @@ static bool left_alone(struct pollfd *in)
     return poll(in, 1, POLL_MS) > 0 && read(in->fd, ignored, sizeof(ignored)) <= 0;
 }
 
-int forks_end(const char *base, const char *id, int agent, bool kill, uint64_t limit_ms,
+int ps_end(const char *base, const char *id, int agent, bool kill, uint64_t limit_ms,
               bool lonely)
 {
-    uint64_t end = now_ms() + limit_ms;
+    uint64_t end = ff_now_ms() + limit_ms;
     struct pollfd in = {.fd = lonely ? STDIN_FILENO : -1, .events = POLLIN};
 
     for (bool first = true;; first = false) {
@@ -222,7 +217,7 @@ int forks_end(const char *base, const char *id, int agent, bool kill, uint64_t l
             return EXIT_NONE;
         if (!f.alive)
             return kill ? remove_all(base, id, agent) : EXIT_ALL;
-        if (limit_ms && now_ms() > end) {
+        if (limit_ms && ff_now_ms() > end) {
             fprintf(stderr, kill ? "%s: %zu processes of %s could not be ended\n"
                                  : "%s: %zu processes of %s still run\n",
                     program_invocation_short_name, f.alive, id);
@@ -231,101 +226,4 @@ int forks_end(const char *base, const char *id, int agent, bool kill, uint64_t l
         if (left_alone(&in))
             return EXIT_SOME;
     }
-}
-
-/* --- farfork forks --- */
-
-static int usage(FILE *out)
-{
-    fputs("usage: farfork forks [--list | --wait ID | --kill ID] [OPTION...]\n\n"
-          "Forks with children on this host, whoever made them. 'vmclone --list' and so on, on the\n"
-          "host that made them, are about all hosts of a fork, and ask this of the others.\n\n"
-          "  --list                  list them; the default\n"
-          "  --json                  print one line of JSON; with --wait, --kill: whether all has ended\n"
-          "  --wait ID               wait until the children of that fork have ended here\n"
-          "  --kill ID               end them, and what serves them\n"
-          "  --agent PID             with --wait, --kill: of the fork that this agent looks after\n"
-          "  --timeout SECONDS       with --wait: wait no longer\n"
-          "  --rundir DIR            their run directory\n"
-          "  -h, --help              print this text\n\n"
-          "Exit code: 0; 1 not all have ended, or overlays that others use stay; 2 usage; 3 there is no such fork here.\n"
-          "With --wait it ends with its input, where that is a pipe.\n", out);
-    return out == stdout ? EXIT_ALL : EXIT_USAGE;
-}
-
-static bool input_is_pipe(void)
-{
-    struct stat st;
-
-    return !fstat(STDIN_FILENO, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode));
-}
-
-static int list(const char *base, bool json)
-{
-    AUTO_JSON json_t *all = forks_here(base);
-
-    if (json) {
-        json_dumpf(all, stdout, JSON_COMPACT);
-        putchar('\n');
-        return EXIT_ALL;
-    }
-    forks_print(all);
-    if (!json_array_size(all))
-        printf("no forks on this host (%s)\n", base);
-    return EXIT_ALL;
-}
-
-int cmd_forks(int argc, char **argv)
-{
-    enum { LIST = 256, JSON, WAIT, KILL, TIMEOUT, RUNDIR, AGENT };
-    static const struct option options[] = {{"help", no_argument, NULL, 'h'},
-                                            {"list", no_argument, NULL, LIST},
-                                            {"json", no_argument, NULL, JSON},
-                                            {"wait", required_argument, NULL, WAIT},
-                                            {"kill", required_argument, NULL, KILL},
-                                            {"timeout", required_argument, NULL, TIMEOUT},
-                                            {"rundir", required_argument, NULL, RUNDIR},
-                                            {"agent", required_argument, NULL, AGENT},
-                                            {0}};
-    AUTO_FREE char *base = rundir_base();
-    const char *wait = NULL, *kill = NULL;
-    bool json = false, listing = false;
-    unsigned timeout_s = 0, agent = 0;
-    int c;
-
-    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
-        switch (c) {
-        case LIST: listing = true; break;
-        case JSON: json = true; break;
-        case WAIT: wait = optarg; break;
-        case KILL: kill = optarg; break;
-        case TIMEOUT:
-            if (!parse_number(optarg, 86400, &timeout_s))
-                return usage(stderr);
-            break;
-        case AGENT:
-            if (!parse_number(optarg, INT_MAX, &agent))
-                return usage(stderr);
-            break;
-        case RUNDIR:
-            free(base);
-            base = xstrdup(optarg);
-            break;
-        default: return usage(c == 'h' ? stdout : stderr);
-        }
-    if (optind < argc || listing + !!wait + !!kill > 1)
-        return usage(stderr);
-    if (!wait && !kill)
-        return list(base, json);
-    uint64_t limit_ms = kill ? KILL_LIMIT_MS : timeout_s * 1000ull;
-    int code = forks_end(base, wait ? wait : kill, (int)agent, kill, limit_ms,
-                         wait && input_is_pipe());
-    if (json) {
-        printf("{\"ended\": %s}\n", code == EXIT_SOME ? "false" : "true");
-        fflush(stdout);
-    }
-    if (code == EXIT_NONE)
-        fprintf(stderr, "farfork: no fork %s on this host (%s); see farfork forks\n",
-                wait ? wait : kill, base);
-    return code;
 }

@@ -65,29 +65,29 @@ bool rundir_is_own(const char *path)
 }
 
 /* A folder for this user; one that is there must be this user's, or it could be anybody's trap */
-static int make_own(const char *path, bool must_be_new, struct why *why)
+static int make_own(const char *path, bool must_be_new, struct ff_error *why)
 {
     if (!mkdir(path, 0700))
         return 0;
     if (errno != EEXIST || must_be_new)
-        return refuse(why, errno, "run directory %s: %s", path, strerror(errno));
+        return ff_error_set(why, errno, "run directory %s: %s", path, strerror(errno));
     if (!rundir_is_own(path))
-        return refuse(why, EPERM, "run directory %s: not a folder that only this user can write to: "
+        return ff_error_set(why, EPERM, "run directory %s: not a folder that only this user can write to: "
                                   "name another one by --rundir", path);
     return 0;
 }
 
 /* Nobody else can open it, and hold the lock that all processes of this user wait for */
-static int check_closed(const char *base, const struct stat *st, struct why *why)
+static int check_closed(const char *base, const struct stat *st, struct ff_error *why)
 {
     if (!(st->st_mode & 066))
         return 0;
-    return refuse(why, EPERM, "run directory %s: others can open it (mode %03o), and so hold its "
+    return ff_error_set(why, EPERM, "run directory %s: others can open it (mode %03o), and so hold its "
                               "lock: chmod 700 it, or name another one by --rundir", base,
                   st->st_mode & 0777);
 }
 
-static int make_base(const char *base, struct why *why)
+static int make_base(const char *base, struct ff_error *why)
 {
     struct stat st;
     int rc = make_own(base, false, why);
@@ -95,19 +95,19 @@ static int make_base(const char *base, struct why *why)
     return rc || lstat(base, &st) < 0 ? rc : check_closed(base, &st, why);
 }
 
-int rundir_make(const char *base, const char *id, const char *node, char **out, struct why *why)
+int rundir_make(const char *base, const char *id, const char *node, char **out, struct ff_error *why)
 {
-    AUTO_FREE char *fork_dir = xprintf("%s/%s", base, id);
+    FF_AUTO_FREE char *fork_dir = xprintf("%s/%s", base, id);
     char *dir = xprintf("%s/%s", fork_dir, node);
     int rc;
 
     if (*base != '/' || strchr(base, ',') || strlen(dir) > PATH_MAX_LEN)
-        rc = refuse(why, ENAMETOOLONG, "run directory %s: want an absolute path without commas of "
+        rc = ff_error_set(why, ENAMETOOLONG, "run directory %s: want an absolute path without commas of "
                                        "at most %d bytes: name another one by --rundir, or a "
                                        "shorter --id", dir, PATH_MAX_LEN);
     else if (!(rc = make_base(base, why)) && !(rc = make_own(fork_dir, false, why)) &&
              (rc = make_own(dir, true, why)) == -EEXIST)
-        refuse(why, EEXIST, "fork %s: %s is there: end that fork by `vmclone --kill %s`, or name "
+        ff_error_set(why, EEXIST, "fork %s: %s is there: end that fork by `vmclone --kill %s`, or name "
                             "another --id", id, dir, id);
     if (rc) {
         if (rc != -EEXIST)
@@ -130,7 +130,7 @@ void rundir_remove(const char *dir)
     if (d)
         closedir(d);
     rmdir(dir);
-    AUTO_FREE char *parent = xstrdup(dir);
+    FF_AUTO_FREE char *parent = xstrdup(dir);
     char *slash = strrchr(parent, '/');
     if (slash && slash != parent) {
         *slash = '\0';
@@ -140,7 +140,7 @@ void rundir_remove(const char *dir)
 
 static int write_at_once(const char *path, const json_t *value)
 {
-    AUTO_FREE char *fresh = xprintf("%s.new", path);
+    FF_AUTO_FREE char *fresh = xprintf("%s.new", path);
 
     if (json_dump_file(value, fresh, JSON_INDENT(1)) || rename(fresh, path) < 0) {
         int code = errno ? errno : EIO;
@@ -189,18 +189,18 @@ json_t *rundir_forks(const char *base)
 void rundir_each(const char *base, const char *id,
                  void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque)
 {
-    AUTO_JSON json_t *forks = rundir_forks(base);
+    FF_AUTO_JSON json_t *forks = rundir_forks(base);
     size_t i, k;
     json_t *fork, *node;
 
     json_array_foreach(forks, i, fork) {
         if (id && strcmp(id, json_string_value(fork)))
             continue;
-        AUTO_FREE char *fork_dir = xprintf("%s/%s", base, json_string_value(fork));
-        AUTO_JSON json_t *nodes = names_in(fork_dir);
+        FF_AUTO_FREE char *fork_dir = xprintf("%s/%s", base, json_string_value(fork));
+        FF_AUTO_JSON json_t *nodes = names_in(fork_dir);
         json_array_foreach(nodes, k, node) {
-            AUTO_FREE char *dir = xprintf("%s/%s", fork_dir, json_string_value(node));
-            AUTO_JSON json_t *state = rundir_read_state(dir);
+            FF_AUTO_FREE char *dir = xprintf("%s/%s", fork_dir, json_string_value(node));
+            FF_AUTO_JSON json_t *state = rundir_read_state(dir);
             if (state && rundir_is_of_here(state))
                 fn(opaque, dir, state);
         }
@@ -210,15 +210,15 @@ void rundir_each(const char *base, const char *id,
 /* --- hosts that are not to be seen from here --- */
 
 /* By turns, not by a wait in flock(): that has no end */
-static int lock_within(int fd, const char *base, int limit_ms, struct why *why)
+static int lock_within(int fd, const char *base, int limit_ms, struct ff_error *why)
 {
-    uint64_t end = now_ms() + (uint64_t)limit_ms;
+    uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
 
     while (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno != ENOLCK && errno != EBADF) { /* NFS has none */
         if (errno != EWOULDBLOCK && errno != EINTR)
-            return refuse(why, errno, "run directory %s: lock: %s", base, strerror(errno));
-        if (now_ms() >= end)
-            return refuse(why, EBUSY, "run directory %s: another vmclone or farfork of this user has "
+            return ff_error_set(why, errno, "run directory %s: lock: %s", base, strerror(errno));
+        if (ff_now_ms() >= end)
+            return ff_error_set(why, EBUSY, "run directory %s: another vmclone or farfork of this user has "
                                       "had its lock for %d s, or was stopped with it (`fuser -v %s` "
                                       "says which): end it, then try again", base, limit_ms / 1000,
                           base);
@@ -227,7 +227,7 @@ static int lock_within(int fd, const char *base, int limit_ms, struct why *why)
     return 0;
 }
 
-int rundir_lock(const char *base, int limit_ms, int *lock, struct why *why)
+int rundir_lock(const char *base, int limit_ms, int *lock, struct ff_error *why)
 {
     int fd = rundir_is_own(base) ? open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
     struct stat st;
@@ -235,7 +235,7 @@ int rundir_lock(const char *base, int limit_ms, int *lock, struct why *why)
     *lock = -1;
     if (fd < 0)
         return 0;
-    int rc = fstat(fd, &st) < 0 ? refuse(why, errno, "run directory %s: %s", base, strerror(errno))
+    int rc = fstat(fd, &st) < 0 ? ff_error_set(why, errno, "run directory %s: %s", base, strerror(errno))
                                 : check_closed(base, &st, why);
     if (!rc)
         rc = lock_within(fd, base, limit_ms, why);
@@ -252,9 +252,9 @@ void rundir_unlock(int lock)
         close(lock);
 }
 
-int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct why *why)
+int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct ff_error *why)
 {
-    AUTO_FREE char *dir = xprintf("%s/%s", base, id), *path = xprintf("%s/" HOSTS_FILE, dir);
+    FF_AUTO_FREE char *dir = xprintf("%s/%s", base, id), *path = xprintf("%s/" HOSTS_FILE, dir);
 
     if (!json_array_size(hosts)) {
         if (!rundir_is_own(base) || !rundir_is_own(dir))
@@ -267,7 +267,7 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
     if (!rc)
         rc = make_own(dir, false, why);
     if (!rc && (rc = write_at_once(path, hosts))) {
-        refuse(why, -rc, "run directory: write %s: %s: by that file the hosts of the fork are found "
+        ff_error_set(why, -rc, "run directory: write %s: %s: by that file the hosts of the fork are found "
                          "again; make room, or name another folder by --rundir", path,
                strerror(-rc));
         rmdir(dir); /* unless somebody else is in it */
@@ -277,7 +277,7 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
 
 json_t *rundir_read_hosts(const char *base, const char *id)
 {
-    AUTO_FREE char *path = xprintf("%s/%s/" HOSTS_FILE, base, id);
+    FF_AUTO_FREE char *path = xprintf("%s/%s/" HOSTS_FILE, base, id);
     json_error_t e;
     json_t *hosts = rundir_is_own(base) ? json_load_file(path, 0, &e) : NULL;
 
@@ -294,7 +294,7 @@ json_t *rundir_read_hosts(const char *base, const char *id)
 
 uint64_t process_start(pid_t pid)
 {
-    AUTO_FREE char *path = xprintf("/proc/%d/stat", (int)pid);
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/stat", (int)pid);
     char text[1024];
     int fd = pid > 0 ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     ssize_t n = fd < 0 ? -1 : read(fd, text, sizeof(text) - 1);

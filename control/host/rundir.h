@@ -8,7 +8,8 @@
 #include <jansson.h>
 #include <sys/types.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 #define STATE_FILE "state.json"
 #define HOSTS_FILE "hosts.json"
@@ -21,7 +22,7 @@ bool rundir_name_valid(const char *name);
 char *rundir_name_from(const char *text); /* made from anything */
 
 /* Make it, for this user only; *@out is its path. -EEXIST: a fork of that name is there */
-int rundir_make(const char *base, const char *id, const char *node, char **out, struct why *why);
+int rundir_make(const char *base, const char *id, const char *node, char **out, struct ff_error *why);
 
 /* A folder that nobody else has made, or can put anything into */
 bool rundir_is_own(const char *path);
@@ -31,7 +32,7 @@ void rundir_remove(const char *dir);
 
 /* rundir_state.c. The state file is replaced at once or not at all; it says which host wrote it.
  * rundir_reserve_state(): room for texts of so many bytes, also when the folder is full later */
-int rundir_reserve_state(const char *dir, size_t bytes, struct why *why);
+int rundir_reserve_state(const char *dir, size_t bytes, struct ff_error *why);
 int rundir_write_state(const char *dir, const json_t *state);
 json_t *rundir_read_state(const char *dir);
 
@@ -50,7 +51,7 @@ void rundir_each(const char *base, const char *id,
  */
 #define LOCK_SHORT_MS 2000
 #define LOCK_LIMIT_MS 5000
-int rundir_lock(const char *base, int limit_ms, int *lock, struct why *why);
+int rundir_lock(const char *base, int limit_ms, int *lock, struct ff_error *why);
 void rundir_unlock(int lock); /* also -1 */
 
 /**
@@ -60,7 +61,7 @@ void rundir_unlock(int lock); /* also -1 */
  * Between rundir_lock() and rundir_unlock(): others may do it too.
  * Return: 0, or -errno with the reason.
  */
-int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct why *why);
+int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct ff_error *why);
 json_t *rundir_read_hosts(const char *base, const char *id); /* NULL: there are none, or broken */
 json_t *rundir_forks(const char *base); /* ids of all that is in @base, an array */
 

@@ -38,13 +38,13 @@ static int open_to_write(const char *path)
     return open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
 }
 
-int rundir_reserve_state(const char *dir, size_t bytes, struct why *why)
+int rundir_reserve_state(const char *dir, size_t bytes, struct ff_error *why)
 {
     static const char *const names[] = {STATE_FILE, FRESH};
     int code = 0;
 
     for (int i = 0; !code && i < 2; i++) {
-        AUTO_FREE char *path = xprintf("%s/%s", dir, names[i]);
+        FF_AUTO_FREE char *path = xprintf("%s/%s", dir, names[i]);
         int fd = open_to_write(path);
         if (fd < 0 || (fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) < 0 &&
                        errno != EOPNOTSUPP))
@@ -52,7 +52,7 @@ int rundir_reserve_state(const char *dir, size_t bytes, struct why *why)
         if (fd >= 0)
             close(fd);
         if (code)
-            refuse(why, code, "run directory: reserve %zu bytes for %s: %s: by that file the fork "
+            ff_error_set(why, code, "run directory: reserve %zu bytes for %s: %s: by that file the fork "
                               "is found again; make room, or name another folder by --rundir",
                    bytes, path, strerror(code));
     }
@@ -106,7 +106,7 @@ static int write_fresh(const char *path, const char *text)
     int rc = fd < 0 || fstat(fd, &st) < 0 ? -errno : 0;
 
     if (!rc) {
-        AUTO_FREE char *padded = xcalloc((size_t)st.st_size + strlen(text) + 1, 1);
+        FF_AUTO_FREE char *padded = xcalloc((size_t)st.st_size + strlen(text) + 1, 1);
         memset(padded, '\n', (size_t)st.st_size);
         memcpy(padded, text, strlen(text));
         rc = write_all(fd, padded, strlen(padded));
@@ -118,11 +118,11 @@ static int write_fresh(const char *path, const char *text)
 
 int rundir_write_state(const char *dir, const json_t *state)
 {
-    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir), *fresh = xprintf("%s/" FRESH, dir);
-    AUTO_JSON json_t *o = json_copy((json_t *)state);
+    FF_AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir), *fresh = xprintf("%s/" FRESH, dir);
+    FF_AUTO_JSON json_t *o = json_copy((json_t *)state);
 
     json_object_set_new(o, "of", json_string(this_host()));
-    AUTO_FREE char *text = json_dumps(o, JSON_INDENT(1));
+    FF_AUTO_FREE char *text = json_dumps(o, JSON_INDENT(1));
     int rc = text ? write_fresh(fresh, text) : -EINVAL;
     if (rc)
         return rc;
@@ -141,7 +141,7 @@ static bool is_still(int fd, const char *path)
 
 json_t *rundir_read_state(const char *dir)
 {
-    AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir);
+    FF_AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir);
 
     for (;;) {
         FILE *f = fopen(path, "re");

@@ -59,14 +59,14 @@ static int three_pipes(int p[3][2])
     return 0;
 }
 
-int remote_start(struct remote *r, char *const *argv, const char *line, struct why *why)
+int spawn_start(struct spawn *r, char *const *argv, const char *line, struct ff_error *why)
 {
     char *shell[] = {"/bin/sh", "-c", (char *)line, NULL};
     int p[3][2];
 
-    *r = REMOTE_NONE;
+    *r = SPAWN_NONE;
     if (three_pipes(p))
-        return refuse(why, errno, "pipe: %s", strerror(errno));
+        return ff_error_set(why, errno, "pipe: %s", strerror(errno));
     r->pid = fork();
     if (!r->pid)
         become(line ? shell : argv, (int[]){p[0][0], p[1][1], p[2][1]});
@@ -82,38 +82,38 @@ int remote_start(struct remote *r, char *const *argv, const char *line, struct w
     fcntl(r->err, F_SETFL, O_NONBLOCK);
     if (r->pid < 0) {
         r->pid = 0;
-        return refuse(why, code, "start the launcher: %s", strerror(code));
+        return ff_error_set(why, code, "start the launcher: %s", strerror(code));
     }
     setpgid(r->pid, r->pid);
     return 0;
 }
 
-void remote_words(struct remote *r, const char *line)
+void spawn_words(struct spawn *r, const char *line)
 {
     free(r->words);
     r->words = xstrdup(line);
 }
 
-static void hear_complaints(struct remote *r)
+static void hear_complaints(struct spawn *r)
 {
     char *line;
 
     if (r->err < 0)
         return;
-    int rc = lines_read(&r->err_lines, r->err);
-    while ((line = lines_next(&r->err_lines)))
+    int rc = jsonl_read(&r->err_lines, r->err);
+    while ((line = jsonl_next(&r->err_lines)))
         if (*line)
-            remote_words(r, line);
+            spawn_words(r, line);
     if (rc || r->err_lines.ended)
         close_fd(&r->err);
 }
 
-bool remote_hear(struct remote *r)
+bool spawn_on_output(struct spawn *r)
 {
     hear_complaints(r);
     if (r->out < 0)
         return true;
-    int rc = lines_read(&r->out_lines, r->out);
+    int rc = jsonl_read(&r->out_lines, r->out);
     if (!rc && !r->out_lines.ended)
         return false;
     close_fd(&r->out);
@@ -121,12 +121,12 @@ bool remote_hear(struct remote *r)
     return true;
 }
 
-static bool gone(struct remote *r, int limit_ms, int *status)
+static bool gone(struct spawn *r, int limit_ms, int *status)
 {
-    uint64_t end = now_ms() + (uint64_t)limit_ms;
+    uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
 
     while (r->pid && waitpid(r->pid, status, WNOHANG) == 0) {
-        if (now_ms() > end)
+        if (ff_now_ms() > end)
             return false;
         poll(NULL, 0, 5);
     }
@@ -134,18 +134,18 @@ static bool gone(struct remote *r, int limit_ms, int *status)
     return true;
 }
 
-bool remote_ended(struct remote *r, int *status)
+bool spawn_ended(struct spawn *r, int *status)
 {
     *status = 0;
     return r->pid && gone(r, 500, status); /* its pipes closed a moment before it ends */
 }
 
-void remote_close_input(struct remote *r)
+void spawn_close_input(struct spawn *r)
 {
     close_fd(&r->in);
 }
 
-bool remote_end(struct remote *r, int limit_ms)
+bool spawn_end(struct spawn *r, int limit_ms)
 {
     int status = r->pid ? 0 : -1;
 
@@ -163,10 +163,10 @@ bool remote_end(struct remote *r, int limit_ms)
     return !status;
 }
 
-void remote_free(struct remote *r)
+void spawn_free(struct spawn *r)
 {
     free(r->words);
-    lines_free(&r->out_lines);
-    lines_free(&r->err_lines);
-    *r = REMOTE_NONE;
+    jsonl_free(&r->out_lines);
+    jsonl_free(&r->err_lines);
+    *r = SPAWN_NONE;
 }

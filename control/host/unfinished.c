@@ -30,37 +30,38 @@
 #define LIMIT_MS 5000
 
 int unfinished_begin(const char *base, const char *id, const char *path, const struct qmp *parent,
-                     const json_t *overlays, char **dir, struct why *why)
+                     const json_t *overlays, char **dir, struct ff_error *why)
 {
     pid_t pid = qmp_pid(parent);
-    AUTO_JSON json_t *state = json_pack(
+    FF_AUTO_JSON json_t *state = json_pack(
         "{ss ss ss ss si sI sb s[] sO si sI sb}", "id", id, "node", NODE, "parent", path, "image",
         "disks", "agent", (int)getpid(), "start", (json_int_t)process_start(getpid()), "detached", 0,
         "children", "unfinished", overlays, "parent_pid", (int)pid, "parent_start",
         (json_int_t)process_start(pid), "asked", 0);
-    AUTO_FREE char *text = json_dumps(state, JSON_INDENT(1));
+    FF_AUTO_FREE char *text = json_dumps(state, JSON_INDENT(1));
     int rc = rundir_make(base, id, NODE, dir, why);
 
     if (rc)
         return rc;
     rc = rundir_reserve_state(*dir, strlen(text) + 4096, why); /* and the name of the host */
     if (!rc && (rc = rundir_write_state(*dir, state)))
-        refuse(why, -rc, "run directory: write %s/" STATE_FILE ": %s: by that file overlays are "
+        ff_error_set(why, -rc, "run directory: write %s/" STATE_FILE ": %s: by that file overlays are "
                          "found again", *dir, strerror(-rc));
     if (rc) {
         rundir_remove(*dir);
-        free_text(dir);
+        free(*dir);
+        *dir = NULL;
     }
     return rc;
 }
 
-int unfinished_ask(const char *dir, struct why *why)
+int unfinished_ask(const char *dir, struct ff_error *why)
 {
-    AUTO_JSON json_t *state = rundir_read_state(dir);
+    FF_AUTO_JSON json_t *state = rundir_read_state(dir);
 
     json_object_set_new(state, "asked", json_true());
     int rc = state ? rundir_write_state(dir, state) : -ENOENT;
-    return rc ? refuse(why, -rc, "run directory: write %s/" STATE_FILE ": %s", dir, strerror(-rc))
+    return rc ? ff_error_set(why, -rc, "run directory: write %s/" STATE_FILE ": %s", dir, strerror(-rc))
               : 0;
 }
 
@@ -80,7 +81,7 @@ json_t *unfinished_files(const json_t *state)
 }
 
 /* Its nodes that are in use QEMU does not delete. What it has open after that are disks of its guest */
-static int drop_nodes(const json_t *state, pid_t parent, struct why *why)
+static int drop_nodes(const json_t *state, pid_t parent, struct ff_error *why)
 {
     struct qmp *q;
     size_t i;
@@ -90,7 +91,7 @@ static int drop_nodes(const json_t *state, pid_t parent, struct why *why)
     if (rc)
         return rc;
     if (qmp_pid(q) != parent)
-        rc = refuse(why, ESRCH, "%s is of another process", text_of(state, "parent"));
+        rc = ff_error_set(why, ESRCH, "%s is of another process", text_of(state, "parent"));
     json_array_foreach(json_object_get(state, "unfinished"), i, o)
         if (!rc || rc == -EREMOTEIO)
             rc = qmp_command(q, "blockdev-del",
@@ -100,43 +101,43 @@ static int drop_nodes(const json_t *state, pid_t parent, struct why *why)
 }
 
 /* Whether the record may go */
-static bool end_file(const char *file, pid_t user, pid_t parent, bool asked, struct words *kept)
+static bool end_file(const char *file, pid_t user, pid_t parent, bool asked, struct strv *kept)
 {
     if (user == USER_UNSEEN || (user != USER_NONE && user != parent)) {
-        AUTO_FREE char *who = user == USER_UNSEEN ? xstrdup("a process that cannot be seen from here")
+        FF_AUTO_FREE char *who = user == USER_UNSEEN ? xstrdup("a process that cannot be seen from here")
                                                   : xprintf("the process %d", (int)user);
-        words_add(kept, "%s stays: %s needs it", file, who);
+        strv_add(kept, "%s stays: %s needs it", file, who);
         return false;
     }
     if (user == USER_NONE && asked && (!parent || !overlay_is_empty(file)) && !access(file, F_OK)) {
-        words_add(kept, "%s stays: it may be a disk of the parent's guest%s: remove it if that has no "
+        strv_add(kept, "%s stays: it may be a disk of the parent's guest%s: remove it if that has no "
                         "need of it", file, parent ? "" : ", which has ended");
     } else if (user == USER_NONE && unlink(file) < 0 && errno != ENOENT) {
-        words_add(kept, "%s stays: it cannot be removed: %s", file, strerror(errno));
+        strv_add(kept, "%s stays: it cannot be removed: %s", file, strerror(errno));
         return false;
     }
     return true;
 }
 
-void unfinished_end(const char *dir, const json_t *state, struct words *kept)
+void unfinished_end(const char *dir, const json_t *state, struct strv *kept)
 {
-    AUTO_JSON json_t *list = unfinished_files(state);
+    FF_AUTO_JSON json_t *list = unfinished_files(state);
     pid_t parent = (pid_t)json_integer_value(json_object_get(state, "parent_pid"));
-    struct words files = {0};
+    struct strv files = {0};
     bool over = true;
-    struct why why;
+    struct ff_error why;
     size_t i;
     json_t *f;
 
     if (!process_is(parent, (uint64_t)json_integer_value(json_object_get(state, "parent_start"))))
         parent = 0;
     json_array_foreach(list, i, f)
-        words_add(&files, "%s", json_string_value(f));
+        strv_add(&files, "%s", json_string_value(f));
     if (parent && drop_nodes(state, parent, &why)) {
         for (i = 0; i < files.n; i++)
-            words_add(kept, "%s stays: it is not known whether the parent (pid %d) needs it: %s",
+            strv_add(kept, "%s stays: it is not known whether the parent (pid %d) needs it: %s",
                       files.v[i], (int)parent, why.text);
-        words_free(&files);
+        strv_free(&files);
         return;
     }
     pid_t *users = xcalloc(files.n + 1, sizeof(*users));
@@ -145,7 +146,7 @@ void unfinished_end(const char *dir, const json_t *state, struct words *kept)
         over &= end_file(files.v[i], users[i], parent,
                          json_is_true(json_object_get(state, "asked")), kept);
     free(users);
-    words_free(&files);
+    strv_free(&files);
     if (over)
         rundir_remove(dir);
 }

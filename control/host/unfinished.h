@@ -8,7 +8,7 @@
 #include <jansson.h>
 
 #include "qmp.h"
-#include "xalloc.h"
+#include "strv.h"
 
 /**
  * unfinished_begin() - write down which overlays this program is about to make for a parent
@@ -20,10 +20,10 @@
  * Return: 0; -errno with the reason: nothing is written down then
  */
 int unfinished_begin(const char *base, const char *id, const char *path, const struct qmp *parent,
-                     const json_t *overlays, char **dir, struct why *why);
+                     const json_t *overlays, char **dir, struct ff_error *why);
 
 /* From here on they may be the parent's, which it writes to */
-int unfinished_ask(const char *dir, struct why *why);
+int unfinished_ask(const char *dir, struct ff_error *why);
 
 bool unfinished_is(const json_t *state); /* a state file of such overlays */
 json_t *unfinished_files(const json_t *state); /* their names, to be released */
@@ -32,6 +32,6 @@ json_t *unfinished_files(const json_t *state); /* their names, to be released */
  * unfinished_end() - who made them has ended: remove what the parent does not use, and the record
  * @kept: a line for each file that stays, and why; where somebody may need it, the record stays too
  */
-void unfinished_end(const char *dir, const json_t *state, struct words *kept);
+void unfinished_end(const char *dir, const json_t *state, struct strv *kept);
 
 #endif

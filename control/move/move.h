@@ -2,11 +2,11 @@
  *
  * move.h - one move, as farfork move sees it
  */
-#ifndef FF_CLI_MOVE_H
-#define FF_CLI_MOVE_H
+#ifndef FF_CONTROL_MOVE_H
+#define FF_CONTROL_MOVE_H
 
-#include "fork.h"
 #include "overlay_records.h"
+#include "session.h"
 
 /* Where the guest is */
 enum move_outcome {
@@ -19,9 +19,8 @@ enum move_outcome {
 };
 
 struct move {
-    struct clone c; /* one host, one child: the QEMU there */
-    struct clone_options o;
-    struct words argv;     /* the parent's, with the images that its disks have now */
+    struct session s; /* one host, one child: the QEMU there */
+    struct strv argv;     /* the parent's, with the images that its disks have now */
     json_t *images;        /* that its disks had then */
     struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
                                  * handed over */
@@ -41,13 +40,19 @@ struct move {
     double downtime_ms; /* < 0: not known */
 };
 
+#define MOVE_EXIT_HERE 1
+#define MOVE_EXIT_TROUBLE 3
+
+/* move.c: the whole move; 0, MOVE_EXIT_HERE, 2 (usage), MOVE_EXIT_TROUBLE */
+int move_run(const struct session_options *o, const char *host);
+
 const char *move_outcome_name(enum move_outcome o);
 
 /* move_parent.c: connect, refuse what cannot be moved, find out its command line */
-int move_find_parent(struct move *m, struct why *why);
+int move_find_parent(struct move *m, struct ff_error *why);
 /* Whether its disks are those that the QEMU there was started with: before `migrate` */
-int move_check_disks(struct move *m, struct why *why);
-int move_quit_parent(struct move *m, struct why *why);
+int move_check_disks(struct move *m, struct ff_error *why);
+int move_quit_parent(struct move *m, struct ff_error *why);
 
 /* A move that came to nothing: MOVE_HERE stays only where QMP says now that the guest is here and
  * that nobody else moves it */
@@ -55,15 +60,15 @@ void move_see_here(struct move *m);
 
 /* move_there.c: start its QEMU there, until it listens and its agent keeps it. -EAGAIN is of
  * move_ask() alone: its socket is not there yet */
-int move_check_argv(struct move *m, struct why *why);
-int move_start(struct move *m, struct why *why);
+int move_check_argv(struct move *m, struct ff_error *why);
+int move_start(struct move *m, struct ff_error *why);
 int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
-             struct why *why);
+             struct ff_error *why);
 void move_let_go(struct move *m);
 /* What the guest owned here it owns there: once it is there. Whether nothing is left to hand over */
-bool move_hand_over(struct move *m, struct why *why);
+bool move_hand_over(struct move *m, struct ff_error *why);
 
-/* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->c.why */
+/* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why */
 void move_guest(struct move *m);
 
 /* move_show.c */
@@ -71,14 +76,14 @@ void move_show(struct move *m, bool last);
 void move_print_text(const struct move *m, int code);
 void move_print_json(const struct move *m, int code);
 
-static inline struct child *move_child(struct move *m)
+static inline struct vm *move_child(struct move *m)
 {
-    return &m->c.children[0];
+    return &m->s.vms[0];
 }
 
 static inline struct host *move_host(struct move *m)
 {
-    return &m->c.hosts[0];
+    return &m->s.hosts[0];
 }
 
 #endif

@@ -47,13 +47,13 @@ static const char *move_status(const struct move *m)
     return m->was_running ? "running" : "paused";
 }
 
-static void end(struct move *m, enum move_outcome o, const char *fmt, ...) PRINTF(3, 4);
+static void end(struct move *m, enum move_outcome o, const char *fmt, ...) FF_PRINTF(3, 4);
 static void end(struct move *m, enum move_outcome o, const char *fmt, ...)
 {
     va_list ap;
 
     va_start(ap, fmt);
-    vsnprintf(m->c.why.text, sizeof(m->c.why.text), fmt, ap);
+    vsnprintf(m->s.why.text, sizeof(m->s.why.text), fmt, ap);
     va_end(ap);
     m->outcome = o;
 }
@@ -61,9 +61,9 @@ static void end(struct move *m, enum move_outcome o, const char *fmt, ...)
 /* --- the destination is the one to ask --- */
 
 /* What it says of the guest and of the move; false: it is not decided there, or it does not say */
-static bool hear_there(struct move *m, struct why *why)
+static bool hear_there(struct move *m, struct ff_error *why)
 {
-    AUTO_JSON json_t *status = NULL, *info = NULL;
+    FF_AUTO_JSON json_t *status = NULL, *info = NULL;
     const char *host = move_host(m)->node->host;
 
     if (move_ask(m, "query-status", NULL, &status, why) ||
@@ -75,7 +75,7 @@ static bool hear_there(struct move *m, struct why *why)
         return true;
     }
     if (!is(move, "postcopy-paused")) {
-        refuse(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
+        ff_error_set(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
         return false;
     }
     end(m, MOVE_BROKEN, "the link to %s is broken: the guest is there (%s), until it touches memory "
@@ -86,22 +86,22 @@ static bool hear_there(struct move *m, struct why *why)
 
 static void ask_until_clear(struct move *m, const char *why_here)
 {
-    uint64_t until = now_ms() + m->o.timeout_s * 1000ull;
+    uint64_t until = ff_now_ms() + m->s.o.timeout_s * 1000ull;
     const struct host *h = move_host(m);
-    const struct child *k = move_child(m);
-    struct why why = {""};
+    const struct vm *k = move_child(m);
+    struct ff_error why = {0};
 
-    while (now_ms() < until && h->state != HOST_FAILED && k->state != CHILD_FAILED) {
+    while (ff_now_ms() < until && h->state != HOST_FAILED && k->state != VM_FAILED) {
         if (hear_there(m, &why))
             return;
-        clone_turn(&m->c, POLL_MS);
+        session_turn(&m->s, POLL_MS);
         move_show(m, false);
     }
     if (!m->begun) /* the guest may be where somebody else moved it */
         end(m, MOVE_UNCLEAR, "%s; whether it sent the guest to %s is not known: find out where it is "
                              "before you start it anywhere, nothing was ended", why_here,
             h->node->host);
-    else if (h->state == HOST_FAILED || k->state != CHILD_FAILED)
+    else if (h->state == HOST_FAILED || k->state != VM_FAILED)
         end(m, MOVE_UNCLEAR, "%s; and %s cannot tell: %s; look there with query-status at %s before "
                              "you start this guest anywhere, nothing was ended", why_here,
             h->node->host, h->state == HOST_FAILED ? h->error : why.text, k->qmp ? k->qmp : "");
@@ -131,12 +131,12 @@ static void take_numbers(struct move *m, const json_t *info)
 
 static void cancel(struct move *m)
 {
-    struct why ignored; /* too late, or over: the state says so */
+    struct ff_error ignored; /* too late, or over: the state says so */
 
     if (m->cancelling)
         return;
     m->cancelling = true;
-    qmp_command(m->c.qmp, "migrate_cancel", NULL, NULL, &ignored);
+    qmp_command(m->s.qmp, "migrate_cancel", NULL, NULL, &ignored);
 }
 
 /* A guest that came by a move is where query-migrate says completed from the start; one that never
@@ -150,10 +150,10 @@ static bool may_be_old(const char *status)
  * the guest as it was refused it; one in postmigrate, as it was not before, is through */
 static bool has_refused(struct move *m)
 {
-    AUTO_JSON json_t *o = NULL;
-    struct why why;
+    FF_AUTO_JSON json_t *o = NULL;
+    struct ff_error why;
 
-    if (qmp_command(m->c.qmp, "query-status", NULL, &o, &why))
+    if (qmp_command(m->s.qmp, "query-status", NULL, &o, &why))
         return false; /* asked again at the next turn */
     const char *status = text_of(o, "status");
     m->begun = is(status, "postmigrate");
@@ -168,29 +168,29 @@ static bool has_refused(struct move *m)
 static bool is_decided(struct move *m, const json_t *info)
 {
     const char *host = move_host(m)->node->host, *error = text_of(info, "error-desc");
-    const struct child *k = move_child(m);
+    const struct vm *k = move_child(m);
 
     if (is_over_here(m->status)) {
-        if (*m->c.why.text) /* why it was cancelled */
+        if (*m->s.why.text) /* why it was cancelled */
             m->outcome = MOVE_HERE;
-        else if (m->c.interrupted)
+        else if (m->s.interrupted)
             end(m, MOVE_HERE, "interrupted");
         else
             end(m, MOVE_HERE, "%s%s%s", *error ? error : m->status,
-                k->state == CHILD_FAILED ? "; its QEMU there: " : "",
-                k->state == CHILD_FAILED ? k->error : "");
+                k->state == VM_FAILED ? "; its QEMU there: " : "",
+                k->state == VM_FAILED ? k->error : "");
         return true;
     }
     m->begun |= !may_be_old(m->status);
     if (!m->begun && has_refused(m))
         return true;
     if (is(m->status, "completed") && m->begun) {
-        m->completed_ms = now_exact_ms();
+        m->completed_ms = ff_now_exact_ms();
         end(m, MOVE_THERE, "%s", "");
         return true;
     }
     if (is(m->status, "postcopy-paused")) {
-        AUTO_FREE char *here = xprintf("the source hears nothing more from %s: %s", host, error);
+        FF_AUTO_FREE char *here = xprintf("the source hears nothing more from %s: %s", host, error);
         ask_until_clear(m, here);
         return true;
     }
@@ -211,7 +211,7 @@ static void hear_interrupt(struct move *m)
                     "%llu MiB; interrupt again to leave, the QEMU here has to stay until then\n",
             host, (unsigned long long)m->present_bytes >> 20,
             (unsigned long long)m->total_bytes >> 20);
-    m->c.interrupted = false;
+    m->s.interrupted = false;
 }
 
 /* Nothing has changed for too long; true: leave */
@@ -223,7 +223,7 @@ static bool give_up(struct move *m)
         end(m, MOVE_FOLLOWS, "no memory came to %s for %u s: the guest is there, the QEMU here has "
                              "to stay; follow it by query-migrate, and quit it once that says "
                              "completed",
-            host, m->o.timeout_s);
+            host, m->s.o.timeout_s);
         return true;
     }
     if (m->cancelling) {
@@ -231,23 +231,23 @@ static bool give_up(struct move *m)
                              "query-migrate; nothing was ended", m->status);
         return true;
     }
-    end(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->o.timeout_s, m->status);
+    end(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->s.o.timeout_s, m->status);
     cancel(m);
     return false;
 }
 
 static void follow(struct move *m)
 {
-    uint64_t changed_ms = now_ms(), fetched = 0;
+    uint64_t changed_ms = ff_now_ms(), fetched = 0;
     char was[sizeof(m->status)] = "";
     bool said = false;
 
     for (;;) {
-        AUTO_JSON json_t *info = NULL;
-        struct why why;
-        int rc = qmp_command(m->c.qmp, "query-migrate", NULL, &info, &why);
+        FF_AUTO_JSON json_t *info = NULL;
+        struct ff_error why;
+        int rc = qmp_command(m->s.qmp, "query-migrate", NULL, &info, &why);
         if (rc && rc != -ETIMEDOUT) {
-            m->c.parent_gone |= rc == -EPIPE;
+            m->s.parent_gone |= rc == -EPIPE;
             ask_until_clear(m, why.text);
             return;
         }
@@ -257,56 +257,56 @@ static void follow(struct move *m)
             return;
         if (!m->switched && is(m->status, "postcopy-active")) {
             m->switched = true;
-            m->switched_ms = now_exact_ms();
-            m->c.why.text[0] = '\0'; /* a cancel came too late */
+            m->switched_ms = ff_now_exact_ms();
+            m->s.why.text[0] = '\0'; /* a cancel came too late */
             move_hand_over(m, &why);
         }
         if (strcmp(was, m->status) || fetched != m->present_bytes + m->passed_bytes)
-            changed_ms = now_ms();
+            changed_ms = ff_now_ms();
         snprintf(was, sizeof(was), "%s", m->status);
         fetched = m->present_bytes + m->passed_bytes;
-        if (now_ms() > changed_ms + m->o.timeout_s * 1000ull) {
+        if (ff_now_ms() > changed_ms + m->s.o.timeout_s * 1000ull) {
             if (give_up(m))
                 return;
-            changed_ms = now_ms();
+            changed_ms = ff_now_ms();
         }
-        if (m->c.interrupted && m->switched && said) {
+        if (m->s.interrupted && m->switched && said) {
             end(m, MOVE_FOLLOWS, "left: the guest runs on %s, its memory still follows; the QEMU "
                                  "here serves it: quit it once query-migrate says completed",
                 move_host(m)->node->host);
             return;
         }
-        if (m->c.interrupted) {
+        if (m->s.interrupted) {
             said |= m->switched;
             hear_interrupt(m);
         }
         move_show(m, false);
-        clone_turn(&m->c, POLL_MS);
+        session_turn(&m->s, POLL_MS);
     }
 }
 
 /* The guest's status there, to be released. -EAGAIN: its QEMU does not say completed, or nothing */
-static int see_there(struct move *m, json_t **status, struct why *why)
+static int see_there(struct move *m, json_t **status, struct ff_error *why)
 {
-    AUTO_JSON json_t *info = NULL;
+    FF_AUTO_JSON json_t *info = NULL;
     int rc = move_ask(m, "query-migrate", NULL, &info, why);
 
     if (!rc && !is(text_of(info, "status"), "completed"))
-        return refuse(why, EAGAIN, "its QEMU says: migration %s", text_of(info, "status"));
+        return ff_error_set(why, EAGAIN, "its QEMU says: migration %s", text_of(info, "status"));
     return rc ? rc : move_ask(m, "query-status", NULL, status, why);
 }
 
 /* Complete. Is it there as it was here? Then this side is of no use any more */
 static void finish(struct move *m)
 {
-    AUTO_JSON json_t *status = NULL;
+    FF_AUTO_JSON json_t *status = NULL;
     const char *host = move_host(m)->node->host;
-    struct why why;
+    struct ff_error why;
     int rc;
 
-    uint64_t until = now_ms() + m->o.timeout_s * 1000ull;
-    while ((rc = see_there(m, &status, &why)) == -EAGAIN && now_ms() < until)
-        clone_turn(&m->c, POLL_MS);
+    uint64_t until = ff_now_ms() + m->s.o.timeout_s * 1000ull;
+    while ((rc = see_there(m, &status, &why)) == -EAGAIN && ff_now_ms() < until)
+        session_turn(&m->s, POLL_MS);
     if (rc) {
         end(m, MOVE_UNCLEAR, "every page is on %s, but the guest cannot be seen there: %s; look "
                              "there, then quit the QEMU here, which does not run it any more",
@@ -320,26 +320,26 @@ static void finish(struct move *m)
         return;
     }
     if (move_quit_parent(m, &why))
-        words_add(&m->c.notes, "the QEMU here (pid %d) does not run the guest any more and should "
-                               "end: %s", (int)m->c.parent_pid, why.text);
+        strv_add(&m->s.notes, "the QEMU here (pid %d) does not run the guest any more and should "
+                               "end: %s", (int)m->s.parent_pid, why.text);
 }
 
 void move_guest(struct move *m)
 {
     const struct host *h = move_host(m);
-    AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u%s%s", h->address, m->port,
-                                  m->o.link_options ? "," : "",
-                                  m->o.link_options ? m->o.link_options : "");
-    struct why why;
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u%s%s", h->address, m->port,
+                                  m->s.o.link_options ? "," : "",
+                                  m->s.o.link_options ? m->s.o.link_options : "");
+    struct ff_error why;
 
-    qmp_cancel_by(m->c.qmp, -1);
-    qmp_limit(m->c.qmp, QUERY_LIMIT_MS);
-    m->c.why.text[0] = '\0'; /* of what was tried again and succeeded */
-    if (move_check_disks(m, &m->c.why))
+    qmp_cancel_by(m->s.qmp, -1);
+    qmp_limit(m->s.qmp, QUERY_LIMIT_MS);
+    m->s.why.text[0] = '\0'; /* of what was tried again and succeeded */
+    if (move_check_disks(m, &m->s.why))
         return;
-    m->sent_ms = now_exact_ms();
+    m->sent_ms = ff_now_exact_ms();
     m->sent = true;
-    int rc = qmp_command(m->c.qmp, "migrate", json_pack("{ss}", "uri", uri), NULL, &why);
+    int rc = qmp_command(m->s.qmp, "migrate", json_pack("{ss}", "uri", uri), NULL, &why);
     if (rc == -EREMOTEIO) {
         m->sent = false;
         end(m, MOVE_HERE, "%s", why.text);
@@ -348,12 +348,12 @@ void move_guest(struct move *m)
     m->begun = !rc;
     follow(m); /* also without an answer: what is asked next is answered after it */
     if (m->outcome == MOVE_THERE && !move_hand_over(m, &why))
-        words_add(&m->c.notes, "its overlays stay in the list of %s: %s; end that by vmclone --kill "
+        strv_add(&m->s.notes, "its overlays stay in the list of %s: %s; end that by vmclone --kill "
                                "only after this guest", m->owner.dir, why.text);
     if (m->outcome == MOVE_THERE && m->completed_ms)
         finish(m);
-    else if (m->outcome == MOVE_THERE && !m->c.parent_gone) /* only the destination says so */
-        words_add(&m->c.notes, "the QEMU here (pid %d) has not heard that the move is complete: "
-                               "look at the guest on %s, then end it", (int)m->c.parent_pid,
+    else if (m->outcome == MOVE_THERE && !m->s.parent_gone) /* only the destination says so */
+        strv_add(&m->s.notes, "the QEMU here (pid %d) has not heard that the move is complete: "
+                               "look at the guest on %s, then end it", (int)m->s.parent_pid,
                   h->node->host);
 }

@@ -11,6 +11,7 @@
 
 #include "autojson.h"
 #include "disks.h"
+#include "identity.h"
 #include "move.h"
 #include "qemu_opts.h"
 
@@ -18,36 +19,36 @@
 #define SEE_TURN_MS 50
 
 /* Running or paused here, and nobody moves it: *@out is which of the two */
-static int is_here(struct move *m, char **out, struct why *why)
+static int is_here(struct move *m, char **out, struct ff_error *why)
 {
     static const char *const over[] = {"", "none", "completed", "failed", "cancelled"};
-    AUTO_JSON json_t *status = NULL, *migration = NULL;
-    int rc = qmp_command(m->c.qmp, "query-status", NULL, &status, why);
+    FF_AUTO_JSON json_t *status = NULL, *migration = NULL;
+    int rc = qmp_command(m->s.qmp, "query-status", NULL, &status, why);
     bool idle = false;
 
     if (!rc)
-        rc = qmp_command(m->c.qmp, "query-migrate", NULL, &migration, why);
+        rc = qmp_command(m->s.qmp, "query-migrate", NULL, &migration, why);
     if (rc)
         return rc;
     const char *is = text_of(status, "status"), *now = text_of(migration, "status");
     if (!strcmp(is, "postmigrate"))
-        return refuse(why, ENOTSUP, "this guest was moved away already: its QEMU here does not run "
+        return ff_error_set(why, ENOTSUP, "this guest was moved away already: its QEMU here does not run "
                                     "it any more; name the QMP socket of the other one");
     for (size_t i = 0; i < sizeof(over) / sizeof(over[0]); i++)
         idle |= !strcmp(now, over[i]);
     if (!idle)
-        return refuse(why, EBUSY, "a migration is under way (status %s): wait for its end, or "
+        return ff_error_set(why, EBUSY, "a migration is under way (status %s): wait for its end, or "
                                   "cancel it", now);
     if (strcmp(is, "running") && strcmp(is, "paused"))
-        return refuse(why, strcmp(is, "finish-migrate") ? ENOTSUP : EAGAIN,
+        return ff_error_set(why, strcmp(is, "finish-migrate") ? ENOTSUP : EAGAIN,
                       "its status is %s (permitted: running, paused)", is);
     *out = xstrdup(is);
     return 0;
 }
 
-static int check_status(struct move *m, struct why *why)
+static int check_status(struct move *m, struct ff_error *why)
 {
-    AUTO_FREE char *is = NULL;
+    FF_AUTO_FREE char *is = NULL;
     int rc = is_here(m, &is, why);
 
     m->was_running = !rc && !strcmp(is, "running");
@@ -56,24 +57,24 @@ static int check_status(struct move *m, struct why *why)
 
 void move_see_here(struct move *m)
 {
-    AUTO_FREE char *before = xstrdup(m->c.why.text), *is = NULL;
-    uint64_t until = now_ms() + SEE_LIMIT_MS;
-    struct why why;
+    FF_AUTO_FREE char *before = xstrdup(m->s.why.text), *is = NULL;
+    uint64_t until = ff_now_ms() + SEE_LIMIT_MS;
+    struct ff_error why;
     int rc = -ENOTCONN;
 
-    if (m->c.qmp) {
-        qmp_cancel_by(m->c.qmp, -1);
-        qmp_limit(m->c.qmp, SEE_LIMIT_MS);
+    if (m->s.qmp) {
+        qmp_cancel_by(m->s.qmp, -1);
+        qmp_limit(m->s.qmp, SEE_LIMIT_MS);
         /* after a migration that failed it is a moment until the guest goes on */
-        while ((rc = is_here(m, &is, &why)) == -EAGAIN && now_ms() < until)
-            clone_turn(&m->c, SEE_TURN_MS);
+        while ((rc = is_here(m, &is, &why)) == -EAGAIN && ff_now_ms() < until)
+            session_turn(&m->s, SEE_TURN_MS);
     }
     if (!rc) {
         snprintf(m->here, sizeof(m->here), "%s", is);
         return;
     }
     m->outcome = MOVE_UNCLEAR;
-    refuse(&m->c.why, -rc, "%s%s%s; its QEMU has not said that the guest is here: find out where it "
+    ff_error_set(&m->s.why, -rc, "%s%s%s; its QEMU has not said that the guest is here: find out where it "
                            "is before you start it anywhere", before,
            rc == -ENOTCONN || !strcmp(before, why.text) ? "" : "; ",
            rc == -ENOTCONN || !strcmp(before, why.text) ? "" : why.text);
@@ -83,16 +84,16 @@ void move_see_here(struct move *m)
 
 static bool is_device(char *const *argv, size_t at)
 {
-    return option_is(argv[at - 1], "device");
+    return qemu_option_is(argv[at - 1], "device");
 }
 
-static bool is_on_command_line(const struct words *argv, const char *id)
+static bool is_on_command_line(const struct strv *argv, const char *id)
 {
     for (size_t i = 1; i < argv->n; i++) {
-        AUTO_FREE char *own = is_device(argv->v, i) ? opts_get(argv->v[i], "id") : NULL;
+        FF_AUTO_FREE char *own = is_device(argv->v, i) ? qemu_opts_get(argv->v[i], "id") : NULL;
         if (own && !strcmp(own, id))
             return true;
-        if (option_is(argv->v[i - 1], "debugcon") && !strcmp(id, "debugcon")) /* QEMU names it */
+        if (qemu_option_is(argv->v[i - 1], "debugcon") && !strcmp(id, "debugcon")) /* QEMU names it */
             return true;
     }
     return false;
@@ -109,31 +110,31 @@ static bool is_plugged(const json_t *list, const char *id)
     return false;
 }
 
-static int check_devices(struct move *m, struct why *why)
+static int check_devices(struct move *m, struct ff_error *why)
 {
-    const struct words *argv = &m->c.parent_argv;
-    AUTO_JSON json_t *list = NULL;
+    const struct strv *argv = &m->s.parent_argv;
+    FF_AUTO_JSON json_t *list = NULL;
     size_t i;
     json_t *o;
-    int rc = qmp_command(m->c.qmp, "qom-list", json_pack("{ss}", "path", "/machine/peripheral"),
+    int rc = qmp_command(m->s.qmp, "qom-list", json_pack("{ss}", "path", "/machine/peripheral"),
                          &list, why);
 
     json_array_foreach(list, i, o) {
         const char *id = text_of(o, "name");
         if (strstr(text_of(o, "type"), "child<") && !is_on_command_line(argv, id))
-            return refuse(why, ENOTSUP, "device %s was plugged in since its QEMU was started, whose "
+            return ff_error_set(why, ENOTSUP, "device %s was plugged in since its QEMU was started, whose "
                                         "command line does not have it: remove it first, or move "
                                         "this guest by hand, see farfork-rdma-postcopy(7)", id);
     }
     for (i = 1; !rc && i < argv->n; i++) {
-        AUTO_FREE char *id = is_device(argv->v, i) ? opts_get(argv->v[i], "id") : NULL;
-        AUTO_FREE char *driver =
-            is_device(argv->v, i) ? opts_get_first(argv->v[i], "driver") : NULL;
+        FF_AUTO_FREE char *id = is_device(argv->v, i) ? qemu_opts_get(argv->v[i], "id") : NULL;
+        FF_AUTO_FREE char *driver =
+            is_device(argv->v, i) ? qemu_opts_get_first(argv->v[i], "driver") : NULL;
         if (driver && !strcmp(driver, "nvdimm"))
-            return refuse(why, ENOTSUP, "-device %s: its memory is a file that would stay here",
+            return ff_error_set(why, ENOTSUP, "-device %s: its memory is a file that would stay here",
                           argv->v[i]);
         if (id && !is_plugged(list, id))
-            return refuse(why, ENOTSUP, "device %s was removed since its QEMU was started, whose "
+            return ff_error_set(why, ENOTSUP, "device %s was removed since its QEMU was started, whose "
                                         "command line still has it: plug it in again, or move "
                                         "this guest by hand, see farfork-rdma-postcopy(7)", id);
     }
@@ -156,65 +157,65 @@ static json_t *images_of(const json_t *block)
     return images;
 }
 
-int move_check_disks(struct move *m, struct why *why)
+int move_check_disks(struct move *m, struct ff_error *why)
 {
-    AUTO_JSON json_t *block = NULL;
-    int rc = qmp_command(m->c.qmp, "query-block", NULL, &block, why);
-    AUTO_JSON json_t *images = images_of(block);
+    FF_AUTO_JSON json_t *block = NULL;
+    int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
+    FF_AUTO_JSON json_t *images = images_of(block);
 
     if (rc || json_equal(images, m->images))
         return rc;
-    return refuse(why, EAGAIN, "the guest has other images in its disks than when the QEMU there was "
+    return ff_error_set(why, EAGAIN, "the guest has other images in its disks than when the QEMU there was "
                                "started, by a fork perhaps: move it again");
 }
 
-static int find_disks(struct move *m, struct why *why)
+static int find_disks(struct move *m, struct ff_error *why)
 {
-    AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
+    FF_AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
     struct disks *plan = NULL;
 
-    for (char **w = m->c.parent_argv.v; *w; w++)
+    for (char **w = m->s.parent_argv.v; *w; w++)
         json_array_append_new(words, json_stringn_nocheck(*w, strlen(*w)));
-    int rc = qmp_command(m->c.qmp, "query-block", NULL, &block, why);
+    int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
     if (!rc)
-        rc = qmp_command(m->c.qmp, "query-named-block-nodes", NULL, &nodes, why);
-    const struct disks_input in = {.fork_id = m->o.id, .argv = words, .block = block,
-                                   .cwd = m->c.parent_cwd ? m->c.parent_cwd : "/",
+        rc = qmp_command(m->s.qmp, "query-named-block-nodes", NULL, &nodes, why);
+    const struct disks_input in = {.fork_id = m->s.o.id, .argv = words, .block = block,
+                                   .cwd = m->s.parent_cwd ? m->s.parent_cwd : "/",
                                    .nodes = nodes, .move = true};
     if (!rc)
         rc = disks_plan(&in, &plan, why);
     if (rc)
         return rc;
-    AUTO_JSON json_t *argv = disks_move_argv(plan);
+    FF_AUTO_JSON json_t *argv = disks_move_argv(plan);
     size_t i;
     json_t *v;
     json_array_foreach(argv, i, v)
-        words_add(&m->argv, "%s", json_string_value(v));
+        strv_add(&m->argv, "%s", json_string_value(v));
     disks_free(plan);
     m->images = images_of(block);
     return 0;
 }
 
 /* On its command line it is auto, or nowhere: a guest that is moved is the same guest there */
-static int find_genid(struct move *m, struct why *why)
+static int find_genid(struct move *m, struct ff_error *why)
 {
-    AUTO_JSON json_t *words = json_array(), *info = NULL;
+    FF_AUTO_JSON json_t *words = json_array(), *info = NULL;
 
-    for (char **w = m->c.parent_argv.v; *w; w++)
+    for (char **w = m->s.parent_argv.v; *w; w++)
         json_array_append_new(words, json_stringn_nocheck(*w, strlen(*w)));
     if (!identity_has_genid(words))
         return 0;
-    int rc = qmp_command(m->c.qmp, "query-vm-generation-id", NULL, &info, why);
+    int rc = qmp_command(m->s.qmp, "query-vm-generation-id", NULL, &info, why);
     snprintf(m->genid, sizeof(m->genid), "%s", rc ? "" : text_of(info, "guid"));
     return rc;
 }
 
-int move_find_parent(struct move *m, struct why *why)
+int move_find_parent(struct move *m, struct ff_error *why)
 {
-    int rc = clone_find_parent(&m->c, why);
+    int rc = session_find_parent(&m->s, why);
 
     if (!rc)
-        rc = clone_check_parent(&m->c, why);
+        rc = session_check_parent(&m->s, why);
     if (!rc)
         rc = check_status(m, why);
     if (!rc)
@@ -224,22 +225,22 @@ int move_find_parent(struct move *m, struct why *why)
     if (!rc)
         rc = find_disks(m, why);
     if (!rc)
-        overlays_owner(m->c.parent_argv.v, m->c.parent_pid, &m->owner);
+        overlay_records_owner(m->s.parent_argv.v, m->s.parent_pid, &m->owner);
     return rc;
 }
 
 /* Its number could be another process's a moment later: by a descriptor */
-int move_quit_parent(struct move *m, struct why *why)
+int move_quit_parent(struct move *m, struct ff_error *why)
 {
     struct pollfd p = {.events = POLLIN};
 
-    p.fd = (int)syscall(SYS_pidfd_open, m->c.parent_pid, 0);
-    int rc = qmp_command(m->c.qmp, "quit", NULL, NULL, why);
+    p.fd = (int)syscall(SYS_pidfd_open, m->s.parent_pid, 0);
+    int rc = qmp_command(m->s.qmp, "quit", NULL, NULL, why);
     if (rc == -EPIPE)
         rc = 0;
-    if (!rc && p.fd >= 0 && poll(&p, 1, (int)m->o.timeout_s * 1000) <= 0)
-        rc = refuse(why, ETIMEDOUT, "it has not ended within %u s of `quit`", m->o.timeout_s);
-    m->c.parent_gone = !rc;
+    if (!rc && p.fd >= 0 && poll(&p, 1, (int)m->s.o.timeout_s * 1000) <= 0)
+        rc = ff_error_set(why, ETIMEDOUT, "it has not ended within %u s of `quit`", m->s.o.timeout_s);
+    m->s.parent_gone = !rc;
     if (p.fd >= 0)
         close(p.fd);
     return rc;

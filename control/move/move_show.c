@@ -20,9 +20,9 @@ const char *move_outcome_name(enum move_outcome o)
 void move_show(struct move *m, bool last)
 {
     static double shown_ms;
-    double now = now_exact_ms();
+    double now = ff_now_exact_ms();
 
-    if (m->o.quiet || !isatty(STDERR_FILENO) || (!last && now < shown_ms + SHOW_EVERY_MS))
+    if (m->s.o.quiet || !isatty(STDERR_FILENO) || (!last && now < shown_ms + SHOW_EVERY_MS))
         return;
     shown_ms = now;
     fprintf(stderr, "\r\033[K%s  %s  %llu of %llu MiB  %llu faults%s", move_host(m)->node->host,
@@ -46,9 +46,9 @@ static void print_ms(const char *what, double ms)
 
 static void print_there(const struct move *m)
 {
-    const struct child *k = m->c.children;
+    const struct vm *k = m->s.vms;
 
-    printf("host %s  pid %d  QMP socket %s  log %s\n", m->c.hosts[0].node->host, (int)k->pid, k->qmp,
+    printf("host %s  pid %d  QMP socket %s  log %s\n", m->s.hosts[0].node->host, (int)k->pid, k->qmp,
            k->log);
     print_ms("prepare", between(m->begin_ms, m->listening_ms));
     print_ms("start", between(m->listening_ms, m->ready_ms));
@@ -64,11 +64,11 @@ void move_print_text(const struct move *m, int code)
     fflush(stderr);
     if (m->outcome != MOVE_HERE && m->sent)
         print_there(m);
-    for (size_t i = 0; i < m->c.notes.n; i++)
-        printf("note: %s\n", m->c.notes.v[i]);
+    for (size_t i = 0; i < m->s.notes.n; i++)
+        printf("note: %s\n", m->s.notes.v[i]);
     fflush(stdout);
-    if (*m->c.why.text)
-        fprintf(stderr, "farfork move: %s\n", m->c.why.text);
+    if (*m->s.why.text)
+        fprintf(stderr, "farfork move: %s\n", m->s.why.text);
     if (code && m->outcome == MOVE_HERE)
         fprintf(stderr, "farfork move: the guest %s\n",
                 strcmp(m->here, "running") ? "is here, paused" : "goes on here");
@@ -98,17 +98,17 @@ static json_t *text_or_null(const char *s)
 
 void move_print_json(const struct move *m, int code)
 {
-    const struct host *h = m->c.n_hosts ? m->c.hosts : NULL;
-    const struct child *k = m->c.n_children ? m->c.children : NULL;
+    const struct host *h = m->s.n_hosts ? m->s.hosts : NULL;
+    const struct vm *k = m->s.n_vms ? m->s.vms : NULL;
     json_t *notes = json_array();
 
-    for (size_t i = 0; i < m->c.notes.n; i++)
-        json_array_append_new(notes, json_string(m->c.notes.v[i]));
+    for (size_t i = 0; i < m->s.notes.n; i++)
+        json_array_append_new(notes, json_string(m->s.notes.v[i]));
     json_t *o = json_pack(
-        "{ss ss si sb so ss si so so si so so so so s{sI sI} sI so}", "id", m->o.id, "parent",
-        m->o.parent_path, "parent_pid", (int)m->c.parent_pid, "parent_ended", m->c.parent_gone,
+        "{ss ss si sb so ss si so so si so so so so s{sI sI} sI so}", "id", m->s.o.id, "parent",
+        m->s.o.parent_path, "parent_pid", (int)m->s.parent_pid, "parent_ended", m->s.parent_gone,
         "host", text_or_null(h ? h->node->host : NULL), "state", move_outcome_name(m->outcome),
-        "exit_code", code, "error", text_or_null(m->c.why.text), "migration",
+        "exit_code", code, "error", text_or_null(m->s.why.text), "migration",
         text_or_null(m->status), "pid", k ? (int)k->pid : 0, "qmp",
         text_or_null(k ? k->qmp : NULL), "log", text_or_null(k ? k->log : NULL), "rundir",
         text_or_null(h ? h->rundir : NULL), "phases_ms", json_phases(m), "bytes", "total",

@@ -8,6 +8,8 @@
 #include <unistd.h>
 
 #include "autojson.h"
+#include "command_line.h"
+#include "identity.h"
 #include "move.h"
 
 #define TURN_MS 50
@@ -15,12 +17,12 @@
 
 static int turns_limit(const struct move *m)
 {
-    return (int)m->o.timeout_s * 1000;
+    return (int)m->s.o.timeout_s * 1000;
 }
 
 /* --- its command line --- */
 
-static json_t *words_json(const struct words *w)
+static json_t *words_json(const struct strv *w)
 {
     json_t *a = json_array();
 
@@ -30,49 +32,49 @@ static json_t *words_json(const struct words *w)
 }
 
 /* *@files: what its QEMU reads when it starts; to be released */
-static int make_argv(struct move *m, const char *rundir, struct words *out, json_t **files,
-                     struct why *why)
+static int make_argv(struct move *m, const char *rundir, struct strv *out, json_t **files,
+                     struct ff_error *why)
 {
-    AUTO_JSON json_t *words = words_json(&m->argv);
+    FF_AUTO_JSON json_t *words = words_json(&m->argv);
     const char *genid = *m->genid ? m->genid : NULL;
-    struct words own = {0};
+    struct strv own = {0};
     size_t i;
     json_t *w;
 
     *files = identity_move_argv(words, genid, rundir);
     json_array_foreach(words, i, w)
-        words_add(&own, "%s", json_string_value(w));
+        strv_add(&own, "%s", json_string_value(w));
     const char *config = text_of(json_array_get(*files, 0), "path");
-    const struct child_spec s = {.id = m->o.id, .number = 1, .total = 1, .qemu = m->c.parent_exe,
+    const struct vm_spec s = {.id = m->s.o.id, .number = 1, .total = 1, .qemu = m->s.parent_exe,
                                  .rundir = rundir, .here = move_host(m)->here, .net = NET_KEEP,
-                                 .incoming = "defer", .replaced = m->o.parent_path,
+                                 .incoming = "defer", .replaced = m->s.o.parent_path,
                                  .config = genid ? config : NULL};
-    int rc = clone_argv(own.v, &s, out, &m->c.notes, why);
-    words_free(&own);
+    int rc = command_line_rewrite(own.v, &s, out, &m->s.notes, why);
+    strv_free(&own);
     return rc;
 }
 
 /* What cannot be moved is refused before anything is started */
-int move_check_argv(struct move *m, struct why *why)
+int move_check_argv(struct move *m, struct ff_error *why)
 {
-    AUTO_JSON json_t *files = NULL;
-    struct words out = {0};
+    FF_AUTO_JSON json_t *files = NULL;
+    struct strv out = {0};
     int rc = make_argv(m, "/run", &out, &files, why);
 
-    words_free(&out);
+    strv_free(&out);
     return rc;
 }
 
-static int spawn(struct move *m, struct why *why)
+static int spawn(struct move *m, struct ff_error *why)
 {
     struct host *h = move_host(m);
-    struct child *k = move_child(m);
-    AUTO_JSON json_t *files = NULL;
-    struct words argv = {0};
+    struct vm *k = move_child(m);
+    FF_AUTO_JSON json_t *files = NULL;
+    struct strv argv = {0};
     int rc = make_argv(m, h->rundir, &argv, &files, why);
     json_t *words = words_json(&argv);
 
-    words_free(&argv);
+    strv_free(&argv);
     if (rc) {
         json_decref(words);
         return rc;
@@ -81,68 +83,68 @@ static int spawn(struct move *m, struct why *why)
     k->log = xprintf("%s/1.log", h->rundir);
     json_t *o = json_pack("{si so ss ss sO}", "number", 1, "argv", words, "log", k->log, "qmp",
                           k->qmp, "private", files);
-    if (m->c.parent_cwd)
-        json_object_set_new(o, "cwd", json_string(m->c.parent_cwd));
+    if (m->s.parent_cwd)
+        json_object_set_new(o, "cwd", json_string(m->s.parent_cwd));
     host_send(h, json_pack("{so}", "spawn", o));
-    k->state = CHILD_SPAWNED;
+    k->state = VM_SPAWNED;
     return 0;
 }
 
 /* --- waiting --- */
 
 /* Neither the agent nor the QEMU there has ended. -EHOSTUNREACH, -ECHILD */
-static int check_there(struct move *m, struct why *why)
+static int check_there(struct move *m, struct ff_error *why)
 {
     const struct host *h = move_host(m);
-    const struct child *k = move_child(m);
+    const struct vm *k = move_child(m);
 
     if (h->state == HOST_FAILED)
-        return refuse(why, EHOSTUNREACH, "%s: %s", h->node->host, h->error);
-    if (k->state == CHILD_FAILED)
-        return refuse(why, ECHILD, "its QEMU on %s: %s", h->node->host, k->error);
+        return ff_error_set(why, EHOSTUNREACH, "%s: %s", h->node->host, h->error);
+    if (k->state == VM_FAILED)
+        return ff_error_set(why, ECHILD, "its QEMU on %s: %s", h->node->host, k->error);
     return 0;
 }
 
 /* Before `migrate` Ctrl-C ends every wait; from then on the source's state decides */
-static int check_wait(struct move *m, uint64_t end_ms, const char *what, struct why *why)
+static int check_wait(struct move *m, uint64_t end_ms, const char *what, struct ff_error *why)
 {
     int rc = check_there(m, why);
 
     if (rc)
         return rc;
-    if (m->c.interrupted && !m->sent)
-        return refuse(why, ECANCELED, "interrupted");
-    if (now_ms() > end_ms)
-        return refuse(why, ETIMEDOUT, "%s: %s: no answer within %u s%s%s", move_host(m)->node->host,
-                      what, m->o.timeout_s, move_host(m)->run.words ? ": " : "",
+    if (m->s.interrupted && !m->sent)
+        return ff_error_set(why, ECANCELED, "interrupted");
+    if (ff_now_ms() > end_ms)
+        return ff_error_set(why, ETIMEDOUT, "%s: %s: no answer within %u s%s%s", move_host(m)->node->host,
+                      what, m->s.o.timeout_s, move_host(m)->run.words ? ": " : "",
                       move_host(m)->run.words ? move_host(m)->run.words : "");
     return 0;
 }
 
-static int wait_answer(struct move *m, const char *event, const char *what, struct why *why)
+static int wait_answer(struct move *m, const char *event, const char *what, struct ff_error *why)
 {
-    uint64_t end = now_ms() + (uint64_t)turns_limit(m);
+    uint64_t end = ff_now_ms() + (uint64_t)turns_limit(m);
 
     for (;;) {
-        const char *name = json_string_value(json_object_get(m->c.answer, "event"));
-        json_int_t id = json_integer_value(json_object_get(m->c.answer, "id"));
+        const char *name = json_string_value(json_object_get(m->s.answer, "event"));
+        json_int_t id = json_integer_value(json_object_get(m->s.answer, "id"));
         if (name && !strcmp(name, event) && (strcmp(event, "qmp") || id == m->asked))
             return 0;
         int rc = check_wait(m, end, what, why);
         if (rc)
             return rc;
-        clone_turn(&m->c, TURN_MS);
+        session_turn(&m->s, TURN_MS);
     }
 }
 
 static void forget_answer(struct move *m)
 {
-    json_decref(m->c.answer);
-    m->c.answer = NULL;
+    json_decref(m->s.answer);
+    m->s.answer = NULL;
 }
 
 int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
-             struct why *why)
+             struct ff_error *why)
 {
     json_t *q = json_pack("{si ss sI}", "child", 1, "execute", execute, "id", ++m->asked);
 
@@ -153,63 +155,63 @@ int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **re
     int rc = wait_answer(m, "qmp", execute, why);
     if (rc)
         return rc;
-    const char *error = json_string_value(json_object_get(m->c.answer, "error"));
+    const char *error = json_string_value(json_object_get(m->s.answer, "error"));
     if (error && (rc = check_there(m, why))) /* that it has ended says more */
         return rc;
-    if (json_is_true(json_object_get(m->c.answer, "again")))
-        return refuse(why, EAGAIN, "its QEMU on %s: %s", move_host(m)->node->host, error);
+    if (json_is_true(json_object_get(m->s.answer, "again")))
+        return ff_error_set(why, EAGAIN, "its QEMU on %s: %s", move_host(m)->node->host, error);
     if (error)
-        return refuse(why, EREMOTEIO, "its QEMU on %s: %s", move_host(m)->node->host, error);
+        return ff_error_set(why, EREMOTEIO, "its QEMU on %s: %s", move_host(m)->node->host, error);
     if (result)
-        *result = json_incref(json_object_get(m->c.answer, "return"));
+        *result = json_incref(json_object_get(m->s.answer, "return"));
     return 0;
 }
 
 /* --- the steps --- */
 
-static int start_agent(struct move *m, struct why *why)
+static int start_agent(struct move *m, struct ff_error *why)
 {
     struct host *h = move_host(m);
-    uint64_t end = now_ms() + (uint64_t)turns_limit(m);
+    uint64_t end = ff_now_ms() + (uint64_t)turns_limit(m);
     int rc = host_resolve(h, why);
 
-    m->c.launched = true;
+    m->s.launched = true;
     if (!rc)
-        rc = host_launch(&m->c, h, why);
+        rc = host_launch(&m->s, h, why);
     while (!rc && h->state == HOST_STARTING) {
         rc = check_wait(m, end, "the agent there", why);
         if (!rc)
-            clone_turn(&m->c, TURN_MS);
+            session_turn(&m->s, TURN_MS);
     }
     if (!rc)
         rc = check_there(m, why);
-    m->listening_ms = now_exact_ms();
+    m->listening_ms = ff_now_exact_ms();
     return rc;
 }
 
 /* Its socket is there some time after its process is */
-static int ask_to_listen(struct move *m, struct why *why)
+static int ask_to_listen(struct move *m, struct ff_error *why)
 {
     const struct host *h = move_host(m);
-    AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s%s", h->address,
-                                  m->o.link_options ? "," : "",
-                                  m->o.link_options ? m->o.link_options : "");
-    uint64_t end = now_ms() + (uint64_t)turns_limit(m);
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s%s", h->address,
+                                  m->s.o.link_options ? "," : "",
+                                  m->s.o.link_options ? m->s.o.link_options : "");
+    uint64_t end = ff_now_ms() + (uint64_t)turns_limit(m);
     int rc;
 
     while ((rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why)) ==
            -EAGAIN) {
-        if (now_ms() > end)
-            return refuse(why, ETIMEDOUT, "its QEMU on %s does not answer within %u s; see %s",
-                          h->node->host, m->o.timeout_s, move_child(m)->log);
-        clone_turn(&m->c, TURN_MS);
+        if (ff_now_ms() > end)
+            return ff_error_set(why, ETIMEDOUT, "its QEMU on %s does not answer within %u s; see %s",
+                          h->node->host, m->s.o.timeout_s, move_child(m)->log);
+        session_turn(&m->s, TURN_MS);
     }
     return rc;
 }
 
-static int find_port(struct move *m, struct why *why)
+static int find_port(struct move *m, struct ff_error *why)
 {
-    AUTO_JSON json_t *info = NULL;
+    FF_AUTO_JSON json_t *info = NULL;
     int rc = move_ask(m, "query-migrate", NULL, &info, why);
     const json_t *first = json_array_get(json_object_get(info, "socket-address"), 0);
     const char *port = json_string_value(json_object_get(first, "port"));
@@ -217,20 +219,20 @@ static int find_port(struct move *m, struct why *why)
     if (rc)
         return rc;
     m->port = port ? (unsigned)strtoul(port, NULL, 10) : 0;
-    return m->port ? 0 : refuse(why, ENOTSUP, "its QEMU on %s does not say at which port it "
+    return m->port ? 0 : ff_error_set(why, ENOTSUP, "its QEMU on %s does not say at which port it "
                                               "listens: it is older than this program",
                                 move_host(m)->node->host);
 }
 
 /* From here on the agent does not end it, whatever becomes of this program */
-static int keep(struct move *m, struct why *why)
+static int keep(struct move *m, struct ff_error *why)
 {
     forget_answer(m);
     host_send(move_host(m), json_pack("{sb}", "keep", true));
     return wait_answer(m, "keep", "the agent there", why);
 }
 
-int move_start(struct move *m, struct why *why)
+int move_start(struct move *m, struct ff_error *why)
 {
     int rc = start_agent(m, why);
 
@@ -242,18 +244,18 @@ int move_start(struct move *m, struct why *why)
         rc = find_port(m, why);
     if (!rc)
         rc = keep(m, why);
-    m->ready_ms = now_exact_ms();
+    m->ready_ms = ff_now_exact_ms();
     return rc;
 }
 
 /* It is written down there first: in both records, or in neither of them, no overlay is lost. One that
  * cannot be read is not handed over */
-bool move_hand_over(struct move *m, struct why *why)
+bool move_hand_over(struct move *m, struct ff_error *why)
 {
-    struct words files = {0};
+    struct strv files = {0};
     json_t *list = json_array();
 
-    int rc = m->owner.dir ? overlays_read(m->owner.dir, m->owner.number, &files, why) : 0;
+    int rc = m->owner.dir ? overlay_records_read(m->owner.dir, m->owner.number, &files, why) : 0;
     for (size_t i = 0; i < files.n; i++)
         json_array_append_new(list, json_string(files.v[i]));
     if (!rc && files.n) {
@@ -261,26 +263,26 @@ bool move_hand_over(struct move *m, struct why *why)
         host_send(move_host(m), json_pack("{s{si so}}", "adopt", "child", 1, "files",
                                           json_incref(list)));
         rc = wait_answer(m, "adopt", "the agent there", why);
-        const char *error = rc ? "" : text_of(m->c.answer, "error");
+        const char *error = rc ? "" : text_of(m->s.answer, "error");
         if (*error)
-            rc = refuse(why, EREMOTEIO, "the agent on %s: %s", move_host(m)->node->host, error);
+            rc = ff_error_set(why, EREMOTEIO, "the agent on %s: %s", move_host(m)->node->host, error);
         if (!rc)
-            overlays_forget(m->owner.dir, m->owner.number);
+            overlay_records_forget(m->owner.dir, m->owner.number);
     }
     if (!rc)
-        overlays_owner_free(&m->owner);
+        overlay_records_owner_free(&m->owner);
     json_decref(list);
-    words_free(&files);
+    strv_free(&files);
     return !rc;
 }
 
 /* The guest is here: nothing of it stays there. Else the agent looks after it alone */
 void move_let_go(struct move *m)
 {
-    struct host *h = m->c.hosts;
-    uint64_t end = now_ms() + END_LIMIT_MS;
+    struct host *h = m->s.hosts;
+    uint64_t end = ff_now_ms() + END_LIMIT_MS;
 
-    if (!m->c.launched)
+    if (!m->s.launched)
         return;
     h->let_go = true;
     if (!h->rundir) {
@@ -292,7 +294,7 @@ void move_let_go(struct move *m)
     } else if (h->run.in >= 0) { /* it keeps what is there, and does not call it complete */
         host_close_input(h);
     }
-    while (h->run.out >= 0 && now_ms() < end)
-        clone_turn(&m->c, TURN_MS);
+    while (h->run.out >= 0 && ff_now_ms() < end)
+        session_turn(&m->s, TURN_MS);
     host_close(h, 2000);
 }

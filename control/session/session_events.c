@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * session_events.c - what agents say, and what it means for hosts and children
+ * session_events.c - what agents say, and what it means for hosts and VMs
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "autojson.h"
-#include "fork.h"
+#include "session.h"
 
 static uint64_t number_of(const json_t *o, const char *key)
 {
@@ -15,12 +15,12 @@ static uint64_t number_of(const json_t *o, const char *key)
     return n > 0 ? (uint64_t)n : 0;
 }
 
-static struct child *child_of(struct clone *c, const struct host *h, const json_t *e)
+static struct vm *child_of(struct session *s, const struct host *h, const json_t *e)
 {
     uint64_t n = number_of(e, "child");
-    struct child *k = n && n <= c->n_children ? &c->children[n - 1] : NULL;
+    struct vm *k = n && n <= s->n_vms ? &s->vms[n - 1] : NULL;
 
-    return k && &c->hosts[k->host] == h ? k : NULL;
+    return k && &s->hosts[k->host] == h ? k : NULL;
 }
 
 static void hear_listening(struct host *h, const json_t *e)
@@ -32,7 +32,7 @@ static void hear_listening(struct host *h, const json_t *e)
     h->rundir = xstrdup(text_of(e, "rundir"));
     h->socket = xstrdup(text_of(e, "socket"));
     h->state = HOST_LISTENING;
-    h->answered_ms = now_exact_ms();
+    h->answered_ms = ff_now_exact_ms();
 }
 
 static void hear_progress(struct host *h, const json_t *e)
@@ -53,58 +53,58 @@ static const char *last_line(const char *log)
     return nl ? nl + 1 : log;
 }
 
-static void hear_end(struct child *k, const json_t *e)
+static void hear_end(struct vm *k, const json_t *e)
 {
     const char *how = text_of(e, "how"), *log = last_line(text_of(e, "log"));
     bool well = json_integer_value(json_object_get(e, "code")) == 0;
 
-    if (k->state == CHILD_FAILED)
+    if (k->state == VM_FAILED)
         return;
-    if ((well || k->said) && child_runs(k))
-        k->state = CHILD_ENDED;
+    if ((well || k->said) && vm_runs(k))
+        k->state = VM_ENDED;
     else
-        child_fail(k, "it ended while %s: %s%s%s", child_state_name(k->state), how,
+        vm_fail(k, "it ended while %s: %s%s%s", vm_state_name(k->state), how,
                    *log ? ": " : "", log);
 }
 
 /* Memory can be complete before the guest runs, when all of it was there at once */
-static void move_on(struct child *k, enum child_state to, double *when, double now)
+static void move_on(struct vm *k, enum vm_state to, double *when, double now)
 {
     if (!*when)
         *when = now;
-    if (to == CHILD_COMPLETE && !k->running_ms)
+    if (to == VM_COMPLETE && !k->running_ms)
         return;
-    if (to == CHILD_RUNNING && k->complete_ms)
-        to = CHILD_COMPLETE;
+    if (to == VM_RUNNING && k->complete_ms)
+        to = VM_COMPLETE;
     if (k->state < to)
         k->state = to;
 }
 
 /* The work is done, and its end follows */
-static void hear_exit(struct child *k, const json_t *e)
+static void hear_exit(struct vm *k, const json_t *e)
 {
     if (!k->said)
         k->code = (int)number_of(e, "code") & 255;
     k->said = true;
 }
 
-static void hear_child(struct child *k, const json_t *e, double now)
+static void hear_child(struct vm *k, const json_t *e, double now)
 {
     const char *what = text_of(e, "what");
 
     k->pid = (pid_t)number_of(e, "pid");
     if (!strcmp(what, "ended"))
         hear_end(k, e);
-    else if (k->state == CHILD_FAILED)
+    else if (k->state == VM_FAILED)
         return;
     else if (!strcmp(what, "started"))
-        move_on(k, CHILD_STARTED, &k->started_ms, now);
+        move_on(k, VM_STARTED, &k->started_ms, now);
     else if (!strcmp(what, "attached"))
-        move_on(k, CHILD_ATTACHED, &k->attached_ms, now);
+        move_on(k, VM_ATTACHED, &k->attached_ms, now);
     else if (!strcmp(what, "running"))
-        move_on(k, CHILD_RUNNING, &k->running_ms, now);
+        move_on(k, VM_RUNNING, &k->running_ms, now);
     else if (!strcmp(what, "complete"))
-        move_on(k, CHILD_COMPLETE, &k->complete_ms, now);
+        move_on(k, VM_COMPLETE, &k->complete_ms, now);
     else if (!strcmp(what, "ready"))
         k->ready_ms = now;
     else if (!strcmp(what, "exit"))
@@ -113,26 +113,26 @@ static void hear_child(struct child *k, const json_t *e, double now)
 }
 
 /* Of the memory that was on its way. Where no child has run yet, the parent has it all */
-static void hear_lost(struct clone *c, struct host *h, const char *error)
+static void hear_lost(struct session *s, struct host *h, const char *error)
 {
     bool ran = false;
 
-    for (size_t k = 0; k < c->n_children; k++)
-        ran |= &c->hosts[c->children[k].host] == h && c->children[k].running_ms > 0;
+    for (size_t k = 0; k < s->n_vms; k++)
+        ran |= &s->hosts[s->vms[k].host] == h && s->vms[k].running_ms > 0;
     if (ran)
-        host_fail(c, h, "the memory that was missing there is lost: %s", error);
+        host_fail(s, h, "the memory that was missing there is lost: %s", error);
     else
-        host_fail(c, h, "the parent's memory did not get there, and no child has run: %s", error);
+        host_fail(s, h, "the parent's memory did not get there, and no child has run: %s", error);
 }
 
-void clone_event(struct clone *c, struct host *h, const json_t *e)
+void session_event(struct session *s, struct host *h, const json_t *e)
 {
     const char *name = text_of(e, "event");
-    struct child *k = child_of(c, h, e);
-    double now = now_exact_ms();
+    struct vm *k = child_of(s, h, e);
+    double now = ff_now_exact_ms();
 
     h->ping_ms = 0;
-    h->heard_ms = now_ms();
+    h->heard_ms = ff_now_ms();
     if (!strcmp(name, "listening")) {
         hear_listening(h, e);
     } else if (!strcmp(name, "checked")) {
@@ -153,15 +153,15 @@ void clone_event(struct clone *c, struct host *h, const json_t *e)
     } else if (!strcmp(name, "end")) {
         h->ended = true;
     } else if (!strcmp(name, "lost")) {
-        hear_lost(c, h, text_of(e, "error"));
+        hear_lost(s, h, text_of(e, "error"));
     } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt")) {
-        json_decref(c->answer);
-        c->answer = json_incref((json_t *)e);
+        json_decref(s->answer);
+        s->answer = json_incref((json_t *)e);
     } else if (!strcmp(name, "child") && k) {
         hear_child(k, e, now);
     } else if (!strcmp(name, "error") && k) {
-        child_fail(k, "%s", text_of(e, "error"));
+        vm_fail(k, "%s", text_of(e, "error"));
     } else if (!strcmp(name, "error")) {
-        host_fail(c, h, "%s", text_of(e, "error"));
+        host_fail(s, h, "%s", text_of(e, "error"));
     }
 }

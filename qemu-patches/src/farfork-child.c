@@ -34,7 +34,7 @@
 #include "system/cpus.h"
 #include "system/runstate.h"
 #include "system/system.h"
-#include "farfork-clone.h"
+#include "farfork-fork.h"
 #include "migration/migration.h"
 #include "migration/postcopy-ram.h"
 

@@ -17,7 +17,7 @@
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include "qemu/atomic.h"
-#include "farfork-clone.h"
+#include "farfork-fork.h"
 
 #define PROGRESS_MS 100
 

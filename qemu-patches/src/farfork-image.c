@@ -37,7 +37,7 @@
 #include "qemu/madvise.h"
 #include "qemu/thread.h"
 #include "qemu/units.h"
-#include "farfork-clone.h"
+#include "farfork-fork.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
 #define F_SEAL_FUTURE_WRITE 0x0010

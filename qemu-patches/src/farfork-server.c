@@ -9,7 +9,7 @@
  * knows of fork().
  */
 #include "qemu/osdep.h"
-#include <farfork.h>
+#include <farfork-clone.h>
 #include "rdma-postcopy.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"

@@ -50,7 +50,7 @@ void rp_fill_info(MigrationInfo *info, const struct ff_stats *st,
     x->destination_cpu_time = st->dest_cpu_ns;
     x->precopied_bytes = st->bytes_precopied;
     x->discarded_bytes = st->bytes_discarded;
-    x->pass_time = st->pass_ns;
+    x->pass_time = st->precopy_ns;
     for (unsigned i = FF_STAGES; i-- > 0;) {
         RdmaPostcopyStage *stage;
 

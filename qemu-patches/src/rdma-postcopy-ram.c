@@ -17,7 +17,7 @@
 #include "system/system.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
-#include "farfork-clone.h"
+#include "farfork-fork.h"
 #include "migration/migration.h"
 #include "migration/qemu-file.h"
 #include "rdma-postcopy-ram.h"

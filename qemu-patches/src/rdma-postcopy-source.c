@@ -40,13 +40,13 @@ static bool outgoing_prepare(MigrationState *s, Error **errp)
 }
 
 /* precopy=1: the destination reads all memory once while the guest runs */
-static bool outgoing_pass(Error **errp)
+static bool outgoing_precopy(Error **errp)
 {
     uint64_t pages = 0, before = 0;
     struct ff_error *err;
     bool ok;
 
-    if (!ff_source_wants_pass(rp.source)) {
+    if (!ff_source_wants_precopy(rp.source)) {
         return true;
     }
     bql_lock();
@@ -56,7 +56,7 @@ static bool outgoing_pass(Error **errp)
         return false;
     }
     err = ff_error_new();
-    if (ff_source_pass(rp.source, err)) {
+    if (ff_source_precopy(rp.source, err)) {
         rp_take_error(errp, err);
         return false;
     }
@@ -65,7 +65,7 @@ static bool outgoing_pass(Error **errp)
         ok = rp_log_read(false, &pages, errp);
         bql_unlock();
         if (ok && (rp_log_send(rp.source, err) ||
-                   ff_source_pass(rp.source, err))) {
+                   ff_source_precopy(rp.source, err))) {
             rp_take_error(errp, err);
             return false;
         }
@@ -234,7 +234,7 @@ static void *outgoing_thread(void *opaque)
     bool gone = false;
 
     rcu_register_thread();
-    if (outgoing_prepare(s, &err) && outgoing_pass(&err) &&
+    if (outgoing_prepare(s, &err) && outgoing_precopy(&err) &&
         outgoing_switchover(s, &gone, &err) && outgoing_serve(s, &err)) {
         release_source();
         migration_completion_end(s);

@@ -30,7 +30,7 @@
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
 #include "system/runstate.h"
-#include "farfork-clone.h"
+#include "farfork-fork.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 

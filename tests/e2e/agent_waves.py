@@ -18,7 +18,7 @@ import time
 import common
 from common import Failed
 
-WAVE_A_CPU = 2      # cli/agent_wave.c
+WAVE_A_CPU = 2      # control/agent/agent_wave.c
 STUCK_S = 2.0
 START_S = 30
 

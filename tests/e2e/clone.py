@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """clone.py - a running guest is forked, and both go on; limit: 600 s
 
-The test plays vmclone's part: it starts agents (tests/e2e/agent.c) and children, and tells the
+The test plays vmclone's part: it starts agents (tests/e2e/image_agent.c) and children, and tells the
 parent to export itself. Every guest, parent and child, goes on with the ledger that it had at the
 fork, and sweeps all of its memory.
 """
@@ -38,7 +38,7 @@ class Agent:
         self.socket = os.path.join(t.work, name + '.sock')
         self.events = []
         self.stderr = os.path.join(t.work, name + '.stderr')
-        env = {**os.environ, **({'FARFORK_FAULTS': faults} if faults else {})}
+        env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         with open(self.stderr, 'wb') as err:
             argv = [AGENT, f'{self.host}:0{self.options}', self.socket]
             self.proc = subprocess.Popen(common.place.argv(argv, not at_source),

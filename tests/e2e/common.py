@@ -261,7 +261,7 @@ class Micro(Guest):
         machine_opts, more = backend(memory, mem_mib)
         if incoming:
             more = more + ['-incoming', 'defer' if incoming is True else incoming]
-        env = {'FARFORK_FAULTS': faults} if faults else None
+        env = {'FARFORK_FAILPOINTS': faults} if faults else None
         super().__init__(qemu or QEMU, MICRO_ELF, accel, test.work, name=name, smp=smp, mem_mib=mem_mib,
                          machine=machine + machine_opts, options=load or place.load,
                          bios='qboot.rom', extra=more + list(extra), env=env)
@@ -310,7 +310,7 @@ class Linux(linuxguest.Qemu):
 
     def start(self, incoming=False, faults=None):
         self.launch('defer' if incoming is True else incoming or None,
-                    {'FARFORK_FAULTS': faults} if faults else None)
+                    {'FARFORK_FAILPOINTS': faults} if faults else None)
         watch_events(self)
         return self
 

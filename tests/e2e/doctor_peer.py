@@ -169,7 +169,7 @@ def strangers():
 # --- a serving side that misbehaves ---
 
 def pattern(offset, length):
-    """As in migrate/probe.h."""
+    """As in probe/probe.h."""
     seed = struct.unpack('<Q', SESSION[:8])[0]
     step, mask = 0x9e3779b97f4a7c15, (1 << 64) - 1
     return b''.join(struct.pack('<Q', (seed + (at + 1) * step) & mask)

@@ -32,7 +32,7 @@ class Move:
         path = parent if isinstance(parent, str) else parent.second
         self.argv = [common.FARFORK, 'move', '--json', '--rundir', self.base, '--id', name,
                      '--timeout', '40', *launcher, *args, path, host]
-        env = {**os.environ, **({'FARFORK_FAULTS': faults} if faults else {})}
+        env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      stdin=subprocess.DEVNULL, env=env, text=True)
         self.result, self.err = {}, ''

@@ -33,7 +33,7 @@ class Clone:
         self.argv = [VMCLONE, '--json', *(('--rundir', self.base) if everywhere else ()),
                      '--id', name, '--timeout', '40', *args, path, str(n), *hosts]
         env = {**os.environ, 'FARFORK_RUNDIR': self.base,
-               **({'FARFORK_FAULTS': faults} if faults else {})}
+               **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      stdin=subprocess.DEVNULL, env=env, text=True)
         self.result = None

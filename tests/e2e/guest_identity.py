@@ -3,7 +3,7 @@
 """guest_identity.py - farfork-guest in the Linux guest: children share nothing; limit: 300 s
 
 The fork is QEMU's own migration to a file, which each child starts from while the parent goes on.
-Command lines and messages are those of cli/identity.c; the host's end of the channel is
+Command lines and messages are those of vm/identity.c; the host's end of the channel is
 played here.
 """
 import contextlib

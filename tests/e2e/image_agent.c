@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * image_agent.c - an agent of the library and nothing else, for tests: agent HOST:PORT[,...] SOCKET
+ * agent.c - an agent of the library and nothing else, for tests: agent HOST:PORT[,...] SOCKET
  *
  * One JSON line an event on stdout. It ends when its stdin does.
  */
@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "farfork.h"
+#include "farfork-clone.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* a line at a time */
 

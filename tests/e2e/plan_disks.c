@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * plan_disks.c - what vmclone would do, for tests that do it with real QEMUs
+ * plan.c - what vmclone would do, for tests that do it with real QEMUs
  *
  * stdin: one JSON object: {"fork", "argv", "children": N}, and
  *     for disks      "cwd", "block", "nodes", "overlays", "stopped", "place": {"scratch", "nbd",
@@ -15,12 +15,12 @@
 
 #include "disks.h"
 #include "identity.h"
-#include "preflight.h"
+#include "folder.h"
 #include "autojson.h"
 
 #define NICS_MAX 8
 
-static struct why why;
+static struct ff_error why;
 
 static const char *text(const json_t *in, const char *key)
 {
@@ -52,7 +52,7 @@ static json_t *disks(const json_t *in, unsigned n)
 
     if (disks_plan(&input, &d, &why) < 0)
         return NULL;
-    if (!p.nbd && preflight_folder(p.scratch, disks_room(d, n), "scratch folder", "--scratch",
+    if (!p.nbd && folder_has_room(p.scratch, disks_room(d, n), "scratch folder", "--scratch",
                                    &why) < 0) {
         disks_free(d);
         return NULL;
@@ -69,7 +69,7 @@ static json_t *disks(const json_t *in, unsigned n)
 static json_t *identity_child(const struct identity *id, unsigned k, const char *rundir,
                               const json_t *argv)
 {
-    AUTO_FREE char *message = identity_message(id, k, 0), *config = identity_config(id, k, rundir);
+    FF_AUTO_FREE char *message = identity_message(id, k, 0), *config = identity_config(id, k, rundir);
     json_t *child = json_deep_copy(argv);
 
     identity_child_argv(id, k, rundir, child);
@@ -98,7 +98,7 @@ static json_t *identity(const json_t *in, unsigned n)
             ip[input.ips++] = json_string_value(v);
     if (identity_plan(&input, &id, &why) < 0)
         return NULL;
-    AUTO_FREE char *parent = identity_message(id, 0, 0);
+    FF_AUTO_FREE char *parent = identity_message(id, 0, 0);
     json_t *children = json_array();
     for (unsigned k = 1; k <= n; k++)
         json_array_append_new(children, identity_child(id, k, text(in, "rundir"), argv));
@@ -111,9 +111,9 @@ static json_t *identity(const json_t *in, unsigned n)
 
 int main(void)
 {
-    AUTO_JSON json_t *in = json_loadf(stdin, 0, NULL);
+    FF_AUTO_JSON json_t *in = json_loadf(stdin, 0, NULL);
     unsigned n = (unsigned)json_integer_value(json_object_get(in, "children"));
-    AUTO_JSON json_t *out = json_object_get(in, "identity") ? identity(in, n) : disks(in, n);
+    FF_AUTO_JSON json_t *out = json_object_get(in, "identity") ? identity(in, n) : disks(in, n);
 
     if (!out) {
         fprintf(stderr, "%s\n", why.text);

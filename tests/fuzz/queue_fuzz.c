@@ -16,9 +16,10 @@
 #include <stdlib.h>
 
 #include "error.c"
-#include "fault.c"
+#include "failpoint.c"
 #include "holes.c"
 #include "mr.c"
+#include "zero_scan.c"
 #include "tcp_socket.c"
 #include "tcp_wire.c"
 

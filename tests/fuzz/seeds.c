@@ -40,7 +40,7 @@ static void save_messages(void)
         .version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 2, .config = "pc-q35", .regions = r};
     struct ff_welcome w = {.version = FF_WIRE_VERSION, .session = "0123456789abcde"};
     struct ff_publish pub = {
-        .piece_bytes = 64 << 20, .n_keys = 1, .addr = {0x7f0000000000, 0x7f1000000000, 0x1000}};
+        .segment_bytes = 64 << 20, .n_keys = 1, .addr = {0x7f0000000000, 0x7f1000000000, 0x1000}};
     struct ff_wire_key k[2] = {{0, 0, 1}, {1, 0, 2}};
     struct ff_grant g = {.region = 0, .offset = 4096, .len_bytes = 8192, .rkey = 1, .addr = 4096};
     struct ff_state_head s = {.total_bytes = 100000, .n_first = 2};

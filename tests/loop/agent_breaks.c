@@ -30,7 +30,7 @@ static void slow_source(void)
 {
     struct ff_error err;
 
-    must_ok(ff_faults_arm("tcp.serve.fault=delay:5000000@1", &err), err);
+    must_ok(ff_failpoints_arm("tcp.serve.fault=delay:5000000@1", &err), err);
 }
 
 /* --- a child dies --- */

@@ -47,7 +47,7 @@ static void try_early(const struct early *e, bool tcp)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm(e->faults, &err), err);
+    must_ok(ff_failpoints_arm(e->faults, &err), err);
     m = (struct move){.tcp = tcp, .options = "timeout=5"};
     move_run(&m);
     if (!m.src.rc || !m.dst.rc || m.ran)
@@ -140,7 +140,7 @@ static void every_message(bool tcp)
     /* over tcp a destination waits for the next source when the first says nothing */
     for (unsigned n = tcp ? 2 : 1; n < 40 && succeeded < 2; n++) {
         snprintf(spec, sizeof(spec), "control.send=fail@%u", n);
-        must_ok(ff_faults_arm(spec, &err), err);
+        must_ok(ff_failpoints_arm(spec, &err), err);
         m = (struct move){.tcp = tcp, .options = "timeout=5", .state_bytes = 70000, .n_first = 1};
         move_run(&m);
         must(n > 11 || (m.src.rc && m.dst.rc)); /* HELLO..RUNNING: both learn of it */
@@ -317,7 +317,7 @@ static void read_fails(bool tcp)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm(tcp ? "tcp.serve.fault=fail@4+" : "loop.read=fail@4+", &err), err);
+    must_ok(ff_failpoints_arm(tcp ? "tcp.serve.fault=fail@4+" : "loop.read=fail@4+", &err), err);
     m = (struct move){.tcp = tcp, .options = "prefill=off", .hook = touch_four};
     move_run(&m);
     must(peek_blocked(&unlucky));
@@ -344,7 +344,7 @@ static void breaks_under_load(bool tcp, const char *options, const char *faults)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm(faults, &err), err);
+    must_ok(ff_failpoints_arm(faults, &err), err);
     m = (struct move){.tcp = tcp, .options = options, .touchers = 8, .writes = true,
                       .touch_late = true, .touches = 1000000, .n_regions = 1, .cells = {4000}};
     move_run(&m);
@@ -388,7 +388,7 @@ static void install_fails_running(void *arg)
     struct ff_error err;
     (void)arg;
 
-    must_ok(ff_faults_arm("dest.install=fail:14", &err), err);
+    must_ok(ff_failpoints_arm("dest.install=fail:14", &err), err);
     ff_set_log(NULL, FF_ERROR);
     m = (struct move){.tcp = true};
     if (!freopen("/dev/null", "w", stderr))
@@ -419,7 +419,7 @@ static void install_fails_before_go(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("dest.install=fail:14", &err), err);
+    must_ok(ff_failpoints_arm("dest.install=fail:14", &err), err);
     m = (struct move){.tcp = true, .n_first = 1, .hook = wait_told};
     move_run(&m);
     must(!m.ran && !m.went && m.src.rc && m.dst.rc);

@@ -155,7 +155,7 @@ static void at_any_moment(void)
         static struct move m;
         FF_AUTO_FREE char *spec = NULL;
         must(asprintf(&spec, "%s=delay:0", moment()) > 0);
-        must_ok(ff_faults_arm(spec, &err), err);
+        must_ok(ff_failpoints_arm(spec, &err), err);
         atomic_store(&any_over, false);
         m = (struct move){.tcp = random_at / 2 % 2, .options = "timeout=1", .hook = hook_any};
         move_run(&m);

@@ -31,7 +31,7 @@ static void mortal_main(void *arg)
     struct move *m = k->m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm(k->faults, &err), err);
+    must_ok(ff_failpoints_arm(k->faults, &err), err);
     enum stage first = k->source ? S_CONNECT : D_ACCEPT, end = k->source ? S_END : D_END;
     for (enum stage s = first; s < end; s++)
         if (move_stage(m, s, &err))

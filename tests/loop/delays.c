@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * delays.c - moves that succeed although something is slow, or comes in small pieces
+ * delays.c - moves that succeed although something is slow, or comes in small segments
  */
 #include <errno.h>
 #include <sys/syscall.h>
@@ -21,7 +21,7 @@ static void slow(bool tcp, const char *faults, const char *options, enum memory 
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm(faults, &err), err);
+    must_ok(ff_failpoints_arm(faults, &err), err);
     m = (struct move){.tcp = tcp, .options = options, .memory = memory, .touchers = 8,
                       .writes = true, .touches = must_duplicate ? 100 : 4000,
                       .touch_late = must_duplicate};
@@ -95,7 +95,7 @@ static void faults_first(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("tcp.serve.prefill=delay:300000", &err), err);
+    must_ok(ff_failpoints_arm("tcp.serve.prefill=delay:300000", &err), err);
     m = (struct move){.tcp = true, .options = "chunk=4M,window=1", .touchers = 1, .touches = 300};
     move_run(&m);
     must(m.dst.stats.faults > 20);
@@ -109,7 +109,7 @@ static void slow_activation(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("dest.running=delay:5000000,source.go=delay:500000", &err), err);
+    must_ok(ff_failpoints_arm("dest.running=delay:5000000,source.go=delay:500000", &err), err);
     m = (struct move){.tcp = true, .go_timeout_ms = 2000};
     move_run(&m);
     move_must_succeed(&m);
@@ -121,7 +121,7 @@ static void slow_pause(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("control.send=delay:100000", &err), err);
+    must_ok(ff_failpoints_arm("control.send=delay:100000", &err), err);
     m = (struct move){.tcp = true, .state_bytes = 3u << 20, .pause_ms = 1000};
     move_run(&m);
     must(!m.went && !m.ran && m.src.stage == S_STATE && m.src.rc == -ETIMEDOUT && m.dst.rc);
@@ -134,12 +134,12 @@ static void slow_ready(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("dest.ready=delay:1500000", &err), err);
+    must_ok(ff_failpoints_arm("dest.ready=delay:1500000", &err), err);
     m = (struct move){.tcp = true, .pause_ms = 1000};
     move_run(&m);
     must(!m.went && !m.ran && m.src.stage == S_READY && m.src.rc == -ETIMEDOUT && m.dst.rc);
     move_free(&m);
-    must_ok(ff_faults_arm("source.go=delay:1500000", &err), err);
+    must_ok(ff_failpoints_arm("source.go=delay:1500000", &err), err);
     m = (struct move){.tcp = true, .pause_ms = 1000};
     move_run(&m);
     must(!m.went && !m.ran && m.src.stage == S_GO && m.src.rc == -ETIME && m.dst.rc);
@@ -182,7 +182,7 @@ static void no_beat(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("dest.beat=fail:11,source.go=delay:300000", &err), err);
+    must_ok(ff_failpoints_arm("dest.beat=fail:11,source.go=delay:300000", &err), err);
     m = (struct move){.tcp = true};
     move_run(&m);
     move_must_succeed(&m);

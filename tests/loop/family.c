@@ -345,7 +345,7 @@ static void agent_main(void *arg)
     pthread_t stats;
 
     if (f->faults && !f->loop)
-        must_ok(ff_faults_arm(f->faults, &err), err);
+        must_ok(ff_failpoints_arm(f->faults, &err), err);
     struct ff_address *a = address(f, 0);
     if (f->loop)
         must_ok(ff_loop_pair(&f->to_agent, &to_source, &err), err);

@@ -18,6 +18,7 @@
 #ifndef FF_TESTS_LOOP_FAMILY_H
 #define FF_TESTS_LOOP_FAMILY_H
 
+#include "farfork-clone.h"
 #include "loop.h"
 
 #define CHILDREN_MAX 50
@@ -35,7 +36,7 @@ struct family_child {
     pid_t pid;
     atomic_bool asked, attached, may_start, touched, verified, done, may_peek, peeked;
     atomic_int rc, peek_tid; /* of ff_child_attach(), then of ff_child_wait_done() */
-    char error[504];
+    char error[764];
 };
 
 struct family {
@@ -61,7 +62,7 @@ struct family {
     atomic_uint port;
     atomic_bool listens, here, ended, may_end, children_may_end, late_may_start, last_may_come;
     atomic_int agent_rc;
-    char agent_error[504];
+    char agent_error[764];
     struct ff_agent_stats stats; /* once ended is set */
     atomic_ulong faults_so_far, children_so_far, present_so_far;
     atomic_uint events[FF_CHILD_LOST + 1]; /* enum ff_child_event */

@@ -40,7 +40,7 @@ static void *source_main(void *arg)
     must_ok(ff_source_connect(source, "test", &err), err);
     must_ok(ff_source_publish(source, &err), err);
     must_ok(ff_source_wait_watched(source, &err), err);
-    must_ok(ff_source_pass(source, &err), err);
+    must_ok(ff_source_precopy(source, &err), err);
     wait_faults(THREADS + EARLY); /* whom the pass has woken has met a hole */
     memset(src.host, 7, LEN);
     memset(log, 0xff, sizeof(log));
@@ -90,7 +90,7 @@ static void touched_in_the_pass(void)
     void *state;
     size_t len;
 
-    must_ok(ff_faults_arm("dest.fault=delay:0,dest.install=fail:12@1-4000", &err), err);
+    must_ok(ff_failpoints_arm("dest.fault=delay:0,dest.install=fail:12@1-4000", &err), err);
     start_both(&dest);
     must(!pthread_create(&source_thread, NULL, source_main, NULL));
     must_ok(ff_dest_accept(dest, "test", &err), err);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * holes_moved.c - holes of shared memory: filled when they are touched, zeros afterwards, and nothing else
+ * holes.c - holes of shared memory: filled when they are touched, zeros afterwards, and nothing else
  *           takes memory
  *
  * Adds huge pages to the pool when there are too few and it may, and gives them back.
@@ -17,6 +17,7 @@
 
 #include "cleanup.h"
 #include "failpoint.h"
+#include "farfork-clone.h"
 #include "loop.h"
 #include "segments.h"
 #include "platform.h"
@@ -30,7 +31,7 @@ struct both {
     enum memory memory;
     uint64_t len_bytes;
     const char *options;
-    bool only_tail; /* nothing is touched in the first two pieces */
+    bool only_tail; /* nothing is touched in the first two segments */
     void (*empty)(struct both *b); /* after ff_dest_start(), as QEMU does */
     struct area src, dst;
     struct ff_source *source;
@@ -52,7 +53,7 @@ static uint64_t taken(int fd)
     return (uint64_t)st.st_blocks * 512;
 }
 
-/* Which bytes a guest has touched: the first of some pages in the first piece and behind the second */
+/* Which bytes a guest has touched: the first of some pages in the first segment and behind the second */
 static bool is_touched(const struct both *b, uint64_t page)
 {
     uint64_t at = page * b->dst.psize;
@@ -177,7 +178,7 @@ static void must_take(const struct both *b, uint64_t pages, uint64_t more)
                   (unsigned long long)(pages + more));
 }
 
-/* Wait until prefill is behind the piece that was never touched */
+/* Wait until prefill is behind the segment that was never touched */
 static void wait_holes(struct both *b)
 {
     const struct timespec nap = {.tv_nsec = 1000000};
@@ -230,10 +231,10 @@ static void touched(enum memory memory, const char *options, const char *faults)
     struct ff_error err;
 
     b = (struct both){.memory = memory, .options = options};
-    must_ok(ff_faults_arm(faults, &err), err);
+    must_ok(ff_failpoints_arm(faults, &err), err);
     uint64_t n = begin(&b);
     wait_holes(&b);
-    must_read_zeros(b.dst.host + PIECE + 5 * 4096); /* a piece without a key */
+    must_read_zeros(b.dst.host + PIECE + 5 * 4096); /* a segment without a key */
     must_read_zeros(b.dst.host + PIECE / 2);        /* a hole in one that has one */
     uint8_t *written = b.dst.host + PIECE + MIB;
     __atomic_store_n(written + 1, 7, __ATOMIC_RELAXED);
@@ -259,7 +260,7 @@ static void after_a_break(void)
     static struct both b = {.memory = MEM_MEMFD};
     struct ff_error err;
 
-    must_ok(ff_faults_arm("tcp.serve.prefill=fail@37", &err), err); /* 32 chunks of the first piece */
+    must_ok(ff_failpoints_arm("tcp.serve.prefill=fail@37", &err), err); /* 32 chunks of the first segment */
     begin(&b);
     must(ff_dest_wait_done(b.dest, &err));
     must_read_zeros(b.dst.host + PIECE + 5 * 4096);
@@ -277,8 +278,8 @@ static void breaks_when_short(void)
     struct ff_error err;
 
     /* the source answers no read; prefill has left holes, and installed nothing */
-    must_ok(ff_faults_arm("tcp.serve.prefill=delay:600000000,tcp.serve.fault=delay:600000000,"
-                          "dest.install=fail:12@1-200", &err), err);
+    must_ok(ff_failpoints_arm("tcp.serve.prefill=delay:600000000,tcp.serve.fault=delay:600000000,"
+                              "dest.install=fail:12@1-200", &err), err);
     begin(&b);
     wait_holes(&b);
     for (unsigned i = 0; i < FF_QUEUE_DEPTH; i++)
@@ -335,10 +336,10 @@ static void hugetlb(void)
 }
 
 /* What is to be registered of a hugetlb file */
-static void hugetlb_pieces(void)
+static void hugetlb_segments(void)
 {
     struct ff_regions *t = calloc(1, sizeof(*t));
-    struct ff_pieces p = {.n = 0};
+    struct ff_segments p = {.n = 0};
     struct ff_error err;
     struct area a;
 
@@ -346,17 +347,17 @@ static void hugetlb_pieces(void)
     area_new(&a, MEM_HUGETLB, 2 * PIECE);
     struct ff_region r = region_of(&a);
     must_ok(ff_regions_add(t, &r, &err), err);
-    must_ok(ff_pieces_init(&p, t, PIECE, &err), err);
-    must(!ff_pieces_want_populated(&p, t));
+    must_ok(ff_segments_init(&p, t, PIECE, &err), err);
+    must(!ff_segments_want_populated(&p, t));
     a.host[PIECE + PIECE / 2] = 1;
-    must(ff_pieces_want_populated(&p, t) == 1 && p.piece[1].wanted);
-    must(!ff_pieces_want_populated(&p, t));
+    must(ff_segments_want_populated(&p, t) == 1 && p.segment[1].wanted);
+    must(!ff_segments_want_populated(&p, t));
     /* by another process, for all that our page tables know: it may be anywhere */
     uint8_t *other = mmap(NULL, 2 * PIECE, PROT_READ | PROT_WRITE, MAP_SHARED, a.fd, 0);
     must(other != MAP_FAILED);
     other[0] = 1;
-    must(ff_pieces_want_populated(&p, t) == 1 && p.piece[0].wanted);
-    ff_pieces_free(&p);
+    must(ff_segments_want_populated(&p, t) == 1 && p.segment[0].wanted);
+    ff_segments_free(&p);
     ff_regions_free(t);
     free(t);
 }
@@ -452,7 +453,7 @@ static void child_is_late(void)
     char dir[] = "/tmp/farfork-holes-XXXXXX", path[64];
     pthread_t t;
 
-    must_ok(ff_faults_arm("tcp.serve.prefill=delay:30000", &err), err);
+    must_ok(ff_failpoints_arm("tcp.serve.prefill=delay:30000", &err), err);
     must(mkdtemp(dir));
     snprintf(path, sizeof(path), "%s/agent", dir);
     area_new(&b.src, MEM_MEMFD, LEN);
@@ -490,7 +491,7 @@ int main(int argc, char **argv)
         {"tcp: an agent, of anonymous memory", agent_anon, 60},
         {"tcp: a child that is late", child_is_late, 60},
         {"tcp: hugetlb", hugetlb, 60},
-        {"hugetlb: pieces", hugetlb_pieces, 0},
+        {"hugetlb: segments", hugetlb_segments, 0},
     };
 
     signal(SIGINT, pl_on_signal); /* these give the pages back */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * numa_policy.c - guest memory with a NUMA policy: nothing brings its pages but what follows the policy
+ * policy.c - guest memory with a NUMA policy: nothing brings its pages but what follows the policy
  *
  * One node is enough: what is checked is who brings pages, and the policies of mappings.
  */
@@ -62,7 +62,7 @@ static void no_moves(const char *options, enum memory memory)
     move_must_succeed(&m);
 }
 
-static void no_stock(void)
+static void no_pool(void)
 {
     no_moves("", MEM_ANON);
 }
@@ -117,7 +117,7 @@ static void alias_hugetlb(void)
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
-        {"tcp: no stock", no_stock, 0},
+        {"tcp: no stock", no_pool, 0},
         {"tcp: no staging", no_staging, 0},
         {"tcp: alias of a memfd", alias_memfd, 0},
         {"tcp: alias of a hugetlb memfd", alias_hugetlb, 0},

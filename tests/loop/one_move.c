@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * one_move.c - both sides of a move through their stages, and what must hold afterwards
+ * move.c - both sides of a move through their stages, and what must hold afterwards
  */
 #include <errno.h>
 #include <stdlib.h>

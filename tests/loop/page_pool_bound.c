@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * page_pool_bound.c - pages made ready (prealloc) and installed: together never more than the guest
+ * pool_bound.c - pages made ready (prealloc) and installed: together never more than the guest
  */
 #include <time.h>
 #include <unistd.h>
@@ -75,7 +75,7 @@ static void bounded(const char *faults, struct move *m)
 
     if (UNDER_SANITIZER)
         loop_skip("a sanitizer's own memory cannot be told from the guest's");
-    must_ok(ff_faults_arm(faults, &err), err);
+    must_ok(ff_failpoints_arm(faults, &err), err);
     before = resident();
     m->tcp = true;
     m->hook = hook;

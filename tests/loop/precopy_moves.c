@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * precopy_moves.c - precopy=1: a source whose guest writes while it is read once, and what must not be
+ * precopy.c - precopy=1: a source whose guest writes while it is read once, and what must not be
  *             lost of that; every way in which the pass can fail
  */
 #include <errno.h>
@@ -106,11 +106,11 @@ static int pass(struct ff_error *err)
         memset((void *)g.log[r], 0, n_pages(r) / 8 + 8);
     if (g.writes)
         must(!pthread_create(&g.writer, NULL, writer_main, NULL));
-    int rc = ff_source_pass(g.source, err);
+    int rc = ff_source_precopy(g.source, err);
     if (!rc && g.twice)
         rc = name_dirty(err);
     if (!rc && g.twice)
-        rc = ff_source_pass(g.source, err);
+        rc = ff_source_precopy(g.source, err);
     atomic_store(&g.paused, true);
     if (g.writes)
         pthread_join(g.writer, NULL);
@@ -137,7 +137,7 @@ static int source_stages(struct ff_error *err)
         rc = ff_source_publish(g.source, err);
     if (!rc)
         rc = ff_source_wait_watched(g.source, err);
-    must(rc || ff_source_wants_pass(g.source));
+    must(rc || ff_source_wants_precopy(g.source));
     if (!rc)
         rc = pass(err);
     if (!rc)
@@ -290,7 +290,7 @@ static void move_one(enum memory kind, const char *options, enum writes writes, 
         loop_fail(__FILE__, __LINE__, "%s: precopied %llu of %llu, discarded %llu (log: %llu)",
                   options, (unsigned long long)g.st.bytes_precopied, (unsigned long long)total,
                   (unsigned long long)g.st.bytes_discarded, (unsigned long long)dirty);
-    must(g.st.pass_ns);
+    must(g.st.precopy_ns);
     must(dirty == (writes == WRITE_NONE ? 0 : writes == WRITE_ALL ? total : dirty));
     /* devices read memory while they are loaded: what was dirtied is fetched, what not is there */
     uint64_t page = n_pages(1) - 1;
@@ -415,7 +415,7 @@ static void source_does_not_log(void)
     prepare(MEM_ANON, ",precopy=1", WRITE_NONE, false, without_main);
     must_ok(receive(&err), err);
     run_and_finish();
-    must(!g.st.bytes_precopied && !g.st.pass_ns);
+    must(!g.st.bytes_precopied && !g.st.precopy_ns);
     must_be_equal();
     release();
 }
@@ -428,7 +428,7 @@ static void *forgets_main(void *arg)
     (void)arg;
     must_ok(ff_source_connect(g.source, "test", &err), err);
     must_ok(ff_source_publish(g.source, &err), err);
-    must_ok(ff_source_pass(g.source, &err), err);
+    must_ok(ff_source_precopy(g.source, &err), err);
     must_ok(ff_source_dirty(g.source, 0, (uint64_t *)g.log[0], PAGE, &err), err);
     must(ff_source_send_state(g.source, "state", 5, NULL, 0, &err) == -EINVAL);
     must(strstr(err.text, "region1"));
@@ -502,7 +502,7 @@ static void fail(const char *faults, const char *options, const char *source_say
     struct ff_error err;
     char text[64];
 
-    must_ok(ff_faults_arm(faults, &err), err);
+    must_ok(ff_failpoints_arm(faults, &err), err);
     snprintf(text, sizeof(text), ",precopy=1,timeout=2%s", options);
     prepare(MEM_ANON, text, WRITE_ALL, false, source_main);
     must(receive(&err));
@@ -513,13 +513,13 @@ static void fail(const char *faults, const char *options, const char *source_say
                   faults, g.source_err.text, source_says, err.text, dest_says);
     must(g.source_rc && !g.source_gone);
     release();
-    must_ok(ff_faults_arm("", &err), err);
+    must_ok(ff_failpoints_arm("", &err), err);
 }
 
 static void failures(void)
 {
-    fail("source.pass=fail", "", "injected", "");
-    fail("dest.pass=fail", "", "destination: pass: injected", "injected");
+    fail("source.precopy=fail", "", "injected", "");
+    fail("dest.precopy=fail", "", "destination: pass: injected", "injected");
     fail("dest.prefill=fail@3", ",chunk=64K", "", "injected");
     fail("dest.install=fail@40", "", "", "injected");
     fail("tcp.serve.prefill=delay:4000000@1", "", "", "unanswered");
@@ -551,7 +551,7 @@ static void ended_in_the_pass(void)
     pthread_t thread;
 
     for (uintptr_t dest = 0; dest < 2; dest++) {
-        must_ok(ff_faults_arm("dest.prefill=delay:5000", &err), err);
+        must_ok(ff_failpoints_arm("dest.prefill=delay:5000", &err), err);
         prepare(MEM_ANON, ",precopy=1,chunk=8K,window=1", WRITE_SOME, false, source_main);
         must(!pthread_create(&thread, NULL, cancel_main, (void *)dest));
         int rc = receive(&err);

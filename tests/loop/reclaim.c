@@ -59,7 +59,7 @@ static void move_and_reclaim(bool and_break, const char *options)
     struct ff_error err;
 
     breaks = and_break;
-    must_ok(ff_faults_arm("tcp.serve.prefill=delay:20000", &err), err);
+    must_ok(ff_failpoints_arm("tcp.serve.prefill=delay:20000", &err), err);
     m = (struct move){.tcp = true, .options = options, .memory = MEM_MEMFD, .n_regions = 1,
                       .cells = {1500}, .hook = reclaim};
     move_run(&m);

@@ -41,7 +41,7 @@ static void goes_on(bool tcp, const char *options)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("dest.install=fail:12@3-1500", &err), err);
+    must_ok(ff_failpoints_arm("dest.install=fail:12@3-1500", &err), err);
     m = (struct move){.tcp = tcp, .options = options, .n_regions = 1, .cells = {16000},
                       .touchers = 2, .writes = true, .touch_late = true, .hook = listen_for_it};
     uint64_t t = ff_now_ns();
@@ -72,7 +72,7 @@ static void a_hole(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("dest.install=fail:12@3-900", &err), err);
+    must_ok(ff_failpoints_arm("dest.install=fail:12@3-900", &err), err);
     m = (struct move){.tcp = true, .n_regions = 1, .cells = {4000}, .memory = MEM_MEMFD,
                       .touchers = 2, .touch_late = true, .hook = listen_for_it};
     move_run(&m);
@@ -102,7 +102,7 @@ static void breaks_meanwhile(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("dest.install=fail:12@1-200", &err), err);
+    must_ok(ff_failpoints_arm("dest.install=fail:12@1-200", &err), err);
     m = (struct move){.tcp = true, .options = "prefill=off", .hook = break_meanwhile};
     move_run(&m);
     must(m.ran && m.dst.rc && m.src.rc);
@@ -135,7 +135,7 @@ static void before_go(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_faults_arm("dest.install=fail:12", &err), err);
+    must_ok(ff_failpoints_arm("dest.install=fail:12", &err), err);
     m = (struct move){.tcp = true, .n_first = 1, .hook = wait_told};
     move_run(&m);
     must(!m.ran && !m.went && m.src.rc && m.dst.rc == -ENOMEM);

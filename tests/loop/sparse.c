@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * sparse.c - a guest that has touched little: pieces without a key are zeros, what it touches
+ * sparse.c - a guest that has touched little: segments without a key are zeros, what it touches
  *            between publishing and its pause arrives all the same, and the source's memory
  *            does not become populated where the guest has touched nothing, nor does the destination
  */
@@ -16,9 +16,9 @@
 #include "loop.h"
 
 #define MIB (1ull << 20)
-#define LEN (400 * MIB) /* seven pieces of 64 MiB, the last one of 16 */
+#define LEN (400 * MIB) /* seven segments of 64 MiB, the last one of 16 */
 
-/* Pages of either kind, by offset; in pieces 0, 2, 3 and 6, the last page among them */
+/* Pages of either kind, by offset; in segments 0, 2, 3 and 6, the last page among them */
 static const uint64_t early[] = {0, 5 * MIB, 2 * 64 * MIB, 2 * 64 * MIB + 8192, LEN - 4096};
 static const uint64_t late[] = {3 * 64 * MIB + 4096, 4 * 64 * MIB - 4096, 6 * MIB};
 
@@ -168,7 +168,7 @@ static void move_sparse(bool shared, bool is_private, const char *options)
     must_ok(ff_dest_recv_state(dst.dest, &state, &len, &err), err);
     free(state);
     must(((uint8_t *)dst.r.host)[late[0]] == value_at(late[0])); /* by a fault */
-    must(((uint8_t *)dst.r.host)[64 * MIB] == 0);               /* a piece without a key */
+    must(((uint8_t *)dst.r.host)[64 * MIB] == 0);               /* a segment without a key */
     must_ok(ff_dest_ready(dst.dest, &err), err);
     must_ok(ff_dest_wait_go(dst.dest, &err), err);
     must_ok(ff_dest_running(dst.dest, &err), err);
@@ -176,7 +176,7 @@ static void move_sparse(bool shared, bool is_private, const char *options)
     pthread_join(thread, NULL);
     ff_dest_stats(dst.dest, &st);
     must(st.bytes_present == LEN);
-    /* over a link that pins, the pieces that were touched are populated as a whole */
+    /* over a link that pins, the segments that were touched are populated as a whole */
     bool pins = getenv("FARFORK_TEST_LINK") && !strcmp(getenv("FARFORK_TEST_LINK"), "verbs") &&
                 !strstr(options, "odp=on");
     uint64_t touched = FF_ARRAY_LEN(early) + FF_ARRAY_LEN(late),
@@ -248,7 +248,7 @@ static void *count_main(void *arg)
     return NULL;
 }
 
-static void anon_stock(void)
+static void anon_pool(void)
 {
     struct end src = {.r = memory(false)}, dst = {.r = memory(false)};
     pthread_t thread, counter;
@@ -259,7 +259,7 @@ static void anon_stock(void)
     if (UNDER_SANITIZER)
         loop_skip("a sanitizer's own memory cannot be told from the guest's");
     touch(src.r.host, early, FF_ARRAY_LEN(early));
-    must_ok(ff_faults_arm("tcp.serve.prefill=delay:10000", &err), err);
+    must_ok(ff_failpoints_arm("tcp.serve.prefill=delay:10000", &err), err);
     before = resident();
     dst.a = loop_address(0, "");
     must_ok(ff_dest_new(dst.a, &dst.dest, &err), err);
@@ -325,7 +325,7 @@ int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
         {"tcp anon", anon, 60},
-        {"tcp anon stock", anon_stock, 60},
+        {"tcp anon stock", anon_pool, 60},
         {"tcp anon push", anon_push, 60},
         {"tcp memfd copy", memfd_copy, 60},
         {"tcp memfd push", memfd_push, 60},

@@ -23,7 +23,7 @@
  *              2. A child's chain is what the headers say; the plan refuses a parent whose
  *                 chain is another one (disks_plan() compares them).
  * Failure      before the pause: undo. After it the parent lives in its overlays, until a
- *              block-commit: that of a fork of which nothing is left (clone_commit.c), or somebody's
+ *              block-commit: that of a fork of which nothing is left (fork_commit.c), or somebody's
  *              who has read the summary, which says where they are.
  * Limits       raw and qcow2. Each fork makes the parent's chain longer by one, but for disks that
  *              a stopped parent (a template) has not written to since.
@@ -39,118 +39,7 @@
 #include "disks_private.h"
 #include "autojson.h"
 #include "qcow2_header.h"
-#include "preflight.h"
-
-static const char *text(const json_t *object, const char *key)
-{
-    const char *s = json_string_value(json_object_get(object, key));
-
-    return s ? s : "";
-}
-
-bool has_protocol(const char *name)
-{
-    const char *colon = strchr(name, ':'), *slash = strchr(name, '/');
-
-    return colon && (!slash || colon < slash);
-}
-
-/* QEMU names the default port, and an IPv6 address without brackets, which it does not take */
-static char *nbd_url(const char *name)
-{
-    const char *at = name + strlen("nbd://"), *path = at + strcspn(at, "/");
-    AUTO_FREE char *host = xprintf("%.*s", (int)(path - at), at);
-    char *port = strrchr(host, ':');
-    bool bare = port && port != strchr(host, ':') && *host != '[';
-
-    if (port && strchr(port, ']'))
-        port = NULL;
-    if (port)
-        *port++ = '\0';
-    if (!port || !strcmp(port, NBD_PORT))
-        port = "";
-    return xprintf("nbd://%s%s%s%s%s%s", bare ? "[" : "", host, bare ? "]" : "", *port ? ":" : "",
-                   port, path);
-}
-
-char *absolute(const char *cwd, const char *name)
-{
-    if (!strncmp(name, "nbd://", 6))
-        return nbd_url(name);
-    if (!strncmp(name, "file:", 5))
-        name += 5;
-    if (*name == '/' || has_protocol(name))
-        return xstrdup(name);
-    while (!strncmp(name, "./", 2))
-        name += 2;
-    return xprintf("%s/%s", cwd, name);
-}
-
-const json_t *backing_of(const json_t *image)
-{
-    return json_object_get(image, "backing-image");
-}
-
-bool same_file(const char *cwd, const char *a, const char *b)
-{
-    AUTO_FREE char *x = absolute(cwd, a), *y = absolute(cwd, b);
-
-    if (!strcmp(x, y))
-        return true;
-    AUTO_FREE char *real_x = realpath(x, NULL), *real_y = realpath(y, NULL);
-    return real_x && real_y && !strcmp(real_x, real_y);
-}
-
-/* A child has what the header says, or what the file looks like; the parent may have been told */
-static int check_backing_format(const char *cwd, const char *name, const json_t *image,
-                                struct why *why)
-{
-    const json_t *next = backing_of(image);
-    const char *header = text(image, "backing-filename-format"), *has = text(next, "format");
-    AUTO_FREE char *path = absolute(cwd, text(next, "filename"));
-
-    if (!*header && !strcmp(has, "raw") && qcow2_is(path))
-        header = "qcow2";
-    if (!*header || !*has || !strcmp(header, has))
-        return 0;
-    return refuse(why, ENOTSUP,
-                  "disk %s: %s: the parent has its backing file %s as %s, and who opens it by its "
-                  "header would have it as %s; make them agree, with the parent stopped: qemu-img "
-                  "rebase -u -b %s -F %s %s",
-                  name, text(image, "filename"), text(next, "filename"), has, header,
-                  text(next, "filename"), has, text(image, "filename"));
-}
-
-int check_chain(const char *cwd, const char *name, const json_t *image, struct why *why)
-{
-    for (; image; image = backing_of(image)) {
-        const json_t *next = backing_of(image);
-        const char *file = text(image, "filename"), *header = text(image, "full-backing-filename");
-
-        if (!*header)
-            header = text(image, "backing-filename");
-        if (json_is_true(json_object_get(image, "encrypted")))
-            return refuse(why, ENOTSUP, "disk %s: %s is encrypted: its key would be missing where it is "
-                          "opened anew",
-                          name, file);
-        if (!next && !*header)
-            continue;
-        if (!next)
-            return refuse(why, ENOTSUP,
-                          "disk %s: %s: the parent runs without the backing file %s that its "
-                          "header names; write the header anew: qemu-img rebase -u -b ''",
-                          name, file, header);
-        if (!*header || !same_file(cwd, header, text(next, "filename")))
-            return refuse(why, ENOTSUP,
-                          "disk %s: %s: its header names backing file \"%s\", the parent has "
-                          "\"%s\" there; make them agree: qemu-img rebase -u -b FILE -F FORMAT",
-                          name, file, header, text(next, "filename"));
-        int rc = check_backing_format(cwd, name, image, why);
-        if (rc)
-            return rc;
-    }
-    return 0;
-}
+#include "folder.h"
 
 /* The parent's overlay: the image's name, less what an earlier fork put there */
 static char *overlay_name(const struct disks *d, const struct disk *disk, const char *folder)
@@ -179,26 +68,26 @@ static uint64_t hash(const char *s)
 
 /* The name of its overlay is taken: by an earlier fork of this parent, or by nobody knows what */
 static int refuse_overlay(const struct disks *d, const struct disk *disk, const json_t *image,
-                          struct why *why)
+                          struct ff_error *why)
 {
-    for (const json_t *i = image; i; i = backing_of(i))
-        if (same_file(d->cwd, text(i, "filename"), disk->overlay))
-            return refuse(why, EEXIST,
+    for (const json_t *i = image; i; i = image_backing(i))
+        if (image_same_file(d->cwd, text_of(i, "filename"), disk->overlay))
+            return ff_error_set(why, EEXIST,
                           "disk %s: fork id '%s' was used before; the parent %s %s now: take "
                           "another id (--id)",
                           disk->name, d->fork_id, i == image ? "writes to" : "reads from",
                           disk->overlay);
-    return refuse(why, EEXIST,
+    return ff_error_set(why, EEXIST,
                   "disk %s: create overlay %s: the file exists; take another fork id (--id), or "
                   "remove it if nobody uses it",
                   disk->name, disk->overlay);
 }
 
 static int plan_overlay(const struct disks *d, struct disk *disk, const char *folder,
-                        const json_t *image, struct why *why)
+                        const json_t *image, struct ff_error *why)
 {
-    if (!folder && (disk->host_device || has_protocol(disk->frozen)))
-        return refuse(why, EINVAL,
+    if (!folder && (disk->host_device || image_has_protocol(disk->frozen)))
+        return ff_error_set(why, EINVAL,
                       "disk %s: %s is no file: say where the parent's overlay is to be "
                       "(--overlays FOLDER)",
                       disk->name, disk->frozen);
@@ -213,15 +102,15 @@ static bool is_host_device(const json_t *nodes, const char *file)
     json_t *node;
 
     json_array_foreach(nodes, i, node)
-        if (!strcmp(text(node, "file"), file) && !strncmp(text(node, "drv"), "host_", 5))
+        if (!strcmp(text_of(node, "file"), file) && !strncmp(text_of(node, "drv"), "host_", 5))
             return true;
     return false;
 }
 
-static int check_format(const struct disk *disk, struct why *why)
+static int check_format(const struct disk *disk, struct ff_error *why)
 {
     if (strcmp(disk->format, "raw") && strcmp(disk->format, "qcow2"))
-        return refuse(why, ENOTSUP,
+        return ff_error_set(why, ENOTSUP,
                       "disk %s: node %s has driver %s (permitted: raw, qcow2): convert the "
                       "image, or end the block job or filter that is on top of it",
                       disk->name, disk->node, disk->format);
@@ -232,7 +121,7 @@ static int check_format(const struct disk *disk, struct why *why)
 static bool stores_nothing(const json_t *inserted)
 {
     /* strstr(): to strncmp() with "" gcc objects under a sanitizer */
-    const char *drv = text(inserted, "drv"), *file = text(inserted, "file");
+    const char *drv = text_of(inserted, "drv"), *file = text_of(inserted, "file");
 
     return strstr(drv, "null-") == drv || strstr(file, "null-") == file;
 }
@@ -240,10 +129,10 @@ static bool stores_nothing(const json_t *inserted)
 /* The top is an overlay that adds nothing to what is behind it; its name goes to *@file */
 static bool is_frozen_already(const char *cwd, const json_t *inserted, char **file)
 {
-    const json_t *image = json_object_get(inserted, "image"), *next = backing_of(image);
-    AUTO_FREE char *name = absolute(cwd, text(image, "filename"));
+    const json_t *image = json_object_get(inserted, "image"), *next = image_backing(image);
+    FF_AUTO_FREE char *name = image_absolute(cwd, text_of(image, "filename"));
 
-    if (strcmp(text(inserted, "drv"), "qcow2") || !next || !overlay_is_empty(name) ||
+    if (strcmp(text_of(inserted, "drv"), "qcow2") || !next || !overlay_is_empty(name) ||
         json_integer_value(json_object_get(next, "virtual-size")) !=
             json_integer_value(json_object_get(image, "virtual-size")))
         return false;
@@ -253,15 +142,15 @@ static bool is_frozen_already(const char *cwd, const json_t *inserted, char **fi
 
 /* A fork lays one image more upon it, and QEMU looks through all of them for what it reads */
 static int check_length(const struct disks_input *in, const char *name, const json_t *image,
-                        struct why *why)
+                        struct ff_error *why)
 {
     unsigned n = 0;
 
-    for (; image; image = backing_of(image))
+    for (; image; image = image_backing(image))
         n++;
     if (!in->max_chain || n <= in->max_chain)
         return 0;
-    return refuse(why, EMLINK,
+    return ff_error_set(why, EMLINK,
                   "disk %s: %u images lie upon each other (--max-chain permits %u): commit them "
                   "(QMP block-commit), or let a parent be forked that was started anew",
                   name, n, in->max_chain);
@@ -271,49 +160,49 @@ static json_t *chain_of(const char *cwd, const json_t *image)
 {
     json_t *chain = json_array();
 
-    for (; image; image = backing_of(image)) {
-        AUTO_FREE char *file = absolute(cwd, text(image, "filename"));
+    for (; image; image = image_backing(image)) {
+        FF_AUTO_FREE char *file = image_absolute(cwd, text_of(image, "filename"));
         json_array_append_new(chain, json_string(file));
     }
     return chain;
 }
 
 static int plan_disk(struct disks *d, const struct disks_input *in, const json_t *entry,
-                     struct why *why)
+                     struct ff_error *why)
 {
     const json_t *inserted = json_object_get(entry, "inserted");
     const json_t *image = json_object_get(inserted, "image");
     const json_t *cache = json_object_get(inserted, "cache");
     struct disk *disk = &d->disk[d->n];
-    const char *name = text(entry, "device"), *zeroes = text(inserted, "detect_zeroes");
+    const char *name = text_of(entry, "device"), *zeroes = text_of(inserted, "detect_zeroes");
 
     if (!*name)
-        name = text(entry, "qdev");
+        name = text_of(entry, "qdev");
     for (size_t i = 0; i < d->n; i++) /* two devices may share one node */
-        if (!strcmp(d->disk[i].node, text(inserted, "node-name")))
+        if (!strcmp(d->disk[i].node, text_of(inserted, "node-name")))
             return 0;
     disk->index = (unsigned)d->n++;
     disk->writable = !json_is_true(json_object_get(inserted, "ro")) && !stores_nothing(inserted);
     d->writable += disk->writable;
-    disk->name = xstrdup(*name ? name : text(inserted, "node-name"));
-    disk->node = xstrdup(text(inserted, "node-name"));
+    disk->name = xstrdup(*name ? name : text_of(inserted, "node-name"));
+    disk->node = xstrdup(text_of(inserted, "node-name"));
     if (in->stopped && disk->writable && is_frozen_already(in->cwd, inserted, &disk->empty))
-        image = backing_of(image);
-    disk->format = xstrdup(disk->empty ? text(image, "format") : text(inserted, "drv"));
-    disk->frozen = absolute(in->cwd, text(image, "filename"));
+        image = image_backing(image);
+    disk->format = xstrdup(disk->empty ? text_of(image, "format") : text_of(inserted, "drv"));
+    disk->frozen = image_absolute(in->cwd, text_of(image, "filename"));
     disk->chain = chain_of(in->cwd, image);
     disk->size = json_integer_value(json_object_get(image, "virtual-size"));
     disk->direct = json_is_true(json_object_get(cache, "direct"));
     disk->no_flush = json_is_true(json_object_get(cache, "no-flush"));
     disk->detect_zeroes = xstrdup(*zeroes ? zeroes : "off");
-    disk->host_device = is_host_device(in->nodes, text(image, "filename"));
+    disk->host_device = is_host_device(in->nodes, text_of(image, "filename"));
     if (!disk->writable || in->move)
         return 0;
     int rc = check_format(disk, why);
     if (!rc)
         rc = check_temporary(d, disk, image, why);
     if (!rc)
-        rc = check_chain(in->cwd, disk->name, image, why);
+        rc = image_check_chain(in->cwd, disk->name, image, why);
     if (!rc)
         rc = check_length(in, disk->name, image, why);
     if (!rc && !disk->empty)
@@ -321,7 +210,7 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
     return rc;
 }
 
-int disks_plan(const struct disks_input *in, struct disks **out, struct why *why)
+int disks_plan(const struct disks_input *in, struct disks **out, struct ff_error *why)
 {
     struct disks *d = xcalloc(1, sizeof(*d));
     int rc = 0;
@@ -332,7 +221,7 @@ int disks_plan(const struct disks_input *in, struct disks **out, struct why *why
         rc |= !json_is_string(entry);
     if (rc) {
         free(d);
-        return refuse(why, EINVAL, "disks: the parent's command line is not all text in UTF-8");
+        return ff_error_set(why, EINVAL, "disks: the parent's command line is not all text in UTF-8");
     }
     d->fork_id = xstrdup(in->fork_id);
     d->cwd = xstrdup(in->cwd);
@@ -377,42 +266,9 @@ size_t disks_count(const struct disks *d)
 
 /* --- the parent --- */
 
-json_t *disk_create_overlay(const char *backing, const char *format, const char *file,
-                            json_int_t size)
-{
-    AUTO_FREE char *bytes = xprintf("%lld", (long long)size);
-
-    return json_pack("{s:[s,s,s,s,s,s,s,s,s,s,s,s]}", "argv", "qemu-img", "create", "-q", "-u",
-                     "-f", "qcow2", "-F", format, "-b", backing, file, bytes);
-}
-
 static json_t *qmp(const char *command, json_t *arguments)
 {
     return json_pack("{s:{s:s,s:o}}", "qmp", "execute", command, "arguments", arguments);
-}
-
-static json_t *cache_of(const struct disk *disk)
-{
-    return json_pack("{s:b,s:b}", "direct", disk->direct, "no-flush", disk->no_flush);
-}
-
-json_t *disk_overlay_node(const struct disk *disk, const char *node, const char *file)
-{
-    json_t *protocol =
-        json_pack("{s:s,s:s,s:o}", "driver", "file", "filename", file, "cache", cache_of(disk));
-    json_t *j =
-        json_pack("{s:s,s:s,s:s,s:o,s:o}", "driver", "qcow2", "node-name", node, "detect-zeroes",
-                  disk->detect_zeroes, "cache", cache_of(disk), "file", protocol);
-
-    if (!disk->writable)
-        json_object_set_new(j, "read-only", json_true());
-    if (disk->aio)
-        json_object_set_new(protocol, "aio", json_string(disk->aio));
-    if (disk->discard) {
-        json_object_set_new(protocol, "discard", json_string(disk->discard));
-        json_object_set_new(j, "discard", json_string(disk->discard));
-    }
-    return j;
 }
 
 json_t *disks_prepare(const struct disks *d)
@@ -470,29 +326,29 @@ static bool same_device(const char *a, const char *b)
 }
 
 int disks_check_overlays(const struct disks *d, const char *scratch, uint64_t bytes,
-                         struct why *why)
+                         struct ff_error *why)
 {
     int rc = 0;
 
     each_new(d, k) {
-        AUTO_FREE char *folder = folder_of(k->overlay);
+        FF_AUTO_FREE char *folder = folder_of(k->overlay);
         uint64_t want = scratch && same_device(folder, scratch) ? bytes : 0;
         each_new(d, other) {
-            AUTO_FREE char *its = folder_of(other->overlay);
+            FF_AUTO_FREE char *its = folder_of(other->overlay);
             want += same_device(folder, its) ? DISK_ROOM_BYTES : 0;
         }
         if (!rc)
-            rc = preflight_folder(folder, want, "folder of the parent's overlay", "--overlays",
+            rc = folder_has_room(folder, want, "folder of the parent's overlay", "--overlays",
                                   why);
     }
     return rc;
 }
 
-int disks_check_still(const struct disks *d, struct why *why)
+int disks_check_still(const struct disks *d, struct ff_error *why)
 {
     each_frozen(d, k)
         if (k->empty && !overlay_is_empty(k->empty))
-            return refuse(why, EBUSY,
+            return ff_error_set(why, EBUSY,
                           "disk %s: the parent has written to %s although it was "
                           "stopped: was it continued meanwhile? Fork it again",
                           k->name, k->empty);
@@ -505,7 +361,7 @@ bool disks_gone_over(const struct disks *d, const json_t *block)
     json_t *entry;
 
     json_array_foreach(block, i, entry) {
-        const char *node = text(json_object_get(entry, "inserted"), "node-name");
+        const char *node = text_of(json_object_get(entry, "inserted"), "node-name");
         each_frozen(d, k)
             if (k->overlay_node && !strcmp(k->overlay_node, node))
                 return true;

@@ -9,7 +9,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 struct disks;
 
@@ -37,7 +38,7 @@ struct disks_input {
  * Return: 0; -ENOTSUP or -EINVAL with the reason
  */
 int disks_plan(const struct disks_input *in, struct disks **out,
-                     struct why *why);
+                     struct ff_error *why);
 void disks_free(struct disks *d);
 size_t disks_count(const struct disks *d); /* of disks that are frozen */
 
@@ -59,7 +60,7 @@ json_t *disks_actions(const struct disks *d);
  * or when the export failed and disks_gone_over() says false */
 json_t *disks_undo(const struct disks *d);
 /* Whether what @in.stopped promised has come true; asked after the pause. -EBUSY */
-int disks_check_still(const struct disks *d, struct why *why);
+int disks_check_still(const struct disks *d, struct ff_error *why);
 /* Whether the parent writes to the overlays of this plan; @block: query-block asked again */
 bool disks_gone_over(const struct disks *d, const json_t *block);
 /* The parent's new overlays: [{"disk", "node", "frozen", "overlay-node", "overlay"}], where node is the
@@ -106,7 +107,7 @@ uint64_t disks_room(const struct disks *d, unsigned children);
  * folder. @scratch: one that needs @bytes as well, perhaps of the same file system; NULL: none.
  * -ENOSPC, -EROFS and others */
 int disks_check_overlays(const struct disks *d, const char *scratch, uint64_t bytes,
-                         struct why *why);
+                         struct ff_error *why);
 
 /* The names of all that is frozen, and of all that it stands on */
 json_t *disks_chains(const struct disks *d);

@@ -31,7 +31,7 @@ static const char *const short_options[] = {"hda", "hdb", "hdc",   "hdd",    "fd
 static bool is_short(const char *word)
 {
     for (size_t i = 0; i < sizeof(short_options) / sizeof(short_options[0]); i++)
-        if (option_is(word, short_options[i]))
+        if (qemu_option_is(word, short_options[i]))
             return true;
     return false;
 }
@@ -46,7 +46,7 @@ static const char *word(const struct disks *d, size_t at)
 /* @at is the argument of option @name */
 static bool argument_of(const struct disks *d, size_t at, const char *name)
 {
-    return at && at < json_array_size(d->argv) && option_is(word(d, at - 1), name);
+    return at && at < json_array_size(d->argv) && qemu_option_is(word(d, at - 1), name);
 }
 
 static bool claimed(const struct disks *d, size_t at)
@@ -60,7 +60,7 @@ static bool claimed(const struct disks *d, size_t at)
 /* What the -blockdev with its argument at @at says; NULL: there is none */
 static char *blockdev_get(const struct disks *d, size_t at, const char *key)
 {
-    return argument_of(d, at, "blockdev") ? opts_get(word(d, at), key) : NULL;
+    return argument_of(d, at, "blockdev") ? qemu_opts_get(word(d, at), key) : NULL;
 }
 
 /* An image that has options of its own has them in its name */
@@ -72,7 +72,7 @@ static bool has_options(const char *image)
 /* Without them, where it is a file */
 static char *file_of(const char *image)
 {
-    char *file = has_options(image) ? opts_get(image + 5, "file.filename") : NULL;
+    char *file = has_options(image) ? qemu_opts_get(image + 5, "file.filename") : NULL;
 
     return file ? file : xstrdup(image);
 }
@@ -84,19 +84,19 @@ static char *drive_file(const char *value)
     char *file = NULL;
 
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]) && !file; i++)
-        file = opts_get(value, keys[i]);
+        file = qemu_opts_get(value, keys[i]);
     return file;
 }
 
 /* Whether @file names an image of the chain */
 static bool in_chain(const struct disks *d, const json_t *image, const char *file)
 {
-    AUTO_FREE char *want = absolute(d->cwd, file);
+    FF_AUTO_FREE char *want = image_absolute(d->cwd, file);
 
-    for (; image; image = backing_of(image)) {
+    for (; image; image = image_backing(image)) {
         const char *name = json_string_value(json_object_get(image, "filename"));
-        AUTO_FREE char *below = name ? file_of(name) : NULL;
-        AUTO_FREE char *have = below ? absolute(d->cwd, below) : NULL;
+        FF_AUTO_FREE char *below = name ? file_of(name) : NULL;
+        FF_AUTO_FREE char *have = below ? image_absolute(d->cwd, below) : NULL;
         if (have && !strcmp(have, want))
             return true;
     }
@@ -110,7 +110,7 @@ static bool refers_to(const struct disks *d, size_t at, const char *node)
                                        "bottom", "file.file", "backing.file"};
 
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        AUTO_FREE char *below = blockdev_get(d, at, keys[i]);
+        FF_AUTO_FREE char *below = blockdev_get(d, at, keys[i]);
         if (below && !strcmp(below, node))
             return true;
     }
@@ -144,28 +144,28 @@ static void found_drive(struct disk *disk, size_t at, const char *value)
 {
     disk->kind = DISK_DRIVE;
     disk->at = at;
-    disk->discard = opts_get(value, "discard");
-    disk->aio = opts_get(value, "aio");
+    disk->discard = qemu_opts_get(value, "discard");
+    disk->aio = qemu_opts_get(value, "aio");
 }
 
 static void found_blockdev(const struct disks *d, struct disk *disk, size_t at)
 {
-    AUTO_FREE char *below = blockdev_get(d, at, "file");
+    FF_AUTO_FREE char *below = blockdev_get(d, at, "file");
 
     disk->kind = DISK_BLOCKDEV;
     disk->at = at;
     disk->discard = blockdev_get(d, at, "discard");
     disk->aio = blockdev_get(d, at, "file.aio");
     for (size_t i = 1; below && !disk->aio && i < json_array_size(d->argv); i++) {
-        AUTO_FREE char *node = blockdev_get(d, i, "node-name");
+        FF_AUTO_FREE char *node = blockdev_get(d, i, "node-name");
         if (node && !strcmp(node, below))
             disk->aio = blockdev_get(d, i, "aio");
     }
 }
 
-static int refuse_snapshot(const struct disk *disk, struct why *why)
+static int refuse_snapshot(const struct disk *disk, struct ff_error *why)
 {
-    return refuse(why, ENOTSUP,
+    return ff_error_set(why, ENOTSUP,
                   "disk %s: -snapshot or snapshot=on writes to a file without a name, that no "
                   "child could have: start the parent without it",
                   disk->name);
@@ -173,7 +173,7 @@ static int refuse_snapshot(const struct disk *disk, struct why *why)
 
 /* By its id, or else by the image that it names */
 static int find_drive(struct disks *d, struct disk *disk, const json_t *image, bool by_id,
-                      struct why *why)
+                      struct ff_error *why)
 {
     for (size_t i = 1; i < json_array_size(d->argv); i++) {
         if (claimed(d, i))
@@ -185,10 +185,10 @@ static int find_drive(struct disks *d, struct disk *disk, const json_t *image, b
         }
         if (!argument_of(d, i, "drive"))
             continue;
-        AUTO_FREE char *id = opts_get(word(d, i), "id"), *file = drive_file(word(d, i));
+        FF_AUTO_FREE char *id = qemu_opts_get(word(d, i), "id"), *file = drive_file(word(d, i));
         if (by_id ? !id || strcmp(id, disk->name) : id || !file || !in_chain(d, image, file))
             continue;
-        if (disk->writable && opts_is(word(d, i), "snapshot"))
+        if (disk->writable && qemu_opts_is(word(d, i), "snapshot"))
             return refuse_snapshot(disk, why);
         found_drive(disk, i, word(d, i));
         return 0;
@@ -202,7 +202,7 @@ static void find_blockdev(struct disks *d, struct disk *disk, const json_t *imag
 {
     for (int by_name = 1; by_name >= 0 && disk->kind == DISK_NONE; by_name--) {
         for (size_t i = 1; i < json_array_size(d->argv) && disk->kind == DISK_NONE; i++) {
-            AUTO_FREE char *node = claimed(d, i) ? NULL : blockdev_get(d, i, "node-name");
+            FF_AUTO_FREE char *node = claimed(d, i) ? NULL : blockdev_get(d, i, "node-name");
             if (!node)
                 continue;
             const char *file = node_file(nodes, node);
@@ -214,7 +214,7 @@ static void find_blockdev(struct disks *d, struct disk *disk, const json_t *imag
 }
 
 static int find_one(struct disks *d, struct disk *disk, const json_t *entry, const json_t *nodes,
-                    bool move, struct why *why)
+                    bool move, struct ff_error *why)
 {
     const json_t *image = json_object_get(json_object_get(entry, "inserted"), "image");
     const char *device = json_string_value(json_object_get(entry, "device"));
@@ -230,7 +230,7 @@ static int find_one(struct disks *d, struct disk *disk, const json_t *entry, con
     bool read_only = json_is_true(json_object_get(json_object_get(entry, "inserted"), "ro"));
     if (rc || disk->kind != DISK_NONE || !(disk->writable || read_only || move))
         return rc;
-    return refuse(why, ENOTSUP,
+    return ff_error_set(why, ENOTSUP,
                   "disk %s: no -drive or -blockdev of the parent's command line has its image "
                   "%s: a child is started from that command line; a disk that was added later, or "
                   "a medium that was put into a drive whose -drive has no id=, has to be removed "
@@ -242,24 +242,24 @@ static int find_one(struct disks *d, struct disk *disk, const json_t *entry, con
 static bool is_elsewhere(const struct disks *d, const struct disk *disk)
 {
     const char *value = word(d, disk->at);
-    AUTO_FREE char *image = file_of(disk->frozen);
+    FF_AUTO_FREE char *image = file_of(disk->frozen);
 
     if (disk->kind == DISK_BLOCKDEV) {
-        AUTO_FREE char *node = opts_get(value, "node-name");
+        FF_AUTO_FREE char *node = qemu_opts_get(value, "node-name");
         return !node || strcmp(node, disk->node);
     }
-    AUTO_FREE char *file = disk->kind == DISK_SHORT ? xstrdup(value) : drive_file(value);
+    FF_AUTO_FREE char *file = disk->kind == DISK_SHORT ? xstrdup(value) : drive_file(value);
     if (file)
-        return !same_file(d->cwd, file, image);
-    AUTO_FREE char *driver = opts_get(value, "driver"), *rest = opts_drop_below(value, "file");
-    return !has_protocol(image) || (!driver && !strcmp(rest, value)); /* else it is as file.* has it */
+        return !image_same_file(d->cwd, file, image);
+    FF_AUTO_FREE char *driver = qemu_opts_get(value, "driver"), *rest = opts_drop_below(value, "file");
+    return !image_has_protocol(image) || (!driver && !strcmp(rest, value)); /* else it is as file.* has it */
 }
 
 /* Of all disks, as -snapshot does it */
 static bool all_temporary(const struct disks *d)
 {
     for (size_t i = 1; i < json_array_size(d->argv); i++)
-        if (option_is(word(d, i), "snapshot"))
+        if (qemu_option_is(word(d, i), "snapshot"))
             return true;
     return false;
 }
@@ -269,53 +269,53 @@ static bool is_temporary(const struct disks *d, const struct disk *disk, const j
 {
     const char *value = word(d, disk->at);
     bool drive = disk->kind == DISK_DRIVE;
-    bool temporary = all_temporary(d) || (drive && opts_is(value, "snapshot"));
-    AUTO_FREE char *file = drive ? drive_file(value) : xstrdup(value);
+    bool temporary = all_temporary(d) || (drive && qemu_opts_is(value, "snapshot"));
+    FF_AUTO_FREE char *file = drive ? drive_file(value) : xstrdup(value);
 
     return temporary && disk->kind != DISK_BLOCKDEV && file && in_chain(d, image, file);
 }
 
 int check_temporary(const struct disks *d, const struct disk *disk, const json_t *image,
-                    struct why *why)
+                    struct ff_error *why)
 {
     const char *header = json_string_value(json_object_get(image, "backing-filename"));
     bool temporary = all_temporary(d);
 
     for (size_t i = 1; !temporary && i < json_array_size(d->argv); i++) {
-        AUTO_FREE char *file = argument_of(d, i, "drive") ? drive_file(word(d, i)) : NULL;
-        temporary = file && opts_is(word(d, i), "snapshot") && in_chain(d, image, file);
+        FF_AUTO_FREE char *file = argument_of(d, i, "drive") ? drive_file(word(d, i)) : NULL;
+        temporary = file && qemu_opts_is(word(d, i), "snapshot") && in_chain(d, image, file);
     }
-    return temporary && backing_of(image) && (!header || !*header) ? refuse_snapshot(disk, why) : 0;
+    return temporary && image_backing(image) && (!header || !*header) ? refuse_snapshot(disk, why) : 0;
 }
 
 /* Of the image that a -drive names, which are lost with its name; a backing node is not: the chain
  * is compared with the headers */
 static bool has_lost_options(const char *value)
 {
-    AUTO_FREE char *offset = opts_get(value, "offset"), *size = opts_get(value, "size");
-    AUTO_FREE char *node = opts_drop(value, "backing"), *all = opts_drop_below(value, "backing");
+    FF_AUTO_FREE char *offset = qemu_opts_get(value, "offset"), *size = qemu_opts_get(value, "size");
+    FF_AUTO_FREE char *node = qemu_opts_drop(value, "backing"), *all = opts_drop_below(value, "backing");
 
-    AUTO_FREE char *creds = opts_get(value, "file.tls-creds");
+    FF_AUTO_FREE char *creds = qemu_opts_get(value, "file.tls-creds");
 
     return offset || size || creds || strcmp(node, all);
 }
 
 /* What is written anew says the image and its format, no more */
 static int check_moved(const struct disks *d, const struct disk *disk, const json_t *image,
-                       struct why *why)
+                       struct ff_error *why)
 {
     if (has_options(disk->frozen) || (disk->kind == DISK_DRIVE && has_lost_options(word(d, disk->at))))
-        return refuse(why, ENOTSUP,
+        return ff_error_set(why, ENOTSUP,
                       "disk %s: it has image %s by now, as far as can be told, and options (backing.*, "
                       "offset, size) that would be lost with the name on the parent's command line, "
                       "%s: start the parent with a -blockdev, which has a name, or move this guest "
                       "by hand, see farfork-rdma-postcopy(7)",
                       disk->name, disk->frozen, word(d, disk->at));
-    return check_chain(d->cwd, disk->name, image, why);
+    return image_check_chain(d->cwd, disk->name, image, why);
 }
 
 static int find_moved(const struct disks *d, struct disk *disk, const json_t *image,
-                      struct why *why)
+                      struct ff_error *why)
 {
     disk->elsewhere = disk->kind != DISK_NONE && is_elsewhere(d, disk) &&
                       (disk->writable || !is_temporary(d, disk, image));
@@ -324,7 +324,7 @@ static int find_moved(const struct disks *d, struct disk *disk, const json_t *im
     if (!strcmp(disk->format, "qcow2") ||
         (disk->kind != DISK_BLOCKDEV && !strcmp(disk->format, "raw")))
         return check_moved(d, disk, image, why);
-    return refuse(why, ENOTSUP,
+    return ff_error_set(why, ENOTSUP,
                   "disk %s: its node %s was not on the parent's command line and has driver %s "
                   "(permitted: qcow2): end the block job or filter that is on top of it, or move "
                   "this guest by hand, see farfork-rdma-postcopy(7)",
@@ -343,14 +343,14 @@ static bool is_emptied(const struct disks *d, size_t at)
 
 static bool has_id(const struct disks *d, size_t at, const char *id)
 {
-    AUTO_FREE char *own = argument_of(d, at, "drive") ? opts_get(word(d, at), "id") : NULL;
+    FF_AUTO_FREE char *own = argument_of(d, at, "drive") ? qemu_opts_get(word(d, at), "id") : NULL;
 
     return own && !strcmp(own, id);
 }
 
 static bool names_image(const struct disks *d, size_t at)
 {
-    AUTO_FREE char *file = argument_of(d, at, "drive") ? drive_file(word(d, at)) : NULL;
+    FF_AUTO_FREE char *file = argument_of(d, at, "drive") ? drive_file(word(d, at)) : NULL;
 
     return is_short(word(d, at - 1)) || (file && *file);
 }
@@ -358,10 +358,10 @@ static bool names_image(const struct disks *d, size_t at)
 /* The -device with its argument at @at has a -blockdev that no disk has */
 static bool plugs_unused_node(const struct disks *d, size_t at)
 {
-    AUTO_FREE char *want = argument_of(d, at, "device") ? opts_get(word(d, at), "drive") : NULL;
+    FF_AUTO_FREE char *want = argument_of(d, at, "device") ? qemu_opts_get(word(d, at), "drive") : NULL;
 
     for (size_t i = 1; want && i < json_array_size(d->argv); i++) {
-        AUTO_FREE char *node = claimed(d, i) ? NULL : blockdev_get(d, i, "node-name");
+        FF_AUTO_FREE char *node = claimed(d, i) ? NULL : blockdev_get(d, i, "node-name");
         if (node && !strcmp(node, want))
             return true;
     }
@@ -377,7 +377,7 @@ static size_t find_medium(const struct disks *d, const char *device)
         if (has_id(d, i, device))
             return names_image(d, i) ? i : 0;
     for (i = 1; i < n; i++) {
-        AUTO_FREE char *id = argument_of(d, i, "drive") ? opts_get(word(d, i), "id") : NULL;
+        FF_AUTO_FREE char *id = argument_of(d, i, "drive") ? qemu_opts_get(word(d, i), "id") : NULL;
         if (is_emptied(d, i))
             continue;
         if (*device ? !id && !claimed(d, i) && names_image(d, i) : plugs_unused_node(d, i))
@@ -392,7 +392,7 @@ static bool can_be_empty(const struct disks *d, size_t at)
     return argument_of(d, at, "drive") || argument_of(d, at, "cdrom");
 }
 
-static int find_ejected(struct disks *d, const json_t *block, struct why *why)
+static int find_ejected(struct disks *d, const json_t *block, struct ff_error *why)
 {
     size_t i;
     json_t *entry;
@@ -403,7 +403,7 @@ static int find_ejected(struct disks *d, const json_t *block, struct why *why)
         const char *path = json_string_value(json_object_get(entry, "qdev"));
         size_t at = json_object_get(entry, "inserted") ? 0 : find_medium(d, device ? device : "");
         if (at && !can_be_empty(d, at))
-            return refuse(why, ENOTSUP,
+            return ff_error_set(why, ENOTSUP,
                           "disk %s: its medium was ejected, and would be in the drive again, since "
                           "the parent's command line has it: %s; insert it before a fork or a "
                           "move, or move this guest by hand, see farfork-rdma-postcopy(7)",
@@ -414,7 +414,7 @@ static int find_ejected(struct disks *d, const json_t *block, struct why *why)
     return 0;
 }
 
-int disks_find(struct disks *d, const struct disks_input *in, struct why *why)
+int disks_find(struct disks *d, const struct disks_input *in, struct ff_error *why)
 {
     if (d->writable && all_temporary(d))
         return refuse_snapshot(&d->disk[0], why);
@@ -455,14 +455,14 @@ static char *drive_text(const char *old, const char *file, const char *format)
         replace_text(&s, opts_drop_below(s, image_keys[i]));
     if (!file)
         return s;
-    replace_text(&s, opts_set(s, "file", file));
-    replace_text(&s, opts_set(s, "format", format));
+    replace_text(&s, qemu_opts_set(s, "file", file));
+    replace_text(&s, qemu_opts_set(s, "format", format));
     return s;
 }
 
 static json_t *nbd_node(const struct disk *disk, const struct clone_place *p, const char *node)
 {
-    AUTO_FREE char *export = xprintf("disk%u", disk->index);
+    FF_AUTO_FREE char *export = xprintf("disk%u", disk->index);
 
     return json_pack("{s:s,s:s,s:b,s:{s:s,s:o,s:s}}", "driver", "raw", "node-name", node,
                      "read-only", 1, "file", "driver", "nbd", "server", nbd_address(p->nbd),
@@ -472,8 +472,8 @@ static json_t *nbd_node(const struct disk *disk, const struct clone_place *p, co
 static char *blockdev_text(const struct disks *d, const struct disk *disk,
                            const struct clone_place *p, const char *file)
 {
-    AUTO_FREE char *node = blockdev_get(d, disk->at, "node-name");
-    AUTO_JSON json_t *j =
+    FF_AUTO_FREE char *node = blockdev_get(d, disk->at, "node-name");
+    FF_AUTO_JSON json_t *j =
         disk->writable || !p ? disk_overlay_node(disk, node, file) : nbd_node(disk, p, node);
 
     return json_dumps(j, JSON_COMPACT);
@@ -486,7 +486,7 @@ static void keep_node(const struct disks *d, size_t at, bool *keep)
         return;
     keep[at] = true;
     for (size_t i = 1; i < json_array_size(d->argv); i++) {
-        AUTO_FREE char *node = blockdev_get(d, i, "node-name");
+        FF_AUTO_FREE char *node = blockdev_get(d, i, "node-name");
         if (node && refers_to(d, at, node))
             keep_node(d, i, keep);
     }
@@ -521,7 +521,7 @@ static char *child_word(const struct disks *d, const struct disk *disk, const st
         return NULL;
     if (!is_new(disk, p))
         return moved_word(d, disk);
-    AUTO_FREE char *file = disk->writable ? disk_overlay(d, disk, p, number) : disk_url(disk, p);
+    FF_AUTO_FREE char *file = disk->writable ? disk_overlay(d, disk, p, number) : disk_url(disk, p);
     if (disk->kind == DISK_DRIVE)
         return drive_text(word(d, disk->at), file, disk->writable ? "qcow2" : "raw");
     if (disk->kind == DISK_BLOCKDEV)
@@ -544,7 +544,7 @@ json_t *disks_child_argv(const struct disks *d, const struct clone_place *p, uns
             keep_node(d, k->at, keep);
     }
     for (size_t i = 0; i < n; i++) {
-        AUTO_FREE char *changed = NULL;
+        FF_AUTO_FREE char *changed = NULL;
         if (argument_of(d, i + 1, "blockdev") && !keep[i + 1]) {
             i++; /* no device of the child has it */
             continue;

@@ -39,7 +39,7 @@ json_t *disks_child_files(const struct disks *d, const struct clone_place *p, un
     json_t *files = json_array();
 
     each_frozen(d, k) {
-        AUTO_FREE char *file = disk_overlay(d, k, p, number);
+        FF_AUTO_FREE char *file = disk_overlay(d, k, p, number);
         json_array_append_new(files, json_string(file));
     }
     return files;
@@ -50,8 +50,8 @@ json_t *disks_child_steps(const struct disks *d, const struct clone_place *p, un
     json_t *steps = json_array();
 
     each_frozen(d, k) {
-        AUTO_FREE char *file = disk_overlay(d, k, p, number);
-        AUTO_FREE char *url = disk_served(k, p) ? disk_url(k, p) : NULL;
+        FF_AUTO_FREE char *file = disk_overlay(d, k, p, number);
+        FF_AUTO_FREE char *url = disk_served(k, p) ? disk_url(k, p) : NULL;
         json_array_append_new(steps, disk_create_overlay(url ? url : k->frozen,
                                                          url ? "raw" : k->format, file, k->size));
     }
@@ -67,7 +67,7 @@ uint64_t disks_room(const struct disks *d, unsigned children)
 
 static json_t *served_node(const struct disk *disk)
 {
-    AUTO_FREE char *name = xprintf("disk%u", disk->index);
+    FF_AUTO_FREE char *name = xprintf("disk%u", disk->index);
 
     return json_pack("{s:s,s:s,s:b,s:{s:s,s:s,s:b}}", "driver", disk->format, "node-name", name,
                      "read-only", 1, "file", "driver", disk->host_device ? "host_device" : "file",
@@ -80,7 +80,7 @@ json_t *nbd_address(const char *where)
 
     if (!strncmp(where, "unix:", 5))
         return json_pack("{s:s,s:s}", "type", "unix", "path", where + 5);
-    AUTO_FREE char *host = xstrdup(where);
+    FF_AUTO_FREE char *host = xstrdup(where);
     char *bare = host;
     if (colon)
         host[colon - where] = '\0';
@@ -94,7 +94,7 @@ json_t *nbd_address(const char *where)
 
 static void add_json(json_t *argv, const char *option, json_t *value)
 {
-    AUTO_FREE char *s = json_dumps(value, JSON_COMPACT);
+    FF_AUTO_FREE char *s = json_dumps(value, JSON_COMPACT);
 
     json_array_append_new(argv, json_string(option));
     json_array_append_new(argv, json_string(s));
@@ -113,7 +113,7 @@ json_t *disks_server(const struct disks *d, const char *listen, const char *pidf
     for (const struct disk *k = d->disk; k < d->disk + d->n; k++) {
         if (!disk_served(k, &any))
             continue;
-        AUTO_FREE char *name = xprintf("disk%u", k->index);
+        FF_AUTO_FREE char *name = xprintf("disk%u", k->index);
         add_json(argv, "--blockdev", served_node(k));
         add_json(argv, "--export",
                  json_pack("{s:s,s:s,s:s,s:s,s:b}", "type", "nbd", "id", name, "node-name", name,

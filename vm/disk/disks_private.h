@@ -44,19 +44,19 @@ struct disks {
 };
 
 /* disks_argv.c: where on the command line is each disk? */
-int disks_find(struct disks *d, const struct disks_input *in, struct why *why);
+int disks_find(struct disks *d, const struct disks_input *in, struct ff_error *why);
 /* Its image is a file that -snapshot made: without a name, and its header names nothing behind it.
  * -ENOTSUP */
 int check_temporary(const struct disks *d, const struct disk *disk, const json_t *image,
-                    struct why *why);
+                    struct ff_error *why);
 
-char *absolute(const char *cwd, const char *name); /* a name with a protocol stays as it is */
-bool has_protocol(const char *name);
-bool same_file(const char *cwd, const char *a, const char *b);
-const json_t *backing_of(const json_t *image);
+char *image_absolute(const char *cwd, const char *name); /* a name with a protocol stays as it is */
+bool image_has_protocol(const char *name);
+bool image_same_file(const char *cwd, const char *a, const char *b);
+const json_t *image_backing(const json_t *image);
 /* What is found behind an image that is opened anew is what its header says: it must be what the
  * parent has. -ENOTSUP */
-int check_chain(const char *cwd, const char *name, const json_t *image, struct why *why);
+int image_check_chain(const char *cwd, const char *name, const json_t *image, struct ff_error *why);
 
 /* Of one overlay: metadata of an empty one (200 KiB in clusters of 64 KiB), and the first clusters
  * that a guest writes when it wakes up */

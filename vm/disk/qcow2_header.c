@@ -18,7 +18,8 @@
 #include <unistd.h>
 
 #include "qcow2_header.h"
-#include "xalloc.h"
+#include "error.h"
+#include "strv.h"
 
 #define MAGIC 0x514649fb
 #define NAME_MAX_BYTES 1023
@@ -37,7 +38,7 @@ struct __attribute__((packed)) header {
 
 static bool all_zero(int fd, uint64_t at, size_t len)
 {
-    AUTO_FREE char *table = xcalloc(len, 1);
+    FF_AUTO_FREE char *table = xcalloc(len, 1);
 
     if (pread(fd, table, len, (off_t)at) != (ssize_t)len)
         return false;

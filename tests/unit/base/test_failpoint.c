@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_failpoint.c - fault points: what is parsed, what happens when, and that none is only a name
+ * fault.c - fault points: what is parsed, what happens when, and that none is only a name
  *
  * Run from the top folder, or with FARFORK_TOP naming it: the sources are read.
  */
@@ -13,8 +13,8 @@
 static int disarm(void **state)
 {
     (void)state;
-    unsetenv("FARFORK_FAULTS");
-    return ff_faults_arm("", NULL);
+    unsetenv("FARFORK_FAILPOINTS");
+    return ff_failpoints_arm("", NULL);
 }
 
 static void test_off(void **state)
@@ -22,12 +22,12 @@ static void test_off(void **state)
     struct ff_error err = {.code = 0};
     (void)state;
 
-    assert_false(ff_faults_armed);
-    assert_int_equal(ff_fault("dest.fault"), 0);
+    assert_false(ff_failpoints_armed);
+    assert_int_equal(ff_failpoint("dest.fault"), 0);
     assert_int_equal(ff_fault_hits("dest.fault"), 0);
-    assert_ok(ff_faults_arm("", &err), err);
-    assert_ok(ff_faults_arm(NULL, &err), err); /* the variable is not set */
-    assert_false(ff_faults_armed);
+    assert_ok(ff_failpoints_arm("", &err), err);
+    assert_ok(ff_failpoints_arm(NULL, &err), err); /* the variable is not set */
+    assert_false(ff_failpoints_armed);
 }
 
 static void test_environment(void **state)
@@ -35,14 +35,14 @@ static void test_environment(void **state)
     struct ff_error err;
     (void)state;
 
-    setenv("FARFORK_FAULTS", "dest.fault=fail:7", 1);
-    assert_ok(ff_faults_arm(NULL, &err), err);
-    assert_true(ff_faults_armed);
-    assert_int_equal(ff_fault("dest.fault"), -7);
-    setenv("FARFORK_FAULTS", "dest.nowhere=fail", 1);
-    assert_fails(ff_faults_arm(NULL, &err), EINVAL);
-    assert_false(ff_faults_armed);
-    assert_int_equal(ff_fault("dest.fault"), 0);
+    setenv("FARFORK_FAILPOINTS", "dest.fault=fail:7", 1);
+    assert_ok(ff_failpoints_arm(NULL, &err), err);
+    assert_true(ff_failpoints_armed);
+    assert_int_equal(ff_failpoint("dest.fault"), -7);
+    setenv("FARFORK_FAILPOINTS", "dest.nowhere=fail", 1);
+    assert_fails(ff_failpoints_arm(NULL, &err), EINVAL);
+    assert_false(ff_failpoints_armed);
+    assert_int_equal(ff_failpoint("dest.fault"), 0);
 }
 
 static void test_rejected(void **state)
@@ -81,12 +81,12 @@ static void test_rejected(void **state)
 
     for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
         struct ff_error err = {.code = 0};
-        if (ff_faults_arm(bad[i].spec, &err) != -EINVAL)
+        if (ff_failpoints_arm(bad[i].spec, &err) != -EINVAL)
             fail_msg("accepted: \"%s\"", bad[i].spec);
         if (!strstr(err.text, bad[i].says))
             fail_msg("\"%s\": \"%s\" is not in: %s", bad[i].spec, bad[i].says, err.text);
-        assert_false(ff_faults_armed);
-        assert_int_equal(ff_fault("dest.fault"), 0);
+        assert_false(ff_failpoints_armed);
+        assert_int_equal(ff_failpoint("dest.fault"), 0);
     }
 }
 
@@ -98,9 +98,9 @@ static void test_too_many(void **state)
 
     for (int i = 0; i < 16; i++)
         strcat(spec, "dest.fault=delay:1,");
-    assert_ok(ff_faults_arm(spec, &err), err);
+    assert_ok(ff_failpoints_arm(spec, &err), err);
     strcat(spec, "dest.fault=delay:1");
-    assert_fails(ff_faults_arm(spec, &err), EINVAL);
+    assert_fails(ff_failpoints_arm(spec, &err), EINVAL);
     assert_error(err, EINVAL, "16");
 }
 
@@ -109,30 +109,30 @@ static void test_counts(void **state)
     struct ff_error err;
     (void)state;
 
-    assert_ok(ff_faults_arm("dest.fault=fail", &err), err);
+    assert_ok(ff_failpoints_arm("dest.fault=fail", &err), err);
     for (int i = 0; i < 3; i++)
-        assert_int_equal(ff_fault("dest.fault"), -EIO);
-    assert_int_equal(ff_fault("dest.install"), 0);
+        assert_int_equal(ff_failpoint("dest.fault"), -EIO);
+    assert_int_equal(ff_failpoint("dest.install"), 0);
     assert_int_equal(ff_fault_hits("dest.fault"), 3);
 
-    assert_ok(ff_faults_arm("dest.fault=fail:11@3", &err), err);
+    assert_ok(ff_failpoints_arm("dest.fault=fail:11@3", &err), err);
     assert_int_equal(ff_fault_hits("dest.fault"), 0);
     for (int i = 1; i <= 5; i++)
-        assert_int_equal(ff_fault("dest.fault"), i == 3 ? -11 : 0);
+        assert_int_equal(ff_failpoint("dest.fault"), i == 3 ? -11 : 0);
 
-    assert_ok(ff_faults_arm("dest.fault=fail:11@3+", &err), err);
+    assert_ok(ff_failpoints_arm("dest.fault=fail:11@3+", &err), err);
     for (int i = 1; i <= 5; i++)
-        assert_int_equal(ff_fault("dest.fault"), i >= 3 ? -11 : 0);
+        assert_int_equal(ff_failpoint("dest.fault"), i >= 3 ? -11 : 0);
 
-    assert_ok(ff_faults_arm("dest.fault=fail:11@2-4", &err), err);
+    assert_ok(ff_failpoints_arm("dest.fault=fail:11@2-4", &err), err);
     for (int i = 1; i <= 5; i++)
-        assert_int_equal(ff_fault("dest.fault"), i >= 2 && i <= 4 ? -11 : 0);
+        assert_int_equal(ff_failpoint("dest.fault"), i >= 2 && i <= 4 ? -11 : 0);
 
     /* two rules for one point */
-    assert_ok(ff_faults_arm("dest.fault=fail:1@1,dest.fault=fail:2@2", &err), err);
-    assert_int_equal(ff_fault("dest.fault"), -1);
-    assert_int_equal(ff_fault("dest.fault"), -2);
-    assert_int_equal(ff_fault("dest.fault"), 0);
+    assert_ok(ff_failpoints_arm("dest.fault=fail:1@1,dest.fault=fail:2@2", &err), err);
+    assert_int_equal(ff_failpoint("dest.fault"), -1);
+    assert_int_equal(ff_failpoint("dest.fault"), -2);
+    assert_int_equal(ff_failpoint("dest.fault"), 0);
 }
 
 static void test_delay(void **state)
@@ -140,11 +140,11 @@ static void test_delay(void **state)
     struct ff_error err;
     (void)state;
 
-    assert_ok(ff_faults_arm("dest.fault=delay:20000@2", &err), err);
+    assert_ok(ff_failpoints_arm("dest.fault=delay:20000@2", &err), err);
     uint64_t a = ff_now_ns();
-    assert_int_equal(ff_fault("dest.fault"), 0);
+    assert_int_equal(ff_failpoint("dest.fault"), 0);
     uint64_t b = ff_now_ns();
-    assert_int_equal(ff_fault("dest.fault"), 0);
+    assert_int_equal(ff_failpoint("dest.fault"), 0);
     uint64_t c = ff_now_ns();
     assert_true(c - b >= 20000000);
     assert_true(b - a < c - b + 20000000); /* no more than a slow machine explains */
@@ -153,18 +153,18 @@ static void test_delay(void **state)
 static void kill_second(void *arg)
 {
     (void)arg;
-    if (!ff_faults_arm("dest.fault=kill@2", NULL)) {
-        ff_fault("dest.fault");
+    if (!ff_failpoints_arm("dest.fault=kill@2", NULL)) {
+        ff_failpoint("dest.fault");
         printf("still here\n");
-        ff_fault("dest.fault");
+        ff_failpoint("dest.fault");
     }
 }
 
 static void kill_never(void *arg)
 {
     (void)arg;
-    if (!ff_faults_arm("dest.fault=kill@2", NULL))
-        ff_fault("dest.fault");
+    if (!ff_failpoints_arm("dest.fault=kill@2", NULL))
+        ff_failpoint("dest.fault");
 }
 
 static void test_kill(void **state)
@@ -179,12 +179,12 @@ static void start_twice(void *arg)
 {
     struct ff_error err;
 
-    setenv("FARFORK_FAULTS", arg, 1);
-    int first = ff_faults_start(&err), second = ff_faults_start(&err);
+    setenv("FARFORK_FAILPOINTS", arg, 1);
+    int first = ff_failpoints_start(&err), second = ff_failpoints_start(&err);
     if (strstr(arg, "nowhere")) {
-        if (first != -EINVAL || second != -EINVAL || ff_faults_armed)
+        if (first != -EINVAL || second != -EINVAL || ff_failpoints_armed)
             abort();
-    } else if (first || second || ff_fault("dest.fault") != -9) {
+    } else if (first || second || ff_failpoint("dest.fault") != -9) {
         abort();
     }
 }
@@ -194,8 +194,8 @@ static void armed_by_hand(void *arg)
     struct ff_error err;
     (void)arg;
 
-    if (ff_faults_arm("dest.fault=fail:8", &err) || ff_faults_start(&err) ||
-        ff_fault("dest.fault") != -8)
+    if (ff_failpoints_arm("dest.fault=fail:8", &err) || ff_failpoints_start(&err) ||
+        ff_failpoint("dest.fault") != -8)
         abort();
 }
 
@@ -230,12 +230,12 @@ static void add_name(struct names *names, const char *text, size_t len)
     strcpy(names->name[names->n++], name);
 }
 
-/* Every string literal between ff_fault( and the parenthesis that closes it */
+/* Every string literal between ff_failpoint( and the parenthesis that closes it */
 static void scan_text(struct names *names, const char *text)
 {
-    for (const char *p = text; (p = strstr(p, "ff_fault(")); p++) {
+    for (const char *p = text; (p = strstr(p, "ff_failpoint(")); p++) {
         int depth = 0;
-        const char *q = p + strlen("ff_fault");
+        const char *q = p + strlen("ff_failpoint");
         do {
             if (*q == '(')
                 depth++;
@@ -279,7 +279,7 @@ static bool scan_folder(struct names *names, const char *top, const char *folder
 
 static void test_list_equals_sources(void **state)
 {
-    static const char *const folders[] = {"base", "rdma", "uffd", "migrate", "clone"};
+    static const char *const folders[] = {"base", "rdma", "uffd", "migrate", "probe", "clone"};
     const char *top = getenv("FARFORK_TOP") ? getenv("FARFORK_TOP") : ".";
     static struct names used;
     (void)state;
@@ -296,17 +296,17 @@ static void test_list_equals_sources(void **state)
         struct ff_error err;
         char spec[64];
         snprintf(spec, sizeof(spec), "%s=fail", used.name[i]);
-        if (ff_faults_arm(spec, &err))
+        if (ff_failpoints_arm(spec, &err))
             fail_msg("used in the sources, but unknown: %s", used.name[i]);
     }
-    for (unsigned i = 0; i < ff_fault_points_n; i++) {
+    for (unsigned i = 0; i < ff_failpoints_n; i++) {
         bool found = false;
         for (unsigned k = 0; k < used.n; k++)
-            found |= !strcmp(used.name[k], ff_fault_points[i]);
+            found |= !strcmp(used.name[k], ff_failpoints[i]);
         if (!found)
-            fail_msg("known, but nowhere in the sources: %s", ff_fault_points[i]);
+            fail_msg("known, but nowhere in the sources: %s", ff_failpoints[i]);
     }
-    assert_int_equal(used.n, ff_fault_points_n);
+    assert_int_equal(used.n, ff_failpoints_n);
 }
 
 UNIT_MAIN(cmocka_unit_test_setup_teardown(test_off, disarm, disarm),

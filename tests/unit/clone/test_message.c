@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_message.c - messages of agents and children: what is sent arrives, all else is refused
+ * clone_message.c - messages of agents and children: what is sent arrives, all else is refused
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_process.c - processes by exec and by a fork server: their arguments, their output, why they are not
+ * process.c - processes by exec and by a fork server: their arguments, their output, why they are not
  */
 #include "unit.h"
 
@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "farfork.h"
+#include "farfork-clone.h"
 #include "failpoint.h"
 
 static char dir[] = "/tmp/ff-process-XXXXXX";
@@ -244,9 +244,9 @@ static void test_without_go(void **state)
     (void)state;
 
     assert_int_equal(ff_process_wait_server(sock, err), 0);
-    assert_int_equal(ff_faults_arm("process.go=fail", err), 0);
+    assert_int_equal(ff_failpoints_arm("process.go=fail", err), 0);
     assert_int_equal(by_fork(&p, &pid, &fd), -EIO);
-    assert_int_equal(ff_faults_arm("", err), 0);
+    assert_int_equal(ff_failpoints_arm("", err), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(WEXITSTATUS(status), 127);
     assert_int_equal(access(log_path, F_OK), -1);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_agent_guest_port.c - what an agent asks QEMUs and guests, in a loop in which nothing may wait
+ * agent_guest_port.c - what an agent asks QEMUs and guests, in a loop in which nothing may wait
  *
  * The test plays QEMU and the guest in the very thread that calls: whoever waits for them waits for
  * ever, or gives up before they have said a word.
@@ -11,7 +11,7 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
-#include "../../../control/agent/agent.h"
+#include "agent.h"
 #include "agent_guest_port.h"
 
 static char dir[] = "/tmp/farfork-unit-XXXXXX", qmp_path[64], port_path[64];
@@ -65,17 +65,17 @@ static struct channel *open_channel(int port, int *guest)
 {
     json_t *o = json_pack("{ss ss s[s s]}", "path", port_path, "message", "number 1\nend\n", "links",
                           "net0", "net1");
-    struct channel *c = channel_new(o);
-    struct why why;
+    struct channel *c = agent_port_new(o);
+    struct ff_error why;
     int code;
 
     json_decref(o);
-    assert_int_equal(channel_open(c, &why), 0);
+    assert_int_equal(agent_port_open(c, &why), 0);
     *guest = accept(port, NULL, NULL);
     must_hear(*guest, "forked");
-    assert_false(channel_raise_links(c, qmp_path)); /* it did not ask */
+    assert_false(agent_port_raise_links(c, qmp_path)); /* it did not ask */
     say(*guest, "link\n");
-    assert_int_equal(channel_hear(c, &code), CHANNEL_NOTHING);
+    assert_int_equal(agent_port_hear(c, &code), CHANNEL_NOTHING);
     return c;
 }
 
@@ -86,26 +86,26 @@ static void links_behind_another(void **state)
     struct channel *c = open_channel(port, &guest);
     (void)state;
 
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     assert_true(channel_qmp_fd(c) >= 0);
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     int q = accept(qmp, NULL, NULL); /* the other has left */
     say(q, "{\"QMP\": {}}\n");
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     must_hear(q, "qmp_capabilities");
     say(q, "{\"return\": {}, \"id\": 0}\n{\"event\": \"STOP\"}\n");
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     must_hear(q, "net0");
     say(q, "{\"error\": {\"desc\": \"no such link\"}}\n");
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     must_hear(q, "net1");
     say(q, "{\"return\": ");
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     assert_true(channel_qmp_fd(c) >= 0);
     say(q, "{}}\n");
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     assert_int_equal(channel_qmp_fd(c), -1); /* done, and it has left the monitor to others */
-    channel_free(c);
+    agent_port_free(c);
     close(q);
     close(qmp);
     close(port);
@@ -119,16 +119,16 @@ static void links_of_one_that_ends(void **state)
     struct channel *c = open_channel(port, &guest);
     (void)state;
 
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     close(accept(qmp, NULL, NULL));
-    assert_true(channel_raise_links(c, qmp_path));
+    assert_true(agent_port_raise_links(c, qmp_path));
     assert_int_equal(channel_qmp_fd(c), -1);
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     int q = accept(qmp, NULL, NULL);
     say(q, "{\"QMP\": {}}\n");
-    assert_false(channel_raise_links(c, qmp_path));
+    assert_false(agent_port_raise_links(c, qmp_path));
     must_hear(q, "qmp_capabilities");
-    channel_free(c);
+    agent_port_free(c);
     close(q);
     close(qmp);
     close(port);
@@ -136,27 +136,27 @@ static void links_of_one_that_ends(void **state)
 }
 
 /* What a QEMU that waits for its guest says; late: its agent hears it when it may be true no more */
-static int say_setup(struct kids *k, int qmp, bool late)
+static int say_setup(struct agent_vms *k, int qmp, bool late)
 {
     int q = accept(qmp, NULL, NULL);
 
     say(q, "{\"QMP\": {}}\n");
-    assert_null(kids_answer(k));
+    assert_null(agent_vms_answer(k));
     say(q, "{\"return\": {}, \"id\": 0}\n");
-    assert_null(kids_answer(k));
+    assert_null(agent_vms_answer(k));
     must_hear(q, "query-migrate");
     say(q, "{\"return\": {\"status\": \"setup\"}, \"id\": 1}\n");
     if (late)
         poll(NULL, 0, 200);
-    assert_null(kids_answer(k));
+    assert_null(agent_vms_answer(k));
     return q;
 }
 
 /* One that nobody uses ends, when that is so now */
 static void unused(void **state)
 {
-    struct kid kid = {.number = 3, .qmp = qmp_path, .state = KID_ATTACHED, .pid = fork()};
-    struct kids k = {.v = &kid, .n = 1, .server = FORK_SERVER_NONE};
+    struct agent_vm kid = {.number = 3, .qmp = qmp_path, .state = KID_ATTACHED, .pid = fork()};
+    struct agent_vms k = {.v = &kid, .n = 1, .server = FORK_SERVER_NONE};
     siginfo_t info = {0};
     int tries = 0;
     (void)state;
@@ -166,14 +166,14 @@ static void unused(void **state)
         pause();
     }
     int qmp = listen_at(qmp_path);
-    kids_end_unused(&k);
-    assert_null(kids_answer(&k));
+    agent_vms_end_unused(&k);
+    assert_null(agent_vms_answer(&k));
     close(say_setup(&k, qmp, true));
     assert_int_equal(waitid(P_PID, (id_t)kid.pid, &info, WEXITED | WNOHANG | WNOWAIT), 0);
     assert_int_equal(info.si_pid, 0);
-    assert_int_equal(kids_asks(&k, NULL), 1); /* it is asked again */
-    for (; kids_asks(&k, NULL); tries++) { /* on a busy machine the test itself may be late */
-        assert_null(kids_answer(&k));
+    assert_int_equal(agent_vms_asks(&k, NULL), 1); /* it is asked again */
+    for (; agent_vms_asks(&k, NULL); tries++) { /* on a busy machine the test itself may be late */
+        assert_null(agent_vms_answer(&k));
         close(say_setup(&k, qmp, false));
     }
     assert_int_equal(waitpid(kid.pid, NULL, 0), kid.pid);
@@ -181,10 +181,10 @@ static void unused(void **state)
     close(qmp);
 }
 
-static json_t *ask(struct kids *k, const char *execute, int child)
+static json_t *ask(struct agent_vms *k, const char *execute, int child)
 {
     json_t *o = json_pack("{si ss si}", "child", child, "execute", execute, "id", 7);
-    json_t *e = kids_qmp(k, o);
+    json_t *e = agent_vms_qmp(k, o);
 
     json_decref(o);
     return e;
@@ -192,8 +192,8 @@ static json_t *ask(struct kids *k, const char *execute, int child)
 
 static void questions(void **state)
 {
-    struct kid kid = {.number = 3, .qmp = qmp_path, .state = KID_STARTED};
-    struct kids k = {.v = &kid, .n = 1, .server = FORK_SERVER_NONE};
+    struct agent_vm kid = {.number = 3, .qmp = qmp_path, .state = KID_STARTED};
+    struct agent_vms k = {.v = &kid, .n = 1, .server = FORK_SERVER_NONE};
     int qmp = listen_at(qmp_path);
     struct pollfd p[1];
     json_t *e;
@@ -203,31 +203,31 @@ static void questions(void **state)
     assert_non_null(json_object_get(e, "error"));
     json_decref(e);
     assert_null(ask(&k, "query-status", 3));
-    assert_null(kids_answer(&k));
-    assert_int_equal(kids_asks(&k, p), 1);
+    assert_null(agent_vms_answer(&k));
+    assert_int_equal(agent_vms_asks(&k, p), 1);
     assert_true(p[0].fd >= 0);
     int q = accept(qmp, NULL, NULL);
     say(q, "{\"QMP\": {}}\n");
-    assert_null(kids_answer(&k));
+    assert_null(agent_vms_answer(&k));
     say(q, "{\"return\": {}}\n");
-    assert_null(kids_answer(&k));
+    assert_null(agent_vms_answer(&k));
     must_hear(q, "query-status");
     say(q, "{\"return\": {\"status\": \"running\"}}\n");
-    e = kids_answer(&k);
+    e = agent_vms_answer(&k);
     assert_int_equal(json_integer_value(json_object_get(e, "id")), 7);
     assert_string_equal(json_string_value(json_object_get(json_object_get(e, "return"), "status")),
                         "running");
     json_decref(e);
     close(q);
     assert_null(ask(&k, "query-status", 3)); /* nothing was asked, when it ends now */
-    assert_null(kids_answer(&k));
+    assert_null(agent_vms_answer(&k));
     close(accept(qmp, NULL, NULL));
-    e = kids_answer(&k);
+    e = agent_vms_answer(&k);
     assert_true(json_is_true(json_object_get(e, "again")) && json_object_get(e, "error"));
     json_decref(e);
-    assert_int_equal(kids_asks(&k, NULL), 0);
+    assert_int_equal(agent_vms_asks(&k, NULL), 0);
     assert_null(ask(&k, "query-status", 3));
-    kids_asks_free(&k);
+    agent_vms_asks_free(&k);
     close(qmp);
 }
 

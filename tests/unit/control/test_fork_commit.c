@@ -21,7 +21,7 @@
 
 static char base[] = "/tmp/ff-commit-XXXXXX";
 static char image[64], overlay[64], socket_path[64], asked[64];
-static struct why why;
+static struct ff_error why;
 
 static int set_up(void **state)
 {
@@ -69,7 +69,7 @@ static void make_overlay(const char *path, const char *behind)
 
 static void want_behind(const char *path, const char *want)
 {
-    AUTO_FREE char *got = overlay_backing(path);
+    FF_AUTO_FREE char *got = overlay_backing(path);
 
     if (want)
         assert_string_equal(got, want);
@@ -95,10 +95,10 @@ static void test_backing(void **state)
 
 static void test_alone(void **state)
 {
-    AUTO_JSON json_t *o = overlay_of(), *s = json_pack("{ss ss s[]}", "id", "f", "node", "n",
+    FF_AUTO_JSON json_t *o = overlay_of(), *s = json_pack("{ss ss s[]}", "id", "f", "node", "n",
                                                        "children");
-    AUTO_FREE char *dir = NULL, *child = xprintf("%s/child", base);
-    AUTO_JSON json_t *files = json_pack("[s]", child), *own = json_pack("[s]", overlay);
+    FF_AUTO_FREE char *dir = NULL, *child = xprintf("%s/child", base);
+    FF_AUTO_JSON json_t *files = json_pack("[s]", child), *own = json_pack("[s]", overlay);
     (void)state;
 
     close(open(image, O_WRONLY | O_CREAT, 0600));
@@ -106,11 +106,11 @@ static void test_alone(void **state)
     int fd = open(image, O_RDONLY | O_CLOEXEC);
     assert_int_equal(overlay_check_alone(o, base, getpid(), &why), 0); /* the parent has it, of course */
     assert_int_equal(overlay_check_alone(o, base, getppid(), &why), -EBUSY);
-    AUTO_FREE char *pid = xprintf("process %d ", (int)getpid());
+    FF_AUTO_FREE char *pid = xprintf("process %d ", (int)getpid());
     assert_non_null(strstr(why.text, pid));
 
     /* a descriptor does not name the link by which the parent has it */
-    AUTO_FREE char *real = xprintf("%s/real", base);
+    FF_AUTO_FREE char *real = xprintf("%s/real", base);
     assert_false(rename(image, real) || symlink(real, image));
     assert_int_equal(overlay_check_alone(o, base, getppid(), &why), -EBUSY);
     close(fd);
@@ -120,9 +120,9 @@ static void test_alone(void **state)
     /* one that has nothing open yet, or not on this host */
     assert_int_equal(rundir_make(base, "f", "n", &dir, &why), 0);
     assert_int_equal(rundir_write_state(dir, s), 0);
-    assert_int_equal(overlays_add(dir, 1, own, &why), 0); /* the parent is a child itself */
+    assert_int_equal(overlay_records_add(dir, 1, own, &why), 0); /* the parent is a child itself */
     assert_int_equal(overlay_check_alone(o, base, getpid(), &why), 0);
-    assert_int_equal(overlays_add(dir, 2, files, &why), 0);
+    assert_int_equal(overlay_records_add(dir, 2, files, &why), 0);
     assert_int_equal(overlay_check_alone(o, base, getpid(), &why), 0);
     make_overlay(child, image);
     assert_int_equal(overlay_check_alone(o, base, getpid(), &why), -EBUSY);
@@ -137,14 +137,14 @@ static void test_alone(void **state)
 
 static void answer(int fd, const json_t *id, const char *what)
 {
-    AUTO_FREE char *line = xprintf("{\"return\": %s, \"id\": %d}\n", what,
+    FF_AUTO_FREE char *line = xprintf("{\"return\": %s, \"id\": %d}\n", what,
                                    (int)json_integer_value(id));
     (void)!write(fd, line, strlen(line));
 }
 
 static void say(int fd, const char *name, const char *data)
 {
-    AUTO_FREE char *line = xprintf("{\"event\": \"%s\", \"data\": %s}\n", name, data);
+    FF_AUTO_FREE char *line = xprintf("{\"event\": \"%s\", \"data\": %s}\n", name, data);
     (void)!write(fd, line, strlen(line));
 }
 
@@ -159,13 +159,13 @@ static void play(int fd, bool stuck, bool mute)
 
     (void)!write(fd, greeting, strlen(greeting));
     while (getline(&line, &room, in) > 0) {
-        AUTO_JSON json_t *m = json_loads(line, 0, NULL);
+        FF_AUTO_JSON json_t *m = json_loads(line, 0, NULL);
         const json_t *id = json_object_get(m, "id");
         const char *name = json_string_value(json_object_get(m, "execute"));
         fprintf(log, "%s ", name);
         fflush(log);
         if (!strcmp(name, "query-jobs")) {
-            AUTO_FREE char *jobs = xprintf("[{\"id\": \"o-back\", \"total-progress\": 3, "
+            FF_AUTO_FREE char *jobs = xprintf("[{\"id\": \"o-back\", \"total-progress\": 3, "
                                            "\"current-progress\": %d}]", 3 - left);
             if (!mute)
                 answer(fd, id, jobs);
@@ -185,7 +185,7 @@ static void play(int fd, bool stuck, bool mute)
 static int commit(bool stuck, bool mute, char **said)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    AUTO_JSON json_t *o = overlay_of();
+    FF_AUTO_JSON json_t *o = overlay_of();
     struct qmp *q;
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0), status;
 
@@ -213,7 +213,7 @@ static int commit(bool stuck, bool mute, char **said)
 /* Each step is one in time, however long all of them take */
 static void test_commit(void **state)
 {
-    AUTO_FREE char *said = NULL;
+    FF_AUTO_FREE char *said = NULL;
     (void)state;
 
     assert_int_equal(commit(false, false, &said), 0);
@@ -227,7 +227,7 @@ static void test_commit(void **state)
 /* The parent goes on in its overlay, without a job that would end later */
 static void want_given_up(bool mute)
 {
-    AUTO_FREE char *said = NULL;
+    FF_AUTO_FREE char *said = NULL;
 
     assert_int_equal(commit(true, mute, &said), -ETIMEDOUT);
     assert_non_null(strstr(why.text, "not come further for 1 s"));

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_hostlist.c - hosts from arguments, files and batch systems; who gets how many children
+ * cli_nodes.c - hosts from arguments, files and batch systems; who gets how many children
  */
 #include "unit.h"
 
 #include "launcher.h"
 #include "hostlist.h"
 
-static struct nodes l;
-static struct why why;
+static struct hostlist l;
+static struct ff_error why;
 
 /* "host=address:slots ..." of what is in the list now, and empty it */
 static char *taken(void)
@@ -20,7 +20,7 @@ static char *taken(void)
     for (size_t i = 0; i < l.n; i++)
         n += (size_t)snprintf(text + n, sizeof(text) - n, "%s%s=%s:%u", i ? " " : "", l.v[i].host,
                               l.v[i].address, l.v[i].slots);
-    nodes_free(&l);
+    hostlist_free(&l);
     return text;
 }
 
@@ -31,7 +31,7 @@ static void test_specs(void **state)
     (void)state;
 
     for (size_t i = 0; i < FF_ARRAY_LEN(specs); i++)
-        if (nodes_add(&l, specs[i], &why))
+        if (hostlist_add(&l, specs[i], &why))
             fail_msg("%s: %s", specs[i], why.text);
     assert_string_equal(taken(), "node1=node1:0 root@node2=node2:4 n3=10.0.0.3:2 "
                                  "[fd08::2]=fd08::2:4 n6=fe80::1%eth0:0");
@@ -45,7 +45,7 @@ static void test_bad_specs(void **state)
 
     for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
         why.text[0] = '\0';
-        if (nodes_add(&l, bad[i], &why) != -EINVAL || !strstr(why.text, "HOST[=ADDRESS][:SLOTS]"))
+        if (hostlist_add(&l, bad[i], &why) != -EINVAL || !strstr(why.text, "HOST[=ADDRESS][:SLOTS]"))
             fail_msg("\"%s\" is accepted, or refused by: %s", bad[i], why.text);
     }
     assert_int_equal(l.n, 0);
@@ -68,14 +68,14 @@ static void test_slurm(void **state)
     (void)state;
 
     for (size_t i = 0; i < FF_ARRAY_LEN(good); i++) {
-        if (nodes_add_slurm(&l, good[i].list, &why))
+        if (hostlist_add_slurm(&l, good[i].list, &why))
             fail_msg("%s: %s", good[i].list, why.text);
         assert_string_equal(taken(), good[i].want);
     }
     for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
-        if (nodes_add_slurm(&l, bad[i], &why) != -EINVAL)
+        if (hostlist_add_slurm(&l, bad[i], &why) != -EINVAL)
             fail_msg("\"%s\" is accepted: %s", bad[i], taken());
-        nodes_free(&l);
+        hostlist_free(&l);
     }
 }
 
@@ -88,28 +88,28 @@ static void test_files(void **state)
     assert_true(fd >= 0);
     assert_int_equal(dprintf(fd, "# job\nn1\nn1 n2 # two\n\nn1:3\n"), 27);
     close(fd);
-    assert_int_equal(nodes_read_file(&l, path, true, &why), 0);
+    assert_int_equal(hostlist_read_file(&l, path, true, &why), 0);
     assert_string_equal(taken(), "n1=n1:5 n2=n2:1");
-    assert_int_equal(nodes_read_file(&l, path, false, &why), 0);
+    assert_int_equal(hostlist_read_file(&l, path, false, &why), 0);
     assert_string_equal(taken(), "n1=n1:0 n2=n2:0");
 
     unsetenv("SLURM_JOB_NODELIST");
     setenv("PBS_NODEFILE", path, 1);
-    assert_int_equal(nodes_from_environment(&l, &why), 0);
+    assert_int_equal(hostlist_from_environment(&l, &why), 0);
     assert_string_equal(taken(), "n1=n1:5 n2=n2:1");
     setenv("SLURM_JOB_NODELIST", "s[1-2]", 1);
-    assert_int_equal(nodes_from_environment(&l, &why), 0);
+    assert_int_equal(hostlist_from_environment(&l, &why), 0);
     assert_string_equal(taken(), "s1=s1:0 s2=s2:0");
     unsetenv("SLURM_JOB_NODELIST");
     unsetenv("PBS_NODEFILE");
-    assert_int_equal(nodes_from_environment(&l, &why), 0);
+    assert_int_equal(hostlist_from_environment(&l, &why), 0);
     assert_true(node_is_here(&l.v[0]));
-    nodes_free(&l);
+    hostlist_free(&l);
 
     assert_int_equal(truncate(path, 0), 0);
-    assert_int_equal(nodes_read_file(&l, path, false, &why), -EINVAL);
+    assert_int_equal(hostlist_read_file(&l, path, false, &why), -EINVAL);
     unlink(path);
-    assert_int_equal(nodes_read_file(&l, path, false, &why), -ENOENT);
+    assert_int_equal(hostlist_read_file(&l, path, false, &why), -ENOENT);
 }
 
 /* --- launchers --- */
@@ -131,25 +131,25 @@ static void test_quoting(void **state)
     const char *want = "plain|two words|it's|$HOME `x` \\||a;b|";
     (void)state;
 
-    AUTO_FREE char *once = shell_join(argv);
+    FF_AUTO_FREE char *once = shell_join(argv);
     assert_string_equal(output_of(once), want);
-    AUTO_FREE char *line = launch_line("env HOST={host} {cmd}", "h1", argv);
+    FF_AUTO_FREE char *line = launcher_line("env HOST={host} {cmd}", "h1", argv);
     assert_string_equal(output_of(line), want);
     /* what ssh does: join its arguments, and give them to a shell */
-    AUTO_FREE char *ssh = launch_line("ssh -x {host} {cmd}", "root@h1", argv);
+    FF_AUTO_FREE char *ssh = launcher_line("ssh -x {host} {cmd}", "root@h1", argv);
     assert_int_equal(strncmp(ssh, "ssh -x root@h1 ", 15), 0);
-    AUTO_FREE char *there = xprintf("f() { sh -c \"$*\"; }; f %s", ssh + 15);
+    FF_AUTO_FREE char *there = xprintf("f() { sh -c \"$*\"; }; f %s", ssh + 15);
     assert_string_equal(output_of(there), want);
-    AUTO_FREE char *path = launch_line("/usr/bin/ssh {host} {cmd}", "h", argv);
+    FF_AUTO_FREE char *path = launcher_line("/usr/bin/ssh {host} {cmd}", "h", argv);
     assert_non_null(strstr(path, ssh + 15));
 }
 
 static void test_launcher_check(void **state)
 {
     (void)state;
-    assert_int_equal(launch_check("ssh {host} {cmd}", &why), 0);
-    assert_int_equal(launch_check("ssh {host}", &why), -EINVAL);
-    assert_int_equal(launch_check("{cmd}", &why), -EINVAL);
+    assert_int_equal(launcher_check("ssh {host} {cmd}", &why), 0);
+    assert_int_equal(launcher_check("ssh {host}", &why), -EINVAL);
+    assert_int_equal(launcher_check("{cmd}", &why), -EINVAL);
     assert_non_null(strstr(why.text, "{host} and {cmd}"));
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_overlay_records.c - records of overlays, how they are made, and that none goes that is in use
+ * overlay_records.c - records of overlays, how they are made, and that none goes that is in use
  */
 #include "unit.h"
 
@@ -17,7 +17,7 @@
 #include "rundir.h"
 
 static char base[] = "/tmp/ff-overlays-XXXXXX";
-static struct why why;
+static struct ff_error why;
 
 static int make_base(void **state)
 {
@@ -46,19 +46,19 @@ static void make(const char *path)
 
 static pid_t user_of(const char *path)
 {
-    struct words files = {0};
+    struct strv files = {0};
     pid_t user;
 
-    words_add(&files, "%s", path);
+    strv_add(&files, "%s", path);
     in_use(&files, &user);
-    words_free(&files);
+    strv_free(&files);
     return user;
 }
 
 static void test_in_use(void **state)
 {
     struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = 100, .l_len = 1};
-    AUTO_FREE char *file = in_base("file"), *other = in_base("other"), *link = in_base("link");
+    FF_AUTO_FREE char *file = in_base("file"), *other = in_base("other"), *link = in_base("link");
     (void)state;
 
     assert_int_equal(user_of(file), USER_NONE);
@@ -91,7 +91,7 @@ static void test_in_use(void **state)
 /* Nobody is seen for want of descriptors: that is not to say that nobody is there */
 static void test_not_seen(void **state)
 {
-    AUTO_FREE char *file = in_base("file");
+    FF_AUTO_FREE char *file = in_base("file");
     struct rlimit was, few;
     (void)state;
 
@@ -112,18 +112,18 @@ static void test_not_seen(void **state)
 
 static void test_create(void **state)
 {
-    AUTO_FREE char *file = in_base("file"), *image = in_base("image"), *link = in_base("link");
+    FF_AUTO_FREE char *file = in_base("file"), *image = in_base("image"), *link = in_base("link");
     struct stat st, like;
     (void)state;
 
     mode_t mask = umask(0);
-    assert_int_equal(overlay_create(file, NULL, &why), 0);
+    assert_int_equal(overlay_records_create(file, NULL, &why), 0);
     assert_int_equal(stat(file, &st), 0);
     assert_int_equal(st.st_mode & 07777, 0600);
-    assert_int_equal(overlay_create(file, NULL, &why), -EEXIST);
+    assert_int_equal(overlay_records_create(file, NULL, &why), -EEXIST);
     unlink(file);
     assert_int_equal(symlink(file, link), 0);
-    assert_int_equal(overlay_create(link, NULL, &why), -EEXIST);
+    assert_int_equal(overlay_records_create(link, NULL, &why), -EEXIST);
     assert_non_null(strstr(why.text, link));
     assert_int_equal(access(file, F_OK), -1);
 
@@ -131,7 +131,7 @@ static void test_create(void **state)
     assert_int_equal(chmod(image, 04751), 0); /* not what a program has */
     if (!geteuid())
         assert_int_equal(chown(image, 4321, 4322), 0);
-    assert_int_equal(overlay_create(file, image, &why), 0);
+    assert_int_equal(overlay_records_create(file, image, &why), 0);
     assert_int_equal(stat(file, &st), 0);
     assert_int_equal(stat(image, &like), 0);
     assert_int_equal(st.st_mode & 07777, 0640);
@@ -145,34 +145,34 @@ static void test_create(void **state)
 
 static void test_record(void **state)
 {
-    AUTO_FREE char *there = in_base("there");
+    FF_AUTO_FREE char *there = in_base("there");
     json_t *odd = json_pack("[s,s]", "/a \"b\"\nc", "/d"), *bad = json_pack("[s,i]", "/e", 1);
     (void)state;
 
-    assert_int_equal(overlays_add("/no-such-folder", 1, odd, &why), -ENOENT);
-    assert_int_equal(overlays_add(base, 1, bad, &why), -EINVAL);
-    assert_false(overlays_left(base));
-    assert_int_equal(overlays_add(base, 1, odd, &why), 0);
-    assert_int_equal(overlays_add(base, 1, odd, &why), 0);
-    struct words w;
-    assert_int_equal(overlays_read(base, 1, &w, &why), 0);
+    assert_int_equal(overlay_records_add("/no-such-folder", 1, odd, &why), -ENOENT);
+    assert_int_equal(overlay_records_add(base, 1, bad, &why), -EINVAL);
+    assert_false(overlay_records_left(base));
+    assert_int_equal(overlay_records_add(base, 1, odd, &why), 0);
+    assert_int_equal(overlay_records_add(base, 1, odd, &why), 0);
+    struct strv w;
+    assert_int_equal(overlay_records_read(base, 1, &w, &why), 0);
     assert_int_equal(w.n, 2);
     assert_string_equal(w.v[0], "/a \"b\"\nc");
     assert_string_equal(w.v[1], "/d");
-    words_free(&w);
-    overlays_forget(base, 1);
-    assert_false(overlays_left(base));
-    assert_int_equal(overlays_read(base, 1, &w, &why), 0);
+    strv_free(&w);
+    overlay_records_forget(base, 1);
+    assert_false(overlay_records_left(base));
+    assert_int_equal(overlay_records_read(base, 1, &w, &why), 0);
     assert_int_equal(w.n, 0);
 
     /* of files that cannot all be made none is, and what was there stays */
     make(there);
-    AUTO_FREE char *fresh = in_base("fresh");
+    FF_AUTO_FREE char *fresh = in_base("fresh");
     json_t *some = json_pack("[s,s]", fresh, there);
-    assert_int_equal(overlays_make(base, 1, some, &why), -EEXIST);
+    assert_int_equal(overlay_records_make(base, 1, some, &why), -EEXIST);
     assert_int_equal(access(fresh, F_OK), -1);
     assert_int_equal(access(there, F_OK), 0);
-    assert_false(overlays_left(base));
+    assert_false(overlay_records_left(base));
     unlink(there);
     json_decref(some);
     json_decref(odd);
@@ -199,9 +199,9 @@ static void test_broken(void **state)
 {
     static const char *const broken[] = {"\"%s\"\n\"/half", "%s\n",
                                          "\"%s\"\n1\n", NULL};
-    AUTO_FREE char *file = in_base("file"), *dir = fork_dir("f", false, false, true);
-    AUTO_FREE char *record = xprintf("%s/1.overlays", dir);
-    struct words w, kept = {0};
+    FF_AUTO_FREE char *file = in_base("file"), *dir = fork_dir("f", false, false, true);
+    FF_AUTO_FREE char *record = xprintf("%s/1.overlays", dir);
+    struct strv w, kept = {0};
     (void)state;
 
     make(file);
@@ -214,17 +214,17 @@ static void test_broken(void **state)
             unlink(record);
             assert_int_equal(mkdir(record, 0700), 0); /* root reads any file */
         }
-        assert_int_equal(overlays_read(dir, 1, &w, &why), -EIO);
+        assert_int_equal(overlay_records_read(dir, 1, &w, &why), -EIO);
         assert_int_equal(w.n, 0);
         assert_non_null(strstr(why.text, record));
-        overlays_sweep(base, "f", &kept);
+        overlay_records_sweep(base, "f", &kept);
         assert_int_equal(kept.n, i + 1);
         assert_non_null(strstr(kept.v[i], record));
-        overlays_unmake(dir, 1);
+        overlay_records_unmake(dir, 1);
         assert_int_equal(access(file, F_OK), 0);
         assert_int_equal(access(record, F_OK), 0);
     }
-    words_free(&kept);
+    strv_free(&kept);
     assert_int_equal(rmdir(record), 0);
     unlink(file);
     rundir_remove(dir);
@@ -236,69 +236,69 @@ static void test_sweep(void **state)
         {true, true, 1, false}, {true, false, 1, true}, {false, true, 1, false},
         {false, false, 1, true}, {true, true, 2, false}, /* it is about to be started */
         {false, true, 2, true}};
-    AUTO_FREE char *file = in_base("file");
+    FF_AUTO_FREE char *file = in_base("file");
     json_t *files = json_pack("[s]", file);
     (void)state;
 
     for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
-        AUTO_FREE char *dir = fork_dir("f", cases[i].agent, cases[i].child, false);
-        assert_int_equal(overlays_make(dir, cases[i].number, files, &why), 0);
-        overlays_sweep(base, NULL, NULL);
+        FF_AUTO_FREE char *dir = fork_dir("f", cases[i].agent, cases[i].child, false);
+        assert_int_equal(overlay_records_make(dir, cases[i].number, files, &why), 0);
+        overlay_records_sweep(base, NULL, NULL);
         assert_int_equal(access(file, F_OK), cases[i].goes ? -1 : 0);
-        assert_int_equal(overlays_left(dir), !cases[i].goes);
+        assert_int_equal(overlay_records_left(dir), !cases[i].goes);
         assert_int_equal(access(dir, F_OK), 0);
         unlink(file);
         rundir_remove(dir);
     }
 
-    AUTO_FREE char *dir = fork_dir("f", false, false, true);
-    assert_int_equal(overlays_make(dir, 1, files, &why), 0);
+    FF_AUTO_FREE char *dir = fork_dir("f", false, false, true);
+    assert_int_equal(overlay_records_make(dir, 1, files, &why), 0);
     int fd = open(file, O_RDONLY);
-    struct words kept = {0};
-    overlays_sweep(base, "g", &kept);
+    struct strv kept = {0};
+    overlay_records_sweep(base, "g", &kept);
     assert_int_equal(kept.n, 0);
-    overlays_sweep(base, "f", &kept);
+    overlay_records_sweep(base, "f", &kept);
     assert_int_equal(kept.n, 1);
     assert_non_null(strstr(kept.v[0], file));
     assert_non_null(strstr(kept.v[0], "child 1 of fork f")); /* by its number: this process */
     assert_int_equal(access(file, F_OK), 0);
     close(fd);
-    overlays_sweep(base, NULL, NULL);
+    overlay_records_sweep(base, NULL, NULL);
     assert_int_equal(access(file, F_OK), -1);
     assert_int_equal(access(dir, F_OK), -1);
-    words_free(&kept);
+    strv_free(&kept);
     json_decref(files);
 }
 
 /* Somebody else has the lock: nothing is removed, and that is said where somebody asked */
 static void test_sweep_locked(void **state)
 {
-    AUTO_FREE char *file = in_base("file"), *dir = fork_dir("f", false, false, true);
+    FF_AUTO_FREE char *file = in_base("file"), *dir = fork_dir("f", false, false, true);
     json_t *files = json_pack("[s]", file);
-    struct words kept = {0};
+    struct strv kept = {0};
     int lock;
     (void)state;
 
-    assert_int_equal(overlays_make(dir, 1, files, &why), 0);
+    assert_int_equal(overlay_records_make(dir, 1, files, &why), 0);
     assert_int_equal(rundir_lock(base, 0, &lock, &why), 0);
     alarm(60); /* without a limit it waits for this process */
-    overlays_sweep(base, "f", &kept);
+    overlay_records_sweep(base, "f", &kept);
     alarm(0);
     assert_int_equal(kept.n, 1);
     assert_non_null(strstr(kept.v[0], "lock"));
     assert_int_equal(access(file, F_OK), 0);
     rundir_unlock(lock);
-    overlays_sweep(base, NULL, NULL);
+    overlay_records_sweep(base, NULL, NULL);
     assert_int_equal(access(file, F_OK), -1);
     assert_int_equal(access(dir, F_OK), -1);
-    words_free(&kept);
+    strv_free(&kept);
     json_decref(files);
 }
 
 /* It has the folder open to lock it; who reads its names has it open with O_NONBLOCK */
 static bool waits_for_lock(pid_t pid)
 {
-    AUTO_FREE char *folder = xprintf("/proc/%d/fd", (int)pid);
+    FF_AUTO_FREE char *folder = xprintf("/proc/%d/fd", (int)pid);
     struct stat of, st;
     DIR *d = opendir(folder);
     struct dirent *e;
@@ -306,7 +306,7 @@ static bool waits_for_lock(pid_t pid)
 
     assert_int_equal(stat(base, &of), 0);
     while (d && (e = readdir(d))) {
-        AUTO_FREE char *info = xprintf("/proc/%d/fdinfo/%s", (int)pid, e->d_name);
+        FF_AUTO_FREE char *info = xprintf("/proc/%d/fdinfo/%s", (int)pid, e->d_name);
         FILE *f = fstatat(dirfd(d), e->d_name, &st, 0) || st.st_ino != of.st_ino ||
                   st.st_dev != of.st_dev ? NULL : fopen(info, "re");
         unsigned flags;
@@ -323,7 +323,7 @@ static bool waits_for_lock(pid_t pid)
 /* A fork is begun while another of its name, which has ended, is removed: it stays */
 static void test_kill_beside(void **state)
 {
-    AUTO_FREE char *old = fork_dir("f", false, false, false);
+    FF_AUTO_FREE char *old = fork_dir("f", false, false, false);
     int lock, status = -1, closed[2];
     char c;
     (void)state;
@@ -334,7 +334,7 @@ static void test_kill_beside(void **state)
     if (!pid) {
         close(lock);
         (void)!write(closed[1], "c", 1);
-        _exit(forks_end(base, "f", 0, true, 1000, false));
+        _exit(ps_end(base, "f", 0, true, 1000, false));
     }
     assert_int_equal(read(closed[0], &c, 1), 1);
     close(closed[0]);
@@ -343,7 +343,7 @@ static void test_kill_beside(void **state)
         poll(NULL, 0, 10);
     assert_true(waits_for_lock(pid)); /* it has found that nothing is alive */
     rundir_remove(old);
-    AUTO_FREE char *dir = fork_dir("f", true, true, false);
+    FF_AUTO_FREE char *dir = fork_dir("f", true, true, false);
     rundir_unlock(lock);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_true(WIFEXITED(status) && !WEXITSTATUS(status));
@@ -355,23 +355,23 @@ static void test_kill_beside(void **state)
 
 static void test_owner(void **state)
 {
-    AUTO_FREE char *dir = fork_dir("f", true, true, false);
-    AUTO_FREE char *qmp = xprintf("unix:%s/1.qmp,server=on,wait=off", dir);
-    AUTO_FREE char *old = xprintf("unix:%s/1.parent.qmp,server=on", dir);
+    FF_AUTO_FREE char *dir = fork_dir("f", true, true, false);
+    FF_AUTO_FREE char *qmp = xprintf("unix:%s/1.qmp,server=on,wait=off", dir);
+    FF_AUTO_FREE char *old = xprintf("unix:%s/1.parent.qmp,server=on", dir);
     char *argv[] = {"qemu", "-qmp", "stdio", "-qmp", old, "-qmp", qmp, "-incoming", "defer", NULL};
     struct overlay_owner o;
     (void)state;
 
-    assert_true(overlays_owner(argv, getpid(), &o));
+    assert_true(overlay_records_owner(argv, getpid(), &o));
     assert_string_equal(o.dir, dir);
     assert_int_equal(o.number, 1);
-    overlays_owner_free(&o);
-    assert_false(overlays_owner(argv, getppid(), &o));
+    overlay_records_owner_free(&o);
+    assert_false(overlay_records_owner(argv, getppid(), &o));
     argv[5] = "-chardev"; /* what is left is no child's */
-    assert_false(overlays_owner(argv, getpid(), &o));
+    assert_false(overlay_records_owner(argv, getpid(), &o));
     argv[5] = "-qmp";
     assert_int_equal(chmod(dir, 0777), 0); /* anybody could say what to remove */
-    assert_false(overlays_owner(argv, getpid(), &o));
+    assert_false(overlay_records_owner(argv, getpid(), &o));
     rundir_remove(dir);
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_preflight.c - what a fork needs of a host: folders, files, descriptors, the children's program
+ * preflight.c - what a fork needs of a host: folders, files, descriptors, the children's program
  */
 #include "unit.h"
 
@@ -8,10 +8,11 @@
 #include <sys/stat.h>
 
 #include "autojson.h"
+#include "folder.h"
 #include "preflight.h"
 
 static char dir[] = "/tmp/ff-preflight-XXXXXX";
-static struct why why;
+static struct ff_error why;
 
 static void refused(int rc, int code, const char *text)
 {
@@ -22,7 +23,7 @@ static void refused(int rc, int code, const char *text)
 
 static int check(json_t *want)
 {
-    AUTO_JSON json_t *w = want;
+    FF_AUTO_JSON json_t *w = want;
 
     assert_non_null(w);
     return preflight(w, 0, &why);
@@ -30,15 +31,15 @@ static int check(json_t *want)
 
 static void test_folder(void **state)
 {
-    AUTO_FREE char *file = xprintf("%s/file", dir);
+    FF_AUTO_FREE char *file = xprintf("%s/file", dir);
     (void)state;
 
     close(open(file, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
-    assert_int_equal(preflight_folder(dir, 0, "scratch folder", "--scratch", &why), 0);
-    refused(preflight_folder("/nonexistent", 0, "scratch folder", "--scratch", &why), ENOENT,
+    assert_int_equal(folder_has_room(dir, 0, "scratch folder", "--scratch", &why), 0);
+    refused(folder_has_room("/nonexistent", 0, "scratch folder", "--scratch", &why), ENOENT,
             "scratch folder /nonexistent: No such file or directory");
-    refused(preflight_folder(file, 0, "folder of x", "--overlays", &why), ENOTDIR, "(--overlays)");
-    refused(preflight_folder(dir, UINT64_MAX, "scratch folder", "--scratch", &why), ENOSPC,
+    refused(folder_has_room(file, 0, "folder of x", "--overlays", &why), ENOTDIR, "(--overlays)");
+    refused(folder_has_room(dir, UINT64_MAX, "scratch folder", "--scratch", &why), ENOSPC,
             "no space left");
     assert_int_equal(check(json_pack("{ss si s[s]}", "folder", dir, "bytes", 1, "files",
                                      "/nonexistent")), 0);
@@ -53,7 +54,7 @@ static int limited(unsigned soft, unsigned hard, unsigned need)
 
     if (!pid) {
         struct rlimit lim = {.rlim_cur = soft, .rlim_max = hard};
-        AUTO_JSON json_t *want = json_pack("{si}", "descriptors", (int)need);
+        FF_AUTO_JSON json_t *want = json_pack("{si}", "descriptors", (int)need);
         setrlimit(RLIMIT_NOFILE, &lim);
         if (preflight(want, 0, &why))
             _exit(strstr(why.text, "ulimit") ? 255 : 254);
@@ -85,11 +86,11 @@ static char *script(const char *name, const char *text)
 
 static void test_program(void **state)
 {
-    AUTO_FREE char *killed = script("killed", "kill -9 $$");
-    AUTO_FREE char *says = script("says", "echo too bad >&2; exit 3");
-    AUTO_FREE char *stock = script("stock", "echo '{\"QMP\": {}}'; read a; echo '{\"return\": "
+    FF_AUTO_FREE char *killed = script("killed", "kill -9 $$");
+    FF_AUTO_FREE char *says = script("says", "echo too bad >&2; exit 3");
+    FF_AUTO_FREE char *stock = script("stock", "echo '{\"QMP\": {}}'; read a; echo '{\"return\": "
                                             "[{\"name\": \"stop\"}]}'");
-    AUTO_FREE char *ours = script("ours", "echo '{\"QMP\": {}}'; read a; read b; read c; echo "
+    FF_AUTO_FREE char *ours = script("ours", "echo '{\"QMP\": {}}'; read a; read b; read c; echo "
                                           "'{\"return\": [{\"name\": \"x-farfork-export\"}]}'");
     const struct {
         const char *program;
@@ -120,7 +121,7 @@ static int make_dir(void **state)
 
 static int remove_dir(void **state)
 {
-    AUTO_FREE char *command = xprintf("rm -r '%s'", dir);
+    FF_AUTO_FREE char *command = xprintf("rm -r '%s'", dir);
     (void)state;
     return system(command);
 }

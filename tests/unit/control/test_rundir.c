@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_rundir.c - run directories, state files, processes that are still the same, lines of JSON
+ * cli_rundir.c - run directories, state files, processes that are still the same, lines of JSON
  */
 #include "unit.h"
 
@@ -11,7 +11,7 @@
 #include "rundir.h"
 
 static char base[] = "/tmp/ff-rundir-XXXXXX";
-static struct why why;
+static struct ff_error why;
 
 static int make_base(void **state)
 {
@@ -73,7 +73,7 @@ static void test_directory(void **state)
     rundir_remove(a);
     assert_int_equal(stat(b, &st), 0);
     rundir_remove(b);
-    AUTO_FREE char *fork_dir = xprintf("%s/f1", base);
+    FF_AUTO_FREE char *fork_dir = xprintf("%s/f1", base);
     assert_int_equal(stat(fork_dir, &st), -1);
     free(a);
     free(b);
@@ -82,7 +82,7 @@ static void test_directory(void **state)
 /* Nobody's trap is walked into */
 static void test_refused(void **state)
 {
-    AUTO_FREE char *open_dir = xprintf("%s/open", base), *link = xprintf("%s/link", base);
+    FF_AUTO_FREE char *open_dir = xprintf("%s/open", base), *link = xprintf("%s/link", base);
     char *out = NULL;
     (void)state;
 
@@ -100,14 +100,14 @@ static void test_refused(void **state)
     assert_false(rundir_name_valid(".x"));
     assert_false(rundir_name_valid(""));
     assert_false(rundir_name_valid("a/b"));
-    AUTO_FREE char *made = rundir_name_from("root@[fd08::1]");
+    FF_AUTO_FREE char *made = rundir_name_from("root@[fd08::1]");
     assert_true(rundir_name_valid(made));
 }
 
 /* One that is held has a limit; one that others can hold is none */
 static void test_lock(void **state)
 {
-    AUTO_FREE char *dir = xprintf("%s/base", base);
+    FF_AUTO_FREE char *dir = xprintf("%s/base", base);
     json_t *hosts = json_pack("[s]", "h");
     char *out = NULL;
     int lock, other;
@@ -166,30 +166,30 @@ static void test_process(void **state)
 
 static void test_lines(void **state)
 {
-    struct line_reader r = {0};
+    struct jsonl_reader r = {0};
     int p[2];
     (void)state;
 
     assert_int_equal(pipe2(p, O_NONBLOCK), 0);
-    assert_int_equal(lines_write(p[1], "one\r\ntw", 7, 100), 0);
-    assert_int_equal(lines_read(&r, p[0]), 0);
-    assert_string_equal(lines_next(&r), "one");
-    assert_null(lines_next(&r));
-    assert_int_equal(lines_write(p[1], "o\n\nrest", 7, 100), 0);
-    assert_int_equal(lines_read(&r, p[0]), 0);
-    assert_string_equal(lines_next(&r), "two");
-    assert_string_equal(lines_next(&r), "");
-    assert_null(lines_next(&r));
+    assert_int_equal(jsonl_write(p[1], "one\r\ntw", 7, 100), 0);
+    assert_int_equal(jsonl_read(&r, p[0]), 0);
+    assert_string_equal(jsonl_next(&r), "one");
+    assert_null(jsonl_next(&r));
+    assert_int_equal(jsonl_write(p[1], "o\n\nrest", 7, 100), 0);
+    assert_int_equal(jsonl_read(&r, p[0]), 0);
+    assert_string_equal(jsonl_next(&r), "two");
+    assert_string_equal(jsonl_next(&r), "");
+    assert_null(jsonl_next(&r));
     while (write(p[1], "x", 1) == 1) /* a reader that does not read */
         ;
-    assert_int_equal(lines_write(p[1], "more", 4, 50), -ETIMEDOUT);
+    assert_int_equal(jsonl_write(p[1], "more", 4, 50), -ETIMEDOUT);
     close(p[1]);
-    assert_int_equal(lines_read(&r, p[0]), 0);
+    assert_int_equal(jsonl_read(&r, p[0]), 0);
     while (!r.ended)
-        assert_int_equal(lines_read(&r, p[0]), 0);
-    assert_int_equal(strncmp(lines_next(&r), "restxxx", 7), 0);
-    assert_null(lines_next(&r));
-    lines_free(&r);
+        assert_int_equal(jsonl_read(&r, p[0]), 0);
+    assert_int_equal(strncmp(jsonl_next(&r), "restxxx", 7), 0);
+    assert_null(jsonl_next(&r));
+    jsonl_free(&r);
     signal(SIGPIPE, SIG_IGN);
     close(p[0]);
 }
@@ -197,7 +197,7 @@ static void test_lines(void **state)
 /* A text of its own length, the number at both ends */
 static json_t *numbered(int n)
 {
-    AUTO_FREE char *text = xprintf("%0*d", 1 + n * 7919 % 9000, 0);
+    FF_AUTO_FREE char *text = xprintf("%0*d", 1 + n * 7919 % 9000, 0);
 
     return json_pack("{si ss si}", "n", n, "text", text, "again", n);
 }

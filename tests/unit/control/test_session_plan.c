@@ -1,31 +1,30 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_session_plan.c - which child goes where; what agents say, and what it means
+ * session_plan.c - which child goes where; what agents say, and what it means
  */
 #include "unit.h"
 
-#include "fork.h"
+#include "autojson.h"
+#include "session.h"
 
-static struct why why;
+static struct ff_error why;
 
 /* The hosts of children 1, 2, ..., by number */
-static char *planned(unsigned n, const char *const *specs, struct clone *c,
-                     struct clone_options *o)
+static char *planned(unsigned n, const char *const *specs, struct session *s)
 {
     static char text[200];
     size_t at = 0;
 
-    *o = (struct clone_options){.n = n};
-    *c = (struct clone){.o = o};
+    *s = (struct session){.o.n = n};
     for (; *specs; specs++)
-        if (nodes_add(&c->nodes, *specs, &why))
+        if (hostlist_add(&s->nodes, *specs, &why))
             fail_msg("%s", why.text);
     text[0] = '\0';
-    if (clone_plan(c, &why))
+    if (session_plan(s, &why))
         return NULL;
-    for (size_t k = 0; k < c->n_children; k++) {
-        assert_int_equal(c->children[k].number, k + 1);
-        at += (size_t)snprintf(text + at, sizeof(text) - at, "%zu", c->children[k].host);
+    for (size_t k = 0; k < s->n_vms; k++) {
+        assert_int_equal(s->vms[k].number, k + 1);
+        at += (size_t)snprintf(text + at, sizeof(text) - at, "%zu", s->vms[k].host);
     }
     return text;
 }
@@ -47,18 +46,17 @@ static void test_round_robin(void **state)
         {3, SPECS("a"), "000", 1},
         {5, SPECS("a:2", "b:2"), NULL, 0},
     };
-    struct clone_options o;
-    struct clone c;
+    struct session s;
     (void)state;
 
     for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
-        const char *got = planned(cases[i].n, cases[i].specs, &c, &o);
+        const char *got = planned(cases[i].n, cases[i].specs, &s);
         if (!cases[i].want)
             assert_null(got);
         else
             assert_string_equal(got, cases[i].want);
-        assert_int_equal(c.n_hosts, cases[i].hosts);
-        clone_free(&c);
+        assert_int_equal(s.n_hosts, cases[i].hosts);
+        session_free(&s);
     }
     assert_non_null(strstr(why.text, "room for 4"));
 }
@@ -66,23 +64,22 @@ static void test_round_robin(void **state)
 /* Two agents on one file system: their run directories must not be the same */
 static void test_names(void **state)
 {
-    struct clone_options o;
-    struct clone c;
+    struct session s;
     (void)state;
 
-    planned(3, SPECS("root@n1", "root-n1", "root_n1"), &c, &o);
+    planned(3, SPECS("root@n1", "root-n1", "root_n1"), &s);
     for (size_t i = 0; i < 3; i++)
         for (size_t k = 0; k < i; k++)
-            assert_string_not_equal(c.hosts[i].name, c.hosts[k].name);
-    clone_free(&c);
+            assert_string_not_equal(s.hosts[i].name, s.hosts[k].name);
+    session_free(&s);
 }
 
-static void hear(struct clone *c, size_t host, const char *text)
+static void hear(struct session *s, size_t host, const char *text)
 {
     json_t *e = json_loads(text, 0, NULL);
 
     assert_non_null(e);
-    clone_event(c, &c->hosts[host], e);
+    session_event(s, &s->hosts[host], e);
     json_decref(e);
 }
 
@@ -90,49 +87,48 @@ static void hear(struct clone *c, size_t host, const char *text)
 
 static void test_children(void **state)
 {
-    struct clone_options o;
-    struct clone c;
+    struct session s;
     (void)state;
 
-    planned(4, SPECS("a", "b"), &c, &o);
-    hear(&c, 0, "{\"event\":\"listening\",\"port\":9,\"rundir\":\"/r\",\"socket\":\"/r/s\"}");
-    assert_int_equal(c.hosts[0].state, HOST_LISTENING);
-    assert_int_equal(c.hosts[0].port, 9);
-    hear(&c, 0, CHILD(1, "running"));
-    assert_int_equal(c.children[0].state, CHILD_RUNNING);
-    hear(&c, 0, CHILD(1, "complete"));
-    assert_int_equal(c.children[0].state, CHILD_COMPLETE);
+    planned(4, SPECS("a", "b"), &s);
+    hear(&s, 0, "{\"event\":\"listening\",\"port\":9,\"rundir\":\"/r\",\"socket\":\"/r/s\"}");
+    assert_int_equal(s.hosts[0].state, HOST_LISTENING);
+    assert_int_equal(s.hosts[0].port, 9);
+    hear(&s, 0, CHILD(1, "running"));
+    assert_int_equal(s.vms[0].state, VM_RUNNING);
+    hear(&s, 0, CHILD(1, "complete"));
+    assert_int_equal(s.vms[0].state, VM_COMPLETE);
     /* the other way round: it is not up before it runs */
-    hear(&c, 0, CHILD(3, "attached"));
-    hear(&c, 0, CHILD(3, "complete"));
-    assert_int_equal(c.children[2].state, CHILD_ATTACHED);
-    assert_false(child_runs(&c.children[2]));
-    hear(&c, 0, CHILD(3, "running"));
-    assert_int_equal(c.children[2].state, CHILD_COMPLETE);
+    hear(&s, 0, CHILD(3, "attached"));
+    hear(&s, 0, CHILD(3, "complete"));
+    assert_int_equal(s.vms[2].state, VM_ATTACHED);
+    assert_false(vm_runs(&s.vms[2]));
+    hear(&s, 0, CHILD(3, "running"));
+    assert_int_equal(s.vms[2].state, VM_COMPLETE);
     /* what an agent says of children that are not its own, or of none, is nothing */
-    hear(&c, 0, CHILD(2, "running"));
-    assert_int_equal(c.children[1].state, CHILD_WAITING);
-    hear(&c, 0, CHILD(99, "running"));
-    hear(&c, 0, "{\"event\":\"child\"}");
-    hear(&c, 0, "{\"event\":7}");
-    hear(&c, 0, "{}");
+    hear(&s, 0, CHILD(2, "running"));
+    assert_int_equal(s.vms[1].state, VM_WAITING);
+    hear(&s, 0, CHILD(99, "running"));
+    hear(&s, 0, "{\"event\":\"child\"}");
+    hear(&s, 0, "{\"event\":7}");
+    hear(&s, 0, "{}");
     /* ended: well, once it ran; a failure before that */
-    hear(&c, 0, "{\"event\":\"child\",\"child\":1,\"what\":\"ended\",\"code\":0,"
+    hear(&s, 0, "{\"event\":\"child\",\"child\":1,\"what\":\"ended\",\"code\":0,"
                 "\"how\":\"exit code 0\"}");
-    assert_int_equal(c.children[0].state, CHILD_ENDED);
-    hear(&c, 1, "{\"event\":\"child\",\"child\":2,\"what\":\"ended\",\"code\":0,"
+    assert_int_equal(s.vms[0].state, VM_ENDED);
+    hear(&s, 1, "{\"event\":\"child\",\"child\":2,\"what\":\"ended\",\"code\":0,"
                 "\"how\":\"exit code 0\",\"log\":\"one\\ntwo\"}");
-    assert_int_equal(c.children[1].state, CHILD_FAILED);
-    assert_string_equal(c.children[1].error, "it ended while waiting: exit code 0: two");
+    assert_int_equal(s.vms[1].state, VM_FAILED);
+    assert_string_equal(s.vms[1].error, "it ended while waiting: exit code 0: two");
     /* a host is lost: its children that were not complete are, the first reason stays */
-    hear(&c, 1, "{\"event\":\"lost\",\"error\":\"gone\"}");
-    assert_int_equal(c.hosts[1].state, HOST_FAILED);
-    assert_int_equal(c.children[3].state, CHILD_FAILED);
-    assert_non_null(strstr(c.children[3].error, "host b: "));
-    assert_non_null(strstr(c.children[1].error, "two"));
-    hear(&c, 0, "{\"event\":\"error\",\"error\":\"no\"}");
-    assert_int_equal(c.children[2].state, CHILD_COMPLETE);
-    clone_free(&c);
+    hear(&s, 1, "{\"event\":\"lost\",\"error\":\"gone\"}");
+    assert_int_equal(s.hosts[1].state, HOST_FAILED);
+    assert_int_equal(s.vms[3].state, VM_FAILED);
+    assert_non_null(strstr(s.vms[3].error, "host b: "));
+    assert_non_null(strstr(s.vms[1].error, "two"));
+    hear(&s, 0, "{\"event\":\"error\",\"error\":\"no\"}");
+    assert_int_equal(s.vms[2].state, VM_COMPLETE);
+    session_free(&s);
 }
 
 UNIT_MAIN(cmocka_unit_test(test_round_robin), cmocka_unit_test(test_names),

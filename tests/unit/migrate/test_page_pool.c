@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_page_pool.c - how much memory may be made ready: the host's, and control groups of both versions
+ * stock.c - how much memory may be made ready: the host's, and control groups of both versions
  */
 #include "unit.h"
 
@@ -66,7 +66,7 @@ static void group(const char *dir, bool v1, uint64_t max_mib, uint64_t used_mib)
 
 static void want(uint64_t mib)
 {
-    assert_int_equal(ff_stock_room(root) / MIB, mib);
+    assert_int_equal(ff_page_pool_room(root) / MIB, mib);
 }
 
 static void host_alone(void **state)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_segments.c - registration in pieces: what is left alone, what is refused, what fails half way
+ * segments.c - registration in segments: what is left alone, what is refused, what fails half way
  */
 #include "unit.h"
 
@@ -76,7 +76,7 @@ static struct ff_region anon(uint64_t len)
 
 static struct ff_region memfd(uint64_t len)
 {
-    int fd = memfd_create("pieces", MFD_CLOEXEC);
+    int fd = memfd_create("segments", MFD_CLOEXEC);
     assert_true(fd >= 0 && !ftruncate(fd, (off_t)(len + MIB)));
     void *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)MIB);
     assert_ptr_not_equal(p, MAP_FAILED);
@@ -95,14 +95,14 @@ static uint64_t resident_pages(const struct ff_region *r)
     return n;
 }
 
-static void end(struct ff_pieces *p, struct ff_regions *t)
+static void end(struct ff_segments *p, struct ff_regions *t)
 {
     for (unsigned i = 0; i < t->n; i++) {
         munmap(t->r[i].host, t->r[i].len_bytes);
         if (t->r[i].fd >= 0)
             close(t->r[i].fd);
     }
-    ff_pieces_free(p);
+    ff_segments_free(p);
 }
 
 static void test_sizes(void **state)
@@ -114,65 +114,65 @@ static void test_sizes(void **state)
     t->n = 2;
     t->r[0].len_bytes = 4096;
     t->r[1].len_bytes = 300 * MIB;
-    assert_int_equal(ff_pieces_size(t, &l), 64 * MIB);
+    assert_int_equal(ff_segments_size(t, &l), 64 * MIB);
     t->r[1].len_bytes = 64ull << 30;
-    assert_int_equal(ff_pieces_size(t, &l), 256 * MIB);
+    assert_int_equal(ff_segments_size(t, &l), 256 * MIB);
     l.max_mr_bytes = 100 * MIB;
-    assert_int_equal(ff_pieces_size(t, &l), 64 * MIB);
+    assert_int_equal(ff_segments_size(t, &l), 64 * MIB);
     l.max_mr_bytes = 4 * MIB;
-    assert_int_equal(ff_pieces_size(t, &l), 4 * MIB);
+    assert_int_equal(ff_segments_size(t, &l), 4 * MIB);
     l.max_mr_bytes = 4 * MIB - 1;
-    assert_int_equal(ff_pieces_size(t, &l), 0);
-    assert_int_equal(ff_pieces_of(1, 4 * MIB), 1);
-    assert_int_equal(ff_pieces_of(4 * MIB, 4 * MIB), 1);
-    assert_int_equal(ff_pieces_of(4 * MIB + 1, 4 * MIB), 2);
+    assert_int_equal(ff_segments_size(t, &l), 0);
+    assert_int_equal(ff_segments_of(1, 4 * MIB), 1);
+    assert_int_equal(ff_segments_of(4 * MIB, 4 * MIB), 1);
+    assert_int_equal(ff_segments_of(4 * MIB + 1, 4 * MIB), 2);
 
-    struct ff_pieces p = {.n = 0};
+    struct ff_segments p = {.n = 0};
     struct ff_error err;
     t->r[1].len_bytes = 64ull << 30;
-    assert_fails(ff_pieces_init(&p, t, 4 * MIB, &err), E2BIG);
+    assert_fails(ff_segments_init(&p, t, 4 * MIB, &err), E2BIG);
     assert_error(err, E2BIG, "16385", "4 MiB", "4096");
     free(t);
 }
 
-/* Touched pieces alone are wanted, and finding out populates nothing */
+/* Touched segments alone are wanted, and finding out populates nothing */
 static void one_memory(struct ff_region r)
 {
     struct ff_regions *t = calloc(1, sizeof(*t));
-    struct ff_pieces p = {.n = 0};
+    struct ff_segments p = {.n = 0};
     struct ff_link l = new_link();
     struct ff_error err;
 
     t->n = 1;
     t->r[0] = r;
-    assert_ok(ff_pieces_init(&p, t, 64 * MIB, &err), err);
+    assert_ok(ff_segments_init(&p, t, 64 * MIB, &err), err);
     assert_int_equal(p.n, 5); /* the last one is of 4 MiB */
-    assert_int_equal(p.piece[4].len_bytes, 4 * MIB);
-    assert_int_equal(ff_pieces_want_populated(&p, t), 0);
-    assert_ok(ff_pieces_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+    assert_int_equal(p.segment[4].len_bytes, 4 * MIB);
+    assert_int_equal(ff_segments_want_populated(&p, t), 0);
+    assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
     assert_int_equal(fake.calls, 0);
 
     uint8_t *at = r.host;
-    at[64 * MIB - 1] = 1;      /* the end of piece 0 */
-    at[3 * 64 * MIB] = 0;      /* the start of piece 3, touched, though zero */
+    at[64 * MIB - 1] = 1;      /* the end of segment 0 */
+    at[3 * 64 * MIB] = 0;      /* the start of segment 3, touched, though zero */
     at[4 * 64 * MIB + 5] = 1;  /* the last one */
-    assert_int_equal(ff_pieces_want_populated(&p, t), 3);
-    assert_true(p.piece[0].wanted && p.piece[3].wanted && p.piece[4].wanted);
-    assert_ok(ff_pieces_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+    assert_int_equal(ff_segments_want_populated(&p, t), 3);
+    assert_true(p.segment[0].wanted && p.segment[3].wanted && p.segment[4].wanted);
+    assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
     assert_int_equal(fake.calls, 3);
     assert_int_equal(fake.bytes, 132 * MIB);
-    assert_ptr_equal(p.piece[3].mr.addr, at + 3 * 64 * MIB);
+    assert_ptr_equal(p.segment[3].mr.addr, at + 3 * 64 * MIB);
 
-    at[2 * 64 * MIB - 4096] = 1; /* in between: piece 1 */
-    assert_int_equal(ff_pieces_want_populated(&p, t), 1);
-    assert_ok(ff_pieces_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+    at[2 * 64 * MIB - 4096] = 1; /* in between: segment 1 */
+    assert_int_equal(ff_segments_want_populated(&p, t), 1);
+    assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
     assert_int_equal(fake.calls, 4);
-    assert_false(p.piece[2].wanted || p.piece[2].mr.len_bytes);
+    assert_false(p.segment[2].wanted || p.segment[2].mr.len_bytes);
     assert_int_equal(resident_pages(&t->r[0]), 4);
 
-    ff_pieces_dereg(&p, &l);
+    ff_segments_dereg(&p, &l);
     assert_int_equal(fake.live, 0);
-    ff_pieces_dereg(&p, &l); /* nothing is given back twice */
+    ff_segments_dereg(&p, &l); /* nothing is given back twice */
     end(&p, t);
     free(t);
 }
@@ -193,63 +193,63 @@ static void test_memfd(void **state)
 static void test_not_zero_fill(void **state)
 {
     struct ff_regions *t = calloc(1, sizeof(*t));
-    struct ff_pieces p = {.n = 0};
+    struct ff_segments p = {.n = 0};
     struct ff_error err;
     (void)state;
 
     t->n = 1;
     t->r[0] = anon(128 * MIB);
     t->r[0].zero_fill = false;
-    assert_ok(ff_pieces_init(&p, t, 64 * MIB, &err), err);
-    assert_int_equal(ff_pieces_want_populated(&p, t), 2);
+    assert_ok(ff_segments_init(&p, t, 64 * MIB, &err), err);
+    assert_int_equal(ff_segments_want_populated(&p, t), 2);
     end(&p, t);
     free(t);
 }
 
-static struct ff_pieces forty(struct ff_regions *t)
+static struct ff_segments forty(struct ff_regions *t)
 {
-    struct ff_pieces p = {.n = 0};
+    struct ff_segments p = {.n = 0};
     struct ff_error err;
 
     t->n = 1;
     t->r[0] = anon(160 * MIB);
     t->r[0].zero_fill = false;
-    assert_ok(ff_pieces_init(&p, t, 4 * MIB, &err), err);
-    ff_pieces_want_populated(&p, t);
+    assert_ok(ff_segments_init(&p, t, 4 * MIB, &err), err);
+    ff_segments_want_populated(&p, t);
     return p;
 }
 
 static void test_failures(void **state)
 {
     struct ff_regions *t = calloc(1, sizeof(*t));
-    struct ff_pieces p = forty(t);
+    struct ff_segments p = forty(t);
     struct ff_link l = new_link();
     struct ff_error err;
     (void)state;
 
     /* one fails: the reason is told, the others can be given back */
     fake.fail_at = 17;
-    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), EIO);
+    assert_fails(ff_segments_register(&p, &l, 0, FF_ODP_AUTO, &err), EIO);
     assert_error(err, EIO, "number 17 fails");
-    ff_pieces_dereg(&p, &l);
+    ff_segments_dereg(&p, &l);
     assert_int_equal(fake.live, 0);
 
     static const unsigned remote[] = {FF_ACCESS_REMOTE_READ, FF_ACCESS_REMOTE_WRITE};
     for (unsigned i = 0; i < 2; i++) {
         l = new_link();
         fake.gives_key_0 = true;
-        assert_fails(ff_pieces_register(&p, &l, remote[i], FF_ODP_AUTO, &err), EIO);
+        assert_fails(ff_segments_register(&p, &l, remote[i], FF_ODP_AUTO, &err), EIO);
         assert_error(err, EIO, "key 0");
-        ff_pieces_dereg(&p, &l);
+        ff_segments_dereg(&p, &l);
         assert_int_equal(fake.live, 0);
     }
 
     /* memory that no peer may access needs no key */
     l = new_link();
     fake.gives_key_0 = true;
-    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_ok(ff_segments_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
     assert_true(fake.live);
-    ff_pieces_dereg(&p, &l);
+    ff_segments_dereg(&p, &l);
     assert_int_equal(fake.live, 0);
     end(&p, t);
     free(t);
@@ -258,60 +258,60 @@ static void test_failures(void **state)
 static void test_memlock_and_odp(void **state)
 {
     struct ff_regions *t = calloc(1, sizeof(*t));
-    struct ff_pieces p = forty(t);
+    struct ff_segments p = forty(t);
     struct ff_link l = new_link();
     struct ff_error err;
     (void)state;
 
     /* refused before anything is registered */
     fake.pin_limit = 160 * MIB - 1;
-    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), ENOMEM);
+    assert_fails(ff_segments_register(&p, &l, 0, FF_ODP_AUTO, &err), ENOMEM);
     assert_error(err, ENOMEM, "167772160");
-    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
-    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_ON, &err), ENOTSUP);
+    assert_fails(ff_segments_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
+    assert_fails(ff_segments_register(&p, &l, 0, FF_ODP_ON, &err), ENOTSUP);
     assert_error(err, ENOTSUP, "odp=on", "odp=auto");
     assert_int_equal(fake.calls, 0);
 
     /* a device that need not pin: auto uses that only when the limit asks for it */
     l.on_demand = true;
-    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
-    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_fails(ff_segments_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
+    assert_ok(ff_segments_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
     assert_int_equal(fake.on_demand_bytes, 160 * MIB);
     assert_true(p.on_demand);
-    ff_pieces_dereg(&p, &l);
+    ff_segments_dereg(&p, &l);
 
     l = new_link();
     l.on_demand = true;
-    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_ok(ff_segments_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
     assert_int_equal(fake.on_demand_bytes, 0);
-    ff_pieces_dereg(&p, &l);
-    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_ON, &err), err);
+    ff_segments_dereg(&p, &l);
+    assert_ok(ff_segments_register(&p, &l, 0, FF_ODP_ON, &err), err);
     assert_int_equal(fake.on_demand_bytes, 160 * MIB);
-    ff_pieces_dereg(&p, &l);
+    ff_segments_dereg(&p, &l);
 
     /* what may be wanted later counts now; and once on demand, always on demand */
     l = new_link();
     l.on_demand = true;
     fake.pin_limit = 100 * MIB;
     for (unsigned i = 20; i < p.n; i++)
-        p.piece[i].wanted = false; /* 80 MiB would do */
-    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), err);
-    ff_pieces_dereg(&p, &l);
+        p.segment[i].wanted = false; /* 80 MiB would do */
+    assert_ok(ff_segments_register(&p, &l, 0, FF_ODP_OFF, &err), err);
+    ff_segments_dereg(&p, &l);
     p.grows = true;
-    assert_fails(ff_pieces_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
+    assert_fails(ff_segments_register(&p, &l, 0, FF_ODP_OFF, &err), ENOMEM);
     assert_error(err, ENOMEM, "167772160");
-    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    assert_ok(ff_segments_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
     assert_int_equal(fake.on_demand_bytes, 80 * MIB);
-    ff_pieces_want_populated(&p, t);
-    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
+    ff_segments_want_populated(&p, t);
+    assert_ok(ff_segments_register(&p, &l, 0, FF_ODP_AUTO, &err), err);
     assert_int_equal(fake.on_demand_bytes, 160 * MIB);
-    ff_pieces_dereg(&p, &l);
+    ff_segments_dereg(&p, &l);
 
     /* a link that never pins is not asked */
     l = new_link();
     l.pins = false;
     fake.pin_limit = 0;
-    assert_ok(ff_pieces_register(&p, &l, 0, FF_ODP_ON, &err), err);
+    assert_ok(ff_segments_register(&p, &l, 0, FF_ODP_ON, &err), err);
     assert_int_equal(fake.on_demand_bytes, 0);
     end(&p, t);
     free(t);

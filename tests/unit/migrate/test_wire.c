@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_wire.c - control messages: what is encoded is decoded, and everything else is refused
+ * wire.c - control messages: what is encoded is decoded, and everything else is refused
  *
  * Linked with --wrap=malloc and so on: a refused message must not have allocated anything.
  */
@@ -237,8 +237,8 @@ static void test_hello_largest(void **state)
 static void test_small_messages(void **state)
 {
     const struct ff_welcome w = {
-        .version = FF_WIRE_VERSION, .features = FF_WIRE_PASS, .session = "0123456789abcde"};
-    const struct ff_publish pub = {.piece_bytes = PIECE,
+        .version = FF_WIRE_VERSION, .features = FF_WIRE_PRECOPY, .session = "0123456789abcde"};
+    const struct ff_publish pub = {.segment_bytes = PIECE,
                                    .n_keys = 3,
                                    .load_permille = 1500,
                                    .push_bytes = 4 << 20,
@@ -264,7 +264,7 @@ static void test_small_messages(void **state)
 
     len = ff_wire_put_publish(buf, &pub, N_TABLE);
     assert_ok(decode_exact(buf, (size_t)len, &d, &err), err);
-    assert_true(d.publish.piece_bytes == pub.piece_bytes);
+    assert_true(d.publish.segment_bytes == pub.segment_bytes);
     assert_int_equal(d.publish.n_keys, pub.n_keys);
     assert_int_equal(d.publish.load_permille, pub.load_permille);
     assert_int_equal(d.publish.push_bytes, pub.push_bytes);
@@ -499,7 +499,7 @@ static void test_twice(void **state)
 
 static void test_publish_refused(void **state)
 {
-    const struct ff_publish good = {.piece_bytes = PIECE, .n_keys = 1};
+    const struct ff_publish good = {.segment_bytes = PIECE, .n_keys = 1};
     struct ff_publish p = good;
     (void)state;
 
@@ -514,7 +514,7 @@ static void test_publish_refused(void **state)
                                      2 * FF_WIRE_REGION_LEN_MAX, UINT64_MAX};
     for (size_t i = 0; i < FF_ARRAY_LEN(sizes); i++) {
         p = good;
-        p.piece_bytes = sizes[i];
+        p.segment_bytes = sizes[i];
         must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO, "(permitted: powers of two, 0x400000..0x400000000000)");
     }
 }
@@ -528,7 +528,7 @@ static void test_keys_refused(void **state)
 
     for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++)
         must_refuse(buf, (size_t)ff_wire_put_keys(buf, &bad[i], 1), EPROTO,
-                    "there is no such piece, or no key");
+                    "there is no such segment, or no key");
     for (size_t i = 0; i < FF_ARRAY_LEN(many); i++)
         many[i] = (struct ff_wire_key){0, 0, 1};
     must_refuse(buf, (size_t)ff_wire_put_keys(buf, many, 9), EPROTO, "permitted 1..8 keys");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_wire_dirty.c - the messages of precopy=1: encoded, decoded, and everything else refused
+ * wire_dirty.c - the messages of precopy=1: encoded, decoded, and everything else refused
  */
 #include "unit.h"
 
@@ -94,15 +94,15 @@ static void test_dirty_refused(void **state)
 
 static void test_others(void **state)
 {
-    struct ff_welcome w = {.version = FF_WIRE_VERSION, .features = FF_WIRE_PASS}, out;
-    struct ff_stats st = {.bytes_precopied = 1, .bytes_discarded = 2, .pass_ns = 3}, got;
+    struct ff_welcome w = {.version = FF_WIRE_VERSION, .features = FF_WIRE_PRECOPY}, out;
+    struct ff_stats st = {.bytes_precopied = 1, .bytes_discarded = 2, .precopy_ns = 3}, got;
     struct ff_error err;
     (void)state;
 
     int len = ff_wire_put_welcome(buf, &w);
     assert_ok(ff_wire_get_welcome(buf, (size_t)len, &out, &err), err);
-    assert_int_equal(out.features, FF_WIRE_PASS);
-    w.features = FF_WIRE_PASS << 1; /* what it would have to do is not known here */
+    assert_int_equal(out.features, FF_WIRE_PRECOPY);
+    w.features = FF_WIRE_PRECOPY << 1; /* what it would have to do is not known here */
     len = ff_wire_put_welcome(buf, &w);
     assert_fails(ff_wire_get_welcome(buf, (size_t)len, &out, &err), EPROTO);
     assert_error(err, EPROTO, "features 0x2", "permitted 0x1");

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_link_tcp.c - the tcp link alone: strangers, ports, names, cancelling, short reads and writes
+ * link_tcp.c - the tcp link alone: strangers, ports, names, cancelling, short reads and writes
  */
 #include "pair.h"
 
@@ -39,7 +39,7 @@ static int end(void **state)
 {
     (void)state;
     ff_log_set(NULL, FF_LOG_WARN);
-    return ff_faults_arm("", NULL);
+    return ff_failpoints_arm("", NULL);
 }
 
 static struct ff_listener *must_listen(const char *host, char port[16])
@@ -487,7 +487,7 @@ static void with_faults(const char *spec)
     struct pair p;
 
     pair_open_tcp(&p);
-    assert_ok(ff_faults_arm(spec, &err), err);
+    assert_ok(ff_failpoints_arm(spec, &err), err);
     pattern(mem, sizeof(mem), 9);
     memset(mem + 8192, 0, 4096);
     memset(mem + 12288, 0, 4096);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_verbs_limits.c - what the verbs link makes of devices that are not here
+ * verbs_limits.c - what the verbs link makes of devices that are not here
  */
 #include "unit.h"
 
@@ -178,7 +178,7 @@ static void test_registrations(void **state)
     assert_error(err, EINVAL, "1114113", "1..1114112");
     assert_fails(verbs_check_reg(&few, 0, 0, 0, &err), EINVAL);
     assert_fails(verbs_check_reg(&few, 4096, 0, 8, &err), ENOSPC);
-    assert_error(err, ENOSPC, "8 pieces", "max_mr 8");
+    assert_error(err, ENOSPC, "8 segments", "max_mr 8");
 }
 
 static void test_on_demand(void **state)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_command_line.c - a child's command line: what differs from the parent's, and that nothing else does
+ * command_line.c - a child's command line: what differs from the parent's, and that nothing else does
  */
 #include "unit.h"
 
@@ -8,18 +8,18 @@
 
 #define OWN " -qmp unix:/r/3.qmp,server=on,wait=off -incoming farfork-clone:/r/agent,number=3,net="
 
-static struct why why;
-static struct words notes;
+static struct ff_error why;
+static struct strv notes;
 
 /* The command line in one string */
-static char *line(const struct child_spec *s, char *const *parent)
+static char *line(const struct vm_spec *s, char *const *parent)
 {
-    struct words out = {0};
+    struct strv out = {0};
     char *text = NULL;
 
     why.text[0] = '\0';
-    words_free(&notes);
-    int rc = clone_argv(parent, s, &out, &notes, &why);
+    strv_free(&notes);
+    int rc = command_line_rewrite(parent, s, &out, &notes, &why);
     if (!rc) {
         text = xstrdup("");
         for (size_t i = 0; i < out.n; i++) {
@@ -30,13 +30,13 @@ static char *line(const struct child_spec *s, char *const *parent)
     } else if (!why.text[0]) {
         fail_msg("refused with %d and no reason", rc);
     }
-    words_free(&out);
+    strv_free(&out);
     return text;
 }
 
 static char *child(enum net_policy net, char *const *parent)
 {
-    const struct child_spec s = {.id = "f", .number = 3, .total = 4, .qemu = "/q", .rundir = "/r",
+    const struct vm_spec s = {.id = "f", .number = 3, .total = 4, .qemu = "/q", .rundir = "/r",
                                  .socket = "/r/agent", .here = true, .net = net, .bridge = "br0"};
 
     return line(&s, parent);
@@ -44,7 +44,7 @@ static char *child(enum net_policy net, char *const *parent)
 
 static char *moved(char *const *parent)
 {
-    const struct child_spec s = {.id = "m", .number = 1, .total = 1, .qemu = "/q", .rundir = "/r",
+    const struct vm_spec s = {.id = "m", .number = 1, .total = 1, .qemu = "/q", .rundir = "/r",
                                  .net = NET_KEEP, .incoming = "defer", .replaced = "/run/vm.qmp"};
 
     return line(&s, parent);
@@ -54,10 +54,10 @@ static char *moved(char *const *parent)
 #define assert_child_net(net, own, want, ...)                                               \
     do {                                                                                    \
         char *const argv_[] = {"qemu", __VA_ARGS__, NULL};                                  \
-        AUTO_FREE char *got_ = child(net, argv_);                                           \
+        FF_AUTO_FREE char *got_ = child(net, argv_);                                           \
         if (!got_)                                                                          \
             fail_msg("refused: %s", why.text);                                              \
-        AUTO_FREE char *want_ = xprintf("/q %s%s", want, own);                              \
+        FF_AUTO_FREE char *want_ = xprintf("/q %s%s", want, own);                              \
         assert_string_equal(got_, want_);                                                   \
     } while (0)
 #define PLAIN " -display none" OWN "keep"
@@ -65,7 +65,7 @@ static char *moved(char *const *parent)
 #define assert_refused(reason, ...)                                                           \
     do {                                                                                    \
         char *const argv_[] = {"qemu", __VA_ARGS__, NULL};                                  \
-        AUTO_FREE char *got_ = child(NET_KEEP, argv_);                                      \
+        FF_AUTO_FREE char *got_ = child(NET_KEEP, argv_);                                      \
         if (got_ || !strstr(why.text, reason))                                                \
             fail_msg("not refused by \"%s\": %s", reason, got_ ? got_ : why.text);            \
     } while (0)
@@ -186,7 +186,7 @@ static void test_disks(void **state)
                  "-blockdev", "driver=file,filename=/a,node-name=n,read-only=on", "-blockdev",
                  "{\"driver\":\"file\",\"filename\":\"/a\",\"read-only\":true}", "-drive",
                  "if=pflash,format=raw,file=/ovmf,readonly=on");
-    /* they are the child's by then: tests/unit/disks.c */
+    /* they are the child's by then: tests/unit/vm/test_disks.c */
     assert_child("-hda /a.img /b.img", "-hda", "/a.img", "/b.img");
 }
 
@@ -219,7 +219,7 @@ static void test_refused(void **state)
 #define assert_moved(want, ...)                                                               \
     do {                                                                                    \
         char *const argv_[] = {"qemu", __VA_ARGS__, NULL};                                  \
-        AUTO_FREE char *got_ = moved(argv_);                                                \
+        FF_AUTO_FREE char *got_ = moved(argv_);                                                \
         if (!got_)                                                                          \
             fail_msg("refused: %s", why.text);                                              \
         assert_string_equal(got_, "/q " want " -display none -qmp "                         \
@@ -251,7 +251,7 @@ static void test_move(void **state)
     assert_null(moved(handed));
     assert_non_null(strstr(why.text, "as a descriptor"));
     char *const vnc[] = {"qemu", "-vnc", ":1", NULL};
-    AUTO_FREE char *blind = moved(vnc);
+    FF_AUTO_FREE char *blind = moved(vnc);
     assert_non_null(blind);
     assert_non_null(strstr(notes.v[0], "no display there"));
 }

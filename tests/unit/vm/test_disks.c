@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_disks.c - what a fork of disks refuses, and how a child's command line is written
+ * disks.c - what a fork of disks refuses, and how a child's command line is written
  *
  * That the bytes are right: tests/e2e/disks.py, with real QEMUs.
  */
@@ -12,7 +12,7 @@
 #include "autojson.h"
 #include "qemu_opts.h"
 
-static struct why why;
+static struct ff_error why;
 
 static json_t *words(const char *const *w)
 {
@@ -54,7 +54,7 @@ static json_t *layered(const char *base, const char *header)
 static int plan_as(const char *const *argv, json_t *disks, bool stopped, bool move,
                    struct disks **d)
 {
-    AUTO_JSON json_t *a = words(argv), *b = disks;
+    FF_AUTO_JSON json_t *a = words(argv), *b = disks;
     const struct disks_input in = {.fork_id = "f", .argv = a, .cwd = "/nonexistent/cwd",
                                    .block = b, .stopped = stopped, .move = move};
 
@@ -74,7 +74,7 @@ static void test_length(void **state)
 
     (void)state;
     for (unsigned max = 0; max < 4; max++) {
-        AUTO_JSON json_t *a = words(argv), *b = json_pack("[o]", layered("base.img", "raw"));
+        FF_AUTO_JSON json_t *a = words(argv), *b = json_pack("[o]", layered("base.img", "raw"));
         const struct disks_input in = {.fork_id = "f", .argv = a, .cwd = "/nonexistent/cwd",
                                        .block = b, .max_chain = max};
         int rc = disks_plan(&in, &d, &why);
@@ -144,8 +144,8 @@ static void test_used_id(void **state)
 {
     char dir[] = "/tmp/ff-disks-XXXXXX";
     assert_non_null(mkdtemp(dir));
-    AUTO_FREE char *image = xprintf("%s/a.img", dir);
-    AUTO_FREE char *overlay = xprintf("%s.fork-f-disk0.qcow2", image);
+    FF_AUTO_FREE char *image = xprintf("%s/a.img", dir);
+    FF_AUTO_FREE char *overlay = xprintf("%s.fork-f-disk0.qcow2", image);
     const char *const argv[] = {"qemu", "-drive", "file=/nonexistent,id=d", NULL};
     struct disks *d;
     (void)state;
@@ -163,7 +163,7 @@ static void test_used_id(void **state)
 
 static void same_words(json_t *got, const char *const *want)
 {
-    AUTO_JSON json_t *g = got, *w = words(want);
+    FF_AUTO_JSON json_t *g = got, *w = words(want);
 
     if (!json_equal(g, w))
         fail_msg("%s\nwant %s", json_dumps(g, 0), json_dumps(w, 0));
@@ -190,8 +190,8 @@ static void test_argv(void **state)
     same_words(disks_child_argv(d, &here, 7), want);
     same_words(disks_child_argv(d, &nbd, 7), want);
 
-    AUTO_JSON json_t *steps = disks_child_steps(d, &nbd, 7);
-    AUTO_JSON json_t *step = json_pack(
+    FF_AUTO_JSON json_t *steps = disks_child_steps(d, &nbd, 7);
+    FF_AUTO_JSON json_t *step = json_pack(
         "{s:[s,s,s,s,s,s,s,s,s,s,s,s]}", "argv", "qemu-img", "create", "-q", "-u", "-f", "qcow2",
         "-F", "raw", "-b", "nbd://[fd00::1]:99/disk1", "/s/fork-f-7-disk1.qcow2", "1048576");
     assert_true(json_equal(json_array_get(steps, 1), step));
@@ -222,21 +222,21 @@ static void test_blockdev(void **state)
     assert_int_equal(plan(argv, json_pack("[o,o]", ro, block("", "top", "raw", "/a", NULL, NULL)),
                           false, &d), 0);
     const struct clone_place here = {"/s", NULL}, nbd = {"/s", "unix:/n"};
-    AUTO_JSON json_t *got = disks_child_argv(d, &here, 1);
+    FF_AUTO_JSON json_t *got = disks_child_argv(d, &here, 1);
     assert_int_equal(json_array_size(got), 9);
     const char *top = json_string_value(json_array_get(got, 2));
-    is(opts_get(top, "node-name"), "top");
-    is(opts_get(top, "file.filename"), "/s/fork-f-1-disk1.qcow2");
+    is(qemu_opts_get(top, "node-name"), "top");
+    is(qemu_opts_get(top, "file.filename"), "/s/fork-f-1-disk1.qcow2");
     for (size_t i = 3; i < 9; i++)
         assert_string_equal(json_string_value(json_array_get(got, i)),
                             argv[i < 7 ? i + 2 : i + 4]);
 
-    AUTO_JSON json_t *remote = disks_child_argv(d, &nbd, 1);
+    FF_AUTO_JSON json_t *remote = disks_child_argv(d, &nbd, 1);
     assert_int_equal(json_array_size(remote), 7);
     const char *n = json_string_value(json_array_get(remote, 4));
-    is(opts_get(n, "node-name"), "ro");
-    is(opts_get(n, "file.server.path"), "/n");
-    assert_true(opts_is(n, "read-only"));
+    is(qemu_opts_get(n, "node-name"), "ro");
+    is(qemu_opts_get(n, "file.server.path"), "/n");
+    assert_true(qemu_opts_is(n, "read-only"));
     disks_free(d);
 }
 
@@ -270,20 +270,20 @@ static void test_move(void **state)
                                 block("b", "o", "qcow2", "/b.over", "/b.img", "/b.img"), cd,
                                 block("", "ff1", "qcow2", "/t.over", "/t.qcow2", "/t.qcow2"));
     json_t *nodes = json_pack("[{s:s,s:s}]", "node-name", "top", "file", "/t.qcow2");
-    AUTO_JSON json_t *a = words(argv);
+    FF_AUTO_JSON json_t *a = words(argv);
     const struct disks_input in = {.fork_id = "f", .argv = a, .cwd = "/nonexistent/cwd",
                                    .block = changed, .nodes = nodes, .move = true};
     if (disks_plan(&in, &d, &why) < 0)
         fail_msg("%s", why.text);
-    AUTO_JSON json_t *got = disks_move_argv(d);
+    FF_AUTO_JSON json_t *got = disks_move_argv(d);
     const char *b = json_string_value(json_array_get(got, 4));
     assert_string_equal(json_string_value(json_array_get(got, 2)), argv[2]);
-    is(opts_get(b, "file"), "/b.over");
-    is(opts_get(b, "format"), "qcow2");
+    is(qemu_opts_get(b, "file"), "/b.over");
+    is(qemu_opts_get(b, "format"), "qcow2");
     assert_string_equal(json_string_value(json_array_get(got, 6)), "/c.iso");
     const char *top = json_string_value(json_array_get(got, 10));
-    is(opts_get(top, "node-name"), "top");
-    is(opts_get(top, "file.filename"), "/t.over");
+    is(qemu_opts_get(top, "node-name"), "top");
+    is(qemu_opts_get(top, "file.filename"), "/t.over");
     assert_int_equal(json_array_size(got), 11); /* the node that was below it goes */
     disks_free(d);
     json_decref(changed);
@@ -291,7 +291,7 @@ static void test_move(void **state)
 
     nodes = json_pack("[{s:s,s:s}]", "node-name", "t", "file", "/t");
     json_t *mirror = json_pack("[o]", block("", "m", "mirror_top", "/t", NULL, NULL));
-    AUTO_JSON json_t *f = words(filter);
+    FF_AUTO_JSON json_t *f = words(filter);
     const struct disks_input job = {.fork_id = "f", .argv = f, .cwd = "/", .block = mirror,
                                     .nodes = nodes, .move = true};
     assert_fails(disks_plan(&job, &d, &why), ENOTSUP);
@@ -299,7 +299,7 @@ static void test_move(void **state)
     json_decref(mirror);
     json_decref(nodes);
 
-    AUTO_JSON json_t *none = words((const char *const[]){"qemu", NULL});
+    FF_AUTO_JSON json_t *none = words((const char *const[]){"qemu", NULL});
     json_t *late = json_pack("[o]", block("", "n", "raw", "/late", NULL, NULL));
     const struct disks_input added = {.fork_id = "f", .argv = none, .cwd = "/", .block = late,
                                       .move = true};
@@ -387,7 +387,7 @@ static void test_ejected(void **state)
             fail_msg("%zu: %d %s", i, rc, why.text);
         if (rc)
             continue;
-        AUTO_JSON json_t *out = move ? disks_move_argv(d) : disks_child_argv(d, &here, 1);
+        FF_AUTO_JSON json_t *out = move ? disks_move_argv(d) : disks_child_argv(d, &here, 1);
         size_t n = json_array_size(out);
         assert_string_equal(json_string_value(json_array_get(out, n - 1)),
                             all[k].want ? all[k].want : all[k].value);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_guest_port.c - what a guest may say, in pieces of any size, and what it is told
+ * guest_port.c - what a guest may say, in segments of any size, and what it is told
  */
 #include "unit.h"
 
@@ -8,16 +8,16 @@
 
 static struct guest_input in;
 static struct guest_request req;
-static struct why why;
+static struct ff_error why;
 
 static int say(const char *text)
 {
     size_t room, n = strlen(text);
-    char *at = guest_input_room(&in, &room);
+    char *at = guest_port_room(&in, &room);
 
     assert_true(n <= room);
     memcpy(at, text, n);
-    return guest_input_take(&in, n, 64, &req, &why);
+    return guest_port_take(&in, n, 64, &req, &why);
 }
 
 static void test_requests(void **state)
@@ -79,25 +79,25 @@ static void test_long_line(void **state)
     (void)state;
     in = (struct guest_input){0};
 
-    at = guest_input_room(&in, &room);
+    at = guest_port_room(&in, &room);
     assert_int_equal(room, GUEST_LINE_MAX);
     memset(at, 'a', room);
-    assert_fails(guest_input_take(&in, room, 64, &req, &why), EPROTO);
+    assert_fails(guest_port_take(&in, room, 64, &req, &why), EPROTO);
     assert_non_null(strstr(why.text, "4096"));
-    at = guest_input_room(&in, &room);
+    at = guest_port_room(&in, &room);
     assert_true(room > 0);
     memset(at, 'a', room);
-    assert_fails(guest_input_take(&in, room, 64, &req, &why), EPROTO);
+    assert_fails(guest_port_take(&in, room, 64, &req, &why), EPROTO);
     assert_fails(say("link\n"), EPROTO); /* the end of it */
     assert_int_equal(say("link\n"), 1);
 
     /* the longest that there is */
     in = (struct guest_input){0};
-    at = guest_input_room(&in, &room);
+    at = guest_port_room(&in, &room);
     memset(at, 'a', room);
     memcpy(at, "fork 2 ", 7);
     at[room - 1] = '\n';
-    assert_int_equal(guest_input_take(&in, room, 64, &req, &why), 1);
+    assert_int_equal(guest_port_take(&in, room, 64, &req, &why), 1);
     assert_int_equal(strlen(req.user), GUEST_LINE_MAX - 8);
 }
 
@@ -110,15 +110,15 @@ static void is(char *got, const char *want)
 static void test_answers(void **state)
 {
     (void)state;
-    is(guest_forked("{\n}\n"), "forked\n{\n}\n");
-    is(guest_failed("no\nroom"), "failed no room\n");
-    is(guest_failed(""), "failed no reason given\n");
-    is(guest_failed_join("a1", "no\nroom"), "failed a1 no room\n");
-    is(guest_failed_join("", "no room"), "failed no room\n");
-    is(guest_joining(""), "joining\n");
-    is(guest_joining("a1"), "joining a1\n");
-    is(guest_exited(3, 0), "exited 3 0\n");
-    is(guest_joined(), "joined\n");
+    is(guest_port_forked("{\n}\n"), "forked\n{\n}\n");
+    is(guest_port_failed("no\nroom"), "failed no room\n");
+    is(guest_port_failed(""), "failed no reason given\n");
+    is(guest_port_failed_join("a1", "no\nroom"), "failed a1 no room\n");
+    is(guest_port_failed_join("", "no room"), "failed no room\n");
+    is(guest_port_joining(""), "joining\n");
+    is(guest_port_joining("a1"), "joining a1\n");
+    is(guest_port_exited(3, 0), "exited 3 0\n");
+    is(guest_port_joined(), "joined\n");
 }
 
 UNIT_MAIN(cmocka_unit_test(test_requests), cmocka_unit_test(test_refused),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_identity.c - no two children share anything, and only what must change changes
+ * identity.c - no two children share anything, and only what must change changes
  */
 #include "unit.h"
 
@@ -8,7 +8,7 @@
 #include "autojson.h"
 #include "qemu_opts.h"
 
-static struct why why;
+static struct ff_error why;
 
 static json_t *words(const char *const *w)
 {
@@ -46,14 +46,14 @@ static const char *at(const json_t *argv, size_t i)
 
 static void test_argv(void **state)
 {
-    AUTO_JSON json_t *argv = words(parent_argv);
+    FF_AUTO_JSON json_t *argv = words(parent_argv);
     const struct identity_input in = {.fork_id = "f", .count = 50, .argv = argv};
     struct identity *id = plan(&in);
     (void)state;
 
     assert_non_null(id);
     assert_string_equal(identity_channel(id), "ch0");
-    AUTO_JSON json_t *child = json_deep_copy(argv), *sum = identity_summary(id, 50);
+    FF_AUTO_JSON json_t *child = json_deep_copy(argv), *sum = identity_summary(id, 50);
     identity_child_argv(id, 50, "/r", child);
     assert_int_equal(json_array_size(child), json_array_size(argv));
     const json_t *macs = json_object_get(sum, "macs");
@@ -80,7 +80,7 @@ static void test_argv(void **state)
 
     assert_string_equal(at(child, 26), "name=" CLONE_FW_CFG ",file=/r/50.message");
 
-    AUTO_JSON json_t *missing = identity_missing(id);
+    FF_AUTO_JSON json_t *missing = identity_missing(id);
     assert_int_equal(json_array_size(missing), 1);
     assert_non_null(strstr(at(missing, 0), "11 bytes (want 4096)"));
     identity_free(id);
@@ -88,7 +88,7 @@ static void test_argv(void **state)
 
 static json_t *message_of(const struct identity *id, unsigned number, long long time_ms)
 {
-    AUTO_FREE char *text = identity_message(id, number, time_ms);
+    FF_AUTO_FREE char *text = identity_message(id, number, time_ms);
     json_error_t e;
     json_t *j = json_loads(text, JSON_REJECT_DUPLICATES, &e);
 
@@ -101,8 +101,8 @@ static json_t *message_of(const struct identity *id, unsigned number, long long 
 
 static void test_message(void **state)
 {
-    AUTO_JSON json_t *argv = words(parent_argv);
-    AUTO_JSON json_t *filters =
+    FF_AUTO_JSON json_t *argv = words(parent_argv);
+    FF_AUTO_JSON json_t *filters =
         json_pack("[{s:s,s:s}]", "name", "net0", "main-mac", "52:54:00:aa:00:77");
     const char *const ip[] = {"dhcp", "10.0.0.{n+10}/24,10.0.0.1", NULL};
     const struct identity_input in = {
@@ -112,7 +112,7 @@ static void test_message(void **state)
     (void)state;
 
     assert_non_null(id);
-    AUTO_JSON json_t *m = message_of(id, 2, 1500000000123);
+    FF_AUTO_JSON json_t *m = message_of(id, 2, 1500000000123);
     assert_string_equal(json_string_value(json_object_get(m, "fork")), "f-1");
     assert_int_equal(json_integer_value(json_object_get(m, "number")), 2);
     assert_int_equal(json_integer_value(json_object_get(m, "count")), 3);
@@ -131,7 +131,7 @@ static void test_message(void **state)
         assert_string_equal(json_string_value(json_object_get(n, "ip")), want[i].ip);
         assert_string_equal(json_string_value(json_object_get(n, "gw")), want[i].gw);
     }
-    AUTO_JSON json_t *p = message_of(id, 0, 1);
+    FF_AUTO_JSON json_t *p = message_of(id, 0, 1);
     assert_int_equal(json_integer_value(json_object_get(p, "number")), 0);
     assert_int_equal(json_array_size(json_object_get(p, "nics")), 0);
     identity_free(id);
@@ -154,12 +154,12 @@ static const char *text_at(const json_t *files, size_t i, const char *key)
 /* Its secrets are in files, and in none of them once QEMU has read it */
 static void test_files(void **state)
 {
-    AUTO_JSON json_t *argv = words(parent_argv);
+    FF_AUTO_JSON json_t *argv = words(parent_argv);
     const struct identity_input in = {.fork_id = "f", .count = 2, .argv = argv};
     struct identity *id = plan(&in);
-    AUTO_JSON json_t *files = identity_files(id, 2, "/r"), *sum = identity_summary(id, 2),
+    FF_AUTO_JSON json_t *files = identity_files(id, 2, "/r"), *sum = identity_summary(id, 2),
                      *message = message_of(id, 2, 0);
-    AUTO_FREE char *config = identity_config(id, 2, "/r"), *text = identity_message(id, 2, 0);
+    FF_AUTO_FREE char *config = identity_config(id, 2, "/r"), *text = identity_message(id, 2, 0);
     const char *seed = json_string_value(json_object_get(message, "seed")),
                *boot_id = json_string_value(json_object_get(message, "boot_id"));
     (void)state;
@@ -188,13 +188,13 @@ static void test_files(void **state)
 static void test_unique(void **state)
 {
     static const char *const keys[] = {"hostname", "machine_id", "boot_id", "seed"};
-    AUTO_JSON json_t *argv = words(parent_argv), *seen = json_object();
+    FF_AUTO_JSON json_t *argv = words(parent_argv), *seen = json_object();
     const struct identity_input in = {.fork_id = "f", .count = 200, .argv = argv};
     struct identity *id = plan(&in);
     (void)state;
 
     for (unsigned k = 1; k <= in.count; k++) {
-        AUTO_JSON json_t *m = message_of(id, k, 0), *sum = identity_summary(id, k);
+        FF_AUTO_JSON json_t *m = message_of(id, k, 0), *sum = identity_summary(id, k);
         for (size_t i = 0; i < FF_ARRAY_LEN(keys); i++)
             add_unique(seen, json_string_value(json_object_get(m, keys[i])));
         add_unique(seen, json_string_value(json_object_get(sum, "uuid")));
@@ -228,7 +228,7 @@ static void test_refused(void **state)
         {NULL, NULL, "10.0.0.1/24;reboot", "reboot"},
         {NULL, NULL, "fd00::{n}/129", "--ip"},
     };
-    AUTO_JSON json_t *argv = words(parent_argv);
+    FF_AUTO_JSON json_t *argv = words(parent_argv);
     (void)state;
 
     memset(large, 'u', sizeof(large) - 1);
@@ -251,10 +251,10 @@ static void test_refused(void **state)
 static void test_missing(void **state)
 {
     const char *const none[] = {"qemu", "-nic", "none", NULL};
-    AUTO_JSON json_t *argv = words(none);
+    FF_AUTO_JSON json_t *argv = words(none);
     const struct identity_input in = {.fork_id = "f", .count = 1, .argv = argv};
     struct identity *id = plan(&in);
-    AUTO_JSON json_t *missing = identity_missing(id), *child = json_deep_copy(argv);
+    FF_AUTO_JSON json_t *missing = identity_missing(id), *child = json_deep_copy(argv);
     (void)state;
 
     assert_int_equal(json_array_size(missing), 2);

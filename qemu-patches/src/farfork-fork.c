@@ -28,7 +28,7 @@
 #include "qemu/main-loop.h"
 #include "system/runstate.h"
 #include "system/system.h"
-#include "farfork-clone.h"
+#include "farfork-fork.h"
 #include "migration/migration.h"
 
 #define TARGETS_MAX 256

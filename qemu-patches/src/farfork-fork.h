@@ -2,9 +2,10 @@
 /*
  * Forks of a guest: what their files share, and rdma-postcopy asks
  */
-#ifndef MIGRATION_FARFORK_CLONE_H
-#define MIGRATION_FARFORK_CLONE_H
+#ifndef MIGRATION_FARFORK_FORK_H
+#define MIGRATION_FARFORK_FORK_H
 
+#include <farfork-clone.h>
 #include "rdma-postcopy-ram.h"
 
 /* --- farfork-image.c: memory; under the BQL, blocks as in rp_block[] --- */

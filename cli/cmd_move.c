@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * cmd_move.c - farfork move: parse, move, print
+ */
+#include <getopt.h>
+#include <stdio.h>
+
+#include "cli.h"
+#include "defaults.h"
+#include "move.h"
+
+#define TIMEOUT_S 60
+
+static int usage(FILE *out)
+{
+    fputs("usage: farfork move [OPTION...] PARENT HOST[=ADDRESS]\n\n"
+          "Move a running guest to another host: it ends here and runs there at once, its memory\n"
+          "follows. PARENT is the QMP socket of its QEMU, on this host; disks are on storage that\n"
+          "both hosts share.\n\n"
+          "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
+          "  --options OPTIONS       of the transport: 'precopy=1,timeout=30'\n"
+          "  --qemu PATH             the QEMU there; default: the one here\n"
+          "  --agent PATH            farfork there; default: this program\n"
+          "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
+          "  --id ID                 name the move\n"
+          "  --timeout SECONDS       give up what does not move for so long; default: 60\n"
+          "  --json                  print one JSON object\n"
+          "  --quiet                 no live line\n"
+          "  -h, --help              print this text\n\n"
+          "Exit code: 0 the guest runs there; 1 its QEMU says that it is here still; 2 usage; 3 it\n"
+          "is lost, incomplete or unknown where: the message says what to do.\n", out);
+    return out == stdout ? 0 : EXIT_USAGE;
+}
+
+int cmd_move(int argc, char **argv)
+{
+    enum { LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET };
+    static const struct option options[] = {
+        {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
+        {"options", required_argument, NULL, OPTIONS}, {"qemu", required_argument, NULL, QEMU},
+        {"agent", required_argument, NULL, AGENT}, {"rundir", required_argument, NULL, RUNDIR},
+        {"id", required_argument, NULL, ID}, {"timeout", required_argument, NULL, TIMEOUT},
+        {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
+    struct session_options o = {.n = 1, .timeout_s = TIMEOUT_S};
+    int opt;
+
+    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
+        switch (opt) {
+        case LAUNCHER: o.launcher = optarg; break;
+        case OPTIONS: o.link_options = optarg; break;
+        case QEMU: o.qemu = optarg; break;
+        case AGENT: o.agent = optarg; break;
+        case RUNDIR: o.rundir = optarg; break;
+        case ID: o.id = optarg; break;
+        case TIMEOUT:
+            if (!parse_number(optarg, 86400, &o.timeout_s))
+                return usage(stderr);
+            break;
+        case JSON: o.json = true; break;
+        case QUIET: o.quiet = true; break;
+        default: return usage(opt == 'h' ? stdout : stderr);
+        }
+    if (argc - optind != 2)
+        return usage(stderr);
+    o.parent_path = argv[optind];
+    return output_code("farfork move", move_run(&o, argv[optind + 1]), MOVE_EXIT_TROUBLE);
+}

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * fork_pump.c - wait for agents, and look after the fork meanwhile
+ */
+#include <errno.h>
+
+#include "fork.h"
+
+#define SHOW_MS 200
+#define ASK_MS 1000 /* an agent would have said why by then */
+
+int fork_pump(struct fork *f, bool (*done)(const struct fork *), int limit_ms)
+{
+    uint64_t last = ff_now_ms(), asked = last;
+
+    while (!done(f)) {
+        if (f->s.interrupted)
+            return -ECANCELED;
+        if (session_turn(&f->s, SHOW_MS))
+            last = ff_now_ms();
+        else if (ff_now_ms() > last + (uint64_t)limit_ms)
+            return -ETIMEDOUT;
+        fork_verify_images(f);
+        if (ff_now_ms() > asked + ASK_MS) {
+            fork_ask_export(f, ASK_MS);
+            asked = ff_now_ms();
+        }
+        fork_show(f, false);
+    }
+    return 0;
+}

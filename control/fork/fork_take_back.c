@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * fork_take_back.c - after a fork that failed: the parent writes to its own images again
+ */
+#include "fork.h"
+
+/* That its children have ended it has said itself. NULL: all hosts */
+static const struct host *may_have_children(const struct fork *f)
+{
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].rundir && !f->s.hosts[i].ended)
+            return &f->s.hosts[i];
+    return NULL;
+}
+
+void fork_take_back(struct fork *f)
+{
+    const struct host *h = may_have_children(f);
+    bool silent = f->s.parent_silent;
+    struct ff_error why;
+    int rc;
+
+    if (!fork_disks_forked(f->disks))
+        return;
+    if (h)
+        strv_add(&f->s.notes, "the parent's overlays stay: it is not known whether children on %s "
+                             "have ended, which read what is behind them", h->node->host);
+    else if (silent || f->held)
+        strv_add(&f->s.notes, "the parent's overlays stay: it has ended, or does not answer");
+    if (h || silent || f->held)
+        return;
+    qmp_limit(f->s.qmp, (int)f->s.o.timeout_s * 1000);
+    qmp_cancel_by(f->s.qmp, f->s.signals);
+    rc = fork_disks_take_back(f->disks, f->s.qmp, (int)f->s.o.timeout_s * 1000, &why);
+    qmp_cancel_by(f->s.qmp, -1);
+    f->taken_back = !rc;
+    if (rc)
+        strv_add(&f->s.notes, "the parent's overlays stay, they were not committed: %s", why.text);
+}

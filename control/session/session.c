@@ -1,0 +1,198 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * session.c - options, signals, and the one loop that hears everybody
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "defaults.h"
+#include "farfork.h"
+#include "launcher.h"
+#include "rundir.h"
+#include "session.h"
+
+#define AGAIN_LIMIT_MS 2000
+
+/* --- options --- */
+
+static int check_link_options(const char *options, struct ff_error *why)
+{
+    struct ff_error *err = ff_error_new();
+    struct ff_address *a = NULL;
+    FF_AUTO_FREE char *address = xprintf("127.0.0.1:1%s%s", options ? "," : "",
+                                      options ? options : "");
+    int rc = ff_address_parse(address, &a, err);
+
+    if (rc)
+        ff_error_set(why, EINVAL, "--options: %s", ff_error_message(err));
+    ff_address_free(a);
+    ff_error_free(err);
+    return rc;
+}
+
+int session_check_options(const struct session_options *o, struct ff_error *why)
+{
+    int rc = check_link_options(o->link_options, why);
+
+    if (!rc && o->id && !rundir_name_valid(o->id))
+        rc = ff_error_set(why, EINVAL, "--id %s: want at most 40 letters, digits and . _ -, the first a "
+                                 "letter or digit", o->id);
+    return rc || !o->launcher ? rc : launcher_check(o->launcher, why);
+}
+
+static char *copy(const char *text)
+{
+    return text ? xstrdup(text) : NULL;
+}
+
+int session_init(struct session *s, const struct session_kind *kind,
+                 const struct session_options *given, struct ff_error *why)
+{
+    s->kind = kind;
+    s->o = *given;
+    s->o.parent_path = absolute_path(given->parent_path);
+    s->o.id = given->id ? xstrdup(given->id) : defaults_id(s->o.parent_path);
+    s->o.agent = given->agent ? xstrdup(given->agent) : defaults_agent();
+    s->o.rundir = given->rundir ? absolute_path(given->rundir) : NULL;
+    s->o.launcher = xstrdup(given->launcher ? given->launcher : LAUNCHER_DEFAULT);
+    s->o.link_options = copy(given->link_options);
+    s->o.qemu = copy(given->qemu);
+    return session_check_options(&s->o, why);
+}
+
+/* --- the loop --- */
+
+void session_read_signals(struct session *s)
+{
+    struct signalfd_siginfo info;
+
+    while (read(s->signals, &info, sizeof(info)) == sizeof(info))
+        s->interrupted = true;
+}
+
+/* The connection is over. A socket at which nobody listens any more says that the parent is */
+static void find_parent_again(struct session *s)
+{
+    struct qmp *again = NULL;
+    struct ff_error why;
+    int rc = qmp_connect(s->o.parent_path, s->signals, AGAIN_LIMIT_MS, &again, &why);
+
+    if (!rc && qmp_pid(again) == s->parent_pid) {
+        qmp_replace(s->qmp, again);
+        return;
+    }
+    /* one that closes its socket, or has, is ending; one that is busy answers late */
+    s->parent_gone = !rc || rc == -ECONNREFUSED || rc == -ENOENT || rc == -EPIPE ||
+                     rc == -ECONNRESET;
+    s->parent_silent = true;
+    qmp_free(again);
+}
+
+void session_hear_event(struct session *s, json_t *e)
+{
+    if (!strcmp(text_of(e, "event"), "BLOCK_IO_ERROR")) {
+        json_decref(s->io_error);
+        s->io_error = json_incref(e);
+    }
+    json_decref(e);
+}
+
+static void hear_parent(struct session *s)
+{
+    int rc = qmp_drain(s->qmp);
+
+    if (rc && rc != -EAGAIN)
+        find_parent_again(s);
+    json_t *e;
+    while ((e = qmp_take_event(s->qmp)))
+        session_hear_event(s, e);
+}
+
+bool session_turn(struct session *s, int wait_ms)
+{
+    size_t n = 2 + 2 * s->n_hosts;
+    struct pollfd *p = xcalloc(n, sizeof(*p));
+    bool heard = false;
+
+    p[0] = (struct pollfd){.fd = s->interrupted ? -1 : s->signals, .events = POLLIN};
+    p[1] = (struct pollfd){.fd = s->qmp && !s->parent_silent ? qmp_fd(s->qmp) : -1,
+                           .events = POLLIN};
+    for (size_t i = 0; i < s->n_hosts; i++) {
+        p[2 + 2 * i] = (struct pollfd){.fd = s->hosts[i].run.out, .events = POLLIN};
+        p[3 + 2 * i] = (struct pollfd){.fd = s->hosts[i].run.err, .events = POLLIN};
+    }
+    int got = poll(p, n, wait_ms);
+    if (got > 0 && p[0].revents)
+        session_read_signals(s);
+    if (got > 0 && p[1].revents)
+        hear_parent(s);
+    for (size_t i = 0; got > 0 && i < s->n_hosts; i++)
+        if (p[2 + 2 * i].revents || p[3 + 2 * i].revents) {
+            host_hear(s, &s->hosts[i]);
+            heard = true;
+        }
+    free(p);
+    return heard;
+}
+
+void session_block_signals(struct session *s)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    s->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+/* --- its end --- */
+
+static void host_release(struct host *h)
+{
+    free(h->name);
+    free(h->address);
+    free(h->error);
+    free(h->rundir);
+    free(h->socket);
+    free(h->session);
+    spawn_free(&h->run);
+}
+
+void session_free(struct session *s)
+{
+    for (size_t i = 0; i < s->n_hosts; i++)
+        host_release(&s->hosts[i]);
+    for (size_t i = 0; i < s->n_vms; i++) {
+        free(s->vms[i].qmp);
+        free(s->vms[i].log);
+        free(s->vms[i].error);
+    }
+    free(s->hosts);
+    free(s->vms);
+    hostlist_free(&s->nodes);
+    strv_free(&s->notes);
+    strv_free(&s->parent_argv);
+    free(s->parent_exe);
+    free(s->parent_cwd);
+    json_decref(s->answer);
+    json_decref(s->io_error);
+    qmp_free(s->qmp);
+    if (s->signals > 0)
+        close(s->signals);
+    free((char *)s->o.parent_path);
+    free((char *)s->o.id);
+    free((char *)s->o.agent);
+    free((char *)s->o.rundir);
+    free((char *)s->o.launcher);
+    free((char *)s->o.link_options);
+    free((char *)s->o.qemu);
+}

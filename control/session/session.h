@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * session.h - what forks and moves share: a guest here, agents on hosts, QEMUs that they start
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      struct session   the guest's QMP connection; hosts; VMs, each on one of them
+ *                 ^      ^
+ *              struct    struct        each has one as its first member, and adds what it does
+ *              fork      move
+ *
+ * Threads      one: session_turn() waits for the QMP socket, all agents and signals at once, and
+ *              what it hears changes the states of hosts and VMs. Nothing is called back but
+ *              agent_options(), when an agent is launched.
+ */
+#ifndef FF_CONTROL_SESSION_H
+#define FF_CONTROL_SESSION_H
+
+#include <jansson.h>
+#include <sys/types.h>
+
+#include "defaults.h"
+#include "hostlist.h"
+#include "jsonl.h"
+#include "qmp.h"
+#include "spawn.h"
+
+enum host_state {
+    HOST_STARTING,
+    HOST_LISTENING,
+    HOST_IMAGE,    /* device state is there, children can run */
+    HOST_COMPLETE, /* all memory is there */
+    HOST_FAILED    /* it is of no use any more: the error says why */
+};
+
+struct host {
+    const struct node *node;
+    char *name;               /* of its run directory; no two the same */
+    char *address;            /* numeric, an IPv6 address in brackets */
+    bool here;                /* this host, the parent's */
+    enum host_state state;
+    char *error;
+    struct spawn run;        /* the agent, or its launcher */
+    unsigned port;
+    char *rundir, *socket;
+    char *session;            /* which image its agent has, as it says; NULL: none yet */
+    bool verified;            /* the parent says so, too */
+    bool foreign;             /* somebody else gave it that image */
+    int agent_pid;            /* there */
+    bool ending, ended;       /* it was told to; it has, with all that it had */
+    bool let_go;              /* it was told to detach or to end */
+    /* what it said last */
+    uint64_t total_bytes, present_bytes, lent_bytes, pages_by_fault, child_faults;
+    unsigned connected;       /* children */
+    uint64_t heard_ms;        /* when it said anything last */
+    bool checked;             /* it has what children need */
+    double answered_ms;       /* when it listened, or was checked; 0: not yet */
+    double image_ms, complete_ms;
+    uint64_t ping_ms;         /* when it was asked whether it is there; 0: it has answered */
+};
+
+enum vm_state { VM_WAITING, VM_SPAWNED, VM_STARTED, VM_ATTACHED, VM_RUNNING,
+                   VM_COMPLETE, VM_ENDED, VM_FAILED };
+
+struct vm {
+    unsigned number;
+    size_t host;
+    enum vm_state state;
+    pid_t pid;
+    char *qmp, *log, *error;
+    bool said, told;          /* its guest said that it is done; its end was reported */
+    int code;                 /* what it said: 0..255 */
+    double started_ms, attached_ms, running_ms, complete_ms, ready_ms; /* 0: not yet */
+};
+
+struct session_options {
+    const char *parent_path; /* the guest's QMP socket */
+    const char *id, *launcher, *link_options, *qemu, *agent, *rundir; /* NULL: the default */
+    unsigned n, timeout_s;   /* VMs; seconds without anything new */
+    bool json, quiet;
+};
+
+struct session;
+
+struct session_kind {
+    const char *program; /* "vmclone" */
+    /* More words for the agent of @h */
+    void (*agent_options)(const struct session *s, const struct host *h, struct strv *argv);
+};
+
+struct session {
+    const struct session_kind *kind;
+    struct session_options o; /* its strings are its own */
+    struct hostlist nodes;
+    struct host *hosts;
+    size_t n_hosts;
+    struct vm *vms;
+    size_t n_vms;
+    struct strv notes;
+    /* the guest here */
+    struct qmp *qmp;
+    pid_t parent_pid;
+    struct strv parent_argv;
+    char *parent_exe, *parent_cwd;
+    bool parent_gone;
+    bool parent_stood;  /* it did not run when it was asked */
+    bool parent_silent; /* no connection to it, whether it has ended or not */
+    json_t *io_error;   /* the last event BLOCK_IO_ERROR of it; or NULL */
+    json_t *answer;     /* the last event "qmp", "keep" or "adopt"; NULL: none since then */
+    bool launched;
+    int signals;
+    bool interrupted;
+    double begin_ms;    /* of ff_now_exact_ms() */
+    struct ff_error why;     /* why it came to nothing, if it did */
+};
+
+/* session.c: what can be said of them before anything is done. -EINVAL */
+int session_check_options(const struct session_options *o, struct ff_error *why);
+
+/* @given with defaults where nothing is given, checked; @s is to be freed in any case */
+int session_init(struct session *s, const struct session_kind *kind,
+                 const struct session_options *given, struct ff_error *why);
+void session_free(struct session *s);
+
+/* SIGINT, SIGTERM and SIGHUP by s->signals from here on; read what came */
+void session_block_signals(struct session *s);
+void session_read_signals(struct session *s);
+
+/* Wait for anything, at most @wait_ms, and handle it; whether a host said anything */
+bool session_turn(struct session *s, int wait_ms);
+
+/* An event of the guest here; taken over */
+void session_hear_event(struct session *s, json_t *e);
+
+/* session_plan.c: hosts and VMs from s->nodes; -ENOSPC: more VMs than slots */
+int session_plan(struct session *s, struct ff_error *why);
+
+/* session_state.c */
+const char *vm_state_name(enum vm_state state);
+bool vm_runs(const struct vm *vm); /* now, or it did until it ended by itself */
+void vm_fail(struct vm *vm, const char *fmt, ...) FF_PRINTF(2, 3);
+/* It is of no use any more, with its VMs */
+void host_fail(struct session *s, struct host *h, const char *fmt, ...) FF_PRINTF(3, 4);
+
+/* session_parent.c: connected to a QEMU, with what it was started with; whether it is Farfork's */
+int session_find_parent(struct session *s, struct ff_error *why);
+int session_check_parent(struct session *s, struct ff_error *why);
+
+/* session_host.c: an agent on a host: start it through the launcher, talk to it, end it */
+int host_resolve(struct host *h, struct ff_error *why);
+int host_launch(struct session *s, struct host *h, struct ff_error *why);
+void host_send(struct host *h, json_t *command); /* taken over */
+unsigned host_vms(const struct session *s, const struct host *h);
+
+/* Its pipes are readable, or were closed */
+void host_hear(struct session *s, struct host *h);
+
+/* An agent that has all memory detaches then */
+void host_close_input(struct host *h);
+
+/* Close its pipes and wait for the launcher, at most @limit_ms, then kill that */
+void host_close(struct host *h, int limit_ms);
+
+/* session_events.c: one event of an agent */
+void session_event(struct session *s, struct host *h, const json_t *event);
+
+#endif

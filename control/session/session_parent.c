@@ -1,0 +1,178 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * session_parent.c - the guest here: its QEMU, and what that was started with
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "session.h"
+
+#define COMMAND_LIMIT_MS 10000
+#define SAY_FIRST_MS 1000
+#define SAY_EVERY_MS 10000
+#define ARGV_MAX_BYTES (4u << 20)
+
+/* The words of /proc/PID/cmdline */
+static int read_argv(pid_t pid, struct strv *out, struct ff_error *why)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/cmdline", (int)pid);
+    FF_AUTO_FREE char *text = xcalloc(ARGV_MAX_BYTES + 1, 1);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t len = 0;
+    ssize_t n = -1;
+
+    while (fd >= 0 && len < ARGV_MAX_BYTES && (n = read(fd, text + len, ARGV_MAX_BYTES - len)) > 0)
+        len += (size_t)n;
+    int code = errno;
+    if (fd >= 0)
+        close(fd);
+    if (n < 0)
+        return ff_error_set(why, code, "%s: %s: the parent's command line is needed", path,
+                      strerror(code));
+    for (size_t at = 0; at < len; at += strlen(text + at) + 1)
+        strv_add(out, "%s", text + at);
+    if (!out->n)
+        return ff_error_set(why, ESRCH, "%s: empty: the parent has ended", path);
+    return 0;
+}
+
+static char *read_link(pid_t pid, const char *name)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/%s", (int)pid, name);
+    char text[PATH_MAX];
+    ssize_t n = readlink(path, text, sizeof(text) - 1);
+
+    if (n < 0)
+        return NULL;
+    text[n] = '\0';
+    return xstrdup(text);
+}
+
+/* What it was started from, also when that file has been replaced since */
+static int find_program(struct session *s, struct ff_error *why)
+{
+    static const char deleted[] = " (deleted)";
+
+    if (s->o.qemu) {
+        s->parent_exe = xstrdup(s->o.qemu);
+        return 0;
+    }
+    s->parent_exe = read_link(s->parent_pid, "exe");
+    if (!s->parent_exe)
+        return ff_error_set(why, EACCES, "/proc/%d/exe cannot be read: name the program by --qemu",
+                      (int)s->parent_pid);
+    size_t len = strlen(s->parent_exe);
+    if (len > sizeof(deleted) && !strcmp(s->parent_exe + len - sizeof(deleted) + 1, deleted))
+        return ff_error_set(why, ENOENT, "%.*s was replaced since the parent was started: name the "
+                                   "program by --qemu", (int)(len - sizeof(deleted) + 1),
+                      s->parent_exe);
+    return 0;
+}
+
+int session_check_parent(struct session *s, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *status = NULL;
+    json_t *list = NULL, *item;
+    bool found = false;
+    size_t i;
+    int rc = qmp_command(s->qmp, "query-commands", NULL, &list, why);
+
+    if (!rc && !qmp_command(s->qmp, "query-status", NULL, &status, NULL))
+        s->parent_stood = json_is_false(json_object_get(status, "running"));
+
+    json_array_foreach(list, i, item) {
+        const char *name = json_string_value(json_object_get(item, "name"));
+        found |= name && !strcmp(name, "x-farfork-export");
+    }
+    json_decref(list);
+    if (rc)
+        return rc;
+    return found ? 0
+                 : ff_error_set(why, ENOTSUP, "%s: this QEMU has no x-farfork-export: the parent has to "
+                                        "be started with Farfork's patched QEMU", s->o.parent_path);
+}
+
+/* The real, effective, saved and filesystem user of a process */
+static int read_users(pid_t pid, unsigned uid[4], struct ff_error *why)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "re");
+    char line[256];
+    int got = 0;
+
+    while (f && got != 4 && fgets(line, sizeof(line), f))
+        got = sscanf(line, "Uid: %u %u %u %u", &uid[0], &uid[1], &uid[2], &uid[3]);
+    if (f)
+        fclose(f);
+    return got == 4 ? 0 : ff_error_set(why, ESRCH, "%s: it does not say whose process this is", path);
+}
+
+/* Its program and all that its command line names is run again, on every host, by this user there:
+ * what another user has chosen would have this one's rights */
+static int check_owner(const struct session *s, struct ff_error *why)
+{
+    unsigned uid[4], own = geteuid(), other = qmp_uid(s->qmp);
+    int rc = read_users(s->parent_pid, uid, why);
+
+    for (int i = 0; !rc && i < 4; i++)
+        if (uid[i] != own)
+            other = uid[i];
+    if (rc || other == own)
+        return rc;
+    const struct passwd *p = getpwuid(other);
+    FF_AUTO_FREE char *name = p ? xstrdup(p->pw_name) : xprintf("#%u", other);
+    return ff_error_set(why, EPERM, "%s: its QEMU (pid %d) is of user %s (uid %u), this program runs as uid "
+                              "%u, and would run what that user chose: run it as that user: sudo "
+                              "-u %s %s ...", s->o.parent_path, (int)s->parent_pid, name, other,
+                  own, name, s->kind->program);
+}
+
+/* Its QEMU serves one client at a time */
+struct turn {
+    const struct session *s;
+    uint64_t begin_ms, next_ms;
+};
+
+static void say_waiting(void *opaque)
+{
+    struct turn *t = opaque;
+    uint64_t now = ff_now_ms();
+
+    if (t->s->o.quiet || now < t->next_ms)
+        return;
+    fprintf(stderr, "%s: another client has it, a fork perhaps: waiting for %u s, at most for %u s\n",
+            t->s->o.parent_path, (unsigned)((now - t->begin_ms) / 1000), t->s->o.timeout_s);
+    t->next_ms = now + SAY_EVERY_MS;
+}
+
+int session_find_parent(struct session *s, struct ff_error *why)
+{
+    uint64_t now = ff_now_ms();
+    struct turn t = {.s = s, .begin_ms = now, .next_ms = now + SAY_FIRST_MS};
+    int rc = qmp_connect_in_turn(s->o.parent_path, s->signals, (int)s->o.timeout_s * 1000,
+                                 say_waiting, &t, &s->qmp, why);
+
+    if (rc)
+        return rc;
+    qmp_limit(s->qmp, COMMAND_LIMIT_MS);
+    s->parent_pid = qmp_pid(s->qmp);
+    if (s->parent_pid <= 0)
+        return ff_error_set(why, ESRCH, "%s: its process is in another PID namespace: run this there",
+                      s->o.parent_path);
+    rc = check_owner(s, why);
+    if (!rc)
+        rc = read_argv(s->parent_pid, &s->parent_argv, why);
+    if (!rc)
+        rc = find_program(s, why);
+    if (rc)
+        return rc;
+    s->parent_cwd = read_link(s->parent_pid, "cwd");
+    return 0;
+}

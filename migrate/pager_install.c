@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * pager_install.c - pages that have come: installed, counted; what cannot be
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+
+#include "cleanup.h"
+#include "failpoint.h"
+#include "log.h"
+#include "pager.h"
+
+/* So long a page may wait for memory before anybody is told: a cgroup that is squeezed, or huge
+ * pages that another process gives back, take less */
+#define SHORT_NS 5000000000ull
+
+static void fail(struct ff_pager *p, enum ff_pager_state state, const struct ff_error *why)
+{
+    pthread_mutex_lock(&p->lock);
+    bool first = p->state == FF_PAGER_UP;
+    if (first) {
+        p->state = state;
+        p->why = *why;
+        if (p->on_break && !atomic_load(&p->stop))
+            p->on_break(p->on_break_opaque, why->text);
+    }
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    if (first && !atomic_load(&p->stop))
+        p->link->ops->shutdown(p->link); /* the other queue and the control channel learn it */
+}
+
+void ff_pager_break(struct ff_pager *p, const struct ff_error *why)
+{
+    fail(p, FF_PAGER_BROKEN, why);
+}
+
+/* @rc is what an install said: -EAGAIN: it may work later; else the image is of no use */
+static int install_failed(struct ff_pager *p, struct ff_pager_region *r, int rc,
+                          struct ff_error *why)
+{
+    ff_error_context(why, "pager: region %s", r->name);
+    if (ff_uffd_may_pass(rc)) {
+        pthread_mutex_lock(&p->lock);
+        p->no_memory = *why;
+        pthread_mutex_unlock(&p->lock);
+        return -EAGAIN;
+    }
+    if (atomic_load(&p->guest_runs) && !p->children) {
+        /* somebody waits for this page and nobody can bring it: whoever let the guest
+         * run on would show it memory that never was (pager.h, invariant 4) */
+        ff_log(FF_LOG_ERROR, "%s: aborting, the guest cannot go on", why->text);
+        abort();
+    }
+    fail(p, FF_PAGER_FAILED, why);
+    return rc;
+}
+
+static void count_present(struct ff_pager *p, uint64_t len)
+{
+    if (!len || atomic_fetch_add(&p->count.bytes_present, len) + len != p->bytes_total)
+        return;
+    pthread_mutex_lock(&p->lock);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* Of pages whose claims the caller holds the first @done are there; @rc is what stopped it */
+static int installed(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t done,
+                     int rc, struct ff_error *why)
+{
+    for (uint64_t i = 0; i < done; i++)
+        ff_claim_done(&r->claims, page + i);
+    count_present(p, done * r->range.psize);
+    return rc ? install_failed(p, r, rc, why) : 0;
+}
+
+int ff_pager_short(struct ff_pager *p, enum ff_queue who)
+{
+    uint64_t now = ff_now_ns(), since = atomic_load(&p->short_ns[who]);
+    struct ff_error why;
+
+    if (!since)
+        atomic_store(&p->short_ns[who], now);
+    if (!since || now - since < SHORT_NS || atomic_load(&p->guest_runs))
+        return 0;
+    pthread_mutex_lock(&p->lock);
+    why = p->no_memory;
+    pthread_mutex_unlock(&p->lock);
+    fail(p, FF_PAGER_FAILED, &why);
+    return -ENOMEM;
+}
+
+bool ff_pager_is_short(struct ff_pager *p, struct ff_error *why)
+{
+    uint64_t now = ff_now_ns();
+    bool is = false;
+
+    for (unsigned q = 0; q < FF_QUEUES; q++) {
+        uint64_t since = atomic_load(&p->short_ns[q]);
+        is |= since && now > since && now - since >= SHORT_NS;
+    }
+    pthread_mutex_lock(&p->lock);
+    *why = p->no_memory;
+    pthread_mutex_unlock(&p->lock);
+    return is;
+}
+
+/* One install by userfaultfd; waits for nothing but the kernel */
+static int install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                   const void *src, bool wake, uint64_t *done, struct ff_error *why)
+{
+    uint32_t psize = r->range.psize;
+    int rc = ff_failpoint("dest.install");
+
+    return rc ? ff_error_set(why, -rc, "injected")
+              : ff_uffd_install(&p->uffd, &r->range, page * psize, src, n * psize, wake, done, why);
+}
+
+int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                     const void *src, bool wake, uint64_t *done)
+{
+    uint64_t len = 0;
+    struct ff_error why;
+
+    int rc = install(p, r, page, n, src, wake, &len, &why);
+    atomic_fetch_add(!src                                        ? &p->count.bytes_zero
+                     : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
+                                                            : &p->count.bytes_copied,
+                     len);
+    *done = len / r->range.psize;
+    ff_pager_give_back(r, page, *done);
+    return installed(p, r, page, *done, rc, &why);
+}
+
+void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
+{
+    uint64_t len = n * r->range.psize;
+
+    for (uint64_t i = 0; i < n; i++)
+        ff_claim_hole(&r->claims, page + i);
+    /* whoever waits by now was told that an install would wake it */
+    ff_uffd_wake(&p->uffd, &r->range, page * r->range.psize, len, NULL);
+    atomic_fetch_add(&p->count.bytes_zero, len);
+    count_present(p, len);
+}
+
+int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+{
+    struct ff_error why;
+    uint64_t len;
+
+    int rc = install(p, r, page, 1, NULL, true, &len, &why);
+    if (rc)
+        return install_failed(p, r, rc, &why);
+    ff_claim_done(&r->claims, page);
+    atomic_fetch_add(&p->count.bytes_zero, r->range.psize);
+    count_present(p, r->range.psize);
+    return 0;
+}
+
+void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+{
+    ff_uffd_wake(&p->uffd, &r->range, page * r->range.psize, r->range.psize, NULL);
+}
+
+void ff_pager_installed(struct ff_pager *p)
+{
+    if (atomic_load(&p->waiting))
+        eventfd_write(p->wake_fd, 1);
+}
+
+int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                     void *src, uint64_t *done)
+{
+    uint64_t moved, len;
+    struct ff_error why;
+
+    int rc = ff_uffd_move(&p->uffd, &r->range, page * r->range.psize, src, n * r->range.psize,
+                          &moved, &len, &why);
+    atomic_fetch_add(&p->count.bytes_moved, moved);
+    atomic_fetch_add(&p->count.bytes_copied, len - moved);
+    *done = len / r->range.psize;
+    moved /= r->range.psize;
+    ff_pager_give_back(r, page + moved, *done - moved);
+    return installed(p, r, page, *done, rc, &why);
+}
+
+int ff_pager_check(struct ff_pager *p, enum ff_pager_state limit, struct ff_error *err)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&p->lock);
+    if (p->state >= limit) {
+        if (err)
+            *err = p->why;
+        rc = -p->why.code;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}

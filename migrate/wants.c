@@ -1,0 +1,66 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * wants.c - pages that somebody waits for are claimed, and queued to be brought
+ */
+#include "cleanup.h"
+#include "pager.h"
+
+enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w)
+{
+    struct ff_claims *c = &p->region[w.region].claims;
+
+    if (ff_claim_take(c, w.page)) {
+        w.queued_ns = ff_now_ns();
+        ff_wants_add(p->wants, w);
+        return FF_CLAIM_MISSING;
+    }
+    return ff_claim_get(c, w.page);
+}
+
+void ff_wants_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hole)
+{
+    uint64_t now = ff_now_ns();
+
+    ff_wants_add(p->wants, (struct ff_want){
+        .region = region, .page = page, .hole = hole, .since_ns = now, .queued_ns = now});
+}
+
+bool ff_wants_room(const struct ff_pager *p)
+{
+    return FF_WANTS_MAX - p->wants->n > FF_WANTS_EVENTS;
+}
+
+bool ff_wants_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+{
+    /* before the claim: what is ours is not discarded, and a source that still runs may write it */
+    bool frozen = atomic_load(&p->image_frozen);
+
+    if ((r->watched && !ff_wants_room(p)) || !ff_claim_touch(&r->claims, page))
+        return false;
+    if (r->watched) {
+        /* not complete before it is filled, or fetched: nobody would bring it afterwards */
+        atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
+        atomic_fetch_sub(&p->count.bytes_zero, r->range.psize);
+        int rc = frozen ? ff_pager_install_hole(p, r, page) : -EAGAIN;
+        if (rc == -EAGAIN)
+            ff_wants_later(p, (uint32_t)(r - p->region), page, frozen);
+        return !rc;
+    }
+    /* a child that has not been told yet that all is here: the kernel fills it */
+    (void)*(volatile uint8_t *)(r->range.host + page * r->range.psize);
+    ff_claim_done(&r->claims, page);
+    return true;
+}
+
+enum ff_claim ff_wants_page(struct ff_pager *p, uint32_t i, uint64_t page, uint64_t since_ns)
+{
+    struct ff_pager_region *r = &p->region[i];
+    enum ff_claim was =
+        ff_wants_claim(p, (struct ff_want){.region = i, .page = page, .since_ns = since_ns});
+
+    if (was == FF_CLAIM_MISSING) {
+        atomic_fetch_add(&p->count.faults, 1);
+        atomic_store(&p->hint, r->first_chunk + page * r->range.psize / r->chunk_bytes + 1);
+    }
+    return was == FF_CLAIM_HOLE && ff_wants_fill_hole(p, r, page) ? FF_CLAIM_PRESENT : was;
+}

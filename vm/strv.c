@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * strv.c - lists of strings
+ */
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "strv.h"
+
+void strv_take(struct strv *w, char *s)
+{
+    if (w->n + 2 > w->room) {
+        w->room = 2 * w->room + 8;
+        w->v = xrealloc(w->v, w->room * sizeof(*w->v));
+    }
+    w->v[w->n++] = s;
+    w->v[w->n] = NULL;
+}
+
+void strv_add(struct strv *w, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    strv_take(w, xvprintf(fmt, ap));
+    va_end(ap);
+}
+
+bool strv_have(const struct strv *w, const char *s)
+{
+    for (size_t i = 0; i < w->n; i++)
+        if (!strcmp(w->v[i], s))
+            return true;
+    return false;
+}
+
+void strv_free(struct strv *w)
+{
+    for (size_t i = 0; i < w->n; i++)
+        free(w->v[i]);
+    free(w->v);
+    *w = (struct strv){0};
+}

@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * strv.h - lists of strings
+ */
+#ifndef FF_VM_STRV_H
+#define FF_VM_STRV_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "cleanup.h"
+#include "xalloc.h"
+
+/* NULL at its end; {0} is an empty one */
+struct strv {
+    char **v;
+    size_t n, room;
+};
+
+void strv_take(struct strv *w, char *s); /* owns @s from now on */
+void strv_add(struct strv *w, const char *fmt, ...) FF_PRINTF(2, 3);
+bool strv_have(const struct strv *w, const char *s);
+void strv_free(struct strv *w);
+
+#endif
