@@ -10,7 +10,7 @@ CFLAGS := -std=gnu11 -D_GNU_SOURCE $(OPT) -g -Wall -Wextra -Wshadow -Wvla $(WERR
 SANITIZE ?=
 LIB_CFLAGS := $(CFLAGS) -fPIC -fvisibility=default $(SANITIZE) -MMD -MP
 LIB_LIBS := -lrdmacm -libverbs -lpthread
-CLI_LIBS := -ljansson
+TOOL_LIBS := -ljansson
 VERSION := 0.1.0
 
 .DEFAULT_GOAL := all
@@ -43,9 +43,9 @@ LIB_DIRS := base rdma uffd migrate probe clone
 LIB_SRC := $(sort $(wildcard $(addsuffix /*.c,$(LIB_DIRS))))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
 TOOL_DIRS := vm vm/disk $(addprefix control/,host session agent fork move) cli
-CLI_SRC := $(sort $(wildcard $(addsuffix /*.c,$(TOOL_DIRS))))
-CLI_OBJ := $(CLI_SRC:%.c=$(BUILD)/obj/%.o)
-CLI_MAIN := $(BUILD)/obj/cli/farfork.o $(BUILD)/obj/cli/vmclone.o # one program each
+TOOL_SRC := $(sort $(wildcard $(addsuffix /*.c,$(TOOL_DIRS))))
+TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/obj/%.o)
+TOOL_MAIN := $(BUILD)/obj/cli/farfork.o $(BUILD)/obj/cli/vmclone.o # one program each
 
 DEPS_LIB := $(BUILD)/.deps-lib
 DEPS_ALL := $(BUILD)/.deps-all
@@ -95,7 +95,7 @@ $(BUILD)/lib/pkgconfig/farfork.pc: Makefile
 	    'Version: $(VERSION)' 'Cflags: -I$(CURDIR)/include' \
 	    'Libs: $(abspath $(BUILD))/lib/libfarfork.a $(LIB_LIBS)' > $@
 
-$(BUILD)/lib/libcli.a: $(filter-out $(CLI_MAIN),$(CLI_OBJ))
+$(BUILD)/lib/libtools.a: $(filter-out $(TOOL_MAIN),$(TOOL_OBJ))
 	@mkdir -p $(@D)
 	@echo "  AR      $@"
 	@rm -f $@ && ar rcs $@ $^
@@ -103,12 +103,12 @@ $(BUILD)/lib/libcli.a: $(filter-out $(CLI_MAIN),$(CLI_OBJ))
 tools: $(BUILD)/bin/farfork $(BUILD)/bin/vmclone
 $(BUILD)/bin/farfork: $(BUILD)/obj/cli/farfork.o
 $(BUILD)/bin/vmclone: $(BUILD)/obj/cli/vmclone.o
-$(BUILD)/bin/farfork $(BUILD)/bin/vmclone: $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a
+$(BUILD)/bin/farfork $(BUILD)/bin/vmclone: $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a
 	@mkdir -p $(@D)
 	@echo "  LD      $@"
-	@$(CC) $(SANITIZE) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LIB_LIBS) $(CLI_LIBS)
+	@$(CC) $(SANITIZE) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LIB_LIBS) $(TOOL_LIBS)
 
--include $(LIB_OBJ:.o=.d) $(CLI_OBJ:.o=.d)
+-include $(LIB_OBJ:.o=.d) $(TOOL_OBJ:.o=.d)
 
 # --- QEMU and test guests ---
 
@@ -135,8 +135,8 @@ help:
 	  'make lib        library and tools alone, in seconds' \
 	  'make demo       move two live guests and show what happened' \
 	  'make bench      what moves cost, against what QEMU has (10 minutes; FULL=1: all)' \
-  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
-  'make check      build everything, run the tests' \
+	  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
+	  'make check      build everything, run the tests' \
 	  'make check-full the tests, and what takes longer' \
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \

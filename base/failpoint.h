@@ -14,8 +14,8 @@
  *              2. A name that does not exist is an error at start, not a test that
  *                 silently tests nothing.
  */
-#ifndef FF_BASE_FAULT_H
-#define FF_BASE_FAULT_H
+#ifndef FF_BASE_FAILPOINT_H
+#define FF_BASE_FAILPOINT_H
 
 #include <stdbool.h>
 

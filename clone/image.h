@@ -30,8 +30,8 @@
  * Invariants   the agent's files are sealed before a child gets one: no child can change, cut or
  *              punch what the others see. A lent file has the seals that its source gave it.
  */
-#ifndef FF_CLONE_AGENT_H
-#define FF_CLONE_AGENT_H
+#ifndef FF_CLONE_IMAGE_H
+#define FF_CLONE_IMAGE_H
 
 #include <pthread.h>
 #include <stdatomic.h>

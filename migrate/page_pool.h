@@ -26,8 +26,8 @@
  *              group's, is left. Nothing where the guest's memory is populated already.
  * Failure      what is not ready is not used: it is never needed.
  */
-#ifndef FF_MIGRATE_STOCK_H
-#define FF_MIGRATE_STOCK_H
+#ifndef FF_MIGRATE_PAGE_POOL_H
+#define FF_MIGRATE_PAGE_POOL_H
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -14,8 +14,8 @@
  *
  * Limits       RING grants that were not written yet: more than a destination has buffers.
  */
-#ifndef FF_MIGRATE_SERVE_H
-#define FF_MIGRATE_SERVE_H
+#ifndef FF_MIGRATE_RESPONDER_H
+#define FF_MIGRATE_RESPONDER_H
 
 #include <pthread.h>
 #include <stdatomic.h>

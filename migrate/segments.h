@@ -19,8 +19,8 @@
  *
  * Limits       PIECES_MAX segments aimed at, plus one a region; PIECE_BYTES at least.
  */
-#ifndef FF_MIGRATE_PIECES_H
-#define FF_MIGRATE_PIECES_H
+#ifndef FF_MIGRATE_SEGMENTS_H
+#define FF_MIGRATE_SEGMENTS_H
 
 #include "address.h"
 #include "regions.h"

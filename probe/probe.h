@@ -19,8 +19,8 @@
  *
  *              every message: | "FFPROBE1" | type 2 | version 2 | body |, little-endian
  */
-#ifndef FF_MIGRATE_PROBE_H
-#define FF_MIGRATE_PROBE_H
+#ifndef FF_PROBE_PROBE_H
+#define FF_PROBE_PROBE_H
 
 #include <endian.h>
 #include <stddef.h>

@@ -27,20 +27,20 @@ unit-tests: $(UNIT_TESTS)
 WRAP_ALLOC := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=strdup
 $(BUILD)/tests/unit/migrate/test_wire: TEST_LDFLAGS := $(WRAP_ALLOC)
 
-$(UNIT_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
+$(UNIT_TESTS): $(BUILD)/%: %.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
-	@$(CC) $(TEST_CFLAGS) $(TEST_LDFLAGS) -o $@ $< $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a -lcmocka \
-	    $(CLI_LIBS) $(TEST_LIBS)
+	@$(CC) $(TEST_CFLAGS) $(TEST_LDFLAGS) -o $@ $< $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a -lcmocka \
+	    $(TOOL_LIBS) $(TEST_LIBS)
 
 # --- clone: what vmclone plans, for tests that do it with real QEMUs ---
 
 clone-plan: $(BUILD)/tests/clone/plan
-$(BUILD)/tests/clone/plan: tests/e2e/plan_disks.c $(BUILD)/lib/libcli.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
+$(BUILD)/tests/clone/plan: tests/e2e/plan_disks.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
-	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,$(INC_control/fork)) -o $@ $< $(BUILD)/lib/libcli.a \
-	    $(BUILD)/lib/libfarfork.a $(CLI_LIBS) $(TEST_LIBS)
+	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,$(INC_control/fork)) -o $@ $< $(BUILD)/lib/libtools.a \
+	    $(BUILD)/lib/libfarfork.a $(TOOL_LIBS) $(TEST_LIBS)
 -include $(BUILD)/tests/clone/plan.d
 
 # --- loop: whole moves in one process ---

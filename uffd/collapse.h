@@ -2,8 +2,8 @@
  *
  * collapse.h - whether this host wants transparent huge pages of 2 MiB; see collapse.c
  */
-#ifndef FF_MIGRATE_COLLAPSE_H
-#define FF_MIGRATE_COLLAPSE_H
+#ifndef FF_UFFD_COLLAPSE_H
+#define FF_UFFD_COLLAPSE_H
 
 struct ff_error;
 

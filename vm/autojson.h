@@ -2,8 +2,8 @@
  *
  * autojson.h - JSON values that are released at the end of a scope, texts that are never NULL
  */
-#ifndef FF_CLI_AUTOJSON_H
-#define FF_CLI_AUTOJSON_H
+#ifndef FF_VM_AUTOJSON_H
+#define FF_VM_AUTOJSON_H
 
 #include <jansson.h>
 

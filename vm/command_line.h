@@ -2,8 +2,8 @@
  *
  * command_line.h - a child's command line, from its parent's
  */
-#ifndef FF_CLI_CLONE_ARGV_H
-#define FF_CLI_CLONE_ARGV_H
+#ifndef FF_VM_COMMAND_LINE_H
+#define FF_VM_COMMAND_LINE_H
 
 #include "error.h"
 #include "strv.h"

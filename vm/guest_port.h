@@ -2,8 +2,8 @@
  *
  * guest_port.h - the virtio-serial port on which a guest asks for a fork (docs/guest.md)
  */
-#ifndef FF_CLI_GUEST_CHANNEL_H
-#define FF_CLI_GUEST_CHANNEL_H
+#ifndef FF_VM_GUEST_PORT_H
+#define FF_VM_GUEST_PORT_H
 
 #include <stddef.h>
 

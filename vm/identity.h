@@ -2,8 +2,8 @@
  *
  * identity.h - what tells the children of a fork apart: names, addresses, ids
  */
-#ifndef FF_CLI_IDENTITY_H
-#define FF_CLI_IDENTITY_H
+#ifndef FF_VM_IDENTITY_H
+#define FF_VM_IDENTITY_H
 
 #include <jansson.h>
 #include <stdbool.h>

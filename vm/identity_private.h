@@ -2,8 +2,8 @@
  *
  * identity_private.h - what the files of identity share
  */
-#ifndef FF_CLI_IDENTITY_PRIV_H
-#define FF_CLI_IDENTITY_PRIV_H
+#ifndef FF_VM_IDENTITY_PRIVATE_H
+#define FF_VM_IDENTITY_PRIVATE_H
 
 #include "identity.h"
 #include "guest_port.h"

@@ -2,8 +2,8 @@
  *
  * jsonl.h - one JSON value a line, over pipes and sockets that do not block
  */
-#ifndef FF_CLI_LINES_H
-#define FF_CLI_LINES_H
+#ifndef FF_VM_JSONL_H
+#define FF_VM_JSONL_H
 
 #include <jansson.h>
 

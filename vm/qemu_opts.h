@@ -2,8 +2,8 @@
  *
  * qemu_opts.h - read and change one argument of a QEMU option: a=b,c=d or JSON
  */
-#ifndef FF_CLI_OPTS_H
-#define FF_CLI_OPTS_H
+#ifndef FF_VM_QEMU_OPTS_H
+#define FF_VM_QEMU_OPTS_H
 
 #include <stdbool.h>
 

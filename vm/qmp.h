@@ -2,8 +2,8 @@
  *
  * qmp.h - talk to a QEMU over its QMP socket
  */
-#ifndef FF_CLI_QMP_H
-#define FF_CLI_QMP_H
+#ifndef FF_VM_QMP_H
+#define FF_VM_QMP_H
 
 #include <jansson.h>
 #include <sys/types.h>

@@ -2,8 +2,8 @@
  *
  * qmp_job.h - commands for a QMP socket, one after the other, by a caller that must not wait
  */
-#ifndef FF_CLI_QMP_JOB_H
-#define FF_CLI_QMP_JOB_H
+#ifndef FF_VM_QMP_JOB_H
+#define FF_VM_QMP_JOB_H
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -2,8 +2,8 @@
  *
  * agent.h - the children that an agent starts and looks after
  */
-#ifndef FF_CLI_AGENT_H
-#define FF_CLI_AGENT_H
+#ifndef FF_CONTROL_AGENT_AGENT_H
+#define FF_CONTROL_AGENT_AGENT_H
 
 #include <jansson.h>
 #include <poll.h>

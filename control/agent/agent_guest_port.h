@@ -2,8 +2,8 @@
  *
  * agent_guest_port.h - a child's port: it is told who it is, and its links go up when it is that
  */
-#ifndef FF_CLI_AGENT_CHANNEL_H
-#define FF_CLI_AGENT_CHANNEL_H
+#ifndef FF_CONTROL_AGENT_AGENT_GUEST_PORT_H
+#define FF_CONTROL_AGENT_AGENT_GUEST_PORT_H
 
 #include <jansson.h>
 #include <stdbool.h>

@@ -2,8 +2,8 @@
  *
  * agent_server.h - children by a fork server, where their program is one; else by exec
  */
-#ifndef FF_CLI_AGENT_SERVER_H
-#define FF_CLI_AGENT_SERVER_H
+#ifndef FF_CONTROL_AGENT_AGENT_SERVER_H
+#define FF_CONTROL_AGENT_AGENT_SERVER_H
 
 #include <stdbool.h>
 #include <sys/types.h>

@@ -2,8 +2,8 @@
  *
  * agent_state.h - an agent, as its parts see it
  */
-#ifndef FF_CLI_AGENT_STATE_H
-#define FF_CLI_AGENT_STATE_H
+#ifndef FF_CONTROL_AGENT_AGENT_STATE_H
+#define FF_CONTROL_AGENT_AGENT_STATE_H
 
 #include <pthread.h>
 

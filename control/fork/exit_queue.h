@@ -2,8 +2,8 @@
  *
  * exit_queue.h - which children of a guest's forks have ended, and what `join` says about them
  */
-#ifndef FF_CLI_JOINS_H
-#define FF_CLI_JOINS_H
+#ifndef FF_CONTROL_FORK_EXIT_QUEUE_H
+#define FF_CONTROL_FORK_EXIT_QUEUE_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -2,8 +2,8 @@
  *
  * fork.h - one fork, as vmclone sees it: hosts, children, what became of them
  */
-#ifndef FF_CONTROL_FORK_H
-#define FF_CONTROL_FORK_H
+#ifndef FF_CONTROL_FORK_FORK_H
+#define FF_CONTROL_FORK_FORK_H
 
 #include "command_line.h"
 #include "fork_disks.h"

@@ -2,8 +2,8 @@
  *
  * fork_disks.h - what becomes of the parent's disks, in the course of a fork
  */
-#ifndef FF_CLI_CLONE_DISKS_H
-#define FF_CLI_CLONE_DISKS_H
+#ifndef FF_CONTROL_FORK_FORK_DISKS_H
+#define FF_CONTROL_FORK_FORK_DISKS_H
 
 #include <jansson.h>
 

@@ -2,8 +2,8 @@
  *
  * serve.h - vmclone --serve: fork a guest when it asks for that, and say how its children end
  */
-#ifndef FF_CLI_SERVE_H
-#define FF_CLI_SERVE_H
+#ifndef FF_CONTROL_FORK_SERVE_H
+#define FF_CONTROL_FORK_SERVE_H
 
 #include "serve_limits.h"
 #include "error.h"

@@ -2,8 +2,8 @@
  *
  * serve_limits.h - how much a guest that forks itself may take of its hosts
  */
-#ifndef FF_CLI_SERVE_LIMITS_H
-#define FF_CLI_SERVE_LIMITS_H
+#ifndef FF_CONTROL_FORK_SERVE_LIMITS_H
+#define FF_CONTROL_FORK_SERVE_LIMITS_H
 
 #include <stdint.h>
 

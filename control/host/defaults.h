@@ -2,8 +2,8 @@
  *
  * defaults.h - what is taken where vmclone and farfork move are told nothing else
  */
-#ifndef FF_CLI_DEFAULTS_H
-#define FF_CLI_DEFAULTS_H
+#ifndef FF_CONTROL_HOST_DEFAULTS_H
+#define FF_CONTROL_HOST_DEFAULTS_H
 
 #include "error.h"
 #include "strv.h"

@@ -2,8 +2,8 @@
  *
  * hostlist.h - which hosts, from arguments, files and batch systems
  */
-#ifndef FF_CLI_NODES_H
-#define FF_CLI_NODES_H
+#ifndef FF_CONTROL_HOST_HOSTLIST_H
+#define FF_CONTROL_HOST_HOSTLIST_H
 
 #include "error.h"
 #include "strv.h"

@@ -2,8 +2,8 @@
  *
  * in_use.h - who has a file open
  */
-#ifndef FF_CLI_IN_USE_H
-#define FF_CLI_IN_USE_H
+#ifndef FF_CONTROL_HOST_IN_USE_H
+#define FF_CONTROL_HOST_IN_USE_H
 
 #include <sys/types.h>
 

@@ -2,8 +2,8 @@
  *
  * launcher.h - how a command gets to another host: a template with {host} and {cmd}
  */
-#ifndef FF_CLI_LAUNCH_H
-#define FF_CLI_LAUNCH_H
+#ifndef FF_CONTROL_HOST_LAUNCHER_H
+#define FF_CONTROL_HOST_LAUNCHER_H
 
 #include "error.h"
 #include "strv.h"

@@ -2,8 +2,8 @@
  *
  * overlay_records.h - which overlays a child owns, and when they go
  */
-#ifndef FF_CLI_OVERLAYS_H
-#define FF_CLI_OVERLAYS_H
+#ifndef FF_CONTROL_HOST_OVERLAY_RECORDS_H
+#define FF_CONTROL_HOST_OVERLAY_RECORDS_H
 
 #include <jansson.h>
 #include <stdbool.h>

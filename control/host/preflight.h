@@ -2,8 +2,8 @@
  *
  * preflight.h - what a fork needs of a host, checked before the parent is frozen
  */
-#ifndef FF_CLI_PREFLIGHT_H
-#define FF_CLI_PREFLIGHT_H
+#ifndef FF_CONTROL_HOST_PREFLIGHT_H
+#define FF_CONTROL_HOST_PREFLIGHT_H
 
 #include <jansson.h>
 #include <sys/types.h>

@@ -2,8 +2,8 @@
  *
  * ps.h - forks with children on this host
  */
-#ifndef FF_CLI_FORKS_H
-#define FF_CLI_FORKS_H
+#ifndef FF_CONTROL_HOST_PS_H
+#define FF_CONTROL_HOST_PS_H
 
 #include <jansson.h>
 #include <stdbool.h>

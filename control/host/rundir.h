@@ -2,8 +2,8 @@
  *
  * rundir.h - BASE/ID/NODE: where one fork has its sockets, logs and state on one host
  */
-#ifndef FF_CLI_RUNDIR_H
-#define FF_CLI_RUNDIR_H
+#ifndef FF_CONTROL_HOST_RUNDIR_H
+#define FF_CONTROL_HOST_RUNDIR_H
 
 #include <jansson.h>
 #include <sys/types.h>

@@ -2,8 +2,8 @@
  *
  * spawn.h - one process here or on another host, with three pipes
  */
-#ifndef FF_CLI_REMOTE_H
-#define FF_CLI_REMOTE_H
+#ifndef FF_CONTROL_HOST_SPAWN_H
+#define FF_CONTROL_HOST_SPAWN_H
 
 #include <sys/types.h>
 

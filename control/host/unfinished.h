@@ -2,8 +2,8 @@
  *
  * unfinished.h - overlays of a parent that a vmclone which is killed leaves
  */
-#ifndef FF_CLI_UNFINISHED_H
-#define FF_CLI_UNFINISHED_H
+#ifndef FF_CONTROL_HOST_UNFINISHED_H
+#define FF_CONTROL_HOST_UNFINISHED_H
 
 #include <jansson.h>
 

@@ -2,8 +2,8 @@
  *
  * move.h - one move, as farfork move sees it
  */
-#ifndef FF_CONTROL_MOVE_H
-#define FF_CONTROL_MOVE_H
+#ifndef FF_CONTROL_MOVE_MOVE_H
+#define FF_CONTROL_MOVE_MOVE_H
 
 #include "overlay_records.h"
 #include "session.h"

@@ -14,8 +14,8 @@
  *              what it hears changes the states of hosts and VMs. Nothing is called back but
  *              agent_options(), when an agent is launched.
  */
-#ifndef FF_CONTROL_SESSION_H
-#define FF_CONTROL_SESSION_H
+#ifndef FF_CONTROL_SESSION_SESSION_H
+#define FF_CONTROL_SESSION_SESSION_H
 
 #include <jansson.h>
 #include <sys/types.h>

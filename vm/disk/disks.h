@@ -2,8 +2,8 @@
  *
  * disks.h - the disks of a fork: what is frozen, and the overlays of parent and children
  */
-#ifndef FF_CLI_DISKS_H
-#define FF_CLI_DISKS_H
+#ifndef FF_VM_DISK_DISKS_H
+#define FF_VM_DISK_DISKS_H
 
 #include <jansson.h>
 #include <stdbool.h>

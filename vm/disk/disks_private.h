@@ -2,8 +2,8 @@
  *
  * disks_private.h - what the files of disks share
  */
-#ifndef FF_CLI_DISKS_PRIV_H
-#define FF_CLI_DISKS_PRIV_H
+#ifndef FF_VM_DISK_DISKS_PRIVATE_H
+#define FF_VM_DISK_DISKS_PRIVATE_H
 
 #include "disks.h"
 

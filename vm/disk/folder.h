@@ -2,8 +2,8 @@
  *
  * folder.h - a folder for overlays
  */
-#ifndef FF_VM_FOLDER_H
-#define FF_VM_FOLDER_H
+#ifndef FF_VM_DISK_FOLDER_H
+#define FF_VM_DISK_FOLDER_H
 
 #include "error.h"
 #include "strv.h"

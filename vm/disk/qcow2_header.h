@@ -2,8 +2,8 @@
  *
  * qcow2_header.h - look into a qcow2 file
  */
-#ifndef FF_CLI_OVERLAY_H
-#define FF_CLI_OVERLAY_H
+#ifndef FF_VM_DISK_QCOW2_HEADER_H
+#define FF_VM_DISK_QCOW2_HEADER_H
 
 #include <stdbool.h>
 
