@@ -4,7 +4,7 @@
 
 Commands and options: farfork --help against farfork(1), vmclone --help against vmclone(1). Address options and values: what the
 library accepts against farfork-rdma-postcopy(7) and README.md. Statistics: QEMU's schema
-against (7). Public functions: farfork.h against farfork.map and the library. Messages:
+against (7). Public functions: include/*.h against farfork.map and the library. Messages:
 wire.h against docs/wire.md. Error messages: the sources (and libibverbs, librdmacm, libc) against
 what docs/operations.md and farfork-rdma-postcopy(7) quote. Links between the Markdown files. Manual pages: mandoc, if it is there.
 
@@ -217,10 +217,10 @@ def check_statistics():
 
 
 def check_functions():
-    header = re.sub(r'/\*.*?\*/', '', read('include', 'farfork.h'), flags=re.S)
-    declared = re.findall(r'\b(ff_\w+)\(', header)
+    headers = ''.join(read(p) for p in sorted(glob.glob(os.path.join(TOP, 'include', '*.h'))))
+    declared = re.findall(r'\b(ff_\w+)\(', re.sub(r'/\*.*?\*/', '', headers, flags=re.S))
     exported = re.findall(r'\b(ff_\w+);', read('include', 'farfork.map'))
-    same('function', declared, 'farfork.h', exported, 'farfork.map')
+    same('function', declared, 'include/*.h', exported, 'farfork.map')
     lib = ctypes.CDLL(os.path.join(BUILD, 'lib', 'libfarfork.so.0'))
     for name in declared:
         if not hasattr(lib, name):
@@ -253,8 +253,9 @@ def spoken():
 
 def source_texts():
     """Every string of our C sources and patches, adjacent ones joined, values as NUL."""
-    paths = [p for d in ('base', 'rdma', 'uffd', 'migrate', 'cli', 'qemu-patches/src')
-             for p in glob.glob(os.path.join(TOP, d, '*.c'))]
+    paths = [p for d in ('base', 'rdma', 'uffd', 'migrate', 'clone', 'probe', 'vm', 'control',
+                               'cli', 'qemu-patches/src')
+             for p in glob.glob(os.path.join(TOP, d, '**', '*.c'), recursive=True)]
     code = '\n'.join(read(p) for p in paths)
     for p in glob.glob(os.path.join(TOP, 'qemu-patches', '*', '*.patch')):
         code += '\n' + '\n'.join(x[1:] for x in read(p).splitlines() if x[:1] in '+ ')
