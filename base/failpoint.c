@@ -143,7 +143,7 @@ int ff_failpoints_start(struct ff_error *err)
     return rc;
 }
 
-unsigned long ff_fault_hits(const char *name)
+unsigned long ff_failpoint_hits(const char *name)
 {
     for (unsigned i = 0; i < n_points; i++)
         if (!strcmp(points[i].name, name))
@@ -151,7 +151,7 @@ unsigned long ff_fault_hits(const char *name)
     return 0;
 }
 
-int ff_fault_hit(const char *name)
+int ff_failpoint_hit(const char *name)
 {
     int rc = 0;
 

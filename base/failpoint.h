@@ -34,14 +34,14 @@ int ff_failpoints_arm(const char *spec, struct ff_error *err);
 int ff_failpoints_start(struct ff_error *err);
 
 /* How often the point was passed since it was armed (0 when not armed) */
-unsigned long ff_fault_hits(const char *name);
+unsigned long ff_failpoint_hits(const char *name);
 
-int ff_fault_hit(const char *name);
+int ff_failpoint_hit(const char *name);
 
 /* Return: 0 go on (perhaps after a delay), or -errno: behave as if that had happened */
 static inline int ff_failpoint(const char *name)
 {
-    return __builtin_expect(ff_failpoints_armed, 0) ? ff_fault_hit(name) : 0;
+    return __builtin_expect(ff_failpoints_armed, 0) ? ff_failpoint_hit(name) : 0;
 }
 
 #endif

@@ -77,8 +77,8 @@ struct command {
 
 static int fork_guest(const struct fork_options *given, const struct command *cmd, char **args)
 {
-    FF_AUTO_FREE char *scratch = given->scratch ? absolute_path(given->scratch) : NULL;
-    FF_AUTO_FREE char *overlays = given->overlays ? absolute_path(given->overlays) : NULL;
+    FF_AUTO_FREE char *scratch = given->scratch ? defaults_absolute_path(given->scratch) : NULL;
+    FF_AUTO_FREE char *overlays = given->overlays ? defaults_absolute_path(given->overlays) : NULL;
     struct fork_options o = *given;
     struct hostlist hosts = {0};
     struct ff_error why;
@@ -130,7 +130,7 @@ static int serve_guest(const struct fork_options *o, const struct command *cmd, 
                             .fork = fork_for_guest, .opaque = &given};
     struct ff_error why;
 
-    return serve(&s, &why) ? say(&why) : EXIT_ALL;
+    return fork_serve(&s, &why) ? say(&why) : EXIT_ALL;
 }
 
 static int check_options(const struct fork_options *o, const struct command *cmd)

@@ -289,7 +289,7 @@ int ff_child_fd(const struct ff_child *c, unsigned region, uint64_t *offset)
 /* What it means that the agent has gone those say that wait */
 static int say(struct ff_child *c, enum ff_clone_type type, struct ff_error *err)
 {
-    int rc = ff_clone_say(c->sock, type, err);
+    int rc = ff_clone_send_type(c->sock, type, err);
 
     return rc == -EPIPE || rc == -ECONNRESET ? 0 : rc;
 }

@@ -153,7 +153,7 @@ static int copy_region(const struct ff_region *r, int pagemap)
 
     for (uint64_t at = 0; fd >= 0 && !rc && at < r->len_bytes; at += SOME_BYTES) {
         uint64_t some = FF_MIN(r->len_bytes - at, (uint64_t)SOME_BYTES);
-        if (ff_populated(pagemap, r, at, some))
+        if (ff_pagemap_populated(pagemap, r, at, some))
             rc = ff_file_write(fd, (const char *)r->host + at, some, at);
     }
     if (fd >= 0 && !rc)
@@ -166,7 +166,7 @@ static int copy_region(const struct ff_region *r, int pagemap)
 /* A file for each region that has none: they are @own's */
 static int copy_rest(struct ff_regions *t, int *own, struct ff_error *err)
 {
-    FF_AUTO_CLOSE int pagemap = ff_open_pagemap();
+    FF_AUTO_CLOSE int pagemap = ff_pagemap_open();
 
     for (unsigned i = 0; i < t->n; i++) {
         if (t->r[i].fd >= 0)
@@ -254,7 +254,7 @@ int ff_source_let_run(struct ff_source *s, struct ff_error *err)
 
     if (sock < 0)
         return ff_error_set(err, EINVAL, "source: let run: nothing was handed over");
-    int rc = ff_clone_say(sock, FF_CLONE_RUN, err);
+    int rc = ff_clone_send_type(sock, FF_CLONE_RUN, err);
     /* what was said cannot be taken back: no limit but the agent's end */
     rc = hear_answer(rc, sock, FF_CLONE_COMPLETE, -1, ff_source_cancel_fd(s), NULL, err);
     return rc ? ff_error_context(err, "source: let run") : 0;

@@ -102,7 +102,7 @@ struct ff_agent {
 int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
                          const char *socket_path, struct ff_agent **out, struct ff_error *err);
 
-void *ff_server_main(void *agent);
+void *ff_image_server_main(void *agent);
 
 /* memory.c. Forget what was lent; under lock */
 void ff_agent_drop_lent(struct ff_agent *a);

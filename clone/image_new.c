@@ -59,7 +59,7 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
     }
     if (rc >= 0) {
         snprintf(a->path, sizeof(a->path), "%s", socket_path);
-        rc = ff_thread_start(&a->thread, ff_server_main, a, "farfork-agent", err);
+        rc = ff_thread_start(&a->thread, ff_image_server_main, a, "farfork-agent", err);
         a->thread_up = !rc;
     }
     if (rc)

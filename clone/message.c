@@ -196,14 +196,14 @@ int ff_clone_send(int sock, const struct ff_clone_msg *m, struct ff_error *err)
     return ff_error_set(err, e, "agent's socket: send %s: %s", names[m->type], strerror(e));
 }
 
-int ff_clone_say(int sock, enum ff_clone_type type, struct ff_error *err)
+int ff_clone_send_type(int sock, enum ff_clone_type type, struct ff_error *err)
 {
     struct ff_clone_msg m = {.type = type};
 
     return ff_clone_send(sock, &m, err);
 }
 
-int ff_clone_say_why(int sock, enum ff_clone_type type, const struct ff_error *why)
+int ff_clone_send_why(int sock, enum ff_clone_type type, const struct ff_error *why)
 {
     struct ff_clone_msg m = {.type = type, .code = why->code};
 

@@ -116,10 +116,10 @@ int ff_clone_accept(int listener, struct ff_error *err);
 int ff_clone_send(int sock, const struct ff_clone_msg *m, struct ff_error *err);
 
 /* A message of a type alone */
-int ff_clone_say(int sock, enum ff_clone_type type, struct ff_error *err);
+int ff_clone_send_type(int sock, enum ff_clone_type type, struct ff_error *err);
 
 /* REFUSE or LOST, as far as that can be said */
-int ff_clone_say_why(int sock, enum ff_clone_type type, const struct ff_error *why);
+int ff_clone_send_why(int sock, enum ff_clone_type type, const struct ff_error *why);
 
 /* The next message: 0, -EAGAIN, -ECONNRESET: there will be none, -EPROTO. Never blocks */
 int ff_clone_recv(int sock, struct ff_clone_msg *m, struct ff_error *err);

@@ -85,7 +85,7 @@ static void end(struct ff_conn *c, const struct ff_error *why)
     if (why) {
         ff_log(FF_LOG_WARN, "agent: %s %u is dropped: %s", c->child ? "child" : "peer", c->number,
                why->text);
-        ff_clone_say_why(c->sock, FF_CLONE_REFUSE, why);
+        ff_clone_send_why(c->sock, FF_CLONE_REFUSE, why);
     }
     c->over = true;
 }
@@ -135,7 +135,7 @@ static int begin_lending(struct ff_agent *a, struct ff_conn *c, struct ff_clone_
     c->n_sent = m->number;
     c->number = 0;
     c->state = c->n_sent ? LENDING : LENT;
-    return rc || c->n_sent ? rc : ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+    return rc || c->n_sent ? rc : ff_clone_send_type(c->sock, FF_CLONE_ATTACHED, err);
 }
 
 static int take_lent(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
@@ -162,7 +162,7 @@ static int take_lent(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg 
     if (rc || c->n_sent)
         return rc;
     c->state = LENT;
-    return ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+    return ff_clone_send_type(c->sock, FF_CLONE_ATTACHED, err);
 }
 
 static int take_image(struct ff_agent *a, struct ff_conn *c, const struct ff_clone_msg *m,
@@ -184,7 +184,7 @@ static int take_link(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg 
     m->n_fds = 0; /* taken */
     int rc = ff_agent_take_link(a, m->fd, err);
 
-    return rc ? rc : ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+    return rc ? rc : ff_clone_send_type(c->sock, FF_CLONE_ATTACHED, err);
 }
 
 static int let_run(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
@@ -192,7 +192,7 @@ static int let_run(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
     int rc = ff_agent_handed_over(a, NULL, err);
 
     c->state = LENT; /* once */
-    return rc ? rc : ff_clone_say(c->sock, FF_CLONE_COMPLETE, err);
+    return rc ? rc : ff_clone_send_type(c->sock, FF_CLONE_COMPLETE, err);
 }
 
 /* --- children --- */
@@ -287,7 +287,7 @@ static int attach(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
         rc = ff_children_add(p, m->fd[0], c->host, c->sock, &c->view, err);
     }
     if (!rc)
-        rc = ff_clone_say(c->sock, FF_CLONE_ATTACHED, err);
+        rc = ff_clone_send_type(c->sock, FF_CLONE_ATTACHED, err);
     if (rc)
         return rc;
     c->state = ATTACHED;
@@ -380,7 +380,7 @@ static int say(struct ff_conn *c, enum ff_clone_type type, bool *said, struct ff
 {
     int rc = ff_failpoint("agent.say");
 
-    rc = rc ? ff_error_set(err, -rc, "injected") : ff_clone_say(c->sock, type, err);
+    rc = rc ? ff_error_set(err, -rc, "injected") : ff_clone_send_type(c->sock, type, err);
     bool later = rc == -EAGAIN || rc == -ENOBUFS || rc == -ENOMEM;
 
     *said = !later;
@@ -425,7 +425,7 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
         complete(a, c);
     } else {
         c->told = c->ended = true;
-        if (ff_clone_say_why(c->sock, FF_CLONE_LOST, image_why))
+        if (ff_clone_send_why(c->sock, FF_CLONE_LOST, image_why))
             end(c, NULL); /* that is heard, too */
         report(a, c, FF_CHILD_LOST);
     }
@@ -513,7 +513,7 @@ static void turn(struct ff_agent *a)
         wait_for_any(a, serves);
 }
 
-void *ff_server_main(void *opaque)
+void *ff_image_server_main(void *opaque)
 {
     struct ff_agent *a = opaque;
 

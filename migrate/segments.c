@@ -136,12 +136,12 @@ static bool file_populated(int fd, uint64_t offset, uint64_t len_bytes)
     return (uint64_t)data < offset + len_bytes;
 }
 
-int ff_open_pagemap(void)
+int ff_pagemap_open(void)
 {
     return open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
 }
 
-bool ff_populated(int pagemap, const struct ff_region *r, uint64_t at, uint64_t len_bytes)
+bool ff_pagemap_populated(int pagemap, const struct ff_region *r, uint64_t at, uint64_t len_bytes)
 {
     if (!r->zero_fill)
         return true;
@@ -180,7 +180,7 @@ static bool tables_are_all(const struct ff_region *r)
 
 unsigned ff_segments_want_populated(struct ff_segments *p, const struct ff_regions *t)
 {
-    FF_AUTO_CLOSE int pagemap = ff_open_pagemap();
+    FF_AUTO_CLOSE int pagemap = ff_pagemap_open();
     uint32_t asked = UINT32_MAX; /* the last region that is a hugetlb file */
     unsigned more = 0;
     bool all = false;
@@ -191,7 +191,7 @@ unsigned ff_segments_want_populated(struct ff_segments *p, const struct ff_regio
             continue;
         const struct ff_region *r = &t->r[e->region];
         uint64_t at = e->number * p->segment_bytes;
-        e->wanted = ff_populated(pagemap, r, at, e->len_bytes);
+        e->wanted = ff_pagemap_populated(pagemap, r, at, e->len_bytes);
         if (e->wanted && r->fd >= 0 && r->zero_fill && r->psize > (uint32_t)sysconf(_SC_PAGESIZE)) {
             all = asked == e->region ? all : tables_are_all(r);
             asked = e->region;

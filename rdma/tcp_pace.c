@@ -65,7 +65,7 @@
 #define RISES 1.05
 #define RECEIVE_BUF (3 << 20)
 
-void pace_init(struct pace *p)
+void tcp_pace_init(struct pace *p)
 {
     *p = (struct pace){.free_looks = FREE_LOOKS, .window = FIRST_WINDOW};
 }
@@ -152,7 +152,7 @@ static void look_held(struct pace *p, double rate)
     p->sum = 0;
 }
 
-uint32_t pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt_us)
+uint32_t tcp_pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt_us)
 {
     double rate = (double)bytes / (double)ns;
 
@@ -235,7 +235,7 @@ void tcp_pace_start(struct tcp_pace *t, int fd, int beside_fd)
     t->beside_fd = beside_fd;
     if (!take_pool(t, fd, &t->last_bytes, &min_rtt_us))
         return;
-    pace_init(&t->pace);
+    tcp_pace_init(&t->pace);
     t->on = true;
     t->last_ns = ff_now_ns();
     t->next_ns = t->last_ns + FIRST_LOOK_NS;
@@ -250,7 +250,7 @@ void tcp_pace_turn(struct tcp_pace *t, int fd, uint64_t now_ns)
     if (!t->on || now_ns < t->next_ns || !take_pool(t, fd, &bytes, &min_rtt_us))
         return;
     uint64_t now = ff_now_ns();
-    set_window(t, fd, pace_look(&t->pace, bytes - t->last_bytes, now - t->last_ns, min_rtt_us));
+    set_window(t, fd, tcp_pace_look(&t->pace, bytes - t->last_bytes, now - t->last_ns, min_rtt_us));
     t->last_ns = now;
     t->last_bytes = bytes;
     uint64_t look_ns = t->pace.settled ? LOOK_NS : FIRST_LOOK_NS;

@@ -23,10 +23,10 @@ struct pace {
     unsigned low, good;  /* held: looks in turn that were too slow, and that were not */
 };
 
-void pace_init(struct pace *p);
+void tcp_pace_init(struct pace *p);
 
 /* @bytes came in @ns: the window in bytes, 0: no limit */
-uint32_t pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt_us);
+uint32_t tcp_pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt_us);
 
 /* The shortest round trip so far; 0: not known */
 uint32_t tcp_rtt_us(int fd);

@@ -197,7 +197,7 @@ static bool takes_argument(const char *option)
 
 static int rewrite_one(struct rewrite *r, const char *option, const char *value)
 {
-    if (value && !opts_valid(value))
+    if (value && !qemu_opts_valid(value))
         return ff_error_set(r->why, EINVAL, "the parent's -%s %s: cannot be read as JSON", option, value);
     for (size_t i = 0; i < N(rules); i++)
         if (!strcmp(option, rules[i].option))

@@ -141,7 +141,7 @@ int identity_plan(const struct identity_input *in, struct identity **out, struct
     id->user = xstrdup(in->user ? in->user : "");
     id->host_template = xstrdup(in->hostname ? in->hostname : "{name}-{n}");
     id->child = xcalloc(in->count, sizeof(*id->child));
-    identity_see(id, in);
+    identity_read_argv(id, in);
     if (!rc && in->ips > id->nics)
         rc = ff_error_set(why, EINVAL, "identity: addresses for %zu NICs, the parent has %zu (--ip)",
                     in->ips, id->nics);

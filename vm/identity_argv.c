@@ -144,7 +144,7 @@ static void see_device(struct identity *id, const char *argument)
         id->channel = qemu_opts_get(argument, "chardev");
 }
 
-void identity_see(struct identity *id, const struct identity_input *in)
+void identity_read_argv(struct identity *id, const struct identity_input *in)
 {
     size_t n = json_array_size(in->argv);
 
@@ -209,7 +209,7 @@ void identity_child_argv(const struct identity *id, unsigned number, const char 
     FF_AUTO_FREE char *path = identity_message_path(number, rundir);
     size_t n = json_array_size(argv), nic = 0;
 
-    for (int devices = 0; devices <= 1; devices++) { /* in the order of identity_see() */
+    for (int devices = 0; devices <= 1; devices++) { /* in the order of identity_read_argv() */
         for (size_t i = 1; i < n; i++) {
             const char *key = mac_key(argv, i, devices);
             if (key && nic < id->nics)

@@ -51,7 +51,7 @@ void identity_set_file(json_t *argv, size_t at, const char *path); /* of a fw_cf
 void identity_drop_genid(json_t *argv, size_t at);
 char *identity_message_path(unsigned number, const char *rundir);
 
-void identity_see(struct identity *id, const struct identity_input *in);
+void identity_read_argv(struct identity *id, const struct identity_input *in);
 bool identity_mac_known(const struct identity *id, const char *mac); /* of the parent */
 
 #endif

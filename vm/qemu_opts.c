@@ -22,7 +22,7 @@ static bool is_json(const char *s)
     return *s == '{';
 }
 
-bool opts_valid(const char *s)
+bool qemu_opts_valid(const char *s)
 {
     json_t *o = is_json(s) ? json_loads(s, 0, NULL) : NULL;
     bool ok = !is_json(s) || o;
@@ -253,7 +253,7 @@ char *qemu_opts_drop(const char *s, const char *key)
     return out;
 }
 
-char *opts_drop_below(const char *s, const char *key)
+char *qemu_opts_drop_below(const char *s, const char *key)
 {
     size_t n = strlen(key);
     struct part p;

@@ -11,7 +11,7 @@
  * is returned is to be freed; what is not asked to change stays byte for byte. */
 
 /* JSON that can be read, or not JSON at all */
-bool opts_valid(const char *s);
+bool qemu_opts_valid(const char *s);
 
 /* Value of @key, dotted for what is nested ("file.filename"); NULL: none. A key alone is "on". In
  * JSON booleans are "on" and "off", objects and arrays are NULL. */
@@ -25,7 +25,7 @@ char *qemu_opts_set(const char *s, const char *key, const char *value);
 char *qemu_opts_set_number(const char *s, const char *key, unsigned value); /* a number in JSON too */
 char *qemu_opts_set_first(const char *s, const char *implied, const char *value);
 char *qemu_opts_drop(const char *s, const char *key); /* wherever it is */
-char *opts_drop_below(const char *s, const char *key); /* and all of @key.*, in text form */
+char *qemu_opts_drop_below(const char *s, const char *key); /* and all of @key.*, in text form */
 
 /* Only what is named in @keys (NULL at the end) stays, and the first part of the text form */
 char *qemu_opts_only(const char *s, const char *implied, const char *const *keys);

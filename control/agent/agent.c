@@ -99,33 +99,33 @@ static void hear_child(struct agent *a, const struct message *m)
 
     if (!kid || kid->state == KID_ENDED)
         return;
-    agent_vm_has_read(kid); /* it comes here last */
+    agent_private_forget(kid); /* it comes here last */
     if (kid->state != KID_COMPLETE) /* memory can be complete before the guest runs */
         kid->state = of[m->value].state;
     if (m->value == FF_CHILD_RUNNING)
         agent_port_open(kid->channel, NULL); /* one that does not answer keeps its links down */
     agent_count_vms(a);
     if (of[m->value].what)
-        agent_say_child(a, kid, of[m->value].what);
+        agent_send_child(a, kid, of[m->value].what);
 }
 
 static void hear_worker(struct agent *a, const struct message *m)
 {
     if (m->kind == FROM_RECEIVE) {
         a->image = IMAGE;
-        agent_say_image(a);
+        agent_send_image(a);
     } else {
         a->worker_over = true;
-        agent_say_progress(a);
+        agent_send_progress(a);
         if (!m->value) {
             a->image = COMPLETE;
-            agent_say(a, json_pack("{ss}", "event", "complete"));
+            agent_send(a, json_pack("{ss}", "event", "complete"));
         } else {
             a->image = LOST;
             a->lost_ms = ff_now_ms();
             if (!a->ending)
-                agent_say(a, json_pack("{ss ss}", "event", "lost", "error",
-                                       ff_error_message(a->err)));
+                agent_send(a, json_pack("{ss ss}", "event", "lost", "error",
+                                        ff_error_message(a->err)));
         }
     }
     agent_write_state(a);
@@ -150,7 +150,7 @@ static void detach(struct agent *a)
 
     if (a->detached)
         return;
-    agent_say(a, json_pack("{ss}", "event", "detached"));
+    agent_send(a, json_pack("{ss}", "event", "detached"));
     a->detached = true;
     agent_server_end(&a->kids.server); /* nobody asks for more children */
     prctl(PR_SET_PDEATHSIG, 0);
@@ -170,7 +170,7 @@ static void keep(struct agent *a)
     a->kept = true;
     agent_vms_keep(&a->kids);
     agent_write_state(a);
-    agent_say(a, json_pack("{ss}", "event", "keep"));
+    agent_send(a, json_pack("{ss}", "event", "keep"));
 }
 
 static void let_go(struct agent *a)
@@ -201,39 +201,39 @@ static void run_command(struct agent *a, const char *line)
 
     if ((v = json_object_get(o, "spawn"))) {
         if (agent_reserve_state(a, (unsigned)agent_waiting(a), v, &why))
-            agent_say_error(a, (unsigned)json_integer_value(json_object_get(v, "number")),
-                            why.text);
+            agent_send_error(a, (unsigned)json_integer_value(json_object_get(v, "number")),
+                             why.text);
         else
             agent_spawn_later(a, v);
         agent_count_vms(a);
     } else if ((v = json_object_get(o, "check"))) {
-        if (preflight(v, a->kids.server.pid, &why))
-            agent_say_error(a, 0, why.text);
+        if (preflight_check(v, a->kids.server.pid, &why))
+            agent_send_error(a, 0, why.text);
         else
-            agent_say(a, json_pack("{ss}", "event", "checked"));
+            agent_send(a, json_pack("{ss}", "event", "checked"));
     } else if ((v = json_object_get(o, "kill"))) {
         if (agent_spawn_not(a, (unsigned)json_integer_value(v))) {
-            agent_say_error(a, (unsigned)json_integer_value(v), "ended before it was started");
+            agent_send_error(a, (unsigned)json_integer_value(v), "ended before it was started");
             agent_count_vms(a);
         } else if ((kid = agent_vms_find(&a->kids, (unsigned)json_integer_value(v))) &&
             kid->state != KID_ENDED)
             agent_vm_kill(kid);
     } else if ((v = json_object_get(o, "qmp"))) {
         if ((v = agent_vms_qmp(&a->kids, v)))
-            agent_say(a, v);
+            agent_send(a, v);
     } else if (json_is_true(json_object_get(o, "keep"))) {
         keep(a);
     } else if ((v = json_object_get(o, "adopt"))) {
-        agent_say(a, agent_vms_adopt(&a->kids, v));
+        agent_send(a, agent_vms_adopt(&a->kids, v));
     } else if (json_is_true(json_object_get(o, "detach"))) {
         let_go(a);
     } else if (json_is_true(json_object_get(o, "end"))) {
         a->ending = true;
         a->kept = false;
     } else if (json_is_true(json_object_get(o, "ping"))) {
-        agent_say(a, json_pack("{ss}", "event", "pong"));
+        agent_send(a, json_pack("{ss}", "event", "pong"));
     } else {
-        agent_say_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, keep, "
+        agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, keep, "
                               "ping, detach or end");
     }
     json_decref(o);
@@ -257,12 +257,12 @@ static void hear_input(struct agent *a)
 static void hear_trouble(struct agent *a, struct agent_vm *kid)
 {
     struct ff_error why;
-    int rc = agent_vms_hear(kid, &why);
+    int rc = agent_vms_on_exec_status(kid, &why);
 
     if (!rc && (kid->state == KID_STARTED || kid->state == KID_CONNECTED))
-        agent_say_child(a, kid, "started");
+        agent_send_child(a, kid, "started");
     else if (rc && rc != -EAGAIN)
-        agent_say_error(a, kid->number, why.text);
+        agent_send_error(a, kid->number, why.text);
 }
 
 /* What the guest says, its links, its end; true: look again soon */
@@ -272,18 +272,18 @@ static bool hear_guest(struct agent *a, struct agent_vm *kid)
     int code = 0, events = 0;
 
     for (; events < EVENTS_A_TURN && !kid->exited && agent_port_fd(kid->channel) >= 0; events++) {
-        e = agent_port_hear(kid->channel, &code);
+        e = agent_port_on_input(kid->channel, &code);
         if (e == CHANNEL_NOTHING)
             break;
         if (e == CHANNEL_READY) {
             if (!kid->ready)
-                agent_say_child(a, kid, "ready");
+                agent_send_child(a, kid, "ready");
             kid->ready = true;
             continue;
         }
         kid->exited = true;
-        agent_say(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)kid->number,
-                               "what", "exit", "pid", (int)kid->pid, "code", code));
+        agent_send(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)kid->number,
+                                "what", "exit", "pid", (int)kid->pid, "code", code));
         if (kid->state != KID_ENDED) { /* its number may be another's by now */
             kill(kid->pid, SIGTERM); /* QEMU ends in good order */
             kid->end_ms = ff_now_ms() + EXIT_LIMIT_MS;
@@ -310,7 +310,7 @@ static void reap(struct agent *a)
         if (kid->exec_status_fd >= 0)
             hear_trouble(a, kid);
         hear_guest(a, kid); /* its last words come before its end */
-        agent_say_ended(a, kid);
+        agent_send_ended(a, kid);
         agent_count_vms(a);
         agent_write_state(a);
     }
@@ -366,11 +366,11 @@ static bool hear_answers(struct agent *a)
     json_t *e;
 
     while ((e = agent_vms_answer(&a->kids)))
-        agent_say(a, e);
+        agent_send(a, e);
     if (a->kids.ask_unused_again)
         wait_for_use(a);
     a->kids.ask_unused_again = false;
-    return agent_vms_asks(&a->kids, NULL);
+    return agent_vms_poll(&a->kids, NULL);
 }
 
 /* Nothing in it waits but poll(): a child that is busy is not all that there is to hear */
@@ -380,13 +380,13 @@ static void loop(struct agent *a)
 
     while (!over(a)) {
         bool again = hear_answers(a);
-        size_t kids = a->kids.n, n = 3 + 3 * kids + agent_vms_asks(&a->kids, NULL), waiting = 0;
+        size_t kids = a->kids.n, n = 3 + 3 * kids + agent_vms_poll(&a->kids, NULL), waiting = 0;
         free(p);
         p = xcalloc(n, sizeof(*p));
         p[0] = (struct pollfd){.fd = a->detached || a->in.ended ? -1 : 0, .events = POLLIN};
         p[1] = (struct pollfd){.fd = a->pipe[0], .events = POLLIN};
         p[2] = (struct pollfd){.fd = a->signals, .events = POLLIN};
-        agent_vms_asks(&a->kids, p + 3 + 3 * kids);
+        agent_vms_poll(&a->kids, p + 3 + 3 * kids);
         for (size_t i = 0; i < kids; i++) {
             p[3 + i] = (struct pollfd){.fd = a->kids.v[i].exec_status_fd, .events = POLLIN};
             waiting += p[3 + i].fd >= 0;
@@ -394,7 +394,7 @@ static void loop(struct agent *a)
             int channel = a->kids.v[i].exited ? -1 : agent_port_fd(a->kids.v[i].channel);
             p[3 + kids + i] = (struct pollfd){.fd = channel, .events = POLLIN};
             p[3 + 2 * kids + i] = (struct pollfd){
-                .fd = channel_qmp_fd(a->kids.v[i].channel), .events = POLLIN};
+                .fd = agent_port_qmp_fd(a->kids.v[i].channel), .events = POLLIN};
         }
         if (poll(p, n, again ? TICK_MS : tick_ms(a)) < 0 && errno != EINTR)
             break;
@@ -408,7 +408,7 @@ static void loop(struct agent *a)
         if (p[0].revents)
             hear_input(a);
         agent_spawn_waiting(a);
-        agent_say_progress(a);
+        agent_send_progress(a);
     }
     free(p);
 }
@@ -456,7 +456,7 @@ static int start(struct agent *a, struct ff_error *why)
         return rc;
     if ((rc = agent_write_state(a)))
         return ff_error_set(why, -rc, "write %s/" STATE_FILE ": %s", a->dir, strerror(-rc));
-    agent_say(a, json_pack("{ss si si ss ss}", "event", "listening", "port",
+    agent_send(a, json_pack("{ss si si ss ss}", "event", "listening", "port",
                      a->ff ? (int)ff_agent_port(a->ff) : 0, "pid", (int)getpid(), "rundir", a->dir,
                      "socket", a->socket ? a->socket : ""));
     return 0;
@@ -500,11 +500,11 @@ static void finish(struct agent *a)
      * hears that may look */
     if (a->dir && !left)
         agent_leave(a);
-    agent_say(a, json_pack("{ss}", "event", "end"));
+    agent_send(a, json_pack("{ss}", "event", "end"));
     ff_error_free(a->err);
     json_decref(a->said);
     json_decref(a->spawns);
-    agent_vms_asks_free(&a->kids);
+    agent_vms_drop_questions(&a->kids);
     agent_vms_free(&a->kids);
     jsonl_free(&a->in);
     free(a->socket);
@@ -531,7 +531,7 @@ int agent_run(void *opaque, int front)
         fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
     int rc = start(a, &why);
     if (rc)
-        agent_say_error(a, 0, why.text);
+        agent_send_error(a, 0, why.text);
     else
         loop(a);
     finish(a);

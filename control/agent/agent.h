@@ -28,7 +28,7 @@ enum agent_vm_state {
 struct agent_vm {
     unsigned number;
     pid_t pid;
-    uint64_t start;    /* process_start() */
+    uint64_t start;    /* process_start_time() */
     int exec_status_fd;    /* until it runs its program: why it does not; -1 */
     enum agent_vm_state state;
     char *log, *qmp;
@@ -52,12 +52,12 @@ struct agent_vms {
     bool ask_unused_again; /* one did not answer agent_vms_end_unused(), and was left alone */
 };
 
-/* agent_private.c. Files of mode 0600, [{"path", "text", "after"}, ..]: agent_vm_has_read() when QEMU has read
+/* agent_private.c. Files of mode 0600, [{"path", "text", "after"}, ..]: agent_private_forget() when QEMU has read
  * them: each has the text @after then, or is removed where that is missing; agent_private_remove(): all of
  * them, @files is released */
 int agent_private_write(const json_t *files, struct ff_error *why);
 void agent_private_remove(json_t *files);
-void agent_vm_has_read(struct agent_vm *kid);
+void agent_private_forget(struct agent_vm *kid);
 
 const char *agent_vm_state_name(enum agent_vm_state s);
 struct agent_vm *agent_vms_find(struct agent_vms *k, unsigned number);
@@ -71,12 +71,12 @@ size_t agent_vms_starting(const struct agent_vms *k); /* of those: they do not r
  *     those, empty (overlay_records_make()), "private": [..], as agent_private_write(), "channel":
  *     agent_port_new()}; the last six may be missing
  *
- * Return: 0: a process is there; whether it becomes the program is found out by agent_vms_hear()
+ * Return: 0: a process is there; whether it becomes the program is found out by agent_vms_on_exec_status()
  */
 int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out, struct ff_error *why);
 
 /* @kid->exec_status_fd is readable: 0: it runs its program now; -errno: it does not, and why */
-int agent_vms_hear(struct agent_vm *kid, struct ff_error *why);
+int agent_vms_on_exec_status(struct agent_vm *kid, struct ff_error *why);
 
 /* Reap those that have ended; whether there were any */
 bool agent_vms_reap(struct agent_vms *k);
@@ -98,12 +98,12 @@ json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o);
 void agent_vms_end_unused(struct agent_vms *k);
 
 /* What is to be polled for answers: how many; into @p, which may be NULL */
-size_t agent_vms_asks(const struct agent_vms *k, struct pollfd *p);
+size_t agent_vms_poll(const struct agent_vms *k, struct pollfd *p);
 
 /* Go on with questions, without waiting. The event of one of agent_vms_qmp() that has ended: "return", or
  * "error" and then "again" when its socket is not there yet; NULL: of none */
 json_t *agent_vms_answer(struct agent_vms *k);
-void agent_vms_asks_free(struct agent_vms *k);
+void agent_vms_drop_questions(struct agent_vms *k);
 
 /* agent_kept.c. agent_vms_keep(): a guest moves to them; agent_vms_let_go(): it is there */
 void agent_vms_keep(struct agent_vms *k);
@@ -121,6 +121,6 @@ int agent_daemonize(int (*run)(void *opaque, int front), void *opaque);
 
 /* This session has as large a share of the CPUs as so many would, where sessions have one each
  * (sched_autogroup(7)) and this user may say so */
-void agent_weigh(size_t sessions);
+void agent_set_weight(size_t sessions);
 
 #endif

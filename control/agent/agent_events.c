@@ -15,20 +15,20 @@
 #define STATE_CHILD_BYTES 1024 /* numbers, words and paths of sockets, some paths of files */
 #define STATE_SPARE_BYTES 256  /* numbers and words that grow longer */
 
-void agent_say(struct agent *a, json_t *event)
+void agent_send(struct agent *a, json_t *event)
 {
     if (!a->detached && jsonl_write_json(STDOUT_FILENO, event, WRITE_LIMIT_MS))
         a->input_ended = true; /* nobody reads */
     json_decref(event);
 }
 
-void agent_say_error(struct agent *a, unsigned child, const char *text)
+void agent_send_error(struct agent *a, unsigned child, const char *text)
 {
     json_t *e = json_pack("{ss ss}", "event", "error", "error", text);
 
     if (child)
         json_object_set_new(e, "child", json_integer(child));
-    agent_say(a, e);
+    agent_send(a, e);
 }
 
 void agent_end_by(struct agent *a, int signal)
@@ -36,16 +36,16 @@ void agent_end_by(struct agent *a, int signal)
     FF_AUTO_FREE char *why = xprintf("the agent there was ended by SIG%s", sigabbrev_np(signal));
 
     if (!a->ending)
-        agent_say_error(a, 0, why);
+        agent_send_error(a, 0, why);
     a->ending = true;
 }
 
-void agent_say_image(struct agent *a)
+void agent_send_image(struct agent *a)
 {
     char session[FF_SESSION_TEXT];
 
     ff_agent_session(a->ff, session);
-    agent_say(a, json_pack("{ss ss}", "event", "image", "session", session));
+    agent_send(a, json_pack("{ss ss}", "event", "image", "session", session));
 }
 
 static json_t *state_of(const struct agent *a)
@@ -56,7 +56,7 @@ static json_t *state_of(const struct agent *a)
     clock_gettime(CLOCK_REALTIME, &t);
     return json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
                      a->parent ? a->parent : "", "image", names[a->image], "agent", (int)getpid(),
-                     "start", (json_int_t)process_start(getpid()), "time", (json_int_t)t.tv_sec,
+                     "start", (json_int_t)process_start_time(getpid()), "time", (json_int_t)t.tv_sec,
                      "detached", a->detached, "children", agent_vms_state(&a->kids));
 }
 
@@ -97,23 +97,23 @@ void agent_leave(struct agent *a)
     overlay_records_leave(a->base, a->dir, s);
 }
 
-void agent_say_child(struct agent *a, const struct agent_vm *kid, const char *what)
+void agent_send_child(struct agent *a, const struct agent_vm *kid, const char *what)
 {
-    agent_say(a, json_pack("{ss si ss si}", "event", "child", "child", (int)kid->number, "what",
-                           what, "pid", (int)kid->pid));
+    agent_send(a, json_pack("{ss si ss si}", "event", "child", "child", (int)kid->number, "what",
+                            what, "pid", (int)kid->pid));
     agent_write_state(a);
 }
 
-void agent_say_ended(struct agent *a, const struct agent_vm *kid)
+void agent_send_ended(struct agent *a, const struct agent_vm *kid)
 {
     FF_AUTO_FREE char *words = kid->code ? agent_vm_last_words(kid) : xstrdup("");
 
-    agent_say(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)kid->number,
-                           "what", "ended", "pid", (int)kid->pid, "how", kid->how, "code",
-                           kid->code, "log", words));
+    agent_send(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)kid->number,
+                            "what", "ended", "pid", (int)kid->pid, "how", kid->how, "code",
+                            kid->code, "log", words));
 }
 
-void agent_say_progress(struct agent *a)
+void agent_send_progress(struct agent *a)
 {
     struct ff_agent_stats s;
 
@@ -131,7 +131,7 @@ void agent_say_progress(struct agent *a)
     if (!json_equal(e, a->said)) { /* who waits counts on silence when nothing moves */
         json_decref(a->said);
         a->said = json_incref(e);
-        agent_say(a, e);
+        agent_send(a, e);
     } else {
         json_decref(e);
     }

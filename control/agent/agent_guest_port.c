@@ -128,7 +128,7 @@ static enum channel_event run_command(struct channel *c, const struct guest_requ
     return CHANNEL_NOTHING;
 }
 
-enum channel_event agent_port_hear(struct channel *c, int *code)
+enum channel_event agent_port_on_input(struct channel *c, int *code)
 {
     struct guest_request r;
     struct ff_error why;
@@ -159,7 +159,7 @@ enum channel_event agent_port_hear(struct channel *c, int *code)
     return CHANNEL_NOTHING;
 }
 
-int channel_qmp_fd(const struct channel *c)
+int agent_port_qmp_fd(const struct channel *c)
 {
     return c ? qmp_job_fd(c->job) : -1;
 }

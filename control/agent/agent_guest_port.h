@@ -25,16 +25,16 @@ int agent_port_fd(const struct channel *c); /* to be polled for input; -1: not o
 enum channel_event { CHANNEL_NOTHING, CHANNEL_READY, CHANNEL_EXIT };
 
 /**
- * agent_port_hear() - read some of what there is, answer it
+ * agent_port_on_input() - read some of what there is, answer it
  * @code: of CHANNEL_EXIT
  *
  * Return: what happened; call it again until that is CHANNEL_NOTHING
  */
-enum channel_event agent_port_hear(struct channel *c, int *code);
+enum channel_event agent_port_on_input(struct channel *c, int *code);
 
 /* Links that are to go up and are not yet: go on with that, by the child's QMP socket, without
- * waiting. To be called when channel_qmp_fd() (-1: nothing) is readable; true: or after a while */
-int channel_qmp_fd(const struct channel *c);
+ * waiting. To be called when agent_port_qmp_fd() (-1: nothing) is readable; true: or after a while */
+int agent_port_qmp_fd(const struct channel *c);
 bool agent_port_raise_links(struct channel *c, const char *qmp);
 
 #endif

@@ -10,7 +10,7 @@
 void agent_vms_keep(struct agent_vms *k)
 {
     for (size_t i = 0; i < k->n; i++) {
-        agent_vm_has_read(&k->v[i]); /* it waits for its guest, and was asked so */
+        agent_private_forget(&k->v[i]); /* it waits for its guest, and was asked so */
         if (k->v[i].state == KID_STARTED)
             k->v[i].state = KID_ATTACHED;
     }

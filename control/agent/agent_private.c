@@ -47,7 +47,7 @@ void agent_private_remove(json_t *files)
 }
 
 /* A text of the same length over the other: that needs no room */
-void agent_vm_has_read(struct agent_vm *kid)
+void agent_private_forget(struct agent_vm *kid)
 {
     size_t i;
     json_t *f;

@@ -66,7 +66,7 @@ void agent_vms_end_unused(struct agent_vms *k)
             ask(k, &k->v[i], "query-migrate", NULL, NULL);
 }
 
-size_t agent_vms_asks(const struct agent_vms *k, struct pollfd *p)
+size_t agent_vms_poll(const struct agent_vms *k, struct pollfd *p)
 {
     size_t n = 0;
 
@@ -140,7 +140,7 @@ json_t *agent_vms_answer(struct agent_vms *k)
     return e;
 }
 
-void agent_vms_asks_free(struct agent_vms *k)
+void agent_vms_drop_questions(struct agent_vms *k)
 {
     while (k->asks) {
         struct agent_ask *a = k->asks;

@@ -46,13 +46,13 @@ void agent_count_vms(struct agent *a); /* after any change of their number or st
 int agent_run(void *opaque, int front);
 
 /* agent_events.c; nothing is said any more once it is detached */
-void agent_say(struct agent *a, json_t *event); /* taken over */
-void agent_say_error(struct agent *a, unsigned child, const char *text); /* 0: of none */
-void agent_say_child(struct agent *a, const struct agent_vm *kid, const char *what);
-void agent_say_ended(struct agent *a, const struct agent_vm *kid);
+void agent_send(struct agent *a, json_t *event); /* taken over */
+void agent_send_error(struct agent *a, unsigned child, const char *text); /* 0: of none */
+void agent_send_child(struct agent *a, const struct agent_vm *kid, const char *what);
+void agent_send_ended(struct agent *a, const struct agent_vm *kid);
 void agent_end_by(struct agent *a, int signal); /* it ends with what it has, and says why */
-void agent_say_image(struct agent *a);
-void agent_say_progress(struct agent *a); /* if there is any */
+void agent_send_image(struct agent *a);
+void agent_send_progress(struct agent *a); /* if there is any */
 int agent_write_state(struct agent *a); /* 0, -errno */
 void agent_leave(struct agent *a);     /* it is about to end: overlay_records_leave() */
 

@@ -126,7 +126,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         kid->number = (unsigned)number;
         kid->pid = pid;
         kid->begun_ms = ff_now_ms();
-        kid->start = process_start(pid);
+        kid->start = process_start_time(pid);
         kid->exec_status_fd = fd;
         kid->trouble = xcalloc(1, sizeof(*kid->trouble));
         kid->log = xstrdup(p.log);
@@ -143,7 +143,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
     return rc;
 }
 
-int agent_vms_hear(struct agent_vm *kid, struct ff_error *why)
+int agent_vms_on_exec_status(struct agent_vm *kid, struct ff_error *why)
 {
     int rc = jsonl_read(kid->trouble, kid->exec_status_fd);
     char *line = jsonl_next(kid->trouble);

@@ -79,7 +79,7 @@ void agent_count_vms(struct agent *a)
         return;
     size_t starting = agent_vms_starting(&a->kids) + agent_waiting(a);
     ff_agent_together(a->ff, (unsigned)starting);
-    agent_weigh(!a->detached && starting ? agent_vms_alive(&a->kids) + agent_waiting(a) : 0);
+    agent_set_weight(!a->detached && starting ? agent_vms_alive(&a->kids) + agent_waiting(a) : 0);
 }
 
 static void spawn(struct agent *a, const json_t *o)
@@ -88,7 +88,7 @@ static void spawn(struct agent *a, const json_t *o)
     struct agent_vm *kid;
 
     if (agent_vms_spawn(&a->kids, o, &kid, &why))
-        agent_say_error(a, (unsigned)json_integer_value(json_object_get(o, "number")), why.text);
+        agent_send_error(a, (unsigned)json_integer_value(json_object_get(o, "number")), why.text);
     else
         agent_write_state(a);
 }

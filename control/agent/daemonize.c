@@ -64,7 +64,7 @@ static int nice_of(size_t sessions)
     return nice;
 }
 
-void agent_weigh(size_t sessions)
+void agent_set_weight(size_t sessions)
 {
     static int now;
     int nice = nice_of(sessions), fd;

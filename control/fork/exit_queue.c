@@ -126,7 +126,7 @@ char *exit_queue_next(struct exit_queue *j)
     return guest_port_exited(e->number, e->code);
 }
 
-void exit_queue_heard(struct exit_queue *j)
+void exit_queue_acknowledged(struct exit_queue *j)
 {
     if (!j->told)
         return;

@@ -46,14 +46,14 @@ void exit_queue_over(struct exit_queue *j, unsigned fork);
  * exit_queue_ask()    - the guest asks; the answer begins anew. @word: with what it is to begin
  * exit_queue_next()   - the next line of the answer, to be freed; NULL: none, or none yet
  * exit_queue_cancel() - nobody listens to the answer any more: everything is there for the next one
- * exit_queue_heard()  - the guest has all of it: those forks are forgotten. Before that: no effect
+ * exit_queue_acknowledged()  - the guest has all of it: those forks are forgotten. Before that: no effect
  *
  * Forks come one after the other, their children as they end.
  */
 void exit_queue_ask(struct exit_queue *j, const char *word);
 char *exit_queue_next(struct exit_queue *j);
 void exit_queue_cancel(struct exit_queue *j);
-void exit_queue_heard(struct exit_queue *j);
+void exit_queue_acknowledged(struct exit_queue *j);
 void exit_queue_free(struct exit_queue *j);
 
 #endif

@@ -113,16 +113,16 @@ static void cancel(struct job *j)
     follow(j, END_LIMIT_MS, ff_now_ms() + END_LIMIT_MS);
 }
 
-int overlay_check_alone(const json_t *o, const char *base, pid_t parent, struct ff_error *why)
+int overlay_commit_check(const json_t *o, const char *base, pid_t parent, struct ff_error *why)
 {
     const char *image = text_of(o, "frozen");
-    pid_t other = in_use_beside(image, parent);
+    pid_t other = file_user_beside(image, parent);
 
     if (other == USER_UNSEEN)
         return ff_error_set(why, EBUSY, "%s: it cannot be seen who has it open", image);
     if (other != USER_NONE)
         return ff_error_set(why, EBUSY, "%s: the process %d has it open", image, (int)other);
-    FF_AUTO_FREE char *on = overlays_on(base, image, text_of(o, "overlay"));
+    FF_AUTO_FREE char *on = overlay_records_on(base, image, text_of(o, "overlay"));
     return on ? ff_error_set(why, EBUSY, "%s: %s", image, on) : 0;
 }
 

@@ -355,7 +355,7 @@ int fork_disks_take_back(struct fork_disks *d, struct qmp *parent, int limit_ms,
 
     json_array_foreach(overlays, i, o)
         if (!rc)
-            rc = overlay_check_alone(o, base, qmp_pid(parent), why);
+            rc = overlay_commit_check(o, base, qmp_pid(parent), why);
     if (rc)
         return rc;
     json_array_foreach(overlays, i, o) { /* one that was forked again meanwhile QEMU refuses */
@@ -400,7 +400,7 @@ int fork_disks_serve(struct fork_disks *d, struct ff_error *why)
     FF_AUTO_JSON json_t *state =
         json_pack("{ss ss ss ss si sI sb s[]}", "id", d->o->id, "node", "nbd (disks)", "parent",
                   d->o->parent ? d->o->parent : "", "image", "disks", "agent", (int)d->server,
-                  "start", (json_int_t)process_start(d->server), "detached", 0, "children");
+                  "start", (json_int_t)process_start_time(d->server), "detached", 0, "children");
     rc = rundir_write_state(d->server_dir, state);
     return rc ? ff_error_set(why, -rc, "write %s/" STATE_FILE ": %s", d->server_dir, strerror(-rc)) : 0;
 }

@@ -56,7 +56,7 @@ void fork_check_runs(struct fork *f)
         !qmp_command(f->s.qmp, "cont", NULL, NULL, &ignored)) /* what it could not write has a place */
         return;
     while ((e = qmp_take_event(f->s.qmp)))
-        session_hear_event(&f->s, e);
+        session_on_guest_event(&f->s, e);
     const json_t *data = json_object_get(f->s.io_error, "data");
     FF_AUTO_FREE char *file = file_of(f, text_of(data, "node-name"));
     f->stopped = xprintf("the parent has stopped: it cannot write to %s: %s: make room there, then "
@@ -220,7 +220,7 @@ void fork_ask_export(struct fork *f, unsigned silent_ms)
 /* Whether it has; forked off the parent, it has what the parent had open, until it has closed it */
 static bool has_ended(pid_t holder)
 {
-    uint64_t start = process_start(holder), end = ff_now_ms() + COMMAND_LIMIT_MS;
+    uint64_t start = process_start_time(holder), end = ff_now_ms() + COMMAND_LIMIT_MS;
 
     while (process_is(holder, start) && ff_now_ms() < end)
         poll(NULL, 0, 2);

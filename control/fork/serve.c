@@ -305,7 +305,7 @@ static void run_command(struct server *v, const struct guest_request *q)
         exit_queue_ask(&v->joins, q->word);
         break;
     case GUEST_JOINED:
-        exit_queue_heard(&v->joins);
+        exit_queue_acknowledged(&v->joins);
         break;
     default: /* of children, or of who has been one */
         break;
@@ -401,7 +401,7 @@ static int connect_port(const char *path, struct ff_error *why)
                   path, strerror(code));
 }
 
-int serve(const struct serve *s, struct ff_error *why)
+int fork_serve(const struct serve *s, struct ff_error *why)
 {
     static struct server v;
 

@@ -21,6 +21,6 @@ struct serve {
 };
 
 /* Until the parent ends, or closes the port; -errno: there is no such port */
-int serve(const struct serve *s, struct ff_error *why);
+int fork_serve(const struct serve *s, struct ff_error *why);
 
 #endif

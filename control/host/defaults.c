@@ -49,7 +49,7 @@ char *defaults_agent(void)
 }
 
 /* Relative paths would mean something else where the agent is */
-char *absolute_path(const char *path)
+char *defaults_absolute_path(const char *path)
 {
     char *cwd = *path == '/' ? NULL : getcwd(NULL, 0);
     char *out = cwd ? xprintf("%s/%s", cwd, path) : xstrdup(path);

@@ -16,6 +16,6 @@ bool parse_number(const char *text, unsigned max, unsigned *out); /* from 1 on *
 /* All of them are to be freed */
 char *defaults_id(const char *path); /* of what is done with the guest that has this socket */
 char *defaults_agent(void);
-char *absolute_path(const char *path);
+char *defaults_absolute_path(const char *path);
 
 #endif

@@ -210,7 +210,7 @@ int hostlist_from_environment(struct hostlist *l, struct ff_error *why)
     return add(l, "localhost", NULL, SLOTS_ANY, why);
 }
 
-bool node_is_here(const struct node *n)
+bool hostlist_is_here(const struct node *n)
 {
     char own[256] = "";
 

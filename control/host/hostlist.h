@@ -35,7 +35,7 @@ int hostlist_add_slurm(struct hostlist *l, const char *list, struct ff_error *wh
 /* Of the batch system whose job this is, else the local host */
 int hostlist_from_environment(struct hostlist *l, struct ff_error *why);
 
-bool node_is_here(const struct node *n); /* this very host */
+bool hostlist_is_here(const struct node *n); /* this very host */
 void hostlist_free(struct hostlist *l);
 
 #endif

@@ -104,7 +104,7 @@ static bool look_at_all(struct seen *s)
     return all;
 }
 
-void in_use(const struct strv *files, pid_t *users)
+void file_users(const struct strv *files, pid_t *users)
 {
     struct stat *st = xcalloc(files->n + 1, sizeof(*st));
     struct seen s = {.files = files, .st = st, .users = users};
@@ -125,7 +125,7 @@ void in_use(const struct strv *files, pid_t *users)
     free(st);
 }
 
-pid_t in_use_beside(const char *file, pid_t but)
+pid_t file_user_beside(const char *file, pid_t but)
 {
     FF_AUTO_FREE char *real = realpath(file, NULL); /* descriptors name the file, never a link to it */
     char *names[] = {real, NULL};

@@ -16,9 +16,9 @@
 
 /* Of each of @files one process that has it open, into @users; a file that is not there has none.
  * Cost: a look at every descriptor of every process of this host, once for all of them */
-void in_use(const struct strv *files, pid_t *users);
+void file_users(const struct strv *files, pid_t *users);
 
 /* A process of this host other than @but that has the file open. Its locks say nothing: they are @but's */
-pid_t in_use_beside(const char *file, pid_t but);
+pid_t file_user_beside(const char *file, pid_t but);
 
 #endif

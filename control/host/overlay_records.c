@@ -395,7 +395,7 @@ void overlay_records_sweep(const char *base, const char *id, struct strv *kept)
     }
     rundir_each(base, NULL, find_over, &s);
     pid_t *users = xcalloc(s.files.n + 1, sizeof(*users));
-    in_use(&s.files, users);
+    file_users(&s.files, users);
     for (size_t i = 0; i < s.n; i++) {
         sweep_one(&s, &s.v[i], users, id && !strcmp(id, s.v[i].id) ? kept : NULL);
         free(s.v[i].dir);
@@ -448,7 +448,7 @@ static void find_on(void *opaque, const char *dir, json_t *state)
     }
 }
 
-char *overlays_on(const char *base, const char *image, const char *but)
+char *overlay_records_on(const char *base, const char *image, const char *but)
 {
     struct on on = {.image = image, .but = but};
 

@@ -53,17 +53,17 @@ void overlay_records_unmake(const char *dir, unsigned number); /* nobody has use
  * @id:   for @kept, which may be NULL: a line for each overlay of this fork that stays, and why
  *
  * A run directory that was left for its overlays goes with the last of them.
- * Cost:  as in_use(), if there is any such overlay
+ * Cost:  as file_users(), if there is any such overlay
  */
 void overlay_records_sweep(const char *base, const char *id, struct strv *kept);
 
 /**
- * overlays_on() - whose overlay is there that has this image behind it, of all records of this host
+ * overlay_records_on() - whose overlay is there that has this image behind it, of all records of this host
  * @but: an overlay that does not count
  *
  * Return: a text that names it, to be released; NULL: there is none
  */
-char *overlays_on(const char *base, const char *image, const char *but);
+char *overlay_records_on(const char *base, const char *image, const char *but);
 
 /* The last step of an agent without children: its run directory goes, unless overlays are left
  * there; then @state stays, as that of an agent that has ended */

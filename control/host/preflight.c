@@ -164,7 +164,7 @@ static int check_program(const json_t *words, struct ff_error *why)
     return rc;
 }
 
-int preflight(const json_t *want, pid_t server, struct ff_error *why)
+int preflight_check(const json_t *want, pid_t server, struct ff_error *why)
 {
     const char *folder = json_string_value(json_object_get(want, "folder"));
     json_int_t bytes = json_integer_value(json_object_get(want, "bytes"));

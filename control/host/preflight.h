@@ -16,7 +16,7 @@
 int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct ff_error *why);
 
 /**
- * preflight() - check this host for the children of a fork; an agent does so
+ * preflight_check() - check this host for the children of a fork; an agent does so
  * @want:   {"folder": DIR, "bytes": N   of --scratch
  *           "files": [PATH...]          to be made there
  *           "descriptors": N            that one process may have open
@@ -27,6 +27,6 @@ int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct ff_e
  * Raises the limit of open descriptors of this process and of @server where that is permitted.
  * Takes some 20 ms with a program, else less than one.
  */
-int preflight(const json_t *want, pid_t server, struct ff_error *why);
+int preflight_check(const json_t *want, pid_t server, struct ff_error *why);
 
 #endif

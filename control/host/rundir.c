@@ -292,7 +292,7 @@ json_t *rundir_read_hosts(const char *base, const char *id)
 
 /* --- processes --- */
 
-uint64_t process_start(pid_t pid)
+uint64_t process_start_time(pid_t pid)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%d/stat", (int)pid);
     char text[1024];
@@ -316,5 +316,5 @@ uint64_t process_start(pid_t pid)
 
 bool process_is(pid_t pid, uint64_t start)
 {
-    return start && process_start(pid) == start;
+    return start && process_start_time(pid) == start;
 }

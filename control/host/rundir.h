@@ -67,7 +67,7 @@ json_t *rundir_forks(const char *base); /* ids of all that is in @base, an array
 
 /* When a process was started, in ticks since boot; 0: there is none. With its pid it names a
  * process once and for all. */
-uint64_t process_start(pid_t pid);
+uint64_t process_start_time(pid_t pid);
 bool process_is(pid_t pid, uint64_t start);
 
 #endif

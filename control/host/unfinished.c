@@ -35,9 +35,9 @@ int unfinished_begin(const char *base, const char *id, const char *path, const s
     pid_t pid = qmp_pid(parent);
     FF_AUTO_JSON json_t *state = json_pack(
         "{ss ss ss ss si sI sb s[] sO si sI sb}", "id", id, "node", NODE, "parent", path, "image",
-        "disks", "agent", (int)getpid(), "start", (json_int_t)process_start(getpid()), "detached", 0,
+        "disks", "agent", (int)getpid(), "start", (json_int_t)process_start_time(getpid()), "detached", 0,
         "children", "unfinished", overlays, "parent_pid", (int)pid, "parent_start",
-        (json_int_t)process_start(pid), "asked", 0);
+        (json_int_t)process_start_time(pid), "asked", 0);
     FF_AUTO_FREE char *text = json_dumps(state, JSON_INDENT(1));
     int rc = rundir_make(base, id, NODE, dir, why);
 
@@ -141,7 +141,7 @@ void unfinished_end(const char *dir, const json_t *state, struct strv *kept)
         return;
     }
     pid_t *users = xcalloc(files.n + 1, sizeof(*users));
-    in_use(&files, users);
+    file_users(&files, users);
     for (i = 0; i < files.n; i++)
         over &= end_file(files.v[i], users[i], parent,
                          json_is_true(json_object_get(state, "asked")), kept);

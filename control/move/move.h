@@ -56,7 +56,7 @@ int move_quit_parent(struct move *m, struct ff_error *why);
 
 /* A move that came to nothing: MOVE_HERE stays only where QMP says now that the guest is here and
  * that nobody else moves it */
-void move_see_here(struct move *m);
+void move_find_here(struct move *m);
 
 /* move_there.c: start its QEMU there, until it listens and its agent keeps it. -EAGAIN is of
  * move_ask() alone: its socket is not there yet */

@@ -55,7 +55,7 @@ static int check_status(struct move *m, struct ff_error *why)
     return rc;
 }
 
-void move_see_here(struct move *m)
+void move_find_here(struct move *m)
 {
     FF_AUTO_FREE char *before = xstrdup(m->s.why.text), *is = NULL;
     uint64_t until = ff_now_ms() + SEE_LIMIT_MS;

@@ -56,10 +56,10 @@ int session_init(struct session *s, const struct session_kind *kind,
 {
     s->kind = kind;
     s->o = *given;
-    s->o.parent_path = absolute_path(given->parent_path);
+    s->o.parent_path = defaults_absolute_path(given->parent_path);
     s->o.id = given->id ? xstrdup(given->id) : defaults_id(s->o.parent_path);
     s->o.agent = given->agent ? xstrdup(given->agent) : defaults_agent();
-    s->o.rundir = given->rundir ? absolute_path(given->rundir) : NULL;
+    s->o.rundir = given->rundir ? defaults_absolute_path(given->rundir) : NULL;
     s->o.launcher = xstrdup(given->launcher ? given->launcher : LAUNCHER_DEFAULT);
     s->o.link_options = copy(given->link_options);
     s->o.qemu = copy(given->qemu);
@@ -94,7 +94,7 @@ static void find_parent_again(struct session *s)
     qmp_free(again);
 }
 
-void session_hear_event(struct session *s, json_t *e)
+void session_on_guest_event(struct session *s, json_t *e)
 {
     if (!strcmp(text_of(e, "event"), "BLOCK_IO_ERROR")) {
         json_decref(s->io_error);
@@ -111,7 +111,7 @@ static void hear_parent(struct session *s)
         find_parent_again(s);
     json_t *e;
     while ((e = qmp_take_event(s->qmp)))
-        session_hear_event(s, e);
+        session_on_guest_event(s, e);
 }
 
 bool session_turn(struct session *s, int wait_ms)
@@ -134,7 +134,7 @@ bool session_turn(struct session *s, int wait_ms)
         hear_parent(s);
     for (size_t i = 0; got > 0 && i < s->n_hosts; i++)
         if (p[2 + 2 * i].revents || p[3 + 2 * i].revents) {
-            host_hear(s, &s->hosts[i]);
+            host_on_output(s, &s->hosts[i]);
             heard = true;
         }
     free(p);

@@ -131,7 +131,7 @@ void session_read_signals(struct session *s);
 bool session_turn(struct session *s, int wait_ms);
 
 /* An event of the guest here; taken over */
-void session_hear_event(struct session *s, json_t *e);
+void session_on_guest_event(struct session *s, json_t *e);
 
 /* session_plan.c: hosts and VMs from s->nodes; -ENOSPC: more VMs than slots */
 int session_plan(struct session *s, struct ff_error *why);
@@ -154,7 +154,7 @@ void host_send(struct host *h, json_t *command); /* taken over */
 unsigned host_vms(const struct session *s, const struct host *h);
 
 /* Its pipes are readable, or were closed */
-void host_hear(struct session *s, struct host *h);
+void host_on_output(struct session *s, struct host *h);
 
 /* An agent that has all memory detaches then */
 void host_close_input(struct host *h);
@@ -163,6 +163,6 @@ void host_close_input(struct host *h);
 void host_close(struct host *h, int limit_ms);
 
 /* session_events.c: one event of an agent */
-void session_event(struct session *s, struct host *h, const json_t *event);
+void session_on_agent_event(struct session *s, struct host *h, const json_t *event);
 
 #endif

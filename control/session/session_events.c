@@ -125,7 +125,7 @@ static void hear_lost(struct session *s, struct host *h, const char *error)
         host_fail(s, h, "the parent's memory did not get there, and no child has run: %s", error);
 }
 
-void session_event(struct session *s, struct host *h, const json_t *e)
+void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
 {
     const char *name = text_of(e, "event");
     struct vm *k = child_of(s, h, e);

@@ -95,7 +95,7 @@ static void ended(struct session *s, struct host *h)
         host_fail(s, h, "the agent there ended: %s", words);
 }
 
-void host_hear(struct session *s, struct host *h)
+void host_on_output(struct session *s, struct host *h)
 {
     char *line;
 
@@ -107,7 +107,7 @@ void host_hear(struct session *s, struct host *h)
     while ((line = jsonl_next(&h->run.out_lines))) {
         json_t *e = json_loads(line, 0, NULL);
         if (e)
-            session_event(s, h, e);
+            session_on_agent_event(s, h, e);
         else if (*line) /* a login shell that greets, a launcher that complains */
             spawn_words(&h->run, line);
         json_decref(e);

@@ -51,7 +51,7 @@ int session_plan(struct session *s, struct ff_error *why)
     for (size_t i = 0; i < s->nodes.n; i++) {
         struct host *h = &s->hosts[i];
         *h = (struct host){.node = &s->nodes.v[i], .name = own_name(s, s->nodes.v[i].host),
-                           .here = node_is_here(&s->nodes.v[i]), .run = SPAWN_NONE};
+                           .here = hostlist_is_here(&s->nodes.v[i]), .run = SPAWN_NONE};
         s->n_hosts++;
     }
     for (; s->n_vms < s->o.n; at = (at + 1) % s->nodes.n) {

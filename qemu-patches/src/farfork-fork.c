@@ -376,7 +376,7 @@ static bool start_holder(struct export *e, struct fc_frozen *f,
     pthread_sigmask(SIG_SETMASK, &all, &before);
     e->pid = fork();
     if (!e->pid) {
-        fc_holder(f);
+        fc_holder_main(f);
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     fc_inherit(false);

@@ -84,7 +84,7 @@ struct fc_frozen {
 };
 
 /* In the fork()ed process */
-G_NORETURN void fc_holder(struct fc_frozen *f);
+G_NORETURN void fc_holder_main(struct fc_frozen *f);
 
 /* --- farfork-child.c --- */
 

@@ -299,7 +299,7 @@ static void map_files(struct fc_frozen *f)
     }
 }
 
-void fc_holder(struct fc_frozen *f)
+void fc_holder_main(struct fc_frozen *f)
 {
     struct serving *w;
     bool more = true;

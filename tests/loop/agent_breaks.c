@@ -273,7 +273,7 @@ static void half_a_child(const struct family *f, enum wrong wrong)
         r[1].len_bytes += CELL;
     must_ok(ff_clone_send(sock, &m, &err), err);
     if (wrong == TOO_EARLY)
-        must_ok(ff_clone_say(sock, FF_CLONE_RUNNING, &err), err);
+        must_ok(ff_clone_send_type(sock, FF_CLONE_RUNNING, &err), err);
     if (wrong == NO_FD || wrong == NO_UFFD) {
         must_ok(ff_clone_expect(sock, -1, &m, 10000, &err), err);
         must(m.type == FF_CLONE_IMAGE);

@@ -127,7 +127,7 @@ static void *cancel_any(void *arg)
     struct move *m = arg;
     unsigned long n = random_at * 7 % (random_at / 4 % 2 ? 90 : 24);
 
-    while (ff_fault_hits(moment()) < n && !atomic_load(&any_over))
+    while (ff_failpoint_hits(moment()) < n && !atomic_load(&any_over))
         sched_yield();
     if (random_at % 2)
         ff_source_cancel(m->source);

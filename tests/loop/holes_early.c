@@ -27,7 +27,7 @@ static struct ff_region region_of(const struct area *a)
 
 static void wait_faults(unsigned long n)
 {
-    while (ff_fault_hits("dest.fault") < n) /* the test's limit bounds it */
+    while (ff_failpoint_hits("dest.fault") < n) /* the test's limit bounds it */
         usleep(1000);
 }
 
@@ -107,7 +107,7 @@ static void touched_in_the_pass(void)
     pthread_join(source_thread, NULL);
     for (unsigned i = 0; i < THREADS; i++)
         pthread_join(reader[i], NULL);
-    must(ff_fault_hits("dest.install") > 4000);
+    must(ff_failpoint_hits("dest.install") > 4000);
     ff_dest_stats(dest, &st);
     must(st.bytes_precopied && st.bytes_present == LEN);
     must(st.bytes_prefill + st.bytes_fault + st.bytes_zero == LEN + st.bytes_discarded);

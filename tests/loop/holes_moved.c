@@ -290,14 +290,14 @@ static void breaks_when_short(void)
     } while (st.faults < FF_QUEUE_DEPTH);
     uint64_t before = st.bytes_present;
     start_reader(&hole, b.dst.host + PIECE);
-    while (!ff_fault_hits("dest.install"))
+    while (!ff_failpoint_hits("dest.install"))
         usleep(1000);
     ff_dest_stats(b.dest, &st);
     must(st.bytes_present == before - 4096); /* or a move would be complete without it */
     ff_dest_cancel(b.dest);
     must(ff_dest_wait_done(b.dest, &err));
     must(wait_flag(&hole.ended, 15000));
-    must(ff_fault_hits("dest.install") == 201);
+    must(ff_failpoint_hits("dest.install") == 201);
     do { /* who waits is woken first */
         usleep(1000);
         ff_dest_stats(b.dest, &st);

@@ -46,7 +46,7 @@ static void goes_on(bool tcp, const char *options)
                       .touchers = 2, .writes = true, .touch_late = true, .hook = listen_for_it};
     uint64_t t = ff_now_ns();
     move_run(&m);
-    must(ff_fault_hits("dest.install") > 1500 && n_short == 1 && n_again == 1);
+    must(ff_failpoint_hits("dest.install") > 1500 && n_short == 1 && n_again == 1);
     printf("      short for %u ms\n", (unsigned)((ff_now_ns() - t) / 1000000));
     move_must_succeed(&m);
 }
@@ -76,7 +76,7 @@ static void a_hole(void)
     m = (struct move){.tcp = true, .n_regions = 1, .cells = {4000}, .memory = MEM_MEMFD,
                       .touchers = 2, .touch_late = true, .hook = listen_for_it};
     move_run(&m);
-    must(ff_fault_hits("dest.install") > 900);
+    must(ff_failpoint_hits("dest.install") > 900);
     move_must_succeed(&m);
 }
 
@@ -92,7 +92,7 @@ static void break_meanwhile(struct move *m, enum stage stage)
     while (cell_is_zero(cell))
         cell++;
     peek_start(&waits, m, cell);
-    while (ff_fault_hits("dest.install") < 5) /* the test's limit bounds it */
+    while (ff_failpoint_hits("dest.install") < 5) /* the test's limit bounds it */
         usleep(1000);
     move_cancel_source(m);
 }
@@ -106,9 +106,9 @@ static void breaks_meanwhile(void)
     m = (struct move){.tcp = true, .options = "prefill=off", .hook = break_meanwhile};
     move_run(&m);
     must(m.ran && m.dst.rc && m.src.rc);
-    must(ff_fault_hits("dest.install") < 200 && !atomic_load(&waits.ended));
+    must(ff_failpoint_hits("dest.install") < 200 && !atomic_load(&waits.ended));
     must(wait_flag(&waits.ended, 15000));
-    must(ff_fault_hits("dest.install") == 201);
+    must(ff_failpoint_hits("dest.install") == 201);
     _exit(0); /* the link is broken for good */
 }
 

@@ -200,7 +200,7 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
         return 0;
     int rc = check_format(disk, why);
     if (!rc)
-        rc = check_temporary(d, disk, image, why);
+        rc = disks_check_temporary(d, disk, image, why);
     if (!rc)
         rc = image_check_chain(in->cwd, disk->name, image, why);
     if (!rc)

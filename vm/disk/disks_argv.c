@@ -251,7 +251,7 @@ static bool is_elsewhere(const struct disks *d, const struct disk *disk)
     FF_AUTO_FREE char *file = disk->kind == DISK_SHORT ? xstrdup(value) : drive_file(value);
     if (file)
         return !image_same_file(d->cwd, file, image);
-    FF_AUTO_FREE char *driver = qemu_opts_get(value, "driver"), *rest = opts_drop_below(value, "file");
+    FF_AUTO_FREE char *driver = qemu_opts_get(value, "driver"), *rest = qemu_opts_drop_below(value, "file");
     return !image_has_protocol(image) || (!driver && !strcmp(rest, value)); /* else it is as file.* has it */
 }
 
@@ -275,8 +275,8 @@ static bool is_temporary(const struct disks *d, const struct disk *disk, const j
     return temporary && disk->kind != DISK_BLOCKDEV && file && in_chain(d, image, file);
 }
 
-int check_temporary(const struct disks *d, const struct disk *disk, const json_t *image,
-                    struct ff_error *why)
+int disks_check_temporary(const struct disks *d, const struct disk *disk, const json_t *image,
+                          struct ff_error *why)
 {
     const char *header = json_string_value(json_object_get(image, "backing-filename"));
     bool temporary = all_temporary(d);
@@ -293,7 +293,7 @@ int check_temporary(const struct disks *d, const struct disk *disk, const json_t
 static bool has_lost_options(const char *value)
 {
     FF_AUTO_FREE char *offset = qemu_opts_get(value, "offset"), *size = qemu_opts_get(value, "size");
-    FF_AUTO_FREE char *node = qemu_opts_drop(value, "backing"), *all = opts_drop_below(value, "backing");
+    FF_AUTO_FREE char *node = qemu_opts_drop(value, "backing"), *all = qemu_opts_drop_below(value, "backing");
 
     FF_AUTO_FREE char *creds = qemu_opts_get(value, "file.tls-creds");
 
@@ -452,7 +452,7 @@ static char *drive_text(const char *old, const char *file, const char *format)
     char *s = xstrdup(old);
 
     for (size_t i = 0; i < sizeof(image_keys) / sizeof(image_keys[0]); i++)
-        replace_text(&s, opts_drop_below(s, image_keys[i]));
+        replace_text(&s, qemu_opts_drop_below(s, image_keys[i]));
     if (!file)
         return s;
     replace_text(&s, qemu_opts_set(s, "file", file));
@@ -465,7 +465,7 @@ static json_t *nbd_node(const struct disk *disk, const struct clone_place *p, co
     FF_AUTO_FREE char *export = xprintf("disk%u", disk->index);
 
     return json_pack("{s:s,s:s,s:b,s:{s:s,s:o,s:s}}", "driver", "raw", "node-name", node,
-                     "read-only", 1, "file", "driver", "nbd", "server", nbd_address(p->nbd),
+                     "read-only", 1, "file", "driver", "nbd", "server", disk_nbd_address(p->nbd),
                      "export", export);
 }
 

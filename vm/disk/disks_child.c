@@ -74,7 +74,7 @@ static json_t *served_node(const struct disk *disk)
                      "filename", disk->frozen, "read-only", 1);
 }
 
-json_t *nbd_address(const char *where)
+json_t *disk_nbd_address(const char *where)
 {
     const char *colon = strrchr(where, ':');
 
@@ -109,7 +109,7 @@ json_t *disks_server(const struct disks *d, const char *listen, const char *pidf
     size_t served = 0;
 
     add_json(argv, "--nbd-server",
-             json_pack("{s:o,s:i}", "addr", nbd_address(listen), "max-connections", 0));
+             json_pack("{s:o,s:i}", "addr", disk_nbd_address(listen), "max-connections", 0));
     for (const struct disk *k = d->disk; k < d->disk + d->n; k++) {
         if (!disk_served(k, &any))
             continue;

@@ -47,8 +47,8 @@ struct disks {
 int disks_find(struct disks *d, const struct disks_input *in, struct ff_error *why);
 /* Its image is a file that -snapshot made: without a name, and its header names nothing behind it.
  * -ENOTSUP */
-int check_temporary(const struct disks *d, const struct disk *disk, const json_t *image,
-                    struct ff_error *why);
+int disks_check_temporary(const struct disks *d, const struct disk *disk, const json_t *image,
+                          struct ff_error *why);
 
 char *image_absolute(const char *cwd, const char *name); /* a name with a protocol stays as it is */
 bool image_has_protocol(const char *name);
@@ -80,6 +80,6 @@ char *disk_url(const struct disk *disk, const struct clone_place *p);
 char *disk_overlay(const struct disks *d, const struct disk *disk,
                    const struct clone_place *p, unsigned number);
 /* Of an NBD server that is named as clone_place.nbd is, as QEMU wants it */
-json_t *nbd_address(const char *where);
+json_t *disk_nbd_address(const char *where);
 
 #endif

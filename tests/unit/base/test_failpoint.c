@@ -24,7 +24,7 @@ static void test_off(void **state)
 
     assert_false(ff_failpoints_armed);
     assert_int_equal(ff_failpoint("dest.fault"), 0);
-    assert_int_equal(ff_fault_hits("dest.fault"), 0);
+    assert_int_equal(ff_failpoint_hits("dest.fault"), 0);
     assert_ok(ff_failpoints_arm("", &err), err);
     assert_ok(ff_failpoints_arm(NULL, &err), err); /* the variable is not set */
     assert_false(ff_failpoints_armed);
@@ -113,10 +113,10 @@ static void test_counts(void **state)
     for (int i = 0; i < 3; i++)
         assert_int_equal(ff_failpoint("dest.fault"), -EIO);
     assert_int_equal(ff_failpoint("dest.install"), 0);
-    assert_int_equal(ff_fault_hits("dest.fault"), 3);
+    assert_int_equal(ff_failpoint_hits("dest.fault"), 3);
 
     assert_ok(ff_failpoints_arm("dest.fault=fail:11@3", &err), err);
-    assert_int_equal(ff_fault_hits("dest.fault"), 0);
+    assert_int_equal(ff_failpoint_hits("dest.fault"), 0);
     for (int i = 1; i <= 5; i++)
         assert_int_equal(ff_failpoint("dest.fault"), i == 3 ? -11 : 0);
 

@@ -251,13 +251,13 @@ static void test_last_words(void **state)
     (void)state;
 
     open_pair(s);
-    assert_ok(ff_clone_say(s[1], FF_CLONE_RUNNING, &err), err);
-    assert_ok(ff_clone_say(s[0], FF_CLONE_COMPLETE, &err), err);
+    assert_ok(ff_clone_send_type(s[1], FF_CLONE_RUNNING, &err), err);
+    assert_ok(ff_clone_send_type(s[0], FF_CLONE_COMPLETE, &err), err);
     close(s[0]);
     assert_ok(ff_clone_recv(s[1], &got, &err), err);
     assert_int_equal(got.type, FF_CLONE_COMPLETE);
     assert_fails(ff_clone_recv(s[1], &got, &err), ECONNRESET);
-    assert_fails(ff_clone_say(s[1], FF_CLONE_RUNNING, &err), EPIPE);
+    assert_fails(ff_clone_send_type(s[1], FF_CLONE_RUNNING, &err), EPIPE);
     close(s[1]);
 }
 
@@ -271,7 +271,7 @@ static void test_expect(void **state)
     open_pair(s);
     assert_fails(ff_clone_expect(s[1], -1, &got, 20, &err), ETIMEDOUT);
     assert_fails(ff_clone_expect(s[1], s[1], &got, 0, &err), ETIMEDOUT);
-    ff_clone_say_why(s[0], FF_CLONE_LOST, &why);
+    ff_clone_send_why(s[0], FF_CLONE_LOST, &why);
     assert_fails(ff_clone_expect(s[1], -1, &got, 1000, &err), EIO);
     assert_error(err, EIO, "because");
     close_pair(s);

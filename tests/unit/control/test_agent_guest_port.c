@@ -75,7 +75,7 @@ static struct channel *open_channel(int port, int *guest)
     must_hear(*guest, "forked");
     assert_false(agent_port_raise_links(c, qmp_path)); /* it did not ask */
     say(*guest, "link\n");
-    assert_int_equal(agent_port_hear(c, &code), CHANNEL_NOTHING);
+    assert_int_equal(agent_port_on_input(c, &code), CHANNEL_NOTHING);
     return c;
 }
 
@@ -87,7 +87,7 @@ static void links_behind_another(void **state)
     (void)state;
 
     assert_false(agent_port_raise_links(c, qmp_path));
-    assert_true(channel_qmp_fd(c) >= 0);
+    assert_true(agent_port_qmp_fd(c) >= 0);
     assert_false(agent_port_raise_links(c, qmp_path));
     int q = accept(qmp, NULL, NULL); /* the other has left */
     say(q, "{\"QMP\": {}}\n");
@@ -101,10 +101,10 @@ static void links_behind_another(void **state)
     must_hear(q, "net1");
     say(q, "{\"return\": ");
     assert_false(agent_port_raise_links(c, qmp_path));
-    assert_true(channel_qmp_fd(c) >= 0);
+    assert_true(agent_port_qmp_fd(c) >= 0);
     say(q, "{}}\n");
     assert_false(agent_port_raise_links(c, qmp_path));
-    assert_int_equal(channel_qmp_fd(c), -1); /* done, and it has left the monitor to others */
+    assert_int_equal(agent_port_qmp_fd(c), -1); /* done, and it has left the monitor to others */
     agent_port_free(c);
     close(q);
     close(qmp);
@@ -122,7 +122,7 @@ static void links_of_one_that_ends(void **state)
     assert_false(agent_port_raise_links(c, qmp_path));
     close(accept(qmp, NULL, NULL));
     assert_true(agent_port_raise_links(c, qmp_path));
-    assert_int_equal(channel_qmp_fd(c), -1);
+    assert_int_equal(agent_port_qmp_fd(c), -1);
     assert_false(agent_port_raise_links(c, qmp_path));
     int q = accept(qmp, NULL, NULL);
     say(q, "{\"QMP\": {}}\n");
@@ -171,8 +171,8 @@ static void unused(void **state)
     close(say_setup(&k, qmp, true));
     assert_int_equal(waitid(P_PID, (id_t)kid.pid, &info, WEXITED | WNOHANG | WNOWAIT), 0);
     assert_int_equal(info.si_pid, 0);
-    assert_int_equal(agent_vms_asks(&k, NULL), 1); /* it is asked again */
-    for (; agent_vms_asks(&k, NULL); tries++) { /* on a busy machine the test itself may be late */
+    assert_int_equal(agent_vms_poll(&k, NULL), 1); /* it is asked again */
+    for (; agent_vms_poll(&k, NULL); tries++) { /* on a busy machine the test itself may be late */
         assert_null(agent_vms_answer(&k));
         close(say_setup(&k, qmp, false));
     }
@@ -204,7 +204,7 @@ static void questions(void **state)
     json_decref(e);
     assert_null(ask(&k, "query-status", 3));
     assert_null(agent_vms_answer(&k));
-    assert_int_equal(agent_vms_asks(&k, p), 1);
+    assert_int_equal(agent_vms_poll(&k, p), 1);
     assert_true(p[0].fd >= 0);
     int q = accept(qmp, NULL, NULL);
     say(q, "{\"QMP\": {}}\n");
@@ -225,9 +225,9 @@ static void questions(void **state)
     e = agent_vms_answer(&k);
     assert_true(json_is_true(json_object_get(e, "again")) && json_object_get(e, "error"));
     json_decref(e);
-    assert_int_equal(agent_vms_asks(&k, NULL), 0);
+    assert_int_equal(agent_vms_poll(&k, NULL), 0);
     assert_null(ask(&k, "query-status", 3));
-    agent_vms_asks_free(&k);
+    agent_vms_drop_questions(&k);
     close(qmp);
 }
 

@@ -41,7 +41,7 @@ static void test_no_forks(void **state)
     next("joining w1\n");
     next("joined\n");
     next(NULL);
-    exit_queue_heard(&j);
+    exit_queue_acknowledged(&j);
     next(NULL);
 }
 
@@ -66,7 +66,7 @@ static void test_as_they_end(void **state)
     next("exited 1 255\n");
     next("joined\n");
     next(NULL);
-    exit_queue_heard(&j);
+    exit_queue_acknowledged(&j);
     exit_queue_ask(&j, ""); /* a second time */
     next("joining\n");
     next("joined\n");
@@ -102,24 +102,24 @@ static void test_gives_up(void **state)
     exit_queue_cancel(&j);
     exit_queue_ended(&j, 1, 2, 8);
     next(NULL);
-    exit_queue_heard(&j); /* of an answer that was taken back */
+    exit_queue_acknowledged(&j); /* of an answer that was taken back */
     exit_queue_ask(&j, "b");
     next("joining b\n");
     next("exited 1 9\n");
-    exit_queue_heard(&j); /* too early */
+    exit_queue_acknowledged(&j); /* too early */
     exit_queue_ask(&j, "c");
     next("joining c\n");
     next("exited 1 9\n");
     next("exited 2 8\n");
     next("joined\n");
     exit_queue_cancel(&j); /* killed before it said that it has heard it */
-    exit_queue_heard(&j);
+    exit_queue_acknowledged(&j);
     exit_queue_ask(&j, "d");
     next("joining d\n");
     next("exited 1 9\n");
     next("exited 2 8\n");
     next("joined\n");
-    exit_queue_heard(&j);
+    exit_queue_acknowledged(&j);
     exit_queue_ask(&j, "e");
     next("joining e\n");
     next("joined\n");
@@ -135,7 +135,7 @@ static void test_fork_after(void **state)
     next("joining\n");
     next("exited 1 255\n");
     next("joined\n");
-    exit_queue_heard(&j);
+    exit_queue_acknowledged(&j);
     add(2, 1);
     exit_queue_ask(&j, "");
     next("joining\n");

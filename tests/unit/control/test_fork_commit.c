@@ -104,31 +104,31 @@ static void test_alone(void **state)
     close(open(image, O_WRONLY | O_CREAT, 0600));
     make_overlay(overlay, image);
     int fd = open(image, O_RDONLY | O_CLOEXEC);
-    assert_int_equal(overlay_check_alone(o, base, getpid(), &why), 0); /* the parent has it, of course */
-    assert_int_equal(overlay_check_alone(o, base, getppid(), &why), -EBUSY);
+    assert_int_equal(overlay_commit_check(o, base, getpid(), &why), 0); /* the parent has it, of course */
+    assert_int_equal(overlay_commit_check(o, base, getppid(), &why), -EBUSY);
     FF_AUTO_FREE char *pid = xprintf("process %d ", (int)getpid());
     assert_non_null(strstr(why.text, pid));
 
     /* a descriptor does not name the link by which the parent has it */
     FF_AUTO_FREE char *real = xprintf("%s/real", base);
     assert_false(rename(image, real) || symlink(real, image));
-    assert_int_equal(overlay_check_alone(o, base, getppid(), &why), -EBUSY);
+    assert_int_equal(overlay_commit_check(o, base, getppid(), &why), -EBUSY);
     close(fd);
-    assert_int_equal(overlay_check_alone(o, base, getppid(), &why), 0);
+    assert_int_equal(overlay_commit_check(o, base, getppid(), &why), 0);
     assert_false(rename(real, image));
 
     /* one that has nothing open yet, or not on this host */
     assert_int_equal(rundir_make(base, "f", "n", &dir, &why), 0);
     assert_int_equal(rundir_write_state(dir, s), 0);
     assert_int_equal(overlay_records_add(dir, 1, own, &why), 0); /* the parent is a child itself */
-    assert_int_equal(overlay_check_alone(o, base, getpid(), &why), 0);
+    assert_int_equal(overlay_commit_check(o, base, getpid(), &why), 0);
     assert_int_equal(overlay_records_add(dir, 2, files, &why), 0);
-    assert_int_equal(overlay_check_alone(o, base, getpid(), &why), 0);
+    assert_int_equal(overlay_commit_check(o, base, getpid(), &why), 0);
     make_overlay(child, image);
-    assert_int_equal(overlay_check_alone(o, base, getpid(), &why), -EBUSY);
+    assert_int_equal(overlay_commit_check(o, base, getpid(), &why), -EBUSY);
     assert_non_null(strstr(why.text, "child 2 of fork f"));
     make_overlay(child, overlay);
-    assert_int_equal(overlay_check_alone(o, base, getpid(), &why), 0);
+    assert_int_equal(overlay_commit_check(o, base, getpid(), &why), 0);
     unlink(child);
     rundir_remove(dir);
 }

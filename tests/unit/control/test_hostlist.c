@@ -103,7 +103,7 @@ static void test_files(void **state)
     unsetenv("SLURM_JOB_NODELIST");
     unsetenv("PBS_NODEFILE");
     assert_int_equal(hostlist_from_environment(&l, &why), 0);
-    assert_true(node_is_here(&l.v[0]));
+    assert_true(hostlist_is_here(&l.v[0]));
     hostlist_free(&l);
 
     assert_int_equal(truncate(path, 0), 0);

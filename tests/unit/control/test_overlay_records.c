@@ -50,7 +50,7 @@ static pid_t user_of(const char *path)
     pid_t user;
 
     strv_add(&files, "%s", path);
-    in_use(&files, &user);
+    file_users(&files, &user);
     strv_free(&files);
     return user;
 }
@@ -182,7 +182,7 @@ static void test_record(void **state)
 /* A run directory whose agent, or child 1, is this process */
 static char *fork_dir(const char *id, bool agent, bool child, bool kept)
 {
-    json_int_t start = (json_int_t)process_start(getpid());
+    json_int_t start = (json_int_t)process_start_time(getpid());
     char *dir = NULL;
 
     assert_int_equal(rundir_make(base, id, "n", &dir, &why), 0);

@@ -26,7 +26,7 @@ static int check(json_t *want)
     FF_AUTO_JSON json_t *w = want;
 
     assert_non_null(w);
-    return preflight(w, 0, &why);
+    return preflight_check(w, 0, &why);
 }
 
 static void test_folder(void **state)
@@ -56,7 +56,7 @@ static int limited(unsigned soft, unsigned hard, unsigned need)
         struct rlimit lim = {.rlim_cur = soft, .rlim_max = hard};
         FF_AUTO_JSON json_t *want = json_pack("{si}", "descriptors", (int)need);
         setrlimit(RLIMIT_NOFILE, &lim);
-        if (preflight(want, 0, &why))
+        if (preflight_check(want, 0, &why))
             _exit(strstr(why.text, "ulimit") ? 255 : 254);
         getrlimit(RLIMIT_NOFILE, &lim);
         _exit((int)lim.rlim_cur);

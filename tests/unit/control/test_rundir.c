@@ -148,7 +148,7 @@ static void test_lock(void **state)
 
 static void test_process(void **state)
 {
-    uint64_t own = process_start(getpid());
+    uint64_t own = process_start_time(getpid());
     (void)state;
 
     assert_true(own > 0);
@@ -159,9 +159,9 @@ static void test_process(void **state)
         _exit(0);
     siginfo_t info;
     assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
-    assert_int_equal(process_start(pid), 0); /* it has ended, though nobody has waited for it */
+    assert_int_equal(process_start_time(pid), 0); /* it has ended, though nobody has waited for it */
     assert_int_equal(waitpid(pid, NULL, 0), pid);
-    assert_int_equal(process_start(pid), 0);
+    assert_int_equal(process_start_time(pid), 0);
 }
 
 static void test_lines(void **state)

@@ -79,7 +79,7 @@ static void hear(struct session *s, size_t host, const char *text)
     json_t *e = json_loads(text, 0, NULL);
 
     assert_non_null(e);
-    session_event(s, &s->hosts[host], e);
+    session_on_agent_event(s, &s->hosts[host], e);
     json_decref(e);
 }
 

@@ -532,7 +532,7 @@ static void with_faults(const char *spec)
         assert_memory_equal(to + i * 20000, mem + i, 20000);
     server_join(&s);
     assert_memory_equal(back, mem, 50000);
-    assert_true(ff_fault_hits("tcp.recv.short") + ff_fault_hits("tcp.send.short") > 10);
+    assert_true(ff_failpoint_hits("tcp.recv.short") + ff_failpoint_hits("tcp.send.short") > 10);
     pair_close(&p);
 }
 

@@ -49,7 +49,7 @@ static struct seen run(struct pace *p, struct link *l, uint32_t *window, unsigne
         rate *= noise(l);
         s.bytes += rate * LOOK_NS / looks;
         s.held += *window != 0;
-        *window = pace_look(p, (uint64_t)(rate * LOOK_NS), LOOK_NS, l->rtt_us);
+        *window = tcp_pace_look(p, (uint64_t)(rate * LOOK_NS), LOOK_NS, l->rtt_us);
     }
     return s;
 }
@@ -67,7 +67,7 @@ static void test_a_limited_link_is_full_and_its_queue_short(void **state)
                 struct link l = {gbit[i] / 8, 100, rtt_us[k], 0, percent, 1};
                 uint32_t window = 0;
                 struct pace p;
-                pace_init(&p);
+                tcp_pace_init(&p);
                 run(&p, &l, &window, 4);
                 assert_true(window); /* it took at most 20 ms to find out */
                 struct seen s = run(&p, &l, &window, 400);
@@ -85,7 +85,7 @@ static void test_hosts_that_are_the_limit_are_left_alone(void **state)
     uint32_t window = 0;
     struct pace p;
 
-    pace_init(&p);
+    tcp_pace_init(&p);
     struct seen s = run(&p, &l, &window, 2000);
     assert_true(s.bytes > 0.93 * 3 * LOOK_NS);
     /* the longer it lasts the less often it is tried */
@@ -100,7 +100,7 @@ static void test_hosts_that_answer_late_get_a_larger_window(void **state)
     uint32_t window = 0;
     struct pace p;
 
-    pace_init(&p);
+    tcp_pace_init(&p);
     struct seen s = run(&p, &l, &window, 2000);
     assert_true(s.bytes > 0.95 * 1.25 * LOOK_NS);
     assert_true(s.held > 1800);
@@ -113,7 +113,7 @@ static void test_a_link_that_changes_is_followed(void **state)
     uint32_t window = 0;
     struct pace p;
 
-    pace_init(&p);
+    tcp_pace_init(&p);
     run(&p, &l, &window, 100);
     l.rate = 0.125;
     run(&p, &l, &window, 100);
@@ -130,9 +130,9 @@ static void test_nothing_comes(void **state)
     (void)state;
     struct pace p;
 
-    pace_init(&p);
+    tcp_pace_init(&p);
     for (unsigned i = 0; i < 100; i++)
-        assert_true(pace_look(&p, 0, LOOK_NS, 100) <= 100000);
+        assert_true(tcp_pace_look(&p, 0, LOOK_NS, 100) <= 100000);
     /* and then it does, at 1 Gbit/s: the limit of nothing is not kept */
     struct link l = {.rate = 0.125, .host_rate = 100, .rtt_us = 100};
     uint32_t window = 0;
@@ -148,14 +148,14 @@ static void test_the_rate_is_found_whatever_comes_first(void **state)
     uint32_t window = 8192;
     struct pace p;
 
-    pace_init(&p);
+    tcp_pace_init(&p);
     p.held = true;
     p.gain = 1.5;
     p.best = 0.01;
     run(&p, &l, &window, 400);
     assert_true(run(&p, &l, &window, 100).bytes > 0.95 * 1.25 * LOOK_NS);
     for (unsigned i = 0; i < 50; i++) {
-        pace_look(&p, (uint64_t)(2 * 1.25 * LOOK_NS), LOOK_NS, 100);
+        tcp_pace_look(&p, (uint64_t)(2 * 1.25 * LOOK_NS), LOOK_NS, 100);
         run(&p, &l, &window, 10);
     }
     assert_true(p.best < 1.05 * 1.25);
@@ -169,7 +169,7 @@ static void test_the_beginning_is_not_a_flood(void **state)
     struct link l = {.rate = 0.125, .host_rate = 100, .rtt_us = 200};
     struct pace p;
 
-    pace_init(&p);
+    tcp_pace_init(&p);
     uint32_t window = p.window;
     for (unsigned i = 0; i < 20; i++) {
         run(&p, &l, &window, 1);

@@ -55,8 +55,8 @@ static void test_json(void **state)
                     "\"read-only\":true,\"n\":7}";
     (void)state;
 
-    assert_true(opts_valid(s));
-    assert_false(opts_valid("{\"driver\":"));
+    assert_true(qemu_opts_valid(s));
+    assert_false(qemu_opts_valid("{\"driver\":"));
     assert_text(qemu_opts_get(s, "file.filename"), "/a");
     assert_text(qemu_opts_get(s, "n"), "7");
     assert_text(qemu_opts_get_first(s, "driver"), "qcow2");
