@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * fault_scaling.c - page faults of the library alone: many threads that touch missing memory, no QEMU
+ * fault_scaling.c - page faults of the library alone: many threads that touch missing memory, no
+ * QEMU
  */
 /**
  * DOC: Theory of Operation

@@ -17,7 +17,8 @@
  *              here is the caller's: iptables -A INPUT -j NFQUEUE --queue-num QUEUE.
  *
  * Picture      each way   packet -> lost? -> does it fit? -> the line, one after the other -> delay
- *              time       arrived            else dropped    busy until its last bit       delivered
+ *              time       arrived            else dropped    busy until its last bit
+ *                         delivered
  *
  *              fifo       one queue: that of a switch. A packet never overtakes another, so one
  *                         verdict lets all up to its id go on.
@@ -29,7 +30,8 @@
  * Limits       A packet of 64 KiB is one piece: it comes when its last bit does, is lost as a whole
  *              (as with netem). Its headers are counted as often as it will be cut.
  *              A sleep here ends 20 to 30 us late: it is begun EARLY_NS shorter. Less than NEAR_NS
- *              is spun. Not at real-time priority: the kernel takes that away for 40 ms each second.
+ *              is spun. Not at real-time priority: the kernel takes that away for 40 ms each
+ *              second.
  */
 #include <arpa/inet.h>
 #include <errno.h>

@@ -13,8 +13,8 @@ int cmd_move(int argc, char **argv);
 int cmd_agent(int argc, char **argv);
 int cmd_forks(int argc, char **argv);
 
-/* What was printed has to get there: @code, or @failed where it is 0 and the output could not be written,
- * which is said */
+/* What was printed has to get there: @code, or @failed where it is 0 and the output could not be
+ * written, which is said */
 int output_code(const char *program, int code, int failed);
 
 /* doctor_peer.c: farfork doctor --serve, --peer. @where: [HOST][:PORT] */

@@ -19,47 +19,49 @@
 
 static int usage(FILE *out)
 {
-    fputs("usage: vmclone [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
-          "       vmclone --serve PORT [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
-          "       vmclone --list | --wait ID | --kill ID [OPTION...]\n\n"
-          "Fork a running guest into N children. PARENT is the QMP socket of its QEMU, on this\n"
-          "host; it goes on. Children go to the hosts in turn: those named, or those of the batch job\n"
-          "(SLURM_JOB_NODELIST, PBS_NODEFILE), or this one.\n\n"
-          "  --hostfile FILE         hosts, one a line\n"
-          "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
-          "  --prestart              start children before the parent is frozen\n"
-          "  --template              leave the parent paused, to be forked again\n"
-          "  --net POLICY            isolated (default), user, bridge[:NAME], none, keep\n"
-          "  --scratch DIR           put what children write to disks there; default: /var/tmp\n"
-          "  --overlays DIR          put what the parent writes from now on there; default: beside\n"
-          "                          each image\n"
-          "  --nbd ADDRESS:PORT      serve the disks to other hosts: they do not have the parent's\n"
-          "  --hostname TEMPLATE     of children; default: '{name}-{n}'\n"
-          "  --ip TEMPLATE           ADDRESS/LENGTH[,GATEWAY] or dhcp; once for each NIC\n"
-          "  --user-data TEXT        for farfork-guest's hooks\n"
-          "  --options OPTIONS       of the memory's transport: 'window=4,timeout=30'\n"
-          "  --qemu PATH             the children's QEMU; default: the parent's\n"
-          "  --agent PATH            farfork on every host; default: beside this program\n"
-          "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
-          "  --id ID                 name the fork\n"
-          "  --timeout SECONDS       give up what does not move for so long; default: 60\n"
-          "  --follow                stay until the children have ended, and print how each did\n"
-          "  --json                  print one JSON object; with --follow one a line\n"
-          "  --quiet                 no live lines\n"
-          "  --serve PORT            fork when the guest asks for it (farfork-guest fork), into N\n"
-          "                          children at most; PORT is the socket of its port org.farfork.0\n"
-          "  --max-children NUMBER   with --serve: alive at a time, of all forks; default: 4 times N\n"
-          "  --max-forks NUMBER      with --serve: in a minute; default: 60\n"
-          "  --max-chain NUMBER      refuse a parent whose disk has more images, overlay upon overlay;\n"
-          "                          default: 32 with --serve, else no limit\n"
-          "  --list                  list forks: those with children on this host, and on the hosts\n"
-          "                          that this one has sent children to\n"
-          "  --wait ID               wait until the children of that fork have ended\n"
-          "  --kill ID               end them, and what serves them\n"
-          "  --version               print the version\n"
-          "  -h, --help              print this text\n\n"
-          "Exit code: 0 all children run; 1 some do; 2 usage; 3 none does. With --follow also 1:\n"
-          "a child ended without farfork-guest's exit code 0.\n", out);
+    fputs(
+        "usage: vmclone [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
+        "       vmclone --serve PORT [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
+        "       vmclone --list | --wait ID | --kill ID [OPTION...]\n\n"
+        "Fork a running guest into N children. PARENT is the QMP socket of its QEMU, on this\n"
+        "host; it goes on. Children go to the hosts in turn: those named, or those of the batch job\n"
+        "(SLURM_JOB_NODELIST, PBS_NODEFILE), or this one.\n\n"
+        "  --hostfile FILE         hosts, one a line\n"
+        "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
+        "  --prestart              start children before the parent is frozen\n"
+        "  --template              leave the parent paused, to be forked again\n"
+        "  --net POLICY            isolated (default), user, bridge[:NAME], none, keep\n"
+        "  --scratch DIR           put what children write to disks there; default: /var/tmp\n"
+        "  --overlays DIR          put what the parent writes from now on there; default: beside\n"
+        "                          each image\n"
+        "  --nbd ADDRESS:PORT      serve the disks to other hosts: they do not have the parent's\n"
+        "  --hostname TEMPLATE     of children; default: '{name}-{n}'\n"
+        "  --ip TEMPLATE           ADDRESS/LENGTH[,GATEWAY] or dhcp; once for each NIC\n"
+        "  --user-data TEXT        for farfork-guest's hooks\n"
+        "  --options OPTIONS       of the memory's transport: 'window=4,timeout=30'\n"
+        "  --qemu PATH             the children's QEMU; default: the parent's\n"
+        "  --agent PATH            farfork on every host; default: beside this program\n"
+        "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
+        "  --id ID                 name the fork\n"
+        "  --timeout SECONDS       give up what does not move for so long; default: 60\n"
+        "  --follow                stay until the children have ended, and print how each did\n"
+        "  --json                  print one JSON object; with --follow one a line\n"
+        "  --quiet                 no live lines\n"
+        "  --serve PORT            fork when the guest asks for it (farfork-guest fork), into N\n"
+        "                          children at most; PORT is the socket of its port org.farfork.0\n"
+        "  --max-children NUMBER   with --serve: alive at a time, of all forks; default: 4 times N\n"
+        "  --max-forks NUMBER      with --serve: in a minute; default: 60\n"
+        "  --max-chain NUMBER      refuse a parent whose disk has more images, overlay upon overlay;\n"
+        "                          default: 32 with --serve, else no limit\n"
+        "  --list                  list forks: those with children on this host, and on the hosts\n"
+        "                          that this one has sent children to\n"
+        "  --wait ID               wait until the children of that fork have ended\n"
+        "  --kill ID               end them, and what serves them\n"
+        "  --version               print the version\n"
+        "  -h, --help              print this text\n\n"
+        "Exit code: 0 all children run; 1 some do; 2 usage; 3 none does. With --follow also 1:\n"
+        "a child ended without farfork-guest's exit code 0.\n",
+        out);
     return out == stdout ? EXIT_ALL : EXIT_USAGE;
 }
 
@@ -152,27 +154,66 @@ static int check_options(const struct fork_options *o, const struct command *cmd
 
 static int parse_and_run(int argc, char **argv)
 {
-    enum { HOSTFILE = 256, LAUNCHER, PRESTART, TEMPLATE, NET, SCRATCH, OPTIONS, QEMU, AGENT, RUNDIR,
-           ID, TIMEOUT, OVERLAYS, NBD, HOSTNAME, IP, USER_DATA, FOLLOW, JSON, QUIET, LIST, WAIT, KILL,
-           SERVE, MAX_CHILDREN, MAX_FORKS, MAX_CHAIN, VERSION };
-    static const struct option options[] = {
-        {"help", no_argument, NULL, 'h'}, {"hostfile", required_argument, NULL, HOSTFILE},
-        {"launcher", required_argument, NULL, LAUNCHER}, {"prestart", no_argument, NULL, PRESTART},
-        {"template", no_argument, NULL, TEMPLATE}, {"net", required_argument, NULL, NET},
-        {"scratch", required_argument, NULL, SCRATCH},
-        {"overlays", required_argument, NULL, OVERLAYS}, {"nbd", required_argument, NULL, NBD},
-        {"hostname", required_argument, NULL, HOSTNAME}, {"ip", required_argument, NULL, IP},
-        {"user-data", required_argument, NULL, USER_DATA},
-        {"options", required_argument, NULL, OPTIONS}, {"qemu", required_argument, NULL, QEMU},
-        {"agent", required_argument, NULL, AGENT}, {"rundir", required_argument, NULL, RUNDIR},
-        {"id", required_argument, NULL, ID}, {"timeout", required_argument, NULL, TIMEOUT},
-        {"follow", no_argument, NULL, FOLLOW}, {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET},
-        {"list", no_argument, NULL, LIST}, {"wait", required_argument, NULL, WAIT},
-        {"kill", required_argument, NULL, KILL}, {"serve", required_argument, NULL, SERVE},
-        {"max-children", required_argument, NULL, MAX_CHILDREN},
-        {"max-forks", required_argument, NULL, MAX_FORKS},
-        {"max-chain", required_argument, NULL, MAX_CHAIN},
-        {"version", no_argument, NULL, VERSION}, {0}};
+    enum {
+        HOSTFILE = 256,
+        LAUNCHER,
+        PRESTART,
+        TEMPLATE,
+        NET,
+        SCRATCH,
+        OPTIONS,
+        QEMU,
+        AGENT,
+        RUNDIR,
+        ID,
+        TIMEOUT,
+        OVERLAYS,
+        NBD,
+        HOSTNAME,
+        IP,
+        USER_DATA,
+        FOLLOW,
+        JSON,
+        QUIET,
+        LIST,
+        WAIT,
+        KILL,
+        SERVE,
+        MAX_CHILDREN,
+        MAX_FORKS,
+        MAX_CHAIN,
+        VERSION
+    };
+    static const struct option options[] = {{"help", no_argument, NULL, 'h'},
+                                            {"hostfile", required_argument, NULL, HOSTFILE},
+                                            {"launcher", required_argument, NULL, LAUNCHER},
+                                            {"prestart", no_argument, NULL, PRESTART},
+                                            {"template", no_argument, NULL, TEMPLATE},
+                                            {"net", required_argument, NULL, NET},
+                                            {"scratch", required_argument, NULL, SCRATCH},
+                                            {"overlays", required_argument, NULL, OVERLAYS},
+                                            {"nbd", required_argument, NULL, NBD},
+                                            {"hostname", required_argument, NULL, HOSTNAME},
+                                            {"ip", required_argument, NULL, IP},
+                                            {"user-data", required_argument, NULL, USER_DATA},
+                                            {"options", required_argument, NULL, OPTIONS},
+                                            {"qemu", required_argument, NULL, QEMU},
+                                            {"agent", required_argument, NULL, AGENT},
+                                            {"rundir", required_argument, NULL, RUNDIR},
+                                            {"id", required_argument, NULL, ID},
+                                            {"timeout", required_argument, NULL, TIMEOUT},
+                                            {"follow", no_argument, NULL, FOLLOW},
+                                            {"json", no_argument, NULL, JSON},
+                                            {"quiet", no_argument, NULL, QUIET},
+                                            {"list", no_argument, NULL, LIST},
+                                            {"wait", required_argument, NULL, WAIT},
+                                            {"kill", required_argument, NULL, KILL},
+                                            {"serve", required_argument, NULL, SERVE},
+                                            {"max-children", required_argument, NULL, MAX_CHILDREN},
+                                            {"max-forks", required_argument, NULL, MAX_FORKS},
+                                            {"max-chain", required_argument, NULL, MAX_CHAIN},
+                                            {"version", no_argument, NULL, VERSION},
+                                            {0}};
     struct fork_options o = {.net = NET_ISOLATED, .bridge = "br0",
                               .s.timeout_s = TIMEOUT_S};
     struct command cmd = {0};

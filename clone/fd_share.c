@@ -77,8 +77,8 @@ static int send_files(const struct ff_regions *t, const char *config, int sock,
     return rc;
 }
 
-/* @rc: of sending. What the agent has refused it has refused with a reason. @session: of its answer,
- * or NULL */
+/* @rc: of sending. What the agent has refused it has refused with a reason. @session: of its
+ * answer, or NULL */
 static int hear_answer(int rc, int sock, enum ff_clone_type want, int timeout_ms, int cancel_fd,
                        uint8_t *session, struct ff_error *err)
 {
@@ -231,8 +231,10 @@ int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char
         small &= t.r[i].fd >= 0 || t.r[i].psize == (uint32_t)sysconf(_SC_PAGESIZE);
     }
     if (rest > HAND_OVER_MAX || !small)
-        return ff_error_set(err, EFBIG, "source: hand over: %llu MiB have no file (at most %llu, and no "
-                            "huge pages)", (unsigned long long)rest >> 20, HAND_OVER_MAX >> 20);
+        return ff_error_set(err, EFBIG,
+                            "source: hand over: %llu MiB have no file (at most %llu, and no "
+                            "huge pages)",
+                            (unsigned long long)rest >> 20, HAND_OVER_MAX >> 20);
     int rc = !len || len > FF_WIRE_STATE_MAX
                  ? ff_error_set(err, EFBIG, "state of %zu bytes (permitted 1..%llu)", len,
                                 FF_WIRE_STATE_MAX)

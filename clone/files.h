@@ -24,7 +24,8 @@
 int ff_file_new(const char *name, uint64_t len_bytes, unsigned flags);
 int ff_file_write(int fd, const void *data, size_t len, uint64_t at);
 
-/* No seal can be added, or taken away, after it. -EINVAL: before Linux 5.1 there is no FUTURE_WRITE */
+/* No seal can be added, or taken away, after it. -EINVAL: before Linux 5.1 there is no
+ * FUTURE_WRITE */
 int ff_file_seal(int fd, int seals);
 
 #endif

@@ -72,7 +72,8 @@ int ff_agent_take_link(struct ff_agent *a, const int fd[FF_TCP_SOCKETS], struct 
         return rc;
     pthread_mutex_lock(&a->lock);
     if (!a->passed || a->linked || a->adopted || atomic_load(&a->cancelled))
-        rc = ff_error_set(err, EBUSY, "agent: it has a source, will get none, or has a port for it");
+        rc =
+            ff_error_set(err, EBUSY, "agent: it has a source, will get none, or has a port for it");
     else
         a->link = link;
     a->linked |= !rc;

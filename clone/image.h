@@ -117,9 +117,9 @@ int ff_agent_take_whole(struct ff_agent *a, const struct ff_hello *table, int st
 int ff_agent_keep_state(struct ff_agent *a, const void *state, size_t len, struct ff_error *err);
 void ff_agent_drop_memory(struct ff_agent *a);
 
-/* All of @table (taken over) has been lent, and @state_fd has the state: children may load, and start
- * after ff_agent_handed_over(): @why NULL: it is complete, unless it was lost meanwhile: -errno and
- * the reason; else it never will be. Server thread */
+/* All of @table (taken over) has been lent, and @state_fd has the state: children may load, and
+ * start after ff_agent_handed_over(): @why NULL: it is complete, unless it was lost meanwhile:
+ * -errno and the reason; else it never will be. Server thread */
 int ff_agent_hand_over(struct ff_agent *a, struct ff_hello *table, int state_fd,
                        uint64_t state_bytes, struct ff_error *err);
 /* The link to the source, on these sockets, which are taken over. Server thread */

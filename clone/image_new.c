@@ -19,10 +19,12 @@
 static int check_options(const struct ff_address *listen, struct ff_error *err)
 {
     if (listen->precopy)
-        return ff_error_set(err, EINVAL, "agent: precopy=1: an agent takes images of paused guests alone; "
+        return ff_error_set(err, EINVAL,
+                            "agent: precopy=1: an agent takes images of paused guests alone; "
                             "leave it out");
     if (listen->landing != FF_LANDING_AUTO && listen->landing != FF_LANDING_COPY)
-        return ff_error_set(err, EINVAL, "agent: landing: children would see pages that are half there; "
+        return ff_error_set(err, EINVAL,
+                            "agent: landing: children would see pages that are half there; "
                             "use landing=copy");
     return 0;
 }
@@ -53,8 +55,9 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
                                : ff_dest_new(&addr, &a->dest, err);
     if (!rc) {
         a->port = ff_dest_port(a->dest);
-        ff_dest_own(a->dest, &(struct ff_dest_owner){
-                                 .adopt = ff_agent_adopt, .complete = ff_agent_complete, .opaque = a});
+        ff_dest_own(a->dest, &(struct ff_dest_owner){.adopt = ff_agent_adopt,
+                                                     .complete = ff_agent_complete,
+                                                     .opaque = a});
         rc = a->listen_fd = ff_clone_listen(socket_path, err);
     }
     if (rc >= 0) {

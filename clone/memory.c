@@ -28,8 +28,8 @@ static int reopen(int fd, struct ff_error *err)
 
     snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
     int view = open(path, O_RDONLY | O_CLOEXEC);
-    return view < 0 ? ff_error_set(err, errno, "agent: open %s for reading: %s (is /proc mounted?)", path,
-                                   strerror(errno))
+    return view < 0 ? ff_error_set(err, errno, "agent: open %s for reading: %s (is /proc mounted?)",
+                                   path, strerror(errno))
                     : view;
 }
 
@@ -55,21 +55,26 @@ static int check_lent(const struct ff_lent *l, const struct ff_wire_region *r, s
     struct statfs fs;
 
     if (l->region.len_bytes != r->len_bytes || l->region.psize != r->psize)
-        return ff_error_set(err, EINVAL, "agent: region %s: lent with 0x%llx bytes in pages of %u, but the "
-                            "image's has 0x%llx in pages of %u", r->name,
-                            (unsigned long long)l->region.len_bytes, l->region.psize,
+        return ff_error_set(err, EINVAL,
+                            "agent: region %s: lent with 0x%llx bytes in pages of %u, but the "
+                            "image's has 0x%llx in pages of %u",
+                            r->name, (unsigned long long)l->region.len_bytes, l->region.psize,
                             (unsigned long long)r->len_bytes, r->psize);
     if (fstat(l->fd, &st) || fstatfs(l->fd, &fs))
-        return ff_error_set(err, errno, "agent: region %s: what was lent: %s", r->name, strerror(errno));
+        return ff_error_set(err, errno, "agent: region %s: what was lent: %s", r->name,
+                            strerror(errno));
     if (!S_ISREG(st.st_mode) || l->offset % r->psize ||
         (uint64_t)st.st_size < l->offset || (uint64_t)st.st_size - l->offset < r->len_bytes)
-        return ff_error_set(err, EINVAL, "agent: region %s: what was lent has 0x%llx bytes (need 0x%llx at "
-                            "0x%llx)", r->name, (unsigned long long)st.st_size,
+        return ff_error_set(err, EINVAL,
+                            "agent: region %s: what was lent has 0x%llx bytes (need 0x%llx at "
+                            "0x%llx)",
+                            r->name, (unsigned long long)st.st_size,
                             (unsigned long long)r->len_bytes, (unsigned long long)l->offset);
     if (fs.f_type == HUGETLBFS_MAGIC)
         page = (uint32_t)fs.f_bsize;
     if (page != r->psize)
-        return ff_error_set(err, EINVAL, "agent: region %s: what was lent has pages of %u bytes (need %u)",
+        return ff_error_set(err, EINVAL,
+                            "agent: region %s: what was lent has pages of %u bytes (need %u)",
                             r->name, page, r->psize);
     return 0;
 }
@@ -115,10 +120,13 @@ static int check_total(const struct ff_agent *a, const struct ff_hello *table, s
     for (unsigned i = 0; i < table->n_regions; i++) {
         const struct ff_wire_region *r = &table->regions[i];
         if (a->max_bytes && r->len_bytes > a->max_bytes - total)
-            return ff_error_set(err, EFBIG, "agent: region %s: 0x%llx bytes after 0x%llx, but the guest of "
-                                "this fork has 0x%llx in all; if memory was plugged meanwhile, fork "
-                                "again", r->name, (unsigned long long)r->len_bytes,
-                                (unsigned long long)total, (unsigned long long)a->max_bytes);
+            return ff_error_set(
+                err, EFBIG,
+                "agent: region %s: 0x%llx bytes after 0x%llx, but the guest of "
+                "this fork has 0x%llx in all; if memory was plugged meanwhile, fork "
+                "again",
+                r->name, (unsigned long long)r->len_bytes, (unsigned long long)total,
+                (unsigned long long)a->max_bytes);
         total += r->len_bytes;
     }
     return 0;
@@ -144,8 +152,8 @@ static int adopt_region(struct ff_agent *a, const struct ff_wire_region *r, stru
     m->map = map;
     /* from here on this mapping alone can change the file */
     if (!l && (rc = ff_file_seal(m->fd, FF_SEALS_MAPPED)))
-        return ff_error_set(err, -rc, "agent: region %s: seal its file: %s%s", r->name, strerror(-rc),
-                            rc == -EINVAL ? " (needs Linux 5.1)" : "");
+        return ff_error_set(err, -rc, "agent: region %s: seal its file: %s%s", r->name,
+                            strerror(-rc), rc == -EINVAL ? " (needs Linux 5.1)" : "");
     /* before Linux 6.4 a huge page would be made of what is here, and of zeros */
     madvise(map, r->len_bytes, MADV_NOHUGEPAGE);
     madvise(map, r->len_bytes, MADV_DONTFORK);
@@ -221,14 +229,15 @@ int ff_agent_take_whole(struct ff_agent *a, const struct ff_hello *table, int st
     if (seals < 0 || (seals & FF_SEALS_WHOLE) != FF_SEALS_WHOLE)
         return ff_error_set(err, EPROTO, "agent: the state that was handed over can be changed");
     if (fstat(state_fd, &st) || !S_ISREG(st.st_mode) || (uint64_t)st.st_size < state_bytes)
-        return ff_error_set(err, EPROTO, "agent: the state that was handed over is no file of %llu bytes",
+        return ff_error_set(err, EPROTO,
+                            "agent: the state that was handed over is no file of %llu bytes",
                             (unsigned long long)state_bytes);
     for (unsigned i = 0; i < table->n_regions && !rc; i++) {
         const struct ff_wire_region *r = &table->regions[i];
         struct ff_lent *l = find_lent(a, r->name);
         rc = l && l->fd >= 0 ? take_file(a, r, l, err)
-                             : ff_error_set(err, EPROTO, "agent: region %s: handed over, but not lent",
-                                            r->name);
+                             : ff_error_set(err, EPROTO,
+                                            "agent: region %s: handed over, but not lent", r->name);
     }
     if (!rc) {
         a->state_fd = reopen(state_fd, err);

@@ -43,8 +43,9 @@ static int open_socket(const char *path, struct sockaddr_un *sa, struct ff_error
 {
     *sa = (struct sockaddr_un){.sun_family = AF_UNIX};
     if (!*path || strlen(path) >= sizeof(sa->sun_path))
-        return ff_error_set(err, ENAMETOOLONG, "agent's socket: path of %zu bytes (permitted 1..%zu)",
-                            strlen(path), sizeof(sa->sun_path) - 1);
+        return ff_error_set(err, ENAMETOOLONG,
+                            "agent's socket: path of %zu bytes (permitted 1..%zu)", strlen(path),
+                            sizeof(sa->sun_path) - 1);
     strcpy(sa->sun_path, path);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     return fd < 0 ? ff_error_set(err, errno, "agent's socket: %s", strerror(errno)) : fd;
@@ -74,7 +75,8 @@ static int check_peer(int sock, struct ff_error *err)
     if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
         return ff_error_set(err, errno, "agent's socket: who is there: %s", strerror(errno));
     if (peer.uid && peer.uid != geteuid())
-        return ff_error_set(err, EACCES, "agent's socket: process %d is of user %u (permitted: %u, root)",
+        return ff_error_set(err, EACCES,
+                            "agent's socket: process %d is of user %u (permitted: %u, root)",
                             peer.pid, peer.uid, geteuid());
     return 0;
 }
@@ -163,8 +165,9 @@ static int encode(uint8_t *buf, const struct ff_clone_msg *m, struct ff_error *e
         ff_wb_put_bytes(&b, m->session, sizeof(m->session));
     }
     if (b.bad)
-        return why.code ? ff_error_set(err, why.code, "%s", why.text)
-                        : ff_error_set(err, E2BIG, "agent's socket: %s is too long", names[m->type]);
+        return why.code
+                   ? ff_error_set(err, why.code, "%s", why.text)
+                   : ff_error_set(err, E2BIG, "agent's socket: %s is too long", names[m->type]);
     return (int)b.pos;
 }
 
@@ -220,11 +223,12 @@ static int get_hello(struct ff_wirebuf *b, struct ff_clone_msg *m, struct ff_err
     uint64_t n = ff_wb_get(b, 4);
 
     if (b->bad || magic != MAGIC || version != VERSION || lends > 1 || n > FF_WIRE_REGIONS_MAX)
-        return ff_error_set(err, EPROTO, "agent's socket: HELLO: magic 0x%llx, version %llu, kind %llu, "
-                            "%llu regions (want 0x%llx, %d, 0..1, 1..%d): both ends need one version",
-                            (unsigned long long)magic, (unsigned long long)version,
-                            (unsigned long long)lends, (unsigned long long)n, MAGIC, VERSION,
-                            FF_WIRE_REGIONS_MAX);
+        return ff_error_set(
+            err, EPROTO,
+            "agent's socket: HELLO: magic 0x%llx, version %llu, kind %llu, "
+            "%llu regions (want 0x%llx, %d, 0..1, 1..%d): both ends need one version",
+            (unsigned long long)magic, (unsigned long long)version, (unsigned long long)lends,
+            (unsigned long long)n, MAGIC, VERSION, FF_WIRE_REGIONS_MAX);
     m->lends = lends;
     for (uint64_t i = 0; i < n; i++)
         m->host[i] = ff_wb_get(b, 8);
@@ -311,8 +315,8 @@ static int decode(uint8_t *buf, size_t len, struct ff_clone_msg *m, struct ff_er
     if (!b.bad && !ff_wb_left(&b) && m->n_fds >= least && m->n_fds <= most)
         return 0;
     ff_hello_free(&m->table);
-    return ff_error_set(err, EPROTO, "agent's socket: %s: %zu bytes, %u descriptors", names[type], len,
-                        m->n_fds);
+    return ff_error_set(err, EPROTO, "agent's socket: %s: %zu bytes, %u descriptors", names[type],
+                        len, m->n_fds);
 }
 
 static void take_fds(struct msghdr *msg, struct ff_clone_msg *m)

@@ -110,7 +110,8 @@ static void prepare(const struct ff_process *p, int fd)
 
 /* --- by exec --- */
 
-int ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd, struct ff_error *err)
+int ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd,
+                    struct ff_error *err)
 {
     int fd[2];
 
@@ -246,7 +247,8 @@ int ff_process_wait_server(int sock, struct ff_error *err)
 
     if (!rc)
         rc = receive_all(sock, &ready, 1, NULL);
-    return rc ? ff_error_set(err, -rc, "fork server: %s", rc == -EPIPE ? "it has ended" : strerror(-rc))
+    return rc ? ff_error_set(err, -rc, "fork server: %s",
+                             rc == -EPIPE ? "it has ended" : strerror(-rc))
               : 0;
 }
 

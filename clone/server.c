@@ -149,8 +149,8 @@ static int take_lent(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg 
     for (unsigned i = 0; i < m->n && !rc; i++) {
         const struct ff_clone_memory *e = &m->memory[i];
         if (!c->n_sent || e->region >= c->table.n_regions) {
-            rc = ff_error_set(err, EPROTO, "agent: region %u lent (permitted 0..%u, %u more)", e->region,
-                              c->table.n_regions - 1, c->n_sent);
+            rc = ff_error_set(err, EPROTO, "agent: region %u lent (permitted 0..%u, %u more)",
+                              e->region, c->table.n_regions - 1, c->n_sent);
             break;
         }
         a->lent[a->n_lent++] = (struct ff_lent){
@@ -279,7 +279,8 @@ static int attach(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
     for (unsigned i = 0; i < a->n_memory; i++)
         missing |= !a->memory[i].lent && !is_complete;
     if (!m->n_fds && missing)
-        return ff_error_set(err, EINVAL, "agent: it does not watch its memory, which is not all here");
+        return ff_error_set(err, EINVAL,
+                            "agent: it does not watch its memory, which is not all here");
     if (m->n_fds && atomic_load(&a->handed_over))
         return ff_error_set(err, EPROTO, "agent: it watches memory of which none is missing");
     if (m->n_fds) {

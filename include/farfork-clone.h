@@ -186,8 +186,8 @@ int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char
  *
  * Return:  0; -ECONNRESET, -EPIPE: the agent has ended, and so will the children; -ECONNABORTED: it
  *          was canceled, likewise; -ECANCELED: ff_source_cancel(), of which it is not known whether
- *          it came before; -EINVAL: nothing was handed over. An agent that does not answer is waited
- *          for until it ends
+ *          it came before; -EINVAL: nothing was handed over. An agent that does not answer is
+ *          waited for until it ends
  */
 int ff_source_let_run(struct ff_source *s, struct ff_error *err);
 
@@ -237,7 +237,8 @@ int ff_child_running(struct ff_child *c, struct ff_error *err);
  *
  * Call it in a thread of its own as soon as the child is attached: loading the state may wait for
  * memory that never comes, and only this, and then those below, say so.
- * Return: as ff_child_wait_done(), but for 0: nothing will take the image back, and ff_child_loaded()
+ * Return: as ff_child_wait_done(), but for 0: nothing will take the image back, and
+ * ff_child_loaded()
  *         was called, or all memory is here and the agent has ended: load it first
  */
 int ff_child_wait_start(struct ff_child *c, struct ff_error *err);
@@ -254,8 +255,8 @@ int ff_child_wait_run(struct ff_child *c, struct ff_error *err);
  * ff_child_wait_done() - wait until all memory is on this host
  *
  * Return: 0: it is, and it is no longer watched: the child needs the agent no more;
- *         -ECANCELED; -errno: the agent lost its source, or died: the guest must be ended. Until it is,
- *         whoever touches missing memory waits; nobody reads zeros.
+ *         -ECANCELED; -errno: the agent lost its source, or died: the guest must be ended. Until it
+ *         is, whoever touches missing memory waits; nobody reads zeros.
  */
 int ff_child_wait_done(struct ff_child *c, struct ff_error *err);
 void ff_child_cancel(struct ff_child *c); /* any thread */
@@ -307,7 +308,8 @@ int ff_process_serve(int sock, int *argc, char ***argv, struct ff_error *err);
 int ff_process_wait_server(int sock, struct ff_error *err);
 
 /**
- * ff_process_fork() - as ff_process_exec(), by a server that runs the program of @p->argv[0] already
+ * ff_process_fork() - as ff_process_exec(), by a server that runs the program of @p->argv[0]
+ * already
  *
  * The child is the caller's own if that is a subreaper (PR_SET_CHILD_SUBREAPER), and the server its
  * child. After an error none runs, nor will; the server is not to be asked again.

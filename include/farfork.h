@@ -28,8 +28,8 @@
  * Threads      the calls of one handle are made one after the other, from any thread;
  *              *_cancel() and *_stats() at any time from any thread.
  * Invariants   Once ff_source_go() was called the guest must not run on the source again,
- *              whatever it returned but -ETIME. Before that, a failure anywhere leaves the source free
- *              to resume. The destination must not run the guest before ff_dest_wait_go()
+ *              whatever it returned but -ETIME. Before that, a failure anywhere leaves the source
+ *              free to resume. The destination must not run the guest before ff_dest_wait_go()
  *              returned 0.
  * Failure      functions return 0 or -errno and fill the error, if one is given.
  */
@@ -107,9 +107,10 @@ int ff_address_resolve(struct ff_address *a, struct ff_error *err);
  * @fd_offset: where in @fd the region starts
  * @zero_fill: a page that nobody has touched reads as zeros: anonymous memory, a mapping of @fd or
  *             of @private_fd
- * @is_private: a source's, whose @fd is -1: it is a private mapping of @private_fd from @fd_offset on.
- *             What was written is in copies, the rest is looked at in the file, whose holes stay. While
- *             the region is there, nobody else writes to the file
+ * @is_private: a source's, whose @fd is -1: it is a private mapping of @private_fd from @fd_offset
+ *              on.
+ *             What was written is in copies, the rest is looked at in the file, whose holes stay.
+ *             While the region is there, nobody else writes to the file
  */
 struct ff_region {
     const char *name;
@@ -294,8 +295,8 @@ void ff_source_free(struct ff_source *s);
 /* Room for a session in hexadecimal */
 #define FF_SESSION_TEXT 33
 
-/* After ff_source_connect() or ff_source_hand_over(): what ff_agent_session() says there, if that is
- * the image which that agent has. "": it was taken by nobody */
+/* After ff_source_connect() or ff_source_hand_over(): what ff_agent_session() says there, if that
+ * is the image which that agent has. "": it was taken by nobody */
 void ff_source_session(const struct ff_source *s, char out[FF_SESSION_TEXT]);
 
 /* --- destination --- */
@@ -344,7 +345,8 @@ void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *wh
  *
  * Before ff_dest_wait_done(). Before GO a page that waits for so long ends the move instead.
  */
-void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char *why), void *opaque);
+void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char *why),
+                         void *opaque);
 
 /* The state is loaded: ask the source to let go */
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err);

@@ -41,8 +41,8 @@ static int get_number(const char *name, const char *text, unsigned long min, uns
     else if (unit > 1 && (*end == 'M' || *end == 'm'))
         v <<= 20, end++;
     if (!isdigit((unsigned char)*text) || *end || !fits || v < min || v > max)
-        return ff_error_set(err, EINVAL, "address: %s=%s: want a number, %lu..%lu%s", name, text, min,
-                            max, unit > 1 ? " bytes (suffix K or M)" : "");
+        return ff_error_set(err, EINVAL, "address: %s=%s: want a number, %lu..%lu%s", name, text,
+                            min, max, unit > 1 ? " bytes (suffix K or M)" : "");
     *out = v;
     return 0;
 }
@@ -190,7 +190,8 @@ static int set_host_port(struct ff_address *a, char *text, struct ff_error *err)
         host[len - 1] = '\0';
         host++;
     } else if (strpbrk(host, "[]:")) {
-        return ff_error_set(err, EINVAL, "address: host \"%s\": write an IPv6 address in brackets, [::1]:PORT",
+        return ff_error_set(err, EINVAL,
+                            "address: host \"%s\": write an IPv6 address in brackets, [::1]:PORT",
                             host);
     }
     if (strlen(host) >= sizeof(a->host))

@@ -60,7 +60,8 @@ bool ff_claim_touch(struct ff_claims *c, uint64_t page);
 /* All pages are here from the start; before any other thread knows @c */
 void ff_claims_present(struct ff_claims *c);
 
-/* True: @page was PRESENT or a HOLE and is MISSING now: the caller discards it. False: there is nothing to
+/* True: @page was PRESENT or a HOLE and is MISSING now: the caller discards it. False: there is
+ * nothing to
  * discard: it is MISSING, or INFLIGHT: its owner has not read it yet, since the image is not
  * frozen */
 bool ff_claim_forget(struct ff_claims *c, uint64_t page);

@@ -55,8 +55,8 @@ int ff_control_expect(struct ff_control *c, enum ff_msg want, uint32_t also, int
         return type;
     if (type == FF_MSG_REFUSE)
         return refused(c, err);
-    return ff_error_set(err, EPROTO, "wire: read message: %s (want %s)", ff_msg_name((unsigned)type),
-                        ff_msg_name(want));
+    return ff_error_set(err, EPROTO, "wire: read message: %s (want %s)",
+                        ff_msg_name((unsigned)type), ff_msg_name(want));
 }
 
 void ff_control_refuse(struct ff_control *c, const char *why)

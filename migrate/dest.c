@@ -59,7 +59,8 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
     struct ff_port *port;
 
     if (a->passed)
-        return ff_error_set(err, EINVAL, "destination: the address is \"unix\": only an agent takes "
+        return ff_error_set(err, EINVAL,
+                            "destination: the address is \"unix\": only an agent takes "
                             "connections so; want HOST:PORT");
     int rc = ff_port_listen(&p, a->link, &port, err);
     if (rc)
@@ -142,7 +143,8 @@ static int recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
 /* Under pager_lock, so that it is whole, or not there, for ff_dest_give_up() */
 static int start_pager(struct ff_dest *d, struct ff_error *err)
 {
-    int rc = ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, d->publish.segment_bytes, err);
+    int rc =
+        ff_pager_init(&d->pager, d->link, &d->addr, &d->regions, d->publish.segment_bytes, err);
     if (!rc && d->owner.adopt)
         rc = ff_children_new(&d->pager, err);
     if (rc) {
@@ -435,8 +437,8 @@ void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char 
 static void tell_shortage(struct ff_dest *d, const char *why)
 {
     if (why)
-        ff_log(FF_LOG_WARN, "destination: %s: who touches missing memory waits until it can be installed",
-               why);
+        ff_log(FF_LOG_WARN,
+               "destination: %s: who touches missing memory waits until it can be installed", why);
     else
         ff_log(FF_LOG_WARN, "destination: there is memory again: pages are installed");
     if (d->on_shortage)

@@ -148,8 +148,8 @@ static int check_table(struct ff_dest *d, const char *config, bool *for_good, st
 
     *for_good = d->owner.adopt;
     if (!rc)
-        rc = ff_regions_match(&d->regions, d->owner.adopt ? d->peer.config : config, &d->peer, d->map,
-                              &why);
+        rc = ff_regions_match(&d->regions, d->owner.adopt ? d->peer.config : config, &d->peer,
+                              d->map, &why);
     if (!rc)
         return 0;
     refuse(d, why.text);
@@ -202,7 +202,8 @@ static int find_source(struct ff_dest *d, struct waiting *w, const char *config,
             return rc;
         }
         if (!atomic_load(&d->cancelled)) /* else the wait ends at once */
-            ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source", why.text);
+            ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source",
+                   why.text);
         set_link(d, NULL);
         ff_hello_free(&d->peer);
     }

@@ -375,7 +375,8 @@ static void answer_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
     if (r->range.landing != FF_UFFD_CONTINUE || !atomic_load(&p->image_frozen))
         ff_pager_wake(p, r, page);
     else if (ff_uffd_map_again(&p->uffd, &r->range, page * r->range.psize, &why))
-        ff_log(FF_LOG_ERROR, "pager: region %s: %s; who waits for the page hangs", r->name, why.text);
+        ff_log(FF_LOG_ERROR, "pager: region %s: %s; who waits for the page hangs", r->name,
+               why.text);
 }
 
 /* Somebody waits for the page of @w */

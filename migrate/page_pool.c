@@ -135,8 +135,8 @@ void ff_page_pool_start(struct ff_page_pool *s, const struct ff_regions *regions
     s->n = regions->n;
     for (unsigned i = 0; i < regions->n; i++) {
         const struct ff_region *r = &regions->r[i];
-        bool fits = r->fd < 0 && r->psize == (uint32_t)sysconf(_SC_PAGESIZE) && ff_region_is_empty(r) &&
-                    !ff_policy_is_set(r);
+        bool fits = r->fd < 0 && r->psize == (uint32_t)sysconf(_SC_PAGESIZE) &&
+                    ff_region_is_empty(r) && !ff_policy_is_set(r);
         s->start[i] = s->map_bytes;
         s->len_bytes[i] = fits ? r->len_bytes : 0;
         s->map_bytes += s->len_bytes[i];

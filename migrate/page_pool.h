@@ -15,9 +15,9 @@
  *              pool     |==+==+==+==+==|......|      of the region is there by another way:
  *                        0           ready    end     zeros, a fault, a copy
  *
- * Threads      one, from ff_page_pool_start() to ff_page_pool_stop(), at the lowest priority; afterwards
- *              the prefill thread reads into the pool. Whoever installs a page gives its page of
- *              the pool back.
+ * Threads      one, from ff_page_pool_start() to ff_page_pool_stop(), at the lowest priority;
+ *              afterwards the prefill thread reads into the pool. Whoever installs a page gives its
+ *              page of the pool back.
  * Invariants   the pool and what is installed are never more than the guest's memory, but for
  *              what the prefill thread has under way. When it ends, for whatever reason, the
  *              pool is empty.

@@ -57,16 +57,19 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t s
     };
     if (pr->range.memory == FF_UFFD_HUGETLB && p->opts->precopy &&
         pr->range.landing == FF_UFFD_COPY)
-        return ff_error_set(err, ENOTSUP, "pager: region %s: %s with precopy=1: huge pages that are "
-                            "discarded go back to the pool, where others may take them: %s", r->name,
-                            shared ? "landing=copy" : "private huge pages",
+        return ff_error_set(err, ENOTSUP,
+                            "pager: region %s: %s with precopy=1: huge pages that are "
+                            "discarded go back to the pool, where others may take them: %s",
+                            r->name, shared ? "landing=copy" : "private huge pages",
                             shared ? "use landing=continue" : "use shared ones (share=on)");
     while (pr->chunk_bytes > p->link->max_len_bytes)
         pr->chunk_bytes /= 2;
     pr->chunk_bytes = FF_MAX(pr->chunk_bytes, r->psize);
     if (r->psize > p->link->max_len_bytes)
-        return ff_error_set(err, ENOTSUP, "pager: region %s: the device carries messages of %u bytes "
-                            "(need a page, %u)", r->name, p->link->max_len_bytes, r->psize);
+        return ff_error_set(err, ENOTSUP,
+                            "pager: region %s: the device carries messages of %u bytes "
+                            "(need a page, %u)",
+                            r->name, p->link->max_len_bytes, r->psize);
     if (ff_claims_init(&pr->claims, r->len_bytes / r->psize))
         return ff_error_set(err, ENOMEM, "pager: claims of region %s: out of memory", r->name);
     p->n_regions++;
@@ -141,8 +144,10 @@ int ff_pager_check_push(struct ff_pager *p, uint32_t push_bytes, struct ff_error
     p->can_push = chunk <= push_bytes;
     if (p->can_push || p->opts->prefill != FF_PREFILL_PUSH)
         return 0;
-    return ff_error_set(err, ENOTSUP, "pager: prefill=push: the source's link writes at most %u bytes "
-                        "at once (need a chunk, %u): use prefill=pull", push_bytes, chunk);
+    return ff_error_set(err, ENOTSUP,
+                        "pager: prefill=push: the source's link writes at most %u bytes "
+                        "at once (need a chunk, %u): use prefill=pull",
+                        push_bytes, chunk);
 }
 
 /* Will every hole of @r have its page when it is touched, after the move? A hugetlb file reserves
@@ -370,7 +375,8 @@ void ff_pager_stats(struct ff_pager *p, struct ff_stats *st)
 
 void ff_pager_stages(struct ff_pager *p, struct ff_stage_time out[FF_STAGES])
 {
-    static const char *const names[FF_STAGES] = {"read", "claim", "post", "wire", "install", "wake"};
+    static const char *const names[FF_STAGES] = {"read", "claim",   "post",
+                                                 "wire", "install", "wake"};
 
     for (unsigned i = 0; i < FF_STAGES; i++) {
         out[i].name = names[i];

@@ -209,7 +209,8 @@ int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_err
 /* 0: every page is present; 1: not after @timeout_ms; -errno: broken, with the reason */
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err);
 
-/* Has a page waited for memory for so long that its owner should know? @why: what the kernel said */
+/* Has a page waited for memory for so long that its owner should know? @why: what the kernel
+ * said */
 bool ff_pager_is_short(struct ff_pager *p, struct ff_error *why);
 
 /* 0, or -errno with the reason when the state is @limit or worse */

@@ -252,8 +252,8 @@ static int wait_for_memory(struct ff_pager *p)
     return rc;
 }
 
-/* Install @n pages that are ours, however long that takes; @move: @src loses its pages. 0: also when
- * the pager is to stop; or as ff_pager_install() */
+/* Install @n pages that are ours, however long that takes; @move: @src loses its pages. 0: also
+ * when the pager is to stop; or as ff_pager_install() */
 static int install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
                    uint8_t *src, bool move)
 {

@@ -36,11 +36,14 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
     if (r->psize < 4096 || (r->psize & (r->psize - 1)))
         return ff_error_set(err, EINVAL, "regions: add %s: page size %u", r->name, r->psize);
     if (r->psize > PSIZE_MAX)
-        return ff_error_set(err, ENOTSUP, "regions: add %s: pages of %u MiB cannot be moved; use hugetlb pages of 2 MiB",
-                            r->name, r->psize >> 20);
+        return ff_error_set(
+            err, ENOTSUP,
+            "regions: add %s: pages of %u MiB cannot be moved; use hugetlb pages of 2 MiB", r->name,
+            r->psize >> 20);
     if (!r->len_bytes || r->len_bytes > FF_WIRE_REGION_LEN_MAX || r->len_bytes % r->psize ||
         (uintptr_t)r->host % r->psize)
-        return ff_error_set(err, EINVAL, "regions: add %s: %p, length 0x%llx: not whole pages of %u bytes",
+        return ff_error_set(err, EINVAL,
+                            "regions: add %s: %p, length 0x%llx: not whole pages of %u bytes",
                             r->name, r->host, (unsigned long long)r->len_bytes, r->psize);
     if (t->n == FF_WIRE_REGIONS_MAX)
         return ff_error_set(err, E2BIG, "regions: add %s: more than %d regions", r->name,
@@ -58,8 +61,11 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
     int rc = r->fd >= 0 ? lock_file(r, F_WRLCK) : 0;
     if (rc == -EAGAIN || rc == -EACCES) {
         free(name);
-        return ff_error_set(err, EBUSY, "regions: add %s: another process moves a guest whose memory is the same file; "
-                            "source and destination need a file each", r->name);
+        return ff_error_set(
+            err, EBUSY,
+            "regions: add %s: another process moves a guest whose memory is the same file; "
+            "source and destination need a file each",
+            r->name);
     }
     t->r[t->n] = *r;
     t->r[t->n++].name = name;
@@ -132,23 +138,26 @@ int ff_regions_match(const struct ff_regions *mine, const char *config,
     bool seen[FF_WIRE_REGIONS_MAX] = {false};
 
     if (strcmp(config, peer->config))
-        return ff_error_set(err, EINVAL, "hello: machines differ: source \"%s\", destination \"%s\"; "
+        return ff_error_set(err, EINVAL,
+                            "hello: machines differ: source \"%s\", destination \"%s\"; "
                             "start the destination with the source's options",
                             peer->config, config);
     for (unsigned i = 0; i < peer->n_regions; i++) {
         const struct ff_wire_region *p = &peer->regions[i];
         int k = find(mine, p->name);
         if (k < 0)
-            return ff_error_set(err, EINVAL, "hello: region %s (0x%llx bytes) is only at the source; "
+            return ff_error_set(err, EINVAL,
+                                "hello: region %s (0x%llx bytes) is only at the source; "
                                 "start the destination with the same devices and memory",
                                 p->name, (unsigned long long)p->len_bytes);
         const struct ff_region *m = &mine->r[k];
         if (p->len_bytes != m->len_bytes)
-            return ff_error_set(err, EINVAL, "hello: region %s: length differs: source 0x%llx, destination 0x%llx",
-                                p->name, (unsigned long long)p->len_bytes,
-                                (unsigned long long)m->len_bytes);
+            return ff_error_set(
+                err, EINVAL, "hello: region %s: length differs: source 0x%llx, destination 0x%llx",
+                p->name, (unsigned long long)p->len_bytes, (unsigned long long)m->len_bytes);
         if (p->psize != m->psize)
-            return ff_error_set(err, EINVAL, "hello: region %s: page size differs: source %u, destination %u; "
+            return ff_error_set(err, EINVAL,
+                                "hello: region %s: page size differs: source %u, destination %u; "
                                 "use the same memory backend on both hosts",
                                 p->name, p->psize, m->psize);
         seen[k] = true;
@@ -156,7 +165,8 @@ int ff_regions_match(const struct ff_regions *mine, const char *config,
     }
     for (unsigned k = 0; k < mine->n; k++)
         if (!seen[k])
-            return ff_error_set(err, EINVAL, "hello: region %s (0x%llx bytes) is only at the destination; "
+            return ff_error_set(err, EINVAL,
+                                "hello: region %s (0x%llx bytes) is only at the destination; "
                                 "start it with the source's devices and memory",
                                 mine->r[k].name, (unsigned long long)mine->r[k].len_bytes);
     return 0;

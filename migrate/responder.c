@@ -65,8 +65,10 @@ static int push(struct ff_responder *s, const struct ff_grant *g, struct ff_erro
     bool zeros = all_zeros(&s->regions->r[g->region], g->offset, g->len_bytes);
 
     if (!mr || !mr->len_bytes)
-        return ff_error_set(err, EPROTO, "source: push: offset 0x%llx of region %u has no key: it was "
-                            "not to be asked for", (unsigned long long)g->offset, g->region);
+        return ff_error_set(err, EPROTO,
+                            "source: push: offset 0x%llx of region %u has no key: it was "
+                            "not to be asked for",
+                            (unsigned long long)g->offset, g->region);
     struct ff_wr wr = {.id = g->id,
                        .op = FF_OP_WRITE,
                        .local = local,
@@ -110,7 +112,8 @@ void ff_responder_end_push(struct ff_responder *s)
         nanosleep(&nap, NULL);
 }
 
-int ff_responder_grant(struct ff_responder *s, const struct ff_grant *g, unsigned n, struct ff_error *err)
+int ff_responder_grant(struct ff_responder *s, const struct ff_grant *g, unsigned n,
+                       struct ff_error *err)
 {
     pthread_mutex_lock(&s->ring_lock);
     bool fits = n <= FF_WIRE_GRANTS_MAX - s->n && !s->push_ended;

@@ -52,7 +52,8 @@ int ff_responder_init(struct ff_responder *s, const struct ff_regions *regions,
 int ff_responder_start(struct ff_responder *s, struct ff_link *link, struct ff_error *err);
 
 /* Any thread. -EPROTO: more than a destination can have buffers for */
-int ff_responder_grant(struct ff_responder *s, const struct ff_grant *g, unsigned n, struct ff_error *err);
+int ff_responder_grant(struct ff_responder *s, const struct ff_grant *g, unsigned n,
+                       struct ff_error *err);
 
 /* Nothing is pushed from here on, and what was has left, as far as a moment's wait permits: before
  * memory is deregistered */

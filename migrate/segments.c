@@ -65,9 +65,11 @@ int ff_segments_init(struct ff_segments *p, const struct ff_regions *t, uint64_t
     for (unsigned i = 0; i < t->n; i++)
         n += ff_segments_of(t->r[i].len_bytes, segment_bytes);
     if (n > FF_WIRE_KEYS_MAX)
-        return ff_error_set(err, E2BIG, "segments: %llu of %llu MiB (at most %d): the device's largest "
-                            "registration is too small for this guest", (unsigned long long)n,
-                            (unsigned long long)segment_bytes >> 20, FF_WIRE_KEYS_MAX);
+        return ff_error_set(err, E2BIG,
+                            "segments: %llu of %llu MiB (at most %d): the device's largest "
+                            "registration is too small for this guest",
+                            (unsigned long long)n, (unsigned long long)segment_bytes >> 20,
+                            FF_WIRE_KEYS_MAX);
     p->segment = calloc(n, sizeof(*p->segment));
     if (!p->segment)
         return ff_error_set(err, ENOMEM, "segments: out of memory");
@@ -114,7 +116,8 @@ static bool anon_populated(int pagemap, const uint8_t *addr, uint64_t len_bytes)
         return n;
     while (left) {
         uint64_t some = FF_MIN(left, (uint64_t)FF_ARRAY_LEN(entry));
-        ssize_t got = pread(pagemap, entry, some * sizeof(entry[0]), (off_t)(page * sizeof(entry[0])));
+        ssize_t got =
+            pread(pagemap, entry, some * sizeof(entry[0]), (off_t)(page * sizeof(entry[0])));
         if (got != (ssize_t)(some * sizeof(entry[0])))
             return true;
         for (uint64_t i = 0; i < some; i++)
@@ -168,8 +171,8 @@ static uint64_t mapped(const struct ff_region *r, uint64_t at, uint64_t len_byte
     return n;
 }
 
-/* A hugetlb file does not tell its holes. But when it takes no more than our page tables have, every
- * page of it is in them. Counted in this order, what is touched meanwhile does no harm. */
+/* A hugetlb file does not tell its holes. But when it takes no more than our page tables have,
+ * every page of it is in them. Counted in this order, what is touched meanwhile does no harm. */
 static bool tables_are_all(const struct ff_region *r)
 {
     uint64_t have = mapped(r, 0, r->len_bytes) * r->psize;

@@ -131,7 +131,8 @@ static int open_link(struct ff_source *s, struct ff_error *err)
     if (s->link)
         return 0;
     if (s->addr.passed)
-        return ff_error_set(err, EINVAL, "source: connect: the address is \"unix\": an agent's socket "
+        return ff_error_set(err, EINVAL,
+                            "source: connect: the address is \"unix\": an agent's socket "
                             "takes the connections; call ff_source_lend() before");
     int rc = ff_link_connect(&p, s->addr.link, s->cancel_fd, &link, err);
     if (rc)
@@ -256,9 +257,10 @@ int ff_source_publish(struct ff_source *s, struct ff_error *err)
         return ff_error_set(err, ENOMEM, "source: publish: out of memory");
     pub->segment_bytes = ff_segments_size(&s->regions, s->link);
     if (!pub->segment_bytes)
-        return ff_error_set(err, ENOTSUP, "source: publish: the device registers at most %llu bytes at "
-                            "once (need %llu)", (unsigned long long)s->link->max_mr_bytes,
-                            FF_WIRE_PIECE_MIN);
+        return ff_error_set(err, ENOTSUP,
+                            "source: publish: the device registers at most %llu bytes at "
+                            "once (need %llu)",
+                            (unsigned long long)s->link->max_mr_bytes, FF_WIRE_PIECE_MIN);
     rc = ff_segments_init(&s->segments, &s->regions, pub->segment_bytes, err);
     s->segments.grows = true;
     if (!rc && s->kept_fd >= 0)
@@ -307,8 +309,10 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
                             FF_WIRE_STATE_MAX);
     for (unsigned i = 0; s->passed && i < s->regions.n; i++)
         if (!s->reported[i])
-            return ff_error_set(err, EINVAL, "source: send state: region %s: what was written since the "
-                                "pass is not known: call ff_source_dirty()", s->regions.r[i].name);
+            return ff_error_set(err, EINVAL,
+                                "source: send state: region %s: what was written since the "
+                                "pass is not known: call ff_source_dirty()",
+                                s->regions.r[i].name);
     if (n > FF_WIRE_FIRST_MAX)
         head.n_first = FF_WIRE_FIRST_MAX; /* the others are fetched when they are touched */
     ff_source_begin_pause(s);

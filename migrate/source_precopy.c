@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * source_precopy.c - precopy=1 at the source: a pass while the guest runs, and what was written since
+ * source_precopy.c - precopy=1 at the source: a pass while the guest runs, and what was written
+ * since
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -71,9 +72,10 @@ int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
     const struct ff_region *r = region < s->regions.n ? &s->regions.r[region] : NULL;
 
     if (!r || !page_bytes || r->psize % page_bytes)
-        return ff_error_set(err, EINVAL, "source: dirty: region %u, pages of %llu bytes (permitted: a "
-                            "region, what divides its page size)", region,
-                            (unsigned long long)page_bytes);
+        return ff_error_set(err, EINVAL,
+                            "source: dirty: region %u, pages of %llu bytes (permitted: a "
+                            "region, what divides its page size)",
+                            region, (unsigned long long)page_bytes);
     FF_AUTO_FREE uint8_t *out = malloc(FF_WIRE_DIRTY_MAX / 8);
     if (!out)
         return ff_error_set(err, ENOMEM, "source: dirty: out of memory");
@@ -82,7 +84,8 @@ int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
     ff_source_begin_pause(s); /* or it goes on: then ff_source_precopy() comes */
     for (uint64_t first = 0; first < pages && !rc; first += FF_WIRE_DIRTY_MAX) {
         struct ff_dirty d = {.region = region, .first = first, .bits = out};
-        d.n = fold_bits(out, bits, first, (uint32_t)FF_MIN(pages - first, (uint64_t)FF_WIRE_DIRTY_MAX),
+        d.n = fold_bits(out, bits, first,
+                        (uint32_t)FF_MIN(pages - first, (uint64_t)FF_WIRE_DIRTY_MAX),
                         r->psize / page_bytes);
         if (d.n)
             rc = ff_source_send_msg(s, ff_wire_put_dirty(s->ctl.buf, &d), err);

@@ -55,8 +55,9 @@ int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err)
     unsigned type = (unsigned)ff_wb_get(&b, 2), zero = (unsigned)ff_wb_get(&b, 2);
 
     if (b.bad || !type || type > FF_MSG_LAST || zero)
-        return ff_error_set(err, EPROTO, "wire: read message: type %u, reserved %u (permitted 1..%u, 0)",
-                            type, zero, FF_MSG_LAST);
+        return ff_error_set(err, EPROTO,
+                            "wire: read message: type %u, reserved %u (permitted 1..%u, 0)", type,
+                            zero, FF_MSG_LAST);
     return (int)type;
 }
 
@@ -64,7 +65,8 @@ int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err)
 static int finish(const struct ff_wirebuf *b, enum ff_msg type, struct ff_error *err)
 {
     if (b->bad)
-        return ff_error_set(err, EPROTO, "wire: read %s: cut short (%zu bytes)", names[type], b->len);
+        return ff_error_set(err, EPROTO, "wire: read %s: cut short (%zu bytes)", names[type],
+                            b->len);
     if (ff_wb_left(b))
         return ff_error_set(err, EPROTO, "wire: read %s: %zu bytes too many", names[type],
                             ff_wb_left(b));
@@ -138,18 +140,22 @@ static int get_region(struct ff_wirebuf *b, struct ff_wire_region *r, unsigned i
     if (b->bad)
         return ff_error_set(err, EPROTO, "wire: read HELLO: region %u: cut short", i);
     if (!name_len || name_len > FF_WIRE_NAME_MAX)
-        return ff_error_set(err, EPROTO, "wire: read HELLO: region %u: name of %zu bytes (permitted 1..%d)",
-                            i, name_len, FF_WIRE_NAME_MAX);
+        return ff_error_set(err, EPROTO,
+                            "wire: read HELLO: region %u: name of %zu bytes (permitted 1..%d)", i,
+                            name_len, FF_WIRE_NAME_MAX);
     int rc = get_text(b, r->name, name_len, "HELLO: region name", err);
     if (rc)
         return rc;
     if (r->psize < 4096 || r->psize > (1u << 30) || (r->psize & (r->psize - 1)))
-        return ff_error_set(err, EPROTO, "wire: read HELLO: region %s: page size %u (permitted: powers of two, 4096..2^30)",
-                            r->name, r->psize);
+        return ff_error_set(
+            err, EPROTO,
+            "wire: read HELLO: region %s: page size %u (permitted: powers of two, 4096..2^30)",
+            r->name, r->psize);
     if (!r->len_bytes || r->len_bytes > FF_WIRE_REGION_LEN_MAX || r->len_bytes % r->psize)
-        return ff_error_set(err, EPROTO, "wire: read HELLO: region %s: length 0x%llx (permitted: multiples of page size %u up to 0x%llx)",
-                            r->name, (unsigned long long)r->len_bytes, r->psize,
-                            FF_WIRE_REGION_LEN_MAX);
+        return ff_error_set(
+            err, EPROTO,
+            "wire: read HELLO: region %s: length 0x%llx (permitted: multiples of page size %u up to 0x%llx)",
+            r->name, (unsigned long long)r->len_bytes, r->psize, FF_WIRE_REGION_LEN_MAX);
     return 0;
 }
 
@@ -164,17 +170,21 @@ static int get_hello_head(struct ff_wirebuf *b, struct ff_hello *h, struct ff_er
     size_t config_len = ff_wb_get(b, 2);
 
     if (b->bad || magic != MAGIC)
-        return ff_error_set(err, EPROTO, "wire: read HELLO: not a Farfork source (magic 0x%016llx, want 0x%016llx)",
-                            (unsigned long long)magic, MAGIC);
+        return ff_error_set(
+            err, EPROTO, "wire: read HELLO: not a Farfork source (magic 0x%016llx, want 0x%016llx)",
+            (unsigned long long)magic, MAGIC);
     if (h->oldest > FF_WIRE_VERSION || h->version < FF_WIRE_VERSION)
-        return ff_error_set(err, EPROTONOSUPPORT, "wire: read HELLO: protocol version %u..%u (this side speaks %d); use the same Farfork release on both hosts",
-                            h->oldest, h->version, FF_WIRE_VERSION);
+        return ff_error_set(
+            err, EPROTONOSUPPORT,
+            "wire: read HELLO: protocol version %u..%u (this side speaks %d); use the same Farfork release on both hosts",
+            h->oldest, h->version, FF_WIRE_VERSION);
     if (auth != AUTH_NONE)
         return ff_error_set(err, EPROTO, "wire: read HELLO: authentication kind %u (permitted %d)",
                             auth, AUTH_NONE);
     if (!h->n_regions || h->n_regions > FF_WIRE_REGIONS_MAX ||
         (size_t)h->n_regions * HELLO_REGION_MIN > ff_wb_left(b))
-        return ff_error_set(err, EPROTO, "wire: read HELLO: %u regions in %zu bytes (permitted 1..%d)",
+        return ff_error_set(err, EPROTO,
+                            "wire: read HELLO: %u regions in %zu bytes (permitted 1..%d)",
                             h->n_regions, ff_wb_left(b), FF_WIRE_REGIONS_MAX);
     if (config_len > FF_WIRE_CONFIG_MAX)
         return ff_error_set(err, EPROTO, "wire: read HELLO: config of %zu bytes (permitted 0..%d)",
@@ -246,7 +256,8 @@ int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, st
     if (rc)
         return rc;
     if (w->version != FF_WIRE_VERSION)
-        return ff_error_set(err, EPROTONOSUPPORT, "wire: read WELCOME: protocol version %u (this side speaks %d)",
+        return ff_error_set(err, EPROTONOSUPPORT,
+                            "wire: read WELCOME: protocol version %u (this side speaks %d)",
                             w->version, FF_WIRE_VERSION);
     if (w->features & ~FF_WIRE_PRECOPY)
         return ff_error_set(err, EPROTO, "wire: read WELCOME: features 0x%x (permitted 0x%x)",
@@ -305,9 +316,10 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
     p->push_bytes = (uint32_t)ff_wb_get(&b, 4);
     if (p->segment_bytes < FF_WIRE_PIECE_MIN || p->segment_bytes > FF_WIRE_REGION_LEN_MAX ||
         (p->segment_bytes & (p->segment_bytes - 1)))
-        return ff_error_set(err, EPROTO, "wire: read PUBLISH: segments of 0x%llx bytes (permitted: powers of two, 0x%llx..0x%llx)",
-                            (unsigned long long)p->segment_bytes, FF_WIRE_PIECE_MIN,
-                            FF_WIRE_REGION_LEN_MAX);
+        return ff_error_set(
+            err, EPROTO,
+            "wire: read PUBLISH: segments of 0x%llx bytes (permitted: powers of two, 0x%llx..0x%llx)",
+            (unsigned long long)p->segment_bytes, FF_WIRE_PIECE_MIN, FF_WIRE_REGION_LEN_MAX);
     uint64_t segments = 0;
     for (unsigned i = 0; i < n; i++) {
         p->addr[i] = ff_wb_get(&b, 8);
@@ -317,7 +329,8 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
         segments += (regions[i].len_bytes + p->segment_bytes - 1) / p->segment_bytes;
     }
     if (segments > FF_WIRE_KEYS_MAX || p->n_keys > segments)
-        return ff_error_set(err, EPROTO, "wire: read PUBLISH: %u keys for %llu segments (permitted 0..%d)",
+        return ff_error_set(err, EPROTO,
+                            "wire: read PUBLISH: %u keys for %llu segments (permitted 0..%d)",
                             p->n_keys, (unsigned long long)segments, FF_WIRE_KEYS_MAX);
     return finish(&b, FF_MSG_PUBLISH, err);
 }
@@ -350,8 +363,10 @@ int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, u
         k->rkey = (uint32_t)ff_wb_get(&b, 4);
         if (k->region >= n_regions || !k->rkey ||
             k->segment >= (regions[k->region].len_bytes + segment_bytes - 1) / segment_bytes)
-            return ff_error_set(err, EPROTO, "wire: read KEYS: segment %u of region %u, key 0x%x: there is no such segment, or no key",
-                                k->segment, k->region, k->rkey);
+            return ff_error_set(
+                err, EPROTO,
+                "wire: read KEYS: segment %u of region %u, key 0x%x: there is no such segment, or no key",
+                k->segment, k->region, k->rkey);
     }
     *n = (unsigned)count;
     return finish(&b, FF_MSG_KEYS, err);
@@ -381,7 +396,8 @@ int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *grants, 
     size_t count = ff_wb_left(&b) / GRANT_LEN;
 
     if (!count || ff_wb_left(&b) % GRANT_LEN || count > FF_WIRE_GRANTS_MAX)
-        return ff_error_set(err, EPROTO, "wire: read GRANT: %zu bytes (permitted 1..%d grants of %d)",
+        return ff_error_set(err, EPROTO,
+                            "wire: read GRANT: %zu bytes (permitted 1..%d grants of %d)",
                             ff_wb_left(&b), FF_WIRE_GRANTS_MAX, GRANT_LEN);
     for (size_t i = 0; i < count; i++) {
         struct ff_grant *g = &grants[i];
@@ -396,9 +412,11 @@ int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *grants, 
             g->len_bytes > max_len || g->len_bytes % r->psize || g->offset % r->psize ||
             g->offset > r->len_bytes || g->len_bytes > r->len_bytes - g->offset ||
             g->addr + g->len_bytes < g->addr)
-            return ff_error_set(err, EPROTO, "wire: read GRANT: %u: region %u, offset 0x%llx, length 0x%x (permitted: whole pages inside a region, at most 0x%x bytes, id below %d)",
-                                g->id, g->region, (unsigned long long)g->offset, g->len_bytes,
-                                max_len, FF_WIRE_GRANTS_MAX);
+            return ff_error_set(
+                err, EPROTO,
+                "wire: read GRANT: %u: region %u, offset 0x%llx, length 0x%x (permitted: whole pages inside a region, at most 0x%x bytes, id below %d)",
+                g->id, g->region, (unsigned long long)g->offset, g->len_bytes, max_len,
+                FF_WIRE_GRANTS_MAX);
     }
     *n = (unsigned)count;
     return finish(&b, FF_MSG_GRANT, err);
@@ -429,9 +447,11 @@ int ff_wire_get_dirty(const uint8_t *msg, size_t len, struct ff_dirty *d,
 
     if (b.bad || d->region >= n_regions || !d->n || d->n > FF_WIRE_DIRTY_MAX ||
         d->first > pages || d->n > pages - d->first)
-        return ff_error_set(err, EPROTO, "wire: read DIRTY: region %u of %u, pages %llu and the %u after "
-                            "(permitted: inside a region, 1..%u pages)", d->region, n_regions,
-                            (unsigned long long)d->first, d->n, FF_WIRE_DIRTY_MAX);
+        return ff_error_set(err, EPROTO,
+                            "wire: read DIRTY: region %u of %u, pages %llu and the %u after "
+                            "(permitted: inside a region, 1..%u pages)",
+                            d->region, n_regions, (unsigned long long)d->first, d->n,
+                            FF_WIRE_DIRTY_MAX);
     d->bits = ff_wb_take(&b, (d->n + 7) / 8);
     return finish(&b, FF_MSG_DIRTY, err);
 }
@@ -486,7 +506,8 @@ int ff_wire_get_first(const uint8_t *msg, size_t len, struct ff_page_ref *pages,
     size_t count = ff_wb_left(&b) / 12;
 
     if (!count || count > max || ff_wb_left(&b) % 12)
-        return ff_error_set(err, EPROTO, "wire: read FIRST: %zu bytes (permitted: 12 for each of 1..%u pages)",
+        return ff_error_set(err, EPROTO,
+                            "wire: read FIRST: %zu bytes (permitted: 12 for each of 1..%u pages)",
                             ff_wb_left(&b), max);
     for (size_t i = 0; i < count; i++) {
         struct ff_page_ref *p = &pages[i];
@@ -496,7 +517,8 @@ int ff_wire_get_first(const uint8_t *msg, size_t len, struct ff_page_ref *pages,
             return ff_error_set(err, EPROTO, "wire: read FIRST: region %u (permitted 0..%u)",
                                 p->region, n_regions - 1);
         if (p->offset >= regions[p->region].len_bytes)
-            return ff_error_set(err, EPROTO, "wire: read FIRST: offset 0x%llx beyond region %s (limit 0x%llx)",
+            return ff_error_set(err, EPROTO,
+                                "wire: read FIRST: offset 0x%llx beyond region %s (limit 0x%llx)",
                                 (unsigned long long)p->offset, regions[p->region].name,
                                 (unsigned long long)regions[p->region].len_bytes);
     }

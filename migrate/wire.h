@@ -163,8 +163,8 @@ int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len);
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st);
 int ff_wire_put_empty(uint8_t *buf, enum ff_msg type);
 
-/* Decoders take a whole message that ff_wire_type() has accepted. 0 or -EPROTO (-EPROTONOSUPPORT: version) with received and
- * permitted value; then nothing was allocated. */
+/* Decoders take a whole message that ff_wire_type() has accepted. 0 or -EPROTO (-EPROTONOSUPPORT:
+ * version) with received and permitted value; then nothing was allocated. */
 int ff_wire_get_hello(const uint8_t *msg, size_t len, struct ff_hello *h, struct ff_error *err);
 void ff_hello_free(struct ff_hello *h);
 int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, struct ff_error *err);

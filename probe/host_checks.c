@@ -56,8 +56,9 @@ static void check_kvm(const struct report *r)
     FF_AUTO_CLOSE int fd = open("/dev/kvm", O_RDWR | O_CLOEXEC);
     if (fd < 0) {
         say(r, "kvm", FF_CHECK_NO, "/dev/kvm: %s; %s", strerror(errno),
-            errno == ENOENT ? "load kvm_intel or kvm_amd, or enable nesting; guests run under TCG, slowly"
-                            : "add this user to the group kvm");
+            errno == ENOENT
+                ? "load kvm_intel or kvm_amd, or enable nesting; guests run under TCG, slowly"
+                : "add this user to the group kvm");
         return;
     }
     int version = ioctl(fd, KVM_GET_API_VERSION, 0);
@@ -85,9 +86,10 @@ static void check_uffd(const struct report *r)
             p.dev_errno ? "" : "/dev/userfaultfd", !p.dev_errno && !p.syscall_errno ? " and " : "",
             p.syscall_errno ? "" : "the system call", p.unprivileged);
     if (p.features)
-        say(r, "userfaultfd features", strstr(names, "minor-shmem") ? FF_CHECK_OK : FF_CHECK_LIMITED,
-            "%s%s", names,
-            strstr(names, "minor-shmem") ? "" : "; no minor faults: landing=continue is not to be had");
+        say(r, "userfaultfd features",
+            strstr(names, "minor-shmem") ? FF_CHECK_OK : FF_CHECK_LIMITED, "%s%s", names,
+            strstr(names, "minor-shmem") ? ""
+                                         : "; no minor faults: landing=continue is not to be had");
 }
 
 static void check_hugepages(const struct report *r)

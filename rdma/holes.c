@@ -44,16 +44,17 @@ static int maybe_copied(const uint8_t *p, uint32_t len, unsigned char *here)
     uint64_t entry[PAGES_MAX];
     size_t want = len / PAGE * sizeof(entry[0]);
 
-    if (fd < 0 || pread(fd, entry, want, (off_t)((uintptr_t)p / PAGE * sizeof(entry[0]))) != (ssize_t)want)
+    if (fd < 0 ||
+        pread(fd, entry, want, (off_t)((uintptr_t)p / PAGE * sizeof(entry[0]))) != (ssize_t)want)
         return -1;
     for (uint32_t i = 0; i < len / PAGE; i++)
         here[i] = !!(entry[i] & PM_PRESENT_OR_SWAPPED);
     return 0;
 }
 
-/* Pages that are to be looked at through the mapping: a shared one shows those that are resident. Of
- * hugetlb pagemap does not show a page that is being migrated; mincore() does, and there it tells of
- * the page table alone */
+/* Pages that are to be looked at through the mapping: a shared one shows those that are resident.
+ * Of hugetlb pagemap does not show a page that is being migrated; mincore() does, and there it
+ * tells of the page table alone */
 static int find_here(const struct ff_backing *file, const uint8_t *p, uint32_t len, bool huge,
                      unsigned char *here)
 {
@@ -76,7 +77,8 @@ uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint
     uint64_t data = 0; /* the file has some here, and none from the last hole up to here */
     uint32_t found = 0;
 
-    if (file->fd < 0 || len / PAGE > PAGES_MAX || granule % PAGE || find_here(file, p, len, granule > PAGE, here))
+    if (file->fd < 0 || len / PAGE > PAGES_MAX || granule % PAGE ||
+        find_here(file, p, len, granule > PAGE, here))
         return ff_zero_scan(addr, len, granule, zero);
     for (uint32_t i = 0; i < len / granule; i++, p += granule, offset += granule) {
         bool zeros;

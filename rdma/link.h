@@ -85,7 +85,8 @@ struct ff_wc {
     uint32_t imm;
 };
 
-/* The file behind memory, from @offset on; @fd -1: none. @is_private: what was written is in copies */
+/* The file behind memory, from @offset on; @fd -1: none. @is_private: what was written is in
+ * copies */
 struct ff_backing {
     int fd;
     uint64_t offset;
@@ -200,8 +201,8 @@ void ff_tcp_listener_free(struct ff_listener *ls);
 int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link **out,
                    struct ff_error *err);
 
-/* The link over sockets that are connected already: the control connection, then each queue's. Takes
- * them, also on failure. -EINVAL: one is no stream socket of this host */
+/* The link over sockets that are connected already: the control connection, then each queue's.
+ * Takes them, also on failure. -EINVAL: one is no stream socket of this host */
 #define FF_TCP_SOCKETS (1 + FF_QUEUES)
 int ff_tcp_on_sockets(const int fd[FF_TCP_SOCKETS], int timeout_ms, struct ff_link **out,
                       struct ff_error *err);

@@ -29,8 +29,8 @@ static inline void runs_add(struct runs *r, const void *base, size_t len)
 }
 
 /* Add the granules of [base, base + len) whose bit in @zero is clear */
-static inline void runs_add_granules(struct runs *r, const void *base, uint32_t len, uint32_t granule,
-                              const uint8_t *zero)
+static inline void runs_add_granules(struct runs *r, const void *base, uint32_t len,
+                                     uint32_t granule, const uint8_t *zero)
 {
     unsigned start = r->n; /* a run never joins the frame's head */
 

@@ -12,8 +12,8 @@ int tcp_listen_take(struct ff_listener *ls, int timeout_ms);
 
 int tcp_listen_timeout_ms(const struct ff_listener *ls); /* of links */
 
-/* The queues of @session, one of each kind, while @ctrl_fd is not closed: 0, or -errno. Takes what is
- * in @fd: -1: that one did not come */
+/* The queues of @session, one of each kind, while @ctrl_fd is not closed: 0, or -errno. Takes what
+ * is in @fd: -1: that one did not come */
 int tcp_listen_joins(struct ff_listener *ls, int ctrl_fd, const uint8_t session[FF_SESSION_LEN],
                      int timeout_ms, int fd[FF_QUEUES], struct ff_error *err);
 

@@ -17,9 +17,9 @@
  *              HELD  window = gain * rate * shortest round trip + SPARE. Since that is more
  *                    than the link holds, a link that gets faster shows it. The gain comes down
  *                    from GAIN_FIRST to GAIN while that costs nothing.
- *                    Slower than it was by TOO_SLOW: the window is too small (a host that is slow to
- *                    answer looks like a longer link), so it grows; when GAIN_MAX was no help, FREE
- *                    without a window:
+ *                    Slower than it was by TOO_SLOW: the window is too small (a host that is slow
+ *                    to answer looks like a longer link), so it grows; when GAIN_MAX was no help,
+ *                    FREE without a window:
  *                      no faster without a limit: the link is slower now: HELD with its new rate
  *                      faster: the hosts are the limit and not the link: FREE for longer
  *

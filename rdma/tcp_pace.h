@@ -8,7 +8,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* What is known of the link, and what follows from it: no system calls (tests/unit/rdma/test_tcp_pace.c) */
+/* What is known of the link, and what follows from it: no system calls
+ * (tests/unit/rdma/test_tcp_pace.c) */
 struct pace {
     bool held;           /* the window is limited */
     double best;         /* bytes a ns: what the link carries */

@@ -177,15 +177,17 @@ int tcp_rep_decode(const uint8_t in[TCP_REP_LEN], const struct ff_wr *wr, struct
                             (unsigned long long)r->id);
     uint16_t op = wr->op == FF_OP_READ ? TCP_OP_READ : TCP_OP_WRITE;
     if (r->id != wr->id || r->op != op)
-        return ff_error_set(err, EPROTO, "tcp: read reply: out of order (id %llu op %u, want %llu op %u)",
+        return ff_error_set(err, EPROTO,
+                            "tcp: read reply: out of order (id %llu op %u, want %llu op %u)",
                             (unsigned long long)r->id, r->op, (unsigned long long)wr->id, op);
     if (r->status)
         return ff_error_set(err, EREMOTEIO, "tcp: request of %u bytes at 0x%llx: refused: %s (%u)",
                             wr->len_bytes, (unsigned long long)wr->remote, status_text(r->status),
                             r->status);
     if (r->len != wr->len_bytes || (r->flags & ~TCP_F_ZEROS))
-        return ff_error_set(err, EPROTO, "tcp: read reply: length %u flags 0x%x (want %u, 0x0..0x1)",
-                            r->len, r->flags, wr->len_bytes);
+        return ff_error_set(err, EPROTO,
+                            "tcp: read reply: length %u flags 0x%x (want %u, 0x0..0x1)", r->len,
+                            r->flags, wr->len_bytes);
     if ((r->flags & TCP_F_ZEROS) && (op != TCP_OP_READ || !wr->granule_bytes || !wr->zero))
         return ff_error_set(err, EPROTO, "tcp: read reply: zero map that was not asked for");
     return 0;

@@ -54,8 +54,9 @@ int verbs_may_pin(struct ff_link *l, uint64_t bytes, struct ff_error *err)
     return ff_error_set(err, ENOMEM,
                         "verbs: pin %llu MiB: the memlock limit is %llu MiB, %llu MiB pinned: "
                         "raise it (ulimit -l, LimitMEMLOCK=, /etc/security/limits.conf) to at "
-                        "least %llu MiB, or odp=on where the device has it, or link=tcp", MIB(bytes),
-                        (unsigned long long)lim.rlim_cur >> 20, MIB(pinned), MIB(bytes + pinned));
+                        "least %llu MiB, or odp=on where the device has it, or link=tcp",
+                        MIB(bytes), (unsigned long long)lim.rlim_cur >> 20, MIB(pinned),
+                        MIB(bytes + pinned));
 }
 
 static int reg_failed(struct verbs_link *v, uint64_t len, unsigned access, int code,

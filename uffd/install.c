@@ -55,8 +55,8 @@ int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const cha
     uint64_t ioctls = minor ? 1ull << _UFFDIO_CONTINUE : 1ull << _UFFDIO_COPY;
 
     if (minor && (r->memory == FF_UFFD_ANON || !r->alias))
-        return ff_error_set(err, EINVAL, "uffd: register %s: landing by continue needs shared memory",
-                            name);
+        return ff_error_set(err, EINVAL,
+                            "uffd: register %s: landing by continue needs shared memory", name);
     if (minor && !(u->features & need))
         return ff_error_set(err, ENOSYS,
                             "uffd: register %s: this kernel has no minor faults for this memory; "
@@ -75,9 +75,10 @@ int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const cha
     }
     if ((reg.ioctls & ioctls) != ioctls) {
         ff_uffd_unregister(u, r, NULL);
-        return ff_error_set(err, ENOSYS,
-                            "uffd: register %s: pages cannot be installed (ioctls 0x%llx, need 0x%llx)",
-                            name, (unsigned long long)reg.ioctls, (unsigned long long)ioctls);
+        return ff_error_set(
+            err, ENOSYS,
+            "uffd: register %s: pages cannot be installed (ioctls 0x%llx, need 0x%llx)", name,
+            (unsigned long long)reg.ioctls, (unsigned long long)ioctls);
     }
     return 0;
 }
@@ -125,7 +126,8 @@ int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error 
                    : ff_error_set(err, errno, "uffd: read: %s", strerror(errno));
     for (size_t i = 0; i < (size_t)got / sizeof(msg[0]); i++) {
         if (msg[i].event != UFFD_EVENT_PAGEFAULT)
-            return ff_error_set(err, EPROTO, "uffd: read: event %u was not asked for", msg[i].event);
+            return ff_error_set(err, EPROTO, "uffd: read: event %u was not asked for",
+                                msg[i].event);
         addr[found++] = msg[i].arg.pagefault.address;
     }
     return found;
@@ -186,7 +188,8 @@ static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_
             }
         }
         if (n <= 0)
-            return ff_error_set(err, n ? (int)-n : EIO, "uffd: install %llu bytes at offset 0x%llx: %s",
+            return ff_error_set(err, n ? (int)-n : EIO,
+                                "uffd: install %llu bytes at offset 0x%llx: %s",
                                 (unsigned long long)len, (unsigned long long)offset,
                                 n == -ENOMEM && r->memory == FF_UFFD_HUGETLB
                                     ? "no free huge pages (see HugePages_Free in /proc/meminfo)"
@@ -250,8 +253,8 @@ int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
         if (m.move > 0)
             *done += (uint64_t)m.move;
         else if (e == EBUSY || e == EINVAL)
-            return install_run(u, r, offset + *done, (uint8_t *)src + *done, len - *done, true, done,
-                               err);
+            return install_run(u, r, offset + *done, (uint8_t *)src + *done, len - *done, true,
+                               done, err);
         else if (e != EAGAIN || ff_now_ns() - start > AGAIN_LIMIT_NS)
             return ff_error_set(err, e ? e : EIO, "uffd: move %llu bytes to offset 0x%llx: %s",
                                 (unsigned long long)(len - *done),

@@ -148,9 +148,11 @@ int ff_uffd_open(struct ff_uffd *u, struct ff_error *err)
         return fd;
     if ((p.features & need) != need) {
         close(fd);
-        return ff_error_set(err, ENOSYS, "uffd: open: this kernel's userfaultfd cannot watch "
-                            "shared memory (features 0x%llx, need 0x%llx); use kernel 4.11 or newer",
-                            (unsigned long long)p.features, (unsigned long long)need);
+        return ff_error_set(
+            err, ENOSYS,
+            "uffd: open: this kernel's userfaultfd cannot watch "
+            "shared memory (features 0x%llx, need 0x%llx); use kernel 4.11 or newer",
+            (unsigned long long)p.features, (unsigned long long)need);
     }
     int rc = handshake(fd, need | (p.features & like), &u->features);
     int keep = rc ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);

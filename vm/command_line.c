@@ -78,8 +78,10 @@ static int drop(struct rewrite *r, const char *option, const char *value)
 
 static int refuse_option(struct rewrite *r, const char *option, const char *value)
 {
-    return ff_error_set(r->why, ENOTSUP, "the parent was started with -%s %s: what it stands for cannot "
-                                   "be seen in its command line; start it without", option, value);
+    return ff_error_set(r->why, ENOTSUP,
+                        "the parent was started with -%s %s: what it stands for cannot "
+                        "be seen in its command line; start it without",
+                        option, value);
 }
 
 /* Its own has the place of the parent's */
@@ -130,9 +132,9 @@ static unsigned long huge_page(const char *path)
     return path && !statfs(path, &s) && s.f_type == HUGETLBFS ? (unsigned long)s.f_bsize : 0;
 }
 
-/* Guest memory is mapped from the agent's over whatever the child has, or comes from the parent: the
- * parent's file must not be opened, since firmware is written to memory before that. The name of the
- * block stays. */
+/* Guest memory is mapped from the agent's over whatever the child has, or comes from the parent:
+ * the parent's file must not be opened, since firmware is written to memory before that. The name
+ * of the block stays. */
 static int rewrite_object(struct rewrite *r, const char *option, const char *value)
 {
     static const char *const kept[] = {"id", "size", "merge", "dump", "host-nodes", "policy",
@@ -145,7 +147,8 @@ static int rewrite_object(struct rewrite *r, const char *option, const char *val
         FF_AUTO_FREE char *few = qemu_opts_only(value, "qom-type", kept);
         FF_AUTO_FREE char *ram = qemu_opts_set_first(few, "qom-type",
                                              huge ? "memory-backend-memfd" : "memory-backend-ram");
-        FF_AUTO_FREE char *pages = huge ? xprintf("%s,hugetlb=on,hugetlbsize=%lu", ram, huge) : NULL;
+        FF_AUTO_FREE char *pages =
+            huge ? xprintf("%s,hugetlb=on,hugetlbsize=%lu", ram, huge) : NULL;
         if (huge && *ram == '{') {
             free(pages);
             pages = xprintf("%.*s,\"hugetlb\":true,\"hugetlbsize\":%lu}", (int)strlen(ram) - 1,
@@ -198,7 +201,8 @@ static bool takes_argument(const char *option)
 static int rewrite_one(struct rewrite *r, const char *option, const char *value)
 {
     if (value && !qemu_opts_valid(value))
-        return ff_error_set(r->why, EINVAL, "the parent's -%s %s: cannot be read as JSON", option, value);
+        return ff_error_set(r->why, EINVAL, "the parent's -%s %s: cannot be read as JSON", option,
+                            value);
     for (size_t i = 0; i < N(rules); i++)
         if (!strcmp(option, rules[i].option))
             return rules[i].fn(r, option, value);

@@ -27,14 +27,15 @@ struct vm_spec {
 };
 
 /* "isolated" and so on, "bridge:NAME"; -EINVAL */
-int net_policy_parse(const char *text, enum net_policy *net, const char **bridge, struct ff_error *why);
+int net_policy_parse(const char *text, enum net_policy *net, const char **bridge,
+                     struct ff_error *why);
 
 /**
  * command_line_rewrite() - the command line of one child
  * @parent: of the running QEMU, NULL at its end
  * @out:    the child's, program included
- * @notes:  what a user may want to know: a chardev that was cut off, for one; may have some already,
- *          nothing is said twice
+ * @notes:  what a user may want to know: a chardev that was cut off, for one; may have some
+ *          already, nothing is said twice
  *
  * @parent has the child's disks (clone_disks_argv()) and identity (identity_child_argv()) already.
  * What else may not be shared between two processes differs; everything else is the same byte for

@@ -75,8 +75,10 @@ static int parse(char *line, unsigned max_children, struct guest_request *out, s
         return 1;
     case GUEST_JOIN:
         if (rest && !is_word(rest))
-            return ff_error_set(why, EPROTO, "guest: join: word %.40s (permitted: 1..%d letters, digits "
-                                       "and . _ -)", rest, GUEST_WORD_MAX);
+            return ff_error_set(why, EPROTO,
+                                "guest: join: word %.40s (permitted: 1..%d letters, digits "
+                                "and . _ -)",
+                                rest, GUEST_WORD_MAX);
         snprintf(out->word, sizeof(out->word), "%s", rest ? rest : "");
         return 1;
     case GUEST_LINK:

@@ -54,7 +54,8 @@ int guest_port_take(struct guest_input *in, size_t got, unsigned max_children,
 /* Answers, to be freed. @message is that of identity_message() */
 char *guest_port_forked(const char *message);
 char *guest_port_failed(const char *reason); /* of a fork; newlines become spaces */
-char *guest_port_failed_join(const char *word, const char *reason); /* of a join with that word, or "" */
+char *guest_port_failed_join(const char *word,
+                             const char *reason); /* of a join with that word, or "" */
 char *guest_port_joining(const char *word); /* of a join; "": it had none */
 char *guest_port_exited(unsigned number, int code);
 char *guest_port_joined(void);

@@ -80,7 +80,8 @@ static int random_mac(const struct identity *id, char *out, struct ff_error *why
     return 0;
 }
 
-static int make_hostname(const struct identity *id, unsigned number, char **out, struct ff_error *why)
+static int make_hostname(const struct identity *id, unsigned number, char **out,
+                         struct ff_error *why)
 {
     int rc = identity_expand(id, id->host_template, number, out, why);
 
@@ -143,8 +144,9 @@ int identity_plan(const struct identity_input *in, struct identity **out, struct
     id->child = xcalloc(in->count, sizeof(*id->child));
     identity_read_argv(id, in);
     if (!rc && in->ips > id->nics)
-        rc = ff_error_set(why, EINVAL, "identity: addresses for %zu NICs, the parent has %zu (--ip)",
-                    in->ips, id->nics);
+        rc =
+            ff_error_set(why, EINVAL, "identity: addresses for %zu NICs, the parent has %zu (--ip)",
+                         in->ips, id->nics);
     for (unsigned k = 1; !rc && k <= in->count; k++)
         rc = plan_child(id, k, why);
     if (rc < 0)

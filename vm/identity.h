@@ -48,8 +48,8 @@ json_t *identity_missing(const struct identity *id);
 /* The id of the chardev behind the port org.farfork.0; NULL: there is no such port */
 const char *identity_channel(const struct identity *id);
 
-/* Change a child's command line in place: MACs, -name, -uuid, -smbios; of vmgenid and -fw_cfg, which
- * have secrets in them, only that they are in the files of identity_files() in @rundir */
+/* Change a child's command line in place: MACs, -name, -uuid, -smbios; of vmgenid and -fw_cfg,
+ * which have secrets in them, only that they are in the files of identity_files() in @rundir */
 void identity_child_argv(const struct identity *id, unsigned number, const char *rundir,
                          json_t *argv);
 
@@ -79,7 +79,8 @@ char *identity_config(const struct identity *id, unsigned number, const char *ru
  * @argv:  an array of strings, changed in place
  * @genid: its generation ID now; NULL: it has none
  *
- * Return: the files for it, as identity_files(), of which the first is that for -readconfig if there
+ * Return: the files for it, as identity_files(), of which the first is that for -readconfig if
+ * there
  *         is a @genid
  */
 json_t *identity_move_argv(json_t *argv, const char *genid, const char *rundir);

@@ -127,7 +127,8 @@ bool identity_is_genid(const json_t *argv, size_t at)
 
 static void see_fw_cfg(struct identity *id, const char *argument)
 {
-    FF_AUTO_FREE char *string = qemu_opts_get(argument, "string"), *file = qemu_opts_get(argument, "file");
+    FF_AUTO_FREE char *string = qemu_opts_get(argument, "string"),
+                      *file = qemu_opts_get(argument, "file");
     struct stat st;
 
     id->has_fw_cfg = true;

@@ -22,7 +22,8 @@ char *qemu_opts_get_first(const char *s, const char *implied);
 bool qemu_opts_is(const char *s, const char *key); /* on, yes, true, y */
 
 char *qemu_opts_set(const char *s, const char *key, const char *value);
-char *qemu_opts_set_number(const char *s, const char *key, unsigned value); /* a number in JSON too */
+char *qemu_opts_set_number(const char *s, const char *key,
+                           unsigned value); /* a number in JSON too */
 char *qemu_opts_set_first(const char *s, const char *implied, const char *value);
 char *qemu_opts_drop(const char *s, const char *key); /* wherever it is */
 char *qemu_opts_drop_below(const char *s, const char *key); /* and all of @key.*, in text form */

@@ -125,7 +125,8 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
         }
         if (error) {
             const char *desc = json_string_value(json_object_get(error, "desc"));
-            rc = ff_error_set(why, EREMOTEIO, "%s: %s", name, desc ? desc : "refused without a reason");
+            rc = ff_error_set(why, EREMOTEIO, "%s: %s", name,
+                              desc ? desc : "refused without a reason");
         } else if (result) {
             *result = json_incref(json_object_get(m, "return"));
         }
@@ -208,7 +209,8 @@ int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
     return 0;
 }
 
-int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct ff_error *why)
+int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out,
+                struct ff_error *why)
 {
     return qmp_connect_in_turn(path, cancel_fd, limit_ms, NULL, NULL, out, why);
 }

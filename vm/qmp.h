@@ -19,10 +19,11 @@ struct qmp;
  * @cancel_fd: readable: every wait ends with -ECANCELED; -1: none
  * @limit_ms:  for this and for each command
  */
-int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out, struct ff_error *why);
+int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out,
+                struct ff_error *why);
 
-/* Likewise, but for one of several clients that may be there: while it waits for its turn @waiting is
- * called a few times a second; NULL: it is not */
+/* Likewise, but for one of several clients that may be there: while it waits for its turn @waiting
+ * is called a few times a second; NULL: it is not */
 int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
                         void (*waiting)(void *opaque), void *opaque, struct qmp **out,
                         struct ff_error *why);
@@ -50,7 +51,8 @@ pid_t qmp_pid(const struct qmp *q); /* of the QEMU, as the kernel says */
 uid_t qmp_uid(const struct qmp *q); /* of who made its socket */
 void qmp_cancel_by(struct qmp *q, int fd); /* from here on; -1: nothing but time ends a wait */
 void qmp_limit(struct qmp *q, int limit_ms); /* for each command from here on */
-void qmp_replace(struct qmp *q, struct qmp *by); /* @q goes on with @by's connection; @by is freed */
+void qmp_replace(struct qmp *q,
+                 struct qmp *by); /* @q goes on with @by's connection; @by is freed */
 void qmp_free(struct qmp *q);
 
 #endif

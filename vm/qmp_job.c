@@ -108,7 +108,8 @@ int qmp_job_turn(struct qmp_job *j, struct ff_error *why)
         rc = *line ? hear(j, line, why) : 0;
     if (rc || json_array_size(j->answers) == n)
         return rc;
-    return j->in.ended ? ff_error_set(why, EPIPE, "%s: the QEMU behind it has ended", j->path) : -EAGAIN;
+    return j->in.ended ? ff_error_set(why, EPIPE, "%s: the QEMU behind it has ended", j->path)
+                       : -EAGAIN;
 }
 
 int qmp_job_fd(const struct qmp_job *j)

@@ -19,8 +19,8 @@ struct rewrite {
 /* One option with its argument: add to r->out whatever stands for it. 0, or -errno with r->why */
 typedef int rewrite_fn(struct rewrite *r, const char *option, const char *value);
 
-/* A path in the run directory instead of @path: RUNDIR/N.NAME, no two of them the same. NAME is that of
- * the first parent, however often its guest was forked and moved since */
+/* A path in the run directory instead of @path: RUNDIR/N.NAME, no two of them the same. NAME is
+ * that of the first parent, however often its guest was forked and moved since */
 char *rewrite_path(struct rewrite *r, const char *path);
 void rewrite_note(struct rewrite *r, const char *fmt, ...) FF_PRINTF(2, 3);
 const char *rewrite_where(const struct rewrite *r); /* for a note */

@@ -137,7 +137,8 @@ int rewrite_chardev(struct rewrite *r, const char *option, const char *value)
         static const char *const kept[] = {"id", "mux", "logfile", "logappend", NULL};
         FF_AUTO_FREE char *few = qemu_opts_only(v, "backend", kept);
         FF_AUTO_FREE char *file = qemu_opts_set_first(few, "backend", "file");
-        FF_AUTO_FREE char *id = qemu_opts_get(value, "id"), *own = rewrite_path(r, id ? id : "stdio");
+        FF_AUTO_FREE char *id = qemu_opts_get(value, "id"),
+                          *own = rewrite_path(r, id ? id : "stdio");
         FF_AUTO_FREE char *with = qemu_opts_set(file, "path", own);
         rewrite_emit(r, option, with);
     } else if (is_one_of(b, shared)) {

@@ -27,7 +27,8 @@
 #include "rewrite.h"
 #include "qemu_opts.h"
 
-int net_policy_parse(const char *text, enum net_policy *net, const char **bridge, struct ff_error *why)
+int net_policy_parse(const char *text, enum net_policy *net, const char **bridge,
+                     struct ff_error *why)
 {
     static const char *const names[] = {[NET_ISOLATED] = "isolated", [NET_USER] = "user",
                                         [NET_BRIDGE] = "bridge", [NET_NONE] = "none",
@@ -44,8 +45,8 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
         *bridge = text + 7;
         return 0;
     }
-    return ff_error_set(why, EINVAL, "--net %s: want isolated, user, bridge, bridge:NAME, none or keep",
-                  text);
+    return ff_error_set(why, EINVAL,
+                        "--net %s: want isolated, user, bridge, bridge:NAME, none or keep", text);
 }
 
 /* The NIC's side of -nic, and what any of them is called */
@@ -101,9 +102,11 @@ static const char *const handed[] = {"fd", "fds", "vhostfd", "vhostfds", "sock-f
 static int move_backend(struct rewrite *r, const char *option, const char *value)
 {
     if (has_any(value, handed))
-        return ff_error_set(r->why, ENOTSUP, "-%s %s: it was handed to the parent as a descriptor, which "
-                                       "cannot be opened again there; move this guest by hand, "
-                                       "see farfork-rdma-postcopy(7)", option, value);
+        return ff_error_set(r->why, ENOTSUP,
+                            "-%s %s: it was handed to the parent as a descriptor, which "
+                            "cannot be opened again there; move this guest by hand, "
+                            "see farfork-rdma-postcopy(7)",
+                            option, value);
     rewrite_emit(r, option, value);
     return 0;
 }
@@ -113,7 +116,8 @@ static void keep_backend(struct rewrite *r, const char *option, const char *valu
 {
     static const char *const user_drop[] = {"hostfwd", "guestfwd", "smb", NULL};
     static const char *const tap_drop[] = {"ifname", NULL};
-    FF_AUTO_FREE char *script = qemu_opts_get(value, "script"), *ifname = qemu_opts_get(value, "ifname");
+    FF_AUTO_FREE char *script = qemu_opts_get(value, "script"),
+                      *ifname = qemu_opts_get(value, "ifname");
     FF_AUTO_FREE char *id = qemu_opts_get(value, "id");
     bool made_before = ifname && script && !strcmp(script, "no");
 
@@ -126,8 +130,9 @@ static void keep_backend(struct rewrite *r, const char *option, const char *valu
     else if (r->s->net == NET_KEEP && strcmp(type, "tap") && !has_any(value, handed))
         rewrite_emit(r, option, value);
     else {
-        rewrite_note(r, "network %s (%s): not connected in children: it cannot be shared; see --net",
-             id ? id : option, type);
+        rewrite_note(r,
+                     "network %s (%s): not connected in children: it cannot be shared; see --net",
+                     id ? id : option, type);
         unplug(r, option, value);
     }
 }

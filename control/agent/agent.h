@@ -38,7 +38,7 @@ struct agent_vm {
     bool ready, exited;      /* its guest has said so */
     uint64_t begun_ms;
     uint64_t end_ms;         /* its guest is done: killed then; 0: it is not */
-    char *how;               /* it has been reaped: how it ended, and its exit code (-1: a signal) */
+    char *how; /* it has been reaped: how it ended, and its exit code (-1: a signal) */
     int code;
     bool told;               /* its end was */
 };
@@ -52,9 +52,10 @@ struct agent_vms {
     bool ask_unused_again; /* one did not answer agent_vms_end_unused(), and was left alone */
 };
 
-/* agent_private.c. Files of mode 0600, [{"path", "text", "after"}, ..]: agent_private_forget() when QEMU has read
- * them: each has the text @after then, or is removed where that is missing; agent_private_remove(): all of
- * them, @files is released */
+/* agent_private.c. Files of mode 0600, [{"path", "text", "after"}, ..]: agent_private_forget() when
+ * QEMU has read
+ * them: each has the text @after then, or is removed where that is missing; agent_private_remove():
+ * all of them, @files is released */
 int agent_private_write(const json_t *files, struct ff_error *why);
 void agent_private_remove(json_t *files);
 void agent_private_forget(struct agent_vm *kid);
@@ -71,9 +72,11 @@ size_t agent_vms_starting(const struct agent_vms *k); /* of those: they do not r
  *     those, empty (overlay_records_make()), "private": [..], as agent_private_write(), "channel":
  *     agent_port_new()}; the last six may be missing
  *
- * Return: 0: a process is there; whether it becomes the program is found out by agent_vms_on_exec_status()
+ * Return: 0: a process is there; whether it becomes the program is found out by
+ * agent_vms_on_exec_status()
  */
-int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out, struct ff_error *why);
+int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
+                    struct ff_error *why);
 
 /* @kid->exec_status_fd is readable: 0: it runs its program now; -errno: it does not, and why */
 int agent_vms_on_exec_status(struct agent_vm *kid, struct ff_error *why);
@@ -90,7 +93,8 @@ bool agent_vms_end(struct agent_vms *k, int limit_ms);
  * agent_vms_qmp() - a command for a child's QEMU
  * @o: {"child": N, "execute": NAME, "arguments": {..}, "id": any}; the last two may be missing
  *
- * Return: NULL: agent_vms_answer() gives the event, within some seconds; else that it cannot be asked
+ * Return: NULL: agent_vms_answer() gives the event, within some seconds; else that it cannot be
+ * asked
  */
 json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o);
 
@@ -100,8 +104,8 @@ void agent_vms_end_unused(struct agent_vms *k);
 /* What is to be polled for answers: how many; into @p, which may be NULL */
 size_t agent_vms_poll(const struct agent_vms *k, struct pollfd *p);
 
-/* Go on with questions, without waiting. The event of one of agent_vms_qmp() that has ended: "return", or
- * "error" and then "again" when its socket is not there yet; NULL: of none */
+/* Go on with questions, without waiting. The event of one of agent_vms_qmp() that has ended:
+ * "return", or "error" and then "again" when its socket is not there yet; NULL: of none */
 json_t *agent_vms_answer(struct agent_vms *k);
 void agent_vms_drop_questions(struct agent_vms *k);
 
@@ -115,8 +119,8 @@ json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o);
 json_t *agent_vms_state(const struct agent_vms *k);
 void agent_vms_free(struct agent_vms *k);
 
-/* Run @run in a process of its own, behind this one: the exit code of this one. It ends with @run's,
- * or, with 0, once a byte was written to @front; when it dies, the other gets SIGTERM */
+/* Run @run in a process of its own, behind this one: the exit code of this one. It ends with
+ * @run's, or, with 0, once a byte was written to @front; when it dies, the other gets SIGTERM */
 int agent_daemonize(int (*run)(void *opaque, int front), void *opaque);
 
 /* This session has as large a share of the CPUs as so many would, where sessions have one each

@@ -33,7 +33,8 @@ enum channel_event { CHANNEL_NOTHING, CHANNEL_READY, CHANNEL_EXIT };
 enum channel_event agent_port_on_input(struct channel *c, int *code);
 
 /* Links that are to go up and are not yet: go on with that, by the child's QMP socket, without
- * waiting. To be called when agent_port_qmp_fd() (-1: nothing) is readable; true: or after a while */
+ * waiting. To be called when agent_port_qmp_fd() (-1: nothing) is readable; true: or after a
+ * while */
 int agent_port_qmp_fd(const struct channel *c);
 bool agent_port_raise_links(struct channel *c, const char *qmp);
 

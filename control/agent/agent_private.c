@@ -53,7 +53,8 @@ void agent_private_forget(struct agent_vm *kid)
     json_t *f;
 
     json_array_foreach(kid->private, i, f) {
-        const char *path = text_of(f, "path"), *after = json_string_value(json_object_get(f, "after"));
+        const char *path = text_of(f, "path"),
+                   *after = json_string_value(json_object_get(f, "after"));
         if (!after || strlen(after) != strlen(text_of(f, "text")) ||
             write_text(open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW), after))
             unlink(path);

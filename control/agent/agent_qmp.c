@@ -20,8 +20,8 @@ struct agent_ask {
     struct agent_ask *next;
 };
 
-static void ask(struct agent_vms *k, const struct agent_vm *kid, const char *execute, json_t *arguments,
-                json_t *event)
+static void ask(struct agent_vms *k, const struct agent_vm *kid, const char *execute,
+                json_t *arguments, json_t *event)
 {
     struct agent_ask *a = xcalloc(1, sizeof(*a)), **at = &k->asks;
 
@@ -45,7 +45,8 @@ json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o)
     const char *execute = json_string_value(json_object_get(o, "execute"));
     json_int_t number = json_integer_value(json_object_get(o, "child"));
     struct agent_vm *kid = agent_vms_find(k, (unsigned)number);
-    json_t *id = json_object_get(o, "id"), *e = json_pack("{ss sI}", "event", "qmp", "child", number);
+    json_t *id = json_object_get(o, "id"),
+           *e = json_pack("{ss sI}", "event", "qmp", "child", number);
 
     if (id)
         json_object_set(e, "id", id);
@@ -53,9 +54,10 @@ json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o)
         ask(k, kid, execute, json_incref(json_object_get(o, "arguments")), e);
         return NULL;
     }
-    json_object_set_new(e, "error", json_string(execute ? "qmp: there is no such child, or it has no "
-                                                          "socket"
-                                                        : "qmp: want the name of a command"));
+    json_object_set_new(e, "error",
+                        json_string(execute ? "qmp: there is no such child, or it has no "
+                                              "socket"
+                                            : "qmp: want the name of a command"));
     return e;
 }
 

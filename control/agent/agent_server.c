@@ -50,8 +50,8 @@ void agent_server_begin(struct fork_server *s, const char *program)
     ff_error_free(err);
 }
 
-int agent_server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid, int *exec_status_fd,
-                 struct ff_error *err)
+int agent_server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid,
+                       int *exec_status_fd, struct ff_error *err)
 {
     if (s->sock >= 0 && !s->ready) {
         s->ready = !ff_process_wait_server(s->sock, err);

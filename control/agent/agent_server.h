@@ -25,8 +25,8 @@ void agent_server_begin(struct fork_server *s, const char *program);
 void agent_server_end(struct fork_server *s);
 
 /* As ff_process_exec(). What a server has failed to start does not run */
-int agent_server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid, int *exec_status_fd,
-                 struct ff_error *err);
+int agent_server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid,
+                       int *exec_status_fd, struct ff_error *err);
 
 /* @pid is about to be waited for */
 void agent_server_ended(struct fork_server *s, pid_t pid);

@@ -56,7 +56,8 @@ void agent_send_progress(struct agent *a); /* if there is any */
 int agent_write_state(struct agent *a); /* 0, -errno */
 void agent_leave(struct agent *a);     /* it is about to end: overlay_records_leave() */
 
-/* Room for what the state file says of @n children, and of one more that @spawn starts; NULL: none */
+/* Room for what the state file says of @n children, and of one more that @spawn starts; NULL:
+ * none */
 int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct ff_error *why);
 
 #endif

@@ -90,7 +90,8 @@ static struct agent_vm *new_kid(struct agent_vms *k)
     return &v[k->n++];
 }
 
-int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out, struct ff_error *why)
+int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
+                    struct ff_error *why)
 {
     json_int_t number = json_integer_value(json_object_get(o, "number"));
     const char *qmp = json_string_value(json_object_get(o, "qmp"));

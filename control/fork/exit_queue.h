@@ -32,10 +32,11 @@ struct exit_queue {
     unsigned at_end;
 };
 
-/* exit_queue_room() makes room; false: EXIT_QUEUE_MAX forks have children still. @fork: a number of its own,
- * for which there is room */
+/* exit_queue_room() makes room; false: EXIT_QUEUE_MAX forks have children still. @fork: a number of
+ * its own, for which there is room */
 bool exit_queue_room(struct exit_queue *j);
-unsigned exit_queue_alive(const struct exit_queue *j); /* children of all forks that have not ended */
+unsigned exit_queue_alive(
+    const struct exit_queue *j); /* children of all forks that have not ended */
 void exit_queue_add(struct exit_queue *j, unsigned fork, unsigned count);
 
 /* A child has ended: twice, or of nobody's fork, is no news. exit_queue_over(): all of them have */
@@ -46,7 +47,8 @@ void exit_queue_over(struct exit_queue *j, unsigned fork);
  * exit_queue_ask()    - the guest asks; the answer begins anew. @word: with what it is to begin
  * exit_queue_next()   - the next line of the answer, to be freed; NULL: none, or none yet
  * exit_queue_cancel() - nobody listens to the answer any more: everything is there for the next one
- * exit_queue_acknowledged()  - the guest has all of it: those forks are forgotten. Before that: no effect
+ * exit_queue_acknowledged()  - the guest has all of it: those forks are forgotten. Before that: no
+ *                            effect
  *
  * Forks come one after the other, their children as they end.
  */

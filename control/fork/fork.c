@@ -22,9 +22,10 @@
  *              end with them, the parent's export is withdrawn. The parent goes on in any case.
  *              When the parent ends after the freeze its memory is still served by the process
  *              that was forked off it.
- *              An agent that the parent's side does not reach cannot know that: the parent is asked.
- *              An agent on another host takes the image of whoever comes first: so the parent is also
- *              asked whether it is its own, and if not, nothing of that host counts (fork_verify.c).
+ *              An agent that the parent's side does not reach cannot know that: the parent is
+ *              asked. An agent on another host takes the image of whoever comes first: so the
+ *              parent is also asked whether it is its own, and if not, nothing of that host counts
+ *              (fork_verify.c).
  * Limits       every wait ends after --timeout seconds without anything new.
  */
 #include <errno.h>
@@ -145,8 +146,10 @@ static int start_ahead(struct fork *f)
     int rc = fork_pump(f, children_connected, limit_ms(f));
     for (size_t i = 0; rc == -ETIMEDOUT && i < f->s.n_hosts; i++)
         if (is_behind(f, i))
-            host_fail(&f->s, &f->s.hosts[i], "children that were started ahead did not reach their agent "
-                                       "within %u s", f->s.o.timeout_s);
+            host_fail(&f->s, &f->s.hosts[i],
+                      "children that were started ahead did not reach their agent "
+                      "within %u s",
+                      f->s.o.timeout_s);
     for (size_t k = 0; rc != -ECANCELED && k < f->s.n_vms; k++)
         if (f->s.vms[k].state != VM_FAILED)
             return 0;

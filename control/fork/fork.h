@@ -46,8 +46,8 @@ void fork_unexport(struct fork *f);
 /* Nothing is left of the fork: a parent that ran, and stands still as its template, runs again */
 void fork_let_run(struct fork *f);
 
-/* After the export: hosts that the parent's side does not reach are of no use; their agents wait for
- * it and cannot know. Of those that have said nothing for @silent_ms */
+/* After the export: hosts that the parent's side does not reach are of no use; their agents wait
+ * for it and cannot know. Of those that have said nothing for @silent_ms */
 void fork_ask_export(struct fork *f, unsigned silent_ms);
 
 /* A parent that ran before and has stopped by an error: f->stopped */
@@ -59,10 +59,12 @@ int fork_check_descriptors(struct fork *f, struct ff_error *why);
 int fork_wait_hosts(struct fork *f, struct ff_error *why);
 int fork_check_hosts(struct fork *f, struct ff_error *why);
 
-/* fork_take_back.c: the parent's disks as before a fork of which nothing is left, or a note why not */
+/* fork_take_back.c: the parent's disks as before a fork of which nothing is left, or a note why
+ * not */
 void fork_take_back(struct fork *f);
 
-/* fork_verify.c: the parent's memory, before agents are launched: they take no image that is larger */
+/* fork_verify.c: the parent's memory, before agents are launched: they take no image that is
+ * larger */
 int fork_ask_memory(struct fork *f, struct ff_error *why);
 
 /* The address that the parent sends @h's image to; to be freed */
@@ -74,8 +76,8 @@ const json_t *fork_find_named(const json_t *list, const char *key, const char *n
 /* What the parent says of @h in @exports, of query-x-farfork-exports; NULL: nothing */
 const json_t *fork_find_target(const struct fork *f, const json_t *exports, const struct host *h);
 
-/* Whether each agent that has an image has the parent's: the parent is asked. One that has another's
- * fails with all its children */
+/* Whether each agent that has an image has the parent's: the parent is asked. One that has
+ * another's fails with all its children */
 void fork_verify_images(struct fork *f);
 bool fork_images_verified(const struct fork *f);
 
@@ -87,7 +89,8 @@ void fork_spawn(struct fork *f);
 /* fork.c: the whole fork, to @hosts (taken over); the exit code */
 int fork_run(const struct fork_options *o, struct hostlist *hosts);
 
-/* fork_pump.c: until @done: 0; -ECANCELED: interrupted; -ETIMEDOUT: nothing happened for @limit_ms */
+/* fork_pump.c: until @done: 0; -ECANCELED: interrupted; -ETIMEDOUT: nothing happened for
+ * @limit_ms */
 int fork_pump(struct fork *f, bool (*done)(const struct fork *), int limit_ms);
 
 /* fork_follow.c: report ends until all children have ended, or until interrupted; the exit code.

@@ -137,10 +137,12 @@ static void add_backends(json_t *program, const struct strv *argv)
 {
     for (size_t i = 1; i < argv->n; i++) {
         const char *option = argv->v[i - 1];
-        if (!qemu_option_is(option, "netdev") && !qemu_option_is(option, "nic") && !qemu_option_is(option, "net"))
+        if (!qemu_option_is(option, "netdev") && !qemu_option_is(option, "nic") &&
+            !qemu_option_is(option, "net"))
             continue;
         FF_AUTO_FREE char *type = qemu_opts_get_first(argv->v[i], "type");
-        FF_AUTO_FREE char *br = qemu_opts_get(argv->v[i], "br"), *helper = qemu_opts_get(argv->v[i], "helper");
+        FF_AUTO_FREE char *br = qemu_opts_get(argv->v[i], "br"),
+                          *helper = qemu_opts_get(argv->v[i], "helper");
         FF_AUTO_FREE char *id = xprintf("p%zu", i);
         bool bridge = type && !strcmp(type, "bridge");
         if (!bridge && (!type || strcmp(type, "user")))

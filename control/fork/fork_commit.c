@@ -15,7 +15,8 @@
  *              Children of theirs read them too: an image that anybody but the parent has open, or
  *              that an overlay of any child stands on, is left alone. QEMU's locks do not say it of
  *              a QEMU that waits for its guest, or was told to have none (locking=off).
- *              2. The holder, forked off the parent, has its locks on the images until it has closed
+ *              2. The holder, forked off the parent, has its locks on the images until it has
+ *              closed
  *              them: it must have ended.
  *              QEMU aborts when a commit cannot start because somebody may write to the image.
  * Failure      the parent goes on in its overlays, and the reason is said.
@@ -80,7 +81,8 @@ static int look(struct job *j, int limit_ms)
     }
     if (ff_now_ms() <= j->better_ms + (uint64_t)limit_ms)
         return 0;
-    return ff_error_set(j->why, ETIMEDOUT, "the commit has not come further for %d s", limit_ms / 1000);
+    return ff_error_set(j->why, ETIMEDOUT, "the commit has not come further for %d s",
+                        limit_ms / 1000);
 }
 
 /* Until it has ended, @look_limit_ms without progress, or @end_ms */

@@ -10,9 +10,9 @@
  * Ownership    the server outlives vmclone, as the children do: its state file is that of an
  *              agent without children, so that --list shows and --kill ends it.
  *              A parent that is a child itself owns its new overlays as it does its first one:
- *              they are written down in its record (overlay_records.c). What is frozen, and what it stands
- *              on, is held open until the children have it open, so that it stays when the parent
- *              ends meanwhile.
+ *              they are written down in its record (overlay_records.c). What is frozen, and what it
+ *              stands on, is held open until the children have it open, so that it stays when the
+ *              parent ends meanwhile.
  * Failure      until the parent writes to its overlays they are taken back. What the parent does
  *              is asked of it, not concluded from an answer that may have got lost. What a vmclone
  *              leaves that is killed meanwhile is written down (unfinished.c).
@@ -177,7 +177,8 @@ static void undo(struct fork_disks *d)
 /* --- before and after the pause --- */
 
 int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
-                    const struct fork_disks_options *o, struct fork_disks **out, struct ff_error *why)
+                   const struct fork_disks_options *o, struct fork_disks **out,
+                   struct ff_error *why)
 {
     FF_AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
     FF_AUTO_JSON json_t *status = NULL;
@@ -402,7 +403,8 @@ int fork_disks_serve(struct fork_disks *d, struct ff_error *why)
                   d->o->parent ? d->o->parent : "", "image", "disks", "agent", (int)d->server,
                   "start", (json_int_t)process_start_time(d->server), "detached", 0, "children");
     rc = rundir_write_state(d->server_dir, state);
-    return rc ? ff_error_set(why, -rc, "write %s/" STATE_FILE ": %s", d->server_dir, strerror(-rc)) : 0;
+    return rc ? ff_error_set(why, -rc, "write %s/" STATE_FILE ": %s", d->server_dir, strerror(-rc))
+              : 0;
 }
 
 void fork_disks_end_server(struct fork_disks *d)

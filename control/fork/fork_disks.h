@@ -66,7 +66,8 @@ json_t *fork_disks_files(const struct fork_disks *d, const struct vm_spec *s);
 
 /* fork_commit.c: @overlay is one of disks_overlays(). -EBUSY: others than the @parent have what is
  * behind it, which a commit writes to */
-int overlay_commit_check(const json_t *overlay, const char *base, pid_t parent, struct ff_error *why);
+int overlay_commit_check(const json_t *overlay, const char *base, pid_t parent,
+                         struct ff_error *why);
 int overlay_commit(struct qmp *q, const json_t *overlay, int limit_ms, struct ff_error *why);
 
 /* For the summary: where the parent's disks are now; an array of objects, to be released */

@@ -54,9 +54,9 @@ static void report_end(const struct fork *f, const struct vm *k, const char *err
     const char *host = f->s.hosts[k->host].node->host;
     int code = k->said ? k->code : EXIT_QUEUE_NO_CODE;
     json_t *why = k->said ? json_null() : json_string(error);
-    FF_AUTO_FREE char *line = k->said ? xprintf("child %u on %s: exit code %d", k->number, host, code)
-                                   : xprintf("child %u on %s: no exit code: %s", k->number, host,
-                                             error);
+    FF_AUTO_FREE char *line =
+        k->said ? xprintf("child %u on %s: exit code %d", k->number, host, code)
+                : xprintf("child %u on %s: no exit code: %s", k->number, host, error);
 
     report(f, json_pack("{ss si ss si so}", "event", "ended", "child", (int)k->number, "host", host,
                         "code", code, "error", why ? why : json_string("not UTF-8")), line);

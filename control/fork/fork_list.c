@@ -33,8 +33,9 @@ static bool seen_here(const char *base, const char *id, const struct host *h)
     FF_AUTO_FREE char *dir = xprintf("%s/%s/%s", base, id, h->name);
     FF_AUTO_JSON json_t *s = h->rundir && !strcmp(h->rundir, dir) ? rundir_read_state(dir) : NULL;
 
-    return s && rundir_is_of_here(s) && process_is((pid_t)json_integer_value(json_object_get(s, "agent")),
-                           (uint64_t)json_integer_value(json_object_get(s, "start")));
+    return s && rundir_is_of_here(s) &&
+           process_is((pid_t)json_integer_value(json_object_get(s, "agent")),
+                      (uint64_t)json_integer_value(json_object_get(s, "start")));
 }
 
 static json_t *entry_of(const struct fork *f, const struct host *h)
@@ -66,7 +67,8 @@ int fork_record(struct fork *f, struct ff_error *why)
 
     if (rc)
         return rc;
-    FF_AUTO_JSON json_t *hosts = rundir_read_hosts(base, f->s.o.id); /* an older fork of that name */
+    FF_AUTO_JSON json_t *hosts =
+        rundir_read_hosts(base, f->s.o.id); /* an older fork of that name */
     size_t before = json_array_size(hosts);
 
     if (!hosts)
@@ -109,8 +111,8 @@ void fork_forget(const struct fork *f)
 
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         /* who has not said so may have children yet: --list finds out */
-        FF_AUTO_JSON json_t *o = f->s.hosts[i].ended && f->s.hosts[i].rundir ? entry_of(f, &f->s.hosts[i])
-                                                                       : NULL;
+        FF_AUTO_JSON json_t *o =
+            f->s.hosts[i].ended && f->s.hosts[i].rundir ? entry_of(f, &f->s.hosts[i]) : NULL;
         if (o)
             forget(base, f->s.o.id, o);
     }
@@ -150,7 +152,8 @@ static void ask(struct asked *a, const char *verb, const char *id, unsigned time
         strv_add(&w, "--rundir");
         strv_add(&w, "%s", rundir);
     }
-    FF_AUTO_FREE char *line = launcher_line(text_of(a->entry, "launcher"), text_of(a->entry, "host"), w.v);
+    FF_AUTO_FREE char *line =
+        launcher_line(text_of(a->entry, "launcher"), text_of(a->entry, "host"), w.v);
     a->code = -1;
     a->over = spawn_start(&a->run, w.v, line, &a->why) != 0;
     strv_free(&w);

@@ -23,9 +23,10 @@ int fork_check_parent(struct fork *f, struct ff_error *why)
     int rc = session_check_parent(&f->s, why);
 
     if (!rc && !f->memory_bytes)
-        rc = ff_error_set(why, EPROTO, "%s: x-query-ramblock names no memory: agents could not tell how "
-                                 "much the guest has; is this Farfork's QEMU 10.0?",
-                    f->s.o.parent_path);
+        rc = ff_error_set(why, EPROTO,
+                          "%s: x-query-ramblock names no memory: agents could not tell how "
+                          "much the guest has; is this Farfork's QEMU 10.0?",
+                          f->s.o.parent_path);
     return rc;
 }
 
@@ -52,8 +53,8 @@ void fork_check_runs(struct fork *f)
         qmp_command(f->s.qmp, "query-status", NULL, &status, &ignored) ||
         strcmp(text_of(status, "status"), "io-error"))
         return;
-    if (f->taken_back &&
-        !qmp_command(f->s.qmp, "cont", NULL, NULL, &ignored)) /* what it could not write has a place */
+    if (f->taken_back && !qmp_command(f->s.qmp, "cont", NULL, NULL,
+                                      &ignored)) /* what it could not write has a place */
         return;
     while ((e = qmp_take_event(f->s.qmp)))
         session_on_guest_event(&f->s, e);
@@ -164,14 +165,15 @@ void fork_ask_paused(struct fork *f)
         return;
     json_decref(f->s.answer);
     f->s.answer = NULL;
-    host_send(&f->s.hosts[k->host], json_pack("{s{si ss}}", "qmp", "child", (int)k->number, "execute",
-                                            "query-status"));
+    host_send(&f->s.hosts[k->host],
+              json_pack("{s{si ss}}", "qmp", "child", (int)k->number, "execute", "query-status"));
     while (!f->s.answer && !f->s.interrupted && ff_now_ms() < until)
         session_turn(&f->s, VM_TURN_MS);
     f->paused = json_is_false(json_object_get(json_object_get(f->s.answer, "return"), "running"));
     if (f->paused)
-        strv_add(&f->s.notes, "the parent did not run, and so its children do not: start each by `cont` "
-                             "at its QMP socket");
+        strv_add(&f->s.notes,
+                 "the parent did not run, and so its children do not: start each by `cont` "
+                 "at its QMP socket");
 }
 
 void fork_let_run(struct fork *f)
@@ -186,8 +188,10 @@ void fork_let_run(struct fork *f)
     if (!rc && !strcmp(text_of(status, "status"), "paused"))
         rc = qmp_command(f->s.qmp, "cont", NULL, NULL, &why);
     if (rc)
-        strv_add(&f->s.notes, "the parent stands still, perhaps, as a template does: let it go on (QMP "
-                             "cont): %s", why.text);
+        strv_add(&f->s.notes,
+                 "the parent stands still, perhaps, as a template does: let it go on (QMP "
+                 "cont): %s",
+                 why.text);
 }
 
 static bool waits_long(const struct host *h, unsigned silent_ms)

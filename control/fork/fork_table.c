@@ -270,16 +270,15 @@ void fork_print_json(const struct fork *f, int code)
 
     for (size_t i = 0; i < f->s.notes.n; i++)
         json_array_append_new(notes, json_string(f->s.notes.v[i]));
-    json_t *o = json_pack("{ss ss si sb so si sb so so so so so so so so}", "id", f->s.o.id, "parent",
-                          f->s.o.parent_path, "parent_pid", (int)f->s.parent_pid, "parent_ended",
-                          f->s.parent_gone, "parent_stopped",
-                          f->stopped ? json_string(f->stopped) : json_null(), "exit_code", code,
-                          "interrupted", f->s.interrupted, "error",
-                          *f->s.why.text ? json_string(f->s.why.text) : json_null(), "children",
-                          json_children(f), "hosts", json_hosts(f), "phases_ms", json_phases(f),
-                          "freeze", f->freeze ? json_incref(f->freeze) : json_null(), "notes",
-                          notes, "disks", fork_disks_summary(f->disks), "identities",
-                          json_identities(f));
+    json_t *o = json_pack(
+        "{ss ss si sb so si sb so so so so so so so so}", "id", f->s.o.id, "parent",
+        f->s.o.parent_path, "parent_pid", (int)f->s.parent_pid, "parent_ended", f->s.parent_gone,
+        "parent_stopped", f->stopped ? json_string(f->stopped) : json_null(), "exit_code", code,
+        "interrupted", f->s.interrupted, "error",
+        *f->s.why.text ? json_string(f->s.why.text) : json_null(), "children", json_children(f),
+        "hosts", json_hosts(f), "phases_ms", json_phases(f), "freeze",
+        f->freeze ? json_incref(f->freeze) : json_null(), "notes", notes, "disks",
+        fork_disks_summary(f->disks), "identities", json_identities(f));
     json_object_set_new(o, "children_paused", json_boolean(f->paused));
     if (f->o->follow) /* ends follow, each on a line */
         json_object_set_new(o, "event", json_string("forked"));

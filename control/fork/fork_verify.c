@@ -97,8 +97,10 @@ bool fork_images_verified(const struct fork *f)
 static void fail_foreign(struct fork *f, struct host *h, const char *what)
 {
     h->foreign = true;
-    host_fail(&f->s, h, "the image that its agent was given is not the parent's: somebody else reached "
-                    "the agent first, and nothing of that host can be trusted (%s)", what);
+    host_fail(&f->s, h,
+              "the image that its agent was given is not the parent's: somebody else reached "
+              "the agent first, and nothing of that host can be trusted (%s)",
+              what);
     for (size_t k = 0; k < f->s.n_vms; k++) {
         struct vm *child = &f->s.vms[k];
         if (&f->s.hosts[child->host] == h)
@@ -114,8 +116,10 @@ void fork_verify_images(struct fork *f)
     for (size_t i = 0; f->s.parent_silent && i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
         if (h->session && !h->verified && !h->here) /* here its socket has checked who gave it */
-            strv_add(&f->s.notes, "host %s: the parent does not answer: it is not known whether the "
-                                 "image there is its own", h->node->host);
+            strv_add(&f->s.notes,
+                     "host %s: the parent does not answer: it is not known whether the "
+                     "image there is its own",
+                     h->node->host);
         h->verified |= h->session != NULL;
     }
     if (!f->exported || fork_images_verified(f))

@@ -14,12 +14,13 @@
  * States       a run is ARRIVING until the guest has its answer, then it only follows. While one is
  *              arriving the port is neither read nor written: what the host says then could be in
  *              the children's ports, too.
- * Failure      the guest hears that a fork failed; why is on stderr, since it names paths and hosts. One
- *              of which some children run has happened: the guest gets its number. A run that ends
- *              before its children leaves them without a code. When the parent has ended, or this
- *              process, runs are told to let their agents go: children go on.
+ * Failure      the guest hears that a fork failed; why is on stderr, since it names paths and
+ *              hosts. One of which some children run has happened: the guest gets its number. A run
+ *              that ends before its children leaves them without a code. When the parent has ended,
+ *              or this process, runs are told to let their agents go: children go on.
  * Limits       one fork at a time; serve_limits.h; not more children than the command line's;
- *              EXIT_QUEUE_MAX forks with children. One answer is in hand at a time, and no request is read before it is
+ *              EXIT_QUEUE_MAX forks with children. One answer is in hand at a time, and no request
+ *              is read before it is
  *              written: the guest cannot make this process keep more.
  */
 #include <errno.h>
@@ -186,9 +187,10 @@ static void begin_fork(struct server *v, const struct guest_request *q)
 {
     struct run *r = xcalloc(1, sizeof(*r));
 
-    const char *no = exit_queue_room(&v->joins)
-                         ? serve_limits_take(v->s->limits, exit_queue_alive(&v->joins), q->count, ff_now_ms())
-                         : "too many forks have children: join them first";
+    const char *no =
+        exit_queue_room(&v->joins)
+            ? serve_limits_take(v->s->limits, exit_queue_alive(&v->joins), q->count, ff_now_ms())
+            : "too many forks have children: join them first";
 
     if (no) {
         fprintf(stderr, "vmclone: the guest asked for %u children: %s\n", q->count, no);
@@ -397,8 +399,9 @@ static int connect_port(const char *path, struct ff_error *why)
     int code = errno;
     if (fd >= 0)
         close(fd);
-    return ff_error_set(why, code, "--serve %s: %s: want the socket of the parent's port " GUEST_CHANNEL,
-                  path, strerror(code));
+    return ff_error_set(why, code,
+                        "--serve %s: %s: want the socket of the parent's port " GUEST_CHANNEL, path,
+                        strerror(code));
 }
 
 int fork_serve(const struct serve *s, struct ff_error *why)

@@ -8,7 +8,8 @@
 
 #define MINUTE_MS 60000
 
-const char *serve_limits_take(struct serve_limits *l, unsigned alive, unsigned want, uint64_t now_ms)
+const char *serve_limits_take(struct serve_limits *l, unsigned alive, unsigned want,
+                              uint64_t now_ms)
 {
     uint64_t *slot = &l->begun_ms[l->n % l->forks];
 

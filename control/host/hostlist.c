@@ -92,14 +92,17 @@ int hostlist_add(struct hostlist *l, const char *spec, struct ff_error *why)
     unsigned slots = SLOTS_ANY;
 
     if (*colon && parse_slots(colon + 1, &slots))
-        return ff_error_set(why, EINVAL, "host \"%s\": \"%s\" is no number of children from 1 to %d: "
-                                   "want HOST[=ADDRESS][:SLOTS], an IPv6 address in brackets",
-                      spec, colon + 1, SLOTS_MAX);
+        return ff_error_set(why, EINVAL,
+                            "host \"%s\": \"%s\" is no number of children from 1 to %d: "
+                            "want HOST[=ADDRESS][:SLOTS], an IPv6 address in brackets",
+                            spec, colon + 1, SLOTS_MAX);
     if (address)
         *address++ = '\0';
     if (!name_valid(host) || (address && !name_valid(address)))
-        return ff_error_set(why, EINVAL, "host \"%s\": want HOST[=ADDRESS][:SLOTS], of letters, digits "
-                                   "and . _ - @ : %% [ ]", spec);
+        return ff_error_set(why, EINVAL,
+                            "host \"%s\": want HOST[=ADDRESS][:SLOTS], of letters, digits "
+                            "and . _ - @ : %% [ ]",
+                            spec);
     return add(l, host, address, slots, why);
 }
 

@@ -27,7 +27,8 @@ struct hostlist {
 int hostlist_add(struct hostlist *l, const char *spec, struct ff_error *why);
 
 /* One spec a line or word, # begins a comment; as PBS_NODEFILE: a host as often as it has slots */
-int hostlist_read_file(struct hostlist *l, const char *path, bool count_slots, struct ff_error *why);
+int hostlist_read_file(struct hostlist *l, const char *path, bool count_slots,
+                       struct ff_error *why);
 
 /* "node[1-3,07],login": SLURM_JOB_NODELIST; each host once */
 int hostlist_add_slurm(struct hostlist *l, const char *list, struct ff_error *why);

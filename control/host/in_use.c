@@ -5,8 +5,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      tell whether a disk image may go. A QEMU has its whole backing chain open, so whoever
- *              stands on an image has that open too.
+ * Purpose      tell whether a disk image may go. A QEMU has its whole backing chain open, so
+ *              whoever stands on an image has that open too.
  * Picture      descriptors in /proc: exact, of the processes of this host that may be looked at,
  *                                    also of a QEMU that holds no lock (-incoming, locking=off)
  *              QEMU's locks:         of all others: another user's, another host's where the file
@@ -57,8 +57,8 @@ static bool is_locked(const char *path)
     return locked;
 }
 
-/* The name alone is compared first: a look at the file itself may hang, where it is of a server that
- * does not answer */
+/* The name alone is compared first: a look at the file itself may hang, where it is of a server
+ * that does not answer */
 static void look_at(struct seen *s, pid_t pid, int dir, const char *fd)
 {
     char target[PATH_MAX];
@@ -75,7 +75,8 @@ static void look_at(struct seen *s, pid_t pid, int dir, const char *fd)
             s->users[i] = pid;
 }
 
-/* Whether all was seen that may be seen: no more of a process that has ended, or of another user's */
+/* Whether all was seen that may be seen: no more of a process that has ended, or of another
+ * user's */
 static bool look_at_process(struct seen *s, const char *pid)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%s/fd", pid);
@@ -127,7 +128,8 @@ void file_users(const struct strv *files, pid_t *users)
 
 pid_t file_user_beside(const char *file, pid_t but)
 {
-    FF_AUTO_FREE char *real = realpath(file, NULL); /* descriptors name the file, never a link to it */
+    FF_AUTO_FREE char *real =
+        realpath(file, NULL); /* descriptors name the file, never a link to it */
     char *names[] = {real, NULL};
     const struct strv files = {.v = names, .n = 1};
     pid_t user = USER_NONE;

@@ -63,8 +63,10 @@ int launcher_check(const char *template, struct ff_error *why)
 {
     if (strstr(template, "{cmd}") && strstr(template, "{host}"))
         return 0;
-    return ff_error_set(why, EINVAL, "launcher \"%s\": want a command with {host} and {cmd} in it, such "
-                               "as \"" LAUNCHER_DEFAULT "\"", template);
+    return ff_error_set(why, EINVAL,
+                        "launcher \"%s\": want a command with {host} and {cmd} in it, such "
+                        "as \"" LAUNCHER_DEFAULT "\"",
+                        template);
 }
 
 char *launcher_line(const char *template, const char *host, char *const *argv)

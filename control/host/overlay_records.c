@@ -82,8 +82,9 @@ static int append(const char *path, const json_t *files, struct ff_error *why)
         unlink(path); /* half a line would spoil the next */
     if (fd >= 0)
         close(fd);
-    return code ? ff_error_set(why, code, "overlays: write %s: %s: nothing could remove them later", path,
-                         strerror(code)) : 0;
+    return code ? ff_error_set(why, code, "overlays: write %s: %s: nothing could remove them later",
+                               path, strerror(code))
+                : 0;
 }
 
 int overlay_records_add(const char *dir, unsigned number, const json_t *files, struct ff_error *why)
@@ -127,8 +128,10 @@ int overlay_records_read(const char *dir, unsigned number, struct strv *files, s
     if (read_record(dir, number, files))
         return 0;
     strv_free(files);
-    return ff_error_set(why, EIO, "overlays: %s/%u" SUFFIX " cannot be read: which files it names is not "
-                            "known: mend it, a JSON string a line", dir, number);
+    return ff_error_set(why, EIO,
+                        "overlays: %s/%u" SUFFIX " cannot be read: which files it names is not "
+                        "known: mend it, a JSON string a line",
+                        dir, number);
 }
 
 void overlay_records_forget(const char *dir, unsigned number)
@@ -206,7 +209,8 @@ bool overlay_records_owner(char *const *argv, pid_t pid, struct overlay_owner *o
         overlay_records_owner_free(out);
         *out = (struct overlay_owner){.dir = xstrdup(path), .number = (unsigned)n};
     }
-    FF_AUTO_JSON json_t *state = out->dir && rundir_is_own(out->dir) ? rundir_read_state(out->dir) : NULL;
+    FF_AUTO_JSON json_t *state =
+        out->dir && rundir_is_own(out->dir) ? rundir_read_state(out->dir) : NULL;
     const json_t *k = find_child(state, out->number);
     if (k && pid_of(k, "pid") == pid && process_is(pid, start_of(k)))
         return true;
@@ -240,8 +244,10 @@ int overlay_records_create(const char *file, const char *like, struct ff_error *
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 
     if (fd < 0 && errno == EEXIST)
-        return ff_error_set(why, EEXIST, "create overlay %s: the file exists; take another fork id, or "
-                                   "remove it if nobody uses it", file);
+        return ff_error_set(why, EEXIST,
+                            "create overlay %s: the file exists; take another fork id, or "
+                            "remove it if nobody uses it",
+                            file);
     if (fd < 0)
         return ff_error_set(why, errno, "create overlay %s: %s", file, strerror(errno));
     make_like(fd, like);
@@ -249,7 +255,8 @@ int overlay_records_create(const char *file, const char *like, struct ff_error *
     return 0;
 }
 
-int overlay_records_make(const char *dir, unsigned number, const json_t *files, struct ff_error *why)
+int overlay_records_make(const char *dir, unsigned number, const json_t *files,
+                         struct ff_error *why)
 {
     int rc = overlay_records_add(dir, number, files, why);
     size_t i, made = 0;
@@ -439,10 +446,11 @@ static void find_on(void *opaque, const char *dir, json_t *state)
         if (overlay_records_read(dir, number, &files, &why) && !on->found)
             on->found = xstrdup(why.text);
         for (size_t k = 0; !on->found && k < files.n; k++) {
-            FF_AUTO_FREE char *behind = strcmp(files.v[k], on->but) ? overlay_backing(files.v[k]) : NULL;
+            FF_AUTO_FREE char *behind =
+                strcmp(files.v[k], on->but) ? overlay_backing(files.v[k]) : NULL;
             if (behind && image_same_file(behind, on->image))
-                on->found = xprintf("%s of child %u of fork %s has it behind it", files.v[k], number,
-                                    text_of(state, "id"));
+                on->found = xprintf("%s of child %u of fork %s has it behind it", files.v[k],
+                                    number, text_of(state, "id"));
         }
         strv_free(&files);
     }

@@ -29,26 +29,31 @@ void overlay_records_owner_free(struct overlay_owner *o);
  * From now on they go when the child has ended and nobody has them open.
  * Return: 0, or -errno with the reason: nothing is written down then
  */
-int overlay_records_add(const char *dir, unsigned number, const json_t *files, struct ff_error *why);
+int overlay_records_add(const char *dir, unsigned number, const json_t *files,
+                        struct ff_error *why);
 /* Those of a child, none if it has no record. -EIO: there is one that cannot be read as a whole */
-int overlay_records_read(const char *dir, unsigned number, struct strv *files, struct ff_error *why);
+int overlay_records_read(const char *dir, unsigned number, struct strv *files,
+                         struct ff_error *why);
 void overlay_records_forget(const char *dir, unsigned number); /* others own them now */
 bool overlay_records_left(const char *dir); /* of any child */
 
 /**
  * overlay_records_create() - an empty file that was not there, for this user alone
- * @like: an image whose owner and mode it gets, as far as this user may give them; NULL: it does not
+ * @like: an image whose owner and mode it gets, as far as this user may give them; NULL: it does
+ *        not
  *
  * Return: 0; -EEXIST, also of a symbolic link; -errno: nothing is there
  */
 int overlay_records_create(const char *file, const char *like, struct ff_error *why);
 
 /* overlay_records_add() and overlay_records_create() of each; on failure none of them is there */
-int overlay_records_make(const char *dir, unsigned number, const json_t *files, struct ff_error *why);
+int overlay_records_make(const char *dir, unsigned number, const json_t *files,
+                         struct ff_error *why);
 void overlay_records_unmake(const char *dir, unsigned number); /* nobody has used them yet */
 
 /**
- * overlay_records_sweep() - remove the overlays of children that have ended, but those that are in use
+ * overlay_records_sweep() - remove the overlays of children that have ended, but those that are in
+ * use
  * @base: of run directories; those of this host are looked at, of all forks
  * @id:   for @kept, which may be NULL: a line for each overlay of this fork that stays, and why
  *
@@ -58,7 +63,8 @@ void overlay_records_unmake(const char *dir, unsigned number); /* nobody has use
 void overlay_records_sweep(const char *base, const char *id, struct strv *kept);
 
 /**
- * overlay_records_on() - whose overlay is there that has this image behind it, of all records of this host
+ * overlay_records_on() - whose overlay is there that has this image behind it, of all records of
+ * this host
  * @but: an overlay that does not count
  *
  * Return: a text that names it, to be released; NULL: there is none

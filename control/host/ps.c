@@ -58,7 +58,8 @@ static bool has_arrived(const json_t *k)
 
 static void add_fork(void *opaque, const char *dir, json_t *s)
 {
-    bool left = json_is_true(json_object_get(s, "detached")) && !strcmp(text_of(s, "image"), "none");
+    bool left =
+        json_is_true(json_object_get(s, "detached")) && !strcmp(text_of(s, "image"), "none");
     json_t *k;
     size_t i;
 

@@ -25,7 +25,8 @@ void ps_print(const json_t *forks);
  * @limit_ms: 0: no limit
  * @lonely: leave off when standard input ends
  *
- * Return: EXIT_ALL; EXIT_SOME: not all of it has ended, and stderr says so; EXIT_NONE: no such fork.
+ * Return: EXIT_ALL; EXIT_SOME: not all of it has ended, and stderr says so; EXIT_NONE: no such
+ * fork.
  */
 int ps_end(const char *base, const char *id, int agent, bool kill, uint64_t limit_ms,
               bool lonely);

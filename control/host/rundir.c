@@ -72,8 +72,10 @@ static int make_own(const char *path, bool must_be_new, struct ff_error *why)
     if (errno != EEXIST || must_be_new)
         return ff_error_set(why, errno, "run directory %s: %s", path, strerror(errno));
     if (!rundir_is_own(path))
-        return ff_error_set(why, EPERM, "run directory %s: not a folder that only this user can write to: "
-                                  "name another one by --rundir", path);
+        return ff_error_set(why, EPERM,
+                            "run directory %s: not a folder that only this user can write to: "
+                            "name another one by --rundir",
+                            path);
     return 0;
 }
 
@@ -82,9 +84,10 @@ static int check_closed(const char *base, const struct stat *st, struct ff_error
 {
     if (!(st->st_mode & 066))
         return 0;
-    return ff_error_set(why, EPERM, "run directory %s: others can open it (mode %03o), and so hold its "
-                              "lock: chmod 700 it, or name another one by --rundir", base,
-                  st->st_mode & 0777);
+    return ff_error_set(why, EPERM,
+                        "run directory %s: others can open it (mode %03o), and so hold its "
+                        "lock: chmod 700 it, or name another one by --rundir",
+                        base, st->st_mode & 0777);
 }
 
 static int make_base(const char *base, struct ff_error *why)
@@ -95,20 +98,25 @@ static int make_base(const char *base, struct ff_error *why)
     return rc || lstat(base, &st) < 0 ? rc : check_closed(base, &st, why);
 }
 
-int rundir_make(const char *base, const char *id, const char *node, char **out, struct ff_error *why)
+int rundir_make(const char *base, const char *id, const char *node, char **out,
+                struct ff_error *why)
 {
     FF_AUTO_FREE char *fork_dir = xprintf("%s/%s", base, id);
     char *dir = xprintf("%s/%s", fork_dir, node);
     int rc;
 
     if (*base != '/' || strchr(base, ',') || strlen(dir) > PATH_MAX_LEN)
-        rc = ff_error_set(why, ENAMETOOLONG, "run directory %s: want an absolute path without commas of "
-                                       "at most %d bytes: name another one by --rundir, or a "
-                                       "shorter --id", dir, PATH_MAX_LEN);
+        rc = ff_error_set(why, ENAMETOOLONG,
+                          "run directory %s: want an absolute path without commas of "
+                          "at most %d bytes: name another one by --rundir, or a "
+                          "shorter --id",
+                          dir, PATH_MAX_LEN);
     else if (!(rc = make_base(base, why)) && !(rc = make_own(fork_dir, false, why)) &&
              (rc = make_own(dir, true, why)) == -EEXIST)
-        ff_error_set(why, EEXIST, "fork %s: %s is there: end that fork by `vmclone --kill %s`, or name "
-                            "another --id", id, dir, id);
+        ff_error_set(why, EEXIST,
+                     "fork %s: %s is there: end that fork by `vmclone --kill %s`, or name "
+                     "another --id",
+                     id, dir, id);
     if (rc) {
         if (rc != -EEXIST)
             rmdir(fork_dir); /* unless somebody else is in it */
@@ -214,14 +222,16 @@ static int lock_within(int fd, const char *base, int limit_ms, struct ff_error *
 {
     uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
 
-    while (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno != ENOLCK && errno != EBADF) { /* NFS has none */
+    while (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno != ENOLCK &&
+           errno != EBADF) { /* NFS has none */
         if (errno != EWOULDBLOCK && errno != EINTR)
             return ff_error_set(why, errno, "run directory %s: lock: %s", base, strerror(errno));
         if (ff_now_ms() >= end)
-            return ff_error_set(why, EBUSY, "run directory %s: another vmclone or farfork of this user has "
-                                      "had its lock for %d s, or was stopped with it (`fuser -v %s` "
-                                      "says which): end it, then try again", base, limit_ms / 1000,
-                          base);
+            return ff_error_set(why, EBUSY,
+                                "run directory %s: another vmclone or farfork of this user has "
+                                "had its lock for %d s, or was stopped with it (`fuser -v %s` "
+                                "says which): end it, then try again",
+                                base, limit_ms / 1000, base);
         poll(NULL, 0, LOCK_TURN_MS);
     }
     return 0;
@@ -235,8 +245,9 @@ int rundir_lock(const char *base, int limit_ms, int *lock, struct ff_error *why)
     *lock = -1;
     if (fd < 0)
         return 0;
-    int rc = fstat(fd, &st) < 0 ? ff_error_set(why, errno, "run directory %s: %s", base, strerror(errno))
-                                : check_closed(base, &st, why);
+    int rc = fstat(fd, &st) < 0
+                 ? ff_error_set(why, errno, "run directory %s: %s", base, strerror(errno))
+                 : check_closed(base, &st, why);
     if (!rc)
         rc = lock_within(fd, base, limit_ms, why);
     if (rc)
@@ -267,9 +278,10 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
     if (!rc)
         rc = make_own(dir, false, why);
     if (!rc && (rc = write_at_once(path, hosts))) {
-        ff_error_set(why, -rc, "run directory: write %s: %s: by that file the hosts of the fork are found "
-                         "again; make room, or name another folder by --rundir", path,
-               strerror(-rc));
+        ff_error_set(why, -rc,
+                     "run directory: write %s: %s: by that file the hosts of the fork are found "
+                     "again; make room, or name another folder by --rundir",
+                     path, strerror(-rc));
         rmdir(dir); /* unless somebody else is in it */
     }
     return rc;

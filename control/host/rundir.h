@@ -22,7 +22,8 @@ bool rundir_name_valid(const char *name);
 char *rundir_name_from(const char *text); /* made from anything */
 
 /* Make it, for this user only; *@out is its path. -EEXIST: a fork of that name is there */
-int rundir_make(const char *base, const char *id, const char *node, char **out, struct ff_error *why);
+int rundir_make(const char *base, const char *id, const char *node, char **out,
+                struct ff_error *why);
 
 /* A folder that nobody else has made, or can put anything into */
 bool rundir_is_own(const char *path);
@@ -55,7 +56,8 @@ int rundir_lock(const char *base, int limit_ms, int *lock, struct ff_error *why)
 void rundir_unlock(int lock); /* also -1 */
 
 /**
- * rundir_write_hosts() - how to get to hosts of a fork whose run directories are not to be seen here
+ * rundir_write_hosts() - how to get to hosts of a fork whose run directories are not to be seen
+ * here
  * @hosts: an array of objects; an empty one removes what is written, and BASE/ID if that is empty
  *
  * Between rundir_lock() and rundir_unlock(): others may do it too.

@@ -31,7 +31,8 @@ bool spawn_ended(struct spawn *r, int *status);
 
 void spawn_close_input(struct spawn *r);
 
-/* Close its pipes and wait for it, at most @limit_ms, then end it; whether it ended with exit code 0 */
+/* Close its pipes and wait for it, at most @limit_ms, then end it; whether it ended with exit code
+ * 0 */
 bool spawn_end(struct spawn *r, int limit_ms);
 void spawn_free(struct spawn *r);
 

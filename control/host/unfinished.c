@@ -35,8 +35,8 @@ int unfinished_begin(const char *base, const char *id, const char *path, const s
     pid_t pid = qmp_pid(parent);
     FF_AUTO_JSON json_t *state = json_pack(
         "{ss ss ss ss si sI sb s[] sO si sI sb}", "id", id, "node", NODE, "parent", path, "image",
-        "disks", "agent", (int)getpid(), "start", (json_int_t)process_start_time(getpid()), "detached", 0,
-        "children", "unfinished", overlays, "parent_pid", (int)pid, "parent_start",
+        "disks", "agent", (int)getpid(), "start", (json_int_t)process_start_time(getpid()),
+        "detached", 0, "children", "unfinished", overlays, "parent_pid", (int)pid, "parent_start",
         (json_int_t)process_start_time(pid), "asked", 0);
     FF_AUTO_FREE char *text = json_dumps(state, JSON_INDENT(1));
     int rc = rundir_make(base, id, NODE, dir, why);
@@ -45,8 +45,10 @@ int unfinished_begin(const char *base, const char *id, const char *path, const s
         return rc;
     rc = rundir_reserve_state(*dir, strlen(text) + 4096, why); /* and the name of the host */
     if (!rc && (rc = rundir_write_state(*dir, state)))
-        ff_error_set(why, -rc, "run directory: write %s/" STATE_FILE ": %s: by that file overlays are "
-                         "found again", *dir, strerror(-rc));
+        ff_error_set(why, -rc,
+                     "run directory: write %s/" STATE_FILE ": %s: by that file overlays are "
+                     "found again",
+                     *dir, strerror(-rc));
     if (rc) {
         rundir_remove(*dir);
         free(*dir);
@@ -61,7 +63,8 @@ int unfinished_ask(const char *dir, struct ff_error *why)
 
     json_object_set_new(state, "asked", json_true());
     int rc = state ? rundir_write_state(dir, state) : -ENOENT;
-    return rc ? ff_error_set(why, -rc, "run directory: write %s/" STATE_FILE ": %s", dir, strerror(-rc))
+    return rc ? ff_error_set(why, -rc, "run directory: write %s/" STATE_FILE ": %s", dir,
+                             strerror(-rc))
               : 0;
 }
 
@@ -80,7 +83,8 @@ json_t *unfinished_files(const json_t *state)
     return files;
 }
 
-/* Its nodes that are in use QEMU does not delete. What it has open after that are disks of its guest */
+/* Its nodes that are in use QEMU does not delete. What it has open after that are disks of its
+ * guest */
 static int drop_nodes(const json_t *state, pid_t parent, struct ff_error *why)
 {
     struct qmp *q;
@@ -104,14 +108,17 @@ static int drop_nodes(const json_t *state, pid_t parent, struct ff_error *why)
 static bool end_file(const char *file, pid_t user, pid_t parent, bool asked, struct strv *kept)
 {
     if (user == USER_UNSEEN || (user != USER_NONE && user != parent)) {
-        FF_AUTO_FREE char *who = user == USER_UNSEEN ? xstrdup("a process that cannot be seen from here")
-                                                  : xprintf("the process %d", (int)user);
+        FF_AUTO_FREE char *who = user == USER_UNSEEN
+                                     ? xstrdup("a process that cannot be seen from here")
+                                     : xprintf("the process %d", (int)user);
         strv_add(kept, "%s stays: %s needs it", file, who);
         return false;
     }
     if (user == USER_NONE && asked && (!parent || !overlay_is_empty(file)) && !access(file, F_OK)) {
-        strv_add(kept, "%s stays: it may be a disk of the parent's guest%s: remove it if that has no "
-                        "need of it", file, parent ? "" : ", which has ended");
+        strv_add(kept,
+                 "%s stays: it may be a disk of the parent's guest%s: remove it if that has no "
+                 "need of it",
+                 file, parent ? "" : ", which has ended");
     } else if (user == USER_NONE && unlink(file) < 0 && errno != ENOENT) {
         strv_add(kept, "%s stays: it cannot be removed: %s", file, strerror(errno));
         return false;

@@ -57,7 +57,9 @@ static int run(struct move *m)
     move_let_go(m);
     if (m->outcome == MOVE_HERE)
         move_find_here(m);
-    int code = m->outcome == MOVE_THERE ? 0 : m->outcome == MOVE_HERE ? MOVE_EXIT_HERE : MOVE_EXIT_TROUBLE;
+    int code = m->outcome == MOVE_THERE  ? 0
+               : m->outcome == MOVE_HERE ? MOVE_EXIT_HERE
+                                         : MOVE_EXIT_TROUBLE;
     if (m->s.o.json)
         move_print_json(m, code);
     else

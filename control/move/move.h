@@ -65,7 +65,8 @@ int move_start(struct move *m, struct ff_error *why);
 int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
              struct ff_error *why);
 void move_let_go(struct move *m);
-/* What the guest owned here it owns there: once it is there. Whether nothing is left to hand over */
+/* What the guest owned here it owns there: once it is there. Whether nothing is left to hand
+ * over */
 bool move_hand_over(struct move *m, struct ff_error *why);
 
 /* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why */

@@ -78,9 +78,11 @@ static bool hear_there(struct move *m, struct ff_error *why)
         ff_error_set(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
         return false;
     }
-    end(m, MOVE_BROKEN, "the link to %s is broken: the guest is there (%s), until it touches memory "
-                        "that it does not have: save what you can from inside; nothing was ended, "
-                        "see WHAT CAN BE LOST in farfork-rdma-postcopy(7)", host, has);
+    end(m, MOVE_BROKEN,
+        "the link to %s is broken: the guest is there (%s), until it touches memory "
+        "that it does not have: save what you can from inside; nothing was ended, "
+        "see WHAT CAN BE LOST in farfork-rdma-postcopy(7)",
+        host, has);
     return true;
 }
 
@@ -98,16 +100,21 @@ static void ask_until_clear(struct move *m, const char *why_here)
         move_show(m, false);
     }
     if (!m->begun) /* the guest may be where somebody else moved it */
-        end(m, MOVE_UNCLEAR, "%s; whether it sent the guest to %s is not known: find out where it is "
-                             "before you start it anywhere, nothing was ended", why_here,
-            h->node->host);
+        end(m, MOVE_UNCLEAR,
+            "%s; whether it sent the guest to %s is not known: find out where it is "
+            "before you start it anywhere, nothing was ended",
+            why_here, h->node->host);
     else if (h->state == HOST_FAILED || k->state != VM_FAILED)
-        end(m, MOVE_UNCLEAR, "%s; and %s cannot tell: %s; look there with query-status at %s before "
-                             "you start this guest anywhere, nothing was ended", why_here,
-            h->node->host, h->state == HOST_FAILED ? h->error : why.text, k->qmp ? k->qmp : "");
+        end(m, MOVE_UNCLEAR,
+            "%s; and %s cannot tell: %s; look there with query-status at %s before "
+            "you start this guest anywhere, nothing was ended",
+            why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
+            k->qmp ? k->qmp : "");
     else if (strstr(k->error, "nothing ran here"))
-        end(m, MOVE_LOST, "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
-                          "from its disks", why_here, h->node->host, k->error);
+        end(m, MOVE_LOST,
+            "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
+            "from its disks",
+            why_here, h->node->host, k->error);
     else
         end(m, MOVE_LOST, "%s; its QEMU on %s has ended, and the guest with it: %s; start it again "
                           "from its disks", why_here, h->node->host, k->error);
@@ -231,7 +238,8 @@ static bool give_up(struct move *m)
                              "query-migrate; nothing was ended", m->status);
         return true;
     }
-    end(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->s.o.timeout_s, m->status);
+    end(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->s.o.timeout_s,
+        m->status);
     cancel(m);
     return false;
 }
@@ -314,9 +322,10 @@ static void finish(struct move *m)
         return;
     }
     if (!is(text_of(status, "status"), move_status(m))) {
-        end(m, MOVE_UNCLEAR, "every page is on %s, but the guest is %s there: see %s; the QEMU here "
-                             "does not run it any more, and was not quit", host,
-            text_of(status, "status"), move_child(m)->log);
+        end(m, MOVE_UNCLEAR,
+            "every page is on %s, but the guest is %s there: see %s; the QEMU here "
+            "does not run it any more, and was not quit",
+            host, text_of(status, "status"), move_child(m)->log);
         return;
     }
     if (move_quit_parent(m, &why))

@@ -32,13 +32,16 @@ static int is_here(struct move *m, char **out, struct ff_error *why)
         return rc;
     const char *is = text_of(status, "status"), *now = text_of(migration, "status");
     if (!strcmp(is, "postmigrate"))
-        return ff_error_set(why, ENOTSUP, "this guest was moved away already: its QEMU here does not run "
-                                    "it any more; name the QMP socket of the other one");
+        return ff_error_set(why, ENOTSUP,
+                            "this guest was moved away already: its QEMU here does not run "
+                            "it any more; name the QMP socket of the other one");
     for (size_t i = 0; i < sizeof(over) / sizeof(over[0]); i++)
         idle |= !strcmp(now, over[i]);
     if (!idle)
-        return ff_error_set(why, EBUSY, "a migration is under way (status %s): wait for its end, or "
-                                  "cancel it", now);
+        return ff_error_set(why, EBUSY,
+                            "a migration is under way (status %s): wait for its end, or "
+                            "cancel it",
+                            now);
     if (strcmp(is, "running") && strcmp(is, "paused"))
         return ff_error_set(why, strcmp(is, "finish-migrate") ? ENOTSUP : EAGAIN,
                       "its status is %s (permitted: running, paused)", is);
@@ -74,10 +77,11 @@ void move_find_here(struct move *m)
         return;
     }
     m->outcome = MOVE_UNCLEAR;
-    ff_error_set(&m->s.why, -rc, "%s%s%s; its QEMU has not said that the guest is here: find out where it "
-                           "is before you start it anywhere", before,
-           rc == -ENOTCONN || !strcmp(before, why.text) ? "" : "; ",
-           rc == -ENOTCONN || !strcmp(before, why.text) ? "" : why.text);
+    ff_error_set(&m->s.why, -rc,
+                 "%s%s%s; its QEMU has not said that the guest is here: find out where it "
+                 "is before you start it anywhere",
+                 before, rc == -ENOTCONN || !strcmp(before, why.text) ? "" : "; ",
+                 rc == -ENOTCONN || !strcmp(before, why.text) ? "" : why.text);
 }
 
 /* --- devices: the QEMU there is made from the command line --- */
@@ -93,7 +97,8 @@ static bool is_on_command_line(const struct strv *argv, const char *id)
         FF_AUTO_FREE char *own = is_device(argv->v, i) ? qemu_opts_get(argv->v[i], "id") : NULL;
         if (own && !strcmp(own, id))
             return true;
-        if (qemu_option_is(argv->v[i - 1], "debugcon") && !strcmp(id, "debugcon")) /* QEMU names it */
+        if (qemu_option_is(argv->v[i - 1], "debugcon") &&
+            !strcmp(id, "debugcon")) /* QEMU names it */
             return true;
     }
     return false;
@@ -122,21 +127,25 @@ static int check_devices(struct move *m, struct ff_error *why)
     json_array_foreach(list, i, o) {
         const char *id = text_of(o, "name");
         if (strstr(text_of(o, "type"), "child<") && !is_on_command_line(argv, id))
-            return ff_error_set(why, ENOTSUP, "device %s was plugged in since its QEMU was started, whose "
-                                        "command line does not have it: remove it first, or move "
-                                        "this guest by hand, see farfork-rdma-postcopy(7)", id);
+            return ff_error_set(why, ENOTSUP,
+                                "device %s was plugged in since its QEMU was started, whose "
+                                "command line does not have it: remove it first, or move "
+                                "this guest by hand, see farfork-rdma-postcopy(7)",
+                                id);
     }
     for (i = 1; !rc && i < argv->n; i++) {
         FF_AUTO_FREE char *id = is_device(argv->v, i) ? qemu_opts_get(argv->v[i], "id") : NULL;
         FF_AUTO_FREE char *driver =
             is_device(argv->v, i) ? qemu_opts_get_first(argv->v[i], "driver") : NULL;
         if (driver && !strcmp(driver, "nvdimm"))
-            return ff_error_set(why, ENOTSUP, "-device %s: its memory is a file that would stay here",
-                          argv->v[i]);
+            return ff_error_set(
+                why, ENOTSUP, "-device %s: its memory is a file that would stay here", argv->v[i]);
         if (id && !is_plugged(list, id))
-            return ff_error_set(why, ENOTSUP, "device %s was removed since its QEMU was started, whose "
-                                        "command line still has it: plug it in again, or move "
-                                        "this guest by hand, see farfork-rdma-postcopy(7)", id);
+            return ff_error_set(why, ENOTSUP,
+                                "device %s was removed since its QEMU was started, whose "
+                                "command line still has it: plug it in again, or move "
+                                "this guest by hand, see farfork-rdma-postcopy(7)",
+                                id);
     }
     return rc;
 }
@@ -151,8 +160,9 @@ static json_t *images_of(const json_t *block)
 
     json_array_foreach(block, i, entry) {
         const json_t *image = json_object_get(json_object_get(entry, "inserted"), "image");
-        json_array_append_new(images, json_pack("[s,s,s]", text_of(entry, "device"),
-                                                text_of(entry, "qdev"), text_of(image, "filename")));
+        json_array_append_new(images,
+                              json_pack("[s,s,s]", text_of(entry, "device"), text_of(entry, "qdev"),
+                                        text_of(image, "filename")));
     }
     return images;
 }
@@ -165,8 +175,9 @@ int move_check_disks(struct move *m, struct ff_error *why)
 
     if (rc || json_equal(images, m->images))
         return rc;
-    return ff_error_set(why, EAGAIN, "the guest has other images in its disks than when the QEMU there was "
-                               "started, by a fork perhaps: move it again");
+    return ff_error_set(why, EAGAIN,
+                        "the guest has other images in its disks than when the QEMU there was "
+                        "started, by a fork perhaps: move it again");
 }
 
 static int find_disks(struct move *m, struct ff_error *why)
@@ -239,7 +250,8 @@ int move_quit_parent(struct move *m, struct ff_error *why)
     if (rc == -EPIPE)
         rc = 0;
     if (!rc && p.fd >= 0 && poll(&p, 1, (int)m->s.o.timeout_s * 1000) <= 0)
-        rc = ff_error_set(why, ETIMEDOUT, "it has not ended within %u s of `quit`", m->s.o.timeout_s);
+        rc = ff_error_set(why, ETIMEDOUT, "it has not ended within %u s of `quit`",
+                          m->s.o.timeout_s);
     m->s.parent_gone = !rc;
     if (p.fd >= 0)
         close(p.fd);

@@ -48,8 +48,8 @@ static void print_there(const struct move *m)
 {
     const struct vm *k = m->s.vms;
 
-    printf("host %s  pid %d  QMP socket %s  log %s\n", m->s.hosts[0].node->host, (int)k->pid, k->qmp,
-           k->log);
+    printf("host %s  pid %d  QMP socket %s  log %s\n", m->s.hosts[0].node->host, (int)k->pid,
+           k->qmp, k->log);
     print_ms("prepare", between(m->begin_ms, m->listening_ms));
     print_ms("start", between(m->listening_ms, m->ready_ms));
     print_ms("switch", between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));

@@ -115,9 +115,10 @@ static int check_wait(struct move *m, uint64_t end_ms, const char *what, struct 
     if (m->s.interrupted && !m->sent)
         return ff_error_set(why, ECANCELED, "interrupted");
     if (ff_now_ms() > end_ms)
-        return ff_error_set(why, ETIMEDOUT, "%s: %s: no answer within %u s%s%s", move_host(m)->node->host,
-                      what, m->s.o.timeout_s, move_host(m)->run.words ? ": " : "",
-                      move_host(m)->run.words ? move_host(m)->run.words : "");
+        return ff_error_set(why, ETIMEDOUT, "%s: %s: no answer within %u s%s%s",
+                            move_host(m)->node->host, what, m->s.o.timeout_s,
+                            move_host(m)->run.words ? ": " : "",
+                            move_host(m)->run.words ? move_host(m)->run.words : "");
     return 0;
 }
 
@@ -202,8 +203,9 @@ static int ask_to_listen(struct move *m, struct ff_error *why)
     while ((rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why)) ==
            -EAGAIN) {
         if (ff_now_ms() > end)
-            return ff_error_set(why, ETIMEDOUT, "its QEMU on %s does not answer within %u s; see %s",
-                          h->node->host, m->s.o.timeout_s, move_child(m)->log);
+            return ff_error_set(why, ETIMEDOUT,
+                                "its QEMU on %s does not answer within %u s; see %s", h->node->host,
+                                m->s.o.timeout_s, move_child(m)->log);
         session_turn(&m->s, TURN_MS);
     }
     return rc;
@@ -248,8 +250,8 @@ int move_start(struct move *m, struct ff_error *why)
     return rc;
 }
 
-/* It is written down there first: in both records, or in neither of them, no overlay is lost. One that
- * cannot be read is not handed over */
+/* It is written down there first: in both records, or in neither of them, no overlay is lost. One
+ * that cannot be read is not handed over */
 bool move_hand_over(struct move *m, struct ff_error *why)
 {
     struct strv files = {0};
@@ -265,7 +267,8 @@ bool move_hand_over(struct move *m, struct ff_error *why)
         rc = wait_answer(m, "adopt", "the agent there", why);
         const char *error = rc ? "" : text_of(m->s.answer, "error");
         if (*error)
-            rc = ff_error_set(why, EREMOTEIO, "the agent on %s: %s", move_host(m)->node->host, error);
+            rc = ff_error_set(why, EREMOTEIO, "the agent on %s: %s", move_host(m)->node->host,
+                              error);
         if (!rc)
             overlay_records_forget(m->owner.dir, m->owner.number);
     }

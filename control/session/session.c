@@ -41,8 +41,10 @@ int session_check_options(const struct session_options *o, struct ff_error *why)
     int rc = check_link_options(o->link_options, why);
 
     if (!rc && o->id && !rundir_name_valid(o->id))
-        rc = ff_error_set(why, EINVAL, "--id %s: want at most 40 letters, digits and . _ -, the first a "
-                                 "letter or digit", o->id);
+        rc = ff_error_set(why, EINVAL,
+                          "--id %s: want at most 40 letters, digits and . _ -, the first a "
+                          "letter or digit",
+                          o->id);
     return rc || !o->launcher ? rc : launcher_check(o->launcher, why);
 }
 

@@ -22,8 +22,8 @@ int host_resolve(struct host *h, struct ff_error *why)
     int rc = getaddrinfo(name, NULL, &hints, &list);
 
     if (rc)
-        return ff_error_set(why, EHOSTUNREACH, "no address for \"%s\": %s; name one: %s=ADDRESS", name,
-                      gai_strerror(rc), h->node->host);
+        return ff_error_set(why, EHOSTUNREACH, "no address for \"%s\": %s; name one: %s=ADDRESS",
+                            name, gai_strerror(rc), h->node->host);
     rc = getnameinfo(list->ai_addr, list->ai_addrlen, text, sizeof(text), NULL, 0, NI_NUMERICHOST);
     if (!rc)
         h->address = xprintf(list->ai_family == AF_INET6 ? "[%s]" : "%s", text);

@@ -95,8 +95,10 @@ int session_check_parent(struct session *s, struct ff_error *why)
     if (rc)
         return rc;
     return found ? 0
-                 : ff_error_set(why, ENOTSUP, "%s: this QEMU has no x-farfork-export: the parent has to "
-                                        "be started with Farfork's patched QEMU", s->o.parent_path);
+                 : ff_error_set(why, ENOTSUP,
+                                "%s: this QEMU has no x-farfork-export: the parent has to "
+                                "be started with Farfork's patched QEMU",
+                                s->o.parent_path);
 }
 
 /* The real, effective, saved and filesystem user of a process */
@@ -111,7 +113,8 @@ static int read_users(pid_t pid, unsigned uid[4], struct ff_error *why)
         got = sscanf(line, "Uid: %u %u %u %u", &uid[0], &uid[1], &uid[2], &uid[3]);
     if (f)
         fclose(f);
-    return got == 4 ? 0 : ff_error_set(why, ESRCH, "%s: it does not say whose process this is", path);
+    return got == 4 ? 0
+                    : ff_error_set(why, ESRCH, "%s: it does not say whose process this is", path);
 }
 
 /* Its program and all that its command line names is run again, on every host, by this user there:
@@ -128,10 +131,12 @@ static int check_owner(const struct session *s, struct ff_error *why)
         return rc;
     const struct passwd *p = getpwuid(other);
     FF_AUTO_FREE char *name = p ? xstrdup(p->pw_name) : xprintf("#%u", other);
-    return ff_error_set(why, EPERM, "%s: its QEMU (pid %d) is of user %s (uid %u), this program runs as uid "
-                              "%u, and would run what that user chose: run it as that user: sudo "
-                              "-u %s %s ...", s->o.parent_path, (int)s->parent_pid, name, other,
-                  own, name, s->kind->program);
+    return ff_error_set(why, EPERM,
+                        "%s: its QEMU (pid %d) is of user %s (uid %u), this program runs as uid "
+                        "%u, and would run what that user chose: run it as that user: sudo "
+                        "-u %s %s ...",
+                        s->o.parent_path, (int)s->parent_pid, name, other, own, name,
+                        s->kind->program);
 }
 
 /* Its QEMU serves one client at a time */
@@ -147,7 +152,8 @@ static void say_waiting(void *opaque)
 
     if (t->s->o.quiet || now < t->next_ms)
         return;
-    fprintf(stderr, "%s: another client has it, a fork perhaps: waiting for %u s, at most for %u s\n",
+    fprintf(stderr,
+            "%s: another client has it, a fork perhaps: waiting for %u s, at most for %u s\n",
             t->s->o.parent_path, (unsigned)((now - t->begin_ms) / 1000), t->s->o.timeout_s);
     t->next_ms = now + SAY_EVERY_MS;
 }
@@ -164,8 +170,9 @@ int session_find_parent(struct session *s, struct ff_error *why)
     qmp_limit(s->qmp, COMMAND_LIMIT_MS);
     s->parent_pid = qmp_pid(s->qmp);
     if (s->parent_pid <= 0)
-        return ff_error_set(why, ESRCH, "%s: its process is in another PID namespace: run this there",
-                      s->o.parent_path);
+        return ff_error_set(why, ESRCH,
+                            "%s: its process is in another PID namespace: run this there",
+                            s->o.parent_path);
     rc = check_owner(s, why);
     if (!rc)
         rc = read_argv(s->parent_pid, &s->parent_argv, why);

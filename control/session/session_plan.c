@@ -43,8 +43,10 @@ int session_plan(struct session *s, struct ff_error *why)
     }
     if (slots < s->o.n) {
         free(used);
-        return ff_error_set(why, ENOSPC, "%u children, but the hosts have room for %u: name more hosts, "
-                                   "or more slots (HOST:SLOTS)", s->o.n, slots);
+        return ff_error_set(why, ENOSPC,
+                            "%u children, but the hosts have room for %u: name more hosts, "
+                            "or more slots (HOST:SLOTS)",
+                            s->o.n, slots);
     }
     s->hosts = xcalloc(s->nodes.n, sizeof(*s->hosts));
     s->vms = xcalloc(s->o.n, sizeof(*s->vms));

@@ -69,7 +69,8 @@ static json_t *disks(const json_t *in, unsigned n)
 static json_t *identity_child(const struct identity *id, unsigned k, const char *rundir,
                               const json_t *argv)
 {
-    FF_AUTO_FREE char *message = identity_message(id, k, 0), *config = identity_config(id, k, rundir);
+    FF_AUTO_FREE char *message = identity_message(id, k, 0),
+                      *config = identity_config(id, k, rundir);
     json_t *child = json_deep_copy(argv);
 
     identity_child_argv(id, k, rundir, child);

@@ -36,8 +36,11 @@ static void save_messages(void)
     static uint8_t buf[FF_MSG_MAX];
     struct ff_wire_region r[] = {{.name = "pc.ram", .len_bytes = 1 << 30, .psize = 4096},
                                  {.name = "huge", .len_bytes = 4 << 20, .psize = 2 << 20}};
-    struct ff_hello h = {
-        .version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 2, .config = "pc-q35", .regions = r};
+    struct ff_hello h = {.version = FF_WIRE_VERSION,
+                         .oldest = FF_WIRE_VERSION,
+                         .n_regions = 2,
+                         .config = "pc-q35",
+                         .regions = r};
     struct ff_welcome w = {.version = FF_WIRE_VERSION, .session = "0123456789abcde"};
     struct ff_publish pub = {
         .segment_bytes = 64 << 20, .n_keys = 1, .addr = {0x7f0000000000, 0x7f1000000000, 0x1000}};

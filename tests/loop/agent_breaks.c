@@ -242,8 +242,12 @@ static void say_bytes(const struct family *f, const void *bytes, size_t n, const
 static void say_type(const struct family *f, enum ff_clone_type type, const char *what)
 {
     int sock = stranger(f);
-    struct ff_clone_msg m = {.type = type, .n = 1, .code = 5, .state_bytes = 1,
-                             .fd = {sock}, .n_fds = type == FF_CLONE_MEMORY || type == FF_CLONE_IMAGE};
+    struct ff_clone_msg m = {.type = type,
+                             .n = 1,
+                             .code = 5,
+                             .state_bytes = 1,
+                             .fd = {sock},
+                             .n_fds = type == FF_CLONE_MEMORY || type == FF_CLONE_IMAGE};
     struct ff_error err;
 
     must_ok(ff_clone_send(sock, &m, &err), err);
@@ -291,7 +295,8 @@ static void half_a_child(const struct family *f, enum wrong wrong)
 static void lend_nonsense(const struct family *f)
 {
     struct ff_wire_region r[2] = {{.psize = 0}};
-    struct ff_clone_msg m = stranger_hello(r), files = {.type = FF_CLONE_MEMORY, .n = 1, .n_fds = 1};
+    struct ff_clone_msg m = stranger_hello(r),
+                        files = {.type = FF_CLONE_MEMORY, .n = 1, .n_fds = 1};
     struct ff_error err;
 
     for (unsigned i = 0; i < 3; i++) {
@@ -307,7 +312,8 @@ static void lend_nonsense(const struct family *f)
     }
 }
 
-/* An image that is none: each is refused for its own reason, and the agent waits for a better one */
+/* An image that is none: each is refused for its own reason, and the agent waits for a better
+ * one */
 static void hand_over_nonsense(const struct family *f)
 {
     enum { ALL_LENT, NO_FILES, ONE_OF_TWO, ONE_TWICE };
@@ -340,7 +346,8 @@ static void hand_over_nonsense(const struct family *f)
         int sock = stranger(f), how = kinds[i].files;
         m.lends = true;
         m.number = how == NO_FILES || how == ONE_OF_TWO ? 1 : 2;
-        r[1].len_bytes = (i + 1 < FF_ARRAY_LEN(kinds) ? 501 : 2000) * CELL; /* larger than the file */
+        r[1].len_bytes =
+            (i + 1 < FF_ARRAY_LEN(kinds) ? 501 : 2000) * CELL; /* larger than the file */
         for (unsigned k = 0; how != NO_FILES && k < m.number; k++) {
             files.memory[k].region = how == ONE_TWICE ? 0 : k;
             files.fd[k] = a.fd;

@@ -204,10 +204,12 @@ static void wait_no_lender(struct ff_agent *a)
     must(!lent);
 }
 
-/* No port to connect to; the first link is the only one; and what has which image can be compared */
+/* No port to connect to; the first link is the only one; and what has which image can be
+ * compared */
 static void one_source(void)
 {
-    char dir[] = "/tmp/farfork-loop-XXXXXX", path[64], agents[FF_SESSION_TEXT], own[FF_SESSION_TEXT];
+    char dir[] = "/tmp/farfork-loop-XXXXXX", path[64], agents[FF_SESSION_TEXT],
+         own[FF_SESSION_TEXT];
     int first[FF_TCP_SOCKETS], second[FF_TCP_SOCKETS], sock[2];
     struct receiver r;
     struct ff_address *to;

@@ -85,7 +85,8 @@ static void one_too_many(void)
     family_source(f, S_DONE);
     for (unsigned i = 0; i <= CHILDREN; i++) {
         struct family_child *k = &f->child[i];
-        for (unsigned ms = 0; ms < 20000 && !atomic_load(&k->attached) && !atomic_load(&k->rc); ms++)
+        for (unsigned ms = 0; ms < 20000 && !atomic_load(&k->attached) && !atomic_load(&k->rc);
+             ms++)
             usleep(1000);
         if (!atomic_load(&k->rc))
             continue;

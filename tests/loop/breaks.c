@@ -78,7 +78,8 @@ static void cannot_push(void)
         const char *options, *says;
     } cases[] = {
         {true, false, 0, "prefill=push", "at most 0 bytes"},
-        {false, false, 1 << 20, "prefill=push", "at most 1048576 bytes at once (need a chunk, 2097152)"},
+        {false, false, 1 << 20, "prefill=push",
+         "at most 1048576 bytes at once (need a chunk, 2097152)"},
         {false, true, 1 << 20, "prefill=push,chunk=1M", ""},
         {true, true, 0, "prefill=auto", ""},
     };
@@ -335,7 +336,8 @@ static void tcp_read_fails(void)
 }
 
 #define BY_BOTH "chunk=64K,window=1"
-/* A millisecond each: on a busy machine they bring everything before prefill has read three chunks */
+/* A millisecond each: on a busy machine they bring everything before prefill has read three
+ * chunks */
 #define SLOW_FAULTS ",dest.fault=delay:1000"
 
 /* The link breaks under 8 threads that read and write: what each saw was right, no zeros */

@@ -26,8 +26,8 @@ extern uint8_t *image;
 
 struct family *family_new(void)
 {
-    struct family *f = mmap(NULL, sizeof(*f), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
-                            0);
+    struct family *f =
+        mmap(NULL, sizeof(*f), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     must(f != MAP_FAILED);
     strcpy(f->dir, "/tmp/farfork-loop-XXXXXX");
     must(mkdtemp(f->dir));
@@ -136,7 +136,8 @@ static void *touch_all(void *arg)
         check_cell(k, cell, own);
         if (!own || (cell / TOUCHERS + k->number) % 3)
             continue;
-        __atomic_store_n((uint64_t *)(kid_cell(k, cell) + MARK_AT), mark(k, cell), __ATOMIC_RELAXED);
+        __atomic_store_n((uint64_t *)(kid_cell(k, cell) + MARK_AT), mark(k, cell),
+                         __ATOMIC_RELAXED);
         k->written[cell] = true;
         check_cell(k, cell, true);
     }

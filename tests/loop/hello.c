@@ -134,7 +134,8 @@ static void *other_sources(void *arg)
 
     for (unsigned i = 0; i < 4; i++) {
         struct ff_link *l = connect_raw(m);
-        int len = make_hello(buf, m, FF_WIRE_VERSION, FF_WIRE_VERSION, i ? "test" : "another machine");
+        int len =
+            make_hello(buf, m, FF_WIRE_VERSION, FF_WIRE_VERSION, i ? "test" : "another machine");
         must_ok(l->ops->send(l, buf, (uint32_t)len, &err), err);
         if (i == 0)
             expect_refusal(l, "another machine");

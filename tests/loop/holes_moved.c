@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * holes.c - holes of shared memory: filled when they are touched, zeros afterwards, and nothing else
+ * holes.c - holes of shared memory: filled when they are touched, zeros afterwards, and nothing
+ * else
  *           takes memory
  *
  * Adds huge pages to the pool when there are too few and it may, and gives them back.
@@ -53,7 +54,8 @@ static uint64_t taken(int fd)
     return (uint64_t)st.st_blocks * 512;
 }
 
-/* Which bytes a guest has touched: the first of some pages in the first segment and behind the second */
+/* Which bytes a guest has touched: the first of some pages in the first segment and behind the
+ * second */
 static bool is_touched(const struct both *b, uint64_t page)
 {
     uint64_t at = page * b->dst.psize;
@@ -260,7 +262,8 @@ static void after_a_break(void)
     static struct both b = {.memory = MEM_MEMFD};
     struct ff_error err;
 
-    must_ok(ff_failpoints_arm("tcp.serve.prefill=fail@37", &err), err); /* 32 chunks of the first segment */
+    must_ok(ff_failpoints_arm("tcp.serve.prefill=fail@37", &err),
+            err); /* 32 chunks of the first segment */
     begin(&b);
     must(ff_dest_wait_done(b.dest, &err));
     must_read_zeros(b.dst.host + PIECE + 5 * 4096);

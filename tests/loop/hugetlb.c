@@ -120,7 +120,11 @@ static void pool_is_empty(void)
 {
     static struct move m;
 
-    m = (struct move){.tcp = true, .n_regions = 1, .touchers = 2, .touches = 4000, .touch_late = true,
+    m = (struct move){.tcp = true,
+                      .n_regions = 1,
+                      .touchers = 2,
+                      .touches = 4000,
+                      .touch_late = true,
                       .hook = listen_for_it};
     m.area[0] = (struct area){.psize = CELLS_PER_PAGE * CELL, .fd = -1, .host = map_huge(8)};
     m.area[0].len_bytes = 8ull * m.area[0].psize;

@@ -68,7 +68,8 @@ static void quiet_move(void)
     moved_bytes = m.dst.stats.bytes_moved;
     move_must_succeed(&m);
     if (!moved_bytes)
-        printf("SKIP: quiet move: nothing could be moved: no UFFDIO_MOVE (Linux 6.8), no huge pages, or a link that pins its buffers\n");
+        printf(
+            "SKIP: quiet move: nothing could be moved: no UFFDIO_MOVE (Linux 6.8), no huge pages, or a link that pins its buffers\n");
 }
 
 int main(int argc, char **argv)

@@ -48,7 +48,8 @@ static struct move a_move(bool tcp, const char *options)
                          .cells = {CELLS, MORE}, .n_regions = 2};
 }
 
-/* Nobody touches anything: every page that is not zeros is moved, and what was not needed is gone */
+/* Nobody touches anything: every page that is not zeros is moved, and what was not needed is
+ * gone */
 static void all_moved(bool tcp)
 {
     static struct move m;

@@ -371,8 +371,8 @@ static void hugetlb_refused(void)
     struct ff_error err;
 
     for (int own = 0; own < 2; own++) {
-        prepare(own ? MEM_HUGETLB_ANON : MEM_HUGETLB, ",precopy=1,landing=copy,timeout=2", WRITE_ALL,
-                false, source_main);
+        prepare(own ? MEM_HUGETLB_ANON : MEM_HUGETLB, ",precopy=1,landing=copy,timeout=2",
+                WRITE_ALL, false, source_main);
         must(receive(&err) == -ENOTSUP &&
              strstr(err.text, own ? "private huge pages with precopy=1" : "use landing=continue"));
         must(!ff_dest_give_up(g.dest) && !pthread_join(g.source_thread, NULL));

@@ -2,7 +2,8 @@
  *
  * sparse.c - a guest that has touched little: segments without a key are zeros, what it touches
  *            between publishing and its pause arrives all the same, and the source's memory
- *            does not become populated where the guest has touched nothing, nor does the destination
+ *            does not become populated where the guest has touched nothing, nor does the
+ *            destination
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,11 +2,11 @@
  *
  * private_view.c - a file filled through a shared mapping, watched through private ones
  *
- * What an agent and its children stand on: a private mapping has a userfaultfd of its own; a page that
- * UFFDIO_COPY puts into the shared mapping is in the file; a thread that waits in the private one is
- * not woken by that, but by a WAKE of its own userfaultfd; who comes later has no event. A mapping
- * is watched before it is made accessible. The danger: a private mapping that nobody watches puts
- * zeros into the file, and the next COPY fails.
+ * What an agent and its children stand on: a private mapping has a userfaultfd of its own; a page
+ * that UFFDIO_COPY puts into the shared mapping is in the file; a thread that waits in the private
+ * one is not woken by that, but by a WAKE of its own userfaultfd; who comes later has no event. A
+ * mapping is watched before it is made accessible. The danger: a private mapping that nobody
+ * watches puts zeros into the file, and the next COPY fails.
  * Source: measured by this program; docs/architecture.md, fork
  */
 #include "platform.h"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * sealed_file.c - a file that is sealed against new writers: its old mapping goes on, nobody gets in
+ * sealed_file.c - a file that is sealed against new writers: its old mapping goes on, nobody gets
+ * in
  *
  * A descriptor for reading alone does not protect a memfd: /proc/self/fd opens it for writing. The
  * agent seals its files (F_SEAL_FUTURE_WRITE, SHRINK, GROW) once it has mapped them, and fills them

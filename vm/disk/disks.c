@@ -221,7 +221,8 @@ int disks_plan(const struct disks_input *in, struct disks **out, struct ff_error
         rc |= !json_is_string(entry);
     if (rc) {
         free(d);
-        return ff_error_set(why, EINVAL, "disks: the parent's command line is not all text in UTF-8");
+        return ff_error_set(why, EINVAL,
+                            "disks: the parent's command line is not all text in UTF-8");
     }
     d->fork_id = xstrdup(in->fork_id);
     d->cwd = xstrdup(in->cwd);

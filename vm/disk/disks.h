@@ -63,8 +63,8 @@ json_t *disks_undo(const struct disks *d);
 int disks_check_still(const struct disks *d, struct ff_error *why);
 /* Whether the parent writes to the overlays of this plan; @block: query-block asked again */
 bool disks_gone_over(const struct disks *d, const json_t *block);
-/* The parent's new overlays: [{"disk", "node", "frozen", "overlay-node", "overlay"}], where node is the
- * one of what is frozen, an image of that name */
+/* The parent's new overlays: [{"disk", "node", "frozen", "overlay-node", "overlay"}], where node is
+ * the one of what is frozen, an image of that name */
 json_t *disks_overlays(const struct disks *d);
 /* One of those is no more, the disk is as it was */
 void disks_taken_back(struct disks *d, const char *overlay_node);
@@ -84,8 +84,8 @@ json_t *disks_child_files(const struct disks *d, const struct clone_place *p,
 json_t *disks_child_argv(const struct disks *d, const struct clone_place *p,
                                unsigned number);
 
-/* Of a plan for a move: the command line with the images that the guest has now, which may be others
- * than those that it was started with. Shared storage: the same files there */
+/* Of a plan for a move: the command line with the images that the guest has now, which may be
+ * others than those that it was started with. Shared storage: the same files there */
 json_t *disks_move_argv(const struct disks *d);
 
 /**
@@ -103,9 +103,9 @@ json_t *disks_server(const struct disks *d, const char *listen, const char *pidf
 /* Bytes that the overlays of so many children need at once in a scratch folder */
 uint64_t disks_room(const struct disks *d, unsigned children);
 
-/* Whether the parent's overlays can be made where they are to be, with room for each as in a scratch
- * folder. @scratch: one that needs @bytes as well, perhaps of the same file system; NULL: none.
- * -ENOSPC, -EROFS and others */
+/* Whether the parent's overlays can be made where they are to be, with room for each as in a
+ * scratch folder. @scratch: one that needs @bytes as well, perhaps of the same file system; NULL:
+ * none. -ENOSPC, -EROFS and others */
 int disks_check_overlays(const struct disks *d, const char *scratch, uint64_t bytes,
                          struct ff_error *why);
 

@@ -251,8 +251,10 @@ static bool is_elsewhere(const struct disks *d, const struct disk *disk)
     FF_AUTO_FREE char *file = disk->kind == DISK_SHORT ? xstrdup(value) : drive_file(value);
     if (file)
         return !image_same_file(d->cwd, file, image);
-    FF_AUTO_FREE char *driver = qemu_opts_get(value, "driver"), *rest = qemu_opts_drop_below(value, "file");
-    return !image_has_protocol(image) || (!driver && !strcmp(rest, value)); /* else it is as file.* has it */
+    FF_AUTO_FREE char *driver = qemu_opts_get(value, "driver"),
+                      *rest = qemu_opts_drop_below(value, "file");
+    return !image_has_protocol(image) ||
+           (!driver && !strcmp(rest, value)); /* else it is as file.* has it */
 }
 
 /* Of all disks, as -snapshot does it */
@@ -285,15 +287,18 @@ int disks_check_temporary(const struct disks *d, const struct disk *disk, const 
         FF_AUTO_FREE char *file = argument_of(d, i, "drive") ? drive_file(word(d, i)) : NULL;
         temporary = file && qemu_opts_is(word(d, i), "snapshot") && in_chain(d, image, file);
     }
-    return temporary && image_backing(image) && (!header || !*header) ? refuse_snapshot(disk, why) : 0;
+    return temporary && image_backing(image) && (!header || !*header) ? refuse_snapshot(disk, why)
+                                                                      : 0;
 }
 
 /* Of the image that a -drive names, which are lost with its name; a backing node is not: the chain
  * is compared with the headers */
 static bool has_lost_options(const char *value)
 {
-    FF_AUTO_FREE char *offset = qemu_opts_get(value, "offset"), *size = qemu_opts_get(value, "size");
-    FF_AUTO_FREE char *node = qemu_opts_drop(value, "backing"), *all = qemu_opts_drop_below(value, "backing");
+    FF_AUTO_FREE char *offset = qemu_opts_get(value, "offset"),
+                      *size = qemu_opts_get(value, "size");
+    FF_AUTO_FREE char *node = qemu_opts_drop(value, "backing"),
+                      *all = qemu_opts_drop_below(value, "backing");
 
     FF_AUTO_FREE char *creds = qemu_opts_get(value, "file.tls-creds");
 
@@ -304,13 +309,15 @@ static bool has_lost_options(const char *value)
 static int check_moved(const struct disks *d, const struct disk *disk, const json_t *image,
                        struct ff_error *why)
 {
-    if (has_options(disk->frozen) || (disk->kind == DISK_DRIVE && has_lost_options(word(d, disk->at))))
-        return ff_error_set(why, ENOTSUP,
-                      "disk %s: it has image %s by now, as far as can be told, and options (backing.*, "
-                      "offset, size) that would be lost with the name on the parent's command line, "
-                      "%s: start the parent with a -blockdev, which has a name, or move this guest "
-                      "by hand, see farfork-rdma-postcopy(7)",
-                      disk->name, disk->frozen, word(d, disk->at));
+    if (has_options(disk->frozen) ||
+        (disk->kind == DISK_DRIVE && has_lost_options(word(d, disk->at))))
+        return ff_error_set(
+            why, ENOTSUP,
+            "disk %s: it has image %s by now, as far as can be told, and options (backing.*, "
+            "offset, size) that would be lost with the name on the parent's command line, "
+            "%s: start the parent with a -blockdev, which has a name, or move this guest "
+            "by hand, see farfork-rdma-postcopy(7)",
+            disk->name, disk->frozen, word(d, disk->at));
     return image_check_chain(d->cwd, disk->name, image, why);
 }
 
@@ -358,7 +365,8 @@ static bool names_image(const struct disks *d, size_t at)
 /* The -device with its argument at @at has a -blockdev that no disk has */
 static bool plugs_unused_node(const struct disks *d, size_t at)
 {
-    FF_AUTO_FREE char *want = argument_of(d, at, "device") ? qemu_opts_get(word(d, at), "drive") : NULL;
+    FF_AUTO_FREE char *want =
+        argument_of(d, at, "device") ? qemu_opts_get(word(d, at), "drive") : NULL;
 
     for (size_t i = 1; want && i < json_array_size(d->argv); i++) {
         FF_AUTO_FREE char *node = claimed(d, i) ? NULL : blockdev_get(d, i, "node-name");

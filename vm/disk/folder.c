@@ -18,12 +18,14 @@ int folder_has_room(const char *folder, uint64_t bytes, const char *what, const 
 
     if (stat(folder, &st) < 0 || (!S_ISDIR(st.st_mode) && (errno = ENOTDIR)) ||
         access(folder, W_OK | X_OK) < 0 || statvfs(folder, &v) < 0)
-        return ff_error_set(why, errno, "%s %s: %s: name one that can be written to (%s)", what, folder,
-                      strerror(errno), option);
+        return ff_error_set(why, errno, "%s %s: %s: name one that can be written to (%s)", what,
+                            folder, strerror(errno), option);
     uint64_t have = (uint64_t)v.f_bavail * v.f_frsize;
     if (have < bytes)
-        return ff_error_set(why, ENOSPC, "%s %s: no space left for overlays (%llu KiB free, %llu KiB "
-                                   "needed at once): name another one (%s)", what, folder,
-                      (unsigned long long)have >> 10, (unsigned long long)bytes >> 10, option);
+        return ff_error_set(why, ENOSPC,
+                            "%s %s: no space left for overlays (%llu KiB free, %llu KiB "
+                            "needed at once): name another one (%s)",
+                            what, folder, (unsigned long long)have >> 10,
+                            (unsigned long long)bytes >> 10, option);
     return 0;
 }

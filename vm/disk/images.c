@@ -87,14 +87,16 @@ int image_check_chain(const char *cwd, const char *name, const json_t *image, st
 {
     for (; image; image = image_backing(image)) {
         const json_t *next = image_backing(image);
-        const char *file = text_of(image, "filename"), *header = text_of(image, "full-backing-filename");
+        const char *file = text_of(image, "filename"),
+                   *header = text_of(image, "full-backing-filename");
 
         if (!*header)
             header = text_of(image, "backing-filename");
         if (json_is_true(json_object_get(image, "encrypted")))
-            return ff_error_set(why, ENOTSUP, "disk %s: %s is encrypted: its key would be missing where it is "
-                          "opened anew",
-                          name, file);
+            return ff_error_set(why, ENOTSUP,
+                                "disk %s: %s is encrypted: its key would be missing where it is "
+                                "opened anew",
+                                name, file);
         if (!next && !*header)
             continue;
         if (!next)

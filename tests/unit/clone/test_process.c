@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * process.c - processes by exec and by a fork server: their arguments, their output, why they are not
+ * process.c - processes by exec and by a fork server: their arguments, their output, why they are
+ * not
  */
 #include "unit.h"
 
@@ -175,7 +176,8 @@ static void test_exec(void **state)
     assert_int_equal(read_all(fd, text, sizeof(text)), 0);
     assert_int_equal(code_of(pid), 3);
     logged("first\n/\na b  c\n");
-    fails(by_exec, (struct ff_process){.log = log_path, .argv = none}, "run /no/such: No such file");
+    fails(by_exec, (struct ff_process){.log = log_path, .argv = none},
+          "run /no/such: No such file");
     check_failures(by_exec);
 }
 

@@ -63,8 +63,8 @@ static void must_hear(int fd, const char *word)
 
 static struct channel *open_channel(int port, int *guest)
 {
-    json_t *o = json_pack("{ss ss s[s s]}", "path", port_path, "message", "number 1\nend\n", "links",
-                          "net0", "net1");
+    json_t *o = json_pack("{ss ss s[s s]}", "path", port_path, "message", "number 1\nend\n",
+                          "links", "net0", "net1");
     struct channel *c = agent_port_new(o);
     struct ff_error why;
     int code;
@@ -135,7 +135,8 @@ static void links_of_one_that_ends(void **state)
     close(guest);
 }
 
-/* What a QEMU that waits for its guest says; late: its agent hears it when it may be true no more */
+/* What a QEMU that waits for its guest says; late: its agent hears it when it may be true no
+ * more */
 static int say_setup(struct agent_vms *k, int qmp, bool late)
 {
     int q = accept(qmp, NULL, NULL);

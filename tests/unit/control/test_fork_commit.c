@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_fork_commit.c - a commit back into the parent's image: who must not have it, and when it is given up
+ * test_fork_commit.c - a commit back into the parent's image: who must not have it, and when it is
+ * given up
  */
 #include "unit.h"
 
@@ -104,7 +105,8 @@ static void test_alone(void **state)
     close(open(image, O_WRONLY | O_CREAT, 0600));
     make_overlay(overlay, image);
     int fd = open(image, O_RDONLY | O_CLOEXEC);
-    assert_int_equal(overlay_commit_check(o, base, getpid(), &why), 0); /* the parent has it, of course */
+    assert_int_equal(overlay_commit_check(o, base, getpid(), &why),
+                     0); /* the parent has it, of course */
     assert_int_equal(overlay_commit_check(o, base, getppid(), &why), -EBUSY);
     FF_AUTO_FREE char *pid = xprintf("process %d ", (int)getpid());
     assert_non_null(strstr(why.text, pid));
@@ -148,10 +150,12 @@ static void say(int fd, const char *name, const char *data)
     (void)!write(fd, line, strlen(line));
 }
 
-/* Its job has 3 steps to do, and does one whenever it is asked, or none. @mute: it says nothing of it */
+/* Its job has 3 steps to do, and does one whenever it is asked, or none. @mute: it says nothing of
+ * it */
 static void play(int fd, bool stuck, bool mute)
 {
-    static const char greeting[] = "{\"QMP\": {}}\n", over[] = "{\"id\": \"o-back\", \"status\": \"null\"}";
+    static const char greeting[] = "{\"QMP\": {}}\n",
+                      over[] = "{\"id\": \"o-back\", \"status\": \"null\"}";
     FILE *in = fdopen(fd, "r"), *log = fopen(asked, "we");
     char *line = NULL;
     size_t room = 0;

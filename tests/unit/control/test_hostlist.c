@@ -45,7 +45,8 @@ static void test_bad_specs(void **state)
 
     for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
         why.text[0] = '\0';
-        if (hostlist_add(&l, bad[i], &why) != -EINVAL || !strstr(why.text, "HOST[=ADDRESS][:SLOTS]"))
+        if (hostlist_add(&l, bad[i], &why) != -EINVAL ||
+            !strstr(why.text, "HOST[=ADDRESS][:SLOTS]"))
             fail_msg("\"%s\" is accepted, or refused by: %s", bad[i], why.text);
     }
     assert_int_equal(l.n, 0);

@@ -377,12 +377,12 @@ static void test_owner(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_in_use), cmocka_unit_test(test_not_seen),
-                                       cmocka_unit_test(test_create), cmocka_unit_test(test_record),
-                                       cmocka_unit_test(test_broken),
-                                       cmocka_unit_test(test_sweep),
-                                       cmocka_unit_test(test_sweep_locked), cmocka_unit_test(test_kill_beside),
-                                       cmocka_unit_test(test_owner)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_in_use),       cmocka_unit_test(test_not_seen),
+        cmocka_unit_test(test_create),       cmocka_unit_test(test_record),
+        cmocka_unit_test(test_broken),       cmocka_unit_test(test_sweep),
+        cmocka_unit_test(test_sweep_locked), cmocka_unit_test(test_kill_beside),
+        cmocka_unit_test(test_owner)};
 
     return cmocka_run_group_tests(tests, make_base, remove_base);
 }

@@ -159,7 +159,8 @@ static void test_process(void **state)
         _exit(0);
     siginfo_t info;
     assert_int_equal(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT), 0);
-    assert_int_equal(process_start_time(pid), 0); /* it has ended, though nobody has waited for it */
+    assert_int_equal(process_start_time(pid),
+                     0); /* it has ended, though nobody has waited for it */
     assert_int_equal(waitpid(pid, NULL, 0), pid);
     assert_int_equal(process_start_time(pid), 0);
 }

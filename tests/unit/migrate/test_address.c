@@ -217,6 +217,6 @@ static void test_resolve(void **state)
     ff_address_free(a);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_passed), cmocka_unit_test(test_defaults),
-          cmocka_unit_test(test_options), cmocka_unit_test(test_refused),
-          cmocka_unit_test(test_resolve))
+UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_passed),
+          cmocka_unit_test(test_defaults), cmocka_unit_test(test_options),
+          cmocka_unit_test(test_refused), cmocka_unit_test(test_resolve))

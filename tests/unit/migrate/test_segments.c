@@ -49,9 +49,9 @@ static void fake_dereg(struct ff_link *l, struct ff_mr *mr)
 static int fake_may_pin(struct ff_link *l, uint64_t bytes, struct ff_error *err)
 {
     (void)l;
-    return bytes <= fake.pin_limit
-               ? 0
-               : ff_error_set(err, ENOMEM, "fake: pin %llu bytes: too many", (unsigned long long)bytes);
+    return bytes <= fake.pin_limit ? 0
+                                   : ff_error_set(err, ENOMEM, "fake: pin %llu bytes: too many",
+                                                  (unsigned long long)bytes);
 }
 
 static const struct ff_link_ops fake_ops = {

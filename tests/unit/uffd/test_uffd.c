@@ -9,7 +9,8 @@
 #include "uffd.h"
 #include "unit.h"
 
-/* Its other holder clears O_NONBLOCK: an agent that reads it must not wait, for it has others to serve */
+/* Its other holder clears O_NONBLOCK: an agent that reads it must not wait, for it has others to
+ * serve */
 static void cleared_flag(void **state)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * command_line.c - a child's command line: what differs from the parent's, and that nothing else does
+ * command_line.c - a child's command line: what differs from the parent's, and that nothing else
+ * does
  */
 #include "unit.h"
 
@@ -114,13 +115,14 @@ static void test_monitors(void **state)
 static void test_chardevs(void **state)
 {
     (void)state;
-    assert_child("-chardev socket,id=a,path=/r/3.x,server=on,wait=off "
-                 "-chardev file,id=b,path=/r/3.log.1 -chardev null,id=c -chardev null,id=d -chardev null,id=e,mux=on "
-                 "-chardev file,id=f,path=/r/3.f -chardev pty,id=g,logfile=/r/3.l",
-                 "-chardev", "socket,id=a,path=/run/x,server=on,wait=off", "-chardev",
-                 "file,id=b,path=/var/log", "-chardev", "null,id=c", "-chardev",
-                 "socket,id=d,host=h,port=1", "-chardev", "udp,id=e,mux=on,port=3", "-chardev",
-                 "stdio,id=f,signal=off", "-chardev", "pty,id=g,logfile=/l");
+    assert_child(
+        "-chardev socket,id=a,path=/r/3.x,server=on,wait=off "
+        "-chardev file,id=b,path=/r/3.log.1 -chardev null,id=c -chardev null,id=d -chardev null,id=e,mux=on "
+        "-chardev file,id=f,path=/r/3.f -chardev pty,id=g,logfile=/r/3.l",
+        "-chardev", "socket,id=a,path=/run/x,server=on,wait=off", "-chardev",
+        "file,id=b,path=/var/log", "-chardev", "null,id=c", "-chardev", "socket,id=d,host=h,port=1",
+        "-chardev", "udp,id=e,mux=on,port=3", "-chardev", "stdio,id=f,signal=off", "-chardev",
+        "pty,id=g,logfile=/l");
     assert_int_equal(notes.n, 2);
     assert_child("-serial file:/r/3.serial -serial file:/r/3.a.txt -debugcon null -parallel null "
                  "-serial unix:/r/3.s,server=on,wait=off -serial null",
@@ -194,8 +196,8 @@ static void test_disks(void **state)
 static void test_again(void **state)
 {
     (void)state;
-    assert_child("-serial file:/r/3.ser -D /r/3.ser.1 -D /r/3.x", "-serial", "file:/b/f/h/7.ser", "-D",
-                 "/b/f/h/7.ser.1", "-D", "/other/x", "-qmp",
+    assert_child("-serial file:/r/3.ser -D /r/3.ser.1 -D /r/3.x", "-serial", "file:/b/f/h/7.ser",
+                 "-D", "/b/f/h/7.ser.1", "-D", "/other/x", "-qmp",
                  "unix:/b/f/h/7.qmp,server=on,wait=off", "-incoming", "farfork-clone:/b/f/h/agent");
     assert_child("-serial file:/r/3.ser", "-serial", "file:/b/7.ser", "-qmp",
                  "unix:/b/7.qmp,server=on,wait=off", "-readconfig", "/b/7.genid", "-incoming",

@@ -113,7 +113,9 @@ static void test_refused(void **state)
         {all, block("d", "n", "qcow2", "a.img", NULL, NULL), {"snapshot=on", "disk d"}},
         {drive, block("d", "n", "qcow2", "a.img", "/base", NULL), {"\"\"", "rebase"}},
         {all, block("d", "n", "qcow2", "/tmp/vl.x", "a.img", NULL), {"-snapshot", "disk d"}},
-        {temporary, block("d", "n", "qcow2", "/tmp/vl.x", "a.img", NULL), {"snapshot=on", "disk d"}},
+        {temporary,
+         block("d", "n", "qcow2", "/tmp/vl.x", "a.img", NULL),
+         {"snapshot=on", "disk d"}},
         {drive, block("d", "n", "qcow2", "a.img", "/base", "/other"), {"/other", "/base"}},
         {drive, block("d", "n", "qcow2", "a.img", NULL, "/base"), {"without", "/base"}},
         {drive, block("d", "n", "raw", "nbd://h/x", NULL, NULL), {"nbd://h/x", "--overlays"}},
@@ -420,7 +422,8 @@ static void test_changed(void **state)
         {"-cdrom", "nbd://h/iso", "ide1-cd0", NULL, NULL, "nbd://h:10809/iso"},
         {"-cdrom", "nbd://h:99/iso", "ide1-cd0", NULL, NULL, "nbd://h:99/iso"},
         {"-drive", "file=nbd://[::1]/iso,id=cd", "cd", NULL, NULL, "nbd://::1:10809/iso"},
-        {"-drive", "file=nbd://[::1]:99/iso,media=cdrom", "ide1-cd0", NULL, NULL, "nbd://::1:99/iso"},
+        {"-drive", "file=nbd://[::1]:99/iso,media=cdrom", "ide1-cd0", NULL, NULL,
+         "nbd://::1:99/iso"},
         {"-drive", "if=none,id=cd", "cd", "if=none,id=cd,file=nbd://[::1]:99/iso,format=raw", NULL,
          "nbd://::1:99/iso"},
         {"-drive", "file=nbd://h/iso,id=cd,file.tls-creds=t", "cd", NULL, "nbd://g/iso",
@@ -429,7 +432,8 @@ static void test_changed(void **state)
         {"-drive", "file=/c.iso,offset=512,media=cdrom", "ide1-cd0", NULL, NULL,
          "json:{\"driver\":\"raw\",\"offset\":512,\"file\":{\"driver\":\"file\",\"filename\":\"/c.iso\"}}"},
         {"-drive", "driver=file,filename=/c.iso,id=cd", "cd", NULL, NULL, "/c.iso"},
-        {"-drive", "file=/c.iso,id=cd,snapshot=on", "cd", NULL, NULL, "json:{\"driver\":\"qcow2\"}"},
+        {"-drive", "file=/c.iso,id=cd,snapshot=on", "cd", NULL, NULL,
+         "json:{\"driver\":\"qcow2\"}"},
     };
     const struct clone_place here = {"/s", NULL};
     (void)state;

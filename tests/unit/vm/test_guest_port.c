@@ -55,10 +55,17 @@ static void test_requests(void **state)
 static void test_refused(void **state)
 {
     static const char *const bad[] = {
-        "fork\n", "fork 0\n", "fork 65\n", "fork -1\n", "fork 4x\n", "fork  4\n", "\n",
-        "fork 99999999999999999999\n", "exit\n", "exit 256\n", "exit 0 0\n", "link up\n",
-        "ready \n", "forks 1\n", "join \n", "join a b\n", "joined 1\n",
-        "join 123456789012345678901234567890123\n", "join a/b\n", "fork 1 a\tb\n", "for\x01k 1\n", "fork 1\r\n",
+        "fork\n",       "fork 0\n",
+        "fork 65\n",    "fork -1\n",
+        "fork 4x\n",    "fork  4\n",
+        "\n",           "fork 99999999999999999999\n",
+        "exit\n",       "exit 256\n",
+        "exit 0 0\n",   "link up\n",
+        "ready \n",     "forks 1\n",
+        "join \n",      "join a b\n",
+        "joined 1\n",   "join 123456789012345678901234567890123\n",
+        "join a/b\n",   "fork 1 a\tb\n",
+        "for\x01k 1\n", "fork 1\r\n",
     };
     (void)state;
     in = (struct guest_input){0};
