@@ -3,9 +3,9 @@
 """figures_match_code.py - figures of the documentation that the code knows are those of the code
 
 FIGURES is the table. A row has a page and a regular expression, whose group is the figure as the
-page writes it: 64, 4 MiB, 2M, 0.5 s, seven, `FARFORK1`, bytes in hexadecimal. Beside it stand a file
-and a symbol: a #define, an enumerator, a constant of a script, or a regular expression whose group
-is the value. A unit follows where the symbol's name does not end in one (_S, _MS, _US, _NS). The
+page writes it: 64, 4 MiB, 2M, 0.5 s, seven, `FARFORK1`, bytes in hexadecimal. Beside it stand a
+file and a symbol: a #define, an enumerator, a constant of a script, or a regular expression whose
+group is the value. A unit follows where the symbol's name does not end in one (_S, _MS, _US, _NS). The
 page is read with its lines joined; every place that the expression finds is compared, and one that
 finds none fails: the figure went, and so should its row, or the text has other words now.
 
@@ -148,7 +148,7 @@ FIGURES = (
     # --- doctor, move, agent ---
     (FARFORK1, rf'is {N} unless given; 0 lets', 'cli/doctor_peer.c', 'PORT'),
     (FARFORK1, rf'read a pattern of {BYTES},', 'probe/probe.h', 'FF_PROBE_LEN_MAX'),
-    (FARFORK1, rf'gets\. The default is {N}\. \.It Fl -json', 'cli/cmd_move.c', 'TIMEOUT_S', '', ''),
+    (FARFORK1, rf'gets\. The default is {N}\. \.It Fl -json', 'cli/cmd_move.c', 'TIMEOUT_S', ''),
     (FARFORK1, rf'left alone\. The default is {N}\.', 'cli/cmd_agent.c', 'TIMEOUT_S', '', ''),
     (FARFORK1, rf'Moves by each peer; default {N}\.', 'bench/bench.py',
      r"'--runs', .*default=([0-9]+)"),
