@@ -5,7 +5,7 @@
 FIGURES is the table. A row has a page and a regular expression, whose group is the figure as the
 page writes it: 64, 4 MiB, 2M, 0.5 s, seven, `FARFORK1`, bytes in hexadecimal. Beside it stand a
 file and a symbol: a #define, an enumerator, a constant of a script, or a regular expression whose
-group is the value. A unit follows where the symbol's name does not end in one (_S, _MS, _US, _NS). The
+group is the value. A unit follows where the symbol's name ends in none (_S, _MS, _US, _NS). The
 page is read with its lines joined; every place that the expression finds is compared, and one that
 finds none fails: the figure went, and so should its row, or the text has other words now.
 
@@ -158,7 +158,7 @@ FIGURES = (
     (OPS, rf"dport '\{{ 4444, {N} \}}'", 'cli/doctor_peer.c', 'PORT'),
     (OPS, rf'--dports 4444,{N} ', 'cli/doctor_peer.c', 'PORT'),
     (OPS, rf'come together by RDMA within {TIME}', 'rdma/link.c', 'AUTO_VERBS_MS'),
-    (OPS, rf'in (?:pieces|segments) of {BYTES} and more', 'migrate/segments.c', 'PIECE_BYTES'),
+    (OPS, rf'registers segments of {BYTES} and more', 'migrate/segments.c', 'PIECE_BYTES'),
     # --- forks ---
     (VMCLONE1, rf'The default is {N} times n', 'control/fork/serve_limits.h',
      'SERVE_CHILDREN_TIMES'),
