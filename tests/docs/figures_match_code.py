@@ -183,7 +183,7 @@ FIGURES = (
      'EXIT_QUEUE_MAX'),
     (GUEST, rf'a host that is lost, has code {N}', 'control/fork/exit_queue.h',
      'EXIT_QUEUE_NO_CODE'),
-    (GUEST, rf'from outside: they have code {N}', 'control/fork/exit_queue.h',
+    (GUEST, rf'go on likewise: they have code {N}', 'control/fork/exit_queue.h',
      'EXIT_QUEUE_NO_CODE'),
     (GUEST8, rf'org\.farfork/clone of {N} bytes', 'vm/identity.h', 'CLONE_FW_CFG_BYTES'),
     (GUEST8, rf'the limit is {N} seconds', 'guest/farfork-guest', 'FORK_LIMIT_S', '', ''),
