@@ -268,27 +268,6 @@ void ff_child_free(struct ff_child *c);
 /* --- processes for children --- */
 
 /**
- * struct ff_process - a process to be started: a group of its own, no input
- * @log:    its output is appended there
- * @cwd:    its folder; NULL: the caller's
- * @argv:   the program and its arguments, NULL at the end
- * @before: commands that must succeed first, likewise, one after the other; NULL: none
- */
-struct ff_process {
-    const char *log, *cwd;
-    char *const *argv;
-    char *const *const *before;
-};
-
-/**
- * ff_process_exec() - start a program
- * @trouble_fd: ends when the program runs; before that, a line that says why it does not
- *
- * Return: 0: a process is there, the caller's child
- */
-int ff_process_exec(const struct ff_process *p, pid_t *pid, int *trouble_fd, struct ff_error *err);
-
-/**
  * ff_process_serve() - be a fork server: children are forked off here, and go on as if started anew
  * @sock: connected, SOCK_STREAM, to who asks for children
  * @argc, @argv: in a child: its own; they stay for as long as it lives
@@ -300,22 +279,6 @@ int ff_process_exec(const struct ff_process *p, pid_t *pid, int *trouble_fd, str
  * Return: 0: in a child; -errno: there is no server, and no child
  */
 int ff_process_serve(int sock, int *argc, char ***argv, struct ff_error *err);
-
-/**
- * ff_process_wait_server() - wait until a process at the other end of @sock is a server
- * Return: 0; -EPIPE: it has ended; -EAGAIN: nothing was heard for five seconds
- */
-int ff_process_wait_server(int sock, struct ff_error *err);
-
-/**
- * ff_process_fork() - as ff_process_exec(), by a server that runs the program of @p->argv[0]
- * already
- *
- * The child is the caller's own if that is a subreaper (PR_SET_CHILD_SUBREAPER), and the server its
- * child. After an error none runs, nor will; the server is not to be asked again.
- */
-int ff_process_fork(int sock, const struct ff_process *p, pid_t *pid, int *trouble_fd,
-                    struct ff_error *err);
 
 #ifdef __cplusplus
 }

@@ -28,26 +28,22 @@ void agent_server_end(struct fork_server *s)
 
 void agent_server_begin(struct fork_server *s, const char *program)
 {
-    struct ff_error *err = ff_error_new();
     int sock[2], trouble;
 
     if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0 ||
-        socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock) < 0) {
-        ff_error_free(err);
+        socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock) < 0)
         return;
-    }
     FF_AUTO_FREE char *number = xprintf("%d", sock[1]);
     char *argv[] = {(char *)program, OPTION, number, NULL};
     const struct ff_process p = {.log = "/dev/null", .argv = argv};
     s->sock = sock[0];
     s->program = xstrdup(program);
     fcntl(sock[1], F_SETFD, 0);
-    if (ff_process_exec(&p, &s->pid, &trouble, err))
+    if (ff_process_exec(&p, &s->pid, &trouble, NULL))
         agent_server_end(s);
     else
         close(trouble); /* it says so itself when it is ready */
     close(sock[1]);
-    ff_error_free(err);
 }
 
 int agent_server_start(struct fork_server *s, const struct ff_process *p, pid_t *pid,

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <sys/types.h>
 
-#include "farfork-clone.h"
+#include "process.h"
 
 struct fork_server {
     int sock;      /* -1: there is none */

@@ -102,7 +102,6 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
                            .log = json_string_value(json_object_get(o, "log")),
                            .cwd = json_string_value(json_object_get(o, "cwd"))};
     const json_t *files = json_object_get(o, "files");
-    struct ff_error *err = ff_error_new();
     int fd = -1, rc = 0;
     pid_t pid = 0;
 
@@ -116,8 +115,8 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
     json_t *private = rc ? NULL : json_incref(json_object_get(o, "private"));
     if (!rc)
         rc = agent_private_write(private, why);
-    if (!rc && (rc = agent_server_start(&k->server, &p, &pid, &fd, err)))
-        ff_error_set(why, -rc, "spawn: %s", ff_error_message(err));
+    if (!rc && (rc = agent_server_start(&k->server, &p, &pid, &fd, why)))
+        ff_error_context(why, "spawn");
     if (rc && made)
         overlay_records_unmake(k->dir, (unsigned)number);
     struct agent_vm *kid = rc ? NULL : new_kid(k);
@@ -140,7 +139,6 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         free(*b);
     free(before);
     free(argv);
-    ff_error_free(err);
     return rc;
 }
 

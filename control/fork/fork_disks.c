@@ -21,7 +21,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,6 +32,7 @@
 #include "autojson.h"
 #include "overlay_records.h"
 #include "rundir.h"
+#include "spawn.h"
 #include "unfinished.h"
 
 #define SERVER_NODE "nbd"
@@ -57,72 +57,30 @@ struct fork_disks {
 
 /* --- steps --- */
 
-/* The first line of what a program has to say until it closes its end; false: it does not */
-static bool read_words(int fd, char *out, size_t room)
+static int run(const json_t *words, struct ff_error *why)
 {
-    struct pollfd p = {.fd = fd, .events = POLLIN};
-    uint64_t end = ff_now_ms() + RUN_LIMIT_MS;
-    char some[512];
-    size_t n = 0;
-    ssize_t got = 1;
+    struct strv argv = {0};
+    struct spawn r;
+    int status = -1;
+    json_t *word;
+    size_t i;
 
-    while (got > 0 && ff_now_ms() < end) {
-        if (poll(&p, 1, (int)(end - ff_now_ms())) <= 0)
-            continue;
-        got = read(fd, some, sizeof(some));
-        for (ssize_t i = 0; i < got && n < room - 1; i++)
-            out[n++] = some[i];
+    json_array_foreach(words, i, word)
+        strv_add(&argv, "%s", json_string_value(word));
+    int rc = spawn_start(&r, argv.v, NULL, why);
+    if (rc) {
+        ff_error_context(why, "disks");
+    } else if (!spawn_hear(&r, RUN_LIMIT_MS, NULL, NULL) || !spawn_ended(&r, &status)) {
+        rc = ff_error_set(why, EIO, "disks: %s: no end within %d s", argv.v[0],
+                          RUN_LIMIT_MS / 1000);
+    } else if (status) {
+        bool none = WIFEXITED(status) && WEXITSTATUS(status) == 127;
+        rc = ff_error_set(why, EIO, "disks: %s%s", r.words ? r.words : argv.v[0],
+                          none ? ": install qemu-utils" : "");
     }
-    out[n] = '\0';
-    out[strcspn(out, "\n")] = '\0';
-    return got <= 0;
-}
-
-static int run(const json_t *argv, struct ff_error *why)
-{
-    size_t n = json_array_size(argv);
-    char **v = xcalloc(n + 1, sizeof(*v)), words[400];
-    posix_spawn_file_actions_t files;
-    posix_spawnattr_t attr;
-    sigset_t set;
-    int p[2], status = 0;
-    pid_t pid;
-
-    for (size_t i = 0; i < n; i++)
-        v[i] = (char *)json_string_value(json_array_get(argv, i));
-    if (pipe2(p, O_CLOEXEC) < 0) {
-        free(v);
-        return ff_error_set(why, errno, "disks: pipe: %s", strerror(errno));
-    }
-    /* what this program has blocked and ignored is not for others: the server ends by SIGTERM */
-    sigemptyset(&set);
-    posix_spawnattr_init(&attr);
-    posix_spawnattr_setsigmask(&attr, &set);
-    sigaddset(&set, SIGPIPE);
-    posix_spawnattr_setsigdefault(&attr, &set);
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-    posix_spawn_file_actions_init(&files);
-    posix_spawn_file_actions_addopen(&files, 0, "/dev/null", O_RDONLY, 0);
-    posix_spawn_file_actions_addopen(&files, 1, "/dev/null", O_WRONLY, 0);
-    posix_spawn_file_actions_adddup2(&files, p[1], 2);
-    int rc = posix_spawnp(&pid, v[0], &files, &attr, v, environ);
-    posix_spawn_file_actions_destroy(&files);
-    posix_spawnattr_destroy(&attr);
-    close(p[1]);
-    if (!rc) {
-        if (!read_words(p[0], words, sizeof(words))) {
-            snprintf(words, sizeof(words), "%s: no end within %d s", v[0], RUN_LIMIT_MS / 1000);
-            kill(pid, SIGKILL);
-        }
-        while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-            ;
-    }
-    close(p[0]);
-    if (rc)
-        rc = ff_error_set(why, rc, "disks: run %s: %s: install qemu-utils", v[0], strerror(rc));
-    else if (status)
-        rc = ff_error_set(why, EIO, "disks: %s", *words ? words : v[0]);
-    free(v);
+    spawn_end(&r, 0);
+    spawn_free(&r);
+    strv_free(&argv);
     return rc;
 }
 

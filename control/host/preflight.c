@@ -13,7 +13,6 @@
  *              A program answers within PROGRAM_LIMIT_MS.
  */
 #include <errno.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -103,8 +102,9 @@ struct answers {
     bool greeted, able;
 };
 
-static void hear_answer(struct answers *a, const char *line)
+static void hear_answer(void *opaque, const char *line)
 {
+    struct answers *a = opaque;
     FF_AUTO_JSON json_t *m = json_loads(line, 0, NULL);
     json_t *command;
     size_t i;
@@ -112,24 +112,6 @@ static void hear_answer(struct answers *a, const char *line)
     a->greeted |= json_object_get(m, "QMP") != NULL;
     json_array_foreach(json_object_get(m, "return"), i, command)
         a->able |= !strcmp(text_of(command, "name"), "x-farfork-export");
-}
-
-/* Until it closes its output; false: it does not */
-static bool hear_program(struct spawn *r, struct answers *a)
-{
-    uint64_t end = ff_now_ms() + PROGRAM_LIMIT_MS, now;
-    bool over = false;
-    char *line;
-
-    while (!over && (now = ff_now_ms()) < end) {
-        struct pollfd p[] = {{.fd = r->out, .events = POLLIN}, {.fd = r->err, .events = POLLIN}};
-        if (poll(p, 2, (int)(end - now)) <= 0)
-            continue;
-        over = spawn_on_output(r);
-        while ((line = jsonl_next(&r->out_lines)))
-            hear_answer(a, line);
-    }
-    return over;
 }
 
 static int check_program(const json_t *words, struct ff_error *why)
@@ -151,7 +133,7 @@ static int check_program(const json_t *words, struct ff_error *why)
         return rc;
     jsonl_write(r.in, ask, strlen(ask), PROGRAM_LIMIT_MS); /* who does not read fails below */
     int status = -1;
-    bool over = hear_program(&r, &a), ended = over && spawn_ended(&r, &status);
+    bool ended = spawn_hear(&r, PROGRAM_LIMIT_MS, hear_answer, &a) && spawn_ended(&r, &status);
     spawn_end(&r, 0);
     const char *said = r.words ? r.words : "no message";
     if (!ended)

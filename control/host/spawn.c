@@ -16,35 +16,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "cleanup.h"
+#include "process.h"
 #include "spawn.h"
 
 #define END_LIMIT_MS 2000
-
-static void close_fd(int *fd)
-{
-    if (*fd >= 0)
-        close(*fd);
-    *fd = -1;
-}
-
-static void __attribute__((noreturn)) become(char *const *argv, const int *fds)
-{
-    sigset_t none;
-
-    setpgid(0, 0); /* Ctrl-C is for this program, which ends it in order */
-    signal(SIGPIPE, SIG_DFL);
-    sigemptyset(&none);
-    sigprocmask(SIG_SETMASK, &none, NULL);
-    for (int i = 0; i < 3; i++)
-        if (dup2(fds[i], i) < 0)
-            _exit(127);
-    execvp(argv[0], argv);
-    dprintf(2, "%s: %s\n", argv[0], strerror(errno));
-    _exit(127);
-}
 
 static int three_pipes(int p[3][2])
 {
@@ -67,10 +47,9 @@ int spawn_start(struct spawn *r, char *const *argv, const char *line, struct ff_
     *r = SPAWN_NONE;
     if (three_pipes(p))
         return ff_error_set(why, errno, "pipe: %s", strerror(errno));
-    r->pid = fork();
-    if (!r->pid)
-        become(line ? shell : argv, (int[]){p[0][0], p[1][1], p[2][1]});
-    int code = errno;
+    const struct ff_process program = {.argv = line ? shell : argv,
+                                       .fds = (int[]){p[0][0], p[1][1], p[2][1]}};
+    int rc = ff_process_exec(&program, &r->pid, NULL, why);
     close(p[0][0]);
     close(p[1][1]);
     close(p[2][1]);
@@ -80,12 +59,9 @@ int spawn_start(struct spawn *r, char *const *argv, const char *line, struct ff_
     fcntl(r->in, F_SETFL, O_NONBLOCK);
     fcntl(r->out, F_SETFL, O_NONBLOCK);
     fcntl(r->err, F_SETFL, O_NONBLOCK);
-    if (r->pid < 0) {
+    if (rc)
         r->pid = 0;
-        return ff_error_set(why, code, "start the launcher: %s", strerror(code));
-    }
-    setpgid(r->pid, r->pid);
-    return 0;
+    return rc;
 }
 
 void spawn_words(struct spawn *r, const char *line)
@@ -105,7 +81,7 @@ static void hear_complaints(struct spawn *r)
         if (*line)
             spawn_words(r, line);
     if (rc || r->err_lines.ended)
-        close_fd(&r->err);
+        ff_close_fd(&r->err);
 }
 
 bool spawn_on_output(struct spawn *r)
@@ -116,20 +92,40 @@ bool spawn_on_output(struct spawn *r)
     int rc = jsonl_read(&r->out_lines, r->out);
     if (!rc && !r->out_lines.ended)
         return false;
-    close_fd(&r->out);
+    ff_close_fd(&r->out);
     hear_complaints(r); /* why */
     return true;
 }
 
+bool spawn_hear(struct spawn *r, int limit_ms, void (*on_line)(void *opaque, const char *line),
+                void *opaque)
+{
+    uint64_t end = ff_now_ms() + (uint64_t)limit_ms, now;
+    bool over = false;
+    char *line;
+
+    while (!over && (now = ff_now_ms()) < end) {
+        struct pollfd p[] = {{.fd = r->out, .events = POLLIN}, {.fd = r->err, .events = POLLIN}};
+        if (poll(p, 2, (int)(end - now)) <= 0)
+            continue;
+        over = spawn_on_output(r);
+        while ((line = jsonl_next(&r->out_lines)))
+            if (on_line)
+                on_line(opaque, line);
+    }
+    return over;
+}
+
 static bool gone(struct spawn *r, int limit_ms, int *status)
 {
-    uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
+    FF_AUTO_CLOSE int fd = r->pid ? (int)syscall(SYS_pidfd_open, r->pid, 0) : -1;
+    struct pollfd p = {.fd = fd, .events = POLLIN};
+    uint64_t end = ff_now_ms() + (uint64_t)limit_ms, now = end - (uint64_t)limit_ms;
 
-    while (r->pid && waitpid(r->pid, status, WNOHANG) == 0) {
-        if (ff_now_ms() > end)
-            return false;
-        poll(NULL, 0, 5);
-    }
+    while (fd >= 0 && poll(&p, 1, now < end ? (int)(end - now) : 0) < 0 && errno == EINTR)
+        now = ff_now_ms();
+    if (r->pid && waitpid(r->pid, status, WNOHANG) == 0)
+        return false;
     r->pid = 0;
     return true;
 }
@@ -142,14 +138,14 @@ bool spawn_ended(struct spawn *r, int *status)
 
 void spawn_close_input(struct spawn *r)
 {
-    close_fd(&r->in);
+    ff_close_fd(&r->in);
 }
 
 bool spawn_end(struct spawn *r, int limit_ms)
 {
     int status = r->pid ? 0 : -1;
 
-    close_fd(&r->in);
+    ff_close_fd(&r->in);
     if (!gone(r, limit_ms, &status)) {
         kill(-r->pid, SIGTERM);
         if (!gone(r, END_LIMIT_MS, &status)) {
@@ -158,8 +154,8 @@ bool spawn_end(struct spawn *r, int limit_ms)
         }
         status = -1;
     }
-    close_fd(&r->out);
-    close_fd(&r->err);
+    ff_close_fd(&r->out);
+    ff_close_fd(&r->err);
     return !status;
 }
 

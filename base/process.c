@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * process.c - processes for children: by exec, or forked off one that is as good as started
+ * process.c - processes for programs: by exec, or forked off one that is as good as started
  */
 /**
  * DOC: Theory of Operation
  *
- * Purpose      many children of one program: what a program does before it looks at its arguments
+ * Purpose      every program that is started is started here: one fork and exec, which says why
+ *              the program does not run.
+ *              Many children of one program: what a program does before it looks at its arguments
  *              (relocations, registration of types) is done once, in a fork server, and shared.
  *
  * Picture      agent                    server                  child
@@ -35,9 +37,8 @@
 #include <unistd.h>
 
 #include "cleanup.h"
-#include "error.h"
-#include "farfork-clone.h"
 #include "failpoint.h"
+#include "process.h"
 
 #define WORDS_MAX (4u << 20)
 #define ANSWER_MS 5000
@@ -86,6 +87,17 @@ static void run_before(int fd, char *const *argv)
     }
 }
 
+static void log_output(const char *path, int fd)
+{
+    int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    int out = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+
+    if (out < 0 || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0)
+        give_up(fd, "log", path, errno);
+    close(in);
+    close(out);
+}
+
 static void prepare(const struct ff_process *p, int fd)
 {
     sigset_t none;
@@ -96,12 +108,11 @@ static void prepare(const struct ff_process *p, int fd)
             signal(i, SIG_DFL);
     sigemptyset(&none);
     sigprocmask(SIG_SETMASK, &none, NULL);
-    int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
-    int out = open(p->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
-    if (out < 0 || dup2(in, 0) < 0 || dup2(out, 1) < 0 || dup2(out, 2) < 0)
-        give_up(fd, "log", p->log, errno);
-    close(in);
-    close(out);
+    if (!p->fds)
+        log_output(p->log, fd);
+    for (int i = 0; p->fds && i < 3; i++)
+        if (dup2(p->fds[i], i) < 0)
+            give_up(fd, "set descriptors of", p->argv[0], errno);
     if (p->cwd && chdir(p->cwd) < 0)
         give_up(fd, "a child runs in its parent's folder: enter", p->cwd, errno);
     for (char *const *const *b = p->before; b && *b; b++)
@@ -113,24 +124,26 @@ static void prepare(const struct ff_process *p, int fd)
 int ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd,
                     struct ff_error *err)
 {
-    int fd[2];
+    int fd[2] = {-1, -1};
 
-    if (pipe2(fd, O_CLOEXEC) < 0)
+    if (exec_status_fd && pipe2(fd, O_CLOEXEC) < 0)
         return ff_error_set(err, errno, "start %s: pipe: %s", p->argv[0], strerror(errno));
+    int status = exec_status_fd ? fd[1] : p->fds[2];
     *pid = fork();
     if (!*pid) {
-        prepare(p, fd[1]);
+        prepare(p, status);
         execvp(p->argv[0], p->argv);
-        give_up(fd[1], "run", p->argv[0], errno);
+        give_up(status, "run", p->argv[0], errno);
     }
     int code = errno;
-    close(fd[1]);
-    *exec_status_fd = fd[0];
+    ff_close_fd(&fd[1]);
     if (*pid > 0) {
         setpgid(*pid, *pid); /* it does so too: whoever comes first */
+        if (exec_status_fd)
+            *exec_status_fd = fd[0];
         return 0;
     }
-    close(fd[0]);
+    ff_close_fd(&fd[0]);
     return ff_error_set(err, code, "start %s: %s", p->argv[0], strerror(code));
 }
 

@@ -13,12 +13,12 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
-#include "farfork-clone.h"
 #include "failpoint.h"
+#include "process.h"
 
 static char dir[] = "/tmp/ff-process-XXXXXX";
 static char log_path[64], hold_path[64];
-static struct ff_error *err;
+static struct ff_error err;
 static int sock;
 static pid_t server;
 
@@ -68,7 +68,6 @@ static int end_server(void **state)
 static int make_dir(void **state)
 {
     (void)state;
-    err = ff_error_new();
     assert_non_null(mkdtemp(dir));
     snprintf(log_path, sizeof(log_path), "%s/log", dir);
     snprintf(hold_path, sizeof(hold_path), "%s/hold", dir);
@@ -78,7 +77,6 @@ static int make_dir(void **state)
 static int remove_dir(void **state)
 {
     (void)state;
-    ff_error_free(err);
     return rmdir(dir);
 }
 
@@ -118,12 +116,12 @@ typedef int start_fn(const struct ff_process *p, pid_t *pid, int *fd);
 
 static int by_exec(const struct ff_process *p, pid_t *pid, int *fd)
 {
-    return ff_process_exec(p, pid, fd, err);
+    return ff_process_exec(p, pid, fd, &err);
 }
 
 static int by_fork(const struct ff_process *p, pid_t *pid, int *fd)
 {
-    return ff_process_fork(sock, p, pid, fd, err);
+    return ff_process_fork(sock, p, pid, fd, &err);
 }
 
 /* It does not come to run, says why, and ends with 127 */
@@ -171,7 +169,7 @@ static void test_exec(void **state)
     int fd;
     (void)state;
 
-    assert_int_equal(ff_process_exec(&p, &pid, &fd, err), 0);
+    assert_int_equal(ff_process_exec(&p, &pid, &fd, &err), 0);
     assert_int_equal(getpgid(pid), pid);
     assert_int_equal(read_all(fd, text, sizeof(text)), 0);
     assert_int_equal(code_of(pid), 3);
@@ -179,6 +177,32 @@ static void test_exec(void **state)
     fails(by_exec, (struct ff_process){.log = log_path, .argv = none},
           "run /no/such: No such file");
     check_failures(by_exec);
+}
+
+/* By descriptors of the caller's: what the program says, and why it does not run */
+static void test_descriptors(void **state)
+{
+    char *const cat[] = {"/bin/sh", "-c", "cat; pwd >&2", NULL}, *const none[] = {"no such", NULL};
+    struct ff_process p = {.argv = cat, .cwd = "/"};
+    int in[2], out[2], fault[2];
+    char text[64];
+    pid_t pid;
+    (void)state;
+
+    for (int i = 0; i < 2; i++, p = (struct ff_process){.argv = none}) {
+        assert_true(!pipe2(in, O_CLOEXEC) && !pipe2(out, O_CLOEXEC) && !pipe2(fault, O_CLOEXEC));
+        p.fds = (int[]){in[0], out[1], fault[1]};
+        assert_int_equal(ff_process_exec(&p, &pid, NULL, &err), 0);
+        assert_int_equal(getpgid(pid), pid);
+        assert_true(!close(in[0]) && !close(out[1]) && !close(fault[1]));
+        assert_true(i || write(in[1], "word", 4) == 4);
+        close(in[1]);
+        read_all(out[0], text, sizeof(text));
+        assert_string_equal(text, i ? "" : "word");
+        read_all(fault[0], text, sizeof(text));
+        assert_string_equal(text, i ? "run no such: No such file or directory\n" : "/\n");
+        assert_int_equal(code_of(pid), i ? 127 : 0);
+    }
 }
 
 static void test_fork(void **state)
@@ -192,7 +216,7 @@ static void test_fork(void **state)
     int fd;
     (void)state;
 
-    assert_int_equal(ff_process_wait_server(sock, err), 0);
+    assert_int_equal(ff_process_wait_server(sock, &err), 0);
     close(open(hold_path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600));
     for (int i = 0; i < 3; i++) {
         assert_int_equal(by_fork(&p, &pid[i], &fd), 0);
@@ -221,7 +245,7 @@ static void test_many_arguments(void **state)
     int fd;
     (void)state;
 
-    assert_int_equal(ff_process_wait_server(sock, err), 0);
+    assert_int_equal(ff_process_wait_server(sock, &err), 0);
     memset(word, 'x', sizeof(word) - 1);
     word[sizeof(word) - 1] = '\0';
     for (int i = 0; i < N; i++)
@@ -245,10 +269,10 @@ static void test_without_go(void **state)
     int fd, status;
     (void)state;
 
-    assert_int_equal(ff_process_wait_server(sock, err), 0);
-    assert_int_equal(ff_failpoints_arm("process.go=fail", err), 0);
+    assert_int_equal(ff_process_wait_server(sock, &err), 0);
+    assert_int_equal(ff_failpoints_arm("process.go=fail", &err), 0);
     assert_int_equal(by_fork(&p, &pid, &fd), -EIO);
-    assert_int_equal(ff_failpoints_arm("", err), 0);
+    assert_int_equal(ff_failpoints_arm("", &err), 0);
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(WEXITSTATUS(status), 127);
     assert_int_equal(access(log_path, F_OK), -1);
@@ -264,9 +288,9 @@ static void test_no_server(void **state)
 
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, s), 0);
     close(s[1]);
-    assert_int_equal(ff_process_wait_server(s[0], err), -EPIPE);
-    assert_non_null(strstr(ff_error_message(err), "it has ended"));
-    assert_int_equal(ff_process_fork(s[0], &p, &pid, &fd, err), -EPIPE);
+    assert_int_equal(ff_process_wait_server(s[0], &err), -EPIPE);
+    assert_non_null(strstr(err.text, "it has ended"));
+    assert_int_equal(ff_process_fork(s[0], &p, &pid, &fd, &err), -EPIPE);
     close(s[0]);
     assert_int_equal(kill(server, 0), 0);
 }
@@ -275,6 +299,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_exec),
+        cmocka_unit_test(test_descriptors),
         cmocka_unit_test_setup_teardown(test_fork, start_server, end_server),
         cmocka_unit_test_setup_teardown(test_many_arguments, start_server, end_server),
         cmocka_unit_test_setup_teardown(test_without_go, start_server, end_server),
