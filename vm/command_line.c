@@ -7,7 +7,7 @@
  *
  * Purpose      two QEMUs cannot have one socket, log, disk or port, and a child is told where its
  *              memory is. One table says what becomes of each option; those that it does not
- *              know are copied.
+ *              know are copied, those of disks too: these are the child's already.
  * Limits       which options take no argument is a list of QEMU 10.0's; an option of a later
  *              QEMU that takes none is followed by an option all the same, and "-x -y" is read so.
  */
@@ -45,10 +45,6 @@ static const struct rule {
     {"full-screen", drop},
     /* the world outside */
     {"netdev", rewrite_net}, {"nic", rewrite_net}, {"net", rewrite_net},
-    {"drive", rewrite_keep}, {"blockdev", rewrite_keep}, {"hda", rewrite_keep},
-    {"hdb", rewrite_keep}, {"hdc", rewrite_keep}, {"hdd", rewrite_keep}, {"cdrom", rewrite_keep},
-    {"fda", rewrite_keep}, {"fdb", rewrite_keep}, {"sd", rewrite_keep},
-    {"mtdblock", rewrite_keep}, {"pflash", rewrite_keep},
     /* who it is */
     {"name", rewrite_name},
     /* what cannot be seen from here */
@@ -267,7 +263,7 @@ int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct st
     for (parent += *parent != NULL; *parent && rc >= 0; parent++) {
         const char *word = *parent, *option = word + 1, *value = NULL;
         if (*word != '-') { /* the image of the first disk */
-            rc = rewrite_keep(&r, "", word);
+            strv_add(out, "%s", word);
             continue;
         }
         option += *option == '-';

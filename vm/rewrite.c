@@ -53,12 +53,3 @@ void rewrite_emit(struct rewrite *r, const char *option, const char *value)
     if (value)
         strv_add(r->out, "%s", value);
 }
-
-int rewrite_keep(struct rewrite *r, const char *option, const char *value)
-{
-    if (!*option)
-        strv_add(r->out, "%s", value);
-    else
-        rewrite_emit(r, option, value);
-    return 0;
-}

@@ -26,9 +26,6 @@ void rewrite_note(struct rewrite *r, const char *fmt, ...) FF_PRINTF(2, 3);
 const char *rewrite_where(const struct rewrite *r); /* for a note */
 void rewrite_emit(struct rewrite *r, const char *option, const char *value);
 
-/* As it is: disks, which are the child's already. "" for @option: an image without one */
-rewrite_fn rewrite_keep;
-
 /* rewrite_chardev.c */
 rewrite_fn rewrite_chardev; /* -chardev */
 rewrite_fn rewrite_serial;  /* -serial, -parallel, -debugcon */
