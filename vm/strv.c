@@ -27,6 +27,25 @@ void strv_add(struct strv *w, const char *fmt, ...)
     va_end(ap);
 }
 
+void strv_add_json(struct strv *w, const json_t *words)
+{
+    size_t i;
+    json_t *word;
+
+    json_array_foreach(words, i, word)
+        if (json_is_string(word))
+            strv_take(w, xstrdup(json_string_value(word)));
+}
+
+json_t *strv_json(char *const *v)
+{
+    json_t *words = json_array();
+
+    for (; v && *v; v++)
+        json_array_append_new(words, json_stringn_nocheck(*v, strlen(*v)));
+    return words;
+}
+
 bool strv_have(const struct strv *w, const char *s)
 {
     for (size_t i = 0; i < w->n; i++)

@@ -5,6 +5,7 @@
 #ifndef FF_VM_STRV_H
 #define FF_VM_STRV_H
 
+#include <jansson.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -19,6 +20,8 @@ struct strv {
 
 void strv_take(struct strv *w, char *s); /* owns @s from now on */
 void strv_add(struct strv *w, const char *fmt, ...) FF_PRINTF(2, 3);
+void strv_add_json(struct strv *w, const json_t *words);
+json_t *strv_json(char *const *v); /* of a list that ends with NULL */
 bool strv_have(const struct strv *w, const char *s);
 void strv_free(struct strv *w);
 

@@ -38,8 +38,6 @@ struct channel *agent_port_new(const json_t *o)
 {
     const char *path = json_string_value(json_object_get(o, "path"));
     const char *message = json_string_value(json_object_get(o, "message"));
-    size_t i;
-    json_t *v;
 
     if (!path || !message)
         return NULL;
@@ -47,9 +45,7 @@ struct channel *agent_port_new(const json_t *o)
     c->fd = -1;
     c->path = xstrdup(path);
     c->message = xstrdup(message);
-    json_array_foreach(json_object_get(o, "links"), i, v)
-        if (json_is_string(v))
-            strv_add(&c->links, "%s", json_string_value(v));
+    strv_add_json(&c->links, json_object_get(o, "links"));
     return c;
 }
 

@@ -62,11 +62,8 @@ static int run(const json_t *words, struct ff_error *why)
     struct strv argv = {0};
     struct spawn r;
     int status = -1;
-    json_t *word;
-    size_t i;
 
-    json_array_foreach(words, i, word)
-        strv_add(&argv, "%s", json_string_value(word));
+    strv_add_json(&argv, words);
     int rc = spawn_start(&r, argv.v, NULL, why);
     if (rc) {
         ff_error_context(why, "disks");
@@ -138,7 +135,7 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
                    const struct fork_disks_options *o, struct fork_disks **out,
                    struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
+    FF_AUTO_JSON json_t *words = strv_json(argv), *block = NULL, *nodes = NULL;
     FF_AUTO_JSON json_t *status = NULL;
     struct fork_disks *d = xcalloc(1, sizeof(*d));
 
@@ -149,8 +146,6 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
     d->parent = parent;
     *out = d;
     overlay_records_owner(argv, qmp_pid(parent), &d->owner);
-    for (; *argv; argv++)
-        json_array_append_new(words, json_stringn_nocheck(*argv, strlen(*argv)));
     int rc = qmp_command(parent, "query-block", NULL, &block, why);
     if (!rc)
         rc = qmp_command(parent, "query-named-block-nodes", NULL, &nodes, why);

@@ -80,14 +80,12 @@ static int connect_disks(struct fork *f, struct ff_error *why)
 
 static int plan_identity(struct fork *f, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *argv = json_array(), *filters = NULL, *missing = NULL;
+    FF_AUTO_JSON json_t *argv = strv_json(f->s.parent_argv.v), *filters = NULL, *missing = NULL;
     struct ff_error none; /* a parent without such a NIC has nothing to say */
     size_t i;
     json_t *m;
 
     qmp_command(f->s.qmp, "query-rx-filter", NULL, &filters, &none);
-    for (char **w = f->s.parent_argv.v; *w; w++)
-        json_array_append_new(argv, json_stringn_nocheck(*w, strlen(*w)));
     const struct identity_input in = {.fork_id = f->s.o.id, .count = f->s.o.n, .argv = argv,
                                       .rx_filters = filters, .hostname = f->o->hostname,
                                       .user = f->o->user_data,

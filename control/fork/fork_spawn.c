@@ -24,13 +24,10 @@ static int child_argv(struct fork *f, struct vm_spec *s, struct strv *out, struc
     FF_AUTO_JSON json_t *a = fork_disks_argv(f->disks, s);
     FF_AUTO_FREE char *config = identity_config(f->identity, s->number, s->rundir);
     struct strv own = {0};
-    size_t i;
-    json_t *v;
 
     identity_child_argv(f->identity, s->number, s->rundir, a);
     s->config = config;
-    json_array_foreach(a, i, v)
-        strv_add(&own, "%s", json_string_value(v));
+    strv_add_json(&own, a);
     int rc = command_line_rewrite(own.v, s, out, &f->s.notes, why);
     strv_free(&own);
     s->config = NULL;
@@ -53,15 +50,6 @@ int fork_check_argv(struct fork *f, struct ff_error *why)
 
     strv_free(&out);
     return rc;
-}
-
-static json_t *strings(char *const *v)
-{
-    json_t *a = json_array();
-
-    for (; *v; v++)
-        json_array_append_new(a, json_stringn_nocheck(*v, strlen(*v)));
-    return a;
 }
 
 /* For the agent: the child's port, what to say there, and which links go up by what is answered.
@@ -108,7 +96,7 @@ static void spawn(struct fork *f, struct vm *k)
     }
     k->qmp = xprintf("%s/%u.qmp", h->rundir, k->number);
     k->log = xprintf("%s/%u.log", h->rundir, k->number);
-    json_t *o = json_pack("{si so ss ss}", "number", (int)k->number, "argv", strings(argv.v), "log",
+    json_t *o = json_pack("{si so ss ss}", "number", (int)k->number, "argv", strv_json(argv.v), "log",
                           k->log, "qmp", k->qmp);
     if (f->s.parent_cwd)
         json_object_set_new(o, "cwd", json_string(f->s.parent_cwd));

@@ -122,11 +122,8 @@ static int check_program(const json_t *words, struct ff_error *why)
     struct strv argv = {0};
     struct answers a = {0};
     struct spawn r;
-    json_t *word;
-    size_t i;
 
-    json_array_foreach(words, i, word)
-        strv_add(&argv, "%s", json_string_value(word));
+    strv_add_json(&argv, words);
     int rc = program ? spawn_start(&r, argv.v, NULL, why) : 0;
     strv_free(&argv);
     if (rc || !program)

@@ -134,12 +134,10 @@ void unfinished_end(const char *dir, const json_t *state, struct strv *kept)
     bool over = true;
     struct ff_error why;
     size_t i;
-    json_t *f;
 
     if (!process_is(parent, (uint64_t)json_integer_value(json_object_get(state, "parent_start"))))
         parent = 0;
-    json_array_foreach(list, i, f)
-        strv_add(&files, "%s", json_string_value(f));
+    strv_add_json(&files, list);
     if (parent && drop_nodes(state, parent, &why)) {
         for (i = 0; i < files.n; i++)
             strv_add(kept, "%s stays: it is not known whether the parent (pid %d) needs it: %s",

@@ -182,11 +182,9 @@ int move_check_disks(struct move *m, struct ff_error *why)
 
 static int find_disks(struct move *m, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *words = json_array(), *block = NULL, *nodes = NULL;
+    FF_AUTO_JSON json_t *words = strv_json(m->s.parent_argv.v), *block = NULL, *nodes = NULL;
     struct disks *plan = NULL;
 
-    for (char **w = m->s.parent_argv.v; *w; w++)
-        json_array_append_new(words, json_stringn_nocheck(*w, strlen(*w)));
     int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
     if (!rc)
         rc = qmp_command(m->s.qmp, "query-named-block-nodes", NULL, &nodes, why);
@@ -198,10 +196,7 @@ static int find_disks(struct move *m, struct ff_error *why)
     if (rc)
         return rc;
     FF_AUTO_JSON json_t *argv = disks_move_argv(plan);
-    size_t i;
-    json_t *v;
-    json_array_foreach(argv, i, v)
-        strv_add(&m->argv, "%s", json_string_value(v));
+    strv_add_json(&m->argv, argv);
     disks_free(plan);
     m->images = images_of(block);
     return 0;
@@ -210,10 +205,8 @@ static int find_disks(struct move *m, struct ff_error *why)
 /* On its command line it is auto, or nowhere: a guest that is moved is the same guest there */
 static int find_genid(struct move *m, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *words = json_array(), *info = NULL;
+    FF_AUTO_JSON json_t *words = strv_json(m->s.parent_argv.v), *info = NULL;
 
-    for (char **w = m->s.parent_argv.v; *w; w++)
-        json_array_append_new(words, json_stringn_nocheck(*w, strlen(*w)));
     if (!identity_has_genid(words))
         return 0;
     int rc = qmp_command(m->s.qmp, "query-vm-generation-id", NULL, &info, why);

@@ -22,28 +22,16 @@ static int turns_limit(const struct move *m)
 
 /* --- its command line --- */
 
-static json_t *words_json(const struct strv *w)
-{
-    json_t *a = json_array();
-
-    for (size_t i = 0; i < w->n; i++)
-        json_array_append_new(a, json_stringn_nocheck(w->v[i], strlen(w->v[i])));
-    return a;
-}
-
 /* *@files: what its QEMU reads when it starts; to be released */
 static int make_argv(struct move *m, const char *rundir, struct strv *out, json_t **files,
                      struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *words = words_json(&m->argv);
+    FF_AUTO_JSON json_t *words = strv_json(m->argv.v);
     const char *genid = *m->genid ? m->genid : NULL;
     struct strv own = {0};
-    size_t i;
-    json_t *w;
 
     *files = identity_move_argv(words, genid, rundir);
-    json_array_foreach(words, i, w)
-        strv_add(&own, "%s", json_string_value(w));
+    strv_add_json(&own, words);
     const char *config = text_of(json_array_get(*files, 0), "path");
     const struct vm_spec s = {.id = m->s.o.id, .number = 1, .total = 1, .qemu = m->s.parent_exe,
                                  .rundir = rundir, .here = move_host(m)->here, .net = NET_KEEP,
@@ -72,7 +60,7 @@ static int spawn(struct move *m, struct ff_error *why)
     FF_AUTO_JSON json_t *files = NULL;
     struct strv argv = {0};
     int rc = make_argv(m, h->rundir, &argv, &files, why);
-    json_t *words = words_json(&argv);
+    json_t *words = strv_json(argv.v);
 
     strv_free(&argv);
     if (rc) {
