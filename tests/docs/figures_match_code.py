@@ -148,8 +148,8 @@ FIGURES = (
     # --- doctor, move, agent ---
     (FARFORK1, rf'is {N} unless given; 0 lets', 'cli/doctor_peer.c', 'PORT'),
     (FARFORK1, rf'read a pattern of {BYTES},', 'probe/probe.h', 'FF_PROBE_LEN_MAX'),
-    (FARFORK1, rf'gets\. The default is {N}\. \.It Fl -json', 'cli/cmd_move.c', 'TIMEOUT_S', ''),
-    (FARFORK1, rf'left alone\. The default is {N}\.', 'cli/cmd_agent.c', 'TIMEOUT_S', '', ''),
+    (FARFORK1, rf'to get the rest\. The default is {N}\.', 'cli/cmd_move.c', 'TIMEOUT_S', ''),
+    (FARFORK1, rf'no guest for so long\. The default is {N}\.', 'cli/cmd_agent.c', 'TIMEOUT_S', '', ''),
     (FARFORK1, rf'Moves by each peer; default {N}\.', 'bench/bench.py',
      r"'--runs', .*default=([0-9]+)"),
     (FARFORK1, rf'does not converge; default {N},', 'bench/testbed.py',
