@@ -120,6 +120,7 @@ include tests/tests.mk
 include demo/demo.mk
 include lab/lab.mk
 include bench/bench.mk
+include scripts/install.mk
 
 # What these fragments build needs every package
 $(BUILD)/guests/micro.elf $(LG_OUT)/guestload $(LG_KERNEL)/release $(PLATFORM_TESTS): | $(DEPS_ALL)
@@ -141,5 +142,6 @@ help:
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \
 	  'make check-fuzz a minute of the wire fuzzer (FUZZ_SECONDS=60)' \
+	  'make install    to PREFIX (/usr/local), below DESTDIR where that is set' \
 	  'make clean      remove $(BUILD)/' \
 	  'Variables: BUILD (folder), FARFORK_CACHE (downloads and objects, outside the checkout)'

@@ -428,12 +428,15 @@ def parse_args(argv):
         help='of any number of children: until each has swept all of its memory (default: of one)')
     add('--ways', nargs='+', choices=list(forks.BY_NAME), metavar='WAY',
         help='to fork (default: all): ' + '; '.join(forks.BY_NAME))
-    add('--out', metavar='FOLDER', help='of the results (default: bench/TIME in the build folder)')
+    add('--out', metavar='FOLDER',
+        help='of the results (default: bench/TIME in the build folder; installed: in this one)')
     o = p.parse_args(argv)
     if o.qemu and not os.access(o.qemu, os.X_OK):
         p.error(f'--qemu {o.qemu}: no such program')
-    # the lab forgets every other folder
-    base = LAB_OUT if IN_LAB and os.path.isdir(LAB_OUT) else os.path.join(common.BUILD, 'bench')
+    # the lab forgets every other folder; the installed one is not for results
+    checkout = os.path.exists(os.path.join(HERE, 'bench.mk'))
+    base = LAB_OUT if IN_LAB and os.path.isdir(LAB_OUT) else \
+        os.path.join(common.BUILD if checkout else '.', 'bench')
     o.out = o.out or os.path.join(base, time.strftime('%Y%m%d-%H%M%S'))
     return o
 

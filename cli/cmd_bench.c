@@ -5,12 +5,13 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      find bench/bench.py and become it: $FARFORK_BENCH, or ../../bench/bench.py as
- *              seen from the program's own folder (build/bin in a checkout). The program's
- *              parent folder is the build folder, unless FARFORK_BUILD names another one.
+ * Purpose      find bench/bench.py and become it: $FARFORK_BENCH, or as seen from the program's own
+ *              folder that of an installed Farfork or of a checkout, with the folder of what it
+ *              runs, unless FARFORK_BUILD names another one.
  */
 #include <errno.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +19,9 @@
 
 #include "cli.h"
 
-#define SCRIPT "/../../bench/bench.py"
+/* From bin/ of what scripts/install.mk installs; from build/bin/ of a checkout */
+#define INSTALLED "/../share/farfork/bench/bench.py"
+#define CHECKOUT "/../../bench/bench.py"
 #define EXIT_SKIP 77
 
 /* The folder that this program is in: 0, or -errno */
@@ -35,7 +38,7 @@ static int own_folder(char *out, size_t room)
 
 int cmd_bench(int argc, char **argv)
 {
-    char folder[PATH_MAX], script[PATH_MAX + sizeof(SCRIPT)], build[PATH_MAX + 4];
+    char folder[PATH_MAX], script[PATH_MAX + sizeof(INSTALLED)], build[PATH_MAX + 20];
     const char *named = getenv("FARFORK_BENCH");
     int rc = own_folder(folder, sizeof(folder));
 
@@ -44,12 +47,13 @@ int cmd_bench(int argc, char **argv)
         fprintf(stderr, "farfork bench: /proc/self/exe: %s\n", strerror(-rc));
         return 1;
     }
-    if (named && *named) {
+    snprintf(script, sizeof(script), "%s" INSTALLED, folder);
+    bool installed = !access(script, F_OK);
+    if (named && *named)
         snprintf(script, sizeof(script), "%s", named);
-    } else {
-        snprintf(script, sizeof(script), "%s" SCRIPT, folder);
-    }
-    snprintf(build, sizeof(build), "%s/..", folder);
+    else if (!installed)
+        snprintf(script, sizeof(script), "%s" CHECKOUT, folder);
+    snprintf(build, sizeof(build), "%s/..%s", folder, installed ? "/lib/farfork" : "");
     if (setenv("FARFORK_BUILD", build, 0) < 0) {
         perror("farfork bench: setenv");
         return 1;
@@ -57,8 +61,8 @@ int cmd_bench(int argc, char **argv)
     argv[0] = script;
     execv(script, argv);
     fprintf(stderr,
-            "farfork bench: %s: %s; it is in a checkout of Farfork: name its "
-            "bench/bench.py in FARFORK_BENCH\n",
+            "farfork bench: %s: %s; make install brings it, or name the bench/bench.py of a "
+            "checkout in FARFORK_BENCH\n",
             script, strerror(errno));
     return errno == ENOENT ? EXIT_SKIP : 1;
 }
