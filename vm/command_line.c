@@ -74,10 +74,11 @@ static int drop(struct rewrite *r, const char *option, const char *value)
 
 static int refuse_option(struct rewrite *r, const char *option, const char *value)
 {
-    return ff_error_set(r->why, ENOTSUP,
-                        "the parent was started with -%s %s: what it stands for cannot "
-                        "be seen in its command line; start it without",
-                        option, value);
+    return ff_error_set(
+        r->why, ENOTSUP,
+        "the parent was started with -%s %s: its command line does not show what that stands for; "
+        "start the parent without it",
+        option, value);
 }
 
 /* Its own has the place of the parent's */
@@ -197,8 +198,7 @@ static bool takes_argument(const char *option)
 static int rewrite_one(struct rewrite *r, const char *option, const char *value)
 {
     if (value && !qemu_opts_valid(value))
-        return ff_error_set(r->why, EINVAL, "the parent's -%s %s: cannot be read as JSON", option,
-                            value);
+        return ff_error_set(r->why, EINVAL, "the parent's -%s %s: no valid JSON", option, value);
     for (size_t i = 0; i < N(rules); i++)
         if (!strcmp(option, rules[i].option))
             return rules[i].fn(r, option, value);

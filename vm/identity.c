@@ -187,10 +187,9 @@ json_t *identity_missing(const struct identity *id)
 
     if (!id->has_genid)
         json_array_append_new(
-            list,
-            json_string(
-                "no -device vmgenid: guest kernels are not told, their random numbers are those of "
-                "their twins for a while"));
+            list, json_string(
+                      "no -device vmgenid: the kernels of children do not learn of the fork: for a "
+                      "while they draw the same random numbers"));
     if (id->has_fw_cfg && id->fw_cfg_bytes >= 0 && id->fw_cfg_bytes != CLONE_FW_CFG_BYTES) {
         FF_AUTO_FREE char *s = xprintf("-fw_cfg " CLONE_FW_CFG " has %lld bytes (want %d): the "
                                     "guest's driver would not read all of it",

@@ -61,8 +61,8 @@ static int wait_readable(struct qmp *q, uint64_t end, const char *what, struct f
         return ff_error_set(why, EPIPE, "%s: %s: the QEMU behind it has ended", q->path, what);
     if (now >= end)
         return ff_error_set(why, ETIMEDOUT, "%s: %s: no answer within %d s%s", q->path, what,
-                      q->limit_ms / 1000,
-                      q->last_id ? "" : ": another client may be connected to it");
+                            q->limit_ms / 1000,
+                            q->last_id ? "" : ": perhaps another client is connected to it");
     int slice_ms = q->waiting && end - now > TURN_MS ? TURN_MS : (int)(end - now);
     int n = poll(p, 2, slice_ms);
     if (n < 0 && errno != EINTR)

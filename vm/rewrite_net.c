@@ -102,11 +102,11 @@ static const char *const handed[] = {"fd", "fds", "vhostfd", "vhostfds", "sock-f
 static int move_backend(struct rewrite *r, const char *option, const char *value)
 {
     if (has_any(value, handed))
-        return ff_error_set(r->why, ENOTSUP,
-                            "-%s %s: it was handed to the parent as a descriptor, which "
-                            "cannot be opened again there; move this guest by hand, "
-                            "see farfork-rdma-postcopy(7)",
-                            option, value);
+        return ff_error_set(
+            r->why, ENOTSUP,
+            "-%s %s: the parent got it as a descriptor, and QEMU there cannot open that again; "
+            "move this guest by hand, see farfork-rdma-postcopy(7)",
+            option, value);
     rewrite_emit(r, option, value);
     return 0;
 }
@@ -131,7 +131,7 @@ static void keep_backend(struct rewrite *r, const char *option, const char *valu
         rewrite_emit(r, option, value);
     else {
         rewrite_note(r,
-                     "network %s (%s): not connected in children: it cannot be shared; see --net",
+                     "network %s (%s): not connected in children, which cannot share it; see --net",
                      id ? id : option, type);
         unplug(r, option, value);
     }

@@ -77,10 +77,11 @@ static int refuse_overlay(const struct disks *d, const struct disk *disk, const 
                           "another id (--id)",
                           disk->name, d->fork_id, i == image ? "writes to" : "reads from",
                           disk->overlay);
-    return ff_error_set(why, EEXIST,
-                  "disk %s: create overlay %s: the file exists; take another fork id (--id), or "
-                  "remove it if nobody uses it",
-                  disk->name, disk->overlay);
+    return ff_error_set(
+        why, EEXIST,
+        "disk %s: create overlay %s: the file exists; take another fork id (--id), or remove it "
+        "if no guest uses it",
+        disk->name, disk->overlay);
 }
 
 static int plan_overlay(const struct disks *d, struct disk *disk, const char *folder,
@@ -110,10 +111,11 @@ static bool is_host_device(const json_t *nodes, const char *file)
 static int check_format(const struct disk *disk, struct ff_error *why)
 {
     if (strcmp(disk->format, "raw") && strcmp(disk->format, "qcow2"))
-        return ff_error_set(why, ENOTSUP,
-                      "disk %s: node %s has driver %s (permitted: raw, qcow2): convert the "
-                      "image, or end the block job or filter that is on top of it",
-                      disk->name, disk->node, disk->format);
+        return ff_error_set(
+            why, ENOTSUP,
+            "disk %s: node %s has driver %s (permitted: raw, qcow2): convert the image, or end "
+            "the block job or filter on top of it",
+            disk->name, disk->node, disk->format);
     return 0;
 }
 
@@ -150,10 +152,11 @@ static int check_length(const struct disks_input *in, const char *name, const js
         n++;
     if (!in->max_chain || n <= in->max_chain)
         return 0;
-    return ff_error_set(why, EMLINK,
-                  "disk %s: %u images lie upon each other (--max-chain permits %u): commit them "
-                  "(QMP block-commit), or let a parent be forked that was started anew",
-                  name, n, in->max_chain);
+    return ff_error_set(
+        why, EMLINK,
+        "disk %s: %u images lie upon each other (--max-chain permits %u): commit them (QMP "
+        "block-commit), or fork a parent that was started anew",
+        name, n, in->max_chain);
 }
 
 static json_t *chain_of(const char *cwd, const json_t *image)
@@ -222,7 +225,7 @@ int disks_plan(const struct disks_input *in, struct disks **out, struct ff_error
     if (rc) {
         free(d);
         return ff_error_set(why, EINVAL,
-                            "disks: the parent's command line is not all text in UTF-8");
+                            "disks: the parent's command line has bytes that are no UTF-8");
     }
     d->fork_id = xstrdup(in->fork_id);
     d->cwd = xstrdup(in->cwd);

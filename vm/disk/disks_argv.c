@@ -230,13 +230,13 @@ static int find_one(struct disks *d, struct disk *disk, const json_t *entry, con
     bool read_only = json_is_true(json_object_get(json_object_get(entry, "inserted"), "ro"));
     if (rc || disk->kind != DISK_NONE || !(disk->writable || read_only || move))
         return rc;
-    return ff_error_set(why, ENOTSUP,
-                  "disk %s: no -drive or -blockdev of the parent's command line has its image "
-                  "%s: a child is started from that command line; a disk that was added later, or "
-                  "a medium that was put into a drive whose -drive has no id=, has to be removed "
-                  "before a fork or a move (one that was there from the start is found by an id=, "
-                  "or by the node-name of a -blockdev)",
-                  disk->name, disk->frozen);
+    return ff_error_set(
+        why, ENOTSUP,
+        "disk %s: no -drive or -blockdev of the parent's command line has its image %s: a child "
+        "starts from that command line; before a fork or a move remove a disk that was added "
+        "later, and a medium that was inserted into a drive whose -drive has no id= (name what is "
+        "there from the start by an id=, or by the node-name of a -blockdev)",
+        disk->name, disk->frozen);
 }
 
 static bool is_elsewhere(const struct disks *d, const struct disk *disk)
@@ -313,10 +313,10 @@ static int check_moved(const struct disks *d, const struct disk *disk, const jso
         (disk->kind == DISK_DRIVE && has_lost_options(word(d, disk->at))))
         return ff_error_set(
             why, ENOTSUP,
-            "disk %s: it has image %s by now, as far as can be told, and options (backing.*, "
-            "offset, size) that would be lost with the name on the parent's command line, "
-            "%s: start the parent with a -blockdev, which has a name, or move this guest "
-            "by hand, see farfork-rdma-postcopy(7)",
+            "disk %s: it seems to have image %s by now, so that a child would lose the options "
+            "(backing.*, offset, size) of %s on the parent's command line: start the parent with "
+            "a -blockdev, which has a name, or move this guest by hand, see "
+            "farfork-rdma-postcopy(7)",
             disk->name, disk->frozen, word(d, disk->at));
     return image_check_chain(d->cwd, disk->name, image, why);
 }
@@ -331,11 +331,12 @@ static int find_moved(const struct disks *d, struct disk *disk, const json_t *im
     if (!strcmp(disk->format, "qcow2") ||
         (disk->kind != DISK_BLOCKDEV && !strcmp(disk->format, "raw")))
         return check_moved(d, disk, image, why);
-    return ff_error_set(why, ENOTSUP,
-                  "disk %s: its node %s was not on the parent's command line and has driver %s "
-                  "(permitted: qcow2): end the block job or filter that is on top of it, or move "
-                  "this guest by hand, see farfork-rdma-postcopy(7)",
-                  disk->name, disk->node, disk->format);
+    return ff_error_set(
+        why, ENOTSUP,
+        "disk %s: its node %s was not on the parent's command line and has driver %s (permitted: "
+        "qcow2): end the block job or filter on top of it, or move this guest by hand, see "
+        "farfork-rdma-postcopy(7)",
+        disk->name, disk->node, disk->format);
 }
 
 /* --- ejected: the option has the medium still --- */

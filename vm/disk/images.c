@@ -75,12 +75,12 @@ static int check_backing_format(const char *cwd, const char *name, const json_t 
         header = "qcow2";
     if (!*header || !*has || !strcmp(header, has))
         return 0;
-    return ff_error_set(why, ENOTSUP,
-                  "disk %s: %s: the parent has its backing file %s as %s, and who opens it by its "
-                  "header would have it as %s; make them agree, with the parent stopped: qemu-img "
-                  "rebase -u -b %s -F %s %s",
-                  name, text_of(image, "filename"), text_of(next, "filename"), has, header,
-                  text_of(next, "filename"), has, text_of(image, "filename"));
+    return ff_error_set(
+        why, ENOTSUP,
+        "disk %s: %s: the parent opened its backing file %s as %s, but its header names the "
+        "format %s; make them agree, with the parent stopped: qemu-img rebase -u -b %s -F %s %s",
+        name, text_of(image, "filename"), text_of(next, "filename"), has, header,
+        text_of(next, "filename"), has, text_of(image, "filename"));
 }
 
 int image_check_chain(const char *cwd, const char *name, const json_t *image, struct ff_error *why)

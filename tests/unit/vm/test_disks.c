@@ -120,7 +120,7 @@ static void test_refused(void **state)
         {drive, block("d", "n", "qcow2", "a.img", NULL, "/base"), {"without", "/base"}},
         {drive, block("d", "n", "raw", "nbd://h/x", NULL, NULL), {"nbd://h/x", "--overlays"}},
         {drive, layered("/base", "qcow2"), {"/base as raw", "-b /base -F raw a.img"}},
-        {drive, layered(looks, NULL), {"as raw", "have it as qcow2"}},
+        {drive, layered(looks, NULL), {"as raw", "names the format qcow2"}},
     };
     struct disks *d;
 
@@ -158,7 +158,7 @@ static void test_used_id(void **state)
     assert_non_null(strstr(why.text, "fork id 'f' was used before; the parent writes to /tmp/"));
     b = block("d", "n", "raw", image, NULL, NULL);
     assert_fails(plan(argv, json_pack("[o]", b), false, &d), EEXIST);
-    assert_non_null(strstr(why.text, "remove it if nobody uses it"));
+    assert_non_null(strstr(why.text, "remove it if no guest uses it"));
     unlink(overlay);
     rmdir(dir);
 }
