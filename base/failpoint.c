@@ -50,7 +50,7 @@ static bool is_known(const char *name)
 }
 
 /* @text is a number and nothing else, at least @min */
-static bool get_number(const char *text, unsigned long min, unsigned long *out)
+static bool parse_count(const char *text, unsigned long min, unsigned long *out)
 {
     char *end;
 
@@ -66,9 +66,9 @@ static int parse_action(char *text, struct point *p, struct ff_error *err)
     const char *arg = colon ? colon + 1 : NULL;
     size_t len = colon ? (size_t)(colon - text) : strlen(text);
 
-    if (len == 5 && !strncmp(text, "delay", len) && arg && get_number(arg, 0, &p->arg)) {
+    if (len == 5 && !strncmp(text, "delay", len) && arg && parse_count(arg, 0, &p->arg)) {
         p->action = ACT_DELAY;
-    } else if (len == 4 && !strncmp(text, "fail", len) && (!arg || get_number(arg, 1, &p->arg))) {
+    } else if (len == 4 && !strncmp(text, "fail", len) && (!arg || parse_count(arg, 1, &p->arg))) {
         p->action = ACT_FAIL;
         p->arg = arg ? p->arg : EIO;
     } else if (!strcmp(text, "kill")) {
@@ -92,7 +92,7 @@ static int parse_one(char *text, struct point *p, struct ff_error *err)
         char *end;
         *at++ = '\0';
         p->from = strtoul(at, &end, 10);
-        bool range = *end == '-' && get_number(end + 1, p->from, &p->to);
+        bool range = *end == '-' && parse_count(end + 1, p->from, &p->to);
         if (!isdigit((unsigned char)*at) || !p->from || (*end && !range && strcmp(end, "+")))
             return ff_error_set(err, EINVAL, "faults: parse count \"%s\": want N, N+ or N-M", at);
         if (!*end)

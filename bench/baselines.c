@@ -5,14 +5,16 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      floors local          one JSON object: a bare userfaultfd COPY round trip (handler
+ * Purpose      baselines local          one JSON object: a bare userfaultfd COPY round trip
+ *              (handler
  *                                    on the CPU of the faulting thread, and on another one), memcpy
- *              floors serve HOST     print a port, serve one `floors tcp`, end
- *              floors tcp HOST PORT  one JSON object: TCP round trip, bandwidth of one stream
- *              floors warm MIB       touch so much anonymous memory twice, give it back but for one
+ *              baselines serve HOST     print a port, serve one `baselines tcp`, end
+ *              baselines tcp HOST PORT  one JSON object: TCP round trip, bandwidth of one stream
+ *              baselines warm MIB       touch so much anonymous memory twice, give it back but for
+ *                                       one
  *                                    page in KEEP, say so, wait for the end of stdin
  *
- *              Nothing of the library is in here: these are the floors that it stands on.
+ *              Nothing of the library is in here: these are the baselines that it stands on.
  *
  * Limits       PAGES faults, ROUNDS round trips, STREAM_MS of stream: about half a second in all.
  *              A wait on a socket ends after WAIT_S, the program after TOTAL_S.
@@ -37,7 +39,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "bench.h"
 
 #define PAGE 4096u
 #define PAGES 4096u
@@ -48,12 +50,6 @@
 #define WAIT_S 10
 #define TOTAL_S 300
 #define KEEP 256u /* pages; less than what a virtual machine reports to its host as free */
-
-static _Noreturn void die(const char *what)
-{
-    fprintf(stderr, "floors: %s: %s\n", what, strerror(errno));
-    exit(1);
-}
 
 static void print_latency(const char *name, uint64_t *ns, size_t n)
 {
@@ -88,7 +84,7 @@ static void pin(int cpu)
         die("sched_setaffinity");
 }
 
-static void *handle(void *arg)
+static void *handle_faults(void *arg)
 {
     const struct handler *h = arg;
     struct uffd_msg msg;
@@ -139,7 +135,7 @@ static bool fault_round_trip(const char *name, int cpu, int handler_cpu)
     reg.range.len = (uint64_t)PAGES * PAGE;
     if (ioctl(h.fd, UFFDIO_REGISTER, &reg) < 0)
         die("UFFDIO_REGISTER");
-    if (pthread_create(&thread, NULL, handle, &h))
+    if (pthread_create(&thread, NULL, handle_faults, &h))
         die("pthread_create");
     pin(cpu);
     for (unsigned i = 0; i < PAGES; i++) {
@@ -205,7 +201,7 @@ static int make_socket(const char *host, const char *port, struct addrinfo **res
     int rc = getaddrinfo(host, port, &want, res), fd;
 
     if (rc) {
-        fprintf(stderr, "floors: %s: %s\n", host, gai_strerror(rc));
+        fprintf(stderr, "baselines: %s: %s\n", host, gai_strerror(rc));
         exit(1);
     }
     fd = socket((*res)->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -215,7 +211,7 @@ static int make_socket(const char *host, const char *port, struct addrinfo **res
     return fd;
 }
 
-static int serve(const char *host)
+static int serve_pages(const char *host)
 {
     struct addrinfo *res;
     struct sockaddr_storage own;
@@ -313,11 +309,11 @@ int main(int argc, char **argv)
     if (argc == 2 && !strcmp(argv[1], "local"))
         return local();
     if (argc == 3 && !strcmp(argv[1], "serve"))
-        return serve(argv[2]);
+        return serve_pages(argv[2]);
     if (argc == 4 && !strcmp(argv[1], "tcp"))
         return tcp(argv[2], argv[3]);
     if (argc == 3 && !strcmp(argv[1], "warm"))
         return warm(argv[2]);
-    fprintf(stderr, "usage: floors local | serve HOST | tcp HOST PORT | warm MIB\n");
+    fprintf(stderr, "usage: baselines local | serve HOST | tcp HOST PORT | warm MIB\n");
     return 2;
 }

@@ -6,9 +6,10 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      curve loop THREADS MIB            source and destination here, over memcpy
- *              curve dest ADDRESS THREADS MIB    prints a port, serves one `curve source`
- *              curve source ADDRESS MIB          ADDRESS: HOST:PORT,link=tcp or verbs
+ * Purpose      fault_scaling loop THREADS MIB            source and destination here, over memcpy
+ *              fault_scaling dest ADDRESS THREADS MIB    prints a port, serves one `fault_scaling
+ *                                                        source`
+ *              fault_scaling source ADDRESS MIB          ADDRESS: HOST:PORT,link=tcp or verbs
  *
  *              Nothing comes by prefill: every page is fetched because a thread touched it, each
  *              thread one page after the other of its own part, in an order that no read-ahead
@@ -34,7 +35,7 @@
 #include <unistd.h>
 
 #include "farfork.h"
-#include "clock.h"
+#include "bench.h"
 #include "source.h"
 
 #define PAGE 4096u
@@ -58,9 +59,9 @@ struct source_side {
 
 static pthread_barrier_t gate;
 
-static _Noreturn void die(const char *what, const struct ff_error *err)
+static _Noreturn void die_now(const char *what, const struct ff_error *err)
 {
-    fprintf(stderr, "curve: %s: %s\n", what, err ? ff_error_message(err) : strerror(errno));
+    fprintf(stderr, "fault_scaling: %s: %s\n", what, err ? ff_error_message(err) : strerror(errno));
     _exit(1); /* threads may be blocked in a fault for good */
 }
 
@@ -76,7 +77,7 @@ static struct ff_region region(uint64_t mib, int fill)
 
     r.host = mmap(NULL, r.len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (r.host == MAP_FAILED)
-        die("mmap", NULL);
+        die_now("mmap", NULL);
     madvise(r.host, r.len_bytes, MADV_NOHUGEPAGE);
     for (uint64_t i = 0; fill && i < r.len_bytes / PAGE; i++)
         *(uint64_t *)((uint8_t *)r.host + i * PAGE) = i + 1;
@@ -88,7 +89,7 @@ static struct ff_address *address(const char *text, struct ff_error *err)
     struct ff_address *a;
 
     if (ff_address_parse(text, &a, err))
-        die("address", err);
+        die_now("address", err);
     return a;
 }
 
@@ -103,7 +104,7 @@ static void *run_source(void *arg)
         ff_source_send_state(x->s, "state", 5, NULL, 0, x->err) ||
         ff_source_wait_ready(x->s, x->err) || ff_source_go(x->s, x->err) ||
         ff_source_wait_running(x->s, x->err) || ff_source_wait_done(x->s, x->err))
-        die("source", x->err);
+        die_now("source", x->err);
     return NULL;
 }
 
@@ -112,7 +113,7 @@ static void add_image(struct ff_source *s, uint64_t mib, struct ff_error *err)
     struct ff_region r = region(mib, 1);
 
     if (ff_source_add_region(s, &r, err))
-        die("source", err);
+        die_now("source", err);
 }
 
 static int source(const char *text, uint64_t mib)
@@ -122,7 +123,7 @@ static int source(const char *text, uint64_t mib)
     struct source_side x = {.err = err};
 
     if (ff_source_new(a, &x.s, err))
-        die("source", err);
+        die_now("source", err);
     add_image(x.s, mib, err);
     run_source(&x);
     ff_source_free(x.s);
@@ -146,7 +147,7 @@ static void *touch(void *arg)
         uint64_t page = t->first + at, before = now_ns();
 
         if (*(volatile const uint64_t *)(t->memory + page * PAGE) != page + 1)
-            die("a page has what is not its own", NULL);
+            die_now("a page has what is not its own", NULL);
         t->ns[i] = now_ns() - before;
     }
     t->end = now_ns();
@@ -170,7 +171,7 @@ static uint64_t touch_all(const struct ff_region *r, unsigned threads, uint64_t 
                                 .pages = (pages - done) / (threads - i)};
         done += t[i].pages;
         if (pthread_create(&t[i].thread, NULL, touch, &t[i]))
-            die("pthread_create", NULL);
+            die_now("pthread_create", NULL);
     }
     for (unsigned i = 0; i < threads; i++) {
         pthread_join(t[i].thread, NULL);
@@ -180,7 +181,8 @@ static uint64_t touch_all(const struct ff_region *r, unsigned threads, uint64_t 
     return end - start;
 }
 
-static void print(struct ff_dest *d, unsigned threads, uint64_t *ns, uint64_t pages, uint64_t took)
+static void print_faults(struct ff_dest *d, unsigned threads, uint64_t *ns, uint64_t pages,
+                         uint64_t took)
 {
     struct ff_stats st;
     char link[FF_LINK_DETAIL_MAX];
@@ -208,17 +210,17 @@ static void run_dest(struct ff_dest *d, unsigned threads, uint64_t mib, struct f
     size_t len;
 
     if (!ns)
-        die("memory", NULL);
+        die_now("memory", NULL);
     if (ff_dest_add_region(d, &r, err) || ff_dest_accept(d, CONFIG, err) ||
         ff_dest_start(d, err) || ff_dest_recv_state(d, &state, &len, err))
-        die("destination", err);
+        die_now("destination", err);
     free(state);
     if (ff_dest_ready(d, err) || ff_dest_wait_go(d, err) || ff_dest_running(d, err))
-        die("destination", err);
+        die_now("destination", err);
     took = touch_all(&r, threads, ns);
     if (ff_dest_wait_done(d, err))
-        die("destination", err);
-    print(d, threads, ns, r.len_bytes / PAGE, took);
+        die_now("destination", err);
+    print_faults(d, threads, ns, r.len_bytes / PAGE, took);
     ff_dest_free(d);
     free(ns);
 }
@@ -230,7 +232,7 @@ static int dest(const char *text, unsigned threads, uint64_t mib)
     struct ff_dest *d;
 
     if (ff_dest_new(a, &d, err))
-        die("destination", err);
+        die_now("destination", err);
     printf("%u\n", ff_dest_port(d));
     fflush(stdout);
     run_dest(d, threads, mib, err);
@@ -241,7 +243,7 @@ static int dest(const char *text, unsigned threads, uint64_t mib)
 
 /* --- both --- */
 
-static int loop(unsigned threads, uint64_t mib)
+static int run_loop(unsigned threads, uint64_t mib)
 {
     struct ff_error *err = ff_error_new();
     struct source_side x = {.err = ff_error_new()};
@@ -252,11 +254,11 @@ static int loop(unsigned threads, uint64_t mib)
 
     if (ff_loop_pair(&to_dest, &to_source, err) ||
         ff_dest_new_on_link(a, to_source, &d, err) || ff_source_new(a, &x.s, err))
-        die("loop", err);
+        die_now("loop", err);
     ff_source_use_link(x.s, to_dest);
     add_image(x.s, mib, err);
     if (pthread_create(&thread, NULL, run_source, &x))
-        die("pthread_create", NULL);
+        die_now("pthread_create", NULL);
     run_dest(d, threads, mib, err);
     pthread_join(thread, NULL);
     ff_source_free(x.s);
@@ -266,12 +268,12 @@ static int loop(unsigned threads, uint64_t mib)
     return 0;
 }
 
-static uint64_t number(const char *text, uint64_t max)
+static uint64_t parse_option(const char *text, uint64_t max)
 {
     uint64_t n = strtoull(text, NULL, 10);
 
     if (!n || n > max) {
-        fprintf(stderr, "curve: %s: want a number from 1 to %llu\n", text,
+        fprintf(stderr, "fault_scaling: %s: want a number from 1 to %llu\n", text,
                 (unsigned long long)max);
         exit(2);
     }
@@ -282,12 +284,14 @@ int main(int argc, char **argv)
 {
     alarm(LIMIT_S);
     if (argc == 4 && !strcmp(argv[1], "loop"))
-        return loop((unsigned)number(argv[2], THREADS_MAX), number(argv[3], 1u << 20));
+        return run_loop((unsigned)parse_option(argv[2], THREADS_MAX),
+                        parse_option(argv[3], 1u << 20));
     if (argc == 5 && !strcmp(argv[1], "dest"))
-        return dest(argv[2], (unsigned)number(argv[3], THREADS_MAX), number(argv[4], 1u << 20));
+        return dest(argv[2], (unsigned)parse_option(argv[3], THREADS_MAX),
+                    parse_option(argv[4], 1u << 20));
     if (argc == 4 && !strcmp(argv[1], "source"))
-        return source(argv[2], number(argv[3], 1u << 20));
-    fprintf(stderr, "usage: curve loop THREADS MIB | dest ADDRESS THREADS MIB | "
+        return source(argv[2], parse_option(argv[3], 1u << 20));
+    fprintf(stderr, "usage: fault_scaling loop THREADS MIB | dest ADDRESS THREADS MIB | "
                     "source ADDRESS MIB\n");
     return 2;
 }

@@ -34,7 +34,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "bench.h"
 
 #define VALUE 4000u /* with what Redis adds, about a page */
 #define HEAD 17u    /* item and version, in hex */
@@ -54,16 +54,10 @@ static int fd;
 static char in[64 << 10];
 static size_t in_at, in_len;
 
-static void on_term(int sig)
+static void on_redis_term(int sig)
 {
     (void)sig;
     stop = 1;
-}
-
-static _Noreturn void die(const char *what)
-{
-    fprintf(stderr, "redisload: %s: %s\n", what, strerror(errno));
-    exit(1);
 }
 
 static uint64_t now_us(void)
@@ -80,7 +74,7 @@ static uint64_t next_random(void)
     return x ^ x >> 32;
 }
 
-static void connect_to(const char *host, const char *port)
+static void connect_redis(const char *host, const char *port)
 {
     struct addrinfo want = { .ai_socktype = SOCK_STREAM }, *res;
     struct timeval wait = { .tv_sec = WAIT_S };
@@ -115,7 +109,7 @@ static void make_value(char *value, uint32_t item)
         value[i] = (char)('a' + (i + item) % 23);
 }
 
-static void send_all(const char *data, size_t len)
+static void send_bytes(const char *data, size_t len)
 {
     while (len) {
         ssize_t n = send(fd, data, len, MSG_NOSIGNAL);
@@ -136,7 +130,7 @@ static void ask_set(uint32_t item)
     n = snprintf(request, 128, "*3\r\n$3\r\nSET\r\n$8\r\n%08" PRIx32 "\r\n$%u\r\n", item, VALUE);
     make_value(request + n, item);
     memcpy(request + n + VALUE, "\r\n", 2);
-    send_all(request, (size_t)n + VALUE + 2);
+    send_bytes(request, (size_t)n + VALUE + 2);
 }
 
 static void ask_get(uint32_t item)
@@ -144,10 +138,10 @@ static void ask_get(uint32_t item)
     char request[128];
     int n = snprintf(request, sizeof(request), "*2\r\n$3\r\nGET\r\n$8\r\n%08" PRIx32 "\r\n", item);
 
-    send_all(request, (size_t)n);
+    send_bytes(request, (size_t)n);
 }
 
-static void take(char *out, size_t len)
+static void take_bytes(char *out, size_t len)
 {
     while (len) {
         size_t n;
@@ -181,7 +175,7 @@ static void take_line(char *line, size_t room)
             errno = EPROTO;
             die("a line of an answer");
         }
-        take(line + n, 1);
+        take_bytes(line + n, 1);
     } while (line[n++] != '\n');
     line[n >= 2 ? n - 2 : 0] = '\0';
 }
@@ -206,7 +200,7 @@ static void take_get(uint32_t item)
         fprintf(stderr, "redisload: GET of item %" PRIu32 ": %s\n", item, line);
         exit(1);
     }
-    take(got, sizeof(got));
+    take_bytes(got, sizeof(got));
     make_value(want, item);
     wrong += memcmp(want, got, VALUE) != 0;
 }
@@ -223,7 +217,7 @@ static void fill(uint32_t items)
     }
 }
 
-static void run(uint32_t items)
+static void run_load(uint32_t items)
 {
     uint64_t start = now_us(), asked;
 
@@ -246,7 +240,7 @@ static void run(uint32_t items)
 
 int main(int argc, char **argv)
 {
-    struct sigaction act = { .sa_handler = on_term };
+    struct sigaction act = { .sa_handler = on_redis_term };
     struct timespec wall;
     uint32_t items = argc == 4 ? (uint32_t)strtoul(argv[3], NULL, 10) : 0;
 
@@ -258,12 +252,12 @@ int main(int argc, char **argv)
     if (!version)
         die("memory");
     sigaction(SIGTERM, &act, NULL);
-    connect_to(argv[1], argv[2]);
+    connect_redis(argv[1], argv[2]);
     fill(items);
     puts("ready");
     fflush(stdout);
     clock_gettime(CLOCK_REALTIME, &wall);
-    run(items);
+    run_load(items);
     printf("{\"start\":%.6f,\"wrong\":%" PRIu64 ",\"answers\":[",
            (double)wall.tv_sec + (double)wall.tv_nsec / 1e9, wrong);
     for (uint64_t i = 0; i < n_answers; i++)

@@ -9,7 +9,7 @@
  *              the kernel (NFQUEUE), this program says when each goes on: their bytes are never
  *              copied, so that it carries 10 Gbit/s and more on a part of a CPU.
  *
- *              wire BITS_PER_S DELAY_NS LOSS_PPM QUEUE_BYTES fifo|prio NETNS_A NETNS_B
+ *              shaper BITS_PER_S DELAY_NS LOSS_PPM QUEUE_BYTES fifo|prio NETNS_A NETNS_B
  *
  *              Prints "ready" and works until its standard input ends; then what it did, and how
  *              many packets came LATE_NS after their time: the machine was too busy for the link.
@@ -53,7 +53,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "bench.h"
 
 #define QUEUE 79        /* of NFQUEUE; testbed.py has it too */
 #define HELD_MAX 65536u /* packets in one direction */
@@ -95,12 +95,6 @@ struct way {
 
 static struct way ways[2];
 
-static _Noreturn void die(const char *what)
-{
-    fprintf(stderr, "wire: %s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
 /* --- netlink --- */
 
 struct request {
@@ -109,7 +103,7 @@ struct request {
     uint8_t attr[64];
 };
 
-static void begin(struct request *r, unsigned type, unsigned flags)
+static void netlink_begin(struct request *r, unsigned type, unsigned flags)
 {
     memset(r, 0, sizeof(*r));
     r->head = (struct nlmsghdr){ .nlmsg_len = NLMSG_LENGTH(sizeof(r->gen)),
@@ -141,7 +135,7 @@ static void transmit(int fd, const struct request *r)
 }
 
 /* With NLM_F_ACK: what the kernel says to it */
-static void ask(int fd, const struct request *r)
+static void netlink_ask(int fd, const struct request *r)
 {
     struct {
         struct nlmsghdr head;
@@ -183,15 +177,15 @@ static int open_queue(const char *netns)
     setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size));
     setsockopt(fd, SOL_NETLINK, NETLINK_NO_ENOBUFS, &one, sizeof(one));
 
-    begin(&r, NFQNL_MSG_CONFIG, NLM_F_ACK);
+    netlink_begin(&r, NFQNL_MSG_CONFIG, NLM_F_ACK);
     put(&r, NFQA_CFG_CMD, &bind_cmd, sizeof(bind_cmd));
-    ask(fd, &r);
-    begin(&r, NFQNL_MSG_CONFIG, NLM_F_ACK);
+    netlink_ask(fd, &r);
+    netlink_begin(&r, NFQNL_MSG_CONFIG, NLM_F_ACK);
     put(&r, NFQA_CFG_PARAMS, &params, sizeof(params));
     put_u32(&r, NFQA_CFG_QUEUE_MAXLEN, HELD_MAX);
     put_u32(&r, NFQA_CFG_FLAGS, NFQA_CFG_F_GSO);
     put_u32(&r, NFQA_CFG_MASK, NFQA_CFG_F_GSO);
-    ask(fd, &r);
+    netlink_ask(fd, &r);
     return fd;
 }
 
@@ -199,7 +193,7 @@ static void put_verdict(struct request *r, unsigned type, uint32_t id, uint32_t 
 {
     struct nfqnl_msg_verdict_hdr v = { .verdict = htonl(what), .id = htonl(id) };
 
-    begin(r, type, 0);
+    netlink_begin(r, type, 0);
     put(r, NFQA_VERDICT_HDR, &v, sizeof(v));
 }
 
@@ -248,7 +242,7 @@ static uint32_t random_ppm(void)
     return (uint32_t)((x >> 11) % 1000000);
 }
 
-static void push(struct ring *r, struct held h)
+static void ring_push(struct ring *r, struct held h)
 {
     r->held[(r->first + r->n++) % HELD_MAX] = h;
     r->bytes += h.bytes;
@@ -270,18 +264,18 @@ static void put_on_line(const struct link *l, struct way *w, struct held h)
     w->busy_ns = (w->busy_ns > h.ns ? w->busy_ns : h.ns) +
                  (uint64_t)((double)h.bytes * l->ns_per_byte);
     h.ns = w->busy_ns + l->delay_ns;
-    push(&w->sent, h);
+    ring_push(&w->sent, h);
 }
 
 /* What the line takes by now, and a little ahead */
-static void serve(const struct link *l, struct way *w, uint64_t now)
+static void serve_way(const struct link *l, struct way *w, uint64_t now)
 {
     while (w->busy_ns < now + AHEAD_NS && (w->band[0].n || w->band[1].n) && w->sent.n < HELD_MAX)
         put_on_line(l, w, pull(&w->band[!w->band[0].n]));
 }
 
-static void arrived(const struct link *l, struct way *w, uint32_t id, uint32_t ip_bytes,
-                    uint8_t tos, uint64_t now)
+static void packet_arrived(const struct link *l, struct way *w, uint32_t id, uint32_t ip_bytes,
+                           uint8_t tos, uint64_t now)
 {
     struct held h = { .ns = now, .id = id, .bytes = on_the_line(ip_bytes) };
     struct ring *to = l->prio ? &w->band[!(tos >> 2)] : &w->sent;
@@ -296,7 +290,7 @@ static void arrived(const struct link *l, struct way *w, uint32_t id, uint32_t i
         w->dropped++;
         verdict(w, NFQNL_MSG_VERDICT, id, NF_DROP);
     } else if (l->prio) {
-        push(to, h);
+        ring_push(to, h);
     } else {
         put_on_line(l, w, h);
     }
@@ -320,7 +314,8 @@ static void deliver(const struct link *l, struct way *w, uint64_t now)
     } while (n == BATCH);
 }
 
-static void parse(const struct link *l, struct way *w, const uint8_t *p, size_t len, uint64_t now)
+static void parse_packet(const struct link *l, struct way *w, const uint8_t *p, size_t len,
+                         uint64_t now)
 {
     const struct nlmsghdr *h = (const void *)p;
     uint32_t id = 0, bytes = 0;
@@ -344,10 +339,10 @@ static void parse(const struct link *l, struct way *w, const uint8_t *p, size_t 
             tos = ((const uint8_t *)data)[1];
         at += NLA_ALIGN(a->nla_len);
     }
-    arrived(l, w, id, bytes, tos, now);
+    packet_arrived(l, w, id, bytes, tos, now);
 }
 
-static void receive(const struct link *l, struct way *w)
+static void receive_packets(const struct link *l, struct way *w)
 {
     static uint8_t buf[BATCH][MESSAGE];
     struct iovec iov[BATCH];
@@ -364,7 +359,7 @@ static void receive(const struct link *l, struct way *w)
             die("receive from netlink");
         uint64_t now = now_ns();
         for (int i = 0; i < n; i++)
-            parse(l, w, buf[i], m[i].msg_len, now);
+            parse_packet(l, w, buf[i], m[i].msg_len, now);
     } while (n == (int)BATCH);
 }
 
@@ -405,13 +400,13 @@ static void go_first(void)
     } attr = { .size = sizeof(attr), .nice = -20, .slice_ns = 100000 };
 
     if (syscall(SYS_sched_setattr, 0, &attr, 0) < 0)
-        fprintf(stderr, "wire: no priority: %s\n", strerror(errno));
+        fprintf(stderr, "shaper: no priority: %s\n", strerror(errno));
 }
 
 int main(int argc, char **argv)
 {
     if (argc != 8) {
-        fprintf(stderr, "usage: wire BITS_PER_S DELAY_NS LOSS_PPM QUEUE_BYTES fifo|prio "
+        fprintf(stderr, "usage: shaper BITS_PER_S DELAY_NS LOSS_PPM QUEUE_BYTES fifo|prio "
                         "NETNS_A NETNS_B\n");
         return 2;
     }
@@ -431,11 +426,11 @@ int main(int argc, char **argv)
         for (int i = 0; i < 2; i++)
             deliver(&l, &ways[i], now_ns());
         for (int i = 0; i < 2; i++) {
-            receive(&l, &ways[i]);
-            serve(&l, &ways[i], now_ns());
+            receive_packets(&l, &ways[i]);
+            serve_way(&l, &ways[i], now_ns());
         }
     }
-    fprintf(stderr, "wire:");
+    fprintf(stderr, "shaper:");
     for (int i = 0; i < 2; i++)
         fprintf(stderr, " %s: %llu passed, %llu late, %llu lost, %llu dropped;", argv[7 - i],
                 (unsigned long long)ways[i].passed, (unsigned long long)ways[i].late,

@@ -33,7 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "clock.h"
+#include "bench.h"
 
 #define INTERVAL_NS 500000ull
 #define LAST_MS 1000
@@ -51,13 +51,7 @@ static void on_term(int sig)
     stop = 1;
 }
 
-static _Noreturn void die(const char *what)
-{
-    fprintf(stderr, "udpping: %s: %s\n", what, strerror(errno));
-    exit(1);
-}
-
-static int open_socket(const char *host, const char *port)
+static int open_udp(const char *host, const char *port)
 {
     struct addrinfo want = { .ai_socktype = SOCK_DGRAM }, *res;
     int rc = getaddrinfo(host, port, &want, &res), fd;
@@ -74,7 +68,7 @@ static int open_socket(const char *host, const char *port)
 }
 
 /* Take what has come; a refusal by ICMP is a lost packet like any other. */
-static void take(int fd, uint64_t n, uint64_t start, uint64_t *heard, uint64_t *silence)
+static void take_echoes(int fd, uint64_t n, uint64_t start, uint64_t *heard, uint64_t *silence)
 {
     uint64_t seq;
 
@@ -99,7 +93,7 @@ static void wait_until(int fd, uint64_t at)
     ppoll(&p, 1, &left, NULL);
 }
 
-static void print(uint64_t n, uint64_t silence, double start)
+static void print_silence(uint64_t n, uint64_t silence, double start)
 {
     uint64_t lost = 0, row = 0, longest = 0, end = 0, got = 0;
 
@@ -139,7 +133,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: udpping HOST PORT\n");
         return 2;
     }
-    fd = open_socket(argv[1], argv[2]);
+    fd = open_udp(argv[1], argv[2]);
     sigaction(SIGTERM, &act, NULL);
     clock_gettime(CLOCK_REALTIME, &wall);
     start = heard = now_ns();
@@ -153,14 +147,14 @@ int main(int argc, char **argv)
             n++;
             send(fd, &(uint64_t){ n - 1 }, sizeof(uint64_t), MSG_DONTWAIT);
         }
-        take(fd, n, start, &heard, &silence);
+        take_echoes(fd, n, start, &heard, &silence);
     }
     end = now_ns() + LAST_MS * 1000000ull;
     while (now_ns() < end) {
         wait_until(fd, now_ns() + 10000000);
-        take(fd, n, start, &heard, &silence);
+        take_echoes(fd, n, start, &heard, &silence);
     }
-    print(n, silence, (double)wall.tv_sec + (double)wall.tv_nsec / 1e9);
+    print_silence(n, silence, (double)wall.tv_sec + (double)wall.tv_nsec / 1e9);
     close(fd);
     return 0;
 }

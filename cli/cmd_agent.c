@@ -14,7 +14,7 @@
 
 #define TIMEOUT_S 60
 
-static int usage(FILE *out)
+static int agent_usage(FILE *out)
 {
     fputs(
         "usage: farfork agent [--listen HOST:PORT[,OPTION...]] --id ID [OPTION...]\n\n"
@@ -57,7 +57,7 @@ int cmd_agent(int argc, char **argv)
                                             {"fork-server", required_argument, NULL, SERVER},
                                             {0}};
     struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S,
-                      .children = 1, .kids = {.server = FORK_SERVER_NONE}};
+                      .children = 1, .vms = {.server = FORK_SERVER_NONE}};
     char host[256] = "localhost";
     int c;
 
@@ -77,16 +77,16 @@ int cmd_agent(int argc, char **argv)
         case SERVER: a.server = optarg; break;
         case CHILDREN:
             if (!parse_number(optarg, CHILDREN_MAX, &a.children))
-                return usage(stderr);
+                return agent_usage(stderr);
             break;
         case TIMEOUT:
             if (!parse_number(optarg, 86400, &a.timeout_s))
-                return usage(stderr);
+                return agent_usage(stderr);
             break;
-        default: return usage(c == 'h' ? stdout : stderr);
+        default: return agent_usage(c == 'h' ? stdout : stderr);
         }
     if (optind < argc || !a.id || (a.listen && !a.memory_bytes) || !rundir_name_valid(a.id) ||
         !rundir_name_valid(a.node))
-        return usage(stderr);
+        return agent_usage(stderr);
     return agent_daemonize(agent_run, &a);
 }

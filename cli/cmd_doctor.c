@@ -18,7 +18,7 @@ struct checks {
     int missing;
 };
 
-static void take_check(void *opaque, const char *subject, enum ff_check result, const char *why)
+static void print_check(void *opaque, const char *subject, enum ff_check result, const char *why)
 {
     struct checks *c = opaque;
 
@@ -52,11 +52,11 @@ static void take_port(void *opaque, const struct ff_rdma_port *p)
                           "trouble", p->trouble, "gids", gids));
 }
 
-static int check_host(bool json)
+static int print_checks(bool json)
 {
     struct checks c = {.json = json ? json_array() : NULL};
 
-    ff_host_check(take_check, &c);
+    ff_host_check(print_check, &c);
     if (json) {
         json_t *ports = json_array();
         ff_rdma_list(take_port, ports);
@@ -68,7 +68,7 @@ static int check_host(bool json)
     return c.missing ? 1 : 0;
 }
 
-static int usage(FILE *out)
+static int doctor_usage(FILE *out)
 {
     fputs("usage: farfork doctor [--json]\n"
           "       farfork doctor --serve [[HOST:]PORT] [--device NAME[:PORT]] [--once]\n"
@@ -112,12 +112,12 @@ int cmd_doctor(int argc, char **argv)
         case QPS: o.qps = (unsigned)atoi(optarg); break;
         case ONCE: o.once = true; break;
         case JSON: o.json = true; break;
-        default: return usage(c == 'h' ? stdout : stderr);
+        default: return doctor_usage(c == 'h' ? stdout : stderr);
         }
     if (serve && optind < argc)
         o.where = argv[optind++];
     if (optind < argc || (serve && (peer || o.json)) || (o.once && !serve) ||
         (o.device && !serve && !peer) || o.qps < 1 || o.qps > 8)
-        return usage(stderr);
-    return serve ? doctor_serve(&o) : peer ? doctor_peer(&o) : check_host(o.json);
+        return doctor_usage(stderr);
+    return serve ? doctor_serve(&o) : peer ? doctor_peer(&o) : print_checks(o.json);
 }

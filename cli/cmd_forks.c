@@ -15,7 +15,7 @@
 #include "ps.h"
 #include "rundir.h"
 
-static int usage(FILE *out)
+static int forks_usage(FILE *out)
 {
     fputs(
         "usage: farfork forks [--list | --wait ID | --kill ID] [OPTION...]\n\n"
@@ -83,20 +83,20 @@ int cmd_forks(int argc, char **argv)
         case KILL: kill = optarg; break;
         case TIMEOUT:
             if (!parse_number(optarg, 86400, &timeout_s))
-                return usage(stderr);
+                return forks_usage(stderr);
             break;
         case AGENT:
             if (!parse_number(optarg, INT_MAX, &agent))
-                return usage(stderr);
+                return forks_usage(stderr);
             break;
         case RUNDIR:
             free(base);
             base = xstrdup(optarg);
             break;
-        default: return usage(c == 'h' ? stdout : stderr);
+        default: return forks_usage(c == 'h' ? stdout : stderr);
         }
     if (optind < argc || listing + !!wait + !!kill > 1)
-        return usage(stderr);
+        return forks_usage(stderr);
     if (!wait && !kill)
         return list(base, json);
     uint64_t limit_ms = kill ? KILL_LIMIT_MS : timeout_s * 1000ull;

@@ -11,7 +11,7 @@
 
 #define TIMEOUT_S 60
 
-static int usage(FILE *out)
+static int move_usage(FILE *out)
 {
     fputs(
         "usage: farfork move [OPTION...] PARENT HOST[=ADDRESS]\n\n"
@@ -56,14 +56,14 @@ int cmd_move(int argc, char **argv)
         case ID: o.id = optarg; break;
         case TIMEOUT:
             if (!parse_number(optarg, 86400, &o.timeout_s))
-                return usage(stderr);
+                return move_usage(stderr);
             break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
-        default: return usage(opt == 'h' ? stdout : stderr);
+        default: return move_usage(opt == 'h' ? stdout : stderr);
         }
     if (argc - optind != 2)
-        return usage(stderr);
+        return move_usage(stderr);
     o.parent_path = argv[optind];
     return output_code("farfork move", move_run(&o, argv[optind + 1]), MOVE_EXIT_TROUBLE);
 }

@@ -157,7 +157,8 @@ static void take_event(void *opaque, enum ff_probe_event event, const struct ff_
     json_array_append_new(opaque, link);
 }
 
-static int probe(const struct peer_options *o, const struct ff_address *a, struct ff_error *err)
+static int probe_peer(const struct peer_options *o, const struct ff_address *a,
+                      struct ff_error *err)
 {
     struct ff_probe_options p = {.device = o->device, .qps = o->qps, .cancel_fd = interrupt_fd()};
     json_t *links = json_array();
@@ -183,7 +184,7 @@ int doctor_peer(const struct peer_options *o)
 {
     struct ff_error *err = ff_error_new();
     struct ff_address *a = get_address(o->where, false, err);
-    int rc = a ? probe(o, a, err) : 2;
+    int rc = a ? probe_peer(o, a, err) : 2;
 
     ff_address_free(a);
     ff_error_free(err);

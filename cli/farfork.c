@@ -26,7 +26,7 @@ static const struct command {
     {"help", "print this text", cmd_help},
 };
 
-static void usage(FILE *out)
+static void farfork_usage(FILE *out)
 {
     fprintf(out, "usage: farfork COMMAND [OPTION...]\n\n"
                  "Move a running QEMU/KVM virtual machine to another host; its memory follows.\n\n"
@@ -41,7 +41,7 @@ static int cmd_help(int argc, char **argv)
 {
     (void)argc;
     (void)argv;
-    usage(stdout);
+    farfork_usage(stdout);
     return 0;
 }
 
@@ -68,6 +68,6 @@ int main(int argc, char **argv)
             return output_code("farfork", commands[i].run(argc - 1, argv + 1), 1);
     if (*name)
         fprintf(stderr, "farfork: no such command: %s\n", name);
-    usage(stderr);
+    farfork_usage(stderr);
     return 2;
 }

@@ -17,7 +17,7 @@
 
 #define TIMEOUT_S 60
 
-static int usage(FILE *out)
+static int vmclone_usage(FILE *out)
 {
     fputs(
         "usage: vmclone [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
@@ -65,7 +65,7 @@ static int usage(FILE *out)
     return out == stdout ? EXIT_ALL : EXIT_USAGE;
 }
 
-static int say(const struct ff_error *why)
+static int print_error(const struct ff_error *why)
 {
     fprintf(stderr, "vmclone: %s\n", why->text);
     return EXIT_USAGE;
@@ -95,7 +95,7 @@ static int fork_guest(const struct fork_options *given, const struct command *cm
         rc = hostlist_add(&hosts, *args, &why);
     if (!rc && !hosts.n)
         rc = hostlist_from_environment(&hosts, &why);
-    int code = rc ? say(&why) : fork_run(&o, &hosts);
+    int code = rc ? print_error(&why) : fork_run(&o, &hosts);
     hostlist_free(&hosts);
     return code;
 }
@@ -132,16 +132,16 @@ static int serve_guest(const struct fork_options *o, const struct command *cmd, 
                             .fork = fork_for_guest, .opaque = &given};
     struct ff_error why;
 
-    return fork_serve(&s, &why) ? say(&why) : EXIT_ALL;
+    return fork_serve(&s, &why) ? print_error(&why) : EXIT_ALL;
 }
 
-static int check_options(const struct fork_options *o, const struct command *cmd)
+static int check_command(const struct fork_options *o, const struct command *cmd)
 {
     struct ff_error why;
     int rc = session_check_options(&o->s, &why);
 
     if (rc)
-        say(&why);
+        print_error(&why);
     else if (o->nbd && (!strchr(o->nbd, ':') || strpbrk(o->nbd, ",?#/")))
         rc = fprintf(stderr, "vmclone: --nbd %s: want ADDRESS:PORT\n", o->nbd);
     else if (!cmd->serve && (cmd->max_children || cmd->max_forks))
@@ -228,7 +228,7 @@ static int parse_and_run(int argc, char **argv)
         case TEMPLATE: o.template = true; break;
         case NET:
             if (net_policy_parse(optarg, &o.net, &o.bridge, &why))
-                return say(&why);
+                return print_error(&why);
             break;
         case SCRATCH: o.scratch = optarg; break;
         case OVERLAYS: o.overlays = optarg; break;
@@ -243,7 +243,7 @@ static int parse_and_run(int argc, char **argv)
         case ID: o.s.id = optarg; break;
         case TIMEOUT:
             if (!parse_number(optarg, 86400, &cmd.timeout_s))
-                return usage(stderr);
+                return vmclone_usage(stderr);
             break;
         case FOLLOW: o.follow = true; break;
         case JSON: o.s.json = true; break;
@@ -254,22 +254,22 @@ static int parse_and_run(int argc, char **argv)
         case SERVE: cmd.serve = optarg; break;
         case MAX_CHILDREN:
             if (!parse_number(optarg, CHILDREN_MAX, &cmd.max_children))
-                return usage(stderr);
+                return vmclone_usage(stderr);
             break;
         case MAX_FORKS:
             if (!parse_number(optarg, SERVE_FORKS_MAX, &cmd.max_forks))
-                return usage(stderr);
+                return vmclone_usage(stderr);
             break;
         case MAX_CHAIN:
             if (!parse_number(optarg, CHILDREN_MAX, &o.max_chain))
-                return usage(stderr);
+                return vmclone_usage(stderr);
             break;
         case VERSION: puts("vmclone " FF_VERSION_STRING); return EXIT_ALL;
-        default: return usage(opt == 'h' ? stdout : stderr);
+        default: return vmclone_usage(opt == 'h' ? stdout : stderr);
         }
     int others = cmd.list + !!cmd.wait + !!cmd.kill, args = argc - optind;
     if (others > 1 || (others ? args > 0 : args < 2))
-        return usage(stderr);
+        return vmclone_usage(stderr);
     if (cmd.list)
         return fork_list(o.s.rundir, o.s.json, cmd.timeout_s ? cmd.timeout_s : o.s.timeout_s);
     if (cmd.wait)
@@ -280,7 +280,7 @@ static int parse_and_run(int argc, char **argv)
         o.s.timeout_s = cmd.timeout_s;
     if (cmd.serve && !o.max_chain)
         o.max_chain = SERVE_CHAIN;
-    if (check_options(&o, &cmd))
+    if (check_command(&o, &cmd))
         return EXIT_USAGE;
     if (!parse_number(argv[optind + 1], CHILDREN_MAX, &o.s.n)) {
         fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n",

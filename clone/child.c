@@ -98,7 +98,7 @@ void ff_child_on_map(struct ff_child *c, void (*fn)(void *opaque, bool begins), 
 
 /* --- what the agent says --- */
 
-static int say_hello(struct ff_child *c, const char *config, struct ff_error *err)
+static int send_hello(struct ff_child *c, const char *config, struct ff_error *err)
 {
     struct ff_clone_msg m = {.type = FF_CLONE_HELLO, .number = c->number};
 
@@ -127,7 +127,7 @@ static int expect(struct ff_child *c, enum ff_clone_type type, struct ff_clone_m
 }
 
 /* The state, and whether the image is complete */
-static int take_image(struct ff_child *c, struct ff_error *err)
+static int receive_image_message(struct ff_child *c, struct ff_error *err)
 {
     struct ff_clone_msg m;
 
@@ -145,8 +145,8 @@ static int take_image(struct ff_child *c, struct ff_error *err)
     return rc;
 }
 
-static int take_file(struct ff_child *c, const struct ff_clone_memory *e, int *fd,
-                     struct ff_error *err)
+static int take_region_file(struct ff_child *c, const struct ff_clone_memory *e, int *fd,
+                            struct ff_error *err)
 {
     const struct ff_region *r = e->region < c->regions.n ? &c->regions.r[e->region] : NULL;
     struct stat st;
@@ -173,7 +173,7 @@ static int take_files(struct ff_child *c, struct ff_error *err)
         if (rc)
             return rc;
         for (unsigned i = 0; i < m.n && !rc; i++, have++)
-            rc = take_file(c, &m.memory[i], &m.fd[i], err);
+            rc = take_region_file(c, &m.memory[i], &m.fd[i], err);
         ff_clone_close(&m);
     }
     return rc;
@@ -239,14 +239,14 @@ static int map_undisturbed(struct ff_child *c, bool *watches, struct ff_error *e
     return rc;
 }
 
-static int attach(struct ff_child *c, const char *config, struct ff_error *err)
+static int map_image(struct ff_child *c, const char *config, struct ff_error *err)
 {
     struct ff_clone_msg m = {.type = FF_CLONE_WATCH};
     bool watches;
 
-    int rc = say_hello(c, config, err);
+    int rc = send_hello(c, config, err);
     if (!rc)
-        rc = take_image(c, err);
+        rc = receive_image_message(c, err);
     if (!rc)
         rc = take_files(c, err);
     if (!rc)
@@ -266,7 +266,7 @@ int ff_child_attach(struct ff_child *c, const char *config, struct ff_error *err
 {
     if (c->sock >= 0)
         return ff_error_set(err, EINVAL, "child %u: attach: it was tried already", c->number);
-    int rc = attach(c, config, err);
+    int rc = map_image(c, config, err);
     if (rc)
         ff_error_context(err, "child %u: attach", c->number);
     return rc;
@@ -287,7 +287,7 @@ int ff_child_fd(const struct ff_child *c, unsigned region, uint64_t *offset)
 }
 
 /* What it means that the agent has gone those say that wait */
-static int say(struct ff_child *c, enum ff_clone_type type, struct ff_error *err)
+static int send_type(struct ff_child *c, enum ff_clone_type type, struct ff_error *err)
 {
     int rc = ff_clone_send_type(c->sock, type, err);
 
@@ -297,17 +297,17 @@ static int say(struct ff_child *c, enum ff_clone_type type, struct ff_error *err
 int ff_child_loaded(struct ff_child *c, struct ff_error *err)
 {
     ff_failpoint("child.loaded");
-    return say(c, FF_CLONE_LOADED, err);
+    return send_type(c, FF_CLONE_LOADED, err);
 }
 
 int ff_child_ready(struct ff_child *c, struct ff_error *err)
 {
-    return say(c, FF_CLONE_READY, err);
+    return send_type(c, FF_CLONE_READY, err);
 }
 
 int ff_child_running(struct ff_child *c, struct ff_error *err)
 {
-    return say(c, FF_CLONE_RUNNING, err);
+    return send_type(c, FF_CLONE_RUNNING, err);
 }
 
 static void unwatch(struct ff_child *c)

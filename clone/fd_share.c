@@ -79,7 +79,7 @@ static int send_files(const struct ff_regions *t, const char *config, int sock,
 
 /* @rc: of sending. What the agent has refused it has refused with a reason. @session: of its
  * answer, or NULL */
-static int hear_answer(int rc, int sock, enum ff_clone_type want, int timeout_ms, int cancel_fd,
+static int recv_answer(int rc, int sock, enum ff_clone_type want, int timeout_ms, int cancel_fd,
                        uint8_t *session, struct ff_error *err)
 {
     struct ff_clone_msg m;
@@ -107,7 +107,7 @@ static int pass_link(struct ff_source *s, int sock, struct ff_error *err)
     if (rc)
         return rc;
     rc = send_soon(sock, &m, err);
-    rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, ff_source_cancel_fd(s), NULL, err);
+    rc = recv_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, ff_source_cancel_fd(s), NULL, err);
     ff_clone_close(&m);
     if (rc) {
         for (unsigned i = 0; i < FF_TCP_SOCKETS; i++)
@@ -132,7 +132,7 @@ int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error
     int sock = ff_clone_connect(socket_path, err);
     int rc = sock < 0 ? sock : send_files(t, "", sock, err);
     if (sock >= 0)
-        rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, ff_source_cancel_fd(s), NULL, err);
+        rc = recv_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, ff_source_cancel_fd(s), NULL, err);
     if (!rc && passed)
         rc = pass_link(s, sock, err);
     if (!rc) {
@@ -207,9 +207,9 @@ static int hand_over(const struct ff_regions *t, const char *socket_path, const 
     int rc = send_files(t, config, sock, err);
     if (!rc)
         rc = send_state(sock, state, len, err);
-    rc = hear_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, NULL, err); /* the files */
+    rc = recv_answer(rc, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, NULL, err); /* the files */
     if (!rc)
-        rc = hear_answer(0, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, session, err);
+        rc = recv_answer(0, sock, FF_CLONE_ATTACHED, ANSWER_MS, cancel_fd, session, err);
     if (!rc)
         return sock;
     close(sock);
@@ -258,6 +258,6 @@ int ff_source_let_run(struct ff_source *s, struct ff_error *err)
         return ff_error_set(err, EINVAL, "source: let run: nothing was handed over");
     int rc = ff_clone_send_type(sock, FF_CLONE_RUN, err);
     /* what was said cannot be taken back: no limit but the agent's end */
-    rc = hear_answer(rc, sock, FF_CLONE_COMPLETE, -1, ff_source_cancel_fd(s), NULL, err);
+    rc = recv_answer(rc, sock, FF_CLONE_COMPLETE, -1, ff_source_cancel_fd(s), NULL, err);
     return rc ? ff_error_context(err, "source: let run") : 0;
 }

@@ -145,7 +145,7 @@ unsigned ff_agent_port(const struct ff_agent *a)
     return a->port;
 }
 
-static int receive(struct ff_agent *a, struct ff_error *err)
+static int receive_image(struct ff_agent *a, struct ff_error *err)
 {
     FF_AUTO_FREE void *state = NULL;
     size_t len;
@@ -170,7 +170,7 @@ int ff_agent_receive(struct ff_agent *a, struct ff_error *err)
 {
     struct ff_error why;
 
-    int rc = receive(a, &why);
+    int rc = receive_image(a, &why);
     if (rc)
         rc = lost(a, true, rc, &why, err);
     else

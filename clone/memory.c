@@ -94,8 +94,8 @@ static int make_memfd(const struct ff_wire_region *r, struct ff_error *err)
 }
 
 /* A file for the next region: what was lent, or (@l NULL) a new one */
-static int take_file(struct ff_agent *a, const struct ff_wire_region *r, struct ff_lent *l,
-                     struct ff_error *err)
+static int add_memory(struct ff_agent *a, const struct ff_wire_region *r, struct ff_lent *l,
+                      struct ff_error *err)
 {
     struct ff_agent_memory *m = &a->memory[a->n_memory];
 
@@ -137,7 +137,7 @@ static int adopt_region(struct ff_agent *a, const struct ff_wire_region *r, stru
     struct ff_agent_memory *m = &a->memory[a->n_memory];
     struct ff_lent *l = find_lent(a, r->name);
 
-    int rc = take_file(a, r, l, err);
+    int rc = add_memory(a, r, l, err);
     if (rc)
         return rc;
     /* of what was lent nothing is touched here: it only needs an address of its own */
@@ -235,7 +235,7 @@ int ff_agent_take_whole(struct ff_agent *a, const struct ff_hello *table, int st
     for (unsigned i = 0; i < table->n_regions && !rc; i++) {
         const struct ff_wire_region *r = &table->regions[i];
         struct ff_lent *l = find_lent(a, r->name);
-        rc = l && l->fd >= 0 ? take_file(a, r, l, err)
+        rc = l && l->fd >= 0 ? add_memory(a, r, l, err)
                              : ff_error_set(err, EPROTO,
                                             "agent: region %s: handed over, but not lent", r->name);
     }

@@ -39,7 +39,7 @@ const char *ff_clone_name(enum ff_clone_type type)
 
 /* --- sockets --- */
 
-static int open_socket(const char *path, struct sockaddr_un *sa, struct ff_error *err)
+static int open_clone_socket(const char *path, struct sockaddr_un *sa, struct ff_error *err)
 {
     *sa = (struct sockaddr_un){.sun_family = AF_UNIX};
     if (!*path || strlen(path) >= sizeof(sa->sun_path))
@@ -54,7 +54,7 @@ static int open_socket(const char *path, struct sockaddr_un *sa, struct ff_error
 int ff_clone_listen(const char *path, struct ff_error *err)
 {
     struct sockaddr_un sa;
-    int fd = open_socket(path, &sa, err);
+    int fd = open_clone_socket(path, &sa, err);
 
     if (fd < 0)
         return fd;
@@ -85,7 +85,7 @@ int ff_clone_connect(const char *path, struct ff_error *err)
 {
     const struct timeval limit = {.tv_sec = CONNECT_S}; /* its backlog may be full */
     struct sockaddr_un sa;
-    int fd = open_socket(path, &sa, err);
+    int fd = open_clone_socket(path, &sa, err);
 
     if (fd < 0)
         return fd;

@@ -60,7 +60,7 @@ struct ff_conn {
     struct ff_conn *next;
 };
 
-static void report(struct ff_agent *a, const struct ff_conn *c, enum ff_child_event what)
+static void report_child(struct ff_agent *a, const struct ff_conn *c, enum ff_child_event what)
 {
     pthread_mutex_lock(&a->lock);
     void (*fn)(void *, unsigned, enum ff_child_event) = a->on_child;
@@ -70,7 +70,7 @@ static void report(struct ff_agent *a, const struct ff_conn *c, enum ff_child_ev
         fn(opaque, c->number, what);
 }
 
-static void count(struct ff_agent *a, unsigned *which, int by)
+static void count_child(struct ff_agent *a, unsigned *which, int by)
 {
     pthread_mutex_lock(&a->lock);
     *which += (unsigned)by;
@@ -78,7 +78,7 @@ static void count(struct ff_agent *a, unsigned *which, int by)
 }
 
 /* Nothing more to say to it, but perhaps why; NULL: it has gone */
-static void end(struct ff_conn *c, const struct ff_error *why)
+static void conn_end(struct ff_conn *c, const struct ff_error *why)
 {
     if (c->over)
         return;
@@ -104,11 +104,11 @@ static void conn_free(struct ff_agent *a, struct ff_conn *c)
     if (c->view)
         ff_children_remove(ff_dest_pager(a->dest), c->view);
     if (c->child) {
-        count(a, &a->children, -1);
-        count(a, &a->running, -(int)c->running);
-        count(a, &a->ended, 1);
+        count_child(a, &a->children, -1);
+        count_child(a, &a->running, -(int)c->running);
+        count_child(a, &a->ended, 1);
         if (!c->ended)
-            report(a, c, FF_CHILD_LOST);
+            report_child(a, c, FF_CHILD_LOST);
     }
     ff_close_fd(&c->sock);
     ff_regions_free(&c->regions);
@@ -165,8 +165,8 @@ static int take_lent(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg 
     return ff_clone_send_type(c->sock, FF_CLONE_ATTACHED, err);
 }
 
-static int take_image(struct ff_agent *a, struct ff_conn *c, const struct ff_clone_msg *m,
-                      struct ff_error *err)
+static int take_handed_image(struct ff_agent *a, struct ff_conn *c, const struct ff_clone_msg *m,
+                             struct ff_error *err)
 {
     struct ff_clone_msg answer = {.type = FF_CLONE_ATTACHED};
     int rc = ff_agent_hand_over(a, &c->table, m->fd[0], m->state_bytes, err);
@@ -203,7 +203,7 @@ static int begin_child(struct ff_agent *a, struct ff_conn *c, const struct ff_cl
     c->child = true;
     c->number = m->number;
     c->state = WAITING;
-    count(a, &a->children, 1);
+    count_child(a, &a->children, 1);
     for (unsigned i = 0; i < c->table.n_regions; i++) {
         const struct ff_wire_region *w = &c->table.regions[i];
         struct ff_region r = {.name = w->name,
@@ -215,12 +215,12 @@ static int begin_child(struct ff_agent *a, struct ff_conn *c, const struct ff_cl
         if (rc)
             return rc;
     }
-    report(a, c, FF_CHILD_CONNECTED);
+    report_child(a, c, FF_CHILD_CONNECTED);
     return 0;
 }
 
 /* The image is there: is it the child's? */
-static int compare(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
+static int compare_tables(struct ff_agent *a, struct ff_conn *c, struct ff_error *err)
 {
     const struct ff_hello *image = ff_agent_table(a);
 
@@ -266,8 +266,8 @@ static int send_image(struct ff_agent *a, struct ff_conn *c, bool is_complete, s
     return rc == -EAGAIN ? 0 : rc;
 }
 
-static int attach(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
-                  struct ff_error *err)
+static int attach_child(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
+                        struct ff_error *err)
 {
     struct ff_pager *p = ff_dest_pager(a->dest);
     bool missing = false;
@@ -292,7 +292,7 @@ static int attach(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
     if (rc)
         return rc;
     c->state = ATTACHED;
-    report(a, c, FF_CHILD_ATTACHED);
+    report_child(a, c, FF_CHILD_ATTACHED);
     return 0;
 }
 
@@ -315,13 +315,13 @@ static void complete(struct ff_agent *a, struct ff_conn *c)
     if (!c->told || !c->running || c->ended)
         return;
     c->ended = true;
-    report(a, c, FF_CHILD_COMPLETE);
+    report_child(a, c, FF_CHILD_COMPLETE);
 }
 
 /* --- messages --- */
 
-static int handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
-                  struct ff_error *err)
+static int conn_handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
+                       struct ff_error *err)
 {
     if (c->state == NEW && m->type == FF_CLONE_HELLO) {
         c->table = m->table;
@@ -331,13 +331,13 @@ static int handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
     if (c->state == LENDING && m->type == FF_CLONE_MEMORY)
         return take_lent(a, c, m, err);
     if (c->state == LENT && m->type == FF_CLONE_IMAGE)
-        return take_image(a, c, m, err);
+        return take_handed_image(a, c, m, err);
     if (c->state == LENT && m->type == FF_CLONE_LINK)
         return take_link(a, c, m, err);
     if (c->state == GIVEN && m->type == FF_CLONE_RUN)
         return let_run(a, c, err);
     if (c->state == MAPPING && m->type == FF_CLONE_WATCH)
-        return attach(a, c, m, err);
+        return attach_child(a, c, m, err);
     if (c->state == ATTACHED && m->type == FF_CLONE_LOADED && !c->loaded) {
         c->loaded = true;
         return 0;
@@ -349,15 +349,15 @@ static int handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg *m,
     }
     if (c->may_run && m->type == FF_CLONE_RUNNING && !c->running) {
         c->running = true;
-        count(a, &a->running, 1);
-        report(a, c, FF_CHILD_RUNNING);
+        count_child(a, &a->running, 1);
+        report_child(a, c, FF_CHILD_RUNNING);
         complete(a, c);
         return 0;
     }
     return ff_error_set(err, EPROTO, "agent: %s is not what comes next", ff_clone_name(m->type));
 }
 
-static void hear(struct ff_agent *a, struct ff_conn *c)
+static void conn_read(struct ff_agent *a, struct ff_conn *c)
 {
     struct ff_clone_msg m;
     struct ff_error why;
@@ -368,16 +368,16 @@ static void hear(struct ff_agent *a, struct ff_conn *c)
         if (rc == -EAGAIN)
             return;
         if (!rc) {
-            rc = handle(a, c, &m, &why);
+            rc = conn_handle(a, c, &m, &why);
             ff_clone_close(&m);
         }
         if (rc)
-            end(c, rc == -ECONNRESET ? NULL : &why);
+            conn_end(c, rc == -ECONNRESET ? NULL : &why);
     }
 }
 
 /* *@said: it went out, or there is nobody; else it is for the next turn */
-static int say(struct ff_conn *c, enum ff_clone_type type, bool *said, struct ff_error *err)
+static int conn_send(struct ff_conn *c, enum ff_clone_type type, bool *said, struct ff_error *err)
 {
     int rc = ff_failpoint("agent.say");
 
@@ -390,8 +390,8 @@ static int say(struct ff_conn *c, enum ff_clone_type type, bool *said, struct ff
 }
 
 /* What the image's status, and that of the others, means for @c by now */
-static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status status, bool run,
-                    const struct ff_error *image_why)
+static void conn_advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status status,
+                         bool run, const struct ff_error *image_why)
 {
     struct ff_error why;
     int rc = 0;
@@ -400,39 +400,39 @@ static void advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_status 
     if (!c->child || c->over)
         return;
     if (status == FF_IMAGE_LOST && (c->state == WAITING || c->state == SENDING)) {
-        end(c, image_why);
+        conn_end(c, image_why);
         return;
     }
     if (c->state == WAITING && status != FF_IMAGE_AWAITED)
-        rc = compare(a, c, &why);
+        rc = compare_tables(a, c, &why);
     if (!rc && c->state == SENDING)
         rc = send_image(a, c, status == FF_IMAGE_COMPLETE, &why);
     bool settled = status == FF_IMAGE_COMPLETE ||
                    (status == FF_IMAGE_HERE && !atomic_load(&a->handed_over));
     if (!rc && c->loaded && !c->may_start && settled)
-        rc = say(c, FF_CLONE_START, &c->may_start, &why);
+        rc = conn_send(c, FF_CLONE_START, &c->may_start, &why);
     c->due |= run && c->ready;
     if (!rc && c->due && !c->may_run && status != FF_IMAGE_LOST)
-        rc = say(c, FF_CLONE_RUN, &c->may_run, &why);
+        rc = conn_send(c, FF_CLONE_RUN, &c->may_run, &why);
     if (rc) {
-        end(c, &why);
+        conn_end(c, &why);
         return;
     }
     if (c->state != ATTACHED || c->told || status < FF_IMAGE_COMPLETE)
         return;
     if (status == FF_IMAGE_COMPLETE) {
-        if (say(c, FF_CLONE_COMPLETE, &c->told, &why))
+        if (conn_send(c, FF_CLONE_COMPLETE, &c->told, &why))
             ff_log(FF_LOG_WARN, "agent: child %u: %s", c->number, why.text);
         complete(a, c);
     } else {
         c->told = c->ended = true;
         if (ff_clone_send_why(c->sock, FF_CLONE_LOST, image_why))
-            end(c, NULL); /* that is heard, too */
-        report(a, c, FF_CHILD_LOST);
+            conn_end(c, NULL); /* that is heard, too */
+        report_child(a, c, FF_CHILD_LOST);
     }
 }
 
-static void welcome(struct ff_agent *a)
+static void accept_connections(struct ff_agent *a)
 {
     struct ff_error why;
     int fd;
@@ -482,23 +482,23 @@ static void wait_for_any(struct ff_agent *a, bool serves)
     free(p);
 }
 
-static void turn(struct ff_agent *a)
+static void server_turn(struct ff_agent *a)
 {
     eventfd_t ignored;
     struct ff_error why;
 
     eventfd_read(a->poke_fd, &ignored);
-    welcome(a);
+    accept_connections(a);
     pthread_mutex_lock(&a->lock);
     enum ff_image_status status = a->status;
     why = a->why;
     pthread_mutex_unlock(&a->lock);
     for (struct ff_conn *c = a->conns; c; c = c->next)
-        hear(a, c);
+        conn_read(a, c);
     bool run = may_run(a); /* all of them or none */
     for (struct ff_conn **at = &a->conns; *at;) {
         struct ff_conn *c = *at;
-        advance(a, c, status, run, &why);
+        conn_advance(a, c, status, run, &why);
         if (!c->over) {
             at = &c->next;
             continue;
@@ -519,8 +519,8 @@ void *ff_image_server_main(void *opaque)
     struct ff_agent *a = opaque;
 
     while (!atomic_load(&a->stop))
-        turn(a);
-    turn(a); /* whoever was not told yet is told now */
+        server_turn(a);
+    server_turn(a); /* whoever was not told yet is told now */
     while (a->conns) {
         struct ff_conn *c = a->conns;
         a->conns = c->next;

@@ -131,7 +131,7 @@ void ff_children_remove(struct ff_pager *p, struct ff_pager_child *child)
 }
 
 /* Of no use any more, but the list's until it is removed */
-static void drop(struct ff_children *c, struct ff_pager_child *k, const char *why)
+static void drop_child(struct ff_children *c, struct ff_pager_child *k, const char *why)
 {
     ff_log(FF_LOG_WARN, "children: one is dropped: %s", why);
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, k->uffd.fd, NULL);
@@ -148,7 +148,8 @@ static void wake(struct ff_pager *p, struct ff_pager_child *k, uint32_t region, 
     ff_uffd_wake(&k->uffd, &there, page * psize, psize, NULL);
 }
 
-static int find_region(const struct ff_pager *p, const struct ff_pager_child *k, uint64_t addr)
+static int find_child_region(const struct ff_pager *p, const struct ff_pager_child *k,
+                             uint64_t addr)
 {
     for (unsigned i = 0; i < p->n_regions; i++)
         if (addr >= k->host[i] && addr - k->host[i] < p->region[i].range.len_bytes)
@@ -188,12 +189,12 @@ static void serve_child(struct ff_pager *p, struct ff_pager_child *k)
         return;
     int n = ff_uffd_read(&k->uffd, addr, EVENTS, &why);
     if (n < 0)
-        drop(c, k, why.text);
+        drop_child(c, k, why.text);
     for (int i = 0; i < n && !k->dropped; i++) {
         ff_failpoint("dest.fault");
-        int r = find_region(p, k, addr[i]);
+        int r = find_child_region(p, k, addr[i]);
         if (r < 0)
-            drop(c, k, "a fault outside of its regions");
+            drop_child(c, k, "a fault outside of its regions");
         else
             serve_event(p, k, (uint32_t)r, (addr[i] - k->host[r]) / p->region[r].range.psize);
     }
@@ -218,7 +219,7 @@ void ff_children_serve(struct ff_pager *p)
         if (ready[i].events & EPOLLIN)
             serve_child(p, k);
         else
-            drop(c, k, "its userfaultfd fails");
+            drop_child(c, k, "its userfaultfd fails");
     }
     pthread_mutex_unlock(&c->lock);
 }

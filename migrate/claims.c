@@ -52,7 +52,7 @@ bool ff_claim_touch(struct ff_claims *c, uint64_t page)
     return atomic_compare_exchange_strong(&c->state[page], &want, FF_CLAIM_INFLIGHT);
 }
 
-static void end(struct ff_claims *c, uint64_t page, enum ff_claim as)
+static void end_claim(struct ff_claims *c, uint64_t page, enum ff_claim as)
 {
     uint8_t was = atomic_exchange(&c->state[page], (uint8_t)as);
     if (was != FF_CLAIM_INFLIGHT) {
@@ -65,13 +65,13 @@ static void end(struct ff_claims *c, uint64_t page, enum ff_claim as)
 
 void ff_claim_done(struct ff_claims *c, uint64_t page)
 {
-    end(c, page, FF_CLAIM_PRESENT);
+    end_claim(c, page, FF_CLAIM_PRESENT);
     atomic_fetch_add_explicit(&c->present, 1, memory_order_release);
 }
 
 void ff_claim_hole(struct ff_claims *c, uint64_t page)
 {
-    end(c, page, FF_CLAIM_HOLE);
+    end_claim(c, page, FF_CLAIM_HOLE);
 }
 
 void ff_claims_present(struct ff_claims *c)

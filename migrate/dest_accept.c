@@ -31,7 +31,7 @@
 #define QUEUES_MS 1000
 #define REFUSE_MS 1000
 
-static void set_link(struct ff_dest *d, struct ff_link *link)
+static void dest_set_link(struct ff_dest *d, struct ff_link *link)
 {
     pthread_mutex_lock(&d->lock);
     struct ff_link *old = d->link;
@@ -50,7 +50,7 @@ struct waiting {
     unsigned n;
 };
 
-static struct ff_link *take(struct waiting *w, unsigned i)
+static struct ff_link *take_waiting(struct waiting *w, unsigned i)
 {
     struct ff_link *l = w->link[i];
 
@@ -60,9 +60,9 @@ static struct ff_link *take(struct waiting *w, unsigned i)
     return l;
 }
 
-static void drop(struct waiting *w, unsigned i, const char *why)
+static void drop_waiting(struct waiting *w, unsigned i, const char *why)
 {
-    struct ff_link *l = take(w, i);
+    struct ff_link *l = take_waiting(w, i);
 
     ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source", why);
     l->ops->free(l);
@@ -100,12 +100,12 @@ static int ms_until(uint64_t end_ns)
 static int drop_late(struct waiting *w)
 {
     while (w->n && !ms_until(w->until_ns[0]))
-        drop(w, 0, "wait for HELLO: nothing was said");
+        drop_waiting(w, 0, "wait for HELLO: nothing was said");
     return w->n ? ms_until(w->until_ns[0]) : -1;
 }
 
 /* The next source that says HELLO becomes @d's link; several are waited for at once */
-static int hear_hello(struct ff_dest *d, struct waiting *w, struct ff_error *err)
+static int read_hello(struct ff_dest *d, struct waiting *w, struct ff_error *err)
 {
     for (;;) {
         struct ff_error why;
@@ -115,7 +115,7 @@ static int hear_hello(struct ff_dest *d, struct waiting *w, struct ff_error *err
         for (unsigned i = 0; i < w->n;) {
             int rc = try_hello(d, w->link[i], 0, &why);
             if (!rc) {
-                set_link(d, take(w, i));
+                dest_set_link(d, take_waiting(w, i));
                 return 0;
             }
             if (rc == -ECANCELED)
@@ -123,7 +123,7 @@ static int hear_hello(struct ff_dest *d, struct waiting *w, struct ff_error *err
             if (rc == -ETIMEDOUT)
                 i++;
             else
-                drop(w, i, why.text);
+                drop_waiting(w, i, why.text);
         }
         int timeout_ms = drop_late(w);
         for (unsigned i = 0; i < w->n; i++)
@@ -134,7 +134,7 @@ static int hear_hello(struct ff_dest *d, struct waiting *w, struct ff_error *err
         if (rc)
             return ff_error_set(err, -rc, "%s", why.text);
         if (w->n == FF_PORT_ALSO_MAX)
-            drop(w, 0, "wait for HELLO: many others wait");
+            drop_waiting(w, 0, "wait for HELLO: many others wait");
         w->link[w->n] = link;
         w->until_ns[w->n++] = ff_now_ns() + HELLO_MS * 1000000ull;
     }
@@ -162,7 +162,7 @@ static int queues_ms(const struct ff_dest *d)
     return FF_MAX(d->addr.timeout_ms / 2, FF_MIN(d->addr.timeout_ms, QUEUES_MS));
 }
 
-static int welcome(struct ff_dest *d, struct ff_error *err)
+static int send_welcome(struct ff_dest *d, struct ff_error *err)
 {
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
                            .features = d->addr.precopy ? FF_WIRE_PRECOPY : 0};
@@ -186,14 +186,14 @@ static int find_source(struct ff_dest *d, struct waiting *w, const char *config,
         struct ff_error why;
         bool for_good = false;
 
-        int rc = d->port ? hear_hello(d, w, &why) : try_hello(d, d->link, HELLO_MS, &why);
+        int rc = d->port ? read_hello(d, w, &why) : try_hello(d, d->link, HELLO_MS, &why);
         bool heard = !rc;
         if (!rc) {
             ff_page_pool_stop(&d->pool);
             rc = check_table(d, config, &for_good, &why);
         }
         if (!rc)
-            rc = welcome(d, &why);
+            rc = send_welcome(d, &why);
         if (!rc)
             return 0;
         if (!heard || for_good || !d->port) {
@@ -204,7 +204,7 @@ static int find_source(struct ff_dest *d, struct waiting *w, const char *config,
         if (!atomic_load(&d->cancelled)) /* else the wait ends at once */
             ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source",
                    why.text);
-        set_link(d, NULL);
+        dest_set_link(d, NULL);
         ff_hello_free(&d->peer);
     }
 }
@@ -227,7 +227,7 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
         ff_page_pool_start(&d->pool, &d->regions);
     int rc = find_source(d, &w, config, err);
     while (w.n) {
-        struct ff_link *l = take(&w, 0);
+        struct ff_link *l = take_waiting(&w, 0);
         l->ops->free(l);
     }
     if (rc || d->link->pins) /* what is pinned cannot be moved */

@@ -203,7 +203,7 @@ static bool install_slot(struct ff_pager *p, struct slot *s, bool wake)
 }
 
 /* The bytes of @s came over the link, and are installed */
-static void arrived(struct ff_pager *p, const struct slot *s)
+static void fault_arrived(struct ff_pager *p, const struct slot *s)
 {
     if (!(s->zero & 1))
         atomic_fetch_add(&p->count.bytes_fault, p->region[s->want.region].range.psize);
@@ -257,7 +257,7 @@ static void completed(struct ff_pager *p, struct slot *s)
     if (!install_slot(p, s, !apart))
         return;
     count_stages(p, s, came, apart);
-    arrived(p, s);
+    fault_arrived(p, s);
 }
 
 /* The link is broken: holes need neither it nor a slot, and no slot may be free again */
@@ -289,7 +289,7 @@ static void retry_kept(struct ff_pager *p)
         return;
     for (unsigned i = 0; i < f->n_slots; i++)
         if (f->slot[i].kept && install_slot(p, &f->slot[i], true))
-            arrived(p, &f->slot[i]);
+            fault_arrived(p, &f->slot[i]);
     if (f->broken)
         fill_pending_holes(p);
     if (!must_retry(p))

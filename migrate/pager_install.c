@@ -108,8 +108,8 @@ bool ff_pager_is_short(struct ff_pager *p, struct ff_error *why)
 }
 
 /* One install by userfaultfd; waits for nothing but the kernel */
-static int install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                   const void *src, bool wake, uint64_t *done, struct ff_error *why)
+static int install_pages(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                         const void *src, bool wake, uint64_t *done, struct ff_error *why)
 {
     uint32_t psize = r->range.psize;
     int rc = ff_failpoint("dest.install");
@@ -124,7 +124,7 @@ int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
     uint64_t len = 0;
     struct ff_error why;
 
-    int rc = install(p, r, page, n, src, wake, &len, &why);
+    int rc = install_pages(p, r, page, n, src, wake, &len, &why);
     atomic_fetch_add(!src                                        ? &p->count.bytes_zero
                      : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
                                                             : &p->count.bytes_copied,
@@ -151,7 +151,7 @@ int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_
     struct ff_error why;
     uint64_t len;
 
-    int rc = install(p, r, page, 1, NULL, true, &len, &why);
+    int rc = install_pages(p, r, page, 1, NULL, true, &len, &why);
     if (rc)
         return install_failed(p, r, rc, &why);
     ff_claim_done(&r->claims, page);

@@ -254,8 +254,8 @@ static int wait_for_memory(struct ff_pager *p)
 
 /* Install @n pages that are ours, however long that takes; @move: @src loses its pages. 0: also
  * when the pager is to stop; or as ff_pager_install() */
-static int install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                   uint8_t *src, bool move)
+static int install_chunk(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                         uint8_t *src, bool move)
 {
     uint64_t done;
 
@@ -273,11 +273,11 @@ static int install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page,
     }
 }
 
-/* Zeros of ours become holes, or as install() */
+/* Zeros of ours become holes, or as install_chunk() */
 static int put_zeros(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
 {
     if (!r->holes)
-        return install(p, r, page, n, NULL, false);
+        return install_chunk(p, r, page, n, NULL, false);
     ff_pager_leave_holes(p, r, page, n);
     return 0;
 }
@@ -436,23 +436,23 @@ static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int
         if (is_zero(t, i + k))
             memset(src + k * psize, 0, psize);
     if (run == n)
-        *rc = install(p, t->r, t->first + i, n, src, true);
+        *rc = install_chunk(p, t->r, t->first + i, n, src, true);
     else if (run) /* a fault has one of them: the others as single pages */
-        *rc = install(p, t->r, t->first + i, run, src, false);
+        *rc = install_chunk(p, t->r, t->first + i, run, src, false);
     if (!*rc && run)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     return run;
 }
 
 /* Pages that are ours, alike: all zero or all not */
-static int install_run(struct ff_pager *p, struct transfer *t, uint64_t i, uint64_t run)
+static int install_found(struct ff_pager *p, struct transfer *t, uint64_t i, uint64_t run)
 {
     uint32_t psize = t->r->range.psize;
     bool zero = is_zero(t, i);
     uint8_t *src = t->local + i * psize;
 
     int rc = zero ? put_zeros(p, t->r, t->first + i, run)
-                  : install(p, t->r, t->first + i, run, src, t->pool);
+                  : install_chunk(p, t->r, t->first + i, run, src, t->pool);
     if (!rc && !zero)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     if (!rc)
@@ -481,7 +481,7 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
             ff_pager_give_back(t->r, t->first + i++, 1); /* read anew into the pool's page */
             continue;
         }
-        rc = install_run(p, t, i, run);
+        rc = install_found(p, t, i, run);
         if (rc)
             return rc;
         i += run;
@@ -495,7 +495,7 @@ static int install_in_place(struct ff_pager *p, struct transfer *t)
         uint64_t run = 1;
         while (i + run < t->n && is_zero(t, i + run) == is_zero(t, i))
             run++;
-        int rc = install_run(p, t, i, run);
+        int rc = install_found(p, t, i, run);
         if (rc)
             return rc;
         i += run;
@@ -504,7 +504,7 @@ static int install_in_place(struct ff_pager *p, struct transfer *t)
 }
 
 /* A READ that is complete, or a WRITE of the source. 0, -EPROTO, or reported by an install */
-static int arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *why)
+static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *why)
 {
     struct ff_prefill_engine *e = p->prefill;
     uint64_t id = wc->op == FF_WC_RECV_IMM ? wc->imm & ~FF_IMM_ZEROS : wc->id;
@@ -529,7 +529,7 @@ static int arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *
 }
 
 /* One turn: 1 go on, 0 all chunks are done, -errno the link is of no use */
-static int turn(struct ff_pager *p, struct ff_error *why)
+static int prefill_turn(struct ff_pager *p, struct ff_error *why)
 {
     struct ff_prefill_engine *e = p->prefill;
     struct ff_wc wc[8];
@@ -557,7 +557,7 @@ static int turn(struct ff_pager *p, struct ff_error *why)
         rc = ff_failpoint("dest.prefill");
         if (rc)
             return ff_error_set(why, -rc, "pager: prefill: injected");
-        rc = arrived(p, &wc[i], why);
+        rc = chunk_arrived(p, &wc[i], why);
         if (rc)
             return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc;
     }
@@ -584,7 +584,7 @@ void *ff_prefill_main(void *opaque)
     int rc = 1;
 
     let_guest_start(p);
-    while (!atomic_load(&p->stop) && (rc = turn(p, &why)) > 0)
+    while (!atomic_load(&p->stop) && (rc = prefill_turn(p, &why)) > 0)
         if (!(++turns % CPU_TURNS))
             atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     if (rc < 0)

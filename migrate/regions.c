@@ -124,7 +124,7 @@ int ff_regions_hello(const struct ff_regions *t, const char *config, struct ff_h
     return 0;
 }
 
-static int find(const struct ff_regions *t, const char *name)
+static int find_named(const struct ff_regions *t, const char *name)
 {
     for (unsigned i = 0; i < t->n; i++)
         if (!strcmp(t->r[i].name, name))
@@ -144,7 +144,7 @@ int ff_regions_match(const struct ff_regions *mine, const char *config,
                             peer->config, config);
     for (unsigned i = 0; i < peer->n_regions; i++) {
         const struct ff_wire_region *p = &peer->regions[i];
-        int k = find(mine, p->name);
+        int k = find_named(mine, p->name);
         if (k < 0)
             return ff_error_set(err, EINVAL,
                                 "hello: region %s (0x%llx bytes) is only at the source; "

@@ -34,7 +34,7 @@ int ff_responder_init(struct ff_responder *s, const struct ff_regions *regions,
 
 /* --- push --- */
 
-static bool all_zeros(const struct ff_region *r, uint64_t offset, uint32_t len)
+static bool range_is_zero(const struct ff_region *r, uint64_t offset, uint32_t len)
 {
     for (uint32_t at = 0, part; at < len; at += part) {
         uint8_t zero[FF_GRANULES_MAX / 8] = {0};
@@ -58,11 +58,11 @@ static const struct ff_mr *mr_of(const struct ff_responder *s, uint32_t region, 
     return NULL;
 }
 
-static int push(struct ff_responder *s, const struct ff_grant *g, struct ff_error *err)
+static int push_grant(struct ff_responder *s, const struct ff_grant *g, struct ff_error *err)
 {
     uint8_t *local = (uint8_t *)s->regions->r[g->region].host + g->offset;
     const struct ff_mr *mr = mr_of(s, g->region, g->offset);
-    bool zeros = all_zeros(&s->regions->r[g->region], g->offset, g->len_bytes);
+    bool zeros = range_is_zero(&s->regions->r[g->region], g->offset, g->len_bytes);
 
     if (!mr || !mr->len_bytes)
         return ff_error_set(err, EPROTO,
@@ -87,7 +87,7 @@ static int push_next(struct ff_responder *s, struct ff_error *err)
 
     pthread_mutex_lock(&s->ring_lock);
     if (s->n && atomic_load(&s->in_flight) < IN_FLIGHT) {
-        rc = push(s, &s->ring[s->first], err);
+        rc = push_grant(s, &s->ring[s->first], err);
         s->first = (s->first + 1) % FF_WIRE_GRANTS_MAX;
         s->n--;
         if (!rc) {

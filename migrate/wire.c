@@ -34,7 +34,7 @@ const char *ff_msg_name(unsigned type)
 
 /* --- both directions --- */
 
-static struct ff_wirebuf begin(uint8_t *buf, enum ff_msg type)
+static struct ff_wirebuf begin_message(uint8_t *buf, enum ff_msg type)
 {
     struct ff_wirebuf b = {.data = buf, .len = FF_MSG_MAX};
     ff_wb_put(&b, type, 2);
@@ -62,7 +62,7 @@ int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err)
 }
 
 /* The end of every decoder: nothing missing, nothing left over */
-static int finish(const struct ff_wirebuf *b, enum ff_msg type, struct ff_error *err)
+static int end_message(const struct ff_wirebuf *b, enum ff_msg type, struct ff_error *err)
 {
     if (b->bad)
         return ff_error_set(err, EPROTO, "wire: read %s: cut short (%zu bytes)", names[type],
@@ -92,20 +92,20 @@ static int get_text(struct ff_wirebuf *b, char *out, size_t n, const char *what,
 
 int ff_wire_put_empty(uint8_t *buf, enum ff_msg type)
 {
-    return (int)begin(buf, type).pos;
+    return (int)begin_message(buf, type).pos;
 }
 
 int ff_wire_get_empty(const uint8_t *msg, size_t len, struct ff_error *err)
 {
     struct ff_wirebuf b = body(msg, len);
-    return finish(&b, (enum ff_msg)msg[0], err);
+    return end_message(&b, (enum ff_msg)msg[0], err);
 }
 
 /* --- HELLO --- */
 
 int ff_wire_put_hello(uint8_t *buf, const struct ff_hello *h, struct ff_error *err)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_HELLO);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_HELLO);
     size_t config_len = strlen(h->config);
 
     ff_wb_put(&b, MAGIC, 8);
@@ -207,7 +207,7 @@ int ff_wire_get_hello(const uint8_t *msg, size_t len, struct ff_hello *h, struct
     for (unsigned i = 0; i < h->n_regions && !rc; i++)
         rc = get_region(&b, &scratch, i, err);
     if (!rc)
-        rc = finish(&b, FF_MSG_HELLO, err);
+        rc = end_message(&b, FF_MSG_HELLO, err);
     if (rc)
         return rc;
 
@@ -237,7 +237,7 @@ void ff_hello_free(struct ff_hello *h)
 
 int ff_wire_put_welcome(uint8_t *buf, const struct ff_welcome *w)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_WELCOME);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_WELCOME);
     ff_wb_put(&b, w->version, 2);
     ff_wb_put(&b, 0, 2);
     ff_wb_put(&b, w->features, 4);
@@ -252,7 +252,7 @@ int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, st
     ff_wb_get(&b, 2);
     w->features = (uint32_t)ff_wb_get(&b, 4);
     const uint8_t *session = ff_wb_take(&b, FF_SESSION_LEN);
-    int rc = finish(&b, FF_MSG_WELCOME, err);
+    int rc = end_message(&b, FF_MSG_WELCOME, err);
     if (rc)
         return rc;
     if (w->version != FF_WIRE_VERSION)
@@ -268,7 +268,7 @@ int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, st
 
 int ff_wire_put_refuse(uint8_t *buf, const char *text)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_REFUSE);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_REFUSE);
     for (size_t i = 0; text[i] && i < FF_WIRE_TEXT_MAX; i++)
         ff_wb_put(&b, isprint((unsigned char)text[i]) ? (unsigned char)text[i] : '?', 1);
     return (int)b.pos;
@@ -292,7 +292,7 @@ int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MA
 
 int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_PUBLISH);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_PUBLISH);
     ff_wb_put(&b, p->segment_bytes, 8);
     ff_wb_put(&b, p->n_keys, 4);
     ff_wb_put(&b, p->load_permille, 4);
@@ -332,12 +332,12 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
         return ff_error_set(err, EPROTO,
                             "wire: read PUBLISH: %u keys for %llu segments (permitted 0..%d)",
                             p->n_keys, (unsigned long long)segments, FF_WIRE_KEYS_MAX);
-    return finish(&b, FF_MSG_PUBLISH, err);
+    return end_message(&b, FF_MSG_PUBLISH, err);
 }
 
 int ff_wire_put_keys(uint8_t *buf, const struct ff_wire_key *keys, unsigned n)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_KEYS);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_KEYS);
     for (unsigned i = 0; i < n; i++) {
         ff_wb_put(&b, keys[i].region, 4);
         ff_wb_put(&b, keys[i].segment, 4);
@@ -369,14 +369,14 @@ int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, u
                 k->segment, k->region, k->rkey);
     }
     *n = (unsigned)count;
-    return finish(&b, FF_MSG_KEYS, err);
+    return end_message(&b, FF_MSG_KEYS, err);
 }
 
 /* --- GRANT --- */
 
 int ff_wire_put_grants(uint8_t *buf, const struct ff_grant *g, unsigned n)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_GRANT);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_GRANT);
     for (unsigned i = 0; i < n; i++) {
         ff_wb_put(&b, g[i].region, 4);
         ff_wb_put(&b, g[i].id, 4);
@@ -419,14 +419,14 @@ int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *grants, 
                 FF_WIRE_GRANTS_MAX);
     }
     *n = (unsigned)count;
-    return finish(&b, FF_MSG_GRANT, err);
+    return end_message(&b, FF_MSG_GRANT, err);
 }
 
 /* --- DIRTY --- */
 
 int ff_wire_put_dirty(uint8_t *buf, const struct ff_dirty *d)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_DIRTY);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_DIRTY);
     ff_wb_put(&b, d->region, 4);
     ff_wb_put(&b, d->n, 4);
     ff_wb_put(&b, d->first, 8);
@@ -453,14 +453,14 @@ int ff_wire_get_dirty(const uint8_t *msg, size_t len, struct ff_dirty *d,
                             d->region, n_regions, (unsigned long long)d->first, d->n,
                             FF_WIRE_DIRTY_MAX);
     d->bits = ff_wb_take(&b, (d->n + 7) / 8);
-    return finish(&b, FF_MSG_DIRTY, err);
+    return end_message(&b, FF_MSG_DIRTY, err);
 }
 
 /* --- STATE, FIRST, DATA --- */
 
 int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_STATE);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_STATE);
     ff_wb_put(&b, h->total_bytes, 8);
     ff_wb_put(&b, h->n_first, 4);
     ff_wb_put(&b, h->n_keys, 4);
@@ -473,7 +473,7 @@ int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h, s
     h->total_bytes = ff_wb_get(&b, 8);
     h->n_first = (uint32_t)ff_wb_get(&b, 4);
     h->n_keys = (uint32_t)ff_wb_get(&b, 4);
-    int rc = finish(&b, FF_MSG_STATE, err);
+    int rc = end_message(&b, FF_MSG_STATE, err);
     if (rc)
         return rc;
     if (!h->total_bytes || h->total_bytes > FF_WIRE_STATE_MAX)
@@ -490,7 +490,7 @@ int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h, s
 
 int ff_wire_put_first(uint8_t *buf, const struct ff_page_ref *pages, unsigned n)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_FIRST);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_FIRST);
     for (unsigned i = 0; i < n; i++) {
         ff_wb_put(&b, pages[i].region, 4);
         ff_wb_put(&b, pages[i].offset, 8);
@@ -523,12 +523,12 @@ int ff_wire_get_first(const uint8_t *msg, size_t len, struct ff_page_ref *pages,
                                 (unsigned long long)regions[p->region].len_bytes);
     }
     *n = (unsigned)count;
-    return finish(&b, FF_MSG_FIRST, err);
+    return end_message(&b, FF_MSG_FIRST, err);
 }
 
 int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len)
 {
-    struct ff_wirebuf b = begin(buf, FF_MSG_DATA);
+    struct ff_wirebuf b = begin_message(buf, FF_MSG_DATA);
     ff_wb_put_bytes(&b, data, len);
     return (int)b.pos;
 }
@@ -557,7 +557,7 @@ _Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 27,
 
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)
 {
-    struct ff_wirebuf b = begin(buf, type);
+    struct ff_wirebuf b = begin_message(buf, type);
     uint64_t v[N_STATS];
 
     memcpy(v, st, sizeof(v));
@@ -573,7 +573,7 @@ int ff_wire_get_stats(const uint8_t *msg, size_t len, struct ff_stats *st, struc
 
     for (size_t i = 0; i < N_STATS; i++)
         v[i] = ff_wb_get(&b, 8);
-    int rc = finish(&b, (enum ff_msg)msg[0], err);
+    int rc = end_message(&b, (enum ff_msg)msg[0], err);
     if (!rc)
         memcpy(st, v, sizeof(v));
     return rc;

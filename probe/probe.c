@@ -90,7 +90,8 @@ static int gather(struct probe *p, enum ff_queue q, struct ff_wc *wc, unsigned n
     }
 }
 
-static int compare(const struct probe *p, unsigned slot, uint32_t size, struct ff_error *err)
+static int compare_pattern(const struct probe *p, unsigned slot, uint32_t size,
+                           struct ff_error *err)
 {
     const uint64_t *got = (const uint64_t *)((const char *)p->mr.addr + (uint64_t)slot * size);
 
@@ -131,7 +132,7 @@ static int latency(struct probe *p, uint32_t size, struct ff_probe_size *out, st
             return rc;
         if (i >= 0)
             p->sample_ns[n++] = ff_now_ns() - start;
-        rc = compare(p, 0, size, err);
+        rc = compare_pattern(p, 0, size, err);
         if (rc)
             return rc;
     }
@@ -177,7 +178,7 @@ static int bandwidth(struct probe *p, uint32_t size, struct ff_probe_size *out,
     }
     uint64_t took_ns = FF_MAX(ff_now_ns() - start, 1);
     for (unsigned i = 0; i < slots; i++) {
-        rc = compare(p, i, size, err);
+        rc = compare_pattern(p, i, size, err);
         if (rc)
             return rc;
     }

@@ -145,7 +145,7 @@ static int serve_peer(struct service *s, struct ff_link *link, struct ff_mr *mr,
 }
 
 /* From now on the caller can shut @link down (NULL: there is none) */
-static void set_link(struct service *s, struct ff_link *link)
+static void service_set_link(struct service *s, struct ff_link *link)
 {
     pthread_mutex_lock(&s->sv->lock);
     s->link = link;
@@ -162,10 +162,10 @@ static void *service_main(void *opaque)
     int rc;
 
     while (!(rc = ff_port_accept(s->port, NULL, 0, -1, &link, &why))) {
-        set_link(s, link);
+        service_set_link(s, link);
         struct ff_mr mr = {0};
         rc = serve_peer(s, link, &mr, &why);
-        set_link(s, NULL);
+        service_set_link(s, NULL);
         link->ops->free(link);
         ff_probe_memory_free(&mr);
         if (atomic_load(&s->sv->stop))
@@ -184,7 +184,7 @@ static void *service_main(void *opaque)
 
 /* --- begin and end --- */
 
-static int start(struct service *s, const struct ff_link_params *p, struct ff_error *err)
+static int start_service(struct service *s, const struct ff_link_params *p, struct ff_error *err)
 {
     int rc = ff_port_listen(p, s->kind, &s->port, err);
     if (rc)
@@ -229,7 +229,7 @@ int ff_probe_serve(const struct ff_address *a, const struct ff_probe_options *o,
     pthread_sigmask(SIG_SETMASK, &all, &old); /* the threads inherit it */
     for (size_t i = 0; i < FF_ARRAY_LEN(s); i++) {
         struct ff_error why;
-        int rc = start(&s[i], &p, &why);
+        int rc = start_service(&s[i], &p, &why);
         if (rc) {
             say(&sv, "not served: %s", why.text);
             if (err && !i)

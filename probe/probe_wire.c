@@ -49,7 +49,7 @@ static int get_key(struct ff_wirebuf *b, struct ff_probe_msg *out, struct ff_err
     return 0;
 }
 
-static void get_text(struct ff_wirebuf *b, struct ff_probe_msg *out)
+static void get_probe_text(struct ff_wirebuf *b, struct ff_probe_msg *out)
 {
     size_t n = FF_MIN(ff_wb_left(b), (size_t)FF_PROBE_TEXT_MAX);
     const uint8_t *p = ff_wb_take(b, n);
@@ -71,7 +71,7 @@ int ff_probe_decode(uint8_t *buf, size_t len, enum ff_probe_type want, struct ff
                             "side must be `farfork doctor`", names[want]);
     memset(out, 0, sizeof(*out));
     if (type == FF_PROBE_REFUSE) { /* whatever version it is of */
-        get_text(&b, out);
+        get_probe_text(&b, out);
         return ff_error_set(err, EREMOTEIO, "the other side refused: %s", out->text);
     }
     if (version != FF_PROBE_VERSION)

@@ -61,12 +61,12 @@ struct loop_pipe {
     int refs;
 };
 
-static struct loop_end *end_of(struct ff_link *l)
+static struct loop_end *loop_end_of(struct ff_link *l)
 {
     return (struct loop_end *)l; /* base is the first member */
 }
 
-static int broken(struct ff_error *err)
+static int loop_broken(struct ff_error *err)
 {
     return ff_error_set(err, ECONNRESET, "loop: the link is broken");
 }
@@ -74,17 +74,17 @@ static int broken(struct ff_error *err)
 static int loop_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
                     struct ff_error *err)
 {
-    return ff_mr_add(&end_of(l)->pipe->mrs, addr, len, access, mr, err);
+    return ff_mr_add(&loop_end_of(l)->pipe->mrs, addr, len, access, mr, err);
 }
 
 static void loop_dereg(struct ff_link *l, struct ff_mr *mr)
 {
-    ff_mr_remove(&end_of(l)->pipe->mrs, mr->rkey);
+    ff_mr_remove(&loop_end_of(l)->pipe->mrs, mr->rkey);
 }
 
 static void loop_backed(struct ff_link *l, const struct ff_mr *mr, const struct ff_backing *file)
 {
-    ff_mr_backed(&end_of(l)->pipe->mrs, mr->rkey, file);
+    ff_mr_backed(&loop_end_of(l)->pipe->mrs, mr->rkey, file);
 }
 
 static int loop_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN],
@@ -99,7 +99,7 @@ static int loop_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_
 
 static void loop_shutdown(struct ff_link *l)
 {
-    struct loop_pipe *p = end_of(l)->pipe;
+    struct loop_pipe *p = loop_end_of(l)->pipe;
 
     pthread_mutex_lock(&p->lock);
     p->broken = true;
@@ -127,7 +127,7 @@ static void read_granules(struct loop_pipe *p, const struct ff_wr *wr)
 static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
                      struct ff_error *err)
 {
-    struct loop_end *e = end_of(l);
+    struct loop_end *e = loop_end_of(l);
     struct loop_pipe *p = e->pipe;
     bool read = wr->op == FF_OP_READ;
 
@@ -146,7 +146,7 @@ static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
     bool full = e->q[k].n >= FF_QUEUE_DEPTH || e->peer->q[k].n >= WC_MAX, down = p->broken;
     pthread_mutex_unlock(&p->lock);
     if (down)
-        return broken(err);
+        return loop_broken(err);
     if (full)
         return ff_error_set(err, EAGAIN, "loop: post: %u requests in flight", FF_QUEUE_DEPTH);
 
@@ -183,7 +183,7 @@ static bool wait_changed(struct loop_pipe *p, uint64_t end_ns)
 static int loop_poll(struct ff_link *l, enum ff_queue k, struct ff_wc *wc, unsigned n,
                      int timeout_ms, struct ff_error *err)
 {
-    struct loop_end *e = end_of(l);
+    struct loop_end *e = loop_end_of(l);
     struct loop_pipe *p = e->pipe;
     struct loop_queue *q = &e->q[k];
     uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
@@ -198,7 +198,7 @@ static int loop_poll(struct ff_link *l, enum ff_queue k, struct ff_wc *wc, unsig
         q->first = (q->first + 1) % WC_MAX;
     }
     if (!got && p->broken)
-        rc = broken(err);
+        rc = loop_broken(err);
     eventfd_t ignored;
     if (!q->n && !p->broken)
         eventfd_read(q->efd, &ignored);
@@ -209,12 +209,12 @@ static int loop_poll(struct ff_link *l, enum ff_queue k, struct ff_wc *wc, unsig
 static int loop_fd(struct ff_link *l, enum ff_queue k, short *events)
 {
     *events = POLLIN;
-    return end_of(l)->q[k].efd;
+    return loop_end_of(l)->q[k].efd;
 }
 
 static int loop_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err)
 {
-    struct loop_end *e = end_of(l), *peer = e->peer;
+    struct loop_end *e = loop_end_of(l), *peer = e->peer;
     struct loop_pipe *p = e->pipe;
 
     if (!len || len > FF_MSG_MAX)
@@ -240,14 +240,14 @@ static int loop_send(struct ff_link *l, const void *msg, uint32_t len, struct ff
     pthread_mutex_unlock(&p->lock);
     if (down) {
         free(m);
-        return broken(err);
+        return loop_broken(err);
     }
     return 0;
 }
 
 static int loop_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
 {
-    struct loop_end *e = end_of(l);
+    struct loop_end *e = loop_end_of(l);
     struct loop_pipe *p = e->pipe;
     uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
 
@@ -268,7 +268,7 @@ static int loop_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_err
         free(m);
         return len;
     }
-    return down ? broken(err) : ff_error_set(err, ETIMEDOUT, "loop: receive: timed out");
+    return down ? loop_broken(err) : ff_error_set(err, ETIMEDOUT, "loop: receive: timed out");
 }
 
 static void loop_set_timeout(struct ff_link *l, int timeout_ms)
@@ -279,7 +279,7 @@ static void loop_set_timeout(struct ff_link *l, int timeout_ms)
 
 static void loop_free(struct ff_link *l)
 {
-    struct loop_pipe *p = end_of(l)->pipe;
+    struct loop_pipe *p = loop_end_of(l)->pipe;
 
     loop_shutdown(l);
     pthread_mutex_lock(&p->lock);

@@ -20,7 +20,7 @@ void ff_mr_destroy(struct ff_mr_table *t)
     pthread_mutex_destroy(&t->lock);
 }
 
-static struct ff_mr *find(struct ff_mr_table *t, uint32_t rkey)
+static struct ff_mr *find_mr(struct ff_mr_table *t, uint32_t rkey)
 {
     for (unsigned i = 0; rkey && i < t->used; i++)
         if (t->mr[i].rkey == rkey)
@@ -47,7 +47,7 @@ int ff_mr_add(struct ff_mr_table *t, void *addr, uint64_t len, unsigned access, 
             return ff_error_set(err, EIO, "link: register memory: no random numbers: %s",
                                 strerror(errno));
         }
-    } while (!key || find(t, key));
+    } while (!key || find_mr(t, key));
     t->mr[i] = (struct ff_mr){.addr = addr, .len_bytes = len, .access = access, .rkey = key};
     t->file[i] = (struct ff_backing){.fd = -1};
     if (i == t->used)
@@ -60,7 +60,7 @@ int ff_mr_add(struct ff_mr_table *t, void *addr, uint64_t len, unsigned access, 
 void ff_mr_remove(struct ff_mr_table *t, uint32_t rkey)
 {
     pthread_mutex_lock(&t->lock);
-    struct ff_mr *mr = find(t, rkey);
+    struct ff_mr *mr = find_mr(t, rkey);
     if (mr)
         *mr = (struct ff_mr){.rkey = 0};
     pthread_mutex_unlock(&t->lock);
@@ -69,7 +69,7 @@ void ff_mr_remove(struct ff_mr_table *t, uint32_t rkey)
 void ff_mr_backed(struct ff_mr_table *t, uint32_t rkey, const struct ff_backing *file)
 {
     pthread_mutex_lock(&t->lock);
-    const struct ff_mr *mr = find(t, rkey);
+    const struct ff_mr *mr = find_mr(t, rkey);
     if (mr)
         t->file[mr - t->mr] = *file;
     pthread_mutex_unlock(&t->lock);
@@ -81,7 +81,7 @@ uint32_t ff_mr_zero_scan(struct ff_mr_table *t, uint32_t rkey, const void *addr,
     struct ff_backing file = {.fd = -1};
 
     pthread_mutex_lock(&t->lock);
-    const struct ff_mr *mr = find(t, rkey);
+    const struct ff_mr *mr = find_mr(t, rkey);
     if (mr) {
         file = t->file[mr - t->mr];
         file.offset += (uint64_t)((const uint8_t *)addr - (const uint8_t *)mr->addr);
@@ -95,7 +95,7 @@ int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t le
     int rc = 0;
 
     pthread_mutex_lock(&t->lock);
-    const struct ff_mr *mr = find(t, rkey);
+    const struct ff_mr *mr = find_mr(t, rkey);
     if (!mr)
         rc = -ENOENT;
     else if ((mr->access & access) != access)

@@ -176,8 +176,8 @@ static int open_active(struct tcp_link *t, const uint8_t *session, int timeout_m
     return 0;
 }
 
-static int open_passive(struct tcp_link *t, const uint8_t *session, int timeout_ms,
-                        struct ff_error *err)
+static int tcp_open_passive(struct tcp_link *t, const uint8_t *session, int timeout_ms,
+                            struct ff_error *err)
 {
     int fd[FF_QUEUES];
 
@@ -197,7 +197,7 @@ static int tcp_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_L
 {
     struct tcp_link *t = tcp_of(l);
     int rc = t->q[FF_QUEUE_PREFILL] ? 0 /* by ff_tcp_on_sockets() */
-             : t->ls                ? open_passive(t, session, timeout_ms, err)
+             : t->ls                ? tcp_open_passive(t, session, timeout_ms, err)
                                     : open_active(t, session, timeout_ms, err);
 
     if (!rc)

@@ -58,7 +58,7 @@ static int unhold(struct ff_listener *ls, unsigned i)
     return fd;
 }
 
-static void hold(struct ff_listener *ls, int fd)
+static void hold_connection(struct ff_listener *ls, int fd)
 {
     int lowat = TCP_JOIN_LEN; /* what is shorter wakes nobody */
 
@@ -72,7 +72,7 @@ static void hold(struct ff_listener *ls, int fd)
 }
 
 /* Others may give back what accept() wants: to ask at once would be to ask without rest */
-static bool is_short(int rc)
+static bool is_out_of_fds(int rc)
 {
     return rc == -EMFILE || rc == -ENFILE || rc == -ENOBUFS || rc == -ENOMEM;
 }
@@ -133,7 +133,7 @@ int tcp_listen_take(struct ff_listener *ls, int timeout_ms)
         return unhold(ls, 0);
     for (;;) {
         int fd = accept_now(ls);
-        bool resting = is_short(fd);
+        bool resting = is_out_of_fds(fd);
         if (fd >= 0 || (fd != -EAGAIN && !resting))
             return fd;
         int left = timeout_ms < 0 ? -1 : tcp_ms_left(end);
@@ -147,8 +147,8 @@ int tcp_listen_take(struct ff_listener *ls, int timeout_ms)
 
 /* What @i says: 1: it is queue @k of @session, and is not held any more; 0: nothing yet, or that it
  * is no queue; -1: it is gone */
-static int hear(struct ff_listener *ls, unsigned i, const uint8_t *session, const int *have,
-                int *out, enum ff_queue *k)
+static int read_join(struct ff_listener *ls, unsigned i, const uint8_t *session, const int *have,
+                     int *out, enum ff_queue *k)
 {
     uint8_t join[TCP_JOIN_LEN];
     struct ff_error why;
@@ -198,13 +198,13 @@ int tcp_listen_joins(struct ff_listener *ls, int ctrl_fd, const uint8_t session[
             if (!p[1 + i].revents)
                 continue;
             news = true;
-            if (hear(ls, i, session, fd, &got, &k) == 1)
+            if (read_join(ls, i, session, fd, &got, &k) == 1)
                 fd[k] = got;
         }
         int new = rc ? rc : accept_now(ls);
-        resting = is_short(new);
+        resting = is_out_of_fds(new);
         if (new >= 0) {
-            hold(ls, new);
+            hold_connection(ls, new);
             news = true;
         }
         /* messages may be there already, since a join can come later than what follows it;

@@ -79,7 +79,7 @@ static void release(struct pace *p, unsigned looks)
     p->free_looks = FF_MIN(looks, FREE_LOOKS_MAX);
 }
 
-static void hold(struct pace *p, double rate)
+static void hold_rate(struct pace *p, double rate)
 {
     p->held = true;
     p->best = rate;
@@ -108,7 +108,7 @@ static void look_free(struct pace *p, double rate)
         release(p, p->free_looks * 8);
     } else {
         p->held_rate = 0;
-        hold(p, mean);
+        hold_rate(p, mean);
     }
 }
 
@@ -133,7 +133,7 @@ static void look_held(struct pace *p, double rate)
         p->settled |= p->gain == GAIN;
         if (p->good >= 10 * GOOD_LOOKS) {
             p->free_looks = FREE_LOOKS;
-            hold(p, p->best); /* once a second: would it be faster? */
+            hold_rate(p, p->best); /* once a second: would it be faster? */
         }
         return;
     }

@@ -101,7 +101,7 @@ static void break_errno(struct tcp_queue *q, const char *what, int code)
     break_with(q, &why);
 }
 
-static int broken(const struct tcp_queue *q, struct ff_error *err)
+static int queue_broken(const struct tcp_queue *q, struct ff_error *err)
 {
     if (err)
         *err = q->broken;
@@ -185,7 +185,7 @@ static void reply(struct tcp_queue *q, const struct tcp_req *req, uint32_t statu
     tcp_rep_encode(f->head, &rep);
 }
 
-static uint32_t check_status(struct tcp_queue *q, const struct tcp_req *req)
+static uint32_t request_status(struct tcp_queue *q, const struct tcp_req *req)
 {
     unsigned access = req->op == TCP_OP_READ ? FF_ACCESS_REMOTE_READ : FF_ACCESS_REMOTE_WRITE;
 
@@ -201,9 +201,9 @@ static uint32_t check_status(struct tcp_queue *q, const struct tcp_req *req)
     }
 }
 
-static void serve(struct tcp_queue *q, const struct tcp_req *req)
+static void serve_request(struct tcp_queue *q, const struct tcp_req *req)
 {
-    uint32_t status = check_status(q, req);
+    uint32_t status = request_status(q, req);
     int rc = ff_failpoint(q->kind == FF_QUEUE_FAULT ? "tcp.serve.fault" : "tcp.serve.prefill");
 
     if (rc) {
@@ -288,7 +288,7 @@ static unsigned take_request(struct tcp_queue *q, const uint8_t *p, unsigned hav
         break_with(q, &why);
         return 0;
     }
-    serve(q, &req);
+    serve_request(q, &req);
     return TCP_REQ_LEN;
 }
 
@@ -310,7 +310,7 @@ static bool is_reply(const uint8_t *p)
     return !memcmp(p, "FFrp", 4);
 }
 
-static void parse(struct tcp_queue *q)
+static void parse_received(struct tcp_queue *q)
 {
     while (!q->broken.code) {
         if (q->rx.in_data) {
@@ -339,7 +339,7 @@ static void parse(struct tcp_queue *q)
 }
 
 /* Receive once: true: as much as was asked for, so that there may be more */
-static bool receive(struct tcp_queue *q)
+static bool receive_bytes(struct tcp_queue *q)
 {
     if (q->rx.pos == q->rx.end)
         q->rx.pos = q->rx.end = 0;
@@ -401,8 +401,8 @@ static void progress(struct tcp_queue *q)
     bool more;
 
     do {
-        more = receive(q);
-        parse(q);
+        more = receive_bytes(q);
+        parse_received(q);
         bool full = q->replies_n == REPLIES;
         send_frames(q);
         more |= full && q->replies_n < REPLIES; /* there is room again for what waits in buf */
@@ -412,7 +412,7 @@ static void progress(struct tcp_queue *q)
 int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error *err)
 {
     if (q->broken.code)
-        return broken(q, err);
+        return queue_broken(q, err);
     if (!wr->len_bytes || wr->len_bytes > TCP_MAX_LEN)
         return ff_error_set(err, EINVAL, "tcp: post: length %u (permitted 1..%u)", wr->len_bytes,
                             TCP_MAX_LEN);
@@ -463,7 +463,7 @@ int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeou
         if (got)
             return (int)got;
         if (q->broken.code)
-            return broken(q, err);
+            return queue_broken(q, err);
         if (now >= end)
             return 0;
         /* while data comes, the pace is looked after as well */

@@ -39,7 +39,7 @@ static int next_sent(struct verbs_link *v, struct ff_error *err)
 
 /* A queue pair that posts nothing never learns that its peer's host is gone. A WRITE of no bytes
  * needs no memory and reaches no program there, but it is acknowledged, or not. */
-static int probe(struct verbs_link *v, struct ff_error *err)
+static int probe_device(struct verbs_link *v, struct ff_error *err)
 {
     if (pthread_mutex_trylock(&v->send_lock))
         return 0; /* a message is under way */
@@ -186,7 +186,7 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
             return ff_error_set(err, ETIMEDOUT, "verbs: receive: timed out");
         if (heard_by && now >= heard_by)
             return never_connected(v, err);
-        if (!heard_by && now >= probe_at(v) && (rc = probe(v, err)))
+        if (!heard_by && now >= probe_at(v) && (rc = probe_device(v, err)))
             return rc;
         uint64_t until = FF_MIN(end, FF_MAX(probe_at(v), now + 1000000u));
         until = heard_by ? FF_MIN(until, heard_by) : until;

@@ -216,6 +216,8 @@ int verbs_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN], 
 
 /* --- verbs_event.c --- */
 
+void verbs_set_nonblocking(int fd);
+
 /* The next event: 0, -EAGAIN when there is none now, or the channel is of no more use */
 int verbs_get_event(struct rdma_event_channel *ch, struct rdma_cm_event **ev, struct ff_error *err);
 

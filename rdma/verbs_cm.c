@@ -24,7 +24,6 @@
  *              HEARD_MS: a source gives up on verbs after 2 s when it may take tcp instead.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -114,12 +113,7 @@ static int get_private(const struct rdma_conn_param *p, const struct verbs_link 
     return 0;
 }
 
-static void non_blocking(int fd)
-{
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-}
-
-static uint64_t end_of(int timeout_ms)
+static uint64_t deadline_of(int timeout_ms)
 {
     return ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
 }
@@ -206,7 +200,7 @@ static int connect_role(struct verbs_link *v, enum verbs_role role, unsigned ind
     return rc;
 }
 
-static int connect_to(const struct ff_link_params *p, const struct sockaddr_storage *peer,
+static int connect_cm(const struct ff_link_params *p, const struct sockaddr_storage *peer,
                       uint64_t end, int cancel_fd, struct ff_link **out, struct ff_error *err)
 {
     struct verbs_link *v;
@@ -231,14 +225,14 @@ static int connect_to(const struct ff_link_params *p, const struct sockaddr_stor
 int verbs_cm_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd,
                      struct ff_link **out, struct ff_error *err)
 {
-    uint64_t end = end_of(limit_ms);
+    uint64_t end = deadline_of(limit_ms);
     struct ff_peers peers;
 
     int rc = ff_peers_find(p, &peers, err);
     if (rc)
         return rc;
     for (unsigned i = 0; i < peers.n; i++) {
-        rc = connect_to(p, &peers.at[i].addr, end, cancel_fd, out, err);
+        rc = connect_cm(p, &peers.at[i].addr, end, cancel_fd, out, err);
         if (!rc || rc == -ECANCELED || !tcp_ms_left(end))
             break;
     }
@@ -303,7 +297,7 @@ int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, st
         verbs_listener_free(ls);
         return rc;
     }
-    non_blocking(ls->events->fd);
+    verbs_set_nonblocking(ls->events->fd);
     *out = ls;
     return 0;
 }
@@ -390,9 +384,9 @@ static int accept_request(struct verbs_link *v, const struct request *r, struct 
     if (rdma_accept(r->id, &p))
         return ff_error_set(err, errno, "verbs: accept: %s", strerror(errno));
     set_rnr_timer(r->id);
-    rc = verbs_wait_event(v, r->id, RDMA_CM_EVENT_ESTABLISHED, end_of(ESTABLISHED_MS), &why);
+    rc = verbs_wait_event(v, r->id, RDMA_CM_EVENT_ESTABLISHED, deadline_of(ESTABLISHED_MS), &why);
     if (rc == -ETIMEDOUT)
-        atomic_store(&v->heard_by_ns, end_of(HEARD_MS));
+        atomic_store(&v->heard_by_ns, deadline_of(HEARD_MS));
     else if (rc)
         return ff_error_set(err, -rc, "%s", why.text);
     return verbs_end_if_broken(v, r->id, err);
@@ -428,8 +422,8 @@ int verbs_cm_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_e
     return 0;
 }
 
-static int open_passive(struct verbs_link *v, const uint8_t *session, uint64_t end,
-                        struct ff_error *err)
+static int verbs_open_passive(struct verbs_link *v, const uint8_t *session, uint64_t end,
+                              struct ff_error *err)
 {
     unsigned want = 1 + v->q[VERBS_PREFILL].n_conns;
 
@@ -457,11 +451,11 @@ int verbs_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN], 
                       struct ff_error *err)
 {
     struct verbs_link *v = verbs_of(l);
-    uint64_t end = end_of(timeout_ms);
+    uint64_t end = deadline_of(timeout_ms);
     int rc;
 
     if (v->listener) {
-        rc = open_passive(v, session, end, err);
+        rc = verbs_open_passive(v, session, end, err);
         v->listener = NULL;
         return rc;
     }

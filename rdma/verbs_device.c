@@ -13,7 +13,7 @@
 #include "verbs.h"
 
 /* The length of NAME in "NAME" or "NAME:PORT"; *@port 0 for any */
-static size_t name_of(const char *wanted, unsigned *port)
+static size_t split_name(const char *wanted, unsigned *port)
 {
     const char *colon = strrchr(wanted, ':');
 
@@ -29,7 +29,7 @@ static bool is_named(const char *name, const char *wanted, size_t len)
 bool verbs_on_device(const struct rdma_cm_id *id, const char *wanted)
 {
     unsigned port;
-    size_t len = name_of(wanted, &port);
+    size_t len = split_name(wanted, &port);
 
     if (!*wanted)
         return true;
@@ -41,7 +41,7 @@ int verbs_find_device(const char *wanted, struct ff_error *err)
 {
     char names[256] = "";
     unsigned port;
-    size_t len = name_of(wanted, &port), at = 0;
+    size_t len = split_name(wanted, &port), at = 0;
     bool found = false;
     int n = 0;
 

@@ -3,6 +3,7 @@
  * verbs_event.c - what happens to the verbs link's connections, in words; how a link breaks
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,6 +15,11 @@
 #include "verbs.h"
 
 #define REJECTED_NO_LISTENER 8 /* InfiniBand, 12.6.7.2: invalid service ID */
+
+void verbs_set_nonblocking(int fd)
+{
+    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+}
 
 /* "fault queue pair 17", of a connection of @v */
 static void name_of_id(const struct verbs_link *v, const struct rdma_cm_id *id, char *out,

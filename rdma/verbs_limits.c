@@ -39,7 +39,7 @@ static int need(const char *what, uint64_t has, uint64_t least, struct ff_error 
 }
 
 /* Attributes are signed, and some drivers say -1 for "as many as you like" */
-static uint32_t count(int n)
+static uint32_t device_count(int n)
 {
     return n < 0 ? INT32_MAX : (uint32_t)n;
 }
@@ -64,33 +64,33 @@ int verbs_get_limits(const struct ibv_device_attr *dev, const struct ibv_port_at
     } needs[] = {
         {"max_msg_sz", port->max_msg_sz, FF_MSG_MAX},
         {"max_mr_size", mr_bytes, VERBS_CTRL_BYTES},
-        {"max_mr", count(dev->max_mr), 8},
-        {"max_qp", count(dev->max_qp), VERBS_ROLES},
-        {"max_cq", count(dev->max_cq), VERBS_ROLES + 1},
-        {"max_qp_wr", count(dev->max_qp_wr), VERBS_CTRL_RECVS},
-        {"max_cqe", count(dev->max_cqe), 2 * VERBS_CTRL_RECVS},
-        {"max_sge", count(dev->max_sge), 1},
-        {"max_qp_rd_atom", count(dev->max_qp_rd_atom), 1},
-        {"max_qp_init_rd_atom", count(dev->max_qp_init_rd_atom), 1},
+        {"max_mr", device_count(dev->max_mr), 8},
+        {"max_qp", device_count(dev->max_qp), VERBS_ROLES},
+        {"max_cq", device_count(dev->max_cq), VERBS_ROLES + 1},
+        {"max_qp_wr", device_count(dev->max_qp_wr), VERBS_CTRL_RECVS},
+        {"max_cqe", device_count(dev->max_cqe), 2 * VERBS_CTRL_RECVS},
+        {"max_sge", device_count(dev->max_sge), 1},
+        {"max_qp_rd_atom", device_count(dev->max_qp_rd_atom), 1},
+        {"max_qp_init_rd_atom", device_count(dev->max_qp_init_rd_atom), 1},
     };
     for (size_t i = 0; i < FF_ARRAY_LEN(needs) && !rc; i++)
         rc = need(needs[i].what, needs[i].has, needs[i].least, err);
     if (rc)
         return rc;
 
-    uint32_t cqe = count(dev->max_cqe);
+    uint32_t cqe = device_count(dev->max_cqe);
     *out = (struct verbs_limits){
         .max_len = FF_MIN(port->max_msg_sz, VERBS_MAX_LEN) / PAGE * PAGE,
         .max_mr_bytes = mr_bytes,
-        .max_mrs = count(dev->max_mr),
-        .init_rd = (uint8_t)FF_MIN(VERBS_RD_ATOMIC_MAX, count(dev->max_qp_init_rd_atom)),
-        .resp_rd = (uint8_t)FF_MIN(VERBS_RD_ATOMIC_MAX, count(dev->max_qp_rd_atom)),
+        .max_mrs = device_count(dev->max_mr),
+        .init_rd = (uint8_t)FF_MIN(VERBS_RD_ATOMIC_MAX, device_count(dev->max_qp_init_rd_atom)),
+        .resp_rd = (uint8_t)FF_MIN(VERBS_RD_ATOMIC_MAX, device_count(dev->max_qp_rd_atom)),
         .iwarp = transport == IBV_TRANSPORT_IWARP,
     };
-    out->depth = FF_MIN(FF_QUEUE_DEPTH, FF_MIN(count(dev->max_qp_wr), cqe / 2));
+    out->depth = FF_MIN(FF_QUEUE_DEPTH, FF_MIN(device_count(dev->max_qp_wr), cqe / 2));
     /* one CQ for all: depth requests, and depth receive buffers each */
     out->max_qps = FF_MIN(VERBS_QPS_MAX, FF_MIN((cqe - out->depth) / out->depth,
-                                                count(dev->max_qp) - VERBS_PREFILL));
+                                                device_count(dev->max_qp) - VERBS_PREFILL));
     return 0;
 }
 

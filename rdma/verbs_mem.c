@@ -90,7 +90,7 @@ static struct verbs_mr *free_place(struct verbs_link *v)
     return &v->mr[v->n_mr++];
 }
 
-static int keep(struct verbs_link *v, struct ibv_mr *m)
+static int keep_mr(struct verbs_link *v, struct ibv_mr *m)
 {
     pthread_mutex_lock(&v->lock);
     struct verbs_mr *place = free_place(v);
@@ -116,7 +116,7 @@ int verbs_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, stru
     struct ibv_mr *m = ibv_reg_mr(v->pd, addr, len, (unsigned)flags);
     if (!m)
         return reg_failed(v, len, access, errno, err);
-    if (keep(v, m)) {
+    if (keep_mr(v, m)) {
         ibv_dereg_mr(m);
         return ff_error_set(err, ENOMEM, "verbs: register memory: out of memory");
     }

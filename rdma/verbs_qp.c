@@ -12,7 +12,6 @@
  *              alone) as a peer may have requests in flight, on each queue pair.
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -20,11 +19,6 @@
 
 #include "cleanup.h"
 #include "verbs.h"
-
-static void non_blocking(int fd)
-{
-    fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
-}
 
 static int watch(struct verbs_link *v, struct verbs_queue *q)
 {
@@ -107,7 +101,7 @@ static int make_queue(struct verbs_link *v, enum verbs_role role, struct ibv_con
     if (!q->recv_cq || !q->send_cq)
         return ff_error_set(err, errno, "verbs: completion queue of %d on %s: %s", cqe,
                             ibv_get_device_name(dev->device), strerror(errno));
-    non_blocking(q->chan->fd);
+    verbs_set_nonblocking(q->chan->fd);
     int rc = watch(v, q);
     return rc ? ff_error_set(err, -rc, "verbs: watch a completion queue: %s", strerror(-rc)) : 0;
 }
@@ -197,7 +191,7 @@ int verbs_link_new(const struct ff_link_params *p, int cancel_fd, struct verbs_l
         return ff_error_set(err, e, "verbs: no RDMA device here, or rdma_ucm is not loaded: %s",
                             strerror(e));
     }
-    non_blocking(v->events->fd);
+    verbs_set_nonblocking(v->events->fd);
     *out = v;
     return 0;
 }

@@ -137,7 +137,7 @@ static bool rest(struct ff_collapse *c, uint64_t ns)
     return go_on;
 }
 
-static void count(struct ff_collapse *c, uint64_t *what)
+static void count_up(struct ff_collapse *c, uint64_t *what)
 {
     pthread_mutex_lock(&c->lock);
     ++*what;
@@ -150,13 +150,13 @@ static bool collapse_region(struct ff_collapse *c, const struct range *r, unsign
     for (uint8_t *at = r->start; at < r->end; at += HUGE_BYTES) {
         uint64_t from = ff_now_ns();
         if (own_pages(c->pagemap, at) < PAGES / 2) {
-            count(c, &c->stats.sparse);
+            count_up(c, &c->stats.sparse);
         } else if (!madvise(at, HUGE_BYTES, MADV_COLLAPSE)) {
-            count(c, &c->stats.huge);
+            count_up(c, &c->stats.huge);
             *failures = 0;
         } else {
             bool never = errno == EINVAL; /* the kernel is too old, or this mapping is of no use */
-            count(c, &c->stats.failed);
+            count_up(c, &c->stats.failed);
             if (never || ++*failures == FAILURES)
                 return never;
         }

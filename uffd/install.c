@@ -168,9 +168,9 @@ static bool is_there(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t 
     return n > 0 || n == -EEXIST;
 }
 
-static int install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
-                       const uint8_t *src, uint64_t len, bool wake, uint64_t *done,
-                       struct ff_error *err)
+static int uffd_install_run(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
+                            const uint8_t *src, uint64_t len, bool wake, uint64_t *done,
+                            struct ff_error *err)
 {
     bool as_continue = r->landing == FF_UFFD_CONTINUE;
     uint64_t start = 0;
@@ -212,7 +212,7 @@ static int install_zeros_by_copy(struct ff_uffd *u, const struct ff_uffd_range *
         return ff_error_set(err, ENOTSUP, "uffd: install zeros: page size %u (at most %zu)",
                             r->psize, sizeof(zeros));
     for (uint64_t at = 0; at < len; at += r->psize) {
-        int rc = install_run(u, r, offset + at, zeros, r->psize, wake, done, err);
+        int rc = uffd_install_run(u, r, offset + at, zeros, r->psize, wake, done, err);
         if (rc)
             return rc;
     }
@@ -232,7 +232,7 @@ int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t o
     } else if (!src && r->memory == FF_UFFD_HUGETLB) {
         return install_zeros_by_copy(u, r, offset, len, wake, done, err);
     }
-    return install_run(u, r, offset, src, len, wake, done, err);
+    return uffd_install_run(u, r, offset, src, len, wake, done, err);
 }
 
 bool ff_uffd_can_move(const struct ff_uffd *u)
@@ -253,8 +253,8 @@ int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
         if (m.move > 0)
             *done += (uint64_t)m.move;
         else if (e == EBUSY || e == EINVAL)
-            return install_run(u, r, offset + *done, (uint8_t *)src + *done, len - *done, true,
-                               done, err);
+            return uffd_install_run(u, r, offset + *done, (uint8_t *)src + *done, len - *done, true,
+                                    done, err);
         else if (e != EAGAIN || ff_now_ns() - start > AGAIN_LIMIT_NS)
             return ff_error_set(err, e ? e : EIO, "uffd: move %llu bytes to offset 0x%llx: %s",
                                 (unsigned long long)(len - *done),

@@ -23,18 +23,20 @@
 #include "identity.h"
 #include "qemu_opts.h"
 
-static rewrite_fn rewrite_name, drop, refuse_option, rewrite_log, rewrite_pidfile, rewrite_mem_path,
-    rewrite_object, rewrite_config, rewrite_nographic, rewrite_nodefaults, rewrite_display;
+static rewrite_fn rewrite_name, rewrite_drop, refuse_option, rewrite_log, rewrite_pidfile,
+    rewrite_mem_path, rewrite_object, rewrite_config, rewrite_nographic, rewrite_nodefaults,
+    rewrite_display;
 
 static const struct rule {
     const char *option;
     rewrite_fn *fn;
 } rules[] = {
     /* the child's own beginning */
-    {"incoming", drop}, {"S", drop}, {"loadvm", drop}, {"preconfig", drop}, {"daemonize", drop},
-    {"pidfile", rewrite_pidfile}, {"gdb", drop}, {"s", drop},
+    {"incoming", rewrite_drop}, {"S", rewrite_drop}, {"loadvm", rewrite_drop},
+    {"preconfig", rewrite_drop}, {"daemonize", rewrite_drop}, {"pidfile", rewrite_pidfile},
+    {"gdb", rewrite_drop}, {"s", rewrite_drop},
     /* memory comes from the agent */
-    {"mem-path", rewrite_mem_path}, {"mem-prealloc", drop}, {"object", rewrite_object},
+    {"mem-path", rewrite_mem_path}, {"mem-prealloc", rewrite_drop}, {"object", rewrite_object},
     /* sockets and files */
     {"qmp", rewrite_monitor}, {"qmp-pretty", rewrite_monitor}, {"monitor", rewrite_monitor},
     {"qtest", rewrite_monitor}, {"chardev", rewrite_chardev}, {"serial", rewrite_serial},
@@ -42,7 +44,7 @@ static const struct rule {
     {"qtest-log", rewrite_log},
     {"nographic", rewrite_nographic}, {"nodefaults", rewrite_nodefaults},
     {"display", rewrite_display}, {"vnc", rewrite_display}, {"spice", rewrite_display},
-    {"full-screen", drop},
+    {"full-screen", rewrite_drop},
     /* the world outside */
     {"netdev", rewrite_net}, {"nic", rewrite_net}, {"net", rewrite_net},
     /* who it is */
@@ -64,7 +66,7 @@ static const char *const without_argument[] = {
 
 /* --- simple ones --- */
 
-static int drop(struct rewrite *r, const char *option, const char *value)
+static int rewrite_drop(struct rewrite *r, const char *option, const char *value)
 {
     (void)r;
     (void)option;

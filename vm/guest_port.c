@@ -24,7 +24,7 @@ char *guest_port_room(struct guest_input *in, size_t *room)
 }
 
 /* 0..@max, all digits; -1: it is not */
-static long number(const char *s, long max)
+static long take_number(const char *s, long max)
 {
     long v = 0;
 
@@ -45,7 +45,8 @@ static bool is_word(const char *s)
            strspn(s, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-") == n;
 }
 
-static int parse(char *line, unsigned max_children, struct guest_request *out, struct ff_error *why)
+static int parse_request(char *line, unsigned max_children, struct guest_request *out,
+                         struct ff_error *why)
 {
     static const char *const verbs[] = {"fork", "link", "ready",
                                         "exit", "join", "joined"};
@@ -59,7 +60,7 @@ static int parse(char *line, unsigned max_children, struct guest_request *out, s
     switch (verb) {
     case GUEST_FORK:
         word = rest ? strsep(&rest, " ") : "";
-        v = number(word, (long)max_children);
+        v = take_number(word, (long)max_children);
         if (v < 1)
             return ff_error_set(why, EPROTO, "guest: fork: %.20s children (permitted: 1..%u)", word,
                           max_children);
@@ -67,7 +68,7 @@ static int parse(char *line, unsigned max_children, struct guest_request *out, s
         snprintf(out->user, sizeof(out->user), "%s", rest ? rest : "");
         return 1;
     case GUEST_EXIT:
-        v = number(rest ? rest : "", 255);
+        v = take_number(rest ? rest : "", 255);
         if (v < 0)
             return ff_error_set(why, EPROTO, "guest: exit: code %.20s (permitted: 0..255)",
                           rest ? rest : "");
@@ -117,7 +118,7 @@ int guest_port_take(struct guest_input *in, size_t got, unsigned max_children,
         if (iscntrl((unsigned char)line[i]))
             return ff_error_set(why, EPROTO, "guest: control character %#x in a line",
                           (unsigned char)line[i]);
-    return parse(line, max_children, out, why);
+    return parse_request(line, max_children, out, why);
 }
 
 char *guest_port_forked(const char *message)

@@ -50,7 +50,7 @@ void qmp_job_add(struct qmp_job *j, const char *name, json_t *arguments)
 }
 
 /* -EAGAIN: its queue is full */
-static int open_socket(struct qmp_job *j, struct ff_error *why)
+static int job_connect(struct qmp_job *j, struct ff_error *why)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
 
@@ -78,7 +78,7 @@ static int send_next(struct qmp_job *j, struct ff_error *why)
     return rc ? ff_error_set(why, EPIPE, "%s: %s", j->path, strerror(-rc)) : 0;
 }
 
-static int hear(struct qmp_job *j, const char *line, struct ff_error *why)
+static int job_read_line(struct qmp_job *j, const char *line, struct ff_error *why)
 {
     json_t *m = json_loads(line, 0, NULL);
     bool counts = j->greeted ? !json_object_get(m, "event") : !!json_object_get(m, "QMP");
@@ -100,12 +100,12 @@ int qmp_job_turn(struct qmp_job *j, struct ff_error *why)
 {
     size_t n = json_array_size(j->commands);
     char *line;
-    int rc = j->fd < 0 ? open_socket(j, why) : 0;
+    int rc = j->fd < 0 ? job_connect(j, why) : 0;
 
     if (!rc && (rc = jsonl_read(&j->in, j->fd)))
         return ff_error_set(why, -rc, "%s: %s", j->path, strerror(-rc));
     while (!rc && json_array_size(j->answers) < n && (line = jsonl_next(&j->in)))
-        rc = *line ? hear(j, line, why) : 0;
+        rc = *line ? job_read_line(j, line, why) : 0;
     if (rc || json_array_size(j->answers) == n)
         return rc;
     return j->in.ended ? ff_error_set(why, EPIPE, "%s: the QEMU behind it has ended", j->path)

@@ -85,31 +85,31 @@ static void *work(void *opaque)
     return NULL;
 }
 
-static void hear_child(struct agent *a, const struct message *m)
+static void on_child_message(struct agent *a, const struct message *m)
 {
     static const struct {
         enum agent_vm_state state;
         const char *what;
-    } of[] = {[FF_CHILD_CONNECTED] = {KID_CONNECTED, NULL},
-              [FF_CHILD_ATTACHED] = {KID_ATTACHED, "attached"},
-              [FF_CHILD_RUNNING] = {KID_RUNNING, "running"},
-              [FF_CHILD_COMPLETE] = {KID_COMPLETE, "complete"},
-              [FF_CHILD_LOST] = {KID_LOST, "lost"}};
-    struct agent_vm *kid = agent_vms_find(&a->kids, m->child);
+    } of[] = {[FF_CHILD_CONNECTED] = {AGENT_VM_CONNECTED, NULL},
+              [FF_CHILD_ATTACHED] = {AGENT_VM_ATTACHED, "attached"},
+              [FF_CHILD_RUNNING] = {AGENT_VM_RUNNING, "running"},
+              [FF_CHILD_COMPLETE] = {AGENT_VM_COMPLETE, "complete"},
+              [FF_CHILD_LOST] = {AGENT_VM_LOST, "lost"}};
+    struct agent_vm *vm = agent_vms_find(&a->vms, m->child);
 
-    if (!kid || kid->state == KID_ENDED)
+    if (!vm || vm->state == AGENT_VM_ENDED)
         return;
-    agent_private_forget(kid); /* it comes here last */
-    if (kid->state != KID_COMPLETE) /* memory can be complete before the guest runs */
-        kid->state = of[m->value].state;
+    agent_private_forget(vm); /* it comes here last */
+    if (vm->state != AGENT_VM_COMPLETE) /* memory can be complete before the guest runs */
+        vm->state = of[m->value].state;
     if (m->value == FF_CHILD_RUNNING)
-        agent_port_open(kid->channel, NULL); /* one that does not answer keeps its links down */
+        agent_port_open(vm->channel, NULL); /* one that does not answer keeps its links down */
     agent_count_vms(a);
     if (of[m->value].what)
-        agent_send_child(a, kid, of[m->value].what);
+        agent_send_child(a, vm, of[m->value].what);
 }
 
-static void hear_worker(struct agent *a, const struct message *m)
+static void on_worker(struct agent *a, const struct message *m)
 {
     if (m->kind == FROM_RECEIVE) {
         a->image = IMAGE;
@@ -131,15 +131,15 @@ static void hear_worker(struct agent *a, const struct message *m)
     agent_write_state(a);
 }
 
-static void hear_threads(struct agent *a)
+static void on_threads(struct agent *a)
 {
     struct message m;
 
     while (read(a->pipe[0], &m, sizeof(m)) == sizeof(m))
         if (m.kind == FROM_CHILD)
-            hear_child(a, &m);
+            on_child_message(a, &m);
         else
-            hear_worker(a, &m);
+            on_worker(a, &m);
 }
 
 /* --- commands --- */
@@ -152,7 +152,7 @@ static void detach(struct agent *a)
         return;
     agent_send(a, json_pack("{ss}", "event", "detached"));
     a->detached = true;
-    agent_server_end(&a->kids.server); /* nobody asks for more children */
+    agent_server_end(&a->vms.server); /* nobody asks for more children */
     prctl(PR_SET_PDEATHSIG, 0);
     for (int fd = 0; fd <= 2; fd++)
         dup2(null, fd);
@@ -165,18 +165,18 @@ static void detach(struct agent *a)
 }
 
 /* A guest moves to a child of this agent, or has: who started it may be gone, and it may not end */
-static void keep(struct agent *a)
+static void keep_vms(struct agent *a)
 {
     a->kept = true;
-    agent_vms_keep(&a->kids);
+    agent_vms_keep(&a->vms);
     agent_write_state(a);
     agent_send(a, json_pack("{ss}", "event", "keep"));
 }
 
-static void let_go(struct agent *a)
+static void let_vms_go(struct agent *a)
 {
     if (a->kept)
-        agent_vms_let_go(&a->kids);
+        agent_vms_let_go(&a->vms);
     detach(a);
 }
 
@@ -197,7 +197,7 @@ static void run_command(struct agent *a, const char *line)
 {
     json_t *o = json_loads(line, 0, NULL), *v;
     struct ff_error why;
-    struct agent_vm *kid;
+    struct agent_vm *vm;
 
     if ((v = json_object_get(o, "spawn"))) {
         if (agent_reserve_state(a, (unsigned)agent_waiting(a), v, &why))
@@ -207,7 +207,7 @@ static void run_command(struct agent *a, const char *line)
             agent_spawn_later(a, v);
         agent_count_vms(a);
     } else if ((v = json_object_get(o, "check"))) {
-        if (preflight_check(v, a->kids.server.pid, &why))
+        if (preflight_check(v, a->vms.server.pid, &why))
             agent_send_error(a, 0, why.text);
         else
             agent_send(a, json_pack("{ss}", "event", "checked"));
@@ -215,18 +215,18 @@ static void run_command(struct agent *a, const char *line)
         if (agent_spawn_not(a, (unsigned)json_integer_value(v))) {
             agent_send_error(a, (unsigned)json_integer_value(v), "ended before it was started");
             agent_count_vms(a);
-        } else if ((kid = agent_vms_find(&a->kids, (unsigned)json_integer_value(v))) &&
-            kid->state != KID_ENDED)
-            agent_vm_kill(kid);
+        } else if ((vm = agent_vms_find(&a->vms, (unsigned)json_integer_value(v))) &&
+            vm->state != AGENT_VM_ENDED)
+            agent_vm_kill(vm);
     } else if ((v = json_object_get(o, "qmp"))) {
-        if ((v = agent_vms_qmp(&a->kids, v)))
+        if ((v = agent_vms_qmp(&a->vms, v)))
             agent_send(a, v);
     } else if (json_is_true(json_object_get(o, "keep"))) {
-        keep(a);
+        keep_vms(a);
     } else if ((v = json_object_get(o, "adopt"))) {
-        agent_send(a, agent_vms_adopt(&a->kids, v));
+        agent_send(a, agent_vms_adopt(&a->vms, v));
     } else if (json_is_true(json_object_get(o, "detach"))) {
-        let_go(a);
+        let_vms_go(a);
     } else if (json_is_true(json_object_get(o, "end"))) {
         a->ending = true;
         a->kept = false;
@@ -239,7 +239,7 @@ static void run_command(struct agent *a, const char *line)
     json_decref(o);
 }
 
-static void hear_input(struct agent *a)
+static void on_input(struct agent *a)
 {
     char *line;
 
@@ -254,69 +254,69 @@ static void hear_input(struct agent *a)
 
 /* --- children --- */
 
-static void hear_trouble(struct agent *a, struct agent_vm *kid)
+static void on_exec_status(struct agent *a, struct agent_vm *vm)
 {
     struct ff_error why;
-    int rc = agent_vms_on_exec_status(kid, &why);
+    int rc = agent_vms_on_exec_status(vm, &why);
 
-    if (!rc && (kid->state == KID_STARTED || kid->state == KID_CONNECTED))
-        agent_send_child(a, kid, "started");
+    if (!rc && (vm->state == AGENT_VM_STARTED || vm->state == AGENT_VM_CONNECTED))
+        agent_send_child(a, vm, "started");
     else if (rc && rc != -EAGAIN)
-        agent_send_error(a, kid->number, why.text);
+        agent_send_error(a, vm->number, why.text);
 }
 
 /* What the guest says, its links, its end; true: look again soon */
-static bool hear_guest(struct agent *a, struct agent_vm *kid)
+static bool on_guest(struct agent *a, struct agent_vm *vm)
 {
     enum channel_event e;
     int code = 0, events = 0;
 
-    for (; events < EVENTS_A_TURN && !kid->exited && agent_port_fd(kid->channel) >= 0; events++) {
-        e = agent_port_on_input(kid->channel, &code);
+    for (; events < EVENTS_A_TURN && !vm->exited && agent_port_fd(vm->channel) >= 0; events++) {
+        e = agent_port_on_input(vm->channel, &code);
         if (e == CHANNEL_NOTHING)
             break;
         if (e == CHANNEL_READY) {
-            if (!kid->ready)
-                agent_send_child(a, kid, "ready");
-            kid->ready = true;
+            if (!vm->ready)
+                agent_send_child(a, vm, "ready");
+            vm->ready = true;
             continue;
         }
-        kid->exited = true;
-        agent_send(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)kid->number,
-                                "what", "exit", "pid", (int)kid->pid, "code", code));
-        if (kid->state != KID_ENDED) { /* its number may be another's by now */
-            kill(kid->pid, SIGTERM); /* QEMU ends in good order */
-            kid->end_ms = ff_now_ms() + EXIT_LIMIT_MS;
+        vm->exited = true;
+        agent_send(a, json_pack("{ss si ss si si}", "event", "child", "child", (int)vm->number,
+                                "what", "exit", "pid", (int)vm->pid, "code", code));
+        if (vm->state != AGENT_VM_ENDED) { /* its number may be another's by now */
+            kill(vm->pid, SIGTERM); /* QEMU ends in good order */
+            vm->end_ms = ff_now_ms() + EXIT_LIMIT_MS;
         }
     }
-    if (kid->state == KID_ENDED)
+    if (vm->state == AGENT_VM_ENDED)
         return false;
-    if (kid->end_ms && ff_now_ms() > kid->end_ms)
-        agent_vm_kill(kid);
-    return agent_port_raise_links(kid->channel, kid->qmp) || kid->end_ms || events == EVENTS_A_TURN;
+    if (vm->end_ms && ff_now_ms() > vm->end_ms)
+        agent_vm_kill(vm);
+    return agent_port_raise_links(vm->channel, vm->qmp) || vm->end_ms || events == EVENTS_A_TURN;
 }
 
 /* Overlays are gone by the time that the end is told */
 static void reap(struct agent *a)
 {
-    if (!agent_vms_reap(&a->kids))
+    if (!agent_vms_reap(&a->vms))
         return;
     overlay_records_sweep(a->base, NULL, NULL);
-    for (size_t i = 0; i < a->kids.n; i++) {
-        struct agent_vm *kid = &a->kids.v[i];
-        if (!kid->how || kid->told)
+    for (size_t i = 0; i < a->vms.n; i++) {
+        struct agent_vm *vm = &a->vms.v[i];
+        if (!vm->how || vm->told)
             continue;
-        kid->told = true;
-        if (kid->exec_status_fd >= 0)
-            hear_trouble(a, kid);
-        hear_guest(a, kid); /* its last words come before its end */
-        agent_send_ended(a, kid);
+        vm->told = true;
+        if (vm->exec_status_fd >= 0)
+            on_exec_status(a, vm);
+        on_guest(a, vm); /* its last words come before its end */
+        agent_send_ended(a, vm);
         agent_count_vms(a);
         agent_write_state(a);
     }
 }
 
-static void hear_signals(struct agent *a)
+static void on_signals(struct agent *a)
 {
     struct signalfd_siginfo s;
 
@@ -342,13 +342,13 @@ static bool over(struct agent *a)
     }
     if (a->unused_ms && ff_now_ms() > a->unused_ms) {
         a->unused_ms = 0;
-        agent_vms_end_unused(&a->kids);
+        agent_vms_end_unused(&a->vms);
     }
     if (a->image == LOST && ff_now_ms() > a->lost_ms + LOST_LIMIT_MS)
-        for (size_t i = 0; i < a->kids.n; i++)
-            if (a->kids.v[i].state < KID_COMPLETE || a->kids.v[i].state == KID_LOST)
-                agent_vm_kill(&a->kids.v[i]);
-    return a->detached && !agent_vms_alive(&a->kids) && !agent_waiting(a);
+        for (size_t i = 0; i < a->vms.n; i++)
+            if (a->vms.v[i].state < AGENT_VM_COMPLETE || a->vms.v[i].state == AGENT_VM_LOST)
+                agent_vm_kill(&a->vms.v[i]);
+    return a->detached && !agent_vms_alive(&a->vms) && !agent_waiting(a);
 }
 
 static int tick_ms(const struct agent *a)
@@ -357,56 +357,56 @@ static int tick_ms(const struct agent *a)
         return TICK_MS;
     if (a->image == NONE || (a->detached && a->image == COMPLETE))
         return -1; /* nothing but the end of a child happens any more */
-    return a->image == LISTENING && a->heard < a->kids.n ? TICK_READY_MS : TICK_MS;
+    return a->image == LISTENING && a->heard < a->vms.n ? TICK_READY_MS : TICK_MS;
 }
 
 /* Answers of children's QEMUs; true: look again soon */
-static bool hear_answers(struct agent *a)
+static bool on_answers(struct agent *a)
 {
     json_t *e;
 
-    while ((e = agent_vms_answer(&a->kids)))
+    while ((e = agent_vms_answer(&a->vms)))
         agent_send(a, e);
-    if (a->kids.ask_unused_again)
+    if (a->vms.ask_unused_again)
         wait_for_use(a);
-    a->kids.ask_unused_again = false;
-    return agent_vms_poll(&a->kids, NULL);
+    a->vms.ask_unused_again = false;
+    return agent_vms_poll(&a->vms, NULL);
 }
 
 /* Nothing in it waits but poll(): a child that is busy is not all that there is to hear */
-static void loop(struct agent *a)
+static void agent_loop(struct agent *a)
 {
     struct pollfd *p = NULL;
 
     while (!over(a)) {
-        bool again = hear_answers(a);
-        size_t kids = a->kids.n, n = 3 + 3 * kids + agent_vms_poll(&a->kids, NULL), waiting = 0;
+        bool again = on_answers(a);
+        size_t vms = a->vms.n, n = 3 + 3 * vms + agent_vms_poll(&a->vms, NULL), waiting = 0;
         free(p);
         p = xcalloc(n, sizeof(*p));
         p[0] = (struct pollfd){.fd = a->detached || a->in.ended ? -1 : 0, .events = POLLIN};
         p[1] = (struct pollfd){.fd = a->pipe[0], .events = POLLIN};
         p[2] = (struct pollfd){.fd = a->signals, .events = POLLIN};
-        agent_vms_poll(&a->kids, p + 3 + 3 * kids);
-        for (size_t i = 0; i < kids; i++) {
-            p[3 + i] = (struct pollfd){.fd = a->kids.v[i].exec_status_fd, .events = POLLIN};
+        agent_vms_poll(&a->vms, p + 3 + 3 * vms);
+        for (size_t i = 0; i < vms; i++) {
+            p[3 + i] = (struct pollfd){.fd = a->vms.v[i].exec_status_fd, .events = POLLIN};
             waiting += p[3 + i].fd >= 0;
-            again |= hear_guest(a, &a->kids.v[i]);
-            int channel = a->kids.v[i].exited ? -1 : agent_port_fd(a->kids.v[i].channel);
-            p[3 + kids + i] = (struct pollfd){.fd = channel, .events = POLLIN};
-            p[3 + 2 * kids + i] = (struct pollfd){
-                .fd = agent_port_qmp_fd(a->kids.v[i].channel), .events = POLLIN};
+            again |= on_guest(a, &a->vms.v[i]);
+            int channel = a->vms.v[i].exited ? -1 : agent_port_fd(a->vms.v[i].channel);
+            p[3 + vms + i] = (struct pollfd){.fd = channel, .events = POLLIN};
+            p[3 + 2 * vms + i] = (struct pollfd){
+                .fd = agent_port_qmp_fd(a->vms.v[i].channel), .events = POLLIN};
         }
         if (poll(p, n, again ? TICK_MS : tick_ms(a)) < 0 && errno != EINTR)
             break;
-        for (size_t i = 0; waiting && i < kids; i++)
+        for (size_t i = 0; waiting && i < vms; i++)
             if (p[3 + i].revents)
-                hear_trouble(a, &a->kids.v[i]);
+                on_exec_status(a, &a->vms.v[i]);
         if (p[1].revents)
-            hear_threads(a);
+            on_threads(a);
         if (p[2].revents)
-            hear_signals(a);
+            on_signals(a);
         if (p[0].revents)
-            hear_input(a);
+            on_input(a);
         agent_spawn_waiting(a);
         agent_send_progress(a);
     }
@@ -438,7 +438,7 @@ static int start_worker(struct agent *a, struct ff_error *why)
     return 0;
 }
 
-static int start(struct agent *a, struct ff_error *why)
+static int agent_start(struct agent *a, struct ff_error *why)
 {
     int rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
 
@@ -446,9 +446,9 @@ static int start(struct agent *a, struct ff_error *why)
         rc = agent_reserve_state(a, a->children, NULL, why);
     if (rc)
         return rc;
-    a->kids.dir = a->dir;
+    a->vms.dir = a->dir;
     if (a->server) /* beside all else */
-        agent_server_begin(&a->kids.server, a->server);
+        agent_server_begin(&a->vms.server, a->server);
     if (pipe2(a->pipe, O_CLOEXEC) < 0 || fcntl(a->pipe[0], F_SETFL, O_NONBLOCK) < 0)
         return ff_error_set(why, errno, "pipe: %s", strerror(errno));
     a->image = a->listen ? LISTENING : NONE;
@@ -476,20 +476,20 @@ static bool end_worker(struct agent *a)
     return pthread_timedjoin_np(a->worker, NULL, &t) == 0;
 }
 
-static void finish(struct agent *a)
+static void end_vms(struct agent *a)
 {
     size_t left = 0;
 
     if (a->pipe[0] >= 0)
         close(a->pipe[0]); /* a thread that cannot tell any more goes on: it is waited for */
     agent_write_state(a); /* for those that go on without it */
-    for (size_t i = 0; a->detached && i < a->kids.n; i++)
-        if (a->kids.v[i].state != KID_ENDED &&
-            (a->kept || a->kids.v[i].state == KID_COMPLETE)) {
-            a->kids.v[i].state = KID_ENDED;
+    for (size_t i = 0; a->detached && i < a->vms.n; i++)
+        if (a->vms.v[i].state != AGENT_VM_ENDED &&
+            (a->kept || a->vms.v[i].state == AGENT_VM_COMPLETE)) {
+            a->vms.v[i].state = AGENT_VM_ENDED;
             left++;
         }
-    agent_vms_end(&a->kids, END_LIMIT_MS);
+    agent_vms_end(&a->vms, END_LIMIT_MS);
     if (end_worker(a))
         ff_agent_free(a->ff);
     else
@@ -504,8 +504,8 @@ static void finish(struct agent *a)
     ff_error_free(a->err);
     json_decref(a->said);
     json_decref(a->spawns);
-    agent_vms_drop_questions(&a->kids);
-    agent_vms_free(&a->kids);
+    agent_vms_drop_questions(&a->vms);
+    agent_vms_free(&a->vms);
     jsonl_free(&a->in);
     free(a->socket);
     free(a->dir);
@@ -529,11 +529,11 @@ int agent_run(void *opaque, int front)
     a->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (!fstat(STDOUT_FILENO, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)))
         fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
-    int rc = start(a, &why);
+    int rc = agent_start(a, &why);
     if (rc)
         agent_send_error(a, 0, why.text);
     else
-        loop(a);
-    finish(a);
+        agent_loop(a);
+    end_vms(a);
     return rc ? 1 : 0;
 }

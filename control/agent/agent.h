@@ -15,14 +15,14 @@
 #include "strv.h"
 
 enum agent_vm_state {
-    KID_PREPARING, /* its process is there, QEMU is not yet */
-    KID_STARTED,
-    KID_CONNECTED,
-    KID_ATTACHED,
-    KID_RUNNING,
-    KID_COMPLETE,
-    KID_LOST,      /* the agent hears from it no more, the process is still there */
-    KID_ENDED
+    AGENT_VM_PREPARING, /* its process is there, QEMU is not yet */
+    AGENT_VM_STARTED,
+    AGENT_VM_CONNECTED,
+    AGENT_VM_ATTACHED,
+    AGENT_VM_RUNNING,
+    AGENT_VM_COMPLETE,
+    AGENT_VM_LOST,      /* the agent hears from it no more, the process is still there */
+    AGENT_VM_ENDED
 };
 
 struct agent_vm {
@@ -58,7 +58,7 @@ struct agent_vms {
  * all of them, @files is released */
 int agent_private_write(const json_t *files, struct ff_error *why);
 void agent_private_remove(json_t *files);
-void agent_private_forget(struct agent_vm *kid);
+void agent_private_forget(struct agent_vm *vm);
 
 const char *agent_vm_state_name(enum agent_vm_state s);
 struct agent_vm *agent_vms_find(struct agent_vms *k, unsigned number);
@@ -78,14 +78,14 @@ size_t agent_vms_starting(const struct agent_vms *k); /* of those: they do not r
 int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
                     struct ff_error *why);
 
-/* @kid->exec_status_fd is readable: 0: it runs its program now; -errno: it does not, and why */
-int agent_vms_on_exec_status(struct agent_vm *kid, struct ff_error *why);
+/* @vm->exec_status_fd is readable: 0: it runs its program now; -errno: it does not, and why */
+int agent_vms_on_exec_status(struct agent_vm *vm, struct ff_error *why);
 
 /* Reap those that have ended; whether there were any */
 bool agent_vms_reap(struct agent_vms *k);
-char *agent_vm_last_words(const struct agent_vm *kid); /* the end of its log */
+char *agent_vm_last_words(const struct agent_vm *vm); /* the end of its log */
 
-void agent_vm_kill(const struct agent_vm *kid); /* with all of its group */
+void agent_vm_kill(const struct agent_vm *vm); /* with all of its group */
 
 /* Kill all and wait until they are gone, at most @limit_ms: whether they are */
 bool agent_vms_end(struct agent_vms *k, int limit_ms);

@@ -58,7 +58,7 @@ static json_t *state_of(const struct agent *a)
                      a->parent ? a->parent : "", "image", names[a->image], "agent", (int)getpid(),
                      "start", (json_int_t)process_start_time(getpid()), "time",
                      (json_int_t)t.tv_sec, "detached", a->detached, "children",
-                     agent_vms_state(&a->kids));
+                     agent_vms_state(&a->vms));
 }
 
 int agent_write_state(struct agent *a)
@@ -98,20 +98,20 @@ void agent_leave(struct agent *a)
     overlay_records_leave(a->base, a->dir, s);
 }
 
-void agent_send_child(struct agent *a, const struct agent_vm *kid, const char *what)
+void agent_send_child(struct agent *a, const struct agent_vm *vm, const char *what)
 {
-    agent_send(a, json_pack("{ss si ss si}", "event", "child", "child", (int)kid->number, "what",
-                            what, "pid", (int)kid->pid));
+    agent_send(a, json_pack("{ss si ss si}", "event", "child", "child", (int)vm->number, "what",
+                            what, "pid", (int)vm->pid));
     agent_write_state(a);
 }
 
-void agent_send_ended(struct agent *a, const struct agent_vm *kid)
+void agent_send_ended(struct agent *a, const struct agent_vm *vm)
 {
-    FF_AUTO_FREE char *words = kid->code ? agent_vm_last_words(kid) : xstrdup("");
+    FF_AUTO_FREE char *words = vm->code ? agent_vm_last_words(vm) : xstrdup("");
 
-    agent_send(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)kid->number,
-                            "what", "ended", "pid", (int)kid->pid, "how", kid->how, "code",
-                            kid->code, "log", words));
+    agent_send(a, json_pack("{ss si ss si ss si ss}", "event", "child", "child", (int)vm->number,
+                            "what", "ended", "pid", (int)vm->pid, "how", vm->how, "code",
+                            vm->code, "log", words));
 }
 
 void agent_send_progress(struct agent *a)

@@ -68,7 +68,7 @@ void agent_port_free(struct channel *c)
     free(c);
 }
 
-static void say(struct channel *c, char *text)
+static void send_line(struct channel *c, char *text)
 {
     size_t len = strlen(text);
 
@@ -92,7 +92,7 @@ int agent_port_open(struct channel *c, struct ff_error *why)
         hang_up(c);
         return ff_error_set(why, code, "port %s: %s", c->path, strerror(code));
     }
-    say(c, guest_port_forked(c->message));
+    send_line(c, guest_port_forked(c->message));
     return 0;
 }
 
@@ -101,7 +101,7 @@ int agent_port_fd(const struct channel *c)
     return c ? c->fd : -1;
 }
 
-static enum channel_event run_command(struct channel *c, const struct guest_request *r, int *code)
+static enum channel_event run_request(struct channel *c, const struct guest_request *r, int *code)
 {
     switch (r->verb) {
     case GUEST_LINK:
@@ -115,12 +115,12 @@ static enum channel_event run_command(struct channel *c, const struct guest_requ
     case GUEST_JOINED:
         return CHANNEL_NOTHING;
     case GUEST_JOIN:
-        say(c, guest_port_failed_join(r->word, "nobody forks for this machine"));
+        send_line(c, guest_port_failed_join(r->word, "nobody forks for this machine"));
         return CHANNEL_NOTHING;
     case GUEST_FORK:
         break;
     }
-    say(c, guest_port_failed("nobody forks for this machine"));
+    send_line(c, guest_port_failed("nobody forks for this machine"));
     return CHANNEL_NOTHING;
 }
 
@@ -136,9 +136,9 @@ enum channel_event agent_port_on_input(struct channel *c, int *code)
         int rc = guest_port_take(&c->in, (size_t)got, 0, &r, &why);
         got = 0;
         if (rc < 0) {
-            say(c, guest_port_failed(why.text));
+            send_line(c, guest_port_failed(why.text));
         } else if (rc) {
-            enum channel_event e = run_command(c, &r, code);
+            enum channel_event e = run_request(c, &r, code);
             if (e != CHANNEL_NOTHING)
                 return e;
         } else {

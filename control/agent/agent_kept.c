@@ -11,16 +11,16 @@ void agent_vms_keep(struct agent_vms *k)
 {
     for (size_t i = 0; i < k->n; i++) {
         agent_private_forget(&k->v[i]); /* it waits for its guest, and was asked so */
-        if (k->v[i].state == KID_STARTED)
-            k->v[i].state = KID_ATTACHED;
+        if (k->v[i].state == AGENT_VM_STARTED)
+            k->v[i].state = AGENT_VM_ATTACHED;
     }
 }
 
 void agent_vms_let_go(struct agent_vms *k)
 {
     for (size_t i = 0; i < k->n; i++)
-        if (k->v[i].state == KID_ATTACHED)
-            k->v[i].state = KID_COMPLETE;
+        if (k->v[i].state == AGENT_VM_ATTACHED)
+            k->v[i].state = AGENT_VM_COMPLETE;
 }
 
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o)

@@ -47,18 +47,18 @@ void agent_private_remove(json_t *files)
 }
 
 /* A text of the same length over the other: that needs no room */
-void agent_private_forget(struct agent_vm *kid)
+void agent_private_forget(struct agent_vm *vm)
 {
     size_t i;
     json_t *f;
 
-    json_array_foreach(kid->private, i, f) {
+    json_array_foreach(vm->private, i, f) {
         const char *path = text_of(f, "path"),
                    *after = json_string_value(json_object_get(f, "after"));
         if (!after || strlen(after) != strlen(text_of(f, "text")) ||
             write_text(open(path, O_WRONLY | O_CLOEXEC | O_NOFOLLOW), after))
             unlink(path);
     }
-    json_decref(kid->private);
-    kid->private = NULL;
+    json_decref(vm->private);
+    vm->private = NULL;
 }

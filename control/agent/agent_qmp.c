@@ -20,12 +20,12 @@ struct agent_ask {
     struct agent_ask *next;
 };
 
-static void ask(struct agent_vms *k, const struct agent_vm *kid, const char *execute,
-                json_t *arguments, json_t *event)
+static void ask_vm(struct agent_vms *k, const struct agent_vm *vm, const char *execute,
+                   json_t *arguments, json_t *event)
 {
     struct agent_ask *a = xcalloc(1, sizeof(*a)), **at = &k->asks;
 
-    *a = (struct agent_ask){.child = kid->number, .event = event, .job = qmp_job_new(kid->qmp),
+    *a = (struct agent_ask){.child = vm->number, .event = event, .job = qmp_job_new(vm->qmp),
                           .end_ms = ff_now_ms() + LIMIT_MS};
     qmp_job_add(a->job, execute, arguments);
     while (*at)
@@ -44,14 +44,14 @@ json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o)
 {
     const char *execute = json_string_value(json_object_get(o, "execute"));
     json_int_t number = json_integer_value(json_object_get(o, "child"));
-    struct agent_vm *kid = agent_vms_find(k, (unsigned)number);
+    struct agent_vm *vm = agent_vms_find(k, (unsigned)number);
     json_t *id = json_object_get(o, "id"),
            *e = json_pack("{ss sI}", "event", "qmp", "child", number);
 
     if (id)
         json_object_set(e, "id", id);
-    if (execute && kid && kid->qmp && kid->state != KID_ENDED) {
-        ask(k, kid, execute, json_incref(json_object_get(o, "arguments")), e);
+    if (execute && vm && vm->qmp && vm->state != AGENT_VM_ENDED) {
+        ask_vm(k, vm, execute, json_incref(json_object_get(o, "arguments")), e);
         return NULL;
     }
     json_object_set_new(e, "error",
@@ -64,8 +64,8 @@ json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o)
 void agent_vms_end_unused(struct agent_vms *k)
 {
     for (size_t i = 0; i < k->n; i++)
-        if (k->v[i].state != KID_ENDED && k->v[i].qmp)
-            ask(k, &k->v[i], "query-migrate", NULL, NULL);
+        if (k->v[i].state != AGENT_VM_ENDED && k->v[i].qmp)
+            ask_vm(k, &k->v[i], "query-migrate", NULL, NULL);
 }
 
 size_t agent_vms_poll(const struct agent_vms *k, struct pollfd *p)
@@ -85,16 +85,16 @@ static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
 {
     const json_t *info = rc ? NULL : json_object_get(qmp_job_answer(a->job, 0), "return");
     const char *status = json_string_value(json_object_get(info, "status"));
-    struct agent_vm *kid = agent_vms_find(k, a->child);
+    struct agent_vm *vm = agent_vms_find(k, a->child);
 
     if (!info)
         k->ask_unused_again = true;
-    else if (!status || strcmp(status, "setup") || !kid || kid->state == KID_ENDED)
+    else if (!status || strcmp(status, "setup") || !vm || vm->state == AGENT_VM_ENDED)
         return;
     else if (qmp_job_age_ms(a->job) > FRESH_MS)
-        ask(k, kid, "query-migrate", NULL, NULL);
+        ask_vm(k, vm, "query-migrate", NULL, NULL);
     else
-        agent_vm_kill(kid);
+        agent_vm_kill(vm);
 }
 
 /* Its event, with what came of it */

@@ -23,7 +23,7 @@ struct agent {
     enum image image;
     int pipe[2], signals, front;
     struct jsonl_reader in;
-    struct agent_vms kids;
+    struct agent_vms vms;
     json_t *spawns; /* array: children that wait for their turn to be started; or NULL */
     size_t reserved; /* bytes, for the state file */
     json_t *said; /* the last progress event */
@@ -48,8 +48,8 @@ int agent_run(void *opaque, int front);
 /* agent_events.c; nothing is said any more once it is detached */
 void agent_send(struct agent *a, json_t *event); /* taken over */
 void agent_send_error(struct agent *a, unsigned child, const char *text); /* 0: of none */
-void agent_send_child(struct agent *a, const struct agent_vm *kid, const char *what);
-void agent_send_ended(struct agent *a, const struct agent_vm *kid);
+void agent_send_child(struct agent *a, const struct agent_vm *vm, const char *what);
+void agent_send_ended(struct agent *a, const struct agent_vm *vm);
 void agent_end_by(struct agent *a, int signal); /* it ends with what it has, and says why */
 void agent_send_image(struct agent *a);
 void agent_send_progress(struct agent *a); /* if there is any */

@@ -40,7 +40,7 @@ size_t agent_vms_alive(const struct agent_vms *k)
     size_t n = 0;
 
     for (size_t i = 0; i < k->n; i++)
-        n += k->v[i].state != KID_ENDED;
+        n += k->v[i].state != AGENT_VM_ENDED;
     return n;
 }
 
@@ -49,7 +49,7 @@ size_t agent_vms_starting(const struct agent_vms *k)
     size_t n = 0;
 
     for (size_t i = 0; i < k->n; i++)
-        n += k->v[i].state < KID_RUNNING;
+        n += k->v[i].state < AGENT_VM_RUNNING;
     return n;
 }
 
@@ -79,7 +79,7 @@ static char ***commands_of(const json_t *a, bool *ok)
     return v;
 }
 
-static struct agent_vm *new_kid(struct agent_vms *k)
+static struct agent_vm *new_agent_vm(struct agent_vms *k)
 {
     struct agent_vm *v = realloc(k->v, (k->n + 1) * sizeof(*v));
 
@@ -119,21 +119,21 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         ff_error_context(why, "spawn");
     if (rc && made)
         overlay_records_unmake(k->dir, (unsigned)number);
-    struct agent_vm *kid = rc ? NULL : new_kid(k);
-    if (!kid)
+    struct agent_vm *vm = rc ? NULL : new_agent_vm(k);
+    if (!vm)
         agent_private_remove(private);
-    if (kid) {
-        kid->number = (unsigned)number;
-        kid->pid = pid;
-        kid->begun_ms = ff_now_ms();
-        kid->start = process_start_time(pid);
-        kid->exec_status_fd = fd;
-        kid->trouble = xcalloc(1, sizeof(*kid->trouble));
-        kid->log = xstrdup(p.log);
-        kid->qmp = qmp ? xstrdup(qmp) : NULL;
-        kid->private = private;
-        kid->channel = agent_port_new(json_object_get(o, "channel"));
-        *out = kid;
+    if (vm) {
+        vm->number = (unsigned)number;
+        vm->pid = pid;
+        vm->begun_ms = ff_now_ms();
+        vm->start = process_start_time(pid);
+        vm->exec_status_fd = fd;
+        vm->trouble = xcalloc(1, sizeof(*vm->trouble));
+        vm->log = xstrdup(p.log);
+        vm->qmp = qmp ? xstrdup(qmp) : NULL;
+        vm->private = private;
+        vm->channel = agent_port_new(json_object_get(o, "channel"));
+        *out = vm;
     }
     for (char ***b = before; b && b < before + json_array_size(json_object_get(o, "before")); b++)
         free(*b);
@@ -142,29 +142,29 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
     return rc;
 }
 
-int agent_vms_on_exec_status(struct agent_vm *kid, struct ff_error *why)
+int agent_vms_on_exec_status(struct agent_vm *vm, struct ff_error *why)
 {
-    int rc = jsonl_read(kid->trouble, kid->exec_status_fd);
-    char *line = jsonl_next(kid->trouble);
+    int rc = jsonl_read(vm->trouble, vm->exec_status_fd);
+    char *line = jsonl_next(vm->trouble);
 
-    if (!rc && !line && !kid->trouble->ended)
+    if (!rc && !line && !vm->trouble->ended)
         return -EAGAIN;
-    close(kid->exec_status_fd);
-    kid->exec_status_fd = -1;
+    close(vm->exec_status_fd);
+    vm->exec_status_fd = -1;
     if (line) {
-        FF_AUTO_FREE char *log = agent_vm_last_words(kid); /* which goes with the run directory */
+        FF_AUTO_FREE char *log = agent_vm_last_words(vm); /* which goes with the run directory */
         const char *last = strrchr(log, '\n');
         return ff_error_set(why, ECHILD, "%s%s%s", line, *log ? ": " : "", last ? last + 1 : log);
     }
-    if (kid->state == KID_PREPARING)
-        kid->state = KID_STARTED;
+    if (vm->state == AGENT_VM_PREPARING)
+        vm->state = AGENT_VM_STARTED;
     return 0;
 }
 
-static bool is_kid(const struct agent_vms *k, pid_t pid)
+static bool is_agent_vm(const struct agent_vms *k, pid_t pid)
 {
     for (size_t i = 0; i < k->n; i++)
-        if (k->v[i].pid == pid && k->v[i].state != KID_ENDED)
+        if (k->v[i].pid == pid && k->v[i].state != AGENT_VM_ENDED)
             return true;
     return false;
 }
@@ -175,7 +175,7 @@ static void reap_others(struct agent_vms *k)
     siginfo_t ended = {0};
 
     while (!waitid(P_ALL, 0, &ended, WEXITED | WNOHANG | WNOWAIT) && ended.si_pid &&
-           !is_kid(k, ended.si_pid)) {
+           !is_agent_vm(k, ended.si_pid)) {
         agent_server_ended(&k->server, ended.si_pid);
         waitpid(ended.si_pid, NULL, WNOHANG);
         ended.si_pid = 0;
@@ -189,30 +189,30 @@ bool agent_vms_reap(struct agent_vms *k)
     int status;
 
     for (size_t i = 0; i < k->n; i++) {
-        struct agent_vm *kid = &k->v[i];
+        struct agent_vm *vm = &k->v[i];
         ended.si_pid = 0;
-        if (kid->state == KID_ENDED ||
-            waitid(P_PID, (id_t)kid->pid, &ended, WEXITED | WNOHANG | WNOWAIT) || !ended.si_pid)
+        if (vm->state == AGENT_VM_ENDED ||
+            waitid(P_PID, (id_t)vm->pid, &ended, WEXITED | WNOHANG | WNOWAIT) || !ended.si_pid)
             continue;
-        agent_vm_kill(kid); /* what is left of its group, while the number is still its own */
-        if (waitpid(kid->pid, &status, WNOHANG) != kid->pid)
+        agent_vm_kill(vm); /* what is left of its group, while the number is still its own */
+        if (waitpid(vm->pid, &status, WNOHANG) != vm->pid)
             continue;
-        kid->code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-        kid->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
+        vm->code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        vm->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
                                      : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
-        kid->state = KID_ENDED;
-        agent_private_remove(kid->private);
-        kid->private = NULL;
+        vm->state = AGENT_VM_ENDED;
+        agent_private_remove(vm->private);
+        vm->private = NULL;
         any = true;
     }
     reap_others(k);
     return any;
 }
 
-char *agent_vm_last_words(const struct agent_vm *kid)
+char *agent_vm_last_words(const struct agent_vm *vm)
 {
     char text[LAST_WORDS_BYTES + 1];
-    int fd = open(kid->log, O_RDONLY | O_CLOEXEC);
+    int fd = open(vm->log, O_RDONLY | O_CLOEXEC);
 
     if (fd < 0)
         return xstrdup("");
@@ -231,10 +231,10 @@ char *agent_vm_last_words(const struct agent_vm *kid)
     return xstrdup(text);
 }
 
-void agent_vm_kill(const struct agent_vm *kid)
+void agent_vm_kill(const struct agent_vm *vm)
 {
-    kill(-kid->pid, SIGKILL);
-    kill(kid->pid, SIGKILL); /* it may not lead its group yet */
+    kill(-vm->pid, SIGKILL);
+    kill(vm->pid, SIGKILL); /* it may not lead its group yet */
 }
 
 bool agent_vms_end(struct agent_vms *k, int limit_ms)
@@ -242,7 +242,7 @@ bool agent_vms_end(struct agent_vms *k, int limit_ms)
     uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
 
     for (size_t i = 0; i < k->n; i++)
-        if (k->v[i].state != KID_ENDED)
+        if (k->v[i].state != AGENT_VM_ENDED)
             agent_vm_kill(&k->v[i]);
     while (agent_vms_alive(k)) {
         if (agent_vms_reap(k))

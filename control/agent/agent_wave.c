@@ -9,7 +9,8 @@
  *              for seconds, so that those which came first run (clone/server.c holds them for two)
  *              and take the CPUs from all others. In waves one after the other is ready.
  * States       a request to spawn waits here until fewer than the wave's number are on their way
- *              from spawn to KID_CONNECTED; from there on a child needs the CPU for a moment only.
+ *              from spawn to AGENT_VM_CONNECTED; from there on a child needs the CPU for a moment
+ *              only.
  * Failure      a child that does not come for STUCK_MS makes room for another: what it waits for,
  *              a disk on the network for one, needs no CPU.
  */
@@ -31,8 +32,9 @@ static bool room(const struct agent *a)
 {
     size_t n = 0;
 
-    for (size_t i = 0; i < a->kids.n; i++)
-        n += a->kids.v[i].state < KID_CONNECTED && ff_now_ms() < a->kids.v[i].begun_ms + STUCK_MS;
+    for (size_t i = 0; i < a->vms.n; i++)
+        n +=
+            a->vms.v[i].state < AGENT_VM_CONNECTED && ff_now_ms() < a->vms.v[i].begun_ms + STUCK_MS;
     return !a->ff || n < wave(); /* guests that move come as their sources do */
 }
 
@@ -77,17 +79,17 @@ void agent_count_vms(struct agent *a)
 {
     if (!a->ff)
         return;
-    size_t starting = agent_vms_starting(&a->kids) + agent_waiting(a);
+    size_t starting = agent_vms_starting(&a->vms) + agent_waiting(a);
     ff_agent_together(a->ff, (unsigned)starting);
-    agent_set_weight(!a->detached && starting ? agent_vms_alive(&a->kids) + agent_waiting(a) : 0);
+    agent_set_weight(!a->detached && starting ? agent_vms_alive(&a->vms) + agent_waiting(a) : 0);
 }
 
-static void spawn(struct agent *a, const json_t *o)
+static void spawn_vm(struct agent *a, const json_t *o)
 {
     struct ff_error why;
-    struct agent_vm *kid;
+    struct agent_vm *vm;
 
-    if (agent_vms_spawn(&a->kids, o, &kid, &why))
+    if (agent_vms_spawn(&a->vms, o, &vm, &why))
         agent_send_error(a, (unsigned)json_integer_value(json_object_get(o, "number")), why.text);
     else
         agent_write_state(a);
@@ -99,7 +101,7 @@ void agent_spawn_waiting(struct agent *a)
     json_t *o;
 
     while (agent_waiting(a) && (o = spawn_next(a))) {
-        spawn(a, o);
+        spawn_vm(a, o);
         json_decref(o);
         agent_count_vms(a);
     }

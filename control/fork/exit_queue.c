@@ -19,7 +19,7 @@
 #include "error.h"
 #include "strv.h"
 
-static struct join_fork *find(struct exit_queue *j, unsigned fork)
+static struct join_fork *queued_fork(struct exit_queue *j, unsigned fork)
 {
     for (size_t i = 0; i < j->n; i++)
         if (j->v[i].fork == fork)
@@ -27,7 +27,7 @@ static struct join_fork *find(struct exit_queue *j, unsigned fork)
     return NULL;
 }
 
-static void forget(struct exit_queue *j, size_t from, size_t n)
+static void forget_forks(struct exit_queue *j, size_t from, size_t n)
 {
     for (size_t i = from; i < from + n; i++)
         free(j->v[i].ends);
@@ -40,7 +40,7 @@ bool exit_queue_room(struct exit_queue *j)
 {
     for (size_t i = 0; j->n == EXIT_QUEUE_MAX && i < j->n; i++)
         if (j->v[i].n == j->v[i].count)
-            forget(j, i, 1);
+            forget_forks(j, i, 1);
     return j->n < EXIT_QUEUE_MAX;
 }
 
@@ -61,7 +61,7 @@ void exit_queue_add(struct exit_queue *j, unsigned fork, unsigned count)
                                       .ends = xcalloc(count, sizeof(struct join_end))};
 }
 
-static void ended(struct join_fork *f, unsigned number, int code)
+static void set_ended(struct join_fork *f, unsigned number, int code)
 {
     for (unsigned i = 0; i < f->n; i++)
         if (f->ends[i].number == number)
@@ -71,18 +71,18 @@ static void ended(struct join_fork *f, unsigned number, int code)
 
 void exit_queue_ended(struct exit_queue *j, unsigned fork, unsigned number, int code)
 {
-    struct join_fork *f = find(j, fork);
+    struct join_fork *f = queued_fork(j, fork);
 
     if (f && number >= 1 && number <= f->count)
-        ended(f, number, code);
+        set_ended(f, number, code);
 }
 
 void exit_queue_over(struct exit_queue *j, unsigned fork)
 {
-    struct join_fork *f = find(j, fork);
+    struct join_fork *f = queued_fork(j, fork);
 
     for (unsigned k = 1; f && f->n < f->count; k++)
-        ended(f, k, EXIT_QUEUE_NO_CODE);
+        set_ended(f, k, EXIT_QUEUE_NO_CODE);
 }
 
 void exit_queue_cancel(struct exit_queue *j)
@@ -130,7 +130,7 @@ void exit_queue_acknowledged(struct exit_queue *j)
 {
     if (!j->told)
         return;
-    forget(j, 0, j->at_fork);
+    forget_forks(j, 0, j->at_fork);
     exit_queue_cancel(j);
 }
 
@@ -138,7 +138,7 @@ void exit_queue_free(struct exit_queue *j)
 {
     exit_queue_cancel(j);
     if (j->n)
-        forget(j, 0, j->n);
+        forget_forks(j, 0, j->n);
     free(j->v);
     *j = (struct exit_queue){0};
 }

@@ -168,7 +168,7 @@ static bool start_beside(const struct fork *f)
 }
 
 /* Memory that does not come any more is lost, whoever's fault that is */
-static void follow(struct fork *f)
+static void follow_memory(struct fork *f)
 {
     if (fork_pump(f, hosts_complete, limit_ms(f)) == -ETIMEDOUT)
         for (size_t i = 0; i < f->s.n_hosts; i++)
@@ -214,7 +214,7 @@ static int do_fork(struct fork *f)
     if (fork_pump(f, children_run, limit_ms(f)) == -ETIMEDOUT)
         fail_late(f, never_ran, "it did not run");
     if (!f->s.interrupted)
-        follow(f);
+        follow_memory(f);
     if (!f->s.interrupted)
         fork_ask_paused(f);
     return f->s.interrupted ? -ECANCELED : 0;
@@ -222,7 +222,7 @@ static int do_fork(struct fork *f)
 
 /* Agents with children that run are let go, or kept to be followed; the others end with what they
  * have */
-static void let_go(struct fork *f, bool all_end, bool follow)
+static void let_agents_go(struct fork *f, bool all_end, bool follow)
 {
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
@@ -261,7 +261,7 @@ static void fail_all(struct fork *f)
     }
 }
 
-static int outcome(const struct fork *f)
+static int fork_outcome(const struct fork *f)
 {
     size_t good = 0;
 
@@ -271,7 +271,7 @@ static int outcome(const struct fork *f)
 }
 
 /* What its agents hold: the image, no larger than the parent's memory */
-static void agent_options(const struct session *s, const struct host *h, struct strv *w)
+static void fork_agent_options(const struct session *s, const struct host *h, struct strv *w)
 {
     const struct fork *f = (const struct fork *)s;
     const char *options = s->o.link_options;
@@ -288,7 +288,7 @@ static void agent_options(const struct session *s, const struct host *h, struct 
     }
 }
 
-static int run(struct fork *f)
+static int run_fork(struct fork *f)
 {
     session_block_signals(&f->s);
     f->s.begin_ms = ff_now_exact_ms();
@@ -300,10 +300,10 @@ static int run(struct fork *f)
     if (rc)
         fail_all(f);
     fork_show(f, true);
-    let_go(f, rc != 0, f->o->follow);
+    let_agents_go(f, rc != 0, f->o->follow);
     fork_unexport(f);
     fork_disks_let_go(f->disks);
-    int code = outcome(f);
+    int code = fork_outcome(f);
     if (code == EXIT_NONE) {
         fork_disks_end_server(f->disks);
         fork_take_back(f);
@@ -321,7 +321,7 @@ static int run(struct fork *f)
         qmp_free(f->s.qmp); /* the parent can be forked again meanwhile */
         f->s.qmp = NULL;
         code = fork_follow(f, code);
-        let_go(f, false, false);
+        let_agents_go(f, false, false);
     }
     return code;
 }
@@ -329,7 +329,7 @@ static int run(struct fork *f)
 int fork_run(const struct fork_options *o, struct hostlist *hosts)
 {
     static const struct session_kind vmclone = {.program = "vmclone",
-                                                .agent_options = agent_options};
+                                                .agent_options = fork_agent_options};
     struct fork f = {.o = o, .s.nodes = *hosts};
     struct ff_error why;
     int code = EXIT_USAGE;
@@ -338,7 +338,7 @@ int fork_run(const struct fork_options *o, struct hostlist *hosts)
     if (session_init(&f.s, &vmclone, &o->s, &why))
         fprintf(stderr, "vmclone: %s\n", why.text);
     else
-        code = run(&f);
+        code = run_fork(&f);
     fork_disks_free(f.disks);
     identity_free(f.identity);
     json_decref(f.freeze);

@@ -45,7 +45,7 @@ struct job {
     uint64_t better_ms;  /* when that had become less */
 };
 
-static void hear(struct job *j, const json_t *e)
+static void job_on_event(struct job *j, const json_t *e)
 {
     const json_t *data = json_object_get(e, "data");
     const char *name = text_of(e, "event"), *error = text_of(data, "error");
@@ -63,7 +63,7 @@ static void hear(struct job *j, const json_t *e)
 }
 
 /* -ETIMEDOUT: it gets nowhere, or the parent says nothing of it */
-static int look(struct job *j, int limit_ms)
+static int job_query(struct job *j, int limit_ms)
 {
     FF_AUTO_JSON json_t *jobs = NULL;
     struct ff_error ignored;
@@ -86,7 +86,7 @@ static int look(struct job *j, int limit_ms)
 }
 
 /* Until it has ended, @look_limit_ms without progress, or @end_ms */
-static int follow(struct job *j, int look_limit_ms, uint64_t end_ms)
+static int job_follow(struct job *j, int look_limit_ms, uint64_t end_ms)
 {
     uint64_t looked_ms = j->better_ms = ff_now_ms();
     int rc = 0;
@@ -95,16 +95,16 @@ static int follow(struct job *j, int look_limit_ms, uint64_t end_ms)
         FF_AUTO_JSON json_t *e = NULL;
         rc = qmp_wait_event(j->qmp, LOOK_MS, &e, j->why);
         if (e)
-            hear(j, e);
+            job_on_event(j, e);
         if (!rc && !j->ended && ff_now_ms() >= looked_ms + LOOK_MS) { /* however many events come */
-            rc = look(j, look_limit_ms);
+            rc = job_query(j, look_limit_ms);
             looked_ms = ff_now_ms();
         }
     }
     return rc;
 }
 
-static void cancel(struct job *j)
+static void job_cancel(struct job *j)
 {
     struct ff_error ignored;
 
@@ -112,7 +112,7 @@ static void cancel(struct job *j)
     j->why = &ignored;
     qmp_command(j->qmp, "block-job-cancel", json_pack("{ss sb}", "device", j->id, "force", true),
                 NULL, &ignored);
-    follow(j, END_LIMIT_MS, ff_now_ms() + END_LIMIT_MS);
+    job_follow(j, END_LIMIT_MS, ff_now_ms() + END_LIMIT_MS);
 }
 
 int overlay_commit_check(const json_t *o, const char *base, pid_t parent, struct ff_error *why)
@@ -139,9 +139,9 @@ int overlay_commit(struct qmp *q, const json_t *o, int limit_ms, struct ff_error
 
     if (rc)
         return rc;
-    rc = follow(&j, limit_ms, UINT64_MAX);
+    rc = job_follow(&j, limit_ms, UINT64_MAX);
     if (rc)
-        cancel(&j);
+        job_cancel(&j);
     else if (!(rc = j.rc))
         rc = qmp_command(q, "blockdev-del", json_pack("{ss}", "node-name", overlay), NULL, why);
     if (!rc && unlink(file) < 0)

@@ -57,7 +57,7 @@ struct fork_disks {
 
 /* --- steps --- */
 
-static int run(const json_t *words, struct ff_error *why)
+static int run_program(const json_t *words, struct ff_error *why)
 {
     struct strv argv = {0};
     struct spawn r;
@@ -94,7 +94,7 @@ static int do_step(struct fork_disks *d, const json_t *step, struct ff_error *wh
         return rc;
     }
     if (argv)
-        return run(argv, why);
+        return run_program(argv, why);
     if (q)
         return qmp_command(d->parent, json_string_value(json_object_get(q, "execute")),
                            json_incref(json_object_get(q, "arguments")), NULL, why);
@@ -103,7 +103,7 @@ static int do_step(struct fork_disks *d, const json_t *step, struct ff_error *wh
 }
 
 /* Nobody has to look for the overlays any more: they are gone, or are the parent's disks */
-static void finish(struct fork_disks *d)
+static void end_unfinished(struct fork_disks *d)
 {
     if (d->unfinished)
         rundir_remove(d->unfinished);
@@ -126,7 +126,7 @@ static void undo(struct fork_disks *d)
     }
     d->prepared = false;
     if (done)
-        finish(d);
+        end_unfinished(d);
 }
 
 /* --- before and after the pause --- */
@@ -200,7 +200,7 @@ static int write_down(const struct fork_disks *d, const json_t *disks, struct ff
     return overlay_records_add(d->owner.dir, d->owner.number, more, why);
 }
 
-static int begin(struct fork_disks *d, struct ff_error *why)
+static int begin_unfinished(struct fork_disks *d, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *overlays = disks_overlays(d->plan);
     FF_AUTO_FREE char *base = base_of(d);
@@ -209,7 +209,7 @@ static int begin(struct fork_disks *d, struct ff_error *why)
                                                         overlays, &d->unfinished, why) : 0;
 }
 
-static void hold(struct fork_disks *d)
+static void hold_images(struct fork_disks *d)
 {
     FF_AUTO_JSON json_t *files = disks_chains(d->plan);
     size_t i;
@@ -253,10 +253,10 @@ int fork_disks_prepare(struct fork_disks *d, struct ff_error *why)
     if (!rc)
         rc = write_down(d, disks, why);
     if (!rc)
-        rc = begin(d, why);
+        rc = begin_unfinished(d, why);
     if (rc)
         return rc;
-    hold(d);
+    hold_images(d);
     json_array_foreach(steps, i, step) {
         d->prepared = true;
         rc = rc ? rc : do_step(d, step, why);
@@ -288,7 +288,7 @@ void fork_disks_done(struct fork_disks *d, bool forked)
         d->forked = disks_gone_over(d->plan, block);
     }
     if (d->forked)
-        finish(d);
+        end_unfinished(d);
     else
         undo(d);
 }
@@ -344,7 +344,7 @@ int fork_disks_serve(struct fork_disks *d, struct ff_error *why)
         return rc;
     FF_AUTO_FREE char *pidfile = xprintf("%s/pid", d->server_dir);
     FF_AUTO_JSON json_t *argv = disks_server(d->plan, d->o->nbd, pidfile);
-    if (argv && (rc = run(argv, why)))
+    if (argv && (rc = run_program(argv, why)))
         return rc;
     d->server = argv ? read_pid(pidfile) : 0;
     if (d->server <= 0) {

@@ -24,7 +24,7 @@
 #define WRITE_LIMIT_MS 5000
 
 /* To whom it is for; taken over */
-static void report(const struct fork *f, json_t *e, const char *line)
+static void report_event(const struct fork *f, json_t *e, const char *line)
 {
     if (f->o->events)
         jsonl_write_json(f->o->events, e, WRITE_LIMIT_MS);
@@ -38,7 +38,7 @@ static void report(const struct fork *f, json_t *e, const char *line)
 }
 
 /* Why it has no code of its own; NULL: it runs. Only for one that has said none */
-static const char *end_of(const struct fork *f, const struct vm *k)
+static const char *why_ended(const struct fork *f, const struct vm *k)
 {
     const struct host *h = &f->s.hosts[k->host];
 
@@ -58,8 +58,10 @@ static void report_end(const struct fork *f, const struct vm *k, const char *err
         k->said ? xprintf("child %u on %s: exit code %d", k->number, host, code)
                 : xprintf("child %u on %s: no exit code: %s", k->number, host, error);
 
-    report(f, json_pack("{ss si ss si so}", "event", "ended", "child", (int)k->number, "host", host,
-                        "code", code, "error", why ? why : json_string("not UTF-8")), line);
+    report_event(f,
+                 json_pack("{ss si ss si so}", "event", "ended", "child", (int)k->number, "host",
+                           host, "code", code, "error", why ? why : json_string("not UTF-8")),
+                 line);
 }
 
 /* Those that are new; whether there are others yet */
@@ -69,7 +71,7 @@ static bool report_ends(struct fork *f)
 
     for (size_t i = 0; i < f->s.n_vms; i++) {
         struct vm *k = &f->s.vms[i];
-        const char *error = end_of(f, k);
+        const char *error = why_ended(f, k);
         if (error && !k->told)
             report_end(f, k, error);
         k->told |= error != NULL;
@@ -107,7 +109,7 @@ static bool out_of_sight(const struct fork *f)
 }
 
 /* All of them well, or with what they have given back: 0 */
-static int outcome(const struct fork *f)
+static int follow_outcome(const struct fork *f)
 {
     for (size_t i = 0; i < f->s.n_vms; i++)
         if (f->s.vms[i].told && (!f->s.vms[i].said || f->s.vms[i].code))
@@ -142,5 +144,5 @@ int fork_follow(struct fork *f, int code)
         fprintf(stderr, "vmclone: interrupted: children that have not ended go on\n");
     else if (!out_of_sight(f))
         fork_disks_end_server(f->disks);
-    return outcome(f);
+    return follow_outcome(f);
 }

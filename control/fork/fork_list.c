@@ -88,7 +88,7 @@ int fork_record(struct fork *f, struct ff_error *why)
 }
 
 /* Forget a host of @id */
-static void forget(const char *base, const char *id, const json_t *entry)
+static void forget_entry(const char *base, const char *id, const json_t *entry)
 {
     struct ff_error ignored;
     int lock;
@@ -114,7 +114,7 @@ void fork_forget(const struct fork *f)
         FF_AUTO_JSON json_t *o =
             f->s.hosts[i].ended && f->s.hosts[i].rundir ? entry_of(f, &f->s.hosts[i]) : NULL;
         if (o)
-            forget(base, f->s.o.id, o);
+            forget_entry(base, f->s.o.id, o);
     }
 }
 
@@ -130,7 +130,7 @@ struct asked {
     struct ff_error why;  /* it could not be started */
 };
 
-static void ask(struct asked *a, const char *verb, const char *id, unsigned timeout_s)
+static void ask_entry(struct asked *a, const char *verb, const char *id, unsigned timeout_s)
 {
     const char *rundir = text_of(a->entry, "rundir");
     struct strv w = {0};
@@ -159,7 +159,7 @@ static void ask(struct asked *a, const char *verb, const char *id, unsigned time
     strv_free(&w);
 }
 
-static void hear(struct asked *a)
+static void read_reply(struct asked *a)
 {
     char *line;
     int status;
@@ -177,7 +177,7 @@ static void hear(struct asked *a)
 }
 
 /* Until all have answered; @limit_ms 0: no limit */
-static void hear_all(struct asked *a, size_t n, uint64_t limit_ms)
+static void read_replies(struct asked *a, size_t n, uint64_t limit_ms)
 {
     struct pollfd *p = xcalloc(2 * n, sizeof(*p));
     uint64_t end = ff_now_ms() + limit_ms;
@@ -195,7 +195,7 @@ static void hear_all(struct asked *a, size_t n, uint64_t limit_ms)
         poll(p, 2 * n, limit_ms ? (int)(end - now) : -1);
         for (size_t i = 0; i < n; i++)
             if (p[2 * i].revents || p[2 * i + 1].revents)
-                hear(&a[i]);
+                read_reply(&a[i]);
     }
     for (size_t i = 0; i < n; i++) {
         if (!a[i].over)
@@ -205,7 +205,7 @@ static void hear_all(struct asked *a, size_t n, uint64_t limit_ms)
     free(p);
 }
 
-static void say_silent(const struct asked *a)
+static void print_silent(const struct asked *a)
 {
     const char *host = text_of(a->entry, "host");
 
@@ -269,7 +269,7 @@ static bool take_answer(const char *base, struct asked *a, json_t *all)
             if ((s = find_fork(there, id, entry)))
                 json_array_append(all, s);
             else
-                forget(base, id, entry);
+                forget_entry(base, id, entry);
     return true;
 }
 
@@ -321,11 +321,11 @@ int fork_list(const char *named, bool json, unsigned timeout_s)
     struct asked *a = all_hosts(base, NULL, &n);
 
     for (size_t i = 0; i < n; i++)
-        ask(&a[i], "--list", NULL, 0);
-    hear_all(a, n, timeout_s * 1000ull);
+        ask_entry(&a[i], "--list", NULL, 0);
+    read_replies(a, n, timeout_s * 1000ull);
     for (size_t i = 0; i < n; i++)
         if (a[i].code != EXIT_ALL || !take_answer(base, &a[i], all)) {
-            say_silent(&a[i]);
+            print_silent(&a[i]);
             code = EXIT_SOME;
         }
     if (json) {
@@ -350,19 +350,19 @@ static int end_all(const char *named, const char *id, bool kill, uint64_t limit_
     struct asked *a = all_hosts(base, id, &n);
 
     for (size_t i = 0; i < n; i++)
-        ask(&a[i], kill ? "--kill" : "--wait", id, kill ? 0 : (unsigned)(limit_ms / 1000));
+        ask_entry(&a[i], kill ? "--kill" : "--wait", id, kill ? 0 : (unsigned)(limit_ms / 1000));
     int code = ps_end(base, id, 0, kill, limit_ms, false);
     if (code == EXIT_NONE && !n)
         fprintf(stderr, "vmclone: no fork %s of this host (%s); see vmclone --list\n", id, base);
     else if (code == EXIT_NONE)
         code = EXIT_ALL;
-    hear_all(a, n, answer_ms);
+    read_replies(a, n, answer_ms);
     for (size_t i = 0; i < n; i++) {
         FF_AUTO_JSON json_t *said = answer_of(&a[i]);
         if (json_is_true(json_object_get(said, "ended"))) {
-            forget(base, id, a[i].entry);
+            forget_entry(base, id, a[i].entry);
         } else {
-            say_silent(&a[i]);
+            print_silent(&a[i]);
             code = EXIT_SOME;
         }
     }

@@ -31,7 +31,7 @@ int fork_check_parent(struct fork *f, struct ff_error *why)
 }
 
 /* The name of an overlay says more than that of its node */
-static char *file_of(const struct fork *f, const char *node)
+static char *overlay_of(const struct fork *f, const char *node)
 {
     FF_AUTO_JSON json_t *disks = fork_disks_summary(f->disks);
     json_t *d;
@@ -59,7 +59,7 @@ void fork_check_runs(struct fork *f)
     while ((e = qmp_take_event(f->s.qmp)))
         session_on_guest_event(&f->s, e);
     const json_t *data = json_object_get(f->s.io_error, "data");
-    FF_AUTO_FREE char *file = file_of(f, text_of(data, "node-name"));
+    FF_AUTO_FREE char *file = overlay_of(f, text_of(data, "node-name"));
     f->stopped = xprintf("the parent has stopped: it cannot write to %s: %s: make room there, then "
                          "let it go on (QMP cont)", *file ? file : "a disk",
                          data ? text_of(data, "reason") : "io-error");

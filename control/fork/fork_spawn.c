@@ -82,7 +82,7 @@ static json_t *channel_of(const struct fork *f, const struct vm *k, const struct
     return json_pack("{ss ss so}", "path", path, "message", message, "links", links);
 }
 
-static void spawn(struct fork *f, struct vm *k)
+static void spawn_child(struct fork *f, struct vm *k)
 {
     struct host *h = &f->s.hosts[k->host];
     struct vm_spec s = spec_of(f, k->number, h, h->rundir, h->socket);
@@ -119,6 +119,6 @@ void fork_spawn(struct fork *f)
     for (size_t i = 0; i < f->s.n_vms; i++) {
         struct vm *k = &f->s.vms[i];
         if (k->state == VM_WAITING && f->s.hosts[k->host].state != HOST_FAILED)
-            spawn(f, k);
+            spawn_child(f, k);
     }
 }

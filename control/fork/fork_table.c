@@ -98,12 +98,6 @@ static struct phases phases_of(const struct fork *f)
     return p;
 }
 
-static void print_ms(const char *what, double ms)
-{
-    if (ms >= 0)
-        printf("  %s %.1f ms", what, ms);
-}
-
 static void print_phases(const struct fork *f)
 {
     struct phases p = phases_of(f);
@@ -111,12 +105,12 @@ static void print_phases(const struct fork *f)
     if (p.prepare < 0)
         return;
     printf("prepare %.1f ms; then:", p.prepare);
-    print_ms("freeze", p.freeze);
-    print_ms("ship state", p.ship);
-    print_ms("start", p.start);
-    print_ms("first instruction", p.first);
-    print_ms("of the last child", p.last);
-    print_ms("complete", p.complete);
+    session_print_ms("freeze", p.freeze);
+    session_print_ms("ship state", p.ship);
+    session_print_ms("start", p.start);
+    session_print_ms("first instruction", p.first);
+    session_print_ms("of the last child", p.last);
+    session_print_ms("complete", p.complete);
     putchar('\n');
 }
 
@@ -192,23 +186,18 @@ void fork_print_table(const struct fork *f, int code)
 
 /* --- JSON --- */
 
-static void set_ms(json_t *o, const char *key, double ms)
-{
-    json_object_set_new(o, key, ms >= 0 ? json_real(ms) : json_null());
-}
-
-static json_t *json_phases(const struct fork *f)
+static json_t *json_fork_phases(const struct fork *f)
 {
     struct phases p = phases_of(f);
     json_t *o = json_object();
 
-    set_ms(o, "prepare", p.prepare);
-    set_ms(o, "freeze", p.freeze);
-    set_ms(o, "ship_state", p.ship);
-    set_ms(o, "start", p.start);
-    set_ms(o, "first_instruction", p.first);
-    set_ms(o, "last_first_instruction", p.last);
-    set_ms(o, "complete", p.complete);
+    session_set_ms(o, "prepare", p.prepare);
+    session_set_ms(o, "freeze", p.freeze);
+    session_set_ms(o, "ship_state", p.ship);
+    session_set_ms(o, "start", p.start);
+    session_set_ms(o, "first_instruction", p.first);
+    session_set_ms(o, "last_first_instruction", p.last);
+    session_set_ms(o, "complete", p.complete);
     return o;
 }
 
@@ -226,9 +215,9 @@ static json_t *json_children(const struct fork *f)
         json_t *o = json_pack("{si ss si ss}", "child", (int)child->number, "host",
                               f->s.hosts[child->host].node->host, "pid", (int)child->pid, "state",
                               vm_state_name(child->state));
-        set_ms(o, "first_instruction_ms", f->paused ? -1 : since(f, child->running_ms));
-        set_ms(o, "complete_ms", since(f, child->complete_ms));
-        set_ms(o, "ready_ms", since(f, child->ready_ms));
+        session_set_ms(o, "first_instruction_ms", f->paused ? -1 : since(f, child->running_ms));
+        session_set_ms(o, "complete_ms", since(f, child->complete_ms));
+        session_set_ms(o, "ready_ms", since(f, child->ready_ms));
         json_object_set_new(o, "qmp", child->qmp ? json_string(child->qmp) : json_null());
         json_object_set_new(o, "error", child->error ? json_string(child->error) : json_null());
         json_array_append_new(list, o);
@@ -276,7 +265,7 @@ void fork_print_json(const struct fork *f, int code)
         "parent_stopped", f->stopped ? json_string(f->stopped) : json_null(), "exit_code", code,
         "interrupted", f->s.interrupted, "error",
         *f->s.why.text ? json_string(f->s.why.text) : json_null(), "children", json_children(f),
-        "hosts", json_hosts(f), "phases_ms", json_phases(f), "freeze",
+        "hosts", json_hosts(f), "phases_ms", json_fork_phases(f), "freeze",
         f->freeze ? json_incref(f->freeze) : json_null(), "notes", notes, "disks",
         fork_disks_summary(f->disks), "identities", json_identities(f));
     json_object_set_new(o, "children_paused", json_boolean(f->paused));

@@ -84,7 +84,7 @@ static void close_port(struct server *v)
 }
 
 /* @text is taken over */
-static void say(struct server *v, char *text)
+static void answer_guest(struct server *v, char *text)
 {
     free(v->out);
     v->out = v->port >= 0 ? text : NULL;
@@ -123,9 +123,9 @@ static char *parent_message(const char *id, unsigned count)
 /* --- runs --- */
 
 /* In the new process. Nothing of the server's stays open: who ends first would not be noticed */
-static void __attribute__((noreturn)) become(const struct serve *s, const struct run *r,
-                                             const char *user, pid_t server, int events,
-                                             int errors)
+static void __attribute__((noreturn)) exec_fork(const struct serve *s, const struct run *r,
+                                                const char *user, pid_t server, int events,
+                                                int errors)
 {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (getppid() != server)
@@ -137,7 +137,7 @@ static void __attribute__((noreturn)) become(const struct serve *s, const struct
     exit(s->fork(s->opaque, r->id, r->count, user, events));
 }
 
-static int start(struct server *v, struct run *r, const char *user)
+static int start_run(struct server *v, struct run *r, const char *user)
 {
     int events[2], errors[2] = {-1, -1};
     pid_t server = getpid();
@@ -153,7 +153,7 @@ static int start(struct server *v, struct run *r, const char *user)
     r->pid = fork();
     int code = errno;
     if (!r->pid)
-        become(v->s, r, user, server, events[1], errors[1]);
+        exec_fork(v->s, r, user, server, events[1], errors[1]);
     close(events[1]);
     close(errors[1]);
     r->fds[RUN_EVENTS] = events[0];
@@ -195,7 +195,7 @@ static void begin_fork(struct server *v, const struct guest_request *q)
     if (no) {
         fprintf(stderr, "vmclone: the guest asked for %u children: %s\n", q->count, no);
         free(r);
-        say(v, guest_port_failed(no));
+        answer_guest(v, guest_port_failed(no));
         return;
     }
     for (int i = 0; i < RUN_FDS; i++)
@@ -203,11 +203,11 @@ static void begin_fork(struct server *v, const struct guest_request *q)
     r->turn = ++v->turn;
     r->count = q->count;
     r->id = xprintf("%s-%u", v->s->id, r->turn);
-    int rc = start(v, r, q->user);
+    int rc = start_run(v, r, q->user);
     if (rc) {
         fprintf(stderr, "vmclone: %s: cannot be started: %s\n", r->id, strerror(-rc));
         run_free(r);
-        say(v, guest_port_failed(HOST_FAILED));
+        answer_guest(v, guest_port_failed(HOST_FAILED));
         return;
     }
     r->next = v->runs;
@@ -226,10 +226,10 @@ static void answer_fork(struct server *v, struct run *r, bool happened)
     v->arriving = NULL;
     if (happened)
         exit_queue_add(&v->joins, r->turn, r->count);
-    say(v, message ? guest_port_forked(message) : guest_port_failed(HOST_FAILED));
+    answer_guest(v, message ? guest_port_forked(message) : guest_port_failed(HOST_FAILED));
 }
 
-static void hear_event(struct server *v, struct run *r, const char *line)
+static void on_event(struct server *v, struct run *r, const char *line)
 {
     FF_AUTO_JSON json_t *e = json_loads(line, 0, NULL);
     const char *name = json_string_value(json_object_get(e, "event"));
@@ -246,7 +246,7 @@ static void hear_event(struct server *v, struct run *r, const char *line)
 }
 
 /* What it complains about goes on */
-static void hear_error(const char *line)
+static void print_error_line(const char *line)
 {
     fprintf(stderr, "%s\n", line);
 }
@@ -259,7 +259,7 @@ static bool readable(int fd)
 }
 
 /* What is there now: a process that the run has started can hold a pipe open for longer */
-static void hear_pipe(struct server *v, struct run *r, int which)
+static void read_pipe(struct server *v, struct run *r, int which)
 {
     struct jsonl_reader *in = &r->in[which];
     char *line;
@@ -268,9 +268,9 @@ static void hear_pipe(struct server *v, struct run *r, int which)
         int rc = jsonl_read(in, r->fds[which]);
         while ((line = jsonl_next(in)))
             if (which == RUN_EVENTS)
-                hear_event(v, r, line);
+                on_event(v, r, line);
             else
-                hear_error(line);
+                print_error_line(line);
         if (rc || in->ended) {
             close(r->fds[which]);
             r->fds[which] = -1;
@@ -296,7 +296,7 @@ static void end_run(struct server *v, struct run *r)
 /* --- requests --- */
 
 /* Who asks has the port alone: nobody waits for the answer to an earlier join */
-static void run_command(struct server *v, const struct guest_request *q)
+static void run_guest_request(struct server *v, const struct guest_request *q)
 {
     switch (q->verb) {
     case GUEST_FORK:
@@ -325,9 +325,9 @@ static void take_requests(struct server *v, size_t got)
         rc = guest_port_take(&v->in, got, v->s->max, &q, &why);
         got = 0;
         if (rc > 0)
-            run_command(v, &q);
+            run_guest_request(v, &q);
         else if (rc < 0)
-            say(v, guest_port_failed(why.text));
+            answer_guest(v, guest_port_failed(why.text));
     }
 }
 
@@ -345,7 +345,7 @@ static void read_port(struct server *v)
 
 /* --- the loop --- */
 
-static void hear_port(struct server *v, short revents)
+static void on_port(struct server *v, short revents)
 {
     if (!revents)
         return;
@@ -356,19 +356,19 @@ static void hear_port(struct server *v, short revents)
 }
 
 /* Its complaints before its outcome, which they may be the reason of */
-static void hear_run(struct server *v, struct run *r, const struct pollfd *p)
+static void on_run(struct server *v, struct run *r, const struct pollfd *p)
 {
-    hear_pipe(v, r, RUN_ERRORS);
-    hear_pipe(v, r, RUN_EVENTS);
+    read_pipe(v, r, RUN_ERRORS);
+    read_pipe(v, r, RUN_EVENTS);
     if (p[RUN_PROCESS].revents)
         end_run(v, r);
 }
 
-static void turn(struct server *v, int wait_ms)
+static void serve_turn(struct server *v, int wait_ms)
 {
     take_requests(v, 0);
     if (!v->out && !v->arriving)
-        say(v, exit_queue_next(&v->joins));
+        answer_guest(v, exit_queue_next(&v->joins));
     size_t n = 1 + RUN_FDS * v->n;
     struct pollfd *p = xcalloc(n, sizeof(*p)), *at = p + 1;
     p[0] = (struct pollfd){.fd = v->arriving ? -1 : v->port, .events = v->out ? POLLOUT : POLLIN};
@@ -379,9 +379,9 @@ static void turn(struct server *v, int wait_ms)
         at = p + 1;
         for (struct run *r = v->runs, *next; r; r = next, at += RUN_FDS) {
             next = r->next;
-            hear_run(v, r, at);
+            on_run(v, r, at);
         }
-        hear_port(v, p[0].revents); /* the last: a run can begin */
+        on_port(v, p[0].revents); /* the last: a run can begin */
     }
     free(p);
 }
@@ -414,12 +414,12 @@ int fork_serve(const struct serve *s, struct ff_error *why)
     printf("serving %s\n", s->port);
     fflush(stdout);
     while (v.port >= 0 || v.arriving)
-        turn(&v, -1);
+        serve_turn(&v, -1);
     uint64_t end = ff_now_ms() + END_LIMIT_MS;
     for (struct run *r = v.runs; r; r = r->next)
         kill(r->pid, SIGTERM);
     for (uint64_t now = ff_now_ms(); v.runs && now < end; now = ff_now_ms())
-        turn(&v, (int)(end - now));
+        serve_turn(&v, (int)(end - now));
     exit_queue_free(&v.joins);
     return 0;
 }

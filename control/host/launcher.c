@@ -10,7 +10,7 @@
 
 #define SAFE "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%_+=:,./-"
 
-static void append(char **out, const char *s, size_t len)
+static void append_text(char **out, const char *s, size_t len)
 {
     char *more = xprintf("%s%.*s", *out, (int)len, s);
 
@@ -25,13 +25,13 @@ char *shell_quote(const char *word)
     char *out = xstrdup("'");
     for (;;) {
         size_t len = strcspn(word, "'");
-        append(&out, word, len);
+        append_text(&out, word, len);
         if (!word[len])
             break;
-        append(&out, "'\\''", 4);
+        append_text(&out, "'\\''", 4);
         word += len + 1;
     }
-    append(&out, "'", 1);
+    append_text(&out, "'", 1);
     return out;
 }
 
@@ -42,8 +42,8 @@ char *shell_join(char *const *argv)
     for (; *argv; argv++) {
         FF_AUTO_FREE char *q = shell_quote(*argv);
         if (*out)
-            append(&out, " ", 1);
-        append(&out, q, strlen(q));
+            append_text(&out, " ", 1);
+        append_text(&out, q, strlen(q));
     }
     return out;
 }
@@ -78,16 +78,16 @@ char *launcher_line(const char *template, const char *host, char *const *argv)
 
     while (*template) {
         size_t len = strcspn(template, "{");
-        append(&out, template, len);
+        append_text(&out, template, len);
         template += len;
         if (!strncmp(template, "{host}", 6)) {
-            append(&out, h, strlen(h));
+            append_text(&out, h, strlen(h));
             template += 6;
         } else if (!strncmp(template, "{cmd}", 5)) {
-            append(&out, cmd, strlen(cmd));
+            append_text(&out, cmd, strlen(cmd));
             template += 5;
         } else if (*template) {
-            append(&out, template++, 1);
+            append_text(&out, template++, 1);
         }
     }
     return out;

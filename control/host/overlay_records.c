@@ -69,7 +69,7 @@ static char *lines_of(const json_t *files)
     return text;
 }
 
-static int append(const char *path, const json_t *files, struct ff_error *why)
+static int append_record(const char *path, const json_t *files, struct ff_error *why)
 {
     FF_AUTO_FREE char *text = lines_of(files);
     ssize_t len = (ssize_t)strlen(text);
@@ -96,7 +96,7 @@ int overlay_records_add(const char *dir, unsigned number, const json_t *files, s
     json_array_foreach(files, i, f)
         if (!json_is_string(f))
             return ff_error_set(why, EINVAL, "overlays: want their names");
-    return json_array_size(files) ? append(path, files, why) : 0;
+    return json_array_size(files) ? append_record(path, files, why) : 0;
 }
 
 /* false: it is there, and cannot be read, or not all of it */
@@ -352,7 +352,7 @@ static void find_over(void *opaque, const char *dir, json_t *state)
     }
 }
 
-static char *name_of(const struct sweep *s, pid_t pid)
+static char *user_name(const struct sweep *s, pid_t pid)
 {
     if (pid == USER_UNSEEN)
         return xstrdup("a process that cannot be seen from here");
@@ -372,7 +372,7 @@ static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *
         int code = users[i] == USER_NONE && unlink(file) < 0 ? errno : 0;
         if (users[i] == USER_NONE && (!code || code == ENOENT))
             continue;
-        FF_AUTO_FREE char *who = users[i] == USER_NONE ? NULL : name_of(s, users[i]);
+        FF_AUTO_FREE char *who = users[i] == USER_NONE ? NULL : user_name(s, users[i]);
         json_array_append_new(rest, json_string(file));
         if (kept && who)
             strv_add(kept, "%s stays: %s needs it, and it goes with that", file, who);
@@ -384,7 +384,7 @@ static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *
     FF_AUTO_FREE char *path = record_of(o->dir, o->number), *aside = xprintf("%s.new", path);
     if (!json_array_size(rest))
         unlink(path);
-    else if (append(aside, rest, &why) || rename(aside, path) < 0)
+    else if (append_record(aside, rest, &why) || rename(aside, path) < 0)
         unlink(aside); /* as it was: what is gone is no harm in it */
 }
 

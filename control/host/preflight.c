@@ -86,7 +86,7 @@ static void take_check(void *opaque, const char *subject, enum ff_check result, 
             w->rc = ff_error_set(w->why, ENOTSUP, "%s: %s", subject, text);
 }
 
-static int check_host(const json_t *subjects, struct ff_error *why)
+static int check_subjects(const json_t *subjects, struct ff_error *why)
 {
     struct wanted w = {.subjects = subjects, .why = why};
 
@@ -102,7 +102,7 @@ struct answers {
     bool greeted, able;
 };
 
-static void hear_answer(void *opaque, const char *line)
+static void read_answer(void *opaque, const char *line)
 {
     struct answers *a = opaque;
     FF_AUTO_JSON json_t *m = json_loads(line, 0, NULL);
@@ -130,7 +130,7 @@ static int check_program(const json_t *words, struct ff_error *why)
         return rc;
     jsonl_write(r.in, ask, strlen(ask), PROGRAM_LIMIT_MS); /* who does not read fails below */
     int status = -1;
-    bool ended = spawn_hear(&r, PROGRAM_LIMIT_MS, hear_answer, &a) && spawn_ended(&r, &status);
+    bool ended = spawn_hear(&r, PROGRAM_LIMIT_MS, read_answer, &a) && spawn_ended(&r, &status);
     spawn_end(&r, 0);
     const char *said = r.words ? r.words : "no message";
     if (!ended)
@@ -165,6 +165,6 @@ int preflight_check(const json_t *want, pid_t server, struct ff_error *why)
     if (!rc && server > 0)
         rc = preflight_descriptors(server, "a child", (uint64_t)descriptors, why);
     if (!rc)
-        rc = check_host(json_object_get(want, "checks"), why);
+        rc = check_subjects(json_object_get(want, "checks"), why);
     return rc ? rc : check_program(json_object_get(want, "program"), why);
 }

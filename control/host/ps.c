@@ -28,7 +28,7 @@
 #define POLL_MS 50
 #define ASK_LIMIT_MS 1000 /* of a QEMU that answers, or is busy */
 
-static int number_of(const json_t *o, const char *key)
+static int get_int(const json_t *o, const char *key)
 {
     return (int)json_integer_value(json_object_get(o, key));
 }
@@ -36,7 +36,7 @@ static int number_of(const json_t *o, const char *key)
 /* Of a child, or of the agent by "agent" */
 static bool alive(const json_t *o, const char *pid)
 {
-    return process_is(number_of(o, pid),
+    return process_is(get_int(o, pid),
                       (uint64_t)json_integer_value(json_object_get(o, "start")));
 }
 
@@ -113,7 +113,7 @@ void ps_print(const json_t *forks)
                : json_is_true(json_object_get(s, "kept")) ? "  (overlays that are in use are left)"
                                                           : "  (the agent is gone)");
         json_array_foreach(json_object_get(s, "children"), i, k)
-            printf("  %5d  pid %-8d  %-9s  %s\n", number_of(k, "number"), number_of(k, "pid"),
+            printf("  %5d  pid %-8d  %-9s  %s\n", get_int(k, "number"), get_int(k, "pid"),
                    text_of(k, "state"), text_of(k, "qmp"));
     }
 }
@@ -130,7 +130,7 @@ struct search {
 /* By a descriptor of the process: its number could be somebody else's a moment later */
 static void end_process(const json_t *k, const char *pid, int signal)
 {
-    int fd = (int)syscall(SYS_pidfd_open, number_of(k, pid), 0);
+    int fd = (int)syscall(SYS_pidfd_open, get_int(k, pid), 0);
 
     if (fd < 0)
         return;
@@ -139,7 +139,7 @@ static void end_process(const json_t *k, const char *pid, int signal)
     close(fd);
 }
 
-static void look(void *opaque, const char *dir, json_t *s)
+static void visit_rundir(void *opaque, const char *dir, json_t *s)
 {
     (void)dir;
     struct search *f = opaque;
@@ -147,7 +147,7 @@ static void look(void *opaque, const char *dir, json_t *s)
     json_t *k;
     size_t i, children = 0;
 
-    if (f->agent && f->agent != number_of(s, "agent"))
+    if (f->agent && f->agent != get_int(s, "agent"))
         return; /* another host's fork of that name */
     f->forks++;
     json_array_foreach(json_object_get(s, "children"), i, k)
@@ -174,7 +174,7 @@ static void clean(void *opaque, const char *dir, json_t *s)
 
     json_array_foreach(json_object_get(s, "children"), i, k)
         lives |= alive(k, "pid");
-    if (lives || (f->agent && f->agent != number_of(s, "agent")))
+    if (lives || (f->agent && f->agent != get_int(s, "agent")))
         return;
     if (unfinished_is(s))
         unfinished_end(dir, s, f->kept);
@@ -213,7 +213,7 @@ int ps_end(const char *base, const char *id, int agent, bool kill, uint64_t limi
 
     for (bool first = true;; first = false) {
         struct search f = {.agent = agent, .kill = kill};
-        rundir_each(base, id, look, &f);
+        rundir_each(base, id, visit_rundir, &f);
         if (first && !f.forks)
             return EXIT_NONE;
         if (!f.alive)

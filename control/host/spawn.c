@@ -70,7 +70,7 @@ void spawn_words(struct spawn *r, const char *line)
     r->words = xstrdup(line);
 }
 
-static void hear_complaints(struct spawn *r)
+static void read_errors(struct spawn *r)
 {
     char *line;
 
@@ -86,14 +86,14 @@ static void hear_complaints(struct spawn *r)
 
 bool spawn_on_output(struct spawn *r)
 {
-    hear_complaints(r);
+    read_errors(r);
     if (r->out < 0)
         return true;
     int rc = jsonl_read(&r->out_lines, r->out);
     if (!rc && !r->out_lines.ended)
         return false;
     ff_close_fd(&r->out);
-    hear_complaints(r); /* why */
+    read_errors(r); /* why */
     return true;
 }
 

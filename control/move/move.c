@@ -30,7 +30,7 @@
 
 
 /* 0: the guest can be sent */
-static int prepare(struct move *m)
+static int prepare_move(struct move *m)
 {
     struct ff_error *why = &m->s.why;
     int rc = session_plan(&m->s, why);
@@ -44,12 +44,12 @@ static int prepare(struct move *m)
     return rc;
 }
 
-static int run(struct move *m)
+static int run_move(struct move *m)
 {
     session_block_signals(&m->s);
     m->begin_ms = ff_now_exact_ms();
     m->downtime_ms = -1;
-    int rc = prepare(m);
+    int rc = prepare_move(m);
     if (!rc)
         move_guest(m);
     if (m->sent)
@@ -68,7 +68,7 @@ static int run(struct move *m)
 }
 
 /* Its agent holds no memory */
-static void agent_options(const struct session *s, const struct host *h, struct strv *w)
+static void move_agent_options(const struct session *s, const struct host *h, struct strv *w)
 {
     (void)h;
     strv_add(w, "--timeout");
@@ -78,7 +78,7 @@ static void agent_options(const struct session *s, const struct host *h, struct 
 int move_run(const struct session_options *o, const char *host)
 {
     static const struct session_kind kind = {.program = "farfork move",
-                                             .agent_options = agent_options};
+                                             .agent_options = move_agent_options};
     struct move m = {0};
     struct ff_error why;
     int code = EXIT_USAGE;
@@ -89,7 +89,7 @@ int move_run(const struct session_options *o, const char *host)
     if (rc)
         fprintf(stderr, "farfork move: %s\n", why.text);
     else
-        code = run(&m);
+        code = run_move(&m);
     strv_free(&m.argv);
     json_decref(m.images);
     overlay_records_owner_free(&m.owner);

@@ -47,8 +47,8 @@ static const char *move_status(const struct move *m)
     return m->was_running ? "running" : "paused";
 }
 
-static void end(struct move *m, enum move_outcome o, const char *fmt, ...) FF_PRINTF(3, 4);
-static void end(struct move *m, enum move_outcome o, const char *fmt, ...)
+static void end_with(struct move *m, enum move_outcome o, const char *fmt, ...) FF_PRINTF(3, 4);
+static void end_with(struct move *m, enum move_outcome o, const char *fmt, ...)
 {
     va_list ap;
 
@@ -61,7 +61,7 @@ static void end(struct move *m, enum move_outcome o, const char *fmt, ...)
 /* --- the destination is the one to ask --- */
 
 /* What it says of the guest and of the move; false: it is not decided there, or it does not say */
-static bool hear_there(struct move *m, struct ff_error *why)
+static bool on_events_there(struct move *m, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *status = NULL, *info = NULL;
     const char *host = move_host(m)->node->host;
@@ -71,18 +71,18 @@ static bool hear_there(struct move *m, struct ff_error *why)
         return false;
     const char *has = text_of(status, "status"), *move = text_of(info, "status");
     if (is(move, "completed")) {
-        end(m, MOVE_THERE, "%s", "");
+        end_with(m, MOVE_THERE, "%s", "");
         return true;
     }
     if (!is(move, "postcopy-paused")) {
         ff_error_set(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
         return false;
     }
-    end(m, MOVE_BROKEN,
-        "the link to %s is broken: the guest is there (%s), until it touches memory "
-        "that it does not have: save what you can from inside; nothing was ended, "
-        "see WHAT CAN BE LOST in farfork-rdma-postcopy(7)",
-        host, has);
+    end_with(m, MOVE_BROKEN,
+             "the link to %s is broken: the guest is there (%s), until it touches memory "
+             "that it does not have: save what you can from inside; nothing was ended, "
+             "see WHAT CAN BE LOST in farfork-rdma-postcopy(7)",
+             host, has);
     return true;
 }
 
@@ -94,30 +94,32 @@ static void ask_until_clear(struct move *m, const char *why_here)
     struct ff_error why = {0};
 
     while (ff_now_ms() < until && h->state != HOST_FAILED && k->state != VM_FAILED) {
-        if (hear_there(m, &why))
+        if (on_events_there(m, &why))
             return;
         session_turn(&m->s, POLL_MS);
         move_show(m, false);
     }
     if (!m->begun) /* the guest may be where somebody else moved it */
-        end(m, MOVE_UNCLEAR,
-            "%s; whether it sent the guest to %s is not known: find out where it is "
-            "before you start it anywhere, nothing was ended",
-            why_here, h->node->host);
+        end_with(m, MOVE_UNCLEAR,
+                 "%s; whether it sent the guest to %s is not known: find out where it is "
+                 "before you start it anywhere, nothing was ended",
+                 why_here, h->node->host);
     else if (h->state == HOST_FAILED || k->state != VM_FAILED)
-        end(m, MOVE_UNCLEAR,
-            "%s; and %s cannot tell: %s; look there with query-status at %s before "
-            "you start this guest anywhere, nothing was ended",
-            why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
-            k->qmp ? k->qmp : "");
+        end_with(m, MOVE_UNCLEAR,
+                 "%s; and %s cannot tell: %s; look there with query-status at %s before "
+                 "you start this guest anywhere, nothing was ended",
+                 why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
+                 k->qmp ? k->qmp : "");
     else if (strstr(k->error, "nothing ran here"))
-        end(m, MOVE_LOST,
-            "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
-            "from its disks",
-            why_here, h->node->host, k->error);
+        end_with(m, MOVE_LOST,
+                 "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
+                 "from its disks",
+                 why_here, h->node->host, k->error);
     else
-        end(m, MOVE_LOST, "%s; its QEMU on %s has ended, and the guest with it: %s; start it again "
-                          "from its disks", why_here, h->node->host, k->error);
+        end_with(m, MOVE_LOST,
+                 "%s; its QEMU on %s has ended, and the guest with it: %s; start it again "
+                 "from its disks",
+                 why_here, h->node->host, k->error);
 }
 
 /* --- the source --- */
@@ -136,7 +138,7 @@ static void take_numbers(struct move *m, const json_t *info)
         m->downtime_ms = (double)json_integer_value(down);
 }
 
-static void cancel(struct move *m)
+static void cancel_migration(struct move *m)
 {
     struct ff_error ignored; /* too late, or over: the state says so */
 
@@ -166,8 +168,10 @@ static bool has_refused(struct move *m)
     m->begun = is(status, "postmigrate");
     if (!is(status, move_status(m)))
         return false;
-    end(m, MOVE_HERE, "the QEMU here refused to migrate, and said why later than %d s after it was "
-                      "asked: try again", QUERY_LIMIT_MS / 1000);
+    end_with(m, MOVE_HERE,
+             "the QEMU here refused to migrate, and said why later than %d s after it was "
+             "asked: try again",
+             QUERY_LIMIT_MS / 1000);
     return true;
 }
 
@@ -181,11 +185,11 @@ static bool is_decided(struct move *m, const json_t *info)
         if (*m->s.why.text) /* why it was cancelled */
             m->outcome = MOVE_HERE;
         else if (m->s.interrupted)
-            end(m, MOVE_HERE, "interrupted");
+            end_with(m, MOVE_HERE, "interrupted");
         else
-            end(m, MOVE_HERE, "%s%s%s", *error ? error : m->status,
-                k->state == VM_FAILED ? "; its QEMU there: " : "",
-                k->state == VM_FAILED ? k->error : "");
+            end_with(m, MOVE_HERE, "%s%s%s", *error ? error : m->status,
+                     k->state == VM_FAILED ? "; its QEMU there: " : "",
+                     k->state == VM_FAILED ? k->error : "");
         return true;
     }
     m->begun |= !may_be_old(m->status);
@@ -193,7 +197,7 @@ static bool is_decided(struct move *m, const json_t *info)
         return true;
     if (is(m->status, "completed") && m->begun) {
         m->completed_ms = ff_now_exact_ms();
-        end(m, MOVE_THERE, "%s", "");
+        end_with(m, MOVE_THERE, "%s", "");
         return true;
     }
     if (is(m->status, "postcopy-paused")) {
@@ -205,12 +209,12 @@ static bool is_decided(struct move *m, const json_t *info)
 }
 
 /* Before the switch the guest goes on here; after it, it has to be left where it is */
-static void hear_interrupt(struct move *m)
+static void on_interrupt(struct move *m)
 {
     const char *host = move_host(m)->node->host;
 
     if (!m->switched) {
-        cancel(m);
+        cancel_migration(m);
         return;
     }
     move_show(m, true);
@@ -227,24 +231,27 @@ static bool give_up(struct move *m)
     const char *host = move_host(m)->node->host;
 
     if (m->switched) {
-        end(m, MOVE_FOLLOWS, "no memory came to %s for %u s: the guest is there, the QEMU here has "
-                             "to stay; follow it by query-migrate, and quit it once that says "
-                             "completed",
-            host, m->s.o.timeout_s);
+        end_with(m, MOVE_FOLLOWS,
+                 "no memory came to %s for %u s: the guest is there, the QEMU here has "
+                 "to stay; follow it by query-migrate, and quit it once that says "
+                 "completed",
+                 host, m->s.o.timeout_s);
         return true;
     }
     if (m->cancelling) {
-        end(m, MOVE_UNCLEAR, "the source does not end its migration (status %s): look at it with "
-                             "query-migrate; nothing was ended", m->status);
+        end_with(m, MOVE_UNCLEAR,
+                 "the source does not end its migration (status %s): look at it with "
+                 "query-migrate; nothing was ended",
+                 m->status);
         return true;
     }
-    end(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->s.o.timeout_s,
-        m->status);
-    cancel(m);
+    end_with(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->s.o.timeout_s,
+             m->status);
+    cancel_migration(m);
     return false;
 }
 
-static void follow(struct move *m)
+static void follow_migration(struct move *m)
 {
     uint64_t changed_ms = ff_now_ms(), fetched = 0;
     char was[sizeof(m->status)] = "";
@@ -279,14 +286,15 @@ static void follow(struct move *m)
             changed_ms = ff_now_ms();
         }
         if (m->s.interrupted && m->switched && said) {
-            end(m, MOVE_FOLLOWS, "left: the guest runs on %s, its memory still follows; the QEMU "
-                                 "here serves it: quit it once query-migrate says completed",
-                move_host(m)->node->host);
+            end_with(m, MOVE_FOLLOWS,
+                     "left: the guest runs on %s, its memory still follows; the QEMU "
+                     "here serves it: quit it once query-migrate says completed",
+                     move_host(m)->node->host);
             return;
         }
         if (m->s.interrupted) {
             said |= m->switched;
-            hear_interrupt(m);
+            on_interrupt(m);
         }
         move_show(m, false);
         session_turn(&m->s, POLL_MS);
@@ -305,7 +313,7 @@ static int see_there(struct move *m, json_t **status, struct ff_error *why)
 }
 
 /* Complete. Is it there as it was here? Then this side is of no use any more */
-static void finish(struct move *m)
+static void finish_move(struct move *m)
 {
     FF_AUTO_JSON json_t *status = NULL;
     const char *host = move_host(m)->node->host;
@@ -316,16 +324,17 @@ static void finish(struct move *m)
     while ((rc = see_there(m, &status, &why)) == -EAGAIN && ff_now_ms() < until)
         session_turn(&m->s, POLL_MS);
     if (rc) {
-        end(m, MOVE_UNCLEAR, "every page is on %s, but the guest cannot be seen there: %s; look "
-                             "there, then quit the QEMU here, which does not run it any more",
-            host, why.text);
+        end_with(m, MOVE_UNCLEAR,
+                 "every page is on %s, but the guest cannot be seen there: %s; look "
+                 "there, then quit the QEMU here, which does not run it any more",
+                 host, why.text);
         return;
     }
     if (!is(text_of(status, "status"), move_status(m))) {
-        end(m, MOVE_UNCLEAR,
-            "every page is on %s, but the guest is %s there: see %s; the QEMU here "
-            "does not run it any more, and was not quit",
-            host, text_of(status, "status"), move_child(m)->log);
+        end_with(m, MOVE_UNCLEAR,
+                 "every page is on %s, but the guest is %s there: see %s; the QEMU here "
+                 "does not run it any more, and was not quit",
+                 host, text_of(status, "status"), move_child(m)->log);
         return;
     }
     if (move_quit_parent(m, &why))
@@ -351,16 +360,16 @@ void move_guest(struct move *m)
     int rc = qmp_command(m->s.qmp, "migrate", json_pack("{ss}", "uri", uri), NULL, &why);
     if (rc == -EREMOTEIO) {
         m->sent = false;
-        end(m, MOVE_HERE, "%s", why.text);
+        end_with(m, MOVE_HERE, "%s", why.text);
         return;
     }
     m->begun = !rc;
-    follow(m); /* also without an answer: what is asked next is answered after it */
+    follow_migration(m); /* also without an answer: what is asked next is answered after it */
     if (m->outcome == MOVE_THERE && !move_hand_over(m, &why))
         strv_add(&m->s.notes, "its overlays stay in the list of %s: %s; end that by vmclone --kill "
                                "only after this guest", m->owner.dir, why.text);
     if (m->outcome == MOVE_THERE && m->completed_ms)
-        finish(m);
+        finish_move(m);
     else if (m->outcome == MOVE_THERE && !m->s.parent_gone) /* only the destination says so */
         strv_add(&m->s.notes, "the QEMU here (pid %d) has not heard that the move is complete: "
                                "look at the guest on %s, then end it", (int)m->s.parent_pid,

@@ -49,7 +49,7 @@ static int is_here(struct move *m, char **out, struct ff_error *why)
     return 0;
 }
 
-static int check_status(struct move *m, struct ff_error *why)
+static int check_migration(struct move *m, struct ff_error *why)
 {
     FF_AUTO_FREE char *is = NULL;
     int rc = is_here(m, &is, why);
@@ -115,7 +115,7 @@ static bool is_plugged(const json_t *list, const char *id)
     return false;
 }
 
-static int check_devices(struct move *m, struct ff_error *why)
+static int check_pci_devices(struct move *m, struct ff_error *why)
 {
     const struct strv *argv = &m->s.parent_argv;
     FF_AUTO_JSON json_t *list = NULL;
@@ -221,9 +221,9 @@ int move_find_parent(struct move *m, struct ff_error *why)
     if (!rc)
         rc = session_check_parent(&m->s, why);
     if (!rc)
-        rc = check_status(m, why);
+        rc = check_migration(m, why);
     if (!rc)
-        rc = check_devices(m, why);
+        rc = check_pci_devices(m, why);
     if (!rc)
         rc = find_genid(m, why);
     if (!rc)

@@ -38,23 +38,18 @@ static double between(double from, double to)
     return from > 0 && to > 0 ? to - from : -1;
 }
 
-static void print_ms(const char *what, double ms)
-{
-    if (ms >= 0)
-        printf("  %s %.1f ms", what, ms);
-}
-
 static void print_there(const struct move *m)
 {
     const struct vm *k = m->s.vms;
 
     printf("host %s  pid %d  QMP socket %s  log %s\n", m->s.hosts[0].node->host, (int)k->pid,
            k->qmp, k->log);
-    print_ms("prepare", between(m->begin_ms, m->listening_ms));
-    print_ms("start", between(m->listening_ms, m->ready_ms));
-    print_ms("switch", between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
-    print_ms("downtime", m->downtime_ms);
-    print_ms("complete", between(m->sent_ms, m->completed_ms));
+    session_print_ms("prepare", between(m->begin_ms, m->listening_ms));
+    session_print_ms("start", between(m->listening_ms, m->ready_ms));
+    session_print_ms("switch",
+                     between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
+    session_print_ms("downtime", m->downtime_ms);
+    session_print_ms("complete", between(m->sent_ms, m->completed_ms));
     printf("  %llu of %llu MiB  %llu faults\n", (unsigned long long)m->present_bytes >> 20,
            (unsigned long long)m->total_bytes >> 20, (unsigned long long)m->faults);
 }
@@ -74,20 +69,16 @@ void move_print_text(const struct move *m, int code)
                 strcmp(m->here, "running") ? "is here, paused" : "goes on here");
 }
 
-static void set_ms(json_t *o, const char *key, double ms)
-{
-    json_object_set_new(o, key, ms >= 0 ? json_real(ms) : json_null());
-}
-
-static json_t *json_phases(const struct move *m)
+static json_t *json_move_phases(const struct move *m)
 {
     json_t *o = json_object();
 
-    set_ms(o, "prepare", between(m->begin_ms, m->listening_ms));
-    set_ms(o, "start", between(m->listening_ms, m->ready_ms));
-    set_ms(o, "switch", between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
-    set_ms(o, "downtime", m->downtime_ms);
-    set_ms(o, "complete", between(m->sent_ms, m->completed_ms));
+    session_set_ms(o, "prepare", between(m->begin_ms, m->listening_ms));
+    session_set_ms(o, "start", between(m->listening_ms, m->ready_ms));
+    session_set_ms(o, "switch",
+                   between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
+    session_set_ms(o, "downtime", m->downtime_ms);
+    session_set_ms(o, "complete", between(m->sent_ms, m->completed_ms));
     return o;
 }
 
@@ -111,7 +102,7 @@ void move_print_json(const struct move *m, int code)
         "exit_code", code, "error", text_or_null(m->s.why.text), "migration",
         text_or_null(m->status), "pid", k ? (int)k->pid : 0, "qmp",
         text_or_null(k ? k->qmp : NULL), "log", text_or_null(k ? k->log : NULL), "rundir",
-        text_or_null(h ? h->rundir : NULL), "phases_ms", json_phases(m), "bytes", "total",
+        text_or_null(h ? h->rundir : NULL), "phases_ms", json_move_phases(m), "bytes", "total",
         (json_int_t)m->total_bytes, "present", (json_int_t)m->present_bytes, "faults",
         (json_int_t)m->faults, "notes", notes);
     json_dumpf(o, stdout, JSON_INDENT(2));

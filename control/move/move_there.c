@@ -53,7 +53,7 @@ int move_check_argv(struct move *m, struct ff_error *why)
     return rc;
 }
 
-static int spawn(struct move *m, struct ff_error *why)
+static int spawn_there(struct move *m, struct ff_error *why)
 {
     struct host *h = move_host(m);
     struct vm *k = move_child(m);
@@ -215,7 +215,7 @@ static int find_port(struct move *m, struct ff_error *why)
 }
 
 /* From here on the agent does not end it, whatever becomes of this program */
-static int keep(struct move *m, struct ff_error *why)
+static int keep_there(struct move *m, struct ff_error *why)
 {
     forget_answer(m);
     host_send(move_host(m), json_pack("{sb}", "keep", true));
@@ -227,13 +227,13 @@ int move_start(struct move *m, struct ff_error *why)
     int rc = start_agent(m, why);
 
     if (!rc)
-        rc = spawn(m, why);
+        rc = spawn_there(m, why);
     if (!rc)
         rc = ask_to_listen(m, why);
     if (!rc)
         rc = find_port(m, why);
     if (!rc)
-        rc = keep(m, why);
+        rc = keep_there(m, why);
     m->ready_ms = ff_now_exact_ms();
     return rc;
 }

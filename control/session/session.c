@@ -105,7 +105,7 @@ void session_on_guest_event(struct session *s, json_t *e)
     json_decref(e);
 }
 
-static void hear_parent(struct session *s)
+static void on_parent(struct session *s)
 {
     int rc = qmp_drain(s->qmp);
 
@@ -133,7 +133,7 @@ bool session_turn(struct session *s, int wait_ms)
     if (got > 0 && p[0].revents)
         session_read_signals(s);
     if (got > 0 && p[1].revents)
-        hear_parent(s);
+        on_parent(s);
     for (size_t i = 0; got > 0 && i < s->n_hosts; i++)
         if (p[2 + 2 * i].revents || p[3 + 2 * i].revents) {
             host_on_output(s, &s->hosts[i]);

@@ -142,6 +142,9 @@ bool vm_runs(const struct vm *vm); /* now, or it did until it ended by itself */
 void vm_fail(struct vm *vm, const char *fmt, ...) FF_PRINTF(2, 3);
 /* It is of no use any more, with its VMs */
 void host_fail(struct session *s, struct host *h, const char *fmt, ...) FF_PRINTF(3, 4);
+/* A phase as text, and in JSON; @ms < 0: it was not reached */
+void session_print_ms(const char *what, double ms);
+void session_set_ms(json_t *o, const char *key, double ms);
 
 /* session_parent.c: connected to a QEMU, with what it was started with; whether it is Farfork's */
 int session_find_parent(struct session *s, struct ff_error *why);

@@ -8,7 +8,7 @@
 #include "autojson.h"
 #include "session.h"
 
-static uint64_t number_of(const json_t *o, const char *key)
+static uint64_t get_count(const json_t *o, const char *key)
 {
     json_int_t n = json_integer_value(json_object_get(o, key));
 
@@ -17,32 +17,32 @@ static uint64_t number_of(const json_t *o, const char *key)
 
 static struct vm *child_of(struct session *s, const struct host *h, const json_t *e)
 {
-    uint64_t n = number_of(e, "child");
+    uint64_t n = get_count(e, "child");
     struct vm *k = n && n <= s->n_vms ? &s->vms[n - 1] : NULL;
 
     return k && &s->hosts[k->host] == h ? k : NULL;
 }
 
-static void hear_listening(struct host *h, const json_t *e)
+static void on_listening(struct host *h, const json_t *e)
 {
     if (h->state != HOST_STARTING)
         return;
-    h->port = (unsigned)number_of(e, "port");
-    h->agent_pid = (int)number_of(e, "pid");
+    h->port = (unsigned)get_count(e, "port");
+    h->agent_pid = (int)get_count(e, "pid");
     h->rundir = xstrdup(text_of(e, "rundir"));
     h->socket = xstrdup(text_of(e, "socket"));
     h->state = HOST_LISTENING;
     h->answered_ms = ff_now_exact_ms();
 }
 
-static void hear_progress(struct host *h, const json_t *e)
+static void on_progress(struct host *h, const json_t *e)
 {
-    h->total_bytes = number_of(e, "total_bytes");
-    h->present_bytes = number_of(e, "present_bytes");
-    h->lent_bytes = number_of(e, "lent_bytes");
-    h->pages_by_fault = number_of(e, "pages_by_fault");
-    h->child_faults = number_of(e, "child_faults");
-    h->connected = (unsigned)number_of(e, "children");
+    h->total_bytes = get_count(e, "total_bytes");
+    h->present_bytes = get_count(e, "present_bytes");
+    h->lent_bytes = get_count(e, "lent_bytes");
+    h->pages_by_fault = get_count(e, "pages_by_fault");
+    h->child_faults = get_count(e, "child_faults");
+    h->connected = (unsigned)get_count(e, "children");
 }
 
 /* The last line of its log says most */
@@ -53,7 +53,7 @@ static const char *last_line(const char *log)
     return nl ? nl + 1 : log;
 }
 
-static void hear_end(struct vm *k, const json_t *e)
+static void on_end(struct vm *k, const json_t *e)
 {
     const char *how = text_of(e, "how"), *log = last_line(text_of(e, "log"));
     bool well = json_integer_value(json_object_get(e, "code")) == 0;
@@ -81,20 +81,20 @@ static void move_on(struct vm *k, enum vm_state to, double *when, double now)
 }
 
 /* The work is done, and its end follows */
-static void hear_exit(struct vm *k, const json_t *e)
+static void on_exit_event(struct vm *k, const json_t *e)
 {
     if (!k->said)
-        k->code = (int)number_of(e, "code") & 255;
+        k->code = (int)get_count(e, "code") & 255;
     k->said = true;
 }
 
-static void hear_child(struct vm *k, const json_t *e, double now)
+static void on_child_event(struct vm *k, const json_t *e, double now)
 {
     const char *what = text_of(e, "what");
 
-    k->pid = (pid_t)number_of(e, "pid");
+    k->pid = (pid_t)get_count(e, "pid");
     if (!strcmp(what, "ended"))
-        hear_end(k, e);
+        on_end(k, e);
     else if (k->state == VM_FAILED)
         return;
     else if (!strcmp(what, "started"))
@@ -108,12 +108,12 @@ static void hear_child(struct vm *k, const json_t *e, double now)
     else if (!strcmp(what, "ready"))
         k->ready_ms = now;
     else if (!strcmp(what, "exit"))
-        hear_exit(k, e);
+        on_exit_event(k, e);
     /* "lost": its end follows, and says why */
 }
 
 /* Of the memory that was on its way. Where no child has run yet, the parent has it all */
-static void hear_lost(struct session *s, struct host *h, const char *error)
+static void on_lost(struct session *s, struct host *h, const char *error)
 {
     bool ran = false;
 
@@ -134,12 +134,12 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
     h->ping_ms = 0;
     h->heard_ms = ff_now_ms();
     if (!strcmp(name, "listening")) {
-        hear_listening(h, e);
+        on_listening(h, e);
     } else if (!strcmp(name, "checked")) {
         h->checked = true;
         h->answered_ms = now;
     } else if (!strcmp(name, "progress")) {
-        hear_progress(h, e);
+        on_progress(h, e);
     } else if (!strcmp(name, "image")) {
         if (!h->session)
             h->session = xstrdup(text_of(e, "session"));
@@ -153,12 +153,12 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
     } else if (!strcmp(name, "end")) {
         h->ended = true;
     } else if (!strcmp(name, "lost")) {
-        hear_lost(s, h, text_of(e, "error"));
+        on_lost(s, h, text_of(e, "error"));
     } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt")) {
         json_decref(s->answer);
         s->answer = json_incref((json_t *)e);
     } else if (!strcmp(name, "child") && k) {
-        hear_child(k, e, now);
+        on_child_event(k, e, now);
     } else if (!strcmp(name, "error") && k) {
         vm_fail(k, "%s", text_of(e, "error"));
     } else if (!strcmp(name, "error")) {

@@ -81,7 +81,7 @@ void host_send(struct host *h, json_t *command)
 }
 
 /* The launcher has ended, and with it the agent or the way to it */
-static void ended(struct session *s, struct host *h)
+static void host_ended(struct session *s, struct host *h)
 {
     int status;
     bool known = spawn_ended(&h->run, &status);
@@ -113,7 +113,7 @@ void host_on_output(struct session *s, struct host *h)
         json_decref(e);
     }
     if (over)
-        ended(s, h);
+        host_ended(s, h);
 }
 
 void host_close_input(struct host *h)

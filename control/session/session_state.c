@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * session_state.c - states of hosts and VMs, and how one fails
+ * session_state.c - states of hosts and VMs, how one fails, and the times of phases
  */
 #include <stdio.h>
 
@@ -20,32 +20,39 @@ bool vm_runs(const struct vm *vm)
 
 void vm_fail(struct vm *vm, const char *fmt, ...)
 {
-    struct ff_error w;
     va_list ap;
 
     if (vm->state == VM_FAILED) /* the first reason is the cause */
         return;
     va_start(ap, fmt);
-    vsnprintf(w.text, sizeof(w.text), fmt, ap);
+    vm->error = xvprintf(fmt, ap);
     va_end(ap);
     vm->state = VM_FAILED;
-    vm->error = xstrdup(w.text);
 }
 
 void host_fail(struct session *s, struct host *h, const char *fmt, ...)
 {
-    struct ff_error w;
     va_list ap;
 
     if (h->state == HOST_FAILED)
         return;
     va_start(ap, fmt);
-    vsnprintf(w.text, sizeof(w.text), fmt, ap);
+    h->error = xvprintf(fmt, ap);
     va_end(ap);
     h->state = HOST_FAILED;
-    h->error = xstrdup(w.text);
     for (size_t i = 0; i < s->n_vms; i++)
         if (&s->hosts[s->vms[i].host] == h && s->vms[i].state != VM_COMPLETE &&
             s->vms[i].state != VM_ENDED)
-            vm_fail(&s->vms[i], "host %s: %s", h->node->host, w.text);
+            vm_fail(&s->vms[i], "host %s: %s", h->node->host, h->error);
+}
+
+void session_print_ms(const char *what, double ms)
+{
+    if (ms >= 0)
+        printf("  %s %.1f ms", what, ms);
+}
+
+void session_set_ms(json_t *o, const char *key, double ms)
+{
+    json_object_set_new(o, key, ms >= 0 ? json_real(ms) : json_null());
 }

@@ -322,7 +322,7 @@ static struct export *new_export(const char *id, FarforkTargetList *targets,
 
 /* --- the pause --- */
 
-static uint64_t now_ns(void)
+static uint64_t realtime_ns(void)
 {
     return qemu_clock_get_ns(QEMU_CLOCK_REALTIME);
 }
@@ -332,7 +332,7 @@ static uint64_t lap(uint64_t *since)
 {
     uint64_t before = *since;
 
-    *since = now_ns();
+    *since = realtime_ns();
     return *since - before;
 }
 
@@ -446,7 +446,7 @@ static bool freeze(struct export *e, struct fc_frozen *f,
         uint64_t forking;
 
         describe(f);
-        forking = now_ns();
+        forking = realtime_ns();
         ok = start_holder(e, f, errp);
         r->fork_ns = lap(&forking);
     }
@@ -478,7 +478,7 @@ static bool pause_and_freeze(struct export *e, struct fc_frozen *f,
     if (runstate_is_live(was)) {
         bdrv_flush_all(); /* so that less is left to flush in the pause */
     }
-    t = start = now_ns();
+    t = start = realtime_ns();
     if (is_template) {
         global_state_store_running();
     } else {
@@ -505,7 +505,7 @@ static bool pause_and_freeze(struct export *e, struct fc_frozen *f,
     } else {
         vm_resume(was);
     }
-    r->pause_ns = now_ns() - start;
+    r->pause_ns = realtime_ns() - start;
     return ok;
 }
 

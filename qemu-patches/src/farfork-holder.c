@@ -87,7 +87,7 @@ static void publish_session(struct serving *w, struct ff_source *s)
     qatomic_set(&p->has_session, true);
 }
 
-static int serve(struct serving *w, struct ff_source *s, struct ff_error *err)
+static int serve_source(struct serving *w, struct ff_source *s, struct ff_error *err)
 {
     const struct fc_frozen *f = w->f;
     const struct fc_target *t = &f->target[w->i];
@@ -152,7 +152,7 @@ static void take_progress(struct serving *w)
     pthread_mutex_unlock(&w->lock);
 }
 
-static void finish(struct serving *w, const char *why)
+static void end_serving(struct serving *w, const char *why)
 {
     conclude(&w->f->progress[w->i], why);
     qatomic_set(&w->done, true);
@@ -169,7 +169,7 @@ static void *serving_thread(void *opaque)
         pthread_mutex_lock(&w->lock);
         w->source = s;
         pthread_mutex_unlock(&w->lock);
-        rc = serve(w, s, err);
+        rc = serve_source(w, s, err);
         take_progress(w);
         pthread_mutex_lock(&w->lock);
         w->source = NULL;
@@ -177,7 +177,7 @@ static void *serving_thread(void *opaque)
     }
     /* the agent has the reason or all it needs when this is to be seen */
     ff_source_free(s);
-    finish(w, rc ? ff_error_message(err) : NULL);
+    end_serving(w, rc ? ff_error_message(err) : NULL);
     ff_error_free(err);
     return NULL;
 }
@@ -312,7 +312,7 @@ void fc_holder_main(struct fc_frozen *f)
         w[i].i = i;
         pthread_mutex_init(&w[i].lock, NULL);
         if (pthread_create(&w[i].thread, NULL, serving_thread, &w[i])) {
-            finish(&w[i], "cannot start a thread");
+            end_serving(&w[i], "cannot start a thread");
         }
     }
     while (w && more) {

@@ -88,8 +88,8 @@ const struct fc_image *fc_image_of(const RAMBlock *block)
 }
 
 /* A block is unplugged; another one may come to lie where it was */
-static void block_removed(RAMBlockNotifier *n, void *host, size_t size,
-                          size_t max_size)
+static void image_block_removed(RAMBlockNotifier *n, void *host, size_t size,
+                                size_t max_size)
 {
     for (unsigned i = 0; i < images->len; i++) {
         struct fc_image *image = &g_array_index(images, struct fc_image, i);
@@ -104,7 +104,7 @@ static void block_removed(RAMBlockNotifier *n, void *host, size_t size,
 
 void fc_image_adopt(RAMBlock *block, int fd, uint64_t offset)
 {
-    static RAMBlockNotifier notifier = { .ram_block_removed = block_removed };
+    static RAMBlockNotifier notifier = { .ram_block_removed = image_block_removed };
     struct fc_image image = { .block = block, .fd = fd, .offset = offset };
 
     if (!images) {

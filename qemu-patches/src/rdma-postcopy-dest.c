@@ -124,8 +124,8 @@ static void incoming_release(void)
 }
 
 /* Memory that was plugged may be unplugged, and then be unmapped */
-static void block_removed(RAMBlockNotifier *n, void *host, size_t size,
-                          size_t max_size)
+static void dest_block_removed(RAMBlockNotifier *n, void *host, size_t size,
+                               size_t max_size)
 {
     rp_collapse_stop();
 }
@@ -133,7 +133,7 @@ static void block_removed(RAMBlockNotifier *n, void *host, size_t size,
 /* Complete, and MADV_HUGEPAGE again: memory came in small pages */
 static void collapse_start(void)
 {
-    static RAMBlockNotifier notifier = { .ram_block_removed = block_removed };
+    static RAMBlockNotifier notifier = { .ram_block_removed = dest_block_removed };
     g_autofree struct ff_region *r = g_new0(struct ff_region, rp_n_blocks);
 
     for (unsigned i = 0; i < rp_n_blocks; i++) {

@@ -70,7 +70,7 @@ static bool has_options(const char *image)
 }
 
 /* Without them, where it is a file */
-static char *file_of(const char *image)
+static char *image_file(const char *image)
 {
     char *file = has_options(image) ? qemu_opts_get(image + 5, "file.filename") : NULL;
 
@@ -95,7 +95,7 @@ static bool in_chain(const struct disks *d, const json_t *image, const char *fil
 
     for (; image; image = image_backing(image)) {
         const char *name = json_string_value(json_object_get(image, "filename"));
-        FF_AUTO_FREE char *below = name ? file_of(name) : NULL;
+        FF_AUTO_FREE char *below = name ? image_file(name) : NULL;
         FF_AUTO_FREE char *have = below ? image_absolute(d->cwd, below) : NULL;
         if (have && !strcmp(have, want))
             return true;
@@ -242,7 +242,7 @@ static int find_one(struct disks *d, struct disk *disk, const json_t *entry, con
 static bool is_elsewhere(const struct disks *d, const struct disk *disk)
 {
     const char *value = word(d, disk->at);
-    FF_AUTO_FREE char *image = file_of(disk->frozen);
+    FF_AUTO_FREE char *image = image_file(disk->frozen);
 
     if (disk->kind == DISK_BLOCKDEV) {
         FF_AUTO_FREE char *node = qemu_opts_get(value, "node-name");

@@ -156,13 +156,13 @@ static int say_setup(struct agent_vms *k, int qmp, bool late)
 /* One that nobody uses ends, when that is so now */
 static void unused(void **state)
 {
-    struct agent_vm kid = {.number = 3, .qmp = qmp_path, .state = KID_ATTACHED, .pid = fork()};
-    struct agent_vms k = {.v = &kid, .n = 1, .server = FORK_SERVER_NONE};
+    struct agent_vm vm = {.number = 3, .qmp = qmp_path, .state = AGENT_VM_ATTACHED, .pid = fork()};
+    struct agent_vms k = {.v = &vm, .n = 1, .server = FORK_SERVER_NONE};
     siginfo_t info = {0};
     int tries = 0;
     (void)state;
 
-    while (!kid.pid) {
+    while (!vm.pid) {
         alarm(60);
         pause();
     }
@@ -170,14 +170,14 @@ static void unused(void **state)
     agent_vms_end_unused(&k);
     assert_null(agent_vms_answer(&k));
     close(say_setup(&k, qmp, true));
-    assert_int_equal(waitid(P_PID, (id_t)kid.pid, &info, WEXITED | WNOHANG | WNOWAIT), 0);
+    assert_int_equal(waitid(P_PID, (id_t)vm.pid, &info, WEXITED | WNOHANG | WNOWAIT), 0);
     assert_int_equal(info.si_pid, 0);
     assert_int_equal(agent_vms_poll(&k, NULL), 1); /* it is asked again */
     for (; agent_vms_poll(&k, NULL); tries++) { /* on a busy machine the test itself may be late */
         assert_null(agent_vms_answer(&k));
         close(say_setup(&k, qmp, false));
     }
-    assert_int_equal(waitpid(kid.pid, NULL, 0), kid.pid);
+    assert_int_equal(waitpid(vm.pid, NULL, 0), vm.pid);
     assert_true(tries > 0);
     close(qmp);
 }
@@ -193,8 +193,8 @@ static json_t *ask(struct agent_vms *k, const char *execute, int child)
 
 static void questions(void **state)
 {
-    struct agent_vm kid = {.number = 3, .qmp = qmp_path, .state = KID_STARTED};
-    struct agent_vms k = {.v = &kid, .n = 1, .server = FORK_SERVER_NONE};
+    struct agent_vm vm = {.number = 3, .qmp = qmp_path, .state = AGENT_VM_STARTED};
+    struct agent_vms k = {.v = &vm, .n = 1, .server = FORK_SERVER_NONE};
     int qmp = listen_at(qmp_path);
     struct pollfd p[1];
     json_t *e;

@@ -506,7 +506,8 @@ static void test_publish_refused(void **state)
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE - 1), EPROTO,
                 "36 bytes for 3 regions (want 44)");
     p.addr[1] = UINT64_MAX - (4 << 20) + 1;
-    must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO, "region huge: address 0xffffffffffc00000 wraps");
+    must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO,
+                "region huge: address 0xffffffffffc00000 wraps");
     p = good;
     p.n_keys = UINT32_MAX;
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO, "4294967295 keys for");
@@ -515,7 +516,8 @@ static void test_publish_refused(void **state)
     for (size_t i = 0; i < FF_ARRAY_LEN(sizes); i++) {
         p = good;
         p.segment_bytes = sizes[i];
-        must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO, "(permitted: powers of two, 0x400000..0x400000000000)");
+        must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO,
+                    "(permitted: powers of two, 0x400000..0x400000000000)");
     }
 }
 

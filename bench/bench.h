@@ -1,12 +1,22 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * clock.h - what each program here needs that measures times
+ * bench.h - what several of the programs here need
  */
-#ifndef FF_BENCH_CLOCK_H
-#define FF_BENCH_CLOCK_H
+#ifndef FF_BENCH_BENCH_H
+#define FF_BENCH_BENCH_H
 
+#include <errno.h>
 #include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
+
+_Noreturn static inline void die(const char *what)
+{
+    fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what, strerror(errno));
+    exit(1);
+}
 
 static inline uint64_t now_ns(void)
 {
