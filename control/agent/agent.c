@@ -213,7 +213,7 @@ static void run_command(struct agent *a, const char *line)
             agent_send(a, json_pack("{ss}", "event", "checked"));
     } else if ((v = json_object_get(o, "kill"))) {
         if (agent_spawn_not(a, (unsigned)json_integer_value(v))) {
-            agent_send_error(a, (unsigned)json_integer_value(v), "ended before it was started");
+            agent_send_error(a, (unsigned)json_integer_value(v), "ended before its start");
             agent_count_vms(a);
         } else if ((vm = agent_vms_find(&a->vms, (unsigned)json_integer_value(v))) &&
             vm->state != AGENT_VM_ENDED)

@@ -33,7 +33,7 @@ void agent_send_error(struct agent *a, unsigned child, const char *text)
 
 void agent_end_by(struct agent *a, int signal)
 {
-    FF_AUTO_FREE char *why = xprintf("the agent there was ended by SIG%s", sigabbrev_np(signal));
+    FF_AUTO_FREE char *why = xprintf("SIG%s ended the agent there", sigabbrev_np(signal));
 
     if (!a->ending)
         agent_send_error(a, 0, why);

@@ -115,12 +115,12 @@ static enum channel_event run_request(struct channel *c, const struct guest_requ
     case GUEST_JOINED:
         return CHANNEL_NOTHING;
     case GUEST_JOIN:
-        send_line(c, guest_port_failed_join(r->word, "nobody forks for this machine"));
+        send_line(c, guest_port_failed_join(r->word, "no vmclone --serve serves this machine"));
         return CHANNEL_NOTHING;
     case GUEST_FORK:
         break;
     }
-    send_line(c, guest_port_failed("nobody forks for this machine"));
+    send_line(c, guest_port_failed("no vmclone --serve serves this machine"));
     return CHANNEL_NOTHING;
 }
 

@@ -30,7 +30,7 @@ json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o)
     struct ff_error why;
     int rc = agent_vms_find(k, (unsigned)number)
                  ? overlay_records_add(k->dir, (unsigned)number, json_object_get(o, "files"), &why)
-                 : ff_error_set(&why, ENOENT, "adopt: there is no child %d", (int)number);
+                 : ff_error_set(&why, ENOENT, "adopt: no child %d here", (int)number);
 
     if (rc)
         json_object_set_new(e, "error", json_string(why.text));

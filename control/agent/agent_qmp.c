@@ -55,8 +55,7 @@ json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o)
         return NULL;
     }
     json_object_set_new(e, "error",
-                        json_string(execute ? "qmp: there is no such child, or it has no "
-                                              "socket"
+                        json_string(execute ? "qmp: no such child here, or it has no socket"
                                             : "qmp: want the name of a command"));
     return e;
 }
@@ -129,9 +128,10 @@ json_t *agent_vms_answer(struct agent_vms *k)
             continue;
         }
         if (rc == -EAGAIN)
-            rc = ff_error_set(&why, ETIMEDOUT, "qmp: child %u: no answer within %d s%s", a->child,
-                        LIMIT_MS / 1000,
-                        qmp_job_asked(a->job) ? "" : ": another client may be connected to it");
+            rc = ff_error_set(
+                &why, ETIMEDOUT, "qmp: child %u: no answer within %d s%s", a->child,
+                LIMIT_MS / 1000,
+                qmp_job_asked(a->job) ? "" : ": perhaps another client is connected to it");
         *at = a->next;
         if (a->event)
             e = answered(a, rc, &why);

@@ -49,7 +49,7 @@ int agent_daemonize(int (*run)(void *opaque, int front), void *opaque)
             return 1;
     if (WIFEXITED(status))
         return WEXITSTATUS(status);
-    fprintf(stderr, "farfork agent: ended by SIG%s\n", sigabbrev_np(WTERMSIG(status)));
+    fprintf(stderr, "farfork agent: SIG%s ended it\n", sigabbrev_np(WTERMSIG(status)));
     return 1;
 }
 

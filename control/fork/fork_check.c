@@ -61,7 +61,7 @@ static int play_round(struct fork *f, const char *advice, struct ff_error *why)
         unsigned s = rc ? f->s.o.timeout_s : (unsigned)((ff_now_exact_ms() - f->round_ms) / 1e3);
         if (waits(f, h))
             host_fail(&f->s, h, "no answer within %u s%s%s%s: %s", s,
-                      rc ? "" : ", and others have answered", h->run.words ? ": " : "",
+                      rc ? "" : ", while other hosts answered", h->run.words ? ": " : "",
                       h->run.words ? h->run.words : "", advice);
         good += h->state != HOST_FAILED;
     }

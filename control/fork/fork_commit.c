@@ -81,8 +81,7 @@ static int job_query(struct job *j, int limit_ms)
     }
     if (ff_now_ms() <= j->better_ms + (uint64_t)limit_ms)
         return 0;
-    return ff_error_set(j->why, ETIMEDOUT, "the commit has not come further for %d s",
-                        limit_ms / 1000);
+    return ff_error_set(j->why, ETIMEDOUT, "the commit made no progress for %d s", limit_ms / 1000);
 }
 
 /* Until it has ended, @look_limit_ms without progress, or @end_ms */
@@ -121,7 +120,8 @@ int overlay_commit_check(const json_t *o, const char *base, pid_t parent, struct
     pid_t other = file_user_beside(image, parent);
 
     if (other == USER_UNSEEN)
-        return ff_error_set(why, EBUSY, "%s: it cannot be seen who has it open", image);
+        return ff_error_set(why, EBUSY, "%s: a process has it open that this user cannot see",
+                            image);
     if (other != USER_NONE)
         return ff_error_set(why, EBUSY, "%s: the process %d has it open", image, (int)other);
     FF_AUTO_FREE char *on = overlay_records_on(base, image, text_of(o, "overlay"));

@@ -45,7 +45,7 @@ static const char *why_ended(const struct fork *f, const struct vm *k)
     if (k->state == VM_FAILED)
         return k->error;
     if (k->state == VM_ENDED)
-        return "it ended without a word (farfork-guest exit)";
+        return "it ended without farfork-guest exit";
     return h->state == HOST_FAILED ? h->error : NULL;
 }
 
@@ -90,8 +90,7 @@ static void look_after_hosts(struct fork *f, bool ask)
         if (h->state != HOST_COMPLETE || h->let_go)
             continue;
         if (h->ping_ms && now > h->ping_ms + (uint64_t)f->s.o.timeout_s * 1000) {
-            host_fail(&f->s, h, "no answer for %u s: it is not known whether its children run",
-                      f->s.o.timeout_s);
+            host_fail(&f->s, h, "no answer for %u s: its children may still run", f->s.o.timeout_s);
         } else if (!h->ping_ms && ask) {
             h->ping_ms = now;
             host_send(h, json_pack("{sb}", "ping", true));

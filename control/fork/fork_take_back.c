@@ -23,10 +23,14 @@ void fork_take_back(struct fork *f)
     if (!fork_disks_forked(f->disks))
         return;
     if (h)
-        strv_add(&f->s.notes, "the parent's overlays stay: it is not known whether children on %s "
-                             "have ended, which read what is behind them", h->node->host);
+        strv_add(
+            &f->s.notes,
+            "the parent's overlays stay: children on %s may still run, and read the images behind "
+            "them",
+            h->node->host);
     else if (silent || f->held)
-        strv_add(&f->s.notes, "the parent's overlays stay: it has ended, or does not answer");
+        strv_add(&f->s.notes,
+                 "the parent's overlays stay: the parent has ended, or does not answer");
     if (h || silent || f->held)
         return;
     qmp_limit(f->s.qmp, (int)f->s.o.timeout_s * 1000);
@@ -35,5 +39,5 @@ void fork_take_back(struct fork *f)
     qmp_cancel_by(f->s.qmp, -1);
     f->taken_back = !rc;
     if (rc)
-        strv_add(&f->s.notes, "the parent's overlays stay, they were not committed: %s", why.text);
+        strv_add(&f->s.notes, "the parent's overlays stay, since the commit failed: %s", why.text);
 }

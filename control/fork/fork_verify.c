@@ -98,8 +98,8 @@ static void fail_foreign(struct fork *f, struct host *h, const char *what)
 {
     h->foreign = true;
     host_fail(&f->s, h,
-              "the image that its agent was given is not the parent's: somebody else reached "
-              "the agent first, and nothing of that host can be trusted (%s)",
+              "its agent got an image that is not the parent's: another process reached the agent "
+              "first; trust nothing of that host (%s)",
               what);
     for (size_t k = 0; k < f->s.n_vms; k++) {
         struct vm *child = &f->s.vms[k];
@@ -117,8 +117,7 @@ void fork_verify_images(struct fork *f)
         struct host *h = &f->s.hosts[i];
         if (h->session && !h->verified && !h->here) /* here its socket has checked who gave it */
             strv_add(&f->s.notes,
-                     "host %s: the parent does not answer: it is not known whether the "
-                     "image there is its own",
+                     "host %s: the parent does not answer, so the image there may not be its own",
                      h->node->host);
         h->verified |= h->session != NULL;
     }

@@ -190,7 +190,7 @@ static void begin_fork(struct server *v, const struct guest_request *q)
     const char *no =
         exit_queue_room(&v->joins)
             ? serve_limits_take(v->s->limits, exit_queue_alive(&v->joins), q->count, ff_now_ms())
-            : "too many forks have children: join them first";
+            : "too many forks still have children: join them first";
 
     if (no) {
         fprintf(stderr, "vmclone: the guest asked for %u children: %s\n", q->count, no);
@@ -205,7 +205,7 @@ static void begin_fork(struct server *v, const struct guest_request *q)
     r->id = xprintf("%s-%u", v->s->id, r->turn);
     int rc = start_run(v, r, q->user);
     if (rc) {
-        fprintf(stderr, "vmclone: %s: cannot be started: %s\n", r->id, strerror(-rc));
+        fprintf(stderr, "vmclone: start %s: %s\n", r->id, strerror(-rc));
         run_free(r);
         answer_guest(v, guest_port_failed(HOST_FAILED));
         return;

@@ -14,7 +14,7 @@ const char *serve_limits_take(struct serve_limits *l, unsigned alive, unsigned w
     uint64_t *slot = &l->begun_ms[l->n % l->forks];
 
     if (alive > l->children || want > l->children - alive)
-        return "too many children are alive: some have to end first";
+        return "too many children are alive: wait until some have ended";
     if (l->n >= l->forks && now_ms - *slot < MINUTE_MS)
         return "too many forks within a minute: try again later";
     *slot = now_ms;

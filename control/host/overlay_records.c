@@ -82,8 +82,11 @@ static int append_record(const char *path, const json_t *files, struct ff_error 
         unlink(path); /* half a line would spoil the next */
     if (fd >= 0)
         close(fd);
-    return code ? ff_error_set(why, code, "overlays: write %s: %s: nothing could remove them later",
-                               path, strerror(code))
+    return code ? ff_error_set(
+                      why, code,
+                      "overlays: write %s: %s: without that record no command could remove them "
+                      "later",
+                      path, strerror(code))
                 : 0;
 }
 
@@ -128,10 +131,11 @@ int overlay_records_read(const char *dir, unsigned number, struct strv *files, s
     if (read_record(dir, number, files))
         return 0;
     strv_free(files);
-    return ff_error_set(why, EIO,
-                        "overlays: %s/%u" SUFFIX " cannot be read: which files it names is not "
-                        "known: mend it, a JSON string a line",
-                        dir, number);
+    return ff_error_set(
+        why, EIO,
+        "overlays: %s/%u" SUFFIX
+        " cannot be read, so the files that it names are unknown: mend it, a JSON string a line",
+        dir, number);
 }
 
 void overlay_records_forget(const char *dir, unsigned number)
@@ -244,10 +248,11 @@ int overlay_records_create(const char *file, const char *like, struct ff_error *
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
 
     if (fd < 0 && errno == EEXIST)
-        return ff_error_set(why, EEXIST,
-                            "create overlay %s: the file exists; take another fork id, or "
-                            "remove it if nobody uses it",
-                            file);
+        return ff_error_set(
+            why, EEXIST,
+            "create overlay %s: the file exists; take another fork id, or remove it if no guest "
+            "uses it",
+            file);
     if (fd < 0)
         return ff_error_set(why, errno, "create overlay %s: %s", file, strerror(errno));
     make_like(fd, like);
@@ -355,7 +360,7 @@ static void find_over(void *opaque, const char *dir, json_t *state)
 static char *user_name(const struct sweep *s, pid_t pid)
 {
     if (pid == USER_UNSEEN)
-        return xstrdup("a process that cannot be seen from here");
+        return xstrdup("a process that this host or user cannot see");
     FF_AUTO_FREE char *key = xprintf("%d", (int)pid);
     const char *child = text_of(s->children, key);
     return *child ? xprintf("%s (pid %d)", child, (int)pid) : xprintf("the process %d", (int)pid);
@@ -377,7 +382,7 @@ static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *
         if (kept && who)
             strv_add(kept, "%s stays: %s needs it, and it goes with that", file, who);
         else if (kept)
-            strv_add(kept, "%s stays: it cannot be removed: %s", file, strerror(code));
+            strv_add(kept, "%s stays: cannot remove it: %s", file, strerror(code));
     }
     if (json_array_size(rest) == o->n && o->n)
         return;
@@ -396,7 +401,7 @@ void overlay_records_sweep(const char *base, const char *id, struct strv *kept)
 
     if (rundir_lock(base, kept ? LOCK_LIMIT_MS : LOCK_SHORT_MS, &lock, &why)) {
         if (kept)
-            strv_add(kept, "overlays that nobody needs stay: %s", why.text);
+            strv_add(kept, "overlays that no guest needs stay: %s", why.text);
         json_decref(s.children);
         return;
     }

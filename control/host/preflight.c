@@ -36,14 +36,12 @@ static int check_files(const json_t *files, struct ff_error *why)
     json_t *f;
     size_t i;
 
-    json_array_foreach(files, i, f) if (
-        json_is_string(f) &&
-        !lstat(
-            json_string_value(f),
-            &st)) return ff_error_set(why, EEXIST,
-                                      "create %s: the file exists; take another fork id (--id), or "
-                                      "remove it if nobody uses it",
-                                      json_string_value(f));
+    json_array_foreach(files, i, f)
+        if (json_is_string(f) && !lstat(json_string_value(f), &st))
+            return ff_error_set(why, EEXIST,
+                                "create %s: the file exists; take another fork id (--id), or "
+                                "remove it if no guest uses it",
+                                json_string_value(f));
     return 0;
 }
 
@@ -56,10 +54,11 @@ int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct ff_e
     if (prlimit(pid, RLIMIT_NOFILE, NULL, &lim) < 0 || lim.rlim_cur >= need)
         return 0;
     if (lim.rlim_max < need)
-        return ff_error_set(why, EMFILE,
-                            "open files: the limit of %s is %llu, and %llu are needed: raise "
-                            "it (ulimit -n, limits.conf, LimitNOFILE=)",
-                            who, (unsigned long long)lim.rlim_max, (unsigned long long)need);
+        return ff_error_set(
+            why, EMFILE,
+            "open files: the limit of %s is %llu, but it needs %llu: raise it (ulimit -n, "
+            "limits.conf, LimitNOFILE=)",
+            who, (unsigned long long)lim.rlim_max, (unsigned long long)need);
     lim.rlim_cur = need;
     if (prlimit(pid, RLIMIT_NOFILE, &lim, NULL) < 0)
         return ff_error_set(why, errno, "open files: raise the limit of %s to %llu: %s", who,

@@ -89,7 +89,7 @@ static void print_unfinished(const json_t *s)
     size_t i;
     json_t *f;
 
-    printf("%s  parent %s  (unfinished: who made it was killed; end it by vmclone --kill %s)\n",
+    printf("%s  parent %s  (unfinished: its vmclone was killed; end it by vmclone --kill %s)\n",
            text_of(s, "id"), text_of(s, "parent"), text_of(s, "id"));
     json_array_foreach(files, i, f)
         printf("  overlay  %s\n", json_string_value(f));
@@ -110,8 +110,8 @@ void ps_print(const json_t *forks)
                text_of(s, "parent"), moved ? "moved here" : "memory ",
                moved ? "" : text_of(s, "image"),
                json_is_true(json_object_get(s, "agent_alive")) ? ""
-               : json_is_true(json_object_get(s, "kept")) ? "  (overlays that are in use are left)"
-                                                          : "  (the agent is gone)");
+               : json_is_true(json_object_get(s, "kept"))      ? "  (overlays in use are left)"
+                                                               : "  (the agent is gone)");
         json_array_foreach(json_object_get(s, "children"), i, k)
             printf("  %5d  pid %-8d  %-9s  %s\n", get_int(k, "number"), get_int(k, "pid"),
                    text_of(k, "state"), text_of(k, "qmp"));
@@ -219,8 +219,9 @@ int ps_end(const char *base, const char *id, int agent, bool kill, uint64_t limi
         if (!f.alive)
             return kill ? remove_all(base, id, agent) : EXIT_ALL;
         if (limit_ms && ff_now_ms() > end) {
-            fprintf(stderr, kill ? "%s: %zu processes of %s could not be ended\n"
-                                 : "%s: %zu processes of %s still run\n",
+            fprintf(stderr,
+                    kill ? "%s: %zu processes of %s have not ended\n"
+                         : "%s: %zu processes of %s still run\n",
                     program_invocation_short_name, f.alive, id);
             return EXIT_SOME;
         }

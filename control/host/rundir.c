@@ -84,10 +84,11 @@ static int check_closed(const char *base, const struct stat *st, struct ff_error
 {
     if (!(st->st_mode & 066))
         return 0;
-    return ff_error_set(why, EPERM,
-                        "run directory %s: others can open it (mode %03o), and so hold its "
-                        "lock: chmod 700 it, or name another one by --rundir",
-                        base, st->st_mode & 0777);
+    return ff_error_set(
+        why, EPERM,
+        "run directory %s: other users can open it (mode %03o), and so hold its lock: chmod 700 "
+        "it, or name another one by --rundir",
+        base, st->st_mode & 0777);
 }
 
 static int make_base(const char *base, struct ff_error *why)
@@ -169,8 +170,8 @@ static bool is_trusted(const char *base)
     if (rundir_is_own(base))
         return true;
     if (!access(base, F_OK))
-        fprintf(stderr, "run directory %s: not a folder that only this user can write to: nothing "
-                        "in it is looked at\n", base);
+        fprintf(stderr,
+                "run directory %s: not a folder that only this user can write to: skipped\n", base);
     return false;
 }
 
@@ -227,11 +228,11 @@ static int lock_within(int fd, const char *base, int limit_ms, struct ff_error *
         if (errno != EWOULDBLOCK && errno != EINTR)
             return ff_error_set(why, errno, "run directory %s: lock: %s", base, strerror(errno));
         if (ff_now_ms() >= end)
-            return ff_error_set(why, EBUSY,
-                                "run directory %s: another vmclone or farfork of this user has "
-                                "had its lock for %d s, or was stopped with it (`fuser -v %s` "
-                                "says which): end it, then try again",
-                                base, limit_ms / 1000, base);
+            return ff_error_set(
+                why, EBUSY,
+                "run directory %s: another vmclone or farfork of this user has had its lock for "
+                "%d s, or was stopped with it (`fuser -v %s` names it): end it, then try again",
+                base, limit_ms / 1000, base);
         poll(NULL, 0, LOCK_TURN_MS);
     }
     return 0;
@@ -278,10 +279,11 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
     if (!rc)
         rc = make_own(dir, false, why);
     if (!rc && (rc = write_at_once(path, hosts))) {
-        ff_error_set(why, -rc,
-                     "run directory: write %s: %s: by that file the hosts of the fork are found "
-                     "again; make room, or name another folder by --rundir",
-                     path, strerror(-rc));
+        ff_error_set(
+            why, -rc,
+            "run directory: write %s: %s: --list, --wait and --kill find the hosts of the fork by "
+            "that file; make room, or name another folder by --rundir",
+            path, strerror(-rc));
         rmdir(dir); /* unless somebody else is in it */
     }
     return rc;
@@ -297,8 +299,7 @@ json_t *rundir_read_hosts(const char *base, const char *id)
         return hosts;
     json_decref(hosts);
     if (!access(path, F_OK))
-        fprintf(stderr, "%s: it cannot be read; which other hosts have children is not known\n",
-                path);
+        fprintf(stderr, "%s: cannot be read, so the other hosts with children are unknown\n", path);
     return NULL;
 }
 

@@ -52,10 +52,11 @@ int rundir_reserve_state(const char *dir, size_t bytes, struct ff_error *why)
         if (fd >= 0)
             close(fd);
         if (code)
-            ff_error_set(why, code,
-                         "run directory: reserve %zu bytes for %s: %s: by that file the fork "
-                         "is found again; make room, or name another folder by --rundir",
-                         bytes, path, strerror(code));
+            ff_error_set(
+                why, code,
+                "run directory: reserve %zu bytes for %s: %s: --list and --kill find the fork by "
+                "that file; make room, or name another folder by --rundir",
+                bytes, path, strerror(code));
     }
     return -code;
 }

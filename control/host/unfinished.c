@@ -46,8 +46,8 @@ int unfinished_begin(const char *base, const char *id, const char *path, const s
     rc = rundir_reserve_state(*dir, strlen(text) + 4096, why); /* and the name of the host */
     if (!rc && (rc = rundir_write_state(*dir, state)))
         ff_error_set(why, -rc,
-                     "run directory: write %s/" STATE_FILE ": %s: by that file overlays are "
-                     "found again",
+                     "run directory: write %s/" STATE_FILE
+                     ": %s: --kill finds overlays by that file",
                      *dir, strerror(-rc));
     if (rc) {
         rundir_remove(*dir);
@@ -109,18 +109,19 @@ static bool end_file(const char *file, pid_t user, pid_t parent, bool asked, str
 {
     if (user == USER_UNSEEN || (user != USER_NONE && user != parent)) {
         FF_AUTO_FREE char *who = user == USER_UNSEEN
-                                     ? xstrdup("a process that cannot be seen from here")
+                                     ? xstrdup("a process that this host or user cannot see")
                                      : xprintf("the process %d", (int)user);
         strv_add(kept, "%s stays: %s needs it", file, who);
         return false;
     }
     if (user == USER_NONE && asked && (!parent || !overlay_is_empty(file)) && !access(file, F_OK)) {
-        strv_add(kept,
-                 "%s stays: it may be a disk of the parent's guest%s: remove it if that has no "
-                 "need of it",
-                 file, parent ? "" : ", which has ended");
+        strv_add(
+            kept,
+            "%s stays: it may be a disk of the parent's guest%s: remove it if that guest does not "
+            "need it",
+            file, parent ? "" : ", which has ended");
     } else if (user == USER_NONE && unlink(file) < 0 && errno != ENOENT) {
-        strv_add(kept, "%s stays: it cannot be removed: %s", file, strerror(errno));
+        strv_add(kept, "%s stays: cannot remove it: %s", file, strerror(errno));
         return false;
     }
     return true;
@@ -140,8 +141,8 @@ void unfinished_end(const char *dir, const json_t *state, struct strv *kept)
     strv_add_json(&files, list);
     if (parent && drop_nodes(state, parent, &why)) {
         for (i = 0; i < files.n; i++)
-            strv_add(kept, "%s stays: it is not known whether the parent (pid %d) needs it: %s",
-                      files.v[i], (int)parent, why.text);
+            strv_add(kept, "%s stays: the parent (pid %d) may need it: %s", files.v[i], (int)parent,
+                     why.text);
         strv_free(&files);
         return;
     }

@@ -78,11 +78,12 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         ff_error_set(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
         return false;
     }
-    end_with(m, MOVE_BROKEN,
-             "the link to %s is broken: the guest is there (%s), until it touches memory "
-             "that it does not have: save what you can from inside; nothing was ended, "
-             "see WHAT CAN BE LOST in farfork-rdma-postcopy(7)",
-             host, has);
+    end_with(
+        m, MOVE_BROKEN,
+        "the link to %s is broken: the guest is there (%s), and runs until it touches missing "
+        "memory: save what you can from inside; neither QEMU was ended, see WHAT CAN BE LOST in "
+        "farfork-rdma-postcopy(7)",
+        host, has);
     return true;
 }
 
@@ -100,16 +101,18 @@ static void ask_until_clear(struct move *m, const char *why_here)
         move_show(m, false);
     }
     if (!m->begun) /* the guest may be where somebody else moved it */
-        end_with(m, MOVE_UNCLEAR,
-                 "%s; whether it sent the guest to %s is not known: find out where it is "
-                 "before you start it anywhere, nothing was ended",
-                 why_here, h->node->host);
+        end_with(
+            m, MOVE_UNCLEAR,
+            "%s; it may have sent the guest to %s: find out where the guest is before you start "
+            "it anywhere; neither QEMU was ended",
+            why_here, h->node->host);
     else if (h->state == HOST_FAILED || k->state != VM_FAILED)
-        end_with(m, MOVE_UNCLEAR,
-                 "%s; and %s cannot tell: %s; look there with query-status at %s before "
-                 "you start this guest anywhere, nothing was ended",
-                 why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
-                 k->qmp ? k->qmp : "");
+        end_with(
+            m, MOVE_UNCLEAR,
+            "%s; and %s cannot tell: %s; look there with query-status at %s before you start this "
+            "guest anywhere; neither QEMU was ended",
+            why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
+            k->qmp ? k->qmp : "");
     else if (strstr(k->error, "nothing ran here"))
         end_with(m, MOVE_LOST,
                  "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
@@ -169,8 +172,7 @@ static bool has_refused(struct move *m)
     if (!is(status, move_status(m)))
         return false;
     end_with(m, MOVE_HERE,
-             "the QEMU here refused to migrate, and said why later than %d s after it was "
-             "asked: try again",
+             "the QEMU here refused to migrate, and gave the reason only after %d s: try again",
              QUERY_LIMIT_MS / 1000);
     return true;
 }
@@ -201,7 +203,7 @@ static bool is_decided(struct move *m, const json_t *info)
         return true;
     }
     if (is(m->status, "postcopy-paused")) {
-        FF_AUTO_FREE char *here = xprintf("the source hears nothing more from %s: %s", host, error);
+        FF_AUTO_FREE char *here = xprintf("the source has lost %s: %s", host, error);
         ask_until_clear(m, here);
         return true;
     }
@@ -218,10 +220,11 @@ static void on_interrupt(struct move *m)
         return;
     }
     move_show(m, true);
-    fprintf(stderr, "farfork move: the guest runs on %s by now, its memory still follows: %llu of "
-                    "%llu MiB; interrupt again to leave, the QEMU here has to stay until then\n",
-            host, (unsigned long long)m->present_bytes >> 20,
-            (unsigned long long)m->total_bytes >> 20);
+    fprintf(
+        stderr,
+        "farfork move: the guest runs on %s by now, its memory still follows: %llu of %llu MiB; "
+        "interrupt again to leave, but keep the QEMU here until all is there\n",
+        host, (unsigned long long)m->present_bytes >> 20, (unsigned long long)m->total_bytes >> 20);
     m->s.interrupted = false;
 }
 
@@ -231,18 +234,19 @@ static bool give_up(struct move *m)
     const char *host = move_host(m)->node->host;
 
     if (m->switched) {
-        end_with(m, MOVE_FOLLOWS,
-                 "no memory came to %s for %u s: the guest is there, the QEMU here has "
-                 "to stay; follow it by query-migrate, and quit it once that says "
-                 "completed",
-                 host, m->s.o.timeout_s);
+        end_with(
+            m, MOVE_FOLLOWS,
+            "no memory came to %s for %u s: the guest is there; keep the QEMU here, and quit it "
+            "once its query-migrate says completed",
+            host, m->s.o.timeout_s);
         return true;
     }
     if (m->cancelling) {
-        end_with(m, MOVE_UNCLEAR,
-                 "the source does not end its migration (status %s): look at it with "
-                 "query-migrate; nothing was ended",
-                 m->status);
+        end_with(
+            m, MOVE_UNCLEAR,
+            "the source does not end its migration (status %s): look at it with query-migrate; "
+            "neither QEMU was ended",
+            m->status);
         return true;
     }
     end_with(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->s.o.timeout_s,
@@ -324,22 +328,24 @@ static void finish_move(struct move *m)
     while ((rc = see_there(m, &status, &why)) == -EAGAIN && ff_now_ms() < until)
         session_turn(&m->s, POLL_MS);
     if (rc) {
-        end_with(m, MOVE_UNCLEAR,
-                 "every page is on %s, but the guest cannot be seen there: %s; look "
-                 "there, then quit the QEMU here, which does not run it any more",
-                 host, why.text);
+        end_with(
+            m, MOVE_UNCLEAR,
+            "every page is on %s, but the guest does not show there: %s; look there, then quit "
+            "the QEMU here, which no longer runs it",
+            host, why.text);
         return;
     }
     if (!is(text_of(status, "status"), move_status(m))) {
-        end_with(m, MOVE_UNCLEAR,
-                 "every page is on %s, but the guest is %s there: see %s; the QEMU here "
-                 "does not run it any more, and was not quit",
-                 host, text_of(status, "status"), move_child(m)->log);
+        end_with(
+            m, MOVE_UNCLEAR,
+            "every page is on %s, but the guest is %s there: see %s; the QEMU here no longer runs "
+            "it, and was not quit",
+            host, text_of(status, "status"), move_child(m)->log);
         return;
     }
     if (move_quit_parent(m, &why))
-        strv_add(&m->s.notes, "the QEMU here (pid %d) does not run the guest any more and should "
-                               "end: %s", (int)m->s.parent_pid, why.text);
+        strv_add(&m->s.notes, "the QEMU here (pid %d) no longer runs the guest; end it: %s",
+                 (int)m->s.parent_pid, why.text);
 }
 
 void move_guest(struct move *m)

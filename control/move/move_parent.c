@@ -32,9 +32,10 @@ static int is_here(struct move *m, char **out, struct ff_error *why)
         return rc;
     const char *is = text_of(status, "status"), *now = text_of(migration, "status");
     if (!strcmp(is, "postmigrate"))
-        return ff_error_set(why, ENOTSUP,
-                            "this guest was moved away already: its QEMU here does not run "
-                            "it any more; name the QMP socket of the other one");
+        return ff_error_set(
+            why, ENOTSUP,
+            "this guest has moved away already, and its QEMU here no longer runs it; name the QMP "
+            "socket of the QEMU that does");
     for (size_t i = 0; i < sizeof(over) / sizeof(over[0]); i++)
         idle |= !strcmp(now, over[i]);
     if (!idle)
@@ -77,11 +78,12 @@ void move_find_here(struct move *m)
         return;
     }
     m->outcome = MOVE_UNCLEAR;
-    ff_error_set(&m->s.why, -rc,
-                 "%s%s%s; its QEMU has not said that the guest is here: find out where it "
-                 "is before you start it anywhere",
-                 before, rc == -ENOTCONN || !strcmp(before, why.text) ? "" : "; ",
-                 rc == -ENOTCONN || !strcmp(before, why.text) ? "" : why.text);
+    ff_error_set(
+        &m->s.why, -rc,
+        "%s%s%s; its QEMU has not confirmed that the guest is here: find out where it is before "
+        "you start it anywhere",
+        before, rc == -ENOTCONN || !strcmp(before, why.text) ? "" : "; ",
+        rc == -ENOTCONN || !strcmp(before, why.text) ? "" : why.text);
 }
 
 /* --- devices: the QEMU there is made from the command line --- */
@@ -127,11 +129,11 @@ static int check_pci_devices(struct move *m, struct ff_error *why)
     json_array_foreach(list, i, o) {
         const char *id = text_of(o, "name");
         if (strstr(text_of(o, "type"), "child<") && !is_on_command_line(argv, id))
-            return ff_error_set(why, ENOTSUP,
-                                "device %s was plugged in since its QEMU was started, whose "
-                                "command line does not have it: remove it first, or move "
-                                "this guest by hand, see farfork-rdma-postcopy(7)",
-                                id);
+            return ff_error_set(
+                why, ENOTSUP,
+                "device %s was plugged in later, and is not on the command line of its QEMU: "
+                "remove it first, or move this guest by hand, see farfork-rdma-postcopy(7)",
+                id);
     }
     for (i = 1; !rc && i < argv->n; i++) {
         FF_AUTO_FREE char *id = is_device(argv->v, i) ? qemu_opts_get(argv->v[i], "id") : NULL;
@@ -141,11 +143,11 @@ static int check_pci_devices(struct move *m, struct ff_error *why)
             return ff_error_set(
                 why, ENOTSUP, "-device %s: its memory is a file that would stay here", argv->v[i]);
         if (id && !is_plugged(list, id))
-            return ff_error_set(why, ENOTSUP,
-                                "device %s was removed since its QEMU was started, whose "
-                                "command line still has it: plug it in again, or move "
-                                "this guest by hand, see farfork-rdma-postcopy(7)",
-                                id);
+            return ff_error_set(
+                why, ENOTSUP,
+                "device %s was removed, but is still on the command line of its QEMU: plug it in "
+                "again, or move this guest by hand, see farfork-rdma-postcopy(7)",
+                id);
     }
     return rc;
 }
@@ -175,9 +177,10 @@ int move_check_disks(struct move *m, struct ff_error *why)
 
     if (rc || json_equal(images, m->images))
         return rc;
-    return ff_error_set(why, EAGAIN,
-                        "the guest has other images in its disks than when the QEMU there was "
-                        "started, by a fork perhaps: move it again");
+    return ff_error_set(
+        why, EAGAIN,
+        "the images of its disks have changed since the QEMU there started, perhaps by a fork: "
+        "move it again");
 }
 
 static int find_disks(struct move *m, struct ff_error *why)

@@ -209,9 +209,12 @@ static int find_port(struct move *m, struct ff_error *why)
     if (rc)
         return rc;
     m->port = port ? (unsigned)strtoul(port, NULL, 10) : 0;
-    return m->port ? 0 : ff_error_set(why, ENOTSUP, "its QEMU on %s does not say at which port it "
-                                              "listens: it is older than this program",
-                                move_host(m)->node->host);
+    return m->port ? 0
+                   : ff_error_set(
+                         why, ENOTSUP,
+                         "its QEMU on %s does not show the port where it listens: it is older than "
+                         "this program",
+                         move_host(m)->node->host);
 }
 
 /* From here on the agent does not end it, whatever becomes of this program */

@@ -34,8 +34,9 @@ static int read_argv(pid_t pid, struct strv *out, struct ff_error *why)
     if (fd >= 0)
         close(fd);
     if (n < 0)
-        return ff_error_set(why, code, "%s: %s: the parent's command line is needed", path,
-                      strerror(code));
+        return ff_error_set(why, code,
+                            "%s: %s: vmclone and farfork move need the parent's command line", path,
+                            strerror(code));
     for (size_t at = 0; at < len; at += strlen(text + at) + 1)
         strv_add(out, "%s", text + at);
     if (!out->n)
@@ -70,9 +71,10 @@ static int find_program(struct session *s, struct ff_error *why)
                       (int)s->parent_pid);
     size_t len = strlen(s->parent_exe);
     if (len > sizeof(deleted) && !strcmp(s->parent_exe + len - sizeof(deleted) + 1, deleted))
-        return ff_error_set(why, ENOENT, "%.*s was replaced since the parent was started: name the "
-                                   "program by --qemu", (int)(len - sizeof(deleted) + 1),
-                      s->parent_exe);
+        return ff_error_set(
+            why, ENOENT,
+            "%.*s was replaced since the start of the parent: name the program by --qemu",
+            (int)(len - sizeof(deleted) + 1), s->parent_exe);
     return 0;
 }
 
@@ -95,10 +97,11 @@ int session_check_parent(struct session *s, struct ff_error *why)
     if (rc)
         return rc;
     return found ? 0
-                 : ff_error_set(why, ENOTSUP,
-                                "%s: this QEMU has no x-farfork-export: the parent has to "
-                                "be started with Farfork's patched QEMU",
-                                s->o.parent_path);
+                 : ff_error_set(
+                       why, ENOTSUP,
+                       "%s: this QEMU has no x-farfork-export: start the parent with Farfork's "
+                       "patched QEMU",
+                       s->o.parent_path);
 }
 
 /* The real, effective, saved and filesystem user of a process */
@@ -113,8 +116,7 @@ static int read_users(pid_t pid, unsigned uid[4], struct ff_error *why)
         got = sscanf(line, "Uid: %u %u %u %u", &uid[0], &uid[1], &uid[2], &uid[3]);
     if (f)
         fclose(f);
-    return got == 4 ? 0
-                    : ff_error_set(why, ESRCH, "%s: it does not say whose process this is", path);
+    return got == 4 ? 0 : ff_error_set(why, ESRCH, "%s: no user in it", path);
 }
 
 /* Its program and all that its command line names is run again, on every host, by this user there:

@@ -422,7 +422,7 @@ def agent_lost(t, accel):
             with open(f'/proc/{listed(m.base)[0]["agent"]}/stat', encoding='ascii') as f:
                 front = int(f.read().rpartition(')')[2].split()[1])
             os.kill(front, signal.SIGKILL)
-            m.end(3, 'unclear', 'cannot be seen there')
+            m.end(3, 'unclear', 'does not show there')
             if common.migration(a)['status'] != 'completed':
                 raise Failed(f'the source: {common.migration(a)}')
             common.check_given_away(a)
@@ -450,7 +450,7 @@ def source_dies(t, accel):
         with Move(t, a, faults=SLOW) as m:
             wait_source(a, 'postcopy-active')
             a.close()
-            m.end(3, 'broken', 'until it touches memory')
+            m.end(3, 'broken', 'until it touches missing memory')
             check_listed(m.base, 'm', 'attached')
             if not alive(m.result['pid']):
                 raise Failed('the QEMU there was ended')
@@ -467,7 +467,7 @@ def strange_parents(t):
     here, unclear = (1, 'here'), (3, 'unclear')
     for end, replies, text in (
             (here, {'query-commands': {'return': [{'name': 'stop'}]}}, 'no x-farfork-export'),
-            (unclear, {'query-status': is_now('postmigrate')}, 'was moved away already'),
+            (unclear, {'query-status': is_now('postmigrate')}, 'has moved away already'),
             (unclear, {'query-status': is_now('io-error')}, 'io-error (permitted: running'),
             (unclear, {'query-migrate': {'return': {'status': 'active'}}},
              'a migration is under way'),

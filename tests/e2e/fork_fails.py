@@ -261,7 +261,7 @@ def in_use(t, accel):
                     go()
                     check_result(c, 3, {'failed': 1})
                     reader.communicate(b'{"execute": "quit"}\n', timeout=20)
-                said = f'not committed: {parent.images[0]}: the process {reader.pid} has it open'
+                said = f'since the commit failed: {parent.images[0]}: the process {reader.pid} has it'
                 if not any(said in n for n in c.result['notes']):
                     raise Failed(f'it is not said: {c.result["notes"]}')
                 if set(parent.tops()) & set(parent.images):
@@ -338,7 +338,7 @@ def one_hangs(t, accel):
         before = snapshot(parent)
         with Fork(t, parent, 2, '--launcher', launcher, '--timeout', '1000', hosts=TWO_HOSTS) as c:
             check_result(c, 1, {'complete': 1, 'failed': 1})
-            reason(c, 'and others have answered')
+            reason(c, 'while other hosts answered')
             Child(c.children[0], parent).check(before)
             kill(c.base, 'f')
             check_nothing_left(c, parent)

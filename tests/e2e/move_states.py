@@ -62,7 +62,7 @@ def two_at_once(t, accel):
                 m1.proc.send_signal(signal.SIGSTOP)     # it does not quit the source
                 wait_source(a, 'completed')
                 common.write_file(go, '')
-                m2.end(3, 'unclear', 'has not said that the guest is here')
+                m2.end(3, 'unclear', 'has not confirmed that the guest is here')
                 m1.proc.send_signal(signal.SIGCONT)
                 m1.end(0, 'there')
                 check_left_here(t, a, m1)
@@ -83,7 +83,7 @@ def other_disk(t, accel):
             wait_for('the launcher', 20, lambda: len(processes_of(m.base)) > 1)
             a.qmp('blockdev-snapshot-sync', **{'device': 'd0', 'snapshot-file': image + '.later'})
             common.write_file(go, '')
-            m.end(1, 'here', 'other images')
+            m.end(1, 'here', 'the images of its disks have changed')
             check_here(m, a)
     os.unlink(go)
 

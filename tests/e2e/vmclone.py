@@ -276,7 +276,7 @@ def followed(t, accel):
             c.kill_child(1, signal.SIGKILL)
             c.ended(1, 'SIGKILL')
             d.kill_child(1, signal.SIGTERM)         # in good order, but without a word
-            d.ended(1, 'without a word')
+            d.ended(1, 'without farfork-guest exit')
             d.finish(1)
             check_nothing_left(d)
             if c.proc.poll() is not None:
@@ -435,7 +435,7 @@ def strange_parents(t):
                'query-rx-filter': {'return': []}, 'query-x-farfork-exports': {'return': []},
                'query-status': {'return': {'status': 'running', 'running': True}}}
     for replies, text in (
-            (none, 'has no x-farfork-export: the parent has to be started with Farfork'),
+            (none, 'has no x-farfork-export: start the parent with Farfork'),
             ({**none, 'query-commands': able}, 'names no memory'),
             ({'qmp_capabilities': 'end'}, 'has ended'),
             ({**none, **nothing, 'query-commands': able}, 'x-farfork-export: not today'),

@@ -273,7 +273,7 @@ def served(t):
             wait_for(f'link of {c.name}', COMMAND_S,
                      lambda c=c: c.sh('cat /sys/class/net/eth0/carrier || :') == '1')
         first[0].sh('farfork-guest join -t 20 > /tmp/n 2>&1', code=1)
-        if first[0].sh('cat /tmp/n') != 'farfork-guest: nobody forks for this machine':
+        if first[0].sh('cat /tmp/n') != 'farfork-guest: no vmclone --serve serves this machine':
             raise Failed(f'join in a child: {first[0].sh("cat /tmp/n")}')
         exit_by(first[1], 3)
         wait_for('end of a child', 30, lambda: not os.path.exists(f'/proc/{first[1].pid}'))

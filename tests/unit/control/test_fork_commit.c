@@ -234,7 +234,7 @@ static void want_given_up(bool mute)
     FF_AUTO_FREE char *said = NULL;
 
     assert_int_equal(commit(true, mute, &said), -ETIMEDOUT);
-    assert_non_null(strstr(why.text, "not come further for 1 s"));
+    assert_non_null(strstr(why.text, "made no progress for 1 s"));
     assert_non_null(strstr(said, "block-job-cancel "));
     assert_null(strstr(said, "job-complete "));
     assert_null(strstr(said, "blockdev-del "));
