@@ -19,24 +19,24 @@ static int agent_usage(FILE *out)
     fputs(
         "usage: farfork agent [--listen HOST:PORT[,OPTION...]] --id ID [OPTION...]\n\n"
         "Hold the memory of a forked guest on this host, for its children here. vmclone starts\n"
-        "it on every host, farfork move where a guest goes; JSON lines: events on its output,\n"
-        "commands on its input.\n\n"
-        "  --listen ADDRESS        where the parent's host comes in; port 0: any. Without it\n"
-        "                          there is no memory to hold: for a guest that is moved\n"
-        "                          unix: nowhere; it is on this host, and uses the socket below\n"
-        "  --memory BYTES          of the guest that is forked: no larger image is taken\n"
+        "an agent on every host, farfork move one where the guest goes. It reads commands and\n"
+        "prints events, a JSON object a line.\n\n"
+        "  --listen ADDRESS        listen there for the parent's host; port 0: any. Without it\n"
+        "                          the agent holds no memory: for a guest that moves\n"
+        "                          unix: no port; the parent on this host uses the socket below\n"
+        "  --memory BYTES          of the forked guest: refuse an image with more\n"
         "  --id ID                 of the fork\n"
         "  --node NAME             of this host in the fork; default: its host name\n"
         "  --rundir DIR            put the run directory there, as DIR/ID/NAME\n"
-        "  --children N            reserve room for what is written down about so many; default: 1\n"
+        "  --children N            reserve room for the records of so many; default: 1\n"
         "  --socket PATH           for the children; default: in the run directory\n"
         "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
         "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
-        "  --timeout SECONDS       end what it kept and nobody sent a guest to for so long after\n"
-        "                          it was left alone; default: 60\n"
+        "  --timeout SECONDS       when detached, end a kept child that has received no guest\n"
+        "                          for so long; default: 60\n"
         "  -h, --help              print this text\n\n"
-        "It ends with its input, and ends its children then, unless every page is here or it was\n"
-        "told to keep them.\n",
+        "When its input ends it ends its children and itself, unless every page is here or a\n"
+        "command told it to keep them.\n",
         out);
     return out == stdout ? 0 : 2;
 }

@@ -84,8 +84,8 @@ static int doctor_usage(FILE *out)
           "  --json                  print one JSON object\n"
           "  -h, --help              print this text\n\n"
           "PORT is 4457 unless given; an IPv6 address goes in brackets: [fd08::2]:4457.\n"
-          "Exit code: 0 when guests can be moved here, or the peer can be read from; 1 when\n"
-          "something says NO, or no link works; 130 when interrupted.\n", out);
+          "Exit code: 0 guests can move here, or a link works; 1 a subject is NO, or no link\n"
+          "works; 130 interrupted.\n", out);
     return out == stdout ? 0 : 2;
 }
 

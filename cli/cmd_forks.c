@@ -19,18 +19,18 @@ static int forks_usage(FILE *out)
 {
     fputs(
         "usage: farfork forks [--list | --wait ID | --kill ID] [OPTION...]\n\n"
-        "Forks with children on this host, whoever made them. 'vmclone --list' and so on, on the\n"
-        "host that made them, are about all hosts of a fork, and ask this of the others.\n\n"
+        "Show forks with children on this host, whoever made them. 'vmclone --list', --wait and\n"
+        "--kill, on the host that made a fork, cover all of its hosts.\n\n"
         "  --list                  list them; the default\n"
         "  --json                  print one line of JSON; with --wait, --kill: whether all has ended\n"
         "  --wait ID               wait until the children of that fork have ended here\n"
-        "  --kill ID               end them, and what serves them\n"
+        "  --kill ID               end them and their agent\n"
         "  --agent PID             with --wait, --kill: of the fork that this agent looks after\n"
         "  --timeout SECONDS       with --wait: wait no longer\n"
         "  --rundir DIR            their run directory\n"
         "  -h, --help              print this text\n\n"
-        "Exit code: 0; 1 not all have ended, or overlays that others use stay; 2 usage; 3 there is no such fork here.\n"
-        "With --wait it ends with its input, where that is a pipe.\n",
+        "Exit code: 0; 1 not all have ended, or overlays in use stay; 2 usage; 3 no such fork\n"
+        "here. With --wait it ends with its input, where that is a pipe.\n",
         out);
     return out == stdout ? EXIT_ALL : EXIT_USAGE;
 }

@@ -15,21 +15,21 @@ static int move_usage(FILE *out)
 {
     fputs(
         "usage: farfork move [OPTION...] PARENT HOST[=ADDRESS]\n\n"
-        "Move a running guest to another host: it ends here and runs there at once, its memory\n"
-        "follows. PARENT is the QMP socket of its QEMU, on this host; disks are on storage that\n"
-        "both hosts share.\n\n"
+        "Move a running guest to another host: it stops here and runs there at once, and its\n"
+        "memory follows. PARENT is the QMP socket of its QEMU, on this host; disks are on storage\n"
+        "that both hosts share.\n\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --options OPTIONS       of the transport: 'precopy=1,timeout=30'\n"
         "  --qemu PATH             the QEMU there; default: the one here\n"
         "  --agent PATH            farfork there; default: this program\n"
         "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
         "  --id ID                 name the move\n"
-        "  --timeout SECONDS       give up what does not move for so long; default: 60\n"
+        "  --timeout SECONDS       give up a move without progress after so long; default: 60\n"
         "  --json                  print one JSON object\n"
         "  --quiet                 no live line\n"
         "  -h, --help              print this text\n\n"
-        "Exit code: 0 the guest runs there; 1 its QEMU says that it is here still; 2 usage; 3 it\n"
-        "is lost, incomplete or unknown where: the message says what to do.\n",
+        "Exit code: 0 the guest runs there; 1 it is here still; 2 usage; 3 it is lost, incomplete\n"
+        "or unknown: the message says what to do.\n",
         out);
     return out == stdout ? 0 : EXIT_USAGE;
 }

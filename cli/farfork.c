@@ -33,7 +33,8 @@ static void farfork_usage(FILE *out)
                  "Commands:\n");
     for (size_t i = 0; i < sizeof(commands) / sizeof(commands[0]); i++)
         fprintf(out, "  %-10s %s\n", commands[i].name, commands[i].summary);
-    fprintf(out, "\n'farfork COMMAND --help' says more. The transport is QEMU's: see\n"
+    fprintf(out, "\n"
+                 "'farfork COMMAND --help' has the options. QEMU has the transport: see\n"
                  "farfork-rdma-postcopy(7).\n");
 }
 

@@ -10,7 +10,7 @@ int output_code(const char *program, int code, int failed)
 {
     if (!fflush(stdout) && !ferror(stdout))
         return code;
-    fprintf(stderr, "%s: write the output: not all of it could be written (exit code %d else)\n",
+    fprintf(stderr, "%s: write the output: not all of it was written (exit code %d otherwise)\n",
             program, code);
     clearerr(stdout);
     return code ? code : failed;

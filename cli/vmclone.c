@@ -28,13 +28,13 @@ static int vmclone_usage(FILE *out)
         "(SLURM_JOB_NODELIST, PBS_NODEFILE), or this one.\n\n"
         "  --hostfile FILE         hosts, one a line\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
-        "  --prestart              start children before the parent is frozen\n"
+        "  --prestart              start children before the parent freezes\n"
         "  --template              leave the parent paused, to be forked again\n"
         "  --net POLICY            isolated (default), user, bridge[:NAME], none, keep\n"
-        "  --scratch DIR           put what children write to disks there; default: /var/tmp\n"
-        "  --overlays DIR          put what the parent writes from now on there; default: beside\n"
+        "  --scratch DIR           put overlays of children there; default: /var/tmp\n"
+        "  --overlays DIR          put overlays of the parent there; default: beside\n"
         "                          each image\n"
-        "  --nbd ADDRESS:PORT      serve the disks to other hosts: they do not have the parent's\n"
+        "  --nbd ADDRESS:PORT      serve the disks to hosts that lack the parent's\n"
         "  --hostname TEMPLATE     of children; default: '{name}-{n}'\n"
         "  --ip TEMPLATE           ADDRESS/LENGTH[,GATEWAY] or dhcp; once for each NIC\n"
         "  --user-data TEXT        for farfork-guest's hooks\n"
@@ -43,7 +43,7 @@ static int vmclone_usage(FILE *out)
         "  --agent PATH            farfork on every host; default: beside this program\n"
         "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
         "  --id ID                 name the fork\n"
-        "  --timeout SECONDS       give up what does not move for so long; default: 60\n"
+        "  --timeout SECONDS       give up a fork without progress after so long; default: 60\n"
         "  --follow                stay until the children have ended, and print how each did\n"
         "  --json                  print one JSON object; with --follow one a line\n"
         "  --quiet                 no live lines\n"
@@ -53,10 +53,10 @@ static int vmclone_usage(FILE *out)
         "  --max-forks NUMBER      with --serve: in a minute; default: 60\n"
         "  --max-chain NUMBER      refuse a parent whose disk has more images, overlay upon overlay;\n"
         "                          default: 32 with --serve, else no limit\n"
-        "  --list                  list forks: those with children on this host, and on the hosts\n"
+        "  --list                  list forks: those with children on this host, and on hosts\n"
         "                          that this one has sent children to\n"
         "  --wait ID               wait until the children of that fork have ended\n"
-        "  --kill ID               end them, and what serves them\n"
+        "  --kill ID               end them and their agents\n"
         "  --version               print the version\n"
         "  -h, --help              print this text\n\n"
         "Exit code: 0 all children run; 1 some do; 2 usage; 3 none does. With --follow also 1:\n"
@@ -147,8 +147,10 @@ static int check_command(const struct fork_options *o, const struct command *cmd
     else if (!cmd->serve && (cmd->max_children || cmd->max_forks))
         rc = fprintf(stderr, "vmclone: --max-children and --max-forks are for --serve\n");
     else if (o->nbd && o->prestart)
-        rc = fprintf(stderr, "vmclone: --nbd serves what is frozen: children cannot be started "
-                             "before that (--prestart)\n");
+        rc = fprintf(
+            stderr,
+            "vmclone: --nbd serves frozen disks, so no child can start before the freeze: leave "
+            "--prestart out\n");
     return rc;
 }
 

@@ -66,7 +66,7 @@ static void check_kvm(const struct report *r)
     if (vm < 0)
         say(r, "kvm", FF_CHECK_NO, "/dev/kvm opens but makes no machine: %s", strerror(errno));
     else
-        say(r, "kvm", FF_CHECK_OK, "/dev/kvm, API version %d, a machine can be made", version);
+        say(r, "kvm", FF_CHECK_OK, "/dev/kvm, API version %d, makes a machine", version);
 }
 
 static void check_uffd(const struct report *r)
@@ -88,8 +88,7 @@ static void check_uffd(const struct report *r)
     if (p.features)
         say(r, "userfaultfd features",
             strstr(names, "minor-shmem") ? FF_CHECK_OK : FF_CHECK_LIMITED, "%s%s", names,
-            strstr(names, "minor-shmem") ? ""
-                                         : "; no minor faults: landing=continue is not to be had");
+            strstr(names, "minor-shmem") ? "" : "; no minor faults, so no landing=continue");
 }
 
 static void check_hugepages(const struct report *r)
@@ -190,8 +189,9 @@ static void check_rdma(const struct report *r)
         say(r, "rdma devices", FF_CHECK_LIMITED, "none%s; %s",
             access("/sys/class/infiniband_verbs", F_OK)
                 ? ": the kernel module ib_uverbs is not loaded (modprobe -a ib_uverbs rdma_ucm, "
-                  "package rdma-core), or there is no card"
-                : ": there is no card whose driver is loaded", tcp);
+                  "package rdma-core), or this host has no card"
+                : ": no card has its driver loaded",
+            tcp);
         return;
     }
     if (!in_dev)

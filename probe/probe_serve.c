@@ -171,9 +171,9 @@ static void *service_main(void *opaque)
         if (atomic_load(&s->sv->stop))
             break;
         if (rc)
-            say(s->sv, "%s: a peer was not served to its end: %s", s->name, why.text);
+            say(s->sv, "%s: serve a peer: %s", s->name, why.text);
         else
-            say(s->sv, "%s: a peer was served", s->name);
+            say(s->sv, "%s: served a peer", s->name);
         if (!rc && s->sv->once && s->kind == FF_LINK_TCP)
             eventfd_write(s->sv->done_fd, 1);
     }

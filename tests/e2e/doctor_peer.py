@@ -102,7 +102,7 @@ def as_json():
                 check(0 < s['p50_ns'] <= s['p99_ns'] <= s['max_ns'] and s['reads'] > 0
                       and s['bytes_per_second'] > 0 and s['depth'] > 0, f'{s}')
             check(links['verbs']['works'] or links['verbs']['reason'], f'{links}')
-        server.wait_for(r'tcp: a peer was served\n(?s:.*)tcp: a peer was served\n')
+        server.wait_for(r'tcp: served a peer\n(?s:.*)tcp: served a peer\n')
         server.p.send_signal(signal.SIGINT)
         server.end(0)
 
@@ -113,7 +113,7 @@ def interrupted():
             peer.wait_for(r'^ok +tcp')
             peer.p.send_signal(signal.SIGINT)
             check('canceled' in peer.end(130), peer.text)
-        server.wait_for(r'^tcp: a peer was not served to its end')
+        server.wait_for(r'^tcp: serve a peer')
         with server.peer() as peer:     # and while somebody is being served
             peer.wait_for(r'^ok +tcp')
             server.p.send_signal(signal.SIGTERM)
@@ -152,7 +152,7 @@ def strangers():
             with fakepeer.connect(server.port, data) as sock:
                 kind, _ = fakepeer.answer(sock)
                 check((kind is not None) == (name == 'version'), f'{name}: an answer: {kind}')
-            line = server.wait_for(r'^tcp: a peer was not served to its end: (.*)\n')[1]
+            line = server.wait_for(r'^tcp: serve a peer: (.*)\n')[1]
             check(want in line, f'{name}: {line}')
             server.text = ''
         # one who has a session but brings another to the queues
@@ -161,7 +161,7 @@ def strangers():
             bad = b'FFjn' + struct.pack('<HH', 1, 0) + bytes(16)
             with fakepeer.connect(server.port, bad) as queue:
                 check(fakepeer.receive(queue, 1) == b'', 'a wrong session was answered')
-        server.wait_for(r'^tcp: a peer was not served to its end')
+        server.wait_for(r'^tcp: serve a peer')
         with server.peer() as peer:     # and still there for the next one
             peer.end(0)
 

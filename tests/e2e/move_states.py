@@ -122,7 +122,7 @@ def check_unwritten(code, *argv):
     with open('/dev/full', 'wb') as full:
         out = subprocess.run(argv, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60,
                              check=False)
-    if out.returncode != code or 'not all of it could be written' not in out.stderr:
+    if out.returncode != code or 'not all of it was written' not in out.stderr:
         raise Failed(f'{argv}: {out.returncode}, want {code}: {out.stderr}')
 
 
