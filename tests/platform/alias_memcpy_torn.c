@@ -6,7 +6,7 @@
  * main fills page after page while a thread reads each at the same time. Under MISSING alone what
  * is seen is printed; under MISSING|MINOR with CONTINUE no torn or zero read may ever happen.
  * Every event is answered by a wake, also for a page that is there already (invariant 5).
- * Source: measured by this program; docs/architecture.md, invariant 4
+ * Source: measured by this program; docs/invariants.md, 4
  */
 #include "platform.h"
 

@@ -4,7 +4,7 @@
  *
  * Also: the event carries the thread (THREAD_ID) and the very byte (EXACT_ADDRESS), where offered;
  * a second COPY to the same page says EEXIST and changes nothing.
- * Source: ioctl_userfaultfd(2), UFFDIO_COPY; docs/architecture.md, invariant 4
+ * Source: ioctl_userfaultfd(2), UFFDIO_COPY; docs/invariants.md, 4
  */
 #include "platform.h"
 

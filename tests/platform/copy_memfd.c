@@ -4,7 +4,7 @@
  *
  * The page arrives in the page cache: an alias mapping and pread see it at once, so a region that
  * was filled by COPY can later be read or remapped through its file.
- * Source: ioctl_userfaultfd(2), UFFDIO_COPY; docs/architecture.md, invariant 4
+ * Source: ioctl_userfaultfd(2), UFFDIO_COPY; docs/invariants.md, 4
  */
 #include "platform.h"
 

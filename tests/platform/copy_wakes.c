@@ -5,7 +5,7 @@
  * So one COPY is the whole answer to a fault, in whatever order prefill and fault meet. Then raced:
  * main copies page after page, a thread touches each at the same time, nobody reads events, and
  * none may hang. With DONTWAKE the thread sleeps until WAKE.
- * Source: ioctl_userfaultfd(2), UFFDIO_COPY; docs/architecture.md, invariants 4 and 5
+ * Source: ioctl_userfaultfd(2), UFFDIO_COPY; docs/invariants.md, 4 and 5
  */
 #include "platform.h"
 

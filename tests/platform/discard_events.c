@@ -5,7 +5,7 @@
  * PUNCH_HOLE raises no event at all; DONTNEED one only with EVENT_REMOVE, and then its caller waits
  * until the event is read: a handler that calls madvise itself would wait for itself. After each
  * the page must fault again (the old content must not come back by itself).
- * Source: measured by this program; docs/architecture.md, invariant 9
+ * Source: measured by this program; docs/invariants.md, 9
  */
 #include "platform.h"
 

@@ -4,7 +4,7 @@
  *
  * pwrite to the memfd fills the page but wakes nobody. The verdict: WAKE alone lets the thread go,
  * with the new content.
- * Source: measured by this program; docs/architecture.md, invariant 5
+ * Source: measured by this program; docs/invariants.md, 5
  */
 #include "platform.h"
 

@@ -5,7 +5,7 @@
  * The handler is a process of its own, killed while a thread waits. With a duplicate in a second
  * process (the keeper) the thread goes on waiting; when the keeper dies too, it reads zeros. The
  * guard is the duplicate: the verdict is about that.
- * Source: measured by this program; docs/architecture.md, invariant 6
+ * Source: measured by this program; docs/invariants.md, 6
  */
 #include "platform.h"
 #include <sys/prctl.h>

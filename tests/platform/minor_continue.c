@@ -4,7 +4,7 @@
  *
  * Either way the page is filled through an alias that is not watched and installed by CONTINUE.
  * This is the zero-copy path: the network card writes into the alias.
- * Source: ioctl_userfaultfd(2), UFFDIO_CONTINUE; docs/architecture.md, invariant 4
+ * Source: ioctl_userfaultfd(2), UFFDIO_CONTINUE; docs/invariants.md, 4
  */
 #include "platform.h"
 

@@ -4,7 +4,7 @@
  *
  * So a page filled through its file is installed once, by whoever holds its claim: nothing below
  * would stop a second, older fill. The verdict: COPY and CONTINUE never overwrite.
- * Source: measured by this program; docs/architecture.md, invariant 3
+ * Source: measured by this program; docs/invariants.md, 3
  */
 #include "platform.h"
 
