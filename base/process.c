@@ -19,9 +19,14 @@
  *              subreaper, and waits for it as for any other.
  *
  * Invariants   1. A child that the agent has not heard of never runs: without its go it ends.
- *              2. /proc/PID/cmdline is the child's own.
+ *              2. A start that a server fails is not tried again by exec: the first one may still
+ *                 start, and two copies would run. A program that is no server is found out before
+ *                 the first child.
  *              3. In the server there is one thread that computes.
- * Limits       WORDS_MAX bytes of arguments; the agent waits ANSWER_MS for the server.
+ *              4. The child's arguments are in the kernel too (PR_SET_MM_MAP): a fork of the
+ *                 child is made from /proc/PID/cmdline.
+ * Limits       children of one server have the layout of their addresses in common.
+ *              WORDS_MAX bytes of arguments; the agent waits ANSWER_MS for the server.
  */
 #include <errno.h>
 #include <fcntl.h>

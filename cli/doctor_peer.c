@@ -2,6 +2,12 @@
  *
  * doctor_peer.c - farfork doctor --serve, --peer: whether and how well two hosts can talk
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      --serve answers on one host what --peer asks on the other: probe/probe.c, printed.
+ * Limits       a person waits: TIMEOUT, not the time limits of a move.
+ */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>

@@ -16,6 +16,7 @@
  *                 this process: whoever waits for a page goes on waiting when the agent dies
  *                 (tests/platform/last_uffd_closed.c).
  *              3. Regions are not inherited by fork(2): the userfaultfd would not be.
+ *              4. It leaks its userfaultfd rather than close it before it is complete.
  * Limits       ANSWER_MS for each answer of the agent once the image is there.
  */
 #include <errno.h>

@@ -1,14 +1,23 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * lend.c - a source on the agent's host gives it files instead of bytes; see farfork.h
+ * fd_share.c - a source on the agent's host gives it files instead of bytes; see farfork.h
  */
 /**
  * DOC: Theory of Operation
  *
  * Purpose      lend: the regions that have a file; the rest is read over a link, which with the
  *              address "unix" is made of sockets that the agent gets here. Hand over: all of
- *              it, with the state. What has no file is copied into one; there is no link, and once
- *              children may run nothing of the source is needed any more.
+ *              it, with the state. What has no file (video memory, firmware, tables: 32 MiB at
+ *              most) is copied into one. There is no link and no pager: children watch nothing,
+ *              and need nothing of the source once they may run. That saves connections, keys,
+ *              threads at both ends, and their turns on busy CPUs.
+ * Picture      lend before connecting: files wait for the HELLO of the link, while this socket is
+ *              open. A lent region is neither watched nor fetched: its pages are PRESENT from the
+ *              start, and children map the source's very file. It has the region's length and page
+ *              size, and its content never changes: QEMU seals the file in the pause.
+ *              hand over: three messages, two answers; children load, and wait until
+ *              ff_source_let_run(). A source that ends before that takes the image with it, and no
+ *              child has run.
  */
 #include <errno.h>
 #include <fcntl.h>

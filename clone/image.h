@@ -22,6 +22,17 @@
  *              that children may run, COMPLETE. Nothing comes over a link
  *              An agent for a source on this host (address "unix") has no port: what is not lent
  *              comes over sockets that the source passes
+ * Limits       an agent copies, whatever the link: a page in place would be in the file, and so in
+ *              every child, before it is whole. precopy=1 is refused.
+ *              An agent takes as many huge pages as the image has. A child's private mapping
+ *              reserves as many again, so that a write never fails. The agent's own files have
+ *              pages of 4 KiB, never transparent huge ones.
+ *              On another host the agent takes the first HELLO that comes to its port. Two things
+ *              limit what a stranger can do there: vmclone tells the agent how much memory the
+ *              guest has (ff_agent_limit()), and asks the parent afterwards whether both know one
+ *              session (control/fork/fork_verify.c).
+ * Failure      an agent that cannot install a page has no guest to protect by aborting: the image
+ *              is lost, and children are told.
  * States       AWAITED -> HERE -> COMPLETE; LOST from AWAITED and HERE
  * Threads      lock guards status, why, what was lent, and counts. memory and state are written
  *              before HERE, and only read after it. Connections are the server thread's.

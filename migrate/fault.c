@@ -9,6 +9,9 @@
  *                                   no: pending (FIFO) until one is
  *              no memory to install it: the slot keeps the page, and is tried again every
  *              RETRY_MS, also when the link is broken by then; so are holes that are pending
+ *              First-touch pages come in by the same way: the source names them and sends no
+ *              bytes. So one path installs pages, of any size, and claims and statistics hold
+ *              for these too. It costs a round trip while the device state is on its way.
  * Limits       FF_WANTS_MAX: threads that can wait at once, and the first-touch pages; when it
  *              is full no more events are read: they stay in the kernel's queue.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * pool.c - pages made ready while a destination waits for its source; see pool.h
+ * page_pool.c - pages made ready while a destination waits for its source; see page_pool.h
  */
 #include <inttypes.h>
 #include <stdio.h>

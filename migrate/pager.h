@@ -36,12 +36,13 @@
  *                 owner's install wakes whoever waits (the kernel queues the waiter before
  *                 we can see the event); PRESENT -> wake now, and where memory lands by
  *                 CONTINUE, map it again: the kernel may have reclaimed the page table's entry;
- *                 HOLE -> install zeros, without the source.
+ *                 HOLE -> install zeros, without the source. A first-touch page is
+ *                 a fault for which nobody waits: only a MISSING one is read.
  *              2. When the link breaks, events of PRESENT pages and of holes are still
  *                 answered; others wait. Nothing ever installs what was not read.
  *              3. Nothing is read before the source said that its guest is paused: until
  *                 then whoever touches memory here waits, or a page of a running guest
- *                 would be installed for good. The one exception is the pass (pass.c),
+ *                 would be installed for good. The one exception is the pass (precopy.c),
  *                 all of whose pages that were written by then are missing again.
  *              4. While there is no memory for a page, it stays claimed, its bytes stay where they
  *                 were read to, and its owner tries again; other events are answered. Any
@@ -51,17 +52,37 @@
  *                 zeros, there either.
  * Holes        a page of zeros in a shared file of ours that was empty before is not installed
  *              (claims.h): it takes no memory until somebody touches it. Private memory has
- *              the kernel's page of zeros for that. Populated memory (prealloc, locked) gets its
- *              pages back.
+ *              the kernel's page of zeros for that. When nothing watches any more, the kernel
+ *              fills a hole with zeros itself. An agent's image has the same holes.
+ *              Exceptions: memory that the destination had populated or locked gets its pages back.
+ *              Over verbs pinned memory is populated, segment by segment. A pushed chunk is read as
+ *              a whole at the source. Private hugetlb memory, and landing=continue with
+ *              precopy=1, get every page. A hugetlb file whose pages are not reserved is filled
+ *              at once: else a touch after the move could find no page.
+ * Zeros        a read carries a bitmap with one bit a granule, which is a page. The responder sets
+ *              the bits of pages that are all zeros and leaves their bytes out. An adapter does
+ *              not look at what it sends: over verbs the destination looks itself when a chunk is
+ *              in a buffer, and in place nobody does. A zero page counts as bytes_zero; bytes by
+ *              prefill, by faults and zero add up to the total and what a pass discarded.
  * Failure      link broken or silent for timeout_ms: state BROKEN, the guest goes on until
  *              it touches what is missing. No memory for SHORT_NS: the owner of the guest is
  *              told, and told again when there is some; before GO the move fails.
  * Limits       SLOTS pages in flight for faults, window chunks for prefill; both within
  *              SLOT_MEMORY + window * chunk bytes.
- * Landing      landing=auto: shared memory in place where the link writes to memory itself
- *              (verbs), else copied; anonymous memory moved in out of pages that were made
- *              ready before (pool.h), where the link does not pin them, else copied. move: whole
- *              huge pages by UFFDIO_MOVE, not where the link pins its buffers.
+ * Landing      by region:       auto over tcp   auto over verbs      on request
+ *              anonymous        copy            copy                 move
+ *              shared, 4 KiB    copy            continue, in place   either
+ *              hugetlb, shared  copy            continue, in place   either
+ *              hugetlb, private copy            copy                 -
+ *
+ *              Over tcp continue was measured to be slower than a copy. Anonymous memory is moved
+ *              in out of the page pool (page_pool.h) where the link does not pin the pool, else
+ *              copied. move: a chunk lands in transparent huge pages, and each 2 MiB of it that
+ *              nobody has touched goes in whole by UFFDIO_MOVE. What is pinned cannot be moved.
+ *              With precopy=1 shared hugetlb lands in place: by copy, what is discarded would
+ *              go back to the pool, where others may take it. Private hugetlb is refused then.
+ * End          the thread that installs the last page wakes the caller, who stops both threads,
+ *              unregisters the ranges and only then says DONE.
  */
 #ifndef FF_MIGRATE_PAGER_H
 #define FF_MIGRATE_PAGER_H

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * pass.c - destination: one pass over a guest that still runs, and what it wrote meanwhile
+ * precopy.c - destination: one pass over a guest that still runs, and what it wrote meanwhile
  */
 /**
  * DOC: Theory of Operation
@@ -28,8 +28,13 @@
  *                 here may act on what guest memory holds. What counts is that nothing of it
  *                 stays. A thread that meets a missing page waits until the pass brings it,
  *                 next, or for the frozen image, as without a pass (fault.c, early).
+ * Discards     MADV_DONTNEED, and MADV_REMOVE for shared memory that bytes are copied to. Memory
+ *              that lands in place is only unmapped: its pages stay in the file, pinned as they
+ *              may be, and are read into again. The source has most of it done before its pause
+ *              (qemu-patches/src/rdma-postcopy-log.c).
  * Failure      as any other before GO: the guest goes on at the source.
- * Limits       PARTS runs of pages in one system call.
+ * Limits       PARTS runs of pages in one system call. There is one pass, however much the guest
+ *              writes.
  */
 #include <errno.h>
 #include <sys/uio.h>

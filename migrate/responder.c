@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * serve.c - source: the threads that answer a destination's requests, and that push
+ * responder.c - source: the threads that answer a destination's requests, and that push
  */
 #include <errno.h>
 #include <poll.h>

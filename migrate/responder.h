@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * serve.h - source: the threads that answer a destination's requests, and that push
+ * responder.h - source: the threads that answer a destination's requests, and that push
  */
 /**
  * DOC: Theory of Operation

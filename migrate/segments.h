@@ -7,15 +7,21 @@
  *
  * Purpose      a registration that pins also populates: every page of it takes memory from
  *              then on, also those that no guest ever touched. So a region is cut into
- *              segments, and a segment without a single populated page is left alone. Pieces
- *              are registered by several threads, within the device's largest
- *              registration, while the guest still runs.
+ *              segments, and a segment without a single populated page is left alone. Several
+ *              threads register segments, within the device's largest registration, while
+ *              the guest still runs. A page counts as populated by pagemap, by the file's data,
+ *              and, for a hugetlb file, whose holes the kernel does not tell, unless our page
+ *              tables have all of it. A segment without a key costs no transfer on any link.
  *
  * Picture      region  |##  ## |       |  #    |       |   #: populated pages
  *              segments  |key    | none  |key    | none  |   none: reads as zeros
  *              The source asks once more when its guest is paused: what the guest has
  *              touched in between is registered then, and its keys travel with the state.
  *              Populating costs downtime only there, and at most for those segments.
+ *              The memlock limit is compared with all of memory before the pause: what is
+ *              touched later must not find it too small. On-demand paging spares the pinning,
+ *              where the device has it and the caller asks for it, or the limit leaves no other
+ *              way.
  *
  * Limits       PIECES_MAX segments aimed at, plus one a region; PIECE_BYTES at least.
  */

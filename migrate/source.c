@@ -9,7 +9,7 @@
  *              Until SENT a failure leaves the caller free to resume its guest; from GONE
  *              (set before GO is sent) on, nobody can know whether it arrived.
  *
- * Threads      the caller's, through the stages; the serving threads (serve.h) from
+ * Threads      the caller's, through the stages; the serving threads (responder.h) from
  *              ff_source_publish() on. lock guards stats and link against cancel.
  * Ownership    regions are the caller's. Threads end, keys go, then the link is freed.
  * Limits       WATCHING_MS: emptying and registering a large destination; the guest still

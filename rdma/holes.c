@@ -2,6 +2,14 @@
  *
  * holes.c - find granules of zeros in a mapped file without touching its holes; see mr.h
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a responder that looked at a hole of a file through its mapping would fill it. So it
+ *              asks the file first: mincore(), SEEK_DATA, else pread(). A guest that was forked
+ *              before, or is a child, has a private mapping of its file: /proc/self/pagemap tells
+ *              which pages may be copies, and the file tells the rest.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

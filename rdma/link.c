@@ -7,7 +7,8 @@
  *
  * Picture      AUTO, active: verbs within AUTO_VERBS_MS, else tcp to the same port. Falling
  *              back is about connecting alone: what a peer says over a link is its answer.
- *              AUTO, passive: listens for both; a host without RDMA listens for tcp.
+ *              AUTO, passive: listens for both; a host without RDMA listens for tcp. So does
+ *              a loopback address: rdma_cm would take that for every address.
  *              base.about keeps which it was, and why it was not verbs.
  * Limits       AUTO_VERBS_MS: a host that does not answer costs that much, before the guest
  *              stops; a refusal, or a host without RDMA, costs nothing. REST_MS: out of

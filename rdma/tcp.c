@@ -13,6 +13,10 @@
  *              (or both are given connected sockets: ff_tcp_on_sockets())
  *              after that     data: tcp_queue.c; control: plain send and recv, not hot
  *
+ * Priority     the queues use cubic between two processes of one host: bbr, where that is the
+ *              default, paces a loopback down to less than half. FAULT uses cubic everywhere, and
+ *              its packets are marked as interactive (DSCP AF21, SO_PRIORITY 6). Between two hosts
+ *              tcp_pace.c limits how much of prefill is on the way.
  * Threads      fds_lock guards the sockets against shutdown(); send_lock orders senders.
  * Failure      a peer that is silent for timeout_ms while data is under way, or that
  *              does not answer keepalive probes for so long, is gone (TCP_USER_TIMEOUT).

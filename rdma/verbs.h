@@ -21,6 +21,8 @@
  *              (send_lock) and one for receives.
  *              An idle control queue pair probes its peer with WRITEs of no bytes, three in a
  *              time limit.
+ * Priority     a service level of its own for the FAULT queue pair would do what tcp.c does for its
+ *              packets; none is set.
  * Failure      a work completion that is not a success, a disconnect, a removed device:
  *              verbs_break() keeps the first reason, disconnects every QP (what is in
  *              flight is flushed) and makes wake_fd readable for ever: every wait ends.

@@ -8,7 +8,11 @@
  * Purpose      what arrives in pages of 4 KiB stays in them until khugepaged comes by: 16 MiB in
  *              10 s, as kernels are set. This thread asks for each range of 2 MiB at once
  *              (MADV_COLLAPSE, Linux 6.1). It knows nothing of moves: memory is complete and
- *              watched by nobody, the guest runs on it.
+ *              watched by nobody, the guest runs on it. Only anonymous memory counts; files, memfds
+ *              among them, stay as they are. While memory is watched it may not be huge: a fault
+ *              would bring 2 MiB. QEMU begins the thread when both sides have completed and its
+ *              blocks are MADV_HUGEPAGE again, so no total time depends on it. QEMU ends it at
+ *              quit, at any migration, and before memory is unplugged.
  *
  * Picture      range:   count pages of its own (pagemap) --> less than half: leave it
  *                                   | half or more

@@ -2,6 +2,12 @@
  *
  * identity_message.c - what a child is told of itself
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      write the message that farfork-guest reads (docs/guest.md). It is JSON with one
+ *              member a line, so that a shell can take it apart.
+ */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <stdio.h>

@@ -2,6 +2,15 @@
  *
  * qmp.c - talk to a QEMU over its QMP socket
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      one command, one answer, for callers that may wait; qmp_job.c is for those that
+ *              must not. Events that come meanwhile are kept.
+ * Limits       QEMU serves one client, and lets one more connect and wait; others wait here for
+ *              their turn. An answer that comes after its command was given up is dropped by its
+ *              id.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

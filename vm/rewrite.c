@@ -2,6 +2,12 @@
  *
  * rewrite.c - what the rewriting of options has in common
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      the paths and notes of a child. A path keeps its name and moves to the child's run
+ *              directory, with the child's number in front; no two are the same.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

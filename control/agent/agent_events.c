@@ -2,6 +2,14 @@
  *
  * agent_events.c - what an agent tells who started it, and the state file
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      the agent's JSON lines on its stdout, and state.json, which says the same to
+ *              `vmclone --list` after the agent has detached.
+ * Limits       room for the state is reserved when the agent begins and with each spawn: a full
+ *              folder must not keep the state of processes that run from being written.
+ */
 #include <string.h>
 #include <time.h>
 #include <unistd.h>

@@ -2,6 +2,13 @@
  *
  * agent_kept.c - children that a guest moves to, whatever becomes of who started the agent
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a guest is being moved to this child. From `keep` on the agent ends nothing: there
+ *              must be no moment at which the end of farfork move, or of the way to the agent, ends
+ *              a guest.
+ */
 #include <errno.h>
 
 #include "agent.h"

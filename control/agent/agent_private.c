@@ -2,6 +2,13 @@
  *
  * agent_private.c - files with secrets, which a child's QEMU reads when it starts
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      every user of a host can read a command line, so secrets are in files that only
+ *              their owner can read. An agent writes them before it starts QEMU, and overwrites
+ *              them when QEMU has read them: with a text of the same length, which needs no room.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <string.h>

@@ -2,6 +2,15 @@
  *
  * agent_qmp.c - questions to children's QEMUs: of who started the agent, and its own
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      vmclone and farfork move reach a QEMU on another host only through its agent. A
+ *              question comes as a JSON line and its answer goes back as an event; nobody waits.
+ *              The agent has one question of its own: has a source come to a QEMU that waits for a
+ *              move? `query-migrate` that says `setup` ends that QEMU; any other answer does not.
+ * Limits       LIMIT_MS for an answer. One older than FRESH_MS says nothing any more.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,6 +2,15 @@
  *
  * agent_server.c - children by a fork server, where their program is one; else by exec
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      start several children of one program by a fork server (base/process.c): the
+ *              parent's QEMU, started once with -farfork-fork-server. A single child, --qemu, and a
+ *              program that is no server are started by fork and exec.
+ * Failure      a server that fails is ended. The child that it was asked for fails; later ones are
+ *              started by exec.
+ */
 #include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -2,6 +2,18 @@
  *
  * agent_vms.c - the children that an agent starts and looks after
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * States       preparing   its disks' commands run
+ *              started     its QEMU runs
+ *              connected   it has asked for the image
+ *              attached    it has the state, its memory is mapped
+ *              running, complete
+ *              lost        the image is lost, and it must end
+ *              ended       reaped; its last lines of log go with the event
+ * Ownership    each child is a process group, which the agent ends as a whole.
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>

@@ -1,7 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * daemonize.c - the agent in a session of its own, behind a process that who started it waits for;
- *                 that session's share of the CPUs
+ * daemonize.c - the agent in a session of its own, and that session's share of the CPUs
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      launcher -> farfork agent, which waits -> fork: the agent, in a session of its own
+ *              A launcher waits for a process in the foreground. It gets one: the first process
+ *              ends when the agent detaches, or with the agent's exit code. When the first process
+ *              dies, the agent gets SIGTERM.
+ * Limits       autogroup gives each session the same share of the CPUs. Children that start get
+ *              the share of as many sessions as they are; else a busy parent in a session of its
+ *              own has half of the CPUs.
  */
 #include <errno.h>
 #include <fcntl.h>

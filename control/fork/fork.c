@@ -17,6 +17,10 @@
  *              agents are let go: from here on they look after their children alone
  *              [--follow: they are not, until the children have ended (fork_follow.c)]
  *
+ *              One poll loop does all of it (control/session/session.c). Other subjects have files
+ *              of their own: fork_spawn.c the children's command lines, fork_disks.c disks,
+ *              fork_verify.c whose image an agent has, serve.c forks that a guest asks for.
+ *
  * Failure      what fails on one host, or in one child, is that host's or child's alone; the rest
  *              goes on. Interrupted, or with nothing left: agents are told to end, their children
  *              end with them, the parent's export is withdrawn. The parent goes on in any case.

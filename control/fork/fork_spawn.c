@@ -2,6 +2,12 @@
  *
  * fork_spawn.c - children's command lines to the agents
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      the parent's words -> its disks (fork_disks.c) -> its identity (vm/identity_argv.c)
+ *              -> all the rest (vm/command_line.c) -> spawn, to its agent
+ */
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -2,6 +2,15 @@
  *
  * fork_take_back.c - after a fork that failed: the parent writes to its own images again
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a fork that failed leaves the parent in overlays. When no child can read the
+ *              images behind them, they are committed (fork_commit.c) and the parent has its disks
+ *              again.
+ * Failure      where that is not known, or the parent does not answer, the overlays stay, and a
+ *              note says so.
+ */
 #include "fork.h"
 
 /* That its children have ended it has said itself. NULL: all hosts */

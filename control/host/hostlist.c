@@ -2,6 +2,13 @@
  *
  * hostlist.c - which hosts, from arguments, files and batch systems
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      hosts from arguments, from files, and from what a batch system says in the
+ *              environment. A name goes to a launcher, so what may stand in it is limited, and its
+ *              first character is no dash.
+ */
 #include <ctype.h>
 #include <errno.h>
 #include <stdio.h>

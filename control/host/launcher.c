@@ -2,6 +2,12 @@
  *
  * launcher.c - how a command gets to another host: a template with {host} and {cmd}
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      {host} and {cmd} in a template become one shell command. ssh joins its arguments and
+ *              hands them to the user's shell there, so for ssh the command is quoted twice.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -2,6 +2,16 @@
  *
  * rundir.c - BASE/ID/NODE: where one fork has its sockets, logs and state on one host
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      BASE/ID/NODE   sockets, logs, state.json of fork ID on host NODE
+ *              BASE/ID/hosts.json   hosts whose run directory cannot be seen from here
+ * Invariants   what a state names is killed and removed. So the folders belong to this user, nobody
+ *              else can write to them, and a folder of another user is refused.
+ * Limits       a socket's path holds 107 bytes: PATH_MAX_LEN for the folder.
+ *              The lock of the run directories is tried by turns: a wait in flock() has no end.
+ */
 #include <ctype.h>
 #include <dirent.h>
 #include <errno.h>

@@ -14,6 +14,15 @@
  *              completed, and seen there: quit here
  *              the agent is let go
  *
+ *              It shares launcher, agent and command line with vmclone, but not its export. A fork
+ *              is an image that a holder serves while the parent goes on. A move is a migration:
+ *              the guest's disks, addresses and NICs go with it. So the command line keeps what a
+ *              fork has to take away, and the agent holds no memory.
+ *
+ * Invariants   1. `keep` comes before `migrate`: at no moment does the end of farfork move, or of
+ *                 the way to the agent, end a guest.
+ *              2. A `completed` of the source counts once it is known to be of this migration: a
+ *                 guest that came by a move says so from the start.
  * Failure      until the source says that it gave the guest away it goes on here, and what was
  *              started there is ended; see move_follow.c for what comes after. That the guest is
  *              here is only said where its QEMU said so last: it may have ended, or be moved by

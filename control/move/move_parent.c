@@ -2,6 +2,15 @@
  *
  * move_parent.c - the guest that is moved: whether it can be, what it was started with, its end
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      refuse before anything is started what QEMU would notice late or never: devices that
+ *              are not on the command line, or are no more; disks whose image is another one by now
+ *              (disks_move_argv()); a -blockdev whose medium was ejected (a -drive or -cdrom is
+ *              written as an empty one); memory that is a file.
+ * Failure      after a failure the guest is looked for here: only what its QEMU says counts.
+ */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>

@@ -2,6 +2,15 @@
  *
  * move_there.c - the guest's QEMU on the other host, by an agent: started, asked, let go
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      spawn -> -incoming defer -> migrate-incoming, which listens at a port of its own
+ *              keep                     -> from here on the agent ends nothing
+ *              adopt                    -> the agent owns the overlays of a guest that is a child
+ *              query-status             -> it runs, as it was at the source
+ *              detach                   -> the agent stays until the guest ends
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

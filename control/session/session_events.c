@@ -2,6 +2,17 @@
  *
  * session_events.c - what agents say, and what it means for hosts and VMs
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      listening   the host is there: run directory, socket, port
+ *              image       it has the parent's memory, of that session
+ *              child       started, connected, ..., ended: the VM's state follows
+ *              progress    pages
+ *              error       of one VM, or of the host
+ * Invariants   a state of a VM never goes back. Memory can be complete before the guest runs, when
+ *              all of it was handed over: such a VM is complete as soon as it runs.
+ */
 #include <stdlib.h>
 #include <string.h>
 

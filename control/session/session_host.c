@@ -2,6 +2,15 @@
  *
  * session_host.c - an agent on a host: start it through the launcher, talk to it, end it
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      launcher, three pipes: commands in, events out, complaints
+ *              One short command line is quoted for the launcher; all else, QEMU's command lines
+ *              too, is text in JSON lines (farfork(1)), which needs no quoting.
+ * Failure      the end of the launcher is the end of the agent, or of the way to it: the host has
+ *              failed, with the last line of the complaints, unless it was let go.
+ */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netdb.h>

@@ -2,6 +2,14 @@
  *
  * session_parent.c - the guest here: its QEMU, and what that was started with
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a child is started as its parent was: the program and words of the process behind
+ *              the QMP socket, from /proc.
+ * Limits       what was plugged or changed since is not on that command line. QEMU itself says what
+ *              disks and NICs are by now; a move refuses a device that was plugged (move_parent.c).
+ */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>

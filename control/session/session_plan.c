@@ -2,6 +2,12 @@
  *
  * session_plan.c - which VM goes where
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      round robin over the hosts, as long as they have slots. A host that gets no VM is
+ *              left out.
+ */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

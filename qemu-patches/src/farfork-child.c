@@ -16,6 +16,10 @@
  * page for ever, and must not be woken to read zeros.  So it never frees the
  * handle before it is complete.  A quit needs nothing special: while the agent
  * is there, whoever waits for a page gets it.
+ *
+ * Neither QEMU nor its guest announces the child to a switch, for its MAC is
+ * its parent's at first.  When all memory is here the child is a guest like
+ * any other, and may be forked itself.
  */
 #include "qemu/osdep.h"
 #include <sys/resource.h>

@@ -1,6 +1,52 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * Forks of a guest: what their files share, and rdma-postcopy asks
+ *
+ * x-farfork-export makes an image of a guest that goes on.  All of it happens
+ * in the parent's main thread, with the BQL; nothing waits for a network.
+ *
+ *   (1) guest runs   refuse what cannot be forked; map each shared memfd
+ *                    privately, elsewhere (what may be wanting is wanting
+ *                    here, huge pages too); flush disks
+ *   (2) stop-ns      stop vCPUs and devices, drain and flush disks   \
+ *   (3) actions-ns   block device actions, such as overlays          |
+ *   (4) state-ns     save devices into a buffer                      | the
+ *   (5) fork-ns      first-touch set; fork(): the holder             | pause
+ *       memory-ns    the private mapping moves over RAM; tell the    |
+ *                    holder that memory stands still from now on     /
+ *   (6) guest runs   (a template stays paused); a thread unmaps what was
+ *                    there before (5)
+ *
+ *   parent                          holder, "farfork-holder"
+ *     writes: the kernel copies       a thread for each agent: an ordinary
+ *                                     source; or it hands the image over,
+ *                                     while page tables still move in the
+ *                                     parent, and lets children run when
+ *                                     the parent says so
+ *
+ * Fork first.  While the guest stands still its memfd is the image, whoever
+ * maps it how.  So the holder is there before the mapping moves, and children
+ * on this host load meanwhile.  Should the move fail, the parent kills the
+ * holder before the guest goes on: it has let nobody run, and agents that lose
+ * it before that tell their children to end.
+ *
+ * Why fork(2).  It keeps the image of private memory for as long as the holder
+ * lives, however often it is done and however fast the parent writes.  Nobody
+ * looks at a page, no fault handler stands in the guest's way.  Its cost is
+ * page tables: nothing for what is huge, about 40 ms a GiB for pages of 4 KiB
+ * under a KVM that has mapped them.
+ *
+ * Invariants:
+ * - The parent runs on, or stays paused, as it was, whatever fails before (6),
+ *   with the reason in the reply.  Two things stay: actions that were taken,
+ *   and memory that was remapped, which changes nothing.
+ * - The image is of one instant: (3) to (5) see the same stopped guest.
+ *   Devices are saved before memory is frozen, since saving may write memory.
+ * - A published file never changes: farfork-image.c.
+ *
+ * Refused: a driver that has guest memory pinned for a device (nvme://), which
+ * would go on to write to the file after the remap; what others may map for
+ * their own purposes: memory of a named file, ivshmem.
  */
 #ifndef MIGRATION_FARFORK_FORK_H
 #define MIGRATION_FARFORK_FORK_H

@@ -8,8 +8,26 @@
  * fork() left it one thread of QEMU's, and so locks that nobody will ever
  * release.  It runs no code of QEMU but what is here, and ends by _exit().  It
  * closes whatever it does not need: it must keep no disk locked, no monitor
- * connected and no VM of KVM alive.  It ends when its targets have what they
- * need, also when the guest it came from has ended long since.
+ * connected and no VM of KVM alive.  Rings and vCPU states would keep these
+ * open, so it unmaps them.  It ends when its targets have what they need, also
+ * when the guest it came from has ended long since; x-farfork-unexport kills
+ * it.
+ *
+ * Over verbs the holder registers what it serves, and the kernel gives whoever
+ * pins private memory a copy of his own.  So it does not register what is
+ * lent, and serves a file that is the whole image from a shared mapping.
+ * Anonymous memory, and what a later fork finds copied, is copied once when it
+ * is pinned: until the export ends the host needs as much memory again, and
+ * each target counts against the memlock limit.  odp=on in the target's
+ * options, where the device has it, pins and copies nothing; a memlock limit
+ * that is too low has the same effect.
+ *
+ * A parent that itself came or went over verbs has the device open, and
+ * librdmacm keeps it open for the life of the process.  The holder inherits
+ * that and cannot use it: link=verbs fails, with the parent running on, and
+ * link=auto takes TCP.  The numbers of those descriptors stay taken in the
+ * holder, so that what librdmacm still writes to them goes nowhere, and not
+ * into a connection.
  */
 #include "qemu/osdep.h"
 #include <dirent.h>

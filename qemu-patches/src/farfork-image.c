@@ -9,7 +9,10 @@
  *
  *   before   ram -> memfd (shared)        new: private mapping of the memfd
  *   pause    the page tables of ram move away: done by the entry of 2 MiB,
- *            not by the page; the private mapping moves to where ram was
+ *            not by the page (MREMAP_DONTUNMAP); the private mapping moves
+ *            to where ram was.  At no time is there a gap.  Unmapping would
+ *            take 50 ms a GiB.  What the pause still grows with is KVM, which
+ *            forgets every page that it had mapped
  *   after    a thread unmaps the old mapping, which takes the kernel as long
  *            as it has pages, while the guest runs; not at once
  *
@@ -20,9 +23,14 @@
  * who is plugged later (vhost-user) writes to the file, and this file keeps it.
  *
  * Discards are off from then on: in the file they would change an image that
- * others read, in the mapping they would bring back old content.  Memory that
- * is anonymous needs nothing of this: MADV_DONTNEED does not reach a
+ * others read, in the mapping they would bring back old content, and a hole
+ * in a hugetlb file takes the private pages of every process with it.  Memory
+ * that is anonymous needs nothing of this: MADV_DONTNEED does not reach a
  * fork()ed process.
+ *
+ * A file that is the whole image is lent to agents on this host: one that is
+ * remapped in this pause, or whose mapping holds no copied page yet, as that
+ * of a template; the kernel tells (PAGEMAP_SCAN).  Its holes are zeros.
  */
 #include "qemu/osdep.h"
 #include <linux/mempolicy.h>

@@ -6,6 +6,12 @@
  * QEMU's own log, as pre-copy uses it.  It is emptied once, before the
  * destination reads anything, and never after that: what was written from
  * then on is in it when it is read for the last time, in the pause.
+ *
+ * Most discarding is done before the pause: when the pass is over the source
+ * reads the log, has that discarded, and again what was written meanwhile,
+ * until that is little (LOG_LITTLE_PAGES) or LOG_ROUNDS have passed.  The pause
+ * then has the log's last reading, its bits (32 KiB a GiB at most) and what
+ * was written since.
  */
 #include "qemu/osdep.h"
 #include "exec/ram_addr.h"

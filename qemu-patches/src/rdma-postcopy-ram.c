@@ -2,8 +2,9 @@
 /*
  * What rdma-postcopy migration and forks share: guest memory as libfarfork's
  * regions, what is refused before the guest stops, devices saved and loaded,
- * the pages that the CPUs touch first.  Of migration alone: the log of writes
- * for precopy=1, and what query-migrate shows
+ * the pages that the CPUs touch first: for each vCPU instruction, stack,
+ * descriptor tables, task state and GS bases, with the page tables that lead
+ * there; for each virtqueue where its rings begin
  */
 #include "qemu/osdep.h"
 #include "exec/address-spaces.h"

@@ -19,6 +19,12 @@
  *
  * The threads block in libfarfork without the BQL.  What needs the main
  * thread runs there as a bottom half that the thread waits for.
+ * States of the source: setup, active, device, postcopy-active, completed; of
+ * the destination: setup, active, postcopy-active, completed.  A cancel and
+ * the point of no return decide between each other by one atomic change of
+ * state (device to cancelling, or device to postcopy-active): whoever comes
+ * second has lost.
+ *
  * rp.gave_away is set before GO is sent and never cleared but for a GO that
  * was not sent: from then on this process does not run the guest.
  */

@@ -2,6 +2,12 @@
  *
  * images.c - names of images, their chains, and overlays upon them
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      the backing chain of an image as its headers have it, which is what a child opens.
+ *              QEMU in the parent may have been told otherwise; then it is refused.
+ */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
