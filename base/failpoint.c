@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * fault.c - named points at which a test can make things go wrong
+ * failpoint.c - named points at which a test can make things go wrong
  */
 #include <ctype.h>
 #include <errno.h>

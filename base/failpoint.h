@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * fault.h - named points at which a test can make things go wrong
+ * failpoint.h - named points at which a test can make things go wrong
  */
 /**
  * DOC: Theory of Operation

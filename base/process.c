@@ -217,7 +217,7 @@ struct words {
     size_t len, room;
 };
 
-static bool add(struct words *w, const char *s)
+static bool add_word(struct words *w, const char *s)
 {
     size_t len = strlen(s) + 1;
 
@@ -237,15 +237,15 @@ static bool add(struct words *w, const char *s)
 /* Each command is followed by an empty word: its own are not */
 static bool pack(const struct ff_process *p, struct request *r, struct words *w)
 {
-    bool ok = add(w, p->log) && add(w, p->cwd ? p->cwd : "");
+    bool ok = add_word(w, p->log) && add_word(w, p->cwd ? p->cwd : "");
 
     for (char *const *const *b = p->before; b && *b && ok; b++, r->before++) {
         for (char *const *a = *b; *a && ok; a++)
-            ok = **a && add(w, *a);
-        ok = ok && add(w, "");
+            ok = **a && add_word(w, *a);
+        ok = ok && add_word(w, "");
     }
     for (char *const *a = p->argv; *a && ok; a++)
-        ok = add(w, *a);
+        ok = add_word(w, *a);
     r->bytes = (uint32_t)w->len;
     return ok;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * main.c - farfork: one table of subcommands, dispatch and help
+ * farfork.c - farfork: one table of subcommands, dispatch and help
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * host.c - what this host can do, what it cannot, and why: for `farfork doctor`
+ * host_checks.c - what this host can do, what it cannot, and why: for `farfork doctor`
  */
 #include <dirent.h>
 #include <errno.h>

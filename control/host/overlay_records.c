@@ -429,7 +429,7 @@ struct on {
     char *found;
 };
 
-static bool image_same_file(const char *a, const char *b)
+static bool is_same_file(const char *a, const char *b)
 {
     struct stat x, y;
 
@@ -453,7 +453,7 @@ static void find_on(void *opaque, const char *dir, json_t *state)
         for (size_t k = 0; !on->found && k < files.n; k++) {
             FF_AUTO_FREE char *behind =
                 strcmp(files.v[k], on->but) ? overlay_backing(files.v[k]) : NULL;
-            if (behind && image_same_file(behind, on->image))
+            if (behind && is_same_file(behind, on->image))
                 on->found = xprintf("%s of child %u of fork %s has it behind it", files.v[k],
                                     number, text_of(state, "id"));
         }

@@ -229,7 +229,7 @@ static void on_interrupt(struct move *m)
 }
 
 /* Nothing has changed for too long; true: leave */
-static bool give_up(struct move *m)
+static bool stop_asking(struct move *m)
 {
     const char *host = move_host(m)->node->host;
 
@@ -285,7 +285,7 @@ static void follow_migration(struct move *m)
         snprintf(was, sizeof(was), "%s", m->status);
         fetched = m->present_bytes + m->passed_bytes;
         if (ff_now_ms() > changed_ms + m->s.o.timeout_s * 1000ull) {
-            if (give_up(m))
+            if (stop_asking(m))
                 return;
             changed_ms = ff_now_ms();
         }

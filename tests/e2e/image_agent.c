@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * agent.c - an agent of the library and nothing else, for tests: agent HOST:PORT[,...] SOCKET
+ * image_agent.c - an agent of the library and nothing else, for tests: agent HOST:PORT[,...] SOCKET
  *
  * One JSON line an event on stdout. It ends when its stdin does.
  */

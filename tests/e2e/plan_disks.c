@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * plan.c - what vmclone would do, for tests that do it with real QEMUs
+ * plan_disks.c - what vmclone would do, for tests that do it with real QEMUs
  *
  * stdin: one JSON object: {"fork", "argv", "children": N}, and
  *     for disks      "cwd", "block", "nodes", "overlays", "stopped", "place": {"scratch", "nbd",

@@ -341,7 +341,7 @@ static void hand_over_nonsense(const struct family *f)
     area_new(&a, MEM_MEMFD, r[0].len_bytes);
     for (unsigned i = 0; i < FF_ARRAY_LEN(kinds); i++) {
         struct ff_clone_msg files = {.type = FF_CLONE_MEMORY};
-        struct ff_clone_msg image = {
+        struct ff_clone_msg whole = {
             .type = FF_CLONE_IMAGE, .state_bytes = kinds[i].state_bytes, .n_fds = 1};
         int sock = stranger(f), how = kinds[i].files;
         m.lends = true;
@@ -359,8 +359,8 @@ static void hand_over_nonsense(const struct family *f)
             must_ok(ff_clone_expect(sock, -1, &answer, 10000, &err), err);
             must(answer.type == FF_CLONE_ATTACHED);
         }
-        image.fd[0] = kinds[i].state == NO_FILE ? sock : kinds[i].state == UNSEALED ? a.fd : sealed;
-        must_ok(ff_clone_send(sock, &image, &err), err);
+        whole.fd[0] = kinds[i].state == NO_FILE ? sock : kinds[i].state == UNSEALED ? a.fd : sealed;
+        must_ok(ff_clone_send(sock, &whole, &err), err);
         must(ff_clone_expect(sock, -1, &answer, 10000, &err) < 0);
         if (!strstr(err.text, kinds[i].says))
             loop_fail(__FILE__, __LINE__, "\"%s\" is not in: %s", kinds[i].says, err.text);

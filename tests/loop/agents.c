@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * agent.c - one image, its children: each sees every byte, and its own writes alone
+ * agents.c - one image, its children: each sees every byte, and its own writes alone
  */
 #include <unistd.h>
 

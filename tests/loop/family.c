@@ -22,8 +22,6 @@
 #define LIMIT_MS ((UNDER_SANITIZER ? 5 : 1) * 30000)
 #define STATE_BYTES 70000
 
-extern uint8_t *image;
-
 struct family *family_new(void)
 {
     struct family *f =

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * holes.c - holes of shared memory: filled when they are touched, zeros afterwards, and nothing
+ * holes_moved.c - holes of shared memory: filled when they are touched, zeros afterwards, and nothing
  * else
  *           takes memory
  *

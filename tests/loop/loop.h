@@ -111,6 +111,9 @@ void area_new(struct area *a, enum memory kind, uint64_t len_bytes);
 /* Fill an image of @cells, once; every move's source shows the start of it */
 void image_new(uint64_t cells);
 
+extern uint8_t *image;
+extern uint64_t image_cells;
+
 /* Change a cell of the image to what is wrong, and back */
 void image_flip(uint64_t cell);
 

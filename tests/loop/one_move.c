@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * move.c - both sides of a move through their stages, and what must hold afterwards
+ * one_move.c - both sides of a move through their stages, and what must hold afterwards
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -11,9 +11,6 @@
 #include "cleanup.h"
 #include "loop.h"
 #include "source.h"
-
-extern uint8_t *image;
-extern uint64_t image_cells;
 
 static const char *const names[] = {
     [S_CONNECT] = "source connect", [S_PUBLISH] = "source publish", [S_STATE] = "source state",

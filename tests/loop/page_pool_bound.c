@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * pool_bound.c - pages made ready (prealloc) and installed: together never more than the guest
+ * page_pool_bound.c - pages made ready (prealloc) and installed: together never more than the guest
  */
 #include <time.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * stock.c - pages made ready while the destination waits (prealloc): used, right, given back
+ * page_pools.c - pages made ready while the destination waits (prealloc): used, right, given back
  */
 #include <time.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * memory.c - the image, the destination's memory of every kind, the threads that touch it
+ * region_memory.c - the image, the destination's memory of every kind, the threads that touch it
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * move.c - UFFDIO_MOVE: what it takes as a source, and what it refuses
+ * uffd_move.c - UFFDIO_MOVE: what it takes as a source, and what it refuses
  *
  * Farfork stages pages in anonymous memory that was never shared by fork, never mlocked and is no
  * memfd, and moves them. Refused: EBUSY after a fork, EINVAL for mlocked and memfd sources.

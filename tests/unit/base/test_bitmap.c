@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * bitmap.c - bits, and the search for a clear one, against an array of bool
+ * test_bitmap.c - bits, and the search for a clear one, against an array of bool
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * error.c - the error chain: context in front, the first cause stays, NULL is harmless
+ * test_error.c - the error chain: context in front, the first cause stays, NULL is harmless
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * fault.c - fault points: what is parsed, what happens when, and that none is only a name
+ * test_failpoint.c - fault points: what is parsed, what happens when, and that none is only a name
  *
  * Run from the top folder, or with FARFORK_TOP naming it: the sources are read.
  */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * hist.c - the histogram's percentiles against the sorted values themselves
+ * test_hist.c - the histogram's percentiles against the sorted values themselves
  */
 #include "unit.h"
 

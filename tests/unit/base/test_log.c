@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * log.c - messages: levels, where they go, lines that are too long
+ * test_log.c - messages: levels, where they go, lines that are too long
  */
 #include "unit.h"
 

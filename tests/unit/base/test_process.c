@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * process.c - processes by exec and by a fork server: their arguments, their output, why they are
+ * test_process.c - processes by exec and by a fork server: their arguments, their output, why they are
  * not
  */
 #include "unit.h"

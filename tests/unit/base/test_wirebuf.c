@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * wirebuf.c - little-endian fields: byte order, bounds, bad stays bad
+ * test_wirebuf.c - little-endian fields: byte order, bounds, bad stays bad
  */
 #include "unit.h"
 

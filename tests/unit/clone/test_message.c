@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * clone_message.c - messages of agents and children: what is sent arrives, all else is refused
+ * test_message.c - messages of agents and children: what is sent arrives, all else is refused
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * cli_nodes.c - hosts from arguments, files and batch systems; who gets how many children
+ * test_hostlist.c - hosts from arguments, files and batch systems; who gets how many children
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * overlay_records.c - records of overlays, how they are made, and that none goes that is in use
+ * test_overlay_records.c - records of overlays, how they are made, and that none goes that is in use
  */
 #include "unit.h"
 

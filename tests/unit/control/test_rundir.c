@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * cli_rundir.c - run directories, state files, processes that are still the same, lines of JSON
+ * test_rundir.c - run directories, state files, processes that are still the same, lines of JSON
  */
 #include "unit.h"
 

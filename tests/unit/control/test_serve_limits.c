@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * serve_limits.c - what a guest that forks itself is refused
+ * test_serve_limits.c - what a guest that forks itself is refused
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * session_plan.c - which child goes where; what agents say, and what it means
+ * test_session_plan.c - which child goes where; what agents say, and what it means
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * address.c - HOST:PORT,option=value: what is accepted, and what each refusal says
+ * test_address.c - HOST:PORT,option=value: what is accepted, and what each refusal says
  */
 #include "unit.h"
 

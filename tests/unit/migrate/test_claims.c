@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * claims.c - page claims: every legal and illegal move, and threads racing for pages
+ * test_claims.c - page claims: every legal and illegal move, and threads racing for pages
  */
 #include "unit.h"
 

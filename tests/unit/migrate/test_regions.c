@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * regions.c - the region table, and every difference between two of them
+ * test_regions.c - the region table, and every difference between two of them
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * wire.c - control messages: what is encoded is decoded, and everything else is refused
+ * test_wire.c - control messages: what is encoded is decoded, and everything else is refused
  *
  * Linked with --wrap=malloc and so on: a refused message must not have allocated anything.
  */

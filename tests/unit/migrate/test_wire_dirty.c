@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * wire_dirty.c - the messages of precopy=1: encoded, decoded, and everything else refused
+ * test_wire_dirty.c - the messages of precopy=1: encoded, decoded, and everything else refused
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * probe_wire.c - messages of a probe: what is encoded is decoded, everything else refused
+ * test_probe_wire.c - messages of a probe: what is encoded is decoded, everything else refused
  */
 #include "unit.h"
 

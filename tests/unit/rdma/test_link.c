@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * link.c - what link.h promises, tried on every kind of link with the same tests
+ * test_link.c - what link.h promises, tried on every kind of link with the same tests
  */
 #include "pair.h"
 

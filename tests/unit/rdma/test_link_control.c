@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * link_control.c - control messages, waits and ends, tried on every kind of link
+ * test_link_control.c - control messages, waits and ends, tried on every kind of link
  */
 #include "pair.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * link_tcp.c - the tcp link alone: strangers, ports, names, cancelling, short reads and writes
+ * test_link_tcp.c - the tcp link alone: strangers, ports, names, cancelling, short reads and writes
  */
 #include "pair.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * pace.c - decisions of the window of prefill on links that are made up
+ * test_tcp_pace.c - decisions of the window of prefill on links that are made up
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * tcp_wire.c - frames of the tcp link: what is encoded is decoded, everything else refused
+ * test_tcp_wire.c - frames of the tcp link: what is encoded is decoded, everything else refused
  */
 #include "unit.h"
 

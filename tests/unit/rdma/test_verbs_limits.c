@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * verbs_limits.c - what the verbs link makes of devices that are not here
+ * test_verbs_limits.c - what the verbs link makes of devices that are not here
  */
 #include "unit.h"
 

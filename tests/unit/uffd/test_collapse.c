@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * collapse.c - whether this host wants huge pages: what its settings say
+ * test_collapse.c - whether this host wants huge pages: what its settings say
  */
 #include "unit.h"
 

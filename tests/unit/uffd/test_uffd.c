@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * uffd.c - a userfaultfd that another process holds, too
+ * test_uffd.c - a userfaultfd that another process holds, too
  */
 #include <fcntl.h>
 #include <sys/mman.h>

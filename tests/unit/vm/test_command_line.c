@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * command_line.c - a child's command line: what differs from the parent's, and that nothing else
+ * test_command_line.c - a child's command line: what differs from the parent's, and that nothing else
  * does
  */
 #include "unit.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * disks.c - what a fork of disks refuses, and how a child's command line is written
+ * test_disks.c - what a fork of disks refuses, and how a child's command line is written
  *
  * That the bytes are right: tests/e2e/disks.py, with real QEMUs.
  */

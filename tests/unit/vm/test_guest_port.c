@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * guest_port.c - what a guest may say, in segments of any size, and what it is told
+ * test_guest_port.c - what a guest may say, in segments of any size, and what it is told
  */
 #include "unit.h"
 

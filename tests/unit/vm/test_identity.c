@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * identity.c - no two children share anything, and only what must change changes
+ * test_identity.c - no two children share anything, and only what must change changes
  */
 #include "unit.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * cli_opts.c - arguments of QEMU's options: what is read, what is changed, what stays as it was
+ * test_qemu_opts.c - arguments of QEMU's options: what is read, what is changed, what stays as it was
  */
 #include "unit.h"
 
