@@ -5,9 +5,9 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      several guests of one image on one host. An agent receives the image, as a
- *              destination does, into shared memory that it makes itself (memfds) and runs no
- *              guest. Children map that memory privately: the kernel copies what they write.
+ * Purpose      run several guests of one image on one host. An agent receives the image as a
+ *              destination does, into shared memory of its own (memfds), and runs no guest.
+ *              Children map that memory privately: the kernel copies what they write.
  *
  * Picture      source                agent                              child
  *              (guest paused:        ff_agent_new()     listens on both
@@ -24,11 +24,11 @@
  *                                                           (run) ff_child_running()
  *              ff_source_wait_done() ff_agent_wait()    --> ff_child_wait_done()
  *
- * Threads      as in farfork.h: the calls of one handle one after the other; *_cancel() and
- *              *_stats() at any time from any thread.
- * Invariants   A child that attached reads the image's bytes, its own, or waits; never zeros
- *              where content should be, whatever ends first. When ff_child_wait_done() fails
- *              the guest must be ended: memory that is missing will never come.
+ * Threads      as in farfork.h: make the calls of one handle one after the other. Call *_cancel()
+ *              and *_stats() at any time from any thread.
+ * Invariants   An attached child reads the image's bytes or its own, or it waits. It never reads
+ *              zeros where content should be, whatever ends first. When ff_child_wait_done() fails,
+ *              end the guest: missing memory will never come.
  */
 #ifndef FARFORK_CLONE_H
 #define FARFORK_CLONE_H
@@ -43,23 +43,23 @@ struct ff_agent;
 struct ff_child;
 
 enum ff_child_event {
-    FF_CHILD_CONNECTED, /* it has said what memory it has, and waits for the image */
+    FF_CHILD_CONNECTED, /* it has sent its table of memory, and waits for the image */
     FF_CHILD_ATTACHED, /* its memory is mapped and watched, it has the state */
     FF_CHILD_RUNNING,
     FF_CHILD_COMPLETE, /* all of its memory is here: it needs the agent no more */
-    FF_CHILD_LOST      /* it ended, or was dropped, before that */
+    FF_CHILD_LOST      /* it ended, or the agent dropped it, before that */
 };
 
 /**
  * struct ff_agent_stats - counts of one image and its children
- * @children:            connected now, those that still attach included
- * @children_running:    of those, which said that they run
+ * @children:            connected now, with those that still attach
+ * @children_running:    of those, the ones that reported to run
  * @children_ended:      left, or dropped; after complete or before
- * @image:               as of any move; faults there are pages fetched, not children's faults
+ * @image:               as of any move; its faults count fetched pages, not children's faults
  * @bytes_lent:          of image.bytes_present: in files of the source, lent or handed over
- * @child_faults:        events of children, whatever their page was
- * @child_faults_waited: of those, what found its page under way for somebody else
- * @child_faults_late:   of those, what found its page there
+ * @child_faults:        fault events of children
+ * @child_faults_waited: of those, found the page under way for another child
+ * @child_faults_late:   of those, found the page present
  */
 struct ff_agent_stats {
     unsigned children, children_running, children_ended;
@@ -70,43 +70,46 @@ struct ff_agent_stats {
 
 /**
  * ff_agent_new() - listen for a source, and for children on this host
- * @listen:      as ff_dest_new(); landing= is copy, precopy= is not permitted. unix: there is no
- *               port, a source comes through @socket_path alone
- * @socket_path: a unix socket, made here and removed by ff_agent_free(); who may use it is decided
- *               by its folder. Peers of another user than ours or root are dropped
+ * @listen:      as ff_dest_new(); landing= is copy, precopy= is not permitted. unix: no port; a
+ *               source comes through @socket_path alone
+ * @socket_path: the path of a unix socket, which this call makes and ff_agent_free() removes. The
+ *               permissions of its folder decide who may connect; the agent drops peers of another
+ *               user than its own and root
  *
- * Children may connect before the image is there: they wait.
+ * Children may connect before the image is there; they wait.
  * Return:  0; -EADDRINUSE: the port, or something is at @socket_path; -EINVAL: precopy=1
  */
 int ff_agent_new(const struct ff_address *listen, const char *socket_path, struct ff_agent **out,
                  struct ff_error *err);
 unsigned ff_agent_port(const struct ff_agent *a); /* 0: unix */
 
-/* No image may have more memory than @max_bytes; before ff_agent_receive(), and before others know
- * where it listens. Without it an agent allocates what any image says that it has */
+/* Refuse an image of more than @max_bytes. Call it before ff_agent_receive(), and before others
+ * know where the agent listens. Without a limit an agent allocates as much as any image claims to
+ * have */
 void ff_agent_limit(struct ff_agent *a, uint64_t max_bytes);
 
-/* Which image it has: a number that this agent made for the source that it took the image from, see
- * ff_source_session(). "": it has none yet */
+/* Which image the agent has: a number that it made for the source of that image, see
+ * ff_source_session(). "": none yet */
 void ff_agent_session(struct ff_agent *a, char out[FF_SESSION_TEXT]);
 
 /**
  * ff_agent_receive() - wait for a source, take its image's table and state, and let it go
  *
- * A source on this host may have handed its image over before, or does so now: children are served
- * since, and ff_agent_wait() waits for its ff_source_let_run().
+ * A source on this host may have handed its image over before this call, or do so during it. The
+ * agent then serves children at once, and ff_agent_wait() waits for that source's
+ * ff_source_let_run().
  *
- * Return:  0: from here on children are served; -ECANCELED; -errno: as ff_dest_accept() to
- *          ff_dest_running(); children that wait are told why
+ * Return:  0: from here on the agent serves children; -ECANCELED; -errno: as ff_dest_accept() to
+ *          ff_dest_running(); the agent tells waiting children why
  */
 int ff_agent_receive(struct ff_agent *a, struct ff_error *err);
 
 /**
  * ff_agent_wait() - fetch the rest in the background until every page is here
  *
- * Return:  0: children are told, and so are those that come later, until ff_agent_free();
- *          -errno: the link broke, or who handed it over took it back: children are told, and must
- *          end
+ * Return:  0: the agent tells all children, and later ones until ff_agent_free(); -errno: the link
+ *          broke, or the source took back what it had handed over: the agent tells the children,
+ *          and they must end
  */
 int ff_agent_wait(struct ff_agent *a, struct ff_error *err);
 #ifdef __cplusplus
@@ -121,43 +124,45 @@ void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out);
 /* As ff_dest_link() */
 const char *ff_agent_link(struct ff_agent *a);
 
-/* What children do. @fn: called from a thread of the library, one call at a time, while no other
- * child is answered; @child is the number that the child gave. Before ff_agent_receive(), and
- * before others know the agent's socket */
+/* Learn what children do. @fn: a thread of the library calls it, one call at a time, and answers no
+ * other child meanwhile. @child is the number that the child gave. Call this before
+ * ff_agent_receive(), and before others know the agent's socket */
 void ff_agent_on_child(struct ff_agent *a,
                        void (*fn)(void *opaque, unsigned child, enum ff_child_event what),
                        void *opaque);
 /**
- * ff_agent_together() - children are to run together; at any time from any thread
- * @n: that are expected here and do not run yet: to be told when that changes. None may run before
- *     @n are ready, or none has become ready for two seconds; 0, the default: each as soon as it is
- *     ready
+ * ff_agent_together() - let children start running together
+ * @n: how many are expected here and do not run yet; call again when that changes. The agent holds
+ *     all children until @n are ready, or for 2 s after the last one became ready. 0, the default:
+ *     each runs as soon as it is ready
  *
- * Many guests that are started at once all run sooner so: those that run already would take the
- * CPUs from those that start.
+ * A guest that runs takes CPUs from those that still start. So many guests that start at once all
+ * run sooner when they wait for each other.
+ *
+ * Threads: any, at any time
  */
 void ff_agent_together(struct ff_agent *a, unsigned n);
 void ff_agent_cancel(struct ff_agent *a); /* any thread */
 
-/* Children that are not complete lose their memory: they are told, and wait in missing pages */
+/* The agent notifies children that still miss pages; a thread that touches one blocks */
 void ff_agent_free(struct ff_agent *a);
 
 /**
  * ff_source_lend() - give memory to an agent on this host instead of sending it
  * @socket_path: the agent's, at which its children connect
  *
- * After all regions were added, before ff_source_connect(). Those that have an fd are passed: the
- * agent and its children map that very memory, and nothing of it is read over the link. So the
- * file's content must be the region's, all of it, and must never change again, neither by writes
- * nor by discards. Add a region with fd -1 where that is not so. A child can open the file for
- * writing, by /proc/self/fd, unless it is sealed.
+ * Call it after all regions were added and before ff_source_connect(). It passes the files of those
+ * regions that have an fd: the agent and its children map that very memory, and read nothing of it
+ * over the link. So the file must have all of the region's content, and that must never change
+ * again, neither by writes nor by discards. Add a region with fd -1 otherwise. A child can open the
+ * file for writing, by /proc/self/fd, unless the file is sealed.
  *
- * When the source's address is "unix", the agent also gets the connections here, which
+ * When the source's address is "unix", this call also passes the connections that
  * ff_source_connect() then uses.
  *
  * Return:  0, also when no region has an fd; -ECONNREFUSED, -ENOENT: nobody listens there;
- *          -EBUSY: the agent has an image, or another source lends to it; or what else it
- *          refused for
+ *          -EBUSY: the agent has an image, or another source lends to it; or the agent's reason to
+ *          refuse
  */
 int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error *err);
 
@@ -167,27 +172,28 @@ int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error
  * @config:      as in ff_source_connect()
  * @state:       as in ff_source_send_state()
  *
- * Instead of ff_source_lend() and all that follows it but ff_source_let_run(). Regions that have an
- * fd are lent, and are subject to the same rules; of the others what they hold is copied into files
- * of the agent's. When this has returned 0 children load; no link is used.
+ * Call it instead of ff_source_lend() and all that follows, except ff_source_let_run(). It lends
+ * the regions that have an fd, under the same rules, and copies what the others hold into files of
+ * the agent's. When it has returned 0 children load. It uses no link.
  *
- * Return:  0; -EFBIG: more than 32 MiB have no fd, or some of huge pages, and nothing was done:
- *          lend, and connect; else as ff_source_lend(). After any failure one may connect: either
- *          that works, or the agent hears that it does not
+ * Return:  0; -EFBIG: more than 32 MiB have no fd, or some memory of huge pages has none; nothing
+ *          was done: lend, and connect; else as ff_source_lend(). After any failure you may
+ *          connect: either that works, or the agent learns that it does not
  */
 int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char *config,
                         const void *state, size_t len, struct ff_error *err);
 
 /**
- * ff_source_let_run() - what was handed over will never change: children may run
+ * ff_source_let_run() - the image that was handed over will never change: children may run
  *
- * Between the two the caller may still fail to keep the image as it is: who frees the source
- * instead, or dies, ends the children, of which none has run. After it the source can be freed.
+ * Between ff_source_hand_over() and this call the caller may still fail to keep the image as it is.
+ * A caller that then frees the source, or dies, ends the children, of which none has run. After
+ * this call the source can be freed. It waits for an agent that does not answer until that agent
+ * ends.
  *
- * Return:  0; -ECONNRESET, -EPIPE: the agent has ended, and so will the children; -ECONNABORTED: it
- *          was canceled, likewise; -ECANCELED: ff_source_cancel(), of which it is not known whether
- *          it came before; -EINVAL: nothing was handed over. An agent that does not answer is
- *          waited for until it ends
+ * Return:  0; -ECONNRESET, -EPIPE: the agent has ended, and so will the children; -ECONNABORTED:
+ *          the agent was canceled, likewise; -ECANCELED: ff_source_cancel(), and nobody knows
+ *          whether it came before; -EINVAL: nothing was handed over
  */
 int ff_source_let_run(struct ff_source *s, struct ff_error *err);
 
@@ -195,58 +201,59 @@ int ff_source_let_run(struct ff_source *s, struct ff_error *err);
 int ff_child_new(const char *socket_path, unsigned number, struct ff_child **out,
                  struct ff_error *err);
 
-/* As ff_dest_add_region(); @r->fd is ignored. What is mapped at @r->host is replaced */
+/* As ff_dest_add_region(); ignores @r->fd. ff_child_attach() replaces the mapping at @r->host */
 int ff_child_add_region(struct ff_child *c, const struct ff_region *r, struct ff_error *err);
 
-/* @fn: called by ff_child_attach() in its thread, when memory is about to be mapped and when it is.
- * In between it cannot be accessed at all: keep others from it. Before ff_child_attach() */
+/* @fn: ff_child_attach() calls it in its thread, before it maps memory and after. In between nobody
+ * can access the memory: keep others away. Call this before ff_child_attach() */
 void ff_child_on_map(struct ff_child *c, void (*fn)(void *opaque, bool begins), void *opaque);
 
 /**
  * ff_child_attach() - wait for the image and map it privately over every region
  * @config: as in ff_source_connect()
  *
- * Regions are compared by name; their order may differ. They are mapped MAP_PRIVATE from the
- * agent's files, and what is not there yet is watched: who touches it waits for the agent.
+ * It compares regions by name; their order may differ. It maps them MAP_PRIVATE from the agent's
+ * files and watches what is not there yet: a thread that touches such a page waits for the agent.
  *
- * A region of huge pages needs as many free ones as it is large, beside the image's: a child may
- * come to write to each. Let go of what was at @r->host before (a file of huge pages that is still
- * open keeps its own). Regions are not inherited by fork(2).
+ * A region of huge pages needs as many free ones as it is large, beside the image's, since a child
+ * may write to each. Release first what was at @r->host (an open file of huge pages keeps its own).
+ * fork(2) does not inherit regions.
  *
  * Return:  0; -ECANCELED; -ENOENT, -ECONNREFUSED: no agent; -EINVAL: regions or config differ, and
- *          nothing was mapped; -ENOMEM: not enough huge pages; or what the agent refused or lost
- *          the image for. After a failure the regions are not to be used any more
+ *          nothing was mapped; -ENOMEM: not enough huge pages; or the reason for which the agent
+ *          refused, or lost the image. After a failure do not use the regions any more
  */
 int ff_child_attach(struct ff_child *c, const char *config, struct ff_error *err);
 
 /* The device state, valid until ff_child_free() */
 void ff_child_state(const struct ff_child *c, const void **state, size_t *len);
 
-/* The file that is now mapped for a region (by its number of addition), and where it starts in it;
- * owned by @c. -1: not attached */
+/* The file that is now mapped for a region, and where the region starts in it. @region: its place
+ * in the order of addition. @c owns the file. -1: not attached */
 int ff_child_fd(const struct ff_child *c, unsigned region, uint64_t *offset);
 
-/* The state is loaded; all but the vCPUs has been started; the guest runs: tell the agent. Also
- * while another thread is in one of the three below */
+/* Tell the agent: the state is loaded; all but the vCPUs has started; the guest runs. Permitted
+ * while another thread is in one of the three calls below */
 int ff_child_loaded(struct ff_child *c, struct ff_error *err);
 int ff_child_ready(struct ff_child *c, struct ff_error *err);
 int ff_child_running(struct ff_child *c, struct ff_error *err);
 
 /**
- * ff_child_wait_start() - wait until the image is for good, and devices may be started
+ * ff_child_wait_start() - wait until the image is final, and devices may start
  *
  * Call it in a thread of its own as soon as the child is attached: loading the state may wait for
- * memory that never comes, and only this, and then those below, say so.
- * Return: as ff_child_wait_done(), but for 0: nothing will take the image back, and
- * ff_child_loaded()
- *         was called, or all memory is here and the agent has ended: load it first
+ * memory that never comes, and only this call, and then those below, report it.
+ *
+ * Return: as ff_child_wait_done(), but for 0: the image is final and ff_child_loaded() was called;
+ *         or all memory is here and the agent has ended: finish loading first
  */
 int ff_child_wait_start(struct ff_child *c, struct ff_error *err);
 
 /**
  * ff_child_wait_run() - wait until the guest may run, see ff_agent_together()
  *
- * After ff_child_wait_start(), and ff_child_ready() from any thread.
+ * Call it after ff_child_wait_start(), and ff_child_ready() from any thread.
+ *
  * Return: as ff_child_wait_done(), but for 0: ff_child_ready() was called, and the guest may run
  */
 int ff_child_wait_run(struct ff_child *c, struct ff_error *err);
@@ -254,27 +261,27 @@ int ff_child_wait_run(struct ff_child *c, struct ff_error *err);
 /**
  * ff_child_wait_done() - wait until all memory is on this host
  *
- * Return: 0: it is, and it is no longer watched: the child needs the agent no more;
- *         -ECANCELED; -errno: the agent lost its source, or died: the guest must be ended. Until it
- *         is, whoever touches missing memory waits; nobody reads zeros.
+ * Return: 0: all memory is here and no longer watched: the child needs the agent no more;
+ *         -ECANCELED; -errno: the agent lost its source, or died: end the guest. Until then a
+ *         thread that touches missing memory waits; nobody reads zeros.
  */
 int ff_child_wait_done(struct ff_child *c, struct ff_error *err);
 void ff_child_cancel(struct ff_child *c); /* any thread */
 
-/* The mappings stay. Before ff_child_wait_done() returned 0 the userfaultfd is left open on
- * purpose: were it closed, missing memory would read as zeros */
+/* The mappings stay. Before ff_child_wait_done() has returned 0 this leaves the userfaultfd open on
+ * purpose: missing memory would read as zeros if it were closed */
 void ff_child_free(struct ff_child *c);
 
 /* --- processes for children --- */
 
 /**
- * ff_process_serve() - be a fork server: children are forked off here, and go on as if started anew
- * @sock: connected, SOCK_STREAM, to who asks for children
+ * ff_process_serve() - be a fork server: fork children off here, which go on as if started anew
+ * @sock: connected, SOCK_STREAM, to the process that asks for children
  * @argc, @argv: in a child: its own; they stay for as long as it lives
  *
- * To be called early in main(), when what needs no arguments is done and every other thread sleeps.
- * Children share what was done by then: memory that nobody writes, and the layout of addresses.
- * The server ends with the other end of @sock.
+ * Call it early in main(), when what needs no arguments is done and every other thread sleeps.
+ * Children share the results: memory that nobody writes, and the layout of addresses. The server
+ * ends with the other end of @sock.
  *
  * Return: 0: in a child; -errno: there is no server, and no child
  */

@@ -25,13 +25,12 @@
  *              ff_source_wait_done()  <-- DONE --      ff_dest_wait_done()
  *              ff_source_free()                        ff_dest_free()
  *
- * Threads      the calls of one handle are made one after the other, from any thread;
- *              *_cancel() and *_stats() at any time from any thread.
- * Invariants   Once ff_source_go() was called the guest must not run on the source again,
- *              whatever it returned but -ETIME. Before that, a failure anywhere leaves the source
- *              free to resume. The destination must not run the guest before ff_dest_wait_go()
- *              returned 0.
- * Failure      functions return 0 or -errno and fill the error, if one is given.
+ * Threads      make the calls of one handle one after the other, from any thread. Call *_cancel()
+ *              and *_stats() at any time from any thread.
+ * Invariants   After ff_source_go() the source must not run the guest again, whatever the call
+ *              returned but -ETIME. A failure before that leaves the source free to resume. The
+ *              destination must not run the guest before ff_dest_wait_go() has returned 0.
+ * Failure      a function returns 0 or -errno, and fills the error if the caller gives one.
  */
 #ifndef FARFORK_H
 #define FARFORK_H
@@ -49,7 +48,7 @@ extern "C" {
 
 /* --- errors and messages --- */
 
-/* What went wrong, in one line; gathers context on its way up */
+/* What went wrong, in one line; each caller on the way up may add context */
 struct ff_error;
 
 struct ff_error *ff_error_new(void);           /* NULL only when memory is exhausted */
@@ -61,8 +60,8 @@ enum ff_level { FF_ERROR, FF_WARN, FF_INFO, FF_DEBUG };
 
 /**
  * ff_set_log() - decide where messages for a person go
- * @fn:  called from any thread with one line without a newline; NULL: stderr
- * @max: the least urgent level wanted
+ * @fn:  the library calls it from any thread with one line, without a newline; NULL: stderr
+ * @max: the least urgent level to report
  */
 void ff_set_log(void (*fn)(enum ff_level level, const char *line), enum ff_level max);
 
@@ -72,15 +71,16 @@ struct ff_address;
 
 /**
  * ff_address_parse() - parse "HOST:PORT[,option=value...]", or "unix[,option=value...]"
- * @text: IPv4, [IPv6] or a name; an empty HOST listens on every address. unix: of an agent and its
- *        source on one host; nothing listens, the agent's socket takes connected ones. Options:
+ * @text: HOST is IPv4, [IPv6] or a name; an empty one listens on every address. unix: for an agent
+ *        and its source on one host; nothing listens, the agent's socket takes connected ones.
+ *        Options:
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, chunk=SIZE,
  *        window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
  *        odp=auto|on|off, precopy=0|1, prealloc=0|1
- * @out:  to be freed with ff_address_free()
+ * @out:  free it with ff_address_free()
  *
- * Return: 0, or -EINVAL naming the part that is wrong and what is permitted; -ENOTSUP: a
- *         link that this build does not have
+ * Return: 0; -EINVAL: the error names the wrong part and what is permitted; -ENOTSUP: this build
+ *         does not have that link
  */
 int ff_address_parse(const char *text, struct ff_address **out, struct ff_error *err);
 void ff_address_free(struct ff_address *a);
@@ -88,10 +88,12 @@ void ff_address_free(struct ff_address *a);
 /**
  * ff_address_resolve() - look up now where the host of @a is
  *
- * Sources that are made from @a afterwards do not: for a process that calls fork(2) first, since a
- * lookup takes locks of the C library that another thread may have held. Cost: the lookup; it may
- * ask a name server. Threads: any, one at a time for @a.
- * Return: 0, or -EADDRNOTAVAIL or what the lookup failed of.
+ * A source made from @a afterwards looks nothing up. Call this before fork(2): a lookup takes locks
+ * of the C library, which another thread may hold at the fork.
+ *
+ * Cost:    the lookup, which may ask a name server
+ * Threads: any, one at a time for @a
+ * Return:  0; -EADDRNOTAVAIL, or the reason for which the lookup failed
  */
 int ff_address_resolve(struct ff_address *a, struct ff_error *err);
 
@@ -105,12 +107,12 @@ int ff_address_resolve(struct ff_address *a, struct ff_error *err);
  * @psize:     page size in bytes: 4096, or 2 MiB for hugetlb
  * @fd:        the file behind a shared mapping (memfd, tmpfs, hugetlbfs), or -1
  * @fd_offset: where in @fd the region starts
- * @zero_fill: a page that nobody has touched reads as zeros: anonymous memory, a mapping of @fd or
- *             of @private_fd
- * @is_private: a source's, whose @fd is -1: it is a private mapping of @private_fd from @fd_offset
- *              on.
- *             What was written is in copies, the rest is looked at in the file, whose holes stay.
- *             While the region is there, nobody else writes to the file
+ * @zero_fill: an untouched page reads as zeros: anonymous memory, a mapping of @fd or of
+ *             @private_fd
+ * @is_private: for a source, with @fd -1: the region is a private mapping of @private_fd from
+ *             @fd_offset on. The kernel has copies of what was written; the library looks at the
+ *             rest in the file, whose holes stay. While the region is there, nobody else may write
+ *             to the file
  */
 struct ff_region {
     const char *name;
@@ -124,7 +126,7 @@ struct ff_region {
     int private_fd;
 };
 
-/* A page that will be touched first: a region by its number of addition, a byte offset */
+/* A page that the guest will touch first. @region: its place in the order of addition */
 struct ff_page_ref {
     uint32_t region;
     uint64_t offset;
@@ -135,42 +137,43 @@ struct ff_page_ref {
 /**
  * struct ff_stats - counts of one move, the same numbers on both sides
  *
- * The destination counts; the source has the last report it was sent. Times are of
- * CLOCK_MONOTONIC durations in ns; bytes_* are of guest memory unless they say wire.
+ * The destination counts; the source has the last report that it received. Times are durations in
+ * ns by CLOCK_MONOTONIC. bytes_* count guest memory.
  */
 struct ff_stats {
     uint64_t bytes_total;
-    uint64_t bytes_present;    /* holes count, but for those that are touched and wait for memory */
+    uint64_t bytes_present;    /* with holes, except a touched one that waits for memory */
     uint64_t bytes_prefill;    /* content that prefill installed */
     uint64_t bytes_fault;      /* content that faults (and first-touch pages) installed */
-    uint64_t bytes_zero;       /* zero pages: without a transfer of content; installed, or holes */
+    uint64_t bytes_zero;       /* zero pages, installed or holes: without a transfer */
     uint64_t bytes_duplicated; /* content that came twice: by prefill and by a fault */
     uint64_t faults;           /* pages that a fault fetched */
     uint64_t faults_waited;    /* faults that found their page being installed */
-    uint64_t faults_late;      /* faults that found their page there */
+    uint64_t faults_late;      /* faults that found their page present */
     uint64_t fault_p50_ns, fault_p90_ns, fault_p99_ns, fault_p999_ns, fault_max_ns;
     uint64_t first_touch;      /* pages fetched ahead of the guest */
     uint64_t load_ns;          /* destination: state received until ready */
     uint64_t start_ns;         /* destination: GO received until running */
     uint64_t complete_ns;      /* destination: running until every page was there */
-    /* how pages were made visible: copied in; mapped where the link had put them; moved in */
+    /* how pages became visible: copied in; mapped where the link had put them; moved in */
     uint64_t bytes_copied, bytes_continued, bytes_moved;
-    uint64_t prefill;          /* enum ff_prefill_mode; AUTO: the destination has yet to choose */
+    uint64_t prefill;          /* enum ff_prefill_mode; AUTO: the destination has not chosen yet */
     uint64_t source_cpu_ns;    /* CPU time of the library's threads there; source only */
     uint64_t dest_cpu_ns;
-    /* precopy=1: installed before the guest was paused; made missing again, since it was written
-     * meanwhile: prefill, fault and zero bytes add up to the total and these; the pass */
+    /* precopy=1: installed before the guest's pause; made missing again, since the guest wrote it
+     * meanwhile; duration of the pass. Prefill, fault and zero bytes add up to bytes_total and
+     * bytes_discarded */
     uint64_t bytes_precopied, bytes_discarded, precopy_ns;
 };
 
-/* What the time of a fault is made of, from the moment at which its thread is awake; what comes
- * before that and after the wake is the kernel's and KVM's */
+/* The parts of a fault's time, from the moment at which the fault thread is awake. The kernel and
+ * KVM take more before that and after the wake */
 enum ff_stage {
     FF_STAGE_READ,    /* the event, from the kernel */
     FF_STAGE_CLAIM,   /* find the page, claim it */
-    FF_STAGE_POST,    /* until its read is posted */
-    FF_STAGE_WIRE,    /* until the bytes are here */
-    FF_STAGE_INSTALL, /* put the page there; this and the next are timed for one fault in 16 */
+    FF_STAGE_POST,    /* post its read */
+    FF_STAGE_WIRE,    /* until the bytes have arrived */
+    FF_STAGE_INSTALL, /* install the page; this and the next are timed for one fault in 16 */
     FF_STAGE_WAKE,
     FF_STAGES
 };
@@ -186,12 +189,12 @@ enum ff_prefill_mode { FF_PREFILL_OFF, FF_PREFILL_PULL, FF_PREFILL_PUSH, FF_PREF
 
 struct ff_source;
 
-/* @a is copied */
+/* Copies @a */
 int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_error *err);
 
 /**
  * ff_source_add_region() - name one region of the image
- * @r: copied; its memory must stay mapped until ff_source_free()
+ * @r: copied; keep its memory mapped until ff_source_free()
  *
  * Return: 0; -EINVAL alignment, length or name; -EEXIST a second region of that name
  */
@@ -202,8 +205,8 @@ int ff_source_add_region(struct ff_source *s, const struct ff_region *r, struct 
  * @config: one line that must be equal on both sides (machine type and so on)
  *
  * Cost:    at most the address's timeout for each address of a name, and for the hello
- * Return:  0; -ECONNREFUSED, -ETIMEDOUT, -ECANCELED; -EREMOTEIO: the destination refused,
- *          the error has its reason
+ * Return:  0; -ECONNREFUSED, -ETIMEDOUT, -ECANCELED; -EREMOTEIO: the destination refused, and the
+ *          error has its reason
  */
 int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *err);
 
@@ -211,35 +214,35 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
 int ff_source_publish(struct ff_source *s, struct ff_error *err);
 
 /**
- * ff_source_send_state() - send the device state of the guest that is now paused
+ * ff_source_send_state() - send the device state of the paused guest
  * @state: @len bytes, opaque
  * @first: @n pages that the CPU state points at; the destination fetches them at once
  *
- * From here on no byte of any region may change until ff_source_free(), or the guest is
- * resumed before ff_source_go().
+ * From here on no byte of any region may change until ff_source_free(), or until the caller resumes
+ * the guest without having called ff_source_go().
  */
 int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
                          const struct ff_page_ref *first, size_t n, struct ff_error *err);
 
-/* Wait until the destination watches its memory: whatever it has to refuse it has refused
- * by then. Before the guest is paused; without it ff_source_wait_ready() waits for it. */
+/* Wait until the destination watches its memory: by then it has refused whatever it has to refuse.
+ * Call it before you pause the guest; otherwise ff_source_wait_ready() waits for the same. */
 int ff_source_wait_watched(struct ff_source *s, struct ff_error *err);
 
 /**
  * ff_source_wants_precopy() - does the destination fetch memory before the guest is paused?
  *
- * After ff_source_connect(): its address said precopy=1. The caller may log writes and call
- * ff_source_precopy(); without that it is a move like any other.
+ * Call it after ff_source_connect(). True: the destination's address has precopy=1. The caller may
+ * then log writes and call ff_source_precopy(); without that it is a move like any other.
  */
 bool ff_source_wants_precopy(const struct ff_source *s);
 
 /**
  * ff_source_precopy() - let the destination fetch every page once, while the guest runs
  *
- * Every write to a region is logged from before this call until ff_source_dirty() is called for
- * the last time: by vCPUs, by devices, by the caller. Called again, after ff_source_dirty() for
- * each region while the guest still runs, it waits until the destination has discarded those
- * pages, so that less is left to do in the pause; nothing is fetched a second time.
+ * Log every write to a region, by vCPUs, by devices, by the caller, from before this call until the
+ * last call of ff_source_dirty(). While the guest still runs you may call ff_source_dirty() for
+ * each region and then this function again: it waits until the destination has discarded those
+ * pages, so that less is left for the pause. The destination fetches nothing a second time.
  *
  * Return: 0; -errno: as any failure before the pause
  */
@@ -247,47 +250,47 @@ int ff_source_precopy(struct ff_source *s, struct ff_error *err);
 
 /**
  * ff_source_dirty() - name the pages of a region that were written since the log began
- * @region:     by its number of addition
+ * @region:     its place in the order of addition
  * @bits:       bit i % 64 of bits[i / 64] is page i, counted from the start of the region
- * @page_bytes: what one bit stands for; divides the region's page size
+ * @page_bytes: the bytes that one bit stands for; divides the region's page size
  *
- * Once for every region, also one that nobody wrote to, between the guest's pause (and after its
- * device state was saved, which may write memory) and ff_source_send_state(), which fails without.
+ * Call it in the pause once for every region, also for one without writes. Save the device state
+ * before, since that may write memory. ff_source_send_state() comes after, and fails without this.
  */
 int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
                     uint64_t page_bytes, struct ff_error *err);
 
-/* -ETIMEDOUT: more than 45 s have passed since the first ff_source_dirty() of the pause, or
- * ff_source_send_state(), which fail with the same; the guest may go on here */
+/* -ETIMEDOUT: 45 s have passed since the first ff_source_dirty() of the pause, or since
+ * ff_source_send_state() began. Both fail with the same. The guest may go on here */
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err);
 
 /**
  * ff_source_go() - the point of no return: the destination may run the guest
  *
- * Return: 0; -ETIME: nothing was sent, since the destination left or would not wait any
- *         more: the guest may go on here; any other failure: it must not run here again
+ * Return: 0; -ETIME: the source sent nothing, since the destination has left or waits no longer:
+ *         the guest may go on here; any other failure: the guest must not run here again
  */
 int ff_source_go(struct ff_source *s, struct ff_error *err);
 
-/* As long as the destination takes to run the guest, while it says that it is alive */
+/* Wait until the destination runs the guest, for as long as it reports to be alive */
 int ff_source_wait_running(struct ff_source *s, struct ff_error *err);
 
 /**
  * ff_source_wait_done() - serve the destination until it has every page
  *
- * Return: 0, and the image is withdrawn; or -errno: the link is broken, the image stays
+ * Return: 0: the image is withdrawn; -errno: the link is broken, and the image stays
  */
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err);
 
 void ff_source_cancel(struct ff_source *s); /* any thread: every wait ends with -ECANCELED */
 
-/* Break the link; when this returns no thread of the library reads the regions any more.
- * Any thread, but not together with ff_source_free(). */
+/* Break the link. When this returns no thread of the library reads the regions any more.
+ * Call it from any thread, but not together with ff_source_free(). */
 void ff_source_stop(struct ff_source *s);
 void ff_source_stats(struct ff_source *s, struct ff_stats *out);
-const char *ff_source_link(struct ff_source *s); /* "tcp"; "none" before it is connected */
+const char *ff_source_link(struct ff_source *s); /* "tcp"; "none" before ff_source_connect() */
 
-/* Likewise in a few words: which device, and why no other link */
+/* The link in a few words: which device, and why no other link */
 #define FF_LINK_DETAIL_MAX 160
 void ff_source_link_detail(struct ff_source *s, char out[FF_LINK_DETAIL_MAX]);
 void ff_source_free(struct ff_source *s);
@@ -295,55 +298,57 @@ void ff_source_free(struct ff_source *s);
 /* Room for a session in hexadecimal */
 #define FF_SESSION_TEXT 33
 
-/* After ff_source_connect() or ff_source_hand_over(): what ff_agent_session() says there, if that
- * is the image which that agent has. "": it was taken by nobody */
+/* Call it after ff_source_connect() or ff_source_hand_over(). An agent whose ff_agent_session() is
+ * the same has this image. "": nobody has taken it */
 void ff_source_session(const struct ff_source *s, char out[FF_SESSION_TEXT]);
 
 /* --- destination --- */
 
 struct ff_dest;
 
-/* Listen; the port is taken when this returns 0. -EADDRINUSE and others */
+/* Listen. 0: the port is taken; -EADDRINUSE and others */
 int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_error *err);
 unsigned ff_dest_port(const struct ff_dest *d);
 
-/* As ff_source_add_region(); the memory must be unpopulated, and not touched until
- * ff_dest_start() returned */
+/* As ff_source_add_region(). The memory must be unpopulated; touch none of it until ff_dest_start()
+ * has returned */
 int ff_dest_add_region(struct ff_dest *d, const struct ff_region *r, struct ff_error *err);
 
 /**
  * ff_dest_accept() - wait for a source and compare both sides
  * @config: as in ff_source_connect()
  *
- * A peer that is no Farfork source, speaks another version, differs in regions or config, or leaves
- * before its queues are open, is told why where that can be, dropped with a warning, and the wait
- * goes on. Several peers are heard at once.
- * Return: 0; -ECANCELED; -errno: nobody can be waited for any more
+ * The call drops a peer with a warning, tells it why where it can, and goes on waiting, when that
+ * peer is no Farfork source, speaks another version, differs in regions or config, or leaves before
+ * its queues are open. It listens to several peers at once.
+ *
+ * Return: 0; -ECANCELED; -errno: it cannot wait any longer
  */
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err);
 
-/* Watch every region and take the source's keys: from here on faults are served */
+/* Watch every region and take the source's keys: from here on the library serves faults */
 int ff_dest_start(struct ff_dest *d, struct ff_error *err);
 
-/* Register memory to land in, say that it is watched and empty, and wait for the device state.
- * Nothing may discard memory from here on until ff_dest_wait_done() has returned 0.
- * @state: to be freed by the caller with free() */
+/* Register memory to land in, report that it is watched and empty, and wait for the device state.
+ * From here on nothing may discard memory until ff_dest_wait_done() has returned 0.
+ * @state: free it with free() */
 int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_error *err);
 
 /**
- * ff_dest_on_break() - what to do when faults cannot be served while the state is loaded
- * @fn: called once, from a thread of the library, between ff_dest_start() and
- *      ff_dest_ready(). Whoever touches missing memory then waits for ever, perhaps with
- *      locks held: @fn should end the process with the reason.
+ * ff_dest_on_break() - what to do when the link breaks while the caller loads the state
+ * @fn: a thread of the library calls it once, between ff_dest_start() and ff_dest_ready(). A thread
+ *      that touches missing memory then waits for ever, perhaps with locks held: @fn should end the
+ *      process with the reason.
  */
 void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *why), void *opaque);
 
 /**
- * ff_dest_on_shortage() - hear that there is no memory to install a page
- * @fn: called by ff_dest_wait_done(), in its thread: @why: a page has waited for five seconds;
- *      NULL: there is memory again. Whoever touches missing memory waits; nothing is lost
+ * ff_dest_on_shortage() - learn that there is no memory to install a page
+ * @fn: ff_dest_wait_done() calls it in its thread. @why: a page has waited for five seconds; NULL:
+ *      there is memory again. A thread that touches missing memory waits; nothing is lost
  *
- * Before ff_dest_wait_done(). Before GO a page that waits for so long ends the move instead.
+ * Call it before ff_dest_wait_done(). Before GO a page that waits for so long ends the move
+ * instead.
  */
 void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char *why),
                          void *opaque);
@@ -351,7 +356,7 @@ void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char 
 /* The state is loaded: ask the source to let go */
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err);
 
-/* 0: this side runs the guest now; anything else: it must not, ever */
+/* 0: this side may run the guest now; anything else: it must never run the guest */
 int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err);
 
 int ff_dest_running(struct ff_dest *d, struct ff_error *err);
@@ -359,8 +364,8 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err);
 /**
  * ff_dest_wait_done() - fetch the rest in the background until every page is here
  *
- * Return: 0: all memory is here and no longer watched; -errno: the link broke, the guest
- *         goes on until it touches what is missing
+ * Return: 0: all memory is here and no longer watched; -errno: the link broke, and the guest goes
+ *         on until it touches a missing page
  */
 int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err);
 
@@ -369,10 +374,10 @@ void ff_dest_cancel(struct ff_dest *d); /* any thread */
 /**
  * ff_dest_give_up() - end the attempt, so that no thread waits for missing memory any more
  *
- * Whoever waited goes on and reads zeros: only while it is sure that the guest does not
+ * A thread that waited goes on and reads zeros. So call it only when the guest certainly does not
  * run here and never will. The handle stays, for ff_dest_stats() and ff_dest_free().
  *
- * Return: 0; -EBUSY: GO was read by now, the guest is this side's, and memory stays watched
+ * Return: 0; -EBUSY: GO has come, the guest is this side's, and memory stays watched
  */
 int ff_dest_give_up(struct ff_dest *d);
 void ff_dest_stats(struct ff_dest *d, struct ff_stats *out);
@@ -380,41 +385,41 @@ void ff_dest_stages(struct ff_dest *d, struct ff_stage_time out[FF_STAGES]);
 const char *ff_dest_link(struct ff_dest *d);
 void ff_dest_link_detail(struct ff_dest *d, char out[FF_LINK_DETAIL_MAX]);
 
-/* Never while the guest may touch a page that is missing: that would read zeros */
+/* Never call it while the guest may touch a missing page: the guest would read zeros */
 void ff_dest_free(struct ff_dest *d);
 
 /* --- after a move --- */
 
 struct ff_collapse;
 
-/* In ranges of 2 MiB, those that are whole in anonymous memory */
+/* Counts ranges of 2 MiB that lie wholly in anonymous memory */
 struct ff_collapse_counts {
     uint64_t ranges;
-    uint64_t huge;   /* a huge page each by now */
+    uint64_t huge;   /* each of these is a huge page */
     uint64_t sparse; /* left alone: less than half of it holds anything */
-    uint64_t failed; /* could not be had; khugepaged may try later */
+    uint64_t failed; /* the kernel refused; khugepaged may try later */
     uint64_t cpu_ns;
     bool ended;
 };
 
 /**
  * ff_collapse_start() - make memory that came in pages of 4 KiB huge again, in the background
- * @r: @n regions; copied. Anonymous ones alone count, others are passed over. Their memory is
- *     complete and watched no longer (ff_dest_wait_done() returned 0), permits huge pages
- *     (MADV_HUGEPAGE), and is not unmapped before ff_collapse_stop().
+ * @r: @n regions; copied. Only anonymous ones count. Their memory is complete and watched no longer
+ *     (ff_dest_wait_done() has returned 0) and permits huge pages (MADV_HUGEPAGE). Do not unmap it
+ *     before ff_collapse_stop().
  *
  * No byte changes, whatever runs on the memory meanwhile. A range of which half is untouched takes
  * all of its 2 MiB afterwards; one that holds less stays as it is.
  *
- * Cost:    0.5 ms of CPU for 2 MiB; whoever touches these waits for that. Three quarters of the
- *          time the thread rests.
+ * Cost:    0.5 ms of CPU for 2 MiB; a thread that touches these waits for that. The collapsing
+ *          thread rests for three quarters of the time.
  * Return:  0; -ENOTSUP: this host has no transparent huge pages, or they are turned off
  */
 int ff_collapse_start(const struct ff_region *r, unsigned n, struct ff_collapse **out,
                       struct ff_error *err);
 void ff_collapse_stats(struct ff_collapse *c, struct ff_collapse_counts *out);
 
-/* End it, at once but for the 2 MiB under way, and free @c, which may be NULL */
+/* End it after the 2 MiB under way, and free @c, which may be NULL */
 void ff_collapse_stop(struct ff_collapse *c);
 
 #ifdef __cplusplus
