@@ -23,6 +23,7 @@ WIRE, OPS, BENCH = 'docs/wire.md', 'docs/operations.md', 'docs/benchmarking.md'
 GUEST, DISKS, README = 'docs/guest.md', 'docs/disks.md', 'README.md'
 MOVE7, FARFORK1, VMCLONE1 = 'man/farfork-rdma-postcopy.7', 'man/farfork.1', 'man/vmclone.1'
 GUEST8 = 'man/farfork-guest.8'
+TOUR, KEPT, FAIL = 'docs/architecture.md', 'docs/invariants.md', 'docs/failures.md'
 N = r'([0-9.]+|[a-z]+)'             # a number
 BYTES = r'([0-9]+(?: [KMG]iB|[KMG])?)'
 TIME = r'([0-9.]+|[a-z]+)( ?(?:s|ms|us|seconds))'
@@ -114,6 +115,25 @@ FIGURES = (
     (WIRE, rf'text, at most {N} bytes; in place of', 'probe/probe.h', 'FF_PROBE_TEXT_MAX'),
     (WIRE, rf'length 4: {N} to 8 MiB', 'probe/probe.h', 'FF_PROBE_LEN_MIN', '', 'MiB'),
     (WIRE, rf'length 4: 2 to {BYTES}', 'probe/probe.h', 'FF_PROBE_LEN_MAX'),
+    # --- the tour, invariants, failures ---
+    (TOUR, rf'background transfer: {BYTES} by default', 'migrate/address.c',
+     DEFAULT.format('chunk_bytes')),
+    (TOUR, rf'one thread a CPU, at most {N} \|', 'migrate/segments.c', 'THREADS_MAX'),
+    (TOUR, rf'PROGRESS every {TIME}', 'migrate/dest.c', 'PROGRESS_MS'),
+    (KEPT, rf'sends no GO later than {TIME} after', 'migrate/address.c',
+     DEFAULT.format('pause_ms'), 'ms'),
+    (KEPT, rf'waits {TIME} for GO', 'migrate/dest.c', 'GO_MS'),
+    (KEPT, rf'Prefill begins {TIME} after the guest', 'migrate/prefill.c', 'HEAD_START_NS'),
+    (FAIL, rf'not READY: {TIME} after', 'migrate/address.c', DEFAULT.format('pause_ms'), 'ms'),
+    (FAIL, rf'the {TIME} have passed', 'migrate/address.c', DEFAULT.format('pause_ms'), 'ms'),
+    (FAIL, rf'{N} times `timeout`', 'migrate/address.c', 'GO_PATIENCE'),
+    (FAIL, rf'has fetched nothing for {TIME},', 'qemu-patches/src/rdma-postcopy.c',
+     'QUIT_PATIENCE_MS'),
+    (FAIL, rf'when none has come for {TIME},', 'qemu-patches/src/rdma-postcopy.c',
+     'QUIT_PATIENCE_MS'),
+    (FAIL, rf'DST reports every {TIME}', 'migrate/dest.c', 'PROGRESS_MS'),
+    (FAIL, rf'install a page for {TIME}, before', 'migrate/pager_install.c', 'SHORT_NS'),
+    (FAIL, rf'postcopy-paused after {TIME}, the reason', 'migrate/pager_install.c', 'SHORT_NS'),
     # --- options of the address, limits ---
     (README, rf'`qps` \| 1 to 8 \| {N} \|', 'migrate/address.c', DEFAULT.format('qps')),
     (README, rf'`timeout` \| 1 to 3600 \(s\) \| {N} \|', 'migrate/address.c',
