@@ -2,6 +2,12 @@
  *
  * vmclone.c - fork a running guest into children on this and other hosts
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      parse, one call, print. --serve makes each fork with the options of this command line;
+ *              the guest chooses only its number of children and the user data.
+ */
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -2,6 +2,16 @@
  *
  * fork_parent.c - the guest that is forked: what it was started with, and its fork
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      all that a fork asks of its parent over QMP: disks and identity before the freeze,
+ *              x-farfork-export, and afterwards what came of it. An agent that is silent cannot
+ *              know that the parent's memory does not reach it; the parent knows
+ *              (query-x-farfork-exports).
+ * Failure      a parent that stopped for want of room for its overlay, a template that stands still,
+ *              a holder that keeps the parent's locks: each is a note that says what to do.
+ */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>

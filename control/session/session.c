@@ -2,6 +2,14 @@
  *
  * session.c - options, signals, and the one loop that hears everybody
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Threads      one. session_turn() is the only wait: signals, the parent, all agents at once.
+ * Failure      a QMP connection that ends says nothing of the parent, whose socket somebody else may
+ *              have taken. It is connected to again: another process there, or nobody, means that
+ *              the parent is gone.
+ */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>

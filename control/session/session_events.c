@@ -6,9 +6,12 @@
  * DOC: Theory of Operation
  *
  * Picture      listening   the host is there: run directory, socket, port
+ *              checked     it has what children need, or lacks something
  *              image       it has the parent's memory, of that session
- *              child       started, connected, ..., ended: the VM's state follows
- *              progress    pages
+ *              child       started, attached, ..., ended: the VM's state follows
+ *              progress    pages; complete: all are here; lost: the rest never comes
+ *              qmp, keep, adopt   the answer to a question of ours
+ *              end         all of its VMs have ended
  *              error       of one VM, or of the host
  * Invariants   a state of a VM never goes back. Memory can be complete before the guest runs, when
  *              all of it was handed over: such a VM is complete as soon as it runs.
