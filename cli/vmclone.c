@@ -5,8 +5,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      parse, one call, print. --serve makes each fork with the options of this command line;
- *              the guest chooses only its number of children and the user data.
+ * Purpose      parse, one call, print. --serve makes each fork with the options of this command
+ *              line; the guest chooses only its number of children and the user data.
  */
 #include <getopt.h>
 #include <stdio.h>

@@ -9,8 +9,8 @@
  *              x-farfork-export, and afterwards what came of it. An agent that is silent cannot
  *              know that the parent's memory does not reach it; the parent knows
  *              (query-x-farfork-exports).
- * Failure      a parent that stopped for want of room for its overlay, a template that stands still,
- *              a holder that keeps the parent's locks: each is a note that says what to do.
+ * Failure      a parent that stopped for want of room for its overlay, a template that stands
+ *              still, a holder that keeps the parent's locks: each is a note that says what to do.
  */
 #include <errno.h>
 #include <poll.h>

@@ -6,9 +6,9 @@
  * DOC: Theory of Operation
  *
  * Threads      one. session_turn() is the only wait: signals, the parent, all agents at once.
- * Failure      a QMP connection that ends says nothing of the parent, whose socket somebody else may
- *              have taken. It is connected to again: another process there, or nobody, means that
- *              the parent is gone.
+ * Failure      a QMP connection that ends says nothing of the parent, whose socket somebody else
+ *              may have taken. It is connected to again: another process there, or nobody, means
+ *              that the parent is gone.
  */
 #include <errno.h>
 #include <poll.h>
