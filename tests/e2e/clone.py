@@ -18,7 +18,7 @@ import report
 from common import Failed, Micro, say, status, wait_for
 
 AGENT = os.path.join(common.BUILD, 'tests', 'e2e', 'image_agent')
-MIB = 128
+MIB = 64
 NIC = ['-device', 'e1000,romfile=']
 SLOW = 'dest.prefill=delay:100000'      # of an agent: pages come slowly, children fault
 
@@ -182,7 +182,7 @@ def complete(guests, limit_s=60):
 def family(t, accel, memory, n, lend, n_agents=1):
     """n children, over so many agents; the parent goes on."""
     tag = f'{accel}-{memory}-{n}-{n_agents}'
-    mib = MIB if n < 8 else MIB // 4
+    mib = MIB if n < 8 else MIB // 2
     if memory == 'hugetlb':
         t.reserve_huge((3 + n) * mib + 32)
     with contextlib.ExitStack() as stack:

@@ -15,7 +15,8 @@ import report
 from common import Failed, Micro, Skip, say, status, wait_for
 
 VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
-MIB = 128
+MIB = 64
+LOAD = 'report_ms=400 sweep=1'      # children are judged by full sweeps
 LIMIT_S = 400 if common.FULL else 90
 SLOW = 'dest.prefill=delay:30000'       # pages come slowly, children fault
 TWO_HOSTS = ['h1=127.0.0.1', 'h2=127.0.0.1']
@@ -118,6 +119,7 @@ class Parent(Micro):
 
     def __init__(self, t, accel, extra=(), mem_mib=MIB, second='parent.second', **more):
         self.second = os.path.join(t.work, second)
+        more.setdefault('load', LOAD)
         super().__init__(t, 'parent', accel, mem_mib=mem_mib, extra=(
             '-qmp', f'unix:{self.second},server=on,wait=off', *extra), **more)
 

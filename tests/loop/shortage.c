@@ -41,12 +41,12 @@ static void goes_on(bool tcp, const char *options)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_failpoints_arm("dest.install=fail:12@3-1500", &err), err);
+    must_ok(ff_failpoints_arm("dest.install=fail:12@3-900", &err), err);
     m = (struct move){.tcp = tcp, .options = options, .n_regions = 1, .cells = {16000},
                       .touchers = 2, .writes = true, .touch_late = true, .hook = listen_for_it};
     uint64_t t = ff_now_ns();
     move_run(&m);
-    must(ff_failpoint_hits("dest.install") > 1500 && n_short == 1 && n_again == 1);
+    must(ff_failpoint_hits("dest.install") > 900 && n_short == 1 && n_again == 1);
     printf("      short for %u ms\n", (unsigned)((ff_now_ns() - t) / 1000000));
     move_must_succeed(&m);
 }
@@ -72,11 +72,11 @@ static void a_hole(void)
     static struct move m;
     struct ff_error err;
 
-    must_ok(ff_failpoints_arm("dest.install=fail:12@3-900", &err), err);
+    must_ok(ff_failpoints_arm("dest.install=fail:12@3-400", &err), err);
     m = (struct move){.tcp = true, .n_regions = 1, .cells = {4000}, .memory = MEM_MEMFD,
                       .touchers = 2, .touch_late = true, .hook = listen_for_it};
     move_run(&m);
-    must(ff_failpoint_hits("dest.install") > 900);
+    must(ff_failpoint_hits("dest.install") > 400);
     move_must_succeed(&m);
 }
 

@@ -34,6 +34,7 @@ LIMIT_S = 60
 # Mostly waiting between touches: a page damaged in the middle of its own touch, which could
 # hide the damage, is then a matter of one in a million. The sweep takes under a second.
 PACED = "rate=20000 sweep=1 report_ms=50"
+DAMAGED_MIB = 16
 
 
 class Failed(Exception):
@@ -167,7 +168,7 @@ def damage(bench):
 
 
 def test_damage(boot, smp, rng):
-    with boot(f"damage{smp}", smp=smp, shared=True, options=PACED) as g:
+    with boot(f"damage{smp}", smp=smp, mem_mib=DAMAGED_MIB, shared=True, options=PACED) as g:
         g.wait_ready(LIMIT_S)
         damage(Bench(g, rng))
         ok, reasons = report.verdict(g.log())
@@ -176,7 +177,8 @@ def test_damage(boot, smp, rng):
 
 
 def test_readonly(boot, rng):
-    with boot("readonly", smp=2, shared=True, options=PACED + " touch=50 mode=readonly") as g:
+    with boot("readonly", smp=2, mem_mib=2 * DAMAGED_MIB, shared=True,
+              options=PACED + " touch=50 mode=readonly") as g:
         g.wait_ready(LIMIT_S)
         g.wait_sweeps(1, LIMIT_S)
         bench = Bench(g, rng)
