@@ -120,7 +120,7 @@ static int expect(struct ff_child *c, enum ff_clone_type type, struct ff_clone_m
     int rc = ff_clone_expect(c->sock, c->cancel_fd, m, timeout_ms, err);
 
     if (!rc && m->type != type) {
-        rc = ff_error_set(err, EPROTO, "the agent said %s (want %s)", ff_clone_name(m->type),
+        rc = ff_error_set(err, EPROTO, "the agent sent %s (want %s)", ff_clone_name(m->type),
                           ff_clone_name(type));
         ff_clone_close(m);
     }
@@ -266,7 +266,7 @@ static int map_image(struct ff_child *c, const char *config, struct ff_error *er
 int ff_child_attach(struct ff_child *c, const char *config, struct ff_error *err)
 {
     if (c->sock >= 0)
-        return ff_error_set(err, EINVAL, "child %u: attach: it was tried already", c->number);
+        return ff_error_set(err, EINVAL, "child %u: attach: a second time", c->number);
     int rc = map_image(c, config, err);
     if (rc)
         ff_error_context(err, "child %u: attach", c->number);
@@ -341,7 +341,7 @@ static int wait_for(struct ff_child *c, const bool *what, struct ff_error *err)
             return 0;
         }
         if (rc && rc != -ECANCELED)
-            ff_error_context(err, "child %u: memory is missing that will not come", c->number);
+            ff_error_context(err, "child %u: missing memory will not come", c->number);
         if (rc)
             return rc;
         if (m.type == FF_CLONE_START && !c->may_start) {
@@ -353,7 +353,7 @@ static int wait_for(struct ff_child *c, const bool *what, struct ff_error *err)
                 unwatch(c);
             c->done = true;
         } else {
-            rc = ff_error_set(err, EPROTO, "child %u: the agent said %s", c->number,
+            rc = ff_error_set(err, EPROTO, "child %u: the agent sent %s", c->number,
                               ff_clone_name(m.type));
         }
         ff_clone_close(&m);

@@ -264,7 +264,7 @@ int ff_source_let_run(struct ff_source *s, struct ff_error *err)
     int sock = ff_source_kept_fd(s);
 
     if (sock < 0)
-        return ff_error_set(err, EINVAL, "source: let run: nothing was handed over");
+        return ff_error_set(err, EINVAL, "source: let run: before the hand-over");
     int rc = ff_clone_send_type(sock, FF_CLONE_RUN, err);
     /* what was said cannot be taken back: no limit but the agent's end */
     rc = recv_answer(rc, sock, FF_CLONE_COMPLETE, -1, ff_source_cancel_fd(s), NULL, err);

@@ -72,8 +72,9 @@ int ff_agent_take_link(struct ff_agent *a, const int fd[FF_TCP_SOCKETS], struct 
         return rc;
     pthread_mutex_lock(&a->lock);
     if (!a->passed || a->linked || a->adopted || atomic_load(&a->cancelled))
-        rc =
-            ff_error_set(err, EBUSY, "agent: it has a source, will get none, or has a port for it");
+        rc = ff_error_set(
+            err, EBUSY,
+            "agent: it has a source already, takes none any more, or waits for one at its port");
     else
         a->link = link;
     a->linked |= !rc;

@@ -61,20 +61,19 @@ static int check_lent(const struct ff_lent *l, const struct ff_wire_region *r, s
                             r->name, (unsigned long long)l->region.len_bytes, l->region.psize,
                             (unsigned long long)r->len_bytes, r->psize);
     if (fstat(l->fd, &st) || fstatfs(l->fd, &fs))
-        return ff_error_set(err, errno, "agent: region %s: what was lent: %s", r->name,
+        return ff_error_set(err, errno, "agent: region %s: look at the lent file: %s", r->name,
                             strerror(errno));
     if (!S_ISREG(st.st_mode) || l->offset % r->psize ||
         (uint64_t)st.st_size < l->offset || (uint64_t)st.st_size - l->offset < r->len_bytes)
-        return ff_error_set(err, EINVAL,
-                            "agent: region %s: what was lent has 0x%llx bytes (need 0x%llx at "
-                            "0x%llx)",
-                            r->name, (unsigned long long)st.st_size,
-                            (unsigned long long)r->len_bytes, (unsigned long long)l->offset);
+        return ff_error_set(
+            err, EINVAL, "agent: region %s: the lent file has 0x%llx bytes (need 0x%llx at 0x%llx)",
+            r->name, (unsigned long long)st.st_size, (unsigned long long)r->len_bytes,
+            (unsigned long long)l->offset);
     if (fs.f_type == HUGETLBFS_MAGIC)
         page = (uint32_t)fs.f_bsize;
     if (page != r->psize)
         return ff_error_set(err, EINVAL,
-                            "agent: region %s: what was lent has pages of %u bytes (need %u)",
+                            "agent: region %s: the lent file has pages of %u bytes (need %u)",
                             r->name, page, r->psize);
     return 0;
 }
@@ -144,11 +143,12 @@ static int adopt_region(struct ff_agent *a, const struct ff_wire_region *r, stru
     void *map = mmap(NULL, r->len_bytes, l ? PROT_NONE : PROT_READ | PROT_WRITE,
                      MAP_SHARED | (l ? MAP_NORESERVE : 0), l ? m->view : m->fd, (off_t)m->offset);
     if (map == MAP_FAILED)
-        return ff_error_set(err, errno, "agent: region %s: map 0x%llx bytes: %s%s", r->name,
-                            (unsigned long long)r->len_bytes, strerror(errno),
-                            r->psize == HUGE_BYTES ? "; so many huge pages are not free (see "
-                                                     "HugePages_Free in /proc/meminfo)"
-                                                   : "");
+        return ff_error_set(
+            err, errno, "agent: region %s: map 0x%llx bytes: %s%s", r->name,
+            (unsigned long long)r->len_bytes, strerror(errno),
+            r->psize == HUGE_BYTES
+                ? "; too few huge pages are free (see HugePages_Free in /proc/meminfo)"
+                : "");
     m->map = map;
     /* from here on this mapping alone can change the file */
     if (!l && (rc = ff_file_seal(m->fd, FF_SEALS_MAPPED)))
@@ -221,16 +221,16 @@ int ff_agent_take_whole(struct ff_agent *a, const struct ff_hello *table, int st
     int rc = 0;
 
     if (a->adopted || a->status != FF_IMAGE_AWAITED || atomic_load(&a->cancelled))
-        return ff_error_set(err, EBUSY, "agent: it has an image already, or will get none");
+        return ff_error_set(err, EBUSY, "agent: it has an image already, or takes none any more");
     rc = check_total(a, table, err);
     if (rc)
         return rc;
     int seals = fcntl(state_fd, F_GET_SEALS);
     if (seals < 0 || (seals & FF_SEALS_WHOLE) != FF_SEALS_WHOLE)
-        return ff_error_set(err, EPROTO, "agent: the state that was handed over can be changed");
+        return ff_error_set(err, EPROTO, "agent: the state that came by the socket is not sealed");
     if (fstat(state_fd, &st) || !S_ISREG(st.st_mode) || (uint64_t)st.st_size < state_bytes)
         return ff_error_set(err, EPROTO,
-                            "agent: the state that was handed over is no file of %llu bytes",
+                            "agent: the state that came by the socket is no file of %llu bytes",
                             (unsigned long long)state_bytes);
     for (unsigned i = 0; i < table->n_regions && !rc; i++) {
         const struct ff_wire_region *r = &table->regions[i];

@@ -73,7 +73,8 @@ static int check_peer(int sock, struct ff_error *err)
     socklen_t len = sizeof(peer);
 
     if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &len) < 0)
-        return ff_error_set(err, errno, "agent's socket: who is there: %s", strerror(errno));
+        return ff_error_set(err, errno, "agent's socket: find out the peer's user: %s",
+                            strerror(errno));
     if (peer.uid && peer.uid != geteuid())
         return ff_error_set(err, EACCES,
                             "agent's socket: process %d is of user %u (permitted: %u, root)",
@@ -353,7 +354,7 @@ int ff_clone_recv(int sock, struct ff_clone_msg *m, struct ff_error *err)
     if (len < 0 && (errno == EAGAIN || errno == EINTR))
         return -EAGAIN;
     if (len <= 0)
-        return ff_error_set(err, ECONNRESET, "agent's socket: the other side has ended");
+        return ff_error_set(err, ECONNRESET, "agent's socket: the peer has ended");
     take_fds(&msg, m);
     int rc = msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)
                  ? ff_error_set(err, EPROTO, "agent's socket: a message too long")
@@ -373,7 +374,7 @@ int ff_clone_expect(int sock, int cancel_fd, struct ff_clone_msg *m, int timeout
         struct pollfd p[2] = {{.fd = sock, .events = POLLIN}, {.fd = cancel_fd, .events = POLLIN}};
         int64_t left = timeout_ms < 0 ? -1 : (int64_t)(end - ff_now_ns()) / 1000000;
         if (timeout_ms >= 0 && left <= 0)
-            return ff_error_set(err, ETIMEDOUT, "agent's socket: nothing heard for %d s",
+            return ff_error_set(err, ETIMEDOUT, "agent's socket: no message for %d s",
                                 timeout_ms / 1000);
         poll(p, 2, (int)left);
         if (p[1].revents)

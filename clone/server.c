@@ -89,7 +89,7 @@ static void conn_end(struct ff_conn *c, const struct ff_error *why)
     if (c->over)
         return;
     if (why) {
-        ff_log(FF_LOG_WARN, "agent: %s %u is dropped: %s", c->child ? "child" : "peer", c->number,
+        ff_log(FF_LOG_WARN, "agent: drop %s %u: %s", c->child ? "child" : "peer", c->number,
                why->text);
         ff_clone_send_why(c->sock, FF_CLONE_REFUSE, why);
     }
@@ -104,7 +104,7 @@ static void conn_free(struct ff_agent *a, struct ff_conn *c)
     pthread_mutex_unlock(&a->lock);
     if (c->state == GIVEN) {
         struct ff_error why;
-        ff_error_set(&why, ECONNRESET, "the source ended before children were to run");
+        ff_error_set(&why, ECONNRESET, "the source ended before it let children run");
         ff_agent_handed_over(a, &why, NULL);
     }
     if (c->view)
@@ -151,7 +151,7 @@ static int take_lent(struct ff_agent *a, struct ff_conn *c, struct ff_clone_msg 
 
     pthread_mutex_lock(&a->lock);
     if (a->lender != c)
-        rc = ff_error_set(err, EBUSY, "agent: the image came before what was lent");
+        rc = ff_error_set(err, EBUSY, "agent: the image came before the lent memory");
     for (unsigned i = 0; i < m->n && !rc; i++) {
         const struct ff_clone_memory *e = &m->memory[i];
         if (!c->n_sent || e->region >= c->table.n_regions) {
@@ -286,9 +286,9 @@ static int attach_child(struct ff_agent *a, struct ff_conn *c, struct ff_clone_m
         missing |= !a->memory[i].lent && !is_complete;
     if (!m->n_fds && missing)
         return ff_error_set(err, EINVAL,
-                            "agent: it does not watch its memory, which is not all here");
+                            "agent: it does not watch its memory, but some is missing");
     if (m->n_fds && atomic_load(&a->handed_over))
-        return ff_error_set(err, EPROTO, "agent: it watches memory of which none is missing");
+        return ff_error_set(err, EPROTO, "agent: it watches memory, but none is missing");
     if (m->n_fds) {
         m->n_fds = 0; /* taken */
         rc = ff_children_add(p, m->fd[0], c->host, c->sock, &c->view, err);
@@ -360,7 +360,7 @@ static int conn_handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_ms
         complete(a, c);
         return 0;
     }
-    return ff_error_set(err, EPROTO, "agent: %s is not what comes next", ff_clone_name(m->type));
+    return ff_error_set(err, EPROTO, "agent: %s out of order", ff_clone_name(m->type));
 }
 
 static void conn_read(struct ff_agent *a, struct ff_conn *c)
@@ -448,8 +448,7 @@ static void accept_connections(struct ff_agent *a)
     while ((fd = ff_clone_accept(a->listen_fd, &why)) != -EAGAIN) {
         struct ff_conn *c = fd >= 0 ? calloc(1, sizeof(*c)) : NULL;
         if (!c) {
-            ff_log(FF_LOG_WARN, "agent: a connection is dropped: %s",
-                   fd < 0 ? why.text : "no memory");
+            ff_log(FF_LOG_WARN, "agent: drop a connection: %s", fd < 0 ? why.text : "no memory");
             ff_close_fd(&fd);
             a->rest_ns = ff_now_ns() + REST_MS * 1000000ull; /* out of descriptors, perhaps */
             return;

@@ -133,7 +133,7 @@ void ff_children_remove(struct ff_pager *p, struct ff_pager_child *child)
 /* Of no use any more, but the list's until it is removed */
 static void drop_child(struct ff_children *c, struct ff_pager_child *k, const char *why)
 {
-    ff_log(FF_LOG_WARN, "children: one is dropped: %s", why);
+    ff_log(FF_LOG_WARN, "children: drop one: %s", why);
     epoll_ctl(c->epoll_fd, EPOLL_CTL_DEL, k->uffd.fd, NULL);
     k->dropped = true;
     shutdown(k->hangup, SHUT_RDWR);
@@ -194,7 +194,7 @@ static void serve_child(struct ff_pager *p, struct ff_pager_child *k)
         ff_failpoint("dest.fault");
         int r = find_child_region(p, k, addr[i]);
         if (r < 0)
-            drop_child(c, k, "a fault outside of its regions");
+            drop_child(c, k, "a fault outside its regions");
         else
             serve_event(p, k, (uint32_t)r, (addr[i] - k->host[r]) / p->region[r].range.psize);
     }

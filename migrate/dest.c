@@ -303,7 +303,7 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
 
     int rc = ff_pager_register_landing(&d->pager, &d->regions, err);
     if (rc) {
-        ff_control_refuse(&d->ctl, err ? err->text : "the destination's memory is not registered");
+        ff_control_refuse(&d->ctl, err ? err->text : "the destination did not register its memory");
         return rc;
     }
     /* memory is empty and watched: whatever this side had to refuse it has refused */
@@ -408,8 +408,8 @@ static void start_prefill(struct ff_dest *d)
     int rc = ff_pager_start_prefill(&d->pager, d->publish.load_permille, &why);
 
     if (rc && !d->prefill_due)
-        ff_log(FF_LOG_WARN, "destination: %s: memory comes by faults alone until it can be started",
-               why.text);
+        ff_log(FF_LOG_WARN,
+               "destination: start prefill: %s; until then memory comes by faults alone", why.text);
     d->prefill_due = rc;
 }
 
@@ -438,7 +438,9 @@ static void tell_shortage(struct ff_dest *d, const char *why)
 {
     if (why)
         ff_log(FF_LOG_WARN,
-               "destination: %s: who touches missing memory waits until it can be installed", why);
+               "destination: %s: threads that touch missing memory wait until the page can be "
+               "installed",
+               why);
     else
         ff_log(FF_LOG_WARN, "destination: there is memory again: pages are installed");
     if (d->on_shortage)

@@ -100,7 +100,7 @@ static int ms_until(uint64_t end_ns)
 static int drop_late(struct waiting *w)
 {
     while (w->n && !ms_until(w->until_ns[0]))
-        drop_waiting(w, 0, "wait for HELLO: nothing was said");
+        drop_waiting(w, 0, "wait for HELLO: no message");
     return w->n ? ms_until(w->until_ns[0]) : -1;
 }
 
@@ -134,7 +134,7 @@ static int read_hello(struct ff_dest *d, struct waiting *w, struct ff_error *err
         if (rc)
             return ff_error_set(err, -rc, "%s", why.text);
         if (w->n == FF_PORT_ALSO_MAX)
-            drop_waiting(w, 0, "wait for HELLO: many others wait");
+            drop_waiting(w, 0, "wait for HELLO: too many peers wait");
         w->link[w->n] = link;
         w->until_ns[w->n++] = ff_now_ns() + HELLO_MS * 1000000ull;
     }

@@ -323,8 +323,7 @@ static bool drain_link(struct ff_pager *p, bool all)
                 continue;
             }
             /* a WRITE of the peer: that it names slot 0 means nothing */
-            ff_error_set(&why, EPROTO, "pager: faults: 0x%x arrived, which was not asked for",
-                         wc[i].imm);
+            ff_error_set(&why, EPROTO, "pager: faults: 0x%x arrived unasked", wc[i].imm);
             broke(p, &why);
         }
     }
@@ -378,7 +377,7 @@ static void answer_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
     if (r->range.landing != FF_UFFD_CONTINUE || !atomic_load(&p->image_frozen))
         ff_pager_wake(p, r, page);
     else if (ff_uffd_map_again(&p->uffd, &r->range, page * r->range.psize, &why))
-        ff_log(FF_LOG_ERROR, "pager: region %s: %s; who waits for the page hangs", r->name,
+        ff_log(FF_LOG_ERROR, "pager: region %s: %s; threads that wait for the page hang", r->name,
                why.text);
 }
 

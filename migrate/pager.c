@@ -57,11 +57,12 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t s
     };
     if (pr->range.memory == FF_UFFD_HUGETLB && p->opts->precopy &&
         pr->range.landing == FF_UFFD_COPY)
-        return ff_error_set(err, ENOTSUP,
-                            "pager: region %s: %s with precopy=1: huge pages that are "
-                            "discarded go back to the pool, where others may take them: %s",
-                            r->name, shared ? "landing=copy" : "private huge pages",
-                            shared ? "use landing=continue" : "use shared ones (share=on)");
+        return ff_error_set(
+            err, ENOTSUP,
+            "pager: region %s: %s with precopy=1: discarded huge pages go back to the pool, where "
+            "other processes may take them: %s",
+            r->name, shared ? "landing=copy" : "private huge pages",
+            shared ? "use landing=continue" : "use shared ones (share=on)");
     while (pr->chunk_bytes > p->link->max_len_bytes)
         pr->chunk_bytes /= 2;
     pr->chunk_bytes = FF_MAX(pr->chunk_bytes, r->psize);

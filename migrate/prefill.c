@@ -512,7 +512,7 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
     bool pushed = wc->op == FF_WC_RECV_IMM;
 
     if (!t || !t->busy || pushed != (p->mode == FF_PREFILL_PUSH))
-        return ff_error_set(why, EPROTO, "pager: prefill: 0x%llx arrived, which was not asked for",
+        return ff_error_set(why, EPROTO, "pager: prefill: 0x%llx arrived unasked",
                             (unsigned long long)id);
     if (pushed && wc->imm & FF_IMM_ZEROS)
         memset(t->zero, 0xff, sizeof(t->zero));

@@ -38,8 +38,8 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
     if (r->psize > PSIZE_MAX)
         return ff_error_set(
             err, ENOTSUP,
-            "regions: add %s: pages of %u MiB cannot be moved; use hugetlb pages of 2 MiB", r->name,
-            r->psize >> 20);
+            "regions: add %s: pages of %u MiB (at most 2 MiB): use hugetlb pages of 2 MiB",
+            r->name, r->psize >> 20);
     if (!r->len_bytes || r->len_bytes > FF_WIRE_REGION_LEN_MAX || r->len_bytes % r->psize ||
         (uintptr_t)r->host % r->psize)
         return ff_error_set(err, EINVAL,
@@ -50,7 +50,7 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
                             FF_WIRE_REGIONS_MAX);
     for (unsigned i = 0; i < t->n; i++) {
         if (!strcmp(t->r[i].name, r->name))
-            return ff_error_set(err, EEXIST, "regions: add %s: there is one of that name", r->name);
+            return ff_error_set(err, EEXIST, "regions: add %s: a second one of that name", r->name);
         if ((uintptr_t)r->host < (uintptr_t)t->r[i].host + t->r[i].len_bytes &&
             (uintptr_t)t->r[i].host < (uintptr_t)r->host + r->len_bytes)
             return ff_error_set(err, EEXIST, "regions: add %s: overlaps %s", r->name, t->r[i].name);

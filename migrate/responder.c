@@ -65,10 +65,11 @@ static int push_grant(struct ff_responder *s, const struct ff_grant *g, struct f
     bool zeros = range_is_zero(&s->regions->r[g->region], g->offset, g->len_bytes);
 
     if (!mr || !mr->len_bytes)
-        return ff_error_set(err, EPROTO,
-                            "source: push: offset 0x%llx of region %u has no key: it was "
-                            "not to be asked for",
-                            (unsigned long long)g->offset, g->region);
+        return ff_error_set(
+            err, EPROTO,
+            "source: push: offset 0x%llx of region %u has no key: the destination must not ask "
+            "for it",
+            (unsigned long long)g->offset, g->region);
     struct ff_wr wr = {.id = g->id,
                        .op = FF_OP_WRITE,
                        .local = local,

@@ -309,10 +309,11 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
                             FF_WIRE_STATE_MAX);
     for (unsigned i = 0; s->passed && i < s->regions.n; i++)
         if (!s->reported[i])
-            return ff_error_set(err, EINVAL,
-                                "source: send state: region %s: what was written since the "
-                                "pass is not known: call ff_source_dirty()",
-                                s->regions.r[i].name);
+            return ff_error_set(
+                err, EINVAL,
+                "source: send state: region %s: name the pages written since the pass: call "
+                "ff_source_dirty()",
+                s->regions.r[i].name);
     if (n > FF_WIRE_FIRST_MAX)
         head.n_first = FF_WIRE_FIRST_MAX; /* the others are fetched when they are touched */
     ff_source_begin_pause(s);

@@ -164,7 +164,7 @@ int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeou
         }
         bool resting = rc == -EMFILE || rc == -ENFILE || rc == -ENOBUFS || rc == -ENOMEM;
         if (resting && !said)
-            ff_log(FF_LOG_WARN, "%s; who connects waits until that ends", why.text);
+            ff_log(FF_LOG_WARN, "%s; peers that connect wait until that ends", why.text);
         else if (!resting && rc != -EAGAIN && rc != -ETIMEDOUT && rc != -ECANCELED)
             ff_log(FF_LOG_WARN, "%s; connection dropped", why.text);
         said |= resting;

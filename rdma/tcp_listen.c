@@ -64,7 +64,7 @@ static void hold_connection(struct ff_listener *ls, int fd)
 
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &lowat, sizeof(lowat));
     if (ls->n_held == HELD_MAX) {
-        ff_log(FF_LOG_WARN, "tcp: %u connections that do not say who they are; the oldest dropped",
+        ff_log(FF_LOG_WARN, "tcp: %u connections without a join or HELLO; the oldest dropped",
                HELD_MAX);
         close(unhold(ls, 0));
     }

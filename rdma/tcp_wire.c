@@ -189,6 +189,6 @@ int tcp_rep_decode(const uint8_t in[TCP_REP_LEN], const struct ff_wr *wr, struct
                             "tcp: read reply: length %u flags 0x%x (want %u, 0x0..0x1)", r->len,
                             r->flags, wr->len_bytes);
     if ((r->flags & TCP_F_ZEROS) && (op != TCP_OP_READ || !wr->granule_bytes || !wr->zero))
-        return ff_error_set(err, EPROTO, "tcp: read reply: zero map that was not asked for");
+        return ff_error_set(err, EPROTO, "tcp: read reply: unasked zero map");
     return 0;
 }

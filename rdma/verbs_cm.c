@@ -344,7 +344,7 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
             rc = get_private(&r->conn, v, session, r, &why);
             r->conn.private_data = NULL;
         } else if (ev->event == RDMA_CM_EVENT_DEVICE_REMOVAL) {
-            ff_log(FF_LOG_WARN, "verbs: a device that was listened on was removed");
+            ff_log(FF_LOG_WARN, "verbs: a device on which this side listens was removed");
         }
         rdma_ack_cm_event(ev);
         if (rc == -EAGAIN)

@@ -105,7 +105,7 @@ int ff_collapse_permitted(const char *dir, struct ff_error *err)
     bool off = *size && strcmp(size, "inherit") ? !strcmp(size, "never")
                                                 : !*all || !strcmp(all, "never");
     return off ? ff_error_set(err, ENOTSUP, "collapse: no transparent huge pages of 2 MiB: %s",
-                              *all ? "turned off on this host" : "this kernel has none")
+                              *all ? "this host has them turned off" : "this kernel has none")
                : 0;
 }
 

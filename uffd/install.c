@@ -77,8 +77,8 @@ int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const cha
         ff_uffd_unregister(u, r, NULL);
         return ff_error_set(
             err, ENOSYS,
-            "uffd: register %s: pages cannot be installed (ioctls 0x%llx, need 0x%llx)", name,
-            (unsigned long long)reg.ioctls, (unsigned long long)ioctls);
+            "uffd: register %s: the kernel installs no pages there (ioctls 0x%llx, need 0x%llx)",
+            name, (unsigned long long)reg.ioctls, (unsigned long long)ioctls);
     }
     return 0;
 }
@@ -126,8 +126,7 @@ int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error 
                    : ff_error_set(err, errno, "uffd: read: %s", strerror(errno));
     for (size_t i = 0; i < (size_t)got / sizeof(msg[0]); i++) {
         if (msg[i].event != UFFD_EVENT_PAGEFAULT)
-            return ff_error_set(err, EPROTO, "uffd: read: event %u was not asked for",
-                                msg[i].event);
+            return ff_error_set(err, EPROTO, "uffd: read: unasked event %u", msg[i].event);
         addr[found++] = msg[i].arg.pagefault.address;
     }
     return found;

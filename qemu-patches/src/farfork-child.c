@@ -57,8 +57,7 @@ static struct {
 bool farfork_child_is_idle(Error **errp)
 {
     if (fc.child) {
-        error_setg(errp, "this clone's memory is not all here: wait until "
-                   "query-migrate says completed");
+        error_setg(errp, "this clone lacks memory yet: wait until query-migrate says completed");
     }
     return !fc.child;
 }
@@ -428,14 +427,16 @@ void farfork_child_start(const char *address, Error **errp)
     int rc;
 
     if (should_mlock(mlock_state)) {
-        error_setg(errp, "farfork-clone: a clone's memory cannot be locked: "
-                   "start it without -overcommit mem-lock");
+        error_setg(
+            errp,
+            "farfork-clone: a clone cannot lock its memory: start it without -overcommit mem-lock");
         return;
     }
     if (fc_is_pinned()) {
-        error_setg(errp, "farfork-clone: a device has pinned guest memory or "
-                   "shown it to others, and a clone's is mapped anew: start it "
-                   "without that device");
+        error_setg(
+            errp,
+            "farfork-clone: a device has pinned guest memory or shared it with another process, "
+            "but a clone maps its memory anew: start it without that device");
         return;
     }
     if (!parse_address(address, &socket, errp) || !rp_collect_blocks(errp) ||

@@ -126,7 +126,7 @@ void qmp_x_farfork_unexport(const char *id, Error **errp)
     struct export *e = find_export(id);
 
     if (!e) {
-        error_setg(errp, "there is no export '%s'", id);
+        error_setg(errp, "no export '%s'", id);
     } else if (!e->alive) {
         forget_export(e);
     } else {
@@ -195,9 +195,11 @@ static bool check_disks(Error **errp)
     while ((bs = bdrv_next_node(bs))) {
         for (unsigned i = 0; i < ARRAY_SIZE(drivers); i++) {
             if (!g_strcmp0(bdrv_get_format_name(bs), drivers[i])) {
-                error_setg(errp, "disk %s: driver %s reaches guest memory by "
-                           "itself, so that it cannot be frozen",
-                           bdrv_get_node_name(bs), drivers[i]);
+                error_setg(
+                    errp,
+                    "disk %s: driver %s reaches guest memory by itself, so a fork cannot freeze "
+                    "that",
+                    bdrv_get_node_name(bs), drivers[i]);
                 return false;
             }
         }
@@ -220,13 +222,13 @@ static bool check_guest(Error **errp)
     if (runstate_check(RUN_STATE_INMIGRATE) ||
         runstate_check(RUN_STATE_FINISH_MIGRATE) ||
         runstate_check(RUN_STATE_POSTMIGRATE) || runstate_needs_reset()) {
-        error_setg(errp, "a guest in state '%s' cannot be exported",
-                   RunState_str(runstate_get()));
+        error_setg(errp, "cannot export a guest in state '%s'", RunState_str(runstate_get()));
         return false;
     }
     if (should_mlock(mlock_state)) {
-        error_setg(errp, "a guest whose memory is locked cannot be exported: "
-                   "start it without -overcommit mem-lock");
+        error_setg(
+            errp,
+            "cannot export a guest with locked memory: start it without -overcommit mem-lock");
         return false;
     }
     if (access("/proc/self/fd", R_OK) || access("/proc/self/maps", R_OK)) {

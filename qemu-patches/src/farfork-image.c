@@ -197,9 +197,10 @@ static bool check_block(const RAMBlock *block, Error **errp)
     }
     if (block->fd < 0 || block->flags & (RAM_NAMED_FILE | RAM_PMEM |
                                          RAM_READONLY)) {
-        error_setg(errp, "memory region %s is shared with whoever maps its "
-                   "file, and cannot be frozen: use memory-backend-memfd or "
-                   "anonymous memory", block->idstr);
+        error_setg(errp,
+                   "cannot freeze memory region %s: other processes can map its file: use "
+                   "memory-backend-memfd or anonymous memory",
+                   block->idstr);
         return false;
     }
     return true;
@@ -277,8 +278,10 @@ bool fc_freeze_prepare(Error **errp)
     }
     /* block/nvme.c: its DMA would go on to the pages of the file */
     if (shared && fc_is_pinned()) {
-        error_setg(errp, "a device has pinned guest memory, which cannot be "
-                   "frozen then: use anonymous memory, or remove it");
+        error_setg(
+            errp,
+            "cannot freeze guest memory that a device has pinned: use anonymous memory, or remove "
+            "the device");
         return false;
     }
     if (file && !fc_hold_discards(errp)) {
@@ -355,9 +358,10 @@ static void seal(const RAMBlock *b)
 {
     if (fcntl(b->fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW |
               F_SEAL_FUTURE_WRITE | F_SEAL_SEAL) < 0) {
-        info_report("farfork: memory region %s cannot be sealed (%s): its "
-                    "clones' QEMUs could write to its file", b->idstr,
-                    strerror(errno));
+        info_report(
+            "farfork: cannot seal memory region %s (%s): QEMU processes of its clones could write "
+            "to its file",
+            b->idstr, strerror(errno));
     }
 }
 

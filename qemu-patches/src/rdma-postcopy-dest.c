@@ -165,8 +165,7 @@ static void incoming_complete_bh(void *opaque)
 static void *end_late(void *opaque)
 {
     g_usleep(END_WITHIN_MS * 1000);
-    error_report("rdma-postcopy: a vCPU or a disk waits for memory that is not "
-                 "here: ending without it");
+    error_report("rdma-postcopy: a vCPU or a disk waits for missing memory: ending without it");
     _exit(EXIT_FAILURE);
 }
 
@@ -287,9 +286,11 @@ static void memory_is_short(void *opaque, const char *why)
     Error *err = NULL;
 
     if (why) {
-        error_setg(&err, "rdma-postcopy: %s; the guest goes on until it "
-                   "touches memory that is not here, and waits there until "
-                   "there is memory for it", why);
+        error_setg(
+            &err,
+            "rdma-postcopy: %s; the guest goes on until it touches missing memory, and waits "
+            "there until this host has memory for it",
+            why);
         migrate_set_error(s, err);
         error_free(err);
         qatomic_set(&rp.short_of_memory, true);
@@ -324,8 +325,8 @@ static void *incoming_thread(void *opaque)
         if (ff_dest_running(rp.dest, err) || ff_dest_wait_done(rp.dest, err)) {
             error_setg(&qerr, "rdma-postcopy: %s", ff_error_message(err));
             migrate_set_error(migrate_get_current(), qerr);
-            error_report("%s; the guest goes on until it touches memory that "
-                         "is not here", error_get_pretty(qerr));
+            error_report("%s; the guest goes on until it touches missing memory",
+                         error_get_pretty(qerr));
             error_free(qerr);
             qatomic_set(&rp.short_of_memory, false);
             migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,

@@ -57,9 +57,9 @@ bool rp_collect_blocks(Error **errp)
         synic += g_str_has_prefix(memory_region_name(block->mr), "synic-");
     }
     if (rp_n_blocks > RP_REGIONS_MAX) {
-        error_setg(errp, "rdma-postcopy: %u memory regions (at most %d)%s",
-                   rp_n_blocks, RP_REGIONS_MAX, !synic ? "" :
-                   ": hv-synic has two for each CPU: fewer CPUs, or without it");
+        error_setg(
+            errp, "rdma-postcopy: %u memory regions (at most %d)%s", rp_n_blocks, RP_REGIONS_MAX,
+            !synic ? "" : ": hv-synic has two for each CPU: use fewer CPUs, or leave it out");
         rp_n_blocks = 0;
         return false;
     }

@@ -134,20 +134,23 @@ static bool is_named_file(const RAMBlock *block)
 bool rp_check_emptying(Error **errp)
 {
     if (ram_block_discard_is_disabled()) {
-        error_setg(errp, "rdma-postcopy: a device has pinned guest memory or "
-                   "shown it to others, so that it cannot be emptied for the "
-                   "guest that comes: start the destination without it");
+        error_setg(
+            errp,
+            "rdma-postcopy: a device has pinned guest memory or shared it with another process, "
+            "so QEMU cannot empty it for the incoming guest: start the destination without that "
+            "device");
         return false;
     }
     for (unsigned i = 0; i < rp_n_blocks; i++) {
         const RAMBlock *block = rp_block[i];
 
         if (!(block->flags & RAM_SHARED) && is_named_file(block)) {
-            error_setg(errp, "rdma-postcopy: memory region %s is a private "
-                       "mapping of a file, which is emptied for the guest "
-                       "that comes, and others may use: start the destination "
-                       "with share=on, memory-backend-memfd or anonymous "
-                       "memory", block->idstr);
+            error_setg(
+                errp,
+                "rdma-postcopy: memory region %s is a private mapping of a file; QEMU would empty "
+                "that file, which others may use, for the incoming guest: start the destination "
+                "with share=on, memory-backend-memfd or anonymous memory",
+                block->idstr);
             return false;
         }
     }
@@ -183,9 +186,11 @@ bool rp_check_nested(Error **errp)
 
     CPU_FOREACH(cs) {
         if (kvm_enabled() && holds_pages(cs)) {
-            error_setg(errp, "CPU %d was running a guest of this guest (nested "
-                       "virtualization), which cannot be forked: try again, "
-                       "or stop that one first", cs->cpu_index);
+            error_setg(
+                errp,
+                "cannot fork while CPU %d runs a guest of this guest (nested virtualization): try "
+                "again, or stop that one first",
+                cs->cpu_index);
             return false;
         }
     }

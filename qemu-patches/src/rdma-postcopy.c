@@ -124,8 +124,9 @@ bool rp_hold_discards(Error **errp)
 bool rdma_postcopy_forbids_pause(Error **errp)
 {
     if (rp.source || rp.dest || rp.gave_away || !farfork_child_is_idle(NULL)) {
-        error_setg(errp, "rdma-postcopy cannot be paused: it could not be "
-                   "resumed, and the guest would be lost");
+        error_setg(
+            errp,
+            "rdma-postcopy cannot pause: nothing could resume it, and the guest would be lost");
         return true;
     }
     return false;
@@ -184,8 +185,7 @@ void rp_wait_for_rest(const int *state)
         if (present != had) {
             since = now;
         } else if (now - since > QUIT_PATIENCE_MS) {
-            error_report("rdma-postcopy: no memory was fetched for %d s: "
-                         "ending", QUIT_PATIENCE_MS / 1000);
+            error_report("rdma-postcopy: no memory came for %d s: ending", QUIT_PATIENCE_MS / 1000);
             return;
         }
     }

@@ -411,7 +411,7 @@ def grandchild(t, accel):
         k = stack.enter_context(child(t, a, 1, accel, memory='memfd'))
         common.wait_migration(k, 'postcopy-active')
         b = stack.enter_context(Agent(t, 'gp-b'))
-        common.refuses(k, 'not all here', 'x-farfork-export', id='g', targets=[b.target(True)])
+        common.refuses(k, 'lacks memory yet', 'x-farfork-export', id='g', targets=[b.target(True)])
         complete([k])
         k.start_load(sweeps=1)
         before = snapshot(k)
@@ -506,7 +506,7 @@ def refused(t, accel):
                extra=['-object', f'memory-backend-file,id=m,size=64M,share=on,mem-path={named}',
                       '-machine', 'memory-backend=m']) as parent:
         parent.start_load()
-        say('      ' + common.refuses(parent, 'whoever maps its file', 'x-farfork-export', id='x',
+        say('      ' + common.refuses(parent, 'can map its file', 'x-farfork-export', id='x',
                                       targets=[good]))
         check_parent(parent)
 

@@ -114,7 +114,7 @@ def pause_is_refused(t, accel):
     with src, dst:
         begin(src, dst)
         for guest in (src, dst):
-            common.refuses(guest, 'cannot be paused', 'migrate-pause')
+            common.refuses(guest, 'cannot pause', 'migrate-pause')
         complete(src, dst)
         check_ledger(src, dst)
 

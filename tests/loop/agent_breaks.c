@@ -108,7 +108,7 @@ static void agent_killed(void)
     must(!kill(f->agent_pid, SIGKILL));
     family_reap(f->agent_pid, SIGKILL);
     f->agent_pid = 0;
-    must_wait_on(f, "the other side has ended");
+    must_wait_on(f, "the peer has ended");
     must_end(f);
     family_source(f, S_DONE);
     must(f->source_rc);
@@ -195,7 +195,7 @@ static void lent_too_short(void)
     must(!ftruncate(f->area[0].fd, 1000 * CELL));
     family_source(f, S_DONE);
     must(f->source_rc == -EREMOTEIO && f->source_stage == S_CONNECT);
-    must(strstr(f->source_err.text, "what was lent has"));
+    must(strstr(f->source_err.text, "the lent file has"));
     must(wait_flag(&f->ended, 10000) && atomic_load(&f->agent_rc) == -EINVAL);
     family_reap(f->child[0].pid, STATUS(3));
     family_free(f);
@@ -323,13 +323,13 @@ static void hand_over_nonsense(const struct family *f)
         int files, state;
         uint64_t state_bytes;
     } kinds[] = {
-        {"IMAGE is not what comes next", NO_FILES, GOOD, 100},
+        {"IMAGE out of order", NO_FILES, GOOD, 100},
         {"region1: handed over, but not lent", ONE_OF_TWO, GOOD, 100},
         {"region1: handed over, but not lent", ONE_TWICE, GOOD, 100},
-        {"can be changed", ALL_LENT, NO_FILE, 100},
-        {"can be changed", ALL_LENT, UNSEALED, 100},
+        {"is not sealed", ALL_LENT, NO_FILE, 100},
+        {"is not sealed", ALL_LENT, UNSEALED, 100},
         {"no file of 101 bytes", ALL_LENT, GOOD, 101},
-        {"what was lent has 0x5dc000 bytes", ALL_LENT, GOOD, 100},
+        {"the lent file has 0x5dc000 bytes", ALL_LENT, GOOD, 100},
     };
     struct ff_wire_region r[2] = {{.psize = 0}};
     struct ff_clone_msg m = stranger_hello(r), answer;

@@ -126,7 +126,7 @@ static void uninvited(void)
     m = (struct move){.options = "prefill=off", .hook = write_uninvited, .touchers = 0};
     move_run(&m);
     must(m.ran && m.dst.rc == -EPROTO && m.src.rc);
-    check_text(&m.dst, "0x77 arrived, which was not asked for", "uninvited");
+    check_text(&m.dst, "0x77 arrived unasked", "uninvited");
 }
 
 /* The Nth message of all is not sent, whoever would: until there are no more. A move has a

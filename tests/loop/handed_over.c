@@ -169,7 +169,7 @@ static void handed_over_and_taken_back(void)
     ff_source_free(f->source);
     f->source = NULL;
     must(wait_flag(&f->ended, 10000) && atomic_load(&f->agent_rc) == -ECONNRESET);
-    must(strstr(f->agent_error, "the source ended before children were to run"));
+    must(strstr(f->agent_error, "the source ended before it let children run"));
     for (unsigned i = 0; i < 4; i++)
         family_reap(f->child[i].pid, NEVER_RAN << 8);
     must(!atomic_load(&f->events[FF_CHILD_RUNNING]));

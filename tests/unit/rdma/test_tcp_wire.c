@@ -222,7 +222,7 @@ static void test_reply(void **state)
     assert_error(err, EPROTO, "flags 0x2");
     bad = w, bad.flags = TCP_F_ZEROS;
     assert_fails(reply(&bad, &wr, &err), EPROTO);
-    assert_error(err, EPROTO, "not asked for");
+    assert_error(err, EPROTO, "unasked");
     struct ff_wr plain = rd;
     bad = r, bad.flags = TCP_F_ZEROS;
     plain.zero = NULL;
