@@ -52,3 +52,21 @@ uint64_t ff_thread_cpu_ns(void)
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
     return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
 }
+
+void ff_cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t attr;
+
+    pthread_condattr_init(&attr);
+    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &attr);
+    pthread_condattr_destroy(&attr);
+}
+
+int ff_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t end_ns)
+{
+    struct timespec ts = {.tv_sec = (time_t)(end_ns / 1000000000u),
+                          .tv_nsec = (long)(end_ns % 1000000000u)};
+
+    return pthread_cond_timedwait(c, lock, &ts);
+}

@@ -139,10 +139,10 @@ static bool fault_round_trip(const char *name, int cpu, int handler_cpu)
         die("pthread_create");
     pin(cpu);
     for (unsigned i = 0; i < PAGES; i++) {
-        uint64_t start = now_ns();
+        uint64_t start = ff_now_ns();
 
         (void)area[(size_t)i * PAGE];
-        ns[i] = now_ns() - start;
+        ns[i] = ff_now_ns() - start;
     }
     pthread_join(thread, NULL);
     print_latency(name, ns, PAGES);
@@ -159,11 +159,11 @@ static void copy_bandwidth(void)
     uint64_t best = UINT64_MAX;
 
     for (int i = 0; i < 5; i++) {
-        uint64_t start = now_ns();
+        uint64_t start = ff_now_ns();
 
         memcpy(b, a, COPY_BYTES);
         __asm__ volatile("" : : "r"(b) : "memory");
-        start = now_ns() - start;
+        start = ff_now_ns() - start;
         best = start < best ? start : best;
     }
     printf("\"memcpy_mib_s\":%.0f", (double)(COPY_BYTES >> 20) * 1e9 / (double)best);
@@ -255,13 +255,13 @@ static int tcp(const char *host, const char *port)
         die("connect");
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
     for (unsigned i = 0; i < ROUNDS; i++) {
-        start = now_ns();
+        start = ff_now_ns();
         if (send(fd, block, 1, MSG_NOSIGNAL) != 1 || recv(fd, block, 1, 0) != 1)
             die("ping");
-        ns[i] = now_ns() - start;
+        ns[i] = ff_now_ns() - start;
     }
-    start = now_ns();
-    while (now_ns() - start < STREAM_MS * 1000000ull) {
+    start = ff_now_ns();
+    while (ff_now_ns() - start < STREAM_MS * 1000000ull) {
         ssize_t n = send(fd, block, BLOCK, MSG_NOSIGNAL);
 
         if (n < 0)
@@ -271,7 +271,7 @@ static int tcp(const char *host, const char *port)
     shutdown(fd, SHUT_WR);
     if (recv(fd, block, 1, 0) != 1)
         die("end of the stream");
-    took = now_ns() - start;
+    took = ff_now_ns() - start;
     printf("{");
     print_latency("tcp_round_trip", ns, ROUNDS);
     printf(",\"tcp_mib_s\":%.1f}\n", (double)bytes * 1e9 / (double)took / (1 << 20));

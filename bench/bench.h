@@ -10,20 +10,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
+
+#include "cleanup.h" /* the clock */
 
 _Noreturn static inline void die(const char *what)
 {
     fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what, strerror(errno));
     exit(1);
-}
-
-static inline uint64_t now_ns(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 /* For qsort(3) */

@@ -14,10 +14,10 @@ RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
 check: $(BENCH_PROGRAMS) $(BENCH_SCALING)
 $(DEPS_BENCH): $(DEPS_ALL)
 
-$(BENCH_PROGRAMS): $(BUILD)/bench/%: bench/%.c bench/bench.h bench/bench.mk | $(DEPS_LIB)
+$(BENCH_PROGRAMS): $(BUILD)/bench/%: bench/%.c bench/bench.h base/cleanup.h bench/bench.mk | $(DEPS_LIB)
 	@mkdir -p $(@D)
 	@echo "  CC      $<"
-	@$(CC) $(CFLAGS) -o $@ $< -lpthread
+	@$(CC) $(CFLAGS) -iquote base -o $@ $< -lpthread
 
 # the only one with the library in it, and what tests use of it
 $(BENCH_SCALING): bench/fault_scaling.c bench/bench.h $(BUILD)/lib/libfarfork.a bench/bench.mk | $(DEPS_LIB)

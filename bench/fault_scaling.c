@@ -142,15 +142,15 @@ static void *touch(void *arg)
     while (gcd(step, t->pages) != 1)
         step += 2;
     pthread_barrier_wait(&gate);
-    t->start = now_ns();
+    t->start = ff_now_ns();
     for (uint64_t i = 0, at = 0; i < t->pages; i++, at = (at + step) % t->pages) {
-        uint64_t page = t->first + at, before = now_ns();
+        uint64_t page = t->first + at, before = ff_now_ns();
 
         if (*(volatile const uint64_t *)(t->memory + page * PAGE) != page + 1)
             die_now("a page has what is not its own", NULL);
-        t->ns[i] = now_ns() - before;
+        t->ns[i] = ff_now_ns() - before;
     }
-    t->end = now_ns();
+    t->end = ff_now_ns();
     return NULL;
 }
 

@@ -62,7 +62,7 @@ static void on_redis_term(int sig)
 
 static uint64_t now_us(void)
 {
-    return now_ns() / 1000u;
+    return ff_now_ns() / 1000u;
 }
 
 static uint64_t next_random(void)

@@ -357,7 +357,7 @@ static void receive_packets(const struct link *l, struct way *w)
         n = recvmmsg(w->fd, m, BATCH, MSG_DONTWAIT, NULL);
         if (n < 0 && errno != EAGAIN && errno != EINTR && errno != ENOBUFS)
             die("receive from netlink");
-        uint64_t now = now_ns();
+        uint64_t now = ff_now_ns();
         for (int i = 0; i < n; i++)
             parse_packet(l, w, buf[i], m[i].msg_len, now);
     } while (n == (int)BATCH);
@@ -369,7 +369,7 @@ static bool wait_for_work(void)
     struct pollfd p[3] = { { .fd = ways[0].fd, .events = POLLIN },
                            { .fd = ways[1].fd, .events = POLLIN },
                            { .fd = STDIN_FILENO, .events = POLLIN } };
-    uint64_t due = UINT64_MAX, now = now_ns();
+    uint64_t due = UINT64_MAX, now = ff_now_ns();
 
     for (int i = 0; i < 2; i++) {
         const struct way *w = &ways[i];
@@ -424,10 +424,10 @@ int main(int argc, char **argv)
     fflush(stdout);
     while (wait_for_work()) {
         for (int i = 0; i < 2; i++)
-            deliver(&l, &ways[i], now_ns());
+            deliver(&l, &ways[i], ff_now_ns());
         for (int i = 0; i < 2; i++) {
             receive_packets(&l, &ways[i]);
-            serve_way(&l, &ways[i], now_ns());
+            serve_way(&l, &ways[i], ff_now_ns());
         }
     }
     fprintf(stderr, "shaper:");

@@ -73,7 +73,7 @@ static void take_echoes(int fd, uint64_t n, uint64_t start, uint64_t *heard, uin
     uint64_t seq;
 
     while (recv(fd, &seq, sizeof(seq), MSG_DONTWAIT) == sizeof(seq)) {
-        uint64_t at = now_ns();
+        uint64_t at = ff_now_ns();
 
         if (seq >= n || rtt[seq])
             continue;
@@ -86,7 +86,7 @@ static void take_echoes(int fd, uint64_t n, uint64_t start, uint64_t *heard, uin
 
 static void wait_until(int fd, uint64_t at)
 {
-    uint64_t now = now_ns();
+    uint64_t now = ff_now_ns();
     struct pollfd p = { .fd = fd, .events = POLLIN };
     struct timespec left = { .tv_nsec = at > now ? (long)(at - now) : 0 };
 
@@ -136,22 +136,22 @@ int main(int argc, char **argv)
     fd = open_udp(argv[1], argv[2]);
     sigaction(SIGTERM, &act, NULL);
     clock_gettime(CLOCK_REALTIME, &wall);
-    start = heard = now_ns();
+    start = heard = ff_now_ns();
     while (!stop && n < PACKETS_MAX) {
         uint64_t due = start + n * INTERVAL_NS;
 
-        if (now_ns() < due) {
+        if (ff_now_ns() < due) {
             wait_until(fd, due);
         } else {
-            sent_at[n] = now_ns();
+            sent_at[n] = ff_now_ns();
             n++;
             send(fd, &(uint64_t){ n - 1 }, sizeof(uint64_t), MSG_DONTWAIT);
         }
         take_echoes(fd, n, start, &heard, &silence);
     }
-    end = now_ns() + LAST_MS * 1000000ull;
-    while (now_ns() < end) {
-        wait_until(fd, now_ns() + 10000000);
+    end = ff_now_ns() + LAST_MS * 1000000ull;
+    while (ff_now_ns() < end) {
+        wait_until(fd, ff_now_ns() + 10000000);
         take_echoes(fd, n, start, &heard, &silence);
     }
     print_silence(n, silence, (double)wall.tv_sec + (double)wall.tv_nsec / 1e9);

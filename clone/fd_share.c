@@ -193,13 +193,10 @@ static int copy_rest(struct ff_regions *t, int *own, struct ff_error *err)
 static int send_state(int sock, const void *state, size_t len, struct ff_error *err)
 {
     struct ff_clone_msg m = {.type = FF_CLONE_IMAGE, .state_bytes = len, .complete = true};
-    FF_AUTO_CLOSE int fd = ff_file_new("farfork-state", len, 0);
+    FF_AUTO_CLOSE int fd = ff_file_sealed("farfork-state", state, len);
 
-    int rc = fd < 0 ? fd : ff_file_write(fd, state, len, 0);
-    if (!rc)
-        rc = ff_file_seal(fd, FF_SEALS_WHOLE);
-    if (rc)
-        return ff_error_set(err, -rc, "copy %zu bytes of state: %s", len, strerror(-rc));
+    if (fd < 0)
+        return ff_error_set(err, -fd, "copy %zu bytes of state: %s", len, strerror(-fd));
     m.fd[m.n_fds++] = fd;
     return send_soon(sock, &m, err);
 }

@@ -35,3 +35,15 @@ int ff_file_seal(int fd, int seals)
 {
     return fcntl(fd, F_ADD_SEALS, seals | F_SEAL_SEAL) < 0 ? -errno : 0;
 }
+
+int ff_file_sealed(const char *name, const void *data, size_t len)
+{
+    int fd = ff_file_new(name, len, 0);
+    int rc = fd < 0 ? fd : ff_file_write(fd, data, len, 0);
+
+    if (!rc)
+        rc = ff_file_seal(fd, FF_SEALS_WHOLE);
+    if (rc)
+        ff_close_fd(&fd);
+    return rc ? rc : fd;
+}

@@ -28,4 +28,7 @@ int ff_file_write(int fd, const void *data, size_t len, uint64_t at);
  * FUTURE_WRITE */
 int ff_file_seal(int fd, int seals);
 
+/* A file with @data that nobody can change: a descriptor, or -errno */
+int ff_file_sealed(const char *name, const void *data, size_t len);
+
 #endif

@@ -190,13 +190,10 @@ int ff_agent_adopt(void *opaque, const struct ff_hello *peer, struct ff_error *e
 
 int ff_agent_keep_state(struct ff_agent *a, const void *state, size_t len, struct ff_error *err)
 {
-    FF_AUTO_CLOSE int fd = ff_file_new("farfork-state", len, 0);
-    int rc = fd < 0 ? fd : ff_file_write(fd, state, len, 0);
+    FF_AUTO_CLOSE int fd = ff_file_sealed("farfork-state", state, len);
 
-    if (!rc)
-        rc = ff_file_seal(fd, FF_SEALS_WHOLE);
-    if (rc)
-        return ff_error_set(err, -rc, "agent: keep %zu bytes of state: %s", len, strerror(-rc));
+    if (fd < 0)
+        return ff_error_set(err, -fd, "agent: keep %zu bytes of state: %s", len, strerror(-fd));
     a->state_bytes = len;
     a->state_fd = reopen(fd, err);
     return a->state_fd < 0 ? a->state_fd : 0;

@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "children.h"
@@ -99,8 +98,6 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t s
 int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_address *opts,
                   const struct ff_regions *regions, uint64_t segment_bytes, struct ff_error *err)
 {
-    pthread_condattr_t attr;
-
     memset(p, 0, sizeof(*p));
     p->link = link;
     p->opts = opts;
@@ -108,10 +105,7 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     p->mode = opts->prefill;
     p->uffd.fd = p->uffd.keep_fd = -1;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ff_cond_init(&p->changed);
     p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (p->wake_fd < 0)
         return ff_error_set(err, errno, "pager: eventfd: %s", strerror(errno));
@@ -270,13 +264,11 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err)
 {
     uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
-    struct timespec ts = {.tv_sec = (time_t)(end / 1000000000u),
-                          .tv_nsec = (long)(end % 1000000000u)};
     int rc = 0;
 
     pthread_mutex_lock(&p->lock);
     while (atomic_load(&p->count.bytes_present) != p->bytes_total && p->state == FF_PAGER_UP && !rc)
-        rc = pthread_cond_timedwait(&p->changed, &p->lock, &ts);
+        rc = ff_cond_wait_until(&p->changed, &p->lock, end);
     if (atomic_load(&p->count.bytes_present) == p->bytes_total) {
         rc = 0;
     } else if (p->state != FF_PAGER_UP) {

@@ -38,7 +38,6 @@
  */
 #include <errno.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #include "cleanup.h"
 #include "log.h"
@@ -68,13 +67,11 @@ int ff_pager_start_precopy(struct ff_pager *p, struct ff_error *err)
 int ff_pager_wait_precopy(struct ff_pager *p, int timeout_ms, struct ff_error *err)
 {
     uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
-    struct timespec ts = {.tv_sec = (time_t)(end / 1000000000u),
-                          .tv_nsec = (long)(end % 1000000000u)};
     int rc = 0;
 
     pthread_mutex_lock(&p->lock);
     while (!p->prefill_ended && p->state == FF_PAGER_UP && !rc)
-        rc = pthread_cond_timedwait(&p->changed, &p->lock, &ts);
+        rc = ff_cond_wait_until(&p->changed, &p->lock, end);
     bool ended = p->prefill_ended;
     pthread_mutex_unlock(&p->lock);
     atomic_store(&p->count.bytes_precopied, atomic_load(&p->count.bytes_present));

@@ -20,12 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <time.h>
 
 #include "cleanup.h"
 #include "error.h"
 #include "failpoint.h"
 #include "mr.h"
+#include "thread.h"
 
 #define LOOP_MAX_LEN (4u << 20)
 #define WC_MAX (4 * FF_QUEUE_DEPTH)
@@ -175,9 +175,7 @@ static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
 /* Wait for a change under lock: false when @end has passed */
 static bool wait_changed(struct loop_pipe *p, uint64_t end_ns)
 {
-    struct timespec ts = {.tv_sec = (time_t)(end_ns / 1000000000u),
-                          .tv_nsec = (long)(end_ns % 1000000000u)};
-    return pthread_cond_timedwait(&p->changed, &p->lock, &ts) != ETIMEDOUT;
+    return ff_cond_wait_until(&p->changed, &p->lock, end_ns) != ETIMEDOUT;
 }
 
 static int loop_poll(struct ff_link *l, enum ff_queue k, struct ff_wc *wc, unsigned n,
@@ -320,16 +318,12 @@ static const struct ff_link_ops loop_ops = {
 int ff_loop_pair(struct ff_link **a, struct ff_link **b, struct ff_error *err)
 {
     struct loop_pipe *p = calloc(1, sizeof(*p));
-    pthread_condattr_t attr;
 
     if (!p)
         return ff_error_set(err, ENOMEM, "loop: new pair: out of memory");
     ff_mr_init(&p->mrs);
     pthread_mutex_init(&p->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ff_cond_init(&p->changed);
     p->refs = 2;
     for (int e = 0; e < 2; e++) {
         struct loop_end *end = &p->end[e];

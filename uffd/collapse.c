@@ -43,7 +43,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -129,12 +128,10 @@ static unsigned own_pages(int pagemap, const uint8_t *at)
 static bool rest(struct ff_collapse *c, uint64_t ns)
 {
     uint64_t end = ff_now_ns() + ns;
-    struct timespec ts = {.tv_sec = (time_t)(end / 1000000000u),
-                          .tv_nsec = (long)(end % 1000000000u)};
 
     pthread_mutex_lock(&c->lock);
     c->stats.cpu_ns = ff_thread_cpu_ns();
-    while (!c->stop && !pthread_cond_timedwait(&c->changed, &c->lock, &ts))
+    while (!c->stop && !ff_cond_wait_until(&c->changed, &c->lock, end))
         ;
     bool go_on = !c->stop;
     pthread_mutex_unlock(&c->lock);
@@ -218,8 +215,6 @@ static void free_all(struct ff_collapse *c)
 int ff_collapse_start(const struct ff_region *r, unsigned n, struct ff_collapse **out,
                       struct ff_error *err)
 {
-    pthread_condattr_t attr;
-
     int rc = ff_collapse_permitted(FF_THP_DIR, err);
     if (rc)
         return rc;
@@ -227,10 +222,7 @@ int ff_collapse_start(const struct ff_region *r, unsigned n, struct ff_collapse 
     if (!c)
         return ff_error_set(err, ENOMEM, "collapse: out of memory");
     pthread_mutex_init(&c->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&c->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    ff_cond_init(&c->changed);
     c->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     if (c->pagemap < 0)
         rc = ff_error_set(err, errno, "collapse: open /proc/self/pagemap: %s", strerror(errno));

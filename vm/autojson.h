@@ -6,6 +6,7 @@
 #define FF_VM_AUTOJSON_H
 
 #include <jansson.h>
+#include <string.h>
 
 static inline void json_auto_free(json_t **j)
 {
@@ -18,6 +19,20 @@ static inline const char *text_of(const json_t *o, const char *key)
     const char *s = json_string_value(json_object_get(o, key));
 
     return s ? s : "";
+}
+
+/* The first of @list whose @key is @value; NULL: none */
+static inline const json_t *json_find(const json_t *list, const char *key, const char *value)
+{
+    size_t i;
+    json_t *o;
+
+    json_array_foreach(list, i, o) {
+        const char *s = json_string_value(json_object_get(o, key));
+        if (s && !strcmp(s, value))
+            return o;
+    }
+    return NULL;
 }
 
 #endif

@@ -16,6 +16,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "autojson.h"
 #include "identity_private.h"
 #include "qemu_opts.h"
 
@@ -56,19 +57,6 @@ static const char *mac_key(const json_t *argv, size_t at, bool devices)
     return NULL;
 }
 
-static const char *filter_mac(const json_t *filters, const char *id)
-{
-    size_t i;
-    json_t *f;
-
-    json_array_foreach(filters, i, f) {
-        const char *name = json_string_value(json_object_get(f, "name"));
-        if (id && name && !strcmp(name, id))
-            return json_string_value(json_object_get(f, "main-mac"));
-    }
-    return NULL;
-}
-
 bool identity_mac_known(const struct identity *id, const char *mac)
 {
     for (size_t i = 0; i < id->nics; i++)
@@ -81,14 +69,13 @@ static void add_nic(struct identity *id, const struct identity_input *in, const 
                     const char *key)
 {
     FF_AUTO_FREE char *name = qemu_opts_get(argument, "id"), *given = qemu_opts_get(argument, key);
-    const char *mac = filter_mac(in->rx_filters, name);
+    const json_t *filter = name ? json_find(in->rx_filters, "name", name) : NULL;
+    const char *mac = json_string_value(json_object_get(filter, "main-mac"));
     struct nic *nic;
 
     if (id->nics == id->room) {
         id->room = 2 * id->room + 4;
-        id->nic = realloc(id->nic, id->room * sizeof(*id->nic));
-        if (!id->nic)
-            abort();
+        id->nic = xrealloc(id->nic, id->room * sizeof(*id->nic));
     }
     nic = &id->nic[id->nics];
     if (!mac)

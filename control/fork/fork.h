@@ -70,9 +70,6 @@ int fork_ask_memory(struct fork *f, struct ff_error *why);
 /* The address that the parent sends @h's image to; to be freed */
 char *fork_target_of(const struct fork *f, const struct host *h);
 
-/* The object of @list whose @key is @name; NULL: none */
-const json_t *fork_find_named(const json_t *list, const char *key, const char *name);
-
 /* What the parent says of @h in @exports, of query-x-farfork-exports; NULL: nothing */
 const json_t *fork_find_target(const struct fork *f, const json_t *exports, const struct host *h);
 

@@ -44,13 +44,9 @@ int fork_check_parent(struct fork *f, struct ff_error *why)
 static char *overlay_of(const struct fork *f, const char *node)
 {
     FF_AUTO_JSON json_t *disks = fork_disks_summary(f->disks);
-    json_t *d;
-    size_t i;
+    const json_t *disk = json_find(disks, "parent-node", node);
 
-    json_array_foreach(disks, i, d)
-        if (!strcmp(text_of(d, "parent-node"), node))
-            return xstrdup(text_of(d, "parent-overlay"));
-    return xstrdup(node);
+    return xstrdup(disk ? text_of(disk, "parent-overlay") : node);
 }
 
 void fork_check_runs(struct fork *f)
@@ -249,7 +245,7 @@ void fork_unexport(struct fork *f)
     qmp_cancel_by(f->s.qmp, -1);
     qmp_limit(f->s.qmp, COMMAND_LIMIT_MS);
     int rc = qmp_command(f->s.qmp, "query-x-farfork-exports", NULL, &all, &why);
-    const json_t *e = fork_find_named(all, "id", f->s.o.id);
+    const json_t *e = json_find(all, "id", f->s.o.id);
     /* that it is gone already is as good */
     qmp_command(f->s.qmp, "x-farfork-unexport", json_pack("{ss}", "id", f->s.o.id), NULL, &why);
     f->held = rc || (e && !has_ended((pid_t)json_integer_value(json_object_get(e, "holder-pid"))));

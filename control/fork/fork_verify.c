@@ -60,25 +60,14 @@ char *fork_target_of(const struct fork *f, const struct host *h)
                    f->s.o.link_options ? f->s.o.link_options : "");
 }
 
-const json_t *fork_find_named(const json_t *list, const char *key, const char *name)
-{
-    size_t i;
-    json_t *item;
-
-    json_array_foreach(list, i, item)
-        if (!strcmp(text_of(item, key), name))
-            return item;
-    return NULL;
-}
-
 const json_t *fork_find_target(const struct fork *f, const json_t *exports, const struct host *h)
 {
-    const json_t *e = fork_find_named(exports, "id", f->s.o.id);
+    const json_t *e = json_find(exports, "id", f->s.o.id);
     const json_t *targets = json_object_get(e, "targets");
     FF_AUTO_FREE char *uri = fork_target_of(f, h);
 
-    return h->here ? fork_find_named(targets, "socket", h->socket)
-                   : fork_find_named(targets, "uri", uri);
+    return h->here ? json_find(targets, "socket", h->socket)
+                   : json_find(targets, "uri", uri);
 }
 
 static bool is_open(const struct fork *f, const struct host *h)

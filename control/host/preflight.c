@@ -105,12 +105,9 @@ static void read_answer(void *opaque, const char *line)
 {
     struct answers *a = opaque;
     FF_AUTO_JSON json_t *m = json_loads(line, 0, NULL);
-    json_t *command;
-    size_t i;
 
     a->greeted |= json_object_get(m, "QMP") != NULL;
-    json_array_foreach(json_object_get(m, "return"), i, command)
-        a->able |= !strcmp(text_of(command, "name"), "x-farfork-export");
+    a->able |= json_find(json_object_get(m, "return"), "name", "x-farfork-export") != NULL;
 }
 
 static int check_program(const json_t *words, struct ff_error *why)

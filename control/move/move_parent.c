@@ -115,17 +115,6 @@ static bool is_on_command_line(const struct strv *argv, const char *id)
     return false;
 }
 
-static bool is_plugged(const json_t *list, const char *id)
-{
-    size_t i;
-    json_t *o;
-
-    json_array_foreach(list, i, o)
-        if (!strcmp(text_of(o, "name"), id))
-            return true;
-    return false;
-}
-
 static int check_pci_devices(struct move *m, struct ff_error *why)
 {
     const struct strv *argv = &m->s.parent_argv;
@@ -151,7 +140,7 @@ static int check_pci_devices(struct move *m, struct ff_error *why)
         if (driver && !strcmp(driver, "nvdimm"))
             return ff_error_set(
                 why, ENOTSUP, "-device %s: its memory is a file that would stay here", argv->v[i]);
-        if (id && !is_plugged(list, id))
+        if (id && !json_find(list, "name", id))
             return ff_error_set(
                 why, ENOTSUP,
                 "device %s was removed, but is still on the command line of its QEMU: plug it in "

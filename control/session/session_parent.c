@@ -89,27 +89,17 @@ static int find_program(struct session *s, struct ff_error *why)
 int session_check_parent(struct session *s, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *status = NULL;
-    json_t *list = NULL, *item;
-    bool found = false;
-    size_t i;
+    FF_AUTO_JSON json_t *list = NULL;
     int rc = qmp_command(s->qmp, "query-commands", NULL, &list, why);
 
     if (!rc && !qmp_command(s->qmp, "query-status", NULL, &status, NULL))
         s->parent_stood = json_is_false(json_object_get(status, "running"));
-
-    json_array_foreach(list, i, item) {
-        const char *name = json_string_value(json_object_get(item, "name"));
-        found |= name && !strcmp(name, "x-farfork-export");
-    }
-    json_decref(list);
-    if (rc)
+    if (rc || json_find(list, "name", "x-farfork-export"))
         return rc;
-    return found ? 0
-                 : ff_error_set(
-                       why, ENOTSUP,
-                       "%s: this QEMU has no x-farfork-export: start the parent with Farfork's "
-                       "patched QEMU",
-                       s->o.parent_path);
+    return ff_error_set(why, ENOTSUP,
+                        "%s: this QEMU has no x-farfork-export: start the parent with Farfork's "
+                        "patched QEMU",
+                        s->o.parent_path);
 }
 
 /* The real, effective, saved and filesystem user of a process */

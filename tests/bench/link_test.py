@@ -102,7 +102,7 @@ class Wire(unittest.TestCase):
         with Wired('0.2ms,0.3%') as place:
             testbed.floors(FLOORS, place)
             said = place.wire.process.communicate(timeout=10)[1]
-        self.assertRegex(said, r'wire: .* [1-9]\d* lost')
+        self.assertRegex(said, r'shaper: .* [1-9]\d* lost')
 
 
 def main():

@@ -125,19 +125,6 @@ static bool is_top(const struct disks *d, const char *node)
     return true;
 }
 
-static const char *node_file(const json_t *nodes, const char *node)
-{
-    size_t i;
-    json_t *n;
-
-    json_array_foreach(nodes, i, n) {
-        const char *name = json_string_value(json_object_get(n, "node-name"));
-        if (name && !strcmp(name, node))
-            return json_string_value(json_object_get(n, "file"));
-    }
-    return NULL;
-}
-
 /* --- finding --- */
 
 static void found_drive(struct disk *disk, size_t at, const char *value)
@@ -205,7 +192,8 @@ static void find_blockdev(struct disks *d, struct disk *disk, const json_t *imag
             FF_AUTO_FREE char *node = claimed(d, i) ? NULL : blockdev_get(d, i, "node-name");
             if (!node)
                 continue;
-            const char *file = node_file(nodes, node);
+            const json_t *named = json_find(nodes, "node-name", node);
+            const char *file = json_string_value(json_object_get(named, "file"));
             if (by_name ? !strcmp(node, disk->node)
                         : file && is_top(d, node) && in_chain(d, image, file))
                 found_blockdev(d, disk, i);
