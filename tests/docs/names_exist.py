@@ -90,7 +90,8 @@ def check_page(page, files, folders, where):
         else read(page)
     tops = {f.split('/')[0] for f in folders}
     paths = calls = 0
-    for token in re.findall(r'`([^`\n]+)`', text):
+    for token in re.findall(r'`([^`]+)`', text):  # words of a command may stand on two lines
+        token = re.sub(r'\s+', ' ', token)
         call = re.fullmatch(r'(\w+)\(\)', token)
         is_path = re.fullmatch(r'[A-Za-z0-9_./*-]+', token) and \
             (token.split('/')[0] in tops and '/' in token or re.fullmatch(FILE, token))
