@@ -40,19 +40,16 @@ $(LAB_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DE
 LEAKS := $(BUILD)/asan/tests/loop/many
 RUN_LEAKS := 'lab/lab tests/lab/leaks $(LEAKS):1020'
 
-# Each with its limit in seconds, with room for a slow machine; a lab ends its command a little before;
-# loop_verbs takes 7 minutes on two quiet CPUs, 15 on busy ones
+# Each with its limit in seconds, with room for a slow machine; a lab ends its command a little before
 export LAB_TIMEOUT ?= 1000
+# The short ones share a lab: its start takes as long as each of them
 RUN_LAB := \
-    $(patsubst %,'lab/lab %:1020',$(abspath $(LAB_TESTS))) \
-    'env LAB_TIMEOUT=1480 lab/lab tests/lab/loop_verbs:1500' \
+    'lab/lab tests/run $(LAB_TESTS:=:250) tests/lab/doctor_peer:250 "tests/lab/leaks $(LEAKS):250":1020' \
+    'lab/lab tests/lab/loop_verbs:1020' \
     'lab/lab tests/lab/move_verbs.py:1020' \
-    'lab/lab tests/lab/killed_early.py:1020' \
-    'lab/lab tests/lab/killed_late.py:1020' \
+    'lab/lab tests/run tests/lab/killed_early.py:700 tests/lab/killed_late.py:500:1020' \
     'lab/lab tests/lab/clone_verbs.py:1020' \
-    'lab/lab tests/lab/move_library.py:1020' \
-    'lab/lab tests/lab/doctor_peer:1020' \
-    $(RUN_LEAKS)
+    'lab/lab tests/lab/move_library.py:1020'
 
 # Fetched before any test's time runs, and said; if it is not to be had, the tests say why
 lab-kernel: lab-parts

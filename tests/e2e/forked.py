@@ -232,11 +232,12 @@ def hosts_of_their_own(n):
             ip('netns', 'add', ns)
             undo.callback(subprocess.run, ['ip', 'netns', 'del', ns], timeout=20, check=False)
             ip('link', 'add', here, 'type', 'veth', 'peer', 'name', there, 'netns', ns)
-            ip('addr', 'add', f'198.18.{i}.1/30', 'dev', here)
+            net = f'198.18.{(4 * os.getpid() + i) % 256}'  # another test's are others
+            ip('addr', 'add', f'{net}.1/30', 'dev', here)
             ip('link', 'set', here, 'up')
-            ip('-n', ns, 'addr', 'add', f'198.18.{i}.2/30', 'dev', there)
+            ip('-n', ns, 'addr', 'add', f'{net}.2/30', 'dev', there)
             ip('-n', ns, 'link', 'set', there, 'up')
-            hosts.append(f'{ns}=198.18.{i}.2')
+            hosts.append(f'{ns}={net}.2')
         yield hosts
 
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""move_library.py - inside the lab: the library moves 128 MiB between the two hosts
+"""move_library.py - inside the lab: the library moves 32 MiB between the two hosts
 
 usage: move_library.py [TEXT]       all rows, or those whose names contain TEXT
 
 Every memory and landing, pulled and pushed, over verbs, and over tcp for comparison. Four
 threads touch the memory all the while; every byte is checked (move_two.c). Prints what it
 cost: CPU seconds a GiB of the library's threads at either end, not judged. What soft-RoCE
-itself costs is the kernel's, not theirs. FARFORK_MIB=SIZE: other than 128.
+itself costs is the kernel's, not theirs. FARFORK_MIB=SIZE: other than 32.
 """
 import json
 import os
@@ -21,7 +21,7 @@ BUILD = os.environ.get('FARFORK_BUILD', os.path.join(HERE, '..', '..', 'build'))
 PROGRAM = os.path.join(BUILD, 'tests', 'lab', 'move_two')
 HOSTS = os.environ.get('LAB_HOSTS')
 ADDRESS = '10.8.0.2' if HOSTS == '2' else '10.7.0.1'
-MIB = int(os.environ.get('FARFORK_MIB', '128'))
+MIB = int(os.environ.get('FARFORK_MIB', '32'))
 LIMIT_S = 100           # of one move
 PORT = 7300
 
