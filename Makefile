@@ -138,6 +138,7 @@ help:
 	  'make bench      what moves cost, against what QEMU has (10 minutes; FULL=1: all)' \
 	  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
 	  'make check      build everything, run the tests' \
+	  'make check-quick some of every layer, in 5 minutes: before each commit' \
 	  'make check-full the tests, and what takes longer' \
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \

@@ -2,7 +2,7 @@
 #
 # tests.mk - unit tests, loop tests, fuzzers, and who runs them
 
-.PHONY: check check-unit check-asan check-tsan check-fuzz check-full check-sanitized
+.PHONY: check check-quick check-unit check-asan check-tsan check-fuzz check-full check-sanitized
 .PHONY: unit-tests loop-tests fuzzers clone-plan
 
 # E2E_TESTS: programs and scripts, each with a limit in seconds: tests/e2e/NAME:SECONDS. Exit
@@ -108,6 +108,17 @@ run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 
 
 check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
 	@$(RUN_ENV) tests/run $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM)
+
+# Before each commit: some of every layer in five minutes, by what each test takes
+QUICK_LOOP := $(filter-out $(addprefix %/,shortage agent_breaks delays memory_types),$(LOOP_TESTS))
+QUICK_E2E := $(patsubst %,tests/e2e/%.py:200,doctor move_micro sparse unplug refuse_memory backends \
+    move_states agent_waves owner secrets clone_states clone_disks unfinished)
+QUICK_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120
+check-quick: all clone-plan lab-kernel $(UNIT_TESTS) $(QUICK_LOOP) $(PLATFORM_TESTS) $(E2E_PROGRAMS) \
+             $(E2E_FILES) fuzzers $(BUILD)/tests/lab/link_verbs
+	@$(RUN_ENV) CC='$(CC)' tests/run 'tests/unit/headers $(BUILD)' $(RUN_DOCS) $(RUN_UNIT) \
+	    $(RUN_PLATFORM) $(QUICK_LOOP:=:180) $(call run_fuzz,2) $(QUICK_BENCH) $(QUICK_E2E) \
+	    'lab/lab $(BUILD)/tests/lab/link_verbs:300'
 
 check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
