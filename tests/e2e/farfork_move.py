@@ -267,7 +267,7 @@ def cannot_move(t, accel):
     os.unlink(a.console)
     smaller = os.path.join(t.work, 'smaller')
     common.write_file(smaller, '#!/bin/sh\n'
-                      f'exec {shlex.quote(os.path.abspath(common.QEMU))} "$@" -m 64M\n')
+                      f'exec {shlex.quote(os.path.abspath(common.QEMU))} "$@" -m 48M\n')
     os.chmod(smaller, 0o700)
     with Parent(t, accel) as a:
         a.start_load()
