@@ -375,7 +375,7 @@ static char **unpack_list(char **w, const char *end, bool until)
 }
 
 /* In the child; @words stays */
-static void become(const struct request *r, char *words, int fd, int *argc, char ***argv)
+static void exec_program(const struct request *r, char *words, int fd, int *argc, char ***argv)
 {
     const char *end = words + r->bytes;
     struct ff_process p = {.log = words};
@@ -442,7 +442,7 @@ int ff_process_serve(int sock, int *argc, char ***argv, struct ff_error *err)
             child = fork();
             if (!child) {
                 close(sock);
-                become(&r, words, fd, argc, argv);
+                exec_program(&r, words, fd, argc, argv);
                 return 0;
             }
             *pid = child < 0 ? -errno : child;

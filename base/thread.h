@@ -24,6 +24,7 @@ uint64_t ff_thread_cpu_ns(void);
 
 /* A condition whose waits end by ff_now_ns() */
 void ff_cond_init(pthread_cond_t *c);
-int ff_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, uint64_t end_ns); /* or ETIMEDOUT */
+int ff_cond_wait_until(pthread_cond_t *c, pthread_mutex_t *lock,
+                       uint64_t end_ns); /* or ETIMEDOUT */
 
 #endif

@@ -134,7 +134,7 @@ static int serve_guest(const struct fork_options *o, const struct command *cmd, 
         .children = cmd->max_children ? cmd->max_children : SERVE_CHILDREN_TIMES * o->s.n,
         .forks = cmd->max_forks ? cmd->max_forks : SERVE_FORKS,
     };
-    const struct serve s = {.port = cmd->serve, .id = id, .max = o->s.n, .limits = &limits,
+    const struct fork_serve s = {.port = cmd->serve, .id = id, .max = o->s.n, .limits = &limits,
                             .fork = fork_for_guest, .opaque = &given};
     struct ff_error why;
 

@@ -157,7 +157,7 @@ struct ff_pager {
     struct ff_prefill_engine *prefill;
     pthread_t fault_thread, prefill_thread;
     bool fault_up, prefill_up;
-    bool passing;      /* the prefill thread makes the pass */
+    bool in_precopy;      /* the prefill thread makes the pass */
     uint64_t precopy_from_ns;
     int wake_fd; /* eventfd: stop, or first-touch pages to fetch */
     _Atomic bool stop;

@@ -57,7 +57,7 @@ int ff_pager_start_precopy(struct ff_pager *p, struct ff_error *err)
             return ff_error_context(err, "precopy=1: region %s", r->name);
     }
     p->mode = FF_PREFILL_PULL; /* the source does not run yet what would push */
-    p->passing = true;
+    p->in_precopy = true;
     p->precopy_from_ns = ff_now_ns();
     int rc = ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);
     p->prefill_up = !rc;
@@ -85,7 +85,7 @@ int ff_pager_end_precopy(struct ff_pager *p, struct ff_error *err)
     if (atomic_load(&p->stop))
         return ff_error_set(err, ECANCELED, "given up during the pass");
     pthread_join(p->prefill_thread, NULL);
-    p->prefill_up = p->prefill_ended = p->passing = false;
+    p->prefill_up = p->prefill_ended = p->in_precopy = false;
     p->mode = p->opts->prefill;
     ff_prefill_engine_rewind(p);
     return 0;

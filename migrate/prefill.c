@@ -385,7 +385,7 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
         e->cut_end = e->cut_from + n;
     }
     if (!ff_pager_rkey(e->cut, e->cut_first)) {
-        if (!p->passing)
+        if (!p->in_precopy)
             return install_zeros(p);
         end_cut(e); /* it may get a key yet */
         return 1;
@@ -589,7 +589,7 @@ void *ff_prefill_main(void *opaque)
             atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     if (rc < 0)
         ff_pager_break(p, &why);
-    if (p->pool && (rc < 0 || !p->passing))
+    if (p->pool && (rc < 0 || !p->in_precopy))
         ff_page_pool_empty(p->pool); /* what a pass leaves is read into after it */
     atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     pthread_mutex_lock(&p->lock);

@@ -145,7 +145,7 @@ static void wait_work(struct ff_responder *s)
 static void *serve_main(void *opaque)
 {
     struct ff_server *sv = opaque;
-    struct ff_responder *s = sv->serve;
+    struct ff_responder *s = sv->responder;
     /* faults are waited for where they are answered; who pushes is woken by grants too */
     bool pushes = sv->queue == FF_QUEUE_PREFILL;
     int rc = 0, wait_ms = pushes ? 0 : IDLE_MS;
@@ -185,7 +185,7 @@ int ff_responder_start(struct ff_responder *s, struct ff_link *link, struct ff_e
     s->link = link;
     for (int q = 0; q < FF_QUEUES && !rc && !atomic_load(&s->stop); q++) {
         struct ff_server *sv = &s->server[q];
-        sv->serve = s;
+        sv->responder = s;
         sv->queue = (enum ff_queue)q;
         rc = ff_thread_start(&sv->thread, serve_main, sv, names[q], err);
         sv->up = !rc;

@@ -24,7 +24,7 @@
 #include "wire.h"
 
 struct ff_server {
-    struct ff_responder *serve;
+    struct ff_responder *responder;
     enum ff_queue queue;
     pthread_t thread;
     bool up;

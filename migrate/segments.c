@@ -19,8 +19,8 @@
 
 /* Small enough that one touched page does not cost much, large enough that a card's table of
  * registrations stays short: 64 GiB are 512 segments of 128 MiB */
-#define PIECE_BYTES (64ull << 20)
-#define PIECES_MAX 512u
+#define SEGMENT_BYTES_MIN (64ull << 20)
+#define SEGMENTS_MAX 512u
 #define THREADS_MAX 8u
 
 /* /proc/self/pagemap: Documentation/admin-guide/mm/pagemap.rst; the bits of an entry, and, from
@@ -41,11 +41,11 @@ struct pm_scan_arg {
 
 uint64_t ff_segments_size(const struct ff_regions *t, const struct ff_link *l)
 {
-    uint64_t total = 0, size = PIECE_BYTES;
+    uint64_t total = 0, size = SEGMENT_BYTES_MIN;
 
     for (unsigned i = 0; i < t->n; i++)
         total += t->r[i].len_bytes;
-    while (size * PIECES_MAX < total)
+    while (size * SEGMENTS_MAX < total)
         size *= 2;
     while (size > l->max_mr_bytes)
         size /= 2;

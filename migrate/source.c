@@ -51,7 +51,7 @@ int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_
     s->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = s->cancel_fd < 0 ? ff_error_set(err, errno, "source: eventfd: %s", strerror(errno)) : 0;
     if (!rc)
-        rc = ff_responder_init(&s->serve, &s->regions, &s->segments, err);
+        rc = ff_responder_init(&s->responder, &s->regions, &s->segments, err);
     if (rc) {
         ff_close_fd(&s->cancel_fd);
         free(s);
@@ -268,7 +268,7 @@ int ff_source_publish(struct ff_source *s, struct ff_error *err)
     if (!rc)
         rc = register_populated(s, &keys, &pub->n_keys, err);
     if (!rc)
-        rc = ff_responder_start(&s->serve, s->link, err);
+        rc = ff_responder_start(&s->responder, s->link, err);
     if (rc)
         return rc;
     pub->load_permille = ff_load_permille();
@@ -307,7 +307,7 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
     if (!len || len > FF_WIRE_STATE_MAX)
         return ff_error_set(err, EFBIG, "source: send state: %zu bytes (permitted 1..%llu)", len,
                             FF_WIRE_STATE_MAX);
-    for (unsigned i = 0; s->passed && i < s->regions.n; i++)
+    for (unsigned i = 0; s->precopied && i < s->regions.n; i++)
         if (!s->reported[i])
             return ff_error_set(
                 err, EINVAL,
@@ -448,7 +448,7 @@ static int take_grants(struct ff_source *s, struct ff_error *err)
 
     int rc = ff_wire_get_grants(s->ctl.buf, (size_t)s->ctl.len, g, s->link->max_len_bytes,
                                 s->table.regions, s->table.n_regions, &n, err);
-    return rc ? rc : ff_responder_grant(&s->serve, g, n, err);
+    return rc ? rc : ff_responder_grant(&s->responder, g, n, err);
 }
 
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
@@ -462,7 +462,7 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
         if (rc < 0)
             return give_up_serving(s, rc);
     } while (type != FF_MSG_DONE);
-    ff_responder_end_push(&s->serve);
+    ff_responder_end_push(&s->responder);
     withdraw(s);
     s->stage = DONE;
     /* every page is there: whether this message arrives changes nothing */
@@ -483,7 +483,7 @@ void ff_source_cancel(struct ff_source *s)
 void ff_source_stop(struct ff_source *s)
 {
     ff_source_cancel(s);
-    ff_responder_stop(&s->serve);
+    ff_responder_stop(&s->responder);
 }
 
 void ff_source_stats(struct ff_source *s, struct ff_stats *out)
@@ -491,7 +491,7 @@ void ff_source_stats(struct ff_source *s, struct ff_stats *out)
     pthread_mutex_lock(&s->lock);
     *out = s->stats;
     pthread_mutex_unlock(&s->lock);
-    out->source_cpu_ns = ff_responder_cpu_ns(&s->serve);
+    out->source_cpu_ns = ff_responder_cpu_ns(&s->responder);
 }
 
 const char *ff_source_link(struct ff_source *s)
@@ -519,11 +519,11 @@ void ff_source_free(struct ff_source *s)
             ff_control_refuse(&s->ctl, atomic_load(&s->cancelled)
                                            ? "the migration was canceled at the source"
                                            : "the source gave up; its own messages say why");
-        ff_responder_stop(&s->serve);
+        ff_responder_stop(&s->responder);
         withdraw(s);
         s->link->ops->free(s->link);
     }
-    ff_responder_free(&s->serve);
+    ff_responder_free(&s->responder);
     ff_segments_free(&s->segments);
     ff_hello_free(&s->table);
     ff_regions_free(&s->regions);

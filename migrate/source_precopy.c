@@ -31,7 +31,7 @@ int ff_source_precopy(struct ff_source *s, struct ff_error *err)
         rc = ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_LOGGING), err);
     if (rc)
         return rc;
-    s->passed = true;
+    s->precopied = true;
     s->paused_ns = 0;
     memset(s->reported, 0, sizeof(s->reported));
     return ff_source_wait_alive(s, FF_MSG_PASSED, WATCHING_MS, err);

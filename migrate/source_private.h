@@ -27,13 +27,13 @@ struct ff_source {
     enum stage stage;
     uint64_t paused_ns; /* when the first word of the pause was said; 0: none was */
     bool watched;
-    bool wants_precopy, passed; /* precopy=1 at the destination */
+    bool wants_precopy, precopied; /* precopy=1 at the destination */
     bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */
     int cancel_fd;
     int kept_fd; /* the connection to an agent that memory was lent to */
     _Atomic bool cancelled;
     struct ff_segments segments;
-    struct ff_responder serve;
+    struct ff_responder responder;
     struct ff_hello table; /* our regions as the wire has them, to check grants against */
 
     pthread_mutex_t lock;

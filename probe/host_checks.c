@@ -119,7 +119,7 @@ static const char *size_text(char out[32], uint64_t bytes)
     return out;
 }
 
-static void say_port(void *opaque, const struct ff_device_port *p)
+static void report_port(void *opaque, const struct ff_device_port *p)
 {
     const struct report *r = opaque;
     char subject[80], msg[32], mr[32];
@@ -210,7 +210,7 @@ static void check_rdma(const struct report *r)
     else
         say(r, "rdma devices", FF_CHECK_OK,
             "%s; moves go over RDMA when the other host has it too, else over TCP", list);
-    ff_devices_list(say_port, (void *)r);
+    ff_devices_list(report_port, (void *)r);
 }
 
 struct lister {

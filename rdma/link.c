@@ -106,7 +106,7 @@ unsigned ff_port_number(const struct ff_port *port)
     return port->number;
 }
 
-static void say_why_tcp(struct ff_link *l, const char *why)
+static void log_why_tcp(struct ff_link *l, const char *why)
 {
     snprintf(l->about, sizeof(l->about), "tcp (%.150s)", why);
 }
@@ -152,7 +152,7 @@ int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeou
         if (rc == -EAGAIN && port->tcp)
             rc = ff_tcp_accept(port->tcp, 0, out, &why);
         if (!rc && port->kind == FF_LINK_AUTO && (*out)->ops != &ff_verbs_ops)
-            say_why_tcp(*out, *port->no_verbs ? port->no_verbs : "the source chose it");
+            log_why_tcp(*out, *port->no_verbs ? port->no_verbs : "the source chose it");
         if (!rc)
             return 0;
         if (rc == -EBADFD) {
@@ -203,7 +203,7 @@ static int connect_auto(const struct ff_link_params *p, int cancel_fd, struct ff
         return ff_error_set(err, ECANCELED, "%s", no_verbs.text);
     rc = ff_tcp_connect(p, cancel_fd, out, &no_tcp);
     if (!rc)
-        say_why_tcp(*out, no_verbs.text);
+        log_why_tcp(*out, no_verbs.text);
     else if (err)
         *err = no_tcp;
     return rc;

@@ -32,7 +32,7 @@ struct agent_vm {
     int exec_status_fd;    /* until it runs its program: why it does not; -1 */
     enum agent_vm_state state;
     char *log, *qmp;
-    struct jsonl_reader *trouble;
+    struct jsonl_reader *exec_status;
     json_t *private;    /* files that QEMU reads when it starts; NULL: it has, or there are none */
     struct channel *channel; /* NULL: the child has no port */
     bool ready, exited;      /* its guest has said so */

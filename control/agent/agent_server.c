@@ -37,7 +37,7 @@ void agent_server_end(struct fork_server *s)
 
 void agent_server_begin(struct fork_server *s, const char *program)
 {
-    int sock[2], trouble;
+    int sock[2], exec_status_fd;
 
     if (prctl(PR_SET_CHILD_SUBREAPER, 1) < 0 ||
         socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sock) < 0)
@@ -48,10 +48,10 @@ void agent_server_begin(struct fork_server *s, const char *program)
     s->sock = sock[0];
     s->program = xstrdup(program);
     fcntl(sock[1], F_SETFD, 0);
-    if (ff_process_exec(&p, &s->pid, &trouble, NULL))
+    if (ff_process_exec(&p, &s->pid, &exec_status_fd, NULL))
         agent_server_end(s);
     else
-        close(trouble); /* it says so itself when it is ready */
+        close(exec_status_fd); /* it says so itself when it is ready */
     close(sock[1]);
 }
 

@@ -140,7 +140,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         vm->begun_ms = ff_now_ms();
         vm->start = process_start_time(pid);
         vm->exec_status_fd = fd;
-        vm->trouble = xcalloc(1, sizeof(*vm->trouble));
+        vm->exec_status = xcalloc(1, sizeof(*vm->exec_status));
         vm->log = xstrdup(p.log);
         vm->qmp = qmp ? xstrdup(qmp) : NULL;
         vm->private = private;
@@ -156,10 +156,10 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
 
 int agent_vms_on_exec_status(struct agent_vm *vm, struct ff_error *why)
 {
-    int rc = jsonl_read(vm->trouble, vm->exec_status_fd);
-    char *line = jsonl_next(vm->trouble);
+    int rc = jsonl_read(vm->exec_status, vm->exec_status_fd);
+    char *line = jsonl_next(vm->exec_status);
 
-    if (!rc && !line && !vm->trouble->ended)
+    if (!rc && !line && !vm->exec_status->ended)
         return -EAGAIN;
     close(vm->exec_status_fd);
     vm->exec_status_fd = -1;
@@ -287,8 +287,8 @@ void agent_vms_free(struct agent_vms *k)
         struct agent_vm *c = &k->v[i];
         if (c->exec_status_fd >= 0)
             close(c->exec_status_fd);
-        jsonl_free(c->trouble);
-        free(c->trouble);
+        jsonl_free(c->exec_status);
+        free(c->exec_status);
         free(c->log);
         free(c->qmp);
         free(c->how);

@@ -19,7 +19,7 @@
 #include "error.h"
 #include "strv.h"
 
-static struct join_fork *queued_fork(struct exit_queue *j, unsigned fork)
+static struct exit_queue_fork *queued_fork(struct exit_queue *j, unsigned fork)
 {
     for (size_t i = 0; i < j->n; i++)
         if (j->v[i].fork == fork)
@@ -57,21 +57,21 @@ void exit_queue_add(struct exit_queue *j, unsigned fork, unsigned count)
 {
     if (!j->v)
         j->v = xcalloc(EXIT_QUEUE_MAX, sizeof(*j->v));
-    j->v[j->n++] = (struct join_fork){.fork = fork, .count = count,
-                                      .ends = xcalloc(count, sizeof(struct join_end))};
+    j->v[j->n++] = (struct exit_queue_fork){
+        .fork = fork, .count = count, .ends = xcalloc(count, sizeof(struct exit_queue_end))};
 }
 
-static void set_ended(struct join_fork *f, unsigned number, int code)
+static void set_ended(struct exit_queue_fork *f, unsigned number, int code)
 {
     for (unsigned i = 0; i < f->n; i++)
         if (f->ends[i].number == number)
             return;
-    f->ends[f->n++] = (struct join_end){number, code};
+    f->ends[f->n++] = (struct exit_queue_end){number, code};
 }
 
 void exit_queue_ended(struct exit_queue *j, unsigned fork, unsigned number, int code)
 {
-    struct join_fork *f = queued_fork(j, fork);
+    struct exit_queue_fork *f = queued_fork(j, fork);
 
     if (f && number >= 1 && number <= f->count)
         set_ended(f, number, code);
@@ -79,7 +79,7 @@ void exit_queue_ended(struct exit_queue *j, unsigned fork, unsigned number, int 
 
 void exit_queue_over(struct exit_queue *j, unsigned fork)
 {
-    struct join_fork *f = queued_fork(j, fork);
+    struct exit_queue_fork *f = queued_fork(j, fork);
 
     for (unsigned k = 1; f && f->n < f->count; k++)
         set_ended(f, k, EXIT_QUEUE_NO_CODE);
@@ -119,10 +119,10 @@ char *exit_queue_next(struct exit_queue *j)
         j->told = true;
         return guest_port_joined();
     }
-    const struct join_fork *f = &j->v[j->at_fork];
+    const struct exit_queue_fork *f = &j->v[j->at_fork];
     if (j->at_end == f->n)
         return NULL;
-    const struct join_end *e = &f->ends[j->at_end++];
+    const struct exit_queue_end *e = &f->ends[j->at_end++];
     return guest_port_exited(e->number, e->code);
 }
 

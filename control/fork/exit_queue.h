@@ -12,19 +12,19 @@
 #define EXIT_QUEUE_MAX 1024
 #define EXIT_QUEUE_NO_CODE 255 /* of a child that ended without a word */
 
-struct join_end {
+struct exit_queue_end {
     unsigned number;
     int code;
 };
 
-struct join_fork {
+struct exit_queue_fork {
     unsigned fork, count, n; /* ends known */
-    struct join_end *ends;   /* as they came */
+    struct exit_queue_end *ends; /* as they came */
 };
 
 /* {0}: no forks */
 struct exit_queue {
-    struct join_fork *v; /* the oldest first */
+    struct exit_queue_fork *v; /* the oldest first */
     size_t n;
     bool asked, told;    /* an answer is given; all of it was */
     char *first;         /* line of it, not yet said */

@@ -334,7 +334,7 @@ int fork_run(const struct fork_options *o, struct hostlist *hosts)
 {
     static const struct session_kind vmclone = {.program = "vmclone",
                                                 .agent_options = fork_agent_options};
-    struct fork f = {.o = o, .s.nodes = *hosts};
+    struct fork f = {.o = o, .s.hostlist = *hosts};
     struct ff_error why;
     int code = EXIT_USAGE;
 

@@ -102,8 +102,8 @@ static void spawn_child(struct fork *f, struct vm *k)
     }
     k->qmp = xprintf("%s/%u.qmp", h->rundir, k->number);
     k->log = xprintf("%s/%u.log", h->rundir, k->number);
-    json_t *o = json_pack("{si so ss ss}", "number", (int)k->number, "argv", strv_json(argv.v), "log",
-                          k->log, "qmp", k->qmp);
+    json_t *o = json_pack("{si so ss ss}", "number", (int)k->number, "argv", strv_json(argv.v),
+                          "log", k->log, "qmp", k->qmp);
     if (f->s.parent_cwd)
         json_object_set_new(o, "cwd", json_string(f->s.parent_cwd));
     json_t *before = fork_disks_before(f->disks, &s), *files = fork_disks_files(f->disks, &s);

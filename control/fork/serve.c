@@ -60,7 +60,7 @@ struct run {
 };
 
 struct server {
-    const struct serve *s;
+    const struct fork_serve *s;
     int port;                 /* -1: the parent has ended */
     struct guest_input in;
     char *out;                /* an answer, not yet written from @out_at on; NULL: none */
@@ -69,7 +69,7 @@ struct server {
     struct run *arriving;     /* one of these */
     struct run *runs;
     size_t n;
-    struct exit_queue joins;
+    struct exit_queue exits;
 };
 
 /* --- the port --- */
@@ -123,7 +123,7 @@ static char *parent_message(const char *id, unsigned count)
 /* --- runs --- */
 
 /* In the new process. Nothing of the server's stays open: who ends first would not be noticed */
-static void __attribute__((noreturn)) exec_fork(const struct serve *s, const struct run *r,
+static void __attribute__((noreturn)) exec_fork(const struct fork_serve *s, const struct run *r,
                                                 const char *user, pid_t server, int events,
                                                 int errors)
 {
@@ -188,8 +188,8 @@ static void begin_fork(struct server *v, const struct guest_request *q)
     struct run *r = xcalloc(1, sizeof(*r));
 
     const char *no =
-        exit_queue_room(&v->joins)
-            ? serve_limits_take(v->s->limits, exit_queue_alive(&v->joins), q->count, ff_now_ms())
+        exit_queue_room(&v->exits)
+            ? serve_limits_take(v->s->limits, exit_queue_alive(&v->exits), q->count, ff_now_ms())
             : "too many forks still have children: join them first";
 
     if (no) {
@@ -225,7 +225,7 @@ static void answer_fork(struct server *v, struct run *r, bool happened)
         return;
     v->arriving = NULL;
     if (happened)
-        exit_queue_add(&v->joins, r->turn, r->count);
+        exit_queue_add(&v->exits, r->turn, r->count);
     answer_guest(v, message ? guest_port_forked(message) : guest_port_failed(HOST_FAILED));
 }
 
@@ -238,7 +238,7 @@ static void on_event(struct server *v, struct run *r, const char *line)
     if (!name)
         return;
     if (!strcmp(name, "ended"))
-        exit_queue_ended(&v->joins, r->turn,
+        exit_queue_ended(&v->exits, r->turn,
                     (unsigned)json_integer_value(json_object_get(e, "child")),
                     (int)json_integer_value(json_object_get(e, "code")));
     else if (!strcmp(name, "forked") && (code == EXIT_ALL || code == EXIT_SOME))
@@ -285,7 +285,7 @@ static void end_run(struct server *v, struct run *r)
 
     waitpid(r->pid, NULL, 0);
     answer_fork(v, r, false);
-    exit_queue_over(&v->joins, r->turn);
+    exit_queue_over(&v->exits, r->turn);
     while (*at != r)
         at = &(*at)->next;
     *at = r->next;
@@ -300,14 +300,14 @@ static void run_guest_request(struct server *v, const struct guest_request *q)
 {
     switch (q->verb) {
     case GUEST_FORK:
-        exit_queue_cancel(&v->joins);
+        exit_queue_cancel(&v->exits);
         begin_fork(v, q);
         break;
     case GUEST_JOIN:
-        exit_queue_ask(&v->joins, q->word);
+        exit_queue_ask(&v->exits, q->word);
         break;
     case GUEST_JOINED:
-        exit_queue_acknowledged(&v->joins);
+        exit_queue_acknowledged(&v->exits);
         break;
     default: /* of children, or of who has been one */
         break;
@@ -368,7 +368,7 @@ static void serve_turn(struct server *v, int wait_ms)
 {
     take_requests(v, 0);
     if (!v->out && !v->arriving)
-        answer_guest(v, exit_queue_next(&v->joins));
+        answer_guest(v, exit_queue_next(&v->exits));
     size_t n = 1 + RUN_FDS * v->n;
     struct pollfd *p = xcalloc(n, sizeof(*p)), *at = p + 1;
     p[0] = (struct pollfd){.fd = v->arriving ? -1 : v->port, .events = v->out ? POLLOUT : POLLIN};
@@ -404,7 +404,7 @@ static int connect_port(const char *path, struct ff_error *why)
                         strerror(code));
 }
 
-int fork_serve(const struct serve *s, struct ff_error *why)
+int fork_serve(const struct fork_serve *s, struct ff_error *why)
 {
     static struct server v;
 
@@ -420,6 +420,6 @@ int fork_serve(const struct serve *s, struct ff_error *why)
         kill(r->pid, SIGTERM);
     for (uint64_t now = ff_now_ms(); v.runs && now < end; now = ff_now_ms())
         serve_turn(&v, (int)(end - now));
-    exit_queue_free(&v.joins);
+    exit_queue_free(&v.exits);
     return 0;
 }

@@ -9,7 +9,7 @@
 #include "error.h"
 #include "strv.h"
 
-struct serve {
+struct fork_serve {
     const char *port; /* socket of the parent's virtio-serial port */
     const char *id;   /* forks are ID-1, ID-2, ... */
     unsigned max;     /* children of one fork */
@@ -21,6 +21,6 @@ struct serve {
 };
 
 /* Until the parent ends, or closes the port; -errno: there is no such port */
-int fork_serve(const struct serve *s, struct ff_error *why);
+int fork_serve(const struct fork_serve *s, struct ff_error *why);
 
 #endif

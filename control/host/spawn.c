@@ -64,7 +64,7 @@ int spawn_start(struct spawn *r, char *const *argv, const char *line, struct ff_
     return rc;
 }
 
-void spawn_words(struct spawn *r, const char *line)
+void spawn_add_error(struct spawn *r, const char *line)
 {
     free(r->words);
     r->words = xstrdup(line);
@@ -79,7 +79,7 @@ static void read_errors(struct spawn *r)
     int rc = jsonl_read(&r->err_lines, r->err);
     while ((line = jsonl_next(&r->err_lines)))
         if (*line)
-            spawn_words(r, line);
+            spawn_add_error(r, line);
     if (rc || r->err_lines.ended)
         ff_close_fd(&r->err);
 }
@@ -97,8 +97,8 @@ bool spawn_on_output(struct spawn *r)
     return true;
 }
 
-bool spawn_hear(struct spawn *r, int limit_ms, void (*on_line)(void *opaque, const char *line),
-                void *opaque)
+bool spawn_read_lines(struct spawn *r, int limit_ms,
+                      void (*on_line)(void *opaque, const char *line), void *opaque)
 {
     uint64_t end = ff_now_ms() + (uint64_t)limit_ms, now;
     bool over = false;

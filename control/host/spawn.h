@@ -24,11 +24,11 @@ int spawn_start(struct spawn *r, char *const *argv, const char *line, struct ff_
 /* Its pipes are readable, or were closed: true when there is nothing more to come on @r->out. What
  * came is in @r->out_lines. */
 bool spawn_on_output(struct spawn *r);
-void spawn_words(struct spawn *r, const char *line); /* as if it had complained so */
+void spawn_add_error(struct spawn *r, const char *line); /* as if it had complained so */
 
 /* What its output says, a line at a time, until that ends: true; false: it does not in @limit_ms */
-bool spawn_hear(struct spawn *r, int limit_ms, void (*on_line)(void *opaque, const char *line),
-                void *opaque);
+bool spawn_read_lines(struct spawn *r, int limit_ms,
+                      void (*on_line)(void *opaque, const char *line), void *opaque);
 
 /* Its output has ended: wait for itself, but not for long. False: it has not ended */
 bool spawn_ended(struct spawn *r, int *status);

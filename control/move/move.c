@@ -94,7 +94,7 @@ int move_run(const struct session_options *o, const char *host)
     int rc = session_init(&m.s, &kind, o, &why);
 
     if (!rc)
-        rc = hostlist_add(&m.s.nodes, host, &why);
+        rc = hostlist_add(&m.s.hostlist, host, &why);
     if (rc)
         fprintf(stderr, "farfork move: %s\n", why.text);
     else

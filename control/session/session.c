@@ -188,7 +188,7 @@ void session_free(struct session *s)
     }
     free(s->hosts);
     free(s->vms);
-    hostlist_free(&s->nodes);
+    hostlist_free(&s->hostlist);
     strv_free(&s->notes);
     strv_free(&s->parent_argv);
     free(s->parent_exe);

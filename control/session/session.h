@@ -92,7 +92,7 @@ struct session_kind {
 struct session {
     const struct session_kind *kind;
     struct session_options o; /* its strings are its own */
-    struct hostlist nodes;
+    struct hostlist hostlist;
     struct host *hosts;
     size_t n_hosts;
     struct vm *vms;
@@ -133,7 +133,7 @@ bool session_turn(struct session *s, int wait_ms);
 /* An event of the guest here; taken over */
 void session_on_guest_event(struct session *s, json_t *e);
 
-/* session_plan.c: hosts and VMs from s->nodes; -ENOSPC: more VMs than slots */
+/* session_plan.c: hosts and VMs from s->hostlist; -ENOSPC: more VMs than slots */
 int session_plan(struct session *s, struct ff_error *why);
 
 /* session_state.c */

@@ -118,7 +118,7 @@ void host_on_output(struct session *s, struct host *h)
         if (e)
             session_on_agent_event(s, h, e);
         else if (*line) /* a login shell that greets, a launcher that complains */
-            spawn_words(&h->run, line);
+            spawn_add_error(&h->run, line);
         json_decref(e);
     }
     if (over)

@@ -145,7 +145,7 @@ struct turn {
     uint64_t begin_ms, next_ms;
 };
 
-static void say_waiting(void *opaque)
+static void print_waiting(void *opaque)
 {
     struct turn *t = opaque;
     uint64_t now = ff_now_ms();
@@ -163,7 +163,7 @@ int session_find_parent(struct session *s, struct ff_error *why)
     uint64_t now = ff_now_ms();
     struct turn t = {.s = s, .begin_ms = now, .next_ms = now + SAY_FIRST_MS};
     int rc = qmp_connect_in_turn(s->o.parent_path, s->signals, (int)s->o.timeout_s * 1000,
-                                 say_waiting, &t, &s->qmp, why);
+                                 print_waiting, &t, &s->qmp, why);
 
     if (rc)
         return rc;

@@ -40,11 +40,11 @@ static bool has_room(const struct node *n, unsigned used)
 
 int session_plan(struct session *s, struct ff_error *why)
 {
-    unsigned slots = 0, *used = xcalloc(s->nodes.n, sizeof(*used));
+    unsigned slots = 0, *used = xcalloc(s->hostlist.n, sizeof(*used));
     size_t at = 0;
 
-    for (size_t i = 0; i < s->nodes.n; i++) {
-        unsigned more = s->nodes.v[i].slots == SLOTS_ANY ? s->o.n : s->nodes.v[i].slots;
+    for (size_t i = 0; i < s->hostlist.n; i++) {
+        unsigned more = s->hostlist.v[i].slots == SLOTS_ANY ? s->o.n : s->hostlist.v[i].slots;
         slots = more > s->o.n || slots > s->o.n - more ? s->o.n : slots + more;
     }
     if (slots < s->o.n) {
@@ -54,16 +54,16 @@ int session_plan(struct session *s, struct ff_error *why)
                             "or more slots (HOST:SLOTS)",
                             s->o.n, slots);
     }
-    s->hosts = xcalloc(s->nodes.n, sizeof(*s->hosts));
+    s->hosts = xcalloc(s->hostlist.n, sizeof(*s->hosts));
     s->vms = xcalloc(s->o.n, sizeof(*s->vms));
-    for (size_t i = 0; i < s->nodes.n; i++) {
+    for (size_t i = 0; i < s->hostlist.n; i++) {
         struct host *h = &s->hosts[i];
-        *h = (struct host){.node = &s->nodes.v[i], .name = own_name(s, s->nodes.v[i].host),
-                           .here = hostlist_is_here(&s->nodes.v[i]), .run = SPAWN_NONE};
+        *h = (struct host){.node = &s->hostlist.v[i], .name = own_name(s, s->hostlist.v[i].host),
+                           .here = hostlist_is_here(&s->hostlist.v[i]), .run = SPAWN_NONE};
         s->n_hosts++;
     }
-    for (; s->n_vms < s->o.n; at = (at + 1) % s->nodes.n) {
-        if (!has_room(&s->nodes.v[at], used[at]))
+    for (; s->n_vms < s->o.n; at = (at + 1) % s->hostlist.n) {
+        if (!has_room(&s->hostlist.v[at], used[at]))
             continue;
         used[at]++;
         s->vms[s->n_vms] = (struct vm){.number = (unsigned)s->n_vms + 1,

@@ -67,7 +67,7 @@ static void G_NORETURN cannot_leave(const struct fc_frozen *f)
     _exit(EXIT_FAILURE);
 }
 
-static void say_nothing(enum ff_level level, const char *line)
+static void log_nothing(enum ff_level level, const char *line)
 {
 }
 
@@ -296,7 +296,7 @@ static void leave_parent(const struct fc_frozen *f)
     qemu_close_all_open_fd(keep, n);
     occupy(device, n_devices);
     unmap_files(f);
-    ff_set_log(say_nothing, FF_ERROR);
+    ff_set_log(log_nothing, FF_ERROR);
 }
 
 /*

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * holes_moved.c - holes of shared memory: filled when they are touched, zeros afterwards, and nothing
- * else
+ * holes_moved.c - holes of shared memory: filled when they are touched, zeros afterwards, and
+ * nothing else
  *           takes memory
  *
  * Adds huge pages to the pool when there are too few and it may, and gives them back.

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * huge_again.c - anonymous memory is in huge pages again after a move: every byte right while threads
+ * huge_again.c - anonymous memory is in huge pages again after a move: every byte right while
+ * threads
  *              read and write, what holds little left alone, an end at any time
  */
 #include <dirent.h>

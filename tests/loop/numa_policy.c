@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * numa_policy.c - guest memory with a NUMA policy: nothing brings its pages but what follows the policy
+ * numa_policy.c - guest memory with a NUMA policy: nothing brings its pages but what follows the
+ * policy
  *
  * One node is enough: what is checked is who brings pages, and the policies of mappings.
  */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * precopy_moves.c - precopy=1: a source whose guest writes while it is read once, and what must not be
+ * precopy_moves.c - precopy=1: a source whose guest writes while it is read once, and what must not
+ * be
  *             lost of that; every way in which the pass can fail
  */
 #include <errno.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_process.c - processes by exec and by a fork server: their arguments, their output, why they are
- * not
+ * test_process.c - processes by exec and by a fork server: their arguments, their output, why they
+ * are not
  */
 #include "unit.h"
 

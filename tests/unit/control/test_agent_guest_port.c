@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_agent_guest_port.c - what an agent asks QEMUs and guests, in a loop in which nothing may wait
+ * test_agent_guest_port.c - what an agent asks QEMUs and guests, in a loop in which nothing may
+ * wait
  *
  * The test plays QEMU and the guest in the very thread that calls: whoever waits for them waits for
  * ever, or gives up before they have said a word.

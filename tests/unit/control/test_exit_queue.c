@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_exit_queue.c - every child of every fork is said once to who listens to the end, and to nobody
- * else
+ * test_exit_queue.c - every child of every fork is said once to who listens to the end, and to
+ * nobody else
  */
 #include "unit.h"
 

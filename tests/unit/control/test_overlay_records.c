@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_overlay_records.c - records of overlays, how they are made, and that none goes that is in use
+ * test_overlay_records.c - records of overlays, how they are made, and that none goes that is in
+ * use
  */
 #include "unit.h"
 

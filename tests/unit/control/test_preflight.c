@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_preflight.c - what a fork needs of a host: folders, files, descriptors, the children's program
+ * test_preflight.c - what a fork needs of a host: folders, files, descriptors, the children's
+ * program
  */
 #include "unit.h"
 

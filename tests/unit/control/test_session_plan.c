@@ -17,7 +17,7 @@ static char *planned(unsigned n, const char *const *specs, struct session *s)
 
     *s = (struct session){.o.n = n};
     for (; *specs; specs++)
-        if (hostlist_add(&s->nodes, *specs, &why))
+        if (hostlist_add(&s->hostlist, *specs, &why))
             fail_msg("%s", why.text);
     text[0] = '\0';
     if (session_plan(s, &why))

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_page_pool.c - how much memory may be made ready: the host's, and control groups of both versions
+ * test_page_pool.c - how much memory may be made ready: the host's, and control groups of both
+ * versions
  */
 #include "unit.h"
 

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_segments.c - registration in segments: what is left alone, what is refused, what fails half way
+ * test_segments.c - registration in segments: what is left alone, what is refused, what fails half
+ * way
  */
 #include "unit.h"
 

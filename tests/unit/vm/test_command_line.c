@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_command_line.c - a child's command line: what differs from the parent's, and that nothing else
- * does
+ * test_command_line.c - a child's command line: what differs from the parent's, and that nothing
+ * else does
  */
 #include "unit.h"
 

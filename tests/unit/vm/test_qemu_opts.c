@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_qemu_opts.c - arguments of QEMU's options: what is read, what is changed, what stays as it was
+ * test_qemu_opts.c - arguments of QEMU's options: what is read, what is changed, what stays as it
+ * was
  */
 #include "unit.h"
 
