@@ -23,7 +23,7 @@
  *              where the device has it and the caller asks for it, or the limit leaves no other
  *              way.
  *
- * Limits       PIECES_MAX segments aimed at, plus one a region; PIECE_BYTES at least.
+ * Limits       SEGMENTS_MAX segments aimed at, plus one a region; SEGMENT_BYTES_MIN at least.
  */
 #ifndef FF_MIGRATE_SEGMENTS_H
 #define FF_MIGRATE_SEGMENTS_H

@@ -178,7 +178,7 @@ FIGURES = (
     (OPS, rf"dport '\{{ 4444, {N} \}}'", 'cli/doctor_peer.c', 'PORT'),
     (OPS, rf'--dports 4444,{N} ', 'cli/doctor_peer.c', 'PORT'),
     (OPS, rf'come together by RDMA within {TIME}', 'rdma/link.c', 'AUTO_VERBS_MS'),
-    (OPS, rf'registers segments of {BYTES} and more', 'migrate/segments.c', 'PIECE_BYTES'),
+    (OPS, rf'registers segments of {BYTES} and more', 'migrate/segments.c', 'SEGMENT_BYTES_MIN'),
     # --- forks ---
     (VMCLONE1, rf'The default is {N} times n', 'control/fork/serve_limits.h',
      'SERVE_CHILDREN_TIMES'),
