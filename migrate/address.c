@@ -13,8 +13,8 @@
 #include "error.h"
 
 /* 15 s: several lost packets and a retransmission timeout of seconds pass; a dead peer is
- * noticed before an operator gives up. 4 chunks of 2 MiB: enough to keep a link busy while
- * one is installed, little enough that its landing buffers stay in the cache's reach. */
+ * noticed before an operator gives up. Chunks of 2 MiB: few enough requests to keep a link busy,
+ * little enough that the landing buffers of a window stay in the cache's reach. */
 static const struct ff_address defaults = {
     .timeout_ms = 15000,
     .pause_ms = 45000,
