@@ -62,8 +62,6 @@ static const char *const without_argument[] = {
 
 #define N(a) (sizeof(a) / sizeof((a)[0]))
 
-/* --- what the parts share --- */
-
 /* --- simple ones --- */
 
 static int rewrite_drop(struct rewrite *r, const char *option, const char *value)

@@ -67,12 +67,13 @@ static int run_program(const json_t *words, struct ff_error *why)
     int rc = spawn_start(&r, argv.v, NULL, why);
     if (rc) {
         ff_error_context(why, "disks");
-    } else if (!spawn_read_lines(&r, RUN_LIMIT_MS, NULL, NULL) || !spawn_ended(&r, &status)) {
+    } else if (!spawn_read_lines(&r, RUN_LIMIT_MS, NULL, NULL) ||
+               !spawn_ended(&r, RUN_LIMIT_MS, &status)) {
         rc = ff_error_set(why, EIO, "disks: %s: no end within %d s", argv.v[0],
                           RUN_LIMIT_MS / 1000);
     } else if (status) {
         bool none = WIFEXITED(status) && WEXITSTATUS(status) == 127;
-        rc = ff_error_set(why, EIO, "disks: %s%s", r.words ? r.words : argv.v[0],
+        rc = ff_error_set(why, EIO, "disks: %s%s", r.first ? r.first : argv.v[0],
                           none ? ": install qemu-utils" : "");
     }
     spawn_end(&r, 0);

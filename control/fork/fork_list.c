@@ -171,7 +171,7 @@ static void read_reply(struct asked *a)
     }
     if (!over)
         return;
-    if (spawn_ended(&a->run, &status) && WIFEXITED(status))
+    if (spawn_ended(&a->run, SPAWN_ENDS_MS, &status) && WIFEXITED(status))
         a->code = WEXITSTATUS(status);
     a->over = true;
 }

@@ -126,8 +126,8 @@ static int check_program(const json_t *words, struct ff_error *why)
         return rc;
     jsonl_write(r.in, ask, strlen(ask), PROGRAM_LIMIT_MS); /* who does not read fails below */
     int status = -1;
-    bool ended =
-        spawn_read_lines(&r, PROGRAM_LIMIT_MS, read_answer, &a) && spawn_ended(&r, &status);
+    bool ended = spawn_read_lines(&r, PROGRAM_LIMIT_MS, read_answer, &a) &&
+                 spawn_ended(&r, SPAWN_ENDS_MS, &status);
     spawn_end(&r, 0);
     const char *said = r.words ? r.words : "no message";
     if (!ended)

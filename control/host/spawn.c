@@ -25,6 +25,7 @@
 #include "spawn.h"
 
 #define END_LIMIT_MS 2000
+#define LOOK_MS 5
 
 static int three_pipes(int p[3][2])
 {
@@ -66,6 +67,8 @@ int spawn_start(struct spawn *r, char *const *argv, const char *line, struct ff_
 
 void spawn_add_error(struct spawn *r, const char *line)
 {
+    if (!r->first)
+        r->first = xstrdup(line);
     free(r->words);
     r->words = xstrdup(line);
 }
@@ -120,20 +123,23 @@ static bool gone(struct spawn *r, int limit_ms, int *status)
 {
     FF_AUTO_CLOSE int fd = r->pid ? (int)syscall(SYS_pidfd_open, r->pid, 0) : -1;
     struct pollfd p = {.fd = fd, .events = POLLIN};
-    uint64_t end = ff_now_ms() + (uint64_t)limit_ms, now = end - (uint64_t)limit_ms;
+    uint64_t end = ff_now_ms() + (uint64_t)limit_ms, now;
 
-    while (fd >= 0 && poll(&p, 1, now < end ? (int)(end - now) : 0) < 0 && errno == EINTR)
+    while (r->pid && waitpid(r->pid, status, WNOHANG) == 0) {
         now = ff_now_ms();
-    if (r->pid && waitpid(r->pid, status, WNOHANG) == 0)
-        return false;
+        if (now >= end)
+            return false;
+        /* a container may forbid pidfd_open(): then look now and then */
+        poll(&p, 1, fd < 0 && end - now > LOOK_MS ? LOOK_MS : (int)(end - now));
+    }
     r->pid = 0;
     return true;
 }
 
-bool spawn_ended(struct spawn *r, int *status)
+bool spawn_ended(struct spawn *r, int limit_ms, int *status)
 {
     *status = 0;
-    return r->pid && gone(r, 500, status); /* its pipes closed a moment before it ends */
+    return r->pid && gone(r, limit_ms, status);
 }
 
 void spawn_close_input(struct spawn *r)
@@ -161,6 +167,7 @@ bool spawn_end(struct spawn *r, int limit_ms)
 
 void spawn_free(struct spawn *r)
 {
+    free(r->first);
     free(r->words);
     jsonl_free(&r->out_lines);
     jsonl_free(&r->err_lines);

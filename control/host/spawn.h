@@ -13,7 +13,7 @@ struct spawn {
     pid_t pid;        /* its own, or the launcher's; 0: none */
     int in, out, err; /* -1: closed */
     struct jsonl_reader out_lines, err_lines;
-    char *words;      /* the last line that it complained in */
+    char *first, *words; /* the first and the last line that it complained in */
 };
 
 #define SPAWN_NONE (struct spawn){.in = -1, .out = -1, .err = -1}
@@ -30,8 +30,9 @@ void spawn_add_error(struct spawn *r, const char *line); /* as if it had complai
 bool spawn_read_lines(struct spawn *r, int limit_ms,
                       void (*on_line)(void *opaque, const char *line), void *opaque);
 
-/* Its output has ended: wait for itself, but not for long. False: it has not ended */
-bool spawn_ended(struct spawn *r, int *status);
+/* Its output has ended: wait for itself, at most @limit_ms. False: it has not ended */
+#define SPAWN_ENDS_MS 500 /* one that its host was to end */
+bool spawn_ended(struct spawn *r, int limit_ms, int *status);
 
 void spawn_close_input(struct spawn *r);
 

@@ -93,7 +93,7 @@ void host_send(struct host *h, json_t *command)
 static void host_ended(struct session *s, struct host *h)
 {
     int status;
-    bool known = spawn_ended(&h->run, &status);
+    bool known = spawn_ended(&h->run, SPAWN_ENDS_MS, &status);
 
     if (h->let_go)
         return;

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """clone_disks.py - disks of a fork, with real QEMUs and no guest; limit: 150 s
 
-tests/clone/plan says what is to be done (vm/disk/disks.c); this does it: a parent, its fork by
+tests/e2e/plan_disks.c says what is to be done (vm/disk/disks.c); this does it: a parent, its fork by
 a transaction, children. Each machine then writes to its disks at random, and each must hold what
 it had at the fork and what it wrote itself, byte by byte.
 """

@@ -376,7 +376,7 @@ def asked(t, stack):
     wait_for('the first line', COMMAND_S, lambda: '1 0' in parent.sh('cat /tmp/again'))
     parent.channel.close()      # nobody will ever answer
     parent.channel = None
-    wait_for('end of join', COMMAND_S, lambda: 'nobody is at the host' in parent.sh(
+    wait_for('end of join', COMMAND_S, lambda: 'no vmclone --serve is there' in parent.sh(
         'cat /tmp/again') and parent.sh('cat /tmp/again').split()[-1] == '1')
 
 

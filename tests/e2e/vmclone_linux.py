@@ -322,7 +322,7 @@ def unserved(t, stack, parent, server, scratch):
     server.proc.kill()
     goes_on(t, left)
     wait_for('end of join', COMMAND_S, lambda: 'done 1' in parent.sh('cat /tmp/join'))
-    if 'nobody is at the host' not in parent.sh('cat /tmp/join'):
+    if 'no vmclone --serve is there' not in parent.sh('cat /tmp/join'):
         raise Failed(f'join: {parent.sh("cat /tmp/join")}')
     server = Server(t, stack, parent, '--id', 'u', '--scratch', scratch)
     ask_for_fork(server, parent, 1, 'u-1')

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_spawn.c - how a process is said to have ended, also where pidfd_open() is forbidden
+ */
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "spawn.h"
+#include "unit.h"
+
+#define LIMIT_MS 20000
+
+static void start(struct spawn *r, const char *line)
+{
+    struct ff_error why;
+
+    assert_false(spawn_start(r, NULL, line, &why));
+}
+
+static void test_orderly(void **state)
+{
+    struct spawn r;
+
+    (void)state;
+    start(&r, "exec >&- 2>&-; sleep 0.3; exit 0");
+    assert_true(spawn_end(&r, LIMIT_MS));
+    spawn_free(&r);
+    start(&r, "exit 3");
+    assert_false(spawn_end(&r, LIMIT_MS));
+    spawn_free(&r);
+    start(&r, "sleep 100");
+    assert_false(spawn_end(&r, 50));
+    assert_int_equal(r.pid, 0);
+    spawn_free(&r);
+}
+
+static void test_ended(void **state)
+{
+    struct spawn r;
+    int status;
+
+    (void)state;
+    start(&r, "echo cause >&2; echo advice >&2; exec >&- 2>&-; sleep 0.3; exit 5");
+    assert_true(spawn_read_lines(&r, LIMIT_MS, NULL, NULL));
+    assert_true(spawn_ended(&r, LIMIT_MS, &status));
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 5);
+    assert_string_equal(r.first, "cause");
+    assert_string_equal(r.words, "advice");
+    spawn_end(&r, 0);
+    spawn_free(&r);
+    start(&r, "exec >&- 2>&-; sleep 100");
+    assert_true(spawn_read_lines(&r, LIMIT_MS, NULL, NULL));
+    assert_false(spawn_ended(&r, 50, &status));
+    spawn_end(&r, 0);
+    spawn_free(&r);
+}
+
+/* As a container's filter does */
+static void forbid_pidfd_open(void)
+{
+    struct sock_filter f[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_pidfd_open, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof(f) / sizeof(f[0]), .filter = f};
+
+    assert_false(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    assert_false(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+    assert_int_equal(syscall(SYS_pidfd_open, getpid(), 0), -1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_orderly), cmocka_unit_test(test_ended)};
+    int failed = cmocka_run_group_tests_name("with pidfd_open", tests, NULL, NULL);
+
+    forbid_pidfd_open();
+    return failed + cmocka_run_group_tests_name("without", tests, NULL, NULL);
+}
