@@ -49,7 +49,7 @@ uint64_t ff_segments_size(const struct ff_regions *t, const struct ff_link *l)
         size *= 2;
     while (size > l->max_mr_bytes)
         size /= 2;
-    return size < FF_WIRE_PIECE_MIN ? 0 : size;
+    return size < FF_WIRE_SEGMENT_MIN ? 0 : size;
 }
 
 uint64_t ff_segments_of(uint64_t len_bytes, uint64_t segment_bytes)

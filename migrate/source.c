@@ -260,7 +260,7 @@ int ff_source_publish(struct ff_source *s, struct ff_error *err)
         return ff_error_set(err, ENOTSUP,
                             "source: publish: the device registers at most %llu bytes at "
                             "once (need %llu)",
-                            (unsigned long long)s->link->max_mr_bytes, FF_WIRE_PIECE_MIN);
+                            (unsigned long long)s->link->max_mr_bytes, FF_WIRE_SEGMENT_MIN);
     rc = ff_segments_init(&s->segments, &s->regions, pub->segment_bytes, err);
     s->segments.grows = true;
     if (!rc && s->kept_fd >= 0)

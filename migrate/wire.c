@@ -314,12 +314,12 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
     p->n_keys = (uint32_t)ff_wb_get(&b, 4);
     p->load_permille = (uint32_t)ff_wb_get(&b, 4);
     p->push_bytes = (uint32_t)ff_wb_get(&b, 4);
-    if (p->segment_bytes < FF_WIRE_PIECE_MIN || p->segment_bytes > FF_WIRE_REGION_LEN_MAX ||
+    if (p->segment_bytes < FF_WIRE_SEGMENT_MIN || p->segment_bytes > FF_WIRE_REGION_LEN_MAX ||
         (p->segment_bytes & (p->segment_bytes - 1)))
         return ff_error_set(
             err, EPROTO,
             "wire: read PUBLISH: segments of 0x%llx bytes (permitted: powers of two, 0x%llx..0x%llx)",
-            (unsigned long long)p->segment_bytes, FF_WIRE_PIECE_MIN, FF_WIRE_REGION_LEN_MAX);
+            (unsigned long long)p->segment_bytes, FF_WIRE_SEGMENT_MIN, FF_WIRE_REGION_LEN_MAX);
     uint64_t segments = 0;
     for (unsigned i = 0; i < n; i++) {
         p->addr[i] = ff_wb_get(&b, 8);

@@ -57,7 +57,7 @@ struct ff_error;
 #define FF_WIRE_FIRST_MAX 4096
 #define FF_WIRE_DATA_MAX (FF_MSG_MAX - 4)
 #define FF_WIRE_TEXT_MAX 500
-#define FF_WIRE_PIECE_MIN (4ull << 20) /* so that no chunk lies in two */
+#define FF_WIRE_SEGMENT_MIN (4ull << 20) /* so that no chunk lies in two */
 #define FF_WIRE_KEYS_MAX 4096          /* of all regions together */
 #define FF_WIRE_GRANTS_MAX 64
 #define FF_WIRE_DIRTY_MAX (60u << 13) /* pages in one DIRTY: 60 KiB of bits */

@@ -47,7 +47,7 @@ FIGURES = (
     (WIRE, rf'length of name \| 1 to {N} \|', 'migrate/wire.h', 'FF_WIRE_NAME_MAX'),
     (WIRE, r'not 0, at most (2\^[0-9]+) \|', 'migrate/wire.h', 'FF_WIRE_REGION_LEN_MAX'),
     (WIRE, r'\| (?:8 \| )?([0-9]+) \| session \| random', 'rdma/link.h', 'FF_SESSION_LEN'),
-    (WIRE, rf'a power of two, {BYTES} to 2\^46; at most', 'migrate/wire.h', 'FF_WIRE_PIECE_MIN'),
+    (WIRE, rf'a power of two, {BYTES} to 2\^46; at most', 'migrate/wire.h', 'FF_WIRE_SEGMENT_MIN'),
     (WIRE, rf'to 2\^46; at most {N} (?:pieces|segments) in all', 'migrate/wire.h',
      'FF_WIRE_KEYS_MAX'),
     (WIRE, rf"pages, of the region's page size \| 1 to {N} \|", 'migrate/wire.h',

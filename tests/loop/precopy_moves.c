@@ -175,12 +175,10 @@ static const char *no_huge; /* why there are no huge pages */
 static void prepare(enum memory kind, const char *options, enum writes writes, bool twice,
                     void *(*source)(void *))
 {
-    /* less where the link is emulated */
-    const unsigned mib = getenv("FARFORK_TEST_LINK") ? 2 : 8;
-    const uint64_t len[REGIONS] = {(uint64_t)mib << 21, (uint64_t)mib << 20};
+    const uint64_t mib = getenv("FARFORK_TEST_LINK") ? 2 : 8; /* that link is emulated */
+    const uint64_t len[REGIONS] = {mib << 21, mib << 20};
     struct ff_error err;
     char name[16];
-
     if (no_huge && (kind == MEM_HUGETLB || kind == MEM_HUGETLB_ANON))
         loop_skip("%s", no_huge);
     g = (struct guest){.writes = writes, .twice = twice, .gate = PTHREAD_MUTEX_INITIALIZER};

@@ -5,7 +5,6 @@
  * Linked with --wrap=malloc and so on: a refused message must not have allocated anything.
  */
 #include "unit.h"
-
 #include "wire.h"
 #include "wirebuf.h"
 
@@ -597,6 +596,5 @@ UNIT_MAIN(cmocka_unit_test(test_hello), cmocka_unit_test(test_hello_largest),
           cmocka_unit_test(test_text), cmocka_unit_test(test_first_and_data),
           cmocka_unit_test(test_types), cmocka_unit_test(test_hello_refused),
           cmocka_unit_test(test_twice), cmocka_unit_test(test_publish_refused),
-        cmocka_unit_test(test_keys_refused),
-        cmocka_unit_test(test_grants_refused),
-        cmocka_unit_test(test_others_refused))
+          cmocka_unit_test(test_keys_refused), cmocka_unit_test(test_grants_refused),
+          cmocka_unit_test(test_others_refused))
