@@ -115,8 +115,12 @@ static void prepare(const struct ff_process *p, int fd)
     sigprocmask(SIG_SETMASK, &none, NULL);
     if (!p->fds)
         log_output(p->log, fd);
+    int own[3]; /* where the caller has no 0, 1 or 2, they may be among those */
     for (int i = 0; p->fds && i < 3; i++)
-        if (dup2(p->fds[i], i) < 0)
+        if ((own[i] = fcntl(p->fds[i], F_DUPFD_CLOEXEC, 3)) < 0)
+            give_up(fd, "set descriptors of", p->argv[0], errno);
+    for (int i = 0; p->fds && i < 3; i++)
+        if (dup2(own[i], i) < 0)
             give_up(fd, "set descriptors of", p->argv[0], errno);
     if (p->cwd && chdir(p->cwd) < 0)
         give_up(fd, "a child runs in its parent's folder: enter", p->cwd, errno);
@@ -133,9 +137,9 @@ int ff_process_exec(const struct ff_process *p, pid_t *pid, int *exec_status_fd,
 
     if (exec_status_fd && pipe2(fd, O_CLOEXEC) < 0)
         return ff_error_set(err, errno, "start %s: pipe: %s", p->argv[0], strerror(errno));
-    int status = exec_status_fd ? fd[1] : p->fds[2];
     *pid = fork();
     if (!*pid) {
+        int status = fcntl(exec_status_fd ? fd[1] : p->fds[2], F_DUPFD_CLOEXEC, 3);
         prepare(p, status);
         execvp(p->argv[0], p->argv);
         give_up(status, "run", p->argv[0], errno);

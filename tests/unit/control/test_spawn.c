@@ -61,6 +61,28 @@ static void test_ended(void **state)
     spawn_free(&r);
 }
 
+/* As started by a daemon that has no 0, 1 and 2: the pipes get these numbers */
+static void test_without_descriptors(void **state)
+{
+    int status;
+
+    (void)state;
+    pid_t pid = fork();
+    if (!pid) {
+        struct spawn r;
+        struct ff_error why;
+        for (int i = 0; i < 3; i++)
+            close(i);
+        if (spawn_start(&r, NULL, "read a; echo $a >&2; echo $a; exit 4", &why) ||
+            write(r.in, "word\n", 5) != 5 || !spawn_read_lines(&r, LIMIT_MS, NULL, NULL))
+            _exit(1);
+        bool ended = spawn_ended(&r, LIMIT_MS, &status);
+        _exit(ended && WEXITSTATUS(status) == 4 && r.first && !strcmp(r.first, "word") ? 0 : 2);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+}
+
 /* As a container's filter does */
 static void forbid_pidfd_open(void)
 {
@@ -79,7 +101,8 @@ static void forbid_pidfd_open(void)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_orderly), cmocka_unit_test(test_ended)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_orderly), cmocka_unit_test(test_ended),
+                                       cmocka_unit_test(test_without_descriptors)};
     int failed = cmocka_run_group_tests_name("with pidfd_open", tests, NULL, NULL);
 
     forbid_pidfd_open();
