@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""circles.py - no two files need each other, no name stands twice, no folder reaches up
+"""circles.py - no two files need each other, no file name stands twice
 
 usage: tests/layout/circles.py [BUILD]
 
