@@ -227,6 +227,17 @@ static void release_source(void)
     bql_unlock();
 }
 
+/* Who sees "failed" may begin another migration: not before all is released */
+void rdma_postcopy_settle(MigrationState *s)
+{
+    if (rp.failure && qatomic_read(&s->state) != MIGRATION_STATUS_CANCELLING) {
+        migrate_set_error(s, rp.failure);
+        migrate_set_state(&s->state, s->state, MIGRATION_STATUS_FAILED);
+    }
+    error_free(rp.failure);
+    rp.failure = NULL;
+}
+
 static void *outgoing_thread(void *opaque)
 {
     MigrationState *s = opaque;
@@ -250,11 +261,8 @@ static void *outgoing_thread(void *opaque)
         migrate_set_state(&s->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                           MIGRATION_STATUS_POSTCOPY_PAUSED);
     } else {
-        if (qatomic_read(&s->state) != MIGRATION_STATUS_CANCELLING) {
-            migrate_set_error(s, err);
-            migrate_set_state(&s->state, s->state, MIGRATION_STATUS_FAILED);
-        }
         release_source();
+        rp.failure = g_steal_pointer(&err);
         migration_iteration_finish(s); /* the guest goes on here */
     }
     error_free(err);

@@ -24,6 +24,7 @@ struct rp_state {
     bool prepared;              /* destination: incoming_prepare() ran */
     bool refused;               /* destination: failed, must never run */
     bool releasing;             /* source: being freed, without the BQL */
+    Error *failure;             /* source: why the guest goes on here */
     bool quitting;              /* the process ends: nothing begins any more */
     void *state;
     size_t state_len;

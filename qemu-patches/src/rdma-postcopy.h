@@ -29,6 +29,9 @@ void farfork_serve_forks(int *argc, char ***argv);
 bool rdma_postcopy_cancel(MigrationState *s);
 bool rdma_postcopy_forbids_pause(Error **errp);
 
+/* Under the BQL, as the migration ends: say that ours failed, if it did */
+void rdma_postcopy_settle(MigrationState *s);
+
 /* The process ends: let go of guest memory */
 void rdma_postcopy_shutdown(MigrationState *s);
 
@@ -76,6 +79,10 @@ static inline bool rdma_postcopy_cancel(MigrationState *s)
 static inline bool rdma_postcopy_forbids_pause(Error **errp)
 {
     return false;
+}
+
+static inline void rdma_postcopy_settle(MigrationState *s)
+{
 }
 
 static inline void rdma_postcopy_shutdown(MigrationState *s)

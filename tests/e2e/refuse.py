@@ -296,6 +296,14 @@ def strangers(t, src):
             check_ledger(src, dst)
 
 
+def one_after_the_other(t, accel):
+    """Who sees "failed" can begin another at once: all was released by then, however slowly."""
+    with Micro(t, 'slow', accel, mem_mib=MIB, faults='source.free=delay:300000') as src:
+        src.start_load()
+        for _ in range(3):
+            fails(src, f'rdma-postcopy:127.0.0.1:{common.free_port()}', ['refused'])
+
+
 def other_version(t, accel):
     with Micro(t, 'version', accel, mem_mib=MIB, incoming=True) as dst:
         port = int(common.listen(dst).rsplit(':', 1)[1])
@@ -319,6 +327,8 @@ def run(t):
             never_stopped(src)
             common.check_still_running(src)
         strangers(t, src)
+    with t.case('one refused migration after the other'):
+        one_after_the_other(t, accel)
     devices(t, accel)
     with t.case('a source of another version'):
         other_version(t, accel)
