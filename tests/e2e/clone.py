@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""clone.py - a running guest is forked, and both go on; limit: 600 s
+"""clone.py - a running guest is forked, and both go on; limit: 900 s
 
 The test plays vmclone's part: it starts agents (tests/e2e/image_agent.c) and children, and tells the
 parent to export itself. Every guest, parent and child, goes on with the ledger that it had at the
@@ -562,4 +562,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 600)
+    common.main(run, 900)

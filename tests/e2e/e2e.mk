@@ -26,11 +26,11 @@ E2E_TESTS := \
     tests/e2e/refuse.py:170 \
     tests/e2e/refuse_memory.py:120 \
     tests/e2e/backends.py:140 \
-    tests/e2e/clone.py:620 \
+    tests/e2e/clone.py:920 \
     tests/e2e/agent_waves.py:60 \
     tests/e2e/ssh.py:220 \
     tests/e2e/agent_safe.py:220 \
-    tests/e2e/vmclone.py:$(if $(filter 1,$(FARFORK_FULL)),920,620) \
+    tests/e2e/vmclone.py:920 \
     tests/e2e/fork_fails.py:300 \
     tests/e2e/farfork_move.py:340 \
     tests/e2e/move_states.py:140 \

@@ -13,6 +13,7 @@ import threading
 import common
 import report
 from common import Failed, Micro, Skip, say, status, wait_for
+from qemu import Sweeps
 
 VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
 MIB = 64
@@ -99,15 +100,13 @@ class Child:
         if first['seq'] <= was['seq'] or first['uptime_ms'] < was['uptime_ms']:
             raise Failed(f'{self.name} begins with report {first["seq"]}, the parent had made '
                          f'{was["seq"]}')
-        self.start = report.snapshot(self.log().lines)
+        self.start = Sweeps(self.name, self.log(), 1, limit_s)
 
     def check(self, before, limit_s=LIMIT_S):
         """And finds all of its memory right, twice since begins()."""
         if not self.start:
             self.begins(before, limit_s)
-        wait_for(f'sweeps of {self.name}', limit_s, lambda: all(
-            now['sweeps'] >= self.start[c]['sweeps'] + 2
-            for c, now in report.snapshot(self.log().lines).items()))
+        wait_for(f'sweeps of {self.name}', 10 * limit_s, lambda: self.start.done(self.log()))
         self.start = None
         ok, reasons = report.verdict(self.log())
         if not ok:

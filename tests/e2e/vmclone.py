@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""vmclone.py - vmclone forks a running guest; what fails leaves nothing behind; limit: 600 s
+"""vmclone.py - vmclone forks a running guest; what fails leaves nothing behind; limit: 900 s
 
 Every child goes on with the ledger that its parent had at the fork, and sweeps all of its memory.
 Other hosts are played by launchers that run on this one.
@@ -526,4 +526,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, limit_s=900 if common.FULL else 600)
+    common.main(run, limit_s=900)

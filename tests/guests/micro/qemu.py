@@ -29,6 +29,33 @@ def cpu_model(accel):
     return "max,-arch-capabilities" if accel == "kvm" else "max"
 
 
+class Sweeps:
+    """Whether every CPU of a guest has swept its pages so many times more.
+
+    On a busy host a sweep takes long, and that is no fault: a CPU that touches not one page for
+    limit_s is.
+    """
+
+    def __init__(self, name, log, more, limit_s):
+        self.name, self.more, self.limit_s = name, more, limit_s
+        self.start = report.snapshot(log.lines)
+        self.last = {c: line["touches"] for c, line in self.start.items()}
+        self.since = dict.fromkeys(self.last, time.monotonic())
+
+    def done(self, log):
+        now, clock = report.snapshot(log.lines), time.monotonic()
+        for cpu in self.start:
+            if now[cpu]["touches"] != self.last[cpu]:
+                self.last[cpu], self.since[cpu] = now[cpu]["touches"], clock
+            elif clock - self.since[cpu] > self.limit_s:
+                raise GuestError(f"{self.name}: cpu {cpu} has touched nothing for {self.limit_s} s; "
+                                 f"sweeps {now[cpu]['sweeps']}, at the start "
+                                 f"{self.start[cpu]['sweeps']}")
+        # one more: the sweep that was under way at the start does not count
+        return self.start and all(now[c]["sweeps"] >= self.start[c]["sweeps"] + self.more + 1
+                                  for c in self.start)
+
+
 class Guest:
     def __init__(self, qemu, elf, accel, work, name="guest", firmware=(), smp=1, mem_mib=64,
                  machine="pc", options="", bios=None, shared=False, extra=(), env=None):
@@ -184,11 +211,6 @@ class Guest:
         return self.wait("ready", lambda log: report.is_ready(log.lines), limit_s)
 
     def wait_sweeps(self, more, limit_s):
-        """Until every CPU has swept all of its pages @more times from now on."""
-        start = report.snapshot(self.log().lines)
-
-        def done(log):
-            now = report.snapshot(log.lines)
-            # one more: the sweep that was under way at the start does not count
-            return start and all(now[c]["sweeps"] >= start[c]["sweeps"] + more + 1 for c in start)
-        return self.wait(f"{more} sweeps", done, limit_s)
+        """Until every CPU has swept all of its pages @more times from now on; see Sweeps."""
+        return self.wait(f"{more} sweeps", Sweeps(self.name, self.log(), more, limit_s).done,
+                         10 * limit_s)
