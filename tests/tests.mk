@@ -3,7 +3,7 @@
 # tests.mk - unit tests, loop tests, fuzzers, and who runs them
 
 .PHONY: check check-quick check-unit check-asan check-tsan check-fuzz check-full check-sanitized
-.PHONY: unit-tests loop-tests fuzzers clone-plan
+.PHONY: unit-tests loop-tests fuzzers clone-plan model
 
 # E2E_TESTS: programs and scripts, each with a limit in seconds: tests/e2e/NAME:SECONDS. Exit
 # code 77 skips, with the reason as the last line; see tests/run.
@@ -62,6 +62,22 @@ $(LOOP_TESTS): $(BUILD)/%: %.c $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a | $(DEPS_AL
 	@$(CC) $(TEST_CFLAGS) -iquote tests/platform -o $@ $< $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a \
 	    $(TEST_LIBS)
 
+# --- model: the protocol of a move, all of its states ---
+
+MODEL := $(BUILD)/tests/model/protocol_model
+MODEL_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(sort $(wildcard tests/model/*.c)))
+model: $(MODEL)
+
+$(MODEL_OBJ): $(BUILD)/obj/%.o: %.c tests/tests.mk | $(DEPS_LIB)
+	@mkdir -p $(@D)
+	@echo "  CC      $<"
+	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,tests/model $(INC_migrate)) -c -o $@ $<
+
+$(MODEL): $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a
+	@mkdir -p $(@D)
+	@echo "  TEST    $@"
+	@$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a $(LIB_LIBS)
+
 # --- e2e: what its tests run beside QEMU ---
 
 E2E_PROGRAMS := $(BUILD)/tests/e2e/image_agent
@@ -91,13 +107,14 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 	@$< $(addprefix $(@D)/,wire queue clone)
 	@touch $@
 
--include $(UNIT_TESTS:=.d) $(LOOP_OBJ:.o=.d) $(LOOP_TESTS:=.d) $(E2E_PROGRAMS:=.d) $(FUZZERS:=.d)
+-include $(MODEL_OBJ:.o=.d) $(UNIT_TESTS:=.d) $(LOOP_OBJ:.o=.d) $(LOOP_TESTS:=.d) $(E2E_PROGRAMS:=.d) $(FUZZERS:=.d)
 
 # --- running; what a run needs is built before it starts ---
 
 RUN_LOOP := $(LOOP_TESTS:=:180)
 RUN_UNIT := $(UNIT_TESTS:=:120)
 RUN_PLATFORM := $(PLATFORM_TESTS:=:15)
+RUN_MODEL := $(MODEL):60
 RUN_DOCS := tests/docs/man_matches_help.py:60 tests/docs/figures_match_code.py:30 \
     tests/docs/names_exist.py:30 \
     'tests/layout/circles.py $(BUILD):60' 'tests/layout/names.py $(BUILD):60'
@@ -115,15 +132,16 @@ QUICK_E2E := $(patsubst %,tests/e2e/%.py:200,doctor move_micro sparse unplug ref
     move_states agent_waves owner secrets clone_states clone_disks unfinished)
 QUICK_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120
 check-quick: all clone-plan lab-kernel $(UNIT_TESTS) $(QUICK_LOOP) $(PLATFORM_TESTS) $(E2E_PROGRAMS) \
-             $(E2E_FILES) fuzzers $(BUILD)/tests/lab/link_verbs
+             $(E2E_FILES) fuzzers $(MODEL) $(BUILD)/tests/lab/link_verbs
 	@$(RUN_ENV) CC='$(CC)' tests/run 'tests/unit/headers $(BUILD)' $(RUN_DOCS) $(RUN_UNIT) \
-	    $(RUN_PLATFORM) $(QUICK_LOOP:=:180) $(call run_fuzz,2) $(QUICK_BENCH) $(QUICK_E2E) \
+	    $(RUN_MODEL) $(RUN_PLATFORM) $(QUICK_LOOP:=:180) $(call run_fuzz,2) $(QUICK_BENCH) $(QUICK_E2E) \
 	    'lab/lab $(BUILD)/tests/lab/link_verbs:300'
 
-check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers
+check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers \
+       $(MODEL)
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
 	    tests/unit/guest_keys \
-	    $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_BENCH) \
+	    $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_BENCH) \
 	    $(RUN_GUESTS) \
 	    $(E2E_TESTS) $(RUN_LAB)
 

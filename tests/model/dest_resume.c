@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest_resume.c - the destination when a source comes again: its answer, the new link, the lease
+ */
+#include "model.h"
+
+static unsigned answer_of(const struct gen *g)
+{
+    const struct world *f = g->from;
+
+    if (gen_lacks(g, M_RUNNING_DENIED) && f->d_at == D_RUN)
+        return WELCOME_NOT_STARTED;
+    if (f->d_at <= D_SEALED)
+        return WELCOME_NOT_STARTED;
+    return f->d_at >= D_WAIT_WITHDRAWN ? WELCOME_COMPLETE : WELCOME_RUNNING;
+}
+
+/* The old link is freed before the new one attaches: nothing of it lands any more */
+static void attach(struct gen *g, unsigned epoch)
+{
+    struct world *w = &g->w;
+
+    if (w->d_link && !gen_lacks(g, M_OLD_LINK_KEPT) && !gen_lacks(g, M_NO_SEAL))
+        link_close(w, w->d_link, AT_DEST);
+    w->d_ask = 0;
+    w->d_link = (uint8_t)epoch;
+    if (epoch < w->d_epoch)
+        w->broken = OLD_EPOCH;
+    w->d_epoch = (uint8_t)epoch;
+    for (unsigned p = 0; p < PAGES; p++) /* the claim stays; its read is posted again */
+        if (w->d_page[p] == PAGE_INFLIGHT && !gen_lacks(g, M_BYTES_LOST))
+            w->d_page[p] = PAGE_MISSING;
+}
+
+static void resume(struct gen *g, unsigned epoch)
+{
+    unsigned kind = answer_of(g);
+    static const char *const what[] = {
+        [WELCOME_NOT_STARTED] = "seals itself; says NOT-STARTED",
+        [WELCOME_RUNNING] = "takes the new link; says RUNNING",
+        [WELCOME_COMPLETE] = "takes the new link; says COMPLETE",
+    };
+    struct world *w = gen_begin(g, STEP, AT_DEST, what[kind]);
+
+    gen_get(g, epoch, TO_DEST);
+    attach(g, epoch);
+    gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_WELCOME, kind));
+    if (kind == WELCOME_NOT_STARTED && w->d_at != D_RUN)
+        w->d_at = gen_lacks(g, M_NO_SEAL) ? D_WAIT_GO : D_SEALED;
+    if (w->d_at == D_PAUSED)
+        w->d_at = D_WAIT_DONE;
+    gen_emit(g);
+}
+
+static void taken_back(struct gen *g, unsigned epoch)
+{
+    struct world *w = gen_begin(g, STEP, AT_DEST, "the guest was taken back: exits");
+
+    gen_get(g, epoch, TO_DEST);
+    gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_WELCOME, WELCOME_TAKEN_BACK));
+    for (unsigned e = 1; e <= LINKS; e++)
+        if (w->link[e - 1].d_open)
+            link_close(w, e, AT_DEST);
+    w->d_link = w->d_runs = w->d_disks = 0;
+    w->d_at = D_FAILED;
+    gen_emit(g);
+}
+
+/* A connection that is not attached: HELLO of a later epoch, or one that came too late */
+static void hear(struct gen *g, unsigned epoch)
+{
+    const struct world *f = g->from;
+    uint8_t front = world_front(f, epoch, TO_DEST);
+    bool resumable = g->c->resume && f->d_at >= D_WAIT_GO && f->d_at <= D_COMPLETE;
+
+    if (front == MSG(FF_MSG_HELLO, HELLO_RESUME) && resumable &&
+        (epoch > f->d_epoch || gen_lacks(g, M_OLD_EPOCH_TAKEN)))
+        resume(g, epoch);
+    if (front == MSG(FF_MSG_HELLO, HELLO_TAKEN_BACK) && resumable)
+        taken_back(g, epoch);
+    bool late = MSG_TYPE(front) == FF_MSG_HELLO && epoch <= f->d_epoch && f->d_at != D_ACCEPT;
+    if (!late && !f->link[epoch - 1].cut)
+        return;
+    struct world *w = gen_begin(g, STEP, AT_DEST, "drops a connection");
+    g->step.epoch = (uint8_t)epoch;
+    link_close(w, epoch, AT_DEST);
+    gen_emit(g);
+}
+
+void dest_resume_steps(struct gen *g)
+{
+    const struct world *f = g->from;
+    struct world *w;
+
+    if (f->d_at == D_DEAD || f->d_at == D_FAILED)
+        return;
+    for (unsigned e = 1; e <= LINKS; e++)
+        if (f->link[e - 1].d_open && e != f->d_link)
+            hear(g, e);
+    /* nobody asked for `reconnect` seconds */
+    if (f->d_at == D_LINGER) {
+        bool leaves = gen_lacks(g, M_LINGER_LEAVES);
+        w = gen_begin(g, STEP, AT_DEST, leaves ? "was asked nothing: exits"
+                                               : "was asked nothing: seals itself");
+        w->d_at = leaves ? D_FAILED : D_SEALED;
+        gen_emit(g);
+    }
+    /* an agent ends it, and reads what it says */
+    if (f->d_at == D_SEALED && g->c->agent && !f->d_link) {
+        w = gen_begin(g, STEP, AT_DEST, "exits: nothing ran here");
+        for (unsigned e = 1; e <= LINKS; e++)
+            if (w->link[e - 1].d_open)
+                link_close(w, e, AT_DEST);
+        w->d_at = D_FAILED;
+        w->d_left = 1;
+        gen_emit(g);
+    }
+    if (f->d_at == D_COMPLETE && MSG_TYPE(world_front(f, f->d_link, TO_DEST))) {
+        w = gen_begin(g, STEP, AT_DEST, "complete: closes");
+        gen_get(g, w->d_link, TO_DEST);
+        link_close(w, w->d_link, AT_DEST);
+        w->d_link = 0;
+        gen_emit(g);
+    }
+    if (f->d_at == D_SEALED && MSG_TYPE(world_front(f, f->d_link, TO_DEST))) {
+        w = gen_begin(g, STEP, AT_DEST, "is sealed: not looked at");
+        gen_get(g, w->d_link, TO_DEST);
+        gen_emit(g);
+    }
+}
