@@ -22,35 +22,30 @@
 
 #define LOSS(l) (1u << LOSS_##l)
 
+#define FAULTS .breaks = 3, .deaths = 2, .stalls = 1
+#define ANY_LOSS (LOSS(SOURCE_DIED) | LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(BOTH_DIED))
+
 static const struct config configs[] = {
-    {.name = "today", .breaks = 2, .deaths = 2, .stalls = 1,
-     .losses = LOSS(SOURCE_DIED) | LOSS(GO_BROKEN) | LOSS(LINK_BROKEN) | LOSS(PAGES) |
-               LOSS(DEST_DIED) | LOSS(DEST_UNKNOWN) | LOSS(BOTH_DIED)},
-    {.name = "today, precopy and push", .precopy = true, .push = true, .breaks = 1, .deaths = 1,
-     .stalls = 1,
-     .losses = LOSS(SOURCE_DIED) | LOSS(GO_BROKEN) | LOSS(LINK_BROKEN) | LOSS(PAGES) |
-               LOSS(DEST_DIED) | LOSS(DEST_UNKNOWN)},
-    {.name = "resume", .resume = true, .breaks = 2, .deaths = 2, .stalls = 1,
-     .losses = LOSS(SOURCE_DIED) | LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(DEST_UNKNOWN) |
-               LOSS(BOTH_DIED)},
-    {.name = "resume, precopy and push", .resume = true, .precopy = true, .push = true, .breaks = 2,
-     .deaths = 1,
-     .losses = LOSS(SOURCE_DIED) | LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(DEST_UNKNOWN)},
-    {.name = "resume with an agent", .resume = true, .agent = true, .breaks = 2, .deaths = 2,
-     .stalls = 1,
-     .losses = LOSS(SOURCE_DIED) | LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(DEST_UNKNOWN) |
-               LOSS(BOTH_DIED)},
+    {.name = "today", FAULTS,
+     .losses = ANY_LOSS | LOSS(GO_BROKEN) | LOSS(LINK_BROKEN) | LOSS(DEST_UNKNOWN)},
+    {.name = "today, precopy and push", .precopy = true, .push = true, FAULTS,
+     .losses = ANY_LOSS | LOSS(GO_BROKEN) | LOSS(LINK_BROKEN) | LOSS(DEST_UNKNOWN)},
+    {.name = "resume", .resume = true, FAULTS, .losses = ANY_LOSS | LOSS(DEST_UNKNOWN)},
+    {.name = "resume, precopy and push", .resume = true, .precopy = true, .push = true, FAULTS,
+     .losses = ANY_LOSS | LOSS(DEST_UNKNOWN)},
+    {.name = "resume with an agent", .resume = true, .agent = true, FAULTS,
+     .losses = ANY_LOSS | LOSS(DEST_UNKNOWN)},
     {.name = "resume with an agent and a record", .resume = true, .agent = true, .record = true,
-     .breaks = 2, .deaths = 2, .stalls = 1,
-     .losses = LOSS(SOURCE_DIED) | LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(BOTH_DIED)},
+     FAULTS, .losses = ANY_LOSS},
     {.name = "fallback=go, fence kills", .resume = true, .fallback = true, .fence = FENCE_KILL,
-     .breaks = 2, .deaths = 1, .stalls = 1,
-     .losses = LOSS(SOURCE_DIED) | LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(TAKING_DIED)},
+     FAULTS, .losses = ANY_LOSS | LOSS(TAKING_DIED)},
     {.name = "fallback=go, fence reserves storage", .resume = true, .fallback = true,
-     .fence = FENCE_STORAGE, .breaks = 2, .deaths = 1, .stalls = 1,
-     .losses = LOSS(SOURCE_DIED) | LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(TAKING_DIED)},
+     .fence = FENCE_STORAGE, FAULTS, .losses = ANY_LOSS | LOSS(TAKING_DIED)},
+    {.name = "fallback=go, agent, record, push", .resume = true, .fallback = true, .agent = true,
+     .record = true, .push = true, .fence = FENCE_KILL, .breaks = 2, .deaths = 2, .stalls = 1,
+     .losses = ANY_LOSS | LOSS(TAKING_DIED)},
 };
-enum { TODAY, TODAY_PRECOPY, RESUME, RESUME_PRECOPY, AGENT, RECORD, KILL, STORAGE, CONFIGS };
+enum { TODAY, TODAY_PRECOPY, RESUME, RESUME_PRECOPY, AGENT, RECORD, KILL, STORAGE, ALL, CONFIGS };
 _Static_assert(CONFIGS == sizeof(configs) / sizeof(*configs), "a name each");
 
 static const struct {
