@@ -43,6 +43,23 @@ $(BUILD)/tests/clone/plan: tests/e2e/plan_disks.c $(BUILD)/lib/libtools.a $(BUIL
 	    $(BUILD)/lib/libfarfork.a $(TOOL_LIBS) $(TEST_LIBS)
 -include $(BUILD)/tests/clone/plan.d
 
+# --- model: the protocol of a move, all of its states ---
+
+MODEL := $(BUILD)/tests/model/protocol_model
+MODEL_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(sort $(wildcard tests/model/*.c)))
+MODEL_PARTS := $(filter-out %/protocol_model.o,$(MODEL_OBJ))
+model: $(MODEL)
+
+$(MODEL_OBJ): $(BUILD)/obj/%.o: %.c tests/tests.mk | $(DEPS_LIB)
+	@mkdir -p $(@D)
+	@echo "  CC      $<"
+	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,tests/model $(INC_migrate)) -c -o $@ $<
+
+$(MODEL): $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a
+	@mkdir -p $(@D)
+	@echo "  TEST    $@"
+	@$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a $(LIB_LIBS)
+
 # --- loop: whole moves in one process ---
 
 LOOP_SUPPORT := harness region_memory one_move family stranger
@@ -59,24 +76,11 @@ $(LOOP_OBJ): $(BUILD)/obj/%.o: %.c tests/tests.mk | $(DEPS_ALL)
 $(LOOP_TESTS): $(BUILD)/%: %.c $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
-	@$(CC) $(TEST_CFLAGS) -iquote tests/platform -o $@ $< $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a \
-	    $(TEST_LIBS)
+	@$(CC) $(TEST_CFLAGS) -iquote tests/platform -iquote tests/model -o $@ $< $(LOOP_OBJ) \
+	    $(LOOP_MORE) $(BUILD)/lib/libfarfork.a $(TEST_LIBS)
 
-# --- model: the protocol of a move, all of its states ---
-
-MODEL := $(BUILD)/tests/model/protocol_model
-MODEL_OBJ := $(patsubst %.c,$(BUILD)/obj/%.o,$(sort $(wildcard tests/model/*.c)))
-model: $(MODEL)
-
-$(MODEL_OBJ): $(BUILD)/obj/%.o: %.c tests/tests.mk | $(DEPS_LIB)
-	@mkdir -p $(@D)
-	@echo "  CC      $<"
-	@$(CC) $(CFLAGS) $(SANITIZE) -MMD -MP $(addprefix -iquote ,tests/model $(INC_migrate)) -c -o $@ $<
-
-$(MODEL): $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a
-	@mkdir -p $(@D)
-	@echo "  TEST    $@"
-	@$(CC) $(CFLAGS) $(SANITIZE) -o $@ $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a $(LIB_LIBS)
+$(BUILD)/tests/loop/model_accepts: $(MODEL_PARTS)
+$(BUILD)/tests/loop/model_accepts: LOOP_MORE := $(MODEL_PARTS)
 
 # --- e2e: what its tests run beside QEMU ---
 

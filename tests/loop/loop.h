@@ -168,6 +168,7 @@ struct move {
     int pause_ms, go_timeout_ms; /* default: as the address says */
     const char *config; /* of the source; the destination's is "test" */
     void (*hook)(struct move *m, enum stage stage); /* before each stage, and at *_END */
+    void (*prepared)(struct move *m); /* before the first stage of either side */
 
     /* while it runs, and afterwards */
     struct side src, dst;

@@ -301,6 +301,8 @@ static void *stats_main(void *arg)
 void move_run(struct move *m)
 {
     move_prepare(m);
+    if (m->prepared)
+        m->prepared(m);
     must(!pthread_create(&m->source_thread, NULL, source_main, m));
     must(!pthread_create(&m->stats_thread, NULL, stats_main, m));
     run_side(m, &m->dst, &m->stage_dst, D_END);

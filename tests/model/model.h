@@ -119,6 +119,7 @@ struct world {
     uint8_t d_page[PAGES], overlay, broken; /* broken: enum rule */
     uint8_t s_lease, d_lease, d_ask;    /* ticks left; ticks since the ask + 1, 0: none is open */
     uint8_t n_breaks, n_deaths, n_stalls;
+    uint8_t s_shown, d_shown; /* accept.c: how much of what was observed has been explained */
     uint8_t s_runs : 1, s_disks : 1, s_keys : 1, s_stalled : 1;
     uint8_t s_gone : 1, s_done : 1, s_ran_on : 1, s_record : 1;
     uint8_t s_version : PAGES, d_version : PAGES; /* a bit a page: written during the pass */
@@ -283,6 +284,12 @@ void search_run(struct search *s, const struct config *c, enum mutant m, bool al
                 struct search_result *out);
 void search_trace(struct search *s, const struct config *c, enum mutant m, uint32_t at);
 uint32_t search_loss_at(const struct search *s, enum loss l);
+/* Take only steps for which @step is true; it may change the world. The search then judges nothing */
+void search_filter(struct search *s, bool (*step)(void *opaque, struct world *w,
+                                                  const struct step *step), void *opaque);
+/* The first state for which @is is true; UINT32_MAX: none */
+uint32_t search_find(const struct search *s, bool (*is)(void *opaque, const struct world *w),
+                     void *opaque);
 void search_free(struct search *s);
 
 #endif

@@ -30,6 +30,8 @@ struct search {
     struct search_result *out;
     uint32_t from;
     uint32_t loss_at[LOSSES];
+    bool (*filter)(void *opaque, struct world *w, const struct step *step);
+    void *filter_opaque;
 };
 
 struct search *search_new(void)
@@ -109,12 +111,19 @@ static uint32_t add_world(struct search *s, const struct world *w)
     return s->n++;
 }
 
-static void take_edge(void *opaque, const struct world *w, const struct step *step)
+static void take_edge(void *opaque, const struct world *next, const struct step *step)
 {
     struct search *s = opaque;
     struct search_result *out = s->out;
-    uint32_t before = s->n, to = add_world(s, w);
+    struct world changed = *next;
+    const struct world *w = next;
 
+    if (s->filter) {
+        if (!s->filter(s->filter_opaque, &changed, step))
+            return;
+        w = &changed;
+    }
+    uint32_t before = s->n, to = add_world(s, w);
     if (step->got)
         out->messages_seen |= 1ull << MSG_TYPE(step->got);
     out->source_seen |= 1u << w->s_at;
@@ -231,7 +240,7 @@ void search_run(struct search *s, const struct config *c, enum mutant m, bool al
     }
     out->states = s->n;
     out->edges = s->n_edges;
-    if (out->rule)
+    if (out->rule || s->filter)
         return;
     out->bad = find_stuck(s, c);
     if (out->bad != UINT32_MAX) {
@@ -243,6 +252,22 @@ void search_run(struct search *s, const struct config *c, enum mutant m, bool al
     out->steps_deep = depth_of(s, s->n - 1);
     out->runs = count_runs(s, (unsigned)out->steps_deep);
     note_losses(s, c);
+}
+
+void search_filter(struct search *s, bool (*step)(void *opaque, struct world *w,
+                                                  const struct step *step), void *opaque)
+{
+    s->filter = step;
+    s->filter_opaque = opaque;
+}
+
+uint32_t search_find(const struct search *s, bool (*is)(void *opaque, const struct world *w),
+                     void *opaque)
+{
+    for (uint32_t i = 0; i < s->n; i++)
+        if (is(opaque, &s->worlds[i]))
+            return i;
+    return UINT32_MAX;
 }
 
 uint32_t search_loss_at(const struct search *s, enum loss l)

@@ -1,0 +1,226 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * model_accepts.c - what the real source and destination say is a run of the model
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      tests/model is searched in whole; this test says whether it is a model of this code.
+ * Picture      source -- spy_send() --> loop link -- spy_recv() --> destination, and back: each
+ *              side's messages in its order; then accept_is_run()
+ * Failure      "is no run of the model": the code does what the model does not know, or the model
+ *              forbids it. The lists that were observed are printed.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "accept.h"
+#include "cleanup.h"
+#include "failpoint.h"
+#include "loop.h"
+#include "wire.h"
+
+static struct accept_run run;
+static uint32_t shown[2][2]; /* bits of types: source, destination; sent, read */
+
+static void setup(void)
+{
+    image_new(4000);
+}
+
+/* --- between the sides and their link --- */
+
+static const struct ff_link_ops *real;
+static struct ff_link *source_link;
+
+static void note(struct accept_side *s, const void *msg, bool sent, bool failed)
+{
+    const uint8_t *p = msg;
+    unsigned type = p[0] | p[1] << 8;
+
+    if (!accept_watches(type))
+        return;
+    must(s->n < ACCEPT_EVENTS);
+    s->failed = failed;
+    s->sent[s->n] = sent;
+    s->type[s->n++] = (uint8_t)type;
+    if (!failed)
+        shown[s == &run.dest][!sent] |= FF_MSG_BIT(type);
+}
+
+static struct accept_side *side_of(struct ff_link *l)
+{
+    return l == source_link ? &run.source : &run.dest;
+}
+
+static int spy_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err)
+{
+    int rc = real->send(l, msg, len, err);
+
+    note(side_of(l), msg, true, rc);
+    return rc;
+}
+
+static int spy_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
+{
+    int len = real->recv(l, buf, timeout_ms, err);
+
+    if (len >= 2)
+        note(side_of(l), buf, false, false);
+    return len;
+}
+
+static void spy_on(struct move *m)
+{
+    static struct ff_link_ops spy;
+
+    real = m->to_dest->ops;
+    source_link = m->to_dest;
+    spy = *real;
+    spy.send = spy_send;
+    spy.recv = spy_recv;
+    m->to_dest->ops = m->to_source->ops = &spy;
+}
+
+/* --- moves --- */
+
+static struct {
+    enum stage cancel; /* before this stage of either side; S_CONNECT: nowhere */
+    bool passes;
+} plan;
+
+/* precopy=1, with one page that was written meanwhile; a failure shows in the next stage */
+static void make_pass(struct move *m)
+{
+    uint64_t bits[64] = {1};
+    struct ff_error err;
+
+    if (ff_source_wait_watched(m->source, &err) || ff_source_precopy(m->source, &err))
+        return;
+    for (unsigned i = 0; i < m->n_regions; i++)
+        if (ff_source_dirty(m->source, i, bits, CELL, &err))
+            return;
+}
+
+static void hook(struct move *m, enum stage stage)
+{
+    if (stage == S_STATE && plan.passes)
+        make_pass(m);
+    if (plan.cancel == S_CONNECT || stage != plan.cancel)
+        return;
+    if (stage < S_END)
+        ff_source_cancel(m->source);
+    else
+        ff_dest_cancel(m->dest);
+}
+
+/* One move with these faults, and the model's word on it */
+static void try_move(const char *faults, const char *options, bool touches)
+{
+    static struct move m;
+    struct ff_error err;
+
+    run = (struct accept_run){.precopy = plan.passes, .push = strstr(options, "push")};
+    must_ok(ff_failpoints_arm(faults, &err), err);
+    m = (struct move){.options = options, .hook = hook, .touchers = touches ? 2 : 0,
+                      .n_first = 1, .prepared = spy_on};
+    move_run(&m);
+    run.source.rc = m.src.rc;
+    run.dest.rc = m.dst.rc;
+    run.went = m.went;
+    run.ran = m.ran;
+    if (!accept_is_run(&run)) {
+        accept_print(&run);
+        loop_fail(__FILE__, __LINE__, "\"%s\" with \"%s\", cancel before stage %d: is no run of the "
+                  "model", faults, options, plan.cancel);
+    }
+    if (!m.src.rc && !m.dst.rc)
+        verify_all(&m);
+    move_free(&m);
+}
+
+static void whole(void)
+{
+    try_move("", "timeout=5", true);
+    try_move("", "timeout=5,prefill=push", true);
+    plan.passes = true;
+    try_move("", "timeout=5,precopy=1", true);
+    try_move("", "timeout=5,precopy=1,prefill=push", true);
+
+    /* the code says all that wire.h has: a message that nobody shows here is not tied to it */
+    const uint32_t both[2] = {shown[0][0] | shown[1][0], shown[0][1] | shown[1][1]};
+    for (unsigned t = FF_MSG_HELLO; t <= FF_MSG_LAST; t++)
+        if (accept_watches(t) && !(both[0] & both[1] & FF_MSG_BIT(t)))
+            loop_fail(__FILE__, __LINE__, "nobody has sent and read %s", ff_msg_name(t));
+}
+
+/* The Nth message is not sent, whichever it is */
+static void every_message(void)
+{
+    char spec[64];
+
+    for (unsigned n = 1; n < 24; n++) {
+        snprintf(spec, sizeof(spec), "control.send=fail@%u", n);
+        plan.passes = n % 2;
+        try_move(spec, plan.passes ? "timeout=5,precopy=1" : "timeout=5", false);
+    }
+}
+
+static void every_stage(void)
+{
+    static const char *const faults[] = {
+        "source.publish=fail", "source.state=fail", "dest.accepted=fail",
+        "dest.pager=fail",     "dest.state=fail",   "dest.ready=fail",
+    };
+
+    for (unsigned i = 0; i < FF_ARRAY_LEN(faults); i++)
+        try_move(faults[i], "timeout=5", false);
+    for (enum stage s = S_PUBLISH; s <= D_DONE; s++) {
+        if (s == S_END || s == D_ACCEPT)
+            continue;
+        plan.cancel = s;
+        try_move("", "timeout=5,prefill=off", false);
+    }
+}
+
+/* A list that no code may produce is none of the model's: so the test can fail */
+static void false_runs(void)
+{
+    try_move("", "timeout=5", false);
+    must(accept_is_run(&run) && run.source.n > 4);
+    struct accept_run wrong = run;
+    wrong.ran = false; /* it said RUNNING, and has no GO */
+    must(!accept_is_run(&wrong));
+    wrong = run;
+    wrong.went = false;
+    must(!accept_is_run(&wrong));
+    for (unsigned i = 0; i + 1 < run.source.n; i++) { /* two neighbours change places */
+        wrong = run;
+        wrong.source.type[i] = run.source.type[i + 1];
+        wrong.source.sent[i] = run.source.sent[i + 1];
+        wrong.source.type[i + 1] = run.source.type[i];
+        wrong.source.sent[i + 1] = run.source.sent[i];
+        must(!accept_is_run(&wrong));
+    }
+    for (unsigned i = 0; i < run.dest.n; i++) { /* one is missing */
+        wrong = run;
+        memmove(wrong.dest.type + i, run.dest.type + i + 1, run.dest.n - i - 1u);
+        memmove(wrong.dest.sent + i, run.dest.sent + i + 1, run.dest.n - i - 1u);
+        wrong.dest.n--;
+        if (accept_is_run(&wrong) != (run.dest.type[i] == FF_MSG_WITHDRAWN))
+            loop_fail(__FILE__, __LINE__, "without message %u of the destination", i);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    static const struct loop_test tests[] = {
+        {"whole moves", whole, 0},
+        {"every message lost", every_message, 60},
+        {"every stage", every_stage, 120},
+        {"false runs", false_runs, 0},
+    };
+
+    return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
+}
