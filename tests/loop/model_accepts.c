@@ -123,8 +123,11 @@ static void try_move(const char *faults, const char *options, bool touches)
 
     run = (struct accept_run){.precopy = plan.passes, .push = strstr(options, "push")};
     must_ok(ff_failpoints_arm(faults, &err), err);
-    m = (struct move){.options = options, .hook = hook, .touchers = touches ? 2 : 0,
-                      .n_first = 1, .prepared = spy_on};
+    m = (struct move){.options = options,
+                      .hook = hook,
+                      .touchers = touches ? 2 : 0,
+                      .n_first = 1,
+                      .prepared = spy_on};
     move_run(&m);
     run.source.rc = m.src.rc;
     run.dest.rc = m.dst.rc;
@@ -132,8 +135,10 @@ static void try_move(const char *faults, const char *options, bool touches)
     run.ran = m.ran;
     if (!accept_is_run(&run)) {
         accept_print(&run);
-        loop_fail(__FILE__, __LINE__, "\"%s\" with \"%s\", cancel before stage %d: is no run of the "
-                  "model", faults, options, plan.cancel);
+        loop_fail(__FILE__, __LINE__,
+                  "\"%s\" with \"%s\", cancel before stage %d: is no run of the "
+                  "model",
+                  faults, options, plan.cancel);
     }
     if (!m.src.rc && !m.dst.rc)
         verify_all(&m);

@@ -76,8 +76,8 @@ static bool has_ended(void *opaque, const struct world *w)
 
 static bool search_for(const struct accept_run *r)
 {
-    const struct config c = {.name = "observed", .precopy = r->precopy, .push = r->push,
-                             .breaks = 1, .stalls = 1};
+    const struct config c = {
+        .name = "observed", .precopy = r->precopy, .push = r->push, .breaks = 1, .stalls = 1};
     struct search *s = search_new();
 
     search_filter(s, take_step, (void *)r);

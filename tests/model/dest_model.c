@@ -45,8 +45,8 @@ static void before_ready(struct gen *g)
 
     if (!front || f->d_at < D_START || f->d_at > D_RECV_STATE)
         return;
-    struct world *w = gen_begin(g, STEP, AT_DEST,
-                                f->d_at == D_START ? "ff_dest_start" : "ff_dest_recv_state");
+    struct world *w =
+        gen_begin(g, STEP, AT_DEST, f->d_at == D_START ? "ff_dest_start" : "ff_dest_recv_state");
     gen_get(g, w->d_link, TO_DEST);
     switch (MSG_TYPE(front)) {
     case FF_MSG_PUBLISH:
@@ -84,10 +84,11 @@ static void fetch(struct gen *g, unsigned p)
 
     if (!f->d_link || f->d_page[p] != PAGE_MISSING || f->link[f->d_link - 1].bytes[p])
         return;
+    pass |= f->d_at == D_RECV_STATE && gen_lacks(g, M_READ_EARLY);
     if (!pass && !after && (p || (f->d_at != D_LOAD && f->d_at != D_ACTIVATED)))
         return; /* prefill begins with RUNNING */
-    struct world *w = gen_begin(g, STEP, AT_DEST, p ? "prefill: READ of page 1"
-                                                    : "fault: READ of page 0");
+    struct world *w =
+        gen_begin(g, STEP, AT_DEST, p ? "prefill: READ of page 1" : "fault: READ of page 0");
     struct link_life *l = world_link(w, w->d_link);
     g->step.epoch = w->d_link;
     if (!l->cut)
@@ -110,8 +111,8 @@ static void install(struct gen *g)
         const struct link_life *l = &g->from->link[e - 1];
         if (!l->d_open || l->bytes[p] < BYTES_COMING)
             continue;
-        struct world *w = gen_begin(g, STEP, AT_DEST, p ? "pager: page 1 is installed"
-                                                        : "pager: page 0 is installed");
+        struct world *w = gen_begin(
+            g, STEP, AT_DEST, p ? "pager: page 1 is installed" : "pager: page 0 is installed");
         g->step.epoch = (uint8_t)e;
         w->d_version &= (uint8_t)(~(1 << p) & ALL_PAGES);
         w->d_version |= (uint8_t)((l->bytes[p] == BYTES_COMING_NEW) << p);
@@ -175,9 +176,9 @@ static void take_go(struct gen *g)
         unsigned type = MSG_TYPE(world_front(f, e, TO_DEST));
         if (!l->d_open || (e != f->d_link && !any) || (type != FF_MSG_GO && type != FF_MSG_REFUSE))
             continue;
-        struct world *w = gen_begin(g, STEP, AT_DEST,
-                                    type == FF_MSG_GO ? "ff_dest_wait_go"
-                                                      : "ff_dest_wait_go: the peer ended it; exits");
+        struct world *w = gen_begin(
+            g, STEP, AT_DEST,
+            type == FF_MSG_GO ? "ff_dest_wait_go" : "ff_dest_wait_go: the peer ended it; exits");
         gen_get(g, e, TO_DEST);
         if (type == FF_MSG_REFUSE) {
             end_here(w);
@@ -199,8 +200,9 @@ static void run(struct gen *g)
     struct world *w;
 
     if (f->d_at == D_RUN && may) {
-        w = gen_begin(g, STEP, AT_DEST, g->c->record ? "writes down that it may run; activates disks"
-                                                     : "incoming_run: activates disks");
+        w = gen_begin(g, STEP, AT_DEST,
+                      g->c->record ? "writes down that it may run; activates disks"
+                                   : "incoming_run: activates disks");
         w->d_record = g->c->record && !gen_lacks(g, M_RECORD_LATE);
         w->d_disks = w->d_ran = 1;
         w->d_at = D_ACTIVATED;
@@ -246,7 +248,8 @@ static void done(struct gen *g)
     uint8_t front = world_front(f, f->d_link, TO_DEST);
     struct world *w;
 
-    if (f->d_at == D_WAIT_DONE && world_has_pages(f)) {
+    bool early = gen_lacks(g, M_DONE_EARLY);
+    if (f->d_at == D_WAIT_DONE && (world_has_pages(f) || early)) {
         w = gen_begin(g, STEP, AT_DEST, "ff_dest_wait_done: every page is here");
         gen_send(g, w->d_link, TO_SOURCE, MSG(FF_MSG_DONE, 0));
         w->d_at = D_WAIT_WITHDRAWN;
@@ -254,7 +257,8 @@ static void done(struct gen *g)
             w->overlay = OVERLAY_COMMITTED;
         gen_emit(g);
     }
-    if (f->d_at == D_PAUSED && world_has_pages(f)) {
+    early = gen_lacks(g, M_PAGER_ENDS);
+    if (f->d_at == D_PAUSED && (world_has_pages(f) || early)) {
         w = gen_begin(g, STEP, AT_DEST, "ff_dest_wait_done: every page is here");
         w->d_at = D_WAIT_WITHDRAWN;
         gen_emit(g);
@@ -271,9 +275,9 @@ static void done(struct gen *g)
     bool told = MSG_TYPE(front) == FF_MSG_WITHDRAWN;
     if (told || f->d_released || !g->c->fallback) {
         w = gen_begin(g, STEP, AT_DEST,
-                      told             ? "complete; commits overlays, if any"
+                      told            ? "complete; commits overlays, if any"
                       : f->d_released ? "complete: the source is gone for good"
-                                       : "complete, but the source may not know");
+                                      : "complete, but the source may not know");
         if (told)
             gen_get(g, w->d_link, TO_DEST);
         drop_link(w);
@@ -300,8 +304,8 @@ static void notice(struct gen *g)
         gen_emit(g);
     }
     bool early = f->d_at <= D_LOAD || (f->d_at == D_WAIT_GO && !g->c->resume);
-    w = gen_begin(g, STEP, AT_DEST, early ? "notices the break, exits: nothing ran here"
-                                          : "notices the break");
+    w = gen_begin(g, STEP, AT_DEST,
+                  early ? "notices the break, exits: nothing ran here" : "notices the break");
     if (early) {
         end_here(w);
         w->d_left = 1;
@@ -334,8 +338,9 @@ void dest_steps(struct gen *g)
     done(g);
     notice(g);
     if (f->d_at == D_WAIT_GO && f->s_stalled) {
-        struct world *w = gen_begin(g, STEP, AT_DEST, g->c->resume ? "GO_MS have passed: seals itself"
-                                                                   : "GO_MS have passed: exits");
+        struct world *w = gen_begin(g, STEP, AT_DEST,
+                                    g->c->resume ? "GO_MS have passed: seals itself"
+                                                 : "GO_MS have passed: exits");
         if (g->c->resume) {
             drop_link(w);
             w->d_at = D_SEALED;

@@ -100,8 +100,8 @@ void dest_resume_steps(struct gen *g)
     /* nobody asked for `reconnect` seconds */
     if (f->d_at == D_LINGER) {
         bool leaves = gen_lacks(g, M_LINGER_LEAVES);
-        w = gen_begin(g, STEP, AT_DEST, leaves ? "was asked nothing: exits"
-                                               : "was asked nothing: seals itself");
+        w = gen_begin(g, STEP, AT_DEST,
+                      leaves ? "was asked nothing: exits" : "was asked nothing: seals itself");
         w->d_at = leaves ? D_FAILED : D_SEALED;
         gen_emit(g);
     }

@@ -71,7 +71,8 @@ static void tick(struct gen *g)
     const struct world *f = g->from;
     bool asked = f->d_ask && f->d_ask <= LEASE_TICKS;
 
-    if (!g->c->fallback || (!f->s_lease && !(f->d_runs && gen_lacks(g, M_LEASE_NO_MARGIN)) && !f->d_lease && !asked))
+    if (!g->c->fallback ||
+        (!f->s_lease && !(f->d_runs && gen_lacks(g, M_LEASE_NO_MARGIN)) && !f->d_lease && !asked))
         return;
     struct world *w = gen_begin(g, STEP, AT_HOST, "time passes");
     bool ends = f->d_lease == 1;

@@ -114,10 +114,10 @@ struct link_life {
 struct world {
     struct link_life link[LINKS]; /* number e is epoch e + 1 */
     uint8_t n_links;
-    uint8_t s_at, s_link, d_at, d_link; /* links: 0 none, else the epoch */
-    uint8_t d_epoch;                    /* the highest that was attached */
+    uint8_t s_at, s_link, d_at, d_link;     /* links: 0 none, else the epoch */
+    uint8_t d_epoch;                        /* the highest that was attached */
     uint8_t d_page[PAGES], overlay, broken; /* broken: enum rule */
-    uint8_t s_lease, d_lease, d_ask;    /* ticks left; ticks since the ask + 1, 0: none is open */
+    uint8_t s_lease, d_lease, d_ask; /* ticks left; ticks since the ask + 1, 0: none is open */
     uint8_t n_breaks, n_deaths, n_stalls;
     uint8_t s_shown, d_shown; /* accept.c: how much of what was observed has been explained */
     uint8_t s_runs : 1, s_disks : 1, s_keys : 1, s_stalled : 1;
@@ -152,6 +152,11 @@ enum mutant {
     M_CANCEL_AFTER_GO,
     M_RUN_BEFORE_GO,
     M_LATE_GO,
+    M_GO_UNREADY,
+    M_CONT_FROZEN,
+    M_READ_EARLY,
+    M_DONE_EARLY,
+    M_PAGER_ENDS,
     M_LINGER_LEAVES,
     M_AGENT_GUESSES,
     M_RECORD_LATE,
@@ -183,24 +188,25 @@ enum rule {
     RULE_KEPT,
     TWO_RUNNERS,
     TWO_DISKS,
-    RAN_THERE,       /* the source runs on from GO, the destination has run since */
-    RAN_HERE,        /* the destination runs, the source took the guest back */
-    OLD_EPOCH,       /* bytes of an old link were taken */
-    WRONG_BYTES,     /* a page is not as it was at GO */
-    KEYS_LEFT,       /* memory can be read that is no image any more */
-    OVERLAY_LOST,    /* dropped under a guest that writes */
-    BASE_CHANGED,    /* committed, or written to, and the guest as of GO runs on it */
-    NO_RUNNER,       /* nobody runs it, nobody will, and no loss explains why */
+    RAN_THERE,    /* the source runs on from GO, the destination has run since */
+    RAN_HERE,     /* the destination runs, the source took the guest back */
+    OLD_EPOCH,    /* bytes of an old link were taken */
+    WRONG_BYTES,  /* a page is not as it was at GO */
+    ZEROS_SHOWN,  /* the pager has ended, pages are missing, the guest runs */
+    KEYS_LEFT,    /* memory can be read that is no image any more */
+    OVERLAY_LOST, /* dropped under a guest that writes */
+    BASE_CHANGED, /* committed, or written to, and the guest as of GO runs on it */
+    NO_RUNNER,    /* nobody runs it, nobody will, and no loss explains why */
     RULES,
 };
 
 enum loss {
     LOSS_NONE,
-    LOSS_SOURCE_DIED, /* before GO, as without a move */
-    LOSS_GO_BROKEN,   /* the link broke at GO, and nobody asks: no resume */
-    LOSS_LINK_BROKEN, /* it broke after GO: no resume */
-    LOSS_PAGES,       /* the source died, and pages are missing */
-    LOSS_DEST_DIED,   /* it ran there: no fallback */
+    LOSS_SOURCE_DIED,  /* before GO, as without a move */
+    LOSS_GO_BROKEN,    /* the link broke at GO, and nobody asks: no resume */
+    LOSS_LINK_BROKEN,  /* it broke after GO: no resume */
+    LOSS_PAGES,        /* the source died, and pages are missing */
+    LOSS_DEST_DIED,    /* it ran there: no fallback */
     LOSS_DEST_UNKNOWN, /* the destination died after GO was sent; nobody knows whether it ran */
     LOSS_BOTH_DIED,
     LOSS_TAKING_DIED, /* the source died after it wrote TAKEN-BACK */
@@ -285,8 +291,9 @@ void search_run(struct search *s, const struct config *c, enum mutant m, bool al
 void search_trace(struct search *s, const struct config *c, enum mutant m, uint32_t at);
 uint32_t search_loss_at(const struct search *s, enum loss l);
 /* Take only steps for which @step is true; it may change the world. The search then judges nothing */
-void search_filter(struct search *s, bool (*step)(void *opaque, struct world *w,
-                                                  const struct step *step), void *opaque);
+void search_filter(struct search *s,
+                   bool (*step)(void *opaque, struct world *w, const struct step *step),
+                   void *opaque);
 /* The first state for which @is is true; UINT32_MAX: none */
 uint32_t search_find(const struct search *s, bool (*is)(void *opaque, const struct world *w),
                      void *opaque);

@@ -94,6 +94,7 @@ const char *rule_name(unsigned rule)
         [RAN_HERE] = "the destination runs, the source has gone on",
         [OLD_EPOCH] = "something of an old epoch was taken",
         [WRONG_BYTES] = "a page is not as it was at GO",
+        [ZEROS_SHOWN] = "the pager has ended with pages missing",
         [KEYS_LEFT] = "keys still work where memory is no image any more",
         [OVERLAY_LOST] = "overlays were dropped under a guest that writes",
         [BASE_CHANGED] = "the disks as of GO were written to, and the guest as of GO runs",
@@ -111,7 +112,8 @@ const char *loss_name(unsigned loss)
         [LOSS_LINK_BROKEN] = "the link broke after GO; nothing can mend it",
         [LOSS_PAGES] = "the source died with pages that the destination misses",
         [LOSS_DEST_DIED] = "the destination died after it ran",
-        [LOSS_DEST_UNKNOWN] = "the destination died after GO was sent; nobody knows that it never ran",
+        [LOSS_DEST_UNKNOWN] =
+            "the destination died after GO was sent; nobody knows that it never ran",
         [LOSS_BOTH_DIED] = "both died",
         [LOSS_TAKING_DIED] = "the source died after it wrote TAKEN-BACK down",
     };
@@ -121,7 +123,8 @@ const char *loss_name(unsigned loss)
 void msg_text(uint8_t msg, char *out, unsigned len)
 {
     static const char *const hello[] = {"NEW", "RESUME", "TAKEN-BACK"};
-    static const char *const welcome[] = {"NEW", "NOT-STARTED", "RUNNING", "COMPLETE", "TAKEN-BACK"};
+    static const char *const welcome[] = {"NEW", "NOT-STARTED", "RUNNING", "COMPLETE",
+                                          "TAKEN-BACK"};
     unsigned type = MSG_TYPE(msg), kind = MSG_KIND(msg);
 
     if (type == FF_MSG_HELLO)

@@ -24,6 +24,8 @@ enum rule rule_broken(const struct world *w, const struct config *c)
     for (unsigned p = 0; p < PAGES; p++)
         if (w->d_runs && w->d_page[p] == PAGE_PRESENT && (w->d_version ^ w->s_version) >> p & 1)
             return WRONG_BYTES;
+    if (w->d_at == D_COMPLETE && !world_has_pages(w))
+        return ZEROS_SHOWN;
     if (w->s_keys && (w->s_at == S_COMPLETE || w->s_at == S_FAILED || w->s_at == S_TAKEN_BACK))
         return KEYS_LEFT;
     if (w->overlay == OVERLAY_DROPPED && w->d_disks && !w->d_fenced)

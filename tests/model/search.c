@@ -254,8 +254,9 @@ void search_run(struct search *s, const struct config *c, enum mutant m, bool al
     note_losses(s, c);
 }
 
-void search_filter(struct search *s, bool (*step)(void *opaque, struct world *w,
-                                                  const struct step *step), void *opaque)
+void search_filter(struct search *s,
+                   bool (*step)(void *opaque, struct world *w, const struct step *step),
+                   void *opaque)
 {
     s->filter = step;
     s->filter_opaque = opaque;
@@ -332,8 +333,8 @@ void search_trace(struct search *s, const struct config *c, enum mutant m, uint3
         path[i] = at;
     for (unsigned i = 0; i < n; i++) {
         struct seek k = {.want = &s->worlds[path[i + 1]]};
-        struct gen g = {.c = c, .mutant = m, .from = &s->worlds[path[i]], .take = seek_edge,
-                        .opaque = &k};
+        struct gen g = {
+            .c = c, .mutant = m, .from = &s->worlds[path[i]], .take = seek_edge, .opaque = &k};
         model_steps(&g);
         print_step(&k.step, k.want);
     }

@@ -160,8 +160,8 @@ static void serve(struct gen *g)
     if ((f->s_at != S_WAIT_RUNNING && f->s_at != S_WAIT_DONE) || !type)
         return;
     bool done = f->s_at == S_WAIT_DONE;
-    struct world *w = gen_begin(g, STEP, AT_SOURCE,
-                                done ? "ff_source_wait_done" : "ff_source_wait_running");
+    struct world *w =
+        gen_begin(g, STEP, AT_SOURCE, done ? "ff_source_wait_done" : "ff_source_wait_running");
     gen_get(g, w->s_link, TO_SOURCE);
     if (type == FF_MSG_RUNNING) {
         w->s_at = S_WAIT_DONE;
@@ -193,9 +193,9 @@ static void answer_reads(struct gen *g)
         const struct link_life *l = &g->from->link[e - 1];
         if (!l->s_open || l->bytes[p] != BYTES_ASKED || l->cut)
             continue;
-        struct world *w = gen_begin(g, STEP, AT_SOURCE,
-                                    g->from->s_keys ? "responder: READ answered"
-                                                    : "responder: no such key");
+        struct world *w =
+            gen_begin(g, STEP, AT_SOURCE,
+                      g->from->s_keys ? "responder: READ answered" : "responder: no such key");
         g->step.epoch = (uint8_t)e;
         if (w->s_keys)
             world_link(w, e)->bytes[p] = w->s_version >> p & 1 ? BYTES_COMING_NEW : BYTES_COMING;
@@ -217,7 +217,8 @@ static void notice(struct gen *g)
         source_runs_on(w, g);
     } else {
         w = gen_begin(g, STEP, AT_SOURCE,
-                      f->s_done ? "notices the break, complete" : "notices the break: postcopy-paused");
+                      f->s_done ? "notices the break, complete"
+                                : "notices the break: postcopy-paused");
         to_paused(w);
     }
     gen_emit(g);
@@ -248,10 +249,22 @@ void source_steps(struct gen *g)
         gen_emit(g);
     }
     bool logs = g->c->precopy && f->s_runs && (f->s_at == S_WAIT_PASSED || f->s_at == S_STOP);
+    logs |= gen_lacks(g, M_READ_EARLY) && f->s_at == S_STOP;
     for (unsigned p = 0; p < PAGES && logs; p++) {
-        w = gen_begin(g, CHOICE, AT_SOURCE, p ? "the guest writes to page 1, logged"
-                                              : "the guest writes to page 0, logged");
+        w = gen_begin(g, CHOICE, AT_SOURCE,
+                      p ? "the guest writes to page 1, logged"
+                        : "the guest writes to page 0, logged");
         w->s_version |= (uint8_t)(1 << p);
+        gen_emit(g);
+    }
+    if (f->s_at == S_WAIT_READY && gen_lacks(g, M_GO_UNREADY)) {
+        w = gen_begin(g, STEP, AT_SOURCE, "does not wait for READY");
+        w->s_at = S_GO;
+        gen_emit(g);
+    }
+    if (f->s_at > S_STOP && f->s_at <= S_GO && !f->s_runs && gen_lacks(g, M_CONT_FROZEN)) {
+        w = gen_begin(g, CHOICE, AT_SOURCE, "cont, of a frozen guest");
+        w->s_runs = w->s_disks = 1;
         gen_emit(g);
     }
     bool early = f->s_at < S_WAIT_RUNNING || gen_lacks(g, M_CANCEL_AFTER_GO);

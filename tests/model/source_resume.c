@@ -115,7 +115,9 @@ static void take_back(struct gen *g)
     bool late = f->s_at == S_COMPLETE && gen_lacks(g, M_TAKE_AFTER_DONE);
 
     if ((f->s_at == S_PAUSED || late) && (!f->s_lease || gen_lacks(g, M_LEASE_NOT_AWAITED))) {
-        struct world *w = gen_begin(g, STEP, AT_SOURCE, "writes TAKEN-BACK down");
+        /* while the destination lives somebody may want it, and resuming has to do without */
+        bool gone = f->d_at == D_DEAD || f->d_at == D_FAILED;
+        struct world *w = gen_begin(g, gone ? STEP : CHOICE, AT_SOURCE, "writes TAKEN-BACK down");
         link_close(w, w->s_link, AT_SOURCE);
         w->s_link = 0;
         w->s_record = !gen_lacks(g, M_NO_RECORD_HERE);
