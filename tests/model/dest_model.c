@@ -350,6 +350,12 @@ void dest_steps(struct gen *g)
         }
         gen_emit(g);
     }
+    if (f->d_at > D_START && f->d_at <= D_LOAD) {
+        struct world *w = gen_begin(g, CHOICE, AT_DEST, "fails; exits: nothing ran here");
+        end_here(w);
+        w->d_left = 1;
+        gen_emit(g);
+    }
     if (f->d_at == D_START && f->d_link) {
         struct world *w = gen_begin(g, CHOICE, AT_DEST, "ff_dest_start: refuses; exits");
         gen_send(g, w->d_link, TO_SOURCE, MSG(FF_MSG_REFUSE, 0));

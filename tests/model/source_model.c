@@ -89,6 +89,12 @@ static void send_go(struct gen *g)
         gen_emit(g);
         return;
     }
+    if (front && front != FF_MSG_PROGRESS && front != FF_MSG_REFUSE) {
+        w = gen_begin(g, STEP, AT_SOURCE, "ff_source_go: it no longer waits; goes on here");
+        gen_get(g, w->s_link, TO_SOURCE);
+        source_runs_on(w, g);
+        gen_emit(g);
+    }
     if (!front) {
         w = gen_begin(g, STEP, AT_SOURCE, "ff_source_go");
         gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_GO, 0));
