@@ -130,7 +130,8 @@ static void tell(struct gen *g)
         }
     }
     /* fallback=go: a source that is gone for good holds no lease back */
-    if (g->c->fallback && f->s_at == S_DEAD && !f->s_record && !f->d_released && f->d_go && !dead &&
+    bool may = !f->s_record || g->c->fence == FENCE_KILL; /* it lives: so it was not fenced */
+    if (g->c->fallback && f->s_at == S_DEAD && may && !f->d_released && f->d_go && !dead &&
         !gen_lacks(g, M_SOURCE_DEATH_UNTOLD)) {
         w = gen_begin(g, STEP, AT_HOST, "the source is dead and has not taken back: go on there");
         w->d_released = 1;

@@ -75,9 +75,9 @@ static bool pages_can_come(const struct world *w)
     return true;
 }
 
-static enum loss lost_with_source(const struct world *w)
+static enum loss lost_with_source(const struct world *w, const struct config *c)
 {
-    if (w->s_record)
+    if (w->s_record && (c->fence != FENCE_KILL || dest_is_gone(w)))
         return LOSS_TAKING_DIED;
     if (!w->d_go)
         return go_can_come(w) ? LOSS_NONE : LOSS_SOURCE_DIED;
@@ -92,7 +92,7 @@ enum loss guest_lost(const struct world *w, const struct config *c)
     bool took = w->s_at >= S_TAKING && w->s_at <= S_TAKEN_BACK;
 
     if (w->s_at == S_DEAD)
-        return lost_with_source(w);
+        return lost_with_source(w, c);
     if (!w->s_gone || w->s_at == S_FAILED || took)
         return LOSS_NONE;
     if (w->d_at == D_DEAD && w->n_deaths) {
