@@ -127,8 +127,8 @@ RUN_GUESTS := 'tests/guests/micro/micro_selftest.py --qemu $(BUILD)/bin/qemu-sys
     --guest $(BUILD)/guests/micro.elf --bios qboot.rom:480'
 run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 60)')
 
-check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS)
-	@$(RUN_ENV) tests/run $(RUN_UNIT) $(RUN_LOOP) $(RUN_PLATFORM)
+check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(MODEL)
+	@$(RUN_ENV) tests/run $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM)
 
 # Before each commit: some of every layer in five minutes, by what each test takes
 QUICK_LOOP := $(filter-out $(addprefix %/,shortage agent_breaks delays memory_types),$(LOOP_TESTS))
@@ -168,8 +168,8 @@ check-tsan:
 	    $(SUB_MAKE) BUILD=$(BUILD)/tsan \
 	    SANITIZE='$(TSAN_FLAGS)' RUN_PREFIX='$(NO_ASLR)' check-sanitized
 
-check-sanitized: $(UNIT_TESTS) $(LOOP_TESTS)
-	@$(RUN_ENV) $(RUN_PREFIX) tests/run --limit 300 $(UNIT_TESTS) $(LOOP_TESTS)
+check-sanitized: $(UNIT_TESTS) $(LOOP_TESTS) $(MODEL)
+	@$(RUN_ENV) $(RUN_PREFIX) tests/run --limit 300 $(UNIT_TESTS) $(LOOP_TESTS) $(MODEL)
 
 check-full: check
 	@$(SUB_MAKE) check-asan

@@ -88,6 +88,8 @@ static void spy_on(struct move *m)
 static struct {
     enum stage cancel; /* before this stage of either side; S_CONNECT: nowhere */
     bool passes;
+    int pause_ms;
+    const char *via[ACCEPT_VIA]; /* the scene is made so that these actions are a part */
 } plan;
 
 /* precopy=1, with one page that was written meanwhile; a failure shows in the next stage */
@@ -122,11 +124,13 @@ static void try_move(const char *faults, const char *options, bool touches)
     struct ff_error err;
 
     run = (struct accept_run){.precopy = plan.passes, .push = strstr(options, "push")};
+    memcpy(run.via, plan.via, sizeof(run.via));
     must_ok(ff_failpoints_arm(faults, &err), err);
     m = (struct move){.options = options,
                       .hook = hook,
                       .touchers = touches ? 2 : 0,
                       .n_first = 1,
+                      .pause_ms = plan.pause_ms,
                       .prepared = spy_on};
     move_run(&m);
     run.source.rc = m.src.rc;
@@ -165,11 +169,12 @@ static void every_message(void)
 {
     char spec[64];
 
-    for (unsigned n = 1; n < 24; n++) {
-        snprintf(spec, sizeof(spec), "control.send=fail@%u", n);
+    for (unsigned n = 1; n < 48; n++) {
+        snprintf(spec, sizeof(spec), "control.send=fail@%u", n / 2);
         plan.passes = n % 2;
-        try_move(spec, plan.passes ? "timeout=5,precopy=1" : "timeout=5", false);
+        try_move(n < 2 ? "" : spec, plan.passes ? "timeout=5,precopy=1" : "timeout=5", false);
     }
+    plan.passes = false;
 }
 
 static void every_stage(void)
@@ -187,6 +192,88 @@ static void every_stage(void)
         plan.cancel = s;
         try_move("", "timeout=5,prefill=off", false);
     }
+}
+
+/* Scenes in which it is known what happens, though the messages alone do not tell */
+static void scenes(void)
+{
+    static const struct {
+        const char *faults, *options;
+        int pause_ms, src, dst;
+        bool passes;
+        const char *via[ACCEPT_VIA];
+    } scene[] = {
+        {"source.go=delay:200000",
+         "timeout=5",
+         100,
+         -ETIME,
+         -EREMOTEIO,
+         false,
+         {"is stopped (SIGSTOP) for longer than pause_ms",
+          "ff_source_go: paused for too long; goes on here"}},
+        {"source.go=delay:500000",
+         "timeout=5",
+         0,
+         0,
+         0,
+         false,
+         {"ff_beat: is alive", "ff_source_go: it waits", "ff_source_free"}},
+        {"dest.pager=fail",
+         "timeout=5",
+         0,
+         -EREMOTEIO,
+         -EIO,
+         false,
+         {"ff_dest_start: refuses; exits", "ff_control_expect: the peer ended it; goes on here"}},
+        {"dest.state=fail",
+         "timeout=5",
+         0,
+         -ECONNRESET,
+         -EIO,
+         false,
+         {"fails; exits: nothing ran here", "notices the break; goes on here"}},
+        {"", "timeout=5,prefill=push", 0, 0, 0, false, {"prefill: GRANT of page 1"}},
+        {"",
+         "timeout=5,precopy=1",
+         0,
+         0,
+         0,
+         true,
+         {"the guest writes to page 0, logged", "the guest writes to page 1, logged"}},
+    };
+
+    for (unsigned i = 0; i < FF_ARRAY_LEN(scene); i++) {
+        plan.passes = scene[i].passes;
+        plan.pause_ms = scene[i].pause_ms;
+        memcpy(plan.via, scene[i].via, sizeof(plan.via));
+        try_move(scene[i].faults, scene[i].options, false);
+        if (run.source.rc != scene[i].src || run.dest.rc != scene[i].dst)
+            loop_fail(__FILE__, __LINE__, "scene %u: source %d, destination %d", i, run.source.rc,
+                      run.dest.rc);
+    }
+    plan.pause_ms = 0;
+    plan.passes = false;
+    memset(plan.via, 0, sizeof(plan.via));
+}
+
+/* All of it in one process: which of the model's actions has the code taken? */
+static void every_action(void)
+{
+    static const char *const but[] = {
+        "drops a connection",       /* over tcp alone; tests/loop/hello.c */
+        "GO_MS have passed: exits", /* after a minute */
+        "ff_source_wait_alive",     /* a pass that takes longer than PROGRESS_MS */
+        "ff_source_go: ECONNRESET, not sent; goes on here", /* between two calls of the source */
+        "notices the break, complete", /* as ff_source_free, to whoever looks */
+        NULL,
+    };
+
+    whole();
+    every_message();
+    every_stage();
+    plan.cancel = S_CONNECT;
+    scenes();
+    must(!accept_print_missing(but));
 }
 
 /* A list that no code may produce is none of the model's: so the test can fail */
@@ -222,8 +309,7 @@ int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
         {"whole moves", whole, 0},
-        {"every message lost", every_message, 60},
-        {"every stage", every_stage, 120},
+        {"every action", every_action, 180},
         {"false runs", false_runs, 0},
     };
 

@@ -12,6 +12,7 @@
  *              two lists lie in time to each other is left open.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include "accept.h"
 #include "model.h"
@@ -50,6 +51,9 @@ static bool take_step(void *opaque, struct world *w, const struct step *step)
     const struct accept_side *s = step->actor == AT_SOURCE ? &r->source : &r->dest;
     uint8_t *at = step->actor == AT_SOURCE ? &w->s_shown : &w->d_shown;
 
+    for (unsigned i = 0; i < ACCEPT_VIA && r->via[i]; i++)
+        if (!strcmp(r->via[i], step->what))
+            w->via_shown |= (uint8_t)(1 << i);
     if (step->got && !explain(s, at, step->got, false))
         return false;
     for (unsigned i = 0; i < step->n_sent; i++)
@@ -63,6 +67,9 @@ static bool has_ended(void *opaque, const struct world *w)
 {
     const struct accept_run *r = opaque;
 
+    for (unsigned i = 0; i < ACCEPT_VIA && r->via[i]; i++)
+        if (!(w->via_shown >> i & 1))
+            return false;
     if (w->s_shown != r->source.n || w->d_shown != r->dest.n || w->s_gone != r->went ||
         w->d_go != r->ran)
         return false;
@@ -74,6 +81,60 @@ static bool has_ended(void *opaque, const struct world *w)
     return r->ran ? w->d_at == D_PAUSED : w->d_at == D_FAILED || w->d_at == D_ACCEPT;
 }
 
+/* --- what was part of a run --- */
+
+static struct {
+    const char *what[128];
+    unsigned n;
+} known, shown;
+
+static bool is_in(const char *what, const char *const *list, unsigned n)
+{
+    for (unsigned i = 0; i < n && list[i]; i++)
+        if (!strcmp(list[i], what))
+            return true;
+    return false;
+}
+
+static void note_shown(void *opaque, const struct step *step, const struct world *w)
+{
+    (void)opaque;
+    (void)w;
+    if (!is_in(step->what, shown.what, shown.n))
+        shown.what[shown.n++] = step->what;
+}
+
+static bool note_known(void *opaque, struct world *w, const struct step *step)
+{
+    (void)opaque;
+    (void)w;
+    if (!is_in(step->what, known.what, known.n))
+        known.what[known.n++] = step->what;
+    return true;
+}
+
+unsigned accept_print_missing(const char *const *but)
+{
+    unsigned missing = 0;
+
+    for (unsigned i = 0; i < 4; i++) {
+        const struct config c = {
+            .name = "known", .precopy = i & 1, .push = i & 2, .breaks = 1, .stalls = 1};
+        struct search *s = search_new();
+        struct search_result out;
+        search_filter(s, note_known, NULL);
+        search_run(s, &c, M_NONE, false, &out);
+        search_free(s);
+    }
+    for (unsigned i = 0; i < known.n; i++)
+        if (!is_in(known.what[i], shown.what, shown.n) && !is_in(known.what[i], but, 128)) {
+            printf("    no run has shown: %s\n", known.what[i]);
+            missing++;
+        }
+    printf("%u of the model's %u actions were part of a run\n", shown.n, known.n);
+    return missing;
+}
+
 static bool search_for(const struct accept_run *r)
 {
     const struct config c = {
@@ -83,9 +144,11 @@ static bool search_for(const struct accept_run *r)
     search_filter(s, take_step, (void *)r);
     struct search_result out;
     search_run(s, &c, M_NONE, false, &out);
-    bool found = search_find(s, has_ended, (void *)r) != UINT32_MAX;
+    uint32_t end = search_find(s, has_ended, (void *)r);
+    if (end != UINT32_MAX)
+        search_walk(s, &c, M_NONE, end, note_shown, NULL);
     search_free(s);
-    return found;
+    return end != UINT32_MAX;
 }
 
 bool accept_is_run(const struct accept_run *r)

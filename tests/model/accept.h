@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { ACCEPT_EVENTS = 64 };
+enum { ACCEPT_EVENTS = 64, ACCEPT_VIA = 4 };
 
 /* What one side sent and read, in its own order: types of messages, without those that repeat, that
  * only some moves have, or that are advice (accept_watches()) */
@@ -24,12 +24,17 @@ struct accept_run {
     struct accept_side source, dest;
     bool precopy, push;
     bool went, ran; /* the source must not run its guest; the destination has read GO */
+    const char *via[ACCEPT_VIA]; /* actions of the model that were taken for certain */
 };
 
 bool accept_watches(unsigned type);
 
 /* True: there is such a run, perhaps with a break, a cancel or a refusal at some moment */
 bool accept_is_run(const struct accept_run *r);
+
+/* How many of the model's actions no accepted run was explained with, but for deaths, and for those
+ * of @but that are so (NULL ends it): each is printed */
+unsigned accept_print_missing(const char *const *but);
 
 /* Messages that a side has shown; for a person */
 void accept_print(const struct accept_run *r);

@@ -59,9 +59,7 @@ void gen_send(struct gen *g, unsigned epoch, int dir, uint8_t msg)
 
 uint8_t world_front(const struct world *w, unsigned epoch, int dir)
 {
-    const struct link_life *l = &w->link[epoch - 1];
-
-    return epoch && l->n[dir] ? l->q[dir][0] : 0;
+    return epoch && w->link[epoch - 1].n[dir] ? w->link[epoch - 1].q[dir][0] : 0;
 }
 
 uint8_t gen_get(struct gen *g, unsigned epoch, int dir)

@@ -120,6 +120,7 @@ struct world {
     uint8_t s_lease, d_lease, d_ask; /* ticks left; ticks since the ask + 1, 0: none is open */
     uint8_t n_breaks, n_deaths, n_stalls;
     uint8_t s_shown, d_shown; /* accept.c: how much of what was observed has been explained */
+    uint8_t via_shown;        /* accept.c: bits of actions that have to be a part */
     uint8_t s_runs : 1, s_disks : 1, s_keys : 1, s_stalled : 1;
     uint8_t s_gone : 1, s_done : 1, s_ran_on : 1, s_record : 1;
     uint8_t s_version : PAGES, d_version : PAGES; /* a bit a page: written during the pass */
@@ -288,6 +289,10 @@ struct search;
 struct search *search_new(void);
 void search_run(struct search *s, const struct config *c, enum mutant m, bool all,
                 struct search_result *out);
+/* The steps of a shortest way to a state */
+void search_walk(struct search *s, const struct config *c, enum mutant m, uint32_t at,
+                 void (*fn)(void *opaque, const struct step *step, const struct world *w),
+                 void *opaque);
 void search_trace(struct search *s, const struct config *c, enum mutant m, uint32_t at);
 uint32_t search_loss_at(const struct search *s, enum loss l);
 /* Take only steps for which @step is true; it may change the world. The search then judges nothing */

@@ -279,6 +279,7 @@ uint32_t search_loss_at(const struct search *s, enum loss l)
 /* --- a trace, as a diagram --- */
 
 struct seek {
+    struct search *s;
     const struct world *want;
     struct step step;
     bool found;
@@ -287,11 +288,35 @@ struct seek {
 static void seek_edge(void *opaque, const struct world *w, const struct step *step)
 {
     struct seek *k = opaque;
+    struct world changed = *w;
 
-    if (k->found || memcmp(w, k->want, sizeof(*w)))
+    if (k->s->filter && !k->s->filter(k->s->filter_opaque, &changed, step))
+        return;
+    if (k->found || memcmp(&changed, k->want, sizeof(changed)))
         return;
     k->step = *step;
     k->found = true;
+}
+
+void search_walk(struct search *s, const struct config *c, enum mutant m, uint32_t at,
+                 void (*fn)(void *opaque, const struct step *step, const struct world *w),
+                 void *opaque)
+{
+    unsigned n = depth_of(s, at);
+    uint32_t *path = malloc((n + 1) * sizeof(*path));
+
+    if (!path)
+        abort();
+    for (unsigned i = n + 1; i-- > 0; at = s->parent[at])
+        path[i] = at;
+    for (unsigned i = 0; i < n; i++) {
+        struct seek k = {.want = &s->worlds[path[i + 1]], .s = s};
+        struct gen g = {
+            .c = c, .mutant = m, .from = &s->worlds[path[i]], .take = seek_edge, .opaque = &k};
+        model_steps(&g);
+        fn(opaque, &k.step, k.want);
+    }
+    free(path);
 }
 
 static void print_message(const struct step *st, uint8_t msg, bool sent)
@@ -322,21 +347,13 @@ static void print_step(const struct step *st, const struct world *w)
            dest_name(w->d_at), w->d_runs ? ", RUNS" : "");
 }
 
+static void print_walk(void *opaque, const struct step *step, const struct world *w)
+{
+    (void)opaque;
+    print_step(step, w);
+}
+
 void search_trace(struct search *s, const struct config *c, enum mutant m, uint32_t at)
 {
-    unsigned n = depth_of(s, at);
-    uint32_t *path = malloc((n + 1) * sizeof(*path));
-
-    if (!path)
-        abort();
-    for (unsigned i = n + 1; i-- > 0; at = s->parent[at])
-        path[i] = at;
-    for (unsigned i = 0; i < n; i++) {
-        struct seek k = {.want = &s->worlds[path[i + 1]]};
-        struct gen g = {
-            .c = c, .mutant = m, .from = &s->worlds[path[i]], .take = seek_edge, .opaque = &k};
-        model_steps(&g);
-        print_step(&k.step, k.want);
-    }
-    free(path);
+    search_walk(s, c, m, at, print_walk, NULL);
 }
