@@ -203,50 +203,26 @@ static void scenes(void)
         bool passes;
         const char *via[ACCEPT_VIA];
     } scene[] = {
-        {"source.go=delay:200000",
-         "timeout=5",
-         100,
-         -ETIME,
-         -EREMOTEIO,
-         false,
-         {"is stopped (SIGSTOP) for longer than pause_ms",
-          "ff_source_go: paused for too long; goes on here"}},
-        {"source.go=delay:500000",
-         "timeout=5",
-         0,
-         0,
-         0,
-         false,
-         {"ff_beat: is alive", "ff_source_go: it waits", "ff_source_free"}},
-        {"dest.pager=fail",
-         "timeout=5",
-         0,
-         -EREMOTEIO,
-         -EIO,
-         false,
-         {"ff_dest_start: refuses; exits", "ff_control_expect: the peer ended it; goes on here"}},
-        {"dest.state=fail",
-         "timeout=5",
-         0,
-         -ECONNRESET,
-         -EIO,
-         false,
-         {"fails; exits: nothing ran here", "notices the break; goes on here"}},
-        {"", "timeout=5,prefill=push", 0, 0, 0, false, {"prefill: GRANT of page 1"}},
-        {"",
-         "timeout=5,precopy=1",
-         0,
-         0,
-         0,
-         true,
-         {"the guest writes to page 0, logged", "the guest writes to page 1, logged"}},
+        {.faults = "source.go=delay:3200000", .pause_ms = 3000, .src = -ETIME, .dst = -EREMOTEIO,
+         .via = {"is stopped (SIGSTOP) for longer than pause_ms",
+                 "ff_source_go: paused for too long; goes on here"}},
+        {.faults = "source.go=delay:500000",
+         .via = {"ff_beat: is alive", "ff_source_go: it waits", "ff_source_free"}},
+        {.faults = "dest.pager=fail", .src = -EREMOTEIO, .dst = -EIO,
+         .via = {"ff_dest_start: refuses; exits",
+                 "ff_control_expect: the peer ended it; goes on here"}},
+        {.faults = "dest.state=fail", .src = -ECONNRESET, .dst = -EIO,
+         .via = {"fails; exits: nothing ran here", "notices the break; goes on here"}},
+        {.faults = "", .options = "prefill=push", .via = {"prefill: GRANT of page 1"}},
+        {.faults = "", .options = "precopy=1", .passes = true,
+         .via = {"the guest writes to page 0, logged", "the guest writes to page 1, logged"}},
     };
 
     for (unsigned i = 0; i < FF_ARRAY_LEN(scene); i++) {
         plan.passes = scene[i].passes;
         plan.pause_ms = scene[i].pause_ms;
         memcpy(plan.via, scene[i].via, sizeof(plan.via));
-        try_move(scene[i].faults, scene[i].options, false);
+        try_move(scene[i].faults, scene[i].options ? scene[i].options : "timeout=5", false);
         if (run.source.rc != scene[i].src || run.dest.rc != scene[i].dst)
             loop_fail(__FILE__, __LINE__, "scene %u: source %d, destination %d", i, run.source.rc,
                       run.dest.rc);

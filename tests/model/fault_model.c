@@ -80,7 +80,8 @@ static void tick(struct gen *g)
     w->d_lease -= !!w->d_lease;
     w->d_ask += asked;
     bool margin = !gen_lacks(g, M_LEASE_NO_MARGIN);
-    bool stops = (margin ? ends : !f->d_lease) && !w->d_stalled && !w->d_released && w->d_runs;
+    bool stops = (margin ? ends : !f->d_lease) && !w->d_stalled && !w->d_released &&
+                 (w->d_runs || w->d_disks);
     if (stops && !gen_lacks(g, M_LEASE_IGNORED)) {
         g->step.what = "time passes: the lease ends, the destination stops its vCPUs";
         w->d_runs = w->d_disks = 0;
@@ -94,7 +95,7 @@ static void stall_dest(struct gen *g)
 
     if (!g->c->fallback || (g->c->fence != FENCE_KILL && !gen_lacks(g, M_STALL_UNFENCED)))
         return;
-    if (f->n_stalls < g->c->stalls && f->d_runs && !f->d_stalled) {
+    if (f->n_stalls < g->c->stalls && (f->d_runs || f->d_disks) && !f->d_stalled) {
         struct world *w = gen_begin(g, FAULT, AT_DEST, "its lease thread gets no CPU");
         w->d_stalled = 1;
         w->n_stalls++;

@@ -295,7 +295,7 @@ void search_walk(struct search *s, const struct config *c, enum mutant m, uint32
                  void *opaque);
 void search_trace(struct search *s, const struct config *c, enum mutant m, uint32_t at);
 uint32_t search_loss_at(const struct search *s, enum loss l);
-/* Take only steps for which @step is true; it may change the world. The search then judges nothing */
+/* Take only steps for which @step is true; it may change the world. Such a search judges nothing */
 void search_filter(struct search *s,
                    bool (*step)(void *opaque, struct world *w, const struct step *step),
                    void *opaque);

@@ -135,7 +135,7 @@ static double seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-/* What @r lacks of what every search together has to meet: a model that cannot get there is wrong */
+/* What all searches together have to meet: a model that cannot get there is wrong */
 static int check_seen(uint64_t messages, uint32_t source, uint32_t dest)
 {
     int wrong = 0;

@@ -19,7 +19,7 @@ static void ask(struct gen *g)
         w->s_asked_once = gen_lacks(g, M_ASKS_ONCE);
         gen_emit(g);
     }
-    /* complete, and the destination does not know: with fallback=go it holds its lease until then */
+    /* complete, and the destination does not know: with fallback=go it needs a lease until then */
     if (f->s_at == S_COMPLETE && g->c->fallback && !f->d_released) {
         struct world *w = gen_begin(g, STEP, AT_SOURCE, "connects again, to say WITHDRAWN");
         w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_HELLO, HELLO_RESUME));
