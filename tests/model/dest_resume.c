@@ -78,6 +78,15 @@ static void hear(struct gen *g, unsigned epoch)
         resume(g, epoch);
     if (front == MSG(FF_MSG_HELLO, HELLO_TAKEN_BACK) && resumable)
         taken_back(g, epoch);
+    if (front == MSG(FF_MSG_HELLO, HELLO_NEW) && resumable && !f->link[epoch - 1].cut) {
+        struct world *w =
+            gen_begin(g, STEP, AT_DEST, "waits for its own source: refuses another move");
+        gen_get(g, epoch, TO_DEST);
+        gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_REFUSE, 0));
+        link_close(w, epoch, AT_DEST);
+        gen_emit(g);
+        return;
+    }
     bool late = MSG_TYPE(front) == FF_MSG_HELLO && epoch <= f->d_epoch && f->d_at != D_ACCEPT;
     if (!late && !f->link[epoch - 1].cut)
         return;

@@ -101,7 +101,7 @@ enum bytes { BYTES_NONE, BYTES_ASKED, BYTES_COMING, BYTES_COMING_NEW };
 
 /* One life of a link. The bytes of page 0 travel on queue FAULT, those of page 1 on PREFILL: beside
  * the control messages, and beside each other */
-enum { LINKS = 5, QUEUE = 6, TO_DEST = 0, TO_SOURCE = 1, PAGES = 2, ALL_PAGES = (1 << PAGES) - 1 };
+enum { LINKS = 6, QUEUE = 6, TO_DEST = 0, TO_SOURCE = 1, PAGES = 2, ALL_PAGES = (1 << PAGES) - 1 };
 struct link_life {
     uint8_t s_open : 1, d_open : 1, cut : 1;
     uint8_t bytes[PAGES]; /* enum bytes */
@@ -122,7 +122,7 @@ struct world {
     uint8_t s_shown, d_shown; /* accept.c: how much of what was observed has been explained */
     uint8_t via_shown;        /* accept.c: bits of actions that have to be a part */
     uint8_t s_runs : 1, s_disks : 1, s_keys : 1, s_stalled : 1;
-    uint8_t s_gone : 1, s_done : 1, s_ran_on : 1, s_record : 1;
+    uint8_t s_gone : 1, s_done : 1, s_ran_on : 1, s_record : 1, s_again : 1;
     uint8_t s_version : PAGES, d_version : PAGES; /* a bit a page: written during the pass */
     uint8_t d_runs : 1, d_disks : 1, d_go : 1, d_ran : 1, d_record : 1;
     uint8_t d_stalled : 1, d_released : 1, d_fenced : 1, d_left : 1, told : 1, s_asked_once : 1;
@@ -133,6 +133,7 @@ enum fence { FENCE_NONE, FENCE_KILL, FENCE_STORAGE };
 struct config {
     const char *name;
     bool precopy, push;
+    bool again;    /* an operator migrates once more after a failure, to the same destination */
     bool resume;   /* NEW and RESUME, NOT-STARTED and so on: DESIGN.md, part 10 */
     bool agent;    /* somebody reaps the destination, and can reach the source's side */
     bool record;   /* the destination writes down that it may run, before it does */
@@ -294,6 +295,7 @@ void search_walk(struct search *s, const struct config *c, enum mutant m, uint32
                  void (*fn)(void *opaque, const struct step *step, const struct world *w),
                  void *opaque);
 void search_trace(struct search *s, const struct config *c, enum mutant m, uint32_t at);
+const struct world *search_world(const struct search *s, uint32_t at);
 uint32_t search_loss_at(const struct search *s, enum loss l);
 /* Take only steps for which @step is true; it may change the world. Such a search judges nothing */
 void search_filter(struct search *s,

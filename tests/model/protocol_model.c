@@ -27,6 +27,7 @@
 
 static const struct config configs[] = {
     {.name = "today",
+     .again = true,
      FAULTS,
      .losses = ANY_LOSS | LOSS(GO_BROKEN) | LOSS(LINK_BROKEN) | LOSS(DEST_UNKNOWN)},
     {.name = "today, precopy and push",
@@ -34,7 +35,11 @@ static const struct config configs[] = {
      .push = true,
      FAULTS,
      .losses = ANY_LOSS | LOSS(GO_BROKEN) | LOSS(LINK_BROKEN) | LOSS(DEST_UNKNOWN)},
-    {.name = "resume", .resume = true, FAULTS, .losses = ANY_LOSS | LOSS(DEST_UNKNOWN)},
+    {.name = "resume",
+     .resume = true,
+     .again = true,
+     FAULTS,
+     .losses = ANY_LOSS | LOSS(DEST_UNKNOWN)},
     {.name = "resume, precopy and push",
      .resume = true,
      .precopy = true,
@@ -210,6 +215,15 @@ static int check_configs(void)
     return wrong + check_seen(messages, source, dest);
 }
 
+/* Is somebody stuck only since the model has no more links? */
+static int check_links(const struct search *s, const struct search_result *r)
+{
+    if (r->rule != NO_RUNNER || world_can_connect(search_world(s, r->bad)))
+        return 0;
+    printf("model: out of links: raise LINKS\n");
+    return 1;
+}
+
 static int check_mutant(struct search *s, unsigned m, bool show)
 {
     const struct config *c = &configs[mutants[m].config];
@@ -220,6 +234,8 @@ static int check_mutant(struct search *s, unsigned m, bool show)
            r.rule ? rule_name(r.rule) : "");
     if (r.rule && (show || r.rule != mutants[m].rule))
         search_trace(s, c, (enum mutant)m, r.bad);
+    if (check_links(s, &r))
+        return 1;
     if (r.rule == mutants[m].rule)
         return 0;
     printf("model: mutant %u: it has to break this: %s\n", m, rule_name(mutants[m].rule));

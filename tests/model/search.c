@@ -271,6 +271,11 @@ uint32_t search_find(const struct search *s, bool (*is)(void *opaque, const stru
     return UINT32_MAX;
 }
 
+const struct world *search_world(const struct search *s, uint32_t at)
+{
+    return &s->worlds[at];
+}
+
 uint32_t search_loss_at(const struct search *s, enum loss l)
 {
     return s->loss_at[l];

@@ -238,6 +238,13 @@ void source_steps(struct gen *g)
     if (f->s_at == S_DEAD)
         return;
     do_next(g);
+    if (f->s_at == S_FAILED && g->c->again && !f->s_again && !f->s_gone && world_can_connect(f)) {
+        w = gen_begin(g, CHOICE, AT_SOURCE, "migrate, once more");
+        w->s_at = S_CONNECT;
+        w->s_again = 1;
+        w->s_version = 0;
+        gen_emit(g);
+    }
     if (f->s_at == S_SEND_STATE)
         send_state(g);
     if (f->s_at == S_GO)
