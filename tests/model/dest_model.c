@@ -4,15 +4,6 @@
  */
 #include "model.h"
 
-static void end_here(struct world *w)
-{
-    for (unsigned e = 1; e <= LINKS; e++)
-        if (w->link[e - 1].d_open)
-            link_close(w, e, AT_DEST);
-    w->d_link = w->d_runs = w->d_disks = 0;
-    w->d_at = D_FAILED;
-}
-
 /* The reads of the page that was asked for die with their link */
 static void drop_link(struct world *w)
 {
@@ -71,7 +62,7 @@ static void before_ready(struct gen *g)
         w->d_at = D_LOAD;
         break;
     default:
-        end_here(w);
+        dest_ends(w, D_FAILED);
     }
     gen_emit(g);
 }
@@ -181,7 +172,7 @@ static void take_go(struct gen *g)
             type == FF_MSG_GO ? "ff_dest_wait_go" : "ff_dest_wait_go: the peer ended it; exits");
         gen_get(g, e, TO_DEST);
         if (type == FF_MSG_REFUSE) {
-            end_here(w);
+            dest_ends(w, D_FAILED);
             w->d_left = 1;
         } else {
             w->d_go = 1;
@@ -307,7 +298,7 @@ static void notice(struct gen *g)
     w = gen_begin(g, STEP, AT_DEST,
                   early ? "notices the break, exits: nothing ran here" : "notices the break");
     if (early) {
-        end_here(w);
+        dest_ends(w, D_FAILED);
         w->d_left = 1;
     } else {
         drop_link(w);
@@ -345,21 +336,21 @@ void dest_steps(struct gen *g)
             drop_link(w);
             w->d_at = D_SEALED;
         } else {
-            end_here(w);
+            dest_ends(w, D_FAILED);
             w->d_left = 1;
         }
         gen_emit(g);
     }
     if (f->d_at > D_START && f->d_at <= D_LOAD) {
         struct world *w = gen_begin(g, CHOICE, AT_DEST, "fails; exits: nothing ran here");
-        end_here(w);
+        dest_ends(w, D_FAILED);
         w->d_left = 1;
         gen_emit(g);
     }
     if (f->d_at == D_START && f->d_link) {
         struct world *w = gen_begin(g, CHOICE, AT_DEST, "ff_dest_start: refuses; exits");
         gen_send(g, w->d_link, TO_SOURCE, MSG(FF_MSG_REFUSE, 0));
-        end_here(w);
+        dest_ends(w, D_FAILED);
         w->d_left = 1;
         gen_emit(g);
     }

@@ -58,11 +58,7 @@ static void taken_back(struct gen *g, unsigned epoch)
 
     gen_get(g, epoch, TO_DEST);
     gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_WELCOME, WELCOME_TAKEN_BACK));
-    for (unsigned e = 1; e <= LINKS; e++)
-        if (w->link[e - 1].d_open)
-            link_close(w, e, AT_DEST);
-    w->d_link = w->d_runs = w->d_disks = 0;
-    w->d_at = D_FAILED;
+    dest_ends(w, D_FAILED);
     gen_emit(g);
 }
 
@@ -111,16 +107,16 @@ void dest_resume_steps(struct gen *g)
         bool leaves = gen_lacks(g, M_LINGER_LEAVES);
         w = gen_begin(g, STEP, AT_DEST,
                       leaves ? "was asked nothing: exits" : "was asked nothing: seals itself");
-        w->d_at = leaves ? D_FAILED : D_SEALED;
+        if (leaves)
+            dest_ends(w, D_FAILED);
+        else
+            w->d_at = D_SEALED;
         gen_emit(g);
     }
     /* an agent ends it, and reads what it says */
     if (f->d_at == D_SEALED && g->c->agent && !f->d_link) {
         w = gen_begin(g, STEP, AT_DEST, "exits: nothing ran here");
-        for (unsigned e = 1; e <= LINKS; e++)
-            if (w->link[e - 1].d_open)
-                link_close(w, e, AT_DEST);
-        w->d_at = D_FAILED;
+        dest_ends(w, D_FAILED);
         w->d_left = 1;
         gen_emit(g);
     }

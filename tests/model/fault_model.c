@@ -39,11 +39,7 @@ static void kill_dest(struct gen *g, bool reboot)
 {
     struct world *w = gen_begin(g, FAULT, AT_DEST, reboot ? "its host reboots" : "dies");
 
-    for (unsigned e = 1; e <= LINKS; e++)
-        if (w->link[e - 1].d_open)
-            link_close(w, e, AT_DEST);
-    w->d_link = w->d_runs = w->d_disks = w->d_stalled = 0;
-    w->d_at = D_DEAD;
+    dest_ends(w, D_DEAD);
     if (reboot) /* what an agent there has seen is gone */
         w->d_left = w->told = 0;
     w->n_deaths++;

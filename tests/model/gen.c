@@ -75,6 +75,15 @@ uint8_t gen_get(struct gen *g, unsigned epoch, int dir)
     return msg;
 }
 
+void dest_ends(struct world *w, enum dest_at at)
+{
+    for (unsigned e = 1; e <= LINKS; e++)
+        if (w->link[e - 1].d_open)
+            link_close(w, e, AT_DEST);
+    w->d_link = w->d_runs = w->d_disks = w->d_stalled = 0;
+    w->d_at = (uint8_t)at;
+}
+
 bool world_has_pages(const struct world *w)
 {
     for (unsigned p = 0; p < PAGES; p++)

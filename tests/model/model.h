@@ -248,6 +248,7 @@ uint8_t world_front(const struct world *w, unsigned epoch, int dir); /* 0: nothi
 uint8_t gen_get(struct gen *g, unsigned epoch, int dir);
 unsigned gen_connect(struct gen *g, uint8_t hello); /* the new epoch; the destination listens */
 void link_close(struct world *w, unsigned epoch, int who);
+void dest_ends(struct world *w, enum dest_at at); /* its links with it; @at: D_FAILED or D_DEAD */
 bool dest_listens(const struct gen *g);
 bool world_can_connect(const struct world *w);
 

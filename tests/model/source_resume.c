@@ -70,13 +70,8 @@ static void fence(struct gen *g)
                                 g->c->fence == FENCE_KILL ? "fence: the destination is off"
                                                           : "fence: its storage is reserved");
     w->d_fenced = 1;
-    if (g->c->fence == FENCE_KILL && w->d_at != D_DEAD) {
-        for (unsigned e = 1; e <= LINKS; e++)
-            if (w->link[e - 1].d_open)
-                link_close(w, e, AT_DEST);
-        w->d_link = w->d_runs = w->d_disks = 0;
-        w->d_at = D_DEAD;
-    }
+    if (g->c->fence == FENCE_KILL && w->d_at != D_DEAD)
+        dest_ends(w, D_DEAD);
     w->s_at = S_FENCED;
     gen_emit(g);
     if (g->from->n_deaths >= g->c->deaths)
