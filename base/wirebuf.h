@@ -23,6 +23,12 @@ struct ff_wirebuf {
     bool bad;
 };
 
+/* For gets alone */
+static inline struct ff_wirebuf ff_wb_reader(const void *in, size_t len)
+{
+    return (struct ff_wirebuf){.data = (uint8_t *)in, .len = len};
+}
+
 static inline uint8_t *ff_wb_take(struct ff_wirebuf *b, size_t n)
 {
     if (b->bad || n > b->len - b->pos) {
