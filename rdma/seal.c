@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * seal.c - control messages that nobody else can read, change, repeat, reorder or leave out
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Ownership    GnuTLS's own state of a cipher lives for one record: it stands on the heap, which a
+ *              core dump shows.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include <gnutls/crypto.h>
+#include <gnutls/gnutls.h>
+
+#include "seal.h"
+
+static int start_generation(struct ff_seal *s)
+{
+    int rc = ff_kdf_expand(s->secret, "key", NULL, 0, s->key, sizeof(s->key));
+    return rc ? rc : ff_kdf_expand(s->secret, "iv", NULL, 0, s->iv, sizeof(s->iv));
+}
+
+int ff_seal_init(struct ff_seal *s, enum ff_hs_suite suite, const uint8_t secret[FF_KDF_LEN])
+{
+    memset(s, 0, sizeof(*s));
+    s->suite = suite;
+    memcpy(s->secret, secret, FF_KDF_LEN);
+    return start_generation(s);
+}
+
+/* The record is done: the next one has another number, perhaps another key */
+static int next_record(struct ff_seal *s)
+{
+    if (++s->number % FF_SEAL_RECORDS)
+        return 0;
+    int rc = ff_kdf_expand(s->secret, "next", NULL, 0, s->key, sizeof(s->key));
+    memcpy(s->secret, s->key, sizeof(s->secret));
+    return rc ? rc : start_generation(s);
+}
+
+static void make_nonce(const struct ff_seal *s, uint8_t nonce[FF_SEAL_NONCE_LEN])
+{
+    memcpy(nonce, s->iv, FF_SEAL_NONCE_LEN);
+    for (unsigned i = 0; i < 8; i++)
+        nonce[FF_SEAL_NONCE_LEN - 1 - i] ^= (uint8_t)(s->number >> (8 * i));
+}
+
+static int start_cipher(const struct ff_seal *s, gnutls_aead_cipher_hd_t *h)
+{
+    gnutls_datum_t key = {.data = (unsigned char *)s->key, .size = sizeof(s->key)};
+    gnutls_cipher_algorithm_t which = s->suite == FF_HS_AES256_GCM
+                                          ? GNUTLS_CIPHER_AES_256_GCM
+                                          : GNUTLS_CIPHER_CHACHA20_POLY1305;
+
+    return gnutls_aead_cipher_init(h, which, &key) < 0 ? -EIO : 0;
+}
+
+int ff_seal_close(struct ff_seal *s, const void *head, size_t head_len, const void *msg,
+                  uint32_t len, void *out)
+{
+    uint8_t nonce[FF_SEAL_NONCE_LEN];
+    size_t out_len = (size_t)len + FF_SEAL_TAG_LEN;
+    gnutls_aead_cipher_hd_t h;
+
+    if (s->broken || start_cipher(s, &h))
+        return -EIO;
+    make_nonce(s, nonce);
+    int rc = gnutls_aead_cipher_encrypt(h, nonce, sizeof(nonce), head, head_len, FF_SEAL_TAG_LEN,
+                                        msg, len, out, &out_len);
+    gnutls_aead_cipher_deinit(h);
+    s->broken = rc < 0 || out_len != (size_t)len + FF_SEAL_TAG_LEN || next_record(s);
+    return s->broken ? -EIO : 0;
+}
+
+int ff_seal_open(struct ff_seal *s, const void *head, size_t head_len, const void *in,
+                 uint32_t len, void *out)
+{
+    uint8_t nonce[FF_SEAL_NONCE_LEN];
+    size_t out_len = len < FF_SEAL_TAG_LEN ? 0 : len - FF_SEAL_TAG_LEN;
+    gnutls_aead_cipher_hd_t h;
+
+    if (s->broken || len < FF_SEAL_TAG_LEN || start_cipher(s, &h)) {
+        s->broken = true;
+        return -EBADMSG;
+    }
+    make_nonce(s, nonce);
+    int rc = gnutls_aead_cipher_decrypt(h, nonce, sizeof(nonce), head, head_len, FF_SEAL_TAG_LEN,
+                                        in, len, out, &out_len);
+    gnutls_aead_cipher_deinit(h);
+    s->broken = rc < 0 || out_len != len - FF_SEAL_TAG_LEN || next_record(s);
+    if (!s->broken)
+        return (int)out_len;
+    memset(out, 0, len - FF_SEAL_TAG_LEN); /* somebody else chose what would stand there */
+    return -EBADMSG;
+}
