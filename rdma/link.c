@@ -26,10 +26,10 @@
 #include "cleanup.h"
 #include "error.h"
 #include "log.h"
+#include "tcp_listen.h"
 #include "tcp_socket.h"
 #include "verbs.h"
 
-#define TCP_FDS_MAX 8
 #define AUTO_VERBS_MS 2000
 #define REST_MS 100
 
@@ -116,19 +116,21 @@ static void log_why_tcp(struct ff_link *l, const char *why)
 static int wait_port(struct ff_port *port, const int *also, unsigned n_also, int timeout_ms,
                      bool resting, struct ff_error *err)
 {
-    struct pollfd p[2 + TCP_FDS_MAX + FF_PORT_ALSO_MAX];
-    int fds[TCP_FDS_MAX];
-    unsigned n_tcp = port->tcp ? ff_tcp_listener_fds(port->tcp, fds, TCP_FDS_MAX) : 0, n = 2;
+    struct pollfd p[2 + TCP_LISTEN_FDS + FF_PORT_ALSO_MAX];
+    int until_ms = timeout_ms;
+    unsigned n = 2;
 
     p[0] = (struct pollfd){.fd = port->cancel_fd, .events = POLLIN};
     p[1] = (struct pollfd){.fd = port->verbs ? verbs_listener_fd(port->verbs) : -1,
                            .events = POLLIN};
-    for (unsigned i = 0; i < n_tcp; i++)
-        p[n++] = (struct pollfd){.fd = resting ? -1 : fds[i], .events = POLLIN};
+    if (port->tcp)
+        n += tcp_listen_poll(port->tcp, resting, &until_ms, p + n);
     for (unsigned i = 0; i < n_also; i++)
         p[n++] = (struct pollfd){.fd = also[i], .events = POLLIN};
-    bool ends = !resting || (timeout_ms >= 0 && timeout_ms < REST_MS);
-    int rc = poll(p, n, ends ? timeout_ms : REST_MS);
+    if (resting && (until_ms < 0 || until_ms > REST_MS))
+        until_ms = REST_MS;
+    bool ends = until_ms == timeout_ms;
+    int rc = poll(p, n, until_ms);
     if (rc < 0 && errno != EINTR)
         return ff_error_set(err, errno, "link: wait for a source: %s", strerror(errno));
     if (rc > 0 && p[0].revents)
@@ -144,6 +146,7 @@ static int wait_port(struct ff_port *port, const int *also, unsigned n_also, int
 int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
                    struct ff_link **out, struct ff_error *err)
 {
+    uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
     bool said = false;
 
     for (;;) {
@@ -168,7 +171,7 @@ int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeou
         else if (!resting && rc != -EAGAIN && rc != -ETIMEDOUT && rc != -ECANCELED)
             ff_log(FF_LOG_WARN, "%s; connection dropped", why.text);
         said |= resting;
-        rc = wait_port(port, also, n, timeout_ms, resting, err);
+        rc = wait_port(port, also, n, timeout_ms < 0 ? -1 : tcp_ms_left(end), resting, err);
         if (rc)
             return rc;
     }

@@ -36,6 +36,7 @@
 #include <sys/socket.h>
 
 struct ff_error;
+struct ff_key;
 
 #define FF_MSG_MAX (64u << 10)
 #define FF_QUEUE_DEPTH 64u
@@ -157,6 +158,7 @@ struct ff_link {
     bool on_demand;         /* reg() can do without */
     bool finds_zeros;       /* a READ tells granules of zeros (struct ff_wr) */
     bool pushes;            /* WRITE works for certain */
+    bool sealed;            /* the peer has the key; nobody else reads or changes a message */
     uint32_t rtt_us;        /* shortest round trip seen when it was opened; 0: not known */
     char about[160];        /* for a person: which link, which device, why not another */
 };
@@ -181,6 +183,7 @@ struct ff_link_params {
     const char *device; /* verbs: "NAME" or "NAME:PORT"; NULL or "": any */
     unsigned qps;       /* verbs: queue pairs of the PREFILL queue; 0: 1 */
     const struct ff_peers *peers; /* active: where the host is; NULL or none: look it up */
+    struct ff_key *key; /* both ends prove that they have it (handshake.h); NULL: neither does */
 };
 
 /* Where the host of @p is, in the order in which to try */
@@ -193,7 +196,6 @@ unsigned ff_tcp_port(const struct ff_listener *ls); /* the bound port, for port 
  * The link borrows @ls until its queues are open. */
 int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
                   struct ff_error *err);
-unsigned ff_tcp_listener_fds(const struct ff_listener *ls, int *fds, unsigned n);
 void ff_tcp_listener_cancel(struct ff_listener *ls); /* any thread */
 void ff_tcp_listener_free(struct ff_listener *ls);
 

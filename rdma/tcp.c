@@ -35,6 +35,7 @@
 #include "error.h"
 #include "failpoint.h"
 #include "log.h"
+#include "secret.h"
 #include "tcp_listen.h"
 #include "tcp_pace.h"
 #include "tcp_queue.h"
@@ -42,6 +43,12 @@
 #include "tcp_wire.h"
 
 #define SOCKETS_BUF (1 << 20) /* the kernel's own 208 KiB take two turns a chunk */
+
+/* With a key */
+struct tcp_secrets {
+    struct ff_epoch epoch;
+    struct ff_seal tx, rx;
+};
 
 struct tcp_link {
     struct ff_link base;
@@ -53,7 +60,9 @@ struct tcp_link {
     struct tcp_queue *q[FF_QUEUES];
     bool down; /* under fds_lock */
     struct ff_mr_table mrs;
-    uint8_t rx[TCP_CTRL_HEAD_LEN + FF_MSG_MAX];
+    struct tcp_secrets *secrets; /* NULL: nothing is sealed. Of memory of base/secret.h */
+    uint8_t *sealed_tx;          /* with them; under send_lock */
+    uint8_t rx[TCP_CTRL_HEAD_LEN + FF_MSG_MAX + FF_SEAL_TAG_LEN];
     size_t rx_have;
 };
 
@@ -91,6 +100,45 @@ static int link_new(int fd, int timeout_ms, struct tcp_link **out, struct ff_err
     return 0;
 }
 
+static void tcp_free(struct ff_link *l);
+
+/* From now on control messages are sealed with @e; @active: this is the source. @t is freed on
+ * failure */
+static int seal_control(struct tcp_link *t, const struct ff_epoch *e, bool active,
+                        struct ff_error *err)
+{
+    t->secrets = ff_secret_new(sizeof(*t->secrets));
+    t->sealed_tx = malloc(FF_MSG_MAX + FF_SEAL_TAG_LEN);
+    int rc = t->secrets && t->sealed_tx ? 0 : -ENOMEM;
+    if (!rc) {
+        t->secrets->epoch = *e;
+        rc = ff_seal_init(&t->secrets->tx, e->suite, active ? e->from_source : e->from_dest);
+    }
+    if (!rc)
+        rc = ff_seal_init(&t->secrets->rx, e->suite, active ? e->from_dest : e->from_source);
+    t->base.sealed = true;
+    if (rc) {
+        ff_error_set(err, -rc, "tcp: new link: %s", strerror(-rc));
+        tcp_free(&t->base);
+    }
+    return rc;
+}
+
+/* The source's side of the handshake. @t is freed on failure */
+static int pass_gate(struct tcp_link *t, const struct ff_link_params *p, struct ff_error *err)
+{
+    struct ff_epoch *e = ff_secret_new(sizeof(*e));
+
+    int rc = e ? tcp_gate_pass(t->ctrl_fd, p->key, t->cancel_fd, p->timeout_ms, e, err)
+               : ff_error_set(err, ENOMEM, "tcp: handshake: out of memory");
+    if (rc)
+        tcp_free(&t->base);
+    else
+        rc = seal_control(t, e, true, err);
+    ff_secret_free(e, sizeof(*e));
+    return rc;
+}
+
 int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link **out,
                    struct ff_error *err)
 {
@@ -116,6 +164,8 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
     if (rc)
         return rc;
     t->cancel_fd = cancel_fd;
+    if (p->key && (rc = pass_gate(t, p, err)))
+        return rc;
     *out = &t->base;
     return 0;
 }
@@ -123,12 +173,15 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
 int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
                   struct ff_error *err)
 {
+    const struct ff_epoch *e;
     struct tcp_link *t;
-    int fd = tcp_listen_take(ls, timeout_ms);
+    int fd = tcp_listen_take(ls, timeout_ms, &e);
 
     if (fd < 0)
         return ff_error_set(err, -fd, "tcp: wait for a source: %s", strerror(-fd));
     int rc = link_new(fd, tcp_listen_timeout_ms(ls), &t, err);
+    if (!rc && e)
+        rc = seal_control(t, e, false, err);
     if (rc)
         return rc;
     t->ls = ls;
@@ -151,7 +204,19 @@ static int add_queue(struct tcp_link *t, enum ff_queue kind, int fd, struct ff_e
     return 0;
 }
 
-static int open_active(struct tcp_link *t, const uint8_t *session, int timeout_ms,
+/* What the queues of @session show: the session alone where there is no key */
+static int queue_tokens(const struct tcp_link *t, const uint8_t *session, struct tcp_tokens *out,
+                        struct ff_error *err)
+{
+    for (enum ff_queue k = 0; k < FF_QUEUES; k++)
+        if (!t->secrets)
+            memcpy(out->of[k], session, FF_SESSION_LEN);
+        else if (ff_hs_token(&t->secrets->epoch, k, 0, session, out->of[k]))
+            return ff_error_set(err, EIO, "tcp: open queues: GnuTLS gives no HKDF");
+    return 0;
+}
+
+static int open_active(struct tcp_link *t, const struct tcp_tokens *tokens, int timeout_ms,
                        struct ff_error *err)
 {
     struct sockaddr_storage peer;
@@ -166,7 +231,7 @@ static int open_active(struct tcp_link *t, const uint8_t *session, int timeout_m
                               FF_MIN(timeout_ms, t->timeout_ms));
         if (fd < 0)
             return ff_error_set(err, -fd, "tcp: open queue %u: connect: %s", k, strerror(-fd));
-        tcp_join_encode(join, k, session);
+        tcp_join_encode(join, k, tokens);
         int rc = tcp_send_all(fd, &iov, 1, t->cancel_fd, timeout_ms);
         if (rc) {
             close(fd);
@@ -180,12 +245,12 @@ static int open_active(struct tcp_link *t, const uint8_t *session, int timeout_m
     return 0;
 }
 
-static int tcp_open_passive(struct tcp_link *t, const uint8_t *session, int timeout_ms,
+static int tcp_open_passive(struct tcp_link *t, const struct tcp_tokens *tokens, int timeout_ms,
                             struct ff_error *err)
 {
     int fd[FF_QUEUES];
 
-    int rc = tcp_listen_joins(t->ls, t->ctrl_fd, session, timeout_ms, fd, err);
+    int rc = tcp_listen_joins(t->ls, t->ctrl_fd, tokens, timeout_ms, fd, err);
     for (enum ff_queue k = 0; k < FF_QUEUES; k++) {
         if (!rc)
             rc = add_queue(t, k, fd[k], err); /* takes it, also on failure */
@@ -200,10 +265,12 @@ static int tcp_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_L
                            int timeout_ms, struct ff_error *err)
 {
     struct tcp_link *t = tcp_of(l);
-    int rc = t->q[FF_QUEUE_PREFILL] ? 0 /* by ff_tcp_on_sockets() */
-             : t->ls                ? tcp_open_passive(t, session, timeout_ms, err)
-                                    : open_active(t, session, timeout_ms, err);
+    struct tcp_tokens tokens;
 
+    int rc = queue_tokens(t, session, &tokens, err);
+    if (!rc && !t->q[FF_QUEUE_PREFILL]) /* else by ff_tcp_on_sockets() */
+        rc = t->ls ? tcp_open_passive(t, &tokens, timeout_ms, err)
+                   : open_active(t, &tokens, timeout_ms, err);
     if (!rc)
         tcp_queue_beside(t->q[FF_QUEUE_PREFILL], t->q[FF_QUEUE_FAULT]);
     return rc;
@@ -220,8 +287,14 @@ static int tcp_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_
         return ff_error_set(err, EMSGSIZE, "tcp: send: length %u (permitted 1..%u)", len,
                             FF_MSG_MAX);
     int rc = ff_failpoint("control.send");
-    tcp_ctrl_encode(head, len);
     pthread_mutex_lock(&t->send_lock);
+    if (!t->secrets) {
+        tcp_ctrl_encode(head, len);
+    } else if (!rc) {
+        tcp_sealed_encode(head, len + FF_SEAL_TAG_LEN);
+        rc = ff_seal_close(&t->secrets->tx, head, sizeof(head), msg, len, t->sealed_tx);
+        iov[1] = (struct iovec){.iov_base = t->sealed_tx, .iov_len = len + FF_SEAL_TAG_LEN};
+    }
     if (!rc)
         rc = tcp_send_all(t->ctrl_fd, iov, 2, t->cancel_fd, t->timeout_ms);
     pthread_mutex_unlock(&t->send_lock);
@@ -230,6 +303,28 @@ static int tcp_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_
         return ff_error_set(err, -rc, "tcp: send: %s", strerror(-rc));
     }
     return 0;
+}
+
+static int decode_head(const struct tcp_link *t, uint32_t *len, struct ff_error *err)
+{
+    return t->secrets ? tcp_sealed_decode(t->rx, len, err) : tcp_ctrl_decode(t->rx, len, err);
+}
+
+/* All of a message of @len bytes is in rx: the message's own length, in @buf, or -errno */
+static int open_message(struct tcp_link *t, void *buf, uint32_t len, struct ff_error *err)
+{
+    t->rx_have = 0;
+    if (!t->secrets) {
+        memcpy(buf, t->rx + TCP_CTRL_HEAD_LEN, len);
+        return (int)len;
+    }
+    int rc = ff_seal_open(&t->secrets->rx, t->rx, TCP_CTRL_HEAD_LEN, t->rx + TCP_CTRL_HEAD_LEN,
+                          len, buf);
+    if (rc >= 0)
+        return rc;
+    t->base.ops->shutdown(&t->base); /* somebody is between us */
+    return ff_error_set(err, EBADMSG, "tcp: receive: a control message that is not the peer's next "
+                        "one: somebody between changed, repeated or left out something");
 }
 
 static int tcp_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
@@ -241,16 +336,13 @@ static int tcp_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_erro
         size_t want = TCP_CTRL_HEAD_LEN;
         uint32_t len = 0;
         if (t->rx_have >= TCP_CTRL_HEAD_LEN) {
-            int rc = tcp_ctrl_decode(t->rx, &len, err);
+            int rc = decode_head(t, &len, err);
             if (rc)
                 return rc;
             want += len;
         }
-        if (len && t->rx_have == want) {
-            memcpy(buf, t->rx + TCP_CTRL_HEAD_LEN, len);
-            t->rx_have = 0;
-            return (int)len;
-        }
+        if (len && t->rx_have == want)
+            return open_message(t, buf, len, err);
         ssize_t n = recv(t->ctrl_fd, t->rx + t->rx_have, want - t->rx_have, MSG_DONTWAIT);
         if (n > 0) {
             t->rx_have += (size_t)n;
@@ -342,6 +434,8 @@ static void tcp_free(struct ff_link *l)
     for (int k = 0; k < FF_QUEUES; k++)
         tcp_queue_free(t->q[k]);
     close(t->ctrl_fd);
+    ff_secret_free(t->secrets, sizeof(*t->secrets));
+    free(t->sealed_tx);
     ff_mr_destroy(&t->mrs);
     pthread_mutex_destroy(&t->fds_lock);
     pthread_mutex_destroy(&t->send_lock);

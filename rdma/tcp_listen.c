@@ -12,6 +12,8 @@
  *                                            this one fails (tcp_listen_take())
  *                says nothing                held likewise; none waits for another
  *
+ *              With a key a control connection passes the gate first (tcp_gate.c); what is held
+ *              goes there.
  * Limits       HELD_MAX connections that have not said who they are: when one more comes, the one
  *              that has had most time to say it goes. A source speaks as soon as it is connected.
  *              REST_MS: out of descriptors, which others may give back.
@@ -33,6 +35,7 @@
 #include "tcp_socket.h"
 #include "tcp_wire.h"
 
+#define LISTEN_MAX 8u
 #define HELD_MAX 8u
 #define REST_MS 100
 
@@ -42,12 +45,16 @@ struct held {
 };
 
 struct ff_listener {
-    int fd[8]; /* one an address of the name, IPv4 and IPv6 */
+    int fd[LISTEN_MAX]; /* one an address of the name, IPv4 and IPv6 */
     unsigned n;
     int cancel_fd, timeout_ms;
     struct held held[HELD_MAX]; /* the oldest first */
     unsigned n_held;
+    struct ff_key *key;    /* NULL: whoever connects is heard */
+    struct tcp_gate *gate; /* with a key: who has connected, and has not proved that it has it */
 };
+
+_Static_assert(LISTEN_MAX + TCP_GATE_MAX <= TCP_LISTEN_FDS, "tcp_listen_poll() has room for all");
 
 static int unhold(struct ff_listener *ls, unsigned i)
 {
@@ -94,13 +101,27 @@ static int accept_now(struct ff_listener *ls)
     return rc;
 }
 
+unsigned tcp_listen_poll(const struct ff_listener *ls, bool resting, int *timeout_ms,
+                         struct pollfd p[TCP_LISTEN_FDS])
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < ls->n && !resting; i++)
+        p[n++] = (struct pollfd){.fd = ls->fd[i], .events = POLLIN};
+    if (!ls->gate)
+        return n;
+    int late_ms = tcp_gate_ms(ls->gate);
+    if (late_ms >= 0 && (*timeout_ms < 0 || late_ms < *timeout_ms))
+        *timeout_ms = late_ms;
+    return n + tcp_gate_poll(ls->gate, p + n);
+}
+
 /* Until somebody connects, one of @more (after @n_more of them) shows something, or @end: 0,
  * -ETIMEDOUT, -ECANCELED. @resting: nobody can be accepted now */
 static int wait_any(struct ff_listener *ls, struct pollfd *more, unsigned n_more, int timeout_ms,
                     bool resting)
 {
-    struct pollfd p[1 + FF_ARRAY_LEN(ls->fd) + 1 + HELD_MAX] = {
-        {.fd = ls->cancel_fd, .events = POLLIN}};
+    struct pollfd p[1 + LISTEN_MAX + 1 + HELD_MAX] = {{.fd = ls->cancel_fd, .events = POLLIN}};
     unsigned n = 1;
 
     for (unsigned i = 0; i < ls->n && !resting; i++)
@@ -125,10 +146,59 @@ int tcp_listen_timeout_ms(const struct ff_listener *ls)
     return ls->timeout_ms;
 }
 
-int tcp_listen_take(struct ff_listener *ls, int timeout_ms)
+/* Somebody may have connected, or said something at the gate: 0; -ECANCELED; -ETIMEDOUT, which is
+ * not that somebody is late */
+static int wait_gate(struct ff_listener *ls, int timeout_ms, bool resting)
+{
+    struct pollfd p[1 + TCP_LISTEN_FDS] = {{.fd = ls->cancel_fd, .events = POLLIN}};
+    int until_ms = timeout_ms;
+
+    unsigned n = 1 + tcp_listen_poll(ls, resting, &until_ms, p + 1);
+    if (resting)
+        until_ms = until_ms < 0 ? REST_MS : FF_MIN(until_ms, REST_MS);
+    int rc = poll(p, n, until_ms);
+    if (rc < 0 && errno != EINTR)
+        return -errno;
+    if (rc > 0 && p[0].revents)
+        return -ECANCELED;
+    return rc || until_ms != timeout_ms ? 0 : -ETIMEDOUT;
+}
+
+/* As tcp_listen_take(): who has the key */
+static int take_through_gate(struct ff_listener *ls, int timeout_ms, const struct ff_epoch **e)
 {
     uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
 
+    while (ls->n_held)
+        tcp_gate_add(ls->gate, unhold(ls, 0));
+    for (;;) {
+        int fd = -1;
+        for (unsigned i = 0; i < TCP_GATE_MAX; i++) { /* the others come with the next turn */
+            fd = accept_now(ls);
+            if (fd < 0)
+                break;
+            tcp_gate_add(ls->gate, fd);
+        }
+        bool resting = is_out_of_fds(fd);
+        int known = tcp_gate_next(ls->gate, e);
+        if (known >= 0 || (fd < 0 && fd != -EAGAIN && !resting))
+            return known >= 0 ? known : fd;
+        int left = timeout_ms < 0 ? -1 : tcp_ms_left(end);
+        if (!left)
+            return resting ? fd : -ETIMEDOUT;
+        int rc = wait_gate(ls, left, resting);
+        if (rc)
+            return rc;
+    }
+}
+
+int tcp_listen_take(struct ff_listener *ls, int timeout_ms, const struct ff_epoch **e)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
+
+    *e = NULL;
+    if (ls->gate)
+        return take_through_gate(ls, timeout_ms, e);
     if (ls->n_held)
         return unhold(ls, 0);
     for (;;) {
@@ -145,10 +215,10 @@ int tcp_listen_take(struct ff_listener *ls, int timeout_ms)
     }
 }
 
-/* What @i says: 1: it is queue @k of @session, and is not held any more; 0: nothing yet, or that it
+/* What @i says: 1: it is queue @k by @tokens, and is not held any more; 0: nothing yet, or that it
  * is no queue; -1: it is gone */
-static int read_join(struct ff_listener *ls, unsigned i, const uint8_t *session, const int *have,
-                     int *out, enum ff_queue *k)
+static int read_join(struct ff_listener *ls, unsigned i, const struct tcp_tokens *tokens,
+                     const int *have, int *out, enum ff_queue *k)
 {
     uint8_t join[TCP_JOIN_LEN];
     struct ff_error why;
@@ -162,7 +232,7 @@ static int read_join(struct ff_listener *ls, unsigned i, const uint8_t *session,
     int rc = n < (ssize_t)sizeof(join)
                  ? ff_error_set(&why, n < 0 ? errno : ECONNRESET, "tcp: read join: %s",
                                 strerror(n < 0 ? errno : ECONNRESET))
-                 : tcp_join_decode(join, session, k, &why);
+                 : tcp_join_decode(join, tokens, k, &why);
     if (!rc && have[*k] >= 0)
         rc = ff_error_set(&why, EEXIST, "tcp: read join: queue %u is open already", *k);
     *out = unhold(ls, i);
@@ -175,7 +245,7 @@ static int read_join(struct ff_listener *ls, unsigned i, const uint8_t *session,
     return 1;
 }
 
-int tcp_listen_joins(struct ff_listener *ls, int ctrl_fd, const uint8_t session[FF_SESSION_LEN],
+int tcp_listen_joins(struct ff_listener *ls, int ctrl_fd, const struct tcp_tokens *tokens,
                      int timeout_ms, int fd[FF_QUEUES], struct ff_error *err)
 {
     uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
@@ -198,7 +268,7 @@ int tcp_listen_joins(struct ff_listener *ls, int ctrl_fd, const uint8_t session[
             if (!p[1 + i].revents)
                 continue;
             news = true;
-            if (read_join(ls, i, session, fd, &got, &k) == 1)
+            if (read_join(ls, i, tokens, fd, &got, &k) == 1)
                 fd[k] = got;
         }
         int new = rc ? rc : accept_now(ls);
@@ -252,6 +322,9 @@ int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, stru
     ls->timeout_ms = p->timeout_ms;
     ls->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = ls->cancel_fd < 0 ? -errno : 0;
+    ls->key = ff_key_ref(p->key);
+    if (!rc && ls->key)
+        rc = tcp_gate_new(ls->key, &ls->gate, NULL);
     for (struct addrinfo *a = list; a && !rc && ls->n < FF_ARRAY_LEN(ls->fd); a = a->ai_next) {
         int fd = listen_addr(a);
         /* a host without IPv6 says so here: not an error while another address works */
@@ -284,14 +357,6 @@ unsigned ff_tcp_port(const struct ff_listener *ls)
                                           : ((struct sockaddr_in *)&sa)->sin_port);
 }
 
-unsigned ff_tcp_listener_fds(const struct ff_listener *ls, int *fds, unsigned n)
-{
-    unsigned i = 0;
-    for (; i < ls->n && i < n; i++)
-        fds[i] = ls->fd[i];
-    return i;
-}
-
 void ff_tcp_listener_cancel(struct ff_listener *ls)
 {
     eventfd_write(ls->cancel_fd, 1);
@@ -305,6 +370,8 @@ void ff_tcp_listener_free(struct ff_listener *ls)
         close(ls->fd[i]);
     for (unsigned i = 0; i < ls->n_held; i++)
         close(ls->held[i].fd);
+    tcp_gate_free(ls->gate);
+    ff_key_unref(ls->key);
     ff_close_fd(&ls->cancel_fd);
     free(ls);
 }

@@ -10,6 +10,7 @@
 #include "wirebuf.h"
 
 #define MAGIC_CTRL 0x6d634646u /* "FFcm" */
+#define MAGIC_SEALED 0x73634646u /* "FFcs" */
 #define MAGIC_JOIN 0x6e6a4646u /* "FFjn" */
 #define MAGIC_REQ 0x71724646u  /* "FFrq" */
 #define MAGIC_REP 0x70724646u  /* "FFrp" */
@@ -17,11 +18,6 @@
 static struct ff_wirebuf writer(uint8_t *out, size_t len)
 {
     return (struct ff_wirebuf){.data = out, .len = len};
-}
-
-static struct ff_wirebuf reader(const uint8_t *in, size_t len)
-{
-    return (struct ff_wirebuf){.data = (uint8_t *)in, .len = len}; /* only read from */
 }
 
 static int bad_magic(const char *what, uint32_t got, uint32_t want, struct ff_error *err)
@@ -37,40 +33,70 @@ void tcp_ctrl_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len)
     ff_wb_put(&b, len, 4);
 }
 
-int tcp_ctrl_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct ff_error *err)
+/* @n is from @min to @max: 0 and *@len */
+static int get_length(uint32_t n, uint32_t min, uint32_t max, uint32_t *len, struct ff_error *err)
 {
-    struct ff_wirebuf b = reader(in, TCP_CTRL_HEAD_LEN);
-    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
-    uint32_t n = (uint32_t)ff_wb_get(&b, 4);
-
-    if (magic != MAGIC_CTRL)
-        return bad_magic("control message", magic, MAGIC_CTRL, err);
-    if (!n || n > FF_MSG_MAX)
-        return ff_error_set(err, EPROTO, "tcp: read control message: length %u (permitted 1..%u)",
-                            n, FF_MSG_MAX);
+    if (n < min || n > max)
+        return ff_error_set(err, EPROTO, "tcp: read control message: length %u (permitted %u..%u)",
+                            n, min, max);
     *len = n;
     return 0;
 }
 
-void tcp_join_encode(uint8_t out[TCP_JOIN_LEN], enum ff_queue q, const uint8_t *session)
+int tcp_ctrl_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct ff_error *err)
+{
+    struct ff_wirebuf b = ff_wb_reader(in, TCP_CTRL_HEAD_LEN);
+    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
+    uint32_t n = (uint32_t)ff_wb_get(&b, 4);
+
+    if (ff_hs_is_answer(in))
+        return ff_error_set(err, EACCES, "tcp: the destination wants a key: give key-file=FILE "
+                            "with the one that it has");
+    if (ff_hs_is_hello(in))
+        return ff_error_set(err, EACCES, "tcp: the source has a key and this side has none: give "
+                            "key-file=FILE with the same");
+    if (magic != MAGIC_CTRL)
+        return bad_magic("control message", magic, MAGIC_CTRL, err);
+    return get_length(n, 1, FF_MSG_MAX, len, err);
+}
+
+void tcp_sealed_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len)
+{
+    struct ff_wirebuf b = writer(out, TCP_CTRL_HEAD_LEN);
+    ff_wb_put(&b, MAGIC_SEALED, 4);
+    ff_wb_put(&b, len, 4);
+}
+
+int tcp_sealed_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct ff_error *err)
+{
+    struct ff_wirebuf b = ff_wb_reader(in, TCP_CTRL_HEAD_LEN);
+    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
+    uint32_t n = (uint32_t)ff_wb_get(&b, 4);
+
+    if (magic != MAGIC_SEALED)
+        return bad_magic("sealed control message", magic, MAGIC_SEALED, err);
+    return get_length(n, 1 + FF_SEAL_TAG_LEN, FF_MSG_MAX + FF_SEAL_TAG_LEN, len, err);
+}
+
+void tcp_join_encode(uint8_t out[TCP_JOIN_LEN], enum ff_queue q, const struct tcp_tokens *t)
 {
     struct ff_wirebuf b = writer(out, TCP_JOIN_LEN);
     ff_wb_put(&b, MAGIC_JOIN, 4);
     ff_wb_put(&b, TCP_VERSION, 2);
     ff_wb_put(&b, q == FF_QUEUE_FAULT ? 0 : 1, 2);
-    ff_wb_put_bytes(&b, session, FF_SESSION_LEN);
+    ff_wb_put_bytes(&b, t->of[q], FF_SESSION_LEN);
 }
 
 bool tcp_is_join(const uint8_t *in)
 {
-    struct ff_wirebuf b = reader(in, 4);
+    struct ff_wirebuf b = ff_wb_reader(in, 4);
     return ff_wb_get(&b, 4) == MAGIC_JOIN;
 }
 
-int tcp_join_decode(const uint8_t in[TCP_JOIN_LEN], const uint8_t *session, enum ff_queue *q,
+int tcp_join_decode(const uint8_t in[TCP_JOIN_LEN], const struct tcp_tokens *t, enum ff_queue *q,
                     struct ff_error *err)
 {
-    struct ff_wirebuf b = reader(in, TCP_JOIN_LEN);
+    struct ff_wirebuf b = ff_wb_reader(in, TCP_JOIN_LEN);
     uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
     unsigned version = (unsigned)ff_wb_get(&b, 2), queue = (unsigned)ff_wb_get(&b, 2);
     uint8_t diff = 0;
@@ -82,11 +108,12 @@ int tcp_join_decode(const uint8_t in[TCP_JOIN_LEN], const uint8_t *session, enum
                             TCP_VERSION);
     if (queue > 1)
         return ff_error_set(err, EPROTO, "tcp: read join: queue %u (permitted 0..1)", queue);
+    enum ff_queue k = queue == 0 ? FF_QUEUE_FAULT : FF_QUEUE_PREFILL;
     for (size_t i = 0; i < FF_SESSION_LEN; i++) /* the same time whatever differs */
-        diff |= (uint8_t)(in[b.pos + i] ^ session[i]);
+        diff |= (uint8_t)(in[b.pos + i] ^ t->of[k][i]);
     if (diff)
         return ff_error_set(err, EACCES, "tcp: read join: another session's connection");
-    *q = queue == 0 ? FF_QUEUE_FAULT : FF_QUEUE_PREFILL;
+    *q = k;
     return 0;
 }
 
@@ -106,7 +133,7 @@ void tcp_req_encode(uint8_t out[TCP_REQ_LEN], const struct tcp_req *r)
 
 int tcp_req_decode(const uint8_t in[TCP_REQ_LEN], struct tcp_req *r, struct ff_error *err)
 {
-    struct ff_wirebuf b = reader(in, TCP_REQ_LEN);
+    struct ff_wirebuf b = ff_wb_reader(in, TCP_REQ_LEN);
     uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
 
     r->op = (uint16_t)ff_wb_get(&b, 2);
@@ -161,7 +188,7 @@ static const char *status_text(uint32_t status)
 int tcp_rep_decode(const uint8_t in[TCP_REP_LEN], const struct ff_wr *wr, struct tcp_rep *r,
                    struct ff_error *err)
 {
-    struct ff_wirebuf b = reader(in, TCP_REP_LEN);
+    struct ff_wirebuf b = ff_wb_reader(in, TCP_REP_LEN);
     uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
 
     r->op = (uint16_t)ff_wb_get(&b, 2);

@@ -8,7 +8,8 @@
  * Picture      all integers little-endian.
  *
  *   control    | magic FFcm 4 | length 4 | message ... |
- *   join       | magic FFjn 4 | version 2 | queue 2 | session 16 |
+ *              | magic FFcs 4 | length 4 | sealed message ... |  with a key, after the handshake
+ *   join       | magic FFjn 4 | version 2 | queue 2 | token 16 |
  *   request    | magic FFrq 4 | op 2 | 0 2 | id 8 | addr 8 | rkey 4 | len 4 | granule 4 | imm 4 |
  *              WRITE: len bytes follow
  *   reply      | magic FFrp 4 | op 2 | flags 2 | id 8 | status 4 | len 4 |
@@ -25,6 +26,7 @@
 #include <stdint.h>
 
 #include "link.h"
+#include "seal.h"
 
 #define TCP_VERSION 1
 #define TCP_CTRL_HEAD_LEN 8
@@ -56,10 +58,19 @@ struct tcp_rep {
 void tcp_ctrl_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len);
 int tcp_ctrl_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct ff_error *err);
 
+/* @len: of the sealed message, which FF_SEAL_TAG_LEN makes longer */
+void tcp_sealed_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len);
+int tcp_sealed_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct ff_error *err);
+
 /* @in: at least four bytes of what a connection says first */
 bool tcp_is_join(const uint8_t *in);
-void tcp_join_encode(uint8_t out[TCP_JOIN_LEN], enum ff_queue q, const uint8_t *session);
-int tcp_join_decode(const uint8_t in[TCP_JOIN_LEN], const uint8_t *session, enum ff_queue *q,
+/* The secret of each queue: its token (ff_hs_token()), or without a key the session for both */
+struct tcp_tokens {
+    uint8_t of[FF_QUEUES][FF_SESSION_LEN];
+};
+
+void tcp_join_encode(uint8_t out[TCP_JOIN_LEN], enum ff_queue q, const struct tcp_tokens *t);
+int tcp_join_decode(const uint8_t in[TCP_JOIN_LEN], const struct tcp_tokens *t, enum ff_queue *q,
                     struct ff_error *err);
 
 void tcp_req_encode(uint8_t out[TCP_REQ_LEN], const struct tcp_req *r);

@@ -113,6 +113,14 @@ static int get_private(const struct rdma_conn_param *p, const struct verbs_link 
     return 0;
 }
 
+/* A key is for nothing where it proves nothing */
+static int no_handshake(const struct ff_link_params *p, struct ff_error *err)
+{
+    if (!p->key)
+        return 0;
+    return ff_error_set(err, EOPNOTSUPP, "verbs: this link cannot use a key: take link=tcp");
+}
+
 static uint64_t deadline_of(int timeout_ms)
 {
     return ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
@@ -228,7 +236,9 @@ int verbs_cm_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd
     uint64_t end = deadline_of(limit_ms);
     struct ff_peers peers;
 
-    int rc = ff_peers_find(p, &peers, err);
+    int rc = no_handshake(p, err);
+    if (!rc)
+        rc = ff_peers_find(p, &peers, err);
     if (rc)
         return rc;
     for (unsigned i = 0; i < peers.n; i++) {
@@ -266,7 +276,9 @@ static int listen_on(struct verbs_listener *ls, struct addrinfo *a, unsigned por
 int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, struct ff_error *err)
 {
     struct addrinfo *list;
-    int rc = tcp_resolve(p, true, &list, err);
+    int rc = no_handshake(p, err);
+    if (!rc)
+        rc = tcp_resolve(p, true, &list, err);
     if (rc)
         return rc;
     struct verbs_listener *ls = calloc(1, sizeof(*ls));

@@ -183,7 +183,7 @@ static int try_message(unsigned how, const uint8_t *msg, size_t len, struct ff_e
 
 static int try_frame(unsigned how, const uint8_t *in, struct ff_error *err)
 {
-    static const uint8_t session[FF_SESSION_LEN] = "a session of 16";
+    static const struct tcp_tokens t = {.of = {"a session of 16", "a session of 16"}};
     uint8_t zero[128];
     struct ff_wr wr = {.id = 7, .op = how & 1 ? FF_OP_READ : FF_OP_WRITE, .len_bytes = 8192,
                        .granule_bytes = how & 2 ? 4096 : 0, .zero = how & 4 ? zero : NULL};
@@ -195,6 +195,14 @@ static int try_frame(unsigned how, const uint8_t *in, struct ff_error *err)
 
     switch (in[2]) {
     case 'c':
+        if (in[3] == 's') {
+            rc = tcp_sealed_decode(in, &n, err);
+            if (!rc)
+                tcp_sealed_encode(out, n);
+            if (!rc)
+                same(in, TCP_CTRL_HEAD_LEN, out, TCP_CTRL_HEAD_LEN, 0, 0);
+            return rc;
+        }
         rc = tcp_ctrl_decode(in, &n, err);
         if (!rc)
             tcp_ctrl_encode(out, n);
@@ -202,9 +210,9 @@ static int try_frame(unsigned how, const uint8_t *in, struct ff_error *err)
             same(in, TCP_CTRL_HEAD_LEN, out, TCP_CTRL_HEAD_LEN, 0, 0);
         return rc;
     case 'j':
-        rc = tcp_join_decode(in, session, &q, err);
+        rc = tcp_join_decode(in, &t, &q, err);
         if (!rc)
-            tcp_join_encode(out, q, session);
+            tcp_join_encode(out, q, &t);
         if (!rc)
             same(in, TCP_JOIN_LEN, out, TCP_JOIN_LEN, 0, 0);
         return rc;

@@ -19,10 +19,24 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "key.h"
 #include "link.h"
 
 #define SOON_MS 20000
 #define IMMS_MAX 512
+
+/* Wait for a thread, not for ever: a test that hangs says where */
+static inline void join_soon(pthread_t t)
+{
+    struct timespec end;
+
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += SOON_MS / 1000;
+    if (pthread_timedjoin_np(t, NULL, &end)) {
+        fprintf(stderr, "a thread did not end within %d ms\n", SOON_MS);
+        abort();
+    }
+}
 
 struct pair {
     const char *kind;
@@ -53,6 +67,69 @@ static inline void pair_connect_tcp(struct pair *p, const char *host, int timeou
     assert_ok(ff_tcp_accept(p->listener, SOON_MS, &p->b, &err), err);
 }
 
+#define PAIR_KEY "5f3c0e9d6b2a48f1c7e6d5b4a39281706f5e4d3c2b1a09f8e7d6c5b4a3928170"
+
+static inline struct ff_key *must_key(const char *text)
+{
+    struct ff_error err;
+    struct ff_key *k;
+
+    assert_ok(ff_key_parse(text, strlen(text), &k, &err), err);
+    return k;
+}
+
+/* A source that connects in a thread of its own, since it waits for the other side */
+struct caller {
+    pthread_t thread;
+    struct ff_link_params lp;
+    char port[16];
+    struct ff_link *link;
+    struct ff_error err;
+    int rc;
+};
+
+static inline void *caller_main(void *arg)
+{
+    struct caller *c = arg;
+
+    c->rc = ff_tcp_connect(&c->lp, -1, &c->link, &c->err);
+    return NULL;
+}
+
+static inline void caller_start(struct caller *c, unsigned port, struct ff_key *key)
+{
+    memset(c, 0, sizeof(*c));
+    snprintf(c->port, sizeof(c->port), "%u", port);
+    c->lp = (struct ff_link_params){
+        .host = "127.0.0.1", .port = c->port, .timeout_ms = 15000, .key = key};
+    assert_int_equal(pthread_create(&c->thread, NULL, caller_main, c), 0);
+}
+
+static inline int caller_end(struct caller *c)
+{
+    join_soon(c->thread);
+    return c->rc;
+}
+
+/* Both ends have one key; up to and without the queues */
+static inline void pair_connect_keyed(struct pair *p)
+{
+    struct ff_key *key = must_key(PAIR_KEY);
+    struct ff_link_params lp = {
+        .host = "127.0.0.1", .port = "0", .timeout_ms = 15000, .key = key};
+    struct ff_error err;
+    struct caller c;
+
+    *p = (struct pair){.kind = "tcp with a key"};
+    assert_ok(ff_tcp_listen(&lp, &p->listener, &err), err);
+    caller_start(&c, ff_tcp_port(p->listener), key);
+    int rc = ff_tcp_accept(p->listener, SOON_MS, &p->b, &err);
+    assert_ok(caller_end(&c), c.err);
+    assert_ok(rc, err);
+    p->a = c.link;
+    ff_key_unref(key); /* the links need it no more, the listener has its own reference */
+}
+
 static inline void pair_open_queues(struct pair *p)
 {
     static const uint8_t session[FF_SESSION_LEN] = "a session of 16";
@@ -66,6 +143,12 @@ static inline void pair_open_queues(struct pair *p)
 static inline void pair_open_tcp(struct pair *p)
 {
     pair_connect_tcp(p, "127.0.0.1", 15000);
+    pair_open_queues(p);
+}
+
+static inline void pair_open_keyed(struct pair *p)
+{
+    pair_connect_keyed(p);
     pair_open_queues(p);
 }
 
@@ -115,19 +198,6 @@ static inline void server_start(struct server *s, struct ff_link *l, enum ff_que
     s->link = l;
     s->queue = q;
     assert_int_equal(pthread_create(&s->thread, NULL, server_main, s), 0);
-}
-
-/* Wait for a thread, not for ever: a test that hangs says where */
-static inline void join_soon(pthread_t t)
-{
-    struct timespec end;
-
-    clock_gettime(CLOCK_REALTIME, &end);
-    end.tv_sec += SOON_MS / 1000;
-    if (pthread_timedjoin_np(t, NULL, &end)) {
-        fprintf(stderr, "a thread did not end within %d ms\n", SOON_MS);
-        abort();
-    }
 }
 
 static inline void server_join(struct server *s)

@@ -2,7 +2,7 @@
  *
  * test_handshake.c - who has the key gets in, and nobody else: one attack a test
  */
-#include "unit.h"
+#include "pair.h"
 
 #include "handshake.h"
 
@@ -20,15 +20,6 @@ struct talk {
     bool can_send;
     struct ff_error err;
 };
-
-static struct ff_key *must_key(const char *text)
-{
-    struct ff_error err;
-    struct ff_key *k;
-
-    assert_ok(ff_key_parse(text, strlen(text), &k, &err), err);
-    return k;
-}
 
 static void talk_start(struct talk *t, const char *source, const char *dest)
 {

@@ -37,6 +37,13 @@ static int start_tcp(void **state)
     return start(&p);
 }
 
+static int start_keyed(void **state)
+{
+    (void)state;
+    pair_open_keyed(&p);
+    return start(&p);
+}
+
 static int end(void **state)
 {
     (void)state;
@@ -518,7 +525,8 @@ static void test_auto(void **state)
 }
 
 #define BOTH(test)                                                                          \
-    {"loop: " #test, test, start_loop, end, NULL}, {"tcp: " #test, test, start_tcp, end, NULL}
+    {"loop: " #test, test, start_loop, end, NULL}, {"tcp: " #test, test, start_tcp, end, NULL}, \
+    {"key: " #test, test, start_keyed, end, NULL}
 
 UNIT_MAIN(BOTH(test_read_sizes), BOTH(test_zero_map), BOTH(test_write_both_ways), BOTH(test_keys),
           BOTH(test_many_keys), BOTH(test_depth), BOTH(test_both_ways_at_once),

@@ -20,6 +20,13 @@ static int start_tcp(void **state)
     return 0;
 }
 
+static int start_keyed(void **state)
+{
+    (void)state;
+    pair_open_keyed(&p);
+    return 0;
+}
+
 static int end(void **state)
 {
     (void)state;
@@ -328,7 +335,8 @@ static void test_peer_ends_in_flight(void **state)
 }
 
 #define BOTH(test)                                                                          \
-    {"loop: " #test, test, start_loop, end, NULL}, {"tcp: " #test, test, start_tcp, end, NULL}
+    {"loop: " #test, test, start_loop, end, NULL}, {"tcp: " #test, test, start_tcp, end, NULL}, \
+    {"key: " #test, test, start_keyed, end, NULL}
 
 UNIT_MAIN(BOTH(test_messages), BOTH(test_lengths_refused), BOTH(test_ordered_both_ways),
           BOTH(test_many_senders), BOTH(test_timeouts), BOTH(test_shutdown_wakes_all),

@@ -16,6 +16,7 @@
 #include "tcp_wire.h"
 
 static const uint8_t session[FF_SESSION_LEN] = "a session of 16";
+static const struct tcp_tokens tokens = {.of = {"a session of 16", "a session of 16"}};
 static char last_log[1024];
 static atomic_uint n_logs;
 
@@ -122,14 +123,14 @@ static void test_strangers_at_the_queues(void **state)
     fd[0] = plain_connect(port); /* rubbish */
     say(fd[0], "GET / HTTP/1.0\r\nHost: localhost\r\n\r\n", 36);
     fd[1] = plain_connect(port); /* another session */
-    tcp_join_encode(join, FF_QUEUE_FAULT, (const uint8_t *)"A session of 16");
+    tcp_join_encode(join, FF_QUEUE_FAULT, &(struct tcp_tokens){.of = {"A session of 16"}});
     say(fd[1], join, sizeof(join));
     fd[2] = plain_connect(port); /* leaves in the middle */
     say(fd[2], join, sizeof(join) - 1);
     shutdown(fd[2], SHUT_WR);
     fd[3] = plain_connect(port); /* says nothing */
     fd[4] = plain_connect(port); /* an unknown queue */
-    tcp_join_encode(join, FF_QUEUE_FAULT, session);
+    tcp_join_encode(join, FF_QUEUE_FAULT, &tokens);
     join[6] = 2;
     say(fd[4], join, sizeof(join));
 
@@ -162,10 +163,10 @@ static void test_queue_joined_twice(void **state)
     pair_connect_tcp(&p, "127.0.0.1", 15000);
     snprintf(port, sizeof(port), "%u", ff_tcp_port(p.listener));
     int first = plain_connect(port), second = plain_connect(port), third = plain_connect(port);
-    tcp_join_encode(join, FF_QUEUE_FAULT, session);
+    tcp_join_encode(join, FF_QUEUE_FAULT, &tokens);
     say(first, join, sizeof(join));
     say(second, join, sizeof(join));
-    tcp_join_encode(join, FF_QUEUE_PREFILL, session);
+    tcp_join_encode(join, FF_QUEUE_PREFILL, &tokens);
     say(third, join, sizeof(join));
     assert_ok(p.b->ops->open_queues(p.b, session, SOON_MS, &err), err);
     assert_int_equal(atomic_load(&n_logs), 1);
@@ -237,7 +238,7 @@ static void test_rubbish_on_a_queue(void **state)
     int fd[2];
     for (enum ff_queue q = 0; q < FF_QUEUES; q++) {
         fd[q] = plain_connect(port);
-        tcp_join_encode(join, q, session);
+        tcp_join_encode(join, q, &tokens);
         say(fd[q], join, sizeof(join));
     }
     assert_ok(p.b->ops->open_queues(p.b, session, SOON_MS, &err), err);

@@ -42,7 +42,7 @@ static void test_ctrl(void **state)
 
 static void test_join(void **state)
 {
-    static const uint8_t session[FF_SESSION_LEN] = "0123456789abcde";
+    static const struct tcp_tokens t = {.of = {"0123456789abcde", "fedcba987654321"}};
     uint8_t f[TCP_JOIN_LEN];
     struct ff_error err;
     enum ff_queue q;
@@ -50,30 +50,30 @@ static void test_join(void **state)
 
     for (enum ff_queue k = 0; k < FF_QUEUES; k++) {
         q = FF_QUEUES;
-        tcp_join_encode(f, k, session);
-        assert_ok(tcp_join_decode(f, session, &q, &err), err);
+        tcp_join_encode(f, k, &t);
+        assert_ok(tcp_join_decode(f, &t, &q, &err), err);
         assert_int_equal(q, k);
     }
     for (size_t i = 0; i < 4; i++) {
-        tcp_join_encode(f, FF_QUEUE_FAULT, session);
+        tcp_join_encode(f, FF_QUEUE_FAULT, &t);
         f[i] ^= 0x80;
-        assert_fails(tcp_join_decode(f, session, &q, &err), EPROTO);
+        assert_fails(tcp_join_decode(f, &t, &q, &err), EPROTO);
         assert_error(err, EPROTO, "magic");
     }
-    tcp_join_encode(f, FF_QUEUE_FAULT, session);
+    tcp_join_encode(f, FF_QUEUE_FAULT, &t);
     put(f, 4, TCP_VERSION + 1, 2);
-    assert_fails(tcp_join_decode(f, session, &q, &err), EPROTO);
+    assert_fails(tcp_join_decode(f, &t, &q, &err), EPROTO);
     assert_error(err, EPROTO, "version 2 (want 1)");
     for (unsigned bad = 2; bad < 0x10000; bad = bad * 2 + 1) {
-        tcp_join_encode(f, FF_QUEUE_FAULT, session);
+        tcp_join_encode(f, FF_QUEUE_FAULT, &t);
         put(f, 6, bad, 2);
-        assert_fails(tcp_join_decode(f, session, &q, &err), EPROTO);
+        assert_fails(tcp_join_decode(f, &t, &q, &err), EPROTO);
         assert_error(err, EPROTO, "permitted 0..1");
     }
     for (size_t i = 0; i < FF_SESSION_LEN; i++) { /* each byte of the secret counts */
-        tcp_join_encode(f, FF_QUEUE_FAULT, session);
+        tcp_join_encode(f, FF_QUEUE_FAULT, &t);
         f[8 + i] ^= 1;
-        assert_fails(tcp_join_decode(f, session, &q, &err), EACCES);
+        assert_fails(tcp_join_decode(f, &t, &q, &err), EACCES);
         assert_error(err, EACCES, "another session");
         assert_null(strstr(err.text, "0123")); /* and is not told */
     }

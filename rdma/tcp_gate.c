@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * tcp_gate.c - the handshake over sockets: of one source, and of all who come to a listener
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a listener with a key hears nobody who has not proved that it has the key. Until
+ *              then a connection has a place in a table here, and nothing else.
+ *
+ * Picture      accepted -> [ silent ] -- hello --> [ challenged ] -- proof --> the link's
+ *                              |  GATE_MS, no hello,   |  GATE_MS, wrong, left
+ *                              v  left                 v
+ *                           dropped                 dropped
+ *
+ * Failure      whatever a stranger does costs its own connection. A flood of them costs the right
+ *              source its place only if TCP_GATE_MAX come within one of its round trips: the
+ *              silent lose theirs first, the longest silent first of all, and a source speaks
+ *              at once.
+ * Limits       GATE_MS from accept to proof: two round trips and a host that is busy.
+ *              A line of the log when 1, 2, 4, 8, ... were dropped: a flood does not fill a disk.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/socket.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "log.h"
+#include "secret.h"
+#include "tcp_gate.h"
+#include "tcp_socket.h"
+
+#define GATE_MS 2000
+
+struct stranger {
+    int fd;
+    uint64_t until_ns;
+    struct ff_handshake h;
+    uint8_t have, in[FF_HS_HELLO_LEN]; /* of the message that it sends now */
+};
+
+struct tcp_gate {
+    const struct ff_key *key;
+    struct ff_epoch *epoch; /* of who passed last */
+    unsigned n;
+    unsigned long dropped;
+    struct stranger s[TCP_GATE_MAX]; /* the oldest first */
+};
+
+_Static_assert(FF_HS_PROOF_LEN <= FF_HS_HELLO_LEN, "both are read into one buffer");
+
+static int random_nonce(uint8_t nonce[FF_HS_NONCE_LEN], struct ff_error *err)
+{
+    if (getrandom(nonce, FF_HS_NONCE_LEN, 0) != FF_HS_NONCE_LEN)
+        return ff_error_set(err, EIO, "tcp: handshake: no random numbers: %s", strerror(errno));
+    return 0;
+}
+
+static int gate_send(int fd, const void *data, size_t len, int cancel_fd, int timeout_ms)
+{
+    struct iovec iov = {.iov_base = (void *)data, .iov_len = len};
+    return tcp_send_all(fd, &iov, 1, cancel_fd, timeout_ms);
+}
+
+int tcp_gate_pass(int fd, const struct ff_key *key, int cancel_fd, int timeout_ms,
+                  struct ff_epoch *e, struct ff_error *err)
+{
+    uint8_t nonce[FF_HS_NONCE_LEN], hello[FF_HS_HELLO_LEN], answer[FF_HS_ANSWER_LEN];
+    uint8_t proof[FF_HS_PROOF_LEN];
+    struct ff_handshake h;
+
+    int rc = random_nonce(nonce, err);
+    if (rc)
+        return rc;
+    ff_hs_ask(&h, FF_HS_SUITES, nonce, hello);
+    rc = gate_send(fd, hello, sizeof(hello), cancel_fd, timeout_ms);
+    if (!rc)
+        rc = tcp_recv_all(fd, answer, sizeof(answer), cancel_fd, timeout_ms);
+    if (rc)
+        return ff_error_set(err, -rc, "tcp: handshake: %s%s", strerror(-rc),
+                            rc == -ECONNRESET || rc == -EPIPE
+                                ? "; has the destination no key (key-file=)?" : "");
+    rc = ff_hs_prove(&h, key, answer, sizeof(answer), proof, e, err);
+    if (rc)
+        return ff_error_context(err, "tcp");
+    rc = gate_send(fd, proof, sizeof(proof), cancel_fd, timeout_ms);
+    return rc ? ff_error_set(err, -rc, "tcp: handshake: %s", strerror(-rc)) : 0;
+}
+
+int tcp_gate_new(const struct ff_key *key, struct tcp_gate **out, struct ff_error *err)
+{
+    struct tcp_gate *g = calloc(1, sizeof(*g));
+
+    if (g)
+        g->epoch = ff_secret_new(sizeof(*g->epoch));
+    if (!g || !g->epoch) {
+        free(g);
+        return ff_error_set(err, ENOMEM, "tcp: listen: out of memory");
+    }
+    g->key = key;
+    *out = g;
+    return 0;
+}
+
+void tcp_gate_free(struct tcp_gate *g)
+{
+    if (!g)
+        return;
+    for (unsigned i = 0; i < g->n; i++)
+        close(g->s[i].fd);
+    ff_secret_free(g->epoch, sizeof(*g->epoch));
+    free(g);
+}
+
+/* @i is no stranger any more */
+static int leave_gate(struct tcp_gate *g, unsigned i)
+{
+    int fd = g->s[i].fd;
+
+    memmove(g->s + i, g->s + i + 1, (--g->n - i) * sizeof(g->s[0]));
+    return fd;
+}
+
+static void drop_stranger(struct tcp_gate *g, unsigned i, const char *why)
+{
+    unsigned long n = ++g->dropped;
+
+    close(leave_gate(g, i));
+    if (!(n & (n - 1)))
+        ff_log(FF_LOG_WARN, "tcp: %s; connection dropped (%lu so far)", why, n);
+}
+
+/* @s has sent all of a hello, or something else: 0, or -errno. Who can be told what is wrong is */
+static int challenge(struct tcp_gate *g, struct stranger *s, struct ff_error *err)
+{
+    uint8_t nonce[FF_HS_NONCE_LEN], answer[FF_HS_ANSWER_LEN];
+    bool can_send;
+
+    int rc = random_nonce(nonce, err);
+    if (rc)
+        return rc;
+    rc = ff_hs_answer(&s->h, g->key, FF_HS_SUITES, nonce, s->in, s->have, answer, &can_send, err);
+    s->have = 0;
+    int sent = can_send ? gate_send(s->fd, answer, sizeof(answer), -1, 0) : 0;
+    return rc ? rc : sent ? ff_error_set(err, -sent, "handshake: answer: %s", strerror(-sent)) : 0;
+}
+
+/* One message of @s at most. 1: @s has the key; 0: not yet; -errno: drop it */
+static int hear_stranger(struct tcp_gate *g, struct stranger *s, struct ff_error *err)
+{
+    for (;;) {
+        size_t want = s->h.state == FF_HS_START ? FF_HS_HELLO_LEN : FF_HS_PROOF_LEN;
+        ssize_t n = recv(s->fd, s->in + s->have, want - s->have, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return ff_now_ns() < s->until_ns
+                       ? 0
+                       : ff_error_set(err, ETIMEDOUT, "handshake: nothing within %d ms", GATE_MS);
+        if (n <= 0)
+            return ff_error_set(err, n ? errno : ECONNRESET, "handshake: the peer has left");
+        s->have += (uint8_t)n;
+        bool asks = s->h.state == FF_HS_START;
+        bool rubbish = asks && s->have >= 4 && !ff_hs_is_hello(s->in);
+        if (s->have < want && !rubbish)
+            continue;
+        int rc = asks ? challenge(g, s, err)
+                      : ff_hs_check(&s->h, g->key, s->in, s->have, g->epoch, err);
+        return rc ? rc : s->h.state == FF_HS_DONE;
+    }
+}
+
+void tcp_gate_add(struct tcp_gate *g, int fd)
+{
+    struct ff_error why;
+    unsigned i = 0;
+
+    if (g->n == TCP_GATE_MAX) {
+        while (i < g->n && g->s[i].h.state != FF_HS_START)
+            i++;
+        drop_stranger(g, i < g->n ? i : 0, "handshake: too many at once");
+    }
+    g->s[g->n++] = (struct stranger){.fd = fd, .until_ns = ff_now_ns() + GATE_MS * 1000000ull};
+    /* at once: a source has spoken by now, and is not one of the silent when the next comes */
+    if (hear_stranger(g, &g->s[g->n - 1], &why) < 0)
+        drop_stranger(g, g->n - 1, why.text);
+}
+
+int tcp_gate_next(struct tcp_gate *g, const struct ff_epoch **e)
+{
+    explicit_bzero(g->epoch, sizeof(*g->epoch));
+    for (unsigned i = 0; i < g->n;) {
+        struct ff_error why;
+        int rc = hear_stranger(g, &g->s[i], &why);
+        if (rc > 0) {
+            *e = g->epoch;
+            return leave_gate(g, i);
+        }
+        if (rc)
+            drop_stranger(g, i, why.text);
+        else
+            i++;
+    }
+    return -EAGAIN;
+}
+
+unsigned tcp_gate_poll(const struct tcp_gate *g, struct pollfd p[TCP_GATE_MAX])
+{
+    for (unsigned i = 0; i < g->n; i++)
+        p[i] = (struct pollfd){.fd = g->s[i].fd, .events = POLLIN};
+    return g->n;
+}
+
+int tcp_gate_ms(const struct tcp_gate *g)
+{
+    return g->n ? tcp_ms_left(g->s[0].until_ns) : -1;
+}
