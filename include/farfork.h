@@ -76,13 +76,24 @@ struct ff_address;
  *        Options:
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, chunk=SIZE,
  *        window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
- *        odp=auto|on|off, precopy=0|1, prealloc=0|1
+ *        odp=auto|on|off, precopy=0|1, prealloc=0|1, key-file=FILE (read by this call)
  * @out:  free it with ff_address_free()
  *
  * Return: 0; -EINVAL: the error names the wrong part and what is permitted; -ENOTSUP: this build
- *         does not have that link
+ *         does not have that link; -EPERM: others may read the key's file; why it cannot be read
  */
 int ff_address_parse(const char *text, struct ff_address **out, struct ff_error *err);
+
+/**
+ * ff_address_set_key() - give @a a key, as key-file= does, from memory
+ * @text: 64 hexadecimal digits, then perhaps a newline; @len characters. Wipe it afterwards
+ *
+ * Both ends prove to each other that they have the key before anything else is said, and seal their
+ * control messages with it. A source or destination that was made from @a earlier has it not.
+ *
+ * Return: 0; -EINVAL: no error tells any of @text; -ENOMEM
+ */
+int ff_address_set_key(struct ff_address *a, const char *text, size_t len, struct ff_error *err);
 void ff_address_free(struct ff_address *a);
 
 /**

@@ -11,6 +11,7 @@
 #include "address.h"
 #include "cleanup.h"
 #include "error.h"
+#include "key.h"
 
 /* 15 s: several lost packets and a retransmission timeout of seconds pass; a dead peer is
  * noticed before an operator gives up. Chunks of 2 MiB: few enough requests to keep a link busy,
@@ -54,6 +55,26 @@ static int get_switch(const char *name, const char *value, bool *out, struct ff_
     int rc = get_number(name, value, 0, 1, 1, &v, err);
     if (!rc)
         *out = v;
+    return rc;
+}
+
+/* @k instead of the key that @a has */
+static void use_key(struct ff_address *a, struct ff_key *k)
+{
+    ff_key_unref(a->key);
+    a->key = k;
+}
+
+static int load_key(struct ff_address *a, const char *path, struct ff_error *err)
+{
+    struct ff_key *k;
+
+    if (a->passed)
+        return ff_error_set(err, EINVAL, "address: key-file: there is no address, and no stranger: "
+                            "an agent's socket passes connections of this host");
+    int rc = ff_key_load(path, &k, err);
+    if (!rc)
+        use_key(a, k);
     return rc;
 }
 
@@ -150,10 +171,13 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_switch(name, value, &a->precopy, err);
     } else if (!strcmp(name, "prealloc")) {
         rc = get_switch(name, value, &a->prealloc, err);
+    } else if (!strcmp(name, "key-file")) {
+        rc = load_key(a, value, err);
     } else {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
-                          "chunk, window, landing, prefill, odp, precopy, prealloc)", name);
+                          "chunk, window, landing, prefill, odp, precopy, prealloc, key-file)",
+                          name);
     }
     return rc;
 }
@@ -219,8 +243,10 @@ int ff_address_parse(const char *text, struct ff_address **out, struct ff_error 
     int rc = set_host_port(a, copy, err);
     if (!rc && comma)
         rc = set_options(a, comma + 1, err);
-    if (rc)
+    if (rc) {
+        use_key(a, NULL);
         return rc;
+    }
     a->go_timeout_ms = a->timeout_ms * GO_PATIENCE;
     *out = a;
     a = NULL;
@@ -235,7 +261,32 @@ int ff_address_resolve(struct ff_address *a, struct ff_error *err)
     return a->passed ? 0 : ff_peers_find(&p, &a->peers, err);
 }
 
+int ff_address_set_key(struct ff_address *a, const char *text, size_t len, struct ff_error *err)
+{
+    struct ff_key *k;
+
+    int rc = ff_key_parse(text, len, &k, err);
+    if (!rc)
+        use_key(a, k);
+    return rc;
+}
+
+struct ff_address ff_address_copy(const struct ff_address *a)
+{
+    struct ff_address out = *a;
+
+    ff_key_ref(out.key);
+    return out;
+}
+
+void ff_address_drop(struct ff_address *a)
+{
+    use_key(a, NULL);
+}
+
 void ff_address_free(struct ff_address *a)
 {
+    if (a)
+        ff_address_drop(a);
     free(a);
 }

@@ -32,8 +32,13 @@ struct ff_address {
     enum ff_landing_choice landing;
     enum ff_prefill_mode prefill;
     enum ff_odp_choice odp;
+    struct ff_key *key; /* both ends prove that they have it; NULL: neither does */
     bool prealloc; /* destination: make memory ready while nobody has come */
     bool precopy; /* destination: one pass while the guest still runs */
 };
+
+/* A copy with a reference of its own to the key: ff_address_drop() it, which leaves @a alone */
+struct ff_address ff_address_copy(const struct ff_address *a);
+void ff_address_drop(struct ff_address *a);
 
 #endif

@@ -43,7 +43,7 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
     struct ff_dest *d = calloc(1, sizeof(*d));
     if (!d)
         return ff_error_set(err, ENOMEM, "destination: out of memory");
-    d->addr = *a;
+    d->addr = ff_address_copy(a);
     d->link = d->ctl.link = link;
     d->ctl.cancelled = &d->cancelled;
     pthread_mutex_init(&d->lock, NULL);
@@ -55,7 +55,8 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
 int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_error *err)
 {
     struct ff_link_params p = {
-        .host = a->host, .port = a->port, .timeout_ms = a->timeout_ms, .device = a->device};
+        .host = a->host, .port = a->port, .timeout_ms = a->timeout_ms, .device = a->device,
+        .key = a->key};
     struct ff_port *port;
 
     if (a->passed)
@@ -552,6 +553,7 @@ void ff_dest_free(struct ff_dest *d)
     ff_port_free(d->port);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);
+    ff_address_drop(&d->addr);
     pthread_mutex_destroy(&d->lock);
     pthread_mutex_destroy(&d->pager_lock);
     free(d);

@@ -84,6 +84,11 @@ static int try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struc
     int rc = ff_control_expect(&d->ctl, FF_MSG_HELLO, 0, timeout_ms, why);
     if (rc >= 0)
         rc = ff_wire_get_hello(d->ctl.buf, (size_t)d->ctl.len, &d->peer, why);
+    if (!rc && (d->peer.auth == FF_WIRE_AUTH_KEY) != l->sealed) {
+        rc = ff_error_set(why, EPROTO, "wire: read HELLO: authentication kind %u over a link %s a "
+                          "key", d->peer.auth, l->sealed ? "with" : "without");
+        ff_hello_free(&d->peer);
+    }
     if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
         refuse(d, why->text);
     return rc;

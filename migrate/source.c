@@ -45,7 +45,7 @@ int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_
     if (!s)
         return ff_error_set(err, ENOMEM, "source: out of memory");
     pthread_mutex_init(&s->lock, NULL);
-    s->addr = *a;
+    s->addr = ff_address_copy(a);
     s->ctl.cancelled = &s->cancelled;
     s->kept_fd = -1;
     s->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -54,6 +54,7 @@ int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_
         rc = ff_responder_init(&s->responder, &s->regions, &s->segments, err);
     if (rc) {
         ff_close_fd(&s->cancel_fd);
+        ff_address_drop(&s->addr);
         free(s);
         return rc;
     }
@@ -125,7 +126,8 @@ static int open_link(struct ff_source *s, struct ff_error *err)
                                .timeout_ms = s->addr.timeout_ms,
                                .device = s->addr.device,
                                .qps = s->addr.qps,
-                               .peers = &s->addr.peers};
+                               .peers = &s->addr.peers,
+                               .key = s->addr.key};
     struct ff_link *link;
 
     if (s->link)
@@ -150,6 +152,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     int rc = ff_regions_hello(&s->regions, config, &s->table, err);
     if (!rc)
         rc = open_link(s, err);
+    if (!rc)
+        s->table.auth = s->link->sealed ? FF_WIRE_AUTH_KEY : FF_WIRE_AUTH_NONE;
     if (!rc)
         rc = ff_control_send(&s->ctl, ff_wire_put_hello(s->ctl.buf, &s->table, err), err);
     if (rc)
@@ -529,6 +533,7 @@ void ff_source_free(struct ff_source *s)
     ff_regions_free(&s->regions);
     ff_close_fd(&s->cancel_fd);
     ff_close_fd(&s->kept_fd);
+    ff_address_drop(&s->addr);
     pthread_mutex_destroy(&s->lock);
     free(s);
 }

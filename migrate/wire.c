@@ -14,7 +14,6 @@
 
 #define MAGIC 0x314b524f46524146ull /* "FARFORK1" */
 #define HELLO_REGION_MIN 14         /* length, page size, name length */
-#define AUTH_NONE 0
 
 static const char *const names[] = {
     [FF_MSG_HELLO] = "HELLO",       [FF_MSG_WELCOME] = "WELCOME",   [FF_MSG_REFUSE] = "REFUSE",
@@ -112,7 +111,7 @@ int ff_wire_put_hello(uint8_t *buf, const struct ff_hello *h, struct ff_error *e
     ff_wb_put(&b, h->version, 2);
     ff_wb_put(&b, h->oldest, 2);
     ff_wb_put(&b, h->features, 4);
-    ff_wb_put(&b, AUTH_NONE, 2);
+    ff_wb_put(&b, h->auth, 2);
     ff_wb_put(&b, h->n_regions, 2);
     ff_wb_put(&b, config_len, 2);
     ff_wb_put_bytes(&b, h->config, config_len);
@@ -165,7 +164,7 @@ static int get_hello_head(struct ff_wirebuf *b, struct ff_hello *h, struct ff_er
     h->version = (uint16_t)ff_wb_get(b, 2);
     h->oldest = (uint16_t)ff_wb_get(b, 2);
     h->features = (uint32_t)ff_wb_get(b, 4);
-    unsigned auth = (unsigned)ff_wb_get(b, 2);
+    h->auth = (uint16_t)ff_wb_get(b, 2);
     h->n_regions = (uint16_t)ff_wb_get(b, 2);
     size_t config_len = ff_wb_get(b, 2);
 
@@ -178,9 +177,10 @@ static int get_hello_head(struct ff_wirebuf *b, struct ff_hello *h, struct ff_er
             err, EPROTONOSUPPORT,
             "wire: read HELLO: protocol version %u..%u (this side speaks %d); use the same Farfork release on both hosts",
             h->oldest, h->version, FF_WIRE_VERSION);
-    if (auth != AUTH_NONE)
-        return ff_error_set(err, EPROTO, "wire: read HELLO: authentication kind %u (permitted %d)",
-                            auth, AUTH_NONE);
+    if (h->auth > FF_WIRE_AUTH_KEY)
+        return ff_error_set(err, EPROTO,
+                            "wire: read HELLO: authentication kind %u (permitted 0..%u)", h->auth,
+                            FF_WIRE_AUTH_KEY);
     if (!h->n_regions || h->n_regions > FF_WIRE_REGIONS_MAX ||
         (size_t)h->n_regions * HELLO_REGION_MIN > ff_wb_left(b))
         return ff_error_set(err, EPROTO,

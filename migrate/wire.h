@@ -47,7 +47,9 @@
 
 struct ff_error;
 
-#define FF_WIRE_VERSION 4
+#define FF_WIRE_VERSION 5
+#define FF_WIRE_AUTH_NONE 0u /* authentication in HELLO: what the link has proved */
+#define FF_WIRE_AUTH_KEY 1u  /* both ends have the key, and the link seals each message */
 #define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
@@ -95,6 +97,7 @@ struct ff_wire_region {
 struct ff_hello {
     uint16_t version, oldest;
     uint32_t features;
+    uint16_t auth;
     uint16_t n_regions;
     char config[FF_WIRE_CONFIG_MAX + 1];
     struct ff_wire_region *regions; /* n_regions of them */

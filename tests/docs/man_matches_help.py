@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 BUILD = os.path.join(TOP, os.environ.get('FARFORK_BUILD', 'build'))  # absolute: taken as it is
@@ -133,14 +134,14 @@ class Library:
 
 
 def page_options(page):
-    """name: (values, text) of each option of the page; no values: a number; None: a name."""
+    """name: (values, text) of each option of the page; no values: a number; None: a name, a file."""
     section = page.split('.Ss Options')[1].split('\n.Sh ')[0]
     options = {}
     for part in section.split('\n.It Cm ')[1:]:
         head, text = part.split('\n', 1)
         name, _, value = head.partition(' Ns = Ns ')
         words = value.removeprefix('Cm ').split(' | ') if value.startswith('Cm ') else []
-        options[name] = (words if value != 'Ar device' else None, text)
+        options[name] = (None if value in ('Ar device', 'Ar file') else words, text)
     return options
 
 
@@ -162,6 +163,19 @@ def check_values(lib, name, values, text):
         differ(f'(7): {name}: no default among its values')
 
 
+def check_key_file(lib):
+    """A file that others may not read, with 64 digits: as the page says."""
+    with tempfile.NamedTemporaryFile('w', prefix='farfork-key-') as f:   # its mode is 600
+        f.write('0f' * 32 + '\n')
+        f.flush()
+        why = lib.refusal(f',key-file={f.name}')
+        if why:
+            differ(f'(7): key-file: refused: {why}')
+        os.chmod(f.name, 0o640)
+        if not lib.refusal(f',key-file={f.name}') or not lib.refusal(',key-file=/'):
+            differ('(7): key-file: a file that others may read, or a folder, is accepted')
+
+
 def check_number(lib, name, text):
     """An option of a number: the page's limits are the library's."""
     m = re.search(r'\b(\d+) to (\d+)\b', text)
@@ -179,20 +193,22 @@ def check_number(lib, name, text):
 def check_addresses():
     lib = Library(os.path.join(BUILD, 'lib', 'libfarfork.so.0'))
     options = page_options(read('man', 'farfork-rdma-postcopy.7'))
-    known = re.search(r'there are ([a-z, ]+)', lib.refusal(',no-such-option=1') or '')
+    known = re.search(r'there are ([a-z, -]+)', lib.refusal(',no-such-option=1') or '')
     names = re.split(r', ', known[1]) if known else []
     same('address option', names, 'the library', list(options), 'farfork-rdma-postcopy(7)')
-    rows = re.findall(r'^\| `([a-z]+)` \| (.*?) \|', read('README.md'), re.M)
+    rows = re.findall(r'^\| `([a-z-]+)` \| (.*?) \|', read('README.md'), re.M)
     same('address option', names, 'the library', [n for n, _ in rows], 'README.md')
     readme = dict(rows)
     header = read('include', 'farfork.h').split('ff_address_parse()')[1].split('Return:')[0]
-    same('address option', names, 'the library', re.findall(r'([a-z]+)=', header.split('Options:')[1]),
+    same('address option', names, 'the library', re.findall(r'([a-z-]+)=', header.split('Options:')[1]),
          'farfork.h')
     for name, (values, text) in options.items():
         if values:
             check_values(lib, name, values, text)
             if set(re.findall(r'`([a-z]+)`', readme.get(name, ''))) != set(values):
                 differ(f'README.md: {name}: other values than (7)')
+        elif name == 'key-file':
+            check_key_file(lib)
         elif values is None:
             if not lib.refusal(f',{name}=') or lib.refusal(f',{name}=a') or \
                     lib.refusal(f',{name}=a:1'):

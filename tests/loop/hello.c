@@ -106,9 +106,9 @@ static void other_versions(struct move *m, enum stage stage)
 {
     if (stage != S_CONNECT)
         return;
-    one_version(m, 5, 5, "version 5..5 (this side speaks 4)");
-    one_version(m, 5, 65535, "version 5..65535");
-    one_version(m, 0, 3, "version 0..3");
+    one_version(m, 6, 6, "version 6..6 (this side speaks 5)");
+    one_version(m, 6, 65535, "version 6..65535");
+    one_version(m, 0, 4, "version 0..4");
 }
 
 static void versions(void)

@@ -14,7 +14,7 @@
 
 /* A new message has to be put into the model: then change this line */
 _Static_assert(FF_MSG_LAST == FF_MSG_DIRTY && FF_MSG_LEASE < 32, "every message has its place");
-_Static_assert(FF_WIRE_VERSION == 4, "HELLO and WELCOME are as the model has them");
+_Static_assert(FF_WIRE_VERSION == 5, "HELLO and WELCOME are as the model has them");
 _Static_assert(LINKS >= 3 && S_STATES <= 32 && D_STATES <= 32, "bits of search_result");
 
 /* The function that waits in a state. NULL: DESIGN.md, part 10, has it, the code not yet */

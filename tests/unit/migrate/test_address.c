@@ -4,7 +4,10 @@
  */
 #include "unit.h"
 
+#include <sys/stat.h>
+
 #include "address.h"
+#include "key.h"
 
 static struct ff_address *parse(const char *text)
 {
@@ -106,6 +109,51 @@ static void test_options(void **state)
     assert_int_equal(a->chunk_bytes, 64 << 10);
     assert_int_equal(a->landing, FF_LANDING_AUTO);
     ff_address_free(a);
+}
+
+#define KEY_TEXT "5f3c0e9d6b2a48f1c7e6d5b4a39281706f5e4d3c2b1a09f8e7d6c5b4a3928170"
+
+/* A key comes from a file that others may not read, or from memory; copies share it */
+static void test_key(void **state)
+{
+    char path[] = "/tmp/farfork-address-XXXXXX", text[80];
+    struct ff_address *a = NULL;
+    struct ff_error err;
+    (void)state;
+
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    assert_int_equal(write(fd, KEY_TEXT "\n", 65), 65);
+    snprintf(text, sizeof(text), "h:1,key-file=%s,timeout=7", path);
+    a = parse(text);
+    assert_int_equal(a->timeout_ms, 7000);
+    assert_int_equal(ff_key_bytes(a->key)[0], 0x5f);
+    struct ff_address copy = ff_address_copy(a);
+    ff_address_free(a);
+    assert_int_equal(ff_key_bytes(copy.key)[31], 0x70); /* it outlives the first */
+    ff_address_drop(&copy);
+    assert_null(copy.key);
+
+    a = NULL;
+    assert_int_equal(fchmod(fd, 0644), 0);
+    assert_fails(ff_address_parse(text, &a, &err), EPERM);
+    assert_error(err, EPERM, "644", "chmod 600", "farfork-address-");
+    assert_null(a);
+    close(fd);
+    unlink(path);
+    assert_fails(ff_address_parse(text, &a, &err), ENOENT);
+    assert_fails(ff_address_parse("unix,key-file=/etc/hostname", &a, &err), EINVAL);
+    assert_error(err, EINVAL, "socket");
+
+    a = parse("h:1");
+    assert_null(a->key);
+    assert_fails(ff_address_set_key(a, KEY_TEXT, 63, &err), EINVAL);
+    assert_null(a->key);
+    assert_ok(ff_address_set_key(a, KEY_TEXT, 64, &err), err);
+    assert_ok(ff_address_set_key(a, KEY_TEXT, 64, &err), err); /* instead of the first */
+    assert_int_equal(ff_key_bytes(a->key)[1], 0x3c);
+    ff_address_free(a);
+    ff_address_free(NULL);
 }
 
 static void test_refused(void **state)
@@ -219,4 +267,5 @@ static void test_resolve(void **state)
 
 UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_passed),
           cmocka_unit_test(test_defaults), cmocka_unit_test(test_options),
-          cmocka_unit_test(test_refused), cmocka_unit_test(test_resolve))
+          cmocka_unit_test(test_key), cmocka_unit_test(test_refused),
+          cmocka_unit_test(test_resolve))

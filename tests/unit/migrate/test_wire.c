@@ -163,6 +163,7 @@ static struct ff_hello example_hello(void)
     struct ff_hello h = {.version = FF_WIRE_VERSION,
                          .oldest = FF_WIRE_VERSION,
                          .features = 0x89abcdef,
+                         .auth = FF_WIRE_AUTH_KEY,
                          .n_regions = N_TABLE,
                          .config = "machine=pc-q35-10.0",
                          .regions = (struct ff_wire_region *)table};
@@ -183,6 +184,7 @@ static void test_hello(void **state)
     assert_int_equal(d.hello.version, h.version);
     assert_int_equal(d.hello.oldest, h.oldest);
     assert_int_equal(d.hello.features, h.features);
+    assert_int_equal(d.hello.auth, h.auth);
     assert_int_equal(d.hello.n_regions, N_TABLE);
     assert_string_equal(d.hello.config, h.config);
     for (unsigned i = 0; i < N_TABLE; i++) {
@@ -448,10 +450,10 @@ static void test_hello_refused(void **state)
 
     for (size_t i = 0; i < 8; i++)
         refuse_hello_with(AT_MAGIC + i, 'x', 1, EPROTO, "magic");
-    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 4..0");
-    refuse_hello_with(AT_OLDEST, 5, 2, EPROTONOSUPPORT, "version 5..4");
+    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 5..0");
+    refuse_hello_with(AT_OLDEST, 6, 2, EPROTONOSUPPORT, "version 6..5");
     refuse_hello_with(AT_OLDEST, 0xffff, 2, EPROTONOSUPPORT, "same Farfork release");
-    refuse_hello_with(AT_AUTH, 1, 2, EPROTO, "authentication kind 1 (permitted 0)");
+    refuse_hello_with(AT_AUTH, 2, 2, EPROTO, "authentication kind 2 (permitted 0..1)");
     refuse_hello_with(AT_REGIONS, 0, 2, EPROTO, "0 regions");
     refuse_hello_with(AT_REGIONS, 2, 2, EPROTO, "too many");
     refuse_hello_with(AT_REGIONS, 4, 2, EPROTO, "cut short");
@@ -565,7 +567,7 @@ static void test_others_refused(void **state)
     const struct ff_welcome w = {.version = FF_WIRE_VERSION + 1};
     (void)state;
 
-    must_refuse(buf, (size_t)ff_wire_put_welcome(buf, &w), EPROTONOSUPPORT, "version 5");
+    must_refuse(buf, (size_t)ff_wire_put_welcome(buf, &w), EPROTONOSUPPORT, "version 6");
 
     struct ff_state_head s = {.total_bytes = 0};
     must_refuse(buf, (size_t)ff_wire_put_state(buf, &s), EPROTO,
