@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include <gnutls/gnutls.h>
 
@@ -94,6 +95,13 @@ static int handshake_failed(struct ff_handshake *h, int rc, struct ff_error *err
     if (rc == -EIO && err)
         *err = crypto;
     return rc;
+}
+
+int ff_hs_nonce(uint8_t nonce[FF_HS_NONCE_LEN], struct ff_error *err)
+{
+    if (getrandom(nonce, FF_HS_NONCE_LEN, 0) != FF_HS_NONCE_LEN)
+        return ff_error_set(err, EIO, "handshake: no random numbers: %s", strerror(errno));
+    return 0;
 }
 
 void ff_hs_ask(struct ff_handshake *h, unsigned suites, const uint8_t nonce[FF_HS_NONCE_LEN],
@@ -238,6 +246,13 @@ int ff_hs_check(struct ff_handshake *h, const struct ff_key *key, const void *pr
         return handshake_failed(h, rc, err);
     h->state = FF_HS_DONE;
     return 0;
+}
+
+bool ff_hs_is_for(const struct ff_handshake *h, const void *proof)
+{
+    const uint8_t *nonce = h->said + FF_HS_HELLO_LEN + HEAD_LEN - FF_HS_NONCE_LEN;
+
+    return h->state == FF_HS_ANSWERED && !memcmp(nonce, proof, FF_HS_CHALLENGE_LEN);
 }
 
 int ff_hs_token(const struct ff_epoch *e, enum ff_queue q, unsigned index,

@@ -6,7 +6,7 @@
  * DOC: Theory of Operation
  *
  * Purpose      tell who has the key, and agree on keys of this connection alone. No socket, no
- *              clock, no allocation: bytes in, bytes out. tcp and verbs carry them.
+ *              clock, no allocation: bytes in, bytes out. tcp_gate.c and verbs_gate.c carry them.
  *
  * Picture      all integers little-endian; every message has one length.
  *
@@ -81,6 +81,9 @@ struct ff_epoch {
     uint8_t queue[FF_QUEUES][FF_KDF_LEN];
 };
 
+/* Random bytes for either side. 0 or -EIO */
+int ff_hs_nonce(uint8_t nonce[FF_HS_NONCE_LEN], struct ff_error *err);
+
 /* The source's first message. @suites: those it takes; @nonce: random, never used again */
 void ff_hs_ask(struct ff_handshake *h, unsigned suites, const uint8_t nonce[FF_HS_NONCE_LEN],
                uint8_t out[FF_HS_HELLO_LEN]);
@@ -107,6 +110,9 @@ int ff_hs_prove(struct ff_handshake *h, const struct ff_key *key, const void *an
 /* The destination has read it: the source has the key. Errors as ff_hs_prove() */
 int ff_hs_check(struct ff_handshake *h, const struct ff_key *key, const void *proof, size_t len,
                 struct ff_epoch *e, struct ff_error *err);
+
+/* Is @proof, of FF_HS_PROOF_LEN bytes, for the challenge that @h gave? */
+bool ff_hs_is_for(const struct ff_handshake *h, const void *proof);
 
 /* Does a connection that says these four bytes first begin a handshake, or answer one? */
 static inline bool ff_hs_is_hello(const uint8_t *in)

@@ -15,6 +15,7 @@
 #include <gnutls/gnutls.h>
 
 #include "seal.h"
+#include "secret.h"
 
 static int start_generation(struct ff_seal *s)
 {
@@ -28,6 +29,37 @@ int ff_seal_init(struct ff_seal *s, enum ff_hs_suite suite, const uint8_t secret
     s->suite = suite;
     memcpy(s->secret, secret, FF_KDF_LEN);
     return start_generation(s);
+}
+
+int ff_secrets_new(const struct ff_epoch *e, bool active, struct ff_secrets **out)
+{
+    struct ff_secrets *s = ff_secret_new(sizeof(*s));
+
+    if (!s)
+        return -ENOMEM;
+    s->epoch = *e;
+    int rc = ff_seal_init(&s->tx, e->suite, active ? e->from_source : e->from_dest);
+    if (!rc)
+        rc = ff_seal_init(&s->rx, e->suite, active ? e->from_dest : e->from_source);
+    if (rc)
+        ff_secrets_free(s);
+    else
+        *out = s;
+    return rc;
+}
+
+void ff_secrets_free(struct ff_secrets *s)
+{
+    ff_secret_free(s, sizeof(*s));
+}
+
+int ff_secrets_token(const struct ff_secrets *s, enum ff_queue q, unsigned index,
+                     const uint8_t session[FF_SESSION_LEN], uint8_t out[FF_SESSION_LEN])
+{
+    if (s)
+        return ff_hs_token(&s->epoch, q, index, session, out);
+    memcpy(out, session, FF_SESSION_LEN);
+    return 0;
 }
 
 /* The record is done: the next one has another number, perhaps another key */

@@ -36,6 +36,20 @@ struct ff_seal {
     uint8_t secret[FF_KDF_LEN], key[FF_KDF_LEN], iv[FF_SEAL_NONCE_LEN];
 };
 
+/* All that a link keeps: in memory of base/secret.h */
+struct ff_secrets {
+    struct ff_epoch epoch;
+    struct ff_seal tx, rx;
+};
+
+/* A copy of @e, and both directions of one end; @active: the source's. 0, -ENOMEM, -EIO */
+int ff_secrets_new(const struct ff_epoch *e, bool active, struct ff_secrets **out);
+void ff_secrets_free(struct ff_secrets *s); /* @s may be NULL */
+
+/* What data connection @index of @q shows instead of @session (ff_hs_token()); @s NULL: itself */
+int ff_secrets_token(const struct ff_secrets *s, enum ff_queue q, unsigned index,
+                     const uint8_t session[FF_SESSION_LEN], uint8_t out[FF_SESSION_LEN]);
+
 /* One direction. 0 or -EIO */
 int ff_seal_init(struct ff_seal *s, enum ff_hs_suite suite, const uint8_t secret[FF_KDF_LEN]);
 

@@ -44,12 +44,6 @@
 
 #define SOCKETS_BUF (1 << 20) /* the kernel's own 208 KiB take two turns a chunk */
 
-/* With a key */
-struct tcp_secrets {
-    struct ff_epoch epoch;
-    struct ff_seal tx, rx;
-};
-
 struct tcp_link {
     struct ff_link base;
     _Atomic int timeout_ms; /* any thread sends, and reads it */
@@ -60,7 +54,7 @@ struct tcp_link {
     struct tcp_queue *q[FF_QUEUES];
     bool down; /* under fds_lock */
     struct ff_mr_table mrs;
-    struct tcp_secrets *secrets; /* NULL: nothing is sealed. Of memory of base/secret.h */
+    struct ff_secrets *secrets; /* NULL: nothing is sealed */
     uint8_t *sealed_tx;          /* with them; under send_lock */
     uint8_t rx[TCP_CTRL_HEAD_LEN + FF_MSG_MAX + FF_SEAL_TAG_LEN];
     size_t rx_have;
@@ -107,15 +101,8 @@ static void tcp_free(struct ff_link *l);
 static int seal_control(struct tcp_link *t, const struct ff_epoch *e, bool active,
                         struct ff_error *err)
 {
-    t->secrets = ff_secret_new(sizeof(*t->secrets));
     t->sealed_tx = malloc(FF_MSG_MAX + FF_SEAL_TAG_LEN);
-    int rc = t->secrets && t->sealed_tx ? 0 : -ENOMEM;
-    if (!rc) {
-        t->secrets->epoch = *e;
-        rc = ff_seal_init(&t->secrets->tx, e->suite, active ? e->from_source : e->from_dest);
-    }
-    if (!rc)
-        rc = ff_seal_init(&t->secrets->rx, e->suite, active ? e->from_dest : e->from_source);
+    int rc = t->sealed_tx ? ff_secrets_new(e, active, &t->secrets) : -ENOMEM;
     t->base.sealed = true;
     if (rc) {
         ff_error_set(err, -rc, "tcp: new link: %s", strerror(-rc));
@@ -209,9 +196,7 @@ static int queue_tokens(const struct tcp_link *t, const uint8_t *session, struct
                         struct ff_error *err)
 {
     for (enum ff_queue k = 0; k < FF_QUEUES; k++)
-        if (!t->secrets)
-            memcpy(out->of[k], session, FF_SESSION_LEN);
-        else if (ff_hs_token(&t->secrets->epoch, k, 0, session, out->of[k]))
+        if (ff_secrets_token(t->secrets, k, 0, session, out->of[k]))
             return ff_error_set(err, EIO, "tcp: open queues: GnuTLS gives no HKDF");
     return 0;
 }
@@ -434,7 +419,7 @@ static void tcp_free(struct ff_link *l)
     for (int k = 0; k < FF_QUEUES; k++)
         tcp_queue_free(t->q[k]);
     close(t->ctrl_fd);
-    ff_secret_free(t->secrets, sizeof(*t->secrets));
+    ff_secrets_free(t->secrets);
     free(t->sealed_tx);
     ff_mr_destroy(&t->mrs);
     pthread_mutex_destroy(&t->fds_lock);

@@ -23,7 +23,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 
 #include "cleanup.h"
@@ -52,13 +51,6 @@ struct tcp_gate {
 
 _Static_assert(FF_HS_PROOF_LEN <= FF_HS_HELLO_LEN, "both are read into one buffer");
 
-static int random_nonce(uint8_t nonce[FF_HS_NONCE_LEN], struct ff_error *err)
-{
-    if (getrandom(nonce, FF_HS_NONCE_LEN, 0) != FF_HS_NONCE_LEN)
-        return ff_error_set(err, EIO, "tcp: handshake: no random numbers: %s", strerror(errno));
-    return 0;
-}
-
 static int gate_send(int fd, const void *data, size_t len, int cancel_fd, int timeout_ms)
 {
     struct iovec iov = {.iov_base = (void *)data, .iov_len = len};
@@ -72,7 +64,7 @@ int tcp_gate_pass(int fd, const struct ff_key *key, int cancel_fd, int timeout_m
     uint8_t proof[FF_HS_PROOF_LEN];
     struct ff_handshake h;
 
-    int rc = random_nonce(nonce, err);
+    int rc = ff_hs_nonce(nonce, err);
     if (rc)
         return rc;
     ff_hs_ask(&h, FF_HS_SUITES, nonce, hello);
@@ -139,7 +131,7 @@ static int challenge(struct tcp_gate *g, struct stranger *s, struct ff_error *er
     uint8_t nonce[FF_HS_NONCE_LEN], answer[FF_HS_ANSWER_LEN];
     bool can_send;
 
-    int rc = random_nonce(nonce, err);
+    int rc = ff_hs_nonce(nonce, err);
     if (rc)
         return rc;
     rc = ff_hs_answer(&s->h, g->key, FF_HS_SUITES, nonce, s->in, s->have, answer, &can_send, err);

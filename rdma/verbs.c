@@ -93,7 +93,7 @@ static int wait_sent(struct verbs_link *v, struct ff_error *err)
 static int verbs_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err)
 {
     struct verbs_link *v = verbs_of(l);
-    uint8_t *buf = v->ctrl_memory + (size_t)VERBS_CTRL_RECVS * FF_MSG_MAX;
+    uint8_t *buf = v->ctrl_memory + VERBS_CTRL_RECVS * VERBS_CTRL_LEN;
 
     if (!len || len > FF_MSG_MAX)
         return ff_error_set(err, EMSGSIZE, "verbs: send: length %u (permitted 1..%u)", len,
@@ -107,8 +107,13 @@ static int verbs_send(struct ff_link *l, const void *msg, uint32_t len, struct f
     if (verbs_broken(v, &why)) /* nothing was sent */
         return ff_error_set(err, EPIPE, "%s", why.text);
     pthread_mutex_lock(&v->send_lock);
+    if (v->secrets) {
+        rc = ff_seal_close(&v->secrets->tx, NULL, 0, msg, len, buf);
+        len += FF_SEAL_TAG_LEN;
+        msg = buf;
+    }
     bool within = len <= v->ctrl_inline; /* the request itself holds the bytes */
-    if (!within)
+    if (!within && msg != buf)
         memcpy(buf, msg, len);
     struct ibv_sge sge = {.addr = (uintptr_t)(within ? msg : buf),
                           .length = len,
@@ -120,8 +125,11 @@ static int verbs_send(struct ff_link *l, const void *msg, uint32_t len, struct f
                                    .send_flags = IBV_SEND_SIGNALED |
                                                  (within ? IBV_SEND_INLINE : 0)};
     struct ibv_qp *qp = v->q[VERBS_CONTROL].conn[0].id->qp;
-    rc = ibv_post_send(qp, &wr, &bad);
-    if (rc)
+    if (!rc)
+        rc = ibv_post_send(qp, &wr, &bad);
+    if (rc < 0)
+        ff_error_set(err, -rc, "verbs: send: GnuTLS does not seal");
+    else if (rc)
         rc = ff_error_set(err, rc == EPIPE ? EIO : rc,
                           "verbs: post SEND on control queue pair %u: %s", qp->qp_num,
                           strerror(rc));
@@ -136,6 +144,30 @@ static int verbs_send(struct ff_link *l, const void *msg, uint32_t len, struct f
     if (err)
         err->code = EIO; /* it may have arrived */
     return -EIO;
+}
+
+/* What has come into receive buffer @i: the message's length, in @buf, or the link is broken */
+static int take_message(struct verbs_link *v, unsigned i, uint32_t len, void *buf,
+                        struct ff_error *err)
+{
+    const uint8_t *in = v->ctrl_memory + i * VERBS_CTRL_LEN;
+    int rc = (int)len;
+
+    if (v->secrets)
+        rc = ff_seal_open(&v->secrets->rx, NULL, 0, in, len, buf);
+    else if (len <= FF_MSG_MAX)
+        memcpy(buf, in, len);
+    else
+        rc = -EBADMSG;
+    verbs_post_ctrl_recv(v, i);
+    if (rc >= 0)
+        return rc;
+    struct ff_error why;
+    ff_error_set(&why, EBADMSG, "verbs: receive: a control message of %u bytes that is not the "
+                 "peer's next one: too long, or somebody between changed or left out something",
+                 len);
+    verbs_break(v, &why);
+    return verbs_broken(v, err);
 }
 
 static int never_connected(struct verbs_link *v, struct ff_error *err)
@@ -174,9 +206,7 @@ static int verbs_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_er
         if (n > 0) {
             atomic_store(&v->heard_by_ns, 0);
             atomic_store(&v->alive_ns, ff_now_ns());
-            memcpy(buf, v->ctrl_memory + wc.wr_id * FF_MSG_MAX, wc.byte_len);
-            verbs_post_ctrl_recv(v, (unsigned)wc.wr_id);
-            return (int)wc.byte_len;
+            return take_message(v, (unsigned)wc.wr_id, wc.byte_len, buf, err);
         }
         int rc = verbs_events(v, err);
         if (rc)

@@ -13,8 +13,9 @@
  *              Each queue has one completion queue and channel, however many queue pairs.
  *              All queue pairs come from one listening rdma_cm id; who they are for stands
  *              in the private data of the connect request. verbs_cm.c connects them,
- *              verbs_event.c ends them, verbs_qp.c makes and frees them, verbs_mem.c registers
- *              memory, verbs_limits.c knows what a device permits, verbs_device.c which device.
+ *              verbs_gate.c knows who has the key, verbs_event.c ends them, verbs_qp.c makes and
+ *              frees them, verbs_mem.c registers memory, verbs_limits.c knows what a device
+ *              permits, verbs_device.c which device.
  *
  * Threads      lock guards broken, why, conn[].made and the table of registrations. A
  *              queue's CQ is polled by its owner alone; control has a CQ for sends
@@ -38,12 +39,14 @@
 
 #include "error.h"
 #include "link.h"
+#include "seal.h"
 
 enum verbs_role { VERBS_CONTROL, VERBS_FAULT, VERBS_PREFILL, VERBS_ROLES };
 
 #define VERBS_MAX_LEN (4u << 20)
 #define VERBS_CTRL_RECVS 16u
-#define VERBS_CTRL_BYTES ((VERBS_CTRL_RECVS + 1) * (size_t)FF_MSG_MAX)
+#define VERBS_CTRL_LEN ((size_t)FF_MSG_MAX + FF_SEAL_TAG_LEN) /* one buffer */
+#define VERBS_CTRL_BYTES ((VERBS_CTRL_RECVS + 1) * VERBS_CTRL_LEN)
 #define VERBS_QPS_MAX 8u
 #define VERBS_RD_ATOMIC_MAX 16
 #define VERBS_REJECT_LEN 140 /* of a reason: InfiniBand's answer has room for 148 bytes */
@@ -119,6 +122,7 @@ struct verbs_link {
     uint8_t *ctrl_memory; /* VERBS_CTRL_RECVS receive buffers, one send buffer */
     struct ibv_mr *ctrl_mr;
     uint32_t ctrl_inline; /* so many bytes a send may carry within itself */
+    struct ff_secrets *secrets; /* NULL: nothing is sealed */
 
     struct verbs_mr *mr;
     unsigned n_mr, mr_room, mrs_live;
@@ -132,6 +136,11 @@ static inline struct verbs_link *verbs_of(struct ff_link *l)
 static inline enum verbs_role verbs_role_of(enum ff_queue q)
 {
     return q == FF_QUEUE_FAULT ? VERBS_FAULT : VERBS_PREFILL;
+}
+
+static inline enum ff_queue verbs_queue_of(enum verbs_role role)
+{
+    return role == VERBS_FAULT ? FF_QUEUE_FAULT : FF_QUEUE_PREFILL;
 }
 
 /* verbs.c */
@@ -183,6 +192,9 @@ void verbs_free_mrs(struct verbs_link *v);
 int verbs_link_new(const struct ff_link_params *p, int cancel_fd, struct verbs_link **out,
                    struct ff_error *err);
 void verbs_link_free(struct ff_link *l);
+
+/* From now on control messages are sealed with @e; @active: this is the source */
+int verbs_seal(struct verbs_link *v, const struct ff_epoch *e, bool active, struct ff_error *err);
 
 /* Limits and protection domain, from the device of @id; once */
 int verbs_use_device(struct verbs_link *v, struct rdma_cm_id *id, struct ff_error *err);
@@ -238,6 +250,10 @@ int verbs_wait_any(struct verbs_link *v, int fd, int fd2, uint64_t end_ns, struc
 /* Until @want came for @id; whatever else ends a connection ends the wait */
 int verbs_wait_event(struct verbs_link *v, struct rdma_cm_id *id, enum rdma_cm_event_type want,
                      uint64_t end_ns, struct ff_error *err);
+
+/* Until the peer rejects @id with an answer to a hello, which goes to @out. Else as above */
+int verbs_wait_answer(struct verbs_link *v, struct rdma_cm_id *id, uint8_t out[FF_HS_ANSWER_LEN],
+                      uint64_t end_ns, struct ff_error *err);
 
 /* --- verbs_queue.c --- */
 

@@ -7,10 +7,12 @@
  *
  * Picture      active                                   passive
  *              resolve address, route
- *              connect, private data: CONTROL, qps ---> request: a new link
+ *              with a key: connect, hello ------------> rejected, with the answer (verbs_gate.c)
+ *                          connect, proof, qps -------> request: a new link
+ *              without:    connect, CONTROL, qps -----> request: a new link
  *              ... hello ...
- *              connect FAULT, session ----------------> request: compare the session
- *              connect PREFILL 0..qps-1, session -----> likewise; others are rejected
+ *              connect FAULT, token ------------------> request: compare the token
+ *              connect PREFILL 0..qps-1, token -------> likewise; others are rejected
  *
  * Threads      the event channel of a link is read by whoever waits; each event once.
  * Failure      the last leg of the handshake may be lost while the connection works: the
@@ -31,13 +33,12 @@
 
 #include "cleanup.h"
 #include "log.h"
+#include "secret.h"
 #include "tcp_socket.h"
 #include "verbs.h"
-#include "wirebuf.h"
+#include "verbs_gate.h"
+#include "verbs_request.h"
 
-#define MAGIC 0x6a764646u /* "FFvj" */
-#define VERSION 2
-#define PRIVATE_LEN 28
 #define ACK_TIMEOUT 17
 #define RNR_TIMER 12
 #define RESOLVE_MS 300
@@ -46,80 +47,14 @@
 #define LISTEN_MAX 4
 
 struct verbs_listener {
+    struct ff_key *key;      /* NULL: whoever asks is heard */
+    struct verbs_gate *gate; /* with a key */
     struct rdma_event_channel *events;
     struct rdma_cm_id *id[LISTEN_MAX]; /* one an address of the name, IPv4 and IPv6 */
     unsigned n;
     int timeout_ms;
     char device[72];
 };
-
-/* --- private data of a connect request --- */
-
-struct request {
-    enum verbs_role role;
-    unsigned qps, index; /* of PREFILL */
-    struct rdma_cm_id *id;
-    struct rdma_conn_param conn;
-};
-
-static void put_private(uint8_t out[PRIVATE_LEN], enum verbs_role role, unsigned qps,
-                        unsigned index, const uint8_t *session)
-{
-    struct ff_wirebuf b = {.data = out, .len = PRIVATE_LEN};
-    static const uint8_t none[FF_SESSION_LEN];
-
-    ff_wb_put(&b, MAGIC, 4);
-    ff_wb_put(&b, VERSION, 2);
-    ff_wb_put(&b, role, 2);
-    ff_wb_put(&b, qps, 2);
-    ff_wb_put(&b, index, 2);
-    ff_wb_put_bytes(&b, session ? session : none, FF_SESSION_LEN);
-}
-
-/* Who a request is for. @v: the link that waits for its queues, NULL: a control connection
- * is wanted. 0, or -errno with the reason in @err */
-static int get_private(const struct rdma_conn_param *p, const struct verbs_link *v,
-                       const uint8_t *session, struct request *r, struct ff_error *err)
-{
-    struct ff_wirebuf b = {.data = (uint8_t *)p->private_data, .len = p->private_data_len};
-    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
-    unsigned version = (unsigned)ff_wb_get(&b, 2), role = (unsigned)ff_wb_get(&b, 2);
-    uint8_t diff = 0;
-
-    r->qps = (unsigned)ff_wb_get(&b, 2);
-    r->index = (unsigned)ff_wb_get(&b, 2);
-    const uint8_t *got = ff_wb_take(&b, FF_SESSION_LEN);
-    if (magic != MAGIC || (got && version == VERSION && role >= VERBS_ROLES))
-        return ff_error_set(err, EPROTO, "verbs: not a connection of Farfork");
-    if (!got || version != VERSION)
-        return ff_error_set(err, EPROTONOSUPPORT, "verbs: connection of version %u (want %u)",
-                            version, VERSION);
-    r->role = (enum verbs_role)role;
-    if (r->qps < 1 || r->qps > VERBS_QPS_MAX)
-        return ff_error_set(err, EPROTO, "verbs: %u prefill queue pairs (permitted 1..%u)", r->qps,
-                            VERBS_QPS_MAX);
-    if ((r->role == VERBS_CONTROL) != !v)
-        return ff_error_set(err, EBUSY, v ? "verbs: busy with another source"
-                                          : "verbs: a queue pair that no session waits for");
-    if (!v)
-        return 0;
-    for (size_t i = 0; i < FF_SESSION_LEN; i++)
-        diff |= (uint8_t)(got[i] ^ session[i]);
-    if (diff)
-        return ff_error_set(err, EACCES, "verbs: not of this session");
-    if (r->index >= v->q[r->role].n_conns || v->q[r->role].conn[r->index].id)
-        return ff_error_set(err, EEXIST, "verbs: queue pair %u of %u: there already, or too many",
-                            r->index, v->q[r->role].n_conns);
-    return 0;
-}
-
-/* A key is for nothing where it proves nothing */
-static int no_handshake(const struct ff_link_params *p, struct ff_error *err)
-{
-    if (!p->key)
-        return 0;
-    return ff_error_set(err, EOPNOTSUPP, "verbs: this link cannot use a key: take link=tcp");
-}
 
 static uint64_t deadline_of(int timeout_ms)
 {
@@ -171,30 +106,62 @@ static int resolve_addr(struct verbs_link *v, struct rdma_cm_id *id, uint64_t en
     return rc;
 }
 
-static int connect_role(struct verbs_link *v, enum verbs_role role, unsigned index,
-                        const uint8_t *session, uint64_t end, struct ff_error *err)
+static int find_way(struct verbs_link *v, struct rdma_cm_id *id, uint64_t end,
+                    struct ff_error *err)
 {
-    uint8_t private_data[PRIVATE_LEN];
-    struct rdma_cm_id *id;
-
-    if (rdma_create_id(v->events, &id, NULL, RDMA_PS_TCP))
-        return ff_error_set(err, errno, "verbs: new connection: %s", strerror(errno));
-    v->q[role].conn[index].id = id;
     int rc = resolve_addr(v, id, end, err);
     if (rc)
         return rc;
     set_ack_timeout(id);
     if (rdma_resolve_route(id, FF_MAX(tcp_ms_left(end), 1)))
         return ff_error_set(err, errno, "verbs: resolve route: %s", strerror(errno));
-    rc = verbs_wait_event(v, id, RDMA_CM_EVENT_ROUTE_RESOLVED, end, err);
+    return verbs_wait_event(v, id, RDMA_CM_EVENT_ROUTE_RESOLVED, end, err);
+}
+
+/* Say @hello, which the destination rejects with its @answer. InfiniBand and RoCE need no queue
+ * pair for that; an iWARP device refuses here */
+static int ask_for_challenge(struct verbs_link *v, const uint8_t hello[FF_HS_HELLO_LEN],
+                             uint8_t answer[FF_HS_ANSWER_LEN], uint64_t end, struct ff_error *err)
+{
+    uint8_t private_data[VERBS_PRIVATE_MAX];
+    struct rdma_conn_param p = {.retry_count = 6, .rnr_retry_count = 7};
+    struct rdma_cm_id *id;
+
+    if (rdma_create_id(v->events, &id, NULL, RDMA_PS_TCP))
+        return ff_error_set(err, errno, "verbs: new connection: %s", strerror(errno));
+    int rc = find_way(v, id, end, err);
+    p.private_data = private_data;
+    p.private_data_len = verbs_put_private(private_data, VERBS_REQUEST_HELLO,
+                                           v->q[VERBS_PREFILL].n_conns, 0, hello,
+                                           FF_HS_HELLO_LEN);
+    if (!rc && rdma_connect(id, &p))
+        rc = ff_error_set(err, errno, "verbs: handshake: %s", strerror(errno));
+    if (!rc)
+        rc = verbs_wait_answer(v, id, answer, end, err);
+    rdma_destroy_id(id);
+    return rc;
+}
+
+/* Connection @index of @role; @request says so, and shows @what of @len bytes */
+static int connect_role(struct verbs_link *v, enum verbs_role role, unsigned index,
+                        unsigned request, const uint8_t *what, size_t len, uint64_t end,
+                        struct ff_error *err)
+{
+    uint8_t private_data[VERBS_PRIVATE_MAX];
+    struct rdma_cm_id *id;
+
+    if (rdma_create_id(v->events, &id, NULL, RDMA_PS_TCP))
+        return ff_error_set(err, errno, "verbs: new connection: %s", strerror(errno));
+    v->q[role].conn[index].id = id;
+    int rc = find_way(v, id, end, err);
     if (!rc)
         rc = verbs_make_qp(v, role, index, id, err);
     if (rc)
         return rc;
-    put_private(private_data, role, v->q[VERBS_PREFILL].n_conns, index, session);
     struct rdma_conn_param p = conn_param(v);
     p.private_data = private_data;
-    p.private_data_len = PRIVATE_LEN;
+    p.private_data_len = verbs_put_private(private_data, request, v->q[VERBS_PREFILL].n_conns,
+                                           index, what, len);
     if (rdma_connect(id, &p))
         return ff_error_set(err, errno, "verbs: connect: %s", strerror(errno));
     rc = verbs_wait_event(v, id, RDMA_CM_EVENT_ESTABLISHED, end, err);
@@ -205,6 +172,42 @@ static int connect_role(struct verbs_link *v, enum verbs_role role, unsigned ind
         rc = verbs_end_if_broken(v, id, err);
     if (!rc)
         set_rnr_timer(id);
+    return rc;
+}
+
+/* Data connection @index of @role, with its token */
+static int connect_queue(struct verbs_link *v, enum verbs_role role, unsigned index,
+                         const uint8_t *session, uint64_t end, struct ff_error *err)
+{
+    uint8_t token[FF_SESSION_LEN];
+
+    if (ff_secrets_token(v->secrets, verbs_queue_of(role), index, session, token))
+        return ff_error_set(err, EIO, "verbs: open queues: GnuTLS gives no HKDF");
+    return connect_role(v, role, index, role, token, sizeof(token), end, err);
+}
+
+/* The control connection to a destination that has the key */
+static int connect_keyed(struct verbs_link *v, const struct ff_key *key, uint64_t end,
+                         struct ff_error *err)
+{
+    uint8_t nonce[FF_HS_NONCE_LEN], hello[FF_HS_HELLO_LEN], answer[FF_HS_ANSWER_LEN];
+    uint8_t proof[FF_HS_PROOF_LEN];
+    struct ff_epoch *e = ff_secret_new(sizeof(*e));
+    struct ff_handshake h;
+
+    int rc = e ? ff_hs_nonce(nonce, err)
+               : ff_error_set(err, ENOMEM, "verbs: handshake: out of memory");
+    if (!rc) {
+        ff_hs_ask(&h, FF_HS_SUITES, nonce, hello);
+        rc = ask_for_challenge(v, hello, answer, end, err);
+    }
+    if (!rc && (rc = ff_hs_prove(&h, key, answer, sizeof(answer), proof, e, err)))
+        rc = ff_error_context(err, "verbs");
+    if (!rc)
+        rc = connect_role(v, VERBS_CONTROL, 0, VERBS_REQUEST_PROOF, proof, sizeof(proof), end, err);
+    if (!rc)
+        rc = verbs_seal(v, e, true, err);
+    ff_secret_free(e, sizeof(*e));
     return rc;
 }
 
@@ -220,7 +223,9 @@ static int connect_cm(const struct ff_link_params *p, const struct sockaddr_stor
     if (*v->device)
         rc = verbs_find_address(v->device, (const struct sockaddr *)peer, &v->local, err);
     if (!rc)
-        rc = connect_role(v, VERBS_CONTROL, 0, NULL, end, err);
+        rc = p->key ? connect_keyed(v, p->key, end, err)
+                    : connect_role(v, VERBS_CONTROL, 0, VERBS_CONTROL, NULL, FF_SESSION_LEN, end,
+                                   err);
     if (rc) {
         verbs_link_free(&v->base);
         return rc;
@@ -236,9 +241,7 @@ int verbs_cm_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd
     uint64_t end = deadline_of(limit_ms);
     struct ff_peers peers;
 
-    int rc = no_handshake(p, err);
-    if (!rc)
-        rc = ff_peers_find(p, &peers, err);
+    int rc = ff_peers_find(p, &peers, err);
     if (rc)
         return rc;
     for (unsigned i = 0; i < peers.n; i++) {
@@ -276,9 +279,7 @@ static int listen_on(struct verbs_listener *ls, struct addrinfo *a, unsigned por
 int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, struct ff_error *err)
 {
     struct addrinfo *list;
-    int rc = no_handshake(p, err);
-    if (!rc)
-        rc = tcp_resolve(p, true, &list, err);
+    int rc = tcp_resolve(p, true, &list, err);
     if (rc)
         return rc;
     struct verbs_listener *ls = calloc(1, sizeof(*ls));
@@ -292,8 +293,10 @@ int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, st
         return rc;
     }
     ls->timeout_ms = p->timeout_ms;
+    ls->key = ff_key_ref(p->key);
+    rc = ls->key ? verbs_gate_new(ls->key, &ls->gate, err) : 0;
     snprintf(ls->device, sizeof(ls->device), "%s", p->device ? p->device : "");
-    if (*ls->device)
+    if (!rc && *ls->device)
         rc = verbs_find_device(ls->device, err);
     int first = 0;
     for (struct addrinfo *a = list; a && !rc && ls->n < LISTEN_MAX; a = a->ai_next) {
@@ -322,6 +325,8 @@ void verbs_listener_free(struct verbs_listener *ls)
         rdma_destroy_id(ls->id[i]);
     if (ls->events)
         rdma_destroy_event_channel(ls->events);
+    verbs_gate_free(ls->gate);
+    ff_key_unref(ls->key);
     free(ls);
 }
 
@@ -342,7 +347,7 @@ static void reject(struct rdma_cm_id *id, const char *why)
 
 /* The next request for @v (NULL: for a new link): 0, -EAGAIN when there is none now, -EBADFD */
 static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
-                        const uint8_t *session, struct request *r, struct ff_error *err)
+                        const uint8_t *session, struct verbs_request *r, struct ff_error *err)
 {
     struct rdma_cm_event *ev;
     struct ff_error why;
@@ -353,7 +358,7 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
         if (ev->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
             r->id = ev->id;
             r->conn = ev->param.conn;
-            rc = get_private(&r->conn, v, session, r, &why);
+            rc = verbs_get_private(&r->conn, ls->gate, v, session, r, &why);
             r->conn.private_data = NULL;
         } else if (ev->event == RDMA_CM_EVENT_DEVICE_REMOVAL) {
             ff_log(FF_LOG_WARN, "verbs: a device on which this side listens was removed");
@@ -367,15 +372,19 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
                               r->id->port_num, ls->device);
         if (!rc)
             return 0;
-        ff_log(FF_LOG_WARN, "%s; connection rejected", why.text);
-        reject(r->id, why.text);
+        if (rc != -EINPROGRESS) /* a challenge is nothing to warn of */
+            ff_log(FF_LOG_WARN, "%s; connection rejected", why.text);
+        if (r->has_answer)
+            rdma_reject(r->id, r->answer, sizeof(r->answer));
+        else
+            reject(r->id, why.text);
         rdma_destroy_id(r->id);
     }
     return rc;
 }
 
 /* Accept @r for @v; takes its id */
-static int accept_request(struct verbs_link *v, const struct request *r, struct ff_error *err)
+static int accept_request(struct verbs_link *v, const struct verbs_request *r, struct ff_error *err)
 {
     struct rdma_conn_param p;
     struct ff_error why;
@@ -406,7 +415,7 @@ static int accept_request(struct verbs_link *v, const struct request *r, struct 
 
 int verbs_cm_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_error *err)
 {
-    struct request r = {.index = 0};
+    struct verbs_request r = {.index = 0};
     struct ff_error why;
     struct verbs_link *v;
 
@@ -415,6 +424,8 @@ int verbs_cm_accept(struct verbs_listener *ls, struct ff_link **out, struct ff_e
         return rc;
     struct ff_link_params p = {.timeout_ms = ls->timeout_ms, .device = ls->device, .qps = r.qps};
     rc = verbs_link_new(&p, -1, &v, err);
+    if (!rc && r.epoch && (rc = verbs_seal(v, r.epoch, false, err)))
+        verbs_link_free(&v->base);
     if (rc) {
         reject(r.id, "verbs: out of memory");
         rdma_destroy_id(r.id);
@@ -440,7 +451,7 @@ static int verbs_open_passive(struct verbs_link *v, const uint8_t *session, uint
     unsigned want = 1 + v->q[VERBS_PREFILL].n_conns;
 
     for (unsigned n = 0; n < want;) {
-        struct request r;
+        struct verbs_request r;
         int rc = verbs_events(v, err);
         if (!rc)
             rc = next_request(v->listener, v, session, &r, err);
@@ -471,8 +482,8 @@ int verbs_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN], 
         v->listener = NULL;
         return rc;
     }
-    rc = connect_role(v, VERBS_FAULT, 0, session, end, err);
+    rc = connect_queue(v, VERBS_FAULT, 0, session, end, err);
     for (unsigned i = 0; i < v->q[VERBS_PREFILL].n_conns && !rc; i++)
-        rc = connect_role(v, VERBS_PREFILL, i, session, end, err);
+        rc = connect_queue(v, VERBS_PREFILL, i, session, end, err);
     return rc ? ff_error_context(err, "verbs: open queues") : 0;
 }

@@ -180,8 +180,21 @@ int verbs_wait_any(struct verbs_link *v, int fd, int fd2, uint64_t end, struct f
     return n || tcp_ms_left(end) ? 0 : ff_error_set(err, ETIMEDOUT, "%s", strerror(ETIMEDOUT));
 }
 
-int verbs_wait_event(struct verbs_link *v, struct rdma_cm_id *id, enum rdma_cm_event_type want,
-                      uint64_t end, struct ff_error *err)
+/* Is @ev that a hello was rejected with an answer? Then *@out has it */
+static bool copy_answer(const struct rdma_cm_event *ev, uint8_t *out)
+{
+    const struct rdma_conn_param *p = &ev->param.conn;
+
+    if (!p->private_data || p->private_data_len < FF_HS_ANSWER_LEN ||
+        !ff_hs_is_answer(p->private_data))
+        return false;
+    memcpy(out, p->private_data, FF_HS_ANSWER_LEN);
+    return true;
+}
+
+/* Until @want for @id, with an answer if @answer is not NULL */
+static int wait_event(struct verbs_link *v, struct rdma_cm_id *id, enum rdma_cm_event_type want,
+                      uint8_t *answer, uint64_t end, struct ff_error *err)
 {
     struct rdma_cm_event *ev;
 
@@ -195,11 +208,23 @@ int verbs_wait_event(struct verbs_link *v, struct rdma_cm_id *id, enum rdma_cm_e
                 return ff_error_context(err, "verbs: wait for %s", rdma_event_str(want));
             continue;
         }
-        bool got = ev->event == want && ev->id == id;
+        bool got = ev->event == want && ev->id == id && (!answer || copy_answer(ev, answer));
         if (!got && !is_benign(v, ev))
             rc = event_error(v, ev, err);
         rdma_ack_cm_event(ev);
         if (got || rc)
             return rc;
     }
+}
+
+int verbs_wait_event(struct verbs_link *v, struct rdma_cm_id *id, enum rdma_cm_event_type want,
+                     uint64_t end, struct ff_error *err)
+{
+    return wait_event(v, id, want, NULL, end, err);
+}
+
+int verbs_wait_answer(struct verbs_link *v, struct rdma_cm_id *id, uint8_t out[FF_HS_ANSWER_LEN],
+                      uint64_t end, struct ff_error *err)
+{
+    return wait_event(v, id, RDMA_CM_EVENT_REJECTED, out, end, err);
 }

@@ -62,7 +62,7 @@ int verbs_get_limits(const struct ibv_device_attr *dev, const struct ibv_port_at
         const char *what;
         uint64_t has, least;
     } needs[] = {
-        {"max_msg_sz", port->max_msg_sz, FF_MSG_MAX},
+        {"max_msg_sz", port->max_msg_sz, VERBS_CTRL_LEN},
         {"max_mr_size", mr_bytes, VERBS_CTRL_BYTES},
         {"max_mr", device_count(dev->max_mr), 8},
         {"max_qp", device_count(dev->max_qp), VERBS_ROLES},

@@ -63,7 +63,7 @@ int verbs_use_device(struct verbs_link *v, struct rdma_cm_id *id, struct ff_erro
     if (!v->pd)
         return ff_error_set(err, errno, "verbs: protection domain on %s: %s", name,
                             strerror(errno));
-    v->ctrl_memory = aligned_alloc(4096, VERBS_CTRL_BYTES);
+    v->ctrl_memory = aligned_alloc(4096, (VERBS_CTRL_BYTES + 4095) & ~4095ull);
     if (!v->ctrl_memory)
         return ff_error_set(err, ENOMEM, "verbs: control memory: out of memory");
     rc = verbs_may_pin(&v->base, VERBS_CTRL_BYTES, err);
@@ -77,8 +77,8 @@ int verbs_use_device(struct verbs_link *v, struct rdma_cm_id *id, struct ff_erro
 
 int verbs_post_ctrl_recv(struct verbs_link *v, unsigned i)
 {
-    struct ibv_sge sge = {.addr = (uintptr_t)v->ctrl_memory + (size_t)i * FF_MSG_MAX,
-                          .length = FF_MSG_MAX,
+    struct ibv_sge sge = {.addr = (uintptr_t)v->ctrl_memory + i * VERBS_CTRL_LEN,
+                          .length = VERBS_CTRL_LEN,
                           .lkey = v->ctrl_mr->lkey};
     struct ibv_recv_wr wr = {.wr_id = i, .sg_list = &sge, .num_sge = 1}, *bad;
     return -ibv_post_recv(v->q[VERBS_CONTROL].conn[0].id->qp, &wr, &bad);
@@ -196,6 +196,14 @@ int verbs_link_new(const struct ff_link_params *p, int cancel_fd, struct verbs_l
     return 0;
 }
 
+int verbs_seal(struct verbs_link *v, const struct ff_epoch *e, bool active, struct ff_error *err)
+{
+    int rc = ff_secrets_new(e, active, &v->secrets);
+
+    v->base.sealed = !rc;
+    return rc ? ff_error_set(err, -rc, "verbs: new link: %s", strerror(-rc)) : 0;
+}
+
 static void free_queue(struct verbs_queue *q)
 {
     for (unsigned i = 0; i < VERBS_QPS_MAX; i++)
@@ -224,6 +232,7 @@ void verbs_link_free(struct ff_link *l)
     if (v->ctrl_mr)
         ibv_dereg_mr(v->ctrl_mr);
     free(v->ctrl_memory);
+    ff_secrets_free(v->secrets);
     if (v->pd)
         ibv_dealloc_pd(v->pd);
     for (int r = 0; r < VERBS_ROLES; r++)

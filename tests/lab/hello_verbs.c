@@ -10,6 +10,7 @@
 #include <rdma/rdma_verbs.h>
 
 #include "farfork.h"
+#include "verbs_request.h"
 
 #define DEST "timeout=30"
 #define SOURCE "timeout=25"
@@ -17,28 +18,22 @@
 
 /* --- a peer that has no receive buffer for what the destination answers --- */
 
-#define PRIVATE_LEN 28 /* docs/wire.md: private data of a connect request */
-
 static struct rdma_cm_id *connect_deaf(const char *to_port)
 {
     struct rdma_addrinfo hints = {.ai_port_space = RDMA_PS_TCP}, *res;
     struct ibv_qp_init_attr attr = {
         .cap = {.max_send_wr = 1, .max_recv_wr = 1, .max_send_sge = 1, .max_recv_sge = 1},
         .sq_sig_all = 1};
-    uint8_t hello[PRIVATE_LEN] = {0};
-    struct ff_wirebuf b = {.data = hello, .len = sizeof(hello)};
+    uint8_t hello[VERBS_PRIVATE_MAX];
     struct rdma_conn_param cp = {.private_data = hello,
-                                 .private_data_len = sizeof(hello),
+                                 .private_data_len = verbs_put_private(
+                                     hello, VERBS_CONTROL, 1, 0, NULL, FF_SESSION_LEN),
                                  .responder_resources = 1,
                                  .initiator_depth = 1,
                                  .retry_count = 6,
                                  .rnr_retry_count = 7};
     struct rdma_cm_id *id;
 
-    ff_wb_put(&b, 0x6a764646u, 4);
-    ff_wb_put(&b, 2, 2);
-    ff_wb_put(&b, VERBS_CONTROL, 2);
-    ff_wb_put(&b, 1, 2);
     assert_int_equal(rdma_getaddrinfo(HOST_B, to_port, &hints, &res), 0);
     if (rdma_create_ep(&id, res, NULL, &attr) || rdma_connect(id, &cp))
         fail_msg("connect: %s", strerror(errno));

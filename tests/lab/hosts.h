@@ -33,6 +33,7 @@ extern char **environ;
 static struct pair p;
 static struct ff_port *port;
 static uint8_t *src, *dst; /* LARGE and a page */
+static struct ff_key *key_a, *key_b; /* of the connecting side, of the listening one */
 static const uint8_t session[FF_SESSION_LEN] = "a session of 16";
 
 static inline void enter(const char *host)
@@ -48,7 +49,7 @@ static inline void listen_on(const char *host, const char *addr, enum ff_link_ki
                              const char *device)
 {
     struct ff_link_params lp = {
-        .host = addr, .port = "0", .timeout_ms = SOON_MS, .device = device};
+        .host = addr, .port = "0", .timeout_ms = SOON_MS, .device = device, .key = key_b};
     struct ff_error err;
 
     enter(host);
@@ -89,7 +90,8 @@ static inline int connect_a(const char *host, enum ff_link_kind kind, const char
 {
     char number[16];
     struct ff_link_params lp = {
-        .host = host, .port = number, .timeout_ms = SOON_MS, .device = device, .qps = qps};
+        .host = host, .port = number, .timeout_ms = SOON_MS, .device = device, .qps = qps,
+        .key = key_a};
 
     snprintf(number, sizeof(number), "%u", ff_port_number(port));
     return ff_link_connect(&lp, kind, -1, &p.a, err);

@@ -58,7 +58,7 @@ static const struct device least = {
     {.max_mr_size = VERBS_CTRL_BYTES, .max_qp = 3, .max_qp_wr = 16, .max_sge = 1, .max_sge_rd = 1,
      .max_cq = 4, .max_cqe = 32, .max_mr = 8, .max_pd = 1, .max_qp_rd_atom = 1,
      .max_qp_init_rd_atom = 1},
-    {.state = IBV_PORT_ACTIVE, .max_msg_sz = FF_MSG_MAX},
+    {.state = IBV_PORT_ACTIVE, .max_msg_sz = VERBS_CTRL_LEN},
 };
 
 static struct verbs_limits limits_of(const struct device *d)
@@ -138,8 +138,8 @@ static void test_refused_devices(void **state)
         d.field = value;                                                                    \
         refused(&d, ENOTSUP, name, #value, "need " needs);                                  \
     } while (0)
-    REFUSED(port.max_msg_sz, 65535, "max_msg_sz", "65536");
-    REFUSED(dev.max_mr_size, 1114111, "max_mr_size", "1114112");
+    REFUSED(port.max_msg_sz, 65551, "max_msg_sz", "65552");
+    REFUSED(dev.max_mr_size, 1114383, "max_mr_size", "1114384");
     REFUSED(dev.max_mr, 7, "max_mr ", "8");
     REFUSED(dev.max_qp, 2, "max_qp ", "3");
     REFUSED(dev.max_cq, 3, "max_cq ", "4");
@@ -185,7 +185,7 @@ static void test_registrations(void **state)
     /* the device's limits, and one more */
     assert_true(verbs_check_reg(&few, VERBS_CTRL_BYTES, 0, 7, &err) >= 0);
     assert_fails(verbs_check_reg(&few, VERBS_CTRL_BYTES + 1, 0, 7, &err), EINVAL);
-    assert_error(err, EINVAL, "1114113", "1..1114112");
+    assert_error(err, EINVAL, "1114385", "1..1114384");
     assert_fails(verbs_check_reg(&few, 0, 0, 0, &err), EINVAL);
     assert_fails(verbs_check_reg(&few, 4096, 0, 8, &err), ENOSPC);
     assert_error(err, ENOSPC, "8 segments", "max_mr 8");
