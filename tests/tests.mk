@@ -92,7 +92,7 @@ $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 
 # --- fuzzers: clang's; seeds are made, not kept ---
 
-FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz)
+FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz)
 FUZZ_CFLAGS = $(filter-out $(OPT),$(CFLAGS)) -O1 -MMD -MP -fsanitize=fuzzer,address \
               $(addprefix -iquote ,$(LIB_DIRS) include)
 fuzzers: $(FUZZERS) $(BUILD)/fuzz/.seeds
@@ -107,8 +107,8 @@ $(BUILD)/fuzz/seeds: tests/fuzz/seeds.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a $(TEST_LIBS)
 
 $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
-	@mkdir -p $(addprefix $(@D)/,wire queue clone)
-	@$< $(addprefix $(@D)/,wire queue clone)
+	@mkdir -p $(addprefix $(@D)/,wire queue clone gate)
+	@$< $(addprefix $(@D)/,wire queue clone gate)
 	@touch $@
 
 -include $(MODEL_OBJ:.o=.d) $(UNIT_TESTS:=.d) $(LOOP_OBJ:.o=.d) $(LOOP_TESTS:=.d) $(E2E_PROGRAMS:=.d) $(FUZZERS:=.d)

@@ -2,7 +2,7 @@
  *
  * seeds.c - write a small corpus for the fuzzers
  *
- * usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER
+ * usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER GATE-FOLDER
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -162,10 +162,25 @@ static void save_clone_messages(void)
                                           .n_fds = t == FF_CLONE_WATCH});
 }
 
+/* To each that gate_fuzz tries: what is right, a bit beside it, and something else */
+static void save_strangers(void)
+{
+    static const uint8_t right[FF_HS_ANSWER_LEN], wrong[FF_HS_ANSWER_LEN] = {[50] = 1};
+    uint8_t hello[FF_HS_HELLO_LEN], nonce[FF_HS_NONCE_LEN] = {1};
+    struct ff_handshake h;
+
+    ff_hs_ask(&h, FF_HS_SUITES, nonce, hello);
+    for (unsigned who = 0; who < 4; who++) {
+        save(128 + who, right, sizeof(right));
+        save(128 + who, wrong, sizeof(wrong));
+        save(who, hello, sizeof(hello));
+    }
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 4) {
-        fprintf(stderr, "usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER\n");
+    if (argc != 5) {
+        fprintf(stderr, "usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER GATE-FOLDER\n");
         return 2;
     }
     folder = argv[1];
@@ -175,5 +190,7 @@ int main(int argc, char **argv)
     save_steps();
     folder = argv[3];
     save_clone_messages();
+    folder = argv[4];
+    save_strangers();
     return 0;
 }
