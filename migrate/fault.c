@@ -45,6 +45,7 @@ struct slot {
     uint8_t zero; /* one granule: the page */
     bool busy;
     bool kept; /* it was read, and there is no memory to install it */
+    bool due;  /* the link broke that was to bring it: to be posted again */
 };
 
 struct ff_fault_engine {
@@ -60,7 +61,8 @@ struct ff_fault_engine {
     uint64_t last_progress_ns;
     uint64_t awake_ns; /* when poll() returned, or the thread looked again */
     unsigned n_served;
-    bool broken;
+    unsigned n_due;
+    bool broken; /* the link, or the image */
 
     struct ff_want waiter[WAITERS]; /* on pages that prefill has claimed: for the statistics */
     unsigned n_waiters;
@@ -87,7 +89,15 @@ int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err)
         return ff_error_set(err, ENOMEM, "pager: fault slots: out of memory");
     madvise(m, (size_t)f->n_slots * f->slot_bytes, MADV_DONTFORK); /* not a child's */
     f->memory = m;
-    return p->link->ops->reg(p->link, m, (size_t)f->n_slots * f->slot_bytes, 0, &f->mr, err);
+    return ff_fault_engine_attach(p, err);
+}
+
+int ff_fault_engine_attach(struct ff_pager *p, struct ff_error *err)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    return p->link->ops->reg(p->link, f->memory, (size_t)f->n_slots * f->slot_bytes, 0, &f->mr,
+                             err);
 }
 
 void ff_fault_engine_free(struct ff_fault_engine *f)
@@ -214,6 +224,38 @@ static void fault_arrived(struct ff_pager *p, const struct slot *s)
     count_served(p, &s->want);
 }
 
+static int post_claimed(struct ff_pager *p, struct slot *s)
+{
+    struct ff_fault_engine *f = p->fault;
+    struct ff_error why;
+
+    int rc = post_slot(p, s, &why);
+    if (rc && rc != -EAGAIN)
+        broke(p, &why);
+    if (rc)
+        return rc;
+    s->posted_ns = ff_now_ns();
+    if (!f->n_busy++)
+        f->last_progress_ns = s->posted_ns;
+    s->busy = true;
+    return 0;
+}
+
+/* What the last link did not bring comes first: others may wait for it, and its claims are ours */
+static void post_due(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    for (struct slot *s = f->slot; f->n_due && !f->broken; s++) {
+        if (!s->due)
+            continue;
+        if (post_claimed(p, s))
+            return;
+        s->due = false;
+        f->n_due--;
+    }
+}
+
 /* Fetch what is pending, oldest first: into free slots, or at once where nothing was ever
  * written at the source */
 static void post_pending(struct ff_pager *p)
@@ -223,28 +265,20 @@ static void post_pending(struct ff_pager *p)
 
     if (!atomic_load(&p->image_frozen))
         return; /* the bytes may still change at the source */
+    post_due(p);
+    if (f->n_due)
+        return;
     while (p->wants->n && !f->broken && (s = free_slot(f))) {
         struct ff_want *w = &p->wants->want[p->wants->first];
         struct ff_pager_region *r = &p->region[w->region];
-        struct ff_error why;
 
         s->want = *w;
         if (w->hole || !ff_pager_rkey(r, w->page)) {
             s->zero = 1;
             if (install_slot(p, s, true))
                 count_served(p, w);
-        } else {
-            int rc = post_slot(p, s, &why);
-            if (rc == -EAGAIN)
-                return;
-            if (rc) {
-                broke(p, &why);
-                return;
-            }
-            s->posted_ns = ff_now_ns();
-            if (!f->n_busy++)
-                f->last_progress_ns = s->posted_ns;
-            s->busy = true;
+        } else if (post_claimed(p, s)) {
+            return;
         }
         ff_wants_take(p->wants);
     }
@@ -368,19 +402,6 @@ static void add_waiter(struct ff_pager *p, struct ff_want w)
     check_waiters(p); /* it may have come just now, when nobody was known to wait */
 }
 
-/* The page is here. A pass may have brought it and be about to discard it, until the image is
- * frozen: to map it again would keep what the source has written since */
-static void answer_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
-{
-    struct ff_error why;
-
-    if (r->range.landing != FF_UFFD_CONTINUE || !atomic_load(&p->image_frozen))
-        ff_pager_wake(p, r, page);
-    else if (ff_uffd_map_again(&p->uffd, &r->range, page * r->range.psize, &why))
-        ff_log(FF_LOG_ERROR, "pager: region %s: %s; threads that wait for the page hang", r->name,
-               why.text);
-}
-
 /* Somebody waits for the page of @w */
 static void serve_fault(struct ff_pager *p, struct ff_want w)
 {
@@ -399,7 +420,7 @@ static void serve_fault(struct ff_pager *p, struct ff_want w)
         break;
     case FF_CLAIM_PRESENT:
         atomic_fetch_add(&p->count.faults_late, 1);
-        answer_late(p, r, w.page);
+        ff_pager_wake_late(p, r, w.page);
         break;
     case FF_CLAIM_HOLE:
         atomic_fetch_add(&p->count.faults_late, 1);
@@ -509,6 +530,30 @@ static void check_silence(struct ff_pager *p)
     broke(p, &why);
 }
 
+/* The link is broken: from here on this thread does not touch it. When there is another, what is
+ * in flight is in flight no more, and its claims are still ours. */
+static void follow_link(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    if (!f->broken)
+        return;
+    pthread_mutex_lock(&p->lock);
+    f->broken = !p->attached;
+    if (f->broken && !p->fault_parked)
+        pthread_cond_broadcast(&p->changed);
+    p->fault_parked = f->broken;
+    p->attached = false;
+    pthread_mutex_unlock(&p->lock);
+    if (f->broken)
+        return;
+    f->n_busy = f->n_due = 0;
+    for (unsigned i = 0; i < f->n_slots; i++) {
+        f->slot[i].due = f->slot[i].busy && !f->slot[i].kept;
+        f->n_due += f->slot[i].due;
+    }
+}
+
 void *ff_fault_main(void *opaque)
 {
     struct ff_pager *p = opaque;
@@ -518,6 +563,8 @@ void *ff_fault_main(void *opaque)
     ff_thread_soon();
     while (!atomic_load(&p->stop)) {
         short events = 0;
+
+        follow_link(p);
         int fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT, &events);
         struct pollfd fds[4] = {
             {.fd = ff_wants_room(p) ? p->uffd.fd : -1, .events = POLLIN},

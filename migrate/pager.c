@@ -26,7 +26,7 @@ static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struc
         return FF_UFFD_COPY;
     /* measured: a copy is quicker than the alias's own page faults, and a fault on a huge page
      * that is under way need not wait for it */
-    if (p->opts->landing == FF_LANDING_AUTO && !p->link->pins && !(huge && p->opts->precopy))
+    if (p->opts->landing == FF_LANDING_AUTO && !p->pins && !(huge && p->opts->precopy))
         return FF_UFFD_COPY;
     return FF_UFFD_CONTINUE;
 }
@@ -100,6 +100,7 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
 {
     memset(p, 0, sizeof(*p));
     p->link = link;
+    p->pins = link->pins;
     p->opts = opts;
     p->silence_ms = opts->timeout_ms;
     p->mode = opts->prefill;
@@ -170,7 +171,7 @@ int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regio
         any |= r->in_place;
         r->holes = r->holes && keeps_reserved(&regions->r[i]);
     }
-    if (!p->link->pins || !any)
+    if (!p->pins || !any)
         return 0;
     int rc = ff_segments_init(&p->land, regions, p->region[0].segment_bytes, err);
     for (unsigned i = 0; i < p->land.n && !rc; i++) {

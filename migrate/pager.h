@@ -39,7 +39,9 @@
  *                 HOLE -> install zeros, without the source. A first-touch page is
  *                 a fault for which nobody waits: only a MISSING one is read.
  *              2. When the link breaks, events of PRESENT pages and of holes are still
- *                 answered; others wait. Nothing ever installs what was not read.
+ *                 answered; others wait. Nothing ever installs what was not read. No claim
+ *                 goes back: over the next link its owner reads the page again
+ *                 (pager_resume.c).
  *              3. Nothing is read before the source said that its guest is paused: until
  *                 then whoever touches memory here waits, or a page of a running guest
  *                 would be installed for good. The one exception is the pass (precopy.c),
@@ -145,6 +147,7 @@ struct ff_pager {
     struct ff_pager_region region[FF_WIRE_REGIONS_MAX];
     unsigned n_regions;
     uint64_t bytes_total, n_chunks;
+    bool pins;             /* the link does, or did: every one must */
     bool can_move;         /* staging buffers are there that pages can be moved out of */
     struct ff_page_pool *pool; /* borrowed */
     struct ff_segments land; /* alias mappings, registered to land in */
@@ -165,9 +168,11 @@ struct ff_pager {
     _Atomic uint64_t hint; /* chunk of the last fault + 1; 0: none since prefill looked */
 
     pthread_mutex_t lock;
-    pthread_cond_t changed; /* state, all pages present, or the prefill thread has ended */
+    pthread_cond_t changed; /* state, all pages present, a thread has ended or is parked */
     enum ff_pager_state state;
     bool prefill_ended;
+    bool fault_parked; /* the fault thread does not touch the link until it has seen that: */
+    bool attached;     /* there is a new one */
     struct ff_error why;
     struct ff_error no_memory; /* why a page could not be installed last */
     _Atomic uint64_t short_ns[FF_QUEUES]; /* by the queue's thread: since when; 0: it is not */
@@ -237,6 +242,16 @@ bool ff_pager_is_short(struct ff_pager *p, struct ff_error *why);
 /* 0, or -errno with the reason when the state is @limit or worse */
 int ff_pager_check(struct ff_pager *p, enum ff_pager_state limit, struct ff_error *err);
 
+/* --- pager_resume.c: after GO, for the thread that waits for a source that comes back --- */
+
+/* The link is broken, or is from here on; it is shut down. 0: no thread of the pager touches it any
+ * more, and it can be freed; 1: not after @timeout_ms; -errno: an install failed, for good */
+int ff_pager_park(struct ff_pager *p, int timeout_ms, struct ff_error *err);
+
+/* Parked, with the keys of @link: register what is read into, and go on with what is missing. Not
+ * 0: it is parked as before */
+int ff_pager_attach(struct ff_pager *p, struct ff_link *link, struct ff_error *err);
+
 /* Stop the threads and watch no longer. Pages that are missing then read as zeros. */
 void ff_pager_finish(struct ff_pager *p);
 
@@ -273,10 +288,13 @@ void ff_wants_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hol
 void *ff_fault_main(void *pager);
 void *ff_prefill_main(void *pager);
 int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err);
+int ff_fault_engine_attach(struct ff_pager *p, struct ff_error *err); /* to p->link; likewise: */
+int ff_prefill_engine_attach(struct ff_pager *p, struct ff_error *err);
 int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err);
 void ff_fault_engine_free(struct ff_fault_engine *f);
 void ff_prefill_engine_free(struct ff_prefill_engine *e);
 void ff_prefill_engine_rewind(struct ff_pager *p); /* nothing was asked for */
+void ff_prefill_engine_restart(struct ff_pager *p); /* of what was, all that counts was claimed */
 int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, unsigned n,
                          struct ff_error *err);
 
@@ -298,6 +316,10 @@ static inline void ff_pager_enough(struct ff_pager *p, enum ff_queue who)
     atomic_store(&p->short_ns[who], 0);
 }
 void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
+
+/* Somebody touched @page, which is here. A pass may have brought it and be about to discard it,
+ * until the image is frozen: to map it again would keep what the source has written since */
+void ff_pager_wake_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
 /* @n pages of zeros whose claims the caller took are there, without an install; where @r.holes */
 void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n);

@@ -165,6 +165,17 @@ void ff_pager_wake(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
     ff_uffd_wake(&p->uffd, &r->range, page * r->range.psize, r->range.psize, NULL);
 }
 
+void ff_pager_wake_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+{
+    struct ff_error why;
+
+    if (r->range.landing != FF_UFFD_CONTINUE || !atomic_load(&p->image_frozen))
+        ff_pager_wake(p, r, page);
+    else if (ff_uffd_map_again(&p->uffd, &r->range, page * r->range.psize, &why))
+        ff_log(FF_LOG_ERROR, "pager: region %s: %s; threads that wait for the page hang", r->name,
+               why.text);
+}
+
 void ff_pager_installed(struct ff_pager *p)
 {
     if (atomic_load(&p->waiting))

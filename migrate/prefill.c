@@ -32,118 +32,22 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
-#include "chunks.h"
 #include "cleanup.h"
 #include "failpoint.h"
 #include "mr.h"
-#include "pager.h"
+#include "prefill_private.h"
 #include "thread.h"
 
 #define BATCH 64u
 #define MOVE_BATCH 512u /* each interrupts the CPUs of the guest */
-#define BUFFERS_MAX 32u
-#define WINDOW 2u /* more do not stay in the cache */
-#define WINDOW_FAR 4u
-#define FAR_US 500u
-#define PLACES 8u
 #define SEGMENT (256u << 10)
 #define GAP (32u << 10) /* bytes that are here already, and cost less than another request */
-#define HUGE (2ull << 20)
 #define ZERO_RUN 16384u /* pages of zeros between two looks at the link */
 #define RETRY_MS 20
 #define CPU_TURNS 8u
 #define HEAD_START_NS 5000000u
-
-/* What is under way: [first, first + n) of a region */
-struct transfer {
-    struct ff_pager_region *r;
-    uint64_t first, n;
-    uint8_t *local;
-    uint32_t lkey;
-    unsigned buffer;
-    bool busy, in_place; /* in place: the claims are taken, and there is no buffer */
-    bool pool; /* read into pages of the pool, which are moved in */
-    uint8_t zero[FF_GRANULES_MAX / 8];
-};
-
-struct ff_prefill_engine {
-    uint8_t *map, *memory; /* window buffers of buffer_bytes, aligned to HUGE within map */
-    size_t map_bytes;
-    struct ff_mr mr; /* goes with the link */
-    uint32_t buffer_bytes;
-    unsigned window, n_busy;
-    unsigned users[BUFFERS_MAX]; /* of each buffer: transfers, and the cut */
-    struct transfer transfer[BUFFERS_MAX + PLACES]; /* first those with a buffer */
-    struct ff_chunks chunks;
-    uint64_t last_progress_ns;
-    struct ff_pager_region *cut; /* what is left of the chunk that is being cut; NULL: none */
-    uint64_t cut_from, cut_first, cut_end; /* the chunk; what of it is left */
-    int cut_buffer; /* -1: none yet */
-    struct ff_grant grant[BUFFERS_MAX]; /* to be sent */
-    unsigned n_grants;
-    struct transfer *unposted; /* busy, but the link's queue was full */
-    struct ff_wc kept[BUFFERS_MAX + PLACES]; /* what came while there was no memory */
-    unsigned n_kept;
-    uint8_t msg[FF_MSG_MAX];
-};
-
-/* While one chunk is installed the next one comes; where the request for it takes long, more */
-static unsigned window_of(const struct ff_pager *p)
-{
-    if (p->opts->window)
-        return FF_MIN(p->opts->window, BUFFERS_MAX);
-    return p->link->rtt_us >= FAR_US ? WINDOW_FAR : WINDOW;
-}
-
-int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
-{
-    struct ff_prefill_engine *e = calloc(1, sizeof(*e));
-    if (!e)
-        return ff_error_set(err, ENOMEM, "pager: prefill engine: out of memory");
-    p->prefill = e;
-    e->cut_buffer = -1;
-    e->window = window_of(p);
-    for (unsigned i = 0; i < p->n_regions; i++)
-        e->buffer_bytes = FF_MAX(e->buffer_bytes, p->region[i].chunk_bytes);
-    int rc = ff_chunks_init(&e->chunks, p->n_chunks);
-    size_t len = (size_t)e->window * e->buffer_bytes;
-    void *m = mmap(NULL, len + HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (rc || m == MAP_FAILED)
-        return ff_error_set(err, ENOMEM, "pager: prefill buffers: out of memory");
-    madvise(m, len + HUGE, MADV_DONTFORK); /* not a child's */
-    e->map = m;
-    e->map_bytes = len + HUGE;
-    e->memory = e->map + (-(uintptr_t)e->map & (HUGE - 1));
-    unsigned access = p->opts->prefill == FF_PREFILL_PUSH || p->opts->prefill == FF_PREFILL_AUTO
-                          ? FF_ACCESS_REMOTE_WRITE
-                          : 0;
-    if (p->opts->landing == FF_LANDING_MOVE) {
-        madvise(e->memory, len, MADV_HUGEPAGE);
-        /* what is pinned cannot be moved */
-        bool on_demand = p->link->pins && p->link->on_demand && p->opts->odp == FF_ODP_ON;
-        access |= on_demand ? FF_ACCESS_ON_DEMAND : 0;
-        p->can_move = !p->link->pins || on_demand;
-    }
-    return p->link->ops->reg(p->link, e->memory, len, access, &e->mr, err);
-}
-
-void ff_prefill_engine_free(struct ff_prefill_engine *e)
-{
-    if (!e)
-        return;
-    if (e->map)
-        munmap(e->map, e->map_bytes);
-    ff_chunks_free(&e->chunks);
-    free(e);
-}
-
-void ff_prefill_engine_rewind(struct ff_pager *p)
-{
-    ff_chunks_rewind(&p->prefill->chunks);
-}
 
 /* --- starting transfers --- */
 
@@ -228,7 +132,9 @@ static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *er
                        .granule_bytes = psize,
                        .zero = t->zero};
     int rc = p->link->ops->post(p->link, FF_QUEUE_PREFILL, &wr, err);
-    e->unposted = rc == -EAGAIN ? t : NULL;
+    e->n_due -= t->due;
+    t->due = rc; /* also when the link is broken: the next one has it first */
+    e->n_due += t->due;
     t->busy = true;
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
@@ -364,7 +270,7 @@ static int start_in_place(struct ff_pager *p, struct transfer *t, struct ff_erro
     t->n = run;
     t->in_place = true;
     t->local = ff_pager_in_place(t->r, t->first, &t->lkey);
-    /* a failure leaves the claims taken: the link is broken, nobody could fetch them */
+    /* a failure leaves the claims taken: the link is broken, and the next one fetches them */
     return post_read(p, t, err);
 }
 
@@ -375,8 +281,9 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
     uint64_t chunk, n;
     uint32_t lkey;
 
-    if (e->unposted)
-        return post_read(p, e->unposted, err);
+    for (struct transfer *t = e->transfer; e->n_due; t++)
+        if (t->due)
+            return post_read(p, t, err);
     if (!e->cut) {
         if (free_buffer(e) < 0 || !ff_chunks_next(&e->chunks, p, &chunk))
             return 0;
