@@ -170,6 +170,7 @@ static int queues_ms(const struct ff_dest *d)
 static int send_welcome(struct ff_dest *d, struct ff_error *err)
 {
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
+                           .epoch = 1,
                            .features = d->addr.precopy ? FF_WIRE_PRECOPY : 0};
 
     if (getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))

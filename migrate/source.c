@@ -162,6 +162,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (rc < 0)
         return ff_error_context(err, "hello");
     rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, &w, err);
+    if (!rc && (w.answer != FF_ANSWER_NEW || w.epoch != 1))
+        rc = ff_error_set(err, EPROTO, "hello: WELCOME answers a source that comes back");
     if (!rc && ff_failpoint("source.welcomed"))
         rc = ff_error_set(err, EIO, "source: injected");
     if (!rc)

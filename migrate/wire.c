@@ -9,10 +9,8 @@
 
 #include "cleanup.h"
 #include "error.h"
-#include "wire.h"
-#include "wirebuf.h"
+#include "wire_message.h"
 
-#define MAGIC 0x314b524f46524146ull /* "FARFORK1" */
 #define HELLO_REGION_MIN 14         /* length, page size, name length */
 
 static const char *const names[] = {
@@ -23,6 +21,7 @@ static const char *const names[] = {
     [FF_MSG_WITHDRAWN] = "WITHDRAWN", [FF_MSG_WATCHING] = "WATCHING",
     [FF_MSG_KEYS] = "KEYS",         [FF_MSG_GRANT] = "GRANT",
     [FF_MSG_LOGGING] = "LOGGING",   [FF_MSG_PASSED] = "PASSED",     [FF_MSG_DIRTY] = "DIRTY",
+    [FF_MSG_RESUME] = "RESUME",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_MSG_LAST + 1, "a name for every message");
 
@@ -33,7 +32,7 @@ const char *ff_msg_name(unsigned type)
 
 /* --- both directions --- */
 
-static struct ff_wirebuf begin_message(uint8_t *buf, enum ff_msg type)
+struct ff_wirebuf ff_wire_begin(uint8_t *buf, enum ff_msg type)
 {
     struct ff_wirebuf b = {.data = buf, .len = FF_MSG_MAX};
     ff_wb_put(&b, type, 2);
@@ -41,7 +40,7 @@ static struct ff_wirebuf begin_message(uint8_t *buf, enum ff_msg type)
     return b;
 }
 
-static struct ff_wirebuf body(const uint8_t *msg, size_t len)
+struct ff_wirebuf ff_wire_body(const uint8_t *msg, size_t len)
 {
     struct ff_wirebuf b = {.data = (uint8_t *)msg, .len = len}; /* only read from */
     ff_wb_take(&b, 4);
@@ -60,8 +59,7 @@ int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err)
     return (int)type;
 }
 
-/* The end of every decoder: nothing missing, nothing left over */
-static int end_message(const struct ff_wirebuf *b, enum ff_msg type, struct ff_error *err)
+int ff_wire_end(const struct ff_wirebuf *b, enum ff_msg type, struct ff_error *err)
 {
     if (b->bad)
         return ff_error_set(err, EPROTO, "wire: read %s: cut short (%zu bytes)", names[type],
@@ -91,23 +89,34 @@ static int get_text(struct ff_wirebuf *b, char *out, size_t n, const char *what,
 
 int ff_wire_put_empty(uint8_t *buf, enum ff_msg type)
 {
-    return (int)begin_message(buf, type).pos;
+    return (int)ff_wire_begin(buf, type).pos;
 }
 
 int ff_wire_get_empty(const uint8_t *msg, size_t len, struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
-    return end_message(&b, (enum ff_msg)msg[0], err);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
+    return ff_wire_end(&b, (enum ff_msg)msg[0], err);
 }
 
 /* --- HELLO --- */
 
+int ff_wire_check_version(const char *name, unsigned oldest, unsigned version,
+                          struct ff_error *err)
+{
+    if (oldest <= FF_WIRE_VERSION && version >= FF_WIRE_VERSION)
+        return 0;
+    return ff_error_set(err, EPROTONOSUPPORT,
+                        "wire: read %s: protocol version %u..%u (this side speaks %d); use the "
+                        "same Farfork release on both hosts",
+                        name, oldest, version, FF_WIRE_VERSION);
+}
+
 int ff_wire_put_hello(uint8_t *buf, const struct ff_hello *h, struct ff_error *err)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_HELLO);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_HELLO);
     size_t config_len = strlen(h->config);
 
-    ff_wb_put(&b, MAGIC, 8);
+    ff_wb_put(&b, FF_WIRE_MAGIC, 8);
     ff_wb_put(&b, h->version, 2);
     ff_wb_put(&b, h->oldest, 2);
     ff_wb_put(&b, h->features, 4);
@@ -168,15 +177,13 @@ static int get_hello_head(struct ff_wirebuf *b, struct ff_hello *h, struct ff_er
     h->n_regions = (uint16_t)ff_wb_get(b, 2);
     size_t config_len = ff_wb_get(b, 2);
 
-    if (b->bad || magic != MAGIC)
+    if (b->bad || magic != FF_WIRE_MAGIC)
         return ff_error_set(
             err, EPROTO, "wire: read HELLO: not a Farfork source (magic 0x%016llx, want 0x%016llx)",
-            (unsigned long long)magic, MAGIC);
-    if (h->oldest > FF_WIRE_VERSION || h->version < FF_WIRE_VERSION)
-        return ff_error_set(
-            err, EPROTONOSUPPORT,
-            "wire: read HELLO: protocol version %u..%u (this side speaks %d); use the same Farfork release on both hosts",
-            h->oldest, h->version, FF_WIRE_VERSION);
+            (unsigned long long)magic, FF_WIRE_MAGIC);
+    int rc = ff_wire_check_version("HELLO", h->oldest, h->version, err);
+    if (rc)
+        return rc;
     if (h->auth > FF_WIRE_AUTH_KEY)
         return ff_error_set(err, EPROTO,
                             "wire: read HELLO: authentication kind %u (permitted 0..%u)", h->auth,
@@ -194,7 +201,7 @@ static int get_hello_head(struct ff_wirebuf *b, struct ff_hello *h, struct ff_er
 
 int ff_wire_get_hello(const uint8_t *msg, size_t len, struct ff_hello *h, struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
 
     memset(h, 0, sizeof(*h));
     int rc = get_hello_head(&b, h, err);
@@ -207,7 +214,7 @@ int ff_wire_get_hello(const uint8_t *msg, size_t len, struct ff_hello *h, struct
     for (unsigned i = 0; i < h->n_regions && !rc; i++)
         rc = get_region(&b, &scratch, i, err);
     if (!rc)
-        rc = end_message(&b, FF_MSG_HELLO, err);
+        rc = ff_wire_end(&b, FF_MSG_HELLO, err);
     if (rc)
         return rc;
 
@@ -237,22 +244,24 @@ void ff_hello_free(struct ff_hello *h)
 
 int ff_wire_put_welcome(uint8_t *buf, const struct ff_welcome *w)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_WELCOME);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_WELCOME);
     ff_wb_put(&b, w->version, 2);
-    ff_wb_put(&b, 0, 2);
+    ff_wb_put(&b, w->answer, 2);
     ff_wb_put(&b, w->features, 4);
     ff_wb_put_bytes(&b, w->session, FF_SESSION_LEN);
+    ff_wb_put(&b, w->epoch, 4);
     return (int)b.pos;
 }
 
 int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
     w->version = (uint16_t)ff_wb_get(&b, 2);
-    ff_wb_get(&b, 2);
+    unsigned answer = (unsigned)ff_wb_get(&b, 2);
     w->features = (uint32_t)ff_wb_get(&b, 4);
     const uint8_t *session = ff_wb_take(&b, FF_SESSION_LEN);
-    int rc = end_message(&b, FF_MSG_WELCOME, err);
+    w->epoch = (uint32_t)ff_wb_get(&b, 4);
+    int rc = ff_wire_end(&b, FF_MSG_WELCOME, err);
     if (rc)
         return rc;
     if (w->version != FF_WIRE_VERSION)
@@ -262,13 +271,18 @@ int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, st
     if (w->features & ~FF_WIRE_PRECOPY)
         return ff_error_set(err, EPROTO, "wire: read WELCOME: features 0x%x (permitted 0x%x)",
                             w->features, FF_WIRE_PRECOPY);
+    if (answer > FF_ANSWER_LAST || !w->epoch)
+        return ff_error_set(err, EPROTO,
+                            "wire: read WELCOME: answer %u, epoch %u (permitted 0..%d, 1 or more)",
+                            answer, w->epoch, FF_ANSWER_LAST);
+    w->answer = (enum ff_answer)answer;
     memcpy(w->session, session, FF_SESSION_LEN);
     return 0;
 }
 
 int ff_wire_put_refuse(uint8_t *buf, const char *text)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_REFUSE);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_REFUSE);
     for (size_t i = 0; text[i] && i < FF_WIRE_TEXT_MAX; i++)
         ff_wb_put(&b, isprint((unsigned char)text[i]) ? (unsigned char)text[i] : '?', 1);
     return (int)b.pos;
@@ -277,7 +291,7 @@ int ff_wire_put_refuse(uint8_t *buf, const char *text)
 int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MAX + 1],
                        struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
     if (ff_wb_left(&b) > FF_WIRE_TEXT_MAX)
         return ff_error_set(err, EPROTO, "wire: read REFUSE: text of %zu bytes (permitted 0..%d)",
                             ff_wb_left(&b), FF_WIRE_TEXT_MAX);
@@ -292,7 +306,7 @@ int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MA
 
 int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_PUBLISH);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_PUBLISH);
     ff_wb_put(&b, p->segment_bytes, 8);
     ff_wb_put(&b, p->n_keys, 4);
     ff_wb_put(&b, p->load_permille, 4);
@@ -305,7 +319,7 @@ int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_reg
 int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, unsigned n,
                         const struct ff_wire_region *regions, struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
 
     if (ff_wb_left(&b) != PUBLISH_HEAD + (size_t)n * 8)
         return ff_error_set(err, EPROTO, "wire: read PUBLISH: %zu bytes for %u regions (want %u)",
@@ -332,12 +346,12 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
         return ff_error_set(err, EPROTO,
                             "wire: read PUBLISH: %u keys for %llu segments (permitted 0..%d)",
                             p->n_keys, (unsigned long long)segments, FF_WIRE_KEYS_MAX);
-    return end_message(&b, FF_MSG_PUBLISH, err);
+    return ff_wire_end(&b, FF_MSG_PUBLISH, err);
 }
 
 int ff_wire_put_keys(uint8_t *buf, const struct ff_wire_key *keys, unsigned n)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_KEYS);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_KEYS);
     for (unsigned i = 0; i < n; i++) {
         ff_wb_put(&b, keys[i].region, 4);
         ff_wb_put(&b, keys[i].segment, 4);
@@ -350,7 +364,7 @@ int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, u
                      uint64_t segment_bytes, const struct ff_wire_region *regions,
                      unsigned n_regions, unsigned *n, struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
     size_t count = ff_wb_left(&b) / KEY_LEN;
 
     if (!count || ff_wb_left(&b) % KEY_LEN || count > max)
@@ -369,14 +383,14 @@ int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, u
                 k->segment, k->region, k->rkey);
     }
     *n = (unsigned)count;
-    return end_message(&b, FF_MSG_KEYS, err);
+    return ff_wire_end(&b, FF_MSG_KEYS, err);
 }
 
 /* --- GRANT --- */
 
 int ff_wire_put_grants(uint8_t *buf, const struct ff_grant *g, unsigned n)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_GRANT);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_GRANT);
     for (unsigned i = 0; i < n; i++) {
         ff_wb_put(&b, g[i].region, 4);
         ff_wb_put(&b, g[i].id, 4);
@@ -392,7 +406,7 @@ int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *grants, 
                        const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
                        struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
     size_t count = ff_wb_left(&b) / GRANT_LEN;
 
     if (!count || ff_wb_left(&b) % GRANT_LEN || count > FF_WIRE_GRANTS_MAX)
@@ -419,14 +433,14 @@ int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *grants, 
                 FF_WIRE_GRANTS_MAX);
     }
     *n = (unsigned)count;
-    return end_message(&b, FF_MSG_GRANT, err);
+    return ff_wire_end(&b, FF_MSG_GRANT, err);
 }
 
 /* --- DIRTY --- */
 
 int ff_wire_put_dirty(uint8_t *buf, const struct ff_dirty *d)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_DIRTY);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_DIRTY);
     ff_wb_put(&b, d->region, 4);
     ff_wb_put(&b, d->n, 4);
     ff_wb_put(&b, d->first, 8);
@@ -438,7 +452,7 @@ int ff_wire_get_dirty(const uint8_t *msg, size_t len, struct ff_dirty *d,
                       const struct ff_wire_region *regions, unsigned n_regions,
                       struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
     d->region = (uint32_t)ff_wb_get(&b, 4);
     d->n = (uint32_t)ff_wb_get(&b, 4);
     d->first = ff_wb_get(&b, 8);
@@ -453,14 +467,14 @@ int ff_wire_get_dirty(const uint8_t *msg, size_t len, struct ff_dirty *d,
                             d->region, n_regions, (unsigned long long)d->first, d->n,
                             FF_WIRE_DIRTY_MAX);
     d->bits = ff_wb_take(&b, (d->n + 7) / 8);
-    return end_message(&b, FF_MSG_DIRTY, err);
+    return ff_wire_end(&b, FF_MSG_DIRTY, err);
 }
 
 /* --- STATE, FIRST, DATA --- */
 
 int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_STATE);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_STATE);
     ff_wb_put(&b, h->total_bytes, 8);
     ff_wb_put(&b, h->n_first, 4);
     ff_wb_put(&b, h->n_keys, 4);
@@ -469,11 +483,11 @@ int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h)
 
 int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h, struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
     h->total_bytes = ff_wb_get(&b, 8);
     h->n_first = (uint32_t)ff_wb_get(&b, 4);
     h->n_keys = (uint32_t)ff_wb_get(&b, 4);
-    int rc = end_message(&b, FF_MSG_STATE, err);
+    int rc = ff_wire_end(&b, FF_MSG_STATE, err);
     if (rc)
         return rc;
     if (!h->total_bytes || h->total_bytes > FF_WIRE_STATE_MAX)
@@ -490,7 +504,7 @@ int ff_wire_get_state(const uint8_t *msg, size_t len, struct ff_state_head *h, s
 
 int ff_wire_put_first(uint8_t *buf, const struct ff_page_ref *pages, unsigned n)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_FIRST);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_FIRST);
     for (unsigned i = 0; i < n; i++) {
         ff_wb_put(&b, pages[i].region, 4);
         ff_wb_put(&b, pages[i].offset, 8);
@@ -502,7 +516,7 @@ int ff_wire_get_first(const uint8_t *msg, size_t len, struct ff_page_ref *pages,
                       const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
                       struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
     size_t count = ff_wb_left(&b) / 12;
 
     if (!count || count > max || ff_wb_left(&b) % 12)
@@ -523,12 +537,12 @@ int ff_wire_get_first(const uint8_t *msg, size_t len, struct ff_page_ref *pages,
                                 (unsigned long long)regions[p->region].len_bytes);
     }
     *n = (unsigned)count;
-    return end_message(&b, FF_MSG_FIRST, err);
+    return ff_wire_end(&b, FF_MSG_FIRST, err);
 }
 
 int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len)
 {
-    struct ff_wirebuf b = begin_message(buf, FF_MSG_DATA);
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_DATA);
     ff_wb_put_bytes(&b, data, len);
     return (int)b.pos;
 }
@@ -536,7 +550,7 @@ int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len)
 int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t **data,
                      uint32_t *n, struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
     size_t left = ff_wb_left(&b);
 
     if (!left || left > max)
@@ -557,7 +571,7 @@ _Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 27,
 
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)
 {
-    struct ff_wirebuf b = begin_message(buf, type);
+    struct ff_wirebuf b = ff_wire_begin(buf, type);
     uint64_t v[N_STATS];
 
     memcpy(v, st, sizeof(v));
@@ -568,12 +582,12 @@ int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)
 
 int ff_wire_get_stats(const uint8_t *msg, size_t len, struct ff_stats *st, struct ff_error *err)
 {
-    struct ff_wirebuf b = body(msg, len);
+    struct ff_wirebuf b = ff_wire_body(msg, len);
     uint64_t v[N_STATS];
 
     for (size_t i = 0; i < N_STATS; i++)
         v[i] = ff_wb_get(&b, 8);
-    int rc = end_message(&b, (enum ff_msg)msg[0], err);
+    int rc = ff_wire_end(&b, (enum ff_msg)msg[0], err);
     if (!rc)
         memcpy(st, v, sizeof(v));
     return rc;

@@ -12,7 +12,9 @@
  *   HELLO    s->d  magic FARFORK1 8, version 2, oldest version 2, features 4, auth 2,
  *                  regions 2, config length 2, config ...,
  *                  then each region: length 8, page size 4, name length 2, name ...
- *   WELCOME  d->s  version 2, 0 2, features 4, session 16
+ *   WELCOME  d->s  version 2, answer 2, features 4, session 16, epoch 4
+ *   RESUME   s->d  magic FARFORK1 8, version 2, oldest version 2, session 16, epoch 4, digest 8:
+ *                  the HELLO of every link after the first
  *   REFUSE   both  text ...              instead of any other message: why it ends here
  *   PUBLISH  s->d  segment 8, keys 4, load 4, push 4, each region: address 8; then KEYS
  *   KEYS     s->d  each: region 4, segment 4, rkey 4; a segment without a key reads as zeros
@@ -85,7 +87,8 @@ enum ff_msg {
     FF_MSG_LOGGING,
     FF_MSG_PASSED,
     FF_MSG_DIRTY,
-    FF_MSG_LAST = FF_MSG_DIRTY,
+    FF_MSG_RESUME,
+    FF_MSG_LAST = FF_MSG_RESUME,
 };
 
 struct ff_wire_region {
@@ -103,10 +106,30 @@ struct ff_hello {
     struct ff_wire_region *regions; /* n_regions of them */
 };
 
+/* What WELCOME says: to HELLO always NEW, to RESUME one of the others */
+enum ff_answer {
+    FF_ANSWER_NEW,
+    FF_ANSWER_NOT_STARTED, /* no GO was read here, and none will be: the source may run its guest */
+    FF_ANSWER_RUNNING,     /* GO was read: serve on, over this link */
+    FF_ANSWER_COMPLETE,    /* every page is here; DONE follows */
+    FF_ANSWER_LAST = FF_ANSWER_COMPLETE,
+};
+
+/* @session names the queues of this link; that of NEW names the move as well */
 struct ff_welcome {
     uint16_t version;
+    enum ff_answer answer;
     uint32_t features;
     uint8_t session[FF_SESSION_LEN];
+    uint32_t epoch; /* of this link; NEW: 1 */
+};
+
+/* @epoch: the newest that the source knows; @digest: ff_hello_digest() of the move's HELLO */
+struct ff_resume {
+    uint16_t version, oldest;
+    uint8_t session[FF_SESSION_LEN];
+    uint32_t epoch;
+    uint64_t digest;
 };
 
 /* @addr: the source's address of each region; a region is registered in segments of
@@ -155,6 +178,7 @@ int ff_wire_type(const uint8_t *msg, size_t len, struct ff_error *err);
 /* Encoders fill @buf of FF_MSG_MAX bytes and return the length, or -E2BIG. */
 int ff_wire_put_hello(uint8_t *buf, const struct ff_hello *h, struct ff_error *err);
 int ff_wire_put_welcome(uint8_t *buf, const struct ff_welcome *w);
+int ff_wire_put_resume(uint8_t *buf, const struct ff_resume *r);
 int ff_wire_put_refuse(uint8_t *buf, const char *text);
 int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions);
 int ff_wire_put_keys(uint8_t *buf, const struct ff_wire_key *keys, unsigned n);
@@ -170,7 +194,12 @@ int ff_wire_put_empty(uint8_t *buf, enum ff_msg type);
  * version) with received and permitted value; then nothing was allocated. */
 int ff_wire_get_hello(const uint8_t *msg, size_t len, struct ff_hello *h, struct ff_error *err);
 void ff_hello_free(struct ff_hello *h);
+
+/* Of config and region table: two sides that name the same one mean the same memory. Against
+ * mistakes; it proves nothing about who asks */
+uint64_t ff_hello_digest(const struct ff_hello *h);
 int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, struct ff_error *err);
+int ff_wire_get_resume(const uint8_t *msg, size_t len, struct ff_resume *r, struct ff_error *err);
 int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MAX + 1],
                        struct ff_error *err);
 int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, unsigned n,

@@ -32,7 +32,8 @@ def hello(version=VERSION, oldest=VERSION, config=b'pc-i440fx-10.0, x86_64, page
 
 
 def welcome(version=VERSION):
-    return frame(struct.pack('<HHHHI', WELCOME, 0, version, 0, 0) + bytes(range(16)))
+    return frame(struct.pack('<HHHHI', WELCOME, 0, version, 0, 0) + bytes(range(16)) +
+                 struct.pack('<I', 1))
 
 
 def refuse(text):

@@ -41,7 +41,9 @@ static void save_messages(void)
                          .n_regions = 2,
                          .config = "pc-q35",
                          .regions = r};
-    struct ff_welcome w = {.version = FF_WIRE_VERSION, .session = "0123456789abcde"};
+    struct ff_welcome w = {.version = FF_WIRE_VERSION, .session = "0123456789abcde", .epoch = 1};
+    struct ff_resume again = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION,
+                              .session = "0123456789abcde", .epoch = 2, .digest = 77};
     struct ff_publish pub = {
         .segment_bytes = 64 << 20, .n_keys = 1, .addr = {0x7f0000000000, 0x7f1000000000, 0x1000}};
     struct ff_wire_key k[2] = {{0, 0, 1}, {1, 0, 2}};
@@ -53,6 +55,7 @@ static void save_messages(void)
 
     save(0, buf, ff_wire_put_hello(buf, &h, NULL));
     save(0, buf, ff_wire_put_welcome(buf, &w));
+    save(0, buf, ff_wire_put_resume(buf, &again));
     save(0, buf, ff_wire_put_refuse(buf, "region pc.ram: length differs"));
     save(0, buf, ff_wire_put_publish(buf, &pub, 1)); /* regions: 1 + 2 * how */
     save(1, buf, ff_wire_put_publish(buf, &pub, 3));

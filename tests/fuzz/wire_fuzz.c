@@ -12,6 +12,7 @@
 #include "error.c"
 #include "tcp_wire.c"
 #include "wire.c"
+#include "wire_resume.c"
 
 static struct ff_wire_region table[FF_WIRE_REGIONS_MAX];
 
@@ -67,6 +68,7 @@ static int try_small(enum ff_msg type, const uint8_t *msg, size_t len, struct ff
     char text[FF_WIRE_TEXT_MAX + 1];
     struct ff_state_head head;
     struct ff_welcome w;
+    struct ff_resume again;
     struct ff_stats st;
     int rc;
 
@@ -74,7 +76,12 @@ static int try_small(enum ff_msg type, const uint8_t *msg, size_t len, struct ff
     case FF_MSG_WELCOME:
         rc = ff_wire_get_welcome(msg, len, &w, err);
         if (!rc)
-            same(msg, len, out, ff_wire_put_welcome(out, &w), 6, 2);
+            same(msg, len, out, ff_wire_put_welcome(out, &w), 0, 0);
+        return rc;
+    case FF_MSG_RESUME:
+        rc = ff_wire_get_resume(msg, len, &again, err);
+        if (!rc)
+            same(msg, len, out, ff_wire_put_resume(out, &again), 0, 0);
         return rc;
     case FF_MSG_REFUSE:
         rc = ff_wire_get_refuse(msg, len, text, err);

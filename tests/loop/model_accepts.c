@@ -157,10 +157,12 @@ static void whole(void)
     try_move("", "timeout=5,precopy=1", true);
     try_move("", "timeout=5,precopy=1,prefill=push", true);
 
-    /* the code says all that wire.h has: a message that nobody shows here is not tied to it */
+    /* the code says all that wire.h has: a message that nobody shows here is not tied to it.
+     * RESUME alone: a loop link listens nowhere, so no source comes back to it */
     const uint32_t both[2] = {shown[0][0] | shown[1][0], shown[0][1] | shown[1][1]};
     for (unsigned t = FF_MSG_HELLO; t <= FF_MSG_LAST; t++)
-        if (accept_watches(t) && !(both[0] & both[1] & FF_MSG_BIT(t)))
+        if (accept_watches(t) && t != FF_MSG_RESUME &&
+            !(both[0] & both[1] & FF_MSG_BIT(t)))
             loop_fail(__FILE__, __LINE__, "nobody has sent and read %s", ff_msg_name(t));
 }
 

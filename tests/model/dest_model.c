@@ -22,7 +22,7 @@ static void accept_new(struct gen *g)
         struct world *w = gen_begin(g, STEP, AT_DEST, "ff_dest_accept");
         gen_get(g, e, TO_DEST);
         w->d_link = w->d_epoch = (uint8_t)e;
-        gen_send(g, e, TO_SOURCE, MSG(FF_MSG_WELCOME, WELCOME_NEW));
+        gen_send(g, e, TO_SOURCE, MSG(FF_MSG_WELCOME, FF_ANSWER_NEW));
         w->d_at = D_START;
         gen_emit(g);
     }

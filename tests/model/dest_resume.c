@@ -9,10 +9,10 @@ static unsigned answer_of(const struct gen *g)
     const struct world *f = g->from;
 
     if (gen_lacks(g, M_RUNNING_DENIED) && f->d_at == D_RUN)
-        return WELCOME_NOT_STARTED;
+        return FF_ANSWER_NOT_STARTED;
     if (f->d_at <= D_SEALED)
-        return WELCOME_NOT_STARTED;
-    return f->d_at >= D_WAIT_WITHDRAWN ? WELCOME_COMPLETE : WELCOME_RUNNING;
+        return FF_ANSWER_NOT_STARTED;
+    return f->d_at >= D_WAIT_WITHDRAWN ? FF_ANSWER_COMPLETE : FF_ANSWER_RUNNING;
 }
 
 /* The old link is freed before the new one attaches: nothing of it lands any more */
@@ -36,16 +36,16 @@ static void resume(struct gen *g, unsigned epoch)
 {
     unsigned kind = answer_of(g);
     static const char *const what[] = {
-        [WELCOME_NOT_STARTED] = "seals itself; says NOT-STARTED",
-        [WELCOME_RUNNING] = "takes the new link; says RUNNING",
-        [WELCOME_COMPLETE] = "takes the new link; says COMPLETE",
+        [FF_ANSWER_NOT_STARTED] = "seals itself; says NOT-STARTED",
+        [FF_ANSWER_RUNNING] = "takes the new link; says RUNNING",
+        [FF_ANSWER_COMPLETE] = "takes the new link; says COMPLETE",
     };
     struct world *w = gen_begin(g, STEP, AT_DEST, what[kind]);
 
     gen_get(g, epoch, TO_DEST);
     attach(g, epoch);
     gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_WELCOME, kind));
-    if (kind == WELCOME_NOT_STARTED && w->d_at != D_RUN)
+    if (kind == FF_ANSWER_NOT_STARTED && w->d_at != D_RUN)
         w->d_at = gen_lacks(g, M_NO_SEAL) ? D_WAIT_GO : D_SEALED;
     if (w->d_at == D_PAUSED)
         w->d_at = D_WAIT_DONE;
@@ -57,19 +57,19 @@ static void taken_back(struct gen *g, unsigned epoch)
     struct world *w = gen_begin(g, STEP, AT_DEST, "the guest was taken back: exits");
 
     gen_get(g, epoch, TO_DEST);
-    gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_WELCOME, WELCOME_TAKEN_BACK));
+    gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_WELCOME, ANSWER_TAKEN_BACK));
     dest_ends(w, D_FAILED);
     gen_emit(g);
 }
 
-/* A connection that is not attached: HELLO of a later epoch, or one that came too late */
+/* A connection that is not attached: RESUME of a later epoch, or one that came too late */
 static void hear(struct gen *g, unsigned epoch)
 {
     const struct world *f = g->from;
     uint8_t front = world_front(f, epoch, TO_DEST);
     bool resumable = g->c->resume && f->d_at >= D_WAIT_GO && f->d_at <= D_COMPLETE;
 
-    if (front == MSG(FF_MSG_HELLO, HELLO_RESUME) && resumable &&
+    if (front == MSG(FF_MSG_RESUME, 0) && resumable &&
         (epoch > f->d_epoch || gen_lacks(g, M_OLD_EPOCH_TAKEN)))
         resume(g, epoch);
     if (front == MSG(FF_MSG_HELLO, HELLO_TAKEN_BACK) && resumable)
@@ -83,7 +83,8 @@ static void hear(struct gen *g, unsigned epoch)
         gen_emit(g);
         return;
     }
-    bool late = MSG_TYPE(front) == FF_MSG_HELLO && epoch <= f->d_epoch && f->d_at != D_ACCEPT;
+    bool hello = MSG_TYPE(front) == FF_MSG_HELLO || MSG_TYPE(front) == FF_MSG_RESUME;
+    bool late = hello && epoch <= f->d_epoch && f->d_at != D_ACCEPT;
     if (!late && !f->link[epoch - 1].cut)
         return;
     struct world *w = gen_begin(g, STEP, AT_DEST, "drops a connection");

@@ -20,9 +20,9 @@
  *              function that waits; the destination's are the functions of migrate/dest*.c that
  *              wait. Messages are enum ff_msg. names.c ties each name to the code: what is renamed
  *              there does not compile here.
- * Limits       DESIGN.md, part 10, adds what the code does not have yet: NEW and RESUME in HELLO,
- *              the answers in WELCOME, the lease. Those names stand in this file. When wire.h
- *              gets a FF_MSG_LEASE this header does not compile: take that one then.
+ * Limits       DESIGN.md, part 10, adds what the code does not have yet: TAKEN-BACK in HELLO and
+ *              WELCOME, the lease. Those names stand in this file. When wire.h gets a FF_MSG_LEASE
+ *              this header does not compile: take that one then.
  */
 #ifndef FF_TESTS_MODEL_MODEL_H
 #define FF_TESTS_MODEL_MODEL_H
@@ -40,14 +40,8 @@ enum { FF_MSG_LEASE = FF_MSG_LAST + 1 }; /* the source answers PROGRESS: fallbac
 #define MSG_TYPE(m) ((m)&31u)
 #define MSG_KIND(m) ((m) >> 5)
 
-enum hello_kind { HELLO_NEW, HELLO_RESUME, HELLO_TAKEN_BACK };
-enum welcome_kind {
-    WELCOME_NEW,
-    WELCOME_NOT_STARTED,
-    WELCOME_RUNNING,
-    WELCOME_COMPLETE,
-    WELCOME_TAKEN_BACK,
-};
+enum hello_kind { HELLO_NEW, HELLO_TAKEN_BACK };
+enum { ANSWER_TAKEN_BACK = FF_ANSWER_LAST + 1 }; /* of WELCOME, which has enum ff_answer */
 
 /* What the source is about to do or waits for */
 enum source_at {
@@ -66,7 +60,7 @@ enum source_at {
     S_COMPLETE,
     S_FAILED,     /* the guest goes on here */
     S_PAUSED,     /* postcopy-paused */
-    S_ASKED,      /* HELLO with RESUME was sent */
+    S_ASKED,      /* RESUME was sent */
     S_TAKING,     /* TAKEN-BACK is written down; the fence comes */
     S_FENCED,     /* drop the overlays */
     S_DROPPED,    /* activate disks, run */

@@ -13,7 +13,7 @@
 #include "pager.h"
 
 /* A new message has to be put into the model: then change this line */
-_Static_assert(FF_MSG_LAST == FF_MSG_DIRTY && FF_MSG_LEASE < 32, "every message has its place");
+_Static_assert(FF_MSG_LAST == FF_MSG_RESUME && FF_MSG_LEASE < 32, "every message has its place");
 _Static_assert(FF_WIRE_VERSION == 5, "HELLO and WELCOME are as the model has them");
 _Static_assert(LINKS >= 3 && S_STATES <= 32 && D_STATES <= 32, "bits of search_result");
 
@@ -122,13 +122,16 @@ const char *loss_name(unsigned loss)
 
 void msg_text(uint8_t msg, char *out, unsigned len)
 {
-    static const char *const hello[] = {"NEW", "RESUME", "TAKEN-BACK"};
-    static const char *const welcome[] = {"NEW", "NOT-STARTED", "RUNNING", "COMPLETE",
-                                          "TAKEN-BACK"};
+    static const char *const hello[] = {"NEW", "TAKEN-BACK"};
+    static const char *const welcome[] = {
+        [FF_ANSWER_NEW] = "NEW",           [FF_ANSWER_NOT_STARTED] = "NOT-STARTED",
+        [FF_ANSWER_RUNNING] = "RUNNING",   [FF_ANSWER_COMPLETE] = "COMPLETE",
+        [ANSWER_TAKEN_BACK] = "TAKEN-BACK",
+    };
     unsigned type = MSG_TYPE(msg), kind = MSG_KIND(msg);
 
     if (type == FF_MSG_HELLO)
-        snprintf(out, len, "%s(%s, epoch)", ff_msg_name(type), hello[kind]);
+        snprintf(out, len, "%s(%s)", ff_msg_name(type), hello[kind]);
     else if (type == FF_MSG_WELCOME)
         snprintf(out, len, "%s(%s)", ff_msg_name(type), welcome[kind]);
     else

@@ -93,7 +93,7 @@ static const struct {
     [M_NO_SEAL] = {RESUME, TWO_DISKS, "NOT-STARTED is said without a seal"},
     [M_OLD_LINK_KEPT] = {RESUME, OLD_EPOCH,
                          "the old link is not freed before the new one attaches"},
-    [M_OLD_EPOCH_TAKEN] = {RESUME, OLD_EPOCH, "a HELLO of an older epoch is taken"},
+    [M_OLD_EPOCH_TAKEN] = {RESUME, OLD_EPOCH, "a RESUME of an older epoch is taken"},
     [M_GO_UNCLEAR] = {TODAY, TWO_DISKS, "a GO whose sending failed is taken for not sent"},
     [M_CANCEL_AFTER_GO] = {TODAY, TWO_DISKS, "a cancel is obeyed after GO"},
     [M_RUN_BEFORE_GO] = {TODAY, TWO_DISKS, "the destination runs before GO"},

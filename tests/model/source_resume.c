@@ -14,7 +14,7 @@ static void ask(struct gen *g)
         return;
     if (f->s_at == S_PAUSED) {
         struct world *w = gen_begin(g, STEP, AT_SOURCE, "connects again");
-        w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_HELLO, HELLO_RESUME));
+        w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_RESUME, 0));
         w->s_at = S_ASKED;
         w->s_asked_once = gen_lacks(g, M_ASKS_ONCE);
         gen_emit(g);
@@ -22,7 +22,7 @@ static void ask(struct gen *g)
     /* complete, and the destination does not know: with fallback=go it needs a lease until then */
     if (f->s_at == S_COMPLETE && g->c->fallback && !f->d_released) {
         struct world *w = gen_begin(g, STEP, AT_SOURCE, "connects again, to say WITHDRAWN");
-        w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_HELLO, HELLO_RESUME));
+        w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_RESUME, 0));
         w->s_at = S_ASKED;
         gen_emit(g);
     }
@@ -47,11 +47,11 @@ static void answer(struct gen *g)
     struct world *w = gen_begin(g, STEP, AT_SOURCE, "takes the answer");
     gen_get(g, w->s_link, TO_SOURCE);
     bool welcome = MSG_TYPE(front) == FF_MSG_WELCOME;
-    if (welcome && MSG_KIND(front) == WELCOME_NOT_STARTED && !w->s_done) {
+    if (welcome && MSG_KIND(front) == FF_ANSWER_NOT_STARTED && !w->s_done) {
         source_runs_on(w, g);
-    } else if (welcome && MSG_KIND(front) == WELCOME_RUNNING && !w->s_done) {
+    } else if (welcome && MSG_KIND(front) == FF_ANSWER_RUNNING && !w->s_done) {
         w->s_at = S_WAIT_DONE;
-    } else if (welcome && MSG_KIND(front) == WELCOME_COMPLETE) {
+    } else if (welcome && MSG_KIND(front) == FF_ANSWER_COMPLETE) {
         w->s_keys = 0;
         w->s_done = 1;
         w->s_at = S_COMPLETE;

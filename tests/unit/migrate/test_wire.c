@@ -238,7 +238,8 @@ static void test_hello_largest(void **state)
 static void test_small_messages(void **state)
 {
     const struct ff_welcome w = {
-        .version = FF_WIRE_VERSION, .features = FF_WIRE_PRECOPY, .session = "0123456789abcde"};
+        .version = FF_WIRE_VERSION, .answer = FF_ANSWER_LAST, .features = FF_WIRE_PRECOPY,
+        .session = "0123456789abcde", .epoch = UINT32_MAX};
     const struct ff_publish pub = {.segment_bytes = PIECE,
                                    .n_keys = 3,
                                    .load_permille = 1500,
@@ -564,7 +565,7 @@ static void test_grants_refused(void **state)
 
 static void test_others_refused(void **state)
 {
-    const struct ff_welcome w = {.version = FF_WIRE_VERSION + 1};
+    const struct ff_welcome w = {.version = FF_WIRE_VERSION + 1, .epoch = 1};
     (void)state;
 
     must_refuse(buf, (size_t)ff_wire_put_welcome(buf, &w), EPROTONOSUPPORT, "version 6");

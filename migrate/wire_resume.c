@@ -1,0 +1,76 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * wire_resume.c - RESUME: the control message by which a source comes back over a new link
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "error.h"
+#include "wire_message.h"
+
+int ff_wire_put_resume(uint8_t *buf, const struct ff_resume *r)
+{
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_RESUME);
+
+    ff_wb_put(&b, FF_WIRE_MAGIC, 8);
+    ff_wb_put(&b, r->version, 2);
+    ff_wb_put(&b, r->oldest, 2);
+    ff_wb_put_bytes(&b, r->session, FF_SESSION_LEN);
+    ff_wb_put(&b, r->epoch, 4);
+    ff_wb_put(&b, r->digest, 8);
+    return (int)b.pos;
+}
+
+int ff_wire_get_resume(const uint8_t *msg, size_t len, struct ff_resume *r, struct ff_error *err)
+{
+    struct ff_wirebuf b = ff_wire_body(msg, len);
+    uint64_t magic = ff_wb_get(&b, 8);
+
+    r->version = (uint16_t)ff_wb_get(&b, 2);
+    r->oldest = (uint16_t)ff_wb_get(&b, 2);
+    const uint8_t *session = ff_wb_take(&b, FF_SESSION_LEN);
+    r->epoch = (uint32_t)ff_wb_get(&b, 4);
+    r->digest = ff_wb_get(&b, 8);
+    int rc = ff_wire_end(&b, FF_MSG_RESUME, err);
+    if (rc)
+        return rc;
+    if (magic != FF_WIRE_MAGIC)
+        return ff_error_set(
+            err, EPROTO, "wire: read RESUME: not a Farfork source (magic 0x%016llx, want 0x%016llx)",
+            (unsigned long long)magic, FF_WIRE_MAGIC);
+    rc = ff_wire_check_version("RESUME", r->oldest, r->version, err);
+    if (!rc && !r->epoch)
+        rc = ff_error_set(err, EPROTO, "wire: read RESUME: epoch 0 (permitted: 1 or more)");
+    if (!rc)
+        memcpy(r->session, session, FF_SESSION_LEN);
+    return rc;
+}
+
+/* --- digest: FNV-1a, 64 bits --- */
+
+static uint64_t add_bytes(uint64_t hash, const void *bytes, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        hash = (hash ^ ((const uint8_t *)bytes)[i]) * 0x100000001b3ull;
+    return hash;
+}
+
+/* Little-endian on every host */
+static uint64_t add_number(uint64_t hash, uint64_t v)
+{
+    for (unsigned i = 0; i < 8; i++)
+        hash = add_bytes(hash, &(uint8_t){(uint8_t)(v >> (8 * i))}, 1);
+    return hash;
+}
+
+uint64_t ff_hello_digest(const struct ff_hello *h)
+{
+    uint64_t hash = add_bytes(0xcbf29ce484222325ull, h->config, strlen(h->config) + 1);
+
+    for (unsigned i = 0; i < h->n_regions; i++) {
+        const struct ff_wire_region *r = &h->regions[i];
+        hash = add_bytes(hash, r->name, strlen(r->name) + 1);
+        hash = add_number(add_number(hash, r->len_bytes), r->psize);
+    }
+    return hash;
+}
