@@ -25,6 +25,7 @@ const char *const ff_failpoints[] = {
     "tcp.serve.fault", "tcp.serve.prefill", "tcp.recv.short", "tcp.send.short",
     "loop.read",      "control.send",   "process.go",   "child.loaded",
     "agent.say",      "dest.prefill.start", "dest.beat",    "source.welcomed",
+    "source.resume",  "dest.resume",    "source.gone",     "source.done",
 };
 const unsigned ff_failpoints_n = FF_ARRAY_LEN(ff_failpoints);
 

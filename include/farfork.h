@@ -293,6 +293,22 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err);
  */
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err);
 
+/**
+ * ff_source_resume() - after GO, when the link broke: connect anew, and serve on
+ * @a:          where the destination listens now, which must be the same process; NULL: as before
+ * @timeout_ms: of all tries together
+ *
+ * Call it when ff_source_go(), ff_source_wait_running() or ff_source_wait_done() has failed. The
+ * guest must not run here meanwhile, and not afterwards, but for -ETIME.
+ *
+ * Return: 0: call ff_source_wait_running() and ff_source_wait_done() again; -ETIME: the destination
+ *         never got GO and never runs the guest: it may go on here; -EREMOTEIO: refused; -ETIMEDOUT:
+ *         nobody answered; -ECANCELED; -ENOTSUP: the link was not over a network
+ */
+int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeout_ms,
+                     struct ff_error *err);
+void ff_source_pause(struct ff_source *s); /* any thread: break the link, as an outage does */
+
 void ff_source_cancel(struct ff_source *s); /* any thread: every wait ends with -ECANCELED */
 
 /* Break the link. When this returns no thread of the library reads the regions any more.
@@ -379,6 +395,31 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err);
  *         on until it touches a missing page
  */
 int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err);
+
+/**
+ * ff_dest_listen() - where the source will find this destination when it comes back
+ * @a: NULL: where it came first
+ *
+ * Threads: any, also while ff_dest_recover() waits elsewhere. It waits here then
+ */
+int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_error *err);
+
+/**
+ * ff_dest_recover() - after READY, when the link broke: wait for the source, and go on with it
+ * @timeout_ms: -1: no limit
+ *
+ * Call it when ff_dest_wait_go(), ff_dest_running() or ff_dest_wait_done() has failed; and after
+ * ff_dest_wait_done() has succeeded, for a source that may not know yet. It listens where
+ * ff_dest_listen() said, and answers the source of this move alone. Meanwhile the guest goes on until
+ * it touches missing memory. When ff_dest_wait_go() has failed, no thread waits for memory from here
+ * on, as after ff_dest_give_up(): nothing runs here, and the source is told so.
+ *
+ * Return: 0: call ff_dest_wait_done() again, unless it has returned 0 before; -ESTALE: no GO had
+ *         come, and the source knows; -ETIMEDOUT; -ECANCELED; -ENOTSUP: the link was not over a
+ *         network
+ */
+int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err);
+void ff_dest_pause(struct ff_dest *d); /* any thread: break the link, as an outage does */
 
 void ff_dest_cancel(struct ff_dest *d); /* any thread */
 

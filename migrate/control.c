@@ -15,6 +15,12 @@ static int or_cancelled(struct ff_control *c, int rc, struct ff_error *err)
     return rc;
 }
 
+static int no_link(struct ff_control *c, struct ff_error *err)
+{
+    return or_cancelled(c, ff_error_set(err, ENOTCONN, "there is no link: wait until one resumes"),
+                        err);
+}
+
 /* The message just received is a REFUSE */
 static int refused(struct ff_control *c, struct ff_error *err)
 {
@@ -37,6 +43,8 @@ int ff_control_send(struct ff_control *c, int len, struct ff_error *err)
 {
     if (len < 0)
         return len;
+    if (!c->link)
+        return no_link(c, err);
     int rc = c->link->ops->send(c->link, c->buf, (uint32_t)len, err);
     return rc ? ff_control_reason(c, or_cancelled(c, rc, err), err) : 0;
 }
@@ -44,6 +52,8 @@ int ff_control_send(struct ff_control *c, int len, struct ff_error *err)
 int ff_control_expect(struct ff_control *c, enum ff_msg want, uint32_t also, int timeout_ms,
                       struct ff_error *err)
 {
+    if (!c->link)
+        return no_link(c, err);
     int len = c->link->ops->recv(c->link, c->buf, timeout_ms, err);
     if (len < 0) {
         ff_error_context(err, "wait for %s", ff_msg_name(want));

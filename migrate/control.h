@@ -10,7 +10,7 @@
 /* One side's end of the control channel; used by one thread at a time. Cancelling is
  * shutting the link down and setting @cancelled first. */
 struct ff_control {
-    struct ff_link *link;
+    struct ff_link *link; /* NULL: the last one broke, and is freed */
     _Atomic bool *cancelled;
     uint8_t buf[FF_MSG_MAX]; /* the message received, or being written */
     int len;

@@ -67,11 +67,14 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
     if (rc)
         return rc;
     rc = ff_dest_new_on_link(a, NULL, out, err);
-    if (rc)
+    if (rc) {
         ff_port_free(port);
-    else
-        (*out)->port = port;
-    return rc;
+        return rc;
+    }
+    (*out)->port = port;
+    (*out)->listens = ff_port_number(port);
+    snprintf((*out)->first_port, sizeof((*out)->first_port), "%u", ff_port_number(port));
+    return 0;
 }
 
 void ff_dest_use_link(struct ff_dest *d, struct ff_link *link)
@@ -90,7 +93,7 @@ const uint8_t *ff_dest_session(const struct ff_dest *d)
 
 unsigned ff_dest_port(const struct ff_dest *d)
 {
-    return d->port ? ff_port_number(d->port) : 0;
+    return atomic_load(&d->listens);
 }
 
 int ff_dest_add_region(struct ff_dest *d, const struct ff_region *r, struct ff_error *err)
@@ -120,8 +123,7 @@ const struct ff_hello *ff_dest_hello(const struct ff_dest *d)
 
 /* --- pager and state --- */
 
-/* @n keys, into the pager's regions */
-static int recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
+int dest_recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
 {
     FF_AUTO_FREE struct ff_wire_key *keys = calloc(n + 1, sizeof(*keys));
 
@@ -135,8 +137,13 @@ static int recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
                                   &got, err);
         if (rc < 0)
             return rc;
-        for (unsigned i = 0; i < got; i++)
-            d->pager.region[d->map[keys[i].region]].rkey[keys[i].segment] = keys[i].rkey;
+        for (unsigned i = 0; i < got; i++) {
+            uint32_t *rkey = &d->pager.region[d->map[keys[i].region]].rkey[keys[i].segment];
+            if (d->recovers && !*rkey) /* its pages were zeros so far */
+                return ff_error_set(err, EPROTO, "resume: a key for a segment that had none");
+            *rkey = keys[i].rkey;
+            d->n_keys += !d->recovers;
+        }
     }
     return 0;
 }
@@ -163,7 +170,7 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
     }
     rc = ff_pager_check_push(&d->pager, d->publish.push_bytes, err);
     if (!rc)
-        rc = recv_keys(d, d->publish.n_keys, err);
+        rc = dest_recv_keys(d, d->publish.n_keys, err);
     return rc ? rc : ff_pager_start(&d->pager, err);
 }
 
@@ -198,7 +205,7 @@ void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *wh
     pthread_mutex_unlock(&d->pager.lock);
 }
 
-static void finish_pager(struct ff_dest *d)
+void dest_finish_pager(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->pager_lock);
     if (d->pager_used)
@@ -227,7 +234,7 @@ static int recv_first(struct ff_dest *d, unsigned n, struct ff_error *err)
     return ff_pager_first_touch(&d->pager, pages, n, err);
 }
 
-static int send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err)
+int dest_send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err)
 {
     struct ff_stats st;
 
@@ -248,7 +255,7 @@ static int make_precopy(struct ff_dest *d, struct ff_error *err)
                                      : ff_pager_start_precopy(&d->pager, err);
     pthread_mutex_unlock(&d->pager_lock);
     while (!rc && (rc = ff_pager_wait_precopy(&d->pager, PROGRESS_MS, err)) > 0)
-        rc = send_stats(d, FF_MSG_PROGRESS, err);
+        rc = dest_send_stats(d, FF_MSG_PROGRESS, err);
     if (rc && atomic_load(&d->cancelled))
         return ff_error_set(err, ECANCELED, "canceled");
     if (rc)
@@ -291,7 +298,7 @@ static int until_state(struct ff_dest *d, struct ff_error *err)
             rc = make_precopy(d, err);
         passed = true;
         if (!rc)
-            rc = send_stats(d, FF_MSG_PASSED, err);
+            rc = dest_send_stats(d, FF_MSG_PASSED, err);
     }
     if (rc && rc != -EREMOTEIO)
         ff_control_refuse(&d->ctl, err ? err->text : "the destination's pass failed");
@@ -318,7 +325,7 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
         return rc;
     d->state_ns = ff_now_ns();
     /* what has no key by then reads as zeros: no fault may be served before */
-    rc = recv_keys(d, head.n_keys, err);
+    rc = dest_recv_keys(d, head.n_keys, err);
     if (rc)
         return rc;
     ff_pager_image_frozen(&d->pager);
@@ -372,7 +379,8 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     ff_dest_on_break(d, NULL, NULL);
     /* and an outage now would be one after GO for the source */
     d->link->ops->set_timeout(d->link, FF_MAX(GO_MS, d->addr.go_timeout_ms));
-    rc = send_stats(d, FF_MSG_READY, err);
+    rc = dest_send_stats(d, FF_MSG_READY, err);
+    d->ready = !rc;
     /* READY cannot be taken back: whoever left now would let a source let go to nobody */
     struct ff_error why;
     if (!rc && ff_beat_start(&d->beat, beat_stats, d, d->link, &why))
@@ -403,7 +411,7 @@ int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
 }
 
 /* Without the thread memory comes by faults, so that the guest is not lost for want of it */
-static void start_prefill(struct ff_dest *d)
+void dest_start_prefill(struct ff_dest *d)
 {
     struct ff_error why;
     int rc = ff_pager_start_prefill(&d->pager, d->publish.load_permille, &why);
@@ -420,11 +428,11 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err)
     d->start_ns = d->running_ns - d->go_ns;
     ff_failpoint("dest.running");
     ff_beat_stop(&d->beat);
-    int rc = send_stats(d, FF_MSG_RUNNING, err);
+    int rc = dest_send_stats(d, FF_MSG_RUNNING, err);
     if (rc)
         ff_page_pool_empty(&d->pool); /* no prefill thread will */
     else
-        start_prefill(d);
+        dest_start_prefill(d);
     return rc;
 }
 
@@ -460,8 +468,8 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
             tell_shortage(d, told ? why.text : NULL);
         }
         if (d->prefill_due)
-            start_prefill(d);
-        if (send_stats(d, FF_MSG_PROGRESS, &why))
+            dest_start_prefill(d);
+        if (dest_send_stats(d, FF_MSG_PROGRESS, &why))
             ff_pager_break(&d->pager, &why);
     }
     if (rc)
@@ -469,13 +477,16 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     if (told)
         tell_shortage(d, NULL);
     d->complete_ns = ff_now_ns() - d->running_ns;
-    finish_pager(d);
+    dest_finish_pager(d);
+    d->complete = true;
     if (d->owner.complete)
         d->owner.complete(d->owner.opaque);
     /* every page is here: a source that no longer listens changes nothing for the guest */
-    if (send_stats(d, FF_MSG_DONE, &why) ||
+    if (dest_send_stats(d, FF_MSG_DONE, &why) ||
         ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, &why) < 0)
         ff_log(FF_LOG_WARN, "destination: complete, but the source may not know: %s", why.text);
+    else
+        d->told = true;
     ff_pager_drop_landing(&d->pager); /* nothing is in flight into it: every page is present */
     return 0;
 }
@@ -500,6 +511,14 @@ void ff_dest_cancel(struct ff_dest *d)
     atomic_store(&d->cancelled, true);
     if (d->port)
         ff_port_cancel(d->port);
+    if (d->link)
+        d->link->ops->shutdown(d->link);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void ff_dest_pause(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->lock);
     if (d->link)
         d->link->ops->shutdown(d->link);
     pthread_mutex_unlock(&d->lock);
@@ -544,13 +563,14 @@ void ff_dest_free(struct ff_dest *d)
     if (d->link)
         d->link->ops->shutdown(d->link);
     ff_beat_stop(&d->beat);
-    finish_pager(d);
+    dest_finish_pager(d);
     if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
         d->link->ops->free(d->link);
     if (d->pager_used)
         ff_pager_free(&d->pager);
     ff_page_pool_free(&d->pool);
     ff_port_free(d->port);
+    ff_port_free(d->next_port);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);
     ff_address_drop(&d->addr);

@@ -31,7 +31,7 @@
 #define QUEUES_MS 1000
 #define REFUSE_MS 1000
 
-static void dest_set_link(struct ff_dest *d, struct ff_link *link)
+void dest_set_link(struct ff_dest *d, struct ff_link *link)
 {
     pthread_mutex_lock(&d->lock);
     struct ff_link *old = d->link;
@@ -43,14 +43,7 @@ static void dest_set_link(struct ff_dest *d, struct ff_link *link)
         old->ops->free(old);
 }
 
-/* Whoever has connected and has not said HELLO yet; the oldest first */
-struct waiting {
-    struct ff_link *link[FF_PORT_ALSO_MAX];
-    uint64_t until_ns[FF_PORT_ALSO_MAX];
-    unsigned n;
-};
-
-static struct ff_link *take_waiting(struct waiting *w, unsigned i)
+static struct ff_link *take_waiting(struct dest_waiting *w, unsigned i)
 {
     struct ff_link *l = w->link[i];
 
@@ -60,7 +53,7 @@ static struct ff_link *take_waiting(struct waiting *w, unsigned i)
     return l;
 }
 
-static void drop_waiting(struct waiting *w, unsigned i, const char *why)
+static void drop_waiting(struct dest_waiting *w, unsigned i, const char *why)
 {
     struct ff_link *l = take_waiting(w, i);
 
@@ -77,18 +70,51 @@ static void refuse(struct ff_dest *d, const char *why)
     ff_control_refuse(&d->ctl, why);
 }
 
+/* A message came while the move's own source is waited for */
+static int check_resume(struct ff_dest *d, int type, struct ff_error *why)
+{
+    struct ff_resume r;
+
+    if (type != FF_MSG_RESUME)
+        return ff_error_set(why, EPROTO, "a move to here waits for its own source to come back; "
+                            "another needs another destination");
+    int rc = ff_wire_get_resume(d->ctl.buf, (size_t)d->ctl.len, &r, why);
+    if (rc)
+        return rc;
+    if (memcmp(r.session, d->session, sizeof(r.session)))
+        return ff_error_set(why, EPROTO, "resume: the session is not that of the move to here");
+    if (r.digest != ff_hello_digest(&d->peer))
+        return ff_error_set(why, EPROTO, "resume: memory or machine is not as it was in the move's "
+                            "HELLO");
+    if (r.epoch > d->epoch)
+        return ff_error_set(why, EPROTO, "resume: epoch %u (there was none after %u)", r.epoch,
+                            d->epoch);
+    return 0;
+}
+
+static int check_hello(struct ff_dest *d, int type, struct ff_error *why)
+{
+    if (type == FF_MSG_RESUME)
+        return ff_error_set(why, EPROTO, "resume: there is no move here that could go on");
+    int rc = ff_wire_get_hello(d->ctl.buf, (size_t)d->ctl.len, &d->peer, why);
+    if (rc)
+        return rc;
+    bool sealed = d->ctl.link->sealed;
+    if ((d->peer.auth == FF_WIRE_AUTH_KEY) == sealed)
+        return 0;
+    ff_error_set(why, EPROTO, "wire: read HELLO: authentication kind %u over a link %s a key",
+                 d->peer.auth, sealed ? "with" : "without");
+    ff_hello_free(&d->peer);
+    return -EPROTO;
+}
+
 /* Has @l said HELLO? 0; -ETIMEDOUT: nothing yet; else it is to be dropped, and was told why */
 static int try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why)
 {
     d->ctl.link = l;
-    int rc = ff_control_expect(&d->ctl, FF_MSG_HELLO, 0, timeout_ms, why);
+    int rc = ff_control_expect(&d->ctl, FF_MSG_HELLO, FF_MSG_BIT(FF_MSG_RESUME), timeout_ms, why);
     if (rc >= 0)
-        rc = ff_wire_get_hello(d->ctl.buf, (size_t)d->ctl.len, &d->peer, why);
-    if (!rc && (d->peer.auth == FF_WIRE_AUTH_KEY) != l->sealed) {
-        rc = ff_error_set(why, EPROTO, "wire: read HELLO: authentication kind %u over a link %s a "
-                          "key", d->peer.auth, l->sealed ? "with" : "without");
-        ff_hello_free(&d->peer);
-    }
+        rc = d->recovers ? check_resume(d, rc, why) : check_hello(d, rc, why);
     if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
         refuse(d, why->text);
     return rc;
@@ -102,15 +128,15 @@ static int ms_until(uint64_t end_ns)
 }
 
 /* Who waits too long goes; until when the others may */
-static int drop_late(struct waiting *w)
+static int drop_late(struct dest_waiting *w)
 {
     while (w->n && !ms_until(w->until_ns[0]))
         drop_waiting(w, 0, "wait for HELLO: no message");
     return w->n ? ms_until(w->until_ns[0]) : -1;
 }
 
-/* The next source that says HELLO becomes @d's link; several are waited for at once */
-static int read_hello(struct ff_dest *d, struct waiting *w, struct ff_error *err)
+int dest_hear_source(struct ff_dest *d, struct dest_waiting *w, uint64_t end_ns,
+                     struct ff_error *err)
 {
     for (;;) {
         struct ff_error why;
@@ -130,7 +156,11 @@ static int read_hello(struct ff_dest *d, struct waiting *w, struct ff_error *err
             else
                 drop_waiting(w, i, why.text);
         }
-        int timeout_ms = drop_late(w);
+        int timeout_ms = drop_late(w), left = end_ns ? ms_until(end_ns) : -1;
+        if (!left)
+            return ff_error_set(err, ETIMEDOUT, "no source has come");
+        if (left > 0 && (timeout_ms < 0 || left < timeout_ms))
+            timeout_ms = left;
         for (unsigned i = 0; i < w->n; i++)
             fds[i] = w->link[i]->ops->control_fd(w->link[i]);
         int rc = ff_port_accept(d->port, fds, w->n, timeout_ms, &link, &why);
@@ -167,39 +197,43 @@ static int queues_ms(const struct ff_dest *d)
     return FF_MAX(d->addr.timeout_ms / 2, FF_MIN(d->addr.timeout_ms, QUEUES_MS));
 }
 
-static int send_welcome(struct ff_dest *d, struct ff_error *err)
+int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error *err)
 {
+    bool queues = answer == FF_ANSWER_NEW || answer == FF_ANSWER_RUNNING;
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
-                           .epoch = 1,
+                           .answer = answer,
+                           .epoch = answer == FF_ANSWER_NEW ? 1 : d->epoch + queues,
                            .features = d->addr.precopy ? FF_WIRE_PRECOPY : 0};
 
     if (getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
         return ff_error_set(err, EIO, "destination: no random numbers: %s", strerror(errno));
-    memcpy(d->session, w.session, sizeof(d->session));
+    if (answer == FF_ANSWER_NEW)
+        memcpy(d->session, w.session, sizeof(d->session));
+    d->epoch = w.epoch;
     uint64_t end = ff_now_ns() + (uint64_t)queues_ms(d) * 1000000u;
     d->link->ops->set_timeout(d->link, queues_ms(d));
     int rc = ff_control_send(&d->ctl, ff_wire_put_welcome(d->ctl.buf, &w), err);
     d->link->ops->set_timeout(d->link, d->addr.timeout_ms);
-    return rc ? rc : d->link->ops->open_queues(d->link, w.session, ms_until(end), err);
+    return rc || !queues ? rc : d->link->ops->open_queues(d->link, w.session, ms_until(end), err);
 }
 
 /* Queues to a source that fits. A peer that does not, or leaves, costs itself its connection, and
  * the others are heard */
-static int find_source(struct ff_dest *d, struct waiting *w, const char *config,
+static int find_source(struct ff_dest *d, struct dest_waiting *w, const char *config,
                        struct ff_error *err)
 {
     for (;;) {
         struct ff_error why;
         bool for_good = false;
 
-        int rc = d->port ? read_hello(d, w, &why) : try_hello(d, d->link, HELLO_MS, &why);
+        int rc = d->port ? dest_hear_source(d, w, 0, &why) : try_hello(d, d->link, HELLO_MS, &why);
         bool heard = !rc;
         if (!rc) {
             ff_page_pool_stop(&d->pool);
             rc = check_table(d, config, &for_good, &why);
         }
         if (!rc)
-            rc = send_welcome(d, &why);
+            rc = dest_send_welcome(d, FF_ANSWER_NEW, &why);
         if (!rc)
             return 0;
         if (!heard || for_good || !d->port) {
@@ -218,24 +252,31 @@ static int find_source(struct ff_dest *d, struct waiting *w, const char *config,
 void ff_dest_close_port(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->lock);
-    struct ff_port *port = d->port;
-    d->port = NULL;
+    struct ff_port *port = d->port, *next = d->next_port;
+    d->port = d->next_port = NULL;
+    atomic_store(&d->listens, 0);
     pthread_mutex_unlock(&d->lock);
     ff_port_free(port);
+    ff_port_free(next);
+}
+
+void dest_drop_waiting(struct dest_waiting *w)
+{
+    while (w->n) {
+        struct ff_link *l = take_waiting(w, 0);
+        l->ops->free(l);
+    }
 }
 
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 {
-    struct waiting w = {.n = 0};
+    struct dest_waiting w = {.n = 0};
 
     bool pulls = d->addr.prefill == FF_PREFILL_PULL || d->addr.prefill == FF_PREFILL_AUTO;
     if (d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO && (pulls || d->addr.precopy))
         ff_page_pool_start(&d->pool, &d->regions);
     int rc = find_source(d, &w, config, err);
-    while (w.n) {
-        struct ff_link *l = take_waiting(&w, 0);
-        l->ops->free(l);
-    }
+    dest_drop_waiting(&w);
     if (rc || d->link->pins) /* what is pinned cannot be moved */
         ff_page_pool_free(&d->pool);
     if (!rc && ff_failpoint("dest.accepted"))
@@ -243,6 +284,7 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
     if (rc)
         return rc;
     ff_log(FF_LOG_INFO, "destination: link: %s", d->link->about);
+    d->verbs = !strcmp(d->link->ops->name, "verbs");
     ff_dest_close_port(d);
     return 0;
 }

@@ -25,6 +25,14 @@ struct ff_dest {
     void *on_shortage_opaque;
     bool lent[FF_WIRE_REGIONS_MAX]; /* by our number */
     uint8_t session[FF_SESSION_LEN];
+    char first_port[8]; /* where the first source came to; "": there is no port */
+    bool verbs;         /* what the first link was, every later one must be */
+    bool ready;         /* READY was sent: the source may let go, or have */
+    bool recovers;      /* only the move's own source is heard, which says RESUME */
+    unsigned n_keys;    /* that the source has given, for as many segments */
+    bool complete;      /* every page is here, and the pager has ended */
+    bool told;          /* the source knows that */
+    uint32_t epoch;     /* of the newest link that was offered */
     struct ff_pager pager;
     pthread_mutex_t pager_lock; /* starting and finishing it */
     struct ff_page_pool pool;
@@ -37,7 +45,39 @@ struct ff_dest {
 
     pthread_mutex_t lock;
     struct ff_port *port;
+    struct ff_port *next_port; /* instead of port, once who waits there has seen it */
+    _Atomic unsigned listens; /* its number; 0: nowhere */
     struct ff_link *link;
 };
+
+/* Whoever has connected and has not said who it is yet; the oldest first */
+struct dest_waiting {
+    struct ff_link *link[FF_PORT_ALSO_MAX];
+    uint64_t until_ns[FF_PORT_ALSO_MAX];
+    unsigned n;
+};
+
+/* --- dest.c --- */
+
+/* @n keys, into the pager's regions */
+int dest_recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err);
+int dest_send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err);
+void dest_finish_pager(struct ff_dest *d);
+void dest_start_prefill(struct ff_dest *d);
+
+/* --- dest_accept.c --- */
+
+/* The link before it is freed; NULL: there is none from here on */
+void dest_set_link(struct ff_dest *d, struct ff_link *link);
+
+/* The next source that says HELLO, or RESUME to who waits for it, becomes @d's link; several are
+ * waited for at once. -ETIMEDOUT: none until @end_ns (0: no limit); -ECANCELED: also when the port
+ * is to be another */
+int dest_hear_source(struct ff_dest *d, struct dest_waiting *w, uint64_t end_ns,
+                     struct ff_error *err);
+void dest_drop_waiting(struct dest_waiting *w);
+
+/* Say @answer to it, and open its queues if it is to have some */
+int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error *err);
 
 #endif

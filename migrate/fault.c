@@ -530,14 +530,14 @@ static void check_silence(struct ff_pager *p)
     broke(p, &why);
 }
 
-/* The link is broken: from here on this thread does not touch it. When there is another, what is
- * in flight is in flight no more, and its claims are still ours. */
-static void follow_link(struct ff_pager *p)
+/* The link is broken: from here on this thread does not touch it. True: there is another by now;
+ * what was in flight is not any more, and its claims are still ours. */
+static bool follow_link(struct ff_pager *p)
 {
     struct ff_fault_engine *f = p->fault;
 
     if (!f->broken)
-        return;
+        return false;
     pthread_mutex_lock(&p->lock);
     f->broken = !p->attached;
     if (f->broken && !p->fault_parked)
@@ -545,13 +545,12 @@ static void follow_link(struct ff_pager *p)
     p->fault_parked = f->broken;
     p->attached = false;
     pthread_mutex_unlock(&p->lock);
-    if (f->broken)
-        return;
     f->n_busy = f->n_due = 0;
     for (unsigned i = 0; i < f->n_slots; i++) {
         f->slot[i].due = f->slot[i].busy && !f->slot[i].kept;
         f->n_due += f->slot[i].due;
     }
+    return !f->broken;
 }
 
 void *ff_fault_main(void *opaque)
@@ -562,9 +561,8 @@ void *ff_fault_main(void *opaque)
 
     ff_thread_soon();
     while (!atomic_load(&p->stop)) {
+        bool is_new = follow_link(p);
         short events = 0;
-
-        follow_link(p);
         int fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT, &events);
         struct pollfd fds[4] = {
             {.fd = ff_wants_room(p) ? p->uffd.fd : -1, .events = POLLIN},
@@ -572,7 +570,8 @@ void *ff_fault_main(void *opaque)
             {.fd = fd, .events = events},
             {.fd = ff_children_fd(p), .events = POLLIN},
         };
-        int n = poll(fds, FF_ARRAY_LEN(fds), must_retry(p) ? RETRY_MS : f->n_busy ? 500 : 5000);
+        int wait_ms = is_new ? 0 : must_retry(p) ? RETRY_MS : f->n_busy ? 500 : 5000;
+        int n = poll(fds, FF_ARRAY_LEN(fds), wait_ms);
         f->awake_ns = ff_now_ns();
         if (n < 0 && errno != EINTR)
             ff_log(FF_LOG_ERROR, "pager: poll: %s", strerror(errno));

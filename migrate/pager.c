@@ -236,8 +236,6 @@ static enum ff_prefill_mode choose_prefill(const struct ff_pager *p, uint32_t so
 {
     uint32_t load = ff_load_permille();
 
-    if (p->opts->prefill != FF_PREFILL_AUTO)
-        return p->opts->prefill;
     if (!p->can_push)
         return FF_PREFILL_PULL;
     enum ff_prefill_mode mode = load > source_load + PUSH_MARGIN_PERMILLE ? FF_PREFILL_PUSH
@@ -250,7 +248,8 @@ static enum ff_prefill_mode choose_prefill(const struct ff_pager *p, uint32_t so
 int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
                            struct ff_error *err)
 {
-    p->mode = choose_prefill(p, source_load_permille);
+    if (p->mode == FF_PREFILL_AUTO) /* what was chosen holds for every link */
+        p->mode = choose_prefill(p, source_load_permille);
     if (p->mode != FF_PREFILL_PULL && p->pool)
         ff_page_pool_empty(p->pool); /* nobody will read into it */
     if (p->mode == FF_PREFILL_OFF)

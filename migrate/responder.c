@@ -164,11 +164,11 @@ static void *serve_main(void *opaque)
             if (wc[i].op == FF_WC_WRITE)
                 atomic_fetch_sub(&s->in_flight, 1);
         if (!rc || !(++turns % CPU_TURNS))
-            atomic_store(&sv->cpu_ns, ff_thread_cpu_ns());
+            atomic_store(&sv->cpu_ns, sv->before_ns + ff_thread_cpu_ns());
         if (!rc && !pushed && pushes)
             wait_work(s);
     }
-    atomic_store(&sv->cpu_ns, ff_thread_cpu_ns());
+    atomic_store(&sv->cpu_ns, sv->before_ns + ff_thread_cpu_ns());
     if (rc < 0 && !atomic_load(&s->stop)) {
         ff_log(FF_LOG_DEBUG, "source: serving ends: %s", why.text);
         s->link->ops->shutdown(s->link); /* the control channel learns of it */
@@ -187,6 +187,7 @@ int ff_responder_start(struct ff_responder *s, struct ff_link *link, struct ff_e
         struct ff_server *sv = &s->server[q];
         sv->responder = s;
         sv->queue = (enum ff_queue)q;
+        sv->before_ns = atomic_load(&sv->cpu_ns);
         rc = ff_thread_start(&sv->thread, serve_main, sv, names[q], err);
         sv->up = !rc;
     }
@@ -194,9 +195,9 @@ int ff_responder_start(struct ff_responder *s, struct ff_link *link, struct ff_e
     return rc;
 }
 
-void ff_responder_stop(struct ff_responder *s)
+/* Under lock */
+static void end_threads(struct ff_responder *s)
 {
-    pthread_mutex_lock(&s->lock);
     atomic_store(&s->stop, true);
     if (s->link)
         s->link->ops->shutdown(s->link); /* what was sent still arrives */
@@ -206,6 +207,25 @@ void ff_responder_stop(struct ff_responder *s)
             pthread_join(s->server[q].thread, NULL);
         s->server[q].up = false;
     }
+}
+
+void ff_responder_stop(struct ff_responder *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->ended = true;
+    end_threads(s);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ff_responder_park(struct ff_responder *s)
+{
+    pthread_mutex_lock(&s->lock);
+    end_threads(s);
+    s->link = NULL;
+    s->n = 0;
+    s->push_ended = false;
+    atomic_store(&s->in_flight, 0);
+    atomic_store(&s->stop, s->ended);
     pthread_mutex_unlock(&s->lock);
 }
 

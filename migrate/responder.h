@@ -28,6 +28,7 @@ struct ff_server {
     enum ff_queue queue;
     pthread_t thread;
     bool up;
+    uint64_t before_ns; /* CPU time of the threads that served earlier links */
     _Atomic uint64_t cpu_ns;
 };
 
@@ -40,6 +41,7 @@ struct ff_responder {
     int wake_fd; /* grants came, or stop */
 
     pthread_mutex_t lock; /* starting and stopping */
+    bool ended; /* for good */
     pthread_mutex_t ring_lock; /* also held while a grant is taken and posted */
     struct ff_grant ring[FF_WIRE_GRANTS_MAX];
     unsigned first, n;
@@ -59,8 +61,11 @@ int ff_responder_grant(struct ff_responder *s, const struct ff_grant *g, unsigne
  * memory is deregistered */
 void ff_responder_end_push(struct ff_responder *s);
 
-/* End the threads; the link is shut down for it */
+/* End the threads; the link is shut down for it. Nobody serves over another */
 void ff_responder_stop(struct ff_responder *s);
+
+/* Likewise, but ff_responder_start() may follow: nothing is left of what the peer asked for */
+void ff_responder_park(struct ff_responder *s);
 void ff_responder_free(struct ff_responder *s); /* stopped */
 uint64_t ff_responder_cpu_ns(const struct ff_responder *s);
 

@@ -119,24 +119,24 @@ void ff_source_keep_fd(struct ff_source *s, int fd)
     s->kept_fd = fd;
 }
 
-static int open_link(struct ff_source *s, struct ff_error *err)
+int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct ff_error *err)
 {
-    struct ff_link_params p = {.host = s->addr.host,
-                               .port = s->addr.port,
-                               .timeout_ms = s->addr.timeout_ms,
-                               .device = s->addr.device,
-                               .qps = s->addr.qps,
-                               .peers = &s->addr.peers,
-                               .key = s->addr.key};
+    struct ff_link_params p = {.host = a->host,
+                               .port = a->port,
+                               .timeout_ms = a->timeout_ms,
+                               .device = a->device,
+                               .qps = a->qps,
+                               .peers = &a->peers,
+                               .key = a->key ? a->key : s->addr.key};
     struct ff_link *link;
 
     if (s->link)
         return 0;
-    if (s->addr.passed)
+    if (a->passed)
         return ff_error_set(err, EINVAL,
                             "source: connect: the address is \"unix\": an agent's socket "
                             "takes the connections; call ff_source_lend() before");
-    int rc = ff_link_connect(&p, s->addr.link, s->cancel_fd, &link, err);
+    int rc = ff_link_connect(&p, a->link, s->cancel_fd, &link, err);
     if (rc)
         return rc;
     pthread_mutex_lock(&s->lock);
@@ -151,7 +151,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
 
     int rc = ff_regions_hello(&s->regions, config, &s->table, err);
     if (!rc)
-        rc = open_link(s, err);
+        rc = ff_source_open_link(s, &s->addr, err);
     if (!rc)
         s->table.auth = s->link->sealed ? FF_WIRE_AUTH_KEY : FF_WIRE_AUTH_NONE;
     if (!rc)
@@ -171,6 +171,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (!rc) {
         s->wants_precopy = w.features & FF_WIRE_PRECOPY;
         ff_source_set_session(s, w.session);
+        s->epoch = w.epoch;
+        s->verbs = !strcmp(s->link->ops->name, "verbs");
         ff_log(FF_LOG_INFO, "source: link: %s", s->link->about);
         s->stage = CONNECTED;
     }
@@ -183,13 +185,16 @@ static void withdraw(struct ff_source *s)
     ff_segments_dereg(&s->segments, s->link);
 }
 
-/* Register what holds something by now. @keys: of what was registered, *@n of them */
-static int register_populated(struct ff_source *s, struct ff_wire_key **keys, unsigned *n,
-                              struct ff_error *err)
+/* Register what is wanted. @keys: of what was registered, *@n of them */
+static int register_wanted(struct ff_source *s, struct ff_wire_key **keys, unsigned *n,
+                           struct ff_error *err)
 {
+    unsigned more = 0;
+
     *n = 0;
     *keys = NULL;
-    unsigned more = ff_segments_want_populated(&s->segments, &s->regions);
+    for (unsigned i = 0; i < s->segments.n; i++)
+        more += s->segments.segment[i].wanted && !s->segments.segment[i].mr.len_bytes;
     if (!more)
         return 0;
     FF_AUTO_FREE struct ff_wire_key *k = calloc(more, sizeof(*k));
@@ -251,39 +256,47 @@ static int send_keys(struct ff_source *s, const struct ff_wire_key *keys, unsign
     return n ? ff_source_send_msg(s, ff_wire_put_keys(s->ctl.buf, keys, n), err) : 0;
 }
 
-int ff_source_publish(struct ff_source *s, struct ff_error *err)
+int ff_source_offer(struct ff_source *s, struct ff_error *err)
 {
     FF_AUTO_FREE struct ff_wire_key *keys = NULL;
     FF_AUTO_FREE struct ff_publish *pub = calloc(1, sizeof(*pub));
-    int rc = ff_failpoint("source.publish");
 
-    if (rc)
-        return ff_error_set(err, -rc, "source: publish: injected");
     if (!pub)
         return ff_error_set(err, ENOMEM, "source: publish: out of memory");
-    pub->segment_bytes = ff_segments_size(&s->regions, s->link);
-    if (!pub->segment_bytes)
-        return ff_error_set(err, ENOTSUP,
-                            "source: publish: the device registers at most %llu bytes at "
-                            "once (need %llu)",
-                            (unsigned long long)s->link->max_mr_bytes, FF_WIRE_SEGMENT_MIN);
-    rc = ff_segments_init(&s->segments, &s->regions, pub->segment_bytes, err);
-    s->segments.grows = true;
-    if (!rc && s->kept_fd >= 0)
-        ff_segments_lent(&s->segments, &s->regions);
-    if (!rc)
-        rc = register_populated(s, &keys, &pub->n_keys, err);
+    int rc = register_wanted(s, &keys, &pub->n_keys, err);
     if (!rc)
         rc = ff_responder_start(&s->responder, s->link, err);
     if (rc)
         return rc;
+    pub->segment_bytes = s->segments.segment_bytes;
     pub->load_permille = ff_load_permille();
     pub->push_bytes = s->link->pushes ? s->link->max_len_bytes : 0;
     for (unsigned i = 0; i < s->regions.n; i++)
         pub->addr[i] = (uintptr_t)s->regions.r[i].host;
     rc = ff_control_send(&s->ctl, ff_wire_put_publish(s->ctl.buf, pub, s->regions.n), err);
-    if (!rc)
-        rc = send_keys(s, keys, pub->n_keys, err);
+    return rc ? rc : send_keys(s, keys, pub->n_keys, err);
+}
+
+int ff_source_publish(struct ff_source *s, struct ff_error *err)
+{
+    int rc = ff_failpoint("source.publish");
+
+    if (rc)
+        return ff_error_set(err, -rc, "source: publish: injected");
+    uint64_t bytes = ff_segments_size(&s->regions, s->link);
+    if (!bytes)
+        return ff_error_set(err, ENOTSUP,
+                            "source: publish: the device registers at most %llu bytes at "
+                            "once (need %llu)",
+                            (unsigned long long)s->link->max_mr_bytes, FF_WIRE_SEGMENT_MIN);
+    rc = ff_segments_init(&s->segments, &s->regions, bytes, err);
+    s->segments.grows = true;
+    if (!rc && s->kept_fd >= 0)
+        ff_segments_lent(&s->segments, &s->regions);
+    if (!rc) {
+        ff_segments_want_populated(&s->segments, &s->regions);
+        rc = ff_source_offer(s, err);
+    }
     if (!rc)
         s->stage = PUBLISHED;
     return rc;
@@ -325,7 +338,8 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
     ff_source_begin_pause(s);
     /* what the guest has touched since ff_source_publish() */
     FF_AUTO_FREE struct ff_wire_key *keys = NULL;
-    rc = register_populated(s, &keys, &head.n_keys, err);
+    ff_segments_want_populated(&s->segments, &s->regions);
+    rc = register_wanted(s, &keys, &head.n_keys, err);
     if (!rc)
         rc = ff_source_send_msg(s, ff_wire_put_state(s->ctl.buf, &head), err);
     if (!rc)
@@ -343,8 +357,7 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
     return rc;
 }
 
-/* Take the statistics out of the message that was just received */
-static int take_stats(struct ff_source *s, struct ff_error *err)
+int ff_source_take_stats(struct ff_source *s, struct ff_error *err)
 {
     struct ff_stats st;
     int rc = ff_wire_get_stats(s->ctl.buf, (size_t)s->ctl.len, &st, err);
@@ -363,7 +376,7 @@ int ff_source_wait_alive(struct ff_source *s, enum ff_msg want, int silence_ms,
 
     do {
         type = ff_control_expect(&s->ctl, want, FF_MSG_BIT(FF_MSG_PROGRESS), silence_ms, err);
-        rc = type < 0 ? type : take_stats(s, err);
+        rc = type < 0 ? type : ff_source_take_stats(s, err);
     } while (!rc && type != (int)want);
     return rc;
 }
@@ -389,7 +402,7 @@ int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
     }
     ff_source_begin_pause(s);
     int rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, pause_left_ms(s), err);
-    return rc < 0 ? rc : take_stats(s, err);
+    return rc < 0 ? rc : ff_source_take_stats(s, err);
 }
 
 /* Only that it is alive may have been heard since READY: a destination that left is not given the
@@ -421,6 +434,9 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
         return rc;
     s->stage = GONE;
     s->link->ops->set_timeout(s->link, s->addr.go_timeout_ms);
+    rc = ff_failpoint("source.gone");
+    if (rc)
+        return ff_error_set(err, -rc, "go: lost (injected)");
     rc = s->link->ops->send(s->link, s->ctl.buf,
                             (uint32_t)ff_wire_put_empty(s->ctl.buf, FF_MSG_GO), err);
     if (rc == -ECONNRESET || rc == -EPIPE) {
@@ -434,7 +450,7 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
 /* Both sides must be of one mind: a source that stops waiting breaks the link */
 static int give_up_serving(struct ff_source *s, int rc)
 {
-    if (rc)
+    if (rc && s->link)
         s->link->ops->shutdown(s->link);
     return rc;
 }
@@ -444,6 +460,8 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
     int rc = ff_failpoint("source.running");
     if (rc)
         return ff_error_set(err, -rc, "source: wait for RUNNING: injected");
+    if (s->resumed)
+        return 0;
     return give_up_serving(s, ff_source_wait_alive(s, FF_MSG_RUNNING, s->addr.go_timeout_ms, err));
 }
 
@@ -462,12 +480,19 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
     const uint32_t also = FF_MSG_BIT(FF_MSG_PROGRESS) | FF_MSG_BIT(FF_MSG_GRANT);
     int type;
 
+    if (s->stage == DONE)
+        return 0;
     do {
         type = ff_control_expect(&s->ctl, FF_MSG_DONE, also, s->addr.go_timeout_ms, err);
-        int rc = type < 0 ? type : type == FF_MSG_GRANT ? take_grants(s, err) : take_stats(s, err);
+        int rc = type < 0                 ? type
+                 : type == FF_MSG_GRANT ? take_grants(s, err)
+                                        : ff_source_take_stats(s, err);
         if (rc < 0)
             return give_up_serving(s, rc);
     } while (type != FF_MSG_DONE);
+    int lost = ff_failpoint("source.done");
+    if (lost)
+        return give_up_serving(s, ff_error_set(err, -lost, "source: DONE: lost (injected)"));
     ff_responder_end_push(&s->responder);
     withdraw(s);
     s->stage = DONE;
@@ -482,6 +507,14 @@ void ff_source_cancel(struct ff_source *s)
     eventfd_write(s->cancel_fd, 1);
     pthread_mutex_lock(&s->lock);
     if (s->given_link)
+        s->link->ops->shutdown(s->link);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ff_source_pause(struct ff_source *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->link)
         s->link->ops->shutdown(s->link);
     pthread_mutex_unlock(&s->lock);
 }

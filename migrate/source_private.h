@@ -40,12 +40,25 @@ struct ff_source {
     struct ff_link *link;
     struct ff_stats stats;
     bool given_link;
+    bool verbs;     /* what the first link was, every later one must be */
+    bool resumed;   /* the destination runs the guest */
+    uint32_t epoch; /* of the link */
     uint8_t session[FF_SESSION_LEN]; /* that the peer chose */
     bool has_session;
 };
 
 /* The pause begins, unless it has; ff_source_precopy() says that it was none */
 void ff_source_begin_pause(struct ff_source *s);
+
+/* Connect to where @a says, unless there is a link */
+int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct ff_error *err);
+
+/* Register the segments that are wanted and are not registered, serve them, and send PUBLISH with
+ * their keys */
+int ff_source_offer(struct ff_source *s, struct ff_error *err);
+
+/* Take the statistics out of the message that was just received */
+int ff_source_take_stats(struct ff_source *s, struct ff_error *err);
 
 /* As ff_control_send(). In the pause one limit is for all: a peer that takes each message just in
  * time must not hold the guest */

@@ -169,9 +169,12 @@ struct move {
     const char *config; /* of the source; the destination's is "test" */
     void (*hook)(struct move *m, enum stage stage); /* before each stage, and at *_END */
     void (*prepared)(struct move *m); /* before the first stage of either side */
+    bool resumes; /* tcp: a break after GO is followed by another link */
+    void (*broken)(struct move *m, bool source); /* before that, in the side's thread */
 
     /* while it runs, and afterwards */
     struct side src, dst;
+    atomic_uint breaks_src, breaks_dst; /* that were followed by another link, or should have been */
     bool went, ran;     /* the source must not run its guest again; the destination runs it */
     pthread_mutex_t gate; /* guards both against being freed while they are cancelled */
     struct ff_source *source;

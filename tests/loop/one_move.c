@@ -218,13 +218,54 @@ int move_stage(struct move *m, enum stage stage, struct ff_error *err)
     }
 }
 
+#define RESUME_MS 60000
+
+static bool may_resume(const struct move *m, const struct side *s)
+{
+    bool went = s->stage >= S_GO && s->stage < S_END;
+
+    return m->resumes && ((went && m->went) || (s->stage >= D_GO && s->stage < D_END));
+}
+
+/* Wait for another link: the stage's outcome */
+static int resume(struct move *m, struct side *s)
+{
+    bool source = s == &m->src;
+    int rc;
+
+    atomic_fetch_add(source ? &m->breaks_src : &m->breaks_dst, 1);
+    if (s->stage == D_RUNNING && m->touch_late)
+        touchers_start(m); /* its guest runs on */
+    if (m->broken)
+        m->broken(m, source);
+    if (!source)
+        return ff_dest_recover(m->dest, RESUME_MS, &s->err);
+    rc = ff_source_resume(m->source, NULL, RESUME_MS, &s->err);
+    m->went = rc != -ETIME;
+    return rc;
+}
+
+/* A stage, over as many links as it takes */
+static int run_stage(struct move *m, struct side *s)
+{
+    int rc = move_stage(m, s->stage, &s->err);
+
+    while (rc && may_resume(m, s)) {
+        rc = resume(m, s);
+        if (rc || s->stage == S_GO || s->stage == D_RUNNING) /* said once */
+            return rc;
+        rc = move_stage(m, s->stage, &s->err);
+    }
+    return rc;
+}
+
 static void run_side(struct move *m, struct side *s, atomic_int *at, enum stage end)
 {
     while (s->stage != end) {
         atomic_store(at, (int)s->stage);
         if (m->hook)
             m->hook(m, s->stage);
-        s->rc = move_stage(m, s->stage, &s->err);
+        s->rc = run_stage(m, s);
         if (s->rc)
             break;
         s->stage++;
@@ -306,6 +347,8 @@ void move_run(struct move *m)
     must(!pthread_create(&m->source_thread, NULL, source_main, m));
     must(!pthread_create(&m->stats_thread, NULL, stats_main, m));
     run_side(m, &m->dst, &m->stage_dst, D_END);
+    if (m->resumes && !m->dst.rc) /* the source may not know */
+        must_ok(ff_dest_recover(m->dest, RESUME_MS, &m->dst.err), m->dst.err);
     atomic_store(&m->dst.ended, true);
     pthread_join(m->stats_thread, NULL);
     ff_dest_stats(m->dest, &m->dst.stats);

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest_recover.c - after READY: the destination waits for its source to come back
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      the caller's wait fails
+ *              GO was not read   seal: the pager ends, nothing ever runs here
+ *              GO was read       park the pager
+ *              free the old link, listen, hear whoever says RESUME of this move
+ *                sealed     NOT-STARTED, until the source has said WITHDRAWN
+ *                complete   COMPLETE, DONE, until the source has said WITHDRAWN
+ *                else       RUNNING; queues, PUBLISH, KEYS; attach the pager; prefill
+ *              whatever fails of that costs its connection, and the next one is heard
+ *
+ * Threads      the caller's. ff_dest_listen() and ff_dest_pause(): any.
+ * Invariants   1. What this side answers depends on one thing, which never changes back: whether
+ *                 GO was read (guest_runs). It is sealed before NOT-STARTED is said.
+ *              2. The old link is freed before the port opens: nothing of it lands any more.
+ *              3. A segment has a key over every link, or over none: it reads as zeros then.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "dest_private.h"
+#include "failpoint.h"
+#include "log.h"
+
+#define PARK_MS 200
+#define PUBLISH_MS 300000
+#define WITHDRAWN_MS 2000
+
+int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_error *err)
+{
+    const struct ff_address *to = a ? a : &d->addr;
+    struct ff_link_params p = {.host = to->host,
+                               .port = a ? a->port : d->first_port,
+                               .timeout_ms = to->timeout_ms,
+                               .device = to->device,
+                               .key = to->key ? to->key : d->addr.key};
+    struct ff_port *port;
+
+    if (to->passed || !*p.port)
+        return ff_error_set(err, ENOTSUP, "destination: resume: there is no port to listen on");
+    int rc = ff_port_listen(&p, d->verbs ? FF_LINK_VERBS : FF_LINK_TCP, &port, err);
+    if (rc)
+        return rc;
+    pthread_mutex_lock(&d->lock);
+    struct ff_port *old = d->next_port;
+    d->next_port = port;
+    atomic_store(&d->listens, ff_port_number(port));
+    if (d->port)
+        ff_port_cancel(d->port);
+    pthread_mutex_unlock(&d->lock);
+    ff_port_free(old);
+    return 0;
+}
+
+/* Use the port that ff_dest_listen() made last: whether there was one */
+static bool use_next_port(struct ff_dest *d)
+{
+    struct ff_port *old = NULL;
+
+    pthread_mutex_lock(&d->lock);
+    bool is_new = d->next_port;
+    if (is_new) {
+        old = d->port;
+        d->port = d->next_port;
+        d->next_port = NULL;
+    }
+    if (d->port && atomic_load(&d->cancelled))
+        ff_port_cancel(d->port);
+    pthread_mutex_unlock(&d->lock);
+    ff_port_free(old);
+    return is_new;
+}
+
+/* --- what is answered: 0; -EAGAIN: the connection is dropped for the reason, and another is heard;
+ *     -errno: it is over --- */
+
+static int until_withdrawn(struct ff_dest *d, struct ff_error *why)
+{
+    return ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, why) < 0 ? -EAGAIN : 0;
+}
+
+static int say_not_started(struct ff_dest *d, struct ff_error *why)
+{
+    if (dest_send_welcome(d, FF_ANSWER_NOT_STARTED, why) || until_withdrawn(d, why))
+        return -EAGAIN;
+    return ff_error_set(why, ESTALE, "no GO came; the source knows that nothing ran here");
+}
+
+static int say_complete(struct ff_dest *d, struct ff_error *why)
+{
+    if (dest_send_welcome(d, FF_ANSWER_COMPLETE, why) || dest_send_stats(d, FF_MSG_DONE, why) ||
+        until_withdrawn(d, why))
+        return -EAGAIN;
+    d->told = true;
+    return 0;
+}
+
+static int recv_publish(struct ff_dest *d, struct ff_error *why)
+{
+    FF_AUTO_FREE struct ff_publish *pub = calloc(1, sizeof(*pub));
+    int rc = ff_control_expect(&d->ctl, FF_MSG_PUBLISH, 0, PUBLISH_MS, why);
+
+    if (!pub)
+        return ff_error_set(why, ENOMEM, "resume: out of memory");
+    if (rc >= 0)
+        rc = ff_wire_get_publish(d->ctl.buf, (size_t)d->ctl.len, pub, d->peer.n_regions,
+                                 d->peer.regions, why);
+    if (rc)
+        return rc;
+    if (pub->segment_bytes != d->publish.segment_bytes || pub->n_keys != d->n_keys ||
+        memcmp(pub->addr, d->publish.addr, d->peer.n_regions * sizeof(pub->addr[0])))
+        return ff_error_set(why, EPROTO, "resume: the image is not the one of the move: %u keys of "
+                            "0x%llx bytes (want %u of 0x%llx, and the same addresses)",
+                            pub->n_keys, (unsigned long long)pub->segment_bytes, d->n_keys,
+                            (unsigned long long)d->publish.segment_bytes);
+    rc = d->pager.mode == FF_PREFILL_PUSH
+             ? ff_pager_check_push(&d->pager, pub->push_bytes, why)
+             : 0;
+    return rc ? rc : dest_recv_keys(d, pub->n_keys, why);
+}
+
+static int take_up(struct ff_dest *d, struct ff_error *why)
+{
+    int rc = dest_send_welcome(d, FF_ANSWER_RUNNING, why);
+
+    if (!rc && ff_failpoint("dest.resume"))
+        rc = ff_error_set(why, EIO, "resume: injected");
+    if (!rc)
+        rc = recv_publish(d, why);
+    if (!rc)
+        rc = ff_pager_attach(&d->pager, d->link, why);
+    if (rc)
+        return -EAGAIN;
+    d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
+    ff_log(FF_LOG_INFO, "destination: link %u: %s", d->epoch, d->link->about);
+    dest_start_prefill(d);
+    return 0;
+}
+
+static int answer(struct ff_dest *d, struct ff_error *why)
+{
+    if (!atomic_load(&d->pager.guest_runs))
+        return say_not_started(d, why);
+    return d->complete ? say_complete(d, why) : take_up(d, why);
+}
+
+/* --- waiting --- */
+
+/* No thread touches the old link, and it is freed */
+static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
+{
+    int rc = 0;
+
+    ff_beat_stop(&d->beat);
+    if (!atomic_load(&d->pager.guest_runs))
+        dest_finish_pager(d);
+    else if (!d->complete)
+        while ((rc = ff_pager_park(&d->pager, PARK_MS, err)) > 0)
+            if (atomic_load(&d->cancelled) || (end_ns && ff_now_ns() >= end_ns))
+                return ff_error_set(err, atomic_load(&d->cancelled) ? ECANCELED : ETIMEDOUT,
+                                    "destination: resume: pages wait for memory");
+    if (!rc)
+        dest_set_link(d, NULL);
+    return rc;
+}
+
+static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
+{
+    struct dest_waiting w = {.n = 0};
+    struct ff_error why;
+    int rc;
+
+    for (;;) {
+        if (use_next_port(d))
+            dest_drop_waiting(&w);
+        rc = atomic_load(&d->cancelled) ? ff_error_set(&why, ECANCELED, "canceled")
+                                        : dest_hear_source(d, &w, end_ns, &why);
+        if (rc == -ECANCELED && !atomic_load(&d->cancelled))
+            continue;
+        if (!rc)
+            rc = answer(d, &why);
+        if (rc != -EAGAIN)
+            break;
+        ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for the source", why.text);
+        dest_set_link(d, NULL);
+    }
+    dest_drop_waiting(&w);
+    if (rc)
+        ff_error_set(err, -rc, "destination: resume: %s", why.text);
+    return rc;
+}
+
+int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
+{
+    uint64_t end_ns = timeout_ms < 0 ? 0 : ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+
+    if (d->told)
+        return 0;
+    if (!d->ready)
+        return ff_error_set(err, EINVAL, "destination: resume: the source did not let go");
+    if (d->owner.adopt)
+        return ff_error_set(err, ENOTSUP, "destination: resume: not for an agent");
+    int rc = let_go(d, end_ns, err);
+    if (!rc && !d->port && !d->next_port)
+        rc = ff_dest_listen(d, NULL, err);
+    d->recovers = true;
+    if (!rc)
+        rc = hear_and_answer(d, end_ns, err);
+    d->recovers = false;
+    if (!rc)
+        ff_dest_close_port(d);
+    return rc;
+}

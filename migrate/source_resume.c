@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * source_resume.c - after GO: another link, when the last one broke
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      link breaks, the caller's wait fails
+ *              serving threads end; keys go; the old link is freed
+ *              connect -- RESUME --> WELCOME
+ *                NOT-STARTED   WITHDRAWN: the guest may go on here
+ *                RUNNING       queues, PUBLISH, KEYS; serve on
+ *                COMPLETE      DONE, WITHDRAWN: nobody needs us
+ *              anything that may pass: the same again, from the start
+ *
+ * Invariants   Only NOT-STARTED, read over a link that this side opened to its session, lets the
+ *              guest go on here. No silence does, and no time limit.
+ * Limits       AGAIN_MS between two tries; the caller's limit for all of them.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "failpoint.h"
+#include "log.h"
+#include "source_private.h"
+
+#define AGAIN_MS 100
+
+static void drop_link(struct ff_source *s)
+{
+    ff_responder_park(&s->responder);
+    pthread_mutex_lock(&s->lock);
+    struct ff_link *old = s->link;
+    s->link = s->ctl.link = NULL;
+    pthread_mutex_unlock(&s->lock);
+    if (!old)
+        return;
+    ff_segments_dereg(&s->segments, old);
+    old->ops->free(old);
+}
+
+/* The destination sealed itself, and says so: nothing was let go */
+static int take_back(struct ff_source *s, struct ff_error *err)
+{
+    s->stage = SENT;
+    ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);
+    return ff_error_set(err, ETIME,
+                        "source: resume: the destination never got GO, and never runs the guest: "
+                        "it may go on here");
+}
+
+static int take_done(struct ff_source *s, struct ff_error *err)
+{
+    int rc = ff_control_expect(&s->ctl, FF_MSG_DONE, 0, s->addr.timeout_ms, err);
+
+    if (rc >= 0)
+        rc = ff_source_take_stats(s, err);
+    if (rc)
+        return rc;
+    s->stage = DONE;
+    ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);
+    return 0;
+}
+
+static int serve_again(struct ff_source *s, const struct ff_welcome *w, struct ff_error *err)
+{
+    int rc = s->link->ops->open_queues(s->link, w->session, s->addr.timeout_ms, err);
+
+    if (!rc)
+        rc = ff_source_offer(s, err);
+    if (rc)
+        return rc;
+    s->link->ops->set_timeout(s->link, s->addr.go_timeout_ms);
+    ff_log(FF_LOG_INFO, "source: link %u: %s", s->epoch, s->link->about);
+    return 0;
+}
+
+/* One try: 0, or -errno */
+static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_error *err)
+{
+    struct ff_resume r = {.version = FF_WIRE_VERSION,
+                          .oldest = FF_WIRE_VERSION,
+                          .epoch = s->epoch,
+                          .digest = ff_hello_digest(&s->table)};
+    struct ff_welcome w;
+
+    memcpy(r.session, s->session, sizeof(r.session));
+    int rc = ff_source_open_link(s, a, err);
+    if (!rc)
+        rc = ff_control_send(&s->ctl, ff_wire_put_resume(s->ctl.buf, &r), err);
+    if (!rc)
+        rc = ff_control_expect(&s->ctl, FF_MSG_WELCOME, 0, a->timeout_ms, err);
+    if (rc >= 0)
+        rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, &w, err);
+    if (!rc && (w.answer == FF_ANSWER_NEW || w.epoch < s->epoch))
+        rc = ff_error_set(err, EPROTO, "WELCOME says %u, epoch %u (permitted: not 0, %u or more)",
+                          w.answer, w.epoch, s->epoch);
+    if (!rc && ff_failpoint("source.resume"))
+        rc = ff_error_set(err, EIO, "injected");
+    if (rc)
+        return rc;
+    s->epoch = w.epoch;
+    if (w.answer == FF_ANSWER_NOT_STARTED)
+        return take_back(s, err);
+    s->resumed = true;
+    return w.answer == FF_ANSWER_COMPLETE ? take_done(s, err) : serve_again(s, &w, err);
+}
+
+/* Of what was tried: will another try end otherwise? */
+static bool may_pass(int rc)
+{
+    static const int final[] = {ETIME, ECANCELED, EREMOTEIO, EPROTO, EPROTONOSUPPORT, EINVAL,
+                                ENOTSUP};
+
+    for (unsigned i = 0; i < FF_ARRAY_LEN(final); i++)
+        if (rc == -final[i])
+            return false;
+    return true;
+}
+
+int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeout_ms,
+                     struct ff_error *err)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    struct pollfd stop = {.fd = s->cancel_fd, .events = POLLIN};
+    struct ff_address to = a ? *a : s->addr; /* its key stays whose it is */
+    struct ff_error why;
+
+    if (s->stage == DONE)
+        return 0;
+    if (s->stage != GONE)
+        return ff_error_set(err, EINVAL, "source: resume: nothing was let go of");
+    if (s->given_link)
+        return ff_error_set(err, ENOTSUP, "source: resume: only over a network");
+    to.link = s->verbs ? FF_LINK_VERBS : FF_LINK_TCP;
+    s->paused_ns = 0; /* what limited the pause ended with GO */
+    s->segments.grows = false;
+    for (;;) {
+        drop_link(s);
+        int rc = atomic_load(&s->cancelled) ? ff_error_set(&why, ECANCELED, "canceled")
+                                            : come_back(s, &to, &why);
+        bool late = ff_now_ns() >= end;
+        if (rc && may_pass(rc) && !late && !poll(&stop, 1, AGAIN_MS))
+            continue;
+        if (rc && may_pass(rc))
+            rc = late ? -ETIMEDOUT : -ECANCELED;
+        return !rc           ? 0
+               : rc == -ETIME ? ff_error_set(err, ETIME, "%s", why.text)
+                              : ff_error_set(err, -rc, "source: resume: %s", why.text);
+    }
+}
