@@ -17,8 +17,9 @@
 #define HUGE_PAGES 16
 #define CELLS_PER_PAGE ((2u << 20) / CELL)
 #define FINE "chunk=64K,window=1"
-/* Prefill alone would be done before anybody has faulted much */
-#define SLOW_PREFILL "dest.prefill=delay:1500"
+/* However busy the machine: what is to break has not been brought by the other by then */
+#define SLOW_PREFILL "dest.prefill=delay:10000"
+#define SLOW_FAULTS "dest.fault=delay:2000,"
 
 static const char *no_huge; /* why there are no huge pages */
 
@@ -41,8 +42,8 @@ static void survive(struct move *m, const char *faults, unsigned breaks)
     m->tcp = m->resumes = true;
     move_run(m);
     if (!m->src.rc && !m->dst.rc && atomic_load(&m->breaks_src) < breaks)
-        loop_fail(__FILE__, __LINE__, "%u breaks (want %u): %s", atomic_load(&m->breaks_src), breaks,
-                  faults);
+        loop_fail(__FILE__, __LINE__, "%u breaks (want %u): %s", atomic_load(&m->breaks_src),
+                  breaks, faults);
     move_must_succeed(m);
 }
 
@@ -55,8 +56,8 @@ static void source_prefill(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST};
-    survive(&m, "tcp.serve.prefill=fail@3,tcp.serve.prefill=fail@7,tcp.serve.prefill=fail@19,"
-                "tcp.serve.prefill=fail@30", 4);
+    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.prefill=fail@7,"
+                            "tcp.serve.prefill=fail@19,tcp.serve.prefill=fail@30", 4);
 }
 
 static void dest_prefill(void)
@@ -64,7 +65,7 @@ static void dest_prefill(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST};
-    survive(&m, "dest.prefill=fail@2,dest.prefill=fail@9,dest.prefill=fail@23", 3);
+    survive(&m, SLOW_FAULTS "dest.prefill=fail@2,dest.prefill=fail@9,dest.prefill=fail@23", 3);
 }
 
 static void source_fault(void)
@@ -81,7 +82,8 @@ static void push(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=push", GUEST};
-    survive(&m, "tcp.serve.prefill=fail@3,dest.prefill=fail@11,tcp.serve.prefill=fail@21", 3);
+    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,dest.prefill=fail@11,"
+                            "tcp.serve.prefill=fail@21", 3);
 }
 
 /* --- memory of every kind --- */
@@ -91,7 +93,7 @@ static void every_landing(enum memory memory, const char *options)
     static struct move m;
 
     m = (struct move){.options = options, .memory = memory, GUEST};
-    survive(&m, "tcp.serve.prefill=fail@3,tcp.serve.fault=fail@4,dest.prefill=fail@7,"
+    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.fault=fail@4,dest.prefill=fail@7,"
                 "tcp.serve.prefill=fail@15", 3);
 }
 
@@ -116,7 +118,7 @@ static void thp_move(void)
 
     m = (struct move){.options = "prefill=pull,landing=move", .memory = MEM_ANON_THP, GUEST,
                       .n_regions = 1, .cells = {8 * CELLS_PER_PAGE}};
-    survive(&m, "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
+    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
 }
 
 static void huge_move(const char *options)
@@ -127,7 +129,7 @@ static void huge_move(const char *options)
         loop_skip("%s", no_huge);
     m = (struct move){.options = options, .memory = MEM_HUGETLB, GUEST, .touches = 2000,
                       .n_regions = 1, .cells = {8 * CELLS_PER_PAGE}};
-    survive(&m, "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
+    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
 }
 
 static void huge_copy(void)
@@ -167,7 +169,7 @@ static void after_pass(enum memory memory, const char *options)
     static struct move m;
 
     /* the pass itself takes 126 chunks */
-    arm("tcp.serve.prefill=fail@130,tcp.serve.prefill=fail@141,tcp.serve.fault=fail@3");
+    arm(SLOW_FAULTS "tcp.serve.prefill=fail@130,tcp.serve.prefill=fail@141,tcp.serve.fault=fail@3");
     m = (struct move){.tcp = true, .resumes = true, .options = options, .memory = memory, GUEST,
                       .hook = write_in_pass};
     move_run(&m);
@@ -188,6 +190,43 @@ static void precopy_anon(void)
 static void precopy_memfd(void)
 {
     after_pass(MEM_MEMFD, FINE ",prefill=pull,precopy=1,landing=continue");
+}
+
+/* --- at random passes --- */
+
+#define ROUNDS 16u
+
+static void random_passes(void)
+{
+    static const char *const points[] = {"tcp.serve.prefill", "tcp.serve.fault", "dest.prefill"};
+    static const struct {
+        enum memory memory;
+        const char *options;
+    } kinds[] = {
+        {MEM_ANON, FINE ",prefill=pull"},
+        {MEM_ANON, FINE ",prefill=push"},
+        {MEM_MEMFD, FINE ",prefill=pull,landing=continue"},
+        {MEM_MEMFD, FINE ",prefill=push"},
+    };
+    const char *given = getenv("FARFORK_TEST_SEED");
+    unsigned seed = given ? (unsigned)atoi(given) : (unsigned)(ff_now_ns() % 1000000), broken = 0;
+    static struct move m;
+
+    printf("      seed %u (FARFORK_TEST_SEED)\n", seed);
+    for (unsigned i = 0; i < ROUNDS; i++) {
+        char faults[300] = "dest.prefill=delay:300";
+        for (unsigned k = 0; k < 6; k++) {
+            size_t used = strlen(faults);
+            unsigned at = 2 + (unsigned)rand_r(&seed) % 60; /* never the first one */
+            snprintf(faults + used, sizeof(faults) - used, ",%s=fail@%u",
+                     points[(unsigned)rand_r(&seed) % FF_ARRAY_LEN(points)], at);
+        }
+        m = (struct move){.options = kinds[i % 4].options, .memory = kinds[i % 4].memory, GUEST};
+        survive(&m, faults, 0);
+        broken += atomic_load(&m.breaks_src);
+    }
+    printf("      %u breaks in %u moves\n", broken, ROUNDS);
+    must(broken > ROUNDS);
 }
 
 /* --- a thread in a fault whose read the link loses --- */
@@ -235,7 +274,7 @@ static void while_resuming(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST};
-    survive(&m, "tcp.serve.prefill=fail@4,source.resume=fail@1-2,dest.resume=fail@2-3,"
+    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@4,source.resume=fail@1-2,dest.resume=fail@2-3,"
                 "tcp.serve.prefill=fail@12,source.resume=fail@7", 2);
     must(ff_failpoint_hits("source.resume") >= 6);
 }
@@ -344,7 +383,7 @@ static void strangers(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = strangers_come};
-    survive(&m, "tcp.serve.prefill=fail@9", 1);
+    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
     must(n_refused == 4);
 }
 
@@ -450,7 +489,7 @@ static void listen_elsewhere(struct move *m, bool source)
     if (source) { /* it knows the new address from its operator */
         for (unsigned ms = 0; !ff_dest_port(m->dest); ms++, usleep(1000))
             must(ms < 20000);
-        usleep(300000); /* in which the destination waits at its first address, and then elsewhere */
+        usleep(300000); /* it waits at its first address, and then elsewhere */
         a = loop_address(ff_dest_port(m->dest), "");
         must_ok(ff_source_resume(m->source, a, 20000, &err), err);
         ff_source_pause(m->source); /* the harness does it once more */
@@ -469,7 +508,7 @@ static void elsewhere(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = listen_elsewhere};
-    survive(&m, "tcp.serve.prefill=fail@9", 1);
+    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
 }
 
 /* Nobody comes; the guest is still the destination's, and the next try works */
@@ -494,7 +533,7 @@ static void limits(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = give_up_first};
-    survive(&m, "tcp.serve.prefill=fail@9", 1);
+    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
 }
 
 /* Cancelled while they wait: both waits end */
@@ -532,6 +571,7 @@ int main(int argc, char **argv)
         {"hugetlb in place", huge_in_place, 60},
         {"precopy=1, anonymous", precopy_anon, 30},
         {"precopy=1, memfd in place", precopy_memfd, 30},
+        {"random passes", random_passes, 120},
         {"a fault in flight", in_flight, 30},
         {"breaks while it resumes", while_resuming, 30},
         {"fifty breaks", fifty, 120},
