@@ -55,7 +55,7 @@ static void source_prefill(void)
 {
     static struct move m;
 
-    m = (struct move){.options = FINE ",prefill=pull", GUEST};
+    m = (struct move){.options = FINE ",prefill=pull"}; /* nobody else brings anything */
     survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.prefill=fail@7,"
                             "tcp.serve.prefill=fail@19,tcp.serve.prefill=fail@30", 4);
 }
@@ -81,9 +81,10 @@ static void push(void)
 {
     static struct move m;
 
-    m = (struct move){.options = FINE ",prefill=push", GUEST};
+    m = (struct move){.options = "chunk=64K,window=16,prefill=push", GUEST};
     survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,dest.prefill=fail@11,"
                             "tcp.serve.prefill=fail@21", 3);
+    must(atomic_load(&m.breaks_src) == 3); /* what the last link granted is not pushed */
 }
 
 /* --- memory of every kind --- */
