@@ -23,12 +23,14 @@
  *                                                      (run the guest)
  *              ff_source_wait_running() <-- RUNNING -- ff_dest_running()
  *              ff_source_wait_done()  <-- DONE --      ff_dest_wait_done()
+ *              [the link broke:
+ *               ff_source_resume()    -- resume -->     ff_dest_recover(), and wait again]
  *              ff_source_free()                        ff_dest_free()
  *
- * Threads      make the calls of one handle one after the other, from any thread. Call *_cancel()
- *              and *_stats() at any time from any thread.
+ * Threads      make the calls of one handle one after the other, from any thread. Call *_cancel(),
+ *              *_pause() and *_stats() at any time from any thread.
  * Invariants   After ff_source_go() the source must not run the guest again, whatever the call
- *              returned but -ETIME. A failure before that leaves the source free to resume. The
+ *              returned but -ETIME, until ff_source_resume() has returned -ETIME. A failure before that leaves the source free to resume. The
  *              destination must not run the guest before ff_dest_wait_go() has returned 0.
  * Failure      a function returns 0 or -errno, and fills the error if the caller gives one.
  */
