@@ -135,10 +135,13 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         return ff_error_set(err, EINVAL, "source: resume: nothing was let go of");
     if (s->given_link)
         return ff_error_set(err, ENOTSUP, "source: resume: only over a network");
+    int patience_ms = to.timeout_ms;
     to.link = s->verbs ? FF_LINK_VERBS : FF_LINK_TCP;
     s->paused_ns = 0; /* what limited the pause ended with GO */
     s->segments.grows = false;
     for (;;) {
+        int left_ms = (int)((end - FF_MIN(ff_now_ns(), end)) / 1000000u);
+        to.timeout_ms = FF_MIN(patience_ms, FF_MAX(left_ms, AGAIN_MS));
         drop_link(s);
         int rc = atomic_load(&s->cancelled) ? ff_error_set(&why, ECANCELED, "canceled")
                                             : come_back(s, &to, &why);

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "failpoint.h"
 #include "loop.h"
 
 #define LIMIT_S 20
@@ -45,6 +46,13 @@ void loop_skip(const char *fmt, ...)
     putchar('\n');
     fflush(stdout);
     _exit(77);
+}
+
+void loop_arm(const char *faults)
+{
+    struct ff_error err;
+
+    must_ok(ff_failpoints_arm(faults, &err), err);
 }
 
 bool wait_flag(const atomic_bool *flag, int limit_ms)

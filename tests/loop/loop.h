@@ -78,6 +78,9 @@ __attribute__((format(printf, 1, 2))) _Noreturn void loop_skip(const char *fmt, 
             loop_fail(__FILE__, __LINE__, "%s: %d: %s", #call, rc_, (err).text);            \
     } while (0)
 
+/* Arm these fault points (failpoint.h), before any thread starts */
+void loop_arm(const char *faults);
+
 /* Wait until *@flag, @limit_ms at most; false: it was not */
 bool wait_flag(const atomic_bool *flag, int limit_ms);
 
@@ -197,6 +200,10 @@ void move_run(struct move *m);
 
 /* Both sides of the move done, every byte right, the counts consistent; frees all */
 void move_must_succeed(struct move *m);
+
+/* Over tcp, with these fault points armed: the source loses its link at least @breaks times, and all
+ * is as move_must_succeed() has it */
+void move_must_survive(struct move *m, const char *faults, unsigned breaks);
 
 /* Frees what can be freed: touchers must have ended */
 void move_free(struct move *m);

@@ -411,3 +411,14 @@ void move_free(struct move *m)
     for (unsigned i = 0; i < m->n_regions; i++)
         ff_close_fd(&m->area[i].fd);
 }
+
+void move_must_survive(struct move *m, const char *faults, unsigned breaks)
+{
+    loop_arm(faults);
+    m->tcp = m->resumes = true;
+    move_run(m);
+    if (!m->src.rc && !m->dst.rc && atomic_load(&m->breaks_src) < breaks)
+        loop_fail(__FILE__, __LINE__, "%u breaks (want %u): %s", atomic_load(&m->breaks_src),
+                  breaks, faults);
+    move_must_succeed(m);
+}

@@ -2,7 +2,6 @@
  *
  * resume.c - links that break after GO: the guest waits, another link comes, no byte is wrong
  */
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +11,6 @@
 #include "failpoint.h"
 #include "loop.h"
 #include "platform.h"
-#include "wire.h"
 
 #define HUGE_PAGES 16
 #define CELLS_PER_PAGE ((2u << 20) / CELL)
@@ -28,25 +26,6 @@ static void setup(void)
     image_new(HUGE_PAGES / 2 * CELLS_PER_PAGE);
 }
 
-static void arm(const char *faults)
-{
-    struct ff_error err;
-
-    must_ok(ff_failpoints_arm(faults, &err), err);
-}
-
-/* A move in which each side loses its link at least @breaks times; all of it arrives */
-static void survive(struct move *m, const char *faults, unsigned breaks)
-{
-    arm(faults);
-    m->tcp = m->resumes = true;
-    move_run(m);
-    if (!m->src.rc && !m->dst.rc && atomic_load(&m->breaks_src) < breaks)
-        loop_fail(__FILE__, __LINE__, "%u breaks (want %u): %s", atomic_load(&m->breaks_src),
-                  breaks, faults);
-    move_must_succeed(m);
-}
-
 #define GUEST .touchers = 8, .writes = true, .touch_late = true
 
 /* --- at one pass of a failpoint after the other --- */
@@ -56,7 +35,7 @@ static void source_prefill(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull"}; /* nobody else brings anything */
-    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.prefill=fail@7,"
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.prefill=fail@7,"
                             "tcp.serve.prefill=fail@19,tcp.serve.prefill=fail@30", 4);
 }
 
@@ -65,7 +44,7 @@ static void dest_prefill(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST};
-    survive(&m, SLOW_FAULTS "dest.prefill=fail@2,dest.prefill=fail@9,dest.prefill=fail@23", 3);
+    move_must_survive(&m, SLOW_FAULTS "dest.prefill=fail@2,dest.prefill=fail@9,dest.prefill=fail@23", 3);
 }
 
 static void source_fault(void)
@@ -73,7 +52,7 @@ static void source_fault(void)
     static struct move m;
 
     m = (struct move){.options = FINE, GUEST};
-    survive(&m, SLOW_PREFILL ",tcp.serve.fault=fail@5,tcp.serve.fault=fail@17,"
+    move_must_survive(&m, SLOW_PREFILL ",tcp.serve.fault=fail@5,tcp.serve.fault=fail@17,"
                              "tcp.serve.fault=fail@60", 3);
 }
 
@@ -82,7 +61,7 @@ static void push(void)
     static struct move m;
 
     m = (struct move){.options = "chunk=64K,window=16,prefill=push", GUEST};
-    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,dest.prefill=fail@11,"
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,dest.prefill=fail@11,"
                             "tcp.serve.prefill=fail@21", 3);
     must(atomic_load(&m.breaks_src) == 3); /* what the last link granted is not pushed */
 }
@@ -94,7 +73,7 @@ static void every_landing(enum memory memory, const char *options)
     static struct move m;
 
     m = (struct move){.options = options, .memory = memory, GUEST};
-    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.fault=fail@4,dest.prefill=fail@7,"
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.fault=fail@4,dest.prefill=fail@7,"
                 "tcp.serve.prefill=fail@15", 3);
 }
 
@@ -119,7 +98,7 @@ static void thp_move(void)
 
     m = (struct move){.options = "prefill=pull,landing=move", .memory = MEM_ANON_THP, GUEST,
                       .n_regions = 1, .cells = {8 * CELLS_PER_PAGE}};
-    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
 }
 
 static void huge_move(const char *options)
@@ -130,7 +109,7 @@ static void huge_move(const char *options)
         loop_skip("%s", no_huge);
     m = (struct move){.options = options, .memory = MEM_HUGETLB, GUEST, .touches = 2000,
                       .n_regions = 1, .cells = {8 * CELLS_PER_PAGE}};
-    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
 }
 
 static void huge_copy(void)
@@ -170,7 +149,7 @@ static void after_pass(enum memory memory, const char *options)
     static struct move m;
 
     /* the pass itself takes 126 chunks */
-    arm(SLOW_FAULTS "tcp.serve.prefill=fail@130,tcp.serve.prefill=fail@141,tcp.serve.fault=fail@3");
+    loop_arm(SLOW_FAULTS "tcp.serve.prefill=fail@130,tcp.serve.prefill=fail@141,tcp.serve.fault=fail@3");
     m = (struct move){.tcp = true, .resumes = true, .options = options, .memory = memory, GUEST,
                       .hook = write_in_pass};
     move_run(&m);
@@ -223,7 +202,7 @@ static void random_passes(void)
                      points[(unsigned)rand_r(&seed) % FF_ARRAY_LEN(points)], at);
         }
         m = (struct move){.options = kinds[i % 4].options, .memory = kinds[i % 4].memory, GUEST};
-        survive(&m, faults, 0);
+        move_must_survive(&m, faults, 0);
         broken += atomic_load(&m.breaks_src);
     }
     printf("      %u breaks in %u moves\n", broken, ROUNDS);
@@ -263,7 +242,7 @@ static void in_flight(void)
 
     m = (struct move){.options = FINE ",prefill=pull", .hook = break_in_flight,
                       .broken = still_waits};
-    survive(&m, "tcp.serve.fault=delay:1000000@1,dest.prefill=delay:20000@1-20", 1);
+    move_must_survive(&m, "tcp.serve.fault=delay:1000000@1,dest.prefill=delay:20000@1-20", 1);
     must(wait_flag(&waits.ended, 1000)); /* all memory is here */
     pthread_join(waits.thread, NULL);
 }
@@ -275,9 +254,30 @@ static void while_resuming(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST};
-    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@4,source.resume=fail@1-2,dest.resume=fail@2-3,"
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@4,source.resume=fail@1-2,dest.resume=fail@2-3,"
                 "tcp.serve.prefill=fail@12,source.resume=fail@7", 2);
     must(ff_failpoint_hits("source.resume") >= 6);
+}
+
+/* --- without memory for what has come: it is kept, and tried again whatever the link does --- */
+
+static void short_of_memory(const char *options, enum memory memory)
+{
+    static struct move m;
+
+    m = (struct move){.options = options, .memory = memory, GUEST};
+    move_must_survive(&m, "dest.install=fail:12@20-60,tcp.serve.prefill=fail@4,tcp.serve.fault=fail@15", 1);
+    must(ff_failpoint_hits("dest.install") > 60);
+}
+
+static void memory_short(void)
+{
+    short_of_memory(FINE ",prefill=pull", MEM_ANON);
+}
+
+static void memory_short_in_place(void)
+{
+    short_of_memory(FINE ",prefill=pull,landing=continue", MEM_MEMFD);
 }
 
 /* --- many, at random moments --- */
@@ -326,235 +326,7 @@ static void fifty(void)
     /* each page takes a while, so that it is not over before the last break */
     m = (struct move){.options = FINE ",prefill=pull", GUEST, .touches = 100,
                       .hook = start_breaking};
-    survive(&m, "dest.prefill=delay:100000,dest.fault=delay:20000", BREAKS);
-}
-
-/* --- who comes back, and who does not --- */
-
-static unsigned n_refused;
-
-static void refused(struct move *m, const uint8_t *msg, int len, const char *says)
-{
-    struct ff_link_params p = {.host = "127.0.0.1", .timeout_ms = 15000};
-    char port[16], text[FF_WIRE_TEXT_MAX + 1];
-    uint8_t buf[FF_MSG_MAX];
-    struct ff_error err;
-    struct ff_link *l;
-
-    snprintf(port, sizeof(port), "%u", ff_dest_port(m->dest));
-    p.port = port;
-    must_ok(ff_tcp_connect(&p, -1, &l, &err), err);
-    must_ok(l->ops->send(l, msg, (uint32_t)len, &err), err);
-    len = l->ops->recv(l, buf, 15000, &err);
-    must(len > 0 && ff_wire_type(buf, (size_t)len, &err) == FF_MSG_REFUSE);
-    must_ok(ff_wire_get_refuse(buf, (size_t)len, text, &err), err);
-    if (!strstr(text, says))
-        loop_fail(__FILE__, __LINE__, "\"%s\" is not in: %s", says, text);
-    l->ops->free(l);
-    n_refused++;
-}
-
-static void strangers_come(struct move *m, bool source)
-{
-    static uint8_t buf[FF_MSG_MAX];
-    struct ff_wire_region r = {.name = "region0", .len_bytes = CELL, .psize = CELL};
-    struct ff_hello h = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 1,
-                         .regions = &r};
-    struct ff_resume again = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .epoch = 1};
-    char hex[FF_SESSION_TEXT];
-
-    if (!source)
-        return;
-    for (unsigned ms = 0; !ff_dest_port(m->dest); ms++, usleep(1000))
-        must(ms < 20000);
-    refused(m, buf, ff_wire_put_hello(buf, &h, NULL), "waits for its own source");
-    refused(m, buf, ff_wire_put_resume(buf, &again), "the session is not that");
-    ff_source_session(m->source, hex);
-    for (unsigned i = 0; i < FF_SESSION_LEN; i++) {
-        char byte[3] = {hex[2 * i], hex[2 * i + 1], '\0'};
-        again.session[i] = (uint8_t)strtoul(byte, NULL, 16);
-    }
-    refused(m, buf, ff_wire_put_resume(buf, &again), "not as it was in the move's HELLO");
-    again.version = again.oldest = FF_WIRE_VERSION + 1;
-    refused(m, buf, ff_wire_put_resume(buf, &again), "use the same Farfork release");
-}
-
-static void strangers(void)
-{
-    static struct move m;
-
-    m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = strangers_come};
-    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
-    must(n_refused == 4);
-}
-
-/* Who says RESUME to a destination that has no move, is told so */
-static void too_early(struct move *m, enum stage stage)
-{
-    static uint8_t buf[FF_MSG_MAX];
-    struct ff_resume again = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .epoch = 1};
-
-    if (stage == S_CONNECT)
-        refused(m, buf, ff_wire_put_resume(buf, &again), "no move here");
-}
-
-static void resume_too_early(void)
-{
-    static struct move m;
-
-    m = (struct move){.tcp = true, .hook = too_early};
-    move_run(&m);
-    move_must_succeed(&m);
-    must(n_refused == 1);
-}
-
-/* --- what the destination answers --- */
-
-/* GO is lost: the destination never runs the guest, and the source may */
-static void go_lost(const char *faults)
-{
-    static struct move m;
-
-    arm(faults);
-    m = (struct move){.tcp = true, .resumes = true, GUEST};
-    move_run(&m);
-    if (m.src.rc != -ETIME || m.dst.rc != -ESTALE || m.ran || m.went ||
-        !strstr(m.src.err.text, "never got GO"))
-        loop_fail(__FILE__, __LINE__, "source %d: %s; destination %d: %s", m.src.rc, m.src.err.text,
-                  m.dst.rc, m.dst.err.text);
-}
-
-static void not_started(void)
-{
-    go_lost("source.gone=fail");
-}
-
-/* The source forgets the answer: it is the same when it asks again */
-static void not_started_twice(void)
-{
-    go_lost("source.gone=fail,source.resume=fail@1-2");
-}
-
-/* GO is read as the link goes: it is the destination's guest */
-static void go_then_break(struct move *m, enum stage stage)
-{
-    if (stage != D_GO)
-        return;
-    for (unsigned ms = 0; atomic_load(&m->stage_src) < S_RUNNING; ms++, usleep(1000))
-        must(ms < 20000);
-    ff_source_pause(m->source);
-}
-
-static void go_read(void)
-{
-    static struct move m;
-
-    m = (struct move){.options = FINE ",prefill=pull", GUEST,
-                      .hook = go_then_break};
-    survive(&m, "source.done=delay:0", 1);
-}
-
-static void before_running(struct move *m, enum stage stage)
-{
-    if (stage == D_RUNNING)
-        ff_dest_pause(m->dest);
-}
-
-static void running_lost(void)
-{
-    static struct move m;
-
-    m = (struct move){.options = FINE ",prefill=push", GUEST,
-                      .hook = before_running};
-    survive(&m, "source.done=delay:0", 1);
-    must(atomic_load(&m.breaks_dst));
-}
-
-/* DONE is lost: the destination is complete, and says so to a source that asks */
-static void done_lost(void)
-{
-    static struct move m;
-
-    m = (struct move){.options = FINE, GUEST};
-    survive(&m, "source.done=fail@1,source.resume=fail@1", 1);
-    must(!atomic_load(&m.breaks_dst)); /* it was complete by then */
-}
-
-/* --- other addresses, limits, the end --- */
-
-static void listen_elsewhere(struct move *m, bool source)
-{
-    struct ff_address *a;
-    struct ff_error err;
-
-    if (source) { /* it knows the new address from its operator */
-        for (unsigned ms = 0; !ff_dest_port(m->dest); ms++, usleep(1000))
-            must(ms < 20000);
-        usleep(300000); /* it waits at its first address, and then elsewhere */
-        a = loop_address(ff_dest_port(m->dest), "");
-        must_ok(ff_source_resume(m->source, a, 20000, &err), err);
-        ff_source_pause(m->source); /* the harness does it once more */
-        ff_address_free(a);
-        return;
-    }
-    if (atomic_load(&m->breaks_dst) > 1)
-        return;
-    a = loop_address(0, "");
-    must_ok(ff_dest_listen(m->dest, a, &err), err);
-    ff_address_free(a);
-}
-
-static void elsewhere(void)
-{
-    static struct move m;
-
-    m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = listen_elsewhere};
-    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
-}
-
-/* Nobody comes; the guest is still the destination's, and the next try works */
-static void give_up_first(struct move *m, bool source)
-{
-    struct ff_error err;
-
-    if (source) { /* nobody listens there */
-        struct ff_address *a = loop_address(1, "");
-        must(ff_source_resume(m->source, a, 300, &err) == -ETIMEDOUT && *err.text);
-        ff_address_free(a);
-        must(ff_source_wait_done(m->source, &err) == -ENOTCONN);
-        usleep(300000);
-        return;
-    }
-    must(ff_dest_recover(m->dest, 1, &err) == -ETIMEDOUT);
-    must(ff_dest_wait_done(m->dest, &err) < 0);
-}
-
-static void limits(void)
-{
-    static struct move m;
-
-    m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = give_up_first};
-    survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
-}
-
-/* Cancelled while they wait: both waits end */
-static void cancel_both(struct move *m, bool source)
-{
-    if (source)
-        move_cancel_source(m);
-    else
-        ff_dest_cancel(m->dest);
-}
-
-static void cancelled(void)
-{
-    static struct move m;
-
-    arm("tcp.serve.prefill=fail@9");
-    m = (struct move){.tcp = true, .resumes = true, .options = FINE ",prefill=pull",
-                      .broken = cancel_both};
-    move_run(&m);
-    must(m.ran && m.src.rc == -ECANCELED && m.dst.rc == -ECANCELED);
+    move_must_survive(&m, "dest.prefill=delay:100000,dest.fault=delay:20000", BREAKS);
 }
 
 int main(int argc, char **argv)
@@ -575,24 +347,15 @@ int main(int argc, char **argv)
         {"random passes", random_passes, 120},
         {"a fault in flight", in_flight, 30},
         {"breaks while it resumes", while_resuming, 30},
+        {"memory is short", memory_short, 60},
+        {"memory is short in place", memory_short_in_place, 60},
         {"fifty breaks", fifty, 120},
-        {"strangers", strangers, 30},
-        {"RESUME of no move", resume_too_early, 0},
-        {"GO lost: NOT-STARTED", not_started, 0},
-        {"NOT-STARTED, asked twice", not_started_twice, 30},
-        {"GO read: RUNNING", go_read, 30},
-        {"RUNNING lost", running_lost, 30},
-        {"DONE lost: COMPLETE", done_lost, 30},
-        {"another address", elsewhere, 30},
-        {"nobody comes at first", limits, 30},
-        {"cancelled", cancelled, 0},
     };
 
     signal(SIGINT, pl_on_signal); /* these give the pages back */
     signal(SIGTERM, pl_on_signal);
-    no_huge = getenv("FARFORK_NO_HUGE") ? "told so" : pl_huge_reserve(HUGE_PAGES);
+    no_huge = pl_huge_reserve(HUGE_PAGES);
     int rc = loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
-    if (!getenv("FARFORK_NO_HUGE"))
-        pl_huge_restore();
+    pl_huge_restore();
     return rc;
 }

@@ -1,0 +1,268 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * resume_answers.c - a source that comes back after a break: who is heard, what is answered, where,
+ *                    and how long both wait
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "failpoint.h"
+#include "loop.h"
+#include "wire.h"
+
+#define FINE "chunk=64K,window=1"
+#define SLOW_FAULTS "dest.fault=delay:2000," /* prefill is to break, not to come too late */
+#define GUEST .touchers = 8, .writes = true, .touch_late = true
+
+static void setup(void)
+{
+    image_new(4000);
+}
+
+/* --- who comes back, and who does not --- */
+
+static unsigned n_refused;
+
+static void refused(struct move *m, const uint8_t *msg, int len, const char *says)
+{
+    struct ff_link_params p = {.host = "127.0.0.1", .timeout_ms = 15000};
+    char port[16], text[FF_WIRE_TEXT_MAX + 1];
+    uint8_t buf[FF_MSG_MAX];
+    struct ff_error err;
+    struct ff_link *l;
+
+    snprintf(port, sizeof(port), "%u", ff_dest_port(m->dest));
+    p.port = port;
+    must_ok(ff_tcp_connect(&p, -1, &l, &err), err);
+    must_ok(l->ops->send(l, msg, (uint32_t)len, &err), err);
+    len = l->ops->recv(l, buf, 15000, &err);
+    must(len > 0 && ff_wire_type(buf, (size_t)len, &err) == FF_MSG_REFUSE);
+    must_ok(ff_wire_get_refuse(buf, (size_t)len, text, &err), err);
+    if (!strstr(text, says))
+        loop_fail(__FILE__, __LINE__, "\"%s\" is not in: %s", says, text);
+    l->ops->free(l);
+    n_refused++;
+}
+
+static void strangers_come(struct move *m, bool source)
+{
+    static uint8_t buf[FF_MSG_MAX];
+    struct ff_wire_region r = {.name = "region0", .len_bytes = CELL, .psize = CELL};
+    struct ff_hello h = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 1,
+                         .regions = &r};
+    struct ff_resume again = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .epoch = 1};
+    char hex[FF_SESSION_TEXT];
+
+    if (!source)
+        return;
+    for (unsigned ms = 0; !ff_dest_port(m->dest); ms++, usleep(1000))
+        must(ms < 20000);
+    refused(m, buf, ff_wire_put_hello(buf, &h, NULL), "waits for its own source");
+    refused(m, buf, ff_wire_put_resume(buf, &again), "the session is not that");
+    ff_source_session(m->source, hex);
+    for (unsigned i = 0; i < FF_SESSION_LEN; i++) {
+        char byte[3] = {hex[2 * i], hex[2 * i + 1], '\0'};
+        again.session[i] = (uint8_t)strtoul(byte, NULL, 16);
+    }
+    refused(m, buf, ff_wire_put_resume(buf, &again), "not as it was in the move's HELLO");
+    again.version = again.oldest = FF_WIRE_VERSION + 1;
+    refused(m, buf, ff_wire_put_resume(buf, &again), "use the same Farfork release");
+}
+
+static void strangers(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = strangers_come};
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
+    must(n_refused == 4);
+}
+
+/* Who says RESUME to a destination that has no move, is told so */
+static void too_early(struct move *m, enum stage stage)
+{
+    static uint8_t buf[FF_MSG_MAX];
+    struct ff_resume again = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .epoch = 1};
+
+    if (stage == S_CONNECT)
+        refused(m, buf, ff_wire_put_resume(buf, &again), "no move here");
+}
+
+static void resume_too_early(void)
+{
+    static struct move m;
+
+    m = (struct move){.tcp = true, .hook = too_early};
+    move_run(&m);
+    move_must_succeed(&m);
+    must(n_refused == 1);
+}
+
+/* --- what the destination answers --- */
+
+/* GO is lost: the destination never runs the guest, and the source may */
+static void go_lost(const char *faults)
+{
+    static struct move m;
+
+    loop_arm(faults);
+    m = (struct move){.tcp = true, .resumes = true, GUEST};
+    move_run(&m);
+    if (m.src.rc != -ETIME || m.dst.rc != -ESTALE || m.ran || m.went ||
+        !strstr(m.src.err.text, "never got GO"))
+        loop_fail(__FILE__, __LINE__, "source %d: %s; destination %d: %s", m.src.rc, m.src.err.text,
+                  m.dst.rc, m.dst.err.text);
+}
+
+static void not_started(void)
+{
+    go_lost("source.gone=fail");
+}
+
+/* The source forgets the answer: it is the same when it asks again */
+static void not_started_twice(void)
+{
+    go_lost("source.gone=fail,source.resume=fail@1-2");
+}
+
+/* GO is read as the link goes: it is the destination's guest */
+static void go_then_break(struct move *m, enum stage stage)
+{
+    if (stage != D_GO)
+        return;
+    for (unsigned ms = 0; atomic_load(&m->stage_src) < S_RUNNING; ms++, usleep(1000))
+        must(ms < 20000);
+    ff_source_pause(m->source);
+}
+
+static void go_read(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE ",prefill=pull", GUEST,
+                      .hook = go_then_break};
+    move_must_survive(&m, "source.done=delay:0", 1);
+}
+
+static void before_running(struct move *m, enum stage stage)
+{
+    if (stage == D_RUNNING)
+        ff_dest_pause(m->dest);
+}
+
+static void running_lost(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE ",prefill=push", GUEST,
+                      .hook = before_running};
+    move_must_survive(&m, "source.done=delay:0", 1);
+    must(atomic_load(&m.breaks_dst));
+}
+
+/* DONE is lost: the destination is complete, and says so to a source that asks */
+static void done_lost(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE, GUEST};
+    move_must_survive(&m, "source.done=fail@1,source.resume=fail@1", 1);
+    must(!atomic_load(&m.breaks_dst)); /* it was complete by then */
+}
+
+/* --- other addresses, limits, the end --- */
+
+static void listen_elsewhere(struct move *m, bool source)
+{
+    struct ff_address *a;
+    struct ff_error err;
+
+    if (source) { /* it knows the new address from its operator */
+        for (unsigned ms = 0; !ff_dest_port(m->dest); ms++, usleep(1000))
+            must(ms < 20000);
+        usleep(300000); /* it waits at its first address, and then elsewhere */
+        a = loop_address(ff_dest_port(m->dest), "");
+        must_ok(ff_source_resume(m->source, a, 20000, &err), err);
+        ff_source_pause(m->source); /* the harness does it once more */
+        ff_address_free(a);
+        return;
+    }
+    if (atomic_load(&m->breaks_dst) > 1)
+        return;
+    a = loop_address(0, "");
+    must_ok(ff_dest_listen(m->dest, a, &err), err);
+    ff_address_free(a);
+}
+
+static void elsewhere(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = listen_elsewhere};
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
+}
+
+/* Nobody comes; the guest is still the destination's, and the next try works */
+static void give_up_first(struct move *m, bool source)
+{
+    struct ff_error err;
+
+    if (source) { /* nobody listens there */
+        struct ff_address *a = loop_address(1, "");
+        must(ff_source_resume(m->source, a, 300, &err) == -ETIMEDOUT && *err.text);
+        ff_address_free(a);
+        must(ff_source_wait_done(m->source, &err) == -ENOTCONN);
+        usleep(300000);
+        return;
+    }
+    must(ff_dest_recover(m->dest, 1, &err) == -ETIMEDOUT);
+    must(ff_dest_wait_done(m->dest, &err) < 0);
+}
+
+static void limits(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = give_up_first};
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
+}
+
+/* Cancelled while they wait: both waits end */
+static void cancel_both(struct move *m, bool source)
+{
+    if (source)
+        move_cancel_source(m);
+    else
+        ff_dest_cancel(m->dest);
+}
+
+static void cancelled(void)
+{
+    static struct move m;
+
+    loop_arm("tcp.serve.prefill=fail@9");
+    m = (struct move){.tcp = true, .resumes = true, .options = FINE ",prefill=pull",
+                      .broken = cancel_both};
+    move_run(&m);
+    must(m.ran && m.src.rc == -ECANCELED && m.dst.rc == -ECANCELED);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct loop_test tests[] = {
+        {"strangers", strangers, 30},
+        {"RESUME of no move", resume_too_early, 0},
+        {"GO lost: NOT-STARTED", not_started, 0},
+        {"NOT-STARTED, asked twice", not_started_twice, 30},
+        {"GO read: RUNNING", go_read, 30},
+        {"RUNNING lost", running_lost, 30},
+        {"DONE lost: COMPLETE", done_lost, 30},
+        {"another address", elsewhere, 30},
+        {"nobody comes at first", limits, 30},
+        {"cancelled", cancelled, 0},
+    };
+    return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
+}
