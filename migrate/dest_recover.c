@@ -117,13 +117,13 @@ static int recv_publish(struct ff_dest *d, struct ff_error *why)
         return rc;
     if (pub->segment_bytes != d->publish.segment_bytes || pub->n_keys != d->n_keys ||
         memcmp(pub->addr, d->publish.addr, d->peer.n_regions * sizeof(pub->addr[0])))
-        return ff_error_set(why, EPROTO, "resume: the image is not the one of the move: %u keys of "
+        return ff_error_set(why, EPROTO,
+                            "resume: the image is not the one of the move: %u keys of "
                             "0x%llx bytes (want %u of 0x%llx, and the same addresses)",
                             pub->n_keys, (unsigned long long)pub->segment_bytes, d->n_keys,
                             (unsigned long long)d->publish.segment_bytes);
-    rc = d->pager.mode == FF_PREFILL_PUSH
-             ? ff_pager_check_push(&d->pager, pub->push_bytes, why)
-             : 0;
+    rc =
+        d->pager.mode == FF_PREFILL_PUSH ? ff_pager_check_push(&d->pager, pub->push_bytes, why) : 0;
     return rc ? rc : dest_recv_keys(d, pub->n_keys, why);
 }
 
@@ -189,7 +189,8 @@ static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *
             rc = answer(d, &why);
         if (rc != -EAGAIN)
             break;
-        ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for the source", why.text);
+        ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for the source",
+               why.text);
         dest_set_link(d, NULL);
     }
     dest_drop_waiting(&w);

@@ -20,7 +20,7 @@ struct transfer {
     uint32_t lkey;
     unsigned buffer;
     bool busy, in_place; /* in place: the claims are taken, and there is no buffer */
-    bool due; /* busy, but not posted: the queue was full, or the link that had it broke */
+    bool due;  /* busy, but not posted: the queue was full, or the link that had it broke */
     bool pool; /* read into pages of the pool, which are moved in */
     uint8_t zero[FF_GRANULES_MAX / 8];
 };
@@ -32,14 +32,14 @@ struct ff_prefill_engine {
     unsigned access; /* of it */
     uint32_t buffer_bytes;
     unsigned window, n_busy;
-    unsigned users[BUFFERS_MAX]; /* of each buffer: transfers, and the cut */
+    unsigned users[BUFFERS_MAX];                    /* of each buffer: transfers, and the cut */
     struct transfer transfer[BUFFERS_MAX + PLACES]; /* first those with a buffer */
     struct ff_chunks chunks;
     uint64_t last_progress_ns;
     struct ff_pager_region *cut; /* what is left of the chunk that is being cut; NULL: none */
     uint64_t cut_from, cut_first, cut_end; /* the chunk; what of it is left */
-    int cut_buffer; /* -1: none yet */
-    struct ff_grant grant[BUFFERS_MAX]; /* to be sent */
+    int cut_buffer;                        /* -1: none yet */
+    struct ff_grant grant[BUFFERS_MAX];    /* to be sent */
     unsigned n_grants;
     unsigned n_due;
     struct ff_wc kept[BUFFERS_MAX + PLACES]; /* what came while there was no memory */

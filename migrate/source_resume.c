@@ -112,8 +112,8 @@ static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_
 /* Of what was tried: will another try end otherwise? */
 static bool may_pass(int rc)
 {
-    static const int final[] = {ETIME, ECANCELED, EREMOTEIO, EPROTO, EPROTONOSUPPORT, EINVAL,
-                                ENOTSUP};
+    static const int final[] = {ETIME,           ECANCELED, EREMOTEIO, EPROTO,
+                                EPROTONOSUPPORT, EINVAL,    ENOTSUP};
 
     for (unsigned i = 0; i < FF_ARRAY_LEN(final); i++)
         if (rc == -final[i])
@@ -150,7 +150,7 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
             continue;
         if (rc && may_pass(rc))
             rc = late ? -ETIMEDOUT : -ECANCELED;
-        return !rc           ? 0
+        return !rc            ? 0
                : rc == -ETIME ? ff_error_set(err, ETIME, "%s", why.text)
                               : ff_error_set(err, -rc, "source: resume: %s", why.text);
     }

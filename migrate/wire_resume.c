@@ -36,7 +36,8 @@ int ff_wire_get_resume(const uint8_t *msg, size_t len, struct ff_resume *r, stru
         return rc;
     if (magic != FF_WIRE_MAGIC)
         return ff_error_set(
-            err, EPROTO, "wire: read RESUME: not a Farfork source (magic 0x%016llx, want 0x%016llx)",
+            err, EPROTO,
+            "wire: read RESUME: not a Farfork source (magic 0x%016llx, want 0x%016llx)",
             (unsigned long long)magic, FF_WIRE_MAGIC);
     rc = ff_wire_check_version("RESUME", r->oldest, r->version, err);
     if (!rc && !r->epoch)

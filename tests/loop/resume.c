@@ -35,8 +35,10 @@ static void source_prefill(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull"}; /* nobody else brings anything */
-    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.prefill=fail@7,"
-                            "tcp.serve.prefill=fail@19,tcp.serve.prefill=fail@30", 4);
+    move_must_survive(&m,
+                      SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.prefill=fail@7,"
+                                  "tcp.serve.prefill=fail@19,tcp.serve.prefill=fail@30",
+                      4);
 }
 
 static void dest_prefill(void)
@@ -44,7 +46,8 @@ static void dest_prefill(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST};
-    move_must_survive(&m, SLOW_FAULTS "dest.prefill=fail@2,dest.prefill=fail@9,dest.prefill=fail@23", 3);
+    move_must_survive(
+        &m, SLOW_FAULTS "dest.prefill=fail@2,dest.prefill=fail@9,dest.prefill=fail@23", 3);
 }
 
 static void source_fault(void)
@@ -52,8 +55,10 @@ static void source_fault(void)
     static struct move m;
 
     m = (struct move){.options = FINE, GUEST};
-    move_must_survive(&m, SLOW_PREFILL ",tcp.serve.fault=fail@5,tcp.serve.fault=fail@17,"
-                             "tcp.serve.fault=fail@60", 3);
+    move_must_survive(&m,
+                      SLOW_PREFILL ",tcp.serve.fault=fail@5,tcp.serve.fault=fail@17,"
+                                   "tcp.serve.fault=fail@60",
+                      3);
 }
 
 static void push(void)
@@ -61,8 +66,10 @@ static void push(void)
     static struct move m;
 
     m = (struct move){.options = "chunk=64K,window=16,prefill=push", GUEST};
-    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,dest.prefill=fail@11,"
-                            "tcp.serve.prefill=fail@21", 3);
+    move_must_survive(&m,
+                      SLOW_FAULTS "tcp.serve.prefill=fail@3,dest.prefill=fail@11,"
+                                  "tcp.serve.prefill=fail@21",
+                      3);
     must(atomic_load(&m.breaks_src) == 3); /* what the last link granted is not pushed */
 }
 
@@ -73,8 +80,10 @@ static void every_landing(enum memory memory, const char *options)
     static struct move m;
 
     m = (struct move){.options = options, .memory = memory, GUEST};
-    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.fault=fail@4,dest.prefill=fail@7,"
-                "tcp.serve.prefill=fail@15", 3);
+    move_must_survive(&m,
+                      SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.fault=fail@4,"
+                                  "dest.prefill=fail@7,tcp.serve.prefill=fail@15",
+                      3);
 }
 
 static void memfd_copy(void)
@@ -96,8 +105,11 @@ static void thp_move(void)
 {
     static struct move m;
 
-    m = (struct move){.options = "prefill=pull,landing=move", .memory = MEM_ANON_THP, GUEST,
-                      .n_regions = 1, .cells = {8 * CELLS_PER_PAGE}};
+    m = (struct move){.options = "prefill=pull,landing=move",
+                      .memory = MEM_ANON_THP,
+                      GUEST,
+                      .n_regions = 1,
+                      .cells = {8 * CELLS_PER_PAGE}};
     move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
 }
 
@@ -107,8 +119,12 @@ static void huge_move(const char *options)
 
     if (no_huge)
         loop_skip("%s", no_huge);
-    m = (struct move){.options = options, .memory = MEM_HUGETLB, GUEST, .touches = 2000,
-                      .n_regions = 1, .cells = {8 * CELLS_PER_PAGE}};
+    m = (struct move){.options = options,
+                      .memory = MEM_HUGETLB,
+                      GUEST,
+                      .touches = 2000,
+                      .n_regions = 1,
+                      .cells = {8 * CELLS_PER_PAGE}};
     move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@2,tcp.serve.prefill=fail@4", 2);
 }
 
@@ -149,8 +165,13 @@ static void after_pass(enum memory memory, const char *options)
     static struct move m;
 
     /* the pass itself takes 126 chunks */
-    loop_arm(SLOW_FAULTS "tcp.serve.prefill=fail@130,tcp.serve.prefill=fail@141,tcp.serve.fault=fail@3");
-    m = (struct move){.tcp = true, .resumes = true, .options = options, .memory = memory, GUEST,
+    loop_arm(SLOW_FAULTS "tcp.serve.prefill=fail@130,tcp.serve.prefill=fail@141,"
+                         "tcp.serve.fault=fail@3");
+    m = (struct move){.tcp = true,
+                      .resumes = true,
+                      .options = options,
+                      .memory = memory,
+                      GUEST,
                       .hook = write_in_pass};
     move_run(&m);
     if (m.src.rc || m.dst.rc || atomic_load(&m.breaks_src) < 2)
@@ -240,8 +261,8 @@ static void in_flight(void)
 {
     static struct move m;
 
-    m = (struct move){.options = FINE ",prefill=pull", .hook = break_in_flight,
-                      .broken = still_waits};
+    m = (struct move){
+        .options = FINE ",prefill=pull", .hook = break_in_flight, .broken = still_waits};
     move_must_survive(&m, "tcp.serve.fault=delay:1000000@1,dest.prefill=delay:20000@1-20", 1);
     must(wait_flag(&waits.ended, 1000)); /* all memory is here */
     pthread_join(waits.thread, NULL);
@@ -254,8 +275,11 @@ static void while_resuming(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST};
-    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@4,source.resume=fail@1-2,dest.resume=fail@2-3,"
-                "tcp.serve.prefill=fail@12,source.resume=fail@7", 2);
+    move_must_survive(&m,
+                      SLOW_FAULTS
+                      "tcp.serve.prefill=fail@4,source.resume=fail@1-2,dest.resume=fail@2-3,"
+                      "tcp.serve.prefill=fail@12,source.resume=fail@7",
+                      2);
     must(ff_failpoint_hits("source.resume") >= 6);
 }
 
@@ -266,7 +290,8 @@ static void short_of_memory(const char *options, enum memory memory)
     static struct move m;
 
     m = (struct move){.options = options, .memory = memory, GUEST};
-    move_must_survive(&m, "dest.install=fail:12@20-60,tcp.serve.prefill=fail@4,tcp.serve.fault=fail@15", 1);
+    move_must_survive(
+        &m, "dest.install=fail:12@20-60,tcp.serve.prefill=fail@4,tcp.serve.fault=fail@15", 1);
     must(ff_failpoint_hits("dest.install") > 60);
 }
 
@@ -324,8 +349,8 @@ static void fifty(void)
     static struct move m;
 
     /* each page takes a while, so that it is not over before the last break */
-    m = (struct move){.options = FINE ",prefill=pull", GUEST, .touches = 100,
-                      .hook = start_breaking};
+    m = (struct move){
+        .options = FINE ",prefill=pull", GUEST, .touches = 100, .hook = start_breaking};
     move_must_survive(&m, "dest.prefill=delay:100000,dest.fault=delay:20000", BREAKS);
 }
 

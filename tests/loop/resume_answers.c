@@ -51,8 +51,8 @@ static void strangers_come(struct move *m, bool source)
 {
     static uint8_t buf[FF_MSG_MAX];
     struct ff_wire_region r = {.name = "region0", .len_bytes = CELL, .psize = CELL};
-    struct ff_hello h = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 1,
-                         .regions = &r};
+    struct ff_hello h = {
+        .version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 1, .regions = &r};
     struct ff_resume again = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .epoch = 1};
     char hex[FF_SESSION_TEXT];
 
@@ -142,8 +142,7 @@ static void go_read(void)
 {
     static struct move m;
 
-    m = (struct move){.options = FINE ",prefill=pull", GUEST,
-                      .hook = go_then_break};
+    m = (struct move){.options = FINE ",prefill=pull", GUEST, .hook = go_then_break};
     move_must_survive(&m, "source.done=delay:0", 1);
 }
 
@@ -157,8 +156,7 @@ static void running_lost(void)
 {
     static struct move m;
 
-    m = (struct move){.options = FINE ",prefill=push", GUEST,
-                      .hook = before_running};
+    m = (struct move){.options = FINE ",prefill=push", GUEST, .hook = before_running};
     move_must_survive(&m, "source.done=delay:0", 1);
     must(atomic_load(&m.breaks_dst));
 }
@@ -244,8 +242,8 @@ static void cancelled(void)
     static struct move m;
 
     loop_arm("tcp.serve.prefill=fail@9");
-    m = (struct move){.tcp = true, .resumes = true, .options = FINE ",prefill=pull",
-                      .broken = cancel_both};
+    m = (struct move){
+        .tcp = true, .resumes = true, .options = FINE ",prefill=pull", .broken = cancel_both};
     move_run(&m);
     must(m.ran && m.src.rc == -ECANCELED && m.dst.rc == -ECANCELED);
 }

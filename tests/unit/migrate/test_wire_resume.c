@@ -9,8 +9,10 @@
 
 static uint8_t buf[FF_MSG_MAX];
 
-static const struct ff_resume good = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION,
-                                      .session = "0123456789abcde", .epoch = 7,
+static const struct ff_resume good = {.version = FF_WIRE_VERSION,
+                                      .oldest = FF_WIRE_VERSION,
+                                      .session = "0123456789abcde",
+                                      .epoch = 7,
                                       .digest = 0x0123456789abcdefull};
 
 static void must_refuse(struct ff_resume r, int code, const char *says)
@@ -85,7 +87,8 @@ static void test_answers(void **state)
 static void test_digest(void **state)
 {
     struct ff_wire_region a[2] = {{.name = "a", .len_bytes = 4096, .psize = 4096},
-                                  {.name = "b", .len_bytes = 8192, .psize = 4096}}, b[2];
+                                  {.name = "b", .len_bytes = 8192, .psize = 4096}},
+                          b[2];
     struct ff_hello h = {.n_regions = 2, .config = "pc", .regions = a};
     uint64_t is = ff_hello_digest(&h);
     (void)state;
