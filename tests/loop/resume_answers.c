@@ -26,18 +26,27 @@ static void setup(void)
 
 static unsigned n_refused;
 
-static void refused(struct move *m, const uint8_t *msg, int len, const char *says)
+static struct ff_link *say(struct move *m, const uint8_t *msg, int len)
 {
     struct ff_link_params p = {.host = "127.0.0.1", .timeout_ms = 15000};
-    char port[16], text[FF_WIRE_TEXT_MAX + 1];
-    uint8_t buf[FF_MSG_MAX];
     struct ff_error err;
     struct ff_link *l;
+    char port[16];
 
     snprintf(port, sizeof(port), "%u", ff_dest_port(m->dest));
     p.port = port;
     must_ok(ff_tcp_connect(&p, -1, &l, &err), err);
     must_ok(l->ops->send(l, msg, (uint32_t)len, &err), err);
+    return l;
+}
+
+static void refused(struct move *m, const uint8_t *msg, int len, const char *says)
+{
+    struct ff_link *l = say(m, msg, len);
+    char text[FF_WIRE_TEXT_MAX + 1];
+    uint8_t buf[FF_MSG_MAX];
+    struct ff_error err;
+
     len = l->ops->recv(l, buf, 15000, &err);
     must(len > 0 && ff_wire_type(buf, (size_t)len, &err) == FF_MSG_REFUSE);
     must_ok(ff_wire_get_refuse(buf, (size_t)len, text, &err), err);
@@ -47,9 +56,32 @@ static void refused(struct move *m, const uint8_t *msg, int len, const char *say
     n_refused++;
 }
 
+/* It has all that the move's source has, and offers other memory */
+static void other_image(struct move *m, const struct ff_resume *again)
+{
+    static struct ff_publish pub = {.segment_bytes = FF_WIRE_SEGMENT_MIN, .n_keys = 1};
+    static uint8_t buf[FF_MSG_MAX];
+    struct ff_welcome w;
+    struct ff_error err;
+
+    struct ff_link *l = say(m, buf, ff_wire_put_resume(buf, again));
+    int len = l->ops->recv(l, buf, 15000, &err);
+    must(len > 0 && ff_wire_type(buf, (size_t)len, &err) == FF_MSG_WELCOME);
+    must_ok(ff_wire_get_welcome(buf, (size_t)len, &w, &err), err);
+    must(w.answer == FF_ANSWER_RUNNING && w.epoch == 2);
+    must(memcmp(w.session, again->session, sizeof(w.session))); /* of its queues alone */
+    must_ok(l->ops->open_queues(l, w.session, 15000, &err), err);
+    len = ff_wire_put_publish(buf, &pub, m->n_regions);
+    must_ok(l->ops->send(l, buf, (uint32_t)len, &err), err);
+    must(l->ops->recv(l, buf, 15000, &err) < 0 && err.code != ETIMEDOUT);
+    l->ops->free(l);
+}
+
 static void strangers_come(struct move *m, bool source)
 {
     static uint8_t buf[FF_MSG_MAX];
+    struct ff_wire_region table[REGIONS_MAX];
+    struct ff_hello own = {.n_regions = (uint16_t)m->n_regions, .config = "test", .regions = table};
     struct ff_wire_region r = {.name = "region0", .len_bytes = CELL, .psize = CELL};
     struct ff_hello h = {
         .version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 1, .regions = &r};
@@ -68,8 +100,18 @@ static void strangers_come(struct move *m, bool source)
         again.session[i] = (uint8_t)strtoul(byte, NULL, 16);
     }
     refused(m, buf, ff_wire_put_resume(buf, &again), "not as it was in the move's HELLO");
+    for (unsigned i = 0; i < m->n_regions; i++) {
+        table[i] = (struct ff_wire_region){.len_bytes = m->area[i].len_bytes, .psize = CELL};
+        snprintf(table[i].name, sizeof(table[i].name), "region%u", i);
+    }
+    again.digest = ff_hello_digest(&own);
+    again.epoch = 2;
+    refused(m, buf, ff_wire_put_resume(buf, &again), "epoch 2 (there was none after 1)");
     again.version = again.oldest = FF_WIRE_VERSION + 1;
     refused(m, buf, ff_wire_put_resume(buf, &again), "use the same Farfork release");
+    again.version = again.oldest = FF_WIRE_VERSION;
+    again.epoch = 1;
+    other_image(m, &again);
 }
 
 static void strangers(void)
@@ -78,7 +120,7 @@ static void strangers(void)
 
     m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = strangers_come};
     move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
-    must(n_refused == 4);
+    must(n_refused == 5);
 }
 
 /* Who says RESUME to a destination that has no move, is told so */
