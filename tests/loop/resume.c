@@ -81,8 +81,8 @@ static void every_landing(enum memory memory, const char *options)
 
     m = (struct move){.options = options, .memory = memory, GUEST};
     move_must_survive(&m,
-                      SLOW_FAULTS "tcp.serve.prefill=fail@3,tcp.serve.fault=fail@4,"
-                                  "dest.prefill=fail@7,tcp.serve.prefill=fail@15",
+                      SLOW_FAULTS "dest.prefill=fail@3,dest.prefill=fail@9,dest.prefill=fail@17,"
+                                  "tcp.serve.prefill=fail@6,tcp.serve.fault=fail@4",
                       3);
 }
 
@@ -368,8 +368,8 @@ int main(int argc, char **argv)
         {"thp moved", thp_move, 30},
         {"hugetlb copied", huge_copy, 60},
         {"hugetlb in place", huge_in_place, 60},
-        {"precopy=1, anonymous", precopy_anon, 30},
-        {"precopy=1, memfd in place", precopy_memfd, 30},
+        {"precopy=1, copied", precopy_anon, 30},
+        {"precopy=1, in place", precopy_memfd, 30},
         {"random passes", random_passes, 120},
         {"a fault in flight", in_flight, 30},
         {"breaks while it resumes", while_resuming, 30},
