@@ -15,7 +15,9 @@
  *
  * Invariants   Only NOT-STARTED, read over a link that this side opened to its session, lets the
  *              guest go on here. No silence does, and no time limit.
- * Limits       AGAIN_MS between two tries; the caller's limit for all of them.
+ * Limits       AGAIN_MIN_MS, then twice as long each time, up to AGAIN_MAX_MS between two tries: a
+ *              destination that notices the break a moment later is not waited for longer. The
+ *              caller's limit holds for all of them.
  */
 #include <errno.h>
 #include <poll.h>
@@ -27,7 +29,8 @@
 #include "log.h"
 #include "source_private.h"
 
-#define AGAIN_MS 100
+#define AGAIN_MIN_MS 5
+#define AGAIN_MAX_MS 200
 
 static void drop_link(struct ff_source *s)
 {
@@ -135,19 +138,21 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         return ff_error_set(err, EINVAL, "source: resume: nothing was let go of");
     if (s->given_link)
         return ff_error_set(err, ENOTSUP, "source: resume: only over a network");
-    int patience_ms = to.timeout_ms;
+    int patience_ms = to.timeout_ms, again_ms = AGAIN_MIN_MS;
     to.link = s->verbs ? FF_LINK_VERBS : FF_LINK_TCP;
     s->paused_ns = 0; /* what limited the pause ended with GO */
     s->segments.grows = false;
     for (;;) {
         int left_ms = (int)((end - FF_MIN(ff_now_ns(), end)) / 1000000u);
-        to.timeout_ms = FF_MIN(patience_ms, FF_MAX(left_ms, AGAIN_MS));
+        to.timeout_ms = FF_MIN(patience_ms, FF_MAX(left_ms, AGAIN_MAX_MS));
         drop_link(s);
         int rc = atomic_load(&s->cancelled) ? ff_error_set(&why, ECANCELED, "canceled")
                                             : come_back(s, &to, &why);
         bool late = ff_now_ns() >= end;
-        if (rc && may_pass(rc) && !late && !poll(&stop, 1, AGAIN_MS))
+        if (rc && may_pass(rc) && !late && !poll(&stop, 1, again_ms)) {
+            again_ms = FF_MIN(2 * again_ms, AGAIN_MAX_MS);
             continue;
+        }
         if (rc && may_pass(rc))
             rc = late ? -ETIMEDOUT : -ECANCELED;
         return !rc            ? 0
