@@ -150,8 +150,8 @@ void model_start(const struct config *c, struct world *w)
 void model_steps(struct gen *g)
 {
     source_steps(g);
-    source_resume_steps(g);
+    source_broken_steps(g);
     dest_steps(g);
-    dest_resume_steps(g);
+    dest_broken_steps(g);
     fault_steps(g);
 }

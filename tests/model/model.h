@@ -248,10 +248,10 @@ bool world_can_connect(const struct world *w);
 
 /* --- who does what --- */
 void source_steps(struct gen *g);
-void source_resume_steps(struct gen *g); /* from GO on, when the link has broken */
+void source_broken_steps(struct gen *g); /* from GO on, when the link has broken */
 void source_runs_on(struct world *w, const struct gen *g);
 void dest_steps(struct gen *g);
-void dest_resume_steps(struct gen *g);
+void dest_broken_steps(struct gen *g);
 void fault_steps(struct gen *g);
 void model_start(const struct config *c, struct world *w);
 void model_steps(struct gen *g);

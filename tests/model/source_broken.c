@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * source_resume.c - the source after a break behind GO: ask, or take the guest back
+ * source_broken.c - the source after a break behind GO: ask, or take the guest back
  */
 #include "model.h"
 
@@ -132,7 +132,7 @@ static void take_back(struct gen *g)
 }
 
 /* By itself, or because an operator says so */
-void source_resume_steps(struct gen *g)
+void source_broken_steps(struct gen *g)
 {
     const struct world *f = g->from;
     struct world *w;

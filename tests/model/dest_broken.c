@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * dest_resume.c - the destination when a source comes again: its answer, the new link, the lease
+ * dest_broken.c - the destination when a source comes again: its answer, the new link, the lease
  */
 #include "model.h"
 
@@ -93,7 +93,7 @@ static void hear(struct gen *g, unsigned epoch)
     gen_emit(g);
 }
 
-void dest_resume_steps(struct gen *g)
+void dest_broken_steps(struct gen *g)
 {
     const struct world *f = g->from;
     struct world *w;
