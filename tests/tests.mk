@@ -62,7 +62,7 @@ $(MODEL): $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a
 
 # --- loop: whole moves in one process ---
 
-LOOP_SUPPORT := harness region_memory one_move family stranger
+LOOP_SUPPORT := harness region_memory one_move family stranger by_hand
 LOOP_OBJ := $(LOOP_SUPPORT:%=$(BUILD)/obj/tests/loop/%.o)
 LOOP_SRC := $(filter-out $(LOOP_SUPPORT:%=tests/loop/%.c),$(sort $(wildcard tests/loop/*.c)))
 LOOP_TESTS := $(LOOP_SRC:%.c=$(BUILD)/%)

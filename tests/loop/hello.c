@@ -3,13 +3,11 @@
  * hello.c - who is let in: differences are refused with both values, strangers are dropped
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "by_hand.h"
 #include "cleanup.h"
-#include "loop.h"
-#include "wire.h"
 
 static void setup(void)
 {
@@ -26,53 +24,19 @@ static void count_warning(enum ff_level level, const char *line)
 
 /* --- a stranger at the real listener --- */
 
-static struct ff_link *connect_raw(struct move *m)
-{
-    struct ff_link_params p = {.host = "127.0.0.1", .timeout_ms = 15000};
-    struct ff_error err;
-    struct ff_link *l;
-    char port[16];
-
-    snprintf(port, sizeof(port), "%u", ff_dest_port(m->dest));
-    p.port = port;
-    must_ok(ff_tcp_connect(&p, -1, &l, &err), err);
-    return l;
-}
-
 static int make_hello(uint8_t *buf, const struct move *m, unsigned oldest, unsigned version,
                       const char *config)
 {
     struct ff_wire_region r[REGIONS_MAX];
-    struct ff_hello h = {.oldest = (uint16_t)oldest, .version = (uint16_t)version,
-                         .n_regions = (uint16_t)m->n_regions, .regions = r};
+    struct ff_hello h = hand_hello(m, r);
     struct ff_error err;
 
+    h.oldest = (uint16_t)oldest;
+    h.version = (uint16_t)version;
     snprintf(h.config, sizeof(h.config), "%s", config);
-    memset(r, 0, sizeof(r));
-    for (unsigned i = 0; i < m->n_regions; i++) {
-        snprintf(r[i].name, sizeof(r[i].name), "region%u", i);
-        r[i].len_bytes = m->area[i].len_bytes;
-        r[i].psize = m->area[i].psize;
-    }
     int len = ff_wire_put_hello(buf, &h, &err);
     must(len > 0);
     return len;
-}
-
-/* What the destination answers before it hangs up */
-static void expect_refusal(struct ff_link *l, const char *says)
-{
-    static uint8_t buf[FF_MSG_MAX];
-    char text[FF_WIRE_TEXT_MAX + 1];
-    struct ff_error err;
-
-    int len = l->ops->recv(l, buf, 20000, &err);
-    if (len < 0)
-        loop_fail(__FILE__, __LINE__, "no refusal: %s", err.text);
-    must(ff_wire_type(buf, (size_t)len, &err) == FF_MSG_REFUSE);
-    must_ok(ff_wire_get_refuse(buf, (size_t)len, text, &err), err);
-    if (!strstr(text, says))
-        loop_fail(__FILE__, __LINE__, "\"%s\" is not in: %s", says, text);
 }
 
 struct acceptor {
@@ -93,12 +57,9 @@ static void *accept_main(void *arg)
 static void one_version(struct move *m, unsigned oldest, unsigned version, const char *says)
 {
     static uint8_t buf[FF_MSG_MAX];
-    struct ff_link *l = connect_raw(m);
-    struct ff_error err;
+    struct ff_link *l = hand_say(m, buf, make_hello(buf, m, oldest, version, "test"));
 
-    int len = make_hello(buf, m, oldest, version, "test");
-    must_ok(l->ops->send(l, buf, (uint32_t)len, &err), err);
-    expect_refusal(l, says);
+    hand_refused(l, says);
     l->ops->free(l);
 }
 
@@ -133,12 +94,12 @@ static void *other_sources(void *arg)
     struct ff_error err;
 
     for (unsigned i = 0; i < 4; i++) {
-        struct ff_link *l = connect_raw(m);
+        struct ff_link *l = hand_connect(m, NULL);
         int len =
             make_hello(buf, m, FF_WIRE_VERSION, FF_WIRE_VERSION, i ? "test" : "another machine");
         must_ok(l->ops->send(l, buf, (uint32_t)len, &err), err);
         if (i == 0)
-            expect_refusal(l, "another machine");
+            hand_refused(l, "another machine");
         len = i >= 2 ? l->ops->recv(l, buf, 20000, &err) : 0;
         must(i < 2 || (len > 0 && ff_wire_type(buf, (size_t)len, &err) == FF_MSG_WELCOME));
         if (i == 3)
@@ -183,7 +144,7 @@ static void *throw_rubbish(void *arg)
     uint64_t seed = 1;
 
     for (unsigned i = 0; i < 40; i++) {
-        struct ff_link *l = connect_raw(m);
+        struct ff_link *l = hand_connect(m, NULL);
         int len = make_hello(buf, m, FF_WIRE_VERSION, FF_WIRE_VERSION, "test");
         switch (i % 5) {
         case 0: /* leaves at once */
@@ -206,7 +167,7 @@ static void *throw_rubbish(void *arg)
         if (len)
             must_ok(l->ops->send(l, buf, (uint32_t)len, &err), err);
         if (len)
-            expect_refusal(l, "wire: read ");
+            hand_refused(l, "wire: read ");
         l->ops->free(l);
     }
     return NULL;
@@ -243,7 +204,7 @@ static void silent_first(struct move *m, enum stage stage)
 {
     if (stage == S_CONNECT)
         for (unsigned i = 0; i < n_silent; i++)
-            silent[i] = connect_raw(m);
+            silent[i] = hand_connect(m, NULL);
     if (stage == S_END)
         for (unsigned i = 0; i < n_silent; i++)
             silent[i]->ops->free(silent[i]);
@@ -276,14 +237,14 @@ static void silent_among_queues(void)
     m = (struct move){.tcp = true, .options = "timeout=4"};
     move_prepare(&m);
     must(!pthread_create(&a.thread, NULL, accept_main, &a));
-    struct ff_link *l = connect_raw(&m);
+    struct ff_link *l = hand_connect(&m, NULL);
     int len = make_hello(buf, &m, FF_WIRE_VERSION, FF_WIRE_VERSION, "test");
     must_ok(l->ops->send(l, buf, (uint32_t)len, &err), err);
     len = l->ops->recv(l, buf, 20000, &err);
     must(len > 0);
     must_ok(ff_wire_get_welcome(buf, (size_t)len, &w, &err), err);
     for (unsigned i = 0; i < 3; i++)
-        silent[i] = connect_raw(&m);
+        silent[i] = hand_connect(&m, NULL);
     must_ok(l->ops->open_queues(l, w.session, 4000, &err), err);
     pthread_join(a.thread, NULL); /* before they were silent for their two seconds each */
     must_ok(a.rc, a.err);

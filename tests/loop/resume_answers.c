@@ -4,14 +4,12 @@
  *                    and how long both wait
  */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "by_hand.h"
 #include "cleanup.h"
 #include "failpoint.h"
-#include "loop.h"
-#include "wire.h"
 
 #define FINE "chunk=64K,window=1"
 #define SLOW_FAULTS "dest.fault=delay:2000," /* prefill is to break, not to come too late */
@@ -26,32 +24,11 @@ static void setup(void)
 
 static unsigned n_refused;
 
-static struct ff_link *say(struct move *m, const uint8_t *msg, int len)
-{
-    struct ff_link_params p = {.host = "127.0.0.1", .timeout_ms = 15000};
-    struct ff_error err;
-    struct ff_link *l;
-    char port[16];
-
-    snprintf(port, sizeof(port), "%u", ff_dest_port(m->dest));
-    p.port = port;
-    must_ok(ff_tcp_connect(&p, -1, &l, &err), err);
-    must_ok(l->ops->send(l, msg, (uint32_t)len, &err), err);
-    return l;
-}
-
 static void refused(struct move *m, const uint8_t *msg, int len, const char *says)
 {
-    struct ff_link *l = say(m, msg, len);
-    char text[FF_WIRE_TEXT_MAX + 1];
-    uint8_t buf[FF_MSG_MAX];
-    struct ff_error err;
+    struct ff_link *l = hand_say(m, msg, len);
 
-    len = l->ops->recv(l, buf, 15000, &err);
-    must(len > 0 && ff_wire_type(buf, (size_t)len, &err) == FF_MSG_REFUSE);
-    must_ok(ff_wire_get_refuse(buf, (size_t)len, text, &err), err);
-    if (!strstr(text, says))
-        loop_fail(__FILE__, __LINE__, "\"%s\" is not in: %s", says, text);
+    hand_refused(l, says);
     l->ops->free(l);
     n_refused++;
 }
@@ -64,7 +41,7 @@ static void other_image(struct move *m, const struct ff_resume *again)
     struct ff_welcome w;
     struct ff_error err;
 
-    struct ff_link *l = say(m, buf, ff_wire_put_resume(buf, again));
+    struct ff_link *l = hand_say(m, buf, ff_wire_put_resume(buf, again));
     int len = l->ops->recv(l, buf, 15000, &err);
     must(len > 0 && ff_wire_type(buf, (size_t)len, &err) == FF_MSG_WELCOME);
     must_ok(ff_wire_get_welcome(buf, (size_t)len, &w, &err), err);
@@ -80,38 +57,26 @@ static void other_image(struct move *m, const struct ff_resume *again)
 static void strangers_come(struct move *m, bool source)
 {
     static uint8_t buf[FF_MSG_MAX];
-    struct ff_wire_region table[REGIONS_MAX];
-    struct ff_hello own = {.n_regions = (uint16_t)m->n_regions, .config = "test", .regions = table};
     struct ff_wire_region r = {.name = "region0", .len_bytes = CELL, .psize = CELL};
     struct ff_hello h = {
         .version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 1, .regions = &r};
-    struct ff_resume again = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .epoch = 1};
-    char hex[FF_SESSION_TEXT];
+    struct ff_resume again, good;
 
     if (!source)
         return;
-    for (unsigned ms = 0; !ff_dest_port(m->dest); ms++, usleep(1000))
-        must(ms < 20000);
+    good = again = hand_resume(m);
     refused(m, buf, ff_wire_put_hello(buf, &h, NULL), "waits for its own source");
+    again.session[0] ^= 1;
     refused(m, buf, ff_wire_put_resume(buf, &again), "the session is not that");
-    ff_source_session(m->source, hex);
-    for (unsigned i = 0; i < FF_SESSION_LEN; i++) {
-        char byte[3] = {hex[2 * i], hex[2 * i + 1], '\0'};
-        again.session[i] = (uint8_t)strtoul(byte, NULL, 16);
-    }
+    again = good;
+    again.digest ^= 1;
     refused(m, buf, ff_wire_put_resume(buf, &again), "not as it was in the move's HELLO");
-    for (unsigned i = 0; i < m->n_regions; i++) {
-        table[i] = (struct ff_wire_region){.len_bytes = m->area[i].len_bytes, .psize = CELL};
-        snprintf(table[i].name, sizeof(table[i].name), "region%u", i);
-    }
-    again.digest = ff_hello_digest(&own);
+    again = good;
     again.epoch = 2;
     refused(m, buf, ff_wire_put_resume(buf, &again), "epoch 2 (there was none after 1)");
     again.version = again.oldest = FF_WIRE_VERSION + 1;
     refused(m, buf, ff_wire_put_resume(buf, &again), "use the same Farfork release");
-    again.version = again.oldest = FF_WIRE_VERSION;
-    again.epoch = 1;
-    other_image(m, &again);
+    other_image(m, &good);
 }
 
 static void strangers(void)
