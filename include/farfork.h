@@ -30,8 +30,9 @@
  * Threads      make the calls of one handle one after the other, from any thread. Call *_cancel(),
  *              *_pause() and *_stats() at any time from any thread.
  * Invariants   After ff_source_go() the source must not run the guest again, whatever the call
- *              returned but -ETIME, until ff_source_resume() has returned -ETIME. A failure before that leaves the source free to resume. The
- *              destination must not run the guest before ff_dest_wait_go() has returned 0.
+ *              returned but -ETIME, until ff_source_resume() has returned -ETIME. A failure before
+ *              that leaves the source free to resume. The destination must not run the guest before
+ *              ff_dest_wait_go() has returned 0.
  * Failure      a function returns 0 or -errno, and fills the error if the caller gives one.
  */
 #ifndef FARFORK_H
@@ -297,15 +298,17 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err);
 
 /**
  * ff_source_resume() - after GO, when the link broke: connect anew, and serve on
- * @a:          where the destination listens now, which must be the same process; NULL: as before
+ * @a:          where the destination listens now, which must be the same process; NULL: as before.
+ *              Without a key in it the move's is taken; a move that began without one goes on without
  * @timeout_ms: of all tries together
  *
  * Call it when ff_source_go(), ff_source_wait_running() or ff_source_wait_done() has failed. The
  * guest must not run here meanwhile, and not afterwards, but for -ETIME.
  *
  * Return: 0: call ff_source_wait_running() and ff_source_wait_done() again; -ETIME: the destination
- *         never got GO and never runs the guest: it may go on here; -EREMOTEIO: refused; -ETIMEDOUT:
- *         nobody answered; -ECANCELED; -ENOTSUP: the link was not over a network
+ *         never got GO and never runs the guest: it may go on here; -EREMOTEIO: refused; -EPROTO: no
+ *         such link or answer can be this move's; -ETIMEDOUT: nobody answered; -ECANCELED; -ENOTSUP:
+ *         the link was not over a network
  */
 int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeout_ms,
                      struct ff_error *err);
@@ -400,7 +403,7 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err);
 
 /**
  * ff_dest_listen() - where the source will find this destination when it comes back
- * @a: NULL: where it came first
+ * @a: NULL: where it came first. As to a key: as for ff_source_resume()
  *
  * Threads: any, also while ff_dest_recover() waits elsewhere. It waits here then
  */
@@ -412,9 +415,9 @@ int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_erro
  *
  * Call it when ff_dest_wait_go(), ff_dest_running() or ff_dest_wait_done() has failed; and after
  * ff_dest_wait_done() has succeeded, for a source that may not know yet. It listens where
- * ff_dest_listen() said, and answers the source of this move alone. Meanwhile the guest goes on until
- * it touches missing memory. When ff_dest_wait_go() has failed, no thread waits for memory from here
- * on, as after ff_dest_give_up(): nothing runs here, and the source is told so.
+ * ff_dest_listen() said, and answers the source of this move alone. Meanwhile the guest goes on
+ * until it touches missing memory. When ff_dest_wait_go() has failed, no thread waits for memory
+ * from here on, as after ff_dest_give_up(): nothing runs here, and the source is told so.
  *
  * Return: 0: call ff_dest_wait_done() again, unless it has returned 0 before; -ESTALE: no GO had
  *         come, and the source knows; -ETIMEDOUT; -ECANCELED; -ENOTSUP: the link was not over a

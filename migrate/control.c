@@ -39,6 +39,17 @@ int ff_control_reason(struct ff_control *c, int rc, struct ff_error *err)
     return refused(c, err);
 }
 
+int ff_control_check_auth(const struct ff_control *c, unsigned auth, const char *name,
+                          struct ff_error *err)
+{
+    if ((auth == FF_WIRE_AUTH_KEY) == c->link->sealed)
+        return 0;
+    return ff_error_set(err, EPROTO,
+                        "%s: authentication kind %u over a link %s a key; each link of a move has "
+                        "one, or none has",
+                        name, auth, c->link->sealed ? "with" : "without");
+}
+
 int ff_control_send(struct ff_control *c, int len, struct ff_error *err)
 {
     if (len < 0)

@@ -33,6 +33,11 @@ int ff_control_expect(struct ff_control *c, enum ff_msg want, uint32_t also, int
  * or -EREMOTEIO and @err its reason */
 int ff_control_reason(struct ff_control *c, int rc, struct ff_error *err);
 
+/* Has the link proved what HELLO says of the move's first one? @auth: of HELLO. Each link of a move
+ * has a key, or none has: else -EPROTO */
+int ff_control_check_auth(const struct ff_control *c, unsigned auth, const char *name,
+                          struct ff_error *err);
+
 /* Tell the peer why it ends, as well as can be */
 void ff_control_refuse(struct ff_control *c, const char *why);
 

@@ -79,6 +79,8 @@ static int check_resume(struct ff_dest *d, int type, struct ff_error *why)
         return ff_error_set(why, EPROTO, "a move to here waits for its own source to come back; "
                             "another needs another destination");
     int rc = ff_wire_get_resume(d->ctl.buf, (size_t)d->ctl.len, &r, why);
+    if (!rc)
+        rc = ff_control_check_auth(&d->ctl, d->peer.auth, "resume", why);
     if (rc)
         return rc;
     if (memcmp(r.session, d->session, sizeof(r.session)))
@@ -99,13 +101,10 @@ static int check_hello(struct ff_dest *d, int type, struct ff_error *why)
     int rc = ff_wire_get_hello(d->ctl.buf, (size_t)d->ctl.len, &d->peer, why);
     if (rc)
         return rc;
-    bool sealed = d->ctl.link->sealed;
-    if ((d->peer.auth == FF_WIRE_AUTH_KEY) == sealed)
-        return 0;
-    ff_error_set(why, EPROTO, "wire: read HELLO: authentication kind %u over a link %s a key",
-                 d->peer.auth, sealed ? "with" : "without");
-    ff_hello_free(&d->peer);
-    return -EPROTO;
+    rc = ff_control_check_auth(&d->ctl, d->peer.auth, "hello", why);
+    if (rc)
+        ff_hello_free(&d->peer);
+    return rc;
 }
 
 /* Has @l said HELLO? 0; -ETIMEDOUT: nothing yet; else it is to be dropped, and was told why */

@@ -93,6 +93,8 @@ static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_
     memcpy(r.session, s->session, sizeof(r.session));
     int rc = ff_source_open_link(s, a, err);
     if (!rc)
+        rc = ff_control_check_auth(&s->ctl, s->table.auth, "link", err);
+    if (!rc)
         rc = ff_control_send(&s->ctl, ff_wire_put_resume(s->ctl.buf, &r), err);
     if (!rc)
         rc = ff_control_expect(&s->ctl, FF_MSG_WELCOME, 0, a->timeout_ms, err);
