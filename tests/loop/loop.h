@@ -177,7 +177,7 @@ struct move {
 
     /* while it runs, and afterwards */
     struct side src, dst;
-    atomic_uint breaks_src, breaks_dst; /* that were followed by another link, or should have been */
+    atomic_uint breaks_src, breaks_dst; /* followed by another link, or they should have been */
     bool went, ran;     /* the source must not run its guest again; the destination runs it */
     pthread_mutex_t gate; /* guards both against being freed while they are cancelled */
     struct ff_source *source;
@@ -201,8 +201,8 @@ void move_run(struct move *m);
 /* Both sides of the move done, every byte right, the counts consistent; frees all */
 void move_must_succeed(struct move *m);
 
-/* Over tcp, with these fault points armed: the source loses its link at least @breaks times, and all
- * is as move_must_succeed() has it */
+/* Over tcp, with these fault points armed: the source loses its link at least @breaks times, and
+ * all is as move_must_succeed() has it */
 void move_must_survive(struct move *m, const char *faults, unsigned breaks);
 
 /* Frees what can be freed: touchers must have ended */

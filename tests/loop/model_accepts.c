@@ -6,8 +6,9 @@
  * DOC: Theory of Operation
  *
  * Purpose      tests/model is searched in whole; this test says whether it is a model of this code.
- * Picture      source -- spy_send() --> loop link -- spy_recv() --> destination, and back: each
- *              side's messages in its order; then accept_is_run()
+ * Picture      source -- spy_send() --> link -- spy_recv() --> destination, and back: each side's
+ *              messages in its order, over a loop link, or over all tcp links of a move that
+ *              resumes; then accept_is_run()
  * Failure      "is no run of the model": the code does what the model does not know, or the model
  *              forbids it. The lists that were observed are printed.
  */
@@ -29,10 +30,18 @@ static void setup(void)
     image_new(4000);
 }
 
-/* --- between the sides and their link --- */
+/* --- between the sides and their links --- */
 
-static const struct ff_link_ops *real;
-static struct ff_link *source_link;
+static struct {
+    const struct ff_link_ops *real;
+    struct ff_link_ops ops;
+} spy[2]; /* at the source's end, at the destination's */
+
+/* The link breaks under these messages from GO on, counted on both sides; 0: under none */
+static struct {
+    unsigned nth[2];
+    atomic_uint n;
+} lose;
 
 static void note(struct accept_side *s, const void *msg, bool sent, bool failed)
 {
@@ -49,43 +58,115 @@ static void note(struct accept_side *s, const void *msg, bool sent, bool failed)
         shown[s == &run.dest][!sent] |= FF_MSG_BIT(type);
 }
 
-static struct accept_side *side_of(struct ff_link *l)
+/* Not WITHDRAWN: whoever has said it is content, and nobody would come back */
+static bool is_lost(const void *msg)
 {
-    return l == source_link ? &run.source : &run.dest;
+    unsigned type = *(const uint8_t *)msg;
+
+    if (!lose.nth[0] || !accept_watches(type) || type == FF_MSG_WITHDRAWN)
+        return false;
+    if (type != FF_MSG_GO && !atomic_load(&lose.n))
+        return false;
+    unsigned n = atomic_fetch_add(&lose.n, 1) + 1;
+    return n == lose.nth[0] || n == lose.nth[1];
 }
 
-static int spy_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err)
+static int spy_send(unsigned end, struct ff_link *l, const void *msg, uint32_t len,
+                    struct ff_error *err)
 {
-    int rc = real->send(l, msg, len, err);
+    struct accept_side *s = end ? &run.dest : &run.source;
 
-    note(side_of(l), msg, true, rc);
+    if (is_lost(msg)) { /* into a link that is broken, and does not tell */
+        l->ops->shutdown(l);
+        note(s, msg, true, false);
+        return 0;
+    }
+    int rc = spy[end].real->send(l, msg, len, err);
+    note(s, msg, true, rc);
     return rc;
 }
 
-static int spy_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
+static int spy_recv(unsigned end, struct ff_link *l, void *buf, int timeout_ms,
+                    struct ff_error *err)
 {
-    int len = real->recv(l, buf, timeout_ms, err);
+    int len = spy[end].real->recv(l, buf, timeout_ms, err);
 
     if (len >= 2)
-        note(side_of(l), buf, false, false);
+        note(end ? &run.dest : &run.source, buf, false, false);
     return len;
+}
+
+static int source_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err)
+{
+    return spy_send(0, l, msg, len, err);
+}
+
+static int source_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
+{
+    return spy_recv(0, l, buf, timeout_ms, err);
+}
+
+static int dest_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_error *err)
+{
+    return spy_send(1, l, msg, len, err);
+}
+
+static int dest_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
+{
+    return spy_recv(1, l, buf, timeout_ms, err);
+}
+
+static void spy_at(unsigned end, struct ff_link *l)
+{
+    spy[end].real = l->ops;
+    spy[end].ops = *l->ops;
+    spy[end].ops.send = end ? dest_send : source_send;
+    spy[end].ops.recv = end ? dest_recv : source_recv;
+    l->ops = &spy[end].ops;
 }
 
 static void spy_on(struct move *m)
 {
-    static struct ff_link_ops spy;
+    if (m->tcp)
+        return; /* at each link, below */
+    spy_at(0, m->to_dest);
+    spy_at(1, m->to_source);
+}
 
-    real = m->to_dest->ops;
-    source_link = m->to_dest;
-    spy = *real;
-    spy.send = spy_send;
-    spy.recv = spy_recv;
-    m->to_dest->ops = m->to_source->ops = &spy;
+/* Every link of a network begins here (ld --wrap) */
+int __real_ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
+                           struct ff_link **out, struct ff_error *err);
+int __wrap_ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
+                           struct ff_link **out, struct ff_error *err);
+int __real_ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
+                          struct ff_link **out, struct ff_error *err);
+int __wrap_ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
+                          struct ff_link **out, struct ff_error *err);
+
+int __wrap_ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
+                           struct ff_link **out, struct ff_error *err)
+{
+    int rc = __real_ff_link_connect(p, kind, cancel_fd, out, err);
+
+    if (!rc)
+        spy_at(0, *out);
+    return rc;
+}
+
+int __wrap_ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
+                          struct ff_link **out, struct ff_error *err)
+{
+    int rc = __real_ff_port_accept(port, also, n, timeout_ms, out, err);
+
+    if (!rc)
+        spy_at(1, *out);
+    return rc;
 }
 
 /* --- moves --- */
 
 static struct {
+    bool resumes; /* over tcp */
     enum stage cancel; /* before this stage of either side; S_CONNECT: nowhere */
     bool passes;
     int pause_ms;
@@ -123,12 +204,16 @@ static void try_move(const char *faults, const char *options, bool touches)
     static struct move m;
     struct ff_error err;
 
-    run = (struct accept_run){.precopy = plan.passes, .push = strstr(options, "push")};
+    run = (struct accept_run){
+        .precopy = plan.passes, .push = strstr(options, "push"), .resumes = plan.resumes};
     memcpy(run.via, plan.via, sizeof(run.via));
     must_ok(ff_failpoints_arm(faults, &err), err);
     m = (struct move){.options = options,
                       .hook = hook,
+                      .tcp = plan.resumes,
+                      .resumes = plan.resumes,
                       .touchers = touches ? 2 : 0,
+                      .touch_late = plan.resumes,
                       .n_first = 1,
                       .pause_ms = plan.pause_ms,
                       .prepared = spy_on};
@@ -140,29 +225,63 @@ static void try_move(const char *faults, const char *options, bool touches)
     if (!accept_is_run(&run)) {
         accept_print(&run);
         loop_fail(__FILE__, __LINE__,
-                  "\"%s\" with \"%s\", cancel before stage %d: is no run of the "
-                  "model",
-                  faults, options, plan.cancel);
+                  "\"%s\" with \"%s\", cancel before stage %d, messages %u and %u lost: is no run "
+                  "of the model",
+                  faults, options, plan.cancel, lose.nth[0], lose.nth[1]);
     }
-    if (!m.src.rc && !m.dst.rc)
+    if (!m.src.rc && !m.dst.rc) {
+        touchers_join(&m);
         verify_all(&m);
+    }
     move_free(&m);
+}
+
+/* A move that loses these messages, and goes on over other links: false: it had fewer of them */
+static bool resumes(unsigned first, unsigned second, const char *options)
+{
+    lose.nth[0] = first;
+    lose.nth[1] = second;
+    atomic_store(&lose.n, 0);
+    plan.resumes = true;
+    try_move("", options, true);
+    bool here = run.source.rc == -ETIME && run.dest.rc == -ESTALE;
+    if (!here && (run.source.rc || run.dest.rc))
+        loop_fail(__FILE__, __LINE__, "messages %u and %u lost: source %d, destination %d", first,
+                  second, run.source.rc, run.dest.rc);
+    plan.resumes = false;
+    lose.nth[0] = 0;
+    return atomic_load(&lose.n) >= FF_MAX(first, second);
+}
+
+static void resumes_once(void)
+{
+    must(resumes(2, 0, "timeout=5"));
+}
+
+/* Each message from GO on is lost, and each message after that */
+static void resumes_always(void)
+{
+    for (unsigned i = 0; i < 2; i++) {
+        const char *options = i ? "timeout=5,prefill=push" : "timeout=5";
+        for (unsigned first = 1; resumes(first, 0, options); first++)
+            for (unsigned second = first + 1; resumes(first, second, options); second++)
+                ;
+    }
 }
 
 static void whole(void)
 {
     try_move("", "timeout=5", true);
     try_move("", "timeout=5,prefill=push", true);
+    resumes_once();
     plan.passes = true;
     try_move("", "timeout=5,precopy=1", true);
     try_move("", "timeout=5,precopy=1,prefill=push", true);
 
-    /* the code says all that wire.h has: a message that nobody shows here is not tied to it.
-     * RESUME alone: a loop link listens nowhere, so no source comes back to it */
+    /* the code says all that wire.h has: a message that nobody shows here is not tied to it */
     const uint32_t both[2] = {shown[0][0] | shown[1][0], shown[0][1] | shown[1][1]};
     for (unsigned t = FF_MSG_HELLO; t <= FF_MSG_LAST; t++)
-        if (accept_watches(t) && t != FF_MSG_RESUME &&
-            !(both[0] & both[1] & FF_MSG_BIT(t)))
+        if (accept_watches(t) && !(both[0] & both[1] & FF_MSG_BIT(t)))
             loop_fail(__FILE__, __LINE__, "nobody has sent and read %s", ff_msg_name(t));
 }
 
@@ -243,6 +362,8 @@ static void every_action(void)
         "ff_source_wait_alive",     /* a pass that takes longer than PROGRESS_MS */
         "ff_source_go: ECONNRESET, not sent; goes on here", /* between two calls of the source */
         "notices the break, complete", /* as ff_source_free, to whoever looks */
+        "was asked nothing: seals itself", /* the code does it before it listens */
+        "GO_MS have passed: seals itself", /* likewise */
         NULL,
     };
 
@@ -251,20 +372,22 @@ static void every_action(void)
     every_stage();
     plan.cancel = S_CONNECT;
     scenes();
+    resumes_always();
     must(!accept_print_missing(but));
 }
 
-/* A list that no code may produce is none of the model's: so the test can fail */
-static void false_runs(void)
+/* What a destination may not come to say or read, as its link breaks */
+static bool may_miss(unsigned type)
 {
-    try_move("", "timeout=5", false);
+    return run.ran && (type == FF_MSG_WITHDRAWN || (type == FF_MSG_RUNNING && run.resumes));
+}
+
+/* Lists that no code may produce are none of the model's: so the test can fail */
+static void no_other_list(void)
+{
+    struct accept_run wrong;
+
     must(accept_is_run(&run) && run.source.n > 4);
-    struct accept_run wrong = run;
-    wrong.ran = false; /* it said RUNNING, and has no GO */
-    must(!accept_is_run(&wrong));
-    wrong = run;
-    wrong.went = false;
-    must(!accept_is_run(&wrong));
     for (unsigned i = 0; i + 1 < run.source.n; i++) { /* two neighbours change places */
         wrong = run;
         wrong.source.type[i] = run.source.type[i + 1];
@@ -278,9 +401,34 @@ static void false_runs(void)
         memmove(wrong.dest.type + i, run.dest.type + i + 1, run.dest.n - i - 1u);
         memmove(wrong.dest.sent + i, run.dest.sent + i + 1, run.dest.n - i - 1u);
         wrong.dest.n--;
-        if (accept_is_run(&wrong) != (run.dest.type[i] == FF_MSG_WITHDRAWN))
+        if (accept_is_run(&wrong) != may_miss(run.dest.type[i]))
             loop_fail(__FILE__, __LINE__, "without message %u of the destination", i);
     }
+}
+
+static void false_runs(void)
+{
+    struct accept_run wrong;
+
+    try_move("", "timeout=5", false);
+    no_other_list();
+    wrong = run;
+    wrong.ran = false; /* it said RUNNING, and has no GO */
+    must(!accept_is_run(&wrong));
+    wrong = run;
+    wrong.went = false;
+    must(!accept_is_run(&wrong));
+
+    must(resumes(1, 0, "timeout=5") && !run.went && !run.ran); /* NOT-STARTED */
+    no_other_list();
+    wrong = run;
+    wrong.went = true;
+    must(!accept_is_run(&wrong));
+    wrong = run;
+    wrong.ran = true;
+    must(!accept_is_run(&wrong));
+    must(resumes(2, 0, "timeout=5") && run.ran); /* RUNNING */
+    no_other_list();
 }
 
 int main(int argc, char **argv)

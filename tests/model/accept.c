@@ -70,8 +70,10 @@ static bool has_ended(void *opaque, const struct world *w)
     for (unsigned i = 0; i < ACCEPT_VIA && r->via[i]; i++)
         if (!(w->via_shown >> i & 1))
             return false;
-    if (w->s_shown != r->source.n || w->d_shown != r->dest.n || w->s_gone != r->went ||
-        w->d_go != r->ran)
+    bool went = w->s_gone && w->s_at != S_FAILED;
+    if (w->s_shown != r->source.n || w->d_shown != r->dest.n)
+        return false;
+    if (went != r->went || w->d_go != r->ran)
         return false;
     unsigned source = !r->source.rc ? S_COMPLETE : r->went ? S_PAUSED : S_FAILED;
     if (w->s_at != source)
@@ -117,9 +119,9 @@ unsigned accept_print_missing(const char *const *but)
 {
     unsigned missing = 0;
 
-    for (unsigned i = 0; i < 4; i++) {
-        const struct config c = {
-            .name = "known", .precopy = i & 1, .push = i & 2, .breaks = 1, .stalls = 1};
+    for (unsigned i = 0; i < 8; i++) {
+        const struct config c = {.name = "known", .precopy = i & 1, .push = i & 2, .resume = i & 4,
+                                 .breaks = 1, .stalls = 1};
         struct search *s = search_new();
         struct search_result out;
         search_filter(s, note_known, NULL);
@@ -137,8 +139,8 @@ unsigned accept_print_missing(const char *const *but)
 
 static bool search_for(const struct accept_run *r)
 {
-    const struct config c = {
-        .name = "observed", .precopy = r->precopy, .push = r->push, .breaks = 1, .stalls = 1};
+    const struct config c = {.name = "observed", .precopy = r->precopy, .push = r->push,
+                             .resume = r->resumes, .breaks = r->resumes ? 2 : 1, .stalls = 1};
     struct search *s = search_new();
 
     search_filter(s, take_step, (void *)r);

@@ -22,7 +22,7 @@ static void attach(struct gen *g, unsigned epoch)
 
     if (w->d_link && !gen_lacks(g, M_OLD_LINK_KEPT) && !gen_lacks(g, M_NO_SEAL))
         link_close(w, w->d_link, AT_DEST);
-    w->d_ask = 0;
+    w->d_ask = w->d_bare = 0;
     w->d_link = (uint8_t)epoch;
     if (epoch < w->d_epoch)
         w->broken = OLD_EPOCH;
@@ -45,10 +45,29 @@ static void resume(struct gen *g, unsigned epoch)
     gen_get(g, epoch, TO_DEST);
     attach(g, epoch);
     gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_WELCOME, kind));
+    if (kind == FF_ANSWER_COMPLETE)
+        gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_DONE, 0));
+    w->d_bare = kind == FF_ANSWER_RUNNING;
     if (kind == FF_ANSWER_NOT_STARTED && w->d_at != D_RUN)
         w->d_at = gen_lacks(g, M_NO_SEAL) ? D_WAIT_GO : D_SEALED;
     if (w->d_at == D_PAUSED)
         w->d_at = D_WAIT_DONE;
+    gen_emit(g);
+}
+
+/* What the pager needs of a new link before it touches it */
+static void take_keys(struct gen *g)
+{
+    const struct world *f = g->from;
+    unsigned type = MSG_TYPE(world_front(f, f->d_link, TO_DEST));
+
+    if (!f->d_bare || (type != FF_MSG_PUBLISH && type != FF_MSG_KEYS))
+        return;
+    struct world *w = gen_begin(g, STEP, AT_DEST,
+                                type == FF_MSG_KEYS ? "ff_pager_attach: to the new link"
+                                                    : "ff_dest_recover: PUBLISH");
+    gen_get(g, w->d_link, TO_DEST);
+    w->d_bare = type != FF_MSG_KEYS;
     gen_emit(g);
 }
 
@@ -103,6 +122,7 @@ void dest_broken_steps(struct gen *g)
     for (unsigned e = 1; e <= LINKS; e++)
         if (f->link[e - 1].d_open && e != f->d_link)
             hear(g, e);
+    take_keys(g);
     /* nobody asked for `reconnect` seconds */
     if (f->d_at == D_LINGER) {
         bool leaves = gen_lacks(g, M_LINGER_LEAVES);
@@ -128,9 +148,16 @@ void dest_broken_steps(struct gen *g)
         w->d_link = 0;
         gen_emit(g);
     }
-    if (f->d_at == D_SEALED && MSG_TYPE(world_front(f, f->d_link, TO_DEST))) {
-        w = gen_begin(g, STEP, AT_DEST, "is sealed: not looked at");
+    unsigned front = MSG_TYPE(world_front(f, f->d_link, TO_DEST));
+    if (f->d_at == D_SEALED && front) {
+        w = gen_begin(g, STEP, AT_DEST,
+                      front == FF_MSG_WITHDRAWN ? "the source knows that nothing ran here: exits"
+                                                : "is sealed: not looked at");
         gen_get(g, w->d_link, TO_DEST);
+        if (front == FF_MSG_WITHDRAWN) {
+            dest_ends(w, D_FAILED);
+            w->d_left = 1;
+        }
         gen_emit(g);
     }
 }

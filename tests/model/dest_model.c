@@ -9,7 +9,7 @@ static void drop_link(struct world *w)
 {
     link_close(w, w->d_link, AT_DEST);
     w->d_link = 0;
-    w->d_ask = 0;
+    w->d_ask = w->d_bare = 0;
 }
 
 /* A HELLO with NEW, on whatever connection it comes */
@@ -73,7 +73,7 @@ static void fetch(struct gen *g, unsigned p)
     const struct world *f = g->from;
     bool pass = f->d_at == D_PRECOPY, after = f->d_at == D_WAIT_DONE;
 
-    if (!f->d_link || f->d_page[p] != PAGE_MISSING || f->link[f->d_link - 1].bytes[p])
+    if (!f->d_link || f->d_bare || f->d_page[p] != PAGE_MISSING || f->link[f->d_link - 1].bytes[p])
         return;
     pass |= f->d_at == D_RECV_STATE && gen_lacks(g, M_READ_EARLY);
     if (!pass && !after && (p || (f->d_at != D_LOAD && f->d_at != D_ACTIVATED)))
@@ -221,7 +221,9 @@ static void beat(struct gen *g)
     bool pass = f->d_at == D_PRECOPY && !world_has_pages(f);
     bool asks = f->d_at == D_RUN || f->d_at == D_ACTIVATED || f->d_at == D_WAIT_WITHDRAWN;
 
-    if (!f->d_link || (f->d_at != D_WAIT_GO && f->d_at != D_WAIT_DONE && !pass && !asks))
+    if (!f->d_link || f->d_bare)
+        return;
+    if (f->d_at != D_WAIT_GO && f->d_at != D_WAIT_DONE && !pass && !asks)
         return;
     if (g->c->fallback ? f->d_ask || f->d_at == D_WAIT_GO || f->d_lease == LEASE_TICKS ||
                              f->d_at == D_WAIT_WITHDRAWN
@@ -240,7 +242,7 @@ static void done(struct gen *g)
     struct world *w;
 
     bool early = gen_lacks(g, M_DONE_EARLY);
-    if (f->d_at == D_WAIT_DONE && (world_has_pages(f) || early)) {
+    if (f->d_at == D_WAIT_DONE && !f->d_bare && (world_has_pages(f) || early)) {
         w = gen_begin(g, STEP, AT_DEST, "ff_dest_wait_done: every page is here");
         gen_send(g, w->d_link, TO_SOURCE, MSG(FF_MSG_DONE, 0));
         w->d_at = D_WAIT_WITHDRAWN;

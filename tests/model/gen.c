@@ -80,7 +80,7 @@ void dest_ends(struct world *w, enum dest_at at)
     for (unsigned e = 1; e <= LINKS; e++)
         if (w->link[e - 1].d_open)
             link_close(w, e, AT_DEST);
-    w->d_link = w->d_runs = w->d_disks = w->d_stalled = 0;
+    w->d_link = w->d_runs = w->d_disks = w->d_stalled = w->d_bare = 0;
     w->d_at = (uint8_t)at;
 }
 

@@ -120,6 +120,7 @@ struct world {
     uint8_t s_version : PAGES, d_version : PAGES; /* a bit a page: written during the pass */
     uint8_t d_runs : 1, d_disks : 1, d_go : 1, d_ran : 1, d_record : 1;
     uint8_t d_stalled : 1, d_released : 1, d_fenced : 1, d_left : 1, told : 1, s_asked_once : 1;
+    uint8_t d_bare : 1; /* RUNNING was answered; PUBLISH and KEYS of the new link have not come */
 };
 
 enum fence { FENCE_NONE, FENCE_KILL, FENCE_STORAGE };

@@ -15,6 +15,7 @@ static void ask(struct gen *g)
     if (f->s_at == S_PAUSED) {
         struct world *w = gen_begin(g, STEP, AT_SOURCE, "connects again");
         w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_RESUME, 0));
+        w->s_keys = 0; /* they were the old link's */
         w->s_at = S_ASKED;
         w->s_asked_once = gen_lacks(g, M_ASKS_ONCE);
         gen_emit(g);
@@ -48,14 +49,15 @@ static void answer(struct gen *g)
     gen_get(g, w->s_link, TO_SOURCE);
     bool welcome = MSG_TYPE(front) == FF_MSG_WELCOME;
     if (welcome && MSG_KIND(front) == FF_ANSWER_NOT_STARTED && !w->s_done) {
+        gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_WITHDRAWN, 0));
         source_runs_on(w, g);
     } else if (welcome && MSG_KIND(front) == FF_ANSWER_RUNNING && !w->s_done) {
+        gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_PUBLISH, 0));
+        gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_KEYS, 0));
+        w->s_keys = 1;
         w->s_at = S_WAIT_DONE;
     } else if (welcome && MSG_KIND(front) == FF_ANSWER_COMPLETE) {
-        w->s_keys = 0;
-        w->s_done = 1;
-        w->s_at = S_COMPLETE;
-        gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_WITHDRAWN, 0));
+        w->s_at = S_WAIT_DONE; /* DONE follows */
     } else {
         link_close(w, w->s_link, AT_SOURCE);
         w->s_link = 0;
