@@ -76,7 +76,8 @@ static int check_resume(struct ff_dest *d, int type, struct ff_error *why)
     struct ff_resume r;
 
     if (type != FF_MSG_RESUME)
-        return ff_error_set(why, EPROTO, "a move to here waits for its own source to come back; "
+        return ff_error_set(why, EPROTO,
+                            "a move to here waits for its own source to come back; "
                             "another needs another destination");
     int rc = ff_wire_get_resume(d->ctl.buf, (size_t)d->ctl.len, &r, why);
     if (!rc)
@@ -86,7 +87,8 @@ static int check_resume(struct ff_dest *d, int type, struct ff_error *why)
     if (memcmp(r.session, d->session, sizeof(r.session)))
         return ff_error_set(why, EPROTO, "resume: the session is not that of the move to here");
     if (r.digest != ff_hello_digest(&d->peer))
-        return ff_error_set(why, EPROTO, "resume: memory or machine is not as it was in the move's "
+        return ff_error_set(why, EPROTO,
+                            "resume: memory or machine is not as it was in the move's "
                             "HELLO");
     if (r.epoch > d->epoch)
         return ff_error_set(why, EPROTO, "resume: epoch %u (there was none after %u)", r.epoch,

@@ -32,7 +32,7 @@ static const char *key_options(void)
     snprintf(key_path, sizeof(key_path), "/tmp/farfork-keyed-XXXXXX");
     FF_AUTO_CLOSE int fd = mkstemp(key_path);
     must(fd >= 0 && write(fd, KEY, strlen(KEY)) == (ssize_t)strlen(KEY));
-    snprintf(with_key, sizeof(with_key), "key-file=%s,link=tcp", key_path);
+    snprintf(with_key, sizeof(with_key), "key-file=%s", key_path);
     return with_key;
 }
 
@@ -55,6 +55,24 @@ static void moves(void)
         move_run(&m);
         move_must_succeed(&m);
     }
+    remove_key();
+}
+
+static void break_once(struct move *m, enum stage stage)
+{
+    if (stage == D_RUNNING)
+        ff_dest_pause(m->dest);
+}
+
+/* The link breaks after GO; the next one has a handshake and secrets of its own */
+static void moves_on(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = key_options(), .hook = break_once, .touchers = 3, .writes = true,
+                      .touch_late = true};
+    move_must_survive(&m, "source.done=delay:0", 1);
+    must(atomic_load(&m.breaks_dst));
     remove_key();
 }
 
@@ -294,6 +312,7 @@ int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
         {"moves with a key", moves, 0},
+        {"a move over two links", moves_on, 30},
         {"others, then the right source", others_then_good, 0},
         {"a key at the source alone", keyed_source_alone, 0},
         {"HELLO says what is not so", untrue_then_good, 0},

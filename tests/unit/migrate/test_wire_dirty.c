@@ -94,8 +94,8 @@ static void test_dirty_refused(void **state)
 
 static void test_others(void **state)
 {
-    struct ff_welcome w = {.version = FF_WIRE_VERSION, .features = FF_WIRE_PRECOPY,
-                           .epoch = 1}, out;
+    struct ff_welcome w = {.version = FF_WIRE_VERSION, .features = FF_WIRE_PRECOPY, .epoch = 1},
+                      out;
     struct ff_stats st = {.bytes_precopied = 1, .bytes_discarded = 2, .precopy_ns = 3}, got;
     struct ff_error err;
     (void)state;
