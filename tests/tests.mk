@@ -168,8 +168,10 @@ check-tsan:
 	    $(SUB_MAKE) BUILD=$(BUILD)/tsan \
 	    SANITIZE='$(TSAN_FLAGS)' RUN_PREFIX='$(NO_ASLR)' check-sanitized
 
+# The model has one thread: nothing for TSan, and minutes of it
+SANITIZED = $(UNIT_TESTS) $(LOOP_TESTS) $(if $(findstring =thread,$(SANITIZE)),,$(MODEL))
 check-sanitized: $(UNIT_TESTS) $(LOOP_TESTS) $(MODEL)
-	@$(RUN_ENV) $(RUN_PREFIX) tests/run --limit 300 $(UNIT_TESTS) $(LOOP_TESTS) $(MODEL)
+	@$(RUN_ENV) $(RUN_PREFIX) tests/run --limit 300 $(SANITIZED)
 
 check-full: check
 	@$(SUB_MAKE) check-asan
