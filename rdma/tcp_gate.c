@@ -13,10 +13,11 @@
  *                              v  left                 v
  *                           dropped                 dropped
  *
- * Failure      whatever a stranger does costs its own connection. A flood of them costs the right
- *              source its place only if TCP_GATE_MAX come within one of its round trips: the
- *              silent lose theirs first, the longest silent first of all, and a source speaks
- *              at once.
+ * Failure      whatever a stranger does costs its own connection. When one more comes than there are
+ *              places, those who are silent or those who are challenged lose one, whoever are more,
+ *              and of them the oldest. So a flood costs the right source its place only if
+ *              TCP_GATE_MAX / 2 come between its accept and its proof. A turn takes TCP_GATE_TURN of
+ *              them, and then hears all who are there: what lies in a socket counts.
  * Limits       GATE_MS from accept to proof: two round trips and a host that is busy.
  *              A line of the log when 1, 2, 4, 8, ... were dropped: a flood does not fill a disk.
  */
@@ -163,16 +164,24 @@ static int hear_stranger(struct tcp_gate *g, struct stranger *s, struct ff_error
     }
 }
 
+/* Who makes room: the oldest of those who have said nothing yet, or of the others, whoever are more */
+static unsigned find_victim(const struct tcp_gate *g)
+{
+    unsigned silent = 0, i = 0;
+
+    for (unsigned k = 0; k < g->n; k++)
+        silent += g->s[k].h.state == FF_HS_START;
+    while ((g->s[i].h.state == FF_HS_START) != (silent > g->n / 2))
+        i++;
+    return i;
+}
+
 void tcp_gate_add(struct tcp_gate *g, int fd)
 {
     struct ff_error why;
-    unsigned i = 0;
 
-    if (g->n == TCP_GATE_MAX) {
-        while (i < g->n && g->s[i].h.state != FF_HS_START)
-            i++;
-        drop_stranger(g, i < g->n ? i : 0, "handshake: too many at once");
-    }
+    if (g->n == TCP_GATE_MAX)
+        drop_stranger(g, find_victim(g), "handshake: too many at once");
     g->s[g->n++] = (struct stranger){.fd = fd, .until_ns = ff_now_ns() + GATE_MS * 1000000ull};
     /* at once: a source has spoken by now, and is not one of the silent when the next comes */
     if (hear_stranger(g, &g->s[g->n - 1], &why) < 0)

@@ -10,6 +10,7 @@
 #include "handshake.h"
 
 #define TCP_GATE_MAX 64u /* strangers at once, and pollfds */
+#define TCP_GATE_TURN 8u /* of them to be added between two calls of tcp_gate_next() */
 
 struct tcp_gate;
 
@@ -21,7 +22,7 @@ int tcp_gate_pass(int fd, const struct ff_key *key, int cancel_fd, int timeout_m
 int tcp_gate_new(const struct ff_key *key, struct tcp_gate **out, struct ff_error *err);
 void tcp_gate_free(struct tcp_gate *g); /* @g may be NULL */
 
-/* A connection that nobody has heard; takes @fd. Who has been silent longest may lose its place */
+/* A connection that nobody has heard; takes @fd. Another may lose its place for it */
 void tcp_gate_add(struct tcp_gate *g, int fd);
 
 /* Hear all of them: the descriptor of one that has the key, with its keys in *@e until the next

@@ -173,7 +173,7 @@ static int take_through_gate(struct ff_listener *ls, int timeout_ms, const struc
         tcp_gate_add(ls->gate, unhold(ls, 0));
     for (;;) {
         int fd = -1;
-        for (unsigned i = 0; i < TCP_GATE_MAX; i++) { /* the others come with the next turn */
+        for (unsigned i = 0; i < TCP_GATE_TURN; i++) { /* the others come with the next turn */
             fd = accept_now(ls);
             if (fd < 0)
                 break;

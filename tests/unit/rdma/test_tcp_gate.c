@@ -275,6 +275,54 @@ static void test_queue_by_session(void **state)
     pair_close(&p);
 }
 
+/* --- who loses a place when there are too many --- */
+
+/* A connection at @g that is silent, or has said a hello; the other end of it */
+static int add_stranger(struct tcp_gate *g, bool speaks)
+{
+    uint8_t nonce[FF_HS_NONCE_LEN] = {1}, hello[FF_HS_HELLO_LEN];
+    struct ff_handshake h;
+    int fd[2];
+
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
+    ff_hs_ask(&h, FF_HS_SUITES, nonce, hello);
+    if (speaks)
+        assert_int_equal(send(fd[0], hello, sizeof(hello), 0), sizeof(hello));
+    tcp_gate_add(g, fd[1]);
+    return fd[0];
+}
+
+/* All places are taken by @speak who have said hello and @silent who have not; half as many come
+ * after one of either kind, and it keeps its place */
+static void test_crowd(void **state)
+{
+    static const bool kinds[] = {false, true};
+    (void)state;
+
+    for (unsigned speak = 0; speak <= TCP_GATE_MAX; speak++)
+        for (unsigned k = 0; k < 4; k++) {
+            struct tcp_gate *g;
+            struct ff_error err;
+            int fd[2 * TCP_GATE_MAX];
+            unsigned n = 0;
+
+            assert_ok(tcp_gate_new(key, &g, &err), err);
+            while (n < TCP_GATE_MAX) {
+                fd[n] = add_stranger(g, n < speak);
+                n++;
+            }
+            int source = fd[n++] = add_stranger(g, kinds[k / 2]);
+            for (unsigned i = 1; i < TCP_GATE_MAX / 2; i++)
+                fd[n++] = add_stranger(g, kinds[k % 2]);
+            if (is_closed(source, 0))
+                fail_msg("%u had spoken; a source that had%s lost its place to %u who had%s", speak,
+                         k / 2 ? "" : " not", TCP_GATE_MAX / 2 - 1, k % 2 ? "" : " not");
+            tcp_gate_free(g);
+            while (n--)
+                close(fd[n]);
+        }
+}
+
 /* --- somebody between --- */
 
 /* Passes all on, and keeps what goes to the destination; may change one byte of it, or say it
@@ -472,6 +520,6 @@ static void test_repeated_between(void **state)
 #define TEST(test) cmocka_unit_test_setup_teardown(test, start, end)
 
 UNIT_MAIN(TEST(test_wrong_key), TEST(test_no_key_at_source), TEST(test_no_key_at_destination),
-          TEST(test_flood), TEST(test_slow_peers), TEST(test_during_joins),
+          TEST(test_flood), TEST(test_slow_peers), TEST(test_during_joins), TEST(test_crowd),
           TEST(test_queue_by_session), TEST(test_kept_and_said_again),
           TEST(test_read_without_key), TEST(test_changed_between), TEST(test_repeated_between))
