@@ -19,7 +19,6 @@
  *              TCP_GATE_MAX / 2 come between its accept and its proof. A turn takes TCP_GATE_TURN of
  *              them, and then hears all who are there: what lies in a socket counts.
  * Limits       GATE_MS from accept to proof: two round trips and a host that is busy.
- *              A line of the log when 1, 2, 4, 8, ... were dropped: a flood does not fill a disk.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -119,11 +118,9 @@ static int leave_gate(struct tcp_gate *g, unsigned i)
 
 static void drop_stranger(struct tcp_gate *g, unsigned i, const char *why)
 {
-    unsigned long n = ++g->dropped;
-
     close(leave_gate(g, i));
-    if (!(n & (n - 1)))
-        ff_log(FF_LOG_WARN, "tcp: %s; connection dropped (%lu so far)", why, n);
+    if (ff_log_due(&g->dropped))
+        ff_log(FF_LOG_WARN, "tcp: %s; connection dropped (%lu so far)", why, g->dropped);
 }
 
 /* @s has sent all of a hello, or something else: 0, or -errno. Who can be told what is wrong is */

@@ -36,7 +36,7 @@
 #include "tcp_wire.h"
 
 #define LISTEN_MAX 8u
-#define HELD_MAX 8u
+#define HELD_MAX 64u
 #define REST_MS 100
 
 struct held {
@@ -50,6 +50,7 @@ struct ff_listener {
     int cancel_fd, timeout_ms;
     struct held held[HELD_MAX]; /* the oldest first */
     unsigned n_held;
+    unsigned long dropped; /* of them, and of joins */
     struct ff_key *key;    /* NULL: whoever connects is heard */
     struct tcp_gate *gate; /* with a key: who has connected, and has not proved that it has it */
 };
@@ -71,8 +72,9 @@ static void hold_connection(struct ff_listener *ls, int fd)
 
     setsockopt(fd, SOL_SOCKET, SO_RCVLOWAT, &lowat, sizeof(lowat));
     if (ls->n_held == HELD_MAX) {
-        ff_log(FF_LOG_WARN, "tcp: %u connections without a join or HELLO; the oldest dropped",
-               HELD_MAX);
+        if (ff_log_due(&ls->dropped))
+            ff_log(FF_LOG_WARN, "tcp: %u connections without a join or HELLO; the oldest dropped "
+                   "(%lu so far)", HELD_MAX, ls->dropped);
         close(unhold(ls, 0));
     }
     ls->held[ls->n_held++] = (struct held){.fd = fd};
@@ -169,12 +171,10 @@ static int take_through_gate(struct ff_listener *ls, int timeout_ms, const struc
 {
     uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
 
-    while (ls->n_held)
-        tcp_gate_add(ls->gate, unhold(ls, 0));
     for (;;) {
         int fd = -1;
         for (unsigned i = 0; i < TCP_GATE_TURN; i++) { /* the others come with the next turn */
-            fd = accept_now(ls);
+            fd = ls->n_held ? unhold(ls, 0) : accept_now(ls);
             if (fd < 0)
                 break;
             tcp_gate_add(ls->gate, fd);
@@ -183,6 +183,8 @@ static int take_through_gate(struct ff_listener *ls, int timeout_ms, const struc
         int known = tcp_gate_next(ls->gate, e);
         if (known >= 0 || (fd < 0 && fd != -EAGAIN && !resting))
             return known >= 0 ? known : fd;
+        if (ls->n_held)
+            continue;
         int left = timeout_ms < 0 ? -1 : tcp_ms_left(end);
         if (!left)
             return resting ? fd : -ETIMEDOUT;
@@ -237,7 +239,8 @@ static int read_join(struct ff_listener *ls, unsigned i, const struct tcp_tokens
         rc = ff_error_set(&why, EEXIST, "tcp: read join: queue %u is open already", *k);
     *out = unhold(ls, i);
     if (rc) {
-        ff_log(FF_LOG_WARN, "%s; connection dropped", why.text);
+        if (ff_log_due(&ls->dropped))
+            ff_log(FF_LOG_WARN, "%s; connection dropped (%lu so far)", why.text, ls->dropped);
         close(*out);
         return -1;
     }

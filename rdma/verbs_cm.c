@@ -53,6 +53,7 @@ struct verbs_listener {
     struct rdma_cm_id *id[LISTEN_MAX]; /* one an address of the name, IPv4 and IPv6 */
     unsigned n;
     int timeout_ms;
+    unsigned long rejected;
     char device[72];
 };
 
@@ -372,8 +373,8 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
                               r->id->port_num, ls->device);
         if (!rc)
             return 0;
-        if (rc != -EINPROGRESS) /* a challenge is nothing to warn of */
-            ff_log(FF_LOG_WARN, "%s; connection rejected", why.text);
+        if (rc != -EINPROGRESS && ff_log_due(&ls->rejected)) /* a challenge is nothing to warn of */
+            ff_log(FF_LOG_WARN, "%s; connection rejected (%lu so far)", why.text, ls->rejected);
         if (r->has_answer)
             rdma_reject(r->id, r->answer, sizeof(r->answer));
         else

@@ -136,8 +136,8 @@ static void test_strangers_at_the_queues(void **state)
 
     assert_ok(p.a->ops->open_queues(p.a, session, SOON_MS, &err), err);
     assert_ok(p.b->ops->open_queues(p.b, session, SOON_MS, &err), err);
-    assert_int_equal(atomic_load(&n_logs), 3);
-    assert_non_null(strstr(last_log, "dropped"));
+    assert_int_equal(atomic_load(&n_logs), 2); /* of three: the first, the second, the fourth */
+    assert_non_null(strstr(last_log, "dropped (2 so far)"));
     must_be_dropped(fd[1]);
     must_be_dropped(fd[2]);
     must_be_dropped(fd[4]);

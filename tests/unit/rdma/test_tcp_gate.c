@@ -277,6 +277,52 @@ static void test_queue_by_session(void **state)
 
 /* --- who loses a place when there are too many --- */
 
+static void *open_queues_main(void *arg)
+{
+    struct pair *p = arg;
+    struct ff_error err;
+
+    return p->b->ops->open_queues(p->b, session, SOON_MS, &err) ? p : NULL;
+}
+
+/* A queue whose token comes late keeps its place when 60 strangers connect meanwhile; and they are
+ * no line of the log each */
+static void test_crowd_at_the_queues(void **state)
+{
+    uint8_t join[TCP_JOIN_LEN];
+    struct tcp_tokens tokens;
+    struct pair p;
+    pthread_t t;
+    void *failed;
+    int queue[FF_QUEUES], fd[60];
+    (void)state;
+
+    pair_connect_tcp(&p, "127.0.0.1", 15000); /* without a key: the session is the token */
+    assert_int_equal(pthread_create(&t, NULL, open_queues_main, &p), 0);
+    for (enum ff_queue k = 0; k < FF_QUEUES; k++) {
+        memcpy(tokens.of[k], session, FF_SESSION_LEN);
+        queue[k] = stranger_at(p.listener);
+    }
+    for (unsigned i = 0; i < FF_ARRAY_LEN(fd); i++) { /* more than a backlog: most are accepted */
+        fd[i] = stranger_at(p.listener);
+        tcp_join_encode(join, FF_QUEUE_FAULT, &(struct tcp_tokens){.of = {"another session"}});
+        if (i % 3 == 0)
+            assert_int_equal(send(fd[i], join, sizeof(join), 0), sizeof(join));
+    }
+    for (enum ff_queue k = 0; k < FF_QUEUES; k++) {
+        tcp_join_encode(join, k, &tokens);
+        assert_int_equal(send(queue[k], join, sizeof(join), MSG_NOSIGNAL), sizeof(join));
+    }
+    assert_int_equal(pthread_join(t, &failed), 0);
+    assert_null(failed);
+    assert_in_range(atomic_load(&n_logs), 1, 6);
+    for (unsigned i = 0; i < FF_ARRAY_LEN(fd); i++)
+        close(fd[i]);
+    for (enum ff_queue k = 0; k < FF_QUEUES; k++)
+        close(queue[k]);
+    pair_close(&p);
+}
+
 /* A connection at @g that is silent, or has said a hello; the other end of it */
 static int add_stranger(struct tcp_gate *g, bool speaks)
 {
@@ -521,5 +567,6 @@ static void test_repeated_between(void **state)
 
 UNIT_MAIN(TEST(test_wrong_key), TEST(test_no_key_at_source), TEST(test_no_key_at_destination),
           TEST(test_flood), TEST(test_slow_peers), TEST(test_during_joins), TEST(test_crowd),
-          TEST(test_queue_by_session), TEST(test_kept_and_said_again),
-          TEST(test_read_without_key), TEST(test_changed_between), TEST(test_repeated_between))
+          TEST(test_crowd_at_the_queues), TEST(test_queue_by_session),
+          TEST(test_kept_and_said_again), TEST(test_read_without_key), TEST(test_changed_between),
+          TEST(test_repeated_between))
