@@ -41,6 +41,9 @@ int ff_secrets_new(const struct ff_epoch *e, bool active, struct ff_secrets **ou
     int rc = ff_seal_init(&s->tx, e->suite, active ? e->from_source : e->from_dest);
     if (!rc)
         rc = ff_seal_init(&s->rx, e->suite, active ? e->from_dest : e->from_source);
+    /* tx and rx have them, and forget them in time */
+    explicit_bzero(s->epoch.from_source, sizeof(s->epoch.from_source));
+    explicit_bzero(s->epoch.from_dest, sizeof(s->epoch.from_dest));
     if (rc)
         ff_secrets_free(s);
     else

@@ -38,11 +38,12 @@ struct ff_seal {
 
 /* All that a link keeps: in memory of base/secret.h */
 struct ff_secrets {
-    struct ff_epoch epoch;
+    struct ff_epoch epoch; /* of the queues; the secrets of the control messages are zeros here */
     struct ff_seal tx, rx;
 };
 
-/* A copy of @e, and both directions of one end; @active: the source's. 0, -ENOMEM, -EIO */
+/* What @e has for the queues, and both directions of one end; @active: the source's. 0, -ENOMEM,
+ * -EIO */
 int ff_secrets_new(const struct ff_epoch *e, bool active, struct ff_secrets **out);
 void ff_secrets_free(struct ff_secrets *s); /* @s may be NULL */
 

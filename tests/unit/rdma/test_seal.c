@@ -165,6 +165,34 @@ static void test_rekey_left_out(void **state)
     free(e);
 }
 
+/* A link that has changed its keys has nothing left of which the first ones could be made */
+static void test_first_secrets_gone(void **state)
+{
+    struct ff_epoch epoch = {.suite = FF_HS_AES256_GCM};
+    uint8_t out[64 + FF_SEAL_TAG_LEN], plain[64] = {0};
+    struct ff_secrets *s, *peer;
+    (void)state;
+
+    memset(epoch.from_source, 0x5a, FF_KDF_LEN);
+    memset(epoch.from_dest, 0xa5, FF_KDF_LEN);
+    memset(epoch.queue, 0x11, sizeof(epoch.queue));
+    assert_int_equal(ff_secrets_new(&epoch, true, &s), 0);
+    assert_int_equal(ff_secrets_new(&epoch, false, &peer), 0);
+    assert_memory_equal(s->epoch.queue, epoch.queue, sizeof(epoch.queue));
+    s->tx.number = s->rx.number = peer->tx.number = peer->rx.number = FF_SEAL_RECORDS - 1;
+    assert_int_equal(ff_seal_close(&s->tx, HEAD, 8, plain, 64, out), 0);
+    assert_int_equal(ff_seal_open(&peer->rx, HEAD, 8, out, sizeof(out), plain), 64);
+    assert_int_equal(ff_seal_close(&peer->tx, HEAD, 8, plain, 64, out), 0);
+    assert_int_equal(ff_seal_open(&s->rx, HEAD, 8, out, sizeof(out), plain), 64);
+    assert_null(memmem(s, sizeof(*s), epoch.from_source, FF_KDF_LEN));
+    assert_null(memmem(s, sizeof(*s), epoch.from_dest, FF_KDF_LEN));
+    assert_null(memmem(peer, sizeof(*peer), epoch.from_source, FF_KDF_LEN));
+    assert_null(memmem(peer, sizeof(*peer), epoch.from_dest, FF_KDF_LEN));
+    ff_secrets_free(s);
+    ff_secrets_free(peer);
+}
+
 UNIT_MAIN(cmocka_unit_test(test_round_trip), cmocka_unit_test(test_changed),
           cmocka_unit_test(test_truncated), cmocka_unit_test(test_order),
-          cmocka_unit_test(test_rekey), cmocka_unit_test(test_rekey_left_out))
+          cmocka_unit_test(test_rekey), cmocka_unit_test(test_rekey_left_out),
+          cmocka_unit_test(test_first_secrets_gone))
