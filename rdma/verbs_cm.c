@@ -45,6 +45,7 @@
 #define ESTABLISHED_MS 300
 #define HEARD_MS 3000
 #define LISTEN_MAX 4
+#define TURN_MAX 64 /* requests between two looks at the time, and at tcp */
 
 struct verbs_listener {
     struct ff_key *key;      /* NULL: whoever asks is heard */
@@ -346,7 +347,8 @@ static void reject(struct rdma_cm_id *id, const char *why)
     rdma_reject(id, why, (uint8_t)FF_MIN(strlen(why), (size_t)VERBS_REJECT_LEN));
 }
 
-/* The next request for @v (NULL: for a new link): 0, -EAGAIN when there is none now, -EBADFD */
+/* The next request for @v (NULL: for a new link): 0, -EAGAIN when there is none now, or TURN_MAX
+ * others were looked at; -EBADFD */
 static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
                         const uint8_t *session, struct verbs_request *r, struct ff_error *err)
 {
@@ -354,7 +356,10 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
     struct ff_error why;
     int rc;
 
-    while (!(rc = verbs_get_event(ls->events, &ev, err))) {
+    for (unsigned n = 0; n < TURN_MAX; n++) {
+        rc = verbs_get_event(ls->events, &ev, err);
+        if (rc)
+            return rc;
         rc = -EAGAIN;
         if (ev->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
             r->id = ev->id;
@@ -381,7 +386,7 @@ static int next_request(struct verbs_listener *ls, const struct verbs_link *v,
             reject(r->id, why.text);
         rdma_destroy_id(r->id);
     }
-    return rc;
+    return -EAGAIN;
 }
 
 /* Accept @r for @v; takes its id */
@@ -463,7 +468,9 @@ static int verbs_open_passive(struct verbs_link *v, const uint8_t *session, uint
                 *err = why;
             n++;
         } else if (rc == -EAGAIN) {
-            rc = verbs_wait_any(v, v->listener->events->fd, v->events->fd, end, err);
+            rc = tcp_ms_left(end)
+                     ? verbs_wait_any(v, v->listener->events->fd, v->events->fd, end, err)
+                     : ff_error_set(err, ETIMEDOUT, "%s", strerror(ETIMEDOUT));
         }
         if (rc)
             return ff_error_context(err, "verbs: wait for the source's queues");

@@ -13,7 +13,8 @@
  *                                                       it becomes a link
  *
  * Limits       VERBS_GATE_MAX challenges, each for GATE_MS: one more takes the place of the oldest.
- *              An adapter's requests come with a few round trips between them.
+ *              Between its requests a source looks for the way again and makes a queue pair, which
+ *              may be 300 ms; hence many places, of 128 bytes each.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 
 #include "handshake.h"
 
-#define VERBS_GATE_MAX 64u
+#define VERBS_GATE_MAX 1024u
 
 struct verbs_gate;
 
