@@ -132,6 +132,11 @@ static int ask_for_challenge(struct verbs_link *v, const uint8_t hello[FF_HS_HEL
     if (rdma_create_id(v->events, &id, NULL, RDMA_PS_TCP))
         return ff_error_set(err, errno, "verbs: new connection: %s", strerror(errno));
     int rc = find_way(v, id, end, err);
+    /* The number of no queue pair: the peer's kernel takes a second request of one host and number
+     * for a connection that was forgotten, while the first is looked at. Of the nonce, which is
+     * random; devices number theirs from below */
+    p.qp_num = 0x800000u | (hello[FF_HS_HELLO_LEN - 1] & 0x7fu) << 16 |
+               (uint32_t)hello[FF_HS_HELLO_LEN - 2] << 8 | hello[FF_HS_HELLO_LEN - 3];
     p.private_data = private_data;
     p.private_data_len = verbs_put_private(private_data, VERBS_REQUEST_HELLO,
                                            v->q[VERBS_PREFILL].n_conns, 0, hello,
