@@ -118,6 +118,7 @@ static int try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struc
         rc = d->recovers ? check_resume(d, rc, why) : check_hello(d, rc, why);
     if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
         refuse(d, why->text);
+    d->ctl.link = d->link; /* @l may be dropped: nobody speaks over it from here on */
     return rc;
 }
 
