@@ -444,7 +444,7 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
         return ff_error_set(err, ETIME, "go: not sent: the destination has gone (%s)",
                             strerror(-rc));
     }
-    return rc;
+    return rc == -ETIME ? ff_error_set(err, EIO, "go: the device timed out") : rc;
 }
 
 /* Both sides must be of one mind: a source that stops waiting breaks the link */

@@ -103,8 +103,8 @@ static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_
     if (!rc && (w.answer == FF_ANSWER_NEW || w.epoch < s->epoch))
         rc = ff_error_set(err, EPROTO, "WELCOME says %u, epoch %u (permitted: not 0, %u or more)",
                           w.answer, w.epoch, s->epoch);
-    if (!rc && ff_failpoint("source.resume"))
-        rc = ff_error_set(err, EIO, "injected");
+    if (!rc && (rc = ff_failpoint("source.resume")))
+        ff_error_set(err, -rc, "injected");
     if (rc)
         return rc;
     s->epoch = w.epoch;
@@ -151,6 +151,8 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         int rc = atomic_load(&s->cancelled) ? ff_error_set(&why, ECANCELED, "canceled")
                                             : come_back(s, &to, &why);
         bool late = ff_now_ns() >= end;
+        if (rc == -ETIME && s->stage == GONE)
+            rc = -EIO; /* the network's word, not the destination's: erdma says so for its timeouts */
         if (rc && may_pass(rc) && !late && !poll(&stop, 1, again_ms)) {
             again_ms = FF_MIN(2 * again_ms, AGAIN_MAX_MS);
             continue;
