@@ -153,7 +153,7 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         bool late = ff_now_ns() >= end;
         if (rc == -ETIME && s->stage == GONE)
             rc = -EIO; /* the network's word, not the destination's: erdma says so for its timeouts */
-        if (rc && may_pass(rc) && !late && !poll(&stop, 1, again_ms)) {
+        if (rc && may_pass(rc) && !late && poll(&stop, 1, again_ms) <= 0) {
             again_ms = FF_MIN(2 * again_ms, AGAIN_MAX_MS);
             continue;
         }
