@@ -48,6 +48,7 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
     d->ctl.cancelled = &d->cancelled;
     pthread_mutex_init(&d->lock, NULL);
     pthread_mutex_init(&d->pager_lock, NULL);
+    pthread_mutex_init(&d->listen_lock, NULL);
     *out = d;
     return 0;
 }
@@ -73,6 +74,8 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
     }
     (*out)->port = port;
     (*out)->listens = ff_port_number(port);
+    snprintf((*out)->listens_host, sizeof((*out)->listens_host), "%s", a->host);
+    snprintf((*out)->listens_device, sizeof((*out)->listens_device), "%s", a->device);
     snprintf((*out)->first_port, sizeof((*out)->first_port), "%u", ff_port_number(port));
     return 0;
 }
@@ -576,5 +579,6 @@ void ff_dest_free(struct ff_dest *d)
     ff_address_drop(&d->addr);
     pthread_mutex_destroy(&d->lock);
     pthread_mutex_destroy(&d->pager_lock);
+    pthread_mutex_destroy(&d->listen_lock);
     free(d);
 }

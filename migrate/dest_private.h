@@ -47,6 +47,8 @@ struct ff_dest {
     struct ff_port *port;
     struct ff_port *next_port; /* instead of port, once who waits there has seen it */
     _Atomic unsigned listens; /* its number; 0: nowhere */
+    pthread_mutex_t listen_lock; /* one at a time chooses the next port; before lock */
+    char listens_host[256], listens_device[72]; /* of the newest; under listen_lock */
     struct ff_link *link;
 };
 

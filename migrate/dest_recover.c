@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "cleanup.h"
 #include "dest_private.h"
@@ -31,10 +32,20 @@
 #include "log.h"
 
 #define PARK_MS 200
+#define AGAIN_MS 100
 #define PUBLISH_MS 300000
 #define WITHDRAWN_MS 2000
 
-int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_error *err)
+static bool has_port(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->lock);
+    bool has = d->port || d->next_port;
+    pthread_mutex_unlock(&d->lock);
+    return has;
+}
+
+/* Under listen_lock */
+static int listen_at(struct ff_dest *d, const struct ff_address *a, struct ff_error *err)
 {
     const struct ff_address *to = a ? a : &d->addr;
     struct ff_link_params p = {.host = to->host,
@@ -46,9 +57,14 @@ int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_erro
 
     if (to->passed || !*p.port)
         return ff_error_set(err, ENOTSUP, "destination: resume: there is no port to listen on");
+    if (has_port(d) && (unsigned)atoi(p.port) == atomic_load(&d->listens) &&
+        !strcmp(to->host, d->listens_host) && !strcmp(to->device, d->listens_device))
+        return 0; /* it does so already: whoever has connected stays */
     int rc = ff_port_listen(&p, d->verbs ? FF_LINK_VERBS : FF_LINK_TCP, &port, err);
     if (rc)
         return rc;
+    snprintf(d->listens_host, sizeof(d->listens_host), "%s", to->host);
+    snprintf(d->listens_device, sizeof(d->listens_device), "%s", to->device);
     pthread_mutex_lock(&d->lock);
     struct ff_port *old = d->next_port;
     d->next_port = port;
@@ -58,6 +74,39 @@ int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_erro
     pthread_mutex_unlock(&d->lock);
     ff_port_free(old);
     return 0;
+}
+
+int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_error *err)
+{
+    pthread_mutex_lock(&d->listen_lock);
+    int rc = listen_at(d, a, err);
+    pthread_mutex_unlock(&d->listen_lock);
+    return rc;
+}
+
+/* Wherever ff_dest_listen() said, else at the first port, which may be away for as long as the network
+ * is: its address goes with the interface */
+static int open_port(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
+{
+    const struct timespec nap = {.tv_nsec = AGAIN_MS * 1000000};
+    struct ff_error why;
+
+    for (bool said = false;; said = true) {
+        pthread_mutex_lock(&d->listen_lock);
+        int rc = has_port(d) ? 0 : listen_at(d, NULL, &why);
+        pthread_mutex_unlock(&d->listen_lock);
+        if (!rc)
+            return 0;
+        if (rc == -ENOTSUP)
+            return ff_error_set(err, ENOTSUP, "%s", why.text);
+        if (atomic_load(&d->cancelled))
+            return ff_error_set(err, ECANCELED, "destination: resume: canceled");
+        if (end_ns && ff_now_ns() >= end_ns)
+            return ff_error_set(err, ETIMEDOUT, "destination: resume: %s", why.text);
+        if (!said)
+            ff_log(FF_LOG_WARN, "destination: resume: %s; trying again", why.text);
+        nanosleep(&nap, NULL);
+    }
 }
 
 /* Use the port that ff_dest_listen() made last: whether there was one */
@@ -210,13 +259,13 @@ int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
     if (d->owner.adopt)
         return ff_error_set(err, ENOTSUP, "destination: resume: not for an agent");
     int rc = let_go(d, end_ns, err);
-    if (!rc && !d->port && !d->next_port)
-        rc = ff_dest_listen(d, NULL, err);
+    if (!rc)
+        rc = open_port(d, end_ns, err);
     d->recovers = true;
     if (!rc)
         rc = hear_and_answer(d, end_ns, err);
     d->recovers = false;
-    if (!rc)
+    if (!rc || rc == -ESTALE) /* nobody is waited for any more */
         ff_dest_close_port(d);
     return rc;
 }
