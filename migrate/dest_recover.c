@@ -152,10 +152,19 @@ static int say_complete(struct ff_dest *d, struct ff_error *why)
     return 0;
 }
 
-static int recv_publish(struct ff_dest *d, struct ff_error *why)
+/* Of the caller's limit what is left, but enough for one message */
+static int publish_ms(const struct ff_dest *d, uint64_t end_ns)
+{
+    uint64_t now = ff_now_ns(), left_ms = end_ns > now ? (end_ns - now) / 1000000u : 0;
+
+    return !end_ns ? PUBLISH_MS
+                   : (int)FF_MIN(FF_MAX(left_ms, (uint64_t)d->addr.timeout_ms), PUBLISH_MS);
+}
+
+static int recv_publish(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 {
     FF_AUTO_FREE struct ff_publish *pub = calloc(1, sizeof(*pub));
-    int rc = ff_control_expect(&d->ctl, FF_MSG_PUBLISH, 0, PUBLISH_MS, why);
+    int rc = ff_control_expect(&d->ctl, FF_MSG_PUBLISH, 0, publish_ms(d, end_ns), why);
 
     if (!pub)
         return ff_error_set(why, ENOMEM, "resume: out of memory");
@@ -176,14 +185,14 @@ static int recv_publish(struct ff_dest *d, struct ff_error *why)
     return rc ? rc : dest_recv_keys(d, pub->n_keys, why);
 }
 
-static int take_up(struct ff_dest *d, struct ff_error *why)
+static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 {
     int rc = dest_send_welcome(d, FF_ANSWER_RUNNING, why);
 
     if (!rc && ff_failpoint("dest.resume"))
         rc = ff_error_set(why, EIO, "resume: injected");
     if (!rc)
-        rc = recv_publish(d, why);
+        rc = recv_publish(d, end_ns, why);
     if (!rc)
         rc = ff_pager_attach(&d->pager, d->link, why);
     if (rc)
@@ -194,11 +203,11 @@ static int take_up(struct ff_dest *d, struct ff_error *why)
     return 0;
 }
 
-static int answer(struct ff_dest *d, struct ff_error *why)
+static int answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 {
     if (!atomic_load(&d->pager.guest_runs))
         return say_not_started(d, why);
-    return d->complete ? say_complete(d, why) : take_up(d, why);
+    return d->complete ? say_complete(d, why) : take_up(d, end_ns, why);
 }
 
 /* --- waiting --- */
@@ -235,7 +244,7 @@ static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *
         if (rc == -ECANCELED && !atomic_load(&d->cancelled))
             continue;
         if (!rc)
-            rc = answer(d, &why);
+            rc = answer(d, end_ns, &why);
         if (rc != -EAGAIN)
             break;
         ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for the source",
