@@ -382,8 +382,8 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     ff_dest_on_break(d, NULL, NULL);
     /* and an outage now would be one after GO for the source */
     d->link->ops->set_timeout(d->link, FF_MAX(GO_MS, d->addr.go_timeout_ms));
+    d->ready = true; /* an adapter may fail to say that it has arrived */
     rc = dest_send_stats(d, FF_MSG_READY, err);
-    d->ready = !rc;
     /* READY cannot be taken back: whoever left now would let a source let go to nobody */
     struct ff_error why;
     if (!rc && ff_beat_start(&d->beat, beat_stats, d, d->link, &why))
