@@ -183,7 +183,9 @@ int ff_responder_start(struct ff_responder *s, struct ff_link *link, struct ff_e
 
     pthread_mutex_lock(&s->lock);
     s->link = link;
-    for (int q = 0; q < FF_QUEUES && !rc && !atomic_load(&s->stop); q++) {
+    if (atomic_load(&s->stop)) /* nor may an adapter serve */
+        rc = ff_error_set(err, ECANCELED, "source: stopped");
+    for (int q = 0; q < FF_QUEUES && !rc; q++) {
         struct ff_server *sv = &s->server[q];
         sv->responder = s;
         sv->queue = (enum ff_queue)q;
