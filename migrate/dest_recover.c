@@ -180,8 +180,9 @@ static int recv_publish(struct ff_dest *d, uint64_t end_ns, struct ff_error *why
                             "0x%llx bytes (want %u of 0x%llx, and the same addresses)",
                             pub->n_keys, (unsigned long long)pub->segment_bytes, d->n_keys,
                             (unsigned long long)d->publish.segment_bytes);
-    rc =
-        d->pager.mode == FF_PREFILL_PUSH ? ff_pager_check_push(&d->pager, pub->push_bytes, why) : 0;
+    rc = ff_pager_check_push(&d->pager, pub->push_bytes, why);
+    if (!rc && d->pager.mode == FF_PREFILL_PUSH && !d->pager.can_push)
+        atomic_store(&d->pager.mode, FF_PREFILL_PULL); /* prefill=auto had chosen it */
     return rc ? rc : dest_recv_keys(d, pub->n_keys, why);
 }
 

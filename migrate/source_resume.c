@@ -117,8 +117,7 @@ static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_
 /* Of what was tried: will another try end otherwise? */
 static bool may_pass(int rc)
 {
-    static const int final[] = {ETIME,           ECANCELED, EREMOTEIO, EPROTO,
-                                EPROTONOSUPPORT, EINVAL,    ENOTSUP};
+    static const int final[] = {ETIME, ECANCELED, EREMOTEIO, EPROTO, EPROTONOSUPPORT, ENOTSUP};
 
     for (unsigned i = 0; i < FF_ARRAY_LEN(final); i++)
         if (rc == -final[i])
@@ -138,7 +137,7 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         return 0;
     if (s->stage != GONE)
         return ff_error_set(err, EINVAL, "source: resume: nothing was let go of");
-    if (s->given_link)
+    if (s->given_link || to.passed)
         return ff_error_set(err, ENOTSUP, "source: resume: only over a network");
     int patience_ms = to.timeout_ms, again_ms = AGAIN_MIN_MS;
     to.link = s->verbs ? FF_LINK_VERBS : FF_LINK_TCP;
