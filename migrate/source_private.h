@@ -42,6 +42,8 @@ struct ff_source {
     bool given_link;
     bool verbs;     /* what the first link was, every later one must be */
     bool resumed;   /* the destination runs the guest */
+    int again_ms;       /* to wait before the next link if the last one brought nothing; 0: none has */
+    uint64_t had_bytes; /* that were present there when the last one broke, as far as is known */
     uint32_t epoch; /* of the link */
     uint8_t session[FF_SESSION_LEN]; /* that the peer chose */
     bool has_session;

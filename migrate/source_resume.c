@@ -125,6 +125,20 @@ static bool may_pass(int rc)
     return true;
 }
 
+/* A link that breaks before it brings anything may do so each time: a page that cannot be read here,
+ * a request that the peer refuses. Wait longer each time, until one does bring something. */
+static void wait_if_in_vain(struct ff_source *s, struct pollfd *stop)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t has = s->stats.bytes_present;
+    pthread_mutex_unlock(&s->lock);
+    if (has == s->had_bytes && s->again_ms)
+        poll(stop, 1, s->again_ms);
+    s->again_ms = has != s->had_bytes ? AGAIN_MIN_MS
+                                      : FF_MIN(2 * FF_MAX(s->again_ms, AGAIN_MIN_MS), AGAIN_MAX_MS);
+    s->had_bytes = has;
+}
+
 int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeout_ms,
                      struct ff_error *err)
 {
@@ -143,6 +157,7 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
     to.link = s->verbs ? FF_LINK_VERBS : FF_LINK_TCP;
     s->paused_ns = 0; /* what limited the pause ended with GO */
     s->segments.grows = false;
+    wait_if_in_vain(s, &stop);
     for (;;) {
         int left_ms = (int)((end - FF_MIN(ff_now_ns(), end)) / 1000000u);
         to.timeout_ms = FF_MIN(patience_ms, FF_MAX(left_ms, AGAIN_MAX_MS));
