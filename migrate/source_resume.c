@@ -173,6 +173,8 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         }
         if (rc && may_pass(rc))
             rc = late ? -ETIMEDOUT : -ECANCELED;
+        if (rc && rc != -ETIME)
+            drop_link(s); /* nobody waits for what it brings, nor may it ask for memory */
         return !rc            ? 0
                : rc == -ETIME ? ff_error_set(err, ETIME, "%s", why.text)
                               : ff_error_set(err, -rc, "source: resume: %s", why.text);

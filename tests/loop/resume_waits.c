@@ -292,6 +292,32 @@ static void port_taken(void)
     move_must_survive(&m, BREAK, 1);
 }
 
+/* Somebody takes the connection, and says nothing: no link is left over that would be waited for */
+static void mute_peer(struct move *m, bool source)
+{
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(at);
+    struct ff_error err;
+
+    if (!source)
+        return;
+    FF_AUTO_CLOSE int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    must(!bind(fd, (struct sockaddr *)&at, sizeof(at)) && !listen(fd, 8));
+    must(!getsockname(fd, (struct sockaddr *)&at, &len));
+    struct ff_address *a = loop_address(ntohs(at.sin_port), "");
+    must(ff_source_resume(m->source, a, 300, &err) == -ETIMEDOUT);
+    must(ff_source_wait_done(m->source, &err) == -ENOTCONN);
+    ff_address_free(a);
+}
+
+static void mute(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE, GUEST, .broken = mute_peer};
+    move_must_survive(&m, BREAK, 1);
+}
+
 /* It is told where to listen while it waits: the same place, and then another */
 static void listen_meanwhile(struct move *m, bool source)
 {
@@ -485,6 +511,7 @@ int main(int argc, char **argv)
         {"signals", signals, 0},
         {"ETIME of the network's", not_the_destinations_word, 0},
         {"the port is taken at first", port_taken, 0},
+        {"somebody else is there, mute", mute, 0},
         {"listens meanwhile", listens_meanwhile, 0},
         {"the old link has gone", old_link, 0},
         {"GO after NOT-STARTED", sealed, 0},
