@@ -74,6 +74,7 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
     }
     (*out)->port = port;
     (*out)->listens = ff_port_number(port);
+    (*out)->listens_own_key = true;
     snprintf((*out)->listens_host, sizeof((*out)->listens_host), "%s", a->host);
     snprintf((*out)->listens_device, sizeof((*out)->listens_device), "%s", a->device);
     snprintf((*out)->first_port, sizeof((*out)->first_port), "%u", ff_port_number(port));

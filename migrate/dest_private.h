@@ -49,6 +49,7 @@ struct ff_dest {
     _Atomic unsigned listens; /* its number; 0: nowhere */
     pthread_mutex_t listen_lock; /* one at a time chooses the next port; before lock */
     char listens_host[256], listens_device[72]; /* of the newest; under listen_lock */
+    bool listens_own_key;                       /* likewise: with the move's own key */
     struct ff_link *link;
 };
 

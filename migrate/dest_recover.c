@@ -29,6 +29,7 @@
 #include "cleanup.h"
 #include "dest_private.h"
 #include "failpoint.h"
+#include "key.h"
 #include "log.h"
 
 #define PARK_MS 200
@@ -42,6 +43,15 @@ static bool has_port(struct ff_dest *d)
     bool has = d->port || d->next_port;
     pthread_mutex_unlock(&d->lock);
     return has;
+}
+
+/* Whether @key is the move's own: that of another address may be another */
+static bool is_own_key(const struct ff_dest *d, const struct ff_key *key)
+{
+    const struct ff_key *own = d->addr.key;
+
+    return key == own ||
+           (key && own && !memcmp(ff_key_bytes(key), ff_key_bytes(own), FF_KEY_LEN));
 }
 
 /* Under listen_lock */
@@ -58,13 +68,15 @@ static int listen_at(struct ff_dest *d, const struct ff_address *a, struct ff_er
     if (to->passed || !*p.port)
         return ff_error_set(err, ENOTSUP, "destination: resume: there is no port to listen on");
     if (has_port(d) && (unsigned)atoi(p.port) == atomic_load(&d->listens) &&
-        !strcmp(to->host, d->listens_host) && !strcmp(to->device, d->listens_device))
+        !strcmp(to->host, d->listens_host) && !strcmp(to->device, d->listens_device) &&
+        d->listens_own_key && is_own_key(d, p.key))
         return 0; /* it does so already: whoever has connected stays */
     int rc = ff_port_listen(&p, d->verbs ? FF_LINK_VERBS : FF_LINK_TCP, &port, err);
     if (rc)
         return rc;
     snprintf(d->listens_host, sizeof(d->listens_host), "%s", to->host);
     snprintf(d->listens_device, sizeof(d->listens_device), "%s", to->device);
+    d->listens_own_key = is_own_key(d, p.key);
     pthread_mutex_lock(&d->lock);
     struct ff_port *old = d->next_port;
     d->next_port = port;
