@@ -131,7 +131,7 @@ check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(MODEL)
 	@$(RUN_ENV) tests/run $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM)
 
 # Before each commit: some of every layer in five minutes, by what each test takes
-QUICK_LOOP := $(filter-out $(addprefix %/,shortage agent_breaks delays memory_types),$(LOOP_TESTS))
+QUICK_LOOP := $(filter-out $(addprefix %/,shortage agent_breaks delays memory_types resume),$(LOOP_TESTS))
 QUICK_E2E := $(patsubst %,tests/e2e/%.py:200,doctor move_micro sparse unplug refuse_memory backends \
     move_states agent_waves owner secrets clone_states clone_disks unfinished)
 QUICK_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120
