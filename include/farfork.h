@@ -94,7 +94,7 @@ int ff_address_parse(const char *text, struct ff_address **out, struct ff_error 
  * Both ends prove to each other that they have the key before anything else is said, and seal their
  * control messages with it. A source or destination that was made from @a earlier has it not.
  *
- * Return: 0; -EINVAL: no error tells any of @text; -ENOMEM
+ * Return: 0; -EINVAL: no error tells any of @text; or @a is "unix"; -ENOMEM
  */
 int ff_address_set_key(struct ff_address *a, const char *text, size_t len, struct ff_error *err);
 void ff_address_free(struct ff_address *a);

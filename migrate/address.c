@@ -65,14 +65,20 @@ static void use_key(struct ff_address *a, struct ff_key *k)
     a->key = k;
 }
 
+static int check_takes_key(const struct ff_address *a, struct ff_error *err)
+{
+    return a->passed ? ff_error_set(err, EINVAL, "address: unix with a key: there is no address, "
+                                    "and no stranger: an agent's socket passes connections of this "
+                                    "host") : 0;
+}
+
 static int load_key(struct ff_address *a, const char *path, struct ff_error *err)
 {
     struct ff_key *k;
+    int rc = check_takes_key(a, err);
 
-    if (a->passed)
-        return ff_error_set(err, EINVAL, "address: key-file: there is no address, and no stranger: "
-                            "an agent's socket passes connections of this host");
-    int rc = ff_key_load(path, &k, err);
+    if (!rc)
+        rc = ff_key_load(path, &k, err);
     if (!rc)
         use_key(a, k);
     return rc;
@@ -264,8 +270,10 @@ int ff_address_resolve(struct ff_address *a, struct ff_error *err)
 int ff_address_set_key(struct ff_address *a, const char *text, size_t len, struct ff_error *err)
 {
     struct ff_key *k;
+    int rc = check_takes_key(a, err);
 
-    int rc = ff_key_parse(text, len, &k, err);
+    if (!rc)
+        rc = ff_key_parse(text, len, &k, err);
     if (!rc)
         use_key(a, k);
     return rc;

@@ -52,12 +52,23 @@ static bool is_template;
 
 /* --- exports --- */
 
+/* With their keys: the holder has its own */
+static void drop_addresses(struct export *e)
+{
+    for (unsigned i = 0; i < e->n; i++) {
+        ff_address_free(e->target[i].address);
+        e->target[i].address = NULL;
+    }
+}
+
 static void free_export(struct export *e)
 {
+    if (e->target) {
+        drop_addresses(e);
+    }
     for (unsigned i = 0; e->target && i < e->n; i++) {
         g_free(e->target[i].uri);
         g_free(e->target[i].socket);
-        ff_address_free(e->target[i].address);
     }
     if (e->progress) {
         munmap(e->progress, e->n * sizeof(*e->progress));
@@ -242,6 +253,7 @@ static bool check_guest(Error **errp)
 /* What the library refuses it should refuse before anything was done */
 static bool check_target(struct fc_target *t, Error **errp)
 {
+    ERRP_GUARD();
     struct ff_error *err = ff_error_new();
     struct ff_source *s = NULL;
     const char *address;
@@ -259,10 +271,13 @@ static bool check_target(struct fc_target *t, Error **errp)
         ff_error_free(err);
         return false;
     }
-    rc = ff_address_parse(address, &t->address, err);
-    if (!rc) {
-        rc = ff_address_resolve(t->address, err); /* not in the holder */
+    t->address = rp_address(address, errp);
+    if (!t->address) {
+        error_prepend(errp, "target '%s': ", t->uri);
+        ff_error_free(err);
+        return false;
     }
+    rc = ff_address_resolve(t->address, err); /* not in the holder */
     if (!rc) {
         rc = ff_source_new(t->address, &s, err);
     }
@@ -570,6 +585,7 @@ FarforkExportResult *qmp_x_farfork_export(const char *id,
         free_export(e);
         return NULL;
     }
+    drop_addresses(e);
     e->alive = true;
     QTAILQ_INSERT_TAIL(&exports, e, next);
     qemu_set_fd_handler(e->pidfd, holder_ended, NULL, e);

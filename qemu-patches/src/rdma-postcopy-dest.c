@@ -367,17 +367,18 @@ static void not_set_up(void)
 
 void rdma_postcopy_start_incoming(const char *address, Error **errp)
 {
+    struct ff_address *a = rp_address(address, errp);
     struct ff_error *err = ff_error_new();
-    struct ff_address *a = NULL;
     QemuThread thread;
 
     ff_set_log(rp_log_line, FF_INFO);
-    if (!rp_collect_blocks(errp) || !rp_check_emptying(errp)) {
+    if (!a || !rp_collect_blocks(errp) || !rp_check_emptying(errp)) {
+        ff_address_free(a);
         ff_error_free(err);
         not_set_up();
         return;
     }
-    if (ff_address_parse(address, &a, err) || ff_dest_new(a, &rp.dest, err)) {
+    if (ff_dest_new(a, &rp.dest, err)) {
         goto fail;
     }
     for (unsigned i = 0; i < rp_n_blocks; i++) {

@@ -22,6 +22,12 @@ struct rp_first_touch {
 
 bool rp_check_host(Error **errp);
 
+/*
+ * ff_address_parse(), and key=ID: the secret object that has the key.  NULL
+ * with a reason; free it with ff_address_free()
+ */
+struct ff_address *rp_address(const char *text, Error **errp);
+
 /* Destination, after rp_collect_blocks(): may all blocks be emptied? */
 bool rp_check_emptying(Error **errp);
 

@@ -274,24 +274,29 @@ static void *outgoing_thread(void *opaque)
 void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
                                   Error **errp)
 {
+    struct ff_address *a = rp_address(address, errp);
     struct ff_error *err = ff_error_new();
-    struct ff_address *a = NULL;
 
     ff_set_log(rp_log_line, FF_INFO);
+    if (!a) {
+        ff_error_free(err);
+        return;
+    }
     if (qemu_savevm_state_guest_unplug_pending()) {
         error_setg(errp, "rdma-postcopy cannot move a guest with a network "
                    "failover pair: unplug its primary device first");
+        ff_address_free(a);
         ff_error_free(err);
         return;
     }
     /* a page that is discarded after it was registered would not be read */
     if (!rp_collect_blocks(errp) || !rp_hold_discards(errp)) {
+        ff_address_free(a);
         ff_error_free(err);
         return;
     }
     rp_hold_blocks();
-    if (ff_address_parse(address, &a, err) ||
-        ff_source_new(a, &rp.source, err)) {
+    if (ff_source_new(a, &rp.source, err)) {
         goto fail;
     }
     for (unsigned i = 0; i < rp_n_blocks; i++) {

@@ -195,9 +195,13 @@ def check_addresses():
     options = page_options(read('man', 'farfork-rdma-postcopy.7'))
     known = re.search(r'there are ([a-z, -]+)', lib.refusal(',no-such-option=1') or '')
     names = re.split(r', ', known[1]) if known else []
-    same('address option', names, 'the library', list(options), 'farfork-rdma-postcopy(7)')
+    # what QEMU takes out of the address before the library sees it
+    qemu = re.findall(r'strstart\(part\[i\], "([a-z-]+)="',
+                      read('qemu-patches', 'src', 'rdma-postcopy.c'))
+    both = names + qemu
+    same('address option', both, 'library and QEMU', list(options), 'farfork-rdma-postcopy(7)')
     rows = re.findall(r'^\| `([a-z-]+)` \| (.*?) \|', read('README.md'), re.M)
-    same('address option', names, 'the library', [n for n, _ in rows], 'README.md')
+    same('address option', both, 'library and QEMU', [n for n, _ in rows], 'README.md')
     readme = dict(rows)
     header = read('include', 'farfork.h').split('ff_address_parse()')[1].split('Return:')[0]
     same('address option', names, 'the library', re.findall(r'([a-z-]+)=', header.split('Options:')[1]),
@@ -209,6 +213,9 @@ def check_addresses():
                 differ(f'README.md: {name}: other values than (7)')
         elif name == 'key-file':
             check_key_file(lib)
+        elif name in qemu:
+            if not lib.refusal(f',{name}=a'):
+                differ(f'(7): {name}: the library takes it, too')
         elif values is None:
             if not lib.refusal(f',{name}=') or lib.refusal(f',{name}=a') or \
                     lib.refusal(f',{name}=a:1'):
