@@ -2,6 +2,12 @@
  *
  * jsonl.c - one JSON value a line, over pipes and sockets that do not block
  */
+/**
+ * DOC: Theory of Operation
+ *
+ * Invariants   A line may have a key in it. So a buffer is wiped before it is freed, and never left
+ *              behind by realloc(); who takes a key out of a line wipes that line.
+ */
 #include <errno.h>
 #include <poll.h>
 #include <stdlib.h>
@@ -11,6 +17,12 @@
 #include "jsonl.h"
 
 #define READ_BYTES 65536
+
+static void jsonl_wipe(struct jsonl_reader *r)
+{
+    if (r->data)
+        explicit_bzero(r->data, r->room);
+}
 
 int jsonl_read(struct jsonl_reader *r, int fd)
 {
@@ -24,9 +36,13 @@ int jsonl_read(struct jsonl_reader *r, int fd)
             return -EMSGSIZE;
         if (r->room < r->len + READ_BYTES + 1) {
             size_t room = 2 * r->room + READ_BYTES + 1;
-            char *more = realloc(r->data, room);
+            char *more = malloc(room);
             if (!more)
                 return -ENOMEM;
+            if (r->len)
+                memcpy(more, r->data, r->len);
+            jsonl_wipe(r);
+            free(r->data);
             r->data = more;
             r->room = room;
         }
@@ -64,6 +80,7 @@ char *jsonl_next(struct jsonl_reader *r)
 
 void jsonl_free(struct jsonl_reader *r)
 {
+    jsonl_wipe(r);
     free(r->data);
     *r = (struct jsonl_reader){0};
 }

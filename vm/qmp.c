@@ -23,6 +23,7 @@
 
 #include "jsonl.h"
 #include "qmp.h"
+#include "qmp_secret.h"
 
 #define TURN_MS 200
 
@@ -109,16 +110,13 @@ int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct ff_error 
     return rc == -ETIMEDOUT ? 0 : rc;
 }
 
-int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
-                struct ff_error *why)
+/* Of the last command, which was written with @rc */
+static int qmp_wait_answer(struct qmp *q, const char *name, int rc, json_t **result,
+                       struct ff_error *why)
 {
-    json_int_t id = ++q->last_id;
-    json_t *m = json_pack("{ss sI}", "execute", name, "id", id);
+    json_int_t id = q->last_id;
+    json_t *m;
 
-    if (arguments)
-        json_object_set_new(m, "arguments", arguments);
-    int rc = jsonl_write_json(q->fd, m, q->limit_ms);
-    json_decref(m);
     if (rc)
         return ff_error_set(why, rc == -ETIMEDOUT ? ETIMEDOUT : EPIPE, "%s: %s: %s", q->path, name,
                       strerror(-rc));
@@ -142,6 +140,25 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
         json_decref(m);
         return rc;
     }
+}
+
+int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
+                struct ff_error *why)
+{
+    json_t *m = json_pack("{ss sI}", "execute", name, "id", ++q->last_id);
+
+    if (arguments)
+        json_object_set_new(m, "arguments", arguments);
+    int rc = jsonl_write_json(q->fd, m, q->limit_ms);
+    json_decref(m);
+    return qmp_wait_answer(q, name, rc, result, why);
+}
+
+int qmp_add_key(struct qmp *q, const char *key, struct ff_error *why)
+{
+    int rc = qmp_secret_write(q->fd, ++q->last_id, key, q->limit_ms);
+
+    return qmp_wait_answer(q, "object-add", rc, NULL, why);
 }
 
 static int negotiate(struct qmp *q, struct ff_error *why)

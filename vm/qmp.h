@@ -39,6 +39,9 @@ int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
                 struct ff_error *why);
 
+/* Likewise, object-add of the secret KEY_SECRET: @key is of key_text_new() */
+int qmp_add_key(struct qmp *q, const char *key, struct ff_error *why);
+
 /* The oldest event not taken yet, to be released; NULL: none */
 json_t *qmp_take_event(struct qmp *q);
 

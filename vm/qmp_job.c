@@ -18,6 +18,7 @@
 
 #include "jsonl.h"
 #include "qmp_job.h"
+#include "qmp_secret.h"
 
 struct qmp_job {
     char *path;
@@ -25,8 +26,9 @@ struct qmp_job {
     bool greeted;
     uint64_t sent_ms; /* of the last command */
     struct jsonl_reader in;
-    json_t *commands; /* the first is qmp_capabilities */
+    json_t *commands; /* the first is qmp_capabilities; null: the key's */
     json_t *answers;
+    char *key; /* or NULL */
 };
 
 struct qmp_job *qmp_job_new(const char *path)
@@ -47,6 +49,12 @@ void qmp_job_add(struct qmp_job *j, const char *name, json_t *arguments)
     if (arguments)
         json_object_set_new(m, "arguments", arguments);
     json_array_append_new(j->commands, m);
+}
+
+void qmp_job_add_key(struct qmp_job *j, char *key)
+{
+    json_array_append_new(j->commands, json_null());
+    j->key = key;
 }
 
 /* -EAGAIN: its queue is full */
@@ -70,10 +78,13 @@ static int job_connect(struct qmp_job *j, struct ff_error *why)
 /* The command that was not answered yet */
 static int send_next(struct qmp_job *j, struct ff_error *why)
 {
-    const json_t *m = json_array_get(j->commands, json_array_size(j->answers));
+    size_t n = json_array_size(j->answers);
+    const json_t *m = json_array_get(j->commands, n);
 
     j->sent_ms = m ? ff_now_ms() : j->sent_ms; /* before: no answer is from before that */
-    int rc = m ? jsonl_write_json(j->fd, m, 0) : 0; /* a few bytes: there is room */
+    int rc = !m               ? 0
+             : json_is_null(m) ? qmp_secret_write(j->fd, (json_int_t)n, j->key, 0)
+                               : jsonl_write_json(j->fd, m, 0); /* a few bytes: there is room */
 
     return rc ? ff_error_set(why, EPIPE, "%s: %s", j->path, strerror(-rc)) : 0;
 }
@@ -141,6 +152,7 @@ void qmp_job_free(struct qmp_job *j)
     jsonl_free(&j->in);
     json_decref(j->commands);
     json_decref(j->answers);
+    key_text_free(j->key);
     free(j->path);
     free(j);
 }

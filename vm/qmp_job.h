@@ -16,6 +16,9 @@ struct qmp_job;
 struct qmp_job *qmp_job_new(const char *path);
 void qmp_job_add(struct qmp_job *j, const char *name, json_t *arguments); /* taken over, or NULL */
 
+/* object-add of the secret KEY_SECRET; @key, of key_text_new(), is taken over. One for a job */
+void qmp_job_add_key(struct qmp_job *j, char *key);
+
 /**
  * qmp_job_turn() - go on as far as that goes without waiting
  *

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * qmp_secret.c - a key to a QEMU: object-add of a secret, which no heap of ours has
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      no JSON value is made of a key: a library's heap would keep copies, which a core
+ *              dump contains. The line is put together in memory for keys, and wiped.
+ * Limits       QEMU has it on its own heap, also when the object is gone.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "jsonl.h"
+#include "qmp_secret.h"
+#include "secret.h"
+
+#define LINE_BYTES 512
+
+char *key_text_new(const char *text)
+{
+    char *key;
+
+    if (strnlen(text, KEY_TEXT_LEN) < KEY_TEXT_LEN ||
+        strspn(text, "0123456789abcdefABCDEF") < KEY_TEXT_LEN ||
+        !(key = ff_secret_new(KEY_TEXT_BYTES)))
+        return NULL;
+    memcpy(key, text, KEY_TEXT_LEN);
+    return key;
+}
+
+void key_text_free(char *key)
+{
+    ff_secret_free(key, KEY_TEXT_BYTES);
+}
+
+int qmp_secret_write(int fd, json_int_t id, const char *key, int limit_ms)
+{
+    char *line = ff_secret_new(LINE_BYTES);
+
+    if (!line)
+        return -ENOMEM;
+    int len = snprintf(line, LINE_BYTES,
+                       "{\"execute\":\"object-add\",\"id\":%lld,\"arguments\":"
+                       "{\"qom-type\":\"secret\",\"id\":\"" KEY_SECRET "\",\"data\":\"%s\"}}\n",
+                       (long long)id, key);
+    int rc = len < LINE_BYTES ? jsonl_write(fd, line, (size_t)len, limit_ms) : -EINVAL;
+    ff_secret_free(line, LINE_BYTES);
+    return rc;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * qmp_secret.h - a key to a QEMU: object-add of a secret, which no heap of ours has
+ */
+#ifndef FF_VM_QMP_SECRET_H
+#define FF_VM_QMP_SECRET_H
+
+#include <jansson.h>
+
+/* A key is 64 hexadecimal digits, and stands in memory of base/secret.h, with a NUL */
+#define KEY_TEXT_LEN 64
+#define KEY_TEXT_BYTES (KEY_TEXT_LEN + 1)
+
+#define KEY_SECRET "farfork-key" /* key=KEY_SECRET in an address of that QEMU */
+
+/* A copy of the KEY_TEXT_LEN digits at @text, for key_text_free(); NULL: they are none, or there is
+ * no memory */
+char *key_text_new(const char *text);
+void key_text_free(char *key); /* wiped; @key may be NULL */
+
+/**
+ * qmp_secret_write() - write object-add of the secret KEY_SECRET, whose data is @key
+ * @id:       of the command
+ * @limit_ms: how long it may take
+ *
+ * Return: as jsonl_write(), or -ENOMEM
+ */
+int qmp_secret_write(int fd, json_int_t id, const char *key, int limit_ms);
+
+#endif
