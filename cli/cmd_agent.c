@@ -24,6 +24,8 @@ static int agent_usage(FILE *out)
         "  --listen ADDRESS        listen there for the parent's host; port 0: any. Without it\n"
         "                          the agent holds no memory: for a guest that moves\n"
         "                          unix: no port; the parent on this host uses the socket below\n"
+        "  --keyed                 the first line of its input has a key, {\"key\":\"...\"}, which\n"
+        "                          whoever sends the image, or the guest, must have\n"
         "  --memory BYTES          of the forked guest: refuse an image with more\n"
         "  --id ID                 of the fork\n"
         "  --node NAME             of this host in the fork; default: its host name\n"
@@ -43,9 +45,11 @@ static int agent_usage(FILE *out)
 
 int cmd_agent(int argc, char **argv)
 {
-    enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN };
+    enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN,
+           KEYED };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
+                                            {"keyed", no_argument, NULL, KEYED},
                                             {"memory", required_argument, NULL, MEMORY},
                                             {"id", required_argument, NULL, ID},
                                             {"node", required_argument, NULL, NODE},
@@ -68,6 +72,7 @@ int cmd_agent(int argc, char **argv)
     while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
         switch (c) {
         case LISTEN: a.listen = optarg; break;
+        case KEYED: a.keyed = true; break;
         case MEMORY: a.memory_bytes = strtoull(optarg, NULL, 10); break;
         case ID: a.id = optarg; break;
         case NODE: a.node = optarg; break;

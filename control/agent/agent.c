@@ -168,6 +168,7 @@ static void detach(struct agent *a)
 static void keep_vms(struct agent *a)
 {
     a->kept = true;
+    agent_drop_key(a); /* its QEMU has it */
     agent_vms_keep(&a->vms);
     agent_write_state(a);
     agent_send(a, json_pack("{ss}", "event", "keep"));
@@ -424,11 +425,14 @@ static int start_worker(struct agent *a, struct ff_error *why)
         a->socket = xprintf("%s/agent", a->dir);
     a->err = ff_error_new();
     int rc = ff_address_parse(a->listen, &address, a->err);
+    if (!rc && a->keyed)
+        rc = ff_address_set_key(address, a->vms.key, strlen(a->vms.key), a->err);
     if (!rc)
         rc = ff_agent_new(address, a->socket, &a->ff, a->err);
     ff_address_free(address);
     if (rc)
         return ff_error_set(why, -rc, "%s", ff_error_message(a->err));
+    agent_drop_key(a); /* the library has it */
     ff_agent_on_child(a->ff, on_child, a);
     ff_agent_limit(a->ff, a->memory_bytes);
     rc = pthread_create(&a->worker, NULL, work, a);
@@ -440,8 +444,10 @@ static int start_worker(struct agent *a, struct ff_error *why)
 
 static int agent_start(struct agent *a, struct ff_error *why)
 {
-    int rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
+    int rc = a->keyed ? agent_read_key(a, why) : 0;
 
+    if (!rc)
+        rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
     if (!rc)
         rc = agent_reserve_state(a, a->children, NULL, why);
     if (rc)
@@ -505,6 +511,7 @@ static void end_vms(struct agent *a)
     json_decref(a->said);
     json_decref(a->spawns);
     agent_vms_drop_questions(&a->vms);
+    agent_drop_key(a);
     agent_vms_free(&a->vms);
     jsonl_free(&a->in);
     free(a->socket);

@@ -49,6 +49,7 @@ struct agent_vms {
     struct fork_server server;
     const char *dir; /* where their overlays are written down */
     struct agent_ask *asks;  /* that wait for an answer; agent_qmp.c */
+    char *key;               /* of key_text_new(), for their QEMUs; NULL: none, or used */
     bool ask_unused_again; /* one did not answer agent_vms_end_unused(), and was left alone */
 };
 
@@ -91,7 +92,8 @@ void agent_vm_kill(const struct agent_vm *vm); /* with all of its group */
 bool agent_vms_end(struct agent_vms *k, int limit_ms);
 /**
  * agent_vms_qmp() - a command for a child's QEMU
- * @o: {"child": N, "execute": NAME, "arguments": {..}, "id": any}; the last two may be missing
+ * @o: {"child": N, "execute": NAME, "arguments": {..}, "id": any}; the last two may be missing.
+ *     "add-key": true instead of "execute": give it the agent's key, as the secret KEY_SECRET
  *
  * Return: NULL: agent_vms_answer() gives the event, within some seconds; else that it cannot be
  * asked

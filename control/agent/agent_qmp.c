@@ -17,6 +17,7 @@
 
 #include "agent.h"
 #include "qmp_job.h"
+#include "qmp_secret.h"
 
 #define LIMIT_MS 5000 /* of connecting, and of the command */
 #define FRESH_MS 50   /* an answer takes less than one; a switch, as much and more */
@@ -29,17 +30,22 @@ struct agent_ask {
     struct agent_ask *next;
 };
 
-static void ask_vm(struct agent_vms *k, const struct agent_vm *vm, const char *execute,
-                   json_t *arguments, json_t *event)
+static struct agent_ask *ask_new(struct agent_vms *k, const struct agent_vm *vm, json_t *event)
 {
     struct agent_ask *a = xcalloc(1, sizeof(*a)), **at = &k->asks;
 
     *a = (struct agent_ask){.child = vm->number, .event = event, .job = qmp_job_new(vm->qmp),
                           .end_ms = ff_now_ms() + LIMIT_MS};
-    qmp_job_add(a->job, execute, arguments);
     while (*at)
         at = &(*at)->next;
     *at = a;
+    return a;
+}
+
+static void ask_vm(struct agent_vms *k, const struct agent_vm *vm, const char *execute,
+                   json_t *arguments, json_t *event)
+{
+    qmp_job_add(ask_new(k, vm, event)->job, execute, arguments);
 }
 
 static void ask_free(struct agent_ask *a)
@@ -52,20 +58,28 @@ static void ask_free(struct agent_ask *a)
 json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o)
 {
     const char *execute = json_string_value(json_object_get(o, "execute"));
+    bool add = json_is_true(json_object_get(o, "add-key"));
     json_int_t number = json_integer_value(json_object_get(o, "child"));
     struct agent_vm *vm = agent_vms_find(k, (unsigned)number);
+    bool there = vm && vm->qmp && vm->state != AGENT_VM_ENDED;
+    char *key = add && there && k->key ? key_text_new(k->key) : NULL;
     json_t *id = json_object_get(o, "id"),
            *e = json_pack("{ss sI}", "event", "qmp", "child", number);
 
     if (id)
         json_object_set(e, "id", id);
-    if (execute && vm && vm->qmp && vm->state != AGENT_VM_ENDED) {
+    if (key) {
+        qmp_job_add_key(ask_new(k, vm, e)->job, key);
+        return NULL;
+    }
+    if (execute && !add && there) {
         ask_vm(k, vm, execute, json_incref(json_object_get(o, "arguments")), e);
         return NULL;
     }
-    json_object_set_new(e, "error",
-                        json_string(execute ? "qmp: no such child here, or it has no socket"
-                                            : "qmp: want the name of a command"));
+    const char *why = add && !k->key   ? "qmp: this agent has no key"
+                      : add || execute ? "qmp: no such child here, or it has no socket"
+                                       : "qmp: want the name of a command";
+    json_object_set_new(e, "error", json_string(why));
     return e;
 }
 

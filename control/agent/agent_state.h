@@ -19,6 +19,7 @@ struct agent {
     struct ff_agent *ff;
     struct ff_error *err; /* the worker's, once it has ended */
     pthread_t worker;
+    bool keyed; /* a key is the first line of its input */
     bool worker_runs, worker_over, detached, ending, input_ended, kept;
     enum image image;
     int pipe[2], signals, front;
@@ -41,6 +42,10 @@ void agent_spawn_later(struct agent *a, json_t *spawn); /* borrowed */
 void agent_spawn_waiting(struct agent *a);
 bool agent_spawn_not(struct agent *a, unsigned number);
 void agent_count_vms(struct agent *a); /* after any change of their number or states */
+
+/* agent_key.c: the key that the first line of input has, into @a->vms.key */
+int agent_read_key(struct agent *a, struct ff_error *why);
+void agent_drop_key(struct agent *a);
 
 /* agent.c: for agent_daemonize(), of @opaque, an agent */
 int agent_run(void *opaque, int front);
