@@ -124,9 +124,12 @@ static void launch_agents(struct fork *f)
     struct ff_error why;
 
     f->s.launched = true;
-    for (size_t i = 0; i < f->s.n_hosts; i++)
-        if (host_resolve(&f->s.hosts[i], &why) || host_launch(&f->s, &f->s.hosts[i], &why))
-            host_fail(&f->s, &f->s.hosts[i], "%s", why.text);
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
+        h->keyed = !h->here;
+        if (host_resolve(h, &why) || host_launch(&f->s, h, &why))
+            host_fail(&f->s, h, "%s", why.text);
+    }
 }
 
 /* Those that are late are ended */

@@ -131,12 +131,23 @@ static json_t *targets(struct fork *f)
     return list;
 }
 
+static bool any_keyed(const struct fork *f)
+{
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].keyed && f->s.hosts[i].state != HOST_FAILED)
+            return true;
+    return false;
+}
+
 int fork_export(struct fork *f, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *status = NULL;
     struct ff_error none;
-    int rc = fork_disks_prepare(f->disks, why);
+    bool keyed = any_keyed(f);
+    int rc = keyed ? session_lend_key(&f->s, why) : 0;
 
+    if (!rc && (rc = fork_disks_prepare(f->disks, why)) && keyed)
+        session_take_key(&f->s);
     if (rc)
         return rc;
     /* somebody may have stopped it since */
@@ -154,6 +165,8 @@ int fork_export(struct fork *f, struct ff_error *why)
     rc = qmp_command(f->s.qmp, "x-farfork-export", a, &f->freeze, why);
     /* without an answer it may have forked all the same */
     f->exported = !rc || rc == -ECANCELED || rc == -ETIMEDOUT;
+    if (keyed)
+        session_take_key(&f->s);
     fork_disks_done(f->disks, !rc);
     return rc ? rc : fork_disks_serve(f->disks, why);
 }

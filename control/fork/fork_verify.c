@@ -6,8 +6,9 @@
  * DOC: Theory of Operation
  *
  * Purpose      an agent on another host listens on a port, and takes the image of the first that
- *              comes. It makes a number for it, the session, which only that source learns. So when
- *              agent and parent name one session, the image is the parent's.
+ *              comes with the fork's key, which each of its hosts has. It makes a number for it,
+ *              the session, which only that source learns. So when agent and parent name one
+ *              session, the image is the parent's.
  * Failure      an agent that has another image fails as a host; its children end, also those that
  *              run. A parent that does not answer any more cannot be asked: that is noted.
  * Limits       it is known once the image is there: children may run for that moment.
@@ -56,8 +57,8 @@ char *fork_target_of(const struct fork *f, const struct host *h)
 {
     FF_AUTO_FREE char *to = h->here ? xstrdup("unix") : xprintf("%s:%u", h->address, h->port);
 
-    return xprintf("rdma-postcopy:%s%s%s", to, f->s.o.link_options ? "," : "",
-                   f->s.o.link_options ? f->s.o.link_options : "");
+    FF_AUTO_FREE char *options = session_link_options(&f->s, h);
+    return xprintf("rdma-postcopy:%s%s", to, options);
 }
 
 const json_t *fork_find_target(const struct fork *f, const json_t *exports, const struct host *h)

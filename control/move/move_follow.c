@@ -351,19 +351,19 @@ static void finish_move(struct move *m)
 void move_guest(struct move *m)
 {
     const struct host *h = move_host(m);
-    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u%s%s", h->address, m->port,
-                                  m->s.o.link_options ? "," : "",
-                                  m->s.o.link_options ? m->s.o.link_options : "");
+    FF_AUTO_FREE char *options = session_link_options(&m->s, h);
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u%s", h->address, m->port, options);
     struct ff_error why;
 
     qmp_cancel_by(m->s.qmp, -1);
     qmp_limit(m->s.qmp, QUERY_LIMIT_MS);
     m->s.why.text[0] = '\0'; /* of what was tried again and succeeded */
-    if (move_check_disks(m, &m->s.why))
+    if (move_check_disks(m, &m->s.why) || session_lend_key(&m->s, &m->s.why))
         return;
     m->sent_ms = ff_now_exact_ms();
     m->sent = true;
     int rc = qmp_command(m->s.qmp, "migrate", json_pack("{ss}", "uri", uri), NULL, &why);
+    session_take_key(&m->s);
     if (rc == -EREMOTEIO) {
         m->sent = false;
         end_with(m, MOVE_HERE, "%s", why.text);

@@ -5,7 +5,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Picture      spawn -> -incoming defer -> migrate-incoming, which listens at a port of its own
+ * Picture      spawn -> -incoming defer -> the key, migrate-incoming, which listens at a port of
+ *              its own and has the key then; the key's object is deleted
  *              keep                     -> from here on the agent ends nothing
  *              adopt                    -> the agent owns the overlays of a guest that is a child
  *              query-status             -> it runs, as it was at the source
@@ -20,6 +21,7 @@
 #include "command_line.h"
 #include "identity.h"
 #include "move.h"
+#include "qmp_secret.h"
 
 #define TURN_MS 50
 #define END_LIMIT_MS 12000 /* the agent ends its child first */
@@ -141,16 +143,15 @@ static void forget_answer(struct move *m)
     m->s.answer = NULL;
 }
 
-int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
-             struct ff_error *why)
+/* @q, taken over, by the agent */
+static int ask_there(struct move *m, json_t *q, const char *what, json_t **result,
+                     struct ff_error *why)
 {
-    json_t *q = json_pack("{si ss sI}", "child", 1, "execute", execute, "id", ++m->asked);
-
-    if (arguments)
-        json_object_set_new(q, "arguments", arguments);
+    json_object_set_new(q, "child", json_integer(1));
+    json_object_set_new(q, "id", json_integer(++m->asked));
     forget_answer(m);
     host_send(move_host(m), json_pack("{so}", "qmp", q));
-    int rc = wait_answer(m, "qmp", execute, why);
+    int rc = wait_answer(m, "qmp", what, why);
     if (rc)
         return rc;
     const char *error = json_string_value(json_object_get(m->s.answer, "error"));
@@ -165,6 +166,16 @@ int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **re
     return 0;
 }
 
+int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
+             struct ff_error *why)
+{
+    json_t *q = json_pack("{ss}", "execute", execute);
+
+    if (arguments)
+        json_object_set_new(q, "arguments", arguments);
+    return ask_there(m, q, execute, result, why);
+}
+
 /* --- the steps --- */
 
 static int start_agent(struct move *m, struct ff_error *why)
@@ -174,6 +185,7 @@ static int start_agent(struct move *m, struct ff_error *why)
     int rc = host_resolve(h, why);
 
     m->s.launched = true;
+    h->keyed = true;
     if (!rc)
         rc = host_launch(&m->s, h, why);
     while (!rc && h->state == HOST_STARTING) {
@@ -188,16 +200,13 @@ static int start_agent(struct move *m, struct ff_error *why)
 }
 
 /* Its socket is there some time after its process is */
-static int ask_to_listen(struct move *m, struct ff_error *why)
+static int give_key_there(struct move *m, struct ff_error *why)
 {
     const struct host *h = move_host(m);
-    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s%s", h->address,
-                                  m->s.o.link_options ? "," : "",
-                                  m->s.o.link_options ? m->s.o.link_options : "");
     uint64_t end = ff_now_ms() + (uint64_t)turns_limit(m);
     int rc;
 
-    while ((rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why)) ==
+    while ((rc = ask_there(m, json_pack("{sb}", "add-key", true), "object-add", NULL, why)) ==
            -EAGAIN) {
         if (ff_now_ms() > end)
             return ff_error_set(why, ETIMEDOUT,
@@ -206,6 +215,16 @@ static int ask_to_listen(struct move *m, struct ff_error *why)
         session_turn(&m->s, TURN_MS);
     }
     return rc;
+}
+
+static int ask_to_listen(struct move *m, struct ff_error *why)
+{
+    const struct host *h = move_host(m);
+    FF_AUTO_FREE char *options = session_link_options(&m->s, h);
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s", h->address, options);
+    int rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why);
+
+    return rc ? rc : move_ask(m, "object-del", json_pack("{ss}", "id", KEY_SECRET), NULL, why);
 }
 
 static int find_port(struct move *m, struct ff_error *why)
@@ -240,6 +259,8 @@ int move_start(struct move *m, struct ff_error *why)
 
     if (!rc)
         rc = spawn_there(m, why);
+    if (!rc)
+        rc = give_key_there(m, why);
     if (!rc)
         rc = ask_to_listen(m, why);
     if (!rc)

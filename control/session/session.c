@@ -22,6 +22,7 @@
 #include "defaults.h"
 #include "farfork.h"
 #include "launcher.h"
+#include "qmp_secret.h"
 #include "rundir.h"
 #include "session.h"
 
@@ -31,6 +32,10 @@
 
 static int check_link_options(const char *options, struct ff_error *why)
 {
+    FF_AUTO_FREE char *listed = xprintf(",%s", options ? options : "");
+    if (strstr(listed, ",key-file="))
+        return ff_error_set(why, EINVAL, "--options: key-file: each move and fork has a key of its "
+                            "own, which nobody need name");
     struct ff_error *err = ff_error_new();
     struct ff_address *a = NULL;
     FF_AUTO_FREE char *address = xprintf("127.0.0.1:1%s%s", options ? "," : "",
@@ -73,7 +78,8 @@ int session_init(struct session *s, const struct session_kind *kind,
     s->o.launcher = xstrdup(given->launcher ? given->launcher : LAUNCHER_DEFAULT);
     s->o.link_options = copy(given->link_options);
     s->o.qemu = copy(given->qemu);
-    return session_check_options(&s->o, why);
+    int rc = session_check_options(&s->o, why);
+    return rc ? rc : session_make_key(s, why);
 }
 
 /* --- the loop --- */
@@ -195,6 +201,7 @@ void session_free(struct session *s)
     free(s->parent_cwd);
     json_decref(s->answer);
     json_decref(s->io_error);
+    key_text_free(s->key);
     qmp_free(s->qmp);
     if (s->signals > 0)
         close(s->signals);

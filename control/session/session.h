@@ -39,6 +39,7 @@ struct host {
     char *name;               /* of its run directory; no two the same */
     char *address;            /* numeric, an IPv6 address in brackets */
     bool here;                /* this host, the parent's */
+    bool keyed;               /* what goes there goes by a network: who may send it has the key */
     enum host_state state;
     char *error;
     struct spawn run;        /* the agent, or its launcher */
@@ -108,6 +109,7 @@ struct session {
     bool parent_silent; /* no connection to it, whether it has ended or not */
     json_t *io_error;   /* the last event BLOCK_IO_ERROR of it; or NULL */
     json_t *answer;     /* the last event "qmp", "keep" or "adopt"; NULL: none since then */
+    char *key;          /* of key_text_new() */
     bool launched;
     int signals;
     bool interrupted;
@@ -149,6 +151,16 @@ void session_set_ms(json_t *o, const char *key, double ms);
 /* session_parent.c: connected to a QEMU, with what it was started with; whether it is Farfork's */
 int session_find_parent(struct session *s, struct ff_error *why);
 int session_check_parent(struct session *s, struct ff_error *why);
+
+/* session_key.c: a key of its own for each move and fork. session_link_options() is what an address
+ * of @h has, with a comma in front, in a QEMU that has been given the key: to be freed */
+int session_make_key(struct session *s, struct ff_error *why);
+int session_send_key(const struct session *s, struct host *h, struct ff_error *why);
+char *session_link_options(const struct session *s, const struct host *h);
+
+/* The QEMU here has the key, as a secret object, from one to the other */
+int session_lend_key(const struct session *s, struct ff_error *why);
+void session_take_key(const struct session *s);
 
 /* session_host.c: an agent on a host: start it through the launcher, talk to it, end it */
 int host_resolve(struct host *h, struct ff_error *why);

@@ -57,6 +57,8 @@ static void agent_argv(const struct session *s, const struct host *h, struct str
     strv_add(w, "%s", o->agent);
     strv_add(w, "agent");
     s->kind->agent_options(s, h, w);
+    if (h->keyed)
+        strv_add(w, "--keyed");
     strv_add(w, "--children");
     strv_add(w, "%u", host_vms(s, h));
     strv_add(w, "--id");
@@ -79,7 +81,7 @@ int host_launch(struct session *s, struct host *h, struct ff_error *why)
     FF_AUTO_FREE char *line = h->here ? NULL : launcher_line(s->o.launcher, h->node->host, w.v);
     int rc = spawn_start(&h->run, w.v, line, why);
     strv_free(&w);
-    return rc;
+    return rc || !h->keyed ? rc : session_send_key(s, h, why);
 }
 
 void host_send(struct host *h, json_t *command)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """agent_safe.py - nobody gives a fork's agent another image, no child changes what others read;
-limit: 200 s"""
+limit: 240 s"""
 import glob
 import json
 import mmap
@@ -13,6 +13,7 @@ import sys
 import common
 from common import Failed, Micro, say, status
 from forked import (Child, Clone, Parent, check_nothing_left, check_result, kill, snapshot)
+from keys import Listener
 
 MIB = 64        # more than what is handed over without a file
 
@@ -56,22 +57,29 @@ def no_port(t, accel, memory):
     say(f'      no port at {len(seen)} events')
 
 
-def attacked(t, accel):
-    """Another guest's image comes to the port of an agent before the parent's does."""
+def attacked(t, accel, knows):
+    """Another guest's image comes to the port of an agent before the parent's does; with its key?"""
     second = os.path.join(t.work, 'other.second')
-    with Parent(t, accel, mem_mib=MIB) as parent, \
+    with Parent(t, accel, mem_mib=MIB) as parent, Listener(t, 'launcher') as pipe, \
             Micro(t, 'other', accel, mem_mib=MIB,
                   extra=('-qmp', f'unix:{second},server=on,wait=off')) as other:
         parent.start_load()
         other.start_load()
-        launcher = (f'FF_HOST={{host}} {{cmd}} | {sys.executable} {os.path.abspath(__file__)} attack '
-                    f'{second}')
-        with Clone(t, parent, 2, '--launcher', launcher, hosts=['h1=127.0.0.1']) as c:
-            check_result(c, 3, {'failed': 2})
-            errors = {row['error'] for row in c.children}
-            if not all('not the parent' in e for e in errors):
-                raise Failed(f'it failed for another reason: {errors}')
-            say(f'      {errors.pop()[:160]}')
+        before = snapshot(parent)
+        attacker = (f'{sys.executable} {os.path.abspath(__file__)} {"knows" if knows else "attack"} '
+                    f'{second},{pipe.folder}')
+        with Clone(t, parent, 2, *pipe.launcher(behind=attacker), hosts=['h1=127.0.0.1']) as c:
+            if knows:
+                check_result(c, 3, {'failed': 2})
+                errors = {row['error'] for row in c.children}
+                if not all('not the parent' in e for e in errors):
+                    raise Failed(f'it failed for another reason: {errors}')
+                say(f'      {errors.pop()[:160]}')
+            else:
+                check_result(c, 0, {'complete': 2})
+                for row in c.children:
+                    Child(row, parent).begins(before)
+                kill(c.base, 'f')
             check_nothing_left(c, parent)
         if status(other) != 'running':
             raise Failed('the other guest does not run')
@@ -125,7 +133,9 @@ def run(t):
     with t.case('same host, anon: no port'):
         no_port(t, accel, 'anon')
     with t.case('another guest was there first'):
-        attacked(t, accel)
+        attacked(t, accel, knows=False)
+    with t.case('another guest, with the key, was there first'):
+        attacked(t, accel, knows=True)
     with t.case('memfd: children cannot write'):
         sealed(t, accel, 'memfd', ['memory-backend-memfd', 'farfork-image'])
     with t.case('anon: children cannot write'):
@@ -146,36 +156,44 @@ def note_ports(event, log):
         f.write(f'{"some" if ports else "none"}\n')
 
 
-def attack(event, path):
+def attack(event, paths, knows=False):
     """The agent listens: another guest's image comes to it, and vmclone hears of it afterwards."""
     if event['event'] != 'listening':
         return
+    path, folder = paths.split(',')
+    with open(os.path.join(folder, 'passed'), encoding='utf-8') as f:
+        key = json.loads(f.readline())['key']
+    secret = {'qom-type': 'secret', 'id': 'k', 'data': key}
     with socket.socket(socket.AF_UNIX) as sock, sock.makefile('rw') as f:
         sock.connect(path)
-        target = {'uri': f'rdma-postcopy:127.0.0.1:{event["port"]}'}
-        for name, arguments in (('qmp_capabilities', {}),
+        target = {'uri': f'rdma-postcopy:127.0.0.1:{event["port"]}{",key=k" if knows else ""}'}
+        for name, arguments in (('qmp_capabilities', {}), ('object-add', secret),
                                 ('x-farfork-export', {'id': 'a', 'targets': [target]})):
             f.write(json.dumps({'execute': name, 'arguments': arguments}) + '\n')
             f.flush()
             next(m for m in map(json.loads, f) if 'return' in m)
         active = None
-        while active != 'active' and active != 'completed':
+        while active not in (('active', 'completed') if knows else ('failed',)):
             f.write(json.dumps({'execute': 'query-x-farfork-exports'}) + '\n')
             f.flush()
             reply = next(m for m in map(json.loads, f) if 'return' in m)
             active = reply['return'][0]['targets'][0]['status']
 
 
+def attack_with_key(event, paths):
+    attack(event, paths, knows=True)
+
+
 def between(how, argument):
     for line in sys.stdin:
         event = json.loads(line)
-        {'ports': note_ports, 'attack': attack}[how](event, argument)
+        {'ports': note_ports, 'attack': attack, 'knows': attack_with_key}[how](event, argument)
         sys.stdout.write(line)
         sys.stdout.flush()
 
 
 if __name__ == '__main__':
-    if len(sys.argv) == 3 and sys.argv[1] in ('ports', 'attack'):
+    if len(sys.argv) == 3 and sys.argv[1] in ('ports', 'attack', 'knows'):
         between(*sys.argv[1:])
     else:
-        common.main(run, limit_s=200)
+        common.main(run, limit_s=240)

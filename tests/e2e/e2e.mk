@@ -29,7 +29,7 @@ E2E_TESTS := \
     tests/e2e/clone.py:920 \
     tests/e2e/agent_waves.py:60 \
     tests/e2e/ssh.py:220 \
-    tests/e2e/agent_safe.py:220 \
+    tests/e2e/agent_safe.py:260 \
     tests/e2e/vmclone.py:920 \
     tests/e2e/fork_fails.py:300 \
     tests/e2e/farfork_move.py:340 \
@@ -37,6 +37,7 @@ E2E_TESTS := \
     tests/e2e/rundir_full.py:140 \
     tests/e2e/owner.py:80 \
     tests/e2e/secrets.py:140 \
+    tests/e2e/keys.py:170 \
     tests/e2e/clone_states.py:140 \
     tests/e2e/clone_disks.py:170 \
     tests/e2e/overlays.py:340 \
