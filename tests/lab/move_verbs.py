@@ -6,6 +6,7 @@ On memory of several kinds, on a bad network, and through outages that the queue
 retries outlast. The guest touches random pages all the while and checks what it reads.
 Limit: 600 s.
 """
+import os
 import time
 
 import labplace
@@ -31,6 +32,26 @@ def plain(t, kind, options, mib=MIB):
             Micro(t, 'b', 'tcg', kind, mib, incoming=True) as dst:
         src.start_load()
         over_verbs(common.move(src, dst, options=options))
+        check_ledger(src, dst, sweeps=1)
+
+
+def keyed(t):
+    """Both have a key, as farfork move gives it; with another one the source is refused before."""
+    own, other = (os.urandom(32).hex() for _ in range(2))
+    with Micro(t, 'a', 'tcg', 'anon', MIB) as src, \
+            Micro(t, 'b', 'tcg', 'anon', MIB, incoming=True) as dst:
+        src.start_load()
+        for guest, name, data in ((src, 'own', own), (src, 'other', other), (dst, 'own', own)):
+            guest.qmp('object-add', **{'qom-type': 'secret', 'id': name, 'data': data})
+        uri = common.listen(dst, options=',key=own')
+        src.qmp('migrate', uri=uri + ',key=other')
+        why = common.wait_migration(src, 'failed')['error-desc']
+        say(f'      {why}')
+        if 'another key' not in why or common.status(src) != 'running':
+            raise Failed(f'another key: {why}, the source is {common.status(src)}')
+        start = time.monotonic()
+        src.qmp('migrate', uri=uri + ',key=own')
+        over_verbs(common.Moved(src, dst, start))
         check_ledger(src, dst, sweeps=1)
 
 
@@ -114,6 +135,8 @@ def run(t):
                                 ('memfd, precopy=1', 'memfd', ',landing=continue,precopy=1')):
         with t.case(name):
             plain(t, kind, options)
+    with t.case('with a key'):
+        keyed(t)
     with t.case('memlock'):
         memlock(t)
     with t.case('1 % loss, 20 ms delay each way'):
