@@ -77,8 +77,8 @@ struct ff_address;
  * @text: HOST is IPv4, [IPv6] or a name; an empty one listens on every address. unix: for an agent
  *        and its source on one host; nothing listens, the agent's socket takes connected ones.
  *        Options:
- *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, chunk=SIZE,
- *        window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
+ *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, reconnect=SECONDS,
+ *        chunk=SIZE, window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
  *        odp=auto|on|off, precopy=0|1, prealloc=0|1, key-file=FILE (read by this call)
  * @out:  free it with ff_address_free()
  *
@@ -98,6 +98,10 @@ int ff_address_parse(const char *text, struct ff_address **out, struct ff_error 
  */
 int ff_address_set_key(struct ff_address *a, const char *text, size_t len, struct ff_error *err);
 void ff_address_free(struct ff_address *a);
+
+/* reconnect=SECONDS: a limit for ff_source_resume() and ff_dest_recover(), which go by what their
+ * caller says; 0: the caller is not to call them */
+int ff_address_reconnect_ms(const struct ff_address *a);
 
 /**
  * ff_address_resolve() - look up now where the host of @a is
@@ -298,8 +302,9 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err);
 
 /**
  * ff_source_resume() - after GO, when the link broke: connect anew, and serve on
- * @a:          where the destination listens now, which must be the same process; NULL: as before.
- *              Without a key in it the move's is taken; a move that began without one goes on without
+ * @a:          where the destination listens from now on, which must be the same process; NULL: as
+ *              before. Without a key in it the move's is taken; a move that began without one
+ *              goes on without
  * @timeout_ms: of all tries together
  *
  * Call it when ff_source_go(), ff_source_wait_running() or ff_source_wait_done() has failed. The
@@ -307,12 +312,16 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err);
  *
  * Return: 0: call ff_source_wait_running() and ff_source_wait_done() again; -ETIME: the destination
  *         never got GO and never runs the guest: it may go on here; -EREMOTEIO: refused; -EPROTO: no
- *         such link or answer can be this move's; -ETIMEDOUT: nobody answered; -ECANCELED; -ENOTSUP:
- *         the link was not over a network
+ *         such link or answer can be this move's; -ETIMEDOUT: nobody answered; -ECANCELED; -EINTR:
+ *         by ff_source_interrupt(); -ENOTSUP: the link was not over a network
  */
 int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeout_ms,
                      struct ff_error *err);
 void ff_source_pause(struct ff_source *s); /* any thread: break the link, as an outage does */
+
+/* Any thread: let ff_source_resume() return -EINTR, now or when it is called next. A link that is
+ * up may break */
+void ff_source_interrupt(struct ff_source *s);
 
 void ff_source_cancel(struct ff_source *s); /* any thread: every wait ends with -ECANCELED */
 
@@ -403,7 +412,7 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err);
 
 /**
  * ff_dest_listen() - where the source will find this destination when it comes back
- * @a: NULL: where it came first. As to a key: as for ff_source_resume()
+ * @a: from now on; NULL: where it came last. As to a key: as for ff_source_resume()
  *
  * Threads: any, also while ff_dest_recover() waits elsewhere. It waits here then
  */
@@ -420,11 +429,21 @@ int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_erro
  * from here on, as after ff_dest_give_up(): nothing runs here, and the source is told so.
  *
  * Return: 0: call ff_dest_wait_done() again, unless it has returned 0 before; -ESTALE: no GO had
- *         come, and the source knows; -ETIMEDOUT; -ECANCELED; -ENOTSUP: the link was not over a
- *         network
+ *         come, and the source knows; -ETIMEDOUT; -ECANCELED; -EINTR: by ff_dest_interrupt();
+ *         -ENOTSUP: the link was not over a network
  */
 int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err);
 void ff_dest_pause(struct ff_dest *d); /* any thread: break the link, as an outage does */
+
+/* Any thread: let ff_dest_recover() return -EINTR, now or when it is called next. It listens no
+ * more then, until it is called again */
+void ff_dest_interrupt(struct ff_dest *d);
+
+/* Any thread: whether READY was sent, so that the source may let go, or have done so */
+bool ff_dest_is_ready(const struct ff_dest *d);
+
+/* After ff_dest_wait_done() has returned 0: whether the source knows */
+bool ff_dest_is_told(const struct ff_dest *d);
 
 void ff_dest_cancel(struct ff_dest *d); /* any thread */
 

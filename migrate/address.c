@@ -15,10 +15,12 @@
 
 /* 15 s: several lost packets and a retransmission timeout of seconds pass; a dead peer is
  * noticed before an operator gives up. Chunks of 2 MiB: few enough requests to keep a link busy,
- * little enough that the landing buffers of a window stay in the cache's reach. */
+ * little enough that the landing buffers of a window stay in the cache's reach. 300 s for another
+ * link: a switch restarts, or an operator moves a cable. */
 static const struct ff_address defaults = {
     .timeout_ms = 15000,
     .pause_ms = 45000,
+    .reconnect_ms = 300000,
     .chunk_bytes = 2u << 20,
     .qps = 1,
     .landing = FF_LANDING_AUTO,
@@ -151,6 +153,10 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_number(name, value, 1, 3600, 1, &v, err);
         if (!rc)
             a->timeout_ms = (int)v * 1000;
+    } else if (!strcmp(name, "reconnect")) {
+        rc = get_number(name, value, 0, 86400, 1, &v, err);
+        if (!rc)
+            a->reconnect_ms = (int)v * 1000;
     } else if (!strcmp(name, "chunk")) {
         rc = get_number(name, value, 4096, 4u << 20, 1024, &v, err);
         if (!rc && (v & (v - 1)))
@@ -182,7 +188,8 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
     } else {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
-                          "chunk, window, landing, prefill, odp, precopy, prealloc, key-file)",
+                          "reconnect, chunk, window, landing, prefill, odp, precopy, prealloc, "
+                          "key-file)",
                           name);
     }
     return rc;
@@ -290,6 +297,11 @@ struct ff_address ff_address_copy(const struct ff_address *a)
 void ff_address_drop(struct ff_address *a)
 {
     use_key(a, NULL);
+}
+
+int ff_address_reconnect_ms(const struct ff_address *a)
+{
+    return a->reconnect_ms;
 }
 
 void ff_address_free(struct ff_address *a)

@@ -26,6 +26,7 @@ struct ff_address {
     unsigned qps;    /* queue pairs for prefill */
     int timeout_ms; /* a peer silent for so long is gone */
     int pause_ms; /* from the first word of the pause until GO; then the guest goes on here */
+    int reconnect_ms; /* after GO, when the link broke: wait so long for another; 0: for none */
     int go_timeout_ms; /* likewise, once GO was sent: a break then cannot be undone */
     uint32_t chunk_bytes;
     unsigned window; /* chunks of prefill in flight; 0: as the link needs */

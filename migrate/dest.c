@@ -28,6 +28,7 @@
 #include "failpoint.h"
 #include "log.h"
 #include "source.h"
+#include "thread.h"
 
 #define PUBLISH_MS 300000
 #define GO_MS 60000
@@ -47,6 +48,7 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
     d->link = d->ctl.link = link;
     d->ctl.cancelled = &d->cancelled;
     pthread_mutex_init(&d->lock, NULL);
+    ff_cond_init(&d->port_closed);
     pthread_mutex_init(&d->pager_lock, NULL);
     pthread_mutex_init(&d->listen_lock, NULL);
     *out = d;
@@ -74,10 +76,8 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
     }
     (*out)->port = port;
     (*out)->listens = ff_port_number(port);
-    (*out)->listens_own_key = true;
-    snprintf((*out)->listens_host, sizeof((*out)->listens_host), "%s", a->host);
-    snprintf((*out)->listens_device, sizeof((*out)->listens_device), "%s", a->device);
-    snprintf((*out)->first_port, sizeof((*out)->first_port), "%u", ff_port_number(port));
+    (*out)->at = ff_address_copy(a);
+    snprintf((*out)->at.port, sizeof((*out)->at.port), "%u", ff_port_number(port));
     return 0;
 }
 
@@ -528,6 +528,16 @@ void ff_dest_pause(struct ff_dest *d)
     pthread_mutex_unlock(&d->lock);
 }
 
+bool ff_dest_is_ready(const struct ff_dest *d)
+{
+    return atomic_load(&d->ready);
+}
+
+bool ff_dest_is_told(const struct ff_dest *d)
+{
+    return d->told;
+}
+
 void ff_dest_stats(struct ff_dest *d, struct ff_stats *out)
 {
     memset(out, 0, sizeof(*out));
@@ -578,6 +588,8 @@ void ff_dest_free(struct ff_dest *d)
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);
     ff_address_drop(&d->addr);
+    ff_address_drop(&d->at);
+    pthread_cond_destroy(&d->port_closed);
     pthread_mutex_destroy(&d->lock);
     pthread_mutex_destroy(&d->pager_lock);
     pthread_mutex_destroy(&d->listen_lock);

@@ -25,13 +25,13 @@ struct ff_dest {
     void *on_shortage_opaque;
     bool lent[FF_WIRE_REGIONS_MAX]; /* by our number */
     uint8_t session[FF_SESSION_LEN];
-    char first_port[8]; /* where the first source came to; "": there is no port */
     bool verbs;         /* what the first link was, every later one must be */
-    bool ready;         /* READY was sent: the source may let go, or have */
+    _Atomic bool ready; /* READY was sent: the source may let go, or have */
     bool recovers;      /* only the move's own source is heard, which says RESUME */
     unsigned n_keys;    /* that the source has given, for as many segments */
     bool complete;      /* every page is here, and the pager has ended */
     bool told;          /* the source knows that */
+    _Atomic bool interrupted; /* ff_dest_recover() is to return */
     uint32_t epoch;     /* of the newest link that was offered */
     struct ff_pager pager;
     pthread_mutex_t pager_lock; /* starting and finishing it */
@@ -46,10 +46,10 @@ struct ff_dest {
     pthread_mutex_t lock;
     struct ff_port *port;
     struct ff_port *next_port; /* instead of port, once who waits there has seen it */
+    pthread_cond_t port_closed;
     _Atomic unsigned listens; /* its number; 0: nowhere */
     pthread_mutex_t listen_lock; /* one at a time chooses the next port; before lock */
-    char listens_host[256], listens_device[72]; /* of the newest; under listen_lock */
-    bool listens_own_key;                       /* likewise: with the move's own key */
+    struct ff_address at; /* where its source finds it, under listen_lock; port "": nowhere */
     struct ff_link *link;
 };
 

@@ -31,11 +31,21 @@
 #include "failpoint.h"
 #include "key.h"
 #include "log.h"
+#include "thread.h"
 
 #define PARK_MS 200
 #define AGAIN_MS 100
 #define PUBLISH_MS 300000
 #define WITHDRAWN_MS 2000
+#define CLOSE_MS 5000
+
+/* Somebody ended the wait from elsewhere: the error, or 0 */
+static int is_over(struct ff_dest *d)
+{
+    if (atomic_load(&d->cancelled))
+        return ECANCELED;
+    return atomic_load(&d->interrupted) ? EINTR : 0;
+}
 
 static bool has_port(struct ff_dest *d)
 {
@@ -54,29 +64,35 @@ static bool is_own_key(const struct ff_dest *d, const struct ff_key *key)
            (key && own && !memcmp(ff_key_bytes(key), ff_key_bytes(own), FF_KEY_LEN));
 }
 
-/* Under listen_lock */
-static int listen_at(struct ff_dest *d, const struct ff_address *a, struct ff_error *err)
+static struct ff_key *key_of(const struct ff_dest *d, const struct ff_address *a)
 {
-    const struct ff_address *to = a ? a : &d->addr;
+    return a->key ? a->key : d->addr.key;
+}
+
+static bool listens_at(struct ff_dest *d, const struct ff_address *to)
+{
+    return has_port(d) && !strcmp(to->port, d->at.port) && !strcmp(to->host, d->at.host) &&
+           !strcmp(to->device, d->at.device) && is_own_key(d, key_of(d, to)) &&
+           is_own_key(d, key_of(d, &d->at));
+}
+
+/* Under listen_lock: @to becomes where the source finds this side */
+static int listen_anew(struct ff_dest *d, const struct ff_address *to, struct ff_error *err)
+{
     struct ff_link_params p = {.host = to->host,
-                               .port = a ? a->port : d->first_port,
+                               .port = to->port,
                                .timeout_ms = to->timeout_ms,
                                .device = to->device,
-                               .key = to->key ? to->key : d->addr.key};
+                               .key = key_of(d, to)};
+    struct ff_address was = d->at;
     struct ff_port *port;
 
-    if (to->passed || !*p.port)
-        return ff_error_set(err, ENOTSUP, "destination: resume: there is no port to listen on");
-    if (has_port(d) && (unsigned)atoi(p.port) == atomic_load(&d->listens) &&
-        !strcmp(to->host, d->listens_host) && !strcmp(to->device, d->listens_device) &&
-        d->listens_own_key && is_own_key(d, p.key))
-        return 0; /* it does so already: whoever has connected stays */
     int rc = ff_port_listen(&p, d->verbs ? FF_LINK_VERBS : FF_LINK_TCP, &port, err);
     if (rc)
         return rc;
-    snprintf(d->listens_host, sizeof(d->listens_host), "%s", to->host);
-    snprintf(d->listens_device, sizeof(d->listens_device), "%s", to->device);
-    d->listens_own_key = is_own_key(d, p.key);
+    d->at = ff_address_copy(to);
+    snprintf(d->at.port, sizeof(d->at.port), "%u", ff_port_number(port));
+    ff_address_drop(&was);
     pthread_mutex_lock(&d->lock);
     struct ff_port *old = d->next_port;
     d->next_port = port;
@@ -88,16 +104,42 @@ static int listen_at(struct ff_dest *d, const struct ff_address *a, struct ff_er
     return 0;
 }
 
+/* Likewise; NULL: where it was last */
+static int listen_at(struct ff_dest *d, const struct ff_address *a, struct ff_error *err)
+{
+    struct ff_address to = ff_address_copy(a ? a : &d->at);
+    int rc = to.passed || !*to.port
+                 ? ff_error_set(err, ENOTSUP, "destination: resume: there is no port to listen on")
+             : listens_at(d, &to) ? 0 /* whoever has connected stays */
+                                  : listen_anew(d, &to, err);
+
+    ff_address_drop(&to);
+    return rc;
+}
+
+/* A wait that was interrupted closes its port, which may be the one that is to be opened */
+static void await_closed_port(struct ff_dest *d)
+{
+    uint64_t end_ns = ff_now_ns() + CLOSE_MS * 1000000ull;
+
+    pthread_mutex_lock(&d->lock);
+    while (d->port && atomic_load(&d->interrupted))
+        if (ff_cond_wait_until(&d->port_closed, &d->lock, end_ns))
+            break;
+    pthread_mutex_unlock(&d->lock);
+}
+
 int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_error *err)
 {
+    await_closed_port(d);
     pthread_mutex_lock(&d->listen_lock);
     int rc = listen_at(d, a, err);
     pthread_mutex_unlock(&d->listen_lock);
     return rc;
 }
 
-/* Wherever ff_dest_listen() said, else at the first port, which may be away for as long as the network
- * is: its address goes with the interface */
+/* Wherever ff_dest_listen() said last, else at the first port, which may be away for as long as the
+ * network is: its address goes with the interface */
 static int open_port(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
 {
     const struct timespec nap = {.tv_nsec = AGAIN_MS * 1000000};
@@ -111,14 +153,37 @@ static int open_port(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
             return 0;
         if (rc == -ENOTSUP)
             return ff_error_set(err, ENOTSUP, "%s", why.text);
-        if (atomic_load(&d->cancelled))
-            return ff_error_set(err, ECANCELED, "destination: resume: canceled");
+        if (is_over(d))
+            return ff_error_set(err, is_over(d), "destination: resume: %s", strerror(is_over(d)));
         if (end_ns && ff_now_ns() >= end_ns)
             return ff_error_set(err, ETIMEDOUT, "destination: resume: %s", why.text);
         if (!said)
             ff_log(FF_LOG_WARN, "destination: resume: %s; trying again", why.text);
         nanosleep(&nap, NULL);
     }
+}
+
+void ff_dest_interrupt(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->lock);
+    atomic_store(&d->interrupted, true);
+    if (d->port)
+        ff_port_cancel(d->port);
+    pthread_mutex_unlock(&d->lock);
+}
+
+/* Nobody is heard here until the next call; not even at a port that is for that */
+static void end_interrupt(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->lock);
+    struct ff_port *old = d->port;
+    d->port = NULL;
+    if (!d->next_port)
+        atomic_store(&d->listens, 0);
+    ff_port_free(old);
+    atomic_store(&d->interrupted, false);
+    pthread_cond_broadcast(&d->port_closed);
+    pthread_mutex_unlock(&d->lock);
 }
 
 /* Use the port that ff_dest_listen() made last: whether there was one */
@@ -133,7 +198,7 @@ static bool use_next_port(struct ff_dest *d)
         d->port = d->next_port;
         d->next_port = NULL;
     }
-    if (d->port && atomic_load(&d->cancelled))
+    if (d->port && is_over(d))
         ff_port_cancel(d->port);
     pthread_mutex_unlock(&d->lock);
     ff_port_free(old);
@@ -235,8 +300,8 @@ static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
         dest_finish_pager(d);
     else if (!d->complete)
         while ((rc = ff_pager_park(&d->pager, PARK_MS, err)) > 0)
-            if (atomic_load(&d->cancelled) || (end_ns && ff_now_ns() >= end_ns))
-                return ff_error_set(err, atomic_load(&d->cancelled) ? ECANCELED : ETIMEDOUT,
+            if (is_over(d) || (end_ns && ff_now_ns() >= end_ns))
+                return ff_error_set(err, is_over(d) ? is_over(d) : ETIMEDOUT,
                                     "destination: resume: pages wait for memory");
     if (!rc)
         dest_set_link(d, NULL);
@@ -252,10 +317,10 @@ static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *
     for (;;) {
         if (use_next_port(d))
             dest_drop_waiting(&w);
-        rc = atomic_load(&d->cancelled) ? ff_error_set(&why, ECANCELED, "canceled")
-                                        : dest_hear_source(d, &w, end_ns, &why);
+        rc = is_over(d) ? ff_error_set(&why, is_over(d), "%s", strerror(is_over(d)))
+                        : dest_hear_source(d, &w, end_ns, &why);
         if (rc == -ECANCELED && !atomic_load(&d->cancelled))
-            continue;
+            continue; /* another port, or interrupted */
         if (!rc)
             rc = answer(d, end_ns, &why);
         if (rc != -EAGAIN)
@@ -287,6 +352,8 @@ int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
     if (!rc)
         rc = hear_and_answer(d, end_ns, err);
     d->recovers = false;
+    if (rc == -EINTR)
+        end_interrupt(d);
     if (!rc || rc == -ESTALE) /* nobody is waited for any more */
         ff_dest_close_port(d);
     return rc;

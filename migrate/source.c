@@ -519,6 +519,11 @@ void ff_source_pause(struct ff_source *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+void ff_source_interrupt(struct ff_source *s)
+{
+    eventfd_write(s->cancel_fd, 1);
+}
+
 void ff_source_stop(struct ff_source *s)
 {
     ff_source_cancel(s);

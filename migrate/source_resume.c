@@ -22,6 +22,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
+#include <sys/eventfd.h>
 
 #include "cleanup.h"
 #include "error.h"
@@ -79,6 +80,15 @@ static int serve_again(struct ff_source *s, const struct ff_welcome *w, struct f
     s->link->ops->set_timeout(s->link, s->addr.go_timeout_ms);
     ff_log(FF_LOG_INFO, "source: link %u: %s", s->epoch, s->link->about);
     return 0;
+}
+
+/* The next link goes there too */
+static void adopt_address(struct ff_source *s, const struct ff_address *a)
+{
+    memcpy(s->addr.host, a->host, sizeof(s->addr.host));
+    memcpy(s->addr.port, a->port, sizeof(s->addr.port));
+    memcpy(s->addr.device, a->device, sizeof(s->addr.device));
+    s->addr.peers = a->peers;
 }
 
 /* One try: 0, or -errno */
@@ -139,6 +149,18 @@ static void wait_if_in_vain(struct ff_source *s, struct pollfd *stop)
     s->had_bytes = has;
 }
 
+/* cancel_fd is readable: for good, or once */
+static int take_interrupt(struct ff_source *s, struct ff_error *err)
+{
+    eventfd_t n;
+
+    eventfd_read(s->cancel_fd, &n);
+    if (!atomic_load(&s->cancelled))
+        return ff_error_set(err, EINTR, "interrupted");
+    eventfd_write(s->cancel_fd, 1);
+    return ff_error_set(err, ECANCELED, "canceled");
+}
+
 int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeout_ms,
                      struct ff_error *err)
 {
@@ -162,17 +184,19 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         int left_ms = (int)((end - FF_MIN(ff_now_ns(), end)) / 1000000u);
         to.timeout_ms = FF_MIN(patience_ms, FF_MAX(left_ms, AGAIN_MAX_MS));
         drop_link(s);
-        int rc = atomic_load(&s->cancelled) ? ff_error_set(&why, ECANCELED, "canceled")
-                                            : come_back(s, &to, &why);
-        bool late = ff_now_ns() >= end;
+        int rc = poll(&stop, 1, 0) > 0 ? -ECANCELED : come_back(s, &to, &why);
         if (rc == -ETIME && s->stage == GONE)
             rc = -EIO; /* the network's word, not the destination's: erdma says so for its timeouts */
-        if (rc && may_pass(rc) && !late && poll(&stop, 1, again_ms) <= 0) {
+        bool again = rc && may_pass(rc) && ff_now_ns() < end;
+        if (rc && rc != -ETIME && poll(&stop, 1, again ? again_ms : 0) > 0)
+            rc = take_interrupt(s, &why);
+        else if (again) {
             again_ms = FF_MIN(2 * again_ms, AGAIN_MAX_MS);
             continue;
-        }
-        if (rc && may_pass(rc))
-            rc = late ? -ETIMEDOUT : -ECANCELED;
+        } else if (rc && may_pass(rc))
+            rc = -ETIMEDOUT;
+        if (!rc && a)
+            adopt_address(s, a);
         if (rc && rc != -ETIME)
             drop_link(s); /* nobody waits for what it brings, nor may it ask for memory */
         return !rc            ? 0

@@ -235,6 +235,44 @@ static void limits(void)
     move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
 }
 
+/* Interrupted before or while they wait: the next call waits as ever, at the same address */
+static void *interrupt_soon(void *opaque)
+{
+    struct move *m = opaque;
+
+    for (unsigned ms = 0; !ff_dest_port(m->dest); ms++, usleep(1000))
+        must(ms < 20000);
+    ff_dest_interrupt(m->dest);
+    return NULL;
+}
+
+static void interrupt_both(struct move *m, bool source)
+{
+    struct ff_error err;
+    pthread_t thread;
+
+    if (source) {
+        ff_source_interrupt(m->source);
+        must(ff_source_resume(m->source, NULL, 20000, &err) == -EINTR);
+        return;
+    }
+    must(!pthread_create(&thread, NULL, interrupt_soon, m));
+    must(ff_dest_recover(m->dest, 20000, &err) == -EINTR);
+    pthread_join(thread, NULL);
+    ff_dest_interrupt(m->dest);
+    must(ff_dest_recover(m->dest, 20000, &err) == -EINTR);
+    must_ok(ff_dest_listen(m->dest, NULL, &err), err);
+    must_ok(ff_dest_listen(m->dest, NULL, &err), err); /* there is a port there: its own */
+}
+
+static void interrupted(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = interrupt_both};
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
+}
+
 /* Cancelled while they wait: both waits end */
 static void cancel_both(struct move *m, bool source)
 {
@@ -267,6 +305,7 @@ int main(int argc, char **argv)
         {"DONE lost: COMPLETE", done_lost, 30},
         {"another address", elsewhere, 30},
         {"nobody comes at first", limits, 30},
+        {"interrupted", interrupted, 30},
         {"cancelled", cancelled, 0},
     };
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));

@@ -56,6 +56,7 @@ static void test_defaults(void **state)
     struct ff_address *a = parse("h:1");
     (void)state;
     assert_int_equal(a->timeout_ms, 15000);
+    assert_int_equal(ff_address_reconnect_ms(a), 300000);
     assert_int_equal(a->chunk_bytes, 2 << 20);
     assert_int_equal(a->window, 0);
     assert_int_equal(a->landing, FF_LANDING_AUTO);
@@ -96,6 +97,13 @@ static void test_options(void **state)
     assert_int_equal(a->prefill, FF_PREFILL_PUSH);
     assert_int_equal(a->landing, FF_LANDING_MOVE);
     assert_int_equal(a->odp, FF_ODP_ON);
+    ff_address_free(a);
+
+    a = parse("h:1,reconnect=86400");
+    assert_int_equal(ff_address_reconnect_ms(a), 86400000);
+    ff_address_free(a);
+    a = parse("h:1,reconnect=0");
+    assert_int_equal(ff_address_reconnect_ms(a), 0);
     ff_address_free(a);
 
     a = parse("h:1,precopy=1");
@@ -183,6 +191,9 @@ static void test_refused(void **state)
         {"h:1,timeout=0", "1..3600", EINVAL},
         {"h:1,timeout=3601", "1..3600", EINVAL},
         {"h:1,timeout=1M", "timeout=1M", EINVAL},
+        {"h:1,reconnect=86401", "0..86400", EINVAL},
+        {"h:1,reconnect=-1", "reconnect=-1", EINVAL},
+        {"h:1,reconnect=", "reconnect=", EINVAL},
         {"h:1,chunk=0", "4096", EINVAL},
         {"h:1,chunk=4095", "4096", EINVAL},
         {"h:1,chunk=4097", "power of two", EINVAL},
