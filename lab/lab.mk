@@ -48,6 +48,7 @@ RUN_LAB := \
     'lab/lab tests/lab/loop_verbs:1020' \
     'lab/lab tests/lab/move_verbs.py:1020' \
     'lab/lab tests/run tests/lab/killed_early.py:700 tests/lab/killed_late.py:500:1020' \
+    'lab/lab tests/lab/resume_verbs.py:1020' \
     'lab/lab tests/lab/clone_verbs.py:1020' \
     'lab/lab tests/lab/move_library.py:1020'
 

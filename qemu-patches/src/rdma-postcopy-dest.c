@@ -94,12 +94,18 @@ static int incoming_run(void)
 /* QMP yank: break the link, from any thread; not while it is unregistered */
 static void yank_dest(void *opaque)
 {
-    ff_dest_cancel(rp.dest);
+    if (ff_dest_is_ready(rp.dest) && rp.reconnect_ms) {
+        ff_dest_pause(rp.dest);
+    } else {
+        ff_dest_cancel(rp.dest);
+    }
 }
 
-/* Undo incoming_prepare(), as far as it came */
-static void incoming_release(void)
+/* Undo incoming_prepare(), as far as it came; the handle is the caller's */
+static struct ff_dest *incoming_release(void)
 {
+    struct ff_dest *dest = rp.dest;
+
     if (rp.prepared) {
         for (unsigned i = 0; i < rp_n_blocks; i++) {
             qemu_madvise(qemu_ram_get_host_addr(rp_block[i]),
@@ -118,9 +124,11 @@ static void incoming_release(void)
     ff_dest_stages(rp.dest, rp.stages);
     rp.link = ff_dest_link(rp.dest);
     ff_dest_link_detail(rp.dest, rp.link_detail);
-    ff_dest_free(rp.dest);
-    rp.dest = NULL;
-    rp.here = false;
+    WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        rp.dest = NULL;
+        qatomic_set(&rp.here, false);
+    }
+    return dest;
 }
 
 /* Memory that was plugged may be unplugged, and then be unmapped */
@@ -144,11 +152,14 @@ static void collapse_start(void)
     }
 }
 
-static void incoming_complete_bh(void *opaque)
+static int incoming_complete(void)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
+    struct ff_dest *dest = incoming_release();
 
-    incoming_release();
+    if (!rp.lingers) {
+        ff_dest_free(dest);
+    }
     if (!rp.quitting) {
         collapse_start();
     }
@@ -158,6 +169,7 @@ static void incoming_complete_bh(void *opaque)
                       MIGRATION_STATUS_COMPLETED);
     migration_incoming_state_destroy();
     migrate_incoming_unref_outgoing_state();
+    return 0;
 }
 
 /* --- quit --- */
@@ -219,7 +231,7 @@ static void incoming_failed_bh(void *opaque)
     migrate_set_error(migrate_get_current(), err);
     error_report_err(err);
     rp.refused = true;
-    incoming_release();
+    ff_dest_free(incoming_release());
     rp_drop_blocks();
     migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_FAILED);
     migration_incoming_state_destroy();
@@ -270,7 +282,7 @@ static int incoming_until_go(MigrationIncomingState *mis, struct ff_error *err)
     }
     if (!rc) {
         rc = ff_dest_wait_go(rp.dest, err);
-        rp.here = !rc;
+        qatomic_set(&rp.here, !rc);
     }
     return rc;
 }
@@ -298,41 +310,104 @@ static void memory_is_short(void *opaque, const char *why)
                           MIGRATION_STATUS_POSTCOPY_PAUSED);
         return;
     }
-    WITH_QEMU_LOCK_GUARD(&s->error_mutex) {
-        error_free(s->error);
-        s->error = NULL;
-    }
+    qatomic_set(&rp.short_of_memory, false);
+    rp_set_reason(NULL);
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
                       MIGRATION_STATUS_POSTCOPY_ACTIVE);
+}
+
+static int listen_again(int timeout_ms, struct ff_error *err)
+{
+    return ff_dest_recover(rp.dest, timeout_ms, err);
+}
+
+/* The link broke, for the reason @err.  0: there is another */
+static int incoming_recover(MigrationIncomingState *mis, struct ff_error *err)
+{
+    const struct rp_side side = {
+        .state = &mis->state,
+        .attempt = listen_again,
+        .listens = true,
+        .meanwhile = rp.here ? "the guest goes on until it touches missing memory"
+                             : "no GO came, and nothing runs here, which the source is told "
+                               "when it comes; quit this one if the guest goes on there",
+    };
+    g_autofree char *why = g_strdup_printf("rdma-postcopy: %s", ff_error_message(err));
+
+    qatomic_set(&rp.short_of_memory, false);
+    return rp_recover(&side, why, err);
+}
+
+/*
+ * READY was sent and no GO was read.  A source that has said why is not to
+ * come back; any other may have sent it, and waits to be told that it did not
+ * arrive.
+ */
+static void incoming_refuse_go(MigrationIncomingState *mis, struct ff_error *err)
+{
+    int code = ff_error_code(err);
+
+    if (ff_dest_is_ready(rp.dest) && rp.reconnect_ms && code != EREMOTEIO && code != ECANCELED) {
+        incoming_recover(mis, err);
+    }
+}
+
+/* Complete, and the source may not know: tell it when it asks */
+static void incoming_linger(struct ff_dest *dest, struct ff_error *err)
+{
+    if (ff_dest_recover(dest, rp.reconnect_ms, err)) {
+        warn_report("rdma-postcopy: complete, but the source was not told: %s",
+                    ff_error_message(err));
+    }
+    ff_dest_free(dest);
+}
+
+/* GO was read: 0: all memory is here */
+static int incoming_fetch(MigrationIncomingState *mis, struct ff_error *err)
+{
+    int rc;
+
+    rp_main_thread(incoming_run);
+    ff_dest_on_shortage(rp.dest, memory_is_short, mis);
+    rc = ff_dest_running(rp.dest, err);
+    if (!rc) {
+        rc = ff_dest_wait_done(rp.dest, err);
+    }
+    while (rc && rp.reconnect_ms && !incoming_recover(mis, err)) {
+        rc = ff_dest_wait_done(rp.dest, err);
+    }
+    return rc;
 }
 
 static void *incoming_thread(void *opaque)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
+    struct ff_dest *dest = rp.dest;
     struct ff_error *err = ff_error_new();
     Error *qerr = NULL;
 
     rcu_register_thread();
     if (incoming_until_go(mis, err)) {
+        incoming_refuse_go(mis, err);
         error_setg(&qerr, "rdma-postcopy: %s; nothing ran here",
                    ff_error_code(err) ? ff_error_message(err)
                                       : "see the message before");
         ff_dest_give_up(rp.dest); /* the main thread may wait for a page */
         migration_bh_schedule(incoming_failed_bh, qerr);
+    } else if (incoming_fetch(mis, err)) {
+        error_setg(&qerr, "rdma-postcopy: %s", ff_error_message(err));
+        migrate_set_error(migrate_get_current(), qerr);
+        error_report("%s; the guest goes on until it touches missing memory",
+                     error_get_pretty(qerr));
+        error_free(qerr);
+        qatomic_set(&rp.short_of_memory, false);
+        migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
+                          MIGRATION_STATUS_POSTCOPY_PAUSED);
     } else {
-        rp_main_thread(incoming_run);
-        ff_dest_on_shortage(rp.dest, memory_is_short, mis);
-        if (ff_dest_running(rp.dest, err) || ff_dest_wait_done(rp.dest, err)) {
-            error_setg(&qerr, "rdma-postcopy: %s", ff_error_message(err));
-            migrate_set_error(migrate_get_current(), qerr);
-            error_report("%s; the guest goes on until it touches missing memory",
-                         error_get_pretty(qerr));
-            error_free(qerr);
-            qatomic_set(&rp.short_of_memory, false);
-            migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
-                              MIGRATION_STATUS_POSTCOPY_PAUSED);
-        } else {
-            migration_bh_schedule(incoming_complete_bh, NULL);
+        rp.lingers = rp.reconnect_ms && !ff_dest_is_told(dest);
+        rp_main_thread(incoming_complete);
+        if (rp.lingers) {
+            incoming_linger(dest, err);
         }
     }
     ff_error_free(err);
@@ -341,7 +416,7 @@ static void *incoming_thread(void *opaque)
 }
 
 /* query-migrate tells where it listens: the port may be the kernel's choice */
-static void publish_address(const char *address)
+void rp_publish_address(const char *address)
 {
     const char *colon = memrchr(address, ':', strcspn(address, ","));
     bool brackets = *address == '[';
@@ -387,7 +462,8 @@ void rdma_postcopy_start_incoming(const char *address, Error **errp)
             goto fail;
         }
     }
-    publish_address(address);
+    rp_publish_address(address);
+    rp_resume_reset(a);
     ff_address_free(a);
     ff_error_free(err);
     rp.used = true;

@@ -173,7 +173,8 @@ static bool outgoing_switchover(MigrationState *s, bool *gone, Error **errp)
     return true;
 }
 
-static bool outgoing_serve(MigrationState *s, Error **errp)
+/* @runs: the destination has said once that the guest runs there */
+static bool outgoing_serve(MigrationState *s, bool *runs, Error **errp)
 {
     struct ff_error *err = ff_error_new();
 
@@ -181,10 +182,13 @@ static bool outgoing_serve(MigrationState *s, Error **errp)
         rp_take_error(errp, err);
         return false;
     }
-    bql_lock();
-    migration_downtime_end(s);
-    migration_call_notifiers(s, MIG_EVENT_PRECOPY_DONE, NULL);
-    bql_unlock();
+    if (!*runs) {
+        *runs = true;
+        bql_lock();
+        migration_downtime_end(s);
+        migration_call_notifiers(s, MIG_EVENT_PRECOPY_DONE, NULL);
+        bql_unlock();
+    }
     if (ff_source_wait_done(rp.source, err)) {
         rp_take_error(errp, err);
         return false;
@@ -193,11 +197,56 @@ static bool outgoing_serve(MigrationState *s, Error **errp)
     return true;
 }
 
-/* QMP yank: break the link, from any thread; not while it is unregistered */
+static int connect_again(int timeout_ms, struct ff_error *err)
+{
+    return ff_source_resume(rp.source, rp.to, timeout_ms, err);
+}
+
+/*
+ * The link broke after GO, for the reason *errp.  True: there is another.
+ * *gone becomes false when the destination says that GO never came there, and
+ * never will: the only way back.
+ */
+static bool outgoing_recover(MigrationState *s, bool *gone, Error **errp)
+{
+    const struct rp_side side = {
+        .state = &s->state,
+        .attempt = connect_again,
+        .meanwhile = "this side keeps the guest's memory and does not run it",
+    };
+    struct ff_error *err;
+    int rc;
+
+    if (!*gone || !rp.reconnect_ms) {
+        return false;
+    }
+    err = ff_error_new();
+    rc = rp_recover(&side, error_get_pretty(*errp), err);
+    if (rc == -ETIME) {
+        rp_set_reason(NULL);
+        *gone = rp.gave_away = false;
+    }
+    g_clear_pointer(errp, error_free);
+    if (rc) {
+        rp_take_error(errp, err);
+        return false;
+    }
+    ff_error_free(err);
+    return true;
+}
+
+/*
+ * QMP yank: break the link, from any thread; not while it is unregistered.
+ * After GO it is an outage like any other.
+ */
 static void yank_source(void *opaque)
 {
     MigrationState *s = migrate_get_current();
 
+    if (rp.gave_away && rp.reconnect_ms) {
+        ff_source_pause(rp.source);
+        return;
+    }
     ff_source_stop(rp.source);
     if (qatomic_read(&s->state) == MIGRATION_STATUS_PRE_SWITCHOVER) {
         qemu_sem_post(&s->pause_sem);
@@ -215,7 +264,11 @@ static void release_source(void)
     ff_source_stats(source, &rp.stats);
     rp.link = ff_source_link(source);
     ff_source_link_detail(source, rp.link_detail);
-    rp.source = NULL;
+    WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        rp.source = NULL;
+        g_clear_pointer(&rp.to, ff_address_free);
+        g_clear_pointer(&rp.next_to, ff_address_free);
+    }
     rp.releasing = true;
     bql_unlock();
     ff_source_free(source);
@@ -242,11 +295,18 @@ static void *outgoing_thread(void *opaque)
 {
     MigrationState *s = opaque;
     Error *err = NULL;
-    bool gone = false;
+    bool gone = false, runs = false;
+    bool done = false;
 
     rcu_register_thread();
     if (outgoing_prepare(s, &err) && outgoing_precopy(&err) &&
-        outgoing_switchover(s, &gone, &err) && outgoing_serve(s, &err)) {
+        outgoing_switchover(s, &gone, &err)) {
+        done = outgoing_serve(s, &runs, &err);
+    }
+    while (!done && outgoing_recover(s, &gone, &err)) {
+        done = outgoing_serve(s, &runs, &err);
+    }
+    if (done) {
         release_source();
         migration_completion_end(s);
         migration_iteration_finish(s);
@@ -275,13 +335,17 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
                                   Error **errp)
 {
     struct ff_address *a = rp_address(address, errp);
-    struct ff_error *err = ff_error_new();
+    struct ff_error *err;
 
-    ff_set_log(rp_log_line, FF_INFO);
     if (!a) {
-        ff_error_free(err);
         return;
     }
+    if (rp.source || s->state == MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP) {
+        rp_resume_by_hand(a, errp);
+        return;
+    }
+    ff_set_log(rp_log_line, FF_INFO);
+    err = ff_error_new();
     if (qemu_savevm_state_guest_unplug_pending()) {
         error_setg(errp, "rdma-postcopy cannot move a guest with a network "
                    "failover pair: unplug its primary device first");
@@ -308,7 +372,8 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
     if (migration_call_notifiers(s, MIG_EVENT_PRECOPY_SETUP, errp)) {
         goto fail;
     }
-    ff_address_free(a);
+    rp_resume_reset(a);
+    rp.to = a;
     ff_error_free(err);
     rp.used = true;
     memset(&rp.stats, 0, sizeof(rp.stats));

@@ -6,6 +6,7 @@
 #ifndef MIGRATION_FARFORK_RDMA_POSTCOPY_STATE_H
 #define MIGRATION_FARFORK_RDMA_POSTCOPY_STATE_H
 
+#include "qapi/qapi-types-migration.h"
 #include "rdma-postcopy-ram.h"
 
 struct rp_state {
@@ -26,6 +27,17 @@ struct rp_state {
     bool releasing;             /* source: being freed, without the BQL */
     Error *failure;             /* source: why the guest goes on here */
     bool quitting;              /* the process ends: nothing begins any more */
+    /* resuming; see rdma-postcopy-resume.c */
+    int reconnect_ms;           /* 0: it does not resume */
+    QemuMutex lock;             /* of what follows, and of source and dest where the BQL is not */
+    struct ff_address *to;      /* source, its thread's: where the destination is */
+    struct ff_address *next_to; /* from now on */
+    bool held;                  /* by migrate-pause */
+    bool asked;                 /* to go on, by hand */
+    QemuSemaphore again;        /* one of the two has changed */
+    bool recovers;              /* the link is gone, and the thread waits for the next */
+    bool reconnects;            /* it does so by itself */
+    bool lingers;               /* destination: complete, the source may ask */
     void *state;
     size_t state_len;
 };
@@ -46,7 +58,33 @@ void rp_collapse_stop(void);
  * while *@state is one of a migration that goes on, or until a second request
  * to end
  */
-void rp_wait_for_rest(const int *state);
+void rp_wait_for_rest(const MigrationStatus *state);
+
+/* A migration by @a begins: forget how the last one waited */
+void rp_resume_reset(const struct ff_address *a);
+
+/* What query-migrate gives as the reason, instead of any before; NULL: none */
+void rp_set_reason(const char *why);
+
+struct rp_side {
+    MigrationStatus *state;
+    /* 0: there is a link; -EINTR: to be called again; see farfork.h */
+    int (*attempt)(int timeout_ms, struct ff_error *err);
+    bool listens;           /* without a time limit, too */
+    const char *meanwhile;  /* what becomes of the guest */
+};
+
+/*
+ * The link broke, for the reason @why: wait for another.  Not under the BQL.
+ * 0: there is one; -ETIME, -ESTALE, -ECANCELED: what attempt() says, in @err
+ */
+int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err);
+
+/* Source, under the BQL: `migrate` with `resume`; @a is the callee's */
+void rp_resume_by_hand(struct ff_address *a, Error **errp);
+
+/* Destination: query-migrate tells where it listens */
+void rp_publish_address(const char *address);
 
 /* Quit: the guest is here, some of its memory may not be */
 void rp_end_destination(void);

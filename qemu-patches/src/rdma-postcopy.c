@@ -20,13 +20,15 @@
  * The threads block in libfarfork without the BQL.  What needs the main
  * thread runs there as a bottom half that the thread waits for.
  * States of the source: setup, active, device, postcopy-active, completed; of
- * the destination: setup, active, postcopy-active, completed.  A cancel and
+ * the destination: setup, active, postcopy-active, completed.  For a link that
+ * breaks after GO see rdma-postcopy-resume.c.  A cancel and
  * the point of no return decide between each other by one atomic change of
  * state (device to cancelling, or device to postcopy-active): whoever comes
  * second has lost.
  *
  * rp.gave_away is set before GO is sent and never cleared but for a GO that
- * was not sent: from then on this process does not run the guest.
+ * was not sent, or of which the destination has said that it never came: from
+ * then on this process does not run the guest.
  */
 #include "qemu/osdep.h"
 #include "exec/memory.h"
@@ -119,6 +121,10 @@ bool rdma_postcopy_is_idle(Error **errp)
 
 bool rdma_postcopy_check_transport(MigrationAddress *addr, Error **errp)
 {
+    if (rp.source && qatomic_read(&rp.recovers) &&
+        addr->transport == MIGRATION_ADDRESS_TYPE_RDMA_POSTCOPY) {
+        return true; /* to be resumed: QEMU takes nothing else for this state */
+    }
     if (!rdma_postcopy_is_idle(errp)) {
         return false;
     }
@@ -170,17 +176,6 @@ bool rp_hold_discards(Error **errp)
     return true;
 }
 
-bool rdma_postcopy_forbids_pause(Error **errp)
-{
-    if (rp.source || rp.dest || rp.gave_away || !farfork_child_is_idle(NULL)) {
-        error_setg(
-            errp,
-            "rdma-postcopy cannot pause: nothing could resume it, and the guest would be lost");
-        return true;
-    }
-    return false;
-}
-
 /* What the main loop would do: let go of the BQL, run bottom halves */
 static void let_others_run(void)
 {
@@ -208,16 +203,18 @@ static bool asked_again(void)
     return cause && !shutdown_caused_by_guest(cause);
 }
 
-/* What is paused for want of memory goes on by itself */
-static bool goes_on(int state)
+/* What is paused for want of memory goes on by itself, and so may what waits for a link */
+static bool goes_on(MigrationStatus state)
 {
     return state == MIGRATION_STATUS_ACTIVE ||
            state == MIGRATION_STATUS_POSTCOPY_ACTIVE ||
+           state == MIGRATION_STATUS_POSTCOPY_RECOVER ||
+           state == MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP ||
            (state == MIGRATION_STATUS_POSTCOPY_PAUSED &&
-            qatomic_read(&rp.short_of_memory));
+            (qatomic_read(&rp.short_of_memory) || qatomic_read(&rp.reconnects)));
 }
 
-void rp_wait_for_rest(const int *state)
+void rp_wait_for_rest(const MigrationStatus *state)
 {
     int64_t since = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
     uint64_t present = 0;
@@ -250,7 +247,7 @@ void rdma_postcopy_shutdown(MigrationState *s)
     rp.quitting = true;
     rp_collapse_stop();
     farfork_child_shutdown();
-    if (rp.gave_away && s->state == MIGRATION_STATUS_POSTCOPY_ACTIVE) {
+    if (rp.gave_away && goes_on(s->state)) {
         rp_wait_for_rest(&s->state);
     }
     while (rp.releasing) {

@@ -27,7 +27,10 @@ void farfork_serve_forks(int *argc, char ***argv);
 
 /* True: the outgoing migration is ours, and was told if it is not too late */
 bool rdma_postcopy_cancel(MigrationState *s);
-bool rdma_postcopy_forbids_pause(Error **errp);
+
+/* migrate-pause, migrate-recover, with or without the BQL: true: it is ours */
+bool rdma_postcopy_pause(Error **errp);
+bool rdma_postcopy_recover(const char *uri, Error **errp);
 
 /* Under the BQL, as the migration ends: say that ours failed, if it did */
 void rdma_postcopy_settle(MigrationState *s);
@@ -76,7 +79,12 @@ static inline bool rdma_postcopy_cancel(MigrationState *s)
     return false;
 }
 
-static inline bool rdma_postcopy_forbids_pause(Error **errp)
+static inline bool rdma_postcopy_pause(Error **errp)
+{
+    return false;
+}
+
+static inline bool rdma_postcopy_recover(const char *uri, Error **errp)
 {
     return false;
 }

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """break_after_go.py - the link breaks, or a side dies, when the guest has moved
 
-Whoever survives says postcopy-paused. The source never runs the guest again, whatever it
-is told. The guest at the destination waits where memory is missing; what is there is
-right, and it never reads zeros. Limit: 210 s.
+With reconnect=0 (resume.py has the rest) whoever survives says postcopy-paused. The source never
+runs the guest again, whatever it is told. The guest at the destination waits where memory is
+missing; what is there is right, and it never reads zeros. Limit: 210 s.
 """
 import signal
 import time
@@ -20,7 +20,8 @@ SLOW = 'dest.prefill=delay:30000'
 
 def start(src, dst, options=''):
     """Move until the guest runs at the destination and some, not all, memory has come."""
-    src.qmp('migrate', uri=common.listen(dst, options=options))
+    never = ',reconnect=0'
+    src.qmp('migrate', uri=common.listen(dst, options=options + never) + never)
     common.wait_migration(dst, 'postcopy-active')
     enough = (MIB << 20) // (50 if 'prefill=off' in options else 6)
     common.wait_for('some of its memory', 20, lambda: common.migration(dst)['x-rdma-postcopy']

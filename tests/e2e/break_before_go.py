@@ -10,6 +10,7 @@ import os
 import common
 from common import Failed, Micro, check_ledger, check_move, check_still_running, say
 from cancel import MIB, ended
+from quit import quit_and_code
 
 DEST_POINTS = ('dest.accepted', 'dest.pager', 'dest.state', 'dest.ready')
 
@@ -49,15 +50,26 @@ def source_fails(t, accel, point):
         check_ledger(src, good)
 
 
-def source_dies(t, accel, point):
-    name = point.replace('.', '-') + '-kill'
+def waits_to_be_asked(dst):
+    """It cannot know that no GO was sent: it never runs the guest, and stays to say so."""
+    info = common.wait_migration(dst, 'postcopy-paused')
+    say(f'      {dst.name}: {info["error-desc"]}')
+    dst.qmp('cont')                     # a wish for later, which never comes
+    if common.status(dst) != 'inmigrate' or 'RESUME' in common.event_names(dst):
+        raise Failed(f'{dst.name}: {common.status(dst)}, {common.event_names(dst)}')
+    if quit_and_code(dst) != 0:
+        raise Failed(f'{dst.name}: {dst.proc.returncode}: {dst.tail}')
+
+
+def source_dies(t, accel, point, options='', end=ended):
+    name = point.replace('.', '-') + '-kill' + options.strip(',').replace('=', '')
     with Micro(t, name + '-a', accel, mem_mib=MIB, faults=f'{point}=kill') as src, \
             Micro(t, name + '-b', accel, mem_mib=MIB, incoming=True) as dst:
         src.start_load()
-        src.qmp('migrate', uri=common.listen(dst))
+        src.qmp('migrate', uri=common.listen(dst, options=options))
         if src.exit_code(20) != -9:
             raise Failed(f'{src.name}: {point} did not kill it')
-        ended(dst)
+        end(dst)
         if dst.log().lines:
             raise Failed(f'{dst.name}: the guest ran here')
 
@@ -103,9 +115,13 @@ def run(t):
     for point in ('source.publish', 'source.state'):
         with t.case(f'source: {point}=fail'):
             source_fails(t, accel, point)
-    for point in ('source.publish', 'source.state', 'source.go'):
+    for point in ('source.publish', 'source.state'):
         with t.case(f'source: {point}=kill'):
             source_dies(t, accel, point)
+    with t.case('source: source.go=kill'):
+        source_dies(t, accel, 'source.go', end=waits_to_be_asked)
+    with t.case('source: source.go=kill, reconnect=0'):
+        source_dies(t, accel, 'source.go', ',reconnect=0')
 
 
 if __name__ == '__main__':

@@ -17,6 +17,7 @@ from common import Failed, GuestError, Micro, check_ledger, hmp, say
 
 MIB = 128
 SLOW = 'dest.prefill=delay:30000'
+NEVER = ',reconnect=0'          # resume.py has the rest
 
 
 def pair(t, name, accel, faults=SLOW, extra=()):
@@ -26,7 +27,7 @@ def pair(t, name, accel, faults=SLOW, extra=()):
 
 def begin(src, dst, options=''):
     src.start_load()
-    src.qmp('migrate', uri=common.listen(dst, options=options))
+    src.qmp('migrate', uri=common.listen(dst, options=options + NEVER) + NEVER)
     for guest in (dst, src):
         common.wait_migration(guest, 'postcopy-active')
 
@@ -199,7 +200,7 @@ def iothread(t, accel):
         src.start_load()
         available = drive(src)
         tid = dst.qmp('query-iothreads')[0]['thread-id']
-        src.qmp('migrate', uri=common.listen(dst, options=',prefill=off'))
+        src.qmp('migrate', uri=common.listen(dst, options=',prefill=off' + NEVER) + NEVER)
         common.wait_migration(dst, 'postcopy-active')
         break_link(src, dst)
         two_requests(ram, available)

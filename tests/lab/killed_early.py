@@ -21,7 +21,7 @@ def cut_off(t):
     with Micro(t, 'cut-a', 'tcg', mem_mib=cancel.MIB) as src, \
             Micro(t, 'cut-b', 'tcg', mem_mib=cancel.MIB, incoming=True, faults=SLOW) as dst:
         src.start_load()
-        src.qmp('migrate', uri=common.listen(dst, options=',timeout=2') + ',timeout=2')
+        src.qmp('migrate', uri=common.listen(dst, options=',timeout=2,reconnect=0') + ',timeout=2')
         common.wait_migration(src, 'device')
         with labplace.outage():
             say(f'      source: {break_before_go.failed(src)}')

@@ -46,7 +46,7 @@ def cut_off(t):
     with Micro(t, 'a', 'tcg', mem_mib=MIB) as src, \
             Micro(t, 'b', 'tcg', mem_mib=MIB, incoming=True, faults=SLOW) as dst:
         src.start_load()
-        options = ',timeout=1'      # eight times as long after GO
+        options = ',timeout=1,reconnect=0'  # eight times as long after GO
         src.qmp('migrate', uri=common.listen(dst, options=options) + options)
         common.wait_migration(dst, 'postcopy-active')
         with labplace.outage():

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * rdma-postcopy migration: a link that broke after GO, and the next one
+ *
+ *   postcopy-active -> postcopy-paused -> postcopy-recover -> postcopy-active
+ *
+ * The thread of each side waits for the other in rp_recover(): by itself for
+ * reconnect=SECONDS, and then until somebody asks by `migrate-recover` (the
+ * destination) or by `migrate` with `resume` (the source).  After
+ * `migrate-pause` it waits for that at once.  The destination goes on
+ * listening when its time is over, so that `migrate` with `resume` is enough.
+ *
+ * The thread takes no BQL: whoever holds that may wait for a missing page.
+ * The commands that may come out of band do not have it either: rp.lock keeps
+ * the handles for them.
+ */
+#include "qemu/osdep.h"
+#include "migration/migration.h"
+#include "qapi/error.h"
+#include "qemu/cutils.h"
+#include "qemu/error-report.h"
+#include "farfork-fork.h"
+#include "rdma-postcopy.h"
+#include "rdma-postcopy-state.h"
+
+/* So long `migrate` with `resume` stays in postcopy-recover-setup */
+#define BY_HAND_MS 15000
+
+static void __attribute__((constructor)) init_waiting(void)
+{
+    qemu_mutex_init(&rp.lock);
+    qemu_sem_init(&rp.again, 0);
+}
+
+void rp_resume_reset(const struct ff_address *a)
+{
+    QEMU_LOCK_GUARD(&rp.lock);
+
+    rp.reconnect_ms = ff_address_reconnect_ms(a);
+    rp.held = rp.asked = false;
+    qatomic_set(&rp.recovers, false);
+    qatomic_set(&rp.reconnects, false);
+}
+
+void rp_set_reason(const char *why)
+{
+    MigrationState *s = migrate_get_current();
+    QEMU_LOCK_GUARD(&s->error_mutex);
+
+    error_free(s->error);
+    s->error = NULL;
+    if (why) {
+        error_setg(&s->error, "%s", why);
+    }
+}
+
+static int64_t now_ms(void)
+{
+    return qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
+}
+
+/* What query-migrate and the log say while it waits; once for each reason */
+static void say(char **said, char *text)
+{
+    if (g_strcmp0(*said, text)) {
+        rp_set_reason(text);
+        error_report("%s", text);
+    }
+    g_free(*said);
+    *said = text;
+}
+
+/* Whether somebody has asked since the last time, and not taken it back */
+static bool take_wish(bool *held)
+{
+    QEMU_LOCK_GUARD(&rp.lock);
+    bool asked = rp.asked;
+
+    rp.asked = false;
+    *held = rp.held;
+    if (rp.next_to) {
+        ff_address_free(rp.to);
+        rp.to = g_steal_pointer(&rp.next_to);
+    }
+    return asked;
+}
+
+static void set_paused(MigrationStatus *state)
+{
+    static const MigrationStatus from[] = {
+        MIGRATION_STATUS_ACTIVE, MIGRATION_STATUS_POSTCOPY_ACTIVE,
+        MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP,
+    };
+
+    for (size_t i = 0; i < ARRAY_SIZE(from); i++) {
+        migrate_set_state(state, from[i], MIGRATION_STATUS_POSTCOPY_PAUSED);
+    }
+}
+
+/* The next wait may begin as soon as it says postcopy-active */
+static void end_wait(MigrationStatus *state)
+{
+    qatomic_set(&rp.recovers, false);
+    qatomic_set(&rp.reconnects, false);
+    migrate_set_state(state, MIGRATION_STATUS_POSTCOPY_PAUSED,
+                      MIGRATION_STATUS_POSTCOPY_RECOVER);
+    migrate_set_state(state, MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP,
+                      MIGRATION_STATUS_POSTCOPY_RECOVER);
+    rp_set_reason(NULL);
+    migrate_set_state(state, MIGRATION_STATUS_POSTCOPY_RECOVER,
+                      MIGRATION_STATUS_POSTCOPY_ACTIVE);
+}
+
+int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err)
+{
+    static const char advice[] = "to go on, migrate-recover at the destination, then migrate with "
+                                 "resume at the source";
+    int64_t until = now_ms() + rp.reconnect_ms;
+    g_autofree char *reason = g_strdup(why), *said = NULL;
+    bool asked = false, alone = true, held;
+    int rc;
+
+    take_wish(&held); /* for the link that there was since, or that comes next anyway */
+    qatomic_set(&rp.recovers, true);
+    for (;;) {
+        if (take_wish(&held)) {
+            until = now_ms() + rp.reconnect_ms;
+            asked = alone = true;
+        }
+        int64_t left = until - now_ms();
+        bool waits = held || !alone || left <= 0;
+
+        asked &= !held;
+        qatomic_set(&rp.reconnects, !waits);
+        say(&said, !waits ? g_strdup_printf("%s; waiting %d s for another link; %s", reason,
+                                            rp.reconnect_ms / 1000, side->meanwhile)
+            : held        ? g_strdup_printf("%s; paused by migrate-pause: %s; %s", reason, advice,
+                                            side->meanwhile)
+                          : g_strdup_printf("%s; %s; %s", reason, advice, side->meanwhile));
+        if (!asked) {
+            set_paused(side->state);
+        }
+        if (held || (waits && !(side->listens && alone))) {
+            qemu_sem_wait(&rp.again);
+            continue;
+        }
+        rc = side->attempt(waits ? -1 : asked ? MIN(left, BY_HAND_MS) : left, err);
+        if (rc == -EINTR) {
+            continue;
+        }
+        if (!rc || rc == -ETIME || rc == -ESTALE || rc == -ECANCELED) {
+            break;
+        }
+        asked = false;
+        alone = rc == -ETIMEDOUT;
+        if (!alone || !side->listens) { /* that nobody came is no news */
+            g_free(reason);
+            reason = g_strdup_printf("rdma-postcopy: %s", ff_error_message(err));
+        }
+    }
+    if (!rc) {
+        end_wait(side->state);
+    } else {
+        qatomic_set(&rp.recovers, false);
+        qatomic_set(&rp.reconnects, false);
+    }
+    return rc;
+}
+
+/* --- commands --- */
+
+/* Let go of the wait for a peer, or of the link: rp_recover() looks again */
+static void wake_source(void)
+{
+    ff_source_interrupt(rp.source);
+    qemu_sem_post(&rp.again);
+}
+
+bool rdma_postcopy_pause(Error **errp)
+{
+    QEMU_LOCK_GUARD(&rp.lock);
+
+    if (!rp.source && !rp.dest && farfork_child_is_idle(NULL)) {
+        return false;
+    }
+    if (!rp.source && !rp.dest) {
+        error_setg(errp, "a child of a fork cannot pause: nothing could resume it");
+    } else if (!rp.reconnect_ms) {
+        error_setg(errp, "rdma-postcopy cannot pause with reconnect=0: nothing could resume it, "
+                   "and the guest would be lost");
+    } else if (rp.dest && qatomic_read(&rp.here)) {
+        rp.held = true;
+        ff_dest_interrupt(rp.dest);
+        ff_dest_pause(rp.dest);
+    } else if (rp.source && rp.gave_away) {
+        rp.held = true;
+        wake_source();
+        ff_source_pause(rp.source);
+    } else {
+        error_setg(errp, "rdma-postcopy can be paused once the guest is the destination's; "
+                   "before that, migrate_cancel at the source ends it");
+    }
+    return true;
+}
+
+bool rdma_postcopy_recover(const char *uri, Error **errp)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    struct ff_address *a = NULL;
+    const char *address;
+    struct ff_error *err;
+    QEMU_LOCK_GUARD(&rp.lock);
+
+    if (!rp.dest) {
+        return false;
+    }
+    if (!qatomic_read(&rp.recovers)) {
+        error_setg(errp, rp.reconnect_ms
+                   ? "rdma-postcopy is paused for want of memory of this host, not of a link: it "
+                     "goes on by itself"
+                   : "rdma-postcopy does not resume with reconnect=0");
+        return true;
+    }
+    if (!strstart(uri, "rdma-postcopy:", &address)) {
+        error_setg(errp, "this migration goes on by rdma-postcopy:HOST:PORT alone");
+        return true;
+    }
+    err = ff_error_new();
+    if (ff_address_parse(address, &a, err) || ff_dest_listen(rp.dest, a, err)) {
+        rp_take_error(errp, err);
+    } else {
+        migration_incoming_transport_cleanup(mis);
+        rp_publish_address(address);
+        rp.held = false;
+        rp.asked = true;
+        qemu_sem_post(&rp.again);
+        ff_error_free(err);
+    }
+    ff_address_free(a);
+    return true;
+}
+
+void rp_resume_by_hand(struct ff_address *a, Error **errp)
+{
+    if (!rp.source) { /* it ended between QEMU's look at its state and here */
+        error_setg(errp, "rdma-postcopy: there is nothing to resume any more");
+        ff_address_free(a);
+        return;
+    }
+    QEMU_LOCK_GUARD(&rp.lock);
+    ff_address_free(rp.next_to);
+    rp.next_to = a;
+    rp.held = false;
+    rp.asked = true;
+    wake_source();
+}
