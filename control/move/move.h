@@ -31,6 +31,9 @@ struct move {
     bool sent;             /* `migrate` was, and not refused: the source says who has the guest */
     bool begun;            /* the source took it: its `completed` is of this migration */
     bool cancelling, switched;
+    bool runs_there;       /* the destination has told the source so */
+    bool handed;           /* move_hand_over() was tried then */
+    uint64_t until_ms;     /* when the source stops looking for another link; 0: it has one */
     enum move_outcome outcome;
     char here[32];         /* MOVE_HERE: what its QEMU says of it, running or paused */
     double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */

@@ -11,7 +11,9 @@
  *                  failed, cancelled            it goes on there, for good
  *                  postcopy-active              it is the destination's; memory follows
  *                  completed                    the destination has every page
- *                  postcopy-paused              the source knows nothing more: ask the destination
+ *                  postcopy-paused              the source knows nothing more, and tries to connect
+ *                                               again for `reconnect` seconds: what it says then
+ *                                               holds. Else ask the destination
  *
  * Invariants   1. The destination is ended only when the source says failed or cancelled, or was
  *                 never asked to migrate, or runs the guest as before when it has been asked.
@@ -74,15 +76,15 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         end_with(m, MOVE_THERE, "%s", "");
         return true;
     }
-    if (!is(move, "postcopy-paused")) {
+    if (!is(move, "postcopy-paused") || is(has, "inmigrate")) {
         ff_error_set(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
         return false;
     }
     end_with(
         m, MOVE_BROKEN,
         "the link to %s is broken: the guest is there (%s), and runs until it touches missing "
-        "memory: save what you can from inside; neither QEMU was ended, see WHAT CAN BE LOST in "
-        "farfork-rdma-postcopy(7)",
+        "memory; neither QEMU was ended: see A LINK THAT BREAKS in farfork-rdma-postcopy(7) for "
+        "how it goes on, and save what you can from inside if the QEMU here is gone",
         host, has);
     return true;
 }
@@ -136,6 +138,7 @@ static void take_numbers(struct move *m, const json_t *info)
     m->present_bytes = (uint64_t)json_integer_value(json_object_get(x, "present-bytes"));
     m->passed_bytes = (uint64_t)json_integer_value(json_object_get(x, "precopied-bytes"));
     m->faults = (uint64_t)json_integer_value(json_object_get(x, "faults"));
+    m->runs_there |= json_integer_value(json_object_get(x, "start-time")) > 0;
     down = json_object_get(info, "downtime");
     if (down && m->was_running)
         m->downtime_ms = (double)json_integer_value(down);
@@ -177,6 +180,14 @@ static bool has_refused(struct move *m)
     return true;
 }
 
+/* The source is paused. Is there still somebody to whom it may connect? */
+static bool may_resume(struct move *m)
+{
+    if (!m->until_ms)
+        m->until_ms = ff_now_ms() + session_reconnect_ms(&m->s);
+    return !m->s.interrupted && move_child(m)->state != VM_FAILED && ff_now_ms() < m->until_ms;
+}
+
 /* true: it is decided */
 static bool is_decided(struct move *m, const json_t *info)
 {
@@ -202,7 +213,11 @@ static bool is_decided(struct move *m, const json_t *info)
         end_with(m, MOVE_THERE, "%s", "");
         return true;
     }
-    if (is(m->status, "postcopy-paused")) {
+    if (!is(m->status, "postcopy-paused")) {
+        m->until_ms = 0;
+        return false;
+    }
+    if (!may_resume(m)) {
         FF_AUTO_FREE char *here = xprintf("the source has lost %s: %s", host, error);
         ask_until_clear(m, here);
         return true;
@@ -278,9 +293,12 @@ static void follow_migration(struct move *m)
             m->switched = true;
             m->switched_ms = ff_now_exact_ms();
             m->s.why.text[0] = '\0'; /* a cancel came too late */
+        }
+        if (m->runs_there && !m->handed) { /* no source takes it back from here on */
+            m->handed = true;
             move_hand_over(m, &why);
         }
-        if (strcmp(was, m->status) || fetched != m->present_bytes + m->passed_bytes)
+        if (m->until_ms || strcmp(was, m->status) || fetched != m->present_bytes + m->passed_bytes)
             changed_ms = ff_now_ms();
         snprintf(was, sizeof(was), "%s", m->status);
         fetched = m->present_bytes + m->passed_bytes;

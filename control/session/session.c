@@ -30,28 +30,39 @@
 
 /* --- options --- */
 
-static int check_link_options(const char *options, struct ff_error *why)
+static int parse_link_options(const char *options, struct ff_address **a, struct ff_error *why)
 {
     FF_AUTO_FREE char *listed = xprintf(",%s", options ? options : "");
     if (strstr(listed, ",key-file="))
         return ff_error_set(why, EINVAL, "--options: key-file: each move and fork has a key of its "
                             "own, which nobody need name");
     struct ff_error *err = ff_error_new();
-    struct ff_address *a = NULL;
     FF_AUTO_FREE char *address = xprintf("127.0.0.1:1%s%s", options ? "," : "",
                                       options ? options : "");
-    int rc = ff_address_parse(address, &a, err);
+    int rc = ff_address_parse(address, a, err);
 
     if (rc)
         ff_error_set(why, EINVAL, "--options: %s", ff_error_message(err));
-    ff_address_free(a);
     ff_error_free(err);
     return rc;
 }
 
+unsigned session_reconnect_ms(const struct session *s)
+{
+    struct ff_address *a = NULL;
+    struct ff_error ignored; /* they were checked at the start */
+
+    int ms = parse_link_options(s->o.link_options, &a, &ignored) ? 0 : ff_address_reconnect_ms(a);
+    ff_address_free(a);
+    return (unsigned)ms;
+}
+
 int session_check_options(const struct session_options *o, struct ff_error *why)
 {
-    int rc = check_link_options(o->link_options, why);
+    struct ff_address *a = NULL;
+
+    int rc = parse_link_options(o->link_options, &a, why);
+    ff_address_free(a);
 
     if (!rc && o->id && !rundir_name_valid(o->id))
         rc = ff_error_set(why, EINVAL,

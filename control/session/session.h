@@ -117,6 +117,9 @@ struct session {
     struct ff_error why;     /* why it came to nothing, if it did */
 };
 
+/* Of the link options: how long a side waits for another link, after the switch */
+unsigned session_reconnect_ms(const struct session *s);
+
 /* session.c: what can be said of them before anything is done. -EINVAL */
 int session_check_options(const struct session_options *o, struct ff_error *why);
 

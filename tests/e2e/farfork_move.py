@@ -433,6 +433,31 @@ def agent_lost(t, accel):
             check_nothing_left(m)
 
 
+def link_breaks(t, accel):
+    """It goes on over another, and so does the move."""
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Move(t, a, faults=SLOW) as m:
+            wait_source(a, 'postcopy-active')
+            common.break_link(a)
+            m.end(0, 'there')
+            with there(t, 'b', m.result) as b:
+                if 'link 2' not in b.tail:
+                    raise Failed(f'there was no break: {b.tail}')
+                check_ledger(a, b)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
+def go_lost(t, accel):
+    """The source asks, and hears that nothing ran there."""
+    with Parent(t, accel, faults='source.gone=fail@1') as a:
+        a.start_load()
+        with Move(t, a) as m:
+            m.end(1, 'here', 'never got GO')
+            check_here(m, a)
+
+
 def destination_dies(t, accel):
     with Parent(t, accel) as a:
         a.start_load()
@@ -558,6 +583,8 @@ def run(t):
             ('killed before the source knows', lambda: never_sent(t, accel)),
             ('an agent alone, with and without a guest', lambda: used_is_kept(t)),
             ('the agent is lost', lambda: agent_lost(t, accel)),
+            ('the link breaks', lambda: link_breaks(t, accel)),
+            ('GO is lost', lambda: go_lost(t, accel)),
             ('the destination dies', lambda: destination_dies(t, accel)),
             ('the source dies', lambda: source_dies(t, accel))):
         for path in glob.glob(t.work + '/*.console'):   # of the case before
