@@ -82,6 +82,10 @@ static void test_answers(void **state)
     len = ff_wire_put_welcome(buf, &w);
     assert_fails(ff_wire_get_welcome(buf, (size_t)len, &got, &err), EPROTO);
     assert_error(err, EPROTO, "epoch 0");
+    w = (struct ff_welcome){.version = FF_WIRE_VERSION + 1, .epoch = 1};
+    len = ff_wire_put_welcome(buf, &w);
+    assert_fails(ff_wire_get_welcome(buf, (size_t)len, &got, &err), EPROTONOSUPPORT);
+    assert_error(err, EPROTONOSUPPORT, "version 6");
 }
 
 static void test_digest(void **state)
