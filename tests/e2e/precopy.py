@@ -14,6 +14,7 @@ from cancel import ended
 from common import Failed, Micro, check_ledger, check_move, move, say
 
 MIB = 128
+PASS = 'dest.prefill=delay:5000'   # long enough for the guest to write in it, on a busy host as well
 KINDS = {
     'anon': ('anon', ''),
     'memfd': ('memfd', ',landing=copy'),
@@ -41,7 +42,8 @@ def micro(t, accel, kind, options):
     if kind == 'hugetlb':
         t.reserve_huge(2 * MIB)
     with Micro(t, 'a', accel, kind, MIB) as a, \
-            Micro(t, 'b', accel, kind, MIB, incoming=True, extra=['-S']) as b:
+            Micro(t, 'b', accel, kind, MIB, incoming=True, faults=PASS,
+                  extra=['-S']) as b:
         a.start_load()
         moved = move(a, b, options=f',precopy=1{options}')
         check_move(moved, paused=True)
@@ -56,7 +58,7 @@ def back_and_forth(t, accel):
     """A guest that was moved, and never looked at in between, checks everything itself."""
     t.need(accel)
     with Micro(t, 'a', accel, 'anon', MIB) as a, \
-            Micro(t, 'b', accel, 'anon', MIB, incoming=True) as b:
+            Micro(t, 'b', accel, 'anon', MIB, incoming=True, faults=PASS) as b:
         a.start_load()
         moved = move(a, b, options=',precopy=1')
         check_move(moved)
@@ -80,7 +82,7 @@ def cancel(t, accel):
             common.wait_migration(a, 'cancelled', 20)
             common.check_still_running(a)
             ended(b)
-        with Micro(t, 'c', accel, 'anon', MIB, incoming=True) as c:
+        with Micro(t, 'c', accel, 'anon', MIB, incoming=True, faults=PASS) as c:
             check_pass(move(a, c, options=',precopy=1'))
             check_ledger(a, c)
 
