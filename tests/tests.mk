@@ -2,7 +2,7 @@
 #
 # tests.mk - unit tests, loop tests, fuzzers, and who runs them
 
-.PHONY: check check-quick check-unit check-asan check-tsan check-fuzz check-full check-sanitized
+.PHONY: check check-quick check-unit check-asan check-tsan check-fuzz check-full check-sanitized soak
 .PHONY: unit-tests loop-tests fuzzers clone-plan model
 
 # E2E_TESTS: programs and scripts, each with a limit in seconds: tests/e2e/NAME:SECONDS. Exit
@@ -173,7 +173,12 @@ SANITIZED = $(UNIT_TESTS) $(LOOP_TESTS) $(if $(findstring =thread,$(SANITIZE)),,
 check-sanitized: $(UNIT_TESTS) $(LOOP_TESTS) $(MODEL)
 	@$(RUN_ENV) $(RUN_PREFIX) tests/run --limit 300 $(SANITIZED)
 
+# One guest, moved and forked again and again while things go wrong: the same SEED, the same steps
+soak: all $(E2E_PROGRAMS)
+	@$(RUN_ENV) tests/e2e/soak.py --minutes $(or $(MINUTES),30) $(if $(SEED),--seed '$(SEED)')
+
 check-full: check
 	@$(SUB_MAKE) check-asan
 	@$(SUB_MAKE) check-tsan
 	@$(SUB_MAKE) check-fuzz
+	@$(SUB_MAKE) soak MINUTES=10
