@@ -19,9 +19,9 @@ def pair(t, name, accel, faults=SLOW):
             Micro(t, name + '-b', accel, mem_mib=MIB, extra=REBOOT, incoming=True, faults=faults))
 
 
-def begin(src, dst, state='postcopy-active', options=''):
+def begin(src, dst, state='postcopy-active', options='', both=''):
     src.start_load()
-    src.qmp('migrate', uri=common.listen(dst, options=options))
+    src.qmp('migrate', uri=common.listen(dst, options=options + both) + both)
     if state == 'postcopy-active':
         common.wait_migration(dst, state)
     common.wait_migration(src, state)
@@ -109,10 +109,10 @@ def reset_after_go(t, accel):
 
 
 def pause_is_refused(t, accel):
-    """A paused move could not be resumed: migrate-pause says so and does nothing."""
+    """With reconnect=0 nothing could resume what is paused: migrate-pause says so, and does nothing."""
     src, dst = pair(t, 'pause', accel)
     with src, dst:
-        begin(src, dst)
+        begin(src, dst, both=',reconnect=0')
         for guest in (src, dst):
             common.refuses(guest, 'cannot pause', 'migrate-pause')
         complete(src, dst)
@@ -139,7 +139,7 @@ def run(t):
         'the source is reset': reset_source,
         'both are reset before GO': reset_before_go,
         'the destination is reset after GO': reset_after_go,
-        'migrate-pause is refused': pause_is_refused,
+        'migrate-pause with reconnect=0 is refused': pause_is_refused,
         'a second migration is refused': second_migration,
     }
     for name, case in cases.items():
