@@ -56,6 +56,10 @@ int session_send_key(const struct session *s, struct host *h, struct ff_error *w
         rc = jsonl_write(h->run.in, line, (size_t)len, WRITE_LIMIT_MS);
     }
     ff_secret_free(line, LINE_BYTES);
+    if (rc == -EPIPE) { /* its end is heard on the other pipe, with its last words */
+        spawn_close_input(&h->run);
+        return 0;
+    }
     return rc ? ff_error_set(why, -rc, "%s: give the agent its key: %s", h->node->host,
                              strerror(-rc)) : 0;
 }
