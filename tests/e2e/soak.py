@@ -59,7 +59,7 @@ class Guest:
         self.accel, self.kind = draw.choice(self.t.accels()), draw.choice(KINDS)
         self.smp = draw.choice((1, 1, 2))
         if self.kind == 'hugetlb':
-            self.t.reserve_huge(4 * MIB)
+            self.t.reserve_huge(7 * MIB)        # it, where it goes, three children, what they write
         self.chain = [self.qemu()]
         self.now.__enter__()
         self.now.start_load()
@@ -291,7 +291,9 @@ def steps(t, seed, minutes, table):
                 left = STEPS_A_GUEST
                 say(f'guest {number}: {type(guest).__name__}, {guest.about}')
             left -= 1
-            how, *what = draw.choice((move, move, move, fork if guest.forks else move))(
+            # an armed fault would break a fork's link, and agents do not resume
+            forks = guest.forks and not guest.now.armed
+            how, *what = draw.choice((move, move, move, fork if forks else move))(
                 guest, draw, lambda text, n=number: say(f'step {n}: {text}'))
             say(f'      {how}')
             table.update((w, how) for w in what)
