@@ -91,6 +91,15 @@ def destination_short(t, accel):
         given_away(src, dst, 'completed')
 
 
+def quits_without_waking(dst):
+    """Much of its memory is missing, and nobody will bring it."""
+    reports = dst.progress()
+    if quit_and_code(dst) != 1 or 'memory was missing' not in dst.tail:
+        raise Failed(f'{dst.name}: ended with {dst.proc.returncode}: {dst.tail}')
+    if dst.progress() != reports:
+        raise Failed(f'{dst.name}: a vCPU that waited for memory went on')
+
+
 def destination_broken(t, accel):
     """vCPUs that wait for memory are not woken to read zeros."""
     src, dst = pair(t, f'broken-{accel}', accel)
@@ -98,11 +107,7 @@ def destination_broken(t, accel):
         begin(src, dst, ',prefill=off')
         break_link(src, dst)
         silent(dst, 'much of its memory is missing')
-        reports = dst.progress()
-        if quit_and_code(dst) != 1 or 'memory was missing' not in dst.tail:
-            raise Failed(f'{dst.name}: ended with {dst.proc.returncode}: {dst.tail}')
-        if dst.progress() != reports:
-            raise Failed(f'{dst.name}: a vCPU that waited for memory went on')
+        quits_without_waking(dst)
         given_away(src, dst, 'postcopy-paused')
 
 

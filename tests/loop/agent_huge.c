@@ -109,8 +109,6 @@ int main(int argc, char **argv)
         {"one too many", one_too_many, 40},
     };
 
-    signal(SIGINT, pl_on_signal); /* these give the pages back */
-    signal(SIGTERM, pl_on_signal);
     const char *why = pl_huge_reserve(HUGE_PAGES);
     if (why) {
         pl_huge_restore();

@@ -8,7 +8,6 @@
  */
 #include <dirent.h>
 #include <fcntl.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -497,8 +496,6 @@ int main(int argc, char **argv)
         {"hugetlb: segments", hugetlb_segments, 0},
     };
 
-    signal(SIGINT, pl_on_signal); /* these give the pages back */
-    signal(SIGTERM, pl_on_signal);
     const char *why = pl_huge_reserve(HUGE_PAGES);
     if (why)
         printf("SKIP: hugetlb: %s\n", why);

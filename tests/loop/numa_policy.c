@@ -124,8 +124,6 @@ int main(int argc, char **argv)
         {"tcp: alias of a hugetlb memfd", alias_hugetlb, 0},
     };
 
-    signal(SIGINT, pl_on_signal); /* these give the pages back */
-    signal(SIGTERM, pl_on_signal);
     const char *why = pl_huge_reserve(HUGE_PAGES);
     if (why)
         printf("SKIP: the alias of a hugetlb memfd: %s\n", why);

@@ -591,8 +591,6 @@ int main(int argc, char **argv)
         {"ended in the pass", ended_in_the_pass, 60},
     };
 
-    signal(SIGINT, pl_on_signal); /* these give the pages back */
-    signal(SIGTERM, pl_on_signal);
     no_huge = pl_huge_reserve(HUGE_PAGES);
     int rc = loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
     pl_huge_restore();

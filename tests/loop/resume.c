@@ -2,7 +2,6 @@
  *
  * resume.c - links that break after GO: the guest waits, another link comes, no byte is wrong
  */
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -378,8 +377,6 @@ int main(int argc, char **argv)
         {"fifty breaks", fifty, 120},
     };
 
-    signal(SIGINT, pl_on_signal); /* these give the pages back */
-    signal(SIGTERM, pl_on_signal);
     no_huge = pl_huge_reserve(HUGE_PAGES);
     int rc = loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
     pl_huge_restore();

@@ -241,6 +241,8 @@ static inline const char *pl_huge_reserve(long n)
     /* One such program at a time: two would each restore the other's count. The alarm limits it. */
     if (pl_huge_fd >= 0)
         PL_MUST(flock(pl_huge_fd, LOCK_EX) == 0);
+    signal(SIGINT, pl_on_signal); /* these give the pages back */
+    signal(SIGTERM, pl_on_signal);
     free_pages = pl_number(PL_HUGE_DIR "free_hugepages") - pl_number(PL_HUGE_DIR "resv_hugepages");
     if (free_pages >= n)
         return NULL;

@@ -12,27 +12,16 @@
 #include <sys/socket.h>
 
 #include "failpoint.h"
-#include "log.h"
+#include "kept_log.h"
 #include "tcp_wire.h"
 
 static const uint8_t session[FF_SESSION_LEN] = "a session of 16";
 static const struct tcp_tokens tokens = {.of = {"a session of 16", "a session of 16"}};
-static char last_log[1024];
-static atomic_uint n_logs;
-
-static void keep_log(enum ff_log_level level, const char *line)
-{
-    (void)level;
-    snprintf(last_log, sizeof(last_log), "%s", line);
-    atomic_fetch_add(&n_logs, 1);
-}
 
 static int start(void **state)
 {
     (void)state;
-    atomic_store(&n_logs, 0);
-    last_log[0] = '\0';
-    ff_log_set(keep_log, FF_LOG_DEBUG);
+    keep_logs_from_now(FF_LOG_DEBUG);
     return 0;
 }
 

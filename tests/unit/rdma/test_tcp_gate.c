@@ -11,7 +11,7 @@
 #include <sys/socket.h>
 
 #include "handshake.h"
-#include "log.h"
+#include "kept_log.h"
 #include "tcp_gate.h"
 #include "tcp_wire.h"
 
@@ -19,24 +19,14 @@
 #define SECRET "the key of this memory is 0x1234"
 
 static const uint8_t session[FF_SESSION_LEN] = "a session of 16";
-static atomic_uint n_logs;
-static char last_log[512];
 static struct ff_key *key, *other;
-
-static void keep_log(enum ff_log_level level, const char *line)
-{
-    (void)level;
-    snprintf(last_log, sizeof(last_log), "%s", line);
-    atomic_fetch_add(&n_logs, 1);
-}
 
 static int start(void **state)
 {
     (void)state;
     key = must_key(PAIR_KEY);
     other = must_key(OTHER_KEY);
-    atomic_store(&n_logs, 0);
-    ff_log_set(keep_log, FF_LOG_WARN);
+    keep_logs_from_now(FF_LOG_WARN);
     return 0;
 }
 
