@@ -45,7 +45,7 @@ def measure(place, link, threads, mib):
     """What fault_scaling.c prints."""
     if link == 'loop':
         return json.loads(output(place.argv([PROGRAM, 'loop', str(threads), str(mib)], True)))
-    at = f'{place.host}:%s,link={link}'
+    at = f'{place.host}:%s,link={link},insecure=on'
     argv = place.argv([PROGRAM, 'dest', at % 0 + ',prefill=off', str(threads), str(mib)], True)
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           text=True) as dest:

@@ -56,7 +56,7 @@ class Peer:
         rest = [o for o in options if not o.startswith('qemu=')]
         if rest and self.name in STOCK:
             raise ValueError(f'{text}: {self.name} takes no option but qemu=')
-        self.options = ''.join(f',{o}' for o in [f'link={RDMA.get(self.name)}', *rest])
+        self.options = ''.join(f',{o}' for o in [f'link={RDMA.get(self.name)}', 'insecure=on', *rest])
 
     def postcopy(self):
         return self.name not in ('pre-copy', 'multifd')

@@ -25,7 +25,8 @@
 #include "farfork-probe.h"
 
 #define PORT "4457"
-#define TIMEOUT ",timeout=4" /* a person waits */
+/* A person waits. No guest is sent, and what is read was made for that: anybody may ask */
+#define OPTIONS ",timeout=4,insecure=on"
 
 /* Readable on Ctrl-C, on being told to end, and for good then, since nobody reads it */
 static int interrupt_fd(void)
@@ -51,7 +52,7 @@ static struct ff_address *get_address(const char *where, bool serve, struct ff_e
     char text[400];
 
     snprintf(text, sizeof(text), "%s%s%s%s", only_port ? ":" : "", where,
-             only_port || strchr(end ? end : where, ':') ? "" : ":" PORT, TIMEOUT);
+             only_port || strchr(end ? end : where, ':') ? "" : ":" PORT, OPTIONS);
     if (strchr(where, ',') || (!serve && (!*where || *where == ':'))) {
         fprintf(stderr, "farfork: \"%s\": want HOST[:PORT]\n", where);
         return NULL;

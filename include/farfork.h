@@ -79,7 +79,8 @@ struct ff_address;
  *        Options:
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, reconnect=SECONDS,
  *        chunk=SIZE, window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
- *        odp=auto|on|off, precopy=0|1, prealloc=0|1, key-file=FILE (read by this call)
+ *        odp=auto|on|off, precopy=0|1, prealloc=0|1, key-file=FILE (read by this call),
+ *        insecure=off|on
  * @out:  free it with ff_address_free()
  *
  * Return: 0; -EINVAL: the error names the wrong part and what is permitted; -ENOTSUP: this build

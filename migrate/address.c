@@ -135,6 +135,7 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
     static const char *const landings[] = {"auto", "copy", "continue", "move", NULL};
     static const char *const prefills[] = {"off", "pull", "push", "auto", NULL};
     static const char *const odps[] = {"auto", "on", "off", NULL};
+    static const char *const switches[] = {"off", "on", NULL};
     unsigned long v;
     unsigned w;
     int rc = 0;
@@ -185,11 +186,15 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_switch(name, value, &a->prealloc, err);
     } else if (!strcmp(name, "key-file")) {
         rc = load_key(a, value, err);
+    } else if (!strcmp(name, "insecure")) {
+        rc = get_word(name, value, switches, &w, err);
+        if (!rc)
+            a->insecure = w;
     } else {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, prealloc, "
-                          "key-file)",
+                          "key-file, insecure)",
                           name);
     }
     return rc;

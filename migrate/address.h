@@ -33,6 +33,7 @@ struct ff_address {
     enum ff_landing_choice landing;
     enum ff_prefill_mode prefill;
     enum ff_odp_choice odp;
+    bool insecure;      /* without a key: talk to anybody */
     struct ff_key *key; /* both ends prove that they have it; NULL: neither does */
     bool prealloc; /* destination: make memory ready while nobody has come */
     bool precopy; /* destination: one pass while the guest still runs */

@@ -64,6 +64,12 @@ static bool is_own_key(const struct ff_dest *d, const struct ff_key *key)
            (key && own && !memcmp(ff_key_bytes(key), ff_key_bytes(own), FF_KEY_LEN));
 }
 
+/* Another address of the move has the permission of the first one */
+static bool lets_anybody(const struct ff_dest *d, const struct ff_address *a)
+{
+    return a->insecure || d->addr.insecure;
+}
+
 static struct ff_key *key_of(const struct ff_dest *d, const struct ff_address *a)
 {
     return a->key ? a->key : d->addr.key;
@@ -73,7 +79,7 @@ static bool listens_at(struct ff_dest *d, const struct ff_address *to)
 {
     return has_port(d) && !strcmp(to->port, d->at.port) && !strcmp(to->host, d->at.host) &&
            !strcmp(to->device, d->at.device) && is_own_key(d, key_of(d, to)) &&
-           is_own_key(d, key_of(d, &d->at));
+           is_own_key(d, key_of(d, &d->at)) && lets_anybody(d, to) == lets_anybody(d, &d->at);
 }
 
 /* Under listen_lock: @to becomes where the source finds this side */
@@ -83,7 +89,8 @@ static int listen_anew(struct ff_dest *d, const struct ff_address *to, struct ff
                                .port = to->port,
                                .timeout_ms = to->timeout_ms,
                                .device = to->device,
-                               .key = key_of(d, to)};
+                               .key = key_of(d, to),
+                               .insecure = lets_anybody(d, to)};
     struct ff_address was = d->at;
     struct ff_port *port;
 

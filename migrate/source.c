@@ -127,7 +127,8 @@ int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct 
                                .device = a->device,
                                .qps = a->qps,
                                .peers = &a->peers,
-                               .key = a->key ? a->key : s->addr.key};
+                               .key = a->key ? a->key : s->addr.key,
+                               .insecure = a->insecure || s->addr.insecure};
     struct ff_link *link;
 
     if (s->link)

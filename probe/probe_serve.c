@@ -217,7 +217,8 @@ int ff_probe_serve(const struct ff_address *a, const struct ff_probe_options *o,
                           {.sv = &sv, .kind = FF_LINK_VERBS, .name = "verbs"}};
     char number[16];
     struct ff_link_params p = {.host = a->host, .port = a->port, .timeout_ms = a->timeout_ms,
-                               .device = o->device, .qps = o->qps, .key = a->key};
+                               .device = o->device, .qps = o->qps, .key = a->key,
+                               .insecure = a->insecure};
     unsigned up = 0;
     sigset_t all, old;
 

@@ -184,7 +184,11 @@ struct ff_link_params {
     unsigned qps;       /* verbs: queue pairs of the PREFILL queue; 0: 1 */
     const struct ff_peers *peers; /* active: where the host is; NULL or none: look it up */
     struct ff_key *key; /* both ends prove that they have it (handshake.h); NULL: neither does */
+    bool insecure; /* without a key: talk to anybody. Else to processes of this user on this host */
 };
+
+/* What to do about a peer that is refused since there is no key */
+#define FF_LINK_NO_KEY "there is no key: give key-file=FILE on both sides, or insecure=on"
 
 /* Where the host of @p is, in the order in which to try */
 int ff_peers_find(const struct ff_link_params *p, struct ff_peers *out, struct ff_error *err);

@@ -35,6 +35,7 @@
 #include "error.h"
 #include "failpoint.h"
 #include "log.h"
+#include "same_user.h"
 #include "secret.h"
 #include "tcp_listen.h"
 #include "tcp_pace.h"
@@ -56,6 +57,7 @@ struct tcp_link {
     struct ff_mr_table mrs;
     struct ff_secrets *secrets; /* NULL: nothing is sealed */
     uint8_t *sealed_tx;          /* with them; under send_lock */
+    bool doubts;                 /* active, without a key: it matters whose the peer is */
     uint8_t rx[TCP_CTRL_HEAD_LEN + FF_MSG_MAX + FF_SEAL_TAG_LEN];
     size_t rx_have;
 };
@@ -151,6 +153,12 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
     if (rc)
         return rc;
     t->cancel_fd = cancel_fd;
+    t->doubts = !p->key && !p->insecure;
+    if (t->doubts && !tcp_is_local(fd)) {
+        tcp_free(&t->base);
+        return ff_error_set(err, EACCES, "tcp: connect to %s:%s: it is not this host, and "
+                            FF_LINK_NO_KEY, p->host, p->port);
+    }
     if (p->key && (rc = pass_gate(t, p, err)))
         return rc;
     *out = &t->base;
@@ -206,7 +214,12 @@ static int open_active(struct tcp_link *t, const struct tcp_tokens *tokens, int 
 {
     struct sockaddr_storage peer;
     socklen_t len = sizeof(peer);
+    struct ff_error why;
 
+    /* It has accepted the connection and answered, so that this can be told; HELLO is all that it
+     * knows of the guest */
+    if (t->doubts && ff_same_user(t->ctrl_fd, &why))
+        return ff_error_set(err, EACCES, "%s, and " FF_LINK_NO_KEY, why.text);
     if (getpeername(t->ctrl_fd, (struct sockaddr *)&peer, &len) < 0)
         return ff_error_set(err, errno, "tcp: open queues: %s", strerror(errno));
     for (enum ff_queue k = 0; k < FF_QUEUES; k++) {

@@ -31,6 +31,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "log.h"
+#include "same_user.h"
 #include "tcp_listen.h"
 #include "tcp_socket.h"
 #include "tcp_wire.h"
@@ -50,8 +51,9 @@ struct ff_listener {
     int cancel_fd, timeout_ms;
     struct held held[HELD_MAX]; /* the oldest first */
     unsigned n_held;
-    unsigned long dropped; /* of them, and of joins */
-    struct ff_key *key;    /* NULL: whoever connects is heard */
+    unsigned long dropped; /* of them, of joins, and of those that may not be heard */
+    bool insecure;         /* without a key whoever connects is heard, else who is of this user */
+    struct ff_key *key;
     struct tcp_gate *gate; /* with a key: who has connected, and has not proved that it has it */
 };
 
@@ -194,6 +196,20 @@ static int take_through_gate(struct ff_listener *ls, int timeout_ms, const struc
     }
 }
 
+/* Without a key: may @fd be heard? Else it is dropped */
+static bool may_be_heard(struct ff_listener *ls, int fd)
+{
+    struct ff_error why;
+
+    if (ls->insecure || !ff_same_user(fd, &why))
+        return true;
+    if (ff_log_due(&ls->dropped))
+        ff_log(FF_LOG_WARN, "%s, and " FF_LINK_NO_KEY "; connection dropped (%lu so far)", why.text,
+               ls->dropped);
+    close(fd);
+    return false;
+}
+
 int tcp_listen_take(struct ff_listener *ls, int timeout_ms, const struct ff_epoch **e)
 {
     uint64_t end = ff_now_ns() + (uint64_t)FF_MAX(timeout_ms, 0) * 1000000u;
@@ -201,14 +217,16 @@ int tcp_listen_take(struct ff_listener *ls, int timeout_ms, const struct ff_epoc
     *e = NULL;
     if (ls->gate)
         return take_through_gate(ls, timeout_ms, e);
-    if (ls->n_held)
-        return unhold(ls, 0);
     for (;;) {
-        int fd = accept_now(ls);
-        bool resting = is_out_of_fds(fd);
-        if (fd >= 0 || (fd != -EAGAIN && !resting))
+        int fd = ls->n_held ? unhold(ls, 0) : accept_now(ls);
+        bool dropped = fd >= 0 && !may_be_heard(ls, fd), resting = is_out_of_fds(fd);
+        if (!dropped && (fd >= 0 || (fd != -EAGAIN && !resting)))
             return fd;
         int left = timeout_ms < 0 ? -1 : tcp_ms_left(end);
+        if (dropped && !left) /* however many more there are */
+            return -ETIMEDOUT;
+        if (ls->n_held)
+            continue;
         int rc = wait_any(ls, NULL, 0, left, resting);
         if (resting && !left)
             return fd;
@@ -325,6 +343,7 @@ int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, stru
     ls->timeout_ms = p->timeout_ms;
     ls->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = ls->cancel_fd < 0 ? -errno : 0;
+    ls->insecure = p->insecure;
     ls->key = ff_key_ref(p->key);
     if (!rc && ls->key)
         rc = tcp_gate_new(ls->key, &ls->gate, NULL);

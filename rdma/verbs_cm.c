@@ -58,6 +58,12 @@ struct verbs_listener {
     char device[72];
 };
 
+/* No kernel tells whose the peer of a queue pair is */
+static int may_be_without_key(const struct ff_link_params *p, struct ff_error *err)
+{
+    return p->key || p->insecure ? 0 : ff_error_set(err, EACCES, "verbs: " FF_LINK_NO_KEY);
+}
+
 static uint64_t deadline_of(int timeout_ms)
 {
     return ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
@@ -248,7 +254,9 @@ int verbs_cm_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd
     uint64_t end = deadline_of(limit_ms);
     struct ff_peers peers;
 
-    int rc = ff_peers_find(p, &peers, err);
+    int rc = may_be_without_key(p, err);
+    if (!rc)
+        rc = ff_peers_find(p, &peers, err);
     if (rc)
         return rc;
     for (unsigned i = 0; i < peers.n; i++) {
@@ -286,7 +294,9 @@ static int listen_on(struct verbs_listener *ls, struct addrinfo *a, unsigned por
 int verbs_listen(const struct ff_link_params *p, struct verbs_listener **out, struct ff_error *err)
 {
     struct addrinfo *list;
-    int rc = tcp_resolve(p, true, &list, err);
+    int rc = may_be_without_key(p, err);
+    if (!rc)
+        rc = tcp_resolve(p, true, &list, err);
     if (rc)
         return rc;
     struct verbs_listener *ls = calloc(1, sizeof(*ls));

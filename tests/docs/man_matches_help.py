@@ -278,7 +278,7 @@ def source_texts():
     """Every string of our C sources and patches, adjacent ones joined, values as NUL."""
     paths = [p for d in ('base', 'rdma', 'uffd', 'migrate', 'clone', 'probe', 'vm', 'control',
                                'cli', 'qemu-patches/src')
-             for p in glob.glob(os.path.join(TOP, d, '**', '*.c'), recursive=True)]
+             for p in glob.glob(os.path.join(TOP, d, '**', '*.[ch]'), recursive=True)]
     code = '\n'.join(read(p) for p in paths)
     for p in glob.glob(os.path.join(TOP, 'qemu-patches', '*', '*.patch')):
         code += '\n' + '\n'.join(x[1:] for x in read(p).splitlines() if x[:1] in '+ ')

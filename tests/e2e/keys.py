@@ -20,7 +20,8 @@ import common
 import fakepeer
 from common import Failed, Micro, check_ledger, check_move, say, wait_for
 from farfork_move import Move, there
-from forked import Child, Clone, Parent, ask, check_nothing_left, check_result, kill, snapshot
+from forked import (Child, Clone, Parent, ask, check_nothing_left, check_result,
+                    hosts_of_their_own, kill, snapshot)
 from refuse import fails, waits
 
 MIB = 64
@@ -342,6 +343,58 @@ def key_unknown(t):
         check_move(migrate(a, b, uri))
 
 
+def stranger(port, *prefix, host='127.0.0.1'):
+    """Another process says HELLO; what it hears."""
+    with open(fakepeer.__file__, encoding='utf-8') as f: # which another user cannot read, perhaps
+        code = f.read() + f'print(answer(connect({port}, hello(), {host!r}))[0])\n'
+    p = subprocess.run([*prefix, '/usr/bin/python3', '-B', '-'], input=code, capture_output=True,
+                       text=True, timeout=60, check=False)
+    if p.returncode:
+        raise Failed(f'a stranger: {p.stderr}')
+    return p.stdout.strip()
+
+
+@contextlib.contextmanager
+def listening_in(namespace, host):
+    """Somebody on another host, who would hear all; yields the port."""
+    code = (f'import socket; s = socket.create_server(({host!r}, 0))\n'
+            'print(s.getsockname()[1], flush=True); print(len(s.accept()[0].recv(1)))')
+    with subprocess.Popen(['ip', 'netns', 'exec', namespace, '/usr/bin/python3', '-c', code],
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as p:
+        try:
+            yield int(p.stdout.readline())
+            if p.communicate(timeout=20)[0].strip() != '0':
+                raise Failed('another host heard something of the guest')
+        finally:
+            p.kill()
+
+
+def no_key(t):
+    """Without a key: another host, and another user, at either side; insecure=on; this user."""
+    with hosts_of_their_own(1) as hosts, \
+            Micro(t, 'a', t.best_accel(), mem_mib=MIB) as a, \
+            Micro(t, 'b', t.best_accel(), mem_mib=MIB, incoming=True) as b:
+        a.start_load()
+        namespace, there_ = hosts[0].split('=')
+        here = there_.rpartition('.')[0] + '.1'
+        uri = common.listen(b, '')
+        port = int(re.search(r':(\d+)$', uri)[1])
+        for prefix, host, text in (
+                (('ip', 'netns', 'exec', namespace), here, 'not on this host'),
+                (('setpriv', '--reuid=4242', '--clear-groups'), '127.0.0.1', 'of user 4242')):
+            if (said := stranger(port, *prefix, host=host)) != 'None':
+                raise Failed(f'a stranger without a key gets message {said}')
+            waits(b, [text, 'there is no key'])
+        with listening_in(namespace, there_) as other:
+            fails(a, f'rdma-postcopy:{there_}:{other}', ['not this host', 'there is no key'])
+        check_move(migrate(a, b, uri))
+        check_ledger(a, b)
+        with Micro(t, 'c', t.best_accel(), mem_mib=MIB, incoming=True) as c:
+            port = int(re.search(r':(\d+)$', common.listen(c, '', ',insecure=on'))[1])
+            if stranger(port, 'ip', 'netns', 'exec', namespace, host=here) == 'None':
+                raise Failed('insecure=on: no answer')
+
+
 def agent_alone(t):
     """Its first line is a key and nothing else, or it does nothing; a question without a key."""
     good = '{"key":"' + os.urandom(32).hex() + '"}\n'
@@ -373,6 +426,7 @@ def run(t):
                        ('key-file= and key= by hand', by_hand),
                        ('strangers, another key, somebody between', refused),
                        ('a key that is not there', key_unknown),
+                       ('no key', no_key),
                        ('an agent alone', agent_alone)):
         with t.case(name):
             case(t)

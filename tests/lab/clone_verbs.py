@@ -107,7 +107,7 @@ def came_over_verbs(t):
         common.check_ledger(src, dst, sweeps=1)
         src.close()
         before = clone.snapshot(dst)
-        a = stack.enter_context(Agent(t, 'came', link='auto', at_source=True))
+        a = stack.enter_context(Agent(t, 'came', link='auto,insecure=on', at_source=True))
         export(dst, 'f', a.target(lend=False))
         say(f'      over {a.wait("image", 60)["link"]}')
         k = stack.enter_context(child(t, a, 1, 'tcg', 'memfd', mem_mib=32))

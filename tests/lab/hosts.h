@@ -49,7 +49,8 @@ static inline void listen_on(const char *host, const char *addr, enum ff_link_ki
                              const char *device)
 {
     struct ff_link_params lp = {
-        .host = addr, .port = "0", .timeout_ms = SOON_MS, .device = device, .key = key_b};
+        .host = addr, .port = "0", .timeout_ms = SOON_MS, .device = device, .key = key_b,
+        .insecure = !key_b};
     struct ff_error err;
 
     enter(host);
@@ -91,7 +92,7 @@ static inline int connect_a(const char *host, enum ff_link_kind kind, const char
     char number[16];
     struct ff_link_params lp = {
         .host = host, .port = number, .timeout_ms = SOON_MS, .device = device, .qps = qps,
-        .key = key_a};
+        .key = key_a, .insecure = !key_a};
 
     snprintf(number, sizeof(number), "%u", ff_port_number(port));
     return ff_link_connect(&lp, kind, -1, &p.a, err);

@@ -291,7 +291,8 @@ static void test_peer_killed(void **state)
 
 static int peer_main(const char *number, const char *stage)
 {
-    struct ff_link_params lp = {.host = HOST_B, .port = number, .timeout_ms = SOON_MS};
+    struct ff_link_params lp = {
+        .host = HOST_B, .port = number, .timeout_ms = SOON_MS, .insecure = true};
     struct ff_error err;
     struct ff_link *l;
 

@@ -71,7 +71,7 @@ def finish(process, who, limit_s):
 
 def one(link, prefill, memory, landing, how, port):
     """The two lines of a move, the source's first."""
-    address = f'{ADDRESS}:{port},link={link}'
+    address = f'{ADDRESS}:{port},link={link},insecure=on'
     end = time.monotonic() + LIMIT_S
     dst = start(*on('hostb', PROGRAM, 'destination',
                     f'{address},prefill={prefill},landing={landing}', memory, str(MIB)))

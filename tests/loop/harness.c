@@ -160,8 +160,8 @@ struct ff_address *loop_address(unsigned port, const char *options)
     struct ff_error err;
     char text[256];
 
-    snprintf(text, sizeof(text), "%s:%u,link=%s%s", host ? host : "127.0.0.1", port,
-             link ? link : "tcp", options);
+    snprintf(text, sizeof(text), "%s:%u,link=%s%s%s", host ? host : "127.0.0.1", port,
+             link ? link : "tcp", host ? ",insecure=on" : "", options);
     must_ok(ff_address_parse(text, &a, &err), err);
     return a;
 }

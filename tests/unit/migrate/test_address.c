@@ -106,6 +106,13 @@ static void test_options(void **state)
     assert_int_equal(ff_address_reconnect_ms(a), 0);
     ff_address_free(a);
 
+    a = parse("h:1,insecure=on");
+    assert_true(a->insecure);
+    ff_address_free(a);
+    a = parse("h:1,insecure=off");
+    assert_false(a->insecure);
+    ff_address_free(a);
+
     a = parse("h:1,precopy=1");
     assert_true(a->precopy);
     ff_address_free(a);
