@@ -206,7 +206,7 @@ bool rdma_postcopy_pause(Error **errp)
 bool rdma_postcopy_recover(const char *uri, Error **errp)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
-    struct ff_address *a = NULL;
+    struct ff_address *a;
     const char *address;
     struct ff_error *err;
     QEMU_LOCK_GUARD(&rp.lock);
@@ -225,8 +225,12 @@ bool rdma_postcopy_recover(const char *uri, Error **errp)
         error_setg(errp, "this migration goes on by rdma-postcopy:HOST:PORT alone");
         return true;
     }
+    a = rp_address(address, errp);
+    if (!a) {
+        return true;
+    }
     err = ff_error_new();
-    if (ff_address_parse(address, &a, err) || ff_dest_listen(rp.dest, a, err)) {
+    if (ff_dest_listen(rp.dest, a, err)) {
         rp_take_error(errp, err);
     } else {
         migration_incoming_transport_cleanup(mis);

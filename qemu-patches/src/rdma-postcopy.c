@@ -55,13 +55,23 @@ void rp_take_error(Error **errp, struct ff_error *err)
     ff_error_free(err);
 }
 
-/* The library keeps the key where no core dump shows it; this copy is wiped */
+/*
+ * The library keeps the key where no core dump shows it; this copy is wiped.
+ * Without the BQL nobody may look for an object: object-del may free it.
+ */
 static bool give_key(struct ff_address *a, const char *id, Error **errp)
 {
     struct ff_error *err;
-    char *key = qcrypto_secret_lookup_as_utf8(id, errp);
+    char *key;
     int rc;
 
+    if (!bql_locked()) {
+        error_setg(errp, "rdma-postcopy: key=%s: a secret cannot be read out "
+                   "of band; use key-file=FILE, or no key: that of the move "
+                   "remains", id);
+        return false;
+    }
+    key = qcrypto_secret_lookup_as_utf8(id, errp);
     if (!key) {
         return false;
     }

@@ -18,6 +18,7 @@ import time
 
 import common
 import fakepeer
+import resume
 from common import Failed, Micro, check_ledger, check_move, say, wait_for
 from farfork_move import Move, there
 from forked import (Child, Clone, Parent, ask, check_nothing_left, check_result,
@@ -395,6 +396,32 @@ def no_key(t):
                 raise Failed('insecure=on: no answer')
 
 
+def recovered(t):
+    """After a break the two go on with another key, at another port."""
+    own, other = (key_file(t, n, os.urandom(32).hex()) for n in ('first', 'next'))
+    oob = resume.OutOfBand(os.path.join(t.work, 'oob'))
+    a, b = resume.pair(t, 'recover', t.best_accel(), extra=oob.options + secret(other))
+    with a, b:
+        oob.connect()
+        resume.begin(a, b, f',key-file={own}')
+        resume.pause(a)
+        resume.both_paused(a, b)
+        uri = resume.here(0)
+        common.refuses(b, "No secret with id 'none'", 'migrate-recover', uri=uri + ',key=none')
+        try:
+            oob.say({'exec-oob': 'migrate-recover', 'arguments': {'uri': uri + ',key=k'}})
+        except Failed as e:
+            if 'out of band' not in str(e):
+                raise
+        else:
+            raise Failed('a secret is looked up without the big lock')
+        b.qmp('migrate-recover', uri=uri + ',key=k')
+        port = int(common.migration(b)['socket-address'][0]['port'])
+        no_hello(port)
+        resume.resume(a, resume.here(port, f',key-file={other}'))
+        resume.is_resumed(a, b)
+
+
 def agent_alone(t):
     """Its first line is a key and nothing else, or it does nothing; a question without a key."""
     good = '{"key":"' + os.urandom(32).hex() + '"}\n'
@@ -427,6 +454,7 @@ def run(t):
                        ('strangers, another key, somebody between', refused),
                        ('a key that is not there', key_unknown),
                        ('no key', no_key),
+                       ('another key after a break', recovered),
                        ('an agent alone', agent_alone)):
         with t.case(name):
             case(t)
