@@ -22,7 +22,7 @@ const char *const ff_failpoints[] = {
     "source.precopy",    "source.lend",    "source.free",    "dest.precopy",
     "dest.accepted",  "dest.pager",     "dest.state",      "dest.ready",
     "dest.running",   "dest.fault",     "dest.install",    "dest.prefill",
-    "tcp.serve.fault", "tcp.serve.prefill", "tcp.recv.short", "tcp.send.short",
+    "tcp.serve.fault", "tcp.serve.prefill", "tcp.recv.short", "tcp.send.short", "tcp.tls.rekey",
     "loop.read",      "control.send",   "process.go",   "child.loaded",
     "agent.say",      "dest.prefill.start", "dest.beat",    "source.welcomed",
     "source.resume",  "dest.resume",    "source.gone",     "source.done",

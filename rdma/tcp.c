@@ -10,6 +10,7 @@
  *              ... hello, which chooses a session ...
  *              open_queues(): connect FAULT, join -> open_queues(): whoever has the session
  *                             connect PREFILL, join  (tcp_listen.c)
+ *                             with a key: TLS on both (tcp_tls.c)
  *              (or both are given connected sockets: ff_tcp_on_sockets())
  *              after that     data: tcp_queue.c; control: plain send and recv, not hot
  *
@@ -255,7 +256,17 @@ static int tcp_open_passive(struct tcp_link *t, const struct tcp_tokens *tokens,
         else
             ff_close_fd(&fd[k]);
     }
-    t->ls = NULL;
+    return rc;
+}
+
+/* With a key: both sides have both queues by now, and say so in one order */
+static int seal_queues(struct tcp_link *t, uint64_t end, struct ff_error *err)
+{
+    int cancel_fd = t->ls ? tcp_listen_cancel_fd(t->ls) : t->cancel_fd, rc = 0;
+
+    for (enum ff_queue k = 0; k < FF_QUEUES && !rc; k++)
+        rc = tcp_queue_seal(t->q[k], !t->ls, t->secrets->epoch.queue[k], cancel_fd,
+                            tcp_ms_left(end), err);
     return rc;
 }
 
@@ -263,12 +274,16 @@ static int tcp_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_L
                            int timeout_ms, struct ff_error *err)
 {
     struct tcp_link *t = tcp_of(l);
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
     struct tcp_tokens tokens;
 
     int rc = queue_tokens(t, session, &tokens, err);
     if (!rc && !t->q[FF_QUEUE_PREFILL]) /* else by ff_tcp_on_sockets() */
         rc = t->ls ? tcp_open_passive(t, &tokens, timeout_ms, err)
                    : open_active(t, &tokens, timeout_ms, err);
+    if (!rc && t->secrets)
+        rc = seal_queues(t, end, err);
+    t->ls = NULL;
     if (!rc)
         tcp_queue_beside(t->q[FF_QUEUE_PREFILL], t->q[FF_QUEUE_FAULT]);
     return rc;

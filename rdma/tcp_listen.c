@@ -150,6 +150,11 @@ int tcp_listen_timeout_ms(const struct ff_listener *ls)
     return ls->timeout_ms;
 }
 
+int tcp_listen_cancel_fd(const struct ff_listener *ls)
+{
+    return ls->cancel_fd;
+}
+
 /* Somebody may have connected, or said something at the gate: 0; -ECANCELED; -ETIMEDOUT, which is
  * not that somebody is late */
 static int wait_gate(struct ff_listener *ls, int timeout_ms, bool resting)

@@ -21,6 +21,7 @@ unsigned tcp_listen_poll(const struct ff_listener *ls, bool resting, int *timeou
                          struct pollfd p[TCP_LISTEN_FDS]);
 
 int tcp_listen_timeout_ms(const struct ff_listener *ls); /* of links */
+int tcp_listen_cancel_fd(const struct ff_listener *ls);  /* readable: cancelled */
 
 /* The queues that have @tokens, one of each kind, while @ctrl_fd is not closed: 0, or -errno. Takes
  * what is in @fd: -1: that one did not come */

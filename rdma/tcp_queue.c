@@ -43,6 +43,7 @@
 #include "tcp_pace.h"
 #include "tcp_queue.h"
 #include "tcp_socket.h"
+#include "tcp_tls.h"
 #include "tcp_wire.h"
 
 #define RX_BUF (64u << 10)
@@ -62,6 +63,7 @@ struct tcp_queue {
     int fd, beside_fd;
     enum ff_queue kind;
     struct ff_mr_table *mrs;
+    struct tcp_tls *tls; /* NULL: in the clear */
 
     struct tx_frame tx[TX_SLOTS]; /* ring: tx_first, tx_n frames */
     unsigned tx_first, tx_n, replies_n;
@@ -100,7 +102,9 @@ static void break_with(struct tcp_queue *q, const struct ff_error *why)
 static void break_errno(struct tcp_queue *q, const char *what, int code)
 {
     struct ff_error why;
-    ff_error_set(&why, code, "tcp: %s: %s", what, strerror(code));
+    ff_error_set(&why, code, "tcp: %s: %s%s", what, strerror(code),
+                 q->tls && code == EBADMSG ? ": somebody between changed, repeated or left out "
+                                             "something" : "");
     break_with(q, &why);
 }
 
@@ -142,7 +146,8 @@ static void send_frames(struct tcp_queue *q)
             cut.iov_len = FF_MIN(cut.iov_len, (size_t)5);
             msg = (struct msghdr){.msg_iov = &cut, .msg_iovlen = 1};
         }
-        ssize_t n = sendmsg(q->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+        ssize_t n = q->tls ? tcp_tls_send(q->tls, msg.msg_iov, msg.msg_iovlen)
+                           : sendmsg(q->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
         if (would_block(n))
             return;
         if (n < 0) {
@@ -341,7 +346,8 @@ static void parse_received(struct tcp_queue *q)
     }
 }
 
-/* Receive once: true: as much as was asked for, so that there may be more */
+/* Receive once: true: as much as was asked for, so that there may be more; by TLS, which may keep
+ * the rest of a record where poll(2) does not see it: anything */
 static bool receive_bytes(struct tcp_queue *q)
 {
     if (q->rx.pos == q->rx.end)
@@ -365,7 +371,8 @@ static bool receive_bytes(struct tcp_queue *q)
         buf.iov_len = FF_MIN(buf.iov_len, direct ? (size_t)1021 : (size_t)7);
         msg = (struct msghdr){.msg_iov = &buf, .msg_iovlen = 1};
     }
-    ssize_t n = recvmsg(q->fd, &msg, MSG_DONTWAIT);
+    ssize_t n = q->tls ? tcp_tls_recv(q->tls, msg.msg_iov[0].iov_base, msg.msg_iov[0].iov_len)
+                       : recvmsg(q->fd, &msg, MSG_DONTWAIT);
     if (would_block(n))
         return false;
     if (n == 0)
@@ -377,17 +384,18 @@ static bool receive_bytes(struct tcp_queue *q)
         runs_advance(d, (size_t)n);
     else
         q->rx.end += (unsigned)n;
-    return direct ? runs_done(d) : q->rx.end == RX_BUF;
+    return q->tls ? n > 0 : direct ? runs_done(d) : q->rx.end == RX_BUF;
 }
 
 /* With a small window data comes in small segments: be woken for many of them at once. It is only
- * waited for what the peer has begun to send. */
+ * waited for what the peer has begun to send. Not with TLS: a part of that may have left the socket
+ * for a record that is not whole. */
 static void set_lowat(struct tcp_queue *q)
 {
     const struct runs *d = &q->rx.data;
     size_t want = 0;
 
-    if (q->pace.window && q->rx.in_data)
+    if (q->pace.window && q->rx.in_data && !q->tls)
         for (unsigned i = d->at; i < d->n && want < PREFILL_LOWAT; i++)
             want += d->iov[i].iov_len;
     want = want > RX_BUF ? FF_MIN(want, (size_t)PREFILL_LOWAT) : 1;
@@ -525,10 +533,17 @@ int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tc
     return 0;
 }
 
+int tcp_queue_seal(struct tcp_queue *q, bool active, const uint8_t secret[FF_KDF_LEN],
+                   int cancel_fd, int timeout_ms, struct ff_error *err)
+{
+    return tcp_tls_new(q->fd, active, secret, cancel_fd, timeout_ms, &q->tls, err);
+}
+
 void tcp_queue_free(struct tcp_queue *q)
 {
     if (!q)
         return;
+    tcp_tls_free(q->tls);
     close(q->fd);
     free(q);
 }

@@ -92,6 +92,7 @@ FIGURES = (
     (WIRE, rf'It holds {N} such connections; a', 'rdma/tcp_gate.h', 'TCP_GATE_MAX'),
     (WIRE, rf'sealed by the suite, and {N} bytes of its tag', 'rdma/seal.h', 'FF_SEAL_TAG_LEN'),
     (WIRE, rf'After {N} records the secret', 'rdma/seal.h', 'FF_SEAL_RECORDS'),
+    (WIRE, rf'sends KeyUpdate after {N} records', 'rdma/tcp_tls.c', 'REKEY'),
     (WIRE, r'magic \| (`[0-9a-f ]+`) \("FFjn"\)', 'rdma/tcp_wire.c', 'MAGIC_JOIN'),
     (WIRE, r'magic \| (`[0-9a-f ]+`) \("FFrq"\)', 'rdma/tcp_wire.c', 'MAGIC_REQ'),
     (WIRE, r'magic \| (`[0-9a-f ]+`) \("FFrp"\)', 'rdma/tcp_wire.c', 'MAGIC_REP'),

@@ -130,14 +130,45 @@ static inline void pair_connect_keyed(struct pair *p)
     ff_key_unref(key); /* the links need it no more, the listener has its own reference */
 }
 
-static inline void pair_open_queues(struct pair *p)
+/* One side's queues in a thread of their own: with a key each side waits for the other */
+struct opener {
+    pthread_t thread;
+    struct ff_link *link;
+    struct ff_error err;
+    int rc;
+};
+
+static inline void *opener_main(void *arg)
 {
     static const uint8_t session[FF_SESSION_LEN] = "a session of 16";
-    struct ff_error err;
+    struct opener *o = arg;
 
-    /* the active side does not wait for the passive one */
-    assert_ok(p->a->ops->open_queues(p->a, session, SOON_MS, &err), err);
-    assert_ok(p->b->ops->open_queues(p->b, session, SOON_MS, &err), err);
+    o->rc = o->link->ops->open_queues(o->link, session, SOON_MS, &o->err);
+    return NULL;
+}
+
+static inline void opener_start(struct opener *o, struct ff_link *l)
+{
+    memset(o, 0, sizeof(*o));
+    o->link = l;
+    assert_int_equal(pthread_create(&o->thread, NULL, opener_main, o), 0);
+}
+
+static inline int opener_end(struct opener *o)
+{
+    join_soon(o->thread);
+    return o->rc;
+}
+
+static inline void pair_open_queues(struct pair *p)
+{
+    struct opener a, b;
+
+    opener_start(&a, p->a);
+    opener_start(&b, p->b);
+    opener_end(&a);
+    assert_ok(opener_end(&b), b.err);
+    assert_ok(a.rc, a.err);
 }
 
 static inline void pair_open_tcp(struct pair *p)

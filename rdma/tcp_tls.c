@@ -1,0 +1,266 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * tcp_tls.c - TLS 1.3 on a data connection: what passes can be neither read nor changed
+ */
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include <gnutls/gnutls.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "failpoint.h"
+#include "tcp_socket.h"
+#include "tcp_tls.h"
+
+#define RECORD 16384u /* as much as TLS puts into one */
+#define REKEY 4194304u /* records of one key */
+#define PSK_NAME "farfork"
+#define PRIORITY                                                                                   \
+    "NONE:+VERS-TLS1.3:+AES-128-GCM:+CHACHA20-POLY1305:+AEAD:+SIGN-ALL:+ECDHE-PSK:"                \
+    "+GROUP-X25519:+GROUP-SECP256R1:%DISABLE_TLS13_COMPAT_MODE"
+
+struct tcp_tls {
+    gnutls_session_t session;
+    int fd;
+    int code;     /* what the socket said last, if that was an error */
+    bool sending; /* a record waits for room in the socket */
+    bool rekeying; /* the word of it does */
+    uint32_t records; /* sent with this key */
+    const uint8_t *secret; /* for the handshake */
+    uint8_t gathered[RECORD];
+};
+
+/* --- the socket --- */
+
+static ssize_t keep_code(struct tcp_tls *t, ssize_t n)
+{
+    if (n < 0 && errno != EAGAIN && errno != EINTR)
+        t->code = errno;
+    return n;
+}
+
+static ssize_t socket_push(gnutls_transport_ptr_t opaque, const giovec_t *iov, int n)
+{
+    struct tcp_tls *t = opaque;
+    struct msghdr msg = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n};
+
+    return keep_code(t, sendmsg(t->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT));
+}
+
+static ssize_t socket_pull(gnutls_transport_ptr_t opaque, void *buf, size_t len)
+{
+    struct tcp_tls *t = opaque;
+
+    return keep_code(t, recv(t->fd, buf, len, MSG_DONTWAIT));
+}
+
+/* --- the handshake --- */
+
+/* What each end proves itself by: the source's, the destination's */
+struct creds {
+    gnutls_psk_client_credentials_t client;
+    gnutls_psk_server_credentials_t server;
+};
+
+static int give_secret(gnutls_session_t session, const char *name, gnutls_datum_t *key)
+{
+    const struct tcp_tls *t = gnutls_session_get_ptr(session);
+
+    if (strcmp(name, PSK_NAME))
+        return -1;
+    key->data = gnutls_malloc(FF_KDF_LEN);
+    if (!key->data)
+        return -1;
+    memcpy(key->data, t->secret, FF_KDF_LEN);
+    key->size = FF_KDF_LEN;
+    return 0;
+}
+
+static int set_creds(struct tcp_tls *t, bool active, struct creds *c)
+{
+    gnutls_datum_t key = {.data = (unsigned char *)t->secret, .size = FF_KDF_LEN};
+
+    if (!active) {
+        int rc = gnutls_psk_allocate_server_credentials(&c->server);
+        if (rc < 0)
+            return rc;
+        gnutls_psk_set_server_credentials_function(c->server, give_secret);
+        return gnutls_credentials_set(t->session, GNUTLS_CRD_PSK, c->server);
+    }
+    int rc = gnutls_psk_allocate_client_credentials(&c->client);
+    if (rc >= 0)
+        rc = gnutls_psk_set_client_credentials(c->client, PSK_NAME, &key, GNUTLS_PSK_KEY_RAW);
+    return rc < 0 ? rc : gnutls_credentials_set(t->session, GNUTLS_CRD_PSK, c->client);
+}
+
+static void drop_creds(struct tcp_tls *t, struct creds *c)
+{
+    gnutls_credentials_clear(t->session);
+    if (c->client)
+        gnutls_psk_free_client_credentials(c->client);
+    if (c->server)
+        gnutls_psk_free_server_credentials(c->server);
+    t->secret = NULL;
+}
+
+static int start_session(struct tcp_tls *t, bool active)
+{
+    unsigned flags = GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL | GNUTLS_NO_TICKETS |
+                     GNUTLS_NO_AUTO_REKEY;
+
+    int rc = gnutls_init(&t->session, flags | (active ? GNUTLS_CLIENT : GNUTLS_SERVER));
+    if (rc < 0) {
+        t->session = NULL;
+        return rc;
+    }
+    gnutls_session_set_ptr(t->session, t);
+    gnutls_transport_set_ptr(t->session, t);
+    gnutls_transport_set_vec_push_function(t->session, socket_push);
+    gnutls_transport_set_pull_function(t->session, socket_pull);
+    return gnutls_priority_set_direct(t->session, PRIORITY, NULL);
+}
+
+static bool try_later(ssize_t rc)
+{
+    return rc == GNUTLS_E_AGAIN || rc == GNUTLS_E_INTERRUPTED;
+}
+
+/* 0, or -errno of the socket; or GnuTLS's own in @tls */
+static int shake_hands(struct tcp_tls *t, int cancel_fd, int timeout_ms, int *tls)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+
+    for (;;) {
+        *tls = gnutls_handshake(t->session);
+        if (*tls == GNUTLS_E_SUCCESS)
+            return 0;
+        if (t->code)
+            return -t->code;
+        if (*tls == GNUTLS_E_PREMATURE_TERMINATION)
+            return -ECONNRESET;
+        if (gnutls_error_is_fatal(*tls)) {
+            gnutls_alert_send_appropriate(t->session, *tls); /* the peer need not wait */
+            return -EACCES;
+        }
+        if (!try_later(*tls))
+            continue; /* a warning of the peer */
+        bool sends = gnutls_record_get_direction(t->session);
+        int rc = tcp_wait_fd(t->fd, sends ? POLLOUT : POLLIN, cancel_fd, tcp_ms_left(end));
+        if (rc)
+            return rc;
+    }
+}
+
+int tcp_tls_new(int fd, bool active, const uint8_t secret[FF_KDF_LEN], int cancel_fd,
+                int timeout_ms, struct tcp_tls **out, struct ff_error *err)
+{
+    struct tcp_tls *t = calloc(1, sizeof(*t));
+    struct creds c = {0};
+    int tls;
+
+    if (!t)
+        return ff_error_set(err, ENOMEM, "tcp: TLS: out of memory");
+    t->fd = fd;
+    t->secret = secret;
+    tls = start_session(t, active);
+    if (tls >= 0)
+        tls = set_creds(t, active, &c);
+    int rc = tls < 0 ? ff_error_set(err, EIO, "tcp: TLS: GnuTLS: %s; does a policy forbid TLS 1.3 "
+                                    "with a PSK?", gnutls_strerror(tls))
+                     : 0;
+    if (!rc) {
+        rc = shake_hands(t, cancel_fd, timeout_ms, &tls);
+        if (rc == -EACCES)
+            ff_error_set(err, EACCES, "tcp: TLS: the peer of this queue does not have its key, or "
+                         "somebody between changed what was said (GnuTLS: %s)",
+                         gnutls_strerror(tls));
+        else if (rc)
+            ff_error_set(err, -rc, "tcp: TLS: handshake: %s", strerror(-rc));
+    }
+    if (t->session)
+        drop_creds(t, &c);
+    if (rc)
+        tcp_tls_free(t);
+    else
+        *out = t;
+    return rc;
+}
+
+void tcp_tls_free(struct tcp_tls *t)
+{
+    if (!t)
+        return;
+    if (t->session)
+        gnutls_deinit(t->session);
+    free(t);
+}
+
+/* --- data --- */
+
+/* As a system call says it */
+static ssize_t as_syscall(const struct tcp_tls *t, ssize_t rc)
+{
+    if (rc >= 0)
+        return rc;
+    if (!t->code && rc == GNUTLS_E_PREMATURE_TERMINATION)
+        return 0;
+    errno = try_later(rc) ? EAGAIN : t->code ? t->code
+            : rc == GNUTLS_E_MEMORY_ERROR ? ENOMEM : EBADMSG;
+    return -1;
+}
+
+/* The next record's content: @len bytes */
+static const void *gather_record(struct tcp_tls *t, const struct iovec *iov, size_t n_iov, size_t *len)
+{
+    *len = FF_MIN(iov[0].iov_len, (size_t)RECORD);
+    if (*len == RECORD || n_iov == 1)
+        return iov[0].iov_base;
+    *len = 0;
+    for (size_t i = 0; i < n_iov && *len < RECORD; i++) {
+        size_t n = FF_MIN(iov[i].iov_len, RECORD - *len);
+        memcpy(t->gathered + *len, iov[i].iov_base, n);
+        *len += n;
+    }
+    return t->gathered;
+}
+
+/* Between two records: what follows has another key. 0, or as GnuTLS has it */
+static int rekey(struct tcp_tls *t)
+{
+    t->rekeying |= t->records >= REKEY || (t->records && ff_failpoint("tcp.tls.rekey"));
+    if (!t->rekeying)
+        return 0;
+    int rc = gnutls_session_key_update(t->session, 0);
+    t->rekeying = try_later(rc);
+    if (!rc)
+        t->records = 0;
+    return rc;
+}
+
+ssize_t tcp_tls_send(struct tcp_tls *t, const struct iovec *iov, size_t n_iov)
+{
+    const void *data = NULL;
+    size_t len = 0;
+
+    t->code = 0;
+    if (!t->sending) {
+        int rc = rekey(t);
+        if (rc < 0)
+            return as_syscall(t, rc);
+        data = gather_record(t, iov, n_iov, &len);
+        t->records++;
+    }
+    ssize_t rc = gnutls_record_send(t->session, data, len);
+    t->sending = try_later(rc);
+    return as_syscall(t, rc);
+}
+
+ssize_t tcp_tls_recv(struct tcp_tls *t, void *buf, size_t len)
+{
+    t->code = 0;
+    return as_syscall(t, gnutls_record_recv(t->session, buf, len));
+}
