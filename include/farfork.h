@@ -183,6 +183,9 @@ struct ff_stats {
      * meanwhile; duration of the pass. Prefill, fault and zero bytes add up to bytes_total and
      * bytes_discarded */
     uint64_t bytes_precopied, bytes_discarded, precopy_ns;
+    /* links that broke and were followed by another; content asked for once more over that, since
+     * it was on its way; time without a link, with the break that lasts */
+    uint64_t breaks, bytes_again, paused_ns;
 };
 
 /* The parts of a fault's time, from the moment at which the fault thread is awake. The kernel and

@@ -251,6 +251,7 @@ static void post_due(struct ff_pager *p)
             continue;
         if (post_claimed(p, s))
             return;
+        atomic_fetch_add(&p->count.bytes_again, p->region[s->want.region].range.psize);
         s->due = false;
         f->n_due--;
     }

@@ -358,6 +358,12 @@ void ff_pager_stats(struct ff_pager *p, struct ff_stats *st)
     st->bytes_precopied = atomic_load(&c->bytes_precopied);
     st->bytes_discarded = atomic_load(&c->bytes_discarded);
     st->precopy_ns = atomic_load(&c->precopy_ns);
+    st->breaks = atomic_load(&c->breaks);
+    st->bytes_again = atomic_load(&c->bytes_again);
+    st->paused_ns = atomic_load(&c->paused_ns);
+    uint64_t broken_ns = atomic_load(&c->broken_ns);
+    if (broken_ns && st->bytes_present < st->bytes_total) /* complete, it waits for nobody */
+        st->paused_ns += ff_now_ns() - broken_ns;
     st->dest_cpu_ns = atomic_load(&c->fault_cpu_ns) + atomic_load(&c->prefill_cpu_ns);
     st->fault_p50_ns = ff_hist_at(&p->fault_ns, 500);
     st->fault_p90_ns = ff_hist_at(&p->fault_ns, 900);

@@ -134,6 +134,8 @@ struct ff_pager_counters {
     _Atomic uint64_t bytes_copied, bytes_continued, bytes_moved;
     _Atomic uint64_t fault_cpu_ns, prefill_cpu_ns;
     _Atomic uint64_t bytes_precopied, bytes_discarded, precopy_ns;
+    _Atomic uint64_t breaks, bytes_again, paused_ns;
+    _Atomic uint64_t broken_ns; /* since when there is no link; 0: there is one */
 };
 
 struct ff_children;       /* children.c */

@@ -22,6 +22,7 @@ static void fail(struct ff_pager *p, enum ff_pager_state state, const struct ff_
     if (first) {
         p->state = state;
         p->why = *why;
+        atomic_store(&p->count.broken_ns, ff_now_ns());
         if (p->on_break && !atomic_load(&p->stop))
             p->on_break(p->on_break_opaque, why->text);
     }

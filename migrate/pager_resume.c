@@ -89,6 +89,9 @@ int ff_pager_attach(struct ff_pager *p, struct ff_link *link, struct ff_error *e
         return ff_error_context(err, "resume");
     }
     ff_prefill_engine_restart(p);
+    atomic_fetch_add(&p->count.breaks, 1);
+    atomic_fetch_add(&p->count.paused_ns,
+                     ff_now_ns() - atomic_exchange(&p->count.broken_ns, 0));
     pthread_mutex_lock(&p->lock);
     p->state = FF_PAGER_UP;
     p->fault_parked = false;

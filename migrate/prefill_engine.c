@@ -87,6 +87,8 @@ void ff_prefill_engine_restart(struct ff_pager *p)
     memset(e->users, 0, sizeof(e->users));
     for (unsigned i = 0; i < FF_ARRAY_LEN(e->transfer); i++) {
         struct transfer *t = &e->transfer[i];
+        if (t->busy && !t->due)
+            atomic_fetch_add(&p->count.bytes_again, t->n * t->r->range.psize);
         /* nobody has claimed what goes through a buffer; what is in place nobody else may bring */
         t->busy = t->due = t->busy && t->in_place;
         if (!t->due)

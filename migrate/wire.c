@@ -566,7 +566,7 @@ int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t
 /* Every field of struct ff_stats in its order; a new field goes to the end, with a new
  * protocol version */
 #define N_STATS (sizeof(struct ff_stats) / sizeof(uint64_t))
-_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 27,
+_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 30,
                "struct ff_stats is on the wire: change the protocol version with it");
 
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)

@@ -40,6 +40,8 @@ struct move {
     /* what the source said last */
     char status[32];
     uint64_t total_bytes, present_bytes, passed_bytes, faults; /* passed: by precopy=1 */
+    uint64_t breaks, again_bytes;
+    double paused_ms;
     double downtime_ms; /* < 0: not known */
 };
 

@@ -138,6 +138,9 @@ static void take_numbers(struct move *m, const json_t *info)
     m->present_bytes = (uint64_t)json_integer_value(json_object_get(x, "present-bytes"));
     m->passed_bytes = (uint64_t)json_integer_value(json_object_get(x, "precopied-bytes"));
     m->faults = (uint64_t)json_integer_value(json_object_get(x, "faults"));
+    m->breaks = (uint64_t)json_integer_value(json_object_get(x, "breaks"));
+    m->again_bytes = (uint64_t)json_integer_value(json_object_get(x, "again-bytes"));
+    m->paused_ms = (double)json_integer_value(json_object_get(x, "paused-time")) / 1e6;
     m->runs_there |= json_integer_value(json_object_get(x, "start-time")) > 0;
     down = json_object_get(info, "downtime");
     if (down && m->was_running)

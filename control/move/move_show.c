@@ -52,6 +52,10 @@ static void print_there(const struct move *m)
     session_print_ms("complete", between(m->sent_ms, m->completed_ms));
     printf("  %llu of %llu MiB  %llu faults\n", (unsigned long long)m->present_bytes >> 20,
            (unsigned long long)m->total_bytes >> 20, (unsigned long long)m->faults);
+    if (m->breaks)
+        printf("  survived %llu breaks of the link: %.1f s without one, %llu KiB fetched again\n",
+               (unsigned long long)m->breaks, m->paused_ms / 1000,
+               (unsigned long long)m->again_bytes >> 10);
 }
 
 void move_print_text(const struct move *m, int code)
@@ -79,6 +83,7 @@ static json_t *json_move_phases(const struct move *m)
                    between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
     session_set_ms(o, "downtime", m->downtime_ms);
     session_set_ms(o, "complete", between(m->sent_ms, m->completed_ms));
+    session_set_ms(o, "paused", m->paused_ms);
     return o;
 }
 
@@ -96,14 +101,15 @@ void move_print_json(const struct move *m, int code)
     for (size_t i = 0; i < m->s.notes.n; i++)
         json_array_append_new(notes, json_string(m->s.notes.v[i]));
     json_t *o = json_pack(
-        "{ss ss si sb so ss si so so si so so so so s{sI sI} sI so}", "id", m->s.o.id, "parent",
+        "{ss ss si sb so ss si so so si so so so so s{sI sI sI} sI sI so}", "id", m->s.o.id, "parent",
         m->s.o.parent_path, "parent_pid", (int)m->s.parent_pid, "parent_ended", m->s.parent_gone,
         "host", text_or_null(h ? h->node->host : NULL), "state", move_outcome_name(m->outcome),
         "exit_code", code, "error", text_or_null(m->s.why.text), "migration",
         text_or_null(m->status), "pid", k ? (int)k->pid : 0, "qmp",
         text_or_null(k ? k->qmp : NULL), "log", text_or_null(k ? k->log : NULL), "rundir",
         text_or_null(h ? h->rundir : NULL), "phases_ms", json_move_phases(m), "bytes", "total",
-        (json_int_t)m->total_bytes, "present", (json_int_t)m->present_bytes, "faults",
+        (json_int_t)m->total_bytes, "present", (json_int_t)m->present_bytes, "again",
+        (json_int_t)m->again_bytes, "breaks", (json_int_t)m->breaks, "faults",
         (json_int_t)m->faults, "notes", notes);
     json_dumpf(o, stdout, JSON_INDENT(2));
     putchar('\n');

@@ -51,6 +51,9 @@ void rp_fill_info(MigrationInfo *info, const struct ff_stats *st,
     x->precopied_bytes = st->bytes_precopied;
     x->discarded_bytes = st->bytes_discarded;
     x->pass_time = st->precopy_ns;
+    x->breaks = st->breaks;
+    x->again_bytes = st->bytes_again;
+    x->paused_time = st->paused_ns;
     for (unsigned i = FF_STAGES; i-- > 0;) {
         RdmaPostcopyStage *stage;
 
@@ -108,5 +111,11 @@ void rdma_postcopy_print_info(Monitor *mon, const MigrationInfo *info)
                        PRIu64 ", %" PRIu64 " kbytes; in %" PRIu64 " ms\n",
                        x->precopied_bytes >> 10, x->discarded_bytes >> 10,
                        x->pass_time / 1000000);
+    }
+    if (x->paused_time) {
+        monitor_printf(mon, "links that broke and were followed by another: %"
+                       PRIu64 "; asked for again: %" PRIu64 " kbytes; without "
+                       "a link: %" PRIu64 " ms\n", x->breaks,
+                       x->again_bytes >> 10, x->paused_time / 1000000);
     }
 }

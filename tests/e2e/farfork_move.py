@@ -441,6 +441,8 @@ def link_breaks(t, accel):
             wait_source(a, 'postcopy-active')
             common.break_link(a)
             m.end(0, 'there')
+            if m.result['breaks'] != 1 or not m.result['phases_ms']['paused']:
+                raise Failed(f'one link broke: {m.result}')
             with there(t, 'b', m.result) as b:
                 if 'link 2' not in b.tail:
                     raise Failed(f'there was no break: {b.tail}')

@@ -81,6 +81,9 @@ def is_resumed(src, dst, times=1):
         info = state(g, 'completed', 60)
         if info.get('error-desc'):
             raise Failed(f'{g.name}: complete, and says {info["error-desc"]}')
+        x = info['x-rdma-postcopy']
+        if x['breaks'] != times or not x['paused-time']:
+            raise Failed(f'{g.name}: {x["breaks"]} breaks, {x["paused-time"]} ns (want {times})')
         names = common.event_names(g)
         common.in_order(names, ['postcopy-active', *times * ['postcopy-paused', 'postcopy-recover',
                                                              'postcopy-active'], 'completed'],

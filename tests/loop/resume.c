@@ -40,6 +40,26 @@ static void source_prefill(void)
                       4);
 }
 
+/* One link breaks with one chunk on its way, three times */
+static void counted(void)
+{
+    static struct move m;
+    struct ff_stats *st = &m.dst.stats;
+
+    m = (struct move){.options = FINE ",prefill=pull", .resumes = true, .tcp = true};
+    loop_arm("tcp.serve.prefill=fail@3,tcp.serve.prefill=fail@7,tcp.serve.prefill=fail@19");
+    uint64_t began = ff_now_ns();
+    move_run(&m);
+    uint64_t took = ff_now_ns() - began;
+    if (st->breaks != 3 || !st->bytes_again || st->bytes_again > 3 * (64u << 10) ||
+        st->paused_ns > took || m.breaks_dst != 3)
+        loop_fail(__FILE__, __LINE__, "%llu breaks of %u, %llu bytes again, %llu ns of %llu",
+                  (unsigned long long)st->breaks, atomic_load(&m.breaks_dst),
+                  (unsigned long long)st->bytes_again, (unsigned long long)st->paused_ns,
+                  (unsigned long long)took);
+    move_must_succeed(&m);
+}
+
 static void dest_prefill(void)
 {
     static struct move m;
@@ -249,11 +269,14 @@ static void break_in_flight(struct move *m, enum stage stage)
 
 static void still_waits(struct move *m, bool source)
 {
-    struct ff_stats st;
+    struct ff_stats st, later;
 
     if (source)
         return;
     ff_dest_stats(m->dest, &st);
+    usleep(1000);
+    ff_dest_stats(m->dest, &later);
+    must(!st.breaks && st.paused_ns && later.paused_ns > st.paused_ns); /* it lasts */
     must(st.faults && !atomic_load(&waits.ended) && peek_blocked(&waits));
 }
 
@@ -264,6 +287,7 @@ static void in_flight(void)
     m = (struct move){
         .options = FINE ",prefill=pull", .hook = break_in_flight, .broken = still_waits};
     move_must_survive(&m, "tcp.serve.fault=delay:1000000@1,dest.prefill=delay:20000@1-20", 1);
+    must(m.dst.stats.bytes_again >= CELL);
     must(wait_flag(&waits.ended, 1000)); /* all memory is here */
     pthread_join(waits.thread, NULL);
 }
@@ -358,6 +382,7 @@ int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
         {"prefill breaks at the source", source_prefill, 30},
+        {"breaks are counted", counted, 30},
         {"prefill breaks at the destination", dest_prefill, 30},
         {"faults break", source_fault, 30},
         {"push breaks", push, 30},
