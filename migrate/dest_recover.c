@@ -285,6 +285,9 @@ static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
     d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
     ff_log(FF_LOG_INFO, "destination: link %u: %s", d->epoch, d->link->about);
     dest_start_prefill(d);
+    /* what the last link brought: a source whose links bring nothing waits before the next one. When
+     * this one is broken already, the caller's wait finds out. */
+    dest_send_stats(d, FF_MSG_PROGRESS, NULL);
     return 0;
 }
 

@@ -329,55 +329,6 @@ static void memory_short_in_place(void)
     short_of_memory(FINE ",prefill=pull,landing=continue", MEM_MEMFD);
 }
 
-/* --- many, at random moments --- */
-
-#define BREAKS 50
-
-static void *break_often(void *arg)
-{
-    struct move *m = arg;
-    unsigned seed = (unsigned)getpid();
-
-    for (unsigned i = 0; i < BREAKS; i++) {
-        unsigned had = atomic_load(&m->breaks_src);
-        usleep((useconds_t)(rand_r(&seed) % 20000));
-        /* perhaps there is no link just now, or it breaks before it serves */
-        for (unsigned ms = 0; atomic_load(&m->breaks_src) == had; ms++, usleep(1000)) {
-            if (ms >= 20000 || atomic_load(&m->src.ended))
-                loop_fail(__FILE__, __LINE__, "break %u of %u did not come", i + 1, BREAKS);
-            if (ms % 20)
-                continue;
-            pthread_mutex_lock(&m->gate);
-            if (i % 2)
-                ff_source_pause(m->source);
-            else
-                ff_dest_pause(m->dest);
-            pthread_mutex_unlock(&m->gate);
-        }
-    }
-    return NULL;
-}
-
-static pthread_t breaker;
-
-static void start_breaking(struct move *m, enum stage stage)
-{
-    if (stage == D_DONE)
-        must(!pthread_create(&breaker, NULL, break_often, m));
-    if (stage == D_END)
-        pthread_join(breaker, NULL);
-}
-
-static void fifty(void)
-{
-    static struct move m;
-
-    /* each page takes a while, so that it is not over before the last break */
-    m = (struct move){
-        .options = FINE ",prefill=pull", GUEST, .touches = 100, .hook = start_breaking};
-    move_must_survive(&m, "dest.prefill=delay:100000,dest.fault=delay:20000", BREAKS);
-}
-
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -399,7 +350,6 @@ int main(int argc, char **argv)
         {"breaks while it resumes", while_resuming, 30},
         {"memory is short", memory_short, 60},
         {"memory is short in place", memory_short_in_place, 60},
-        {"fifty breaks", fifty, 120},
     };
 
     no_huge = pl_huge_reserve(HUGE_PAGES);
