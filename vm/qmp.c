@@ -112,14 +112,14 @@ int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct ff_error 
 
 /* Of the last command, which was written with @rc */
 static int qmp_wait_answer(struct qmp *q, const char *name, int rc, json_t **result,
-                       struct ff_error *why)
+                           struct ff_error *why)
 {
     json_int_t id = q->last_id;
     json_t *m;
 
     if (rc)
         return ff_error_set(why, rc == -ETIMEDOUT ? ETIMEDOUT : EPIPE, "%s: %s: %s", q->path, name,
-                      strerror(-rc));
+                            strerror(-rc));
     for (;;) {
         rc = wait_message(q, name, &m, why);
         if (rc)
