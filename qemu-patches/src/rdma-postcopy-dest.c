@@ -355,7 +355,12 @@ static void incoming_refuse_go(MigrationIncomingState *mis, struct ff_error *err
 /* Complete, and the source may not know: tell it when it asks */
 static void incoming_linger(struct ff_dest *dest, struct ff_error *err)
 {
-    if (ff_dest_recover(dest, rp.reconnect_ms, err)) {
+    int rc;
+
+    do {
+        rc = ff_dest_recover(dest, rp.reconnect_ms, err);
+    } while (rc == -EINTR); /* migrate-pause came as the last page did */
+    if (rc) {
         warn_report("rdma-postcopy: complete, but the source was not told: %s",
                     ff_error_message(err));
     }

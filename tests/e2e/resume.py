@@ -349,6 +349,25 @@ def running_lost(t, accel):
         is_resumed(src, dst)
 
 
+def done_lost_and_paused(t, accel):
+    """migrate-pause comes when nothing but the source's last word is missing: it is asked for."""
+    src, dst = pair(t, 'done-hand', accel, faults=None,
+                    source_faults='source.done=delay:1500000@1,source.done=fail@1')
+    with src, dst:
+        src.start_load()
+        src.qmp('migrate', uri=common.listen(dst))
+        wait_for('the last page', 60, lambda: (x := common.migration(dst).get('x-rdma-postcopy'))
+                 and x['present-bytes'] == x['total-bytes'] > 0)
+        pause(dst)
+        for g in (src, dst):
+            state(g, 'completed', 60)
+        if 'postcopy-paused' in common.event_names(dst):
+            raise Failed(f'{dst.name}: it was not complete yet')
+        common.in_order(common.event_names(src), ['postcopy-paused', 'postcopy-recover',
+                                                  'completed'], src.name)
+        check_ledger(src, dst)
+
+
 def done_lost(t, accel):
     """The source learns it from a destination that is complete by then."""
     src, dst = pair(t, 'done', accel, faults=None, source_faults='source.done=fail@1')
@@ -423,6 +442,7 @@ def run(t):
         'GO is lost, and nobody can ask for a while': go_lost_for_long,
         'GO is read, RUNNING is lost': running_lost,
         'DONE is lost': done_lost,
+        'DONE is lost, and the destination paused by hand': done_lost_and_paused,
         'the destination quits while it waits': lambda t, a: quits(t, a, 'destination'),
         'the source quits while it waits': lambda t, a: quits(t, a, 'source'),
         'the destination quits when paused by hand': quits_by_hand,
