@@ -380,10 +380,12 @@ int ff_dest_start(struct ff_dest *d, struct ff_error *err);
 int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_error *err);
 
 /**
- * ff_dest_on_break() - what to do when the link breaks while the caller loads the state
- * @fn: a thread of the library calls it once, between ff_dest_start() and ff_dest_ready(). A thread
- *      that touches missing memory then waits for ever, perhaps with locks held: @fn should end the
- *      process with the reason.
+ * ff_dest_on_break() - what to do when the link breaks while the caller loads or starts the guest
+ * @fn: a thread of the library calls it, between ff_dest_start() and ff_dest_ready(), and again
+ *      after ff_dest_wait_go(). A thread that touches missing memory then waits until there is
+ *      another link, perhaps with locks held. Before READY there is none: @fn should end the
+ *      process with the reason. After GO it should let another thread call ff_dest_recover().
+ *      It calls nothing of the library itself. NULL: nobody is told
  */
 void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *why), void *opaque);
 
@@ -426,7 +428,8 @@ int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_erro
  * ff_dest_recover() - after READY, when the link broke: wait for the source, and go on with it
  * @timeout_ms: -1: no limit
  *
- * Call it when ff_dest_wait_go(), ff_dest_running() or ff_dest_wait_done() has failed; and after
+ * Call it when ff_dest_wait_go(), ff_dest_running() or ff_dest_wait_done() has failed, or the link
+ * broke before ff_dest_running(), which is called all the same then; and after
  * ff_dest_wait_done() has succeeded, for a source that may not know yet. It listens where
  * ff_dest_listen() said, and answers the source of this move alone. Meanwhile the guest goes on
  * until it touches missing memory. When ff_dest_wait_go() has failed, no thread waits for memory

@@ -432,6 +432,8 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err)
     d->start_ns = d->running_ns - d->go_ns;
     ff_failpoint("dest.running");
     ff_beat_stop(&d->beat);
+    if (d->epoch > 1)
+        return 0; /* said over a later link by WELCOME, and fetching has begun */
     int rc = dest_send_stats(d, FF_MSG_RUNNING, err);
     if (rc)
         ff_page_pool_empty(&d->pool); /* no prefill thread will */

@@ -77,18 +77,17 @@ static int incoming_load(void)
     return rp_load_devices(rp.state, rp.state_len);
 }
 
-static int incoming_run(void)
+static void incoming_run(void)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
 
     if (rp.quitting) {
         migrate_set_state(&mis->state, MIGRATION_STATUS_ACTIVE,
                           MIGRATION_STATUS_POSTCOPY_ACTIVE);
-        return 0;
+        return;
     }
     qemu_announce_self(&mis->announce_timer, migrate_announce_params());
     rp_run_guest();
-    return 0;
 }
 
 /* QMP yank: break the link, from any thread; not while it is unregistered */
@@ -321,8 +320,8 @@ static int listen_again(int timeout_ms, struct ff_error *err)
     return ff_dest_recover(rp.dest, timeout_ms, err);
 }
 
-/* The link broke, for the reason @err.  0: there is another */
-static int incoming_recover(MigrationIncomingState *mis, struct ff_error *err)
+/* The link broke, for the reason @text.  0: there is another */
+static int incoming_recover(MigrationIncomingState *mis, const char *text, struct ff_error *err)
 {
     const struct rp_side side = {
         .state = &mis->state,
@@ -332,7 +331,7 @@ static int incoming_recover(MigrationIncomingState *mis, struct ff_error *err)
                              : "no GO came, and nothing runs here, which the source is told "
                                "when it comes; quit this one if the guest goes on there",
     };
-    g_autofree char *why = g_strdup_printf("rdma-postcopy: %s", ff_error_message(err));
+    g_autofree char *why = g_strdup_printf("rdma-postcopy: %s", text);
 
     qatomic_set(&rp.short_of_memory, false);
     return rp_recover(&side, why, err);
@@ -348,7 +347,7 @@ static void incoming_refuse_go(MigrationIncomingState *mis, struct ff_error *err
     int code = ff_error_code(err);
 
     if (ff_dest_is_ready(rp.dest) && rp.reconnect_ms && code != EREMOTEIO && code != ECANCELED) {
-        incoming_recover(mis, err);
+        incoming_recover(mis, ff_error_message(err), err);
     }
 }
 
@@ -367,18 +366,64 @@ static void incoming_linger(struct ff_dest *dest, struct ff_error *err)
     ff_dest_free(dest);
 }
 
+struct start {
+    QemuSemaphore changed;      /* the guest runs, or the link broke */
+    bool runs;
+    char *why;                  /* it broke */
+};
+
+static void start_guest_bh(void *opaque)
+{
+    struct start *s = opaque;
+
+    incoming_run();
+    qatomic_set(&s->runs, true);
+    qemu_sem_post(&s->changed);
+}
+
+static void start_without_link(void *opaque, const char *why)
+{
+    struct start *s = opaque;
+
+    g_free(s->why);
+    s->why = g_strdup(why);
+    qemu_sem_post(&s->changed);
+}
+
+/* The main thread may wait for a page with the BQL, and start the guest when there is a link */
+static void incoming_start(MigrationIncomingState *mis, struct ff_error *err)
+{
+    struct start s = { .runs = false };
+
+    qemu_sem_init(&s.changed, 0);
+    migration_bh_schedule(start_guest_bh, &s);
+    if (rp.reconnect_ms) {
+        ff_dest_on_break(rp.dest, start_without_link, &s);
+    }
+    qemu_sem_wait(&s.changed);
+    while (!qatomic_read(&s.runs)) {
+        g_autofree char *why = g_steal_pointer(&s.why);
+
+        incoming_recover(mis, why, err);
+        qemu_sem_wait(&s.changed);
+    }
+    ff_dest_on_break(rp.dest, NULL, NULL);
+    g_free(s.why);
+    qemu_sem_destroy(&s.changed);
+}
+
 /* GO was read: 0: all memory is here */
 static int incoming_fetch(MigrationIncomingState *mis, struct ff_error *err)
 {
     int rc;
 
-    rp_main_thread(incoming_run);
+    incoming_start(mis, err);
     ff_dest_on_shortage(rp.dest, memory_is_short, mis);
     rc = ff_dest_running(rp.dest, err);
     if (!rc) {
         rc = ff_dest_wait_done(rp.dest, err);
     }
-    while (rc && rp.reconnect_ms && !incoming_recover(mis, err)) {
+    while (rc && rp.reconnect_ms && !incoming_recover(mis, ff_error_message(err), err)) {
         rc = ff_dest_wait_done(rp.dest, err);
     }
     return rc;

@@ -239,6 +239,14 @@ class OutOfBand:
         self.file = s.makefile('rw')
         self.say({'execute': 'qmp_capabilities', 'arguments': {'enable': ['oob']}})
 
+    def takes(self, command):
+        """Whether it does what it is told"""
+        try:
+            self.say(command)
+        except Failed:
+            return False
+        return True
+
     def say(self, command):
         self.file.write(json.dumps(command) + '\n')
         self.file.flush()
@@ -263,6 +271,22 @@ def missing_page(dst):
     return page * common.PAGE
 
 
+def ask_for(dst, address):
+    """Its main thread reads what is there, and waits for it."""
+    dst.qmp_sock.sendall(json.dumps({
+        'execute': 'human-monitor-command',
+        'arguments': {'command-line': f'xp /1gx {address:#x}'}}).encode() + b'\n')
+    wait_for('main thread that waits for memory', 20, lambda: waits(dst))
+
+
+def answer_of(dst):
+    answer = dst._message()                             # pylint: disable=protected-access
+    while 'event' in answer:
+        dst.events.append(answer)
+        answer = dst._message()                         # pylint: disable=protected-access
+    say(f'      {answer["return"].strip()}')
+
+
 def main_thread_waits(t, accel):
     """It waits for a page with QEMU's big lock; out of band the move can be resumed."""
     oob = OutOfBand(os.path.join(t.work, f'oob-{accel}'))
@@ -272,22 +296,39 @@ def main_thread_waits(t, accel):
         uri = begin(src, dst, ',prefill=off')
         pause(dst)
         both_paused(src, dst)
-        address = missing_page(dst)
-        dst.qmp_sock.sendall(json.dumps({
-            'execute': 'human-monitor-command',
-            'arguments': {'command-line': f'xp /1gx {address:#x}'}}).encode() + b'\n')
-        wait_for('main thread that waits for memory', 20, lambda: waits(dst))
+        ask_for(dst, missing_page(dst))
         oob.say({'exec-oob': 'migrate-pause'})
         oob.say({'exec-oob': 'migrate-recover', 'arguments': {'uri': uri}})
-        answer = dst._message()                         # pylint: disable=protected-access
-        while 'event' in answer:
-            dst.events.append(answer)
-            answer = dst._message()                     # pylint: disable=protected-access
-        say(f'      {answer["return"].strip()}')
+        answer_of(dst)
         for g in (src, dst):
             state(g, 'postcopy-active')
         if quit_and_code(dst, 30) != 1:                 # prefill=off: it does not fetch the rest
             raise Failed(f'{dst.name}: {dst.tail}')
+
+
+def waits_as_it_begins(t, accel):
+    """It waits for a page when GO comes, and the link breaks: the guest begins over another."""
+    oob = OutOfBand(os.path.join(t.work, f'oob-go-{accel}'))
+    src, dst = pair(t, f'oob-go-{accel}', accel, faults=None, extra=oob.options,
+                    source_faults='source.go=delay:3000000@1')
+    with src, dst, Road(0) as road:
+        oob.connect()
+        src.start_load()
+        uri = common.listen(dst)
+        road.to = int(uri.split(',')[0].rsplit(':', 1)[1])
+        src.qmp('migrate', uri=here(road.port))
+        common.wait_migration(src, 'postcopy-active')   # GO is next
+        address = missing_page(dst)
+        road.stall()                                    # pages do not get through; GO does
+        ask_for(dst, address)
+        wait_for('GO', 20, lambda: oob.takes({'exec-oob': 'migrate-pause'}))
+        wait_for('paused destination', 20, lambda: oob.takes(
+            {'exec-oob': 'migrate-recover', 'arguments': {'uri': uri}}))
+        answer_of(dst)
+        for g in (src, dst):
+            state(g, 'completed', 60)
+        common.check_given_away(src)
+        check_ledger(src, dst)
 
 
 def waits(guest):
@@ -432,6 +473,8 @@ def run(t):
             elsewhere(t, a)
         with t.case(f'the main thread waits for a page, {a}'):
             main_thread_waits(t, a)
+        with t.case(f'the main thread waits for a page as GO comes, {a}'):
+            waits_as_it_begins(t, a)
     cases = {
         f'{BREAKS} breaks': again_and_again,
         'paused at the source': paused_at_source,

@@ -5,6 +5,7 @@
     with Road(port) as road:            # road.port leads to 127.0.0.1:port
         road.refuse()                   # it takes no other connection
         road.close()                    # every connection on it breaks; it takes no other
+    road.stall()                    # of the connections that there are only the first still works
         road.open()
 """
 import contextlib
@@ -17,7 +18,8 @@ class Road:
     def __init__(self, to):
         self.to = to
         self.lock = threading.Lock()
-        self.pairs = set()
+        self.pairs = {}                 # in the order in which they came
+        self.stalled = set()
         self.threads = []
         self.listener = self.taker = None
         self.port = 0
@@ -43,6 +45,10 @@ class Road:
         if listener:
             listener.shutdown(socket.SHUT_RDWR)
             self.taker.join(15)
+
+    def stall(self):
+        with self.lock:
+            self.stalled.update(list(self.pairs)[1:])
 
     def close(self):
         self.refuse()
@@ -75,7 +81,7 @@ class Road:
                 with self.lock:
                     is_open = self.listener is listener
                     if is_open:
-                        self.pairs.add((near, far))
+                        self.pairs[near, far] = None
                 if not is_open:
                     near.close()
                     far.close()
@@ -90,6 +96,7 @@ class Road:
                     data = s.recv(1 << 18)
                     if not data:
                         raise OSError
-                    other[s].sendall(data)
+                    if (near, far) not in self.stalled:
+                        other[s].sendall(data)
         with self.lock:
-            self.pairs.discard((near, far))
+            self.pairs.pop((near, far), None)

@@ -168,6 +168,26 @@ static void running_lost(void)
     must(atomic_load(&m.breaks_dst));
 }
 
+/* The link breaks while the guest is being started: there is another before RUNNING would be said */
+static void while_it_starts(struct move *m, enum stage stage)
+{
+    struct ff_error err;
+
+    if (stage != D_RUNNING)
+        return;
+    ff_dest_pause(m->dest);
+    must_ok(ff_dest_recover(m->dest, 20000, &err), err);
+}
+
+static void started_late(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE, GUEST, .hook = while_it_starts};
+    move_must_survive(&m, "source.done=delay:0", 1);
+    must(!atomic_load(&m.breaks_dst));
+}
+
 /* DONE is lost: the destination is complete, and says so to a source that asks */
 static void done_lost(void)
 {
@@ -302,6 +322,7 @@ int main(int argc, char **argv)
         {"NOT-STARTED, asked twice", not_started_twice, 30},
         {"GO read: RUNNING", go_read, 30},
         {"RUNNING lost", running_lost, 30},
+        {"a break while the guest is started", started_late, 30},
         {"DONE lost: COMPLETE", done_lost, 30},
         {"another address", elsewhere, 30},
         {"nobody comes at first", limits, 30},
