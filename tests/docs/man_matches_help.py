@@ -293,6 +293,7 @@ def check_quoted():
               for m in re.findall(r'`([^`]+)`', row)]
     page = read('man', 'farfork-rdma-postcopy.7').split('.Sh DIAGNOSTICS')[1].split('.Sh ')[0]
     quoted += re.findall(r'^\.It (.+)$', page, re.M)
+    quoted += re.findall(r'"([^"]+)"', read('docs', 'failures.md'))
     others = spoken()
     # the longest first: what is said by others stands for a value of ours
     said = re.compile('|'.join(re.escape(t) for t in sorted(others, key=len, reverse=True)))
