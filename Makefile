@@ -135,7 +135,7 @@ help:
 	  'make            library, tools, QEMU and test guests' \
 	  'make lib        library and tools alone, in seconds' \
 	  'make demo       move two live guests and show what happened' \
-	  'make bench      what moves cost, against what QEMU has (10 minutes; FULL=1: all)' \
+	  'make bench      what moves cost, against what QEMU has (12 minutes; FULL=1: all)' \
 	  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
 	  'make check      build everything, run the tests' \
 	  'make check-quick some of every layer, in 5 minutes: before each commit' \

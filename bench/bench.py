@@ -50,8 +50,8 @@ EPILOG = '''
   --fail-on-regression  exit code 1 when a figure is worse
 
 PEER is one of {peers}.
-After a comma: qemu=PROGRAM, and for rdma-... options of its address, as in
-rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
+After a comma: qemu=PROGRAM, and for rdma-... key, a key of this run, or options of its
+address, as in rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
 with @RATE so many touches a second; or a Linux guest that is measured from outside: linux,
 with UDP packets, or redis, whose answers a client waits for.
 NET is loopback, or rate, round-trip time and loss of a link between two network
@@ -395,7 +395,8 @@ def parse_args(argv):
     add('--runs', type=positive, default=5, metavar='N', help='of each peer (default: 5)')
     add('--peers', nargs='+', type=checked(Peer), metavar='PEER',
         default=[*measure.USUAL, *(['rdma-verbs'] if IN_LAB else [])],
-        help='ways to move (default: all but hybrid; rdma-verbs in the lab only)')
+        help='ways to move (default: all but hybrid, and rdma-tcp,key; rdma-verbs in the '
+        'lab only)')
     add('--workload', nargs='+', type=checked(measure.check_workload), metavar='WORKLOAD',
         help='what the guest does (default: random)')
     add('--mem', nargs='+', type=positive, metavar='MIB',

@@ -12,6 +12,7 @@ Picture (host's clock)     ready   before_s    migrate      completed   after_s
 The move begins just after a report, so that a short one is over before the next.
 """
 import os
+import tempfile
 import time
 
 import common
@@ -27,7 +28,7 @@ STOCK = {'pre-copy': 'precopy', 'multifd': 'multifd', 'post-copy': 'postcopy',
          'preempt': 'preempt', 'hybrid': 'preempt'}
 RDMA = {'rdma-tcp': 'tcp', 'rdma-verbs': 'verbs'}
 PEERS = [*STOCK, *RDMA]
-USUAL = [p for p in PEERS if p not in ('hybrid', 'rdma-verbs')]
+USUAL = [*(p for p in PEERS if p not in ('hybrid', 'rdma-verbs')), 'rdma-tcp,key']
 PASS_S = 60             # of one round of pre-copy, at most
 SETTLE_S = 120          # until a destination has made memory ready, at most
 WORKLOADS = {
@@ -45,7 +46,7 @@ PAGER = {'fault-p50': 'pager_p50_us', 'fault-p90': 'pager_p90_us', 'fault-p99': 
 
 
 class Peer:
-    """A way to move: NAME[,qemu=PROGRAM][,OPTION=VALUE...]; options are of rdma-postcopy."""
+    """A way to move: NAME[,qemu=PROGRAM][,key][,OPTION=VALUE...]; options are of rdma-postcopy."""
 
     def __init__(self, text):
         self.text = text
@@ -56,6 +57,12 @@ class Peer:
         rest = [o for o in options if not o.startswith('qemu=')]
         if rest and self.name in STOCK:
             raise ValueError(f'{text}: {self.name} takes no option but qemu=')
+        if 'key' in rest:
+            # as long as the peer is there; none but this user may read it
+            self.key = tempfile.NamedTemporaryFile('w', prefix='farfork-bench-', encoding='ascii')
+            self.key.write(os.urandom(32).hex())
+            self.key.flush()
+            rest[rest.index('key')] = f'key-file={self.key.name}'
         self.options = ''.join(f',{o}' for o in [f'link={RDMA.get(self.name)}', 'insecure=on', *rest])
 
     def postcopy(self):

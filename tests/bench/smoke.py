@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""smoke.py - farfork bench measures two moves and writes whole results; no figure is judged
+"""smoke.py - farfork bench measures three moves and writes whole results; no figure is judged
 
-One of them is by rdma-postcopy, one by a pre-copy that cannot converge. Then a guest that does not
-move and one that has moved, and the curve of threads that fault.
+Two of them are by rdma-postcopy, one of these with a key, and one by a pre-copy that cannot
+converge. Then a guest that does not move and one that has moved, and the curve of threads that
+fault.
 
 Environment  FARFORK_BUILD (default: build)
 Exit code    0 passed, 1 failed, 77 it cannot run here (the reason is the last line)
@@ -18,6 +19,7 @@ import schema
 
 BUILD = os.path.abspath(os.environ.get('FARFORK_BUILD', os.path.join(benchtest.TOP, 'build')))
 LIMIT_S = 150
+OURS = ('rdma-tcp', 'rdma-tcp,key')
 problems = []
 
 
@@ -29,20 +31,25 @@ def want(good, text):
 def check(doc):
     want(doc['complete'], 'the results are not complete')
     want([len(g['floors']) for g in doc['groups']] == [1], 'not one group, one round')
-    slow, ours = (p['runs'][0] for p in doc['groups'][0]['peers'])
+    slow, *ours = (p['runs'][0] for p in doc['groups'][0]['peers'])
     want(slow['outcome'] == 'did not converge', f'pre-copy over 80 Mbit/s: {slow["outcome"]}')
-    want(ours['outcome'] == 'completed', f'rdma-tcp: {ours["outcome"]}: {ours["why"]}')
-    for run in (slow, ours):
+    for name, run in zip(OURS, ours, strict=True):
+        check_ours(name, run)
+    for run in (slow, *ours):
         want(run['ledger'] == 'ok', f'ledger: {run["ledger"]}')
         want(run['timeline'] and any(r[1] for r in run['timeline'] if r[0] < 0),
              'nothing on the time line before the move')
         want(run['threads']['source'], 'no threads of the source')
-    m = ours['metrics']
+
+
+def check_ours(peer, run):
+    want(run['outcome'] == 'completed', f'{peer}: {run["outcome"]}: {run["why"]}')
+    m = run['metrics']
     for name in ('total_ms', 'downtime_events_ms', 'downtime_guest_ms', 'touches_per_s',
                  'prefill_bytes', 'cpu_destination_s', 'peak_destination_mib'):
-        want(m.get(name) is not None, f'rdma-tcp: no {name}')
-    want(any(r[1] for r in ours['timeline'] if r[0] > m.get('total_ms', 0)),
-         'nothing on the time line after the move')
+        want(m.get(name) is not None, f'{peer}: no {name}')
+    want(any(r[1] for r in run['timeline'] if r[0] > m.get('total_ms', 0)),
+         f'{peer}: nothing on the time line after the move')
 
 
 def bench(out, *args):
@@ -73,7 +80,7 @@ def check_more(out):
 def main():
     with tempfile.TemporaryDirectory() as out:
         code = bench(out, '--runs', '1', '--mem', '48', '--around', '1', '--limit', '3', '--net',
-                     '80mbit', '--workload', 'random@100000', '--peers', 'pre-copy', 'rdma-tcp')
+                     '80mbit', '--workload', 'random@100000', '--peers', 'pre-copy', *OURS)
         if code == 77:
             return 77
         path = os.path.join(out, 'results.json')
