@@ -573,7 +573,7 @@ FarforkExportResult *qmp_x_farfork_export(const char *id,
         error_setg_errno(errp, errno, "cannot make a pipe");
         close(f->null_fd);
     } else {
-        ok = fc_freeze_prepare(errp) &&
+        ok = fc_freeze_prepare(errp) && fc_holder_prepare(f, errp) &&
              pause_and_freeze(e, f, has_actions ? actions : NULL, r, errp);
         fc_freeze_end();
         close(f->null_fd);

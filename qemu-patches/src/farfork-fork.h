@@ -127,7 +127,11 @@ struct fc_frozen {
     uint64_t lent_bytes;
     int null_fd;
     int go[2];                  /* pipe: a byte when memory stands still */
+    bool no_session;            /* setsid() would end the holder */
 };
+
+/* In the parent, before the guest stops */
+bool fc_holder_prepare(struct fc_frozen *f, Error **errp);
 
 /* In the fork()ed process */
 G_NORETURN void fc_holder_main(struct fc_frozen *f);

@@ -34,7 +34,10 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include "qapi/error.h"
 #include "qemu/atomic.h"
+#include "qemu/config-file.h"
+#include "qemu/option.h"
 #include "farfork-fork.h"
 
 #define PROGRESS_MS 100
@@ -47,6 +50,37 @@ struct serving {
     struct ff_source *source;
     bool done;                  /* qatomic */
 };
+
+/* --- in the parent --- */
+
+static int is_denied(void *what, QemuOpts *sandbox, Error **errp)
+{
+    const char *value = qemu_opt_get(sandbox, what);
+
+    return qemu_opt_get_bool(sandbox, "enable", false) && value &&
+           strcmp(value, "allow");
+}
+
+/* By this QEMU's -sandbox, which the holder inherits */
+static bool sandbox_denies(const char *what)
+{
+    QemuOptsList *list = qemu_find_opts_err("sandbox", NULL);
+
+    return list && qemu_opts_foreach(list, is_denied, (void *)what, NULL);
+}
+
+bool fc_holder_prepare(struct fc_frozen *f, Error **errp)
+{
+    f->no_session = sandbox_denies("elevateprivileges");
+    if (sandbox_denies("spawn")) {
+        error_setg(errp, "this guest cannot be forked: -sandbox spawn=deny "
+                   "forbids fork(2); start it with spawn=allow");
+        return false;
+    }
+    return true;
+}
+
+/* --- in the holder --- */
 
 static void conclude(struct fc_progress *p, const char *why)
 {
@@ -267,7 +301,9 @@ static void leave_parent(const struct fc_frozen *f)
     unsigned n = 3, n_devices = device_numbers(f, device, ARRAY_SIZE(device));
     sigset_t none;
 
-    setsid();
+    if (!f->no_session) {
+        setsid();
+    }
     prctl(PR_SET_NAME, "farfork-holder");
     for (int i = 1; i < NSIG; i++) {
         signal(i, i == SIGPIPE ? SIG_IGN : SIG_DFL);
