@@ -34,6 +34,9 @@ static int agent_usage(FILE *out)
         "  --socket PATH           for the children; default: in the run directory\n"
         "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
         "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
+        "  --unconfined            let children start programs that have rights of their own, QEMU's\n"
+        "                          bridge helper for one: no NO_NEW_PRIVS, and no filter of system\n"
+        "                          calls\n"
         "  --timeout SECONDS       when detached, end a kept child that has received no guest\n"
         "                          for so long; default: 60\n"
         "  -h, --help              print this text\n\n"
@@ -46,7 +49,7 @@ static int agent_usage(FILE *out)
 int cmd_agent(int argc, char **argv)
 {
     enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN,
-           KEYED };
+           KEYED, UNCONFINED };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -58,6 +61,7 @@ int cmd_agent(int argc, char **argv)
                                             {"parent", required_argument, NULL, PARENT},
                                             {"children", required_argument, NULL, CHILDREN},
                                             {"timeout", required_argument, NULL, TIMEOUT},
+                                            {"unconfined", no_argument, NULL, UNCONFINED},
                                             {"fork-server", required_argument, NULL, SERVER},
                                             {0}};
     struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S,
@@ -73,6 +77,7 @@ int cmd_agent(int argc, char **argv)
         switch (c) {
         case LISTEN: a.listen = optarg; break;
         case KEYED: a.keyed = true; break;
+        case UNCONFINED: a.unconfined = true; break;
         case MEMORY: a.memory_bytes = strtoull(optarg, NULL, 10); break;
         case ID: a.id = optarg; break;
         case NODE: a.node = optarg; break;

@@ -46,4 +46,8 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
 int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct strv *out,
                struct strv *notes, struct ff_error *why);
 
+/* Whether a QEMU with this command line starts programs that may have rights of their own, to have a
+ * network: the bridge helper, a tap's script. @argv ends with NULL */
+bool command_line_runs_helpers(char *const *argv);
+
 #endif

@@ -526,6 +526,8 @@ int agent_run(void *opaque, int front)
     sigset_t set;
 
     a->front = front;
+    if (!a->unconfined)
+        agent_confine();
     sigemptyset(&set);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGINT);

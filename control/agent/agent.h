@@ -125,6 +125,9 @@ void agent_vms_free(struct agent_vms *k);
  * @run's, or, with 0, once a byte was written to @front; when it dies, the other gets SIGTERM */
 int agent_daemonize(int (*run)(void *opaque, int front), void *opaque);
 
+/* This process, and all that it starts, cannot get rights that its user lacks; see agent_confine.c */
+void agent_confine(void);
+
 /* This session has as large a share of the CPUs as so many would, where sessions have one each
  * (sched_autogroup(7)) and this user may say so */
 void agent_set_weight(size_t sessions);

@@ -20,6 +20,7 @@ struct agent {
     struct ff_error *err; /* the worker's, once it has ended */
     pthread_t worker;
     bool keyed; /* a key is the first line of its input */
+    bool unconfined; /* children may start programs that have rights of their own */
     bool worker_runs, worker_over, detached, ending, input_ended, kept;
     enum image image;
     int pipe[2], signals, front;

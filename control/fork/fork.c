@@ -288,6 +288,8 @@ static void fork_agent_options(const struct session *s, const struct host *h, st
     strv_add(w, "%s%s%s", at, options ? "," : "", options ? options : "");
     strv_add(w, "--memory");
     strv_add(w, "%llu", (unsigned long long)f->memory_bytes);
+    if (f->o->net == NET_BRIDGE)
+        strv_add(w, "--unconfined");
     /* one alone has nobody to share with; a script looks at its arguments, perhaps */
     if (!s->o.qemu && host_vms(s, h) > 1) {
         strv_add(w, "--fork-server");

@@ -18,8 +18,9 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#include "session.h"
+#include "command_line.h"
 #include "launcher.h"
+#include "session.h"
 
 #define WRITE_LIMIT_MS 10000
 
@@ -59,6 +60,9 @@ static void agent_argv(const struct session *s, const struct host *h, struct str
     s->kind->agent_options(s, h, w);
     if (h->keyed)
         strv_add(w, "--keyed");
+    /* what runs there instead of QEMU is not known */
+    if (s->o.qemu || command_line_runs_helpers(s->parent_argv.v))
+        strv_add(w, "--unconfined");
     strv_add(w, "--children");
     strv_add(w, "%u", host_vms(s, h));
     strv_add(w, "--id");

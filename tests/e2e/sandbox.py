@@ -5,10 +5,13 @@
 A fork needs fork(2), which is spawn=allow; everything else stays denied, in children too. A call
 that the filter ends a process for would end the QEMU, or what it forked. Limit: 170 s.
 """
+import json
+
 import common
 from common import Failed, Micro, check_ledger, check_move, event_names
 from farfork_move import Move, there
-from forked import Child, Clone, Parent, check_nothing_left, check_result, kill, snapshot
+from forked import (Child, Clone, Parent, check_nothing_left, check_result, kill, run_vmclone,
+                    snapshot)
 
 MIB = 64
 DENY = 'obsolete=deny,elevateprivileges=deny,resourcecontrol=deny'
@@ -16,11 +19,17 @@ AS_LIBVIRT = ['-sandbox', f'on,{DENY},spawn=deny']
 MAY_FORK = ['-sandbox', f'on,{DENY},spawn=allow']
 
 
-def filtered(pid, where):
-    """It has its own filter."""
+def rights(pid):
+    """NO_NEW_PRIVS, and how many filters its system calls pass"""
     with open(f'/proc/{pid}/status', encoding='ascii') as f:
-        if 'Seccomp:\t2\n' not in f.read():
-            raise Failed(f'{where} has no filter')
+        status = dict(line.rstrip('\n').split(':\t', 1) for line in f)
+    return status['NoNewPrivs'], status['Seccomp_filters']
+
+
+def filtered(pid, where, agent=False):
+    """It has its own filter, and that of its agent."""
+    if (n := rights(pid)[1]) != ('2' if agent else '1'):
+        raise Failed(f'{where} has {n} filters')
 
 
 def move(t, accel, kind, options=''):
@@ -39,7 +48,7 @@ def farfork_move(t, accel):
         a.start_load()
         with Move(t, a) as m:
             result = m.end(0, 'there')
-            filtered(result['pid'], 'the guest there')
+            filtered(result['pid'], 'the guest there', agent=True)
             with there(t, 'b', result) as b:
                 check_ledger(a, b)
 
@@ -66,10 +75,25 @@ def fork(t, accel, kind):
         with Clone(t, parent, 2) as c:
             check_result(c, 0, {'complete': 2})
             for row in c.children:
-                filtered(row['pid'], f'child {row["child"]}')
+                filtered(row['pid'], f'child {row["child"]}', agent=True)
                 Child(row, parent).check(before)
             kill(c.base, 'f')
             check_nothing_left(c, parent)
+
+
+def agents(t, accel):
+    """Agents and children have a filter without -sandbox; not where children start a helper."""
+    with Parent(t, accel, mem_mib=MIB) as parent:
+        parent.start_load()
+        for args, want in (((), ('1', '1')), (('--qemu', common.QEMU), ('0', '0'))):
+            with Clone(t, parent, 2, *args) as c:
+                check_result(c, 0, {'complete': 2})
+                listed = json.loads(run_vmclone('--list', '--json', '--rundir', c.base).stdout)
+                for pid in [listed[0]['agent']] + [row['pid'] for row in c.children]:
+                    if rights(pid) != want:
+                        raise Failed(f'{args}: {pid} has {rights(pid)}, want {want}')
+                kill(c.base, 'f')
+                check_nothing_left(c, parent)
 
 
 def run(t):
@@ -81,6 +105,8 @@ def run(t):
         farfork_move(t, accel)
     with t.case('spawn=deny: no fork'):
         no_fork(t, accel)
+    with t.case('agents'):
+        agents(t, accel)
     for kind in ('anon', 'memfd'):
         with t.case(f'spawn=allow: a fork, {kind}'):
             fork(t, accel, kind)

@@ -273,9 +273,36 @@ static void test_policies(void **state)
     assert_int_equal(net_policy_parse("tap", &net, &bridge, &why), -EINVAL);
 }
 
+static void test_helpers(void **state)
+{
+    static const struct {
+        const char *option, *value;
+        bool helps;
+    } cases[] = {
+        {"-netdev", "bridge,id=a", true},
+        {"--netdev", "{\"type\":\"bridge\",\"id\":\"a\"}", true},
+        {"-nic", "bridge,br=b,model=e1000", true},
+        {"-netdev", "tap,id=a", true}, /* /etc/qemu-ifup */
+        {"-net", "tap,script=/x", true},
+        {"-netdev", "tap,id=a,helper=/x,script=no", true},
+        {"-netdev", "tap,id=a,ifname=t,script=no", false},
+        {"-netdev", "tap,id=a,fd=3", false},
+        {"-netdev", "user,id=bridge", false},
+        {"-nic", "none", false},
+        {"-device", "pci-bridge,id=bridge", false},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        char *const argv[] = {"qemu", (char *)cases[i].option, (char *)cases[i].value, NULL};
+        if (command_line_runs_helpers(argv) != cases[i].helps)
+            fail_msg("%s %s", cases[i].option, cases[i].value);
+    }
+}
+
 UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_display), cmocka_unit_test(test_monitors),
           cmocka_unit_test(test_chardevs), 
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net), cmocka_unit_test(test_disks),
           cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
-          cmocka_unit_test(test_policies))
+          cmocka_unit_test(test_policies), cmocka_unit_test(test_helpers))
