@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import common
+import sandbox
 from common import Failed, Micro, Skip, check_ledger, check_move
 from farfork_move import Move, there
 from forked import (ELSEWHERE, Child, Clone, Parent, check_nothing_left, check_result, kill,
@@ -79,6 +80,10 @@ def inside(t):
             fork(t, accel, kind)
     with t.case(f'vmclone to another host, {accel}'):
         fork(t, accel, 'anon', *ELSEWHERE, hosts=['h1=127.0.0.1'])
+    with t.case(f'a move under -sandbox, {accel}'):
+        sandbox.move(t, accel, 'memfd')
+    with t.case(f'a fork under -sandbox, {accel}'):
+        sandbox.fork(t, accel, 'anon')
 
 
 def outside(t):
