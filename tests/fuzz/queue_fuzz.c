@@ -21,6 +21,7 @@
 #include "mr.c"
 #include "zero_scan.c"
 #include "tcp_socket.c"
+#include "tcp_tls.c"
 #include "tcp_wire.c"
 
 #include "tcp_queue.c"
