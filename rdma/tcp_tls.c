@@ -214,7 +214,8 @@ static ssize_t as_syscall(const struct tcp_tls *t, ssize_t rc)
 }
 
 /* The next record's content: @len bytes */
-static const void *gather_record(struct tcp_tls *t, const struct iovec *iov, size_t n_iov, size_t *len)
+static const void *gather_record(struct tcp_tls *t, const struct iovec *iov, size_t n_iov,
+                                 size_t *len)
 {
     *len = FF_MIN(iov[0].iov_len, (size_t)RECORD);
     if (*len == RECORD || n_iov == 1)

@@ -246,8 +246,8 @@ static void test_new_keys(void **state)
 
 /* --- what is changed --- */
 
-/* Reads until the link breaks, while @harm is done once. A read that completes is right, and one
- * that does not has left nothing wrong: as @harm is done to the first, @may_pass of them complete */
+/* Reads until the link breaks, while @harm is done once, to the first. A read that completes is
+ * right, and one that does not has left nothing wrong; @may_pass of them complete at most */
 static void harmed(enum harm harm, enum ff_queue q, enum way way, size_t at, unsigned may_pass)
 {
     static struct server s;
