@@ -367,6 +367,14 @@ static void beat_stats(void *opaque, struct ff_stats *st)
     ff_dest_stats(opaque, st);
 }
 
+void dest_start_beat(struct ff_dest *d)
+{
+    struct ff_error why;
+
+    if (ff_beat_start(&d->beat, beat_stats, d, d->link, &why))
+        ff_log(FF_LOG_WARN, "%s; the source hears nothing until the guest runs", why.text);
+}
+
 /* --- ready, run, done --- */
 
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
@@ -386,9 +394,8 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     d->ready = true; /* an adapter may fail to say that it has arrived */
     rc = dest_send_stats(d, FF_MSG_READY, err);
     /* READY cannot be taken back: whoever left now would let a source let go to nobody */
-    struct ff_error why;
-    if (!rc && ff_beat_start(&d->beat, beat_stats, d, d->link, &why))
-        ff_log(FF_LOG_WARN, "%s; the source hears nothing until the guest runs", why.text);
+    if (!rc)
+        dest_start_beat(d);
     return rc;
 }
 

@@ -67,6 +67,7 @@ int dest_recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err);
 int dest_send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err);
 void dest_finish_pager(struct ff_dest *d);
 void dest_start_prefill(struct ff_dest *d);
+void dest_start_beat(struct ff_dest *d); /* until ff_dest_running() */
 
 /* --- dest_accept.c --- */
 

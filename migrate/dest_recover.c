@@ -288,6 +288,8 @@ static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
     /* what the last link brought: a source whose links bring nothing waits before the next one. When
      * this one is broken already, the caller's wait finds out. */
     dest_send_stats(d, FF_MSG_PROGRESS, NULL);
+    if (!d->running_ns) /* the guest is still being started */
+        dest_start_beat(d);
     return 0;
 }
 

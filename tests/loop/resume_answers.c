@@ -176,7 +176,9 @@ static void while_it_starts(struct move *m, enum stage stage)
     if (stage != D_RUNNING)
         return;
     ff_dest_pause(m->dest);
+    atomic_fetch_add(&m->breaks_dst, 1);
     must_ok(ff_dest_recover(m->dest, 20000, &err), err);
+    must(ff_failpoint_hits("dest.beat") == 2); /* over each link the source hears that it is alive */
 }
 
 static void started_late(void)
@@ -184,8 +186,8 @@ static void started_late(void)
     static struct move m;
 
     m = (struct move){.options = FINE, GUEST, .hook = while_it_starts};
-    move_must_survive(&m, "source.done=delay:0", 1);
-    must(!atomic_load(&m.breaks_dst));
+    move_must_survive(&m, "source.done=delay:0,dest.beat=delay:0", 1);
+    must(atomic_load(&m.breaks_dst) == 1); /* that one alone */
 }
 
 /* DONE is lost: the destination is complete, and says so to a source that asks */
