@@ -3,9 +3,9 @@
 """failures_are_shown.py - the tests that docs/failures.md names exist, and so do their cases
 
 Each table of the page has a last column `test`. A cell has parts, which semicolons separate: a test
-and perhaps its case, `tests/e2e/quit.py`: the source quits; words may stand before it. Or it says "no
-test". The case is what a string of the file begins with. That the words in quotes are those of the
-code: man_matches_help.py.
+and perhaps its case, `tests/e2e/quit.py`: the source quits; words may stand before it. Or it says
+"no test". The case is what a string of the file begins with. That the words in quotes are those of
+the code: man_matches_help.py.
 
 Exit code    0 all exist, 1 something does not
 """
