@@ -46,7 +46,7 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
         return ff_error_set(err, ENOMEM, "destination: out of memory");
     d->addr = ff_address_copy(a);
     d->link = d->ctl.link = link;
-    d->ctl.cancelled = &d->cancelled;
+    d->ctl.cancelled = d->door.cancelled = &d->cancelled;
     pthread_mutex_init(&d->lock, NULL);
     ff_cond_init(&d->port_closed);
     pthread_mutex_init(&d->pager_lock, NULL);
@@ -498,8 +498,10 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     if (dest_send_stats(d, FF_MSG_DONE, &why) ||
         ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, &why) < 0)
         ff_log(FF_LOG_WARN, "destination: complete, but the source may not know: %s", why.text);
-    else
+    else {
         d->told = true;
+        ff_dest_close_port(d);
+    }
     ff_pager_drop_landing(&d->pager); /* nothing is in flight into it: every page is present */
     return 0;
 }
@@ -585,6 +587,7 @@ void ff_dest_free(struct ff_dest *d)
         return;
     if (d->link)
         d->link->ops->shutdown(d->link);
+    ff_dest_close_port(d);
     ff_beat_stop(&d->beat);
     dest_finish_pager(d);
     if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
@@ -592,8 +595,6 @@ void ff_dest_free(struct ff_dest *d)
     if (d->pager_used)
         ff_pager_free(&d->pager);
     ff_page_pool_free(&d->pool);
-    ff_port_free(d->port);
-    ff_port_free(d->next_port);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);
     ff_address_drop(&d->addr);

@@ -11,14 +11,17 @@
  *                 v                                 no: v      v
  *              dropped, told why where it can be      dropped; the next
  *
+ *              Once there is a link the same is heard for RESUME (dest_ear.c, dest_recover.c).
+ *
  *              An agent takes one table: what comes after it was adopted is final.
- * Limits       HELLO_MS: who is silent for so long is dropped. FF_PORT_ALSO_MAX peers without
+ * Limits       HELLO_MS: who is silent for so long is dropped. DEST_WAITING_MAX peers without
  *              HELLO: when one more comes, the one that has had most time goes. QUEUES_MS, or
  *              half the time limit if that is more: who was welcomed takes that message and opens
  *              its queues at once. REFUSE_MS: who takes no refusal is dropped without. An adapter
  *              waits for a peer that has no buffer for a message, and all others wait with it.
  */
 #include <errno.h>
+#include <poll.h>
 #include <string.h>
 #include <sys/random.h>
 
@@ -43,8 +46,9 @@ void dest_set_link(struct ff_dest *d, struct ff_link *link)
         old->ops->free(old);
 }
 
-static struct ff_link *take_waiting(struct dest_waiting *w, unsigned i)
+static struct ff_link *take_waiting(struct ff_dest *d, unsigned i)
 {
+    struct dest_waiting *w = &d->waiting;
     struct ff_link *l = w->link[i];
 
     w->n--;
@@ -53,21 +57,19 @@ static struct ff_link *take_waiting(struct dest_waiting *w, unsigned i)
     return l;
 }
 
-static void drop_waiting(struct dest_waiting *w, unsigned i, const char *why)
+static void drop_waiting(struct ff_dest *d, unsigned i, const char *why)
 {
-    struct ff_link *l = take_waiting(w, i);
+    struct ff_link *l = take_waiting(d, i);
 
     ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source", why);
     l->ops->free(l);
 }
 
-/* The peer that was heard last is told @why, and dropped by the caller */
-static void refuse(struct ff_dest *d, const char *why)
+/* The peer of @c is told @why, and dropped by the caller */
+static void refuse(const struct ff_dest *d, struct ff_control *c, const char *why)
 {
-    struct ff_link *l = d->ctl.link;
-
-    l->ops->set_timeout(l, FF_MIN(d->addr.timeout_ms, REFUSE_MS));
-    ff_control_refuse(&d->ctl, why);
+    c->link->ops->set_timeout(c->link, FF_MIN(d->addr.timeout_ms, REFUSE_MS));
+    ff_control_refuse(c, why);
 }
 
 /* A message came while the move's own source is waited for */
@@ -77,13 +79,15 @@ static int check_resume(struct ff_dest *d, int type, struct ff_error *why)
 
     if (type != FF_MSG_RESUME)
         return ff_error_set(why, EPROTO,
-                            "a move to here waits for its own source to come back; "
+                            "this destination has a move, and waits for its own source alone; "
                             "another needs another destination");
-    int rc = ff_wire_get_resume(d->ctl.buf, (size_t)d->ctl.len, &r, why);
+    int rc = ff_wire_get_resume(d->door.buf, (size_t)d->door.len, &r, why);
     if (!rc)
-        rc = ff_control_check_auth(&d->ctl, d->peer.auth, "resume", why);
+        rc = ff_control_check_auth(&d->door, d->peer.auth, "resume", why);
     if (rc)
         return rc;
+    if (!atomic_load(&d->ready))
+        return ff_error_set(why, EPROTO, "resume: the source has not let go of anything yet");
     if (memcmp(r.session, d->session, sizeof(r.session)))
         return ff_error_set(why, EPROTO, "resume: the session is not that of the move to here");
     if (r.digest != ff_hello_digest(&d->peer))
@@ -93,6 +97,9 @@ static int check_resume(struct ff_dest *d, int type, struct ff_error *why)
     if (r.epoch > d->epoch)
         return ff_error_set(why, EPROTO, "resume: epoch %u (there was none after %u)", r.epoch,
                             d->epoch);
+    if (r.epoch < d->attached)
+        return ff_error_set(why, EPROTO, "resume: epoch %u came too late, after link %u", r.epoch,
+                            d->attached);
     return 0;
 }
 
@@ -100,10 +107,10 @@ static int check_hello(struct ff_dest *d, int type, struct ff_error *why)
 {
     if (type == FF_MSG_RESUME)
         return ff_error_set(why, EPROTO, "resume: there is no move here that could go on");
-    int rc = ff_wire_get_hello(d->ctl.buf, (size_t)d->ctl.len, &d->peer, why);
+    int rc = ff_wire_get_hello(d->door.buf, (size_t)d->door.len, &d->peer, why);
     if (rc)
         return rc;
-    rc = ff_control_check_auth(&d->ctl, d->peer.auth, "hello", why);
+    rc = ff_control_check_auth(&d->door, d->peer.auth, "hello", why);
     if (rc)
         ff_hello_free(&d->peer);
     return rc;
@@ -112,13 +119,13 @@ static int check_hello(struct ff_dest *d, int type, struct ff_error *why)
 /* Has @l said HELLO? 0; -ETIMEDOUT: nothing yet; else it is to be dropped, and was told why */
 static int try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why)
 {
-    d->ctl.link = l;
-    int rc = ff_control_expect(&d->ctl, FF_MSG_HELLO, FF_MSG_BIT(FF_MSG_RESUME), timeout_ms, why);
+    d->door.link = l;
+    int rc = ff_control_expect(&d->door, FF_MSG_HELLO, FF_MSG_BIT(FF_MSG_RESUME), timeout_ms, why);
     if (rc >= 0)
-        rc = d->recovers ? check_resume(d, rc, why) : check_hello(d, rc, why);
+        rc = d->accepted ? check_resume(d, rc, why) : check_hello(d, rc, why);
     if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
-        refuse(d, why->text);
-    d->ctl.link = d->link; /* @l may be dropped: nobody speaks over it from here on */
+        refuse(d, &d->door, why->text);
+    d->door.link = NULL; /* @l may be dropped: nobody speaks over it from here on */
     return rc;
 }
 
@@ -130,48 +137,66 @@ static int ms_until(uint64_t end_ns)
 }
 
 /* Who waits too long goes; until when the others may */
-static int drop_late(struct dest_waiting *w)
+static int drop_late(struct ff_dest *d)
 {
+    struct dest_waiting *w = &d->waiting;
+
     while (w->n && !ms_until(w->until_ns[0]))
-        drop_waiting(w, 0, "wait for HELLO: no message");
+        drop_waiting(d, 0, "wait for HELLO: no message");
     return w->n ? ms_until(w->until_ns[0]) : -1;
 }
 
-int dest_hear_source(struct ff_dest *d, struct dest_waiting *w, uint64_t end_ns,
+/* Somebody who waits has said it: 0, -EAGAIN: nobody yet; -ECANCELED */
+static int hear_waiting(struct ff_dest *d, struct ff_link **out, struct ff_error *err)
+{
+    for (unsigned i = 0; i < d->waiting.n;) {
+        struct ff_error why;
+        int rc = try_hello(d, d->waiting.link[i], 0, &why);
+        if (!rc) {
+            *out = take_waiting(d, i);
+            return 0;
+        }
+        if (rc == -ECANCELED)
+            return ff_error_set(err, ECANCELED, "%s", why.text);
+        if (rc == -ETIMEDOUT)
+            i++;
+        else
+            drop_waiting(d, i, why.text);
+    }
+    return -EAGAIN;
+}
+
+int dest_hear_source(struct ff_dest *d, int stop_fd, uint64_t end_ns, struct ff_link **out,
                      struct ff_error *err)
 {
+    struct dest_waiting *w = &d->waiting;
+    struct pollfd stop = {.fd = stop_fd, .events = POLLIN};
+
     for (;;) {
         struct ff_error why;
         struct ff_link *link;
         int fds[FF_PORT_ALSO_MAX];
 
-        for (unsigned i = 0; i < w->n;) {
-            int rc = try_hello(d, w->link[i], 0, &why);
-            if (!rc) {
-                dest_set_link(d, take_waiting(w, i));
-                return 0;
-            }
-            if (rc == -ECANCELED)
-                return ff_error_set(err, ECANCELED, "%s", why.text);
-            if (rc == -ETIMEDOUT)
-                i++;
-            else
-                drop_waiting(w, i, why.text);
-        }
-        int timeout_ms = drop_late(w), left = end_ns ? ms_until(end_ns) : -1;
+        int rc = hear_waiting(d, out, err);
+        if (rc != -EAGAIN)
+            return rc;
+        if (poll(&stop, 1, 0) > 0)
+            return ff_error_set(err, EINTR, "interrupted");
+        int timeout_ms = drop_late(d), left = end_ns ? ms_until(end_ns) : -1;
         if (!left)
             return ff_error_set(err, ETIMEDOUT, "no source has come");
         if (left > 0 && (timeout_ms < 0 || left < timeout_ms))
             timeout_ms = left;
         for (unsigned i = 0; i < w->n; i++)
             fds[i] = w->link[i]->ops->control_fd(w->link[i]);
-        int rc = ff_port_accept(d->port, fds, w->n, timeout_ms, &link, &why);
+        fds[w->n] = stop_fd; /* -1: poll() does not look at it */
+        rc = ff_port_accept(d->port, fds, w->n + 1, timeout_ms, &link, &why);
         if (rc == -ETIMEDOUT || rc == -EAGAIN)
             continue;
         if (rc)
             return ff_error_set(err, -rc, "%s", why.text);
-        if (w->n == FF_PORT_ALSO_MAX)
-            drop_waiting(w, 0, "wait for HELLO: too many peers wait");
+        if (w->n == DEST_WAITING_MAX)
+            drop_waiting(d, 0, "wait for HELLO: too many peers wait");
         w->link[w->n] = link;
         w->until_ns[w->n++] = ff_now_ns() + HELLO_MS * 1000000ull;
     }
@@ -189,7 +214,7 @@ static int check_table(struct ff_dest *d, const char *config, bool *for_good, st
                               d->map, &why);
     if (!rc)
         return 0;
-    refuse(d, why.text);
+    refuse(d, &d->ctl, why.text);
     return ff_error_set(err, -rc, "%s", why.text);
 }
 
@@ -221,16 +246,19 @@ int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error 
 
 /* Queues to a source that fits. A peer that does not, or leaves, costs itself its connection, and
  * the others are heard */
-static int find_source(struct ff_dest *d, struct dest_waiting *w, const char *config,
-                       struct ff_error *err)
+static int find_source(struct ff_dest *d, const char *config, struct ff_error *err)
 {
     for (;;) {
+        struct ff_link *link = d->link;
         struct ff_error why;
         bool for_good = false;
 
-        int rc = d->port ? dest_hear_source(d, w, 0, &why) : try_hello(d, d->link, HELLO_MS, &why);
+        int rc = d->port ? dest_hear_source(d, -1, 0, &link, &why)
+                         : try_hello(d, link, HELLO_MS, &why);
         bool heard = !rc;
         if (!rc) {
+            if (link != d->link)
+                dest_set_link(d, link);
             ff_page_pool_stop(&d->pool);
             rc = check_table(d, config, &for_good, &why);
         }
@@ -253,6 +281,8 @@ static int find_source(struct ff_dest *d, struct dest_waiting *w, const char *co
 
 void ff_dest_close_port(struct ff_dest *d)
 {
+    dest_ear_stop(d);
+    dest_drop_waiting(d);
     pthread_mutex_lock(&d->lock);
     struct ff_port *port = d->port, *next = d->next_port;
     d->port = d->next_port = NULL;
@@ -262,23 +292,26 @@ void ff_dest_close_port(struct ff_dest *d)
     ff_port_free(next);
 }
 
-void dest_drop_waiting(struct dest_waiting *w)
+void dest_drop_waiting(struct ff_dest *d)
 {
-    while (w->n) {
-        struct ff_link *l = take_waiting(w, 0);
+    struct ff_link *came = d->ear.came;
+
+    d->ear.came = NULL;
+    if (came)
+        came->ops->free(came);
+    while (d->waiting.n) {
+        struct ff_link *l = take_waiting(d, 0);
         l->ops->free(l);
     }
 }
 
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 {
-    struct dest_waiting w = {.n = 0};
-
     bool pulls = d->addr.prefill == FF_PREFILL_PULL || d->addr.prefill == FF_PREFILL_AUTO;
     if (d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO && (pulls || d->addr.precopy))
         ff_page_pool_start(&d->pool, &d->regions);
-    int rc = find_source(d, &w, config, err);
-    dest_drop_waiting(&w);
+    int rc = find_source(d, config, err);
+    dest_drop_waiting(d);
     if (rc || d->link->pins) /* what is pinned cannot be moved */
         ff_page_pool_free(&d->pool);
     if (!rc && ff_failpoint("dest.accepted"))
@@ -287,6 +320,11 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
         return rc;
     ff_log(FF_LOG_INFO, "destination: link: %s", d->link->about);
     d->verbs = !strcmp(d->link->ops->name, "verbs");
-    ff_dest_close_port(d);
+    d->attached = d->epoch;
+    d->accepted = true;
+    if (d->port && d->addr.reconnect_ms && !d->owner.adopt)
+        dest_ear_start(d);
+    else
+        ff_dest_close_port(d);
     return 0;
 }

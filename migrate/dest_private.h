@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * dest_private.h - what dest.c and dest_accept.c share
+ * dest_private.h - what dest.c, dest_accept.c, dest_ear.c and dest_recover.c share
  */
 #ifndef FF_MIGRATE_DEST_PRIVATE_H
 #define FF_MIGRATE_DEST_PRIVATE_H
@@ -13,10 +13,29 @@
 #include "dest.h"
 #include "pager.h"
 
+/* Whoever has connected and has not said who it is yet; the oldest first. One place is the ear's own */
+#define DEST_WAITING_MAX (FF_PORT_ALSO_MAX - 1)
+struct dest_waiting {
+    struct ff_link *link[DEST_WAITING_MAX];
+    uint64_t until_ns[DEST_WAITING_MAX];
+    unsigned n;
+};
+
+/* dest_ear.c */
+struct dest_ear {
+    pthread_t thread;
+    int stop_fd;
+    bool runs;
+    struct ff_link *came; /* it has said RESUME, and waits for WELCOME */
+};
+
 struct ff_dest {
     struct ff_address addr;
     struct ff_regions regions;
     struct ff_control ctl;
+    struct ff_control door; /* to whoever is not the move's link yet; one thread at a time hears */
+    struct dest_waiting waiting;
+    struct dest_ear ear;
     struct ff_hello peer;
     struct ff_publish publish;
     uint32_t map[FF_WIRE_REGIONS_MAX]; /* the source's number of a region -> ours */
@@ -27,12 +46,14 @@ struct ff_dest {
     uint8_t session[FF_SESSION_LEN];
     bool verbs;         /* what the first link was, every later one must be */
     _Atomic bool ready; /* READY was sent: the source may let go, or have */
-    bool recovers;      /* only the move's own source is heard, which says RESUME */
+    bool accepted;      /* only the move's own source is heard, which says RESUME */
+    bool recovers;      /* there is no link: keys that come are those of the next one */
     unsigned n_keys;    /* that the source has given, for as many segments */
     bool complete;      /* every page is here, and the pager has ended */
     bool told;          /* the source knows that */
     _Atomic bool interrupted; /* ff_dest_recover() is to return */
     uint32_t epoch;     /* of the newest link that was offered */
+    uint32_t attached;  /* of the newest that was taken up: its source knows that */
     struct ff_pager pager;
     pthread_mutex_t pager_lock; /* starting and finishing it */
     struct ff_page_pool pool;
@@ -53,13 +74,6 @@ struct ff_dest {
     struct ff_link *link;
 };
 
-/* Whoever has connected and has not said who it is yet; the oldest first */
-struct dest_waiting {
-    struct ff_link *link[FF_PORT_ALSO_MAX];
-    uint64_t until_ns[FF_PORT_ALSO_MAX];
-    unsigned n;
-};
-
 /* --- dest.c --- */
 
 /* @n keys, into the pager's regions */
@@ -74,14 +88,31 @@ void dest_start_beat(struct ff_dest *d); /* until ff_dest_running() */
 /* The link before it is freed; NULL: there is none from here on */
 void dest_set_link(struct ff_dest *d, struct ff_link *link);
 
-/* The next source that says HELLO, or RESUME to who waits for it, becomes @d's link; several are
- * waited for at once. -ETIMEDOUT: none until @end_ns (0: no limit); -ECANCELED: also when the port
- * is to be another */
-int dest_hear_source(struct ff_dest *d, struct dest_waiting *w, uint64_t end_ns,
+/* The next source that says HELLO, or RESUME to who waits for it; several are waited for at once, in
+ * @d->waiting. -ETIMEDOUT: none until @end_ns (0: no limit); -ECANCELED: also when the port is to be
+ * another; -EINTR: @stop_fd (-1: none) is readable */
+int dest_hear_source(struct ff_dest *d, int stop_fd, uint64_t end_ns, struct ff_link **out,
                      struct ff_error *err);
-void dest_drop_waiting(struct dest_waiting *w);
+void dest_drop_waiting(struct ff_dest *d);
 
 /* Say @answer to it, and open its queues if it is to have some */
 int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error *err);
+
+/* --- dest_ear.c --- */
+
+/* From here on the port is heard while the link is up. Without the thread a source is heard only
+ * once this side has noticed the break */
+void dest_ear_start(struct ff_dest *d);
+
+/* Who has connected stays in @d->waiting and @d->ear.came */
+void dest_ear_stop(struct ff_dest *d);
+
+/* --- dest_recover.c --- */
+
+/* Use the port that ff_dest_listen() made last: whether there was one */
+bool dest_use_next_port(struct ff_dest *d);
+
+/* The port is closed, unless there is to be another */
+void dest_close_heard(struct ff_dest *d);
 
 #endif

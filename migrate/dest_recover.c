@@ -8,7 +8,8 @@
  * Picture      the caller's wait fails
  *              GO was not read   seal: the pager ends, nothing ever runs here
  *              GO was read       park the pager
- *              free the old link, listen, hear whoever says RESUME of this move
+ *              free the old link, listen, hear whoever says RESUME of this move, unless the ear
+ *              (dest_ear.c) has heard it already
  *                sealed     NOT-STARTED, until the source has said WITHDRAWN
  *                complete   COMPLETE, DONE, until the source has said WITHDRAWN
  *                else       RUNNING; queues, PUBLISH, KEYS; attach the pager; prefill
@@ -17,7 +18,7 @@
  * Threads      the caller's. ff_dest_listen() and ff_dest_pause(): any.
  * Invariants   1. What this side answers depends on one thing, which never changes back: whether
  *                 GO was read (guest_runs). It is sealed before NOT-STARTED is said.
- *              2. The old link is freed before the port opens: nothing of it lands any more.
+ *              2. The old link is freed before who comes is answered: nothing of it lands any more.
  *              3. A segment has a key over every link, or over none: it reads as zeros then.
  */
 #include <errno.h>
@@ -179,8 +180,7 @@ void ff_dest_interrupt(struct ff_dest *d)
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Nobody is heard here until the next call; not even at a port that is for that */
-static void end_interrupt(struct ff_dest *d)
+void dest_close_heard(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->lock);
     struct ff_port *old = d->port;
@@ -188,13 +188,19 @@ static void end_interrupt(struct ff_dest *d)
     if (!d->next_port)
         atomic_store(&d->listens, 0);
     ff_port_free(old);
-    atomic_store(&d->interrupted, false);
     pthread_cond_broadcast(&d->port_closed);
     pthread_mutex_unlock(&d->lock);
 }
 
-/* Use the port that ff_dest_listen() made last: whether there was one */
-static bool use_next_port(struct ff_dest *d)
+/* Nobody is heard here until the next call; not even at a port that is for that */
+static void end_interrupt(struct ff_dest *d)
+{
+    dest_drop_waiting(d);
+    dest_close_heard(d);
+    atomic_store(&d->interrupted, false);
+}
+
+bool dest_use_next_port(struct ff_dest *d)
 {
     struct ff_port *old = NULL;
 
@@ -282,6 +288,7 @@ static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
         rc = ff_pager_attach(&d->pager, d->link, why);
     if (rc)
         return -EAGAIN;
+    d->attached = d->epoch;
     d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
     ff_log(FF_LOG_INFO, "destination: link %u: %s", d->epoch, d->link->about);
     dest_start_prefill(d);
@@ -322,17 +329,28 @@ static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
 
 static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
 {
-    struct dest_waiting w = {.n = 0};
     struct ff_error why;
     int rc;
 
     for (;;) {
-        if (use_next_port(d))
-            dest_drop_waiting(&w);
+        struct ff_link *link = d->ear.came;
+        d->ear.came = NULL;
+        if (!link && dest_use_next_port(d))
+            dest_drop_waiting(d);
         rc = is_over(d) ? ff_error_set(&why, is_over(d), "%s", strerror(is_over(d)))
-                        : dest_hear_source(d, &w, end_ns, &why);
+             : link     ? 0
+                        : dest_hear_source(d, -1, end_ns, &link, &why);
         if (rc == -ECANCELED && !atomic_load(&d->cancelled))
             continue; /* another port, or interrupted */
+        if (rc == -EBADFD) { /* the port's device has gone */
+            dest_drop_waiting(d);
+            dest_close_heard(d);
+            rc = open_port(d, end_ns, &why);
+            if (!rc)
+                continue;
+        }
+        if (link)
+            dest_set_link(d, link);
         if (!rc)
             rc = answer(d, end_ns, &why);
         if (rc != -EAGAIN)
@@ -341,7 +359,6 @@ static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *
                why.text);
         dest_set_link(d, NULL);
     }
-    dest_drop_waiting(&w);
     if (rc)
         ff_error_set(err, -rc, "destination: resume: %s", why.text);
     return rc;
@@ -357,6 +374,7 @@ int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
         return ff_error_set(err, EINVAL, "destination: resume: the source did not let go");
     if (d->owner.adopt)
         return ff_error_set(err, ENOTSUP, "destination: resume: not for an agent");
+    dest_ear_stop(d);
     int rc = let_go(d, end_ns, err);
     if (!rc)
         rc = open_port(d, end_ns, err);
@@ -366,7 +384,9 @@ int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
     d->recovers = false;
     if (rc == -EINTR)
         end_interrupt(d);
-    if (!rc || rc == -ESTALE) /* nobody is waited for any more */
+    if (d->told || rc == -ESTALE) /* nobody is waited for any more */
         ff_dest_close_port(d);
+    else if (!rc)
+        dest_ear_start(d);
     return rc;
 }

@@ -230,7 +230,7 @@ unsigned ff_port_number(const struct ff_port *port);
 
 /* As ff_tcp_accept(), for every kind, but for -ECANCELED: ff_port_cancel(). -EAGAIN: one of the @n
  * descriptors @also shows POLLIN; at most FF_PORT_ALSO_MAX */
-#define FF_PORT_ALSO_MAX 8u
+#define FF_PORT_ALSO_MAX 9u
 int ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
                    struct ff_link **out, struct ff_error *err);
 void ff_port_cancel(struct ff_port *port); /* any thread */

@@ -240,6 +240,8 @@ static void come_without(struct move *m)
     ff_source_pause(m->source); /* the harness does it once more */
 }
 
+static atomic_bool elsewhere; /* the destination listens where its operator said */
+
 /* Neither side leaves its key at home because an operator's new address has none; with another key
  * nobody comes back */
 static void addresses_without(struct move *m, bool source)
@@ -250,10 +252,12 @@ static void addresses_without(struct move *m, bool source)
     if (!source) {
         if (atomic_load(&m->breaks_dst) == 1)
             listen_at(m, here(0, NULL));
+        atomic_store(&elsewhere, true);
         return;
     }
     if (atomic_load(&m->breaks_src) > 1)
         return;
+    must(wait_flag(&elsewhere, 20000));
     struct ff_resume r = hand_resume(m);
     struct ff_link *l = hand_say(m, buf, ff_wire_put_resume(buf, &r));
     must(l->ops->recv(l, buf, 15000, &err) < 0 && err.code != ETIMEDOUT); /* a gate's answer */
@@ -281,10 +285,12 @@ static void key_comes_late(struct move *m, bool source)
     if (!source) {
         if (atomic_load(&m->breaks_dst) == 1)
             listen_at(m, here(0, KEY));
+        atomic_store(&elsewhere, true);
         return;
     }
     if (atomic_load(&m->breaks_src) > 1)
         return;
+    must(wait_flag(&elsewhere, 20000));
     struct ff_resume r = hand_resume(m);
     refused(keyed_link(m), buf, ff_wire_put_resume(buf, &r),
             "resume: authentication kind 0 over a link with a key");

@@ -9,7 +9,8 @@
  * Usage        many_breaks [--breaks N] [NAME...]: N in each move, default BREAKS
  * Picture      a round: two threads touch missing pages; at any moment meanwhile one side's link is
  *              shut down, then another missing page is touched: from the shutdown until that is here
- *              is what the guest waits. Each side breaks in turn.
+ *              is what the guest waits. Each side breaks in turn. Prefill goes on meanwhile; when it
+ *              has brought everything there is no more to break.
  * Limits       the network is there all the time: what it costs both sides to find each other
  *              again. An outage adds itself, and what its end takes to be seen.
  */
@@ -22,7 +23,9 @@
 #include "loop.h"
 
 #define BREAKS 50u
-#define CELLS_PER_BREAK 64u /* more than a round touches, and prefill brings */
+#define CELLS_PER_BREAK 160u /* more than a round touches, and prefill brings on an idle host */
+#define CELLS_APART 20u      /* more than the chunk that prefill brings where a fault was */
+#define APART_US 8000 /* at most between a fault that was served and the next break */
 #define ROUND_MS 20000u
 
 static unsigned breaks = BREAKS;
@@ -34,11 +37,13 @@ static void setup(void)
     image_new(breaks * CELLS_PER_BREAK + 4000);
 }
 
-static uint64_t content_cell(uint64_t from)
+/* From the end on, since prefill goes the other way; one that nobody has brought */
+static uint64_t next_cell(uint64_t *cursor)
 {
-    while (cell_is_zero(from))
-        from++;
-    return from;
+    *cursor -= CELLS_APART;
+    while (cell_is_zero(*cursor))
+        --*cursor;
+    return *cursor;
 }
 
 /* One side's link is shut down: until both have seen that there was a break */
@@ -52,36 +57,52 @@ static void break_link(struct move *m, unsigned round)
     pthread_mutex_unlock(&m->gate);
 }
 
-static void one_break(struct move *m, unsigned round, unsigned *seed)
+static bool all_is_here(struct move *m)
 {
-    /* from the end on: prefill comes from the start */
-    uint64_t at = m->n_cells - (uint64_t)(round + 1) * 16;
+    struct ff_stats st;
+
+    ff_dest_stats(m->dest, &st);
+    return st.bytes_present == st.bytes_total;
+}
+
+/* False: there was nothing to break any more */
+static bool one_break(struct move *m, uint64_t *cursor, unsigned *seed)
+{
+    unsigned round = n_injected;
     struct peek busy[2], after;
 
     for (unsigned i = 0; i < 2; i++)
-        peek_start(&busy[i], m, content_cell(at + 4 * i));
-    usleep((useconds_t)(rand_r(seed) % 1000));
+        peek_start(&busy[i], m, next_cell(cursor));
+    usleep((useconds_t)(rand_r(seed) % APART_US));
     uint64_t since = ff_now_ns();
     break_link(m, round);
-    n_injected++;
-    peek_start(&after, m, content_cell(at + 8));
+    peek_start(&after, m, next_cell(cursor));
     pthread_join(after.thread, NULL);
-    ff_hist_add(&wait_ns, ff_now_ns() - since);
+    uint64_t took = ff_now_ns() - since;
     for (unsigned i = 0; i < 2; i++)
         pthread_join(busy[i].thread, NULL);
     for (unsigned ms = 0; atomic_load(&m->breaks_src) <= round || atomic_load(&m->breaks_dst) <= round;
-         ms++, usleep(1000))
-        if (ms >= ROUND_MS || atomic_load(&m->src.ended))
+         ms++, usleep(1000)) {
+        if (all_is_here(m))
+            return false;
+        if (ms >= ROUND_MS)
             loop_fail(__FILE__, __LINE__, "break %u of %u was not seen", round + 1, breaks);
+    }
+    ff_hist_add(&wait_ns, took);
+    n_injected++;
+    return true;
 }
 
 static void *break_main(void *arg)
 {
     struct move *m = arg;
     unsigned seed = (unsigned)getpid();
+    uint64_t cursor = m->n_cells;
 
-    for (unsigned i = 0; i < breaks; i++)
-        one_break(m, i, &seed);
+    while (n_injected < breaks && one_break(m, &cursor, &seed))
+        ;
+    for (uint64_t cell = 0; cell < m->n_cells; cell++) /* prefill=off: bring the rest */
+        *(volatile const uint8_t *)(m->area[0].host + cell * CELL);
     return NULL;
 }
 
@@ -95,7 +116,10 @@ static void start_breaking(struct move *m, enum stage stage)
         pthread_join(breaker, NULL);
 }
 
-static void many(const char *options, enum memory memory, const char *faults)
+/* Or prefill would bring everything before the first breaks */
+#define SLOW "dest.prefill=delay:2000"
+
+static void many(const char *options, enum memory memory)
 {
     static struct move m;
     const struct ff_stats *st = &m.dst.stats;
@@ -103,33 +127,36 @@ static void many(const char *options, enum memory memory, const char *faults)
     m = (struct move){.options = options, .memory = memory, .hook = start_breaking,
                       .n_regions = 1, .cells = {breaks * CELLS_PER_BREAK + 2000},
                       .tcp = true, .resumes = true};
-    loop_arm(faults);
+    loop_arm(SLOW);
     move_run(&m);
     printf("      %llu breaks survived of %u; until a fault was served: p50 %.2f ms, p99 %.2f ms, max "
            "%.2f ms; %llu bytes fetched again for each\n",
            (unsigned long long)st->breaks, n_injected, (double)ff_hist_at(&wait_ns, 500) / 1e6,
            (double)ff_hist_at(&wait_ns, 990) / 1e6, (double)ff_hist_at(&wait_ns, 1000) / 1e6,
-           (unsigned long long)st->bytes_again / breaks);
-    must(n_injected == breaks && st->breaks >= breaks);
+           (unsigned long long)st->bytes_again / FF_MAX(n_injected, 1u));
+    must(n_injected > 10 && st->breaks >= n_injected);
+    must(n_injected == breaks || !strstr(options, "prefill=off"));
     move_must_succeed(&m);
 }
 
-/* prefill has more to do than there are breaks */
-#define SLOW "dest.prefill=delay:2000"
+static void by_faults(void)
+{
+    many("prefill=off", MEM_ANON);
+}
 
 static void pulled(void)
 {
-    many("chunk=64K,window=2,prefill=pull", MEM_ANON, SLOW);
+    many("chunk=64K,window=2,prefill=pull", MEM_ANON);
 }
 
 static void in_place(void)
 {
-    many("chunk=64K,window=2,prefill=pull,landing=continue", MEM_MEMFD, SLOW);
+    many("chunk=64K,window=2,prefill=pull,landing=continue", MEM_MEMFD);
 }
 
 static void pushed(void)
 {
-    many("chunk=64K,window=2,prefill=push", MEM_ANON, SLOW);
+    many("chunk=64K,window=2,prefill=push", MEM_ANON);
 }
 
 int main(int argc, char **argv)
@@ -142,6 +169,7 @@ int main(int argc, char **argv)
     }
     const unsigned limit_s = 60 + breaks;
     const struct loop_test tests[] = {
+        {"by faults alone", by_faults, limit_s},
         {"pulled", pulled, limit_s},
         {"in place", in_place, limit_s},
         {"pushed", pushed, limit_s},

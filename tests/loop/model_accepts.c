@@ -58,6 +58,27 @@ static void note(struct accept_side *s, const void *msg, bool sent, bool failed)
         shown[s == &run.dest][!sent] |= FF_MSG_BIT(type);
 }
 
+/* The destination may hear RESUME while it still takes the last link for good, and speaks over that;
+ * what counts is when it takes the next one. Another thread hears it */
+static atomic_bool heard_resume;
+
+static void note_dest_read(const void *msg)
+{
+    if (*(const uint8_t *)msg == FF_MSG_RESUME)
+        atomic_store(&heard_resume, true);
+    else
+        note(&run.dest, msg, false, false);
+}
+
+static void note_dest_sent(const void *msg, bool failed)
+{
+    static const uint8_t resume[2] = {FF_MSG_RESUME};
+
+    if (*(const uint8_t *)msg == FF_MSG_WELCOME && atomic_exchange(&heard_resume, false))
+        note(&run.dest, resume, false, false);
+    note(&run.dest, msg, true, failed);
+}
+
 /* Not WITHDRAWN: whoever has said it is content, and nobody would come back */
 static bool is_lost(const void *msg)
 {
@@ -74,15 +95,16 @@ static bool is_lost(const void *msg)
 static int spy_send(unsigned end, struct ff_link *l, const void *msg, uint32_t len,
                     struct ff_error *err)
 {
-    struct accept_side *s = end ? &run.dest : &run.source;
+    int rc = 0;
 
-    if (is_lost(msg)) { /* into a link that is broken, and does not tell */
+    if (is_lost(msg)) /* into a link that is broken, and does not tell */
         l->ops->shutdown(l);
-        note(s, msg, true, false);
-        return 0;
-    }
-    int rc = spy[end].real->send(l, msg, len, err);
-    note(s, msg, true, rc);
+    else
+        rc = spy[end].real->send(l, msg, len, err);
+    if (end)
+        note_dest_sent(msg, rc);
+    else
+        note(&run.source, msg, true, rc);
     return rc;
 }
 
@@ -91,8 +113,10 @@ static int spy_recv(unsigned end, struct ff_link *l, void *buf, int timeout_ms,
 {
     int len = spy[end].real->recv(l, buf, timeout_ms, err);
 
-    if (len >= 2)
-        note(end ? &run.dest : &run.source, buf, false, false);
+    if (len >= 2 && end)
+        note_dest_read(buf);
+    else if (len >= 2)
+        note(&run.source, buf, false, false);
     return len;
 }
 

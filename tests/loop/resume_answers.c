@@ -4,6 +4,7 @@
  *                    and how long both wait
  */
 #include <errno.h>
+#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -106,6 +107,74 @@ static void resume_too_early(void)
     move_run(&m);
     move_must_succeed(&m);
     must(n_refused == 1);
+}
+
+/* --- while the link is up, as far as the destination knows --- */
+
+static uint8_t hand_buf[FF_MSG_MAX];
+static pthread_t by_hand;
+
+/* The source has lost the link, and this side has not: the next one is taken, and then no earlier
+ * one */
+static void *supersede_main(void *arg)
+{
+    struct move *m = arg;
+    struct ff_wire_region r = {.name = "region0", .len_bytes = CELL, .psize = CELL};
+    struct ff_hello h = {
+        .version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .n_regions = 1, .regions = &r};
+    struct ff_resume again = hand_resume(m);
+    struct ff_welcome w;
+    struct ff_error err;
+
+    refused(m, hand_buf, ff_wire_put_hello(hand_buf, &h, NULL), "waits for its own source");
+    must(!atomic_load(&m->breaks_dst));
+    struct ff_link *l = hand_say(m, hand_buf, ff_wire_put_resume(hand_buf, &again));
+    int len = l->ops->recv(l, hand_buf, 15000, &err);
+    must(len > 0 && ff_wire_type(hand_buf, (size_t)len, &err) == FF_MSG_WELCOME);
+    must_ok(ff_wire_get_welcome(hand_buf, (size_t)len, &w, &err), err);
+    must(w.answer == FF_ANSWER_RUNNING && w.epoch == 2);
+    l->ops->free(l);
+
+    struct ff_stats st;
+    for (unsigned ms = 0; ff_dest_stats(m->dest, &st), !st.breaks; ms++, usleep(1000))
+        must(ms < 20000); /* the move's own source is back */
+    unsigned breaks = atomic_load(&m->breaks_dst);
+    refused(m, hand_buf, ff_wire_put_resume(hand_buf, &again), "epoch 1 came too late, after link");
+    ff_dest_stats(m->dest, &st);
+    must(st.breaks == 1 && atomic_load(&m->breaks_dst) == breaks);
+    return NULL;
+}
+
+static void supersede(struct move *m, enum stage stage)
+{
+    struct ff_resume again;
+
+    if (stage == D_STATE) {
+        again = hand_resume(m);
+        refused(m, hand_buf, ff_wire_put_resume(hand_buf, &again), "has not let go of anything");
+    }
+    if (stage == D_DONE)
+        must(!pthread_create(&by_hand, NULL, supersede_main, m));
+    if (stage == D_END)
+        pthread_join(by_hand, NULL);
+}
+
+static void superseded(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE ",prefill=pull", .hook = supersede};
+    move_must_survive(&m, "dest.prefill=delay:100000", 1);
+    must(n_refused == 3);
+}
+
+/* Nobody can hear: the source is heard once this side has noticed the break as well */
+static void no_ear(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = FINE ",prefill=pull", GUEST};
+    move_must_survive(&m, "dest.ear=fail," SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
 }
 
 /* --- what the destination answers --- */
@@ -320,6 +389,8 @@ int main(int argc, char **argv)
     static const struct loop_test tests[] = {
         {"strangers", strangers, 30},
         {"RESUME of no move", resume_too_early, 0},
+        {"RESUME while the link is up", superseded, 60},
+        {"RESUME, and nobody hears", no_ear, 30},
         {"GO lost: NOT-STARTED", not_started, 0},
         {"NOT-STARTED, asked twice", not_started_twice, 30},
         {"GO read: RUNNING", go_read, 30},

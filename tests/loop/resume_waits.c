@@ -272,11 +272,14 @@ static void take_port(struct move *m, bool source)
     struct sockaddr_in at = {.sin_family = AF_INET,
                              .sin_port = htons((uint16_t)first_port),
                              .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct ff_error err;
     pthread_t t;
     int one = 1, fd;
 
     if (source || atomic_load(&m->breaks_dst) > 1)
         return;
+    ff_dest_interrupt(m->dest); /* which closes the port */
+    must(ff_dest_recover(m->dest, 1000, &err) == -EINTR);
     fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
     must(!bind(fd, (struct sockaddr *)&at, sizeof(at)) && !listen(fd, 8));
@@ -351,12 +354,11 @@ static void listens_meanwhile(void)
 
 /* --- the link that broke --- */
 
+/* Freed before anybody comes */
 static void old_link_gone(struct move *m, bool source)
 {
-    if (!source)
-        return;
-    until_listens(m);
-    must(!strcmp(ff_dest_link(m->dest), "none"));
+    for (unsigned ms = 0; source && strcmp(ff_dest_link(m->dest), "none"); ms++, usleep(1000))
+        must(ms < 20000);
 }
 
 static void old_link(void)
