@@ -27,7 +27,8 @@ struct ff_address {
     int timeout_ms; /* a peer silent for so long is gone */
     int pause_ms; /* from the first word of the pause until GO; then the guest goes on here */
     int reconnect_ms; /* after GO, when the link broke: wait so long for another; 0: for none */
-    int go_timeout_ms; /* likewise, once GO was sent: a break then cannot be undone */
+    int go_timeout_ms; /* likewise, once GO was sent, unless both sides resume: a break then cannot
+                        * be undone */
     uint32_t chunk_bytes;
     unsigned window; /* chunks of prefill in flight; 0: as the link needs */
     enum ff_landing_choice landing;

@@ -32,7 +32,10 @@ static void supersede(struct ff_dest *d, struct ff_link *came)
     d->ear.came = came;
     ff_log(FF_LOG_INFO, "destination: the source comes back over another link; link %u is given up",
            d->attached);
-    ff_dest_pause(d);
+    pthread_mutex_lock(&d->lock);
+    if (d->link)
+        d->link->ops->shutdown(d->link);
+    pthread_mutex_unlock(&d->lock);
 }
 
 static void *ear_main(void *arg)
@@ -82,4 +85,17 @@ void dest_ear_stop(struct ff_dest *d)
     pthread_join(d->ear.thread, NULL);
     ff_close_fd(&d->ear.stop_fd);
     d->ear.runs = false;
+}
+
+void ff_dest_close_port(struct ff_dest *d)
+{
+    dest_ear_stop(d);
+    dest_drop_waiting(d);
+    pthread_mutex_lock(&d->lock);
+    struct ff_port *port = d->port, *next = d->next_port;
+    d->port = d->next_port = NULL;
+    atomic_store(&d->listens, 0);
+    pthread_mutex_unlock(&d->lock);
+    ff_port_free(port);
+    ff_port_free(next);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * dest_private.h - what dest.c, dest_accept.c, dest_ear.c and dest_recover.c share
+ * dest_private.h - what the parts of the destination, dest*.c, share
  */
 #ifndef FF_MIGRATE_DEST_PRIVATE_H
 #define FF_MIGRATE_DEST_PRIVATE_H
@@ -13,8 +13,9 @@
 #include "dest.h"
 #include "pager.h"
 
-/* Whoever has connected and has not said who it is yet; the oldest first. One place is the ear's own */
-#define DEST_WAITING_MAX (FF_PORT_ALSO_MAX - 1)
+/* Whoever has connected and has not said who it is yet; the oldest first */
+#define DEST_WAITING_MAX 8u
+_Static_assert(DEST_WAITING_MAX < FF_PORT_ALSO_MAX, "one place is for what stops the ear");
 struct dest_waiting {
     struct ff_link *link[DEST_WAITING_MAX];
     uint64_t until_ns[DEST_WAITING_MAX];
@@ -83,10 +84,9 @@ void dest_finish_pager(struct ff_dest *d);
 void dest_start_prefill(struct ff_dest *d);
 void dest_start_beat(struct ff_dest *d); /* until ff_dest_running() */
 
-/* --- dest_accept.c --- */
+/* --- dest_hear.c --- */
 
-/* The link before it is freed; NULL: there is none from here on */
-void dest_set_link(struct ff_dest *d, struct ff_link *link);
+#define DEST_HELLO_MS 5000
 
 /* The next source that says HELLO, or RESUME to who waits for it; several are waited for at once, in
  * @d->waiting. -ETIMEDOUT: none until @end_ns (0: no limit); -ECANCELED: also when the port is to be
@@ -94,6 +94,28 @@ void dest_set_link(struct ff_dest *d, struct ff_link *link);
 int dest_hear_source(struct ff_dest *d, int stop_fd, uint64_t end_ns, struct ff_link **out,
                      struct ff_error *err);
 void dest_drop_waiting(struct ff_dest *d);
+
+/* Has @l said HELLO, or RESUME? 0; -ETIMEDOUT: nothing yet; else it is to be dropped, and was told why */
+int dest_try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why);
+
+/* The peer of @c is told @why, and dropped by the caller */
+void dest_refuse(const struct ff_dest *d, struct ff_control *c, const char *why);
+
+int dest_ms_until(uint64_t end_ns); /* 0: it is past */
+
+/* Use the port that ff_dest_listen() made last: whether there was one */
+bool dest_use_next_port(struct ff_dest *d);
+
+/* The port is closed, unless there is to be another */
+void dest_close_heard(struct ff_dest *d);
+
+/* --- dest_accept.c --- */
+
+/* The link before it is freed; NULL: there is none from here on */
+void dest_set_link(struct ff_dest *d, struct ff_link *link);
+
+/* Does it go on over another link, when one breaks after GO? */
+bool dest_resumes(const struct ff_dest *d);
 
 /* Say @answer to it, and open its queues if it is to have some */
 int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error *err);
@@ -106,13 +128,5 @@ void dest_ear_start(struct ff_dest *d);
 
 /* Who has connected stays in @d->waiting and @d->ear.came */
 void dest_ear_stop(struct ff_dest *d);
-
-/* --- dest_recover.c --- */
-
-/* Use the port that ff_dest_listen() made last: whether there was one */
-bool dest_use_next_port(struct ff_dest *d);
-
-/* The port is closed, unless there is to be another */
-void dest_close_heard(struct ff_dest *d);
 
 #endif

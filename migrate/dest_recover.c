@@ -180,42 +180,12 @@ void ff_dest_interrupt(struct ff_dest *d)
     pthread_mutex_unlock(&d->lock);
 }
 
-void dest_close_heard(struct ff_dest *d)
-{
-    pthread_mutex_lock(&d->lock);
-    struct ff_port *old = d->port;
-    d->port = NULL;
-    if (!d->next_port)
-        atomic_store(&d->listens, 0);
-    ff_port_free(old);
-    pthread_cond_broadcast(&d->port_closed);
-    pthread_mutex_unlock(&d->lock);
-}
-
 /* Nobody is heard here until the next call; not even at a port that is for that */
 static void end_interrupt(struct ff_dest *d)
 {
     dest_drop_waiting(d);
     dest_close_heard(d);
     atomic_store(&d->interrupted, false);
-}
-
-bool dest_use_next_port(struct ff_dest *d)
-{
-    struct ff_port *old = NULL;
-
-    pthread_mutex_lock(&d->lock);
-    bool is_new = d->next_port;
-    if (is_new) {
-        old = d->port;
-        d->port = d->next_port;
-        d->next_port = NULL;
-    }
-    if (d->port && is_over(d))
-        ff_port_cancel(d->port);
-    pthread_mutex_unlock(&d->lock);
-    ff_port_free(old);
-    return is_new;
 }
 
 /* --- what is answered: 0; -EAGAIN: the connection is dropped for the reason, and another is heard;

@@ -124,6 +124,7 @@ int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct 
     struct ff_link_params p = {.host = a->host,
                                .port = a->port,
                                .timeout_ms = a->timeout_ms,
+                               .connect_ms = FF_MIN(s->connect_ms, a->timeout_ms),
                                .device = a->device,
                                .qps = a->qps,
                                .peers = &a->peers,
@@ -137,9 +138,11 @@ int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct 
         return ff_error_set(err, EINVAL,
                             "source: connect: the address is \"unix\": an agent's socket "
                             "takes the connections; call ff_source_lend() before");
+    uint64_t began_ns = ff_now_ns();
     int rc = ff_link_connect(&p, a->link, s->cancel_fd, &link, err);
     if (rc)
         return rc;
+    s->took_ms = (int)((ff_now_ns() - began_ns) / 1000000u);
     pthread_mutex_lock(&s->lock);
     s->link = s->ctl.link = link;
     pthread_mutex_unlock(&s->lock);
@@ -153,6 +156,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     int rc = ff_regions_hello(&s->regions, config, &s->table, err);
     if (!rc)
         rc = ff_source_open_link(s, &s->addr, err);
+    s->table.features = s->addr.reconnect_ms && !s->given_link ? FF_WIRE_RESUMES : 0;
     if (!rc)
         s->table.auth = s->link->sealed ? FF_WIRE_AUTH_KEY : FF_WIRE_AUTH_NONE;
     if (!rc)
@@ -171,6 +175,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
         rc = s->link->ops->open_queues(s->link, w.session, s->addr.timeout_ms, err);
     if (!rc) {
         s->wants_precopy = w.features & FF_WIRE_PRECOPY;
+        if (s->table.features & w.features & FF_WIRE_RESUMES)
+            s->addr.go_timeout_ms = FF_MIN(s->addr.go_timeout_ms, s->addr.timeout_ms);
         ff_source_set_session(s, w.session);
         s->epoch = w.epoch;
         s->verbs = !strcmp(s->link->ops->name, "verbs");

@@ -42,6 +42,8 @@ struct ff_source {
     bool given_link;
     bool verbs;     /* what the first link was, every later one must be */
     bool resumed;   /* the destination runs the guest */
+    int took_ms;        /* until the last one was connected */
+    int connect_ms;     /* a try to connect again may take; 0: as the address says */
     int again_ms;       /* to wait before the next link if the last one brought nothing; 0: none has */
     uint64_t had_bytes; /* that were present there when the last one broke, as far as is known */
     uint32_t epoch; /* of the link */

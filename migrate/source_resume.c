@@ -17,7 +17,9 @@
  *              guest go on here. No silence does, and no time limit.
  * Limits       AGAIN_MIN_MS, then twice as long each time, up to AGAIN_MAX_MS between two tries: a
  *              destination that notices the break a moment later is not waited for longer. The
- *              caller's limit holds for all of them.
+ *              caller's limit holds for all of them. TRY_MS, or four times what connecting took
+ *              before: the kernel asks a network that is silent less and less often, so what is new
+ *              sees its return first. At an address that an operator gave, the address's own limit.
  */
 #include <errno.h>
 #include <poll.h>
@@ -32,6 +34,7 @@
 
 #define AGAIN_MIN_MS 5
 #define AGAIN_MAX_MS 200
+#define TRY_MS 2000
 
 static void drop_link(struct ff_source *s)
 {
@@ -179,6 +182,7 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
     to.link = s->verbs ? FF_LINK_VERBS : FF_LINK_TCP;
     s->paused_ns = 0; /* what limited the pause ended with GO */
     s->segments.grows = false;
+    s->connect_ms = a ? 0 : FF_MAX(4 * s->took_ms, TRY_MS);
     wait_if_in_vain(s, &stop);
     for (;;) {
         int left_ms = (int)((end - FF_MIN(ff_now_ns(), end)) / 1000000u);

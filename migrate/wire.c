@@ -268,9 +268,9 @@ int ff_wire_get_welcome(const uint8_t *msg, size_t len, struct ff_welcome *w, st
         return ff_error_set(err, EPROTONOSUPPORT,
                             "wire: read WELCOME: protocol version %u (this side speaks %d)",
                             w->version, FF_WIRE_VERSION);
-    if (w->features & ~FF_WIRE_PRECOPY)
+    if (w->features & ~FF_WIRE_WELCOME_FEATURES)
         return ff_error_set(err, EPROTO, "wire: read WELCOME: features 0x%x (permitted 0x%x)",
-                            w->features, FF_WIRE_PRECOPY);
+                            w->features, FF_WIRE_WELCOME_FEATURES);
     if (answer > FF_ANSWER_LAST || !w->epoch)
         return ff_error_set(err, EPROTO,
                             "wire: read WELCOME: answer %u, epoch %u (permitted 0..%d, 1 or more)",

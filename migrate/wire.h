@@ -53,6 +53,8 @@ struct ff_error;
 #define FF_WIRE_AUTH_NONE 0u /* authentication in HELLO: what the link has proved */
 #define FF_WIRE_AUTH_KEY 1u  /* both ends have the key, and the link seals each message */
 #define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
+#define FF_WIRE_RESUMES 2u /* feature in HELLO and WELCOME: this side goes on over another link */
+#define FF_WIRE_WELCOME_FEATURES (FF_WIRE_PRECOPY | FF_WIRE_RESUMES)
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512

@@ -180,6 +180,7 @@ struct ff_link_params {
     const char *host;   /* name or address; NULL or "": any, when listening */
     const char *port;   /* number */
     int timeout_ms;     /* a peer that is silent for so long is gone */
+    int connect_ms;     /* active: likewise until it has answered; 0: timeout_ms */
     const char *device; /* verbs: "NAME" or "NAME:PORT"; NULL or "": any */
     unsigned qps;       /* verbs: queue pairs of the PREFILL queue; 0: 1 */
     const struct ff_peers *peers; /* active: where the host is; NULL or none: look it up */

@@ -141,7 +141,7 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
         return rc;
     for (unsigned i = 0; i < peers.n; i++) {
         fd = tcp_connect_addr((struct sockaddr *)&peers.at[i].addr, peers.at[i].len, cancel_fd,
-                              p->timeout_ms);
+                              p->connect_ms ? p->connect_ms : p->timeout_ms);
         if (fd >= 0 || fd == -ECANCELED)
             break;
     }

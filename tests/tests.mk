@@ -181,4 +181,5 @@ check-full: check
 	@$(SUB_MAKE) check-asan
 	@$(SUB_MAKE) check-tsan
 	@$(SUB_MAKE) check-fuzz
+	@$(RUN_ENV) tests/run 'lab/lab tests/lab/resume_verbs.py --long:1020'
 	@$(SUB_MAKE) soak MINUTES=10

@@ -164,7 +164,7 @@ static void superseded(void)
     static struct move m;
 
     m = (struct move){.options = FINE ",prefill=pull", .hook = supersede};
-    move_must_survive(&m, "dest.prefill=delay:100000", 1);
+    move_must_survive(&m, "dest.prefill=delay:100000@1-30", 1);
     must(n_refused == 3);
 }
 

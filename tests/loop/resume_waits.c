@@ -436,6 +436,24 @@ static void stops(void)
     move_must_survive(&m, BREAK, 1);
 }
 
+/* --- how long a peer may be silent --- */
+
+/* One answer takes 3 s, with timeout=1 */
+static unsigned breaks_of_silence(const char *options)
+{
+    static struct move m;
+
+    m = (struct move){.options = options};
+    move_must_survive(&m, "tcp.serve.prefill=delay:3000000@5", 0);
+    return atomic_load(&m.breaks_dst);
+}
+
+static void silence(void)
+{
+    must(breaks_of_silence(FINE ",timeout=1"));
+    must(!breaks_of_silence(FINE ",timeout=1,reconnect=0")); /* it could not be mended */
+}
+
 /* --- links that bring nothing --- */
 
 static void *cancel_main(void *arg)
@@ -518,6 +536,7 @@ int main(int argc, char **argv)
         {"the old link has gone", old_link, 0},
         {"GO after NOT-STARTED", sealed, 0},
         {"a source that stops", stops, 0},
+        {"silence", silence, 60},
         {"links in vain", in_vain, 0},
         {"cancelled while they wait", cancelled, 0},
     };
