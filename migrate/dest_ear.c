@@ -75,6 +75,7 @@ void dest_ear_start(struct ff_dest *d)
         return;
     ff_close_fd(&d->ear.stop_fd);
     ff_log(FF_LOG_WARN, "destination: %s; until the link breaks no source is heard", why.text);
+    ff_dest_close_port(d); /* who connects is refused at once; ff_dest_recover() opens another */
 }
 
 void dest_ear_stop(struct ff_dest *d)

@@ -21,7 +21,7 @@ def outage(t, seconds):
     """Both sides may notice it late; none is resumed before it ends."""
     src, dst = resume.pair(t, f'outage-{seconds}', 'tcg')
     with src, dst:
-        resume.begin(src, dst, f',timeout=2,reconnect={seconds + 300}')
+        resume.begin(src, dst, f',timeout=5,reconnect={seconds + 300}')
         with labplace.outage():
             until = time.monotonic() + seconds
             both_paused(src, dst)
