@@ -146,6 +146,12 @@ unsigned ff_agent_port(const struct ff_agent *a)
     return a->port;
 }
 
+/* A source that passed its link, or is on ours, has nowhere to come back to */
+static bool resumes(const struct ff_agent *a)
+{
+    return a->reconnect_ms && a->port && !atomic_load(&a->handed_over);
+}
+
 static int receive_image(struct ff_agent *a, struct ff_error *err)
 {
     FF_AUTO_FREE void *state = NULL;
@@ -164,7 +170,10 @@ static int receive_image(struct ff_agent *a, struct ff_error *err)
         rc = ff_dest_ready(a->dest, err);
     if (!rc)
         rc = ff_dest_wait_go(a->dest, err);
-    return rc ? rc : ff_dest_running(a->dest, err);
+    if (rc)
+        return rc;
+    rc = ff_dest_running(a->dest, err);
+    return resumes(a) ? 0 : rc; /* ff_agent_wait() finds out again */
 }
 
 int ff_agent_receive(struct ff_agent *a, struct ff_error *err)
@@ -182,16 +191,60 @@ int ff_agent_receive(struct ff_agent *a, struct ff_error *err)
     return 0;
 }
 
+static void report_pause(struct ff_agent *a, const char *why)
+{
+    pthread_mutex_lock(&a->lock);
+    void (*fn)(void *, const char *) = a->on_pause;
+    void *opaque = a->on_pause_opaque;
+    pthread_mutex_unlock(&a->lock);
+    if (fn)
+        fn(opaque, why);
+}
+
+/* The link broke, for the reason *@why. 0: there is another; else the image is lost, and why */
+static int await_source(struct ff_agent *a, struct ff_error *why)
+{
+    struct ff_error none;
+
+    if (!resumes(a) || ff_pager_check(ff_dest_pager(a->dest), FF_PAGER_FAILED, NULL))
+        return -why->code;
+    ff_log(FF_LOG_WARN, "agent: %s; children go on with what is here, up to %d s, until the source "
+                        "comes back", why->text, a->reconnect_ms / 1000);
+    report_pause(a, why->text);
+    int rc = ff_dest_recover(a->dest, a->reconnect_ms, &none);
+    if (!rc)
+        report_pause(a, NULL);
+    else if (rc == -ETIMEDOUT)
+        ff_error_context(why, "the source did not come back within %d s (%s)",
+                         a->reconnect_ms / 1000, none.text);
+    else
+        *why = none;
+    return rc ? -why->code : 0;
+}
+
+static int wait_over_links(struct ff_agent *a, struct ff_error *why)
+{
+    int rc;
+
+    while ((rc = ff_dest_wait_done(a->dest, why)) && !await_source(a, why))
+        ;
+    return rc ? -why->code : 0;
+}
+
 int ff_agent_wait(struct ff_agent *a, struct ff_error *err)
 {
     struct ff_error why;
 
-    int rc = atomic_load(&a->handed_over) ? wait_handed_over(a, &why)
-                                          : ff_dest_wait_done(a->dest, &why);
+    int rc = atomic_load(&a->handed_over) ? wait_handed_over(a, &why) : wait_over_links(a, &why);
     if (!rc)
         return 0;
     ff_error_context(&why, "the image was lost");
     return lost(a, !atomic_load(&a->handed_over), rc, &why, err);
+}
+
+int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err)
+{
+    return resumes(a) ? ff_dest_recover(a->dest, a->reconnect_ms, err) : 0;
 }
 
 void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
@@ -229,6 +282,14 @@ void ff_agent_on_child(struct ff_agent *a,
     pthread_mutex_lock(&a->lock);
     a->on_child = fn;
     a->on_child_opaque = opaque;
+    pthread_mutex_unlock(&a->lock);
+}
+
+void ff_agent_on_pause(struct ff_agent *a, void (*fn)(void *opaque, const char *why), void *opaque)
+{
+    pthread_mutex_lock(&a->lock);
+    a->on_pause = fn;
+    a->on_pause_opaque = opaque;
     pthread_mutex_unlock(&a->lock);
 }
 

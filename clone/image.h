@@ -33,7 +33,12 @@
  *              session (control/fork/fork_verify.c).
  * Failure      an agent that cannot install a page has no guest to protect by aborting: the image
  *              is lost, and children are told.
- * States       AWAITED -> HERE -> COMPLETE; LOST from AWAITED and HERE
+ *              A link that breaks once GO was read parks the pager (pager_resume.c), and
+ *              ff_agent_wait() listens for the source: children keep what they have, ask for more,
+ *              come and go as ever. Only when the source has not come back in time is the image
+ *              lost. One that passed its link has nowhere to come back to.
+ * States       AWAITED -> HERE -> COMPLETE; LOST from AWAITED and HERE. A link that is away leaves
+ *              it HERE
  * Threads      lock guards status, why, what was lent, and counts. memory and state are written
  *              before HERE, and only read after it. Connections are the server thread's.
  * Ownership    the agent owns the memfds and its mappings; a child has descriptors of its own, for
@@ -75,7 +80,7 @@ struct ff_agent {
     struct ff_dest *dest;
     char path[108];
     unsigned port;
-    int listen_fd, poke_fd, timeout_ms;
+    int listen_fd, poke_fd, timeout_ms, reconnect_ms;
     pthread_t thread;
     bool thread_up;
     _Atomic bool stop, cancelled;
@@ -99,6 +104,8 @@ struct ff_agent {
     struct ff_error why; /* LOST */
     void (*on_child)(void *opaque, unsigned child, enum ff_child_event what);
     void *on_child_opaque;
+    void (*on_pause)(void *opaque, const char *why);
+    void *on_pause_opaque;
     const struct ff_conn *lender; /* whose connection is open */
     struct ff_lent lent[FF_WIRE_REGIONS_MAX];
     unsigned n_lent;

@@ -46,6 +46,7 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
     a->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     a->passed = addr.passed && !link;
     a->timeout_ms = addr.timeout_ms;
+    a->reconnect_ms = addr.reconnect_ms;
     rc = a->poke_fd < 0 ? ff_error_set(err, errno, "agent: eventfd: %s", strerror(errno)) : 0;
     addr.landing = FF_LANDING_COPY;
     if (!rc && getrandom(a->session, sizeof(a->session), 0) != sizeof(a->session))

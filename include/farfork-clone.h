@@ -107,11 +107,28 @@ int ff_agent_receive(struct ff_agent *a, struct ff_error *err);
 /**
  * ff_agent_wait() - fetch the rest in the background until every page is here
  *
- * Return:  0: the agent tells all children, and later ones until ff_agent_free(); -errno: the link
- *          broke, or the source took back what it had handed over: the agent tells the children,
- *          and they must end
+ * When the link breaks the agent waits for its source to come back (ff_source_resume()), for the
+ * reconnect= seconds of its address, and goes on over that link. Children run on meanwhile, and a
+ * thread that touches a missing page waits. A source that passed its link ("unix") cannot come back.
+ *
+ * Return:  0: the agent tells all children, and later ones until ff_agent_free(); -errno: the source
+ *          did not come back in time, or took back what it had handed over: the agent tells the
+ *          children, and they must end
  */
 int ff_agent_wait(struct ff_agent *a, struct ff_error *err);
+/**
+ * ff_agent_tell_source() - wait for a source that may not know that every page is here
+ *
+ * Call it when ff_agent_wait() has returned 0, before you leave: a link that broke just then has
+ * left the source with the image. It waits as long as ff_agent_wait() waits for a source.
+ *
+ * Return:  0: the source knows, or has nowhere to ask; -ETIMEDOUT; -ECANCELED: ff_agent_cancel()
+ */
+int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err);
+
+/* Learn that the agent waits for its source. @fn: ff_agent_wait() calls it in its thread. @why: the
+ * link broke; NULL: there is another. Call this before ff_agent_wait() */
+void ff_agent_on_pause(struct ff_agent *a, void (*fn)(void *opaque, const char *why), void *opaque);
 #ifdef __cplusplus
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wshadow" /* a function and a struct of one name, as in C */

@@ -342,8 +342,6 @@ int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
         return 0;
     if (!d->ready)
         return ff_error_set(err, EINVAL, "destination: resume: the source did not let go");
-    if (d->owner.adopt)
-        return ff_error_set(err, ENOTSUP, "destination: resume: not for an agent");
     dest_ear_stop(d);
     int rc = let_go(d, end_ns, err);
     if (!rc)

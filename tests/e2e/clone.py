@@ -27,14 +27,15 @@ class Agent:
     """An agent and what it says; ends when told to, or with `kill`.
 
     at_source: on the host where sources are, else on that of destinations.
+    more: options of the address, of both sides.
     """
 
-    def __init__(self, t, name, link=None, faults=None, at_source=False):
+    def __init__(self, t, name, link=None, faults=None, at_source=False, more=''):
         common.need_files(AGENT)
         self.name = name
         self.at_source = at_source
         self.host = common.place.source_host if at_source else common.place.host
-        self.options = f',link={link}' if link else common.place.options or ',link=tcp'
+        self.options = (f',link={link}' if link else common.place.options or ',link=tcp') + more
         self.socket = os.path.join(t.work, name + '.sock')
         self.events = []
         self.stderr = os.path.join(t.work, name + '.stderr')
@@ -76,8 +77,8 @@ class Agent:
         with open(self.stderr, errors='replace') as f:
             return f.read().strip()[-500:]
 
-    def target(self, lend, options=''):
-        uri = f'rdma-postcopy:{self.host}:{self.port}{self.options}{options}'
+    def target(self, lend, options='', port=None):
+        uri = f'rdma-postcopy:{self.host}:{port or self.port}{self.options}{options}'
         return {'uri': uri, 'socket': self.socket} if lend else {'uri': uri}
 
     def kill(self):
@@ -314,7 +315,8 @@ def holder_killed(t, accel, how):
     with contextlib.ExitStack() as stack:
         parent = stack.enter_context(Micro(t, f'lost-{how}', accel, mem_mib=MIB))
         parent.start_load()
-        a = stack.enter_context(Agent(t, f'lost-a-{how}', faults=SLOW))
+        never = ',reconnect=0'      # fork_resume.py has the rest
+        a = stack.enter_context(Agent(t, f'lost-a-{how}', faults=SLOW, more=never))
         r = export(parent, 'f', a.target(lend=False))
         kids = enter(stack, [child(t, a, i, accel) for i in range(2)])
         for k in kids:

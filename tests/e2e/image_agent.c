@@ -43,6 +43,11 @@ static void say(const char *event, struct ff_agent *a)
     pthread_mutex_unlock(&lock);
 }
 
+static void say_pause(void *opaque, const char *why)
+{
+    say(why ? "paused" : "resumed", opaque);
+}
+
 static void *receive(void *opaque)
 {
     struct ff_agent *a = opaque;
@@ -58,6 +63,7 @@ static void *receive(void *opaque)
             say("lost", a);
         } else {
             say("complete", a);
+            ff_agent_tell_source(a, NULL);
         }
     }
     ff_error_free(err);
@@ -81,6 +87,7 @@ int main(int argc, char **argv)
         return 1;
     }
     ff_agent_on_child(a, say_child, NULL);
+    ff_agent_on_pause(a, say_pause, a);
     say("listening", a);
     if (pthread_create(&thread, NULL, receive, a))
         return 1;

@@ -67,7 +67,7 @@ static struct family *peekers(void)
     struct family *f = family_new();
 
     f->n_children = 3;
-    f->options = "prefill=off";
+    f->options = "prefill=off,reconnect=0"; /* agent_resume.c has the rest */
     for (unsigned i = 0; i < 3; i++)
         f->child[i].only_peek = true;
     family_start(f);

@@ -284,7 +284,12 @@ static void kid_main(void *arg)
         must(!pthread_create(&peek, NULL, peek_main, k));
         wait_until(&k->own->done, "child: to be told");
         wait_until(&f->children_may_end, "child: to be ended");
-        _exit(atomic_load(&k->own->peeked) ? 5 : 4); /* nobody may free what it waits for */
+        if (runs)
+            pthread_join(waiter, NULL);
+        if (!atomic_load(&k->own->peeked))
+            _exit(4); /* nobody may free what it waits for */
+        pthread_join(peek, NULL);
+        _exit(5);
     }
     kid_work(k);
     if (runs)
@@ -303,12 +308,22 @@ static void on_child(void *opaque, unsigned child, enum ff_child_event what)
     atomic_fetch_add(&f->events[what], 1);
 }
 
+static void on_pause(void *opaque, const char *why)
+{
+    struct family *f = opaque;
+
+    must(!why || *why);
+    atomic_fetch_add(why ? &f->pauses : &f->ends_of_pauses, 1);
+}
+
 static void *publish_stats(void *arg)
 {
     struct family *f = arg;
     struct ff_agent_stats st;
 
     while (!atomic_load(&f->may_end)) {
+        if (atomic_load(&f->may_cancel))
+            ff_agent_cancel(f->agent);
         ff_agent_stats(f->agent, &st);
         atomic_store(&f->faults_so_far, st.child_faults);
         atomic_store(&f->children_so_far, st.children);
@@ -351,6 +366,7 @@ static void agent_main(void *arg)
     must_ok(ff_agent_new_on_link(a, to_source, f->path, &f->agent, &err), err);
     ff_address_free(a);
     ff_agent_on_child(f->agent, on_child, f);
+    ff_agent_on_pause(f->agent, on_pause, f);
     if (f->limit)
         ff_agent_limit(f->agent, f->limit);
     ff_agent_together(f->agent, f->together);
@@ -367,6 +383,8 @@ static void agent_main(void *arg)
     ff_agent_stats(f->agent, &f->stats);
     atomic_store(&f->agent_rc, rc);
     atomic_store(&f->ended, true);
+    if (!rc && f->late_answer)
+        must_ok(ff_agent_tell_source(f->agent, &err), err);
     wait_until(&f->may_end, "agent: to be ended");
     pthread_join(stats, NULL);
     ff_agent_stats(f->agent, &f->stats);
@@ -460,6 +478,11 @@ void family_source(struct family *f, enum stage last)
 {
     while (!f->source_rc && f->source_stage <= last) {
         f->source_rc = stage(f, f->source_stage, &f->source_err);
+        if (f->source_rc && f->resumes && f->source_stage >= S_RUNNING) {
+            f->source_rc = ff_source_resume(f->source, NULL, LIMIT_MS, &f->source_err);
+            f->breaks += !f->source_rc;
+            continue;
+        }
         if (!f->source_rc)
             f->source_stage++;
     }

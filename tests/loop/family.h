@@ -52,6 +52,8 @@ struct family {
     bool lend_all;
     bool hand_over;      /* all of the image at once, what is not lent copied; and no link */
     unsigned together;   /* as many children are to go on together */
+    bool resumes;        /* a link that breaks after GO is followed by another */
+    bool late_answer;    /* the agent tells a source that does not know, once the image is complete */
     bool last_later;     /* nobody touches the last cell before family_last() */
     unsigned n_regions;  /* default 2: 1500, 501 cells */
     uint64_t cells[REGIONS_MAX];
@@ -60,12 +62,14 @@ struct family {
     /* what happened */
     char dir[64], path[80];
     atomic_uint port;
+    atomic_bool may_cancel; /* the agent is to give up whatever it waits for */
     atomic_bool listens, here, ended, may_end, children_may_end, late_may_start, last_may_come;
     atomic_int agent_rc;
     char agent_error[764];
     struct ff_agent_stats stats; /* once ended is set */
     atomic_ulong faults_so_far, children_so_far, present_so_far;
     atomic_uint events[FF_CHILD_LOST + 1]; /* enum ff_child_event */
+    atomic_uint pauses, ends_of_pauses;
     pid_t agent_pid;
     uint64_t n_cells;
     struct area area[REGIONS_MAX]; /* the source's */
@@ -75,6 +79,7 @@ struct family {
     struct ff_link *to_agent;
     pthread_t agent_thread;
     int source_rc;
+    unsigned breaks; /* that the source came back from */
     struct ff_error source_err;
     enum stage source_stage;
 };
