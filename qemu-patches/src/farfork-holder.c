@@ -11,7 +11,8 @@
  * connected and no VM of KVM alive.  Rings and vCPU states would keep these
  * open, so it unmaps them.  It ends when its targets have what they need, also
  * when the guest it came from has ended long since; x-farfork-unexport kills
- * it.
+ * it.  A target whose link has broken may come back for reconnect=SECONDS, and
+ * finds the memory as it was.
  *
  * Over verbs the holder registers what it serves, and the kernel gives whoever
  * pins private memory a copy of his own.  So it does not register what is
@@ -139,6 +140,32 @@ static void publish_session(struct serving *w, struct ff_source *s)
     qatomic_set(&p->has_session, true);
 }
 
+/*
+ * The agent has been let go: serve it until it has every page, over another
+ * link when one breaks.  Nobody else has this memory.
+ */
+static int serve_on(const struct fc_target *t, struct ff_source *s, int rc,
+                    struct ff_error *err)
+{
+    int reconnect_ms = ff_address_reconnect_ms(t->address);
+
+    for (;;) {
+        if (!rc) {
+            rc = ff_source_wait_running(s, err);
+        }
+        if (!rc) {
+            rc = ff_source_wait_done(s, err);
+        }
+        if (!rc || rc == -ECANCELED || t->passed || !reconnect_ms) {
+            return rc;
+        }
+        rc = ff_source_resume(s, NULL, reconnect_ms, err);
+        if (rc) {
+            return rc;
+        }
+    }
+}
+
 static int serve_source(struct serving *w, struct ff_source *s, struct ff_error *err)
 {
     const struct fc_frozen *f = w->f;
@@ -179,16 +206,11 @@ static int serve_source(struct serving *w, struct ff_source *s, struct ff_error 
     if (!rc) {
         rc = ff_source_wait_ready(s, err);
     }
-    if (!rc) {
-        rc = ff_source_go(s, err);
+    if (rc) {
+        return rc;
     }
-    if (!rc) {
-        rc = ff_source_wait_running(s, err);
-    }
-    if (!rc) {
-        rc = ff_source_wait_done(s, err);
-    }
-    return rc;
+    rc = ff_source_go(s, err);
+    return rc == -ETIME ? rc : serve_on(t, s, rc, err);
 }
 
 static void take_progress(struct serving *w)

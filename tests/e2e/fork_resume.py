@@ -1,0 +1,150 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""fork_resume.py - an agent loses its parent for a while: its children wait, and go on
+
+The way between holder and agent is closed for some seconds, or for good. Both children compare every
+byte of their memory afterwards; no child ends before `reconnect` seconds have passed. Limit: 280 s.
+"""
+import contextlib
+import os
+import time
+
+import clone
+import common
+import report
+from clone import Agent, check_parent, check_went_on, child, complete, enter, export, exports, snapshot
+from common import Failed, Micro, say, wait_for
+from road import Road
+
+MIB = 64
+SLOW = 'dest.prefill=delay:60000'       # 32 chunks: most is missing when the way is closed
+AWAY_S = 3
+
+
+@contextlib.contextmanager
+def two_children(t, name, accel, memory='anon', more='', n_agents=1):
+    """A parent, agents and two children of each, that run and miss memory; a road to the first."""
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(Micro(t, name, accel, memory=memory, mem_mib=MIB))
+        parent.start_load()
+        agents = enter(stack, [Agent(t, f'{name}-a{i}', faults=SLOW, more=more)
+                               for i in range(n_agents)])
+        road = stack.enter_context(Road(agents[0].port))
+        before = snapshot(parent)
+        r = export(parent, 'f', *[a.target(lend=False, port=None if i else road.port)
+                                  for i, a in enumerate(agents)])
+        kids = enter(stack, [child(t, a, k, accel, memory) for a in agents for k in range(2)])
+        for k in kids:
+            common.wait_migration(k, 'postcopy-active')
+        yield parent, agents, kids, road, before, r
+
+
+def close(road, agent):
+    if agent.find('complete'):
+        raise Failed('the image was to be on its way')
+    road.close()
+    agent.wait('paused')
+
+
+def away(t, accel, memory):
+    """Their monitors answer meanwhile, and nothing more comes."""
+    with two_children(t, f'away-{memory}', accel, memory) as (parent, (a,), kids, road, before, _):
+        close(road, a)
+        until = time.monotonic() + AWAY_S
+        while time.monotonic() < until:
+            for k in kids:
+                if k.proc.poll() is not None or common.migration(k)['status'] != 'postcopy-active':
+                    raise Failed(f'{k.name}: while the way is closed: {k.proc.poll()}, {k.tail}')
+            time.sleep(0.2)     # between two questions
+        if exports(parent, 'f')['targets'][0]['status'] != 'active':
+            raise Failed(f'the export, meanwhile: {exports(parent, "f")}')
+        road.open()
+        a.wait('resumed')
+        for k in kids:
+            check_went_on(before, k)
+        complete(kids)
+        clone.wait_exported(parent, 'f')
+        check_parent(parent)
+
+
+def one_of_two(t, accel):
+    """Two agents of one fork: only the one whose way is closed is paused."""
+    with two_children(t, 'two', accel, n_agents=2) as (parent, agents, kids, road, before, _):
+        close(road, agents[0])
+        for k in kids[2:]:
+            check_went_on(before, k)
+        complete(kids[2:])
+        if agents[1].find('paused') or agents[0].find('resumed') or agents[0].find('lost'):
+            raise Failed(f'{agents[0].events[-1]}, {agents[1].events[-1]}')
+        road.open()
+        for k in kids[:2]:
+            check_went_on(before, k)
+        complete(kids[:2])
+        clone.wait_exported(parent, 'f')
+
+
+def for_good(t, accel, holder_dies):
+    """The time is over: children end with the word, not before; holder and export are gone."""
+    name = 'dead' if holder_dies else 'good'
+    with two_children(t, name, accel, more=',reconnect=4') as (parent, (a,), kids, road, _, r):
+        begin = time.monotonic()
+        if holder_dies:
+            os.kill(r['holder-pid'], 9)
+            a.wait('paused')
+        else:
+            close(road, a)
+        for k in kids:
+            code = k.exit_code(60)
+            if time.monotonic() - begin < 4:
+                raise Failed(f'{k.name} ended after {time.monotonic() - begin:.1f} s: {k.tail}')
+            if code != 1 or 'the source did not come back within 4 s' not in k.tail:
+                raise Failed(f'{k.name}: ended with {code}: {k.tail}')
+            say(f'      {k.tail.splitlines()[-1]}')
+            ok, reasons = report.verdict(k.log()) if k.log().lines else (True, [])
+            if not ok:
+                raise Failed(f'{k.name}: {reasons}')
+        wait_for('end of the holder', 20, lambda: not os.path.exists(f'/proc/{r["holder-pid"]}'))
+        x = wait_for('the end of the export', 20,
+                     lambda: not (e := exports(parent, 'f'))['alive'] and e)['targets'][0]
+        if x['status'] != 'failed' or not x.get('error'):
+            raise Failed(f'the export says {x}')
+        say(f'      {x["error"]}')
+        check_parent(parent)
+
+
+def grandchild(t, accel):
+    """A child whose way was closed for a while is forked itself."""
+    with two_children(t, 'gone', accel) as (parent, (a,), kids, road, before, _):
+        close(road, a)
+        road.open()
+        complete(kids)
+        parent.close()
+        b = Agent(t, 'gone-b')
+        with b:
+            check_went_on(before, kids[0])
+            then = snapshot(kids[0])
+            export(kids[0], 'g', b.target(lend=False))
+            with child(t, b, 0, accel) as k:
+                check_went_on(then, k)
+                complete([k])
+            clone.wait_exported(kids[0], 'g')
+        check_went_on(before, kids[1])
+
+
+def run(t):
+    best = t.best_accel()
+    for memory, accel in (('anon', best), ('memfd', best), ('anon', 'tcg')):
+        with t.case(f'the way is closed for a while, {memory}, {accel}'):
+            away(t, accel, memory)
+    with t.case('one of two agents'):
+        one_of_two(t, best)
+    with t.case('the way is closed for good'):
+        for_good(t, best, False)
+    with t.case('the holder is killed'):
+        for_good(t, best, True)
+    with t.case('a child of a child'):
+        grandchild(t, best)
+
+
+if __name__ == '__main__':
+    common.main(run, 280)
