@@ -194,6 +194,7 @@ int ff_agent_receive(struct ff_agent *a, struct ff_error *err)
 static void report_pause(struct ff_agent *a, const char *why)
 {
     pthread_mutex_lock(&a->lock);
+    a->away = why;
     void (*fn)(void *, const char *) = a->on_pause;
     void *opaque = a->on_pause_opaque;
     pthread_mutex_unlock(&a->lock);
@@ -206,7 +207,8 @@ static int await_source(struct ff_agent *a, struct ff_error *why)
 {
     struct ff_error none;
 
-    if (!resumes(a) || ff_pager_check(ff_dest_pager(a->dest), FF_PAGER_FAILED, NULL))
+    if (!resumes(a) || atomic_load(&a->cancelled) ||
+        ff_pager_check(ff_dest_pager(a->dest), FF_PAGER_FAILED, NULL))
         return -why->code;
     ff_log(FF_LOG_WARN, "agent: %s; children go on with what is here, up to %d s, until the source "
                         "comes back", why->text, a->reconnect_ms / 1000);
@@ -321,9 +323,13 @@ void ff_agent_cancel(struct ff_agent *a)
 {
     pthread_mutex_lock(&a->lock);
     atomic_store(&a->cancelled, true);
+    bool serves = a->status == FF_IMAGE_HERE && !a->away && !atomic_load(&a->handed_over);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
-    ff_dest_cancel(a->dest);
+    if (serves) /* its source is there, to be told that it need not keep the image */
+        ff_dest_leave(a->dest);
+    else
+        ff_dest_cancel(a->dest);
 }
 
 void ff_agent_free(struct ff_agent *a)

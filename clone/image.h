@@ -101,6 +101,7 @@ struct ff_agent {
     pthread_mutex_t lock;
     pthread_cond_t changed; /* status, or cancelled */
     enum ff_image_status status;
+    bool away; /* HERE: there is no link, and another is waited for */
     struct ff_error why; /* LOST */
     void (*on_child)(void *opaque, unsigned child, enum ff_child_event what);
     void *on_child_opaque;

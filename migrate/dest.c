@@ -203,8 +203,7 @@ void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *wh
     pthread_mutex_lock(&d->pager.lock);
     d->pager.on_break = fn;
     d->pager.on_break_opaque = opaque;
-    bool broken = d->pager.state != FF_PAGER_UP;
-    if (broken && fn)
+    if (fn && d->pager.state != FF_PAGER_UP)
         fn(opaque, d->pager.why.text);
     pthread_mutex_unlock(&d->pager.lock);
 }
@@ -476,6 +475,10 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     int rc;
 
     while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0) {
+        if (atomic_load(&d->leaves)) {
+            ff_control_refuse(&d->ctl, "it was told to end, and needs no more of the image");
+            return ff_error_set(err, ECANCELED, "canceled");
+        }
         if (ff_pager_is_short(&d->pager, &why) != told) {
             told = !told;
             tell_shortage(d, told ? why.text : NULL);

@@ -33,6 +33,10 @@ void ff_dest_lent(struct ff_dest *d, unsigned region);
 /* Nobody connects any more; not beside ff_dest_accept() */
 void ff_dest_close_port(struct ff_dest *d);
 
+/* Any thread, when nobody needs the image any more: ff_dest_wait_done() tells the source, which would
+ * wait for another link otherwise, and fails with -ECANCELED, soon; so does ff_dest_recover() */
+void ff_dest_leave(struct ff_dest *d);
+
 /* After ff_dest_start(): for children.h */
 struct ff_pager *ff_dest_pager(struct ff_dest *d);
 

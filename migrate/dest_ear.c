@@ -49,7 +49,7 @@ static void *ear_main(void *arg)
         if (dest_use_next_port(d))
             dest_drop_waiting(d);
         rc = dest_hear_source(d, d->ear.stop_fd, 0, &came, &why);
-    } while (rc == -ECANCELED && !atomic_load(&d->cancelled) && !atomic_load(&d->interrupted));
+    } while (rc == -ECANCELED && !dest_is_over(d));
     if (!rc)
         supersede(d, came);
     if (!rc || rc == -EINTR || atomic_load(&d->cancelled))

@@ -196,10 +196,11 @@ void dest_drop_waiting(struct ff_dest *d)
 
 /* --- ports --- */
 
-/* Somebody ended the wait from elsewhere */
-static bool is_over(struct ff_dest *d)
+int dest_is_over(const struct ff_dest *d)
 {
-    return atomic_load(&d->cancelled) || atomic_load(&d->interrupted);
+    if (atomic_load(&d->cancelled) || atomic_load(&d->leaves))
+        return ECANCELED;
+    return atomic_load(&d->interrupted) ? EINTR : 0;
 }
 
 bool dest_use_next_port(struct ff_dest *d)
@@ -213,7 +214,7 @@ bool dest_use_next_port(struct ff_dest *d)
         d->port = d->next_port;
         d->next_port = NULL;
     }
-    if (d->port && is_over(d))
+    if (d->port && dest_is_over(d))
         ff_port_cancel(d->port);
     pthread_mutex_unlock(&d->lock);
     ff_port_free(old);

@@ -53,6 +53,7 @@ struct ff_dest {
     bool complete;      /* every page is here, and the pager has ended */
     bool told;          /* the source knows that */
     _Atomic bool interrupted; /* ff_dest_recover() is to return */
+    _Atomic bool leaves; /* ff_dest_leave() */
     uint32_t epoch;     /* of the newest link that was offered */
     uint32_t attached;  /* of the newest that was taken up: its source knows that */
     struct ff_pager pager;
@@ -102,6 +103,9 @@ int dest_try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct 
 void dest_refuse(const struct ff_dest *d, struct ff_control *c, const char *why);
 
 int dest_ms_until(uint64_t end_ns); /* 0: it is past */
+
+/* Somebody ended the wait from elsewhere: the error, or 0 */
+int dest_is_over(const struct ff_dest *d);
 
 /* Use the port that ff_dest_listen() made last: whether there was one */
 bool dest_use_next_port(struct ff_dest *d);

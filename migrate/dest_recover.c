@@ -40,14 +40,6 @@
 #define WITHDRAWN_MS 2000
 #define CLOSE_MS 5000
 
-/* Somebody ended the wait from elsewhere: the error, or 0 */
-static int is_over(struct ff_dest *d)
-{
-    if (atomic_load(&d->cancelled))
-        return ECANCELED;
-    return atomic_load(&d->interrupted) ? EINTR : 0;
-}
-
 static bool has_port(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->lock);
@@ -161,8 +153,9 @@ static int open_port(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
             return 0;
         if (rc == -ENOTSUP)
             return ff_error_set(err, ENOTSUP, "%s", why.text);
-        if (is_over(d))
-            return ff_error_set(err, is_over(d), "destination: resume: %s", strerror(is_over(d)));
+        if (dest_is_over(d))
+            return ff_error_set(err, dest_is_over(d), "destination: resume: %s",
+                                strerror(dest_is_over(d)));
         if (end_ns && ff_now_ns() >= end_ns)
             return ff_error_set(err, ETIMEDOUT, "destination: resume: %s", why.text);
         if (!said)
@@ -175,6 +168,15 @@ void ff_dest_interrupt(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->lock);
     atomic_store(&d->interrupted, true);
+    if (d->port)
+        ff_port_cancel(d->port);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void ff_dest_leave(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->lock);
+    atomic_store(&d->leaves, true);
     if (d->port)
         ff_port_cancel(d->port);
     pthread_mutex_unlock(&d->lock);
@@ -289,8 +291,8 @@ static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
         dest_finish_pager(d);
     else if (!d->complete)
         while ((rc = ff_pager_park(&d->pager, PARK_MS, err)) > 0)
-            if (is_over(d) || (end_ns && ff_now_ns() >= end_ns))
-                return ff_error_set(err, is_over(d) ? is_over(d) : ETIMEDOUT,
+            if (dest_is_over(d) || (end_ns && ff_now_ns() >= end_ns))
+                return ff_error_set(err, dest_is_over(d) ? dest_is_over(d) : ETIMEDOUT,
                                     "destination: resume: pages wait for memory");
     if (!rc)
         dest_set_link(d, NULL);
@@ -307,10 +309,11 @@ static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *
         d->ear.came = NULL;
         if (!link && dest_use_next_port(d))
             dest_drop_waiting(d);
-        rc = is_over(d) ? ff_error_set(&why, is_over(d), "%s", strerror(is_over(d)))
-             : link     ? 0
-                        : dest_hear_source(d, -1, end_ns, &link, &why);
-        if (rc == -ECANCELED && !atomic_load(&d->cancelled))
+        int over = dest_is_over(d);
+        rc = over   ? ff_error_set(&why, over, "%s", strerror(over))
+             : link ? 0
+                    : dest_hear_source(d, -1, end_ns, &link, &why);
+        if (rc == -ECANCELED && dest_is_over(d) != ECANCELED)
             continue; /* another port, or interrupted */
         if (rc == -EBADFD) { /* the port's device has gone */
             dest_drop_waiting(d);

@@ -142,7 +142,7 @@ static void publish_session(struct serving *w, struct ff_source *s)
 
 /*
  * The agent has been let go: serve it until it has every page, over another
- * link when one breaks.  Nobody else has this memory.
+ * link when one breaks, or until it says that it ends.
  */
 static int serve_on(const struct fc_target *t, struct ff_source *s, int rc,
                     struct ff_error *err)
@@ -156,7 +156,8 @@ static int serve_on(const struct fc_target *t, struct ff_source *s, int rc,
         if (!rc) {
             rc = ff_source_wait_done(s, err);
         }
-        if (!rc || rc == -ECANCELED || t->passed || !reconnect_ms) {
+        if (!rc || rc == -ECANCELED || rc == -EREMOTEIO || t->passed ||
+            !reconnect_ms) {
             return rc;
         }
         rc = ff_source_resume(s, NULL, reconnect_ms, err);

@@ -264,6 +264,24 @@ static void canceled(void)
     family_free(f);
 }
 
+/* While there is a link its source is told, and need not wait for another */
+static void leaves(void)
+{
+    struct family *f = family_of("prefill=off", NULL);
+
+    for (unsigned i = 0; i < N; i++)
+        f->child[i].only_peek = true;
+    family_start(f);
+    source_faults("tcp.serve.fault=delay:2000000@1");
+    family_source(f, S_RUNNING);
+    wait_count(f->faults_so_far, (unsigned long)N);
+    atomic_store(&f->may_cancel, true);
+    must(ff_source_wait_done(f->source, &f->source_err) == -EREMOTEIO);
+    must(strstr(f->source_err.text, "needs no more of the image"));
+    must_be_told(f, "canceled");
+    must(!atomic_load(&f->pauses));
+}
+
 /* --- every page is here, and the source does not know --- */
 
 static void done_lost(void)
@@ -293,6 +311,7 @@ int main(int argc, char **argv)
         {"the source never comes back", never_comes, 40},
         {"reconnect=0", not_at_all, 40},
         {"canceled while it waits", canceled, 30},
+        {"it leaves", leaves, 30},
         {"DONE lost", done_lost, 30},
     };
 
