@@ -20,8 +20,9 @@
  *              detaches, and ends those to which no guest has come after a while. Detached, it
  *              ends with its last child; a signal ends it together with those children that still
  *              need it.
- * Failure      the link is lost: children are told by the library and end; those that have not
- *              after some seconds are killed. Nothing is left in the run directory, nor itself, but
+ * Failure      the link breaks: the library waits for another, for the reconnect= seconds of
+ *              --listen, and children with it. There is none: the library tells them, and they end;
+ *              those that have not after some seconds are killed. Nothing is left in the run directory, nor itself, but
  *              where overlays of its children are in use yet (overlay_records.c).
  */
 #include <errno.h>
@@ -54,9 +55,10 @@
 
 /* From other threads to the main one */
 struct message {
-    enum { FROM_CHILD, FROM_RECEIVE, FROM_WAIT } kind;
+    enum { FROM_CHILD, FROM_RECEIVE, FROM_WAIT, FROM_PAUSE } kind;
     unsigned child;
     int value;
+    char *text; /* FROM_PAUSE: the main thread's; NULL: it is over */
 };
 
 /* --- the library's side --- */
@@ -72,6 +74,11 @@ static void on_child(void *opaque, unsigned child, enum ff_child_event what)
     tell(opaque, (struct message){.kind = FROM_CHILD, .child = child, .value = (int)what});
 }
 
+static void on_pause(void *opaque, const char *why)
+{
+    tell(opaque, (struct message){.kind = FROM_PAUSE, .text = why ? xstrdup(why) : NULL});
+}
+
 static void *work(void *opaque)
 {
     struct agent *a = opaque;
@@ -82,6 +89,8 @@ static void *work(void *opaque)
         rc = ff_agent_wait(a->ff, a->err);
     }
     tell(a, (struct message){.kind = FROM_WAIT, .value = rc});
+    if (!rc)
+        ff_agent_tell_source(a->ff, NULL);
     return NULL;
 }
 
@@ -111,7 +120,13 @@ static void on_child_message(struct agent *a, const struct message *m)
 
 static void on_worker(struct agent *a, const struct message *m)
 {
-    if (m->kind == FROM_RECEIVE) {
+    if (m->kind == FROM_PAUSE) {
+        a->paused = m->text;
+        agent_send(a, m->text ? json_pack("{ss ss si}", "event", "paused", "error", m->text,
+                                          "seconds", a->reconnect_ms / 1000)
+                              : json_pack("{ss}", "event", "resumed"));
+        free(m->text);
+    } else if (m->kind == FROM_RECEIVE) {
         a->image = IMAGE;
         agent_send_image(a);
     } else {
@@ -429,11 +444,14 @@ static int start_worker(struct agent *a, struct ff_error *why)
         rc = ff_address_set_key(address, a->vms.key, strlen(a->vms.key), a->err);
     if (!rc)
         rc = ff_agent_new(address, a->socket, &a->ff, a->err);
+    if (!rc)
+        a->reconnect_ms = ff_address_reconnect_ms(address);
     ff_address_free(address);
     if (rc)
         return ff_error_set(why, -rc, "%s", ff_error_message(a->err));
     agent_drop_key(a); /* the library has it */
     ff_agent_on_child(a->ff, on_child, a);
+    ff_agent_on_pause(a->ff, on_pause, a);
     ff_agent_limit(a->ff, a->memory_bytes);
     rc = pthread_create(&a->worker, NULL, work, a);
     if (rc)
@@ -475,8 +493,7 @@ static bool end_worker(struct agent *a)
 
     if (!a->worker_runs)
         return true;
-    if (!a->worker_over)
-        ff_agent_cancel(a->ff);
+    ff_agent_cancel(a->ff); /* it waits for a source, perhaps, also when it is complete */
     clock_gettime(CLOCK_REALTIME, &t);
     t.tv_sec += END_LIMIT_MS / 1000;
     return pthread_timedjoin_np(a->worker, NULL, &t) == 0;

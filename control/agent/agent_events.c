@@ -63,7 +63,8 @@ static json_t *state_of(const struct agent *a)
 
     clock_gettime(CLOCK_REALTIME, &t);
     return json_pack("{ss ss ss ss si sI sI sb so}", "id", a->id, "node", a->node, "parent",
-                     a->parent ? a->parent : "", "image", names[a->image], "agent", (int)getpid(),
+                     a->parent ? a->parent : "", "image",
+                     a->paused && a->image == IMAGE ? "paused" : names[a->image], "agent", (int)getpid(),
                      "start", (json_int_t)process_start_time(getpid()), "time",
                      (json_int_t)t.tv_sec, "detached", a->detached, "children",
                      agent_vms_state(&a->vms));

@@ -21,6 +21,8 @@ struct agent {
     pthread_t worker;
     bool keyed; /* a key is the first line of its input */
     bool unconfined; /* children may start programs that have rights of their own */
+    int reconnect_ms; /* so long it waits for its source, when the link breaks */
+    bool paused; /* it does */
     bool worker_runs, worker_over, detached, ending, input_ended, kept;
     enum image image;
     int pipe[2], signals, front;

@@ -30,7 +30,8 @@
  *              asked. An agent on another host takes the image of whoever comes first: so the
  *              parent is also asked whether it is its own, and if not, nothing of that host counts
  *              (fork_verify.c).
- * Limits       every wait ends after --timeout seconds without anything new.
+ * Limits       every wait ends after --timeout seconds without anything new; while an agent waits
+ *              for another link, after that.
  */
 #include <errno.h>
 #include <signal.h>

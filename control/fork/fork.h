@@ -87,7 +87,7 @@ void fork_spawn(struct fork *f);
 int fork_run(const struct fork_options *o, struct hostlist *hosts);
 
 /* fork_pump.c: until @done: 0; -ECANCELED: interrupted; -ETIMEDOUT: nothing happened for
- * @limit_ms */
+ * @limit_ms, and no agent waits for a link that broke */
 int fork_pump(struct fork *f, bool (*done)(const struct fork *), int limit_ms);
 
 /* fork_follow.c: report ends until all children have ended, or until interrupted; the exit code.

@@ -12,11 +12,11 @@
 
 #define SHOW_EVERY_MS 250
 
-static const char *host_state_name(enum host_state s)
+static const char *host_state_name(const struct host *h)
 {
     static const char *const names[] = {"starting", "waiting", "arriving", "complete", "failed"};
 
-    return names[s];
+    return h->state == HOST_IMAGE && h->paused_until_ms ? "paused" : names[h->state];
 }
 
 static unsigned running_on(const struct fork *f, size_t host, unsigned *all)
@@ -48,7 +48,7 @@ void fork_show(struct fork *f, bool last)
         const struct host *h = &f->s.hosts[i];
         unsigned all, up = running_on(f, i, &all);
         fprintf(stderr, "\033[K%s  %s  %u of %u children run  %llu of %llu MiB  %llu faults\n",
-                h->node->host, host_state_name(h->state), up, all,
+                h->node->host, host_state_name(h), up, all,
                 (unsigned long long)h->present_bytes >> 20,
                 (unsigned long long)h->total_bytes >> 20, (unsigned long long)h->child_faults);
     }
@@ -233,7 +233,7 @@ static json_t *json_hosts(const struct fork *f)
         const struct host *h = &f->s.hosts[i];
         json_array_append_new(
             list, json_pack("{ss ss sI sI sI sI sI so so}", "host", h->node->host, "state",
-                            host_state_name(h->state), "total_bytes", (json_int_t)h->total_bytes,
+                            host_state_name(h), "total_bytes", (json_int_t)h->total_bytes,
                             "present_bytes", (json_int_t)h->present_bytes, "lent_bytes",
                             (json_int_t)h->lent_bytes, "pages_by_fault",
                             (json_int_t)h->pages_by_fault, "child_faults",

@@ -58,6 +58,8 @@ struct host {
     bool checked;             /* it has what children need */
     double answered_ms;       /* when it listened, or was checked; 0: not yet */
     double image_ms, complete_ms;
+    unsigned pauses;          /* so often its link broke */
+    uint64_t paused_until_ms; /* its agent waits for the parent's memory; 0: it does not */
     uint64_t ping_ms;         /* when it was asked whether it is there; 0: it has answered */
 };
 

@@ -10,6 +10,7 @@
  *              image       it has the parent's memory, of that session
  *              child       started, attached, ..., ended: the VM's state follows
  *              progress    pages; complete: all are here; lost: the rest never comes
+ *              paused      the link that they come by broke: it waits for another; resumed
  *              qmp, keep, adopt   the answer to a question of ours
  *              end         all of its VMs have ended
  *              error       of one VM, or of the host
@@ -139,6 +140,15 @@ static void on_lost(struct session *s, struct host *h, const char *error)
         host_fail(s, h, "the parent's memory did not get there, and no child has run: %s", error);
 }
 
+/* It says in time what came of it */
+static void on_paused(struct session *s, struct host *h, const json_t *e)
+{
+    h->paused_until_ms = ff_now_ms() + get_count(e, "seconds") * 1000;
+    if (!h->pauses++)
+        strv_add(&s->notes, "host %s: the link from the parent broke, and was waited for: %s",
+                 h->node->host, text_of(e, "error"));
+}
+
 void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
 {
     const char *name = text_of(e, "event");
@@ -160,6 +170,10 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
         if (h->state == HOST_LISTENING)
             h->state = HOST_IMAGE;
         h->image_ms = now;
+    } else if (!strcmp(name, "paused")) {
+        on_paused(s, h, e);
+    } else if (!strcmp(name, "resumed")) {
+        h->paused_until_ms = 0;
     } else if (!strcmp(name, "complete")) {
         if (h->state == HOST_LISTENING || h->state == HOST_IMAGE)
             h->state = HOST_COMPLETE;

@@ -28,7 +28,7 @@ E2E_TESTS := \
     tests/e2e/refuse_memory.py:120 \
     tests/e2e/backends.py:140 \
     tests/e2e/clone.py:920 \
-    tests/e2e/fork_resume.py:300 \
+    tests/e2e/fork_resume.py:400 \
     tests/e2e/agent_waves.py:60 \
     tests/e2e/ssh.py:220 \
     tests/e2e/agent_safe.py:260 \

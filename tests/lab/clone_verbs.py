@@ -5,7 +5,7 @@
 Two children on hostb, by an agent there, and one on hosta that the memory is lent to. All go on
 with the ledger that the parent had at the fork, and sweep all of their memory, and the parent
 writes on as fast as it can. Then what registering memory means for a holder: copies, the memlock
-limit; and a guest that itself came over verbs. Limit: 900 s.
+limit; a guest that itself came over verbs; links that break. Limit: 900 s.
 """
 import contextlib
 import os
@@ -117,6 +117,27 @@ def came_over_verbs(t):
         check_parent(dst)
 
 
+def broken(t, memory):
+    """The agent loses its link, and its next five: the holder registers its memory anew for each."""
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(Micro(t, f'p-broken-{memory}', 'tcg', memory, MIB))
+        parent.start_load()
+        a = stack.enter_context(Agent(t, f'broken-{memory}', faults=clone.SLOW +
+                                      ',dest.prefill=fail@6,dest.resume=fail@1-5'))
+        before = clone.snapshot(parent)
+        export(parent, 'f', a.target(lend=False))
+        kids = clone.enter(stack, [child(t, a, i, 'tcg', memory, mem_mib=MIB) for i in range(2)])
+        a.wait('resumed', 60)
+        if not a.find('paused') or a.find('complete'):
+            raise Failed(f'{a.name}: {a.events}')
+        for k in kids:
+            check_went_on(before, k)
+        clone.complete(kids)
+        clone.wait_exported(parent, 'f')
+        check_parent(parent)
+        over_verbs(a)
+
+
 def run(t):
     clone.MIB = MIB     # of its guests
     for memory in ('memfd', 'anon'):
@@ -126,6 +147,9 @@ def run(t):
         memlock(t)
     with t.case('a guest that came over verbs, link=auto'):
         came_over_verbs(t)
+    for memory in ('memfd', 'anon'):
+        with t.case(f'the link breaks, {memory}'):
+            broken(t, memory)
     with t.case('the holder is killed'):
         clone.holder_killed(t, 'tcg', 'kill')
 
