@@ -80,7 +80,7 @@ struct ff_address;
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, reconnect=SECONDS,
  *        chunk=SIZE, window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
  *        odp=auto|on|off, precopy=0|1, prealloc=0|1, key-file=FILE (read by this call),
- *        insecure=off|on
+ *        insecure=off|on, until-go=FILE
  * @out:  free it with ff_address_free()
  *
  * Return: 0; -EINVAL: the error names the wrong part and what is permitted; -ENOTSUP: this build
@@ -323,6 +323,16 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
                      struct ff_error *err);
 void ff_source_pause(struct ff_source *s); /* any thread: break the link, as an outage does */
 
+/**
+ * ff_source_not_started() - somebody else knows that the destination never ran the guest
+ *
+ * For a caller that is certain of it: its process has ended, and has left the file of until-go=.
+ * Between two calls of ff_source_resume(), instead of the next one.
+ *
+ * Return: -ETIME, with a reason: the guest may go on here; -EINVAL: nothing was let go of
+ */
+int ff_source_not_started(struct ff_source *s, struct ff_error *err);
+
 /* Any thread: let ff_source_resume() return -EINTR, now or when it is called next. A link that is
  * up may break */
 void ff_source_interrupt(struct ff_source *s);
@@ -403,7 +413,8 @@ void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char 
 /* The state is loaded: ask the source to let go */
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err);
 
-/* 0: this side may run the guest now; anything else: it must never run the guest */
+/* 0: this side may run the guest now; anything else: it must never run the guest. The file of
+ * until-go=, which ff_dest_new() made, is removed before it returns 0 */
 int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err);
 
 int ff_dest_running(struct ff_dest *d, struct ff_error *err);
@@ -463,6 +474,15 @@ void ff_dest_cancel(struct ff_dest *d); /* any thread */
  * Return: 0; -EBUSY: GO has come, the guest is this side's, and memory stays watched
  */
 int ff_dest_give_up(struct ff_dest *d);
+
+/**
+ * ff_dest_is_present() - whether memory from @offset of the region that was added as the
+ * @region-th, counted from 0, is here; what is not would be waited for
+ * @len: how far from @offset on the same holds, at most to the end of the region
+ *
+ * Threads: any. What is here stays; what is not may have come since.
+ */
+bool ff_dest_is_present(const struct ff_dest *d, unsigned region, uint64_t offset, uint64_t *len);
 void ff_dest_stats(struct ff_dest *d, struct ff_stats *out);
 void ff_dest_stages(struct ff_dest *d, struct ff_stage_time out[FF_STAGES]);
 const char *ff_dest_link(struct ff_dest *d);

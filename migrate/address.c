@@ -106,6 +106,15 @@ static int set_device(struct ff_address *a, const char *value, struct ff_error *
     return 0;
 }
 
+static int set_until_go(struct ff_address *a, const char *value, struct ff_error *err)
+{
+    if (!*value || strlen(value) >= sizeof(a->until_go))
+        return ff_error_set(err, EINVAL, "address: until-go=%s: want the path of a file, of at "
+                            "most %zu bytes", value, sizeof(a->until_go) - 1);
+    snprintf(a->until_go, sizeof(a->until_go), "%s", value);
+    return 0;
+}
+
 /* After GO a guest is lost with its link: be patient with a host that stalls */
 #define GO_PATIENCE 8
 
@@ -184,6 +193,8 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_switch(name, value, &a->precopy, err);
     } else if (!strcmp(name, "prealloc")) {
         rc = get_switch(name, value, &a->prealloc, err);
+    } else if (!strcmp(name, "until-go")) {
+        rc = set_until_go(a, value, err);
     } else if (!strcmp(name, "key-file")) {
         rc = load_key(a, value, err);
     } else if (!strcmp(name, "insecure")) {
@@ -194,7 +205,7 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, prealloc, "
-                          "key-file, insecure)",
+                          "key-file, insecure, until-go)",
                           name);
     }
     return rc;

@@ -36,6 +36,7 @@ struct ff_address {
     enum ff_odp_choice odp;
     bool insecure;      /* without a key: talk to anybody */
     struct ff_key *key; /* both ends prove that they have it; NULL: neither does */
+    char until_go[256]; /* destination: a file that is there until GO was read; "": none */
     bool prealloc; /* destination: make memory ready while nobody has come */
     bool precopy; /* destination: one pass while the guest still runs */
 };

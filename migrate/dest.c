@@ -38,12 +38,14 @@
 int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct ff_dest **out,
                         struct ff_error *err)
 {
-    int rc = ff_failpoints_start(err);
-    if (rc)
-        return rc;
     struct ff_dest *d = calloc(1, sizeof(*d));
-    if (!d)
-        return ff_error_set(err, ENOMEM, "destination: out of memory");
+    int rc = d ? ff_failpoints_start(err) : ff_error_set(err, ENOMEM, "destination: out of memory");
+    if (!rc)
+        rc = ff_until_go_make(&d->until_go, a->until_go, err);
+    if (rc) {
+        free(d);
+        return rc;
+    }
     d->addr = ff_address_copy(a);
     d->link = d->ctl.link = link;
     d->ctl.cancelled = d->door.cancelled = &d->cancelled;
@@ -60,16 +62,15 @@ int ff_dest_new(const struct ff_address *a, struct ff_dest **out, struct ff_erro
     struct ff_link_params p = {
         .host = a->host, .port = a->port, .timeout_ms = a->timeout_ms, .device = a->device,
         .key = a->key, .insecure = a->insecure};
-    struct ff_port *port;
+    struct ff_port *port = NULL;
 
     if (a->passed)
         return ff_error_set(err, EINVAL,
                             "destination: the address is \"unix\": only an agent takes "
                             "connections so; want HOST:PORT");
     int rc = ff_port_listen(&p, a->link, &port, err);
-    if (rc)
-        return rc;
-    rc = ff_dest_new_on_link(a, NULL, out, err);
+    if (!rc)
+        rc = ff_dest_new_on_link(a, NULL, out, err);
     if (rc) {
         ff_port_free(port);
         return rc;
@@ -401,9 +402,8 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
 int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
 {
     int rc = ff_control_expect(&d->ctl, FF_MSG_GO, 0, GO_MS, err);
-    if (rc < 0)
-        return rc;
-    rc = ff_wire_get_empty(d->ctl.buf, (size_t)d->ctl.len, err);
+    if (rc >= 0)
+        rc = ff_wire_get_empty(d->ctl.buf, (size_t)d->ctl.len, err);
     if (rc)
         return rc;
     /* exclusive with ff_dest_give_up(): either the guest is here, or the pager is finished.
@@ -411,6 +411,8 @@ int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
     pthread_mutex_lock(&d->pager_lock);
     rc = atomic_load(&d->pager.stop) ? ff_error_set(err, ECANCELED, "given up before GO was read")
                                      : ff_pager_check(&d->pager, FF_PAGER_FAILED, err);
+    if (!rc)
+        rc = ff_until_go_remove(&d->until_go, err);
     if (!rc)
         atomic_store(&d->pager.guest_runs, true);
     pthread_mutex_unlock(&d->pager_lock);
@@ -600,6 +602,7 @@ void ff_dest_free(struct ff_dest *d)
     ff_page_pool_free(&d->pool);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);
+    ff_until_go_free(&d->until_go);
     ff_address_drop(&d->addr);
     ff_address_drop(&d->at);
     pthread_cond_destroy(&d->port_closed);

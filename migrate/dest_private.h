@@ -12,6 +12,7 @@
 #include "control.h"
 #include "dest.h"
 #include "pager.h"
+#include "until_go.h"
 
 /* Whoever has connected and has not said who it is yet; the oldest first */
 #define DEST_WAITING_MAX 8u
@@ -50,6 +51,7 @@ struct ff_dest {
     bool accepted;      /* only the move's own source is heard, which says RESUME */
     bool recovers;      /* there is no link: keys that come are those of the next one */
     unsigned n_keys;    /* that the source has given, for as many segments */
+    struct ff_until_go until_go;
     bool complete;      /* every page is here, and the pager has ended */
     bool told;          /* the source knows that */
     _Atomic bool interrupted; /* ff_dest_recover() is to return */

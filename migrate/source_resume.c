@@ -14,7 +14,8 @@
  *              anything that may pass: the same again, from the start
  *
  * Invariants   Only NOT-STARTED, read over a link that this side opened to its session, lets the
- *              guest go on here. No silence does, and no time limit.
+ *              guest go on here, or ff_source_not_started(), whose caller answers for it. No silence
+ *              does, and no time limit.
  * Limits       AGAIN_MIN_MS, then twice as long each time, up to AGAIN_MAX_MS between two tries: a
  *              destination that notices the break a moment later is not waited for longer. The
  *              caller's limit holds for all of them. TRY_MS, or four times what connecting took
@@ -57,6 +58,17 @@ static int take_back(struct ff_source *s, struct ff_error *err)
     return ff_error_set(err, ETIME,
                         "source: resume: the destination never got GO, and never runs the guest: "
                         "it may go on here");
+}
+
+int ff_source_not_started(struct ff_source *s, struct ff_error *err)
+{
+    if (s->stage != GONE)
+        return ff_error_set(err, EINVAL, "source: not started: nothing was let go of");
+    drop_link(s);
+    s->stage = SENT;
+    return ff_error_set(err, ETIME,
+                        "source: the destination has ended, and never ran the guest, as this side "
+                        "was told: it may go on here");
 }
 
 static int take_done(struct ff_source *s, struct ff_error *err)

@@ -63,6 +63,26 @@ static void test_defaults(void **state)
     assert_int_equal(a->prefill, FF_PREFILL_AUTO);
     assert_int_equal(a->qps, 1);
     assert_string_equal(a->device, "");
+    assert_string_equal(a->until_go, "");
+    ff_address_free(a);
+}
+
+static void test_until_go(void **state)
+{
+    char text[400] = "h:1,until-go=/";
+    struct ff_address *a = parse("h:1,until-go=/run/x/1.until-go,timeout=7"), *none = NULL;
+    struct ff_error err = {.code = 0};
+    (void)state;
+
+    assert_string_equal(a->until_go, "/run/x/1.until-go");
+    assert_int_equal(a->timeout_ms, 7000);
+    ff_address_free(a);
+    assert_int_equal(ff_address_parse("h:1,until-go=", &none, &err), -EINVAL);
+    memset(text + strlen(text), 'x', 255);
+    assert_int_equal(ff_address_parse(text, &none, &err), -EINVAL);
+    assert_non_null(strstr(err.text, "255"));
+    text[strlen(text) - 1] = '\0';
+    a = parse(text);
     ff_address_free(a);
 }
 
@@ -284,6 +304,6 @@ static void test_resolve(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_host_and_port), cmocka_unit_test(test_passed),
-          cmocka_unit_test(test_defaults), cmocka_unit_test(test_options),
-          cmocka_unit_test(test_key), cmocka_unit_test(test_refused),
-          cmocka_unit_test(test_resolve))
+          cmocka_unit_test(test_defaults), cmocka_unit_test(test_until_go),
+          cmocka_unit_test(test_options), cmocka_unit_test(test_key),
+          cmocka_unit_test(test_refused), cmocka_unit_test(test_resolve))

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest_present.c - which guest memory a destination has, and which it has not
+ */
+#include "cleanup.h"
+#include "dest_private.h"
+
+/* A hole reads as the zeros that it is: the fault thread answers for it, also without a link */
+static bool has_page(const struct ff_claims *c, uint64_t page)
+{
+    enum ff_claim now = ff_claim_get(c, page);
+
+    return now == FF_CLAIM_PRESENT || now == FF_CLAIM_HOLE;
+}
+
+bool ff_dest_is_present(const struct ff_dest *d, unsigned region, uint64_t offset, uint64_t *len)
+{
+    const struct ff_region *r = &d->regions.r[region];
+    uint64_t psize = r->psize, page = offset / psize, n = r->len_bytes / psize;
+
+    *len = r->len_bytes - offset;
+    if (!d->pager_used)
+        return false;
+    const struct ff_claims *c = &d->pager.region[region].claims;
+    bool here = has_page(c, page);
+    while (++page < n)
+        if (has_page(c, page) != here) {
+            *len = page * psize - offset;
+            break;
+        }
+    return here;
+}

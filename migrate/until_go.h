@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * until_go.h - a file that says that no guest ran here
+ */
+#ifndef FF_MIGRATE_UNTIL_GO_H
+#define FF_MIGRATE_UNTIL_GO_H
+
+#include "error.h"
+
+/* A file that is there; dir < 0: none was wanted, or it is not there any more */
+struct ff_until_go {
+    int dir;
+    char *name; /* in that folder */
+};
+
+#define FF_UNTIL_GO_NONE {.dir = -1}
+
+/* Make @path, on stable storage ("": nothing). -EEXIST: it says so of another guest */
+int ff_until_go_make(struct ff_until_go *u, const char *path, struct ff_error *err);
+
+/* Remove it, there too: a guest may run here from now on. -errno: none may */
+int ff_until_go_remove(struct ff_until_go *u, struct ff_error *err);
+
+/* Whether it is there or not */
+void ff_until_go_free(struct ff_until_go *u);
+
+#endif

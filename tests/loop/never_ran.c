@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * never_ran.c - the file that says that nothing ran; a source that is told so; which memory is here
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "failpoint.h"
+#include "loop.h"
+
+static char folder[] = "/tmp/farfork-until-go-XXXXXX", file[64], options[96];
+
+static void setup(void)
+{
+    image_new(4000);
+}
+
+static void begin(void)
+{
+    must(mkdtemp(folder));
+    snprintf(file, sizeof(file), "%s/mark", folder);
+    snprintf(options, sizeof(options), "until-go=%s", file);
+}
+
+static void end(void)
+{
+    unlink(file);
+    must(!rmdir(folder));
+}
+
+static bool is_there(void)
+{
+    return !access(file, F_OK);
+}
+
+/* It is there until GO was read, and not a moment longer */
+static void look(struct move *m, enum stage stage)
+{
+    (void)m;
+    if (stage >= D_ACCEPT && stage <= D_GO)
+        must(is_there());
+    else if (stage == D_RUNNING)
+        must(!is_there());
+}
+
+static void removed(void)
+{
+    static struct move m;
+
+    begin();
+    m = (struct move){.tcp = true, .options = options, .hook = look};
+    move_run(&m);
+    move_must_succeed(&m);
+    end();
+}
+
+/* One that cannot be removed lets nothing run, and the source hears that */
+static void stays(void)
+{
+    static struct move m;
+
+    begin();
+    loop_arm("dest.go=fail");
+    m = (struct move){.tcp = true, .resumes = true, .options = options};
+    move_run(&m);
+    must(m.src.rc == -ETIME && m.dst.rc == -ESTALE && !m.ran && is_there());
+    end();
+}
+
+static int try_listen(const char *path)
+{
+    char text[128];
+    struct ff_address *a;
+    struct ff_dest *d = NULL;
+    struct ff_error err;
+
+    snprintf(text, sizeof(text), ",until-go=%s", path);
+    a = loop_address(0, text);
+    int rc = ff_dest_new(a, &d, &err);
+    must(!rc || strstr(err.text, "until-go"));
+    ff_dest_free(d);
+    ff_address_free(a);
+    return rc;
+}
+
+/* What another destination left stays the truth about that one; one that nobody came to leaves it */
+static void refused(void)
+{
+    begin();
+    must(!try_listen(file) && is_there());
+    must(try_listen(file) == -EEXIST && is_there());
+    unlink(file);
+    must(try_listen("/nowhere/mark") == -ENOENT);
+    end();
+}
+
+/* --- somebody else knows --- */
+
+static void nothing_went(struct move *m, enum stage stage)
+{
+    struct ff_error err;
+
+    if (stage == S_GO)
+        must(ff_source_not_started(m->source, &err) == -EINVAL);
+}
+
+static void tell(struct move *m, bool source)
+{
+    struct ff_error err;
+
+    if (!source) {
+        ff_dest_cancel(m->dest);
+        return;
+    }
+    must(ff_source_not_started(m->source, &err) == -ETIME && strstr(err.text, "may go on here"));
+    must(ff_source_not_started(m->source, &err) == -EINVAL);
+}
+
+static void told(void)
+{
+    static struct move m;
+
+    loop_arm("source.gone=fail");
+    m = (struct move){.tcp = true, .resumes = true, .hook = nothing_went, .broken = tell};
+    move_run(&m);
+    must(m.src.rc == -EINVAL && !m.ran); /* the harness asks once more */
+}
+
+/* --- what is here: the destination has the regions in the other order --- */
+
+static void count(struct move *m, enum stage stage)
+{
+    uint64_t len;
+
+    for (unsigned i = 0; i < 2 && (stage == D_START || stage == D_END); i++) {
+        bool here = ff_dest_is_present(m->dest, i, CELL, &len);
+        must(here == (stage == D_END) && len == m->area[1 - i].len_bytes - CELL);
+    }
+    if (stage == D_RUNNING) { /* what was touched first, and nothing else: nobody fetches yet */
+        must(ff_dest_is_present(m->dest, 1, 3 * CELL, &len) && len == CELL);
+        must(!ff_dest_is_present(m->dest, 1, 0, &len) && len == 3 * CELL);
+        must(!ff_dest_is_present(m->dest, 1, 4 * CELL, &len));
+    }
+}
+
+static void first_is_here(struct move *m, enum stage stage)
+{
+    struct ff_stats st;
+
+    if (stage == D_RUNNING)
+        for (unsigned ms = 0; ms < 10000; ms++, usleep(1000)) {
+            ff_dest_stats(m->dest, &st);
+            if (st.first_touch)
+                break;
+        }
+    count(m, stage);
+}
+
+static void present(void)
+{
+    static struct move m;
+
+    m = (struct move){.tcp = true, .n_first = 1, .first = {{0, 3 * CELL}}, .hook = first_is_here};
+    move_run(&m);
+    move_must_succeed(&m);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct loop_test tests[] = {
+        {"removed as GO is read", removed, 0},
+        {"it cannot be removed", stays, 0},
+        {"it cannot be made", refused, 0},
+        {"told that nothing ran", told, 0},
+        {"what is here", present, 0},
+    };
+    return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
+}
