@@ -331,7 +331,8 @@ static int incoming_recover(MigrationIncomingState *mis, const char *text, struc
                              : "no GO came, and nothing runs here, which the source is told "
                                "when it comes; quit this one if the guest goes on there",
     };
-    g_autofree char *why = g_strdup_printf("rdma-postcopy: %s", text);
+    g_autofree char *missing = rp.here ? rp_missing_text() : g_strdup("nothing is needed here");
+    g_autofree char *why = g_strdup_printf("rdma-postcopy: %s; %s", text, missing);
 
     qatomic_set(&rp.short_of_memory, false);
     return rp_recover(&side, why, err);
@@ -445,7 +446,8 @@ static void *incoming_thread(void *opaque)
         ff_dest_give_up(rp.dest); /* the main thread may wait for a page */
         migration_bh_schedule(incoming_failed_bh, qerr);
     } else if (incoming_fetch(mis, err)) {
-        error_setg(&qerr, "rdma-postcopy: %s", ff_error_message(err));
+        g_autofree char *missing = rp_missing_text();
+        error_setg(&qerr, "rdma-postcopy: %s; %s", ff_error_message(err), missing);
         migrate_set_error(migrate_get_current(), qerr);
         error_report("%s; the guest goes on until it touches missing memory",
                      error_get_pretty(qerr));

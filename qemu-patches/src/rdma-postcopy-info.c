@@ -106,6 +106,10 @@ void rdma_postcopy_print_info(Monitor *mon, const MigrationInfo *info)
                    PRIu64 ", %" PRIu64 " ms\n", x->prefill,
                    x->source_cpu_time / 1000000,
                    x->destination_cpu_time / 1000000);
+    for (const RdmaPostcopyMissingList *m = x->missing; m; m = m->next) {
+        monitor_printf(mon, "missing of %s: %" PRIu64 " pages of %" PRIu64 " bytes\n",
+                       m->value->region, m->value->pages, m->value->page_size);
+    }
     if (x->pass_time) {
         monitor_printf(mon, "fetched before the pause, written meanwhile: %"
                        PRIu64 ", %" PRIu64 " kbytes; in %" PRIu64 " ms\n",

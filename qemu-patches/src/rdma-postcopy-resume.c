@@ -10,6 +10,9 @@
  * `migrate-pause` it waits for that at once.  The destination goes on
  * listening when its time is over, so that `migrate` with `resume` is enough.
  *
+ * A destination whose process has ended cannot be asked.  Whoever knows that it
+ * never ran the guest says so by `x-rdma-postcopy-not-started`.
+ *
  * The thread takes no BQL: whoever holds that may wait for a missing page.
  * The commands that may come out of band do not have it either: rp.lock keeps
  * the handles for them.
@@ -17,6 +20,7 @@
 #include "qemu/osdep.h"
 #include "migration/migration.h"
 #include "qapi/error.h"
+#include "qapi/qapi-commands-migration.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include "farfork-fork.h"
@@ -37,7 +41,7 @@ void rp_resume_reset(const struct ff_address *a)
     QEMU_LOCK_GUARD(&rp.lock);
 
     rp.reconnect_ms = ff_address_reconnect_ms(a);
-    rp.held = rp.asked = false;
+    rp.held = rp.asked = rp.not_started = false;
     qatomic_set(&rp.recovers, false);
     qatomic_set(&rp.reconnects, false);
 }
@@ -85,6 +89,14 @@ static bool take_wish(bool *held)
     return asked;
 }
 
+/* Whether somebody has said since the link broke that the destination never ran the guest */
+static bool is_not_started(void)
+{
+    QEMU_LOCK_GUARD(&rp.lock);
+
+    return rp.not_started;
+}
+
 static void set_paused(MigrationStatus *state)
 {
     static const MigrationStatus from[] = {
@@ -121,11 +133,18 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
     int rc;
 
     take_wish(&held); /* for the link that there was since, or that comes next anyway */
+    WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        rp.not_started = false;
+    }
     qatomic_set(&rp.recovers, true);
     for (;;) {
         if (take_wish(&held)) {
             until = now_ms() + rp.reconnect_ms;
             asked = alone = true;
+        }
+        if (is_not_started()) {
+            rc = ff_source_not_started(rp.source, err);
+            break;
         }
         int64_t left = until - now_ms();
         bool waits = held || !alone || left <= 0;
@@ -244,7 +263,34 @@ bool rdma_postcopy_recover(const char *uri, Error **errp)
     return true;
 }
 
-void rp_resume_by_hand(struct ff_address *a, Error **errp)
+/*
+ * Whoever says so answers for it.  The address guards against an answer that
+ * was meant for another migration.
+ */
+void qmp_x_rdma_postcopy_not_started(const char *uri, Error **errp)
+{
+    const char *address;
+    QEMU_LOCK_GUARD(&rp.lock);
+
+    if (!rp.source || !qatomic_read(&rp.recovers)) {
+        error_setg(errp, "no rdma-postcopy migration waits here for another link");
+    } else if (!strstart(uri, "rdma-postcopy:", &address) ||
+               strcspn(address, ",") != strlen(rp.sent_to) ||
+               !strstart(address, rp.sent_to, NULL)) {
+        error_setg(errp, "this guest was sent to rdma-postcopy:%s, not to %s", rp.sent_to, uri);
+    } else {
+        rp.not_started = true;
+        wake_source();
+    }
+}
+
+void rp_set_sent_to(const char *address)
+{
+    g_free(rp.sent_to);
+    rp.sent_to = address ? g_strndup(address, strcspn(address, ",")) : NULL;
+}
+
+void rp_resume_by_hand(struct ff_address *a, const char *address, Error **errp)
 {
     if (!rp.source) { /* it ended between QEMU's look at its state and here */
         error_setg(errp, "rdma-postcopy: there is nothing to resume any more");
@@ -254,6 +300,7 @@ void rp_resume_by_hand(struct ff_address *a, Error **errp)
     QEMU_LOCK_GUARD(&rp.lock);
     ff_address_free(rp.next_to);
     rp.next_to = a;
+    rp_set_sent_to(address);
     rp.held = false;
     rp.asked = true;
     wake_source();

@@ -205,7 +205,7 @@ static int connect_again(int timeout_ms, struct ff_error *err)
 /*
  * The link broke after GO, for the reason *errp.  True: there is another.
  * *gone becomes false when the destination says that GO never came there, and
- * never will: the only way back.
+ * never will, or x-rdma-postcopy-not-started does: the only ways back.
  */
 static bool outgoing_recover(MigrationState *s, bool *gone, Error **errp)
 {
@@ -268,6 +268,7 @@ static void release_source(void)
         rp.source = NULL;
         g_clear_pointer(&rp.to, ff_address_free);
         g_clear_pointer(&rp.next_to, ff_address_free);
+        rp_set_sent_to(NULL);
     }
     rp.releasing = true;
     bql_unlock();
@@ -341,7 +342,7 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
         return;
     }
     if (rp.source || s->state == MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP) {
-        rp_resume_by_hand(a, errp);
+        rp_resume_by_hand(a, address, errp);
         return;
     }
     ff_set_log(rp_log_line, FF_INFO);
@@ -374,6 +375,9 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
     }
     rp_resume_reset(a);
     rp.to = a;
+    WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        rp_set_sent_to(address);
+    }
     ff_error_free(err);
     rp.used = true;
     memset(&rp.stats, 0, sizeof(rp.stats));

@@ -32,6 +32,8 @@ struct rp_state {
     QemuMutex lock;             /* of what follows, and of source and dest where the BQL is not */
     struct ff_address *to;      /* source, its thread's: where the destination is */
     struct ff_address *next_to; /* from now on */
+    char *sent_to;              /* source: HOST:PORT of that, as it was given */
+    bool not_started;           /* source: it was told that nothing runs there, nor will */
     bool held;                  /* by migrate-pause */
     bool asked;                 /* to go on, by hand */
     QemuSemaphore again;        /* one of the two has changed */
@@ -66,6 +68,13 @@ void rp_resume_reset(const struct ff_address *a);
 /* What query-migrate gives as the reason, instead of any before; NULL: none */
 void rp_set_reason(const char *why);
 
+/*
+ * Destination with a guest: which pages are not here, under the BQL or by its
+ * own thread.  To be freed
+ */
+char *rp_missing_text(void);
+RdmaPostcopyMissingList *rp_missing_list(void);
+
 struct rp_side {
     MigrationStatus *state;
     /* 0: there is a link; -EINTR: to be called again; see farfork.h */
@@ -80,8 +89,11 @@ struct rp_side {
  */
 int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err);
 
-/* Source, under the BQL: `migrate` with `resume`; @a is the callee's */
-void rp_resume_by_hand(struct ff_address *a, Error **errp);
+/* Source, under the BQL: `migrate` with `resume` to @a, which is the callee's, made from @address */
+void rp_resume_by_hand(struct ff_address *a, const char *address, Error **errp);
+
+/* Source: @address is where it sends the guest; NULL: nowhere.  With rp.lock */
+void rp_set_sent_to(const char *address);
 
 /* Destination: query-migrate tells where it listens */
 void rp_publish_address(const char *address);

@@ -27,8 +27,9 @@
  * second has lost.
  *
  * rp.gave_away is set before GO is sent and never cleared but for a GO that
- * was not sent, or of which the destination has said that it never came: from
- * then on this process does not run the guest.
+ * was not sent, or of which the destination (or for one that has ended whoever
+ * knows it) has said that it never came: from then on this process does not run
+ * the guest.
  */
 #include "qemu/osdep.h"
 #include "exec/memory.h"
@@ -289,4 +290,8 @@ void rdma_postcopy_fill_info(MigrationInfo *info)
         ff_dest_link_detail(rp.dest, rp.link_detail);
     }
     rp_fill_info(info, &rp.stats, rp.stages, rp.link, rp.link_detail);
+    if (rp.dest && rp.here && info->status == MIGRATION_STATUS_POSTCOPY_PAUSED) {
+        info->x_rdma_postcopy->has_missing = true;
+        info->x_rdma_postcopy->missing = rp_missing_list();
+    }
 }

@@ -8,6 +8,7 @@
 
 #include "qapi/qapi-types-migration.h"
 #include "qapi/qapi-types-run-state.h"
+#include "system/memory_mapping.h"
 
 typedef struct MigrationState MigrationState;
 
@@ -42,6 +43,19 @@ void rdma_postcopy_shutdown(MigrationState *s);
 bool rdma_postcopy_forbids_cont(Error **errp);
 bool rdma_postcopy_forbids_run(void);
 bool rdma_postcopy_forbids_reset(void);
+
+/*
+ * dump-guest-memory, under the BQL.  Does this process have a guest, no link,
+ * and not all memory?  Then, instead of vm_stop(), begin; end undoes it.
+ * @reads_memory: the dump would read memory to find its way
+ */
+bool rdma_postcopy_misses_memory(void);
+bool rdma_postcopy_dump_begin(bool reads_memory, Error **errp);
+void rdma_postcopy_dump_end(void);
+
+/* Leave out of @list what is not here; whether @len bytes from @at are in it */
+void rdma_postcopy_dump_present(GuestPhysBlockList *list);
+bool rdma_postcopy_dump_reads(const GuestPhysBlockList *list, uint64_t at, uint64_t len);
 
 void rdma_postcopy_fill_info(MigrationInfo *info);
 void rdma_postcopy_print_info(Monitor *mon, const MigrationInfo *info);
@@ -110,6 +124,30 @@ static inline bool rdma_postcopy_forbids_run(void)
 static inline bool rdma_postcopy_forbids_reset(void)
 {
     return false;
+}
+
+static inline bool rdma_postcopy_misses_memory(void)
+{
+    return false;
+}
+
+static inline bool rdma_postcopy_dump_begin(bool reads_memory, Error **errp)
+{
+    return true;
+}
+
+static inline void rdma_postcopy_dump_end(void)
+{
+}
+
+static inline void rdma_postcopy_dump_present(GuestPhysBlockList *list)
+{
+}
+
+static inline bool rdma_postcopy_dump_reads(const GuestPhysBlockList *list, uint64_t at,
+                                            uint64_t len)
+{
+    return true;
 }
 
 static inline void rdma_postcopy_fill_info(MigrationInfo *info)
