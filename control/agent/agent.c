@@ -513,6 +513,7 @@ static void end_vms(struct agent *a)
             left++;
         }
     agent_vms_end(&a->vms, END_LIMIT_MS);
+    bool untold = a->detached && agent_vms_never_ran(&a->vms);
     if (end_worker(a))
         ff_agent_free(a->ff);
     else
@@ -521,7 +522,7 @@ static void end_vms(struct agent *a)
         overlay_records_sweep(a->base, NULL, NULL);
     /* the very last: once it is gone the next fork may have it; and before the last word, since who
      * hears that may look */
-    if (a->dir && !left)
+    if (a->dir && !left && !untold)
         agent_leave(a);
     agent_send(a, json_pack("{ss}", "event", "end"));
     ff_error_free(a->err);

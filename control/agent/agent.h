@@ -32,6 +32,7 @@ struct agent_vm {
     int exec_status_fd;    /* until it runs its program: why it does not; -1 */
     enum agent_vm_state state;
     char *log, *qmp;
+    char *until_go;    /* the file of its option until-go; NULL: it has none */
     struct jsonl_reader *exec_status;
     json_t *private;    /* files that QEMU reads when it starts; NULL: it has, or there are none */
     struct channel *channel; /* NULL: the child has no port */
@@ -41,6 +42,7 @@ struct agent_vm {
     char *how; /* it has been reaped: how it ended, and its exit code (-1: a signal) */
     int code;
     bool told;               /* its end was */
+    bool never_ran;          /* it has been reaped, and left that file: no guest ran in it */
 };
 
 struct agent_vms {
@@ -111,9 +113,11 @@ size_t agent_vms_poll(const struct agent_vms *k, struct pollfd *p);
 json_t *agent_vms_answer(struct agent_vms *k);
 void agent_vms_drop_questions(struct agent_vms *k);
 
-/* agent_kept.c. agent_vms_keep(): a guest moves to them; agent_vms_let_go(): it is there */
+/* agent_kept.c. agent_vms_keep(): a guest moves to them; agent_vms_let_go(): it is there;
+ * agent_vms_never_ran(): to one that ended before any ran in it, which its source may not know */
 void agent_vms_keep(struct agent_vms *k);
 void agent_vms_let_go(struct agent_vms *k);
+bool agent_vms_never_ran(const struct agent_vms *k);
 /* The guest has brought overlays, which are that child's from now on: {"child": N, "files": [..]}.
  * Return: the event for it */
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o);

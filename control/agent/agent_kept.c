@@ -7,7 +7,8 @@
  *
  * Purpose      a guest is being moved to this child. From `keep` on the agent ends nothing: there
  *              must be no moment at which the end of farfork move, or of the way to the agent, ends
- *              a guest.
+ *              a guest. When its QEMU ends before any guest ran in it, and farfork move is gone, the
+ *              run directory stays: only that says so.
  */
 #include <errno.h>
 
@@ -28,6 +29,15 @@ void agent_vms_let_go(struct agent_vms *k)
     for (size_t i = 0; i < k->n; i++)
         if (k->v[i].state == AGENT_VM_ATTACHED)
             k->v[i].state = AGENT_VM_COMPLETE;
+}
+
+bool agent_vms_never_ran(const struct agent_vms *k)
+{
+    bool any = false;
+
+    for (size_t i = 0; i < k->n; i++)
+        any |= k->v[i].never_ran;
+    return any;
 }
 
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o)

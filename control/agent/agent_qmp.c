@@ -115,8 +115,11 @@ static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
         return;
     else if (qmp_job_age_ms(a->job) > FRESH_MS)
         ask_vm(k, vm, "query-migrate", NULL, NULL);
-    else
+    else {
+        free(vm->until_go); /* no source waits to know */
+        vm->until_go = NULL;
         agent_vm_kill(vm);
+    }
 }
 
 /* Its event, with what came of it */

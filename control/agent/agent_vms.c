@@ -107,6 +107,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
 {
     json_int_t number = json_integer_value(json_object_get(o, "number"));
     const char *qmp = json_string_value(json_object_get(o, "qmp"));
+    const char *until_go = json_string_value(json_object_get(o, "until_go"));
     char **argv = strings_of(json_object_get(o, "argv"));
     bool ok = true;
     char ***before = commands_of(json_object_get(o, "before"), &ok);
@@ -143,6 +144,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         vm->exec_status = xcalloc(1, sizeof(*vm->exec_status));
         vm->log = xstrdup(p.log);
         vm->qmp = qmp ? xstrdup(qmp) : NULL;
+        vm->until_go = until_go ? xstrdup(until_go) : NULL;
         vm->private = private;
         vm->channel = agent_port_new(json_object_get(o, "channel"));
         *out = vm;
@@ -213,6 +215,7 @@ bool agent_vms_reap(struct agent_vms *k)
         vm->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
                                      : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
         vm->state = AGENT_VM_ENDED;
+        vm->never_ran = vm->until_go && !access(vm->until_go, F_OK);
         agent_private_remove(vm->private);
         vm->private = NULL;
         any = true;
@@ -272,10 +275,11 @@ json_t *agent_vms_state(const struct agent_vms *k)
 
     for (size_t i = 0; i < k->n; i++) {
         const struct agent_vm *c = &k->v[i];
-        json_array_append_new(a, json_pack("{si si sI ss ss ss}", "number", (int)c->number, "pid",
-                                           (int)c->pid, "start", (json_int_t)c->start, "state",
-                                           agent_vm_state_name(c->state), "log", c->log, "qmp",
-                                           c->qmp ? c->qmp : ""));
+        json_array_append_new(a, json_pack("{si si sI ss ss ss sb}", "number", (int)c->number,
+                                           "pid", (int)c->pid, "start", (json_int_t)c->start,
+                                           "state", agent_vm_state_name(c->state), "log", c->log,
+                                           "qmp", c->qmp ? c->qmp : "", "until_go",
+                                           c->until_go ? c->until_go : ""));
     }
     return a;
 }
@@ -291,6 +295,7 @@ void agent_vms_free(struct agent_vms *k)
         free(c->exec_status);
         free(c->log);
         free(c->qmp);
+        free(c->until_go);
         free(c->how);
         json_decref(c->private);
         agent_port_free(c->channel);

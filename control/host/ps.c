@@ -56,6 +56,14 @@ static bool has_arrived(const json_t *k)
     return !strcmp(text_of(info, "status"), "completed");
 }
 
+/* No guest ran in it, and its source may have to be told: its agent need not have seen its end */
+static bool left_mark(const json_t *k)
+{
+    const char *until_go = text_of(k, "until_go");
+
+    return *until_go && !access(until_go, F_OK);
+}
+
 static void add_fork(void *opaque, const char *dir, json_t *s)
 {
     bool left =
@@ -69,7 +77,7 @@ static void add_fork(void *opaque, const char *dir, json_t *s)
     json_object_set_new(s, "rundir", json_string(dir));
     json_array_foreach(json_object_get(s, "children"), i, k)
         if (!alive(k, "pid"))
-            json_object_set_new(k, "state", json_string("ended"));
+            json_object_set_new(k, "state", json_string(left_mark(k) ? "never-ran" : "ended"));
         else if (left && !strcmp(text_of(k, "state"), "attached") && has_arrived(k))
             json_object_set_new(k, "state", json_string("complete"));
     json_array_append(opaque, s);

@@ -25,6 +25,7 @@ struct move {
     struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
                                  * handed over */
     char genid[40];        /* its generation ID, which it keeps; "": it has none */
+    uint64_t parent_start; /* process_start_time() of its QEMU here */
     bool was_running;
     json_int_t asked;      /* number of the last command for the QEMU there */
     unsigned port;         /* where it listens */
@@ -33,6 +34,8 @@ struct move {
     bool cancelling, switched;
     bool runs_there;       /* the destination has told the source so */
     bool handed;           /* move_hand_over() was tried then */
+    uint64_t told_ms;      /* when the source was told that nothing ran there; 0: it was not */
+    bool end_there;        /* the QEMU there is of no use to anybody */
     uint64_t until_ms;     /* when the source stops looking for another link; 0: it has one */
     enum move_outcome outcome;
     char here[32];         /* MOVE_HERE: what its QEMU says of it, running or paused */

@@ -16,9 +16,13 @@
  *                                               holds. Else ask the destination
  *
  * Invariants   1. The destination is ended only when the source says failed or cancelled, or was
- *                 never asked to migrate, or runs the guest as before when it has been asked.
+ *                 never asked to migrate, or runs the guest as before when it has been asked; or
+ *                 the source has ended, and the destination says that it got no GO and never will.
  *              2. The source is quit only when it says completed, of this migration, and the
  *                 destination says so too and has the guest as it was here.
+ *              3. A source that hears nothing more is told that nothing ran there when the agent
+ *                 has reaped the QEMU there, and that left its file of until-go: it was killed
+ *                 before any guest could run in it.
  * Failure      a source that has ended or hears nothing more: the destination is asked until it
  *              has decided. Whatever is not clear then is said, and nothing is ended.
  */
@@ -29,6 +33,7 @@
 
 #include "autojson.h"
 #include "move.h"
+#include "rundir.h"
 
 #define POLL_MS 50
 #define QUERY_LIMIT_MS 10000
@@ -60,6 +65,12 @@ static void end_with(struct move *m, enum move_outcome o, const char *fmt, ...)
     m->outcome = o;
 }
 
+/* Nobody is left who could have the guest back */
+static bool has_parent_ended(const struct move *m)
+{
+    return m->s.parent_gone && m->parent_start && !process_is(m->s.parent_pid, m->parent_start);
+}
+
 /* --- the destination is the one to ask --- */
 
 /* What it says of the guest and of the move; false: it is not decided there, or it does not say */
@@ -74,6 +85,13 @@ static bool on_events_there(struct move *m, struct ff_error *why)
     const char *has = text_of(status, "status"), *move = text_of(info, "status");
     if (is(move, "completed")) {
         end_with(m, MOVE_THERE, "%s", "");
+        return true;
+    }
+    if (is(move, "postcopy-paused") && is(has, "inmigrate") && has_parent_ended(m)) {
+        m->end_there = true;
+        end_with(m, MOVE_LOST, "its QEMU here has ended before it let the guest go, and the QEMU "
+                 "on %s, which was ended, never ran it: the guest runs nowhere; start it again "
+                 "from its disks", host);
         return true;
     }
     if (!is(move, "postcopy-paused") || is(has, "inmigrate")) {
@@ -102,6 +120,7 @@ static void ask_until_clear(struct move *m, const char *why_here)
         session_turn(&m->s, POLL_MS);
         move_show(m, false);
     }
+    m->end_there = k->never_ran && (has_parent_ended(m) || m->told_ms); /* nobody looks for its file */
     if (!m->begun) /* the guest may be where somebody else moved it */
         end_with(
             m, MOVE_UNCLEAR,
@@ -111,11 +130,11 @@ static void ask_until_clear(struct move *m, const char *why_here)
     else if (h->state == HOST_FAILED || k->state != VM_FAILED)
         end_with(
             m, MOVE_UNCLEAR,
-            "%s; and %s cannot tell: %s; look there with query-status at %s before you start this "
-            "guest anywhere; neither QEMU was ended",
+            "%s; and %s cannot tell: %s; look there with query-status at %s, or at what vmclone "
+            "--list says, before you start this guest anywhere; neither QEMU was ended",
             why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
             k->qmp ? k->qmp : "");
-    else if (strstr(k->error, "nothing ran here"))
+    else if (k->never_ran || strstr(k->error, "nothing ran here"))
         end_with(m, MOVE_LOST,
                  "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
                  "from its disks",
@@ -183,9 +202,27 @@ static bool has_refused(struct move *m)
     return true;
 }
 
+/* Only this can get the guest back to the source. One that refuses has been told otherwise */
+static void tell_never_ran(struct move *m)
+{
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u", move_host(m)->address, m->port);
+    struct ff_error why;
+    int rc = qmp_command(m->s.qmp, "x-rdma-postcopy-not-started", json_pack("{ss}", "uri", uri),
+                         NULL, &why);
+
+    m->told_ms = ff_now_ms();
+    if (rc)
+        strv_add(&m->s.notes, "the QEMU here was told that nothing ran there: %s", why.text);
+}
+
 /* The source is paused. Is there still somebody to whom it may connect? */
 static bool may_resume(struct move *m)
 {
+    if (move_child(m)->never_ran) {
+        if (!m->told_ms)
+            tell_never_ran(m);
+        return ff_now_ms() < m->told_ms + m->s.o.timeout_s * 1000ull;
+    }
     if (!m->until_ms)
         m->until_ms = ff_now_ms() + session_reconnect_ms(&m->s);
     return !m->s.interrupted && move_child(m)->state != VM_FAILED && ff_now_ms() < m->until_ms;

@@ -23,6 +23,7 @@
 #include "identity.h"
 #include "move.h"
 #include "qemu_opts.h"
+#include "rundir.h"
 
 #define SEE_LIMIT_MS 10000
 #define SEE_TURN_MS 50
@@ -219,6 +220,7 @@ int move_find_parent(struct move *m, struct ff_error *why)
 {
     int rc = session_find_parent(&m->s, why);
 
+    m->parent_start = rc ? 0 : process_start_time(m->s.parent_pid);
     if (!rc)
         rc = session_check_parent(&m->s, why);
     if (!rc)

@@ -24,6 +24,7 @@
 #include "qmp_secret.h"
 
 #define TURN_MS 50
+#define UNTIL_GO "1.until-go" /* of its run directory: it says whether anything ran there */
 #define END_LIMIT_MS 12000 /* the agent ends its child first */
 
 static int turns_limit(const struct move *m)
@@ -80,8 +81,9 @@ static int spawn_there(struct move *m, struct ff_error *why)
     }
     k->qmp = xprintf("%s/1.qmp", h->rundir);
     k->log = xprintf("%s/1.log", h->rundir);
-    json_t *o = json_pack("{si so ss ss sO}", "number", 1, "argv", words, "log", k->log, "qmp",
-                          k->qmp, "private", files);
+    json_t *o = json_pack("{si so ss ss sO so}", "number", 1, "argv", words, "log", k->log, "qmp",
+                          k->qmp, "private", files, "until_go",
+                          json_sprintf("%s/" UNTIL_GO, h->rundir));
     if (m->s.parent_cwd)
         json_object_set_new(o, "cwd", json_string(m->s.parent_cwd));
     host_send(h, json_pack("{so}", "spawn", o));
@@ -221,7 +223,8 @@ static int ask_to_listen(struct move *m, struct ff_error *why)
 {
     const struct host *h = move_host(m);
     FF_AUTO_FREE char *options = session_link_options(&m->s, h);
-    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s", h->address, options);
+    FF_AUTO_FREE char *uri =
+        xprintf("rdma-postcopy:%s:0%s,until-go=%s/" UNTIL_GO, h->address, options, h->rundir);
     int rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why);
 
     return rc ? rc : move_ask(m, "object-del", json_pack("{ss}", "id", KEY_SECRET), NULL, why);
@@ -300,7 +303,7 @@ bool move_hand_over(struct move *m, struct ff_error *why)
     return !rc;
 }
 
-/* The guest is here: nothing of it stays there. Else the agent looks after it alone */
+/* The guest is here, or nowhere: nothing of it stays there. Else the agent looks after it alone */
 void move_let_go(struct move *m)
 {
     struct host *h = m->s.hosts;
@@ -311,7 +314,7 @@ void move_let_go(struct move *m)
     h->let_go = true;
     if (!h->rundir) {
         host_close(h, 0); /* it never got so far as to listen */
-    } else if (!m->sent || m->outcome == MOVE_HERE) {
+    } else if (!m->sent || m->outcome == MOVE_HERE || m->end_there) {
         host_send(h, json_pack("{sb}", "end", true));
     } else if (m->outcome == MOVE_THERE) {
         host_send(h, json_pack("{sb}", "detach", true));

@@ -72,6 +72,7 @@ struct vm {
     enum vm_state state;
     pid_t pid;
     char *qmp, *log, *error;
+    bool never_ran;           /* it has ended, and no guest ran in it, as its agent knows */
     bool said, told;          /* its guest said that it is done; its end was reported */
     int code;                 /* what it said: 0..255 */
     double started_ms, attached_ms, running_ms, complete_ms, ready_ms; /* 0: not yet */

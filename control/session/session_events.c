@@ -73,6 +73,7 @@ static void on_end(struct vm *k, const json_t *e)
     const char *how = text_of(e, "how"), *log = last_line(text_of(e, "log"));
     bool well = json_integer_value(json_object_get(e, "code")) == 0;
 
+    k->never_ran = json_is_true(json_object_get(e, "never_ran"));
     if (k->state == VM_FAILED)
         return;
     if ((well || k->said) && vm_runs(k))
