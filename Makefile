@@ -143,7 +143,7 @@ help:
 	  'make soak       moves and forks of one guest while things go wrong (MINUTES=30 SEED=n)' \
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \
-	  'make check-fuzz a minute of the wire fuzzer (FUZZ_SECONDS=60)' \
+	  'make fuzz       the fuzzers together (MINUTES=60); make check-fuzz: each (FUZZ_SECONDS=60)' \
 	  'make install    to PREFIX (/usr/local), below DESTDIR where that is set' \
 	  'make clean      remove $(BUILD)/' \
 	  'Variables: BUILD (folder), FARFORK_CACHE (downloads and objects, outside the checkout)'

@@ -2,7 +2,7 @@
 #
 # tests.mk - unit tests, loop tests, fuzzers, and who runs them
 
-.PHONY: check check-quick check-unit check-asan check-tsan check-fuzz check-full check-sanitized soak
+.PHONY: check check-quick check-unit check-asan check-tsan check-fuzz check-full check-sanitized soak fuzz
 .PHONY: unit-tests loop-tests fuzzers clone-plan model
 
 # E2E_TESTS: programs and scripts, each with a limit in seconds: tests/e2e/NAME:SECONDS. Exit
@@ -92,26 +92,45 @@ $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 
 # --- fuzzers: clang's; seeds are made, not kept ---
 
-FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz)
-FUZZ_CFLAGS = $(filter-out $(OPT),$(CFLAGS)) -O1 -MMD -MP -fsanitize=fuzzer,address \
-              $(addprefix -iquote ,$(LIB_DIRS) include)
+PART_FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz)
+WHOLE_FUZZERS := $(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz guest_fuzz)
+FUZZERS := $(PART_FUZZERS) $(WHOLE_FUZZERS)
+FUZZ_CORPORA := wire queue clone gate dest source agent guest
+FUZZ_SANITIZE = $(filter-out $(OPT),$(CFLAGS)) -O1 -fno-omit-frame-pointer -MMD -MP \
+              -fno-sanitize-recover=undefined $(addprefix -iquote ,$(LIB_DIRS) include $(TOOL_DIRS))
+FUZZ_CFLAGS = $(FUZZ_SANITIZE) -fsanitize=fuzzer,address,undefined
 fuzzers: $(FUZZERS) $(BUILD)/fuzz/.seeds
 
-$(FUZZERS): $(BUILD)/fuzz/%: tests/fuzz/%.c tests/tests.mk | $(DEPS_ALL)
+$(PART_FUZZERS): $(BUILD)/fuzz/%: tests/fuzz/%.c tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  FUZZ    $@"
 	@clang $(FUZZ_CFLAGS) -o $@ $< $(TEST_LIBS)
+
+# a whole side of a move: all of the library, seen by the fuzzer
+FUZZ_OBJ := $(patsubst %.c,$(BUILD)/fuzz/obj/%.o,$(LIB_SRC) tests/fuzz/peer.c \
+              $(filter-out $(TOOL_MAIN:$(BUILD)/obj/%.o=%.c),$(TOOL_SRC)))
+$(FUZZ_OBJ): $(BUILD)/fuzz/obj/%.o: %.c tests/tests.mk | $(DEPS_ALL)
+	@mkdir -p $(@D)
+	@clang $(FUZZ_SANITIZE) -fsanitize=fuzzer-no-link,address,undefined -c -o $@ $<
+
+$(BUILD)/fuzz/libwhole.a: $(FUZZ_OBJ)
+	@rm -f $@ && ar rcs $@ $^
+
+$(WHOLE_FUZZERS): $(BUILD)/fuzz/%: tests/fuzz/%.c $(BUILD)/fuzz/libwhole.a tests/tests.mk
+	@echo "  FUZZ    $@"
+	@clang $(FUZZ_CFLAGS) -o $@ $< $(BUILD)/fuzz/libwhole.a $(TOOL_LIBS) $(TEST_LIBS)
 
 $(BUILD)/fuzz/seeds: tests/fuzz/seeds.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a $(TEST_LIBS)
 
 $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
-	@mkdir -p $(addprefix $(@D)/,wire queue clone gate)
-	@$< $(addprefix $(@D)/,wire queue clone gate)
+	@mkdir -p $(addprefix $(@D)/,$(FUZZ_CORPORA))
+	@$< $(addprefix $(@D)/,$(FUZZ_CORPORA))
 	@touch $@
 
--include $(MODEL_OBJ:.o=.d) $(UNIT_TESTS:=.d) $(LOOP_OBJ:.o=.d) $(LOOP_TESTS:=.d) $(E2E_PROGRAMS:=.d) $(FUZZERS:=.d)
+-include $(MODEL_OBJ:.o=.d) $(UNIT_TESTS:=.d) $(LOOP_OBJ:.o=.d) $(LOOP_TESTS:=.d) $(E2E_PROGRAMS:=.d) $(FUZZERS:=.d) \
+    $(FUZZ_OBJ:.o=.d)
 
 # --- running; what a run needs is built before it starts ---
 
@@ -145,12 +164,16 @@ check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRA
        $(MODEL)
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
 	    tests/unit/guest_keys \
-	    $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,8) $(RUN_DOCS) $(RUN_BENCH) \
+	    $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,7) $(RUN_DOCS) $(RUN_BENCH) \
 	    $(RUN_GUESTS) \
 	    $(E2E_TESTS) $(RUN_LAB)
 
 check-fuzz: fuzzers
 	@$(RUN_ENV) tests/run $(call run_fuzz,$(FUZZ_SECONDS))
+
+# All of them together for so long; what was found covers more the next time
+fuzz: fuzzers
+	@$(RUN_ENV) tests/run $(call run_fuzz,$(shell expr $(or $(MINUTES),60) '*' 60 / $(words $(FUZZERS))))
 
 # The library and its tests once more, in a folder of their own. MAKEFLAGS is emptied because
 # the sub-make sets -j itself. report_thread_leaks=0: a test of a broken link ends by _exit()

@@ -2,7 +2,7 @@
  *
  * seeds.c - write a small corpus for the fuzzers
  *
- * usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER GATE-FOLDER
+ * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST, a folder each
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -180,10 +180,50 @@ static void save_strangers(void)
     }
 }
 
+/* Steps are bytes: an array of them, as the fuzzer of the name reads it */
+#define SAVE(...)                                                                           \
+    do {                                                                                    \
+        const uint8_t all[] = {__VA_ARGS__};                                                \
+        save(all[0], all + 1, sizeof(all) - 1);                                             \
+    } while (0)
+
+/* Of dest_fuzz.c and source_fuzz.c: by each way and with each option, a move that is right; one
+ * whose link breaks after GO and is resumed */
+static void save_moves(unsigned steps, bool source)
+{
+    for (uint8_t way = 0; way < 3; way++)
+        for (uint8_t i = 0; i < 8; i++) {
+            uint8_t how = source ? (uint8_t)(way + 48 * (i % 2)) : (uint8_t)(way + 48 * (i / 4));
+            if (source) {
+                SAVE(how, (uint8_t)steps);
+                SAVE(how, (uint8_t)(steps - 3), 5, i % 3 | 8, 0, 0, 0);
+            } else {
+                SAVE(how, i, (uint8_t)steps);
+                SAVE(how, i, (uint8_t)(steps - 1), 5, 4, 0, 0, 8, 31);
+            }
+        }
+}
+
+/* Of agent_fuzz.c: an image that is handed over, or comes by a link, and its children */
+static void save_agents(void)
+{
+    SAVE(0, 0, 0, 176, 0, 176, 0, 176, 0, 0, 0, 0, 0, 176, 0, 0, 0, 0, 0);
+    SAVE(0, 176, 0, 176, 0, 176, 0, 0, 0, 0, 0, 0, 0, 16, 0, 16, 0, 16, 0, 176, 0, 0, 0, 16, 0);
+    SAVE(0, 0, 1, 176, 1, 183, 4, 176, 0, 0, 1, 0, 1, 0, 1, 0, 1);
+}
+
+/* Of guest_fuzz.c: forks, what they report, joins; a child that is ready and exits */
+static void save_guests(void)
+{
+    SAVE(0, 60, 0, 0, 1, 4, 0, 0, 7, 9, 4, 0, 1, 4, 0, 2, 0, 2, 1, 4, 0, 3, 0, 4, 1, 0, 1, 1, 6, 1,
+         0, 3, 1, 7, 0);
+    SAVE(1, 6, 2, 7, 2, 2, 18, 0, 18, 5, 2);
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 5) {
-        fprintf(stderr, "usage: seeds WIRE-FOLDER QUEUE-FOLDER CLONE-FOLDER GATE-FOLDER\n");
+    if (argc != 9) {
+        fprintf(stderr, "usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST\n");
         return 2;
     }
     folder = argv[1];
@@ -195,5 +235,13 @@ int main(int argc, char **argv)
     save_clone_messages();
     folder = argv[4];
     save_strangers();
+    folder = argv[5];
+    save_moves(14, false);
+    folder = argv[6];
+    save_moves(12, true);
+    folder = argv[7];
+    save_agents();
+    folder = argv[8];
+    save_guests();
     return 0;
 }

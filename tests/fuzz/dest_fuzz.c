@@ -1,0 +1,479 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest_fuzz.c - libFuzzer: a source that says what it likes to a destination, at every stage
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Input        way, options, where memory is; how many steps of a good source come first; then
+ *              steps: the next one of a good source, that a bit beside, any message, bytes beside
+ *              all framing, writes and reads on the queues, a link that breaks and is resumed.
+ * Picture      engine's thread: ff_dest_accept() .. ff_dest_wait_done(), ff_dest_recover()
+ *              a thread that touches memory from ff_dest_start() on
+ * Invariants   no GO said: the guest never ran. After a move that was right all memory is as the
+ *              source's; nothing outside it is touched, and the source's is read-only. Every failure
+ *              has a reason. All ends when the source has gone and the caller gives up.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "peer.h"
+#include "source.h"
+
+enum step {
+    HELLO, WELCOMED, PUBLISH, KEYS, WATCHED, LOGGING, DIRTY, STATE, FIRST, DATA, READY, GO,
+    RUNNING, DONE, STEPS
+};
+
+static const char *const options[] = {
+    "", ",prefill=push", ",landing=copy", ",prefill=off", ",precopy=1", ",landing=move",
+    ",precopy=1,prefill=push,landing=copy", ",chunk=64K,window=2",
+};
+
+#define STATE_BYTES 1000u
+#define PUSH_BYTES (4u << 20)
+
+struct world {
+    struct peer p;
+    enum step next;
+    const char *options;
+    bool precopy;
+    struct area own[REGIONS], theirs[REGIONS]; /* the source's, the destination's */
+    struct ff_wire_region table[REGIONS];
+    struct ff_hello hello;
+    struct ff_mr mr[REGIONS];
+    struct ff_grant grant[FF_WIRE_GRANTS_MAX];
+    unsigned n_grants;
+    struct ff_welcome welcome;
+
+    struct ff_dest *d;
+    pthread_t engine, toucher;
+    bool touches, file;
+    atomic_bool ended, stop;
+    unsigned recovers;
+    bool ran, done;
+};
+
+/* --- the destination --- */
+
+static void *touch(void *arg)
+{
+    struct world *w = arg;
+
+    for (unsigned i = 0; i < 6 && !atomic_load(&w->stop); i++)
+        (void)*(volatile uint8_t *)(w->theirs[i % REGIONS].host + (i * 7 % 20) * PAGE);
+    return NULL;
+}
+
+static int run_stages(struct world *w, struct ff_error *err)
+{
+    void *state = NULL;
+    size_t len;
+
+    int rc = ff_dest_accept(w->d, "fuzz", err);
+    if (!rc)
+        rc = ff_dest_start(w->d, err);
+    if (!rc)
+        w->touches = !pthread_create(&w->toucher, NULL, touch, w);
+    if (!rc)
+        rc = ff_dest_recv_state(w->d, &state, &len, err);
+    free(state);
+    if (!rc)
+        rc = ff_dest_ready(w->d, err);
+    if (rc)
+        return rc;
+    rc = ff_dest_wait_go(w->d, err);
+    w->ran = !rc;
+    return rc ? rc : ff_dest_running(w->d, err);
+}
+
+static void *run_engine(void *arg)
+{
+    struct world *w = arg;
+    struct ff_error err = {.code = 0};
+
+    int rc = run_stages(w, &err);
+    check_outcome(rc, &err);
+    if (!rc)
+        rc = ff_dest_wait_done(w->d, &err);
+    while (rc && ff_dest_is_ready(w->d) && !atomic_load(&w->stop) && w->recovers++ < 4) {
+        check_outcome(rc, &err);
+        rc = ff_dest_recover(w->d, 3000, &err);
+        must(rc != -ESTALE || !w->ran);
+        if (rc)
+            break;
+        must(w->ran); /* else there is nothing to go on with */
+        rc = ff_dest_wait_done(w->d, &err);
+    }
+    check_outcome(rc, &err);
+    w->done = !rc;
+    atomic_store(&w->ended, true);
+    return NULL;
+}
+
+/* --- the source's words --- */
+
+static void make_hello(struct world *w)
+{
+    for (unsigned i = 0; i < REGIONS; i++) {
+        struct ff_region r = region_of(&w->own[i], i);
+        strcpy(w->table[i].name, r.name);
+        w->table[i].len_bytes = r.len_bytes;
+        w->table[i].psize = r.psize;
+    }
+    w->hello = (struct ff_hello){.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION,
+                                 .auth = w->p.way == KEYED, .n_regions = REGIONS, .config = "fuzz",
+                                 .regions = w->table};
+}
+
+/* The first time over each link */
+static void register_memory(struct world *w)
+{
+    struct peer *p = &w->p;
+
+    for (unsigned i = 0; p->l && i < REGIONS; i++)
+        if (!w->mr[i].rkey)
+            must(!p->l->ops->reg(p->l, w->own[i].host, w->own[i].len_bytes, FF_ACCESS_REMOTE_READ,
+                                 &w->mr[i], NULL));
+}
+
+static int make_publish(struct world *w)
+{
+    struct ff_publish pub = {.segment_bytes = FF_WIRE_SEGMENT_MIN, .n_keys = REGIONS,
+                             .load_permille = 500,
+                             .push_bytes = PUSH_BYTES};
+
+    register_memory(w);
+    for (unsigned i = 0; i < REGIONS; i++)
+        pub.addr[i] = (uintptr_t)w->own[i].host;
+    return ff_wire_put_publish(w->p.msg, &pub, REGIONS);
+}
+
+static int make_keys(struct world *w)
+{
+    struct ff_wire_key k[REGIONS];
+
+    register_memory(w);
+    for (unsigned i = 0; i < REGIONS; i++)
+        k[i] = (struct ff_wire_key){.region = i, .rkey = w->mr[i].rkey};
+    return ff_wire_put_keys(w->p.msg, k, REGIONS);
+}
+
+/* The message that a good source says at @step: its length, 0: it listens */
+static int make(struct world *w, enum step step)
+{
+    static const uint8_t bits[] = {0x83, 0x10};
+    static const struct ff_page_ref first[2] = {{0, 5 * PAGE}, {1, 2 * PAGE}};
+    static const uint8_t state[STATE_BYTES] = {1};
+    const struct ff_state_head head = {.total_bytes = STATE_BYTES, .n_first = 2};
+    const struct ff_dirty dirty = {.region = 0, .n = 13, .first = 3, .bits = bits};
+    uint8_t *msg = w->p.msg;
+
+    switch (step) {
+    case HELLO:
+        return ff_wire_put_hello(msg, &w->hello, NULL);
+    case PUBLISH:
+        return make_publish(w);
+    case KEYS:
+        return make_keys(w);
+    case LOGGING:
+        return w->precopy ? ff_wire_put_empty(msg, FF_MSG_LOGGING) : 0;
+    case DIRTY:
+        return w->precopy ? ff_wire_put_dirty(msg, &dirty) : 0;
+    case STATE:
+        return ff_wire_put_state(msg, &head);
+    case FIRST:
+        return ff_wire_put_first(msg, first, 2);
+    case DATA:
+        return ff_wire_put_data(msg, state, STATE_BYTES);
+    case GO:
+        return ff_wire_put_empty(msg, FF_MSG_GO);
+    default:
+        return 0;
+    }
+}
+
+/* --- the source's steps --- */
+
+static void on_other(void *opaque, int type)
+{
+    struct world *w = opaque;
+    struct ff_error why;
+    unsigned n;
+
+    if (type == FF_MSG_GRANT &&
+        !ff_wire_get_grants(w->p.heard, (size_t)w->p.heard_len, w->grant, PUSH_BYTES, w->table,
+                            REGIONS, &n, &why))
+        w->n_grants = n;
+}
+
+/* By what a grant says: the bytes of the image, or a note that there are none */
+static void push(struct world *w, struct input *in, bool good)
+{
+    struct ff_grant *g = &w->grant[w->n_grants ? get(in) % w->n_grants : 0];
+    uint32_t imm = g->id, len = g->len_bytes;
+    uint64_t at = g->addr;
+
+    if (!w->n_grants || g->region >= REGIONS)
+        return;
+    if (!good) {
+        unsigned how = get(in);
+        imm ^= how & 1 ? get4(in) : 0;
+        len = how & 2 ? 1 + get4(in) % (2 * len) : len;
+        at += how & 4 ? get(in) * PAGE : 0;
+        w->p.right = false;
+        w->p.wrong_data = true;
+    }
+    uint64_t room = w->own[g->region].len_bytes - g->offset;
+    struct ff_wr wr = {.op = FF_OP_WRITE, .local = w->own[g->region].host + g->offset,
+                       .lkey = w->mr[g->region].lkey, .remote = at, .rkey = g->rkey,
+                       .len_bytes = len < room ? len : (uint32_t)room, .imm = imm};
+    peer_post(&w->p, FF_QUEUE_PREFILL, &wr);
+    if (good)
+        *g = w->grant[--w->n_grants];
+}
+
+/* A request that no good source makes */
+static void ask(struct world *w, struct input *in)
+{
+    unsigned how = get(in);
+    static uint8_t into[PAGE];
+    struct ff_wr wr = {.op = how & 1 ? FF_OP_READ : FF_OP_WRITE, .local = into,
+                       .remote = (uintptr_t)w->theirs[how >> 7].host + get(in) * PAGE,
+                       .rkey = how & 2 ? get4(in) : w->grant[0].rkey,
+                       .len_bytes = 1 + get4(in) % PAGE, .imm = get(in)};
+
+    w->p.right = false;
+    w->p.wrong_data = true;
+    peer_post(&w->p, how & 4 ? FF_QUEUE_PREFILL : FF_QUEUE_FAULT, &wr);
+}
+
+/* WELCOME, and queues as it says */
+static void be_welcomed(struct world *w)
+{
+    struct peer *p = &w->p;
+    struct ff_error why;
+
+    if (!peer_await(p, FF_MSG_WELCOME, on_other, w) ||
+        ff_wire_get_welcome(p->heard, (size_t)p->heard_len, &w->welcome, &why) || p->open)
+        return;
+    if (w->welcome.answer != FF_ANSWER_NEW && w->welcome.answer != FF_ANSWER_RUNNING)
+        return;
+    if (p->l->ops->open_queues(p->l, w->welcome.session, 500, &why))
+        peer_hang_up(p);
+    else
+        p->open = true;
+}
+
+/* As a good source does it, until all memory is there */
+static void serve(struct world *w)
+{
+    struct input none = {.left = 0};
+
+    for (unsigned i = 0; i < 400 && w->p.l && !atomic_load(&w->ended); i++) {
+        int type = peer_hear(&w->p);
+        on_other(w, type);
+        while (w->n_grants)
+            push(w, &none, true);
+        if (type == FF_MSG_DONE) {
+            peer_say(&w->p, ff_wire_put_empty(w->p.msg, FF_MSG_WITHDRAWN));
+            return;
+        }
+        if (!type)
+            usleep(w->p.right ? 200 : 20);
+    }
+}
+
+static void good_step(struct world *w)
+{
+    static const enum ff_msg want[STEPS] = {[WATCHED] = FF_MSG_WATCHING, [READY] = FF_MSG_READY,
+                                            [RUNNING] = FF_MSG_RUNNING};
+    enum step step = w->next;
+
+    if (step == STEPS)
+        return;
+    w->next++;
+    int len = make(w, step);
+    if (len > 0)
+        peer_say(&w->p, len);
+    if (step == WELCOMED)
+        be_welcomed(w);
+    else if (want[step])
+        peer_await(&w->p, want[step], on_other, w);
+    else if (step == LOGGING && w->precopy)
+        peer_await(&w->p, FF_MSG_PASSED, on_other, w);
+    else if (step == DONE)
+        serve(w);
+}
+
+static void connect_peer(struct world *w)
+{
+    struct ff_link_params lp = {.host = "127.0.0.1", .timeout_ms = 1000,
+                                .key = w->p.way == KEYED ? fuzz_key() : NULL};
+    char port[16];
+
+    snprintf(port, sizeof(port), "%u", ff_dest_port(w->d));
+    lp.port = port;
+    memset(w->mr, 0, sizeof(w->mr));
+    w->n_grants = 0;
+    w->p.open = false;
+    if (strcmp(port, "0") && ff_tcp_connect(&lp, -1, &w->p.l, NULL))
+        w->p.l = NULL;
+}
+
+/* The link breaks, and another comes */
+static void come_back(struct world *w, struct input *in)
+{
+    struct ff_resume r = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION,
+                          .epoch = w->welcome.epoch, .digest = ff_hello_digest(&w->hello)};
+    unsigned how = get(in);
+
+    if (w->p.way == SOCKETS)
+        return;
+    peer_hang_up(&w->p);
+    for (unsigned i = 0; i < 50 && !ff_dest_port(w->d) && !atomic_load(&w->ended); i++)
+        usleep(200);
+    connect_peer(w);
+    if (!w->p.l)
+        return;
+    memcpy(r.session, w->welcome.session, sizeof(r.session));
+    int len = how & 1 ? ff_wire_put_hello(w->p.msg, &w->hello, NULL)
+                      : ff_wire_put_resume(w->p.msg, &r);
+    if (how & 2)
+        peer_say_beside(&w->p, len, in);
+    else
+        peer_say(&w->p, len);
+    be_welcomed(w);
+    if (how & 1)
+        w->next = PUBLISH;
+    else if (w->welcome.answer == FF_ANSWER_NOT_STARTED || w->welcome.answer == FF_ANSWER_COMPLETE)
+        peer_say(&w->p, ff_wire_put_empty(w->p.msg, FF_MSG_WITHDRAWN));
+    else if (how & 4) {
+        w->next = DONE;
+        peer_say(&w->p, make(w, PUBLISH));
+        peer_say(&w->p, make(w, KEYS));
+    }
+}
+
+static void step(struct world *w, struct input *in)
+{
+    int len;
+
+    switch (get(in) % 10) {
+    case 0:
+    case 1:
+        good_step(w);
+        break;
+    case 2: /* that, a bit beside */
+        if (w->next < STEPS && (len = make(w, w->next)) > 0)
+            peer_say_beside(&w->p, len, in);
+        w->next += w->next < STEPS;
+        break;
+    case 3: /* what is right at another time */
+        w->p.right = false;
+        if ((len = make(w, get(in) % STEPS)) > 0)
+            peer_say(&w->p, len);
+        break;
+    case 4:
+        peer_say_anything(&w->p, in);
+        break;
+    case 5:
+        if (w->p.way == SOCKETS)
+            peer_say_raw(&w->p, in);
+        else
+            come_back(w, in);
+        break;
+    case 6:
+        push(w, in, get(in) & 1);
+        break;
+    case 7:
+        ask(w, in);
+        break;
+    case 8: /* serve, and listen */
+        for (unsigned i = get(in) % 32; i--;)
+            on_other(w, peer_hear(&w->p));
+        break;
+    default:
+        w->next = get(in) % (STEPS + 1); /* leave out, or repeat */
+        w->p.right = false;
+    }
+}
+
+/* --- one run --- */
+
+static void begin(struct world *w, struct input *in)
+{
+    struct ff_error err;
+    unsigned how = get(in);
+
+    w->p = (struct peer){.way = how % WAYS, .right = true, .raw = {-1, -1, -1},
+                         .engine_ended = &w->ended};
+    w->options = options[get(in) % (sizeof(options) / sizeof(options[0]))];
+    w->precopy = strstr(w->options, "precopy");
+    for (unsigned i = 0; i < REGIONS; i++) {
+        area_new(&w->own[i], i, false);
+        area_fill(&w->own[i], i);
+        must(!mprotect(w->own[i].host, w->own[i].len_bytes, PROT_READ));
+        area_new(&w->theirs[i], i, (how >> 4 & 1) ^ i);
+    }
+    make_hello(w);
+    struct ff_address *a = fuzz_address(w->p.way, 0, w->options);
+    must(!(w->p.way == SOCKETS ? ff_dest_new_on_link(a, peer_sockets(&w->p), &w->d, &err)
+                               : ff_dest_new(a, &w->d, &err)));
+    ff_address_free(a);
+    for (unsigned i = 0; i < REGIONS; i++) {
+        struct ff_region r = region_of(&w->theirs[i], i);
+        must(!ff_dest_add_region(w->d, &r, &err));
+    }
+    must(!pthread_create(&w->engine, NULL, run_engine, w));
+    if (w->p.way != SOCKETS)
+        connect_peer(w);
+}
+
+static void check_memory(const struct world *w)
+{
+    for (unsigned i = 0; i < REGIONS; i++)
+        for (uint64_t at = 0; at < region_pages[i]; at++)
+            must(page_is_right(w->theirs[i].host + at * PAGE, i, at));
+}
+
+static void end(struct world *w)
+{
+    peer_hang_up(&w->p);
+    if (!await_flag(&w->ended, w->p.way == SOCKETS ? 2000 : 5)) {
+        atomic_store(&w->stop, true);
+        ff_dest_cancel(w->d);
+    }
+    pthread_join(w->engine, NULL);
+    must(!w->ran || w->p.said & FF_MSG_BIT(FF_MSG_GO));
+    if (w->done && w->p.right && !w->p.wrong_data)
+        check_memory(w);
+    atomic_store(&w->stop, true);
+    ff_dest_free(w->d); /* who waits for memory goes on */
+    if (w->touches)
+        pthread_join(w->toucher, NULL);
+    for (unsigned i = 0; i < REGIONS; i++) {
+        area_free(&w->own[i]);
+        area_free(&w->theirs[i]);
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct world w;
+    struct input in = {.p = data, .left = size};
+
+    be_silent();
+    memset(&w, 0, sizeof(w));
+    begin(&w, &in);
+    for (unsigned n = get(&in) % (STEPS + 1); n--;)
+        good_step(&w);
+    for (unsigned n = 0; in.left && n < 40; n++)
+        step(&w, &in);
+    end(&w);
+    return 0;
+}
