@@ -22,6 +22,10 @@
 
 #define READ_BATCH 32
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
 /* Linux 6.8; see linux/userfaultfd.h there */
 #ifndef UFFDIO_MOVE
 #define UFFD_FEATURE_MOVE (1 << 16)
@@ -218,16 +222,39 @@ static int install_zeros_by_copy(struct ff_uffd *u, const struct ff_uffd_range *
     return 0;
 }
 
+/* The alias is written whole before the page can be seen. A file system that is full would answer
+ * the write by SIGBUS: its room is asked for first (Linux 5.14; EINVAL before) */
+static int fill_alias(const struct ff_uffd_range *r, uint64_t offset, const void *src, uint64_t len,
+                      struct ff_error *err)
+{
+    uint8_t *to = r->alias + offset;
+
+    if (src == to)
+        return 0;
+    if (madvise(to, len, MADV_POPULATE_WRITE) && errno != EINVAL) {
+        bool full = errno == EFAULT || errno == ENOMEM;
+        return ff_error_set(err, full ? ENOMEM : errno,
+                            "uffd: install %llu bytes at offset 0x%llx: %s",
+                            (unsigned long long)len, (unsigned long long)offset,
+                            full ? "no room in the file behind memory (see df, and HugePages_Free "
+                                   "in /proc/meminfo)"
+                                 : strerror(errno));
+    }
+    if (src)
+        memcpy(to, src, len);
+    else
+        memset(to, 0, len);
+    return 0;
+}
+
 int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
                     const void *src, uint64_t len, bool wake, uint64_t *done, struct ff_error *err)
 {
     *done = 0;
     if (r->landing == FF_UFFD_CONTINUE) {
-        /* the alias is written whole before the page can be seen */
-        if (!src)
-            memset(r->alias + offset, 0, len);
-        else if (src != r->alias + offset)
-            memcpy(r->alias + offset, src, len);
+        int rc = fill_alias(r, offset, src, len, err);
+        if (rc)
+            return rc;
     } else if (!src && r->memory == FF_UFFD_HUGETLB) {
         return install_zeros_by_copy(u, r, offset, len, wake, done, err);
     }

@@ -90,8 +90,10 @@ static void on_child(void *opaque, unsigned child, enum ff_child_event what)
 
 static void put_table(const struct world *w, struct ff_clone_msg *m)
 {
-    m->table = (struct ff_hello){.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION,
-                                 .n_regions = REGIONS, .config = "fuzz",
+    m->table = (struct ff_hello){.version = FF_WIRE_VERSION,
+                                 .oldest = FF_WIRE_VERSION,
+                                 .n_regions = REGIONS,
+                                 .config = "fuzz",
                                  .regions = (struct ff_wire_region *)w->table};
     for (unsigned i = 0; i < REGIONS; i++)
         m->host[i] = (uintptr_t)w->area[i].host;
@@ -106,8 +108,10 @@ static void watch(struct world *w, struct person *k)
     must(!ff_uffd_open(&k->uffd, &err));
     k->watches = true;
     for (unsigned i = 0; i < REGIONS; i++) {
-        struct ff_uffd_range r = {.host = w->area[i].host, .len_bytes = w->area[i].len_bytes,
-                                  .psize = PAGE, .memory = FF_UFFD_ANON};
+        struct ff_uffd_range r = {.host = w->area[i].host,
+                                  .len_bytes = w->area[i].len_bytes,
+                                  .psize = PAGE,
+                                  .memory = FF_UFFD_ANON};
         ff_uffd_register(&k->uffd, &r, "fuzz", &err); /* one of them at a time can */
     }
 }
@@ -115,9 +119,8 @@ static void watch(struct world *w, struct person *k)
 static struct ff_clone_msg child_says(struct world *w, struct person *k, enum child_step step,
                                       bool watches)
 {
-    static const enum ff_clone_type types[CHILD_STEPS] = {FF_CLONE_HELLO, FF_CLONE_WATCH,
-                                                          FF_CLONE_LOADED, FF_CLONE_READY,
-                                                          FF_CLONE_RUNNING};
+    static const enum ff_clone_type types[CHILD_STEPS] = {
+        FF_CLONE_HELLO, FF_CLONE_WATCH, FF_CLONE_LOADED, FF_CLONE_READY, FF_CLONE_RUNNING};
     struct ff_clone_msg m = {.type = types[step], .number = (uint32_t)(k - w->person)};
 
     if (step == C_HELLO)
@@ -189,9 +192,8 @@ static void put_sockets(struct world *w, struct ff_clone_msg *m)
 
 static struct ff_clone_msg lender_says(struct world *w, enum lender_step step, unsigned how)
 {
-    static const enum ff_clone_type types[LENDER_STEPS] = {FF_CLONE_HELLO, FF_CLONE_MEMORY,
-                                                           FF_CLONE_IMAGE, FF_CLONE_RUN,
-                                                           FF_CLONE_LINK};
+    static const enum ff_clone_type types[LENDER_STEPS] = {
+        FF_CLONE_HELLO, FF_CLONE_MEMORY, FF_CLONE_IMAGE, FF_CLONE_RUN, FF_CLONE_LINK};
     struct ff_clone_msg m = {.type = types[step], .number = REGIONS, .lends = true};
 
     if (step == L_HELLO)
@@ -226,7 +228,8 @@ static bool send_raw(int sock, const uint8_t *buf, size_t len, const int *fd, un
     if (n) {
         msg.msg_control = control.space;
         msg.msg_controllen = CMSG_SPACE(n * sizeof(int));
-        control.head = (struct cmsghdr){.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS,
+        control.head = (struct cmsghdr){.cmsg_level = SOL_SOCKET,
+                                        .cmsg_type = SCM_RIGHTS,
                                         .cmsg_len = CMSG_LEN(n * sizeof(int))};
         memcpy(CMSG_DATA(&control.head), fd, n * sizeof(int));
     }

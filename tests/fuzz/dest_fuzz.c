@@ -11,8 +11,8 @@
  * Picture      engine's thread: ff_dest_accept() .. ff_dest_wait_done(), ff_dest_recover()
  *              a thread that touches memory from ff_dest_start() on
  * Invariants   no GO said: the guest never ran. After a move that was right all memory is as the
- *              source's; nothing outside it is touched, and the source's is read-only. Every failure
- *              has a reason. All ends when the source has gone and the caller gives up.
+ *              source's; nothing outside it is touched, and the source's is read-only. Every
+ *              failure has a reason. All ends when the source has gone and the caller gives up.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -23,13 +23,32 @@
 #include "source.h"
 
 enum step {
-    HELLO, WELCOMED, PUBLISH, KEYS, WATCHED, LOGGING, DIRTY, STATE, FIRST, DATA, READY, GO,
-    RUNNING, DONE, STEPS
+    HELLO,
+    WELCOMED,
+    PUBLISH,
+    KEYS,
+    WATCHED,
+    LOGGING,
+    DIRTY,
+    STATE,
+    FIRST,
+    DATA,
+    READY,
+    GO,
+    RUNNING,
+    DONE,
+    STEPS
 };
 
 static const char *const options[] = {
-    "", ",prefill=push", ",landing=copy", ",prefill=off", ",precopy=1", ",landing=move",
-    ",precopy=1,prefill=push,landing=copy", ",chunk=64K,window=2",
+    "",
+    ",prefill=push",
+    ",landing=copy",
+    ",prefill=off",
+    ",precopy=1",
+    ",landing=move",
+    ",precopy=1,prefill=push,landing=copy",
+    ",chunk=64K,window=2",
 };
 
 #define STATE_BYTES 1000u
@@ -123,8 +142,11 @@ static void make_hello(struct world *w)
         w->table[i].len_bytes = r.len_bytes;
         w->table[i].psize = r.psize;
     }
-    w->hello = (struct ff_hello){.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION,
-                                 .auth = w->p.way == KEYED, .n_regions = REGIONS, .config = "fuzz",
+    w->hello = (struct ff_hello){.version = FF_WIRE_VERSION,
+                                 .oldest = FF_WIRE_VERSION,
+                                 .auth = w->p.way == KEYED,
+                                 .n_regions = REGIONS,
+                                 .config = "fuzz",
                                  .regions = w->table};
 }
 
@@ -141,7 +163,8 @@ static void register_memory(struct world *w)
 
 static int make_publish(struct world *w)
 {
-    struct ff_publish pub = {.segment_bytes = FF_WIRE_SEGMENT_MIN, .n_keys = REGIONS,
+    struct ff_publish pub = {.segment_bytes = FF_WIRE_SEGMENT_MIN,
+                             .n_keys = REGIONS,
                              .load_permille = 500,
                              .push_bytes = PUSH_BYTES};
 
@@ -203,9 +226,8 @@ static void on_other(void *opaque, int type)
     struct ff_error why;
     unsigned n;
 
-    if (type == FF_MSG_GRANT &&
-        !ff_wire_get_grants(w->p.heard, (size_t)w->p.heard_len, w->grant, PUSH_BYTES, w->table,
-                            REGIONS, &n, &why))
+    if (type == FF_MSG_GRANT && !ff_wire_get_grants(w->p.heard, (size_t)w->p.heard_len, w->grant,
+                                                    PUSH_BYTES, w->table, REGIONS, &n, &why))
         w->n_grants = n;
 }
 
@@ -227,9 +249,13 @@ static void push(struct world *w, struct input *in, bool good)
         w->p.wrong_data = true;
     }
     uint64_t room = w->own[g->region].len_bytes - g->offset;
-    struct ff_wr wr = {.op = FF_OP_WRITE, .local = w->own[g->region].host + g->offset,
-                       .lkey = w->mr[g->region].lkey, .remote = at, .rkey = g->rkey,
-                       .len_bytes = len < room ? len : (uint32_t)room, .imm = imm};
+    struct ff_wr wr = {.op = FF_OP_WRITE,
+                       .local = w->own[g->region].host + g->offset,
+                       .lkey = w->mr[g->region].lkey,
+                       .remote = at,
+                       .rkey = g->rkey,
+                       .len_bytes = len < room ? len : (uint32_t)room,
+                       .imm = imm};
     peer_post(&w->p, FF_QUEUE_PREFILL, &wr);
     if (good)
         *g = w->grant[--w->n_grants];
@@ -240,10 +266,12 @@ static void ask(struct world *w, struct input *in)
 {
     unsigned how = get(in);
     static uint8_t into[PAGE];
-    struct ff_wr wr = {.op = how & 1 ? FF_OP_READ : FF_OP_WRITE, .local = into,
+    struct ff_wr wr = {.op = how & 1 ? FF_OP_READ : FF_OP_WRITE,
+                       .local = into,
                        .remote = (uintptr_t)w->theirs[how >> 7].host + get(in) * PAGE,
                        .rkey = how & 2 ? get4(in) : w->grant[0].rkey,
-                       .len_bytes = 1 + get4(in) % PAGE, .imm = get(in)};
+                       .len_bytes = 1 + get4(in) % PAGE,
+                       .imm = get(in)};
 
     w->p.right = false;
     w->p.wrong_data = true;
@@ -288,8 +316,8 @@ static void serve(struct world *w)
 
 static void good_step(struct world *w)
 {
-    static const enum ff_msg want[STEPS] = {[WATCHED] = FF_MSG_WATCHING, [READY] = FF_MSG_READY,
-                                            [RUNNING] = FF_MSG_RUNNING};
+    static const enum ff_msg want[STEPS] = {
+        [WATCHED] = FF_MSG_WATCHING, [READY] = FF_MSG_READY, [RUNNING] = FF_MSG_RUNNING};
     enum step step = w->next;
 
     if (step == STEPS)
@@ -310,8 +338,8 @@ static void good_step(struct world *w)
 
 static void connect_peer(struct world *w)
 {
-    struct ff_link_params lp = {.host = "127.0.0.1", .timeout_ms = 1000,
-                                .key = w->p.way == KEYED ? fuzz_key() : NULL};
+    struct ff_link_params lp = {
+        .host = "127.0.0.1", .timeout_ms = 1000, .key = w->p.way == KEYED ? fuzz_key() : NULL};
     char port[16];
 
     snprintf(port, sizeof(port), "%u", ff_dest_port(w->d));
@@ -326,8 +354,10 @@ static void connect_peer(struct world *w)
 /* The link breaks, and another comes */
 static void come_back(struct world *w, struct input *in)
 {
-    struct ff_resume r = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION,
-                          .epoch = w->welcome.epoch, .digest = ff_hello_digest(&w->hello)};
+    struct ff_resume r = {.version = FF_WIRE_VERSION,
+                          .oldest = FF_WIRE_VERSION,
+                          .epoch = w->welcome.epoch,
+                          .digest = ff_hello_digest(&w->hello)};
     unsigned how = get(in);
 
     if (w->p.way == SOCKETS)
@@ -339,8 +369,8 @@ static void come_back(struct world *w, struct input *in)
     if (!w->p.l)
         return;
     memcpy(r.session, w->welcome.session, sizeof(r.session));
-    int len = how & 1 ? ff_wire_put_hello(w->p.msg, &w->hello, NULL)
-                      : ff_wire_put_resume(w->p.msg, &r);
+    int len =
+        how & 1 ? ff_wire_put_hello(w->p.msg, &w->hello, NULL) : ff_wire_put_resume(w->p.msg, &r);
     if (how & 2)
         peer_say_beside(&w->p, len, in);
     else
@@ -408,8 +438,8 @@ static void begin(struct world *w, struct input *in)
     struct ff_error err;
     unsigned how = get(in);
 
-    w->p = (struct peer){.way = how % WAYS, .right = true, .raw = {-1, -1, -1},
-                         .engine_ended = &w->ended};
+    w->p = (struct peer){
+        .way = how % WAYS, .right = true, .raw = {-1, -1, -1}, .engine_ended = &w->ended};
     w->options = options[get(in) % (sizeof(options) / sizeof(options[0]))];
     w->precopy = strstr(w->options, "precopy");
     for (unsigned i = 0; i < REGIONS; i++) {

@@ -80,8 +80,8 @@ struct world {
     struct server v;
     struct fork_serve s;
     struct serve_limits limits;
-    int guest;              /* -1: it has hung up */
-    int events[RUNS][2];    /* of run number i, and its errors; -1: closed */
+    int guest;           /* -1: it has hung up */
+    int events[RUNS][2]; /* of run number i, and its errors; -1: closed */
     struct run *run[RUNS];
     unsigned n_begun;
     bool in_message; /* of the identity, which follows "forked" */
@@ -90,8 +90,12 @@ struct world {
 };
 
 static const char *const words[] = {
-    "fork 3\n", "fork 1 some data of the user\n", "join\n", "join a-word\n", "joined\n", "exit 3\n",
-    "link\n", "ready\n", "fork 9\n", "fork 0\n", "join bad word\n", "fork 2 \n",
+    "fork 3\n",        "fork 1 some data of the user\n",
+    "join\n",          "join a-word\n",
+    "joined\n",        "exit 3\n",
+    "link\n",          "ready\n",
+    "fork 9\n",        "fork 0\n",
+    "join bad word\n", "fork 2 \n",
 };
 
 static const char *const reports[] = {

@@ -130,8 +130,12 @@ struct ff_region region_of(const struct area *a, unsigned number)
 {
     static const char *const names[REGIONS] = {"pc.ram", "pc.rom"};
 
-    return (struct ff_region){.name = names[number], .host = a->host, .len_bytes = a->len_bytes,
-                              .psize = PAGE, .fd = a->fd, .zero_fill = true};
+    return (struct ff_region){.name = names[number],
+                              .host = a->host,
+                              .len_bytes = a->len_bytes,
+                              .psize = PAGE,
+                              .fd = a->fd,
+                              .zero_fill = true};
 }
 
 /* --- the peer --- */

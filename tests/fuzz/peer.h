@@ -63,10 +63,10 @@ enum way { SOCKETS, TCP, KEYED, WAYS };
 
 struct peer {
     enum way way;
-    struct ff_link *l; /* NULL: it has hung up */
-    bool open;         /* its queues are */
-    bool right;        /* it has said nothing yet that it should not */
-    bool wrong_data;   /* nor has it changed what arrives as memory */
+    struct ff_link *l;       /* NULL: it has hung up */
+    bool open;               /* its queues are */
+    bool right;              /* it has said nothing yet that it should not */
+    bool wrong_data;         /* nor has it changed what arrives as memory */
     int raw[FF_TCP_SOCKETS]; /* SOCKETS: control, then each queue; -1 */
     uint8_t msg[FF_MSG_MAX]; /* what it says */
     uint8_t heard[FF_MSG_MAX];

@@ -24,7 +24,19 @@
 #include "source.h"
 
 enum step {
-    HELLO, WELCOME, PUBLISH, WATCHING, PASSED, STATE, READY, GO, RUNNING, READS, GRANT, DONE, STEPS
+    HELLO,
+    WELCOME,
+    PUBLISH,
+    WATCHING,
+    PASSED,
+    STATE,
+    READY,
+    GO,
+    RUNNING,
+    READS,
+    GRANT,
+    DONE,
+    STEPS
 };
 
 #define INTO_PAGES 4u /* that it reads to; what is granted comes behind them */
@@ -119,7 +131,10 @@ static int make_grants(struct world *w)
     struct ff_grant g[2];
 
     for (unsigned i = 0; i < 2; i++)
-        g[i] = (struct ff_grant){.region = i, .id = i, .offset = 4 * PAGE, .len_bytes = 8 * PAGE,
+        g[i] = (struct ff_grant){.region = i,
+                                 .id = i,
+                                 .offset = 4 * PAGE,
+                                 .len_bytes = 8 * PAGE,
                                  .rkey = w->into_mr.rkey,
                                  .addr = (uintptr_t)w->into.host + (4 + i * 8) * PAGE};
     return ff_wire_put_grants(w->p.msg, g, 2);
@@ -128,7 +143,8 @@ static int make_grants(struct world *w)
 /* The message that a good destination says at @step: its length, 0: it listens, or reads */
 static int make(struct world *w, enum step step)
 {
-    struct ff_welcome welcome = {.version = FF_WIRE_VERSION, .epoch = w->epoch,
+    struct ff_welcome welcome = {.version = FF_WIRE_VERSION,
+                                 .epoch = w->epoch,
                                  .answer = w->epoch > 1 ? FF_ANSWER_RUNNING : FF_ANSWER_NEW,
                                  .features = w->precopy ? FF_WIRE_PRECOPY : 0,
                                  .session = "a session of 16"};
@@ -186,9 +202,15 @@ static void read_right(struct world *w, unsigned turn)
 
     if (!w->n_keys || !w->p.open)
         return;
-    struct ff_wr wr = {.id = 77, .op = FF_OP_READ, .local = into, .lkey = w->into_mr.lkey,
-                       .remote = w->publish.addr[k->region] + turn % 16 * PAGE, .rkey = k->rkey,
-                       .len_bytes = 4 * PAGE, .granule_bytes = PAGE, .zero = &zero};
+    struct ff_wr wr = {.id = 77,
+                       .op = FF_OP_READ,
+                       .local = into,
+                       .lkey = w->into_mr.lkey,
+                       .remote = w->publish.addr[k->region] + turn % 16 * PAGE,
+                       .rkey = k->rkey,
+                       .len_bytes = 4 * PAGE,
+                       .granule_bytes = PAGE,
+                       .zero = &zero};
     must(w->into_mr.rkey);
     bool checks = w->p.right;
     peer_post(&w->p, turn & 1 ? FF_QUEUE_PREFILL : FF_QUEUE_FAULT, &wr);
@@ -210,11 +232,14 @@ static void ask(struct world *w, struct input *in)
     unsigned how = get(in);
     const struct ff_wire_key *k = &w->keys[how & 1];
     static uint8_t zero[FF_GRANULES_MAX / 8];
-    struct ff_wr wr = {.id = 1, .op = how & 2 ? FF_OP_READ : FF_OP_WRITE, .local = w->into.host,
+    struct ff_wr wr = {.id = 1,
+                       .op = how & 2 ? FF_OP_READ : FF_OP_WRITE,
+                       .local = w->into.host,
                        .lkey = w->into_mr.lkey,
                        .remote = w->publish.addr[k->region] + get(in) * (how & 4 ? 1u : PAGE),
                        .rkey = how & 8 ? get4(in) : k->rkey,
-                       .len_bytes = 1 + get4(in) % (INTO_PAGES * PAGE), .imm = get(in)};
+                       .len_bytes = 1 + get4(in) % (INTO_PAGES * PAGE),
+                       .imm = get(in)};
 
     if (how & 16 && wr.op == FF_OP_READ) {
         wr.granule_bytes = PAGE;
@@ -249,8 +274,8 @@ static void be_landing(struct world *w)
 
 static void good_step(struct world *w)
 {
-    static const enum ff_msg want[STEPS] = {[HELLO] = FF_MSG_HELLO, [PUBLISH] = FF_MSG_KEYS,
-                                            [STATE] = FF_MSG_STATE, [GO] = FF_MSG_GO};
+    static const enum ff_msg want[STEPS] = {
+        [HELLO] = FF_MSG_HELLO, [PUBLISH] = FF_MSG_KEYS, [STATE] = FF_MSG_STATE, [GO] = FF_MSG_GO};
     enum step step = w->next;
 
     if (step == STEPS)
@@ -291,8 +316,8 @@ static void accept_source(struct world *w)
 static void take_back(struct world *w, struct input *in)
 {
     unsigned how = get(in);
-    struct ff_welcome welcome = {.version = FF_WIRE_VERSION, .epoch = ++w->epoch,
-                                 .answer = FF_ANSWER_NOT_STARTED + how % 3};
+    struct ff_welcome welcome = {
+        .version = FF_WIRE_VERSION, .epoch = ++w->epoch, .answer = FF_ANSWER_NOT_STARTED + how % 3};
 
     if (w->p.way == SOCKETS)
         return;
@@ -374,7 +399,9 @@ static void make_source(struct world *w)
     struct ff_error err;
 
     if (w->p.way != SOCKETS) {
-        struct ff_link_params lp = {.host = "127.0.0.1", .port = "0", .timeout_ms = 1000,
+        struct ff_link_params lp = {.host = "127.0.0.1",
+                                    .port = "0",
+                                    .timeout_ms = 1000,
                                     .key = w->p.way == KEYED ? fuzz_key() : NULL};
         must(!ff_tcp_listen(&lp, &w->ls, &err));
         port = ff_tcp_port(w->ls);
@@ -399,8 +426,8 @@ static void begin(struct world *w, struct input *in)
 {
     unsigned how = get(in);
 
-    w->p = (struct peer){.way = how % WAYS, .right = true, .raw = {-1, -1, -1},
-                         .engine_ended = &w->ended};
+    w->p = (struct peer){
+        .way = how % WAYS, .right = true, .raw = {-1, -1, -1}, .engine_ended = &w->ended};
     w->precopy = how & 32;
     w->epoch = 1;
     memcpy(w->session, "a session of 16", sizeof(w->session));

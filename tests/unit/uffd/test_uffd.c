@@ -1,9 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_uffd.c - a userfaultfd that another process holds, too
+ * test_uffd.c - installs that the kernel does in part, or not now; a userfaultfd that another
+ *               process holds, too
  */
+#include <errno.h>
 #include <fcntl.h>
+#include <linux/userfaultfd.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include "uffd.h"
@@ -42,9 +50,176 @@ static void cleared_flag(void **state)
     munmap(p, page);
 }
 
+/* --- the kernel's answers to UFFDIO_COPY, by turns --- */
+
+#define PAGE 4096u
+
+/* Bytes that are done, or -errno; 0: it is asked really, which here means of a closed descriptor */
+static const int64_t *answers;
+static unsigned n_asked;
+static struct uffdio_copy asked[16];
+
+int __real_ioctl(int fd, unsigned long request, ...);
+int __wrap_ioctl(int fd, unsigned long request, ...);
+
+int __wrap_ioctl(int fd, unsigned long request, ...)
+{
+    va_list ap;
+
+    va_start(ap, request);
+    void *arg = va_arg(ap, void *);
+    va_end(ap);
+    if (!answers || request != UFFDIO_COPY)
+        return __real_ioctl(fd, request, arg);
+    struct uffdio_copy *c = arg;
+    assert_true(n_asked < 16);
+    asked[n_asked] = *c;
+    int64_t answer = answers[n_asked++];
+    if (answer == (int64_t)c->len) {
+        c->copy = answer;
+        return 0;
+    }
+    c->copy = answer; /* as the kernel has it: part of it, and EAGAIN */
+    errno = answer > 0 ? EAGAIN : (int)-answer;
+    return -1;
+}
+
+static int install_by(const int64_t *says, uint64_t len, uint64_t *done, struct ff_error *err)
+{
+    static uint8_t page[4 * PAGE];
+    struct ff_uffd u = {.fd = -1, .keep_fd = -1};
+    struct ff_uffd_range r = {.host = (uint8_t *)0x10000, .len_bytes = sizeof(page), .psize = PAGE,
+                              .memory = FF_UFFD_ANON, .landing = FF_UFFD_COPY};
+
+    answers = says;
+    n_asked = 0;
+    int rc = ff_uffd_install(&u, &r, 0, page, len, true, done, err);
+    answers = NULL;
+    for (uint64_t i = 1; i < n_asked; i++) /* what is left, from where it comes */
+        assert_int_equal(asked[i].dst - asked[0].dst, asked[i].src - asked[0].src);
+    return rc;
+}
+
+static void part_of_a_copy(void **state)
+{
+    static const int64_t parts[] = {PAGE, -EAGAIN, 2 * PAGE, PAGE};
+    struct ff_error err;
+    uint64_t done;
+
+    (void)state;
+    assert_ok(install_by(parts, 4 * PAGE, &done, &err), err);
+    assert_int_equal(done, 4 * PAGE);
+    assert_int_equal(n_asked, 4);
+    assert_int_equal(asked[1].dst, 0x10000 + PAGE);
+    assert_int_equal(asked[2].len, 3 * PAGE);
+    assert_int_equal(asked[3].dst, 0x10000 + 3 * PAGE);
+}
+
+static void part_and_no_memory(void **state)
+{
+    static const int64_t parts[] = {2 * PAGE, -ENOMEM};
+    struct ff_error err;
+    uint64_t done;
+
+    (void)state;
+    int rc = install_by(parts, 4 * PAGE, &done, &err);
+    assert_int_equal(rc, -ENOMEM);
+    assert_int_equal(err.code, ENOMEM);
+    assert_true(ff_uffd_may_pass(rc));
+    assert_int_equal(done, 2 * PAGE); /* these are there, and are not installed again */
+    assert_int_equal(n_asked, 2);
+}
+
+static void part_and_another_has_it(void **state)
+{
+    static const int64_t parts[] = {PAGE, -EEXIST};
+    struct ff_error err;
+    uint64_t done;
+
+    (void)state;
+    assert_int_equal(install_by(parts, 2 * PAGE, &done, &err), -EEXIST);
+    assert_int_equal(done, PAGE);
+    assert_false(ff_uffd_may_pass(-EEXIST));
+}
+
+/* --- a file system without room --- */
+
+/* A tmpfs of eight pages, in a mount namespace of this process: a file in it that claims more */
+static int file_in_small_fs(char dir[64], uint64_t len, int *filler)
+{
+    char path[96];
+
+    strcpy(dir, "/tmp/farfork-unit-XXXXXX");
+    assert_non_null(mkdtemp(dir));
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("none", dir, "tmpfs", 0, "size=32K")) {
+        rmdir(dir);
+        return -1;
+    }
+    snprintf(path, sizeof(path), "%s/memory", dir);
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0 && !ftruncate(fd, (off_t)len));
+    snprintf(path, sizeof(path), "%s/filler", dir);
+    *filler = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(*filler >= 0 && !fallocate(*filler, 0, 0, 4 * PAGE));
+    return fd;
+}
+
+static void no_room_in_file(void **state)
+{
+    uint64_t len = 16 * PAGE, done = 0, at = 0;
+    static const uint8_t page[PAGE] = {7};
+    struct ff_error err = {.code = 0};
+    struct ff_uffd u;
+    char dir[64];
+    int rc = 0, filler = -1;
+
+    (void)state;
+    if (ff_uffd_open(&u, &err)) {
+        print_message("SKIP: %s\n", err.text);
+        skip();
+    }
+    int fd = file_in_small_fs(dir, len, &filler);
+    if (fd < 0) {
+        print_message("SKIP: cannot mount a tmpfs here: %s\n", strerror(errno));
+        ff_uffd_close(&u);
+        skip();
+    }
+    uint8_t *p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    uint8_t *alias = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    struct ff_uffd_range r = {.host = p, .len_bytes = len, .psize = PAGE, .shared = true,
+                              .memory = FF_UFFD_SHMEM, .landing = FF_UFFD_CONTINUE,
+                              .alias = alias};
+    assert_true(p != MAP_FAILED && alias != MAP_FAILED);
+    assert_ok(ff_uffd_register(&u, &r, "file", &err), err);
+    for (; at < len && !rc; at += PAGE) /* not by SIGBUS */
+        rc = ff_uffd_install(&u, &r, at, at % (2 * PAGE) ? page : NULL, PAGE, true, &done, &err);
+    at -= PAGE;
+    assert_int_equal(rc, -ENOMEM);
+    assert_true(ff_uffd_may_pass(rc) && strstr(err.text, "no room in the file"));
+    assert_true(at >= 2 * PAGE && at <= 4 * PAGE && !done);
+    assert_false(ftruncate(filler, 0)); /* somebody makes room: the same page goes in */
+    assert_ok(ff_uffd_install(&u, &r, at, page, PAGE, true, &done, &err), err);
+    assert_int_equal(p[at], 7);
+    assert_int_equal(p[PAGE], 7);
+    ff_uffd_close(&u);
+    munmap(p, len);
+    munmap(alias, len);
+    close(fd);
+    close(filler);
+    assert_false(umount2(dir, MNT_DETACH));
+    assert_false(rmdir(dir));
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(cleared_flag)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(cleared_flag),
+        cmocka_unit_test(part_of_a_copy),
+        cmocka_unit_test(part_and_no_memory),
+        cmocka_unit_test(part_and_another_has_it),
+        cmocka_unit_test(no_room_in_file),
+    };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
