@@ -494,9 +494,9 @@ static bool end_worker(struct agent *a)
     if (!a->worker_runs)
         return true;
     ff_agent_cancel(a->ff); /* it waits for a source, perhaps, also when it is complete */
-    clock_gettime(CLOCK_REALTIME, &t);
+    clock_gettime(CLOCK_MONOTONIC, &t);
     t.tv_sec += END_LIMIT_MS / 1000;
-    return pthread_timedjoin_np(a->worker, NULL, &t) == 0;
+    return pthread_clockjoin_np(a->worker, NULL, CLOCK_MONOTONIC, &t) == 0;
 }
 
 static void end_vms(struct agent *a)
