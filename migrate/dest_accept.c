@@ -64,7 +64,7 @@ static int queues_ms(const struct ff_dest *d)
 
 bool dest_resumes(const struct ff_dest *d)
 {
-    return d->addr.reconnect_ms && !d->owner.adopt && *d->at.port;
+    return d->addr.reconnect_ms && *d->at.port;
 }
 
 int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error *err)
