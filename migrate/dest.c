@@ -554,23 +554,6 @@ bool ff_dest_is_told(const struct ff_dest *d)
     return d->told;
 }
 
-void ff_dest_stats(struct ff_dest *d, struct ff_stats *out)
-{
-    memset(out, 0, sizeof(*out));
-    if (d->pager_used)
-        ff_pager_stats(&d->pager, out);
-    out->load_ns = d->load_ns;
-    out->start_ns = d->start_ns;
-    out->complete_ns = d->complete_ns;
-}
-
-void ff_dest_stages(struct ff_dest *d, struct ff_stage_time out[FF_STAGES])
-{
-    memset(out, 0, FF_STAGES * sizeof(*out));
-    if (d->pager_used)
-        ff_pager_stages(&d->pager, out);
-}
-
 const char *ff_dest_link(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->lock);

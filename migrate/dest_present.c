@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * dest_present.c - which guest memory a destination has, and which it has not
+ * dest_present.c - which guest memory a destination has, and how it came
  */
+#include <string.h>
+
 #include "cleanup.h"
 #include "dest_private.h"
 
@@ -29,4 +31,21 @@ bool ff_dest_is_present(const struct ff_dest *d, unsigned region, uint64_t offse
             break;
         }
     return here;
+}
+
+void ff_dest_stats(struct ff_dest *d, struct ff_stats *out)
+{
+    memset(out, 0, sizeof(*out));
+    if (d->pager_used)
+        ff_pager_stats(&d->pager, out);
+    out->load_ns = d->load_ns;
+    out->start_ns = d->start_ns;
+    out->complete_ns = d->complete_ns;
+}
+
+void ff_dest_stages(struct ff_dest *d, struct ff_stage_time out[FF_STAGES])
+{
+    memset(out, 0, FF_STAGES * sizeof(*out));
+    if (d->pager_used)
+        ff_pager_stages(&d->pager, out);
 }
