@@ -331,8 +331,9 @@ static int incoming_recover(MigrationIncomingState *mis, const char *text, struc
                              : "no GO came, and nothing runs here, which the source is told "
                                "when it comes; quit this one if the guest goes on there",
     };
-    g_autofree char *missing = rp.here ? rp_missing_text() : g_strdup("nothing is needed here");
-    g_autofree char *why = g_strdup_printf("rdma-postcopy: %s; %s", text, missing);
+    g_autofree char *missing = rp.here ? rp_missing_text() : NULL;
+    g_autofree char *why = g_strdup_printf("rdma-postcopy: %s%s%s", text, missing ? "; " : "",
+                                           missing ? missing : "");
 
     qatomic_set(&rp.short_of_memory, false);
     return rp_recover(&side, why, err);
