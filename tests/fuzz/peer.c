@@ -198,7 +198,7 @@ void peer_say_beside(struct peer *p, int len, struct input *in)
 
 void peer_say_anything(struct peer *p, struct input *in)
 {
-    unsigned n = get(in);
+    unsigned how = get(in), n = how & 1 ? how / 2 : 0; /* many messages have no body */
 
     p->right = false;
     p->msg[0] = get(in) % (FF_MSG_LAST + 3);

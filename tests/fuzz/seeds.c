@@ -204,6 +204,15 @@ static void save_moves(unsigned steps, bool source)
         }
 }
 
+/* Of dest_fuzz.c: at each stage a message that has no place there */
+static void save_out_of_order(void)
+{
+    for (uint8_t stage = 1; stage < 14; stage++) {
+        SAVE(0, 0, stage, 4, 0, stage == 11 ? FF_MSG_WITHDRAWN : FF_MSG_GO);
+        SAVE(0, 4, stage, 4, 0, FF_MSG_LOGGING, 0, 0);
+    }
+}
+
 /* Of agent_fuzz.c: an image that is handed over, or comes by a link, and its children */
 static void save_agents(void)
 {
@@ -237,6 +246,7 @@ int main(int argc, char **argv)
     save_strangers();
     folder = argv[5];
     save_moves(14, false);
+    save_out_of_order();
     folder = argv[6];
     save_moves(12, true);
     folder = argv[7];
