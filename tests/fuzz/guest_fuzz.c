@@ -94,6 +94,7 @@ static const char *const words[] = {
     "join\n",          "join a-word\n",
     "joined\n",        "exit 3\n",
     "link\n",          "ready\n",
+    "exit 300\n",      "exit 99999999999999999999\n",
     "fork 9\n",        "fork 0\n",
     "join bad word\n", "fork 2 \n",
 };
