@@ -275,7 +275,7 @@ json_t *agent_vms_state(const struct agent_vms *k)
 
     for (size_t i = 0; i < k->n; i++) {
         const struct agent_vm *c = &k->v[i];
-        json_array_append_new(a, json_pack("{si si sI ss ss ss sb}", "number", (int)c->number,
+        json_array_append_new(a, json_pack("{si si sI ss ss ss ss}", "number", (int)c->number,
                                            "pid", (int)c->pid, "start", (json_int_t)c->start,
                                            "state", agent_vm_state_name(c->state), "log", c->log,
                                            "qmp", c->qmp ? c->qmp : "", "until_go",

@@ -79,7 +79,7 @@ def source_killed(t, accel, faults, there_faults, want, text):
             if want == 'lost':
                 check_nothing_left(m)
                 return
-            with there(t, 'b', m.result) as b:
+            with there(t, 'b-' + want, m.result) as b:
                 if status(b) != 'running':
                     raise Failed(f'it is {status(b)} there')
                 if want == 'broken':
