@@ -128,6 +128,9 @@ static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_
     if (!rc && (w.answer == FF_ANSWER_NEW || w.epoch < s->epoch))
         rc = ff_error_set(err, EPROTO, "WELCOME says %u, epoch %u (permitted: not 0, %u or more)",
                           w.answer, w.epoch, s->epoch);
+    /* NOT-STARTED and COMPLETE open no queues, which would have asked */
+    if (!rc && s->link->ops->check_peer)
+        rc = s->link->ops->check_peer(s->link, err);
     if (!rc && (rc = ff_failpoint("source.resume")))
         ff_error_set(err, -rc, "injected");
     if (rc)

@@ -120,6 +120,10 @@ struct ff_link_ops {
     int (*open_queues)(struct ff_link *l, const uint8_t session[FF_SESSION_LEN], int timeout_ms,
                        struct ff_error *err);
 
+    /* Active side, when the peer has answered: 0, or -EACCES: without a key its word counts for
+     * nothing here. open_queues() asks as well. NULL: there was nothing to doubt */
+    int (*check_peer)(struct ff_link *l, struct ff_error *err);
+
     /* 0, -EAGAIN when FF_QUEUE_DEPTH requests are in flight, or the link is broken */
     int (*post)(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr, struct ff_error *err);
 

@@ -210,17 +210,27 @@ static int queue_tokens(const struct tcp_link *t, const uint8_t *session, struct
     return 0;
 }
 
+/* It has accepted the connection and answered, so that this can be told; HELLO or RESUME is all that
+ * it knows of the guest */
+static int tcp_check_peer(struct ff_link *l, struct ff_error *err)
+{
+    struct tcp_link *t = tcp_of(l);
+    struct ff_error why;
+
+    if (t->doubts && ff_same_user(t->ctrl_fd, &why))
+        return ff_error_set(err, EACCES, "%s, and " FF_LINK_NO_KEY, why.text);
+    return 0;
+}
+
 static int open_active(struct tcp_link *t, const struct tcp_tokens *tokens, int timeout_ms,
                        struct ff_error *err)
 {
     struct sockaddr_storage peer;
     socklen_t len = sizeof(peer);
-    struct ff_error why;
+    int checked = tcp_check_peer(&t->base, err);
 
-    /* It has accepted the connection and answered, so that this can be told; HELLO is all that it
-     * knows of the guest */
-    if (t->doubts && ff_same_user(t->ctrl_fd, &why))
-        return ff_error_set(err, EACCES, "%s, and " FF_LINK_NO_KEY, why.text);
+    if (checked)
+        return checked;
     if (getpeername(t->ctrl_fd, (struct sockaddr *)&peer, &len) < 0)
         return ff_error_set(err, errno, "tcp: open queues: %s", strerror(errno));
     for (enum ff_queue k = 0; k < FF_QUEUES; k++) {
@@ -461,6 +471,7 @@ static const struct ff_link_ops tcp_ops = {
     .dereg = tcp_dereg,
     .backed = tcp_backed,
     .open_queues = tcp_open_queues,
+    .check_peer = tcp_check_peer,
     .post = tcp_post,
     .poll = tcp_poll,
     .fd = tcp_fd,

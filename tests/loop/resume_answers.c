@@ -4,13 +4,18 @@
  *                    and how long both wait
  */
 #include <errno.h>
+#include <netinet/in.h>
 #include <pthread.h>
+#include <signal.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "by_hand.h"
 #include "cleanup.h"
 #include "failpoint.h"
+#include "tcp_wire.h"
 
 #define FINE "chunk=64K,window=1"
 #define SLOW_FAULTS "dest.fault=delay:2000," /* prefill is to break, not to come too late */
@@ -301,6 +306,71 @@ static void elsewhere(void)
     move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
 }
 
+/* Without a key another user's process says, where the destination was, that it never got GO. It ends
+ * with 0 when the source hangs up. */
+static pid_t start_liar(unsigned *port)
+{
+    struct sockaddr_in sa = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct ff_welcome w = {.version = FF_WIRE_VERSION, .answer = FF_ANSWER_NOT_STARTED, .epoch = 1};
+    uint8_t frame[TCP_CTRL_HEAD_LEN + 64], *msg = frame + TCP_CTRL_HEAD_LEN;
+    socklen_t len = sizeof(sa);
+    int ls = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    char c;
+
+    int n = ff_wire_put_welcome(msg, &w);
+    tcp_ctrl_encode(frame, (uint32_t)n);
+    must(!bind(ls, (struct sockaddr *)&sa, len) && !listen(ls, 64));
+    must(!getsockname(ls, (struct sockaddr *)&sa, &len));
+    *port = ntohs(sa.sin_port);
+    pid_t pid = fork();
+    must(pid >= 0);
+    if (pid) {
+        close(ls);
+        return pid;
+    }
+    if (setresuid(12345, 12345, 12345))
+        _exit(2);
+    for (;;) {
+        int fd = accept(ls, NULL, NULL);
+        if (send(fd, frame, TCP_CTRL_HEAD_LEN + (size_t)n, MSG_NOSIGNAL) < 0)
+            _exit(3);
+        while (recv(fd, &c, 1, 0) > 0)
+            ;
+        close(fd);
+    }
+}
+
+static void lied_to(struct move *m, bool source)
+{
+    struct ff_address *a;
+    struct ff_error err;
+    unsigned port;
+
+    if (!source)
+        return;
+    pid_t pid = start_liar(&port);
+    a = loop_address(port, "");
+    int rc = ff_source_resume(m->source, a, 1500, &err);
+    ff_address_free(a);
+    kill(pid, SIGKILL);
+    must(waitpid(pid, NULL, 0) == pid);
+    must(rc == -ETIMEDOUT && strstr(err.text, "user 12345")); /* -ETIME would be a second runner */
+    a = loop_address(ff_dest_port(m->dest), "");
+    must_ok(ff_source_resume(m->source, a, 20000, &err), err);
+    ff_source_pause(m->source); /* the harness does it once more */
+    ff_address_free(a);
+}
+
+static void another_user(void)
+{
+    static struct move m;
+
+    if (geteuid())
+        loop_skip("only root can become another user");
+    m = (struct move){.options = FINE ",prefill=pull", GUEST, .broken = lied_to};
+    move_must_survive(&m, SLOW_FAULTS "tcp.serve.prefill=fail@9", 1);
+}
+
 /* Nobody comes; the guest is still the destination's, and the next try works */
 static void give_up_first(struct move *m, bool source)
 {
@@ -398,6 +468,7 @@ int main(int argc, char **argv)
         {"a break while the guest is started", started_late, 30},
         {"DONE lost: COMPLETE", done_lost, 30},
         {"another address", elsewhere, 30},
+        {"another user answers", another_user, 0},
         {"nobody comes at first", limits, 30},
         {"interrupted", interrupted, 30},
         {"cancelled", cancelled, 0},
