@@ -81,9 +81,10 @@ static int spawn_there(struct move *m, struct ff_error *why)
     }
     k->qmp = xprintf("%s/1.qmp", h->rundir);
     k->log = xprintf("%s/1.log", h->rundir);
+    /* a program that starts QEMU may end before it does: its end says nothing of a guest */
+    json_t *until_go = m->s.o.qemu ? json_null() : json_sprintf("%s/" UNTIL_GO, h->rundir);
     json_t *o = json_pack("{si so ss ss sO so}", "number", 1, "argv", words, "log", k->log, "qmp",
-                          k->qmp, "private", files, "until_go",
-                          json_sprintf("%s/" UNTIL_GO, h->rundir));
+                          k->qmp, "private", files, "until_go", until_go);
     if (m->s.parent_cwd)
         json_object_set_new(o, "cwd", json_string(m->s.parent_cwd));
     host_send(h, json_pack("{so}", "spawn", o));
