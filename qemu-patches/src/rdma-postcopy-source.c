@@ -374,7 +374,7 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
         goto fail;
     }
     rp_resume_reset(a);
-    rp.to = a;
+    ff_address_free(a); /* the library has it: rp.to is what an operator gave */
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
         rp_set_sent_to(address);
     }

@@ -30,7 +30,7 @@ struct rp_state {
     /* resuming; see rdma-postcopy-resume.c */
     int reconnect_ms;           /* 0: it does not resume */
     QemuMutex lock;             /* of what follows, and of source and dest where the BQL is not */
-    struct ff_address *to;      /* source, its thread's: where the destination is */
+    struct ff_address *to;      /* source, its thread's: where it was resumed by hand; or NULL */
     struct ff_address *next_to; /* from now on */
     char *sent_to;              /* source: HOST:PORT of that, as it was given */
     bool not_started;           /* source: it was told that nothing runs there, nor will */
