@@ -323,7 +323,8 @@ void ff_agent_cancel(struct ff_agent *a)
 {
     pthread_mutex_lock(&a->lock);
     atomic_store(&a->cancelled, true);
-    bool serves = a->status == FF_IMAGE_HERE && !a->away && !atomic_load(&a->handed_over);
+    bool serves = (a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE) && !a->away &&
+                  !atomic_load(&a->handed_over);
     pthread_cond_broadcast(&a->changed);
     pthread_mutex_unlock(&a->lock);
     if (serves) /* its source is there, to be told that it need not keep the image */
