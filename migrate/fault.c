@@ -179,13 +179,15 @@ static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
 
     s->zero = 0;
     s->local = ff_pager_in_place(r, s->want.page, &lkey);
-    if (!s->local) {
+    bool in_file = s->local;
+    if (!in_file) {
         s->local = f->memory + i * f->slot_bytes;
         lkey = f->mr.lkey;
     }
     struct ff_wr wr = {.id = i,
                        .op = FF_OP_READ,
                        .local = s->local,
+                       .in_file = in_file,
                        .lkey = lkey,
                        .remote = r->remote + s->want.page * r->range.psize,
                        .rkey = ff_pager_rkey(r, s->want.page),

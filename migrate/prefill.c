@@ -125,6 +125,7 @@ static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *er
     struct ff_wr wr = {.id = (uint64_t)(t - e->transfer),
                        .op = FF_OP_READ,
                        .local = t->local,
+                       .in_file = t->in_place,
                        .lkey = t->lkey,
                        .remote = t->r->remote + t->first * psize,
                        .rkey = ff_pager_rkey(t->r, t->first),

@@ -66,6 +66,7 @@ struct ff_wr {
     uint64_t id;
     enum ff_op op;
     void *local;
+    bool in_file;    /* READ: @local is whole pages of a mapped file, whose file system may be full */
     uint32_t lkey;   /* of own memory that was registered and holds @local */
     uint64_t remote; /* the peer's address inside the memory that @rkey names */
     uint32_t rkey;

@@ -33,6 +33,7 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -45,6 +46,10 @@
 #include "tcp_socket.h"
 #include "tcp_tls.h"
 #include "tcp_wire.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 #define RX_BUF (64u << 10)
 #define PREFILL_LOWAT (256u << 10)
@@ -256,6 +261,27 @@ static void data_complete(struct tcp_queue *q)
     q->wr_n--;
 }
 
+/* What comes for rx.data is written by this process (TLS, or out of rx.buf): where the file has no room
+ * that would be SIGBUS. Pages of zeros are not in it (Linux 5.14; EINVAL before) */
+static bool make_room(struct tcp_queue *q)
+{
+    const struct runs *d = &q->rx.data;
+    struct ff_error why;
+
+    for (unsigned i = d->at; i < d->n; i++) {
+        if (!madvise(d->iov[i].iov_base, d->iov[i].iov_len, MADV_POPULATE_WRITE) || errno == EINVAL)
+            continue;
+        bool full = errno == EFAULT || errno == ENOMEM;
+        ff_error_set(&why, full ? ENOMEM : errno, "tcp: receive %zu bytes: %s", d->iov[i].iov_len,
+                     full ? "no room in the file behind memory (see df, and HugePages_Free in "
+                            "/proc/meminfo)"
+                          : strerror(errno));
+        break_with(q, &why);
+        return false;
+    }
+    return true;
+}
+
 /* A whole reply head at @p, @have bytes in the buffer: bytes taken, 0: more are needed */
 static unsigned take_reply(struct tcp_queue *q, const uint8_t *p, unsigned have)
 {
@@ -281,6 +307,8 @@ static unsigned take_reply(struct tcp_queue *q, const uint8_t *p, unsigned have)
     } else if (wr->op == FF_OP_READ) {
         runs_add(&q->rx.data, wr->local, wr->len_bytes);
     }
+    if (wr->in_file && !make_room(q))
+        return 0;
     q->rx.in_data = true;
     return used;
 }

@@ -4,7 +4,12 @@
  *              owner hears of it; before GO the move ends
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/mount.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -112,6 +117,58 @@ static void breaks_meanwhile(void)
     _exit(0); /* the link is broken for good */
 }
 
+/* --- a file system without room --- */
+
+#define FS_CELLS 2000
+#define FS_FREE (64 * CELL)
+
+static int filler = -1;
+
+/* Memory of @m that is a file of a tmpfs which another file fills but for FS_FREE */
+static void file_in_small_fs(struct move *m)
+{
+    char dir[] = "/tmp/farfork-loop-XXXXXX", path[64], size[32];
+    struct area *a = &m->area[0];
+    uint64_t len = FS_CELLS * CELL;
+
+    must(mkdtemp(dir));
+    snprintf(size, sizeof(size), "size=%llu", (unsigned long long)len);
+    if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
+        mount("none", dir, "tmpfs", 0, size)) {
+        rmdir(dir);
+        loop_skip("cannot mount a tmpfs here: %s", strerror(errno));
+    }
+    snprintf(path, sizeof(path), "%s/memory", dir);
+    *a = (struct area){.len_bytes = len, .psize = CELL,
+                       .fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600)};
+    must(a->fd >= 0 && !ftruncate(a->fd, (off_t)len));
+    a->host = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, a->fd, 0);
+    must(a->host != MAP_FAILED);
+    snprintf(path, sizeof(path), "%s/filler", dir);
+    filler = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    must(filler >= 0 && !fallocate(filler, 0, 0, (off_t)(len - FS_FREE)));
+    must(!umount2(dir, MNT_DETACH) && !rmdir(dir)); /* it lasts as long as the files are open */
+}
+
+/* Somebody makes room once the guest has waited for some links */
+static void make_room_late(struct move *m, bool source)
+{
+    if (!source && atomic_load(&m->breaks_dst) == 3)
+        must(!ftruncate(filler, 0));
+}
+
+/* What lands in place by TCP this process writes itself: not by SIGBUS. Each link ends there, and the
+ * next one tries again */
+static void no_room(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = "landing=continue,chunk=64K", .n_regions = 1, .cells = {FS_CELLS}, .touchers = 2,
+                      .writes = true, .touch_late = true, .broken = make_room_late};
+    file_in_small_fs(&m);
+    move_must_survive(&m, "dest.prefill=delay:0", 3);
+}
+
 static atomic_bool told;
 
 static void on_break(void *opaque, const char *why)
@@ -149,6 +206,7 @@ int main(int argc, char **argv)
         {"tcp: goes on, push", tcp_push, 60},
         {"loop: goes on", loop_pull, 60},
         {"holes", a_hole, 60},
+        {"no room in the file system", no_room, 60},
         {"the link breaks meanwhile", breaks_meanwhile, 30},
         {"before GO", before_go, 30},
     };
