@@ -58,6 +58,8 @@ int ff_until_go_make(struct ff_until_go *u, const char *path, struct ff_error *e
         rc = sync_folder(u->dir);
     if (!rc)
         return 0;
+    if (fd >= 0) /* not another's */
+        unlinkat(u->dir, u->name, 0);
     ff_until_go_free(u);
     return ff_error_set(err, -rc, "destination: until-go=%s: %s%s", path, strerror(-rc),
                         rc == -EEXIST ? ": remove what another destination left, once its source "
