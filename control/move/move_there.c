@@ -224,10 +224,16 @@ static int ask_to_listen(struct move *m, struct ff_error *why)
 {
     const struct host *h = move_host(m);
     FF_AUTO_FREE char *options = session_link_options(&m->s, h);
-    FF_AUTO_FREE char *uri =
-        xprintf("rdma-postcopy:%s:0%s,until-go=%s/" UNTIL_GO, h->address, options, h->rundir);
-    int rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why);
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s", h->address, options);
+    FF_AUTO_FREE char *marked = xprintf("%s,until-go=%s/" UNTIL_GO, uri, h->rundir);
+    int rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", marked), NULL, why);
 
+    /* a QEMU that has changed its user or its root (-run-with) cannot make it there */
+    if (rc == -EREMOTEIO && strstr(why->text, "until-go=")) {
+        strv_add(&m->s.notes, "if the QEMU there is killed at the switch, nobody can tell whether the "
+                               "guest ran: %s", why->text);
+        rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why);
+    }
     return rc ? rc : move_ask(m, "object-del", json_pack("{ss}", "id", KEY_SECRET), NULL, why);
 }
 
