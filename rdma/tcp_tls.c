@@ -146,7 +146,7 @@ static int shake_hands(struct tcp_tls *t, int cancel_fd, int timeout_ms, int *tl
             gnutls_alert_send_appropriate(t->session, *tls); /* the peer need not wait */
             return -EACCES;
         }
-        if (!try_later(*tls))
+        if (!try_later(*tls) && tcp_ms_left(end))
             continue; /* a warning of the peer */
         bool sends = gnutls_record_get_direction(t->session);
         int rc = tcp_wait_fd(t->fd, sends ? POLLOUT : POLLIN, cancel_fd, tcp_ms_left(end));
