@@ -115,7 +115,8 @@ static int set_until_go(struct ff_address *a, const char *value, struct ff_error
     return 0;
 }
 
-/* After GO a guest is lost with its link: be patient with a host that stalls */
+/* After GO a guest whose link is not followed by another is lost with it: be patient with a host
+ * that stalls */
 #define GO_PATIENCE 8
 
 /* The number of @value among @words, which ends with NULL */

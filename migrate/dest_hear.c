@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * dest_hear.c - whoever connects to the destination: several at once, until one says HELLO or RESUME
+ * dest_hear.c - whoever connects to the destination: several, until one says HELLO or RESUME
  */
 /**
  * DOC: Theory of Operation
  *
  * Picture      connected, in waiting -- HELLO, RESUME --> does it fit? --> the caller's
- *                 |  nothing within DEST_HELLO_MS, another message,    |  no: told why where it can be
- *                 |  another version                              v
- *                 v                                            dropped
+ *                 |  nothing within DEST_HELLO_MS,             |  no: told why where it can be
+ *                 |  another message, another version          v
+ *                 v                                         dropped
  *              dropped
  * Threads      one at a time: that of ff_dest_accept() and ff_dest_recover(), or the ear's between
  *              them (dest_ear.c). lock guards the ports.
- * Limits       DEST_HELLO_MS: who is silent for so long is dropped. DEST_WAITING_MAX peers without a
- *              message: when one more comes, the one that has had most time goes. REFUSE_MS: who takes
- *              no refusal is dropped without. An adapter waits for a peer that has no buffer for a
- *              message, and all others wait with it.
+ * Limits       DEST_HELLO_MS: who is silent for so long is dropped. DEST_WAITING_MAX peers without
+ *              a message: when one more comes, the one that has had most time goes. REFUSE_MS: who
+ *              takes no refusal is dropped without. An adapter waits for a peer that has no buffer
+ *              for a message, and all others wait with it.
  */
 #include <errno.h>
 #include <poll.h>

@@ -22,8 +22,10 @@
  *              need it.
  * Failure      the link breaks: the library waits for another, for the reconnect= seconds of
  *              --listen, and children with it. There is none: the library tells them, and they end;
- *              those that have not after some seconds are killed. Nothing is left in the run directory, nor itself, but
- *              where overlays of its children are in use yet (overlay_records.c).
+ *              those that have not after some seconds are killed. Nothing is left in the run
+ *              directory, nor itself, but where overlays of its children are in use yet
+ *              (overlay_records.c), or where nobody else knows that a guest never ran
+ *              (agent_kept.c).
  */
 #include <errno.h>
 #include <fcntl.h>

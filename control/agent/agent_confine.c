@@ -15,7 +15,8 @@
  * Failure      a kernel without filters, or a processor whose system calls are not known here:
  *              NO_NEW_PRIVS alone.
  * Limits       what a child starts with rights of its own does not work: the bridge helper of an
- *              ordinary user's QEMU. --unconfined is for that.
+ *              ordinary user's QEMU. --unconfined is for that. A filter cannot see which flags
+ *              clone3(2) is given: a new process may still be in a user namespace of its own.
  * Sources      Documentation/userspace-api/no_new_privs.rst, seccomp_filter.rst
  */
 #include <errno.h>

@@ -27,7 +27,7 @@
  *              When the parent ends after the freeze its memory is still served by the process
  *              that was forked off it.
  *              An agent that the parent's side does not reach cannot know that: the parent is
- *              asked. An agent on another host takes the image of whoever comes first: so the
+ *              asked. An agent on another host takes the image of the first who has the key: so the
  *              parent is also asked whether it is its own, and if not, nothing of that host counts
  *              (fork_verify.c).
  * Limits       every wait ends after --timeout seconds without anything new; while an agent waits

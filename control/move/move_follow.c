@@ -120,7 +120,8 @@ static void ask_until_clear(struct move *m, const char *why_here)
         session_turn(&m->s, POLL_MS);
         move_show(m, false);
     }
-    m->end_there = k->never_ran && (has_parent_ended(m) || m->told_ms); /* nobody looks for its file */
+    /* nobody looks for its file */
+    m->end_there = k->never_ran && (has_parent_ended(m) || m->told_ms);
     if (!m->begun) /* the guest may be where somebody else moved it */
         end_with(
             m, MOVE_UNCLEAR,

@@ -20,9 +20,9 @@
  *              function that waits; the destination's are the functions of migrate/dest*.c that
  *              wait. Messages are enum ff_msg. names.c ties each name to the code: what is renamed
  *              there does not compile here.
- * Limits       DESIGN.md, part 10, adds what the code does not have yet: TAKEN-BACK in HELLO and
- *              WELCOME, the lease. Those names stand in this file. When wire.h gets a FF_MSG_LEASE
- *              this header does not compile: take that one then.
+ * Limits       the model has what the code does not have yet: TAKEN-BACK in HELLO and WELCOME, the
+ *              lease. Those names stand in this file. When wire.h gets a FF_MSG_LEASE this header
+ *              does not compile: take that one then.
  */
 #ifndef FF_TESTS_MODEL_MODEL_H
 #define FF_TESTS_MODEL_MODEL_H
@@ -129,9 +129,9 @@ struct config {
     const char *name;
     bool precopy, push;
     bool again;    /* an operator migrates once more after a failure, to the same destination */
-    bool resume;   /* NEW and RESUME, NOT-STARTED and so on: DESIGN.md, part 10 */
+    bool resume;   /* NEW and RESUME, NOT-STARTED and so on */
     bool agent;    /* somebody reaps the destination, and can reach the source's side */
-    bool record;   /* the destination writes down that it may run, before it does */
+    bool record;   /* the destination writes down that it may run, before it does: until-go */
     bool fallback; /* fallback=go */
     enum fence fence;
     uint8_t breaks, deaths, stalls; /* at most */

@@ -17,7 +17,7 @@ _Static_assert(FF_MSG_LAST == FF_MSG_RESUME && FF_MSG_LEASE < 32, "every message
 _Static_assert(FF_WIRE_VERSION == 5, "HELLO and WELCOME are as the model has them");
 _Static_assert(LINKS >= 3 && S_STATES <= 32 && D_STATES <= 32, "bits of search_result");
 
-/* The function that waits in a state. NULL: DESIGN.md, part 10, has it, the code not yet */
+/* The function that waits in a state. NULL: it is none, or the code does not have it yet */
 typedef void (*any_function)(void);
 #define AT(function) #function, (any_function)(function), NULL
 #define QEMU(function, side) #function, NULL, "qemu-patches/src/rdma-postcopy-" side ".c"
