@@ -118,11 +118,10 @@ def listed(base):
 
 
 def check_listed(base, name, state):
-    found = [f for f in listed(base) if f['id'] == name]
-    if len(found) != 1 or not found[0]['detached'] or not found[0]['agent_alive'] or \
-            [k['state'] for k in found[0]['children']] != [state]:
-        raise Failed(f'--list: {found}, want one of {name}, detached, its guest {state}')
-    return found[0]
+    """A QEMU says completed a moment after its source does."""
+    return wait_for(f'{name} in the list, detached, its guest {state}', 10, lambda: [
+        f for f in listed(base) if f['id'] == name and f['detached'] and f['agent_alive'] and
+        [k['state'] for k in f['children']] == [state]])[0]
 
 
 def check_left_here(t, parent, move):
