@@ -5,7 +5,7 @@
     with Road(port) as road:            # road.port leads to 127.0.0.1:port
         road.refuse()                   # it takes no other connection
         road.close()                    # every connection on it breaks; it takes no other
-    road.stall()                    # of the connections that there are only the first still works
+        road.stall()                    # of the connections there are only the first still works
         road.open()
 """
 import contextlib

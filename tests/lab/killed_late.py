@@ -4,7 +4,7 @@
 
 Cases of tests/e2e/break_after_go.py over RDMA verbs, more stages, and an outage that is too
 long: whoever survives says postcopy-paused and why, and the source never runs its guest
-again. Limit: 600 s.
+again. Limit: 490 s.
 """
 import labplace                     # first: it knows where those of tests/e2e are
 import break_after_go
@@ -80,4 +80,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    labplace.main(run, 600)
+    labplace.main(run, 490)
