@@ -329,9 +329,13 @@ void ff_source_pause(struct ff_source *s); /* any thread: break the link, as an 
  * For a caller that is certain of it: its process has ended, and has left the file of until-go=.
  * Between two calls of ff_source_resume(), instead of the next one.
  *
- * Return: -ETIME, with a reason: the guest may go on here; -EINVAL: nothing was let go of
+ * Return: -ETIME, with a reason: the guest may go on here; -EINVAL: nothing was let go of, or
+ *         ff_source_runs_there()
  */
 int ff_source_not_started(struct ff_source *s, struct ff_error *err);
+
+/* Any thread: the destination has said that it runs the guest */
+bool ff_source_runs_there(const struct ff_source *s);
 
 /* Any thread: let ff_source_resume() return -EINTR, now or when it is called next. A link that is
  * up may break */

@@ -467,9 +467,16 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
     int rc = ff_failpoint("source.running");
     if (rc)
         return ff_error_set(err, -rc, "source: wait for RUNNING: injected");
-    if (s->resumed)
+    if (s->runs_there)
         return 0;
-    return give_up_serving(s, ff_source_wait_alive(s, FF_MSG_RUNNING, s->addr.go_timeout_ms, err));
+    rc = give_up_serving(s, ff_source_wait_alive(s, FF_MSG_RUNNING, s->addr.go_timeout_ms, err));
+    s->runs_there = !rc;
+    return rc;
+}
+
+bool ff_source_runs_there(const struct ff_source *s)
+{
+    return s->runs_there;
 }
 
 static int take_grants(struct ff_source *s, struct ff_error *err)

@@ -41,7 +41,7 @@ struct ff_source {
     struct ff_stats stats;
     bool given_link;
     bool verbs;     /* what the first link was, every later one must be */
-    bool resumed;   /* the destination runs the guest */
+    _Atomic bool runs_there; /* the destination has said that it runs the guest */
     int took_ms;        /* until the last one was connected */
     int connect_ms;     /* a try to connect again may take; 0: as the address says */
     int again_ms;       /* to wait before the next link if the last one brought nothing; 0: none has */

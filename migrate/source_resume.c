@@ -64,6 +64,9 @@ int ff_source_not_started(struct ff_source *s, struct ff_error *err)
 {
     if (s->stage != GONE)
         return ff_error_set(err, EINVAL, "source: not started: nothing was let go of");
+    if (s->runs_there)
+        return ff_error_set(err, EINVAL,
+                            "source: not started: the destination has said that it runs the guest");
     drop_link(s);
     s->stage = SENT;
     return ff_error_set(err, ETIME,
@@ -138,7 +141,7 @@ static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_
     s->epoch = w.epoch;
     if (w.answer == FF_ANSWER_NOT_STARTED)
         return take_back(s, err);
-    s->resumed = true;
+    s->runs_there = true;
     return w.answer == FF_ANSWER_COMPLETE ? take_done(s, err) : serve_again(s, &w, err);
 }
 

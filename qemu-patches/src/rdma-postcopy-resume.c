@@ -278,6 +278,8 @@ void qmp_x_rdma_postcopy_not_started(const char *uri, Error **errp)
                strcspn(address, ",") != strlen(rp.sent_to) ||
                !strstart(address, rp.sent_to, NULL)) {
         error_setg(errp, "this guest was sent to rdma-postcopy:%s, not to %s", rp.sent_to, uri);
+    } else if (ff_source_runs_there(rp.source)) {
+        error_setg(errp, "the destination has said that it runs the guest");
     } else {
         rp.not_started = true;
         wake_source();

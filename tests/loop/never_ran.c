@@ -129,6 +129,25 @@ static void told(void)
     must(m.src.rc == -EINVAL && !m.ran); /* the harness asks once more */
 }
 
+/* The source has heard RUNNING: nobody knows better */
+static void tell_wrongly(struct move *m, bool source)
+{
+    struct ff_error err;
+
+    if (!source)
+        return;
+    must(m->src.stage != S_DONE || ff_source_runs_there(m->source));
+    must(ff_source_not_started(m->source, &err) == -EINVAL);
+}
+
+static void runs_there(void)
+{
+    static struct move m;
+
+    m = (struct move){.broken = tell_wrongly};
+    move_must_survive(&m, "dest.fault=delay:2000,source.done=fail@1", 1);
+}
+
 /* --- what is here: the destination has the regions in the other order --- */
 
 static void count(struct move *m, enum stage stage)
@@ -175,6 +194,7 @@ int main(int argc, char **argv)
         {"it cannot be removed", stays, 0},
         {"it cannot be made", refused, 0},
         {"told that nothing ran", told, 0},
+        {"told so although it runs", runs_there, 30},
         {"what is here", present, 0},
     };
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
