@@ -14,11 +14,8 @@
 #include "log.h"
 #include "policy.h"
 #include "page_pool.h"
+#include "populate.h"
 #include "thread.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 #define STEP (4ull << 20)        /* about 1 ms: so long a source may wait for the thread's end */
 #define LOOK_EVERY (256ull << 20) /* at what is left of the host's memory */

@@ -33,23 +33,19 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "error.h"
 #include "failpoint.h"
+#include "populate.h"
 #include "runs.h"
 #include "tcp_pace.h"
 #include "tcp_queue.h"
 #include "tcp_socket.h"
 #include "tcp_tls.h"
 #include "tcp_wire.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 #define RX_BUF (64u << 10)
 #define PREFILL_LOWAT (256u << 10)
@@ -261,21 +257,17 @@ static void data_complete(struct tcp_queue *q)
     q->wr_n--;
 }
 
-/* What comes for rx.data is written by this process (TLS, or out of rx.buf): where the file has no room
- * that would be SIGBUS. Pages of zeros are not in it (Linux 5.14; EINVAL before) */
+/* This process itself writes what comes for rx.data, by TLS or out of rx.buf. Pages of zeros are not
+ * in it */
 static bool make_room(struct tcp_queue *q)
 {
     const struct runs *d = &q->rx.data;
     struct ff_error why;
 
     for (unsigned i = d->at; i < d->n; i++) {
-        if (!madvise(d->iov[i].iov_base, d->iov[i].iov_len, MADV_POPULATE_WRITE) || errno == EINVAL)
+        if (!ff_populate(d->iov[i].iov_base, d->iov[i].iov_len, &why))
             continue;
-        bool full = errno == EFAULT || errno == ENOMEM;
-        ff_error_set(&why, full ? ENOMEM : errno, "tcp: receive %zu bytes: %s", d->iov[i].iov_len,
-                     full ? "no room in the file behind memory (see df, and HugePages_Free in "
-                            "/proc/meminfo)"
-                          : strerror(errno));
+        ff_error_context(&why, "tcp: receive");
         break_with(q, &why);
         return false;
     }

@@ -15,16 +15,13 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "populate.h"
 #include "uffd.h"
 
 /* The kernel says EAGAIN while the address space changes, which takes microseconds */
 #define AGAIN_LIMIT_NS 10000000ull
 
 #define READ_BATCH 32
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
 
 /* Linux 6.8; see linux/userfaultfd.h there */
 #ifndef UFFDIO_MOVE
@@ -223,7 +220,7 @@ static int install_zeros_by_copy(struct ff_uffd *u, const struct ff_uffd_range *
 }
 
 /* The alias is written whole before the page can be seen. A file system that is full would answer
- * the write by SIGBUS: its room is asked for first (Linux 5.14; EINVAL before) */
+ * the write by SIGBUS */
 static int fill_alias(const struct ff_uffd_range *r, uint64_t offset, const void *src, uint64_t len,
                       struct ff_error *err)
 {
@@ -231,14 +228,10 @@ static int fill_alias(const struct ff_uffd_range *r, uint64_t offset, const void
 
     if (src == to)
         return 0;
-    if (madvise(to, len, MADV_POPULATE_WRITE) && errno != EINVAL) {
-        bool full = errno == EFAULT || errno == ENOMEM;
-        return ff_error_set(err, full ? ENOMEM : errno,
-                            "uffd: install %llu bytes at offset 0x%llx: %s",
-                            (unsigned long long)len, (unsigned long long)offset,
-                            full ? "no room in the file behind memory (see df, and HugePages_Free "
-                                   "in /proc/meminfo)"
-                                 : strerror(errno));
+    int rc = ff_populate(to, len, err);
+    if (rc) {
+        ff_error_context(err, "uffd: install at offset 0x%llx", (unsigned long long)offset);
+        return rc;
     }
     if (src)
         memcpy(to, src, len);

@@ -19,6 +19,7 @@
 #include "failpoint.c"
 #include "holes.c"
 #include "mr.c"
+#include "populate.c"
 #include "zero_scan.c"
 #include "tcp_socket.c"
 #include "tcp_tls.c"
