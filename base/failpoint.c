@@ -26,7 +26,7 @@ const char *const ff_failpoints[] = {
     "loop.read",      "control.send",   "process.go",   "child.loaded",
     "agent.say",      "dest.prefill.start", "dest.beat",    "source.welcomed",
     "source.resume",  "dest.resume",    "source.gone",     "source.done",
-    "dest.ear",       "dest.go",        "dest.run",
+    "dest.ear",       "dest.go",        "dest.run",        "uffd.poison",
 };
 const unsigned ff_failpoints_n = FF_ARRAY_LEN(ff_failpoints);
 

@@ -244,6 +244,11 @@ static int send_image(struct ff_agent *a, struct ff_conn *c, bool is_complete, s
 {
     int rc = 0;
 
+    if (!c->image_sent && is_complete && !atomic_load(&a->handed_over) &&
+        ff_pager_poisoned(ff_dest_pager(a->dest))) /* it would watch nothing: children.h */
+        return ff_error_set(err, EHWPOISON, "agent: the source could not read all of the image "
+                            "(poisoned memory), and a child that comes now would not learn it: "
+                            "fork again");
     if (!c->image_sent) {
         struct ff_clone_msg m = {.type = FF_CLONE_IMAGE,
                                  .state_bytes = a->state_bytes,
@@ -427,6 +432,8 @@ static void conn_advance(struct ff_agent *a, struct ff_conn *c, enum ff_image_st
     if (c->state != ATTACHED || c->told || status < FF_IMAGE_COMPLETE)
         return;
     if (status == FF_IMAGE_COMPLETE) {
+        if (c->view)
+            ff_children_poison(ff_dest_pager(a->dest), c->view);
         if (conn_send(c, FF_CLONE_COMPLETE, &c->told, &why))
             ff_log(FF_LOG_WARN, "agent: child %u: %s", c->number, why.text);
         complete(a, c);

@@ -44,7 +44,7 @@ RUN_LEAKS := 'lab/lab tests/lab/leaks $(LEAKS):1020'
 export LAB_TIMEOUT ?= 1000
 # The short ones share a lab: its start takes as long as each of them
 RUN_LAB := \
-    'lab/lab tests/run $(LAB_TESTS:=:250) tests/lab/doctor_peer:250 "tests/lab/leaks $(LEAKS):250":1020' \
+    'lab/lab tests/run $(LAB_TESTS:=:250) tests/lab/doctor_peer:250 tests/lab/hwpoison:250 "tests/lab/leaks $(LEAKS):250":1020' \
     'lab/lab tests/lab/loop_verbs:1020' \
     'lab/lab tests/lab/move_verbs.py:1020' \
     'lab/lab tests/run tests/lab/killed_early.py:700 tests/lab/killed_late.py:500:1020' \

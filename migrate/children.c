@@ -139,11 +139,19 @@ static void drop_child(struct ff_children *c, struct ff_pager_child *k, const ch
     shutdown(k->hangup, SHUT_RDWR);
 }
 
+/* @page is there, or never will be: then the child's mapping is told, since its file is not */
 static void wake(struct ff_pager *p, struct ff_pager_child *k, uint32_t region, uint64_t page)
 {
     uint32_t psize = p->region[region].range.psize;
     struct ff_uffd_range there = {.host = (uint8_t *)(uintptr_t)k->host[region]};
+    struct ff_error why;
+    uint64_t done;
 
+    if (ff_claim_get(&p->region[region].claims, page) == FF_CLAIM_POISONED) {
+        int rc = ff_uffd_poison(&k->uffd, &there, page * psize, psize, &done, &why);
+        if (rc && rc != -EEXIST && !k->dropped)
+            drop_child(p->children, k, why.text);
+    }
     /* a child that has died has nobody to be woken: its connection says so */
     ff_uffd_wake(&k->uffd, &there, page * psize, psize, NULL);
 }
@@ -157,6 +165,13 @@ static int find_child_region(const struct ff_pager *p, const struct ff_pager_chi
     return -1;
 }
 
+static bool is_settled(const struct ff_pager *p, uint32_t region, uint64_t page)
+{
+    enum ff_claim now = ff_claim_get(&p->region[region].claims, page);
+
+    return now == FF_CLAIM_PRESENT || now == FF_CLAIM_POISONED;
+}
+
 static void serve_event(struct ff_pager *p, struct ff_pager_child *k, uint32_t region,
                         uint64_t page)
 {
@@ -164,11 +179,11 @@ static void serve_event(struct ff_pager *p, struct ff_pager_child *k, uint32_t r
     uint64_t now = ff_now_ns();
 
     atomic_fetch_add(&c->faults, 1);
-    if (ff_claim_get(&p->region[region].claims, page) != FF_CLAIM_PRESENT) {
+    if (!is_settled(p, region, page)) {
         c->note[c->n_notes++] = (struct note){.child = k, .region = region, .page = page};
         atomic_fetch_add(&p->waiting, 1); /* seen by who makes it PRESENT after the next look */
         enum ff_claim was = ff_wants_page(p, region, page, now);
-        if (was != FF_CLAIM_PRESENT) {
+        if (was != FF_CLAIM_PRESENT && was != FF_CLAIM_POISONED) {
             if (was == FF_CLAIM_INFLIGHT)
                 atomic_fetch_add(&c->waited, 1);
             return;
@@ -234,8 +249,7 @@ void ff_children_check(struct ff_pager *p)
     for (unsigned i = 0; i < c->n_notes;) {
         struct note w = c->note[i];
         struct ff_pager_region *r = &p->region[w.region];
-        if (ff_claim_get(&r->claims, w.page) != FF_CLAIM_PRESENT &&
-            !ff_wants_fill_hole(p, r, w.page)) {
+        if (!is_settled(p, w.region, w.page) && !ff_wants_fill_hole(p, r, w.page)) {
             i++;
             continue;
         }
@@ -243,6 +257,18 @@ void ff_children_check(struct ff_pager *p)
         wake(p, w.child, w.region, w.page);
     }
     pthread_mutex_unlock(&c->lock);
+}
+
+void ff_children_poison(struct ff_pager *p, struct ff_pager_child *k)
+{
+    if (!ff_pager_poisoned(p))
+        return;
+    pthread_mutex_lock(&p->children->lock);
+    for (uint32_t i = 0; i < p->n_regions; i++)
+        for (uint64_t page = 0; page < p->region[i].claims.n_pages; page++)
+            if (ff_claim_get(&p->region[i].claims, page) == FF_CLAIM_POISONED)
+                wake(p, k, i, page);
+    pthread_mutex_unlock(&p->children->lock);
 }
 
 void ff_children_stats(const struct ff_pager *p, struct ff_children_stats *out)

@@ -32,7 +32,10 @@
  *                 has its event read after (b): (1).
  *              2. Every event is answered, also of pages that are PRESENT, also while the link
  *                 is broken, and until the child has unregistered.
- *              3. A child's descriptor is closed here only when the child is gone or was told
+ *              3. A POISONED page is a hole of the file, which says nothing: a child is poisoned
+ *                 there by its own userfaultfd, when it touches the page, and before it
+ *                 unregisters. One that comes later would watch nothing, and is refused.
+ *              4. A child's descriptor is closed here only when the child is gone or was told
  *                 to end; it has a duplicate, so closing it wakes nobody.
  * Failure      a descriptor that fails, an address outside the child's regions: the child is
  *              dropped: its connection is shut down, and nothing of others is touched.
@@ -65,6 +68,10 @@ void ff_children_remove(struct ff_pager *p, struct ff_pager_child *child);
 /* To be polled for serve(); -1: nothing may be read now, or there are no children */
 int ff_children_fd(const struct ff_pager *p);
 void ff_children_serve(struct ff_pager *p);
+
+/* Every page is here, and @child is about to watch no longer: what is POISONED becomes so in its
+ * memory. Any thread */
+void ff_children_poison(struct ff_pager *p, struct ff_pager_child *child);
 
 /* Wake those whose page is there by now */
 void ff_children_check(struct ff_pager *p);

@@ -17,8 +17,9 @@ static const char *const names[] = {
     [FF_CLAIM_INFLIGHT] = "inflight",
     [FF_CLAIM_PRESENT] = "present",
     [FF_CLAIM_HOLE] = "hole",
+    [FF_CLAIM_POISONED] = "poisoned",
 };
-static_assert(FF_ARRAY_LEN(names) == FF_CLAIM_HOLE + 1, "a name for every claim");
+static_assert(FF_ARRAY_LEN(names) == FF_CLAIM_POISONED + 1, "a name for every claim");
 
 int ff_claims_init(struct ff_claims *c, uint64_t n_pages)
 {
@@ -69,6 +70,12 @@ void ff_claim_done(struct ff_claims *c, uint64_t page)
     atomic_fetch_add_explicit(&c->present, 1, memory_order_release);
 }
 
+void ff_claim_poisoned(struct ff_claims *c, uint64_t page)
+{
+    end_claim(c, page, FF_CLAIM_POISONED);
+    atomic_fetch_add_explicit(&c->present, 1, memory_order_release);
+}
+
 void ff_claim_hole(struct ff_claims *c, uint64_t page)
 {
     end_claim(c, page, FF_CLAIM_HOLE);
@@ -82,7 +89,7 @@ void ff_claims_present(struct ff_claims *c)
 
 bool ff_claim_forget(struct ff_claims *c, uint64_t page)
 {
-    uint8_t want = FF_CLAIM_PRESENT, hole = FF_CLAIM_HOLE;
+    uint8_t want = FF_CLAIM_PRESENT, hole = FF_CLAIM_HOLE, poisoned = FF_CLAIM_POISONED;
 
     if (atomic_load(&c->sealed)) {
         ff_log(FF_LOG_ERROR, "claims: page %llu discarded after the image was frozen: aborting",
@@ -92,7 +99,8 @@ bool ff_claim_forget(struct ff_claims *c, uint64_t page)
     if (atomic_compare_exchange_strong(&c->state[page], &hole, FF_CLAIM_MISSING))
         return true;
     if (!atomic_compare_exchange_strong_explicit(&c->state[page], &want, FF_CLAIM_MISSING,
-                                                 memory_order_acq_rel, memory_order_acquire))
+                                                 memory_order_acq_rel, memory_order_acquire) &&
+        !atomic_compare_exchange_strong(&c->state[page], &poisoned, FF_CLAIM_MISSING))
         return false;
     atomic_fetch_sub_explicit(&c->present, 1, memory_order_relaxed);
     return true;

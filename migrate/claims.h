@@ -14,14 +14,17 @@
  *              HOLE      zeros, and nothing is installed: whoever touches it waits for the
  *                        fault thread, which takes it by ff_claim_touch() and installs it. When
  *                        memory is watched no longer it reads as zeros by itself.
+ *              POISONED  as PRESENT, but the source cannot read it, and here nobody can either:
+ *                        who touches it gets SIGBUS.
  *
  * Invariants   1. INFLIGHT -> HOLE -> INFLIGHT -> PRESENT is the way of a hole. No other move
  *                 exists, but one: until ff_claims_seal(), ff_claim_forget() takes a PRESENT
- *                 page or a HOLE back to MISSING, for its caller to discard. That is
+ *                 or POISONED page or a HOLE back to MISSING, for its caller to discard. That is
  *                 how pages of a guest that still ran go again (precopy=1); the guest does
  *                 not run here by then. A wrong move aborts: going on would mean two
  *                 installs of one page, or none.
- *              2. present == number of PRESENT pages, counted after the page is visible.
+ *              2. present == number of PRESENT and POISONED pages, counted after the page is
+ *                 visible.
  * Threads      any. Who sees PRESENT sees the installed page. take(), done() and get() are
  *              sequentially consistent: who first says that it waits (in another variable)
  *              and then does not see PRESENT is seen by who calls done() and then looks for
@@ -35,7 +38,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum ff_claim { FF_CLAIM_MISSING, FF_CLAIM_INFLIGHT, FF_CLAIM_PRESENT, FF_CLAIM_HOLE };
+enum ff_claim { FF_CLAIM_MISSING, FF_CLAIM_INFLIGHT, FF_CLAIM_PRESENT, FF_CLAIM_HOLE,
+                FF_CLAIM_POISONED };
 
 struct ff_claims {
     _Atomic uint8_t *state;
@@ -50,6 +54,8 @@ void ff_claims_free(struct ff_claims *c);
 bool ff_claim_take(struct ff_claims *c, uint64_t page);
 void ff_claim_done(struct ff_claims *c, uint64_t page);
 
+void ff_claim_poisoned(struct ff_claims *c, uint64_t page); /* instead of ff_claim_done() */
+
 /* Instead of ff_claim_done(): nothing was installed. Who waits for the page by then is to be woken,
  * to touch it again */
 void ff_claim_hole(struct ff_claims *c, uint64_t page);
@@ -60,10 +66,9 @@ bool ff_claim_touch(struct ff_claims *c, uint64_t page);
 /* All pages are here from the start; before any other thread knows @c */
 void ff_claims_present(struct ff_claims *c);
 
-/* True: @page was PRESENT or a HOLE and is MISSING now: the caller discards it. False: there is
- * nothing to
- * discard: it is MISSING, or INFLIGHT: its owner has not read it yet, since the image is not
- * frozen */
+/* True: @page was PRESENT, POISONED or a HOLE and is MISSING now: the caller discards it. False:
+ * there is nothing to discard: it is MISSING, or INFLIGHT: its owner has not read it yet, since the
+ * image is not frozen */
 bool ff_claim_forget(struct ff_claims *c, uint64_t page);
 void ff_claims_seal(struct ff_claims *c); /* from here on ff_claim_forget() aborts */
 enum ff_claim ff_claim_get(const struct ff_claims *c, uint64_t page);

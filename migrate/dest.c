@@ -349,8 +349,10 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
         if (rc >= 0)
             rc = ff_wire_get_data(d->ctl.buf, (size_t)d->ctl.len, head.total_bytes - have, &data,
                                   &n, err);
-        if (rc < 0)
-            return rc;
+        if (rc < 0) { /* a pager that has failed ends the link, and knows why */
+            int failed = ff_pager_check(&d->pager, FF_PAGER_FAILED, err);
+            return failed ? failed : rc;
+        }
         memcpy(buf + have, data, n);
         have += n;
     }

@@ -42,7 +42,7 @@ struct slot {
     struct ff_want want;
     uint8_t *local; /* where the page is read to */
     uint64_t posted_ns;
-    uint8_t zero; /* one granule: the page */
+    uint8_t zero, poison; /* one granule: the page */
     bool busy;
     bool kept; /* it was read, and there is no memory to install it */
     bool due;  /* the link broke that was to bring it: to be posted again */
@@ -52,16 +52,14 @@ struct ff_fault_engine {
     uint8_t *memory; /* n_slots pages of slot_bytes */
     struct ff_mr mr; /* goes with the link */
     uint32_t slot_bytes, n_slots;
-    uint32_t n_busy; /* reads in flight */
-    uint32_t n_kept;
+    uint32_t n_busy, n_kept; /* reads in flight; slots that are kept */
     uint64_t retry_ns;
     struct slot slot[FF_QUEUE_DEPTH];
     struct ff_want early[EARLY]; /* faults from before the image was frozen */
     unsigned n_early;
     uint64_t last_progress_ns;
     uint64_t awake_ns; /* when poll() returned, or the thread looked again */
-    unsigned n_served;
-    unsigned n_due;
+    unsigned n_served, n_due;
     bool broken; /* the link, or the image */
 
     struct ff_want waiter[WAITERS]; /* on pages that prefill has claimed: for the statistics */
@@ -177,7 +175,7 @@ static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
     size_t i = (size_t)(s - f->slot);
     uint32_t lkey;
 
-    s->zero = 0;
+    s->zero = s->poison = 0;
     bool in_file = (s->local = ff_pager_in_place(r, s->want.page, &lkey));
     if (!in_file) {
         s->local = f->memory + i * f->slot_bytes;
@@ -192,7 +190,7 @@ static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
                        .rkey = ff_pager_rkey(r, s->want.page),
                        .len_bytes = r->range.psize,
                        .granule_bytes = r->range.psize,
-                       .zero = &s->zero};
+                       .zero = &s->zero, .poison = &s->poison};
     return p->link->ops->post(p->link, FF_QUEUE_FAULT, &wr, why);
 }
 
@@ -201,12 +199,13 @@ static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
 static bool install_slot(struct ff_pager *p, struct slot *s, bool wake)
 {
     struct ff_fault_engine *f = p->fault;
-    uint64_t done;
-
     struct ff_pager_region *r = &p->region[s->want.region];
     const uint8_t *src = s->zero & 1 ? NULL : s->local;
-    int rc = s->want.hole ? ff_pager_install_hole(p, r, s->want.page)
-                          : ff_pager_install(p, r, s->want.page, 1, src, wake, &done);
+    uint64_t done;
+
+    int rc = s->want.hole    ? ff_pager_install_hole(p, r, s->want.page)
+             : s->poison & 1 ? ff_pager_poison(p, r, s->want.page, 1, &done)
+                             : ff_pager_install(p, r, s->want.page, 1, src, wake, &done);
     f->n_kept -= s->kept;
     s->busy = s->kept = rc == -EAGAIN;
     f->n_kept += s->kept;
@@ -276,7 +275,7 @@ static void post_pending(struct ff_pager *p)
 
         s->want = *w;
         if (w->hole || !ff_pager_rkey(r, w->page)) {
-            s->zero = 1;
+            s->zero = 1, s->poison = 0;
             if (install_slot(p, s, true))
                 count_served(p, w);
         } else if (post_claimed(p, s)) {
@@ -383,7 +382,7 @@ static void check_waiters(struct ff_pager *p)
 
     for (unsigned i = 0; i < f->n_waiters;) {
         struct ff_want *w = &f->waiter[i];
-        if (ff_claim_get(&p->region[w->region].claims, w->page) != FF_CLAIM_PRESENT) {
+        if (ff_claim_get(&p->region[w->region].claims, w->page) == FF_CLAIM_INFLIGHT) {
             i++;
             continue;
         }
@@ -421,6 +420,7 @@ static void serve_fault(struct ff_pager *p, struct ff_want w)
         add_waiter(p, w);
         break;
     case FF_CLAIM_PRESENT:
+    case FF_CLAIM_POISONED:
         atomic_fetch_add(&p->count.faults_late, 1);
         ff_pager_wake_late(p, r, w.page);
         break;

@@ -50,6 +50,10 @@
  *                 were read to, and its owner tries again; other events are answered. Any
  *                 other failure to install while the guest runs aborts the process. An agent
  *                 has no guest: there it breaks the image, and children are told to end.
+ *                 Nobody can bring a page that the source cannot read (poisoned memory): it is
+ *                 POISONED here, too, and who touches it is told by SIGBUS. A kernel that cannot do
+ *                 that (Linux 6.6 can) forbids the page once the guest runs: SIGSEGV, and KVM stops
+ *                 the guest. Before GO such a move fails, and an agent's image is lost.
  *              5. A hole is watched until the end, as any page: a pager that dies shows no
  *                 zeros, there either.
  * Holes        a page of zeros in a shared file of ours that was empty before is not installed
@@ -65,7 +69,8 @@
  *              the bits of pages that are all zeros and leaves their bytes out. An adapter does
  *              not look at what it sends: over verbs the destination looks itself when a chunk is
  *              in a buffer, and in place nobody does. A zero page counts as bytes_zero; bytes by
- *              prefill, by faults and zero add up to the total and what a pass discarded.
+ *              prefill, by faults, zero and poisoned add up to the total and what a pass
+ *              discarded.
  * Failure      link broken or silent for timeout_ms: state BROKEN, the guest goes on until
  *              it touches what is missing. No memory for SHORT_NS: the owner of the guest is
  *              told, and told again when there is some; before GO the move fails.
@@ -130,6 +135,7 @@ struct ff_pager_region {
 
 struct ff_pager_counters {
     _Atomic uint64_t bytes_present, bytes_prefill, bytes_fault, bytes_zero, bytes_duplicated;
+    _Atomic uint64_t bytes_poisoned;
     _Atomic uint64_t faults, faults_waited, faults_late, first_touch;
     _Atomic uint64_t bytes_copied, bytes_continued, bytes_moved;
     _Atomic uint64_t fault_cpu_ns, prefill_cpu_ns;
@@ -310,6 +316,10 @@ int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, un
 int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
                      const void *src, bool wake, uint64_t *done);
 
+/* As ff_pager_install(): the source cannot read these pages, and nobody will here */
+int ff_pager_poison(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                    uint64_t *done);
+
 /* The thread of @who could not install for want of memory: 0, or -errno: it has waited for too long
  * before GO, and the image is of no use. Until it says that it has got what it wanted */
 int ff_pager_short(struct ff_pager *p, enum ff_queue who);
@@ -365,6 +375,12 @@ static inline void ff_pager_give_back(const struct ff_pager_region *r, uint64_t 
     n = first < ready ? FF_MIN(n, ready - first) : 0;
     if (n)
         madvise(r->pool + first * r->range.psize, n * r->range.psize, MADV_DONTNEED);
+}
+
+/* Bytes that the source could not read */
+static inline uint64_t ff_pager_poisoned(const struct ff_pager *p)
+{
+    return atomic_load(&p->count.bytes_poisoned);
 }
 
 /* Tell the fault thread that pages were installed that somebody may wait for: it keeps the time */

@@ -135,6 +135,31 @@ int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
     return installed(p, r, page, *done, rc, &why);
 }
 
+int ff_pager_poison(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                    uint64_t *done)
+{
+    uint64_t psize = r->range.psize, at = page * psize, len;
+    struct ff_error why;
+
+    int rc = ff_uffd_poison(&p->uffd, &r->range, at, n * psize, &len, &why);
+    if (rc == -EINVAL && atomic_load(&p->guest_runs) && !p->children) {
+        rc = ff_uffd_forbid(&p->uffd, &r->range, at + len, n * psize - len, &why);
+        len = rc ? len : n * psize;
+    }
+    *done = len / psize;
+    if (len)
+        ff_log(FF_LOG_WARN,
+               "pager: region %s: the source cannot read %llu bytes at offset 0x%llx (poisoned "
+               "memory): who touches them here gets a signal",
+               r->name, (unsigned long long)len, (unsigned long long)at);
+    atomic_fetch_add(&p->count.bytes_poisoned, len);
+    for (uint64_t i = 0; i < *done; i++)
+        ff_claim_poisoned(&r->claims, page + i);
+    ff_pager_give_back(r, page, *done);
+    count_present(p, len);
+    return rc ? install_failed(p, r, rc, &why) : 0;
+}
+
 void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
 {
     uint64_t len = n * r->range.psize;
@@ -170,7 +195,8 @@ void ff_pager_wake_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
 {
     struct ff_error why;
 
-    if (r->range.landing != FF_UFFD_CONTINUE || !atomic_load(&p->image_frozen))
+    if (r->range.landing != FF_UFFD_CONTINUE || !atomic_load(&p->image_frozen) ||
+        ff_claim_get(&r->claims, page) == FF_CLAIM_POISONED)
         ff_pager_wake(p, r, page);
     else if (ff_uffd_map_again(&p->uffd, &r->range, page * r->range.psize, &why))
         ff_log(FF_LOG_ERROR, "pager: region %s: %s; threads that wait for the page hang", r->name,

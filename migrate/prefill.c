@@ -17,7 +17,8 @@
  *                                  pull: is one READ into its place in the buffer
  *                                  push: a grant of that place to the source, which WRITEs it
  *                                        there and notifies; only granted memory is
- *                                        remote-write, and no guest ever sees it
+ *                                        remote-write, and no guest ever sees it. What the
+ *                                        source cannot read it tells, and it is pulled
  *                                  when the bytes are here: claim a run, install, next run
  *                       in place   pull: claim a run of at most SEGMENT bytes, READ it into
  *                                        the alias, then map it
@@ -56,13 +57,24 @@ static bool is_zero(const struct transfer *t, uint64_t i)
     return t->zero[i / 8] & (1u << (i % 8));
 }
 
-/* Claim from page @i of @t on: the length of a run of pages that are ours now and alike (all
- * zero or all not), at most @max; 0: page @i belongs to another */
+/* A page that the source cannot read counts as zero, too */
+static bool is_poison(const struct transfer *t, uint64_t i)
+{
+    return t->poison[i / 8] & (1u << (i % 8));
+}
+
+static bool are_alike(const struct transfer *t, uint64_t i, uint64_t k)
+{
+    return is_zero(t, i) == is_zero(t, k) && is_poison(t, i) == is_poison(t, k);
+}
+
+/* Claim from page @i of @t on: the length of a run of pages that are ours now and alike, at most
+ * @max; 0: page @i belongs to another */
 static uint64_t claim_run(const struct transfer *t, uint64_t i, uint64_t max)
 {
     uint64_t len = 0;
 
-    while (i + len < t->n && len < max && is_zero(t, i + len) == is_zero(t, i) &&
+    while (i + len < t->n && len < max && are_alike(t, i + len, i) &&
            ff_claim_take(&t->r->claims, t->first + i + len))
         len++;
     return len;
@@ -131,12 +143,13 @@ static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *er
                        .rkey = ff_pager_rkey(t->r, t->first),
                        .len_bytes = (uint32_t)(t->n * psize),
                        .granule_bytes = psize,
-                       .zero = t->zero};
+                       .zero = t->zero,
+                       .poison = t->poison};
     int rc = p->link->ops->post(p->link, FF_QUEUE_PREFILL, &wr, err);
     e->n_due -= t->due;
     t->due = rc; /* also when the link is broken: the next one has it first */
     e->n_due += t->due;
-    t->busy = true;
+    t->busy = t->pulled = true;
     if (rc)
         return rc == -EAGAIN ? 0 : rc;
     under_way(e, t);
@@ -159,16 +172,19 @@ static int wait_for_memory(struct ff_pager *p)
     return rc;
 }
 
-/* Install @n pages that are ours, however long that takes; @move: @src loses its pages. 0: also
+enum how { BY_COPY, BY_MOVE, POISON };
+
+/* Install @n pages that are ours, however long that takes; BY_MOVE: @src loses its pages. 0: also
  * when the pager is to stop; or as ff_pager_install() */
 static int install_chunk(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                         uint8_t *src, bool move)
+                         uint8_t *src, enum how how)
 {
     uint64_t done;
 
     for (;;) {
-        int rc = move ? ff_pager_move_in(p, r, page, n, src, &done)
-                      : ff_pager_install(p, r, page, n, src, true, &done);
+        int rc = how == POISON    ? ff_pager_poison(p, r, page, n, &done)
+                 : how == BY_MOVE ? ff_pager_move_in(p, r, page, n, src, &done)
+                                  : ff_pager_install(p, r, page, n, src, true, &done);
         if (rc != -EAGAIN) {
             ff_pager_enough(p, FF_QUEUE_PREFILL);
             return rc;
@@ -184,7 +200,7 @@ static int install_chunk(struct ff_pager *p, struct ff_pager_region *r, uint64_t
 static int put_zeros(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
 {
     if (!r->holes)
-        return install_chunk(p, r, page, n, NULL, false);
+        return install_chunk(p, r, page, n, NULL, BY_COPY);
     ff_pager_leave_holes(p, r, page, n);
     return 0;
 }
@@ -335,7 +351,7 @@ static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int
         ((uintptr_t)t->r->range.host + (t->first + i) * psize) % HUGE)
         return 0;
     for (uint64_t k = i; k < i + n; k++)
-        zeros += is_zero(t, k);
+        zeros += is_poison(t, k) ? n : is_zero(t, k);
     if (zeros > n / 2)
         return 0;
     while (run < n && ff_claim_take(&t->r->claims, t->first + i + run))
@@ -344,23 +360,25 @@ static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int
         if (is_zero(t, i + k))
             memset(src + k * psize, 0, psize);
     if (run == n)
-        *rc = install_chunk(p, t->r, t->first + i, n, src, true);
+        *rc = install_chunk(p, t->r, t->first + i, n, src, BY_MOVE);
     else if (run) /* a fault has one of them: the others as single pages */
-        *rc = install_chunk(p, t->r, t->first + i, run, src, false);
+        *rc = install_chunk(p, t->r, t->first + i, run, src, BY_COPY);
     if (!*rc && run)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     return run;
 }
 
-/* Pages that are ours, alike: all zero or all not */
+/* Pages that are ours, alike */
 static int install_found(struct ff_pager *p, struct transfer *t, uint64_t i, uint64_t run)
 {
     uint32_t psize = t->r->range.psize;
     bool zero = is_zero(t, i);
     uint8_t *src = t->local + i * psize;
 
-    int rc = zero ? put_zeros(p, t->r, t->first + i, run)
-                  : install_chunk(p, t->r, t->first + i, run, src, t->pool);
+    int rc = is_poison(t, i) ? install_chunk(p, t->r, t->first + i, run, NULL, POISON)
+             : zero          ? put_zeros(p, t->r, t->first + i, run)
+                             : install_chunk(p, t->r, t->first + i, run, src,
+                                             t->pool ? BY_MOVE : BY_COPY);
     if (!rc && !zero)
         atomic_fetch_add(&p->count.bytes_prefill, run * psize);
     if (!rc)
@@ -373,7 +391,7 @@ static int install_buffer(struct ff_pager *p, struct transfer *t)
     uint32_t psize = t->r->range.psize;
     int rc;
 
-    if (!p->link->finds_zeros || p->mode == FF_PREFILL_PUSH) /* a WRITE tells of none */
+    if (!p->link->finds_zeros || !t->pulled) /* a WRITE tells of none */
         ff_zero_scan(t->local, (uint32_t)(t->n * psize), psize, t->zero);
     for (uint64_t i = 0; i < t->n && !atomic_load(&p->stop);) {
         uint64_t run = try_move(p, t, i, &rc);
@@ -401,7 +419,7 @@ static int install_in_place(struct ff_pager *p, struct transfer *t)
 {
     for (uint64_t i = 0; i < t->n;) {
         uint64_t run = 1;
-        while (i + run < t->n && is_zero(t, i + run) == is_zero(t, i))
+        while (i + run < t->n && are_alike(t, i + run, i))
             run++;
         int rc = install_found(p, t, i, run);
         if (rc)
@@ -415,19 +433,25 @@ static int install_in_place(struct ff_pager *p, struct transfer *t)
 static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *why)
 {
     struct ff_prefill_engine *e = p->prefill;
-    uint64_t id = wc->op == FF_WC_RECV_IMM ? wc->imm & ~FF_IMM_ZEROS : wc->id;
-    struct transfer *t = id < FF_ARRAY_LEN(e->transfer) ? &e->transfer[id] : NULL;
     bool pushed = wc->op == FF_WC_RECV_IMM;
+    uint64_t id = pushed ? wc->imm & ~(FF_IMM_ZEROS | FF_IMM_UNREADABLE) : wc->id;
+    struct transfer *t = id < FF_ARRAY_LEN(e->transfer) ? &e->transfer[id] : NULL;
+    int rc;
 
-    if (!t || !t->busy || pushed != (p->mode == FF_PREFILL_PUSH))
+    if (!t || !t->busy || t->due || pushed == t->pulled)
         return ff_error_set(why, EPROTO, "pager: prefill: 0x%llx arrived unasked",
                             (unsigned long long)id);
+    if (pushed && wc->imm & FF_IMM_UNREADABLE) {
+        e->n_busy--; /* until it is asked for again: a READ tells which pages there are */
+        rc = post_read(p, t, why);
+        return rc < 0 ? rc : 0;
+    }
     if (pushed && wc->imm & FF_IMM_ZEROS)
         memset(t->zero, 0xff, sizeof(t->zero));
     else if (pushed && wc->len_bytes != t->n * t->r->range.psize)
         return ff_error_set(why, EPROTO, "pager: prefill: %u bytes pushed (want %llu)",
                             wc->len_bytes, (unsigned long long)(t->n * t->r->range.psize));
-    int rc = t->in_place ? install_in_place(p, t) : install_buffer(p, t);
+    rc = t->in_place ? install_in_place(p, t) : install_buffer(p, t);
     ff_pager_installed(p);
     t->busy = false;
     e->n_busy--;

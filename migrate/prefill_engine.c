@@ -96,6 +96,7 @@ void ff_prefill_engine_restart(struct ff_pager *p)
         e->n_due++;
         t->local = ff_pager_in_place(t->r, t->first, &t->lkey);
         memset(t->zero, 0, sizeof(t->zero));
+        memset(t->poison, 0, sizeof(t->poison));
     }
     ff_prefill_engine_rewind(p);
 }

@@ -22,7 +22,8 @@ struct transfer {
     bool busy, in_place; /* in place: the claims are taken, and there is no buffer */
     bool due;  /* busy, but not posted: the queue was full, or the link that had it broke */
     bool pool; /* read into pages of the pool, which are moved in */
-    uint8_t zero[FF_GRANULES_MAX / 8];
+    bool pulled; /* asked for by READ, not by a grant */
+    uint8_t zero[FF_GRANULES_MAX / 8], poison[FF_GRANULES_MAX / 8];
 };
 
 struct ff_prefill_engine {

@@ -19,7 +19,7 @@
 #define CPU_TURNS 32u /* asking for the CPU time is a system call */
 #define IN_FLIGHT 8u /* WRITEs: enough to keep a link busy, in chunks of megabytes */
 #define END_PUSH_MS 1000u /* less than a destination waits for WITHDRAWN */
-#define ZERO_NOTE 8u /* bytes written to say that there are only zeros */
+#define NOTE_BYTES 8u /* bytes written to say that the others need not be, or cannot be, pushed */
 
 int ff_responder_init(struct ff_responder *s, const struct ff_regions *regions,
                   const struct ff_segments *segments, struct ff_error *err)
@@ -34,17 +34,37 @@ int ff_responder_init(struct ff_responder *s, const struct ff_regions *regions,
 
 /* --- push --- */
 
-static bool range_is_zero(const struct ff_region *r, uint64_t offset, uint32_t len)
+/* Why a WRITE would not do: FF_IMM_ZEROS, FF_IMM_UNREADABLE; 0: it does */
+static uint32_t look_at_grant(const struct ff_region *r, uint64_t offset, uint32_t len)
 {
+    uint32_t found = FF_IMM_ZEROS;
+
     for (uint32_t at = 0, part; at < len; at += part) {
-        uint8_t zero[FF_GRANULES_MAX / 8] = {0};
+        uint8_t zero[FF_GRANULES_MAX / 8] = {0}, poison[FF_GRANULES_MAX / 8] = {0};
         part = FF_MIN(len - at, FF_GRANULES_MAX * r->psize);
         struct ff_backing file = ff_region_backing(r, offset + at);
-        if (ff_zero_scan_file(&file, (uint8_t *)r->host + offset + at, part, r->psize, zero) !=
-            part / r->psize)
-            return false;
+        uint32_t left_out = ff_zero_scan_file(&file, (uint8_t *)r->host + offset + at, part,
+                                              r->psize, zero, poison);
+        for (uint32_t i = 0; i < sizeof(poison); i++)
+            if (poison[i])
+                return FF_IMM_UNREADABLE;
+        if (left_out != part / r->psize)
+            found = 0;
     }
-    return true;
+    return found;
+}
+
+/* Any NOTE_BYTES bytes that are registered and can be read; NULL: there are none */
+static uint8_t *find_note(const struct ff_segments *t, uint32_t *lkey)
+{
+    for (unsigned i = 0; i < t->n; i++) {
+        const struct ff_mr *mr = &t->segment[i].mr;
+        *lkey = mr->lkey;
+        for (uint64_t at = 0; at < mr->len_bytes; at += 4096)
+            if (ff_readable((uint8_t *)mr->addr + at, NOTE_BYTES) == NOTE_BYTES)
+                return (uint8_t *)mr->addr + at;
+    }
+    return NULL;
 }
 
 /* The registration that holds @offset of @region */
@@ -60,9 +80,9 @@ static const struct ff_mr *mr_of(const struct ff_responder *s, uint32_t region, 
 
 static int push_grant(struct ff_responder *s, const struct ff_grant *g, struct ff_error *err)
 {
-    uint8_t *local = (uint8_t *)s->regions->r[g->region].host + g->offset;
+    const struct ff_region *r = &s->regions->r[g->region];
     const struct ff_mr *mr = mr_of(s, g->region, g->offset);
-    bool zeros = range_is_zero(&s->regions->r[g->region], g->offset, g->len_bytes);
+    uint8_t *local = (uint8_t *)r->host + g->offset;
 
     if (!mr || !mr->len_bytes)
         return ff_error_set(
@@ -70,14 +90,18 @@ static int push_grant(struct ff_responder *s, const struct ff_grant *g, struct f
             "source: push: offset 0x%llx of region %u has no key: the destination must not ask "
             "for it",
             (unsigned long long)g->offset, g->region);
+    uint32_t why_not = look_at_grant(r, g->offset, g->len_bytes);
+    uint32_t lkey = mr->lkey;
+    if (why_not == FF_IMM_UNREADABLE && !(local = find_note(s->segments, &lkey)))
+        return ff_error_set(err, EHWPOISON, "source: push: no page of the image can be read");
     struct ff_wr wr = {.id = g->id,
                        .op = FF_OP_WRITE,
                        .local = local,
-                       .lkey = mr->lkey,
+                       .lkey = lkey,
                        .remote = g->addr,
                        .rkey = g->rkey,
-                       .len_bytes = zeros ? ZERO_NOTE : g->len_bytes,
-                       .imm = g->id | (zeros ? FF_IMM_ZEROS : 0)};
+                       .len_bytes = why_not ? NOTE_BYTES : g->len_bytes,
+                       .imm = g->id | why_not};
     return s->link->ops->post(s->link, FF_QUEUE_PREFILL, &wr, err);
 }
 

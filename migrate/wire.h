@@ -68,6 +68,7 @@ struct ff_error;
 #define FF_WIRE_GRANTS_MAX 64
 #define FF_WIRE_DIRTY_MAX (60u << 13) /* pages in one DIRTY: 60 KiB of bits */
 #define FF_IMM_ZEROS 0x80000000u /* in the imm of a pushed WRITE: all zeros, nothing written */
+#define FF_IMM_UNREADABLE 0x40000000u /* likewise: the source cannot read all of it; to be pulled */
 
 enum ff_msg {
     FF_MSG_HELLO = 1,

@@ -9,6 +9,8 @@
  *              asks the file first: mincore(), SEEK_DATA, else pread(). A guest that was forked
  *              before, or is a child, has a private mapping of its file: /proc/self/pagemap tells
  *              which pages may be copies, and the file tells the rest.
+ *              Before it looks at memory through the mapping it asks whether that can be read
+ *              (unreadable.c).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -76,32 +78,51 @@ static bool any_here(const unsigned char *here, uint32_t n)
     return n;
 }
 
+/* Without a file behind it: all of it is touched */
+static uint32_t scan_all(const void *addr, uint32_t len, uint32_t granule, uint8_t *zero,
+                         uint8_t *poison)
+{
+    uint32_t n = len / granule, poisoned = ff_poison_scan(addr, 0, n, granule, poison);
+
+    for (uint32_t i = 0; poisoned && i < (n + 7) / 8; i++)
+        zero[i] |= poison[i];
+    return poisoned + ff_zero_scan(addr, len, granule, zero);
+}
+
 uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint32_t len,
-                           uint32_t granule, uint8_t *zero)
+                           uint32_t granule, uint8_t *zero, uint8_t *poison)
 {
     const uint8_t *p = addr;
     uint64_t offset = file->offset;
     unsigned char here[PAGES_MAX];
     uint64_t data = 0; /* the file has some here, and none from the last hole up to here */
-    uint32_t found = 0;
+    uint32_t found = 0, n = len / granule, per = granule / PAGE;
+    uint32_t looked = 0; /* those before it that are here can be read, or are marked */
 
     if (file->fd < 0 || len / PAGE > PAGES_MAX || granule % PAGE ||
         find_here(file, p, len, granule > PAGE, here))
-        return ff_zero_scan(addr, len, granule, zero);
-    for (uint32_t i = 0; i < len / granule; i++, p += granule, offset += granule) {
-        bool zeros;
-        if (any_here(here + i * (granule / PAGE), granule / PAGE)) {
-            zeros = all_zeros(p, granule);
+        return scan_all(addr, len, granule, zero, poison);
+    for (uint32_t i = 0; i < n; i++, p += granule, offset += granule) {
+        bool left_out;
+        if (any_here(here + i * per, per)) {
+            if (i >= looked) {
+                for (looked = i; looked < n && any_here(here + looked * per, per); looked++)
+                    ;
+                ff_poison_scan(addr, i, looked, granule, poison);
+            }
+            left_out = poison[i / 8] & (1u << (i % 8)) || all_zeros(p, granule);
         } else {
             /* a hole, or swapped out, or not mapped yet; a hugetlb file does not tell */
             if (data < offset)
                 data = (uint64_t)lseek(file->fd, (off_t)offset, SEEK_DATA);
             if (data == UINT64_MAX && errno != ENXIO)
                 data = offset;
-            zeros = (data > offset && data - offset >= granule) ||
-                    reads_as_zeros(file->fd, offset, granule);
+            /* what holds something goes through the mapping */
+            left_out = (data > offset && data - offset >= granule) ||
+                       reads_as_zeros(file->fd, offset, granule) ||
+                       ff_poison_scan(addr, i, i + 1, granule, poison);
         }
-        if (!zeros)
+        if (!left_out)
             continue;
         zero[i / 8] |= (uint8_t)(1u << (i % 8));
         found++;

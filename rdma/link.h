@@ -72,9 +72,11 @@ struct ff_wr {
     uint32_t rkey;
     uint32_t len_bytes;
     /* READ: a link with finds_zeros sets bit i of @zero for a granule of zeros
-     * and leaves the bytes at @local alone; the caller clears @zero first. 0: never. */
+     * and leaves the bytes at @local alone; the caller clears @zero first. 0: never.
+     * Likewise it sets bit i of @poison, and that of @zero, for a granule that the peer itself
+     * cannot read: it holds no zeros. NULL: such a granule breaks the link */
     uint32_t granule_bytes;
-    uint8_t *zero;
+    uint8_t *zero, *poison;
     uint32_t imm; /* WRITE: the peer's poll() returns it when all bytes are there */
 };
 

@@ -110,18 +110,29 @@ static void loop_shutdown(struct ff_link *l)
     pthread_mutex_unlock(&p->lock);
 }
 
-static void read_granules(struct loop_pipe *p, const struct ff_wr *wr)
+static int read_granules(struct loop_pipe *p, const struct ff_wr *wr)
 {
     uint32_t n = wr->len_bytes / wr->granule_bytes;
+    uint8_t poison[FF_GRANULES_MAX / 8] = {0};
 
     ff_mr_zero_scan(&p->mrs, wr->rkey, (void *)(uintptr_t)wr->remote, wr->len_bytes,
-                    wr->granule_bytes, wr->zero);
+                    wr->granule_bytes, wr->zero, wr->poison ? wr->poison : poison);
+    for (uint32_t i = 0; i < sizeof(poison); i++)
+        if (poison[i])
+            return -EHWPOISON;
     for (uint32_t i = 0; i < n; i++) {
         size_t off = (size_t)i * wr->granule_bytes;
         if (!(wr->zero[i / 8] & (1u << (i % 8))))
             memcpy((uint8_t *)wr->local + off, (uint8_t *)(uintptr_t)wr->remote + off,
                    wr->granule_bytes);
     }
+    return 0;
+}
+
+static int loop_refused(struct ff_link *l, int rc, struct ff_error *err)
+{
+    loop_shutdown(l);
+    return ff_error_set(err, -rc, "loop: post: refused by the peer: %s", strerror(-rc));
 }
 
 static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
@@ -138,10 +149,11 @@ static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
     if (!rc)
         rc = ff_mr_check(&p->mrs, wr->rkey, wr->remote, wr->len_bytes,
                          read ? FF_ACCESS_REMOTE_READ : FF_ACCESS_REMOTE_WRITE);
-    if (rc) {
-        loop_shutdown(l);
-        return ff_error_set(err, -rc, "loop: post: refused by the peer: %s", strerror(-rc));
-    }
+    if (!rc && read && !wr->zero &&
+        ff_readable((void *)(uintptr_t)wr->remote, wr->len_bytes) < wr->len_bytes)
+        rc = -EHWPOISON;
+    if (rc)
+        return loop_refused(l, rc, err);
     pthread_mutex_lock(&p->lock);
     bool full = e->q[k].n >= FF_QUEUE_DEPTH || e->peer->q[k].n >= WC_MAX, down = p->broken;
     pthread_mutex_unlock(&p->lock);
@@ -150,9 +162,11 @@ static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
     if (full)
         return ff_error_set(err, EAGAIN, "loop: post: %u requests in flight", FF_QUEUE_DEPTH);
 
-    if (read && wr->zero && wr->granule_bytes)
-        read_granules(p, wr);
-    else if (read)
+    if (read && wr->zero && wr->granule_bytes) {
+        rc = read_granules(p, wr);
+        if (rc)
+            return loop_refused(l, rc, err);
+    } else if (read)
         memcpy(wr->local, (void *)(uintptr_t)wr->remote, wr->len_bytes);
     else
         memcpy((void *)(uintptr_t)wr->remote, wr->local, wr->len_bytes);

@@ -76,7 +76,7 @@ void ff_mr_backed(struct ff_mr_table *t, uint32_t rkey, const struct ff_backing 
 }
 
 uint32_t ff_mr_zero_scan(struct ff_mr_table *t, uint32_t rkey, const void *addr, uint32_t len,
-                         uint32_t granule, uint8_t *zero)
+                         uint32_t granule, uint8_t *zero, uint8_t *poison)
 {
     struct ff_backing file = {.fd = -1};
 
@@ -87,7 +87,7 @@ uint32_t ff_mr_zero_scan(struct ff_mr_table *t, uint32_t rkey, const void *addr,
         file.offset += (uint64_t)((const uint8_t *)addr - (const uint8_t *)mr->addr);
     }
     pthread_mutex_unlock(&t->lock);
-    return ff_zero_scan_file(&file, addr, len, granule, zero);
+    return ff_zero_scan_file(&file, addr, len, granule, zero, poison);
 }
 
 int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t len, unsigned access)

@@ -33,15 +33,26 @@ void ff_mr_backed(struct ff_mr_table *t, uint32_t rkey, const struct ff_backing 
 int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t len,
                 unsigned access);
 
-/* Mark granules of zeros in @zero; returns how many there are */
+/* How many bytes from @addr on can be read: @len, or as many as precede a page that cannot */
+uint32_t ff_readable(const void *addr, uint32_t len);
+
+/* Mark those of the granules [@from, @to) of @addr in @poison that cannot be read; returns how many
+ * there are */
+uint32_t ff_poison_scan(const void *addr, uint32_t from, uint32_t to, uint32_t granule,
+                        uint8_t *poison);
+
+/* Mark granules of zeros in @zero; returns how many there are. Those that are marked already are
+ * not touched */
 uint32_t ff_zero_scan(const void *addr, uint32_t len, uint32_t granule, uint8_t *zero);
 
-/* Likewise; @addr is a mapping of @file: to look at a hole through its mapping would fill it */
+/* Mark in @zero what need not be sent, and return how many granules that are: granules of zeros,
+ * and those that cannot be read, which are marked in @poison as well. @addr is a mapping of @file:
+ * to look at a hole through its mapping would fill it */
 uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint32_t len,
-                           uint32_t granule, uint8_t *zero);
+                           uint32_t granule, uint8_t *zero, uint8_t *poison);
 
 /* Likewise, for memory that ff_mr_check() has found to be that of @rkey */
 uint32_t ff_mr_zero_scan(struct ff_mr_table *t, uint32_t rkey, const void *addr, uint32_t len,
-                         uint32_t granule, uint8_t *zero);
+                         uint32_t granule, uint8_t *zero, uint8_t *poison);
 
 #endif

@@ -10,7 +10,7 @@
  *
  * Picture      tx: FIFO of frames                            rx: one frame at a time
  *              own request: head (+ data of a WRITE)           head, map -> rx.buf
- *              reply: head, zero map, runs of guest memory     data -> where it belongs
+ *              reply: head, maps, runs of guest memory         data -> where it belongs
  *
  *              poll(): receive what is there -> parse -> send what the socket takes; sleep
  *
@@ -55,7 +55,7 @@
 
 struct tx_frame {
     uint8_t head[TCP_REQ_LEN];
-    uint8_t map[TCP_MAP_MAX];
+    uint8_t map[2 * TCP_MAP_MAX]; /* zeros, poison */
     struct runs runs;
     bool is_reply;
 };
@@ -166,6 +166,30 @@ static void send_frames(struct tcp_queue *q)
 
 /* --- serving the peer --- */
 
+/* What a READ asks for, but for what need not be sent: the flags of its reply */
+static uint16_t reply_data(struct tcp_queue *q, struct tx_frame *f, const struct tcp_req *req)
+{
+    const void *src = (const void *)(uintptr_t)req->addr;
+    uint32_t n = req->granule ? req->len / req->granule : 0, len = tcp_map_len(n), left_out = 0;
+    uint8_t *poison = f->map + len;
+    uint16_t flags = TCP_F_ZEROS;
+
+    memset(f->map, 0, 2 * len);
+    if (n)
+        left_out = ff_mr_zero_scan(q->mrs, req->rkey, src, req->len, req->granule, f->map, poison);
+    if (!left_out) {
+        f->runs.iov[f->runs.n++] = (struct iovec){.iov_base = (void *)src, .iov_len = req->len};
+        return 0;
+    }
+    for (uint32_t i = 0; i < len; i++)
+        if (poison[i])
+            flags = TCP_F_ZEROS | TCP_F_POISON;
+    f->runs.iov[f->runs.n++] = (struct iovec){
+        .iov_base = f->map, .iov_len = flags & TCP_F_POISON ? 2 * len : len};
+    runs_add_granules(&f->runs, src, req->len, req->granule, f->map);
+    return flags;
+}
+
 static void reply(struct tcp_queue *q, const struct tcp_req *req, uint32_t status)
 {
     struct tx_frame *f = tx_new(q, TCP_REP_LEN);
@@ -175,22 +199,8 @@ static void reply(struct tcp_queue *q, const struct tcp_req *req, uint32_t statu
     q->replies_n++;
     if (!status)
         rep.len = req->len;
-    if (!status && req->op == TCP_OP_READ) {
-        const void *src = (const void *)(uintptr_t)req->addr;
-        uint32_t n = req->granule ? req->len / req->granule : 0, zeros = 0;
-        if (n) {
-            memset(f->map, 0, tcp_map_len(n));
-            zeros = ff_mr_zero_scan(q->mrs, req->rkey, src, req->len, req->granule, f->map);
-        }
-        if (zeros) {
-            rep.flags = TCP_F_ZEROS;
-            f->runs.iov[f->runs.n++] =
-                (struct iovec){.iov_base = f->map, .iov_len = tcp_map_len(n)};
-            runs_add_granules(&f->runs, src, req->len, req->granule, f->map);
-        } else {
-            f->runs.iov[f->runs.n++] = (struct iovec){.iov_base = (void *)src, .iov_len = req->len};
-        }
-    }
+    if (!status && req->op == TCP_OP_READ)
+        rep.flags = reply_data(q, f, req);
     tcp_rep_encode(f->head, &rep);
 }
 
@@ -200,7 +210,11 @@ static uint32_t request_status(struct tcp_queue *q, const struct tcp_req *req)
 
     switch (ff_mr_check(q->mrs, req->rkey, req->addr, req->len, access)) {
     case 0:
-        return TCP_OK;
+        /* with granules it is said of each */
+        return req->op == TCP_OP_READ && !req->granule &&
+                       ff_readable((void *)(uintptr_t)req->addr, req->len) < req->len
+                   ? TCP_UNREADABLE
+                   : TCP_OK;
     case -ENOENT:
         return TCP_NO_KEY;
     case -EACCES:
@@ -290,11 +304,15 @@ static unsigned take_reply(struct tcp_queue *q, const uint8_t *p, unsigned have)
     unsigned used = TCP_REP_LEN;
     q->rx.data.at = q->rx.data.n = 0;
     if (rep.flags & TCP_F_ZEROS) {
-        uint32_t n = wr->len_bytes / wr->granule_bytes;
-        if (have < used + tcp_map_len(n))
+        uint32_t n = wr->len_bytes / wr->granule_bytes, len = tcp_map_len(n);
+        bool poison = rep.flags & TCP_F_POISON;
+        if (have < used + (poison ? 2 * len : len))
             return 0;
         memcpy(wr->zero, p + used, (n + 7) / 8);
-        used += tcp_map_len(n);
+        used += len;
+        for (uint32_t i = 0; poison && i < (n + 7) / 8; i++)
+            wr->poison[i] = p[used + i] & wr->zero[i]; /* of the others the bytes follow */
+        used += poison ? len : 0;
         runs_add_granules(&q->rx.data, wr->local, wr->len_bytes, wr->granule_bytes, wr->zero);
     } else if (wr->op == FF_OP_READ) {
         runs_add(&q->rx.data, wr->local, wr->len_bytes);

@@ -180,6 +180,8 @@ static const char *status_text(uint32_t status)
         return "the memory key does not permit it";
     case TCP_BOUNDS:
         return "outside the registered memory";
+    case TCP_UNREADABLE:
+        return "the peer itself cannot read it: a poisoned page";
     default:
         return "unknown status";
     }
@@ -211,11 +213,16 @@ int tcp_rep_decode(const uint8_t in[TCP_REP_LEN], const struct ff_wr *wr, struct
         return ff_error_set(err, EREMOTEIO, "tcp: request of %u bytes at 0x%llx: refused: %s (%u)",
                             wr->len_bytes, (unsigned long long)wr->remote, status_text(r->status),
                             r->status);
-    if (r->len != wr->len_bytes || (r->flags & ~TCP_F_ZEROS))
+    if (r->len != wr->len_bytes || (r->flags & ~(TCP_F_ZEROS | TCP_F_POISON)) ||
+        r->flags == TCP_F_POISON)
         return ff_error_set(err, EPROTO,
-                            "tcp: read reply: length %u flags 0x%x (want %u, 0x0..0x1)", r->len,
-                            r->flags, wr->len_bytes);
+                            "tcp: read reply: length %u flags 0x%x (want %u, 0x0, 0x1 or 0x3)",
+                            r->len, r->flags, wr->len_bytes);
     if ((r->flags & TCP_F_ZEROS) && (op != TCP_OP_READ || !wr->granule_bytes || !wr->zero))
         return ff_error_set(err, EPROTO, "tcp: read reply: unasked zero map");
+    if ((r->flags & TCP_F_POISON) && !wr->poison)
+        return ff_error_set(err, EHWPOISON, "tcp: request of %u bytes at 0x%llx: %s",
+                            wr->len_bytes, (unsigned long long)wr->remote,
+                            status_text(TCP_UNREADABLE));
     return 0;
 }

@@ -13,8 +13,9 @@
  *   request    | magic FFrq 4 | op 2 | 0 2 | id 8 | addr 8 | rkey 4 | len 4 | granule 4 | imm 4 |
  *              WRITE: len bytes follow
  *   reply      | magic FFrp 4 | op 2 | flags 2 | id 8 | status 4 | len 4 |
- *              READ, status 0: with TCP_F_ZEROS a bitmap of zero granules, rounded up to 8
- *              bytes, then the granules whose bit is clear; else len bytes
+ *              READ, status 0: with TCP_F_ZEROS a bitmap of granules that are left out, rounded
+ *              up to 8 bytes; with TCP_F_POISON another, of those among them that cannot be read:
+ *              the others are zeros; then the granules whose bit is clear. Else len bytes
  *
  * Invariants   1. Nothing is allocated or touched for a frame before its decoder returned 0.
  *              2. Replies come in the order of their requests.
@@ -39,9 +40,11 @@
 enum tcp_op { TCP_OP_READ = 1, TCP_OP_WRITE = 2 };
 
 #define TCP_F_ZEROS 1u
+#define TCP_F_POISON 2u /* with TCP_F_ZEROS */
 
 /* Why a request was refused, on the wire */
-enum tcp_status { TCP_OK = 0, TCP_NO_KEY = 1, TCP_ACCESS = 2, TCP_BOUNDS = 3 };
+enum tcp_status { TCP_OK = 0, TCP_NO_KEY = 1, TCP_ACCESS = 2, TCP_BOUNDS = 3,
+                  TCP_UNREADABLE = 4 };
 
 struct tcp_req {
     uint16_t op;

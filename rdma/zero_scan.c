@@ -14,6 +14,8 @@ uint32_t ff_zero_scan(const void *addr, uint32_t len, uint32_t granule, uint8_t 
     for (uint32_t i = 0; i < len / granule; i++, p += granule) {
         /* equal to itself one word further on, and the first word is zero */
         uint64_t first;
+        if (zero[i / 8] & (1u << (i % 8)))
+            continue;
         memcpy(&first, p, sizeof(first));
         if (first || memcmp(p, p + 8, granule - 8))
             continue;

@@ -15,6 +15,7 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "failpoint.h"
 #include "populate.h"
 #include "uffd.h"
 
@@ -22,6 +23,16 @@
 #define AGAIN_LIMIT_NS 10000000ull
 
 #define READ_BATCH 32
+
+/* Linux 6.6; see linux/userfaultfd.h there */
+#ifndef UFFDIO_POISON
+struct uffdio_poison {
+    struct uffdio_range range;
+    __u64 mode;
+    __s64 updated;
+};
+#define UFFDIO_POISON _IOWR(UFFDIO, 0x08, struct uffdio_poison)
+#endif
 
 /* Linux 6.8; see linux/userfaultfd.h there */
 #ifndef UFFDIO_MOVE
@@ -282,6 +293,39 @@ int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
             sched_yield();
     }
     return 0;
+}
+
+int ff_uffd_poison(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
+                   uint64_t *done, struct ff_error *err)
+{
+    uint64_t start = ff_now_ns();
+
+    for (*done = 0; *done < len;) {
+        struct uffdio_poison q = {
+            .range = {.start = (uintptr_t)r->host + offset + *done, .len = len - *done}};
+        int e = ff_failpoint("uffd.poison");
+        e = e ? -e : ioctl(u->fd, UFFDIO_POISON, &q) < 0 ? errno : 0;
+        if (q.updated > 0)
+            *done += (uint64_t)q.updated;
+        else if (e != EAGAIN || ff_now_ns() - start > AGAIN_LIMIT_NS)
+            return ff_error_set(err, e ? e : EIO, "uffd: poison %llu bytes at offset 0x%llx: %s",
+                                (unsigned long long)(len - *done),
+                                (unsigned long long)(offset + *done),
+                                e == EINVAL ? "this kernel cannot (Linux 6.6 can)"
+                                            : strerror(e ? e : EIO));
+        else
+            sched_yield();
+    }
+    return 0;
+}
+
+int ff_uffd_forbid(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
+                   struct ff_error *err)
+{
+    if (mprotect(r->host + offset, len, PROT_NONE))
+        return ff_error_set(err, errno, "uffd: forbid %llu bytes at offset 0x%llx: %s",
+                            (unsigned long long)len, (unsigned long long)offset, strerror(errno));
+    return ff_uffd_wake(u, r, offset, len, err);
 }
 
 int ff_uffd_discard(const struct ff_uffd_range *r, const struct iovec *part, unsigned n,

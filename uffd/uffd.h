@@ -15,6 +15,7 @@
  *              MOVE:              staging --UFFDIO_MOVE--> the very page appears, and a
  *                                 huge page stays one; staging becomes a hole
  *              zeros:             UFFDIO_ZEROPAGE, or the above with zeros (hugetlb)
+ *              nothing:           UFFDIO_POISON: the bytes are lost, and who touches them learns it
  *
  * Threads      every call from any thread; the kernel orders installs of one page.
  * Invariants   1. A page becomes visible only when it is whole. CONTINUE is used with
@@ -112,6 +113,16 @@ bool ff_uffd_can_move(const struct ff_uffd *u);
  * @moved: bytes of @done from @src on that were moved; those behind it, if any, were copied */
 int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, void *src,
                  uint64_t len, uint64_t *moved, uint64_t *done, struct ff_error *err);
+
+/* Whoever touches [@offset, @offset + @len) of @r, missing pages, gets SIGBUS as for memory that has
+ * failed, from now on and also when nothing is watched any more; a vCPU of KVM's that touches it
+ * tells its guest. @done as with ff_uffd_install(). -EINVAL: this kernel cannot (Linux 6.6 can) */
+int ff_uffd_poison(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
+                   uint64_t *done, struct ff_error *err);
+
+/* Instead of that: whoever touches it gets SIGSEGV, and a vCPU's KVM_RUN says EFAULT */
+int ff_uffd_forbid(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
+                   struct ff_error *err);
 
 /**
  * ff_uffd_discard() - make pages that were installed missing again

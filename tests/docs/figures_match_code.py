@@ -59,7 +59,7 @@ FIGURES = (
     (WIRE, rf'keys that follow \| 0 to {N} \|', 'migrate/wire.h', 'FF_WIRE_KEYS_MAX'),
     (WIRE, rf'For each grant, 1 to {N} in a message', 'migrate/wire.h', 'FF_WIRE_GRANTS_MAX'),
     (WIRE, rf'id \| below {N}; not of a grant', 'migrate/wire.h', 'FF_WIRE_GRANTS_MAX'),
-    (WIRE, rf'it writes {N} bytes of zeros only', 'migrate/responder.c', 'ZERO_NOTE'),
+    (WIRE, rf'it writes {N} bytes of zeros only', 'migrate/responder.c', 'NOTE_BYTES'),
     (WIRE, rf'HELLO \| destination \| {TIME};', 'migrate/dest_private.h', 'DEST_HELLO_MS'),
     (WIRE, rf'up to {N} peers at once', 'migrate/dest_private.h', 'DEST_WAITING_MAX'),
     (WIRE, rf'in answer to HELLO \| destination \| {TIME} \|', 'migrate/dest_hear.c',

@@ -20,6 +20,7 @@
 #include "holes.c"
 #include "mr.c"
 #include "populate.c"
+#include "unreadable.c"
 #include "zero_scan.c"
 #include "tcp_socket.c"
 #include "tcp_tls.c"
@@ -78,7 +79,7 @@ struct world {
     struct ff_mr_table mrs;
     struct tcp_queue *q;
     int peer;
-    uint8_t zero[FF_QUEUE_DEPTH][FF_GRANULES_MAX / 8];
+    uint8_t zero[FF_QUEUE_DEPTH][FF_GRANULES_MAX / 8], poison[FF_GRANULES_MAX / 8];
     uint64_t posted, completed, next_id;
     bool broken;
 };
@@ -112,6 +113,7 @@ static void do_post(struct world *w, struct input *in)
         wr.len_bytes = len / 512 * 512;
         wr.zero = w->zero[w->next_id % FF_QUEUE_DEPTH];
         memset(wr.zero, 0, sizeof(w->zero[0]));
+        wr.poison = w->next_id % 2 ? w->poison : NULL;
     }
     if (!tcp_queue_post(w->q, &wr, NULL)) {
         w->posted++;
@@ -167,7 +169,7 @@ static void peer_reply(struct world *w, struct input *in)
 
     if (wr)
         r.op = wr->op == FF_OP_READ ? TCP_OP_READ : TCP_OP_WRITE;
-    r.flags = how & 2 ? TCP_F_ZEROS : 0;
+    r.flags = (uint16_t)((how & 2 ? TCP_F_ZEROS : 0) | (how & 16 ? TCP_F_POISON : 0));
     r.status = how & 4 ? get(in) : 0;
     tcp_rep_encode(frame, &r);
     if (how & 32)

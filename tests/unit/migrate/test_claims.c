@@ -58,6 +58,23 @@ static void test_hole(void **state)
     ff_claims_free(&c);
 }
 
+static void test_poisoned(void **state)
+{
+    struct ff_claims c;
+    (void)state;
+
+    assert_int_equal(ff_claims_init(&c, 2), 0);
+    assert_true(ff_claim_take(&c, 0));
+    ff_claim_poisoned(&c, 0);
+    assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_POISONED);
+    assert_int_equal(c.present, 1);
+    assert_false(ff_claim_take(&c, 0) || ff_claim_touch(&c, 0));
+    assert_true(ff_claim_forget(&c, 0)); /* the source may write it anew */
+    assert_int_equal(ff_claim_get(&c, 0), FF_CLAIM_MISSING);
+    assert_int_equal(c.present, 0);
+    ff_claims_free(&c);
+}
+
 static void test_forget(void **state)
 {
     struct ff_claims c;
@@ -231,5 +248,6 @@ static void test_race(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_legal_moves), cmocka_unit_test(test_illegal_moves_abort),
-          cmocka_unit_test(test_names), cmocka_unit_test(test_hole), cmocka_unit_test(test_forget),
+          cmocka_unit_test(test_names), cmocka_unit_test(test_hole),
+          cmocka_unit_test(test_poisoned), cmocka_unit_test(test_forget),
           cmocka_unit_test(test_race))

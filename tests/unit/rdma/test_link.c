@@ -5,6 +5,7 @@
 #include "pair.h"
 
 #include <poll.h>
+#include <sys/mman.h>
 
 #define LARGE (4u << 20)
 
@@ -144,6 +145,70 @@ static void test_zero_map(void **state)
         assert_true(!memcmp(dst, src, 4096));
         src[at] = 0;
     }
+}
+
+/* The middle pages of a mapping are of a file that is too short: the peer cannot read them */
+static uint8_t *map_unreadable(uint32_t n, uint32_t from, uint32_t to)
+{
+    FF_AUTO_CLOSE int fd = memfd_create("too short", MFD_CLOEXEC);
+    uint8_t *m = mmap(NULL, n * 4096u, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    assert_true(m != MAP_FAILED);
+    pattern(m, n * 4096u, 7);
+    assert_true(mmap(m + from * 4096u, (to - from) * 4096u, PROT_READ, MAP_SHARED | MAP_FIXED, fd,
+                     0) != MAP_FAILED);
+    return m;
+}
+
+static void test_poison(void **state)
+{
+    static struct server s;
+    uint8_t zero[FF_GRANULES_MAX / 8] = {0}, poison[FF_GRANULES_MAX / 8] = {0};
+    uint8_t *m = map_unreadable(100, 30, 33);
+    struct ff_error err;
+    (void)state;
+
+    memset(m + 40 * 4096, 0, 4096);
+    struct ff_mr mr = must_reg(p.a, m, 100 * 4096, FF_ACCESS_REMOTE_READ);
+    struct ff_wr wr = read_of(&mr, 0, dst, 100 * 4096);
+    wr.granule_bytes = 4096;
+    wr.zero = zero;
+    wr.poison = poison;
+    memset(dst, 0xee, LARGE);
+    server_start(&s, p.a, FF_QUEUE_PREFILL);
+    assert_ok(run_wr(p.b, FF_QUEUE_PREFILL, &wr, &err), err);
+    for (uint32_t i = 0; i < FF_GRANULES_MAX; i++) {
+        bool bad = i >= 30 && i < 33;
+        assert_int_equal(!!(poison[i / 8] & (1u << (i % 8))), bad);
+        assert_int_equal(!!(zero[i / 8] & (1u << (i % 8))), bad || i == 40);
+        if (bad || i == 40) /* left alone */
+            assert_true(dst[i * 4096] == 0xee && dst[i * 4096 + 4095] == 0xee);
+        else if (i < 100)
+            assert_memory_equal(dst + i * 4096, m + i * 4096, 4096);
+    }
+    wr.poison = NULL; /* who cannot tell it from zeros gets none */
+    memset(zero, 0, sizeof(zero));
+    assert_fails(run_wr(p.b, FF_QUEUE_PREFILL, &wr, &err), EHWPOISON);
+    server_join(&s);
+    munmap(m, 100 * 4096);
+}
+
+/* Nor who does not ask for granules */
+static void test_poison_in_a_plain_read(void **state)
+{
+    uint8_t *m = map_unreadable(4, 2, 3);
+    static struct server s;
+    struct ff_error err;
+    (void)state;
+
+    struct ff_mr mr = must_reg(p.a, m, 4 * 4096, FF_ACCESS_REMOTE_READ);
+    server_start(&s, p.a, FF_QUEUE_FAULT);
+    struct ff_wr wr = read_of(&mr, 100, dst, 2 * 4096 - 100);
+    assert_ok(run_wr(p.b, FF_QUEUE_FAULT, &wr, &err), err);
+    wr = read_of(&mr, 100, dst, 3 * 4096);
+    assert_true(run_wr(p.b, FF_QUEUE_FAULT, &wr, &err) < 0);
+    server_join(&s);
+    munmap(m, 4 * 4096);
 }
 
 static void write_and_check(struct ff_link *from, struct ff_link *to, unsigned seed)
@@ -528,7 +593,8 @@ static void test_auto(void **state)
     {"loop: " #test, test, start_loop, end, NULL}, {"tcp: " #test, test, start_tcp, end, NULL}, \
     {"key: " #test, test, start_keyed, end, NULL}
 
-UNIT_MAIN(BOTH(test_read_sizes), BOTH(test_zero_map), BOTH(test_write_both_ways), BOTH(test_keys),
+UNIT_MAIN(BOTH(test_read_sizes), BOTH(test_zero_map), BOTH(test_poison),
+          BOTH(test_poison_in_a_plain_read), BOTH(test_write_both_ways), BOTH(test_keys),
           BOTH(test_many_keys), BOTH(test_depth), BOTH(test_both_ways_at_once),
           BOTH(test_independent), BOTH(test_descriptor), BOTH(test_threads_come_and_go),
           cmocka_unit_test(test_auto))

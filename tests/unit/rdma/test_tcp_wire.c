@@ -187,7 +187,7 @@ static int reply(const struct tcp_rep *r, const struct ff_wr *wr, struct ff_erro
 
 static void test_reply(void **state)
 {
-    uint8_t zero[128];
+    uint8_t zero[128], poison[128];
     struct ff_wr rd = {.id = 77,
                        .op = FF_OP_READ,
                        .remote = 0x5000,
@@ -217,9 +217,17 @@ static void test_reply(void **state)
     bad = r, bad.len = 8191;
     assert_fails(reply(&bad, &rd, &err), EPROTO);
     assert_error(err, EPROTO, "8191", "8192");
-    bad = r, bad.flags = 2;
+    bad = r, bad.flags = TCP_F_POISON; /* it comes with a zero map */
     assert_fails(reply(&bad, &rd, &err), EPROTO);
     assert_error(err, EPROTO, "flags 0x2");
+    bad = r, bad.flags = 4;
+    assert_fails(reply(&bad, &rd, &err), EPROTO);
+    assert_error(err, EPROTO, "flags 0x4");
+    bad = r, bad.flags = TCP_F_ZEROS | TCP_F_POISON;
+    assert_fails(reply(&bad, &rd, &err), EHWPOISON); /* who asked cannot tell it from zeros */
+    assert_error(err, EHWPOISON, "8192 bytes at 0x5000", "poisoned");
+    rd.poison = poison;
+    assert_ok(reply(&bad, &rd, &err), err);
     bad = w, bad.flags = TCP_F_ZEROS;
     assert_fails(reply(&bad, &wr, &err), EPROTO);
     assert_error(err, EPROTO, "unasked");
@@ -230,8 +238,9 @@ static void test_reply(void **state)
     plain = rd, plain.granule_bytes = 0;
     assert_fails(reply(&bad, &plain, &err), EPROTO);
 
-    static const char *const why[] = {"withdrawn", "does not permit", "outside", "unknown status"};
-    for (uint32_t s = 1; s <= 4; s++) {
+    static const char *const why[] = {"withdrawn", "does not permit", "outside", "cannot read it",
+                                      "unknown status"};
+    for (uint32_t s = 1; s <= FF_ARRAY_LEN(why); s++) {
         bad = (struct tcp_rep){.op = TCP_OP_READ, .id = 77, .status = s};
         assert_fails(reply(&bad, &rd, &err), EREMOTEIO);
         assert_error(err, EREMOTEIO, "refused", "8192 bytes at 0x5000");

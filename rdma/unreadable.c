@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * unreadable.c - which granules of memory cannot be read; see mr.h
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a page whose memory has failed (hwpoison), or that its file has lost, ends who
+ *              touches it by SIGBUS. So the kernel reads a byte of it first, which says EFAULT
+ *              instead: process_vm_writev(2) copies the bytes of many pages to a buffer of ours. It
+ *              takes 1 us, and 0.2 us for each page more. Of many pages /proc/self/pagemap first
+ *              tells which are in the page table (17 us for 512 of them): a page that has failed
+ *              is not.
+ * Limits       memory that fails after the look still ends the process, and so does memory whose
+ *              failure nobody has noticed yet: the processor finds it where it is read first.
+ *              Where a sandbox forbids the call all memory counts as readable.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "mr.h"
+
+#define PAGE 4096u
+#define BATCH 512u /* pages; a chunk of 2 MiB */
+#define FEW 8u     /* to ask for them takes less than to open pagemap */
+#define PM_PRESENT (1ull << 63)
+
+/* Of @n bytes, a page each, how many can be read, up to the first that cannot */
+static uint32_t readable_pages(const struct iovec *at, uint32_t n)
+{
+    uint8_t bytes[BATCH];
+    struct iovec to = {.iov_base = bytes, .iov_len = n};
+    ssize_t got = process_vm_writev(getpid(), at, n, &to, 1, 0);
+
+    if (got < 0)
+        return errno == EFAULT ? 0 : n;
+    return (uint32_t)got;
+}
+
+uint32_t ff_readable(const void *addr, uint32_t len)
+{
+    FF_AUTO_CLOSE int fd =
+        len > FEW * PAGE ? open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC) : -1;
+    uintptr_t from = (uintptr_t)addr, first = from / PAGE, end = (from + len + PAGE - 1) / PAGE;
+    struct iovec at[BATCH];
+    uint64_t entry[BATCH];
+
+    for (uint32_t pages; first < end; first += pages) {
+        pages = (uint32_t)FF_MIN(end - first, (uintptr_t)BATCH);
+        ssize_t want = (ssize_t)(pages * sizeof(entry[0]));
+        bool known = fd >= 0 && pread(fd, entry, (size_t)want, (off_t)(first * 8)) == want;
+        uint32_t n = 0;
+        for (uint32_t i = 0; i < pages; i++)
+            if (!known || !(entry[i] & PM_PRESENT))
+                at[n++] = (struct iovec){.iov_base = (void *)FF_MAX((first + i) * PAGE, from),
+                                         .iov_len = 1};
+        uint32_t ok = n ? readable_pages(at, n) : 0;
+        if (ok < n)
+            return (uint32_t)((uintptr_t)at[ok].iov_base - from);
+    }
+    return len;
+}
+
+uint32_t ff_poison_scan(const void *addr, uint32_t from, uint32_t to, uint32_t granule,
+                        uint8_t *poison)
+{
+    uint32_t found = 0;
+
+    for (uint32_t i = from; i < to; i++) {
+        uint32_t left = (to - i) * granule;
+        uint32_t ok = ff_readable((const uint8_t *)addr + (size_t)i * granule, left);
+        if (ok == left)
+            break;
+        i += ok / granule;
+        poison[i / 8] |= (uint8_t)(1u << (i % 8));
+        found++;
+    }
+    return found;
+}

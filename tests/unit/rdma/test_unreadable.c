@@ -1,0 +1,131 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_unreadable.c - pages that nobody can read are found without a touch, wherever they are. Pages
+ *                     of a file that is too short stand in for memory that has failed
+ */
+#include "unit.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "mr.h"
+
+#define PAGE 4096u
+#define N 1100u /* more than one call looks at */
+
+static uint8_t *mem;
+
+static uint8_t *map_new(int fd)
+{
+    uint8_t *p = mmap(NULL, N * PAGE, PROT_READ | PROT_WRITE,
+                      fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED, fd, 0);
+
+    assert_true(p != MAP_FAILED);
+    return p;
+}
+
+static void spoil(uint32_t page)
+{
+    FF_AUTO_CLOSE int fd = memfd_create("too short", MFD_CLOEXEC);
+
+    assert_true(mmap(mem + (size_t)page * PAGE, PAGE, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) !=
+                MAP_FAILED);
+}
+
+static void test_readable(void **state)
+{
+    static const uint32_t from[] = {0, 1, 4095, 4096, 5000};
+    (void)state;
+
+    mem = map_new(-1);
+    for (size_t i = 0; i < FF_ARRAY_LEN(from); i++)
+        for (uint32_t len = 1; len <= N * PAGE - from[i]; len = len * 7 + 5)
+            assert_int_equal(ff_readable(mem + from[i], len), len);
+    assert_int_equal(ff_readable(mem, N * PAGE), N * PAGE);
+    static const uint32_t bad[] = {1030, 512, 511, 3}; /* each before the one before it */
+    for (size_t b = 0; b < FF_ARRAY_LEN(bad); b++) {
+        spoil(bad[b]);
+        for (size_t i = 0; i < FF_ARRAY_LEN(from); i++)
+            assert_int_equal(ff_readable(mem + from[i], N * PAGE - from[i]),
+                             bad[b] * PAGE - from[i]);
+        assert_int_equal(ff_readable(mem, bad[b] * PAGE), bad[b] * PAGE);
+        assert_int_equal(ff_readable(mem + bad[b] * PAGE + 9, 1), 0);
+    }
+    munmap(mem, N * PAGE);
+}
+
+static bool bit(const uint8_t *map, uint32_t i)
+{
+    return map[i / 8] & (1u << (i % 8));
+}
+
+/* Pages 3, 4, 700 and the last cannot be read; of the others each third is not zero */
+static void check_scan(const struct ff_backing *file, uint32_t granule)
+{
+    uint32_t per = granule / PAGE, n = 1024 / per, left_out = 0;
+    uint8_t zero[128] = {0}, poison[128] = {0};
+
+    uint32_t got = ff_zero_scan_file(file, mem, n * granule, granule, zero, poison);
+    for (uint32_t i = 0; i < n; i++) {
+        bool bad = false, zeros = true;
+        for (uint32_t page = i * per; page < (i + 1) * per; page++) {
+            bool is_bad = page == 3 || page == 4 || page == 700 || page == 1023;
+            bad |= is_bad;
+            zeros &= is_bad || page % 3;
+        }
+        assert_int_equal(bit(poison, i), bad);
+        assert_int_equal(bit(zero, i), bad || zeros);
+        left_out += bad || zeros;
+    }
+    assert_int_equal(got, left_out);
+}
+
+static void spoil_all(void)
+{
+    spoil(3);
+    spoil(4);
+    spoil(700);
+    spoil(1023);
+}
+
+static void test_scan(void **state)
+{
+    const struct ff_backing none = {.fd = -1};
+    (void)state;
+
+    mem = map_new(-1);
+    for (uint32_t page = 0; page < N; page += 3)
+        mem[(size_t)page * PAGE + page] = 1;
+    spoil_all();
+    check_scan(&none, PAGE);
+    check_scan(&none, 2 * PAGE);
+    check_scan(&none, 64 * PAGE);
+    munmap(mem, N * PAGE);
+}
+
+/* The holes of the file stay holes, and what it has no page for is found as well */
+static void test_scan_file(void **state)
+{
+    FF_AUTO_CLOSE int fd = memfd_create("file", MFD_CLOEXEC);
+    struct ff_backing file = {.fd = fd};
+    struct stat before, after;
+    (void)state;
+
+    assert_int_equal(ftruncate(fd, N * PAGE), 0);
+    mem = map_new(fd);
+    for (uint32_t page = 0; page < N; page += 3)
+        mem[(size_t)page * PAGE + page] = 1;
+    /* of a hole the file itself would say that it is one */
+    mem[(size_t)4 * PAGE] = mem[(size_t)700 * PAGE] = 1;
+    spoil_all();
+    assert_int_equal(fstat(fd, &before), 0);
+    check_scan(&file, PAGE);
+    assert_int_equal(fstat(fd, &after), 0);
+    assert_true(before.st_blocks == after.st_blocks && after.st_blocks);
+    munmap(mem, N * PAGE);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_readable), cmocka_unit_test(test_scan),
+          cmocka_unit_test(test_scan_file))
