@@ -80,7 +80,9 @@ struct ff_address;
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, reconnect=SECONDS,
  *        chunk=SIZE, window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
  *        odp=auto|on|off, precopy=0|1, prealloc=0|1, key-file=FILE (read by this call),
- *        insecure=off|on, until-go=FILE
+ *        insecure=off|on, until-go=FILE.
+ *        For a source that keeps the right to take its guest back, see ff_source_take_back():
+ *        fallback=off|go, lease=SECONDS, and with fallback=go both fence=PROGRAM and record=FILE
  * @out:  free it with ff_address_free()
  *
  * Return: 0; -EINVAL: the error names the wrong part and what is permitted; -ENOTSUP: this build
@@ -341,6 +343,33 @@ bool ff_source_runs_there(const struct ff_source *s);
  * up may break */
 void ff_source_interrupt(struct ff_source *s);
 
+/**
+ * ff_source_take_back() - fallback=go: run the guest here again, as it was at GO
+ *
+ * With fallback=go the source keeps the image, and the right to its guest, until DONE. The
+ * destination runs the guest under a lease (lease=SECONDS, default 30), which the source renews for
+ * as long as the caller is inside ff_source_wait_running() or ff_source_wait_done(). Its disks must
+ * be written to overlays since before GO, which are committed once ff_dest_wait_done() has returned
+ * 0. Call this function instead of ff_source_resume() when the destination is lost. It
+ *   1. ends the link for good, and waits for the end of the destination's lease (and 1 s, and 1 %);
+ *   2. writes record=FILE, on stable storage: the destination is not to go on, whoever comes back;
+ *   3. runs fence=PROGRAM, which must end with 0 once the destination can neither run the guest nor
+ *      write its disks. Its environment has FARFORK_DESTINATION=HOST:PORT and FARFORK_SESSION; it
+ *      has 60 s.
+ * Then drop the overlays, activate disks, run the guest. Whatever the world has seen since GO is
+ * forgotten. ff_source_wait_done() succeeds only once the destination knows that it is final: when
+ * that fails, call ff_source_resume() as ever.
+ *
+ * Return: 0; -EPERM: the fence failed: the guest runs nowhere, call again; -EINVAL: nothing to take
+ *         back: without fallback=go, before GO, or DONE has come; -ECANCELED, -EINTR: as in
+ *         ff_source_resume(), which may still be called then; -EEXIST and others: the record cannot
+ *         be written, likewise
+ */
+int ff_source_take_back(struct ff_source *s, struct ff_error *err);
+
+/* After that: say so to a destination that is still there. One try; nothing depends on it */
+int ff_source_tell_taken_back(struct ff_source *s, struct ff_error *err);
+
 void ff_source_cancel(struct ff_source *s); /* any thread: every wait ends with -ECANCELED */
 
 /* Break the link. When this returns no thread of the library reads the regions any more.
@@ -414,6 +443,23 @@ void ff_dest_on_break(struct ff_dest *d, void (*fn)(void *opaque, const char *wh
 void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char *why),
                          void *opaque);
 
+/**
+ * ff_dest_on_lease() - how to stop the guest when the source is not heard (fallback=go)
+ * @fn: a thread of the library calls it from ff_dest_wait_go() on. @may_run false: stop the guest,
+ *      let its writes end and give its disks up, then return; a third of the lease is left then. The
+ *      kernel kills this process (SIGKILL) when the lease ends before @fn has returned, also one
+ *      that was stopped. True: the guest may run again. What it said last holds: when it has said
+ *      false before the caller runs the guest, the caller does not until it says true.
+ *
+ * Call it before ff_dest_accept(). Without it a source with fallback=go is refused.
+ */
+void ff_dest_on_lease(struct ff_dest *d, void (*fn)(void *opaque, bool may_run), void *opaque);
+
+/* Any thread. Somebody knows that the source is dead for good, and that no record=FILE there says
+ * that it has taken its guest back: the guest needs no lease any more. If every page is here,
+ * ff_dest_recover() returns 0 when it is called next */
+void ff_dest_release(struct ff_dest *d);
+
 /* The state is loaded: ask the source to let go */
 int ff_dest_ready(struct ff_dest *d, struct ff_error *err);
 
@@ -426,8 +472,9 @@ int ff_dest_running(struct ff_dest *d, struct ff_error *err);
 /**
  * ff_dest_wait_done() - fetch the rest in the background until every page is here
  *
- * Return: 0: all memory is here and no longer watched; -errno: the link broke, and the guest goes
- *         on until it touches a missing page
+ * Return: 0: all memory is here and no longer watched; with fallback=go the source has also said
+ *         that it never takes the guest back; -errno: the link broke, and the guest goes on until it
+ *         touches a missing page, or its lease ends
  */
 int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err);
 
@@ -451,7 +498,9 @@ int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_erro
  * from here on, as after ff_dest_give_up(): nothing runs here, and the source is told so.
  *
  * Return: 0: call ff_dest_wait_done() again, unless it has returned 0 before; -ESTALE: no GO had
- *         come, and the source knows; -ETIMEDOUT; -ECANCELED; -EINTR: by ff_dest_interrupt();
+ *         come, and the source knows; -EKEYREVOKED: fallback=go, and the source has taken its guest
+ *         back: it was stopped here, by ff_dest_on_lease(), for good; end this process;
+ *         -ETIMEDOUT; -ECANCELED; -EINTR: by ff_dest_interrupt();
  *         -ENOTSUP: the link was not over a network
  */
 int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err);

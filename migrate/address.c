@@ -16,11 +16,13 @@
 /* 15 s: several lost packets and a retransmission timeout of seconds pass; a dead peer is
  * noticed before an operator gives up. Chunks of 2 MiB: few enough requests to keep a link busy,
  * little enough that the landing buffers of a window stay in the cache's reach. 300 s for another
- * link: a switch restarts, or an operator moves a cable. */
+ * link: a switch restarts, or an operator moves a cable. A lease of 30 s: shorter outages do not
+ * stop the guest. */
 static const struct ff_address defaults = {
     .timeout_ms = 15000,
     .pause_ms = 45000,
     .reconnect_ms = 300000,
+    .lease_ms = 30000,
     .chunk_bytes = 2u << 20,
     .qps = 1,
     .landing = FF_LANDING_AUTO,
@@ -137,6 +139,55 @@ static int get_word(const char *name, const char *value, const char *const *word
     return ff_error_set(err, EINVAL, "address: %s=%s: want %s", name, value, all);
 }
 
+static int set_path(char *to, size_t size, const char *name, const char *value,
+                    struct ff_error *err)
+{
+    if (*value != '/' || strlen(value) >= size)
+        return ff_error_set(err, EINVAL, "address: %s=%s: want an absolute path (at most %zu bytes)",
+                            name, value, size - 1);
+    snprintf(to, size, "%s", value);
+    return 0;
+}
+
+/* -ENOENT: @name is none of these */
+static int set_fallback(struct ff_address *a, const char *name, const char *value,
+                        struct ff_error *err)
+{
+    static const char *const fallbacks[] = {"off", "go", NULL};
+    unsigned long v;
+    unsigned w;
+    int rc;
+
+    if (!strcmp(name, "fence"))
+        return set_path(a->fence, sizeof(a->fence), name, value, err);
+    if (!strcmp(name, "record"))
+        return set_path(a->record, sizeof(a->record), name, value, err);
+    if (!strcmp(name, "fallback")) {
+        rc = get_word(name, value, fallbacks, &w, err);
+        if (!rc)
+            a->fallback = w;
+        return rc;
+    }
+    if (strcmp(name, "lease"))
+        return -ENOENT;
+    rc = get_number(name, value, 1, 3600, 1, &v, err);
+    if (!rc)
+        a->lease_ms = (int)v * 1000;
+    return rc;
+}
+
+/* Without a fence the destination may run when the source does */
+static int check_fallback(const struct ff_address *a, struct ff_error *err)
+{
+    if (a->fallback && (!*a->fence || !*a->record))
+        return ff_error_set(err, EINVAL,
+                            "address: fallback=go: want fence=PROGRAM, which ends the destination, "
+                            "and record=FILE on a disk that outlives this host's restart");
+    if (!a->fallback && (*a->fence || *a->record))
+        return ff_error_set(err, EINVAL, "address: fence= and record= are for fallback=go");
+    return 0;
+}
+
 static int set_option(struct ff_address *a, const char *name, const char *value,
                       struct ff_error *err)
 {
@@ -202,11 +253,11 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_word(name, value, switches, &w, err);
         if (!rc)
             a->insecure = w;
-    } else {
+    } else if ((rc = set_fallback(a, name, value, err)) == -ENOENT) {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, prealloc, "
-                          "key-file, insecure, until-go)",
+                          "key-file, insecure, until-go, fallback, lease, fence, record)",
                           name);
     }
     return rc;
@@ -273,6 +324,8 @@ int ff_address_parse(const char *text, struct ff_address **out, struct ff_error 
     int rc = set_host_port(a, copy, err);
     if (!rc && comma)
         rc = set_options(a, comma + 1, err);
+    if (!rc)
+        rc = check_fallback(a, err);
     if (rc) {
         use_key(a, NULL);
         return rc;

@@ -38,6 +38,9 @@ struct ff_address {
     struct ff_key *key; /* both ends prove that they have it; NULL: neither does */
     char until_go[256]; /* destination: a file that is there until GO was read; "": none */
     bool prealloc; /* destination: make memory ready while nobody has come */
+    bool fallback; /* source: it keeps the right to take its guest back until WITHDRAWN */
+    int lease_ms;  /* ... for so long the destination runs without hearing from it */
+    char fence[256], record[256]; /* ... a program, a file; "": none */
     bool precopy; /* destination: one pass while the guest still runs */
 };
 

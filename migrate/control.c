@@ -34,6 +34,8 @@ int ff_control_reason(struct ff_control *c, int rc, struct ff_error *err)
 {
     struct ff_error why;
 
+    if (c->others_read)
+        return rc;
     if (ff_control_expect(c, FF_MSG_REFUSE, 0, 0, &why) != FF_MSG_REFUSE)
         return rc;
     return refused(c, err);

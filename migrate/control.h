@@ -14,6 +14,7 @@ struct ff_control {
     _Atomic bool *cancelled;
     uint8_t buf[FF_MSG_MAX]; /* the message received, or being written */
     int len;
+    bool others_read; /* another thread receives over the link, with a buffer of its own */
 };
 
 /* Send what an encoder put into @c->buf; @len is the encoder's result */

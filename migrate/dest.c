@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * dest.c - the destination's stages from the pager on: state, ready, run, done; see farfork.h
+ * dest.c - the destination's stages: pager, ready, run, done; see farfork.h
  */
 /**
  * DOC: Theory of Operation
@@ -32,7 +32,6 @@
 
 #define PUBLISH_MS 300000
 #define GO_MS 60000
-#define PROGRESS_MS 200
 #define WITHDRAWN_MS 2000
 
 int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct ff_dest **out,
@@ -53,6 +52,7 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
     ff_cond_init(&d->port_closed);
     pthread_mutex_init(&d->pager_lock, NULL);
     pthread_mutex_init(&d->listen_lock, NULL);
+    ff_lease_init(&d->lease);
     *out = d;
     return 0;
 }
@@ -121,12 +121,18 @@ struct ff_pager *ff_dest_pager(struct ff_dest *d)
     return &d->pager;
 }
 
+void ff_dest_on_lease(struct ff_dest *d, void (*fn)(void *opaque, bool may_run), void *opaque)
+{
+    d->lease.fn = fn;
+    d->lease.opaque = opaque;
+}
+
 const struct ff_hello *ff_dest_hello(const struct ff_dest *d)
 {
     return &d->peer;
 }
 
-/* --- pager and state --- */
+/* --- pager --- */
 
 int dest_recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
 {
@@ -175,6 +181,8 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
     }
     rc = ff_pager_check_push(&d->pager, d->publish.push_bytes, err);
     if (!rc)
+        rc = ff_lease_take(&d->lease, d->publish.lease_ms, d->addr.go_timeout_ms, err);
+    if (!rc)
         rc = dest_recv_keys(d, d->publish.n_keys, err);
     return rc ? rc : ff_pager_start(&d->pager, err);
 }
@@ -217,151 +225,12 @@ void dest_finish_pager(struct ff_dest *d)
     pthread_mutex_unlock(&d->pager_lock);
 }
 
-static int recv_first(struct ff_dest *d, unsigned n, struct ff_error *err)
-{
-    FF_AUTO_FREE struct ff_page_ref *pages = calloc(n + 1, sizeof(*pages));
-    unsigned have = 0, got = 0;
-
-    if (!pages)
-        return ff_error_set(err, ENOMEM, "destination: first-touch pages: out of memory");
-    while (have < n) {
-        int rc = ff_control_expect(&d->ctl, FF_MSG_FIRST, 0, d->addr.timeout_ms, err);
-        if (rc >= 0)
-            rc = ff_wire_get_first(d->ctl.buf, (size_t)d->ctl.len, pages + have, n - have,
-                                   d->peer.regions, d->peer.n_regions, &got, err);
-        if (rc < 0)
-            return rc;
-        have += got;
-    }
-    for (unsigned i = 0; i < n; i++)
-        pages[i].region = d->map[pages[i].region];
-    return ff_pager_first_touch(&d->pager, pages, n, err);
-}
-
 int dest_send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err)
 {
     struct ff_stats st;
 
     ff_dest_stats(d, &st);
     return ff_control_send(&d->ctl, ff_wire_put_stats(d->ctl.buf, type, &st), err);
-}
-
-/* --- precopy=1: a pass before the state --- */
-
-static int make_precopy(struct ff_dest *d, struct ff_error *err)
-{
-    int rc = ff_failpoint("dest.precopy");
-
-    if (rc)
-        return ff_error_set(err, -rc, "destination: pass: injected");
-    pthread_mutex_lock(&d->pager_lock);
-    rc = atomic_load(&d->pager.stop) ? ff_error_set(err, ECANCELED, "given up before the pass")
-                                     : ff_pager_start_precopy(&d->pager, err);
-    pthread_mutex_unlock(&d->pager_lock);
-    while (!rc && (rc = ff_pager_wait_precopy(&d->pager, PROGRESS_MS, err)) > 0)
-        rc = dest_send_stats(d, FF_MSG_PROGRESS, err);
-    if (rc && atomic_load(&d->cancelled))
-        return ff_error_set(err, ECANCELED, "canceled");
-    if (rc)
-        return ff_control_reason(&d->ctl, rc, err);
-    pthread_mutex_lock(&d->pager_lock);
-    rc = ff_pager_end_precopy(&d->pager, err);
-    pthread_mutex_unlock(&d->pager_lock);
-    return rc;
-}
-
-static int take_dirty(struct ff_dest *d, struct ff_error *err)
-{
-    struct ff_dirty dirty;
-
-    int rc = ff_wire_get_dirty(d->ctl.buf, (size_t)d->ctl.len, &dirty, d->peer.regions,
-                               d->peer.n_regions, err);
-    if (rc)
-        return rc;
-    dirty.region = d->map[dirty.region];
-    return ff_pager_discard(&d->pager, &dirty, err);
-}
-
-/* Wait for STATE, for as long as the guest runs at the source: FF_MSG_STATE or -errno */
-static int until_state(struct ff_dest *d, struct ff_error *err)
-{
-    uint32_t also = d->addr.precopy ? FF_MSG_BIT(FF_MSG_LOGGING) | FF_MSG_BIT(FF_MSG_DIRTY) : 0;
-    bool passed = false;
-    int type = -ETIMEDOUT, rc = 0;
-
-    while (!rc && type != FF_MSG_STATE) {
-        type = ff_control_expect(&d->ctl, FF_MSG_STATE, also, 1000, err);
-        if (type < 0 && type != -ETIMEDOUT)
-            return type;
-        if (type == FF_MSG_DIRTY)
-            rc = take_dirty(d, err);
-        if (type != FF_MSG_LOGGING)
-            continue;
-        rc = ff_wire_get_empty(d->ctl.buf, (size_t)d->ctl.len, err);
-        if (!rc && !passed)
-            rc = make_precopy(d, err);
-        passed = true;
-        if (!rc)
-            rc = dest_send_stats(d, FF_MSG_PASSED, err);
-    }
-    if (rc && rc != -EREMOTEIO)
-        ff_control_refuse(&d->ctl, err ? err->text : "the destination's pass failed");
-    return rc ? rc : type;
-}
-
-int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_error *err)
-{
-    struct ff_state_head head;
-
-    int rc = ff_pager_register_landing(&d->pager, &d->regions, err);
-    if (rc) {
-        ff_control_refuse(&d->ctl, err ? err->text : "the destination did not register its memory");
-        return rc;
-    }
-    /* memory is empty and watched: whatever this side had to refuse it has refused */
-    rc = ff_control_send(&d->ctl, ff_wire_put_empty(d->ctl.buf, FF_MSG_WATCHING), err);
-    if (rc)
-        return rc;
-    rc = until_state(d, err);
-    if (rc >= 0)
-        rc = ff_wire_get_state(d->ctl.buf, (size_t)d->ctl.len, &head, err);
-    if (rc < 0)
-        return rc;
-    d->state_ns = ff_now_ns();
-    /* what has no key by then reads as zeros: no fault may be served before */
-    rc = dest_recv_keys(d, head.n_keys, err);
-    if (rc)
-        return rc;
-    ff_pager_image_frozen(&d->pager);
-    if (head.n_first)
-        rc = recv_first(d, head.n_first, err);
-    if (rc < 0)
-        return rc;
-
-    FF_AUTO_FREE uint8_t *buf = malloc(head.total_bytes);
-    if (!buf)
-        return ff_error_set(err, ENOMEM, "destination: %llu bytes of state: out of memory",
-                            (unsigned long long)head.total_bytes);
-    for (uint64_t have = 0; have < head.total_bytes;) {
-        const uint8_t *data;
-        uint32_t n;
-        rc = ff_control_expect(&d->ctl, FF_MSG_DATA, 0, d->addr.timeout_ms, err);
-        if (rc >= 0)
-            rc = ff_wire_get_data(d->ctl.buf, (size_t)d->ctl.len, head.total_bytes - have, &data,
-                                  &n, err);
-        if (rc < 0) { /* a pager that has failed ends the link, and knows why */
-            int failed = ff_pager_check(&d->pager, FF_PAGER_FAILED, err);
-            return failed ? failed : rc;
-        }
-        memcpy(buf + have, data, n);
-        have += n;
-    }
-    if (ff_failpoint("dest.state"))
-        return ff_error_set(err, EIO, "destination: injected");
-    *state = buf;
-    *len = head.total_bytes;
-    buf = NULL;
-    return 0;
 }
 
 static void beat_stats(void *opaque, struct ff_stats *st)
@@ -393,6 +262,9 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     ff_dest_on_break(d, NULL, NULL);
     /* and an outage now would be one after GO for the source */
     d->link->ops->set_timeout(d->link, FF_MAX(GO_MS, d->addr.go_timeout_ms));
+    rc = ff_lease_prepare(&d->lease, err);
+    if (rc)
+        return rc;
     d->ready = true; /* an adapter may fail to say that it has arrived */
     rc = dest_send_stats(d, FF_MSG_READY, err);
     /* READY cannot be taken back: whoever left now would let a source let go to nobody */
@@ -421,6 +293,10 @@ int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
     atomic_store(&d->pager.silence_ms, d->addr.go_timeout_ms);
     d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
     d->go_ns = ff_now_ns();
+    if (!rc && d->lease.lease_ns) {
+        d->ctl.others_read = true;
+        ff_lease_begin(&d->lease, d->link);
+    }
     return rc;
 }
 
@@ -472,12 +348,29 @@ static void tell_shortage(struct ff_dest *d, const char *why)
         d->on_shortage(d->on_shortage_opaque, why);
 }
 
+/* Every page is here: does the source know? */
+static int tell_done(struct ff_dest *d, struct ff_error *err)
+{
+    int rc = dest_send_stats(d, FF_MSG_DONE, err);
+
+    if (!rc && d->lease.lease_ns)
+        rc = ff_lease_wait_withdrawn(&d->lease, err);
+    else if (!rc)
+        rc = ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, err);
+    d->told = rc >= 0;
+    return d->told ? 0 : rc;
+}
+
 int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
 {
     struct ff_error why;
     bool told = false;
     int rc;
 
+    if (d->complete) /* fallback=go: that was not the end */
+        return d->told || ff_lease_is_released(&d->lease)
+                   ? 0
+                   : ff_error_set(err, ENOTCONN, "the source does not know that all is here");
     while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0) {
         if (atomic_load(&d->leaves)) {
             ff_control_refuse(&d->ctl, "it was told to end, and needs no more of the image");
@@ -501,15 +394,16 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     d->complete = true;
     if (d->owner.complete)
         d->owner.complete(d->owner.opaque);
-    /* every page is here: a source that no longer listens changes nothing for the guest */
-    if (dest_send_stats(d, FF_MSG_DONE, &why) ||
-        ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, &why) < 0)
-        ff_log(FF_LOG_WARN, "destination: complete, but the source may not know: %s", why.text);
-    else {
-        d->told = true;
+    /* every page is here: a source that no longer listens changes nothing for a guest that it let
+     * go for good */
+    rc = tell_done(d, &why);
+    if (!rc)
         ff_dest_close_port(d);
-    }
     ff_pager_drop_landing(&d->pager); /* nothing is in flight into it: every page is present */
+    if (rc && d->lease.lease_ns)
+        return ff_error_set(err, ENOTCONN, "%s", why.text);
+    if (rc)
+        ff_log(FF_LOG_WARN, "destination: complete, but the source may not know: %s", why.text);
     return 0;
 }
 
@@ -579,6 +473,7 @@ void ff_dest_free(struct ff_dest *d)
         d->link->ops->shutdown(d->link);
     ff_dest_close_port(d);
     ff_beat_stop(&d->beat);
+    ff_lease_free(&d->lease);
     dest_finish_pager(d);
     if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
         d->link->ops->free(d->link);

@@ -80,6 +80,9 @@ static int check_resume(struct ff_dest *d, int type, struct ff_error *why)
     if (r.epoch < d->attached)
         return ff_error_set(why, EPROTO, "resume: epoch %u came too late, after link %u", r.epoch,
                             d->attached);
+    if (r.taken_back && !d->lease.lease_ns)
+        return ff_error_set(why, EPROTO, "resume: this guest was let go for good");
+    d->taken_back = r.taken_back;
     return 0;
 }
 

@@ -11,6 +11,7 @@
 #include "beat.h"
 #include "control.h"
 #include "dest.h"
+#include "lease.h"
 #include "pager.h"
 #include "until_go.h"
 
@@ -30,6 +31,8 @@ struct dest_ear {
     bool runs;
     struct ff_link *came; /* it has said RESUME, and waits for WELCOME */
 };
+
+#define PROGRESS_MS 200
 
 struct ff_dest {
     struct ff_address addr;
@@ -62,6 +65,8 @@ struct ff_dest {
     pthread_mutex_t pager_lock; /* starting and finishing it */
     struct ff_page_pool pool;
     struct ff_beat beat; /* from READY to RUNNING */
+    struct ff_lease lease; /* from GO on, if the source may take its guest back */
+    bool taken_back;     /* it says that it has */
     bool prefill_due;    /* its thread could not be started */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;

@@ -13,6 +13,7 @@
  *                sealed     NOT-STARTED, until the source has said WITHDRAWN
  *                complete   COMPLETE, DONE, until the source has said WITHDRAWN
  *                else       RUNNING; queues, PUBLISH, KEYS; attach the pager; prefill
+ *                fallback=go, and the source has taken the guest back: stop it, TAKEN-BACK
  *              whatever fails of that costs its connection, and the next one is heard
  *
  * Threads      the caller's. ff_dest_listen() and ff_dest_pause(): any.
@@ -211,7 +212,19 @@ static int say_complete(struct ff_dest *d, struct ff_error *why)
         until_withdrawn(d, why))
         return -EAGAIN;
     d->told = true;
+    if (d->lease.lease_ns) {
+        ff_lease_release(&d->lease);
+        ff_control_send(&d->ctl, ff_wire_put_empty(d->ctl.buf, FF_MSG_WITHDRAWN), NULL);
+    }
     return 0;
+}
+
+static int say_taken_back(struct ff_dest *d, struct ff_error *why)
+{
+    ff_lease_revoke(&d->lease);
+    dest_send_welcome(d, FF_ANSWER_TAKEN_BACK, NULL); /* whether it hears that changes nothing */
+    return ff_error_set(why, EKEYREVOKED,
+                        "the source has taken its guest back: it is not to run here any more");
 }
 
 /* Of the caller's limit what is left, but enough for one message */
@@ -263,6 +276,8 @@ static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
     d->attached = d->epoch;
     d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
     ff_log(FF_LOG_INFO, "destination: link %u: %s", d->epoch, d->link->about);
+    d->ctl.others_read = d->lease.lease_ns;
+    ff_lease_attach(&d->lease, d->link);
     dest_start_prefill(d);
     /* what the last link brought: a source whose links bring nothing waits before the next one. When
      * this one is broken already, the caller's wait finds out. */
@@ -274,6 +289,8 @@ static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 
 static int answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 {
+    if (d->taken_back)
+        return say_taken_back(d, why);
     if (!atomic_load(&d->pager.guest_runs))
         return say_not_started(d, why);
     return d->complete ? say_complete(d, why) : take_up(d, end_ns, why);
@@ -287,6 +304,8 @@ static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
     int rc = 0;
 
     ff_beat_stop(&d->beat);
+    ff_lease_detach(&d->lease);
+    d->ctl.others_read = false;
     if (!atomic_load(&d->pager.guest_runs))
         dest_finish_pager(d);
     else if (!d->complete)
@@ -337,11 +356,16 @@ static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *
     return rc;
 }
 
+void ff_dest_release(struct ff_dest *d)
+{
+    ff_lease_release(&d->lease);
+}
+
 int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
 {
     uint64_t end_ns = timeout_ms < 0 ? 0 : ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
 
-    if (d->told)
+    if (d->told || (d->complete && ff_lease_is_released(&d->lease)))
         return 0;
     if (!d->ready)
         return ff_error_set(err, EINVAL, "destination: resume: the source did not let go");
@@ -355,7 +379,7 @@ int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
     d->recovers = false;
     if (rc == -EINTR)
         end_interrupt(d);
-    if (d->told || rc == -ESTALE) /* nobody is waited for any more */
+    if (d->told || rc == -ESTALE || rc == -EKEYREVOKED) /* nobody is waited for any more */
         ff_dest_close_port(d);
     else if (!rc)
         dest_ear_start(d);

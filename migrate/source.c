@@ -6,6 +6,7 @@
  * DOC: Theory of Operation
  *
  * States       NEW -> CONNECTED -> PUBLISHED -> SENT -> GONE -> DONE
+ *                                                           -> TAKING -> TAKEN (fallback=go)
  *              Until SENT a failure leaves the caller free to resume its guest; from GONE
  *              (set before GO is sent) on, nobody can know whether it arrived.
  *
@@ -155,6 +156,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
 
     int rc = ff_regions_hello(&s->regions, config, &s->table, err);
     if (!rc)
+        rc = ff_source_check_fallback(s, err);
+    if (!rc)
         rc = ff_source_open_link(s, &s->addr, err);
     s->table.features = s->addr.reconnect_ms && !s->given_link ? FF_WIRE_RESUMES : 0;
     if (!rc)
@@ -277,6 +280,7 @@ int ff_source_offer(struct ff_source *s, struct ff_error *err)
         return rc;
     pub->segment_bytes = s->segments.segment_bytes;
     pub->load_permille = ff_load_permille();
+    pub->lease_ms = s->addr.fallback ? (uint32_t)s->addr.lease_ms : 0;
     pub->push_bytes = s->link->pushes ? s->link->max_len_bytes : 0;
     for (unsigned i = 0; i < s->regions.n; i++)
         pub->addr[i] = (uintptr_t)s->regions.r[i].host;
@@ -382,8 +386,12 @@ int ff_source_wait_alive(struct ff_source *s, enum ff_msg want, int silence_ms,
     int type, rc;
 
     do {
-        type = ff_control_expect(&s->ctl, want, FF_MSG_BIT(FF_MSG_PROGRESS), silence_ms, err);
-        rc = type < 0 ? type : ff_source_take_stats(s, err);
+        type = ff_control_expect(&s->ctl, want,
+                                 FF_MSG_BIT(FF_MSG_PROGRESS) | FF_MSG_BIT(FF_MSG_LEASE), silence_ms,
+                                 err);
+        rc = type < 0                ? type
+             : type == FF_MSG_LEASE ? ff_source_answer_lease(s, err)
+                                    : ff_source_take_stats(s, err);
     } while (!rc && type != (int)want);
     return rc;
 }
@@ -440,6 +448,7 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
     if (rc)
         return rc;
     s->stage = GONE;
+    ff_source_begin_lease(s);
     s->link->ops->set_timeout(s->link, s->addr.go_timeout_ms);
     rc = ff_failpoint("source.gone");
     if (rc)
@@ -491,15 +500,19 @@ static int take_grants(struct ff_source *s, struct ff_error *err)
 
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
 {
-    const uint32_t also = FF_MSG_BIT(FF_MSG_PROGRESS) | FF_MSG_BIT(FF_MSG_GRANT);
+    const uint32_t also =
+        FF_MSG_BIT(FF_MSG_PROGRESS) | FF_MSG_BIT(FF_MSG_GRANT) | FF_MSG_BIT(FF_MSG_LEASE);
     int type;
 
     if (s->stage == DONE)
-        return 0;
+        return s->told || !s->addr.fallback
+                   ? 0
+                   : ff_error_set(err, ENOTCONN, "the destination may not know that it has all");
     do {
         type = ff_control_expect(&s->ctl, FF_MSG_DONE, also, s->addr.go_timeout_ms, err);
         int rc = type < 0                 ? type
                  : type == FF_MSG_GRANT ? take_grants(s, err)
+                 : type == FF_MSG_LEASE ? ff_source_answer_lease(s, err)
                                         : ff_source_take_stats(s, err);
         if (rc < 0)
             return give_up_serving(s, rc);
@@ -510,9 +523,10 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
     ff_responder_end_push(&s->responder);
     withdraw(s);
     s->stage = DONE;
-    /* every page is there: whether this message arrives changes nothing */
+    /* every page is there: for a guest that was let go for good it does not matter whether this
+     * arrives */
     ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);
-    return 0;
+    return give_up_serving(s, ff_source_await_told(s, err));
 }
 
 void ff_source_cancel(struct ff_source *s)

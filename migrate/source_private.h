@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * source_private.h - what source.c and source_precopy.c share
+ * source_private.h - what source.c and source_*.c share
  */
 #ifndef FF_MIGRATE_SOURCE_PRIVATE_H
 #define FF_MIGRATE_SOURCE_PRIVATE_H
@@ -18,7 +18,8 @@
 
 #define WATCHING_MS 300000
 
-enum stage { NEW, CONNECTED, PUBLISHED, SENT, GONE, DONE };
+/* TAKING: it is written down that the destination is not to run the guest; TAKEN: nor can it */
+enum stage { NEW, CONNECTED, PUBLISHED, SENT, GONE, DONE, TAKING, TAKEN };
 
 struct ff_source {
     struct ff_address addr;
@@ -44,6 +45,8 @@ struct ff_source {
     _Atomic bool runs_there; /* the destination has said that it runs the guest */
     int took_ms;        /* until the last one was connected */
     int connect_ms;     /* a try to connect again may take; 0: as the address says */
+    uint64_t lease_end_ns; /* fallback=go: until then it may run without hearing more, by its own clock */
+    bool told;             /* ... it knows that the guest is its own for good */
     int again_ms;       /* to wait before the next link if the last one brought nothing; 0: none has */
     uint64_t had_bytes; /* that were present there when the last one broke, as far as is known */
     uint32_t epoch; /* of the link */
@@ -71,5 +74,26 @@ int ff_source_send_msg(struct ff_source *s, int len, struct ff_error *err);
 /* Until @want comes; the peer is alive as long as PROGRESS comes, each within @silence_ms */
 int ff_source_wait_alive(struct ff_source *s, enum ff_msg want, int silence_ms,
                          struct ff_error *err);
+
+/* After GO, or when the link broke: the serving threads end, no key works, and there is no link */
+void ff_source_drop_link(struct ff_source *s);
+
+/* cancel_fd is readable: -ECANCELED, or once -EINTR */
+int ff_source_take_interrupt(struct ff_source *s, struct ff_error *err);
+
+/* One try to reach the destination of GO: a link, and its answer */
+int ff_source_ask(struct ff_source *s, const struct ff_address *a, bool taken_back,
+                  struct ff_welcome *w, struct ff_error *err);
+
+/* --- source_lease.c: fallback=go; all return 0 without it --- */
+
+/* What is needed later, while the guest still runs here */
+int ff_source_check_fallback(const struct ff_source *s, struct ff_error *err);
+void ff_source_begin_lease(struct ff_source *s); /* before GO, or an answer, is sent */
+int ff_source_answer_lease(struct ff_source *s, struct ff_error *err); /* to the LEASE just received */
+int ff_source_await_told(struct ff_source *s, struct ff_error *err); /* WITHDRAWN was said */
+
+#define FF_PATH_ROOM sizeof(((struct ff_address *)0)->record)
+const char *ff_source_record_folder(const struct ff_source *s, char out[FF_PATH_ROOM]);
 
 #endif

@@ -37,7 +37,7 @@
 #define AGAIN_MAX_MS 200
 #define TRY_MS 2000
 
-static void drop_link(struct ff_source *s)
+void ff_source_drop_link(struct ff_source *s)
 {
     ff_responder_park(&s->responder);
     pthread_mutex_lock(&s->lock);
@@ -51,7 +51,7 @@ static void drop_link(struct ff_source *s)
 }
 
 /* The destination sealed itself, and says so: nothing was let go */
-static int take_back(struct ff_source *s, struct ff_error *err)
+static int never_started(struct ff_source *s, struct ff_error *err)
 {
     s->stage = SENT;
     ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);
@@ -67,7 +67,7 @@ int ff_source_not_started(struct ff_source *s, struct ff_error *err)
     if (s->runs_there)
         return ff_error_set(err, EINVAL,
                             "source: not started: the destination has said that it runs the guest");
-    drop_link(s);
+    ff_source_drop_link(s);
     s->stage = SENT;
     return ff_error_set(err, ETIME,
                         "source: the destination has ended, and never ran the guest, as this side "
@@ -84,7 +84,7 @@ static int take_done(struct ff_source *s, struct ff_error *err)
         return rc;
     s->stage = DONE;
     ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);
-    return 0;
+    return ff_source_await_told(s, err);
 }
 
 static int serve_again(struct ff_source *s, const struct ff_welcome *w, struct ff_error *err)
@@ -109,14 +109,14 @@ static void adopt_address(struct ff_source *s, const struct ff_address *a)
     s->addr.peers = a->peers;
 }
 
-/* One try: 0, or -errno */
-static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_error *err)
+int ff_source_ask(struct ff_source *s, const struct ff_address *a, bool taken_back,
+                  struct ff_welcome *w, struct ff_error *err)
 {
     struct ff_resume r = {.version = FF_WIRE_VERSION,
                           .oldest = FF_WIRE_VERSION,
                           .epoch = s->epoch,
-                          .digest = ff_hello_digest(&s->table)};
-    struct ff_welcome w;
+                          .digest = ff_hello_digest(&s->table),
+                          .taken_back = taken_back};
 
     memcpy(r.session, s->session, sizeof(r.session));
     int rc = ff_source_open_link(s, a, err);
@@ -127,20 +127,37 @@ static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_
     if (!rc)
         rc = ff_control_expect(&s->ctl, FF_MSG_WELCOME, 0, a->timeout_ms, err);
     if (rc >= 0)
-        rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, &w, err);
-    if (!rc && (w.answer == FF_ANSWER_NEW || w.epoch < s->epoch))
-        rc = ff_error_set(err, EPROTO, "WELCOME says %u, epoch %u (permitted: not 0, %u or more)",
-                          w.answer, w.epoch, s->epoch);
-    /* NOT-STARTED and COMPLETE open no queues, which would have asked */
+        rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, w, err);
+    /* NOT-STARTED, COMPLETE and TAKEN-BACK open no queues, which would have asked */
     if (!rc && s->link->ops->check_peer)
         rc = s->link->ops->check_peer(s->link, err);
+    return rc;
+}
+
+/* Once DONE was heard there is but one */
+static bool may_answer(const struct ff_source *s, const struct ff_welcome *w)
+{
+    if (w->epoch < s->epoch || w->answer == FF_ANSWER_NEW || w->answer == FF_ANSWER_TAKEN_BACK)
+        return false;
+    return s->stage == GONE || w->answer == FF_ANSWER_COMPLETE;
+}
+
+/* One try: 0, or -errno */
+static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_error *err)
+{
+    struct ff_welcome w;
+
+    int rc = ff_source_ask(s, a, false, &w, err);
+    if (!rc && !may_answer(s, &w))
+        rc = ff_error_set(err, EPROTO, "WELCOME says %u, epoch %u (permitted: %s, %u or more)",
+                          w.answer, w.epoch, s->stage == GONE ? "1, 2 or 3" : "3", s->epoch);
     if (!rc && (rc = ff_failpoint("source.resume")))
         ff_error_set(err, -rc, "injected");
     if (rc)
         return rc;
     s->epoch = w.epoch;
     if (w.answer == FF_ANSWER_NOT_STARTED)
-        return take_back(s, err);
+        return never_started(s, err);
     s->runs_there = true;
     return w.answer == FF_ANSWER_COMPLETE ? take_done(s, err) : serve_again(s, &w, err);
 }
@@ -171,7 +188,7 @@ static void wait_if_in_vain(struct ff_source *s, struct pollfd *stop)
 }
 
 /* cancel_fd is readable: for good, or once */
-static int take_interrupt(struct ff_source *s, struct ff_error *err)
+int ff_source_take_interrupt(struct ff_source *s, struct ff_error *err)
 {
     eventfd_t n;
 
@@ -190,10 +207,11 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
     struct ff_address to = a ? *a : s->addr; /* its key stays whose it is */
     struct ff_error why;
 
-    if (s->stage == DONE)
+    if (s->stage == DONE && (s->told || !s->addr.fallback))
         return 0;
-    if (s->stage != GONE)
-        return ff_error_set(err, EINVAL, "source: resume: nothing was let go of");
+    if (s->stage != GONE && s->stage != DONE)
+        return ff_error_set(err, EINVAL, "source: resume: %s",
+                            s->stage < GONE ? "nothing was let go of" : "the guest is taken back");
     if (s->given_link || to.passed)
         return ff_error_set(err, ENOTSUP, "source: resume: only over a network");
     int patience_ms = to.timeout_ms, again_ms = AGAIN_MIN_MS;
@@ -205,13 +223,13 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
     for (;;) {
         int left_ms = (int)((end - FF_MIN(ff_now_ns(), end)) / 1000000u);
         to.timeout_ms = FF_MIN(patience_ms, FF_MAX(left_ms, AGAIN_MAX_MS));
-        drop_link(s);
+        ff_source_drop_link(s);
         int rc = poll(&stop, 1, 0) > 0 ? -ECANCELED : come_back(s, &to, &why);
         if (rc == -ETIME && s->stage == GONE)
             rc = -EIO; /* the network's word, not the destination's: erdma says so for its timeouts */
         bool again = rc && may_pass(rc) && ff_now_ns() < end;
         if (rc && rc != -ETIME && poll(&stop, 1, again ? again_ms : 0) > 0)
-            rc = take_interrupt(s, &why);
+            rc = ff_source_take_interrupt(s, &why);
         else if (again) {
             again_ms = FF_MIN(2 * again_ms, AGAIN_MAX_MS);
             continue;
@@ -220,7 +238,7 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         if (!rc && a)
             adopt_address(s, a);
         if (rc && rc != -ETIME)
-            drop_link(s); /* nobody waits for what it brings, nor may it ask for memory */
+            ff_source_drop_link(s); /* nobody waits for what it brings, nor may it ask for memory */
         return !rc            ? 0
                : rc == -ETIME ? ff_error_set(err, ETIME, "%s", why.text)
                               : ff_error_set(err, -rc, "source: resume: %s", why.text);

@@ -21,7 +21,7 @@ static const char *const names[] = {
     [FF_MSG_WITHDRAWN] = "WITHDRAWN", [FF_MSG_WATCHING] = "WATCHING",
     [FF_MSG_KEYS] = "KEYS",         [FF_MSG_GRANT] = "GRANT",
     [FF_MSG_LOGGING] = "LOGGING",   [FF_MSG_PASSED] = "PASSED",     [FF_MSG_DIRTY] = "DIRTY",
-    [FF_MSG_RESUME] = "RESUME",
+    [FF_MSG_RESUME] = "RESUME",     [FF_MSG_LEASE] = "LEASE",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_MSG_LAST + 1, "a name for every message");
 
@@ -300,7 +300,7 @@ int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MA
 
 /* --- PUBLISH, KEYS --- */
 
-#define PUBLISH_HEAD 20
+#define PUBLISH_HEAD 24
 #define KEY_LEN 12
 #define GRANT_LEN 32
 
@@ -311,6 +311,7 @@ int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_reg
     ff_wb_put(&b, p->n_keys, 4);
     ff_wb_put(&b, p->load_permille, 4);
     ff_wb_put(&b, p->push_bytes, 4);
+    ff_wb_put(&b, p->lease_ms, 4);
     for (unsigned i = 0; i < n_regions; i++)
         ff_wb_put(&b, p->addr[i], 8);
     return (int)b.pos;
@@ -328,6 +329,10 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
     p->n_keys = (uint32_t)ff_wb_get(&b, 4);
     p->load_permille = (uint32_t)ff_wb_get(&b, 4);
     p->push_bytes = (uint32_t)ff_wb_get(&b, 4);
+    p->lease_ms = (uint32_t)ff_wb_get(&b, 4);
+    if (!ff_wire_lease_fits(p->lease_ms))
+        return ff_error_set(err, EPROTO, "wire: read PUBLISH: a lease of %u ms (permitted 0, %d..%d)",
+                            p->lease_ms, FF_WIRE_LEASE_MIN_MS, FF_WIRE_LEASE_MAX_MS);
     if (p->segment_bytes < FF_WIRE_SEGMENT_MIN || p->segment_bytes > FF_WIRE_REGION_LEN_MAX ||
         (p->segment_bytes & (p->segment_bytes - 1)))
         return ff_error_set(

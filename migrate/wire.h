@@ -13,10 +13,10 @@
  *                  regions 2, config length 2, config ...,
  *                  then each region: length 8, page size 4, name length 2, name ...
  *   WELCOME  d->s  version 2, answer 2, features 4, session 16, epoch 4
- *   RESUME   s->d  magic FARFORK1 8, version 2, oldest version 2, session 16, epoch 4, digest 8:
- *                  the HELLO of every link after the first
+ *   RESUME   s->d  magic FARFORK1 8, version 2, oldest version 2, session 16, epoch 4, digest 8,
+ *                  why 2: the HELLO of every link after the first
  *   REFUSE   both  text ...              instead of any other message: why it ends here
- *   PUBLISH  s->d  segment 8, keys 4, load 4, push 4, each region: address 8; then KEYS
+ *   PUBLISH  s->d  segment 8, keys 4, load 4, push 4, lease 4, each region: address 8; then KEYS
  *   KEYS     s->d  each: region 4, segment 4, rkey 4; a segment without a key reads as zeros
  *   WATCHING d->s                        memory is empty and watched: the guest may stop
  *   LOGGING  s->d  precopy=1: every write to memory is logged from here on
@@ -34,7 +34,8 @@
  *                  write this part of the image there (prefill=push), once
  *   PROGRESS d->s  statistics, every 200 ms from READY on, and between LOGGING and PASSED
  *   DONE     d->s  statistics
- *   WITHDRAWN s->d
+ *   WITHDRAWN s->d  with a lease the destination says it back
+ *   LEASE    both   number 4. fallback=go: the destination asks, the source gives
  *
  * Invariants   1. Nothing is allocated from a message before its decoder accepted it.
  *              2. Counts and lengths are bounded by the constants below, and by the
@@ -49,7 +50,7 @@
 
 struct ff_error;
 
-#define FF_WIRE_VERSION 5
+#define FF_WIRE_VERSION 6
 #define FF_WIRE_AUTH_NONE 0u /* authentication in HELLO: what the link has proved */
 #define FF_WIRE_AUTH_KEY 1u  /* both ends have the key, and the link seals each message */
 #define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
@@ -66,6 +67,8 @@ struct ff_error;
 #define FF_WIRE_SEGMENT_MIN (4ull << 20) /* so that no chunk lies in two */
 #define FF_WIRE_KEYS_MAX 4096          /* of all regions together */
 #define FF_WIRE_GRANTS_MAX 64
+#define FF_WIRE_LEASE_MIN_MS 1000
+#define FF_WIRE_LEASE_MAX_MS 3600000
 #define FF_WIRE_DIRTY_MAX (60u << 13) /* pages in one DIRTY: 60 KiB of bits */
 #define FF_IMM_ZEROS 0x80000000u /* in the imm of a pushed WRITE: all zeros, nothing written */
 #define FF_IMM_UNREADABLE 0x40000000u /* likewise: the source cannot read all of it; to be pulled */
@@ -91,7 +94,8 @@ enum ff_msg {
     FF_MSG_PASSED,
     FF_MSG_DIRTY,
     FF_MSG_RESUME,
-    FF_MSG_LAST = FF_MSG_RESUME,
+    FF_MSG_LEASE,
+    FF_MSG_LAST = FF_MSG_LEASE,
 };
 
 struct ff_wire_region {
@@ -115,7 +119,8 @@ enum ff_answer {
     FF_ANSWER_NOT_STARTED, /* no GO was read here, and none will be: the source may run its guest */
     FF_ANSWER_RUNNING,     /* GO was read: serve on, over this link */
     FF_ANSWER_COMPLETE,    /* every page is here; DONE follows */
-    FF_ANSWER_LAST = FF_ANSWER_COMPLETE,
+    FF_ANSWER_TAKEN_BACK,  /* the source said so: nothing runs here, nor will */
+    FF_ANSWER_LAST = FF_ANSWER_TAKEN_BACK,
 };
 
 /* @session names the queues of this link; that of NEW names the move as well */
@@ -127,12 +132,14 @@ struct ff_welcome {
     uint32_t epoch; /* of this link; NEW: 1 */
 };
 
-/* @epoch: the newest that the source knows; @digest: ff_hello_digest() of the move's HELLO */
+/* @epoch: the newest that the source knows; @digest: ff_hello_digest() of the move's HELLO;
+ * @taken_back: the source comes to say that it has taken the guest back, not to serve */
 struct ff_resume {
     uint16_t version, oldest;
     uint8_t session[FF_SESSION_LEN];
     uint32_t epoch;
     uint64_t digest;
+    bool taken_back;
 };
 
 /* @addr: the source's address of each region; a region is registered in segments of
@@ -142,6 +149,7 @@ struct ff_publish {
     uint32_t n_keys;        /* that follow */
     uint32_t load_permille; /* of the source's CPUs */
     uint32_t push_bytes;    /* the largest grant that the source can write; 0: it cannot push */
+    uint32_t lease_ms;      /* what each LEASE is worth; 0: the guest is let go for good */
     uint64_t addr[FF_WIRE_REGIONS_MAX];
 };
 
@@ -191,6 +199,7 @@ int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h);
 int ff_wire_put_first(uint8_t *buf, const struct ff_page_ref *pages, unsigned n);
 int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len);
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st);
+int ff_wire_put_lease(uint8_t *buf, uint32_t number);
 int ff_wire_put_empty(uint8_t *buf, enum ff_msg type);
 
 /* Decoders take a whole message that ff_wire_type() has accepted. 0 or -EPROTO (-EPROTONOSUPPORT:
@@ -234,6 +243,7 @@ int ff_wire_get_first(const uint8_t *msg, size_t len, struct ff_page_ref *pages,
 int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t **data,
                      uint32_t *n, struct ff_error *err);
 int ff_wire_get_stats(const uint8_t *msg, size_t len, struct ff_stats *st, struct ff_error *err);
+int ff_wire_get_lease(const uint8_t *msg, size_t len, uint32_t *number, struct ff_error *err);
 int ff_wire_get_empty(const uint8_t *msg, size_t len, struct ff_error *err);
 
 #endif

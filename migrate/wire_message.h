@@ -20,4 +20,10 @@ int ff_wire_end(const struct ff_wirebuf *b, enum ff_msg type, struct ff_error *e
 int ff_wire_check_version(const char *name, unsigned oldest, unsigned version,
                           struct ff_error *err);
 
+/* None, or within its bounds */
+static inline bool ff_wire_lease_fits(uint32_t ms)
+{
+    return !ms || (ms >= FF_WIRE_LEASE_MIN_MS && ms <= FF_WIRE_LEASE_MAX_MS);
+}
+
 #endif

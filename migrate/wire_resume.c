@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * wire_resume.c - RESUME: the control message by which a source comes back over a new link
+ * wire_resume.c - RESUME, by which a source comes back over a new link; LEASE
  */
 #include <errno.h>
 #include <string.h>
@@ -18,6 +18,7 @@ int ff_wire_put_resume(uint8_t *buf, const struct ff_resume *r)
     ff_wb_put_bytes(&b, r->session, FF_SESSION_LEN);
     ff_wb_put(&b, r->epoch, 4);
     ff_wb_put(&b, r->digest, 8);
+    ff_wb_put(&b, r->taken_back, 2);
     return (int)b.pos;
 }
 
@@ -31,6 +32,7 @@ int ff_wire_get_resume(const uint8_t *msg, size_t len, struct ff_resume *r, stru
     const uint8_t *session = ff_wb_take(&b, FF_SESSION_LEN);
     r->epoch = (uint32_t)ff_wb_get(&b, 4);
     r->digest = ff_wb_get(&b, 8);
+    unsigned why = (unsigned)ff_wb_get(&b, 2);
     int rc = ff_wire_end(&b, FF_MSG_RESUME, err);
     if (rc)
         return rc;
@@ -42,8 +44,32 @@ int ff_wire_get_resume(const uint8_t *msg, size_t len, struct ff_resume *r, stru
     rc = ff_wire_check_version("RESUME", r->oldest, r->version, err);
     if (!rc && !r->epoch)
         rc = ff_error_set(err, EPROTO, "wire: read RESUME: epoch 0 (permitted: 1 or more)");
+    if (!rc && why > 1)
+        rc = ff_error_set(err, EPROTO, "wire: read RESUME: why %u (permitted 0 and 1)", why);
+    r->taken_back = why;
     if (!rc)
         memcpy(r->session, session, FF_SESSION_LEN);
+    return rc;
+}
+
+/* --- LEASE --- */
+
+int ff_wire_put_lease(uint8_t *buf, uint32_t number)
+{
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_LEASE);
+
+    ff_wb_put(&b, number, 4);
+    return (int)b.pos;
+}
+
+int ff_wire_get_lease(const uint8_t *msg, size_t len, uint32_t *number, struct ff_error *err)
+{
+    struct ff_wirebuf b = ff_wire_body(msg, len);
+
+    *number = (uint32_t)ff_wb_get(&b, 4);
+    int rc = ff_wire_end(&b, FF_MSG_LEASE, err);
+    if (!rc && !*number)
+        rc = ff_error_set(err, EPROTO, "wire: read LEASE: number 0 (permitted: 1 or more)");
     return rc;
 }
 

@@ -141,14 +141,17 @@ def page_options(page):
         head, text = part.split('\n', 1)
         name, _, value = head.partition(' Ns = Ns ')
         words = value.removeprefix('Cm ').split(' | ') if value.startswith('Cm ') else []
-        options[name] = (None if value in ('Ar device', 'Ar file') else words, text)
+        options[name] = (None if value in ('Ar device', 'Ar file', 'Ar program') else words, text)
     return options
 
 
 def check_values(lib, name, values, text):
     """An option of words: each is accepted, and there are no others."""
     for v in values:
-        why = lib.refusal(f',{name}={v}')
+        with_it = ',fence=/f,record=/r' if v == 'go' else ''
+        if with_it and not lib.refusal(f',{name}={v}'):
+            differ(f'(7): {name}={v}: accepted without fence and record')
+        why = lib.refusal(f',{name}={v}{with_it}')
         if why:
             differ(f'(7): {name}={v}: refused: {why}')
     known = re.findall(r'want (.*)$', lib.refusal(f',{name}=no-such-value') or '')
@@ -216,6 +219,9 @@ def check_addresses():
         elif name in qemu:
             if not lib.refusal(f',{name}=a'):
                 differ(f'(7): {name}: the library takes it, too')
+        elif name in ('fence', 'record'):
+            if 'absolute path' not in (lib.refusal(f',{name}=a') or ''):
+                differ(f'(7): {name}: the library takes more than an absolute path')
         elif values is None:
             if not lib.refusal(f',{name}=') or lib.refusal(f',{name}=a') or \
                     lib.refusal(f',{name}=a:1'):

@@ -56,6 +56,7 @@ static void save_messages(void)
     save(0, buf, ff_wire_put_hello(buf, &h, NULL));
     save(0, buf, ff_wire_put_welcome(buf, &w));
     save(0, buf, ff_wire_put_resume(buf, &again));
+    save(0, buf, ff_wire_put_lease(buf, 3));
     save(0, buf, ff_wire_put_refuse(buf, "region pc.ram: length differs"));
     save(0, buf, ff_wire_put_publish(buf, &pub, 1)); /* regions: 1 + 2 * how */
     save(1, buf, ff_wire_put_publish(buf, &pub, 3));

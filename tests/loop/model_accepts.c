@@ -35,12 +35,17 @@ static void setup(void)
 static struct {
     const struct ff_link_ops *real;
     struct ff_link_ops ops;
-} spy[2]; /* at the source's end, at the destination's */
+    pthread_mutex_t lock; /* one thread sends, another reads the answer: noted in this order */
+} spy[2] = { /* at the source's end, at the destination's */
+    {.lock = PTHREAD_MUTEX_INITIALIZER},
+    {.lock = PTHREAD_MUTEX_INITIALIZER},
+};
 
 /* The link breaks under these messages from GO on, counted on both sides; 0: under none */
 static struct {
     unsigned nth[2];
     atomic_uint n;
+    atomic_bool done; /* DONE was said */
 } lose;
 
 static void note(struct accept_side *s, const void *msg, bool sent, bool failed)
@@ -79,12 +84,17 @@ static void note_dest_sent(const void *msg, bool failed)
     note(&run.dest, msg, true, failed);
 }
 
-/* Not WITHDRAWN: whoever has said it is content, and nobody would come back */
-static bool is_lost(const void *msg)
+/* Not WITHDRAWN: whoever has said it is content, and nobody would come back; but for a source with
+ * fallback=go that has heard DONE */
+static bool is_lost(unsigned end, const void *msg)
 {
     unsigned type = *(const uint8_t *)msg;
 
-    if (!lose.nth[0] || !accept_watches(type) || type == FF_MSG_WITHDRAWN)
+    if (!lose.nth[0] || !accept_watches(type))
+        return false;
+    if (type == FF_MSG_DONE)
+        atomic_store(&lose.done, true);
+    if (type == FF_MSG_WITHDRAWN && (end || !run.fallback || !atomic_load(&lose.done)))
         return false;
     if (type != FF_MSG_GO && !atomic_load(&lose.n))
         return false;
@@ -97,7 +107,8 @@ static int spy_send(unsigned end, struct ff_link *l, const void *msg, uint32_t l
 {
     int rc = 0;
 
-    if (is_lost(msg)) /* into a link that is broken, and does not tell */
+    pthread_mutex_lock(&spy[end].lock);
+    if (is_lost(end, msg)) /* into a link that is broken, and does not tell */
         l->ops->shutdown(l);
     else
         rc = spy[end].real->send(l, msg, len, err);
@@ -105,6 +116,7 @@ static int spy_send(unsigned end, struct ff_link *l, const void *msg, uint32_t l
         note_dest_sent(msg, rc);
     else
         note(&run.source, msg, true, rc);
+    pthread_mutex_unlock(&spy[end].lock);
     return rc;
 }
 
@@ -113,10 +125,12 @@ static int spy_recv(unsigned end, struct ff_link *l, void *buf, int timeout_ms,
 {
     int len = spy[end].real->recv(l, buf, timeout_ms, err);
 
+    pthread_mutex_lock(&spy[end].lock);
     if (len >= 2 && end)
         note_dest_read(buf);
     else if (len >= 2)
         note(&run.source, buf, false, false);
+    pthread_mutex_unlock(&spy[end].lock);
     return len;
 }
 
@@ -149,8 +163,15 @@ static void spy_at(unsigned end, struct ff_link *l)
     l->ops = &spy[end].ops;
 }
 
+static void on_lease(void *opaque, bool may_run)
+{
+    (void)opaque;
+    (void)may_run;
+}
+
 static void spy_on(struct move *m)
 {
+    ff_dest_on_lease(m->dest, on_lease, NULL);
     if (m->tcp)
         return; /* at each link, below */
     spy_at(0, m->to_dest);
@@ -228,8 +249,10 @@ static void try_move(const char *faults, const char *options, bool touches)
     static struct move m;
     struct ff_error err;
 
-    run = (struct accept_run){
-        .precopy = plan.passes, .push = strstr(options, "push"), .resumes = plan.resumes};
+    run = (struct accept_run){.precopy = plan.passes,
+                              .push = strstr(options, "push"),
+                              .fallback = strstr(options, "fallback"),
+                              .resumes = plan.resumes};
     memcpy(run.via, plan.via, sizeof(run.via));
     must_ok(ff_failpoints_arm(faults, &err), err);
     m = (struct move){.options = options,
@@ -266,6 +289,7 @@ static bool resumes(unsigned first, unsigned second, const char *options)
     lose.nth[0] = first;
     lose.nth[1] = second;
     atomic_store(&lose.n, 0);
+    atomic_store(&lose.done, false);
     plan.resumes = true;
     try_move("", options, true);
     bool here = run.source.rc == -ETIME && run.dest.rc == -ESTALE;
@@ -282,11 +306,16 @@ static void resumes_once(void)
     must(resumes(2, 0, "timeout=5"));
 }
 
+/* The record is never written: nobody takes back */
+#define FALLBACK "timeout=5,fallback=go,fence=/bin/true,record=/tmp/farfork-no-record"
+
 /* Each message from GO on is lost, and each message after that */
 static void resumes_always(void)
 {
-    for (unsigned i = 0; i < 2; i++) {
-        const char *options = i ? "timeout=5,prefill=push" : "timeout=5";
+    static const char *const each[] = {"timeout=5", "timeout=5,prefill=push", FALLBACK};
+
+    for (unsigned i = 0; i < FF_ARRAY_LEN(each); i++) {
+        const char *options = each[i];
         for (unsigned first = 1; resumes(first, 0, options); first++)
             for (unsigned second = first + 1; resumes(first, second, options); second++)
                 ;
@@ -298,6 +327,7 @@ static void whole(void)
     try_move("", "timeout=5", true);
     try_move("", "timeout=5,prefill=push", true);
     resumes_once();
+    try_move("", FALLBACK, true);
     plan.passes = true;
     try_move("", "timeout=5,precopy=1", true);
     try_move("", "timeout=5,precopy=1,prefill=push", true);
@@ -403,7 +433,8 @@ static void every_action(void)
 /* What a destination may not come to say or read, as its link breaks */
 static bool may_miss(unsigned type)
 {
-    return run.ran && (type == FF_MSG_WITHDRAWN || (type == FF_MSG_RUNNING && run.resumes));
+    return run.ran && ((type == FF_MSG_WITHDRAWN && !run.fallback) ||
+                       (type == FF_MSG_RUNNING && run.resumes));
 }
 
 /* Lists that no code may produce are none of the model's: so the test can fail */
@@ -452,6 +483,8 @@ static void false_runs(void)
     wrong.ran = true;
     must(!accept_is_run(&wrong));
     must(resumes(2, 0, "timeout=5") && run.ran); /* RUNNING */
+    no_other_list();
+    try_move("", FALLBACK, false); /* complete is who has read WITHDRAWN, and has answered it */
     no_other_list();
 }
 

@@ -26,6 +26,7 @@ bool accept_watches(unsigned type)
     case FF_MSG_DIRTY:    /* likewise */
     case FF_MSG_GRANT:    /* likewise */
     case FF_MSG_PROGRESS: /* by the clock */
+    case FF_MSG_LEASE:    /* likewise */
     case FF_MSG_REFUSE:   /* says why; whether it comes changes nothing */
         return false;
     default:
@@ -140,7 +141,8 @@ unsigned accept_print_missing(const char *const *but)
 static bool search_for(const struct accept_run *r)
 {
     const struct config c = {.name = "observed", .precopy = r->precopy, .push = r->push,
-                             .resume = r->resumes, .breaks = r->resumes ? 2 : 1, .stalls = 1};
+                             .resume = r->resumes, .breaks = r->resumes ? 2 : 1, .stalls = 1,
+                             .fallback = r->fallback};
     struct search *s = search_new();
 
     search_filter(s, take_step, (void *)r);

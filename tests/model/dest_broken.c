@@ -76,7 +76,7 @@ static void taken_back(struct gen *g, unsigned epoch)
     struct world *w = gen_begin(g, STEP, AT_DEST, "the guest was taken back: exits");
 
     gen_get(g, epoch, TO_DEST);
-    gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_WELCOME, ANSWER_TAKEN_BACK));
+    gen_send(g, epoch, TO_SOURCE, MSG(FF_MSG_WELCOME, FF_ANSWER_TAKEN_BACK));
     dest_ends(w, D_FAILED);
     gen_emit(g);
 }
@@ -88,12 +88,12 @@ static void hear(struct gen *g, unsigned epoch)
     uint8_t front = world_front(f, epoch, TO_DEST);
     bool resumable = g->c->resume && f->d_at >= D_WAIT_GO && f->d_at <= D_COMPLETE;
 
-    if (front == MSG(FF_MSG_RESUME, 0) && resumable &&
+    if (front == MSG(FF_MSG_RESUME, RESUME_SERVE) && resumable &&
         (epoch > f->d_epoch || gen_lacks(g, M_OLD_EPOCH_TAKEN)))
         resume(g, epoch);
-    if (front == MSG(FF_MSG_HELLO, HELLO_TAKEN_BACK) && resumable)
+    if (front == MSG(FF_MSG_RESUME, RESUME_TAKEN_BACK) && resumable)
         taken_back(g, epoch);
-    if (front == MSG(FF_MSG_HELLO, HELLO_NEW) && resumable && !f->link[epoch - 1].cut) {
+    if (front == MSG(FF_MSG_HELLO, 0) && resumable && !f->link[epoch - 1].cut) {
         struct world *w =
             gen_begin(g, STEP, AT_DEST, "waits for its own source: refuses another move");
         gen_get(g, epoch, TO_DEST);

@@ -17,7 +17,7 @@ static void accept_new(struct gen *g)
 {
     for (unsigned e = 1; e <= LINKS; e++) {
         if (!g->from->link[e - 1].d_open ||
-            world_front(g->from, e, TO_DEST) != MSG(FF_MSG_HELLO, HELLO_NEW))
+            world_front(g->from, e, TO_DEST) != MSG(FF_MSG_HELLO, 0))
             continue;
         struct world *w = gen_begin(g, STEP, AT_DEST, "ff_dest_accept");
         gen_get(g, e, TO_DEST);
@@ -141,7 +141,7 @@ static void load_and_ready(struct gen *g)
     }
 }
 
-/* GO and LEASE answer READY or PROGRESS. The lease counts from when that was sent: the source
+/* GO answers READY, and LEASE a LEASE. The lease counts from when that was sent: the source
  * counts from its answer, which is later, so this side stops first */
 static void take_lease(struct gen *g)
 {
@@ -219,19 +219,27 @@ static void beat(struct gen *g)
 {
     const struct world *f = g->from;
     bool pass = f->d_at == D_PRECOPY && !world_has_pages(f);
-    bool asks = f->d_at == D_RUN || f->d_at == D_ACTIVATED || f->d_at == D_WAIT_WITHDRAWN;
 
-    if (!f->d_link || f->d_bare)
+    if (!f->d_link || f->d_bare || f->link[f->d_link - 1].n[TO_SOURCE])
         return;
-    if (f->d_at != D_WAIT_GO && f->d_at != D_WAIT_DONE && !pass && !asks)
-        return;
-    if (g->c->fallback ? f->d_ask || f->d_at == D_WAIT_GO || f->d_lease == LEASE_TICKS ||
-                             f->d_at == D_WAIT_WITHDRAWN
-                       : asks || f->link[f->d_link - 1].n[TO_SOURCE])
+    if (f->d_at != D_WAIT_GO && f->d_at != D_WAIT_DONE && !pass)
         return;
     struct world *w = gen_begin(g, STEP, AT_DEST, "ff_beat: is alive");
     gen_send(g, w->d_link, TO_SOURCE, MSG(FF_MSG_PROGRESS, 0));
-    w->d_ask = g->c->fallback;
+    gen_emit(g);
+}
+
+static void ask_for_lease(struct gen *g)
+{
+    const struct world *f = g->from;
+
+    if (!g->c->fallback || !f->d_link || f->d_bare || f->d_ask || f->d_lease == LEASE_TICKS)
+        return;
+    if (f->d_at < D_RUN || f->d_at > D_WAIT_WITHDRAWN || f->d_at == D_PAUSED)
+        return;
+    struct world *w = gen_begin(g, STEP, AT_DEST, "ff_lease: asks");
+    gen_send(g, w->d_link, TO_SOURCE, MSG(FF_MSG_LEASE, 0));
+    w->d_ask = 1;
     gen_emit(g);
 }
 
@@ -273,6 +281,8 @@ static void done(struct gen *g)
                                       : "complete, but the source may not know");
         if (told)
             gen_get(g, w->d_link, TO_DEST);
+        if (told && g->c->fallback)
+            gen_send(g, w->d_link, TO_SOURCE, MSG(FF_MSG_WITHDRAWN, 0));
         drop_link(w);
         w->d_released = 1;
         if (w->overlay == OVERLAY_OPEN)
@@ -328,6 +338,7 @@ void dest_steps(struct gen *g)
     take_go(g);
     run(g);
     beat(g);
+    ask_for_lease(g);
     done(g);
     notice(g);
     if (f->d_at == D_WAIT_GO && f->s_stalled) {

@@ -20,9 +20,8 @@
  *              function that waits; the destination's are the functions of migrate/dest*.c that
  *              wait. Messages are enum ff_msg. names.c ties each name to the code: what is renamed
  *              there does not compile here.
- * Limits       the model has what the code does not have yet: TAKEN-BACK in HELLO and WELCOME, the
- *              lease. Those names stand in this file. When wire.h gets a FF_MSG_LEASE this header
- *              does not compile: take that one then.
+ * Limits       what is done around the library when a guest is taken back (overlays, disks) has names
+ *              of this file alone.
  */
 #ifndef FF_TESTS_MODEL_MODEL_H
 #define FF_TESTS_MODEL_MODEL_H
@@ -33,15 +32,12 @@
 #include "source_private.h"
 #include "wire.h"
 
-enum { FF_MSG_LEASE = FF_MSG_LAST + 1 }; /* the source answers PROGRESS: fallback=go */
-
 /* A message: its type, and what of its body matters */
 #define MSG(type, kind) ((uint8_t)((type) | (kind) << 5))
 #define MSG_TYPE(m) ((m)&31u)
 #define MSG_KIND(m) ((m) >> 5)
 
-enum hello_kind { HELLO_NEW, HELLO_TAKEN_BACK };
-enum { ANSWER_TAKEN_BACK = FF_ANSWER_LAST + 1 }; /* of WELCOME, which has enum ff_answer */
+enum resume_kind { RESUME_SERVE, RESUME_TAKEN_BACK };
 
 /* What the source is about to do or waits for */
 enum source_at {

@@ -13,8 +13,8 @@
 #include "pager.h"
 
 /* A new message has to be put into the model: then change this line */
-_Static_assert(FF_MSG_LAST == FF_MSG_RESUME && FF_MSG_LEASE < 32, "every message has its place");
-_Static_assert(FF_WIRE_VERSION == 5, "HELLO and WELCOME are as the model has them");
+_Static_assert(FF_MSG_LAST == FF_MSG_LEASE && FF_MSG_LEASE < 32, "every message has its place");
+_Static_assert(FF_WIRE_VERSION == 6, "HELLO and WELCOME are as the model has them");
 _Static_assert(LINKS >= 3 && S_STATES <= 32 && D_STATES <= 32, "bits of search_result");
 
 /* The function that waits in a state. NULL: it is none, or the code does not have it yet */
@@ -48,9 +48,9 @@ static const struct state_name source[S_STATES] = {
     [S_FAILED] = {PLANNED("failed"), NULL, -1},
     [S_PAUSED] = {PLANNED("postcopy-paused"), NULL, GONE},
     [S_ASKED] = {AT(ff_source_resume), "source.resume", GONE},
-    [S_TAKING] = {PLANNED("taking back: fence"), NULL, GONE},
-    [S_FENCED] = {PLANNED("taking back: overlays"), NULL, GONE},
-    [S_DROPPED] = {PLANNED("taking back: activate"), NULL, GONE},
+    [S_TAKING] = {AT(ff_source_take_back), "source.fence", TAKING},
+    [S_FENCED] = {PLANNED("taking back: overlays"), NULL, TAKEN},
+    [S_DROPPED] = {PLANNED("taking back: activate"), NULL, TAKEN},
     [S_TAKEN_BACK] = {PLANNED("taken back"), NULL, -1},
     [S_DEAD] = {PLANNED("dead"), NULL, -1},
 };
@@ -122,20 +122,19 @@ const char *loss_name(unsigned loss)
 
 void msg_text(uint8_t msg, char *out, unsigned len)
 {
-    static const char *const hello[] = {"NEW", "TAKEN-BACK"};
     static const char *const welcome[] = {
         [FF_ANSWER_NEW] = "NEW",           [FF_ANSWER_NOT_STARTED] = "NOT-STARTED",
         [FF_ANSWER_RUNNING] = "RUNNING",   [FF_ANSWER_COMPLETE] = "COMPLETE",
-        [ANSWER_TAKEN_BACK] = "TAKEN-BACK",
+        [FF_ANSWER_TAKEN_BACK] = "TAKEN-BACK",
     };
     unsigned type = MSG_TYPE(msg), kind = MSG_KIND(msg);
 
-    if (type == FF_MSG_HELLO)
-        snprintf(out, len, "%s(%s)", ff_msg_name(type), hello[kind]);
+    if (type == FF_MSG_RESUME && kind == RESUME_TAKEN_BACK)
+        snprintf(out, len, "%s(TAKEN-BACK)", ff_msg_name(type));
     else if (type == FF_MSG_WELCOME)
         snprintf(out, len, "%s(%s)", ff_msg_name(type), welcome[kind]);
     else
-        snprintf(out, len, "%s", type == FF_MSG_LEASE ? "LEASE" : ff_msg_name(type));
+        snprintf(out, len, "%s", ff_msg_name(type));
 }
 
 static bool has_failpoint(const char *name)

@@ -14,7 +14,7 @@ static void ask(struct gen *g)
         return;
     if (f->s_at == S_PAUSED) {
         struct world *w = gen_begin(g, STEP, AT_SOURCE, "connects again");
-        w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_RESUME, 0));
+        w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_RESUME, RESUME_SERVE));
         w->s_keys = 0; /* they were the old link's */
         w->s_at = S_ASKED;
         w->s_asked_once = gen_lacks(g, M_ASKS_ONCE);
@@ -23,7 +23,7 @@ static void ask(struct gen *g)
     /* complete, and the destination does not know: with fallback=go it needs a lease until then */
     if (f->s_at == S_COMPLETE && g->c->fallback && !f->d_released) {
         struct world *w = gen_begin(g, STEP, AT_SOURCE, "connects again, to say WITHDRAWN");
-        w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_RESUME, 0));
+        w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_RESUME, RESUME_SERVE));
         w->s_at = S_ASKED;
         gen_emit(g);
     }
@@ -32,7 +32,7 @@ static void ask(struct gen *g)
         open |= f->link[e].d_open && !f->link[e].cut;
     if (f->s_at == S_TAKEN_BACK && !open) {
         struct world *w = gen_begin(g, STEP, AT_SOURCE, "connects again, to say TAKEN-BACK");
-        unsigned e = gen_connect(g, MSG(FF_MSG_HELLO, HELLO_TAKEN_BACK));
+        unsigned e = gen_connect(g, MSG(FF_MSG_RESUME, RESUME_TAKEN_BACK));
         world_link(w, e)->s_open = 0; /* it waits for no answer: the fence has succeeded */
         gen_emit(g);
     }

@@ -126,7 +126,7 @@ static void do_next(struct gen *g)
     case S_CONNECT:
         if (dest_listens(g)) {
             w = gen_begin(g, STEP, AT_SOURCE, "ff_source_connect");
-            w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_HELLO, HELLO_NEW));
+            w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_HELLO, 0));
             w->s_at = S_WAIT_WELCOME;
         } else {
             w = gen_begin(g, STEP, AT_SOURCE, "ff_source_connect: refused; goes on here");
@@ -157,7 +157,26 @@ static void do_next(struct gen *g)
     gen_emit(g);
 }
 
-/* The source after GO: RUNNING, PROGRESS, GRANT, DONE */
+/* fallback=go: it may not know yet that the guest is its own for good */
+static void await_told(struct gen *g)
+{
+    const struct world *f = g->from;
+    unsigned type = MSG_TYPE(world_front(f, f->s_link, TO_SOURCE));
+
+    if (f->s_at != S_COMPLETE || !g->c->fallback || !type)
+        return;
+    struct world *w = gen_begin(g, STEP, AT_SOURCE, "ff_source_await_told");
+    gen_get(g, w->s_link, TO_SOURCE);
+    if (type == FF_MSG_LEASE)
+        gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_LEASE, 0));
+    else if (type != FF_MSG_PROGRESS) {
+        link_close(w, w->s_link, AT_SOURCE);
+        w->s_link = 0;
+    }
+    gen_emit(g);
+}
+
+/* The source after GO: RUNNING, PROGRESS, LEASE, GRANT, DONE */
 static void serve(struct gen *g)
 {
     const struct world *f = g->from;
@@ -171,11 +190,11 @@ static void serve(struct gen *g)
     gen_get(g, w->s_link, TO_SOURCE);
     if (type == FF_MSG_RUNNING) {
         w->s_at = S_WAIT_DONE;
+    } else if (type == FF_MSG_LEASE) {
+        gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_LEASE, 0));
+        w->s_lease = LEASE_TICKS;
     } else if (type == FF_MSG_PROGRESS) {
-        if (g->c->fallback) {
-            gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_LEASE, 0));
-            w->s_lease = LEASE_TICKS;
-        }
+        /* its statistics are taken */
     } else if (type == FF_MSG_GRANT) {
         struct link_life *l = world_link(w, w->s_link);
         if (!l->cut)
@@ -252,6 +271,7 @@ void source_steps(struct gen *g)
     if (f->s_at <= S_GO && f->s_link)
         before_go(g);
     serve(g);
+    await_told(g);
     answer_reads(g);
     notice(g);
     /* with fallback=go it waits until the destination, which needs WITHDRAWN, has closed */

@@ -133,6 +133,15 @@ static void test_options(void **state)
     assert_false(a->insecure);
     ff_address_free(a);
 
+    a = parse("h:1,fence=/f,lease=7,record=/r,fallback=go");
+    assert_true(a->fallback && a->lease_ms == 7000);
+    assert_string_equal(a->fence, "/f");
+    assert_string_equal(a->record, "/r");
+    ff_address_free(a);
+    a = parse("h:1,fallback=off,lease=3600");
+    assert_true(!a->fallback && a->lease_ms == 3600000);
+    ff_address_free(a);
+
     a = parse("h:1,precopy=1");
     assert_true(a->precopy);
     ff_address_free(a);
@@ -250,6 +259,15 @@ static void test_refused(void **state)
         {"h:1,colour=blue", "colour", EINVAL},
         {"h:1,window=4,colour=blue", "colour", EINVAL},
         {"h:1,=4", "no such option", EINVAL},
+        {"h:1,fallback=yes", "want off or go", EINVAL},
+        {"h:1,fallback=go", "want fence=PROGRAM", EINVAL},
+        {"h:1,fallback=go,fence=/f", "record=FILE", EINVAL},
+        {"h:1,fallback=go,record=/r", "fence=PROGRAM", EINVAL},
+        {"h:1,fence=/f", "are for fallback=go", EINVAL},
+        {"h:1,record=/r,fallback=off", "are for fallback=go", EINVAL},
+        {"h:1,fence=f", "want an absolute path", EINVAL},
+        {"h:1,lease=0", "1..3600", EINVAL},
+        {"h:1,lease=3601", "1..3600", EINVAL},
     };
     char large[400];
     (void)state;

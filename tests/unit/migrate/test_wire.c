@@ -101,6 +101,8 @@ static int decode(const uint8_t *msg, size_t len, union decoded *d, struct ff_er
     case FF_MSG_PROGRESS:
     case FF_MSG_DONE:
         return ff_wire_get_stats(msg, len, &d->stats, err);
+    case FF_MSG_LEASE:
+        return ff_wire_get_lease(msg, len, &n, err);
     case FF_MSG_GO:
     case FF_MSG_WITHDRAWN:
     case FF_MSG_WATCHING:
@@ -451,8 +453,8 @@ static void test_hello_refused(void **state)
 
     for (size_t i = 0; i < 8; i++)
         refuse_hello_with(AT_MAGIC + i, 'x', 1, EPROTO, "magic");
-    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 5..0");
-    refuse_hello_with(AT_OLDEST, 6, 2, EPROTONOSUPPORT, "version 6..5");
+    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 6..0");
+    refuse_hello_with(AT_OLDEST, 7, 2, EPROTONOSUPPORT, "version 7..6");
     refuse_hello_with(AT_OLDEST, 0xffff, 2, EPROTONOSUPPORT, "same Farfork release");
     refuse_hello_with(AT_AUTH, 2, 2, EPROTO, "authentication kind 2 (permitted 0..1)");
     refuse_hello_with(AT_REGIONS, 0, 2, EPROTO, "0 regions");
@@ -506,7 +508,7 @@ static void test_publish_refused(void **state)
     (void)state;
 
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE - 1), EPROTO,
-                "36 bytes for 3 regions (want 44)");
+                "40 bytes for 3 regions (want 48)");
     p.addr[1] = UINT64_MAX - (4 << 20) + 1;
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO,
                 "region huge: address 0xffffffffffc00000 wraps");

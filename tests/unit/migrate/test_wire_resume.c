@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_wire_resume.c - RESUME and what WELCOME answers: each field, each bound; the digest
+ * test_wire_resume.c - RESUME, what WELCOME answers, LEASE: each field, each bound; the digest
  */
 #include <errno.h>
 
@@ -40,7 +40,7 @@ static void test_resume(void **state)
     assert_int_equal(got.oldest, good.oldest);
     assert_memory_equal(got.session, good.session, sizeof(good.session));
     assert_int_equal(got.epoch, good.epoch);
-    assert_true(got.digest == good.digest);
+    assert_true(got.digest == good.digest && !got.taken_back);
     for (int n = 0; n < len; n++)
         assert_true(ff_wire_type(buf, (size_t)n, &err) < 0 ||
                     ff_wire_get_resume(buf, (size_t)n, &got, &err) == -EPROTO);
@@ -56,7 +56,47 @@ static void test_resume(void **state)
     r.version = r.oldest = FF_WIRE_VERSION - 1;
     must_refuse(r, EPROTONOSUPPORT, "use the same Farfork release on both hosts");
     r.version = r.oldest = FF_WIRE_VERSION + 1;
-    must_refuse(r, EPROTONOSUPPORT, "this side speaks 5");
+    must_refuse(r, EPROTONOSUPPORT, "this side speaks 6");
+
+    r = good;
+    r.taken_back = true;
+    len = ff_wire_put_resume(buf, &r);
+    assert_ok(ff_wire_get_resume(buf, (size_t)len, &got, &err), err);
+    assert_true(got.taken_back);
+    buf[len - 2] = 2;
+    assert_fails(ff_wire_get_resume(buf, (size_t)len, &got, &err), EPROTO);
+    assert_error(err, EPROTO, "why 2 (permitted 0 and 1)");
+}
+
+static void test_lease(void **state)
+{
+    static const struct {
+        uint32_t ms;
+        bool permitted;
+    } lease[] = {{0, true}, {999, false}, {1000, true}, {3600000, true}, {3600001, false}};
+    static struct ff_publish got, p = {.segment_bytes = FF_WIRE_SEGMENT_MIN};
+    static const struct ff_wire_region region = {.name = "a", .len_bytes = 4096, .psize = 4096};
+    struct ff_error err;
+    uint32_t number;
+    (void)state;
+
+    int len = ff_wire_put_lease(buf, 0xfedcba98u);
+    assert_int_equal(ff_wire_type(buf, (size_t)len, &err), FF_MSG_LEASE);
+    assert_ok(ff_wire_get_lease(buf, (size_t)len, &number, &err), err);
+    assert_int_equal(number, 0xfedcba98u);
+    assert_fails(ff_wire_get_lease(buf, (size_t)len - 1, &number, &err), EPROTO);
+    assert_fails(ff_wire_get_lease(buf, (size_t)len + 1, &number, &err), EPROTO);
+    len = ff_wire_put_lease(buf, 0);
+    assert_fails(ff_wire_get_lease(buf, (size_t)len, &number, &err), EPROTO);
+    assert_error(err, EPROTO, "number 0");
+
+    for (unsigned i = 0; i < FF_ARRAY_LEN(lease); i++) {
+        p.lease_ms = lease[i].ms;
+        len = ff_wire_put_publish(buf, &p, 1);
+        int rc = ff_wire_get_publish(buf, (size_t)len, &got, 1, &region, &err);
+        assert_int_equal(rc, lease[i].permitted ? 0 : -EPROTO);
+        assert_true(rc || got.lease_ms == lease[i].ms);
+    }
 }
 
 static void test_answers(void **state)
@@ -76,7 +116,7 @@ static void test_answers(void **state)
     w.answer = FF_ANSWER_LAST + 1; /* whoever says more than we know must not be taken for less */
     len = ff_wire_put_welcome(buf, &w);
     assert_fails(ff_wire_get_welcome(buf, (size_t)len, &got, &err), EPROTO);
-    assert_error(err, EPROTO, "answer 4");
+    assert_error(err, EPROTO, "answer 5");
     w.answer = FF_ANSWER_RUNNING;
     w.epoch = 0;
     len = ff_wire_put_welcome(buf, &w);
@@ -85,7 +125,7 @@ static void test_answers(void **state)
     w = (struct ff_welcome){.version = FF_WIRE_VERSION + 1, .epoch = 1};
     len = ff_wire_put_welcome(buf, &w);
     assert_fails(ff_wire_get_welcome(buf, (size_t)len, &got, &err), EPROTONOSUPPORT);
-    assert_error(err, EPROTONOSUPPORT, "version 6");
+    assert_error(err, EPROTONOSUPPORT, "version 7");
 }
 
 static void test_digest(void **state)
@@ -119,4 +159,5 @@ static void test_digest(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_resume), cmocka_unit_test(test_answers),
+          cmocka_unit_test(test_lease),
           cmocka_unit_test(test_digest))

@@ -1,0 +1,512 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * take_back.c - fallback=go: leases, and a source that takes its guest back from a destination that
+ *               died, or that cannot be reached
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      source: the test's process            destination: one of its own
+ *              ff_source_take_back() ................ a "guest" that beats in memory of both,
+ *                                                     for as long as the lease's function lets it
+ *              fence: a script that writes down what it was told, and how it is to end
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "failpoint.h"
+#include "loop.h"
+
+#define GUEST .touchers = 4, .writes = true, .touch_late = true
+
+static char dir[32], record[64], fence[64], fenced[64], options[256];
+
+/* What both processes see */
+static struct shared {
+    atomic_bool runs;       /* the guest may */
+    atomic_uint stops, goes; /* that fn() was called */
+    atomic_ulong beat_ns;   /* when the guest last ran */
+    atomic_ulong slow_ms;   /* fn(false) takes so long */
+} *sh;
+
+/* --- files --- */
+
+static void write_file(const char *path, const char *text, int mode)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
+
+    must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
+    close(fd);
+}
+
+static bool file_says(const char *path, const char *text)
+{
+    char buf[512] = "";
+    FF_AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+    return fd >= 0 && read(fd, buf, sizeof(buf) - 1) > 0 && strstr(buf, text);
+}
+
+static bool is_there(const char *path)
+{
+    return !access(path, F_OK);
+}
+
+/* A fence that ends with @code */
+static void make_fence(int code)
+{
+    char text[300];
+
+    snprintf(text, sizeof(text),
+             "#!/bin/sh\ntest -e %s || exit 9\necho $FARFORK_DESTINATION $FARFORK_SESSION >>%s\n"
+             "exit %d\n",
+             record, fenced, code);
+    write_file(fence, text, 0700);
+}
+
+static void remove_files(void)
+{
+    unlink(record);
+    unlink(fence);
+    unlink(fenced);
+    rmdir(dir);
+}
+
+/* Each test has a folder of its own */
+static const char *set_out(int lease_s, const char *more)
+{
+    memset(sh, 0, sizeof(*sh));
+    strcpy(dir, "/tmp/farfork-loop-XXXXXX");
+    must(mkdtemp(dir));
+    snprintf(record, sizeof(record), "%s/record", dir);
+    snprintf(fence, sizeof(fence), "%s/fence", dir);
+    snprintf(fenced, sizeof(fenced), "%s/fenced", dir);
+    make_fence(0);
+    snprintf(options, sizeof(options), "fallback=go,lease=%d,fence=%s,record=%s%s", lease_s, fence,
+             record, more);
+    return options;
+}
+
+static uint64_t image_sum(void)
+{
+    uint64_t sum = 0;
+
+    for (uint64_t i = 0; i < image_cells * CELL / 8; i++)
+        sum = (sum ^ ((const uint64_t *)(const void *)image)[i]) * 0x100000001b3ull;
+    return sum;
+}
+
+static void setup(void)
+{
+    image_new(4000);
+    sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+}
+
+/* --- the destination --- */
+
+static void on_lease(void *opaque, bool may_run)
+{
+    (void)opaque;
+    if (!may_run)
+        usleep((useconds_t)atomic_load(&sh->slow_ms) * 1000);
+    atomic_fetch_add(may_run ? &sh->goes : &sh->stops, 1);
+    atomic_store(&sh->runs, may_run);
+}
+
+static void *guest_main(void *arg)
+{
+    (void)arg;
+    for (;; usleep(200)) {
+        if (atomic_load(&sh->runs))
+            atomic_store(&sh->beat_ns, ff_boot_ns());
+    }
+    return NULL;
+}
+
+static void hears_leases(struct move *m)
+{
+    ff_dest_on_lease(m->dest, on_lease, NULL);
+}
+
+struct mortal {
+    struct move *m;
+    const char *faults;
+    int recover_ms; /* after the break; 0: the test wants it killed before */
+};
+
+/* Its exit code: 0: told that the guest was taken back; 2: complete; else 3 */
+static void mortal_main(void *arg)
+{
+    struct mortal *k = arg;
+    struct ff_error err;
+    pthread_t guest;
+    int rc = 0;
+
+    must_ok(ff_failpoints_arm(k->faults, &err), err);
+    hears_leases(k->m);
+    for (enum stage s = D_ACCEPT; s < D_END && !rc; s++) {
+        if (s == D_RUNNING) {
+            must(!pthread_create(&guest, NULL, guest_main, NULL));
+            if (!atomic_load(&sh->stops))
+                atomic_store(&sh->runs, true);
+        }
+        rc = move_stage(k->m, s, &err);
+    }
+    if (!rc)
+        _exit(2);
+    _exit(ff_dest_recover(k->m->dest, k->recover_ms, &err) == -EKEYREVOKED ? 0 : 3);
+}
+
+static int mortal_start(struct mortal *k, struct move *m)
+{
+    move_prepare(m);
+    int pid = child_start(mortal_main, k);
+    ff_dest_free(m->dest); /* the child has it */
+    m->dest = NULL;
+    return pid;
+}
+
+/* The source's stages, up to the one that fails */
+static enum stage source_stages(struct move *m, enum stage end)
+{
+    struct ff_error err;
+    enum stage s = S_CONNECT;
+
+    while (s < end && !move_stage(m, s, &err))
+        s++;
+    return s;
+}
+
+static void must_end(int pid, int signal, int code)
+{
+    int status;
+
+    must(waitpid(pid, &status, 0) == pid);
+    if (signal ? WIFSIGNALED(status) && WTERMSIG(status) == signal
+               : WIFEXITED(status) && WEXITSTATUS(status) == code)
+        return;
+    loop_fail(__FILE__, __LINE__, "the destination ended with status 0x%x", status);
+}
+
+/* Nobody runs it there from here on */
+static void must_be_still(void)
+{
+    uint64_t now = ff_boot_ns();
+
+    must(atomic_load(&sh->beat_ns) < now);
+    usleep(300000);
+    must(atomic_load(&sh->beat_ns) < now);
+}
+
+static void take_back(struct move *m, uint64_t sum)
+{
+    struct ff_error err;
+
+    must(m->went);
+    must_ok(ff_source_take_back(m->source, &err), err);
+    must_be_still();
+    must(image_sum() == sum);
+    must(file_says(record, "taken-back\nsession=") && file_says(fenced, "127.0.0.1:"));
+    char session[FF_SESSION_TEXT];
+    ff_source_session(m->source, session);
+    must(*session && file_says(record, session) && file_says(fenced, session));
+    must(ff_source_resume(m->source, NULL, 1000, &err) == -EINVAL);
+    must_ok(ff_source_take_back(m->source, &err), err); /* it is */
+}
+
+/* --- it dies --- */
+
+static void dies_at(const char *faults, enum stage first, enum stage last)
+{
+    static struct move m;
+    struct mortal k = {.m = &m, .faults = faults};
+    uint64_t sum = image_sum();
+
+    m = (struct move){.tcp = true, .options = set_out(1, ",timeout=5,chunk=64K,window=1")};
+    int pid = mortal_start(&k, &m);
+    enum stage ended = source_stages(&m, S_END);
+    if (ended < first || ended > last)
+        loop_fail(__FILE__, __LINE__, "%s: the source ended in %d", faults, ended);
+    must_end(pid, SIGKILL, 0);
+    take_back(&m, sum);
+    move_free(&m);
+    remove_files();
+}
+
+static void dies(void)
+{
+    dies_at("dest.running=kill", S_RUNNING, S_RUNNING);
+    dies_at("dest.lease=kill", S_RUNNING, S_DONE);
+    dies_at("dest.prefill=kill", S_RUNNING, S_DONE);
+    dies_at("dest.install=kill", S_RUNNING, S_DONE);
+    dies_at("dest.install=kill@20", S_RUNNING, S_DONE);
+}
+
+/* It was complete, and DONE is lost: it has not committed anything yet */
+static void dies_complete(void)
+{
+    static struct move m;
+    struct mortal k = {.m = &m, .recover_ms = 60000};
+    struct ff_error err;
+
+    loop_arm("source.done=fail");
+    m = (struct move){.tcp = true, .options = set_out(1, ",timeout=5")};
+    uint64_t sum = image_sum();
+    int pid = mortal_start(&k, &m);
+    must(source_stages(&m, S_END) == S_DONE);
+    kill(pid, SIGKILL);
+    must_end(pid, SIGKILL, 0);
+    take_back(&m, sum);
+    must(ff_source_tell_taken_back(m.source, &err) < 0); /* to whom? */
+    move_free(&m);
+    remove_files();
+}
+
+/* --- it lives, and is not reached --- */
+
+static int unreached(struct move *m, struct mortal *k, int lease_s)
+{
+    *m = (struct move){.tcp = true, .options = set_out(lease_s, ",timeout=5,prefill=off")};
+    int pid = mortal_start(k, m);
+    must(source_stages(m, S_DONE) == S_DONE);
+    for (unsigned ms = 0; !atomic_load(&sh->beat_ns); ms++, usleep(1000))
+        must(ms < 20000);
+    return pid;
+}
+
+/* The fence does nothing: the lease alone keeps two from running */
+static void lives(void)
+{
+    static struct move m;
+    struct mortal k = {.m = &m, .recover_ms = 60000};
+    uint64_t sum = image_sum();
+    struct ff_error err;
+
+    int pid = unreached(&m, &k, 1);
+    take_back(&m, sum);
+    must(atomic_load(&sh->stops) == 1 && !atomic_load(&sh->goes));
+    must_ok(ff_source_tell_taken_back(m.source, &err), err);
+    must_end(pid, 0, 0);
+    move_free(&m);
+    remove_files();
+}
+
+/* It cannot stop its guest in time, or is stopped itself: the kernel ends it */
+static void hangs(bool stopped)
+{
+    static struct move m;
+    struct mortal k = {.m = &m, .recover_ms = 60000};
+    uint64_t sum = image_sum();
+
+    int pid = unreached(&m, &k, 2);
+    atomic_store(&sh->slow_ms, 3600000);
+    if (stopped)
+        kill(pid, SIGSTOP);
+    take_back(&m, sum);
+    must(!atomic_load(&sh->stops));
+    must(waitpid(pid, NULL, WNOHANG) == pid); /* before the source took it back */
+    move_free(&m);
+    remove_files();
+}
+
+static void hangs_in_stopping(void)
+{
+    hangs(false);
+}
+
+static void is_stopped(void)
+{
+    hangs(true);
+}
+
+/* --- the fence, the record --- */
+
+static void fence_fails(void)
+{
+    static struct move m;
+    struct mortal k = {.m = &m};
+    struct ff_error err;
+
+    loop_arm("source.record=fail:28@1");
+    m = (struct move){.tcp = true, .options = set_out(1, ",timeout=5")};
+    uint64_t sum = image_sum();
+    k.faults = "dest.running=kill";
+    int pid = mortal_start(&k, &m);
+    source_stages(&m, S_END);
+    must_end(pid, SIGKILL, 0);
+
+    /* no space: nothing was decided */
+    must(ff_source_take_back(m.source, &err) == -ENOSPC && !is_there(record) && !is_there(fenced));
+    must(ff_source_resume(m.source, NULL, 100, &err) == -ETIMEDOUT);
+    make_fence(1);
+    int rc = ff_source_take_back(m.source, &err);
+    must(rc == -EPERM && strstr(err.text, "it ended with 1") && is_there(record));
+    must(ff_source_resume(m.source, NULL, 100, &err) == -EINVAL &&
+         strstr(err.text, "taken back"));
+    make_fence(0);
+    take_back(&m, sum);
+    move_free(&m);
+    remove_files();
+}
+
+static void refused_with(struct move *m, const char *says, bool hears)
+{
+    m->options = options;
+    m->prepared = hears ? hears_leases : NULL;
+    move_run(m);
+    if (!m->src.rc || m->went || m->ran || !strstr(m->src.err.text, says))
+        loop_fail(__FILE__, __LINE__, "want \"%s\": source %d: %s", says, m->src.rc,
+                  m->src.err.text);
+    move_free(m);
+}
+
+/* While the guest runs at the source, and nothing has been said of its state */
+static void refusals(void)
+{
+    static struct move m;
+
+    set_out(30, "");
+    refused_with(&m, "cannot stop its guest", false);
+    must(m.src.stage <= S_WATCHED);
+    write_file(record, "of another move", 0600);
+    m = (struct move){.n_regions = 0};
+    refused_with(&m, "remove it", true);
+    must(m.src.stage == S_CONNECT);
+    unlink(record);
+    chmod(fence, 0600);
+    m = (struct move){.n_regions = 0};
+    if (geteuid()) /* root may write, not execute */
+        refused_with(&m, "Permission denied", true);
+    unlink(fence);
+    m = (struct move){.n_regions = 0};
+    refused_with(&m, "No such file", true);
+    remove_files();
+}
+
+/* --- nobody dies --- */
+
+static void whole(void)
+{
+    static struct move m;
+    struct ff_error err;
+
+    m = (struct move){.tcp = true, .options = set_out(30, ""), GUEST, .prepared = hears_leases};
+    move_run(&m);
+    must(!m.dst.rc && ff_dest_is_told(m.dest));
+    must(ff_source_take_back(m.source, &err) == -EINVAL && strstr(err.text, "for good"));
+    must(!atomic_load(&sh->stops) && !is_there(record) && !is_there(fenced));
+    move_must_succeed(&m);
+    remove_files();
+}
+
+/* The link is away for longer than the lease: the guest rests meanwhile */
+static void long_outage(struct move *m, bool source)
+{
+    (void)m;
+    if (source)
+        sleep(3);
+}
+
+static void outage(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = set_out(2, ",timeout=5,chunk=64K,window=1,prefill=pull"), GUEST,
+                      .prepared = hears_leases, .broken = long_outage};
+    move_must_survive(&m, "dest.fault=delay:2000,tcp.serve.prefill=fail@9", 1);
+    must(atomic_load(&sh->stops) == 1 && atomic_load(&sh->goes) == 1 && !is_there(record));
+    remove_files();
+}
+
+/* DONE is lost: a complete destination is not content before it has heard WITHDRAWN */
+static void done_lost(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = set_out(30, ",timeout=5"), GUEST, .prepared = hears_leases};
+    move_must_survive(&m, "source.done=fail@1,source.resume=fail@1", 1);
+    must(atomic_load(&m.breaks_dst));
+    remove_files();
+}
+
+/* GO comes so late that nothing is left of the lease that READY asked for */
+static void late_go(void)
+{
+    static struct move m;
+
+    loop_arm("source.go=delay:1500000");
+    m = (struct move){.tcp = true, .options = set_out(1, ",timeout=5"), GUEST,
+                      .prepared = hears_leases};
+    move_run(&m);
+    for (unsigned ms = 0; !atomic_load(&sh->goes) && ms < 5000; ms++)
+        usleep(1000);
+    must(atomic_load(&sh->stops) == 1);
+    move_must_succeed(&m);
+    remove_files();
+}
+
+/* --- the source dies --- */
+
+static void source_main(void *arg)
+{
+    struct ff_error err;
+
+    must_ok(ff_failpoints_arm("source.done=kill", &err), err);
+    source_stages(arg, S_END);
+    _exit(3);
+}
+
+static void source_dies(void)
+{
+    static struct move m;
+    struct ff_error err;
+    int rc = 0;
+
+    m = (struct move){.tcp = true, .options = set_out(1, ",timeout=5")};
+    move_prepare(&m);
+    int pid = child_start(source_main, &m);
+    ff_source_free(m.source);
+    m.source = NULL;
+    hears_leases(&m);
+    for (enum stage s = D_ACCEPT; s < D_END && !rc; s++)
+        rc = move_stage(&m, s, &err);
+    must(rc == -ENOTCONN && !ff_dest_is_told(m.dest)); /* every page is here */
+    must_end(pid, SIGKILL, 0);
+    must(ff_dest_recover(m.dest, 1500, &err) == -ETIMEDOUT);
+    must(atomic_load(&sh->stops) == 1 && !atomic_load(&sh->goes));
+    ff_dest_release(m.dest); /* an operator says so */
+    for (unsigned ms = 0; !atomic_load(&sh->goes); ms++, usleep(1000))
+        must(ms < 5000);
+    must_ok(ff_dest_recover(m.dest, 1500, &err), err);
+    must_ok(ff_dest_wait_done(m.dest, &err), err);
+    verify_all(&m);
+    ff_dest_free(m.dest);
+    remove_files();
+}
+
+int main(int argc, char **argv)
+{
+    static const struct loop_test tests[] = {
+        {"whole", whole, 30},
+        {"the destination dies", dies, 90},
+        {"the destination dies complete", dies_complete, 60},
+        {"the destination lives", lives, 30},
+        {"the destination hangs", hangs_in_stopping, 30},
+        {"the destination is stopped", is_stopped, 30},
+        {"fence and record", fence_fails, 30},
+        {"refusals", refusals, 60},
+        {"outage longer than the lease", outage, 60},
+        {"DONE lost", done_lost, 60},
+        {"GO late", late_go, 30},
+        {"the source dies", source_dies, 30},
+    };
+    return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
+}
