@@ -70,9 +70,15 @@ static int try_small(enum ff_msg type, const uint8_t *msg, size_t len, struct ff
     struct ff_welcome w;
     struct ff_resume again;
     struct ff_stats st;
+    uint32_t number;
     int rc;
 
     switch (type) {
+    case FF_MSG_LEASE:
+        rc = ff_wire_get_lease(msg, len, &number, err);
+        if (!rc)
+            same(msg, len, out, ff_wire_put_lease(out, number), 0, 0);
+        return rc;
     case FF_MSG_WELCOME:
         rc = ff_wire_get_welcome(msg, len, &w, err);
         if (!rc)
