@@ -106,6 +106,9 @@ void ff_address_free(struct ff_address *a);
  * caller says; 0: the caller is not to call them */
 int ff_address_reconnect_ms(const struct ff_address *a);
 
+/* fallback=go: its source may call ff_source_take_back() */
+bool ff_address_fallback(const struct ff_address *a);
+
 /**
  * ff_address_resolve() - look up now where the host of @a is
  *
@@ -451,9 +454,13 @@ void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char 
  *      that was stopped. True: the guest may run again. What it said last holds: when it has said
  *      false before the caller runs the guest, the caller does not until it says true.
  *
- * Call it before ff_dest_accept(). Without it a source with fallback=go is refused.
+ * Call it before ff_dest_start(). Without it a source with fallback=go is refused. Once
+ * ff_dest_wait_done() has returned 0 the guest may run, @fn has said so, and is not called any more.
  */
 void ff_dest_on_lease(struct ff_dest *d, void (*fn)(void *opaque, bool may_run), void *opaque);
+
+/* Instead of that: refuse such a source, and tell it @why, while the guest still runs there */
+void ff_dest_refuse_lease(struct ff_dest *d, const char *why);
 
 /* Any thread. Somebody knows that the source is dead for good, and that no record=FILE there says
  * that it has taken its guest back: the guest needs no lease any more. If every page is here,

@@ -374,6 +374,11 @@ int ff_address_reconnect_ms(const struct ff_address *a)
     return a->reconnect_ms;
 }
 
+bool ff_address_fallback(const struct ff_address *a)
+{
+    return a->fallback;
+}
+
 void ff_address_free(struct ff_address *a)
 {
     if (a)

@@ -127,6 +127,12 @@ void ff_dest_on_lease(struct ff_dest *d, void (*fn)(void *opaque, bool may_run),
     d->lease.opaque = opaque;
 }
 
+void ff_dest_refuse_lease(struct ff_dest *d, const char *why)
+{
+    ff_dest_on_lease(d, NULL, NULL);
+    snprintf(d->lease.refusal, sizeof(d->lease.refusal), "%s", why);
+}
+
 const struct ff_hello *ff_dest_hello(const struct ff_dest *d)
 {
     return &d->peer;
@@ -367,10 +373,12 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     bool told = false;
     int rc;
 
-    if (d->complete) /* fallback=go: that was not the end */
-        return d->told || ff_lease_is_released(&d->lease)
-                   ? 0
-                   : ff_error_set(err, ENOTCONN, "the source does not know that all is here");
+    if (d->complete) { /* fallback=go: that was not the end */
+        if (!d->told && !ff_lease_is_released(&d->lease))
+            return ff_error_set(err, ENOTCONN, "the source does not know that all is here");
+        ff_lease_settle(&d->lease);
+        return 0;
+    }
     while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0) {
         if (atomic_load(&d->leaves)) {
             ff_control_refuse(&d->ctl, "it was told to end, and needs no more of the image");
@@ -397,8 +405,10 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     /* every page is here: a source that no longer listens changes nothing for a guest that it let
      * go for good */
     rc = tell_done(d, &why);
-    if (!rc)
+    if (!rc) {
         ff_dest_close_port(d);
+        ff_lease_settle(&d->lease);
+    }
     ff_pager_drop_landing(&d->pager); /* nothing is in flight into it: every page is present */
     if (rc && d->lease.lease_ns)
         return ff_error_set(err, ENOTCONN, "%s", why.text);

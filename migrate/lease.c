@@ -222,8 +222,10 @@ int ff_lease_take(struct ff_lease *l, uint32_t lease_ms, int silent_ms, struct f
 {
     if (lease_ms && !l->fn)
         return ff_error_set(err, ENOTSUP,
-                            "the source says fallback=go, and this destination cannot stop its "
-                            "guest when the source is not heard: leave fallback= out");
+                            "the source says fallback=go, and the destination cannot serve it: %s",
+                            *l->refusal ? l->refusal
+                                        : "it cannot stop its guest when the source is not heard: "
+                                          "leave fallback= out");
     l->lease_ns = lease_ms * 1000000ull;
     l->silent_ns = (uint64_t)silent_ms * 1000000u;
     return 0;
@@ -320,6 +322,14 @@ void ff_lease_detach(struct ff_lease *l)
         l->link->ops->shutdown(l->link);
     l->link = NULL;
     while (l->in_link)
+        pthread_cond_wait(&l->changed, &l->lock);
+    pthread_mutex_unlock(&l->lock);
+}
+
+void ff_lease_settle(struct ff_lease *l)
+{
+    pthread_mutex_lock(&l->lock);
+    while (l->begun && l->released && !l->revoked && (!l->runs || l->telling))
         pthread_cond_wait(&l->changed, &l->lock);
     pthread_mutex_unlock(&l->lock);
 }

@@ -15,6 +15,7 @@
 struct ff_lease {
     void (*fn)(void *opaque, bool may_run); /* the caller's; see ff_dest_on_lease() */
     void *opaque;
+    char refusal[256]; /* why there is no @fn */
     uint64_t lease_ns;  /* 0: the source let go for good */
     uint64_t silent_ns; /* a source that answers nothing for so long has gone */
     uint64_t ready_ns;  /* when READY was sent, by ff_boot_ns(), as all times here */
@@ -58,6 +59,9 @@ void ff_lease_begin(struct ff_lease *l, struct ff_link *link);
 /* Another link; and none: the last one is broken for that, and not touched any more */
 void ff_lease_attach(struct ff_lease *l, struct ff_link *link);
 void ff_lease_detach(struct ff_lease *l);
+
+/* Released: when this returns @fn has said that the guest may run, and is not called any more */
+void ff_lease_settle(struct ff_lease *l);
 
 /* DONE was sent: 0: the source has said WITHDRAWN, and was answered; -ENOTCONN: the link broke */
 int ff_lease_wait_withdrawn(struct ff_lease *l, struct ff_error *err);

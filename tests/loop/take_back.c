@@ -34,7 +34,7 @@ static struct shared {
     atomic_bool runs;       /* the guest may */
     atomic_uint stops, goes; /* that fn() was called */
     atomic_ulong beat_ns;   /* when the guest last ran */
-    atomic_ulong slow_ms;   /* fn(false) takes so long */
+    atomic_ulong slow_ms;   /* fn() takes so long */
 } *sh;
 
 /* --- files --- */
@@ -115,8 +115,7 @@ static void setup(void)
 static void on_lease(void *opaque, bool may_run)
 {
     (void)opaque;
-    if (!may_run)
-        usleep((useconds_t)atomic_load(&sh->slow_ms) * 1000);
+    usleep((useconds_t)atomic_load(&sh->slow_ms) * 1000);
     atomic_fetch_add(may_run ? &sh->goes : &sh->stops, 1);
     atomic_store(&sh->runs, may_run);
 }
@@ -134,6 +133,11 @@ static void *guest_main(void *arg)
 static void hears_leases(struct move *m)
 {
     ff_dest_on_lease(m->dest, on_lease, NULL);
+}
+
+static void refuses_leases(struct move *m)
+{
+    ff_dest_refuse_lease(m->dest, "its disks are its own");
 }
 
 struct mortal {
@@ -357,10 +361,10 @@ static void fence_fails(void)
     remove_files();
 }
 
-static void refused_with(struct move *m, const char *says, bool hears)
+static void refused_with(struct move *m, const char *says, void (*prepared)(struct move *))
 {
     m->options = options;
-    m->prepared = hears ? hears_leases : NULL;
+    m->prepared = prepared;
     move_run(m);
     if (!m->src.rc || m->went || m->ran || !strstr(m->src.err.text, says))
         loop_fail(__FILE__, __LINE__, "want \"%s\": source %d: %s", says, m->src.rc,
@@ -374,20 +378,23 @@ static void refusals(void)
     static struct move m;
 
     set_out(30, "");
-    refused_with(&m, "cannot stop its guest", false);
+    refused_with(&m, "cannot stop its guest", NULL);
+    must(m.src.stage <= S_WATCHED);
+    m = (struct move){.n_regions = 0};
+    refused_with(&m, "its disks are its own", refuses_leases);
     must(m.src.stage <= S_WATCHED);
     write_file(record, "of another move", 0600);
     m = (struct move){.n_regions = 0};
-    refused_with(&m, "remove it", true);
+    refused_with(&m, "remove it", hears_leases);
     must(m.src.stage == S_CONNECT);
     unlink(record);
     chmod(fence, 0600);
     m = (struct move){.n_regions = 0};
     if (geteuid()) /* root may write, not execute */
-        refused_with(&m, "Permission denied", true);
+        refused_with(&m, "Permission denied", hears_leases);
     unlink(fence);
     m = (struct move){.n_regions = 0};
-    refused_with(&m, "No such file", true);
+    refused_with(&m, "No such file", hears_leases);
     remove_files();
 }
 
@@ -482,11 +489,11 @@ static void source_dies(void)
     must_end(pid, SIGKILL, 0);
     must(ff_dest_recover(m.dest, 1500, &err) == -ETIMEDOUT);
     must(atomic_load(&sh->stops) == 1 && !atomic_load(&sh->goes));
+    atomic_store(&sh->slow_ms, 300);
     ff_dest_release(m.dest); /* an operator says so */
-    for (unsigned ms = 0; !atomic_load(&sh->goes); ms++, usleep(1000))
-        must(ms < 5000);
     must_ok(ff_dest_recover(m.dest, 1500, &err), err);
     must_ok(ff_dest_wait_done(m.dest, &err), err);
+    must(atomic_load(&sh->goes) == 1);
     verify_all(&m);
     ff_dest_free(m.dest);
     remove_files();

@@ -134,12 +134,12 @@ static void test_options(void **state)
     ff_address_free(a);
 
     a = parse("h:1,fence=/f,lease=7,record=/r,fallback=go");
-    assert_true(a->fallback && a->lease_ms == 7000);
+    assert_true(ff_address_fallback(a) && a->lease_ms == 7000);
     assert_string_equal(a->fence, "/f");
     assert_string_equal(a->record, "/r");
     ff_address_free(a);
     a = parse("h:1,fallback=off,lease=3600");
-    assert_true(!a->fallback && a->lease_ms == 3600000);
+    assert_true(!ff_address_fallback(a) && a->lease_ms == 3600000);
     ff_address_free(a);
 
     a = parse("h:1,precopy=1");
