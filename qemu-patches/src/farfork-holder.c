@@ -37,8 +37,6 @@
 #include <sys/prctl.h>
 #include "qapi/error.h"
 #include "qemu/atomic.h"
-#include "qemu/config-file.h"
-#include "qemu/option.h"
 #include "farfork-fork.h"
 
 #define PROGRESS_MS 100
@@ -54,26 +52,10 @@ struct serving {
 
 /* --- in the parent --- */
 
-static int is_denied(void *what, QemuOpts *sandbox, Error **errp)
-{
-    const char *value = qemu_opt_get(sandbox, what);
-
-    return qemu_opt_get_bool(sandbox, "enable", false) && value &&
-           strcmp(value, "allow");
-}
-
-/* By this QEMU's -sandbox, which the holder inherits */
-static bool sandbox_denies(const char *what)
-{
-    QemuOptsList *list = qemu_find_opts_err("sandbox", NULL);
-
-    return list && qemu_opts_foreach(list, is_denied, (void *)what, NULL);
-}
-
 bool fc_holder_prepare(struct fc_frozen *f, Error **errp)
 {
-    f->no_session = sandbox_denies("elevateprivileges");
-    if (sandbox_denies("spawn")) {
+    f->no_session = rp_sandbox_denies("elevateprivileges");
+    if (rp_sandbox_denies("spawn")) {
         error_setg(errp, "this guest cannot be forked: -sandbox spawn=deny "
                    "forbids fork(2); start it with spawn=allow");
         return false;

@@ -47,6 +47,7 @@ static int incoming_prepare(void)
                      qemu_ram_get_used_length(rp_block[i]),
                      QEMU_MADV_NOHUGEPAGE);
     }
+    rp_offer_lease();
     return 0;
 }
 
@@ -334,9 +335,14 @@ static int incoming_recover(MigrationIncomingState *mis, const char *text, struc
     g_autofree char *missing = rp.here ? rp_missing_text() : NULL;
     g_autofree char *why = g_strdup_printf("rdma-postcopy: %s%s%s", text, missing ? "; " : "",
                                            missing ? missing : "");
+    int rc;
 
     qatomic_set(&rp.short_of_memory, false);
-    return rp_recover(&side, why, err);
+    rc = rp_recover(&side, why, err);
+    if (rc == -EKEYREVOKED) {
+        rp_end_revoked(ff_error_message(err));
+    }
+    return rc;
 }
 
 /*
@@ -378,6 +384,9 @@ static void start_guest_bh(void *opaque)
 {
     struct start *s = opaque;
 
+    if (rp_start_needs_lease(start_guest_bh, s)) {
+        return;
+    }
     incoming_run();
     qatomic_set(&s->runs, true);
     qemu_sem_post(&s->changed);

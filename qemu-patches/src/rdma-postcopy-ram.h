@@ -28,6 +28,12 @@ bool rp_check_host(Error **errp);
  */
 struct ff_address *rp_address(const char *text, Error **errp);
 
+/* What this QEMU's -sandbox denies; a process that it forks inherits that */
+bool rp_sandbox_denies(const char *what);
+
+/* Source: if @a says fallback=go, could this QEMU take its guest back? */
+bool rp_check_fallback(const struct ff_address *a, Error **errp);
+
 /* Destination, after rp_collect_blocks(): may all blocks be emptied? */
 bool rp_check_emptying(Error **errp);
 

@@ -11,6 +11,8 @@
 #include "migration/options.h"
 #include "net/net.h"
 #include "qapi/error.h"
+#include "qemu/config-file.h"
+#include "qemu/option.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-ram.h"
 #include "system/hw_accel.h"
@@ -111,6 +113,39 @@ bool rp_check_host(Error **errp)
     return false;
 #endif
     return check_capabilities(errp) && check_devices(errp);
+}
+
+static int is_denied(void *what, QemuOpts *sandbox, Error **errp)
+{
+    const char *value = qemu_opt_get(sandbox, what);
+
+    return qemu_opt_get_bool(sandbox, "enable", false) && value &&
+           strcmp(value, "allow");
+}
+
+bool rp_sandbox_denies(const char *what)
+{
+    QemuOptsList *list = qemu_find_opts_err("sandbox", NULL);
+
+    return list && qemu_opts_foreach(list, is_denied, (void *)what, NULL);
+}
+
+bool rp_check_fallback(const struct ff_address *a, Error **errp)
+{
+    if (!ff_address_fallback(a)) {
+        return true;
+    }
+    if (rp_sandbox_denies("spawn") || rp_sandbox_denies("elevateprivileges")) {
+        error_setg(errp, "rdma-postcopy: fallback=go runs a fence in a session of its own, for "
+                   "which -sandbox would end this QEMU: start it with spawn=allow and "
+                   "elevateprivileges=allow");
+        return false;
+    }
+    if (!ff_address_reconnect_ms(a)) {
+        error_setg(errp, "rdma-postcopy: fallback=go does not combine with reconnect=0");
+        return false;
+    }
+    return true;
 }
 
 /*

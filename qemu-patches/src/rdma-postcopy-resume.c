@@ -11,7 +11,9 @@
  * listening when its time is over, so that `migrate` with `resume` is enough.
  *
  * A destination whose process has ended cannot be asked.  Whoever knows that it
- * never ran the guest says so by `x-rdma-postcopy-not-started`.
+ * never ran the guest says so by `x-rdma-postcopy-not-started`.  With
+ * fallback=go the source takes its guest back by `x-rdma-postcopy-take-back`,
+ * also from one that did.
  *
  * The thread takes no BQL: whoever holds that may wait for a missing page.
  * The commands that may come out of band do not have it either: rp.lock keeps
@@ -41,7 +43,7 @@ void rp_resume_reset(const struct ff_address *a)
     QEMU_LOCK_GUARD(&rp.lock);
 
     rp.reconnect_ms = ff_address_reconnect_ms(a);
-    rp.held = rp.asked = rp.not_started = false;
+    rp.held = rp.asked = rp.not_started = rp.takes_back = false;
     qatomic_set(&rp.recovers, false);
     qatomic_set(&rp.reconnects, false);
 }
@@ -89,12 +91,36 @@ static bool take_wish(bool *held)
     return asked;
 }
 
-/* Whether somebody has said since the link broke that the destination never ran the guest */
-static bool is_not_started(void)
+/* Source: whether somebody has said since the link broke that the destination is lost */
+static bool is_lost(bool *never_ran)
 {
     QEMU_LOCK_GUARD(&rp.lock);
 
-    return rp.not_started;
+    *never_ran = rp.not_started;
+    return rp.not_started || rp.takes_back;
+}
+
+/*
+ * -ETIME: it never ran the guest; -EKEYREVOKED: that may run here, as it was at
+ * GO; -EINTR: another command has come; -ECANCELED; else the guest is not here
+ */
+static int get_guest_back(bool never_ran, struct ff_error *err)
+{
+    int rc = never_ran ? ff_source_not_started(rp.source, err)
+                       : ff_source_take_back(rp.source, err);
+
+    if (rc != -EINTR) {
+        QEMU_LOCK_GUARD(&rp.lock);
+        rp.takes_back = false;
+        rp.not_started &= !never_ran;
+    }
+    return rc ? rc : -EKEYREVOKED;
+}
+
+/* No other attempt will change that */
+static bool ends_wait(int rc)
+{
+    return !rc || rc == -ETIME || rc == -ESTALE || rc == -ECANCELED || rc == -EKEYREVOKED;
 }
 
 static void set_paused(MigrationStatus *state)
@@ -129,12 +155,12 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
                                  "resume at the source";
     int64_t until = now_ms() + rp.reconnect_ms;
     g_autofree char *reason = g_strdup(why), *said = NULL;
-    bool asked = false, alone = true, held;
+    bool asked = false, alone = true, held, never_ran;
     int rc;
 
     take_wish(&held); /* for the link that there was since, or that comes next anyway */
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
-        rp.not_started = false;
+        rp.not_started = rp.takes_back = false;
     }
     qatomic_set(&rp.recovers, true);
     for (;;) {
@@ -142,9 +168,24 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
             until = now_ms() + rp.reconnect_ms;
             asked = alone = true;
         }
-        if (is_not_started()) {
-            rc = ff_source_not_started(rp.source, err);
-            break;
+        if (is_lost(&never_ran)) {
+            qatomic_set(&rp.reconnects, false);
+            say(&said, never_ran
+                ? g_strdup_printf("%s; told that the destination never ran the guest", reason)
+                : g_strdup_printf("%s; taking the guest back: when the destination's lease has "
+                                  "ended, and by the fence", reason));
+            set_paused(side->state);
+            rc = get_guest_back(never_ran, err);
+            if (ends_wait(rc)) {
+                break;
+            }
+            asked = false;
+            alone = rc != -EPERM; /* nobody connects any more once the fence was tried */
+            if (rc != -EINTR) {
+                g_free(reason);
+                reason = g_strdup_printf("rdma-postcopy: %s", ff_error_message(err));
+            }
+            continue;
         }
         int64_t left = until - now_ms();
         bool waits = held || !alone || left <= 0;
@@ -167,7 +208,7 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
         if (rc == -EINTR) {
             continue;
         }
-        if (!rc || rc == -ETIME || rc == -ESTALE || rc == -ECANCELED) {
+        if (ends_wait(rc)) {
             break;
         }
         asked = false;
@@ -213,6 +254,7 @@ bool rdma_postcopy_pause(Error **errp)
         ff_dest_pause(rp.dest);
     } else if (rp.source && rp.gave_away) {
         rp.held = true;
+        rp.takes_back = false;
         wake_source();
         ff_source_pause(rp.source);
     } else {
@@ -263,25 +305,49 @@ bool rdma_postcopy_recover(const char *uri, Error **errp)
     return true;
 }
 
+/* With rp.lock: a source waits here for another link to where @uri says */
+static bool is_sent_to(const char *uri, Error **errp)
+{
+    const char *address;
+
+    if (!rp.source || !qatomic_read(&rp.recovers)) {
+        error_setg(errp, "no rdma-postcopy migration waits here for another link");
+        return false;
+    }
+    if (!strstart(uri, "rdma-postcopy:", &address) ||
+        strcspn(address, ",") != strlen(rp.sent_to) || !strstart(address, rp.sent_to, NULL)) {
+        error_setg(errp, "this guest was sent to rdma-postcopy:%s, not to %s", rp.sent_to, uri);
+        return false;
+    }
+    return true;
+}
+
 /*
  * Whoever says so answers for it.  The address guards against an answer that
  * was meant for another migration.
  */
 void qmp_x_rdma_postcopy_not_started(const char *uri, Error **errp)
 {
-    const char *address;
     QEMU_LOCK_GUARD(&rp.lock);
 
-    if (!rp.source || !qatomic_read(&rp.recovers)) {
-        error_setg(errp, "no rdma-postcopy migration waits here for another link");
-    } else if (!strstart(uri, "rdma-postcopy:", &address) ||
-               strcspn(address, ",") != strlen(rp.sent_to) ||
-               !strstart(address, rp.sent_to, NULL)) {
-        error_setg(errp, "this guest was sent to rdma-postcopy:%s, not to %s", rp.sent_to, uri);
-    } else if (ff_source_runs_there(rp.source)) {
+    if (!is_sent_to(uri, errp)) {
+        return;
+    }
+    if (ff_source_runs_there(rp.source)) {
         error_setg(errp, "the destination has said that it runs the guest");
     } else {
         rp.not_started = true;
+        wake_source();
+    }
+}
+
+/* As with that, the address guards against a command that was meant for another migration */
+void qmp_x_rdma_postcopy_take_back(const char *uri, Error **errp)
+{
+    QEMU_LOCK_GUARD(&rp.lock);
+
+    if (is_sent_to(uri, errp)) {
+        rp.takes_back = true;
         wake_source();
     }
 }
@@ -303,7 +369,7 @@ void rp_resume_by_hand(struct ff_address *a, const char *address, Error **errp)
     ff_address_free(rp.next_to);
     rp.next_to = a;
     rp_set_sent_to(address);
-    rp.held = false;
+    rp.held = rp.takes_back = false;
     rp.asked = true;
     wake_source();
 }

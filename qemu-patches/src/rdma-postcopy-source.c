@@ -11,6 +11,7 @@
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
 #include "qemu/yank.h"
+#include "system/runstate.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
@@ -205,9 +206,10 @@ static int connect_again(int timeout_ms, struct ff_error *err)
 /*
  * The link broke after GO, for the reason *errp.  True: there is another.
  * *gone becomes false when the destination says that GO never came there, and
- * never will, or x-rdma-postcopy-not-started does: the only ways back.
+ * never will, or x-rdma-postcopy-not-started does, or when the guest was taken
+ * back (*taken): the only ways back.
  */
-static bool outgoing_recover(MigrationState *s, bool *gone, Error **errp)
+static bool outgoing_recover(MigrationState *s, bool *gone, bool *taken, Error **errp)
 {
     const struct rp_side side = {
         .state = &s->state,
@@ -222,17 +224,23 @@ static bool outgoing_recover(MigrationState *s, bool *gone, Error **errp)
     }
     err = ff_error_new();
     rc = rp_recover(&side, error_get_pretty(*errp), err);
-    if (rc == -ETIME) {
+    *taken = rc == -EKEYREVOKED;
+    if (rc == -ETIME || *taken) {
         rp_set_reason(NULL);
         *gone = rp.gave_away = false;
     }
     g_clear_pointer(errp, error_free);
-    if (rc) {
+    if (rc && !*taken) {
         rp_take_error(errp, err);
         return false;
     }
     ff_error_free(err);
-    return true;
+    if (*taken) {
+        QEMU_LOCK_GUARD(&rp.lock);
+        error_setg(errp, "rdma-postcopy: the guest was taken back from %s, as it was when it was "
+                   "handed over; what the world has seen of it since is forgotten", rp.sent_to);
+    }
+    return !rc;
 }
 
 /*
@@ -253,10 +261,28 @@ static void yank_source(void *opaque)
     }
 }
 
-/* Freeing waits for threads and perhaps for the peer: not with the BQL */
-static void release_source(void)
+/* One try, for which no guest waits: most of the time nobody is there to hear it */
+static void *tell_taken_back(void *opaque)
+{
+    struct ff_source *source = opaque;
+    struct ff_error *err = ff_error_new();
+
+    if (ff_source_tell_taken_back(source, err)) {
+        info_report("rdma-postcopy: %s", ff_error_message(err));
+    }
+    ff_error_free(err);
+    ff_source_free(source);
+    return NULL;
+}
+
+/*
+ * Freeing waits for threads and perhaps for the peer: not with the BQL.
+ * @taken: the destination, if it is still there, is to hear of it
+ */
+static void release_source(bool taken)
 {
     struct ff_source *source = rp.source;
+    QemuThread thread;
 
     bql_lock();
     yank_unregister_function(MIGRATION_YANK_INSTANCE, yank_source, NULL);
@@ -272,7 +298,12 @@ static void release_source(void)
     }
     rp.releasing = true;
     bql_unlock();
-    ff_source_free(source);
+    if (taken) {
+        qemu_thread_create(&thread, "mig/src/rdma-bk", tell_taken_back, source,
+                           QEMU_THREAD_DETACHED);
+    } else {
+        ff_source_free(source);
+    }
     bql_lock();
     rp_drop_blocks();
     ram_block_discard_disable(false);
@@ -292,11 +323,22 @@ void rdma_postcopy_settle(MigrationState *s)
     rp.failure = NULL;
 }
 
+/* Switches have learnt that it is elsewhere */
+static void announce_guest(void)
+{
+    bql_lock();
+    if (runstate_is_running()) {
+        qemu_announce_self(&migration_incoming_get_current()->announce_timer,
+                           migrate_announce_params());
+    }
+    bql_unlock();
+}
+
 static void *outgoing_thread(void *opaque)
 {
     MigrationState *s = opaque;
     Error *err = NULL;
-    bool gone = false, runs = false;
+    bool gone = false, runs = false, taken = false;
     bool done = false;
 
     rcu_register_thread();
@@ -304,11 +346,11 @@ static void *outgoing_thread(void *opaque)
         outgoing_switchover(s, &gone, &err)) {
         done = outgoing_serve(s, &runs, &err);
     }
-    while (!done && outgoing_recover(s, &gone, &err)) {
+    while (!done && outgoing_recover(s, &gone, &taken, &err)) {
         done = outgoing_serve(s, &runs, &err);
     }
     if (done) {
-        release_source();
+        release_source(false);
         migration_completion_end(s);
         migration_iteration_finish(s);
     } else if (gone) {
@@ -322,9 +364,12 @@ static void *outgoing_thread(void *opaque)
         migrate_set_state(&s->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                           MIGRATION_STATUS_POSTCOPY_PAUSED);
     } else {
-        release_source();
+        release_source(taken);
         rp.failure = g_steal_pointer(&err);
         migration_iteration_finish(s); /* the guest goes on here */
+        if (taken) {
+            announce_guest();
+        }
     }
     error_free(err);
     object_unref(OBJECT(s));
@@ -343,6 +388,10 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
     }
     if (rp.source || s->state == MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP) {
         rp_resume_by_hand(a, address, errp);
+        return;
+    }
+    if (!rp_check_fallback(a, errp)) {
+        ff_address_free(a);
         return;
     }
     ff_set_log(rp_log_line, FF_INFO);

@@ -26,6 +26,7 @@ struct rp_state {
     bool refused;               /* destination: failed, must never run */
     bool releasing;             /* source: being freed, without the BQL */
     Error *failure;             /* source: why the guest goes on here */
+    bool no_lease;              /* destination: under the BQL; see rdma-postcopy-lease.c */
     bool quitting;              /* the process ends: nothing begins any more */
     /* resuming; see rdma-postcopy-resume.c */
     int reconnect_ms;           /* 0: it does not resume */
@@ -34,6 +35,7 @@ struct rp_state {
     struct ff_address *next_to; /* from now on */
     char *sent_to;              /* source: HOST:PORT of that, as it was given */
     bool not_started;           /* source: it was told that nothing runs there, nor will */
+    bool takes_back;            /* source: by hand: the destination is lost */
     bool held;                  /* by migrate-pause */
     bool asked;                 /* to go on, by hand */
     QemuSemaphore again;        /* one of the two has changed */
@@ -85,7 +87,8 @@ struct rp_side {
 
 /*
  * The link broke, for the reason @why: wait for another.  Not under the BQL.
- * 0: there is one; -ETIME, -ESTALE, -ECANCELED: what attempt() says, in @err
+ * 0: there is one; -ETIME, -ESTALE, -ECANCELED, -EKEYREVOKED: what attempt()
+ * says, in @err; the last one also when the source, here, has taken its guest back
  */
 int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err);
 
@@ -97,6 +100,18 @@ void rp_set_sent_to(const char *address);
 
 /* Destination: query-migrate tells where it listens */
 void rp_publish_address(const char *address);
+
+/*
+ * Destination, under the BQL: a source with fallback=go is welcome, if what the
+ * guest writes can be dropped
+ */
+void rp_offer_lease(void);
+
+/* Likewise: its lease has ended: @start is called with @opaque when it may run, not now */
+bool rp_start_needs_lease(void (*start)(void *), void *opaque);
+
+/* The source has taken its guest back, for the reason @why */
+void G_NORETURN rp_end_revoked(const char *why);
 
 /* Quit: the guest is here, some of its memory may not be */
 void rp_end_destination(void);

@@ -162,18 +162,23 @@ bool rdma_postcopy_forbids_reset(void)
 /* A destination that waits takes `cont` as a wish for later, as QEMU does */
 bool rdma_postcopy_forbids_cont(Error **errp)
 {
+    bool waits_for_lease = rp.no_lease && !runstate_check(RUN_STATE_INMIGRATE);
+
     if (rp.gave_away) {
         error_setg(errp, "this guest runs on the destination of its "
                    "rdma-postcopy migration; it cannot run here as well");
     } else if (rp.frozen) {
         error_setg(errp, "this guest is being moved by rdma-postcopy");
+    } else if (waits_for_lease) {
+        error_setg(errp, "the source of this guest is not heard, and may take it back: it goes on "
+                   "here when it is heard, or by x-rdma-postcopy-release if it is dead for good");
     }
-    return rp.gave_away || rp.frozen;
+    return rp.gave_away || rp.frozen || waits_for_lease;
 }
 
 bool rdma_postcopy_forbids_run(void)
 {
-    return rp.gave_away || rp.frozen || rp.refused ||
+    return rp.gave_away || rp.frozen || rp.refused || rp.no_lease ||
            (rp.dest && !rp.here) || farfork_child_forbids_run();
 }
 
@@ -290,6 +295,11 @@ void rdma_postcopy_fill_info(MigrationInfo *info)
         ff_dest_link_detail(rp.dest, rp.link_detail);
     }
     rp_fill_info(info, &rp.stats, rp.stages, rp.link, rp.link_detail);
+    if (rp.source && qatomic_read(&rp.recovers)) {
+        QEMU_LOCK_GUARD(&rp.lock);
+        info->x_rdma_postcopy->has_taking_back = true;
+        info->x_rdma_postcopy->taking_back = rp.takes_back;
+    }
     if (rp.dest && rp.here && info->status == MIGRATION_STATUS_POSTCOPY_PAUSED) {
         info->x_rdma_postcopy->has_missing = true;
         info->x_rdma_postcopy->missing = rp_missing_list();

@@ -73,11 +73,6 @@ def tables(t, src):
         differs(t, src, 'vga', ['vga.vram', 'only at the destination'], extra=['-device', 'VGA'])
     with t.case('memory backend of another name'):
         differs(t, src, 'backend', ['pc.ram', 'only at the source'], memory='memfd')
-    with t.case('a source that may take its guest back'):
-        with Micro(t, 'fallback', src.accel, mem_mib=MIB, incoming=True) as dst:
-            uri = common.listen(dst) + ',fallback=go,fence=/bin/true,record=/tmp/farfork-no-record'
-            fails(src, uri, ['cannot stop its guest'])
-            dies(dst, ['cannot stop its guest'])
     with t.case('a device without memory only at the source'):
         # found when the state is loaded: the guest has stopped by then, and goes on
         with Micro(t, 'rng-a', src.accel, mem_mib=MIB, extra=['-device', 'virtio-rng-pci']) as a, \

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * rdma-postcopy migration with fallback=go: the guest runs here under a lease,
+ * until its source has said that it never takes it back
+ *
+ *   the library's thread                         main thread
+ *   nothing heard for two thirds of a lease ->   stop the guest, inactivate its disks
+ *   heard again                             ->   activate them, run the guest if it ran
+ *   the lease has ended, and the main thread has not answered: the kernel kills
+ *   this process
+ *
+ * Both are bottom halves: whoever else starts a guest or writes a disk holds
+ * the BQL as well, so rp.no_lease needs no other lock.  A vCPU that waits for a
+ * missing page stops under KVM, which lets go of it at a signal; under TCG, or
+ * where the main thread or a disk waits for one, the kernel has the last word.
+ *
+ * What the guest writes here must be droppable: each disk that it can write is
+ * an overlay in which nothing is yet when it comes.
+ */
+#include "qemu/osdep.h"
+#include "block/block_int.h"
+#include "migration/migration.h"
+#include "qapi/error.h"
+#include "qapi/qapi-commands-migration.h"
+#include "qemu/error-report.h"
+#include "system/block-backend.h"
+#include "system/cpus.h"
+#include "system/runstate.h"
+#include "rdma-postcopy.h"
+#include "rdma-postcopy-state.h"
+
+/* Under the BQL */
+static bool was_running;              /* when its lease ended */
+static void (*start_later)(void *);   /* GO came, and the lease had ended by then */
+static void *start_opaque;
+
+/* --- what a guest may write --- */
+
+/* Whether @bs has content of its own; < 0: that cannot be found out */
+static int has_content(BlockDriverState *bs)
+{
+    int64_t len = bdrv_getlength(bs);
+    int64_t n = 0;
+    int ret = len < 0 ? len : 0;
+
+    for (int64_t at = 0; at < len && !ret; at += n) {
+        ret = bdrv_is_allocated(bs, at, len - at, &n);
+        if (!ret && !n) {
+            break;
+        }
+    }
+    return ret;
+}
+
+/* A disk whose writes could not be dropped, and why; NULL: there is none.  To be freed */
+static char *find_kept_disk(void)
+{
+    GRAPH_RDLOCK_GUARD_MAINLOOP();
+
+    for (BlockBackend *blk = blk_all_next(NULL); blk; blk = blk_all_next(blk)) {
+        BlockDriverState *bs = blk_bs(blk);
+        const char *why;
+
+        if (!bs || !blk_get_attached_dev(blk) || bdrv_is_read_only(bs)) {
+            continue;
+        }
+        bs = bdrv_skip_filters(bs);
+        why = !bdrv_cow_bs(bs) ? "is no overlay"
+              : has_content(bs) ? "is an overlay that is not empty"
+                                : NULL;
+        if (why) {
+            return g_strdup_printf("its disk %s %s (the source's disk as backing file is wanted, "
+                                   "in a new overlay)",
+                                   bdrv_get_device_or_node_name(blk_bs(blk)), why);
+        }
+    }
+    return NULL;
+}
+
+/* --- the lease --- */
+
+static int stop_guest(void)
+{
+    rp.no_lease = true;
+    was_running = runstate_is_live(runstate_get());
+    vm_stop(RUN_STATE_PAUSED);
+    if (!migration_block_inactivate()) {
+        error_report("rdma-postcopy: the lease ends, and a disk cannot be given up: ending");
+        _exit(EXIT_FAILURE); /* nobody may think that this side is done with it */
+    }
+    return 0;
+}
+
+static int let_guest_run(void)
+{
+    void (*start)(void *) = g_steal_pointer(&start_later);
+
+    rp.no_lease = false;
+    if (rp.quitting) {
+        return 0;
+    }
+    if (start) {
+        start(start_opaque);
+    } else if (migration_block_activate(NULL) && was_running) { /* else `cont` tries again */
+        vm_start();
+    }
+    return 0;
+}
+
+static void on_lease(void *opaque, bool may_run)
+{
+    rp_main_thread(may_run ? let_guest_run : stop_guest);
+}
+
+void rp_offer_lease(void)
+{
+    g_autofree char *why = rp.reconnect_ms ? find_kept_disk()
+                                           : g_strdup("it does not resume, with reconnect=0");
+
+    rp.no_lease = false;
+    start_later = NULL;
+    if (why) {
+        ff_dest_refuse_lease(rp.dest, why);
+    } else {
+        ff_dest_on_lease(rp.dest, on_lease, NULL);
+    }
+}
+
+bool rp_start_needs_lease(void (*start)(void *), void *opaque)
+{
+    if (rp.no_lease) {
+        start_later = start;
+        start_opaque = opaque;
+    }
+    return rp.no_lease;
+}
+
+void rp_end_revoked(const char *why)
+{
+    error_report("rdma-postcopy: %s; ending without its disks", why);
+    _exit(EXIT_FAILURE); /* what exit() would flush is the source's, or dropped */
+}
+
+/* Whoever says so answers for it */
+void qmp_x_rdma_postcopy_release(Error **errp)
+{
+    QEMU_LOCK_GUARD(&rp.lock);
+
+    if (!rp.dest || !qatomic_read(&rp.here)) {
+        error_setg(errp, "no guest of an rdma-postcopy migration is here whose source could take "
+                   "it back");
+    } else if (!qatomic_read(&rp.recovers)) {
+        error_setg(errp, "the source of this rdma-postcopy migration is heard: it has to let go "
+                   "of the guest by itself");
+    } else {
+        ff_dest_release(rp.dest);
+        ff_dest_interrupt(rp.dest); /* with all memory here, that was all it waited for */
+        qemu_sem_post(&rp.again);
+    }
+}

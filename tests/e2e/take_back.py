@@ -1,0 +1,447 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""take_back.py - fallback=go: a destination that is lost, and a source that runs its guest again
+
+The QEMU there is killed at each step after GO, hangs, or cannot be reached. The guest goes on at
+the source as it was at GO, memory and disk, once nothing can run it there: never two runners.
+Without a fence it goes on nowhere. Limit: 300 s.
+"""
+import hashlib
+import os
+import signal
+import subprocess
+
+import common
+from break_after_go import silent
+from common import Failed, Micro, check_ledger, check_move, refuses, say, status, wait_for
+from memory import Memory
+from resume import MIB, SLOW, both_paused, is_resumed, pause, present, resume, state
+from road import Road
+from sandbox import AS_LIBVIRT, MAY_FORK
+
+LEASE_S = 6         # after two thirds the destination stops, after all of it the kernel ends it
+LINUX_KILLS = -9
+MAY_FENCE = ['-sandbox', 'on,obsolete=deny,resourcecontrol=deny,spawn=allow']
+NEVER = 'dest.prefill=delay:3000000'    # memory comes by faults alone
+
+STEPS = (
+    ('GO read, may not run yet', 'dest.go=kill'),
+    ('may run', 'dest.run=kill'),
+    ('it runs', 'dest.running=kill'),
+    ('it asks for its second lease', NEVER + ',dest.lease=kill@2'),
+    ('memory follows', 'dest.prefill=kill@3'),
+    ('a page is installed', 'dest.install=kill@20'),
+)
+
+
+class Fence:
+    """What a source with fallback=go needs: a program that writes down what it is told."""
+
+    def __init__(self, t, name):
+        folder = os.path.join(t.work, name)
+        os.mkdir(folder)
+        self.record, self.mark, self.told, self.code, self.program = (
+            os.path.join(folder, n) for n in ('record', 'mark', 'told', 'code', 'fence'))
+        self.ends_with(0)
+        common.write_file(self.program, f'#!/bin/sh\ntest -e {self.record} || exit 9\n'
+                          f'echo $FARFORK_DESTINATION $FARFORK_SESSION >>{self.told}\n'
+                          f'exit $(cat {self.code})\n')
+        os.chmod(self.program, 0o700)
+
+    def ends_with(self, code):
+        common.write_file(self.code, f'{code}\n')
+
+    def options(self, lease_s=LEASE_S):
+        return f',fallback=go,lease={lease_s},fence={self.program},record={self.record}'
+
+    def was_run(self):
+        return os.path.exists(self.told)
+
+
+def pair(t, name, accel, faults=None, source_faults=None, extra=(), source_extra=()):
+    return (Micro(t, name + '-a', accel, mem_mib=MIB, faults=source_faults, extra=source_extra),
+            Micro(t, name + '-b', accel, mem_mib=MIB, incoming=True, faults=faults, extra=extra),
+            Fence(t, name))
+
+
+def send(src, dst, fence, road=None, lease_s=LEASE_S):
+    """`migrate` to the destination, which removes a file when it may run the guest. The URI."""
+    uri = common.listen(dst, options=f',until-go={fence.mark}')
+    if road:
+        road.to = int(uri.split(',')[0].rsplit(':', 1)[1])
+        uri = f'rdma-postcopy:{common.place.host}:{road.port}'
+    src.qmp('migrate', uri=uri + fence.options(lease_s))
+    return uri
+
+
+def begin(src, dst, fence, road=None, lease_s=LEASE_S):
+    """... until the guest runs there, and little of its memory is there."""
+    uri = send(src, dst, fence, road, lease_s)
+    for g in (dst, src):
+        common.wait_migration(g, 'postcopy-active')
+    present(dst, 4)
+    return uri
+
+
+def take_back(src, uri):
+    state(src, 'postcopy-paused')
+    common.check_given_away(src)
+    src.qmp('x-rdma-postcopy-take-back', uri=uri.split(',')[0])
+
+
+def is_taken_back(src, fence, want='running'):
+    info = state(src, 'failed', 40)
+    if 'taken back' not in info['error-desc']:
+        raise Failed(f'{src.name}: {info["error-desc"]}')
+    say(f'      {info["error-desc"]}')
+    wait_for(f'a guest that is {want}', 5, lambda: status(src) == want)
+    with open(fence.record, encoding='ascii') as f, open(fence.told, encoding='ascii') as g:
+        record, told = f.read(), g.read().split()
+    if not record.startswith('taken-back\n') or f'session={told[1]}\n' not in record or \
+            f'destination={told[0]}\n' not in record:
+        raise Failed(f'the fence was told {told}, the record says {record}')
+
+
+def is_nowhere_yet(src):
+    if src.qmp('query-status')['running']:
+        raise Failed(f'{src.name}: it runs while the destination may')
+
+
+def stops(dst, src):
+    """The destination does not hear its source: the guest stands still, before that may run it."""
+    wait_for(f'{dst.name}: a guest that stands still', 30, lambda: status(dst) == 'paused')
+    is_nowhere_yet(src)
+    refuses(dst, 'may take it back', 'cont')
+
+
+# --- it dies ---
+
+def killed(t, accel, faults):
+    src, dst, fence = pair(t, f'kill-{accel}-{faults.split(",")[-1].split("=")[0]}', accel, faults)
+    with src, dst:
+        src.start_load()
+        uri = send(src, dst, fence)
+        if dst.exit_code(30) != LINUX_KILLS:
+            raise Failed(f'{dst.name}: {faults} did not kill it: {dst.proc.returncode}')
+        take_back(src, uri)
+        is_taken_back(src, fence)
+        check_ledger(src)
+        refuses(src, 'waits here', 'x-rdma-postcopy-take-back', uri=uri)
+        again(t, src, fence, accel)
+
+
+def again(t, src, fence, accel):
+    """It can be moved as ever; not before the record has gone."""
+    with Micro(t, src.name + 'c', accel, mem_mib=MIB, incoming=True) as dst:
+        uri = common.listen(dst)
+        src.qmp('migrate', uri=uri + fence.options())
+        if 'remove it' not in state(src, 'failed')['error-desc']:
+            raise Failed(f'{src.name}: {common.migration(src)}')
+        common.check_still_running(src)
+        os.unlink(fence.record)
+        src.qmp('migrate', uri=uri + fence.options())
+        check_move(common.Moved(src, dst, 0))
+        check_ledger(src, dst)
+
+
+def digest(guest):
+    """Of all guest memory"""
+    m, h = Memory(guest), hashlib.sha256()
+    try:
+        for name in sorted(m.blocks):
+            at, size, _ = m.blocks[name]
+            for i in range(0, size, 4 << 20):
+                h.update(m.read(at + i, min(4 << 20, size - i)))
+    finally:
+        m.close()
+    return h.hexdigest()
+
+
+def bytes_as_of_go(t, accel):
+    """A guest that is paused when it leaves runs there, is lost, and is paused here as it was."""
+    src, dst, fence = pair(t, 'bytes', accel, NEVER)
+    with src, dst:
+        src.start_load()
+        src.qmp('stop')
+        uri = send(src, dst, fence)
+        common.wait_migration(dst, 'postcopy-active')
+        wait_for('a guest that is paused there', 10, lambda: status(dst) == 'paused')
+        before = digest(src)
+        dst.qmp('cont')
+        dst.wait_progress(2, 60)
+        dst.proc.kill()
+        take_back(src, uri)
+        is_taken_back(src, fence, 'paused')
+        if digest(src) != before:
+            raise Failed(f'{src.name}: its memory has changed since GO')
+        src.qmp('cont')
+        check_ledger(src)
+
+
+def disks(t):
+    """(of the source, of the destination): an image, and an overlay on it"""
+    image, overlay = (os.path.join(t.work, n) for n in ('base.qcow2', 'over.qcow2'))
+    for argv in (['-f', 'qcow2', image, '8M'],
+                 ['-f', 'qcow2', '-b', image, '-F', 'qcow2', overlay]):
+        subprocess.run(['qemu-img', 'create', '-q', *argv], check=True, timeout=20)
+    return tuple(('-drive', f'file={f},format=qcow2,if=none,id=d0', '-device',
+                  'virtio-blk-pci,drive=d0') for f in (image, overlay))
+
+
+def io(guest, *commands):
+    for c in commands:
+        out = common.hmp(guest, f'qemu-io d0 "{c}"')
+        if 'failed' in out or 'rror' in out:
+            raise Failed(f'{guest.name}: {c}: {out}')
+
+
+def disk(t, accel, lost):
+    """What is written there is dropped with its overlay, or committed when the move is complete."""
+    mine, theirs = disks(t)
+    src, dst, fence = pair(t, f'disk-{lost}', accel, NEVER if lost else None, source_extra=mine,
+                           extra=theirs)
+    with src, dst:
+        src.start_load()
+        io(src, 'write -P 7 0 64k')
+        uri = send(src, dst, fence)
+        wait_for('a guest that runs', 20, lambda: status(dst) == 'running')
+        io(dst, 'read -P 7 0 64k', 'write -P 8 0 64k', 'read -P 8 0 64k')
+        if lost:
+            pause(src)              # it lives, and is not reached: it gives its disk up
+            take_back(src, uri)
+            is_taken_back(src, fence)
+            io(src, 'read -P 7 0 64k', 'write -P 9 1M 64k', 'read -P 9 1M 64k')
+            check_ledger(src)
+            return
+        check_move(common.Moved(src, dst, 0))
+        out = common.hmp(dst, 'commit d0')
+        if out.strip():
+            raise Failed(f'{dst.name}: commit: {out}')
+        io(dst, 'read -P 8 0 64k')
+        refuses(src, 'waits here', 'x-rdma-postcopy-take-back', uri=uri)
+        check_ledger(src, dst)
+        if fence.was_run():
+            raise Failed('the fence was run')
+
+
+# --- it lives, and is not reached ---
+
+def unreached(t, accel):
+    """Nobody hears it, and the fence does nothing: its lease alone keeps two from running."""
+    src, dst, fence = pair(t, 'unreached', accel, SLOW)
+    with src, dst, Road(0) as road:
+        src.start_load()
+        uri = begin(src, dst, fence, road)
+        road.close()
+        both_paused(src, dst)
+        take_back(src, uri)
+        stops(dst, src)
+        is_taken_back(src, fence)
+        silent(dst, 'its lease has ended')
+        had = dst.progress()
+        check_ledger(src)
+        refuses(dst, 'may take it back', 'cont')
+        if dst.progress() != had or status(dst) != 'paused':
+            raise Failed(f'{dst.name}: it is {status(dst)}, and reports')
+
+
+def told(t, accel):
+    """It is reached again when the guest was taken back: it ends, and writes nothing. Filtered."""
+    src, dst, fence = pair(t, 'told', accel, SLOW, extra=AS_LIBVIRT, source_extra=MAY_FENCE)
+    with src, dst:
+        src.start_load()
+        uri = begin(src, dst, fence)
+        pause(src)
+        both_paused(src, dst)
+        take_back(src, uri)
+        stops(dst, src)
+        is_taken_back(src, fence)
+        if dst.exit_code(20) != 1 or 'taken its guest back' not in dst.tail:
+            raise Failed(f'{dst.name}: exit code {dst.proc.returncode}: {dst.tail}')
+        check_ledger(src)
+
+
+def ended_by_kernel(t, accel, stop):
+    """It cannot stop its guest, which waits for memory, or is stopped itself."""
+    src, dst, fence = pair(t, f'kernel-{stop}', accel, NEVER)
+    with src, dst:
+        src.start_load()
+        uri = send(src, dst, fence)
+        wait_for('a guest that runs', 20, lambda: status(dst) == 'running')
+        pause(src)
+        if stop:
+            dst.proc.send_signal(signal.SIGSTOP)
+        take_back(src, uri)
+        if dst.exit_code(30) != LINUX_KILLS:
+            raise Failed(f'{dst.name}: exit code {dst.proc.returncode}: {dst.tail}')
+        is_nowhere_yet(src)
+        is_taken_back(src, fence)
+        check_ledger(src)
+
+
+def outage(t, accel):
+    """Longer than the lease, and nobody takes anything back: the guest rests, and goes on there."""
+    src, dst, fence = pair(t, 'outage', accel, SLOW)
+    with src, dst, Road(0) as road:
+        src.start_load()
+        begin(src, dst, fence, road)
+        road.close()
+        both_paused(src, dst)
+        stops(dst, src)
+        silent(dst, 'its lease has ended')
+        road.open()
+        is_resumed(src, dst)
+        if status(dst) != 'running' or fence.was_run() or os.path.exists(fence.record):
+            raise Failed(f'{dst.name}: it is {status(dst)}')
+
+
+def thinks_better(t, accel):
+    """As long as the lease lasts, and the fence has not begun, the move can still go on."""
+    src, dst, fence = pair(t, 'better', accel, SLOW)
+    with src, dst:
+        src.start_load()
+        uri = begin(src, dst, fence, lease_s=60)
+        pause(src)
+        both_paused(src, dst)
+        take_back(src, uri)
+        wait_for('the wait', 10, lambda: 'taking the guest back' in
+                 common.migration(src)['error-desc'])
+        resume(src, uri)
+        is_resumed(src, dst)
+        if fence.was_run() or os.path.exists(fence.record):
+            raise Failed('the fence was run')
+
+
+# --- the fence ---
+
+def fence_fails(t, accel):
+    """No fence, no guest: not by `cont`, nor by `resume`; until it succeeds."""
+    src, dst, fence = pair(t, 'fence', accel, 'dest.running=kill')
+    with src, dst:
+        src.start_load()
+        fence.ends_with(3)
+        uri = send(src, dst, fence)
+        dst.exit_code(30)
+        for _ in range(2):
+            take_back(src, uri)
+            info = wait_for('a fence that fails', 40, lambda: 'it ended with 3' in (
+                m := common.migration(src))['error-desc'] and m)
+            say(f'      {info["error-desc"]}')
+            is_nowhere_yet(src)
+            common.check_given_away(src)
+            resume(src, uri)
+            wait_for('it does not connect', 20, lambda: 'is taken back' in
+                     common.migration(src)['error-desc'])
+        fence.ends_with(0)
+        take_back(src, uri)
+        is_taken_back(src, fence)
+        check_ledger(src)
+
+
+def source_dies(t, accel):
+    """All memory is there, and nobody has said so: an operator does."""
+    src, dst, fence = pair(t, 'release', accel, source_faults='source.done=kill')
+    with src, dst:
+        src.start_load()
+        refuses(dst, 'is here', 'x-rdma-postcopy-release')
+        send(src, dst, fence)
+        if src.exit_code(60) != LINUX_KILLS:
+            raise Failed(f'{src.name}: exit code {src.proc.returncode}')
+        state(dst, 'postcopy-paused')
+        wait_for('a guest that stands still', 30, lambda: status(dst) == 'paused')
+        refuses(dst, 'x-rdma-postcopy-release', 'cont')
+        dst.qmp('x-rdma-postcopy-release')
+        state(dst, 'completed')
+        if status(dst) != 'running':
+            raise Failed(f'{dst.name}: it is {status(dst)}')
+        check_ledger(src, dst)
+
+
+def without(t, accel):
+    """A source that let go for good cannot take anything back, and goes on connecting."""
+    src, dst, _ = pair(t, 'without', accel, SLOW)
+    with src, dst, Road(0) as road:
+        src.start_load()
+        uri = common.listen(dst)
+        road.to = int(uri.split(',')[0].rsplit(':', 1)[1])
+        uri = f'rdma-postcopy:{common.place.host}:{road.port}'
+        src.qmp('migrate', uri=uri)
+        common.wait_migration(dst, 'postcopy-active')
+        refuses(src, 'waits here', 'x-rdma-postcopy-take-back', uri=uri)
+        road.close()
+        both_paused(src, dst)
+        take_back(src, uri)
+        wait_for('a refusal', 10, lambda: 'without fallback=go' in
+                 common.migration(src)['error-desc'])
+        road.open()
+        is_resumed(src, dst)
+
+
+def refusals(t, accel):
+    """While the guest runs at the source"""
+    image = os.path.join(t.work, 'own.raw')
+    common.write_file(image, '')
+    os.truncate(image, 8 << 20)
+    mine, theirs = disks(t)
+    overlay = theirs[1].split(',')[0].partition('=')[2]
+    subprocess.run(['qemu-io', '-f', 'qcow2', '-c', 'write -P 1 0 64k', overlay], check=True,
+                   timeout=20, stdout=subprocess.DEVNULL)
+    own = ('-drive', f'file={image},format=raw,if=none,id=d0', '-device', 'virtio-blk-pci,drive=d0')
+    for n, extra, text in ((1, own, 'is no overlay'), (2, theirs, 'not empty')):
+        src, dst, fence = pair(t, f'refuse-{n}', accel, source_extra=own if n == 1 else mine,
+                               extra=extra)
+        with src, dst:
+            src.start_load()
+            uri = common.listen(dst)
+            src.qmp('migrate', uri=uri + fence.options())
+            if text not in state(src, 'failed')['error-desc']:
+                raise Failed(f'{common.migration(src)["error-desc"]}, want {text}')
+            if 'STOP' in common.event_names(src):
+                raise Failed(f'{src.name}: it was stopped')
+            common.check_still_running(src)
+    fence = Fence(t, 'deny')
+    for n, sandbox in enumerate((AS_LIBVIRT, MAY_FORK)):
+        with Micro(t, f'deny-{n}', accel, mem_mib=MIB, extra=sandbox) as src:
+            src.start_load()
+            refuses(src, 'elevateprivileges=allow', 'migrate',
+                    uri='rdma-postcopy:127.0.0.1:1' + fence.options())
+            common.check_still_running(src)
+    with Micro(t, 'never', accel, mem_mib=MIB) as src:
+        refuses(src, 'reconnect=0', 'migrate',
+                uri='rdma-postcopy:127.0.0.1:1,reconnect=0' + fence.options())
+
+
+def run(t):
+    accel = t.best_accel()
+    for name, faults in STEPS:
+        with t.case(f'killed, {name}, {accel}'):
+            killed(t, accel, faults)
+    for a in [a for a in t.accels() if a != accel]:
+        with t.case(f'killed, {STEPS[2][0]}, {a}'):
+            killed(t, a, STEPS[2][1])
+    with t.case(f'memory is as of GO, byte for byte, {accel}'):
+        bytes_as_of_go(t, accel)
+    for lost in (True, False):
+        with t.case(f'its disk, {"lost" if lost else "complete"}, {accel}'):
+            disk(t, accel, lost)
+    if accel == 'kvm':  # TCG's vCPUs do not stop while they wait for a page
+        with t.case('it lives, and is not reached'):
+            unreached(t, accel)
+        with t.case('it lives, and is told'):
+            told(t, accel)
+        with t.case('an outage longer than the lease'):
+            outage(t, accel)
+    with t.case('it cannot stop its guest, tcg'):
+        ended_by_kernel(t, 'tcg', False)
+    with t.case(f'it is stopped itself, {accel}'):
+        ended_by_kernel(t, accel, True)
+    for name, case in (('resumed while it is being taken back', thinks_better),
+                       ('the fence fails', fence_fails),
+                       ('the source dies, all is there', source_dies),
+                       ('without fallback=go', without), ('refused before it stops', refusals)):
+        with t.case(f'{name}, {accel}'):
+            case(t, accel)
+
+
+if __name__ == '__main__':
+    common.main(run, 300)
