@@ -4,12 +4,14 @@
  */
 #include <getopt.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "cli.h"
 #include "defaults.h"
 #include "move.h"
 
 #define TIMEOUT_S 60
+#define LEASE_S 30
 
 static int move_usage(FILE *out)
 {
@@ -24,6 +26,12 @@ static int move_usage(FILE *out)
         "  --agent PATH            farfork there; default: this program\n"
         "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
         "  --id ID                 name the move\n"
+        "  --fallback go           keep the right to take the guest back until all is there\n"
+        "  --fence PROGRAM         with that: ends the QEMU there for good before that\n"
+        "  --lease SECONDS         with that: the guest there stands still when it has not heard\n"
+        "                          from here for so long; default: 30\n"
+        "  --record FILE           with that: where it is written down before\n"
+        "  --overlays DIR          with that: a folder of both hosts, for overlays of its disks\n"
         "  --timeout SECONDS       give up a move without progress after so long; default: 60\n"
         "  --json                  print one JSON object\n"
         "  --quiet                 no live line\n"
@@ -36,14 +44,21 @@ static int move_usage(FILE *out)
 
 int cmd_move(int argc, char **argv)
 {
-    enum { LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET };
+    enum {
+        LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
+        LEASE, RECORD, OVERLAYS
+    };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
         {"options", required_argument, NULL, OPTIONS}, {"qemu", required_argument, NULL, QEMU},
         {"agent", required_argument, NULL, AGENT}, {"rundir", required_argument, NULL, RUNDIR},
         {"id", required_argument, NULL, ID}, {"timeout", required_argument, NULL, TIMEOUT},
+        {"fallback", required_argument, NULL, FALLBACK}, {"fence", required_argument, NULL, FENCE},
+        {"lease", required_argument, NULL, LEASE}, {"record", required_argument, NULL, RECORD},
+        {"overlays", required_argument, NULL, OVERLAYS},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 1, .timeout_s = TIMEOUT_S};
+    struct move_fallback back = {.lease_s = LEASE_S};
     int opt;
 
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
@@ -58,6 +73,18 @@ int cmd_move(int argc, char **argv)
             if (!parse_number(optarg, 86400, &o.timeout_s))
                 return move_usage(stderr);
             break;
+        case FALLBACK:
+            back.go = !strcmp(optarg, "go");
+            if (!back.go && strcmp(optarg, "off"))
+                return move_usage(stderr);
+            break;
+        case FENCE: back.fence = optarg; break;
+        case LEASE:
+            if (!parse_number(optarg, 3600, &back.lease_s))
+                return move_usage(stderr);
+            break;
+        case RECORD: back.record = optarg; break;
+        case OVERLAYS: back.overlays = optarg; break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
         default: return move_usage(opt == 'h' ? stdout : stderr);
@@ -65,5 +92,5 @@ int cmd_move(int argc, char **argv)
     if (argc - optind != 2)
         return move_usage(stderr);
     o.parent_path = argv[optind];
-    return output_code("farfork move", move_run(&o, argv[optind + 1]), MOVE_EXIT_TROUBLE);
+    return output_code("farfork move", move_run(&o, &back, argv[optind + 1]), MOVE_EXIT_TROUBLE);
 }

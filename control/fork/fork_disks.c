@@ -24,7 +24,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "fork_disks.h"
@@ -60,24 +59,11 @@ struct fork_disks {
 static int run_program(const json_t *words, struct ff_error *why)
 {
     struct strv argv = {0};
-    struct spawn r;
-    int status = -1;
 
     strv_add_json(&argv, words);
-    int rc = spawn_start(&r, argv.v, NULL, why);
-    if (rc) {
+    int rc = spawn_run(argv.v, RUN_LIMIT_MS, why);
+    if (rc)
         ff_error_context(why, "disks");
-    } else if (!spawn_read_lines(&r, RUN_LIMIT_MS, NULL, NULL) ||
-               !spawn_ended(&r, RUN_LIMIT_MS, &status)) {
-        rc = ff_error_set(why, EIO, "disks: %s: no end within %d s", argv.v[0],
-                          RUN_LIMIT_MS / 1000);
-    } else if (status) {
-        bool none = WIFEXITED(status) && WEXITSTATUS(status) == 127;
-        rc = ff_error_set(why, EIO, "disks: %s%s", r.first ? r.first : argv.v[0],
-                          none ? ": install qemu-utils" : "");
-    }
-    spawn_end(&r, 0);
-    spawn_free(&r);
     strv_free(&argv);
     return rc;
 }

@@ -173,3 +173,20 @@ void spawn_free(struct spawn *r)
     jsonl_free(&r->err_lines);
     *r = SPAWN_NONE;
 }
+
+int spawn_run(char *const *argv, int limit_ms, struct ff_error *why)
+{
+    struct spawn r;
+    int status = -1;
+    int rc = spawn_start(&r, argv, NULL, why);
+
+    if (!rc && (!spawn_read_lines(&r, limit_ms, NULL, NULL) || !spawn_ended(&r, limit_ms, &status)))
+        rc = ff_error_set(why, EIO, "%s: no end within %d s", argv[0], limit_ms / 1000);
+    else if (!rc && status)
+        rc = ff_error_set(why, EIO, "%s%s", r.first ? r.first : argv[0],
+                          WIFEXITED(status) && WEXITSTATUS(status) == 127 ? ": is it installed?"
+                                                                         : "");
+    spawn_end(&r, 0);
+    spawn_free(&r);
+    return rc;
+}

@@ -34,6 +34,9 @@ bool spawn_read_lines(struct spawn *r, int limit_ms,
 #define SPAWN_ENDS_MS 500 /* one that its host was to end */
 bool spawn_ended(struct spawn *r, int limit_ms, int *status);
 
+/* Run a program to its end; -EIO: it failed, with its first complaint, or took too long */
+int spawn_run(char *const *argv, int limit_ms, struct ff_error *why);
+
 void spawn_close_input(struct spawn *r);
 
 /* Close its pipes and wait for it, at most @limit_ms, then end it; whether it ended with exit code

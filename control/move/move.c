@@ -66,6 +66,8 @@ static int run_move(struct move *m)
     move_let_go(m);
     if (m->outcome == MOVE_HERE)
         move_find_here(m);
+    if (m->outcome == MOVE_HERE)
+        move_fallback_drop(m);
     int code = m->outcome == MOVE_THERE  ? 0
                : m->outcome == MOVE_HERE ? MOVE_EXIT_HERE
                                          : MOVE_EXIT_TROUBLE;
@@ -84,15 +86,21 @@ static void move_agent_options(const struct session *s, const struct host *h, st
     strv_add(w, "%u", s->o.timeout_s);
 }
 
-int move_run(const struct session_options *o, const char *host)
+int move_run(const struct session_options *given, const struct move_fallback *back,
+             const char *host)
 {
     static const struct session_kind kind = {.program = "farfork move",
                                              .agent_options = move_agent_options};
-    struct move m = {0};
+    struct move m = {.back = *back};
+    struct session_options o = *given;
     struct ff_error why;
     int code = EXIT_USAGE;
-    int rc = session_init(&m.s, &kind, o, &why);
+    FF_AUTO_FREE char *options = NULL;
+    int rc = move_fallback_options(&m, given->link_options, &options, &why);
 
+    o.link_options = options;
+    if (!rc)
+        rc = session_init(&m.s, &kind, &o, &why);
     if (!rc)
         rc = hostlist_add(&m.s.hostlist, host, &why);
     if (rc)
@@ -102,6 +110,7 @@ int move_run(const struct session_options *o, const char *host)
     strv_free(&m.argv);
     json_decref(m.images);
     overlay_records_owner_free(&m.owner);
+    move_fallback_free(&m);
     session_free(&m.s);
     return code;
 }

@@ -5,6 +5,7 @@
 #ifndef FF_CONTROL_MOVE_MOVE_H
 #define FF_CONTROL_MOVE_MOVE_H
 
+#include "disks.h"
 #include "overlay_records.h"
 #include "session.h"
 
@@ -16,6 +17,13 @@ enum move_outcome {
     MOVE_BROKEN,  /* there, until it touches memory that will not come */
     MOVE_LOST,
     MOVE_UNCLEAR  /* it cannot be found out from here */
+};
+
+/* --fallback go: the guest may be taken back until all of it is there */
+struct move_fallback {
+    bool go;
+    unsigned lease_s;
+    const char *fence, *record, *overlays; /* record: NULL: a default */
 };
 
 struct move {
@@ -37,6 +45,12 @@ struct move {
     uint64_t told_ms;      /* when the source was told that nothing ran there; 0: it was not */
     bool end_there;        /* the QEMU there is of no use to anybody */
     uint64_t until_ms;     /* when the source stops looking for another link; 0: it has one */
+    struct move_fallback back; /* its strings are the caller's */
+    char *record, *overlays; /* of back */
+    struct disks *plan;    /* with back.go: of its disks; or NULL */
+    struct strv made;      /* overlays on them */
+    uint64_t taking_ms;    /* when the source was told to take it back; 0: it was not */
+    uint64_t lost_ms;      /* since when it has no link and its agent is not heard; 0: not so */
     enum move_outcome outcome;
     char here[32];         /* MOVE_HERE: what its QEMU says of it, running or paused */
     double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
@@ -52,7 +66,8 @@ struct move {
 #define MOVE_EXIT_TROUBLE 3
 
 /* move.c: the whole move; 0, MOVE_EXIT_HERE, 2 (usage), MOVE_EXIT_TROUBLE */
-int move_run(const struct session_options *o, const char *host);
+int move_run(const struct session_options *o, const struct move_fallback *back,
+             const char *host);
 
 const char *move_outcome_name(enum move_outcome o);
 
@@ -79,6 +94,23 @@ bool move_hand_over(struct move *m, struct ff_error *why);
 
 /* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why */
 void move_guest(struct move *m);
+
+/* move_fallback.c. The options of the link, with those of --fallback, to be freed */
+int move_fallback_options(struct move *m, const char *given, char **out, struct ff_error *why);
+/* --fallback go: its command line with overlays for its disks. The overlays, if there are any:
+ * made; dropped, once nothing uses them; or committed, once the guest is there. Notes say what is
+ * left */
+int move_fallback_argv(struct move *m, const struct disks_input *in, struct ff_error *why);
+int move_fallback_make(struct move *m, struct ff_error *why);
+void move_fallback_drop(struct move *m);
+/* The source has no link: is the QEMU there lost? Then tell the source to take its guest back;
+ * whether it does, or is about to. @info is query-migrate's after that: true: it failed */
+bool move_take_back(struct move *m);
+bool move_take_back_failed(const json_t *info);
+void move_fallback_free(struct move *m);
+
+/* move_commit.c */
+void move_fallback_commit(struct move *m);
 
 /* move_show.c */
 void move_show(struct move *m, bool last);

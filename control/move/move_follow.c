@@ -255,9 +255,18 @@ static bool is_decided(struct move *m, const json_t *info)
         return true;
     }
     if (!is(m->status, "postcopy-paused")) {
-        m->until_ms = 0;
+        m->until_ms = m->lost_ms = 0;
         return false;
     }
+    if (m->taking_ms && move_take_back_failed(info)) {
+        end_with(m, MOVE_UNCLEAR,
+                 "the guest is to be taken back from %s, and runs nowhere: %s; make sure that its "
+                 "QEMU there has ended, and give x-rdma-postcopy-take-back at the QEMU here",
+                 host, error);
+        return true;
+    }
+    if (move_take_back(m))
+        return false;
     if (!may_resume(m)) {
         FF_AUTO_FREE char *here = xprintf("the source has lost %s: %s", host, error);
         ask_until_clear(m, here);
@@ -335,11 +344,12 @@ static void follow_migration(struct move *m)
             m->switched_ms = ff_now_exact_ms();
             m->s.why.text[0] = '\0'; /* a cancel came too late */
         }
-        if (m->runs_there && !m->handed) { /* no source takes it back from here on */
+        if (m->runs_there && !m->handed && !m->back.go) { /* no source takes it back from here on */
             m->handed = true;
             move_hand_over(m, &why);
         }
-        if (m->until_ms || strcmp(was, m->status) || fetched != m->present_bytes + m->passed_bytes)
+        if (m->until_ms || m->taking_ms || m->lost_ms || strcmp(was, m->status) ||
+            fetched != m->present_bytes + m->passed_bytes)
             changed_ms = ff_now_ms();
         snprintf(was, sizeof(was), "%s", m->status);
         fetched = m->present_bytes + m->passed_bytes;
@@ -439,4 +449,6 @@ void move_guest(struct move *m)
         strv_add(&m->s.notes, "the QEMU here (pid %d) has not heard that the move is complete: "
                                "look at the guest on %s, then end it", (int)m->s.parent_pid,
                   h->node->host);
+    if (m->outcome == MOVE_THERE)
+        move_fallback_commit(m);
 }

@@ -192,13 +192,17 @@ static int find_disks(struct move *m, struct ff_error *why)
         rc = qmp_command(m->s.qmp, "query-named-block-nodes", NULL, &nodes, why);
     const struct disks_input in = {.fork_id = m->s.o.id, .argv = words, .block = block,
                                    .cwd = m->s.parent_cwd ? m->s.parent_cwd : "/",
-                                   .nodes = nodes, .move = true};
-    if (!rc)
+                                   .nodes = nodes, .move = !m->back.go};
+    if (!rc && m->back.go)
+        rc = move_fallback_argv(m, &in, why);
+    else if (!rc)
         rc = disks_plan(&in, &plan, why);
     if (rc)
         return rc;
-    FF_AUTO_JSON json_t *argv = disks_move_argv(plan);
-    strv_add_json(&m->argv, argv);
+    if (plan) {
+        FF_AUTO_JSON json_t *argv = disks_move_argv(plan);
+        strv_add_json(&m->argv, argv);
+    }
     disks_free(plan);
     m->images = images_of(block);
     return 0;

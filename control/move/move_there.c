@@ -268,6 +268,8 @@ int move_start(struct move *m, struct ff_error *why)
     int rc = start_agent(m, why);
 
     if (!rc)
+        rc = move_fallback_make(m, why);
+    if (!rc)
         rc = spawn_there(m, why);
     if (!rc)
         rc = give_key_there(m, why);

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move_commit.c - --fallback go: overlays that are committed once the guest is there for good
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      for each overlay of move_fallback.c, by commands that its agent passes on:
+ *              block-commit into the image below it; ready: job-complete: the guest has the image;
+ *              no job any more, and the guest has it: blockdev-del, unlink
+ * Failure      the guest goes on in its overlay, which stays; a note says so.
+ * Limits       a commit that gets nowhere for --timeout seconds is left to go on by itself.
+ */
+#include <errno.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "move.h"
+
+#define JOB_TURN_MS 50
+
+/* The device there that has @file, as query-block says; NULL: none. Of @list */
+static const json_t *inserted_with(const json_t *list, const char *file)
+{
+    json_t *entry;
+    size_t i;
+
+    json_array_foreach(list, i, entry) {
+        const json_t *in = json_object_get(entry, "inserted");
+        if (!strcmp(text_of(json_object_get(in, "image"), "filename"), file))
+            return in;
+    }
+    return NULL;
+}
+
+/* The name of the node that has @image; "": none */
+static const char *node_with(const json_t *nodes, const json_t *image)
+{
+    json_t *node;
+    size_t i;
+
+    json_array_foreach(nodes, i, node)
+        if (!strcmp(text_of(node, "file"), text_of(image, "filename")) &&
+            !strcmp(text_of(node, "drv"), text_of(image, "format")))
+            return text_of(node, "node-name");
+    return "";
+}
+
+/* Until there is no job @id any more; -ETIMEDOUT: it gets nowhere */
+static int await_job(struct move *m, const char *id, struct ff_error *why)
+{
+    uint64_t better_ms = ff_now_ms();
+    json_int_t was = -1;
+    bool told = false;
+
+    for (;;) {
+        FF_AUTO_JSON json_t *jobs = NULL;
+        int rc = move_ask(m, "query-block-jobs", NULL, &jobs, why);
+        const json_t *job = rc ? NULL : json_find(jobs, "device", id);
+        if (rc || !job)
+            return rc;
+        json_int_t at = json_integer_value(json_object_get(job, "offset"));
+        if (!told && json_is_true(json_object_get(job, "ready"))) {
+            told = true;
+            rc = move_ask(m, "job-complete", json_pack("{ss}", "id", id), NULL, why);
+            if (rc)
+                return rc;
+        }
+        if (at != was)
+            better_ms = ff_now_ms();
+        was = at;
+        if (ff_now_ms() > better_ms + m->s.o.timeout_s * 1000ull)
+            return ff_error_set(why, ETIMEDOUT, "no progress for %u s", m->s.o.timeout_s);
+        session_turn(&m->s, JOB_TURN_MS);
+    }
+}
+
+static int commit_one(struct move *m, const char *file, unsigned number, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *block = NULL, *nodes = NULL, *after = NULL;
+    FF_AUTO_FREE char *id = xprintf("farfork-%u", number);
+    struct ff_error ignored;
+
+    int rc = move_ask(m, "query-block", NULL, &block, why);
+    if (!rc)
+        rc = move_ask(m, "query-named-block-nodes", json_pack("{sb}", "flat", true), &nodes, why);
+    if (rc)
+        return rc;
+    const json_t *in = inserted_with(block, file);
+    const json_t *below = json_object_get(json_object_get(in, "image"), "backing-image");
+    const char *node = text_of(in, "node-name"), *base = node_with(nodes, below);
+    if (!*node || !*base)
+        return ff_error_set(why, ENOENT, "no disk there has it, on an image");
+    rc = move_ask(m, "block-commit",
+                  json_pack("{ss ss ss}", "job-id", id, "device", node, "base-node", base), NULL,
+                  why);
+    if (!rc)
+        rc = await_job(m, id, why);
+    if (!rc)
+        rc = move_ask(m, "query-block", NULL, &after, why);
+    if (!rc && !inserted_with(after, text_of(below, "filename")))
+        rc = ff_error_set(why, EIO, "the commit failed: see %s", move_child(m)->log);
+    if (!rc) /* one of a -drive has gone with the commit */
+        move_ask(m, "blockdev-del", json_pack("{ss}", "node-name", node), NULL, &ignored);
+    return rc;
+}
+
+void move_fallback_commit(struct move *m)
+{
+    struct ff_error why;
+
+    for (size_t i = 0; i < m->made.n; i++) {
+        int rc = commit_one(m, m->made.v[i], (unsigned)i, &why);
+        if (!rc && unlink(m->made.v[i]) < 0)
+            rc = ff_error_set(&why, errno, "remove it: %s", strerror(errno));
+        if (rc)
+            strv_add(&m->s.notes,
+                     "%s has what the guest has written since it moved: commit it by block-commit "
+                     "at the QEMU there, and keep it until then: %s", m->made.v[i], why.text);
+    }
+}

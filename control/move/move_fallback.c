@@ -1,0 +1,181 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move_fallback.c - --fallback go: a guest that may be taken back, and its disks until then
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      overlays of its disks, in a folder of both hosts    -> the QEMU there writes to them
+ *              completed there     -> committed into the images that the guest had here:
+ *                                     move_commit.c
+ *              the QEMU there dies -> x-rdma-postcopy-take-back: the lease ends, record, fence;
+ *                                     then the overlays are dropped
+ *
+ * Ownership    overlays are this program's, which makes and removes them. They are in no record of
+ *              the agent there: until they are committed they are the only place of what the guest
+ *              has written, also when it has ended.
+ * Invariants   An overlay is removed only when the guest is here, or once it is committed.
+ * Failure      killed, this program leaves overlays behind, and the guest there writes to them.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "defaults.h"
+#include "move.h"
+
+#define RUN_LIMIT_MS 30000 /* of a program that takes 10 ms */
+
+/* --- options --- */
+
+/* In a folder that outlives a restart of this host, which is made */
+static char *default_record(const char *name)
+{
+    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+    FF_AUTO_FREE char *dir = !geteuid()     ? xstrdup("/var/lib/farfork")
+                             : state        ? xprintf("%s/farfork", state)
+                                            : xprintf("%s/.local/state/farfork", home ? home : "");
+    for (char *slash = strchr(dir + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        mkdir(dir, 0755); /* QEMU says what is wrong with it */
+        *slash = '/';
+    }
+    mkdir(dir, 0700);
+    return xprintf("%s/%s.taken-back", dir, name);
+}
+
+int move_fallback_options(struct move *m, const char *given, char **out, struct ff_error *why)
+{
+    const struct move_fallback *b = &m->back;
+
+    if (!b->go && (b->fence || b->record || b->overlays))
+        return ff_error_set(why, EINVAL, "--fence, --record and --overlays are for --fallback go");
+    if (!b->go) {
+        *out = given ? xstrdup(given) : NULL;
+        return 0;
+    }
+    if (!b->fence)
+        return ff_error_set(why, EINVAL,
+                            "--fallback go: want --fence PROGRAM, which ends the QEMU there");
+    FF_AUTO_FREE char *own = defaults_id("move");
+    m->record = b->record ? defaults_absolute_path(b->record) : default_record(own);
+    m->overlays = b->overlays ? defaults_absolute_path(b->overlays) : NULL;
+    FF_AUTO_FREE char *fence = defaults_absolute_path(b->fence);
+    *out = xprintf("%s%sfallback=go,lease=%u,fence=%s,record=%s", given ? given : "",
+                   given ? "," : "", b->lease_s, fence, m->record);
+    return 0;
+}
+
+/* --- disks --- */
+
+static struct clone_place place_there(const struct move *m)
+{
+    return (struct clone_place){.scratch = m->overlays};
+}
+
+int move_fallback_argv(struct move *m, const struct disks_input *in, struct ff_error *why)
+{
+    int rc = disks_plan(in, &m->plan, why);
+
+    if (rc)
+        return rc;
+    if (disks_count(m->plan) && !m->overlays)
+        return ff_error_set(why, EINVAL,
+                            "--fallback go: want --overlays DIR, a folder that both hosts have, "
+                            "for what the guest writes there until the move is complete");
+    const struct clone_place p = place_there(m);
+    FF_AUTO_JSON json_t *argv = disks_count(m->plan) ? disks_child_argv(m->plan, &p, 1)
+                                                     : json_incref((json_t *)in->argv);
+    strv_add_json(&m->argv, argv);
+    return 0;
+}
+
+int move_fallback_make(struct move *m, struct ff_error *why)
+{
+    const struct clone_place p = place_there(m);
+
+    if (!m->plan || !disks_count(m->plan))
+        return 0;
+    FF_AUTO_JSON json_t *steps = disks_child_steps(m->plan, &p, 1);
+    FF_AUTO_JSON json_t *files = disks_child_files(m->plan, &p, 1);
+    size_t i;
+    json_t *step;
+    int rc = 0;
+
+    json_array_foreach(steps, i, step) {
+        const char *file = json_string_value(json_array_get(files, i));
+        struct strv argv = {0};
+        rc = overlay_records_create(file, NULL, why);
+        if (!rc) {
+            strv_add(&m->made, "%s", file);
+            strv_add_json(&argv, json_object_get(step, "argv"));
+            rc = spawn_run(argv.v, RUN_LIMIT_MS, why);
+            strv_free(&argv);
+        }
+        if (rc)
+            return ff_error_context(why, "overlays");
+    }
+    return 0;
+}
+
+void move_fallback_drop(struct move *m)
+{
+    for (size_t i = 0; i < m->made.n; i++)
+        if (unlink(m->made.v[i]) < 0)
+            strv_add(&m->s.notes, "remove %s: %s", m->made.v[i], strerror(errno));
+}
+
+/* --- taking back --- */
+
+/* Its agent has seen it end; or nobody has heard of its host for as long as a lease */
+static bool is_lost_there(struct move *m)
+{
+    bool silent = move_host(m)->state == HOST_FAILED;
+
+    if (!silent) {
+        m->lost_ms = 0;
+        return move_child(m)->state == VM_FAILED && !move_child(m)->never_ran;
+    }
+    if (!m->lost_ms)
+        m->lost_ms = ff_now_ms();
+    return ff_now_ms() > m->lost_ms + m->back.lease_s * 1000ull;
+}
+
+bool move_take_back(struct move *m)
+{
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u", move_host(m)->address, m->port);
+    struct ff_error why;
+
+    if (m->taking_ms || !m->back.go || m->s.interrupted)
+        return m->taking_ms;
+    if (!is_lost_there(m))
+        return m->lost_ms; /* wait for that */
+    int rc = qmp_command(m->s.qmp, "x-rdma-postcopy-take-back", json_pack("{ss}", "uri", uri), NULL,
+                         &why);
+    if (rc) {
+        strv_add(&m->s.notes, "the QEMU here was told to take the guest back: %s", why.text);
+        m->back.go = false; /* it said no: once is enough */
+        return false;
+    }
+    m->taking_ms = ff_now_ms();
+    return true;
+}
+
+bool move_take_back_failed(const json_t *info)
+{
+    const json_t *x = json_object_get(info, "x-rdma-postcopy");
+
+    return json_is_false(json_object_get(x, "taking-back"));
+}
+
+void move_fallback_free(struct move *m)
+{
+    disks_free(m->plan);
+    strv_free(&m->made);
+    free(m->record);
+    free(m->overlays);
+}
