@@ -189,12 +189,6 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     return rc;
 }
 
-/* From here on no key works: what the peer still asks for is refused */
-static void withdraw(struct ff_source *s)
-{
-    ff_segments_dereg(&s->segments, s->link);
-}
-
 /* Register what is wanted. @keys: of what was registered, *@n of them */
 static int register_wanted(struct ff_source *s, struct ff_wire_key **keys, unsigned *n,
                            struct ff_error *err)
@@ -463,72 +457,6 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
     return rc == -ETIME ? ff_error_set(err, EIO, "go: the device timed out") : rc;
 }
 
-/* Both sides must be of one mind: a source that stops waiting breaks the link */
-static int give_up_serving(struct ff_source *s, int rc)
-{
-    if (rc && s->link)
-        s->link->ops->shutdown(s->link);
-    return rc;
-}
-
-int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
-{
-    int rc = ff_failpoint("source.running");
-    if (rc)
-        return ff_error_set(err, -rc, "source: wait for RUNNING: injected");
-    if (s->runs_there)
-        return 0;
-    rc = give_up_serving(s, ff_source_wait_alive(s, FF_MSG_RUNNING, s->addr.go_timeout_ms, err));
-    s->runs_there = !rc;
-    return rc;
-}
-
-bool ff_source_runs_there(const struct ff_source *s)
-{
-    return s->runs_there;
-}
-
-static int take_grants(struct ff_source *s, struct ff_error *err)
-{
-    struct ff_grant g[FF_WIRE_GRANTS_MAX];
-    unsigned n;
-
-    int rc = ff_wire_get_grants(s->ctl.buf, (size_t)s->ctl.len, g, s->link->max_len_bytes,
-                                s->table.regions, s->table.n_regions, &n, err);
-    return rc ? rc : ff_responder_grant(&s->responder, g, n, err);
-}
-
-int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
-{
-    const uint32_t also =
-        FF_MSG_BIT(FF_MSG_PROGRESS) | FF_MSG_BIT(FF_MSG_GRANT) | FF_MSG_BIT(FF_MSG_LEASE);
-    int type;
-
-    if (s->stage == DONE)
-        return s->told || !s->addr.fallback
-                   ? 0
-                   : ff_error_set(err, ENOTCONN, "the destination may not know that it has all");
-    do {
-        type = ff_control_expect(&s->ctl, FF_MSG_DONE, also, s->addr.go_timeout_ms, err);
-        int rc = type < 0                 ? type
-                 : type == FF_MSG_GRANT ? take_grants(s, err)
-                 : type == FF_MSG_LEASE ? ff_source_answer_lease(s, err)
-                                        : ff_source_take_stats(s, err);
-        if (rc < 0)
-            return give_up_serving(s, rc);
-    } while (type != FF_MSG_DONE);
-    int lost = ff_failpoint("source.done");
-    if (lost)
-        return give_up_serving(s, ff_error_set(err, -lost, "source: DONE: lost (injected)"));
-    ff_responder_end_push(&s->responder);
-    withdraw(s);
-    s->stage = DONE;
-    /* every page is there: for a guest that was let go for good it does not matter whether this
-     * arrives */
-    ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);
-    return give_up_serving(s, ff_source_await_told(s, err));
-}
-
 void ff_source_cancel(struct ff_source *s)
 {
     atomic_store(&s->cancelled, true);
@@ -592,7 +520,7 @@ void ff_source_free(struct ff_source *s)
                                            ? "the migration was canceled at the source"
                                            : "the source gave up; its own messages say why");
         ff_responder_stop(&s->responder);
-        withdraw(s);
+        ff_segments_dereg(&s->segments, s->link);
         s->link->ops->free(s->link);
     }
     ff_responder_free(&s->responder);
