@@ -463,8 +463,8 @@ void ff_dest_on_lease(struct ff_dest *d, void (*fn)(void *opaque, bool may_run),
 void ff_dest_refuse_lease(struct ff_dest *d, const char *why);
 
 /* Any thread. Somebody knows that the source is dead for good, and that no record=FILE there says
- * that it has taken its guest back: the guest needs no lease any more. If every page is here,
- * ff_dest_recover() returns 0 when it is called next */
+ * that it has taken its guest back: the guest needs no lease any more, until that source is heard
+ * after all. If every page is here, ff_dest_recover() returns 0 when it is called next */
 void ff_dest_release(struct ff_dest *d);
 
 /* The state is loaded: ask the source to let go */

@@ -354,14 +354,29 @@ static void tell_shortage(struct ff_dest *d, const char *why)
         d->on_shortage(d->on_shortage_opaque, why);
 }
 
+bool dest_was_heard(struct ff_dest *d)
+{
+    uint64_t end_ns = ff_now_ns() + WITHDRAWN_MS * 1000000ull;
+    struct ff_error ended;
+    int rc;
+
+    do {
+        rc = d->link->ops->recv(d->link, d->ctl.buf, WITHDRAWN_MS, &ended);
+    } while (rc >= 0 && ff_now_ns() < end_ns);
+    return rc < 0 && rc != -ETIMEDOUT;
+}
+
 /* Every page is here: does the source know? */
 static int tell_done(struct ff_dest *d, struct ff_error *err)
 {
     int rc = dest_send_stats(d, FF_MSG_DONE, err);
 
-    if (!rc && d->lease.lease_ns)
+    if (!rc && d->lease.lease_ns) {
         rc = ff_lease_wait_withdrawn(&d->lease, err);
-    else if (!rc)
+        d->told = !rc && dest_was_heard(d);
+        return rc;
+    }
+    if (!rc)
         rc = ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, err);
     d->told = rc >= 0;
     return d->told ? 0 : rc;
@@ -377,6 +392,7 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
         if (!d->told && !ff_lease_is_released(&d->lease))
             return ff_error_set(err, ENOTCONN, "the source does not know that all is here");
         ff_lease_settle(&d->lease);
+        d->settled = true;
         return 0;
     }
     while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0) {
@@ -406,8 +422,10 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
      * go for good */
     rc = tell_done(d, &why);
     if (!rc) {
-        ff_dest_close_port(d);
+        if (d->told)
+            ff_dest_close_port(d);
         ff_lease_settle(&d->lease);
+        d->settled = true;
     }
     ff_pager_drop_landing(&d->pager); /* nothing is in flight into it: every page is present */
     if (rc && d->lease.lease_ns)

@@ -57,6 +57,7 @@ struct ff_dest {
     struct ff_until_go until_go;
     bool complete;      /* every page is here, and the pager has ended */
     bool told;          /* the source knows that */
+    bool settled;       /* fallback=go: and the caller that the guest is its own for good */
     _Atomic bool interrupted; /* ff_dest_recover() is to return */
     _Atomic bool leaves; /* ff_dest_leave() */
     uint32_t epoch;     /* of the newest link that was offered */
@@ -88,6 +89,10 @@ struct ff_dest {
 /* @n keys, into the pager's regions */
 int dest_recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err);
 int dest_send_stats(struct ff_dest *d, enum ff_msg type, struct ff_error *err);
+
+/* fallback=go, WITHDRAWN was answered: has the source ended the link, as it does when it has read
+ * that? Who closed it first could take the answer back */
+bool dest_was_heard(struct ff_dest *d);
 void dest_finish_pager(struct ff_dest *d);
 void dest_start_prefill(struct ff_dest *d);
 void dest_start_beat(struct ff_dest *d); /* until ff_dest_running() */

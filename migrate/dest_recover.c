@@ -211,11 +211,15 @@ static int say_complete(struct ff_dest *d, struct ff_error *why)
     if (dest_send_welcome(d, FF_ANSWER_COMPLETE, why) || dest_send_stats(d, FF_MSG_DONE, why) ||
         until_withdrawn(d, why))
         return -EAGAIN;
-    d->told = true;
     if (d->lease.lease_ns) {
         ff_lease_release(&d->lease);
         ff_control_send(&d->ctl, ff_wire_put_empty(d->ctl.buf, FF_MSG_WITHDRAWN), NULL);
+        if (!dest_was_heard(d)) {
+            ff_error_set(why, EAGAIN, "the answer to WITHDRAWN may be lost");
+            return -EAGAIN;
+        }
     }
+    d->told = true;
     return 0;
 }
 
@@ -365,7 +369,7 @@ int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)
 {
     uint64_t end_ns = timeout_ms < 0 ? 0 : ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
 
-    if (d->told || (d->complete && ff_lease_is_released(&d->lease)))
+    if (d->told || (d->complete && !d->settled && ff_lease_is_released(&d->lease)))
         return 0;
     if (!d->ready)
         return ff_error_set(err, EINVAL, "destination: resume: the source did not let go");

@@ -19,7 +19,8 @@
  *              that takes its time, do not hold each other up. Any thread may release.
  * Invariants   1. A lease counts from before the question was sent, on a clock that goes on while
  *                 the host sleeps, and that nobody sets.
- *              2. While fn() was told true last, the kernel's timer is set to the lease's end: a
+ *              2. A caller's word that the source is dead holds until that is heard again.
+ *              3. While fn() was told true last, the kernel's timer is set to the lease's end: a
  *                 process that is stopped, or whose threads get no CPU, runs no guest afterwards.
  * Limits       STOP_PART of the lease is what fn() has for stopping. It asks ASK_PARTS times in a
  *              lease, and at least once in ASK_MAX_MS.
@@ -30,6 +31,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
+#include <unistd.h>
 
 #include "cleanup.h"
 #include "error.h"
@@ -149,7 +151,9 @@ static void hear_source(struct ff_lease *l, struct ff_link *link, int len, struc
         l->released = true;
         set_kill(l);
         wake_watch(l);
-        link->ops->send(link, l->buf, (uint32_t)ff_wire_put_empty(l->buf, FF_MSG_WITHDRAWN), NULL);
+        if (!ff_failpoint("dest.withdrawn"))
+            link->ops->send(link, l->buf, (uint32_t)ff_wire_put_empty(l->buf, FF_MSG_WITHDRAWN),
+                            NULL);
         l->link = NULL;
         return;
     }
@@ -218,8 +222,19 @@ void ff_lease_init(struct ff_lease *l)
     l->timer_fd = l->wake_fd = -1;
 }
 
+/* The kernel spares the first process of a PID namespace the signals of its own timers */
+static bool is_unkillable(void)
+{
+    return getpid() == 1;
+}
+
 int ff_lease_take(struct ff_lease *l, uint32_t lease_ms, int silent_ms, struct ff_error *err)
 {
+    if (lease_ms && is_unkillable())
+        return ff_error_set(err, ENOTSUP,
+                            "the source says fallback=go, and the destination cannot serve it: as "
+                            "the first process of its PID namespace it would outlive its lease: "
+                            "start it below another, as by an init of its container");
     if (lease_ms && !l->fn)
         return ff_error_set(err, ENOTSUP,
                             "the source says fallback=go, and the destination cannot serve it: %s",
@@ -310,7 +325,14 @@ void ff_lease_begin(struct ff_lease *l, struct ff_link *link)
 void ff_lease_attach(struct ff_lease *l, struct ff_link *link)
 {
     pthread_mutex_lock(&l->lock);
-    if (l->begun && !l->released)
+    if (l->begun && l->released) {
+        /* who was said to be dead is not, and may take the guest back from here on */
+        l->released = false;
+        l->until_ns = ff_boot_ns() + l->lease_ns / STOP_PART;
+        set_kill(l);
+        wake_watch(l);
+    }
+    if (l->begun)
         attach(l, link);
     pthread_mutex_unlock(&l->lock);
 }
@@ -337,7 +359,7 @@ void ff_lease_settle(struct ff_lease *l)
 int ff_lease_wait_withdrawn(struct ff_lease *l, struct ff_error *err)
 {
     pthread_mutex_lock(&l->lock);
-    while (!l->released && l->link)
+    while (l->link)
         pthread_cond_wait(&l->changed, &l->lock);
     bool released = l->released;
     pthread_mutex_unlock(&l->lock);

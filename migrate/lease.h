@@ -63,10 +63,11 @@ void ff_lease_detach(struct ff_lease *l);
 /* Released: when this returns @fn has said that the guest may run, and is not called any more */
 void ff_lease_settle(struct ff_lease *l);
 
-/* DONE was sent: 0: the source has said WITHDRAWN, and was answered; -ENOTCONN: the link broke */
+/* DONE was sent: 0: the source has said WITHDRAWN, and was answered, or the lease was released, and
+ * the link broke; -ENOTCONN: it broke. The link is the caller's to read from here on */
 int ff_lease_wait_withdrawn(struct ff_lease *l, struct ff_error *err);
 
-/* Without end: WITHDRAWN was said, or the source is gone for good */
+/* Without end: WITHDRAWN was said; or the source is gone for good, until it attaches a link */
 void ff_lease_release(struct ff_lease *l);
 bool ff_lease_is_released(struct ff_lease *l);
 

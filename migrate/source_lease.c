@@ -82,5 +82,6 @@ int ff_source_await_told(struct ff_source *s, struct ff_error *err)
     if (type < 0 || rc)
         return type < 0 ? type : rc;
     s->told = true;
+    s->link->ops->shutdown(s->link); /* the destination waits for that */
     return 0;
 }

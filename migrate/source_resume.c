@@ -128,8 +128,9 @@ int ff_source_ask(struct ff_source *s, const struct ff_address *a, bool taken_ba
         rc = ff_control_expect(&s->ctl, FF_MSG_WELCOME, 0, a->timeout_ms, err);
     if (rc >= 0)
         rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, w, err);
-    /* NOT-STARTED, COMPLETE and TAKEN-BACK open no queues, which would have asked */
-    if (!rc && s->link->ops->check_peer)
+    /* NOT-STARTED and COMPLETE open no queues, which would have asked; who is told that the guest is
+     * taken back leaves at once, and nothing goes by its answer */
+    if (!rc && !taken_back && s->link->ops->check_peer)
         rc = s->link->ops->check_peer(s->link, err);
     return rc;
 }

@@ -13,6 +13,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,6 +145,7 @@ struct mortal {
     struct move *m;
     const char *faults;
     int recover_ms; /* after the break; 0: the test wants it killed before */
+    bool released;  /* after the first break: somebody thinks that the source is dead */
 };
 
 /* Its exit code: 0: told that the guest was taken back; 2: complete; else 3 */
@@ -166,6 +168,11 @@ static void mortal_main(void *arg)
     }
     if (!rc)
         _exit(2);
+    if (k->released) {
+        ff_dest_release(k->m->dest);
+        must_ok(ff_dest_recover(k->m->dest, k->recover_ms, &err), err);
+        must(ff_dest_wait_done(k->m->dest, &err) < 0);
+    }
     _exit(ff_dest_recover(k->m->dest, k->recover_ms, &err) == -EKEYREVOKED ? 0 : 3);
 }
 
@@ -303,6 +310,25 @@ static void lives(void)
     remove_files();
 }
 
+/* It was told that the source is dead, which comes back: its guest is under a lease again */
+static void released_too_soon(void)
+{
+    static struct move m;
+    struct mortal k = {.m = &m, .recover_ms = 60000, .released = true};
+    uint64_t sum = image_sum();
+    struct ff_error err;
+
+    int pid = unreached(&m, &k, 1);
+    ff_source_pause(m.source);
+    usleep(1500000);
+    must_ok(ff_source_resume(m.source, NULL, 10000, &err), err);
+    take_back(&m, sum);
+    must_ok(ff_source_tell_taken_back(m.source, &err), err);
+    must_end(pid, 0, 0);
+    move_free(&m);
+    remove_files();
+}
+
 /* It cannot stop its guest in time, or is stopped itself: the kernel ends it */
 static void hangs(bool stopped)
 {
@@ -361,41 +387,73 @@ static void fence_fails(void)
     remove_files();
 }
 
-static void refused_with(struct move *m, const char *says, void (*prepared)(struct move *))
+static void refused_with(const char *says, enum stage last, void (*prepared)(struct move *))
 {
-    m->options = options;
-    m->prepared = prepared;
-    move_run(m);
-    if (!m->src.rc || m->went || m->ran || !strstr(m->src.err.text, says))
-        loop_fail(__FILE__, __LINE__, "want \"%s\": source %d: %s", says, m->src.rc,
-                  m->src.err.text);
-    move_free(m);
+    static struct move m;
+
+    m = (struct move){.options = options, .prepared = prepared};
+    move_run(&m);
+    if (!m.src.rc || m.went || m.ran || m.src.stage > last || !strstr(m.src.err.text, says))
+        loop_fail(__FILE__, __LINE__, "want \"%s\": source %d, stage %d: %s", says, m.src.rc,
+                  m.src.stage, m.src.err.text);
+    move_free(&m);
 }
 
 /* While the guest runs at the source, and nothing has been said of its state */
 static void refusals(void)
 {
-    static struct move m;
-
     set_out(30, "");
-    refused_with(&m, "cannot stop its guest", NULL);
-    must(m.src.stage <= S_WATCHED);
-    m = (struct move){.n_regions = 0};
-    refused_with(&m, "its disks are its own", refuses_leases);
-    must(m.src.stage <= S_WATCHED);
+    refused_with("cannot stop its guest", S_WATCHED, NULL);
+    refused_with("its disks are its own", S_WATCHED, refuses_leases);
     write_file(record, "of another move", 0600);
-    m = (struct move){.n_regions = 0};
-    refused_with(&m, "remove it", hears_leases);
-    must(m.src.stage == S_CONNECT);
+    refused_with("remove it", S_CONNECT, hears_leases);
     unlink(record);
     chmod(fence, 0600);
-    m = (struct move){.n_regions = 0};
     if (geteuid()) /* root may write, not execute */
-        refused_with(&m, "Permission denied", hears_leases);
+        refused_with("Permission denied", S_CONNECT, hears_leases);
     unlink(fence);
-    m = (struct move){.n_regions = 0};
-    refused_with(&m, "No such file", hears_leases);
+    refused_with("No such file", S_CONNECT, hears_leases);
     remove_files();
+}
+
+/* In a process of its own: who has done that starts no thread */
+static void first_of_namespace_main(void *arg)
+{
+    int status;
+
+    if (unshare(CLONE_NEWPID))
+        _exit(77);
+    pid_t pid = fork();
+    if (!pid)
+        mortal_main(arg);
+    must(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    _exit(WEXITSTATUS(status));
+}
+
+/* The kernel would not end it when its lease does */
+static void first_of_namespace(void)
+{
+    static struct move m;
+    struct mortal k = {.m = &m};
+    struct ff_error err;
+    enum stage s = S_CONNECT;
+    int status;
+
+    /* /proc is not of that namespace, and cannot say there whose a connection is */
+    m = (struct move){.tcp = true, .options = set_out(30, ",timeout=5,insecure=on")};
+    move_prepare(&m);
+    int pid = child_start(first_of_namespace_main, &k);
+    ff_dest_free(m.dest);
+    m.dest = NULL;
+    while (s < S_END && !move_stage(&m, s, &err))
+        s++;
+    must(waitpid(pid, &status, 0) == pid);
+    move_free(&m);
+    remove_files();
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+        loop_skip("unshare(CLONE_NEWPID) is not permitted");
+    if (s > S_WATCHED || !strstr(err.text, "first process of its PID namespace"))
+        loop_fail(__FILE__, __LINE__, "source, stage %d: %s", s, err.text);
 }
 
 /* --- nobody dies --- */
@@ -441,6 +499,25 @@ static void done_lost(void)
     m = (struct move){.options = set_out(30, ",timeout=5"), GUEST, .prepared = hears_leases};
     move_must_survive(&m, "source.done=fail@1,source.resume=fail@1", 1);
     must(atomic_load(&m.breaks_dst));
+    remove_files();
+}
+
+/* ... and waits for a source that may not have read its answer, which asks again */
+static void recover_once_complete(struct move *m, enum stage stage)
+{
+    struct ff_error err;
+
+    must(stage != D_END ||
+         (!ff_dest_is_told(m->dest) && !ff_dest_recover(m->dest, 20000, &err)));
+}
+
+static void answer_lost(void)
+{
+    static struct move m;
+
+    m = (struct move){.options = set_out(30, ",timeout=3"), GUEST, .prepared = hears_leases,
+                      .hook = recover_once_complete};
+    move_must_survive(&m, "dest.withdrawn=fail@1", 1);
     remove_files();
 }
 
@@ -506,12 +583,15 @@ int main(int argc, char **argv)
         {"the destination dies", dies, 90},
         {"the destination dies complete", dies_complete, 60},
         {"the destination lives", lives, 30},
+        {"released too soon", released_too_soon, 30},
         {"the destination hangs", hangs_in_stopping, 30},
         {"the destination is stopped", is_stopped, 30},
         {"fence and record", fence_fails, 30},
         {"refusals", refusals, 60},
+        {"first of its namespace", first_of_namespace, 30},
         {"outage longer than the lease", outage, 60},
         {"DONE lost", done_lost, 60},
+        {"the last answer lost", answer_lost, 60},
         {"GO late", late_go, 30},
         {"the source dies", source_dies, 30},
     };
