@@ -141,6 +141,7 @@ help:
 	  'make check-quick some of every layer, in 5 minutes: before each commit' \
 	  'make check-full the tests, and what takes longer' \
 	  'make soak       moves and forks of one guest while things go wrong (MINUTES=30 SEED=n)' \
+	  'make soak-lib   the same with the library alone, under ASan, UBSan and TSan (MINUTES=10 SEED=n)' \
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \
 	  'make fuzz       the fuzzers together (MINUTES=60); make check-fuzz: each (FUZZ_SECONDS=60)' \

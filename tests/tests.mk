@@ -2,7 +2,8 @@
 #
 # tests.mk - unit tests, loop tests, fuzzers, and who runs them
 
-.PHONY: check check-quick check-unit check-asan check-tsan check-fuzz check-full check-sanitized soak fuzz
+.PHONY: check check-quick check-unit check-asan check-tsan check-fuzz check-full check-sanitized soak soak-lib soak-moves \
+    fuzz
 .PHONY: unit-tests loop-tests fuzzers clone-plan model
 
 # E2E_TESTS: programs and scripts, each with a limit in seconds: tests/e2e/NAME:SECONDS. Exit
@@ -63,7 +64,7 @@ $(MODEL): $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a
 
 # --- loop: whole moves in one process ---
 
-LOOP_SUPPORT := harness region_memory one_move family stranger by_hand
+LOOP_SUPPORT := harness region_memory one_move family stranger by_hand fallback soak_draw
 LOOP_OBJ := $(LOOP_SUPPORT:%=$(BUILD)/obj/tests/loop/%.o)
 LOOP_SRC := $(filter-out $(LOOP_SUPPORT:%=tests/loop/%.c),$(sort $(wildcard tests/loop/*.c)))
 LOOP_TESTS := $(LOOP_SRC:%.c=$(BUILD)/%)
@@ -184,14 +185,15 @@ SUB_MAKE = MAKEFLAGS= $(MAKE) --no-print-directory $(MAKEOVERRIDES)
 ASAN_FLAGS := -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 TSAN_FLAGS := -fsanitize=thread -fno-omit-frame-pointer
 
+WITH_ASAN = ASAN_OPTIONS=detect_leaks=1 $(SUB_MAKE) BUILD=$(BUILD)/asan SANITIZE='$(ASAN_FLAGS)'
+WITH_TSAN = TSAN_OPTIONS='halt_on_error=1 report_thread_leaks=0' \
+    $(SUB_MAKE) BUILD=$(BUILD)/tsan SANITIZE='$(TSAN_FLAGS)' RUN_PREFIX='$(NO_ASLR)'
+
 check-asan:
-	@ASAN_OPTIONS=detect_leaks=1 $(SUB_MAKE) BUILD=$(BUILD)/asan \
-	    SANITIZE='$(ASAN_FLAGS)' check-sanitized
+	@$(WITH_ASAN) check-sanitized
 
 check-tsan:
-	@TSAN_OPTIONS='halt_on_error=1 report_thread_leaks=0' \
-	    $(SUB_MAKE) BUILD=$(BUILD)/tsan \
-	    SANITIZE='$(TSAN_FLAGS)' RUN_PREFIX='$(NO_ASLR)' check-sanitized
+	@$(WITH_TSAN) check-sanitized
 
 # The model has one thread: nothing for TSan, and minutes of it
 SANITIZED = $(UNIT_TESTS) $(LOOP_TESTS) $(if $(findstring =thread,$(SANITIZE)),,$(MODEL))
@@ -201,6 +203,14 @@ check-sanitized: $(UNIT_TESTS) $(LOOP_TESTS) $(MODEL)
 # One guest, moved and forked again and again while things go wrong: the same SEED, the same steps
 soak: all $(E2E_PROGRAMS)
 	@$(RUN_ENV) tests/e2e/soak.py --minutes $(or $(MINUTES),30) $(if $(SEED),--seed '$(SEED)')
+
+# The library's part of that, under ASan with UBSan and under TSan, for so long each
+soak-lib:
+	@$(WITH_ASAN) soak-moves
+	@$(WITH_TSAN) soak-moves
+
+soak-moves: $(BUILD)/tests/loop/soak_moves
+	@$(RUN_ENV) $(RUN_PREFIX) $< --seconds $(shell expr $(or $(MINUTES),10) '*' 60) $(if $(SEED),--seed $(SEED))
 
 check-full: check
 	@$(SUB_MAKE) check-asan

@@ -91,8 +91,7 @@ static void run_test(void *arg)
     t->fn();
 }
 
-/* Its exit status; -1: it took longer than @limit_s and was killed */
-static int wait_child(pid_t pid, unsigned limit_s)
+int child_wait(int pid, unsigned limit_s)
 {
     int status, fd = (int)syscall(SYS_pidfd_open, pid, 0);
     struct pollfd p = {.fd = fd, .events = POLLIN};
@@ -119,21 +118,35 @@ static bool is_wanted(const char *name, int argc, char **argv)
     return argc < 2;
 }
 
+#define SAYS_S 5 /* of the runner's limit: to end what hangs, and to say so */
+
+/* A test's own limit, or what is left of the runner's: who is killed by the runner names no test */
+static unsigned limit_of(const struct loop_test *t, uint64_t since_ns)
+{
+    const char *all = getenv("FARFORK_TEST_LIMIT");
+    unsigned limit_s = (t->limit_s ? t->limit_s : LIMIT_S) * (UNDER_SANITIZER ? 5 : 1);
+    limit_s *= getenv("FARFORK_TEST_LINK") ? 4 : 1; /* a lab under TCG on a busy machine */
+    if (!all)
+        return limit_s;
+    uint64_t past_s = (ff_now_ns() - since_ns) / 1000000000u + SAYS_S, all_s = strtoull(all, NULL, 10);
+    return (unsigned)FF_MIN((uint64_t)limit_s, all_s > past_s ? all_s - past_s : 1);
+}
+
 int loop_main(int argc, char **argv, void (*setup)(void), const struct loop_test *tests, size_t n)
 {
     unsigned failed = 0, skipped = 0, passed = 0;
+    const uint64_t begin = ff_now_ns();
 
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (setup)
         setup();
     for (size_t i = 0; i < n; i++) {
         const struct loop_test *t = &tests[i];
-        unsigned limit_s = (t->limit_s ? t->limit_s : LIMIT_S) * (UNDER_SANITIZER ? 5 : 1);
-        limit_s *= getenv("FARFORK_TEST_LINK") ? 4 : 1; /* a lab under TCG on a busy machine */
         if (!is_wanted(t->name, argc, argv))
             continue;
+        unsigned limit_s = limit_of(t, begin);
         uint64_t start = ff_now_ns();
-        int status = wait_child(child_start(run_test, (void *)t), limit_s);
+        int status = child_wait(child_start(run_test, (void *)t), limit_s);
         unsigned ms = (unsigned)((ff_now_ns() - start) / 1000000);
         if (status == 0) {
             passed++;

@@ -87,6 +87,9 @@ bool wait_flag(const atomic_bool *flag, int limit_ms);
 /* A process of its own, which ends with this one: its pid */
 int child_start(void (*fn)(void *), void *arg);
 
+/* Its exit status; -1: it took longer than @limit_s and was killed */
+int child_wait(int pid, unsigned limit_s);
+
 /* --- memory --- */
 
 #define CELL 4096u
@@ -173,6 +176,7 @@ struct move {
     void (*hook)(struct move *m, enum stage stage); /* before each stage, and at *_END */
     void (*prepared)(struct move *m); /* before the first stage of either side */
     bool resumes; /* tcp: a break after GO is followed by another link */
+    int told_ms;  /* so long a complete destination waits for a source that may not know; 0: it comes */
     void (*broken)(struct move *m, bool source); /* before that, in the side's thread */
 
     /* while it runs, and afterwards */
@@ -197,6 +201,9 @@ void move_prepare(struct move *m);
 /* Both sides through their stages until they end or fail, both. Judges nothing but the
  * invariants; touchers are still running. */
 void move_run(struct move *m);
+
+/* One of them, where the other is in another process: its rc. move_prepare() comes before */
+int move_side(struct move *m, bool source);
 
 /* Both sides of the move done, every byte right, the counts consistent; frees all */
 void move_must_succeed(struct move *m);

@@ -24,117 +24,18 @@
 
 #include "cleanup.h"
 #include "failpoint.h"
+#include "fallback.h"
 #include "loop.h"
 
 #define GUEST .touchers = 4, .writes = true, .touch_late = true
 
-static char dir[32], record[64], fence[64], fenced[64], options[256];
-
-/* What both processes see */
-static struct shared {
-    atomic_bool runs;       /* the guest may */
-    atomic_uint stops, goes; /* that fn() was called */
-    atomic_ulong beat_ns;   /* when the guest last ran */
-    atomic_ulong slow_ms;   /* fn() takes so long */
-} *sh;
-
-/* --- files --- */
-
-static void write_file(const char *path, const char *text, int mode)
-{
-    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, mode);
-
-    must(fd >= 0 && write(fd, text, strlen(text)) == (ssize_t)strlen(text));
-    close(fd);
-}
-
-static bool file_says(const char *path, const char *text)
-{
-    char buf[512] = "";
-    FF_AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
-
-    return fd >= 0 && read(fd, buf, sizeof(buf) - 1) > 0 && strstr(buf, text);
-}
-
-static bool is_there(const char *path)
-{
-    return !access(path, F_OK);
-}
-
-/* A fence that ends with @code */
-static void make_fence(int code)
-{
-    char text[300];
-
-    snprintf(text, sizeof(text),
-             "#!/bin/sh\ntest -e %s || exit 9\necho $FARFORK_DESTINATION $FARFORK_SESSION >>%s\n"
-             "exit %d\n",
-             record, fenced, code);
-    write_file(fence, text, 0700);
-}
-
-static void remove_files(void)
-{
-    unlink(record);
-    unlink(fence);
-    unlink(fenced);
-    rmdir(dir);
-}
-
-/* Each test has a folder of its own */
-static const char *set_out(int lease_s, const char *more)
-{
-    memset(sh, 0, sizeof(*sh));
-    strcpy(dir, "/tmp/farfork-loop-XXXXXX");
-    must(mkdtemp(dir));
-    snprintf(record, sizeof(record), "%s/record", dir);
-    snprintf(fence, sizeof(fence), "%s/fence", dir);
-    snprintf(fenced, sizeof(fenced), "%s/fenced", dir);
-    make_fence(0);
-    snprintf(options, sizeof(options), "fallback=go,lease=%d,fence=%s,record=%s%s", lease_s, fence,
-             record, more);
-    return options;
-}
-
-static uint64_t image_sum(void)
-{
-    uint64_t sum = 0;
-
-    for (uint64_t i = 0; i < image_cells * CELL / 8; i++)
-        sum = (sum ^ ((const uint64_t *)(const void *)image)[i]) * 0x100000001b3ull;
-    return sum;
-}
-
 static void setup(void)
 {
     image_new(4000);
-    sh = mmap(NULL, sizeof(*sh), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    fallback_setup();
 }
 
 /* --- the destination --- */
-
-static void on_lease(void *opaque, bool may_run)
-{
-    (void)opaque;
-    usleep((useconds_t)atomic_load(&sh->slow_ms) * 1000);
-    atomic_fetch_add(may_run ? &sh->goes : &sh->stops, 1);
-    atomic_store(&sh->runs, may_run);
-}
-
-static void *guest_main(void *arg)
-{
-    (void)arg;
-    for (;; usleep(200)) {
-        if (atomic_load(&sh->runs))
-            atomic_store(&sh->beat_ns, ff_boot_ns());
-    }
-    return NULL;
-}
-
-static void hears_leases(struct move *m)
-{
-    ff_dest_on_lease(m->dest, on_lease, NULL);
-}
 
 static void refuses_leases(struct move *m)
 {
@@ -153,17 +54,13 @@ static void mortal_main(void *arg)
 {
     struct mortal *k = arg;
     struct ff_error err;
-    pthread_t guest;
     int rc = 0;
 
     must_ok(ff_failpoints_arm(k->faults, &err), err);
     hears_leases(k->m);
     for (enum stage s = D_ACCEPT; s < D_END && !rc; s++) {
-        if (s == D_RUNNING) {
-            must(!pthread_create(&guest, NULL, guest_main, NULL));
-            if (!atomic_load(&sh->stops))
-                atomic_store(&sh->runs, true);
-        }
+        if (s == D_RUNNING)
+            guest_start();
         rc = move_stage(k->m, s, &err);
     }
     if (!rc)
@@ -205,32 +102,6 @@ static void must_end(int pid, int signal, int code)
                : WIFEXITED(status) && WEXITSTATUS(status) == code)
         return;
     loop_fail(__FILE__, __LINE__, "the destination ended with status 0x%x", status);
-}
-
-/* Nobody runs it there from here on */
-static void must_be_still(void)
-{
-    uint64_t now = ff_boot_ns();
-
-    must(atomic_load(&sh->beat_ns) < now);
-    usleep(300000);
-    must(atomic_load(&sh->beat_ns) < now);
-}
-
-static void take_back(struct move *m, uint64_t sum)
-{
-    struct ff_error err;
-
-    must(m->went);
-    must_ok(ff_source_take_back(m->source, &err), err);
-    must_be_still();
-    must(image_sum() == sum);
-    must(file_says(record, "taken-back\nsession=") && file_says(fenced, "127.0.0.1:"));
-    char session[FF_SESSION_TEXT];
-    ff_source_session(m->source, session);
-    must(*session && file_says(record, session) && file_says(fenced, session));
-    must(ff_source_resume(m->source, NULL, 1000, &err) == -EINVAL);
-    must_ok(ff_source_take_back(m->source, &err), err); /* it is */
 }
 
 /* --- it dies --- */
@@ -288,7 +159,7 @@ static int unreached(struct move *m, struct mortal *k, int lease_s)
     *m = (struct move){.tcp = true, .options = set_out(lease_s, ",timeout=5,prefill=off")};
     int pid = mortal_start(k, m);
     must(source_stages(m, S_DONE) == S_DONE);
-    for (unsigned ms = 0; !atomic_load(&sh->beat_ns); ms++, usleep(1000))
+    for (unsigned ms = 0; !atomic_load(&leased->beat_ns); ms++, usleep(1000))
         must(ms < 20000);
     return pid;
 }
@@ -303,7 +174,7 @@ static void lives(void)
 
     int pid = unreached(&m, &k, 1);
     take_back(&m, sum);
-    must(atomic_load(&sh->stops) == 1 && !atomic_load(&sh->goes));
+    must(atomic_load(&leased->stops) == 1 && !atomic_load(&leased->goes));
     must_ok(ff_source_tell_taken_back(m.source, &err), err);
     must_end(pid, 0, 0);
     move_free(&m);
@@ -337,11 +208,11 @@ static void hangs(bool stopped)
     uint64_t sum = image_sum();
 
     int pid = unreached(&m, &k, 2);
-    atomic_store(&sh->slow_ms, 3600000);
+    atomic_store(&leased->slow_ms, 3600000);
     if (stopped)
         kill(pid, SIGSTOP);
     take_back(&m, sum);
-    must(!atomic_load(&sh->stops));
+    must(!atomic_load(&leased->stops));
     must(waitpid(pid, NULL, WNOHANG) == pid); /* before the source took it back */
     move_free(&m);
     remove_files();
@@ -467,7 +338,7 @@ static void whole(void)
     move_run(&m);
     must(!m.dst.rc && ff_dest_is_told(m.dest));
     must(ff_source_take_back(m.source, &err) == -EINVAL && strstr(err.text, "for good"));
-    must(!atomic_load(&sh->stops) && !is_there(record) && !is_there(fenced));
+    must(!atomic_load(&leased->stops) && !is_there(record) && !is_there(fenced));
     move_must_succeed(&m);
     remove_files();
 }
@@ -487,7 +358,7 @@ static void outage(void)
     m = (struct move){.options = set_out(2, ",timeout=5,chunk=64K,window=1,prefill=pull"), GUEST,
                       .prepared = hears_leases, .broken = long_outage};
     move_must_survive(&m, "dest.fault=delay:2000,tcp.serve.prefill=fail@9", 1);
-    must(atomic_load(&sh->stops) == 1 && atomic_load(&sh->goes) == 1 && !is_there(record));
+    must(atomic_load(&leased->stops) == 1 && atomic_load(&leased->goes) == 1 && !is_there(record));
     remove_files();
 }
 
@@ -530,9 +401,9 @@ static void late_go(void)
     m = (struct move){.tcp = true, .options = set_out(1, ",timeout=5"), GUEST,
                       .prepared = hears_leases};
     move_run(&m);
-    for (unsigned ms = 0; !atomic_load(&sh->goes) && ms < 5000; ms++)
+    for (unsigned ms = 0; !atomic_load(&leased->goes) && ms < 5000; ms++)
         usleep(1000);
-    must(atomic_load(&sh->stops) == 1);
+    must(atomic_load(&leased->stops) == 1);
     move_must_succeed(&m);
     remove_files();
 }
@@ -565,12 +436,12 @@ static void source_dies(void)
     must(rc == -ENOTCONN && !ff_dest_is_told(m.dest)); /* every page is here */
     must_end(pid, SIGKILL, 0);
     must(ff_dest_recover(m.dest, 1500, &err) == -ETIMEDOUT);
-    must(atomic_load(&sh->stops) == 1 && !atomic_load(&sh->goes));
-    atomic_store(&sh->slow_ms, 300);
+    must(atomic_load(&leased->stops) == 1 && !atomic_load(&leased->goes));
+    atomic_store(&leased->slow_ms, 300);
     ff_dest_release(m.dest); /* an operator says so */
     must_ok(ff_dest_recover(m.dest, 1500, &err), err);
     must_ok(ff_dest_wait_done(m.dest, &err), err);
-    must(atomic_load(&sh->goes) == 1);
+    must(atomic_load(&leased->goes) == 1);
     verify_all(&m);
     ff_dest_free(m.dest);
     remove_files();
