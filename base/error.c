@@ -9,6 +9,19 @@
 
 #include "error.h"
 
+/* It was cut: not within a character of UTF-8, since the text may go into JSON */
+static void end_at_character(struct ff_error *err)
+{
+    size_t room = sizeof(err->text) - 1, at = room;
+
+    while (at > room - 3 && (err->text[at - 1] & 0xc0) == 0x80)
+        at--;
+    unsigned first = (unsigned char)err->text[at - 1];
+    size_t bytes = first < 0xc0 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+    if (at - 1 + bytes > room)
+        err->text[at - 1] = '\0';
+}
+
 int ff_error_set(struct ff_error *err, int code, const char *fmt, ...)
 {
     if (!err)
@@ -17,8 +30,10 @@ int ff_error_set(struct ff_error *err, int code, const char *fmt, ...)
     va_list ap;
     va_start(ap, fmt);
     err->code = code;
-    vsnprintf(err->text, sizeof(err->text), fmt, ap);
+    int n = vsnprintf(err->text, sizeof(err->text), fmt, ap);
     va_end(ap);
+    if (n >= (int)sizeof(err->text))
+        end_at_character(err);
     return -code;
 }
 
@@ -35,6 +50,8 @@ int ff_error_context(struct ff_error *err, const char *fmt, ...)
     int n = vsnprintf(err->text, sizeof(err->text), fmt, ap);
     va_end(ap);
     if (n >= 0 && (size_t)n < sizeof(err->text))
-        snprintf(err->text + n, sizeof(err->text) - (size_t)n, ": %s", old);
+        n += snprintf(err->text + n, sizeof(err->text) - (size_t)n, ": %s", old);
+    if (n >= (int)sizeof(err->text))
+        end_at_character(err);
     return -err->code;
 }

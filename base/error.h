@@ -10,7 +10,8 @@
  *              "migrate to b:4444: hello: region pc.ram: length differs (...)".
  * Invariants   1. An error is filled on failure and untouched on success.
  *              2. The first cause stays at the end of the text: only the text in
- *                 front grows. A text that does not fit loses its end, not its start.
+ *                 front grows. A text that does not fit loses its end, not its start,
+ *                 and is cut between two characters of UTF-8.
  *              3. Every function here takes a NULL error.
  */
 #ifndef FF_BASE_ERROR_H

@@ -68,6 +68,31 @@ static void test_truncation(void **state)
         assert_int_equal(e.guard[i], 0x5a);
 }
 
+/* Wherever the limit falls in a character of 2, 3 or 4 bytes */
+static void test_cut_at_character(void **state)
+{
+    static const char *const characters[] = {"\303\244", "\342\202\254", "\360\237\220\204"};
+    struct ff_error err;
+    char large[2000];
+    (void)state;
+
+    for (unsigned i = 0; i < 3; i++)
+        for (unsigned before = 0; before < 8; before++) {
+            size_t bytes = strlen(characters[i]), n = before;
+            memset(large, 'a', sizeof(large));
+            for (; n + bytes < sizeof(large); n += bytes)
+                memcpy(large + n, characters[i], bytes);
+            large[n] = '\0';
+            ff_error_set(&err, EIO, "%s", large);
+            for (unsigned context = 0; context < 2; context++) {
+                size_t len = strlen(err.text);
+                assert_true(len > sizeof(err.text) - 1 - bytes);
+                assert_memory_equal(err.text + len - bytes, characters[i], bytes);
+                ff_error_context(&err, "b");
+            }
+        }
+}
+
 static void test_null(void **state)
 {
     (void)state;
@@ -93,5 +118,5 @@ static void test_public(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_set), cmocka_unit_test(test_context),
-          cmocka_unit_test(test_truncation), cmocka_unit_test(test_null),
-          cmocka_unit_test(test_public))
+          cmocka_unit_test(test_truncation), cmocka_unit_test(test_cut_at_character),
+          cmocka_unit_test(test_null), cmocka_unit_test(test_public))
