@@ -144,7 +144,7 @@ help:
 	  'make soak-lib   the same with the library alone, under ASan, UBSan and TSan (MINUTES=10 SEED=n)' \
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \
-	  'make fuzz       the fuzzers together (MINUTES=60); make check-fuzz: each (FUZZ_SECONDS=60)' \
+	  'make fuzz       the fuzzers at the same time (MINUTES=60); make check-fuzz: FUZZ_SECONDS=60' \
 	  'make install    to PREFIX (/usr/local), below DESTDIR where that is set' \
 	  'make clean      remove $(BUILD)/' \
 	  'Variables: BUILD (folder), FARFORK_CACHE (downloads and objects, outside the checkout)'

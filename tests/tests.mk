@@ -147,7 +147,7 @@ RUN_DOCS := tests/docs/man_matches_help.py:60 tests/docs/figures_match_code.py:3
 # that the micro guest notices every kind of damage to its memory: what the e2e tests rest on
 RUN_GUESTS := 'tests/guests/micro/micro_selftest.py --qemu $(BUILD)/bin/qemu-system-x86_64 \
     --guest $(BUILD)/guests/micro.elf --bios qboot.rom:480'
-run_fuzz = $(foreach f,$(FUZZERS),'tests/fuzz/run $(f) $(1):$(shell expr $(1) + 60)')
+run_fuzz = 'tests/fuzz/run $(1) $(FUZZERS):$(shell expr $(1) + 120)'
 
 check-unit: $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(MODEL)
 	@$(RUN_ENV) tests/run $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM)
@@ -160,23 +160,23 @@ QUICK_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120
 check-quick: all clone-plan lab-kernel $(UNIT_TESTS) $(QUICK_LOOP) $(PLATFORM_TESTS) $(E2E_PROGRAMS) \
              $(E2E_FILES) fuzzers $(MODEL) $(BUILD)/tests/lab/link_verbs
 	@$(RUN_ENV) CC='$(CC)' tests/run 'tests/unit/headers $(BUILD)' $(RUN_DOCS) $(RUN_UNIT) \
-	    $(RUN_MODEL) $(RUN_PLATFORM) $(QUICK_LOOP:=:180) $(call run_fuzz,2) $(QUICK_BENCH) $(QUICK_E2E) \
+	    $(RUN_MODEL) $(RUN_PLATFORM) $(QUICK_LOOP:=:180) $(call run_fuzz,15) $(QUICK_BENCH) $(QUICK_E2E) \
 	    'lab/lab $(BUILD)/tests/lab/link_verbs:300'
 
 check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers \
        $(MODEL)
 	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner 'tests/unit/headers $(BUILD)' \
 	    tests/unit/guest_keys \
-	    $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,7) $(RUN_DOCS) $(RUN_BENCH) \
+	    $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,60) $(RUN_DOCS) $(RUN_BENCH) \
 	    $(RUN_GUESTS) \
 	    $(E2E_TESTS) $(RUN_LAB)
 
+# All of them at the same time; what was found covers more the next time
 check-fuzz: fuzzers
-	@$(RUN_ENV) tests/run $(call run_fuzz,$(FUZZ_SECONDS))
+	@$(RUN_ENV) tests/fuzz/run $(FUZZ_SECONDS) $(FUZZERS)
 
-# All of them together for so long; what was found covers more the next time
-fuzz: fuzzers
-	@$(RUN_ENV) tests/run $(call run_fuzz,$(shell expr $(or $(MINUTES),60) '*' 60 / $(words $(FUZZERS))))
+fuzz:
+	@$(SUB_MAKE) check-fuzz FUZZ_SECONDS=$(shell expr $(or $(MINUTES),60) '*' 60)
 
 # The library and its tests once more, in a folder of their own. MAKEFLAGS is emptied because
 # the sub-make sets -j itself. report_thread_leaks=0: a test of a broken link ends by _exit()
