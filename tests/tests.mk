@@ -95,9 +95,9 @@ $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 # --- fuzzers: clang's; seeds are made, not kept ---
 
 PART_FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz)
-WHOLE_FUZZERS := $(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz guest_fuzz)
+WHOLE_FUZZERS := $(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz guest_fuzz command_fuzz)
 FUZZERS := $(PART_FUZZERS) $(WHOLE_FUZZERS)
-FUZZ_CORPORA := wire queue clone gate dest source agent guest
+FUZZ_CORPORA := wire queue clone gate dest source agent guest command
 FUZZ_SANITIZE = $(filter-out $(OPT),$(CFLAGS)) -O1 -fno-omit-frame-pointer -MMD -MP \
               -fno-sanitize-recover=undefined $(addprefix -iquote ,$(LIB_DIRS) include $(TOOL_DIRS))
 FUZZ_CFLAGS = $(FUZZ_SANITIZE) -fsanitize=fuzzer,address,undefined
@@ -109,7 +109,7 @@ $(PART_FUZZERS): $(BUILD)/fuzz/%: tests/fuzz/%.c tests/tests.mk | $(DEPS_ALL)
 	@clang $(FUZZ_CFLAGS) -o $@ $< $(TEST_LIBS)
 
 # a whole side of a move: all of the library, seen by the fuzzer
-FUZZ_OBJ := $(patsubst %.c,$(BUILD)/fuzz/obj/%.o,$(LIB_SRC) tests/fuzz/peer.c \
+FUZZ_OBJ := $(patsubst %.c,$(BUILD)/fuzz/obj/%.o,$(LIB_SRC) $(addprefix tests/fuzz/,peer.c clock.c command_host.c) \
               $(filter-out $(TOOL_MAIN:$(BUILD)/obj/%.o=%.c),$(TOOL_SRC)))
 $(FUZZ_OBJ): $(BUILD)/fuzz/obj/%.o: %.c tests/tests.mk | $(DEPS_ALL)
 	@mkdir -p $(@D)
@@ -118,9 +118,16 @@ $(FUZZ_OBJ): $(BUILD)/fuzz/obj/%.o: %.c tests/tests.mk | $(DEPS_ALL)
 $(BUILD)/fuzz/libwhole.a: $(FUZZ_OBJ)
 	@rm -f $@ && ar rcs $@ $^
 
+# command_host.c: an input names programs, files and processes
+$(BUILD)/fuzz/command_fuzz: FUZZ_WRAP = kill waitid waitpid open unlink access connect clock_gettime \
+    agent_server_start agent_set_weight preflight_check rundir_write_state rundir_reserve_state \
+    jsonl_write_json $(addprefix overlay_records_,make unmake add sweep leave) \
+    $(addprefix ff_agent_,together stats session free)
+
 $(WHOLE_FUZZERS): $(BUILD)/fuzz/%: tests/fuzz/%.c $(BUILD)/fuzz/libwhole.a tests/tests.mk
 	@echo "  FUZZ    $@"
-	@clang $(FUZZ_CFLAGS) -o $@ $< $(BUILD)/fuzz/libwhole.a $(TOOL_LIBS) $(TEST_LIBS)
+	@clang $(FUZZ_CFLAGS) $(addprefix -Xlinker --wrap=,$(FUZZ_WRAP)) -o $@ $< $(BUILD)/fuzz/libwhole.a \
+	    $(TOOL_LIBS) $(TEST_LIBS)
 
 $(BUILD)/fuzz/seeds: tests/fuzz/seeds.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@mkdir -p $(@D)

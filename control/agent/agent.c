@@ -230,10 +230,10 @@ static void run_command(struct agent *a, const char *line)
         else
             agent_send(a, json_pack("{ss}", "event", "checked"));
     } else if ((v = json_object_get(o, "kill"))) {
-        if (agent_spawn_not(a, (unsigned)json_integer_value(v))) {
+        if (agent_spawn_not(a, json_integer_value(v))) {
             agent_send_error(a, (unsigned)json_integer_value(v), "ended before its start");
             agent_count_vms(a);
-        } else if ((vm = agent_vms_find(&a->vms, (unsigned)json_integer_value(v))) &&
+        } else if ((vm = agent_vms_find(&a->vms, json_integer_value(v))) &&
             vm->state != AGENT_VM_ENDED)
             agent_vm_kill(vm);
     } else if ((v = json_object_get(o, "qmp"))) {
@@ -511,6 +511,7 @@ static void end_vms(struct agent *a)
     for (size_t i = 0; a->detached && i < a->vms.n; i++)
         if (a->vms.v[i].state != AGENT_VM_ENDED &&
             (a->kept || a->vms.v[i].state == AGENT_VM_COMPLETE)) {
+            agent_private_forget(&a->vms.v[i]); /* nobody else does */
             a->vms.v[i].state = AGENT_VM_ENDED;
             left++;
         }

@@ -64,7 +64,7 @@ void agent_private_remove(json_t *files);
 void agent_private_forget(struct agent_vm *vm);
 
 const char *agent_vm_state_name(enum agent_vm_state s);
-struct agent_vm *agent_vms_find(struct agent_vms *k, unsigned number);
+struct agent_vm *agent_vms_find(struct agent_vms *k, json_int_t number);
 size_t agent_vms_alive(const struct agent_vms *k);
 size_t agent_vms_starting(const struct agent_vms *k); /* of those: they do not run yet */
 

@@ -43,11 +43,11 @@ bool agent_vms_never_ran(const struct agent_vms *k)
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o)
 {
     json_int_t number = json_integer_value(json_object_get(o, "child"));
-    json_t *e = json_pack("{ss si}", "event", "adopt", "child", (int)number);
+    json_t *e = json_pack("{ss sI}", "event", "adopt", "child", number);
     struct ff_error why;
-    int rc = agent_vms_find(k, (unsigned)number)
+    int rc = agent_vms_find(k, number)
                  ? overlay_records_add(k->dir, (unsigned)number, json_object_get(o, "files"), &why)
-                 : ff_error_set(&why, ENOENT, "adopt: no child %d here", (int)number);
+                 : ff_error_set(&why, ENOENT, "adopt: no such child here");
 
     if (rc)
         json_object_set_new(e, "error", json_string(why.text));

@@ -60,7 +60,7 @@ json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o)
     const char *execute = json_string_value(json_object_get(o, "execute"));
     bool add = json_is_true(json_object_get(o, "add-key"));
     json_int_t number = json_integer_value(json_object_get(o, "child"));
-    struct agent_vm *vm = agent_vms_find(k, (unsigned)number);
+    struct agent_vm *vm = agent_vms_find(k, number);
     bool there = vm && vm->qmp && vm->state != AGENT_VM_ENDED;
     char *key = add && there && k->key ? key_text_new(k->key) : NULL;
     json_t *id = json_object_get(o, "id"),

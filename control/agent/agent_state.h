@@ -43,7 +43,7 @@ struct agent {
 size_t agent_waiting(const struct agent *a);
 void agent_spawn_later(struct agent *a, json_t *spawn); /* borrowed */
 void agent_spawn_waiting(struct agent *a);
-bool agent_spawn_not(struct agent *a, unsigned number);
+bool agent_spawn_not(struct agent *a, json_int_t number);
 void agent_count_vms(struct agent *a); /* after any change of their number or states */
 
 /* agent_key.c: the key that the first line of input has, into @a->vms.key */

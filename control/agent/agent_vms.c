@@ -16,6 +16,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdio.h>
@@ -39,7 +40,7 @@ const char *agent_vm_state_name(enum agent_vm_state s)
     return names[s];
 }
 
-struct agent_vm *agent_vms_find(struct agent_vms *k, unsigned number)
+struct agent_vm *agent_vms_find(struct agent_vms *k, json_int_t number)
 {
     for (size_t i = 0; i < k->n; i++)
         if (k->v[i].number == number)
@@ -118,9 +119,9 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
     int fd = -1, rc = 0;
     pid_t pid = 0;
 
-    if (!argv || !p.log || !ok || number < 1 || number > UINT32_MAX)
+    if (!argv || !p.log || !ok || number < 1 || number > INT_MAX)
         rc = ff_error_set(why, EINVAL, "spawn: want number, argv, log");
-    else if (agent_vms_find(k, (unsigned)number))
+    else if (agent_vms_find(k, number))
         rc = ff_error_set(why, EEXIST, "spawn: there is a child %d", (int)number);
     else
         rc = overlay_records_make(k->dir, (unsigned)number, files, why);

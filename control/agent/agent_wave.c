@@ -60,7 +60,7 @@ static json_t *spawn_next(struct agent *a)
     return spawn;
 }
 
-bool agent_spawn_not(struct agent *a, unsigned number)
+bool agent_spawn_not(struct agent *a, json_int_t number)
 {
     size_t i;
     json_t *spawn;

@@ -2,7 +2,7 @@
  *
  * seeds.c - write a small corpus for the fuzzers
  *
- * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST, a folder each
+ * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND, a folder each
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -230,10 +230,36 @@ static void save_guests(void)
     SAVE(1, 6, 2, 7, 2, 2, 18, 0, 18, 5, 2);
 }
 
+/* Of command_fuzz.c: each command, in each state; a fork's image and its children; a guest that is
+ * moved to a child; QEMU's answers */
+static void save_commands(void)
+{
+    for (uint8_t i = 0; i < 13; i++)
+        for (uint8_t how = 0; how < 4; how++) {
+            SAVE(how, 0, 0, 1, 0, i, 1, 0, 7, 2);
+            SAVE(how, 0, 0, 1, 2, 0, 0, 9, 1, 0, i, 1, 0, 2, 1); /* its number is in use */
+            SAVE(how, 0, 0, 1, 2, 0, 5, 0, 2, 0, i, 1, 0, 7, 2); /* kept */
+            SAVE(how, 0, 0, 1, 0, 9, 1, 0, i, 1);               /* detached */
+            SAVE(how, 0, 10, 1, 0, i, 1);                       /* ending */
+            SAVE(how, 30 + 32 * (i % 5), 0, i, 1, 0, 0, 2);     /* the host fails */
+            SAVE(how, 4, i, 1, 2, 12, 'x', 3, '"');
+        }
+    SAVE(1, 0, 0, 1, 2, 0, 24, 1, 9, 24, 2, 24, 3, 10, 6, 10, 8, 26, 0, 26, 1, 26, 2, 9, 24, 4, 25,
+         7, 7, 15);
+    SAVE(1, 0, 0, 1, 2, 0, 9, 121, 57, 89, 24, 5, 93, 13, 13); /* paused, then lost */
+    SAVE(2, 0, 0, 1, 2, 0, 0, 4, 1, 10, 0, 10, 1, 10, 2, 0, 5, 0, 3, 1, 10, 0, 10, 1, 10, 4, 0, 9);
+    SAVE(2, 0, 0, 1, 2, 0, 0, 5, 15, 93, 93, 10, 0, 10, 1, 10, 2); /* nobody comes: SIGTERM */
+    SAVE(0, 0, 5, 0, 0, 0, 1, 47, 15); /* a child that comes after keep has its secrets, too */
+    SAVE(0, 0, 3, 1, 5, 14, '{', '"', 'p', 'i', 'n', 'g', '"', ':', 't', 'r', 'u', 'e', '}', '\n',
+         5, 3, '[', ']', '\n', 5, 2, '1', '\n');
+    for (uint8_t how = 0; how < 8; how++)
+        SAVE(how % 4, 14 + 32 * how);
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 9) {
-        fprintf(stderr, "usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST\n");
+    if (argc != 10) {
+        fprintf(stderr, "usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND\n");
         return 2;
     }
     folder = argv[1];
@@ -254,5 +280,7 @@ int main(int argc, char **argv)
     save_agents();
     folder = argv[8];
     save_guests();
+    folder = argv[9];
+    save_commands();
     return 0;
 }
