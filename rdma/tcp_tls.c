@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -13,6 +14,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "failpoint.h"
+#include "log.h"
 #include "tcp_socket.h"
 #include "tcp_tls.h"
 
@@ -107,6 +109,16 @@ static void drop_creds(struct tcp_tls *t, struct creds *c)
     t->secret = NULL;
 }
 
+/* Once in a process: whoever looks for kTLS is told */
+static void say_where(void)
+{
+    static atomic_flag said = ATOMIC_FLAG_INIT;
+
+    if (!atomic_flag_test_and_set(&said))
+        ff_log(FF_LOG_INFO, "tcp: TLS: this process encrypts (GnuTLS), not the kernel (kTLS): before "
+               "Linux 6.14 kTLS takes no new key on a connection");
+}
+
 static int start_session(struct tcp_tls *t, bool active)
 {
     unsigned flags = GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL | GNUTLS_NO_TICKETS |
@@ -187,6 +199,8 @@ int tcp_tls_new(int fd, bool active, const uint8_t secret[FF_KDF_LEN], int cance
         tcp_tls_free(t);
     else
         *out = t;
+    if (!rc)
+        say_where();
     return rc;
 }
 

@@ -16,6 +16,7 @@
 #include <sys/socket.h>
 
 #include "failpoint.h"
+#include "log.h"
 #include "tcp_tls.h"
 #include "tcp_wire.h"
 
@@ -205,6 +206,30 @@ static void use_queues(struct pair *p)
     }
 }
 
+static atomic_uint n_told;
+
+static void count_told(enum ff_log_level level, const char *line)
+{
+    (void)level;
+    n_told += strstr(line, "(kTLS)") != NULL;
+}
+
+/* Both ends, both queues: the first of a process says it, so this test is the first */
+static void test_told_once(void **state)
+{
+    struct pair p;
+    (void)state;
+
+    ff_log_set(count_told, FF_LOG_INFO);
+    for (int keyed = 0; keyed < 2; keyed++) {
+        pair_by_wire(&p, keyed);
+        pair_close(&p);
+        wire_end();
+        assert_int_equal(atomic_load(&n_told), keyed);
+    }
+    ff_log_set(NULL, FF_LOG_WARN);
+}
+
 /* Of all that passes nothing is a page, a request or a reply; without a key all of them are seen */
 static void test_nothing_to_read(void **state)
 {
@@ -372,5 +397,5 @@ static void test_other_peer(void **state)
 
 #define TEST(fn) cmocka_unit_test_setup_teardown(fn, start, end)
 
-UNIT_MAIN(TEST(test_nothing_to_read), TEST(test_new_keys), TEST(test_bit_changed),
-          TEST(test_said_twice_or_not), TEST(test_other_peer))
+UNIT_MAIN(TEST(test_told_once), TEST(test_nothing_to_read), TEST(test_new_keys),
+          TEST(test_bit_changed), TEST(test_said_twice_or_not), TEST(test_other_peer))
