@@ -100,6 +100,24 @@ int ff_address_parse(const char *text, struct ff_address **out, struct ff_error 
  * Return: 0; -EINVAL: no error tells any of @text; or @a is "unix"; -ENOMEM
  */
 int ff_address_set_key(struct ff_address *a, const char *text, size_t len, struct ff_error *err);
+
+/**
+ * ff_address_set_psk() - give @a a user's key of a file for TLS-PSK, instead of a key of its own
+ * @path: USER:HEX in each line, as psktool(1) writes it; this call reads it
+ * @user: a source: whose key it has; NULL, a destination: any of the file may come, at most 256
+ *
+ * The key is used as that of ff_address_set_key() is, over every link. It lasts for longer than
+ * one move: who gets it later can open the control messages that he recorded, as for a key.
+ *
+ * Return: 0; -EPERM: everybody may read the file, or others than its owner write it; -ENOENT: there
+ *         is no @user, or no file; -EINVAL: a line that is none, a key of less than 16 bytes, @a has
+ *         a key or is "unix"; -E2BIG, -ENOMEM, -EIO, or why it cannot be read
+ */
+int ff_address_set_psk(struct ff_address *a, const char *path, const char *user,
+                       struct ff_error *err);
+
+/* Did key-file= or one of these two calls give @a a key? */
+bool ff_address_has_key(const struct ff_address *a);
 void ff_address_free(struct ff_address *a);
 
 /* reconnect=SECONDS: a limit for ff_source_resume() and ff_dest_recover(), which go by what their

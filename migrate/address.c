@@ -356,6 +356,26 @@ int ff_address_set_key(struct ff_address *a, const char *text, size_t len, struc
     return rc;
 }
 
+int ff_address_set_psk(struct ff_address *a, const char *path, const char *user,
+                       struct ff_error *err)
+{
+    struct ff_key *k;
+    int rc = check_takes_key(a, err);
+
+    if (!rc && a->key)
+        rc = ff_error_set(err, EINVAL, "address: a key and TLS-PSK credentials: want one of them");
+    if (!rc)
+        rc = ff_key_load_psk(path, user, &k, err);
+    if (!rc)
+        use_key(a, k);
+    return rc;
+}
+
+bool ff_address_has_key(const struct ff_address *a)
+{
+    return a->key;
+}
+
 struct ff_address ff_address_copy(const struct ff_address *a)
 {
     struct ff_address out = *a;

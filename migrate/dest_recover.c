@@ -52,10 +52,7 @@ static bool has_port(struct ff_dest *d)
 /* Whether @key is the move's own: that of another address may be another */
 static bool is_own_key(const struct ff_dest *d, const struct ff_key *key)
 {
-    const struct ff_key *own = d->addr.key;
-
-    return key == own ||
-           (key && own && !memcmp(ff_key_bytes(key), ff_key_bytes(own), FF_KEY_LEN));
+    return ff_key_equal(key, d->addr.key);
 }
 
 /* Another address of the move has the permission of the first one */

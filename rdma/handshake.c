@@ -46,12 +46,12 @@ static bool is_length(size_t len, size_t want, const char *what, struct ff_error
 }
 
 /* What @role says with @key after all that was said: @n bytes of it */
-static int make_proof(const struct ff_handshake *h, const struct ff_key *key, const char *role,
+static int make_proof(const struct ff_handshake *h, const uint8_t *key, const char *role,
                       size_t n, uint8_t out[FF_KDF_LEN])
 {
     uint8_t prk[FF_KDF_LEN], auth[FF_KDF_LEN], hash[FF_KDF_LEN];
 
-    int rc = ff_kdf_extract(ff_key_bytes(key), FF_KEY_LEN, SALT, prk);
+    int rc = ff_kdf_extract(key, FF_KEY_LEN, SALT, prk);
     if (!rc)
         rc = ff_kdf_expand(prk, "auth", NULL, 0, auth, sizeof(auth));
     if (!rc)
@@ -63,13 +63,13 @@ static int make_proof(const struct ff_handshake *h, const struct ff_key *key, co
     return rc;
 }
 
-static int make_epoch(const struct ff_handshake *h, const struct ff_key *key,
+static int make_epoch(const struct ff_handshake *h, const uint8_t *key,
                       enum ff_hs_suite suite, struct ff_epoch *e)
 {
     uint8_t prk[FF_KDF_LEN], epoch[FF_KDF_LEN], hash[FF_KDF_LEN];
 
     e->suite = suite;
-    int rc = ff_kdf_extract(ff_key_bytes(key), FF_KEY_LEN, SALT, prk);
+    int rc = ff_kdf_extract(key, FF_KEY_LEN, SALT, prk);
     if (!rc)
         rc = ff_kdf_hash(h->said, sizeof(h->said), hash);
     if (!rc)
@@ -97,6 +97,15 @@ static int handshake_failed(struct ff_handshake *h, int rc, struct ff_error *err
     return rc;
 }
 
+int ff_hs_nonce_of(const struct ff_key *key, uint8_t nonce[FF_HS_NONCE_LEN], struct ff_error *err)
+{
+    int rc = ff_hs_nonce(nonce, err);
+
+    if (!rc && (rc = ff_key_mark(key, nonce, FF_HS_NONCE_LEN)) && err)
+        *err = crypto;
+    return rc;
+}
+
 int ff_hs_nonce(uint8_t nonce[FF_HS_NONCE_LEN], struct ff_error *err)
 {
     if (getrandom(nonce, FF_HS_NONCE_LEN, 0) != FF_HS_NONCE_LEN)
@@ -111,6 +120,12 @@ void ff_hs_ask(struct ff_handshake *h, unsigned suites, const uint8_t nonce[FF_H
     put_head(h->said, FF_HS_HELLO_LEN, MAGIC_HELLO, suites, nonce);
     memcpy(out, h->said, FF_HS_HELLO_LEN);
     h->state = FF_HS_ASKED;
+}
+
+/* The destination's, for the source whose hello @h has */
+static const uint8_t *key_for(const struct ff_handshake *h, const struct ff_key *key)
+{
+    return ff_key_marked(key, h->said + FF_HS_HELLO_LEN - FF_HS_NONCE_LEN, FF_HS_NONCE_LEN);
 }
 
 /* The suite for a hello; 0: there is none, and @err says why */
@@ -155,7 +170,8 @@ int ff_hs_answer(struct ff_handshake *h, const struct ff_key *key, unsigned suit
 
     memcpy(h->said, hello, FF_HS_HELLO_LEN);
     memcpy(answer_bytes(h), out, HEAD_LEN);
-    int rc = make_proof(h, key, "destination", FF_HS_HELLO_LEN + HEAD_LEN, out + HEAD_LEN);
+    int rc = make_proof(h, key_for(h, key), "destination", FF_HS_HELLO_LEN + HEAD_LEN,
+                        out + HEAD_LEN);
     *can_send = !rc;
     if (rc)
         return handshake_failed(h, rc, err);
@@ -200,6 +216,7 @@ static int wrong_state(struct ff_handshake *h, struct ff_error *err)
 int ff_hs_prove(struct ff_handshake *h, const struct ff_key *key, const void *answer, size_t len,
                 uint8_t out[FF_HS_PROOF_LEN], struct ff_epoch *e, struct ff_error *err)
 {
+    const uint8_t *own = ff_key_bytes(key);
     uint8_t want[FF_KDF_LEN];
     unsigned suite;
 
@@ -209,14 +226,14 @@ int ff_hs_prove(struct ff_handshake *h, const struct ff_key *key, const void *an
     if (rc)
         return handshake_failed(h, rc, err);
     memcpy(answer_bytes(h), answer, FF_HS_ANSWER_LEN);
-    rc = make_proof(h, key, "destination", FF_HS_HELLO_LEN + HEAD_LEN, want);
+    rc = make_proof(h, own, "destination", FF_HS_HELLO_LEN + HEAD_LEN, want);
     if (!rc && gnutls_memcmp(want, answer_bytes(h) + HEAD_LEN, sizeof(want)))
         rc = ff_error_set(err, EACCES, "handshake: the destination has another key, or somebody "
                           "between changed what was said");
     if (!rc)
-        rc = make_proof(h, key, "source", sizeof(h->said), out + FF_HS_CHALLENGE_LEN);
+        rc = make_proof(h, own, "source", sizeof(h->said), out + FF_HS_CHALLENGE_LEN);
     if (!rc)
-        rc = make_epoch(h, key, (enum ff_hs_suite)suite, e);
+        rc = make_epoch(h, own, (enum ff_hs_suite)suite, e);
     if (rc)
         return handshake_failed(h, rc, err);
     memcpy(out, answer_bytes(h) + HEAD_LEN - FF_HS_NONCE_LEN, FF_HS_CHALLENGE_LEN);
@@ -234,13 +251,14 @@ int ff_hs_check(struct ff_handshake *h, const struct ff_key *key, const void *pr
         return wrong_state(h, err);
     if (!is_length(len, FF_HS_PROOF_LEN, "proof", err))
         return handshake_failed(h, -EPROTO, err);
+    const uint8_t *own = key_for(h, key);
     memcpy(want, answer_bytes(h) + HEAD_LEN - FF_HS_NONCE_LEN, FF_HS_CHALLENGE_LEN);
-    int rc = make_proof(h, key, "source", sizeof(h->said), want + FF_HS_CHALLENGE_LEN);
+    int rc = make_proof(h, own, "source", sizeof(h->said), want + FF_HS_CHALLENGE_LEN);
     if (!rc && gnutls_memcmp(want, proof, sizeof(want)))
         rc = ff_error_set(err, EACCES, "handshake: the source has another key, or somebody between "
                           "changed what was said");
     if (!rc)
-        rc = make_epoch(h, key, (enum ff_hs_suite)ff_wb_get(&suite, 2), e);
+        rc = make_epoch(h, own, (enum ff_hs_suite)ff_wb_get(&suite, 2), e);
     explicit_bzero(want, sizeof(want));
     if (rc)
         return handshake_failed(h, rc, err);

@@ -35,7 +35,8 @@
  *              2. All of the hello is in both proofs: who takes a suite or version away from it
  *                 is noticed (downgrade).
  *              3. A proof is compared in time that does not depend on it.
- *              4. The source proves nothing before the destination has.
+ *              4. The source proves nothing before the destination has. A user's key (key.h) marks
+ *                 its nonce, which tells those who have it, and nobody else, whose it is.
  * Limits       Whoever has the key later, and recorded a connection, can read it: a key is for one
  *              move or fork, and is thrown away after it.
  */
@@ -83,6 +84,9 @@ struct ff_epoch {
 
 /* Random bytes for either side. 0 or -EIO */
 int ff_hs_nonce(uint8_t nonce[FF_HS_NONCE_LEN], struct ff_error *err);
+
+/* The source's for @key: with the mark of its user, if it has one (key.h) */
+int ff_hs_nonce_of(const struct ff_key *key, uint8_t nonce[FF_HS_NONCE_LEN], struct ff_error *err);
 
 /* The source's first message. @suites: those it takes; @nonce: random, never used again */
 void ff_hs_ask(struct ff_handshake *h, unsigned suites, const uint8_t nonce[FF_HS_NONCE_LEN],

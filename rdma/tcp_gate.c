@@ -64,7 +64,7 @@ int tcp_gate_pass(int fd, const struct ff_key *key, int cancel_fd, int timeout_m
     uint8_t proof[FF_HS_PROOF_LEN];
     struct ff_handshake h;
 
-    int rc = ff_hs_nonce(nonce, err);
+    int rc = ff_hs_nonce_of(key, nonce, err);
     if (rc)
         return rc;
     ff_hs_ask(&h, FF_HS_SUITES, nonce, hello);

@@ -208,7 +208,7 @@ static int connect_keyed(struct verbs_link *v, const struct ff_key *key, uint64_
     struct ff_epoch *e = ff_secret_new(sizeof(*e));
     struct ff_handshake h;
 
-    int rc = e ? ff_hs_nonce(nonce, err)
+    int rc = e ? ff_hs_nonce_of(key, nonce, err)
                : ff_error_set(err, ENOMEM, "verbs: handshake: out of memory");
     if (!rc) {
         ff_hs_ask(&h, FF_HS_SUITES, nonce, hello);

@@ -33,7 +33,7 @@ static int make_folder(void **state)
 static int remove_folder(void **state)
 {
     static const char *const all[] = {"good", "bare", "group", "world", "short", "long", "digit",
-                                      "zeros", "fifo", "link", "empty"};
+                                      "zeros", "fifo", "link", "empty",  "psk"};
     char path[96];
     (void)state;
 
@@ -189,11 +189,120 @@ static void test_no_dump(void **state)
     ff_key_unref(k);
 }
 
+/* --- users of TLS-PSK --- */
+
+#define ONE "00112233445566778899aabbccddeeff"
+#define TWO "ffeeddccbbaa99887766554433221100"
+
+static int load_psk(const char *text, mode_t mode, const char *user, struct ff_key **k,
+                    struct ff_error *err)
+{
+    char path[96];
+
+    snprintf(path, sizeof(path), "%s/psk", folder);
+    unlink(path);
+    make_file(path, "psk", text, mode);
+    return ff_key_load_psk(path, user, k, err);
+}
+
+static struct ff_key *must_load_psk(const char *text, const char *user)
+{
+    struct ff_error err;
+    struct ff_key *k;
+
+    assert_ok(load_psk(text, 0640, user, &k, &err), err);
+    return k;
+}
+
+/* A user's own key is the one that a destination with all of them finds by his mark */
+static void test_users(void **state)
+{
+    struct ff_key *all = must_load_psk("one:" ONE "\n\ntwo:" TWO "\nthree:" ONE "\n", NULL);
+    const char *const name[] = {"one", "two", "three"};
+    uint8_t nonce[32], plain[32];
+    struct ff_key *k[3], *plain_key;
+    struct ff_error err;
+    (void)state;
+
+    memset(plain, 7, sizeof(plain));
+    for (int i = 0; i < 3; i++) {
+        k[i] = must_load_psk("two:" TWO "\none:" ONE "\nthree:" ONE "\none:" TWO "\nx:bad", name[i]);
+        memcpy(nonce, plain, sizeof(nonce));
+        assert_int_equal(ff_key_mark(k[i], nonce, sizeof(nonce)), 0);
+        assert_memory_equal(nonce, plain, sizeof(nonce) - FF_KEY_MARK_LEN);
+        assert_memory_not_equal(nonce, plain, sizeof(nonce));
+        assert_memory_equal(ff_key_marked(all, nonce, sizeof(nonce)), ff_key_bytes(k[i]),
+                            FF_KEY_LEN);
+        nonce[0] ^= 1; /* no mark is good for another nonce: the first key */
+        assert_ptr_equal(ff_key_marked(all, nonce, sizeof(nonce)), ff_key_bytes(all));
+        assert_true(left_out_of_dumps(ff_key_bytes(k[i])));
+    }
+    /* the name is in the key: one text of two users is two keys */
+    assert_memory_not_equal(ff_key_bytes(k[0]), ff_key_bytes(k[2]), FF_KEY_LEN);
+    assert_memory_not_equal(ff_key_bytes(k[0]), ff_key_bytes(k[1]), FF_KEY_LEN);
+    assert_false(ff_key_equal(k[0], k[2]));
+    assert_false(ff_key_equal(k[0], all));
+    assert_false(ff_key_equal(k[0], NULL));
+    assert_true(ff_key_equal(all, all) && ff_key_equal(NULL, NULL));
+    for (int i = 0; i < 3; i++)
+        ff_key_unref(k[i]);
+    ff_key_unref(all);
+
+    assert_ok(ff_key_parse(TEXT, 64, &plain_key, &err), err);
+    memcpy(nonce, plain, sizeof(nonce));
+    assert_int_equal(ff_key_mark(plain_key, nonce, sizeof(nonce)), 0);
+    assert_memory_equal(nonce, plain, sizeof(nonce)); /* a key of its own has no mark */
+    ff_key_unref(plain_key);
+}
+
+static void test_bad_users(void **state)
+{
+    static const struct {
+        const char *text, *user, *says;
+        int code;
+    } bad[] = {
+        {"one:" ONE "\n", "two", "no user two", ENOENT},
+        {"one:" ONE "\n", "on", "no user on", ENOENT},
+        {"", NULL, "no user", EINVAL},
+        {"one:" ONE "\ntwo\n", NULL, "line 2", EINVAL},
+        {":" ONE "\n", NULL, "line 1", EINVAL},
+        {"one:0011223344556677889900112233445\n", NULL, "31 hexadecimal", EINVAL},
+        {"one:001122334455667788990011223344\n", "one", "30 hexadecimal", EINVAL},
+        {"one:" ONE "\r\n", NULL, "no hexadecimal digit", EINVAL},
+        {"one:" ONE "g0\n", NULL, "no hexadecimal digit", EINVAL},
+    };
+    char many[FF_KEY_USERS * 48 + 64];
+    struct ff_error err;
+    struct ff_key *k;
+    size_t len = 0;
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
+        assert_fails(load_psk(bad[i].text, 0600, bad[i].user, &k, &err), bad[i].code);
+        assert_non_null(strstr(err.text, bad[i].says));
+        assert_null(strstr(err.text, "0011"));
+    }
+    for (mode_t mode = 1; mode <= 0400; mode <<= 1)
+        if (mode & 0027) {
+            assert_fails(load_psk("one:" ONE "\n", 0600 | mode, NULL, &k, &err), EPERM);
+            assert_error(err, EPERM, "open to others", "chmod 640");
+        }
+    for (unsigned i = 0; i < FF_KEY_USERS; i++)
+        len += (size_t)snprintf(many + len, sizeof(many) - len, "u%u:" ONE "\n", i);
+    k = must_load_psk(many, NULL);
+    ff_key_unref(k);
+    snprintf(many + len, sizeof(many) - len, "more:" ONE "\n");
+    assert_fails(load_psk(many, 0600, NULL, &k, &err), E2BIG);
+    k = must_load_psk(many, "more");
+    ff_key_unref(k);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text),  cmocka_unit_test(test_digits),  cmocka_unit_test(test_files),
         cmocka_unit_test(test_owner), cmocka_unit_test(test_no_dump),
+        cmocka_unit_test(test_users), cmocka_unit_test(test_bad_users),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder) ? 1 : 0;
 }

@@ -110,6 +110,43 @@ static void test_wrong_key(void **state)
     ff_tcp_listener_free(ls);
 }
 
+/* A listener with the keys of several users takes each of them, and nobody else */
+static void test_users(void **state)
+{
+    static const char *const name[] = {"one", "two", "three", "two", "nobody"};
+    char path[] = "/tmp/farfork-users-XXXXXX";
+    FILE *f = fdopen(mkstemp(path), "w");
+    struct ff_key *all, *user;
+    struct ff_error err;
+    struct ff_link *l;
+    struct caller c;
+    (void)state;
+
+    assert_non_null(f);
+    for (int i = 0; i < 3; i++)
+        fprintf(f, "%s:%032x\n", name[i], i + 1);
+    fflush(f);
+    assert_ok(ff_key_load_psk(path, NULL, &all, &err), err);
+    fprintf(f, "nobody:%032x\n", 9);
+    fclose(f);
+    struct ff_listener *ls = must_listen(all);
+    for (size_t i = 0; i < FF_ARRAY_LEN(name); i++) {
+        assert_ok(ff_key_load_psk(path, name[i], &user, &err), err);
+        caller_start(&c, ff_tcp_port(ls), user);
+        bool in = !ff_tcp_accept(ls, i < 4 ? SOON_MS : 500, &l, &err);
+        assert_int_equal(in, i < 4);
+        assert_fails(caller_end(&c), in ? 0 : EACCES);
+        if (in) {
+            l->ops->free(l);
+            c.link->ops->free(c.link);
+        }
+        ff_key_unref(user);
+    }
+    ff_tcp_listener_free(ls);
+    ff_key_unref(all);
+    unlink(path);
+}
+
 /* A source without a key connects, as there is nothing to wait for, and then learns why not */
 static void test_no_key_at_source(void **state)
 {
@@ -555,8 +592,9 @@ static void test_repeated_between(void **state)
 
 #define TEST(test) cmocka_unit_test_setup_teardown(test, start, end)
 
-UNIT_MAIN(TEST(test_wrong_key), TEST(test_no_key_at_source), TEST(test_no_key_at_destination),
-          TEST(test_flood), TEST(test_slow_peers), TEST(test_during_joins), TEST(test_crowd),
-          TEST(test_crowd_at_the_queues), TEST(test_queue_by_session),
+UNIT_MAIN(TEST(test_wrong_key), TEST(test_users), TEST(test_no_key_at_source),
+          TEST(test_no_key_at_destination), TEST(test_flood), TEST(test_slow_peers),
+          TEST(test_during_joins), TEST(test_crowd), TEST(test_crowd_at_the_queues),
+          TEST(test_queue_by_session),
           TEST(test_kept_and_said_again), TEST(test_read_without_key), TEST(test_changed_between),
           TEST(test_repeated_between))
