@@ -247,7 +247,7 @@ static bool check_guest(Error **errp)
                          "close and to unmap: mount it, also in a chroot");
         return false;
     }
-    return rp_check_host(errp) && check_disks(errp) && rp_collect_blocks(errp);
+    return rp_check_host(true, errp) && check_disks(errp) && rp_collect_blocks(errp);
 }
 
 /* What the library refuses it should refuse before anything was done */
@@ -271,7 +271,7 @@ static bool check_target(struct fc_target *t, Error **errp)
         ff_error_free(err);
         return false;
     }
-    t->address = rp_address(address, errp);
+    t->address = rp_address(address, false, errp);
     if (!t->address) {
         error_prepend(errp, "target '%s': ", t->uri);
         ff_error_free(err);

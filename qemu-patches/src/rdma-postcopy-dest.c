@@ -32,7 +32,8 @@ static int incoming_prepare(void)
         return -EBUSY;
     }
     /* a device that was plugged since may forbid it */
-    if (!rp_check_emptying(&err) || !rp_hold_discards(&err)) {
+    if (!rp_check_creds(&err) || !rp_check_emptying(&err) ||
+        !rp_hold_discards(&err)) {
         error_report_err(err);
         return -EBUSY;
     }
@@ -504,7 +505,7 @@ static void not_set_up(void)
 
 void rdma_postcopy_start_incoming(const char *address, Error **errp)
 {
-    struct ff_address *a = rp_address(address, errp);
+    struct ff_address *a = rp_address(address, true, errp);
     struct ff_error *err = ff_error_new();
     QemuThread thread;
 
@@ -526,6 +527,7 @@ void rdma_postcopy_start_incoming(const char *address, Error **errp)
     }
     rp_publish_address(address);
     rp_resume_reset(a);
+    rp_note_creds();
     ff_address_free(a);
     ff_error_free(err);
     rp.used = true;

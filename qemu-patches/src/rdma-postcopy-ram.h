@@ -20,13 +20,19 @@ struct rp_first_touch {
     unsigned n;
 };
 
-bool rp_check_host(Error **errp);
+/* For a move, or a @fork */
+bool rp_check_host(bool fork, Error **errp);
 
 /*
- * ff_address_parse(), and key=ID: the secret object that has the key.  NULL
- * with a reason; free it with ff_address_free()
+ * ff_address_parse(), and key=ID: the secret object that has the key, or under
+ * the BQL the parameter tls-creds.  @incoming: a destination's.  NULL with a
+ * reason; free it with ff_address_free()
  */
-struct ff_address *rp_address(const char *text, Error **errp);
+struct ff_address *rp_address(const char *text, bool incoming, Error **errp);
+
+/* Destination, under the BQL: it begins to wait; has tls-creds changed since? */
+void rp_note_creds(void);
+bool rp_check_creds(Error **errp);
 
 /* What this QEMU's -sandbox denies; a process that it forks inherits that */
 bool rp_sandbox_denies(const char *what);

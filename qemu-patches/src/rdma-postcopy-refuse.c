@@ -18,7 +18,7 @@
 #include "system/hw_accel.h"
 #include "system/kvm.h"
 
-static bool check_capabilities(Error **errp)
+static bool check_capabilities(bool fork, Error **errp)
 {
     const struct {
         bool on;
@@ -46,9 +46,13 @@ static bool check_capabilities(Error **errp)
             return false;
         }
     }
-    if (migrate_tls() || migrate_mode() != MIG_MODE_NORMAL) {
-        error_setg(errp, "rdma-postcopy does not combine with %s",
-                   migrate_tls() ? "tls-creds" : "a mode other than normal");
+    if (migrate_mode() != MIG_MODE_NORMAL) {
+        error_setg(errp, "rdma-postcopy does not combine with a mode other than normal");
+        return false;
+    }
+    if (fork && migrate_tls()) {
+        error_setg(errp, "a fork does not combine with the parameter tls-creds: vmclone makes a "
+                   "key for it; empty tls-creds");
         return false;
     }
     return true;
@@ -106,13 +110,13 @@ static bool check_devices(Error **errp)
     return true;
 }
 
-bool rp_check_host(Error **errp)
+bool rp_check_host(bool fork, Error **errp)
 {
 #ifndef TARGET_X86_64
     error_setg(errp, "rdma-postcopy moves x86_64 guests only");
     return false;
 #endif
-    return check_capabilities(errp) && check_devices(errp);
+    return check_capabilities(fork, errp) && check_devices(errp);
 }
 
 static int is_denied(void *what, QemuOpts *sandbox, Error **errp)

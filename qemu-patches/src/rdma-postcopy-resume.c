@@ -286,7 +286,7 @@ bool rdma_postcopy_recover(const char *uri, Error **errp)
         error_setg(errp, "this migration goes on by rdma-postcopy:HOST:PORT alone");
         return true;
     }
-    a = rp_address(address, errp);
+    a = rp_address(address, true, errp);
     if (!a) {
         return true;
     }

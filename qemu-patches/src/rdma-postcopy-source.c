@@ -380,7 +380,7 @@ static void *outgoing_thread(void *opaque)
 void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
                                   Error **errp)
 {
-    struct ff_address *a = rp_address(address, errp);
+    struct ff_address *a = rp_address(address, false, errp);
     struct ff_error *err;
 
     if (!a) {

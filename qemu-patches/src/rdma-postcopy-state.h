@@ -27,6 +27,7 @@ struct rp_state {
     bool releasing;             /* source: being freed, without the BQL */
     Error *failure;             /* source: why the guest goes on here */
     bool no_lease;              /* destination: under the BQL; see rdma-postcopy-lease.c */
+    char *tls_creds;            /* destination: the parameter as it was */
     bool quitting;              /* the process ends: nothing begins any more */
     /* resuming; see rdma-postcopy-resume.c */
     int reconnect_ms;           /* 0: it does not resume */

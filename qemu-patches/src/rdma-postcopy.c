@@ -34,10 +34,8 @@
 #include "qemu/osdep.h"
 #include "exec/memory.h"
 #include "block/aio.h"
-#include "crypto/secret.h"
 #include "migration/migration.h"
 #include "qapi/error.h"
-#include "qemu/cutils.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
 #include "system/runstate.h"
@@ -54,63 +52,6 @@ void rp_take_error(Error **errp, struct ff_error *err)
 {
     error_setg(errp, "rdma-postcopy: %s", ff_error_message(err));
     ff_error_free(err);
-}
-
-/*
- * The library keeps the key where no core dump shows it; this copy is wiped.
- * Without the BQL nobody may look for an object: object-del may free it.
- */
-static bool give_key(struct ff_address *a, const char *id, Error **errp)
-{
-    struct ff_error *err;
-    char *key;
-    int rc;
-
-    if (!bql_locked()) {
-        error_setg(errp, "rdma-postcopy: key=%s: a secret cannot be read out "
-                   "of band; use key-file=FILE, or no key: that of the move "
-                   "remains", id);
-        return false;
-    }
-    key = qcrypto_secret_lookup_as_utf8(id, errp);
-    if (!key) {
-        return false;
-    }
-    err = ff_error_new();
-    rc = ff_address_set_key(a, key, strlen(key), err);
-    explicit_bzero(key, strlen(key));
-    g_free(key);
-    if (rc) {
-        error_setg(errp, "rdma-postcopy: key=%s: %s", id,
-                   ff_error_message(err));
-    }
-    ff_error_free(err);
-    return !rc;
-}
-
-struct ff_address *rp_address(const char *text, Error **errp)
-{
-    g_auto(GStrv) part = g_strsplit(text, ",", -1);
-    g_autoptr(GString) rest = g_string_new(part[0]);
-    struct ff_error *err = ff_error_new();
-    struct ff_address *a = NULL;
-    const char *id = NULL;
-
-    for (unsigned i = 1; part[0] && part[i]; i++) {
-        if (!strstart(part[i], "key=", &id)) {
-            g_string_append_printf(rest, ",%s", part[i]);
-        }
-    }
-    if (ff_address_parse(rest->str, &a, err)) {
-        rp_take_error(errp, err);
-        return NULL;
-    }
-    ff_error_free(err);
-    if (id && !give_key(a, id, errp)) {
-        ff_address_free(a);
-        return NULL;
-    }
-    return a;
 }
 
 void rp_collapse_stop(void)
@@ -144,7 +85,7 @@ bool rdma_postcopy_check_transport(MigrationAddress *addr, Error **errp)
         rp.used = false; /* what query-migrate shows is another's */
         return true;
     }
-    return rp_check_host(errp);
+    return rp_check_host(addr->transport == MIGRATION_ADDRESS_TYPE_FARFORK_CLONE, errp);
 }
 
 /* A reset would write ROMs over an image, or over memory not loaded yet */

@@ -200,7 +200,7 @@ def check_addresses():
     names = re.split(r', ', known[1]) if known else []
     # what QEMU takes out of the address before the library sees it
     qemu = re.findall(r'strstart\(part\[i\], "([a-z-]+)="',
-                      read('qemu-patches', 'src', 'rdma-postcopy.c'))
+                      read('qemu-patches', 'src', 'rdma-postcopy-address.c'))
     both = names + qemu
     same('address option', both, 'library and QEMU', list(options), 'farfork-rdma-postcopy(7)')
     rows = re.findall(r'^\| `([a-z-]+)` \| (.*?) \|', read('README.md'), re.M)

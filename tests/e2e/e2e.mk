@@ -44,6 +44,7 @@ E2E_TESTS := \
     tests/e2e/owner.py:80 \
     tests/e2e/secrets.py:140 \
     tests/e2e/keys.py:170 \
+    tests/e2e/tls_creds.py:170 \
     tests/e2e/sandbox.py:180 \
     tests/e2e/ordinary_user.py:270 \
     tests/e2e/clone_states.py:140 \
