@@ -27,7 +27,8 @@ const char *const ff_failpoints[] = {
     "agent.say",      "dest.prefill.start", "dest.beat",    "source.welcomed",
     "source.resume",  "dest.resume",    "source.gone",     "source.done",
     "dest.ear",       "dest.go",        "dest.run",        "uffd.poison",
-    "source.record",  "source.fence",   "dest.lease",     "dest.withdrawn",
+    "source.record",  "source.fence",   "dest.lease",      "dest.withdrawn",
+    "source.register",
 };
 const unsigned ff_failpoints_n = FF_ARRAY_LEN(ff_failpoints);
 

@@ -147,8 +147,12 @@ int dest_recv_keys(struct ff_dest *d, unsigned n, struct ff_error *err)
     if (!keys)
         return ff_error_set(err, ENOMEM, "destination: %u keys: out of memory", n);
     for (unsigned have = 0, got; have < n; have += got) {
-        int rc = ff_control_expect(&d->ctl, FF_MSG_KEYS, 0, d->addr.timeout_ms, err);
-        if (rc >= 0)
+        int rc = ff_control_expect(&d->ctl, FF_MSG_KEYS, FF_MSG_BIT(FF_MSG_PARTS),
+                                   d->addr.timeout_ms, err);
+        got = 0;
+        if (rc == FF_MSG_PARTS)
+            rc = dest_take_parts(d, err);
+        else if (rc >= 0)
             rc = ff_wire_get_keys(d->ctl.buf, (size_t)d->ctl.len, keys, n - have,
                                   d->publish.segment_bytes, d->peer.regions, d->peer.n_regions,
                                   &got, err);

@@ -97,6 +97,11 @@ void dest_finish_pager(struct ff_dest *d);
 void dest_start_prefill(struct ff_dest *d);
 void dest_start_beat(struct ff_dest *d); /* until ff_dest_running() */
 
+/* --- dest_parts.c --- */
+
+int dest_take_parts(struct ff_dest *d, struct ff_error *err); /* of the PARTS just received */
+void dest_drop_parts(struct ff_dest *d); /* they were the last link's */
+
 /* --- dest_hear.c --- */
 
 #define DEST_HELLO_MS 5000

@@ -259,6 +259,8 @@ static int recv_publish(struct ff_dest *d, uint64_t end_ns, struct ff_error *why
     rc = ff_pager_check_push(&d->pager, pub->push_bytes, why);
     if (!rc && d->pager.mode == FF_PREFILL_PUSH && !d->pager.can_push)
         atomic_store(&d->pager.mode, FF_PREFILL_PULL); /* prefill=auto had chosen it */
+    if (!rc)
+        dest_drop_parts(d);
     return rc ? rc : dest_recv_keys(d, pub->n_keys, why);
 }
 

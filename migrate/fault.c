@@ -181,8 +181,7 @@ static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
         s->local = f->memory + i * f->slot_bytes;
         lkey = f->mr.lkey;
     }
-    struct ff_wr wr = {.id = i,
-                       .op = FF_OP_READ,
+    struct ff_wr wr = {.id = i, .op = FF_OP_READ,
                        .local = s->local,
                        .in_file = in_file,
                        .lkey = lkey,
@@ -241,6 +240,15 @@ static int post_claimed(struct ff_pager *p, struct slot *s)
     return 0;
 }
 
+/* There is nothing to read for @s: it holds zeros, or the source cannot read it */
+static bool needs_no_read(const struct ff_pager *p, struct slot *s)
+{
+    const struct ff_pager_region *r = &p->region[s->want.region];
+    s->zero = 1;
+    s->poison = !s->want.hole && ff_pager_is_unreadable(r, s->want.page);
+    return s->want.hole || s->poison || !ff_pager_rkey(r, s->want.page);
+}
+
 /* What the last link did not bring comes first: others may wait for it, and its claims are ours */
 static void post_due(struct ff_pager *p)
 {
@@ -249,9 +257,13 @@ static void post_due(struct ff_pager *p)
     for (struct slot *s = f->slot; f->n_due && !f->broken; s++) {
         if (!s->due)
             continue;
-        if (post_claimed(p, s))
-            return;
-        atomic_fetch_add(&p->count.bytes_again, p->region[s->want.region].range.psize);
+        if (!needs_no_read(p, s)) {
+            if (post_claimed(p, s))
+                return;
+            atomic_fetch_add(&p->count.bytes_again, p->region[s->want.region].range.psize);
+        } else if (install_slot(p, s, true)) { /* it was not known to the last link */
+            fault_arrived(p, s);
+        }
         s->due = false;
         f->n_due--;
     }
@@ -271,11 +283,9 @@ static void post_pending(struct ff_pager *p)
         return;
     while (p->wants->n && !f->broken && (s = free_slot(f))) {
         struct ff_want *w = &p->wants->want[p->wants->first];
-        struct ff_pager_region *r = &p->region[w->region];
 
         s->want = *w;
-        if (w->hole || !ff_pager_rkey(r, w->page)) {
-            s->zero = 1, s->poison = 0;
+        if (needs_no_read(p, s)) {
             if (install_slot(p, s, true))
                 count_served(p, w);
         } else if (post_claimed(p, s)) {
@@ -365,16 +375,6 @@ static bool drain_link(struct ff_pager *p, bool all)
     return f->broken;
 }
 
-static int find_region(const struct ff_pager *p, uint64_t addr)
-{
-    for (unsigned i = 0; i < p->n_regions; i++) {
-        uint64_t start = (uintptr_t)p->region[i].range.host;
-        if (addr >= start && addr - start < p->region[i].range.len_bytes)
-            return (int)i;
-    }
-    return -1;
-}
-
 /* Keep the time of those whose page is there by now */
 static void check_waiters(struct ff_pager *p)
 {
@@ -447,7 +447,7 @@ static void serve_early(struct ff_pager *p)
 static void handle_event(struct ff_pager *p, uint64_t addr)
 {
     struct ff_fault_engine *f = p->fault;
-    int i = find_region(p, addr);
+    int i = ff_wants_find_region(p, addr);
     if (i < 0) {
         struct ff_error why;
         ff_error_set(&why, EFAULT, "pager: fault at 0x%llx outside every region",

@@ -326,6 +326,7 @@ void ff_pager_free(struct ff_pager *p)
     for (unsigned i = 0; i < p->n_regions; i++) {
         ff_claims_free(&p->region[i].claims);
         free(p->region[i].rkey);
+        ff_parts_free(&p->region[i].parts);
     }
     ff_segments_free(&p->land);
     ff_fault_engine_free(p->fault);

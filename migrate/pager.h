@@ -108,6 +108,7 @@
 #include "segments.h"
 #include "regions.h"
 #include "page_pool.h"
+#include "parts.h"
 #include "uffd.h"
 #include "wants.h"
 
@@ -121,6 +122,7 @@ struct ff_pager_region {
     uint64_t remote;  /* the source's address of the region */
     uint32_t *rkey;   /* of each segment; 0: it was never touched there, it reads as zeros */
     uint64_t segment_bytes;
+    struct ff_parts parts; /* of segments that the source cannot read as a whole */
     bool holes;       /* zeros need not be installed: what nobody touches takes no memory */
     bool in_place;    /* the link may put bytes into range.alias itself */
     bool can_move;    /* whole huge pages may be moved in from a staging buffer */
@@ -272,6 +274,9 @@ void ff_pager_stages(struct ff_pager *p, struct ff_stage_time out[FF_STAGES]);
 
 /* --- wants.c: for the fault thread --- */
 
+/* The region that has @addr here; -1: none has */
+int ff_wants_find_region(const struct ff_pager *p, uint64_t addr);
+
 /* Claim a page and queue its read; what stands in the way, if something does. With room */
 enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w);
 
@@ -346,7 +351,29 @@ int ff_pager_move_in(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
 /* The source's key for a page; 0: zeros */
 static inline uint32_t ff_pager_rkey(const struct ff_pager_region *r, uint64_t page)
 {
-    return r->rkey[page * r->range.psize / r->segment_bytes];
+    const struct ff_part *part = ff_parts_find(&r->parts, page);
+
+    return part && part->rkey ? part->rkey : r->rkey[page * r->range.psize / r->segment_bytes];
+}
+
+/* The source has said, over this link, that it cannot read @page: never to be asked for */
+static inline bool ff_pager_is_unreadable(const struct ff_pager_region *r, uint64_t page)
+{
+    const struct ff_part *part = ff_parts_find(&r->parts, page);
+
+    return part && !part->rkey;
+}
+
+/* The end of the pages from @page on that have one key, or are unreadable alike; at most @end */
+static inline uint64_t ff_pager_part_end(const struct ff_pager_region *r, uint64_t page,
+                                         uint64_t end)
+{
+    unsigned i = ff_parts_from(&r->parts, page);
+
+    if (i == r->parts.n)
+        return end;
+    const struct ff_part *part = &r->parts.part[i];
+    return FF_MIN(end, part->first <= page ? part->end : part->first);
 }
 
 /* Where the link may put @page directly, and the key of that memory; NULL: it may not */

@@ -12,6 +12,8 @@
  *              nobody asked for yet. It is cut into transfers:
  *
  *              chunk    zeros      no key at the source: installed at once
+ *                       unreadable the source has said so before: POISONED at once. What lies
+ *                                  before and behind has keys of its own, and is read apart
  *                       buffer     one a chunk. Each stretch of it that is missing, with what
  *                                  lies between two that are close,
  *                                  pull: is one READ into its place in the buffer
@@ -225,15 +227,32 @@ static int install_zeros(struct ff_pager *p)
     return 1;
 }
 
-/* The next stretch of the cut goes through a buffer: 1, 0 when there is none now, -errno */
-static int start_buffer(struct ff_pager *p, struct transfer *t, struct ff_error *err)
+/* The source cannot read the cut up to page @end: 1, or -errno as reported by ff_pager_poison() */
+static int poison_part(struct ff_pager *p, uint64_t end)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    struct transfer t = {.r = e->cut, .first = e->cut_first, .n = end - e->cut_first};
+    uint64_t run = claim_run(&t, 0, t.n);
+    int rc = run ? install_chunk(p, t.r, t.first, run, NULL, POISON) : 0;
+
+    ff_pager_installed(p);
+    e->cut_first += run ? run : 1;
+    if (e->cut_first == e->cut_end)
+        end_cut(e);
+    return rc ? rc : 1;
+}
+
+/* The next stretch of the cut, before page @end, goes through a buffer: 1, 0 when there is none
+ * now, -errno */
+static int start_buffer(struct ff_pager *p, struct transfer *t, uint64_t end, struct ff_error *err)
 {
     struct ff_prefill_engine *e = p->prefill;
     unsigned i = (unsigned)(t - e->transfer);
-    uint64_t n = stretch(e->cut, &e->cut_first, e->cut_end);
+    uint64_t n = stretch(e->cut, &e->cut_first, end);
 
     if (!n) {
-        end_cut(e);
+        if (end == e->cut_end)
+            end_cut(e);
         return 1;
     }
     if (e->cut_buffer < 0) {
@@ -271,13 +290,14 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, struct ff_error 
     return post_read(p, t, err);
 }
 
-/* The next run of the cut is read in place */
-static int start_in_place(struct ff_pager *p, struct transfer *t, struct ff_error *err)
+/* The next run of the cut, before page @end, is read in place */
+static int start_in_place(struct ff_pager *p, struct transfer *t, uint64_t end,
+                          struct ff_error *err)
 {
     struct ff_prefill_engine *e = p->prefill;
     uint64_t max = FF_MAX(SEGMENT / e->cut->range.psize, 1u);
 
-    *t = (struct transfer){.r = e->cut, .first = e->cut_first, .n = e->cut_end - e->cut_first};
+    *t = (struct transfer){.r = e->cut, .first = e->cut_first, .n = end - e->cut_first};
     uint64_t run = claim_run(t, 0, max);
     e->cut_first += run ? run : 1;
     if (e->cut_first == e->cut_end)
@@ -291,6 +311,30 @@ static int start_in_place(struct ff_pager *p, struct transfer *t, struct ff_erro
     return post_read(p, t, err);
 }
 
+/* @t is due. What it has claimed in place may lie in several parts of this link, which it did not
+ * over the last one: 1, 0 when the queue is full, -errno */
+static int start_due(struct ff_pager *p, struct transfer *t, struct ff_error *err)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    uint64_t n = ff_pager_part_end(t->r, t->first, t->first + t->n) - t->first;
+
+    if (!ff_pager_is_unreadable(t->r, t->first)) {
+        t->rest += t->n - n;
+        t->n = n;
+        return post_read(p, t, err);
+    }
+    int rc = install_chunk(p, t->r, t->first, n, NULL, POISON);
+    ff_pager_installed(p);
+    t->local += n * t->r->range.psize;
+    t->first += n;
+    t->n -= n;
+    if (!t->n) {
+        t->busy = t->due = false;
+        e->n_due--;
+    }
+    return rc ? rc : 1;
+}
+
 /* 1: go on, 0: nothing more to start now, -errno */
 static int start_next(struct ff_pager *p, struct ff_error *err)
 {
@@ -300,7 +344,7 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
 
     for (struct transfer *t = e->transfer; e->n_due; t++)
         if (t->due)
-            return post_read(p, t, err);
+            return start_due(p, t, err);
     if (!e->cut) {
         if (free_buffer(e) < 0 || !ff_chunks_next(&e->chunks, p, &chunk))
             return 0;
@@ -308,17 +352,19 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
         e->cut_first = e->cut_from;
         e->cut_end = e->cut_from + n;
     }
-    if (!ff_pager_rkey(e->cut, e->cut_first)) {
+    bool bad = ff_pager_is_unreadable(e->cut, e->cut_first);
+    uint64_t end = ff_pager_part_end(e->cut, e->cut_first, e->cut_end);
+    if (bad || !ff_pager_rkey(e->cut, e->cut_first)) {
         if (!p->in_precopy)
-            return install_zeros(p);
-        end_cut(e); /* it may get a key yet */
+            return bad ? poison_part(p, end) : install_zeros(p);
+        end_cut(e); /* it may get a key yet, and nothing is POISONED before the image is frozen */
         return 1;
     }
     bool in_place = p->mode == FF_PREFILL_PULL && ff_pager_in_place(e->cut, e->cut_first, &lkey);
     struct transfer *t = free_transfer(e, in_place);
     if (!t)
         return 0;
-    return in_place ? start_in_place(p, t, err) : start_buffer(p, t, err);
+    return in_place ? start_in_place(p, t, end, err) : start_buffer(p, t, end, err);
 }
 
 static int fill_window(struct ff_pager *p, struct ff_error *err)
@@ -453,8 +499,17 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
                             wc->len_bytes, (unsigned long long)(t->n * t->r->range.psize));
     rc = t->in_place ? install_in_place(p, t) : install_buffer(p, t);
     ff_pager_installed(p);
-    t->busy = false;
     e->n_busy--;
+    t->busy = t->due = t->rest;
+    if (t->rest) { /* what was read has its own key; the others, another */
+        e->n_due++;
+        t->local += t->n * t->r->range.psize;
+        t->first += t->n;
+        t->n = t->rest;
+        t->rest = 0;
+        memset(t->zero, 0, sizeof(t->zero));
+        memset(t->poison, 0, sizeof(t->poison));
+    }
     if (!t->in_place)
         e->users[t->buffer]--;
     return rc;

@@ -94,6 +94,8 @@ void ff_prefill_engine_restart(struct ff_pager *p)
         if (!t->due)
             continue;
         e->n_due++;
+        t->n += t->rest;
+        t->rest = 0;
         t->local = ff_pager_in_place(t->r, t->first, &t->lkey);
         memset(t->zero, 0, sizeof(t->zero));
         memset(t->poison, 0, sizeof(t->poison));

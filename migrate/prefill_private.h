@@ -16,6 +16,7 @@
 struct transfer {
     struct ff_pager_region *r;
     uint64_t first, n;
+    uint64_t rest; /* in place: pages behind them that are claimed, and have another key */
     uint8_t *local;
     uint32_t lkey;
     unsigned buffer;

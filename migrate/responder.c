@@ -72,8 +72,11 @@ static const struct ff_mr *mr_of(const struct ff_responder *s, uint32_t region, 
 {
     const struct ff_segments *t = s->segments;
 
+    const uint8_t *addr = (uint8_t *)s->regions->r[region].host + offset;
+
     for (unsigned i = 0; i < t->n; i++)
-        if (t->segment[i].region == region && t->segment[i].number == offset / t->segment_bytes)
+        if (addr >= t->segment[i].addr &&
+            (uint64_t)(addr - t->segment[i].addr) < t->segment[i].len_bytes)
             return &t->segment[i].mr;
     return NULL;
 }

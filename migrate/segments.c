@@ -13,7 +13,9 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "failpoint.h"
 #include "log.h"
+#include "mr.h"
 #include "segments.h"
 #include "thread.h"
 
@@ -22,6 +24,7 @@
 #define SEGMENT_BYTES_MIN (64ull << 20)
 #define SEGMENTS_MAX 512u
 #define THREADS_MAX 8u
+#define TRIES 8u
 
 /* /proc/self/pagemap: Documentation/admin-guide/mm/pagemap.rst; the bits of an entry, and, from
  * Linux 6.7 on, a scan that steps over holes (8 GiB of them in microseconds, not in 8 ms) */
@@ -80,6 +83,7 @@ int ff_segments_init(struct ff_segments *p, const struct ff_regions *t, uint64_t
         for (uint64_t at = 0; at < r->len_bytes; at += segment_bytes)
             p->segment[p->n++] = (struct ff_segment){.region = i,
                                                  .number = number++,
+                                                 .psize = r->psize,
                                                  .addr = (uint8_t *)r->host + at,
                                                  .len_bytes = FF_MIN(segment_bytes,
                                                                      r->len_bytes - at)};
@@ -207,6 +211,88 @@ unsigned ff_segments_want_populated(struct ff_segments *p, const struct ff_regio
 
 /* --- registration --- */
 
+/* -E2BIG, -ENOMEM */
+static int add_segment(struct ff_segments *to, unsigned *room, const struct ff_segment *s,
+                       struct ff_error *err)
+{
+    if (to->n == FF_WIRE_PARTS_MAX)
+        return ff_error_set(err, E2BIG, "segments: too many pages that cannot be read: more than "
+                            "%d parts", FF_WIRE_PARTS_MAX);
+    if (to->n == *room) {
+        struct ff_segment *more = realloc(to->segment, (*room + 64) * sizeof(*more));
+        if (!more)
+            return ff_error_set(err, ENOMEM, "segments: out of memory");
+        to->segment = more;
+        *room += 64;
+    }
+    to->segment[to->n++] = *s;
+    return 0;
+}
+
+/* Bytes of @s from @at on that can all be read, or none of which can: whole pages */
+static uint64_t run_of(const struct ff_segment *s, uint64_t at, bool *readable)
+{
+    uint64_t end = at;
+
+    *readable = ff_readable(s->addr + at, s->psize) == s->psize;
+    do {
+        uint32_t most = (uint32_t)FF_MIN(s->len_bytes - end, *readable ? 1ull << 30 : s->psize);
+        uint32_t got = ff_readable(s->addr + end, most);
+        if (*readable ? got < most : got == most)
+            return end + (*readable ? got / s->psize * s->psize : 0) - at;
+        end += most;
+    } while (end < s->len_bytes);
+    return end - at;
+}
+
+/* Cut @s at the pages that cannot be read; 0: there are such, 1: none; -errno */
+static int split(struct ff_segments *to, unsigned *room, const struct ff_segment *s,
+                 struct ff_error *err)
+{
+    bool readable, any = false;
+
+    for (uint64_t at = 0, len; at < s->len_bytes; at += len) {
+        len = run_of(s, at, &readable);
+        struct ff_segment part = *s;
+        part.addr += at;
+        part.len_bytes = len;
+        part.failed = false;
+        part.is_part = true;
+        part.unreadable = !readable;
+        part.wanted = readable;
+        if (len == s->len_bytes && readable)
+            part.is_part = s->is_part;
+        any |= !readable;
+        int rc = add_segment(to, room, &part, err);
+        if (rc)
+            return rc;
+    }
+    return !any;
+}
+
+/* Split what failed: 0, 1: some of it can all be read, and failed for another reason; -errno: nothing
+ * has changed */
+static int split_failed(struct ff_segments *p, struct ff_error *err)
+{
+    struct ff_segments to = {.segment = NULL};
+    unsigned room = 0;
+    int rc = 0, none = 0;
+
+    for (unsigned i = 0; i < p->n && rc >= 0; i++) {
+        const struct ff_segment *s = &p->segment[i];
+        rc = s->failed ? split(&to, &room, s, err) : add_segment(&to, &room, s, err);
+        none |= rc > 0;
+    }
+    if (rc < 0) {
+        free(to.segment);
+        return rc;
+    }
+    free(p->segment);
+    p->segment = to.segment;
+    p->n = to.n;
+    return none;
+}
+
 struct work {
     struct ff_segments *p;
     struct ff_link *l;
@@ -227,7 +313,10 @@ static void *worker(void *opaque)
         struct ff_error why;
         if (!e->wanted || e->mr.len_bytes)
             continue;
-        int rc = w->l->ops->reg(w->l, e->addr, e->len_bytes, w->access, &e->mr, &why);
+        bool published = w->access & FF_ACCESS_REMOTE_READ;
+        int rc = published ? ff_failpoint("source.register") : 0;
+        rc = rc ? ff_error_set(&why, -rc, "source: register: injected")
+                : w->l->ops->reg(w->l, e->addr, e->len_bytes, w->access, &e->mr, &why);
         /* 0 stands for "none" on our wire, and is what some devices give to memory that no peer
          * may access */
         if (!rc && !e->mr.rkey && w->access & (FF_ACCESS_REMOTE_READ | FF_ACCESS_REMOTE_WRITE)) {
@@ -237,10 +326,11 @@ static void *worker(void *opaque)
         if (!rc)
             continue;
         e->mr = (struct ff_mr){.len_bytes = 0};
+        e->failed = rc == -EFAULT && published;
         pthread_mutex_lock(&w->lock);
         if (!w->rc)
             w->why = why;
-        w->rc = rc;
+        w->rc = e->failed ? w->rc : rc;
         pthread_mutex_unlock(&w->lock);
     }
     return NULL;
@@ -261,26 +351,14 @@ static int choose_on_demand(struct ff_segments *p, struct ff_link *l, uint64_t b
     return p->on_demand ? 0 : rc;
 }
 
-int ff_segments_register(struct ff_segments *p, struct ff_link *l, unsigned access,
-                       enum ff_odp_choice odp, struct ff_error *err)
+/* All that is wanted and is not registered, unless it @failed */
+static int register_all(struct ff_segments *p, struct ff_link *l, unsigned access, unsigned jobs,
+                        struct ff_error *err)
 {
-    pthread_t thread[THREADS_MAX];
-    unsigned jobs = 0, n_threads = 0;
-    uint64_t bytes = 0;
-
-    for (unsigned i = 0; i < p->n; i++) {
-        const struct ff_segment *e = &p->segment[i];
-        if (e->mr.len_bytes || e->lent)
-            continue;
-        jobs += e->wanted;
-        bytes += e->wanted || p->grows ? e->len_bytes : 0;
-    }
-    if (!jobs)
-        return 0;
-    int rc = choose_on_demand(p, l, bytes, odp, err);
-    if (rc)
-        return rc;
     struct work w = {.p = p, .l = l, .access = access | (p->on_demand ? FF_ACCESS_ON_DEMAND : 0)};
+    pthread_t thread[THREADS_MAX];
+    unsigned n_threads = 0;
+
     pthread_mutex_init(&w.lock, NULL);
     /* one less than it takes: this thread works too */
     unsigned want = FF_MIN(FF_MIN(jobs, THREADS_MAX), (unsigned)sysconf(_SC_NPROCESSORS_ONLN));
@@ -291,9 +369,59 @@ int ff_segments_register(struct ff_segments *p, struct ff_link *l, unsigned acce
     while (n_threads)
         pthread_join(thread[--n_threads], NULL);
     pthread_mutex_destroy(&w.lock);
-    rc = w.rc;
+    *err = w.why;
+    return w.rc;
+}
+
+static unsigned count_failed(const struct ff_segments *p)
+{
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < p->n; i++)
+        n += p->segment[i].failed;
+    return n;
+}
+
+int ff_segments_register(struct ff_segments *p, struct ff_link *l, unsigned access,
+                       enum ff_odp_choice odp, struct ff_error *err)
+{
+    struct ff_error why = {.code = 0};
+    unsigned jobs = 0;
+    uint64_t bytes = 0;
+
+    for (unsigned i = 0; i < p->n; i++) {
+        const struct ff_segment *e = &p->segment[i];
+        if (e->mr.len_bytes || e->lent || e->unreadable)
+            continue;
+        jobs += e->wanted;
+        bytes += e->wanted || p->grows ? e->len_bytes : 0;
+    }
+    if (!jobs)
+        return 0;
+    int rc = choose_on_demand(p, l, bytes, odp, err);
+    if (rc)
+        return rc;
+    /* perhaps it was such a page that has broken the last link */
+    bool asks = p->on_demand && !p->grows && access & FF_ACCESS_REMOTE_READ;
+    for (unsigned i = 0; asks && i < p->n; i++)
+        p->segment[i].failed = p->segment[i].wanted;
+    rc = asks ? FF_MIN(split_failed(p, &why), 0) : 0;
+    /* more pages may fail meanwhile, but not for ever */
+    for (unsigned tries = 0; !rc && tries < TRIES; tries++) {
+        rc = register_all(p, l, access, jobs, &why);
+        if (rc || !count_failed(p))
+            break;
+        struct ff_error refused = why;
+        rc = split_failed(p, &why);
+        if (rc > 0) { /* its memory is not the reason */
+            why = refused;
+            rc = -EFAULT;
+        }
+    }
+    if (!rc && count_failed(p))
+        rc = -EFAULT;
     if (rc && err)
-        *err = w.why;
+        *err = why;
     return rc;
 }
 
@@ -303,6 +431,7 @@ void ff_segments_dereg(struct ff_segments *p, struct ff_link *l)
         if (p->segment[i].mr.len_bytes)
             l->ops->dereg(l, &p->segment[i].mr);
         p->segment[i].mr = (struct ff_mr){.len_bytes = 0};
+        p->segment[i].failed = p->segment[i].told = false;
     }
     p->on_demand = false;
 }

@@ -23,6 +23,10 @@
  *              where the device has it and the caller asks for it, or the limit leaves no other
  *              way.
  *
+ * Unreadable   a page whose memory has failed cannot be registered, and EFAULT is all that is said
+ *              of it. Only then the segment's pages are looked at, and it is split: the parts
+ *              between such pages are registered, each by itself, and stay parts. What is paged
+ *              on demand says nothing: it is looked at when a link has broken.
  * Limits       SEGMENTS_MAX segments aimed at, plus one a region; SEGMENT_BYTES_MIN at least.
  */
 #ifndef FF_MIGRATE_SEGMENTS_H
@@ -32,16 +36,21 @@
 #include "regions.h"
 
 struct ff_segment {
-    uint32_t region, number; /* segment @number of its region */
+    uint32_t region, number; /* segment @number of its region, or a part of it */
+    uint32_t psize;
     uint8_t *addr;
     uint64_t len_bytes;
     bool wanted;
+    bool failed;     /* it cannot be registered: it is to be split */
+    bool is_part;    /* there are pages in its segment that cannot be read */
+    bool unreadable; /* these are */
+    bool told;       /* the peer knows its key */
     bool lent; /* the peer has the file: never registered */
     struct ff_mr mr; /* len_bytes 0: not registered */
 };
 
 struct ff_segments {
-    struct ff_segment *segment; /* region after region */
+    struct ff_segment *segment; /* in the order of regions and addresses */
     unsigned n;
     uint64_t segment_bytes;
     bool grows;     /* more may be wanted later, when it is too late to find out that the
@@ -75,6 +84,7 @@ unsigned ff_segments_want_populated(struct ff_segments *p, const struct ff_regio
  *
  * Return: 0; -ENOMEM: the memlock limit, with the number needed; -ENOTSUP: odp=on, but the
  *         device has none; whatever the link says. Pieces registered by then stay so.
+ *         What a peer is to read may be split: @p->segment moves.
  */
 int ff_segments_register(struct ff_segments *p, struct ff_link *l, unsigned access,
                        enum ff_odp_choice odp, struct ff_error *err);

@@ -189,37 +189,41 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     return rc;
 }
 
-/* Register what is wanted. @keys: of what was registered, *@n of them */
+/* A segment of parts has a key, too: it is not one of zeros */
+static uint32_t key_of_segment(const struct ff_segments *p, unsigned i)
+{
+    for (unsigned k = i; k < p->n && p->segment[k].region == p->segment[i].region &&
+                         p->segment[k].number == p->segment[i].number; k++)
+        if (p->segment[k].mr.rkey)
+            return p->segment[k].mr.rkey;
+    return UINT32_MAX;
+}
+
+/* Register what is wanted. @keys: of what the peer was not told of, *@n of them */
 static int register_wanted(struct ff_source *s, struct ff_wire_key **keys, unsigned *n,
                            struct ff_error *err)
 {
-    unsigned more = 0;
-
     *n = 0;
     *keys = NULL;
-    for (unsigned i = 0; i < s->segments.n; i++)
-        more += s->segments.segment[i].wanted && !s->segments.segment[i].mr.len_bytes;
-    if (!more)
-        return 0;
-    FF_AUTO_FREE struct ff_wire_key *k = calloc(more, sizeof(*k));
-    FF_AUTO_FREE bool *had = calloc(s->segments.n, sizeof(*had));
-    if (!k || !had)
-        return ff_error_set(err, ENOMEM, "publish: out of memory");
-    for (unsigned i = 0; i < s->segments.n; i++)
-        had[i] = s->segments.segment[i].mr.len_bytes;
     int rc = ff_segments_register(&s->segments, s->link, FF_ACCESS_REMOTE_READ, s->addr.odp, err);
     if (rc)
         return ff_error_context(err, "publish");
+    FF_AUTO_FREE struct ff_wire_key *k = calloc(s->segments.n + 1, sizeof(*k));
+    if (!k)
+        return ff_error_set(err, ENOMEM, "publish: out of memory");
     for (unsigned i = 0; i < s->segments.n; i++) {
-        const struct ff_segment *p = &s->segments.segment[i];
+        struct ff_segment *p = &s->segments.segment[i];
         const struct ff_region *r = &s->regions.r[p->region];
-        if (!p->mr.len_bytes || had[i])
+        if ((!p->mr.len_bytes && !p->unreadable) || p->told)
             continue;
-        struct ff_backing file = ff_region_backing(r, p->number * s->segments.segment_bytes);
-        if (file.fd >= 0 && s->link->ops->backed)
+        struct ff_backing file = ff_region_backing(r, (uint64_t)(p->addr - (uint8_t *)r->host));
+        if (p->mr.len_bytes && file.fd >= 0 && s->link->ops->backed)
             s->link->ops->backed(s->link, &p->mr, &file);
-        k[(*n)++] = (struct ff_wire_key){
-            .region = p->region, .segment = p->number, .rkey = p->mr.rkey};
+        if (*n && k[*n - 1].region == p->region && k[*n - 1].segment == p->number)
+            continue; /* another part of it */
+        k[(*n)++] = (struct ff_wire_key){.region = p->region,
+                                         .segment = p->number,
+                                         .rkey = key_of_segment(&s->segments, i)};
     }
     *keys = k;
     k = NULL;
@@ -254,10 +258,37 @@ int ff_source_send_msg(struct ff_source *s, int len, struct ff_error *err)
     return ff_control_send(&s->ctl, len, err);
 }
 
+/* Of each segment that is registered in parts. From here on the peer knows of all keys */
+static int send_parts(struct ff_source *s, struct ff_error *err)
+{
+    enum { PER_MESSAGE = 1024 };
+    FF_AUTO_FREE struct ff_wire_part *parts = calloc(PER_MESSAGE, sizeof(*parts));
+    unsigned n = 0;
+    int rc = parts ? 0 : ff_error_set(err, ENOMEM, "publish: out of memory");
+
+    for (unsigned i = 0; i < s->segments.n && !rc; i++) {
+        struct ff_segment *p = &s->segments.segment[i];
+        if (p->is_part && !p->told && (p->mr.len_bytes || p->unreadable))
+            parts[n++] = (struct ff_wire_part){
+                .region = p->region,
+                .rkey = p->mr.rkey,
+                .offset = (uint64_t)(p->addr - (uint8_t *)s->regions.r[p->region].host),
+                .len_bytes = p->len_bytes};
+        p->told |= p->mr.len_bytes || p->unreadable;
+        if (n && (n == PER_MESSAGE || i + 1 == s->segments.n)) {
+            rc = ff_source_send_msg(s, ff_wire_put_parts(s->ctl.buf, parts, n), err);
+            n = 0;
+        }
+    }
+    return rc;
+}
+
 static int send_keys(struct ff_source *s, const struct ff_wire_key *keys, unsigned n,
                      struct ff_error *err)
 {
-    return n ? ff_source_send_msg(s, ff_wire_put_keys(s->ctl.buf, keys, n), err) : 0;
+    int rc = n ? send_parts(s, err) : 0;
+
+    return n && !rc ? ff_source_send_msg(s, ff_wire_put_keys(s->ctl.buf, keys, n), err) : rc;
 }
 
 int ff_source_offer(struct ff_source *s, struct ff_error *err)

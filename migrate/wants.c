@@ -5,6 +5,16 @@
 #include "cleanup.h"
 #include "pager.h"
 
+int ff_wants_find_region(const struct ff_pager *p, uint64_t addr)
+{
+    for (unsigned i = 0; i < p->n_regions; i++) {
+        uint64_t start = (uintptr_t)p->region[i].range.host;
+        if (addr >= start && addr - start < p->region[i].range.len_bytes)
+            return (int)i;
+    }
+    return -1;
+}
+
 enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w)
 {
     struct ff_claims *c = &p->region[w.region].claims;

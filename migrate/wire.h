@@ -18,6 +18,8 @@
  *   REFUSE   both  text ...              instead of any other message: why it ends here
  *   PUBLISH  s->d  segment 8, keys 4, load 4, push 4, lease 4, each region: address 8; then KEYS
  *   KEYS     s->d  each: region 4, segment 4, rkey 4; a segment without a key reads as zeros
+ *   PARTS    s->d  each: region 4, rkey 4, offset 8, length 8: before KEYS, of segments that have
+ *                  unreadable pages: each part has a key of its own, or none: it cannot be read
  *   WATCHING d->s                        memory is empty and watched: the guest may stop
  *   LOGGING  s->d  precopy=1: every write to memory is logged from here on
  *   PASSED   d->s  statistics; answers LOGGING: every page with a key was read once (the first
@@ -66,6 +68,7 @@ struct ff_error;
 #define FF_WIRE_TEXT_MAX 500
 #define FF_WIRE_SEGMENT_MIN (4ull << 20) /* so that no chunk lies in two */
 #define FF_WIRE_KEYS_MAX 4096          /* of all regions together */
+#define FF_WIRE_PARTS_MAX 4096         /* of all regions together */
 #define FF_WIRE_GRANTS_MAX 64
 #define FF_WIRE_LEASE_MIN_MS 1000
 #define FF_WIRE_LEASE_MAX_MS 3600000
@@ -95,7 +98,8 @@ enum ff_msg {
     FF_MSG_DIRTY,
     FF_MSG_RESUME,
     FF_MSG_LEASE,
-    FF_MSG_LAST = FF_MSG_LEASE,
+    FF_MSG_PARTS,
+    FF_MSG_LAST = FF_MSG_PARTS,
 };
 
 struct ff_wire_region {
@@ -157,6 +161,12 @@ struct ff_wire_key {
     uint32_t region, segment, rkey;
 };
 
+/* Whole pages; @rkey 0: the source cannot read them */
+struct ff_wire_part {
+    uint32_t region, rkey;
+    uint64_t offset, len_bytes;
+};
+
 struct ff_state_head {
     uint64_t total_bytes;
     uint32_t n_first, n_keys;
@@ -193,6 +203,7 @@ int ff_wire_put_resume(uint8_t *buf, const struct ff_resume *r);
 int ff_wire_put_refuse(uint8_t *buf, const char *text);
 int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions);
 int ff_wire_put_keys(uint8_t *buf, const struct ff_wire_key *keys, unsigned n);
+int ff_wire_put_parts(uint8_t *buf, const struct ff_wire_part *parts, unsigned n);
 int ff_wire_put_grants(uint8_t *buf, const struct ff_grant *g, unsigned n);
 int ff_wire_put_dirty(uint8_t *buf, const struct ff_dirty *d);
 int ff_wire_put_state(uint8_t *buf, const struct ff_state_head *h);
@@ -221,6 +232,11 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
 int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, unsigned max,
                      uint64_t segment_bytes, const struct ff_wire_region *regions,
                      unsigned n_regions, unsigned *n, struct ff_error *err);
+
+/* At most @max parts, whole pages inside their region */
+int ff_wire_get_parts(const uint8_t *msg, size_t len, struct ff_wire_part *parts, unsigned max,
+                      const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
+                      struct ff_error *err);
 
 /* Room for FF_WIRE_GRANTS_MAX; whole pages inside their region, at most @max_len bytes each */
 int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *g, uint32_t max_len,

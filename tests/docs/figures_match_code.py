@@ -52,6 +52,7 @@ FIGURES = (
     (WIRE, rf'a power of two, {BYTES} to 2\^46; at most', 'migrate/wire.h', 'FF_WIRE_SEGMENT_MIN'),
     (WIRE, rf'to 2\^46; at most {N} (?:pieces|segments) in all', 'migrate/wire.h',
      'FF_WIRE_KEYS_MAX'),
+    (WIRE, rf'At most {N}\s+parts over a link', 'migrate/wire.h', 'FF_WIRE_PARTS_MAX'),
     (WIRE, rf"pages, of the region's page size \| 1 to {N} \|", 'migrate/wire.h',
      'FF_WIRE_DIRTY_MAX'),
     (WIRE, rf'bytes of device state \| 1 to {N} \|', 'migrate/wire.h', 'FF_WIRE_STATE_MAX'),

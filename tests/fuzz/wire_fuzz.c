@@ -12,6 +12,7 @@
 #include "error.c"
 #include "tcp_wire.c"
 #include "wire.c"
+#include "wire_parts.c"
 #include "wire_resume.c"
 
 static struct ff_wire_region table[FF_WIRE_REGIONS_MAX];
@@ -141,6 +142,17 @@ static int try_lists(enum ff_msg type, unsigned how, const uint8_t *msg, size_t 
         free(keys);
         return rc;
     }
+    if (type == FF_MSG_PARTS) {
+        struct ff_wire_part *parts = calloc(max, sizeof(*parts)); /* likewise */
+        rc = ff_wire_get_parts(msg, len, parts, max, table, n_regions, &n, err);
+        for (unsigned i = 0; i < n && !rc; i++)
+            if (parts[i].offset + parts[i].len_bytes > table[parts[i].region].len_bytes)
+                abort();
+        if (!rc)
+            same(msg, len, out, ff_wire_put_parts(out, parts, n), 0, 0);
+        free(parts);
+        return rc;
+    }
     if (type == FF_MSG_GRANT) {
         struct ff_grant *g = calloc(FF_WIRE_GRANTS_MAX, sizeof(*g));
         rc = ff_wire_get_grants(msg, len, g, 4 << 20, table, n_regions, &n, err);
@@ -189,7 +201,8 @@ static int try_message(unsigned how, const uint8_t *msg, size_t len, struct ff_e
     if (type == FF_MSG_HELLO)
         return try_hello(msg, len, err);
     if (type == FF_MSG_PUBLISH || type == FF_MSG_DATA || type == FF_MSG_FIRST ||
-        type == FF_MSG_KEYS || type == FF_MSG_GRANT || type == FF_MSG_DIRTY)
+        type == FF_MSG_KEYS || type == FF_MSG_PARTS || type == FF_MSG_GRANT ||
+        type == FF_MSG_DIRTY)
         return try_lists((enum ff_msg)type, how, msg, len, err);
     return try_small((enum ff_msg)type, msg, len, err);
 }

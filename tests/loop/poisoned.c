@@ -49,7 +49,7 @@ static void spoil(uint64_t cell)
         struct sigaction told = {.sa_handler = on_failure}, before;
         *(volatile uint8_t *)page = *page; /* a page of this process alone */
         must(!sigaction(SIGBUS, &told, &before)); /* some kernels tell who asks */
-        must(!madvise(page, CELL, MADV_HWPOISON));
+        must(!madvise(page, CELL, MADV_HWPOISON) || errno == EBUSY); /* an adapter holds it */
         must(!sigaction(SIGBUS, &before, NULL));
         return;
     }
@@ -101,27 +101,37 @@ static void touch_one(struct move *m, enum stage stage)
         must(signal_at(at(m, 100)) == want);
 }
 
+static void spoil_all(void)
+{
+    for (uint64_t c = 0; c < CELLS; c++)
+        if (is_bad(c))
+            spoil(c);
+}
+
+static void move_must_poison(struct move *m, int sig)
+{
+    move_run(m);
+    if (m->src.rc || m->dst.rc)
+        loop_fail(__FILE__, __LINE__, "source: %s; destination: %s",
+                  m->src.rc ? m->src.err.text : "done", m->dst.rc ? m->dst.err.text : "done");
+    must(m->ran && m->n_cells == CELLS);
+    for (uint64_t c = 0; c < CELLS; c++)
+        if (is_bad(c) ? signal_at(at(m, c)) != sig : memcmp(at(m, c), image + c * CELL, CELL))
+            loop_fail(__FILE__, __LINE__, "cell %llu: %s", (unsigned long long)c,
+                      is_bad(c) ? "it can be read, or another signal" : "not what was sent");
+    const struct ff_stats *d = &m->dst.stats;
+    must(d->bytes_present == d->bytes_total);
+    must(d->bytes_prefill + d->bytes_fault + d->bytes_zero + N_BAD * CELL == d->bytes_total);
+}
+
 static void move_bad(bool tcp, enum memory memory, const char *options, int sig)
 {
     static struct move m;
 
     want = sig;
     m = (struct move){.tcp = tcp, .options = options, .memory = memory, .hook = touch_one};
-    for (uint64_t c = 0; c < CELLS; c++)
-        if (is_bad(c))
-            spoil(c);
-    move_run(&m);
-    if (m.src.rc || m.dst.rc)
-        loop_fail(__FILE__, __LINE__, "source: %s; destination: %s",
-                  m.src.rc ? m.src.err.text : "done", m.dst.rc ? m.dst.err.text : "done");
-    must(m.ran && m.n_cells == CELLS);
-    for (uint64_t c = 0; c < CELLS; c++)
-        if (is_bad(c) ? signal_at(at(&m, c)) != sig : memcmp(at(&m, c), image + c * CELL, CELL))
-            loop_fail(__FILE__, __LINE__, "cell %llu: %s", (unsigned long long)c,
-                      is_bad(c) ? "it can be read, or another signal" : "not what was sent");
-    const struct ff_stats *d = &m.dst.stats;
-    must(d->bytes_present == d->bytes_total);
-    must(d->bytes_prefill + d->bytes_fault + d->bytes_zero + N_BAD * CELL == d->bytes_total);
+    spoil_all();
+    move_must_poison(&m, sig);
     move_free(&m);
 }
 
@@ -163,6 +173,111 @@ static void tcp_push(void)
 static void loop_push(void)
 {
     move_bad(false, MEM_MEMFD, "prefill=push", SIGBUS);
+}
+
+/* --- memory that an adapter cannot register: segments become parts --- */
+
+/* Over verbs it refuses them itself */
+#define REFUSED(from, to) "source.register=fail:14@" #from "-" #to
+
+static bool is_verbs(void)
+{
+    return getenv("FARFORK_TEST_LINK");
+}
+
+static void in_parts(bool tcp, enum memory memory, const char *options)
+{
+    if (!is_verbs())
+        loop_arm(REFUSED(1, 2)); /* both regions; what they are split into is taken */
+    move_bad(tcp, memory, options, SIGBUS);
+}
+
+static void parts_copied(void)
+{
+    in_parts(true, MEM_ANON, "chunk=64K");
+}
+
+static void parts_in_place(void)
+{
+    in_parts(true, MEM_MEMFD, "chunk=64K,landing=continue");
+}
+
+static void parts_pushed(void)
+{
+    in_parts(true, MEM_ANON, "chunk=64K,prefill=push");
+}
+
+static void parts_moved(void)
+{
+    in_parts(false, MEM_ANON_THP, "landing=move");
+}
+
+/* A pass leaves them out, and what is poisoned is so for the frozen image */
+static void parts_precopied(void)
+{
+    in_parts(true, MEM_MEMFD, "chunk=64K,precopy=1");
+}
+
+static void refused_otherwise(void)
+{
+    static struct move m;
+
+    loop_arm(REFUSED(1, 2)); /* with memory that can be read */
+    m = (struct move){.tcp = true};
+    move_run(&m);
+    must(m.src.rc == -EFAULT && m.dst.rc && !m.went && !m.ran);
+    move_free(&m);
+}
+
+/* Touches a page that no link brings before it breaks */
+static void *touch_late(void *opaque)
+{
+    struct peek *p = opaque;
+
+    must(signal_at(at(p->m, p->cell)) == SIGBUS);
+    return NULL;
+}
+
+static struct peek waits;
+
+static void start_waiting(struct move *m, enum stage stage)
+{
+    if (stage != D_RUNNING)
+        return;
+    waits = (struct peek){.m = m, .cell = 700};
+    must(!pthread_create(&waits.thread, NULL, touch_late, &waits));
+}
+
+static void fails_meanwhile(struct move *m, bool source)
+{
+    if (source && atomic_load(&m->breaks_src) == 1)
+        spoil_all();
+}
+
+/* It could be registered, and cannot be when the link is replaced; pages were asked for by then */
+static void fails_later(enum memory memory, const char *options)
+{
+    static struct move m;
+
+    loop_arm(is_verbs() ? "dest.prefill=fail@1"
+                        : "dest.prefill=fail@1,tcp.serve.fault=fail@1," REFUSED(3, 4));
+    m = (struct move){.tcp = true, .resumes = true, .options = options, .memory = memory,
+                      .hook = is_verbs() ? NULL : start_waiting, .broken = fails_meanwhile};
+    move_must_poison(&m, SIGBUS);
+    must(m.dst.stats.breaks >= 1);
+    if (m.hook)
+        pthread_join(waits.thread, NULL);
+    move_free(&m);
+}
+
+static void later_in_place(void)
+{
+    fails_later(MEM_MEMFD, "prefill=pull,landing=continue,reconnect=60");
+}
+
+static void later_copied(void)
+{
+    fails_later(MEM_ANON, "chunk=64K,prefill=pull,reconnect=60");
 }
 
 /* --- kernels that cannot poison a page --- */
@@ -257,7 +372,7 @@ static void agent_of_old_kernel(void)
         must(atomic_load(&f->child[i].rc) && strstr(f->child[i].error, "Linux 6.6"));
         must(!atomic_load(&f->child[i].peeked));
     }
-    must(strstr(f->agent_error, "Linux 6.6"));
+    must(wait_flag(&f->ended, 20000) && strstr(f->agent_error, "Linux 6.6"));
     atomic_store(&f->children_may_end, true);
     for (unsigned i = 0; i < 2; i++)
         family_reap(f->child[i].pid, 4 << 8);
@@ -303,6 +418,14 @@ int main(int argc, char **argv)
         {"tcp copy", tcp_copy, 0},
         {"tcp continue", tcp_continue, 0},
         {"tcp push", tcp_push, 0},
+        {"parts, copied", parts_copied, 0},
+        {"parts, in place", parts_in_place, 0},
+        {"parts, pushed", parts_pushed, 0},
+        {"parts, moved", parts_moved, 0},
+        {"parts, precopied", parts_precopied, 0},
+        {"parts later, copied", later_copied, 0},
+        {"parts later, in place", later_in_place, 0},
+        {"refused otherwise", refused_otherwise, 0},
         {"a kernel without", old_kernel, 0},
         {"a kernel without, before GO", old_kernel_before_go, 0},
         {"children touch it", children_touch_it, 30},

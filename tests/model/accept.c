@@ -21,6 +21,7 @@ bool accept_watches(unsigned type)
 {
     switch (type) {
     case FF_MSG_KEYS:     /* some moves have none, or more than one */
+    case FF_MSG_PARTS:    /* likewise */
     case FF_MSG_FIRST:    /* likewise */
     case FF_MSG_DATA:     /* likewise */
     case FF_MSG_DIRTY:    /* likewise */

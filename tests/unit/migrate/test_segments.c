@@ -8,6 +8,8 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 
+#include "cleanup.h"
+#include "mr.h"
 #include "segments.h"
 
 #define MIB (1ull << 20)
@@ -20,6 +22,7 @@ static struct {
     unsigned fail_at; /* 0: never */
     uint64_t pin_limit;
     bool gives_key_0;
+    bool refuses_unreadable; /* as an adapter that pins */
 } fake;
 
 static int fake_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
@@ -29,6 +32,10 @@ static int fake_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access
 
     if (len > l->max_mr_bytes)
         return ff_error_set(err, EINVAL, "fake: too large");
+    for (uint64_t at = 0; fake.refuses_unreadable && at < len; at += 1u << 30)
+        if (ff_readable((uint8_t *)addr + at, (uint32_t)FF_MIN(len - at, 1ull << 30)) <
+            FF_MIN(len - at, 1ull << 30))
+            return ff_error_set(err, EFAULT, "fake: bad address");
     if (n == fake.fail_at)
         return ff_error_set(err, EIO, "fake: number %u fails", n);
     if (access & FF_ACCESS_ON_DEMAND)
@@ -318,6 +325,97 @@ static void test_memlock_and_odp(void **state)
     free(t);
 }
 
+static void spoil(const struct ff_region *r, uint64_t page)
+{
+    FF_AUTO_CLOSE int fd = memfd_create("too short", MFD_CLOEXEC);
+
+    assert_true(mmap((uint8_t *)r->host + page * 4096, 4096, PROT_READ, MAP_SHARED | MAP_FIXED, fd,
+                     0) != MAP_FAILED);
+}
+
+struct expected {
+    uint32_t number;
+    uint64_t page, n;
+    bool unreadable;
+};
+
+static void must_be(const struct ff_segments *p, const struct ff_region *r,
+                    const struct expected *want, unsigned n)
+{
+    assert_int_equal(p->n, n);
+    for (unsigned i = 0; i < n; i++) {
+        const struct ff_segment *s = &p->segment[i];
+        assert_int_equal(s->number, want[i].number);
+        assert_true(s->addr == (uint8_t *)r->host + want[i].page * 4096);
+        assert_true(s->len_bytes == want[i].n * 4096);
+        assert_int_equal(s->unreadable, want[i].unreadable);
+        assert_int_equal(s->mr.len_bytes, want[i].unreadable ? 0 : want[i].n * 4096);
+    }
+}
+
+/* What an adapter refuses to register is split at the pages that cannot be read; again, when the
+ * next link's does */
+static void test_unreadable(void **state)
+{
+    struct ff_regions t = {.n = 1, .r[0] = anon(12 * MIB)};
+    struct ff_link l = new_link();
+    struct ff_segments p = {.n = 0};
+    struct ff_error err;
+    (void)state;
+
+    memset(t.r[0].host, 1, t.r[0].len_bytes);
+    assert_ok(ff_segments_init(&p, &t, 4 * MIB, &err), err);
+    assert_int_equal(ff_segments_want_populated(&p, &t), 3);
+    fake.refuses_unreadable = true;
+    spoil(&t.r[0], 1024); /* the first of segment 1 */
+    spoil(&t.r[0], 1100);
+    spoil(&t.r[0], 1101);
+    spoil(&t.r[0], 3071); /* the last of segment 2 */
+    assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+    static const struct expected parts[] = {
+        {0, 0, 1024, false},   {1, 1024, 1, true},    {1, 1025, 75, false}, {1, 1100, 2, true},
+        {1, 1102, 946, false}, {2, 2048, 1023, false}, {2, 3071, 1, true}};
+    must_be(&p, &t.r[0], parts, FF_ARRAY_LEN(parts));
+    for (unsigned i = 0; i < p.n; i++)
+        assert_int_equal(p.segment[i].is_part, i > 0);
+    ff_segments_dereg(&p, &l);
+    assert_int_equal(fake.live, 0);
+
+    spoil(&t.r[0], 1030);
+    for (uint64_t page = 0; page < 1024; page++)
+        spoil(&t.r[0], page); /* all of segment 0 */
+    assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+    static const struct expected again[] = {
+        {0, 0, 1024, true},  {1, 1024, 1, true},    {1, 1025, 5, false},    {1, 1030, 1, true},
+        {1, 1031, 69, false}, {1, 1100, 2, true},   {1, 1102, 946, false},  {2, 2048, 1023, false},
+        {2, 3071, 1, true}};
+    must_be(&p, &t.r[0], again, FF_ARRAY_LEN(again));
+    ff_segments_dereg(&p, &l);
+    end(&p, &t);
+}
+
+/* EFAULT for another reason, or for memory that nobody is to read, stays what it is */
+static void test_refused_otherwise(void **state)
+{
+    struct ff_regions t = {.n = 1, .r[0] = anon(8 * MIB)};
+    struct ff_link l = new_link();
+    struct ff_segments p = {.n = 0};
+    struct ff_error err;
+    (void)state;
+
+    memset(t.r[0].host, 1, t.r[0].len_bytes);
+    assert_ok(ff_segments_init(&p, &t, 4 * MIB, &err), err);
+    assert_int_equal(ff_segments_want_populated(&p, &t), 2);
+    fake.refuses_unreadable = true;
+    spoil(&t.r[0], 5);
+    assert_fails(ff_segments_register(&p, &l, 0, FF_ODP_AUTO, &err), EFAULT);
+    assert_error(err, EFAULT, "bad address");
+    assert_int_equal(p.n, 2);
+    ff_segments_dereg(&p, &l);
+    end(&p, &t);
+}
+
 UNIT_MAIN(cmocka_unit_test(test_sizes), cmocka_unit_test(test_anon), cmocka_unit_test(test_memfd),
           cmocka_unit_test(test_not_zero_fill), cmocka_unit_test(test_failures),
-          cmocka_unit_test(test_memlock_and_odp))
+          cmocka_unit_test(test_memlock_and_odp),
+          cmocka_unit_test(test_unreadable), cmocka_unit_test(test_refused_otherwise))
