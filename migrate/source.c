@@ -493,7 +493,7 @@ void ff_source_cancel(struct ff_source *s)
     atomic_store(&s->cancelled, true);
     eventfd_write(s->cancel_fd, 1);
     pthread_mutex_lock(&s->lock);
-    if (s->given_link)
+    if (s->given_link && s->link) /* none: the guest was taken back */
         s->link->ops->shutdown(s->link);
     pthread_mutex_unlock(&s->lock);
 }
