@@ -95,9 +95,10 @@ $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 # --- fuzzers: clang's; seeds are made, not kept ---
 
 PART_FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz)
-WHOLE_FUZZERS := $(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz guest_fuzz command_fuzz)
+WHOLE_FUZZERS := $(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz guest_fuzz command_fuzz \
+    address_fuzz)
 FUZZERS := $(PART_FUZZERS) $(WHOLE_FUZZERS)
-FUZZ_CORPORA := wire queue clone gate dest source agent guest command
+FUZZ_CORPORA := wire queue clone gate dest source agent guest command address
 FUZZ_SANITIZE = $(filter-out $(OPT),$(CFLAGS)) -O1 -fno-omit-frame-pointer -MMD -MP \
               -fno-sanitize-recover=undefined $(addprefix -iquote ,$(LIB_DIRS) include $(TOOL_DIRS))
 FUZZ_CFLAGS = $(FUZZ_SANITIZE) -fsanitize=fuzzer,address,undefined
@@ -118,8 +119,14 @@ $(FUZZ_OBJ): $(BUILD)/fuzz/obj/%.o: %.c tests/tests.mk | $(DEPS_ALL)
 $(BUILD)/fuzz/libwhole.a: $(FUZZ_OBJ)
 	@rm -f $@ && ar rcs $@ $^
 
+$(BUILD)/fuzz/address_fuzz: FUZZ_WRAP = ff_key_load
+
+# clock.c
+$(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz): FUZZ_WRAP = clock_gettime timerfd_settime timer_create
+
 # command_host.c: an input names programs, files and processes
 $(BUILD)/fuzz/command_fuzz: FUZZ_WRAP = kill waitid waitpid open unlink access connect clock_gettime \
+    timerfd_settime timer_create \
     agent_server_start agent_set_weight preflight_check rundir_write_state rundir_reserve_state \
     jsonl_write_json $(addprefix overlay_records_,make unmake add sweep leave) \
     $(addprefix ff_agent_,together stats session free)

@@ -5,9 +5,10 @@
 /**
  * DOC: Theory of Operation
  *
- * Input        steps. Each is of one of PEERS connections to the agent's socket: the next message
- *              of a good child, or of a good source that hands its image over; that, changed, or
- *              with other descriptors than belong to it; any message; the connection's end.
+ * Input        whether pages of a source's image fail; then steps. Each is of one of PEERS
+ *              connections to the agent's socket: the next message of a good child, or of a good
+ *              source that hands its image over; that, changed, or with other descriptors than
+ *              belong to it; any message; the connection's end.
  * Picture      ff_agent_receive() and ff_agent_wait() have a thread; the library's own thread
  *              answers the socket. A good child's memory and userfaultfd are this process's.
  * Invariants   nobody is told to run before he may be, nor of an end twice; every failure has a
@@ -55,6 +56,7 @@ struct world {
     struct ff_source *source; /* NULL: nobody has passed sockets */
     pthread_t source_thread;
     struct area image[REGIONS];
+    bool fails; /* some of its pages do */
     int passed[FF_TCP_SOCKETS];
     struct ff_wire_region table[REGIONS];
 };
@@ -169,6 +171,8 @@ static void start_source(struct world *w, int own[FF_TCP_SOCKETS])
     for (unsigned i = 0; i < REGIONS; i++) {
         area_new(&w->image[i], i, false);
         area_fill(&w->image[i], i);
+        if (w->fails)
+            area_fail(&w->image[i], i);
         struct ff_region r = region_of(&w->image[i], i);
         must(!ff_source_add_region(w->source, &r, &err));
     }
@@ -343,8 +347,9 @@ static void say_anything(struct world *w, struct person *k, struct input *in)
         leave(k);
 }
 
-static void step(struct world *w, struct input *in)
+static void step(void *opaque, struct input *in)
 {
+    struct world *w = opaque;
     unsigned what = get(in);
     struct person *k = &w->person[what / 16 % PEERS];
 
@@ -403,8 +408,10 @@ static void begin(struct world *w, struct input *in)
     must(!ff_agent_new(a, path, &w->a, &err));
     ff_address_free(a);
     ff_agent_on_child(w->a, on_child, w);
-    if (get(in) & 1)
+    unsigned how = get(in);
+    if (how & 1)
         ff_agent_limit(w->a, 64 * PAGE); /* less than there is */
+    w->fails = how & 2;
     for (unsigned i = 0; i < PEERS; i++)
         w->person[i].sock = -1;
     for (unsigned i = 0; i < REGIONS; i++) {
@@ -452,18 +459,12 @@ static void end(struct world *w)
     close(next);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+void fuzz_one(struct input *in)
 {
     static struct world w;
-    struct input in = {.p = data, .left = size};
 
-    be_silent();
     memset(&w, 0, sizeof(w));
-    begin(&w, &in);
-    for (unsigned n = 0; in.left && n < 60; n++)
-        step(&w, &in);
+    begin(&w, in);
+    fuzz_steps(in, 0, NULL, step, &w);
     end(&w);
-    return 0;
 }

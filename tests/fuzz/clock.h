@@ -5,11 +5,14 @@
 #ifndef FF_TESTS_FUZZ_CLOCK_H
 #define FF_TESTS_FUZZ_CLOCK_H
 
-#include <stdatomic.h>
 #include <stdint.h>
+#include <time.h>
 
-/* The library's clocks are so far ahead of the host's. It is 0 between two inputs: libFuzzer has
- * the same clocks */
-extern _Atomic uint64_t later_ns;
+/* From now on @clock is so much further ahead of the host's, and a timer of it that has been set
+ * comes so much earlier */
+void clock_advance(clockid_t clock, uint64_t ns);
+
+/* Between two inputs: libFuzzer has the same clocks */
+void clock_reset(void);
 
 #endif

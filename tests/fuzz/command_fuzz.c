@@ -84,7 +84,7 @@ static const char *const commands[] = {
     "\"/fuzz/qmp\",\"cwd\":\"/\",\"until_go\":\"/fuzz/until\",\"before\":[[\"a\",\"b\"],[\"c\"]],"
     "\"files\":[\"/fuzz/o\"],\"private\":[{\"path\":\"/fuzz/p%u\",\"text\":\"secret\",\"after\":"
     "\"======\"}],\"channel\":{\"path\":\"/fuzz/guest\",\"message\":\"m\",\"links\":[\"n0\"]}}}",
-    "{\"spawn\":{\"number\":%u,\"argv\":[\"qemu\"],\"log\":\"/fuzz/log\",\"qmp\":\"/fuzz/%u\"}}",
+    "{\"spawn\":{\"number\":%u,\"argv\":[\"qemu\"],\"log\":\"/fuzz/log\",\"cwd\":\"/fuzz/%u\"}}",
     "{\"kill\":%u}",
     "{\"qmp\":{\"child\":%u,\"execute\":\"query-status\",\"arguments\":{},\"id\":[%u]}}",
     "{\"qmp\":{\"child\":%u,\"add-key\":true,\"id\":%u}}",
@@ -94,7 +94,7 @@ static const char *const commands[] = {
     "{\"check\":{\"folder\":\"/fuzz\",\"bytes\":%u}}",
     "{\"detach\":true}",
     "{\"end\":true}",
-    "{\"spawn\":{\"number\":%u,\"argv\":[\"qemu\",7],\"log\":\"/fuzz/log\",\"number\":%u}}",
+    "{\"spawn\":{\"number\":%u,\"argv\":[7,\"qemu\"],\"log\":\"/fuzz/log\",\"number\":%u}}",
     "{\"spawn\":{\"number\":429496729%u,\"argv\":[\"qemu\"],\"log\":\"/fuzz/log%u\"}}",
 };
 
@@ -203,7 +203,8 @@ static void step(void)
     case 1:
     case 2:
     case 3:
-        send_command(get(&w.in), false);
+        for (unsigned i = 0; i <= what % 16; i++)
+            send_command(get(&w.in), false);
         break;
     case 4:
         send_command(get(&w.in), true);
@@ -228,7 +229,7 @@ static void step(void)
         far_says(more, get(&w.in));
         break;
     case 13:
-        later_ns += (more + 1) * 1000000000ull;
+        clock_advance(CLOCK_MONOTONIC, (more + 1) * 1000000000ull);
         break;
     case 14:
         if (more & 1)
@@ -248,7 +249,7 @@ static void wind_up(void)
     struct signalfd_siginfo s = {.ssi_signo = SIGCHLD};
 
     ff_close_fd(&w.to_agent);
-    later_ns += 1000000000u;
+    clock_advance(CLOCK_MONOTONIC, 1000000000u);
     for (unsigned i = 0; i < w.n_kids; i++)
         if (!w.kid[i].ended) {
             end_kid(&w.kid[i], 0);
@@ -265,7 +266,7 @@ static int next_turn(struct pollfd *p, nfds_t n, int timeout_ms)
     else
         wind_up();
     if (timeout_ms < 0)
-        later_ns += 1000000000u;
+        clock_advance(CLOCK_MONOTONIC, 1000000000u);
     must(p[0].fd <= 0); /* stdin, or not any more */
     if (!p[0].fd)
         p[0].fd = commands_in;
@@ -307,7 +308,6 @@ static void begin(const uint8_t *data, size_t size)
         a->err = ff_error_new();
     }
     signal(SIGPIPE, SIG_IGN);
-    later_ns = 0;
     w.runs = true;
 }
 
@@ -328,7 +328,7 @@ static void end(bool kept_to_the_end)
     for (unsigned i = 0; i < SECRETS; i++)
         must(!w.secret[i]);
     w.runs = false;
-    later_ns = 0;
+    clock_reset();
     ff_close_fd(&w.a.pipe[1]);
     ff_close_fd(&w.a.front);
     ff_close_fd(&w.to_agent);

@@ -5,20 +5,25 @@
 /**
  * DOC: Theory of Operation
  *
- * Input        way, options, where memory is; how many steps of a good source come first; then
- *              steps: the next one of a good source, that a bit beside, any message, bytes beside
- *              all framing, writes and reads on the queues, a link that breaks and is resumed.
+ * Input        way, options, where memory is, whether pages of it fail, whether the source may take
+ *              its guest back; how many steps of a good source come first; then steps: the next one
+ *              of a good source, that a bit beside, any message, bytes beside all framing, writes
+ *              and reads on the queues, a link that breaks and is resumed, or brings word that the
+ *              guest was taken back; leases, and time that passes.
  * Picture      engine's thread: ff_dest_accept() .. ff_dest_wait_done(), ff_dest_recover()
  *              a thread that touches memory from ff_dest_start() on
- * Invariants   no GO said: the guest never ran. After a move that was right all memory is as the
- *              source's; nothing outside it is touched, and the source's is read-only. Every
- *              failure has a reason. All ends when the source has gone and the caller gives up.
+ * Invariants   no GO said: the guest never ran; stopped for want of a lease, it goes on only when
+ *              the source has been heard; taken back, never. After a move that was right all memory
+ *              is as the source's; nothing outside it is touched, and the source's is read-only.
+ *              Every failure has a reason. All ends when the source has gone and the caller gives
+ *              up.
  */
 #include <errno.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "clock.h"
 #include "peer.h"
 #include "source.h"
 
@@ -53,6 +58,7 @@ static const char *const options[] = {
 
 #define STATE_BYTES 1000u
 #define PUSH_BYTES (4u << 20)
+#define LEASE_STEP_NS (FF_WIRE_LEASE_MIN_MS / 5 * 1000000ull)
 
 struct world {
     struct peer p;
@@ -65,17 +71,30 @@ struct world {
     struct ff_mr mr[REGIONS];
     struct ff_grant grant[FF_WIRE_GRANTS_MAX];
     unsigned n_grants;
+    uint32_t asked; /* the last LEASE */
     struct ff_welcome welcome;
 
     struct ff_dest *d;
     pthread_t engine, toucher;
-    bool touches, file;
-    atomic_bool ended, stop;
+    bool touches, fails, leased;
+    atomic_bool ended, stop, stopped;
     unsigned recovers;
-    bool ran, done;
+    bool ran, done, taken_back;
+    atomic_bool released;
 };
 
 /* --- the destination --- */
+
+/* A lease's end, and the next one's beginning */
+static void on_lease(void *opaque, bool may_run)
+{
+    struct world *w = opaque;
+
+    must(w->leased && atomic_load(&w->stopped) == may_run);
+    must(!may_run || w->released ||
+         w->p.said & (FF_MSG_BIT(FF_MSG_LEASE) | FF_MSG_BIT(FF_MSG_WITHDRAWN)));
+    atomic_store(&w->stopped, !may_run);
+}
 
 static void *touch(void *arg)
 {
@@ -121,6 +140,8 @@ static void *run_engine(void *arg)
         check_outcome(rc, &err);
         rc = ff_dest_recover(w->d, 3000, &err);
         must(rc != -ESTALE || !w->ran);
+        must(rc != -EKEYREVOKED || (w->leased && w->p.said & FF_MSG_BIT(FF_MSG_RESUME)));
+        w->taken_back = rc == -EKEYREVOKED;
         if (rc)
             break;
         must(w->ran); /* else there is nothing to go on with */
@@ -166,7 +187,8 @@ static int make_publish(struct world *w)
     struct ff_publish pub = {.segment_bytes = FF_WIRE_SEGMENT_MIN,
                              .n_keys = REGIONS,
                              .load_permille = 500,
-                             .push_bytes = PUSH_BYTES};
+                             .push_bytes = PUSH_BYTES,
+                             .lease_ms = w->leased ? FF_WIRE_LEASE_MIN_MS : 0};
 
     register_memory(w);
     for (unsigned i = 0; i < REGIONS; i++)
@@ -229,6 +251,9 @@ static void on_other(void *opaque, int type)
     if (type == FF_MSG_GRANT && !ff_wire_get_grants(w->p.heard, (size_t)w->p.heard_len, w->grant,
                                                     PUSH_BYTES, w->table, REGIONS, &n, &why))
         w->n_grants = n;
+    if (type == FF_MSG_LEASE &&
+        !ff_wire_get_lease(w->p.heard, (size_t)w->p.heard_len, &w->asked, &why))
+        peer_say(&w->p, ff_wire_put_lease(w->p.msg, w->asked));
 }
 
 /* By what a grant says: the bytes of the image, or a note that there are none */
@@ -249,12 +274,16 @@ static void push(struct world *w, struct input *in, bool good)
         w->p.wrong_data = true;
     }
     uint64_t room = w->own[g->region].len_bytes - g->offset;
+    for (uint64_t at_byte = 0; w->fails && good && at_byte < len; at_byte += PAGE)
+        if (page_fails(g->region, (g->offset + at_byte) / PAGE))
+            imm |= FF_IMM_UNREADABLE;
+    bool note = imm & FF_IMM_UNREADABLE && good; /* a few bytes that it can read */
     struct ff_wr wr = {.op = FF_OP_WRITE,
-                       .local = w->own[g->region].host + g->offset,
+                       .local = w->own[g->region].host + (note ? 0 : g->offset),
                        .lkey = w->mr[g->region].lkey,
                        .remote = at,
                        .rkey = g->rkey,
-                       .len_bytes = len < room ? len : (uint32_t)room,
+                       .len_bytes = note ? 8 : len < room ? len : (uint32_t)room,
                        .imm = imm};
     peer_post(&w->p, FF_QUEUE_PREFILL, &wr);
     if (good)
@@ -307,6 +336,8 @@ static void serve(struct world *w)
             push(w, &none, true);
         if (type == FF_MSG_DONE) {
             peer_say(&w->p, ff_wire_put_empty(w->p.msg, FF_MSG_WITHDRAWN));
+            if (w->leased)
+                peer_await(&w->p, FF_MSG_WITHDRAWN, on_other, w);
             return;
         }
         if (!type)
@@ -314,8 +345,9 @@ static void serve(struct world *w)
     }
 }
 
-static void good_step(struct world *w)
+static void good_step(void *opaque)
 {
+    struct world *w = opaque;
     static const enum ff_msg want[STEPS] = {
         [WATCHED] = FF_MSG_WATCHING, [READY] = FF_MSG_READY, [RUNNING] = FF_MSG_RUNNING};
     enum step step = w->next;
@@ -369,6 +401,7 @@ static void come_back(struct world *w, struct input *in)
     if (!w->p.l)
         return;
     memcpy(r.session, w->welcome.session, sizeof(r.session));
+    r.taken_back = how & 8;
     int len =
         how & 1 ? ff_wire_put_hello(w->p.msg, &w->hello, NULL) : ff_wire_put_resume(w->p.msg, &r);
     if (how & 2)
@@ -387,11 +420,13 @@ static void come_back(struct world *w, struct input *in)
     }
 }
 
-static void step(struct world *w, struct input *in)
+static void step(void *opaque, struct input *in)
 {
+    struct world *w = opaque;
+    unsigned how;
     int len;
 
-    switch (get(in) % 10) {
+    switch (get(in) % 12) {
     case 0:
     case 1:
         good_step(w);
@@ -421,6 +456,18 @@ static void step(struct world *w, struct input *in)
     case 7:
         ask(w, in);
         break;
+    case 10:
+        how = get(in);
+        clock_advance(CLOCK_BOOTTIME, (1 + how % 8) * LEASE_STEP_NS);
+        w->released |= how >= 240; /* the operator's word */
+        if (how >= 240)
+            ff_dest_release(w->d);
+        on_other(w, peer_hear(&w->p));
+        break;
+    case 11: /* a lease that is not asked for, or twice */
+        w->p.right = false;
+        peer_say(&w->p, ff_wire_put_lease(w->p.msg, w->asked + get(in) % 3 - 1));
+        break;
     case 8: /* serve, and listen */
         for (unsigned i = get(in) % 32; i--;)
             on_other(w, peer_hear(&w->p));
@@ -442,10 +489,14 @@ static void begin(struct world *w, struct input *in)
         .way = how % WAYS, .right = true, .raw = {-1, -1, -1}, .engine_ended = &w->ended};
     w->options = options[get(in) % (sizeof(options) / sizeof(options[0]))];
     w->precopy = strstr(w->options, "precopy");
+    w->leased = how & 64;
+    w->fails = how & 128;
     for (unsigned i = 0; i < REGIONS; i++) {
         area_new(&w->own[i], i, false);
         area_fill(&w->own[i], i);
         must(!mprotect(w->own[i].host, w->own[i].len_bytes, PROT_READ));
+        if (w->fails)
+            area_fail(&w->own[i], i);
         area_new(&w->theirs[i], i, (how >> 4 & 1) ^ i);
     }
     make_hello(w);
@@ -453,6 +504,7 @@ static void begin(struct world *w, struct input *in)
     must(!(w->p.way == SOCKETS ? ff_dest_new_on_link(a, peer_sockets(&w->p), &w->d, &err)
                                : ff_dest_new(a, &w->d, &err)));
     ff_address_free(a);
+    ff_dest_on_lease(w->d, on_lease, w);
     for (unsigned i = 0; i < REGIONS; i++) {
         struct ff_region r = region_of(&w->theirs[i], i);
         must(!ff_dest_add_region(w->d, &r, &err));
@@ -466,7 +518,8 @@ static void check_memory(const struct world *w)
 {
     for (unsigned i = 0; i < REGIONS; i++)
         for (uint64_t at = 0; at < region_pages[i]; at++)
-            must(page_is_right(w->theirs[i].host + at * PAGE, i, at));
+            if (!w->fails || !page_fails(i, at)) /* who reads those dies, as it must */
+                must(page_is_right(w->theirs[i].host + at * PAGE, i, at));
 }
 
 static void end(struct world *w)
@@ -478,6 +531,8 @@ static void end(struct world *w)
     }
     pthread_join(w->engine, NULL);
     must(!w->ran || w->p.said & FF_MSG_BIT(FF_MSG_GO));
+    must(!w->taken_back || !w->ran || atomic_load(&w->stopped));
+    must(!w->done || !w->leased || w->released || w->p.said & FF_MSG_BIT(FF_MSG_WITHDRAWN));
     if (w->done && w->p.right && !w->p.wrong_data)
         check_memory(w);
     atomic_store(&w->stop, true);
@@ -490,20 +545,12 @@ static void end(struct world *w)
     }
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+void fuzz_one(struct input *in)
 {
     static struct world w;
-    struct input in = {.p = data, .left = size};
 
-    be_silent();
     memset(&w, 0, sizeof(w));
-    begin(&w, &in);
-    for (unsigned n = get(&in) % (STEPS + 1); n--;)
-        good_step(&w);
-    for (unsigned n = 0; in.left && n < 40; n++)
-        step(&w, &in);
+    begin(&w, in);
+    fuzz_steps(in, STEPS, good_step, step, &w);
     end(&w);
-    return 0;
 }

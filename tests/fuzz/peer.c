@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "key.h"
 #include "log.h"
 #include "peer.h"
@@ -46,11 +47,6 @@ static void ignore_log(enum ff_log_level level, const char *line)
     must(line && line[0]);
 }
 
-void be_silent(void)
-{
-    ff_log_set(ignore_log, FF_LOG_DEBUG);
-}
-
 struct ff_key *fuzz_key(void)
 {
     static struct ff_key *key;
@@ -71,6 +67,31 @@ struct ff_address *fuzz_address(enum way way, unsigned port, const char *options
     if (way == KEYED)
         must(!ff_address_set_key(a, KEY_TEXT, strlen(KEY_TEXT), NULL));
     return a;
+}
+
+/* --- a run --- */
+
+#define STEPS_MAX 60u
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    struct input in = {.p = data, .left = size};
+
+    ff_log_set(ignore_log, FF_LOG_DEBUG);
+    fuzz_one(&in);
+    clock_reset();
+    return 0;
+}
+
+void fuzz_steps(struct input *in, unsigned steps, void (*good)(void *opaque),
+                void (*step)(void *opaque, struct input *in), void *opaque)
+{
+    for (unsigned n = steps ? get(in) % (steps + 1) : 0; n--;)
+        good(opaque);
+    for (unsigned n = 0; in->left && n < STEPS_MAX; n++)
+        step(opaque, in);
 }
 
 /* --- memory --- */
@@ -106,6 +127,20 @@ void area_fill(const struct area *a, unsigned region)
         for (unsigned at = 0; at < PAGE && word; at += 8)
             memcpy(a->host + i * PAGE + at, &word, 8);
     }
+}
+
+bool page_fails(unsigned region, uint64_t number)
+{
+    return number == (region ? 16 : 6) || (!region && number == 11);
+}
+
+void area_fail(const struct area *a, unsigned region)
+{
+    must(!mprotect(a->host, a->len_bytes, PROT_READ));
+    for (uint64_t i = 0; i < region_pages[region]; i++)
+        if (page_fails(region, i)) /* out of the page table, as a page that has failed is */
+            must(!madvise(a->host + i * PAGE, PAGE, MADV_DONTNEED) &&
+                 !mprotect(a->host + i * PAGE, PAGE, PROT_NONE));
 }
 
 static bool page_is(const uint8_t *page, uint64_t word)

@@ -34,6 +34,15 @@
 
 struct ff_key;
 
+/* --- a run: libFuzzer's function is peer.c's --- */
+
+/* Of the fuzzer: one input */
+void fuzz_one(struct input *in);
+
+/* As many of @good as the input says, @steps at most; then one @step after the other */
+void fuzz_steps(struct input *in, unsigned steps, void (*good)(void *opaque),
+                void (*step)(void *opaque, struct input *in), void *opaque);
+
 /* --- memory, with borders that nobody may touch --- */
 
 #define PAGE 4096u
@@ -53,6 +62,10 @@ void area_free(struct area *a);
 void area_fill(const struct area *a, unsigned region);
 bool page_is_right(const uint8_t *page, unsigned region, uint64_t number);
 bool page_is_zero(const uint8_t *page);
+
+/* Pages that nobody can read, as if their memory had failed; afterwards @a is read-only */
+void area_fail(const struct area *a, unsigned region);
+bool page_fails(unsigned region, uint64_t number);
 
 /* Add @a as region @number, under the name that both sides give it */
 struct ff_region region_of(const struct area *a, unsigned number);
@@ -77,7 +90,6 @@ struct peer {
 
 #define KEY_TEXT "5f3c0e9d6b2a48f1c7e6d5b4a39281706f5e4d3c2b1a09f8e7d6c5b4a3928170"
 struct ff_key *fuzz_key(void);
-void be_silent(void); /* the library's log */
 
 /* Sockets for both: the engine's link; the peer keeps a second descriptor of each of its own */
 struct ff_link *peer_sockets(struct peer *p);

@@ -6,14 +6,15 @@
  * DOC: Theory of Operation
  *
  * Picture      [queue under test] ---- socketpair ---- [peer: the input]
- *              The input is a list of steps: post a READ or WRITE, poll, and what the peer
- *              sends: raw bytes, a request or reply that is nearly right, or its data; the
+ *              The input is a list of steps: post a READ or WRITE, poll, fail a page, and what the
+ *              peer sends: raw bytes, a request or reply that is nearly right, or its data; the
  *              peer also reads, or not, or leaves.
  * Invariants   no crash, no access outside the memory given (ASAN; canaries around what the
  *              kernel writes into), no completion that was not asked for, no hang.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "error.c"
 #include "failpoint.c"
@@ -64,8 +65,19 @@ static uint32_t get4(struct input *in)
 }
 
 /* Memory with a border that must stay as it is */
-static uint8_t area[2][CANARY + MEM + CANARY];
+#define PAGE 4096u
+static uint8_t area[2][PAGE * (MEM / PAGE + 1)] __attribute__((aligned(PAGE)));
 enum { LANDING, SHARED };
+
+/* Of what the peer may read, but not write: as if the memory behind it had failed */
+static void page_fails(bool fails)
+{
+    uint8_t *page = area[SHARED] + 10 * PAGE;
+
+    if ((fails && madvise(page, PAGE, MADV_DONTNEED)) ||
+        mprotect(page, PAGE, fails ? PROT_NONE : PROT_READ | PROT_WRITE))
+        abort();
+}
 
 static void border_check(void)
 {
@@ -197,7 +209,7 @@ static void peer_data(struct world *w, struct input *in)
 
 static void step(struct world *w, struct input *in)
 {
-    switch (get(in) % 9) {
+    switch (get(in) % 10) {
     case 0:
         peer_raw(w, in);
         break;
@@ -219,6 +231,9 @@ static void step(struct world *w, struct input *in)
         break;
     case 7:
         peer_read(w);
+        break;
+    case 9:
+        page_fails(get(in) & 1);
         break;
     case 8:
         if (get(in) == 0 && w->peer >= 0)
@@ -243,7 +258,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         abort();
     w.peer = fd[1];
     ff_mr_init(&w.mrs);
-    if (ff_mr_add(&w.mrs, area[SHARED] + CANARY, MEM, FF_ACCESS_REMOTE_WRITE, &mr, NULL) ||
+    if (ff_mr_add(&w.mrs, area[SHARED] + CANARY, MEM / 2, FF_ACCESS_REMOTE_WRITE, &mr, NULL) ||
         ff_mr_add(&w.mrs, area[SHARED] + CANARY, MEM, FF_ACCESS_REMOTE_READ, &mr, NULL))
         abort();
     w.mrs.mr[0].rkey = 1; /* an input must mean the same every time */
@@ -264,6 +279,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         do_poll(&w); /* what was in the socket comes first */
     tcp_queue_free(w.q);
     ff_mr_destroy(&w.mrs);
+    page_fails(false);
     border_check();
     return 0;
 }

@@ -2,7 +2,8 @@
  *
  * seeds.c - write a small corpus for the fuzzers
  *
- * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND, a folder each
+ * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND ADDRESS,
+ *        a folder each
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -113,10 +114,14 @@ static void save_steps(void)
         /* four requests, then leave */
         "\4\0\1\0\0\0\0\0\0\0\5\4\0\2\0\0\0\0\0\0\0\5\4\0\3\0\0\0\0\0\0\0\5\4\0\4\0\0\0\0\0\0"
         "\0\5\10\0\3",
+        /* a page fails; request: READ of it and others, with granules, and without */
+        "\11\1\4\34\3\0\0\220\0\0\0\100\0\3\7\3\4\4\3\0\0\240\0\0\0\4\0\3\7\3",
+        /* READs with a map; replies: two maps, each granule in both; cannot be read */
+        "\1\4\0\0\20\0\0\0\0\0\3\5\22\0\2\377\2\377\3\1\4\0\0\20\0\0\0\0\0\5\4\4\3",
     };
-    static const int lengths[] = {20, 30, 16, 14, 20, 48};
+    static const int lengths[] = {20, 30, 16, 14, 20, 48, 30, 33};
 
-    for (unsigned i = 0; i < 6; i++)
+    for (unsigned i = 0; i < 8; i++)
         save((uint8_t)steps[i][0], (const uint8_t *)steps[i] + 1, lengths[i] - 1);
 }
 
@@ -188,19 +193,37 @@ static void save_strangers(void)
         save(all[0], all + 1, sizeof(all) - 1);                                             \
     } while (0)
 
-/* Of dest_fuzz.c and source_fuzz.c: by each way and with each option, a move that is right; one
- * whose link breaks after GO and is resumed */
-static void save_moves(unsigned steps, bool source)
+/* Of dest_fuzz.c and source_fuzz.c: by each way and with each option, a move that is right, of
+ * memory that fails too, and with a lease; one whose link breaks after GO, and is resumed or not */
+static void save_dest_moves(uint8_t steps)
 {
-    for (uint8_t way = 0; way < 3; way++)
+    for (uint8_t how = 0; how < 12; how++)
         for (uint8_t i = 0; i < 8; i++) {
-            uint8_t how = source ? (uint8_t)(way + 48 * (i % 2)) : (uint8_t)(way + 48 * (i / 4));
-            if (source) {
-                SAVE(how, (uint8_t)steps);
-                SAVE(how, (uint8_t)(steps - 3), 5, i % 3 | 8, 0, 0, 0);
-            } else {
-                SAVE(how, i, (uint8_t)steps);
-                SAVE(how, i, (uint8_t)(steps - 1), 5, 4, 0, 0, 8, 31);
+            uint8_t way = (uint8_t)(how % 3 + 48 * (i / 4) + 64 * (how / 3));
+            SAVE(way, i, steps);
+            SAVE(way, i, (uint8_t)(steps - 1), 5, 4, 0, 0, 8, 31);
+            if (how < 6 || i)
+                continue;
+            SAVE(way, i, (uint8_t)(steps - 1), 10, 3, 8, 31, 10, 7, 8, 31, 0, 8, 31); /* late */
+            SAVE(way, i, (uint8_t)(steps - 1), 11, 0, 8, 31, 11, 2);
+            SAVE(way, i, (uint8_t)(steps - 1), 5, 8, 8, 31); /* taken back */
+            SAVE(way, i, (uint8_t)(steps - 2), 5, 8, 8, 31);
+            SAVE(way, i, (uint8_t)(steps - 3), 10, 7, 0, 0, 0); /* GO comes late */
+            SAVE(way, i, (uint8_t)(steps - 1), 10, 247, 8, 31, 5, 4, 0, 0); /* for good */
+        }
+}
+
+static void save_source_moves(uint8_t steps)
+{
+    for (uint8_t how = 0; how < 12; how++)
+        for (uint8_t i = 0; i < 8; i++) {
+            uint8_t way = (uint8_t)(how % 3 + 48 * (i % 2) + 64 * (how / 3)), then = i / 2;
+            if (then && !(way & 64))
+                continue;
+            SAVE(way, then, steps);
+            for (uint8_t until = 8; until < steps; until++) {
+                SAVE(way, then, until, 5, i % 3 | 8, 0, 0, 0);
+                SAVE(way, then, until, 10, 1, 8, 9, 10, 0, 0, 0, 0, 9);
             }
         }
 }
@@ -219,6 +242,7 @@ static void save_agents(void)
 {
     SAVE(0, 0, 0, 176, 0, 176, 0, 176, 0, 0, 0, 0, 0, 176, 0, 0, 0, 0, 0);
     SAVE(0, 176, 0, 176, 0, 176, 0, 0, 0, 0, 0, 0, 0, 16, 0, 16, 0, 16, 0, 176, 0, 0, 0, 16, 0);
+    SAVE(2, 0, 0, 0, 0, 176, 1, 176, 0, 176, 1, 183, 4, 176, 0, 0, 0, 0, 1, 0, 0, 8, 8, 8);
     SAVE(0, 0, 1, 176, 1, 183, 4, 176, 0, 0, 1, 0, 1, 0, 1, 0, 1);
 }
 
@@ -241,6 +265,9 @@ static void save_commands(void)
             SAVE(how, 0, 0, 1, 2, 0, 5, 0, 2, 0, i, 1, 0, 7, 2); /* kept */
             SAVE(how, 0, 0, 1, 0, 9, 1, 0, i, 1);               /* detached */
             SAVE(how, 0, 10, 1, 0, i, 1);                       /* ending */
+            SAVE(how, 0, 0, 1, 6, 6, 13, 0, i, 1);              /* it has ended */
+            SAVE(how, 3, 0, 1, 9, 0, i, 1, i, 2);               /* at once */
+            SAVE(how, 3, 1, 1, 10, 0, i, 1, i, 2);
             SAVE(how, 30 + 32 * (i % 5), 0, i, 1, 0, 0, 2);     /* the host fails */
             SAVE(how, 4, i, 1, 2, 12, 'x', 3, '"');
         }
@@ -256,10 +283,28 @@ static void save_commands(void)
         SAVE(how % 4, 14 + 32 * how);
 }
 
+static void save_addresses(void)
+{
+    static const char *const texts[] = {
+        "unix", "unix,timeout=4,reconnect=0", "[::1]:4444,link=tcp", "a:0,link=verbs,qps=2,odp=on",
+        "h:1,device=mlx5_0:1,chunk=64K,window=32,landing=copy,prefill=push,precopy=1,prealloc=1",
+        "h:1,landing=move,prefill=off,landing=continue,prefill=pull,prefill=auto,insecure=on",
+        "h:65535,key-file=/k,until-go=/run/u,odp=off,reconnect=86400,timeout=3600",
+        "h:1,fallback=go,lease=3600,fence=/bin/true,record=/var/r",
+        "h:1,fallback=go,fence=/f", "h:1,record=/r", "h:1,fallback=off,fence=/f,record=/r",
+        "h:1,fallback=go,lease=0,fence=f,record=/r", "h:1,chunk=3000", "h:1,no=1", "h:1,x", ":",
+    };
+
+    for (unsigned i = 0; i < sizeof(texts) / sizeof(texts[0]); i++)
+        save((uint8_t)texts[i][0], (const uint8_t *)texts[i] + 1, (int)strlen(texts[i]) - 1);
+    SAVE('h', ':', '1', 0, '5', 'f', '\n');
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 10) {
-        fprintf(stderr, "usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND\n");
+    if (argc != 11) {
+        fprintf(stderr, "usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND "
+                        "ADDRESS\n");
         return 2;
     }
     folder = argv[1];
@@ -272,15 +317,17 @@ int main(int argc, char **argv)
     folder = argv[4];
     save_strangers();
     folder = argv[5];
-    save_moves(14, false);
+    save_dest_moves(14);
     save_out_of_order();
     folder = argv[6];
-    save_moves(12, true);
+    save_source_moves(12);
     folder = argv[7];
     save_agents();
     folder = argv[8];
     save_guests();
     folder = argv[9];
     save_commands();
+    folder = argv[10];
+    save_addresses();
     return 0;
 }

@@ -5,14 +5,18 @@
 /**
  * DOC: Theory of Operation
  *
- * Input        way, where memory is; how many steps of a good destination come first; then steps:
- *              the next one of a good destination, that a bit beside, any message, bytes beside all
- *              framing, reads, writes and grants, a link that breaks and is resumed.
- * Picture      engine's thread: ff_source_connect() .. ff_source_wait_done(), ff_source_resume()
+ * Input        way, where memory is, whether pages of it fail, whether the source may take its
+ *              guest back, and does when the link breaks; how many steps of a good destination come
+ *              first; then steps: the next one of a good destination, that a bit beside, any
+ *              message, bytes beside all framing, reads, writes and grants, leases, a link that
+ *              breaks and is resumed.
+ * Picture      engine's thread: ff_source_connect() .. ff_source_wait_done(), then
+ *              ff_source_resume(), or ff_source_take_back() and ff_source_tell_taken_back()
  * Invariants   memory is read-only, and what a read brings is what it asked for. The source lets go
  *              only after READY, is done only after DONE, and goes on only when it has not let go,
- *              or was told NOT-STARTED. Every failure has a reason. All ends when the destination
- *              has gone and the caller gives up.
+ *              or was told NOT-STARTED. Nothing is taken back without a record, and what was taken
+ *              back is never served again. Every failure has a reason. All ends when the
+ *              destination has gone and the caller gives up.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -20,6 +24,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "clock.h"
 #include "peer.h"
 #include "source.h"
 
@@ -53,16 +58,35 @@ struct world {
     uint32_t epoch;
     uint8_t session[FF_SESSION_LEN];
     bool told_not_started;
+    uint32_t asked; /* the last LEASE */
 
     struct ff_listener *ls;
     struct ff_source *s;
     pthread_t engine;
-    bool precopy;
+    bool precopy, fails, fence_fails, may_take_back, takes_back;
     atomic_bool ended, stop;
-    bool went, done, took_back;
+    bool went, done, never_ran, taken_back;
 };
 
 /* --- the source --- */
+
+static char dir[64], record[80];
+
+static void remove_dir(void)
+{
+    rmdir(dir);
+}
+
+static void make_record_name(void)
+{
+    if (dir[0])
+        return;
+    snprintf(dir, sizeof(dir), "%s/farfork-fuzz-XXXXXX",
+             getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp");
+    must(mkdtemp(dir) != NULL);
+    snprintf(record, sizeof(record), "%s/record", dir);
+    atexit(remove_dir);
+}
 
 static int make_pass(struct world *w, struct ff_error *err)
 {
@@ -101,6 +125,25 @@ static int run_stages(struct world *w, struct ff_error *err)
     return rc ? rc : ff_source_wait_done(w->s, err);
 }
 
+/* The destination is lost */
+static void take_back(struct world *w, struct ff_error *err)
+{
+    clock_advance(CLOCK_BOOTTIME, 3000000000u); /* its lease has ended */
+    int rc = ff_source_take_back(w->s, err);
+
+    check_outcome(rc, err);
+    must(rc != -EPERM || !access(record, F_OK)); /* the fence comes after the record */
+    if (rc)
+        return;
+    w->taken_back = true;
+    must(w->may_take_back && !access(record, F_OK));
+    rc = ff_source_resume(w->s, NULL, 1, err);
+    must(rc);
+    check_outcome(rc, err);
+    rc = ff_source_tell_taken_back(w->s, err);
+    check_outcome(rc, err);
+}
+
 static void *run_engine(void *arg)
 {
     struct world *w = arg;
@@ -108,10 +151,12 @@ static void *run_engine(void *arg)
 
     int rc = run_stages(w, &err);
     check_outcome(rc, &err);
-    for (unsigned i = 0; rc && w->went && i < 4 && !atomic_load(&w->stop); i++) {
+    if (rc && w->went && w->takes_back)
+        take_back(w, &err);
+    for (unsigned i = 0; rc && w->went && !w->taken_back && i < 4 && !atomic_load(&w->stop); i++) {
         rc = ff_source_resume(w->s, NULL, 300, &err);
         check_outcome(rc, &err);
-        w->took_back = rc == -ETIME;
+        w->never_ran = rc == -ETIME;
         if (rc)
             break;
         rc = ff_source_wait_running(w->s, &err);
@@ -188,6 +233,12 @@ static void on_other(void *opaque, int type)
         w->n_keys = n;
     }
     must(type != FF_MSG_GO || w->p.said & FF_MSG_BIT(FF_MSG_READY));
+    if (type == FF_MSG_LEASE) {
+        uint32_t number;
+        must(!ff_wire_get_lease(w->p.heard, len, &number, &why));
+        must((number && number <= w->asked) || !w->p.right);
+    }
+    must(type != FF_MSG_WITHDRAWN || w->p.said & FF_MSG_BIT(FF_MSG_DONE) || w->epoch > 1);
 }
 
 /* A good read: what it brings is what the source has there, or is marked as zeros */
@@ -196,7 +247,7 @@ static void read_right(struct world *w, unsigned turn)
     struct ff_wire_key *k = &w->keys[turn % FF_QUEUES % (w->n_keys ? w->n_keys : 1)];
     static const uint8_t zeros[PAGE];
     uint8_t *into = w->into.host;
-    uint8_t zero = 0;
+    uint8_t zero = 0, poison = 0;
     struct ff_wc wc = {.id = 0};
     int got = 0;
 
@@ -210,7 +261,8 @@ static void read_right(struct world *w, unsigned turn)
                        .rkey = k->rkey,
                        .len_bytes = 4 * PAGE,
                        .granule_bytes = PAGE,
-                       .zero = &zero};
+                       .zero = &zero,
+                       .poison = w->fails ? &poison : NULL};
     must(w->into_mr.rkey);
     bool checks = w->p.right;
     peer_post(&w->p, turn & 1 ? FF_QUEUE_PREFILL : FF_QUEUE_FAULT, &wr);
@@ -223,7 +275,10 @@ static void read_right(struct world *w, unsigned turn)
     if (wc.id != 77)
         peer_hang_up(&w->p); /* @zero is on this stack */
     for (unsigned i = 0; checks && wc.id == 77 && i < 4; i++)
-        must(page_is_right(zero & 1u << i ? zeros : into + i * PAGE, k->region, turn % 16 + i));
+        must(poison & 1u << i
+                 ? w->fails && zero & 1u << i && page_fails(k->region, turn % 16 + i)
+                 : page_is_right(zero & 1u << i ? zeros : into + i * PAGE, k->region,
+                                 turn % 16 + i));
 }
 
 /* One that no good destination asks for; or memory that it wants to write */
@@ -231,7 +286,7 @@ static void ask(struct world *w, struct input *in)
 {
     unsigned how = get(in);
     const struct ff_wire_key *k = &w->keys[how & 1];
-    static uint8_t zero[FF_GRANULES_MAX / 8];
+    static uint8_t zero[FF_GRANULES_MAX / 8], poison[FF_GRANULES_MAX / 8];
     struct ff_wr wr = {.id = 1,
                        .op = how & 2 ? FF_OP_READ : FF_OP_WRITE,
                        .local = w->into.host,
@@ -245,6 +300,7 @@ static void ask(struct world *w, struct input *in)
         wr.granule_bytes = PAGE;
         wr.len_bytes = (wr.len_bytes + PAGE - 1) / PAGE * PAGE;
         wr.zero = zero;
+        wr.poison = how & 64 ? poison : NULL;
     }
     w->p.right = false;
     peer_post(&w->p, how & 32 ? FF_QUEUE_PREFILL : FF_QUEUE_FAULT, &wr);
@@ -272,8 +328,9 @@ static void be_landing(struct world *w)
                                &w->into_mr, NULL));
 }
 
-static void good_step(struct world *w)
+static void good_step(void *opaque)
 {
+    struct world *w = opaque;
     static const enum ff_msg want[STEPS] = {
         [HELLO] = FF_MSG_HELLO, [PUBLISH] = FF_MSG_KEYS, [STATE] = FF_MSG_STATE, [GO] = FF_MSG_GO};
     enum step step = w->next;
@@ -294,8 +351,12 @@ static void good_step(struct world *w)
         open_queues(w);
     for (unsigned i = 0; step == READS && i < 6; i++)
         read_right(w, i * 5);
-    if (step == DONE)
-        peer_await(&w->p, FF_MSG_WITHDRAWN, on_other, w);
+    if (step == DONE && peer_await(&w->p, FF_MSG_WITHDRAWN, on_other, w) && w->may_take_back)
+        peer_say(&w->p, ff_wire_put_empty(w->p.msg, FF_MSG_WITHDRAWN));
+    if (step == READS && w->may_take_back) {
+        peer_say(&w->p, ff_wire_put_lease(w->p.msg, ++w->asked));
+        peer_await(&w->p, FF_MSG_LEASE, on_other, w);
+    }
 }
 
 static void accept_source(struct world *w)
@@ -313,7 +374,7 @@ static void accept_source(struct world *w)
 }
 
 /* The link breaks, and the source comes again */
-static void take_back(struct world *w, struct input *in)
+static void break_link(struct world *w, struct input *in)
 {
     unsigned how = get(in);
     struct ff_welcome welcome = {
@@ -325,6 +386,12 @@ static void take_back(struct world *w, struct input *in)
     accept_source(w);
     if (!peer_await(&w->p, FF_MSG_RESUME, on_other, w))
         return;
+    struct ff_resume r;
+    struct ff_error why;
+    must(!ff_wire_get_resume(w->p.heard, (size_t)w->p.heard_len, &r, &why));
+    must(!r.taken_back || w->takes_back);
+    if (r.taken_back)
+        welcome.answer = FF_ANSWER_TAKEN_BACK;
     memcpy(welcome.session, w->session, sizeof(welcome.session));
     int len = ff_wire_put_welcome(w->p.msg, &welcome);
     w->told_not_started |= welcome.answer == FF_ANSWER_NOT_STARTED || how & 4;
@@ -341,11 +408,12 @@ static void take_back(struct world *w, struct input *in)
     }
 }
 
-static void step(struct world *w, struct input *in)
+static void step(void *opaque, struct input *in)
 {
+    struct world *w = opaque;
     int len;
 
-    switch (get(in) % 10) {
+    switch (get(in) % 11) {
     case 0:
     case 1:
         good_step(w);
@@ -372,7 +440,7 @@ static void step(struct world *w, struct input *in)
         if (w->p.way == SOCKETS)
             peer_say_raw(&w->p, in);
         else
-            take_back(w, in);
+            break_link(w, in);
         break;
     case 6:
         if (w->n_keys && w->p.open && w->p.right)
@@ -380,6 +448,16 @@ static void step(struct world *w, struct input *in)
         break;
     case 7:
         ask(w, in);
+        break;
+    case 10: /* asks for a lease: the next, or any */
+        if (get(in) % 4) {
+            w->asked++;
+            w->p.right &= w->may_take_back && w->next > GO && w->next <= DONE;
+        } else {
+            w->asked = get4(in);
+            w->p.right = false;
+        }
+        peer_say(&w->p, ff_wire_put_lease(w->p.msg, w->asked));
         break;
     case 8: /* serve, and listen */
         for (unsigned i = get(in) % 32; i--;)
@@ -395,6 +473,7 @@ static void step(struct world *w, struct input *in)
 
 static void make_source(struct world *w)
 {
+    char options[300];
     unsigned port = 0;
     struct ff_error err;
 
@@ -406,7 +485,9 @@ static void make_source(struct world *w)
         must(!ff_tcp_listen(&lp, &w->ls, &err));
         port = ff_tcp_port(w->ls);
     }
-    struct ff_address *a = fuzz_address(w->p.way, port, "");
+    snprintf(options, sizeof(options), ",fallback=go,lease=1,fence=/bin/%s,record=%s",
+             w->fence_fails ? "false" : "true", record);
+    struct ff_address *a = fuzz_address(w->p.way, port, w->may_take_back ? options : "");
     must(!ff_source_new(a, &w->s, &err));
     ff_address_free(a);
     if (w->p.way == SOCKETS) {
@@ -429,12 +510,21 @@ static void begin(struct world *w, struct input *in)
     w->p = (struct peer){
         .way = how % WAYS, .right = true, .raw = {-1, -1, -1}, .engine_ended = &w->ended};
     w->precopy = how & 32;
+    w->may_take_back = how & 64;
+    w->fails = how & 128;
+    how = get(in);
+    w->takes_back = how & 1;
+    w->fence_fails = how & 2;
+    make_record_name();
     w->epoch = 1;
+    bool in_file = how & 16;
     memcpy(w->session, "a session of 16", sizeof(w->session));
     for (unsigned i = 0; i < REGIONS; i++) {
-        area_new(&w->own[i], i, (how >> 4 & 1) ^ i);
+        area_new(&w->own[i], i, in_file ^ i);
         area_fill(&w->own[i], i);
         must(!mprotect(w->own[i].host, w->own[i].len_bytes, PROT_READ)); /* nobody writes */
+        if (w->fails)
+            area_fail(&w->own[i], i);
     }
     area_new(&w->into, 1, false);
     make_source(w);
@@ -453,28 +543,21 @@ static void end(struct world *w)
     pthread_join(w->engine, NULL);
     must(!w->went || w->p.said & FF_MSG_BIT(FF_MSG_READY));
     must(!w->done || w->p.said & FF_MSG_BIT(FF_MSG_DONE));
-    must(!w->took_back || w->told_not_started);
+    must(!w->never_ran || w->told_not_started);
     ff_source_free(w->s);
+    unlink(record);
     ff_tcp_listener_free(w->ls);
     for (unsigned i = 0; i < REGIONS; i++)
         area_free(&w->own[i]);
     area_free(&w->into);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
-
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+void fuzz_one(struct input *in)
 {
     static struct world w;
-    struct input in = {.p = data, .left = size};
 
-    be_silent();
     memset(&w, 0, sizeof(w));
-    begin(&w, &in);
-    for (unsigned n = get(&in) % (STEPS + 1); n--;)
-        good_step(&w);
-    for (unsigned n = 0; in.left && n < 40; n++)
-        step(&w, &in);
+    begin(&w, in);
+    fuzz_steps(in, STEPS, good_step, step, &w);
     end(&w);
-    return 0;
 }
