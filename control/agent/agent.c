@@ -188,6 +188,7 @@ static void keep_vms(struct agent *a)
     agent_drop_key(a); /* its QEMU has it */
     agent_vms_keep(&a->vms);
     agent_write_state(a);
+    agent_lasting_write(a);
     agent_send(a, json_pack("{ss}", "event", "keep"));
 }
 
@@ -469,6 +470,8 @@ static int agent_start(struct agent *a, struct ff_error *why)
     if (!rc)
         rc = rundir_make(a->base, a->id, a->node, &a->dir, why);
     if (!rc)
+        rc = agent_lasting_make(a, why);
+    if (!rc)
         rc = agent_reserve_state(a, a->children, NULL, why);
     if (rc)
         return rc;
@@ -482,9 +485,10 @@ static int agent_start(struct agent *a, struct ff_error *why)
         return rc;
     if ((rc = agent_write_state(a)))
         return ff_error_set(why, -rc, "write %s/" STATE_FILE ": %s", a->dir, strerror(-rc));
-    agent_send(a, json_pack("{ss si si ss ss}", "event", "listening", "port",
+    agent_send(a, json_pack("{ss si si ss ss ss}", "event", "listening", "port",
                      a->ff ? (int)ff_agent_port(a->ff) : 0, "pid", (int)getpid(), "rundir", a->dir,
-                     "socket", a->socket ? a->socket : ""));
+                     "lasting", a->lasting ? a->lasting : a->dir, "socket",
+                     a->socket ? a->socket : ""));
     return 0;
 }
 
@@ -527,6 +531,8 @@ static void end_vms(struct agent *a)
      * hears that may look */
     if (a->dir && !left && !untold)
         agent_leave(a);
+    if (!left && !untold)
+        agent_lasting_drop(a);
     agent_send(a, json_pack("{ss}", "event", "end"));
     ff_error_free(a->err);
     json_decref(a->said);
@@ -537,6 +543,7 @@ static void end_vms(struct agent *a)
     jsonl_free(&a->in);
     free(a->socket);
     free(a->dir);
+    free(a->lasting);
 }
 
 int agent_run(void *opaque, int front)

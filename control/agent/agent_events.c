@@ -21,7 +21,7 @@
 
 #define WRITE_LIMIT_MS 10000
 #define STATE_CHILD_BYTES 1024 /* numbers, words and paths of sockets, some paths of files */
-#define STATE_SPARE_BYTES 256  /* numbers and words that grow longer */
+#define STATE_SPARE_BYTES 512  /* numbers and words that grow longer */
 
 void agent_send(struct agent *a, json_t *event)
 {
@@ -56,7 +56,7 @@ void agent_send_image(struct agent *a)
     agent_send(a, json_pack("{ss ss}", "event", "image", "session", session));
 }
 
-static json_t *state_of(const struct agent *a)
+json_t *agent_state(const struct agent *a)
 {
     static const char *const names[] = {"waiting", "arriving", "complete", "lost", "none"};
     struct timespec t;
@@ -72,7 +72,7 @@ static json_t *state_of(const struct agent *a)
 
 int agent_write_state(struct agent *a)
 {
-    FF_AUTO_JSON json_t *s = a->dir ? state_of(a) : NULL;
+    FF_AUTO_JSON json_t *s = a->dir ? agent_state(a) : NULL;
 
     return s ? rundir_write_state(a->dir, s) : 0;
 }
@@ -84,7 +84,7 @@ static size_t bytes_of(const json_t *o)
 
 int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *s = state_of(a), *more = spawn ? json_copy((json_t *)spawn) : NULL;
+    FF_AUTO_JSON json_t *s = agent_state(a), *more = spawn ? json_copy((json_t *)spawn) : NULL;
     size_t bytes = bytes_of(s) + STATE_SPARE_BYTES + n * STATE_CHILD_BYTES;
 
     if (more) { /* its paths */
@@ -102,7 +102,7 @@ int agent_reserve_state(struct agent *a, unsigned n, const json_t *spawn, struct
 
 void agent_leave(struct agent *a)
 {
-    FF_AUTO_JSON json_t *s = state_of(a);
+    FF_AUTO_JSON json_t *s = agent_state(a);
 
     overlay_records_leave(a->base, a->dir, s);
 }

@@ -8,12 +8,16 @@
  * Purpose      a guest is being moved to this child. From `keep` on the agent ends nothing: there
  *              must be no moment at which the end of farfork move, or of the way to the agent, ends
  *              a guest. When its QEMU ends before any guest ran in it, and farfork move is gone, the
- *              run directory stays: only that says so.
+ *              run directory stays: only that says so. A run directory goes with the boot of its
+ *              host, so the file of until-go, and a state beside it, are where they outlast that.
  */
 #include <errno.h>
+#include <stdlib.h>
 
-#include "agent.h"
+#include "agent_state.h"
+#include "autojson.h"
 #include "overlay_records.h"
+#include "rundir.h"
 
 void agent_vms_keep(struct agent_vms *k)
 {
@@ -38,6 +42,28 @@ bool agent_vms_never_ran(const struct agent_vms *k)
     for (size_t i = 0; i < k->n; i++)
         any |= k->v[i].never_ran;
     return any;
+}
+
+int agent_lasting_make(struct agent *a, struct ff_error *why)
+{
+    return a->listen ? 0 : rundir_make_lasting(a->base, a->id, a->node, &a->lasting, why);
+}
+
+/* It need not be there: what cannot be written is not found after a boot, and not believed */
+void agent_lasting_write(const struct agent *a)
+{
+    FF_AUTO_JSON json_t *s = a->lasting ? agent_state(a) : NULL;
+
+    if (s && !rundir_write_state(a->lasting, s))
+        rundir_sync_state(a->lasting);
+}
+
+void agent_lasting_drop(struct agent *a)
+{
+    if (a->lasting)
+        rundir_remove(a->lasting);
+    free(a->lasting);
+    a->lasting = NULL;
 }
 
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o)

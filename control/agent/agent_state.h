@@ -16,6 +16,7 @@ enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
 struct agent {
     const char *listen, *id, *node, *base, *parent, *server;
     char *socket, *dir;
+    char *lasting; /* what outlasts a boot: until_go of the QEMU that a guest is moved to; or NULL */
     struct ff_agent *ff;
     struct ff_error *err; /* the worker's, once it has ended */
     pthread_t worker;
@@ -62,7 +63,14 @@ void agent_end_by(struct agent *a, int signal); /* it ends with what it has, and
 void agent_send_image(struct agent *a);
 void agent_send_progress(struct agent *a); /* if there is any */
 int agent_write_state(struct agent *a); /* 0, -errno */
+json_t *agent_state(const struct agent *a); /* what it says */
 void agent_leave(struct agent *a);     /* it is about to end: overlay_records_leave() */
+
+/* agent_kept.c: what a move leaves on this host when that ends at once; made at first, written when
+ * a guest may come, removed when nobody has to know it any more */
+int agent_lasting_make(struct agent *a, struct ff_error *why);
+void agent_lasting_write(const struct agent *a);
+void agent_lasting_drop(struct agent *a);
 
 /* Room for what the state file says of @n children, and of one more that @spawn starts; NULL:
  * none */

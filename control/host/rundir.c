@@ -31,17 +31,43 @@
 #define LOCK_TURN_MS 10
 #define PATH_MAX_LEN 80 /* of the folder: a socket's path holds 107 bytes */
 
-char *rundir_base(void)
+static char *default_base(void)
 {
-    const char *named = getenv("FARFORK_RUNDIR"), *xdg = getenv("XDG_RUNTIME_DIR");
+    const char *xdg = getenv("XDG_RUNTIME_DIR");
 
-    if (named && *named)
-        return xstrdup(named);
     if (geteuid() == 0)
         return xstrdup("/run/farfork");
     if (xdg && *xdg)
         return xprintf("%s/farfork", xdg);
     return xprintf("/tmp/farfork-%u", (unsigned)geteuid());
+}
+
+char *rundir_base(void)
+{
+    const char *named = getenv("FARFORK_RUNDIR");
+
+    return named && *named ? xstrdup(named) : default_base();
+}
+
+static char *default_lasting(void)
+{
+    const char *xdg = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
+
+    if (geteuid() == 0)
+        return xstrdup("/var/lib/farfork");
+    if (xdg && *xdg)
+        return xprintf("%s/farfork", xdg);
+    return home && *home ? xprintf("%s/.local/state/farfork", home) : NULL;
+}
+
+char *rundir_lasting_base(const char *base)
+{
+    const char *named = getenv("FARFORK_STATEDIR");
+    FF_AUTO_FREE char *usual = default_base();
+
+    if (named && *named)
+        return xstrdup(named);
+    return strcmp(base, usual) ? NULL : default_lasting();
 }
 
 bool rundir_name_valid(const char *name)
@@ -138,6 +164,30 @@ int rundir_make(const char *base, const char *id, const char *node, char **out,
     return 0;
 }
 
+/* A home has no ~/.local/state, perhaps */
+static void make_parents(const char *path)
+{
+    FF_AUTO_FREE char *p = xstrdup(path);
+
+    for (char *slash = p; (slash = strchr(slash + 1, '/'));) {
+        *slash = '\0';
+        mkdir(p, 0700);
+        *slash = '/';
+    }
+}
+
+int rundir_make_lasting(const char *base, const char *id, const char *node, char **out,
+                        struct ff_error *why)
+{
+    FF_AUTO_FREE char *lasting = rundir_lasting_base(base);
+
+    if (!lasting)
+        return 0;
+    make_parents(lasting);
+    int rc = rundir_make(lasting, id, node, out, why);
+    return rc == -EEXIST ? rc : 0; /* else it is as if the host kept nothing */
+}
+
 void rundir_remove(const char *dir)
 {
     DIR *d = opendir(dir);
@@ -205,8 +255,9 @@ json_t *rundir_forks(const char *base)
     return is_trusted(base) ? names_in(base) : json_array();
 }
 
-void rundir_each(const char *base, const char *id,
-                 void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque)
+/* Those that are in @but, too, are left out; NULL: none */
+static void each_in(const char *base, const char *id, const char *but,
+                    void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque)
 {
     FF_AUTO_JSON json_t *forks = rundir_forks(base);
     size_t i, k;
@@ -219,11 +270,25 @@ void rundir_each(const char *base, const char *id,
         FF_AUTO_JSON json_t *nodes = names_in(fork_dir);
         json_array_foreach(nodes, k, node) {
             FF_AUTO_FREE char *dir = xprintf("%s/%s", fork_dir, json_string_value(node));
+            FF_AUTO_FREE char *other = but ? xprintf("%s/%s/%s", but, json_string_value(fork),
+                                                     json_string_value(node)) : NULL;
+            if (other && !access(other, F_OK))
+                continue;
             FF_AUTO_JSON json_t *state = rundir_read_state(dir);
             if (state && rundir_is_of_here(state))
                 fn(opaque, dir, state);
         }
     }
+}
+
+void rundir_each(const char *base, const char *id,
+                 void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque)
+{
+    FF_AUTO_FREE char *lasting = rundir_lasting_base(base);
+
+    each_in(base, id, NULL, fn, opaque);
+    if (lasting)
+        each_in(lasting, id, base, fn, opaque);
 }
 
 /* --- hosts that are not to be seen from here --- */

@@ -17,6 +17,14 @@
 /* $FARFORK_RUNDIR; root: /run/farfork; else $XDG_RUNTIME_DIR/farfork, or /tmp/farfork-UID */
 char *rundir_base(void);
 
+/* What outlasts a boot, beside the run directories of @base, where that is the default:
+ * /var/lib/farfork of root, $XDG_STATE_HOME/farfork or ~/.local/state/farfork; for any @base
+ * $FARFORK_STATEDIR. NULL: nothing. rundir_make_lasting() makes one there as rundir_make() does;
+ * *@out is NULL where nothing can be kept */
+char *rundir_lasting_base(const char *base);
+int rundir_make_lasting(const char *base, const char *id, const char *node, char **out,
+                        struct ff_error *why);
+
 /* Letters, digits and . _ - of at most 40 bytes, the first no dot or dash: for an ID or a NODE */
 bool rundir_name_valid(const char *name);
 char *rundir_name_from(const char *text); /* made from anything */
@@ -35,11 +43,15 @@ void rundir_remove(const char *dir);
  * rundir_reserve_state(): room for texts of so many bytes, also when the folder is full later */
 int rundir_reserve_state(const char *dir, size_t bytes, struct ff_error *why);
 int rundir_write_state(const char *dir, const json_t *state);
+int rundir_sync_state(const char *dir); /* it outlasts a crash of the host */
 json_t *rundir_read_state(const char *dir);
 
-bool rundir_is_of_here(const json_t *state); /* not of another host that has the folder too */
+/* Not of another host that has the folder too. No process of an earlier boot is alive: their times
+ * of start are taken away */
+bool rundir_is_of_here(json_t *state);
 
-/* Each fork and node in @base that has a state file of this host */
+/* Each fork and node in @base that has a state file of this host, then those that outlast a boot and
+ * have no run directory any more */
 void rundir_each(const char *base, const char *id,
                  void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque);
 

@@ -68,11 +68,54 @@ static const char *this_host(void)
     return *u.nodename || !uname(&u) ? u.nodename : "";
 }
 
-bool rundir_is_of_here(const json_t *state)
+/* The first line of a file; "" where there is none */
+static const char *line_of(const char *path, char *text, size_t size)
 {
-    const char *of = text_of(state, "of");
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? 0 : read(fd, text, size - 1);
 
-    return !*of || !strcmp(of, this_host()); /* an older agent does not say */
+    if (fd >= 0)
+        close(fd);
+    text[n > 0 ? n : 0] = '\0';
+    text[strcspn(text, "\n")] = '\0';
+    return text;
+}
+
+static const char *this_machine(void)
+{
+    static char id[64];
+
+    return *id ? id : line_of("/etc/machine-id", id, sizeof(id));
+}
+
+static const char *this_boot(void)
+{
+    static char id[64];
+
+    return *id ? id : line_of("/proc/sys/kernel/random/boot_id", id, sizeof(id));
+}
+
+/* What an older agent does not say is not compared */
+static bool says_other(const json_t *state, const char *key, const char *here)
+{
+    const char *said = text_of(state, key);
+
+    return *said && strcmp(said, here);
+}
+
+bool rundir_is_of_here(json_t *state)
+{
+    json_t *k;
+    size_t i;
+
+    if (says_other(state, "of", this_host()) || says_other(state, "machine", this_machine()))
+        return false;
+    if (says_other(state, "boot", this_boot())) {
+        json_object_set_new(state, "start", json_integer(0));
+        json_array_foreach(json_object_get(state, "children"), i, k)
+            json_object_set_new(k, "start", json_integer(0));
+    }
+    return true;
 }
 
 /* The file to be written into, which no reader has */
@@ -124,6 +167,8 @@ int rundir_write_state(const char *dir, const json_t *state)
     FF_AUTO_JSON json_t *o = json_copy((json_t *)state);
 
     json_object_set_new(o, "of", json_string(this_host()));
+    json_object_set_new(o, "machine", json_string(this_machine()));
+    json_object_set_new(o, "boot", json_string(this_boot()));
     FF_AUTO_FREE char *text = json_dumps(o, JSON_INDENT(1));
     int rc = text ? write_fresh(fresh, text) : -EINVAL;
     if (rc)
@@ -132,6 +177,29 @@ int rundir_write_state(const char *dir, const json_t *state)
     if (renameat2(AT_FDCWD, fresh, AT_FDCWD, path, RENAME_EXCHANGE) < 0 && rename(fresh, path) < 0)
         return -errno;
     return 0;
+}
+
+static int sync_path(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    int rc = fd < 0 || fsync(fd) ? -errno : 0;
+
+    if (fd >= 0)
+        close(fd);
+    return rc;
+}
+
+int rundir_sync_state(const char *dir)
+{
+    FF_AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir), *fork_dir = xprintf("%s/..", dir);
+    FF_AUTO_FREE char *base = xprintf("%s/../..", dir);
+    int rc = sync_path(path);
+
+    if (!rc)
+        rc = sync_path(dir);
+    if (!rc)
+        rc = sync_path(fork_dir);
+    return rc ? rc : sync_path(base);
 }
 
 static bool is_still(int fd, const char *path)

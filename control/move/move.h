@@ -44,6 +44,7 @@ struct move {
     bool handed;           /* move_hand_over() was tried then */
     uint64_t told_ms;      /* when the source was told that nothing ran there; 0: it was not */
     bool end_there;        /* the QEMU there is of no use to anybody */
+    uint64_t look_ms;      /* when to look again what the lists there say */
     uint64_t until_ms;     /* when the source stops looking for another link; 0: it has one */
     struct move_fallback back; /* its strings are the caller's */
     char *record, *overlays; /* of back */
@@ -94,6 +95,10 @@ bool move_hand_over(struct move *m, struct ff_error *why);
 
 /* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why */
 void move_guest(struct move *m);
+
+/* move_look.c: with an agent that is lost: whether its QEMU never ran, and never will. @last: look
+ * now, and not again */
+void move_look(struct move *m, bool last);
 
 /* move_fallback.c. The options of the link, with those of --fallback, to be freed */
 int move_fallback_options(struct move *m, const char *given, char **out, struct ff_error *why);

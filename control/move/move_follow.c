@@ -22,7 +22,8 @@
  *                 destination says so too and has the guest as it was here.
  *              3. A source that hears nothing more is told that nothing ran there when the agent
  *                 has reaped the QEMU there, and that left its file of until-go: it was killed
- *                 before any guest could run in it.
+ *                 before any guest could run in it. Where the agent is lost, the list of its
+ *                 host says so (move_look.c).
  * Failure      a source that has ended or hears nothing more: the destination is asked until it
  *              has decided. Whatever is not clear then is said, and nothing is ended.
  */
@@ -219,14 +220,16 @@ static void tell_never_ran(struct move *m)
 /* The source is paused. Is there still somebody to whom it may connect? */
 static bool may_resume(struct move *m)
 {
+    if (!m->until_ms)
+        m->until_ms = ff_now_ms() + session_reconnect_ms(&m->s);
+    move_look(m, m->s.interrupted || ff_now_ms() >= m->until_ms);
     if (move_child(m)->never_ran) {
         if (!m->told_ms)
             tell_never_ran(m);
         return ff_now_ms() < m->told_ms + m->s.o.timeout_s * 1000ull;
     }
-    if (!m->until_ms)
-        m->until_ms = ff_now_ms() + session_reconnect_ms(&m->s);
-    return !m->s.interrupted && move_child(m)->state != VM_FAILED && ff_now_ms() < m->until_ms;
+    return !m->s.interrupted && ff_now_ms() < m->until_ms &&
+           (move_child(m)->state != VM_FAILED || move_host(m)->state == HOST_FAILED);
 }
 
 /* true: it is decided */

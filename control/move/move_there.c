@@ -24,7 +24,7 @@
 #include "qmp_secret.h"
 
 #define TURN_MS 50
-#define UNTIL_GO "1.until-go" /* of its run directory: it says whether anything ran there */
+#define UNTIL_GO "1.until-go" /* in h->lasting: it says whether anything ran there */
 #define END_LIMIT_MS 12000 /* the agent ends its child first */
 
 static int turns_limit(const struct move *m)
@@ -82,7 +82,7 @@ static int spawn_there(struct move *m, struct ff_error *why)
     k->qmp = xprintf("%s/1.qmp", h->rundir);
     k->log = xprintf("%s/1.log", h->rundir);
     /* a program that starts QEMU may end before it does: its end says nothing of a guest */
-    json_t *until_go = m->s.o.qemu ? json_null() : json_sprintf("%s/" UNTIL_GO, h->rundir);
+    json_t *until_go = m->s.o.qemu ? json_null() : json_sprintf("%s/" UNTIL_GO, h->lasting);
     json_t *o = json_pack("{si so ss ss sO so}", "number", 1, "argv", words, "log", k->log, "qmp",
                           k->qmp, "private", files, "until_go", until_go);
     if (m->s.parent_cwd)
@@ -225,7 +225,7 @@ static int ask_to_listen(struct move *m, struct ff_error *why)
     const struct host *h = move_host(m);
     FF_AUTO_FREE char *options = session_link_options(&m->s, h);
     FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s", h->address, options);
-    FF_AUTO_FREE char *marked = xprintf("%s,until-go=%s/" UNTIL_GO, uri, h->rundir);
+    FF_AUTO_FREE char *marked = xprintf("%s,until-go=%s/" UNTIL_GO, uri, h->lasting);
     int rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", marked), NULL, why);
 
     /* a QEMU that has changed its user or its root (-run-with) cannot make it there */

@@ -189,6 +189,7 @@ static void host_release(struct host *h)
     free(h->address);
     free(h->error);
     free(h->rundir);
+    free(h->lasting);
     free(h->socket);
     free(h->session);
     spawn_free(&h->run);

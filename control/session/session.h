@@ -45,6 +45,7 @@ struct host {
     struct spawn run;        /* the agent, or its launcher */
     unsigned port;
     char *rundir, *socket;
+    char *lasting;            /* what outlasts a boot of that host is there; else the run directory */
     char *session;            /* which image its agent has, as it says; NULL: none yet */
     bool verified;            /* the parent says so, too */
     bool foreign;             /* somebody else gave it that image */

@@ -45,6 +45,7 @@ static void on_listening(struct host *h, const json_t *e)
     h->port = (unsigned)get_count(e, "port");
     h->agent_pid = (int)get_count(e, "pid");
     h->rundir = xstrdup(text_of(e, "rundir"));
+    h->lasting = xstrdup(*text_of(e, "lasting") ? text_of(e, "lasting") : h->rundir);
     h->socket = xstrdup(text_of(e, "socket"));
     h->state = HOST_LISTENING;
     h->answered_ms = ff_now_exact_ms();

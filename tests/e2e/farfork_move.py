@@ -85,7 +85,8 @@ class There(Guest):
     def __init__(self, t, name, folder, pid):
         # pylint: disable=super-init-not-called
         self.name, self.events, self.pending = name, [], b''
-        self.sock_path = glob.glob(folder + '/*parent.qmp')[0]     # the first one's, there
+        self.sock_path = wait_for('its socket', 10, lambda: glob.glob(
+            folder + '/*parent.qmp'))[0]                           # the first one's, there
         self.second = os.path.join(folder, '1.qmp')                # the one that a move adds
         self.stderr = os.path.join(folder, '1.log')
         self.console = os.path.join(t.work, name + '.console')

@@ -5,15 +5,18 @@
 farfork move finds out which, and says so; by hand it is one command at the source. At the end of each
 case both QEMUs are asked, and their consoles compared: never two runners. Limit: 300 s.
 """
+import contextlib
 import glob
 import json
 import os
 import re
+import shutil
 import signal
+import subprocess
 
 import common
-from common import Failed, Micro, check_ledger, say, status, wait_for
-from farfork_move import Move, check_here, pid_there, there, wait_source
+from common import Failed, Micro, Skip, check_ledger, say, status, wait_for
+from farfork_move import Move, check_here, listed, pid_there, there, wait_source
 from forked import SLOW, Parent, alive, check_nothing_left, kill, run_vmclone
 from resume import state
 
@@ -137,19 +140,126 @@ def mover_killed(t, accel):
 
 
 def agent_killed(t, accel):
-    """Nobody saw its end: no side runs the guest by itself, until somebody looks at the list."""
+    """Nobody saw its end; the list says that it never ran."""
     with Parent(t, accel, faults='source.go=' + GO_DELAY) as a:
         a.start_load()
         with Move(t, a, '--timeout', '5', '--options', 'reconnect=1', faults='dest.go=kill') as m:
             wait_source(a, 'postcopy-active')
-            listed = run_vmclone('--list', '--json', '--rundir', m.base).stdout
-            os.kill(json.loads(listed)[0]['agent'], signal.SIGKILL)
-            m.end(3, 'unclear', 'neither QEMU was ended')
-            common.check_given_away(a)
+            os.kill(agent_of(m), signal.SIGKILL)
+            m.end(1, 'here', 'never ran the guest')
             listed_never_ran(m)
-            settle(a)
             kill(m.base, m.name)
             check_here(m, a)
+
+
+def agent_of(m):
+    return wait_for('an agent', 10, lambda: [f['agent'] for f in listed(m.base)])[0]
+
+
+class Host:
+    """A launcher to a host that can start again: no process of it, an empty /run, another boot."""
+
+    def __init__(self, t):
+        if os.geteuid() or subprocess.run(['unshare', '-m', 'true'], check=False).returncode:
+            raise Skip('another boot needs a mount namespace: root and unshare(1)')
+        self.down, self.up, self.boot, script = (
+            os.path.join(t.work, n) for n in ('down', 'up', 'boot', 'launcher'))
+        self.lasting = os.path.join(t.work, 'lasting')
+        common.write_file(self.boot, '11111111-2222-3333-4444-555555555555\n')
+        common.write_file(script, f"""#!/bin/sh
+shift
+test -e {self.up} && exec unshare -m sh -c \
+    'mount --bind {self.boot} /proc/sys/kernel/random/boot_id && exec "$@"' sh "$@"
+test ! -e {self.down} && exec "$@"
+exit 255
+""")
+        os.chmod(script, 0o700)
+        self.launcher = ('--launcher', f'{script} {{host}} {{cmd}}')
+
+    def ends(self, m, *pids):
+        """Nothing of what it had in memory is left."""
+        common.write_file(self.down, '')
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            wait_for(f'end of {pid}', 10, lambda pid=pid: not alive(pid))
+        shutil.rmtree(m.base)
+
+    def starts(self):
+        common.write_file(self.up, '')
+
+
+def sleeps(pid):
+    """A thread of it is at a failpoint that delays it."""
+    for path in glob.glob(f'/proc/{pid}/task/*/wchan'):
+        with contextlib.suppress(OSError), open(path, encoding='ascii') as f:
+            if f.read() == 'hrtimer_nanosleep':
+                return True
+    return False
+
+
+def rebooted(t, accel, go):
+    """The host of the destination starts again, before GO was read or after it."""
+    host = Host(t)
+    with Parent(t, accel) as a, lasting_at(host.lasting):
+        a.start_load()
+        with Move(t, a, '--timeout', '5', '--options', f'reconnect={10 if go else 60}',
+                  launcher=host.launcher, faults='dest.prefill=delay:100000' if go else
+                  'dest.go=delay:20000000') as m:
+            pids = agent_of(m), pid_there(m)
+            wait_source(a, 'postcopy-active')
+            if go:
+                wait_for('GO', 20, lambda: not glob.glob(host.lasting + '/*/*/1.until-go'))
+            else:
+                wait_for('GO that is read', 20, lambda: sleeps(pids[1]))
+            host.ends(m, *pids)
+            wait_source(a, 'postcopy-paused')
+            host.starts()
+            if go:
+                m.end(3, 'unclear', 'neither QEMU was ended')
+                common.check_given_away(a)
+            else:
+                m.end(1, 'here', 'never ran the guest')
+                check_here(m, a)
+            kill(m.base, m.name)
+            if os.listdir(host.lasting):
+                raise Failed(f'left behind: {glob.glob(host.lasting + "/*/*/*")}')
+
+
+@contextlib.contextmanager
+def lasting_at(folder):
+    os.environ['FARFORK_STATEDIR'] = folder
+    try:
+        yield
+    finally:
+        del os.environ['FARFORK_STATEDIR']
+
+
+def number_used_again(t):
+    """A process that has the number and the time of another boot's is not that one, and is not ended."""
+    base, lasting = os.path.join(t.work, 'empty'), os.path.join(t.work, 'lasting-x')
+    folder = os.path.join(lasting, 'x', 'h')
+    os.makedirs(folder, 0o700)
+    other = subprocess.Popen(['sleep', '100'])
+    with other, lasting_at(lasting):
+        try:
+            with open(f'/proc/{other.pid}/stat', encoding='ascii') as f:
+                start = int(f.read().rpartition(')')[2].split()[19])
+            with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as f:
+                this = f.read().strip()
+            for boot, want in (this, 'attached'), ('another', 'never-ran'):
+                common.write_file(folder + '/1.until-go', '')
+                common.write_file(folder + '/state.json', json.dumps(
+                    {'id': 'x', 'node': 'h', 'image': 'none', 'agent': 1, 'start': 1, 'boot': boot,
+                     'children': [{'number': 1, 'pid': other.pid, 'start': start, 'log': '', 'qmp': '',
+                                   'state': 'attached', 'until_go': folder + '/1.until-go'}]}))
+                said = listed(base)
+                if [k['state'] for f in said for k in f['children']] != [want]:
+                    raise Failed(f'boot {boot}: {said}, want {want}')
+            if kill(base, 'x').returncode or other.poll() is not None or os.path.exists(folder):
+                raise Failed(f'--kill: {os.path.exists(folder)}, the other process: {other.poll()}')
+        finally:
+            other.kill()
 
 
 # --- by hand ---
@@ -207,6 +317,11 @@ def run(t):
         mover_killed(t, accel)
     with t.case(f'agent killed, then the destination, {accel}'):
         agent_killed(t, accel)
+    for go in (False, True):
+        with t.case(f"the destination's host starts again, {'after' if go else 'before'} GO, {accel}"):
+            rebooted(t, accel, go)
+    with t.case('a number that is used again'):
+        number_used_again(t)
     for a in t.accels():
         with t.case(f'by hand: killed before it may run, {a}'):
             by_hand(t, a, 'dest.go=kill', True)

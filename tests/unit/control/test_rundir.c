@@ -32,6 +32,57 @@ static void count(void *opaque, const char *dir, json_t *state)
     ++*(int *)opaque;
 }
 
+/* Another machine may have the folder, and the name of this one; no process outlives a boot */
+static void test_boot(void **state)
+{
+    (void)state;
+    json_t *s = json_pack("{ss si s[{si}]}", "machine", "another", "start", 7, "children", "start", 8);
+
+    assert_false(rundir_is_of_here(s));
+    json_object_del(s, "machine");
+    assert_true(rundir_is_of_here(s));
+    assert_int_equal(json_integer_value(json_object_get(s, "start")), 7);
+    json_object_set_new(s, "boot", json_string("another"));
+    assert_true(rundir_is_of_here(s));
+    json_t *k = json_array_get(json_object_get(s, "children"), 0);
+    assert_int_equal(json_integer_value(json_object_get(s, "start")), 0);
+    assert_int_equal(json_integer_value(json_object_get(k, "start")), 0);
+    json_decref(s);
+}
+
+/* It is shown once: by its run directory, or, without that, by what outlasts a boot */
+static void test_lasting(void **state)
+{
+    char *lasting, *a = NULL, *b = NULL;
+    json_t *s = json_pack("{si}", "n", 1);
+    int n = 0;
+    (void)state;
+
+    assert_null(rundir_lasting_base(base)); /* a folder that was named */
+    assert_int_equal(rundir_make_lasting(base, "f", "n", &b, &why), 0);
+    assert_null(b);
+    assert_true(asprintf(&lasting, "%s-lasting", base) > 0);
+    setenv("FARFORK_STATEDIR", lasting, 1);
+    assert_int_equal(rundir_make(base, "f", "n", &a, &why), 0);
+    assert_int_equal(rundir_make_lasting(base, "f", "n", &b, &why), 0);
+    assert_int_equal(rundir_make_lasting(base, "f", "n", &b, &why), -EEXIST);
+    assert_int_equal(rundir_write_state(a, s), 0);
+    assert_int_equal(rundir_write_state(b, s), 0);
+    assert_int_equal(rundir_sync_state(b), 0);
+    rundir_each(base, NULL, count, &n);
+    assert_int_equal(n, 1);
+    rundir_remove(a);
+    rundir_each(base, NULL, count, &n);
+    assert_int_equal(n, 2);
+    rundir_remove(b);
+    assert_int_equal(rmdir(lasting), 0);
+    unsetenv("FARFORK_STATEDIR");
+    json_decref(s);
+    free(lasting);
+    free(a);
+    free(b);
+}
+
 static void test_directory(void **state)
 {
     char *a = NULL, *b = NULL, *again = NULL;
@@ -55,8 +106,12 @@ static void test_directory(void **state)
     assert_true(rundir_is_of_here(back));
     json_object_set_new(s, "of", json_string("another host"));
     assert_false(rundir_is_of_here(s));
-    json_object_del(back, "of");
-    json_object_del(s, "of");
+    static const char *const own[] = {"of", "machine", "boot"};
+    for (int i = 0; i < 3; i++) {
+        assert_non_null(json_object_get(back, own[i]));
+        json_object_del(back, own[i]);
+        json_object_del(s, own[i]);
+    }
     assert_true(json_equal(s, back));
     assert_null(rundir_read_state(b));
     rundir_each(base, NULL, count, &n);
@@ -244,7 +299,8 @@ static void test_state_whole(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_directory),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_directory), cmocka_unit_test(test_boot),
+        cmocka_unit_test(test_lasting),
                                        cmocka_unit_test(test_state_whole),
                                        cmocka_unit_test(test_refused),
                                        cmocka_unit_test(test_lock),
