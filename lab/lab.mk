@@ -49,6 +49,7 @@ RUN_LAB := \
     'lab/lab tests/lab/move_verbs.py:1020' \
     'lab/lab tests/run tests/lab/killed_early.py:700 tests/lab/killed_late.py:500:1020' \
     'lab/lab tests/lab/resume_verbs.py:1020' \
+    'lab/lab tests/lab/clock_jumps.py:1020' \
     'lab/lab tests/lab/clone_verbs.py:1020' \
     'lab/lab tests/lab/move_library.py:1020'
 
@@ -60,7 +61,7 @@ lab-leaks: | $(DEPS_ALL)
 	@$(SUB_MAKE) BUILD=$(BUILD)/asan SANITIZE='$(ASAN_FLAGS)' $(LEAKS)
 
 check: lab-kernel lab-leaks $(LAB_PROGRAMS)
-check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS)
+check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS) $(E2E_PROGRAMS)
 	@$(RUN_ENV) tests/run $(RUN_LAB)
 check-lab-leaks: lab-kernel lab-leaks
 	@$(RUN_ENV) tests/run $(RUN_LEAKS)

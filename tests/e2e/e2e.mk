@@ -27,6 +27,7 @@ E2E_TESTS := \
     tests/e2e/meanwhile.py:140 \
     tests/e2e/quit.py:180 \
     tests/e2e/unplug.py:100 \
+    tests/e2e/stopped.py:$(if $(filter 1,$(FARFORK_FULL)),1720,310) \
     tests/e2e/one_runner.py:$(if $(filter 1,$(FARFORK_FULL)),260,140) \
     tests/e2e/refuse.py:170 \
     tests/e2e/refuse_memory.py:120 \
