@@ -244,9 +244,21 @@ int ff_agent_wait(struct ff_agent *a, struct ff_error *err)
     return lost(a, !atomic_load(&a->handed_over), rc, &why, err);
 }
 
+/* It has let its image go, and no GO came here: it waits to hear that */
+static bool got_no_go(struct ff_agent *a)
+{
+    return ff_dest_is_ready(a->dest) && !atomic_load(&ff_dest_pager(a->dest)->guest_runs);
+}
+
 int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err)
 {
-    return resumes(a) ? ff_dest_recover(a->dest, a->reconnect_ms, err) : 0;
+    pthread_mutex_lock(&a->lock);
+    bool lost = a->status != FF_IMAGE_HERE && a->status != FF_IMAGE_COMPLETE;
+    pthread_mutex_unlock(&a->lock);
+    if (!resumes(a) || (lost && !got_no_go(a)))
+        return 0;
+    int rc = ff_dest_recover(a->dest, a->reconnect_ms, err);
+    return rc == -ESTALE ? 0 : rc;
 }
 
 void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)

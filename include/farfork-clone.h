@@ -117,10 +117,12 @@ int ff_agent_receive(struct ff_agent *a, struct ff_error *err);
  */
 int ff_agent_wait(struct ff_agent *a, struct ff_error *err);
 /**
- * ff_agent_tell_source() - wait for a source that may not know that every page is here
+ * ff_agent_tell_source() - wait for a source that may not know how it ended here
  *
- * Call it when ff_agent_wait() has returned 0, before you leave: a link that broke just then has
- * left the source with the image. It waits as long as ff_agent_wait() waits for a source.
+ * Call it when ff_agent_wait() has returned 0, or ff_agent_receive() has failed, before you leave: a
+ * link that broke just then has left the source with the image. It hears that every page is here, or
+ * that no GO came and none will be taken; after anything else this returns at once. It waits as long
+ * as ff_agent_wait() waits for a source.
  *
  * Return:  0: the source knows, or has nowhere to ask; -ETIMEDOUT; -ECANCELED: ff_agent_cancel()
  */

@@ -91,8 +91,7 @@ static void *work(void *opaque)
         rc = ff_agent_wait(a->ff, a->err);
     }
     tell(a, (struct message){.kind = FROM_WAIT, .value = rc});
-    if (!rc)
-        ff_agent_tell_source(a->ff, NULL);
+    ff_agent_tell_source(a->ff, NULL);
     return NULL;
 }
 

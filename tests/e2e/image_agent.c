@@ -63,9 +63,9 @@ static void *receive(void *opaque)
             say("lost", a);
         } else {
             say("complete", a);
-            ff_agent_tell_source(a, NULL);
         }
     }
+    ff_agent_tell_source(a, NULL);
     ff_error_free(err);
     return NULL;
 }

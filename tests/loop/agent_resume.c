@@ -296,6 +296,23 @@ static void done_lost(void)
     family_must_succeed(f);
 }
 
+/* GO did not get there: the children hear it at once, and the source when it asks. After that the
+ * agent never takes a GO */
+static void go_lost(void)
+{
+    struct family *f = family_new();
+
+    f->n_children = 0;
+    f->late_answer = true;
+    family_start(f);
+    source_faults("source.gone=fail@1");
+    family_source(f, S_GO);
+    must(f->source_rc && f->source_stage == S_GO);
+    must(ff_source_resume(f->source, NULL, 10000, &f->source_err) == -ETIME);
+    must(wait_flag(&f->ended, 10000) && atomic_load(&f->agent_rc) && !atomic_load(&f->here));
+    family_free(f);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -313,6 +330,7 @@ int main(int argc, char **argv)
         {"canceled while it waits", canceled, 30},
         {"it leaves", leaves, 30},
         {"DONE lost", done_lost, 30},
+        {"GO lost", go_lost, 30},
     };
 
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));

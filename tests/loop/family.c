@@ -383,7 +383,7 @@ static void agent_main(void *arg)
     ff_agent_stats(f->agent, &f->stats);
     atomic_store(&f->agent_rc, rc);
     atomic_store(&f->ended, true);
-    if (!rc && f->late_answer)
+    if (f->late_answer)
         must_ok(ff_agent_tell_source(f->agent, &err), err);
     wait_until(&f->may_end, "agent: to be ended");
     pthread_join(stats, NULL);
