@@ -295,6 +295,15 @@ int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
     return 0;
 }
 
+/* Who makes a huge page of a file, khugepaged or another process, drops the page tables of those who
+ * map it, and what is poisoned in them reads as zeros then. It leaves alone who has not mapped all
+ * of the 2 MiB at once: advice that nobody else gives makes these pages a mapping of their own */
+static void keep_apart(const struct ff_uffd_range *r, uint64_t start, uint64_t len)
+{
+    if (r->shared)
+        madvise((void *)(uintptr_t)start, len, MADV_RANDOM);
+}
+
 int ff_uffd_poison(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,
                    uint64_t *done, struct ff_error *err)
 {
@@ -305,16 +314,18 @@ int ff_uffd_poison(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t of
             .range = {.start = (uintptr_t)r->host + offset + *done, .len = len - *done}};
         int e = ff_failpoint("uffd.poison");
         e = e ? -e : ioctl(u->fd, UFFDIO_POISON, &q) < 0 ? errno : 0;
-        if (q.updated > 0)
+        if (q.updated > 0) {
             *done += (uint64_t)q.updated;
-        else if (e != EAGAIN || ff_now_ns() - start > AGAIN_LIMIT_NS)
+            keep_apart(r, q.range.start, (uint64_t)q.updated);
+        } else if (e != EAGAIN || ff_now_ns() - start > AGAIN_LIMIT_NS) {
             return ff_error_set(err, e ? e : EIO, "uffd: poison %llu bytes at offset 0x%llx: %s",
                                 (unsigned long long)(len - *done),
                                 (unsigned long long)(offset + *done),
                                 e == EINVAL ? "this kernel cannot (Linux 6.6 can)"
                                             : strerror(e ? e : EIO));
-        else
+        } else {
             sched_yield();
+        }
     }
     return 0;
 }

@@ -7,6 +7,8 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -211,6 +213,88 @@ static void no_room_in_file(void **state)
     assert_false(rmdir(dir));
 }
 
+/* --- what is poisoned stays so --- */
+
+#define HUGE (2u << 20)
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+static sigjmp_buf back;
+
+static void on_signal(int sig)
+{
+    siglongjmp(back, sig);
+}
+
+static int signal_at(const volatile uint8_t *p)
+{
+    int sig = sigsetjmp(back, 1);
+
+    if (!sig)
+        (void)*p;
+    return sig;
+}
+
+static uint8_t *map_huge(int fd)
+{
+    uint8_t *p = mmap(NULL, 2 * HUGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    assert_true(p != MAP_FAILED);
+    p += -(uintptr_t)p & (HUGE - 1);
+    p = mmap(p, HUGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    assert_true(p != MAP_FAILED);
+    return p;
+}
+
+/* Also when somebody makes a huge page of the file, where the page is a hole */
+static void poisoned_for_good(void **state)
+{
+    struct sigaction act = {.sa_handler = on_signal}, before;
+    int fd = memfd_create("poisoned", MFD_CLOEXEC);
+    struct ff_error err = {.code = 0};
+    static uint8_t src[HUGE];
+    uint64_t done;
+
+    (void)state;
+    assert_true(fd >= 0 && !ftruncate(fd, HUGE));
+    uint8_t *p = map_huge(fd), *other = map_huge(fd);
+    struct ff_uffd_range r = {.host = p, .len_bytes = HUGE, .psize = PAGE, .shared = true,
+                              .memory = FF_UFFD_SHMEM, .landing = FF_UFFD_COPY};
+    struct ff_uffd u;
+    if (ff_uffd_open(&u, &err)) {
+        print_message("SKIP: %s\n", err.text);
+        skip();
+    }
+    assert_ok(ff_uffd_register(&u, &r, "file", &err), err);
+    int rc = ff_uffd_poison(&u, &r, 7 * PAGE, PAGE, &done, &err);
+    if (rc == -EINVAL) {
+        print_message("SKIP: %s\n", err.text);
+        skip();
+    }
+    assert_ok(rc, err);
+    memset(src, 5, sizeof(src));
+    assert_ok(ff_uffd_install(&u, &r, 0, src, 7 * PAGE, true, &done, &err), err);
+    assert_ok(ff_uffd_install(&u, &r, 8 * PAGE, src, HUGE - 8 * PAGE, true, &done, &err), err);
+    assert_ok(ff_uffd_unregister(&u, &r, &err), err);
+    ff_uffd_close(&u);
+    assert_false(sigaction(SIGBUS, &act, &before));
+    assert_int_equal(signal_at(p + 7 * PAGE), SIGBUS);
+    madvise(p, HUGE, MADV_HUGEPAGE);
+    madvise(p, HUGE, MADV_COLLAPSE);
+    assert_int_equal(signal_at(p + 7 * PAGE), SIGBUS);
+    assert_int_equal(other[0], 5);
+    if (madvise(other, HUGE, MADV_COLLAPSE))
+        print_message("SKIP: nobody can make a huge page here: %s\n", strerror(errno));
+    assert_int_equal(other[7 * PAGE], 0);
+    assert_int_equal(signal_at(p + 7 * PAGE), SIGBUS);
+    assert_int_equal(p[6 * PAGE] + p[8 * PAGE], 10);
+    assert_false(sigaction(SIGBUS, &before, NULL));
+    munmap(p, HUGE);
+    munmap(other, HUGE);
+    close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -219,6 +303,7 @@ int main(void)
         cmocka_unit_test(part_and_no_memory),
         cmocka_unit_test(part_and_another_has_it),
         cmocka_unit_test(no_room_in_file),
+        cmocka_unit_test(poisoned_for_good),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
