@@ -203,12 +203,15 @@ struct ff_stats {
     uint64_t source_cpu_ns;    /* CPU time of the library's threads there; source only */
     uint64_t dest_cpu_ns;
     /* precopy=1: installed before the guest's pause; made missing again, since the guest wrote it
-     * meanwhile; duration of the pass. Prefill, fault and zero bytes add up to bytes_total and
-     * bytes_discarded */
+     * meanwhile; duration of the pass. Prefill, fault, zero and poisoned bytes add up to bytes_total
+     * and bytes_discarded */
     uint64_t bytes_precopied, bytes_discarded, precopy_ns;
     /* links that broke and were followed by another; content asked for once more over that, since
      * it was on its way; time without a link, with the break that lasts */
     uint64_t breaks, bytes_again, paused_ns;
+    /* what the source could not read, since its memory has failed: who touches it at the destination
+     * gets SIGBUS. It counts as present, and as nothing else */
+    uint64_t bytes_poisoned;
 };
 
 /* The parts of a fault's time, from the moment at which the fault thread is awake. The kernel and

@@ -362,6 +362,7 @@ void ff_pager_stats(struct ff_pager *p, struct ff_stats *st)
     st->breaks = atomic_load(&c->breaks);
     st->bytes_again = atomic_load(&c->bytes_again);
     st->paused_ns = atomic_load(&c->paused_ns);
+    st->bytes_poisoned = atomic_load(&c->bytes_poisoned);
     uint64_t broken_ns = atomic_load(&c->broken_ns);
     if (broken_ns && st->bytes_present < st->bytes_total) /* complete, it waits for nobody */
         st->paused_ns += ff_now_ns() - broken_ns;

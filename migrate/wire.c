@@ -21,8 +21,7 @@ static const char *const names[] = {
     [FF_MSG_WITHDRAWN] = "WITHDRAWN", [FF_MSG_WATCHING] = "WATCHING",
     [FF_MSG_KEYS] = "KEYS",         [FF_MSG_GRANT] = "GRANT",
     [FF_MSG_LOGGING] = "LOGGING",   [FF_MSG_PASSED] = "PASSED",     [FF_MSG_DIRTY] = "DIRTY",
-    [FF_MSG_RESUME] = "RESUME",     [FF_MSG_LEASE] = "LEASE",
-    [FF_MSG_PARTS] = "PARTS",
+    [FF_MSG_RESUME] = "RESUME",     [FF_MSG_LEASE] = "LEASE",     [FF_MSG_PARTS] = "PARTS",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_MSG_LAST + 1, "a name for every message");
 
@@ -572,7 +571,7 @@ int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t
 /* Every field of struct ff_stats in its order; a new field goes to the end, with a new
  * protocol version */
 #define N_STATS (sizeof(struct ff_stats) / sizeof(uint64_t))
-_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 30,
+_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 31,
                "struct ff_stats is on the wire: change the protocol version with it");
 
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)

@@ -121,7 +121,8 @@ static void move_must_poison(struct move *m, int sig)
                       is_bad(c) ? "it can be read, or another signal" : "not what was sent");
     const struct ff_stats *d = &m->dst.stats;
     must(d->bytes_present == d->bytes_total);
-    must(d->bytes_prefill + d->bytes_fault + d->bytes_zero + N_BAD * CELL == d->bytes_total);
+    must(d->bytes_poisoned == N_BAD * CELL && m->src.stats.bytes_poisoned == N_BAD * CELL);
+    must(d->bytes_prefill + d->bytes_fault + d->bytes_zero + d->bytes_poisoned == d->bytes_total);
 }
 
 static void move_bad(bool tcp, enum memory memory, const char *options, int sig)
@@ -255,14 +256,16 @@ static void fails_meanwhile(struct move *m, bool source)
 }
 
 /* It could be registered, and cannot be when the link is replaced; pages were asked for by then */
-static void fails_later(enum memory memory, const char *options)
+static void fails_later(enum memory memory, const char *options, bool by_fault)
 {
     static struct move m;
 
     loop_arm(is_verbs() ? "dest.prefill=fail@1"
-                        : "dest.prefill=fail@1,tcp.serve.fault=fail@1," REFUSED(3, 4));
+             : by_fault ? "dest.prefill=fail@1,tcp.serve.fault=fail@1," REFUSED(3, 4)
+                        : "dest.prefill=fail@1," REFUSED(3, 4));
     m = (struct move){.tcp = true, .resumes = true, .options = options, .memory = memory,
-                      .hook = is_verbs() ? NULL : start_waiting, .broken = fails_meanwhile};
+                      .hook = is_verbs() || !by_fault ? NULL : start_waiting,
+                      .broken = fails_meanwhile};
     move_must_poison(&m, SIGBUS);
     must(m.dst.stats.breaks >= 1);
     if (m.hook)
@@ -270,14 +273,16 @@ static void fails_later(enum memory memory, const char *options)
     move_free(&m);
 }
 
+/* Prefill has claimed what it asked for, good and bad pages at once */
 static void later_in_place(void)
 {
-    fails_later(MEM_MEMFD, "prefill=pull,landing=continue,reconnect=60");
+    fails_later(MEM_MEMFD, "prefill=pull,landing=continue,reconnect=60", false);
 }
 
+/* The fault thread has claimed one that was good, and its READ breaks the link */
 static void later_copied(void)
 {
-    fails_later(MEM_ANON, "chunk=64K,prefill=pull,reconnect=60");
+    fails_later(MEM_ANON, "chunk=64K,prefill=pull,reconnect=60", true);
 }
 
 /* --- kernels that cannot poison a page --- */
