@@ -276,6 +276,9 @@ bool fc_freeze_prepare(Error **errp)
         /* a hole in a hugetlb file is one in the holder's private pages, too */
         file |= rp_block[i]->fd >= 0;
     }
+    if (shared && !rp_check_poison(errp)) {
+        return false;
+    }
     /* block/nvme.c: its DMA would go on to the pages of the file */
     if (shared && fc_is_pinned()) {
         error_setg(

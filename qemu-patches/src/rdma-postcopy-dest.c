@@ -122,6 +122,7 @@ static struct ff_dest *incoming_release(void)
     }
     yank_unregister_function(MIGRATION_YANK_INSTANCE, yank_dest, NULL);
     ff_dest_stats(rp.dest, &rp.stats);
+    rp.poisoned |= rp.stats.bytes_poisoned;
     ff_dest_stages(rp.dest, rp.stages);
     rp.link = ff_dest_link(rp.dest);
     ff_dest_link_detail(rp.dest, rp.link_detail);

@@ -54,6 +54,7 @@ void rp_fill_info(MigrationInfo *info, const struct ff_stats *st,
     x->breaks = st->breaks;
     x->again_bytes = st->bytes_again;
     x->paused_time = st->paused_ns;
+    x->poisoned_bytes = st->bytes_poisoned;
     for (unsigned i = FF_STAGES; i-- > 0;) {
         RdmaPostcopyStage *stage;
 
@@ -115,6 +116,10 @@ void rdma_postcopy_print_info(Monitor *mon, const MigrationInfo *info)
                        PRIu64 ", %" PRIu64 " kbytes; in %" PRIu64 " ms\n",
                        x->precopied_bytes >> 10, x->discarded_bytes >> 10,
                        x->pass_time / 1000000);
+    }
+    if (x->poisoned_bytes) {
+        monitor_printf(mon, "the source could not read (poisoned memory): %"
+                       PRIu64 " kbytes\n", x->poisoned_bytes >> 10);
     }
     if (x->paused_time) {
         monitor_printf(mon, "links that broke and were followed by another: %"

@@ -46,6 +46,12 @@ bool rp_check_emptying(Error **errp);
 /* Fork, in the pause: does no CPU of KVM hold pages but by their addresses? */
 bool rp_check_nested(Error **errp);
 
+/*
+ * Fork, under the BQL: may shared memory be mapped anew?  What its source
+ * could not read is poisoned in this mapping alone: its file has holes there
+ */
+bool rp_check_poison(Error **errp);
+
 bool rp_collect_blocks(Error **errp);
 
 /* Under the BQL: was one added, unplugged or removed since they were collected? */

@@ -15,6 +15,7 @@
 #include "qemu/option.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-ram.h"
+#include "rdma-postcopy-state.h"
 #include "system/hw_accel.h"
 #include "system/kvm.h"
 
@@ -194,6 +195,16 @@ bool rp_check_emptying(Error **errp)
         }
     }
     return true;
+}
+
+bool rp_check_poison(Error **errp)
+{
+    if (rp.poisoned) {
+        error_setg(errp, "cannot freeze shared guest memory: when the guest was moved to here its "
+                   "source could not read all of it (poisoned memory), and a fork would read "
+                   "zeros there: reboot the guest in a new QEMU, or use anonymous memory");
+    }
+    return !rp.poisoned;
 }
 
 #ifdef TARGET_X86_64

@@ -415,6 +415,11 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
     }
     for (unsigned i = 0; i < rp_n_blocks; i++) {
         struct ff_region r = rp_region(i);
+
+        if (rp.poisoned && r.fd >= 0) { /* its holes are zeros, or poisoned here */
+            r.fd = -1;
+            r.zero_fill = false;
+        }
         if (ff_source_add_region(rp.source, &r, err)) {
             goto fail;
         }

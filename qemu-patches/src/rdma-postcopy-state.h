@@ -18,6 +18,7 @@ struct rp_state {
     const char *link;           /* likewise */
     char link_detail[FF_LINK_DETAIL_MAX];
     bool used;                  /* stats and link mean something */
+    bool poisoned;              /* memory came with pages that its source could not read */
     bool gave_away;             /* this process must not run its guest */
     bool frozen;                /* source: memory is an image, must not change */
     bool here;                  /* destination: GO was received */

@@ -518,7 +518,7 @@ def check_given_away(src):
 
 def check_stats(info, who):
     x = info['x-rdma-postcopy']
-    parts = x['prefill-bytes'] + x['fault-bytes'] + x['zero-bytes']
+    parts = x['prefill-bytes'] + x['fault-bytes'] + x['zero-bytes'] + x['poisoned-bytes']
     # what was discarded after the pass of precopy=1 came twice
     if parts != x['total-bytes'] + x['discarded-bytes'] or x['present-bytes'] != x['total-bytes']:
         raise Failed(f'{who}: statistics do not add up: {json.dumps(x)}')

@@ -14,6 +14,7 @@ import common
 from common import Failed, Micro, Skip, check_ledger, check_move, refuses, say
 
 MIB = 64
+PAGE = 4096
 ANY = 'rdma-postcopy:127.0.0.1:0'
 QUEUES = 64     # before the one that counts
 
@@ -147,6 +148,32 @@ def blobs(t, accel):
         common.check_still_running(src)
 
 
+def check_poisoned(moved):
+    check_move(moved)
+    if moved.dst_info['x-rdma-postcopy']['poisoned-bytes'] != PAGE:
+        raise Failed(f'{moved.dst.name}: {moved.dst_info}')
+
+
+def poisoned(t, accel):
+    """A page that the source cannot read: its file has been cut. The file of the destination has a
+    hole there: a fork's private mapping would show zeros, and another move must not."""
+    memfd = 'memory-backend-memfd,share=on'
+    with with_backend(t, 'poison-a', accel, memfd + ',seal=off', incoming=False) as src, \
+            with_backend(t, 'poison-b', accel, memfd) as dst, \
+            with_backend(t, 'poison-c', accel, memfd) as last:
+        src.start_load()
+        folder = f'/proc/{src.pid}/fd'
+        fd = next(fd for fd in os.listdir(folder)
+                  if 'memory-backend-memfd' in os.readlink(f'{folder}/{fd}'))
+        os.truncate(f'{folder}/{fd}', (MIB << 20) - PAGE)
+        check_poisoned(common.move(src, dst))
+        check_ledger(src, dst)
+        say(f'      {refuses(dst, "poisoned", "x-farfork-export", id="f", targets=[{"uri": ANY}])}')
+        common.check_still_running(dst)
+        check_poisoned(common.move(dst, last))
+        check_ledger(src, dst, last)
+
+
 def run(t):
     accel = t.best_accel()
     with t.case('a private mapping of a file that others use'):
@@ -163,6 +190,8 @@ def run(t):
         many_queues(t, accel)
     with t.case('virtio-gpu with blob=on'):
         blobs(t, accel)
+    with t.case('a fork of memory that came with poisoned pages'):
+        poisoned(t, accel)
 
 
 if __name__ == '__main__':
