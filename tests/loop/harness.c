@@ -171,10 +171,11 @@ struct ff_address *loop_address(unsigned port, const char *options)
     const char *host = getenv("FARFORK_TEST_HOST"), *link = getenv("FARFORK_TEST_LINK");
     struct ff_address *a;
     struct ff_error err;
-    char text[256];
+    char text[700];
 
-    snprintf(text, sizeof(text), "%s:%u,link=%s%s%s", host ? host : "127.0.0.1", port,
-             link ? link : "tcp", host ? ",insecure=on" : "", options);
+    must(snprintf(text, sizeof(text), "%s:%u,link=%s%s%s", host ? host : "127.0.0.1", port,
+                  link ? link : "tcp", host ? ",insecure=on" : "",
+                  options) < (int)sizeof(text));
     must_ok(ff_address_parse(text, &a, &err), err);
     return a;
 }

@@ -65,10 +65,10 @@ static void add_region(struct move *m, unsigned i, bool source)
 
 static struct ff_address *address(const struct move *m, unsigned port)
 {
-    char options[200] = "";
+    char options[500] = "";
 
     if (m->options)
-        snprintf(options, sizeof(options), ",%s", m->options);
+        must(snprintf(options, sizeof(options), ",%s", m->options) < (int)sizeof(options));
     struct ff_address *a = loop_address(port, options);
     a->pause_ms = m->pause_ms ? m->pause_ms : a->pause_ms;
     a->go_timeout_ms = m->go_timeout_ms ? m->go_timeout_ms : a->go_timeout_ms;

@@ -127,20 +127,23 @@ static void draw_death(struct round *r)
     const struct deadly *d = source ? &source_dies[draw(r, FF_ARRAY_LEN(source_dies))]
                                     : &dest_dies[draw(r, FF_ARRAY_LEN(dest_dies))];
 
-    switch (draw(r, 6)) {
+    switch (draw(r, 8)) {
     case 0:
     case 1:
     case 2:
         add(r->deadly, sizeof(r->deadly), "%s=kill@%u", d->name, 1 + draw(r, d->max));
         break;
     case 3:
+    case 4:
         r->kill_ms = 1 + draw(r, UNDER_SANITIZER ? 600 : 200);
         break;
-    case 4:
+    case 5:
         r->stop_ms = 1 + draw(r, 1500);
         break;
     default:
         r->lost_contact = r->fallback;
+        if (r->lost_contact) /* long enough to be cut off */
+            add(r->deadly, sizeof(r->deadly), "dest.prefill=delay:30000");
     }
 }
 

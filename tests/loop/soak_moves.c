@@ -283,6 +283,8 @@ static void *wait_main(void *arg)
     struct apart *a = arg;
     struct round dice = now;
 
+    while (now.lost_contact && !gone() && !atomic_load(&over))
+        usleep(500);
     usleep(now.kill_ms ? now.kill_ms * 1000 : draw(&dice, UNDER_SANITIZER ? 300000 : 100000));
     if (now.kill_ms)
         kill(a->pid, SIGKILL);
