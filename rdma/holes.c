@@ -16,6 +16,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -89,6 +90,14 @@ static uint32_t scan_all(const void *addr, uint32_t len, uint32_t granule, uint8
     return poisoned + ff_zero_scan(addr, len, granule, zero);
 }
 
+/* Of a file that cannot be asked: there is none */
+static uint64_t end_of(int fd)
+{
+    struct stat st;
+
+    return fstat(fd, &st) ? UINT64_MAX : (uint64_t)st.st_size;
+}
+
 uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint32_t len,
                            uint32_t granule, uint8_t *zero, uint8_t *poison)
 {
@@ -102,6 +111,7 @@ uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint
     if (file->fd < 0 || len / PAGE > PAGES_MAX || granule % PAGE ||
         find_here(file, p, len, granule > PAGE, here))
         return scan_all(addr, len, granule, zero, poison);
+    uint64_t end = end_of(file->fd);
     for (uint32_t i = 0; i < n; i++, p += granule, offset += granule) {
         bool left_out;
         if (any_here(here + i * per, per)) {
@@ -117,9 +127,11 @@ uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint
                 data = (uint64_t)lseek(file->fd, (off_t)offset, SEEK_DATA);
             if (data == UINT64_MAX && errno != ENXIO)
                 data = offset;
-            /* what holds something goes through the mapping */
-            left_out = (data > offset && data - offset >= granule) ||
-                       reads_as_zeros(file->fd, offset, granule) ||
+            /* what holds something goes through the mapping; behind the file's end there are no
+             * zeros, but SIGBUS */
+            left_out = (offset + granule <= end &&
+                        ((data > offset && data - offset >= granule) ||
+                         reads_as_zeros(file->fd, offset, granule))) ||
                        ff_poison_scan(addr, i, i + 1, granule, poison);
         }
         if (!left_out)

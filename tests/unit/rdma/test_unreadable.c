@@ -127,5 +127,26 @@ static void test_scan_file(void **state)
     munmap(mem, N * PAGE);
 }
 
+/* Behind the file's end nothing can be read: there are no holes */
+static void test_file_cut(void **state)
+{
+    FF_AUTO_CLOSE int fd = memfd_create("file", MFD_CLOEXEC);
+    struct ff_backing file = {.fd = fd};
+    uint8_t zero[128] = {0}, poison[128] = {0};
+    (void)state;
+
+    assert_int_equal(ftruncate(fd, N * PAGE), 0);
+    mem = map_new(fd);
+    for (uint32_t page = 0; page < 16; page += 2)
+        mem[(size_t)page * PAGE] = 1;
+    assert_int_equal(ftruncate(fd, 13 * PAGE), 0);
+    assert_int_equal(ff_zero_scan_file(&file, mem, 16 * PAGE, PAGE, zero, poison), 9);
+    for (uint32_t page = 0; page < 16; page++) {
+        assert_int_equal(bit(poison, page), page >= 13);
+        assert_int_equal(bit(zero, page), page % 2 || page >= 13);
+    }
+    munmap(mem, N * PAGE);
+}
+
 UNIT_MAIN(cmocka_unit_test(test_readable), cmocka_unit_test(test_scan),
-          cmocka_unit_test(test_scan_file))
+          cmocka_unit_test(test_scan_file), cmocka_unit_test(test_file_cut))
