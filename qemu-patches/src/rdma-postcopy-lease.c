@@ -5,7 +5,8 @@
  *
  *   the library's thread                         main thread
  *   nothing heard for two thirds of a lease ->   stop the guest, inactivate its disks
- *   heard again                             ->   activate them, run the guest if it ran
+ *   heard again                             ->   activate them, run the guest: if it ran,
+ *                                                or by `stop` or `cont` in between
  *   the lease has ended, and the main thread has not answered: the kernel kills
  *   this process
  *
@@ -30,7 +31,7 @@
 #include "rdma-postcopy-state.h"
 
 /* Under the BQL */
-static bool was_running;              /* when its lease ended */
+static bool runs_later;               /* when there is a lease again */
 static void (*start_later)(void *);   /* GO came, and the lease had ended by then */
 static void *start_opaque;
 
@@ -82,7 +83,7 @@ static char *find_kept_disk(void)
 static int stop_guest(void)
 {
     rp.no_lease = true;
-    was_running = runstate_is_live(runstate_get());
+    runs_later = runstate_is_live(runstate_get());
     vm_stop(RUN_STATE_PAUSED);
     if (!migration_block_inactivate()) {
         error_report("rdma-postcopy: the lease ends, and a disk cannot be given up: ending");
@@ -101,10 +102,16 @@ static int let_guest_run(void)
     }
     if (start) {
         start(start_opaque);
-    } else if (migration_block_activate(NULL) && was_running) { /* else `cont` tries again */
+    } else if (migration_block_activate(NULL) && runs_later) { /* else `cont` tries again */
         vm_start();
     }
     return 0;
+}
+
+/* Under the BQL: by whoever stops or starts the guest; stop_guest() sets it anew */
+void rdma_postcopy_wish_run(bool runs)
+{
+    runs_later = runs;
 }
 
 static void on_lease(void *opaque, bool may_run)

@@ -111,6 +111,7 @@ bool rdma_postcopy_forbids_cont(Error **errp)
     } else if (rp.frozen) {
         error_setg(errp, "this guest is being moved by rdma-postcopy");
     } else if (waits_for_lease) {
+        rdma_postcopy_wish_run(true);
         error_setg(errp, "the source of this guest is not heard, and may take it back: it goes on "
                    "here when it is heard, or by x-rdma-postcopy-release if it is dead for good");
     }

@@ -44,6 +44,9 @@ bool rdma_postcopy_forbids_cont(Error **errp);
 bool rdma_postcopy_forbids_run(void);
 bool rdma_postcopy_forbids_reset(void);
 
+/* `stop` and `cont`, under the BQL, for a guest that waits for its lease */
+void rdma_postcopy_wish_run(bool runs);
+
 /*
  * dump-guest-memory, under the BQL.  Does this process have a guest, no link,
  * and not all memory?  Then, instead of vm_stop(), begin; end undoes it.
@@ -124,6 +127,10 @@ static inline bool rdma_postcopy_forbids_run(void)
 static inline bool rdma_postcopy_forbids_reset(void)
 {
     return false;
+}
+
+static inline void rdma_postcopy_wish_run(bool runs)
+{
 }
 
 static inline bool rdma_postcopy_misses_memory(void)
