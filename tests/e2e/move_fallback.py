@@ -1,22 +1,26 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""move_fallback.py - farfork move --fallback go: the guest is taken back, or its disks are committed
+"""move_fallback.py - farfork move --fallback go: taken back, or its disks are committed
 
-The QEMU there is killed: the guest goes on here as it was, and nothing is left of what it wrote there.
-It is not: what it wrote there is in its own images. take_back.py has the QEMUs alone. Limit: 170 s.
+The QEMU there is killed: the guest goes on here as it was, and what it wrote there is gone. It is
+not: what it wrote there is in its own images. farfork move is killed: what docs/disks.md says is to
+be done by hand. take_back.py has the QEMUs alone. Limit: 240 s.
 """
 import os
+import signal
 import subprocess
 import tempfile
 
 import common
 from common import Failed, check_ledger, status, wait_for
-from farfork_move import Move, check_here, check_left_here, there
+from farfork_move import (Move, There, check_here, check_left_here, folder_of, pid_there, there,
+                          wait_source)
 from forked import SLOW, Parent, check_nothing_left, kill
 from take_back import MIB, Fence, io, is_nowhere_yet
 
 LEASE_S = 4
 KINDS = ('qcow2', 'raw')
+SECOND = '-d /machine/peripheral/v1/virtio-backend'
 
 
 class Disk:
@@ -31,8 +35,21 @@ class Disk:
                         'virtio-blk-pci,drive=d0')
         self.args = ('--overlays', self.folder)
 
+    def add_blockdev(self, t):
+        """A second disk, as libvirt gives it"""
+        image = os.path.join(t.work, f'{os.path.basename(self.folder)}-2.qcow2')
+        subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', image, '8M'], check=True,
+                       timeout=20)
+        self.options += ('-blockdev', f'driver=qcow2,node-name=n1,file.driver=file,'
+                         f'file.filename={image}', '-device', 'virtio-blk-pci,drive=n1,id=v1')
+        return image
+
     def has_overlays(self):
         return bool(os.listdir(self.folder))
+
+    def overlay(self):
+        name, = os.listdir(self.folder)
+        return os.path.join(self.folder, name)
 
 
 def back(fence):
@@ -75,6 +92,85 @@ def complete(t, accel, kind):
             check_nothing_left(m)
 
 
+def two_disks(t, accel):
+    disk, fence = Disk(t, 'raw'), Fence(t, 'two')
+    second = disk.add_blockdev(t)
+    with Parent(t, accel, extra=disk.options, mem_mib=MIB) as a:
+        a.start_load()
+        io(a, 'write -P 7 0 64k')
+        io(a, 'write -P 6 0 64k', disk=SECOND)
+        with Move(t, a, *back(fence), *disk.args, faults=SLOW) as m:
+            m.end(0, 'there')
+            check_left_here(t, a, m)
+            if m.result['notes'] or disk.has_overlays():
+                raise Failed(f'{m.result["notes"]}, {os.listdir(disk.folder)}')
+            with there(t, 'b-two', m.result) as b:
+                images = [e['inserted']['image']['filename'] for e in b.qmp('query-block')]
+                if images != [disk.image, second]:
+                    raise Failed(f'its disks are in {images} there')
+                io(b, 'read -P 7 0 64k', 'write -P 8 0 64k')
+                io(b, 'read -P 6 0 64k', 'write -P 8 0 64k', disk=SECOND)
+                check_ledger(a, b)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
+def take_back_by_hand(a):
+    uri = common.refuses(a, 'was sent to', 'x-rdma-postcopy-take-back',
+                         uri='rdma-postcopy:127.0.0.1:1')
+    a.qmp('x-rdma-postcopy-take-back', uri=uri.split('was sent to ')[1].split(',')[0])
+    wait_for('a guest that runs', 40, lambda: status(a) == 'running')
+
+
+def commit_by_hand(b, overlay, image):
+    """As docs/disks.md says"""
+    node, = [e['inserted']['node-name'] for e in b.qmp('query-block')
+             if e['inserted']['image']['filename'] == overlay]
+    base, = [n['node-name'] for n in b.qmp('query-named-block-nodes', flat=True)
+             if n['file'] == image and n['drv'] == 'qcow2']
+    b.qmp('block-commit', **{'job-id': 'c', 'device': node, 'base-node': base})
+    wait_for('a job that is ready', 20, lambda: b.qmp('query-block-jobs')[0]['ready'])
+    b.qmp('job-complete', id='c')
+    wait_for('its end', 20, lambda: not b.qmp('query-block-jobs'))
+    os.unlink(overlay)
+
+
+def mover_killed(t, accel, lost):
+    """After the switch. What the guest wrote is in its overlay, and stays there."""
+    disk, fence = Disk(t, 'qcow2'), Fence(t, f'mover-{lost}')
+    with Parent(t, accel, extra=disk.options, mem_mib=MIB) as a:
+        a.start_load()
+        io(a, 'write -P 7 0 64k')
+        with Move(t, a, *back(fence), *disk.args, faults=SLOW) as m:
+            wait_source(a, 'postcopy-active')
+            m.proc.kill()
+            m.proc.communicate(timeout=30)
+            overlay = disk.overlay()
+            if lost:
+                os.kill(pid_there(m), signal.SIGKILL)
+                common.wait_migration(a, 'postcopy-paused')
+                take_back_by_hand(a)
+                os.unlink(overlay)
+                io(a, 'read -P 7 0 64k', 'write -P 9 1M 64k')
+                check_ledger(a, sweeps=1)
+            else:
+                common.wait_migration(a, 'completed')
+                with There(t, 'b-mover', folder_of(m), pid_there(m)) as b:
+                    common.wait_migration(b, 'completed')
+                    io(b, 'read -P 7 0 64k', 'write -P 8 0 64k')
+                    commit_by_hand(b, overlay, disk.image)
+                    io(b, 'read -P 8 0 64k', 'write -P 8 64k 64k', 'flush')
+                    check_ledger(a, b)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+        if not lost:
+            a.close()
+            out = subprocess.run(['qemu-io', '-r', '-c', 'read -P 8 0 128k', disk.image],
+                                 check=True, timeout=20, capture_output=True, text=True).stdout
+            if 'failed' in out:
+                raise Failed(f'{disk.image}: {out}')
+
+
 def fence_fails(t, accel):
     fence = Fence(t, 'fails')
     fence.ends_with(3)
@@ -86,10 +182,7 @@ def fence_fails(t, accel):
                 raise Failed(m.result['error'])
             is_nowhere_yet(a)
             fence.ends_with(0)
-            uri = common.refuses(a, 'was sent to', 'x-rdma-postcopy-take-back',
-                                 uri='rdma-postcopy:127.0.0.1:1')
-            a.qmp('x-rdma-postcopy-take-back', uri=uri.split('was sent to ')[1].split(',')[0])
-            wait_for('a guest that runs', 40, lambda: status(a) == 'running')
+            take_back_by_hand(a)
             check_ledger(a, sweeps=1)
 
 
@@ -116,6 +209,11 @@ def run(t):
             killed(t, accel, kind)
         with t.case(f'complete, {kind}, {accel}'):
             complete(t, accel, kind)
+    with t.case(f'two disks, {accel}'):
+        two_disks(t, accel)
+    for lost in (True, False):
+        with t.case(f'farfork move is killed, then {"lost" if lost else "complete"}, {accel}'):
+            mover_killed(t, accel, lost)
     with t.case(f'the fence fails, {accel}'):
         fence_fails(t, accel)
     with t.case(f'refused, {accel}'):
@@ -123,4 +221,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 170)
+    common.main(run, 240)

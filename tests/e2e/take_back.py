@@ -13,7 +13,8 @@ import subprocess
 
 import common
 from break_after_go import silent
-from common import Failed, Micro, check_ledger, check_move, refuses, say, status, wait_for
+from common import (Failed, GuestError, Micro, check_ledger, check_move, refuses, say, status,
+                    wait_for)
 from memory import Memory
 from resume import MIB, SLOW, both_paused, is_resumed, pause, present, resume, state
 from road import Road
@@ -40,11 +41,12 @@ class Fence:
     def __init__(self, t, name):
         folder = os.path.join(t.work, name)
         os.mkdir(folder)
-        self.record, self.mark, self.told, self.code, self.program = (
-            os.path.join(folder, n) for n in ('record', 'mark', 'told', 'code', 'fence'))
+        self.record, self.mark, self.told, self.code, self.hold, self.program = (
+            os.path.join(folder, n) for n in ('record', 'mark', 'told', 'code', 'hold', 'fence'))
         self.ends_with(0)
         common.write_file(self.program, f'#!/bin/sh\ntest -e {self.record} || exit 9\n'
                           f'echo $FARFORK_DESTINATION $FARFORK_SESSION >>{self.told}\n'
+                          f'while test -e {self.hold}; do sleep 0.05; done\n'
                           f'exit $(cat {self.code})\n')
         os.chmod(self.program, 0o700)
 
@@ -188,9 +190,9 @@ def disks(t):
                   'virtio-blk-pci,drive=d0') for f in (image, overlay))
 
 
-def io(guest, *commands):
+def io(guest, *commands, disk='d0'):
     for c in commands:
-        out = common.hmp(guest, f'qemu-io d0 "{c}"')
+        out = common.hmp(guest, f'qemu-io {disk} "{c}"')
         if 'failed' in out or 'rror' in out:
             raise Failed(f'{guest.name}: {c}: {out}')
 
@@ -295,6 +297,79 @@ def outage(t, accel):
             raise Failed(f'{dst.name}: it is {status(dst)}')
 
 
+def is_refused(dst):
+    try:
+        dst.qmp('cont')
+    except GuestError as e:
+        return 'may take it back' in str(e)
+    dst.qmp('stop')     # it still had its lease
+    return False
+
+
+def asked_for(t, accel, last):
+    """`stop` or `cont` while its lease is away: it holds when the source is heard again."""
+    src, dst, fence = pair(t, f'wish-{last}', accel, SLOW)
+    with src, dst, Road(0) as road:
+        src.start_load()
+        begin(src, dst, fence, road)
+        if last == 'cont':
+            dst.qmp('stop')
+        road.close()
+        both_paused(src, dst)
+        if last == 'cont':
+            wait_for('the end of the lease', 30, lambda: 'stopping the guest' in dst.tail)
+            wait_for('a refusal', 5, lambda: is_refused(dst))
+        else:
+            stops(dst, src)
+            dst.qmp('stop')
+        road.open()
+        for g in (src, dst):
+            state(g, 'completed', 60)
+        want = 'running' if last == 'cont' else 'paused'
+        if status(dst) != want or fence.was_run():
+            raise Failed(f'{dst.name}: it is {status(dst)}, not {want}')
+        if last == 'stop':
+            dst.qmp('cont')
+        check_ledger(src, dst)
+
+
+def late_go(t, accel):
+    """Nothing is left of the lease that READY asked for: it waits for another before it runs."""
+    mine, theirs = disks(t)
+    src, dst, fence = pair(t, 'late', accel, source_faults='source.go=delay:3000000',
+                           source_extra=mine, extra=theirs)
+    with src, dst:
+        src.start_load()
+        send(src, dst, fence, lease_s=3)
+        state(dst, 'completed', 30)
+        if 'the guest may go on' not in dst.tail:
+            raise Failed(f'{dst.name}: {dst.tail}')
+        check_move(common.Moved(src, dst, 0))
+        io(dst, 'write -P 8 0 64k')
+        check_ledger(src, dst)
+
+
+def keeps_a_disk(t, accel):
+    """Somebody else there writes to its disk, which it cannot give up: it ends with the lease."""
+    mine, theirs = disks(t)
+    src, dst, fence = pair(t, 'keeps', accel, SLOW, source_extra=mine,
+                           extra=(*theirs[:3], theirs[3] + ',share-rw=on'))
+    with src, dst:
+        src.start_load()
+        uri = begin(src, dst, fence)
+        node = dst.qmp('query-block')[0]['inserted']['node-name']
+        dst.qmp('nbd-server-start', addr={'type': 'unix', 'data': {
+            'path': os.path.join(t.work, 'keeps.nbd')}})
+        dst.qmp('block-export-add', **{'type': 'nbd', 'id': 'e', 'node-name': node,
+                                       'writable': True})
+        pause(src)
+        if dst.exit_code(30) != 1 or 'cannot be given up' not in dst.tail:
+            raise Failed(f'{dst.name}: exit code {dst.proc.returncode}: {dst.tail}')
+        take_back(src, uri)
+        is_taken_back(src, fence)
+        check_ledger(src)
+
+
 def thinks_better(t, accel):
     """As long as the lease lasts, and the fence has not begun, the move can still go on."""
     src, dst, fence = pair(t, 'better', accel, SLOW)
@@ -334,6 +409,27 @@ def fence_fails(t, accel):
                      common.migration(src)['error-desc'])
         fence.ends_with(0)
         take_back(src, uri)
+        is_taken_back(src, fence)
+        check_ledger(src)
+
+
+def while_the_fence_runs(t, accel):
+    """Whatever is asked of the source then changes nothing, and it goes nowhere before its end."""
+    src, dst, fence = pair(t, 'meanwhile', accel, 'dest.running=kill')
+    with src, dst:
+        src.start_load()
+        common.write_file(fence.hold, '')
+        uri = send(src, dst, fence)
+        dst.exit_code(30)
+        take_back(src, uri)
+        wait_for('a fence that runs', 30, fence.was_run)
+        pause(src)
+        is_nowhere_yet(src)
+        resume(src, uri)
+        refuses(src, '', 'migrate_cancel')
+        is_nowhere_yet(src)
+        refuses(src, '', 'cont')
+        os.unlink(fence.hold)
         is_taken_back(src, fence)
         check_ledger(src)
 
@@ -387,20 +483,21 @@ def refusals(t, accel):
     subprocess.run(['qemu-io', '-f', 'qcow2', '-c', 'write -P 1 0 64k', overlay], check=True,
                    timeout=20, stdout=subprocess.DEVNULL)
     own = ('-drive', f'file={image},format=raw,if=none,id=d0', '-device', 'virtio-blk-pci,drive=d0')
-    for n, extra, text in ((1, own, 'is no overlay'), (2, theirs, 'not empty')):
-        src, dst, fence = pair(t, f'refuse-{n}', accel, source_extra=own if n == 1 else mine,
-                               extra=extra)
+    for n, extra, text in ((1, own, 'is no overlay'), (2, theirs, 'not empty'),
+                           (3, (), 'reconnect=0')):
+        src, dst, fence = pair(t, f'refuse-{n}', accel, extra=extra,
+                               source_extra=(own, mine, ())[n - 1])
         with src, dst:
             src.start_load()
-            uri = common.listen(dst)
-            src.qmp('migrate', uri=uri + fence.options())
+            uri = common.listen(dst, options=',reconnect=0' if n == 3 else '')
+            src.qmp('migrate', uri=uri.split(',')[0] + fence.options())
             if text not in state(src, 'failed')['error-desc']:
                 raise Failed(f'{common.migration(src)["error-desc"]}, want {text}')
             if 'STOP' in common.event_names(src):
                 raise Failed(f'{src.name}: it was stopped')
             common.check_still_running(src)
     fence = Fence(t, 'deny')
-    for n, sandbox in enumerate((AS_LIBVIRT, MAY_FORK)):
+    for n, sandbox in enumerate((AS_LIBVIRT, MAY_FORK, ('-sandbox', 'on,spawn=deny'))):
         with Micro(t, f'deny-{n}', accel, mem_mib=MIB, extra=sandbox) as src:
             src.start_load()
             refuses(src, 'elevateprivileges=allow', 'migrate',
@@ -431,12 +528,19 @@ def run(t):
             told(t, accel)
         with t.case('an outage longer than the lease'):
             outage(t, accel)
+        with t.case('a disk that cannot be given up'):
+            keeps_a_disk(t, accel)
+        for last in ('stop', 'cont'):
+            with t.case(f'asked for during an outage, {last}'):
+                asked_for(t, accel, last)
     with t.case('it cannot stop its guest, tcg'):
         ended_by_kernel(t, 'tcg', False)
     with t.case(f'it is stopped itself, {accel}'):
         ended_by_kernel(t, accel, True)
-    for name, case in (('resumed while it is being taken back', thinks_better),
+    for name, case in (('GO comes late', late_go),
+                       ('resumed while it is being taken back', thinks_better),
                        ('the fence fails', fence_fails),
+                       ('other commands while the fence runs', while_the_fence_runs),
                        ('the source dies, all is there', source_dies),
                        ('without fallback=go', without), ('refused before it stops', refusals)):
         with t.case(f'{name}, {accel}'):
