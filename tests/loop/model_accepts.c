@@ -156,10 +156,12 @@ static int dest_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_err
 
 static void spy_at(unsigned end, struct ff_link *l)
 {
-    spy[end].real = l->ops;
-    spy[end].ops = *l->ops;
-    spy[end].ops.send = end ? dest_send : source_send;
-    spy[end].ops.recv = end ? dest_recv : source_recv;
+    if (spy[end].real != l->ops) { /* else another thread may be inside it: one hears the next link */
+        spy[end].real = l->ops;
+        spy[end].ops = *l->ops;
+        spy[end].ops.send = end ? dest_send : source_send;
+        spy[end].ops.recv = end ? dest_recv : source_recv;
+    }
     l->ops = &spy[end].ops;
 }
 
