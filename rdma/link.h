@@ -42,6 +42,7 @@ struct ff_key;
 #define FF_QUEUE_DEPTH 64u
 #define FF_GRANULES_MAX 1024u
 #define FF_SESSION_LEN 16
+#define FF_LINK_SECRET_LEN 32
 
 enum ff_queue { FF_QUEUE_FAULT, FF_QUEUE_PREFILL, FF_QUEUES };
 
@@ -87,6 +88,7 @@ struct ff_wc {
     enum ff_wc_op op;
     uint32_t len_bytes;
     uint32_t imm;
+    bool torn; /* READ: it may not be what the peer has at any time. No link sets it: verify.h does */
 };
 
 /* The file behind memory, from @offset on; @fd -1: none. @is_private: what was written is in
@@ -126,6 +128,10 @@ struct ff_link_ops {
     /* Active side, when the peer has answered: 0, or -EACCES: without a key its word counts for
      * nothing here. open_queues() asks as well. NULL: there was nothing to doubt */
     int (*check_peer)(struct ff_link *l, struct ff_error *err);
+
+    /* Of a sealed link: what both ends have for @label on @q, and nobody else. 0 or -EIO */
+    int (*secret)(struct ff_link *l, enum ff_queue q, const char *label,
+                  uint8_t out[FF_LINK_SECRET_LEN]);
 
     /* 0, -EAGAIN when FF_QUEUE_DEPTH requests are in flight, or the link is broken */
     int (*post)(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr, struct ff_error *err);

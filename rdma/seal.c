@@ -65,6 +65,12 @@ int ff_secrets_token(const struct ff_secrets *s, enum ff_queue q, unsigned index
     return 0;
 }
 
+int ff_secrets_of(const struct ff_secrets *s, enum ff_queue q, const char *label,
+                  uint8_t out[FF_LINK_SECRET_LEN])
+{
+    return s ? ff_kdf_expand(s->epoch.queue[q], label, NULL, 0, out, FF_LINK_SECRET_LEN) : -EIO;
+}
+
 /* The record is done: the next one has another number, perhaps another key */
 static int next_record(struct ff_seal *s)
 {

@@ -51,6 +51,10 @@ void ff_secrets_free(struct ff_secrets *s); /* @s may be NULL */
 int ff_secrets_token(const struct ff_secrets *s, enum ff_queue q, unsigned index,
                      const uint8_t session[FF_SESSION_LEN], uint8_t out[FF_SESSION_LEN]);
 
+/* What both ends have for @label on @q. 0 or -EIO */
+int ff_secrets_of(const struct ff_secrets *s, enum ff_queue q, const char *label,
+                  uint8_t out[FF_LINK_SECRET_LEN]);
+
 /* One direction. 0 or -EIO */
 int ff_seal_init(struct ff_seal *s, enum ff_hs_suite suite, const uint8_t secret[FF_KDF_LEN]);
 

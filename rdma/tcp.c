@@ -465,6 +465,12 @@ static void tcp_free(struct ff_link *l)
     free(t);
 }
 
+static int tcp_secret(struct ff_link *l, enum ff_queue q, const char *label,
+                      uint8_t out[FF_LINK_SECRET_LEN])
+{
+    return ff_secrets_of(tcp_of(l)->secrets, q, label, out);
+}
+
 static const struct ff_link_ops tcp_ops = {
     .name = "tcp",
     .reg = tcp_reg,
@@ -472,6 +478,7 @@ static const struct ff_link_ops tcp_ops = {
     .backed = tcp_backed,
     .open_queues = tcp_open_queues,
     .check_peer = tcp_check_peer,
+    .secret = tcp_secret,
     .post = tcp_post,
     .poll = tcp_poll,
     .fd = tcp_fd,

@@ -248,12 +248,19 @@ static void verbs_shutdown(struct ff_link *l)
     verbs_break(verbs_of(l), &why);
 }
 
+static int verbs_secret(struct ff_link *l, enum ff_queue q, const char *label,
+                        uint8_t out[FF_LINK_SECRET_LEN])
+{
+    return ff_secrets_of(verbs_of(l)->secrets, q, label, out);
+}
+
 const struct ff_link_ops ff_verbs_ops = {
     .name = "verbs",
     .reg = verbs_reg,
     .dereg = verbs_dereg,
     .may_pin = verbs_may_pin,
     .open_queues = verbs_open_queues,
+    .secret = verbs_secret,
     .post = verbs_post,
     .poll = verbs_poll,
     .fd = verbs_fd,
