@@ -253,11 +253,15 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_word(name, value, switches, &w, err);
         if (!rc)
             a->insecure = w;
+    } else if (!strcmp(name, "verify")) {
+        rc = get_word(name, value, switches, &w, err);
+        if (!rc)
+            a->verify = w;
     } else if ((rc = set_fallback(a, name, value, err)) == -ENOENT) {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, prealloc, "
-                          "key-file, insecure, until-go, fallback, lease, fence, record)",
+                          "key-file, insecure, verify, until-go, fallback, lease, fence, record)",
                           name);
     }
     return rc;
@@ -331,6 +335,7 @@ int ff_address_parse(const char *text, struct ff_address **out, struct ff_error 
         return rc;
     }
     a->go_timeout_ms = a->timeout_ms * GO_PATIENCE;
+    a->verify &= !a->passed; /* nobody is between */
     *out = a;
     a = NULL;
     return 0;

@@ -87,15 +87,26 @@ void ff_claims_present(struct ff_claims *c)
     atomic_store(&c->present, c->n_pages);
 }
 
+static void must_not_be_sealed(const struct ff_claims *c, uint64_t page)
+{
+    if (!atomic_load(&c->sealed))
+        return;
+    ff_log(FF_LOG_ERROR, "claims: page %llu discarded after the image was frozen: aborting",
+           (unsigned long long)page);
+    abort();
+}
+
+void ff_claim_give_back(struct ff_claims *c, uint64_t page)
+{
+    must_not_be_sealed(c, page);
+    end_claim(c, page, FF_CLAIM_MISSING);
+}
+
 bool ff_claim_forget(struct ff_claims *c, uint64_t page)
 {
     uint8_t want = FF_CLAIM_PRESENT, hole = FF_CLAIM_HOLE, poisoned = FF_CLAIM_POISONED;
 
-    if (atomic_load(&c->sealed)) {
-        ff_log(FF_LOG_ERROR, "claims: page %llu discarded after the image was frozen: aborting",
-               (unsigned long long)page);
-        abort();
-    }
+    must_not_be_sealed(c, page);
     if (atomic_compare_exchange_strong(&c->state[page], &hole, FF_CLAIM_MISSING))
         return true;
     if (!atomic_compare_exchange_strong_explicit(&c->state[page], &want, FF_CLAIM_MISSING,

@@ -8,7 +8,8 @@
  * States       MISSING   nobody has it. ff_claim_take() by anyone.
  *              INFLIGHT  exactly one thread owns it: the one whose take() returned true.
  *                        It alone installs the page, and it alone calls ff_claim_done().
- *                        A page whose read failed stays with its owner.
+ *                        A page whose read failed stays with its owner, but for
+ *                        ff_claim_give_back() until ff_claims_seal().
  *              PRESENT   the guest can see it; once the claims are sealed, for ever
  *                        (discards are inhibited).
  *              HOLE      zeros, and nothing is installed: whoever touches it waits for the
@@ -18,10 +19,10 @@
  *                        who touches it gets SIGBUS.
  *
  * Invariants   1. INFLIGHT -> HOLE -> INFLIGHT -> PRESENT is the way of a hole. No other move
- *                 exists, but one: until ff_claims_seal(), ff_claim_forget() takes a PRESENT
- *                 or POISONED page or a HOLE back to MISSING, for its caller to discard. That is
- *                 how pages of a guest that still ran go again (precopy=1); the guest does
- *                 not run here by then. A wrong move aborts: going on would mean two
+ *                 exists, but two, until ff_claims_seal(): ff_claim_forget() takes a PRESENT
+ *                 or POISONED page or a HOLE back to MISSING, for its caller to discard, and
+ *                 ff_claim_give_back() one that is INFLIGHT. That is how pages of a guest that
+ *                 still ran go again (precopy=1); the guest does not run here by then. A wrong move aborts: going on would mean two
  *                 installs of one page, or none.
  *              2. present == number of PRESENT and POISONED pages, counted after the page is
  *                 visible.
@@ -55,6 +56,10 @@ bool ff_claim_take(struct ff_claims *c, uint64_t page);
 void ff_claim_done(struct ff_claims *c, uint64_t page);
 
 void ff_claim_poisoned(struct ff_claims *c, uint64_t page); /* instead of ff_claim_done() */
+
+/* Instead of ff_claim_done(), until they are sealed: what was read is of no use. Who waits for the
+ * page by then is to be woken, to ask for it again */
+void ff_claim_give_back(struct ff_claims *c, uint64_t page);
 
 /* Instead of ff_claim_done(): nothing was installed. Who waits for the page by then is to be woken,
  * to touch it again */

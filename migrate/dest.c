@@ -29,6 +29,7 @@
 #include "log.h"
 #include "source.h"
 #include "thread.h"
+#include "verify.h"
 
 #define PUBLISH_MS 300000
 #define GO_MS 60000
@@ -46,6 +47,7 @@ int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct
         return rc;
     }
     d->addr = ff_address_copy(a);
+    d->wants_verify = a->verify;
     d->link = d->ctl.link = link;
     d->ctl.cancelled = d->door.cancelled = &d->cancelled;
     pthread_mutex_init(&d->lock, NULL);
@@ -190,6 +192,10 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         d->pager.region[d->map[i]].remote = d->publish.addr[i];
     }
     rc = ff_pager_check_push(&d->pager, d->publish.push_bytes, err);
+    if (!rc)
+        rc = ff_pager_set_asks(&d->pager, d->publish.asks_addr, d->publish.asks_rkey, err);
+    if (!rc && d->addr.verify)
+        rc = ff_verify_new(&d->pager, err);
     if (!rc)
         rc = ff_lease_take(&d->lease, d->publish.lease_ms, d->addr.go_timeout_ms, err);
     if (!rc)

@@ -40,13 +40,29 @@ void dest_set_link(struct ff_dest *d, struct ff_link *link)
         old->ops->free(old);
 }
 
+/* 0: whether pages are verified is known. It is either side's wish */
+static int settle_verify(struct ff_dest *d, struct ff_error *err)
+{
+    const char *why_not = !d->link->sealed ? "it needs a key: give key-file=FILE on both sides"
+                          : !d->link->pushes ? "this link cannot ask (it has no WRITE with immediate)"
+                          : d->addr.prefill == FF_PREFILL_PUSH
+                              ? "what the source pushes cannot be verified: use prefill=pull"
+                              : NULL;
+
+    d->addr.verify = d->wants_verify || d->peer.features & FF_WIRE_VERIFY;
+    return d->addr.verify && why_not ? ff_error_set(err, ENOTSUP, "verify=on: %s", why_not) : 0;
+}
+
 /* 0: @d's peer fits. It was told if not; an owner that has adopted a table takes no other */
 static int check_table(struct ff_dest *d, const char *config, bool *for_good, struct ff_error *err)
 {
     struct ff_error why;
-    int rc = d->owner.adopt ? d->owner.adopt(d->owner.opaque, &d->peer, &why) : 0;
+    int rc = settle_verify(d, &why);
 
-    *for_good = d->owner.adopt;
+    if (!rc && d->owner.adopt) {
+        rc = d->owner.adopt(d->owner.opaque, &d->peer, &why);
+        *for_good = true;
+    }
     if (!rc)
         rc = ff_regions_match(&d->regions, d->owner.adopt ? d->peer.config : config, &d->peer,
                               d->map, &why);
@@ -71,7 +87,8 @@ int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error 
 {
     bool queues = answer == FF_ANSWER_NEW || answer == FF_ANSWER_RUNNING;
     uint32_t features = (d->addr.precopy ? FF_WIRE_PRECOPY : 0) |
-                        (dest_resumes(d) ? FF_WIRE_RESUMES : 0);
+                        (dest_resumes(d) ? FF_WIRE_RESUMES : 0) |
+                        (d->addr.verify ? FF_WIRE_VERIFY : 0);
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
                            .answer = answer,
                            .epoch = answer == FF_ANSWER_NEW ? 1 : d->epoch + queues,
@@ -133,7 +150,9 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
         ff_page_pool_start(&d->pool, &d->regions);
     int rc = find_source(d, config, err);
     dest_drop_waiting(d);
-    if (rc || d->link->pins) /* what is pinned cannot be moved */
+    /* what is pinned cannot be moved; and a fault gives pages of it back that are being read into,
+     * which cannot be verified then */
+    if (rc || d->link->pins || d->addr.verify)
         ff_page_pool_free(&d->pool);
     if (!rc && ff_failpoint("dest.accepted"))
         rc = ff_error_set(err, EIO, "destination: injected");

@@ -68,6 +68,7 @@ struct ff_dest {
     struct ff_beat beat; /* from READY to RUNNING */
     struct ff_lease lease; /* from GO on, if the source may take its guest back */
     bool taken_back;     /* it says that it has */
+    bool wants_verify;   /* its own address; addr.verify: or the source's */
     bool prefill_due;    /* its thread could not be started */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;

@@ -257,6 +257,8 @@ static int recv_publish(struct ff_dest *d, uint64_t end_ns, struct ff_error *why
                             pub->n_keys, (unsigned long long)pub->segment_bytes, d->n_keys,
                             (unsigned long long)d->publish.segment_bytes);
     rc = ff_pager_check_push(&d->pager, pub->push_bytes, why);
+    if (!rc)
+        rc = ff_pager_set_asks(&d->pager, pub->asks_addr, pub->asks_rkey, why);
     if (!rc && d->pager.mode == FF_PREFILL_PUSH && !d->pager.can_push)
         atomic_store(&d->pager.mode, FF_PREFILL_PULL); /* prefill=auto had chosen it */
     if (!rc)

@@ -26,8 +26,8 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "log.h"
-#include "pager.h"
 #include "thread.h"
+#include "verify.h"
 #include "wants.h"
 
 #define SLOT_MEMORY (16u << 20)
@@ -190,7 +190,7 @@ static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
                        .len_bytes = r->range.psize,
                        .granule_bytes = r->range.psize,
                        .zero = &s->zero, .poison = &s->poison};
-    return p->link->ops->post(p->link, FF_QUEUE_FAULT, &wr, why);
+    return ff_pager_post(p, FF_QUEUE_FAULT, r, &wr, why);
 }
 
 /* The page of @s has been read, or is zeros: install it. False: the slot keeps it until there is
@@ -355,7 +355,7 @@ static bool drain_link(struct ff_pager *p, bool all)
     struct ff_error why;
 
     while (!f->broken && (all || f->n_busy)) {
-        int n = p->link->ops->poll(p->link, FF_QUEUE_FAULT, wc, FF_ARRAY_LEN(wc), 0, &why);
+        int n = ff_pager_poll(p, FF_QUEUE_FAULT, wc, FF_ARRAY_LEN(wc), 0, &why);
         if (n < 0)
             broke(p, &why);
         if (n <= 0)

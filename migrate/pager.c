@@ -17,6 +17,7 @@
 #include "pager.h"
 #include "policy.h"
 #include "thread.h"
+#include "verify.h"
 
 static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struct ff_region *r)
 {
@@ -120,6 +121,17 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
         return ff_error_set(err, ENOMEM, "pager: out of memory");
     int rc = ff_fault_engine_new(p, err);
     return rc ? rc : ff_prefill_engine_new(p, err);
+}
+
+int ff_pager_set_asks(struct ff_pager *p, uint64_t addr, uint32_t rkey, struct ff_error *err)
+{
+    if (p->opts->verify != (rkey != 0) || addr + FF_ASKED_LEN < addr)
+        return ff_error_set(err, EPROTO,
+                            "pager: PUBLISH: asks at 0x%llx, key 0x%x, with verify=%s",
+                            (unsigned long long)addr, rkey, p->opts->verify ? "on" : "off");
+    p->asks_addr = addr;
+    p->asks_rkey = rkey;
+    return 0;
 }
 
 void ff_pager_lent(struct ff_pager *p, unsigned i)
@@ -332,6 +344,7 @@ void ff_pager_free(struct ff_pager *p)
     ff_fault_engine_free(p->fault);
     free(p->wants);
     ff_prefill_engine_free(p->prefill);
+    ff_verify_free(p->verify);
     ff_children_free(p);
     ff_close_fd(&p->wake_fd);
     pthread_mutex_destroy(&p->lock);

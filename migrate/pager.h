@@ -149,6 +149,7 @@ struct ff_pager_counters {
 struct ff_children;       /* children.c */
 struct ff_fault_engine;   /* fault.c */
 struct ff_prefill_engine; /* prefill.c */
+struct ff_verify;         /* verify.c */
 
 struct ff_pager {
     struct ff_link *link;
@@ -168,6 +169,9 @@ struct ff_pager {
     struct ff_wants *wants; /* the fault thread's */
     struct ff_fault_engine *fault;
     struct ff_prefill_engine *prefill;
+    struct ff_verify *verify; /* goes with the link; NULL: what the link brings is taken as it is */
+    uint64_t asks_addr;       /* verify=on: where this link's source is asked */
+    uint32_t asks_rkey;
     pthread_t fault_thread, prefill_thread;
     bool fault_up, prefill_up;
     bool in_precopy;      /* the prefill thread makes the pass */
@@ -207,6 +211,9 @@ void ff_pager_lent(struct ff_pager *p, unsigned i);
 /* The source can write grants of at most @push_bytes: 0, or -ENOTSUP if it must push and cannot,
  * which after GO would cost the guest */
 int ff_pager_check_push(struct ff_pager *p, uint32_t push_bytes, struct ff_error *err);
+
+/* What PUBLISH says of verify=on, over this link: 0, or -EPROTO */
+int ff_pager_set_asks(struct ff_pager *p, uint64_t addr, uint32_t rkey, struct ff_error *err);
 
 /* Watch every region and start the fault thread; region[].remote and rkey are set */
 int ff_pager_start(struct ff_pager *p, struct ff_error *err);

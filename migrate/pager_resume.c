@@ -28,6 +28,7 @@
 #include "cleanup.h"
 #include "pager.h"
 #include "thread.h"
+#include "verify.h"
 
 int ff_pager_park(struct ff_pager *p, int timeout_ms, struct ff_error *err)
 {
@@ -81,6 +82,8 @@ int ff_pager_attach(struct ff_pager *p, struct ff_link *link, struct ff_error *e
     rc = ff_fault_engine_attach(p, err);
     if (!rc)
         rc = ff_prefill_engine_attach(p, err);
+    if (!rc && p->opts->verify)
+        rc = ff_verify_new(p, err);
     if (!rc && p->land.n)
         rc = ff_segments_register(&p->land, link, 0, p->opts->odp, err);
     if (rc) {

@@ -42,6 +42,7 @@
 #include "mr.h"
 #include "prefill_private.h"
 #include "thread.h"
+#include "verify.h"
 
 #define BATCH 64u
 #define MOVE_BATCH 512u /* each interrupts the CPUs of the guest */
@@ -147,7 +148,7 @@ static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *er
                        .granule_bytes = psize,
                        .zero = t->zero,
                        .poison = t->poison};
-    int rc = p->link->ops->post(p->link, FF_QUEUE_PREFILL, &wr, err);
+    int rc = ff_pager_post(p, FF_QUEUE_PREFILL, t->r, &wr, err);
     e->n_due -= t->due;
     t->due = rc; /* also when the link is broken: the next one has it first */
     e->n_due += t->due;
@@ -165,8 +166,8 @@ static int wait_for_memory(struct ff_pager *p)
     unsigned room = FF_ARRAY_LEN(e->kept) - e->n_kept;
 
     int rc = ff_pager_short(p, FF_QUEUE_PREFILL);
-    int n = !room ? -1 : p->link->ops->poll(p->link, FF_QUEUE_PREFILL, e->kept + e->n_kept, room,
-                                            RETRY_MS, NULL);
+    int n = !room ? -1 : ff_pager_poll(p, FF_QUEUE_PREFILL, e->kept + e->n_kept, room, RETRY_MS,
+                                       NULL);
     e->n_kept += n > 0 ? (unsigned)n : 0;
     if (n) /* more comes at once; or never again, and a broken link says so once more */
         nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000}, NULL);
@@ -475,6 +476,15 @@ static int install_in_place(struct ff_pager *p, struct transfer *t)
     return 0;
 }
 
+/* A pass: what @t brought is read again when the guest is paused */
+static void leave_torn(struct ff_pager *p, struct transfer *t)
+{
+    for (uint64_t i = 0; t->in_place && i < t->n; i++) {
+        ff_claim_give_back(&t->r->claims, t->first + i);
+        ff_pager_wake(p, t->r, t->first + i);
+    }
+}
+
 /* A READ that is complete, or a WRITE of the source. 0, -EPROTO, or reported by an install */
 static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *why)
 {
@@ -482,7 +492,7 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
     bool pushed = wc->op == FF_WC_RECV_IMM;
     uint64_t id = pushed ? wc->imm & ~(FF_IMM_ZEROS | FF_IMM_UNREADABLE) : wc->id;
     struct transfer *t = id < FF_ARRAY_LEN(e->transfer) ? &e->transfer[id] : NULL;
-    int rc;
+    int rc = 0;
 
     if (!t || !t->busy || t->due || pushed == t->pulled)
         return ff_error_set(why, EPROTO, "pager: prefill: 0x%llx arrived unasked",
@@ -497,7 +507,10 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
     else if (pushed && wc->len_bytes != t->n * t->r->range.psize)
         return ff_error_set(why, EPROTO, "pager: prefill: %u bytes pushed (want %llu)",
                             wc->len_bytes, (unsigned long long)(t->n * t->r->range.psize));
-    rc = t->in_place ? install_in_place(p, t) : install_buffer(p, t);
+    if (wc->torn)
+        leave_torn(p, t);
+    else
+        rc = t->in_place ? install_in_place(p, t) : install_buffer(p, t);
     ff_pager_installed(p);
     e->n_busy--;
     t->busy = t->due = t->rest;
@@ -531,7 +544,7 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
     e->n_kept -= (unsigned)n;
     memmove(e->kept, e->kept + n, e->n_kept * sizeof(*wc));
     if (!n)
-        n = p->link->ops->poll(p->link, FF_QUEUE_PREFILL, wc, FF_ARRAY_LEN(wc), 200, why);
+        n = ff_pager_poll(p, FF_QUEUE_PREFILL, wc, FF_ARRAY_LEN(wc), 200, why);
     if (n < 0)
         return n;
     uint64_t now = ff_now_ns();

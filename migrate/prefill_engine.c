@@ -40,9 +40,9 @@ int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
     e->map = m;
     e->map_bytes = len + HUGE;
     e->memory = e->map + (-(uintptr_t)e->map & (HUGE - 1));
-    unsigned access = p->opts->prefill == FF_PREFILL_PUSH || p->opts->prefill == FF_PREFILL_AUTO
-                          ? FF_ACCESS_REMOTE_WRITE
-                          : 0;
+    bool pushes = p->opts->prefill == FF_PREFILL_PUSH || p->opts->prefill == FF_PREFILL_AUTO;
+    /* nobody writes where bytes lie that were verified */
+    unsigned access = pushes && !p->opts->verify ? FF_ACCESS_REMOTE_WRITE : 0;
     if (p->opts->landing == FF_LANDING_MOVE) {
         madvise(e->memory, len, MADV_HUGEPAGE);
         /* what is pinned cannot be moved */

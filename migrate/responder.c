@@ -169,6 +169,16 @@ static void wait_work(struct ff_responder *s)
         eventfd_read(s->wake_fd, &ignored);
 }
 
+static int take_completion(struct ff_server *sv, const struct ff_wc *wc, struct ff_error *err)
+{
+    struct ff_responder *s = sv->responder;
+    bool pushed = wc->op == FF_WC_WRITE && wc->id < FF_TAGGER_ID;
+
+    if (pushed)
+        atomic_fetch_sub(&s->in_flight, 1);
+    return pushed || !s->tagger.link ? 0 : ff_tagger_take(&s->tagger, sv->queue, wc, err);
+}
+
 static void *serve_main(void *opaque)
 {
     struct ff_server *sv = opaque;
@@ -187,9 +197,8 @@ static void *serve_main(void *opaque)
         rc = pushed;
         if (rc >= 0)
             rc = s->link->ops->poll(s->link, sv->queue, wc, FF_ARRAY_LEN(wc), wait_ms, &why);
-        for (int i = 0; i < rc; i++)
-            if (wc[i].op == FF_WC_WRITE)
-                atomic_fetch_sub(&s->in_flight, 1);
+        for (int i = 0, n = rc; i < n && rc >= 0; i++)
+            rc = take_completion(sv, &wc[i], &why) ? -1 : rc;
         if (!rc || !(++turns % CPU_TURNS))
             atomic_store(&sv->cpu_ns, sv->before_ns + ff_thread_cpu_ns());
         if (!rc && !pushed && pushes)
@@ -260,6 +269,7 @@ void ff_responder_park(struct ff_responder *s)
 
 void ff_responder_free(struct ff_responder *s)
 {
+    ff_tagger_detach(&s->tagger);
     ff_close_fd(&s->wake_fd);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->ring_lock);

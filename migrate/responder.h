@@ -21,6 +21,7 @@
 #include <stdatomic.h>
 
 #include "segments.h"
+#include "tagger.h"
 #include "wire.h"
 
 struct ff_server {
@@ -36,6 +37,7 @@ struct ff_responder {
     struct ff_link *link;
     const struct ff_regions *regions;
     const struct ff_segments *segments;
+    struct ff_tagger tagger; /* the serving threads' */
     struct ff_server server[FF_QUEUES];
     _Atomic bool stop;
     int wake_fd; /* grants came, or stop */

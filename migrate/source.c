@@ -150,6 +150,19 @@ int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct 
     return 0;
 }
 
+/* Can pages be verified, if that is @wanted? */
+static int check_verify(const struct ff_source *s, bool wanted, struct ff_error *err)
+{
+    const char *why_not = !s->link->sealed ? "it needs a key: give key-file=FILE on both sides"
+                          : !s->link->pushes ? "this link cannot answer (it has no WRITE with "
+                                               "immediate)"
+                                             : NULL;
+
+    if (s->addr.verify && !wanted)
+        return ff_error_set(err, EPROTO, "hello: WELCOME does not take verify=on");
+    return wanted && why_not ? ff_error_set(err, ENOTSUP, "source: verify=on: %s", why_not) : 0;
+}
+
 int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *err)
 {
     struct ff_welcome w;
@@ -159,7 +172,10 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
         rc = ff_source_check_fallback(s, err);
     if (!rc)
         rc = ff_source_open_link(s, &s->addr, err);
-    s->table.features = s->addr.reconnect_ms && !s->given_link ? FF_WIRE_RESUMES : 0;
+    if (!rc)
+        rc = check_verify(s, s->addr.verify, err);
+    s->table.features = (s->addr.reconnect_ms && !s->given_link ? FF_WIRE_RESUMES : 0) |
+                        (s->addr.verify ? FF_WIRE_VERIFY : 0);
     if (!rc)
         s->table.auth = s->link->sealed ? FF_WIRE_AUTH_KEY : FF_WIRE_AUTH_NONE;
     if (!rc)
@@ -172,12 +188,15 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     rc = ff_wire_get_welcome(s->ctl.buf, (size_t)s->ctl.len, &w, err);
     if (!rc && (w.answer != FF_ANSWER_NEW || w.epoch != 1))
         rc = ff_error_set(err, EPROTO, "hello: WELCOME answers a source that comes back");
+    if (!rc)
+        rc = check_verify(s, w.features & FF_WIRE_VERIFY, err);
     if (!rc && ff_failpoint("source.welcomed"))
         rc = ff_error_set(err, EIO, "source: injected");
     if (!rc)
         rc = s->link->ops->open_queues(s->link, w.session, s->addr.timeout_ms, err);
     if (!rc) {
         s->wants_precopy = w.features & FF_WIRE_PRECOPY;
+        s->addr.verify = w.features & FF_WIRE_VERIFY;
         if (s->table.features & w.features & FF_WIRE_RESUMES)
             s->addr.go_timeout_ms = FF_MIN(s->addr.go_timeout_ms, s->addr.timeout_ms);
         ff_source_set_session(s, w.session);
@@ -298,7 +317,10 @@ int ff_source_offer(struct ff_source *s, struct ff_error *err)
 
     if (!pub)
         return ff_error_set(err, ENOMEM, "source: publish: out of memory");
+    struct ff_tagger *tagger = &s->responder.tagger;
     int rc = register_wanted(s, &keys, &pub->n_keys, err);
+    if (!rc && s->addr.verify)
+        rc = ff_tagger_attach(tagger, s->link, &s->regions, err);
     if (!rc)
         rc = ff_responder_start(&s->responder, s->link, err);
     if (rc)
@@ -306,7 +328,9 @@ int ff_source_offer(struct ff_source *s, struct ff_error *err)
     pub->segment_bytes = s->segments.segment_bytes;
     pub->load_permille = ff_load_permille();
     pub->lease_ms = s->addr.fallback ? (uint32_t)s->addr.lease_ms : 0;
-    pub->push_bytes = s->link->pushes ? s->link->max_len_bytes : 0;
+    pub->push_bytes = s->link->pushes && !s->addr.verify ? s->link->max_len_bytes : 0;
+    pub->asks_addr = (uintptr_t)tagger->m.asks;
+    pub->asks_rkey = tagger->m.asks_mr.rkey;
     for (unsigned i = 0; i < s->regions.n; i++)
         pub->addr[i] = (uintptr_t)s->regions.r[i].host;
     rc = ff_control_send(&s->ctl, ff_wire_put_publish(s->ctl.buf, pub, s->regions.n), err);

@@ -300,9 +300,8 @@ int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MA
 
 /* --- PUBLISH, KEYS --- */
 
-#define PUBLISH_HEAD 24
+#define PUBLISH_HEAD 36
 #define KEY_LEN 12
-#define GRANT_LEN 32
 
 int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions)
 {
@@ -312,6 +311,8 @@ int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_reg
     ff_wb_put(&b, p->load_permille, 4);
     ff_wb_put(&b, p->push_bytes, 4);
     ff_wb_put(&b, p->lease_ms, 4);
+    ff_wb_put(&b, p->asks_addr, 8);
+    ff_wb_put(&b, p->asks_rkey, 4);
     for (unsigned i = 0; i < n_regions; i++)
         ff_wb_put(&b, p->addr[i], 8);
     return (int)b.pos;
@@ -330,6 +331,8 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
     p->load_permille = (uint32_t)ff_wb_get(&b, 4);
     p->push_bytes = (uint32_t)ff_wb_get(&b, 4);
     p->lease_ms = (uint32_t)ff_wb_get(&b, 4);
+    p->asks_addr = ff_wb_get(&b, 8);
+    p->asks_rkey = (uint32_t)ff_wb_get(&b, 4);
     if (!ff_wire_lease_fits(p->lease_ms))
         return ff_error_set(err, EPROTO, "wire: read PUBLISH: a lease of %u ms (permitted 0, %d..%d)",
                             p->lease_ms, FF_WIRE_LEASE_MIN_MS, FF_WIRE_LEASE_MAX_MS);
@@ -389,56 +392,6 @@ int ff_wire_get_keys(const uint8_t *msg, size_t len, struct ff_wire_key *keys, u
     }
     *n = (unsigned)count;
     return ff_wire_end(&b, FF_MSG_KEYS, err);
-}
-
-/* --- GRANT --- */
-
-int ff_wire_put_grants(uint8_t *buf, const struct ff_grant *g, unsigned n)
-{
-    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_GRANT);
-    for (unsigned i = 0; i < n; i++) {
-        ff_wb_put(&b, g[i].region, 4);
-        ff_wb_put(&b, g[i].id, 4);
-        ff_wb_put(&b, g[i].offset, 8);
-        ff_wb_put(&b, g[i].len_bytes, 4);
-        ff_wb_put(&b, g[i].rkey, 4);
-        ff_wb_put(&b, g[i].addr, 8);
-    }
-    return (int)b.pos;
-}
-
-int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *grants, uint32_t max_len,
-                       const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
-                       struct ff_error *err)
-{
-    struct ff_wirebuf b = ff_wire_body(msg, len);
-    size_t count = ff_wb_left(&b) / GRANT_LEN;
-
-    if (!count || ff_wb_left(&b) % GRANT_LEN || count > FF_WIRE_GRANTS_MAX)
-        return ff_error_set(err, EPROTO,
-                            "wire: read GRANT: %zu bytes (permitted 1..%d grants of %d)",
-                            ff_wb_left(&b), FF_WIRE_GRANTS_MAX, GRANT_LEN);
-    for (size_t i = 0; i < count; i++) {
-        struct ff_grant *g = &grants[i];
-        g->region = (uint32_t)ff_wb_get(&b, 4);
-        g->id = (uint32_t)ff_wb_get(&b, 4);
-        g->offset = ff_wb_get(&b, 8);
-        g->len_bytes = (uint32_t)ff_wb_get(&b, 4);
-        g->rkey = (uint32_t)ff_wb_get(&b, 4);
-        g->addr = ff_wb_get(&b, 8);
-        const struct ff_wire_region *r = &regions[g->region < n_regions ? g->region : 0];
-        if (g->region >= n_regions || g->id >= FF_WIRE_GRANTS_MAX || !g->len_bytes ||
-            g->len_bytes > max_len || g->len_bytes % r->psize || g->offset % r->psize ||
-            g->offset > r->len_bytes || g->len_bytes > r->len_bytes - g->offset ||
-            g->addr + g->len_bytes < g->addr)
-            return ff_error_set(
-                err, EPROTO,
-                "wire: read GRANT: %u: region %u, offset 0x%llx, length 0x%x (permitted: whole pages inside a region, at most 0x%x bytes, id below %d)",
-                g->id, g->region, (unsigned long long)g->offset, g->len_bytes, max_len,
-                FF_WIRE_GRANTS_MAX);
-    }
-    *n = (unsigned)count;
-    return ff_wire_end(&b, FF_MSG_GRANT, err);
 }
 
 /* --- DIRTY --- */

@@ -16,7 +16,8 @@
  *   RESUME   s->d  magic FARFORK1 8, version 2, oldest version 2, session 16, epoch 4, digest 8,
  *                  why 2: the HELLO of every link after the first
  *   REFUSE   both  text ...              instead of any other message: why it ends here
- *   PUBLISH  s->d  segment 8, keys 4, load 4, push 4, lease 4, each region: address 8; then KEYS
+ *   PUBLISH  s->d  segment 8, keys 4, load 4, push 4, lease 4, asks: address 8, rkey 4,
+ *                  each region: address 8; then KEYS
  *   KEYS     s->d  each: region 4, segment 4, rkey 4; a segment without a key reads as zeros
  *   PARTS    s->d  each: region 4, rkey 4, offset 8, length 8: before KEYS, of segments that have
  *                  unreadable pages: each part has a key of its own, or none: it cannot be read
@@ -57,7 +58,8 @@ struct ff_error;
 #define FF_WIRE_AUTH_KEY 1u  /* both ends have the key, and the link seals each message */
 #define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
 #define FF_WIRE_RESUMES 2u /* feature in HELLO and WELCOME: this side goes on over another link */
-#define FF_WIRE_WELCOME_FEATURES (FF_WIRE_PRECOPY | FF_WIRE_RESUMES)
+#define FF_WIRE_VERIFY 4u /* feature in HELLO: the source wants it; in WELCOME: pages are verified */
+#define FF_WIRE_WELCOME_FEATURES (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY)
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512
@@ -154,6 +156,8 @@ struct ff_publish {
     uint32_t load_permille; /* of the source's CPUs */
     uint32_t push_bytes;    /* the largest grant that the source can write; 0: it cannot push */
     uint32_t lease_ms;      /* what each LEASE is worth; 0: the guest is let go for good */
+    uint64_t asks_addr;     /* verify=on: where the destination asks for tags (tags.h), */
+    uint32_t asks_rkey;     /* and its key; 0: none are made */
     uint64_t addr[FF_WIRE_REGIONS_MAX];
 };
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * wire_resume.c - RESUME, by which a source comes back over a new link; LEASE
+ * wire_resume.c - what is said after GO: RESUME, LEASE, GRANT
  */
 #include <errno.h>
 #include <string.h>
@@ -100,4 +100,56 @@ uint64_t ff_hello_digest(const struct ff_hello *h)
         hash = add_number(add_number(hash, r->len_bytes), r->psize);
     }
     return hash;
+}
+
+/* --- GRANT --- */
+
+#define GRANT_LEN 32
+
+int ff_wire_put_grants(uint8_t *buf, const struct ff_grant *g, unsigned n)
+{
+    struct ff_wirebuf b = ff_wire_begin(buf, FF_MSG_GRANT);
+    for (unsigned i = 0; i < n; i++) {
+        ff_wb_put(&b, g[i].region, 4);
+        ff_wb_put(&b, g[i].id, 4);
+        ff_wb_put(&b, g[i].offset, 8);
+        ff_wb_put(&b, g[i].len_bytes, 4);
+        ff_wb_put(&b, g[i].rkey, 4);
+        ff_wb_put(&b, g[i].addr, 8);
+    }
+    return (int)b.pos;
+}
+
+int ff_wire_get_grants(const uint8_t *msg, size_t len, struct ff_grant *grants, uint32_t max_len,
+                       const struct ff_wire_region *regions, unsigned n_regions, unsigned *n,
+                       struct ff_error *err)
+{
+    struct ff_wirebuf b = ff_wire_body(msg, len);
+    size_t count = ff_wb_left(&b) / GRANT_LEN;
+
+    if (!count || ff_wb_left(&b) % GRANT_LEN || count > FF_WIRE_GRANTS_MAX)
+        return ff_error_set(err, EPROTO,
+                            "wire: read GRANT: %zu bytes (permitted 1..%d grants of %d)",
+                            ff_wb_left(&b), FF_WIRE_GRANTS_MAX, GRANT_LEN);
+    for (size_t i = 0; i < count; i++) {
+        struct ff_grant *g = &grants[i];
+        g->region = (uint32_t)ff_wb_get(&b, 4);
+        g->id = (uint32_t)ff_wb_get(&b, 4);
+        g->offset = ff_wb_get(&b, 8);
+        g->len_bytes = (uint32_t)ff_wb_get(&b, 4);
+        g->rkey = (uint32_t)ff_wb_get(&b, 4);
+        g->addr = ff_wb_get(&b, 8);
+        const struct ff_wire_region *r = &regions[g->region < n_regions ? g->region : 0];
+        if (g->region >= n_regions || g->id >= FF_WIRE_GRANTS_MAX || !g->len_bytes ||
+            g->len_bytes > max_len || g->len_bytes % r->psize || g->offset % r->psize ||
+            g->offset > r->len_bytes || g->len_bytes > r->len_bytes - g->offset ||
+            g->addr + g->len_bytes < g->addr)
+            return ff_error_set(
+                err, EPROTO,
+                "wire: read GRANT: %u: region %u, offset 0x%llx, length 0x%x (permitted: whole pages inside a region, at most 0x%x bytes, id below %d)",
+                g->id, g->region, (unsigned long long)g->offset, g->len_bytes, max_len,
+                FF_WIRE_GRANTS_MAX);
+    }
+    *n = (unsigned)count;
+    return ff_wire_end(&b, FF_MSG_GRANT, err);
 }

@@ -35,7 +35,7 @@ def plain(t, kind, options, mib=MIB):
         check_ledger(src, dst, sweeps=1)
 
 
-def keyed(t):
+def keyed(t, options=''):
     """Both have a key, as farfork move gives it; with another one the source is refused before."""
     own, other = (os.urandom(32).hex() for _ in range(2))
     with Micro(t, 'a', 'tcg', 'anon', MIB) as src, \
@@ -43,7 +43,7 @@ def keyed(t):
         src.start_load()
         for guest, name, data in ((src, 'own', own), (src, 'other', other), (dst, 'own', own)):
             guest.qmp('object-add', **{'qom-type': 'secret', 'id': name, 'data': data})
-        uri = common.listen(dst, options=',key=own')
+        uri = common.listen(dst, options=f',key=own{options}')
         src.qmp('migrate', uri=uri + ',key=other')
         why = common.wait_migration(src, 'failed')['error-desc']
         say(f'      {why}')
@@ -137,6 +137,8 @@ def run(t):
             plain(t, kind, options)
     with t.case('with a key'):
         keyed(t)
+    with t.case('with a key, verified'):
+        keyed(t, ',verify=on,landing=copy')
     with t.case('memlock'):
         memlock(t)
     with t.case('1 % loss, 20 ms delay each way'):

@@ -166,6 +166,24 @@ int loop_main(int argc, char **argv, void (*setup)(void), const struct loop_test
     return failed ? 1 : passed ? 0 : skipped ? 77 : 1;
 }
 
+static char key_path[40];
+
+const char *loop_key_file(void)
+{
+    if (!*key_path) {
+        snprintf(key_path, sizeof(key_path), "/tmp/farfork-loop-key-XXXXXX");
+        FF_AUTO_CLOSE int fd = mkstemp(key_path);
+        must(fd >= 0 && write(fd, LOOP_KEY, strlen(LOOP_KEY)) == (ssize_t)strlen(LOOP_KEY));
+    }
+    return key_path;
+}
+
+void loop_remove_key(void)
+{
+    must(!unlink(key_path));
+    *key_path = '\0';
+}
+
 struct ff_address *loop_address(unsigned port, const char *options)
 {
     const char *host = getenv("FARFORK_TEST_HOST"), *link = getenv("FARFORK_TEST_LINK");

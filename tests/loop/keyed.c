@@ -14,7 +14,7 @@
 #include "family.h"
 #include "key.h"
 
-#define KEY "5f3c0e9d6b2a48f1c7e6d5b4a39281706f5e4d3c2b1a09f8e7d6c5b4a3928170\n"
+#define KEY LOOP_KEY
 #define OTHER "5f3c0e9d6b2a48f1c7e6d5b4a39281706f5e4d3c2b1a09f8e7d6c5b4a3928171\n"
 
 static char with_key[120];
@@ -24,21 +24,10 @@ static void setup(void)
     image_new(4000);
 }
 
-/* A file for one test, gone as soon as the options have been read twice: by both ends */
-static char key_path[64];
-
 static const char *key_options(void)
 {
-    snprintf(key_path, sizeof(key_path), "/tmp/farfork-keyed-XXXXXX");
-    FF_AUTO_CLOSE int fd = mkstemp(key_path);
-    must(fd >= 0 && write(fd, KEY, strlen(KEY)) == (ssize_t)strlen(KEY));
-    snprintf(with_key, sizeof(with_key), "key-file=%s", key_path);
+    snprintf(with_key, sizeof(with_key), "key-file=%s", loop_key_file());
     return with_key;
-}
-
-static void remove_key(void)
-{
-    must(!unlink(key_path));
 }
 
 static void moves(void)
@@ -55,7 +44,7 @@ static void moves(void)
         move_run(&m);
         move_must_succeed(&m);
     }
-    remove_key();
+    loop_remove_key();
 }
 
 static void break_once(struct move *m, enum stage stage)
@@ -73,7 +62,7 @@ static void moves_on(void)
                       .touch_late = true};
     move_must_survive(&m, "source.done=delay:0", 1);
     must(atomic_load(&m.breaks_dst));
-    remove_key();
+    loop_remove_key();
 }
 
 /* --- others first --- */
@@ -118,7 +107,7 @@ static void others_then_good(void)
     move_run(&m);
     must(m.dst.stage == D_END); /* nobody was adopted before */
     move_must_succeed(&m);
-    remove_key();
+    loop_remove_key();
 }
 
 /* The destination has none: the source says nothing of its guest to it */
@@ -191,7 +180,7 @@ static void untrue_then_good(void)
         move_run(&m);
         move_must_succeed(&m);
     }
-    remove_key();
+    loop_remove_key();
     must(n_refused == 2);
 }
 
@@ -274,7 +263,7 @@ static void resumes(void)
     snprintf(options, sizeof(options), "%s," PASSES, key_options());
     m = (struct move){.options = options, GUEST, .broken = addresses_without};
     move_must_survive(&m, BREAKS, 1);
-    remove_key();
+    loop_remove_key();
 }
 
 /* The first link had none: whoever comes later with a key is not taken for its source, by either */
@@ -320,7 +309,7 @@ static void fork_with_key(void)
     family_start(f);
     family_source(f, S_DONE);
     family_must_succeed(f);
-    remove_key();
+    loop_remove_key();
 }
 
 int main(int argc, char **argv)

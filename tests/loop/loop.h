@@ -84,6 +84,11 @@ void loop_arm(const char *faults);
 /* Wait until *@flag, @limit_ms at most; false: it was not */
 bool wait_flag(const atomic_bool *flag, int limit_ms);
 
+/* A key in a file of this test's process, and it is gone again */
+#define LOOP_KEY "5f3c0e9d6b2a48f1c7e6d5b4a39281706f5e4d3c2b1a09f8e7d6c5b4a3928170\n"
+const char *loop_key_file(void);
+void loop_remove_key(void);
+
 /* A process of its own, which ends with this one: its pid */
 int child_start(void (*fn)(void *), void *arg);
 
@@ -159,6 +164,7 @@ struct move {
     /* what to do; zero is a sensible default for each */
     bool tcp;
     const char *options; /* appended to the address of both */
+    const char *source_options; /* tcp: to that of the source instead */
     enum memory memory;
     unsigned n_regions;         /* default 2 */
     uint64_t cells[REGIONS_MAX]; /* default 1500, 501 */

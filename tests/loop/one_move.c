@@ -65,10 +65,11 @@ static void add_region(struct move *m, unsigned i, bool source)
 
 static struct ff_address *address(const struct move *m, unsigned port)
 {
+    const char *more = port && m->source_options ? m->source_options : m->options;
     char options[500] = "";
 
-    if (m->options)
-        must(snprintf(options, sizeof(options), ",%s", m->options) < (int)sizeof(options));
+    if (more)
+        must(snprintf(options, sizeof(options), ",%s", more) < (int)sizeof(options));
     struct ff_address *a = loop_address(port, options);
     a->pause_ms = m->pause_ms ? m->pause_ms : a->pause_ms;
     a->go_timeout_ms = m->go_timeout_ms ? m->go_timeout_ms : a->go_timeout_ms;
@@ -422,7 +423,8 @@ static void check_stats(const struct move *m)
 void move_must_succeed(struct move *m)
 {
     if (m->src.rc)
-        loop_fail(__FILE__, __LINE__, "%s: %s", names[m->src.stage], m->src.err.text);
+        loop_fail(__FILE__, __LINE__, "%s: %s; %s: %s", names[m->src.stage], m->src.err.text,
+                  names[m->dst.stage], m->dst.rc ? m->dst.err.text : "no error");
     if (m->dst.rc)
         loop_fail(__FILE__, __LINE__, "%s: %s", names[m->dst.stage], m->dst.err.text);
     must(m->went && m->ran);
@@ -452,7 +454,7 @@ void move_must_survive(struct move *m, const char *faults, unsigned breaks)
     m->tcp = m->resumes = true;
     move_run(m);
     if (!m->src.rc && !m->dst.rc && atomic_load(&m->breaks_src) < breaks)
-        loop_fail(__FILE__, __LINE__, "%u breaks (want %u): %s", atomic_load(&m->breaks_src),
-                  breaks, faults);
+        loop_fail(__FILE__, __LINE__, "%u breaks (want %u): %s; %s", atomic_load(&m->breaks_src),
+                  breaks, faults, m->options);
     move_must_succeed(m);
 }

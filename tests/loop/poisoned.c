@@ -166,6 +166,16 @@ static void tcp_continue(void)
     move_bad(true, MEM_MEMFD, "chunk=64K,landing=continue", SIGBUS);
 }
 
+/* That it cannot be read there is a part of what is verified */
+static void tcp_verified(void)
+{
+    char options[100];
+
+    snprintf(options, sizeof(options), "chunk=64K,verify=on,key-file=%s", loop_key_file());
+    move_bad(true, MEM_ANON, options, SIGBUS);
+    loop_remove_key();
+}
+
 static void tcp_push(void)
 {
     move_bad(true, MEM_ANON, "chunk=64K,prefill=push", SIGBUS);
@@ -422,6 +432,7 @@ int main(int argc, char **argv)
         {"tcp move", tcp_move, 0},
         {"tcp copy", tcp_copy, 0},
         {"tcp continue", tcp_continue, 0},
+        {"tcp verified", tcp_verified, 0},
         {"tcp push", tcp_push, 0},
         {"parts, copied", parts_copied, 0},
         {"parts, in place", parts_in_place, 0},

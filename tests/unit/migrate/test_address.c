@@ -130,7 +130,10 @@ static void test_options(void **state)
     assert_true(a->insecure);
     ff_address_free(a);
     a = parse("h:1,insecure=off");
-    assert_false(a->insecure);
+    assert_false(a->insecure || a->verify);
+    ff_address_free(a);
+    a = parse("h:1,verify=on");
+    assert_true(a->verify);
     ff_address_free(a);
 
     a = parse("h:1,fence=/f,lease=7,record=/r,fallback=go");

@@ -105,6 +105,42 @@ static void test_forget(void **state)
     ff_claims_free(&c);
 }
 
+static void test_give_back(void **state)
+{
+    struct ff_claims c;
+    (void)state;
+
+    assert_int_equal(ff_claims_init(&c, 2), 0);
+    assert_true(ff_claim_take(&c, 1));
+    ff_claim_give_back(&c, 1);
+    assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_MISSING);
+    assert_int_equal(c.present, 0);
+    assert_true(ff_claim_take(&c, 1)); /* anyone's, as before */
+    ff_claim_done(&c, 1);
+    assert_int_equal(c.present, 1);
+    ff_claims_free(&c);
+}
+
+static void give_back_sealed(void *arg)
+{
+    struct ff_claims c;
+    (void)arg;
+    if (!ff_claims_init(&c, 1) && ff_claim_take(&c, 0)) {
+        ff_claims_seal(&c);
+        ff_claim_give_back(&c, 0);
+    }
+}
+
+static void give_back_present(void *arg)
+{
+    struct ff_claims c;
+    (void)arg;
+    if (!ff_claims_init(&c, 1) && ff_claim_take(&c, 0)) {
+        ff_claim_done(&c, 0);
+        ff_claim_give_back(&c, 0);
+    }
+}
+
 static void forget_sealed(void *arg)
 {
     struct ff_claims c;
@@ -172,6 +208,8 @@ static void test_illegal_moves_abort(void **state)
     assert_int_equal(signal_of(done_of_damaged, NULL), SIGABRT);
     assert_int_equal(signal_of(forget_sealed, NULL), SIGABRT);
     assert_int_equal(signal_of(done_of_forgotten, NULL), SIGABRT);
+    assert_int_equal(signal_of(give_back_sealed, NULL), SIGABRT);
+    assert_int_equal(signal_of(give_back_present, NULL), SIGABRT);
 }
 
 static void test_names(void **state)
@@ -250,4 +288,5 @@ static void test_race(void **state)
 UNIT_MAIN(cmocka_unit_test(test_legal_moves), cmocka_unit_test(test_illegal_moves_abort),
           cmocka_unit_test(test_names), cmocka_unit_test(test_hole),
           cmocka_unit_test(test_poisoned), cmocka_unit_test(test_forget),
+          cmocka_unit_test(test_give_back),
           cmocka_unit_test(test_race))

@@ -246,6 +246,8 @@ static void test_small_messages(void **state)
                                    .n_keys = 3,
                                    .load_permille = 1500,
                                    .push_bytes = 4 << 20,
+                                   .asks_addr = UINT64_MAX - 77,
+                                   .asks_rkey = 0x87654321,
                                    .addr = {1, UINT64_MAX - (4 << 20), 0}};
     const struct ff_wire_key keys[] = {{0, 0, 2}, {1, 0, UINT32_MAX}, {2, 0, 1}};
     const struct ff_grant grants[] = {
@@ -272,6 +274,7 @@ static void test_small_messages(void **state)
     assert_int_equal(d.publish.n_keys, pub.n_keys);
     assert_int_equal(d.publish.load_permille, pub.load_permille);
     assert_int_equal(d.publish.push_bytes, pub.push_bytes);
+    assert_true(d.publish.asks_addr == pub.asks_addr && d.publish.asks_rkey == pub.asks_rkey);
     assert_memory_equal(d.publish.addr, pub.addr, N_TABLE * sizeof(pub.addr[0]));
     must_have_this_length(buf, len);
 
@@ -508,7 +511,7 @@ static void test_publish_refused(void **state)
     (void)state;
 
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE - 1), EPROTO,
-                "40 bytes for 3 regions (want 48)");
+                "52 bytes for 3 regions (want 60)");
     p.addr[1] = UINT64_MAX - (4 << 20) + 1;
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO,
                 "region huge: address 0xffffffffffc00000 wraps");

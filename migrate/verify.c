@@ -1,0 +1,228 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * verify.c - destination: a READ is complete when its bytes are right; see tags.h
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * States       a slot: free -> BYTES, SENT and TAG awaited, in any order -> checked, free.
+ *              The ask may have to be sent later, when the queue is full (due).
+ * Threads      each lane is its queue's thread's alone. Nothing is shared but what never changes.
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "failpoint.h"
+#include "mr.h"
+#include "verify.h"
+#include "wirebuf.h"
+
+enum { BYTES = 1, SENT = 2, TAG = 4 }; /* what a slot waits for */
+
+struct slot {
+    const struct ff_pager_region *r;
+    struct ff_wr wr;
+    unsigned waits; /* 0: free */
+    bool due;
+};
+
+struct lane {
+    struct slot slot[FF_ASKS];
+    uint64_t number; /* of the last ask */
+    unsigned n_due;
+    struct ff_error broken; /* code 0: it is not */
+};
+
+struct ff_verify {
+    struct ff_tag_memory m;
+    struct lane lane[FF_QUEUES];
+};
+
+int ff_verify_new(struct ff_pager *p, struct ff_error *err)
+{
+    ff_verify_free(p->verify);
+    p->verify = NULL;
+    struct ff_verify *v = calloc(1, sizeof(*v));
+    int rc = v ? ff_tag_memory_new(&v->m, p->link, false, err)
+               : ff_error_set(err, ENOMEM, "verify: out of memory");
+
+    if (rc)
+        free(v);
+    else
+        p->verify = v;
+    return rc;
+}
+
+void ff_verify_free(struct ff_verify *v)
+{
+    if (v)
+        ff_tag_memory_free(&v->m);
+    free(v);
+}
+
+/* A work request's id: the slot, and whether it is the ask */
+static uint64_t id_of(const struct lane *l, const struct slot *s, bool ask)
+{
+    return (uint64_t)(s - l->slot) * 2 + ask;
+}
+
+/* 0: also when the queue is full; it is sent when something has completed */
+static int send_ask(struct ff_pager *p, enum ff_queue q, struct slot *s, struct ff_error *err)
+{
+    struct ff_verify *v = p->verify;
+    struct lane *l = &v->lane[q];
+    uint64_t at = ff_ask_at(q, (uint32_t)(s - l->slot));
+    struct ff_wr wr = {.id = id_of(l, s, true),
+                       .op = FF_OP_WRITE,
+                       .local = v->m.asks + at,
+                       .lkey = v->m.asks_mr.lkey,
+                       .remote = p->asks_addr + at,
+                       .rkey = p->asks_rkey,
+                       .len_bytes = FF_ASK_LEN,
+                       .imm = (uint32_t)(s - l->slot)};
+    int rc = p->link->ops->post(p->link, q, &wr, err);
+
+    l->n_due -= s->due;
+    s->due = rc == -EAGAIN;
+    l->n_due += s->due;
+    return rc == -EAGAIN ? 0 : rc;
+}
+
+int ff_verify_post(struct ff_pager *p, enum ff_queue q, const struct ff_pager_region *r,
+                   const struct ff_wr *wr, struct ff_error *err)
+{
+    struct ff_verify *v = p->verify;
+    struct lane *l = &v->lane[q];
+    unsigned i = 0;
+
+    while (i < FF_ASKS && l->slot[i].waits)
+        i++;
+    if (i == FF_ASKS)
+        return ff_error_set(err, EAGAIN, "verify: %u reads in flight", FF_ASKS);
+    struct slot *s = &l->slot[i];
+    *s = (struct slot){.r = r, .wr = *wr};
+    s->wr.id = id_of(l, s, false);
+    int rc = p->link->ops->post(p->link, q, &s->wr, err);
+    if (rc)
+        return rc;
+    s->wr.id = wr->id;
+    s->waits = BYTES | SENT | TAG;
+    struct ff_ask ask = {.number = ++l->number,
+                         .offset = wr->remote - r->remote,
+                         .region = r->peer_number,
+                         .len_bytes = wr->len_bytes,
+                         .addr = (uintptr_t)v->m.tags + ff_tag_at(q, i),
+                         .rkey = v->m.tags_mr.rkey};
+    ff_ask_encode(v->m.asks + ff_ask_at(q, i), &ask);
+    return send_ask(p, q, s, err);
+}
+
+/* Are the bytes of @s those of the source? 0, -EBADMSG, -EIO */
+static int check(struct ff_pager *p, enum ff_queue q, const struct slot *s, struct ff_error *err)
+{
+    struct ff_verify *v = p->verify;
+    const struct lane *l = &v->lane[q];
+    const struct ff_wr *wr = &s->wr;
+    uint32_t i = (uint32_t)(s - l->slot);
+    uint8_t came[FF_TAG_LEN], want[FF_PAGE_TAG_LEN], map[FF_GRANULES_MAX / 8] = {0};
+    static const uint8_t none[FF_GRANULES_MAX / 8];
+    bool told = p->link->finds_zeros; /* then what is zeros here may be anything */
+    struct ff_tagged d = {.data = wr->local,
+                          .len_bytes = wr->len_bytes,
+                          .granule_bytes = wr->granule_bytes,
+                          .zero = told ? wr->zero : map,
+                          .poison = told ? wr->poison : none};
+
+    if (!told)
+        ff_zero_scan(wr->local, wr->len_bytes, wr->granule_bytes, map);
+    memcpy(came, v->m.tags + ff_tag_at(q, i), sizeof(came)); /* once: a peer may write there */
+    struct ff_wirebuf b = ff_wb_reader(came, 8);
+    if (ff_page_tag(v->m.key[q], ff_wb_get(&b, 8), v->m.asks + ff_ask_at(q, i), FF_ASK_HEAD, &d,
+                    want))
+        return ff_error_set(err, EIO, "pager: verify: no tag: GnuTLS refused");
+    if (ff_page_tag_is(came + 8, want))
+        return 0;
+    return ff_error_set(err, EBADMSG,
+                        "pager: verify: region %s: 0x%x bytes at 0x%llx are not what the source has: "
+                        "somebody in the network or a broken adapter changed them; none is installed",
+                        s->r->name, wr->len_bytes,
+                        (unsigned long long)(wr->remote - s->r->remote));
+}
+
+static int unasked(struct ff_error *err)
+{
+    return ff_error_set(err, EPROTO, "pager: verify: something arrived unasked");
+}
+
+/* What @in tells of; 1: into @out, a READ is complete; 0; or the link is of no use */
+static int take(struct ff_pager *p, enum ff_queue q, const struct ff_wc *in, struct ff_wc *out,
+                struct ff_error *err)
+{
+    struct lane *l = &p->verify->lane[q];
+    bool tag = in->op == FF_WC_RECV_IMM;
+    uint64_t i = tag ? in->imm : in->id / 2;
+    unsigned part = tag ? TAG : in->op == FF_WC_READ ? BYTES : SENT;
+    struct slot *s = i < FF_ASKS ? &l->slot[i] : NULL;
+
+    if (!s || !(s->waits & part) || (tag && in->len_bytes != FF_TAG_LEN))
+        return unasked(err);
+    s->waits &= ~part;
+    if (s->waits)
+        return 0;
+    int rc = check(p, q, s, err);
+    bool torn = rc == -EBADMSG && q == FF_QUEUE_PREFILL && p->in_precopy;
+    if (rc && !torn)
+        return rc;
+    *out = (struct ff_wc){
+        .id = s->wr.id, .op = FF_WC_READ, .len_bytes = s->wr.len_bytes, .torn = torn};
+    return 1;
+}
+
+static int send_due(struct ff_pager *p, enum ff_queue q, struct ff_error *err)
+{
+    struct lane *l = &p->verify->lane[q];
+    int rc = 0;
+
+    for (struct slot *s = l->slot; l->n_due && s < l->slot + FF_ASKS && !rc; s++)
+        if (s->due)
+            rc = send_ask(p, q, s, err);
+    return rc;
+}
+
+static int poll_lane(struct ff_pager *p, enum ff_queue q, struct ff_wc *wc, unsigned n,
+                     int timeout_ms, struct ff_error *err)
+{
+    struct ff_wc in[16];
+    int got, done = 0;
+
+    do {
+        got = send_due(p, q, err);
+        if (!got)
+            got = p->link->ops->poll(p->link, q, in, FF_MIN(n, (unsigned)FF_ARRAY_LEN(in)),
+                                     timeout_ms, err);
+        for (int i = 0; i < got; i++) {
+            int rc = take(p, q, &in[i], &wc[done], err);
+            if (rc < 0)
+                return rc;
+            done += rc;
+        }
+        timeout_ms = 0;
+    } while (got > 0 && !done);
+    return got < 0 ? got : done;
+}
+
+/* As a link breaks: for good, and it says so each time */
+int ff_verify_poll(struct ff_pager *p, enum ff_queue q, struct ff_wc *wc, unsigned n,
+                   int timeout_ms, struct ff_error *err)
+{
+    struct lane *l = &p->verify->lane[q];
+    int rc = l->broken.code ? -l->broken.code : poll_lane(p, q, wc, n, timeout_ms, &l->broken);
+
+    if (rc >= 0)
+        l->broken.code = 0; /* a full queue said something */
+    else if (err)
+        *err = l->broken;
+    return rc;
+}
