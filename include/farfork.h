@@ -82,7 +82,8 @@ struct ff_address;
  *        odp=auto|on|off, precopy=0|1, prealloc=0|1, key-file=FILE (read by this call),
  *        insecure=off|on, verify=off|on, until-go=FILE.
  *        For a source that keeps the right to take its guest back, see ff_source_take_back():
- *        fallback=off|go, lease=SECONDS, and with fallback=go both fence=PROGRAM and record=FILE
+ *        fallback=off|go, lease=SECONDS, and with fallback=go both fence=PROGRAM and record=FILE,
+ *        perhaps output=pass|hold, see ff_dest_hold_output()
  * @out:  free it with ff_address_free()
  *
  * Return: 0; -EINVAL: the error names the wrong part and what is permitted; -ENOTSUP: this build
@@ -482,6 +483,18 @@ void ff_dest_on_lease(struct ff_dest *d, void (*fn)(void *opaque, bool may_run),
 
 /* Instead of that: refuse such a source, and tell it @why, while the guest still runs there */
 void ff_dest_refuse_lease(struct ff_dest *d, const char *why);
+
+/**
+ * ff_dest_hold_output() - the caller can keep what the guest sends from everybody
+ *
+ * Call it between ff_dest_accept() and ff_dest_start(). Without it a source with output=hold is
+ * refused; a caller that cannot, this time, calls ff_dest_refuse_lease() as well.
+ *
+ * Return: true: the source says output=hold: hold it from before the guest runs until
+ *         ff_dest_wait_done() has returned 0, then send it in its order. What a guest has sent that
+ *         its source takes back is never sent.
+ */
+bool ff_dest_hold_output(struct ff_dest *d);
 
 /* Any thread. Somebody knows that the source is dead for good, and that no record=FILE there says
  * that it has taken its guest back: the guest needs no lease any more, until that source is heard

@@ -154,6 +154,7 @@ static int set_fallback(struct ff_address *a, const char *name, const char *valu
                         struct ff_error *err)
 {
     static const char *const fallbacks[] = {"off", "go", NULL};
+    static const char *const outputs[] = {"pass", "hold", NULL};
     unsigned long v;
     unsigned w;
     int rc;
@@ -166,6 +167,12 @@ static int set_fallback(struct ff_address *a, const char *name, const char *valu
         rc = get_word(name, value, fallbacks, &w, err);
         if (!rc)
             a->fallback = w;
+        return rc;
+    }
+    if (!strcmp(name, "output")) {
+        rc = get_word(name, value, outputs, &w, err);
+        if (!rc)
+            a->holds_output = w;
         return rc;
     }
     if (strcmp(name, "lease"))
@@ -185,6 +192,9 @@ static int check_fallback(const struct ff_address *a, struct ff_error *err)
                             "and record=FILE on a disk that outlives this host's restart");
     if (!a->fallback && (*a->fence || *a->record))
         return ff_error_set(err, EINVAL, "address: fence= and record= are for fallback=go");
+    if (!a->fallback && a->holds_output)
+        return ff_error_set(err, EINVAL, "address: output=hold is for fallback=go: any other source "
+                            "never takes back what its guest has sent");
     return 0;
 }
 
@@ -261,7 +271,8 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, prealloc, "
-                          "key-file, insecure, verify, until-go, fallback, lease, fence, record)",
+                          "key-file, insecure, verify, until-go, fallback, lease, fence, record, "
+                          "output)",
                           name);
     }
     return rc;

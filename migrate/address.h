@@ -41,6 +41,7 @@ struct ff_address {
     bool fallback; /* source: it keeps the right to take its guest back until WITHDRAWN */
     int lease_ms;  /* ... for so long the destination runs without hearing from it */
     char fence[256], record[256]; /* ... a program, a file; "": none */
+    bool holds_output; /* ... and nobody sees until then what the guest sends there */
     bool verify; /* a keyed hash of what is read is checked before it is installed */
     bool precopy; /* destination: one pass while the guest still runs */
 };

@@ -135,6 +135,12 @@ void ff_dest_refuse_lease(struct ff_dest *d, const char *why)
     snprintf(d->lease.refusal, sizeof(d->lease.refusal), "%s", why);
 }
 
+bool ff_dest_hold_output(struct ff_dest *d)
+{
+    d->lease.holds = true;
+    return d->peer.features & FF_WIRE_HOLDS;
+}
+
 const struct ff_hello *ff_dest_hello(const struct ff_dest *d)
 {
     return &d->peer;
@@ -197,7 +203,8 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
     if (!rc && d->addr.verify)
         rc = ff_verify_new(&d->pager, err);
     if (!rc)
-        rc = ff_lease_take(&d->lease, d->publish.lease_ms, d->addr.go_timeout_ms, err);
+        rc = ff_lease_take(&d->lease, d->publish.lease_ms, d->peer.features & FF_WIRE_HOLDS,
+                           d->addr.go_timeout_ms, err);
     if (!rc)
         rc = dest_recv_keys(d, d->publish.n_keys, err);
     return rc ? rc : ff_pager_start(&d->pager, err);

@@ -88,7 +88,8 @@ int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error 
     bool queues = answer == FF_ANSWER_NEW || answer == FF_ANSWER_RUNNING;
     uint32_t features = (d->addr.precopy ? FF_WIRE_PRECOPY : 0) |
                         (dest_resumes(d) ? FF_WIRE_RESUMES : 0) |
-                        (d->addr.verify ? FF_WIRE_VERIFY : 0);
+                        (d->addr.verify ? FF_WIRE_VERIFY : 0) |
+                        (d->peer.features & FF_WIRE_HOLDS);
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
                            .answer = answer,
                            .epoch = answer == FF_ANSWER_NEW ? 1 : d->epoch + queues,

@@ -228,7 +228,8 @@ static bool is_unkillable(void)
     return getpid() == 1;
 }
 
-int ff_lease_take(struct ff_lease *l, uint32_t lease_ms, int silent_ms, struct ff_error *err)
+int ff_lease_take(struct ff_lease *l, uint32_t lease_ms, bool hold, int silent_ms,
+                  struct ff_error *err)
 {
     if (lease_ms && is_unkillable())
         return ff_error_set(err, ENOTSUP,
@@ -241,6 +242,13 @@ int ff_lease_take(struct ff_lease *l, uint32_t lease_ms, int silent_ms, struct f
                             *l->refusal ? l->refusal
                                         : "it cannot stop its guest when the source is not heard: "
                                           "leave fallback= out");
+    if (hold && !lease_ms)
+        return ff_error_set(err, EPROTO, "the source says output=hold, and lets go for good");
+    if (hold && !l->holds)
+        return ff_error_set(err, ENOTSUP, "the source says output=hold, and the destination cannot "
+                            "hold what its guest sends: leave output= out");
+    if (hold)
+        ff_log(FF_LOG_INFO, "destination: what the guest sends is held until the source lets go");
     l->lease_ns = lease_ms * 1000000ull;
     l->silent_ns = (uint64_t)silent_ms * 1000000u;
     return 0;

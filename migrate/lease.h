@@ -16,6 +16,7 @@ struct ff_lease {
     void (*fn)(void *opaque, bool may_run); /* the caller's; see ff_dest_on_lease() */
     void *opaque;
     char refusal[256]; /* why there is no @fn */
+    bool holds; /* the caller can hold what the guest sends */
     uint64_t lease_ns;  /* 0: the source let go for good */
     uint64_t silent_ns; /* a source that answers nothing for so long has gone */
     uint64_t ready_ns;  /* when READY was sent, by ff_boot_ns(), as all times here */
@@ -45,8 +46,10 @@ struct ff_lease {
 void ff_lease_init(struct ff_lease *l);
 void ff_lease_free(struct ff_lease *l);
 
-/* PUBLISH says @lease_ms; -ENOTSUP: this side's caller cannot stop its guest */
-int ff_lease_take(struct ff_lease *l, uint32_t lease_ms, int silent_ms, struct ff_error *err);
+/* PUBLISH says @lease_ms, HELLO whether the guest's output is to be held; -ENOTSUP: this side's
+ * caller cannot stop its guest, or hold that */
+int ff_lease_take(struct ff_lease *l, uint32_t lease_ms, bool hold, int silent_ms,
+                  struct ff_error *err);
 
 /* Whatever may fail, before READY is sent, which asks for the first lease. Without a lease nothing
  * is done by this and by all that follows */

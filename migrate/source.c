@@ -175,7 +175,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (!rc)
         rc = check_verify(s, s->addr.verify, err);
     s->table.features = (s->addr.reconnect_ms && !s->given_link ? FF_WIRE_RESUMES : 0) |
-                        (s->addr.verify ? FF_WIRE_VERIFY : 0);
+                        (s->addr.verify ? FF_WIRE_VERIFY : 0) |
+                        (s->addr.holds_output ? FF_WIRE_HOLDS : 0);
     if (!rc)
         s->table.auth = s->link->sealed ? FF_WIRE_AUTH_KEY : FF_WIRE_AUTH_NONE;
     if (!rc)
@@ -190,6 +191,9 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
         rc = ff_error_set(err, EPROTO, "hello: WELCOME answers a source that comes back");
     if (!rc)
         rc = check_verify(s, w.features & FF_WIRE_VERIFY, err);
+    if (!rc && s->table.features & ~w.features & FF_WIRE_HOLDS)
+        rc = ff_error_set(err, ENOTSUP, "hello: output=hold: the destination does not know it (want "
+                          "the same Farfork release on both hosts)");
     if (!rc && ff_failpoint("source.welcomed"))
         rc = ff_error_set(err, EIO, "source: injected");
     if (!rc)

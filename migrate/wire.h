@@ -59,7 +59,9 @@ struct ff_error;
 #define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
 #define FF_WIRE_RESUMES 2u /* feature in HELLO and WELCOME: this side goes on over another link */
 #define FF_WIRE_VERIFY 4u /* feature in HELLO: the source wants it; in WELCOME: pages are verified */
-#define FF_WIRE_WELCOME_FEATURES (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY)
+#define FF_WIRE_HOLDS 8u  /* feature in HELLO: output=hold; in WELCOME: this side does, or refuses */
+#define FF_WIRE_WELCOME_FEATURES                                                                   \
+    (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY | FF_WIRE_HOLDS)
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512

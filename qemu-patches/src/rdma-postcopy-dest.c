@@ -159,6 +159,7 @@ static int incoming_complete(void)
     MigrationIncomingState *mis = migration_incoming_get_current();
     struct ff_dest *dest = incoming_release();
 
+    rp_release_output(true);
     if (!rp.lingers) {
         ff_dest_free(dest);
     }
@@ -233,6 +234,7 @@ static void incoming_failed_bh(void *opaque)
     migrate_set_error(migrate_get_current(), err);
     error_report_err(err);
     rp.refused = true;
+    rp_release_output(false);
     ff_dest_free(incoming_release());
     rp_drop_blocks();
     migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_FAILED);

@@ -121,6 +121,12 @@ void rdma_postcopy_print_info(Monitor *mon, const MigrationInfo *info)
         monitor_printf(mon, "the source could not read (poisoned memory): %"
                        PRIu64 " kbytes\n", x->poisoned_bytes >> 10);
     }
+    if (x->output_held) {
+        monitor_printf(mon, "output held: %" PRIu64 " packets, %" PRIu64
+                       " kbytes; dropped: %" PRIu64 " packets\n",
+                       x->output_held->packets, x->output_held->bytes >> 10,
+                       x->output_held->dropped);
+    }
     if (x->paused_time) {
         monitor_printf(mon, "links that broke and were followed by another: %"
                        PRIu64 "; asked for again: %" PRIu64 " kbytes; without "

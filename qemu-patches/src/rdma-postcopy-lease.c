@@ -126,6 +126,9 @@ void rp_offer_lease(void)
 
     rp.no_lease = false;
     start_later = NULL;
+    if (ff_dest_hold_output(rp.dest) && !why) {
+        why = rp_hold_output();
+    }
     if (why) {
         ff_dest_refuse_lease(rp.dest, why);
     } else {

@@ -29,6 +29,7 @@ struct rp_state {
     Error *failure;             /* source: why the guest goes on here */
     bool no_lease;              /* destination: under the BQL; see rdma-postcopy-lease.c */
     char *tls_creds;            /* destination: the parameter as it was */
+    bool holds;                 /* destination: under the BQL; see rdma-postcopy-output.c */
     bool quitting;              /* the process ends: nothing begins any more */
     /* resuming; see rdma-postcopy-resume.c */
     int reconnect_ms;           /* 0: it does not resume */
@@ -111,6 +112,14 @@ void rp_offer_lease(void);
 
 /* Likewise: its lease has ended: @start is called with @opaque when it may run, not now */
 bool rp_start_needs_lease(void (*start)(void *), void *opaque);
+
+/*
+ * Under the BQL: what NICs send is held; NULL, or why it cannot be, to be freed.  Released: it is
+ * sent, or never is.  rp.holds: how much there is, to be freed
+ */
+char *rp_hold_output(void);
+void rp_release_output(bool send);
+RdmaPostcopyOutput *rp_held_output(void);
 
 /* The source has taken its guest back, for the reason @why */
 void G_NORETURN rp_end_revoked(const char *why);

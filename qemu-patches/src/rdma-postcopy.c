@@ -246,4 +246,7 @@ void rdma_postcopy_fill_info(MigrationInfo *info)
         info->x_rdma_postcopy->has_missing = true;
         info->x_rdma_postcopy->missing = rp_missing_list();
     }
+    if (rp.holds) {
+        info->x_rdma_postcopy->output_held = rp_held_output();
+    }
 }

@@ -148,9 +148,10 @@ def page_options(page):
 def check_values(lib, name, values, text):
     """An option of words: each is accepted, and there are no others."""
     for v in values:
-        with_it = ',fence=/f,record=/r' if v == 'go' else ''
+        with_it = {'go': ',fence=/f,record=/r',
+                   'hold': ',fallback=go,fence=/f,record=/r'}.get(v, '')
         if with_it and not lib.refusal(f',{name}={v}'):
-            differ(f'(7): {name}={v}: accepted without fence and record')
+            differ(f'(7): {name}={v}: accepted without {with_it}')
         why = lib.refusal(f',{name}={v}{with_it}')
         if why:
             differ(f'(7): {name}={v}: refused: {why}')

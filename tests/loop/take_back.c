@@ -26,6 +26,7 @@
 #include "failpoint.h"
 #include "fallback.h"
 #include "loop.h"
+#include "wire.h"
 
 #define GUEST .touchers = 4, .writes = true, .touch_late = true
 
@@ -327,6 +328,68 @@ static void first_of_namespace(void)
         loop_fail(__FILE__, __LINE__, "source, stage %d: %s", s, err.text);
 }
 
+static void holds_output(struct move *m)
+{
+    hears_leases(m);
+    must(!ff_dest_hold_output(m->dest)); /* nobody has come yet */
+}
+
+/* WELCOME without the feature, to whoever comes */
+static void *welcome_main(void *arg)
+{
+    static uint8_t buf[FF_MSG_MAX];
+    struct ff_welcome w = {.version = FF_WIRE_VERSION, .epoch = 1};
+    struct ff_link *l;
+    struct ff_error err;
+
+    must_ok(ff_port_accept(arg, NULL, 0, 20000, &l, &err), err);
+    must(l->ops->recv(l, buf, 20000, &err) > 0);
+    must_ok(l->ops->send(l, buf, (uint32_t)ff_wire_put_welcome(buf, &w), &err), err);
+    l->ops->recv(l, buf, 20000, &err); /* it hangs up */
+    l->ops->free(l);
+    return NULL;
+}
+
+/* A destination that has never heard of it */
+static void unheard_of(void)
+{
+    struct ff_link_params p = {.host = "127.0.0.1", .port = "0", .timeout_ms = 15000};
+    struct ff_region r = {.host = image, .len_bytes = 1 << 20, .psize = 4096, .name = "m"};
+    struct ff_source *s;
+    struct ff_address *a;
+    struct ff_port *port;
+    struct ff_error err;
+    pthread_t thread;
+    char text[400];
+
+    must_ok(ff_port_listen(&p, FF_LINK_TCP, &port, &err), err);
+    must(!pthread_create(&thread, NULL, welcome_main, port));
+    snprintf(text, sizeof(text), "127.0.0.1:%u,%s", ff_port_number(port), options);
+    must_ok(ff_address_parse(text, &a, &err), err);
+    must_ok(ff_source_new(a, &s, &err), err);
+    must_ok(ff_source_add_region(s, &r, &err), err);
+    must(ff_source_connect(s, "test", &err) == -ENOTSUP && strstr(err.text, "does not know it"));
+    ff_source_free(s);
+    ff_address_free(a);
+    must(!pthread_join(thread, NULL));
+    ff_port_free(port);
+}
+
+/* A source that wants its guest's output held finds a destination that can, or goes nowhere */
+static void held_output(void)
+{
+    static struct move m;
+
+    set_out(30, ",output=hold");
+    unheard_of();
+    refused_with("cannot hold what its guest sends", S_WATCHED, hears_leases);
+    m = (struct move){.tcp = true, .options = options, GUEST, .prepared = holds_output};
+    move_run(&m);
+    must(!m.dst.rc && ff_dest_hold_output(m.dest));
+    move_must_succeed(&m);
+    remove_files();
+}
+
 /* --- nobody dies --- */
 
 static void whole(void)
@@ -460,6 +523,7 @@ int main(int argc, char **argv)
         {"fence and record", fence_fails, 30},
         {"refusals", refusals, 60},
         {"first of its namespace", first_of_namespace, 30},
+        {"output=hold", held_output, 60},
         {"outage longer than the lease", outage, 60},
         {"DONE lost", done_lost, 60},
         {"the last answer lost", answer_lost, 60},

@@ -139,7 +139,14 @@ static void test_options(void **state)
     a = parse("h:1,fence=/f,lease=7,record=/r,fallback=go");
     assert_true(ff_address_fallback(a) && a->lease_ms == 7000);
     assert_string_equal(a->fence, "/f");
+    assert_false(a->holds_output);
     assert_string_equal(a->record, "/r");
+    ff_address_free(a);
+    a = parse("h:1,output=hold,fence=/f,record=/r,fallback=go");
+    assert_true(a->holds_output);
+    ff_address_free(a);
+    a = parse("h:1,output=pass");
+    assert_false(a->holds_output);
     ff_address_free(a);
     a = parse("h:1,fallback=off,lease=3600");
     assert_true(!ff_address_fallback(a) && a->lease_ms == 3600000);
@@ -268,6 +275,8 @@ static void test_refused(void **state)
         {"h:1,fallback=go,record=/r", "fence=PROGRAM", EINVAL},
         {"h:1,fence=/f", "are for fallback=go", EINVAL},
         {"h:1,record=/r,fallback=off", "are for fallback=go", EINVAL},
+        {"h:1,output=hold", "is for fallback=go", EINVAL},
+        {"h:1,output=keep,fallback=go,fence=/f,record=/r", "want pass or hold", EINVAL},
         {"h:1,fence=f", "want an absolute path", EINVAL},
         {"h:1,lease=0", "1..3600", EINVAL},
         {"h:1,lease=3601", "1..3600", EINVAL},
