@@ -31,6 +31,8 @@ static int move_usage(FILE *out)
         "  --lease SECONDS         with that: the guest there stands still when it has not heard\n"
         "                          from here for so long; default: 30\n"
         "  --record FILE           with that: where it is written down before\n"
+        "  --output hold           with that: nobody sees what the guest there sends over its NICs\n"
+        "                          until all is there\n"
         "  --overlays DIR          with that: a folder of both hosts, for overlays of its disks\n"
         "  --timeout SECONDS       give up a move without progress after so long; default: 60\n"
         "  --json                  print one JSON object\n"
@@ -46,7 +48,7 @@ int cmd_move(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
-        LEASE, RECORD, OVERLAYS
+        LEASE, RECORD, OVERLAYS, OUTPUT
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -55,7 +57,7 @@ int cmd_move(int argc, char **argv)
         {"id", required_argument, NULL, ID}, {"timeout", required_argument, NULL, TIMEOUT},
         {"fallback", required_argument, NULL, FALLBACK}, {"fence", required_argument, NULL, FENCE},
         {"lease", required_argument, NULL, LEASE}, {"record", required_argument, NULL, RECORD},
-        {"overlays", required_argument, NULL, OVERLAYS},
+        {"overlays", required_argument, NULL, OVERLAYS}, {"output", required_argument, NULL, OUTPUT},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 1, .timeout_s = TIMEOUT_S};
     struct move_fallback back = {.lease_s = LEASE_S};
@@ -85,6 +87,11 @@ int cmd_move(int argc, char **argv)
             break;
         case RECORD: back.record = optarg; break;
         case OVERLAYS: back.overlays = optarg; break;
+        case OUTPUT:
+            back.hold = !strcmp(optarg, "hold");
+            if (!back.hold && strcmp(optarg, "pass"))
+                return move_usage(stderr);
+            break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
         default: return move_usage(opt == 'h' ? stdout : stderr);

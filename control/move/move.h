@@ -24,6 +24,7 @@ struct move_fallback {
     bool go;
     unsigned lease_s;
     const char *fence, *record, *overlays; /* record: NULL: a default */
+    bool hold; /* --output hold */
 };
 
 struct move {
