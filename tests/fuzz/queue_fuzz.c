@@ -19,6 +19,7 @@
 #include "error.c"
 #include "failpoint.c"
 #include "holes.c"
+#include "log.c"
 #include "mr.c"
 #include "populate.c"
 #include "unreadable.c"
