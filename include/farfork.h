@@ -117,7 +117,33 @@ int ff_address_set_key(struct ff_address *a, const char *text, size_t len, struc
 int ff_address_set_psk(struct ff_address *a, const char *path, const char *user,
                        struct ff_error *err);
 
-/* Did key-file= or one of these two calls give @a a key? */
+/**
+ * struct ff_x509 - certificates, and whom to take
+ * @dir:      has ca-cert.pem, perhaps ca-crl.pem, and server-cert.pem with server-key.pem (a
+ *            destination) or client-cert.pem with client-key.pem (a source)
+ * @hostname: a source: the name that the destination's certificate must have; NULL: the address's
+ * @password: of the key's file, or NULL
+ * @incoming: a destination
+ */
+struct ff_x509 {
+    const char *dir, *hostname, *password;
+    bool incoming;
+};
+
+/**
+ * ff_address_set_x509() - both ends prove themselves by certificates, instead of a key
+ * @x: this call reads the files; nothing of it is kept
+ *
+ * Over tcp alone: link=verbs is refused, link=auto takes tcp. A TLS 1.3 handshake comes first on
+ * each link, with the other's certificate verified at both ends; it gives the link a key, which is
+ * used as that of ff_address_set_key() is.
+ *
+ * Return: 0; -ENOENT: a file is missing; -EINVAL: GnuTLS cannot use one, @a has a key or is "unix";
+ *         -ENOMEM, or why a file cannot be read
+ */
+int ff_address_set_x509(struct ff_address *a, const struct ff_x509 *x, struct ff_error *err);
+
+/* Did key-file= or one of these calls give @a a key? */
 bool ff_address_has_key(const struct ff_address *a);
 void ff_address_free(struct ff_address *a);
 

@@ -387,6 +387,20 @@ int ff_address_set_psk(struct ff_address *a, const char *path, const char *user,
     return rc;
 }
 
+int ff_address_set_x509(struct ff_address *a, const struct ff_x509 *x, struct ff_error *err)
+{
+    struct ff_key *k;
+    int rc = check_takes_key(a, err);
+
+    if (!rc && a->key)
+        rc = ff_error_set(err, EINVAL, "address: a key and certificates: want one of them");
+    if (!rc)
+        rc = ff_key_load_certs(x->dir, x->hostname, x->password, x->incoming, &k, err);
+    if (!rc)
+        use_key(a, k);
+    return rc;
+}
+
 bool ff_address_has_key(const struct ff_address *a)
 {
     return a->key;

@@ -12,7 +12,8 @@
  * Invariants   1. The bytes stand in memory of base/secret.h alone; the text passes through a
  *                 buffer of the same kind. Neither is on the heap, in a message or in a log.
  *              2. A key has all its bits from a random source: nobody stretches a password here.
- *                 PSK_MIN of a TLS-PSK key: whoever connects gets a proof, and could try short ones.
+ *                 PSK_MIN of a TLS-PSK key: whoever connects gets a proof, and could try short
+ *                 ones.
  *
  * Users        Of a TLS-PSK key and its user's name come, by HKDF, a link's key and a secret for
  *              marks. A mark is a hash of a nonce: it tells nobody who the user is, and no two are
@@ -24,6 +25,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "certs.h"
 #include "cleanup.h"
 #include "error.h"
 #include "kdf.h"
@@ -41,6 +43,7 @@ struct one_key {
 
 struct ff_key {
     atomic_uint refs;
+    struct ff_certs *certs;
     bool of_users; /* they have marks */
     unsigned n;
     struct one_key one[];
@@ -252,7 +255,8 @@ int ff_key_load_psk(const char *path, const char *user, struct ff_key **out, str
     if (len < 0)
         rc = ff_error_set(err, (int)-len, "key: read %s: %s", path, strerror((int)-len));
     else if (len > (ssize_t)PSK_FILE_MAX || strlen(text) != (size_t)len)
-        rc = ff_error_set(err, EINVAL, "key: %s is no text of at most %u bytes", path, PSK_FILE_MAX);
+        rc = ff_error_set(err, EINVAL, "key: %s is no text of at most %u bytes", path,
+                          PSK_FILE_MAX);
     else if ((rc = parse_psk(text, (uint8_t *)text + PSK_FILE_MAX + 1, user, all, err)))
         rc = ff_error_context(err, "%s", path);
     else if (!(k = key_new(all->n)))
@@ -289,6 +293,38 @@ const uint8_t *ff_key_marked(const struct ff_key *k, const uint8_t *nonce, size_
     return k->one[0].bytes;
 }
 
+/* --- certificates --- */
+
+int ff_key_load_certs(const char *dir, const char *hostname, const char *password, bool server,
+                      struct ff_key **out, struct ff_error *err)
+{
+    struct ff_key *k = key_new(1);
+
+    if (!k)
+        return ff_error_set(err, ENOMEM, "key: out of memory");
+    _Static_assert(FF_CERTS_DIGEST_LEN == FF_KEY_LEN, "a digest stands in a key's place");
+    int rc = ff_certs_load(dir, hostname, password, server, &k->certs, k->one[0].bytes, err);
+    if (rc)
+        ff_key_unref(k);
+    else
+        *out = k;
+    return rc;
+}
+
+struct ff_certs *ff_key_certs(const struct ff_key *k)
+{
+    return k ? k->certs : NULL;
+}
+
+struct ff_key *ff_key_of_bytes(const uint8_t *bytes)
+{
+    struct ff_key *k = key_new(1);
+
+    if (k)
+        memcpy(k->one[0].bytes, bytes, FF_KEY_LEN);
+    return k;
+}
+
 /* --- references --- */
 
 struct ff_key *ff_key_ref(struct ff_key *k)
@@ -300,13 +336,16 @@ struct ff_key *ff_key_ref(struct ff_key *k)
 
 void ff_key_unref(struct ff_key *k)
 {
-    if (k && atomic_fetch_sub(&k->refs, 1) == 1)
-        ff_secret_free(k, size_of(k->n));
+    if (!k || atomic_fetch_sub(&k->refs, 1) != 1)
+        return;
+    ff_certs_free(k->certs);
+    ff_secret_free(k, size_of(k->n));
 }
 
 bool ff_key_equal(const struct ff_key *a, const struct ff_key *b)
 {
-    return a == b || (a && b && a->of_users == b->of_users && a->n == b->n &&
+    return a == b || (a && b && a->of_users == b->of_users && !a->certs == !b->certs &&
+                      a->n == b->n &&
                       !memcmp(a->one, b->one, a->n * sizeof(a->one[0])));
 }
 

@@ -9,6 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct ff_certs;
 struct ff_error;
 
 #define FF_KEY_LEN 32
@@ -25,18 +26,27 @@ int ff_key_parse(const char *text, size_t len, struct ff_key **out, struct ff_er
  * -EINVAL, -ENOMEM, or why it cannot be read */
 int ff_key_load(const char *path, struct ff_key **out, struct ff_error *err);
 
-/* A file of TLS-PSK keys, as psktool(1) writes it and QEMU's tls-creds-psk reads it: USER:HEX in each
- * line. What @user has there is the key; NULL: for a destination, the keys of all of them, at most
- * FF_KEY_USERS, of which a source's hello tells its own. -EPERM: everybody may read the file, or
+/* A file of TLS-PSK keys, as psktool(1) writes it and QEMU's tls-creds-psk reads it: USER:HEX in
+ * each line. What @user has there is the key; NULL: for a destination, the keys of all of them, at
+ * most FF_KEY_USERS, of which a source's hello tells its own. -EPERM: everybody may read the file, or
  * others write it; -ENOENT: there is no @user; -EINVAL, -ENOMEM, or why it cannot be read */
 #define FF_KEY_USERS 256
 int ff_key_load_psk(const char *path, const char *user, struct ff_key **out, struct ff_error *err);
+
+/* Certificates, which give each connection a key of its own (certs.h). As ff_certs_load() */
+int ff_key_load_certs(const char *dir, const char *hostname, const char *password, bool server,
+                      struct ff_key **out, struct ff_error *err);
+struct ff_certs *ff_key_certs(const struct ff_key *k); /* NULL: @k has none. @k may be NULL */
+
+/* FF_KEY_LEN bytes as a key. NULL: out of memory */
+struct ff_key *ff_key_of_bytes(const uint8_t *bytes);
 
 struct ff_key *ff_key_ref(struct ff_key *k); /* @k, which may be NULL */
 void ff_key_unref(struct ff_key *k);         /* the last one wipes it; @k may be NULL */
 bool ff_key_equal(const struct ff_key *a, const struct ff_key *b); /* NULL equals NULL */
 
-const uint8_t *ff_key_bytes(const struct ff_key *k); /* FF_KEY_LEN of them */
+/* FF_KEY_LEN of them; of certificates what tells them from others, and no key to anything */
+const uint8_t *ff_key_bytes(const struct ff_key *k);
 
 /* In a hello's nonce of @len bytes a user's key puts its mark into the last FF_KEY_MARK_LEN; others
  * leave it as it is. 0 or -EIO */

@@ -119,7 +119,8 @@ static int pass_gate(struct tcp_link *t, const struct ff_link_params *p, struct 
 {
     struct ff_epoch *e = ff_secret_new(sizeof(*e));
 
-    int rc = e ? tcp_gate_pass(t->ctrl_fd, p->key, t->cancel_fd, p->timeout_ms, e, err)
+    int rc = e ? tcp_gate_pass(t->ctrl_fd, p->key, p->host ? p->host : "", t->cancel_fd,
+                               p->timeout_ms, e, err)
                : ff_error_set(err, ENOMEM, "tcp: handshake: out of memory");
     if (rc)
         tcp_free(&t->base);

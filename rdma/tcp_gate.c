@@ -18,6 +18,9 @@
  *              and of them the oldest. So a flood costs the right source its place only if
  *              TCP_GATE_MAX / 2 come between its accept and its proof. A turn takes TCP_GATE_TURN of
  *              them, and then hears all who are there: what lies in a socket counts.
+ * Certificates an exchange of them (certs.h) comes before hello, on either side, and gives the key
+ *              for the rest. Only that takes memory, and only of TCP_GATE_CERTS_MAX strangers: one
+ *              more takes the room of the oldest.
  * Limits       GATE_MS from accept to proof: two round trips and a host that is busy.
  */
 #include <errno.h>
@@ -25,6 +28,7 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "certs.h"
 #include "cleanup.h"
 #include "error.h"
 #include "log.h"
@@ -37,6 +41,9 @@
 struct stranger {
     int fd;
     uint64_t until_ns;
+    struct ff_cert_exchange *x; /* while it exchanges certificates */
+    struct ff_key *key;         /* what came of that */
+    bool out;                   /* another one has its room for that */
     struct ff_handshake h;
     uint8_t have, in[FF_HS_HELLO_LEN]; /* of the message that it sends now */
 };
@@ -57,8 +64,47 @@ static int gate_send(int fd, const void *data, size_t len, int cancel_fd, int ti
     return tcp_send_all(fd, &iov, 1, cancel_fd, timeout_ms);
 }
 
-int tcp_gate_pass(int fd, const struct ff_key *key, int cancel_fd, int timeout_ms,
-                  struct ff_epoch *e, struct ff_error *err)
+/* The key that came of @x, which is done; NULL: there is none */
+static struct ff_key *end_exchange(struct ff_cert_exchange *x, struct ff_error *err)
+{
+    uint8_t *bytes = ff_secret_new(FF_CERTS_KEY_LEN);
+    struct ff_key *key = NULL;
+
+    _Static_assert(FF_CERTS_KEY_LEN == FF_KEY_LEN, "what comes of certificates is a key");
+    if (!bytes)
+        ff_error_set(err, ENOMEM, "certificates: out of memory");
+    else if (!ff_certs_key(x, bytes, err) && !(key = ff_key_of_bytes(bytes)))
+        ff_error_set(err, ENOMEM, "certificates: out of memory");
+    ff_secret_free(bytes, FF_CERTS_KEY_LEN);
+    return key;
+}
+
+/* The source's exchange of certificates: the key that comes of it, or NULL */
+static struct ff_key *pass_certs(int fd, struct ff_certs *c, const char *host, int cancel_fd,
+                                 int timeout_ms, struct ff_error *err)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    struct ff_cert_exchange *x;
+    struct ff_key *key = NULL;
+
+    if (ff_certs_begin(c, fd, host, &x, err))
+        return NULL;
+    int rc;
+    while ((rc = ff_certs_step(x, err)) == -EAGAIN) {
+        rc = tcp_wait_fd(fd, ff_certs_events(x), cancel_fd, tcp_ms_left(end));
+        if (rc) {
+            ff_error_set(err, -rc, "certificates: %s", strerror(-rc));
+            break;
+        }
+    }
+    if (!rc)
+        key = end_exchange(x, err);
+    ff_certs_end(x);
+    return key;
+}
+
+static int pass_with(int fd, const struct ff_key *key, int cancel_fd, int timeout_ms,
+                     struct ff_epoch *e, const char *hint, struct ff_error *err)
 {
     uint8_t nonce[FF_HS_NONCE_LEN], hello[FF_HS_HELLO_LEN], answer[FF_HS_ANSWER_LEN];
     uint8_t proof[FF_HS_PROOF_LEN];
@@ -73,13 +119,28 @@ int tcp_gate_pass(int fd, const struct ff_key *key, int cancel_fd, int timeout_m
         rc = tcp_recv_all(fd, answer, sizeof(answer), cancel_fd, timeout_ms);
     if (rc)
         return ff_error_set(err, -rc, "tcp: handshake: %s%s", strerror(-rc),
-                            rc == -ECONNRESET || rc == -EPIPE
-                                ? "; has the destination no key (key-file=)?" : "");
+                            rc == -ECONNRESET || rc == -EPIPE ? hint : "");
     rc = ff_hs_prove(&h, key, answer, sizeof(answer), proof, e, err);
     if (rc)
         return ff_error_context(err, "tcp");
     rc = gate_send(fd, proof, sizeof(proof), cancel_fd, timeout_ms);
     return rc ? ff_error_set(err, -rc, "tcp: handshake: %s", strerror(-rc)) : 0;
+}
+
+int tcp_gate_pass(int fd, const struct ff_key *key, const char *host, int cancel_fd,
+                  int timeout_ms, struct ff_epoch *e, struct ff_error *err)
+{
+    if (!ff_key_certs(key))
+        return pass_with(fd, key, cancel_fd, timeout_ms, e,
+                         "; has the destination no key (key-file=)?", err);
+    struct ff_error why = {.code = EIO};
+    struct ff_key *own = pass_certs(fd, ff_key_certs(key), host, cancel_fd, timeout_ms, &why);
+    if (!own)
+        return ff_error_set(err, why.code, "tcp: %s", why.text);
+    int rc = pass_with(fd, own, cancel_fd, timeout_ms, e,
+                       "; does the destination not take this side's certificate?", err);
+    ff_key_unref(own);
+    return rc;
 }
 
 int tcp_gate_new(const struct ff_key *key, struct tcp_gate **out, struct ff_error *err)
@@ -97,23 +158,25 @@ int tcp_gate_new(const struct ff_key *key, struct tcp_gate **out, struct ff_erro
     return 0;
 }
 
-void tcp_gate_free(struct tcp_gate *g)
-{
-    if (!g)
-        return;
-    for (unsigned i = 0; i < g->n; i++)
-        close(g->s[i].fd);
-    ff_secret_free(g->epoch, sizeof(*g->epoch));
-    free(g);
-}
-
 /* @i is no stranger any more */
 static int leave_gate(struct tcp_gate *g, unsigned i)
 {
     int fd = g->s[i].fd;
 
+    ff_certs_end(g->s[i].x);
+    ff_key_unref(g->s[i].key);
     memmove(g->s + i, g->s + i + 1, (--g->n - i) * sizeof(g->s[0]));
     return fd;
+}
+
+void tcp_gate_free(struct tcp_gate *g)
+{
+    if (!g)
+        return;
+    while (g->n)
+        close(leave_gate(g, 0));
+    ff_secret_free(g->epoch, sizeof(*g->epoch));
+    free(g);
 }
 
 static void drop_stranger(struct tcp_gate *g, unsigned i, const char *why)
@@ -121,6 +184,17 @@ static void drop_stranger(struct tcp_gate *g, unsigned i, const char *why)
     close(leave_gate(g, i));
     if (ff_log_due(&g->dropped))
         ff_log(FF_LOG_WARN, "tcp: %s; connection dropped (%lu so far)", why, g->dropped);
+}
+
+static const struct ff_key *key_of_stranger(const struct tcp_gate *g, const struct stranger *s)
+{
+    return s->key ? s->key : g->key;
+}
+
+/* It was to show a certificate first */
+static bool lacks_certs(const struct tcp_gate *g, const struct stranger *s)
+{
+    return ff_key_certs(g->key) && !s->key;
 }
 
 /* @s has sent all of a hello, or something else: 0, or -errno. Who can be told what is wrong is */
@@ -132,22 +206,78 @@ static int challenge(struct tcp_gate *g, struct stranger *s, struct ff_error *er
     int rc = ff_hs_nonce(nonce, err);
     if (rc)
         return rc;
-    rc = ff_hs_answer(&s->h, g->key, FF_HS_SUITES, nonce, s->in, s->have, answer, &can_send, err);
+    rc = ff_hs_answer(&s->h, key_of_stranger(g, s), lacks_certs(g, s) ? 0 : FF_HS_SUITES, nonce,
+                      s->in, s->have, answer, &can_send, err);
     s->have = 0;
     int sent = can_send ? gate_send(s->fd, answer, sizeof(answer), -1, 0) : 0;
     return rc ? rc : sent ? ff_error_set(err, -sent, "handshake: answer: %s", strerror(-sent)) : 0;
 }
 
+/* Room for one more: the oldest of those who exchange certificates goes, in its turn */
+static void limit_exchanges(struct tcp_gate *g)
+{
+    struct stranger *oldest = NULL;
+    unsigned n = 0;
+
+    for (unsigned i = g->n; i-- > 0;)
+        if (g->s[i].x) {
+            oldest = &g->s[i];
+            n++;
+        }
+    if (n < TCP_GATE_CERTS_MAX)
+        return;
+    ff_certs_end(oldest->x);
+    oldest->x = NULL;
+    oldest->out = true;
+}
+
+/* Has @s shown a certificate? -EAGAIN: not yet. Who says something else than TLS is heard, and
+ * answered that this is not enough */
+static int hear_certs(struct tcp_gate *g, struct stranger *s, struct ff_error *err)
+{
+    uint8_t first;
+
+    if (!s->x) {
+        ssize_t n = recv(s->fd, &first, 1, MSG_PEEK | MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR))
+            return -EAGAIN;
+        if (n <= 0 || first != FF_CERTS_FIRST_BYTE)
+            return 0;
+        limit_exchanges(g);
+        int rc = ff_certs_begin(ff_key_certs(g->key), s->fd, "", &s->x, err);
+        if (rc)
+            return rc;
+    }
+    int rc = ff_certs_step(s->x, err);
+    if (rc)
+        return rc;
+    s->key = end_exchange(s->x, err);
+    ff_certs_end(s->x);
+    s->x = NULL;
+    return s->key ? 0 : -EIO;
+}
+
+static int not_yet(const struct stranger *s, struct ff_error *err)
+{
+    return ff_now_ns() < s->until_ns
+               ? 0 : ff_error_set(err, ETIMEDOUT, "handshake: nothing within %d ms", GATE_MS);
+}
+
 /* One message of @s at most. 1: @s has the key; 0: not yet; -errno: drop it */
 static int hear_stranger(struct tcp_gate *g, struct stranger *s, struct ff_error *err)
 {
+    if (s->out)
+        return ff_error_set(err, EBUSY, "certificates: too many at once");
+    if (lacks_certs(g, s) && s->h.state == FF_HS_START && !s->have) {
+        int rc = hear_certs(g, s, err);
+        if (rc)
+            return rc == -EAGAIN ? not_yet(s, err) : rc;
+    }
     for (;;) {
         size_t want = s->h.state == FF_HS_START ? FF_HS_HELLO_LEN : FF_HS_PROOF_LEN;
         ssize_t n = recv(s->fd, s->in + s->have, want - s->have, MSG_DONTWAIT);
         if (n < 0 && (errno == EAGAIN || errno == EINTR))
-            return ff_now_ns() < s->until_ns
-                       ? 0
-                       : ff_error_set(err, ETIMEDOUT, "handshake: nothing within %d ms", GATE_MS);
+            return not_yet(s, err);
         if (n <= 0)
             return ff_error_set(err, n ? errno : ECONNRESET, "handshake: the peer has left");
         s->have += (uint8_t)n;
@@ -156,7 +286,7 @@ static int hear_stranger(struct tcp_gate *g, struct stranger *s, struct ff_error
         if (s->have < want && !rubbish)
             continue;
         int rc = asks ? challenge(g, s, err)
-                      : ff_hs_check(&s->h, g->key, s->in, s->have, g->epoch, err);
+                      : ff_hs_check(&s->h, key_of_stranger(g, s), s->in, s->have, g->epoch, err);
         return rc ? rc : s->h.state == FF_HS_DONE;
     }
 }
@@ -206,7 +336,8 @@ int tcp_gate_next(struct tcp_gate *g, const struct ff_epoch **e)
 unsigned tcp_gate_poll(const struct tcp_gate *g, struct pollfd p[TCP_GATE_MAX])
 {
     for (unsigned i = 0; i < g->n; i++)
-        p[i] = (struct pollfd){.fd = g->s[i].fd, .events = POLLIN};
+        p[i] = (struct pollfd){.fd = g->s[i].fd,
+                               .events = g->s[i].x ? ff_certs_events(g->s[i].x) : POLLIN};
     return g->n;
 }
 

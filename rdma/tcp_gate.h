@@ -10,13 +10,15 @@
 #include "handshake.h"
 
 #define TCP_GATE_MAX 64u /* strangers at once, and pollfds */
+#define TCP_GATE_CERTS_MAX 16u /* of them at once that exchange certificates */
 #define TCP_GATE_TURN 8u /* of them to be added between two calls of tcp_gate_next() */
 
 struct tcp_gate;
 
-/* The source's side, over a connected socket: 0, or -errno as ff_hs_prove() and tcp_recv_all() */
-int tcp_gate_pass(int fd, const struct ff_key *key, int cancel_fd, int timeout_ms,
-                  struct ff_epoch *e, struct ff_error *err);
+/* The source's side, over a socket that is connected to @host: 0, or -errno as ff_hs_prove(),
+ * tcp_recv_all() and ff_certs_step() */
+int tcp_gate_pass(int fd, const struct ff_key *key, const char *host, int cancel_fd,
+                  int timeout_ms, struct ff_epoch *e, struct ff_error *err);
 
 /* The destination's side; takes all memory that it will ever need. @key is borrowed */
 int tcp_gate_new(const struct ff_key *key, struct tcp_gate **out, struct ff_error *err);

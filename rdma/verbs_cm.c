@@ -61,6 +61,9 @@ struct verbs_listener {
 /* No kernel tells whose the peer of a queue pair is */
 static int may_be_without_key(const struct ff_link_params *p, struct ff_error *err)
 {
+    if (ff_key_certs(p->key))
+        return ff_error_set(err, ENOTSUP, "verbs: certificates (tls-creds-x509) go over tcp alone: "
+                            "give link=tcp, or use tls-creds-psk or a key");
     return p->key || p->insecure ? 0 : ff_error_set(err, EACCES, "verbs: " FF_LINK_NO_KEY);
 }
 

@@ -4,7 +4,8 @@
  * themselves: key-file= (the library reads it), key=ID of a secret object, or
  * the migration parameter tls-creds, as for QEMU's other transports
  *
- * Credentials of tls-creds-psk become a key of the link.  Whatever there is
+ * Credentials of tls-creds-psk become a key of the link; those of
+ * tls-creds-x509 the library's own TLS handshake before it.  Whatever there is
  * that would say who may come and cannot be kept is refused: nobody is to
  * believe that it holds.
  */
@@ -12,6 +13,7 @@
 #include "crypto/secret.h"
 #include "crypto/tlscreds.h"
 #include "crypto/tlscredspsk.h"
+#include "crypto/tlscredsx509.h"
 #include "migration/migration.h"
 #include "migration/options.h"
 #include "qapi/error.h"
@@ -76,33 +78,75 @@ static QCryptoTLSCreds *find_creds(const char *id, bool incoming, Error **errp)
     return creds;
 }
 
-/* What credentials of @type have that a link's key cannot keep */
+static char *creds_property(Object *creds, const char *name)
+{
+    g_autofree char *value = object_property_get_str(creds, name, NULL);
+
+    return is_set(value) ? g_steal_pointer(&value) : NULL;
+}
+
+/* Why these credentials cannot keep what they promise, or NULL */
 static const char *what_is_lost(Object *creds, bool incoming)
 {
-    g_autofree char *priority = object_property_get_str(creds, "priority", NULL);
+    g_autofree char *priority = creds_property(creds, "priority");
+    g_autofree char *dir = creds_property(creds, "dir");
+    bool x509 = object_dynamic_cast(creds, TYPE_QCRYPTO_TLS_CREDS_X509);
 
-    if (!object_dynamic_cast(creds, TYPE_QCRYPTO_TLS_CREDS_PSK)) {
-        return "credentials of this type are not taken: use tls-creds-psk, "
-               "key-file=FILE or key=ID";
+    if (!x509 && !object_dynamic_cast(creds, TYPE_QCRYPTO_TLS_CREDS_PSK)) {
+        return "credentials of this type are not taken: use tls-creds-x509, "
+               "tls-creds-psk, key-file=FILE or key=ID";
     }
-    if (is_set(priority)) {
+    if (!dir) {
+        return "there is no dir=";
+    }
+    if (priority) {
         return "priority= is not for rdma-postcopy, which has AES-GCM and "
                "ChaCha20-Poly1305: leave it out";
     }
     if (incoming && is_set(migrate_tls_authz())) {
-        return "tls-authz names subjects of certificates, which users of "
-               "tls-creds-psk have not: empty it";
+        return "rdma-postcopy does not ask tls-authz who may come: use a CA "
+               "for those who may, and empty it";
+    }
+    if (x509 && !object_property_get_bool(creds, "verify-peer", NULL)) {
+        return "rdma-postcopy does not do without the peer's certificate: "
+               "leave verify-peer=off out";
     }
     return NULL;
+}
+
+static int give_psk(struct ff_address *a, Object *creds, bool incoming,
+                    struct ff_error *err)
+{
+    g_autofree char *dir = creds_property(creds, "dir");
+    g_autofree char *user = creds_property(creds, "username");
+    g_autofree char *path =
+        g_strdup_printf("%s/%s", dir, QCRYPTO_TLS_CREDS_PSKFILE);
+
+    return ff_address_set_psk(a, path, incoming ? NULL : user ? user : "qemu",
+                              err);
+}
+
+static int give_x509(struct ff_address *a, Object *creds, bool incoming,
+                     const char *password, struct ff_error *err)
+{
+    g_autofree char *dir = creds_property(creds, "dir");
+    const char *hostname = migrate_tls_hostname();
+    struct ff_x509 x = {
+        .dir = dir,
+        .hostname = !incoming && is_set(hostname) ? hostname : NULL,
+        .password = password,
+        .incoming = incoming,
+    };
+
+    return ff_address_set_x509(a, &x, err);
 }
 
 /* Under the BQL, which guards the objects and the parameters */
 static bool give_creds(struct ff_address *a, bool incoming, Error **errp)
 {
     const char *id = migrate_tls_creds(), *lost;
-    g_autofree char *dir = NULL;
-    g_autofree char *user = NULL;
-    g_autofree char *path = NULL;
+    g_autofree char *password_id = NULL;
+    char *password = NULL;
     struct ff_error *err;
     Object *creds;
     int rc;
@@ -118,22 +162,30 @@ static bool give_creds(struct ff_address *a, bool incoming, Error **errp)
         return false;
     }
     lost = what_is_lost(creds, incoming);
-    dir = object_property_get_str(creds, "dir", NULL);
-    if (lost || !dir) {
-        error_setg(errp, "rdma-postcopy: tls-creds=%s: %s", id,
-                   lost ? lost : "there is no dir=");
+    if (lost) {
+        error_setg(errp, "rdma-postcopy: tls-creds=%s: %s", id, lost);
         return false;
     }
-    user = object_property_get_str(creds, "username", NULL);
-    path = g_strdup_printf("%s/%s", dir, QCRYPTO_TLS_CREDS_PSKFILE);
+    password_id = creds_property(creds, "passwordid");
+    if (password_id) {
+        password = qcrypto_secret_lookup_as_utf8(password_id, errp);
+        if (!password) {
+            return false;
+        }
+    }
     err = ff_error_new();
-    rc = ff_address_set_psk(a, path, incoming ? NULL : is_set(user) ? user : "qemu",
-                            err);
+    rc = object_dynamic_cast(creds, TYPE_QCRYPTO_TLS_CREDS_PSK)
+             ? give_psk(a, creds, incoming, err)
+             : give_x509(a, creds, incoming, password, err);
     if (rc) {
         error_setg(errp, "rdma-postcopy: tls-creds=%s: %s", id,
                    ff_error_message(err));
     }
     ff_error_free(err);
+    if (password) {
+        explicit_bzero(password, strlen(password));
+        g_free(password);
+    }
     return !rc;
 }
 

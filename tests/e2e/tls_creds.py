@@ -7,8 +7,11 @@ guest to lose: it runs on at its source, and is moved at the end. Limit: 150 s.
 """
 import os
 import re
+import shutil
+import subprocess
 
 import common
+import resume
 from common import Failed, Micro, check_ledger, check_move, refuses
 from keys import key_file, migrate, no_hello, secret
 from refuse import dies, fails, never_stopped, waits
@@ -30,6 +33,47 @@ def psk_folder(t, name, mode=0o600, **users):
 def psk(folder, end, name='c', **more):
     options = ''.join(f',{k}={v}' for k, v in more.items())
     return ['-object', f'tls-creds-psk,id={name},dir={folder},endpoint={end}{options}']
+
+
+CA = 'cn = "{name}"\nca\ncert_signing_key\ncrl_signing_key\nexpiration_days = 10\n'
+END = ('cn = "{name}"\ntls_www_{end}\nsigning_key\nencryption_key\nexpiration_days = 10\n'
+       'dns_name = "{dns}"\nip_address = "127.0.0.1"\n')
+
+
+def certtool(*args):
+    subprocess.run(['certtool', *args], check=True, capture_output=True, timeout=60)
+
+
+class Ca:
+    """Makes folders of credentials, as tls-creds-x509 reads them."""
+
+    def __init__(self, t, name):
+        self.work, self.name = t.work, name
+        self.key, self.cert = (os.path.join(t.work, f'{name}-ca-{what}.pem')
+                               for what in ('key', 'cert'))
+        self.make(self.key, self.cert, CA.format(name=name), '--generate-self-signed')
+
+    def make(self, key, cert, template, *how):
+        path = cert + '.template'
+        with open(path, 'w', encoding='ascii') as f:
+            f.write(template)
+        certtool('--generate-privkey', '--key-type=ecdsa', '--outfile', key)
+        certtool(*how, '--load-privkey', key, '--template', path, '--outfile', cert)
+
+    def folder(self, end, dns='there', has=True):
+        folder = os.path.join(self.work, f'{self.name}-{end}-{dns}-{has}')
+        os.mkdir(folder)
+        shutil.copy(self.cert, os.path.join(folder, 'ca-cert.pem'))
+        if has:
+            self.make(*(os.path.join(folder, f'{end}-{what}.pem') for what in ('key', 'cert')),
+                      END.format(name=self.name, end=end, dns=dns), '--generate-certificate',
+                      '--load-ca-certificate', self.cert, '--load-ca-privkey', self.key)
+        return folder
+
+
+def x509(folder, end, name='c', **more):
+    options = ''.join(f',{k}={v}' for k, v in more.items())
+    return ['-object', f'tls-creds-x509,id={name},dir={folder},endpoint={end}{options}']
 
 
 def use(guest, name, **more):
@@ -88,6 +132,62 @@ def both_need_it(t):
         check_ledger(a, b)
 
 
+def certificates(t):
+    """Both show one that the other's CA has signed, for this host; nobody else gets the guest."""
+    ca, other = Ca(t, 'ca'), Ca(t, 'other')
+    server, stranger = ca.folder('server'), other.folder('server')
+    a_creds = (x509(ca.folder('client'), 'client') +
+               x509(other.folder('client'), 'client', 'other') +
+               x509(ca.folder('client', has=False), 'client', 'none'))
+    with Micro(t, 'a', t.best_accel(), mem_mib=MIB, extra=a_creds) as a:
+        a.start_load()
+        with Micro(t, 'e', t.best_accel(), mem_mib=MIB, incoming=True,
+                   extra=x509(stranger, 'server')) as e:
+            use(e, 'c')
+            use(a, 'c')
+            fails(a, common.listen(e), ["the peer's is not taken"])
+            waits(e, ['certificates'])
+        with Micro(t, 'b', t.best_accel(), mem_mib=MIB, incoming=True,
+                   extra=x509(server, 'server')) as b:
+            use(b, 'c')
+            uri = common.listen(b)
+            port = int(re.search(r':(\d+)$', uri)[1])
+            no_hello(port)
+            use(a, '')
+            fails(a, uri, ['wants a key'])
+            use(a, 'other')
+            fails(a, uri, ["the peer's is not taken"])
+            use(a, 'none')
+            refuses(a, 'client-cert.pem', 'migrate', uri=uri)
+            use(a, 'c', **{'tls-hostname': 'elsewhere'})
+            fails(a, uri, ['elsewhere'])
+            waits(b, ['certificates'])
+            use(a, 'c', **{'tls-hostname': ''})
+            fails(a, f'rdma-postcopy:localhost:{port}', ['for host localhost'])
+            use(a, 'c', **{'tls-hostname': 'there'})
+            check_move(migrate(a, b, uri))
+            check_ledger(a, b)
+
+
+def certificates_again(t):
+    """After a break each link has certificates shown anew."""
+    ca = Ca(t, 'again')
+    a, b = resume.pair(t, 'certs', t.best_accel(), extra=x509(ca.folder('server'), 'server'))
+    with a, b:
+        a.qmp('object-add', **{'qom-type': 'tls-creds-x509', 'id': 'c', 'endpoint': 'client',
+                               'dir': ca.folder('client')})
+        use(a, 'c')
+        use(b, 'c')
+        resume.begin(a, b, '')
+        resume.pause(a)
+        resume.both_paused(a, b)
+        b.qmp('migrate-recover', uri=resume.here(0))
+        port = int(common.migration(b)['socket-address'][0]['port'])
+        no_hello(port)
+        resume.resume(a, resume.here(port))
+        resume.is_resumed(a, b)
+
+
 def refused(t):
     """What cannot be kept is refused, with what to do."""
     key = os.urandom(32).hex()
@@ -95,6 +195,7 @@ def refused(t):
     extra = (psk(good, 'client', 'client') + psk(good, 'server', 'server') +
              psk(good, 'server', 'choosy', priority='NORMAL') +
              ['-object', 'tls-creds-anon,id=anon,endpoint=server'] +
+             x509(Ca(t, 'lax').folder('server'), 'server', 'lax', **{'verify-peer': 'off'}) +
              psk(psk_folder(t, 'open', mode=0o644, qemu=key), 'server', 'open') +
              psk(psk_folder(t, 'short', qemu=key[:30]), 'server', 'short'))
     with Micro(t, 'a', t.best_accel(), mem_mib=MIB, extra=psk(good, 'client')) as a, \
@@ -103,7 +204,8 @@ def refused(t):
         uri = f'rdma-postcopy:127.0.0.1:{common.free_port()}'
         for name, text in (('none', 'no TLS credentials'), ('client', 'server endpoint'),
                            ('choosy', 'priority'), ('anon', 'tls-creds-psk'),
-                           ('open', 'open to others'), ('short', '30 hexadecimal digits')):
+                           ('lax', 'verify-peer'), ('open', 'open to others'),
+                           ('short', '30 hexadecimal digits')):
             use(b, name)
             said = refuses(b, text, 'migrate-incoming', uri=uri)
             if key[:30] in said:
@@ -123,6 +225,8 @@ def refused(t):
 def run(t):
     for name, case in (('users of tls-creds-psk', psk_users),
                        ('credentials at one side', both_need_it),
+                       ('certificates', certificates),
+                       ('certificates after a break', certificates_again),
                        ('what is refused', refused)):
         with t.case(name):
             case(t)

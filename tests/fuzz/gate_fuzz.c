@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <sys/socket.h>
 
+#include "certs.c"
 #include "error.c"
 #include "handshake.c"
 #include "kdf.c"

@@ -226,7 +226,8 @@ static void test_users(void **state)
 
     memset(plain, 7, sizeof(plain));
     for (int i = 0; i < 3; i++) {
-        k[i] = must_load_psk("two:" TWO "\none:" ONE "\nthree:" ONE "\none:" TWO "\nx:bad", name[i]);
+        k[i] = must_load_psk("two:" TWO "\none:" ONE "\nthree:" ONE "\none:" TWO "\nx:bad",
+                             name[i]);
         memcpy(nonce, plain, sizeof(nonce));
         assert_int_equal(ff_key_mark(k[i], nonce, sizeof(nonce)), 0);
         assert_memory_equal(nonce, plain, sizeof(nonce) - FF_KEY_MARK_LEN);
