@@ -291,14 +291,19 @@ static int hear_stranger(struct tcp_gate *g, struct stranger *s, struct ff_error
     }
 }
 
+static bool is_silent(const struct stranger *s)
+{
+    return s->h.state == FF_HS_START && !s->x && !s->key;
+}
+
 /* Who makes room: the oldest of those who have said nothing yet, or of the others, whoever are more */
 static unsigned find_victim(const struct tcp_gate *g)
 {
     unsigned silent = 0, i = 0;
 
     for (unsigned k = 0; k < g->n; k++)
-        silent += g->s[k].h.state == FF_HS_START;
-    while ((g->s[i].h.state == FF_HS_START) != (silent > g->n / 2))
+        silent += is_silent(&g->s[k]);
+    while (is_silent(&g->s[i]) != (silent > g->n / 2))
         i++;
     return i;
 }

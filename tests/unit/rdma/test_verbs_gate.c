@@ -60,6 +60,43 @@ static int source_proves(struct source *s, struct ff_error *err)
     return rc;
 }
 
+/* A listener with the keys of several users finds the source's by the mark in its nonce */
+static void test_users(void **state)
+{
+    char path[] = "/tmp/farfork-verbs-users-XXXXXX", name[] = "a";
+    FILE *f = fdopen(mkstemp(path), "w");
+    struct ff_key *all, *own = key;
+    struct verbs_gate *of_one = gate;
+    struct ff_error err;
+    (void)state;
+
+    assert_non_null(f);
+    for (int i = 0; i < 3; i++)
+        fprintf(f, "%c:%032x\n", 'a' + i, i + 1);
+    fclose(f);
+    assert_ok(ff_key_load_psk(path, NULL, &all, &err), err);
+    assert_ok(verbs_gate_new(all, &gate, &err), err);
+    for (; *name <= 'c'; name[0]++) {
+        uint8_t nonce[FF_HS_NONCE_LEN], padded[FF_HS_HELLO_LEN + 4] = {0};
+        struct source s = {0};
+        bool can_send;
+
+        assert_ok(ff_key_load_psk(path, name, &key, &err), err);
+        assert_ok(ff_hs_nonce_of(key, nonce, &err), err);
+        ff_hs_ask(&s.h, FF_HS_SUITES, nonce, s.hello);
+        memcpy(padded, s.hello, sizeof(s.hello));
+        assert_ok(verbs_gate_hello(gate, padded, sizeof(padded), s.answer, &can_send, &err), err);
+        assert_ok(ff_hs_prove(&s.h, key, s.answer, sizeof(s.answer), s.proof, &s.e, &err), err);
+        assert_ok(source_proves(&s, &err), err);
+        ff_key_unref(key);
+    }
+    verbs_gate_free(gate);
+    ff_key_unref(all);
+    gate = of_one;
+    key = own;
+    unlink(path);
+}
+
 static void test_one_proof_each(void **state)
 {
     struct source a, b;
@@ -135,4 +172,5 @@ static void test_late(void **state)
 
 #define TEST(test) cmocka_unit_test_setup_teardown(test, start, end)
 
-UNIT_MAIN(TEST(test_one_proof_each), TEST(test_short), TEST(test_flood), TEST(test_late))
+UNIT_MAIN(TEST(test_one_proof_each), TEST(test_users), TEST(test_short), TEST(test_flood),
+          TEST(test_late))
