@@ -355,6 +355,42 @@ static void test_files(void **state)
     assert_error(err, EINVAL, "ca-cert.pem");
 }
 
+/* A key that is encrypted wants its password */
+static void test_password(void **state)
+{
+    static const char *const name[] = {"ca-cert.pem", "client-cert.pem"};
+    char path[128];
+    gnutls_x509_privkey_t own;
+    gnutls_datum_t d;
+    struct ff_error err;
+    struct ff_key *k;
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(name); i++) {
+        snprintf(path, sizeof(path), "%s/good/%s", top, name[i]);
+        must_tls(gnutls_load_file(path, &d));
+        write_pem("locked", name[i], &d);
+        gnutls_free(d.data);
+    }
+    snprintf(path, sizeof(path), "%s/good/client-key.pem", top);
+    must_tls(gnutls_load_file(path, &d));
+    must_tls(gnutls_x509_privkey_init(&own));
+    must_tls(gnutls_x509_privkey_import(own, &d, GNUTLS_X509_FMT_PEM));
+    gnutls_free(d.data);
+    must_tls(gnutls_x509_privkey_export2_pkcs8(own, GNUTLS_X509_FMT_PEM, "open it",
+                                               GNUTLS_PKCS_PBES2_AES_256, &d));
+    write_pem("locked", "client-key.pem", &d);
+    gnutls_free(d.data);
+    gnutls_x509_privkey_deinit(own);
+
+    snprintf(path, sizeof(path), "%s/locked", top);
+    assert_ok(ff_key_load_certs(path, NULL, "open it", false, &k, &err), err);
+    ff_key_unref(k);
+    assert_fails(ff_key_load_certs(path, NULL, "open that", false, &k, &err), EINVAL);
+    assert_null(strstr(err.text, "open that"));
+    assert_fails(ff_key_load_certs(path, NULL, NULL, false, &k, &err), EINVAL);
+}
+
 /* --- strangers --- */
 
 static int begin_tls(const struct ff_listener *ls)
@@ -439,6 +475,7 @@ int main(void)
         cmocka_unit_test(test_other_proofs), cmocka_unit_test(test_keys),
         cmocka_unit_test(test_files),        cmocka_unit_test(test_crowd),
         cmocka_unit_test(test_verbs),        cmocka_unit_test(test_no_certificate),
+        cmocka_unit_test(test_password),
     };
     return cmocka_run_group_tests(tests, make_all, remove_all) ? 1 : 0;
 }
