@@ -114,6 +114,13 @@ void tcp_set_options(int fd, int timeout_ms)
     setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &user, sizeof(user));
 }
 
+/* The same address, or both in 127.0.0.0/8: who connects to 127.0.0.2 comes from 127.0.0.1 */
+static bool is_one_host(struct in_addr a, struct in_addr b)
+{
+    return a.s_addr == b.s_addr || (ntohl(a.s_addr) >> 24 == IN_LOOPBACKNET &&
+                                    ntohl(b.s_addr) >> 24 == IN_LOOPBACKNET);
+}
+
 bool tcp_is_local(int fd)
 {
     struct sockaddr_storage here = {0}, there = {0};
@@ -126,8 +133,8 @@ bool tcp_is_local(int fd)
         here.ss_family != there.ss_family)
         return false;
     if (here.ss_family == AF_INET)
-        return ((struct sockaddr_in *)&here)->sin_addr.s_addr ==
-               ((struct sockaddr_in *)&there)->sin_addr.s_addr;
+        return is_one_host(((struct sockaddr_in *)&here)->sin_addr,
+                           ((struct sockaddr_in *)&there)->sin_addr);
     return here.ss_family == AF_INET6 &&
            !memcmp(&((struct sockaddr_in6 *)&here)->sin6_addr,
                    &((struct sockaddr_in6 *)&there)->sin6_addr, sizeof(struct in6_addr));

@@ -178,6 +178,26 @@ static void test_another_users_destination(void **state)
     }
 }
 
+/* Who connects to it comes from 127.0.0.1 */
+static void test_another_loopback(void **state)
+{
+    struct ff_link_params lp = {.host = "127.0.0.2", .port = "0", .timeout_ms = 15000};
+    struct ff_listener *ls;
+    struct ff_link *here, *there;
+    struct ff_error err;
+    char number[16];
+    (void)state;
+
+    assert_ok(ff_tcp_listen(&lp, &ls, &err), err);
+    snprintf(number, sizeof(number), "%u", ff_tcp_port(ls));
+    lp.port = number;
+    assert_ok(ff_tcp_connect(&lp, -1, &here, &err), err);
+    assert_ok(ff_tcp_accept(ls, SOON_MS, &there, &err), err);
+    here->ops->free(here);
+    there->ops->free(there);
+    ff_tcp_listener_free(ls);
+}
+
 /* verbs has no user to ask for */
 static void test_verbs(void **state)
 {
@@ -194,4 +214,5 @@ static void test_verbs(void **state)
 
 #define TEST(test) cmocka_unit_test_setup_teardown(test, start, end)
 
-UNIT_MAIN(TEST(test_another_users_source), TEST(test_another_users_destination), TEST(test_verbs))
+UNIT_MAIN(TEST(test_another_users_source), TEST(test_another_users_destination),
+          TEST(test_another_loopback), TEST(test_verbs))
