@@ -454,7 +454,7 @@ static void cancelled(void)
     struct ff_error err;
     struct area a;
 
-    must(mkdtemp(dir));
+    must(loop_mkdtemp(dir));
     snprintf(path, sizeof(path), "%s/agent", dir);
     must_ok(ff_agent_new(to, path, &parent.a, &err), err);
     must(ff_agent_new(to, path, &second, &err) == -EADDRINUSE);

@@ -217,7 +217,7 @@ static void one_source(void)
     struct ff_error err;
     struct area a;
 
-    must(mkdtemp(dir));
+    must(loop_mkdtemp(dir));
     snprintf(path, sizeof(path), "%s/agent", dir);
     must_ok(ff_address_parse("unix", &to, &err), err);
     must_ok(ff_agent_new(to, path, &r.a, &err), err);

@@ -209,15 +209,17 @@ static void with_a_key(void)
 {
     static const char hex[] = "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff";
     static struct move m;
-    char path[] = "/tmp/farfork-before-hello-XXXXXX", options[80];
-    FF_AUTO_CLOSE int fd = mkstemp(path);
+    char dir[] = "/tmp/farfork-before-hello-XXXXXX", path[64], options[96];
 
+    must(loop_mkdtemp(dir));
+    snprintf(path, sizeof(path), "%s/key", dir);
+    FF_AUTO_CLOSE int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
     must(fd >= 0 && write(fd, hex, strlen(hex)) == (ssize_t)strlen(hex));
     snprintf(options, sizeof(options), "key-file=%s,prealloc=0", path);
     heap_max = FEW_BYTES;
     m = (struct move){.tcp = true, .options = options, .hook = crowd_comes};
     move_run(&m);
-    must(!unlink(path));
+    must(!unlink(path) && !rmdir(dir));
     move_must_succeed(&m);
 }
 

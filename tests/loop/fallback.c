@@ -70,7 +70,7 @@ const char *set_out(int lease_s, const char *more)
     memset(leased, 0, sizeof(*leased));
     atomic_store(&leased->runs, true); /* once it is started, until a lease says otherwise */
     strcpy(dir, "/tmp/farfork-loop-XXXXXX");
-    must(mkdtemp(dir));
+    must(loop_mkdtemp(dir));
     snprintf(record, sizeof(record), "%s/record", dir);
     snprintf(fence, sizeof(fence), "%s/fence", dir);
     snprintf(fenced, sizeof(fenced), "%s/fenced", dir);

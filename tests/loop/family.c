@@ -28,7 +28,7 @@ struct family *family_new(void)
         mmap(NULL, sizeof(*f), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     must(f != MAP_FAILED);
     strcpy(f->dir, "/tmp/farfork-loop-XXXXXX");
-    must(mkdtemp(f->dir));
+    must(loop_mkdtemp(f->dir));
     snprintf(f->path, sizeof(f->path), "%s/agent", f->dir);
     f->n_regions = 2;
     f->cells[0] = 1500;

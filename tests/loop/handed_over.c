@@ -94,7 +94,7 @@ static void giver_new(struct giver *g)
     struct ff_error err;
 
     *g = (struct giver){.dir = "/tmp/farfork-loop-XXXXXX", .receiver = {.rc = 1}};
-    must(mkdtemp(g->dir));
+    must(loop_mkdtemp(g->dir));
     snprintf(g->path, sizeof(g->path), "%s/agent", g->dir);
     g->to = loop_address(0, "");
     must_ok(ff_agent_new(g->to, g->path, &g->receiver.a, &err), err);

@@ -2,12 +2,16 @@
  *
  * harness.c - run each test in a child process of its own, with a limit
  */
+#include <dirent.h>
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -132,12 +136,46 @@ static unsigned limit_of(const struct loop_test *t, uint64_t since_ns)
     return (unsigned)FF_MIN((uint64_t)limit_s, all_s > past_s ? all_s - past_s : 1);
 }
 
+/* --- folders: one that a test leaves when it fails is removed after it --- */
+
+static struct {
+    atomic_uint n;
+    char path[8][64];
+} *folders; /* the test is another process */
+
+char *loop_mkdtemp(char *path)
+{
+    if (!mkdtemp(path))
+        return NULL;
+    unsigned i = folders ? atomic_fetch_add(&folders->n, 1) : FF_ARRAY_LEN(folders->path);
+    if (i < FF_ARRAY_LEN(folders->path))
+        snprintf(folders->path[i], sizeof(folders->path[i]), "%s", path);
+    return path;
+}
+
+static void remove_folders(void)
+{
+    unsigned n = atomic_exchange(&folders->n, 0);
+
+    for (unsigned i = 0; i < n && i < FF_ARRAY_LEN(folders->path); i++) {
+        DIR *d = opendir(folders->path[i]);
+        for (struct dirent *e; d && (e = readdir(d));)
+            unlinkat(dirfd(d), e->d_name, 0);
+        if (d)
+            closedir(d);
+        rmdir(folders->path[i]);
+    }
+}
+
 int loop_main(int argc, char **argv, void (*setup)(void), const struct loop_test *tests, size_t n)
 {
     unsigned failed = 0, skipped = 0, passed = 0;
     const uint64_t begin = ff_now_ns();
 
     setvbuf(stdout, NULL, _IOLBF, 0);
+    folders = mmap(NULL, sizeof(*folders), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1,
+                   0);
+    must(folders != MAP_FAILED);
     if (setup)
         setup();
     for (size_t i = 0; i < n; i++) {
@@ -148,6 +186,7 @@ int loop_main(int argc, char **argv, void (*setup)(void), const struct loop_test
         uint64_t start = ff_now_ns();
         int status = child_wait(child_start(run_test, (void *)t), limit_s);
         unsigned ms = (unsigned)((ff_now_ns() - start) / 1000000);
+        remove_folders();
         if (status == 0) {
             passed++;
             printf("ok    %6u ms  %s\n", ms, t->name);

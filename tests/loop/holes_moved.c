@@ -392,7 +392,7 @@ static void agent(enum memory memory)
     struct ff_error err;
     char dir[] = "/tmp/farfork-holes-XXXXXX", path[64];
 
-    must(mkdtemp(dir));
+    must(loop_mkdtemp(dir));
     snprintf(path, sizeof(path), "%s/agent", dir);
     area_new(&b.src, memory, LEN);
     b.dst = b.src; /* for is_touched() */
@@ -456,7 +456,7 @@ static void child_is_late(void)
     pthread_t t;
 
     must_ok(ff_failpoints_arm("tcp.serve.prefill=delay:30000", &err), err);
-    must(mkdtemp(dir));
+    must(loop_mkdtemp(dir));
     snprintf(path, sizeof(path), "%s/agent", dir);
     area_new(&b.src, MEM_MEMFD, LEN);
     b.dst = b.src; /* for is_touched() */

@@ -95,6 +95,9 @@ int child_start(void (*fn)(void *), void *arg);
 /* Its exit status; -1: it took longer than @limit_s and was killed */
 int child_wait(int pid, unsigned limit_s);
 
+/* mkdtemp(3): what the test leaves there is removed after it, with the folder */
+char *loop_mkdtemp(char *path);
+
 /* --- memory --- */
 
 #define CELL 4096u

@@ -20,7 +20,7 @@ static void setup(void)
 
 static void begin(void)
 {
-    must(mkdtemp(folder));
+    must(loop_mkdtemp(folder));
     snprintf(file, sizeof(file), "%s/mark", folder);
     snprintf(options, sizeof(options), "until-go=%s", file);
 }

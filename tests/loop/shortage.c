@@ -131,7 +131,7 @@ static void file_in_small_fs(struct move *m)
     struct area *a = &m->area[0];
     uint64_t len = FS_CELLS * CELL;
 
-    must(mkdtemp(dir));
+    must(loop_mkdtemp(dir));
     snprintf(size, sizeof(size), "size=%llu", (unsigned long long)len);
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
         mount("none", dir, "tmpfs", 0, size)) {

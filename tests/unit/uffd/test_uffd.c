@@ -146,23 +146,17 @@ static void part_and_another_has_it(void **state)
 
 /* --- a file system without room --- */
 
-/* A tmpfs of eight pages, in a mount namespace of this process: a file in it that claims more */
-static int file_in_small_fs(char dir[64], uint64_t len, int *filler)
-{
-    char path[96];
+#define SMALL_FS "/tmp"
 
-    strcpy(dir, "/tmp/farfork-unit-XXXXXX");
-    assert_non_null(mkdtemp(dir));
+/* A tmpfs of eight pages, in a mount namespace of this process: a file in it that claims more */
+static int file_in_small_fs(uint64_t len, int *filler)
+{
     if (unshare(CLONE_NEWNS) || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) ||
-        mount("none", dir, "tmpfs", 0, "size=32K")) {
-        rmdir(dir);
+        mount("none", SMALL_FS, "tmpfs", 0, "size=32K"))
         return -1;
-    }
-    snprintf(path, sizeof(path), "%s/memory", dir);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    int fd = open(SMALL_FS "/memory", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0 && !ftruncate(fd, (off_t)len));
-    snprintf(path, sizeof(path), "%s/filler", dir);
-    *filler = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    *filler = open(SMALL_FS "/filler", O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_true(*filler >= 0 && !fallocate(*filler, 0, 0, 4 * PAGE));
     return fd;
 }
@@ -173,7 +167,6 @@ static void no_room_in_file(void **state)
     static const uint8_t page[PAGE] = {7};
     struct ff_error err = {.code = 0};
     struct ff_uffd u;
-    char dir[64];
     int rc = 0, filler = -1;
 
     (void)state;
@@ -181,7 +174,7 @@ static void no_room_in_file(void **state)
         print_message("SKIP: %s\n", err.text);
         skip();
     }
-    int fd = file_in_small_fs(dir, len, &filler);
+    int fd = file_in_small_fs(len, &filler);
     if (fd < 0) {
         print_message("SKIP: cannot mount a tmpfs here: %s\n", strerror(errno));
         ff_uffd_close(&u);
@@ -209,8 +202,7 @@ static void no_room_in_file(void **state)
     munmap(alias, len);
     close(fd);
     close(filler);
-    assert_false(umount2(dir, MNT_DETACH));
-    assert_false(rmdir(dir));
+    assert_false(umount2(SMALL_FS, MNT_DETACH));
 }
 
 /* --- what is poisoned stays so --- */
