@@ -309,19 +309,25 @@ def main_thread_waits(t, accel):
 def waits_as_it_begins(t, accel):
     """It waits for a page when GO comes, and the link breaks: the guest begins over another."""
     oob = OutOfBand(os.path.join(t.work, f'oob-go-{accel}'))
+    mark = os.path.join(t.work, f'no-go-{accel}')
     src, dst = pair(t, f'oob-go-{accel}', accel, faults=None, extra=oob.options,
                     source_faults='source.go=delay:3000000@1')
     with src, dst, Road(0) as road:
         oob.connect()
         src.start_load()
-        uri = common.listen(dst)
+        uri = common.listen(dst, options=f',until-go={mark}')
         road.to = int(uri.split(',')[0].rsplit(':', 1)[1])
         src.qmp('migrate', uri=here(road.port))
         common.wait_migration(src, 'postcopy-active')   # GO is next
         address = missing_page(dst)
         road.stall()                                    # pages do not get through; GO does
         ask_for(dst, address)
-        wait_for('GO', 20, lambda: oob.takes({'exec-oob': 'migrate-pause'}))
+        if not os.path.exists(mark):
+            raise Failed('GO came before its main thread waited: delay it more')
+        wait_for('GO', 20, lambda: not os.path.exists(mark))
+        if not waits(dst):
+            raise Failed('its main thread does not wait as GO comes')
+        wait_for('a pause', 20, lambda: oob.takes({'exec-oob': 'migrate-pause'}))
         wait_for('paused destination', 20, lambda: oob.takes(
             {'exec-oob': 'migrate-recover', 'arguments': {'uri': uri}}))
         answer_of(dst)
