@@ -13,6 +13,7 @@ import threading
 import time
 
 import labplace                     # first: it knows where those of tests/e2e are
+import clone
 import common
 import farfork_move
 import fork_resume
@@ -76,7 +77,7 @@ def loop(program, cases):
 
 def run(t):
     common.place = OneHost()
-    resume.MIB = fork_resume.MIB = forked.MIB = MIB
+    clone.MIB = resume.MIB = fork_resume.MIB = forked.MIB = MIB
     resume.SLOW = 'dest.prefill=delay:200000@1-30'
     for program, *cases in LOOPS:
         with t.case(f'{program}: {", ".join(cases)}'), jumping():
