@@ -122,8 +122,10 @@ $(BUILD)/fuzz/libwhole.a: $(FUZZ_OBJ)
 
 $(BUILD)/fuzz/address_fuzz: FUZZ_WRAP = ff_key_load
 
-# clock.c
-$(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz): FUZZ_WRAP = clock_gettime timerfd_settime timer_create
+# clock.c, peer.c
+$(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz): FUZZ_WRAP = clock_gettime timerfd_settime \
+    timer_create ff_same_user
+$(BUILD)/fuzz/source_fuzz: FUZZ_WRAP += ff_process_exec
 
 # command_host.c: an input names programs, files and processes
 $(BUILD)/fuzz/command_fuzz: FUZZ_WRAP = kill waitid waitpid open unlink access connect clock_gettime \

@@ -49,7 +49,7 @@ struct person {
 struct world {
     struct ff_agent *a;
     pthread_t thread;
-    atomic_bool ended;
+    struct event ended;
     struct person person[PEERS];
     struct area area[REGIONS]; /* of every child */
     int file[REGIONS], state, null;
@@ -78,7 +78,7 @@ static void *run_agent(void *arg)
     if (!rc)
         rc = ff_agent_wait(w->a, &err);
     check_outcome(rc, &err);
-    atomic_store(&w->ended, true);
+    event_set(&w->ended);
     return NULL;
 }
 
@@ -424,6 +424,7 @@ static void begin(struct world *w, struct input *in)
     }
     w->state = new_file(PAGE);
     w->null = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    event_new(&w->ended);
     must(w->null >= 0 && !pthread_create(&w->thread, NULL, run_agent, w));
 }
 
@@ -437,6 +438,7 @@ static void end(struct world *w)
     must(st.children <= PEERS && st.children_running <= st.children);
     ff_agent_cancel(w->a);
     pthread_join(w->thread, NULL);
+    event_free(&w->ended);
     ff_agent_free(w->a);
     for (unsigned i = 0; w->source && i < FF_TCP_SOCKETS; i++)
         close(w->passed[i]);

@@ -265,12 +265,13 @@ static int next_turn(struct pollfd *p, nfds_t n, int timeout_ms)
         step();
     else
         wind_up();
-    if (timeout_ms < 0)
-        clock_advance(CLOCK_MONOTONIC, 1000000000u);
     must(p[0].fd <= 0); /* stdin, or not any more */
     if (!p[0].fd)
         p[0].fd = commands_in;
-    return poll(p, n, 0);
+    int ready = poll(p, n, 0);
+    if (!ready && timeout_ms < 0)
+        clock_advance(CLOCK_MONOTONIC, 1000000000u);
+    return ready;
 }
 
 /* --- one run --- */

@@ -23,6 +23,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "cleanup.h"
 #include "clock.h"
 #include "peer.h"
 #include "source.h"
@@ -58,6 +59,8 @@ static const char *const options[] = {
 
 #define STATE_BYTES 1000u
 #define PUSH_BYTES (4u << 20)
+#define SERVE_MS 100u
+#define SERVE_WRONG_MS 8u
 #define LEASE_STEP_NS (FF_WIRE_LEASE_MIN_MS / 5 * 1000000ull)
 
 struct world {
@@ -77,7 +80,8 @@ struct world {
     struct ff_dest *d;
     pthread_t engine, toucher;
     bool touches, fails, leased;
-    atomic_bool ended, stop, stopped;
+    struct event ended;
+    atomic_bool stop, stopped;
     unsigned recovers;
     bool ran, done, taken_back;
     atomic_bool released;
@@ -149,7 +153,7 @@ static void *run_engine(void *arg)
     }
     check_outcome(rc, &err);
     w->done = !rc;
-    atomic_store(&w->ended, true);
+    event_set(&w->ended);
     return NULL;
 }
 
@@ -328,8 +332,9 @@ static void be_welcomed(struct world *w)
 static void serve(struct world *w)
 {
     struct input none = {.left = 0};
+    uint64_t end = ff_now_ns() + (w->p.right ? SERVE_MS : SERVE_WRONG_MS) * 1000000ull;
 
-    for (unsigned i = 0; i < 400 && w->p.l && !atomic_load(&w->ended); i++) {
+    while (w->p.l && !event_is(&w->ended) && ff_now_ns() < end) {
         int type = peer_hear(&w->p);
         on_other(w, type);
         while (w->n_grants)
@@ -341,7 +346,7 @@ static void serve(struct world *w)
             return;
         }
         if (!type)
-            usleep(w->p.right ? 200 : 20);
+            peer_wait(&w->p, 2);
     }
 }
 
@@ -395,8 +400,8 @@ static void come_back(struct world *w, struct input *in)
     if (w->p.way == SOCKETS)
         return;
     peer_hang_up(&w->p);
-    for (unsigned i = 0; i < 50 && !ff_dest_port(w->d) && !atomic_load(&w->ended); i++)
-        usleep(200);
+    for (unsigned i = 0; i < 10 && !ff_dest_port(w->d) && !event_is(&w->ended); i++)
+        event_await(&w->ended, 1);
     connect_peer(w);
     if (!w->p.l)
         return;
@@ -509,6 +514,7 @@ static void begin(struct world *w, struct input *in)
         struct ff_region r = region_of(&w->theirs[i], i);
         must(!ff_dest_add_region(w->d, &r, &err));
     }
+    event_new(&w->ended);
     must(!pthread_create(&w->engine, NULL, run_engine, w));
     if (w->p.way != SOCKETS)
         connect_peer(w);
@@ -525,7 +531,7 @@ static void check_memory(const struct world *w)
 static void end(struct world *w)
 {
     peer_hang_up(&w->p);
-    if (!await_flag(&w->ended, w->p.way == SOCKETS ? 2000 : 5)) {
+    if (!event_await(&w->ended, w->p.way == SOCKETS ? 2000 : 5)) {
         atomic_store(&w->stop, true);
         ff_dest_cancel(w->d);
     }
@@ -539,6 +545,7 @@ static void end(struct world *w)
     ff_dest_free(w->d); /* who waits for memory goes on */
     if (w->touches)
         pthread_join(w->toucher, NULL);
+    event_free(&w->ended);
     for (unsigned i = 0; i < REGIONS; i++) {
         area_free(&w->own[i]);
         area_free(&w->theirs[i]);

@@ -3,7 +3,9 @@
  * peer.c - the other side of a move, as a fuzzer's input plays it
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -29,16 +31,44 @@ void check_outcome(int rc, const struct ff_error *err)
     }
 }
 
-bool await_flag(const atomic_bool *flag, unsigned limit_ms)
+/* Of connections within this process there is nothing to find out, and it reads all that the host
+ * has */
+int __wrap_ff_same_user(int fd, struct ff_error *err);
+int __wrap_ff_same_user(int fd, struct ff_error *err)
 {
-    uint64_t end = ff_now_ns() + limit_ms * 1000000ull;
+    (void)fd, (void)err;
+    return 0;
+}
 
-    while (!atomic_load(flag)) {
-        if (ff_now_ns() > end)
-            return false;
-        usleep(100);
-    }
-    return true;
+void event_new(struct event *e)
+{
+    atomic_store(&e->is, false);
+    e->fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    must(e->fd >= 0);
+}
+
+void event_free(struct event *e)
+{
+    ff_close_fd(&e->fd);
+}
+
+void event_set(struct event *e)
+{
+    atomic_store(&e->is, true);
+    must(!eventfd_write(e->fd, 1));
+}
+
+bool event_is(const struct event *e)
+{
+    return atomic_load(&e->is);
+}
+
+bool event_await(struct event *e, int limit_ms)
+{
+    struct pollfd p = {.fd = e->fd, .events = POLLIN};
+
+    poll(&p, 1, limit_ms);
+    return event_is(e);
 }
 
 static void ignore_log(enum ff_log_level level, const char *line)
@@ -72,13 +102,17 @@ struct ff_address *fuzz_address(enum way way, unsigned port, const char *options
 /* --- a run --- */
 
 #define STEPS_MAX 60u
+#define STACK_BYTES (512u << 10) /* ASan clears the shadow of each thread's */
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     struct input in = {.p = data, .left = size};
+    pthread_attr_t small;
 
+    must(!pthread_attr_init(&small) && !pthread_attr_setstacksize(&small, STACK_BYTES) &&
+         !pthread_setattr_default_np(&small));
     ff_log_set(ignore_log, FF_LOG_DEBUG);
     fuzz_one(&in);
     clock_reset();
@@ -284,12 +318,29 @@ int peer_hear(struct peer *p)
     return type < 0 || type == FF_MSG_REFUSE ? 0 : type;
 }
 
+void peer_wait(struct peer *p, int limit_ms)
+{
+    struct pollfd f[2 + FF_QUEUES] = {{.fd = -1}};
+
+    if (!p->l)
+        return;
+    if (p->engine_ended)
+        f[0] = (struct pollfd){.fd = p->engine_ended->fd, .events = POLLIN};
+    f[1] = (struct pollfd){.fd = p->l->ops->control_fd(p->l), .events = POLLIN};
+    for (enum ff_queue q = 0; q < FF_QUEUES; q++) {
+        f[2 + q].fd = -1;
+        if (p->open)
+            f[2 + q].fd = p->l->ops->fd(p->l, q, &f[2 + q].events);
+    }
+    poll(f, FF_ARRAY_LEN(f), limit_ms);
+}
+
 bool peer_await(struct peer *p, enum ff_msg type, void (*other)(void *opaque, int type),
                 void *opaque)
 {
     uint64_t end = ff_now_ns() + (p->right ? PATIENT_MS : IMPATIENT_MS) * 1000000ull;
 
-    while (p->l && !(p->engine_ended && atomic_load(p->engine_ended)) && ff_now_ns() < end) {
+    while (p->l && !(p->engine_ended && event_is(p->engine_ended)) && ff_now_ns() < end) {
         int heard = peer_hear(p);
         if (heard == (int)type)
             return true;
@@ -298,7 +349,7 @@ bool peer_await(struct peer *p, enum ff_msg type, void (*other)(void *opaque, in
         if (heard > 0 && heard != FF_MSG_PROGRESS && p->right)
             end = ff_now_ns() + PATIENT_MS * 1000000ull;
         if (!heard)
-            usleep(50);
+            peer_wait(p, (int)((end - FF_MIN(end, ff_now_ns())) / 1000000u) + 1);
     }
     p->right = false; /* it is not as it should be: so there is less to wait for */
     return false;

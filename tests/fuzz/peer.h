@@ -43,6 +43,18 @@ void fuzz_one(struct input *in);
 void fuzz_steps(struct input *in, unsigned steps, void (*good)(void *opaque),
                 void (*step)(void *opaque, struct input *in), void *opaque);
 
+/* What is so once and for all, and can be waited for */
+struct event {
+    atomic_bool is;
+    int fd;
+};
+
+void event_new(struct event *e);
+void event_free(struct event *e);
+void event_set(struct event *e);
+bool event_is(const struct event *e);
+bool event_await(struct event *e, int limit_ms); /* whether it is */
+
 /* --- memory, with borders that nobody may touch --- */
 
 #define PAGE 4096u
@@ -85,7 +97,7 @@ struct peer {
     uint8_t heard[FF_MSG_MAX];
     int heard_len;
     uint32_t said; /* FF_MSG_BIT() of all that it may have said */
-    atomic_bool *engine_ended;
+    struct event *engine_ended; /* or NULL */
 };
 
 #define KEY_TEXT "5f3c0e9d6b2a48f1c7e6d5b4a39281706f5e4d3c2b1a09f8e7d6c5b4a3928170"
@@ -106,6 +118,9 @@ void peer_say_raw(struct peer *p, struct input *in);      /* beside all framing 
 /* Serve both queues, and listen: the type of a message in p->heard, or 0 for none */
 int peer_hear(struct peer *p);
 
+/* Until peer_hear() may have something to do, or the engine has ended, or @limit_ms */
+void peer_wait(struct peer *p, int limit_ms);
+
 /* Until @type is heard, or nothing more is to be expected: whether it was. @other (may be NULL) is
  * called with every other message */
 bool peer_await(struct peer *p, enum ff_msg type, void (*other)(void *opaque, int type),
@@ -121,8 +136,5 @@ struct ff_address *fuzz_address(enum way way, unsigned port, const char *options
 
 /* A failure says why, and nothing but a failure does */
 void check_outcome(int rc, const struct ff_error *err);
-
-/* Wait until *@flag, @limit_ms at most: whether it is */
-bool await_flag(const atomic_bool *flag, unsigned limit_ms);
 
 #endif

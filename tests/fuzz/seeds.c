@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "error.h"
+#include "farfork-clone.h"
 #include "message.h"
 #include "tcp_wire.h"
 #include "wire.h"
@@ -275,6 +276,13 @@ static void save_commands(void)
          7, 7, 15);
     SAVE(1, 0, 0, 1, 2, 0, 9, 121, 57, 89, 24, 5, 93, 13, 13); /* paused, then lost */
     SAVE(2, 0, 0, 1, 2, 0, 0, 4, 1, 10, 0, 10, 1, 10, 2, 0, 5, 0, 3, 1, 10, 0, 10, 1, 10, 4, 0, 9);
+    for (uint8_t i = 1; i < 6; i++) { /* a guest's port; questions; nobody comes */
+        SAVE(0, 0, 0, 1, 7, 2, 24, FF_CHILD_RUNNING, 10, 8, 13, 26, 0, 26, 1, 26, i, 26, i, 26,
+             255);
+        SAVE(2, 0, 0, 1, 7, 2, 3, 3, 1, 4, 1, 3, 1, 4, 1, 10, 0, 26, 0, 10, 1, 26, 1, 10, i, 26, i,
+             13);
+        SAVE(0, 0, 0, 1, 7, 2, 0, 5, 0, 47, 253, 10, 0, 10, 1, 10, i, 253, 10, 0, 10, 1, 10, i);
+    }
     SAVE(2, 0, 0, 1, 2, 0, 0, 5, 15, 93, 93, 10, 0, 10, 1, 10, 2); /* nobody comes: SIGTERM */
     SAVE(0, 0, 5, 0, 0, 0, 1, 47, 15); /* a child that comes after keep has its secrets, too */
     SAVE(0, 0, 3, 1, 5, 14, '{', '"', 'p', 'i', 'n', 'g', '"', ':', 't', 'r', 'u', 'e', '}', '\n',
