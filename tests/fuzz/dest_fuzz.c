@@ -59,6 +59,7 @@ static const char *const options[] = {
 
 #define STATE_BYTES 1000u
 #define PUSH_BYTES (4u << 20)
+#define REGION_PARTS 5u /* of two pages that fail */
 #define SERVE_MS 100u
 #define SERVE_WRONG_MS 8u
 #define LEASE_STEP_NS (FF_WIRE_LEASE_MIN_MS / 5 * 1000000ull)
@@ -79,7 +80,7 @@ struct world {
 
     struct ff_dest *d;
     pthread_t engine, toucher;
-    bool touches, fails, leased;
+    bool touches, fails, parts, leased;
     struct event ended;
     atomic_bool stop, stopped;
     unsigned recovers;
@@ -208,6 +209,22 @@ static int make_keys(struct world *w)
     for (unsigned i = 0; i < REGIONS; i++)
         k[i] = (struct ff_wire_key){.region = i, .rkey = w->mr[i].rkey};
     return ff_wire_put_keys(w->p.msg, k, REGIONS);
+}
+
+/* What fails of region 0, and keys of the rest */
+static int make_parts(struct world *w)
+{
+    struct ff_wire_part part[REGION_PARTS];
+    unsigned n = 0;
+
+    register_memory(w);
+    for (uint64_t i = 0; i < region_pages[0]; i++) {
+        uint32_t rkey = page_fails(0, i) ? 0 : w->mr[0].rkey;
+        if (!n || part[n - 1].rkey != rkey)
+            part[n++] = (struct ff_wire_part){.rkey = rkey, .offset = i * PAGE};
+        part[n - 1].len_bytes += PAGE;
+    }
+    return ff_wire_put_parts(w->p.msg, part, n);
 }
 
 /* The message that a good source says at @step: its length, 0: it listens */
@@ -360,6 +377,8 @@ static void good_step(void *opaque)
     if (step == STEPS)
         return;
     w->next++;
+    if (step == KEYS && w->parts)
+        peer_say(&w->p, make_parts(w));
     int len = make(w, step);
     if (len > 0)
         peer_say(&w->p, len);
@@ -431,7 +450,7 @@ static void step(void *opaque, struct input *in)
     unsigned how;
     int len;
 
-    switch (get(in) % 12) {
+    switch (get(in) % 13) {
     case 0:
     case 1:
         good_step(w);
@@ -469,6 +488,11 @@ static void step(void *opaque, struct input *in)
             ff_dest_release(w->d);
         on_other(w, peer_hear(&w->p));
         break;
+    case 12: /* unasked for, or twice */
+        w->p.right = false;
+        if ((len = make_parts(w)) > 0)
+            peer_say_beside(&w->p, len, in);
+        break;
     case 11: /* a lease that is not asked for, or twice */
         w->p.right = false;
         peer_say(&w->p, ff_wire_put_lease(w->p.msg, w->asked + get(in) % 3 - 1));
@@ -492,7 +516,9 @@ static void begin(struct world *w, struct input *in)
 
     w->p = (struct peer){
         .way = how % WAYS, .right = true, .raw = {-1, -1, -1}, .engine_ended = &w->ended};
-    w->options = options[get(in) % (sizeof(options) / sizeof(options[0]))];
+    unsigned which = get(in);
+    w->options = options[which % (sizeof(options) / sizeof(options[0]))];
+    w->parts = how & 128 && which & 8;
     w->precopy = strstr(w->options, "precopy");
     w->leased = how & 64;
     w->fails = how & 128;

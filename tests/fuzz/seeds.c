@@ -203,6 +203,8 @@ static void save_dest_moves(uint8_t steps)
             uint8_t way = (uint8_t)(how % 3 + 48 * (i / 4) + 64 * (how / 3));
             SAVE(way, i, steps);
             SAVE(way, i, (uint8_t)(steps - 1), 5, 4, 0, 0, 8, 31);
+            SAVE(way, i + 8, steps);
+            SAVE(way, i, 4, 12, 3, 4, 1, 0, 8);
             if (how < 6 || i)
                 continue;
             SAVE(way, i, (uint8_t)(steps - 1), 10, 3, 8, 31, 10, 7, 8, 31, 0, 8, 31); /* late */
