@@ -80,7 +80,7 @@ struct world {
 
     struct ff_dest *d;
     pthread_t engine, toucher;
-    bool touches, fails, parts, leased;
+    bool touches, fails, parts, leased, dies_then; /* the source, when it has heard DONE */
     struct event ended;
     atomic_bool stop, stopped;
     unsigned recovers;
@@ -356,6 +356,8 @@ static void serve(struct world *w)
         on_other(w, type);
         while (w->n_grants)
             push(w, &none, true);
+        if (type == FF_MSG_DONE && w->dies_then)
+            return;
         if (type == FF_MSG_DONE) {
             peer_say(&w->p, ff_wire_put_empty(w->p.msg, FF_MSG_WITHDRAWN));
             if (w->leased)
@@ -498,8 +500,12 @@ static void step(void *opaque, struct input *in)
         peer_say(&w->p, ff_wire_put_lease(w->p.msg, w->asked + get(in) % 3 - 1));
         break;
     case 8: /* serve, and listen */
-        for (unsigned i = get(in) % 32; i--;)
-            on_other(w, peer_hear(&w->p));
+        for (unsigned i = get(in) % 32; i--;) {
+            int type = peer_hear(&w->p);
+            on_other(w, type);
+            if (!type && w->p.right)
+                peer_wait(&w->p, 1);
+        }
         break;
     default:
         w->next = get(in) % (STEPS + 1); /* leave out, or repeat */
@@ -519,6 +525,7 @@ static void begin(struct world *w, struct input *in)
     unsigned which = get(in);
     w->options = options[which % (sizeof(options) / sizeof(options[0]))];
     w->parts = how & 128 && which & 8;
+    w->dies_then = which & 16;
     w->precopy = strstr(w->options, "precopy");
     w->leased = how & 64;
     w->fails = how & 128;

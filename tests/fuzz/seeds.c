@@ -209,6 +209,7 @@ static void save_dest_moves(uint8_t steps)
                 continue;
             SAVE(way, i, (uint8_t)(steps - 1), 10, 3, 8, 31, 10, 7, 8, 31, 0, 8, 31); /* late */
             SAVE(way, i, (uint8_t)(steps - 1), 11, 0, 8, 31, 11, 2);
+            SAVE(way, i + 16, steps);
             SAVE(way, i, (uint8_t)(steps - 1), 5, 8, 8, 31); /* taken back */
             SAVE(way, i, (uint8_t)(steps - 2), 5, 8, 8, 31);
             SAVE(way, i, (uint8_t)(steps - 3), 10, 7, 0, 0, 0); /* GO comes late */
@@ -224,6 +225,7 @@ static void save_source_moves(uint8_t steps)
             if (then && !(way & 64))
                 continue;
             SAVE(way, then, steps);
+            SAVE(way, then + 4, steps);
             for (uint8_t until = 8; until < steps; until++) {
                 SAVE(way, then, until, 5, i % 3 | 8, 0, 0, 0);
                 SAVE(way, then, until, 10, 1, 8, 9, 10, 0, 0, 0, 0, 9);

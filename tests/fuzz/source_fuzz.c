@@ -66,6 +66,8 @@ struct world {
     struct ff_source *s;
     pthread_t engine;
     bool precopy, fails, may_take_back, takes_back;
+    bool dies_then; /* the destination, before it answers WITHDRAWN */
+    bool let_go;    /* the source, once it has heard DONE */
     struct event ended;
     atomic_bool stop;
     bool went, done, never_ran, taken_back;
@@ -259,6 +261,7 @@ static void on_other(void *opaque, int type)
         must(!ff_wire_get_lease(w->p.heard, len, &number, &why));
         must((number && number <= w->asked) || !w->p.right);
     }
+    w->let_go |= type == FF_MSG_WITHDRAWN && w->epoch == 1;
     must(type != FF_MSG_WITHDRAWN || w->p.said & FF_MSG_BIT(FF_MSG_DONE) || w->epoch > 1);
 }
 
@@ -372,8 +375,11 @@ static void good_step(void *opaque)
         open_queues(w);
     for (unsigned i = 0; step == READS && i < 6; i++)
         read_right(w, i * 5);
-    if (step == DONE && peer_await(&w->p, FF_MSG_WITHDRAWN, on_other, w) && w->may_take_back)
-        peer_say(&w->p, ff_wire_put_empty(w->p.msg, FF_MSG_WITHDRAWN));
+    if (step == DONE && peer_await(&w->p, FF_MSG_WITHDRAWN, on_other, w)) {
+        on_other(w, FF_MSG_WITHDRAWN);
+        if (w->may_take_back && !w->dies_then)
+            peer_say(&w->p, ff_wire_put_empty(w->p.msg, FF_MSG_WITHDRAWN));
+    }
     if (step == READS && w->may_take_back) {
         peer_say(&w->p, ff_wire_put_lease(w->p.msg, ++w->asked));
         peer_await(&w->p, FF_MSG_LEASE, on_other, w);
@@ -534,6 +540,7 @@ static void begin(struct world *w, struct input *in)
     w->fails = how & 128;
     how = get(in);
     w->takes_back = how & 1;
+    w->dies_then = how & 4;
     fence_fails = how & 2;
     make_record_name();
     w->epoch = 1;
@@ -564,6 +571,7 @@ static void end(struct world *w)
     pthread_join(w->engine, NULL);
     must(!w->went || w->p.said & FF_MSG_BIT(FF_MSG_READY));
     must(!w->done || w->p.said & FF_MSG_BIT(FF_MSG_DONE));
+    must(!w->taken_back || !w->let_go);
     must(!w->never_ran || w->told_not_started);
     ff_source_free(w->s);
     unlink(record);
