@@ -7,11 +7,13 @@
         road.close()                    # every connection on it breaks; it takes no other
         road.stall()                    # of the connections there are only the first still works
         road.open()
+    road.delay_s = 0.05             # whatever comes on it waits for so long
 """
 import contextlib
 import select
 import socket
 import threading
+import time
 
 
 class Road:
@@ -23,6 +25,8 @@ class Road:
         self.threads = []
         self.listener = self.taker = None
         self.port = 0
+        self.delay_s = 0
+        self.breaks = 0                 # who breaks it may count that
 
     def __enter__(self):
         self.open()
@@ -96,6 +100,7 @@ class Road:
                     data = s.recv(1 << 18)
                     if not data:
                         raise OSError
+                    time.sleep(self.delay_s)
                     if (near, far) not in self.stalled:
                         other[s].sendall(data)
         with self.lock:
