@@ -31,7 +31,7 @@
 #include "fallback.h"
 #include "soak_moves.h"
 
-#define ROUND_S 60u /* a round that takes longer hangs */
+#define ROUND_S 90u   /* a round that takes longer hangs */
 #define LISTENS_MS 3000
 #define TOLD_MS 10000
 #define KEY "5f3c0e9d6b2a48f1c7e6d5b4a39281706f5e4d3c2b1a09f8e7d6c5b4a3928170\n"
@@ -454,7 +454,7 @@ static bool one_round(uint64_t seed)
     unlink(fenced);
     *leased = (struct leased){.runs = true};
     tally->ran = false;
-    int status = child_wait(child_start(round_main, NULL), ROUND_S * (UNDER_SANITIZER ? 5 : 1));
+    int status = child_wait(child_start(round_main, NULL), ROUND_S * (UNDER_SANITIZER ? 2 : 1));
     if (!status || interrupted)
         return true;
     round_print(&now);
