@@ -44,7 +44,7 @@ void dest_set_link(struct ff_dest *d, struct ff_link *link)
 static int settle_verify(struct ff_dest *d, struct ff_error *err)
 {
     const char *why_not = !d->link->sealed ? "it needs a key: give key-file=FILE on both sides"
-                          : !d->link->pushes ? "this link cannot ask (it has no WRITE with immediate)"
+                          : !d->link->pushes ? "this link cannot ask (no WRITE with immediate)"
                           : d->addr.prefill == FF_PREFILL_PUSH
                               ? "what the source pushes cannot be verified: use prefill=pull"
                               : NULL;

@@ -28,8 +28,8 @@ void ff_tagger_detach(struct ff_tagger *t)
     memset(t, 0, sizeof(*t));
 }
 
-/* Whole pages of a region, as many as one READ may bring. What they are is told to nobody: only who has
- * the key can compare */
+/* Whole pages of a region, as many as one READ may bring. What they are is told to nobody: only who
+ * has the key can compare */
 static bool may_ask(const struct ff_tagger *t, const struct ff_ask *a)
 {
     const struct ff_region *r = a->region < t->regions->n ? &t->regions->r[a->region] : NULL;
@@ -53,8 +53,8 @@ static int make_tag(struct ff_tagger *t, enum ff_queue q, uint32_t i, struct ff_
     *a = ff_ask_decode(ask);
     if (!may_ask(t, a))
         return ff_error_set(err, EPROTO,
-                            "source: verify: asked for 0x%x bytes at 0x%llx of region %u: want whole "
-                            "pages inside a region",
+                            "source: verify: asked for 0x%x bytes at 0x%llx of region %u: want "
+                            "whole pages inside a region",
                             a->len_bytes, (unsigned long long)a->offset, a->region);
     const struct ff_region *r = &t->regions->r[a->region];
     struct ff_tagged d = {.data = (uint8_t *)r->host + a->offset,

@@ -10,15 +10,14 @@
  *
  * Picture      destination (verify.c)                       source (tagger.c)
  *              READ ------------------------------------->  (an adapter, or the link) bytes
- *              ask: WRITE, imm = slot ------------------->  the thread of the queue looks at the same
- *                                                           bytes
+ *              ask: WRITE, imm = slot ------------------->  its thread looks at the same bytes
  *              <------------------- WRITE, imm = slot: tag  of the ask and of the bytes
  *              tag right: the READ is complete
  *              wrong: the link breaks; nothing of it is installed, and the next link reads it again
  *
  *              A tag is asked for when the image is frozen, like the bytes: so there is no table of
  *              tags to make, to keep and to wait for, and nothing is hashed that nobody reads.
- *              Both travel at once: a read takes one look at its bytes longer, and a thread's wake-up.
+ *              Both travel at once: a read takes one look at its bytes longer, and a wake-up.
  *
  * Invariants   1. The ask is part of what is hashed, and its number is used once: a tag is good for
  *                 one READ, so neither old bytes nor those of another page pass with their tags.
@@ -62,7 +61,7 @@ static inline uint64_t ff_tag_at(enum ff_queue q, uint32_t i)
 void ff_ask_encode(uint8_t out[FF_ASK_LEN], const struct ff_ask *a);
 struct ff_ask ff_ask_decode(const uint8_t in[FF_ASK_LEN]);
 
-/* What both sides keep for as long as they have a link: a page for asks, one for tags, and the keys */
+/* What both sides keep while they have a link: a page for asks, one for tags, and the keys */
 struct ff_tag_memory {
     uint8_t *asks, *tags;
     struct ff_mr asks_mr, tags_mr; /* go with the link */

@@ -145,8 +145,9 @@ static int check(struct ff_pager *p, enum ff_queue q, const struct slot *s, stru
     if (ff_page_tag_is(came + 8, want))
         return 0;
     return ff_error_set(err, EBADMSG,
-                        "pager: verify: region %s: 0x%x bytes at 0x%llx are not what the source has: "
-                        "somebody in the network or a broken adapter changed them; none is installed",
+                        "pager: verify: region %s: 0x%x bytes at 0x%llx are not what the source "
+                        "has: somebody in the network or a broken adapter changed them; none is "
+                        "installed",
                         s->r->name, wr->len_bytes,
                         (unsigned long long)(wr->remote - s->r->remote));
 }

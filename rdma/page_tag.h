@@ -9,8 +9,8 @@
  *              are in neither, in order)
  *
  * Purpose      GMAC, since it is three times as quick as HMAC-SHA256 where the CPU has both, and
- *              reads in parts what does not lie together. Its one trap: two tags of one key with one
- *              number give the key away. So who makes tags counts them, and nobody else does.
+ *              reads in parts what does not lie together. Its one trap: two tags of one key with
+ *              one number give the key away. So who makes tags counts them, and nobody else does.
  */
 #ifndef FF_RDMA_PAGE_TAG_H
 #define FF_RDMA_PAGE_TAG_H

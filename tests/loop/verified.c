@@ -55,7 +55,7 @@ static struct {
     struct seen seen[FF_QUEUES]; /* each its queue's thread's */
 } liar;
 
-/* About the @nth of @q, or where one can be told next; but for a pass, one a link, which it breaks */
+/* About the @nth of @q, or where one can be told next. One a link, but for a pass */
 static bool lies_now(struct ff_link *l, enum ff_queue q, uint64_t nth)
 {
     return liar.lie && q == liar.queue && atomic_load(&liar.told) < liar.most &&
