@@ -7,7 +7,6 @@ side alone has run the guest, and the guest finds every byte right. FARFORK_FULL
 every step; else some. Limit: 290 s, or 1,700 s.
 """
 import contextlib
-import glob
 import itertools
 import json
 import os
@@ -146,8 +145,8 @@ def fork_is_at(step, a, c):
         return
     wait_for('an export', 40, lambda: a.qmp('query-x-farfork-exports'))
     if step != 'GO is next':
-        wait_for('an image that comes', 40, lambda: any(
-            os.path.getsize(k) for k in glob.glob(c.base + '/f/*/*.console')))
+        wait_for('an image that comes', 40, lambda: [
+            f for f in listed(c.base) if f['image'] in ('arriving', 'complete')])
 
 
 def fork(t, accel, who, step, timeout):

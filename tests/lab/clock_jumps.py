@@ -79,6 +79,7 @@ def run(t):
     common.place = OneHost()
     clone.MIB = resume.MIB = fork_resume.MIB = forked.MIB = MIB
     resume.SLOW = 'dest.prefill=delay:200000@1-30'
+    fork_resume.SLOW = 'dest.prefill=delay:2000000'
     for program, *cases in LOOPS:
         with t.case(f'{program}: {", ".join(cases)}'), jumping():
             loop(program, cases)
