@@ -59,6 +59,7 @@ static const char *const options[] = {
 
 #define STATE_BYTES 1000u
 #define PUSH_BYTES (4u << 20)
+#define OTHER_BYTES (48 * PAGE) /* the largest region */
 #define REGION_PARTS 5u /* of two pages that fail */
 #define SERVE_MS 100u
 #define SERVE_WRONG_MS 8u
@@ -280,6 +281,7 @@ static void on_other(void *opaque, int type)
 /* By what a grant says: the bytes of the image, or a note that there are none */
 static void push(struct world *w, struct input *in, bool good)
 {
+    static uint8_t other[OTHER_BYTES];
     struct ff_grant *g = &w->grant[w->n_grants ? get(in) % w->n_grants : 0];
     uint32_t imm = g->id, len = g->len_bytes;
     uint64_t at = g->addr;
@@ -300,7 +302,8 @@ static void push(struct world *w, struct input *in, bool good)
             imm |= FF_IMM_UNREADABLE;
     bool note = imm & FF_IMM_UNREADABLE && good; /* a few bytes that it can read */
     struct ff_wr wr = {.op = FF_OP_WRITE,
-                       .local = w->own[g->region].host + (note ? 0 : g->offset),
+                       .local = w->fails && !good ? other /* who reads what failed dies */
+                                : w->own[g->region].host + (note ? 0 : g->offset),
                        .lkey = w->mr[g->region].lkey,
                        .remote = at,
                        .rkey = g->rkey,
