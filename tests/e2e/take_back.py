@@ -376,6 +376,7 @@ def thinks_better(t, accel):
     with src, dst:
         src.start_load()
         uri = begin(src, dst, fence, lease_s=60)
+        refuses(dst, 'is heard', 'x-rdma-postcopy-release')
         pause(src)
         both_paused(src, dst)
         take_back(src, uri)
