@@ -42,6 +42,7 @@ static void before_ready(struct gen *g)
     switch (MSG_TYPE(front)) {
     case FF_MSG_PUBLISH:
     case FF_MSG_STATE:
+    case FF_MSG_PARTS:
     case FF_MSG_FIRST:
         break;
     case FF_MSG_KEYS: /* of PUBLISH, or of STATE */

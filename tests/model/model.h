@@ -91,7 +91,7 @@ enum bytes { BYTES_NONE, BYTES_ASKED, BYTES_COMING, BYTES_COMING_NEW };
 
 /* One life of a link. The bytes of page 0 travel on queue FAULT, those of page 1 on PREFILL: beside
  * the control messages, and beside each other */
-enum { LINKS = 6, QUEUE = 6, TO_DEST = 0, TO_SOURCE = 1, PAGES = 2, ALL_PAGES = (1 << PAGES) - 1 };
+enum { LINKS = 6, QUEUE = 7, TO_DEST = 0, TO_SOURCE = 1, PAGES = 2, ALL_PAGES = (1 << PAGES) - 1 };
 struct link_life {
     uint8_t s_open : 1, d_open : 1, cut : 1;
     uint8_t bytes[PAGES]; /* enum bytes */

@@ -68,6 +68,7 @@ static void send_state(struct gen *g)
     if (g->c->precopy) /* kind 1: it names the page */
         gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_DIRTY, w->s_version));
     gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_STATE, 0));
+    gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_PARTS, 0));
     gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_KEYS, 0));
     gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_FIRST, 0));
     gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_DATA, 0));
