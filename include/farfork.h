@@ -413,8 +413,8 @@ void ff_source_interrupt(struct ff_source *s);
  *
  * Return: 0; -EPERM: the fence failed: the guest runs nowhere, call again; -EINVAL: nothing to take
  *         back: without fallback=go, before GO, or DONE has come; -ECANCELED, -EINTR: as in
- *         ff_source_resume(), which may still be called then; -EEXIST and others: the record cannot
- *         be written, likewise
+ *         ff_source_resume(), which may still be called then; -EIO: the record cannot be written,
+ *         likewise
  */
 int ff_source_take_back(struct ff_source *s, struct ff_error *err);
 
@@ -496,7 +496,8 @@ void ff_dest_on_shortage(struct ff_dest *d, void (*fn)(void *opaque, const char 
 
 /**
  * ff_dest_on_lease() - how to stop the guest when the source is not heard (fallback=go)
- * @fn: a thread of the library calls it from ff_dest_wait_go() on. @may_run false: stop the guest,
+ * @fn: a thread of the library calls it from ff_dest_wait_go() on, or that itself, when GO came so
+ *      late that there is no lease: nothing runs then. @may_run false: stop the guest,
  *      let its writes end and give its disks up, then return; a third of the lease is left then. The
  *      kernel kills this process (SIGKILL) when the lease ends before @fn has returned, also one
  *      that was stopped. True: the guest may run again. What it said last holds: when it has said

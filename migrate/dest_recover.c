@@ -268,6 +268,7 @@ static int recv_publish(struct ff_dest *d, uint64_t end_ns, struct ff_error *why
 
 static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 {
+    uint64_t welcomed_ns = ff_boot_ns();
     int rc = dest_send_welcome(d, FF_ANSWER_RUNNING, why);
 
     if (!rc && ff_failpoint("dest.resume"))
@@ -282,7 +283,7 @@ static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
     d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
     ff_log(FF_LOG_INFO, "destination: link %u: %s", d->epoch, d->link->about);
     d->ctl.others_read = d->lease.lease_ns;
-    ff_lease_attach(&d->lease, d->link);
+    ff_lease_attach(&d->lease, d->link, welcomed_ns);
     dest_start_prefill(d);
     /* what the last link brought: a source whose links bring nothing waits before the next one. When
      * this one is broken already, the caller's wait finds out. */

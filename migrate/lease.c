@@ -19,7 +19,7 @@
  *              that takes its time, do not hold each other up. Any thread may release.
  * Invariants   1. A lease counts from before the question was sent, on a clock that goes on while
  *                 the host sleeps, and that nobody sets.
- *              2. A caller's word that the source is dead holds until that is heard again.
+ *              2. A caller's word that the source is dead holds while there is no link to it.
  *              3. While fn() was told true last, the kernel's timer is set to the lease's end: a
  *                 process that is stopped, or whose threads get no CPU, runs no guest afterwards.
  * Limits       STOP_PART of the lease is what fn() has for stopping. It asks ASK_PARTS times in a
@@ -167,6 +167,7 @@ static void hear_source(struct ff_lease *l, struct ff_link *link, int len, struc
     if (!type) {
         l->until_ns = FF_MAX(l->until_ns, l->asked_ns + l->lease_ns);
         l->asked_ns = 0;
+        l->said_dead = false;
         set_kill(l);
         wake_watch(l);
     } else if (type != -ETIMEDOUT) {
@@ -330,19 +331,34 @@ void ff_lease_begin(struct ff_lease *l, struct ff_link *link)
     pthread_mutex_unlock(&l->lock);
 }
 
-void ff_lease_attach(struct ff_lease *l, struct ff_link *link)
+/* Under the lock: who was said to be dead is not, and may take the guest back */
+static void end_release(struct ff_lease *l, uint64_t since_ns)
+{
+    l->said_dead = false;
+    if (!l->begun || !l->released)
+        return;
+    l->released = false;
+    l->until_ns = since_ns + l->lease_ns;
+    set_kill(l);
+    wake_watch(l);
+}
+
+void ff_lease_attach(struct ff_lease *l, struct ff_link *link, uint64_t welcomed_ns)
 {
     pthread_mutex_lock(&l->lock);
-    if (l->begun && l->released) {
-        /* who was said to be dead is not, and may take the guest back from here on */
-        l->released = false;
-        l->until_ns = ff_boot_ns() + l->lease_ns / STOP_PART;
-        set_kill(l);
-        wake_watch(l);
-    }
+    end_release(l, welcomed_ns);
     if (l->begun)
         attach(l, link);
     pthread_mutex_unlock(&l->lock);
+}
+
+/* Under the lock */
+static void take_word(struct ff_lease *l)
+{
+    l->released = true;
+    set_kill(l);
+    wake_watch(l);
+    pthread_cond_broadcast(&l->changed);
 }
 
 void ff_lease_detach(struct ff_lease *l)
@@ -353,6 +369,8 @@ void ff_lease_detach(struct ff_lease *l)
     l->link = NULL;
     while (l->in_link)
         pthread_cond_wait(&l->changed, &l->lock);
+    if (l->said_dead)
+        take_word(l);
     pthread_mutex_unlock(&l->lock);
 }
 
@@ -380,10 +398,9 @@ void ff_lease_release(struct ff_lease *l)
 {
     pthread_mutex_lock(&l->lock);
     if (l->prepared && !l->revoked) {
-        l->released = true;
-        set_kill(l);
-        wake_watch(l);
-        pthread_cond_broadcast(&l->changed);
+        l->said_dead = true;
+        if (!l->link)
+            take_word(l);
     }
     pthread_mutex_unlock(&l->lock);
 }
@@ -399,6 +416,8 @@ bool ff_lease_is_released(struct ff_lease *l)
 void ff_lease_revoke(struct ff_lease *l)
 {
     pthread_mutex_lock(&l->lock);
+    /* for stopping there is what a lease has for that */
+    end_release(l, ff_boot_ns() - FF_MIN(ff_boot_ns(), l->lease_ns - l->lease_ns / STOP_PART));
     l->revoked = true;
     if (l->begun)
         wake_watch(l);

@@ -27,6 +27,7 @@ struct ff_lease {
     bool begun;        /* GO was read */
     bool released;     /* nobody takes the guest back any more */
     bool revoked;      /* the source has taken it back */
+    bool said_dead;    /* the source is, says the caller: released, once there is no link */
     bool runs;         /* what @fn was told last, or is about to be told */
     bool telling;      /* @fn is being called */
 
@@ -59,8 +60,9 @@ int ff_lease_prepare(struct ff_lease *l, struct ff_error *err);
  * returns, @fn has been called if too little is left */
 void ff_lease_begin(struct ff_lease *l, struct ff_link *link);
 
-/* Another link; and none: the last one is broken for that, and not touched any more */
-void ff_lease_attach(struct ff_lease *l, struct ff_link *link);
+/* Another link, whose source was answered after @welcomed_ns; and none: the last one is broken for
+ * that, and not touched any more */
+void ff_lease_attach(struct ff_lease *l, struct ff_link *link, uint64_t welcomed_ns);
 void ff_lease_detach(struct ff_lease *l);
 
 /* Released: when this returns @fn has said that the guest may run, and is not called any more */

@@ -325,6 +325,7 @@ int ff_source_offer(struct ff_source *s, struct ff_error *err)
     int rc = register_wanted(s, &keys, &pub->n_keys, err);
     if (!rc && s->addr.verify)
         rc = ff_tagger_attach(tagger, s->link, &s->regions, err);
+    atomic_store(&tagger->of, s->stage == GONE ? FF_TAGS_OF_IMAGE : FF_TAGS_OF_NONE);
     if (!rc)
         rc = ff_responder_start(&s->responder, s->link, err);
     if (rc)
@@ -400,6 +401,7 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
     if (n > FF_WIRE_FIRST_MAX)
         head.n_first = FF_WIRE_FIRST_MAX; /* the others are fetched when they are touched */
     ff_source_begin_pause(s);
+    atomic_store(&s->responder.tagger.of, FF_TAGS_OF_IMAGE);
     /* what the guest has touched since ff_source_publish() */
     FF_AUTO_FREE struct ff_wire_key *keys = NULL;
     ff_segments_want_populated(&s->segments, &s->regions);

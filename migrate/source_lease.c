@@ -35,6 +35,8 @@ int ff_source_check_fallback(const struct ff_source *s, struct ff_error *err)
         return 0;
     if (a->passed)
         return ff_error_set(err, EINVAL, "source: fallback=go: not with an agent");
+    if (strchr(a->fence, '=')) /* run_fence() gives it to env(1), which would set a variable */
+        return ff_error_set(err, EINVAL, "source: fence=%s: want a path without '='", a->fence);
     if (access(a->fence, X_OK))
         return ff_error_set(err, errno, "source: fence=%s: %s", a->fence, strerror(errno));
     if (!access(a->record, F_OK))

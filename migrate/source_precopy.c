@@ -27,6 +27,7 @@ int ff_source_precopy(struct ff_source *s, struct ff_error *err)
     if (!s->wants_precopy)
         return 0;
     rc = ff_source_wait_watched(s, err);
+    atomic_store(&s->responder.tagger.of, FF_TAGS_OF_PASS);
     if (!rc)
         rc = ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_LOGGING), err);
     if (rc)

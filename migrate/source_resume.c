@@ -15,7 +15,7 @@
  *
  * Invariants   Only NOT-STARTED, read over a link that this side opened to its session, lets the
  *              guest go on here, or ff_source_not_started(), whose caller answers for it. No silence
- *              does, and no time limit.
+ *              does, and no time limit, without fallback=go (source_take_back.c).
  * Limits       AGAIN_MIN_MS, then twice as long each time, up to AGAIN_MAX_MS between two tries: a
  *              destination that notices the break a moment later is not waited for longer. The
  *              caller's limit holds for all of them. TRY_MS, or four times what connecting took
@@ -157,6 +157,8 @@ static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_
     if (rc)
         return rc;
     s->epoch = w.epoch;
+    if (w.answer == FF_ANSWER_RUNNING)
+        ff_source_begin_lease(s); /* for one whose caller took this side for dead (lease.c) */
     if (w.answer == FF_ANSWER_NOT_STARTED)
         return never_started(s, err);
     s->runs_there = true;

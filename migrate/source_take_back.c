@@ -61,14 +61,13 @@ static int write_record(struct ff_source *s, struct ff_error *err)
     char folder[FF_PATH_ROOM], session[FF_SESSION_TEXT], text[512];
     int rc = ff_failpoint("source.record");
 
-    if (rc)
-        return ff_error_set(err, -rc, "record: injected");
     ff_session_text(s->session, session);
     snprintf(text, sizeof(text), "taken-back\nsession=%s\ndestination=%s:%s\n", session,
              s->addr.host, s->addr.port);
     errno = 0;
-    FF_AUTO_CLOSE int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    rc = fd < 0 ? -errno : put_record(fd, text);
+    FF_AUTO_CLOSE int fd = rc ? -1 : open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (!rc)
+        rc = fd < 0 ? -errno : put_record(fd, text);
     if (!rc) {
         FF_AUTO_CLOSE int dir =
             open(ff_source_record_folder(s, folder), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -77,7 +76,8 @@ static int write_record(struct ff_source *s, struct ff_error *err)
     }
     if (rc && fd >= 0)
         unlink(path);
-    return rc ? ff_error_set(err, -rc, "record=%s: %s", path, strerror(-rc)) : 0;
+    /* not the file system's own number: some have a meaning to our caller */
+    return rc ? ff_error_set(err, EIO, "record=%s: %s", path, strerror(-rc)) : 0;
 }
 
 /* Its status, as waitpid(2) has it; it is killed when it takes too long */
@@ -85,7 +85,8 @@ static int await_fence(pid_t pid, struct ff_error *err)
 {
     FF_AUTO_CLOSE int fd = (int)syscall(SYS_pidfd_open, pid, 0);
     struct pollfd ended = {.fd = fd, .events = POLLIN};
-    int status = 0, late = fd >= 0 ? !poll(&ended, 1, FENCE_MS) : 0;
+    int status = 0;
+    bool late = fd < 0 || poll(&ended, 1, FENCE_MS) <= 0;
 
     if (late)
         kill(-pid, SIGKILL);

@@ -44,13 +44,16 @@ static bool may_ask(const struct ff_tagger *t, const struct ff_ask *a)
 static int make_tag(struct ff_tagger *t, enum ff_queue q, uint32_t i, struct ff_ask *a,
                     struct ff_error *err)
 {
-    uint8_t ask[FF_ASK_LEN], *tag = t->m.tags + ff_tag_at(q, i);
+    uint8_t ask[FF_ASK_LEN], head[FF_TAG_HEAD], *tag = t->m.tags + ff_tag_at(q, i);
     uint8_t zero[FF_GRANULES_MAX / 8] = {0}, poison[FF_GRANULES_MAX / 8] = {0};
     struct ff_tagger_lane *l = &t->lane[q];
     struct ff_wirebuf b = {.data = tag, .len = FF_TAG_LEN};
+    unsigned of = atomic_load(&t->of); /* before the bytes are looked at */
 
     memcpy(ask, t->m.asks + ff_ask_at(q, i), sizeof(ask)); /* once: the peer may write there */
     *a = ff_ask_decode(ask);
+    if (of == FF_TAGS_OF_NONE)
+        return ff_error_set(err, EPROTO, "source: verify: asked before there is anything to read");
     if (!may_ask(t, a))
         return ff_error_set(err, EPROTO,
                             "source: verify: asked for 0x%x bytes at 0x%llx of region %u: want "
@@ -65,7 +68,8 @@ static int make_tag(struct ff_tagger *t, enum ff_queue q, uint32_t i, struct ff_
     struct ff_backing file = ff_region_backing(r, a->offset);
     ff_zero_scan_file(&file, d.data, d.len_bytes, d.granule_bytes, zero, poison);
     ff_wb_put(&b, ++l->n_tags, 8);
-    if (ff_page_tag(t->m.key[q], l->n_tags, ask, FF_ASK_HEAD, &d, tag + 8))
+    ff_tag_head(head, ask, of);
+    if (ff_page_tag(t->m.key[q], l->n_tags, head, sizeof(head), &d, tag + 8))
         return ff_error_set(err, EIO, "source: verify: no tag: GnuTLS refused");
     return 0;
 }

@@ -5,6 +5,8 @@
 #ifndef FF_MIGRATE_TAGGER_H
 #define FF_MIGRATE_TAGGER_H
 
+#include <stdatomic.h>
+
 #include "regions.h"
 #include "tags.h"
 
@@ -22,6 +24,7 @@ struct ff_tagger_lane {
 struct ff_tagger {
     struct ff_link *link; /* NULL: nobody is answered */
     const struct ff_regions *regions;
+    _Atomic unsigned of; /* enum ff_tags_of; an ask before the pass is wrong */
     struct ff_tag_memory m;
     struct ff_tagger_lane lane[FF_QUEUES];
 };

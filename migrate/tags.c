@@ -28,6 +28,12 @@ void ff_ask_encode(uint8_t out[FF_ASK_LEN], const struct ff_ask *a)
     ff_wb_put(&b, 0, 4);
 }
 
+void ff_tag_head(uint8_t out[FF_TAG_HEAD], const uint8_t ask[FF_ASK_LEN], enum ff_tags_of of)
+{
+    memcpy(out, ask, FF_ASK_HEAD);
+    out[FF_ASK_HEAD] = (uint8_t)of;
+}
+
 struct ff_ask ff_ask_decode(const uint8_t in[FF_ASK_LEN])
 {
     struct ff_wirebuf b = ff_wb_reader(in, FF_ASK_LEN);

@@ -21,6 +21,9 @@
  *
  * Invariants   1. The ask is part of what is hashed, and its number is used once: a tag is good for
  *                 one READ, so neither old bytes nor those of another page pass with their tags.
+ *                 Somebody else may ask as well, while the guest still runs, and keep the tag: so
+ *                 what the bytes are of is hashed, too, and nobody is answered before the pass,
+ *                 whose log has whatever is written later.
  *              2. The source numbers its tags itself (page_tag.h), whatever the asks say.
  *              3. An ask proves nothing: the source checks it as it checks a GRANT.
  *              4. Bytes that were checked lie where no peer may write, so they stay what they were:
@@ -39,6 +42,9 @@
 #define FF_TAG_LEN (8u + FF_PAGE_TAG_LEN)
 #define FF_TAGS_LEN (FF_QUEUES * FF_ASKS * FF_TAG_LEN)
 #define FF_TAG_LABEL "page tags"
+
+/* What the bytes are of that a tag is made for */
+enum ff_tags_of { FF_TAGS_OF_NONE, FF_TAGS_OF_PASS, FF_TAGS_OF_IMAGE };
 
 struct ff_ask {
     uint64_t number, offset;
@@ -60,6 +66,9 @@ static inline uint64_t ff_tag_at(enum ff_queue q, uint32_t i)
 
 void ff_ask_encode(uint8_t out[FF_ASK_LEN], const struct ff_ask *a);
 struct ff_ask ff_ask_decode(const uint8_t in[FF_ASK_LEN]);
+
+#define FF_TAG_HEAD (FF_ASK_HEAD + 1)
+void ff_tag_head(uint8_t out[FF_TAG_HEAD], const uint8_t ask[FF_ASK_LEN], enum ff_tags_of of);
 
 /* What both sides keep while they have a link: a page for asks, one for tags, and the keys */
 struct ff_tag_memory {

@@ -24,6 +24,7 @@ enum { BYTES = 1, SENT = 2, TAG = 4 }; /* what a slot waits for */
 struct slot {
     const struct ff_pager_region *r;
     struct ff_wr wr;
+    enum ff_tags_of of;
     unsigned waits; /* 0: free */
     bool due;
 };
@@ -102,7 +103,8 @@ int ff_verify_post(struct ff_pager *p, enum ff_queue q, const struct ff_pager_re
     if (i == FF_ASKS)
         return ff_error_set(err, EAGAIN, "verify: %u reads in flight", FF_ASKS);
     struct slot *s = &l->slot[i];
-    *s = (struct slot){.r = r, .wr = *wr};
+    bool pass = q == FF_QUEUE_PREFILL && p->in_precopy;
+    *s = (struct slot){.r = r, .wr = *wr, .of = pass ? FF_TAGS_OF_PASS : FF_TAGS_OF_IMAGE};
     s->wr.id = id_of(l, s, false);
     int rc = p->link->ops->post(p->link, q, &s->wr, err);
     if (rc)
@@ -127,6 +129,7 @@ static int check(struct ff_pager *p, enum ff_queue q, const struct slot *s, stru
     const struct ff_wr *wr = &s->wr;
     uint32_t i = (uint32_t)(s - l->slot);
     uint8_t came[FF_TAG_LEN], want[FF_PAGE_TAG_LEN], map[FF_GRANULES_MAX / 8] = {0};
+    uint8_t head[FF_TAG_HEAD];
     static const uint8_t none[FF_GRANULES_MAX / 8];
     bool told = p->link->finds_zeros; /* then what is zeros here may be anything */
     struct ff_tagged d = {.data = wr->local,
@@ -139,8 +142,8 @@ static int check(struct ff_pager *p, enum ff_queue q, const struct slot *s, stru
         ff_zero_scan(wr->local, wr->len_bytes, wr->granule_bytes, map);
     memcpy(came, v->m.tags + ff_tag_at(q, i), sizeof(came)); /* once: a peer may write there */
     struct ff_wirebuf b = ff_wb_reader(came, 8);
-    if (ff_page_tag(v->m.key[q], ff_wb_get(&b, 8), v->m.asks + ff_ask_at(q, i), FF_ASK_HEAD, &d,
-                    want))
+    ff_tag_head(head, v->m.asks + ff_ask_at(q, i), s->of);
+    if (ff_page_tag(v->m.key[q], ff_wb_get(&b, 8), head, sizeof(head), &d, want))
         return ff_error_set(err, EIO, "pager: verify: no tag: GnuTLS refused");
     if (ff_page_tag_is(came + 8, want))
         return 0;
@@ -173,7 +176,7 @@ static int take(struct ff_pager *p, enum ff_queue q, const struct ff_wc *in, str
     if (s->waits)
         return 0;
     int rc = check(p, q, s, err);
-    bool torn = rc == -EBADMSG && q == FF_QUEUE_PREFILL && p->in_precopy;
+    bool torn = rc == -EBADMSG && s->of == FF_TAGS_OF_PASS;
     if (rc && !torn)
         return rc;
     *out = (struct ff_wc){

@@ -391,7 +391,7 @@ static void start_guest_bh(void *opaque)
     if (rp_start_needs_lease(start_guest_bh, s)) {
         return;
     }
-    incoming_run();
+    rp_change_guest(incoming_run);
     qatomic_set(&s->runs, true);
     qemu_sem_post(&s->changed);
 }
@@ -452,6 +452,7 @@ static void *incoming_thread(void *opaque)
     Error *qerr = NULL;
 
     rcu_register_thread();
+    rp.incoming_tid = qemu_get_thread_id();
     if (incoming_until_go(mis, err)) {
         incoming_refuse_go(mis, err);
         error_setg(&qerr, "rdma-postcopy: %s; nothing ran here",

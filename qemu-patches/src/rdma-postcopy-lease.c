@@ -32,6 +32,7 @@
 
 /* Under the BQL */
 static bool runs_later;               /* when there is a lease again */
+static bool changing;                 /* the main thread starts or stops the guest */
 static void (*start_later)(void *);   /* GO came, and the lease had ended by then */
 static void *start_opaque;
 
@@ -80,7 +81,7 @@ static char *find_kept_disk(void)
 
 /* --- the lease --- */
 
-static int stop_guest(void)
+static void stop_guest(void)
 {
     rp.no_lease = true;
     runs_later = runstate_is_live(runstate_get());
@@ -89,23 +90,18 @@ static int stop_guest(void)
         error_report("rdma-postcopy: the lease ends, and a disk cannot be given up: ending");
         _exit(EXIT_FAILURE); /* nobody may think that this side is done with it */
     }
-    return 0;
 }
 
-static int let_guest_run(void)
+static void let_guest_run(void)
 {
     void (*start)(void *) = g_steal_pointer(&start_later);
 
     rp.no_lease = false;
-    if (rp.quitting) {
-        return 0;
-    }
     if (start) {
         start(start_opaque);
-    } else if (migration_block_activate(NULL) && runs_later) { /* else `cont` tries again */
-        vm_start();
+    } else if (!rp.quitting && migration_block_activate(NULL) && runs_later) {
+        vm_start(); /* where disks are not activated `cont` tries again */
     }
-    return 0;
 }
 
 /* Under the BQL: by whoever stops or starts the guest; stop_guest() sets it anew */
@@ -114,9 +110,46 @@ void rdma_postcopy_wish_run(bool runs)
     runs_later = runs;
 }
 
+void rp_change_guest(void (*change)(void))
+{
+    bool nested = changing;
+
+    changing = true;
+    change();
+    changing = nested;
+}
+
+struct lease_call {
+    bool may_run;
+    QemuSemaphore done;
+};
+
+static void on_lease_bh(void *opaque)
+{
+    struct lease_call *c = opaque;
+
+    if (changing) { /* activating a disk runs bottom halves: what it has begun is to end before */
+        migration_bh_schedule(on_lease_bh, c);
+        return;
+    }
+    rp_change_guest(c->may_run ? let_guest_run : stop_guest);
+    qemu_sem_post(&c->done);
+}
+
 static void on_lease(void *opaque, bool may_run)
 {
-    rp_main_thread(may_run ? let_guest_run : stop_guest);
+    struct lease_call c = { .may_run = may_run };
+
+    if (qemu_get_thread_id() == rp.incoming_tid) {
+        /* GO came when the lease had ended: nothing runs yet, no disk is active, and the main
+         * thread may wait for a page, which it gets when this one has another link */
+        rp.no_lease = !may_run;
+        return;
+    }
+    qemu_sem_init(&c.done, 0);
+    migration_bh_schedule(on_lease_bh, &c);
+    qemu_sem_wait(&c.done);
+    qemu_sem_destroy(&c.done);
 }
 
 void rp_offer_lease(void)

@@ -45,9 +45,12 @@ typedef struct Packet {
 
 struct Hold {
     NetFilterState parent_obj;
+    QLIST_ENTRY(Hold) next;
     QSIMPLEQ_HEAD(, Packet) queue;
     uint64_t packets, bytes, dropped;
 };
+
+static QLIST_HEAD(, Hold) holds = QLIST_HEAD_INITIALIZER(holds);
 
 static ssize_t hold_packet(NetFilterState *nf, NetClientState *sender, unsigned flags,
                            const struct iovec *iov, int iovcnt, NetPacketSent *sent_cb)
@@ -95,11 +98,13 @@ static void empty(Hold *h, bool send)
 static void hold_cleanup(NetFilterState *nf)
 {
     empty(HOLD(nf), false);
+    QLIST_REMOVE(HOLD(nf), next);
 }
 
 static void hold_init(Object *obj)
 {
     QSIMPLEQ_INIT(&HOLD(obj)->queue);
+    QLIST_INSERT_HEAD(&holds, HOLD(obj), next);
 }
 
 static void hold_class_init(ObjectClass *oc, void *data)
@@ -127,20 +132,16 @@ type_init(register_types);
 
 /* --- all NICs --- */
 
-/* On the netdev of @nic; NULL: none, or no netdev */
-static Hold *find_hold(NICState *nic)
+static bool is_held(NetClientState *netdev)
 {
-    NetClientState *netdev = qemu_get_queue(nic)->peer;
-    NetFilterState *nf;
+    Hold *h;
 
-    if (netdev) {
-        QTAILQ_FOREACH(nf, &netdev->filters, next) {
-            if (object_dynamic_cast(OBJECT(nf), TYPE_HOLD)) {
-                return HOLD(nf);
-            }
+    QLIST_FOREACH(h, &holds, next) {
+        if (NETFILTER(h)->netdev == netdev) {
+            return true;
         }
     }
-    return NULL;
+    return false;
 }
 
 static void hold_nic(NICState *nic, void *opaque)
@@ -151,7 +152,7 @@ static void hold_nic(NICState *nic, void *opaque)
     g_autofree char *id = NULL;
     Error *err = NULL;
 
-    if (!netdev || *why || find_hold(nic)) {
+    if (!netdev || *why || is_held(netdev)) {
         return;
     }
     id = g_strdup_printf("farfork-hold%u", made++);
@@ -170,29 +171,6 @@ static void hold_nic(NICState *nic, void *opaque)
     }
 }
 
-static void release_nic(NICState *nic, void *opaque)
-{
-    const bool *send = opaque;
-    Hold *h = find_hold(nic);
-
-    if (h) {
-        empty(h, *send);
-        object_unparent(OBJECT(h));
-    }
-}
-
-static void count_nic(NICState *nic, void *opaque)
-{
-    RdmaPostcopyOutput *sum = opaque;
-    Hold *h = find_hold(nic);
-
-    if (h) {
-        sum->packets += h->packets;
-        sum->bytes += h->bytes;
-        sum->dropped += h->dropped;
-    }
-}
-
 char *rp_hold_output(void)
 {
     char *why = NULL;
@@ -204,14 +182,24 @@ char *rp_hold_output(void)
 
 void rp_release_output(bool send)
 {
+    Hold *h, *next;
+
     rp.holds = false;
-    qemu_foreach_nic(release_nic, &send);
+    QLIST_FOREACH_SAFE(h, &holds, next, next) {
+        empty(h, send);
+        object_unparent(OBJECT(h));
+    }
 }
 
 RdmaPostcopyOutput *rp_held_output(void)
 {
     RdmaPostcopyOutput *sum = g_new0(RdmaPostcopyOutput, 1);
+    Hold *h;
 
-    qemu_foreach_nic(count_nic, sum);
+    QLIST_FOREACH(h, &holds, next) {
+        sum->packets += h->packets;
+        sum->bytes += h->bytes;
+        sum->dropped += h->dropped;
+    }
     return sum;
 }

@@ -417,7 +417,6 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
         struct ff_region r = rp_region(i);
 
         if (rp.poisoned && r.fd >= 0) { /* its holes are zeros, or poisoned here */
-            r.fd = -1;
             r.zero_fill = false;
         }
         if (ff_source_add_region(rp.source, &r, err)) {

@@ -28,6 +28,7 @@ struct rp_state {
     bool releasing;             /* source: being freed, without the BQL */
     Error *failure;             /* source: why the guest goes on here */
     bool no_lease;              /* destination: under the BQL; see rdma-postcopy-lease.c */
+    int incoming_tid;           /* destination: its thread */
     char *tls_creds;            /* destination: the parameter as it was */
     bool holds;                 /* destination: under the BQL; see rdma-postcopy-output.c */
     bool quitting;              /* the process ends: nothing begins any more */
@@ -112,6 +113,9 @@ void rp_offer_lease(void);
 
 /* Likewise: its lease has ended: @start is called with @opaque when it may run, not now */
 bool rp_start_needs_lease(void (*start)(void *), void *opaque);
+
+/* Under the BQL: @change starts or stops the guest; no lease begins or ends meanwhile */
+void rp_change_guest(void (*change)(void));
 
 /*
  * Under the BQL: what NICs send is held; NULL, or why it cannot be, to be freed.  Released: it is

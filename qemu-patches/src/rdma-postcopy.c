@@ -28,8 +28,8 @@
  *
  * rp.gave_away is set before GO is sent and never cleared but for a GO that
  * was not sent, or of which the destination (or for one that has ended whoever
- * knows it) has said that it never came: from then on this process does not run
- * the guest.
+ * knows it) has said that it never came, or when the guest was taken back
+ * (fallback=go): from then on this process does not run the guest.
  */
 #include "qemu/osdep.h"
 #include "exec/memory.h"

@@ -51,6 +51,7 @@ static int start(void **state)
     regions->r[0] = (struct ff_region){
         .name = "ram", .host = m, .len_bytes = len, .psize = 4096, .fd = -1, .zero_fill = true};
     assert_ok(ff_tagger_attach(&tagger, src, regions, &err), err);
+    tagger.of = FF_TAGS_OF_IMAGE;
     assert_ok(dst->ops->reg(dst, landed, sizeof(landed), FF_ACCESS_REMOTE_WRITE, &tags, &err), err);
     assert_ok(dst->ops->reg(dst, ask, sizeof(ask), 0, &own, &err), err);
     return 0;
@@ -101,7 +102,10 @@ static void must_be_tag(uint64_t number, uint64_t offset, uint32_t len)
     if (offset <= 4096 && offset + len > 4096) /* the page of zeros */
         zero[0] = (uint8_t)(1u << (1 - offset / 4096));
     assert_int_equal(landed[0], number);
-    assert_int_equal(ff_page_tag(key, number, ask, FF_ASK_HEAD, &d, want), 0);
+    uint8_t head[FF_TAG_HEAD];
+    ff_tag_head(head, ask, tagger.of);
+    assert_int_equal(head[FF_TAG_HEAD - 1], tagger.of);
+    assert_int_equal(ff_page_tag(key, number, head, sizeof(head), &d, want), 0);
     assert_memory_equal(landed + 8, want, sizeof(want));
 }
 
@@ -154,7 +158,32 @@ static void test_refuses(void **state)
         assert_int_equal(landed[0], 0);
         ff_tagger_detach(&tagger); /* its link would be broken */
         assert_ok(ff_tagger_attach(&tagger, src, regions, &err), err);
+        tagger.of = FF_TAGS_OF_PASS;
     }
+}
+
+/* Who asks while the guest runs gets nothing that passes once it is paused */
+static void test_of(void **state)
+{
+    uint8_t of_pass[FF_TAG_LEN];
+    struct ff_error err;
+    (void)state;
+
+    tagger.of = FF_TAGS_OF_NONE;
+    assert_fails(say(0, 0, 0, 4096, &err), EPROTO);
+    assert_error(err, EPROTO, "source: verify: asked before");
+    ff_tagger_detach(&tagger);
+    assert_ok(ff_tagger_attach(&tagger, src, regions, &err), err);
+    tagger.of = FF_TAGS_OF_PASS;
+    assert_ok(say(0, 0, 0, 4096, &err), err);
+    must_be_tag(1, 0, 4096);
+    memcpy(of_pass, landed, sizeof(of_pass));
+    ff_tagger_detach(&tagger);
+    assert_ok(ff_tagger_attach(&tagger, src, regions, &err), err);
+    tagger.of = FF_TAGS_OF_IMAGE;
+    assert_ok(say(0, 0, 0, 4096, &err), err); /* one ask, one number, one key */
+    must_be_tag(1, 0, 4096);
+    assert_memory_not_equal(landed, of_pass, sizeof(of_pass));
 }
 
 /* A slot that waits for its answer asks once */
@@ -174,4 +203,4 @@ static void test_twice(void **state)
 
 #define WITH(test) cmocka_unit_test_setup_teardown(test, start, end)
 
-UNIT_MAIN(WITH(test_answers), WITH(test_refuses), WITH(test_twice))
+UNIT_MAIN(WITH(test_answers), WITH(test_refuses), WITH(test_of), WITH(test_twice))
