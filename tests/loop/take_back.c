@@ -48,7 +48,15 @@ struct mortal {
     const char *faults;
     int recover_ms; /* after the break; 0: the test wants it killed before */
     bool released;  /* after the first break: somebody thinks that the source is dead */
+    bool mistaken;  /* ... while it is heard */
 };
+
+static void *release_soon(void *arg)
+{
+    usleep(300000);
+    ff_dest_release(arg);
+    return NULL;
+}
 
 /* Its exit code: 0: told that the guest was taken back; 2: complete; else 3 */
 static void mortal_main(void *arg)
@@ -62,6 +70,9 @@ static void mortal_main(void *arg)
     for (enum stage s = D_ACCEPT; s < D_END && !rc; s++) {
         if (s == D_RUNNING)
             guest_start();
+        pthread_t thread;
+        if (s == D_RUNNING && k->mistaken)
+            must(!pthread_create(&thread, NULL, release_soon, k->m->dest));
         rc = move_stage(k->m, s, &err);
     }
     if (!rc)
@@ -195,6 +206,37 @@ static void released_too_soon(void)
     usleep(1500000);
     must_ok(ff_source_resume(m.source, NULL, 10000, &err), err);
     take_back(&m, sum);
+    must_ok(ff_source_tell_taken_back(m.source, &err), err);
+    must_end(pid, 0, 0);
+    move_free(&m);
+    remove_files();
+}
+
+static void *serve_on(void *arg)
+{
+    struct move *m = arg;
+    struct ff_error err;
+
+    must(ff_source_wait_done(m->source, &err) < 0);
+    return NULL;
+}
+
+/* ... while it is heard: that says nothing of later */
+static void released_while_heard(void)
+{
+    static struct move m;
+    struct mortal k = {.m = &m, .recover_ms = 60000, .mistaken = true};
+    uint64_t sum = image_sum();
+    struct ff_error err;
+    pthread_t serves;
+
+    int pid = unreached(&m, &k, 1);
+    must(!pthread_create(&serves, NULL, serve_on, &m));
+    usleep(900000);
+    ff_source_pause(m.source);
+    pthread_join(serves, NULL);
+    take_back(&m, sum);
+    must(atomic_load(&leased->stops) == 1 && !atomic_load(&leased->goes));
     must_ok(ff_source_tell_taken_back(m.source, &err), err);
     must_end(pid, 0, 0);
     move_free(&m);
@@ -521,6 +563,7 @@ int main(int argc, char **argv)
         {"the destination dies complete", dies_complete, 60},
         {"the destination lives", lives, 30},
         {"released too soon", released_too_soon, 30},
+        {"released while heard", released_while_heard, 30},
         {"the destination hangs", hangs_in_stopping, 30},
         {"the destination is stopped", is_stopped, 30},
         {"fence and record", fence_fails, 30},
