@@ -104,14 +104,13 @@ void ff_claim_give_back(struct ff_claims *c, uint64_t page)
 
 bool ff_claim_forget(struct ff_claims *c, uint64_t page)
 {
-    uint8_t want = FF_CLAIM_PRESENT, hole = FF_CLAIM_HOLE, poisoned = FF_CLAIM_POISONED;
+    uint8_t want = FF_CLAIM_PRESENT, hole = FF_CLAIM_HOLE;
 
     must_not_be_sealed(c, page);
     if (atomic_compare_exchange_strong(&c->state[page], &hole, FF_CLAIM_MISSING))
         return true;
     if (!atomic_compare_exchange_strong_explicit(&c->state[page], &want, FF_CLAIM_MISSING,
-                                                 memory_order_acq_rel, memory_order_acquire) &&
-        !atomic_compare_exchange_strong(&c->state[page], &poisoned, FF_CLAIM_MISSING))
+                                                 memory_order_acq_rel, memory_order_acquire))
         return false;
     atomic_fetch_sub_explicit(&c->present, 1, memory_order_relaxed);
     return true;

@@ -16,14 +16,16 @@
  *                        fault thread, which takes it by ff_claim_touch() and installs it. When
  *                        memory is watched no longer it reads as zeros by itself.
  *              POISONED  as PRESENT, but the source cannot read it, and here nobody can either:
- *                        who touches it gets SIGBUS.
+ *                        who touches it gets SIGBUS. Never before the image is frozen: what
+ *                        is poisoned cannot be discarded (the kernel keeps its mark), and a
+ *                        source that still runs may write it anew.
  *
  * Invariants   1. INFLIGHT -> HOLE -> INFLIGHT -> PRESENT is the way of a hole. No other move
  *                 exists, but two, until ff_claims_seal(): ff_claim_forget() takes a PRESENT
- *                 or POISONED page or a HOLE back to MISSING, for its caller to discard, and
+ *                 page or a HOLE back to MISSING, for its caller to discard, and
  *                 ff_claim_give_back() one that is INFLIGHT. That is how pages of a guest that
- *                 still ran go again (precopy=1); the guest does not run here by then. A wrong move aborts: going on would mean two
- *                 installs of one page, or none.
+ *                 still ran go again (precopy=1); the guest does not run here by then. A wrong
+ *                 move aborts: going on would mean two installs of one page, or none.
  *              2. present == number of PRESENT and POISONED pages, counted after the page is
  *                 visible.
  * Threads      any. Who sees PRESENT sees the installed page. take(), done() and get() are
@@ -71,7 +73,7 @@ bool ff_claim_touch(struct ff_claims *c, uint64_t page);
 /* All pages are here from the start; before any other thread knows @c */
 void ff_claims_present(struct ff_claims *c);
 
-/* True: @page was PRESENT, POISONED or a HOLE and is MISSING now: the caller discards it. False:
+/* True: @page was PRESENT or a HOLE and is MISSING now: the caller discards it. False:
  * there is nothing to discard: it is MISSING, or INFLIGHT: its owner has not read it yet, since the
  * image is not frozen */
 bool ff_claim_forget(struct ff_claims *c, uint64_t page);

@@ -327,8 +327,7 @@ static int start_due(struct ff_pager *p, struct transfer *t, struct ff_error *er
     int rc = install_chunk(p, t->r, t->first, n, NULL, POISON);
     ff_pager_installed(p);
     t->local += n * t->r->range.psize;
-    t->first += n;
-    t->n -= n;
+    t->first += n, t->n -= n;
     if (!t->n) {
         t->busy = t->due = false;
         e->n_due--;
@@ -415,6 +414,16 @@ static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int
     return run;
 }
 
+/* A pass: @n pages of @t, which are ours, are read again when the guest is paused: 0 */
+static int leave(struct ff_pager *p, const struct transfer *t, uint64_t i, uint64_t n)
+{
+    for (; n; i++, n--) {
+        ff_claim_give_back(&t->r->claims, t->first + i);
+        ff_pager_wake(p, t->r, t->first + i);
+    }
+    return 0;
+}
+
 /* Pages that are ours, alike */
 static int install_found(struct ff_pager *p, struct transfer *t, uint64_t i, uint64_t run)
 {
@@ -422,7 +431,8 @@ static int install_found(struct ff_pager *p, struct transfer *t, uint64_t i, uin
     bool zero = is_zero(t, i);
     uint8_t *src = t->local + i * psize;
 
-    int rc = is_poison(t, i) ? install_chunk(p, t->r, t->first + i, run, NULL, POISON)
+    int rc = is_poison(t, i) && p->in_precopy ? leave(p, t, i, run)
+             : is_poison(t, i) ? install_chunk(p, t->r, t->first + i, run, NULL, POISON)
              : zero          ? put_zeros(p, t->r, t->first + i, run)
                              : install_chunk(p, t->r, t->first + i, run, src,
                                              t->pool ? BY_MOVE : BY_COPY);
@@ -476,15 +486,6 @@ static int install_in_place(struct ff_pager *p, struct transfer *t)
     return 0;
 }
 
-/* A pass: what @t brought is read again when the guest is paused */
-static void leave_torn(struct ff_pager *p, struct transfer *t)
-{
-    for (uint64_t i = 0; t->in_place && i < t->n; i++) {
-        ff_claim_give_back(&t->r->claims, t->first + i);
-        ff_pager_wake(p, t->r, t->first + i);
-    }
-}
-
 /* A READ that is complete, or a WRITE of the source. 0, -EPROTO, or reported by an install */
 static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *why)
 {
@@ -507,10 +508,10 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
     else if (pushed && wc->len_bytes != t->n * t->r->range.psize)
         return ff_error_set(why, EPROTO, "pager: prefill: %u bytes pushed (want %llu)",
                             wc->len_bytes, (unsigned long long)(t->n * t->r->range.psize));
-    if (wc->torn)
-        leave_torn(p, t);
-    else
+    if (!wc->torn)
         rc = t->in_place ? install_in_place(p, t) : install_buffer(p, t);
+    else if (t->in_place) /* what was read into a buffer is nobody's yet */
+        leave(p, t, 0, t->n);
     ff_pager_installed(p);
     e->n_busy--;
     t->busy = t->due = t->rest;
@@ -518,8 +519,7 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
         e->n_due++;
         t->local += t->n * t->r->range.psize;
         t->first += t->n;
-        t->n = t->rest;
-        t->rest = 0;
+        t->n = t->rest, t->rest = 0;
         memset(t->zero, 0, sizeof(t->zero));
         memset(t->poison, 0, sizeof(t->poison));
     }
