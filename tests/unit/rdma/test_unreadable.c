@@ -1,16 +1,23 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_unreadable.c - pages that nobody can read are found without a touch, wherever they are. Pages
- *                     of a file that is too short stand in for memory that has failed
+ * test_unreadable.c - pages that nobody can read are found without a touch, wherever they are; also
+ *                     in an agent's sandbox. Pages of a file that is too short stand in for memory
+ *                     that has failed
  */
 #include "unit.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "mr.h"
+#include "uffd.h"
 
 #define PAGE 4096u
 #define N 1100u /* more than one call looks at */
@@ -148,5 +155,88 @@ static void test_file_cut(void **state)
     munmap(mem, N * PAGE);
 }
 
+/* What a destination on a kernel that cannot poison forbids, its guest's next move finds */
+static void test_forbidden(void **state)
+{
+    (void)state;
+
+    mem = map_new(-1);
+    assert_int_equal(mprotect(mem + 700 * PAGE, PAGE, PROT_NONE), 0);
+    assert_int_equal(ff_readable(mem, N * PAGE), 700 * PAGE);
+    assert_int_equal(ff_readable(mem + 700 * PAGE + 9, 1), 0);
+    munmap(mem, N * PAGE);
+}
+
+/* A hole, and a page that was poisoned by userfaultfd, as in a guest that came with one: of memory
+ * of each kind */
+static void check_marked(int fd, bool shared, enum ff_uffd_memory memory, uint32_t psize)
+{
+    /* QEMU offers shared memory that has such pages without its file */
+    const struct ff_backing file = {.fd = shared ? -1 : fd, .is_private = !shared};
+    uint8_t zero = 0, poison = 0;
+    struct ff_error err;
+    struct ff_uffd u;
+    uint64_t done;
+
+    mem = mmap(NULL, 2 * psize, PROT_READ | PROT_WRITE,
+               (shared ? MAP_SHARED : MAP_PRIVATE) | (fd < 0 ? MAP_ANONYMOUS : MAP_NORESERVE), fd, 0);
+    assert_true(mem != MAP_FAILED);
+    struct ff_uffd_range r = {.host = mem, .len_bytes = 2 * psize, .psize = psize, .shared = shared,
+                              .memory = memory, .landing = FF_UFFD_COPY};
+    assert_ok(ff_uffd_open(&u, &err), err);
+    assert_ok(ff_uffd_register(&u, &r, "memory", &err), err);
+    assert_ok(ff_uffd_poison(&u, &r, psize, psize, &done, &err), err);
+    assert_ok(ff_uffd_unregister(&u, &r, &err), err);
+    ff_uffd_close(&u);
+    assert_int_equal(ff_zero_scan_file(&file, mem, 2 * psize, psize, &zero, &poison), 2);
+    assert_int_equal(zero, 3);
+    assert_int_equal(poison, 2);
+    assert_int_equal(ff_readable(mem + psize, psize), 0);
+    munmap(mem, 2 * psize);
+}
+
+static void test_marked(void **state)
+{
+    FF_AUTO_CLOSE int fd = memfd_create("file", MFD_CLOEXEC);
+    struct ff_error err;
+    struct ff_uffd u;
+    (void)state;
+
+    if (ff_uffd_open(&u, &err)) {
+        print_message("SKIP: %s\n", err.text);
+        skip();
+    }
+    ff_uffd_close(&u);
+    assert_int_equal(ftruncate(fd, 2 * PAGE), 0);
+    check_marked(-1, false, FF_UFFD_ANON, PAGE);
+    check_marked(fd, false, FF_UFFD_ANON, PAGE);
+    check_marked(fd, true, FF_UFFD_SHMEM, PAGE);
+}
+
+/* From here on, as agent_confine() has it */
+static int deny(void **state)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_vm_writev, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    const struct sock_fprog program = {.len = FF_ARRAY_LEN(code), .filter = code};
+    char a = 1, b = 0;
+    (void)state;
+
+    assert_false(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
+    assert_false(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program));
+    assert_int_equal(process_vm_writev(getpid(), &(struct iovec){&a, 1}, 1, &(struct iovec){&b, 1},
+                                       1, 0), -1);
+    assert_int_equal(errno, EPERM);
+    return 0;
+}
+
+#define DENIED(test) {#test ", denied", test, deny, NULL, NULL}
+
 UNIT_MAIN(cmocka_unit_test(test_readable), cmocka_unit_test(test_scan),
-          cmocka_unit_test(test_scan_file), cmocka_unit_test(test_file_cut))
+          cmocka_unit_test(test_scan_file), cmocka_unit_test(test_file_cut),
+          cmocka_unit_test(test_forbidden), cmocka_unit_test(test_marked), DENIED(test_readable), DENIED(test_scan),
+          DENIED(test_scan_file), DENIED(test_file_cut), DENIED(test_forbidden),
+          DENIED(test_marked))
