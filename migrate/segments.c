@@ -216,8 +216,8 @@ static int add_segment(struct ff_segments *to, unsigned *room, const struct ff_s
                        struct ff_error *err)
 {
     if (to->n == FF_WIRE_PARTS_MAX)
-        return ff_error_set(err, E2BIG, "segments: too many pages that cannot be read: more than "
-                            "%d parts", FF_WIRE_PARTS_MAX);
+        return ff_error_set(err, E2BIG, "segments: too many pages that cannot be read: with them "
+                            "memory is more than %d parts and segments", FF_WIRE_PARTS_MAX);
     if (to->n == *room) {
         struct ff_segment *more = realloc(to->segment, (*room + 64) * sizeof(*more));
         if (!more)
@@ -229,19 +229,22 @@ static int add_segment(struct ff_segments *to, unsigned *room, const struct ff_s
     return 0;
 }
 
-/* Bytes of @s from @at on that can all be read, or none of which can: whole pages */
+/* Bytes of @s from @at on that can all be read, or none of which can: whole pages, at least one. A
+ * page may fail between two looks at it, so what has been found readable is not looked at again */
 static uint64_t run_of(const struct ff_segment *s, uint64_t at, bool *readable)
 {
+    uint32_t page = (uint32_t)FF_MIN(s->psize, s->len_bytes), most, got;
     uint64_t end = at;
 
-    *readable = ff_readable(s->addr + at, s->psize) == s->psize;
     do {
-        uint32_t most = (uint32_t)FF_MIN(s->len_bytes - end, *readable ? 1ull << 30 : s->psize);
-        uint32_t got = ff_readable(s->addr + end, most);
-        if (*readable ? got < most : got == most)
-            return end + (*readable ? got / s->psize * s->psize : 0) - at;
-        end += most;
-    } while (end < s->len_bytes);
+        most = (uint32_t)FF_MIN(s->len_bytes - end, 1ull << 30);
+        got = ff_readable(s->addr + end, most) / page * page;
+        end += got;
+    } while (got == most && end < s->len_bytes);
+    *readable = end > at;
+    while (end == at || (!*readable && end < s->len_bytes &&
+                         ff_readable(s->addr + end, page) < page))
+        end += page;
     return end - at;
 }
 

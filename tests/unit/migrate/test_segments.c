@@ -25,6 +25,30 @@ static struct {
     bool refuses_unreadable; /* as an adapter that pins */
 } fake;
 
+static void spoil(void *page)
+{
+    FF_AUTO_CLOSE int fd = memfd_create("too short", MFD_CLOEXEC);
+
+    assert_true(mmap(page, 4096, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
+}
+
+/* --- memory that fails while it is looked at --- */
+
+static struct {
+    unsigned calls, fail_at; /* 0: never */
+    void *page;
+} look;
+
+uint32_t __real_ff_readable(const void *addr, uint32_t len);
+uint32_t __wrap_ff_readable(const void *addr, uint32_t len);
+
+uint32_t __wrap_ff_readable(const void *addr, uint32_t len)
+{
+    if (++look.calls == look.fail_at)
+        spoil(look.page);
+    return __real_ff_readable(addr, len);
+}
+
 static int fake_reg(struct ff_link *l, void *addr, uint64_t len, unsigned access, struct ff_mr *mr,
                     struct ff_error *err)
 {
@@ -325,14 +349,6 @@ static void test_memlock_and_odp(void **state)
     free(t);
 }
 
-static void spoil(const struct ff_region *r, uint64_t page)
-{
-    FF_AUTO_CLOSE int fd = memfd_create("too short", MFD_CLOEXEC);
-
-    assert_true(mmap((uint8_t *)r->host + page * 4096, 4096, PROT_READ, MAP_SHARED | MAP_FIXED, fd,
-                     0) != MAP_FAILED);
-}
-
 struct expected {
     uint32_t number;
     uint64_t page, n;
@@ -367,10 +383,10 @@ static void test_unreadable(void **state)
     assert_ok(ff_segments_init(&p, &t, 4 * MIB, &err), err);
     assert_int_equal(ff_segments_want_populated(&p, &t), 3);
     fake.refuses_unreadable = true;
-    spoil(&t.r[0], 1024); /* the first of segment 1 */
-    spoil(&t.r[0], 1100);
-    spoil(&t.r[0], 1101);
-    spoil(&t.r[0], 3071); /* the last of segment 2 */
+    spoil((uint8_t *)t.r[0].host + 1024 * 4096); /* the first of segment 1 */
+    spoil((uint8_t *)t.r[0].host + 1100 * 4096);
+    spoil((uint8_t *)t.r[0].host + 1101 * 4096);
+    spoil((uint8_t *)t.r[0].host + 3071 * 4096); /* the last of segment 2 */
     assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
     static const struct expected parts[] = {
         {0, 0, 1024, false},   {1, 1024, 1, true},    {1, 1025, 75, false}, {1, 1100, 2, true},
@@ -381,9 +397,9 @@ static void test_unreadable(void **state)
     ff_segments_dereg(&p, &l);
     assert_int_equal(fake.live, 0);
 
-    spoil(&t.r[0], 1030);
+    spoil((uint8_t *)t.r[0].host + 1030 * 4096);
     for (uint64_t page = 0; page < 1024; page++)
-        spoil(&t.r[0], page); /* all of segment 0 */
+        spoil((uint8_t *)t.r[0].host + page * 4096); /* all of segment 0 */
     assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
     static const struct expected again[] = {
         {0, 0, 1024, true},  {1, 1024, 1, true},    {1, 1025, 5, false},    {1, 1030, 1, true},
@@ -392,6 +408,44 @@ static void test_unreadable(void **state)
     must_be(&p, &t.r[0], again, FF_ARRAY_LEN(again));
     ff_segments_dereg(&p, &l);
     end(&p, &t);
+}
+
+/* Whenever a page fails: what is registered, or left out, is all of it, in whole pages */
+static void test_fails_meanwhile(void **state)
+{
+    struct ff_link l = new_link();
+    struct ff_error err;
+    bool asked = true;
+    (void)state;
+
+    for (unsigned at = 1; asked; at++) {
+        struct ff_regions t = {.n = 1, .r[0] = anon(4 * MIB)};
+        struct ff_segments p = {.n = 0};
+        uint8_t *m = t.r[0].host;
+        memset(m, 1, t.r[0].len_bytes);
+        assert_ok(ff_segments_init(&p, &t, 4 * MIB, &err), err);
+        assert_int_equal(ff_segments_want_populated(&p, &t), 1);
+        fake.refuses_unreadable = true;
+        spoil(m + 500 * 4096);
+        look.page = m + 501 * 4096;
+        look.calls = 0;
+        look.fail_at = at;
+        assert_ok(ff_segments_register(&p, &l, FF_ACCESS_REMOTE_READ, FF_ODP_AUTO, &err), err);
+        asked = look.calls >= at;
+        look.fail_at = 0;
+        uint64_t end = 0;
+        for (unsigned i = 0; i < p.n; i++) {
+            assert_true(p.segment[i].addr == m + end && p.segment[i].len_bytes);
+            assert_int_equal(p.segment[i].mr.len_bytes,
+                             p.segment[i].unreadable ? 0 : p.segment[i].len_bytes);
+            end += p.segment[i].len_bytes;
+        }
+        assert_true(end == 4 * MIB);
+        ff_segments_dereg(&p, &l);
+        assert_int_equal(fake.live, 0);
+        ff_segments_free(&p);
+        munmap(m, 4 * MIB);
+    }
 }
 
 /* EFAULT for another reason, or for memory that nobody is to read, stays what it is */
@@ -407,7 +461,7 @@ static void test_refused_otherwise(void **state)
     assert_ok(ff_segments_init(&p, &t, 4 * MIB, &err), err);
     assert_int_equal(ff_segments_want_populated(&p, &t), 2);
     fake.refuses_unreadable = true;
-    spoil(&t.r[0], 5);
+    spoil((uint8_t *)t.r[0].host + 5 * 4096);
     assert_fails(ff_segments_register(&p, &l, 0, FF_ODP_AUTO, &err), EFAULT);
     assert_error(err, EFAULT, "bad address");
     assert_int_equal(p.n, 2);
@@ -418,4 +472,5 @@ static void test_refused_otherwise(void **state)
 UNIT_MAIN(cmocka_unit_test(test_sizes), cmocka_unit_test(test_anon), cmocka_unit_test(test_memfd),
           cmocka_unit_test(test_not_zero_fill), cmocka_unit_test(test_failures),
           cmocka_unit_test(test_memlock_and_odp),
-          cmocka_unit_test(test_unreadable), cmocka_unit_test(test_refused_otherwise))
+          cmocka_unit_test(test_unreadable), cmocka_unit_test(test_fails_meanwhile),
+          cmocka_unit_test(test_refused_otherwise))
