@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -16,6 +17,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "failpoint.h"
+#include "log.h"
 #include "populate.h"
 #include "uffd.h"
 
@@ -300,8 +302,12 @@ int ff_uffd_move(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offs
  * of the 2 MiB at once: advice that nobody else gives makes these pages a mapping of their own */
 static void keep_apart(const struct ff_uffd_range *r, uint64_t start, uint64_t len)
 {
-    if (r->shared)
-        madvise((void *)(uintptr_t)start, len, MADV_RANDOM);
+    static atomic_bool told;
+
+    if (r->shared && madvise((void *)(uintptr_t)start, len, MADV_RANDOM) &&
+        !atomic_exchange(&told, true))
+        ff_log(FF_LOG_WARN, "uffd: keep a poisoned page apart: %s (see vm.max_map_count): it may "
+               "read as zeros when the kernel makes a huge page there", strerror(errno));
 }
 
 int ff_uffd_poison(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len,

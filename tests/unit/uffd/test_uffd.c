@@ -16,6 +16,7 @@
 #include <sys/mount.h>
 #include <unistd.h>
 
+#include "kept_log.h"
 #include "uffd.h"
 #include "unit.h"
 
@@ -287,6 +288,60 @@ static void poisoned_for_good(void **state)
     close(fd);
 }
 
+/* --- a kernel that refuses advice --- */
+
+static bool refuses_advice;
+
+int __real_madvise(void *p, size_t len, int advice);
+int __wrap_madvise(void *p, size_t len, int advice);
+
+int __wrap_madvise(void *p, size_t len, int advice)
+{
+    if (!refuses_advice || advice != MADV_RANDOM)
+        return __real_madvise(p, len, advice);
+    errno = ENOMEM; /* it has as many mappings as it may */
+    return -1;
+}
+
+/* It is poisoned all the same, and who reads the log learns of it once */
+static void poisoned_not_for_good(void **state)
+{
+    int fd = memfd_create("poisoned", MFD_CLOEXEC);
+    struct ff_error err = {.code = 0};
+    struct ff_uffd u;
+    uint64_t done;
+
+    (void)state;
+    assert_true(fd >= 0 && !ftruncate(fd, 2 * PAGE));
+    uint8_t *p = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_true(p != MAP_FAILED);
+    struct ff_uffd_range r = {.host = p, .len_bytes = 2 * PAGE, .psize = PAGE, .shared = true,
+                              .memory = FF_UFFD_SHMEM, .landing = FF_UFFD_COPY};
+    if (ff_uffd_open(&u, &err)) {
+        print_message("SKIP: %s\n", err.text);
+        skip();
+    }
+    assert_ok(ff_uffd_register(&u, &r, "file", &err), err);
+    keep_logs_from_now(FF_LOG_WARN);
+    refuses_advice = true;
+    for (unsigned i = 0; i < 2; i++) {
+        int rc = ff_uffd_poison(&u, &r, i * PAGE, PAGE, &done, &err);
+        if (rc == -EINVAL) {
+            print_message("SKIP: %s\n", err.text);
+            skip();
+        }
+        assert_ok(rc, err);
+    }
+    refuses_advice = false;
+    assert_int_equal(atomic_load(&n_logs), 1);
+    assert_non_null(strstr(last_log, "vm.max_map_count"));
+    ff_log_set(NULL, FF_LOG_WARN);
+    assert_ok(ff_uffd_unregister(&u, &r, &err), err);
+    ff_uffd_close(&u);
+    munmap(p, 2 * PAGE);
+    close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -296,6 +351,7 @@ int main(void)
         cmocka_unit_test(part_and_another_has_it),
         cmocka_unit_test(no_room_in_file),
         cmocka_unit_test(poisoned_for_good),
+        cmocka_unit_test(poisoned_not_for_good),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
