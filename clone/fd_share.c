@@ -30,6 +30,7 @@
 #include "failpoint.h"
 #include "files.h"
 #include "message.h"
+#include "pagemap.h"
 #include "segments.h"
 #include "regions.h"
 #include "source.h"

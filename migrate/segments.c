@@ -3,10 +3,8 @@
  * segments.c - register regions in segments: in parallel, and only what holds something
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,6 +14,7 @@
 #include "failpoint.h"
 #include "log.h"
 #include "mr.h"
+#include "pagemap.h"
 #include "segments.h"
 #include "thread.h"
 
@@ -25,22 +24,6 @@
 #define SEGMENTS_MAX 512u
 #define THREADS_MAX 8u
 #define TRIES 8u
-
-/* /proc/self/pagemap: Documentation/admin-guide/mm/pagemap.rst; the bits of an entry, and, from
- * Linux 6.7 on, a scan that steps over holes (8 GiB of them in microseconds, not in 8 ms) */
-#define PM_PRESENT_OR_SWAPPED (3ull << 62)
-#ifndef PAGEMAP_SCAN
-#define PAGE_IS_PRESENT (1 << 3)
-#define PAGE_IS_SWAPPED (1 << 4)
-struct page_region {
-    uint64_t start, end, categories;
-};
-struct pm_scan_arg {
-    uint64_t size, flags, start, end, walk_end, vec, vec_len, max_pages;
-    uint64_t category_inverted, category_mask, category_anyof_mask, return_mask;
-};
-#define PAGEMAP_SCAN _IOWR('f', 16, struct pm_scan_arg)
-#endif
 
 uint64_t ff_segments_size(const struct ff_regions *t, const struct ff_link *l)
 {
@@ -99,40 +82,6 @@ void ff_segments_free(struct ff_segments *p)
 
 /* --- what holds something --- */
 
-/* Anonymous memory, and copies in a private mapping: what the page tables say. Whatever cannot be
- * found out counts as there. */
-static bool anon_populated(int pagemap, const uint8_t *addr, uint64_t len_bytes)
-{
-    uint64_t entry[1024], psize = (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t page = (uintptr_t)addr / psize, left = len_bytes / psize;
-    struct page_region found;
-    struct pm_scan_arg scan = {.size = sizeof(scan),
-                               .start = (uintptr_t)addr,
-                               .end = (uintptr_t)addr + len_bytes,
-                               .vec = (uintptr_t)&found,
-                               .vec_len = 1,
-                               .max_pages = 1,
-                               .category_anyof_mask = PAGE_IS_PRESENT | PAGE_IS_SWAPPED,
-                               .return_mask = PAGE_IS_PRESENT};
-
-    int n = ioctl(pagemap, PAGEMAP_SCAN, &scan);
-    if (n >= 0)
-        return n;
-    while (left) {
-        uint64_t some = FF_MIN(left, (uint64_t)FF_ARRAY_LEN(entry));
-        ssize_t got =
-            pread(pagemap, entry, some * sizeof(entry[0]), (off_t)(page * sizeof(entry[0])));
-        if (got != (ssize_t)(some * sizeof(entry[0])))
-            return true;
-        for (uint64_t i = 0; i < some; i++)
-            if (entry[i] & PM_PRESENT_OR_SWAPPED)
-                return true;
-        page += some;
-        left -= some;
-    }
-    return false;
-}
-
 /* A file: a hole that nobody has written or read to reads as zeros */
 static bool file_populated(int fd, uint64_t offset, uint64_t len_bytes)
 {
@@ -143,18 +92,13 @@ static bool file_populated(int fd, uint64_t offset, uint64_t len_bytes)
     return (uint64_t)data < offset + len_bytes;
 }
 
-int ff_pagemap_open(void)
-{
-    return open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
-}
-
 bool ff_pagemap_populated(int pagemap, const struct ff_region *r, uint64_t at, uint64_t len_bytes)
 {
     if (!r->zero_fill)
         return true;
     if (r->fd >= 0)
         return file_populated(r->fd, r->fd_offset + at, len_bytes);
-    return pagemap < 0 || anon_populated(pagemap, (uint8_t *)r->host + at, len_bytes) ||
+    return ff_pagemap_any(pagemap, (uint8_t *)r->host + at, len_bytes) ||
            (r->is_private && file_populated(r->private_fd, r->fd_offset + at, len_bytes));
 }
 

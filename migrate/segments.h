@@ -72,7 +72,6 @@ void ff_segments_lent(struct ff_segments *p, const struct ff_regions *t);
 
 /* Whether @r holds a populated page from byte @at on; what cannot be found out counts as one.
  * @pagemap: of ff_pagemap_open(), or -1 */
-int ff_pagemap_open(void);
 bool ff_pagemap_populated(int pagemap, const struct ff_region *r, uint64_t at, uint64_t len_bytes);
 
 /* Want the segments that hold a populated page: how many became wanted */

@@ -13,7 +13,6 @@
  *              (unreadable.c).
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -21,11 +20,11 @@
 
 #include "cleanup.h"
 #include "mr.h"
+#include "pagemap.h"
 
 #define PAGE 4096u /* the unit of mincore() */
 #define PAGES_MAX 4096u
 #define PART (16u << 10)
-#define PM_PRESENT_OR_SWAPPED (3ull << 62) /* of an entry of /proc/self/pagemap */
 
 static bool all_zeros(const uint8_t *p, uint32_t len)
 {
@@ -51,15 +50,13 @@ static bool reads_as_zeros(int fd, uint64_t offset, uint32_t len)
 /* Which pages of a private mapping are in the page tables, or were: only those may be copies */
 static int maybe_copied(const uint8_t *p, uint32_t len, unsigned char *here)
 {
-    FF_AUTO_CLOSE int fd = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    FF_AUTO_CLOSE int fd = ff_pagemap_open();
     uint64_t entry[PAGES_MAX];
-    size_t want = len / PAGE * sizeof(entry[0]);
 
-    if (fd < 0 ||
-        pread(fd, entry, want, (off_t)((uintptr_t)p / PAGE * sizeof(entry[0]))) != (ssize_t)want)
+    if (!ff_pagemap_read(fd, p, len / PAGE, entry))
         return -1;
     for (uint32_t i = 0; i < len / PAGE; i++)
-        here[i] = !!(entry[i] & PM_PRESENT_OR_SWAPPED);
+        here[i] = !!(entry[i] & (FF_PM_PRESENT | FF_PM_SWAPPED));
     return 0;
 }
 

@@ -21,18 +21,17 @@
  * Sources      madvise(2); process_vm_writev(2)
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "mr.h"
+#include "pagemap.h"
 #include "populate.h"
 
 #define PAGE 4096u
 #define BATCH 512u /* pages; a chunk of 2 MiB */
 #define FEW 8u     /* to ask for them takes less than to open pagemap */
-#define PM_PRESENT (1ull << 63)
 
 static int populate(uintptr_t from, uintptr_t end)
 {
@@ -71,19 +70,17 @@ static uint32_t readable_pages(const struct iovec *at, uint32_t n)
 
 uint32_t ff_readable(const void *addr, uint32_t len)
 {
-    FF_AUTO_CLOSE int fd =
-        len > FEW * PAGE ? open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC) : -1;
+    FF_AUTO_CLOSE int fd = len > FEW * PAGE ? ff_pagemap_open() : -1;
     uintptr_t from = (uintptr_t)addr, first = from / PAGE, end = (from + len + PAGE - 1) / PAGE;
     struct iovec at[BATCH];
     uint64_t entry[BATCH];
 
     for (uint32_t pages; first < end; first += pages) {
         pages = (uint32_t)FF_MIN(end - first, (uintptr_t)BATCH);
-        ssize_t want = (ssize_t)(pages * sizeof(entry[0]));
-        bool known = fd >= 0 && pread(fd, entry, (size_t)want, (off_t)(first * 8)) == want;
+        bool known = ff_pagemap_read(fd, (const void *)(first * PAGE), pages, entry);
         uint32_t n = 0;
         for (uint32_t i = 0; i < pages; i++)
-            if (!known || !(entry[i] & PM_PRESENT))
+            if (!known || !(entry[i] & FF_PM_PRESENT))
                 at[n++] = (struct iovec){.iov_base = (void *)FF_MAX((first + i) * PAGE, from),
                                          .iov_len = 1};
         uint32_t ok = n ? readable_pages(at, n) : 0;

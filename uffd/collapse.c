@@ -50,6 +50,7 @@
 #include "error.h"
 #include "farfork.h"
 #include "log.h"
+#include "pagemap.h"
 #include "thread.h"
 
 #ifndef MADV_COLLAPSE
@@ -62,8 +63,8 @@
 #define RESTS 3 /* times as long as the work before: a quarter of a CPU, and of the guest's time */
 #define FAILURES 16
 
-/* An entry of pagemap: mapped, and here alone. The shared page of zeros is not. */
-#define PM_OWN (1ull << 63 | 1ull << 56)
+/* The shared page of zeros is not alone */
+#define PM_OWN (FF_PM_PRESENT | FF_PM_ALONE)
 
 struct range {
     uint8_t *start, *end; /* whole huge pages */
@@ -116,8 +117,7 @@ static unsigned own_pages(int pagemap, const uint8_t *at)
     uint64_t entry[PAGES];
     unsigned n = 0;
 
-    if (pread(pagemap, entry, sizeof(entry), (off_t)((uintptr_t)at / SMALL_BYTES * 8)) !=
-        (ssize_t)sizeof(entry))
+    if (!ff_pagemap_read(pagemap, at, PAGES, entry))
         return 0;
     for (unsigned i = 0; i < PAGES; i++)
         n += (entry[i] & PM_OWN) == PM_OWN;
@@ -223,7 +223,7 @@ int ff_collapse_start(const struct ff_region *r, unsigned n, struct ff_collapse 
         return ff_error_set(err, ENOMEM, "collapse: out of memory");
     pthread_mutex_init(&c->lock, NULL);
     ff_cond_init(&c->changed);
-    c->pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    c->pagemap = ff_pagemap_open();
     if (c->pagemap < 0)
         rc = ff_error_set(err, errno, "collapse: open /proc/self/pagemap: %s", strerror(errno));
     c->range = calloc(n + 1, sizeof(*c->range));

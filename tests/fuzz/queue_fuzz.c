@@ -21,6 +21,7 @@
 #include "holes.c"
 #include "log.c"
 #include "mr.c"
+#include "pagemap.c"
 #include "populate.c"
 #include "unreadable.c"
 #include "zero_scan.c"
