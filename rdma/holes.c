@@ -69,6 +69,15 @@ static int find_here(const struct ff_backing *file, const uint8_t *p, uint32_t l
     return file->is_private && !huge ? maybe_copied(p, len, here) : mincore((void *)p, len, here);
 }
 
+/* A poisoned page of private hugetlb memory, of which mincore() does not tell. To touch it would
+ * take a page from the pool, were it a hole */
+static bool is_marked(const struct ff_backing *file, const uint8_t *p, uint32_t granule)
+{
+    FF_AUTO_CLOSE int fd = file->is_private && granule > PAGE ? ff_pagemap_open() : -1;
+
+    return fd >= 0 && ff_pagemap_any(fd, p, granule);
+}
+
 static bool any_here(const unsigned char *here, uint32_t n)
 {
     while (n && !(here[n - 1] & 1))
@@ -128,7 +137,8 @@ uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint
              * zeros, but SIGBUS */
             left_out = (offset + granule <= end &&
                         ((data > offset && data - offset >= granule) ||
-                         reads_as_zeros(file->fd, offset, granule))) ||
+                         reads_as_zeros(file->fd, offset, granule)) &&
+                        !is_marked(file, p, granule)) ||
                        ff_poison_scan(addr, i, i + 1, granule, poison);
         }
         if (!left_out)
