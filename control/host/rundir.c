@@ -67,7 +67,7 @@ char *rundir_lasting_base(const char *base)
 
     if (named && *named)
         return xstrdup(named);
-    return strcmp(base, usual) ? NULL : default_lasting();
+    return base && strcmp(base, usual) ? NULL : default_lasting();
 }
 
 bool rundir_name_valid(const char *name)
@@ -176,14 +176,24 @@ static void make_parents(const char *path)
     }
 }
 
+char *rundir_make_lasting_base(const char *base)
+{
+    char *lasting = rundir_lasting_base(base);
+
+    if (lasting) {
+        make_parents(lasting);
+        mkdir(lasting, 0700); /* who uses it says what is wrong with it */
+    }
+    return lasting;
+}
+
 int rundir_make_lasting(const char *base, const char *id, const char *node, char **out,
                         struct ff_error *why)
 {
-    FF_AUTO_FREE char *lasting = rundir_lasting_base(base);
+    FF_AUTO_FREE char *lasting = rundir_make_lasting_base(base);
 
     if (!lasting)
         return 0;
-    make_parents(lasting);
     int rc = rundir_make(lasting, id, node, out, why);
     return rc == -EEXIST ? rc : 0; /* else it is as if the host kept nothing */
 }

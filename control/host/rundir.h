@@ -19,9 +19,11 @@ char *rundir_base(void);
 
 /* What outlasts a boot, beside the run directories of @base, where that is the default:
  * /var/lib/farfork of root, $XDG_STATE_HOME/farfork or ~/.local/state/farfork; for any @base
- * $FARFORK_STATEDIR. NULL: nothing. rundir_make_lasting() makes one there as rundir_make() does;
- * *@out is NULL where nothing can be kept */
+ * $FARFORK_STATEDIR. @base NULL: the default. NULL: nothing. rundir_make_lasting_base() makes it;
+ * rundir_make_lasting() makes one there as rundir_make() does; *@out is NULL where nothing can be
+ * kept */
 char *rundir_lasting_base(const char *base);
+char *rundir_make_lasting_base(const char *base);
 int rundir_make_lasting(const char *base, const char *id, const char *node, char **out,
                         struct ff_error *why);
 

@@ -21,31 +21,23 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "autojson.h"
 #include "defaults.h"
 #include "move.h"
+#include "rundir.h"
 
 #define RUN_LIMIT_MS 30000 /* of a program that takes 10 ms */
 
 /* --- options --- */
 
-/* In a folder that outlives a restart of this host, which is made */
-static char *default_record(const char *name)
+/* In a folder that outlives a restart of this host, which is made; NULL: there is none */
+static char *default_record(void)
 {
-    const char *state = getenv("XDG_STATE_HOME"), *home = getenv("HOME");
-    FF_AUTO_FREE char *dir = !geteuid()     ? xstrdup("/var/lib/farfork")
-                             : state        ? xprintf("%s/farfork", state)
-                                            : xprintf("%s/.local/state/farfork", home ? home : "");
-    for (char *slash = strchr(dir + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = '\0';
-        mkdir(dir, 0755); /* QEMU says what is wrong with it */
-        *slash = '/';
-    }
-    mkdir(dir, 0700);
-    return xprintf("%s/%s.taken-back", dir, name);
+    FF_AUTO_FREE char *dir = rundir_make_lasting_base(NULL), *name = defaults_id("move");
+
+    return dir ? xprintf("%s/%s.taken-back", dir, name) : NULL;
 }
 
 int move_fallback_options(struct move *m, const char *given, char **out, struct ff_error *why)
@@ -62,8 +54,10 @@ int move_fallback_options(struct move *m, const char *given, char **out, struct 
     if (!b->fence)
         return ff_error_set(why, EINVAL,
                             "--fallback go: want --fence PROGRAM, which ends the QEMU there");
-    FF_AUTO_FREE char *own = defaults_id("move");
-    m->record = b->record ? defaults_absolute_path(b->record) : default_record(own);
+    m->record = b->record ? defaults_absolute_path(b->record) : default_record();
+    if (!m->record)
+        return ff_error_set(why, EINVAL, "--fallback go: want --record FILE, since neither "
+                            "XDG_STATE_HOME nor HOME is set");
     m->overlays = b->overlays ? defaults_absolute_path(b->overlays) : NULL;
     FF_AUTO_FREE char *fence = defaults_absolute_path(b->fence);
     *out = xprintf("%s%sfallback=go,lease=%u,fence=%s,record=%s%s", given ? given : "",

@@ -83,6 +83,45 @@ static void test_lasting(void **state)
     free(b);
 }
 
+/* What has no folder beside run directories; a variable that is empty is as if it were not set */
+static void test_lasting_base(void **state)
+{
+    char *named, *made;
+    bool is_root = !geteuid();
+    struct stat st;
+    (void)state;
+
+    assert_true(asprintf(&named, "%s-a/b/c", base) > 0);
+    setenv("FARFORK_STATEDIR", named, 1);
+    made = rundir_make_lasting_base(NULL);
+    assert_string_equal(made, named);
+    assert_int_equal(stat(made, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(rmdir(named), 0);
+        *strrchr(named, '/') = '\0';
+    }
+    free(made);
+    free(named);
+    unsetenv("FARFORK_STATEDIR");
+    if (is_root) /* it has a folder that needs neither */
+        assert_int_equal(seteuid(12345), 0);
+    setenv("HOME", "/some/home", 1);
+    setenv("XDG_STATE_HOME", "", 1);
+    made = rundir_lasting_base(NULL);
+    assert_string_equal(made, "/some/home/.local/state/farfork");
+    free(made);
+    setenv("XDG_STATE_HOME", "/some/state", 1);
+    made = rundir_lasting_base(NULL);
+    assert_string_equal(made, "/some/state/farfork");
+    free(made);
+    unsetenv("XDG_STATE_HOME");
+    unsetenv("HOME");
+    assert_null(rundir_make_lasting_base(NULL));
+    if (is_root)
+        assert_int_equal(seteuid(0), 0);
+}
+
 static void test_directory(void **state)
 {
     char *a = NULL, *b = NULL, *again = NULL;
@@ -305,6 +344,7 @@ int main(void)
                                        cmocka_unit_test(test_refused),
                                        cmocka_unit_test(test_lock),
                                        cmocka_unit_test(test_process),
-                                       cmocka_unit_test(test_lines)};
+                                       cmocka_unit_test(test_lines),
+                                       cmocka_unit_test(test_lasting_base)};
     return cmocka_run_group_tests(tests, make_base, remove_base);
 }
