@@ -68,6 +68,8 @@ static int run_move(struct move *m)
         move_find_here(m);
     if (m->outcome == MOVE_HERE)
         move_fallback_drop(m);
+    else if (m->outcome != MOVE_THERE)
+        move_fallback_keep(m);
     int code = m->outcome == MOVE_THERE  ? 0
                : m->outcome == MOVE_HERE ? MOVE_EXIT_HERE
                                          : MOVE_EXIT_TROUBLE;

@@ -52,6 +52,7 @@ struct move {
     struct disks *plan;    /* with back.go: of its disks; or NULL */
     struct strv made;      /* overlays on them */
     uint64_t taking_ms;    /* when the source was told to take it back; 0: it was not */
+    bool refused;          /* it said no to that, or nothing, since it lost its link */
     uint64_t lost_ms;      /* since when it has no link and its agent is not heard; 0: not so */
     enum move_outcome outcome;
     char here[32];         /* MOVE_HERE: what its QEMU says of it, running or paused */
@@ -104,11 +105,12 @@ void move_look(struct move *m, bool last);
 /* move_fallback.c. The options of the link, with those of --fallback, to be freed */
 int move_fallback_options(struct move *m, const char *given, char **out, struct ff_error *why);
 /* --fallback go: its command line with overlays for its disks. The overlays, if there are any:
- * made; dropped, once nothing uses them; or committed, once the guest is there. Notes say what is
- * left */
+ * made; dropped, once nothing uses them; kept, where it is not known whose they are; or committed,
+ * once the guest is there. Notes say what is left */
 int move_fallback_argv(struct move *m, const struct disks_input *in, struct ff_error *why);
 int move_fallback_make(struct move *m, struct ff_error *why);
 void move_fallback_drop(struct move *m);
+void move_fallback_keep(struct move *m);
 /* The source has no link: is the QEMU there lost? Then tell the source to take its guest back;
  * whether it does, or is about to. @info is query-migrate's after that: true: it failed */
 bool move_take_back(struct move *m);

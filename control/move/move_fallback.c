@@ -14,8 +14,12 @@
  * Ownership    overlays are this program's, which makes and removes them. They are in no record of
  *              the agent there: until they are committed they are the only place of what the guest
  *              has written, also when it has ended.
- * Invariants   An overlay is removed only when the guest is here, or once it is committed.
+ * Invariants   1. An overlay is removed only when the guest is here, or once it is committed.
+ *              2. A guest is called nowhere only where the QEMU here has tried the fence: it has
+ *                 its record then, and connects no more. Any other refusal may be of a guest that
+ *                 goes on there.
  * Failure      killed, this program leaves overlays behind, and the guest there writes to them.
+ *              Where it does not know that the guest is here, or there for good, a note names them.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -124,6 +128,24 @@ void move_fallback_drop(struct move *m)
             strv_add(&m->s.notes, "remove %s: %s", m->made.v[i], strerror(errno));
 }
 
+void move_fallback_keep(struct move *m)
+{
+    static const char has[] = "may have what the guest has written since it moved: keep it.";
+
+    for (size_t i = 0; i < m->made.n; i++)
+        if (m->outcome == MOVE_LOST)
+            strv_add(&m->s.notes,
+                     "%s %s Before you start the guest from its disks, write it back by qemu-img "
+                     "commit; if there is a file %s, the guest was taken back: remove it instead",
+                     m->made.v[i], has, m->record);
+        else
+            strv_add(&m->s.notes,
+                     "%s %s When the QEMU on %s says completed, and not before, commit it by "
+                     "block-commit there, or by qemu-img commit once that QEMU has ended, then "
+                     "remove it. If the guest runs here again, remove it without that",
+                     m->made.v[i], has, move_host(m)->node->host);
+}
+
 /* --- taking back --- */
 
 /* Its agent has seen it end; or nobody has heard of its host for as long as a lease */
@@ -145,7 +167,7 @@ bool move_take_back(struct move *m)
     FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u", move_host(m)->address, m->port);
     struct ff_error why;
 
-    if (m->taking_ms || !m->back.go || m->s.interrupted)
+    if (m->taking_ms || !m->back.go || m->refused || m->s.interrupted)
         return m->taking_ms;
     if (!is_lost_there(m))
         return m->lost_ms; /* wait for that */
@@ -153,18 +175,20 @@ bool move_take_back(struct move *m)
                          &why);
     if (rc) {
         strv_add(&m->s.notes, "the QEMU here was told to take the guest back: %s", why.text);
-        m->back.go = false; /* it said no: once is enough */
+        m->refused = true; /* once is enough */
         return false;
     }
     m->taking_ms = ff_now_ms();
     return true;
 }
 
+/* The reason follows the field, in a moment */
 bool move_take_back_failed(const json_t *info)
 {
     const json_t *x = json_object_get(info, "x-rdma-postcopy");
 
-    return json_is_false(json_object_get(x, "taking-back"));
+    return json_is_false(json_object_get(x, "taking-back")) &&
+           !strstr(text_of(info, "error-desc"), "taking the guest back");
 }
 
 void move_fallback_free(struct move *m)

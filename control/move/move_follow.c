@@ -99,12 +99,21 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         ff_error_set(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
         return false;
     }
-    end_with(
-        m, MOVE_BROKEN,
-        "the link to %s is broken: the guest is there (%s), and runs until it touches missing "
-        "memory; neither QEMU was ended: see A LINK THAT BREAKS in farfork-rdma-postcopy(7) for "
-        "how it goes on, and save what you can from inside if the QEMU here is gone",
-        host, has);
+    if (m->back.go)
+        end_with(
+            m, MOVE_BROKEN,
+            "the link to %s is broken: the guest is there (%s), and stands still from the end of "
+            "its lease on; neither QEMU was ended: if the QEMU here is dead for good, and there is "
+            "no file %s, give x-rdma-postcopy-release at %s there, and it runs until it touches "
+            "missing memory; see TAKING BACK in farfork-rdma-postcopy(7)",
+            host, has, m->record, move_child(m)->qmp);
+    else
+        end_with(
+            m, MOVE_BROKEN,
+            "the link to %s is broken: the guest is there (%s), and runs until it touches missing "
+            "memory; neither QEMU was ended: see A LINK THAT BREAKS in farfork-rdma-postcopy(7) "
+            "for how it goes on, and save what you can from inside if the QEMU here is gone",
+            host, has);
     return true;
 }
 
@@ -141,6 +150,11 @@ static void ask_until_clear(struct move *m, const char *why_here)
                  "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
                  "from its disks",
                  why_here, h->node->host, k->error);
+    else if (m->back.go && !m->s.parent_gone)
+        end_with(m, MOVE_UNCLEAR,
+                 "its QEMU on %s has ended; x-rdma-postcopy-take-back at the QEMU here may get the "
+                 "guest back: %s; %s",
+                 h->node->host, k->error, why_here);
     else
         end_with(m, MOVE_LOST,
                  "%s; its QEMU on %s has ended, and the guest with it: %s; start it again "
@@ -232,6 +246,30 @@ static bool may_resume(struct move *m)
            (move_child(m)->state != VM_FAILED || move_host(m)->state == HOST_FAILED);
 }
 
+/* What the source says of it: its reason comes last, and may be long */
+static void end_not_taken_back(struct move *m, const char *reason)
+{
+    const char *host = move_host(m)->node->host;
+    const struct vm *k = move_child(m);
+
+    if (strstr(reason, "take back: fence="))
+        end_with(m, MOVE_UNCLEAR,
+                 "the guest is to be taken back from %s, and runs nowhere: make sure that its QEMU "
+                 "there has ended, and give x-rdma-postcopy-take-back at the QEMU here: %s",
+                 host, reason);
+    else if (k->state == VM_FAILED && move_host(m)->state != HOST_FAILED)
+        end_with(m, MOVE_UNCLEAR,
+                 "its QEMU on %s has ended (%s), and the QEMU here did not take the guest back; if "
+                 "you can mend the reason, give x-rdma-postcopy-take-back here: %s",
+                 host, k->error, reason);
+    else
+        end_with(m, MOVE_UNCLEAR,
+                 "the guest may run on %s, and the QEMU here did not take it back: look there with "
+                 "query-status at %s before you start or end it anywhere; neither QEMU was ended: "
+                 "%s",
+                 host, k->qmp, reason);
+}
+
 /* true: it is decided */
 static bool is_decided(struct move *m, const json_t *info)
 {
@@ -258,14 +296,12 @@ static bool is_decided(struct move *m, const json_t *info)
         return true;
     }
     if (!is(m->status, "postcopy-paused")) {
-        m->until_ms = m->lost_ms = 0;
+        m->until_ms = m->lost_ms = m->taking_ms = 0; /* of the pause that is over */
+        m->refused = false;
         return false;
     }
     if (m->taking_ms && move_take_back_failed(info)) {
-        end_with(m, MOVE_UNCLEAR,
-                 "the guest is to be taken back from %s, and runs nowhere: %s; make sure that its "
-                 "QEMU there has ended, and give x-rdma-postcopy-take-back at the QEMU here",
-                 host, error);
+        end_not_taken_back(m, error);
         return true;
     }
     if (move_take_back(m))

@@ -3,8 +3,8 @@
 """move_fallback.py - farfork move --fallback go: taken back, or its disks are committed
 
 The QEMU there is killed: the guest goes on here as it was, and what it wrote there is gone. It is
-not: what it wrote there is in its own images. farfork move is killed: what docs/disks.md says is to
-be done by hand. take_back.py has the QEMUs alone. Limit: 240 s.
+not: what it wrote there is in its own images. farfork move is killed, or does not know how it ends:
+what docs/disks.md says is to be done by hand. take_back.py has the QEMUs alone. Limit: 240 s.
 """
 import os
 import signal
@@ -15,7 +15,7 @@ import common
 from common import Failed, check_ledger, status, wait_for
 from farfork_move import (Move, There, check_here, check_left_here, folder_of, pid_there, there,
                           wait_source)
-from forked import SLOW, Parent, check_nothing_left, kill
+from forked import SLOW, Parent, alive, check_nothing_left, kill
 from take_back import MIB, Fence, io, is_nowhere_yet
 
 LEASE_S = 4
@@ -190,6 +190,68 @@ def fence_fails(t, accel):
             check_ledger(a, sweeps=1)
 
 
+def record_is_there(t, accel):
+    """The QEMU here cannot write it, and has let go of nothing: that is no fence that failed."""
+    fence = Fence(t, 'record')
+    with Parent(t, accel, mem_mib=MIB) as a:
+        a.start_load()
+        with Move(t, a, *back(fence), faults=SLOW) as m:
+            wait_source(a, 'postcopy-active')
+            common.write_file(fence.record, '')
+            os.kill(pid_there(m), signal.SIGKILL)
+            m.end(3, 'unclear', 'did not take the guest back')
+            if 'record=' not in m.result['error'] or 'nowhere' in m.result['error'] or \
+                    fence.was_run():
+                raise Failed(f'{m.result["error"]}, fence {fence.was_run()}')
+            is_nowhere_yet(a)
+            os.unlink(fence.record)
+            take_back_by_hand(a)
+            check_ledger(a, sweeps=1)
+
+
+def names_overlay(m, disk):
+    overlay = disk.overlay()
+    if not [n for n in m.result['notes'] if n.startswith(overlay) and 'keep it' in n]:
+        raise Failed(f'no note names {overlay}: {m.result["notes"]}')
+    return overlay
+
+
+def source_dies(t, accel):
+    """The guest there stands still when its lease ends: not as without --fallback go."""
+    disk, fence = Disk(t, 'raw'), Fence(t, 'source')
+    with Parent(t, accel, extra=disk.options, mem_mib=MIB) as a:
+        a.start_load()
+        with Move(t, a, *back(fence), *disk.args, faults=SLOW) as m:
+            wait_source(a, 'postcopy-active')
+            a.close()
+            m.end(3, 'broken', 'x-rdma-postcopy-release')
+            if fence.record not in m.result['error'] or not alive(m.result['pid']):
+                raise Failed(f'{m.result["error"]}')
+            names_overlay(m, disk)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
+def stopped_there(t, accel):
+    """By somebody: all of it is there, and in its overlay."""
+    disk, fence = Disk(t, 'qcow2'), Fence(t, 'stopped')
+    with Parent(t, accel, extra=disk.options, mem_mib=MIB) as a:
+        a.start_load()
+        with Move(t, a, *back(fence), *disk.args, faults=SLOW) as m:
+            wait_source(a, 'postcopy-active')
+            with There(t, 'b-stopped', folder_of(m), pid_there(m)) as b:
+                b.qmp('stop')
+                m.end(3, 'unclear', 'is paused there')
+                overlay = names_overlay(m, disk)
+                io(b, 'write -P 8 0 64k')
+                b.qmp('cont')
+                commit_by_hand(b, overlay, disk.image)
+                io(b, 'read -P 8 0 64k')
+                check_ledger(a, b)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
 def refused(t, accel):
     """Before anything is started"""
     disk, fence = Disk(t, 'raw'), Fence(t, 'refused')
@@ -221,6 +283,12 @@ def run(t):
             mover_killed(t, accel, lost)
     with t.case(f'the fence fails, {accel}'):
         fence_fails(t, accel)
+    with t.case(f'there is a record already, {accel}'):
+        record_is_there(t, accel)
+    with t.case(f'the source dies, {accel}'):
+        source_dies(t, accel)
+    with t.case(f'stopped there, {accel}'):
+        stopped_there(t, accel)
     with t.case(f'refused, {accel}'):
         refused(t, accel)
 
