@@ -16,8 +16,8 @@ import subprocess
 import common
 import report
 from common import Failed, check_ledger, say, status, wait_for
-from forked import (ELSEWHERE, SLOW, FakeParent, Parent, alive, check_nothing_left,
-                    hosts_of_their_own, kill, processes_of, run_vmclone)
+from forked import (ELSEWHERE, FAKE_SOURCE, SLOW, FakeParent, Parent, alive, check_nothing_left,
+                    fake_qemu, hosts_of_their_own, kill, processes_of, run_vmclone)
 from qemu import Guest
 
 HOST = 'h1=127.0.0.1'
@@ -378,9 +378,7 @@ def never_sent(t, accel):
 
 def used_is_kept(t):
     """An agent alone ends the child that says setup, none that says anything else, or nothing."""
-    fake, base = os.path.join(t.work, 'fake-qemu'), os.path.join(t.work, 'run')
-    common.write_file(fake, FAKE_QEMU)
-    os.chmod(fake, 0o700)
+    fake, base = fake_qemu(t), os.path.join(t.work, 'run')
     agent = subprocess.Popen(
         [common.FARFORK, 'agent', '--id', 'm', '--node', 'n', '--rundir', base, '--timeout', '1'],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -413,15 +411,20 @@ def used_is_kept(t):
     wait_for('end of all', 15, lambda: not processes_of(base) and not glob.glob(base + '/*'))
 
 
+def lose_agent(move):
+    """The way to it, of which this is the far end: it goes on."""
+    with open(f'/proc/{listed(move.base)[0]["agent"]}/stat', encoding='ascii') as f:
+        front = int(f.read().rpartition(')')[2].split()[1])
+    os.kill(front, signal.SIGKILL)
+
+
 def agent_lost(t, accel):
     """The way to the agent is gone: the move goes on, and what cannot be seen is not called done."""
     with Parent(t, accel) as a:
         a.start_load()
         with Move(t, a, faults=SLOW) as m:
             wait_source(a, 'postcopy-active')
-            with open(f'/proc/{listed(m.base)[0]["agent"]}/stat', encoding='ascii') as f:
-                front = int(f.read().rpartition(')')[2].split()[1])
-            os.kill(front, signal.SIGKILL)
+            lose_agent(m)
             m.end(3, 'unclear', 'does not show there')
             if common.migration(a)['status'] != 'completed':
                 raise Failed(f'the source: {common.migration(a)}')
@@ -506,36 +509,11 @@ def strange_parents(t):
             check_nothing_left(m)
 
 
-FAKE_QEMU = r"""#!/usr/bin/env python3
-import json, os, re, socket, sys
-path = [m[1] for a in sys.argv if (m := re.match(r'unix:(.*/\d.qmp)', a))][0]
-replies = json.loads(os.environ['FAKE_QEMU'])
-with socket.socket(socket.AF_UNIX) as server:
-    server.bind(path)
-    server.listen(4)
-    while True:
-        sock, _ = server.accept()
-        with sock, sock.makefile('rw') as f:
-            f.write('{"QMP": {}}\n')
-            f.flush()
-            for line in f:
-                m = json.loads(line)
-                f.write(json.dumps({'return': replies.get(m['execute'], {}), 'id': m['id']}) + '\n')
-                f.flush()
-"""
-
-
 def old_completed(t):
     """It came by a move, and says completed from the start: not believed when nothing began, nor
     when the destination does not say so too."""
-    fake = os.path.join(t.work, 'fake-qemu')
-    common.write_file(fake, FAKE_QEMU)
-    os.chmod(fake, 0o700)
-    ok, empty = {'return': {}}, {'return': []}
-    parent = {'qmp_capabilities': ok, 'query-migrate': {'return': {'status': 'completed'}},
-              'query-commands': {'return': [{'name': 'x-farfork-export'}]}, 'qom-list': empty,
-              'query-status': {'return': {'status': 'paused', 'running': False}},
-              'query-block': empty, 'query-named-block-nodes': empty, 'query-rx-filter': empty}
+    fake, ok = fake_qemu(t), {'return': {}}
+    parent = {**FAKE_SOURCE, 'query-migrate': {'return': {'status': 'completed'}}}
     for answer, there_is, code, state, text in (
             (None, 'inmigrate', 1, 'here', 'refused to migrate'),
             (ok, 'inmigrate', 3, 'unclear', 'migration setup'),

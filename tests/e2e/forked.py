@@ -289,3 +289,37 @@ class FakeParent:
         self.server.close()
         self.thread.join(10)
         os.unlink(self.second)
+
+
+# What a paused guest without disks says that can be moved, but for query-migrate
+FAKE_SOURCE = {'qmp_capabilities': {'return': {}},
+               'query-commands': {'return': [{'name': 'x-farfork-export'}]},
+               'query-status': {'return': {'status': 'paused', 'running': False}},
+               **{q: {'return': []} for q in ('qom-list', 'query-block', 'query-named-block-nodes',
+                                              'query-rx-filter')}}
+
+FAKE_QEMU = r"""#!/usr/bin/env python3
+import json, os, re, socket, sys
+path = [m[1] for a in sys.argv if (m := re.match(r'unix:(.*/\d.qmp)', a))][0]
+replies = json.loads(os.environ['FAKE_QEMU'])
+with socket.socket(socket.AF_UNIX) as server:
+    server.bind(path)
+    server.listen(4)
+    while True:
+        sock, _ = server.accept()
+        with sock, sock.makefile('rw') as f:
+            f.write('{"QMP": {}}\n')
+            f.flush()
+            for line in f:
+                m = json.loads(line)
+                f.write(json.dumps({'return': replies.get(m['execute'], {}), 'id': m['id']}) + '\n')
+                f.flush()
+"""
+
+
+def fake_qemu(t):
+    """A program that answers as $FAKE_QEMU has it, at its QMP socket."""
+    path = os.path.join(t.work, 'fake-qemu')
+    common.write_file(path, FAKE_QEMU)
+    os.chmod(path, 0o700)
+    return path

@@ -6,6 +6,8 @@ The QEMU there is killed: the guest goes on here as it was, and what it wrote th
 not: what it wrote there is in its own images. farfork move is killed, or does not know how it ends:
 what docs/disks.md says is to be done by hand. take_back.py has the QEMUs alone. Limit: 240 s.
 """
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -13,13 +15,15 @@ import tempfile
 
 import common
 from common import Failed, check_ledger, status, wait_for
-from farfork_move import (Move, There, check_here, check_left_here, folder_of, pid_there, there,
-                          wait_source)
-from forked import SLOW, Parent, alive, check_nothing_left, kill
+from farfork_move import (Move, There, check_here, check_left_here, folder_of, lose_agent,
+                          pid_there, there, wait_source)
+from forked import (FAKE_SOURCE, SLOW, FakeParent, Parent, alive, check_nothing_left, fake_qemu,
+                    kill)
 from take_back import MIB, Fence, io, is_nowhere_yet
 
 LEASE_S = 4
 KINDS = ('qcow2', 'raw')
+TAKE_BACK = 'x-rdma-postcopy-take-back'
 SECOND = '-d /machine/peripheral/v1/virtio-backend'
 
 
@@ -120,9 +124,8 @@ def two_disks(t, accel):
 
 
 def take_back_by_hand(a):
-    uri = common.refuses(a, 'was sent to', 'x-rdma-postcopy-take-back',
-                         uri='rdma-postcopy:127.0.0.1:1')
-    a.qmp('x-rdma-postcopy-take-back', uri=uri.split('was sent to ')[1].split(',')[0])
+    uri = common.refuses(a, 'was sent to', TAKE_BACK, uri='rdma-postcopy:127.0.0.1:1')
+    a.qmp(TAKE_BACK, uri=uri.split('was sent to ')[1].split(',')[0])
     wait_for('a guest that runs', 40, lambda: status(a) == 'running')
 
 
@@ -189,6 +192,72 @@ def fence_fails(t, accel):
             take_back_by_hand(a)
             check_ledger(a, sweeps=1)
 
+
+# --- what a source says that has lost its link; no QEMU ---
+
+def says(source, status, why='', taking=None):
+    """From now on, and it has been read."""
+    source.replies['query-migrate'] = {'return': {
+        'status': status, 'error-desc': why,
+        'x-rdma-postcopy': {} if taking is None else {'taking-back': taking}}}
+    seen = source.asked.count('query-migrate')
+    wait_for(status, 20, lambda: source.asked.count('query-migrate') > seen + 1)
+
+
+@contextlib.contextmanager
+def paused(t, name, ends=True, takes=True):
+    """(source, move): the QEMU there has ended, or its host is not heard"""
+    fence, ok = Fence(t, name), {'return': {}}
+    os.environ['FAKE_QEMU'] = json.dumps({
+        'query-migrate': {'status': 'setup', 'socket-address': [{'port': '1'}]},
+        'query-status': {'status': 'inmigrate', 'running': False}})
+    replies = {**FAKE_SOURCE, 'query-migrate': ok, 'migrate': ok}
+    with FakeParent(t, {**replies, TAKE_BACK: ok} if takes else replies) as p, \
+            Move(t, p, '--qemu', fake_qemu(t), *back(fence), '--lease', '1') as m:
+        wait_for('migrate', 20, lambda: 'migrate' in p.asked)
+        says(p, 'postcopy-paused', 'no link', True)
+        if ends:
+            os.kill(pid_there(m), signal.SIGKILL)
+        else:
+            lose_agent(m)
+        wait_for(TAKE_BACK, 20, lambda: TAKE_BACK in p.asked)
+        yield p, m
+        kill(m.base, m.name)
+        check_nothing_left(m)
+
+
+def source_refuses(t):
+    """Only a fence that was tried means that the guest runs nowhere."""
+    for name, ends, why, text in (
+            ('pages', False, 'the destination has every page', 'the guest may run on h1'),
+            ('space', True, 'record=/r: no space', 'its QEMU on h1 has ended'),
+            ('fence', False, 'fence=/f: it ended with 3', 'runs nowhere')):
+        with paused(t, name, ends) as (p, m):
+            says(p, 'postcopy-paused', 'no link; taking the guest back: when', False)
+            p.replies['query-migrate']['return']['error-desc'] = f'source: take back: {why}; advice'
+            m.end(3, 'unclear', text)
+            error = m.result['error']
+            if why not in error or ('nowhere' in error) != (name == 'fence'):
+                raise Failed(f'{why}: {error}')
+    with paused(t, 'told', takes=False) as (p, m):
+        m.end(3, 'unclear', 'may get the guest back')
+        if p.asked.count(TAKE_BACK) != 1:
+            raise Failed(f'it was told so {p.asked.count(TAKE_BACK)} times')
+
+
+def resumed_between(t):
+    """What was asked during one pause says nothing in the next."""
+    with paused(t, 'between') as (p, m):
+        says(p, 'postcopy-active')
+        says(p, 'postcopy-paused', 'no link', True)
+        wait_for('to be asked again', 20, lambda: p.asked.count(TAKE_BACK) == 2)
+        p.replies['query-migrate']['return'].update({
+            'error-desc': 'source: take back: fence=/f: it ended with 3',
+            'x-rdma-postcopy': {'taking-back': False}})
+        m.end(3, 'unclear', 'runs nowhere')
+
+
+# --- it ends before it knows ---
 
 def record_is_there(t, accel):
     """The QEMU here cannot write it, and has let go of nothing: that is no fence that failed."""
@@ -271,6 +340,10 @@ def refused(t, accel):
 
 def run(t):
     accel = t.best_accel()
+    with t.case('the source refuses'):
+        source_refuses(t)
+    with t.case('resumed between two pauses'):
+        resumed_between(t)
     for kind in KINDS:
         with t.case(f'killed, {kind}, {accel}'):
             killed(t, accel, kind)
