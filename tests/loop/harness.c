@@ -4,6 +4,7 @@
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -132,7 +133,8 @@ static unsigned limit_of(const struct loop_test *t, uint64_t since_ns)
     limit_s *= getenv("FARFORK_TEST_LINK") ? 4 : 1; /* a lab under TCG on a busy machine */
     if (!all)
         return limit_s;
-    uint64_t past_s = (ff_now_ns() - since_ns) / 1000000000u + SAYS_S, all_s = strtoull(all, NULL, 10);
+    uint64_t past_s = (ff_now_ns() - since_ns) / 1000000000u + SAYS_S;
+    uint64_t all_s = strtoull(all, NULL, 10);
     return (unsigned)FF_MIN((uint64_t)limit_s, all_s > past_s ? all_s - past_s : 1);
 }
 
@@ -205,13 +207,15 @@ int loop_main(int argc, char **argv, void (*setup)(void), const struct loop_test
     return failed ? 1 : passed ? 0 : skipped ? 77 : 1;
 }
 
-static char key_path[40];
+static char key_folder[40], key_path[48];
 
 const char *loop_key_file(void)
 {
     if (!*key_path) {
-        snprintf(key_path, sizeof(key_path), "/tmp/farfork-loop-key-XXXXXX");
-        FF_AUTO_CLOSE int fd = mkstemp(key_path);
+        snprintf(key_folder, sizeof(key_folder), "/tmp/farfork-loop-key-XXXXXX");
+        must(loop_mkdtemp(key_folder));
+        snprintf(key_path, sizeof(key_path), "%s/key", key_folder);
+        FF_AUTO_CLOSE int fd = open(key_path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
         must(fd >= 0 && write(fd, LOOP_KEY, strlen(LOOP_KEY)) == (ssize_t)strlen(LOOP_KEY));
     }
     return key_path;
@@ -219,7 +223,7 @@ const char *loop_key_file(void)
 
 void loop_remove_key(void)
 {
-    must(!unlink(key_path));
+    must(!unlink(key_path) && !rmdir(key_folder));
     *key_path = '\0';
 }
 
