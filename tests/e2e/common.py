@@ -427,12 +427,24 @@ def wait_migration(guest, states, limit_s=60):
     return wait_for(f'{guest.name}: migration {"/".join(states)}', limit_s, look)
 
 
+def reason_of(guest):
+    """What a side shows of its migration, also when it cannot be asked any more."""
+    try:
+        m = migration(guest)
+    except (Failed, OSError) as e:
+        return f'{e}; {guest.tail}'
+    return f'{m.get("status")}: {m.get("error-desc", "no reason given")}'
+
+
 class Moved:
     """A move that is complete on both sides: query-migrate of each, and how long it took."""
 
     def __init__(self, src, dst, start, limit_s=60):
         self.src, self.dst = src, dst
-        self.src_info = wait_migration(src, 'completed', limit_s)
+        try:
+            self.src_info = wait_migration(src, 'completed', limit_s)
+        except Failed as e:     # the other end may know better why
+            raise Failed(f'{e}; {dst.name}: {reason_of(dst)}') from e
         self.dst_info = wait_migration(dst, 'completed', limit_s)
         self.took_s = time.monotonic() - start
 

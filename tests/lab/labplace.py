@@ -22,10 +22,11 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(TOP, 'tests', 'e2e'))
+sys.path[:0] = [os.path.join(TOP, 'tests', 'e2e'), os.path.join(TOP, 'lab')]
 # pylint: disable=wrong-import-position
 import common                               # noqa: E402
 from common import Failed, Skip, wait_for   # noqa: E402
+from labvm import KNOWN                     # noqa: E402
 
 HOSTS = int(os.environ.get('LAB_HOSTS', '0'))
 MIB = 32                # a guest's memory: what a lab under TCG moves in seconds
@@ -83,6 +84,13 @@ def outage():
         yield
     finally:
         net('up')
+
+
+def soft_roce_complained():
+    """Its known fault (lab/labvm.py) has been seen since this lab was booted."""
+    log = subprocess.run(['dmesg'], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                         errors='replace', timeout=20, check=True).stdout
+    return bool(KNOWN.search(log))
 
 
 # --- RDMA resources ---

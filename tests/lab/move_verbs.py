@@ -51,8 +51,23 @@ def keyed(t, options=''):
             raise Failed(f'another key: {why}, the source is {common.status(src)}')
         start = time.monotonic()
         src.qmp('migrate', uri=uri + ',key=own')
-        over_verbs(common.Moved(src, dst, start))
+        try:
+            over_verbs(common.Moved(src, dst, start))
+        except Failed as e:
+            goes_on(src, dst, options, str(e))
         check_ledger(src, dst, sweeps=1)
+
+
+def goes_on(src, dst, options, why):
+    """soft-RoCE may end a queue pair that has READs and WRITEs (docs/operations.md): its kernel says
+    so, the link is the only thing that breaks, and the move goes on over another one."""
+    if not ('verify=on' in options and 'queue pair' in why and 'verify:' not in why
+            and labplace.soft_roce_complained()):
+        raise Failed(why)
+    say(f'      soft-RoCE broke the link, the move goes on: {why}')
+    for guest in (src, dst):
+        common.wait_for(f'{guest.name}: completed after that', 90, lambda g=guest:
+                        common.migration(g).get('status') == 'completed')
 
 
 def through_outage(t, kind, options, faults):
