@@ -335,6 +335,12 @@ void peer_wait(struct peer *p, int limit_ms)
     poll(f, FF_ARRAY_LEN(f), limit_ms);
 }
 
+/* A side says these for ever: whoever waits for another message gets no further by them */
+static bool says_that_it_lives(int type)
+{
+    return type == FF_MSG_PROGRESS || type == FF_MSG_LEASE;
+}
+
 bool peer_await(struct peer *p, enum ff_msg type, void (*other)(void *opaque, int type),
                 void *opaque)
 {
@@ -346,7 +352,7 @@ bool peer_await(struct peer *p, enum ff_msg type, void (*other)(void *opaque, in
             return true;
         if (heard > 0 && other)
             other(opaque, heard);
-        if (heard > 0 && heard != FF_MSG_PROGRESS && p->right)
+        if (heard > 0 && !says_that_it_lives(heard) && p->right)
             end = ff_now_ns() + PATIENT_MS * 1000000ull;
         if (!heard)
             peer_wait(p, (int)((end - FF_MIN(end, ff_now_ns())) / 1000000u) + 1);
