@@ -527,8 +527,8 @@ static void check_silence(struct ff_pager *p)
     if (f->broken || !f->n_busy ||
         ff_now_ns() - f->last_progress_ns < (uint64_t)p->silence_ms * 1000000u)
         return;
-    ff_error_set(&why, ETIMEDOUT, "pager: %u reads for faults unanswered for %d s", f->n_busy,
-                 p->silence_ms / 1000);
+    ff_error_set(&why, ETIMEDOUT, "pager: %u reads for faults unanswered for %d s%s", f->n_busy,
+                 p->silence_ms / 1000, ff_verify_lacks(p, FF_QUEUE_FAULT));
     broke(p, &why);
 }
 

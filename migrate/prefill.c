@@ -551,8 +551,8 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
     if (n)
         e->last_progress_ns = now;
     else if (now - e->last_progress_ns > (uint64_t)p->silence_ms * 1000000u)
-        return ff_error_set(why, ETIMEDOUT, "pager: %u transfers of prefill unanswered for %d s",
-                            e->n_busy, p->silence_ms / 1000);
+        return ff_error_set(why, ETIMEDOUT, "pager: %u transfers of prefill unanswered for %d s%s",
+                            e->n_busy, p->silence_ms / 1000, ff_verify_lacks(p, FF_QUEUE_PREFILL));
     for (int i = 0; i < n; i++) {
         rc = ff_failpoint("dest.prefill");
         if (rc)

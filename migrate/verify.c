@@ -7,6 +7,10 @@
  *
  * States       a slot: free -> BYTES, SENT and TAG awaited, in any order -> checked, free.
  *              The ask may have to be sent later, when the queue is full (due).
+ * Failure      a tag that never comes: when nothing else comes either, the thread that waits finds
+ *              out by the silence. But later reads of this queue may go on, while a guest waits for
+ *              this one; then the link breaks here, after as long. Tags come in the order of their
+ *              asks, but for several queue pairs.
  * Threads      each lane is its queue's thread's alone. Nothing is shared but what never changes.
  */
 #include <errno.h>
@@ -27,12 +31,13 @@ struct slot {
     enum ff_tags_of of;
     unsigned waits; /* 0: free */
     bool due;
+    uint64_t number, passed_ns; /* of its ask; since when a later one is complete, 0: none is */
 };
 
 struct lane {
     struct slot slot[FF_ASKS];
     uint64_t number; /* of the last ask */
-    unsigned n_due;
+    unsigned n_due, n_passed;
     struct ff_error broken; /* code 0: it is not */
 };
 
@@ -111,7 +116,8 @@ int ff_verify_post(struct ff_pager *p, enum ff_queue q, const struct ff_pager_re
         return rc;
     s->wr.id = wr->id;
     s->waits = BYTES | SENT | TAG;
-    struct ff_ask ask = {.number = ++l->number,
+    s->number = ++l->number;
+    struct ff_ask ask = {.number = s->number,
                          .offset = wr->remote - r->remote,
                          .region = r->peer_number,
                          .len_bytes = wr->len_bytes,
@@ -160,6 +166,49 @@ static int unasked(struct ff_error *err)
     return ff_error_set(err, EPROTO, "pager: verify: something arrived unasked");
 }
 
+/* @s is complete: who was asked for before it, and is not? */
+static void note_passed(struct lane *l, struct slot *s)
+{
+    l->n_passed -= s->passed_ns != 0;
+    for (struct slot *e = l->slot; e < l->slot + FF_ASKS; e++)
+        if (e->waits && e->number < s->number && !e->passed_ns) {
+            e->passed_ns = ff_now_ns();
+            l->n_passed++;
+        }
+}
+
+/* @idle: nothing more has come. Else what has may lie behind the rest, if nobody looked for long:
+ * but not behind as many as the queue holds */
+static int check_passed(const struct ff_pager *p, const struct lane *l, bool idle,
+                        struct ff_error *err)
+{
+    uint64_t limit_ns = (uint64_t)p->silence_ms * 1000000u;
+
+    for (const struct slot *s = l->slot; l->n_passed && s < l->slot + FF_ASKS; s++)
+        if (s->waits && s->passed_ns && ff_now_ns() - s->passed_ns >= limit_ns &&
+            (idle || l->number - s->number > 2 * FF_ASKS))
+            return ff_error_set(err, ETIMEDOUT,
+                                "pager: verify: region %s: no tag for 0x%x bytes at 0x%llx within "
+                                "%d s, and later ones have come: somebody in the network keeps it, "
+                                "or the source",
+                                s->r->name, s->wr.len_bytes,
+                                (unsigned long long)(s->wr.remote - s->r->remote),
+                                p->silence_ms / 1000);
+    return 0;
+}
+
+const char *ff_verify_lacks(const struct ff_pager *p, enum ff_queue q)
+{
+    bool tag = false, other = false;
+
+    for (unsigned i = 0; p->verify && i < FF_ASKS; i++) {
+        unsigned waits = p->verify->lane[q].slot[i].waits;
+        tag |= waits == TAG;
+        other |= waits & BYTES;
+    }
+    return tag && !other ? ": verify: the bytes came, and no tag for them" : "";
+}
+
 /* What @in tells of; 1: into @out, a READ is complete; 0; or the link is of no use */
 static int take(struct ff_pager *p, enum ff_queue q, const struct ff_wc *in, struct ff_wc *out,
                 struct ff_error *err)
@@ -175,6 +224,7 @@ static int take(struct ff_pager *p, enum ff_queue q, const struct ff_wc *in, str
     s->waits &= ~part;
     if (s->waits)
         return 0;
+    note_passed(l, s);
     int rc = check(p, q, s, err);
     bool torn = rc == -EBADMSG && s->of == FF_TAGS_OF_PASS;
     if (rc && !torn)
@@ -214,7 +264,8 @@ static int poll_lane(struct ff_pager *p, enum ff_queue q, struct ff_wc *wc, unsi
         }
         timeout_ms = 0;
     } while (got > 0 && !done);
-    return got < 0 ? got : done;
+    int rc = got < 0 ? got : check_passed(p, &p->verify->lane[q], !got, err);
+    return rc ? rc : done;
 }
 
 /* As a link breaks: for good, and it says so each time */

@@ -18,9 +18,12 @@ int ff_verify_post(struct ff_pager *p, enum ff_queue q, const struct ff_pager_re
 int ff_verify_poll(struct ff_pager *p, enum ff_queue q, struct ff_wc *wc, unsigned n,
                    int timeout_ms, struct ff_error *err);
 
+/* What a reason says on top, when nothing came on @q for too long: "" or that tags are missing */
+const char *ff_verify_lacks(const struct ff_pager *p, enum ff_queue q);
+
 /* As the link's post() of a READ of @r, and poll(). With verify=on -EBADMSG: what came is not what
  * the source has; but during the pass such a READ completes, torn, since the guest may have written
- * there in between */
+ * there in between. -ETIMEDOUT: no tag came for a READ, though they did for later ones */
 static inline int ff_pager_post(struct ff_pager *p, enum ff_queue q,
                                 const struct ff_pager_region *r, const struct ff_wr *wr,
                                 struct ff_error *err)

@@ -83,7 +83,7 @@ $(LOOP_TESTS): $(BUILD)/%: %.c $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a | $(DEPS_AL
 	    $(LOOP_MORE) $(BUILD)/lib/libfarfork.a $(TEST_LIBS)
 
 $(BUILD)/tests/loop/model_accepts: $(MODEL_PARTS)
-$(BUILD)/tests/loop/verified: LOOP_MORE := -Wl,--wrap=ff_port_accept
+$(BUILD)/tests/loop/verified $(BUILD)/tests/loop/tags_kept: LOOP_MORE := -Wl,--wrap=ff_port_accept
 $(BUILD)/tests/loop/model_accepts: LOOP_MORE := $(MODEL_PARTS) -Wl,--wrap=ff_link_connect,--wrap=ff_port_accept
 
 # --- e2e: what its tests run beside QEMU ---

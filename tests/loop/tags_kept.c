@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * tags_kept.c - verify=on: a tag that never comes, or comes for another read, lets nobody wait
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      source -- link -- thief -- destination's pager
+ *              The thief stands where that of verified.c does. It keeps a tag's notice, as somebody
+ *              in a fabric can: he makes a WRITE with immediate data one without. All else goes on.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cleanup.h"
+#include "loop.h"
+#include "tags.h"
+
+#define FINE "chunk=4096,verify=on"
+#define KEPT "no tag for"
+#define PATIENCE_MS 1000
+
+static void setup(void)
+{
+    image_new(4096);
+}
+
+/* --- the thief --- */
+
+enum theft { NONE, KEEP, TURN, TWICE };
+
+static struct {
+    enum theft what;
+    enum ff_queue queue;
+    unsigned after, most; /* tags, on each link; one of each link */
+    atomic_uint done;
+    unsigned seen; /* of this link: its queue's thread's */
+    struct ff_link *link;
+    const struct ff_link_ops *real;
+    struct ff_link_ops ops;
+} thief;
+
+/* The notice at @wc: what is left of it, none or two */
+static unsigned steal(struct ff_wc *wc)
+{
+    atomic_fetch_add(&thief.done, 1);
+    if (thief.what == TURN)
+        wc->imm ^= 1;
+    if (thief.what == TWICE)
+        wc[1] = wc[0];
+    return thief.what == KEEP ? 0 : thief.what == TURN ? 1 : 2;
+}
+
+static int thieving_poll(struct ff_link *l, enum ff_queue q, struct ff_wc *wc, unsigned n,
+                         int timeout_ms, struct ff_error *err)
+{
+    /* there is room for one more */
+    int got = thief.real->poll(l, q, wc, n > 1 ? n - 1 : 1, timeout_ms, err), left = 0;
+
+    for (int i = 0; i < got; i++) {
+        bool mine = l == thief.link && q == thief.queue && wc[i].op == FF_WC_RECV_IMM &&
+                    thief.what && thief.seen++ == thief.after &&
+                    atomic_load(&thief.done) < thief.most;
+        wc[left] = wc[i];
+        if (mine && thief.what == TWICE)
+            memmove(wc + i + 2, wc + i + 1, (size_t)(got - i - 1) * sizeof(*wc));
+        unsigned gives = mine ? steal(wc + left) : 1;
+        left += (int)gives;
+        if (gives == 2)
+            got++, i++;
+    }
+    return got < 0 ? got : left;
+}
+
+static void stand_at(struct ff_link *l)
+{
+    if (!thief.real) {
+        thief.real = l->ops;
+        thief.ops = *l->ops;
+        thief.ops.poll = thieving_poll;
+    }
+    thief.link = l;
+    thief.seen = 0;
+    l->ops = &thief.ops;
+}
+
+/* Every link of a network begins here (ld --wrap) */
+int __real_ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
+                          struct ff_link **out, struct ff_error *err);
+int __wrap_ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
+                          struct ff_link **out, struct ff_error *err);
+
+int __wrap_ff_port_accept(struct ff_port *port, const int *also, unsigned n, int timeout_ms,
+                          struct ff_link **out, struct ff_error *err)
+{
+    int rc = __real_ff_port_accept(port, also, n, timeout_ms, out, err);
+
+    if (!rc)
+        stand_at(*out);
+    return rc;
+}
+
+static void steals(enum theft what, enum ff_queue q, unsigned after, unsigned most)
+{
+    thief.what = what;
+    thief.queue = q;
+    thief.after = after;
+    thief.most = most;
+    atomic_store(&thief.done, 0);
+}
+
+/* --- moves --- */
+
+static const char *with_key(const char *more)
+{
+    static char options[200];
+
+    snprintf(options, sizeof(options), "key-file=%s,%s", loop_key_file(), more);
+    return options;
+}
+
+static const char *says;
+static atomic_uint said; /* of the breaks at the destination it gave this reason */
+static atomic_uint_fast64_t least; /* bytes that were missing at each of these breaks */
+
+static void note_reason(struct move *m, bool source)
+{
+    struct ff_stats st;
+
+    if (source)
+        return;
+    if (!strstr(m->dst.err.text, says))
+        printf("  %s\n", m->dst.err.text);
+    atomic_fetch_add(&said, strstr(m->dst.err.text, says) != NULL);
+    ff_dest_stats(m->dest, &st);
+    if (st.bytes_total - st.bytes_present < atomic_load(&least))
+        atomic_store(&least, st.bytes_total - st.bytes_present);
+}
+
+/* Each theft breaks the link for the reason that it is, and the next link brings what is right */
+static void survives(const char *more, const char *faults, const char *reason)
+{
+    static struct move m;
+
+    says = reason;
+    atomic_store(&said, 0);
+    atomic_store(&least, UINT64_MAX);
+    m = (struct move){.options = with_key(more), .touchers = 8, .writes = true, .touch_late = true,
+                      .go_timeout_ms = PATIENCE_MS, .broken = note_reason};
+    move_must_survive(&m, faults, thief.most);
+    must(atomic_load(&thief.done) == thief.most && atomic_load(&said) == thief.most);
+    loop_remove_key();
+}
+
+/* Others are answered all the time, for longer than anybody is to wait for one: the link breaks
+ * while they still are */
+static void others_go_on(void)
+{
+    steals(KEEP, FF_QUEUE_FAULT, 20, 2);
+    survives(FINE ",window=1", "dest.fault=delay:3000,dest.prefill=delay:50000", KEPT);
+    must(atomic_load(&least) > 100 * CELL);
+    steals(KEEP, FF_QUEUE_PREFILL, 20, 2);
+    survives(FINE ",window=8", "dest.fault=delay:50000,dest.prefill=delay:3000", KEPT);
+    must(atomic_load(&least) > 100 * CELL);
+}
+
+/* Nothing else is under way on that queue */
+static void nothing_goes_on(void)
+{
+    steals(KEEP, FF_QUEUE_PREFILL, 20, 2);
+    survives(FINE ",window=1", "dest.fault=delay:3000", "verify: the bytes came, and no tag");
+}
+
+static void of_another(void)
+{
+    steals(TURN, FF_QUEUE_PREFILL, 20, 2);
+    survives(FINE ",window=8", "dest.fault=delay:2000", "verify: ");
+    steals(TWICE, FF_QUEUE_FAULT, 20, 2);
+    survives(FINE ",window=1", "dest.prefill=delay:10000", "verify: ");
+}
+
+/* Before GO the guest goes on at the source: of a page that it named, or of a pass */
+static void fails(struct move *m, const char *more)
+{
+    m->tcp = true;
+    m->options = with_key(more);
+    move_run(m);
+    must(!m->went && !m->ran && m->src.rc && m->dst.rc);
+    must(atomic_load(&thief.done) == 1);
+    if (!strstr(m->dst.err.text, "verify: the bytes came, and no tag"))
+        loop_fail(__FILE__, __LINE__, "%s", m->dst.err.text);
+    move_free(m);
+    loop_remove_key();
+}
+
+static void make_pass(struct move *m, enum stage stage)
+{
+    struct ff_error err;
+
+    if (stage == S_STATE && ff_source_precopy(m->source, &err))
+        printf("  %s\n", err.text);
+}
+
+static void before_go(void)
+{
+    static struct move m;
+
+    steals(KEEP, FF_QUEUE_FAULT, 0, 1);
+    loop_arm("dest.ready=delay:3000000");
+    m = (struct move){.n_first = 1};
+    while (cell_is_zero(m.first[0].offset / CELL))
+        m.first[0].offset += CELL;
+    fails(&m, FINE ",timeout=1");
+}
+
+static void in_a_pass(void)
+{
+    static struct move m;
+
+    steals(KEEP, FF_QUEUE_PREFILL, 20, 1);
+    m = (struct move){.hook = make_pass};
+    fails(&m, FINE ",precopy=1,timeout=1,window=1");
+}
+
+int main(int argc, char **argv)
+{
+    static const struct loop_test tests[] = {
+        {"a tag is kept, others come", others_go_on, 60},
+        {"a tag is kept, and nothing comes", nothing_goes_on, 60},
+        {"a tag for another", of_another, 60},
+        {"a tag is kept before GO", before_go, 0},
+        {"a tag is kept in a pass", in_a_pass, 0},
+    };
+
+    return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
+}
