@@ -35,7 +35,8 @@ static void spoil(void *page)
 /* --- memory that fails while it is looked at --- */
 
 static struct {
-    unsigned calls, fail_at; /* 0: never */
+    _Atomic unsigned calls; /* of several threads */
+    unsigned fail_at;       /* 0: never */
     void *page;
 } look;
 
