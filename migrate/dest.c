@@ -31,9 +31,7 @@
 #include "thread.h"
 #include "verify.h"
 
-#define PUBLISH_MS 300000
 #define GO_MS 60000
-#define WITHDRAWN_MS 2000
 
 int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct ff_dest **out,
                         struct ff_error *err)

@@ -33,6 +33,8 @@ struct dest_ear {
 };
 
 #define PROGRESS_MS 200
+#define PUBLISH_MS 300000 /* over every link: registering a large source may take this long */
+#define WITHDRAWN_MS 2000
 
 struct ff_dest {
     struct ff_address addr;

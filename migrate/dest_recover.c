@@ -37,8 +37,6 @@
 
 #define PARK_MS 200
 #define AGAIN_MS 100
-#define PUBLISH_MS 300000
-#define WITHDRAWN_MS 2000
 #define CLOSE_MS 5000
 
 static bool has_port(struct ff_dest *d)
