@@ -13,6 +13,9 @@
  * Invariants   The file is there: nothing ran, at whichever instruction the destination ended. It is
  *              not there: something may have run. So whatever loses files, such as a /run that is
  *              emptied when the host boots, never makes a second runner.
+ * Failure      It cannot be made, or nobody knows whether it is on disk: no source is heard. It
+ *              cannot be removed, or nobody knows that: no guest runs, and it is put back, for a
+ *              destination that is killed before its source has heard so.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -21,13 +24,8 @@
 #include <unistd.h>
 
 #include "failpoint.h"
+#include "log.h"
 #include "until_go.h"
-
-/* That it was removed outlives the host as well; where that cannot be, it is not made */
-static int sync_folder(int dir)
-{
-    return fsync(dir) ? -errno : 0;
-}
 
 static int open_folder(struct ff_until_go *u, const char *path)
 {
@@ -43,38 +41,65 @@ static int open_folder(struct ff_until_go *u, const char *path)
     return rc;
 }
 
+/* What is there already is another's, also a link to somewhere else. The failpoint's second time
+ * stands for fsync() */
+static int make_file(struct ff_until_go *u)
+{
+    int rc = ff_failpoint("dest.mark");
+    int fd = rc ? -1 : openat(u->dir, u->name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+
+    if (fd < 0)
+        return rc ? rc : -errno;
+    rc = ff_failpoint("dest.mark");
+    if (!rc && (fsync(fd) || fsync(u->dir)))
+        rc = -errno;
+    close(fd);
+    if (rc)
+        unlinkat(u->dir, u->name, 0);
+    return rc;
+}
+
 int ff_until_go_make(struct ff_until_go *u, const char *path, struct ff_error *err)
 {
     *u = (struct ff_until_go)FF_UNTIL_GO_NONE;
     if (!*path)
         return 0;
     int rc = open_folder(u, path);
-    int fd = rc ? -1 : openat(u->dir, u->name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (!rc && fd < 0)
-        rc = -errno;
-    if (fd >= 0)
-        close(fd);
     if (!rc)
-        rc = sync_folder(u->dir);
+        rc = make_file(u);
     if (!rc)
         return 0;
-    if (fd >= 0) /* not another's */
-        unlinkat(u->dir, u->name, 0);
     ff_until_go_free(u);
     return ff_error_set(err, -rc, "destination: until-go=%s: %s%s", path, strerror(-rc),
                         rc == -EEXIST ? ": remove what another destination left, once its source "
                                         "has its guest back" : "");
 }
 
+/* That it was removed outlives the host as well. The failpoint's second time stands for fsync() */
+static int remove_file(struct ff_until_go *u)
+{
+    int rc = ff_failpoint("dest.unmark");
+
+    /* that somebody else removed it says the same */
+    if (!rc && unlinkat(u->dir, u->name, 0) && errno != ENOENT)
+        rc = -errno;
+    if (rc)
+        return rc;
+    rc = ff_failpoint("dest.unmark");
+    if (!rc && fsync(u->dir))
+        rc = -errno;
+    if (rc && make_file(u))
+        ff_log(FF_LOG_WARN, "destination: until-go: %s cannot be made again: should this "
+               "destination be killed now, nobody can tell that nothing ran", u->name);
+    return rc;
+}
+
 int ff_until_go_remove(struct ff_until_go *u, struct ff_error *err)
 {
     int rc = ff_failpoint("dest.go");
 
-    /* that somebody else removed it says the same */
-    if (!rc && u->dir >= 0 && unlinkat(u->dir, u->name, 0) && errno != ENOENT)
-        rc = -errno;
     if (!rc && u->dir >= 0)
-        rc = sync_folder(u->dir);
+        rc = remove_file(u);
     if (rc)
         return ff_error_set(err, -rc, "destination: remove until-go=%s: %s", u->name ? u->name : "",
                             strerror(-rc));

@@ -65,6 +65,21 @@ int move_check_argv(struct move *m, struct ff_error *why)
     return rc;
 }
 
+/* Its QEMU makes the file of until-go somewhere else than where the agent looks: a program starts it,
+ * it changes its user, or its root */
+static bool has_other_files(const struct move *m)
+{
+    bool other = m->s.o.qemu;
+
+    for (size_t i = 0; i < m->argv.n && !other; i++) {
+        const char *w = m->argv.v[i] + (m->argv.v[i][0] == '-' && m->argv.v[i][1] == '-');
+        const char *value = !strcmp(w, "-run-with") && i + 1 < m->argv.n ? m->argv.v[i + 1] : "";
+        other = !strcmp(w, "-runas") || !strcmp(w, "-chroot") || strstr(value, "user=") ||
+                strstr(value, "chroot=");
+    }
+    return other;
+}
+
 static int spawn_there(struct move *m, struct ff_error *why)
 {
     struct host *h = move_host(m);
@@ -81,8 +96,8 @@ static int spawn_there(struct move *m, struct ff_error *why)
     }
     k->qmp = xprintf("%s/1.qmp", h->rundir);
     k->log = xprintf("%s/1.log", h->rundir);
-    /* a program that starts QEMU may end before it does: its end says nothing of a guest */
-    json_t *until_go = m->s.o.qemu ? json_null() : json_sprintf("%s/" UNTIL_GO, h->lasting);
+    /* a program that starts QEMU may also end before it does: its end says nothing of a guest */
+    json_t *until_go = has_other_files(m) ? json_null() : json_sprintf("%s/" UNTIL_GO, h->lasting);
     json_t *o = json_pack("{si so ss ss sO so}", "number", 1, "argv", words, "log", k->log, "qmp",
                           k->qmp, "private", files, "until_go", until_go);
     if (m->s.parent_cwd)
@@ -228,8 +243,7 @@ static int ask_to_listen(struct move *m, struct ff_error *why)
     FF_AUTO_FREE char *marked = xprintf("%s,until-go=%s/" UNTIL_GO, uri, h->lasting);
     int rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", marked), NULL, why);
 
-    /* a QEMU that has changed its user or its root (-run-with) cannot make it there */
-    if (rc == -EREMOTEIO && strstr(why->text, "until-go=")) {
+    if (rc == -EREMOTEIO && strstr(why->text, "until-go=") && has_other_files(m)) {
         strv_add(&m->s.notes, "if the QEMU there is killed at the switch, nobody can tell whether the "
                                "guest ran: %s", why->text);
         rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why);

@@ -45,10 +45,21 @@ def check_marks(move, n):
 DESTINATION = (
     ('it loads the state', None, 'dest.state=kill', 'here', ''),
     ('before READY', None, 'dest.ready=kill', 'here', ''),
+    ('the file is to be made', None, 'dest.mark=kill@1', 'here', ''),
+    ('the file is made, not on disk', None, 'dest.mark=kill@2', 'here', ''),
     ('GO read, may not run yet', None, 'dest.go=kill', 'here', 'never ran the guest'),
+    ('the file is to be removed', None, 'dest.unmark=kill@1', 'here', 'never ran the guest'),
+    ('the file is removed', None, 'dest.unmark=kill@2', 'lost', 'SIGKILL'),
     ('may run', None, 'dest.run=kill', 'lost', 'SIGKILL'),
     ('it runs', None, 'dest.running=kill', 'lost', 'SIGKILL'),
     ('memory follows', None, 'dest.prefill=kill@3', 'lost', 'SIGKILL'),
+)
+
+FILE = (
+    ('made', 'dest.mark=fail:28@1', 'No space left on device'),
+    ('on disk', 'dest.mark=fail@2', 'Input/output error'),
+    ('removed', 'dest.unmark=fail@1', 'never got GO'),
+    ('removed for good', 'dest.unmark=fail@2', 'never got GO'),
 )
 
 SOURCE = (
@@ -70,6 +81,15 @@ def destination_killed(t, accel, faults, want, text):
             else:
                 check_nothing_left(m)
                 nowhere(a)
+
+
+def file_fails(t, accel, faults, text):
+    """Nobody runs the guest there without the file, or with it."""
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Move(t, a, faults=faults) as m:
+            m.end(1, 'here', text)
+            check_here(m, a)
 
 
 def source_killed(t, accel, faults, there_faults, want, text):
@@ -289,17 +309,22 @@ def by_hand(t, accel, faults, runs_here):
 
 
 def cannot_remove(t, accel):
-    """A destination whose file stays must not run the guest, and says so."""
+    """A destination whose file stays must not run the guest, and says so. One that cannot make it
+    hears no source; what is there already is not its own."""
     folder = os.path.join(t.work, 'folder')
     os.mkdir(folder)
     src = Micro(t, 'stays-a', accel, mem_mib=MIB)
     dst = Micro(t, 'stays-b', accel, mem_mib=MIB, incoming=True, faults='dest.go=fail')
     with src, dst:
         src.start_load()
+        os.symlink('elsewhere', folder + '/link')
+        for name, text in ('nowhere/mark', 'No such file'), ('link', 'File exists'):
+            common.refuses(dst, text, 'migrate-incoming', uri='rdma-postcopy:127.0.0.1:0,until-go='
+                           f'{folder}/{name}')
         uri = common.listen(dst, options=f',until-go={folder}/mark')
         src.qmp('migrate', uri=uri)
         info = state(src, 'failed')
-        if 'never got GO' not in info['error-desc'] or not os.path.exists(folder + '/mark'):
+        if 'never got GO' not in info['error-desc'] or sorted(os.listdir(folder)) != ['link', 'mark']:
             raise Failed(f'{info}, {os.listdir(folder)}')
         wait_for('a guest that runs', 5, lambda: status(src) == 'running')
         check_ledger(src, sweeps=1)
@@ -310,6 +335,9 @@ def run(t):
     for name, src, dst, want, text in DESTINATION:
         with t.case(f'destination killed, {name}: {want}, {accel}'):
             destination_killed(t, accel, dst, want, text)
+    for name, faults, text in FILE:
+        with t.case(f'the file cannot be {name}, {accel}'):
+            file_fails(t, accel, faults, text)
     for name, src, dst, want, text in SOURCE:
         with t.case(f'source killed, {name}: {want}, {accel}'):
             source_killed(t, accel, src, dst, want, text)

@@ -57,17 +57,39 @@ static void removed(void)
     end();
 }
 
-/* One that cannot be removed lets nothing run, and the source hears that */
-static void stays(void)
+/* One that cannot be removed lets nothing run, and the source hears that. It is there, or back
+ * again: should the destination be killed before, that says the same */
+static void stays_at(const char *faults, bool there)
 {
     static struct move m;
 
     begin();
-    loop_arm("dest.go=fail");
+    loop_arm(faults);
     m = (struct move){.tcp = true, .resumes = true, .options = options};
     move_run(&m);
-    must(m.src.rc == -ETIME && m.dst.rc == -ESTALE && !m.ran && is_there());
+    must(m.src.rc == -ETIME && m.dst.rc == -ESTALE && !m.ran && is_there() == there);
     end();
+}
+
+static void stays(void)
+{
+    stays_at("dest.go=fail", true);
+}
+
+static void stays_for_unlink(void)
+{
+    stays_at("dest.unmark=fail@1", true);
+}
+
+static void stays_for_fsync(void)
+{
+    stays_at("dest.unmark=fail@2", true);
+}
+
+/* made, twice; removed, and not made again: an error of the disk at both */
+static void gone_for_fsync(void)
+{
+    stays_at("dest.unmark=fail@2,dest.mark=fail@3", false);
 }
 
 static int try_listen(const char *path)
@@ -93,7 +115,19 @@ static void refused(void)
     must(!try_listen(file) && is_there());
     must(try_listen(file) == -EEXIST && is_there());
     unlink(file);
+    must(!symlink("/dev/null", file) && try_listen(file) == -EEXIST);
+    unlink(file);
+    must(!symlink("nowhere", file) && try_listen(file) == -EEXIST); /* and makes no such file */
+    unlink(file);
     must(try_listen("/nowhere/mark") == -ENOENT);
+    must(try_listen(folder) == -EEXIST);
+    for (unsigned i = 1; i <= 2; i++) { /* made, on disk: nothing is left, and it can be tried again */
+        loop_arm(i == 1 ? "dest.mark=fail:28@1" : "dest.mark=fail:28@2");
+        must(try_listen(file) == -ENOSPC && !is_there());
+        loop_arm("");
+        must(!try_listen(file) && is_there());
+        unlink(file);
+    }
     end();
 }
 
@@ -192,6 +226,9 @@ int main(int argc, char **argv)
     static const struct loop_test tests[] = {
         {"removed as GO is read", removed, 0},
         {"it cannot be removed", stays, 0},
+        {"it cannot be removed: unlink()", stays_for_unlink, 0},
+        {"it cannot be removed: fsync()", stays_for_fsync, 0},
+        {"it cannot be put back either", gone_for_fsync, 0},
         {"it cannot be made", refused, 0},
         {"told that nothing ran", told, 0},
         {"told so although it runs", runs_there, 30},
