@@ -183,7 +183,7 @@ check-quick: all clone-plan lab-kernel $(UNIT_TESTS) $(QUICK_LOOP) $(PLATFORM_TE
 
 check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers \
        $(MODEL)
-	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner:120 'tests/unit/headers $(BUILD)' \
+	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner:120 tests/unit/abreast 'tests/unit/headers $(BUILD)' \
 	    tests/unit/guest_keys \
 	    $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,60) $(RUN_DOCS) $(RUN_BENCH) \
 	    $(RUN_GUESTS) \

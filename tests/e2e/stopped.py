@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 
+import abreast
 import common
 from common import Failed, check_ledger, say, status, wait_for
 from farfork_move import (Move, check_here, check_left_here, folder_of, listed, pid_there, There,
@@ -199,9 +200,9 @@ def every():
 
 def run(t):
     accel = t.best_accel()
-    for what, who, step, timeout in every() if common.FULL else SOME:
-        with t.case(f'{what.__name__}, {step}: {who}, {timeout}, {accel}'):
-            what(t, accel, who, step, timeout)
+    abreast.run(t, [(f'{what.__name__}, {step}: {who}, {timeout}, {accel}',
+                     lambda t, what=what, rest=(who, step, timeout): what(t, accel, *rest))
+                    for what, who, step, timeout in (every() if common.FULL else SOME)])
 
 
 if __name__ == '__main__':

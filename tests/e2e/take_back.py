@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 
+import abreast
 import common
 from break_after_go import silent
 from common import (Failed, GuestError, Micro, check_ledger, check_move, refuses, say, status,
@@ -509,43 +510,36 @@ def refusals(t, accel):
                 uri='rdma-postcopy:127.0.0.1:1,reconnect=0' + fence.options())
 
 
-def run(t):
-    accel = t.best_accel()
+def cases(accel, accels):
+    """(name, function, its arguments after the Test)"""
     for name, faults in STEPS:
-        with t.case(f'killed, {name}, {accel}'):
-            killed(t, accel, faults)
-    for a in [a for a in t.accels() if a != accel]:
-        with t.case(f'killed, {STEPS[2][0]}, {a}'):
-            killed(t, a, STEPS[2][1])
-    with t.case(f'memory is as of GO, byte for byte, {accel}'):
-        bytes_as_of_go(t, accel)
+        yield f'killed, {name}, {accel}', killed, accel, faults
+    for a in [a for a in accels if a != accel]:
+        yield f'killed, {STEPS[2][0]}, {a}', killed, a, STEPS[2][1]
+    yield f'memory is as of GO, byte for byte, {accel}', bytes_as_of_go, accel
     for lost in (True, False):
-        with t.case(f'its disk, {"lost" if lost else "complete"}, {accel}'):
-            disk(t, accel, lost)
+        yield f'its disk, {"lost" if lost else "complete"}, {accel}', disk, accel, lost
     if accel == 'kvm':  # TCG's vCPUs do not stop while they wait for a page
-        with t.case('it lives, and is not reached'):
-            unreached(t, accel)
-        with t.case('it lives, and is told'):
-            told(t, accel)
-        with t.case('an outage longer than the lease'):
-            outage(t, accel)
-        with t.case('a disk that cannot be given up'):
-            keeps_a_disk(t, accel)
+        yield 'it lives, and is not reached', unreached, accel
+        yield 'it lives, and is told', told, accel
+        yield 'an outage longer than the lease', outage, accel
+        yield 'a disk that cannot be given up', keeps_a_disk, accel
         for last in ('stop', 'cont'):
-            with t.case(f'asked for during an outage, {last}'):
-                asked_for(t, accel, last)
-    with t.case('it cannot stop its guest, tcg'):
-        ended_by_kernel(t, 'tcg', False)
-    with t.case(f'it is stopped itself, {accel}'):
-        ended_by_kernel(t, accel, True)
+            yield f'asked for during an outage, {last}', asked_for, accel, last
+    yield 'it cannot stop its guest, tcg', ended_by_kernel, 'tcg', False
+    yield f'it is stopped itself, {accel}', ended_by_kernel, accel, True
     for name, case in (('GO comes late', late_go),
                        ('resumed while it is being taken back', thinks_better),
                        ('the fence fails', fence_fails),
                        ('other commands while the fence runs', while_the_fence_runs),
                        ('the source dies, all is there', source_dies),
                        ('without fallback=go', without), ('refused before it stops', refusals)):
-        with t.case(f'{name}, {accel}'):
-            case(t, accel)
+        yield f'{name}, {accel}', case, accel
+
+
+def run(t):
+    abreast.run(t, [(name, lambda t, what=what, rest=rest: what(t, *rest))
+                    for name, what, *rest in cases(t.best_accel(), t.accels())])
 
 
 if __name__ == '__main__':
