@@ -80,7 +80,7 @@ struct ff_address;
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, reconnect=SECONDS,
  *        chunk=SIZE, window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
  *        odp=auto|on|off, precopy=0|1, prealloc=0|1, key-file=FILE (read by this call),
- *        insecure=off|on, verify=off|on, until-go=FILE.
+ *        kernel-tls=on|off, insecure=off|on, verify=off|on, until-go=FILE.
  *        For a source that keeps the right to take its guest back, see ff_source_take_back():
  *        fallback=off|go, lease=SECONDS, and with fallback=go both fence=PROGRAM and record=FILE,
  *        perhaps output=pass|hold, see ff_dest_hold_output()

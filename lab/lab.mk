@@ -51,6 +51,7 @@ RUN_LAB := \
     'lab/lab tests/lab/resume_verbs.py:1020' \
     'lab/lab tests/lab/clock_jumps.py:1020' \
     'lab/lab tests/lab/clone_verbs.py:1020' \
+    'lab/lab tests/lab/ktls.py:1020' \
     'lab/lab tests/lab/move_library.py:1020'
 
 # Fetched before any test's time runs, and said; if it is not to be had, the tests say why
@@ -61,7 +62,8 @@ lab-leaks: | $(DEPS_ALL)
 	@$(SUB_MAKE) BUILD=$(BUILD)/asan SANITIZE='$(ASAN_FLAGS)' $(LEAKS)
 
 check: lab-kernel lab-leaks $(LAB_PROGRAMS)
-check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS) $(E2E_PROGRAMS)
+check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS) $(E2E_PROGRAMS) \
+    $(BUILD)/tests/unit/rdma/test_tcp_tls
 	@$(RUN_ENV) tests/run $(RUN_LAB)
 check-lab-leaks: lab-kernel lab-leaks
 	@$(RUN_ENV) tests/run $(RUN_LEAKS)

@@ -28,6 +28,7 @@ static const struct ff_address defaults = {
     .landing = FF_LANDING_AUTO,
     .prefill = FF_PREFILL_AUTO,
     .prealloc = true,
+    .kernel_tls = true,
 };
 
 #define DEVICE_NAME_MAX 63 /* IBV_SYSFS_NAME_MAX without its end */
@@ -263,6 +264,10 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_word(name, value, switches, &w, err);
         if (!rc)
             a->insecure = w;
+    } else if (!strcmp(name, "kernel-tls")) {
+        rc = get_word(name, value, switches, &w, err);
+        if (!rc)
+            a->kernel_tls = w;
     } else if (!strcmp(name, "verify")) {
         rc = get_word(name, value, switches, &w, err);
         if (!rc)
@@ -271,8 +276,8 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, prealloc, "
-                          "key-file, insecure, verify, until-go, fallback, lease, fence, record, "
-                          "output)",
+                          "key-file, kernel-tls, insecure, verify, until-go, fallback, lease, "
+                          "fence, record, output)",
                           name);
     }
     return rc;

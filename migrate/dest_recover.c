@@ -79,6 +79,7 @@ static int listen_anew(struct ff_dest *d, const struct ff_address *to, struct ff
                                .timeout_ms = to->timeout_ms,
                                .device = to->device,
                                .key = key_of(d, to),
+                               .process_tls = !to->kernel_tls || !d->addr.kernel_tls,
                                .insecure = lets_anybody(d, to)};
     struct ff_address was = d->at;
     struct ff_port *port;

@@ -130,6 +130,7 @@ int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct 
                                .qps = a->qps,
                                .peers = &a->peers,
                                .key = a->key ? a->key : s->addr.key,
+                               .process_tls = !a->kernel_tls || !s->addr.kernel_tls,
                                .insecure = a->insecure || s->addr.insecure};
     struct ff_link *link;
 

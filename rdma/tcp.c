@@ -42,6 +42,7 @@
 #include "tcp_pace.h"
 #include "tcp_queue.h"
 #include "tcp_socket.h"
+#include "tcp_tls.h"
 #include "tcp_wire.h"
 
 #define SOCKETS_BUF (1 << 20) /* the kernel's own 208 KiB take two turns a chunk */
@@ -59,6 +60,7 @@ struct tcp_link {
     struct ff_secrets *secrets; /* NULL: nothing is sealed */
     uint8_t *sealed_tx;          /* with them; under send_lock */
     bool doubts;                 /* active, without a key: it matters whose the peer is */
+    bool process_tls;            /* struct ff_link_params */
     uint8_t rx[TCP_CTRL_HEAD_LEN + FF_MSG_MAX + FF_SEAL_TAG_LEN];
     size_t rx_have;
 };
@@ -156,6 +158,7 @@ int ff_tcp_connect(const struct ff_link_params *p, int cancel_fd, struct ff_link
         return rc;
     t->cancel_fd = cancel_fd;
     t->doubts = !p->key && !p->insecure;
+    t->process_tls = p->process_tls;
     if (t->doubts && !tcp_is_local(fd)) {
         tcp_free(&t->base);
         return ff_error_set(err, EACCES, "tcp: connect to %s:%s: it is not this host, and "
@@ -182,6 +185,7 @@ int ff_tcp_accept(struct ff_listener *ls, int timeout_ms, struct ff_link **out,
     if (rc)
         return rc;
     t->ls = ls;
+    t->process_tls = tcp_listen_process_tls(ls);
     *out = &t->base;
     return 0;
 }
@@ -273,11 +277,15 @@ static int tcp_open_passive(struct tcp_link *t, const struct tcp_tokens *tokens,
 /* With a key: both sides have both queues by now, and say so in one order */
 static int seal_queues(struct tcp_link *t, uint64_t end, struct ff_error *err)
 {
-    int cancel_fd = t->ls ? tcp_listen_cancel_fd(t->ls) : t->cancel_fd, rc = 0;
+    struct tcp_tls_how how = {.active = !t->ls, .in_process = t->process_tls,
+                              .cancel_fd = t->ls ? tcp_listen_cancel_fd(t->ls) : t->cancel_fd};
+    int rc = 0;
 
-    for (enum ff_queue k = 0; k < FF_QUEUES && !rc; k++)
-        rc = tcp_queue_seal(t->q[k], !t->ls, t->secrets->epoch.queue[k], cancel_fd,
-                            tcp_ms_left(end), err);
+    for (enum ff_queue k = 0; k < FF_QUEUES && !rc; k++) {
+        how.secret = t->secrets->epoch.queue[k];
+        how.timeout_ms = tcp_ms_left(end);
+        rc = tcp_queue_seal(t->q[k], &how, err);
+    }
     return rc;
 }
 

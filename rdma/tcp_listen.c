@@ -52,6 +52,7 @@ struct ff_listener {
     struct held held[HELD_MAX]; /* the oldest first */
     unsigned n_held;
     unsigned long dropped; /* of them, of joins, and of those that may not be heard */
+    bool process_tls;      /* of links */
     bool insecure;         /* without a key whoever connects is heard, else who is of this user */
     struct ff_key *key;
     struct tcp_gate *gate; /* with a key: who has connected, and has not proved that it has it */
@@ -143,6 +144,11 @@ static int wait_any(struct ff_listener *ls, struct pollfd *more, unsigned n_more
     for (unsigned i = 0; i < n_more; i++)
         more[i].revents = rc > 0 ? p[first + i].revents : 0;
     return rc || resting ? 0 : -ETIMEDOUT;
+}
+
+bool tcp_listen_process_tls(const struct ff_listener *ls)
+{
+    return ls->process_tls;
 }
 
 int tcp_listen_timeout_ms(const struct ff_listener *ls)
@@ -349,6 +355,7 @@ int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, stru
     ls->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = ls->cancel_fd < 0 ? -errno : 0;
     ls->insecure = p->insecure;
+    ls->process_tls = p->process_tls;
     ls->key = ff_key_ref(p->key);
     if (!rc && ls->key)
         rc = tcp_gate_new(ls->key, &ls->gate, NULL);

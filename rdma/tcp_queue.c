@@ -571,10 +571,9 @@ int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tc
     return 0;
 }
 
-int tcp_queue_seal(struct tcp_queue *q, bool active, const uint8_t secret[FF_KDF_LEN],
-                   int cancel_fd, int timeout_ms, struct ff_error *err)
+int tcp_queue_seal(struct tcp_queue *q, const struct tcp_tls_how *how, struct ff_error *err)
 {
-    return tcp_tls_new(q->fd, active, secret, cancel_fd, timeout_ms, &q->tls, err);
+    return tcp_tls_new(q->fd, how, &q->tls, err);
 }
 
 void tcp_queue_free(struct tcp_queue *q)

@@ -5,7 +5,6 @@
 #ifndef FF_RDMA_TCP_QUEUE_H
 #define FF_RDMA_TCP_QUEUE_H
 
-#include "kdf.h"
 #include "link.h"
 #include "mr.h"
 
@@ -16,10 +15,11 @@ int tcp_queue_new(int fd, enum ff_queue kind, struct ff_mr_table *mrs, struct tc
                   struct ff_error *err);
 void tcp_queue_free(struct tcp_queue *q);
 
+struct tcp_tls_how;
+
 /* From now on by TLS, as tcp_tls_new() has it; before @q is used. Of others tcp_queue_shutdown()
  * alone may come meanwhile */
-int tcp_queue_seal(struct tcp_queue *q, bool active, const uint8_t secret[FF_KDF_LEN],
-                   int cancel_fd, int timeout_ms, struct ff_error *err);
+int tcp_queue_seal(struct tcp_queue *q, const struct tcp_tls_how *how, struct ff_error *err);
 
 int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error *err);
 int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeout_ms,

@@ -15,6 +15,7 @@
 #include "error.h"
 #include "failpoint.h"
 #include "log.h"
+#include "tcp_ktls.h"
 #include "tcp_socket.h"
 #include "tcp_tls.h"
 
@@ -31,6 +32,7 @@ struct tcp_tls {
     int code;     /* what the socket said last, if that was an error */
     bool sending; /* a record waits for room in the socket */
     bool rekeying; /* the word of it does */
+    bool by_kernel; /* it has the key for sending: GnuTLS sends nothing any more */
     uint32_t records; /* sent with this key */
     const uint8_t *secret; /* for the handshake */
     uint8_t gathered[RECORD];
@@ -38,8 +40,12 @@ struct tcp_tls {
 
 /* --- the socket --- */
 
+/* EBADMSG is what tcp_tls_recv() says of the peer; the kernel says it of a record that it could not
+ * encrypt */
 static ssize_t keep_code(struct tcp_tls *t, ssize_t n)
 {
+    if (n < 0 && errno == EBADMSG)
+        errno = EIO;
     if (n < 0 && errno != EAGAIN && errno != EINTR)
         t->code = errno;
     return n;
@@ -49,7 +55,13 @@ static ssize_t socket_push(gnutls_transport_ptr_t opaque, const giovec_t *iov, i
 {
     struct tcp_tls *t = opaque;
     struct msghdr msg = {.msg_iov = (struct iovec *)iov, .msg_iovlen = (size_t)n};
+    ssize_t len = 0;
 
+    /* the word of a new key, which is said already; or an alert, and then the connection ends */
+    for (int i = 0; t->by_kernel && i < n; i++)
+        len += (ssize_t)iov[i].iov_len;
+    if (t->by_kernel)
+        return len;
     return keep_code(t, sendmsg(t->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT));
 }
 
@@ -109,14 +121,26 @@ static void drop_creds(struct tcp_tls *t, struct creds *c)
     t->secret = NULL;
 }
 
-/* Once in a process: whoever looks for kTLS is told */
-static void say_where(void)
+/* The handshake is done, and nothing has been sent or received since. Once in a process: whoever looks
+ * for kTLS is told */
+static void choose_where(struct tcp_tls *t, bool in_process)
 {
     static atomic_flag said = ATOMIC_FLAG_INIT;
+    const char *why = in_process ? "kernel-tls=off"
+                                 : tcp_ktls_lacks(gnutls_cipher_get(t->session));
 
-    if (!atomic_flag_test_and_set(&said))
-        ff_log(FF_LOG_INFO, "tcp: TLS: this process encrypts (GnuTLS), not the kernel (kTLS): before "
-               "Linux 6.14 kTLS takes no new key on a connection");
+    if (!why) {
+        int rc = tcp_ktls_take_key(t->fd, t->session);
+        why = rc ? strerror(-rc) : NULL;
+        t->by_kernel = !rc;
+    }
+    if (atomic_flag_test_and_set(&said))
+        return;
+    if (why)
+        ff_log(FF_LOG_INFO, "tcp: TLS: this process encrypts (GnuTLS), not the kernel (kTLS): %s",
+               why);
+    else
+        ff_log(FF_LOG_INFO, "tcp: TLS: the kernel encrypts (kTLS)");
 }
 
 static int start_session(struct tcp_tls *t, bool active)
@@ -167,8 +191,7 @@ static int shake_hands(struct tcp_tls *t, int cancel_fd, int timeout_ms, int *tl
     }
 }
 
-int tcp_tls_new(int fd, bool active, const uint8_t secret[FF_KDF_LEN], int cancel_fd,
-                int timeout_ms, struct tcp_tls **out, struct ff_error *err)
+int tcp_tls_new(int fd, const struct tcp_tls_how *how, struct tcp_tls **out, struct ff_error *err)
 {
     struct tcp_tls *t = calloc(1, sizeof(*t));
     struct creds c = {0};
@@ -177,15 +200,15 @@ int tcp_tls_new(int fd, bool active, const uint8_t secret[FF_KDF_LEN], int cance
     if (!t)
         return ff_error_set(err, ENOMEM, "tcp: TLS: out of memory");
     t->fd = fd;
-    t->secret = secret;
-    tls = start_session(t, active);
+    t->secret = how->secret;
+    tls = start_session(t, how->active);
     if (tls >= 0)
-        tls = set_creds(t, active, &c);
+        tls = set_creds(t, how->active, &c);
     int rc = tls < 0 ? ff_error_set(err, EIO, "tcp: TLS: GnuTLS: %s; does a policy forbid TLS 1.3 "
                                     "with a PSK?", gnutls_strerror(tls))
                      : 0;
     if (!rc) {
-        rc = shake_hands(t, cancel_fd, timeout_ms, &tls);
+        rc = shake_hands(t, how->cancel_fd, how->timeout_ms, &tls);
         if (rc == -EACCES)
             ff_error_set(err, EACCES, "tcp: TLS: the peer of this queue does not have its key, or "
                          "somebody between changed what was said (GnuTLS: %s)",
@@ -200,7 +223,7 @@ int tcp_tls_new(int fd, bool active, const uint8_t secret[FF_KDF_LEN], int cance
     else
         *out = t;
     if (!rc)
-        say_where();
+        choose_where(t, how->in_process);
     return rc;
 }
 
@@ -243,11 +266,15 @@ static const void *gather_record(struct tcp_tls *t, const struct iovec *iov, siz
     return t->gathered;
 }
 
+static bool wants_key(struct tcp_tls *t)
+{
+    return t->rekeying |= t->records >= REKEY || (t->records && ff_failpoint("tcp.tls.rekey"));
+}
+
 /* Between two records: what follows has another key. 0, or as GnuTLS has it */
 static int rekey(struct tcp_tls *t)
 {
-    t->rekeying |= t->records >= REKEY || (t->records && ff_failpoint("tcp.tls.rekey"));
-    if (!t->rekeying)
+    if (!wants_key(t))
         return 0;
     int rc = gnutls_session_key_update(t->session, 0);
     t->rekeying = try_later(rc);
@@ -256,12 +283,45 @@ static int rekey(struct tcp_tls *t)
     return rc;
 }
 
+/* Likewise: 0, or -errno. A key that the kernel does not take leaves the peer waiting for it */
+static int rekey_kernel(struct tcp_tls *t)
+{
+    if (!wants_key(t))
+        return 0;
+    int rc = tcp_ktls_say_new_key(t->fd);
+    if (rc)
+        return rc;
+    if (gnutls_session_key_update(t->session, 0) < 0)
+        return -EIO;
+    rc = tcp_ktls_take_key(t->fd, t->session);
+    if (rc)
+        return rc == -EAGAIN ? -EIO : rc;
+    t->rekeying = false;
+    t->records = 0;
+    return 0;
+}
+
+/* The kernel makes records of RECORD bytes, and one of what is left */
+static ssize_t send_by_kernel(struct tcp_tls *t, const struct iovec *iov, size_t n_iov)
+{
+    struct msghdr msg = {.msg_iov = (struct iovec *)iov, .msg_iovlen = n_iov};
+
+    int rc = rekey_kernel(t);
+    errno = -rc;
+    ssize_t n = keep_code(t, rc ? -1 : sendmsg(t->fd, &msg, MSG_NOSIGNAL | MSG_DONTWAIT));
+    if (n > 0)
+        t->records += (uint32_t)((size_t)n / RECORD + 1);
+    return n;
+}
+
 ssize_t tcp_tls_send(struct tcp_tls *t, const struct iovec *iov, size_t n_iov)
 {
     const void *data = NULL;
     size_t len = 0;
 
     t->code = 0;
+    if (t->by_kernel)
+        return send_by_kernel(t, iov, n_iov);
     if (!t->sending) {
         int rc = rekey(t);
         if (rc < 0)

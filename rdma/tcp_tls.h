@@ -10,6 +10,7 @@
  *
  * Picture      after join: TLS handshake by the queue's secret as PSK, with ephemeral keys (ECDHE)
  *              segments -- gather up to RECORD --> record -- AES-128-GCM, ChaCha20-Poly1305 -->
+ *              or, where the kernel can and may: segments -- sendmsg() --> (tcp_ktls.h)
  *              The source is the client. There are no certificates and no tickets.
  *
  * Threads      as the queue: one at a time. GnuTLS allocates in them: docs/invariants.md (7).
@@ -37,10 +38,18 @@
 
 struct tcp_tls;
 
-/* The whole handshake over @fd, which is non-blocking; @active: the source. -EACCES: the peer does
- * not have @secret, or somebody between changed what was said; as tcp_socket.h */
-int tcp_tls_new(int fd, bool active, const uint8_t secret[FF_KDF_LEN], int cancel_fd,
-                int timeout_ms, struct tcp_tls **out, struct ff_error *err);
+/* How the two ends of a connection come to a key */
+struct tcp_tls_how {
+    const uint8_t *secret; /* FF_KDF_LEN bytes */
+    bool active;           /* the source */
+    bool in_process;       /* the kernel is not to encrypt */
+    int cancel_fd, timeout_ms;
+};
+
+/* The whole handshake over @fd, which is non-blocking. -EACCES: the peer does not have the secret, or
+ * somebody between changed what was said; as tcp_socket.h */
+int tcp_tls_new(int fd, const struct tcp_tls_how *how, struct tcp_tls **out,
+                struct ff_error *err);
 void tcp_tls_free(struct tcp_tls *t); /* @t may be NULL */
 
 /* As sendmsg(2) and recvmsg(2) with MSG_DONTWAIT. After EAGAIN the next segments to send must be

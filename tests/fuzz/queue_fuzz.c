@@ -25,6 +25,7 @@
 #include "populate.c"
 #include "unreadable.c"
 #include "zero_scan.c"
+#include "tcp_ktls.c"
 #include "tcp_socket.c"
 #include "tcp_tls.c"
 #include "tcp_wire.c"

@@ -7,16 +7,20 @@
  *
  * Picture      pair.a (source) --> wire --> pair.b: a thread that passes on all connections, keeps
  *              what it saw, and does harm to the next piece of one of them when told so.
+ *              Each test runs twice: GnuTLS encrypts, and then the kernel (kTLS) where it can:
+ *              tests/lab/ktls.
  */
 #include "pair.h"
 
 #include <arpa/inet.h>
+#include <gnutls/gnutls.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 
 #include "failpoint.h"
 #include "log.h"
+#include "tcp_ktls.h"
 #include "tcp_tls.h"
 #include "tcp_wire.h"
 
@@ -45,9 +49,32 @@ struct wire {
 static uint8_t mem[LEN], to[LEN];
 static struct wire w;
 
+/* The kernel's own count of what it does for TLS */
+static long kernel_count(const char *name)
+{
+    FILE *f = fopen("/proc/net/tls_stat", "r");
+    char line[80];
+    long n = 0;
+
+    for (; f && fgets(line, sizeof(line), f);)
+        if (!strncmp(line, name, strlen(name)) && strchr(" \t", line[strlen(name)]))
+            n = atol(line + strlen(name));
+    if (f)
+        fclose(f);
+    return n;
+}
+
+static const char *kernel_lacks(void)
+{
+    return tcp_ktls_lacks(GNUTLS_CIPHER_AES_128_GCM);
+}
+
+static long began_tx; /* connections that the kernel has encrypted for before this test */
+
 static int start(void **state)
 {
     (void)state;
+    began_tx = kernel_count("TlsTxSw");
     for (size_t i = 0; i < LEN; i++)
         mem[i] = (uint8_t)MARK[i % strlen(MARK)];
     memset(to, 0xee, sizeof(to));
@@ -162,8 +189,8 @@ static bool wire_has(const char *what, size_t len)
 static void pair_by_wire(struct pair *p, bool keyed)
 {
     struct ff_key *key = keyed ? must_key(PAIR_KEY) : NULL;
-    struct ff_link_params lp = {
-        .host = "127.0.0.1", .port = "0", .timeout_ms = 15000, .key = key};
+    struct ff_link_params lp = {.host = "127.0.0.1", .port = "0", .timeout_ms = 15000, .key = key,
+                                .process_tls = pair_process_tls};
     struct ff_error err;
     struct caller c;
 
@@ -206,12 +233,13 @@ static void use_queues(struct pair *p)
     }
 }
 
-static atomic_uint n_told;
+static atomic_uint n_told, n_right;
 
 static void count_told(enum ff_log_level level, const char *line)
 {
     (void)level;
     n_told += strstr(line, "(kTLS)") != NULL;
+    n_right += strstr(line, kernel_lacks() ? kernel_lacks() : "the kernel encrypts (kTLS)") != NULL;
 }
 
 /* Both ends, both queues: the first of a process says it, so this test is the first */
@@ -226,6 +254,7 @@ static void test_told_once(void **state)
         pair_close(&p);
         wire_end();
         assert_int_equal(atomic_load(&n_told), keyed);
+        assert_int_equal(atomic_load(&n_right), keyed);
     }
     ff_log_set(NULL, FF_LOG_WARN);
 }
@@ -252,19 +281,69 @@ static void test_nothing_to_read(void **state)
  * a new key eight times a second.) */
 static void test_new_keys(void **state)
 {
+    long keys = kernel_count("TlsTxRekeyOk");
     struct pair p;
     (void)state;
 
     pair_by_wire(&p, true);
     assert_int_equal(ff_failpoints_arm("tcp.tls.rekey=fail@3-5,tcp.recv.short=fail", NULL), 0);
-    use_queues(&p);
+    for (unsigned i = 0; i < 3; i++) /* the kernel has few sends, of many records */
+        use_queues(&p);
     assert_true(ff_failpoint_hits("tcp.tls.rekey") > 10);
     pair_close(&p);
     wire_end();
+    if (!pair_process_tls)
+        assert_true(kernel_count("TlsTxRekeyOk") > keys);
 
     pair_by_wire(&p, true);
     assert_int_equal(ff_failpoints_arm("tcp.tls.rekey=fail@9-11,tcp.send.short=fail", NULL), 0);
     use_queues(&p);
+    pair_close(&p);
+    wire_end();
+}
+
+/* --- memory that is written while it is sent --- */
+
+static void *scribble(void *arg)
+{
+    atomic_bool *stop = arg;
+
+    for (unsigned i = 0; !atomic_load(stop); i++)
+        ((volatile uint8_t *)mem)[i * 61 % LEN]++;
+    return NULL;
+}
+
+/* As in a pass of precopy=1: what arrives is of some moment, and the connection goes on. The wire's
+ * sockets fill up now and then */
+static void test_written_meanwhile(void **state)
+{
+    static struct server s;
+    atomic_bool stop = false;
+    struct ff_error err;
+    pthread_t thread;
+    struct pair p;
+    (void)state;
+
+    pair_by_wire(&p, true);
+    struct ff_mr mr = must_reg(p.a, mem, LEN, FF_ACCESS_REMOTE_READ);
+    server_start(&s, p.a, FF_QUEUE_PREFILL);
+    assert_int_equal(pthread_create(&thread, NULL, scribble, &stop), 0);
+    for (unsigned i = 0; i < 4; i++) {
+        struct ff_wr wr = read_of(&mr, 0, to, LEN);
+        struct ff_wc wc[FF_QUEUE_DEPTH];
+        unsigned n = 0;
+        for (unsigned k = 0; k < FF_QUEUE_DEPTH; k++)
+            assert_ok(p.b->ops->post(p.b, FF_QUEUE_PREFILL, &wr, &err), err);
+        while (n < FF_QUEUE_DEPTH) {
+            int got = p.b->ops->poll(p.b, FF_QUEUE_PREFILL, wc, FF_QUEUE_DEPTH, SOON_MS, &err);
+            if (got <= 0)
+                fail_msg("%d: %s", got, got ? err.text : "nothing comes");
+            n += (unsigned)got;
+        }
+    }
+    atomic_store(&stop, true);
+    join_soon(thread);
+    server_join(&s);
     pair_close(&p);
     wire_end();
 }
@@ -347,13 +426,22 @@ struct other {
     int fd, rc;
 };
 
+static int tls_over(int fd, bool active, const uint8_t *secret, int timeout_ms, struct tcp_tls **t,
+                    struct ff_error *err)
+{
+    struct tcp_tls_how how = {
+        .secret = secret, .active = active, .cancel_fd = -1, .timeout_ms = timeout_ms};
+
+    return tcp_tls_new(fd, &how, t, err);
+}
+
 static void *other_main(void *arg)
 {
     static const uint8_t wrong[FF_KDF_LEN] = {2};
     struct other *o = arg;
     struct tcp_tls *t;
 
-    o->rc = tcp_tls_new(o->fd, false, wrong, -1, SOON_MS, &t, NULL);
+    o->rc = tls_over(o->fd, false, wrong, SOON_MS, &t, NULL);
     return NULL;
 }
 
@@ -373,14 +461,14 @@ static void test_other_peer(void **state)
         tcp_req_encode(req, &(struct tcp_req){.op = TCP_OP_READ, .len = 4096});
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
         assert_int_equal(send(fd[1], req, sizeof(req), 0), sizeof(req));
-        assert_fails(tcp_tls_new(fd[0], active, right, -1, SOON_MS, &t, &err), EACCES);
+        assert_fails(tls_over(fd[0], active, right, SOON_MS, &t, &err), EACCES);
         close(fd[0]);
         close(fd[1]);
         /* says nothing; leaves */
         assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
-        assert_fails(tcp_tls_new(fd[0], active, right, -1, 50, &t, &err), ETIMEDOUT);
+        assert_fails(tls_over(fd[0], active, right, 50, &t, &err), ETIMEDOUT);
         close(fd[1]);
-        int rc = tcp_tls_new(fd[0], active, right, -1, SOON_MS, &t, &err);
+        int rc = tls_over(fd[0], active, right, SOON_MS, &t, &err);
         assert_true(rc == -ECONNRESET || rc == -EPIPE);
         close(fd[0]);
     }
@@ -388,7 +476,7 @@ static void test_other_peer(void **state)
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
     struct other o = {.fd = fd[1]};
     assert_int_equal(pthread_create(&o.thread, NULL, other_main, &o), 0);
-    assert_fails(tcp_tls_new(fd[0], true, right, -1, SOON_MS, &t, &err), EACCES);
+    assert_fails(tls_over(fd[0], true, right, SOON_MS, &t, &err), EACCES);
     join_soon(o.thread);
     assert_int_equal(o.rc, -EACCES);
     close(fd[0]);
@@ -397,5 +485,32 @@ static void test_other_peer(void **state)
 
 #define TEST(fn) cmocka_unit_test_setup_teardown(fn, start, end)
 
-UNIT_MAIN(TEST(test_told_once), TEST(test_nothing_to_read), TEST(test_new_keys),
-          TEST(test_bit_changed), TEST(test_said_twice_or_not), TEST(test_other_peer))
+/* Likewise, and whoever was to encrypt has done it */
+static int end_of_queues(void **state)
+{
+    long n = kernel_count("TlsTxSw") - began_tx;
+
+    if (pair_process_tls ? n : n < 2 * FF_QUEUES) /* of both ends */
+        fail_msg("the kernel encrypted for %ld connections", n);
+    return end(state);
+}
+
+#define QUEUES(fn) cmocka_unit_test_setup_teardown(fn, start, end_of_queues)
+
+int main(void)
+{
+    const struct CMUnitTest first[] = {TEST(test_told_once), TEST(test_other_peer)};
+    const struct CMUnitTest both[] = {QUEUES(test_nothing_to_read), QUEUES(test_new_keys),
+                                      QUEUES(test_written_meanwhile), QUEUES(test_bit_changed),
+                                      QUEUES(test_said_twice_or_not)};
+
+    int failed = cmocka_run_group_tests_name("TLS", first, NULL, NULL);
+    pair_process_tls = true;
+    failed += cmocka_run_group_tests_name("TLS by GnuTLS", both, NULL, NULL);
+    pair_process_tls = false;
+    if (kernel_lacks())
+        print_message("SKIP: kTLS: %s\n", kernel_lacks());
+    else
+        failed += cmocka_run_group_tests_name("TLS by the kernel", both, NULL, NULL);
+    return failed != 0;
+}

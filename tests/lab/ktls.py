@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""ktls.py - inside the lab: the kernel encrypts what a queue of tcp sends (kTLS)
+
+Where tests run otherwise the kernel may not have it: there they print SKIP. The unit tests of TLS,
+moves with a key in one process, and a live guest from hosta to hostb. /proc/net/tls_stat, of each
+host its own, counts what the kernel did. Limit: 300 s.
+"""
+import os
+import subprocess
+
+import labplace
+import common
+from common import Failed, Micro, check_ledger, check_move, say
+from labplace import MIB
+
+BUILD = os.environ.get('FARFORK_BUILD', os.path.join(labplace.TOP, 'build'))
+QUEUES = 2              # of a move; each side has them
+OPTIONS = ',link=tcp,key=k'
+
+
+def stat(incoming=None):
+    """The kernel's counts, by name: of this network, or of a side's host."""
+    argv = ['cat', '/proc/net/tls_stat']
+    if incoming is not None:
+        argv = common.place.argv(argv, incoming)
+    out = subprocess.run(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
+                         timeout=20, check=True).stdout
+    return {name: int(n) for name, n in (line.split() for line in out.splitlines())}
+
+
+def program(name, *cases):
+    path = os.path.join(BUILD, 'tests', name)
+    for case in cases or (None,):
+        done = subprocess.run([path, case] if case else [path], stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=200, check=False)
+        say('\n'.join(f'      {x}' for x in done.stdout.splitlines() if 'OK ]' not in x))
+        if done.returncode or 'SKIP' in done.stdout:
+            raise Failed(f'{name} {case or ""}: exit code {done.returncode}')
+
+
+def loop():
+    before = stat()
+    program('loop/keyed', 'moves with', 'over two links')
+    n = stat()['TlsTxSw'] - before['TlsTxSw']
+    say(f'      the kernel encrypted for {n} connections')
+    if n < 4 * 2 * QUEUES:      # four links, each with both ends here
+        raise Failed(f'the kernel encrypted for {n} connections')
+
+
+def moved(t, off, options=''):
+    """The sides in `off` do not leave it to the kernel; a process tries a connection of its own."""
+    key = os.urandom(32).hex()
+    with Micro(t, 'a', 'tcg', 'anon', MIB) as src, \
+            Micro(t, 'b', 'tcg', 'anon', MIB, incoming=True) as dst:
+        src.start_load()
+        before = {side: stat(side == 'dst') for side in ('src', 'dst')}
+        for guest in (src, dst):
+            guest.qmp('object-add', **{'qom-type': 'secret', 'id': 'k', 'data': key})
+        switch = {s: f',kernel-tls={"off" if s in off else "on"}' for s in ('src', 'dst')}
+        port = common.listen(dst, options=switch['dst'] + options)
+        src.qmp('migrate', uri=port + switch['src'])
+        move = common.Moved(src, dst, 0)
+        check_move(move)
+        say(f'      {move.line()}')
+        for side in ('src', 'dst'):
+            n = stat(side == 'dst')['TlsTxSw'] - before[side]['TlsTxSw']
+            say(f'      {side}: the kernel encrypted for {n} connections')
+            if n > 0 if side in off else n < QUEUES:
+                raise Failed(f'{side}: the kernel encrypted for {n} connections')
+        check_ledger(src, dst, sweeps=1)
+
+
+def run(t):
+    labplace.need_two_hosts()
+    common.place.options = OPTIONS
+    subprocess.run(['modprobe', 'tls'], check=True, timeout=20)
+    with t.case('unit tests'):
+        program('unit/rdma/test_tcp_tls')
+    with t.case('in one process'):
+        loop()
+    with t.case('a guest'):
+        moved(t, ())
+    with t.case('a guest, precopy=1, kernel-tls=off at the destination'):
+        moved(t, ('dst',), ',precopy=1')
+    with t.case('a guest, kernel-tls=off at the source'):
+        moved(t, ('src',))
+
+
+if __name__ == '__main__':
+    labplace.main(run, 300)
