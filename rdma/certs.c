@@ -19,7 +19,11 @@
 #include "cleanup.h"
 #include "error.h"
 
-#define HANDSHAKE_MAX 32768u /* a chain of several certificates */
+/* What a stranger can make GnuTLS keep. It counts all that was said so far, and what comes once
+ * more: so each side has CHAIN_MAX for its certificates */
+#define HANDSHAKE_MAX 32768u
+#define CHAIN_MAX 14336u
+#define RSA_BITS_MAX 8192u /* a signature takes 0.2 s; of 16384 bits 2 s, for any stranger */
 #define FILE_MAX 1048576u
 #define LABEL "EXPORTER-farfork-link"
 #define PRIORITY "NORMAL:-VERS-ALL:+VERS-TLS1.3:%DISABLE_TLS13_COMPAT_MODE"
@@ -107,6 +111,43 @@ static int load_ca(struct ff_certs *c, const char *dir, gnutls_hash_hd_t digest,
     return rc;
 }
 
+static int check_chain(const gnutls_x509_crt_t *crt, unsigned n, const char *path,
+                       struct ff_error *err)
+{
+    size_t sum = 0;
+    unsigned bits;
+
+    for (unsigned i = 0; i < n; i++) {
+        size_t len = 0;
+        gnutls_x509_crt_export(crt[i], GNUTLS_X509_FMT_DER, NULL, &len);
+        sum += len;
+    }
+    if (sum > CHAIN_MAX)
+        return ff_error_set(err, E2BIG, "certificates: %s: %u certificates of %zu bytes together "
+                            "(at most %u): leave the CA's out, or use shorter keys", path, n, sum,
+                            CHAIN_MAX);
+    if (gnutls_x509_crt_get_pk_algorithm(crt[0], &bits) == GNUTLS_PK_RSA && bits > RSA_BITS_MAX)
+        return ff_error_set(err, E2BIG, "certificates: %s: an RSA key of %u bits (at most %u): it "
+                            "signs for longer than a peer waits", path, bits, RSA_BITS_MAX);
+    return 0;
+}
+
+/* A peer would give up on them, and say less */
+static int check_own(const struct ff_certs *c, const char *path, struct ff_error *err)
+{
+    gnutls_x509_crt_t *crt;
+    unsigned n;
+
+    int rc = gnutls_certificate_get_x509_crt(c->data, 0, &crt, &n);
+    if (rc < 0)
+        return tls_error(rc, "load", path, err);
+    rc = check_chain(crt, n, path, err);
+    for (unsigned i = 0; i < n; i++)
+        gnutls_x509_crt_deinit(crt[i]);
+    gnutls_free(crt);
+    return rc;
+}
+
 static int load_own(struct ff_certs *c, const char *dir, const char *password,
                     gnutls_hash_hd_t digest, struct ff_error *err)
 {
@@ -128,6 +169,8 @@ static int load_own(struct ff_certs *c, const char *dir, const char *password,
     if (!rc && (n = gnutls_certificate_set_x509_key_mem2(c->data, &cert, &key, GNUTLS_X509_FMT_PEM,
                                                          password, 0)) < 0)
         rc = tls_error(n, "load the certificate and key", cert_path, err);
+    if (!rc)
+        rc = check_own(c, cert_path, err);
 out:
     drop_pem(&cert);
     drop_pem(&key);
@@ -231,6 +274,8 @@ int ff_certs_begin(struct ff_certs *c, int fd, const char *host, struct ff_cert_
     gnutls_session_set_verify_cert2(x->session, x->want, c->server ? 1 : 2, 0);
     if (c->server) /* a client without one fails */
         gnutls_certificate_server_set_request(x->session, GNUTLS_CERT_REQUIRE);
+    /* not the names of all the CAs: they would fill the handshake, and strangers need not know */
+    gnutls_certificate_send_x509_rdn_sequence(x->session, 1);
     *out = x;
     return 0;
 }
@@ -282,6 +327,13 @@ int ff_certs_step(struct ff_cert_exchange *x, struct ff_error *err)
                             gnutls_alert_get_name(gnutls_alert_get(x->session)));
     if (rc == GNUTLS_E_NO_CERTIFICATE_FOUND || rc == GNUTLS_E_CERTIFICATE_REQUIRED)
         return ff_error_set(err, EACCES, "certificates: the peer has none");
+    if (rc == GNUTLS_E_HANDSHAKE_TOO_LARGE)
+        return ff_error_set(err, EACCES, "certificates: the peer shows more than %u bytes of them",
+                            CHAIN_MAX);
+    if (rc == GNUTLS_E_NO_CIPHER_SUITES || rc == GNUTLS_E_NO_COMMON_KEY_SHARE ||
+        rc == GNUTLS_E_UNSUPPORTED_VERSION_PACKET)
+        return ff_error_set(err, EACCES, "certificates: this side and the peer have no cipher or "
+                            "no group of TLS 1.3 in common: %s", gnutls_strerror(rc));
     return ff_error_set(err, EACCES, "certificates: %s; has the peer tls-creds-x509?",
                         gnutls_strerror(rc));
 }

@@ -23,7 +23,9 @@
  *                 cannot compute it: TLS has ephemeral keys (forward secrecy).
  *              3. A byte that follows the handshake stays in the socket: GnuTLS reads records
  *                 whole, and nothing ahead; there are no tickets.
- * Limits       A message of the peer's has HANDSHAKE_MAX bytes at most.
+ * Limits       What both say has HANDSHAKE_MAX bytes at most, of which each side's certificates may
+ *              have CHAIN_MAX. Who has more, or an RSA key of more than RSA_BITS_MAX, learns so when
+ *              it loads them.
  * Sources      RFC 8446; RFC 5705 (exporters)
  */
 #ifndef FF_RDMA_CERTS_H
@@ -39,7 +41,7 @@ struct ff_cert_exchange;
 /* @dir: ca-cert.pem, ca-crl.pem if there is one, and {server,client}-{cert,key}.pem, as QEMU's
  * tls-creds-x509 has them. @password: of the key, or NULL. @server: a destination.
  * @digest: SHA-256 of it all, @hostname (a source: whom it wants; NULL: the one that it connects
- * to) too. 0; -EINVAL, -ENOMEM, or why a file cannot be read */
+ * to) too. 0; -EINVAL; -ENOMEM; -E2BIG: more than a peer takes; or why a file cannot be read */
 #define FF_CERTS_DIGEST_LEN 32
 int ff_certs_load(const char *dir, const char *hostname, const char *password, bool server,
                   struct ff_certs **out, uint8_t digest[FF_CERTS_DIGEST_LEN], struct ff_error *err);
