@@ -29,7 +29,7 @@ static socklen_t key_size(const union tx_key *k)
     return k->info.cipher_type == TLS_CIPHER_AES_GCM_128 ? sizeof(k->aes) : sizeof(k->chacha);
 }
 
-static int set_key(int fd, const union tx_key *k)
+static int set_tx_key(int fd, const union tx_key *k)
 {
     return setsockopt(fd, SOL_TLS, TLS_TX, k, key_size(k)) < 0 ? -errno : 0;
 }
@@ -74,9 +74,9 @@ static const char *try_cipher(uint16_t cipher)
         return "there is no loopback device to try it on";
     if (fd < 0)
         return "its module \"tls\" is not there, or not loaded";
-    if (set_key(fd, &k))
+    if (set_tx_key(fd, &k))
         return "it does not have TLS 1.3 with the cipher of this connection";
-    if (set_key(fd, &k))
+    if (set_tx_key(fd, &k))
         return "it takes no new key on a connection, as Linux does from 6.14 on";
     return NULL;
 }
@@ -105,7 +105,7 @@ const char *tcp_ktls_lacks(gnutls_cipher_algorithm_t cipher)
 /* --- keys --- */
 
 /* The key for sending, in the kernel's form. The IV of 12 bytes is AES's salt and IV */
-static int get_key(gnutls_session_t session, union tx_key *k)
+static int get_tx_key(gnutls_session_t session, union tx_key *k)
 {
     bool is_aes = gnutls_cipher_get(session) == GNUTLS_CIPHER_AES_128_GCM;
     gnutls_datum_t mac, iv, key;
@@ -139,9 +139,9 @@ int tcp_ktls_take_key(int fd, gnutls_session_t session)
     if (rc == -EEXIST) /* it has had a key before */
         rc = 0;
     if (!rc)
-        rc = get_key(session, &k);
+        rc = get_tx_key(session, &k);
     if (!rc)
-        rc = set_key(fd, &k);
+        rc = set_tx_key(fd, &k);
     explicit_bzero(&k, sizeof(k));
     return rc;
 }
