@@ -439,7 +439,7 @@ int ff_process_serve(int sock, int *argc, char ***argv, struct ff_error *err)
         if (!rc)
             rc = receive_all(sock, words, r.bytes, NULL);
         if (rc || !valid(&r, words))
-            _exit(rc == -EPIPE ? 0 : 1); /* the agent has ended, or is none */
+            _exit(rc == -EPIPE || rc == -ECONNRESET ? 0 : 1); /* the agent has ended, or is none */
         *pid = -ECHILD;
         pid_t middle = fork(), child;
         if (!middle) {

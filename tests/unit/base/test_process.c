@@ -295,6 +295,15 @@ static void test_no_server(void **state)
     assert_int_equal(kill(server, 0), 0);
 }
 
+/* Whose agent ends before it has read that the server serves: that is no failure of the server */
+static void test_not_waited_for(void **state)
+{
+    struct pollfd p = {.fd = sock, .events = POLLIN};
+    (void)state;
+
+    assert_int_equal(poll(&p, 1, 20000), 1);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +313,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_many_arguments, start_server, end_server),
         cmocka_unit_test_setup_teardown(test_without_go, start_server, end_server),
         cmocka_unit_test_setup_teardown(test_no_server, start_server, end_server),
+        cmocka_unit_test_setup_teardown(test_not_waited_for, start_server, end_server),
     };
 
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
