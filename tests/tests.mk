@@ -154,6 +154,15 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 
 # --- running; what a run needs is built before it starts ---
 
+# `make check` runs two tests at a time, where there are two cores, of those that wait more than they
+# compute: unit tests, and these. Alone: who takes huge pages, or all memory, of the host; who depends on
+# how long something takes, a lease for instance; who computes; and who is named nowhere.
+ABREAST ?= $(if $(filter 1,$(shell nproc)),1,2)
+LOOP_ABREAST := $(filter $(addprefix %/,agent_breaks agent_hostile agent_resume agents before_hello breaks \
+    death handed_over hello holes_early keyed model_accepts never_ran options poisoned resume_answers \
+    resume_waits sparse verified),$(LOOP_TESTS))
+LOOP_ALONE := $(filter-out $(LOOP_ABREAST),$(LOOP_TESTS))
+
 RUN_LOOP := $(LOOP_TESTS:=:180)
 RUN_UNIT := $(UNIT_TESTS:=:120)
 RUN_PLATFORM := $(PLATFORM_TESTS:=:15)
@@ -183,11 +192,11 @@ check-quick: all clone-plan lab-kernel $(UNIT_TESTS) $(QUICK_LOOP) $(PLATFORM_TE
 
 check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) fuzzers \
        $(MODEL)
-	@$(RUN_ENV) CC='$(CC)' tests/run tests/unit/runner:120 tests/unit/abreast 'tests/unit/headers $(BUILD)' \
-	    tests/unit/guest_keys \
-	    $(RUN_UNIT) $(RUN_MODEL) $(RUN_LOOP) $(RUN_PLATFORM) $(call run_fuzz,60) $(RUN_DOCS) $(RUN_BENCH) \
-	    $(RUN_GUESTS) \
-	    $(E2E_TESTS) $(RUN_LAB)
+	@$(RUN_ENV) CC='$(CC)' tests/run --abreast $(ABREAST) tests/unit/runner:120 tests/unit/abreast \
+	    'tests/unit/headers $(BUILD)' $(RUN_MODEL) $(RUN_DOCS) \
+	    [ tests/unit/guest_keys $(RUN_UNIT) $(LOOP_ABREAST:=:180) ] \
+	    $(LOOP_ALONE:=:180) $(RUN_PLATFORM) $(call run_fuzz,60) $(RUN_BENCH) $(RUN_GUESTS) \
+	    $(filter-out $(E2E_BESIDE),$(E2E_TESTS)) [ $(E2E_BESIDE) ] $(RUN_LAB)
 
 # All of them at the same time; what was found covers more the next time
 check-fuzz: fuzzers

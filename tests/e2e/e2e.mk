@@ -57,6 +57,12 @@ E2E_TESTS := \
     tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140
 
+# Those that `make check` runs two at a time: they wait for timers and peers, by conditions with long
+# limits, and take nothing that a host has once: huge pages, addresses, ports, mounts that others see.
+# (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
+E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,who_runs fork_resume agent_safe \
+    fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
+
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
