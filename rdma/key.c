@@ -25,6 +25,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include <gnutls/gnutls.h>
+
 #include "certs.h"
 #include "cleanup.h"
 #include "error.h"
@@ -285,12 +287,15 @@ int ff_key_mark(const struct ff_key *k, uint8_t *nonce, size_t len)
 const uint8_t *ff_key_marked(const struct ff_key *k, const uint8_t *nonce, size_t len)
 {
     uint8_t mark[FF_KEY_MARK_LEN];
+    unsigned found = 0;
 
-    for (unsigned i = 0; i < k->n && k->n > 1; i++)
+    /* all of them, also behind the right one: who says a hello again that he has recorded would see
+     * by the time which user's it is */
+    for (unsigned i = k->n; i-- > 0 && k->n > 1;)
         if (!make_mark(&k->one[i], nonce, len, mark) &&
-            !memcmp(mark, nonce + len - FF_KEY_MARK_LEN, FF_KEY_MARK_LEN))
-            return k->one[i].bytes;
-    return k->one[0].bytes;
+            !gnutls_memcmp(mark, nonce + len - FF_KEY_MARK_LEN, FF_KEY_MARK_LEN))
+            found = i;
+    return k->one[found].bytes;
 }
 
 /* --- certificates --- */

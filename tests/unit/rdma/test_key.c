@@ -7,6 +7,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <gnutls/crypto.h>
+#include <gnutls/gnutls.h>
+
 #include "key.h"
 #include "secret.h"
 
@@ -256,6 +259,44 @@ static void test_users(void **state)
     ff_key_unref(plain_key);
 }
 
+static unsigned n_expands;
+
+int __real_gnutls_hkdf_expand(gnutls_mac_algorithm_t mac, const gnutls_datum_t *key,
+                              const gnutls_datum_t *info, void *out, size_t len);
+int __wrap_gnutls_hkdf_expand(gnutls_mac_algorithm_t mac, const gnutls_datum_t *key,
+                              const gnutls_datum_t *info, void *out, size_t len);
+
+int __wrap_gnutls_hkdf_expand(gnutls_mac_algorithm_t mac, const gnutls_datum_t *key,
+                              const gnutls_datum_t *info, void *out, size_t len)
+{
+    n_expands++;
+    return __real_gnutls_hkdf_expand(mac, key, info, out, len);
+}
+
+/* Nor does the time that it takes to find a user tell which one it is */
+static void test_no_user_is_first(void **state)
+{
+    static const char *const user[] = {"one", "two", "three", "x"};
+    struct ff_key *all = must_load_psk("one:" ONE "\ntwo:" TWO "\nthree:" ONE "\n", NULL);
+    uint8_t nonce[32] = "a nonce of 32 bytes";
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(user); i++) {
+        struct ff_key *k = must_load_psk("one:" ONE "\ntwo:" TWO "\nthree:" ONE "\nx:" TWO "\n",
+                                         user[i]);
+        assert_int_equal(ff_key_mark(k, nonce, sizeof(nonce)), 0);
+        n_expands = 0;
+        const uint8_t *found = ff_key_marked(all, nonce, sizeof(nonce));
+        assert_int_equal(n_expands, 3);
+        if (i < 3)
+            assert_memory_equal(found, ff_key_bytes(k), FF_KEY_LEN);
+        else
+            assert_ptr_equal(found, ff_key_bytes(all));
+        ff_key_unref(k);
+    }
+    ff_key_unref(all);
+}
+
 static void test_bad_users(void **state)
 {
     static const struct {
@@ -304,6 +345,7 @@ int main(void)
         cmocka_unit_test(test_text),  cmocka_unit_test(test_digits),  cmocka_unit_test(test_files),
         cmocka_unit_test(test_owner), cmocka_unit_test(test_no_dump),
         cmocka_unit_test(test_users), cmocka_unit_test(test_bad_users),
+        cmocka_unit_test(test_no_user_is_first),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder) ? 1 : 0;
 }
