@@ -137,8 +137,7 @@ static int find_source(struct ff_dest *d, const char *config, struct ff_error *e
             return rc;
         }
         if (!atomic_load(&d->cancelled)) /* else the wait ends at once */
-            ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source",
-                   why.text);
+            dest_log_dropped(d, why.text);
         dest_set_link(d, NULL);
         ff_hello_free(&d->peer);
     }

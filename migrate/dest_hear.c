@@ -26,6 +26,7 @@
 #include "log.h"
 
 #define REFUSE_MS 1000
+#define TOLD_EACH 64u /* with insecure=on anybody is one: then at 128, 256, ... */
 
 static struct ff_link *take_waiting(struct ff_dest *d, unsigned i)
 {
@@ -38,11 +39,20 @@ static struct ff_link *take_waiting(struct ff_dest *d, unsigned i)
     return l;
 }
 
+void dest_log_dropped(struct ff_dest *d, const char *why)
+{
+    bool due = ff_log_due(&d->n_dropped);
+
+    if (due || d->n_dropped <= TOLD_EACH)
+        ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source "
+               "(%lu so far)", why, d->n_dropped);
+}
+
 static void drop_waiting(struct ff_dest *d, unsigned i, const char *why)
 {
     struct ff_link *l = take_waiting(d, i);
 
-    ff_log(FF_LOG_WARN, "destination: %s; connection dropped, waiting for a source", why);
+    dest_log_dropped(d, why);
     l->ops->free(l);
 }
 

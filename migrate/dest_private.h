@@ -42,6 +42,7 @@ struct ff_dest {
     struct ff_control ctl;
     struct ff_control door; /* to whoever is not the move's link yet; one thread at a time hears */
     struct dest_waiting waiting;
+    unsigned long n_dropped; /* of those, and of sources that were refused: who hears counts */
     struct dest_ear ear;
     struct ff_hello peer;
     struct ff_publish publish;
@@ -115,6 +116,7 @@ void dest_drop_parts(struct ff_dest *d); /* they were the last link's */
 int dest_hear_source(struct ff_dest *d, int stop_fd, uint64_t end_ns, struct ff_link **out,
                      struct ff_error *err);
 void dest_drop_waiting(struct ff_dest *d);
+void dest_log_dropped(struct ff_dest *d, const char *why); /* a flood does not fill a disk */
 
 /* Has @l said HELLO, or RESUME? 0; -ETIMEDOUT: nothing yet; else it is to be dropped, and was told why */
 int dest_try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why);

@@ -9,6 +9,7 @@
 #include <malloc.h>
 #include <netinet/in.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -19,6 +20,7 @@
 #include "by_hand.h"
 #include "cleanup.h"
 #include "handshake.h"
+#include "log.h"
 #include "tcp_socket.h"
 
 #ifndef SO_MEMINFO
@@ -37,6 +39,9 @@
 #define FEW_BYTES (16u << 10)
 /* A receive buffer takes one packet more than there is room for */
 #define PACKET_BYTES (128u << 10)
+
+/* In the log, at each of two places that count them */
+#define LINES 80u
 
 /* What this process has */
 struct has {
@@ -148,6 +153,14 @@ static void crowd_main(void *arg)
 
 static struct crowd crowd;
 static size_t heap_max;
+static atomic_uint n_logs;
+
+static void count_log(enum ff_log_level level, const char *line)
+{
+    (void)level;
+    if (atomic_fetch_add(&n_logs, 1) < 2)
+        printf("      %s\n", line);
+}
 
 static void max_of(struct has *most, const struct has *now, const struct has *before)
 {
@@ -181,9 +194,12 @@ static void crowd_comes(struct move *m, enum stage stage)
     if (stage == S_END) {
         kill(crowd.pid, SIGKILL);
         waitpid(crowd.pid, NULL, 0);
+        printf("      %u lines in the log\n", atomic_load(&n_logs));
+        must(atomic_load(&n_logs) && atomic_load(&n_logs) <= LINES);
     }
     if (stage != S_CONNECT)
         return;
+    ff_log_set(count_log, FF_LOG_WARN);
     warm_up(m);
     must(!pipe2(says, O_CLOEXEC));
     before = look();
