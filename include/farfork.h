@@ -587,6 +587,18 @@ bool ff_dest_is_told(const struct ff_dest *d);
 void ff_dest_cancel(struct ff_dest *d); /* any thread */
 
 /**
+ * ff_dest_shut_down() - the guest that runs here has shut itself down, or runs again after that
+ *
+ * Writes it down, on stable storage, beside the file of until-go=: FILE.shut-down. Who wants to
+ * take a guest back (ff_source_take_back()) from a process that has ended, and finds that, is not to.
+ * Under a lease call it while the lease lasts: whoever looks when it has ended sees what holds.
+ *
+ * Threads: any, one at a time, after ff_dest_wait_go()
+ * Return:  0, without until-go= too; -EINVAL: no GO has come
+ */
+int ff_dest_shut_down(struct ff_dest *d, bool down, struct ff_error *err);
+
+/**
  * ff_dest_give_up() - end the attempt, so that no thread waits for missing memory any more
  *
  * A thread that waited goes on and reads zeros. So call it only when the guest certainly does not

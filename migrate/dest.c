@@ -450,6 +450,13 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
     return 0;
 }
 
+int ff_dest_shut_down(struct ff_dest *d, bool down, struct ff_error *err)
+{
+    if (!atomic_load(&d->pager.guest_runs))
+        return ff_error_set(err, EINVAL, "destination: the guest is not here, and cannot shut down");
+    return ff_until_go_shut_down(&d->until_go, down, err);
+}
+
 int ff_dest_give_up(struct ff_dest *d)
 {
     int rc = 0;

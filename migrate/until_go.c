@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * until_go.c - a file that says that no guest ran here
+ * until_go.c - a file that says that no guest ran here, and one that it has shut itself down
  */
 /**
  * DOC: Theory of Operation
@@ -10,6 +10,8 @@
  * Picture      listen    the file is made
  *              GO read   it is removed
  *                        disks are activated, vCPUs run
+ *              its guest ends itself    another is made beside it, its name and ".shut-down": who
+ *                        takes it back would run a guest that has ended (fallback=go)
  * Invariants   The file is there: nothing ran, at whichever instruction the destination ended. It is
  *              not there: something may have run. So whatever loses files, such as a /run that is
  *              emptied when the host boots, never makes a second runner.
@@ -59,12 +61,42 @@ static int make_file(struct ff_until_go *u)
     return rc;
 }
 
+#define SHUT_DOWN ".shut-down"
+
+/* To be freed; NULL: no memory */
+static char *name_of_shut_down(const struct ff_until_go *u)
+{
+    size_t len = strlen(u->name);
+    char *name = malloc(len + sizeof(SHUT_DOWN));
+
+    if (name) {
+        memcpy(name, u->name, len);
+        memcpy(name + len, SHUT_DOWN, sizeof(SHUT_DOWN));
+    }
+    return name;
+}
+
+/* 0: it is not */
+static int is_shut_down(const struct ff_until_go *u)
+{
+    char *name = name_of_shut_down(u);
+    int rc = !name                               ? -ENOMEM
+             : !faccessat(u->dir, name, F_OK, 0) ? -EEXIST
+             : errno != ENOENT                   ? -errno
+                                                 : 0;
+
+    free(name);
+    return rc;
+}
+
 int ff_until_go_make(struct ff_until_go *u, const char *path, struct ff_error *err)
 {
     *u = (struct ff_until_go)FF_UNTIL_GO_NONE;
     if (!*path)
         return 0;
     int rc = open_folder(u, path);
+    if (!rc)
+        rc = is_shut_down(u);
     if (!rc)
         rc = make_file(u);
     if (!rc)
@@ -103,9 +135,31 @@ int ff_until_go_remove(struct ff_until_go *u, struct ff_error *err)
     if (rc)
         return ff_error_set(err, -rc, "destination: remove until-go=%s: %s", u->name ? u->name : "",
                             strerror(-rc));
-    ff_until_go_free(u);
     ff_failpoint("dest.run");
     return 0;
+}
+
+int ff_until_go_shut_down(struct ff_until_go *u, bool down, struct ff_error *err)
+{
+    int rc = 0, fd = -1;
+
+    if (u->dir < 0)
+        return 0;
+    char *name = name_of_shut_down(u);
+    if (!name)
+        rc = -ENOMEM;
+    else if (down && (fd = openat(u->dir, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)) < 0)
+        rc = -errno;
+    else if (!down && unlinkat(u->dir, name, 0) && errno != ENOENT)
+        rc = -errno;
+    if (fd >= 0)
+        close(fd);
+    if (!rc)
+        rc = fsync(u->dir) ? -errno : 0;
+    free(name);
+    return rc ? ff_error_set(err, -rc, "destination: until-go=%s" SHUT_DOWN ": %s", u->name,
+                             strerror(-rc))
+              : 0;
 }
 
 void ff_until_go_free(struct ff_until_go *u)

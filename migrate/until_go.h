@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * until_go.h - a file that says that no guest ran here
+ * until_go.h - a file that says that no guest ran here, and one that it has shut itself down
  */
 #ifndef FF_MIGRATE_UNTIL_GO_H
 #define FF_MIGRATE_UNTIL_GO_H
 
+#include <stdbool.h>
+
 #include "error.h"
 
-/* A file that is there; dir < 0: none was wanted, or it is not there any more */
+/* dir < 0: none was wanted */
 struct ff_until_go {
     int dir;
     char *name; /* in that folder */
@@ -15,11 +17,15 @@ struct ff_until_go {
 
 #define FF_UNTIL_GO_NONE {.dir = -1}
 
-/* Make @path, on stable storage ("": nothing). -EEXIST: it says so of another guest */
+/* Make @path, on stable storage ("": nothing). -EEXIST: it, or the other, is of another guest */
 int ff_until_go_make(struct ff_until_go *u, const char *path, struct ff_error *err);
 
 /* Remove it, there too: a guest may run here from now on. -errno: none may */
 int ff_until_go_remove(struct ff_until_go *u, struct ff_error *err);
+
+/* After that: write beside it, on stable storage, that the guest has shut itself down; or that it
+ * has not after all */
+int ff_until_go_shut_down(struct ff_until_go *u, bool down, struct ff_error *err);
 
 /* Whether it is there or not */
 void ff_until_go_free(struct ff_until_go *u);

@@ -221,6 +221,51 @@ static void present(void)
     move_must_succeed(&m);
 }
 
+/* --- it has ended by itself --- */
+
+static bool is_shut_down(void)
+{
+    char path[96];
+
+    snprintf(path, sizeof(path), "%s.shut-down", file);
+    return !access(path, F_OK);
+}
+
+static void shut_down(struct move *m, enum stage stage)
+{
+    struct ff_error err;
+
+    if (stage == D_GO)
+        must(ff_dest_shut_down(m->dest, true, &err) == -EINVAL && !is_shut_down());
+    if (stage != D_RUNNING)
+        return;
+    must_ok(ff_dest_shut_down(m->dest, true, &err), err);
+    must(is_shut_down() && !is_there());
+    must_ok(ff_dest_shut_down(m->dest, true, &err), err); /* again */
+    must_ok(ff_dest_shut_down(m->dest, false, &err), err);
+    must(!is_shut_down());
+    must_ok(ff_dest_shut_down(m->dest, false, &err), err);
+    must_ok(ff_dest_shut_down(m->dest, true, &err), err);
+}
+
+/* That is written down as well, and stays; the next destination does not take it for its own */
+static void ended_itself(void)
+{
+    static struct move m;
+    char path[96];
+
+    begin();
+    m = (struct move){.tcp = true, .options = options, .hook = shut_down};
+    move_run(&m);
+    move_must_succeed(&m);
+    must(is_shut_down());
+    must(try_listen(file) == -EEXIST && !is_there());
+    snprintf(path, sizeof(path), "%s.shut-down", file);
+    unlink(path);
+    must(!try_listen(file));
+    end();
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -230,6 +275,7 @@ int main(int argc, char **argv)
         {"it cannot be removed: fsync()", stays_for_fsync, 0},
         {"it cannot be put back either", gone_for_fsync, 0},
         {"it cannot be made", refused, 0},
+        {"it has ended by itself", ended_itself, 0},
         {"told that nothing ran", told, 0},
         {"told so although it runs", runs_there, 30},
         {"what is here", present, 0},
