@@ -532,6 +532,7 @@ void rdma_postcopy_start_incoming(const char *address, Error **errp)
     rp_publish_address(address);
     rp_resume_reset(a);
     rp_note_creds();
+    rp_watch_shutdown();
     ff_address_free(a);
     ff_error_free(err);
     rp.used = true;

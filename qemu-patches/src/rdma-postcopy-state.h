@@ -125,6 +125,10 @@ char *rp_hold_output(void);
 void rp_release_output(bool send);
 RdmaPostcopyOutput *rp_held_output(void);
 
+/* Destination, under the BQL: its handle has a file until-go, beside which its guest's own end is
+ * written down */
+void rp_watch_shutdown(void);
+
 /* The source has taken its guest back, for the reason @why */
 void G_NORETURN rp_end_revoked(const char *why);
 

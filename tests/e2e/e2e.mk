@@ -22,6 +22,7 @@ E2E_TESTS := \
     tests/e2e/resume.py:320 \
     tests/e2e/who_runs.py:320 \
     tests/e2e/take_back.py:320 \
+    tests/e2e/shut_down.py:110 \
     tests/e2e/hold.py:220 \
     tests/e2e/move_fallback.py:260 \
     tests/e2e/dump.py:140 \

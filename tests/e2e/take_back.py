@@ -67,9 +67,9 @@ def pair(t, name, accel, faults=None, source_faults=None, extra=(), source_extra
             Fence(t, name))
 
 
-def send(src, dst, fence, road=None, lease_s=LEASE_S, more=''):
+def send(src, dst, fence, road=None, lease_s=LEASE_S, more='', there=''):
     """`migrate` to the destination, which removes a file when it may run the guest. The URI."""
-    uri = common.listen(dst, options=f',until-go={fence.mark}')
+    uri = common.listen(dst, options=f',until-go={fence.mark}{there}')
     if road:
         road.to = int(uri.split(',')[0].rsplit(':', 1)[1])
         uri = f'rdma-postcopy:{common.place.host}:{road.port}'

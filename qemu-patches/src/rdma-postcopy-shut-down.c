@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * rdma-postcopy migration: a guest that has shut itself down on the destination
+ *
+ *   power off, by the guest        ->  FILE.shut-down beside until-go=FILE
+ *   it is run again (-no-shutdown, system_reset, cont)  ->  removed
+ *
+ * Whoever finds this process dead takes the guest back (fallback=go), and would
+ * run again, from GO, one that has ended.  `quit`, a signal, a panic and a reset
+ * that ends QEMU are no end of the guest's own.
+ *
+ * Under the BQL, and while there is a lease: nobody takes the guest back before
+ * that has ended, and the file says by then what holds.
+ */
+#include "qemu/osdep.h"
+#include "qemu/error-report.h"
+#include "qemu/notify.h"
+#include "system/runstate.h"
+#include "system/system.h"
+#include "rdma-postcopy.h"
+#include "rdma-postcopy-state.h"
+
+static bool shut_down;
+
+static void set_shut_down(bool down)
+{
+    struct ff_error *err;
+
+    if (down == shut_down || !rp.dest || !qatomic_read(&rp.here) || rp.no_lease) {
+        return;
+    }
+    err = ff_error_new();
+    if (ff_dest_shut_down(rp.dest, down, err)) {
+        error_report("rdma-postcopy: that the guest has %s cannot be written down: %s",
+                     down ? "shut itself down" : "been started again", ff_error_message(err));
+    } else {
+        shut_down = down;
+    }
+    ff_error_free(err);
+}
+
+static void on_shutdown(Notifier *n, void *opaque)
+{
+    const ShutdownCause *cause = opaque;
+
+    if (*cause == SHUTDOWN_CAUSE_GUEST_SHUTDOWN) {
+        set_shut_down(true);
+    }
+}
+
+static void on_run_state(void *opaque, bool running, RunState state)
+{
+    if (running) {
+        set_shut_down(false);
+    }
+}
+
+void rp_watch_shutdown(void)
+{
+    static Notifier notifier = { .notify = on_shutdown };
+    static bool watches;
+
+    shut_down = false;
+    if (!watches) {
+        qemu_register_shutdown_notifier(&notifier);
+        qemu_add_vm_change_state_handler(on_run_state, NULL);
+        watches = true;
+    }
+}
