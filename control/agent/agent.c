@@ -519,7 +519,7 @@ static void end_vms(struct agent *a)
             left++;
         }
     agent_vms_end(&a->vms, END_LIMIT_MS);
-    bool untold = a->detached && agent_vms_never_ran(&a->vms);
+    bool untold = a->detached && agent_vms_untold(&a->vms);
     if (end_worker(a))
         ff_agent_free(a->ff);
     else

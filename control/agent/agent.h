@@ -43,6 +43,7 @@ struct agent_vm {
     int code;
     bool told;               /* its end was */
     bool never_ran;          /* it has been reaped, and left that file: no guest ran in it */
+    bool shut_down;          /* ... or the one that says that its guest has shut itself down */
 };
 
 struct agent_vms {
@@ -114,10 +115,11 @@ json_t *agent_vms_answer(struct agent_vms *k);
 void agent_vms_drop_questions(struct agent_vms *k);
 
 /* agent_kept.c. agent_vms_keep(): a guest moves to them; agent_vms_let_go(): it is there;
- * agent_vms_never_ran(): to one that ended before any ran in it, which its source may not know */
+ * agent_vms_untold(): to one that ended before any ran in it, or whose guest has shut itself down
+ * there, which its source may not know */
 void agent_vms_keep(struct agent_vms *k);
 void agent_vms_let_go(struct agent_vms *k);
-bool agent_vms_never_ran(const struct agent_vms *k);
+bool agent_vms_untold(const struct agent_vms *k);
 /* The guest has brought overlays, which are that child's from now on: {"child": N, "files": [..]}.
  * Return: the event for it */
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o);

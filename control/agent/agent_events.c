@@ -118,9 +118,10 @@ void agent_send_ended(struct agent *a, const struct agent_vm *vm)
 {
     FF_AUTO_FREE char *words = vm->code ? agent_vm_last_words(vm) : xstrdup("");
 
-    agent_send(a, json_pack("{ss si ss si ss si ss sb}", "event", "child", "child",
+    agent_send(a, json_pack("{ss si ss si ss si ss sb sb}", "event", "child", "child",
                             (int)vm->number, "what", "ended", "pid", (int)vm->pid, "how", vm->how,
-                            "code", vm->code, "log", words, "never_ran", vm->never_ran));
+                            "code", vm->code, "log", words, "never_ran", vm->never_ran,
+                            "shut_down", vm->shut_down));
 }
 
 void agent_send_progress(struct agent *a)

@@ -7,8 +7,8 @@
  *
  * Purpose      a guest is being moved to this child. From `keep` on the agent ends nothing: there
  *              must be no moment at which the end of farfork move, or of the way to the agent, ends
- *              a guest. When its QEMU ends before any guest ran in it, and farfork move is gone, the
- *              run directory stays: only that says so. A run directory goes with the boot of its
+ *              a guest. When its QEMU ends before any guest ran in it, or once that has shut itself
+ *              down, and farfork move is gone, the run directory stays: only that says so. A run directory goes with the boot of its
  *              host, so the file of until-go, and a state beside it, are where they outlast that.
  */
 #include <errno.h>
@@ -35,12 +35,12 @@ void agent_vms_let_go(struct agent_vms *k)
             k->v[i].state = AGENT_VM_COMPLETE;
 }
 
-bool agent_vms_never_ran(const struct agent_vms *k)
+bool agent_vms_untold(const struct agent_vms *k)
 {
     bool any = false;
 
     for (size_t i = 0; i < k->n; i++)
-        any |= k->v[i].never_ran;
+        any |= k->v[i].never_ran || k->v[i].shut_down;
     return any;
 }
 

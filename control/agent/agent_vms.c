@@ -216,7 +216,8 @@ bool agent_vms_reap(struct agent_vms *k)
         vm->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
                                      : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
         vm->state = AGENT_VM_ENDED;
-        vm->never_ran = vm->until_go && !access(vm->until_go, F_OK);
+        vm->never_ran = rundir_says_never_ran(vm->until_go);
+        vm->shut_down = rundir_says_shut_down(vm->until_go);
         agent_private_remove(vm->private);
         vm->private = NULL;
         any = true;

@@ -56,12 +56,15 @@ static bool has_arrived(const json_t *k)
     return !strcmp(text_of(info, "status"), "completed");
 }
 
-/* No guest ran in it, and its source may have to be told: its agent need not have seen its end */
-static bool left_mark(const json_t *k)
+/* No guest ran in it, or that has shut itself down, and its source may have to be told: its agent need
+ * not have seen its end */
+static const char *how_ended(const json_t *k)
 {
     const char *until_go = text_of(k, "until_go");
 
-    return *until_go && !access(until_go, F_OK);
+    return rundir_says_never_ran(until_go)   ? "never-ran"
+           : rundir_says_shut_down(until_go) ? "shut-down"
+                                             : "ended";
 }
 
 static void add_fork(void *opaque, const char *dir, json_t *s)
@@ -77,7 +80,7 @@ static void add_fork(void *opaque, const char *dir, json_t *s)
     json_object_set_new(s, "rundir", json_string(dir));
     json_array_foreach(json_object_get(s, "children"), i, k)
         if (!alive(k, "pid"))
-            json_object_set_new(k, "state", json_string(left_mark(k) ? "never-ran" : "ended"));
+            json_object_set_new(k, "state", json_string(how_ended(k)));
         else if (left && !strcmp(text_of(k, "state"), "attached") && has_arrived(k))
             json_object_set_new(k, "state", json_string("complete"));
     json_array_append(opaque, s);

@@ -16,6 +16,7 @@ enum move_outcome {
     MOVE_FOLLOWS, /* there; its memory still comes from the source, which has to stay */
     MOVE_BROKEN,  /* there, until it touches memory that will not come */
     MOVE_LOST,
+    MOVE_ENDED,   /* it has shut itself down there */
     MOVE_UNCLEAR  /* it cannot be found out from here */
 };
 

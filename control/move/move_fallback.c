@@ -18,6 +18,7 @@
  *              2. A guest is called nowhere only where the QEMU here has tried the fence: it has
  *                 its record then, and connects no more. Any other refusal may be of a guest that
  *                 goes on there.
+ *              3. A guest that has shut itself down there is not taken back: it would run again.
  * Failure      killed, this program leaves overlays behind, and the guest there writes to them.
  *              Where it does not know that the guest is here, or there for good, a note names them.
  */
@@ -133,7 +134,11 @@ void move_fallback_keep(struct move *m)
     static const char has[] = "may have what the guest has written since it moved: keep it.";
 
     for (size_t i = 0; i < m->made.n; i++)
-        if (m->outcome == MOVE_LOST)
+        if (m->outcome == MOVE_ENDED)
+            strv_add(&m->s.notes,
+                     "%s has what the guest wrote before it shut itself down: write it back by "
+                     "qemu-img commit, then remove it", m->made.v[i]);
+        else if (m->outcome == MOVE_LOST)
             strv_add(&m->s.notes,
                      "%s %s Before you start the guest from its disks, write it back by qemu-img "
                      "commit; if there is a file %s, the guest was taken back: remove it instead",
@@ -148,18 +153,23 @@ void move_fallback_keep(struct move *m)
 
 /* --- taking back --- */
 
-/* Its agent has seen it end; or nobody has heard of its host for as long as a lease */
+/* Its agent has seen it end; or nobody has heard of its host for as long as a lease. Not one whose
+ * guest never ran, or has ended */
 static bool is_lost_there(struct move *m)
 {
-    bool silent = move_host(m)->state == HOST_FAILED;
+    const struct vm *k = move_child(m);
 
-    if (!silent) {
-        m->lost_ms = 0;
-        return move_child(m)->state == VM_FAILED && !move_child(m)->never_ran;
-    }
-    if (!m->lost_ms)
+    if (move_host(m)->state == HOST_FAILED && !m->lost_ms)
         m->lost_ms = ff_now_ms();
-    return ff_now_ms() > m->lost_ms + m->back.lease_s * 1000ull;
+    if (move_host(m)->state == HOST_FAILED &&
+        ff_now_ms() > m->lost_ms + m->back.lease_s * 1000ull)
+        move_look(m, true);
+    if (move_host(m)->state != HOST_FAILED || k->never_ran || k->shut_down)
+        m->lost_ms = 0;
+    if (k->never_ran || k->shut_down)
+        return false;
+    return m->lost_ms ? ff_now_ms() > m->lost_ms + m->back.lease_s * 1000ull
+                      : k->state == VM_FAILED;
 }
 
 bool move_take_back(struct move *m)

@@ -38,6 +38,7 @@
 
 #define POLL_MS 50
 #define QUERY_LIMIT_MS 10000
+#define REAP_LIMIT_MS 2000
 
 static bool is(const char *status, const char *a)
 {
@@ -117,6 +118,14 @@ static bool on_events_there(struct move *m, struct ff_error *why)
     return true;
 }
 
+/* Its QEMU had not all of its memory: that does not matter any more */
+static void end_shut_down(struct move *m)
+{
+    m->end_there = true;
+    end_with(m, MOVE_ENDED, "the guest shut itself down on %s: it runs nowhere; end the QEMU here, "
+             "which no longer runs it", move_host(m)->node->host);
+}
+
 static void ask_until_clear(struct move *m, const char *why_here)
 {
     uint64_t until = ff_now_ms() + m->s.o.timeout_s * 1000ull;
@@ -124,7 +133,8 @@ static void ask_until_clear(struct move *m, const char *why_here)
     const struct vm *k = move_child(m);
     struct ff_error why = {0};
 
-    while (ff_now_ms() < until && h->state != HOST_FAILED && k->state != VM_FAILED) {
+    while (ff_now_ms() < until && h->state != HOST_FAILED && k->state != VM_FAILED &&
+           !k->shut_down) {
         if (on_events_there(m, &why))
             return;
         session_turn(&m->s, POLL_MS);
@@ -132,7 +142,9 @@ static void ask_until_clear(struct move *m, const char *why_here)
     }
     /* nobody looks for its file */
     m->end_there = k->never_ran && (has_parent_ended(m) || m->told_ms);
-    if (!m->begun) /* the guest may be where somebody else moved it */
+    if (k->shut_down)
+        end_shut_down(m);
+    else if (!m->begun) /* the guest may be where somebody else moved it */
         end_with(
             m, MOVE_UNCLEAR,
             "%s; it may have sent the guest to %s: find out where the guest is before you start "
@@ -242,7 +254,7 @@ static bool may_resume(struct move *m)
             tell_never_ran(m);
         return ff_now_ms() < m->told_ms + m->s.o.timeout_s * 1000ull;
     }
-    return !m->s.interrupted && ff_now_ms() < m->until_ms &&
+    return !m->s.interrupted && ff_now_ms() < m->until_ms && !move_child(m)->shut_down &&
            (move_child(m)->state != VM_FAILED || move_host(m)->state == HOST_FAILED);
 }
 
@@ -435,6 +447,13 @@ static void finish_move(struct move *m)
     uint64_t until = ff_now_ms() + m->s.o.timeout_s * 1000ull;
     while ((rc = see_there(m, &status, &why)) == -EAGAIN && ff_now_ms() < until)
         session_turn(&m->s, POLL_MS);
+    until = ff_now_ms() + REAP_LIMIT_MS; /* it ends, perhaps: its agent says how */
+    while (rc && move_child(m)->state != VM_FAILED && ff_now_ms() < until)
+        session_turn(&m->s, POLL_MS);
+    if (rc && move_child(m)->shut_down) {
+        end_shut_down(m);
+        return;
+    }
     if (rc) {
         end_with(
             m, MOVE_UNCLEAR,

@@ -12,7 +12,8 @@
 
 const char *move_outcome_name(enum move_outcome o)
 {
-    static const char *const names[] = {"here", "there", "following", "broken", "lost", "unclear"};
+    static const char *const names[] = {"here", "there", "following", "broken", "lost",
+                                        "ended", "unclear"};
 
     return names[o];
 }

@@ -74,6 +74,7 @@ struct vm {
     pid_t pid;
     char *qmp, *log, *error;
     bool never_ran;           /* it has ended, and no guest ran in it, as its agent knows */
+    bool shut_down;           /* it has ended, and its guest had shut itself down before */
     bool said, told;          /* its guest said that it is done; its end was reported */
     int code;                 /* what it said: 0..255 */
     double started_ms, attached_ms, running_ms, complete_ms, ready_ms; /* 0: not yet */

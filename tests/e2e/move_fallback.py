@@ -18,7 +18,8 @@ from common import Failed, check_ledger, status, wait_for
 from farfork_move import (Move, There, check_here, check_left_here, folder_of, lose_agent,
                           pid_there, there, wait_source)
 from forked import (FAKE_SOURCE, SLOW, FakeParent, Parent, alive, check_nothing_left, fake_qemu,
-                    kill)
+                    kill, run_vmclone)
+from shut_down import ENDS, POWER_OFF
 from take_back import MIB, Fence, io, is_nowhere_yet
 
 LEASE_S = 4
@@ -321,6 +322,52 @@ def stopped_there(t, accel):
             check_nothing_left(m)
 
 
+def shut_down_there(t, accel):
+    """It has ended as its guest wanted: it is not to run again, and what it wrote is kept."""
+    disk, fence = Disk(t, 'qcow2'), Fence(t, 'shut-down')
+    with Parent(t, accel, extra=(*disk.options, *POWER_OFF), mem_mib=MIB) as a:
+        a.start_load()
+        io(a, 'write -P 7 0 64k')
+        with Move(t, a, *back(fence), *disk.args, '--options', 'prefill=off') as m:
+            wait_source(a, 'postcopy-active')
+            with There(t, 'b-down', folder_of(m), pid_there(m)) as b:
+                wait_for('a guest that runs', 20, lambda: status(b) == 'running')
+                io(b, 'write -P 8 0 64k', 'flush')
+                ENDS['the guest'](b)
+                m.end(3, 'ended', 'shut itself down on')
+            if fence.was_run() or os.path.exists(fence.record):
+                raise Failed('it is being taken back')
+            is_nowhere_yet(a)
+            overlay = disk.overlay()
+            if not [n for n in m.result['notes'] if n.startswith(overlay) and 'commit' in n]:
+                raise Failed(f'no note names {overlay}: {m.result["notes"]}')
+            check_nothing_left(m)
+        a.close()
+        subprocess.run(['qemu-img', 'commit', '-q', overlay], check=True, timeout=20)
+        out = subprocess.run(['qemu-io', '-r', '-c', 'read -P 8 0 64k', disk.image], check=True,
+                             timeout=20, capture_output=True, text=True).stdout
+        if 'failed' in out:
+            raise Failed(f'{disk.image}: {out}')
+
+
+def shut_down_mover_killed(t, accel):
+    """Nobody is left to hear it; the list says so, to whoever thinks of taking it back."""
+    fence = Fence(t, 'down-alone')
+    with Parent(t, accel, extra=POWER_OFF, mem_mib=MIB) as a:
+        a.start_load()
+        with Move(t, a, *back(fence), '--options', 'prefill=off') as m:
+            wait_source(a, 'postcopy-active')
+            with There(t, 'b-alone', folder_of(m), pid_there(m)) as b:
+                wait_for('a guest that runs', 20, lambda: status(b) == 'running')
+                m.proc.kill()
+                m.proc.communicate(timeout=30)
+                ENDS['the guest'](b)
+                wait_for('the list', 20, lambda: 'shut-down' in
+                         run_vmclone('--list', '--rundir', m.base).stdout)
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
 def refused(t, accel):
     """Before anything is started"""
     disk, fence = Disk(t, 'raw'), Fence(t, 'refused')
@@ -362,6 +409,10 @@ def run(t):
         source_dies(t, accel)
     with t.case(f'stopped there, {accel}'):
         stopped_there(t, accel)
+    with t.case(f'shut down there, {accel}'):
+        shut_down_there(t, accel)
+    with t.case(f'shut down there, farfork move killed, {accel}'):
+        shut_down_mover_killed(t, accel)
     with t.case(f'refused, {accel}'):
         refused(t, accel)
 
