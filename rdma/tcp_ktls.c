@@ -41,7 +41,7 @@ static int set_ulp(int fd)
 
 /* --- can it? --- */
 
-/* A connection to a socket of this function's, which nobody accepts; or -errno of the kernel that has
+/* A connection to a socket of this function's, which nobody accepts; or -errno of a kernel that has
  * no TLS, -ENOTCONN: there is none to try it on */
 static int connect_here(void)
 {
@@ -105,7 +105,7 @@ const char *tcp_ktls_lacks(gnutls_cipher_algorithm_t cipher)
 /* --- keys --- */
 
 /* The key for sending, in the kernel's form. The IV of 12 bytes is AES's salt and IV */
-static int get_tx_key(gnutls_session_t session, union tx_key *k)
+static int tx_key_of(gnutls_session_t session, union tx_key *k)
 {
     bool is_aes = gnutls_cipher_get(session) == GNUTLS_CIPHER_AES_128_GCM;
     gnutls_datum_t mac, iv, key;
@@ -139,7 +139,7 @@ int tcp_ktls_take_key(int fd, gnutls_session_t session)
     if (rc == -EEXIST) /* it has had a key before */
         rc = 0;
     if (!rc)
-        rc = get_tx_key(session, &k);
+        rc = tx_key_of(session, &k);
     if (!rc)
         rc = set_tx_key(fd, &k);
     explicit_bzero(&k, sizeof(k));
@@ -155,7 +155,9 @@ int tcp_ktls_say_new_key(int fd)
         char room[CMSG_SPACE(1)];
     } control = {0};
     struct iovec iov = {.iov_base = (void *)update, .iov_len = sizeof(update)};
-    struct msghdr msg = {.msg_iov = &iov, .msg_iovlen = 1, .msg_control = &control,
+    struct msghdr msg = {.msg_iov = &iov,
+                         .msg_iovlen = 1,
+                         .msg_control = &control,
                          .msg_controllen = sizeof(control.room)};
     struct cmsghdr *c = CMSG_FIRSTHDR(&msg);
 

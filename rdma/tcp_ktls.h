@@ -12,18 +12,18 @@
  *              sendmsg() -- records of 16 KiB, encrypted --> socket
  *              a new key:  KeyUpdate under the old key, as a record of type 22 (cmsg);
  *                          GnuTLS derives the next one; setsockopt(TLS_TX) again
- *              What is received GnuTLS decrypts as before. There the kernel would save little, since
- *              the bytes have to be written where they belong either way; and alerts, the peer's
+ *              GnuTLS decrypts what is received, as before. There the kernel would save little: the
+ *              bytes have to be written where they belong either way. And alerts, the peer's
  *              KeyUpdate and records that are not the peer's stay GnuTLS's to judge.
  *
- * Failure      whatever is missing is found before the kernel has a key, and the process encrypts. A
- *              new key that it does not take, as a card's offload may not, breaks the link.
- * Limits       Linux before 6.14 takes one key for a connection. AES-GCM's limit would end that after
- *              256 GiB, and a break before GO ends the move: there the process encrypts.
- *              A page that changes meanwhile, as in a pass of precopy=1, breaks no record: the tag is
- *              made of the ciphertext.
- *              A page whose memory fails between the look for that (unreadable.c) and this stops the
- *              host, since no process is there to be told: hence kernel-tls=off.
+ * Failure      whatever is missing is found before the kernel has a key: then the process encrypts.
+ *              A new key that it does not take, as a card's offload may not, breaks the link.
+ * Limits       Linux before 6.14 takes one key for a connection. AES-GCM's limit would end that
+ *              after 256 GiB, and a break before GO ends the move: there the process encrypts.
+ *              A page that changes meanwhile, as in a pass of precopy=1, breaks no record: the tag
+ *              is made of the ciphertext.
+ *              A page whose memory fails between the look for that (unreadable.c) and this can stop
+ *              the host, since no process is there to be told: hence kernel-tls=off.
  * Sources      Linux: Documentation/networking/tls.rst; RFC 8446, 4.6.3 and 5.5
  */
 #ifndef FF_RDMA_TCP_KTLS_H
@@ -31,8 +31,8 @@
 
 #include <gnutls/gnutls.h>
 
-/* NULL: this kernel can encrypt with @cipher; or why not, a text that stays. Asks the kernel once for
- * each, over a connection of its own. Any thread */
+/* NULL: this kernel can encrypt with @cipher; or why not, a text that stays. Asks the kernel once
+ * for each, over a connection of its own. Any thread */
 const char *tcp_ktls_lacks(gnutls_cipher_algorithm_t cipher);
 
 /* From now on the kernel encrypts what is sent on @fd, with the key that @session has for sending.

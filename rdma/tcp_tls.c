@@ -121,8 +121,8 @@ static void drop_creds(struct tcp_tls *t, struct creds *c)
     t->secret = NULL;
 }
 
-/* The handshake is done, and nothing has been sent or received since. Once in a process: whoever looks
- * for kTLS is told */
+/* The handshake is done, and nothing has been sent or received since. Once in a process: whoever
+ * looks for kTLS is told */
 static void choose_where(struct tcp_tls *t, bool in_process)
 {
     static atomic_flag said = ATOMIC_FLAG_INIT;

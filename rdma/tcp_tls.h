@@ -46,8 +46,8 @@ struct tcp_tls_how {
     int cancel_fd, timeout_ms;
 };
 
-/* The whole handshake over @fd, which is non-blocking. -EACCES: the peer does not have the secret, or
- * somebody between changed what was said; as tcp_socket.h */
+/* The whole handshake over @fd, which is non-blocking. -EACCES: the peer does not have the secret,
+ * or somebody between changed what was said; as tcp_socket.h */
 int tcp_tls_new(int fd, const struct tcp_tls_how *how, struct tcp_tls **out,
                 struct ff_error *err);
 void tcp_tls_free(struct tcp_tls *t); /* @t may be NULL */

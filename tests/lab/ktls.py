@@ -4,7 +4,7 @@
 
 Where tests run otherwise the kernel may not have it: there they print SKIP. The unit tests of TLS,
 moves with a key in one process, and a live guest from hosta to hostb. /proc/net/tls_stat, of each
-host its own, counts what the kernel did. Limit: 300 s.
+host its own, counts what the kernel did. Limit: 600 s.
 """
 import os
 import subprocess
@@ -89,4 +89,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    labplace.main(run, 300)
+    labplace.main(run, 600)
