@@ -5,6 +5,7 @@
  *
  *   the library's thread                         main thread
  *   nothing heard for two thirds of a lease ->   stop the guest, inactivate its disks
+ *     (not while `cont` activates disks: after it, or they would stay active)
  *   heard again                             ->   activate them, run the guest: if it ran,
  *                                                or by `stop` or `cont` in between
  *   the lease has ended, and the main thread has not answered: the kernel kills
@@ -117,6 +118,17 @@ void rp_change_guest(void (*change)(void))
     changing = true;
     change();
     changing = nested;
+}
+
+/* QEMU's own call after this finds them active, and runs no bottom halves */
+bool rp_activate_disks(Error **errp)
+{
+    bool nested = changing, ok;
+
+    changing = true;
+    ok = migration_block_activate(errp);
+    changing = nested;
+    return ok;
 }
 
 struct lease_call {

@@ -125,6 +125,9 @@ char *rp_hold_output(void);
 void rp_release_output(bool send);
 RdmaPostcopyOutput *rp_held_output(void);
 
+/* Likewise, for `cont` */
+bool rp_activate_disks(Error **errp);
+
 /* Destination, under the BQL: its handle has a file until-go, beside which its guest's own end is
  * written down */
 void rp_watch_shutdown(void);

@@ -100,10 +100,14 @@ bool rdma_postcopy_forbids_reset(void)
     return false;
 }
 
-/* A destination that waits takes `cont` as a wish for later, as QEMU does */
+/*
+ * A destination that waits takes `cont` as a wish for later, as QEMU does.  The
+ * end of a lease waits until this has activated disks.
+ */
 bool rdma_postcopy_forbids_cont(Error **errp)
 {
-    bool waits_for_lease = rp.no_lease && !runstate_check(RUN_STATE_INMIGRATE);
+    bool waits = runstate_check(RUN_STATE_INMIGRATE);
+    bool waits_for_lease = rp.no_lease && !waits;
 
     if (rp.gave_away) {
         error_setg(errp, "this guest runs on the destination of its "
@@ -114,8 +118,10 @@ bool rdma_postcopy_forbids_cont(Error **errp)
         rdma_postcopy_wish_run(true);
         error_setg(errp, "the source of this guest is not heard, and may take it back: it goes on "
                    "here when it is heard, or by x-rdma-postcopy-release if it is dead for good");
+    } else {
+        return rp.dest && rp.here && !waits && !rp_activate_disks(errp);
     }
-    return rp.gave_away || rp.frozen || waits_for_lease;
+    return true;
 }
 
 bool rdma_postcopy_forbids_run(void)

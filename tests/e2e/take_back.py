@@ -6,6 +6,7 @@ The QEMU there is killed at each step after GO, hangs, or cannot be reached. The
 the source as it was at GO, memory and disk, once nothing can run it there: never two runners.
 Without a fence it goes on nowhere. Limit: 300 s.
 """
+import concurrent.futures
 import hashlib
 import os
 import signal
@@ -334,6 +335,38 @@ def asked_for(t, accel, last):
         check_ledger(src, dst)
 
 
+def slow_cont(t, accel):
+    """Its lease ends while `cont` waits for a disk: that is given up after it, and nothing runs."""
+    mine, theirs = disks(t)
+    server = os.path.join(t.work, 'slow.nbd')
+    with subprocess.Popen(['qemu-nbd', '-t', '-f', 'raw', '-k', server,
+                           theirs[1].split('=', 1)[1].split(',')[0]]) as nbd:
+        try:
+            wait_for('a server', 20, lambda: os.path.exists(server))
+            src, dst, fence = pair(t, 'slow', accel, NEVER, source_extra=mine, extra=(
+                '-drive', f'file=nbd+unix:///?socket={server},format=qcow2,if=none,id=d0',
+                *theirs[2:]))
+            with src, dst:
+                src.start_load()
+                src.qmp('stop')
+                send(src, dst, fence, lease_s=12)
+                common.wait_migration(dst, 'postcopy-active')
+                wait_for('a guest that is paused there', 10, lambda: status(dst) == 'paused')
+                nbd.send_signal(signal.SIGSTOP)
+                pause(src)
+                pool = concurrent.futures.ThreadPoolExecutor(1)
+                cont = pool.submit(dst.qmp, 'cont')
+                wait_for('the end of the lease', 30, lambda: 'stopping the guest' in dst.tail)
+                nbd.send_signal(signal.SIGCONT)
+                cont.result(20)     # not refused for what its disk is meanwhile
+                wait_for('a guest that stands still', 20, lambda: status(dst) == 'paused')
+                stops(dst, src)
+                if [n for n in dst.qmp('query-named-block-nodes', flat=True) if n['active']]:
+                    raise Failed(f'{dst.name}: it keeps its disks')
+        finally:
+            nbd.kill()
+
+
 def late_go(t, accel):
     """Nothing is left of the lease that READY asked for: it waits for another before it runs."""
     mine, theirs = disks(t)
@@ -524,6 +557,7 @@ def cases(accel, accels):
         yield 'it lives, and is told', told, accel
         yield 'an outage longer than the lease', outage, accel
         yield 'a disk that cannot be given up', keeps_a_disk, accel
+        yield 'the lease ends while cont waits for a disk', slow_cont, accel
         for last in ('stop', 'cont'):
             yield f'asked for during an outage, {last}', asked_for, accel, last
     yield 'it cannot stop its guest, tcg', ended_by_kernel, 'tcg', False
