@@ -368,6 +368,24 @@ def shut_down_mover_killed(t, accel):
             check_nothing_left(m)
 
 
+def shut_down_agent_lost(t, accel):
+    """Its host is silent for as long as a lease; its list is looked at before the guest is taken."""
+    fence = Fence(t, 'down-lost')
+    with Parent(t, accel, extra=POWER_OFF, mem_mib=MIB) as a:
+        a.start_load()
+        with Move(t, a, *back(fence), '--options', 'prefill=off') as m:
+            wait_source(a, 'postcopy-active')
+            with There(t, 'b-lost', folder_of(m), pid_there(m)) as b:
+                wait_for('a guest that runs', 20, lambda: status(b) == 'running')
+                lose_agent(m)
+                ENDS['the guest'](b)
+                m.end(3, 'ended', 'shut itself down on')
+            if fence.was_run():
+                raise Failed('it is being taken back')
+            kill(m.base, m.name)
+            check_nothing_left(m)
+
+
 def refused(t, accel):
     """Before anything is started"""
     disk, fence = Disk(t, 'raw'), Fence(t, 'refused')
@@ -413,6 +431,8 @@ def run(t):
         shut_down_there(t, accel)
     with t.case(f'shut down there, farfork move killed, {accel}'):
         shut_down_mover_killed(t, accel)
+    with t.case(f'shut down there, its agent lost, {accel}'):
+        shut_down_agent_lost(t, accel)
     with t.case(f'refused, {accel}'):
         refused(t, accel)
 
