@@ -19,6 +19,15 @@ from refuse import dies, fails, never_stopped, waits
 MIB = 64
 
 
+def certtool(*args):
+    subprocess.run(['certtool', *args], check=True, capture_output=True, timeout=60)
+
+
+def known_primes(folder):
+    """What a QEMU that is a server looks for otherwise as it starts: seconds of computing, or many."""
+    certtool('--get-dh-params', '--sec-param=medium', '--outfile', os.path.join(folder, 'dh-params.pem'))
+
+
 def psk_folder(t, name, mode=0o600, **users):
     """A folder of credentials, with keys.psk for these users."""
     folder = os.path.join(t.work, name)
@@ -27,6 +36,7 @@ def psk_folder(t, name, mode=0o600, **users):
     with open(os.open(path, os.O_CREAT | os.O_WRONLY, 0o600), 'w', encoding='ascii') as f:
         f.writelines(f'{user}:{key}\n' for user, key in users.items())
     os.chmod(path, mode)
+    known_primes(folder)
     return folder
 
 
@@ -38,10 +48,6 @@ def psk(folder, end, name='c', **more):
 CA = 'cn = "{name}"\nca\ncert_signing_key\ncrl_signing_key\nexpiration_days = 10\n'
 END = ('cn = "{name}"\ntls_www_{end}\nsigning_key\nencryption_key\nexpiration_days = 10\n'
        'dns_name = "{dns}"\nip_address = "127.0.0.1"\n')
-
-
-def certtool(*args):
-    subprocess.run(['certtool', *args], check=True, capture_output=True, timeout=60)
 
 
 class Ca:
@@ -64,6 +70,7 @@ class Ca:
         folder = os.path.join(self.work, f'{self.name}-{end}-{dns}-{has}')
         os.mkdir(folder)
         shutil.copy(self.cert, os.path.join(folder, 'ca-cert.pem'))
+        known_primes(folder)
         if has:
             self.make(*(os.path.join(folder, f'{end}-{what}.pem') for what in ('key', 'cert')),
                       END.format(name=self.name, end=end, dns=dns), '--generate-certificate',
