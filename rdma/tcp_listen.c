@@ -36,6 +36,7 @@
 #include "tcp_socket.h"
 #include "tcp_wire.h"
 
+#define PORT_TRIES 8 /* a port that is free for IPv4 is another's for IPv6 seldom */
 #define LISTEN_MAX 8u
 #define HELD_MAX 64u
 #define REST_MS 100
@@ -321,6 +322,12 @@ int tcp_listen_joins(struct ff_listener *ls, int ctrl_fd, const struct tcp_token
     return 0;
 }
 
+static in_port_t *port_of(struct sockaddr *sa)
+{
+    return sa->sa_family == AF_INET6 ? &((struct sockaddr_in6 *)sa)->sin6_port
+                                     : &((struct sockaddr_in *)sa)->sin_port;
+}
+
 static int listen_addr(const struct addrinfo *a)
 {
     FF_AUTO_CLOSE int fd =
@@ -337,6 +344,28 @@ static int listen_addr(const struct addrinfo *a)
     int out = fd;
     fd = -1;
     return out;
+}
+
+/* The addresses of one name have one port: if the kernel is to choose it, what it chose for the first.
+ * -EADDRINUSE: another has it at a later one; none is open then */
+static int listen_all(struct ff_listener *ls, struct addrinfo *list)
+{
+    in_port_t asked = *port_of(list->ai_addr);
+    int rc = 0;
+
+    for (struct addrinfo *a = list; a && !rc && ls->n < FF_ARRAY_LEN(ls->fd); a = a->ai_next) {
+        *port_of(a->ai_addr) = ls->n ? htons((uint16_t)ff_tcp_port(ls)) : asked;
+        int fd = listen_addr(a);
+        /* a host without IPv6 says so here: not an error while another address works */
+        if (fd >= 0)
+            ls->fd[ls->n++] = fd;
+        else if (fd != -EAFNOSUPPORT && fd != -EADDRNOTAVAIL)
+            rc = fd;
+    }
+    while (rc && ls->n)
+        close(ls->fd[--ls->n]);
+    *port_of(list->ai_addr) = asked;
+    return rc;
 }
 
 int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, struct ff_error *err)
@@ -359,14 +388,9 @@ int ff_tcp_listen(const struct ff_link_params *p, struct ff_listener **out, stru
     ls->key = ff_key_ref(p->key);
     if (!rc && ls->key)
         rc = tcp_gate_new(ls->key, &ls->gate, NULL);
-    for (struct addrinfo *a = list; a && !rc && ls->n < FF_ARRAY_LEN(ls->fd); a = a->ai_next) {
-        int fd = listen_addr(a);
-        /* a host without IPv6 says so here: not an error while another address works */
-        if (fd >= 0)
-            ls->fd[ls->n++] = fd;
-        else if (fd != -EAFNOSUPPORT && fd != -EADDRNOTAVAIL)
-            rc = fd;
-    }
+    unsigned tries = strcmp(p->port, "0") ? 1 : PORT_TRIES;
+    while (!rc && tries-- && (rc = listen_all(ls, list)) == -EADDRINUSE && tries)
+        rc = 0;
     freeaddrinfo(list);
     if (!rc && !ls->n)
         rc = -EADDRNOTAVAIL;
@@ -387,8 +411,7 @@ unsigned ff_tcp_port(const struct ff_listener *ls)
 
     if (getsockname(ls->fd[0], (struct sockaddr *)&sa, &len) < 0)
         return 0;
-    return ntohs(sa.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&sa)->sin6_port
-                                          : ((struct sockaddr_in *)&sa)->sin_port);
+    return ntohs(*port_of((struct sockaddr *)&sa));
 }
 
 void ff_tcp_listener_cancel(struct ff_listener *ls)

@@ -259,6 +259,26 @@ static void test_port_in_use(void **state)
     ff_tcp_listener_free(second);
 }
 
+/* Every address of a host, at a port that the kernel chooses: one port, which is the one that is said */
+static void test_one_port(void **state)
+{
+    struct sockaddr_in6 sa = {.sin6_family = AF_INET6, .sin6_addr = IN6ADDR_LOOPBACK_INIT};
+    char port[16];
+    struct ff_listener *ls = must_listen("", port);
+    int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    (void)state;
+
+    close(plain_connect(port));
+    if (fd >= 0 && !bind(fd, (struct sockaddr *)&sa, sizeof(sa))) { /* this host has IPv6 */
+        sa.sin6_port = htons((uint16_t)atoi(port));
+        assert_int_equal(connect(fd, (struct sockaddr *)&sa, sizeof(sa)), 0);
+    } else {
+        printf("SKIP: no IPv6 on the loopback\n");
+    }
+    close(fd);
+    ff_tcp_listener_free(ls);
+}
+
 static void test_connect_refused(void **state)
 {
     struct ff_link *l = NULL;
@@ -548,6 +568,6 @@ static void test_short_both(void **state)
 
 UNIT_MAIN(TEST(test_strangers_at_the_queues), TEST(test_queue_joined_twice),
           TEST(test_nobody_joins), TEST(test_rubbish_control), TEST(test_rubbish_on_a_queue),
-          TEST(test_port_in_use), TEST(test_connect_refused), TEST(test_ipv6), TEST(test_names),
+          TEST(test_port_in_use), TEST(test_one_port), TEST(test_connect_refused), TEST(test_ipv6), TEST(test_names),
           TEST(test_cancel_accept), TEST(test_connect_waits), TEST(test_silent_peer),
           TEST(test_short_receives), TEST(test_short_sends), TEST(test_short_both))
