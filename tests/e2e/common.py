@@ -402,8 +402,8 @@ def free_port(host='127.0.0.1', family=socket.AF_INET):
 def listen(dst, host=None, options=''):
     """Let a destination wait for a source; returns the source's URI."""
     host = place.host if host is None else host
-    port = free_port()
-    dst.qmp('migrate-incoming', uri=f'rdma-postcopy:{host}:{port}{place.options}{options}')
+    dst.qmp('migrate-incoming', uri=f'rdma-postcopy:{host}:0{place.options}{options}')
+    port = migration(dst)['socket-address'][0]['port']
     return f'rdma-postcopy:{host or "127.0.0.1"}:{port}{place.options}'
 
 

@@ -98,10 +98,9 @@ def need_ipv6():
 
 def incoming_option(t, accel):
     """-incoming URI on the command line, as people write it."""
-    port = common.free_port()
     with Micro(t, 'cmd-a', accel, mem_mib=64) as a, \
-            Micro(t, 'cmd-b', accel, mem_mib=64,
-                  incoming=f'rdma-postcopy:127.0.0.1:{port}') as b:
+            Micro(t, 'cmd-b', accel, mem_mib=64, incoming='rdma-postcopy:127.0.0.1:0') as b:
+        port = common.migration(b)['socket-address'][0]['port']
         a.start_load()
         common.hmp(a, f'migrate -d rdma-postcopy:127.0.0.1:{port}')
         common.wait_migration(a, 'completed')

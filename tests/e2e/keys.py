@@ -252,9 +252,9 @@ def by_hand(t):
     own = key_file(t, 'own', os.urandom(32).hex())
     with Micro(t, 'a', t.best_accel(), mem_mib=MIB) as a:
         a.start_load()
-        port = common.free_port()
         with Micro(t, 'b', t.best_accel(), mem_mib=MIB, extra=secret(own),
-                   incoming=f'rdma-postcopy:127.0.0.1:{port},key=k') as b:
+                   incoming='rdma-postcopy:127.0.0.1:0,key=k') as b:
+            port = common.migration(b)['socket-address'][0]['port']
             migrate(a, b, f'rdma-postcopy:127.0.0.1:{port},key-file={own}')
             check_ledger(a, b)
 

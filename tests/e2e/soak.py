@@ -105,8 +105,8 @@ def pause_and_recover(src, dst, road, draw):
     wait_for('both paused, or all of it over', 30, lambda: all(
         state(g) in ('postcopy-paused', 'gone', *FINAL) for g in (src, dst)))
     if state(dst) == 'postcopy-paused' and side is dst:
-        port = common.free_port()
-        dst.qmp('migrate-recover', uri=here(port))
+        dst.qmp('migrate-recover', uri=here(0))
+        port = common.migration(dst)['socket-address'][0]['port']
         src.qmp('migrate', uri=here(port), resume=True)
     elif side is src and state(src) == 'postcopy-paused':
         src.qmp('migrate', uri=here(road.port), resume=True)
