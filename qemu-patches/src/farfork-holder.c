@@ -122,13 +122,19 @@ static void publish_session(struct serving *w, struct ff_source *s)
     qatomic_set(&p->has_session, true);
 }
 
+static void tell_status(struct serving *w, FarforkTargetStatus status)
+{
+    qatomic_set(&w->f->progress[w->i].status, status);
+}
+
 /*
  * The agent has been let go: serve it until it has every page, over another
  * link when one breaks, or until it says that it ends.
  */
-static int serve_on(const struct fc_target *t, struct ff_source *s, int rc,
+static int serve_on(struct serving *w, struct ff_source *s, int rc,
                     struct ff_error *err)
 {
+    const struct fc_target *t = &w->f->target[w->i];
     int reconnect_ms = ff_address_reconnect_ms(t->address);
 
     for (;;) {
@@ -142,10 +148,12 @@ static int serve_on(const struct fc_target *t, struct ff_source *s, int rc,
             !reconnect_ms) {
             return rc;
         }
+        tell_status(w, FARFORK_TARGET_STATUS_POSTCOPY_PAUSED);
         rc = ff_source_resume(s, NULL, reconnect_ms, err);
         if (rc) {
             return rc;
         }
+        tell_status(w, FARFORK_TARGET_STATUS_ACTIVE);
     }
 }
 
@@ -175,8 +183,7 @@ static int serve_source(struct serving *w, struct ff_source *s, struct ff_error 
     }
     if (!rc) {
         publish_session(w, s);
-        qatomic_set(&f->progress[w->i].status,
-                    FARFORK_TARGET_STATUS_ACTIVE);
+        tell_status(w, FARFORK_TARGET_STATUS_ACTIVE);
         rc = ff_source_publish(s, err);
     }
     if (!rc) {
@@ -193,7 +200,7 @@ static int serve_source(struct serving *w, struct ff_source *s, struct ff_error 
         return rc;
     }
     rc = ff_source_go(s, err);
-    return rc == -ETIME ? rc : serve_on(t, s, rc, err);
+    return rc == -ETIME ? rc : serve_on(w, s, rc, err);
 }
 
 static void take_progress(struct serving *w)

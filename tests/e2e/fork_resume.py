@@ -51,6 +51,10 @@ def close(road, agent):
     agent.wait('paused')
 
 
+def statuses(parent):
+    return [x['status'] for x in exports(parent, 'f')['targets']]
+
+
 def away(t, accel, memory):
     """Their monitors answer meanwhile, and nothing more comes."""
     with two_children(t, f'away-{memory}', accel, memory) as (parent, (a,), kids, road, before, _):
@@ -61,10 +65,12 @@ def away(t, accel, memory):
                 if k.proc.poll() is not None or common.migration(k)['status'] != 'postcopy-active':
                     raise Failed(f'{k.name}: while the way is closed: {k.proc.poll()}, {k.tail}')
             time.sleep(0.2)     # between two questions
-        if exports(parent, 'f')['targets'][0]['status'] != 'active':
+        if statuses(parent) != ['postcopy-paused']:
             raise Failed(f'the export, meanwhile: {exports(parent, "f")}')
         road.open()
         a.wait('resumed')
+        wait_for('an export that goes on', 20,
+                 lambda: statuses(parent)[0] in ('active', 'completed'))
         for k in kids:
             check_went_on(before, k)
         complete(kids)
@@ -76,6 +82,9 @@ def one_of_two(t, accel):
     """Two agents of one fork: only the one whose way is closed is paused."""
     with two_children(t, 'two', accel, n_agents=2) as (parent, agents, kids, road, before, _):
         close(road, agents[0])
+        wait_for('one that is paused', 20, lambda: 'postcopy-paused' in statuses(parent))
+        if statuses(parent)[1] not in ('active', 'completed'):
+            raise Failed(f'the other: {exports(parent, "f")}')
         check_went_on(before, kids[1])
         complete(kids[1:])
         if agents[1].find('paused') or agents[0].find('resumed') or agents[0].find('lost'):
