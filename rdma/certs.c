@@ -55,7 +55,9 @@ static int read_pem(const char *dir, const char *name, char path[512], gnutls_da
 {
     struct stat st;
 
-    snprintf(path, 512, "%s/%s", dir, name);
+    if (snprintf(path, 512, "%s/%s", dir, name) >= 512)
+        return ff_error_set(err, ENAMETOOLONG, "certificates: a name of %zu bytes: %.99s...",
+                            strlen(dir), dir);
     FF_AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0 && errno == ENOENT)
         return -ENOENT;

@@ -140,6 +140,7 @@ static int set_up(void **state)
     must_tls(gnutls_x509_privkey_init(&small));
     must_tls(gnutls_x509_privkey_generate(small, GNUTLS_PK_ECDSA,
                                           GNUTLS_CURVE_TO_BITS(GNUTLS_ECC_CURVE_SECP256R1), 0));
+    put_chain(&(struct chain){"small", small, 1, 0});
     keep_logs_from_now(FF_LOG_WARN);
     return 0;
 }
@@ -348,6 +349,23 @@ static void test_many_cas(void **state)
     must_work("many", "many");
 }
 
+/* Not that of another file, which is where a part of the name leads */
+static void test_long_name(void **state)
+{
+    char dir[600];
+    struct ff_error err;
+    struct ff_key *k;
+    (void)state;
+
+    int len = snprintf(dir, sizeof(dir), "%s/small/", top);
+    memset(dir + len, '/', sizeof(dir) - (size_t)len);
+    dir[sizeof(dir) - 1] = '\0';
+    assert_fails(ff_key_load_certs(dir, NULL, NULL, true, &k, &err), ENAMETOOLONG);
+    dir[400] = '\0';
+    assert_ok(ff_key_load_certs(dir, NULL, NULL, true, &k, &err), err);
+    ff_key_unref(k);
+}
+
 /* --- other groups --- */
 
 /* The peer, a program of another kind perhaps, has those of @priority alone: what its handshake
@@ -394,7 +412,6 @@ static void test_groups(void **state)
 {
     (void)state;
 
-    put_chain(&(struct chain){"small", small, 1, 0});
     FILE *f = open_in("small", "dh-params.pem");
     fputs("no parameters", f);
     fclose(f);
@@ -414,6 +431,7 @@ int main(void)
         cmocka_unit_test(test_too_long_key),
         cmocka_unit_test(test_long_chain),
         cmocka_unit_test(test_many_cas),
+        cmocka_unit_test(test_long_name),
         cmocka_unit_test(test_groups),
     };
     return cmocka_run_group_tests(tests, set_up, remove_all) ? 1 : 0;
