@@ -161,7 +161,7 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 ABREAST ?= $(if $(filter 1,$(shell nproc)),1,2)
 LOOP_ABREAST := $(filter $(addprefix %/,agent_breaks agent_hostile agent_resume agents before_hello breaks \
     death handed_over hello holes_early keyed model_accepts never_ran options poisoned resume_answers \
-    resume_waits sparse verified),$(LOOP_TESTS))
+    resume_waits sparse),$(LOOP_TESTS))
 LOOP_ALONE := $(filter-out $(LOOP_ABREAST),$(LOOP_TESTS))
 
 RUN_LOOP := $(LOOP_TESTS:=:180)
