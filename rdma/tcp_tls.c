@@ -32,6 +32,7 @@ struct tcp_tls {
     int code;     /* what the socket said last, if that was an error */
     bool sending; /* a record waits for room in the socket */
     bool rekeying; /* the word of it does */
+    bool key_said; /* by_kernel: it is said, and the kernel has not taken the key yet */
     bool by_kernel; /* it has the key for sending: GnuTLS sends nothing any more */
     uint32_t records; /* sent with this key */
     const uint8_t *secret; /* for the handshake */
@@ -288,15 +289,23 @@ static int rekey_kernel(struct tcp_tls *t)
 {
     if (!wants_key(t))
         return 0;
-    int rc = tcp_ktls_say_new_key(t->fd);
-    if (rc)
+    if (!t->key_said) {
+        int rc = tcp_ktls_say_new_key(t->fd);
+        if (!rc && gnutls_session_key_update(t->session, 0) < 0)
+            rc = -EIO;
+        if (rc)
+            return rc;
+        t->key_said = true;
+    }
+    int rc = tcp_ktls_take_key(t->fd, t->session);
+    if (rc == -EAGAIN || rc == -EINTR) /* a card that encrypts has no room for it now */
         return rc;
-    if (gnutls_session_key_update(t->session, 0) < 0)
-        return -EIO;
-    rc = tcp_ktls_take_key(t->fd, t->session);
-    if (rc)
-        return rc == -EAGAIN ? -EIO : rc;
-    t->rekeying = false;
+    if (rc) {
+        ff_log(FF_LOG_WARN, "tcp: TLS: the kernel took no new key (%s): kernel-tls=off in the address "
+               "lets this process encrypt", strerror(-rc));
+        return rc;
+    }
+    t->rekeying = t->key_said = false;
     t->records = 0;
     return 0;
 }
