@@ -32,7 +32,8 @@ struct agent_vm {
     int exec_status_fd;    /* until it runs its program: why it does not; -1 */
     enum agent_vm_state state;
     char *log, *qmp;
-    char *until_go;    /* the file of its option until-go; NULL: it has none */
+    char *until_go;    /* the file of its option until-go; NULL: it has none, or somewhere else */
+    char *shut_down_file; /* made when its guest shuts itself down; NULL: nobody asks */
     struct jsonl_reader *exec_status;
     json_t *private;    /* files that QEMU reads when it starts; NULL: it has, or there are none */
     struct channel *channel; /* NULL: the child has no port */

@@ -109,6 +109,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
     json_int_t number = json_integer_value(json_object_get(o, "number"));
     const char *qmp = json_string_value(json_object_get(o, "qmp"));
     const char *until_go = json_string_value(json_object_get(o, "until_go"));
+    const char *down = json_string_value(json_object_get(o, "shut_down_file"));
     char **argv = strings_of(json_object_get(o, "argv"));
     bool ok = true;
     char ***before = commands_of(json_object_get(o, "before"), &ok);
@@ -146,6 +147,7 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
         vm->log = xstrdup(p.log);
         vm->qmp = qmp ? xstrdup(qmp) : NULL;
         vm->until_go = until_go ? xstrdup(until_go) : NULL;
+        vm->shut_down_file = down ? xstrdup(down) : NULL;
         vm->private = private;
         vm->channel = agent_port_new(json_object_get(o, "channel"));
         *out = vm;
@@ -216,8 +218,8 @@ bool agent_vms_reap(struct agent_vms *k)
         vm->how = WIFEXITED(status) ? xprintf("exit code %d", WEXITSTATUS(status))
                                      : xprintf("SIG%s", sigabbrev_np(WTERMSIG(status)));
         vm->state = AGENT_VM_ENDED;
-        vm->never_ran = rundir_says_never_ran(vm->until_go);
-        vm->shut_down = rundir_says_shut_down(vm->until_go);
+        vm->never_ran = rundir_was_left(vm->until_go);
+        vm->shut_down = rundir_was_left(vm->shut_down_file);
         agent_private_remove(vm->private);
         vm->private = NULL;
         any = true;
@@ -277,11 +279,12 @@ json_t *agent_vms_state(const struct agent_vms *k)
 
     for (size_t i = 0; i < k->n; i++) {
         const struct agent_vm *c = &k->v[i];
-        json_array_append_new(a, json_pack("{si si sI ss ss ss ss}", "number", (int)c->number,
+        json_array_append_new(a, json_pack("{si si sI ss ss ss ss ss}", "number", (int)c->number,
                                            "pid", (int)c->pid, "start", (json_int_t)c->start,
                                            "state", agent_vm_state_name(c->state), "log", c->log,
                                            "qmp", c->qmp ? c->qmp : "", "until_go",
-                                           c->until_go ? c->until_go : ""));
+                                           c->until_go ? c->until_go : "", "shut_down_file",
+                                           c->shut_down_file ? c->shut_down_file : ""));
     }
     return a;
 }
@@ -298,6 +301,7 @@ void agent_vms_free(struct agent_vms *k)
         free(c->log);
         free(c->qmp);
         free(c->until_go);
+        free(c->shut_down_file);
         free(c->how);
         json_decref(c->private);
         agent_port_free(c->channel);

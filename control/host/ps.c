@@ -60,11 +60,9 @@ static bool has_arrived(const json_t *k)
  * not have seen its end */
 static const char *how_ended(const json_t *k)
 {
-    const char *until_go = text_of(k, "until_go");
-
-    return rundir_says_never_ran(until_go)   ? "never-ran"
-           : rundir_says_shut_down(until_go) ? "shut-down"
-                                             : "ended";
+    return rundir_was_left(text_of(k, "until_go"))         ? "never-ran"
+           : rundir_was_left(text_of(k, "shut_down_file")) ? "shut-down"
+                                                           : "ended";
 }
 
 static void add_fork(void *opaque, const char *dir, json_t *s)

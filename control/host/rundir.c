@@ -198,16 +198,9 @@ int rundir_make_lasting(const char *base, const char *id, const char *node, char
     return rc == -EEXIST ? rc : 0; /* else it is as if the host kept nothing */
 }
 
-bool rundir_says_never_ran(const char *until_go)
+bool rundir_was_left(const char *file)
 {
-    return until_go && *until_go && !access(until_go, F_OK);
-}
-
-bool rundir_says_shut_down(const char *until_go)
-{
-    FF_AUTO_FREE char *path = until_go && *until_go ? xprintf("%s.shut-down", until_go) : NULL;
-
-    return path && !access(path, F_OK);
+    return file && *file && !access(file, F_OK);
 }
 
 void rundir_remove(const char *dir)

@@ -41,10 +41,10 @@ bool rundir_is_own(const char *path);
 /* Remove it with the files in it, and BASE/ID if that is empty then */
 void rundir_remove(const char *dir);
 
-/* What a QEMU to which a guest was moved has left, by its option until-go=; NULL, "": it had none. No
- * guest ran in it; one did, and has shut itself down before the move was complete */
-bool rundir_says_never_ran(const char *until_go);
-bool rundir_says_shut_down(const char *until_go);
+/* Whether a QEMU to which a guest was moved has left that file; NULL, "": there is none to look for.
+ * Of its option until-go=: no guest ran in it. The one beside that: one did, and has shut itself down
+ * before the move was complete */
+bool rundir_was_left(const char *file);
 
 /* rundir_state.c. The state file is replaced at once or not at all; it says which host wrote it.
  * rundir_reserve_state(): room for texts of so many bytes, also when the folder is full later */

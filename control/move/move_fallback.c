@@ -18,7 +18,9 @@
  *              2. A guest is called nowhere only where the QEMU here has tried the fence: it has
  *                 its record then, and connects no more. Any other refusal may be of a guest that
  *                 goes on there.
- *              3. A guest that has shut itself down there is not taken back: it would run again.
+ *              3. A guest of which the agent there, or the list of its host, says that it has shut
+ *                 itself down is not taken back: it would run again. Where the agent is lost, one
+ *                 look of at most 5 s decides: a host that does not answer says nothing.
  * Failure      killed, this program leaves overlays behind, and the guest there writes to them.
  *              Where it does not know that the guest is here, or there for good, a note names them.
  */

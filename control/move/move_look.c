@@ -8,7 +8,8 @@
  * Purpose      the agent was killed, or its host has started again, so nobody sees the end of the
  *              QEMU there. The list there says never-ran when that QEMU is no process of this boot,
  *              and its file of until-go is there. Only then can the source have its guest back. It says
- *              shut-down likewise: then the source is not to have it.
+ *              shut-down likewise: then the source is not to have it. A QEMU behind --qemu may outlive
+ *              the process that the list knows: only shut-down counts then.
  * Limits       the launcher gets LOOK_LIMIT_MS; nothing else is done meanwhile. A host that starts
  *              is asked every LOOK_EVERY_MS.
  */
@@ -39,7 +40,7 @@ static void look_for_it(void *opaque, const char *line)
 
     json_array_foreach(forks, i, fork) {
         const json_t *child = json_array_get(json_object_get(fork, "children"), 0);
-        if (is_this(m, fork) && !strcmp(text_of(child, "state"), "never-ran"))
+        if (is_this(m, fork) && !m->s.o.qemu && !strcmp(text_of(child, "state"), "never-ran"))
             move_child(m)->never_ran = true;
         if (is_this(m, fork) && !strcmp(text_of(child, "state"), "shut-down"))
             move_child(m)->shut_down = true;
@@ -54,7 +55,7 @@ void move_look(struct move *m, bool last)
     struct strv w = {0};
     struct ff_error why;
 
-    if (h->state != HOST_FAILED || k->never_ran || k->shut_down || m->s.o.qemu ||
+    if (h->state != HOST_FAILED || k->never_ran || k->shut_down ||
         (!last && ff_now_ms() < m->look_ms))
         return;
     strv_add(&w, "%s", m->s.o.agent);

@@ -65,8 +65,8 @@ int move_check_argv(struct move *m, struct ff_error *why)
     return rc;
 }
 
-/* Its QEMU makes the file of until-go somewhere else than where the agent looks: a program starts it,
- * it changes its user, or its root */
+/* Its QEMU may make the file of until-go somewhere else than where the agent looks: a program starts
+ * it, it changes its user, or its root */
 static bool has_other_files(const struct move *m)
 {
     bool other = m->s.o.qemu;
@@ -96,10 +96,12 @@ static int spawn_there(struct move *m, struct ff_error *why)
     }
     k->qmp = xprintf("%s/1.qmp", h->rundir);
     k->log = xprintf("%s/1.log", h->rundir);
-    /* a program that starts QEMU may also end before it does: its end says nothing of a guest */
+    /* a program that starts QEMU may also end before it does: its end says nothing of a guest. That
+     * it has shut itself down is said by a file that is there, wherever others are made */
     json_t *until_go = has_other_files(m) ? json_null() : json_sprintf("%s/" UNTIL_GO, h->lasting);
-    json_t *o = json_pack("{si so ss ss sO so}", "number", 1, "argv", words, "log", k->log, "qmp",
-                          k->qmp, "private", files, "until_go", until_go);
+    json_t *o = json_pack("{si so ss ss sO so so}", "number", 1, "argv", words, "log", k->log,
+                          "qmp", k->qmp, "private", files, "until_go", until_go, "shut_down_file",
+                          json_sprintf("%s/" UNTIL_GO ".shut-down", h->lasting));
     if (m->s.parent_cwd)
         json_object_set_new(o, "cwd", json_string(m->s.parent_cwd));
     host_send(h, json_pack("{so}", "spawn", o));

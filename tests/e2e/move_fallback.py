@@ -9,6 +9,7 @@ what docs/disks.md says is to be done by hand. take_back.py has the QEMUs alone.
 import contextlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import tempfile
@@ -322,13 +323,13 @@ def stopped_there(t, accel):
             check_nothing_left(m)
 
 
-def shut_down_there(t, accel):
+def shut_down_there(t, accel, *args):
     """It has ended as its guest wanted: it is not to run again, and what it wrote is kept."""
-    disk, fence = Disk(t, 'qcow2'), Fence(t, 'shut-down')
+    disk, fence = Disk(t, 'qcow2'), Fence(t, 'shut-down' + ''.join(args[:1]))
     with Parent(t, accel, extra=(*disk.options, *POWER_OFF), mem_mib=MIB) as a:
         a.start_load()
         io(a, 'write -P 7 0 64k')
-        with Move(t, a, *back(fence), *disk.args, '--options', 'prefill=off') as m:
+        with Move(t, a, *back(fence), *disk.args, *args, '--options', 'prefill=off') as m:
             wait_source(a, 'postcopy-active')
             with There(t, 'b-down', folder_of(m), pid_there(m)) as b:
                 wait_for('a guest that runs', 20, lambda: status(b) == 'running')
@@ -350,6 +351,14 @@ def shut_down_there(t, accel):
             raise Failed(f'{disk.image}: {out}')
 
 
+def wrapper(t):
+    """A program that is QEMU in a moment"""
+    path = os.path.join(t.work, 'wrapper')
+    common.write_file(path, f'#!/bin/sh\nexec {shlex.quote(os.path.abspath(common.QEMU))} "$@"\n')
+    os.chmod(path, 0o700)
+    return path
+
+
 def shut_down_mover_killed(t, accel):
     """Nobody is left to hear it; the list says so, to whoever thinks of taking it back."""
     fence = Fence(t, 'down-alone')
@@ -368,12 +377,12 @@ def shut_down_mover_killed(t, accel):
             check_nothing_left(m)
 
 
-def shut_down_agent_lost(t, accel):
+def shut_down_agent_lost(t, accel, *args):
     """Its host is silent for as long as a lease; its list is looked at before the guest is taken."""
-    fence = Fence(t, 'down-lost')
+    fence = Fence(t, 'down-lost' + ''.join(args[:1]))
     with Parent(t, accel, extra=POWER_OFF, mem_mib=MIB) as a:
         a.start_load()
-        with Move(t, a, *back(fence), '--options', 'prefill=off') as m:
+        with Move(t, a, *back(fence), *args, '--options', 'prefill=off') as m:
             wait_source(a, 'postcopy-active')
             with There(t, 'b-lost', folder_of(m), pid_there(m)) as b:
                 wait_for('a guest that runs', 20, lambda: status(b) == 'running')
@@ -429,10 +438,14 @@ def run(t):
         stopped_there(t, accel)
     with t.case(f'shut down there, {accel}'):
         shut_down_there(t, accel)
+    with t.case(f'shut down there, behind --qemu, {accel}'):
+        shut_down_there(t, accel, '--qemu', wrapper(t))
     with t.case(f'shut down there, farfork move killed, {accel}'):
         shut_down_mover_killed(t, accel)
     with t.case(f'shut down there, its agent lost, {accel}'):
         shut_down_agent_lost(t, accel)
+    with t.case(f'shut down there, behind --qemu, its agent lost, {accel}'):
+        shut_down_agent_lost(t, accel, '--qemu', wrapper(t))
     with t.case(f'refused, {accel}'):
         refused(t, accel)
 

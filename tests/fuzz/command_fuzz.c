@@ -81,7 +81,8 @@ static void library_says(unsigned what)
 
 static const char *const commands[] = {
     "{\"spawn\":{\"number\":%u,\"argv\":[\"qemu\",\"-x\"],\"log\":\"/fuzz/log\",\"qmp\":"
-    "\"/fuzz/qmp\",\"cwd\":\"/\",\"until_go\":\"/fuzz/until\",\"before\":[[\"a\",\"b\"],[\"c\"]],"
+    "\"/fuzz/qmp\",\"cwd\":\"/\",\"until_go\":\"/fuzz/until\",\"shut_down_file\":\"/fuzz/down\","
+    "\"before\":[[\"a\",\"b\"],[\"c\"]],"
     "\"files\":[\"/fuzz/o\"],\"private\":[{\"path\":\"/fuzz/p%u\",\"text\":\"secret\",\"after\":"
     "\"======\"}],\"channel\":{\"path\":\"/fuzz/guest\",\"message\":\"m\",\"links\":[\"n0\"]}}}",
     "{\"spawn\":{\"number\":%u,\"argv\":[\"qemu\"],\"log\":\"/fuzz/log\",\"cwd\":\"/fuzz/%u\"}}",
