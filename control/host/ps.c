@@ -56,13 +56,29 @@ static bool has_arrived(const json_t *k)
     return !strcmp(text_of(info, "status"), "completed");
 }
 
+static bool has_shut_down(const json_t *k)
+{
+    return rundir_was_left(text_of(k, "shut_down_file"));
+}
+
 /* No guest ran in it, or that has shut itself down, and its source may have to be told: its agent need
  * not have seen its end */
 static const char *how_ended(const json_t *k)
 {
-    return rundir_was_left(text_of(k, "until_go"))         ? "never-ran"
-           : rundir_was_left(text_of(k, "shut_down_file")) ? "shut-down"
-                                                           : "ended";
+    return rundir_was_left(text_of(k, "until_go")) ? "never-ran"
+           : has_shut_down(k)                      ? "shut-down"
+                                                   : "ended";
+}
+
+/* Its QEMU lives. One whose guest has shut itself down may wait for the rest of the memory, or
+ * (-no-shutdown) for somebody to run it again */
+static const char *how_it_is(const json_t *k, bool left)
+{
+    bool down = has_shut_down(k);
+
+    if ((left || down) && has_arrived(k))
+        return left ? "complete" : "attached";
+    return down ? "shut-down" : "attached";
 }
 
 static void add_fork(void *opaque, const char *dir, json_t *s)
@@ -79,8 +95,8 @@ static void add_fork(void *opaque, const char *dir, json_t *s)
     json_array_foreach(json_object_get(s, "children"), i, k)
         if (!alive(k, "pid"))
             json_object_set_new(k, "state", json_string(how_ended(k)));
-        else if (left && !strcmp(text_of(k, "state"), "attached") && has_arrived(k))
-            json_object_set_new(k, "state", json_string("complete"));
+        else if (!strcmp(text_of(k, "state"), "attached"))
+            json_object_set_new(k, "state", json_string(how_it_is(k, left)));
     json_array_append(opaque, s);
 }
 

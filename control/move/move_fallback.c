@@ -138,8 +138,9 @@ void move_fallback_keep(struct move *m)
     for (size_t i = 0; i < m->made.n; i++)
         if (m->outcome == MOVE_ENDED)
             strv_add(&m->s.notes,
-                     "%s has what the guest wrote before it shut itself down: write it back by "
-                     "qemu-img commit, then remove it", m->made.v[i]);
+                     "%s has what the guest wrote before it shut itself down: once no QEMU on %s "
+                     "has it open, write it back by qemu-img commit, then remove it",
+                     m->made.v[i], move_host(m)->node->host);
         else if (m->outcome == MOVE_LOST)
             strv_add(&m->s.notes,
                      "%s %s Before you start the guest from its disks, write it back by qemu-img "

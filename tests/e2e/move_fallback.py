@@ -377,10 +377,10 @@ def shut_down_mover_killed(t, accel):
             check_nothing_left(m)
 
 
-def shut_down_agent_lost(t, accel, *args):
+def shut_down_agent_lost(t, accel, *args, extra=()):
     """Its host is silent for as long as a lease; its list is looked at before the guest is taken."""
-    fence = Fence(t, 'down-lost' + ''.join(args[:1]))
-    with Parent(t, accel, extra=POWER_OFF, mem_mib=MIB) as a:
+    fence = Fence(t, 'down-lost' + ''.join((*args[:1], *extra)))
+    with Parent(t, accel, extra=(*POWER_OFF, *extra), mem_mib=MIB) as a:
         a.start_load()
         with Move(t, a, *back(fence), *args, '--options', 'prefill=off') as m:
             wait_source(a, 'postcopy-active')
@@ -389,6 +389,8 @@ def shut_down_agent_lost(t, accel, *args):
                 lose_agent(m)
                 ENDS['the guest'](b)
                 m.end(3, 'ended', 'shut itself down on')
+                if extra and status(b) != 'shutdown':
+                    raise Failed(f'{b.name}: it is {status(b)}')
             if fence.was_run():
                 raise Failed('it is being taken back')
             kill(m.base, m.name)
@@ -446,6 +448,8 @@ def run(t):
         shut_down_agent_lost(t, accel)
     with t.case(f'shut down there, behind --qemu, its agent lost, {accel}'):
         shut_down_agent_lost(t, accel, '--qemu', wrapper(t))
+    with t.case(f'shut down there, and its QEMU stays, its agent lost, {accel}'):
+        shut_down_agent_lost(t, accel, extra=['-no-shutdown'])
     with t.case(f'refused, {accel}'):
         refused(t, accel)
 
