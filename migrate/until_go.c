@@ -44,8 +44,8 @@ static int open_folder(struct ff_until_go *u, const char *path)
 }
 
 /* What is there already is another's, also a link to somewhere else. The failpoint's second time
- * stands for fsync() */
-static int make_file(struct ff_until_go *u)
+ * stands for fsync(). @back: put back, while nothing has run: it is true, on disk or not, and stays */
+static int make_file(struct ff_until_go *u, bool back)
 {
     int rc = ff_failpoint("dest.mark");
     int fd = rc ? -1 : openat(u->dir, u->name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -56,6 +56,8 @@ static int make_file(struct ff_until_go *u)
     if (!rc && (fsync(fd) || fsync(u->dir)))
         rc = -errno;
     close(fd);
+    if (rc && back)
+        return 0;
     if (rc)
         unlinkat(u->dir, u->name, 0);
     return rc;
@@ -98,7 +100,7 @@ int ff_until_go_make(struct ff_until_go *u, const char *path, struct ff_error *e
     if (!rc)
         rc = is_shut_down(u);
     if (!rc)
-        rc = make_file(u);
+        rc = make_file(u, false);
     if (!rc)
         return 0;
     ff_until_go_free(u);
@@ -120,7 +122,7 @@ static int remove_file(struct ff_until_go *u)
     rc = ff_failpoint("dest.unmark");
     if (!rc && fsync(u->dir))
         rc = -errno;
-    if (rc && make_file(u))
+    if (rc && make_file(u, true))
         ff_log(FF_LOG_WARN, "destination: until-go: %s cannot be made again: should this "
                "destination be killed now, nobody can tell that nothing ran", u->name);
     return rc;

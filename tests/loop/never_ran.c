@@ -92,6 +92,12 @@ static void gone_for_fsync(void)
     stays_at("dest.unmark=fail@2,dest.mark=fail@3", false);
 }
 
+/* ... or made again, and not surely on disk: nothing ran, whatever the disk has of that */
+static void back_without_fsync(void)
+{
+    stays_at("dest.unmark=fail@2,dest.mark=fail@4", true);
+}
+
 static int try_listen(const char *path)
 {
     char text[128];
@@ -274,6 +280,7 @@ int main(int argc, char **argv)
         {"it cannot be removed: unlink()", stays_for_unlink, 0},
         {"it cannot be removed: fsync()", stays_for_fsync, 0},
         {"it cannot be put back either", gone_for_fsync, 0},
+        {"put back, without fsync()", back_without_fsync, 0},
         {"it cannot be made", refused, 0},
         {"it has ended by itself", ended_itself, 0},
         {"told that nothing ran", told, 0},
