@@ -97,13 +97,17 @@ int ff_until_go_make(struct ff_until_go *u, const char *path, struct ff_error *e
     if (!*path)
         return 0;
     int rc = open_folder(u, path);
-    if (!rc)
-        rc = is_shut_down(u);
-    if (!rc)
+    int down = rc ? 0 : is_shut_down(u);
+    if (!rc && !down)
         rc = make_file(u, false);
-    if (!rc)
+    if (!rc && !down)
         return 0;
     ff_until_go_free(u);
+    if (down)
+        return ff_error_set(err, -down, "destination: until-go=%s: %s" SHUT_DOWN ": %s%s", path,
+                            path, strerror(-down),
+                            down == -EEXIST ? ": the guest of another destination has shut itself "
+                                              "down: remove it once its disks are committed" : "");
     return ff_error_set(err, -rc, "destination: until-go=%s: %s%s", path, strerror(-rc),
                         rc == -EEXIST ? ": remove what another destination left, once its source "
                                         "has its guest back" : "");
