@@ -23,6 +23,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "failpoint.h"
@@ -78,14 +79,15 @@ static char *name_of_shut_down(const struct ff_until_go *u)
     return name;
 }
 
-/* 0: it is not */
+/* 0: it is not. A link to nowhere is there */
 static int is_shut_down(const struct ff_until_go *u)
 {
     char *name = name_of_shut_down(u);
-    int rc = !name                               ? -ENOMEM
-             : !faccessat(u->dir, name, F_OK, 0) ? -EEXIST
-             : errno != ENOENT                   ? -errno
-                                                 : 0;
+    struct stat st;
+    int rc = !name                                              ? -ENOMEM
+             : !fstatat(u->dir, name, &st, AT_SYMLINK_NOFOLLOW) ? -EEXIST
+             : errno != ENOENT                                  ? -errno
+                                                                : 0;
 
     free(name);
     return rc;
@@ -147,21 +149,21 @@ int ff_until_go_remove(struct ff_until_go *u, struct ff_error *err)
 
 int ff_until_go_shut_down(struct ff_until_go *u, bool down, struct ff_error *err)
 {
-    int rc = 0, fd = -1;
+    static const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC;
+    int fd = -1;
 
     if (u->dir < 0)
         return 0;
     char *name = name_of_shut_down(u);
-    if (!name)
-        rc = -ENOMEM;
-    else if (down && (fd = openat(u->dir, name, O_WRONLY | O_CREAT | O_CLOEXEC, 0600)) < 0)
+    int rc = name ? 0 : -ENOMEM;
+    if (!rc && down && (fd = openat(u->dir, name, flags, 0600)) < 0)
         rc = -errno;
-    else if (!down && unlinkat(u->dir, name, 0) && errno != ENOENT)
+    else if (!rc && !down && unlinkat(u->dir, name, 0) && errno != ENOENT)
+        rc = -errno;
+    if (!rc && ((fd >= 0 && fsync(fd)) || fsync(u->dir)))
         rc = -errno;
     if (fd >= 0)
         close(fd);
-    if (!rc)
-        rc = fsync(u->dir) ? -errno : 0;
     free(name);
     return rc ? ff_error_set(err, -rc, "destination: until-go=%s" SHUT_DOWN ": %s", u->name,
                              strerror(-rc))

@@ -232,12 +232,27 @@ static void present(void)
 
 /* --- it has ended by itself --- */
 
-static bool is_shut_down(void)
+static const char *down_file(void)
 {
-    char path[96];
+    static char path[96];
 
     snprintf(path, sizeof(path), "%s.shut-down", file);
-    return !access(path, F_OK);
+    return path;
+}
+
+static bool is_shut_down(void)
+{
+    return !access(down_file(), F_OK);
+}
+
+/* A link in its place leads nowhere */
+static void shut_down_by_link(struct move *m)
+{
+    struct ff_error err;
+
+    must(!symlink("nowhere", down_file()));
+    must(ff_dest_shut_down(m->dest, true, &err) == -ELOOP && !is_shut_down());
+    must_ok(ff_dest_shut_down(m->dest, false, &err), err);
 }
 
 static void shut_down(struct move *m, enum stage stage)
@@ -248,6 +263,7 @@ static void shut_down(struct move *m, enum stage stage)
         must(ff_dest_shut_down(m->dest, true, &err) == -EINVAL && !is_shut_down());
     if (stage != D_RUNNING)
         return;
+    shut_down_by_link(m);
     must_ok(ff_dest_shut_down(m->dest, true, &err), err);
     must(is_shut_down() && !is_there());
     must_ok(ff_dest_shut_down(m->dest, true, &err), err); /* again */
@@ -261,7 +277,6 @@ static void shut_down(struct move *m, enum stage stage)
 static void ended_itself(void)
 {
     static struct move m;
-    char path[96];
 
     begin();
     m = (struct move){.tcp = true, .options = options, .hook = shut_down};
@@ -270,8 +285,9 @@ static void ended_itself(void)
     must(is_shut_down());
     must(try_listen(file) == -EEXIST && !is_there() && strstr(refusal, "mark.shut-down: ") &&
          strstr(refusal, "once its disks are committed"));
-    snprintf(path, sizeof(path), "%s.shut-down", file);
-    unlink(path);
+    unlink(down_file());
+    must(!symlink("nowhere", down_file()) && try_listen(file) == -EEXIST && !is_there());
+    unlink(down_file());
     must(!try_listen(file));
     end();
 }
