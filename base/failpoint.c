@@ -28,7 +28,7 @@ const char *const ff_failpoints[] = {
     "source.resume",  "dest.resume",    "source.gone",     "source.done",
     "dest.ear",       "dest.go",        "dest.run",        "uffd.poison",
     "source.record",  "source.fence",   "dest.lease",      "dest.withdrawn",
-    "source.register",   "dest.mark",      "dest.unmark",
+    "source.register",   "dest.mark",      "dest.unmark",    "dest.shut-down",
 };
 const unsigned ff_failpoints_n = FF_ARRAY_LEN(ff_failpoints);
 

@@ -594,7 +594,8 @@ void ff_dest_cancel(struct ff_dest *d); /* any thread */
  * Under a lease call it while the lease lasts: whoever looks when it has ended sees what holds.
  *
  * Threads: any, one at a time, after ff_dest_wait_go()
- * Return:  0, without until-go= too; -EINVAL: no GO has come
+ * Return:  0, without until-go= too; -EINVAL: no GO has come. Else -errno: the file is there or not;
+ *          the next call writes what it is told, also if that is the same
  */
 int ff_dest_shut_down(struct ff_dest *d, bool down, struct ff_error *err);
 

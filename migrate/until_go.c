@@ -147,6 +147,7 @@ int ff_until_go_remove(struct ff_until_go *u, struct ff_error *err)
     return 0;
 }
 
+/* The failpoint's second time stands for fsync() */
 int ff_until_go_shut_down(struct ff_until_go *u, bool down, struct ff_error *err)
 {
     static const int flags = O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC;
@@ -155,11 +156,13 @@ int ff_until_go_shut_down(struct ff_until_go *u, bool down, struct ff_error *err
     if (u->dir < 0)
         return 0;
     char *name = name_of_shut_down(u);
-    int rc = name ? 0 : -ENOMEM;
+    int rc = name ? ff_failpoint("dest.shut-down") : -ENOMEM;
     if (!rc && down && (fd = openat(u->dir, name, flags, 0600)) < 0)
         rc = -errno;
     else if (!rc && !down && unlinkat(u->dir, name, 0) && errno != ENOENT)
         rc = -errno;
+    if (!rc)
+        rc = ff_failpoint("dest.shut-down");
     if (!rc && ((fd >= 0 && fsync(fd)) || fsync(u->dir)))
         rc = -errno;
     if (fd >= 0)

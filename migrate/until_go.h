@@ -24,7 +24,7 @@ int ff_until_go_make(struct ff_until_go *u, const char *path, struct ff_error *e
 int ff_until_go_remove(struct ff_until_go *u, struct ff_error *err);
 
 /* After that: write beside it, on stable storage, that the guest has shut itself down; or that it
- * has not after all */
+ * has not after all. -errno: it is there, or not; what is said next is written as if nothing was */
 int ff_until_go_shut_down(struct ff_until_go *u, bool down, struct ff_error *err);
 
 /* Whether it is there or not */

@@ -20,21 +20,23 @@
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
-static bool shut_down;
+/* What is written down */
+static enum { RUNS, SHUT_DOWN, UNKNOWN } written;
 
 static void set_shut_down(bool down)
 {
     struct ff_error *err;
 
-    if (down == shut_down || !rp.dest || !qatomic_read(&rp.here) || rp.no_lease) {
+    if (written == (down ? SHUT_DOWN : RUNS) || !rp.dest || !qatomic_read(&rp.here) || rp.no_lease) {
         return;
     }
     err = ff_error_new();
     if (ff_dest_shut_down(rp.dest, down, err)) {
         error_report("rdma-postcopy: that the guest has %s cannot be written down: %s",
                      down ? "shut itself down" : "been started again", ff_error_message(err));
+        written = UNKNOWN; /* the file may be there, or not: it is tried again */
     } else {
-        shut_down = down;
+        written = down ? SHUT_DOWN : RUNS;
     }
     ff_error_free(err);
 }
@@ -60,7 +62,7 @@ void rp_watch_shutdown(void)
     static Notifier notifier = { .notify = on_shutdown };
     static bool watches;
 
-    shut_down = false;
+    written = RUNS;
     if (!watches) {
         qemu_register_shutdown_notifier(&notifier);
         qemu_add_vm_change_state_handler(on_run_state, NULL);

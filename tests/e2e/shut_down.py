@@ -56,9 +56,10 @@ def shuts_down(t, accel, who):
             check_ledger(src)
 
 
-def shut_down_and_run(t, accel):
+def shut_down_and_run(t, accel, faults=None):
     """With -no-shutdown it stays there, and may be run again: then it has not ended."""
-    src, dst, fence = pair(t, 'no-shutdown', accel, extra=[*POWER_OFF, '-no-shutdown'])
+    src, dst, fence = pair(t, f'no-shutdown-{faults is None}', accel, faults,
+                           extra=[*POWER_OFF, '-no-shutdown'])
     down = fence.mark + '.shut-down'
     with src, dst:
         src.start_load()
@@ -74,6 +75,10 @@ def shut_down_and_run(t, accel):
         dst.qmp('cont')
         if os.path.exists(down):
             raise Failed('it says so of a guest that runs')
+        ENDS['the guest'](dst)
+        wait_for('a guest that has ended', 20, lambda: status(dst) == 'shutdown')
+        if not os.path.exists(down) or ('cannot be written down' in dst.tail) != bool(faults):
+            raise Failed(f'it is not there, or {dst.tail}')
 
 
 def run(t):
@@ -83,6 +88,8 @@ def run(t):
             shuts_down(t, accel, who)
     with t.case(f'shut down, and run again, {accel}'):
         shut_down_and_run(t, accel)
+    with t.case(f'run again, and nobody knows whether its file has gone, {accel}'):
+        shut_down_and_run(t, accel, faults='dest.shut-down=fail@4')
 
 
 if __name__ == '__main__':

@@ -292,6 +292,53 @@ static void ended_itself(void)
     end();
 }
 
+static bool on_disk; /* it is there after a failure */
+
+static void fails_once(struct move *m, enum stage stage)
+{
+    struct ff_error err;
+
+    if (stage != D_RUNNING)
+        return;
+    must(ff_dest_shut_down(m->dest, true, &err) == -ENOSPC && is_shut_down() == on_disk);
+    must_ok(ff_dest_shut_down(m->dest, true, &err), err);
+    must(is_shut_down());
+}
+
+static void fails_to_run_again(struct move *m, enum stage stage)
+{
+    struct ff_error err;
+
+    if (stage != D_RUNNING)
+        return;
+    must_ok(ff_dest_shut_down(m->dest, true, &err), err);
+    must(ff_dest_shut_down(m->dest, false, &err) == -ENOSPC && is_shut_down() == on_disk);
+    must_ok(ff_dest_shut_down(m->dest, false, &err), err);
+    must(!is_shut_down());
+    must_ok(ff_dest_shut_down(m->dest, true, &err), err);
+}
+
+/* Made or removed, or not surely on disk: it can be said again, and is true then */
+static void ended_unwritten(void)
+{
+    static const char *const faults[] = {
+        "dest.shut-down=fail:28@1", "dest.shut-down=fail:28@2", "dest.shut-down=fail:28@3",
+        "dest.shut-down=fail:28@4"};
+    static struct move m;
+
+    begin();
+    for (unsigned i = 0; i < FF_ARRAY_LEN(faults); i++) {
+        on_disk = i == 1 || i == 2;
+        loop_arm(faults[i]);
+        m = (struct move){.tcp = true, .options = options,
+                          .hook = i < 2 ? fails_once : fails_to_run_again};
+        move_run(&m);
+        move_must_succeed(&m);
+        must(is_shut_down() && !unlink(down_file()));
+    }
+    end();
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -303,6 +350,7 @@ int main(int argc, char **argv)
         {"put back, without fsync()", back_without_fsync, 0},
         {"it cannot be made", refused, 0},
         {"it has ended by itself", ended_itself, 0},
+        {"that it has ended cannot be written down", ended_unwritten, 0},
         {"told that nothing ran", told, 0},
         {"told so although it runs", runs_there, 30},
         {"what is here", present, 0},
