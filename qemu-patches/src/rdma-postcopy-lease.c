@@ -91,6 +91,7 @@ static void stop_guest(void)
         error_report("rdma-postcopy: the lease ends, and a disk cannot be given up: ending");
         _exit(EXIT_FAILURE); /* nobody may think that this side is done with it */
     }
+    rp_write_late_shutdown(); /* the kernel still ends this process when the lease has ended */
 }
 
 static void let_guest_run(void)

@@ -10,7 +10,9 @@
  * that ends QEMU are no end of the guest's own.
  *
  * Under the BQL, and while there is a lease: nobody takes the guest back before
- * that has ended, and the file says by then what holds.
+ * that has ended, and the file says by then what holds.  What meets the end of
+ * the lease is written before the library hears that the guest stands still:
+ * until then the kernel would end this process.
  */
 #include "qemu/osdep.h"
 #include "qemu/error-report.h"
@@ -23,11 +25,11 @@
 /* What is written down */
 static enum { RUNS, SHUT_DOWN, UNKNOWN } written;
 
-static void set_shut_down(bool down)
+static void write_shut_down(bool down)
 {
     struct ff_error *err;
 
-    if (written == (down ? SHUT_DOWN : RUNS) || !rp.dest || !qatomic_read(&rp.here) || rp.no_lease) {
+    if (written == (down ? SHUT_DOWN : RUNS) || !rp.dest || !qatomic_read(&rp.here)) {
         return;
     }
     err = ff_error_new();
@@ -39,6 +41,20 @@ static void set_shut_down(bool down)
         written = down ? SHUT_DOWN : RUNS;
     }
     ff_error_free(err);
+}
+
+static void set_shut_down(bool down)
+{
+    if (!rp.no_lease) {
+        write_shut_down(down);
+    }
+}
+
+void rp_write_late_shutdown(void)
+{
+    if (qemu_shutdown_requested_get() == SHUTDOWN_CAUSE_GUEST_SHUTDOWN) {
+        write_shut_down(true);
+    }
 }
 
 static void on_shutdown(Notifier *n, void *opaque)

@@ -132,6 +132,10 @@ bool rp_activate_disks(Error **errp);
  * written down */
 void rp_watch_shutdown(void);
 
+/* Likewise, as the lease ends, and the guest stands still: its own end of which the main loop has not
+ * heard yet */
+void rp_write_late_shutdown(void);
+
 /* The source has taken its guest back, for the reason @why */
 void G_NORETURN rp_end_revoked(const char *why);
 
