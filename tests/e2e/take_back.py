@@ -23,6 +23,7 @@ from road import Road
 from sandbox import AS_LIBVIRT, MAY_FORK
 
 LEASE_S = 6         # after two thirds the destination stops, after all of it the kernel ends it
+AT_ONCE = 2         # a third of a lease is all the time that a destination has to stop
 LINUX_KILLS = -9
 MAY_FENCE = ['-sandbox', 'on,obsolete=deny,resourcecontrol=deny,spawn=allow']
 NEVER = 'dest.prefill=delay:3000000'    # memory comes by faults alone
@@ -357,6 +358,8 @@ def slow_cont(t, accel):
                 pool = concurrent.futures.ThreadPoolExecutor(1)
                 cont = pool.submit(dst.qmp, 'cont')
                 wait_for('the end of the lease', 30, lambda: 'stopping the guest' in dst.tail)
+                if cont.done():
+                    raise Failed(f'{dst.name}: cont did not wait for its disk')
                 nbd.send_signal(signal.SIGCONT)
                 cont.result(20)     # not refused for what its disk is meanwhile
                 wait_for('a guest that stands still', 20, lambda: status(dst) == 'paused')
@@ -573,7 +576,7 @@ def cases(accel, accels):
 
 def run(t):
     abreast.run(t, [(name, lambda t, what=what, rest=rest: what(t, *rest))
-                    for name, what, *rest in cases(t.best_accel(), t.accels())])
+                    for name, what, *rest in cases(t.best_accel(), t.accels())], AT_ONCE)
 
 
 if __name__ == '__main__':
