@@ -31,8 +31,11 @@ void agent_vms_keep(struct agent_vms *k)
 void agent_vms_let_go(struct agent_vms *k)
 {
     for (size_t i = 0; i < k->n; i++)
-        if (k->v[i].state == AGENT_VM_ATTACHED)
+        if (k->v[i].state == AGENT_VM_ATTACHED) {
             k->v[i].state = AGENT_VM_COMPLETE;
+            free(k->v[i].shut_down_file); /* all of its memory is there: nobody takes it back */
+            k->v[i].shut_down_file = NULL;
+        }
 }
 
 bool agent_vms_untold(const struct agent_vms *k)

@@ -16,7 +16,7 @@ import tempfile
 
 import common
 from common import Failed, check_ledger, status, wait_for
-from farfork_move import (Move, There, check_here, check_left_here, folder_of, lose_agent,
+from farfork_move import (Move, There, check_here, check_left_here, folder_of, listed, lose_agent,
                           pid_there, there, wait_source)
 from forked import (FAKE_SOURCE, SLOW, FakeParent, Parent, alive, check_nothing_left, fake_qemu,
                     kill, run_vmclone)
@@ -397,6 +397,37 @@ def shut_down_agent_lost(t, accel, *args, extra=()):
             check_nothing_left(m)
 
 
+def listed_while_it_lives(t):
+    """An agent alone; no QEMU. Once it was told that all is there, it says no more of that."""
+    fake, base = fake_qemu(t), os.path.join(t.work, 'run')
+    down = os.path.join(t.work, 'fake.shut-down')
+    common.write_file(down, '')
+    with subprocess.Popen([common.FARFORK, 'agent', '--id', 'm', '--node', 'n', '--rundir', base],
+                          stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as agent:
+        t.at_end.callback(kill, base, 'm')
+
+        def command(o):
+            agent.stdin.write(json.dumps(o) + '\n')
+            agent.stdin.flush()
+
+        def states():
+            return [k['state'] for f in listed(base) for k in f['children']]
+
+        for n, says in enumerate(('postcopy-active', 'completed'), 1):
+            path = f'{t.work}/{n}.qmp'
+            command({'spawn': {'number': n, 'log': path + '.log', 'qmp': path, 'argv': [
+                'env', 'FAKE_QEMU=' + json.dumps({'query-migrate': {'status': says}}), fake,
+                f'unix:{path}'], 'shut_down_file': down}})
+            wait_for(f'child {n}', 10, lambda path=path: os.path.exists(path))
+        command({'keep': True})
+        wait_for('what holds', 10, lambda: states() == ['shut-down', 'attached'])
+        command({'detach': True})
+        wait_for('what holds then', 10, lambda: states() == ['complete', 'complete'])
+        for pid in [k['pid'] for k in listed(base)[0]['children']]:
+            os.kill(pid, signal.SIGKILL)
+        wait_for('an empty list', 10, lambda: not listed(base))
+
+
 def refused(t, accel):
     """Before anything is started"""
     disk, fence = Disk(t, 'raw'), Fence(t, 'refused')
@@ -450,6 +481,8 @@ def run(t):
         shut_down_agent_lost(t, accel, '--qemu', wrapper(t))
     with t.case(f'shut down there, and its QEMU stays, its agent lost, {accel}'):
         shut_down_agent_lost(t, accel, extra=['-no-shutdown'])
+    with t.case('an agent alone, whose guest has shut down'):
+        listed_while_it_lives(t)
     with t.case(f'refused, {accel}'):
         refused(t, accel)
 
