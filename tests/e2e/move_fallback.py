@@ -20,6 +20,7 @@ from farfork_move import (Move, There, check_here, check_left_here, folder_of, l
                           pid_there, there, wait_source)
 from forked import (FAKE_SOURCE, SLOW, FakeParent, Parent, alive, check_nothing_left, fake_qemu,
                     kill, run_vmclone)
+from resume import pause
 from shut_down import ENDS, POWER_OFF
 from take_back import MIB, Fence, io, is_nowhere_yet
 
@@ -331,7 +332,7 @@ def shut_down_there(t, accel, *args):
         io(a, 'write -P 7 0 64k')
         with Move(t, a, *back(fence), *disk.args, *args, '--options', 'prefill=off') as m:
             wait_source(a, 'postcopy-active')
-            with There(t, 'b-down', folder_of(m), pid_there(m)) as b:
+            with There(t, 'b-down' + ''.join(args[:1]), folder_of(m), pid_there(m)) as b:
                 wait_for('a guest that runs', 20, lambda: status(b) == 'running')
                 io(b, 'write -P 8 0 64k', 'flush')
                 ENDS['the guest'](b)
@@ -384,10 +385,12 @@ def shut_down_agent_lost(t, accel, *args, extra=()):
         a.start_load()
         with Move(t, a, *back(fence), *args, '--options', 'prefill=off') as m:
             wait_source(a, 'postcopy-active')
-            with There(t, 'b-lost', folder_of(m), pid_there(m)) as b:
+            with There(t, 'b-lost' + ''.join((*args[:1], *extra)), folder_of(m), pid_there(m)) as b:
                 wait_for('a guest that runs', 20, lambda: status(b) == 'running')
                 lose_agent(m)
                 ENDS['the guest'](b)
+                if extra:       # it stays, and its link has to break, too
+                    pause(a)
                 m.end(3, 'ended', 'shut itself down on')
                 if extra and status(b) != 'shutdown':
                     raise Failed(f'{b.name}: it is {status(b)}')
