@@ -350,15 +350,27 @@ static void test_written_meanwhile(void **state)
 
 /* --- what is changed --- */
 
+#define READS 16u /* in flight at most */
+
+/* All of @at is right, or what has not come, unless it is @complete, is as it was */
+static void must_be_right(const uint8_t *at, bool complete, enum harm harm, size_t harm_at)
+{
+    for (unsigned k = 0; k < LEN; k++)
+        if (at[k] != mem[k] && (complete || at[k] != 0xee))
+            fail_msg("harm %d at %zu: byte %u is wrong", harm, harm_at, k);
+}
+
 /* Reads until the link breaks, while @harm is done once, to the first. A read that completes is
- * right, and one that does not has left nothing wrong; @may_pass of them complete at most */
+ * right, and one that does not has left nothing wrong; @may_pass of them complete at most. What
+ * does not come soon may be late, or wait for bytes that the next ones bring: so each has a place
+ * of its own, and more are asked for */
 static void harmed(enum harm harm, enum ff_queue q, enum way way, size_t at, unsigned may_pass)
 {
+    static uint8_t into[READS][LEN];
     static struct server s;
     struct ff_error err;
     struct pair p;
-    unsigned passed = 0;
-    int rc;
+    unsigned posted = 0, passed = 0;
 
     pair_by_wire(&p, true);
     struct ff_mr mr = must_reg(p.a, mem, LEN, FF_ACCESS_REMOTE_READ);
@@ -367,19 +379,25 @@ static void harmed(enum harm harm, enum ff_queue q, enum way way, size_t at, uns
     w.way = way;
     w.at = at;
     atomic_store(&w.harm, harm);
-    for (unsigned i = 0;; i++) { /* a harmed one may wait for bytes, which the next brings */
-        struct ff_wr wr = read_of(&mr, 0, to, LEN);
-        struct ff_wc wc;
-        memset(to, 0xee, LEN);
-        rc = p.b->ops->post(p.b, q, &wr, &err);
+    for (unsigned turn = 0;; turn++) {
+        struct ff_wc wc = {0};
+        int rc = 0;
+        if (posted - passed < READS) {
+            struct ff_wr wr = read_of(&mr, 0, into[posted % READS], LEN);
+            wr.id = posted;
+            memset(into[posted % READS], 0xee, LEN);
+            rc = p.b->ops->post(p.b, q, &wr, &err);
+            posted += !rc;
+        }
         int n = rc ? rc : p.b->ops->poll(p.b, q, &wc, 1, 200, &err);
-        for (unsigned k = 0; k < LEN; k++)
-            if (to[k] != mem[k] && (n > 0 || to[k] != 0xee))
-                fail_msg("harm %d at %zu: byte %u is wrong", harm, at, k);
+        if (n > 0)
+            assert_int_equal(wc.id, passed);
+        for (unsigned i = passed; i < posted; i++)
+            must_be_right(into[i % READS], n > 0 && i == passed, harm, at);
         passed += n > 0;
         if (n < 0)
             break;
-        if (i == 100)
+        if (turn == 100)
             fail_msg("harm %d at %zu of queue %u: nobody noticed it", harm, at, q);
     }
     assert_int_equal(atomic_load(&w.harm), NONE);
