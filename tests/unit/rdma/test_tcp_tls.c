@@ -34,6 +34,7 @@ enum way { TO_DEST, TO_SOURCE, WAYS };
 
 struct wire {
     pthread_t thread;
+    bool runs;
     int listen_fd;
     unsigned port, to_port;
     atomic_bool stop;
@@ -48,6 +49,15 @@ struct wire {
 
 static uint8_t mem[LEN], to[LEN];
 static struct wire w;
+static struct {
+    struct server s;
+    bool runs;
+} server;
+static struct {
+    pthread_t thread;
+    atomic_bool stop;
+    bool runs;
+} scribbler;
 
 /* The kernel's own count of what it does for TLS */
 static long kernel_count(const char *name)
@@ -79,12 +89,6 @@ static int start(void **state)
         mem[i] = (uint8_t)MARK[i % strlen(MARK)];
     memset(to, 0xee, sizeof(to));
     return 0;
-}
-
-static int end(void **state)
-{
-    (void)state;
-    return ff_failpoints_arm("", NULL);
 }
 
 static struct sockaddr_in loopback(unsigned port)
@@ -169,15 +173,50 @@ static void wire_start(unsigned to_port)
     assert_int_equal(getsockname(w.listen_fd, (struct sockaddr *)&sa, &len), 0);
     w.port = ntohs(sa.sin_port);
     assert_int_equal(pthread_create(&w.thread, NULL, wire_main, NULL), 0);
+    w.runs = true;
 }
 
 static void wire_end(void)
 {
     atomic_store(&w.stop, true);
     join_soon(w.thread);
+    w.runs = false;
     close(w.listen_fd);
     free(w.kept);
     w.kept = NULL;
+}
+
+static void serve(struct ff_link *l, enum ff_queue q)
+{
+    server_start(&server.s, l, q);
+    server.runs = true;
+}
+
+static void serve_end(void)
+{
+    server_join(&server.s);
+    server.runs = false;
+}
+
+static void scribble_end(void)
+{
+    atomic_store(&scribbler.stop, true);
+    join_soon(scribbler.thread);
+    scribbler.runs = false;
+}
+
+/* A test that failed has left its threads behind: none may disturb the next one */
+static int end(void **state)
+{
+    (void)state;
+    if (scribbler.runs)
+        scribble_end();
+    if (server.runs)
+        serve_end();
+    if (w.runs)
+        wire_end();
+    ff_log_set(NULL, FF_LOG_WARN);
+    return ff_failpoints_arm("", NULL);
 }
 
 static bool wire_has(const char *what, size_t len)
@@ -213,7 +252,6 @@ static void pair_by_wire(struct pair *p, bool keyed)
 static void use_queues(struct pair *p)
 {
     static uint8_t landing[LEN];
-    static struct server s;
     struct ff_error err;
     struct ff_mr mr = must_reg(p->a, mem, LEN, FF_ACCESS_REMOTE_READ);
     struct ff_mr land = must_reg(p->a, landing, LEN, FF_ACCESS_REMOTE_WRITE);
@@ -224,12 +262,12 @@ static void use_queues(struct pair *p)
         struct ff_wr wr = read_of(&mr, 0, to, LEN);
         memset(to, 0, LEN);
         memset(landing, 0, LEN);
-        server_start(&s, p->a, q);
+        serve(p->a, q);
         assert_ok(run_wr(p->b, q, &wr, &err), err);
         assert_memory_equal(to, mem, LEN);
         assert_ok(run_wr(p->b, q, &out, &err), err);
         assert_memory_equal(landing, mem, LEN);
-        server_join(&s);
+        serve_end();
     }
 }
 
@@ -306,9 +344,9 @@ static void test_new_keys(void **state)
 
 static void *scribble(void *arg)
 {
-    atomic_bool *stop = arg;
+    (void)arg;
 
-    for (unsigned i = 0; !atomic_load(stop); i++)
+    for (unsigned i = 0; !atomic_load(&scribbler.stop); i++)
         ((volatile uint8_t *)mem)[i * 61 % LEN]++;
     return NULL;
 }
@@ -317,17 +355,16 @@ static void *scribble(void *arg)
  * sockets fill up now and then */
 static void test_written_meanwhile(void **state)
 {
-    static struct server s;
-    atomic_bool stop = false;
     struct ff_error err;
-    pthread_t thread;
     struct pair p;
     (void)state;
 
     pair_by_wire(&p, true);
     struct ff_mr mr = must_reg(p.a, mem, LEN, FF_ACCESS_REMOTE_READ);
-    server_start(&s, p.a, FF_QUEUE_PREFILL);
-    assert_int_equal(pthread_create(&thread, NULL, scribble, &stop), 0);
+    serve(p.a, FF_QUEUE_PREFILL);
+    atomic_store(&scribbler.stop, false);
+    assert_int_equal(pthread_create(&scribbler.thread, NULL, scribble, NULL), 0);
+    scribbler.runs = true;
     for (unsigned i = 0; i < 4; i++) {
         struct ff_wr wr = read_of(&mr, 0, to, LEN);
         struct ff_wc wc[FF_QUEUE_DEPTH];
@@ -341,9 +378,8 @@ static void test_written_meanwhile(void **state)
             n += (unsigned)got;
         }
     }
-    atomic_store(&stop, true);
-    join_soon(thread);
-    server_join(&s);
+    scribble_end();
+    serve_end();
     pair_close(&p);
     wire_end();
 }
@@ -367,14 +403,13 @@ static void must_be_right(const uint8_t *at, bool complete, enum harm harm, size
 static void harmed(enum harm harm, enum ff_queue q, enum way way, size_t at, unsigned may_pass)
 {
     static uint8_t into[READS][LEN];
-    static struct server s;
     struct ff_error err;
     struct pair p;
     unsigned posted = 0, passed = 0;
 
     pair_by_wire(&p, true);
     struct ff_mr mr = must_reg(p.a, mem, LEN, FF_ACCESS_REMOTE_READ);
-    server_start(&s, p.a, q);
+    serve(p.a, q);
     w.conn = 1 + q;
     w.way = way;
     w.at = at;
@@ -403,8 +438,8 @@ static void harmed(enum harm harm, enum ff_queue q, enum way way, size_t at, uns
     assert_int_equal(atomic_load(&w.harm), NONE);
     assert_in_range(passed, 0, may_pass);
     p.a->ops->shutdown(p.a);
-    server_join(&s);
-    const struct ff_error *why = way == TO_DEST ? &err : &s.why;
+    serve_end();
+    const struct ff_error *why = way == TO_DEST ? &err : &server.s.why;
     if (harm != CUT && why->code != EBADMSG)
         fail_msg("harm %d at %zu: the error is %d: %s", harm, at, why->code, why->text);
     pair_close(&p);
@@ -494,8 +529,9 @@ static void test_other_peer(void **state)
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fd), 0);
     struct other o = {.fd = fd[1]};
     assert_int_equal(pthread_create(&o.thread, NULL, other_main, &o), 0);
-    assert_fails(tls_over(fd[0], true, right, SOON_MS, &t, &err), EACCES);
+    int rc = tls_over(fd[0], true, right, SOON_MS, &t, &err);
     join_soon(o.thread);
+    assert_fails(rc, EACCES);
     assert_int_equal(o.rc, -EACCES);
     close(fd[0]);
     close(fd[1]);
@@ -508,9 +544,10 @@ static int end_of_queues(void **state)
 {
     long n = kernel_count("TlsTxSw") - began_tx;
 
+    end(state);
     if (pair_process_tls ? n : n < 2 * FF_QUEUES) /* of both ends */
         fail_msg("the kernel encrypted for %ld connections", n);
-    return end(state);
+    return 0;
 }
 
 #define QUEUES(fn) cmocka_unit_test_setup_teardown(fn, start, end_of_queues)
