@@ -346,6 +346,22 @@ static int listen_addr(const struct addrinfo *a)
     return out;
 }
 
+/* Has the list had the address of @a before? Whatever the ports */
+static bool is_again(const struct addrinfo *list, const struct addrinfo *a)
+{
+    for (const struct addrinfo *e = list; e != a; e = e->ai_next) {
+        if (e->ai_family != a->ai_family)
+            continue;
+        const struct sockaddr_in6 *e6 = (void *)e->ai_addr, *a6 = (void *)a->ai_addr;
+        const struct sockaddr_in *e4 = (void *)e->ai_addr, *a4 = (void *)a->ai_addr;
+        if (a->ai_family == AF_INET6 ? e6->sin6_scope_id == a6->sin6_scope_id &&
+                                           IN6_ARE_ADDR_EQUAL(&e6->sin6_addr, &a6->sin6_addr)
+                                     : e4->sin_addr.s_addr == a4->sin_addr.s_addr)
+            return true;
+    }
+    return false;
+}
+
 /* The addresses of one name have one port: if the kernel is to choose it, what it chose for the first.
  * -EADDRINUSE: another has it at a later one; none is open then */
 static int listen_all(struct ff_listener *ls, struct addrinfo *list)
@@ -354,6 +370,8 @@ static int listen_all(struct ff_listener *ls, struct addrinfo *list)
     int rc = 0;
 
     for (struct addrinfo *a = list; a && !rc && ls->n < FF_ARRAY_LEN(ls->fd); a = a->ai_next) {
+        if (is_again(list, a)) /* a hosts file may name it twice */
+            continue;
         *port_of(a->ai_addr) = ls->n ? htons((uint16_t)ff_tcp_port(ls)) : asked;
         int fd = listen_addr(a);
         /* a host without IPv6 says so here: not an error while another address works */

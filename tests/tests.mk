@@ -27,6 +27,7 @@ unit-tests: $(UNIT_TESTS)
 
 WRAP_ALLOC := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=strdup
 $(BUILD)/tests/unit/migrate/test_wire: TEST_LDFLAGS := $(WRAP_ALLOC)
+$(BUILD)/tests/unit/rdma/test_link_tcp: TEST_LDFLAGS := -Wl,--wrap=getaddrinfo
 $(BUILD)/tests/unit/rdma/test_key: TEST_LDFLAGS := -Wl,--wrap=gnutls_hkdf_expand
 $(BUILD)/tests/unit/uffd/test_uffd: TEST_LDFLAGS := -Wl,--wrap=ioctl,--wrap=madvise
 $(BUILD)/tests/unit/migrate/test_segments: TEST_LDFLAGS := -Wl,--wrap=ff_readable

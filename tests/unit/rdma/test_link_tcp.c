@@ -6,6 +6,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -17,6 +18,7 @@
 
 static const uint8_t session[FF_SESSION_LEN] = "a session of 16";
 static const struct tcp_tokens tokens = {.of = {"a session of 16", "a session of 16"}};
+static bool said_twice; /* what a name resolves to */
 
 static int start(void **state)
 {
@@ -29,6 +31,7 @@ static int end(void **state)
 {
     (void)state;
     ff_log_set(NULL, FF_LOG_WARN);
+    said_twice = false;
     return ff_failpoints_arm("", NULL);
 }
 
@@ -276,6 +279,29 @@ static void test_one_port(void **state)
         printf("SKIP: no IPv6 on the loopback\n");
     }
     close(fd);
+    ff_tcp_listener_free(ls);
+}
+
+/* A name of which a hosts file says an address twice (ld --wrap) */
+int __real_getaddrinfo(const char *n, const char *s, const struct addrinfo *h, struct addrinfo **l);
+int __wrap_getaddrinfo(const char *n, const char *s, const struct addrinfo *h, struct addrinfo **l);
+
+int __wrap_getaddrinfo(const char *n, const char *s, const struct addrinfo *h, struct addrinfo **l)
+{
+    int rc = __real_getaddrinfo(n, s, h, l);
+
+    while (!rc && said_twice && *l)
+        l = &(*l)->ai_next;
+    return rc || !said_twice ? rc : __real_getaddrinfo(n, s, h, l);
+}
+
+static void test_address_twice(void **state)
+{
+    char port[16];
+    (void)state;
+    said_twice = true;
+    struct ff_listener *ls = must_listen("", port);
+    close(plain_connect(port));
     ff_tcp_listener_free(ls);
 }
 
@@ -568,6 +594,7 @@ static void test_short_both(void **state)
 
 UNIT_MAIN(TEST(test_strangers_at_the_queues), TEST(test_queue_joined_twice),
           TEST(test_nobody_joins), TEST(test_rubbish_control), TEST(test_rubbish_on_a_queue),
-          TEST(test_port_in_use), TEST(test_one_port), TEST(test_connect_refused), TEST(test_ipv6), TEST(test_names),
-          TEST(test_cancel_accept), TEST(test_connect_waits), TEST(test_silent_peer),
-          TEST(test_short_receives), TEST(test_short_sends), TEST(test_short_both))
+          TEST(test_port_in_use), TEST(test_one_port), TEST(test_address_twice),
+          TEST(test_connect_refused), TEST(test_ipv6), TEST(test_names), TEST(test_cancel_accept),
+          TEST(test_connect_waits), TEST(test_silent_peer), TEST(test_short_receives),
+          TEST(test_short_sends), TEST(test_short_both))
