@@ -177,6 +177,12 @@ static void note_passed(struct lane *l, struct slot *s)
         }
 }
 
+/* What of @s has not come? The first thing that the others come after */
+static const char *lacks(const struct slot *s)
+{
+    return s->waits & BYTES ? "READ of" : s->waits & SENT ? "ask for a tag for" : "tag for";
+}
+
 /* @idle: nothing more has come. Else what has may lie behind the rest, if nobody looked for long:
  * but not behind as many as the queue holds */
 static int check_passed(const struct ff_pager *p, const struct lane *l, bool idle,
@@ -188,12 +194,13 @@ static int check_passed(const struct ff_pager *p, const struct lane *l, bool idl
         if (s->waits && s->passed_ns && ff_now_ns() - s->passed_ns >= limit_ns &&
             (idle || l->number - s->number > 2 * FF_ASKS))
             return ff_error_set(err, ETIMEDOUT,
-                                "pager: verify: region %s: no tag for 0x%x bytes at 0x%llx within "
-                                "%d s, and later ones have come: somebody in the network keeps it, "
-                                "or the source",
-                                s->r->name, s->wr.len_bytes,
+                                "pager: verify: region %s: no %s 0x%x bytes at 0x%llx within "
+                                "%d s, and later ones have come%s",
+                                s->r->name, lacks(s), s->wr.len_bytes,
                                 (unsigned long long)(s->wr.remote - s->r->remote),
-                                p->silence_ms / 1000);
+                                p->silence_ms / 1000,
+                                s->waits == TAG
+                                    ? ": somebody in the network keeps it, or the source" : "");
     return 0;
 }
 

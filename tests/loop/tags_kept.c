@@ -30,7 +30,7 @@ static void setup(void)
 
 /* --- the thief --- */
 
-enum theft { NONE, KEEP, TURN, TWICE };
+enum theft { NONE, KEEP, TURN, TWICE, KEEP_READ };
 
 static struct {
     enum theft what;
@@ -44,7 +44,7 @@ static struct {
     struct ff_link_ops ops;
 } thief;
 
-/* The notice at @wc: what is left of it, none or two */
+/* The notice at @wc, or KEEP_READ: that a READ is complete; what is left of it, none or two */
 static unsigned steal(struct ff_wc *wc)
 {
     atomic_fetch_add(&thief.done, 1);
@@ -53,7 +53,7 @@ static unsigned steal(struct ff_wc *wc)
         wc->imm ^= 1;
     if (thief.what == TWICE)
         wc[1] = wc[0];
-    return thief.what == KEEP ? 0 : thief.what == TURN ? 1 : 2;
+    return thief.what == KEEP || thief.what == KEEP_READ ? 0 : thief.what == TURN ? 1 : 2;
 }
 
 static int thieving_poll(struct ff_link *l, enum ff_queue q, struct ff_wc *wc, unsigned n,
@@ -63,7 +63,8 @@ static int thieving_poll(struct ff_link *l, enum ff_queue q, struct ff_wc *wc, u
     int got = thief.real->poll(l, q, wc, n > 1 ? n - 1 : 1, timeout_ms, err), left = 0;
 
     for (int i = 0; i < got; i++) {
-        bool mine = l == thief.link && q == thief.queue && wc[i].op == FF_WC_RECV_IMM &&
+        bool mine = l == thief.link && q == thief.queue &&
+                    wc[i].op == (thief.what == KEEP_READ ? FF_WC_READ : FF_WC_RECV_IMM) &&
                     thief.what && thief.seen++ == thief.after &&
                     atomic_load(&thief.done) < thief.most;
         wc[left] = wc[i];
@@ -177,6 +178,13 @@ static void others_go_on(void)
     must(atomic_load(&least) > 100 * CELL);
 }
 
+/* Bytes that do not come are not said to be a tag that somebody keeps */
+static void bytes_are_late(void)
+{
+    steals(KEEP_READ, FF_QUEUE_FAULT, 20, 1);
+    survives(FINE ",window=1", "dest.fault=delay:6000@1-900,dest.prefill=delay:50000", "no READ of");
+}
+
 /* Nothing else is under way on that queue */
 static void nothing_goes_on(void)
 {
@@ -245,6 +253,7 @@ int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
         {"a tag is kept, others come", others_go_on, 60},
+        {"bytes are late, others come", bytes_are_late, 60},
         {"a tag is kept, and nothing comes", nothing_goes_on, 60},
         {"a tag for another", of_another, 60},
         {"a tag is kept before GO", before_go, 40},
