@@ -6,7 +6,9 @@ Where tests run otherwise the kernel may not have it: there they print SKIP. The
 moves with a key in one process, and a live guest from hosta to hostb. /proc/net/tls_stat, of each
 host its own, counts what the kernel did. Limit: 600 s.
 """
+import glob
 import os
+import signal
 import subprocess
 
 import labplace
@@ -17,6 +19,7 @@ from labplace import MIB
 BUILD = os.environ.get('FARFORK_BUILD', os.path.join(labplace.TOP, 'build'))
 QUEUES = 2              # of a move; each side has them
 OPTIONS = ',link=tcp,key=k'
+PROGRAM_S = 200         # of each program
 
 
 def stat(incoming=None):
@@ -29,15 +32,52 @@ def stat(incoming=None):
     return {name: int(n) for name, n in (line.split() for line in out.splitlines())}
 
 
+def children(pid):
+    """Of each of its threads: a loop test runs in a child."""
+    found = []
+    for path in glob.glob(f'/proc/{pid}/task/*/children'):
+        with open(path, encoding='ascii') as f:
+            found += [int(x) for x in f.read().split()]
+    return found
+
+
+def say_where(pid):
+    """Where each thread waits in the kernel, of a process and of its children."""
+    for task in sorted(glob.glob(f'/proc/{pid}/task/*')):
+        say(f'      {task}:')
+        for name in ('comm', 'wchan', 'stack'):
+            try:
+                with open(f'{task}/{name}', encoding='ascii', errors='replace') as f:
+                    say('\n'.join(f'        {name}: {x}' for x in f.read().splitlines()))
+            except OSError as e:
+                say(f'        {name}: {e}')
+    for child in children(pid):
+        say_where(child)
+
+
+def output_of(argv):
+    """What it printed, and its exit code; None: it hung, and it is said where."""
+    with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, text=True) as p:
+        try:
+            return p.communicate(timeout=PROGRAM_S)[0], p.returncode
+        except subprocess.TimeoutExpired:
+            say_where(p.pid)
+            for child in children(p.pid):   # they hold the pipe
+                os.kill(child, signal.SIGKILL)
+            p.kill()
+            return p.communicate(timeout=20)[0], None
+
+
 def program(name, *cases):
     path = os.path.join(BUILD, 'tests', name)
     for case in cases or (None,):
-        done = subprocess.run([path, case] if case else [path], stdin=subprocess.DEVNULL,
-                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=200, check=False)
-        say('\n'.join(f'      {x}' for x in done.stdout.splitlines() if 'OK ]' not in x))
-        if done.returncode or 'SKIP' in done.stdout:
-            raise Failed(f'{name} {case or ""}: exit code {done.returncode}')
+        out, rc = output_of([path, case] if case else [path])
+        say('\n'.join(f'      {x}' for x in out.splitlines() if 'OK ]' not in x))
+        if rc is None:
+            raise Failed(f'{name} {case or ""}: not done within {PROGRAM_S} s')
+        if rc or 'SKIP' in out:
+            raise Failed(f'{name} {case or ""}: exit code {rc}')
 
 
 def loop():
