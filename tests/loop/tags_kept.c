@@ -37,7 +37,7 @@ static struct {
     enum ff_queue queue;
     unsigned after, most; /* tags, on each link; one of each link */
     atomic_uint done;
-    atomic_bool stole; /* from this link */
+    atomic_bool stole; /* since the last break: the next link may stand before that is told */
     unsigned seen; /* of this link: its queue's thread's */
     struct ff_link *link;
     const struct ff_link_ops *real;
@@ -87,7 +87,6 @@ static void stand_at(struct ff_link *l)
     }
     thief.link = l;
     thief.seen = 0;
-    atomic_store(&thief.stole, false);
     l->ops = &thief.ops;
 }
 
@@ -114,6 +113,7 @@ static void steals(enum theft what, enum ff_queue q, unsigned after, unsigned mo
     thief.after = after;
     thief.most = most;
     atomic_store(&thief.done, 0);
+    atomic_store(&thief.stole, false);
 }
 
 /* --- moves --- */
@@ -139,7 +139,7 @@ static void note_reason(struct move *m, bool source)
     bool right = strstr(m->dst.err.text, says) != NULL;
     if (!right)
         printf("  %s\n", m->dst.err.text);
-    if (!atomic_load(&thief.stole))
+    if (!atomic_exchange(&thief.stole, false))
         return;
     atomic_fetch_add(right ? &said : &thief.done, right ? 1u : -1u);
     if (!right)
