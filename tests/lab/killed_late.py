@@ -46,9 +46,10 @@ def cut_off(t):
     with Micro(t, 'a', 'tcg', mem_mib=MIB) as src, \
             Micro(t, 'b', 'tcg', mem_mib=MIB, incoming=True, faults=SLOW) as dst:
         src.start_load()
-        options = ',timeout=1,reconnect=0'  # eight times as long after GO
+        options = ',timeout=3,reconnect=0'  # eight times as long after GO: the retries are over before
         src.qmp('migrate', uri=common.listen(dst, options=options) + options)
-        common.wait_migration(dst, 'postcopy-active')
+        for g in (src, dst):
+            common.wait_migration(g, 'postcopy-active')
         with labplace.outage():
             for g in (src, dst):
                 paused(g, 20)
@@ -75,7 +76,7 @@ def run(t):
                   'dest.install=kill@100'):
         with t.case(f'destination: {point}'):
             destination_dies(t, point)
-    with t.case('outage, timeout=1'):
+    with t.case('outage, timeout=3'):
         cut_off(t)
 
 
