@@ -36,13 +36,14 @@ INC_control/session := control/session $(INC_control/host)
 INC_control/agent := control/agent $(INC_control/host)
 INC_control/fork := control/fork control/session $(INC_control/host)
 INC_control/move := control/move control/session $(INC_control/host)
+INC_control/proxy := control/proxy $(INC_control/host)
 INC_cli := cli control/agent control/move $(INC_control/fork)
 iquote = $(addprefix -iquote ,$(INC_$(1)))
 
 LIB_DIRS := base rdma uffd migrate probe clone
 LIB_SRC := $(sort $(wildcard $(addsuffix /*.c,$(LIB_DIRS))))
 LIB_OBJ := $(LIB_SRC:%.c=$(BUILD)/obj/%.o)
-TOOL_DIRS := vm vm/disk $(addprefix control/,host session agent fork move) cli
+TOOL_DIRS := vm vm/disk $(addprefix control/,host session agent fork move proxy) cli
 TOOL_SRC := $(sort $(wildcard $(addsuffix /*.c,$(TOOL_DIRS))))
 TOOL_OBJ := $(TOOL_SRC:%.c=$(BUILD)/obj/%.o)
 TOOL_MAIN := $(BUILD)/obj/cli/farfork.o $(BUILD)/obj/cli/vmclone.o # one program each
