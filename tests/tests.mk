@@ -90,19 +90,20 @@ $(BUILD)/tests/loop/model_accepts: LOOP_MORE := $(MODEL_PARTS) -Wl,--wrap=ff_lin
 
 # --- e2e: what its tests run beside QEMU ---
 
-E2E_PROGRAMS := $(BUILD)/tests/e2e/image_agent
-$(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
+E2E_PROGRAMS := $(addprefix $(BUILD)/tests/e2e/,image_agent stream_between)
+$(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
-	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a $(TEST_LIBS)
+	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a $(TOOL_LIBS) \
+	    $(TEST_LIBS)
 
 # --- fuzzers: clang's; seeds are made, not kept ---
 
-PART_FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz)
+PART_FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz stream_fuzz)
 WHOLE_FUZZERS := $(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz guest_fuzz command_fuzz \
     address_fuzz)
 FUZZERS := $(PART_FUZZERS) $(WHOLE_FUZZERS)
-FUZZ_CORPORA := wire queue clone gate dest source agent guest command address
+FUZZ_CORPORA := wire queue clone gate dest source agent guest command address stream
 FUZZ_SANITIZE = $(filter-out $(OPT),$(CFLAGS)) -O1 -fno-omit-frame-pointer -MMD -MP \
               -fno-sanitize-recover=undefined $(addprefix -iquote ,$(LIB_DIRS) include $(TOOL_DIRS))
 FUZZ_CFLAGS = $(FUZZ_SANITIZE) -fsanitize=fuzzer,address,undefined
@@ -142,9 +143,10 @@ $(WHOLE_FUZZERS): $(BUILD)/fuzz/%: tests/fuzz/%.c $(BUILD)/fuzz/libwhole.a tests
 	@clang $(FUZZ_CFLAGS) $(addprefix -Xlinker --wrap=,$(FUZZ_WRAP)) -o $@ $< $(BUILD)/fuzz/libwhole.a \
 	    $(TOOL_LIBS) $(TEST_LIBS)
 
-$(BUILD)/fuzz/seeds: tests/fuzz/seeds.c $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
+$(BUILD)/fuzz/seeds: tests/fuzz/seeds.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@mkdir -p $(@D)
-	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libfarfork.a $(TEST_LIBS)
+	@$(CC) $(TEST_CFLAGS) -o $@ $< $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a $(TOOL_LIBS) \
+	    $(TEST_LIBS)
 
 $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 	@mkdir -p $(addprefix $(@D)/,$(FUZZ_CORPORA))

@@ -2,8 +2,8 @@
  *
  * seeds.c - write a small corpus for the fuzzers
  *
- * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND ADDRESS,
- *        a folder each
+ * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND ADDRESS
+ *        STREAM, a folder each
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -15,6 +15,8 @@
 #include "error.h"
 #include "farfork-clone.h"
 #include "message.h"
+#include "stream_return.h"
+#include "stream_sample.h"
 #include "tcp_wire.h"
 #include "wire.h"
 
@@ -313,11 +315,38 @@ static void save_addresses(void)
     SAVE('h', ':', '1', 0, '5', 'f', '\n');
 }
 
+static void save_streams(void)
+{
+    static const struct stream_return m[] = {
+        {.type = STREAM_RETURN_PONG, .value = 1},
+        {.type = STREAM_RETURN_REQ_PAGES_ID, .len_bytes = 4096, .name = "pc.ram"},
+        {.type = STREAM_RETURN_REQ_PAGES, .addr = 8192, .len_bytes = 4096},
+        {.type = STREAM_RETURN_RESUME_ACK, .value = 1},
+        {.type = STREAM_RETURN_SHUT}};
+    static struct sample s;
+    size_t len = 0;
+
+    sample_postcopy(&s);
+    save(0, s.data, (int)s.len);
+    sample_head(&s, "x-ignore-shared");
+    save(6, s.data, (int)s.len);
+    sample_head(&s, "postcopy-ram");
+    sample_setup(&s, 2 << 20);
+    sample_package(&s);
+    sample_section(&s, STREAM_SECTION_PART);
+    sample_page(&s, "pc.ram", 0, 0);
+    sample_page(&s, NULL, STREAM_PAGE_LEN, 0);
+    save(4, s.data, (int)s.len);
+    for (unsigned i = 0; i < sizeof(m) / sizeof(m[0]); i++)
+        len += stream_return_write(s.data + len, &m[i]);
+    save(3, s.data, (int)len);
+}
+
 int main(int argc, char **argv)
 {
-    if (argc != 11) {
+    if (argc != 12) {
         fprintf(stderr, "usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND "
-                        "ADDRESS\n");
+                        "ADDRESS STREAM\n");
         return 2;
     }
     folder = argv[1];
@@ -342,5 +371,7 @@ int main(int argc, char **argv)
     save_commands();
     folder = argv[10];
     save_addresses();
+    folder = argv[11];
+    save_streams();
     return 0;
 }
