@@ -56,7 +56,8 @@ E2E_TESTS := \
     tests/e2e/unfinished.py:120 \
     tests/e2e/guest_identity.py:320 \
     tests/e2e/vmclone_linux.py:420 \
-    tests/e2e/stock.py:140
+    tests/e2e/stock.py:140 \
+    tests/e2e/stock_stream.py:140
 
 # Those that `make check` runs two at a time: they wait for timers and peers, by conditions with long
 # limits, and take nothing that a host has once: huge pages, addresses, ports, mounts that others see.
@@ -67,7 +68,7 @@ E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,who_runs fork_re
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
-E2E_FILES := $(BUILD)/tests/e2e/sshd
+E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu)
 
 $(E2E_SSHD)/ready: | $(DEPS_ALL)
 	for p in openssh-server openssh-client libwrap0; do \
@@ -77,3 +78,16 @@ $(E2E_SSHD)/ready: | $(DEPS_ALL)
 $(BUILD)/tests/e2e/sshd: $(E2E_SSHD)/ready
 	@mkdir -p $(@D)
 	ln -sfn '$(E2E_SSHD)' '$@'
+
+# Debian 12's own QEMU for stock_stream.py, with the libraries that QEMU's build needs not
+E2E_STOCK := $(FARFORK_CACHE)/stock-qemu-bookworm
+
+$(E2E_STOCK)/ready: | $(DEPS_ALL)
+	for p in qemu-system-x86 qemu-system-common qemu-system-data seabios libcapstone4 libpmem1 \
+	    libdaxctl1 libndctl6 libslirp0 libvdeplug2; do \
+	    scripts/debian-archive binary bookworm $$p '$(E2E_STOCK)' || exit 1; done
+	touch '$@'
+
+$(BUILD)/tests/e2e/stock-qemu: $(E2E_STOCK)/ready
+	@mkdir -p $(@D)
+	ln -sfn '$(E2E_STOCK)' '$@'
