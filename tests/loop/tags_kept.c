@@ -38,8 +38,8 @@ static struct {
     unsigned after, most; /* tags, on each link; one of each link */
     atomic_uint done;
     atomic_bool stole; /* since the last break: the next link may stand before that is told */
-    unsigned seen; /* of this link: its queue's thread's */
-    struct ff_link *link;
+    atomic_uint seen; /* of this link */
+    struct ff_link *_Atomic link; /* the newest; the one before may still be read */
     const struct ff_link_ops *real;
     struct ff_link_ops ops;
 } thief;
@@ -85,8 +85,8 @@ static void stand_at(struct ff_link *l)
         thief.ops = *l->ops;
         thief.ops.poll = thieving_poll;
     }
-    thief.link = l;
     thief.seen = 0;
+    thief.link = l;
     l->ops = &thief.ops;
 }
 
