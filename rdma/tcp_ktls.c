@@ -71,9 +71,9 @@ static const char *try_cipher(uint16_t cipher)
 
     FF_AUTO_CLOSE int fd = connect_here();
     if (fd == -ENOTCONN)
-        return "there is no loopback device to try it on";
+        return "no connection on the loopback can be made to try it on";
     if (fd < 0)
-        return "its module \"tls\" is not there, or not loaded";
+        return "its module \"tls\" is not there, or not loaded (modprobe tls)";
     if (set_tx_key(fd, &k))
         return "it does not have TLS 1.3 with the cipher of this connection";
     if (set_tx_key(fd, &k))

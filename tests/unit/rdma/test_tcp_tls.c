@@ -360,7 +360,9 @@ static void test_written_meanwhile(void **state)
     (void)state;
 
 #ifdef __SANITIZE_THREAD__
-    skip(); /* it is the race that a guest makes */
+    print_message("SKIP: memory written while it is sent: that is a race, as a guest makes it: run it "
+                  "without ThreadSanitizer\n");
+    skip();
 #endif
     pair_by_wire(&p, true);
     struct ff_mr mr = must_reg(p.a, mem, LEN, FF_ACCESS_REMOTE_READ);
@@ -567,7 +569,7 @@ int main(void)
     failed += cmocka_run_group_tests_name("TLS by GnuTLS", both, NULL, NULL);
     pair_process_tls = false;
     if (kernel_lacks())
-        print_message("SKIP: kTLS: %s\n", kernel_lacks());
+        print_message("SKIP: kTLS: %s; tests/lab/ktls.py runs this in the lab\n", kernel_lacks());
     else
         failed += cmocka_run_group_tests_name("TLS by the kernel", both, NULL, NULL);
     return failed != 0;
