@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * pagemap.c - what the page tables of this process hold; see pagemap.h
+ * pagemap.c - what the page tables of a process hold; see pagemap.h
  */
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -63,4 +63,11 @@ bool ff_pagemap_any(int pagemap, const void *addr, uint64_t len_bytes)
                 return true;
     }
     return false;
+}
+
+bool ff_pagemap_scans(int pagemap)
+{
+    struct pm_scan_arg nothing = {.size = sizeof(nothing)};
+
+    return !ioctl(pagemap, PAGEMAP_SCAN, &nothing);
 }

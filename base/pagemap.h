@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * pagemap.h - what the page tables of this process hold, without a touch
+ * pagemap.h - what the page tables of a process hold, without a touch
  */
 #ifndef FF_BASE_PAGEMAP_H
 #define FF_BASE_PAGEMAP_H
@@ -22,5 +22,8 @@ bool ff_pagemap_read(int pagemap, const void *addr, size_t n, uint64_t *entry);
 /* Is a page there, swapped out, or poisoned? Whatever cannot be found out counts as there. Before
  * Linux 6.7 poisoned pages of hugetlb do not */
 bool ff_pagemap_any(int pagemap, const void *addr, uint64_t len_bytes);
+
+/* From Linux 6.7 on: ff_pagemap_any() misses nothing of hugetlb */
+bool ff_pagemap_scans(int pagemap);
 
 #endif

@@ -27,6 +27,7 @@
 #include "dest_private.h"
 #include "failpoint.h"
 #include "log.h"
+#include "pager_elsewhere.h"
 #include "source.h"
 #include "thread.h"
 #include "verify.h"
@@ -186,6 +187,8 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         ff_pager_free(&d->pager);
         return rc;
     }
+    if (d->regions.elsewhere)
+        ff_elsewhere_on_other(&d->pager, d->on_other, d->on_other_opaque);
     d->pager_used = true;
     d->pager.pool = &d->pool;
     for (unsigned i = 0; i < d->regions.n; i++)
@@ -219,7 +222,9 @@ int ff_dest_start(struct ff_dest *d, struct ff_error *err)
         return rc;
     pthread_mutex_lock(&d->pager_lock);
     rc = atomic_load(&d->cancelled) ? ff_error_set(err, ECANCELED, "canceled")
-                                    : start_pager(d, err);
+                                    : dest_check_lease(d, err);
+    if (!rc)
+        rc = start_pager(d, err);
     pthread_mutex_unlock(&d->pager_lock);
     if (!rc && ff_failpoint("dest.pager"))
         rc = ff_error_set(err, EIO, "destination: injected");
@@ -284,6 +289,8 @@ int ff_dest_ready(struct ff_dest *d, struct ff_error *err)
     /* and an outage now would be one after GO for the source */
     d->link->ops->set_timeout(d->link, FF_MAX(GO_MS, d->addr.go_timeout_ms));
     rc = ff_lease_prepare(&d->lease, err);
+    if (!rc)
+        rc = ff_tunnel_keep_on(d->ctl.tunnel, err);
     if (rc)
         return rc;
     d->ready = true; /* an adapter may fail to say that it has arrived */
@@ -325,6 +332,11 @@ int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
 void dest_start_prefill(struct ff_dest *d)
 {
     struct ff_error why;
+
+    if (!dest_may_fetch(d)) { /* over a second link already; ff_dest_wait_done() does it */
+        d->prefill_due = true;
+        return;
+    }
     int rc = ff_pager_start_prefill(&d->pager, d->publish.load_permille, &why);
 
     if (rc && !d->prefill_due)
@@ -335,6 +347,8 @@ void dest_start_prefill(struct ff_dest *d)
 
 int ff_dest_running(struct ff_dest *d, struct ff_error *err)
 {
+    if (!dest_may_fetch(d))
+        return ff_error_set(err, EINVAL, "destination: running: before ff_dest_adopt()");
     d->running_ns = ff_now_ns();
     d->start_ns = d->running_ns - d->go_ns;
     ff_failpoint("dest.running");
@@ -410,7 +424,8 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
         d->settled = true;
         return 0;
     }
-    while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0) {
+    while ((rc = ff_pager_wait(&d->pager, PROGRESS_MS, err)) > 0 ||
+           (!rc && (rc = ff_tunnel_wait_done(d->ctl.tunnel, PROGRESS_MS, err)) > 0)) {
         if (atomic_load(&d->leaves)) {
             ff_control_refuse(&d->ctl, "it was told to end, and needs no more of the image");
             return ff_error_set(err, ECANCELED, "canceled");
@@ -421,7 +436,7 @@ int ff_dest_wait_done(struct ff_dest *d, struct ff_error *err)
         }
         if (d->prefill_due)
             dest_start_prefill(d);
-        if (dest_send_stats(d, FF_MSG_PROGRESS, &why))
+        if (ff_tunnel_check(d->ctl.tunnel, &why) || dest_send_stats(d, FF_MSG_PROGRESS, &why))
             ff_pager_break(&d->pager, &why);
     }
     if (rc)
@@ -479,7 +494,11 @@ void ff_dest_cancel(struct ff_dest *d)
         ff_port_cancel(d->port);
     if (d->link)
         d->link->ops->shutdown(d->link);
+    ff_tunnel_fail(d->ctl.tunnel, NULL);
     pthread_mutex_unlock(&d->lock);
+    /* not under the pager's lock: who cancels may be in a callback that has it */
+    if (atomic_load(&d->pager_used) && d->regions.elsewhere)
+        ff_elsewhere_cancel(&d->pager);
 }
 
 void ff_dest_pause(struct ff_dest *d)
@@ -525,10 +544,12 @@ void ff_dest_free(struct ff_dest *d)
     ff_beat_stop(&d->beat);
     ff_lease_free(&d->lease);
     dest_finish_pager(d);
+    ff_tunnel_detach(d->ctl.tunnel);
     if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
         d->link->ops->free(d->link);
     if (d->pager_used)
         ff_pager_free(&d->pager);
+    ff_tunnel_free(d->ctl.tunnel);
     ff_page_pool_free(&d->pool);
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);

@@ -30,6 +30,7 @@
 
 void dest_set_link(struct ff_dest *d, struct ff_link *link)
 {
+    ff_tunnel_detach(d->ctl.tunnel);
     pthread_mutex_lock(&d->lock);
     struct ff_link *old = d->link;
     d->link = d->ctl.link = link;
@@ -57,8 +58,10 @@ static int settle_verify(struct ff_dest *d, struct ff_error *err)
 static int check_table(struct ff_dest *d, const char *config, bool *for_good, struct ff_error *err)
 {
     struct ff_error why;
-    int rc = settle_verify(d, &why);
+    int rc = dest_check_tunnel(d, &why);
 
+    if (!rc)
+        rc = settle_verify(d, &why);
     if (!rc && d->owner.adopt) {
         rc = d->owner.adopt(d->owner.opaque, &d->peer, &why);
         *for_good = true;
@@ -89,7 +92,8 @@ int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error 
     uint32_t features = (d->addr.precopy ? FF_WIRE_PRECOPY : 0) |
                         (dest_resumes(d) ? FF_WIRE_RESUMES : 0) |
                         (d->addr.verify ? FF_WIRE_VERIFY : 0) |
-                        (d->peer.features & FF_WIRE_HOLDS);
+                        (d->peer.features & FF_WIRE_HOLDS) |
+                        (d->ctl.tunnel ? FF_WIRE_TUNNEL : 0);
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
                            .answer = answer,
                            .epoch = answer == FF_ANSWER_NEW ? 1 : d->epoch + queues,
@@ -146,7 +150,8 @@ static int find_source(struct ff_dest *d, const char *config, struct ff_error *e
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 {
     bool pulls = d->addr.prefill == FF_PREFILL_PULL || d->addr.prefill == FF_PREFILL_AUTO;
-    if (d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO && (pulls || d->addr.precopy))
+    if (!d->regions.elsewhere && d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO &&
+        (pulls || d->addr.precopy))
         ff_page_pool_start(&d->pool, &d->regions);
     int rc = find_source(d, config, err);
     dest_drop_waiting(d);
@@ -156,6 +161,8 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
         ff_page_pool_free(&d->pool);
     if (!rc && ff_failpoint("dest.accepted"))
         rc = ff_error_set(err, EIO, "destination: injected");
+    if (!rc)
+        rc = ff_tunnel_attach(d->ctl.tunnel, d->link, err);
     if (rc)
         return rc;
     ff_log(FF_LOG_INFO, "destination: link: %s", d->link->about);

@@ -51,6 +51,9 @@ struct ff_dest {
     void (*on_shortage)(void *opaque, const char *why);
     void *on_shortage_opaque;
     bool lent[FF_WIRE_REGIONS_MAX]; /* by our number */
+    bool has_state;
+    void (*on_other)(void *opaque, uint64_t address); /* memory elsewhere: see ff_dest_on_other() */
+    void *on_other_opaque;
     uint8_t session[FF_SESSION_LEN];
     bool verbs;         /* what the first link was, every later one must be */
     _Atomic bool ready; /* READY was sent: the source may let go, or have */
@@ -100,6 +103,18 @@ bool dest_was_heard(struct ff_dest *d);
 void dest_finish_pager(struct ff_dest *d);
 void dest_start_prefill(struct ff_dest *d);
 void dest_start_beat(struct ff_dest *d); /* until ff_dest_running() */
+
+/* --- dest_tunnel.c --- */
+
+/* HELLO was read: has each side a tunnel, or none? Else -ENOTSUP */
+int dest_check_tunnel(const struct ff_dest *d, struct ff_error *err);
+
+/* PUBLISH was read: a tunnel and a lease would both receive. Else -EPROTO */
+int dest_check_lease(const struct ff_dest *d, struct ff_error *err);
+
+/* --- dest_elsewhere.c --- */
+
+bool dest_may_fetch(const struct ff_dest *d); /* memory elsewhere: it can be installed */
 
 /* --- dest_parts.c --- */
 

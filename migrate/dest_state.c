@@ -119,7 +119,8 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
     rc = dest_recv_keys(d, head.n_keys, err);
     if (rc)
         return rc;
-    ff_pager_image_frozen(&d->pager);
+    if (!d->regions.elsewhere) /* then ff_dest_adopt() says so */
+        ff_pager_image_frozen(&d->pager);
     if (head.n_first)
         rc = recv_first(d, head.n_first, err);
     if (rc < 0)
@@ -147,6 +148,7 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
         return ff_error_set(err, EIO, "destination: injected");
     *state = buf;
     *len = head.total_bytes;
+    d->has_state = true;
     buf = NULL;
     return 0;
 }

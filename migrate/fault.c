@@ -26,6 +26,7 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "log.h"
+#include "pager_elsewhere.h"
 #include "thread.h"
 #include "verify.h"
 #include "wants.h"
@@ -448,13 +449,11 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
 {
     struct ff_fault_engine *f = p->fault;
     int i = ff_wants_find_region(p, addr);
-    if (i < 0) {
-        struct ff_error why;
-        ff_error_set(&why, EFAULT, "pager: fault at 0x%llx outside every region",
-                     (unsigned long long)addr);
+    struct ff_error why;
+    if (i < 0 && ff_elsewhere_other(p, addr, &why))
         broke(p, &why);
+    if (i < 0)
         return;
-    }
     struct ff_pager_region *r = &p->region[i];
     uint64_t offset = addr - (uintptr_t)r->range.host;
     struct ff_want w = {
@@ -477,7 +476,7 @@ static bool drain_events(struct ff_pager *p)
     struct ff_error why;
     bool any = false;
 
-    while (p->uffd.fd >= 0 && ff_wants_room(p)) { /* -1: all memory was lent */
+    while (ff_pager_events_fd(p) >= 0 && ff_wants_room(p)) { /* -1: all memory was lent */
         int n = ff_uffd_read(&p->uffd, addr, FF_WANTS_EVENTS, &why);
         any |= n > 0;
         if (n < 0)
@@ -563,16 +562,16 @@ void *ff_fault_main(void *opaque)
 
     ff_thread_soon();
     while (!atomic_load(&p->stop)) {
-        bool is_new = follow_link(p);
+        bool at_once = follow_link(p) || ff_elsewhere_is_due(p);
         short events = 0;
         int fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT, &events);
         struct pollfd fds[4] = {
-            {.fd = ff_wants_room(p) ? p->uffd.fd : -1, .events = POLLIN},
+            {.fd = ff_wants_room(p) ? ff_pager_events_fd(p) : -1, .events = POLLIN},
             {.fd = p->wake_fd, .events = POLLIN},
             {.fd = fd, .events = events},
             {.fd = ff_children_fd(p), .events = POLLIN},
         };
-        int wait_ms = is_new ? 0 : must_retry(p) ? RETRY_MS : f->n_busy ? 500 : 5000;
+        int wait_ms = at_once ? 0 : must_retry(p) ? RETRY_MS : f->n_busy ? 500 : 5000;
         int n = poll(fds, FF_ARRAY_LEN(fds), wait_ms);
         f->awake_ns = ff_now_ns();
         if (n < 0 && errno != EINTR)
@@ -581,6 +580,7 @@ void *ff_fault_main(void *opaque)
             drain_events(p);
         if (fds[1].revents)
             take_asked(p);
+        ff_elsewhere_serve(p);
         if (fds[3].revents)
             ff_children_serve(p);
         serve_early(p);

@@ -15,13 +15,19 @@
 #include "log.h"
 #include "load.h"
 #include "pager.h"
+#include "pager_elsewhere.h"
 #include "policy.h"
 #include "thread.h"
 #include "verify.h"
 
+static uint32_t page_size(void)
+{
+    return (uint32_t)sysconf(_SC_PAGESIZE);
+}
+
 static enum ff_uffd_landing choose_landing(const struct ff_pager *p, const struct ff_region *r)
 {
-    bool shared = r->fd >= 0, huge = r->psize > (uint32_t)sysconf(_SC_PAGESIZE);
+    bool shared = r->fd >= 0, huge = r->psize > page_size();
 
     if (!shared || p->opts->landing == FF_LANDING_COPY)
         return FF_UFFD_COPY;
@@ -36,7 +42,7 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t s
                        struct ff_error *err)
 {
     struct ff_pager_region *pr = &p->region[p->n_regions];
-    bool shared = r->fd >= 0;
+    bool shared = r->fd >= 0, elsewhere = p->elsewhere, huge = r->psize > page_size();
 
     *pr = (struct ff_pager_region){
         .name = r->name,
@@ -44,16 +50,17 @@ static int init_region(struct ff_pager *p, const struct ff_region *r, uint64_t s
         .first_chunk = p->n_chunks,
         .segment_bytes = segment_bytes,
         /* Memory that was populated before we came is populated when we have gone */
-        .holes = shared && ff_region_is_empty(r),
-        .can_move = !ff_policy_is_set(r), /* and more: ff_pager_start() */
+        .holes = elsewhere ? !huge : shared && ff_region_is_empty(r),
+        .can_move = !elsewhere && !ff_policy_is_set(r), /* and more: ff_pager_start() */
         .range = {.host = r->host,
                   .len_bytes = r->len_bytes,
                   .psize = r->psize,
-                  .memory = r->psize > (uint32_t)sysconf(_SC_PAGESIZE) ? FF_UFFD_HUGETLB
-                            : shared                                   ? FF_UFFD_SHMEM
-                                                                       : FF_UFFD_ANON,
+                  .memory = huge     ? FF_UFFD_HUGETLB
+                            : shared ? FF_UFFD_SHMEM
+                                     : FF_UFFD_ANON,
                   .landing = choose_landing(p, r),
-                  .shared = shared},
+                  .shared = shared || (elsewhere && huge),
+                  .elsewhere = elsewhere},
     };
     if (pr->range.memory == FF_UFFD_HUGETLB && p->opts->precopy &&
         pr->range.landing == FF_UFFD_COPY)
@@ -111,15 +118,18 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (p->wake_fd < 0)
         return ff_error_set(err, errno, "pager: eventfd: %s", strerror(errno));
+    int rc = regions->elsewhere ? ff_elsewhere_new(p, err) : 0;
+    if (rc)
+        return rc;
     for (unsigned i = 0; i < regions->n; i++) {
-        int rc = init_region(p, &regions->r[i], segment_bytes, err);
+        rc = init_region(p, &regions->r[i], segment_bytes, err);
         if (rc)
             return rc;
     }
     p->wants = calloc(1, sizeof(*p->wants));
     if (!p->wants)
         return ff_error_set(err, ENOMEM, "pager: out of memory");
-    int rc = ff_fault_engine_new(p, err);
+    rc = ff_fault_engine_new(p, err);
     return rc ? rc : ff_prefill_engine_new(p, err);
 }
 
@@ -162,7 +172,7 @@ int ff_pager_check_push(struct ff_pager *p, uint32_t push_bytes, struct ff_error
  * pages when it is mapped. Emptying it has lost those of the pages that it held: reserve again. */
 static bool keeps_reserved(const struct ff_region *r)
 {
-    if (r->psize == (uint32_t)sysconf(_SC_PAGESIZE))
+    if (r->psize == page_size())
         return true;
     void *again = mmap(NULL, r->len_bytes, PROT_READ, MAP_SHARED, r->fd, (off_t)r->fd_offset);
     if (again == MAP_FAILED)
@@ -207,10 +217,12 @@ int ff_pager_start(struct ff_pager *p, struct ff_error *err)
 
     for (unsigned i = 0; i < p->n_regions; i++)
         any |= !p->region[i].lent;
+    any &= !p->elsewhere; /* else ff_elsewhere_adopt() has it */
     int rc = any ? ff_uffd_open(&p->uffd, err) : 0;
     for (unsigned i = 0; i < p->n_regions && !rc; i++) {
         struct ff_pager_region *r = &p->region[i];
-        if (r->lent)
+        r->watched = p->elsewhere;
+        if (r->lent || p->elsewhere)
             continue;
         rc = ff_uffd_register(&p->uffd, &r->range, r->name, err);
         r->watched = !rc;
@@ -304,6 +316,10 @@ void ff_pager_finish(struct ff_pager *p)
     if (p->fault_up)
         pthread_join(p->fault_thread, NULL);
     p->prefill_up = p->fault_up = false;
+    if (p->elsewhere) {
+        ff_elsewhere_end(p); /* its owner watches it, and goes on doing so */
+        return;
+    }
     for (unsigned i = 0; i < p->n_regions; i++) {
         struct ff_pager_region *r = &p->region[i];
         if (r->watched)
@@ -346,6 +362,7 @@ void ff_pager_free(struct ff_pager *p)
     ff_prefill_engine_free(p->prefill);
     ff_verify_free(p->verify);
     ff_children_free(p);
+    ff_elsewhere_free(p);
     ff_close_fd(&p->wake_fd);
     pthread_mutex_destroy(&p->lock);
     pthread_cond_destroy(&p->changed);

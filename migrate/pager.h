@@ -94,6 +94,7 @@
 #ifndef FF_MIGRATE_PAGER_H
 #define FF_MIGRATE_PAGER_H
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
@@ -147,6 +148,7 @@ struct ff_pager_counters {
 };
 
 struct ff_children;       /* children.c */
+struct ff_elsewhere;      /* pager_elsewhere.c */
 struct ff_fault_engine;   /* fault.c */
 struct ff_prefill_engine; /* prefill.c */
 struct ff_verify;         /* verify.c */
@@ -166,6 +168,7 @@ struct ff_pager {
     _Atomic unsigned mode; /* enum ff_prefill_mode; until it is chosen as the address says */
 
     struct ff_children *children; /* whose memory is a view of this one; NULL: there can be none */
+    struct ff_elsewhere *elsewhere; /* the memory is another process's; NULL: it is our own */
     struct ff_wants *wants; /* the fault thread's */
     struct ff_fault_engine *fault;
     struct ff_prefill_engine *prefill;
@@ -177,7 +180,7 @@ struct ff_pager {
     bool in_precopy;      /* the prefill thread makes the pass */
     uint64_t precopy_from_ns;
     int wake_fd; /* eventfd: stop, or first-touch pages to fetch */
-    _Atomic bool stop;
+    _Atomic bool stop, was_complete;
     _Atomic unsigned waiting; /* faults whose page prefill is about to install */
     _Atomic uint64_t hint; /* chunk of the last fault + 1; 0: none since prefill looked */
 
@@ -415,6 +418,27 @@ static inline void ff_pager_give_back(const struct ff_pager_region *r, uint64_t 
 static inline uint64_t ff_pager_poisoned(const struct ff_pager *p)
 {
     return atomic_load(&p->count.bytes_poisoned);
+}
+
+/* To be polled for events; -1: there are none to read, or not yet */
+static inline int ff_pager_events_fd(const struct ff_pager *p)
+{
+    return p->elsewhere && !atomic_load(&p->image_frozen) ? -1 : p->uffd.fd;
+}
+
+/* Every page has come, or is a hole; once true, it stays so: a hole that is filled later is missing
+ * meanwhile. From then on the owner of memory elsewhere may end its watch, or itself */
+static inline bool ff_pager_was_complete(struct ff_pager *p)
+{
+    if (atomic_load(&p->count.bytes_present) == p->bytes_total)
+        atomic_store(&p->was_complete, true);
+    return atomic_load(&p->was_complete);
+}
+
+/* Installing a hole said @rc, and it needs nothing: its owner has ended its watch, and gets zeros */
+static inline bool ff_pager_hole_is_gone(const struct ff_pager *p, int rc)
+{
+    return p->elsewhere && (rc == -ENOENT || rc == -ESRCH) && atomic_load(&p->was_complete);
 }
 
 /* Tell the fault thread that pages were installed that somebody may wait for: it keeps the time */

@@ -48,7 +48,7 @@ static int install_failed(struct ff_pager *p, struct ff_pager_region *r, int rc,
         pthread_mutex_unlock(&p->lock);
         return -EAGAIN;
     }
-    if (atomic_load(&p->guest_runs) && !p->children) {
+    if (atomic_load(&p->guest_runs) && !p->children && !p->elsewhere) {
         /* somebody waits for this page and nobody can bring it: whoever let the guest
          * run on would show it memory that never was (pager.h, invariant 4) */
         ff_log(FF_LOG_ERROR, "%s: aborting, the guest cannot go on", why->text);
@@ -62,6 +62,7 @@ static void count_present(struct ff_pager *p, uint64_t len)
 {
     if (!len || atomic_fetch_add(&p->count.bytes_present, len) + len != p->bytes_total)
         return;
+    ff_pager_was_complete(p); /* it remembers that */
     pthread_mutex_lock(&p->lock);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
@@ -142,7 +143,7 @@ int ff_pager_poison(struct ff_pager *p, struct ff_pager_region *r, uint64_t page
     struct ff_error why;
 
     int rc = ff_uffd_poison(&p->uffd, &r->range, at, n * psize, &len, &why);
-    if (rc == -EINVAL && atomic_load(&p->guest_runs) && !p->children) {
+    if (rc == -EINVAL && atomic_load(&p->guest_runs) && !p->children && !p->elsewhere) {
         rc = ff_uffd_forbid(&p->uffd, &r->range, at + len, n * psize - len, &why);
         len = rc ? len : n * psize;
     }
@@ -178,7 +179,7 @@ int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_
     uint64_t len;
 
     int rc = install_pages(p, r, page, 1, NULL, true, &len, &why);
-    if (rc)
+    if (rc && !ff_pager_hole_is_gone(p, rc))
         return install_failed(p, r, rc, &why);
     ff_claim_done(&r->claims, page);
     atomic_fetch_add(&p->count.bytes_zero, r->range.psize);

@@ -10,6 +10,7 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "foreign.h"
 #include "regions.h"
 
 #define PSIZE_MAX (2u << 20)
@@ -26,7 +27,8 @@ static int lock_file(const struct ff_region *r, short type)
     return fcntl(r->fd, F_OFD_SETLK, &fl) < 0 ? -errno : 0;
 }
 
-int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_error *err)
+static int put_region(struct ff_regions *t, const struct ff_region *r, struct ff_foreign *of,
+                      struct ff_error *err)
 {
     size_t name_len = strlen(r->name);
 
@@ -51,7 +53,7 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
     for (unsigned i = 0; i < t->n; i++) {
         if (!strcmp(t->r[i].name, r->name))
             return ff_error_set(err, EEXIST, "regions: add %s: a second one of that name", r->name);
-        if ((uintptr_t)r->host < (uintptr_t)t->r[i].host + t->r[i].len_bytes &&
+        if (t->of[i] == of && (uintptr_t)r->host < (uintptr_t)t->r[i].host + t->r[i].len_bytes &&
             (uintptr_t)t->r[i].host < (uintptr_t)r->host + r->len_bytes)
             return ff_error_set(err, EEXIST, "regions: add %s: overlaps %s", r->name, t->r[i].name);
     }
@@ -67,18 +69,75 @@ int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_er
             "source and destination need a file each",
             r->name);
     }
+    t->of[t->n] = of ? ff_foreign_ref(of) : NULL;
     t->r[t->n] = *r;
     t->r[t->n++].name = name;
     return 0;
 }
 
-struct ff_backing ff_region_backing(const struct ff_region *r, uint64_t at)
+int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_error *err)
 {
+    return put_region(t, r, NULL, err);
+}
+
+/* One for all regions of a process */
+static int foreign_of(const struct ff_regions *t, pid_t pid, struct ff_foreign **out,
+                      struct ff_error *err)
+{
+    for (unsigned i = 0; i < t->n; i++)
+        if (t->of[i] && t->of[i]->pid == pid) {
+            *out = ff_foreign_ref(t->of[i]);
+            return 0;
+        }
+    return ff_foreign_open(pid, out, err);
+}
+
+int ff_regions_add_of(struct ff_regions *t, const struct ff_region *r, pid_t pid,
+                      struct ff_error *err)
+{
+    struct ff_foreign *of;
+
+    if (r->fd >= 0)
+        return ff_error_set(err, EINVAL, "regions: add %s: memory in a shared file: map it, and add "
+                            "the mapping", r->name);
+    int rc = foreign_of(t, pid, &of, err);
+    if (rc)
+        return ff_error_context(err, "regions: add %s", r->name);
+    rc = ff_foreign_check(of, (uintptr_t)r->host, r->len_bytes, err);
+    rc = rc ? ff_error_context(err, "regions: add %s", r->name) : put_region(t, r, of, err);
+    ff_foreign_unref(of);
+    return rc;
+}
+
+bool ff_regions_elsewhere(const struct ff_regions *t)
+{
+    for (unsigned i = 0; i < t->n; i++)
+        if (t->of[i])
+            return true;
+    return false;
+}
+
+int ff_regions_check(const struct ff_regions *t, struct ff_error *err)
+{
+    int rc = 0;
+
+    for (unsigned i = 0; i < t->n && !rc; i++)
+        if (t->of[i])
+            rc = ff_foreign_check(t->of[i], (uintptr_t)t->r[i].host, t->r[i].len_bytes, err);
+    return rc;
+}
+
+struct ff_backing ff_region_backing(const struct ff_regions *t, unsigned i, uint64_t at)
+{
+    const struct ff_region *r = &t->r[i];
     int fd = r->is_private ? r->private_fd : r->fd;
 
     return (struct ff_backing){.fd = r->zero_fill ? fd : -1,
                                .offset = r->fd_offset + at,
-                               .is_private = r->is_private};
+                               .is_private = r->is_private,
+                               .of = t->of[i],
+                               .zeros = r->zero_fill,
+                               .psize = r->psize};
 }
 
 bool ff_region_is_empty(const struct ff_region *r)
@@ -97,6 +156,7 @@ void ff_regions_free(struct ff_regions *t)
         struct ff_region *r = &t->r[--t->n];
         if (r->fd >= 0)
             lock_file(r, F_UNLCK);
+        ff_foreign_unref(t->of[t->n]);
         free((char *)r->name);
     }
 }

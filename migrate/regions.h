@@ -7,16 +7,30 @@
 
 #include "wire.h"
 
+struct ff_foreign;
+
 struct ff_regions {
     struct ff_region r[FF_WIRE_REGIONS_MAX]; /* names are owned */
+    struct ff_foreign *of[FF_WIRE_REGIONS_MAX]; /* the process whose memory it is; NULL: this one */
     unsigned n;
+    bool elsewhere; /* a destination: in another process, which watches them: dest_elsewhere.c */
 };
 
 int ff_regions_add(struct ff_regions *t, const struct ff_region *r, struct ff_error *err);
+
+/* Likewise, of process @pid: a source's. Also -EPERM, -ESRCH, and -EFAULT: it has no such memory */
+int ff_regions_add_of(struct ff_regions *t, const struct ff_region *r, pid_t pid,
+                      struct ff_error *err);
+
+/* Is any of them another process's? */
+bool ff_regions_elsewhere(const struct ff_regions *t);
+
+/* Can all that is another process's still be read? 0, or why it never can be again */
+int ff_regions_check(const struct ff_regions *t, struct ff_error *err);
 void ff_regions_free(struct ff_regions *t);
 
-/* The file behind @r, from byte @at of it on, if its holes are zeros */
-struct ff_backing ff_region_backing(const struct ff_region *r, uint64_t at);
+/* The file behind region @i, from byte @at of it on, if its holes are zeros; or whose it is */
+struct ff_backing ff_region_backing(const struct ff_regions *t, unsigned i, uint64_t at);
 
 /* Is next to nothing of it populated? */
 bool ff_region_is_empty(const struct ff_region *r);

@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <time.h>
@@ -17,7 +18,6 @@
 
 #define IDLE_MS 500
 #define CPU_TURNS 32u /* asking for the CPU time is a system call */
-#define IN_FLIGHT 8u /* WRITEs: enough to keep a link busy, in chunks of megabytes */
 #define END_PUSH_MS 1000u /* less than a destination waits for WITHDRAWN */
 #define NOTE_BYTES 8u /* bytes written to say that the others need not be, or cannot be, pushed */
 
@@ -35,14 +35,16 @@ int ff_responder_init(struct ff_responder *s, const struct ff_regions *regions,
 /* --- push --- */
 
 /* Why a WRITE would not do: FF_IMM_ZEROS, FF_IMM_UNREADABLE; 0: it does */
-static uint32_t look_at_grant(const struct ff_region *r, uint64_t offset, uint32_t len)
+static uint32_t look_at_grant(const struct ff_regions *t, const struct ff_grant *g)
 {
-    uint32_t found = FF_IMM_ZEROS;
+    const struct ff_region *r = &t->r[g->region];
+    uint32_t found = FF_IMM_ZEROS, len = g->len_bytes;
+    uint64_t offset = g->offset;
 
     for (uint32_t at = 0, part; at < len; at += part) {
         uint8_t zero[FF_GRANULES_MAX / 8] = {0}, poison[FF_GRANULES_MAX / 8] = {0};
         part = FF_MIN(len - at, FF_GRANULES_MAX * r->psize);
-        struct ff_backing file = ff_region_backing(r, offset + at);
+        struct ff_backing file = ff_region_backing(t, g->region, offset + at);
         uint32_t left_out = ff_zero_scan_file(&file, (uint8_t *)r->host + offset + at, part,
                                               r->psize, zero, poison);
         for (uint32_t i = 0; i < sizeof(poison); i++)
@@ -54,13 +56,35 @@ static uint32_t look_at_grant(const struct ff_region *r, uint64_t offset, uint32
     return found;
 }
 
-/* Any NOTE_BYTES bytes that are registered and can be read; NULL: there are none */
-static uint8_t *find_note(const struct ff_segments *t, uint32_t *lkey)
+/* Bring what @g asks of another process's memory to *@local, and look at it likewise */
+static int fetch_grant(struct ff_responder *s, const struct ff_grant *g, uint8_t **local,
+                       uint32_t *why_not, struct ff_error *err)
 {
+    struct ff_backing file = ff_region_backing(s->regions, g->region, g->offset);
+    uint8_t **room = &s->room[s->n_fetched++ % FF_PUSH_IN_FLIGHT];
+
+    if (!*room)
+        *room = calloc(1, s->link->max_len_bytes);
+    if (!*room)
+        return ff_error_set(err, ENOMEM, "source: push: out of memory");
+    const uint8_t *p = *room;
+    int rc = ff_fetch_all(&file, *local, g->len_bytes, *room, err);
+    *local = *room;
+    *why_not = rc ? FF_IMM_UNREADABLE
+               : !*p && !memcmp(p, p + 1, g->len_bytes - 1) ? FF_IMM_ZEROS : 0;
+    return rc == -EHWPOISON ? 0 : rc;
+}
+
+/* Any NOTE_BYTES bytes that are registered and can be read; NULL: there are none */
+static uint8_t *find_note(const struct ff_responder *s, uint32_t *lkey)
+{
+    const struct ff_segments *t = s->segments;
+
     for (unsigned i = 0; i < t->n; i++) {
         const struct ff_mr *mr = &t->segment[i].mr;
         *lkey = mr->lkey;
-        for (uint64_t at = 0; at < mr->len_bytes; at += 4096)
+        for (uint64_t at = 0; at < mr->len_bytes && !s->regions->of[t->segment[i].region];
+             at += 4096)
             if (ff_readable((uint8_t *)mr->addr + at, NOTE_BYTES) == NOTE_BYTES)
                 return (uint8_t *)mr->addr + at;
     }
@@ -75,7 +99,7 @@ static const struct ff_mr *mr_of(const struct ff_responder *s, uint32_t region, 
     const uint8_t *addr = (uint8_t *)s->regions->r[region].host + offset;
 
     for (unsigned i = 0; i < t->n; i++)
-        if (addr >= t->segment[i].addr &&
+        if (t->segment[i].region == region && addr >= t->segment[i].addr &&
             (uint64_t)(addr - t->segment[i].addr) < t->segment[i].len_bytes)
             return &t->segment[i].mr;
     return NULL;
@@ -93,9 +117,12 @@ static int push_grant(struct ff_responder *s, const struct ff_grant *g, struct f
             "source: push: offset 0x%llx of region %u has no key: the destination must not ask "
             "for it",
             (unsigned long long)g->offset, g->region);
-    uint32_t why_not = look_at_grant(r, g->offset, g->len_bytes);
-    uint32_t lkey = mr->lkey;
-    if (why_not == FF_IMM_UNREADABLE && !(local = find_note(s->segments, &lkey)))
+    bool elsewhere = s->regions->of[g->region];
+    uint32_t lkey = mr->lkey, why_not = elsewhere ? 0 : look_at_grant(s->regions, g);
+    int rc = elsewhere ? fetch_grant(s, g, &local, &why_not, err) : 0;
+    if (rc)
+        return rc;
+    if (why_not == FF_IMM_UNREADABLE && !elsewhere && !(local = find_note(s, &lkey)))
         return ff_error_set(err, EHWPOISON, "source: push: no page of the image can be read");
     struct ff_wr wr = {.id = g->id,
                        .op = FF_OP_WRITE,
@@ -114,7 +141,7 @@ static int push_next(struct ff_responder *s, struct ff_error *err)
     int rc = 0;
 
     pthread_mutex_lock(&s->ring_lock);
-    if (s->n && atomic_load(&s->in_flight) < IN_FLIGHT) {
+    if (s->n && atomic_load(&s->in_flight) < FF_PUSH_IN_FLIGHT) {
         rc = push_grant(s, &s->ring[s->first], err);
         s->first = (s->first + 1) % FF_WIRE_GRANTS_MAX;
         s->n--;
@@ -270,6 +297,8 @@ void ff_responder_park(struct ff_responder *s)
 void ff_responder_free(struct ff_responder *s)
 {
     ff_tagger_detach(&s->tagger);
+    for (unsigned i = 0; i < FF_PUSH_IN_FLIGHT; i++)
+        free(s->room[i]);
     ff_close_fd(&s->wake_fd);
     pthread_mutex_destroy(&s->lock);
     pthread_mutex_destroy(&s->ring_lock);

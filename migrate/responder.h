@@ -24,6 +24,8 @@
 #include "tagger.h"
 #include "wire.h"
 
+#define FF_PUSH_IN_FLIGHT 8u /* WRITEs: enough to keep a link busy, in chunks of megabytes */
+
 struct ff_server {
     struct ff_responder *responder;
     enum ff_queue queue;
@@ -49,6 +51,9 @@ struct ff_responder {
     unsigned first, n;
     bool push_ended;
     _Atomic unsigned in_flight; /* pushed, not complete */
+    /* memory of another process on its way: one each of what is in flight, which ends in order */
+    uint8_t *room[FF_PUSH_IN_FLIGHT];
+    unsigned n_fetched;
 };
 
 int ff_responder_init(struct ff_responder *s, const struct ff_regions *regions,

@@ -12,6 +12,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "failpoint.h"
+#include "foreign.h"
 #include "log.h"
 #include "mr.h"
 #include "pagemap.h"
@@ -102,6 +103,15 @@ bool ff_pagemap_populated(int pagemap, const struct ff_region *r, uint64_t at, u
            (r->is_private && file_populated(r->private_fd, r->fd_offset + at, len_bytes));
 }
 
+/* As ff_pagemap_populated(), of memory of process @of */
+static bool foreign_populated(const struct ff_foreign *of, const struct ff_region *r, uint64_t at,
+                              uint64_t len_bytes)
+{
+    return !r->zero_fill ||
+           ff_foreign_any(of, (uintptr_t)r->host + at, len_bytes, r->psize) ||
+           (r->is_private && file_populated(r->private_fd, r->fd_offset + at, len_bytes));
+}
+
 void ff_segments_lent(struct ff_segments *p, const struct ff_regions *t)
 {
     for (unsigned i = 0; i < p->n; i++)
@@ -142,7 +152,9 @@ unsigned ff_segments_want_populated(struct ff_segments *p, const struct ff_regio
             continue;
         const struct ff_region *r = &t->r[e->region];
         uint64_t at = e->number * p->segment_bytes;
-        e->wanted = ff_pagemap_populated(pagemap, r, at, e->len_bytes);
+        const struct ff_foreign *of = t->of[e->region];
+        e->wanted = of ? foreign_populated(of, r, at, e->len_bytes)
+                       : ff_pagemap_populated(pagemap, r, at, e->len_bytes);
         if (e->wanted && r->fd >= 0 && r->zero_fill && r->psize > (uint32_t)sysconf(_SC_PAGESIZE)) {
             all = asked == e->region ? all : tables_are_all(r);
             asked = e->region;

@@ -94,16 +94,6 @@ void ff_source_session(const struct ff_source *s, char out[FF_SESSION_TEXT])
     ff_session_text(s->has_session ? s->session : NULL, out);
 }
 
-int ff_source_add_region(struct ff_source *s, const struct ff_region *r, struct ff_error *err)
-{
-    return ff_regions_add(&s->regions, r, err);
-}
-
-const struct ff_regions *ff_source_regions(const struct ff_source *s)
-{
-    return &s->regions;
-}
-
 int ff_source_kept_fd(const struct ff_source *s)
 {
     return s->kept_fd;
@@ -172,12 +162,17 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (!rc)
         rc = ff_source_check_fallback(s, err);
     if (!rc)
+        rc = ff_source_check_link(s, err);
+    if (!rc)
         rc = ff_source_open_link(s, &s->addr, err);
+    if (!rc)
+        rc = ff_source_check_link(s, err);
     if (!rc)
         rc = check_verify(s, s->addr.verify, err);
     s->table.features = (s->addr.reconnect_ms && !s->given_link ? FF_WIRE_RESUMES : 0) |
                         (s->addr.verify ? FF_WIRE_VERIFY : 0) |
-                        (s->addr.holds_output ? FF_WIRE_HOLDS : 0);
+                        (s->addr.holds_output ? FF_WIRE_HOLDS : 0) |
+                        (s->ctl.tunnel ? FF_WIRE_TUNNEL : 0);
     if (!rc)
         s->table.auth = s->link->sealed ? FF_WIRE_AUTH_KEY : FF_WIRE_AUTH_NONE;
     if (!rc)
@@ -195,10 +190,14 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (!rc && s->table.features & ~w.features & FF_WIRE_HOLDS)
         rc = ff_error_set(err, ENOTSUP, "hello: output=hold: the destination does not know it (want "
                           "the same Farfork release on both hosts)");
+    if (!rc && (s->table.features ^ w.features) & FF_WIRE_TUNNEL)
+        rc = ff_error_set(err, ENOTSUP, "hello: %s", ff_tunnel_missing(s->ctl.tunnel));
     if (!rc && ff_failpoint("source.welcomed"))
         rc = ff_error_set(err, EIO, "source: injected");
     if (!rc)
         rc = s->link->ops->open_queues(s->link, w.session, s->addr.timeout_ms, err);
+    if (!rc)
+        rc = ff_tunnel_attach(s->ctl.tunnel, s->link, err);
     if (!rc) {
         s->wants_precopy = w.features & FF_WIRE_PRECOPY;
         s->addr.verify = w.features & FF_WIRE_VERIFY;
@@ -237,11 +236,12 @@ static int register_wanted(struct ff_source *s, struct ff_wire_key **keys, unsig
         return ff_error_set(err, ENOMEM, "publish: out of memory");
     for (unsigned i = 0; i < s->segments.n; i++) {
         struct ff_segment *p = &s->segments.segment[i];
-        const struct ff_region *r = &s->regions.r[p->region];
+        const uint8_t *host = s->regions.r[p->region].host;
         if ((!p->mr.len_bytes && !p->unreadable) || p->told)
             continue;
-        struct ff_backing file = ff_region_backing(r, (uint64_t)(p->addr - (uint8_t *)r->host));
-        if (p->mr.len_bytes && file.fd >= 0 && s->link->ops->backed)
+        struct ff_backing file = ff_region_backing(&s->regions, p->region,
+                                                   (uint64_t)(p->addr - host));
+        if (p->mr.len_bytes && (file.fd >= 0 || file.of) && s->link->ops->backed)
             s->link->ops->backed(s->link, &p->mr, &file);
         if (*n && k[*n - 1].region == p->region && k[*n - 1].segment == p->number)
             continue; /* another part of it */
@@ -421,7 +421,7 @@ int ff_source_send_state(struct ff_source *s, const void *state, size_t len,
     }
     if (!rc)
         s->stage = SENT;
-    return rc;
+    return ff_source_why(s, rc, err);
 }
 
 int ff_source_take_stats(struct ff_source *s, struct ff_error *err)
@@ -473,7 +473,7 @@ int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
     }
     ff_source_begin_pause(s);
     int rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, pause_left_ms(s), err);
-    return rc < 0 ? rc : ff_source_take_stats(s, err);
+    return rc < 0 ? ff_source_why(s, rc, err) : ff_source_take_stats(s, err);
 }
 
 /* Only that it is alive may have been heard since READY: a destination that left is not given the
@@ -500,7 +500,11 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
     if (s->stage != SENT || !pause_left_ms(s))
         return ff_error_set(err, ETIME, "source: go: the guest was paused for longer than %d ms",
                             s->addr.pause_ms);
-    rc = check_peer_waits(s, err);
+    rc = ff_source_check_memory(s, err);
+    if (!rc)
+        rc = check_peer_waits(s, err);
+    if (!rc)
+        rc = ff_source_tunnel_go(s, err);
     if (rc)
         return rc;
     s->stage = GONE;
@@ -513,39 +517,11 @@ int ff_source_go(struct ff_source *s, struct ff_error *err)
                             (uint32_t)ff_wire_put_empty(s->ctl.buf, FF_MSG_GO), err);
     if (rc == -ECONNRESET || rc == -EPIPE) {
         s->stage = SENT; /* nothing left this side */
+        ff_tunnel_fail(s->ctl.tunnel, "the destination has gone before GO");
         return ff_error_set(err, ETIME, "go: not sent: the destination has gone (%s)",
                             strerror(-rc));
     }
     return rc == -ETIME ? ff_error_set(err, EIO, "go: the device timed out") : rc;
-}
-
-void ff_source_cancel(struct ff_source *s)
-{
-    atomic_store(&s->cancelled, true);
-    eventfd_write(s->cancel_fd, 1);
-    pthread_mutex_lock(&s->lock);
-    if (s->given_link && s->link) /* none: the guest was taken back */
-        s->link->ops->shutdown(s->link);
-    pthread_mutex_unlock(&s->lock);
-}
-
-void ff_source_pause(struct ff_source *s)
-{
-    pthread_mutex_lock(&s->lock);
-    if (s->link)
-        s->link->ops->shutdown(s->link);
-    pthread_mutex_unlock(&s->lock);
-}
-
-void ff_source_interrupt(struct ff_source *s)
-{
-    eventfd_write(s->cancel_fd, 1);
-}
-
-void ff_source_stop(struct ff_source *s)
-{
-    ff_source_cancel(s);
-    ff_responder_stop(&s->responder);
 }
 
 void ff_source_stats(struct ff_source *s, struct ff_stats *out)
@@ -577,14 +553,15 @@ void ff_source_free(struct ff_source *s)
         return;
     ff_failpoint("source.free");
     if (s->link) {
+        struct ff_error why;
         if (s->stage >= CONNECTED && s->stage < GONE)
-            ff_control_refuse(&s->ctl, atomic_load(&s->cancelled)
-                                           ? "the migration was canceled at the source"
-                                           : "the source gave up; its own messages say why");
+            ff_control_refuse(&s->ctl, ff_source_last_words(s, &why));
         ff_responder_stop(&s->responder);
         ff_segments_dereg(&s->segments, s->link);
+        ff_tunnel_detach(s->ctl.tunnel);
         s->link->ops->free(s->link);
     }
+    ff_tunnel_free(s->ctl.tunnel);
     ff_responder_free(&s->responder);
     ff_segments_free(&s->segments);
     ff_hello_free(&s->table);

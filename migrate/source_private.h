@@ -60,6 +60,20 @@ void ff_source_begin_pause(struct ff_source *s);
 /* Connect to where @a says, unless there is a link */
 int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct ff_error *err);
 
+/* --- source_regions.c: memory of another process --- */
+
+/* Does the link do for these regions, that there is or that the address wants? */
+int ff_source_check_link(struct ff_source *s, struct ff_error *err);
+
+/* Before GO: -ETIME, the guest may go on here, if its memory cannot be read any more */
+int ff_source_check_memory(struct ff_source *s, struct ff_error *err);
+
+/* @rc, or that memory cannot be read any more, which is why the link has ended */
+int ff_source_why(struct ff_source *s, int rc, struct ff_error *err);
+
+/* Why it ends before GO, for the destination; perhaps in @room */
+const char *ff_source_last_words(struct ff_source *s, struct ff_error *room);
+
 /* Register the segments that are wanted and are not registered, serve them, and send PUBLISH with
  * their keys */
 int ff_source_offer(struct ff_source *s, struct ff_error *err);
@@ -92,6 +106,11 @@ int ff_source_check_fallback(const struct ff_source *s, struct ff_error *err);
 void ff_source_begin_lease(struct ff_source *s); /* before GO, or an answer, is sent */
 int ff_source_answer_lease(struct ff_source *s, struct ff_error *err); /* to the LEASE just received */
 int ff_source_await_told(struct ff_source *s, struct ff_error *err); /* WITHDRAWN was said */
+
+/* --- source_tunnel.c --- */
+
+/* Before GO: a link that breaks from here on is followed by another: 0, or -ETIME: it has broken */
+int ff_source_tunnel_go(struct ff_source *s, struct ff_error *err);
 
 #define FF_PATH_ROOM sizeof(((struct ff_address *)0)->record)
 const char *ff_source_record_folder(const struct ff_source *s, char out[FF_PATH_ROOM]);

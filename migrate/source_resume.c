@@ -40,6 +40,7 @@
 void ff_source_drop_link(struct ff_source *s)
 {
     ff_responder_park(&s->responder);
+    ff_tunnel_detach(s->ctl.tunnel);
     pthread_mutex_lock(&s->lock);
     struct ff_link *old = s->link;
     s->link = s->ctl.link = NULL;
@@ -54,6 +55,7 @@ void ff_source_drop_link(struct ff_source *s)
 static int never_started(struct ff_source *s, struct ff_error *err)
 {
     s->stage = SENT;
+    ff_tunnel_fail(s->ctl.tunnel, "the destination never got GO");
     ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);
     return ff_error_set(err, ETIME,
                         "source: resume: the destination never got GO, and never runs the guest: "
@@ -69,6 +71,7 @@ int ff_source_not_started(struct ff_source *s, struct ff_error *err)
                             "source: not started: the destination has said that it runs the guest");
     ff_source_drop_link(s);
     s->stage = SENT;
+    ff_tunnel_fail(s->ctl.tunnel, "the destination never got GO");
     return ff_error_set(err, ETIME,
                         "source: the destination has ended, and never ran the guest, as this side "
                         "was told: it may go on here");
@@ -80,6 +83,8 @@ static int take_done(struct ff_source *s, struct ff_error *err)
 
     if (rc >= 0)
         rc = ff_source_take_stats(s, err);
+    if (!rc)
+        rc = ff_tunnel_take_done(s->ctl.tunnel, err);
     if (rc)
         return rc;
     s->stage = DONE;
@@ -89,10 +94,17 @@ static int take_done(struct ff_source *s, struct ff_error *err)
 
 static int serve_again(struct ff_source *s, const struct ff_welcome *w, struct ff_error *err)
 {
+    struct ff_error lost;
     int rc = s->link->ops->open_queues(s->link, w->session, s->addr.timeout_ms, err);
 
+    if (!rc && ff_regions_check(&s->regions, &lost)) {
+        ff_control_refuse(&s->ctl, lost.text);
+        return ff_error_set(err, ESRCH, "the image is lost: %s", lost.text);
+    }
     if (!rc)
         rc = ff_source_offer(s, err);
+    if (!rc)
+        rc = ff_tunnel_attach(s->ctl.tunnel, s->link, err);
     if (rc)
         return rc;
     s->link->ops->set_timeout(s->link, s->addr.go_timeout_ms);
@@ -168,7 +180,8 @@ static int come_back(struct ff_source *s, const struct ff_address *a, struct ff_
 /* Of what was tried: will another try end otherwise? */
 static bool may_pass(int rc)
 {
-    static const int final[] = {ETIME, ECANCELED, EREMOTEIO, EPROTO, EPROTONOSUPPORT, ENOTSUP};
+    static const int final[] = {ETIME, ECANCELED, EREMOTEIO, EPROTO, EPROTONOSUPPORT, ENOTSUP,
+                                ESRCH};
 
     for (unsigned i = 0; i < FF_ARRAY_LEN(final); i++)
         if (rc == -final[i])
@@ -183,6 +196,7 @@ static void wait_if_in_vain(struct ff_source *s, struct pollfd *stop)
     pthread_mutex_lock(&s->lock);
     uint64_t has = s->stats.bytes_present;
     pthread_mutex_unlock(&s->lock);
+    has += ff_tunnel_moved(s->ctl.tunnel);
     if (has == s->had_bytes && s->again_ms)
         poll(stop, 1, s->again_ms);
     s->again_ms = has != s->had_bytes ? AGAIN_MIN_MS

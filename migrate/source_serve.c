@@ -10,11 +10,11 @@
 #include "source_private.h"
 
 /* Both sides must be of one mind: a source that stops waiting breaks the link */
-static int give_up_serving(struct ff_source *s, int rc)
+static int give_up_serving(struct ff_source *s, int rc, struct ff_error *err)
 {
     if (rc && s->link)
         s->link->ops->shutdown(s->link);
-    return rc;
+    return ff_source_why(s, rc, err);
 }
 
 int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
@@ -24,7 +24,8 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
         return ff_error_set(err, -rc, "source: wait for RUNNING: injected");
     if (s->runs_there)
         return 0;
-    rc = give_up_serving(s, ff_source_wait_alive(s, FF_MSG_RUNNING, s->addr.go_timeout_ms, err));
+    rc = give_up_serving(s, ff_source_wait_alive(s, FF_MSG_RUNNING, s->addr.go_timeout_ms, err),
+                         err);
     s->runs_there = !rc;
     return rc;
 }
@@ -48,7 +49,7 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
 {
     const uint32_t also =
         FF_MSG_BIT(FF_MSG_PROGRESS) | FF_MSG_BIT(FF_MSG_GRANT) | FF_MSG_BIT(FF_MSG_LEASE);
-    int type;
+    int type, rc;
 
     if (s->stage == DONE)
         return s->told || !s->addr.fallback
@@ -56,16 +57,19 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
                    : ff_error_set(err, ENOTCONN, "the destination may not know that it has all");
     do {
         type = ff_control_expect(&s->ctl, FF_MSG_DONE, also, s->addr.go_timeout_ms, err);
-        int rc = type < 0                 ? type
-                 : type == FF_MSG_GRANT ? take_grants(s, err)
-                 : type == FF_MSG_LEASE ? ff_source_answer_lease(s, err)
-                                        : ff_source_take_stats(s, err);
+        rc = type < 0               ? type
+             : type == FF_MSG_GRANT ? take_grants(s, err)
+             : type == FF_MSG_LEASE ? ff_source_answer_lease(s, err)
+                                    : ff_source_take_stats(s, err);
         if (rc < 0)
-            return give_up_serving(s, rc);
+            return give_up_serving(s, rc, err);
     } while (type != FF_MSG_DONE);
+    rc = ff_tunnel_take_done(s->ctl.tunnel, err);
+    if (rc)
+        return give_up_serving(s, rc, err);
     int lost = ff_failpoint("source.done");
     if (lost)
-        return give_up_serving(s, ff_error_set(err, -lost, "source: DONE: lost (injected)"));
+        return give_up_serving(s, ff_error_set(err, -lost, "source: DONE: lost (injected)"), err);
     ff_responder_end_push(&s->responder);
     /* from here on no key works: what the peer still asks for is refused */
     ff_segments_dereg(&s->segments, s->link);
@@ -73,5 +77,8 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
     /* every page is there: for a guest that was let go for good it does not matter whether this
      * arrives */
     ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);
-    return give_up_serving(s, ff_source_await_told(s, err));
+    rc = ff_source_await_told(s, err);
+    if (rc && s->link)
+        s->link->ops->shutdown(s->link);
+    return rc;
 }

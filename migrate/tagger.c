@@ -3,6 +3,7 @@
  * tagger.c - source: say what bytes are to be; see tags.h
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "error.h"
@@ -19,12 +20,19 @@ int ff_tagger_attach(struct ff_tagger *t, struct ff_link *link, const struct ff_
         return rc;
     t->link = link;
     t->regions = regions;
+    for (int q = 0; q < FF_QUEUES && ff_regions_elsewhere(regions); q++) {
+        t->lane[q].room = malloc(link->max_len_bytes);
+        if (!t->lane[q].room)
+            return ff_error_set(err, ENOMEM, "source: verify: out of memory");
+    }
     return 0;
 }
 
 void ff_tagger_detach(struct ff_tagger *t)
 {
     ff_tag_memory_free(&t->m);
+    for (int q = 0; q < FF_QUEUES; q++)
+        free(t->lane[q].room);
     memset(t, 0, sizeof(*t));
 }
 
@@ -65,8 +73,15 @@ static int make_tag(struct ff_tagger *t, enum ff_queue q, uint32_t i, struct ff_
                           .granule_bytes = r->psize,
                           .zero = zero,
                           .poison = poison};
-    struct ff_backing file = ff_region_backing(r, a->offset);
-    ff_zero_scan_file(&file, d.data, d.len_bytes, d.granule_bytes, zero, poison);
+    struct ff_backing file = ff_region_backing(t->regions, a->region, a->offset);
+    if (file.of) {
+        int rc = ff_fetch(&file, d.data, d.len_bytes, d.granule_bytes, zero, poison, l->room, err);
+        if (rc < 0)
+            return rc;
+        d.data = l->room;
+    } else {
+        ff_zero_scan_file(&file, d.data, d.len_bytes, d.granule_bytes, zero, poison);
+    }
     ff_wb_put(&b, ++l->n_tags, 8);
     ff_tag_head(head, ask, of);
     if (ff_page_tag(t->m.key[q], l->n_tags, head, sizeof(head), &d, tag + 8))

@@ -18,6 +18,7 @@ struct ff_tagger_lane {
     bool waits[FF_ASKS]; /* it is among asked */
     bool sent[FF_ASKS];  /* its last tag has not left yet */
     uint64_t n_tags;
+    uint8_t *room; /* for memory of another process; NULL: there is none */
 };
 
 /* Each lane is its queue's thread's alone */

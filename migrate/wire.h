@@ -39,6 +39,8 @@
  *   DONE     d->s  statistics
  *   WITHDRAWN s->d  with a lease the destination says it back
  *   LEASE    both   number 4. fallback=go: the destination asks, the source gives
+ *   BYTES    both   offset 8, taken 8, flags 4, data ...: with a tunnel, at any time after the queues
+ *                   are open (tunnel.h)
  *
  * Invariants   1. Nothing is allocated from a message before its decoder accepted it.
  *              2. Counts and lengths are bounded by the constants below, and by the
@@ -60,8 +62,9 @@ struct ff_error;
 #define FF_WIRE_RESUMES 2u /* feature in HELLO and WELCOME: this side goes on over another link */
 #define FF_WIRE_VERIFY 4u /* feature in HELLO: the source wants it; in WELCOME: pages are verified */
 #define FF_WIRE_HOLDS 8u  /* feature in HELLO: output=hold; in WELCOME: this side does, or refuses */
+#define FF_WIRE_TUNNEL 16u /* feature in HELLO and WELCOME: BYTES pass; both sides say so, or none */
 #define FF_WIRE_WELCOME_FEATURES                                                                   \
-    (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY | FF_WIRE_HOLDS)
+    (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY | FF_WIRE_HOLDS | FF_WIRE_TUNNEL)
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512
@@ -70,6 +73,8 @@ struct ff_error;
 #define FF_WIRE_FIRST_MAX 4096
 #define FF_WIRE_DATA_MAX (FF_MSG_MAX - 4)
 #define FF_WIRE_TEXT_MAX 500
+#define FF_WIRE_BYTES_MAX (FF_MSG_MAX - 24)
+#define FF_WIRE_BYTES_LAST (1ull << 62) /* so that no sum wraps */
 #define FF_WIRE_SEGMENT_MIN (4ull << 20) /* so that no chunk lies in two */
 #define FF_WIRE_KEYS_MAX 4096          /* of all regions together */
 #define FF_WIRE_PARTS_MAX 4096         /* of all regions together */
@@ -103,7 +108,8 @@ enum ff_msg {
     FF_MSG_RESUME,
     FF_MSG_LEASE,
     FF_MSG_PARTS,
-    FF_MSG_LAST = FF_MSG_PARTS,
+    FF_MSG_BYTES,
+    FF_MSG_LAST = FF_MSG_BYTES,
 };
 
 struct ff_wire_region {
@@ -192,6 +198,15 @@ struct ff_dirty {
     const uint8_t *bits;
 };
 
+/* @n bytes of the tunnel from @offset on. @taken: what the sender's program has taken of the other
+ * direction; an end counts as one byte behind the last */
+struct ff_bytes {
+    uint64_t offset, taken;
+    const uint8_t *data;
+    uint32_t n;
+    bool ends;
+};
+
 #define FF_MSG_BIT(type) (1u << (type))
 
 /* In hexadecimal; "": NULL */
@@ -218,6 +233,7 @@ int ff_wire_put_data(uint8_t *buf, const void *data, uint32_t len);
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st);
 int ff_wire_put_lease(uint8_t *buf, uint32_t number);
 int ff_wire_put_empty(uint8_t *buf, enum ff_msg type);
+int ff_wire_put_bytes(uint8_t *buf, const struct ff_bytes *p); /* @n: at most FF_WIRE_BYTES_MAX */
 
 /* Decoders take a whole message that ff_wire_type() has accepted. 0 or -EPROTO (-EPROTONOSUPPORT:
  * version) with received and permitted value; then nothing was allocated. */
@@ -267,5 +283,8 @@ int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t
 int ff_wire_get_stats(const uint8_t *msg, size_t len, struct ff_stats *st, struct ff_error *err);
 int ff_wire_get_lease(const uint8_t *msg, size_t len, uint32_t *number, struct ff_error *err);
 int ff_wire_get_empty(const uint8_t *msg, size_t len, struct ff_error *err);
+
+/* @p->data points into @msg */
+int ff_wire_get_bytes(const uint8_t *msg, size_t len, struct ff_bytes *p, struct ff_error *err);
 
 #endif

@@ -92,11 +92,13 @@ struct ff_wc {
 };
 
 /* The file behind memory, from @offset on; @fd -1: none. @is_private: what was written is in
- * copies */
+ * copies. @of: the memory is another process's, where it has pages of @psize; what nobody touched
+ * is @zeros, or in the file */
 struct ff_backing {
     int fd;
+    uint32_t psize : 30, is_private : 1, zeros : 1; /* a link has thousands of these */
     uint64_t offset;
-    bool is_private;
+    struct ff_foreign *of;
 };
 
 struct ff_link;
@@ -112,8 +114,8 @@ struct ff_link_ops {
      * back that the peer reads when the data queues have done their work, not between. */
     void (*dereg)(struct ff_link *l, struct ff_mr *mr);
 
-    /* The memory of @mr is a mapping of @file: what serves a READ leaves its holes alone. NULL: an
-     * adapter serves, and a file tells it nothing. */
+    /* The memory of @mr is a mapping of @file: what serves a READ leaves its holes alone. Or it is
+     * another process's, and is read there. NULL: an adapter serves, and a file tells it nothing. */
     void (*backed)(struct ff_link *l, const struct ff_mr *mr, const struct ff_backing *file);
 
     /* 0, or -ENOMEM with the limit, the number needed and how to raise it: whether this

@@ -50,6 +50,7 @@ struct loop_end {
     struct loop_end *peer;
     struct loop_queue q[FF_QUEUES];
     struct msg *inbox, **inbox_tail;
+    int efd; /* readable while there are messages or the link is broken */
 };
 
 struct loop_pipe {
@@ -106,26 +107,57 @@ static void loop_shutdown(struct ff_link *l)
     for (int e = 0; e < 2; e++)
         for (int k = 0; k < FF_QUEUES; k++)
             eventfd_write(p->end[e].q[k].efd, 1);
+    for (int e = 0; e < 2; e++)
+        eventfd_write(p->end[e].efd, 1);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
 }
 
-static int read_granules(struct loop_pipe *p, const struct ff_wr *wr)
+static void copy_wanted(const struct ff_wr *wr, const uint8_t *from)
 {
-    uint32_t n = wr->len_bytes / wr->granule_bytes;
-    uint8_t poison[FF_GRANULES_MAX / 8] = {0};
-
-    ff_mr_zero_scan(&p->mrs, wr->rkey, (void *)(uintptr_t)wr->remote, wr->len_bytes,
-                    wr->granule_bytes, wr->zero, wr->poison ? wr->poison : poison);
-    for (uint32_t i = 0; i < sizeof(poison); i++)
-        if (poison[i])
-            return -EHWPOISON;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = 0; i < wr->len_bytes / wr->granule_bytes; i++) {
         size_t off = (size_t)i * wr->granule_bytes;
         if (!(wr->zero[i / 8] & (1u << (i % 8))))
-            memcpy((uint8_t *)wr->local + off, (uint8_t *)(uintptr_t)wr->remote + off,
-                   wr->granule_bytes);
+            memcpy((uint8_t *)wr->local + off, from + off, wr->granule_bytes);
     }
+}
+
+static int read_granules(struct loop_pipe *p, const struct ff_wr *wr)
+{
+    const void *from = (void *)(uintptr_t)wr->remote;
+    uint8_t own[FF_GRANULES_MAX / 8] = {0}, *poison = wr->poison ? wr->poison : own;
+    FF_AUTO_FREE uint8_t *room = NULL;
+    struct ff_backing file;
+
+    if (ff_mr_elsewhere(&p->mrs, wr->rkey, from, &file)) {
+        room = malloc(wr->len_bytes);
+        int rc = !room ? -ENOMEM
+                       : ff_fetch(&file, from, wr->len_bytes, wr->granule_bytes, wr->zero, poison,
+                                  room, NULL);
+        if (rc < 0)
+            return rc;
+        from = room;
+    } else {
+        ff_mr_zero_scan(&p->mrs, wr->rkey, from, wr->len_bytes, wr->granule_bytes, wr->zero,
+                        poison);
+    }
+    for (uint32_t i = 0; i < sizeof(own); i++)
+        if (own[i])
+            return -EHWPOISON;
+    copy_wanted(wr, from);
+    return 0;
+}
+
+static int read_bytes(struct loop_pipe *p, const struct ff_wr *wr)
+{
+    const void *from = (void *)(uintptr_t)wr->remote;
+    struct ff_backing file;
+
+    if (ff_mr_elsewhere(&p->mrs, wr->rkey, from, &file))
+        return ff_fetch_all(&file, from, wr->len_bytes, wr->local, NULL);
+    if (ff_readable(from, wr->len_bytes) < wr->len_bytes)
+        return -EHWPOISON;
+    memcpy(wr->local, from, wr->len_bytes);
     return 0;
 }
 
@@ -149,9 +181,6 @@ static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
     if (!rc)
         rc = ff_mr_check(&p->mrs, wr->rkey, wr->remote, wr->len_bytes,
                          read ? FF_ACCESS_REMOTE_READ : FF_ACCESS_REMOTE_WRITE);
-    if (!rc && read && !wr->zero &&
-        ff_readable((void *)(uintptr_t)wr->remote, wr->len_bytes) < wr->len_bytes)
-        rc = -EHWPOISON;
     if (rc)
         return loop_refused(l, rc, err);
     pthread_mutex_lock(&p->lock);
@@ -162,13 +191,11 @@ static int loop_post(struct ff_link *l, enum ff_queue k, const struct ff_wr *wr,
     if (full)
         return ff_error_set(err, EAGAIN, "loop: post: %u requests in flight", FF_QUEUE_DEPTH);
 
-    if (read && wr->zero && wr->granule_bytes) {
-        rc = read_granules(p, wr);
+    if (read) {
+        rc = wr->zero && wr->granule_bytes ? read_granules(p, wr) : read_bytes(p, wr);
         if (rc)
             return loop_refused(l, rc, err);
-    } else if (read)
-        memcpy(wr->local, (void *)(uintptr_t)wr->remote, wr->len_bytes);
-    else
+    } else
         memcpy((void *)(uintptr_t)wr->remote, wr->local, wr->len_bytes);
 
     pthread_mutex_lock(&p->lock);
@@ -247,6 +274,7 @@ static int loop_send(struct ff_link *l, const void *msg, uint32_t len, struct ff
     if (!down) {
         *peer->inbox_tail = m;
         peer->inbox_tail = &m->next;
+        eventfd_write(peer->efd, 1);
         pthread_cond_broadcast(&p->changed);
     }
     pthread_mutex_unlock(&p->lock);
@@ -273,6 +301,9 @@ static int loop_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_err
         if (!e->inbox)
             e->inbox_tail = &e->inbox;
     }
+    eventfd_t ignored;
+    if (!e->inbox && !down)
+        eventfd_read(e->efd, &ignored);
     pthread_mutex_unlock(&p->lock);
     if (m) {
         int len = (int)m->len;
@@ -281,6 +312,11 @@ static int loop_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_err
         return len;
     }
     return down ? loop_broken(err) : ff_error_set(err, ETIMEDOUT, "loop: receive: timed out");
+}
+
+static int loop_control_fd(struct ff_link *l)
+{
+    return loop_end_of(l)->efd;
 }
 
 static void loop_set_timeout(struct ff_link *l, int timeout_ms)
@@ -306,6 +342,7 @@ static void loop_free(struct ff_link *l)
         }
         for (int k = 0; k < FF_QUEUES; k++)
             close(p->end[e].q[k].efd);
+        close(p->end[e].efd);
     }
     ff_mr_destroy(&p->mrs);
     pthread_mutex_destroy(&p->lock);
@@ -324,6 +361,7 @@ static const struct ff_link_ops loop_ops = {
     .fd = loop_fd,
     .send = loop_send,
     .recv = loop_recv,
+    .control_fd = loop_control_fd,
     .set_timeout = loop_set_timeout,
     .shutdown = loop_shutdown,
     .free = loop_free,
@@ -352,6 +390,7 @@ int ff_loop_pair(struct ff_link **a, struct ff_link **b, struct ff_error *err)
         end->inbox_tail = &end->inbox;
         for (int k = 0; k < FF_QUEUES; k++)
             end->q[k].efd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+        end->efd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     }
     *a = &p->end[0].base;
     *b = &p->end[1].base;

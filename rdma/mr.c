@@ -75,8 +75,8 @@ void ff_mr_backed(struct ff_mr_table *t, uint32_t rkey, const struct ff_backing 
     pthread_mutex_unlock(&t->lock);
 }
 
-uint32_t ff_mr_zero_scan(struct ff_mr_table *t, uint32_t rkey, const void *addr, uint32_t len,
-                         uint32_t granule, uint8_t *zero, uint8_t *poison)
+/* What is behind @addr of @rkey */
+static struct ff_backing backing_at(struct ff_mr_table *t, uint32_t rkey, const void *addr)
 {
     struct ff_backing file = {.fd = -1};
 
@@ -87,7 +87,22 @@ uint32_t ff_mr_zero_scan(struct ff_mr_table *t, uint32_t rkey, const void *addr,
         file.offset += (uint64_t)((const uint8_t *)addr - (const uint8_t *)mr->addr);
     }
     pthread_mutex_unlock(&t->lock);
+    return file;
+}
+
+uint32_t ff_mr_zero_scan(struct ff_mr_table *t, uint32_t rkey, const void *addr, uint32_t len,
+                         uint32_t granule, uint8_t *zero, uint8_t *poison)
+{
+    struct ff_backing file = backing_at(t, rkey, addr);
+
     return ff_zero_scan_file(&file, addr, len, granule, zero, poison);
+}
+
+bool ff_mr_elsewhere(struct ff_mr_table *t, uint32_t rkey, const void *addr,
+                     struct ff_backing *file)
+{
+    *file = backing_at(t, rkey, addr);
+    return file->of;
 }
 
 int ff_mr_check(struct ff_mr_table *t, uint32_t rkey, uint64_t addr, uint64_t len, unsigned access)

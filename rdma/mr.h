@@ -55,4 +55,22 @@ uint32_t ff_zero_scan_file(const struct ff_backing *file, const void *addr, uint
 uint32_t ff_mr_zero_scan(struct ff_mr_table *t, uint32_t rkey, const void *addr, uint32_t len,
                          uint32_t granule, uint8_t *zero, uint8_t *poison);
 
+/* Is @addr, that ff_mr_check() has found to be of @rkey, memory of another process? *@file: where */
+bool ff_mr_elsewhere(struct ff_mr_table *t, uint32_t rkey, const void *addr,
+                     struct ff_backing *file);
+
+/**
+ * ff_fetch() - bring granules of another process's memory to @into, but for those that need not be
+ * @file: of them; the caller clears @zero and @poison
+ *
+ * Return: how many are marked in @zero: of zeros, and those that cannot be read, which are marked in
+ *         @poison as well; bytes of @into that belong to them mean nothing. As ff_foreign_read()
+ */
+int ff_fetch(const struct ff_backing *file, const void *addr, uint32_t len, uint32_t granule,
+             uint8_t *zero, uint8_t *poison, void *into, struct ff_error *err);
+
+/* Every byte: 0; -EHWPOISON: some cannot be read; as ff_foreign_read() */
+int ff_fetch_all(const struct ff_backing *file, const void *addr, uint32_t len, void *into,
+                 struct ff_error *err);
+
 #endif

@@ -56,6 +56,7 @@ struct tcp_link {
     int ctrl_fd;
     struct tcp_queue *q[FF_QUEUES];
     bool down; /* under fds_lock */
+    struct ff_error why; /* likewise: what a queue has ended it for; code 0: nothing */
     struct ff_mr_table mrs;
     struct ff_secrets *secrets; /* NULL: nothing is sealed */
     uint8_t *sealed_tx;          /* with them; under send_lock */
@@ -73,6 +74,27 @@ static struct tcp_link *tcp_of(struct ff_link *l)
 /* --- the link --- */
 
 static const struct ff_link_ops tcp_ops;
+
+/* A connection that was closed was closed for a reason, if a queue of this side has found one: that
+ * is what @err says then. Returns @rc */
+static int tell_reason(struct tcp_link *t, int rc, struct ff_error *err)
+{
+    if (rc != -ECONNRESET && rc != -EPIPE)
+        return rc;
+    pthread_mutex_lock(&t->fds_lock);
+    if (t->why.code && err)
+        snprintf(err->text, sizeof(err->text), "%s", t->why.text);
+    pthread_mutex_unlock(&t->fds_lock);
+    return rc;
+}
+
+static void note_reason(struct tcp_link *t, const struct ff_error *why)
+{
+    pthread_mutex_lock(&t->fds_lock);
+    if (!t->down && !t->why.code)
+        t->why = *why;
+    pthread_mutex_unlock(&t->fds_lock);
+}
 
 /* Takes @fd, also on failure */
 static int link_new(int fd, int timeout_ms, struct tcp_link **out, struct ff_error *err)
@@ -332,7 +354,7 @@ static int tcp_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_
     pthread_mutex_unlock(&t->send_lock);
     if (rc) {
         l->ops->shutdown(l); /* part of a message may be out: the stream is lost */
-        return ff_error_set(err, -rc, "tcp: send: %s", strerror(-rc));
+        return tell_reason(t, ff_error_set(err, -rc, "tcp: send: %s", strerror(-rc)), err);
     }
     return 0;
 }
@@ -381,13 +403,14 @@ static int tcp_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_erro
             continue;
         }
         if (n == 0)
-            return ff_error_set(err, ECONNRESET, "tcp: receive: the peer closed the connection");
+            return tell_reason(t, ff_error_set(err, ECONNRESET, "tcp: receive: the peer closed "
+                                               "the connection"), err);
         int rc = errno == EAGAIN || errno == EINTR
                      ? tcp_wait_fd(t->ctrl_fd, POLLIN, t->cancel_fd, tcp_ms_left(end))
                  : errno == ETIMEDOUT ? -EHOSTUNREACH /* not as if nothing was heard yet */
                                       : -errno;
         if (rc)
-            return ff_error_set(err, -rc, "tcp: receive: %s", strerror(-rc));
+            return tell_reason(t, ff_error_set(err, -rc, "tcp: receive: %s", strerror(-rc)), err);
     }
 }
 
@@ -416,10 +439,15 @@ static int tcp_post(struct ff_link *l, enum ff_queue q, const struct ff_wr *wr,
 static int tcp_poll(struct ff_link *l, enum ff_queue q, struct ff_wc *wc, unsigned n,
                     int timeout_ms, struct ff_error *err)
 {
-    int rc = tcp_queue_poll(tcp_of(l)->q[q], wc, n, timeout_ms, err);
-    if (rc < 0)
-        l->ops->shutdown(l); /* a link breaks as a whole, and the peer learns of it */
-    return rc;
+    struct ff_error why;
+    int rc = tcp_queue_poll(tcp_of(l)->q[q], wc, n, timeout_ms, &why);
+    if (rc >= 0)
+        return rc;
+    note_reason(tcp_of(l), &why);
+    l->ops->shutdown(l); /* a link breaks as a whole, and the peer learns of it */
+    if (err)
+        *err = why;
+    return tell_reason(tcp_of(l), rc, err);
 }
 
 static int tcp_fd(struct ff_link *l, enum ff_queue q, short *events)

@@ -24,7 +24,8 @@
  *                 flight is what the next reply must answer (checked by the decoder).
  *              2. A request is parsed only when there is room for its reply: a peer that
  *                 asks faster than it reads is slowed down by TCP, nothing grows.
- *              3. Data of a READ never passes a buffer of ours beyond the first RX_BUF.
+ *              3. Data of a READ never passes a buffer of ours beyond the first RX_BUF, unless it
+ *                 is of another process's memory (tcp_frame.h).
  * Limits       RX_BUF: a few 4 KiB replies in one recv, little enough to stay in the
  *              cache. REPLIES: all that a peer may have in flight, so that two sides that
  *              read from each other never wait for each other (tests/unit/rdma/test_link.c).
@@ -41,6 +42,7 @@
 #include "failpoint.h"
 #include "populate.h"
 #include "runs.h"
+#include "tcp_frame.h"
 #include "tcp_pace.h"
 #include "tcp_queue.h"
 #include "tcp_socket.h"
@@ -53,13 +55,6 @@
 #define TX_SLOTS (FF_QUEUE_DEPTH + REPLIES)
 #define WC_MAX (2 * FF_QUEUE_DEPTH)
 
-struct tx_frame {
-    uint8_t head[TCP_REQ_LEN];
-    uint8_t map[2 * TCP_MAP_MAX]; /* zeros, poison */
-    struct runs runs;
-    bool is_reply;
-};
-
 struct tcp_queue {
     int fd, beside_fd;
     enum ff_queue kind;
@@ -68,6 +63,7 @@ struct tcp_queue {
 
     struct tx_frame tx[TX_SLOTS]; /* ring: tx_first, tx_n frames */
     unsigned tx_first, tx_n, replies_n;
+    uint8_t *room; /* of the frame that is sent, if it is of another process's memory; or NULL */
 
     struct ff_wr wr[FF_QUEUE_DEPTH]; /* own requests in flight, oldest first */
     unsigned wr_first, wr_n;
@@ -125,6 +121,7 @@ static struct tx_frame *tx_new(struct tcp_queue *q, size_t head_len)
     f->runs.n = 1;
     f->runs.iov[0] = (struct iovec){.iov_base = f->head, .iov_len = head_len};
     f->is_reply = false;
+    f->from.of = NULL;
     return f;
 }
 
@@ -140,6 +137,11 @@ static void send_frames(struct tcp_queue *q)
     while (q->tx_n && !q->broken.code) {
         struct tx_frame *f = &q->tx[q->tx_first];
         struct runs *r = &f->runs;
+        struct ff_error why;
+        if (f->from.of && tcp_frame_fetch(f, &q->room, &why)) {
+            break_with(q, &why);
+            return;
+        }
         struct iovec cut = r->iov[r->at];
         struct msghdr msg = {.msg_iov = r->iov + r->at, .msg_iovlen = r->n - r->at};
 
@@ -166,67 +168,17 @@ static void send_frames(struct tcp_queue *q)
 
 /* --- serving the peer --- */
 
-/* What a READ asks for, but for what need not be sent: the flags of its reply */
-static uint16_t reply_data(struct tcp_queue *q, struct tx_frame *f, const struct tcp_req *req)
-{
-    const void *src = (const void *)(uintptr_t)req->addr;
-    uint32_t n = req->granule ? req->len / req->granule : 0, len = tcp_map_len(n), left_out = 0;
-    uint8_t *poison = f->map + len;
-    uint16_t flags = TCP_F_ZEROS;
-
-    memset(f->map, 0, 2 * len);
-    if (n)
-        left_out = ff_mr_zero_scan(q->mrs, req->rkey, src, req->len, req->granule, f->map, poison);
-    if (!left_out) {
-        f->runs.iov[f->runs.n++] = (struct iovec){.iov_base = (void *)src, .iov_len = req->len};
-        return 0;
-    }
-    for (uint32_t i = 0; i < len; i++)
-        if (poison[i])
-            flags = TCP_F_ZEROS | TCP_F_POISON;
-    f->runs.iov[f->runs.n++] = (struct iovec){
-        .iov_base = f->map, .iov_len = flags & TCP_F_POISON ? 2 * len : len};
-    runs_add_granules(&f->runs, src, req->len, req->granule, f->map);
-    return flags;
-}
-
 static void reply(struct tcp_queue *q, const struct tcp_req *req, uint32_t status)
 {
     struct tx_frame *f = tx_new(q, TCP_REP_LEN);
-    struct tcp_rep rep = {.op = req->op, .id = req->id, .status = status};
 
-    f->is_reply = true;
     q->replies_n++;
-    if (!status)
-        rep.len = req->len;
-    if (!status && req->op == TCP_OP_READ)
-        rep.flags = reply_data(q, f, req);
-    tcp_rep_encode(f->head, &rep);
-}
-
-static uint32_t request_status(struct tcp_queue *q, const struct tcp_req *req)
-{
-    unsigned access = req->op == TCP_OP_READ ? FF_ACCESS_REMOTE_READ : FF_ACCESS_REMOTE_WRITE;
-
-    switch (ff_mr_check(q->mrs, req->rkey, req->addr, req->len, access)) {
-    case 0:
-        /* with granules it is said of each */
-        return req->op == TCP_OP_READ && !req->granule &&
-                       ff_readable((void *)(uintptr_t)req->addr, req->len) < req->len
-                   ? TCP_UNREADABLE
-                   : TCP_OK;
-    case -ENOENT:
-        return TCP_NO_KEY;
-    case -EACCES:
-        return TCP_ACCESS;
-    default:
-        return TCP_BOUNDS;
-    }
+    tcp_frame_reply(f, q->mrs, req, status);
 }
 
 static void serve_request(struct tcp_queue *q, const struct tcp_req *req)
 {
-    uint32_t status = request_status(q, req);
+    uint32_t status = tcp_frame_status(q->mrs, req);
     int rc = ff_failpoint(q->kind == FF_QUEUE_FAULT ? "tcp.serve.fault" : "tcp.serve.prefill");
 
     if (rc) {
@@ -582,5 +534,6 @@ void tcp_queue_free(struct tcp_queue *q)
         return;
     tcp_tls_free(q->tls);
     close(q->fd);
+    free(q->room);
     free(q);
 }

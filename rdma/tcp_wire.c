@@ -182,6 +182,8 @@ static const char *status_text(uint32_t status)
         return "outside the registered memory";
     case TCP_UNREADABLE:
         return "the peer itself cannot read it: a poisoned page";
+    case TCP_LOST:
+        return "the process that has the memory has ended, or lets nobody read it any more";
     default:
         return "unknown status";
     }

@@ -44,7 +44,7 @@ enum tcp_op { TCP_OP_READ = 1, TCP_OP_WRITE = 2 };
 
 /* Why a request was refused, on the wire */
 enum tcp_status { TCP_OK = 0, TCP_NO_KEY = 1, TCP_ACCESS = 2, TCP_BOUNDS = 3,
-                  TCP_UNREADABLE = 4 };
+                  TCP_UNREADABLE = 4, TCP_LOST = 5 };
 
 struct tcp_req {
     uint16_t op;

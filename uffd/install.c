@@ -167,6 +167,40 @@ static int64_t install_once(struct ff_uffd *u, uint64_t dst, const void *src, ui
     return ioctl(u->fd, UFFDIO_COPY, &c) < 0 && c.copy <= 0 ? -errno : c.copy;
 }
 
+/* COPY looks at the destination first, then at the source, which cannot be read */
+static int check_page(struct ff_uffd *u, uint64_t at, const void *unreadable, uint32_t psize)
+{
+    uint64_t start = ff_now_ns();
+    int64_t n;
+
+    do {
+        n = install_once(u, at, unreadable, psize, false, false);
+    } while (n == -EAGAIN && ff_now_ns() - start < AGAIN_LIMIT_NS);
+    return n == -EFAULT || n == -EEXIST || n == -ENOMEM || n == -EAGAIN ? 0 : (int)n;
+}
+
+int ff_uffd_check(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
+                  struct ff_error *err)
+{
+    uint64_t first = (uintptr_t)r->host, last = first + r->len_bytes - r->psize;
+    void *none = mmap(NULL, r->psize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (none == MAP_FAILED)
+        return ff_error_set(err, errno, "uffd: %s: map: %s", name, strerror(errno));
+    int rc = check_page(u, first, none, r->psize);
+    if (!rc)
+        rc = check_page(u, last, none, r->psize);
+    munmap(none, r->psize);
+    if (rc == -ESRCH)
+        return ff_error_set(err, ESRCH, "uffd: %s: the process that has this memory has ended",
+                            name);
+    return !rc ? 0
+               : ff_error_set(err, EINVAL,
+                              "uffd: %s: its userfaultfd does not watch 0x%llx to 0x%llx: %s", name,
+                              (unsigned long long)first, (unsigned long long)last + r->psize,
+                              strerror(-rc));
+}
+
 /* A page of hugetlb: in the file, whence CONTINUE maps it (and wakes nobody), or in the page table?
  * mincore() says so of every page of a file that this process may not write, but of private memory
  * nobody else has one */
@@ -192,6 +226,11 @@ static int uffd_install_run(struct ff_uffd *u, const struct ff_uffd_range *r, ui
         int64_t n = install_once(u, (uintptr_t)r->host + offset, src, len, as_continue, wake);
         if (n == -EEXIST && r->memory == FF_UFFD_HUGETLB && !is_there(u, r, offset))
             n = -ENOMEM; /* so the kernel says when the pool is empty */
+        if (n == -EEXIST && r->elsewhere) { /* its owner's; who waited for it is awake, or was not */
+            if (wake)
+                ff_uffd_wake(u, r, offset, r->psize, NULL);
+            n = r->psize;
+        }
         if (n == -EAGAIN) {
             uint64_t now = ff_now_ns();
             start = start ? start : now;
@@ -206,6 +245,8 @@ static int uffd_install_run(struct ff_uffd *u, const struct ff_uffd_range *r, ui
                                 (unsigned long long)len, (unsigned long long)offset,
                                 n == -ENOMEM && r->memory == FF_UFFD_HUGETLB
                                     ? "no free huge pages (see HugePages_Free in /proc/meminfo)"
+                                : n == -ESRCH ? "the process that has this memory has ended"
+                                : n == -ENOENT ? "it is not watched any more"
                                     : strerror(n ? (int)-n : EIO));
         offset += (uint64_t)n;
         len -= (uint64_t)n;
@@ -322,7 +363,8 @@ int ff_uffd_poison(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t of
         e = e ? -e : ioctl(u->fd, UFFDIO_POISON, &q) < 0 ? errno : 0;
         if (q.updated > 0) {
             *done += (uint64_t)q.updated;
-            keep_apart(r, q.range.start, (uint64_t)q.updated);
+            if (!r->elsewhere)
+                keep_apart(r, q.range.start, (uint64_t)q.updated);
         } else if (e != EAGAIN || ff_now_ns() - start > AGAIN_LIMIT_NS) {
             return ff_error_set(err, e ? e : EIO, "uffd: poison %llu bytes at offset 0x%llx: %s",
                                 (unsigned long long)(len - *done),

@@ -58,6 +58,7 @@ struct ff_uffd_range {
     enum ff_uffd_landing landing;
     uint8_t *alias; /* CONTINUE: second mapping of the same file, same length */
     bool shared;    /* a shared mapping of a file */
+    bool elsewhere; /* of the process whose userfaultfd was adopted, which may install pages itself */
 };
 
 /* What this host's kernel offers; for refusals and `farfork doctor` */
@@ -81,6 +82,11 @@ void ff_uffd_close(struct ff_uffd *u);
  * over, for ff_uffd_read() and ff_uffd_wake() alone. -EINVAL: it is no such descriptor */
 int ff_uffd_adopt(struct ff_uffd *u, int fd, uint64_t start, uint64_t len, struct ff_error *err);
 
+/* Is @r, which is elsewhere, registered with the userfaultfd that was adopted? Then pages can be
+ * installed there. 0; -EINVAL: not its first page or not its last; -ESRCH: that process has ended */
+int ff_uffd_check(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
+                  struct ff_error *err);
+
 /* Watch @r for missing pages; @name is for messages */
 int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
                      struct ff_error *err);
@@ -94,7 +100,8 @@ int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error 
 /* Install [@offset, @offset + @len) of @r, whole pages, from @src; NULL: zeros; CONTINUE: @src
  * may be the alias itself, which holds the bytes by now. Not @wake: ff_uffd_wake() follows.
  * @done: bytes that were installed, from the first on, also after a failure. ff_uffd_may_pass():
- * the rest may be tried again later */
+ * the rest may be tried again later. Where @r is elsewhere, a page that is there by now counts as
+ * installed; -ESRCH: that process has ended */
 int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
                     const void *src, uint64_t len, bool wake, uint64_t *done, struct ff_error *err);
 

@@ -18,6 +18,8 @@
 
 #include "error.c"
 #include "failpoint.c"
+#include "fetch.c"
+#include "foreign.c"
 #include "holes.c"
 #include "log.c"
 #include "mr.c"
@@ -30,6 +32,7 @@
 #include "tcp_tls.c"
 #include "tcp_wire.c"
 
+#include "tcp_frame.c"
 #include "tcp_queue.c"
 
 /* Not over a socket pair; and linux/tcp.h does not go with netinet/tcp.h */

@@ -184,6 +184,7 @@ struct move {
     const char *config; /* of the source; the destination's is "test" */
     void (*hook)(struct move *m, enum stage stage); /* before each stage, and at *_END */
     void (*prepared)(struct move *m); /* before the first stage of either side */
+    void (*add_source)(struct move *m, struct ff_region *r); /* default: memory of this process */
     bool resumes; /* tcp: a break after GO is followed by another link */
     int told_ms;  /* so long a complete destination waits for a source that may not know; 0: it comes */
     void (*broken)(struct move *m, bool source); /* before that, in the side's thread */

@@ -60,7 +60,10 @@ static void add_region(struct move *m, unsigned i, bool source)
     for (unsigned k = 0; k < i; k++)
         r.host = (uint8_t *)r.host + m->area[k].len_bytes;
     r.fd = -1;
-    must_ok(ff_source_add_region(m->source, &r, &err), err);
+    if (m->add_source)
+        m->add_source(m, &r);
+    else
+        must_ok(ff_source_add_region(m->source, &r, &err), err);
 }
 
 static struct ff_address *address(const struct move *m, unsigned port)

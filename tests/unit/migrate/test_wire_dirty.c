@@ -103,10 +103,10 @@ static void test_others(void **state)
     int len = ff_wire_put_welcome(buf, &w);
     assert_ok(ff_wire_get_welcome(buf, (size_t)len, &out, &err), err);
     assert_int_equal(out.features, FF_WIRE_PRECOPY);
-    w.features = FF_WIRE_HOLDS << 1; /* what it would have to do is not known here */
+    w.features = FF_WIRE_TUNNEL << 1; /* what it would have to do is not known here */
     len = ff_wire_put_welcome(buf, &w);
     assert_fails(ff_wire_get_welcome(buf, (size_t)len, &out, &err), EPROTO);
-    assert_error(err, EPROTO, "features 0x10", "permitted 0xf");
+    assert_error(err, EPROTO, "features 0x20", "permitted 0x1f");
 
     len = ff_wire_put_empty(buf, FF_MSG_LOGGING);
     assert_int_equal(len, 4);

@@ -239,6 +239,7 @@ static void test_reply(void **state)
     assert_fails(reply(&bad, &plain, &err), EPROTO);
 
     static const char *const why[] = {"withdrawn", "does not permit", "outside", "cannot read it",
+                                      "the process that has the memory has ended",
                                       "unknown status"};
     for (uint32_t s = 1; s <= FF_ARRAY_LEN(why); s++) {
         bad = (struct tcp_rep){.op = TCP_OP_READ, .id = 77, .status = s};

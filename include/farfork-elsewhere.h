@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * farfork-elsewhere.h - move memory that is another process's: for a proxy beside a QEMU
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      the same move as farfork.h's, for a caller that does not own the guest. At the source
+ *              it reads another process's memory. At the destination it installs pages through a
+ *              userfaultfd that another process opened, registered and keeps. And it carries a
+ *              stream of bytes each way, which survives a link that breaks.
+ *
+ * Picture      QEMU --unix--> caller: ff_tunnel_send() ==== link ==== ff_tunnel_recv(): caller --> QEMU
+ *              QEMU's memory  --> ff_source (reads)  ==== link ==== ff_dest (installs) --> QEMU's
+ *
+ *              source                                  destination
+ *              ff_source_add_region_of()               ff_dest_elsewhere(), ff_dest_add_region()
+ *              ff_source_tunnel()                      ff_dest_tunnel()
+ *              ff_source_connect()    -- hello -->     ff_dest_accept()
+ *              ff_source_publish()    -- keys -->      ff_dest_start()
+ *              ff_source_hear()      <- tunnel ->      ff_dest_recv_state()
+ *              (its guest is paused)
+ *              ff_source_send_state() -- state -->     ff_dest_recv_state() returns
+ *                                                      (the guest's owner watches its memory)
+ *                                                      ff_dest_adopt(), before or after READY
+ *              ... READY, GO, RUNNING and DONE as in farfork.h; the tunnel is carried throughout,
+ *              and DONE waits for both its ends
+ */
+#ifndef FARFORK_ELSEWHERE_H
+#define FARFORK_ELSEWHERE_H
+
+#include <sys/types.h>
+
+#include "farfork.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* --- source: memory of another process --- */
+
+/**
+ * ff_source_add_region_of() - as ff_source_add_region(), for memory of process @pid
+ * @r: @host is the address there, @fd -1: memory that is in no file which the caller could map
+ *
+ * Over tcp alone, by process_vm_readv(2); link=auto is tcp from here on. What is in a shared file the
+ * caller maps himself instead, and adds it by ff_source_add_region(). With @zero_fill a page that
+ * the page tables of @pid do not have is zeros, and stays untouched; with @is_private it is what
+ * @private_fd has. Without @zero_fill every page is read, and so populated: say so for a private
+ * mapping of a file that the caller cannot open.
+ *
+ * precopy=1, verify=on and push work as for memory of this process. ff_source_lend() and
+ * ff_source_hand_over() do not: -ENOTSUP.
+ *
+ * When the process ends, runs another program, or unmaps this, the move fails: every wait returns
+ * -ESRCH or -EFAULT with that reason, ff_source_go() -ETIME, and ff_source_resume() -ESRCH.
+ *
+ * Return: as ff_source_add_region(); -EPERM naming the remedy: this process may not read that one;
+ *         -ESRCH; -EFAULT: it has no memory there that can be read; -EINVAL: @fd is not -1.
+ *         ff_source_connect() returns -ENOTSUP for a link that is not tcp
+ */
+int ff_source_add_region_of(struct ff_source *s, const struct ff_region *r, pid_t pid,
+                            struct ff_error *err);
+
+/* --- destination: memory of another process --- */
+
+/**
+ * ff_dest_elsewhere() - the regions are memory of another process, which watches them
+ *
+ * Call it before the first ff_dest_add_region(). A region's @host is then the address there, its @fd
+ * -1; nothing of it is touched, mapped, emptied or watched here. Pages land by copy. Huge pages of
+ * hugetlb have to be shared (a memfd or a file). What reads as zeros is left missing, where pages are
+ * of 4 KiB: that process gets zeros when it watches no longer.
+ *
+ * Return: 0; -EINVAL: there is a region; -ENOTSUP: precopy=1
+ */
+int ff_dest_elsewhere(struct ff_dest *d, struct ff_error *err);
+
+/**
+ * ff_dest_adopt() - from here on serve faults and install pages
+ * @uffd: the other process's userfaultfd, of pidfd_getfd(2), with each region registered for missing
+ *        pages; taken, also on failure
+ *
+ * Call it once, after ff_dest_recv_state() and before ff_dest_running(). Until that returns 0
+ * nothing is installed. The other process reads events too, and calls for ff_dest_request(): once
+ * every page is here nobody else does. It may install pages of its own accord: a page that is there
+ * counts as present.
+ *
+ * Return: 0; -EINVAL: no userfaultfd, or a region is not registered with it
+ */
+int ff_dest_adopt(struct ff_dest *d, int uffd, struct ff_error *err);
+
+/* Memory that is no region's is watched by that userfaultfd, too: @fn gets the address of an event
+ * that was read here, and has it fetched by other means. A thread of the library calls it. Before
+ * ff_dest_start(). Without it who waits is woken, so that the other process may read the event */
+void ff_dest_on_other(struct ff_dest *d, void (*fn)(void *opaque, uint64_t address), void *opaque);
+
+/* The other process has taken the event of this page: fetch it at once, and wake who waits. Any
+ * thread, any time after ff_dest_adopt(); what is here is only woken. Waits while the link is broken
+ * and there is no more room. -EINVAL: no such page; -ECANCELED: nobody will bring it */
+int ff_dest_request(struct ff_dest *d, unsigned region, uint64_t offset, struct ff_error *err);
+
+/* Wait until every page is here: 0; -ECANCELED; -ETIMEDOUT; and go on waiting over a link that
+ * breaks and comes back. Any thread; -1: no limit. From then on the other process may end its watch;
+ * requests are answered still */
+int ff_dest_wait_complete(struct ff_dest *d, int timeout_ms, struct ff_error *err);
+
+/* --- a stream of bytes each way --- */
+
+struct ff_tunnel;
+
+/* Before ff_source_connect(), ff_dest_accept(). Each side wants one or none does: else the
+ * destination refuses. Freed with its source or destination: no thread may be inside it then.
+ * -ENOTSUP: with fallback=go, to or at an agent. Costs 2 MiB and a thread while there is a link */
+int ff_source_tunnel(struct ff_source *s, struct ff_tunnel **out, struct ff_error *err);
+int ff_dest_tunnel(struct ff_dest *d, struct ff_tunnel **out, struct ff_error *err);
+
+/**
+ * ff_tunnel_send() - give bytes to the peer, in order, each once, whatever links break meanwhile
+ *
+ * Threads: one sends and one receives, beside whoever makes the handle's other calls
+ * Return:  0: all are taken, perhaps not sent yet. Waits while the window is full. -ECANCELED: the
+ *          handle was cancelled or has failed for good
+ */
+int ff_tunnel_send(struct ff_tunnel *t, const void *data, size_t len, struct ff_error *err);
+
+/* At least one byte; 0: the peer has ended its side. Waits. Fails as ff_tunnel_send() */
+ssize_t ff_tunnel_recv(struct ff_tunnel *t, void *buf, size_t room, struct ff_error *err);
+
+/* No more from here. The destination says DONE, and ff_*_wait_done() return 0, once both sides have
+ * ended, and ff_tunnel_recv() has returned 0 on both */
+int ff_tunnel_end(struct ff_tunnel *t, struct ff_error *err);
+
+/* The tunnel carries from ff_source_connect() and ff_dest_accept() on, whatever its handle's calls do.
+ * With nothing else to wait for: these wait, until *_interrupt() (0; also one that came before), a
+ * failure of the link (-EREMOTEIO: with the peer's reason), or *_cancel(). While there is a link
+ * *_interrupt() of a handle with a tunnel ends these waits, and no others */
+int ff_source_hear(struct ff_source *s, struct ff_error *err);
+int ff_dest_hear(struct ff_dest *d, struct ff_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

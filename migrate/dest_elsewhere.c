@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest_elsewhere.c - a destination whose memory is another process's: farfork-elsewhere.h
+ */
+#include <errno.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "dest_private.h"
+#include "farfork-elsewhere.h"
+#include "pager_elsewhere.h"
+#include "thread.h"
+
+#define LOOK_NS 100000000ull /* whether it was cancelled */
+
+int ff_dest_elsewhere(struct ff_dest *d, struct ff_error *err)
+{
+    if (d->regions.n)
+        return ff_error_set(err, EINVAL, "destination: memory elsewhere: say so before any region");
+    if (d->addr.precopy)
+        return ff_error_set(err, ENOTSUP,
+                            "destination: precopy=1: pages that were written meanwhile cannot be "
+                            "discarded in another process");
+    d->regions.elsewhere = true;
+    return 0;
+}
+
+void ff_dest_on_other(struct ff_dest *d, void (*fn)(void *opaque, uint64_t address), void *opaque)
+{
+    d->on_other = fn;
+    d->on_other_opaque = opaque;
+}
+
+/* Exclusive with the end of the pager */
+int ff_dest_adopt(struct ff_dest *d, int uffd, struct ff_error *err)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&d->pager_lock);
+    if (!d->regions.elsewhere || !d->pager_used || !d->has_state)
+        rc = ff_error_set(err, EINVAL, "destination: adopt: after the state has come, and where "
+                                       "memory is elsewhere");
+    else if (ff_elsewhere_is_adopted(&d->pager))
+        rc = ff_error_set(err, EBUSY, "destination: adopt: there is a userfaultfd already");
+    if (rc)
+        close(uffd);
+    else
+        rc = ff_elsewhere_adopt(&d->pager, uffd, err);
+    if (!rc)
+        ff_pager_image_frozen(&d->pager);
+    pthread_mutex_unlock(&d->pager_lock);
+    return rc;
+}
+
+int ff_dest_request(struct ff_dest *d, unsigned region, uint64_t offset, struct ff_error *err)
+{
+    if (!d->regions.elsewhere || !atomic_load(&d->pager_used))
+        return ff_error_set(err, EINVAL, "destination: request: memory is not elsewhere");
+    return ff_elsewhere_ask(&d->pager, region, offset, err);
+}
+
+bool dest_may_fetch(const struct ff_dest *d)
+{
+    return !d->regions.elsewhere || ff_elsewhere_is_adopted(&d->pager);
+}
+
+int ff_dest_wait_complete(struct ff_dest *d, int timeout_ms, struct ff_error *err)
+{
+    uint64_t end = timeout_ms < 0 ? UINT64_MAX : ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    struct ff_pager *p = &d->pager;
+    int rc = 0;
+
+    if (!d->regions.elsewhere || !atomic_load(&d->pager_used))
+        return ff_error_set(err, EINVAL, "destination: wait: nothing has started");
+    pthread_mutex_lock(&p->lock);
+    while (!ff_pager_was_complete(p)) {
+        if (atomic_load(&d->cancelled))
+            rc = ff_error_set(err, ECANCELED, "canceled");
+        else if (p->state == FF_PAGER_FAILED)
+            rc = ff_error_set(err, p->why.code, "%s", p->why.text);
+        else if (ff_now_ns() >= end)
+            rc = ff_error_set(err, ETIMEDOUT, "destination: memory is not complete after %d ms",
+                              timeout_ms);
+        if (rc)
+            break;
+        /* who cancels may be inside a callback that has the lock */
+        ff_cond_wait_until(&p->changed, &p->lock, FF_MIN(end, ff_now_ns() + LOOK_NS));
+    }
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * source_cancel.c - end a source's waits from another thread
+ */
+#include <stdatomic.h>
+#include <sys/eventfd.h>
+
+#include "source_private.h"
+
+void ff_source_cancel(struct ff_source *s)
+{
+    atomic_store(&s->cancelled, true);
+    eventfd_write(s->cancel_fd, 1);
+    pthread_mutex_lock(&s->lock);
+    if (s->given_link && s->link) /* none: the guest was taken back */
+        s->link->ops->shutdown(s->link);
+    ff_tunnel_fail(s->ctl.tunnel, NULL);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ff_source_pause(struct ff_source *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (s->link)
+        s->link->ops->shutdown(s->link);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ff_source_interrupt(struct ff_source *s)
+{
+    pthread_mutex_lock(&s->lock);
+    if (!ff_tunnel_interrupt(s->ctl.tunnel)) /* a link that is up would break by it */
+        eventfd_write(s->cancel_fd, 1);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void ff_source_stop(struct ff_source *s)
+{
+    ff_source_cancel(s);
+    ff_responder_stop(&s->responder);
+}
