@@ -6,9 +6,11 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "cli.h"
 #include "farfork-probe.h"
+#include "outside.h"
 
 static const char *const marks[] = {
     [FF_CHECK_OK] = "ok", [FF_CHECK_LIMITED] = "limited", [FF_CHECK_NO] = "NO"};
@@ -52,11 +54,27 @@ static void take_port(void *opaque, const struct ff_rdma_port *p)
                           "trouble", p->trouble, "gids", gids));
 }
 
+/* Whether a guest can move by proxy: its QEMU is not patched, and farfork did not start it */
+static void check_proxy(struct checks *c)
+{
+    static const char of[] = "look into it: ";
+    struct ff_error why;
+
+    if (!outside_may_stranger(&why)) {
+        print_check(c, "proxy", FF_CHECK_OK,
+                    "may look into a QEMU of this user: unpatched QEMUs can be moved");
+        return;
+    }
+    const char *reason = strstr(why.text, of); /* without the number of a process that has ended */
+    print_check(c, "proxy", FF_CHECK_LIMITED, reason ? reason + strlen(of) : why.text);
+}
+
 static int print_checks(bool json)
 {
     struct checks c = {.json = json ? json_array() : NULL};
 
     ff_host_check(print_check, &c);
+    check_proxy(&c);
     if (json) {
         json_t *ports = json_array();
         ff_rdma_list(take_port, ports);

@@ -21,6 +21,9 @@ static int move_usage(FILE *out)
         "memory follows. PARENT is the QMP socket of its QEMU, on this host; disks are on storage\n"
         "that both hosts share.\n\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
+        "  --via auto|transport|proxy  by the transport of a patched QEMU, or by proxies\n"
+        "                          beside any; default: auto, which says what it takes\n"
+        "  --untested              with proxies: also a QEMU whose version was not tested\n"
         "  --options OPTIONS       of the transport: 'precopy=1,timeout=30'\n"
         "  --qemu PATH             the QEMU there; default: the one here\n"
         "  --agent PATH            farfork there; default: this program\n"
@@ -48,7 +51,7 @@ int cmd_move(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
-        LEASE, RECORD, OVERLAYS, OUTPUT
+        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -58,9 +61,11 @@ int cmd_move(int argc, char **argv)
         {"fallback", required_argument, NULL, FALLBACK}, {"fence", required_argument, NULL, FENCE},
         {"lease", required_argument, NULL, LEASE}, {"record", required_argument, NULL, RECORD},
         {"overlays", required_argument, NULL, OVERLAYS}, {"output", required_argument, NULL, OUTPUT},
+        {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
-    struct session_options o = {.n = 1, .timeout_s = TIMEOUT_S};
+    struct session_options o = {.n = 2, .timeout_s = TIMEOUT_S};
     struct move_fallback back = {.lease_s = LEASE_S};
+    struct move_way way = {.via = VIA_AUTO};
     int opt;
 
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
@@ -92,6 +97,14 @@ int cmd_move(int argc, char **argv)
             if (!back.hold && strcmp(optarg, "pass"))
                 return move_usage(stderr);
             break;
+        case VIA:
+            way.via = !strcmp(optarg, "proxy")       ? VIA_PROXY
+                      : !strcmp(optarg, "transport") ? VIA_TRANSPORT
+                                                     : VIA_AUTO;
+            if (way.via == VIA_AUTO && strcmp(optarg, "auto"))
+                return move_usage(stderr);
+            break;
+        case UNTESTED: way.untested = true; break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
         default: return move_usage(opt == 'h' ? stdout : stderr);
@@ -99,5 +112,6 @@ int cmd_move(int argc, char **argv)
     if (argc - optind != 2)
         return move_usage(stderr);
     o.parent_path = argv[optind];
-    return output_code("farfork move", move_run(&o, &back, argv[optind + 1]), MOVE_EXIT_TROUBLE);
+    int code = move_run(&o, &back, &way, argv[optind + 1]);
+    return output_code("farfork move", code, MOVE_EXIT_TROUBLE);
 }

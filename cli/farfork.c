@@ -20,6 +20,7 @@ static const struct command {
     {"doctor", "print what this host can do, what it cannot, and why", cmd_doctor},
     {"bench", "measure what a move costs, against what QEMU has", cmd_bench},
     {"move", "move a running guest to another host", cmd_move},
+    {"proxy", "one side of a move between QEMUs that are not patched", cmd_proxy},
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
     {"forks", "list, wait for or end forked guests on this host", cmd_forks},
     {"version", "print the version", cmd_version},

@@ -139,6 +139,8 @@ int ff_source_lend(struct ff_source *s, const char *socket_path, struct ff_error
         any |= t->r[i].fd >= 0;
     if (!any)
         return 0;
+    if (ff_regions_elsewhere(t))
+        return ff_error_set(err, ENOTSUP, "source: lend memory: some is another process's");
     int sock = ff_clone_connect(socket_path, err);
     int rc = sock < 0 ? sock : send_files(t, "", sock, err);
     if (sock >= 0)
@@ -237,6 +239,8 @@ int ff_source_hand_over(struct ff_source *s, const char *socket_path, const char
         rest += t.r[i].fd >= 0 ? 0 : t.r[i].len_bytes;
         small &= t.r[i].fd >= 0 || t.r[i].psize == (uint32_t)sysconf(_SC_PAGESIZE);
     }
+    if (ff_regions_elsewhere(&t))
+        return ff_error_set(err, ENOTSUP, "source: hand over: memory is another process's");
     if (rest > HAND_OVER_MAX || !small)
         return ff_error_set(err, EFBIG,
                             "source: hand over: %llu MiB have no file (at most %llu, and no "

@@ -67,7 +67,8 @@ $(MODEL): $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a
 
 # --- loop: whole moves in one process ---
 
-LOOP_SUPPORT := harness region_memory one_move family stranger by_hand fallback soak_draw
+LOOP_SUPPORT := harness region_memory one_move family stranger by_hand fallback soak_draw \
+    tunnel_programs owner
 LOOP_OBJ := $(LOOP_SUPPORT:%=$(BUILD)/obj/tests/loop/%.o)
 LOOP_SRC := $(filter-out $(LOOP_SUPPORT:%=tests/loop/%.c),$(sort $(wildcard tests/loop/*.c)))
 LOOP_TESTS := $(LOOP_SRC:%.c=$(BUILD)/%)
@@ -90,7 +91,7 @@ $(BUILD)/tests/loop/model_accepts: LOOP_MORE := $(MODEL_PARTS) -Wl,--wrap=ff_lin
 
 # --- e2e: what its tests run beside QEMU ---
 
-E2E_PROGRAMS := $(addprefix $(BUILD)/tests/e2e/,image_agent stream_between)
+E2E_PROGRAMS := $(addprefix $(BUILD)/tests/e2e/,image_agent stream_between outside_look)
 $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork.a | $(DEPS_ALL)
 	@mkdir -p $(@D)
 	@echo "  TEST    $@"
@@ -164,7 +165,7 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 ABREAST ?= $(if $(filter 1,$(shell nproc)),1,2)
 LOOP_ABREAST := $(filter $(addprefix %/,agent_breaks agent_hostile agent_resume agents before_hello breaks \
     death handed_over hello holes_early keyed model_accepts never_ran options poisoned resume_answers \
-    resume_waits sparse),$(LOOP_TESTS))
+    resume_waits sparse tunnels),$(LOOP_TESTS))
 LOOP_ALONE := $(filter-out $(LOOP_ABREAST),$(LOOP_TESTS))
 
 RUN_LOOP := $(LOOP_TESTS:=:180)
@@ -243,7 +244,9 @@ soak-lib:
 soak-moves: $(BUILD)/tests/loop/soak_moves
 	@$(RUN_ENV) $(RUN_PREFIX) $< --seconds $(shell expr $(or $(MINUTES),10) '*' 60) $(if $(SEED),--seed $(SEED))
 
-check-full: check
+check-full: check $(E2E_FULL_FILES)
+	@$(RUN_ENV) tests/run 'tests/e2e/stock_stream.py --others:600' \
+	    'tests/e2e/stock_back.py --others:140'
 	@$(SUB_MAKE) check-asan
 	@$(SUB_MAKE) check-tsan
 	@$(SUB_MAKE) check-fuzz

@@ -18,6 +18,7 @@
 #include "secret.h"
 
 #define LINE_BYTES 512
+#define DATA "\"data\":\""
 
 char *key_text_new(const char *text)
 {
@@ -44,9 +45,19 @@ int qmp_secret_write(int fd, json_int_t id, const char *key, int limit_ms)
         return -ENOMEM;
     int len = snprintf(line, LINE_BYTES,
                        "{\"execute\":\"object-add\",\"id\":%lld,\"arguments\":"
-                       "{\"qom-type\":\"secret\",\"id\":\"" KEY_SECRET "\",\"data\":\"%s\"}}\n",
+                       "{\"qom-type\":\"secret\",\"id\":\"" KEY_SECRET "\"," DATA "%s\"}}\n",
                        (long long)id, key);
     int rc = len < LINE_BYTES ? jsonl_write(fd, line, (size_t)len, limit_ms) : -EINVAL;
     ff_secret_free(line, LINE_BYTES);
     return rc;
+}
+
+char *qmp_secret_take(char *line)
+{
+    char *digits = strstr(line, "\"id\":\"" KEY_SECRET "\"") ? strstr(line, DATA) : NULL;
+    char *key = digits ? key_text_new(digits + strlen(DATA)) : NULL;
+
+    for (size_t i = 0; key && i < KEY_TEXT_LEN; i++)
+        ((volatile char *)digits)[strlen(DATA) + i] = '0';
+    return key;
 }

@@ -27,4 +27,8 @@ void key_text_free(char *key); /* wiped; @key may be NULL */
  */
 int qmp_secret_write(int fd, json_int_t id, const char *key, int limit_ms);
 
+/* The key in a line that qmp_secret_write() wrote, for key_text_free(); its digits are wiped there.
+ * NULL: there is none */
+char *qmp_secret_take(char *line);
+
 #endif

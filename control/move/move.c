@@ -59,11 +59,17 @@ static int run_move(struct move *m)
     m->begin_ms = ff_now_exact_ms();
     m->downtime_ms = -1;
     int rc = prepare_move(m);
+    if (!rc && m->via == VIA_PROXY)
+        rc = move_proxy_here(m, &m->s.why);
     if (!rc)
         move_guest(m);
+    if (!m->sent)
+        move_proxy_drop(m);
     if (m->sent)
         move_show(m, true);
     move_let_go(m);
+    if (m->outcome == MOVE_HERE || m->outcome == MOVE_LOST || m->outcome == MOVE_ENDED)
+        move_proxy_over(m);
     if (m->outcome == MOVE_HERE)
         move_find_here(m);
     if (m->outcome == MOVE_HERE)
@@ -89,11 +95,11 @@ static void move_agent_options(const struct session *s, const struct host *h, st
 }
 
 int move_run(const struct session_options *given, const struct move_fallback *back,
-             const char *host)
+             const struct move_way *way, const char *host)
 {
     static const struct session_kind kind = {.program = "farfork move",
                                              .agent_options = move_agent_options};
-    struct move m = {.back = *back};
+    struct move m = {.back = *back, .via = way->via, .untested = way->untested};
     struct session_options o = *given;
     struct ff_error why;
     int code = EXIT_USAGE;
@@ -113,6 +119,8 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
     json_decref(m.images);
     overlay_records_owner_free(&m.owner);
     move_fallback_free(&m);
+    free(m.proxy_dir);
+    free(m.proxy_qmp);
     session_free(&m.s);
     return code;
 }

@@ -28,8 +28,19 @@ struct move_fallback {
     bool hold; /* --output hold */
 };
 
+enum move_via { VIA_AUTO, VIA_TRANSPORT, VIA_PROXY };
+struct move_way {
+    enum move_via via;
+    bool untested; /* proxies: with any version of QEMU */
+};
+
 struct move {
-    struct session s; /* one host, one child: the QEMU there */
+    struct session s; /* one host; two children: the QEMU there, and its proxy if there is one */
+    enum move_via via; /* as asked for; once the QEMU there runs, what it is */
+    bool untested;
+    bool patched;      /* the QEMU here has the transport */
+    pid_t proxy_pid;   /* of the proxy here; 0: none, or it has been reaped */
+    char *proxy_dir, *proxy_qmp;
     struct strv argv;     /* the parent's, with the images that its disks have now */
     json_t *images;        /* that its disks had then */
     struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
@@ -71,7 +82,7 @@ struct move {
 
 /* move.c: the whole move; 0, MOVE_EXIT_HERE, 2 (usage), MOVE_EXIT_TROUBLE */
 int move_run(const struct session_options *o, const struct move_fallback *back,
-             const char *host);
+             const struct move_way *way, const char *host);
 
 const char *move_outcome_name(enum move_outcome o);
 
@@ -85,16 +96,41 @@ int move_quit_parent(struct move *m, struct ff_error *why);
  * that nobody else moves it */
 void move_find_here(struct move *m);
 
-/* move_there.c: start its QEMU there, until it listens and its agent keeps it. -EAGAIN is of
- * move_ask() alone: its socket is not there yet */
-int move_check_argv(struct move *m, struct ff_error *why);
-int move_start(struct move *m, struct ff_error *why);
+/* move_ask.c. To the QEMU there, or to its proxy while there is one, which passes on what it does
+ * not know. -EAGAIN: its socket is not there yet */
 int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
              struct ff_error *why);
+/* Likewise of one child, perhaps before its socket is there: that is waited for. @execute NULL: give
+ * it the key */
+int move_ask_first(struct move *m, unsigned child, const char *execute, json_t **result,
+                   struct ff_error *why);
+/* Neither the agent nor the QEMU there has ended, nor its proxy before `migrate`. -EHOSTUNREACH,
+ * -ECHILD */
+int move_check_there(struct move *m, struct ff_error *why);
+/* Likewise, in a wait for @what; before `migrate` Ctrl-C ends it, too */
+int move_check_wait(struct move *m, uint64_t end_ms, const char *what, struct ff_error *why);
+int move_wait_answer(struct move *m, const char *event, const char *what, struct ff_error *why);
+void move_forget_answer(struct move *m); /* of an earlier question */
+int move_limit_ms(const struct move *m);
+#define MOVE_TURN_MS 50
+
+/* move_there.c: start its QEMU there, until it listens and its agent keeps it */
+int move_check_argv(struct move *m, struct ff_error *why);
+int move_start(struct move *m, struct ff_error *why);
 void move_let_go(struct move *m);
 /* What the guest owned here it owns there: once it is there. Whether nothing is left to hand
  * over */
 bool move_hand_over(struct move *m, struct ff_error *why);
+
+/* move_proxy.c: a QEMU that has not the transport. move_choose_via(): which way it goes, once the
+ * QEMU there runs; then the proxy there, before it is asked anything; and the one here, which
+ * answers m->s.qmp from then on, until it has ended */
+int move_choose_via(struct move *m, struct ff_error *why);
+int move_proxy_there(struct move *m, struct ff_error *why);
+int move_proxy_here(struct move *m, struct ff_error *why);
+void move_proxy_drop(struct move *m); /* nothing was sent: the one here is to end */
+bool move_proxy_has_ended(struct move *m, struct ff_error *why); /* and its last words */
+void move_proxy_over(struct move *m); /* it has said all, and ends: m->s.qmp is the QEMU's again */
 
 /* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why */
 void move_guest(struct move *m);
@@ -129,6 +165,12 @@ void move_print_json(const struct move *m, int code);
 static inline struct vm *move_child(struct move *m)
 {
     return &m->s.vms[0];
+}
+
+/* Its process there, if there is one */
+static inline struct vm *move_proxy(struct move *m)
+{
+    return &m->s.vms[1];
 }
 
 static inline struct host *move_host(struct move *m)

@@ -371,6 +371,32 @@ static bool stop_asking(struct move *m)
     return false;
 }
 
+/* The proxy here has ended without a last word. Only a QEMU that runs the guest here says where it
+ * is: it stands still from before GO on */
+static void on_proxy_lost(struct move *m, const char *reason)
+{
+    FF_AUTO_JSON json_t *o = NULL;
+    struct ff_error why;
+
+    if (m->s.qmp && !qmp_command(m->s.qmp, "query-status", NULL, &o, &why) && m->was_running &&
+        json_is_true(json_object_get(o, "running")))
+        end_with(m, MOVE_HERE, "%s", reason);
+    else
+        end_with(m, MOVE_UNCLEAR,
+                 "%s; find out where the guest is, by query-status here and on %s, before you start "
+                 "it anywhere; neither QEMU was ended",
+                 reason, move_host(m)->node->host);
+}
+
+/* A process that is killed closes its sockets before it has ended */
+static void await_parent_end(struct move *m)
+{
+    uint64_t until = ff_now_ms() + REAP_LIMIT_MS;
+
+    while (m->s.parent_gone && !has_parent_ended(m) && ff_now_ms() < until)
+        session_turn(&m->s, POLL_MS);
+}
+
 static void follow_migration(struct move *m)
 {
     uint64_t changed_ms = ff_now_ms(), fetched = 0;
@@ -380,9 +406,16 @@ static void follow_migration(struct move *m)
     for (;;) {
         FF_AUTO_JSON json_t *info = NULL;
         struct ff_error why;
+        if (m->via == VIA_PROXY && move_proxy_has_ended(m, &why)) {
+            on_proxy_lost(m, why.text);
+            return;
+        }
         int rc = qmp_command(m->s.qmp, "query-migrate", NULL, &info, &why);
+        if (rc && rc != -ETIMEDOUT && m->via == VIA_PROXY)
+            rc = -ETIMEDOUT; /* whether it has ended is seen at the next turn */
         if (rc && rc != -ETIMEDOUT) {
             m->s.parent_gone |= rc == -EPIPE;
+            await_parent_end(m);
             ask_until_clear(m, why.text);
             return;
         }
@@ -431,6 +464,8 @@ static int see_there(struct move *m, json_t **status, struct ff_error *why)
     FF_AUTO_JSON json_t *info = NULL;
     int rc = move_ask(m, "query-migrate", NULL, &info, why);
 
+    if (rc && m->via == VIA_PROXY && move_child(m)->state != VM_FAILED)
+        return -EAGAIN; /* the proxy there ends meanwhile, and its QEMU is to be asked */
     if (!rc && !is(text_of(info, "status"), "completed"))
         return ff_error_set(why, EAGAIN, "its QEMU says: migration %s", text_of(info, "status"));
     return rc ? rc : move_ask(m, "query-status", NULL, status, why);
@@ -470,6 +505,7 @@ static void finish_move(struct move *m)
             host, text_of(status, "status"), move_child(m)->log);
         return;
     }
+    move_proxy_over(m);
     if (move_quit_parent(m, &why))
         strv_add(&m->s.notes, "the QEMU here (pid %d) no longer runs the guest; end it: %s",
                  (int)m->s.parent_pid, why.text);

@@ -227,6 +227,9 @@ int move_find_parent(struct move *m, struct ff_error *why)
     m->parent_start = rc ? 0 : process_start_time(m->s.parent_pid);
     if (!rc)
         rc = session_check_parent(&m->s, why);
+    m->patched = !rc;
+    if (rc == -ENOTSUP && m->via != VIA_TRANSPORT)
+        rc = 0;
     if (!rc)
         rc = check_migration(m, why);
     if (!rc)
@@ -245,6 +248,8 @@ int move_quit_parent(struct move *m, struct ff_error *why)
 {
     struct pollfd p = {.events = POLLIN};
 
+    if (!m->s.qmp)
+        return ff_error_set(why, ENOTCONN, "its QMP socket does not answer");
     p.fd = (int)syscall(SYS_pidfd_open, m->s.parent_pid, 0);
     int rc = qmp_command(m->s.qmp, "quit", NULL, NULL, why);
     if (rc == -EPIPE)

@@ -23,14 +23,8 @@
 #include "move.h"
 #include "qmp_secret.h"
 
-#define TURN_MS 50
 #define UNTIL_GO "1.until-go" /* in h->lasting: it says whether anything ran there */
 #define END_LIMIT_MS 12000 /* the agent ends its child first */
-
-static int turns_limit(const struct move *m)
-{
-    return (int)m->s.o.timeout_s * 1000;
-}
 
 /* --- its command line --- */
 
@@ -109,99 +103,12 @@ static int spawn_there(struct move *m, struct ff_error *why)
     return 0;
 }
 
-/* --- waiting --- */
-
-/* Neither the agent nor the QEMU there has ended. -EHOSTUNREACH, -ECHILD */
-static int check_there(struct move *m, struct ff_error *why)
-{
-    const struct host *h = move_host(m);
-    const struct vm *k = move_child(m);
-
-    if (h->state == HOST_FAILED)
-        return ff_error_set(why, EHOSTUNREACH, "%s: %s", h->node->host, h->error);
-    if (k->state == VM_FAILED)
-        return ff_error_set(why, ECHILD, "its QEMU on %s: %s", h->node->host, k->error);
-    return 0;
-}
-
-/* Before `migrate` Ctrl-C ends every wait; from then on the source's state decides */
-static int check_wait(struct move *m, uint64_t end_ms, const char *what, struct ff_error *why)
-{
-    int rc = check_there(m, why);
-
-    if (rc)
-        return rc;
-    if (m->s.interrupted && !m->sent)
-        return ff_error_set(why, ECANCELED, "interrupted");
-    if (ff_now_ms() > end_ms)
-        return ff_error_set(why, ETIMEDOUT, "%s: %s: no answer within %u s%s%s",
-                            move_host(m)->node->host, what, m->s.o.timeout_s,
-                            move_host(m)->run.words ? ": " : "",
-                            move_host(m)->run.words ? move_host(m)->run.words : "");
-    return 0;
-}
-
-static int wait_answer(struct move *m, const char *event, const char *what, struct ff_error *why)
-{
-    uint64_t end = ff_now_ms() + (uint64_t)turns_limit(m);
-
-    for (;;) {
-        const char *name = json_string_value(json_object_get(m->s.answer, "event"));
-        json_int_t id = json_integer_value(json_object_get(m->s.answer, "id"));
-        if (name && !strcmp(name, event) && (strcmp(event, "qmp") || id == m->asked))
-            return 0;
-        int rc = check_wait(m, end, what, why);
-        if (rc)
-            return rc;
-        session_turn(&m->s, TURN_MS);
-    }
-}
-
-static void forget_answer(struct move *m)
-{
-    json_decref(m->s.answer);
-    m->s.answer = NULL;
-}
-
-/* @q, taken over, by the agent */
-static int ask_there(struct move *m, json_t *q, const char *what, json_t **result,
-                     struct ff_error *why)
-{
-    json_object_set_new(q, "child", json_integer(1));
-    json_object_set_new(q, "id", json_integer(++m->asked));
-    forget_answer(m);
-    host_send(move_host(m), json_pack("{so}", "qmp", q));
-    int rc = wait_answer(m, "qmp", what, why);
-    if (rc)
-        return rc;
-    const char *error = json_string_value(json_object_get(m->s.answer, "error"));
-    if (error && (rc = check_there(m, why))) /* that it has ended says more */
-        return rc;
-    if (json_is_true(json_object_get(m->s.answer, "again")))
-        return ff_error_set(why, EAGAIN, "its QEMU on %s: %s", move_host(m)->node->host, error);
-    if (error)
-        return ff_error_set(why, EREMOTEIO, "its QEMU on %s: %s", move_host(m)->node->host, error);
-    if (result)
-        *result = json_incref(json_object_get(m->s.answer, "return"));
-    return 0;
-}
-
-int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
-             struct ff_error *why)
-{
-    json_t *q = json_pack("{ss}", "execute", execute);
-
-    if (arguments)
-        json_object_set_new(q, "arguments", arguments);
-    return ask_there(m, q, execute, result, why);
-}
-
 /* --- the steps --- */
 
 static int start_agent(struct move *m, struct ff_error *why)
 {
     struct host *h = move_host(m);
-    uint64_t end = ff_now_ms() + (uint64_t)turns_limit(m);
+    uint64_t end = ff_now_ms() + (uint64_t)move_limit_ms(m);
     int rc = host_resolve(h, why);
 
     m->s.launched = true;
@@ -209,31 +116,13 @@ static int start_agent(struct move *m, struct ff_error *why)
     if (!rc)
         rc = host_launch(&m->s, h, why);
     while (!rc && h->state == HOST_STARTING) {
-        rc = check_wait(m, end, "the agent there", why);
+        rc = move_check_wait(m, end, "the agent there", why);
         if (!rc)
-            session_turn(&m->s, TURN_MS);
+            session_turn(&m->s, MOVE_TURN_MS);
     }
     if (!rc)
-        rc = check_there(m, why);
+        rc = move_check_there(m, why);
     m->listening_ms = ff_now_exact_ms();
-    return rc;
-}
-
-/* Its socket is there some time after its process is */
-static int give_key_there(struct move *m, struct ff_error *why)
-{
-    const struct host *h = move_host(m);
-    uint64_t end = ff_now_ms() + (uint64_t)turns_limit(m);
-    int rc;
-
-    while ((rc = ask_there(m, json_pack("{sb}", "add-key", true), "object-add", NULL, why)) ==
-           -EAGAIN) {
-        if (ff_now_ms() > end)
-            return ff_error_set(why, ETIMEDOUT,
-                                "its QEMU on %s does not answer within %u s; see %s", h->node->host,
-                                m->s.o.timeout_s, move_child(m)->log);
-        session_turn(&m->s, TURN_MS);
-    }
     return rc;
 }
 
@@ -274,9 +163,9 @@ static int find_port(struct move *m, struct ff_error *why)
 /* From here on the agent does not end it, whatever becomes of this program */
 static int keep_there(struct move *m, struct ff_error *why)
 {
-    forget_answer(m);
+    move_forget_answer(m);
     host_send(move_host(m), json_pack("{sb}", "keep", true));
-    return wait_answer(m, "keep", "the agent there", why);
+    return move_wait_answer(m, "keep", "the agent there", why);
 }
 
 int move_start(struct move *m, struct ff_error *why)
@@ -288,7 +177,11 @@ int move_start(struct move *m, struct ff_error *why)
     if (!rc)
         rc = spawn_there(m, why);
     if (!rc)
-        rc = give_key_there(m, why);
+        rc = move_choose_via(m, why);
+    if (!rc && m->via == VIA_PROXY)
+        rc = move_proxy_there(m, why);
+    if (!rc)
+        rc = move_ask_first(m, m->via == VIA_PROXY ? 2 : 1, NULL, NULL, why);
     if (!rc)
         rc = ask_to_listen(m, why);
     if (!rc)
@@ -310,10 +203,10 @@ bool move_hand_over(struct move *m, struct ff_error *why)
     for (size_t i = 0; i < files.n; i++)
         json_array_append_new(list, json_string(files.v[i]));
     if (!rc && files.n) {
-        forget_answer(m);
+        move_forget_answer(m);
         host_send(move_host(m), json_pack("{s{si so}}", "adopt", "child", 1, "files",
                                           json_incref(list)));
-        rc = wait_answer(m, "adopt", "the agent there", why);
+        rc = move_wait_answer(m, "adopt", "the agent there", why);
         const char *error = rc ? "" : text_of(m->s.answer, "error");
         if (*error)
             rc = ff_error_set(why, EREMOTEIO, "the agent on %s: %s", move_host(m)->node->host,
@@ -347,6 +240,6 @@ void move_let_go(struct move *m)
         host_close_input(h);
     }
     while (h->run.out >= 0 && ff_now_ms() < end)
-        session_turn(&m->s, TURN_MS);
+        session_turn(&m->s, MOVE_TURN_MS);
     host_close(h, 2000);
 }

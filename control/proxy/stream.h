@@ -19,6 +19,9 @@ enum {
     STREAM_BLOCKS_MAX = 512,   /* ten times what a guest with all its slots filled has */
     STREAM_RANGES_MAX = 12,    /* of one discard: QEMU sends no more */
     STREAM_UNIT_MAX = 1 << 17, /* above the longest unit, a configuration or a command of 64 KiB */
+    /* The last PING of a package, from QEMU 10.2 on: until its PONG the source is in
+     * postcopy-device, where its stream's end lets the guest go on there */
+    STREAM_PING_LOADED = 0x42,
 };
 
 /* The first byte of a unit between two sections */

@@ -10,7 +10,7 @@ import common
 from common import Failed, Micro, Skip, check_ledger, check_move, say
 
 SUBJECTS = ('kvm', 'userfaultfd', 'userfaultfd features', 'huge pages',
-            'rdma devices', 'memlock limit')
+            'rdma devices', 'memlock limit', 'proxy')
 MARKS = ('ok', 'limited', 'NO')
 
 

@@ -49,6 +49,7 @@ E2E_TESTS := \
     tests/e2e/keys.py:170 \
     tests/e2e/tls_creds.py:170 \
     tests/e2e/sandbox.py:180 \
+    tests/e2e/outside.py:170 \
     tests/e2e/ordinary_user.py:270 \
     tests/e2e/clone_states.py:140 \
     tests/e2e/clone_disks.py:170 \
@@ -57,7 +58,11 @@ E2E_TESTS := \
     tests/e2e/guest_identity.py:320 \
     tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140 \
-    tests/e2e/stock_stream.py:140
+    tests/e2e/stock_stream.py:140 \
+    tests/e2e/stock_back.py:80 \
+    tests/e2e/proxy_move.py:320 \
+    tests/e2e/move_proxy.py:220 \
+    tests/e2e/libvirt_move.py:100
 
 # Those that `make check` runs two at a time: they wait for timers and peers, by conditions with long
 # limits, and take nothing that a host has once: huge pages, addresses, ports, mounts that others see.
@@ -68,7 +73,7 @@ E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,who_runs fork_re
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
-E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu)
+E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt)
 
 $(E2E_SSHD)/ready: | $(DEPS_ALL)
 	for p in openssh-server openssh-client libwrap0; do \
@@ -79,15 +84,34 @@ $(BUILD)/tests/e2e/sshd: $(E2E_SSHD)/ready
 	@mkdir -p $(@D)
 	ln -sfn '$(E2E_SSHD)' '$@'
 
-# Debian 12's own QEMU for stock_stream.py, with the libraries that QEMU's build needs not
-E2E_STOCK := $(FARFORK_CACHE)/stock-qemu-bookworm
+# Unpatched QEMUs of Debian's for stock_stream.py: 7.2, 10.0 and the newest, each with all that it
+# needs down to libc, 40 MB to download; run by qemu-system-x86_64 at its root's top
+E2E_STOCK_bookworm := stock-qemu
+E2E_STOCK_trixie := stock-qemu-trixie
+E2E_STOCK_sid := stock-qemu-sid
+E2E_FULL_FILES := $(addprefix $(BUILD)/tests/e2e/,$(E2E_STOCK_trixie) $(E2E_STOCK_sid))
 
-$(E2E_STOCK)/ready: | $(DEPS_ALL)
-	for p in qemu-system-x86 qemu-system-common qemu-system-data seabios libcapstone4 libpmem1 \
-	    libdaxctl1 libndctl6 libslirp0 libvdeplug2; do \
-	    scripts/debian-archive binary bookworm $$p '$(E2E_STOCK)' || exit 1; done
+$(FARFORK_CACHE)/stock-qemu-%/qemu-system-x86_64: tests/e2e/stock-qemu | $(DEPS_ALL)
+	test -e '$(@D)/complete' || scripts/debian-archive tree '$*' qemu-system-x86 '$(@D)'
+	touch '$(@D)/complete'
+	cp '$<' '$@'
+
+define E2E_STOCK_RULE
+$(BUILD)/tests/e2e/$(E2E_STOCK_$1): $(FARFORK_CACHE)/stock-qemu-$1/qemu-system-x86_64
+	@mkdir -p $$(@D)
+	ln -sfn '$$(<D)' '$$@'
+endef
+$(foreach s,bookworm trixie sid,$(eval $(call E2E_STOCK_RULE,$s)))
+
+# Debian 12's libvirtd for libvirt_hosts.py, and what it needs of packages that this machine lacks
+E2E_LIBVIRT := $(FARFORK_CACHE)/stock-libvirt-bookworm
+
+$(E2E_LIBVIRT)/ready: | $(DEPS_ALL)
+	for p in libvirt0 libvirt-daemon libvirt-daemon-driver-qemu libvirt-daemon-system \
+	    libvirt-clients libyajl2 libssh-4 libpcap0.8 libparted2 dmidecode; do \
+	    scripts/debian-archive binary bookworm $$p '$(E2E_LIBVIRT)' || exit 1; done
 	touch '$@'
 
-$(BUILD)/tests/e2e/stock-qemu: $(E2E_STOCK)/ready
+$(BUILD)/tests/e2e/stock-libvirt: $(E2E_LIBVIRT)/ready
 	@mkdir -p $(@D)
-	ln -sfn '$(E2E_STOCK)' '$@'
+	ln -sfn '$(E2E_LIBVIRT)' '$@'

@@ -504,7 +504,8 @@ def strange_parents(t):
             (unclear, {'query-status': 'end'}, 'query-status'),
             (unclear, {'query-commands': 'end'}, 'query-commands')):
         with FakeParent(t, {**base, **replies}) as parent, \
-                Move(t, parent, '--qemu', '/bin/false', '--timeout', '2') as m:
+                Move(t, parent, '--qemu', '/bin/false', '--timeout', '2', '--via',
+                     'transport') as m:
             m.end(*end, text)
             check_nothing_left(m)
 

@@ -301,7 +301,8 @@ FAKE_SOURCE = {'qmp_capabilities': {'return': {}},
 FAKE_QEMU = r"""#!/usr/bin/env python3
 import json, os, re, socket, sys
 path = [m[1] for a in sys.argv if (m := re.match(r'unix:(.*/\d.qmp)', a))][0]
-replies = json.loads(os.environ['FAKE_QEMU'])
+replies = {'query-commands': [{'name': 'x-farfork-export'}],
+           **json.loads(os.environ['FAKE_QEMU'])}
 with socket.socket(socket.AF_UNIX) as server:
     server.bind(path)
     server.listen(4)

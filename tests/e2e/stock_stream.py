@@ -3,25 +3,43 @@
 """stock_stream.py - Debian's own QEMU 7.2 moves a guest through stream_pass(); limit: 120 s
 
 The parser has to understand every byte of both directions, and to forward them as they came.
+--others does so with 10.0, with the newest of Debian's archive, and from an older to a newer one.
 """
 import json
 import os
 import subprocess
+import sys
 import common
 from common import Failed, Micro, Moved, check_ledger, migration, say, wait_for, wait_migration
 
-STOCK = os.path.realpath(os.path.join(common.BUILD, 'tests', 'e2e', 'stock-qemu'))  # see e2e.mk
+OLDEST, TRIXIE, NEWEST = 'stock-qemu', 'stock-qemu-trixie', 'stock-qemu-sid'    # see e2e.mk
+# source, destination and the machine that both know
+OTHERS = ((TRIXIE, TRIXIE, 'q35'), (OLDEST, TRIXIE, 'pc-q35-7.2'), (NEWEST, NEWEST, 'q35'),
+          (TRIXIE, NEWEST, 'pc-i440fx-10.0'))
+KINDS = ('anon', 'memfd', 'hugetlb', 'file')
 BETWEEN = os.path.join(common.BUILD, 'tests', 'e2e', 'stream_between')
 # pre-copy has to get ahead of the guest's writes
 PACED = 'report_ms=400 sweep=1 rate=20000 wss=20'
+# The guest asks for pages while most of its memory is missing, also where its CPU has to wait
+SLOW = {'max-bandwidth': 32 << 20, 'max-postcopy-bandwidth': 64 << 20}
+FAST = {'max-bandwidth': 0, 'downtime-limit': 300}
+
+
+def qemu_of(stock):
+    return os.path.join(os.path.realpath(os.path.join(common.BUILD, 'tests', 'e2e', stock)),
+                        'qemu-system-x86_64')
 
 
 class Stock(Micro):
-    """The micro guest in Debian's QEMU, unpacked, with its libraries and firmware."""
+    """The micro guest in an unpacked QEMU of Debian's."""
 
-    def __init__(self, *args, **more):
-        super().__init__(*args, qemu=f'{STOCK}/usr/bin/qemu-system-x86_64', **more)
-        self.env['LD_LIBRARY_PATH'] = f'{STOCK}/usr/lib/x86_64-linux-gnu:{STOCK}/lib/x86_64-linux-gnu'
+    def __init__(self, test, name, accel, memory='anon', stock=OLDEST, machine='pc', **more):
+        if memory == 'file':
+            machine += ',memory-backend=ram'
+            more['extra'] = ['-object', 'memory-backend-file,id=ram,size=256M,share=on,'
+                             f'mem-path={test.work}/{name}.mem']
+            memory = 'anon'
+        super().__init__(test, name, accel, memory, machine=machine, qemu=qemu_of(stock), **more)
 
 
 def move_through(t, src, dst, postcopy):
@@ -30,6 +48,7 @@ def move_through(t, src, dst, postcopy):
     for g in (src, dst):
         g.qmp('migrate-set-capabilities',
               capabilities=[{'capability': 'postcopy-ram', 'state': True}])
+    src.qmp('migrate-set-parameters', **(SLOW if postcopy else FAST))
     dst.qmp('migrate-incoming', uri=f'unix:{there}')
     with subprocess.Popen([BETWEEN, here, there], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           text=True) as between:
@@ -68,10 +87,12 @@ def check_seen(seen, src, postcopy):
         raise Failed(f'QEMU answered {asked} requests: {seen}')
 
 
-def one(t, kind, accel, memory='anon', postcopy=True):
+def one(t, name, accel, memory='anon', postcopy=True, stocks=(OLDEST, OLDEST, 'pc')):
     load = common.LOAD if postcopy else PACED
-    with Stock(t, f'a-{kind}', accel, memory, load=load) as a, \
-            Stock(t, f'b-{kind}', accel, memory, load=load, incoming=True) as b:
+    source, destination, machine = stocks
+    with Stock(t, f'a-{name}', accel, memory, source, machine, load=load) as a, \
+            Stock(t, f'b-{name}', accel, memory, destination, machine, load=load,
+                  incoming=True) as b:
         a.start_load()
         seen = move_through(t, a, b, postcopy)
         check_seen(seen, a, postcopy)
@@ -79,6 +100,11 @@ def one(t, kind, accel, memory='anon', postcopy=True):
             f'package {seen["package_bytes"]} bytes, '
             f'{seen["REQ_PAGES"] + seen["REQ_PAGES_ID"]} requests')
         check_ledger(a, b, sweeps=1)
+
+
+def version(stock):
+    said = subprocess.run([qemu_of(stock), '--version'], capture_output=True, text=True, check=True)
+    return said.stdout.split()[3]
 
 
 def run(t):
@@ -91,10 +117,26 @@ def run(t):
         one(t, 'precopy', accel, postcopy=False)
 
 
-def needs():
+def run_others(t):
+    accel = t.best_accel()
+    for n, stocks in enumerate(OTHERS):
+        pair = f'{version(stocks[0])} to {version(stocks[1])}, {stocks[2]}, {accel}'
+        for memory in KINDS:
+            with t.case(f'post-copy, {pair}, {memory}'):
+                if memory == 'hugetlb':
+                    t.reserve_huge(2 * 256)
+                one(t, f'{n}-{memory}', accel, memory, stocks=stocks)
+        if stocks[0] == stocks[1]:
+            with t.case(f'pre-copy, {pair}'):
+                one(t, f'{n}-precopy', accel, postcopy=False, stocks=stocks)
+
+
+def needs(*stocks):
     common.need_userfaultfd()
-    common.need_files(BETWEEN, f'{STOCK}/usr/bin/qemu-system-x86_64')
+    common.need_files(BETWEEN, *(qemu_of(s) for s in stocks))
 
 
 if __name__ == '__main__':
-    common.main(run, 120, needs)
+    if '--others' in sys.argv:
+        common.main(run_others, 580, lambda: needs(OLDEST, TRIXIE, NEWEST))
+    common.main(run, 120, lambda: needs(OLDEST))

@@ -1,0 +1,329 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * proxy.c - what both sides of a proxy share: events, failures, signals, threads; see proxy.h
+ */
+#include "proxy_state.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include "autojson.h"
+#include "rundir.h"
+#include "thread.h"
+
+/* --- what is said --- */
+
+double proxy_ms(const struct proxy *p, uint64_t at_ns)
+{
+    return at_ns > p->begin_ns ? (double)(at_ns - p->begin_ns) / 1e6 : 0;
+}
+
+static void print_fields(FILE *out, const json_t *fields)
+{
+    const char *key;
+    json_t *v;
+
+    json_object_foreach((json_t *)fields, key, v)
+    {
+        if (json_is_string(v))
+            fprintf(out, " %s=%s", key, json_string_value(v));
+        else if (json_is_real(v))
+            fprintf(out, " %s=%.1f", key, json_real_value(v));
+        else
+            fprintf(out, " %s=%lld", key, (long long)json_integer_value(v));
+    }
+}
+
+void proxy_event(struct proxy *p, const char *name, json_t *fields)
+{
+    FF_AUTO_JSON json_t *all =
+        json_pack("{s:s,s:s,s:f}", "event", name, "side", p->side, "ms", proxy_ms(p, ff_now_ns()));
+    FF_AUTO_JSON json_t *own = fields;
+
+    if (p->on_event)
+        p->on_event(p, name, own);
+    if (p->o->json) {
+        FF_AUTO_FREE char *line = NULL;
+
+        json_object_update(all, own);
+        line = json_dumps(all, JSON_COMPACT);
+        printf("%s\n", line ? line : "{}");
+        fflush(stdout);
+        return;
+    }
+    flockfile(stderr);
+    fprintf(stderr, "farfork proxy: %s: %8.1f ms: %s", p->side, proxy_ms(p, ff_now_ns()), name);
+    print_fields(stderr, own);
+    fputc('\n', stderr);
+    funlockfile(stderr);
+}
+
+void proxy_say_why(struct proxy *p, const char *name, const struct ff_error *why)
+{
+    proxy_event(p, name, json_pack("{s:s}", "reason", why->text));
+}
+
+void proxy_summary(struct proxy *p)
+{
+    struct ff_stats st = {0};
+    uint64_t now = ff_now_ns();
+    const struct proxy_counts *c = &p->counts;
+
+    if (p->source)
+        ff_source_stats(p->source, &st);
+    if (p->dest)
+        ff_dest_stats(p->dest, &st);
+    proxy_event(
+        p, "ended",
+        json_pack("{s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "total_ms",
+                  proxy_ms(p, now), "downtime_ms",
+                  p->pause_ns && p->run_ns ? (double)(p->run_ns - p->pause_ns) / 1e6 : 0.0, "bytes",
+                  (json_int_t)st.bytes_total, "zero_bytes", (json_int_t)st.bytes_zero, "faults",
+                  (json_int_t)st.faults, "late_faults", (json_int_t)st.faults_late, "requests",
+                  (json_int_t)c->requests, "requests_taken", (json_int_t)c->requests_taken,
+                  "breaks", (json_int_t)st.breaks, "stream_bytes", (json_int_t)c->stream_bytes,
+                  "tunnel_bytes", (json_int_t)c->tunnel_bytes, "package_bytes",
+                  (json_int_t)c->package_bytes, "pages_dropped", (json_int_t)c->pages_dropped,
+                  "pages_passed", (json_int_t)c->pages_passed));
+}
+
+/* --- failures and signals --- */
+
+/* Under lock. Whatever waits, in QMP or in the library, ends */
+static void wake_everybody(struct proxy *p)
+{
+    uint64_t one = 1;
+
+    if (write(p->stop_fd, &one, sizeof(one)) < 0)
+        return; /* it is readable already */
+    if (p->source)
+        ff_source_cancel(p->source);
+    if (p->dest)
+        ff_dest_cancel(p->dest);
+}
+
+static void fail_locked(struct proxy *p, const struct ff_error *why)
+{
+    if (p->failed)
+        return;
+    p->failed = true;
+    p->drains = true;
+    p->why = *why;
+    /* after GO the source's memory is needed whatever becomes of its QEMU */
+    if (!p->is_source || p->stage < PROXY_GONE)
+        wake_everybody(p);
+    pthread_cond_broadcast(&p->changed);
+}
+
+void proxy_fail(struct proxy *p, const struct ff_error *why)
+{
+    pthread_mutex_lock(&p->lock);
+    if (p->stage != PROXY_OVER)
+        fail_locked(p, why);
+    pthread_mutex_unlock(&p->lock);
+}
+
+static int check_locked(struct proxy *p, struct ff_error *err)
+{
+    return p->failed ? ff_error_set(err, p->why.code ? p->why.code : EIO, "%s", p->why.text) : 0;
+}
+
+int proxy_check(struct proxy *p, struct ff_error *err)
+{
+    pthread_mutex_lock(&p->lock);
+    int rc = check_locked(p, err);
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}
+
+int proxy_set_stage(struct proxy *p, enum proxy_stage stage, struct ff_error *err)
+{
+    pthread_mutex_lock(&p->lock);
+    int rc = stage == PROXY_OVER ? 0 : check_locked(p, err);
+    if (!rc)
+        p->stage = stage;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    return rc;
+}
+
+void proxy_runs(struct proxy *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->run_ns = ff_now_ns();
+    pthread_mutex_unlock(&p->lock);
+    proxy_set_stage(p, PROXY_RUNS, NULL);
+    proxy_event(p, "running", NULL);
+}
+
+int proxy_interrupt(struct proxy *p, struct ff_error *why)
+{
+    pthread_mutex_lock(&p->lock);
+    bool early = p->stage == PROXY_SETUP;
+    if (early) {
+        p->interrupted = true;
+        fail_locked(p, why);
+    }
+    pthread_mutex_unlock(&p->lock);
+    return early ? 0 : ff_error_set(why, EBUSY, "the guest was let go of");
+}
+
+static void stop_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGINT);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGHUP);
+    sigaddset(set, SIGUSR1); /* proxy_close() */
+}
+
+static void *wait_signals(void *opaque)
+{
+    struct proxy *p = opaque;
+    struct ff_error why = {0};
+    sigset_t set;
+    int number;
+
+    stop_signals(&set);
+    while (!sigwait(&set, &number)) {
+        if (number == SIGUSR1)
+            break;
+        ff_error_set(&why, EINTR, "proxy: ended by signal %d", number);
+        if (proxy_interrupt(p, &why))
+            proxy_event(p, "refused",
+                        json_pack("{s:s}", "reason",
+                                  "the guest was let go of: without this program its memory "
+                                  "would be lost; it ends by itself"));
+    }
+    return NULL;
+}
+
+/* --- threads --- */
+
+int proxy_write(int sock, const void *data, size_t len, struct ff_error *err)
+{
+    const uint8_t *from = data;
+
+    while (len) {
+        ssize_t n = send(sock, from, len, MSG_NOSIGNAL);
+
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return ff_error_set(err, errno, "QEMU: write its stream: %s", strerror(errno));
+        from += n;
+        len -= (size_t)n;
+    }
+    return 0;
+}
+
+int proxy_start_threads(struct proxy *p, void *(*forward)(void *), void *(*back)(void *),
+                        struct ff_error *err)
+{
+    int rc = ff_thread_start(&p->forward_thread, forward, p, "proxy-forward", err);
+
+    p->has_forward = !rc;
+    if (!rc) {
+        rc = ff_thread_start(&p->back_thread, back, p, "proxy-back", err);
+        p->has_back = !rc;
+    }
+    return rc;
+}
+
+int proxy_find_main(const struct proxy *p, const char *name)
+{
+    for (unsigned i = 0; i < p->n_blocks; i++)
+        if (!strcmp(p->blocks[i].name, name))
+            return (int)i;
+    return -1;
+}
+
+int proxy_main_block(struct proxy *p, const struct stream_block *b)
+{
+    if (b != p->last) {
+        p->last = b;
+        p->last_main = proxy_find_main(p, b->name);
+    }
+    return p->last_main;
+}
+
+/* --- begin and end --- */
+
+int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source, struct ff_error *err)
+{
+    sigset_t set;
+    int rc;
+
+    *p = (struct proxy){.o = o,
+                        .is_source = is_source,
+                        .side = is_source ? "source" : "destination",
+                        .begin_ns = ff_now_ns(),
+                        .status = "none",
+                        .sock = -1,
+                        .port = -1,
+                        .stop_fd = -1};
+    pthread_mutex_init(&p->lock, NULL);
+    pthread_mutex_init(&p->qmp_lock, NULL);
+    ff_cond_init(&p->changed);
+    signal(SIGPIPE, SIG_IGN); /* a QEMU that has ended is an error like others */
+    stop_signals(&set);
+    pthread_sigmask(SIG_BLOCK, &set, NULL);
+    p->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (p->stop_fd < 0)
+        return ff_error_set(err, errno, "proxy: eventfd: %s", strerror(errno));
+    rc = ff_thread_start(&p->signal_thread, wait_signals, p, "proxy-signals", err);
+    p->has_signals = !rc;
+    return rc;
+}
+
+/* The threads end when the tunnel has failed and the socket is shut */
+void proxy_close(struct proxy *p)
+{
+    pthread_mutex_lock(&p->lock);
+    p->stage = PROXY_OVER;
+    p->failed = true; /* also after a failure that had to leave the handles alone */
+    wake_everybody(p);
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    if (p->sock >= 0)
+        shutdown(p->sock, SHUT_RDWR);
+    if (p->port >= 0)
+        shutdown(p->port, SHUT_RDWR);
+    if (p->has_forward)
+        pthread_join(p->forward_thread, NULL);
+    if (p->has_back)
+        pthread_join(p->back_thread, NULL);
+    if (p->has_signals) {
+        pthread_kill(p->signal_thread, SIGUSR1);
+        pthread_join(p->signal_thread, NULL);
+    }
+    if (p->source)
+        ff_source_free(p->source);
+    if (p->dest)
+        ff_dest_free(p->dest);
+    for (unsigned i = 0; p->maps && i < p->n_blocks; i++) {
+        if (p->maps[i].at)
+            munmap(p->maps[i].at, p->blocks[i].len_bytes);
+        ff_close_fd(&p->maps[i].fd);
+    }
+    free(p->maps);
+    free(p->blocks);
+    stream_free(p->stream);
+    free(p->package);
+    if (p->q)
+        qmp_free(p->q);
+    ff_address_free(p->address);
+    ff_close_fd(&p->sock);
+    ff_close_fd(&p->port);
+    ff_close_fd(&p->stop_fd);
+    if (p->o->rundir)
+        rundir_remove(p->o->rundir);
+    pthread_mutex_destroy(&p->qmp_lock);
+    pthread_cond_destroy(&p->changed);
+    pthread_mutex_destroy(&p->lock);
+}

@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * proxy_state.h - one side of a proxy, between proxy*.c
+ */
+#ifndef FF_CONTROL_PROXY_PROXY_STATE_H
+#define FF_CONTROL_PROXY_PROXY_STATE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "cleanup.h"
+#include "farfork-elsewhere.h"
+#include "outside.h"
+#include "proxy.h"
+#include "qmp.h"
+#include "stream_return.h"
+
+#define PROXY_CONFIG "proxy 1"         /* both sides forward by the same rules */
+#define PROXY_STATE_MAX (256ull << 20) /* the engine's own limit of a state */
+#define PROXY_PACKAGE_HEAD 9 /* the command PACKAGED; its unit has the first command inside, too */
+#define PROXY_STATE_HEAD 1   /* of STATE: whether the guest ran; then the package */
+#define PROXY_READ_LEN (256 << 10)
+#define PROXY_POLL_MS 5
+#define PROXY_QMP_LIMIT_MS 60000
+
+enum proxy_stage {
+    PROXY_SETUP,  /* a failure or a signal ends it, and nothing is lost */
+    PROXY_LET_GO, /* the source's GO, the destination's READY: only the peers decide */
+    PROXY_GONE,   /* GO was sent, or read */
+    PROXY_RUNS,   /* RUNNING */
+    PROXY_OVER,   /* the handles may be gone */
+};
+
+struct proxy_counts {
+    uint64_t stream_bytes, tunnel_bytes, package_bytes; /* read; of them forwarded */
+    uint64_t pages_dropped, pages_passed;               /* of QEMU's own */
+    uint64_t requests, requests_taken;                  /* REQ_PAGES: all; of main memory */
+};
+
+struct proxy_map {
+    void *at; /* NULL: not mapped here */
+    int fd;
+};
+
+struct proxy {
+    const struct proxy_options *o;
+    const char *side;
+    bool is_source;
+    uint64_t begin_ns, pause_ns, run_ns;
+    /* the QEMU */
+    struct qmp *q;
+    pthread_mutex_t qmp_lock; /* one command at a time */
+    pid_t pid, child; /* child: the same, if this program started it; else 0 */
+    bool was_running; /* the guest at the source, before */
+    bool qemu_gone;   /* destination, under @lock: between READY and GO */
+    json_int_t old_bandwidth, old_postcopy_bandwidth;
+    bool has_bandwidth;           /* both were changed */
+    struct outside_block *blocks; /* main memory alone */
+    unsigned n_blocks;
+    struct proxy_map *maps; /* source: of each block */
+    /* the engine; the other is NULL */
+    struct ff_address *address;
+    struct ff_source *source;
+    struct ff_dest *dest;
+    struct ff_tunnel *tunnel;
+    unsigned reconnect_ms;
+    /* the stream: used by the forwarding thread alone */
+    struct stream *stream;
+    const struct stream_block *last;
+    int last_main;
+    bool header_due;
+    size_t package_head;
+    uint64_t package_left;
+    /* the return path: used by the other thread alone */
+    struct stream_return_reader reader;
+    int sock; /* to the QEMU; -1: not yet */
+    int port; /* source: where the QEMU comes */
+    bool listens;
+    int stop_fd; /* readable: QMP's waits end */
+    pthread_t forward_thread, back_thread, signal_thread, cont_thread;
+    bool has_forward, has_back, has_signals;
+    struct proxy_counts counts; /* each by one thread; read at the end */
+    /* under @lock */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    enum proxy_stage stage;
+    bool failed, interrupted;
+    struct ff_error why;
+    bool broke;       /* destination: the link, after GO */
+    bool drains;      /* source: nothing is forwarded any more */
+    bool stream_over; /* EOF was read */
+    bool forward_ended;
+    bool adopted;
+    void (*on_event)(struct proxy *p, const char *event, const json_t *fields);
+    struct monitor *monitor;
+    char *key;               /* of key_text_new(); NULL: none, or it was taken away */
+    const char *status;      /* as query-migrate has it */
+    char reason[400];
+    json_int_t listens_at;   /* a port; 0: not yet */
+    bool not_started;        /* source: somebody knows that the destination never ran the guest */
+    bool is_over, said_last; /* the status is the last one; a client has heard it */
+    bool cont_done;
+    int cont_rc;
+    struct ff_error cont_why;
+    /* the package, gathered at the source, handed on at the destination */
+    uint8_t *package;
+    size_t package_len, package_got;
+    bool package_whole;  /* source: it has come; destination: STATE has */
+    bool package_passed; /* destination: the QEMU has it */
+};
+
+/* --- proxy.c --- */
+
+int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source,
+               struct ff_error *err);
+void proxy_close(struct proxy *p);
+
+/* What has happened, for people or as JSON; @fields is taken, NULL: none */
+void proxy_event(struct proxy *p, const char *name, json_t *fields);
+/* The same with the reason */
+void proxy_say_why(struct proxy *p, const char *name, const struct ff_error *why);
+double proxy_ms(const struct proxy *p, uint64_t at_ns); /* since the begin */
+void proxy_summary(struct proxy *p);
+
+/* Any thread: as a signal does. -EBUSY: too late */
+int proxy_interrupt(struct proxy *p, struct ff_error *why);
+
+void proxy_runs(struct proxy *p); /* the guest does, there */
+
+/* Any thread: end the attempt. The first reason stays */
+void proxy_fail(struct proxy *p, const struct ff_error *why);
+/* 0, or what proxy_fail() was told, or a signal */
+int proxy_check(struct proxy *p, struct ff_error *err);
+/* To @stage, unless it has failed: as proxy_check(). A signal ends nothing from PROXY_LET_GO on */
+int proxy_set_stage(struct proxy *p, enum proxy_stage stage, struct ff_error *err);
+
+int proxy_write(int sock, const void *data, size_t len, struct ff_error *err);
+int proxy_start_threads(struct proxy *p, void *(*forward)(void *), void *(*back)(void *),
+                        struct ff_error *err);
+/* Of main memory: its number; else -1. Not for a thread other than the forwarding one */
+int proxy_main_block(struct proxy *p, const struct stream_block *b);
+int proxy_find_main(const struct proxy *p, const char *name);
+
+/* --- proxy_monitor.c --- */
+
+/* Where the link goes: as the options say, or as the monitor is told */
+int proxy_take_address(struct proxy *p, struct ff_error *err);
+void proxy_monitor_end(struct proxy *p); /* before proxy_close() */
+
+/* --- proxy_qemu.c --- */
+
+/* qmp_command() to the QEMU, from any thread */
+int proxy_qmp(struct proxy *p, const char *name, json_t *arguments, json_t **result,
+              struct ff_error *err);
+/* -EBUSY: others use it, for longer than a moment */
+int proxy_try_qmp(struct proxy *p, const char *name, json_t *arguments, json_t **result,
+                  struct ff_error *err);
+int proxy_qemu_connect(struct proxy *p, struct ff_error *err);
+
+/* Connect, refuse what cannot be moved, prepare post-copy, find main memory */
+int proxy_qemu_look(struct proxy *p, struct ff_error *err);
+/* As it was before */
+void proxy_qemu_restore(struct proxy *p);
+/* Destination: tell it to wait for its migration, and not to run the guest when that has come */
+int proxy_qemu_listen(struct proxy *p, struct ff_error *err);
+/* Destination, GO has not come and never will: end it */
+void proxy_qemu_end(struct proxy *p);
+/* query-status */
+int proxy_qemu_status(struct proxy *p, char out[32], bool *running, struct ff_error *err);
+/* query-migrate: its status, "" for none, and the reason */
+int proxy_qemu_migration(struct proxy *p, char out[32], struct ff_error *err);
+/* Wait for `completed`. -EREMOTEIO: it says otherwise */
+int proxy_qemu_completed(struct proxy *p, int limit_ms, struct ff_error *err);
+/* Source, GO was not sent: the guest goes on here. 0: it does, and has its disks */
+int proxy_qemu_take_back(struct proxy *p, struct ff_error *err);
+
+#endif

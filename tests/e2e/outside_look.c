@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * outside_look.c - a QEMU's memory from outside, for tests: outside_look QMP [watch | take]
+ *
+ * One JSON object. Without more: the blocks, and each one of main memory opened, located by length,
+ * and read both ways. watch: what outside_userfaultfd() says of it now. take: wait until it is
+ * watched, take the userfaultfd, and see that it is the one.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <linux/userfaultfd.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "outside.h"
+
+#define LIMIT_MS 20000
+#define PAGE 4096u
+
+static struct ff_error err;
+
+static int die(const char *what)
+{
+    fprintf(stderr, "outside_look: %s: %s\n", what, err.text[0] ? err.text : strerror(errno));
+    return 1;
+}
+
+/* FNV-1a of every 64th page: "anon" reads as the file does */
+static uint64_t sum_of(pid_t pid, const struct outside_block *b, const char *at)
+{
+    uint64_t h = 14695981039346656037u;
+    char page[PAGE];
+
+    for (uint64_t o = 0; o + PAGE <= b->len_bytes; o += 64u * PAGE) {
+        const struct iovec here = {page, PAGE}, there = {(void *)(uintptr_t)(b->hva + o), PAGE};
+
+        if (at)
+            memcpy(page, at + o, PAGE);
+        else if (process_vm_readv(pid, &here, 1, &there, 1, 0) != PAGE)
+            return 0;
+        for (unsigned i = 0; i < PAGE; i++)
+            h = (h ^ (unsigned char)page[i]) * 1099511628211u;
+    }
+    return h;
+}
+
+static json_t *look_at(pid_t pid, struct outside_block *b)
+{
+    struct outside_memory m = {.fd = -1};
+    struct outside_block by_length = *b;
+    char *at = NULL;
+    int rc;
+
+    by_length.hva = 0;
+    rc = outside_locate(pid, &by_length, &err);
+    json_t *o = json_pack("{ss sI sI si sb si}", "name", b->name, "len", (json_int_t)b->len_bytes,
+                          "hva", (json_int_t)b->hva, "psize", (int)b->psize, "located",
+                          !rc && by_length.hva == b->hva, "locate", rc);
+    if ((rc = outside_open(pid, b, false, &m, &err))) {
+        json_object_set_new(o, "open", json_string(err.text));
+        return o;
+    }
+    if (m.fd >= 0)
+        at = mmap(NULL, b->len_bytes, PROT_READ, MAP_SHARED, m.fd, (off_t)m.fd_offset);
+    json_object_update_new(o, json_pack("{sb sb sb}", "file", m.fd >= 0, "shared", m.is_shared,
+                                        "hugetlb", m.is_hugetlb));
+    if (at && at != MAP_FAILED)
+        json_object_set_new(o, "same", json_boolean(sum_of(pid, b, at) == sum_of(pid, b, NULL)));
+    else
+        json_object_set_new(o, "readable", json_boolean(sum_of(pid, b, NULL) != 0));
+    return o;
+}
+
+/* Whether this userfaultfd may install this page. EFAULT of an unreadable source, or EEXIST:
+ * yes, and nothing was installed. ENOENT: it is not watched */
+static int ask_of(int fd, uint64_t at)
+{
+    char *none = mmap(NULL, PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct uffdio_copy c = {.dst = at, .src = (uintptr_t)none, .len = PAGE};
+
+    while (ioctl(fd, UFFDIO_COPY, &c))
+        if (errno != EAGAIN) /* QEMU changes its mappings */
+            return errno;
+    return 0;
+}
+
+static int take(pid_t pid, const struct outside_block *b, unsigned n)
+{
+    const uint64_t until = ff_now_ms() + LIMIT_MS;
+    int fd;
+
+    while ((fd = outside_userfaultfd(pid, b, n, &err)) == -EAGAIN && ff_now_ms() < until)
+        usleep(500); /* looks again: nothing tells when QEMU registers it */
+    if (fd < 0)
+        return die("take");
+    for (unsigned i = 0; i < n; i++) {
+        const int why = ask_of(fd, b[i].hva + b[i].len_bytes - PAGE);
+
+        if (why != EFAULT && why != EEXIST) {
+            errno = why;
+            return die("the userfaultfd is another one's");
+        }
+    }
+    printf("taken\n");
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    FF_AUTO_FREE struct outside_block *b = NULL;
+    struct qmp *q;
+    unsigned n, kept = 0;
+
+    if (argc < 2 || qmp_connect(argv[1], -1, LIMIT_MS, &q, &err) ||
+        outside_blocks(q, &b, &n, &err))
+        return die("blocks");
+    const pid_t pid = qmp_pid(q);
+    qmp_free(q);
+    for (unsigned i = 0; i < n; i++)
+        if (b[i].len_bytes >= OUTSIDE_MAIN_BYTES)
+            b[kept++] = b[i];
+    if (outside_may(pid, true, &err) || !kept)
+        return die("may");
+    for (unsigned i = 0; i < kept; i++)
+        if (outside_locate(pid, &b[i], &err))
+            return die("locate");
+    if (argc > 2 && !strcmp(argv[2], "take"))
+        return take(pid, b, kept);
+    json_t *all = json_pack("{si}", "all", (int)n), *main_memory = json_array();
+    if (argc > 2) {
+        const int fd = outside_userfaultfd(pid, b, kept, &err);
+
+        json_object_set_new(all, "userfaultfd", json_integer(fd < 0 ? fd : 0));
+    } else {
+        for (unsigned i = 0; i < kept; i++)
+            json_array_append_new(main_memory, look_at(pid, &b[i]));
+    }
+    json_object_set_new(all, "blocks", main_memory);
+    json_dumpf(all, stdout, 0);
+    json_decref(all);
+    return 0;
+}

@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * outside.c - take a QEMU's memory files and its userfaultfd
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      a file that holds a block is opened by what is permitted, in this order:
+ *                /proc/PID/fd/N           the same inode; needs no capability; else the descriptor
+ *                /proc/PID/map_files/A-B  where it is closed; CAP_CHECKPOINT_RESTORE
+ *                /proc/PID/root/PATH      likewise, while the path is there
+ *              The userfaultfd is the anon_inode:[userfaultfd] that has agreed on an API.
+ *              QEMU 10.0 keeps /dev/userfaultfd open beside it: that is none.
+ *
+ * Invariants   The userfaultfd is taken only when the kernel shows every block as watched (um), all
+ *              of it. A process with several is refused: the other ones are of vhost-user devices,
+ *              whose faults nobody would answer.
+ * Limits       Whether the userfaultfd's is that watching, the caller finds out by using it.
+ * Sources      proc_pid_fd(5), proc_pid_map_files(5), pidfd_getfd(2), fs/userfaultfd.c
+ */
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/vfs.h>
+
+#include "outside_private.h"
+#include "xalloc.h"
+
+/* --- descriptors of another process --- */
+
+static int take_fd_of(pid_t pid, int number)
+{
+    FF_AUTO_CLOSE int process = (int)syscall(SYS_pidfd_open, pid, 0);
+
+    if (process < 0)
+        return -errno;
+    const int fd = (int)syscall(SYS_pidfd_getfd, process, number, 0);
+    return fd >= 0 ? fd : -errno;
+}
+
+/* Call @each for every descriptor, until it does not return 0: what it returned */
+static int each_fd_of(pid_t pid, int (*each)(pid_t pid, int number, const char *path, void *opaque),
+                   void *opaque, struct ff_error *err)
+{
+    FF_AUTO_FREE char *folder = xprintf("/proc/%d/fd", (int)pid);
+    DIR *dir = opendir(folder);
+    struct dirent *d;
+    int rc = 0;
+
+    if (!dir) {
+        const int why = errno;
+
+        if ((rc = outside_may(pid, false, err)))
+            return rc;
+        return ff_error_set(err, why, "%s: open: %s", folder, strerror(why));
+    }
+    while (!rc && (d = readdir(dir))) {
+        FF_AUTO_FREE char *path = xprintf("%s/%s", folder, d->d_name);
+
+        if (d->d_name[0] != '.')
+            rc = each(pid, atoi(d->d_name), path, opaque);
+    }
+    closedir(dir);
+    return rc;
+}
+
+/* --- the file of a block --- */
+
+struct file_search {
+    const struct outside_vma *of;
+    bool writable;
+    int fd, why; /* -1; 0 or -errno of what could not be opened */
+};
+
+/* Some file systems (btrfs, overlayfs) show another device in maps than stat(2) does: there the
+ * name decides */
+static bool is_memory_file(const struct outside_vma *v, const char *path)
+{
+    struct stat st;
+    char name[sizeof(v->name)];
+
+    if (stat(path, &st) || st.st_ino != v->inode)
+        return false;
+    if (st.st_dev == makedev(v->major, v->minor))
+        return true;
+    const ssize_t len = readlink(path, name, sizeof(name) - 1);
+    if (len < 0)
+        return false;
+    name[len] = '\0';
+    return !strcmp(name, v->name);
+}
+
+static int open_memory_file(struct file_search *s, const char *path)
+{
+    s->fd = open(path, (s->writable ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NOCTTY);
+    if (s->fd < 0)
+        s->why = -errno;
+    return s->fd >= 0;
+}
+
+/* A descriptor that the process has itself will do where the file may not be opened again */
+static int take_memory_file(struct file_search *s, pid_t pid, int number)
+{
+    const int fd = take_fd_of(pid, number);
+
+    if (fd < 0)
+        return 0;
+    if (s->writable && (fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR) {
+        close(fd);
+        return 0;
+    }
+    s->fd = fd;
+    return 1;
+}
+
+static int try_memory_fd(pid_t pid, int number, const char *path, void *opaque)
+{
+    struct file_search *s = opaque;
+
+    if (!is_memory_file(s->of, path))
+        return 0;
+    return open_memory_file(s, path) || take_memory_file(s, pid, number);
+}
+
+static int find_memory_file(pid_t pid, struct file_search *s, struct ff_error *err)
+{
+    FF_AUTO_FREE char *map_file = xprintf("/proc/%d/map_files/%" PRIx64 "-%" PRIx64, (int)pid,
+                                          s->of->start, s->of->end);
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/root%s", (int)pid, s->of->name);
+    const int rc = each_fd_of(pid, try_memory_fd, s, err);
+
+    if (rc)
+        return rc < 0 ? rc : 0;
+    if (s->why) /* it is there, and must not be opened */
+        return ff_error_set(err, -s->why,
+                            "process %d: open the memory file '%s' for %s: %s: run farfork as the "
+                            "QEMU's user", (int)pid, s->of->name,
+                            s->writable ? "writing" : "reading", strerror(-s->why));
+    if (!open_memory_file(s, map_file) && s->of->name[0] == '/' && is_memory_file(s->of, path))
+        open_memory_file(s, path);
+    return 0;
+}
+
+int outside_open(pid_t pid, const struct outside_block *b, bool writable,
+                 struct outside_memory *out, struct ff_error *err)
+{
+    FF_AUTO_FREE struct outside_vma *v = NULL;
+    struct outside_span span;
+    struct statfs fs;
+    struct stat st;
+    unsigned n;
+    int rc;
+
+    if ((rc = outside_read_maps(pid, false, &v, &n, err)) ||
+        (rc = outside_find_span(v, n, b, &span, err)))
+        return rc;
+    *out = (struct outside_memory){.fd = -1, .fd_offset = span.of.offset,
+                                   .is_shared = span.of.is_shared,
+                                   .has_file = span.of.is_shared || span.of.inode,
+                                   .is_hugetlb = b->psize > (uint32_t)sysconf(_SC_PAGESIZE)};
+    if (!span.of.is_shared || !span.of.inode)
+        return 0;
+    struct file_search s = {.of = &span.of, .writable = writable, .fd = -1};
+    if ((rc = find_memory_file(pid, &s, err)))
+        return ff_error_context(err, "memory of %s", b->name);
+    out->fd = s.fd;
+    if (s.fd < 0)
+        return 0;
+    if (!fstatfs(s.fd, &fs))
+        out->is_hugetlb = fs.f_type == HUGETLBFS_MAGIC;
+    if (!fstat(s.fd, &st) && S_ISREG(st.st_mode) &&
+        (uint64_t)st.st_size < out->fd_offset + b->len_bytes) {
+        ff_close_fd(&out->fd);
+        return ff_error_set(err, EFBIG,
+                            "memory of %s: open '%s': the file ends before the memory does (%jd "
+                            "bytes, want %" PRIu64 "): give it its whole length", b->name,
+                            span.of.name, (intmax_t)st.st_size, out->fd_offset + b->len_bytes);
+    }
+    return 0;
+}
+
+/* --- the userfaultfd --- */
+
+struct userfaultfd_search {
+    int number, found;
+};
+
+/* An API that was agreed on has features: at least that it was */
+static bool has_api(pid_t pid, int number)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/fdinfo/%d", (int)pid, number), *line = NULL;
+    FILE *f = fopen(path, "re");
+    size_t room = 0;
+    uint64_t features = 0;
+
+    if (!f)
+        return false;
+    while (!features && getline(&line, &room, f) > 0)
+        sscanf(line, "API: %*x:%" SCNx64, &features);
+    fclose(f);
+    return features;
+}
+
+static int see_userfaultfd(pid_t pid, int number, const char *path, void *opaque)
+{
+    struct userfaultfd_search *s = opaque;
+    char name[64];
+    const ssize_t len = readlink(path, name, sizeof(name) - 1);
+
+    if (len < 0)
+        return 0;
+    name[len] = '\0';
+    if (!strcmp(name, "anon_inode:[userfaultfd]") && has_api(pid, number)) {
+        s->number = number;
+        s->found++;
+    }
+    return 0;
+}
+
+static int are_watched(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    FF_AUTO_FREE struct outside_vma *v = NULL;
+    unsigned vmas;
+    int rc;
+
+    if ((rc = outside_read_maps(pid, true, &v, &vmas, err)))
+        return rc;
+    for (unsigned i = 0; i < n; i++) {
+        struct outside_span span;
+
+        if ((rc = outside_find_span(v, vmas, &b[i], &span, err)))
+            return rc;
+        if (!span.is_watched)
+            return ff_error_set(err, EAGAIN,
+                                "memory of %s: take its userfaultfd: the QEMU (process %d) does "
+                                "not watch it yet", b[i].name, (int)pid);
+    }
+    return 0;
+}
+
+int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    struct userfaultfd_search s = {.number = -1};
+    int rc;
+
+    if ((rc = are_watched(pid, b, n, err)) || (rc = each_fd_of(pid, see_userfaultfd, &s, err)))
+        return rc;
+    if (!s.found)
+        return ff_error_set(err, EAGAIN,
+                            "process %d: take its userfaultfd: it has none open", (int)pid);
+    if (s.found > 1)
+        return ff_error_set(err, ENOTUNIQ,
+                            "process %d: take its userfaultfd: it has %d, of vhost-user devices "
+                            "perhaps: move the guest without them, or by QEMU's own post-copy",
+                            (int)pid, s.found);
+    rc = take_fd_of(pid, s.number);
+    if (rc >= 0)
+        return rc;
+    if (rc == -EBADF)
+        return ff_error_set(err, EAGAIN, "process %d: take its userfaultfd: it has just closed it",
+                            (int)pid);
+    const int why = -rc;
+    if ((rc = outside_may(pid, true, err)))
+        return rc;
+    return ff_error_set(err, why, "process %d: take its userfaultfd: %s", (int)pid, strerror(why));
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * outside.h - the memory of a QEMU, seen by another process
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a proxy beside a QEMU that is not patched needs three things of it: where each RAM
+ *              block is in its address space, the file that holds it, if one does, and the
+ *              userfaultfd by which it watches its memory during post-copy.
+ *
+ * Picture      outside_may() -> outside_blocks() -> outside_locate() -> outside_open()
+ *              at the destination outside_userfaultfd() instead of the last, until it is there
+ *
+ * Threads      any; the calls of one struct qmp not at the same time.
+ * Ownership    nothing is kept: a list and a descriptor are the caller's.
+ * Limits       An address is as of the call. QEMU moves no block of a guest that runs; who adds
+ *              memory to the guest meanwhile calls again.
+ */
+#ifndef FF_VM_OUTSIDE_H
+#define FF_VM_OUTSIDE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "error.h"
+#include "qmp.h"
+
+#define OUTSIDE_MAIN_BYTES (32u << 20) /* a block from this size on is main memory */
+
+struct outside_block {           /* one RAMBlock */
+    char name[256];              /* idstr, as in the migration stream */
+    uint64_t len_bytes, hva;     /* used length; address in the QEMU; 0: this QEMU does not tell */
+    uint32_t psize;
+};
+
+struct outside_memory {
+    int fd;             /* -1: in no shared file, or in one that this process cannot open */
+    uint64_t fd_offset; /* of the block's first byte in it */
+    bool is_shared, is_hugetlb;
+    bool has_file;      /* what nobody touched may hold something: memory of a file, or shared */
+};
+
+/**
+ * outside_blocks() - the RAM blocks of a QEMU, in the order in which it tells them
+ * @out: to be freed
+ *
+ * A QEMU that shows no addresses (7.2) is asked for those of main memory by guest addresses.
+ *
+ * Cost:   one command; without addresses two more, and one a block of main memory
+ * Return: 0; -EPROTO: an answer that this code does not know; else as qmp_command()
+ */
+int outside_blocks(struct qmp *q, struct outside_block **out, unsigned *n, struct ff_error *err);
+
+/**
+ * outside_locate() - fill in @b->hva where it is 0, by the block's length
+ *
+ * Return: 0; -ENOENT: no mapping has this length; -ENOTUNIQ: several have; -EPERM as outside_may()
+ */
+int outside_locate(pid_t pid, struct outside_block *b, struct ff_error *err);
+
+/**
+ * outside_open() - open the file that holds a block whose address is known
+ * @writable: open it for writing too
+ * @out:      @fd is the caller's, also when it is -1
+ *
+ * Private memory has @fd -1 and not @is_shared. Shared memory has @fd -1 where the QEMU keeps no
+ * descriptor of it and this process may not open /proc/PID/map_files.
+ *
+ * Return: 0; -ENOENT: nothing, or not one memory, is mapped there; -EACCES: the file does not
+ *         permit it; -EPERM as outside_may()
+ */
+int outside_open(pid_t pid, const struct outside_block *b, bool writable,
+                 struct outside_memory *out, struct ff_error *err);
+
+/**
+ * outside_userfaultfd() - take the userfaultfd with which a QEMU watches all of these blocks
+ *
+ * Cost:   reads smaps: short while the memory is empty, as it is when post-copy begins
+ * Return: the descriptor, the caller's; -EAGAIN: not all of them are watched yet; -ENOTUNIQ: the
+ *         QEMU has several; -ENOENT as outside_open(); -EPERM as outside_may()
+ */
+int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n,
+                        struct ff_error *err);
+
+/**
+ * outside_may() - find out whether this process may do all that
+ * @attach: also take descriptors and read memory (pidfd_getfd(), process_vm_readv()), not just
+ *          look at /proc
+ *
+ * Return: 0; -ESRCH: no such process; -ENOSYS: the kernel cannot; -EPERM: the error says what
+ *         forbids it, and the remedy
+ */
+int outside_may(pid_t pid, bool attach, struct ff_error *err);
+
+/**
+ * outside_may_stranger() - the same for a process of this user that this one did not start
+ *
+ * Cost:    starts two processes, and waits for them
+ * Threads: while the caller has no other one
+ * Return:  as outside_may(); -EIO: no process can be started
+ */
+int outside_may_stranger(struct ff_error *err);
+
+#endif

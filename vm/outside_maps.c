@@ -1,0 +1,223 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * outside_maps.c - find a block in what the kernel shows of a process's mappings
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      7f1333fff000-7f1343fff000 rw-s 00000000 00:01 1064 /memfd:memory-backend-memfd
+ *              VmFlags: rd wr sh mr mw me ms um dc nh   smaps alone: um: watched, ht: hugetlb
+ *
+ *              A block may be several VMAs: madvise(2), mprotect(2) and mbind(2) split them. They
+ *              are one memory where each begins at the end of the one before, at the next byte of
+ *              the same file, or all of them in no file. A VMA may begin before the block and end
+ *              after it: the kernel joins anonymous neighbours.
+ *
+ * Invariants   A hole, or another file, inside a block is an error: its bytes would be others'.
+ *              A block without address is located only where one place alone fits.
+ * Sources      proc_pid_maps(5), proc_pid_smaps(5)
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+
+#include "outside_private.h"
+#include "xalloc.h"
+
+/* --- read --- */
+
+/* Whether it is the first line of a VMA */
+static bool parse_vma(const char *line, struct outside_vma *v)
+{
+    char perms[5];
+    int name = 0;
+
+    *v = (struct outside_vma){0};
+    if (sscanf(line, "%" SCNx64 "-%" SCNx64 " %4[-rwxsp] %" SCNx64 " %x:%x %" SCNu64 " %n",
+               &v->start, &v->end, perms, &v->offset, &v->major, &v->minor, &v->inode,
+               &name) < 7 || strlen(perms) != 4 || v->end <= v->start)
+        return false;
+    v->is_readable = perms[0] == 'r';
+    v->is_writable = perms[1] == 'w';
+    v->is_shared = perms[3] == 's';
+    if (name)
+        snprintf(v->name, sizeof(v->name), "%.*s", (int)strcspn(line + name, "\n"), line + name);
+    return true;
+}
+
+static void take_flags(struct outside_vma *v, char *words)
+{
+    char *rest;
+
+    for (char *w = strtok_r(words, " \n", &rest); w; w = strtok_r(NULL, " \n", &rest)) {
+        v->is_watched |= !strcmp(w, "um");
+        v->is_hugetlb |= !strcmp(w, "ht");
+    }
+}
+
+int outside_parse_maps(FILE *text, struct outside_vma **out, unsigned *n, struct ff_error *err)
+{
+    FF_AUTO_FREE struct outside_vma *v = NULL;
+    FF_AUTO_FREE char *line = NULL;
+    size_t room = 0, have = 0, at = 0;
+
+    while (errno = 0, getline(&line, &room, text) > 0) {
+        struct outside_vma one;
+
+        if (parse_vma(line, &one)) {
+            if (at == have)
+                v = xrealloc(v, (have = have ? 2 * have : 64) * sizeof(*v));
+            v[at++] = one;
+        } else if (at && !strncmp(line, "VmFlags:", 8)) {
+            take_flags(&v[at - 1], line + 8);
+        } else if (!at || !strchr(line, ':')) {
+            return ff_error_set(err, EPROTO, "maps: read line: no mapping: %.*s",
+                                (int)strcspn(line, "\n"), line);
+        }
+    }
+    if (ferror(text))
+        return ff_error_set(err, EIO, "maps: read: %s", strerror(errno ? errno : EIO));
+    *out = v;
+    *n = (unsigned)at;
+    v = NULL;
+    return 0;
+}
+
+int outside_read_maps(pid_t pid, bool flags, struct outside_vma **out, unsigned *n,
+                      struct ff_error *err)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/%s", (int)pid, flags ? "smaps" : "maps");
+    FILE *f = fopen(path, "re");
+    int rc;
+
+    if (!f) {
+        int why = errno;
+
+        if ((rc = outside_may(pid, false, err)))
+            return rc;
+        return ff_error_set(err, why, "%s: open: %s", path, strerror(why));
+    }
+    rc = outside_parse_maps(f, out, n, err);
+    fclose(f);
+    if (rc)
+        return ff_error_context(err, "%s", path);
+    if (*n)
+        return 0;
+    /* as of a process that has ended, or a thread of the kernel */
+    return ff_error_set(err, ESRCH, "%s: read: empty: the process has no memory any more", path);
+}
+
+/* --- find --- */
+
+static bool vmas_share_file(const struct outside_vma *a, const struct outside_vma *b)
+{
+    return a->inode == b->inode && a->major == b->major && a->minor == b->minor &&
+           a->is_shared == b->is_shared;
+}
+
+/* Whether @b goes on where @a ends, in memory and in the file */
+static bool vma_goes_on(const struct outside_vma *a, const struct outside_vma *b)
+{
+    return a->end == b->start && vmas_share_file(a, b) &&
+           (!a->inode || a->offset + (a->end - a->start) == b->offset);
+}
+
+/* Why the block does not go on behind @last */
+static int no_span(const struct outside_vma *last, const struct outside_vma *next,
+                   const struct outside_block *b, struct ff_error *err)
+{
+    const char *const again = "start the move again when the guest's memory is not being changed";
+
+    if (!next || next->start > last->end)
+        return ff_error_set(err, ENOENT,
+                            "memory of %s: find it: a hole at 0x%" PRIx64 " (block 0x%" PRIx64
+                            ", %" PRIu64 " bytes): %s", b->name, last->end, b->hva, b->len_bytes,
+                            again);
+    return ff_error_set(err, ENOENT,
+                        "memory of %s: find it: other memory begins at 0x%" PRIx64
+                        ": '%s' offset 0x%" PRIx64 " after '%s' offset 0x%" PRIx64 ": %s", b->name,
+                        next->start, next->name, next->offset, last->name, last->offset, again);
+}
+
+int outside_find_span(const struct outside_vma *v, unsigned n, const struct outside_block *b,
+                      struct outside_span *out, struct ff_error *err)
+{
+    unsigned i = 0;
+
+    while (i < n && v[i].end <= b->hva)
+        i++;
+    if (i == n || v[i].start > b->hva || !b->len_bytes || b->hva > UINT64_MAX - b->len_bytes)
+        return ff_error_set(err, ENOENT,
+                            "memory of %s: find it: nothing is mapped at 0x%" PRIx64 " (%" PRIu64
+                            " bytes): is this the process that answers QMP?", b->name, b->hva,
+                            b->len_bytes);
+    *out = (struct outside_span){.of = v[i], .at = b->hva, .is_watched = v[i].is_watched};
+    if (v[i].inode)
+        out->of.offset += b->hva - v[i].start;
+    for (; v[i].end < b->hva + b->len_bytes; i++) {
+        if (i + 1 == n || !vma_goes_on(&v[i], &v[i + 1]))
+            return no_span(&v[i], i + 1 < n ? &v[i + 1] : NULL, b, err);
+        out->is_watched &= v[i + 1].is_watched;
+    }
+    return 0;
+}
+
+/* Memory that a guest can have: no code, no stack, no reserve */
+static bool is_candidate(const struct outside_vma *v)
+{
+    return v->is_readable && v->is_writable && (v->inode || v->name[0] != '[' ||
+                                                !strncmp(v->name, "[anon", 5));
+}
+
+int outside_find_by_length(const struct outside_vma *v, unsigned n, struct outside_block *b,
+                           struct ff_error *err)
+{
+    const uint64_t page = b->psize ? b->psize : 4096;
+    const uint64_t most = (b->len_bytes + page - 1) / page * page;
+    const struct outside_vma *found = NULL;
+    const char *const remedy = "a QEMU that shows addresses in `info ramblock`, as 10.0 does, "
+                               "needs no such search";
+
+    if (!b->len_bytes || most < b->len_bytes)
+        return ff_error_set(err, EINVAL, "memory of %s: find it: %" PRIu64 " bytes", b->name,
+                            b->len_bytes);
+    for (unsigned i = 0; i < n; i++) {
+        unsigned last = i;
+
+        /* a file's memory begins where it begins; anonymous neighbours may be two memories */
+        if (!is_candidate(&v[i]) || (i && v[i].inode && vma_goes_on(&v[i - 1], &v[i])))
+            continue;
+        while (v[last].end - v[i].start < b->len_bytes && last + 1 < n &&
+               is_candidate(&v[last + 1]) && vma_goes_on(&v[last], &v[last + 1]))
+            last++;
+        if (v[last].end - v[i].start < b->len_bytes || v[last].end - v[i].start > most)
+            continue;
+        if (found)
+            return ff_error_set(err, ENOTUNIQ,
+                                "memory of %s: find it: mappings at 0x%" PRIx64 " and 0x%" PRIx64
+                                " have its length (%" PRIu64 " bytes): give each memory backend "
+                                "another size, or use another QEMU: %s", b->name, found->start,
+                                v[i].start, b->len_bytes, remedy);
+        found = &v[i];
+    }
+    if (!found)
+        return ff_error_set(err, ENOENT,
+                            "memory of %s: find it: no mapping has its length (%" PRIu64
+                            " bytes): use memory-backend-memfd with share=on, or another QEMU: %s",
+                            b->name, b->len_bytes, remedy);
+    b->hva = found->start;
+    return 0;
+}
+
+int outside_locate(pid_t pid, struct outside_block *b, struct ff_error *err)
+{
+    FF_AUTO_FREE struct outside_vma *v = NULL;
+    unsigned n;
+    int rc;
+
+    if (b->hva)
+        return 0;
+    if ((rc = outside_read_maps(pid, false, &v, &n, err)))
+        return rc;
+    return outside_find_by_length(v, n, b, err);
+}

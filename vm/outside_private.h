@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * outside_private.h - what the files of outside.h share, and their tests
+ */
+#ifndef FF_VM_OUTSIDE_PRIVATE_H
+#define FF_VM_OUTSIDE_PRIVATE_H
+
+#include <stdio.h>
+
+#include "outside.h"
+
+/* --- outside_maps.c --- */
+
+struct outside_vma { /* a line of maps, or a paragraph of smaps */
+    uint64_t start, end, offset, inode;
+    unsigned major, minor; /* of the file; inode 0: none */
+    bool is_readable, is_writable, is_shared;
+    bool is_watched, is_hugetlb; /* smaps alone: um, ht */
+    char name[256];              /* cut, if it is longer */
+};
+
+struct outside_span { /* VMAs that are one memory: what the first one says, and of all of them */
+    struct outside_vma of; /* start, end: of the first VMA; offset: at @at */
+    uint64_t at;
+    bool is_watched; /* all of it */
+};
+
+/* The whole text. 0; -EPROTO: it is neither maps nor smaps; -EIO */
+int outside_parse_maps(FILE *text, struct outside_vma **out, unsigned *n, struct ff_error *err);
+
+/* Of a process, by smaps if @flags. Fails as outside_may(), too */
+int outside_read_maps(pid_t pid, bool flags, struct outside_vma **out, unsigned *n,
+                      struct ff_error *err);
+
+/* What holds the block at its address: 0; -ENOENT: a hole, or more than one memory */
+int outside_find_span(const struct outside_vma *v, unsigned n, const struct outside_block *b,
+                      struct outside_span *out, struct ff_error *err);
+
+/* As outside_locate() */
+int outside_find_by_length(const struct outside_vma *v, unsigned n, struct outside_block *b,
+                           struct ff_error *err);
+
+/* --- outside_blocks.c --- */
+
+/* What `info ramblock` shows: 0; -EPROTO */
+int outside_parse_blocks(const char *text, struct outside_block **out, unsigned *n,
+                         struct ff_error *err);
+
+/* Where `info mtree -f` shows a piece of the block: its guest address, and where in the block */
+bool outside_find_guest_address(const char *mtree, const char *block, uint64_t *gpa,
+                                uint64_t *offset);
+
+/* What gpa2hva answers for an address in @block; 0: something else */
+uint64_t outside_parse_hva(const char *text, const char *block);
+
+/* --- outside_may.c --- */
+
+struct outside_facts {
+    uid_t uid[3], my_uid, my_euid; /* real, effective, saved */
+    gid_t gid[3], my_gid, my_egid;
+    uint64_t permitted, my_permitted, my_effective; /* capabilities */
+    uid_t owner;       /* of its files in /proc: root, where it is not dumpable */
+    int ptrace_scope;  /* yama's; -1: there is none */
+    int my_seccomp;    /* 2: a filter */
+    bool is_hidden;    /* /proc does not show it (hidepid) */
+    bool is_ancestor;  /* this process is one of it */
+    bool is_refused_to_self; /* the calls, on this very process */
+    char label[128], my_label[128]; /* of a MAC policy; "": none */
+};
+
+/* @proc: "/proc". 0; -ESRCH */
+int outside_read_facts(const char *proc, pid_t pid, struct outside_facts *f, struct ff_error *err);
+
+/* What forbids it, of those: -EPERM, always */
+int outside_judge(const struct outside_facts *f, pid_t pid, bool attach, struct ff_error *err);
+
+#endif
