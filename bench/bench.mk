@@ -4,7 +4,7 @@
 #
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
-.PHONY: bench bench-clone
+.PHONY: bench bench-clone bench-proxy
 BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,baselines udpping redisload shaper)
 BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
@@ -34,6 +34,14 @@ $(REDIS_INITRD): $(BUILD)/guests/initrd.img bench/mkredis | $(DEPS_BENCH)
 bench: $(BUILD)/bin/farfork $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf \
        $(BENCH_PROGRAMS) $(BENCH_SCALING) linux-guest $(REDIS_INITRD) | $(DEPS_BENCH)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench $(if $(FULL),--full) \
+	    $(BENCH_FLAGS)
+
+# an unpatched QEMU by its own ways and by proxies, beside the patched one; BENCH_QEMU=stock-qemu-sid
+BENCH_QEMU := stock-qemu
+bench-proxy: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS) \
+             $(BUILD)/tests/e2e/$(BENCH_QEMU)
+	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench --qemu $(BENCH_QEMU) \
+	    --mem 3072 --memory memfd anon --peers pre-copy post-copy preempt proxy rdma-tcp \
 	    $(BENCH_FLAGS)
 
 bench-clone: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS)

@@ -27,12 +27,14 @@ import measure                                      # noqa: E402
 import overhead                                     # noqa: E402
 import client_view                                      # noqa: E402
 import testbed                                       # noqa: E402
+import peers                                        # noqa: E402
 import plots                                        # noqa: E402
 import schema                                       # noqa: E402
 import selection                                    # noqa: E402
 import table                                        # noqa: E402
 from common import Failed, Skip                     # noqa: E402
-from measure import Guest, Peer, Times              # noqa: E402
+from measure import Guest, Times                    # noqa: E402
+from peers import Peer                              # noqa: E402
 
 FLOORS = os.path.join(common.BUILD, 'bench', 'baselines')
 MEMORIES = ('anon', 'memfd', 'thp', 'hugetlb')
@@ -50,7 +52,7 @@ EPILOG = '''
   --fail-on-regression  exit code 1 when a figure is worse
 
 PEER is one of {peers}.
-After a comma: qemu=PROGRAM, and for rdma-... key, a key of this run, or options of its
+After a comma: qemu=PROGRAM, and for proxy and rdma-... key, a key of this run, or options of its
 address, as in rdma-tcp,prefill=push. WORKLOAD is one of {workloads};
 with @RATE so many touches a second; or a Linux guest that is measured from outside: linux,
 with UDP packets, or redis, whose answers a client waits for.
@@ -143,7 +145,7 @@ class Bench:
         }
 
     def qemu(self, peer):
-        return peer.qemu or (self.o.qemu if peer.name in measure.STOCK else None) or common.QEMU
+        return peer.qemu or (None if peer.patched() else self.o.qemu) or common.QEMU
 
     def skip(self, what, why):
         progress.clear()
@@ -248,10 +250,10 @@ class Bench:
 
     def run_idle(self, t, group):
         """What the guest gets done while nothing moves."""
-        peers = {p.text: p for p in self.peers}
+        by_text = {p.text: p for p in self.peers}
 
         def qemu_of(way):
-            return (self.qemu(peers[way]) if way in peers
+            return (self.qemu(by_text[way]) if way in by_text
                     else self.o.qemu if way == overhead.STOCK else common.QEMU)
 
         guest = self.prepare(t, group)
@@ -264,7 +266,7 @@ class Bench:
                     progress(f'{schema.group_title(group)}: round {number} of {self.o.runs}: '
                              f'nothing moves: {way}')
                     progress.done += 1
-                overhead.one_round(t, group, guest, qemu_of, peers, say)
+                overhead.one_round(t, group, guest, qemu_of, by_text, say)
         progress.clear()
         print('\n'.join(table.overhead_lines(group)) + '\n', flush=True)
 
@@ -389,12 +391,12 @@ def parse_args(argv):
     p = argparse.ArgumentParser(
         prog='farfork bench', formatter_class=argparse.RawDescriptionHelpFormatter,
         description='Measure what a move costs, by rdma-postcopy and by what QEMU has.',
-        epilog=EPILOG.format(peers=', '.join(measure.PEERS),
+        epilog=EPILOG.format(peers=', '.join(peers.PEERS),
                              workloads=', '.join(measure.WORKLOADS)))
     add = p.add_argument
     add('--runs', type=positive, default=5, metavar='N', help='of each peer (default: 5)')
     add('--peers', nargs='+', type=checked(Peer), metavar='PEER',
-        default=[*measure.USUAL, *(['rdma-verbs'] if IN_LAB else [])],
+        default=[*peers.USUAL, *(['rdma-verbs'] if IN_LAB else [])],
         help='ways to move (default: all but hybrid, and rdma-tcp,key; rdma-verbs in the '
         'lab only)')
     add('--workload', nargs='+', type=checked(measure.check_workload), metavar='WORKLOAD',
@@ -410,7 +412,8 @@ def parse_args(argv):
         help='with loopback: an own address to connect to, e.g. of an RDMA device')
     add('--accel', choices=('auto', 'kvm', 'tcg'), default='auto',
         help='auto: kvm where the guest boots under it')
-    add('--qemu', metavar='PROGRAM', help='QEMU of the peers that are not rdma-postcopy')
+    add('--qemu', metavar='PROGRAM', help='QEMU of the peers that are not rdma-postcopy; also '
+        'stock-qemu and others of Debian that the tests have downloaded')
     add('--limit', type=positive, metavar='S',
         help='a pre-copy that takes longer does not converge (default: 10; over a link with a '
         'rate what it needs for all memory, twice)')
@@ -432,6 +435,7 @@ def parse_args(argv):
     add('--out', metavar='FOLDER',
         help='of the results (default: bench/TIME in the build folder; installed: in this one)')
     o = p.parse_args(argv)
+    o.qemu = o.qemu and peers.program_of(o.qemu)
     if o.qemu and not os.access(o.qemu, os.X_OK):
         p.error(f'--qemu {o.qemu}: no such program')
     # the lab forgets every other folder; the installed one is not for results

@@ -26,6 +26,7 @@ import measure
 import testbed
 import stats
 from common import Failed, Linux, Skip
+from proxies import second_monitor
 
 NEED = ('mem', 'counter', 'disk')
 PROGRAMS = os.path.join(common.BUILD, 'bench')
@@ -34,6 +35,13 @@ REDIS_APPEND = 'farfork.mem=8 farfork.duty=5 farfork.disk_pause_us=100000'
 REDIS_REST_MIB = 128    # of the guest's memory is not for values; of the rest, 7 of 10 MiB are
 KVM_BOOT_S = 15         # a KVM that emulates ring 0 takes minutes
 SLOT_MS = measure.SLOT_MS
+
+
+class Moved(Linux):
+    """With a monitor more, for a proxy."""
+
+    def argv(self, incoming):
+        return super().argv(incoming) + second_monitor(self.s.workdir, self.name)
 
 
 class Client:
@@ -225,7 +233,7 @@ def move_and_measure(t, guest, peer, qemu, number, times):
     kind, client = CLIENTS[guest.workload], None
     hosts = Hosts(f'ffbench-{os.getpid()}-{number}')
     try:
-        with Linux(hosts.src, settings, 'a') as src, Linux(hosts.dst, settings, 'b') as dst:
+        with Moved(hosts.src, settings, 'a') as src, Moved(hosts.dst, settings, 'b') as dst:
             src.start()
             common.linux_boot(src, 120)
             dst.start(incoming=True)
@@ -233,7 +241,7 @@ def move_and_measure(t, guest, peer, qemu, number, times):
             client = kind(hosts.src, guest.mem_mib)
             watch_for(settings, times.before_s)
             limit_s = times.limit_s if not peer.postcopy() else 60 + guest.mem_mib / 20
-            move = measure.Move(src, dst, peer, limit_s)
+            move = measure.Move(t, src, dst, peer, limit_s)
             watch_for(settings, times.after_s)
             seen = client.finish()
             problems = linuxreport.verdict(linuxreport.load(settings.report), NEED)

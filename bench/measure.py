@@ -16,19 +16,15 @@ import tempfile
 import time
 
 import common
+import procstat
 import report
 import stats
-import procstat
 from common import Failed, Micro
+from proxies import second_monitor
 from qemu import GuestError
 
 SLOT_MS = 100
 REPORT_MS = 2000        # each costs the guest tens of ms where exits are slow
-STOCK = {'pre-copy': 'precopy', 'multifd': 'multifd', 'post-copy': 'postcopy',
-         'preempt': 'preempt', 'hybrid': 'preempt'}
-RDMA = {'rdma-tcp': 'tcp', 'rdma-verbs': 'verbs'}
-PEERS = [*STOCK, *RDMA]
-USUAL = [*(p for p in PEERS if p not in ('hybrid', 'rdma-verbs')), 'rdma-tcp,key']
 PASS_S = 60             # of one round of pre-copy, at most
 SETTLE_S = 120          # until a destination has made memory ready, at most
 WORKLOADS = {
@@ -43,37 +39,6 @@ WORKLOADS = {
 OUTSIDE = ('linux', 'redis')    # Linux guests, measured from outside: client_view.py
 PAGER = {'fault-p50': 'pager_p50_us', 'fault-p90': 'pager_p90_us', 'fault-p99': 'pager_p99_us',
          'fault-p999': 'pager_p999_us', 'fault-max': 'pager_max_us'}
-
-
-class Peer:
-    """A way to move: NAME[,qemu=PROGRAM][,key][,OPTION=VALUE...]; options are of rdma-postcopy."""
-
-    def __init__(self, text):
-        self.text = text
-        self.name, *options = text.split(',')
-        if self.name not in PEERS:
-            raise ValueError(f'no peer {self.name!r}: there are {", ".join(PEERS)}')
-        self.qemu = next((o[5:] for o in options if o.startswith('qemu=')), None)
-        rest = [o for o in options if not o.startswith('qemu=')]
-        if rest and self.name in STOCK:
-            raise ValueError(f'{text}: {self.name} takes no option but qemu=')
-        if 'key' in rest:
-            # as long as the peer is there; none but this user may read it
-            self.key = tempfile.NamedTemporaryFile('w', prefix='farfork-bench-', encoding='ascii')
-            self.key.write(os.urandom(32).hex())
-            self.key.flush()
-            rest[rest.index('key')] = f'key-file={self.key.name}'
-        self.options = ''.join(f',{o}' for o in [f'link={RDMA.get(self.name)}', 'insecure=on', *rest])
-
-    def postcopy(self):
-        return self.name not in ('pre-copy', 'multifd')
-
-    def listen(self, src, dst):
-        """Let dst wait; the address for src."""
-        if self.name in STOCK:
-            return common.stock_listen(src, dst, STOCK[self.name], common.place.host)
-        common.place.options = self.options
-        return common.listen(dst)
 
 
 class Guest:
@@ -94,7 +59,8 @@ class Guest:
 
     def start(self, t, name, qemu, **more):
         return Micro(t, name, self.accel, self.backend(), self.mem_mib, self.smp, self.load(),
-                     qemu=qemu, extra=['-name', f'{name},debug-threads=on'], **more)
+                     qemu=qemu, extra=['-name', f'{name},debug-threads=on',
+                                       *second_monitor(t.work, name)], **more)
 
 
 def check_workload(text):
@@ -151,9 +117,9 @@ def watch_for(guest, clock, seconds):
     guest.wait('a report', done, seconds + 60 * common.place.patience)
 
 
-def listen(src, dst, peer):
-    """A destination waits for its source, and may make memory ready meanwhile: the URI."""
-    uri = peer.listen(src, dst)
+def listen(t, src, dst, peer):
+    """A destination waits for its source, and may make memory ready meanwhile: how to begin."""
+    way = peer.listen(t, src, dst)
     page, last, since = os.sysconf('SC_PAGESIZE'), 0, time.monotonic()
     end = since + SETTLE_S
     while time.monotonic() < min(since + 0.2, end):
@@ -162,31 +128,38 @@ def listen(src, dst, peer):
         if abs(rss - last) > 1 << 20:
             last, since = rss, time.monotonic()
         time.sleep(0.05)
-    return uri
+    return way
 
 
 class Move:
-    """From `migrate` to the end on both sides."""
+    """From `migrate` to the end on both sides; use: by side, a proxy's with its QEMU's."""
 
-    def __init__(self, src, dst, peer, limit_s, uri=None):
-        uri = uri or listen(src, dst, peer)
-        self.src, self.dst, self.peer = src, dst, peer
+    def __init__(self, t, src, dst, peer, limit_s, way=None):
+        way = way or listen(t, src, dst, peer)
+        self.src, self.dst, self.peer, self.way = src, dst, peer, way
         self.outcome, self.infos = 'completed', [None, None]
         self.marks = [len(src.events), len(dst.events)]
-        watching = procstat.Watch([src.pid, dst.pid])
+        watching = procstat.Watch([src.pid, dst.pid, *way.pids()])
         try:
             self.start_s, self.start_wall = time.monotonic(), time.time()
-            src.qmp('migrate', uri=uri)
+            way.begin(src)
+            watching.add_new(way.pids())
             if peer.name == 'hybrid':
                 self.one_round()
-            if peer.name in STOCK and peer.postcopy():
+            if peer.starts_postcopy():
                 if common.wait_migration(src, ('active', 'completed'))['status'] == 'active':
                     src.qmp('migrate-start-postcopy')
             self.wait(limit_s)
             self.end_s = time.monotonic()
-            self.use = watching.end()
+            way.end()
+            uses = watching.end()
         finally:
             watching.cancel()
+            way.close()
+        ours = way.pids()
+        self.use = {'source': procstat.together([uses[p] for p in (src.pid, *ours[1:])]),
+                    'destination': procstat.together([uses[p] for p in (dst.pid, *ours[:1])])}
+        self.source_rss_mib = uses[src.pid].rss_mib
         # collects what has come; the destination of a move that was cancelled ends
         for g in (src, dst) if self.outcome == 'completed' else (src,):
             g.qmp('query-name')
@@ -208,6 +181,7 @@ class Move:
         end = self.start_s + limit_s * common.place.patience
         for i, g in enumerate((self.src, self.dst)):
             while True:
+                self.way.check()
                 info = self.infos[i] = common.migration(g)
                 if info.get('status') == 'completed':
                     break
@@ -266,7 +240,7 @@ def metrics_of_move(move):
         out['downtime_qemu_ms'] = src_info.get('downtime')
         out['downtime_events_ms'] = move.event_downtime_ms()
     ram = src_info.get('ram', {})
-    x = move.infos[1].get('x-rdma-postcopy') if move.infos[1] else None
+    x = move.way.numbers(move.infos[1])
     if x:
         out['faults'] = x['faults']
         for theirs, ours in PAGER.items():
@@ -288,13 +262,12 @@ def metrics_of_move(move):
         out['transferred_bytes'] = ram.get('transferred')
     if out.get('total_ms') and out.get('transferred_bytes') is not None:
         out['throughput_mib_s'] = out['transferred_bytes'] / (1 << 20) / out['total_ms'] * 1000
-    for side, g in (('source', move.src), ('destination', move.dst)):
-        use = move.use[g.pid]
+    for side, use in move.use.items():
         out[f'cpu_{side}_vcpu_s'] = use.vcpu_s()
         out[f'cpu_{side}_s'] = max(0, use.cpu_s - use.vcpu_s())
         # what the source had before the move is what the guest needs, on either side
         if side == 'source' or move.outcome == 'completed':
-            out[f'peak_{side}_mib'] = use.peak_mib - move.use[move.src.pid].rss_mib
+            out[f'peak_{side}_mib'] = use.peak_mib - move.source_rss_mib
     return out
 
 
@@ -354,14 +327,14 @@ def move_and_measure(t, guest, peer, qemu, number, times):
     with guest.start(t, f'{name}a', qemu) as src, \
             guest.start(t, f'{name}b', qemu, incoming=True) as dst:
         src.wait_ready(120 * common.place.patience + guest.mem_mib / 20)
-        uri = listen(src, dst, peer)
+        way = listen(t, src, dst, peer)
         clock, lines = Clock(), src.log().lines
         clock.seen = len(lines)         # of these it is not known when they came
         begin_ms = max(line['uptime_ms'] for line in lines)
         watch_for(src, clock, times.before_s)
         time.sleep(1.5 * SLOT_MS / 1000)    # the report is in no slot of the move
         limit_s = times.limit_s if not peer.postcopy() else 60 + guest.mem_mib / 20
-        move = Move(src, dst, peer, limit_s, uri)
+        move = Move(t, src, dst, peer, limit_s, way)
         last = dst if move.outcome == 'completed' else src
         watch_for(last, Clock(), times.after_s)
         log = report.parse(src.console, *([dst.console] if last is dst else []))
@@ -377,11 +350,10 @@ def as_run(move, metrics, hist, line, problems):
     return {
         'outcome': move.outcome, 'why': '',
         'metrics': {k: round(v, 4) if isinstance(v, float) else v for k, v in metrics.items()},
-        'threads': {side: move.use[g.pid].threads
-                    for side, g in (('source', move.src), ('destination', move.dst))},
+        'threads': {side: use.threads for side, use in move.use.items()},
         'hist': sorted([b, n] for b, n in hist.items()), 'timeline': line,
         'ledger': '; '.join(problems[:3]) if problems else 'ok',
-        'link': (move.infos[1] or {}).get('x-rdma-postcopy', {}).get('link-detail', ''),
+        'link': (move.way.numbers(move.infos[1]) or {}).get('link-detail', ''),
     }
 
 
@@ -396,7 +368,7 @@ def one_move(t, guest, peer, qemu, number, times, measure=move_and_measure):
     if run['ledger'] not in ('ok', 'unknown'):
         run.update(outcome='failed', why=f'the guest found its memory wrong: {run["ledger"]}')
     for x in 'ab':
-        for suffix in ('console', 'stderr', 'qmp'):
+        for suffix in ('console', 'stderr', 'qmp', 'proxy', 'stream'):
             path = os.path.join(t.work, f'{number}{x}.{suffix}')
             if os.path.exists(path):
                 os.unlink(path)

@@ -18,7 +18,7 @@ import measure
 import client_view
 import schema
 import stats
-from common import Failed, Linux
+from common import Failed
 from measure import Clock
 from qemu import GuestError
 
@@ -46,8 +46,8 @@ def as_run(work_per_s, pid):
     return {'work_per_s': round(work_per_s, 1), 'huge_mib': huge_mib(pid), 'why': ''}
 
 
-def move(src, dst, peer, mem_mib):
-    if measure.Move(src, dst, peer, 60 + mem_mib / 10).outcome != 'completed':
+def move(t, src, dst, peer, mem_mib):
+    if measure.Move(t, src, dst, peer, 60 + mem_mib / 10).outcome != 'completed':
         raise Failed(f'{peer.text}: did not converge: no guest that has moved; take another way, '
                      'or a workload @RATE')
 
@@ -59,7 +59,7 @@ def run_micro(t, guest, peer, qemu):
             return work_of_micro(src)
         with guest.start(t, 'overhead-b', qemu, incoming=True) as dst:
             measure.watch_for(src, Clock(), SETTLE_S)
-            move(src, dst, peer, guest.mem_mib)
+            move(t, src, dst, peer, guest.mem_mib)
             return work_of_micro(dst)
 
 
@@ -77,7 +77,8 @@ def run_outside(t, guest, peer, qemu):
     settings = client_view.settings_of(t, 'overhead', guest, qemu)
     hosts, client = client_view.Hosts(f'ffbench-{os.getpid()}-o'), None
     try:
-        with Linux(hosts.src, settings, 'a') as src, Linux(hosts.dst, settings, 'b') as dst:
+        with client_view.Moved(hosts.src, settings, 'a') as src, \
+                client_view.Moved(hosts.dst, settings, 'b') as dst:
             src.start()
             common.linux_boot(src, 120)
             if peer:
@@ -85,7 +86,7 @@ def run_outside(t, guest, peer, qemu):
             client = client_view.CLIENTS[guest.workload](hosts.src, guest.mem_mib)
             if peer:
                 client_view.watch_for(settings, SETTLE_S)
-                move(src, dst, peer, guest.mem_mib)
+                move(t, src, dst, peer, guest.mem_mib)
             client_view.watch_for(settings, SETTLE_S + RUN_S)
             slots = client.work(client.finish())[-RUN_S * 1000 // measure.SLOT_MS:]
             return as_run((stats.median(slots) or 0) * 1000 / measure.SLOT_MS,

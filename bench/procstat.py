@@ -67,6 +67,16 @@ class Use:
         return sum(s for n, s in self.threads.items() if n.startswith('CPU '))
 
 
+def together(uses):
+    """Of several processes; threads of one name are one."""
+    by_name = {}
+    for use in uses:
+        for name, seconds in use.threads.items():
+            by_name[name] = round(by_name.get(name, 0) + seconds, 6)
+    return Use(sum(u.cpu_s for u in uses), by_name, sum(u.rss_mib for u in uses),
+               sum(u.peak_mib for u in uses))
+
+
 class Watch:
     def __init__(self, pids):
         self.start, self.last, self.cpu, self.rss, self.peak = {}, {}, {}, {}, {}
@@ -84,8 +94,15 @@ class Watch:
         self.thread = threading.Thread(target=self.run, daemon=True)
         self.thread.start()
 
+    def add_new(self, pids):
+        """Processes that were started since: all that they used counts."""
+        for pid in set(pids) - set(self.cpu):
+            self.rss[pid] = self.cpu[pid] = self.peak[pid] = 0
+            self.start[pid] = {}
+            self.last[pid] = threads(pid)
+
     def look(self):
-        for pid, seen in self.last.items():
+        for pid, seen in list(self.last.items()):
             seen.update(threads(pid))
             # nothing of a process that has ended: the destination of what was cancelled
             self.peak[pid] = status_kib(pid, 'VmHWM') or self.peak[pid]

@@ -4,19 +4,20 @@
 import clone_groups
 import fault_scaling
 import overhead
+import peers
 import schema
 import stats
 
 RATIO_METRICS = ('total_ms', 'downtime_guest_ms', 'downtime_events_ms', 'udp_silence_ms',
                  'answer_p50_us', 'answer_p99_us', 'answer_max_us', 'stall_total_ms',
-                 'stall_p50_us', 'stall_p99_us', 'work_lost_ms', 'cpu_source_s',
+                 'stall_p50_us', 'stall_p99_us', 'stall_max_us', 'work_lost_ms', 'cpu_source_s',
                  'cpu_destination_s')
 ASIDE = 33              # columns of the labels
 THREADS = 4             # of each side are shown
 
 
 def is_ours(peer):
-    return peer['peer'].startswith('rdma-')
+    return peer['peer'].split(',')[0] in peers.OURS
 
 
 def cell(peer, name):

@@ -9,6 +9,7 @@
 #include "cli.h"
 #include "defaults.h"
 #include "move.h"
+#include "move_domain.h"
 
 #define TIMEOUT_S 60
 #define LEASE_S 30
@@ -16,10 +17,15 @@
 static int move_usage(FILE *out)
 {
     fputs(
-        "usage: farfork move [OPTION...] PARENT HOST[=ADDRESS]\n\n"
+        "usage: farfork move [OPTION...] PARENT HOST[=ADDRESS]\n"
+        "       farfork move --domain NAME [OPTION...] URI [-- WORD...]\n\n"
         "Move a running guest to another host: it stops here and runs there at once, and its\n"
         "memory follows. PARENT is the QMP socket of its QEMU, on this host; disks are on storage\n"
         "that both hosts share.\n\n"
+        "  --domain NAME           move libvirt's domain NAME, by proxies and virsh migrate with WORDs;\n"
+        "                          URI is of the libvirt there: qemu+ssh://HOST/system. Of the options\n"
+        "                          below: launcher, untested, options, agent, timeout, json\n"
+        "  --address ADDRESS       with that: of HOST, for the memory\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --via auto|transport|proxy  by the transport of a patched QEMU, or by proxies\n"
         "                          beside any; default: auto, which says what it takes\n"
@@ -47,11 +53,29 @@ static int move_usage(FILE *out)
     return out == stdout ? 0 : EXIT_USAGE;
 }
 
+/* @argv: URI, words */
+static int move_domain(struct domain_options *d, const struct session_options *o,
+                       const struct move_fallback *back, const struct move_way *way, char **argv)
+{
+    if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
+        back->record || back->overlays || way->via == VIA_TRANSPORT)
+        return move_usage(stderr);
+    d->uri = argv[0];
+    d->words = argv + 1;
+    d->launcher = o->launcher;
+    d->agent = o->agent;
+    d->link_options = o->link_options;
+    d->timeout_s = o->timeout_s;
+    d->json = o->json;
+    d->untested = way->untested;
+    return output_code("farfork move", move_domain_run(d), MOVE_EXIT_TROUBLE);
+}
+
 int cmd_move(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
-        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED
+        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -61,11 +85,13 @@ int cmd_move(int argc, char **argv)
         {"fallback", required_argument, NULL, FALLBACK}, {"fence", required_argument, NULL, FENCE},
         {"lease", required_argument, NULL, LEASE}, {"record", required_argument, NULL, RECORD},
         {"overlays", required_argument, NULL, OVERLAYS}, {"output", required_argument, NULL, OUTPUT},
+        {"domain", required_argument, NULL, DOMAIN}, {"address", required_argument, NULL, ADDRESS},
         {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = TIMEOUT_S};
     struct move_fallback back = {.lease_s = LEASE_S};
     struct move_way way = {.via = VIA_AUTO};
+    struct domain_options domain = {0};
     int opt;
 
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
@@ -104,12 +130,16 @@ int cmd_move(int argc, char **argv)
             if (way.via == VIA_AUTO && strcmp(optarg, "auto"))
                 return move_usage(stderr);
             break;
+        case DOMAIN: domain.name = optarg; break;
+        case ADDRESS: domain.address = optarg; break;
         case UNTESTED: way.untested = true; break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
         default: return move_usage(opt == 'h' ? stdout : stderr);
         }
-    if (argc - optind != 2)
+    if (domain.name)
+        return move_domain(&domain, &o, &back, &way, argv + optind);
+    if (argc - optind != 2 || domain.address)
         return move_usage(stderr);
     o.parent_path = argv[optind];
     int code = move_run(&o, &back, &way, argv[optind + 1]);

@@ -15,7 +15,10 @@ static int proxy_usage(FILE *out)
     fputs(
         "usage: farfork proxy --source --qmp SOCKET --listen PATH [OPTION...] ADDRESS\n"
         "       farfork proxy --destination --qmp SOCKET --connect PATH [OPTION...] ADDRESS\n"
-        "           [-- QEMU ARGUMENT...]\n\n"
+        "           [-- QEMU ARGUMENT...]\n"
+        "       farfork proxy --source --domain NAME --to URI --listen PATH [OPTION...] ADDRESS\n"
+        "           [-- WORD...]\n"
+        "       farfork proxy --destination --domain NAME --connect PATH [OPTION...] ADDRESS\n\n"
         "One side of a move between two QEMUs that are not patched: a process beside each. The\n"
         "source's tells its QEMU to migrate, the destination's reads the memory of its QEMU.\n"
         "ADDRESS is HOST:PORT[,option...] of the destination's proxy.\n\n"
@@ -27,6 +30,11 @@ static int proxy_usage(FILE *out)
         "  --connect PATH          unix socket where the destination's QEMU reads it\n"
         "  --monitor PATH          unix socket where QMP says ADDRESS, by migrate or migrate-incoming\n"
         "                          with rdma-postcopy:ADDRESS, and query-migrate how far it is\n"
+        "  --domain NAME           the QEMU is of libvirt's domain NAME, which the source's proxy moves\n"
+        "                          by virsh migrate, with WORDs; PATH is the same on both hosts\n"
+        "  --to URI                of the destination's libvirt: qemu+ssh://HOST/system\n"
+        "  --keyed                 the first line of input is ADDRESS's key; its end ends the move,\n"
+        "                          before the guest was let go\n"
         "  --rundir DIR            a run directory that is removed at the end\n"
         "  --untested              also with a QEMU whose version was not tested\n"
         "  --json                  print events, a JSON object a line\n"
@@ -40,7 +48,8 @@ static int proxy_usage(FILE *out)
 
 int cmd_proxy(int argc, char **argv)
 {
-    enum { SOURCE = 256, DESTINATION, QMP, PID, LISTEN, CONNECT, JSON, MONITOR, RUNDIR, UNTESTED };
+    enum { SOURCE = 256, DESTINATION, QMP, PID, LISTEN, CONNECT, JSON, MONITOR, RUNDIR, UNTESTED,
+           DOMAIN, TO, KEYED };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
@@ -51,6 +60,9 @@ int cmd_proxy(int argc, char **argv)
                                             {"monitor", required_argument, NULL, MONITOR},
                                             {"rundir", required_argument, NULL, RUNDIR},
                                             {"untested", no_argument, NULL, UNTESTED},
+                                            {"domain", required_argument, NULL, DOMAIN},
+                                            {"to", required_argument, NULL, TO},
+                                            {"keyed", no_argument, NULL, KEYED},
                                             {"json", no_argument, NULL, JSON},
                                             {0}};
     struct proxy_options o = {0};
@@ -74,20 +86,25 @@ int cmd_proxy(int argc, char **argv)
         case MONITOR: o.monitor = optarg; break;
         case RUNDIR: o.rundir = optarg; break;
         case UNTESTED: o.untested = true; break;
+        case DOMAIN: o.domain = optarg; break;
+        case TO: o.to = optarg; break;
+        case KEYED: o.keyed = true; break;
         case JSON: o.json = true; break;
         default: return proxy_usage(opt == 'h' ? stdout : stderr);
         }
     o.path = source ? listen : connect;
     if (o.path && !strncmp(o.path, "unix:", 5)) /* as QEMU writes it */
         o.path += 5;
-    if (source == destination || !o.qmp || !o.path || (source ? connect : listen) ||
+    if (source == destination || !o.qmp == !o.domain || !o.path || (source ? connect : listen) ||
         !o.monitor == (optind == argc))
+        return proxy_usage(stderr);
+    if (o.domain ? !o.to == source || o.monitor || o.pid || strchr(o.domain, '/') : o.to || o.keyed)
         return proxy_usage(stderr);
     if (!o.monitor)
         o.address = argv[optind++];
     if (optind < argc && !strcmp(argv[optind], "--"))
         optind++;
-    if (optind < argc && source)
+    if (optind < argc && source != (o.domain != NULL))
         return proxy_usage(stderr);
     if (optind < argc)
         o.argv = argv + optind;

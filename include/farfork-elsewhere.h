@@ -77,6 +77,20 @@ int ff_source_add_region_of(struct ff_source *s, const struct ff_region *r, pid_
 int ff_dest_elsewhere(struct ff_dest *d, struct ff_error *err);
 
 /**
+ * ff_dest_on_table() - learn the regions from the source, instead of ff_dest_add_region() beforehand
+ * @fn: called once, in ff_dest_accept(), with the source's table: names, lengths and page sizes, @fd
+ *      -1. Finds each in the other process and adds it. -errno with a reason: the source is told,
+ *      and ff_dest_accept() fails with it
+ *
+ * Call it before ff_dest_accept(), after ff_dest_elsewhere(). The port is open from ff_dest_new() on:
+ * a source that comes before ff_dest_accept() waits.
+ */
+void ff_dest_on_table(struct ff_dest *d,
+                      int (*fn)(void *opaque, const struct ff_region *r, unsigned n,
+                                struct ff_error *err),
+                      void *opaque);
+
+/**
  * ff_dest_adopt() - from here on serve faults and install pages
  * @uffd: the other process's userfaultfd, of pidfd_getfd(2), with each region registered for missing
  *        pages; taken, also on failure
@@ -104,6 +118,16 @@ int ff_dest_request(struct ff_dest *d, unsigned region, uint64_t offset, struct 
  * breaks and comes back. Any thread; -1: no limit. From then on the other process may end its watch;
  * requests are answered still */
 int ff_dest_wait_complete(struct ff_dest *d, int timeout_ms, struct ff_error *err);
+
+/**
+ * ff_dest_refuse() - after GO: the guest is lost here, and its source is to hear that
+ *
+ * Ends the link, waits for the source to come back, and answers with this reason. The source's
+ * ff_source_resume() returns -EREMOTEIO then. Nothing but ff_dest_free() may follow.
+ *
+ * Return: 0: the source has come, and was told; -ETIMEDOUT
+ */
+int ff_dest_refuse(struct ff_dest *d, const char *why, int timeout_ms, struct ff_error *err);
 
 /* --- a stream of bytes each way --- */
 

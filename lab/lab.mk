@@ -48,6 +48,7 @@ RUN_LAB := \
     'lab/lab tests/lab/loop_verbs:1020' \
     'lab/lab tests/lab/move_verbs.py:1020' \
     'lab/lab tests/run tests/lab/killed_early.py:700 tests/lab/killed_late.py:500:1020' \
+    'lab/lab tests/lab/proxy_verbs.py:1020' \
     'lab/lab tests/lab/resume_verbs.py:1020' \
     'lab/lab tests/lab/clock_jumps.py:1020' \
     'lab/lab tests/lab/clone_verbs.py:1020' \
@@ -63,7 +64,7 @@ lab-leaks: | $(DEPS_ALL)
 
 check: lab-kernel lab-leaks $(LAB_PROGRAMS)
 check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS) $(E2E_PROGRAMS) \
-    $(BUILD)/tests/unit/rdma/test_tcp_tls
+    $(BUILD)/tests/e2e/$(E2E_STOCK_bookworm) $(BUILD)/tests/unit/rdma/test_tcp_tls
 	@$(RUN_ENV) tests/run $(RUN_LAB)
 check-lab-leaks: lab-kernel lab-leaks
 	@$(RUN_ENV) tests/run $(RUN_LEAKS)

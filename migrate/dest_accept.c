@@ -66,6 +66,10 @@ static int check_table(struct ff_dest *d, const char *config, bool *for_good, st
         rc = d->owner.adopt(d->owner.opaque, &d->peer, &why);
         *for_good = true;
     }
+    if (!rc && d->on_table) {
+        rc = dest_take_table(d, &why);
+        *for_good = true;
+    }
     if (!rc)
         rc = ff_regions_match(&d->regions, d->owner.adopt ? d->peer.config : config, &d->peer,
                               d->map, &why);

@@ -3,6 +3,7 @@
  * dest_elsewhere.c - a destination whose memory is another process's: farfork-elsewhere.h
  */
 #include <errno.h>
+#include <stdlib.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -29,6 +30,30 @@ void ff_dest_on_other(struct ff_dest *d, void (*fn)(void *opaque, uint64_t addre
 {
     d->on_other = fn;
     d->on_other_opaque = opaque;
+}
+
+void ff_dest_on_table(struct ff_dest *d,
+                      int (*fn)(void *opaque, const struct ff_region *r, unsigned n,
+                                struct ff_error *err),
+                      void *opaque)
+{
+    d->on_table = fn;
+    d->on_table_opaque = opaque;
+}
+
+int dest_take_table(struct ff_dest *d, struct ff_error *err)
+{
+    FF_AUTO_FREE struct ff_region *r = calloc(FF_MAX(d->peer.n_regions, 1u), sizeof(*r));
+
+    if (!r)
+        return ff_error_set(err, ENOMEM, "destination: table of regions: out of memory");
+    for (unsigned i = 0; i < d->peer.n_regions; i++) {
+        const struct ff_wire_region *w = &d->peer.regions[i];
+
+        r[i] = (struct ff_region){.name = w->name, .len_bytes = w->len_bytes, .psize = w->psize,
+                                  .fd = -1, .zero_fill = true};
+    }
+    return d->on_table(d->on_table_opaque, r, d->peer.n_regions, err);
 }
 
 /* Exclusive with the end of the pager */

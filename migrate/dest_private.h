@@ -54,6 +54,8 @@ struct ff_dest {
     bool has_state;
     void (*on_other)(void *opaque, uint64_t address); /* memory elsewhere: see ff_dest_on_other() */
     void *on_other_opaque;
+    int (*on_table)(void *opaque, const struct ff_region *r, unsigned n, struct ff_error *err);
+    void *on_table_opaque; /* likewise: see ff_dest_on_table() */
     uint8_t session[FF_SESSION_LEN];
     bool verbs;         /* what the first link was, every later one must be */
     _Atomic bool ready; /* READY was sent: the source may let go, or have */
@@ -66,6 +68,7 @@ struct ff_dest {
     bool settled;       /* fallback=go: and the caller that the guest is its own for good */
     _Atomic bool interrupted; /* ff_dest_recover() is to return */
     _Atomic bool leaves; /* ff_dest_leave() */
+    const char *lost_why; /* ff_dest_refuse(); NULL: the guest is not lost */
     uint32_t epoch;     /* of the newest link that was offered */
     uint32_t attached;  /* of the newest that was taken up: its source knows that */
     struct ff_pager pager;
@@ -114,6 +117,7 @@ int dest_check_lease(const struct ff_dest *d, struct ff_error *err);
 
 /* --- dest_elsewhere.c --- */
 
+int dest_take_table(struct ff_dest *d, struct ff_error *err); /* of on_table */
 bool dest_may_fetch(const struct ff_dest *d); /* memory elsewhere: it can be installed */
 
 /* --- dest_parts.c --- */

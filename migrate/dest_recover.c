@@ -229,6 +229,12 @@ static int say_taken_back(struct ff_dest *d, struct ff_error *why)
                         "the source has taken its guest back: it is not to run here any more");
 }
 
+static int say_lost(struct ff_dest *d, struct ff_error *why)
+{
+    ff_control_refuse(&d->ctl, d->lost_why);
+    return ff_error_set(why, ESRCH, "%s", d->lost_why);
+}
+
 /* Of the caller's limit what is left, but enough for one message */
 static int publish_ms(const struct ff_dest *d, uint64_t end_ns)
 {
@@ -281,7 +287,7 @@ static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
     if (!rc)
         rc = ff_pager_attach(&d->pager, d->link, why);
     if (rc)
-        return -EAGAIN;
+        return rc == -EREMOTEIO ? rc : -EAGAIN; /* it has come back to say that the image is lost */
     d->attached = d->epoch;
     d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
     ff_log(FF_LOG_INFO, "destination: link %u: %s", d->epoch, d->link->about);
@@ -298,6 +304,8 @@ static int take_up(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 
 static int answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 {
+    if (d->lost_why)
+        return say_lost(d, why);
     if (d->taken_back)
         return say_taken_back(d, why);
     if (!atomic_load(&d->pager.guest_runs))
@@ -315,7 +323,7 @@ static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
     ff_beat_stop(&d->beat);
     ff_lease_detach(&d->lease);
     d->ctl.others_read = false;
-    if (!atomic_load(&d->pager.guest_runs))
+    if (!atomic_load(&d->pager.guest_runs) || d->lost_why)
         dest_finish_pager(d);
     else if (!d->complete)
         while ((rc = ff_pager_park(&d->pager, PARK_MS, err)) > 0)
@@ -368,6 +376,17 @@ static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *
 void ff_dest_release(struct ff_dest *d)
 {
     ff_lease_release(&d->lease);
+}
+
+int ff_dest_refuse(struct ff_dest *d, const char *text, int timeout_ms, struct ff_error *err)
+{
+    int rc;
+
+    d->lost_why = text;
+    do
+        rc = ff_dest_recover(d, timeout_ms, err);
+    while (rc == -EINTR); /* of a wait that has ended by now */
+    return rc == -ESRCH ? 0 : rc;
 }
 
 int ff_dest_recover(struct ff_dest *d, int timeout_ms, struct ff_error *err)

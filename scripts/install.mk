@@ -7,8 +7,8 @@
 
 PREFIX ?= /usr/local
 INSTALLED = $(DESTDIR)$(PREFIX)
-INSTALL_SHARE := $(wildcard bench/*.py) tests/e2e/common.py guest/farfork-guest $(addprefix \
-    tests/guests/,micro/qemu.py micro/report.py linux/linuxguest.py linux/linuxreport.py)
+INSTALL_SHARE := $(wildcard bench/*.py) $(addprefix tests/e2e/,common.py proxies.py stocks.py) guest/farfork-guest \
+    $(addprefix tests/guests/,micro/qemu.py micro/report.py linux/linuxguest.py linux/linuxreport.py)
 
 install: lib $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf \
          $(BENCH_PROGRAMS) $(BENCH_SCALING)

@@ -246,7 +246,8 @@ soak-moves: $(BUILD)/tests/loop/soak_moves
 
 check-full: check $(E2E_FULL_FILES)
 	@$(RUN_ENV) tests/run 'tests/e2e/stock_stream.py --others:600' \
-	    'tests/e2e/stock_back.py --others:140'
+	    'tests/e2e/stock_back.py --others:140' 'tests/e2e/proxy_guests.py --others:600' \
+	    'tests/e2e/proxy_move.py --others:320'
 	@$(SUB_MAKE) check-asan
 	@$(SUB_MAKE) check-tsan
 	@$(SUB_MAKE) check-fuzz

@@ -23,14 +23,19 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
+#include <linux/userfaultfd.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include "outside_private.h"
 #include "xalloc.h"
+
+#define THP "/sys/kernel/mm/transparent_hugepage" /* without it madvise(2) leaves no sign */
 
 /* --- descriptors of another process --- */
 
@@ -223,7 +228,10 @@ static int see_userfaultfd(pid_t pid, int number, const char *path, void *opaque
     return 0;
 }
 
-static int are_watched(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+enum outside_state { OUTSIDE_PREPARED, OUTSIDE_WATCHED };
+
+static int are_all(enum outside_state state, pid_t pid, const struct outside_block *b, unsigned n,
+                   struct ff_error *err)
 {
     FF_AUTO_FREE struct outside_vma *v = NULL;
     unsigned vmas;
@@ -236,12 +244,22 @@ static int are_watched(pid_t pid, const struct outside_block *b, unsigned n, str
 
         if ((rc = outside_find_span(v, vmas, &b[i], &span, err)))
             return rc;
-        if (!span.is_watched)
+        if (state == OUTSIDE_WATCHED && !span.is_watched)
             return ff_error_set(err, EAGAIN,
                                 "memory of %s: take its userfaultfd: the QEMU (process %d) does "
                                 "not watch it yet", b[i].name, (int)pid);
+        if (state == OUTSIDE_PREPARED && !span.is_small)
+            return ff_error_set(err, EAGAIN,
+                                "memory of %s: the QEMU (process %d) has not prepared what is at "
+                                "0x%" PRIx64 " for post-copy: is that its memory?", b[i].name,
+                                (int)pid, b[i].hva);
     }
     return 0;
+}
+
+int outside_prepared(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    return access(THP, F_OK) ? 0 : are_all(OUTSIDE_PREPARED, pid, b, n, err);
 }
 
 int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
@@ -249,7 +267,7 @@ int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n, st
     struct userfaultfd_search s = {.number = -1};
     int rc;
 
-    if ((rc = are_watched(pid, b, n, err)) || (rc = each_fd_of(pid, see_userfaultfd, &s, err)))
+    if ((rc = are_all(OUTSIDE_WATCHED, pid, b, n, err)) || (rc = each_fd_of(pid, see_userfaultfd, &s, err)))
         return rc;
     if (!s.found)
         return ff_error_set(err, EAGAIN,
@@ -269,4 +287,21 @@ int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n, st
     if ((rc = outside_may(pid, true, err)))
         return rc;
     return ff_error_set(err, why, "process %d: take its userfaultfd: %s", (int)pid, strerror(why));
+}
+
+int outside_unwatch(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err)
+{
+    int fd = outside_userfaultfd(pid, b, n, err), rc = 0;
+
+    if (fd < 0)
+        return fd;
+    for (unsigned i = 0; i < n && !rc; i++) {
+        struct uffdio_range r = {.start = b[i].hva, .len = b[i].len_bytes};
+
+        if (ioctl(fd, UFFDIO_UNREGISTER, &r))
+            rc = ff_error_set(err, errno, "process %d: watch block %s no longer: %s", (int)pid,
+                              b[i].name, strerror(errno));
+    }
+    close(fd);
+    return rc;
 }

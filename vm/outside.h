@@ -75,6 +75,17 @@ int outside_open(pid_t pid, const struct outside_block *b, bool writable,
                  struct outside_memory *out, struct ff_error *err);
 
 /**
+ * outside_prepared() - whether a QEMU has prepared these blocks for post-copy
+ *
+ * QEMU forbids huge pages in all of its memory, and in nothing else, once it hears what to discard,
+ * which comes before the package: what was found by its length is its memory then.
+ *
+ * Return: 0, also where the kernel has no huge pages; -EAGAIN: not all of them, or not yet; -ENOENT
+ *         as outside_open(); -EPERM as outside_may()
+ */
+int outside_prepared(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);
+
+/**
  * outside_userfaultfd() - take the userfaultfd with which a QEMU watches all of these blocks
  *
  * Cost:   reads smaps: short while the memory is empty, as it is when post-copy begins
@@ -83,6 +94,10 @@ int outside_open(pid_t pid, const struct outside_block *b, bool writable,
  */
 int outside_userfaultfd(pid_t pid, const struct outside_block *b, unsigned n,
                         struct ff_error *err);
+
+/* These blocks have all of their pages: what is still missing in them reads as zeros from now on,
+ * whoever waited for it. Return: 0; else as outside_userfaultfd() */
+int outside_unwatch(pid_t pid, const struct outside_block *b, unsigned n, struct ff_error *err);
 
 /**
  * outside_may() - find out whether this process may do all that

@@ -6,7 +6,8 @@
  * DOC: Theory of Operation
  *
  * Picture      7f1333fff000-7f1343fff000 rw-s 00000000 00:01 1064 /memfd:memory-backend-memfd
- *              VmFlags: rd wr sh mr mw me ms um dc nh   smaps alone: um: watched, ht: hugetlb
+ *              VmFlags: rd wr sh mr mw me ms um dc nh   smaps alone: um: watched, ht: hugetlb,
+ *                                                      nh: no huge pages
  *
  *              A block may be several VMAs: madvise(2), mprotect(2) and mbind(2) split them. They
  *              are one memory where each begins at the end of the one before, at the next byte of
@@ -52,6 +53,7 @@ static void take_flags(struct outside_vma *v, char *words)
     for (char *w = strtok_r(words, " \n", &rest); w; w = strtok_r(NULL, " \n", &rest)) {
         v->is_watched |= !strcmp(w, "um");
         v->is_hugetlb |= !strcmp(w, "ht");
+        v->is_small |= !strcmp(w, "nh");
     }
 }
 
@@ -151,13 +153,15 @@ int outside_find_span(const struct outside_vma *v, unsigned n, const struct outs
                             "memory of %s: find it: nothing is mapped at 0x%" PRIx64 " (%" PRIu64
                             " bytes): is this the process that answers QMP?", b->name, b->hva,
                             b->len_bytes);
-    *out = (struct outside_span){.of = v[i], .at = b->hva, .is_watched = v[i].is_watched};
+    *out = (struct outside_span){.of = v[i], .at = b->hva, .is_watched = v[i].is_watched,
+                                 .is_small = v[i].is_small};
     if (v[i].inode)
         out->of.offset += b->hva - v[i].start;
     for (; v[i].end < b->hva + b->len_bytes; i++) {
         if (i + 1 == n || !vma_goes_on(&v[i], &v[i + 1]))
             return no_span(&v[i], i + 1 < n ? &v[i + 1] : NULL, b, err);
         out->is_watched &= v[i + 1].is_watched;
+        out->is_small &= v[i + 1].is_small;
     }
     return 0;
 }

@@ -37,6 +37,7 @@ struct qmp {
     struct jsonl_reader in;
     json_t *events; /* array */
     void (*waiting)(void *opaque);
+    int (*run)(void *opaque, const char *line, char **answer, struct ff_error *why); /* qmp_by() */
     void *opaque;
 };
 
@@ -110,6 +111,21 @@ int qmp_wait_event(struct qmp *q, int limit_ms, json_t **event, struct ff_error 
     return rc == -ETIMEDOUT ? 0 : rc;
 }
 
+/* @m: the answer */
+static int qmp_take_answer(const json_t *m, const char *name, json_t **result, struct ff_error *why)
+{
+    const json_t *error = json_object_get(m, "error");
+
+    if (error) {
+        const char *desc = json_string_value(json_object_get(error, "desc"));
+        return ff_error_set(why, EREMOTEIO, "%s: %s", name,
+                            desc ? desc : "refused without a reason");
+    }
+    if (result)
+        *result = json_incref(json_object_get(m, "return"));
+    return 0;
+}
+
 /* Of the last command, which was written with @rc */
 static int qmp_wait_answer(struct qmp *q, const char *name, int rc, json_t **result,
                            struct ff_error *why)
@@ -130,16 +146,28 @@ static int qmp_wait_answer(struct qmp *q, const char *name, int rc, json_t **res
             json_decref(m);
             continue;
         }
-        if (error) {
-            const char *desc = json_string_value(json_object_get(error, "desc"));
-            rc = ff_error_set(why, EREMOTEIO, "%s: %s", name,
-                              desc ? desc : "refused without a reason");
-        } else if (result) {
-            *result = json_incref(json_object_get(m, "return"));
-        }
+        rc = qmp_take_answer(m, name, result, why);
         json_decref(m);
         return rc;
     }
+}
+
+/* @command: one line, to be freed */
+static int run_by(struct qmp *q, const char *name, char *command, json_t **result,
+                  struct ff_error *why)
+{
+    char *answer = NULL;
+    int rc = q->run(q->opaque, command, &answer, why);
+    json_t *m = rc ? NULL : json_loads(answer, 0, NULL);
+
+    if (!rc && !json_is_object(m))
+        rc = ff_error_set(why, EPROTO, "%s: the answer is no line of QMP: %.200s", name, answer);
+    else if (!rc)
+        rc = qmp_take_answer(m, name, result, why);
+    json_decref(m);
+    free(answer);
+    free(command);
+    return rc;
 }
 
 int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **result,
@@ -149,6 +177,12 @@ int qmp_command(struct qmp *q, const char *name, json_t *arguments, json_t **res
 
     if (arguments)
         json_object_set_new(m, "arguments", arguments);
+    if (q->run) {
+        json_object_del(m, "id"); /* that of who carries it */
+        char *command = json_dumps(m, JSON_COMPACT);
+        json_decref(m);
+        return run_by(q, name, command, result, why);
+    }
     int rc = jsonl_write_json(q->fd, m, q->limit_ms);
     json_decref(m);
     return qmp_wait_answer(q, name, rc, result, why);
@@ -239,6 +273,16 @@ int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out,
                 struct ff_error *why)
 {
     return qmp_connect_in_turn(path, cancel_fd, limit_ms, NULL, NULL, out, why);
+}
+
+struct qmp *qmp_by(int (*run)(void *opaque, const char *line, char **answer, struct ff_error *why),
+                   void *opaque)
+{
+    struct qmp *q = xcalloc(1, sizeof(*q));
+
+    *q = (struct qmp){.fd = -1, .cancel_fd = -1, .run = run, .opaque = opaque,
+                      .events = json_array()};
+    return q;
 }
 
 json_t *qmp_take_event(struct qmp *q)

@@ -7,6 +7,8 @@
 
 #include <jansson.h>
 
+#include "error.h"
+
 /* A key is 64 hexadecimal digits, and stands in memory of base/secret.h, with a NUL */
 #define KEY_TEXT_LEN 64
 #define KEY_TEXT_BYTES (KEY_TEXT_LEN + 1)
@@ -17,6 +19,15 @@
  * no memory */
 char *key_text_new(const char *text);
 void key_text_free(char *key); /* wiped; @key may be NULL */
+int key_text_make(char **out, struct ff_error *why); /* a random one. 0; -ENOMEM; -errno */
+
+/* A key as the first line of a program's input: {"key":"64 hexadecimal digits"} without spaces: no
+ * JSON library takes it apart, since that would keep copies of it. Write it: as jsonl_write(), or
+ * -ENOMEM. Take it out of a line, which is wiped: for key_text_free(); NULL: it is none */
+#define KEY_LINE_HEAD "{\"key\":\""
+#define KEY_LINE_TAIL "\"}"
+int key_line_write(int fd, const char *key, int limit_ms);
+char *key_line_take(char *line);
 
 /**
  * qmp_secret_write() - write object-add of the secret KEY_SECRET, whose data is @key

@@ -10,8 +10,6 @@
  *              launcher carries it, as it carries the guest's command line.
  * Ownership    the agent holds the key until the library has it (an image is to come), or until
  *              `keep` (a guest is moved, and its QEMU has it).
- * Limits       the line is {"key":"64 hexadecimal digits"} without spaces: no JSON library takes it
- *              apart, since that would keep copies of it.
  */
 #include <errno.h>
 #include <poll.h>
@@ -20,22 +18,6 @@
 
 #include "agent_state.h"
 #include "qmp_secret.h"
-
-#define HEAD "{\"key\":\""
-#define TAIL "\"}"
-
-/* The line is wiped */
-static char *take_key(char *line)
-{
-    char *digits = line + strlen(HEAD), *key = NULL;
-    size_t len = strlen(line);
-
-    if (len == strlen(HEAD TAIL) + KEY_TEXT_LEN && !strncmp(line, HEAD, strlen(HEAD)) &&
-        !strcmp(digits + KEY_TEXT_LEN, TAIL))
-        key = key_text_new(digits);
-    explicit_bzero(line, len);
-    return key;
-}
 
 int agent_read_key(struct agent *a, struct ff_error *why)
 {
@@ -54,10 +36,10 @@ int agent_read_key(struct agent *a, struct ff_error *why)
         if (rc)
             return ff_error_set(why, -rc, "read the key: %s", strerror(-rc));
     }
-    a->vms.key = take_key(line);
+    a->vms.key = key_line_take(line);
     return a->vms.key ? 0
                       : ff_error_set(why, EINVAL,
-                                     "--keyed: want " HEAD "64 hexadecimal digits" TAIL
+                                     "--keyed: want " KEY_LINE_HEAD "64 hexadecimal digits" KEY_LINE_TAIL
                                      " as the first line of input");
 }
 

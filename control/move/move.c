@@ -67,6 +67,8 @@ static int run_move(struct move *m)
         move_proxy_drop(m);
     if (m->sent)
         move_show(m, true);
+    if (m->sent && m->via == VIA_PROXY && m->outcome != MOVE_THERE)
+        move_proxy_say_sides(m);
     move_let_go(m);
     if (m->outcome == MOVE_HERE || m->outcome == MOVE_LOST || m->outcome == MOVE_ENDED)
         move_proxy_over(m);

@@ -128,6 +128,7 @@ bool move_hand_over(struct move *m, struct ff_error *why);
 int move_choose_via(struct move *m, struct ff_error *why);
 int move_proxy_there(struct move *m, struct ff_error *why);
 int move_proxy_here(struct move *m, struct ff_error *why);
+void move_proxy_say_sides(struct move *m); /* what each QEMU says, as a note */
 void move_proxy_drop(struct move *m); /* nothing was sent: the one here is to end */
 bool move_proxy_has_ended(struct move *m, struct ff_error *why); /* and its last words */
 void move_proxy_over(struct move *m); /* it has said all, and ends: m->s.qmp is the QEMU's again */

@@ -289,7 +289,10 @@ static bool is_decided(struct move *m, const json_t *info)
     const struct vm *k = move_child(m);
 
     if (is_over_here(m->status)) {
-        if (*m->s.why.text) /* why it was cancelled */
+        if (m->via == VIA_PROXY && !process_is(m->s.parent_pid, m->parent_start)) {
+            m->end_there = true;
+            end_with(m, MOVE_LOST, "%s", error);
+        } else if (*m->s.why.text) /* why it was cancelled */
             m->outcome = MOVE_HERE;
         else if (m->s.interrupted)
             end_with(m, MOVE_HERE, "interrupted");
@@ -371,8 +374,8 @@ static bool stop_asking(struct move *m)
     return false;
 }
 
-/* The proxy here has ended without a last word. Only a QEMU that runs the guest here says where it
- * is: it stands still from before GO on */
+/* The proxy here has ended without a last word. A QEMU that runs the guest here says where it is: it
+ * stands still from before GO on. Else the destination knows more */
 static void on_proxy_lost(struct move *m, const char *reason)
 {
     FF_AUTO_JSON json_t *o = NULL;
@@ -382,10 +385,7 @@ static void on_proxy_lost(struct move *m, const char *reason)
         json_is_true(json_object_get(o, "running")))
         end_with(m, MOVE_HERE, "%s", reason);
     else
-        end_with(m, MOVE_UNCLEAR,
-                 "%s; find out where the guest is, by query-status here and on %s, before you start "
-                 "it anywhere; neither QEMU was ended",
-                 reason, move_host(m)->node->host);
+        ask_until_clear(m, reason);
 }
 
 /* A process that is killed closes its sockets before it has ended */
@@ -506,7 +506,12 @@ static void finish_move(struct move *m)
         return;
     }
     move_proxy_over(m);
-    if (move_quit_parent(m, &why))
+    if (!process_is(m->s.parent_pid, m->parent_start)) {
+        m->s.parent_gone = true;
+        strv_add(&m->s.notes, "the QEMU here (pid %d) has ended by itself during the move; all that "
+                               "the guest needs was there, or in its memory's file",
+                 (int)m->s.parent_pid);
+    } else if (move_quit_parent(m, &why))
         strv_add(&m->s.notes, "the QEMU here (pid %d) no longer runs the guest; end it: %s",
                  (int)m->s.parent_pid, why.text);
 }

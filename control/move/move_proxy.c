@@ -32,6 +32,7 @@
 #include "rundir.h"
 
 #define HERE "source-proxy" /* its folder: BASE/ID/HERE */
+#define STREAM "stream"         /* in that */
 #define LOOK_MS 5
 #define CONNECT_LIMIT_MS 5000
 #define END_LIMIT_MS 10000
@@ -98,7 +99,7 @@ static int start_here(struct move *m, struct ff_error *why)
         return rc;
     log = xprintf("%s/log", m->proxy_dir);
     m->proxy_qmp = xprintf("%s/qmp", m->proxy_dir);
-    stream = xprintf("unix:%s/stream", m->proxy_dir);
+    stream = xprintf("unix:%s/" STREAM, m->proxy_dir);
     char *argv[] = {self, "proxy", "--source", "--qmp", (char *)m->s.o.parent_path, "--monitor",
                     m->proxy_qmp, "--listen", stream, "--rundir", m->proxy_dir,
                     m->untested ? "--untested" : NULL, NULL};
@@ -153,10 +154,21 @@ static void connect_parent(struct move *m)
     qmp_connect(m->s.o.parent_path, -1, CONNECT_LIMIT_MS, &m->s.qmp, &ignored);
 }
 
+/* Of one that was killed before GO: it gets the guest back, with limits of its own, and then removes
+ * the stream's socket. It is in the proxy's group */
+static void await_keeper(const struct move *m)
+{
+    FF_AUTO_FREE char *stream = xprintf("%s/" STREAM, m->proxy_dir);
+
+    while (!access(stream, F_OK) && !kill(-m->proxy_pid, 0))
+        poll(NULL, 0, LOOK_MS);
+}
+
 bool move_proxy_has_ended(struct move *m, struct ff_error *why)
 {
     if (m->proxy_pid > 0 && waitpid(m->proxy_pid, NULL, WNOHANG) != m->proxy_pid)
         return false;
+    await_keeper(m);
     m->proxy_pid = 0;
     say_last_words(m, why);
     rundir_remove(m->proxy_dir);
@@ -190,6 +202,36 @@ void move_proxy_over(struct move *m)
         poll(NULL, 0, LOOK_MS);
     m->proxy_pid = 0;
     connect_parent(m);
+}
+
+/* "guest running, migration completed" */
+static char *side_says(const json_t *status, const json_t *info)
+{
+    return xprintf("guest %s, migration %s", text_of(status, "status"),
+                   *text_of(info, "status") ? text_of(info, "status") : "none");
+}
+
+void move_proxy_say_sides(struct move *m)
+{
+    FF_AUTO_JSON json_t *status = NULL, *info = NULL, *status_there = NULL, *info_there = NULL;
+    FF_AUTO_FREE char *here = NULL, *there = NULL;
+    struct ff_error why = {0};
+
+    if (m->s.qmp)
+        qmp_limit(m->s.qmp, CONNECT_LIMIT_MS);
+    if (!process_is(m->s.parent_pid, m->parent_start))
+        here = xstrdup("its QEMU has ended");
+    else if (!m->s.qmp || qmp_command(m->s.qmp, "query-status", NULL, &status, &why) ||
+             qmp_command(m->s.qmp, "query-migrate", NULL, &info, &why))
+        here = xprintf("its QEMU does not answer%s%s", *why.text ? ": " : "", why.text);
+    else
+        here = side_says(status, info);
+    if (move_check_there(m, &why) || move_ask(m, "query-status", NULL, &status_there, &why) ||
+        move_ask(m, "query-migrate", NULL, &info_there, &why))
+        there = xstrdup(why.text);
+    else
+        there = side_says(status_there, info_there);
+    strv_add(&m->s.notes, "here: %s; there: %s", here, there);
 }
 
 void move_proxy_drop(struct move *m)

@@ -2,7 +2,7 @@
  *
  * proxy.c - what both sides of a proxy share: events, failures, signals, threads; see proxy.h
  */
-#include "proxy_state.h"
+#include "proxy_small.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -34,9 +34,17 @@ static void print_fields(FILE *out, const json_t *fields)
             fprintf(out, " %s=%s", key, json_string_value(v));
         else if (json_is_real(v))
             fprintf(out, " %s=%.1f", key, json_real_value(v));
-        else
+        else if (json_is_integer(v))
             fprintf(out, " %s=%lld", key, (long long)json_integer_value(v));
     }
+}
+
+static void keep_reason(struct proxy *p, const char *reason)
+{
+    pthread_mutex_lock(&p->lock);
+    if (*reason)
+        snprintf(p->reason, sizeof(p->reason), "%s", reason);
+    pthread_mutex_unlock(&p->lock);
 }
 
 void proxy_event(struct proxy *p, const char *name, json_t *fields)
@@ -45,6 +53,7 @@ void proxy_event(struct proxy *p, const char *name, json_t *fields)
         json_pack("{s:s,s:s,s:f}", "event", name, "side", p->side, "ms", proxy_ms(p, ff_now_ns()));
     FF_AUTO_JSON json_t *own = fields;
 
+    keep_reason(p, text_of(own, "reason"));
     if (p->on_event)
         p->on_event(p, name, own);
     if (p->o->json) {
@@ -80,7 +89,7 @@ void proxy_summary(struct proxy *p)
         ff_dest_stats(p->dest, &st);
     proxy_event(
         p, "ended",
-        json_pack("{s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I}", "total_ms",
+        json_pack("{s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o}", "total_ms",
                   proxy_ms(p, now), "downtime_ms",
                   p->pause_ns && p->run_ns ? (double)(p->run_ns - p->pause_ns) / 1e6 : 0.0, "bytes",
                   (json_int_t)st.bytes_total, "zero_bytes", (json_int_t)st.bytes_zero, "faults",
@@ -89,7 +98,14 @@ void proxy_summary(struct proxy *p)
                   "breaks", (json_int_t)st.breaks, "stream_bytes", (json_int_t)c->stream_bytes,
                   "tunnel_bytes", (json_int_t)c->tunnel_bytes, "package_bytes",
                   (json_int_t)c->package_bytes, "pages_dropped", (json_int_t)c->pages_dropped,
-                  "pages_passed", (json_int_t)c->pages_passed));
+                  "pages_passed", (json_int_t)c->pages_passed, "engine", proxy_numbers(p)));
+}
+
+/* Who finds only the last line of a log finds the reason there */
+void proxy_last_word(struct proxy *p, int code)
+{
+    if (code && !p->o->json && *p->reason)
+        fprintf(stderr, "farfork proxy: %s: %s\n", p->side, p->reason);
 }
 
 /* --- failures and signals --- */
@@ -114,9 +130,13 @@ static void fail_locked(struct proxy *p, const struct ff_error *why)
     p->failed = true;
     p->drains = true;
     p->why = *why;
-    /* after GO the source's memory is needed whatever becomes of its QEMU */
-    if (!p->is_source || p->stage < PROXY_GONE)
+    /* from GO on the source's memory is needed whatever becomes of its QEMU */
+    if (p->stage < (p->is_source ? PROXY_LET_GO : PROXY_GONE))
         wake_everybody(p);
+    else if (p->dest) { /* its QEMU has ended: the main thread tells the source */
+        ff_dest_interrupt(p->dest);
+        ff_dest_pause(p->dest);
+    }
     pthread_cond_broadcast(&p->changed);
 }
 
@@ -173,12 +193,20 @@ int proxy_interrupt(struct proxy *p, struct ff_error *why)
     return early ? 0 : ff_error_set(why, EBUSY, "the guest was let go of");
 }
 
+void proxy_go_on(struct proxy *p)
+{
+    alarm(0);
+    if (p->virsh.pid)
+        kill(p->virsh.pid, SIGCONT);
+}
+
 static void stop_signals(sigset_t *set)
 {
     sigemptyset(set);
     sigaddset(set, SIGINT);
     sigaddset(set, SIGTERM);
     sigaddset(set, SIGHUP);
+    sigaddset(set, SIGALRM); /* domain_postcopy() */
     sigaddset(set, SIGUSR1); /* proxy_close() */
 }
 
@@ -193,8 +221,14 @@ static void *wait_signals(void *opaque)
     while (!sigwait(&set, &number)) {
         if (number == SIGUSR1)
             break;
-        ff_error_set(&why, EINTR, "proxy: ended by signal %d", number);
-        if (proxy_interrupt(p, &why))
+        if (number == SIGALRM)
+            ff_error_set(&why, ETIMEDOUT, "proxy: the destination did not get ready in time");
+        else
+            ff_error_set(&why, EINTR, "proxy: ended by signal %d", number);
+        int rc = proxy_interrupt(p, &why);
+        if (rc && number == SIGALRM)
+            proxy_go_on(p);
+        else if (rc)
             proxy_event(p, "refused",
                         json_pack("{s:s}", "reason",
                                   "the guest was let go of: without this program its memory "
@@ -235,23 +269,6 @@ int proxy_start_threads(struct proxy *p, void *(*forward)(void *), void *(*back)
     return rc;
 }
 
-int proxy_find_main(const struct proxy *p, const char *name)
-{
-    for (unsigned i = 0; i < p->n_blocks; i++)
-        if (!strcmp(p->blocks[i].name, name))
-            return (int)i;
-    return -1;
-}
-
-int proxy_main_block(struct proxy *p, const struct stream_block *b)
-{
-    if (b != p->last) {
-        p->last = b;
-        p->last_main = proxy_find_main(p, b->name);
-    }
-    return p->last_main;
-}
-
 /* --- begin and end --- */
 
 int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source, struct ff_error *err)
@@ -266,6 +283,8 @@ int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source, s
                         .status = "none",
                         .sock = -1,
                         .port = -1,
+                        .held = is_source && o->domain,
+                        .virsh = SPAWN_NONE,
                         .stop_fd = -1};
     pthread_mutex_init(&p->lock, NULL);
     pthread_mutex_init(&p->qmp_lock, NULL);
@@ -282,10 +301,9 @@ int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source, s
 }
 
 /* The threads end when the tunnel has failed and the socket is shut */
-void proxy_close(struct proxy *p)
+void proxy_stop_stream(struct proxy *p)
 {
     pthread_mutex_lock(&p->lock);
-    p->stage = PROXY_OVER;
     p->failed = true; /* also after a failure that had to leave the handles alone */
     wake_everybody(p);
     pthread_cond_broadcast(&p->changed);
@@ -298,12 +316,25 @@ void proxy_close(struct proxy *p)
         pthread_join(p->forward_thread, NULL);
     if (p->has_back)
         pthread_join(p->back_thread, NULL);
+    p->has_forward = p->has_back = false;
+    pthread_mutex_lock(&p->lock);
+    struct ff_source *source = p->source;
+    p->source = NULL;
+    pthread_mutex_unlock(&p->lock);
+    if (source)
+        ff_source_free(source);
+}
+
+void proxy_close(struct proxy *p)
+{
+    proxy_set_stage(p, PROXY_OVER, NULL);
+    proxy_stop_stream(p);
+    if (p->has_input)
+        pthread_join(p->input_thread, NULL);
     if (p->has_signals) {
         pthread_kill(p->signal_thread, SIGUSR1);
         pthread_join(p->signal_thread, NULL);
     }
-    if (p->source)
-        ff_source_free(p->source);
     if (p->dest)
         ff_dest_free(p->dest);
     for (unsigned i = 0; p->maps && i < p->n_blocks; i++) {
@@ -313,10 +344,12 @@ void proxy_close(struct proxy *p)
     }
     free(p->maps);
     free(p->blocks);
+    proxy_small_free(p);
     stream_free(p->stream);
     free(p->package);
-    if (p->q)
-        qmp_free(p->q);
+    qmp_free(p->q);
+    spawn_end(&p->virsh, 0);
+    spawn_free(&p->virsh);
     ff_address_free(p->address);
     ff_close_fd(&p->sock);
     ff_close_fd(&p->port);

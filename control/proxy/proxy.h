@@ -56,15 +56,20 @@ enum {
  * @path:    where QEMU's stream goes: the source listens there, the destination connects
  * @address: of the link: HOST:PORT[,option...]
  * @monitor: instead of @address: where it is told that by QMP; NULL: it is not
+ * @domain:  instead of @qmp: the QEMU is libvirt's, see domain.h
+ * @to:      source of a domain: libvirt's URI of the destination
+ * @keyed:   standard input is of who started it: first the key of @address, in a line as
+ *           qmp_secret.h has it; its end before GO ends the move
  * @rundir:  a run directory, to be removed at the end; NULL: none
  * @untested: also a QEMU whose version was not tested
  * @json:    events on standard output, an object a line
- * @argv:    destination: start this QEMU; NULL: it is there
+ * @argv:    destination: start this QEMU; NULL: it is there. Source of a domain: more words for
+ *           virsh migrate
  */
 struct proxy_options {
-    const char *qmp, *path, *address, *monitor, *rundir;
+    const char *qmp, *path, *address, *monitor, *rundir, *domain, *to;
     pid_t pid;
-    bool json, untested;
+    bool json, untested, keyed;
     char *const *argv;
 };
 

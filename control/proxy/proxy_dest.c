@@ -6,10 +6,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Picture      tunnel --> forward thread: stream.h --> QEMU, the package's body from @package
- *              tunnel <-- back thread: stream_return.h <-- QEMU; requests of main memory are the
- *                         pager's
- *              main thread: the engine's calls and QMP, in proxy.h's order
+ * Picture      main thread: the engine's calls and QMP, in proxy.h's order. The threads beside it:
+ *              proxy_dest_stream.c
  * Failure      before GO: the QEMU here is ended, it never ran the guest. After it the guest is here.
  */
 #include "proxy_state.h"
@@ -22,214 +20,13 @@
 #include <sys/un.h>
 
 #include "autojson.h"
+#include "domain.h"
 #include "process.h"
 #include "thread.h"
 
 #define COMPLETED_LIMIT_MS 30000
 #define CONT_LIMIT_MS (24 * 3600 * 1000) /* it may wait for pages, and they for a link */
-#define LOAD_LIMIT_MS 60000
-#define GONE_LIMIT_MS 5000 /* for a source that has sent GO to a QEMU that has ended */
-
-/* --- the stream --- */
-
-static int on_dest_unit(void *opaque, const struct stream_event *e, struct ff_error *err)
-{
-    struct proxy *p = opaque;
-
-    switch (e->kind) {
-    case STREAM_PAGE:
-        if (proxy_main_block(p, e->block) >= 0)
-            return ff_error_set(err, EPROTO, "proxy: the source sent a page of main memory");
-        p->counts.pages_passed++;
-        return STREAM_FORWARD;
-    case STREAM_PACKAGE:
-        if (p->header_due) { /* asked again: STATE has come */
-            p->header_due = false;
-            return STREAM_FORWARD;
-        }
-        p->header_due = true;
-        p->package_head = e->len;
-        p->package_left = e->value - (e->len - PROXY_PACKAGE_HEAD);
-        p->counts.package_bytes = e->value;
-        return STREAM_HOLD;
-    case STREAM_SECTION:
-        if (e->section == STREAM_SECTION_END) {
-            int rc = ff_dest_wait_complete(p->dest, -1, err);
-
-            return rc ? rc : STREAM_FORWARD;
-        }
-        return STREAM_FORWARD;
-    default:
-        return STREAM_FORWARD;
-    }
-}
-
-static int on_dest_bytes(void *opaque, const void *data, size_t len, struct ff_error *err)
-{
-    return proxy_write(((struct proxy *)opaque)->sock, data, len, err);
-}
-
-/* The package's unit is held: its body is STATE. Returns bytes of @data that belonged to the unit */
-static ssize_t forward_package(struct proxy *p, const uint8_t *data, size_t len,
-                               struct ff_error *err)
-{
-    ssize_t n = 0;
-
-    pthread_mutex_lock(&p->lock);
-    while (!p->package_whole && !p->failed)
-        pthread_cond_wait(&p->changed, &p->lock);
-    int rc = p->failed ? ff_error_set(err, ECANCELED, "%s", p->why.text) : 0;
-    pthread_mutex_unlock(&p->lock);
-    if (!rc && (p->package_len != PROXY_STATE_HEAD + p->package_left || p->package[0] > 1))
-        rc = ff_error_set(err, EPROTO, "proxy: device state of %zu bytes (want %llu)",
-                          p->package_len, (unsigned long long)p->package_left);
-    if (rc)
-        return rc;
-    p->package_left = 0;
-    p->was_running = p->package[0];
-    n = stream_feed(p->stream, NULL, 0, err); /* where the unit lies in the parser */
-    if (n >= 0 && p->header_due)              /* or else in @data */
-        n = stream_feed(p->stream, data, FF_MIN(len, p->package_head), err);
-    if (n < 0)
-        return n;
-    ssize_t body = stream_feed(p->stream, p->package + PROXY_STATE_HEAD,
-                               p->package_len - PROXY_STATE_HEAD, err);
-    if (body < 0)
-        return body;
-    pthread_mutex_lock(&p->lock);
-    p->package_passed = true;
-    pthread_cond_broadcast(&p->changed);
-    pthread_mutex_unlock(&p->lock);
-    return n;
-}
-
-static int forward_some(struct proxy *p, const uint8_t *data, size_t len, struct ff_error *err)
-{
-    while (len) {
-        ssize_t n = stream_feed(p->stream, data, len, err);
-
-        if (n < 0)
-            return (int)n;
-        data += n;
-        len -= (size_t)n;
-        if (!stream_holds(p->stream))
-            continue;
-        n = forward_package(p, data, len, err);
-        if (n < 0)
-            return (int)n;
-        data += n;
-        len -= (size_t)n;
-    }
-    return 0;
-}
-
-/* QEMU takes no more. Between READY and GO the source is to hear that nothing runs here: without a
- * link GO does not come, and wait_go() answers it */
-static void end_early(struct proxy *p, const struct ff_error *why)
-{
-    pthread_mutex_lock(&p->lock);
-    bool let_go = p->stage == PROXY_LET_GO;
-    p->qemu_gone |= let_go;
-    pthread_mutex_unlock(&p->lock);
-    if (let_go)
-        ff_dest_pause(p->dest);
-    else
-        proxy_fail(p, why);
-}
-
-static void *forward_dest(void *opaque)
-{
-    struct proxy *p = opaque;
-    struct ff_error why = {0};
-    FF_AUTO_FREE uint8_t *buf = malloc(PROXY_READ_LEN);
-    int rc = buf ? 0 : ff_error_set(&why, ENOMEM, "proxy: no memory");
-
-    while (!rc) {
-        ssize_t n = ff_tunnel_recv(p->tunnel, buf, PROXY_READ_LEN, &why);
-
-        if (!n)
-            shutdown(p->sock, SHUT_WR);
-        if (!n)
-            break;
-        if (n > 0) {
-            p->counts.tunnel_bytes += (uint64_t)n;
-            rc = forward_some(p, buf, (size_t)n, &why);
-        } else {
-            rc = (int)n;
-        }
-    }
-    if (rc)
-        end_early(p, &why);
-    return NULL;
-}
-
-/* --- the return path --- */
-
-/* QEMU may ask before its userfaultfd is ours */
-static int wait_adopted(struct proxy *p, struct ff_error *err)
-{
-    pthread_mutex_lock(&p->lock);
-    while (!p->adopted && !p->failed)
-        pthread_cond_wait(&p->changed, &p->lock);
-    int rc = p->adopted ? 0 : ff_error_set(err, ECANCELED, "%s", p->why.text);
-    pthread_mutex_unlock(&p->lock);
-    return rc;
-}
-
-static int on_dest_message(void *opaque, const struct stream_return *m, struct ff_error *err)
-{
-    struct proxy *p = opaque;
-    int rc = 0, main_block;
-
-    if (m->type != STREAM_RETURN_REQ_PAGES && m->type != STREAM_RETURN_REQ_PAGES_ID)
-        return STREAM_FORWARD;
-    p->counts.requests++;
-    main_block = proxy_find_main(p, m->name);
-    if (main_block < 0)
-        return STREAM_FORWARD;
-    p->counts.requests_taken++;
-    rc = wait_adopted(p, err);
-    if (!rc)
-        rc = ff_dest_request(p->dest, (unsigned)main_block, m->addr, err);
-    return rc ? rc : STREAM_DROP;
-}
-
-static int on_dest_back(void *opaque, const void *data, size_t len, struct ff_error *err)
-{
-    return ff_tunnel_send(((struct proxy *)opaque)->tunnel, data, len, err);
-}
-
-static void *back_dest(void *opaque)
-{
-    struct proxy *p = opaque;
-    struct ff_error why = {0};
-    FF_AUTO_FREE uint8_t *buf = malloc(PROXY_READ_LEN);
-    int rc = buf ? 0 : ff_error_set(&why, ENOMEM, "proxy: no memory");
-
-    p->reader.sink =
-        (struct stream_return_sink){.event = on_dest_message, .bytes = on_dest_back, .opaque = p};
-    while (!rc) {
-        ssize_t n = recv(p->sock, buf, PROXY_READ_LEN, 0);
-
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            break;
-        rc = stream_return_feed(&p->reader, buf, (size_t)n, &why);
-    }
-    pthread_mutex_lock(&p->lock);
-    enum proxy_stage stage = p->stage;
-    pthread_mutex_unlock(&p->lock);
-    if (!rc && stage < PROXY_GONE)
-        rc = ff_error_set(&why, EPIPE,
-                          "QEMU: it has ended its migration before it had the guest: "
-                          "see its own messages");
-    else if (!rc)
-        rc = ff_tunnel_end(p->tunnel, &why);
-    if (rc)
-        end_early(p, &why);
-    return NULL;
-}
+#define GONE_LIMIT_MS 5000 /* for a source that is to hear that the QEMU has ended */
 
 /* --- before GO --- */
 
@@ -246,33 +43,17 @@ static int start_child(struct proxy *p, struct ff_error *err)
     return rc;
 }
 
-/* That a page of private huge memory is there cannot be told from an empty pool */
-static int check_huge(const struct proxy *p, const struct outside_block *b, struct ff_error *err)
-{
-    struct outside_memory m = {.fd = -1};
-    int rc = b->psize > 4096 ? outside_open(p->pid, b, false, &m, err) : 0;
-
-    ff_close_fd(&m.fd);
-    if (rc || b->psize == 4096 || m.is_shared)
-        return rc;
-    return ff_error_set(err, ENOTSUP,
-                        "QEMU: block %s: private huge pages (want share=on for its memory backend)",
-                        b->name);
-}
-
 static int prepare_dest(struct proxy *p, struct ff_error *err)
 {
-    struct stream_sink sink = {.event = on_dest_unit, .bytes = on_dest_bytes, .opaque = p};
     struct ff_dest *d;
     int rc = p->o->argv ? start_child(p, err) : 0;
 
-    if (!rc)
+    if (!rc && !p->o->domain)
         rc = proxy_qemu_look(p, err);
-    if (!rc)
+    if (!rc && !p->o->domain)
         rc = proxy_qemu_listen(p, err);
-    p->stream = stream_new(&sink);
-    if (!rc && !p->stream)
-        rc = ff_error_set(err, ENOMEM, "proxy: no memory");
+    if (!rc)
+        rc = proxy_dest_stream(p, err);
     if (!rc)
         rc = ff_dest_new(p->address, &d, err);
     if (rc)
@@ -281,19 +62,10 @@ static int prepare_dest(struct proxy *p, struct ff_error *err)
     p->dest = d;
     pthread_mutex_unlock(&p->lock);
     rc = ff_dest_elsewhere(d, err);
-    for (unsigned i = 0; !rc && i < p->n_blocks; i++) {
-        const struct outside_block *b = &p->blocks[i];
-        struct ff_region r = {.name = b->name,
-                              .host = (void *)(uintptr_t)b->hva,
-                              .len_bytes = b->len_bytes,
-                              .psize = b->psize,
-                              .fd = -1,
-                              .zero_fill = true};
-
-        rc = check_huge(p, b, err);
-        if (!rc)
-            rc = ff_dest_add_region(d, &r, err);
-    }
+    for (unsigned i = 0; !rc && i < p->n_blocks; i++)
+        rc = proxy_add_dest_region(p, &p->blocks[i], err);
+    if (!rc && p->o->domain)
+        rc = domain_await(p, err);
     if (!rc)
         rc = ff_dest_tunnel(d, &p->tunnel, err);
     if (!rc)
@@ -311,7 +83,9 @@ static int connect_to_qemu(struct proxy *p, struct ff_error *err)
     p->sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (p->sock < 0 || connect(p->sock, (struct sockaddr *)&a, sizeof(a)))
         return ff_error_set(err, errno, "proxy: connect to %s: %s", p->o->path, strerror(errno));
-    return proxy_start_threads(p, forward_dest, back_dest, err);
+    if (p->o->domain)
+        unlink(p->o->path); /* a QEMU that libvirt ends leaves it */
+    return proxy_start_threads(p, proxy_forward_dest, proxy_back_dest, err);
 }
 
 static int receive_state(struct proxy *p, struct ff_error *err)
@@ -326,41 +100,22 @@ static int receive_state(struct proxy *p, struct ff_error *err)
     p->pause_ns = ff_now_ns();
     p->package = state;
     p->package_len = len;
-    p->package_whole = true;
-    pthread_cond_broadcast(&p->changed);
-    while (!p->package_passed && !p->failed)
-        pthread_cond_wait(&p->changed, &p->lock);
     pthread_mutex_unlock(&p->lock);
     proxy_event(p, "package", json_pack("{s:I}", "bytes", (json_int_t)len));
     return proxy_check(p, err);
 }
 
-/* QEMU opens and registers it while it reads the package */
-static int adopt_userfaultfd(struct proxy *p, struct ff_error *err)
+/* To QEMU, which watches its memory then */
+static int pass_package(struct proxy *p, struct ff_error *err)
 {
-    uint64_t end = ff_now_ms() + LOAD_LIMIT_MS;
-    int fd, rc;
-
-    for (;;) {
-        fd = outside_userfaultfd(p->pid, p->blocks, p->n_blocks, err);
-        if (fd != -EAGAIN)
-            break;
-        rc = proxy_check(p, err);
-        if (rc)
-            return rc;
-        if (ff_now_ms() > end)
-            return ff_error_set(err, ETIMEDOUT, "QEMU: it watches no memory after %d ms",
-                                LOAD_LIMIT_MS);
-        poll(NULL, 0, 1);
-    }
-    if (fd < 0)
-        return fd;
-    rc = ff_dest_adopt(p->dest, fd, err);
     pthread_mutex_lock(&p->lock);
-    p->adopted = !rc;
+    p->package_whole = true;
     pthread_cond_broadcast(&p->changed);
+    while (!p->package_passed && !p->failed)
+        pthread_cond_wait(&p->changed, &p->lock);
     pthread_mutex_unlock(&p->lock);
-    return rc;
+    int rc = proxy_check(p, err);
+    return rc ? rc : proxy_adopt_userfaultfd(p, err);
 }
 
 /* Until QEMU has loaded the state: it would run now, if it had not been told to stop */
@@ -398,8 +153,10 @@ static int until_dest_ready(struct proxy *p, struct ff_error *err)
         rc = connect_to_qemu(p, err);
     if (!rc)
         rc = receive_state(p, err);
+    if (!rc && p->o->domain)
+        return domain_wait_prepared(p, err);
     if (!rc)
-        rc = adopt_userfaultfd(p, err);
+        rc = pass_package(p, err);
     return rc ? rc : wait_loaded(p, err);
 }
 
@@ -428,6 +185,8 @@ static int next_link(struct proxy *p, struct ff_error *err)
     struct ff_error why = {0};
     int rc;
 
+    if ((err->code == ESRCH || proxy_check(p, NULL)) && proxy_qemu_has_ended(p))
+        return -ESRCH; /* that broke the link */
     proxy_say_why(p, "paused", err);
     if (!p->reconnect_ms)
         return -err->code;
@@ -484,10 +243,25 @@ static int run_guest(struct proxy *p, struct ff_error *err)
     return rc;
 }
 
+/* All of main memory is here, and nobody answers for holes in it any more */
+static int leave_incomplete(struct proxy *p, struct ff_error *err)
+{
+    struct ff_error why = {0};
+
+    if (outside_unwatch(p->pid, p->blocks, p->n_blocks, &why))
+        proxy_say_why(p, "unconfirmed", &why);
+    return ff_error_set(err, ENODATA,
+                        "all of main memory is here, and the guest runs; but %s, and who touches that "
+                        "waits for ever: save what you can from inside, and start the guest anew",
+                        p->lost_why.text);
+}
+
 /* 0: the guest runs here with all of its memory */
 static int finish_here(struct proxy *p, struct ff_error *err)
 {
-    int rc = p->was_running ? run_guest(p, err) : 0; /* or it is paused, as it was there */
+    int rc = p->o->domain     ? pass_package(p, err) /* and libvirt says `cont` */
+             : p->was_running ? run_guest(p, err)
+                              : 0; /* or it is paused, as it was there */
 
     if (rc)
         return rc;
@@ -503,8 +277,10 @@ static int finish_here(struct proxy *p, struct ff_error *err)
     }
     if (!ff_dest_is_told(p->dest) && p->reconnect_ms)
         ff_dest_recover(p->dest, (int)p->reconnect_ms, NULL); /* the source may not know yet */
+    if (p->stream_lost) /* before the tunnel's end, which has been waited for */
+        return leave_incomplete(p, err);
     struct ff_error why = {0}; /* every page is here: that QEMU has ended since changes nothing */
-    if (proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why))
+    if (!p->o->domain && proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why))
         proxy_say_why(p, "unconfirmed", &why);
     return 0;
 }
@@ -557,6 +333,10 @@ static int follow_dest(struct proxy *p)
     }
     rc = finish_here(p, &why);
     if (rc) {
+        if (proxy_qemu_has_ended(p)) {
+            ff_error_set(&why, ESRCH, "its QEMU here has ended, and the guest with it");
+            ff_dest_refuse(p->dest, why.text, GONE_LIMIT_MS, NULL);
+        }
         proxy_say_why(p, "incomplete", &why);
         return PROXY_EXIT_TROUBLE;
     }
@@ -579,6 +359,7 @@ int proxy_dest_run(const struct proxy_options *o)
     proxy_qemu_restore(&p);
     if (!rc)
         proxy_summary(&p);
+    proxy_last_word(&p, code);
     proxy_monitor_end(&p);
     if (code == PROXY_EXIT_TROUBLE)
         return code; /* the guest runs here: nothing may be freed that it waits for */

@@ -43,7 +43,8 @@ static const char *status_after(const struct proxy *p, const char *event)
               {"go", "postcopy-active"},     {"paused", "postcopy-paused"},
               {"resumed", "postcopy-active"}, {"lost", "postcopy-paused"},
               {"incomplete", "postcopy-paused"}, {"complete", "completed"},
-              {"here", "failed"},            {"stuck", "failed"}};
+              {"here", "failed"},            {"stuck", "failed"},
+              {"nowhere", "failed"}};
 
     for (size_t i = 0; i < FF_ARRAY_LEN(of); i++)
         if (!strcmp(of[i].event, event))
@@ -53,38 +54,21 @@ static const char *status_after(const struct proxy *p, const char *event)
 
 static void on_proxy_event(struct proxy *p, const char *event, const json_t *fields)
 {
-    const char *status = status_after(p, event), *reason = text_of(fields, "reason");
+    const char *status = status_after(p, event);
 
     pthread_mutex_lock(&p->lock);
     if (status)
         p->status = status;
-    if (*reason)
-        snprintf(p->reason, sizeof(p->reason), "%s", reason);
     if (!strcmp(event, "listening"))
         p->listens_at = json_integer_value(json_object_get(fields, "port"));
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
 }
 
-static json_t *engine_numbers(struct proxy *p)
-{
-    struct ff_stats st = {0};
-
-    if (p->source)
-        ff_source_stats(p->source, &st);
-    else if (p->dest)
-        ff_dest_stats(p->dest, &st);
-    return json_pack("{sI sI sI sI sI sI sI}", "total-bytes", (json_int_t)st.bytes_total,
-                     "present-bytes", (json_int_t)st.bytes_present, "faults", (json_int_t)st.faults,
-                     "breaks", (json_int_t)st.breaks, "again-bytes", (json_int_t)st.bytes_again,
-                     "paused-time", (json_int_t)st.paused_ns, "start-time",
-                     (json_int_t)(p->run_ns ? p->run_ns - p->begin_ns : 0));
-}
-
 /* Under lock */
 static json_t *query_migrate(struct proxy *p)
 {
-    json_t *o = json_pack("{ss so}", "status", p->status, "x-rdma-postcopy", engine_numbers(p));
+    json_t *o = json_pack("{ss so}", "status", p->status, "x-rdma-postcopy", proxy_numbers(p));
 
     if (*p->reason)
         json_object_set_new(o, "error-desc", json_string(p->reason));
@@ -223,6 +207,8 @@ int proxy_take_address(struct proxy *p, struct ff_error *err)
 {
     int rc = p->o->monitor ? wait_told(p, err) : ff_address_parse(p->o->address, &p->address, err);
 
+    if (!rc && p->o->keyed)
+        rc = proxy_read_input(p, err);
     if (rc)
         return rc;
     p->reconnect_ms = (unsigned)ff_address_reconnect_ms(p->address);

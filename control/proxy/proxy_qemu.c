@@ -7,7 +7,9 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include "autojson.h"
 #include "thread.h"
@@ -16,15 +18,15 @@
 #define BEGIN_LIMIT_MS 15000 /* a QEMU that this program started makes its socket */
 #define END_LIMIT_MS 2000
 #define TRY_LIMIT_S 2
-#define CONT_AGAIN_MS 10000 /* the other QEMU may still have the locks of its images */
-#define DRAIN_LIMIT_MS 120000
-#define UNLIMITED (1ll << 40) /* bytes in a second; 0 means none to max-bandwidth */
+#define SLOWEST 10 /* bytes in a second; QEMU counts tenths of it, and takes 0 for no limit */
+#define SLOW (1ll << 20) /* a page that is asked for passes at once, whatever the limit */
 
 /* The stream cannot be followed, or memory comes another way */
 static const char *const refused[] = {"xbzrle",
                                       "compress",
                                       "multifd",
                                       "release-ram",
+                                      "block",
                                       "x-ignore-shared",
                                       "background-snapshot",
                                       "postcopy-preempt",
@@ -33,6 +35,7 @@ static const char *const refused[] = {"xbzrle",
                                       "mapped-ram",
                                       "dirty-bitmaps",
                                       "pause-before-switchover"};
+#define LIBVIRTS_OWN "pause-before-switchover" /* libvirt uses it, and goes on by itself */
 
 int proxy_qmp(struct proxy *p, const char *name, json_t *arguments, json_t **result,
               struct ff_error *err)
@@ -66,7 +69,7 @@ static int set_postcopy(struct proxy *p, struct ff_error *err)
         NULL, err);
 }
 
-static int prepare_capabilities(struct proxy *p, struct ff_error *err)
+int proxy_qemu_refuse(struct proxy *p, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *list = NULL;
     int rc = proxy_qmp(p, "query-migrate-capabilities", NULL, &list, err);
@@ -76,32 +79,81 @@ static int prepare_capabilities(struct proxy *p, struct ff_error *err)
     for (size_t i = 0; i < FF_ARRAY_LEN(refused); i++) {
         const json_t *o = json_find(list, "capability", refused[i]);
 
+        if (p->o->domain && !strcmp(refused[i], LIBVIRTS_OWN))
+            continue;
         if (o && json_is_true(json_object_get(o, "state")))
             return ff_error_set(err, ENOTSUP,
                                 "QEMU: capability %s: not with a proxy (turn it off by "
                                 "migrate-set-capabilities)",
                                 refused[i]);
     }
+    return 0;
+}
+
+static int prepare_capabilities(struct proxy *p, struct ff_error *err)
+{
+    int rc = proxy_qemu_refuse(p, err);
+
+    if (rc)
+        return rc;
     rc = set_postcopy(p, err);
     return rc ? ff_error_context(err, "QEMU: turn postcopy-ram on") : 0;
 }
 
-/* No limit: what is sent by the stream is little, and pages of main memory are dropped at once */
-static int lift_bandwidth(struct proxy *p, struct ff_error *err)
+/* Its backend waits for pages in a userfaultfd of its own: what a proxy installs does not wake it */
+static int refuse_vhost_user(struct proxy *p, struct ff_error *err)
+{
+    static const struct {
+        const char *command, *mark;
+    } lists[] = {{"info qtree", "dev: vhost-user-"}, {"info network", "type=vhost-user"}};
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(lists); i++) {
+        FF_AUTO_JSON json_t *text = NULL;
+        int rc = proxy_qmp(p, "human-monitor-command",
+                           json_pack("{ss}", "command-line", lists[i].command), &text, err);
+
+        if (rc)
+            return ff_error_context(err, "QEMU: %s", lists[i].command);
+        const char *at = strstr(json_is_string(text) ? json_string_value(text) : "",
+                                lists[i].mark);
+        if (at)
+            return ff_error_set(err, ENOTSUP,
+                                "QEMU: vhost-user (%s has '%.*s'): not with a proxy (unplug it, or "
+                                "give the guest that device by QEMU or by vhost in the kernel)",
+                                lists[i].command, (int)strcspn(at, ",\r\n"), at);
+    }
+    return 0;
+}
+
+/* Before post-copy as little as possible: else a QEMU with little memory to send is at the end of a
+ * pre-copy before it is told to start post-copy, which has a limit of its own. Pages of main memory are
+ * dropped at once; but they wait until the guest runs there: they take the CPU of both who it waits
+ * for */
+static int set_bandwidth(struct proxy *p, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *now = NULL;
     int rc = proxy_qmp(p, "query-migrate-parameters", NULL, &now, err);
 
     if (rc)
         return rc;
+    if (*text_of(now, "tls-creds"))
+        return ff_error_set(err, ENOTSUP,
+                            "QEMU: parameter tls-creds: not with a proxy, whose link has a key of "
+                            "its own (clear it by migrate-set-parameters)");
     p->old_bandwidth = json_integer_value(json_object_get(now, "max-bandwidth"));
     p->old_postcopy_bandwidth = json_integer_value(json_object_get(now, "max-postcopy-bandwidth"));
     rc = proxy_qmp(p, "migrate-set-parameters",
-                     json_pack("{s:I,s:I}", "max-bandwidth", (json_int_t)UNLIMITED,
-                               "max-postcopy-bandwidth", (json_int_t)0),
+                     json_pack("{s:I,s:I}", "max-bandwidth", (json_int_t)SLOWEST,
+                               "max-postcopy-bandwidth", (json_int_t)(p->is_source ? SLOW : 0)),
                      NULL, err);
     p->has_bandwidth = !rc;
     return rc;
+}
+
+int proxy_qemu_full_speed(struct proxy *p, struct ff_error *err)
+{
+    return proxy_qmp(p, "migrate-set-parameters",
+                     json_pack("{s:I}", "max-postcopy-bandwidth", (json_int_t)0), NULL, err);
 }
 
 void proxy_qemu_restore(struct proxy *p)
@@ -157,12 +209,14 @@ int proxy_qemu_connect(struct proxy *p, struct ff_error *err)
 static int check_version(struct proxy *p, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *answer = NULL;
-    struct proxy_version ignored;
+    struct proxy_version v = {0};
     int rc = proxy_qmp(p, "query-version", NULL, &answer, err);
 
-    return rc ? rc
-              : proxy_version_check(answer, p->is_source ? "source" : "destination",
-                                    p->o->untested, &ignored, err);
+    if (!rc)
+        rc = proxy_version_check(answer, p->is_source ? "source" : "destination", p->o->untested, &v,
+                                 err);
+    p->cancel_races = !rc && v.back == PROXY_BACK_CANCEL;
+    return rc;
 }
 
 int proxy_qemu_look(struct proxy *p, struct ff_error *err)
@@ -172,7 +226,8 @@ int proxy_qemu_look(struct proxy *p, struct ff_error *err)
 
     if (rc)
         return rc;
-    p->pid = p->o->pid ? p->o->pid : qmp_pid(p->q);
+    if (!p->o->domain)
+        p->pid = p->o->pid ? p->o->pid : qmp_pid(p->q);
     rc = check_version(p, err);
     if (!rc)
         rc = proxy_qemu_status(p, status, &p->was_running, err);
@@ -181,12 +236,17 @@ int proxy_qemu_look(struct proxy *p, struct ff_error *err)
                           "QEMU: it waits for no migration, it is %s (start it with "
                           "-incoming defer)",
                           status);
+    if (!rc && p->o->domain && !p->was_running)
+        rc = ff_error_set(err, EINVAL, "domain %s: it is %s: libvirt's post-copy wants it running "
+                                       "(virsh resume)", p->o->domain, status);
     if (!rc)
         rc = outside_may(p->pid, true, err);
     if (!rc)
+        rc = refuse_vhost_user(p, err);
+    if (!rc && !p->o->domain)
         rc = prepare_capabilities(p, err);
-    if (!rc)
-        rc = lift_bandwidth(p, err);
+    if (!rc && !p->o->domain)
+        rc = set_bandwidth(p, err);
     return rc ? rc : find_blocks(p, err);
 }
 
@@ -218,8 +278,7 @@ int proxy_qemu_migration(struct proxy *p, char out[32], struct ff_error *err)
     return 0;
 }
 
-/* One of the words of @want, separated by blanks */
-static bool status_is_among(const char *status, const char *want)
+bool proxy_status_is_among(const char *status, const char *want)
 {
     size_t len = strlen(status);
     const char *at = want;
@@ -232,9 +291,8 @@ static bool status_is_among(const char *status, const char *want)
     return false;
 }
 
-/* Until query-migrate says one of @want: 0; -EREMOTEIO: one of @never */
-static int wait_migration(struct proxy *p, const char *want, const char *never, int limit_ms,
-                          struct ff_error *err)
+int proxy_qemu_wait(struct proxy *p, const char *want, const char *never, int limit_ms,
+                    struct ff_error *err)
 {
     uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
     struct ff_error why = {0};
@@ -243,9 +301,9 @@ static int wait_migration(struct proxy *p, const char *want, const char *never, 
     for (;;) {
         int rc = proxy_qemu_migration(p, status, &why);
 
-        if (!rc && status_is_among(status, want))
+        if (!rc && proxy_status_is_among(status, want))
             return 0;
-        if (rc || status_is_among(status, never))
+        if (rc || proxy_status_is_among(status, never))
             return ff_error_set(err, why.code, "%s", why.text);
         if (ff_now_ms() > end)
             return ff_error_set(err, ETIMEDOUT,
@@ -258,70 +316,7 @@ static int wait_migration(struct proxy *p, const char *want, const char *never, 
 
 int proxy_qemu_completed(struct proxy *p, int limit_ms, struct ff_error *err)
 {
-    return wait_migration(p, "completed", "failed cancelled postcopy-paused", limit_ms, err);
-}
-
-/* There is no cancel in post-copy: QEMU 10 refuses it. The proxy plays a destination that has
- * everything: it takes the stream to its end and says so. From 10.2 on that end comes only once the
- * package's own PING was answered; to others that answer says nothing. */
-static int play_destination(struct proxy *p, struct ff_error *err)
-{
-    static const uint8_t pong[] = {0, STREAM_RETURN_PONG, 0, 4, 0, 0, 0, STREAM_PING_LOADED};
-    static const uint8_t shut[] = {0, STREAM_RETURN_SHUT, 0, 4, 0, 0, 0, 0};
-    uint64_t end = ff_now_ns() + DRAIN_LIMIT_MS * 1000000ull;
-    bool over;
-    int rc = proxy_write(p->sock, pong, sizeof(pong), err);
-
-    if (rc)
-        return rc;
-    pthread_mutex_lock(&p->lock);
-    while (!p->stream_over && !p->forward_ended && !ff_cond_wait_until(&p->changed, &p->lock, end))
-        continue;
-    over = p->stream_over;
-    pthread_mutex_unlock(&p->lock);
-    if (!over)
-        return ff_error_set(err, EPROTO, "QEMU: its stream did not come to its end");
-    rc = proxy_write(p->sock, shut, sizeof(shut), err);
-    return rc ? rc : proxy_qemu_completed(p, PROXY_QMP_LIMIT_MS, err);
-}
-
-static int cont_here(struct proxy *p, struct ff_error *err)
-{
-    uint64_t end = ff_now_ms() + CONT_AGAIN_MS;
-    int rc;
-
-    while ((rc = proxy_qmp(p, "cont", NULL, NULL, err)) == -EREMOTEIO && ff_now_ms() < end)
-        poll(NULL, 0, 100);
-    return rc;
-}
-
-int proxy_qemu_take_back(struct proxy *p, struct ff_error *err)
-{
-    char status[32], migration[32];
-    bool running;
-    int rc;
-
-    qmp_cancel_by(p->q, -1);
-    rc = proxy_qemu_migration(p, migration, err);
-    if (!rc && status_is_among(migration, "postcopy-active postcopy-device")) {
-        rc = play_destination(p, err);
-    } else if (!rc && status_is_among(migration, "setup active device cancelling wait-unplug")) {
-        rc = proxy_qmp(p, "migrate_cancel", NULL, NULL, err);
-        if (rc == -EREMOTEIO)
-            rc = play_destination(p, err);
-        else if (!rc)
-            rc = wait_migration(p, "cancelled failed completed", "postcopy-paused", PROXY_QMP_LIMIT_MS,
-                                err);
-    }
-    if (!rc)
-        rc = proxy_qemu_status(p, status, &running, err);
-    if (!rc && !running && p->was_running)
-        rc = cont_here(p, err);
-    if (!rc)
-        rc = proxy_qemu_status(p, status, &running, err);
-    if (!rc && running != p->was_running)
-        rc = ff_error_set(err, EIO, "QEMU: its guest is %s", status);
-    return rc;
+    return proxy_qemu_wait(p, "completed", "failed cancelled postcopy-paused", limit_ms, err);
 }
 
 int proxy_qemu_listen(struct proxy *p, struct ff_error *err)
@@ -348,4 +343,14 @@ void proxy_qemu_end(struct proxy *p)
     qmp_limit(p->q, END_LIMIT_MS); /* it may stand still in a page that does not come */
     if (proxy_qmp(p, "quit", NULL, NULL, NULL) == -ETIMEDOUT)
         kill(p->pid, SIGKILL);
+}
+
+bool proxy_qemu_has_ended(const struct proxy *p)
+{
+    int fd = (int)syscall(SYS_pidfd_open, p->pid, 0);
+    struct pollfd ended = {.fd = fd, .events = POLLIN};
+    bool has = fd < 0 ? errno == ESRCH : poll(&ended, 1, END_LIMIT_MS) > 0;
+
+    ff_close_fd(&fd);
+    return has;
 }

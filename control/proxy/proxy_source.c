@@ -23,12 +23,16 @@
 #include <sys/un.h>
 
 #include "autojson.h"
+#include "domain.h"
+#include "failpoint.h"
+#include "proxy_keeper.h"
+#include "proxy_small.h"
 
 #define COMPLETED_LIMIT_MS 30000
 
 /* --- the stream --- */
 
-static int on_source_blocks(struct proxy *p, struct ff_error *err)
+static int on_source_blocks(struct proxy *p, const struct stream_event *e, struct ff_error *err)
 {
     unsigned n;
     const struct stream_block *b = stream_blocks(p->stream, &n);
@@ -46,16 +50,22 @@ static int on_source_blocks(struct proxy *p, struct ff_error *err)
                                 b[i].name, (unsigned long long)b[i].len_bytes,
                                 (unsigned long long)p->blocks[m].len_bytes);
     }
-    return 0;
+    return proxy_small_see(p, e, err);
 }
 
 static int on_source_package(struct proxy *p, const struct stream_event *e, struct ff_error *err)
 {
     size_t left = (size_t)(e->value - (e->len - PROXY_PACKAGE_HEAD));
 
-    if (e->value > PROXY_STATE_MAX - PROXY_STATE_HEAD)
-        return ff_error_set(err, E2BIG, "QEMU: device state of %llu bytes (permitted %llu)",
-                            (unsigned long long)e->value, (unsigned long long)PROXY_STATE_MAX);
+    p->header_due = true;
+    if (e->value > PROXY_STATE_MAX - PROXY_STATE_HEAD || ff_failpoint("proxy.package")) {
+        struct ff_error why = {0}; /* and go on to the stream's end: QEMU's way back leads there */
+
+        ff_error_set(&why, E2BIG, "QEMU: device state of %llu bytes (permitted %llu)",
+                     (unsigned long long)e->value, (unsigned long long)PROXY_STATE_MAX);
+        proxy_fail(p, &why);
+        return STREAM_FORWARD;
+    }
     pthread_mutex_lock(&p->lock);
     p->pause_ns = ff_now_ns();
     p->package = malloc(PROXY_STATE_HEAD + left);
@@ -68,7 +78,6 @@ static int on_source_package(struct proxy *p, const struct stream_event *e, stru
     if (!p->package)
         return ff_error_set(err, ENOMEM, "proxy: device state of %llu bytes: no memory",
                             (unsigned long long)e->value);
-    p->header_due = true;
     p->package_left = left;
     p->counts.package_bytes = e->value;
     return STREAM_FORWARD;
@@ -78,13 +87,17 @@ static int on_source_unit(void *opaque, const struct stream_event *e, struct ff_
 {
     struct proxy *p = opaque;
 
+    if (p->counts.package_bytes && ff_failpoint("proxy.unit"))
+        return ff_error_set(err, EPROTO, "QEMU: its stream: injected");
     switch (e->kind) {
     case STREAM_BLOCKS:
-        return on_source_blocks(p, err);
+        return on_source_blocks(p, e, err);
+    case STREAM_DISCARD:
+        return proxy_small_see(p, e, err);
     case STREAM_PAGE:
         if (proxy_main_block(p, e->block) < 0) {
             p->counts.pages_passed++;
-            return STREAM_FORWARD;
+            return proxy_small_see(p, e, err);
         }
         p->counts.pages_dropped++;
         return STREAM_DROP;
@@ -158,6 +171,17 @@ static int accept_qemu(struct proxy *p, struct ff_error *err)
     return 0;
 }
 
+/* 0: the stream is to be read */
+static int wait_released(struct proxy *p, struct ff_error *err)
+{
+    pthread_mutex_lock(&p->lock);
+    while (p->held && !p->failed)
+        pthread_cond_wait(&p->changed, &p->lock);
+    bool held = p->held;
+    pthread_mutex_unlock(&p->lock);
+    return held ? ff_error_set(err, ECANCELED, "%s", p->why.text) : 0;
+}
+
 /* 0: QEMU has ended its stream */
 static int forward_all(struct proxy *p, uint8_t *buf, struct ff_error *err)
 {
@@ -171,6 +195,7 @@ static int forward_all(struct proxy *p, uint8_t *buf, struct ff_error *err)
         if (n <= 0)
             return stream_end(p->stream, err);
         p->counts.stream_bytes += (uint64_t)n;
+        atomic_store(&p->read_ns, ff_now_ns());
         n = stream_feed(p->stream, buf, (size_t)n, err);
         if (n < 0)
             return (int)n;
@@ -185,13 +210,21 @@ static void *forward_source(void *opaque)
     int rc = buf ? accept_qemu(p, &why) : ff_error_set(&why, ENOMEM, "proxy: no memory");
 
     if (!rc)
+        proxy_keeper_give(p->keeper, p->sock);
+    if (!rc)
+        rc = wait_released(p, &why);
+    bool reads = !rc;
+    if (!rc)
         rc = forward_all(p, buf, &why);
     if (!rc)
         rc = ff_tunnel_end(p->tunnel, &why);
     if (rc)
         proxy_fail(p, &why);
-    while (rc && p->sock >= 0 && buf && recv(p->sock, buf, PROXY_READ_LEN, 0) > 0)
-        continue; /* nothing that QEMU waits for */
+    if (rc && reads) {
+        if (!ff_tunnel_end(p->tunnel, NULL)) /* after GO the destination goes on with what it has */
+            proxy_say_why(p, "stream-ended", &why);
+        return proxy_drain(p);
+    }
     pthread_mutex_lock(&p->lock);
     p->forward_ended = true;
     pthread_cond_broadcast(&p->changed);
@@ -211,6 +244,23 @@ static void end_back(struct proxy *p)
     pthread_mutex_unlock(&p->lock);
 }
 
+/* A QEMU that hears of an error runs its guest again: 7.2 without its disks, and also after GO */
+static int on_source_message(void *opaque, const struct stream_return *m, struct ff_error *err)
+{
+    (void)opaque;
+    return m->type == STREAM_RETURN_SHUT && m->value
+               ? ff_error_set(err, EREMOTEIO, "the QEMU there ended its migration with an error: "
+                              "its own messages say why")
+               : STREAM_FORWARD;
+}
+
+static int on_source_back(void *opaque, const void *data, size_t len, struct ff_error *err)
+{
+    (void)err;
+    proxy_write(((struct proxy *)opaque)->sock, data, len, NULL);
+    return 0; /* if it has ended, the other direction says why */
+}
+
 /* Once QEMU is there: from the tunnel to it */
 static void *back_source(void *opaque)
 {
@@ -222,17 +272,19 @@ static void *back_source(void *opaque)
     while (p->sock < 0 && !p->forward_ended && !p->failed)
         pthread_cond_wait(&p->changed, &p->lock);
     pthread_mutex_unlock(&p->lock);
+    p->reader.sink = (struct stream_return_sink){
+        .event = on_source_message, .bytes = on_source_back, .opaque = p};
     while (buf && p->sock >= 0) {
         ssize_t n = ff_tunnel_recv(p->tunnel, buf, PROXY_READ_LEN, &why);
 
-        if (n < 0)
-            proxy_fail(p, &why);
         if (!n)
             end_back(p);
+        if (n > 0)
+            n = stream_return_feed(&p->reader, buf, (size_t)n, &why) ? -1 : 1;
+        if (n < 0)
+            proxy_fail(p, &why);
         if (n <= 0)
             break;
-        if (proxy_write(p->sock, buf, (size_t)n, NULL))
-            continue; /* it has ended: the other direction says why */
     }
     return NULL;
 }
@@ -289,8 +341,10 @@ static int prepare_source(struct proxy *p, struct ff_error *err)
 {
     struct stream_sink sink = {.event = on_source_unit, .bytes = on_source_bytes, .opaque = p};
     struct ff_source *s;
-    int rc = proxy_qemu_look(p, err);
+    int rc = p->o->domain ? domain_connect(p, err) : 0;
 
+    if (!rc)
+        rc = proxy_qemu_look(p, err);
     if (!rc)
         rc = listen_for_qemu(p, err);
     p->stream = stream_new(&sink);
@@ -329,10 +383,12 @@ static int connect_source(struct proxy *p, struct ff_error *err)
 static int begin_migration(struct proxy *p, struct ff_error *err)
 {
     FF_AUTO_FREE char *uri = xprintf("unix:%s", p->o->path);
-    int rc = proxy_start_threads(p, forward_source, back_source, err);
-
-    if (!rc)
-        rc = proxy_qmp(p, "migrate", json_pack("{s:s}", "uri", uri), NULL, err);
+    proxy_keeper_tell(p->keeper, p);
+    int rc = proxy_qmp(p, "migrate", json_pack("{s:s}", "uri", uri), NULL, err);
+    p->switching = !rc;
+    proxy_keeper_tell(p->keeper, p);
+    if (!rc && ff_failpoint("proxy.postcopy"))
+        rc = ff_error_set(err, EIO, "proxy: injected");
     if (!rc)
         rc = proxy_qmp(p, "migrate-start-postcopy", NULL, NULL, err);
     if (!rc)
@@ -363,10 +419,16 @@ static int until_ready(struct proxy *p, struct ff_error *err)
 {
     int rc = prepare_source(p, err);
 
+    if (!rc && p->o->domain) /* the QEMU there is libvirt's, too */
+        rc = proxy_start_threads(p, forward_source, back_source, err);
+    if (!rc && p->o->domain)
+        rc = domain_migrate(p, err);
     if (!rc)
         rc = connect_source(p, err);
+    if (!rc && !p->o->domain)
+        rc = proxy_start_threads(p, forward_source, back_source, err);
     if (!rc)
-        rc = begin_migration(p, err);
+        rc = p->o->domain ? domain_postcopy(p, err) : begin_migration(p, err);
     if (!rc)
         rc = wait_package(p, err);
     if (!rc)
@@ -384,8 +446,14 @@ static int serve_there(struct proxy *p, struct ff_error *err)
 {
     int rc = ff_source_wait_running(p->source, err);
 
-    if (!rc && !p->run_ns)
+    if (!rc && !p->run_ns) {
+        struct ff_error why = {0};
+
+        proxy_go_on(p);
         proxy_runs(p);
+        if (!p->o->domain && proxy_qemu_full_speed(p, &why))
+            proxy_say_why(p, "slow", &why); /* its stream is; memory is the engine's */
+    }
     return rc ? rc : ff_source_wait_done(p->source, err);
 }
 
@@ -401,8 +469,9 @@ static bool is_not_started(struct proxy *p)
 static int give_away(struct proxy *p, struct ff_error *err)
 {
     struct ff_error why = {0};
-    int rc = ff_source_go(p->source, err);
 
+    proxy_keeper_let_go(p->keeper, true);
+    int rc = ff_source_go(p->source, err);
     if (rc == -ETIME)
         return rc;
     pthread_mutex_lock(&p->lock);
@@ -431,24 +500,30 @@ static int give_away(struct proxy *p, struct ff_error *err)
 /* GO was not sent, or came to nothing there */
 static int stay_here(struct proxy *p, const struct ff_error *why)
 {
-    struct ff_error back = {0};
-    int rc;
+    struct ff_error back = {0}, virsh = {0};
 
+    proxy_keeper_let_go(p->keeper, false);
     proxy_fail(p, why);
     if (p->source) /* GO came to nothing: who waits in the tunnel is to drain QEMU's stream */
         ff_source_cancel(p->source);
     proxy_say_why(p, "failed", why);
     if (!p->has_forward)
         return PROXY_EXIT_HERE;
-    rc = proxy_qemu_take_back(p, &back);
-    if (!rc)
-        proxy_event(p, "here", NULL);
-    else
-        proxy_event(p, "stuck",
-                    json_pack("{s:s+}", "reason", back.text,
-                              ": the guest did not run elsewhere; see query-status, "
-                              "and give cont at its QEMU here"));
-    return rc ? PROXY_EXIT_TROUBLE : PROXY_EXIT_HERE;
+    int rc = proxy_qemu_take_back(p, &back);
+    if (p->o->domain) /* libvirt waits for the QEMU there, which waits for the stream */
+        proxy_stop_stream(p);
+    if (p->o->domain && domain_end(p, &virsh) && !rc) /* libvirt's own words on it */
+        proxy_say_why(p, "virsh", &virsh);
+    return proxy_say_back(p, rc, &back);
+}
+
+/* QEMU has ended, or was not understood, before its small blocks were there */
+static void say_lost_stream(struct proxy *p, const struct ff_error *why)
+{
+    proxy_event(p, "incomplete",
+                json_pack("{s:s+}", "reason", why->text,
+                          " to the destination, and nobody else has them: the guest runs there until "
+                          "it touches them; save what you can from inside"));
 }
 
 static int follow_source(struct proxy *p)
@@ -469,7 +544,12 @@ static int follow_source(struct proxy *p)
         proxy_say_why(p, "lost", &why);
         return PROXY_EXIT_TROUBLE;
     }
-    if (proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why)) /* the destination has everything */
+    if (!p->stream_over && proxy_small_check(p, &why)) {
+        say_lost_stream(p, &why);
+        return PROXY_EXIT_TROUBLE;
+    }
+    /* the destination has everything */
+    if (p->o->domain ? domain_end(p, &why) : proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why))
         proxy_say_why(p, "unconfirmed", &why);
     proxy_event(p, "complete", NULL);
     return 0;
@@ -479,17 +559,21 @@ int proxy_source_run(const struct proxy_options *o)
 {
     static struct proxy p;
     struct ff_error why = {0};
+    struct proxy_keeper *keeper = o->domain ? NULL : proxy_keeper_start(o);
     int rc = proxy_open(&p, o, true, &why), code = PROXY_EXIT_HERE;
 
+    p.keeper = keeper;
     if (!rc)
         rc = proxy_take_address(&p, &why);
     if (rc)
         proxy_say_why(&p, "failed", &why);
     else
         code = follow_source(&p);
+    proxy_keeper_end(keeper);
     proxy_qemu_restore(&p);
     if (!rc)
         proxy_summary(&p);
+    proxy_last_word(&p, code);
     proxy_monitor_end(&p);
     if (p.listens)
         unlink(o->path);

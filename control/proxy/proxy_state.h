@@ -13,6 +13,7 @@
 #include "outside.h"
 #include "proxy.h"
 #include "qmp.h"
+#include "spawn.h"
 #include "stream_return.h"
 
 #define PROXY_CONFIG "proxy 1"         /* both sides forward by the same rules */
@@ -53,6 +54,9 @@ struct proxy {
     pid_t pid, child; /* child: the same, if this program started it; else 0 */
     bool was_running; /* the guest at the source, before */
     bool qemu_gone;   /* destination, under @lock: between READY and GO */
+    struct proxy_keeper *keeper; /* source's; may be NULL */
+    bool switching;   /* source: post-copy was asked for */
+    bool cancel_races; /* its QEMU: with the switch */
     json_int_t old_bandwidth, old_postcopy_bandwidth;
     bool has_bandwidth;           /* both were changed */
     struct outside_block *blocks; /* main memory alone */
@@ -66,6 +70,8 @@ struct proxy {
     unsigned reconnect_ms;
     /* the stream: used by the forwarding thread alone */
     struct stream *stream;
+    struct proxy_small *small; /* as of the list of blocks */
+    unsigned n_small;
     const struct stream_block *last;
     int last_main;
     bool header_due;
@@ -73,24 +79,30 @@ struct proxy {
     uint64_t package_left;
     /* the return path: used by the other thread alone */
     struct stream_return_reader reader;
+    bool asked_small;
     int sock; /* to the QEMU; -1: not yet */
+    _Atomic uint64_t read_ns; /* source: when its stream last brought anything */
     int port; /* source: where the QEMU comes */
     bool listens;
     int stop_fd; /* readable: QMP's waits end */
-    pthread_t forward_thread, back_thread, signal_thread, cont_thread;
-    bool has_forward, has_back, has_signals;
+    pthread_t forward_thread, back_thread, signal_thread, cont_thread, input_thread;
+    bool has_forward, has_back, has_signals, has_input;
+    struct spawn virsh; /* source of a domain: the migration of libvirt's */
     struct proxy_counts counts; /* each by one thread; read at the end */
     /* under @lock */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     enum proxy_stage stage;
     bool failed, interrupted;
-    struct ff_error why;
+    struct ff_error why, lost_why;
     bool broke;       /* destination: the link, after GO */
+    bool held;        /* source of a domain: the stream is not read yet */
     bool drains;      /* source: nothing is forwarded any more */
     bool stream_over; /* EOF was read */
+    bool blind;       /* nobody knows where the stream is */
     bool forward_ended;
     bool adopted;
+    bool stream_lost; /* destination, after GO: QEMU will not have all pages of small blocks */
     void (*on_event)(struct proxy *p, const char *event, const json_t *fields);
     struct monitor *monitor;
     char *key;               /* of key_text_new(); NULL: none, or it was taken away */
@@ -115,15 +127,22 @@ int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source,
                struct ff_error *err);
 void proxy_close(struct proxy *p);
 
+/* Nothing more comes from the QEMU; the destination of a move that has not ended hears so */
+void proxy_stop_stream(struct proxy *p);
+
 /* What has happened, for people or as JSON; @fields is taken, NULL: none */
 void proxy_event(struct proxy *p, const char *name, json_t *fields);
 /* The same with the reason */
 void proxy_say_why(struct proxy *p, const char *name, const struct ff_error *why);
 double proxy_ms(const struct proxy *p, uint64_t at_ns); /* since the begin */
 void proxy_summary(struct proxy *p);
+void proxy_last_word(struct proxy *p, int code); /* the reason again, if there is one to give */
 
 /* Any thread: as a signal does. -EBUSY: too late */
 int proxy_interrupt(struct proxy *p, struct ff_error *why);
+
+/* virsh does, which stood still: see domain.h */
+void proxy_go_on(struct proxy *p);
 
 void proxy_runs(struct proxy *p); /* the guest does, there */
 
@@ -137,15 +156,34 @@ int proxy_set_stage(struct proxy *p, enum proxy_stage stage, struct ff_error *er
 int proxy_write(int sock, const void *data, size_t len, struct ff_error *err);
 int proxy_start_threads(struct proxy *p, void *(*forward)(void *), void *(*back)(void *),
                         struct ff_error *err);
-/* Of main memory: its number; else -1. Not for a thread other than the forwarding one */
-int proxy_main_block(struct proxy *p, const struct stream_block *b);
-int proxy_find_main(const struct proxy *p, const char *name);
+
+/* --- proxy_dest_stream.c --- */
+
+int proxy_dest_stream(struct proxy *p, struct ff_error *err); /* makes it */
+void *proxy_forward_dest(void *opaque);
+void *proxy_back_dest(void *opaque);
+
+/* --- proxy_input.c --- */
+
+int proxy_read_input(struct proxy *p, struct ff_error *err); /* --keyed */
+
+/* --- proxy_dest_memory.c --- */
+
+/* A block whose address is known */
+int proxy_add_dest_region(struct proxy *p, const struct outside_block *b, struct ff_error *err);
+/* Take QEMU's userfaultfd: it opens and registers that while it reads the package */
+int proxy_adopt_userfaultfd(struct proxy *p, struct ff_error *err);
 
 /* --- proxy_monitor.c --- */
 
 /* Where the link goes: as the options say, or as the monitor is told */
 int proxy_take_address(struct proxy *p, struct ff_error *err);
 void proxy_monitor_end(struct proxy *p); /* before proxy_close() */
+
+/* --- proxy_numbers.c --- */
+
+/* What the engine counts, by the names that query-migrate has for it */
+json_t *proxy_numbers(struct proxy *p);
 
 /* --- proxy_qemu.c --- */
 
@@ -159,6 +197,10 @@ int proxy_qemu_connect(struct proxy *p, struct ff_error *err);
 
 /* Connect, refuse what cannot be moved, prepare post-copy, find main memory */
 int proxy_qemu_look(struct proxy *p, struct ff_error *err);
+/* Refuse what has capabilities that a proxy cannot follow */
+int proxy_qemu_refuse(struct proxy *p, struct ff_error *err);
+/* Source: its post-copy, which was slow */
+int proxy_qemu_full_speed(struct proxy *p, struct ff_error *err);
 /* As it was before */
 void proxy_qemu_restore(struct proxy *p);
 /* Destination: tell it to wait for its migration, and not to run the guest when that has come */
@@ -169,9 +211,23 @@ void proxy_qemu_end(struct proxy *p);
 int proxy_qemu_status(struct proxy *p, char out[32], bool *running, struct ff_error *err);
 /* query-migrate: its status, "" for none, and the reason */
 int proxy_qemu_migration(struct proxy *p, char out[32], struct ff_error *err);
+/* @status is one of the words of @want, which blanks separate */
+bool proxy_status_is_among(const char *status, const char *want);
+/* Until query-migrate says one of @want: 0; -EREMOTEIO: one of @never */
+int proxy_qemu_wait(struct proxy *p, const char *want, const char *never, int limit_ms,
+                    struct ff_error *err);
+/* Within a moment: a process that is killed closes its sockets first */
+bool proxy_qemu_has_ended(const struct proxy *p);
 /* Wait for `completed`. -EREMOTEIO: it says otherwise */
 int proxy_qemu_completed(struct proxy *p, int limit_ms, struct ff_error *err);
+
+/* --- proxy_back.c --- */
+
+/* A thread: QEMU is not to wait for somebody who reads its stream. @opaque: struct proxy */
+void *proxy_drain(void *opaque);
 /* Source, GO was not sent: the guest goes on here. 0: it does, and has its disks */
 int proxy_qemu_take_back(struct proxy *p, struct ff_error *err);
+/* What has become of that: the program's exit code */
+int proxy_say_back(struct proxy *p, int rc, const struct ff_error *why);
 
 #endif

@@ -18,6 +18,7 @@ enum {
     STREAM_NAME_MAX = 255,     /* a length is one byte */
     STREAM_BLOCKS_MAX = 512,   /* ten times what a guest with all its slots filled has */
     STREAM_RANGES_MAX = 12,    /* of one discard: QEMU sends no more */
+    STREAM_FINISH_MAX = 64,
     STREAM_UNIT_MAX = 1 << 17, /* above the longest unit, a configuration or a command of 64 KiB */
     /* The last PING of a package, from QEMU 10.2 on: until its PONG the source is in
      * postcopy-device, where its stream's end lets the guest go on there */
@@ -159,6 +160,10 @@ ssize_t stream_feed(struct stream *s, const void *data, size_t len, struct ff_er
 
 /* -EPROTO unless the stream may end here: after EOF, or in device state */
 int stream_end(const struct stream *s, struct ff_error *err);
+
+/* What a post-copy's stream lacks to its end, where every page has come: to @out, with room for
+ * STREAM_FINISH_MAX. 0: it lacks nothing, or that cannot be known */
+size_t stream_finish(const struct stream *s, uint8_t *out);
 
 /* A connection that resumes: it begins between two sections. What was known stays. */
 void stream_resume(struct stream *s);

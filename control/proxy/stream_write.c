@@ -2,6 +2,7 @@
  *
  * stream_write.c - units of QEMU's migration stream, made here
  */
+#include "stream_state.h"
 #include "stream_write.h"
 
 #include <assert.h>
@@ -81,4 +82,27 @@ size_t stream_write_discard(uint8_t *out, const char *name, const struct stream_
         p = stream_put(p, ranges[i].len_bytes, 8);
     }
     return stream_write_command(out, STREAM_CMD_RAM_DISCARD, data, (uint16_t)(p - data));
+}
+
+size_t stream_finish(const struct stream *s, uint8_t *out)
+{
+    bool in_section = s->state == STREAM_ST_RAM, in_footer = s->state == STREAM_ST_FOOTER;
+    bool ends = s->section_ends && (in_section || in_footer);
+    uint8_t *p = out;
+
+    if (!s->packaged || s->failed.code || (in_section && s->in_huge) ||
+        (!in_section && !in_footer && s->state != STREAM_ST_SECTION))
+        return 0;
+    if (in_section)
+        p += stream_write_section_end(p, s->ram_id);
+    if (in_footer) {
+        *p++ = STREAM_SECTION_FOOTER;
+        p = stream_put(p, s->ram_id, 4);
+    }
+    if (!s->ram_ended && !ends) {
+        p += stream_write_section(p, STREAM_SECTION_END, s->ram_id);
+        p += stream_write_section_end(p, s->ram_id);
+    }
+    *p++ = STREAM_SECTION_EOF;
+    return (size_t)(p - out);
 }

@@ -171,6 +171,8 @@ int session_lend_key(const struct session *s, struct ff_error *why);
 void session_take_key(const struct session *s);
 
 /* session_host.c: an agent on a host: start it through the launcher, talk to it, end it */
+/* The address of @name, which an address of a link may have, to be freed. @remedy: how to name one */
+int host_numeric(const char *name, const char *remedy, char **out, struct ff_error *why);
 int host_resolve(struct host *h, struct ff_error *why);
 int host_launch(struct session *s, struct host *h, struct ff_error *why);
 void host_send(struct host *h, json_t *command); /* taken over */

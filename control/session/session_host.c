@@ -24,21 +24,28 @@
 
 #define WRITE_LIMIT_MS 10000
 
-int host_resolve(struct host *h, struct ff_error *why)
+int host_numeric(const char *name, const char *remedy, char **out, struct ff_error *why)
 {
-    const char *name = h->here && !h->node->address_given ? "127.0.0.1" : h->node->address;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM}, *list;
     char text[NI_MAXHOST];
     int rc = getaddrinfo(name, NULL, &hints, &list);
 
     if (rc)
-        return ff_error_set(why, EHOSTUNREACH, "no address for \"%s\": %s; name one: %s=ADDRESS",
-                            name, gai_strerror(rc), h->node->host);
+        return ff_error_set(why, EHOSTUNREACH, "no address for \"%s\": %s; name one: %s", name,
+                            gai_strerror(rc), remedy);
     rc = getnameinfo(list->ai_addr, list->ai_addrlen, text, sizeof(text), NULL, 0, NI_NUMERICHOST);
     if (!rc)
-        h->address = xprintf(list->ai_family == AF_INET6 ? "[%s]" : "%s", text);
+        *out = xprintf(list->ai_family == AF_INET6 ? "[%s]" : "%s", text);
     freeaddrinfo(list);
     return rc ? ff_error_set(why, EHOSTUNREACH, "no address for \"%s\"", name) : 0;
+}
+
+int host_resolve(struct host *h, struct ff_error *why)
+{
+    FF_AUTO_FREE char *remedy = xprintf("%s=ADDRESS", h->node->host);
+    const char *name = h->here && !h->node->address_given ? "127.0.0.1" : h->node->address;
+
+    return host_numeric(name, remedy, &h->address, why);
 }
 
 unsigned host_vms(const struct session *s, const struct host *h)

@@ -16,46 +16,22 @@
  *              address, and no key: the agent's socket sees who connects.
  */
 #include <errno.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/random.h>
 
 #include "qmp_secret.h"
-#include "secret.h"
 #include "session.h"
 
-#define LINE_BYTES 128
 #define WRITE_LIMIT_MS 10000
 
 int session_make_key(struct session *s, struct ff_error *why)
 {
-    unsigned char *raw = ff_secret_new(KEY_TEXT_LEN / 2);
-    char *key = ff_secret_new(KEY_TEXT_BYTES);
-    int rc = raw && key ? 0 : ff_error_set(why, ENOMEM, "key: out of memory");
-
-    if (!rc && getrandom(raw, KEY_TEXT_LEN / 2, 0) != KEY_TEXT_LEN / 2)
-        rc = ff_error_set(why, errno, "key: getrandom: %s", strerror(errno));
-    for (size_t i = 0; !rc && i < KEY_TEXT_LEN / 2; i++)
-        snprintf(key + 2 * i, 3, "%02x", raw[i]);
-    ff_secret_free(raw, KEY_TEXT_LEN / 2);
-    if (rc) {
-        key_text_free(key);
-        return rc;
-    }
-    s->key = key;
-    return 0;
+    return key_text_make(&s->key, why);
 }
 
 int session_send_key(const struct session *s, struct host *h, struct ff_error *why)
 {
-    char *line = ff_secret_new(LINE_BYTES);
-    int rc = line ? 0 : -ENOMEM;
+    int rc = key_line_write(h->run.in, s->key, WRITE_LIMIT_MS);
 
-    if (!rc) {
-        int len = snprintf(line, LINE_BYTES, "{\"key\":\"%s\"}\n", s->key);
-        rc = jsonl_write(h->run.in, line, (size_t)len, WRITE_LIMIT_MS);
-    }
-    ff_secret_free(line, LINE_BYTES);
     if (rc == -EPIPE) { /* its end is heard on the other pipe, with its last words */
         spawn_close_input(&h->run);
         return 0;

@@ -6,6 +6,8 @@ The client outside, the guest while nothing moves, the curve of faulting threads
 """
 import copy
 import os
+import subprocess
+import sys
 import tempfile
 import types
 import unittest
@@ -19,8 +21,10 @@ import html_report
 import measure
 import client_view
 import overhead
+import peers
 import testbed
 import plots
+import procstat
 import schema
 import selection
 import table
@@ -111,6 +115,34 @@ class Answers(unittest.TestCase):
     def test_nobody_answered(self):
         out, line, _ = client_view.answers_around({'start': 0, 'wrong': 0, 'answers': []}, 0, 1000)
         self.assertEqual((line, out['work_lost_ms']), ([], None))
+
+
+class Proxies(unittest.TestCase):
+    def test_a_side_is_a_qemu_and_its_proxy(self):
+        both = procstat.together([procstat.Use(1.5, {'CPU 0/KVM': 1.0, 'a': 0.5}, 100, 110),
+                                  procstat.Use(0.75, {'a': 0.25, 'b': 0.5}, 0, 7)])
+        self.assertEqual((both.cpu_s, both.vcpu_s(), both.threads['a']), (2.25, 1.0, 0.75))
+        self.assertEqual((both.rss_mib, both.peak_mib), (100, 117))
+
+    def test_what_a_process_used_that_has_ended(self):
+        watch = procstat.Watch([])
+        with subprocess.Popen([sys.executable, '-c', 'sum(range(3000000))']) as p:
+            watch.add_new([p.pid])
+            os.waitid(os.P_PID, p.pid, os.WEXITED | os.WNOWAIT)
+            used = watch.end()[p.pid]
+        self.assertGreater(used.cpu_s, 0.01)
+
+    def test_peers(self):
+        proxy = peers.Peer('proxy,qemu=stock-qemu,prefill=push')
+        self.assertEqual(proxy.options, ',insecure=on,link=tcp,prefill=push')
+        self.assertTrue(proxy.qemu.endswith('qemu-system-x86_64'))
+        self.assertFalse(proxy.patched() or proxy.starts_postcopy())
+        self.assertEqual(peers.Peer('proxy,link=verbs').options, ',insecure=on,link=verbs')
+        self.assertTrue(table.is_ours({'peer': proxy.text}))
+        self.assertTrue(peers.Peer('rdma-tcp').patched())
+        self.assertTrue(peers.Peer('preempt').starts_postcopy())
+        with self.assertRaises(ValueError):
+            peers.Peer('preempt,prefill=push')
 
 
 class NothingMoves(unittest.TestCase):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""smoke.py - farfork bench measures three moves and writes whole results; no figure is judged
+"""smoke.py - farfork bench measures four moves and writes whole results; no figure is judged
 
-Two of them are by rdma-postcopy, one of these with a key, and one by a pre-copy that cannot
-converge. Then a guest that does not move and one that has moved, and the curve of threads that
+Two of them are by rdma-postcopy, one of these with a key, one by proxies, and one by a pre-copy
+that cannot converge. Then a guest that does not move and one that has moved, and the curve of threads that
 fault.
 
 Environment  FARFORK_BUILD (default: build)
@@ -19,7 +19,7 @@ import schema
 
 BUILD = os.path.abspath(os.environ.get('FARFORK_BUILD', os.path.join(benchtest.TOP, 'build')))
 LIMIT_S = 150
-OURS = ('rdma-tcp', 'rdma-tcp,key')
+OURS = ('proxy', 'rdma-tcp', 'rdma-tcp,key')
 problems = []
 
 

@@ -329,16 +329,18 @@ class Linux(linuxguest.Qemu):
         return self.describe()
 
 
-def linux_settings(t, name, accel='tcg', memory='anon', mem_mib=192, smp=1, append='', **more):
+def linux_settings(t, name, accel='tcg', memory='anon', mem_mib=192, smp=1, append='', qemu=None,
+                   machine='q35', disk_format='raw', **more):
     """What the QEMUs of one Linux guest have in common; its files in a folder of its own."""
     need_files(VMLINUX, INITRD)
     work = os.path.join(t.work, name)
     os.mkdir(work)
-    disk = os.path.join(work, 'disk.raw')
-    with open(disk, 'wb') as f:
-        f.truncate(64 << 20)
+    disk = os.path.join(work, 'disk.' + disk_format)
+    subprocess.run(['qemu-img', 'create', '-q', '-f', disk_format, disk, '64M'], check=True,
+                   timeout=20)
     machine_opts, extra = backend(memory, mem_mib)
-    return linuxguest.Settings(QEMU, VMLINUX, INITRD, work, machine='q35' + machine_opts,
+    more['disk_format'] = disk_format
+    return linuxguest.Settings(qemu or QEMU, VMLINUX, INITRD, work, machine=machine + machine_opts,
                                accel=accel, cpu=cpu_model(accel), memory_mib=mem_mib, smp=smp,
                                disk=disk, append=append, extra=extra, **more)
 

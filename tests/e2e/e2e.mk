@@ -61,8 +61,12 @@ E2E_TESTS := \
     tests/e2e/stock_stream.py:140 \
     tests/e2e/stock_back.py:80 \
     tests/e2e/proxy_move.py:320 \
+    tests/e2e/proxy_back.py:220 \
+    tests/e2e/proxy_after.py:260 \
+    tests/e2e/proxy_guests.py:200 \
     tests/e2e/move_proxy.py:220 \
-    tests/e2e/libvirt_move.py:100
+    tests/e2e/libvirt_move.py:100 \
+    tests/e2e/libvirt_proxy.py:320
 
 # Those that `make check` runs two at a time: they wait for timers and peers, by conditions with long
 # limits, and take nothing that a host has once: huge pages, addresses, ports, mounts that others see.

@@ -30,8 +30,9 @@ class Move:
     def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m'):
         self.base, self.name = os.path.join(t.work, 'run'), name
         path = parent if isinstance(parent, str) else parent.second
-        self.argv = [common.FARFORK, 'move', '--json', '--rundir', self.base, '--id', name,
-                     '--timeout', '40', *launcher, *args, path, host]
+        self.argv = common.place.argv(
+            [common.FARFORK, 'move', '--json', '--rundir', self.base, '--id', name,
+             '--timeout', '40', *launcher, *args, path, host], False)
         env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      stdin=subprocess.DEVNULL, env=env, text=True)

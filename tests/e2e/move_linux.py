@@ -43,20 +43,26 @@ def check_first_touch(moved):
 
 
 def one(t, name, memory, options, smp=1, **more):
+    def by_transport(a, b):
+        moved = move(a, b, options=options)
+        check_move(moved)
+        check_first_touch(moved)
+        say(f'      {moved.line()}')
+    under_load(t, common.linux_settings(t, name, memory=memory, smp=smp, **more), by_transport)
+
+
+def under_load(t, settings, move_it, qemu=Linux):
+    """move_it(a, b): what says whether the guest is in b now; qemu: the class of both"""
     lab = linuxguest.Lab(f'ffe2e-{os.getpid()}-{len(t.passed) + len(t.failed)}')
     t.at_end.callback(lab.close)
-    settings = common.linux_settings(t, name, memory=memory, smp=smp, **more)
-    with Linux(lab, settings, 'a') as a, Linux(lab, settings, 'b') as b:
+    with qemu(lab, settings, 'a') as a, qemu(lab, settings, 'b') as b:
         a.start()
         common.linux_boot(a)
         client = linuxguest.Client(lab)
         try:
             common.linux_progress(settings, NEED)
             b.start(incoming=True)
-            moved = move(a, b, options=options)
-            check_move(moved)
-            check_first_touch(moved)
-            say(f'      {moved.line()}')
+            move_it(a, b)
             a.quit()
             common.linux_progress(settings, NEED, reports=12)
             seen, code = client.finish()
@@ -71,14 +77,18 @@ def one(t, name, memory, options, smp=1, **more):
     lab.close()
 
 
+def need_vhost():
+    if not os.access('/dev/vhost-net', os.R_OK | os.W_OK):
+        raise Skip('no /dev/vhost-net: modprobe vhost_net')
+
+
 def run(t):
     with t.case('anon, tcg'):
         one(t, 'anon', 'anon', '')
     with t.case('memfd, landing=continue, iothread=, tcg'):
         one(t, 'memfd', 'memfd', ',landing=continue', iothread=True)
     with t.case('anon, vhost=on, tcg'):
-        if not os.access('/dev/vhost-net', os.R_OK | os.W_OK):
-            raise Skip('no /dev/vhost-net: modprobe vhost_net')
+        need_vhost()
         one(t, 'vhost', 'anon', '', vhost=True)
     if common.FULL:
         with t.case('anon, 2 CPUs, tcg'):

@@ -6,7 +6,7 @@ import os
 import signal
 
 import common
-from common import Failed, check_ledger, say, status, wait_for
+from common import Failed, check_ledger, status, wait_for
 from farfork_move import (Move, There, check_here, check_left_here, check_listed, listed, pid_there,
                           say_phases, there)
 from forked import SLOW, processes_of

@@ -2,100 +2,44 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """proxy_move.py - two farfork proxy move the micro guest between Debian's own QEMUs; limit: 300 s
 
---others does so with the QEMU of Debian 13, too.
+--others does so with 10.0 and the newest of Debian's, too.
 """
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import sys
-import threading
 import common
-from common import FARFORK, Failed, check_ledger, say, status, wait_for
+from common import Failed, check_ledger, say, status, wait_for
+from proxies import Proxy, second_monitor
 from road import Road
-from stock_stream import NEWEST, OLDEST, TRIXIE, Stock, qemu_of
+from stock_stream import Stock
+from stocks import NEWEST, OLDEST, TRIXIE, qemu_of
 
 MIB = 256
 
 
-def path_of(t, name):
-    """A monitor of its own for the proxy."""
-    return f'{t.work}/{name}.proxy'
+def alike(stock, machine='pc'):
+    """From a version to the same: what stock_stream.OTHERS has of others"""
+    return stock if isinstance(stock, tuple) else (stock, stock, machine)
 
 
-class Proxy:
-    """One side: a farfork proxy, its events as they come."""
+def one_side(t, name, memory, version, machine, incoming, extra=(), **more):
+    return Stock(t, name, t.best_accel(), memory, version, machine, incoming=incoming,
+                 extra=(*extra, *second_monitor(t.work, name)), **more)
 
-    def __init__(self, t, guest, side, address, path, more=(), faults=None, argv=()):
-        self.side, self.events, self.noise = side, [], []
-        way = 'listen' if side == 'source' else 'connect'
-        self.p = subprocess.Popen(
-            [FARFORK, 'proxy', f'--{side}', '--json', '--qmp', path_of(t, guest.name), f'--{way}', path, *more,
-             address, *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env={**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})})
-        t.at_end.callback(self.p.kill)
-        self.threads = [threading.Thread(target=self.read, daemon=True),
-                        threading.Thread(target=self.hear, daemon=True)]
-        for thread in self.threads:
-            thread.start()
 
-    def read(self):
-        for line in self.p.stdout:
-            self.events.append(json.loads(line))
-
-    def hear(self):
-        for line in self.p.stderr:
-            self.noise.append(line)
-
-    def find(self, name):
-        return next((e for e in self.events if e['event'] == name), None)
-
-    def count(self, name):
-        return sum(e['event'] == name for e in self.events)
-
-    def wait(self, name, limit_s=30):
-        wait_for(f'{self.side}: event {name}', limit_s,
-                 lambda: self.find(name) or self.p.poll() is not None)
-        return self.must(name)
-
-    def must(self, name):
-        if not self.find(name):
-            raise Failed(f'{self.side}: no {name}: {self.told()}')
-        return self.find(name)
-
-    def told(self):
-        return f'{self.events[-3:]} {"".join(self.noise)[-600:]}'
-
-    def end(self, code, limit_s=60):
-        """Its summary, once it has ended with this code."""
-        try:
-            was = self.p.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            raise Failed(f'{self.side}: it does not end: {self.told()}') from None
-        for thread in self.threads:
-            thread.join(5)
-        if was != code:
-            raise Failed(f'{self.side}: exit {was}, want {code}: {self.told()}')
-        return self.find('ended') or {'event': 'none'}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc):
-        self.p.kill()
-        self.p.wait()
+def pair(t, name, memory='memfd', stock=OLDEST, mib=None, **more):
+    """Two QEMUs, not started yet. stock: a version, or (source's, destination's, machine)"""
+    source, destination, machine = alike(stock)
+    more['mem_mib'] = mib or MIB
+    return (one_side(t, f'a-{name}', memory, source, machine, False, **more),
+            one_side(t, f'b-{name}', memory, destination, machine, True, **more))
 
 
 @contextlib.contextmanager
-def two(t, name, memory='memfd', stock=OLDEST):
-    accel = t.best_accel()
-
-    def one(side, incoming):
-        guest = f'{side}-{name}'
-        return Stock(t, guest, accel, memory, stock, mem_mib=MIB, incoming=incoming,
-                     extra=('-qmp', f'unix:{path_of(t, guest)},server=on,wait=off'))
-    with one('a', False) as a, one('b', True) as b:
+def two(t, name, *args, **more):
+    a, b = pair(t, name, *args, **more)
+    with a, b:
         a.start_load()
         yield a, b
 
@@ -103,29 +47,36 @@ def two(t, name, memory='memfd', stock=OLDEST):
 @contextlib.contextmanager
 def proxies(t, a, b, options='', road=None, faults=(None, None)):
     """faults: failpoints of the source's, of the destination's"""
-    with Proxy(t, b, 'destination', f'127.0.0.1:0{options}', f'{t.work}/{b.name}.in',
+    host, options = common.place.host, common.place.options + options
+    with Proxy(t, b, 'destination', f'{host}:0{options}', f'{t.work}/{b.name}.in',
                faults=faults[1]) as there:
         port = there.wait('listening')['port']
         with contextlib.ExitStack() as stack:
             if road:
                 road.to = port
                 port = stack.enter_context(road).port
-            with Proxy(t, a, 'source', f'127.0.0.1:{port}{options}', f'{t.work}/{a.name}.out',
+            with Proxy(t, a, 'source', f'{host}:{port}{options}', f'{t.work}/{a.name}.out',
                        faults=faults[0]) as here:
                 yield here, there
 
 
-def check_moved(a, b, here, there):
+def check_said(a, b, here, there):
+    """What both proxies and both QEMUs say of a move; the summaries"""
     sums = here.end(0), there.end(0)
     for name in ('connected', 'migrating', 'package', 'ready', 'go', 'running', 'complete'):
         here.must(name)
     if status(a) != 'postmigrate' or status(b) != 'running':
         raise Failed(f'{a.name} is {status(a)}, {b.name} is {status(b)}')
     for s in sums:
-        if s['bytes'] != MIB << 20 or s['package_bytes'] != sums[0]['package_bytes']:
+        if s['bytes'] != a.mem_mib << 20 or s['package_bytes'] != sums[0]['package_bytes']:
             raise Failed(f'summary: {s}')
     if not sums[0]['pages_dropped'] or sums[0]['tunnel_bytes'] > 64 << 20:
         raise Failed(f'main memory came by the stream: {sums[0]}')
+    return sums
+
+
+def check_moved(a, b, here, there):
+    sums = check_said(a, b, here, there)
     check_ledger(a, b, sweeps=1)
     return sums
 
@@ -138,12 +89,17 @@ def check_here(a, here, there):
     common.check_still_running(a)
 
 
-def happy(t, stock=OLDEST, memory='memfd'):
-    with two(t, f'{memory}-{stock}', memory, stock) as (a, b), proxies(t, a, b) as (here, there):
-        s, d = check_moved(a, b, here, there)
-        say(f'      total {s["total_ms"]:.0f} ms, down {s["downtime_ms"]:.0f} ms, faults '
-            f'{d["faults"]}, late {d["late_faults"]}, requests {d["requests_taken"]} of '
-            f'{d["requests"]}, dropped {s["pages_dropped"]}, tunnel {s["tunnel_bytes"]}')
+def say_counts(s, d):
+    say(f'      total {s["total_ms"]:.0f} ms, down {s["downtime_ms"]:.0f} ms, faults '
+        f'{d["faults"]}, late {d["late_faults"]}, requests {d["requests_taken"]} of '
+        f'{d["requests"]}, dropped {s["pages_dropped"]}, tunnel {s["tunnel_bytes"]}')
+
+
+def happy(t, stock=OLDEST, memory='memfd', name='', **more):
+    with two(t, name or f'{memory}-{stock}', memory, stock, **more) as (a, b), \
+            proxies(t, a, b) as (here, there):
+        say_counts(*check_moved(a, b, here, there))
+        return here.find('connected')['link']
 
 
 def broken(t, stock=OLDEST):
@@ -194,25 +150,41 @@ def interrupted(t, who, stock=OLDEST):
         check_here(a, here, there)
 
 
-def refused(t):
+REFUSED = ('xbzrle', 'compress', 'multifd', 'release-ram', 'block', 'x-ignore-shared',
+           'background-snapshot', 'postcopy-preempt', 'postcopy-blocktime', 'mapped-ram',
+           'dirty-bitmaps', 'pause-before-switchover')
+
+
+def ends(t, guest, side, text, more=()):
     """Nothing has begun, and the error says why."""
-    with two(t, 'refuse') as (a, b):
-        for guest, side, capability, more in (
-                (a, 'source', 'multifd', ()), (b, 'destination', 'x-ignore-shared', ()),
-                (a, 'source', None, ('--pid', '4194303')),
-                (b, 'destination', None, ('--pid', '4194303'))):
-            if capability:
-                guest.qmp('migrate-set-capabilities',
-                          capabilities=[{'capability': capability, 'state': True}])
-            with Proxy(t, guest, side, '127.0.0.1:1', f'{t.work}/refuse', more) as p:
-                p.end(1)
-                if (capability or '4194303') not in p.must('failed')['reason']:
-                    raise Failed(f'want {capability or "no such process"}: {p.told()}')
-            if capability:
-                guest.qmp('migrate-set-capabilities',
-                          capabilities=[{'capability': capability, 'state': False}])
-        if status(a) != 'running' or common.migration(a).get('status'):
-            raise Failed(f'the source: {status(a)}, {common.migration(a)}')
+    with Proxy(t, guest, side, '127.0.0.1:1', f'{t.work}/refuse', more) as p:
+        p.end(1)
+        if text not in p.must('failed')['reason'] or p.find('listening') or p.find('migrating'):
+            raise Failed(f'want {text}: {p.told()}')
+
+
+def capabilities(guest, **states):
+    guest.qmp('migrate-set-capabilities', capabilities=[
+        {'capability': c.replace('_', '-'), 'state': s} for c, s in states.items()])
+
+
+def refused(t, stock=OLDEST):
+    with two(t, f'refuse-{stock}', stock=stock) as (a, b):
+        known = [c['capability'] for c in a.qmp('query-migrate-capabilities')]
+        both = (a, 'source'), (b, 'destination')
+        for guest, side in both:
+            ends(t, guest, side, '4194303', ('--pid', '4194303'))
+            for name in [c for c in REFUSED if c in known]:
+                needs_it = name == 'postcopy-preempt'       # or QEMU refuses it
+                capabilities(guest, **{'postcopy_ram': needs_it, name: True})
+                ends(t, guest, side, name)
+                capabilities(guest, **{name: False, 'postcopy_ram': False})
+            guest.qmp('object-add', **{'qom-type': 'tls-creds-anon', 'id': 'tls', 'endpoint':
+                                       'client' if side == 'source' else 'server'})
+            guest.qmp('migrate-set-parameters', **{'tls-creds': 'tls'})
+            ends(t, guest, side, 'tls-creds')
+        if status(a) != 'running' or common.migration(a).get('status') or status(b) != 'inmigrate':
+            raise Failed(f'{status(a)}, {common.migration(a)}; {status(b)}')
 
 
 def paused(t):
@@ -247,9 +219,7 @@ class Orphan:
 
 def child(t):
     """The destination's proxy starts the QEMU, which stays when it has ended."""
-    guest = ['a-child', 'b-child']
-    a, b = (Stock(t, g, t.best_accel(), 'memfd', mem_mib=MIB, incoming=g == guest[1],
-                  extra=('-qmp', f'unix:{path_of(t, g)},server=on,wait=off')) for g in guest)
+    a, b = pair(t, 'child')
     with a:
         a.start_load()
         with Proxy(t, b, 'destination', '127.0.0.1:0', f'{t.work}/child.in',
@@ -280,6 +250,8 @@ def run(t):
         if stock != OLDEST:
             with t.case(f'a move, {stock}'):
                 happy(t, stock)
+            with t.case(f'refused by name, {stock}'):
+                refused(t, stock)
         killed_there(t, 'early', stock)
         killed_there(t, 'ready', stock)
         interrupted(t, 'source', stock)

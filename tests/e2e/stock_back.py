@@ -10,7 +10,8 @@ import struct
 import sys
 import common
 from common import Failed, GuestError, check_still_running, status, wait_for, wait_migration
-from stock_stream import NEWEST, OLDEST, TRIXIE, Stock, qemu_of, version
+from stock_stream import Stock, version
+from stocks import NEWEST, OLDEST, TRIXIE, qemu_of
 
 PACKAGED = struct.pack('>BHH', 8, 7, 4)
 PING_LOADED = struct.pack('>BHHI', 8, 2, 4, 0x42)

@@ -50,6 +50,7 @@ struct elsewhere {
     const char *options;
     bool installs; /* the owner's own thread, which reads events and asks, installs some pages */
     bool late;     /* adopted after GO */
+    bool learns, unknown; /* the source's table; and the second region is not found */
     bool breaks;
     bool dies;
     int forgets;
@@ -343,6 +344,22 @@ static int elsewhere_dest(struct elsewhere *e, pthread_t *breaker)
     return rc;
 }
 
+static int take_table(void *opaque, const struct ff_region *table, unsigned n, struct ff_error *err)
+{
+    struct elsewhere *e = opaque;
+    int rc = 0;
+
+    must(n == N_REGIONS);
+    for (unsigned i = 0; i < n && !rc; i++) {
+        struct ff_region r = table[i];
+        must(r.fd == -1 && !r.host && r.len_bytes == area_pages(e, i) * r.psize);
+        r.host = (void *)(uintptr_t)e->b->host[i];
+        rc = i && e->unknown ? ff_error_set(err, ENOENT, "second: it is not here")
+                             : ff_dest_add_region(e->dest, &r, err);
+    }
+    return rc;
+}
+
 static void elsewhere_prepare(struct elsewhere *e)
 {
     static const char *const names[N_REGIONS] = {"first", "second"};
@@ -373,8 +390,11 @@ static void elsewhere_prepare(struct elsewhere *e)
         must_ok(ff_source_add_region(e->source, &r, &err), err);
         r.host = (void *)(uintptr_t)e->b->host[i];
         r.fd = -1;
-        must_ok(ff_dest_add_region(e->dest, &r, &err), err);
+        if (!e->learns)
+            must_ok(ff_dest_add_region(e->dest, &r, &err), err);
     }
+    if (e->learns)
+        ff_dest_on_table(e->dest, take_table, e);
 }
 
 static void elsewhere_move(struct elsewhere *e)
@@ -508,6 +528,20 @@ static void owner_dies(void)
     must(e.source_rc);
 }
 
+static void learned(void)
+{
+    static struct elsewhere e = {.memory = MEM_MEMFD, .learns = true};
+    must_move(&e);
+}
+
+static void not_found(void)
+{
+    static struct elsewhere e = {.memory = MEM_ANON, .learns = true, .unknown = true};
+    elsewhere_move(&e);
+    must(e.dest_rc == -ENOENT && strstr(e.dest_err.text, "second: it is not here"));
+    must(e.source_rc);
+}
+
 static void not_registered(void)
 {
     static struct elsewhere e = {.memory = MEM_ANON, .forgets = 1};
@@ -549,6 +583,8 @@ int main(int argc, char **argv)
         {"by faults alone", by_faults_alone, 60},
         {"pages of its own", its_own_pages, 60},
         {"adopted after GO", adopted_late, 0},
+        {"the source's table", learned, 0},
+        {"a region is not found", not_found, 0},
         {"links break", links_break, 60},
         {"push", pushed, 0},
         {"verify=on", tagged, 0},

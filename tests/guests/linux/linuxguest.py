@@ -62,7 +62,7 @@ class Settings:
 
     def __init__(self, qemu, kernel, initrd, workdir, firmware=(), machine='q35', accel='tcg',
                  cpu='max', memory_mib=192, smp=1, append='', disk=None, report=None, extra=(),
-                 iothread=False, vhost=False):
+                 iothread=False, vhost=False, disk_format='raw'):
         self.__dict__.update(locals())
         del self.__dict__['self']
         self.report = report or os.path.join(workdir, 'report')
@@ -142,7 +142,7 @@ class Qemu:
         if s.disk:
             direct = 'on' if can_direct(s.disk) else 'off'
             a += ['-blockdev', f'driver=file,node-name=f0,filename={s.disk},cache.direct={direct}',
-                  '-blockdev', f'driver=raw,node-name=d0,file=f0,cache.direct={direct}',
+                  '-blockdev', f'driver={s.disk_format},node-name=d0,file=f0,cache.direct={direct}',
                   '-device', 'virtio-blk-pci,drive=d0' + (',iothread=io0' if s.iothread else '')]
         if s.iothread:
             a += ['-object', 'iothread,id=io0']

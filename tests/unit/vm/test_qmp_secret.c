@@ -49,6 +49,34 @@ static void line(void **state)
     close(p[1]);
 }
 
+static void input_line(void **state)
+{
+    static const char *const wrong[] = {"", "{}", "{\"key\": \"" DIGITS "\"}",
+                                        KEY_LINE_HEAD "ab" KEY_LINE_TAIL,
+                                        KEY_LINE_HEAD DIGITS "0" KEY_LINE_TAIL};
+    struct ff_error err;
+    char *key = NULL, text[512] = "";
+    int p[2];
+
+    (void)state;
+    assert_int_equal(key_text_make(&key, &err), 0);
+    assert_int_equal(pipe(p), 0);
+    assert_int_equal(key_line_write(p[1], key, 1000), 0);
+    assert_true(read(p[0], text, sizeof(text) - 1) > 0);
+    text[strcspn(text, "\n")] = '\0';
+    char *again = key_line_take(text);
+    assert_string_equal(again, key);
+    assert_int_equal(strlen(text), 0); /* wiped */
+    key_text_free(again);
+    key_text_free(key);
+    for (size_t i = 0; i < sizeof(wrong) / sizeof(wrong[0]); i++) {
+        snprintf(text, sizeof(text), "%s", wrong[i]);
+        assert_null(key_line_take(text));
+    }
+    close(p[0]);
+    close(p[1]);
+}
+
 /* A buffer that grows goes on with what it had */
 static void grows(void **state)
 {
@@ -81,6 +109,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(digits),
         cmocka_unit_test(line),
+        cmocka_unit_test(input_line),
         cmocka_unit_test(grows),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

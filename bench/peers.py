@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: LGPL-2.1-or-later
+#
+# peers.py - the ways to move that are compared, and how each begins and ends
+"""
+    peer = Peer('rdma-tcp,prefill=push')
+    way = peer.listen(t, src, dst)      # the destination waits
+    way.begin(src)                      # the clock runs from here
+    ...                                 # until both QEMUs have completed; way.check() meanwhile
+    way.end()
+    way.close()
+"""
+import os
+import tempfile
+import time
+
+import common
+from common import Failed
+from proxies import Proxy
+from stocks import qemu_of
+
+STOCK = {'pre-copy': 'precopy', 'multifd': 'multifd', 'post-copy': 'postcopy',
+         'preempt': 'preempt', 'hybrid': 'preempt'}
+PROXY = 'proxy'
+RDMA = {'rdma-tcp': 'tcp', 'rdma-verbs': 'verbs'}
+OURS = {PROXY: 'tcp', **RDMA}
+PEERS = [*STOCK, *OURS]
+USUAL = [*(p for p in PEERS if p not in ('hybrid', 'rdma-verbs')), 'rdma-tcp,key']
+END_S = 60              # of a proxy, once both QEMUs have completed
+
+
+def program_of(name):
+    """A QEMU by its path, or one of Debian's that the tests download by its name: stock-qemu."""
+    return name if os.sep in name or os.path.exists(name) else qemu_of(name)
+
+
+class Peer:
+    """A way to move: NAME[,qemu=PROGRAM][,key][,OPTION=VALUE...]; options are of rdma-postcopy."""
+
+    def __init__(self, text):
+        self.text = text
+        self.name, *options = text.split(',')
+        if self.name not in PEERS:
+            raise ValueError(f'no peer {self.name!r}: there are {", ".join(PEERS)}')
+        self.qemu = next((program_of(o[5:]) for o in options if o.startswith('qemu=')), None)
+        rest = [o for o in options if not o.startswith('qemu=')]
+        if rest and self.name in STOCK:
+            raise ValueError(f'{text}: {self.name} takes no option but qemu=')
+        if 'key' in rest:
+            # as long as the peer is there; none but this user may read it
+            self.key = tempfile.NamedTemporaryFile('w', prefix='farfork-bench-', encoding='ascii')
+            self.key.write(os.urandom(32).hex())
+            self.key.flush()
+            rest[rest.index('key')] = f'key-file={self.key.name}'
+        if not any(o.startswith('link=') for o in rest):
+            rest.insert(0, f'link={OURS.get(self.name)}')
+        self.options = ''.join(f',{o}' for o in ['insecure=on', *rest])
+
+    def patched(self):
+        """It needs Farfork's QEMU."""
+        return self.name in RDMA
+
+    def postcopy(self):
+        return self.name not in ('pre-copy', 'multifd')
+
+    def starts_postcopy(self):
+        """Only when QEMU is told to."""
+        return self.name in STOCK and self.postcopy()
+
+    def listen(self, t, src, dst):
+        """Let dst wait for src."""
+        if self.name == PROXY:
+            return ByProxies(t, dst, self.options)
+        if self.name in STOCK:
+            return ByQemu(common.stock_listen(src, dst, STOCK[self.name], common.place.host))
+        common.place.options = self.options
+        return ByQemu(common.listen(dst))
+
+
+class ByQemu:
+    """The two QEMUs alone."""
+
+    def __init__(self, uri):
+        self.uri = uri
+
+    def begin(self, src):
+        src.qmp('migrate', uri=self.uri)
+
+    @staticmethod
+    def pids():
+        return []
+
+    @staticmethod
+    def numbers(info):
+        """What Farfork counts, in what QEMU says of its migration."""
+        return (info or {}).get('x-rdma-postcopy')
+
+    def check(self):
+        pass
+
+    end = close = check
+
+
+class ByProxies:
+    """A farfork proxy beside each QEMU: the source's is started when the move begins."""
+
+    def __init__(self, t, dst, options):
+        self.t, self.options, self.engine = t, options, None
+        self.proxies = [Proxy(t, dst, 'destination', f'{common.place.host}:0{options}',
+                              stream_path(dst), space=dst.pid)]
+        self.port = self.proxies[0].wait('listening')['port']
+
+    def begin(self, src):
+        address = f'{common.place.host}:{self.port}{self.options}'
+        self.proxies.append(Proxy(self.t, src, 'source', address, stream_path(src), space=src.pid))
+
+    def pids(self):
+        """The destination's first, the source's if it has begun."""
+        return [p.p.pid for p in self.proxies]
+
+    def check(self):
+        for p in self.proxies:
+            if p.find('failed') or p.find('lost') or p.find('incomplete'):
+                raise Failed(f'proxy: {p.side}: {p.told()}')
+
+    def end(self):
+        """They end by themselves, and nobody collects them before it was seen what they used."""
+        limit = time.monotonic() + END_S
+        for p in self.proxies:
+            while not (ended := os.waitid(os.P_PID, p.p.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)):
+                if time.monotonic() > limit:
+                    raise Failed(f'proxy: {p.side}: still there {END_S} s after the move: {p.told()}')
+                time.sleep(0.005)
+            if ended.si_status:
+                raise Failed(f'proxy: {p.side}: exit {ended.si_status}: {p.told()}')
+
+    def close(self):
+        """What they counted, if they have ended by themselves."""
+        for p in self.proxies:
+            with p:
+                pass
+            for thread in p.threads:
+                thread.join(END_S)
+        self.engine = (self.proxies[0].find('ended') or {}).get('engine')
+
+    def numbers(self, _info):
+        return self.engine
+
+
+def stream_path(guest):
+    return os.path.join(os.path.dirname(guest.console), f'{guest.name}.stream')

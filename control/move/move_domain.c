@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move_domain.c - farfork move --domain: the proxies of a domain, and what they say
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      farfork move --launcher--> proxy --destination --domain NAME   (1) listens
+ *              farfork move ------------> proxy --source --domain NAME        (2) moves it
+ *              Both get the key by their input, and say events by their output, a JSON object a line.
+ * Ownership    each proxy is in a process group of its own. Once the guest was let go it stays until
+ *              the memory is there, also without this program.
+ * Failure      the source's exit code says where the guest is. Before GO the end of its input, or
+ *              of the destination's, ends the move: the guest goes on here.
+ */
+#include "move_domain.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "defaults.h"
+#include "launcher.h"
+#include "move.h"
+#include "qmp_secret.h"
+#include "spawn.h"
+
+/* Where libvirt's QEMU may make a socket, and libvirtd finds it */
+#define SOCKET_FOLDER "/var/lib/libvirt/qemu"
+#define WRITE_LIMIT_MS 10000
+#define END_LIMIT_MS 30000 /* of the destination's, once the source's has ended */
+
+struct domain_side {
+    struct spawn run;
+    bool over;           /* its output has ended */
+    json_int_t port;     /* destination */
+    json_t *ended;       /* its summary; NULL: not yet */
+    char *reason, *note; /* why it came to nothing; what else is to be said */
+    int code;
+};
+
+struct domain_move {
+    const struct domain_options *o;
+    struct domain_side here, there;
+    char *host, *address, *path, *key;
+    int signals;
+    struct ff_error why;
+};
+
+/* --- what they say --- */
+
+static void take_text(char **to, const json_t *e)
+{
+    free(*to);
+    *to = xstrdup(text_of(e, "reason"));
+}
+
+static void on_side_line(void *opaque, const char *line)
+{
+    struct domain_side *side = opaque;
+    FF_AUTO_JSON json_t *e = json_loads(line, 0, NULL);
+    const char *name = e ? text_of(e, "event") : "";
+
+    if (!e && *line) /* a login shell that greets, a launcher that complains */
+        spawn_add_error(&side->run, line);
+    if (!strcmp(name, "listening"))
+        side->port = json_integer_value(json_object_get(e, "port"));
+    else if (!strcmp(name, "failed") || !strcmp(name, "lost") || !strcmp(name, "stuck") ||
+             !strcmp(name, "incomplete"))
+        take_text(&side->reason, e);
+    else if (!strcmp(name, "unconfirmed") || !strcmp(name, "virsh") || !strcmp(name, "refused"))
+        take_text(&side->note, e);
+    else if (!strcmp(name, "ended"))
+        side->ended = json_incref(e);
+}
+
+static void read_side(struct domain_side *side)
+{
+    char *line;
+    int status;
+
+    if (side->over || !side->run.pid)
+        return;
+    side->over = spawn_on_output(&side->run);
+    while ((line = jsonl_next(&side->run.out_lines)))
+        on_side_line(side, line);
+    if (!side->over)
+        return;
+    side->code = spawn_ended(&side->run, END_LIMIT_MS, &status) && WIFEXITED(status)
+                     ? WEXITSTATUS(status)
+                     : MOVE_EXIT_TROUBLE;
+}
+
+/* Why a side ended; @who: for one without a reason */
+static const char *reason_of(const struct domain_side *side, const char *who)
+{
+    return side->reason && *side->reason ? side->reason : side->run.words ? side->run.words : who;
+}
+
+/* --- run --- */
+
+/* The proxy there ends with its input, the one here says whether it does */
+static void pass_signal(struct domain_move *m)
+{
+    struct signalfd_siginfo s;
+
+    while (read(m->signals, &s, sizeof(s)) == sizeof(s))
+        if (m->here.run.pid)
+            kill(m->here.run.pid, (int)s.ssi_signo);
+        else
+            spawn_close_input(&m->there.run);
+}
+
+/* Once, until something was said, at most @limit_ms */
+static void wait_sides(struct domain_move *m, int limit_ms)
+{
+    struct pollfd f[] = {{.fd = m->signals, .events = POLLIN},
+                         {.fd = m->there.over ? -1 : m->there.run.out, .events = POLLIN},
+                         {.fd = m->there.over ? -1 : m->there.run.err, .events = POLLIN},
+                         {.fd = m->here.over ? -1 : m->here.run.out, .events = POLLIN},
+                         {.fd = m->here.over ? -1 : m->here.run.err, .events = POLLIN}};
+
+    if (poll(f, FF_ARRAY_LEN(f), limit_ms) <= 0)
+        return;
+    if (f[0].revents)
+        pass_signal(m);
+    read_side(&m->there);
+    read_side(&m->here);
+}
+
+static void add_common(const struct domain_move *m, struct strv *w, const char *side)
+{
+    strv_add(w, "proxy");
+    strv_add(w, "--json");
+    strv_add(w, "--keyed");
+    strv_add(w, "--%s", side);
+    strv_add(w, "--domain");
+    strv_add(w, "%s", m->o->name);
+    if (m->o->untested)
+        strv_add(w, "--untested");
+}
+
+static void add_link(const struct domain_move *m, struct strv *w, json_int_t port)
+{
+    const char *more = m->o->link_options;
+
+    strv_add(w, "%s:%d%s%s", m->address, (int)port, more ? "," : "", more ? more : "");
+}
+
+/* @line: by the launcher; NULL: here */
+static int start_side(struct domain_move *m, struct domain_side *side, const struct strv *w,
+                      const char *line)
+{
+    int rc = spawn_start(&side->run, w->v, line, &m->why);
+
+    if (rc)
+        return rc;
+    rc = key_line_write(side->run.in, m->key, WRITE_LIMIT_MS);
+    return rc && rc != -EPIPE /* its last words say why */
+               ? ff_error_set(&m->why, -rc, "give a proxy its key: %s", strerror(-rc))
+               : 0;
+}
+
+static int start_destination(struct domain_move *m)
+{
+    const struct domain_options *o = m->o;
+    FF_AUTO_FREE char *own = defaults_agent();
+    uint64_t end = ff_now_ms() + o->timeout_s * 1000ull;
+    struct strv w = {0};
+
+    strv_add(&w, "%s", o->agent ? o->agent : own);
+    add_common(m, &w, "destination");
+    strv_add(&w, "--connect");
+    strv_add(&w, "%s", m->path);
+    add_link(m, &w, 0);
+    FF_AUTO_FREE char *line =
+        launcher_line(o->launcher ? o->launcher : LAUNCHER_DEFAULT, m->host, w.v);
+    int rc = start_side(m, &m->there, &w, line);
+    strv_free(&w);
+    while (!rc && !m->there.port && !m->there.over) {
+        wait_sides(m, MOVE_TURN_MS);
+        if (ff_now_ms() > end)
+            return ff_error_set(&m->why, ETIMEDOUT, "%s: no proxy there within %u s", m->host,
+                                o->timeout_s);
+    }
+    return rc || m->there.port ? rc
+                               : ff_error_set(&m->why, ECHILD, "%s: the proxy there ended: %s",
+                                              m->host, reason_of(&m->there, "no message"));
+}
+
+static int start_source(struct domain_move *m)
+{
+    FF_AUTO_FREE char *own = defaults_agent();
+    struct strv w = {0};
+
+    strv_add(&w, "%s", own);
+    add_common(m, &w, "source");
+    strv_add(&w, "--to");
+    strv_add(&w, "%s", m->o->uri);
+    strv_add(&w, "--listen");
+    strv_add(&w, "%s", m->path);
+    add_link(m, &w, m->there.port);
+    strv_add(&w, "--");
+    for (char *const *word = m->o->words; *word; word++)
+        strv_add(&w, "%s", *word);
+    int rc = start_side(m, &m->here, &w, NULL);
+    strv_free(&w);
+    return rc;
+}
+
+static int run_sides(struct domain_move *m)
+{
+    int rc = start_destination(m);
+
+    if (!rc)
+        rc = start_source(m);
+    while (!rc && !m->here.over)
+        wait_sides(m, -1);
+    int code = rc ? MOVE_EXIT_HERE : m->here.code;
+    if (code == MOVE_EXIT_HERE)
+        spawn_close_input(&m->there.run); /* it may wait for a source still */
+    uint64_t end = ff_now_ms() + END_LIMIT_MS;
+    while (m->there.run.pid && !m->there.over && ff_now_ms() < end)
+        wait_sides(m, MOVE_TURN_MS);
+    return code;
+}
+
+/* --- before and after --- */
+
+/* USER@HOST for the launcher, and HOST alone, which may be in brackets */
+static int take_host(struct domain_move *m, struct ff_error *why)
+{
+    const char *uri = m->o->uri, *from = strstr(uri, "://");
+    size_t len = from ? strcspn(from + 3, "/?") : 0;
+    FF_AUTO_FREE char *authority = from ? xstrdup(from + 3) : xstrdup("");
+
+    authority[len] = '\0';
+    char *host = strrchr(authority, '@') ? strrchr(authority, '@') + 1 : authority;
+    char *port = strrchr(host, ':');
+    if (port && !strchr(port, ']'))
+        *port = '\0';
+    if (!*host)
+        return ff_error_set(why, EINVAL,
+                            "%s: want a URI of libvirt's with a host, such as "
+                            "qemu+ssh://HOST/system",
+                            uri);
+    m->host = xstrdup(authority);
+    bool brackets = *host == '[';
+    host[brackets ? strcspn(host, "]") : strlen(host)] = '\0';
+    return host_numeric(m->o->address ? m->o->address : host + brackets, "--address", &m->address,
+                        why);
+}
+
+static int prepare_domain(struct domain_move *m)
+{
+    unsigned number;
+    sigset_t set;
+    int rc = m->o->launcher ? launcher_check(m->o->launcher, &m->why) : 0;
+
+    if (!rc)
+        rc = take_host(m, &m->why);
+    if (!rc)
+        rc = key_text_make(&m->key, &m->why);
+    if (rc)
+        return rc;
+    if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+        return ff_error_set(&m->why, errno, "getrandom: %s", strerror(errno));
+    m->path = xprintf(SOCKET_FOLDER "/farfork-%08x.sock", number);
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+    m->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    return 0;
+}
+
+static double summary_ms(const struct domain_move *m, const char *name)
+{
+    return m->here.ended ? json_number_value(json_object_get(m->here.ended, name)) : 0;
+}
+
+static void print_domain(const struct domain_move *m, int code)
+{
+    const char *state = code == 0 ? "there" : code == MOVE_EXIT_HERE ? "here" : "unclear";
+    const char *note = m->here.note ? m->here.note : "";
+
+    if (m->o->json) {
+        FF_AUTO_JSON json_t *o =
+            json_pack("{ss ss ss si ss ss sO*}", "domain", m->o->name, "host",
+                      m->host ? m->host : "", "state", state, "exit_code", code, "error",
+                      m->why.text, "note", note, "source", m->here.ended);
+        FF_AUTO_FREE char *line = json_dumps(o, JSON_COMPACT);
+        printf("%s\n", line ? line : "{}");
+        return;
+    }
+    if (!code)
+        printf("moved %s to %s: down %.1f ms, %.0f ms in all\n", m->o->name, m->host,
+               summary_ms(m, "downtime_ms"), summary_ms(m, "total_ms"));
+    fflush(stdout);
+    if (*m->why.text)
+        fprintf(stderr, "farfork move: %s\n", m->why.text);
+    if (*note)
+        fprintf(stderr, "farfork move: note: %s\n", note);
+    if (code == MOVE_EXIT_HERE)
+        fprintf(stderr, "farfork move: the domain is here still\n");
+    else if (code)
+        fprintf(stderr, "farfork move: see virsh domstate --reason %s, on both hosts\n",
+                m->o->name);
+}
+
+/* Where the guest was let go a side goes on without this program: only its pipes end */
+static void free_side(struct domain_side *side, int code)
+{
+    if (code == MOVE_EXIT_HERE || code == EXIT_USAGE)
+        spawn_end(&side->run, END_LIMIT_MS);
+    ff_close_fd(&side->run.in);
+    ff_close_fd(&side->run.out);
+    ff_close_fd(&side->run.err);
+    spawn_free(&side->run);
+    json_decref(side->ended);
+    free(side->reason);
+    free(side->note);
+}
+
+int move_domain_run(const struct domain_options *o)
+{
+    struct domain_move m = {.o = o, .here.run = SPAWN_NONE, .there.run = SPAWN_NONE, .signals = -1};
+    int code = EXIT_USAGE;
+
+    if (!prepare_domain(&m)) {
+        code = run_sides(&m);
+        if (code && !*m.why.text)
+            ff_error_set(&m.why, EIO, "%s", reason_of(&m.here, "the proxy here ended"));
+        print_domain(&m, code);
+    } else {
+        fprintf(stderr, "farfork move: %s\n", m.why.text);
+    }
+    free_side(&m.here, code);
+    free_side(&m.there, code);
+    key_text_free(m.key);
+    free(m.host);
+    free(m.address);
+    free(m.path);
+    ff_close_fd(&m.signals);
+    return code;
+}
