@@ -122,6 +122,7 @@ include demo/demo.mk
 include lab/lab.mk
 include bench/bench.mk
 include scripts/install.mk
+include tests/packages/packages.mk
 
 # What these fragments build needs every package
 $(BUILD)/guests/micro.elf $(LG_OUT)/guestload $(LG_KERNEL)/release $(PLATFORM_TESTS): | $(DEPS_ALL)
@@ -147,5 +148,7 @@ help:
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \
 	  'make fuzz       the fuzzers at the same time (MINUTES=60); make check-fuzz: FUZZ_SECONDS=60' \
 	  'make install    to PREFIX (/usr/local), below DESTDIR where that is set' \
+	  'make deb        Debian packages, in $(BUILD)/deb; make guest-tarball: for guests of other systems' \
+	  'make check-packages  install them into a fresh Debian, use them, remove them' \
 	  'make clean      remove $(BUILD)/' \
 	  'Variables: BUILD (folder), FARFORK_CACHE (downloads and objects, outside the checkout)'

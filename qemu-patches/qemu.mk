@@ -5,6 +5,8 @@
 QEMU_SERIES := qemu-patches/10.0
 QEMU_DIR := $(BUILD)/qemu
 QEMU_OWN := $(wildcard qemu-patches/src/*)
+# full: what people's command lines need; minimal: built in half the time (qemu-patches/build)
+FEATURES ?= full
 QEMU_PATCHES := $(QEMU_SERIES)/series $(addprefix $(QEMU_SERIES)/,$(shell cat $(QEMU_SERIES)/series))
 
 qemu: $(BUILD)/bin/qemu-system-x86_64
@@ -21,10 +23,16 @@ $(QEMU_DIR)/.src: $(QEMU_OWN) $(QEMU_DIR)/.applied
 	cp -p $(QEMU_OWN) $(QEMU_DIR)/src/migration/farfork/
 	@touch $@
 
-$(BUILD)/bin/qemu-system-x86_64: $(QEMU_DIR)/.src $(BUILD)/lib/libfarfork.a \
+.PHONY: always
+always:
+$(QEMU_DIR)/.features: always
+	@mkdir -p $(@D)
+	@echo $(FEATURES) | cmp -s - $@ || echo $(FEATURES) > $@
+
+$(BUILD)/bin/qemu-system-x86_64: $(QEMU_DIR)/.src $(QEMU_DIR)/.features $(BUILD)/lib/libfarfork.a \
                                  $(BUILD)/lib/pkgconfig/farfork.pc include/farfork.h include/farfork-clone.h \
                                  qemu-patches/build
 	@mkdir -p $(@D)
-	qemu-patches/build $(QEMU_DIR)/src $(QEMU_DIR)/build $(abspath $(BUILD)/lib/pkgconfig)
+	FEATURES=$(FEATURES) qemu-patches/build $(QEMU_DIR)/src $(QEMU_DIR)/build $(abspath $(BUILD)/lib/pkgconfig)
 	ln -sf ../qemu/build/qemu-system-x86_64 $@
 	@touch -h $@

@@ -1,27 +1,69 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
-# install.mk - make install: tools, library, manual, QEMU, and what `farfork bench` runs
+# install.mk - make install, install-guest, guest-tarball, deb
 #
-# Farfork's QEMU stands beside the system's, in lib/farfork/bin. lib/farfork has the shape of a
-# build folder and share/farfork that of a checkout, so that bench.py finds what it needs in either.
+# Farfork's QEMU stands beside the system's, in lib/farfork/bin, with its modules in lib/farfork/lib.
+# lib/farfork has the shape of a build folder and share/farfork that of a checkout, so that bench.py
+# and demo.py find what they need in either.
 
 PREFIX ?= /usr/local
+LIBDIR ?= $(PREFIX)/lib
 INSTALLED = $(DESTDIR)$(PREFIX)
-INSTALL_SHARE := $(wildcard bench/*.py) $(addprefix tests/e2e/,common.py proxies.py stocks.py) guest/farfork-guest \
-    $(addprefix tests/guests/,micro/qemu.py micro/report.py linux/linuxguest.py linux/linuxreport.py)
+INSTALLED_LIB = $(DESTDIR)$(LIBDIR)
+INSTALL_SHARE := $(wildcard bench/*.py) demo/demo.py $(addprefix \
+    tests/e2e/,common.py proxies.py stocks.py) guest/farfork-guest $(addprefix \
+    tests/guests/,micro/qemu.py micro/report.py linux/linuxguest.py linux/linuxreport.py linux/netlab linux/tcpclient.py)
+QEMU_MODULES = $(filter-out %-s390x-virtio-gpu-ccw.so,$(wildcard $(addprefix \
+    $(QEMU_DIR)/build/,block-*.so hw-*.so ui-*.so)))
+GUEST_FILES := guest/farfork-guest packaging/60-farfork-guest.rules \
+    packaging/farfork-guest.service man/farfork-guest.8
 
-install: lib $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf \
-         $(BENCH_PROGRAMS) $(BENCH_SCALING)
-	install -d $(addprefix $(INSTALLED)/,bin include lib/pkgconfig lib/farfork/bin share/farfork)
+.PHONY: install install-guest guest-tarball deb bench-programs
+bench-programs: $(BENCH_PROGRAMS) $(BENCH_SCALING)
+
+install: lib $(BUILD)/bin/qemu-system-x86_64 linux-guest $(BUILD)/guests/micro.elf bench-programs
+	install -d $(addprefix $(INSTALLED)/,bin include lib/farfork/bin share/farfork) \
+	    $(INSTALLED_LIB)/pkgconfig
 	install $(BUILD)/bin/farfork $(BUILD)/bin/vmclone $(INSTALLED)/bin
 	install -m 644 include/farfork*.h $(INSTALLED)/include
-	install -m 644 $(BUILD)/lib/libfarfork.a $(BUILD)/lib/libfarfork.so.0 $(INSTALLED)/lib
-	ln -sf libfarfork.so.0 $(INSTALLED)/lib/libfarfork.so
-	sed 's|-I$(CURDIR)/include|-I$(PREFIX)/include|; s|$(abspath $(BUILD))/lib|$(PREFIX)/lib|' \
-	    $(BUILD)/lib/pkgconfig/farfork.pc > $(INSTALLED)/lib/pkgconfig/farfork.pc
+	install -m 644 $(BUILD)/lib/libfarfork.a $(BUILD)/lib/libfarfork.so.0 $(INSTALLED_LIB)
+	ln -sf libfarfork.so.0 $(INSTALLED_LIB)/libfarfork.so
+	sed 's|-I$(CURDIR)/include|-I$(PREFIX)/include|; s|$(abspath $(BUILD))/lib|$(LIBDIR)|' \
+	    $(BUILD)/lib/pkgconfig/farfork.pc > $(INSTALLED_LIB)/pkgconfig/farfork.pc
 	for s in 1 7 8; do install -D -m 644 -t $(INSTALLED)/share/man/man$$s man/*.$$s || exit; done
+	install -D -m 644 packaging/farfork.bash $(INSTALLED)/share/bash-completion/completions/farfork
+	ln -sf farfork $(INSTALLED)/share/bash-completion/completions/vmclone
+	install -D -m 644 -t $(INSTALLED)/share/zsh/vendor-completions packaging/_farfork
+	install -D -m 644 -t $(INSTALLED)/lib/udev/rules.d packaging/60-farfork.rules
+	install -D -m 644 -t $(INSTALLED)/share/doc/libfarfork-dev/examples packaging/example.c
 	install -s $(BUILD)/bin/qemu-system-x86_64 $(INSTALLED)/lib/farfork/bin
+	$(if $(QEMU_MODULES),install -D -m 644 -t $(INSTALLED)/lib/farfork/lib/qemu \
+	    $(QEMU_MODULES))
 	ln -sf ../../../bin/farfork ../../../bin/vmclone $(INSTALLED)/lib/farfork/bin
 	install -D -t $(INSTALLED)/lib/farfork/bench $(BENCH_PROGRAMS) $(BENCH_SCALING)
-	install -D -m 644 -t $(INSTALLED)/lib/farfork/guests $(BUILD)/guests/micro.elf
+	install -D -m 644 -t $(INSTALLED)/lib/farfork/guests $(BUILD)/guests/micro.elf \
+	    $(BUILD)/guests/vmlinux $(BUILD)/guests/initrd.img
 	cp --parents --preserve=mode $(INSTALL_SHARE) $(INSTALLED)/share/farfork
+
+# for guests: of other systems, by guest-tarball
+install-guest:
+	install -D -t $(INSTALLED)/sbin guest/farfork-guest
+	install -D -m 644 -t $(INSTALLED)/lib/systemd/system packaging/farfork-guest.service
+	install -D -m 644 -t $(INSTALLED)/lib/udev/rules.d packaging/60-farfork-guest.rules
+	install -D -m 644 -t $(INSTALLED)/share/man/man8 man/farfork-guest.8
+
+guest-tarball: $(BUILD)/farfork-guest-$(VERSION).tar.gz
+$(BUILD)/farfork-guest-$(VERSION).tar.gz: $(GUEST_FILES)
+	@mkdir -p $(@D)
+	rm -rf $(BUILD)/guest-tree
+	$(MAKE) install-guest DESTDIR=$(abspath $(BUILD))/guest-tree PREFIX=/usr
+	tar -czf $@ --owner=0 --group=0 --sort=name -C $(BUILD)/guest-tree usr
+
+# Debian packages, in $(BUILD)/deb
+DEPS_DEB := $(BUILD)/.deps-deb
+deb: all bench-programs | $(DEPS_DEB)
+	rm -rf $(BUILD)/deb && mkdir -p $(BUILD)/deb
+	BUILD=$(BUILD) debian/rules binary > $(BUILD)/deb/log 2>&1 || { tail -n 30 $(BUILD)/deb/log >&2; exit 1; }
+	BUILD=$(BUILD) debian/rules clean >> $(BUILD)/deb/log 2>&1
+	lintian --fail-on error $(BUILD)/deb/*.deb
+	@ls -l $(BUILD)/deb/*.deb
