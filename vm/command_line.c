@@ -25,7 +25,7 @@
 
 static rewrite_fn rewrite_name, rewrite_drop, refuse_option, rewrite_log, rewrite_pidfile,
     rewrite_mem_path, rewrite_object, rewrite_config, rewrite_nographic, rewrite_nodefaults,
-    rewrite_display;
+    rewrite_display, rewrite_tpmdev;
 
 static const struct rule {
     const char *option;
@@ -47,6 +47,7 @@ static const struct rule {
     {"full-screen", rewrite_drop},
     /* the world outside */
     {"netdev", rewrite_net}, {"nic", rewrite_net}, {"net", rewrite_net},
+    {"tpmdev", rewrite_tpmdev},
     /* who it is */
     {"name", rewrite_name},
     /* what cannot be seen from here */
@@ -76,15 +77,29 @@ static int refuse_option(struct rewrite *r, const char *option, const char *valu
 {
     return ff_error_set(
         r->why, ENOTSUP,
-        "the parent was started with -%s %s: its command line does not show what that stands for; "
-        "start the parent without it",
-        option, value);
+        "the parent was started with -%s %s: its command line does not show what that stands "
+        "for%s; start the parent without it",
+        option, value,
+        strcmp(option, "readconfig") ? ""
+                                     : ", and the file cannot be read, was changed since, or has "
+                                       "more than devices, drives, chardevs, netdevs and objects");
 }
 
 /* Its own has the place of the parent's */
 static int rewrite_config(struct rewrite *r, const char *option, const char *value)
 {
     return identity_is_config(value) ? 0 : refuse_option(r, option, value);
+}
+
+/* Another program has the state of the TPM, for this one guest */
+static int rewrite_tpmdev(struct rewrite *r, const char *option, const char *value)
+{
+    return ff_error_set(
+        r->why, ENOTSUP, "-%s %s: the TPM's state is in a program or device of its own (swtpm), %s",
+        option, value,
+        r->s->incoming ? "which stays here: start the parent without a TPM, or move this guest by "
+                         "hand, with an swtpm there, see farfork-rdma-postcopy(7)"
+                       : "which no second guest can share: start the parent without a TPM");
 }
 
 /* A name for the process would be that of all of them */
@@ -254,7 +269,8 @@ static char *find_own(char *const *argv)
 int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct strv *out,
                struct strv *notes, struct ff_error *why)
 {
-    struct rewrite r = {.s = s, .out = out, .notes = notes, .why = why, .own = find_own(parent)};
+    struct rewrite r = {.s = s, .out = out, .notes = notes, .why = why, .parent = parent,
+                        .own = find_own(parent)};
     int rc = 0;
 
     strv_add(&r.paths, "%s/%u.qmp", s->rundir, s->number);

@@ -31,8 +31,10 @@ static bool is_nic(const char *driver)
 {
     static const char *const prefixes[] = {"virtio-net", "e1000", "rtl8139", "vmxnet3",
                                            "igb",        "pcnet", "ne2k_",   "i8255",
-                                           "i82801",     "tulip", "usb-net"};
+                                           "tulip",      "usb-net"};
 
+    if (driver && !strcmp(driver, "i82801")) /* i82801b11-bridge is none */
+        return true;
     for (size_t i = 0; driver && i < sizeof(prefixes) / sizeof(prefixes[0]); i++)
         if (!strncmp(driver, prefixes[i], strlen(prefixes[i])))
             return true;

@@ -11,6 +11,7 @@ struct rewrite {
     const struct vm_spec *s;
     struct strv *out, *notes;
     struct strv paths;  /* handed out by rewrite_path() */
+    char *const *parent; /* the parent's words */
     char *own;           /* the parent's "RUNDIR/N.", where it is a child itself; or NULL */
     struct ff_error *why;
     bool nographic, nodefaults, has_serial, has_display;

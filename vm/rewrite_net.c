@@ -62,13 +62,72 @@ static char *replace(const char *value, const char *type, const char *key, const
     return key ? qemu_opts_set(other, key, key_value) : xstrdup(other);
 }
 
-/* A hub of its own: QEMU has it whatever it was built with, and nothing else is on it */
+/* Ids of hubs that take what a tap does, headers and offloads: the guest's driver knows of those.
+ * net/hub.c of the patched QEMU has the same number */
+#define FARFORK_HUB 0x46460000u
+
+/* As many as the NIC has, which must be as many in a child */
+static unsigned long queues_of(const char *value)
+{
+    static const char *const lists[] = {"fds", "vhostfds"};
+    FF_AUTO_FREE char *queues = qemu_opts_get(value, "queues");
+    unsigned long n = queues ? strtoul(queues, NULL, 10) : 1;
+
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+        FF_AUTO_FREE char *list = qemu_opts_get(value, lists[i]);
+        unsigned long own = list != NULL;
+        for (const char *c = list; c && *c; c++)
+            own += *c == ':';
+        n = own > n ? own : n;
+    }
+    return n;
+}
+
+/* What stands in its place has one queue */
+static int check_queues(struct rewrite *r, const char *option, const char *value)
+{
+    FF_AUTO_FREE char *id = qemu_opts_get(value, "id");
+    unsigned long n = queues_of(value);
+
+    return n < 2 ? 0
+                 : ff_error_set(r->why, ENOTSUP,
+                                "network %s has %lu queues, and what children can have in its "
+                                "place has one: start the parent with one queue, or with a tap "
+                                "that QEMU opens itself and --net isolated or keep",
+                                id ? id : option, n);
+}
+
+static bool is_own_hub(const char *value)
+{
+    FF_AUTO_FREE char *id = qemu_opts_get(value, "hubid");
+
+    return id && strtoul(id, NULL, 10) >= FARFORK_HUB;
+}
+
+/* Whether the guest's driver may know of a tap's offloads, which a user network has not */
+static bool has_offloads(const struct rewrite *r, const char *value, const char *type)
+{
+    FF_AUTO_FREE char *id = qemu_opts_get(value, "id"), *hdr = qemu_opts_get(value, "vnet_hdr"),
+                      *model = qemu_opts_get(value, "model");
+    bool is_virtio = model && !strncmp(model, "virtio", 6);
+
+    for (char *const *word = r->parent; id && word[0] && word[1] && !is_virtio; word++) {
+        bool is_device = qemu_option_is(word[0], "device");
+        FF_AUTO_FREE char *netdev = is_device ? qemu_opts_get(word[1], "netdev") : NULL;
+        FF_AUTO_FREE char *driver = is_device ? qemu_opts_get_first(word[1], "driver") : NULL;
+        is_virtio = netdev && driver && !strcmp(netdev, id) && !strncmp(driver, "virtio-net", 10);
+    }
+    return is_virtio && !(hdr && !strcmp(hdr, "off")) &&
+           (!strcmp(type, "tap") || !strcmp(type, "bridge") || is_own_hub(value));
+}
+
+/* A hub of its own, and nothing else is on it */
 static void unplug(struct rewrite *r, const char *option, const char *value)
 {
     if (!strcmp(option, "net")) /* a hub already, without this one on it */
         return;
     FF_AUTO_FREE char *few = replace(value, "hubport", NULL, NULL);
-    FF_AUTO_FREE char *v = qemu_opts_set_number(few, "hubid", 1000 + (unsigned)r->out->n);
+    FF_AUTO_FREE char *v = qemu_opts_set_number(few, "hubid", FARFORK_HUB + (unsigned)r->out->n);
     rewrite_emit(r, option, v);
 }
 
@@ -132,7 +191,7 @@ static int move_backend(struct rewrite *r, const char *option, const char *value
 }
 
 /* As the parent's, as far as it can be shared */
-static void keep_backend(struct rewrite *r, const char *option, const char *value, const char *type)
+static int keep_backend(struct rewrite *r, const char *option, const char *value, const char *type)
 {
     static const char *const user_drop[] = {"hostfwd", "guestfwd", "smb", NULL};
     static const char *const tap_drop[] = {"ifname", NULL};
@@ -154,7 +213,9 @@ static void keep_backend(struct rewrite *r, const char *option, const char *valu
                      "network %s (%s): not connected in children, which cannot share it; see --net",
                      id ? id : option, type);
         unplug(r, option, value);
+        return check_queues(r, option, value);
     }
+    return 0;
 }
 
 int rewrite_net(struct rewrite *r, const char *option, const char *value)
@@ -168,17 +229,23 @@ int rewrite_net(struct rewrite *r, const char *option, const char *value)
     }
     if (r->s->incoming)
         return move_backend(r, option, value);
+    if (r->s->net == NET_ISOLATED || r->s->net == NET_KEEP)
+        return keep_backend(r, option, value, type);
     if (r->s->net == NET_NONE) {
         unplug(r, option, value);
     } else if (r->s->net == NET_USER) {
+        if (has_offloads(r, value, type))
+            return ff_error_set(r->why, ENOTSUP,
+                                "--net user: -%s %s: the guest's driver has the offloads of a tap, "
+                                "which a user network cannot do: take isolated, keep, none or "
+                                "bridge:NAME",
+                                option, value);
         FF_AUTO_FREE char *v = replace(value, "user", NULL, NULL);
         rewrite_emit(r, option, v);
-    } else if (r->s->net == NET_BRIDGE) {
+    } else {
         FF_AUTO_FREE char *br = qemu_opts_get(value, "br");
         FF_AUTO_FREE char *v = replace(value, "bridge", "br", br ? br : r->s->bridge);
         rewrite_emit(r, option, v);
-    } else {
-        keep_backend(r, option, value, type);
     }
-    return 0;
+    return check_queues(r, option, value);
 }

@@ -421,3 +421,14 @@ bool process_is(pid_t pid, uint64_t start)
 {
     return start && process_start_time(pid) == start;
 }
+
+double process_age_s(pid_t pid)
+{
+    struct timespec now;
+    uint64_t start = process_start_time(pid);
+
+    clock_gettime(CLOCK_BOOTTIME, &now);
+    return start ? (double)now.tv_sec + (double)now.tv_nsec / 1e9 -
+                       (double)start / (double)sysconf(_SC_CLK_TCK)
+                 : 0;
+}

@@ -89,6 +89,7 @@ json_t *rundir_forks(const char *base); /* ids of all that is in @base, an array
 /* When a process was started, in ticks since boot; 0: there is none. With its pid it names a
  * process once and for all. */
 uint64_t process_start_time(pid_t pid);
+double process_age_s(pid_t pid); /* since it was started; 0: it has ended */
 bool process_is(pid_t pid, uint64_t start);
 
 #endif

@@ -141,6 +141,12 @@ static int check_pci_devices(struct move *m, struct ff_error *why)
         if (driver && !strcmp(driver, "nvdimm"))
             return ff_error_set(
                 why, ENOTSUP, "-device %s: its memory is a file that would stay here", argv->v[i]);
+        if (driver && !strncmp(driver, "vhost-user-", 11))
+            return ff_error_set(
+                why, ENOTSUP,
+                "-device %s: the process behind it would touch guest memory that is not there yet: "
+                "remove the device first (a mount by virtiofs can be one by 9p)",
+                argv->v[i]);
         if (id && !json_find(list, "name", id))
             return ff_error_set(
                 why, ENOTSUP,

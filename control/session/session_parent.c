@@ -20,6 +20,8 @@
 #include <unistd.h>
 
 #include "autojson.h"
+#include "config_file.h"
+#include "rundir.h"
 #include "session.h"
 
 #define COMMAND_LIMIT_MS 10000
@@ -181,5 +183,6 @@ int session_find_parent(struct session *s, struct ff_error *why)
     if (rc)
         return rc;
     s->parent_cwd = read_link(s->parent_pid, "cwd");
+    config_file_expand(&s->parent_argv, s->parent_cwd, process_age_s(s->parent_pid));
     return 0;
 }

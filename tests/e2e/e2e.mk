@@ -56,6 +56,7 @@ E2E_TESTS := \
     tests/e2e/overlays.py:340 \
     tests/e2e/unfinished.py:120 \
     tests/e2e/guest_identity.py:320 \
+    tests/e2e/lines.py:$(if $(filter 1,$(FARFORK_FULL)),920,140) \
     tests/e2e/vmclone_linux.py:420 \
     tests/e2e/stock.py:140 \
     tests/e2e/stock_stream.py:140 \

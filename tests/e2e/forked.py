@@ -235,7 +235,8 @@ def hosts_of_their_own(n):
             ip('addr', 'add', f'{net}.1/30', 'dev', here)
             ip('link', 'set', here, 'up')
             ip('-n', ns, 'addr', 'add', f'{net}.2/30', 'dev', there)
-            ip('-n', ns, 'link', 'set', there, 'up')
+            for device in (there, 'lo'):
+                ip('-n', ns, 'link', 'set', device, 'up')
             hosts.append(f'{ns}={net}.2')
         yield hosts
 

@@ -191,7 +191,8 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
     disk->node = xstrdup(text_of(inserted, "node-name"));
     if (in->stopped && disk->writable && is_frozen_already(in->cwd, inserted, &disk->empty))
         image = image_backing(image);
-    disk->format = xstrdup(disk->empty ? text_of(image, "format") : text_of(inserted, "drv"));
+    disk->format = xstrdup(image_format(disk->empty ? text_of(image, "format")
+                                                    : text_of(inserted, "drv")));
     disk->frozen = image_absolute(in->cwd, text_of(image, "filename"));
     disk->chain = chain_of(in->cwd, image);
     disk->size = json_integer_value(json_object_get(image, "virtual-size"));

@@ -127,11 +127,24 @@ static bool is_top(const struct disks *d, const char *node)
 
 /* --- finding --- */
 
+/* -drive knows two words more than blockdev-add does */
+static char *discard_of(const char *value)
+{
+    char *s = qemu_opts_get(value, "discard");
+
+    if (s && (!strcmp(s, "on") || !strcmp(s, "off"))) {
+        const char *same = strcmp(s, "on") ? "ignore" : "unmap";
+        free(s);
+        s = xstrdup(same);
+    }
+    return s;
+}
+
 static void found_drive(struct disk *disk, size_t at, const char *value)
 {
     disk->kind = DISK_DRIVE;
     disk->at = at;
-    disk->discard = qemu_opts_get(value, "discard");
+    disk->discard = discard_of(value);
     disk->aio = qemu_opts_get(value, "aio");
 }
 

@@ -54,6 +54,8 @@ char *image_absolute(const char *cwd, const char *name); /* a name with a protoc
 bool image_has_protocol(const char *name);
 bool image_same_file(const char *cwd, const char *a, const char *b);
 const json_t *image_backing(const json_t *image);
+/* The format of a node with this driver: a file without a format node on it is raw */
+const char *image_format(const char *driver);
 /* What is found behind an image that is opened anew is what its header says: it must be what the
  * parent has. -ENOTSUP */
 int image_check_chain(const char *cwd, const char *name, const json_t *image, struct ff_error *why);

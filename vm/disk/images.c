@@ -59,6 +59,11 @@ const json_t *image_backing(const json_t *image)
     return json_object_get(image, "backing-image");
 }
 
+const char *image_format(const char *driver)
+{
+    return !strcmp(driver, "file") || !strcmp(driver, "host_device") ? "raw" : driver;
+}
+
 bool image_same_file(const char *cwd, const char *a, const char *b)
 {
     FF_AUTO_FREE char *x = image_absolute(cwd, a), *y = image_absolute(cwd, b);
@@ -74,7 +79,8 @@ static int check_backing_format(const char *cwd, const char *name, const json_t 
                                 struct ff_error *why)
 {
     const json_t *next = image_backing(image);
-    const char *header = text_of(image, "backing-filename-format"), *has = text_of(next, "format");
+    const char *header = text_of(image, "backing-filename-format"),
+               *has = image_format(text_of(next, "format"));
     FF_AUTO_FREE char *path = image_absolute(cwd, text_of(next, "filename"));
 
     if (!*header && !strcmp(has, "raw") && qcow2_is(path))

@@ -57,6 +57,8 @@ class Sweeps:
 
 
 class Guest:
+    pass_fds = ()           # descriptors that its command line names
+
     def __init__(self, qemu, elf, accel, work, name="guest", firmware=(), smp=1, mem_mib=64,
                  machine="pc", options="", bios=None, shared=False, extra=(), env=None):
         self.name = name
@@ -89,7 +91,7 @@ class Guest:
     def __enter__(self):
         with open(self.stderr, "wb") as err:
             self.proc = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=err,
-                                         stderr=err, env=self.env)
+                                         stderr=err, env=self.env, pass_fds=self.pass_fds)
         try:
             self._connect(15)
         except BaseException:

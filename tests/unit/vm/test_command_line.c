@@ -157,24 +157,66 @@ static void test_net(void **state)
                  "user,model=virtio,mac=52:54:00:00:00:01,hostfwd=tcp::1-:1", "-net",
                  "nic,netdev=a", "-net", "user", "-netdev",
                  "{\"type\":\"user\",\"id\":\"j\",\"hostfwd\":[{\"str\":\"tcp::1-:1\"}]}");
-    assert_child("-netdev socket,id=s,connect=h:1 -netdev hubport,id=t,hubid=1003",
+    assert_child("-netdev socket,id=s,connect=h:1 -netdev hubport,id=t,hubid=1178992643",
                  "-netdev", "socket,id=s,connect=h:1", "-netdev", "tap,id=t,fd=5,vhost=on");
     assert_child_net(NET_ISOLATED, " -display none" OWN "isolated",
-                     "-netdev user,id=a -netdev hubport,id=s,hubid=1003 "
-                     "-netdev hubport,id=t,hubid=1005 "
-                     "-netdev {\"type\":\"hubport\",\"id\":\"v\",\"hubid\":1007}",
+                     "-netdev user,id=a -netdev hubport,id=s,hubid=1178992643 "
+                     "-netdev hubport,id=t,hubid=1178992645 "
+                     "-netdev {\"type\":\"hubport\",\"id\":\"v\",\"hubid\":1178992647}",
                      "-netdev", "user,id=a", "-netdev", "socket,id=s,mcast=230.0.0.1:1", "-netdev",
                      "tap,id=t,ifname=tap0,script=no", "-netdev",
                      "{\"type\":\"stream\",\"id\":\"v\",\"server\":false}");
     assert_int_equal(notes.n, 3);
     assert_child_net(NET_NONE, " -display none" OWN "isolated",
-                     "-nic hubport,model=virtio,mac=1:2:3:4:5:6,hubid=1001 -device x,netdev=a",
+                     "-nic hubport,model=virtio,mac=1:2:3:4:5:6,hubid=1178992641 -device x,netdev=a",
                      "-nic", "user,mac=1:2:3:4:5:6,model=virtio", "-net", "user",
                      "-device", "x,netdev=a");
     assert_child_net(NET_USER, PLAIN, "-netdev user,id=a", "-netdev",
                      "tap,id=a,ifname=t0,vhost=on");
+    char *const offloads[] = {"qemu", "-netdev", "tap,id=a,fd=3", "-device",
+                              "{\"driver\":\"virtio-net-pci\",\"netdev\":\"a\"}", NULL};
+    char *const again[] = {"qemu", "-netdev", "hubport,id=a,hubid=1178992641", "-device",
+                           "virtio-net-pci,netdev=a", NULL};
+    char *const *const all[] = {offloads, again};
+    for (size_t i = 0; i < FF_ARRAY_LEN(all); i++) {
+        FF_AUTO_FREE char *none = child(NET_USER, all[i]);
+        assert_null(none);
+        assert_non_null(strstr(why.text, "offloads of a tap"));
+    }
+    assert_child_net(NET_USER, PLAIN, "-netdev user,id=a -device e1000,netdev=a", "-netdev",
+                     "tap,id=a,fd=3", "-device", "e1000,netdev=a");
     assert_child_net(NET_BRIDGE, PLAIN, "-netdev bridge,id=a,br=br0 -netdev bridge,id=b,br=b7",
                      "-netdev", "user,id=a,hostfwd=tcp::1-:1", "-netdev", "tap,id=b,br=b7");
+}
+
+/* A backend with one queue does not fit a NIC that has several */
+static void test_queues(void **state)
+{
+    char *const fds[] = {"qemu", "-netdev", "tap,id=t,fds=5:6,vhost=on", NULL},
+         *const queues[] = {"qemu", "-netdev", "tap,id=t,script=/x,queues=2", NULL};
+    (void)state;
+
+    for (enum net_policy net = NET_ISOLATED; net <= NET_KEEP; net++) {
+        FF_AUTO_FREE char *got = child(net, fds);
+        if (got || !strstr(why.text, "network t") || !strstr(why.text, "2 queues"))
+            fail_msg("%d: %s %s", (int)net, got ? got : "", why.text);
+    }
+    assert_child("-netdev tap,id=t,script=/x,queues=2", "-netdev",
+                 "tap,id=t,script=/x,queues=2,ifname=t0");
+    FF_AUTO_FREE char *none = child(NET_NONE, queues);
+    assert_null(none);
+    assert_child("-netdev tap,id=t,queues=1", "-netdev", "tap,id=t,queues=1");
+}
+
+static void test_tpm(void **state)
+{
+    char *const argv[] = {"qemu", "-tpmdev", "emulator,id=t,chardev=c", NULL};
+    (void)state;
+
+    assert_refused("no second guest can share", "-tpmdev", "emulator,id=t,chardev=c");
+    FF_AUTO_FREE char *there = moved(argv);
+    assert_null(there);
+    assert_non_null(strstr(why.text, "swtpm"));
 }
 
 static void test_disks(void **state)
@@ -302,7 +344,8 @@ static void test_helpers(void **state)
 
 UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_display), cmocka_unit_test(test_monitors),
-          cmocka_unit_test(test_chardevs), 
-          cmocka_unit_test(test_memory), cmocka_unit_test(test_net), cmocka_unit_test(test_disks),
+          cmocka_unit_test(test_chardevs), cmocka_unit_test(test_tpm),
+          cmocka_unit_test(test_memory), cmocka_unit_test(test_net),
+          cmocka_unit_test(test_queues), cmocka_unit_test(test_disks),
           cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
           cmocka_unit_test(test_policies), cmocka_unit_test(test_helpers))

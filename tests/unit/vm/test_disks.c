@@ -458,7 +458,39 @@ static void test_changed(void **state)
     }
 }
 
-UNIT_MAIN(cmocka_unit_test(test_length), cmocka_unit_test(test_refused),
+/* A file without a format node is raw, also as the backing file of an overlay of an earlier fork */
+static void test_bare_file(void **state)
+{
+    static const char *const argv[] = {
+        "qemu", "-blockdev", "driver=file,filename=a.img,node-name=n", NULL};
+    static const char *const drive[] = {"qemu", "-drive", "file=a.img,if=virtio,discard=on", NULL};
+    static const struct clone_place here = {.scratch = "/s"};
+    json_t *later = layered("base.img", "raw");
+    json_t *base = json_object_get(
+        json_object_get(json_object_get(later, "inserted"), "image"), "backing-image");
+    struct disks *d = NULL;
+    (void)state;
+
+    assert_int_equal(plan(argv, json_pack("[o]", block("", "n", "file", "a.img", NULL, NULL)),
+                          false, &d), 0);
+    FF_AUTO_JSON json_t *steps = disks_child_steps(d, &here, 1);
+    const json_t *create = json_object_get(json_array_get(steps, 0), "argv");
+    assert_string_equal(json_string_value(json_array_get(create, 7)), "raw");
+    disks_free(d);
+
+    json_object_set_new(base, "format", json_string("file"));
+    assert_int_equal(plan(drive, json_pack("[o]", later), false, &d), 0);
+    /* -drive takes "on", blockdev-add does not */
+    FF_AUTO_JSON json_t *prepare = disks_prepare(d);
+    const json_t *add = json_object_get(json_array_get(prepare, json_array_size(prepare) - 1),
+                                        "qmp");
+    assert_string_equal(
+        json_string_value(json_object_get(json_object_get(add, "arguments"), "discard")), "unmap");
+    disks_free(d);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_length), cmocka_unit_test(test_bare_file),
+          cmocka_unit_test(test_refused),
           cmocka_unit_test(test_used_id), cmocka_unit_test(test_argv),
           cmocka_unit_test(test_blockdev), cmocka_unit_test(test_move),
           cmocka_unit_test(test_move_chain),
