@@ -39,6 +39,7 @@ static int agent_usage(FILE *out)
         "                          calls\n"
         "  --timeout SECONDS       when detached, end a kept child that has received no guest\n"
         "                          for so long; default: 60\n"
+        "  --metrics-dir DIR       count there, for monitoring\n"
         "  -h, --help              print this text\n\n"
         "When its input ends it ends its children and itself, unless every page is here or a\n"
         "command told it to keep them.\n",
@@ -49,7 +50,7 @@ static int agent_usage(FILE *out)
 int cmd_agent(int argc, char **argv)
 {
     enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN,
-           KEYED, UNCONFINED };
+           KEYED, UNCONFINED, METRICS_DIR };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -63,6 +64,7 @@ int cmd_agent(int argc, char **argv)
                                             {"timeout", required_argument, NULL, TIMEOUT},
                                             {"unconfined", no_argument, NULL, UNCONFINED},
                                             {"fork-server", required_argument, NULL, SERVER},
+                                            {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {0}};
     struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S,
                       .children = 1, .vms = {.server = FORK_SERVER_NONE}};
@@ -85,6 +87,7 @@ int cmd_agent(int argc, char **argv)
         case SOCKET: a.socket = xstrdup(optarg); break;
         case PARENT: a.parent = optarg; break;
         case SERVER: a.server = optarg; break;
+        case METRICS_DIR: a.metrics_dir = optarg; break;
         case CHILDREN:
             if (!parse_number(optarg, CHILDREN_MAX, &a.children))
                 return agent_usage(stderr);

@@ -37,6 +37,7 @@ static int proxy_usage(FILE *out)
         "                          before the guest was let go\n"
         "  --rundir DIR            a run directory that is removed at the end\n"
         "  --untested              also with a QEMU whose version was not tested\n"
+        "  --metrics-dir DIR       count there, for monitoring\n"
         "  --json                  print events, a JSON object a line\n"
         "  -h, --help              print this text\n\n"
         "With -- the destination's proxy starts that QEMU itself.\n\n"
@@ -49,7 +50,7 @@ static int proxy_usage(FILE *out)
 int cmd_proxy(int argc, char **argv)
 {
     enum { SOURCE = 256, DESTINATION, QMP, PID, LISTEN, CONNECT, JSON, MONITOR, RUNDIR, UNTESTED,
-           DOMAIN, TO, KEYED };
+           DOMAIN, TO, KEYED, METRICS_DIR };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
@@ -63,6 +64,7 @@ int cmd_proxy(int argc, char **argv)
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"to", required_argument, NULL, TO},
                                             {"keyed", no_argument, NULL, KEYED},
+                                            {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {"json", no_argument, NULL, JSON},
                                             {0}};
     struct proxy_options o = {0};
@@ -89,6 +91,7 @@ int cmd_proxy(int argc, char **argv)
         case DOMAIN: o.domain = optarg; break;
         case TO: o.to = optarg; break;
         case KEYED: o.keyed = true; break;
+        case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
         default: return proxy_usage(opt == 'h' ? stdout : stderr);
         }

@@ -51,6 +51,7 @@ static int vmclone_usage(FILE *out)
         "  --id ID                 name the fork\n"
         "  --timeout SECONDS       give up a fork without progress after so long; default: 60\n"
         "  --follow                stay until the children have ended, and print how each did\n"
+        "  --metrics-dir DIR       count there, on every host, for monitoring\n"
         "  --json                  print one JSON object; with --follow one a line\n"
         "  --quiet                 no live lines\n"
         "  --serve PORT            fork when the guest asks for it (farfork-guest fork), into N\n"
@@ -190,6 +191,7 @@ static int parse_and_run(int argc, char **argv)
         MAX_CHILDREN,
         MAX_FORKS,
         MAX_CHAIN,
+        METRICS_DIR,
         VERSION
     };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
@@ -220,6 +222,7 @@ static int parse_and_run(int argc, char **argv)
                                             {"max-children", required_argument, NULL, MAX_CHILDREN},
                                             {"max-forks", required_argument, NULL, MAX_FORKS},
                                             {"max-chain", required_argument, NULL, MAX_CHAIN},
+                                            {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {"version", no_argument, NULL, VERSION},
                                             {0}};
     struct fork_options o = {.net = NET_ISOLATED, .bridge = "br0",
@@ -254,6 +257,7 @@ static int parse_and_run(int argc, char **argv)
                 return vmclone_usage(stderr);
             break;
         case FOLLOW: o.follow = true; break;
+        case METRICS_DIR: o.s.metrics_dir = optarg; break;
         case JSON: o.s.json = true; break;
         case QUIET: o.s.quiet = true; break;
         case LIST: cmd.list = true; break;

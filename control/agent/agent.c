@@ -129,6 +129,7 @@ static void on_worker(struct agent *a, const struct message *m)
         free(m->text);
     } else if (m->kind == FROM_RECEIVE) {
         a->image = IMAGE;
+        a->image_ms = ff_now_ms();
         agent_send_image(a);
     } else {
         a->worker_over = true;
@@ -144,6 +145,8 @@ static void on_worker(struct agent *a, const struct message *m)
                                         ff_error_message(a->err)));
         }
     }
+    if (m->kind == FROM_WAIT)
+        agent_metrics_image(a);
     agent_write_state(a);
 }
 
@@ -277,6 +280,8 @@ static void on_exec_status(struct agent *a, struct agent_vm *vm)
     struct ff_error why;
     int rc = agent_vms_on_exec_status(vm, &why);
 
+    if (!rc)
+        agent_metrics_started(a);
     if (!rc && (vm->state == AGENT_VM_STARTED || vm->state == AGENT_VM_CONNECTED))
         agent_send_child(a, vm, "started");
     else if (rc && rc != -EAGAIN)
@@ -329,6 +334,7 @@ static void reap(struct agent *a)
             on_exec_status(a, vm);
         on_guest(a, vm); /* its last words come before its end */
         agent_send_ended(a, vm);
+        agent_metrics_ended(a, vm);
         agent_count_vms(a);
         agent_write_state(a);
     }
@@ -398,6 +404,8 @@ static void agent_loop(struct agent *a)
 
     while (!over(a)) {
         bool again = on_answers(a);
+
+        again |= agent_metrics_write(a, false);
         size_t vms = a->vms.n, n = 3 + 3 * vms + agent_vms_poll(&a->vms, NULL), waiting = 0;
         free(p);
         p = xcalloc(n, sizeof(*p));
@@ -533,6 +541,7 @@ static void end_vms(struct agent *a)
     if (!left && !untold)
         agent_lasting_drop(a);
     agent_send(a, json_pack("{ss}", "event", "end"));
+    agent_metrics_write(a, true);
     ff_error_free(a->err);
     json_decref(a->said);
     json_decref(a->spawns);
@@ -565,6 +574,7 @@ int agent_run(void *opaque, int front)
     a->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     if (!fstat(STDOUT_FILENO, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)))
         fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
+    agent_metrics_begin(a);
     int rc = agent_start(a, &why);
     if (rc)
         agent_send_error(a, 0, why.text);

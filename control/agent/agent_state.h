@@ -14,7 +14,10 @@
 enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
 
 struct agent {
-    const char *listen, *id, *node, *base, *parent, *server;
+    const char *listen, *id, *node, *base, *parent, *server, *metrics_dir;
+    struct metrics *metrics; /* NULL: nothing is counted */
+    uint64_t metrics_ms;     /* when to write them next */
+    uint64_t image_ms;       /* when the device state was here */
     char *socket, *dir;
     char *lasting; /* what outlasts a boot: until_go of the QEMU that a guest is moved to; or NULL */
     struct ff_agent *ff;
@@ -65,6 +68,14 @@ void agent_send_progress(struct agent *a); /* if there is any */
 int agent_write_state(struct agent *a); /* 0, -errno */
 json_t *agent_state(const struct agent *a); /* what it says */
 void agent_leave(struct agent *a);     /* it is about to end: overlay_records_leave() */
+
+/* agent_metrics.c: --metrics-dir. agent_metrics_write(): whether to come again soon, for what could
+ * not be written, or not yet; @last: now or never */
+void agent_metrics_begin(struct agent *a);
+void agent_metrics_image(struct agent *a); /* complete, or lost */
+void agent_metrics_started(struct agent *a);
+void agent_metrics_ended(struct agent *a, const struct agent_vm *vm);
+bool agent_metrics_write(struct agent *a, bool last);
 
 /* agent_kept.c: what a move leaves on this host when that ends at once; made at first, written when
  * a guest may come, removed when nobody has to know it any more */

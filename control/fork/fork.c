@@ -302,6 +302,7 @@ static int run_fork(struct fork *f)
 {
     session_block_signals(&f->s);
     f->s.begin_ms = ff_now_exact_ms();
+    struct metrics *metrics = fork_metrics_begin(f);
     int rc = do_fork(f);
     if (rc == -ECANCELED) { /* in the midst of a command to the parent */
         f->s.interrupted = true;
@@ -327,6 +328,7 @@ static int run_fork(struct fork *f)
         fork_print_json(f, code);
     else
         fork_print_table(f, code);
+    fork_metrics_end(f, code, metrics);
     if (f->o->follow) {
         qmp_free(f->s.qmp); /* the parent can be forked again meanwhile */
         f->s.qmp = NULL;

@@ -94,7 +94,16 @@ int fork_pump(struct fork *f, bool (*done)(const struct fork *), int limit_ms);
  * @code: of the fork */
 int fork_follow(struct fork *f, int code);
 
-/* fork_table.c */
+/* fork_metrics.c: --metrics-dir: what is known before a fork, and after it */
+struct metrics *fork_metrics_begin(const struct fork *f);
+void fork_metrics_end(const struct fork *f, int code, struct metrics *metrics); /* taken over */
+
+/* fork_table.c. Milliseconds from x-farfork-export on, but for what was prepared before; < 0: not
+ * reached */
+struct fork_phases {
+    double prepare, freeze, ship, start, first, last, complete;
+};
+struct fork_phases fork_phases_of(const struct fork *f);
 void fork_show(struct fork *f, bool last); /* live lines, on a terminal */
 void fork_print_table(const struct fork *f, int code);
 void fork_print_json(const struct fork *f, int code);

@@ -57,10 +57,6 @@ void fork_show(struct fork *f, bool last)
 
 /* --- phases --- */
 
-struct phases {
-    double prepare, freeze, ship, start, first, last, complete; /* ms; < 0: not reached */
-};
-
 static void least(double *to, double ms)
 {
     if (ms > 0 && (*to < 0 || ms < *to))
@@ -73,10 +69,9 @@ static void most(double *to, double ms)
         *to = ms;
 }
 
-/* From x-farfork-export on, but for what was prepared before */
-static struct phases phases_of(const struct fork *f)
+struct fork_phases fork_phases_of(const struct fork *f)
 {
-    struct phases p = {-1, -1, -1, -1, -1, -1, -1};
+    struct fork_phases p = {-1, -1, -1, -1, -1, -1, -1};
 
     if (!f->export_ms)
         return p;
@@ -100,7 +95,7 @@ static struct phases phases_of(const struct fork *f)
 
 static void print_phases(const struct fork *f)
 {
-    struct phases p = phases_of(f);
+    struct fork_phases p = fork_phases_of(f);
 
     if (p.prepare < 0)
         return;
@@ -188,7 +183,7 @@ void fork_print_table(const struct fork *f, int code)
 
 static json_t *json_fork_phases(const struct fork *f)
 {
-    struct phases p = phases_of(f);
+    struct fork_phases p = fork_phases_of(f);
     json_t *o = json_object();
 
     session_set_ms(o, "prepare", p.prepare);

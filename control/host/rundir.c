@@ -309,23 +309,32 @@ void rundir_each(const char *base, const char *id,
 /* --- hosts that are not to be seen from here --- */
 
 /* By turns, not by a wait in flock(): that has no end */
-static int lock_within(int fd, const char *base, int limit_ms, struct ff_error *why)
+int lock_within(int fd, int limit_ms)
 {
     uint64_t end = ff_now_ms() + (uint64_t)limit_ms;
 
     while (flock(fd, LOCK_EX | LOCK_NB) < 0 && errno != ENOLCK &&
            errno != EBADF) { /* NFS has none */
         if (errno != EWOULDBLOCK && errno != EINTR)
-            return ff_error_set(why, errno, "run directory %s: lock: %s", base, strerror(errno));
+            return -errno;
         if (ff_now_ms() >= end)
-            return ff_error_set(
-                why, EBUSY,
-                "run directory %s: another vmclone or farfork of this user has had its lock for "
-                "%d s, or was stopped with it (`fuser -v %s` names it): end it, then try again",
-                base, limit_ms / 1000, base);
+            return -EBUSY;
         poll(NULL, 0, LOCK_TURN_MS);
     }
     return 0;
+}
+
+static int lock_base(int fd, const char *base, int limit_ms, struct ff_error *why)
+{
+    int rc = lock_within(fd, limit_ms);
+
+    if (rc == -EBUSY)
+        return ff_error_set(
+            why, EBUSY,
+            "run directory %s: another vmclone or farfork of this user has had its lock for "
+            "%d s, or was stopped with it (`fuser -v %s` names it): end it, then try again",
+            base, limit_ms / 1000, base);
+    return rc ? ff_error_set(why, -rc, "run directory %s: lock: %s", base, strerror(-rc)) : 0;
 }
 
 int rundir_lock(const char *base, int limit_ms, int *lock, struct ff_error *why)
@@ -340,7 +349,7 @@ int rundir_lock(const char *base, int limit_ms, int *lock, struct ff_error *why)
                  ? ff_error_set(why, errno, "run directory %s: %s", base, strerror(errno))
                  : check_closed(base, &st, why);
     if (!rc)
-        rc = lock_within(fd, base, limit_ms, why);
+        rc = lock_base(fd, base, limit_ms, why);
     if (rc)
         close(fd);
     else

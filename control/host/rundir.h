@@ -74,6 +74,10 @@ void rundir_each(const char *base, const char *id,
 int rundir_lock(const char *base, int limit_ms, int *lock, struct ff_error *why);
 void rundir_unlock(int lock); /* also -1 */
 
+/* flock() of a file or folder, for at most @limit_ms: 0, also where a file system has no locks;
+ * -EBUSY: somebody else has it; -errno */
+int lock_within(int fd, int limit_ms);
+
 /**
  * rundir_write_hosts() - how to get to hosts of a fork whose run directories are not to be seen
  * here

@@ -58,6 +58,7 @@ static int run_move(struct move *m)
     session_block_signals(&m->s);
     m->begin_ms = ff_now_exact_ms();
     m->downtime_ms = -1;
+    struct metrics *metrics = move_metrics_begin(m);
     int rc = prepare_move(m);
     if (!rc && m->via == VIA_PROXY)
         rc = move_proxy_here(m, &m->s.why);
@@ -85,6 +86,7 @@ static int run_move(struct move *m)
         move_print_json(m, code);
     else
         move_print_text(m, code);
+    move_metrics_end(m, metrics);
     return code;
 }
 

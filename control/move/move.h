@@ -70,10 +70,11 @@ struct move {
     char here[32];         /* MOVE_HERE: what its QEMU says of it, running or paused */
     double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
     /* what the source said last */
-    char status[32];
+    char status[32], link[16];
     uint64_t total_bytes, present_bytes, passed_bytes, faults; /* passed: by precopy=1 */
     uint64_t breaks, again_bytes;
     double paused_ms;
+    double fault_p99_ms;
     double downtime_ms; /* < 0: not known */
 };
 
@@ -158,6 +159,10 @@ void move_fallback_free(struct move *m);
 /* move_commit.c */
 void move_fallback_commit(struct move *m);
 
+/* move_metrics.c: --metrics-dir: what is known before a move, and after it */
+struct metrics *move_metrics_begin(const struct move *m);
+void move_metrics_end(const struct move *m, struct metrics *metrics); /* taken over */
+
 /* move_show.c */
 void move_show(struct move *m, bool last);
 void move_print_text(const struct move *m, int code);
@@ -172,6 +177,12 @@ static inline struct vm *move_child(struct move *m)
 static inline struct vm *move_proxy(struct move *m)
 {
     return &m->s.vms[1];
+}
+
+/* Milliseconds between two moments; < 0: one of them was not reached */
+static inline double move_between(double from, double to)
+{
+    return from > 0 && to > 0 ? to - from : -1;
 }
 
 static inline struct host *move_host(struct move *m)

@@ -51,6 +51,7 @@ struct domain_move {
     struct domain_side here, there;
     char *host, *address, *path, *key;
     int signals;
+    bool interrupted; /* before there was a proxy here */
     struct ff_error why;
 };
 
@@ -106,7 +107,7 @@ static const char *reason_of(const struct domain_side *side, const char *who)
 
 /* --- run --- */
 
-/* The proxy there ends with its input, the one here says whether it does */
+/* The proxy here says whether it ends */
 static void pass_signal(struct domain_move *m)
 {
     struct signalfd_siginfo s;
@@ -115,7 +116,7 @@ static void pass_signal(struct domain_move *m)
         if (m->here.run.pid)
             kill(m->here.run.pid, (int)s.ssi_signo);
         else
-            spawn_close_input(&m->there.run);
+            m->interrupted = true;
 }
 
 /* Once, until something was said, at most @limit_ms */
@@ -186,6 +187,8 @@ static int start_destination(struct domain_move *m)
     strv_free(&w);
     while (!rc && !m->there.port && !m->there.over) {
         wait_sides(m, MOVE_TURN_MS);
+        if (m->interrupted)
+            return ff_error_set(&m->why, EINTR, "ended by a signal");
         if (ff_now_ms() > end)
             return ff_error_set(&m->why, ETIMEDOUT, "%s: no proxy there within %u s", m->host,
                                 o->timeout_s);

@@ -151,6 +151,7 @@ static void connect_parent(struct move *m)
 
     qmp_free(m->s.qmp);
     m->s.qmp = NULL;
+    m->s.parent_silent = false;
     qmp_connect(m->s.o.parent_path, -1, CONNECT_LIMIT_MS, &m->s.qmp, &ignored);
 }
 

@@ -33,24 +33,18 @@ void move_show(struct move *m, bool last)
     fflush(stderr);
 }
 
-/* Milliseconds between two moments; < 0: one of them was not reached */
-static double between(double from, double to)
-{
-    return from > 0 && to > 0 ? to - from : -1;
-}
-
 static void print_there(const struct move *m)
 {
     const struct vm *k = m->s.vms;
 
     printf("host %s  pid %d  QMP socket %s  log %s\n", m->s.hosts[0].node->host, (int)k->pid,
            k->qmp, k->log);
-    session_print_ms("prepare", between(m->begin_ms, m->listening_ms));
-    session_print_ms("start", between(m->listening_ms, m->ready_ms));
+    session_print_ms("prepare", move_between(m->begin_ms, m->listening_ms));
+    session_print_ms("start", move_between(m->listening_ms, m->ready_ms));
     session_print_ms("switch",
-                     between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
+                     move_between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
     session_print_ms("downtime", m->downtime_ms);
-    session_print_ms("complete", between(m->sent_ms, m->completed_ms));
+    session_print_ms("complete", move_between(m->sent_ms, m->completed_ms));
     printf("  %llu of %llu MiB  %llu faults\n", (unsigned long long)m->present_bytes >> 20,
            (unsigned long long)m->total_bytes >> 20, (unsigned long long)m->faults);
     if (m->breaks)
@@ -78,12 +72,12 @@ static json_t *json_move_phases(const struct move *m)
 {
     json_t *o = json_object();
 
-    session_set_ms(o, "prepare", between(m->begin_ms, m->listening_ms));
-    session_set_ms(o, "start", between(m->listening_ms, m->ready_ms));
+    session_set_ms(o, "prepare", move_between(m->begin_ms, m->listening_ms));
+    session_set_ms(o, "start", move_between(m->listening_ms, m->ready_ms));
     session_set_ms(o, "switch",
-                   between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
+                   move_between(m->sent_ms, m->switched_ms ? m->switched_ms : m->completed_ms));
     session_set_ms(o, "downtime", m->downtime_ms);
-    session_set_ms(o, "complete", between(m->sent_ms, m->completed_ms));
+    session_set_ms(o, "complete", move_between(m->sent_ms, m->completed_ms));
     session_set_ms(o, "paused", m->paused_ms);
     return o;
 }

@@ -13,6 +13,7 @@
 #include <sys/socket.h>
 
 #include "autojson.h"
+#include "metrics.h"
 #include "rundir.h"
 #include "thread.h"
 
@@ -77,7 +78,39 @@ void proxy_say_why(struct proxy *p, const char *name, const struct ff_error *why
     proxy_event(p, name, json_pack("{s:s}", "reason", why->text));
 }
 
-void proxy_summary(struct proxy *p)
+void proxy_begins(struct proxy *p)
+{
+    p->asked_ns = ff_now_ns();
+    p->metrics = metrics_new(p->o->metrics_dir, "farfork proxy");
+    metrics_begin_move(p->metrics, p->side);
+}
+
+static void count(struct proxy *p, const struct ff_stats *st, int code)
+{
+    uint64_t now = ff_now_ns();
+    struct metrics_move done = {
+        .side = p->side,
+        .via = "proxy",
+        .link = p->source ? ff_source_link(p->source) : p->dest ? ff_dest_link(p->dest) : "none",
+        .outcome = !code ? NULL : code == PROXY_EXIT_HERE ? "here" : "unclear",
+        .total_bytes = (double)st->bytes_total,
+        .present_bytes = (double)st->bytes_present,
+        .again_bytes = (double)st->bytes_again,
+        .faults = (double)st->faults,
+        .breaks = (double)st->breaks,
+        .paused_s = (double)st->paused_ns / 1e9,
+        /* the destination waits for its source first */
+        .duration_s = code || !p->is_source ? -1 : (double)(now - p->asked_ns) / 1e9,
+        .downtime_s =
+            p->run_ns > p->pause_ns && p->pause_ns ? (double)(p->run_ns - p->pause_ns) / 1e9 : -1,
+        .fault_p99_s = st->faults ? (double)st->fault_p99_ns / 1e9 : -1,
+    };
+
+    metrics_end_move(p->metrics, &done);
+    metrics_free(p->metrics);
+}
+
+void proxy_summary(struct proxy *p, int code)
 {
     struct ff_stats st = {0};
     uint64_t now = ff_now_ns();
@@ -99,6 +132,7 @@ void proxy_summary(struct proxy *p)
                   "tunnel_bytes", (json_int_t)c->tunnel_bytes, "package_bytes",
                   (json_int_t)c->package_bytes, "pages_dropped", (json_int_t)c->pages_dropped,
                   "pages_passed", (json_int_t)c->pages_passed, "engine", proxy_numbers(p)));
+    count(p, &st, code);
 }
 
 /* Who finds only the last line of a log finds the reason there */

@@ -62,12 +62,13 @@ enum {
  *           qmp_secret.h has it; its end before GO ends the move
  * @rundir:  a run directory, to be removed at the end; NULL: none
  * @untested: also a QEMU whose version was not tested
+ * @metrics_dir: count there; NULL: nowhere
  * @json:    events on standard output, an object a line
  * @argv:    destination: start this QEMU; NULL: it is there. Source of a domain: more words for
  *           virsh migrate
  */
 struct proxy_options {
-    const char *qmp, *path, *address, *monitor, *rundir, *domain, *to;
+    const char *qmp, *path, *address, *monitor, *rundir, *domain, *to, *metrics_dir;
     pid_t pid;
     bool json, untested, keyed;
     char *const *argv;

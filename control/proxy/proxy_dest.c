@@ -355,12 +355,16 @@ int proxy_dest_run(const struct proxy_options *o)
     if (rc)
         proxy_say_why(&p, "failed", &why);
     else
+        proxy_begins(&p);
+    if (!rc)
         code = follow_dest(&p);
     proxy_qemu_restore(&p);
     if (!rc)
-        proxy_summary(&p);
+        proxy_summary(&p, code);
     proxy_last_word(&p, code);
     proxy_monitor_end(&p);
+    if (o->domain && code == PROXY_EXIT_HERE)
+        unlink(o->path); /* likewise, where the source did not come so far */
     if (code == PROXY_EXIT_TROUBLE)
         return code; /* the guest runs here: nothing may be freed that it waits for */
     proxy_close(&p);

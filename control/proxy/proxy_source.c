@@ -568,11 +568,13 @@ int proxy_source_run(const struct proxy_options *o)
     if (rc)
         proxy_say_why(&p, "failed", &why);
     else
+        proxy_begins(&p);
+    if (!rc)
         code = follow_source(&p);
     proxy_keeper_end(keeper);
     proxy_qemu_restore(&p);
     if (!rc)
-        proxy_summary(&p);
+        proxy_summary(&p, code);
     proxy_last_word(&p, code);
     proxy_monitor_end(&p);
     if (p.listens)

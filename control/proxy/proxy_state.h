@@ -7,6 +7,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include "cleanup.h"
 #include "farfork-elsewhere.h"
@@ -48,6 +49,8 @@ struct proxy {
     const char *side;
     bool is_source;
     uint64_t begin_ns, pause_ns, run_ns;
+    struct metrics *metrics; /* of --metrics-dir; NULL: none */
+    uint64_t asked_ns;       /* when it was told the address */
     /* the QEMU */
     struct qmp *q;
     pthread_mutex_t qmp_lock; /* one command at a time */
@@ -135,7 +138,8 @@ void proxy_event(struct proxy *p, const char *name, json_t *fields);
 /* The same with the reason */
 void proxy_say_why(struct proxy *p, const char *name, const struct ff_error *why);
 double proxy_ms(const struct proxy *p, uint64_t at_ns); /* since the begin */
-void proxy_summary(struct proxy *p);
+void proxy_begins(struct proxy *p); /* it has the address: counted from here on */
+void proxy_summary(struct proxy *p, int code);
 void proxy_last_word(struct proxy *p, int code); /* the reason again, if there is one to give */
 
 /* Any thread: as a signal does. -EBUSY: too late */

@@ -12,7 +12,7 @@
 
 /* How a source whose package has been read, and whose destination does not run, goes on */
 enum proxy_way_back {
-    /* migrate_cancel while the stream's socket is open, then cont */
+    /* the stream read to its end, then SHUT and cont; migrate_cancel races with the switch */
     PROXY_BACK_CANCEL,
     /* migrate_cancel is refused: SHUT with an error on the return path, and the stream read to
      * its end; it goes on by itself */

@@ -86,6 +86,7 @@ int session_init(struct session *s, const struct session_kind *kind,
     s->o.id = given->id ? xstrdup(given->id) : defaults_id(s->o.parent_path);
     s->o.agent = given->agent ? xstrdup(given->agent) : defaults_agent();
     s->o.rundir = given->rundir ? defaults_absolute_path(given->rundir) : NULL;
+    s->o.metrics_dir = given->metrics_dir ? defaults_absolute_path(given->metrics_dir) : NULL;
     s->o.launcher = xstrdup(given->launcher ? given->launcher : LAUNCHER_DEFAULT);
     s->o.link_options = copy(given->link_options);
     s->o.qemu = copy(given->qemu);
@@ -108,16 +109,20 @@ static void find_parent_again(struct session *s)
 {
     struct qmp *again = NULL;
     struct ff_error why;
+
+    s->parent_silent = true;
+    if (qmp_pid(s->qmp) != s->parent_pid) /* a proxy's: its own parent's socket is not ours to take */
+        return;
     int rc = qmp_connect(s->o.parent_path, s->signals, AGAIN_LIMIT_MS, &again, &why);
 
     if (!rc && qmp_pid(again) == s->parent_pid) {
+        s->parent_silent = false;
         qmp_replace(s->qmp, again);
         return;
     }
     /* one that closes its socket, or has, is ending; one that is busy answers late */
     s->parent_gone = !rc || rc == -ECONNREFUSED || rc == -ENOENT || rc == -EPIPE ||
                      rc == -ECONNRESET;
-    s->parent_silent = true;
     qmp_free(again);
 }
 
@@ -221,6 +226,7 @@ void session_free(struct session *s)
     free((char *)s->o.id);
     free((char *)s->o.agent);
     free((char *)s->o.rundir);
+    free((char *)s->o.metrics_dir);
     free((char *)s->o.launcher);
     free((char *)s->o.link_options);
     free((char *)s->o.qemu);

@@ -83,6 +83,7 @@ struct vm {
 struct session_options {
     const char *parent_path; /* the guest's QMP socket */
     const char *id, *launcher, *link_options, *qemu, *agent, *rundir; /* NULL: the default */
+    const char *metrics_dir; /* of every host; NULL: nothing is counted */
     unsigned n, timeout_s;   /* VMs; seconds without anything new */
     bool json, quiet;
 };

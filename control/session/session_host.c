@@ -82,6 +82,10 @@ static void agent_argv(const struct session *s, const struct host *h, struct str
         strv_add(w, "--rundir");
         strv_add(w, "%s", o->rundir);
     }
+    if (o->metrics_dir) {
+        strv_add(w, "--metrics-dir");
+        strv_add(w, "%s", o->metrics_dir);
+    }
 }
 
 int host_launch(struct session *s, struct host *h, struct ff_error *why)

@@ -8,6 +8,33 @@
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-ram.h"
 
+/*
+ * QEMU's own: what was transferred is what came before the pause, the state,
+ * and the rest. populate_ram_info() has taken the first two from mig_stats.
+ * expected-downtime is a limit of other transports: this pause does not grow
+ * with what is left.
+ */
+static void fill_ram(MigrationInfo *info, MigrationStats *ram,
+                     const struct ff_stats *st, uint64_t content)
+{
+    int64_t ms = info->has_total_time ?
+                 info->total_time - info->setup_time : 0;
+
+    info->has_expected_downtime = false;
+    ram->transferred = content + st->bytes_duplicated + ram->downtime_bytes;
+    ram->postcopy_bytes = ram->transferred - ram->downtime_bytes -
+                          ram->precopy_bytes;
+    ram->remaining = st->bytes_total - st->bytes_present;
+    ram->duplicate = st->bytes_zero / qemu_target_page_size();
+    ram->normal = content / qemu_target_page_size();
+    ram->normal_bytes = content;
+    ram->postcopy_requests = st->faults;
+    if (ms > 0) {
+        ram->mbps = ram->transferred * 8.0 / 1000.0 / ms;
+        ram->pages_per_second = ram->normal * 1000 / ms;
+    }
+}
+
 void rp_fill_info(MigrationInfo *info, const struct ff_stats *st,
                   const struct ff_stage_time *stages, const char *link,
                   const char *link_detail)
@@ -70,17 +97,7 @@ void rp_fill_info(MigrationInfo *info, const struct ff_stats *st,
     if (!info->ram) {
         return;
     }
-    info->ram->transferred = content + st->bytes_duplicated;
-    info->ram->postcopy_bytes = info->ram->transferred;
-    info->ram->remaining = st->bytes_total - st->bytes_present;
-    info->ram->duplicate = st->bytes_zero / qemu_target_page_size();
-    info->ram->normal = content / qemu_target_page_size();
-    info->ram->normal_bytes = content;
-    info->ram->postcopy_requests = st->faults;
-    if (info->has_total_time && info->total_time > 0) {
-        info->ram->mbps = info->ram->transferred * 8.0 / 1000.0 /
-                          info->total_time;
-    }
+    fill_ram(info, info->ram, st, content);
 }
 
 void rdma_postcopy_print_info(Monitor *mon, const MigrationInfo *info)

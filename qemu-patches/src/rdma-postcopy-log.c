@@ -15,6 +15,7 @@
  */
 #include "qemu/osdep.h"
 #include "exec/ram_addr.h"
+#include "migration/migration-stats.h"
 #include "qapi/error.h"
 #include "system/cpus.h"
 #include "rdma-postcopy-ram.h"
@@ -58,6 +59,7 @@ bool rp_log_start(Error **errp)
         pause_all_vcpus();
     }
     memory_global_dirty_log_sync(false);
+    stat64_add(&mig_stats.dirty_sync_count, 1);
     for (unsigned i = 0; i < rp_n_blocks; i++) {
         RAMBlock *b = rp_block[i];
 
@@ -96,6 +98,7 @@ bool rp_log_read(bool last, uint64_t *pages, Error **errp)
     }
     *pages = 0;
     memory_global_dirty_log_sync(last);
+    stat64_add(&mig_stats.dirty_sync_count, 1);
     RCU_READ_LOCK_GUARD();
     blocks = qatomic_rcu_read(&ram_list.dirty_memory[DIRTY_MEMORY_MIGRATION]);
     for (unsigned i = 0; i < rp_n_blocks; i++) {

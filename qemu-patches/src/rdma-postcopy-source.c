@@ -6,6 +6,7 @@
 #include "qemu/osdep.h"
 #include "exec/memory.h"
 #include "migration/migration.h"
+#include "migration/migration-stats.h"
 #include "migration/savevm.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
@@ -44,6 +45,7 @@ static bool outgoing_prepare(MigrationState *s, Error **errp)
 static bool outgoing_precopy(Error **errp)
 {
     uint64_t pages = 0, before = 0;
+    struct ff_stats st;
     struct ff_error *err;
     bool ok;
 
@@ -76,6 +78,8 @@ static bool outgoing_precopy(Error **errp)
         before = pages;
     }
     ff_error_free(err);
+    ff_source_stats(rp.source, &st); /* as the destination said with PASSED */
+    stat64_set(&mig_stats.precopy_bytes, st.bytes_prefill + st.bytes_fault);
     return ok;
 }
 
@@ -148,6 +152,7 @@ static bool outgoing_switchover(MigrationState *s, bool *gone, Error **errp)
                                   ft->n, err);
     }
     g_clear_pointer(&rp.state, g_free);
+    stat64_set(&mig_stats.downtime_bytes, rp.state_len);
     if (rc || ff_source_wait_ready(rp.source, err)) {
         rp_take_error(errp, err);
         return false;

@@ -4,8 +4,8 @@
 
 Commands and options: farfork --help against farfork(1), vmclone --help against vmclone(1). Address options and values: what the
 library accepts against farfork-rdma-postcopy(7) and README.md. Statistics: QEMU's schema
-against (7). Public functions: include/*.h against farfork.map and the library. Messages:
-wire.h against docs/wire.md. Error messages: the sources (and libibverbs, librdmacm, libc) against
+against (7). Public functions: include/*.h against farfork.map and the library. Metrics: metrics_text.c against
+docs/operations.md. Messages: wire.h against docs/wire.md. Error messages: the sources (and libibverbs, librdmacm, libc) against
 what docs/operations.md and farfork-rdma-postcopy(7) quote. Links between the Markdown files. Manual pages: mandoc, if it is there.
 
 Environment  FARFORK_BUILD (default: build)
@@ -257,6 +257,15 @@ def check_functions():
             differ(f'function {name}: declared, but not in the library')
 
 
+def check_metrics():
+    source = read('control', 'host', 'metrics_text.c')
+    total = {'COUNTER': '_total'}
+    names = [n + total.get(kind, '') for n, kind in re.findall(
+        r'\{"(farfork_\w+)",.*?METRIC_(COUNTER|GAUGE|HISTOGRAM)', source, re.S)]
+    same('metric', names, 'metrics_text.c', re.findall(
+        r'^\| `(farfork_\w+)` \|', read('docs', 'operations.md'), re.M), 'docs/operations.md')
+
+
 def check_messages():
     header = read('migrate', 'wire.h')
     names = re.findall(r'^\s*FF_MSG_([A-Z]+)\b', header.split('enum ff_msg {')[1].split('}')[0],
@@ -354,6 +363,7 @@ def main():
     check_addresses()
     check_statistics()
     check_functions()
+    check_metrics()
     check_messages()
     check_quoted()
     check_links()

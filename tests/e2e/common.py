@@ -36,6 +36,7 @@ sys.path[:0] = [os.path.join(GUESTS, 'micro'), os.path.join(GUESTS, 'linux')]
 import linuxguest                       # noqa: E402
 import linuxreport                      # noqa: E402
 import report                           # noqa: E402
+from counted import check_ram, check_stats      # noqa: E402
 from linuxguest import Failed, Skip     # noqa: E402
 from qemu import Guest, GuestError, cpu_model      # noqa: E402
 
@@ -530,20 +531,6 @@ def check_given_away(src):
         raise Failed(f'{src.name}: the source runs after a refused cont')
 
 
-def check_stats(info, who):
-    x = info['x-rdma-postcopy']
-    parts = x['prefill-bytes'] + x['fault-bytes'] + x['zero-bytes'] + x['poisoned-bytes']
-    # what was discarded after the pass of precopy=1 came twice
-    if parts != x['total-bytes'] + x['discarded-bytes'] or x['present-bytes'] != x['total-bytes']:
-        raise Failed(f'{who}: statistics do not add up: {json.dumps(x)}')
-    order = [x[k] for k in ('fault-p50', 'fault-p90', 'fault-p99', 'fault-p999', 'fault-max')]
-    if order != sorted(order):
-        raise Failed(f'{who}: percentiles are out of order: {order}')
-    ram = info.get('ram', {'remaining': 0})
-    if ram['remaining']:
-        raise Failed(f'{who}: {ram["remaining"]} bytes remain after completion')
-
-
 def check_move(moved, paused=False):
     """What holds after every complete move."""
     src, dst = moved.src, moved.dst
@@ -556,6 +543,7 @@ def check_move(moved, paused=False):
                     for i in (moved.src_info, moved.dst_info))
     if theirs != ours:
         raise Failed(f'the two sides differ: {moved.src_info}, {moved.dst_info}')
+    check_ram(moved.src_info)
     if not paused and moved.src_info.get('downtime', -1) < 0:
         raise Failed(f'no downtime in {moved.src_info}')
     if 'setup-time' not in moved.src_info or moved.src_info.get('total-time', 0) <= 0:

@@ -67,7 +67,8 @@ E2E_TESTS := \
     tests/e2e/proxy_guests.py:200 \
     tests/e2e/move_proxy.py:220 \
     tests/e2e/libvirt_move.py:100 \
-    tests/e2e/libvirt_proxy.py:320
+    tests/e2e/libvirt_proxy.py:320 \
+    tests/e2e/metrics.py:100
 
 # Those that `make check` runs two at a time: they wait for timers and peers, by conditions with long
 # limits, and take nothing that a host has once: huge pages, addresses, ports, mounts that others see.
@@ -78,7 +79,7 @@ E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,who_runs fork_re
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
-E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt)
+E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt node-exporter)
 
 $(E2E_SSHD)/ready: | $(DEPS_ALL)
 	for p in openssh-server openssh-client libwrap0; do \
@@ -88,6 +89,18 @@ $(E2E_SSHD)/ready: | $(DEPS_ALL)
 $(BUILD)/tests/e2e/sshd: $(E2E_SSHD)/ready
 	@mkdir -p $(@D)
 	ln -sfn '$(E2E_SSHD)' '$@'
+
+# node_exporter for metrics.py, and a reader of OpenMetrics in Python
+E2E_NODE_EXPORTER := $(FARFORK_CACHE)/node-exporter-$(E2E_SUITE)
+
+$(E2E_NODE_EXPORTER)/ready: | $(DEPS_ALL)
+	for p in prometheus-node-exporter python3-prometheus-client; do \
+	    scripts/debian-archive binary '$(E2E_SUITE)' $$p '$(E2E_NODE_EXPORTER)' || exit 1; done
+	touch '$@'
+
+$(BUILD)/tests/e2e/node-exporter: $(E2E_NODE_EXPORTER)/ready
+	@mkdir -p $(@D)
+	ln -sfn '$(E2E_NODE_EXPORTER)' '$@'
 
 # Unpatched QEMUs of Debian's for stock_stream.py: 7.2, 10.0 and the newest, each with all that it
 # needs down to libc, 40 MB to download; run by qemu-system-x86_64 at its root's top

@@ -291,8 +291,8 @@ class Console:
     def wait_shell(self, reset):
         """Until it takes commands: it says so, and counts down unless somebody presses a key.
 
-        On a busy host the firmware gives up on a serial line that is slow, and with it on the
-        shell, before that has said anything: then reset() it.
+        Now and then, mostly on a busy host, that shell ends as it starts, with a device error: long
+        before any move or fork, and before anybody has written to it. Then reset() it.
         """
         for left in (2, 1, 0):
             common.wait_for('shell of the firmware', 150, lambda: re.search(

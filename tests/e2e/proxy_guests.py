@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""proxy_guests.py - two farfork proxy move guests of other kinds than proxy_move.py does; limit: 180 s
+"""proxy_guests.py - two farfork proxy move guests of other kinds than proxy_move.py; limit: 180 s
 
-Huge pages, memory in files that held something else, four CPUs, Linux with its disk and its network,
-a QEMU that would have sent everything before post-copy began; and what is refused. --others: every kind
-of memory with each version of QEMU, and from an older to a newer one; limit: 580 s.
+Huge pages, memory in files that held something else, four CPUs, Linux with its disk and its
+network, a QEMU that would have sent everything before post-copy began; and what is refused.
+--others: every kind of memory with each version of QEMU, and from an older to a newer one; limit:
+580 s.
 """
 import contextlib
 import os
@@ -16,8 +17,8 @@ import common
 import move_linux
 from common import PAGE, Failed, Linux, Skip, check_ledger, say, status
 from proxies import second_monitor
-from proxy_move import (alike, check_moved, check_said, ends, happy, one_side, pair, proxies,
-                        say_counts)
+from proxy_move import (alike, check_here, check_moved, check_said, ends, happy, one_side, pair,
+                        proxies, say_counts)
 from stock_stream import KINDS, OTHERS, needs, version
 from stocks import NEWEST, OLDEST, TRIXIE, qemu_of
 
@@ -111,7 +112,8 @@ def vhost_user(t):
             path = f'{t.work}/{side}.vhost-user'
             backend = subprocess.Popen(
                 [daemon, '--blockdev', f'driver=file,node-name=d,filename={disk},locking=off',
-                 '--export', f'type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={path}'])
+                 '--export', 'type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path='
+                 + path])
             stack.callback(backend.wait, 10)
             stack.callback(backend.kill)
             common.wait_for('a backend', 10, lambda p=path: os.path.exists(p))
@@ -124,10 +126,33 @@ def vhost_user(t):
                 raise Failed(f'{guest.name} is {status(guest)}')
 
 
+def does_not_load(t, stock=OLDEST):
+    """The destination lacks a device: the guest goes on here, and its disk can be written."""
+    source, destination, machine = alike(stock)
+    name, disk = named(t, 'load'), f'{t.work}/{named(t, "disk")}'
+    with open(disk, 'wb') as f:
+        f.truncate(1 << 20)
+    extra = ('-drive', f'file={disk},format=raw,if=none,id=d0',
+             '-device', 'virtio-blk-pci,drive=d0,share-rw=on')
+    with one_side(t, f'a-{name}', 'memfd', source, machine, False, mem_mib=MIB,
+                  extra=(*extra, '-device', 'virtio-balloon-pci')) as a, \
+            one_side(t, f'b-{name}', 'memfd', destination, machine, True, mem_mib=MIB,
+                     extra=extra) as b:
+        a.start_load()
+        with proxies(t, a, b) as (here, there):
+            here.wait('package')
+            check_here(a, here, there)
+        said = common.hmp(a, 'qemu-io d0 "write -P 7 0 4k"')    # QEMU 7.2 says nothing of success
+        with open(disk, 'rb') as f:
+            if f.read(4096) != b'\7' * 4096:
+                raise Failed(f'its disk cannot be written: {said}')
+        check_ledger(a, sweeps=1)
+
+
 # --- Linux ---
 
 class StockLinux(Linux):
-    """In Debian's QEMU, with a monitor for its proxy, and a screen: memory that QEMU's stream brings."""
+    """In Debian's QEMU, with a monitor for its proxy, and a screen's memory, which is not main"""
     stock = {}      # of each
 
     @property
@@ -166,6 +191,8 @@ def run(t):
         every_byte(t, 'memfd', faults='proxy.postcopy=delay:1000000')
     with t.case('private huge pages at the destination'):
         private_huge(t)
+    with t.case('the state does not load there'):
+        does_not_load(t)
     with t.case('vhost-user'):
         vhost_user(t)
     with t.case('Linux, 4 CPUs, qcow2'):
@@ -185,7 +212,11 @@ def run_others(t):
                 every_byte(t, memory, stock)
         with t.case(f'post-copy begins late, {pair_of}'):
             every_byte(t, 'memfd', stock, 'proxy.postcopy=delay:1000000')
+        with t.case(f'the state does not load there, {pair_of}'):
+            does_not_load(t, stock)
         with t.case(f'Linux, {pair_of}'):
+            if stock[:2] == (TRIXIE, NEWEST):
+                raise Skip("11.1.3 takes no virtio-console of 10.0, by QEMU's own migration either")
             linux(t, 'anon', stock)
     with t.case('Linux, vhost=on'):
         move_linux.need_vhost()

@@ -45,18 +45,18 @@ def two(t, name, *args, **more):
 
 
 @contextlib.contextmanager
-def proxies(t, a, b, options='', road=None, faults=(None, None)):
+def proxies(t, a, b, options='', road=None, faults=(None, None), more=()):
     """faults: failpoints of the source's, of the destination's"""
     host, options = common.place.host, common.place.options + options
     with Proxy(t, b, 'destination', f'{host}:0{options}', f'{t.work}/{b.name}.in',
-               faults=faults[1]) as there:
+               more, faults[1]) as there:
         port = there.wait('listening')['port']
         with contextlib.ExitStack() as stack:
             if road:
                 road.to = port
                 port = stack.enter_context(road).port
             with Proxy(t, a, 'source', f'{host}:{port}{options}', f'{t.work}/{a.name}.out',
-                       faults=faults[0]) as here:
+                       more, faults[0]) as here:
                 yield here, there
 
 

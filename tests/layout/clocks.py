@@ -20,6 +20,7 @@ FORBIDDEN = re.compile(r'\b(CLOCK_REALTIME\w*|CLOCK_TAI|pthread_timedjoin_np|'
                        r'gettimeofday|g_get_real_time|QEMU_CLOCK_HOST|(?<!\w)time)\b(?=\s*[(,);])')
 # function: what it tells the time of day to
 TELLS = {('control/agent/agent_events.c', 'agent_state'): 'who reads the state file',
+         ('control/host/metrics.c', 'metrics_time'): 'monitoring',
          ('control/fork/fork_spawn.c', 'channel_of'): 'a child, which sets its clock by it'}
 # a condition waits by the clock that it was made with: ff_cond_init(), ff_cond_wait_until()
 CONDITION = re.compile(r'\bpthread_cond_timedwait\(')
