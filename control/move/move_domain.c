@@ -74,7 +74,7 @@ static void on_side_line(void *opaque, const char *line)
     if (!strcmp(name, "listening"))
         side->port = json_integer_value(json_object_get(e, "port"));
     else if (!strcmp(name, "failed") || !strcmp(name, "lost") || !strcmp(name, "stuck") ||
-             !strcmp(name, "incomplete"))
+             !strcmp(name, "nowhere") || !strcmp(name, "incomplete"))
         take_text(&side->reason, e);
     else if (!strcmp(name, "unconfirmed") || !strcmp(name, "virsh") || !strcmp(name, "refused"))
         take_text(&side->note, e);

@@ -182,6 +182,17 @@ void proxy_fail(struct proxy *p, const struct ff_error *why)
     pthread_mutex_unlock(&p->lock);
 }
 
+enum proxy_stage proxy_fail_before(struct proxy *p, enum proxy_stage stage,
+                                   const struct ff_error *why)
+{
+    pthread_mutex_lock(&p->lock);
+    enum proxy_stage now = p->stage;
+    if (now < stage)
+        fail_locked(p, why);
+    pthread_mutex_unlock(&p->lock);
+    return now;
+}
+
 static int check_locked(struct proxy *p, struct ff_error *err)
 {
     return p->failed ? ff_error_set(err, p->why.code ? p->why.code : EIO, "%s", p->why.text) : 0;
@@ -338,7 +349,7 @@ int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source, s
 void proxy_stop_stream(struct proxy *p)
 {
     pthread_mutex_lock(&p->lock);
-    p->failed = true; /* also after a failure that had to leave the handles alone */
+    p->failed = p->stops = true; /* also after a failure that had to leave the handles alone */
     wake_everybody(p);
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);

@@ -32,6 +32,8 @@
 #define SILENT_MS 2000
 #define LOOK_MS 100
 
+static const uint8_t pong[] = {0, STREAM_RETURN_PONG, 0, 4, 0, 0, 0, STREAM_PING_LOADED};
+
 void *proxy_drain(void *opaque)
 {
     struct proxy *p = opaque;
@@ -90,7 +92,6 @@ static int wait_stream_over(struct proxy *p, struct ff_error *err)
  * move, and ends the QEMU here */
 static int play_destination(struct proxy *p, struct ff_error *err)
 {
-    static const uint8_t pong[] = {0, STREAM_RETURN_PONG, 0, 4, 0, 0, 0, STREAM_PING_LOADED};
     const uint8_t shut[] = {0, STREAM_RETURN_SHUT, 0, 4, 0, 0, 0, p->o->domain != NULL};
     int rc = proxy_write(p->sock, pong, sizeof(pong), err);
 
@@ -151,18 +152,37 @@ int proxy_qemu_take_back(struct proxy *p, struct ff_error *err)
     int rc;
 
     qmp_cancel_by(p->q, -1);
-    rc = p->o->domain ? 0 : proxy_qemu_full_speed(p, err);
-    if (!rc)
-        rc = end_migration_here(p, err);
+    if (!p->o->domain)
+        proxy_qemu_full_speed(p, NULL); /* or it takes longer */
+    rc = end_migration_here(p, err);
     if (!rc)
         rc = proxy_qemu_status(p, status, &running, err);
-    if (!rc && !running && p->was_running)
+    /* a domain's also where it runs: by itself it may have left its disks inactive */
+    if (!rc && p->was_running && (!running || p->o->domain))
         rc = cont_here(p, err);
     if (!rc)
         rc = proxy_qemu_status(p, status, &running, err);
     if (!rc && running != p->was_running)
         rc = ff_error_set(err, EIO, "QEMU: its guest is %s", status);
     return rc;
+}
+
+int proxy_leave_device(struct proxy *p, struct ff_error *err)
+{
+    int rc = p->has_device ? proxy_write(p->sock, pong, sizeof(pong), err) : 0;
+
+    return rc || !p->has_device
+               ? rc
+               : proxy_qemu_wait(p, "postcopy-active", "failed cancelled completed postcopy-paused",
+                                 SWITCH_LIMIT_MS, err);
+}
+
+void proxy_never_here(struct proxy *p)
+{
+    static const uint8_t shut[] = {0, STREAM_RETURN_SHUT, 0, 4, 0, 0, 0, 0};
+
+    if (atomic_load(&p->has_let_go) && p->sock >= 0 && !atomic_exchange(&p->has_shut, true))
+        proxy_write(p->sock, shut, sizeof(shut), NULL);
 }
 
 int proxy_say_back(struct proxy *p, int rc, const struct ff_error *why)

@@ -111,10 +111,13 @@ static int pass_package(struct proxy *p, struct ff_error *err)
     pthread_mutex_lock(&p->lock);
     p->package_whole = true;
     pthread_cond_broadcast(&p->changed);
-    while (!p->package_passed && !p->failed)
+    while (!p->package_passed && !p->failed && !p->stream_lost)
         pthread_cond_wait(&p->changed, &p->lock);
+    int rc = !p->package_passed && p->stream_lost
+                 ? ff_error_set(err, EPIPE, "QEMU: its package did not pass: %s", p->lost_why.text) : 0;
     pthread_mutex_unlock(&p->lock);
-    int rc = proxy_check(p, err);
+    if (!rc)
+        rc = proxy_check(p, err);
     return rc ? rc : proxy_adopt_userfaultfd(p, err);
 }
 
@@ -233,6 +236,7 @@ static int run_guest(struct proxy *p, struct ff_error *err)
     }
     bool done = p->cont_done;
     pthread_mutex_unlock(&p->lock);
+    p->cont_waits = !done;
     ff_dest_on_break(p->dest, NULL, NULL);
     if (done) {
         pthread_join(p->cont_thread, NULL);
@@ -358,7 +362,8 @@ int proxy_dest_run(const struct proxy_options *o)
         proxy_begins(&p);
     if (!rc)
         code = follow_dest(&p);
-    proxy_qemu_restore(&p);
+    if (!p.cont_waits) /* else that has the monitor */
+        proxy_qemu_restore(&p);
     if (!rc)
         proxy_summary(&p, code);
     proxy_last_word(&p, code);

@@ -122,6 +122,7 @@ static void lose_stream(struct proxy *p, const struct ff_error *why)
     if (!p->stream_lost)
         p->lost_why = *why;
     p->stream_lost = true;
+    pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
     shutdown(p->sock, SHUT_RDWR);
 }
@@ -130,16 +131,20 @@ static void lose_stream(struct proxy *p, const struct ff_error *why)
  * runs here: without a link GO does not come, and wait_go() answers it */
 static void end_early(struct proxy *p, const struct ff_error *why)
 {
+    enum proxy_stage stage = proxy_fail_before(p, PROXY_LET_GO, why);
+
+    if (stage < PROXY_LET_GO)
+        return;
+    if (stage >= PROXY_GONE && proxy_qemu_has_ended(p)) {
+        proxy_fail(p, why);
+        return;
+    }
     pthread_mutex_lock(&p->lock);
-    enum proxy_stage stage = p->stage;
-    p->qemu_gone |= stage == PROXY_LET_GO;
+    p->qemu_gone |= p->stage == PROXY_LET_GO;
     pthread_mutex_unlock(&p->lock);
+    lose_stream(p, why); /* if GO is on its way, the guest will be here */
     if (stage == PROXY_LET_GO)
         ff_dest_pause(p->dest);
-    else if (stage < PROXY_GONE || proxy_qemu_has_ended(p))
-        proxy_fail(p, why);
-    else
-        lose_stream(p, why);
 }
 
 /* The source sends no more. 0: nor is there anything that QEMU lacks, or it has been told */
@@ -273,11 +278,9 @@ void *proxy_back_dest(void *opaque)
                           "see its own messages");
     if (rc)
         end_early(p, &why);
-    if (!rc || stage >= PROXY_GONE)
-        ff_tunnel_end(p->tunnel, NULL); /* one that is over already fails no later */
+    ff_tunnel_end(p->tunnel, NULL); /* DONE waits for it */
     return NULL;
 }
-
 
 int proxy_dest_stream(struct proxy *p, struct ff_error *err)
 {

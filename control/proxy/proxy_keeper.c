@@ -60,6 +60,20 @@ static int take_back_for(struct proxy *p, struct ff_error *err)
     return rc;
 }
 
+/* The guest is elsewhere, or its stream has not begun */
+static void end_migration_of(struct proxy *p)
+{
+    bool reads = p->sock >= 0 &&
+                 !ff_thread_start(&p->forward_thread, proxy_drain, p, "proxy-drain", NULL);
+
+    proxy_never_here(p);
+    if (p->o->qmp && !qmp_connect(p->o->qmp, -1, CONNECT_LIMIT_MS, &p->q, NULL) && reads)
+        proxy_qemu_full_speed(p, NULL);
+    if (reads) /* to the end: what is written to nobody breaks it */
+        pthread_join(p->forward_thread, NULL);
+    proxy_qemu_restore(p);
+}
+
 static void follow(const struct proxy_options *o, struct proxy_keeper *k, int from)
 {
     static struct proxy p; /* its thread may use it until the process has ended */
@@ -71,18 +85,22 @@ static void follow(const struct proxy_options *o, struct proxy_keeper *k, int fr
         continue;
     if (k->over)
         return;
-    if (sock < 0 || k->gone) {
-        unlink(o->path);
-        return;
-    }
     p = (struct proxy){.o = o, .is_source = true, .side = "source", .begin_ns = k->begin_ns,
                        .sock = sock, .pid = k->qemu, .was_running = k->was_running,
                        .switching = k->switching, .cancel_races = k->cancel_races,
                        .has_bandwidth = k->has_bandwidth, .old_bandwidth = k->bandwidth,
-                       .old_postcopy_bandwidth = k->postcopy_bandwidth, .stop_fd = -1};
+                       .old_postcopy_bandwidth = k->postcopy_bandwidth, .stop_fd = -1,
+                       .has_let_go = k->gone};
     pthread_mutex_init(&p.lock, NULL);
     pthread_mutex_init(&p.qmp_lock, NULL);
     ff_cond_init(&p.changed);
+    if (!k->gone && o->domain) /* libvirt's QEMU: nothing can be said to it from here */
+        return;
+    if (sock < 0 || k->gone) {
+        unlink(o->path);
+        end_migration_of(&p);
+        return;
+    }
     ff_error_set(&why, EINTR, "proxy: it was killed before the guest was let go of");
     proxy_say_why(&p, "failed", &why);
     proxy_last_word(&p, proxy_say_back(&p, take_back_for(&p, &why), &why));

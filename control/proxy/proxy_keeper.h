@@ -9,10 +9,15 @@
  *              again. So a process that does nothing else has a descriptor of that socket, too. When
  *              the proxy is killed before GO, it gets the guest back as the proxy would have
  *              (proxy_back.c), and ends.
- * Invariants   the proxy writes down that it lets go before it sends GO: from then on the keeper does
- *              nothing, whatever ends. A proxy that was killed in between has let go of a guest that
- *              may run there.
- * Limits       who kills both loses the guest with QEMU 7.2 to 10.1, as if there was no keeper.
+ * Invariants   1. The proxy writes down that it lets go before it sends GO. A proxy that was killed in
+ *                 between has let go of a guest that may run there.
+ *              2. From then on the keeper gives nothing back: it says SHUT and reads the stream to its
+ *                 end, since from 10.0 on a QEMU whose return path ends without SHUT, when its stream
+ *                 is over, runs its guest again.
+ * Limits       who kills both before GO loses the guest with QEMU 7.2 to 10.1, as if there was no
+ *              keeper. Who kills both after GO, between the end of QEMU's stream, which comes when all
+ *              memory is there, and its SHUT, makes a QEMU from 10.0 on run its guest: part of a
+ *              second. A domain's keeper does nothing before GO; its QEMU's stream is not slow.
  */
 #ifndef FF_CONTROL_PROXY_PROXY_KEEPER_H
 #define FF_CONTROL_PROXY_PROXY_KEEPER_H

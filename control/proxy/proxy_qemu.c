@@ -126,10 +126,9 @@ static int refuse_vhost_user(struct proxy *p, struct ff_error *err)
 }
 
 /* Before post-copy as little as possible: else a QEMU with little memory to send is at the end of a
- * pre-copy before it is told to start post-copy, which has a limit of its own. Pages of main memory are
- * dropped at once; but they wait until the guest runs there: they take the CPU of both who it waits
- * for */
-static int set_bandwidth(struct proxy *p, struct ff_error *err)
+ * pre-copy before it is told to start post-copy, which has a limit of its own: until all memory is
+ * there (proxy_source_stream.c) */
+static int set_parameters(struct proxy *p, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *now = NULL;
     int rc = proxy_qmp(p, "query-migrate-parameters", NULL, &now, err);
@@ -140,14 +139,14 @@ static int set_bandwidth(struct proxy *p, struct ff_error *err)
         return ff_error_set(err, ENOTSUP,
                             "QEMU: parameter tls-creds: not with a proxy, whose link has a key of "
                             "its own (clear it by migrate-set-parameters)");
+    if (!p->is_source)
+        return 0;
+    p->has_bandwidth = true; /* from before: its answer may be lost */
     p->old_bandwidth = json_integer_value(json_object_get(now, "max-bandwidth"));
     p->old_postcopy_bandwidth = json_integer_value(json_object_get(now, "max-postcopy-bandwidth"));
-    rc = proxy_qmp(p, "migrate-set-parameters",
+    return proxy_qmp(p, "migrate-set-parameters",
                      json_pack("{s:I,s:I}", "max-bandwidth", (json_int_t)SLOWEST,
-                               "max-postcopy-bandwidth", (json_int_t)(p->is_source ? SLOW : 0)),
-                     NULL, err);
-    p->has_bandwidth = !rc;
-    return rc;
+                               "max-postcopy-bandwidth", (json_int_t)SLOW), NULL, err);
 }
 
 int proxy_qemu_full_speed(struct proxy *p, struct ff_error *err)
@@ -215,6 +214,7 @@ static int check_version(struct proxy *p, struct ff_error *err)
     if (!rc)
         rc = proxy_version_check(answer, p->is_source ? "source" : "destination", p->o->untested, &v,
                                  err);
+    p->has_device = !rc && v.back == PROXY_BACK_CLOSE;
     p->cancel_races = !rc && v.back == PROXY_BACK_CANCEL;
     return rc;
 }
@@ -246,7 +246,7 @@ int proxy_qemu_look(struct proxy *p, struct ff_error *err)
     if (!rc && !p->o->domain)
         rc = prepare_capabilities(p, err);
     if (!rc && !p->o->domain)
-        rc = set_bandwidth(p, err);
+        rc = set_parameters(p, err);
     return rc ? rc : find_blocks(p, err);
 }
 

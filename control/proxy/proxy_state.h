@@ -59,6 +59,7 @@ struct proxy {
     bool qemu_gone;   /* destination, under @lock: between READY and GO */
     struct proxy_keeper *keeper; /* source's; may be NULL */
     bool switching;   /* source: post-copy was asked for */
+    bool has_device;   /* its QEMU: postcopy-device, until its package was loaded */
     bool cancel_races; /* its QEMU: with the switch */
     json_int_t old_bandwidth, old_postcopy_bandwidth;
     bool has_bandwidth;           /* both were changed */
@@ -84,6 +85,9 @@ struct proxy {
     struct stream_return_reader reader;
     bool asked_small;
     int sock; /* to the QEMU; -1: not yet */
+    _Atomic bool has_let_go; /* source: GO may have been sent */
+    _Atomic bool has_shut;   /* source: QEMU has heard that its migration succeeded */
+    bool hurries;            /* source, the forwarding thread's: post-copy has no limit any more */
     _Atomic uint64_t read_ns; /* source: when its stream last brought anything */
     int port; /* source: where the QEMU comes */
     bool listens;
@@ -100,6 +104,7 @@ struct proxy {
     struct ff_error why, lost_why;
     bool broke;       /* destination: the link, after GO */
     bool held;        /* source of a domain: the stream is not read yet */
+    bool stops;       /* the threads of the stream end */
     bool drains;      /* source: nothing is forwarded any more */
     bool stream_over; /* EOF was read */
     bool blind;       /* nobody knows where the stream is */
@@ -114,7 +119,7 @@ struct proxy {
     json_int_t listens_at;   /* a port; 0: not yet */
     bool not_started;        /* source: somebody knows that the destination never ran the guest */
     bool is_over, said_last; /* the status is the last one; a client has heard it */
-    bool cont_done;
+    bool cont_done, cont_waits; /* waits: of the main thread, which has given up */
     int cont_rc;
     struct ff_error cont_why;
     /* the package, gathered at the source, handed on at the destination */
@@ -152,6 +157,9 @@ void proxy_runs(struct proxy *p); /* the guest does, there */
 
 /* Any thread: end the attempt. The first reason stays */
 void proxy_fail(struct proxy *p, const struct ff_error *why);
+/* The same unless @stage has come; which one there is */
+enum proxy_stage proxy_fail_before(struct proxy *p, enum proxy_stage stage,
+                                   const struct ff_error *why);
 /* 0, or what proxy_fail() was told, or a signal */
 int proxy_check(struct proxy *p, struct ff_error *err);
 /* To @stage, unless it has failed: as proxy_check(). A signal ends nothing from PROXY_LET_GO on */
@@ -160,6 +168,12 @@ int proxy_set_stage(struct proxy *p, enum proxy_stage stage, struct ff_error *er
 int proxy_write(int sock, const void *data, size_t len, struct ff_error *err);
 int proxy_start_threads(struct proxy *p, void *(*forward)(void *), void *(*back)(void *),
                         struct ff_error *err);
+
+/* --- proxy_source_stream.c --- */
+
+int proxy_source_stream(struct proxy *p, struct ff_error *err); /* makes it */
+void *proxy_forward_source(void *opaque);
+void *proxy_back_source(void *opaque);
 
 /* --- proxy_dest_stream.c --- */
 
@@ -231,6 +245,12 @@ int proxy_qemu_completed(struct proxy *p, int limit_ms, struct ff_error *err);
 void *proxy_drain(void *opaque);
 /* Source, GO was not sent: the guest goes on here. 0: it does, and has its disks */
 int proxy_qemu_take_back(struct proxy *p, struct ff_error *err);
+/* Source, just before GO: postcopy-device, where QEMU runs its guest again if its stream breaks, is over.
+ * -EREMOTEIO */
+int proxy_leave_device(struct proxy *p, struct ff_error *err);
+/* Source, after GO, before QEMU's return path ends: it hears SHUT, if it has not. From 10.0 on one whose
+ * stream is over and that hears nothing runs its guest again. Its stream is to be read on */
+void proxy_never_here(struct proxy *p);
 /* What has become of that: the program's exit code */
 int proxy_say_back(struct proxy *p, int rc, const struct ff_error *why);
 
