@@ -168,8 +168,10 @@ static json_t *program_of(struct fork *f, const struct host *h)
 
     if (known || fork_argv_on(f, h, &argv, &ignored))
         return NULL;
-    json_t *program = json_pack("[s,s,s,s,s,s,s,s,s,s]", f->s.parent_exe, "-M", "none", "-accel",
-                                "qtest", "-nodefaults", "-display", "none", "-qmp", "stdio");
+    /* qtest starts quickest, and is a module that may not be there */
+    json_t *program = json_pack("[s,s,s,s,s,s,s,s,s,s,s,s]", f->s.parent_exe, "-M", "none",
+                                "-accel", "qtest", "-accel", "tcg", "-nodefaults", "-display",
+                                "none", "-qmp", "stdio");
     add_backends(program, &argv);
     strv_free(&argv);
     return program;
