@@ -16,6 +16,7 @@
 #include "thread.h"
 
 #define CONNECT_LIMIT_MS 10000
+#define CONNECT_TIMES 30
 
 /* Both processes have it. Each field is written before the socket is given, but the two flags */
 struct proxy_keeper {
@@ -67,11 +68,13 @@ static void end_migration_of(struct proxy *p)
                  !ff_thread_start(&p->forward_thread, proxy_drain, p, "proxy-drain", NULL);
 
     proxy_never_here(p);
-    if (p->o->qmp && !qmp_connect(p->o->qmp, -1, CONNECT_LIMIT_MS, &p->q, NULL) && reads)
-        proxy_qemu_full_speed(p, NULL);
+    for (int i = 0; i < CONNECT_TIMES && p->has_bandwidth && !p->q; i++) /* others may have its monitor */
+        qmp_connect(p->o->qmp, -1, CONNECT_LIMIT_MS, &p->q, NULL);
+    proxy_qemu_restore(p); /* at full speed, mostly */
+    if (p->q)
+        qmp_free(p->q); /* it has one client at a time */
     if (reads) /* to the end: what is written to nobody breaks it */
         pthread_join(p->forward_thread, NULL);
-    proxy_qemu_restore(p);
 }
 
 static void follow(const struct proxy_options *o, struct proxy_keeper *k, int from)

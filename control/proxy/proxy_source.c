@@ -22,8 +22,10 @@
 #include "domain.h"
 #include "failpoint.h"
 #include "proxy_keeper.h"
+#include "thread.h"
 
 #define COMPLETED_LIMIT_MS 30000
+#define STREAM_END_LIMIT_MS 120000
 
 /* --- the QEMU --- */
 
@@ -292,6 +294,25 @@ static int follow_source(struct proxy *p)
     return 0;
 }
 
+/* After GO: QEMU's stream is read to its end before anybody closes it: one that breaks while QEMU
+ * completes makes that run its guest again, whatever it has heard */
+static void end_for_good(struct proxy *p, int code)
+{
+    uint64_t end = ff_now_ns() + STREAM_END_LIMIT_MS * 1000000ull;
+
+    if (code == PROXY_EXIT_TROUBLE)
+        ff_source_cancel(p->source); /* so that it is read, whatever became of the link */
+    proxy_never_here(p);
+    if (code == PROXY_EXIT_TROUBLE && !p->o->domain) {
+        qmp_cancel_by(p->q, -1);
+        proxy_qemu_full_speed(p, NULL);
+    }
+    pthread_mutex_lock(&p->lock);
+    while (p->has_forward && !p->forward_ended && !ff_cond_wait_until(&p->changed, &p->lock, end))
+        continue;
+    pthread_mutex_unlock(&p->lock);
+}
+
 int proxy_source_run(const struct proxy_options *o)
 {
     static struct proxy p;
@@ -308,10 +329,10 @@ int proxy_source_run(const struct proxy_options *o)
         proxy_begins(&p);
     if (!rc)
         code = follow_source(&p);
-    if (atomic_load(&p.has_let_go) && code == PROXY_EXIT_TROUBLE) {
-        ff_source_cancel(p.source); /* so that QEMU's stream is read, whatever became of the link */
-        proxy_never_here(&p);
-    }
+    if (atomic_load(&p.has_let_go))
+        end_for_good(&p, code);
+    if (p.has_speed)
+        pthread_join(p.speed_thread, NULL);
     proxy_keeper_end(keeper);
     proxy_qemu_restore(&p);
     if (!rc)

@@ -19,6 +19,7 @@
 
 #include "failpoint.h"
 #include "proxy_keeper.h"
+#include "thread.h"
 
 static int on_source_blocks(struct proxy *p, const struct stream_event *e, struct ff_error *err)
 {
@@ -171,27 +172,31 @@ static int wait_released(struct proxy *p, struct ff_error *err)
     return rc;
 }
 
+/* In a thread of its own: QEMU may answer only once its stream has been read on */
+static void *speed_up(void *opaque)
+{
+    struct proxy *p = opaque;
+    struct ff_error why = {0};
+
+    if (proxy_qemu_full_speed(p, &why))
+        proxy_say_why(p, "slow", &why); /* its stream is; memory is there */
+    return NULL;
+}
+
 /* Pages of main memory are thrown away here, and take the CPU of those who bring them. So QEMU sends
  * them slowly until all is there; and until then it is not at its stream's end, where an end of its
  * return path without SHUT lets it run the guest again (10.0 and later) */
 static void let_rest_come(struct proxy *p)
 {
-    struct ff_error why = {0};
     struct ff_stats st;
 
-    if (p->hurries || p->o->domain)
-        return;
-    pthread_mutex_lock(&p->lock);
-    bool runs = p->stage >= PROXY_RUNS && p->stage < PROXY_OVER;
-    pthread_mutex_unlock(&p->lock);
-    if (!runs)
+    if (p->hurries || p->o->domain || !atomic_load(&p->has_let_go))
         return;
     ff_source_stats(p->source, &st);
     if (!st.bytes_total || st.bytes_present < st.bytes_total)
         return;
     p->hurries = true;
-    if (proxy_qemu_full_speed(p, &why))
-        proxy_say_why(p, "slow", &why); /* its stream is; memory is there */
+    p->has_speed = !ff_thread_start(&p->speed_thread, speed_up, p, "proxy-speed", NULL);
 }
 
 /* 0: QEMU has ended its stream */
@@ -254,7 +259,7 @@ static void end_back(struct proxy *p)
     pthread_mutex_lock(&p->lock);
     while (p->stage < PROXY_RUNS && !p->failed)
         pthread_cond_wait(&p->changed, &p->lock);
-    bool ends = !p->failed;
+    bool ends = !p->failed || atomic_load(&p->has_let_go);
     pthread_mutex_unlock(&p->lock);
     if (!ends)
         return;

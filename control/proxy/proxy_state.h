@@ -93,7 +93,8 @@ struct proxy {
     bool listens;
     int stop_fd; /* readable: QMP's waits end */
     pthread_t forward_thread, back_thread, signal_thread, cont_thread, input_thread;
-    bool has_forward, has_back, has_signals, has_input;
+    pthread_t speed_thread; /* source */
+    bool has_forward, has_back, has_signals, has_input, has_speed;
     struct spawn virsh; /* source of a domain: the migration of libvirt's */
     struct proxy_counts counts; /* each by one thread; read at the end */
     /* under @lock */
