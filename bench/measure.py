@@ -216,6 +216,12 @@ class Move:
             return (self.end_s - self.start_s) * 1000
         return (max(e[-1] for e in ends) - self.start_wall) * 1000
 
+    def arrived_ms(self):
+        """Until the destination has everything; a proxy's source may still send what nobody needs."""
+        ends = self.event_s(1, lambda e: e['event'] == 'MIGRATION'
+                            and e['data']['status'] == 'completed')
+        return (ends[-1] - self.start_wall) * 1000 if ends else None
+
     def postcopy_ms(self):
         """From the guest's first instruction at the destination to the end there."""
         resumes = self.event_s(1, lambda e: e['event'] == 'RESUME')
@@ -236,6 +242,7 @@ def metrics_of_move(move):
     src_info, out = move.infos[0], {}
     if move.outcome == 'completed':
         out['total_ms'] = move.total_ms()
+        out['arrived_ms'] = move.arrived_ms()
         out['total_qemu_ms'] = src_info.get('total-time')
         out['downtime_qemu_ms'] = src_info.get('downtime')
         out['downtime_events_ms'] = move.event_downtime_ms()

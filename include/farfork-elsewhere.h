@@ -72,7 +72,10 @@ int ff_source_add_region_of(struct ff_source *s, const struct ff_region *r, pid_
  * hugetlb have to be shared (a memfd or a file). What reads as zeros is left missing, where pages are
  * of 4 KiB: that process gets zeros when it watches no longer.
  *
- * Return: 0; -EINVAL: there is a region; -ENOTSUP: precopy=1
+ * With precopy=1 the source is told (ff_source_wants_precopy()), and nothing else: what came while the
+ * guest ran is that process's, by its own stream, and ff_dest_received() names it.
+ *
+ * Return: 0; -EINVAL: there is a region
  */
 int ff_dest_elsewhere(struct ff_dest *d, struct ff_error *err);
 
@@ -103,6 +106,22 @@ void ff_dest_on_table(struct ff_dest *d,
  * Return: 0; -EINVAL: no userfaultfd, or a region is not registered with it
  */
 int ff_dest_adopt(struct ff_dest *d, int uffd, struct ff_error *err);
+
+/**
+ * ff_dest_received() - with precopy=1: the other process has got pages by its own stream
+ * @region:    its place in the order of addition
+ * @offset:    in the region; with @len_bytes whole pages of it
+ * @discarded: it has them no more: the source's guest has written to them since
+ *
+ * Call it between ff_dest_start() and ff_dest_adopt(). Pages that are received, and not discarded
+ * later, are not fetched. Name none that was left untouched because it reads as zeros: it is missing,
+ * and its faults would be answered by a wake alone.
+ *
+ * Threads: one at a time, beside ff_dest_recv_state()
+ * Return:  0; -EINVAL: not now, not with precopy=0, or no such pages
+ */
+int ff_dest_received(struct ff_dest *d, unsigned region, uint64_t offset, uint64_t len_bytes,
+                     bool discarded, struct ff_error *err);
 
 /* Memory that is no region's is watched by that userfaultfd, too: @fn gets the address of an event
  * that was read here, and has it fetched by other means. A thread of the library calls it. Before

@@ -18,10 +18,6 @@ int ff_dest_elsewhere(struct ff_dest *d, struct ff_error *err)
 {
     if (d->regions.n)
         return ff_error_set(err, EINVAL, "destination: memory elsewhere: say so before any region");
-    if (d->addr.precopy)
-        return ff_error_set(err, ENOTSUP,
-                            "destination: precopy=1: pages that were written meanwhile cannot be "
-                            "discarded in another process");
     d->regions.elsewhere = true;
     return 0;
 }
@@ -54,6 +50,22 @@ int dest_take_table(struct ff_dest *d, struct ff_error *err)
                                   .fd = -1, .zero_fill = true};
     }
     return d->on_table(d->on_table_opaque, r, d->peer.n_regions, err);
+}
+
+int ff_dest_received(struct ff_dest *d, unsigned region, uint64_t offset, uint64_t len_bytes,
+                     bool discarded, struct ff_error *err)
+{
+    int rc = 0;
+
+    pthread_mutex_lock(&d->pager_lock);
+    if (!d->regions.elsewhere || !d->addr.precopy || !d->pager_used ||
+        ff_elsewhere_is_adopted(&d->pager))
+        rc = ff_error_set(err, EINVAL, "destination: pages were received: with precopy=1 and memory "
+                                       "elsewhere, before it is adopted");
+    else
+        rc = ff_elsewhere_received(&d->pager, region, offset, len_bytes, discarded, err);
+    pthread_mutex_unlock(&d->pager_lock);
+    return rc;
 }
 
 /* Exclusive with the end of the pager */

@@ -49,7 +49,8 @@ static int take_dirty(struct ff_dest *d, struct ff_error *err)
 /* Wait for STATE, for as long as the guest runs at the source: FF_MSG_STATE or -errno */
 static int until_state(struct ff_dest *d, struct ff_error *err)
 {
-    uint32_t also = d->addr.precopy ? FF_MSG_BIT(FF_MSG_LOGGING) | FF_MSG_BIT(FF_MSG_DIRTY) : 0;
+    bool passes = d->addr.precopy && !d->regions.elsewhere; /* else its owner has what came before */
+    uint32_t also = passes ? FF_MSG_BIT(FF_MSG_LOGGING) | FF_MSG_BIT(FF_MSG_DIRTY) : 0;
     bool passed = false;
     int type = -ETIMEDOUT, rc = 0;
 

@@ -97,6 +97,35 @@ void ff_elsewhere_cancel(struct ff_pager *p)
     pthread_mutex_unlock(&e->lock);
 }
 
+int ff_elsewhere_received(struct ff_pager *p, unsigned region, uint64_t offset, uint64_t len_bytes,
+                          bool discarded, struct ff_error *err)
+{
+    struct ff_pager_region *r = region < p->n_regions ? &p->region[region] : NULL;
+    uint64_t n = 0;
+
+    if (!r || offset > r->range.len_bytes || len_bytes > r->range.len_bytes - offset ||
+        offset % r->range.psize || len_bytes % r->range.psize)
+        return ff_error_set(err, EINVAL, "pager: received: region %u, offset 0x%llx, %llu bytes: no "
+                                         "such pages", region, (unsigned long long)offset,
+                            (unsigned long long)len_bytes);
+    for (uint64_t page = offset / r->range.psize, end = page + len_bytes / r->range.psize; page < end;
+         page++) {
+        if (discarded) {
+            n += ff_claim_forget(&r->claims, page);
+        } else if (ff_claim_take(&r->claims, page)) {
+            ff_claim_done(&r->claims, page);
+            n++;
+        }
+    }
+    n *= r->range.psize; /* whether all is there is asked once it is adopted */
+    if (discarded)
+        atomic_fetch_sub(&p->count.bytes_present, n);
+    else
+        atomic_fetch_add(&p->count.bytes_present, n);
+    atomic_fetch_add(discarded ? &p->count.bytes_discarded : &p->count.bytes_precopied, n);
+    return 0;
+}
+
 /* Every page was installed, but for holes, and nobody else serves */
 static void answer_alone(struct ff_pager *p, const struct ff_asked *a)
 {

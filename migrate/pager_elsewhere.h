@@ -50,6 +50,11 @@ void ff_elsewhere_on_other(struct ff_pager *p, void (*fn)(void *opaque, uint64_t
 int ff_elsewhere_adopt(struct ff_pager *p, int uffd, struct ff_error *err);
 bool ff_elsewhere_is_adopted(const struct ff_pager *p);
 
+/* Before adopt(): the owner has got these pages by its own stream, or has discarded them. -EINVAL: no
+ * such pages */
+int ff_elsewhere_received(struct ff_pager *p, unsigned region, uint64_t offset, uint64_t len_bytes,
+                          bool discarded, struct ff_error *err);
+
 /* -EINVAL: no such page, or before adopt(); -ECANCELED: nobody will bring it */
 int ff_elsewhere_ask(struct ff_pager *p, unsigned region, uint64_t offset, struct ff_error *err);
 

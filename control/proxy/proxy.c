@@ -334,6 +334,8 @@ int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source, s
     pthread_mutex_init(&p->lock, NULL);
     pthread_mutex_init(&p->qmp_lock, NULL);
     ff_cond_init(&p->changed);
+    pthread_mutex_init(&p->feed_lock, NULL);
+    ff_cond_init(&p->fed);
     signal(SIGPIPE, SIG_IGN); /* a QEMU that has ended is an error like others */
     stop_signals(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
@@ -361,7 +363,9 @@ void proxy_stop_stream(struct proxy *p)
         pthread_join(p->forward_thread, NULL);
     if (p->has_back)
         pthread_join(p->back_thread, NULL);
-    p->has_forward = p->has_back = false;
+    if (p->has_finish)
+        pthread_join(p->finish_thread, NULL);
+    p->has_forward = p->has_back = p->has_finish = false;
     pthread_mutex_lock(&p->lock);
     struct ff_source *source = p->source;
     p->source = NULL;
@@ -401,6 +405,8 @@ void proxy_close(struct proxy *p)
     ff_close_fd(&p->stop_fd);
     if (p->o->rundir)
         rundir_remove(p->o->rundir);
+    pthread_cond_destroy(&p->fed);
+    pthread_mutex_destroy(&p->feed_lock);
     pthread_mutex_destroy(&p->qmp_lock);
     pthread_cond_destroy(&p->changed);
     pthread_mutex_destroy(&p->lock);

@@ -19,9 +19,11 @@
  *                                                          (5) take its userfaultfd: serve faults
  *                                                          (6) it says `paused`: loaded. READY
  *              (7) GO                              -->     (7) `cont`; RUNNING
- *              (8) serve; drop pages of main memory        (8) install; hold the RAM section's end
- *                                                              until every page is here
- *              (9) QEMU says completed           <-->      (9) likewise. DONE
+ *              (8) serve; drop pages of main memory        (8) install; every page is here: end
+ *                                                              the RAM section
+ *                                                <--       (9) QEMU says completed. DONE
+ *              (10) the rest of QEMU's pages; it
+ *                   says completed, too
  *
  *              Main memory is every block of 32 MiB or more. The rest is QEMU's own affair: its
  *              pages and the requests for them pass by the tunnel.
@@ -30,7 +32,8 @@
  * Invariants   1. One runner: the destination's QEMU is told `stop` before anything comes, and
  *                 `cont` only after GO. The source's guest runs again only where GO was not sent,
  *                 or the destination has said that it never ran.
- *              2. No page of main memory comes by QEMU's stream: the pager alone installs.
+ *              2. From the package on no page of main memory comes by QEMU's stream: the pager alone
+ *                 installs. Before, with precopy=1, QEMU does, and the pager learns which.
  *              3. QEMU hears the end of its RAM section only when every page is here: after it
  *                 QEMU watches no more, and what was missing would be zeros.
  *              4. Until GO the source's stream socket stays open: a QEMU that has lost it in

@@ -62,8 +62,7 @@ static bool has_sent_all(struct proxy *p)
     return left && !json_integer_value(left);
 }
 
-/* Until QEMU has nothing more to send */
-static int wait_stream_over(struct proxy *p, struct ff_error *err)
+int proxy_wait_stream_over(struct proxy *p, struct ff_error *err)
 {
     uint64_t now = ff_now_ns(), since = now, read_ns;
 
@@ -96,7 +95,7 @@ static int play_destination(struct proxy *p, struct ff_error *err)
     int rc = proxy_write(p->sock, pong, sizeof(pong), err);
 
     if (!rc)
-        rc = wait_stream_over(p, err);
+        rc = proxy_wait_stream_over(p, err);
     if (!rc)
         rc = proxy_write(p->sock, shut, sizeof(shut), err);
     return rc ? rc

@@ -263,6 +263,7 @@ static int leave_incomplete(struct proxy *p, struct ff_error *err)
 /* 0: the guest runs here with all of its memory */
 static int finish_here(struct proxy *p, struct ff_error *err)
 {
+    struct ff_error why = {0};
     int rc = p->o->domain     ? pass_package(p, err) /* and libvirt says `cont` */
              : p->was_running ? run_guest(p, err)
                               : 0; /* or it is paused, as it was there */
@@ -270,6 +271,8 @@ static int finish_here(struct proxy *p, struct ff_error *err)
     if (rc)
         return rc;
     proxy_runs(p);
+    if (proxy_start_finish(p, &why)) /* then QEMU has the end of its stream once that comes */
+        proxy_say_why(p, "slow", &why);
     rc = ff_dest_running(p->dest, err);
     if (!rc)
         rc = ff_dest_wait_done(p->dest, err);
@@ -283,7 +286,7 @@ static int finish_here(struct proxy *p, struct ff_error *err)
         ff_dest_recover(p->dest, (int)p->reconnect_ms, NULL); /* the source may not know yet */
     if (p->stream_lost) /* before the tunnel's end, which has been waited for */
         return leave_incomplete(p, err);
-    struct ff_error why = {0}; /* every page is here: that QEMU has ended since changes nothing */
+    /* every page is here: that QEMU has ended since changes nothing */
     if (!p->o->domain && proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why))
         proxy_say_why(p, "unconfirmed", &why);
     return 0;

@@ -8,17 +8,52 @@
  * Picture      tunnel --> forward thread: stream.h --> QEMU, the package's body from @package
  *              tunnel <-- back thread: stream_return.h <-- QEMU; requests of main memory are the
  *                         pager's
+ *              finish thread: once every page is here, what the stream lacks to its end --> QEMU.
+ *                         The source's QEMU still sends main memory, which is thrown away
  * Failure      after GO the stream may end early: the QEMU at the source has ended, or was not
- *              understood. Its proxy still has main memory. When all of that is here, and every page
- *              of small blocks has come, what the stream lacks is known, and written here. Else those
- *              pages are lost: QEMU keeps waiting for them, and the guest has the rest.
+ *              understood. Its proxy still has main memory, and the finish thread does the rest. When
+ *              pages of small blocks have not come they are lost: QEMU keeps waiting for them, and the
+ *              guest has the rest.
  */
 #include "proxy_small.h"
 
 #include <errno.h>
 #include <sys/socket.h>
 
+#include "thread.h"
+
 /* --- the stream --- */
+
+/* Its QEMU writes the page, and has it from then on. Not so one of zeros, which may be left untouched.
+ * Of a huge page all parts come in order, one after the other */
+static int on_main_page(struct proxy *p, const struct stream_event *e, struct ff_error *err)
+{
+    unsigned main_block = (unsigned)proxy_main_block(p, e->block);
+    uint64_t psize = p->blocks[main_block].psize, end = e->addr + STREAM_PAGE_LEN;
+    bool follows = e->block == p->run_block && e->addr == p->run_end;
+    bool counts = (e->data || psize > STREAM_PAGE_LEN) && (follows || e->addr % psize == 0);
+
+    if (p->counts.package_bytes)
+        return ff_error_set(err, EPROTO, "proxy: the source sent a page of main memory");
+    p->run_block = counts ? e->block : NULL;
+    p->run_end = end;
+    p->counts.pages_precopied++;
+    bool whole = counts && end % psize == 0;
+    int rc = ff_dest_received(p->dest, main_block, whole ? end - psize : 0, whole ? psize : 0, false,
+                              err);
+    return rc ? rc : STREAM_FORWARD;
+}
+
+static int on_main_discard(struct proxy *p, const struct stream_event *e, struct ff_error *err)
+{
+    unsigned main_block = (unsigned)proxy_main_block(p, e->block);
+    int rc = 0;
+
+    for (unsigned i = 0; !rc && p->counts.pages_precopied && i < e->n_ranges; i++)
+        rc = ff_dest_received(p->dest, main_block, e->ranges[i].start, e->ranges[i].len_bytes, true,
+                              err);
+    return rc ? rc : STREAM_FORWARD;
+}
 
 static int on_dest_unit(void *opaque, const struct stream_event *e, struct ff_error *err)
 {
@@ -27,11 +62,14 @@ static int on_dest_unit(void *opaque, const struct stream_event *e, struct ff_er
     switch (e->kind) {
     case STREAM_PAGE:
         if (proxy_main_block(p, e->block) >= 0)
-            return ff_error_set(err, EPROTO, "proxy: the source sent a page of main memory");
+            return on_main_page(p, e, err);
         p->counts.pages_passed++;
         return proxy_small_see(p, e, err);
-    case STREAM_BLOCKS:
     case STREAM_DISCARD:
+        if (proxy_main_block(p, e->block) >= 0)
+            return on_main_discard(p, e, err);
+        return proxy_small_see(p, e, err);
+    case STREAM_BLOCKS:
         return proxy_small_see(p, e, err);
     case STREAM_PACKAGE:
         if (p->header_due) { /* asked again: STATE has come */
@@ -94,9 +132,9 @@ static ssize_t forward_package(struct proxy *p, const uint8_t *data, size_t len,
     return n;
 }
 
-static int forward_some(struct proxy *p, const uint8_t *data, size_t len, struct ff_error *err)
+static int feed_some(struct proxy *p, const uint8_t *data, size_t len, struct ff_error *err)
 {
-    while (len) {
+    while (len && !p->finished) {
         ssize_t n = stream_feed(p->stream, data, len, err);
 
         if (n < 0)
@@ -112,6 +150,32 @@ static int forward_some(struct proxy *p, const uint8_t *data, size_t len, struct
         len -= (size_t)n;
     }
     return 0;
+}
+
+static int forward_some(struct proxy *p, const uint8_t *data, size_t len, struct ff_error *err)
+{
+    pthread_mutex_lock(&p->feed_lock);
+    int rc = feed_some(p, data, len, err);
+    pthread_cond_broadcast(&p->fed);
+    pthread_mutex_unlock(&p->feed_lock);
+    return rc;
+}
+
+/* Under @feed_lock, with all of main memory here. 1: QEMU lacks something else, as *err says */
+static int finish_stream(struct proxy *p, struct ff_error *err)
+{
+    uint8_t rest[STREAM_FINISH_MAX];
+    size_t len = stream_finish(p->stream, rest);
+
+    if (p->finished || !stream_end(p->stream, NULL))
+        return 0;
+    if (proxy_small_check(p, err))
+        return 1;
+    if (!len)
+        return ff_error_set(err, EPROTO, "its stream is not between two units"), 1;
+    int rc = proxy_write(p->sock, rest, len, err);
+    p->finished = !rc;
+    return rc;
 }
 
 /* QEMU waits for what its stream lacks, and is to know that it will not come. Main memory does not
@@ -150,26 +214,54 @@ static void end_early(struct proxy *p, const struct ff_error *why)
 /* The source sends no more. 0: nor is there anything that QEMU lacks, or it has been told */
 static int end_stream(struct proxy *p, struct ff_error *err)
 {
-    uint8_t rest[STREAM_FINISH_MAX];
-    struct ff_error why = {0};
-
     pthread_mutex_lock(&p->lock);
     while (stream_end(p->stream, NULL) && p->stage < PROXY_GONE && !p->failed)
         pthread_cond_wait(&p->changed, &p->lock); /* a source that fails before GO says so otherwise */
     int rc = p->failed ? ff_error_set(err, ECANCELED, "%s", p->why.text) : 0;
     pthread_mutex_unlock(&p->lock);
-    if (!rc && stream_end(p->stream, NULL)) {
+    pthread_mutex_lock(&p->feed_lock);
+    bool early = !rc && !p->finished && stream_end(p->stream, NULL);
+    pthread_mutex_unlock(&p->feed_lock);
+    if (early) {
         proxy_event(p, "stream-ended",
                     json_pack("{s:s}", "reason", "the stream of the source's QEMU has ended early"));
         rc = ff_dest_wait_complete(p->dest, -1, err);
-        size_t len = stream_finish(p->stream, rest);
-        if (!rc && proxy_small_check(p, &why))
-            lose_stream(p, &why);
-        else if (!rc)
-            rc = proxy_write(p->sock, rest, len, err);
+        pthread_mutex_lock(&p->feed_lock);
+        if (!rc)
+            rc = finish_stream(p, err);
+        if (rc > 0) {
+            lose_stream(p, err);
+            rc = 0;
+        }
+        pthread_mutex_unlock(&p->feed_lock);
     }
     if (!rc)
         shutdown(p->sock, SHUT_WR);
+    return rc;
+}
+
+static void *finish_early(void *opaque)
+{
+    struct proxy *p = opaque;
+    struct ff_error why = {0};
+    int rc = 1;
+
+    if (ff_dest_wait_complete(p->dest, -1, NULL))
+        return NULL;
+    pthread_mutex_lock(&p->feed_lock);
+    while (!p->fed_last && (rc = finish_stream(p, &why)) > 0)
+        pthread_cond_wait(&p->fed, &p->feed_lock);
+    pthread_mutex_unlock(&p->feed_lock);
+    if (rc < 0)
+        end_early(p, &why);
+    return NULL;
+}
+
+int proxy_start_finish(struct proxy *p, struct ff_error *err)
+{
+    int rc = ff_thread_start(&p->finish_thread, finish_early, p, "proxy-finish", err);
+
+    p->has_finish = !rc;
     return rc;
 }
 
@@ -194,6 +286,10 @@ void *proxy_forward_dest(void *opaque)
             rc = (int)n;
         }
     }
+    pthread_mutex_lock(&p->feed_lock);
+    p->fed_last = true;
+    pthread_cond_broadcast(&p->fed);
+    pthread_mutex_unlock(&p->feed_lock);
     if (rc)
         end_early(p, &why);
     while (rc && buf && ff_tunnel_recv(p->tunnel, buf, PROXY_READ_LEN, NULL) > 0)

@@ -23,7 +23,7 @@ struct proxy_keeper {
     _Atomic bool gone, over;
     bool was_running, cancel_races, has_bandwidth;
     _Atomic bool switching;
-    json_int_t bandwidth, postcopy_bandwidth;
+    json_int_t bandwidth, postcopy_bandwidth, downtime_ms;
     pid_t qemu, launcher; /* launcher: who started the proxy */
     uint64_t begin_ns;
     int sock; /* the proxy's end */
@@ -92,7 +92,8 @@ static void follow(const struct proxy_options *o, struct proxy_keeper *k, int fr
                        .sock = sock, .pid = k->qemu, .was_running = k->was_running,
                        .switching = k->switching, .cancel_races = k->cancel_races,
                        .has_bandwidth = k->has_bandwidth, .old_bandwidth = k->bandwidth,
-                       .old_postcopy_bandwidth = k->postcopy_bandwidth, .stop_fd = -1,
+                       .old_postcopy_bandwidth = k->postcopy_bandwidth,
+                       .old_downtime_ms = k->downtime_ms, .stop_fd = -1,
                        .has_let_go = k->gone};
     pthread_mutex_init(&p.lock, NULL);
     pthread_mutex_init(&p.qmp_lock, NULL);
@@ -152,6 +153,7 @@ void proxy_keeper_tell(struct proxy_keeper *k, const struct proxy *p)
     k->has_bandwidth = p->has_bandwidth;
     k->bandwidth = p->old_bandwidth;
     k->postcopy_bandwidth = p->old_postcopy_bandwidth;
+    k->downtime_ms = p->old_downtime_ms;
     k->qemu = p->pid;
     k->switching = p->switching;
 }

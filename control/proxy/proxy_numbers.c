@@ -44,6 +44,7 @@ json_t *proxy_numbers(struct proxy *p)
         {"fault-p999", st.fault_p999_ns},      {"fault-max", st.fault_max_ns},
         {"breaks", st.breaks},                 {"again-bytes", st.bytes_again},
         {"paused-time", st.paused_ns},         {"pass-time", st.precopy_ns},
+        {"precopied-bytes", st.bytes_precopied}, {"discarded-bytes", st.bytes_discarded},
         {"start-time", p->run_ns ? p->run_ns - p->begin_ns : 0},
     };
     json_t *o = json_pack("{ss}", "link-detail", detail);

@@ -19,6 +19,7 @@
 #define END_LIMIT_MS 2000
 #define TRY_LIMIT_S 2
 #define SLOWEST 10 /* bytes in a second; QEMU counts tenths of it, and takes 0 for no limit */
+#define FASTEST ((json_int_t)1 << 40)
 #define SLOW (1ll << 20) /* a page that is asked for passes at once, whatever the limit */
 
 /* The stream cannot be followed, or memory comes another way */
@@ -144,9 +145,18 @@ static int set_parameters(struct proxy *p, struct ff_error *err)
     p->has_bandwidth = true; /* from before: its answer may be lost */
     p->old_bandwidth = json_integer_value(json_object_get(now, "max-bandwidth"));
     p->old_postcopy_bandwidth = json_integer_value(json_object_get(now, "max-postcopy-bandwidth"));
+    p->old_downtime_ms = json_integer_value(json_object_get(now, "downtime-limit"));
     return proxy_qmp(p, "migrate-set-parameters",
                      json_pack("{s:I,s:I}", "max-bandwidth", (json_int_t)SLOWEST,
                                "max-postcopy-bandwidth", (json_int_t)SLOW), NULL, err);
+}
+
+/* With a downtime of 0 QEMU does not end a pre-copy by itself while anything is left to send */
+int proxy_qemu_pass(struct proxy *p, bool ends, struct ff_error *err)
+{
+    return proxy_qmp(p, "migrate-set-parameters",
+                     json_pack("{s:I,s:I}", "max-bandwidth", ends ? (json_int_t)SLOWEST : FASTEST,
+                               "downtime-limit", (json_int_t)0), NULL, err);
 }
 
 int proxy_qemu_full_speed(struct proxy *p, struct ff_error *err)
@@ -162,8 +172,9 @@ void proxy_qemu_restore(struct proxy *p)
     p->has_bandwidth = false;
     qmp_cancel_by(p->q, -1);
     proxy_qmp(p, "migrate-set-parameters",
-                json_pack("{s:I,s:I}", "max-bandwidth", p->old_bandwidth, "max-postcopy-bandwidth",
-                          p->old_postcopy_bandwidth),
+                json_pack("{s:I,s:I,s:I}", "max-bandwidth", p->old_bandwidth,
+                          "max-postcopy-bandwidth", p->old_postcopy_bandwidth, "downtime-limit",
+                          p->old_downtime_ms),
                 NULL, NULL);
 }
 

@@ -25,6 +25,9 @@
 #include "thread.h"
 
 #define COMPLETED_LIMIT_MS 30000
+/* What QEMU still has to send when the pass of precopy=1 ends. It must not come to the end of its pass
+ * before it is in post-copy: what a socket and QEMU buffer is up to 27,000 pages of zeros */
+#define PASS_REST_BYTES (128ull << 20)
 #define STREAM_END_LIMIT_MS 120000
 
 /* --- the QEMU --- */
@@ -119,19 +122,61 @@ static int connect_source(struct proxy *p, struct ff_error *err)
     return rc;
 }
 
+static int plan_pass(struct proxy *p, struct ff_error *err)
+{
+    uint64_t bytes = 0;
+
+    if (!ff_source_wants_precopy(p->source))
+        return 0;
+    if (p->o->domain)
+        return ff_error_set(err, ENOTSUP, "precopy=1: not with a domain, whose pre-copy is libvirt's");
+    for (unsigned i = 0; i < p->n_blocks; i++)
+        bytes += p->blocks[i].len_bytes;
+    if (bytes > PASS_REST_BYTES)
+        p->pass_pages = (bytes - PASS_REST_BYTES) / STREAM_PAGE_LEN;
+    return 0;
+}
+
+/* Until QEMU has sent nearly all once. Its stream is not read from then on, until it is in post-copy */
+static int wait_pass(struct proxy *p, struct ff_error *err)
+{
+    bool passed = false;
+    int rc = 0;
+
+    while (!rc && !passed) {
+        rc = ff_source_hear(p->source, err);
+        if (!rc)
+            rc = proxy_check(p, err);
+        pthread_mutex_lock(&p->lock);
+        passed = p->passed;
+        pthread_mutex_unlock(&p->lock);
+    }
+    if (!rc)
+        proxy_event(p, "passed", NULL);
+    return rc ? rc : proxy_qemu_pass(p, true, err);
+}
+
 static int begin_migration(struct proxy *p, struct ff_error *err)
 {
     FF_AUTO_FREE char *uri = xprintf("unix:%s", p->o->path);
     proxy_keeper_tell(p->keeper, p);
-    int rc = proxy_qmp(p, "migrate", json_pack("{s:s}", "uri", uri), NULL, err);
+    int rc = p->pass_pages ? proxy_qemu_pass(p, false, err) : 0;
+    if (!rc)
+        rc = proxy_qmp(p, "migrate", json_pack("{s:s}", "uri", uri), NULL, err);
     p->switching = !rc;
     proxy_keeper_tell(p->keeper, p);
     if (!rc && ff_failpoint("proxy.postcopy"))
         rc = ff_error_set(err, EIO, "proxy: injected");
     if (!rc)
-        rc = proxy_qmp(p, "migrate-start-postcopy", NULL, NULL, err);
-    if (!rc)
         proxy_event(p, "migrating", NULL);
+    if (!rc && p->pass_pages)
+        rc = wait_pass(p, err);
+    if (!rc)
+        rc = proxy_qmp(p, "migrate-start-postcopy", NULL, NULL, err);
+    pthread_mutex_lock(&p->lock);
+    p->passed = false;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
     return rc;
 }
 
@@ -164,6 +209,8 @@ static int until_ready(struct proxy *p, struct ff_error *err)
         rc = domain_migrate(p, err);
     if (!rc)
         rc = connect_source(p, err);
+    if (!rc)
+        rc = plan_pass(p, err);
     if (!rc && !p->o->domain)
         rc = proxy_start_threads(p, proxy_forward_source, proxy_back_source, err);
     if (!rc)
@@ -283,12 +330,16 @@ static int follow_source(struct proxy *p)
         proxy_say_why(p, "lost", &why);
         return PROXY_EXIT_TROUBLE;
     }
-    if (!p->stream_over && proxy_small_check(p, &why)) {
+    if (!atomic_load(&p->is_there) && !p->stream_over && proxy_small_check(p, &why)) {
         say_lost_stream(p, &why);
         return PROXY_EXIT_TROUBLE;
     }
     /* the destination has everything */
-    if (p->o->domain ? domain_end(p, &why) : proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why))
+    proxy_event(p, "there", NULL);
+    rc = p->o->domain ? 0 : proxy_wait_stream_over(p, &why); /* it may still send main memory */
+    if (!rc)
+        rc = p->o->domain ? domain_end(p, &why) : proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why);
+    if (rc)
         proxy_say_why(p, "unconfirmed", &why);
     proxy_event(p, "complete", NULL);
     return 0;

@@ -88,6 +88,10 @@ static int on_source_unit(void *opaque, const struct stream_event *e, struct ff_
             p->counts.pages_passed++;
             return proxy_small_see(p, e, err);
         }
+        if (p->pass_pages && !p->counts.package_bytes) {
+            p->counts.pages_precopied++;
+            return STREAM_FORWARD;
+        }
         p->counts.pages_dropped++;
         return STREAM_DROP;
     case STREAM_PACKAGE:
@@ -193,10 +197,34 @@ static void let_rest_come(struct proxy *p)
     if (p->hurries || p->o->domain || !atomic_load(&p->has_let_go))
         return;
     ff_source_stats(p->source, &st);
-    if (!st.bytes_total || st.bytes_present < st.bytes_total)
+    if (!atomic_load(&p->is_there) && (!st.bytes_total || st.bytes_present < st.bytes_total))
         return;
     p->hurries = true;
     p->has_speed = !ff_thread_start(&p->speed_thread, speed_up, p, "proxy-speed", NULL);
+}
+
+/* The destination needs no more of the stream. QEMU's own end comes later: it sends all of main memory */
+static int end_tunnel(struct proxy *p, struct ff_error *err)
+{
+    pthread_mutex_lock(&p->lock);
+    bool drained = p->drains;
+    p->drains = true;
+    pthread_mutex_unlock(&p->lock);
+    return drained ? 0 : ff_tunnel_end(p->tunnel, err);
+}
+
+/* precopy=1: the pass is over. QEMU stands still until it was told to go on by post-copy */
+static void await_postcopy(struct proxy *p)
+{
+    if (!p->pass_pages || p->counts.pages_precopied < p->pass_pages || p->pass_over)
+        return;
+    p->pass_over = true;
+    pthread_mutex_lock(&p->lock);
+    p->passed = true;
+    ff_source_interrupt(p->source);
+    while (p->passed && !p->failed && !p->stops)
+        pthread_cond_wait(&p->changed, &p->lock);
+    pthread_mutex_unlock(&p->lock);
 }
 
 /* 0: QEMU has ended its stream */
@@ -216,7 +244,10 @@ static int forward_all(struct proxy *p, uint8_t *buf, struct ff_error *err)
         n = stream_feed(p->stream, buf, (size_t)n, err);
         if (n < 0)
             return (int)n;
+        await_postcopy(p);
         let_rest_come(p);
+        if (atomic_load(&p->is_there) && end_tunnel(p, err))
+            return -err->code;
     }
 }
 
@@ -257,7 +288,8 @@ void *proxy_forward_source(void *opaque)
 static void end_back(struct proxy *p)
 {
     pthread_mutex_lock(&p->lock);
-    while (p->stage < PROXY_RUNS && !p->failed)
+    while ((p->stage < PROXY_RUNS && !p->failed) ||
+           (atomic_load(&p->is_there) && !p->stream_over && !p->forward_ended))
         pthread_cond_wait(&p->changed, &p->lock);
     bool ends = !p->failed || atomic_load(&p->has_let_go);
     pthread_mutex_unlock(&p->lock);
@@ -267,7 +299,8 @@ static void end_back(struct proxy *p)
     shutdown(p->sock, SHUT_WR);
 }
 
-/* A QEMU that hears of an error runs its guest again, also after GO */
+/* A QEMU that hears of an error runs its guest again, also after GO. SHUT before the end of its stream
+ * makes a 7.2 break that: end_back() says it later */
 static int on_source_message(void *opaque, const struct stream_return *m, struct ff_error *err)
 {
     struct proxy *p = opaque;
@@ -277,8 +310,11 @@ static int on_source_message(void *opaque, const struct stream_return *m, struct
     if (m->value)
         return ff_error_set(err, EREMOTEIO, "the QEMU there ended its migration with an error: "
                             "its own messages say why");
-    atomic_store(&p->has_shut, true);
-    return STREAM_FORWARD;
+    pthread_mutex_lock(&p->lock);
+    bool early = !p->stream_over && !p->forward_ended;
+    pthread_mutex_unlock(&p->lock);
+    atomic_store(early ? &p->is_there : &p->has_shut, true);
+    return early ? STREAM_DROP : STREAM_FORWARD;
 }
 
 static int on_source_back(void *opaque, const void *data, size_t len, struct ff_error *err)

@@ -17,7 +17,7 @@
 #include "spawn.h"
 #include "stream_return.h"
 
-#define PROXY_CONFIG "proxy 1"         /* both sides forward by the same rules */
+#define PROXY_CONFIG "proxy 2"         /* both sides forward by the same rules */
 #define PROXY_STATE_MAX (256ull << 20) /* the engine's own limit of a state */
 #define PROXY_PACKAGE_HEAD 9 /* the command PACKAGED; its unit has the first command inside, too */
 #define PROXY_STATE_HEAD 1   /* of STATE: whether the guest ran; then the package */
@@ -36,6 +36,7 @@ enum proxy_stage {
 struct proxy_counts {
     uint64_t stream_bytes, tunnel_bytes, package_bytes; /* read; of them forwarded */
     uint64_t pages_dropped, pages_passed;               /* of QEMU's own */
+    uint64_t pages_precopied;                           /* likewise, of main memory, with precopy=1 */
     uint64_t requests, requests_taken;                  /* REQ_PAGES: all; of main memory */
 };
 
@@ -61,8 +62,8 @@ struct proxy {
     bool switching;   /* source: post-copy was asked for */
     bool has_device;   /* its QEMU: postcopy-device, until its package was loaded */
     bool cancel_races; /* its QEMU: with the switch */
-    json_int_t old_bandwidth, old_postcopy_bandwidth;
-    bool has_bandwidth;           /* both were changed */
+    json_int_t old_bandwidth, old_postcopy_bandwidth, old_downtime_ms;
+    bool has_bandwidth;           /* all three were changed */
     struct outside_block *blocks; /* main memory alone */
     unsigned n_blocks;
     struct proxy_map *maps; /* source: of each block */
@@ -72,15 +73,24 @@ struct proxy {
     struct ff_dest *dest;
     struct ff_tunnel *tunnel;
     unsigned reconnect_ms;
-    /* the stream: used by the forwarding thread alone */
+    /* the stream: used by the forwarding thread alone, at the destination under @feed_lock */
     struct stream *stream;
     struct proxy_small *small; /* as of the list of blocks */
     unsigned n_small;
     const struct stream_block *last;
     int last_main;
+    const struct stream_block *run_block; /* destination, precopy=1: pages from a huge page's begin on */
+    uint64_t run_end;
+    uint64_t pass_pages; /* source, precopy=1: where the pass ends; 0: there is none */
+    bool pass_over;
     bool header_due;
     size_t package_head;
     uint64_t package_left;
+    /* destination: whoever writes to its QEMU has it, and @stream, @small */
+    pthread_mutex_t feed_lock;
+    pthread_cond_t fed;
+    bool finished;  /* its QEMU has the end of its stream; what still comes is thrown away */
+    bool fed_last;
     /* the return path: used by the other thread alone */
     struct stream_return_reader reader;
     bool asked_small;
@@ -88,13 +98,15 @@ struct proxy {
     _Atomic bool has_let_go; /* source: GO may have been sent */
     _Atomic bool has_shut;   /* source: QEMU has heard that its migration succeeded */
     bool hurries;            /* source, the forwarding thread's: post-copy has no limit any more */
+    _Atomic bool is_there;   /* source: the QEMU there has all, and has ended its migration */
     _Atomic uint64_t read_ns; /* source: when its stream last brought anything */
     int port; /* source: where the QEMU comes */
     bool listens;
     int stop_fd; /* readable: QMP's waits end */
     pthread_t forward_thread, back_thread, signal_thread, cont_thread, input_thread;
     pthread_t speed_thread; /* source */
-    bool has_forward, has_back, has_signals, has_input, has_speed;
+    pthread_t finish_thread; /* destination */
+    bool has_forward, has_back, has_signals, has_input, has_speed, has_finish;
     struct spawn virsh; /* source of a domain: the migration of libvirt's */
     struct proxy_counts counts; /* each by one thread; read at the end */
     /* under @lock */
@@ -105,6 +117,7 @@ struct proxy {
     struct ff_error why, lost_why;
     bool broke;       /* destination: the link, after GO */
     bool held;        /* source of a domain: the stream is not read yet */
+    bool passed;      /* source, precopy=1: QEMU has nearly sent all once, and is not read until post-copy */
     bool stops;       /* the threads of the stream end */
     bool drains;      /* source: nothing is forwarded any more */
     bool stream_over; /* EOF was read */
@@ -181,6 +194,8 @@ void *proxy_back_source(void *opaque);
 int proxy_dest_stream(struct proxy *p, struct ff_error *err); /* makes it */
 void *proxy_forward_dest(void *opaque);
 void *proxy_back_dest(void *opaque);
+/* The guest runs here: when all is here its QEMU is to hear so, however much the source sends still */
+int proxy_start_finish(struct proxy *p, struct ff_error *err);
 
 /* --- proxy_input.c --- */
 
@@ -218,6 +233,9 @@ int proxy_qemu_connect(struct proxy *p, struct ff_error *err);
 int proxy_qemu_look(struct proxy *p, struct ff_error *err);
 /* Refuse what has capabilities that a proxy cannot follow */
 int proxy_qemu_refuse(struct proxy *p, struct ff_error *err);
+/* Source, before `migrate`: its first pass, for precopy=1. And its end: hardly anything more before
+ * post-copy */
+int proxy_qemu_pass(struct proxy *p, bool ends, struct ff_error *err);
 /* Source: its post-copy, which was slow */
 int proxy_qemu_full_speed(struct proxy *p, struct ff_error *err);
 /* As it was before */
@@ -246,6 +264,8 @@ int proxy_qemu_completed(struct proxy *p, int limit_ms, struct ff_error *err);
 void *proxy_drain(void *opaque);
 /* Source, GO was not sent: the guest goes on here. 0: it does, and has its disks */
 int proxy_qemu_take_back(struct proxy *p, struct ff_error *err);
+/* Until its stream is at its end */
+int proxy_wait_stream_over(struct proxy *p, struct ff_error *err);
 /* Source, just before GO: postcopy-device, where QEMU runs its guest again if its stream breaks, is over.
  * -EREMOTEIO */
 int proxy_leave_device(struct proxy *p, struct ff_error *err);

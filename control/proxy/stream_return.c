@@ -133,10 +133,11 @@ static int take_return_message(struct stream_return_reader *r, const uint8_t *da
         rc = r->sink.event(r->sink.opaque, &m, err);
     if (rc < 0)
         return rc;
-    if (rc != STREAM_FORWARD && (rc != STREAM_DROP || (!request && m.type != STREAM_RETURN_PONG)))
+    if (rc != STREAM_FORWARD && (rc != STREAM_DROP || !(request || m.type == STREAM_RETURN_PONG ||
+                                                        m.type == STREAM_RETURN_SHUT)))
         return ff_error_set(err, EINVAL,
                             "return path: verdict %d on %s (permitted forward, or "
-                            "drop on a request or a PONG)",
+                            "drop on a request, PONG or SHUT)",
                             rc, stream_return_name(m.type));
     if (request)
         memcpy(r->name, m.name, sizeof(r->name));

@@ -34,8 +34,8 @@ struct stream_return {
     char name[STREAM_NAME_MAX + 1]; /* the block; of REQ_PAGES: the one named last */
 };
 
-/* As struct stream_sink. STREAM_DROP for REQ_PAGES, REQ_PAGES_ID and PONG alone; the reader names
- * a block again for a later REQ_PAGES that stood on a dropped one. STREAM_HOLD is not permitted. */
+/* As struct stream_sink. STREAM_DROP for REQ_PAGES, REQ_PAGES_ID, PONG and SHUT alone; the reader
+ * names a block again for a later REQ_PAGES that stood on a dropped one. STREAM_HOLD is not permitted. */
 struct stream_return_sink {
     int (*event)(void *opaque, const struct stream_return *m, struct ff_error *err);
     int (*bytes)(void *opaque, const void *data, size_t len, struct ff_error *err);

@@ -198,6 +198,22 @@ def proxy_dies(t, stock):
         there.end(3)
 
 
+def there_first(t, stock):
+    """The destination is done while the source's QEMU still sends what nobody needs; then all there die."""
+    with t.case(f'the destination is done first, {stock}'), \
+            two(t, f'first-{stock}', stock=stock) as (a, b), \
+            proxies(t, a, b, faults=(SLOW_STREAM, None)) as (here, there):
+        there.end(0, 40)
+        here.wait('there')
+        if here.find('complete') or common.migration(a)['status'] != 'postcopy-active':
+            raise Failed(f'the stream is over: {common.migration(a)}; {here.told()}')
+        here.p.kill()
+        here.p.wait()
+        check_never_again(a)
+        a.proc.kill()
+        check_goes_on(b)
+
+
 def run(t):
     for stock in (OLDEST, TRIXIE, NEWEST) if '--others' in sys.argv else (OLDEST,):
         with t.case(f'the link breaks while cont waits for a page, {stock}'):
@@ -208,6 +224,7 @@ def run(t):
         memory_lost(t, stock)
         destination_dies(t, stock)
         proxy_dies(t, stock)
+        there_first(t, stock)
 
 
 def needs():

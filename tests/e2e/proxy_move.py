@@ -16,6 +16,7 @@ from stock_stream import Stock
 from stocks import NEWEST, OLDEST, TRIXIE, qemu_of
 
 MIB = 256
+MI = 1 << 20
 
 
 def alike(stock, machine='pc'):
@@ -100,6 +101,27 @@ def happy(t, stock=OLDEST, memory='memfd', name='', **more):
             proxies(t, a, b) as (here, there):
         say_counts(*check_moved(a, b, here, there))
         return here.find('connected')['link']
+
+
+def precopied(t, stock=OLDEST, memory='memfd'):
+    """precopy=1: QEMU's own stream brings memory while the guest runs; what it wrote since is fetched."""
+    with two(t, f'pass-{memory}-{stock}', memory, stock, mib=512) as (a, b), \
+            proxies(t, a, b, ',precopy=1') as (here, there):
+        sums = here.end(0), there.end(0)
+        here.must('passed')
+        e = sums[1]['engine']
+        stays = e['precopied-bytes'] - e['discarded-bytes']
+        fetched = e['prefill-bytes'] + e['fault-bytes']
+        say(f'      {e["precopied-bytes"] / MI:.0f} MiB before the pause, {e["discarded-bytes"] / MI:.0f} '
+            f'of them written since, {fetched / MI:.0f} fetched after it')
+        if not 0 < stays < 512 * MI or stays + fetched + e['zero-bytes'] != 512 * MI:
+            raise Failed(f'{stays} bytes came before the pause and stay; {e}')
+        if status(a) != 'postmigrate' or status(b) != 'running':
+            raise Failed(f'{a.name} is {status(a)}, {b.name} is {status(b)}')
+        check_ledger(a, b, sweeps=1)
+        limit = a.qmp('query-migrate-parameters')['downtime-limit']
+        if limit != 300:
+            raise Failed(f'downtime-limit is {limit}, was 300')
 
 
 def broken(t, stock=OLDEST):
@@ -240,6 +262,8 @@ def run(t):
         paused(t)
     with t.case('a move, anonymous memory'):
         happy(t, memory='anon')
+    with t.case('a move, precopy=1'):
+        precopied(t)
     with t.case('a move, to a QEMU that the proxy starts'):
         child(t)
     with t.case('the link breaks twice after GO; Ctrl-C is refused then'):
@@ -250,6 +274,8 @@ def run(t):
         if stock != OLDEST:
             with t.case(f'a move, {stock}'):
                 happy(t, stock)
+            with t.case(f'a move, precopy=1, {stock}'):
+                precopied(t, stock, 'anon')
             with t.case(f'refused by name, {stock}'):
                 refused(t, stock)
         killed_there(t, 'early', stock)

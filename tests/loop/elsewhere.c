@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/pidfd.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,6 +51,7 @@ struct elsewhere {
     const char *options;
     bool installs; /* the owner's own thread, which reads events and asks, installs some pages */
     bool late;     /* adopted after GO */
+    bool receives; /* precopy=1: it has some pages before it watches */
     bool learns, unknown; /* the source's table; and the second region is not found */
     bool breaks;
     bool dies;
@@ -302,6 +304,39 @@ static void *wait_complete(void *arg)
     return NULL;
 }
 
+/* Every third page, as if the owner's own stream had brought it; every sixth was discarded again */
+static void receive_some(struct elsewhere *e)
+{
+    FF_AUTO_FREE uint8_t *page = malloc(4096);
+    uint64_t stay = 0;
+    struct ff_stats st;
+    struct ff_error err;
+
+    for (unsigned region = 0; region < N_REGIONS; region++) {
+        for (uint64_t i = 0; i < area_pages(e, region); i += 3) {
+            struct iovec from = {page, 4096},
+                         to = {(void *)(uintptr_t)(e->b->host[region] + i * 4096), 4096};
+
+            if (!elsewhere_word(region, i))
+                continue;
+            must_ok(ff_dest_received(e->dest, region, i * 4096, 4096, false, &err), err);
+            if (i % 6 == 0) {
+                must_ok(ff_dest_received(e->dest, region, i * 4096, 4096, true, &err), err);
+                continue;
+            }
+            fill_page(page, 4096, elsewhere_word(region, i));
+            must(process_vm_writev(e->owner, &from, 1, &to, 1, 0) == 4096);
+            stay += 4096;
+        }
+        must(ff_dest_received(e->dest, region, 1, 4096, false, &err) == -EINVAL);
+        must(ff_dest_received(e->dest, region, area_pages(e, region) * 4096, 4096, false, &err) ==
+             -EINVAL);
+    }
+    must(ff_dest_received(e->dest, N_REGIONS, 0, 4096, false, &err) == -EINVAL);
+    ff_dest_stats(e->dest, &st);
+    must(stay && st.bytes_present == stay && st.bytes_precopied - st.bytes_discarded == stay);
+}
+
 static int elsewhere_dest(struct elsewhere *e, pthread_t *breaker)
 {
     struct ff_error *err = &e->dest_err;
@@ -315,8 +350,12 @@ static int elsewhere_dest(struct elsewhere *e, pthread_t *breaker)
     if (!rc)
         rc = ff_dest_recv_state(e->dest, &state, &len, err);
     free(state);
+    if (!rc && e->receives)
+        receive_some(e);
     if (!rc && !e->late)
         rc = adopt(e);
+    if (!rc && e->receives)
+        must(ff_dest_received(e->dest, 0, 0, 4096, false, err) == -EINVAL);
     if (!rc)
         rc = ff_dest_ready(e->dest, err);
     if (!rc)
@@ -439,7 +478,8 @@ static void must_move(struct elsewhere *e)
     if (e->source_rc)
         loop_fail(__FILE__, __LINE__, "source: %s", e->source_err.text);
     must(st->bytes_present == st->bytes_total && st->bytes_moved == 0 && st->bytes_continued == 0);
-    must(st->bytes_prefill + st->bytes_fault + st->bytes_zero == st->bytes_total);
+    must(st->bytes_prefill + st->bytes_fault + st->bytes_zero + st->bytes_precopied -
+             st->bytes_discarded == st->bytes_total);
 }
 
 static void anon(void)
@@ -475,6 +515,12 @@ static void by_faults_alone(void)
     loop_arm("tcp.serve.prefill=delay:20000");
     must_move(&e);
     must(e.stats.faults > 0);
+}
+
+static void received(void)
+{
+    static struct elsewhere e = {.memory = MEM_ANON, .options = "precopy=1", .receives = true};
+    must_move(&e);
 }
 
 static void its_own_pages(void)
@@ -553,15 +599,12 @@ static void not_registered(void)
 
 static void refused(void)
 {
-    struct ff_address *a = loop_address(0, ",precopy=1"), *plain = loop_address(0, "");
+    struct ff_address *plain = loop_address(0, "");
     struct ff_region r = {.name = "r", .host = (void *)4096, .len_bytes = 4096, .psize = 4096,
                           .fd = -1};
     struct ff_dest *d;
     struct ff_error err;
 
-    must_ok(ff_dest_new(a, &d, &err), err);
-    must(ff_dest_elsewhere(d, &err) == -ENOTSUP && strstr(err.text, "precopy=1"));
-    ff_dest_free(d);
     must_ok(ff_dest_new(plain, &d, &err), err);
     must(ff_dest_request(d, 0, 0, &err) == -EINVAL);
     must(ff_dest_adopt(d, open("/dev/null", O_RDONLY), &err) == -EINVAL);
@@ -569,7 +612,6 @@ static void refused(void)
     must_ok(ff_dest_add_region(d, &r, &err), err);
     must(ff_dest_elsewhere(d, &err) == -EINVAL);
     ff_dest_free(d);
-    ff_address_free(a);
     ff_address_free(plain);
 }
 
@@ -582,6 +624,7 @@ int main(int argc, char **argv)
         {"huge pages", huge, 0},
         {"by faults alone", by_faults_alone, 60},
         {"pages of its own", its_own_pages, 60},
+        {"pages that it received", received, 60},
         {"adopted after GO", adopted_late, 0},
         {"the source's table", learned, 0},
         {"a region is not found", not_found, 0},
