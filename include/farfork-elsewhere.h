@@ -167,6 +167,10 @@ int ff_dest_tunnel(struct ff_dest *d, struct ff_tunnel **out, struct ff_error *e
  */
 int ff_tunnel_send(struct ff_tunnel *t, const void *data, size_t len, struct ff_error *err);
 
+/* Until the peer has taken what was given, all but a quarter of the window (256 KiB): 0; 1: not within
+ * @timeout_ms; fails as ff_tunnel_send() */
+int ff_tunnel_wait_taken(struct ff_tunnel *t, int timeout_ms, struct ff_error *err);
+
 /* At least one byte; 0: the peer has ended its side. Waits. Fails as ff_tunnel_send() */
 ssize_t ff_tunnel_recv(struct ff_tunnel *t, void *buf, size_t room, struct ff_error *err);
 

@@ -276,6 +276,19 @@ ssize_t ff_tunnel_recv(struct ff_tunnel *t, void *buf, size_t room, struct ff_er
     return rc;
 }
 
+int ff_tunnel_wait_taken(struct ff_tunnel *t, int timeout_ms, struct ff_error *err)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    int rc = 0;
+
+    pthread_mutex_lock(&t->lock);
+    while (!rc && !t->failed && t->given - FF_MIN(t->acked, t->given) > SAY_BYTES)
+        rc = ff_cond_wait_until(&t->changed, &t->lock, end);
+    rc = t->failed ? tunnel_over(t, err) : rc != 0;
+    pthread_mutex_unlock(&t->lock);
+    return rc;
+}
+
 int ff_tunnel_end(struct ff_tunnel *t, struct ff_error *err)
 {
     pthread_mutex_lock(&t->lock);

@@ -72,6 +72,7 @@ struct move {
     /* what the source said last */
     char status[32], link[16];
     uint64_t total_bytes, present_bytes, passed_bytes, faults; /* passed: by precopy=1 */
+    uint64_t stream_bytes; /* that a proxy here has read of its QEMU's stream */
     uint64_t breaks, again_bytes;
     double paused_ms;
     double fault_p99_ms;

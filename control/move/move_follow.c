@@ -186,6 +186,7 @@ static void take_numbers(struct move *m, const json_t *info)
     m->total_bytes = (uint64_t)json_integer_value(json_object_get(x, "total-bytes"));
     m->present_bytes = (uint64_t)json_integer_value(json_object_get(x, "present-bytes"));
     m->passed_bytes = (uint64_t)json_integer_value(json_object_get(x, "precopied-bytes"));
+    m->stream_bytes = (uint64_t)json_integer_value(json_object_get(x, "stream-bytes"));
     m->faults = (uint64_t)json_integer_value(json_object_get(x, "faults"));
     m->breaks = (uint64_t)json_integer_value(json_object_get(x, "breaks"));
     m->again_bytes = (uint64_t)json_integer_value(json_object_get(x, "again-bytes"));
@@ -435,10 +436,10 @@ static void follow_migration(struct move *m)
             move_hand_over(m, &why);
         }
         if (m->until_ms || m->taking_ms || m->lost_ms || strcmp(was, m->status) ||
-            fetched != m->present_bytes + m->passed_bytes)
+            fetched != m->present_bytes + m->passed_bytes + m->stream_bytes)
             changed_ms = ff_now_ms();
         snprintf(was, sizeof(was), "%s", m->status);
-        fetched = m->present_bytes + m->passed_bytes;
+        fetched = m->present_bytes + m->passed_bytes + m->stream_bytes;
         if (ff_now_ms() > changed_ms + m->s.o.timeout_s * 1000ull) {
             if (stop_asking(m))
                 return;

@@ -26,6 +26,7 @@
 
 #define COMPLETED_LIMIT_MS 30000
 #define CONT_LIMIT_MS (24 * 3600 * 1000) /* it may wait for pages, and they for a link */
+#define QEMU_SNDBUF (64 << 10) /* what waits there when the package comes delays it: pages of zeros */
 #define GONE_LIMIT_MS 5000 /* for a source that is to hear that the QEMU has ended */
 
 /* --- before GO --- */
@@ -83,6 +84,7 @@ static int connect_to_qemu(struct proxy *p, struct ff_error *err)
     p->sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     if (p->sock < 0 || connect(p->sock, (struct sockaddr *)&a, sizeof(a)))
         return ff_error_set(err, errno, "proxy: connect to %s: %s", p->o->path, strerror(errno));
+    setsockopt(p->sock, SOL_SOCKET, SO_SNDBUF, &(int){QEMU_SNDBUF}, sizeof(int));
     if (p->o->domain)
         unlink(p->o->path); /* a QEMU that libvirt ends leaves it */
     return proxy_start_threads(p, proxy_forward_dest, proxy_back_dest, err);
@@ -284,7 +286,10 @@ static int finish_here(struct proxy *p, struct ff_error *err)
     }
     if (!ff_dest_is_told(p->dest) && p->reconnect_ms)
         ff_dest_recover(p->dest, (int)p->reconnect_ms, NULL); /* the source may not know yet */
-    if (p->stream_lost) /* before the tunnel's end, which has been waited for */
+    pthread_mutex_lock(&p->lock);
+    bool lost = p->stream_lost; /* before the tunnel's end, which has been waited for */
+    pthread_mutex_unlock(&p->lock);
+    if (lost)
         return leave_incomplete(p, err);
     /* every page is here: that QEMU has ended since changes nothing */
     if (!p->o->domain && proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why))

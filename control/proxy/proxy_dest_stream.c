@@ -24,24 +24,25 @@
 
 /* --- the stream --- */
 
-/* Its QEMU writes the page, and has it from then on. Not so one of zeros, which may be left untouched.
- * Of a huge page all parts come in order, one after the other */
+/* Its QEMU writes the page, and has it from then on. Not so one of zeros, which may be left untouched */
 static int on_main_page(struct proxy *p, const struct stream_event *e, struct ff_error *err)
 {
     unsigned main_block = (unsigned)proxy_main_block(p, e->block);
-    uint64_t psize = p->blocks[main_block].psize, end = e->addr + STREAM_PAGE_LEN;
-    bool follows = e->block == p->run_block && e->addr == p->run_end;
-    bool counts = (e->data || psize > STREAM_PAGE_LEN) && (follows || e->addr % psize == 0);
 
     if (p->counts.package_bytes)
         return ff_error_set(err, EPROTO, "proxy: the source sent a page of main memory");
-    p->run_block = counts ? e->block : NULL;
-    p->run_end = end;
-    p->counts.pages_precopied++;
-    bool whole = counts && end % psize == 0;
-    int rc = ff_dest_received(p->dest, main_block, whole ? end - psize : 0, whole ? psize : 0, false,
-                              err);
+    atomic_fetch_add(&p->counts.pages_precopied, 1);
+    int rc = ff_dest_received(p->dest, main_block, e->addr, e->data ? STREAM_PAGE_LEN : 0, false, err);
     return rc ? rc : STREAM_FORWARD;
+}
+
+/* A page of zeros is 9 bytes: not each by a system call of its own */
+static int flush_to_qemu(struct proxy *p, struct ff_error *err)
+{
+    size_t len = p->n_gathered;
+
+    p->n_gathered = 0;
+    return proxy_write(p->sock, p->gathered, len, err);
 }
 
 static int on_main_discard(struct proxy *p, const struct stream_event *e, struct ff_error *err)
@@ -83,8 +84,10 @@ static int on_dest_unit(void *opaque, const struct stream_event *e, struct ff_er
         return STREAM_HOLD;
     case STREAM_SECTION:
         if (e->section == STREAM_SECTION_END) {
-            int rc = ff_dest_wait_complete(p->dest, -1, err);
+            int rc = flush_to_qemu(p, err); /* it may wait for that */
 
+            if (!rc)
+                rc = ff_dest_wait_complete(p->dest, -1, err);
             return rc ? rc : STREAM_FORWARD;
         }
         return STREAM_FORWARD;
@@ -95,7 +98,14 @@ static int on_dest_unit(void *opaque, const struct stream_event *e, struct ff_er
 
 static int on_dest_bytes(void *opaque, const void *data, size_t len, struct ff_error *err)
 {
-    return proxy_write(((struct proxy *)opaque)->sock, data, len, err);
+    struct proxy *p = opaque;
+    int rc = p->n_gathered + len > sizeof(p->gathered) ? flush_to_qemu(p, err) : 0;
+
+    if (rc || len > sizeof(p->gathered))
+        return rc ? rc : proxy_write(p->sock, data, len, err);
+    memcpy(p->gathered + p->n_gathered, data, len);
+    p->n_gathered += len;
+    return 0;
 }
 
 /* The package's unit is held: its body is STATE. Returns bytes of @data that belonged to the unit */
@@ -125,6 +135,9 @@ static ssize_t forward_package(struct proxy *p, const uint8_t *data, size_t len,
                                p->package_len - PROXY_STATE_HEAD, err);
     if (body < 0)
         return body;
+    int passed = flush_to_qemu(p, err);
+    if (passed)
+        return passed;
     pthread_mutex_lock(&p->lock);
     p->package_passed = true;
     pthread_cond_broadcast(&p->changed);
@@ -143,13 +156,16 @@ static int feed_some(struct proxy *p, const uint8_t *data, size_t len, struct ff
         len -= (size_t)n;
         if (!stream_holds(p->stream))
             continue;
+        int rc = flush_to_qemu(p, err);
+        if (rc)
+            return rc;
         n = forward_package(p, data, len, err);
         if (n < 0)
             return (int)n;
         data += n;
         len -= (size_t)n;
     }
-    return 0;
+    return flush_to_qemu(p, err);
 }
 
 static int forward_some(struct proxy *p, const uint8_t *data, size_t len, struct ff_error *err)

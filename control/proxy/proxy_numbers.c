@@ -44,7 +44,11 @@ json_t *proxy_numbers(struct proxy *p)
         {"fault-p999", st.fault_p999_ns},      {"fault-max", st.fault_max_ns},
         {"breaks", st.breaks},                 {"again-bytes", st.bytes_again},
         {"paused-time", st.paused_ns},         {"pass-time", st.precopy_ns},
-        {"precopied-bytes", st.bytes_precopied}, {"discarded-bytes", st.bytes_discarded},
+        {"precopied-bytes", p->source ? atomic_load(&p->counts.pages_precopied) * STREAM_PAGE_LEN
+                                      : st.bytes_precopied},
+        {"discarded-bytes", st.bytes_discarded},
+        /* before all is there it says nothing of the move */
+        {"stream-bytes", atomic_load(&p->is_there) ? atomic_load(&p->counts.stream_bytes) : 0},
         {"start-time", p->run_ns ? p->run_ns - p->begin_ns : 0},
     };
     json_t *o = json_pack("{ss}", "link-detail", detail);

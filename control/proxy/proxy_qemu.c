@@ -128,7 +128,8 @@ static int refuse_vhost_user(struct proxy *p, struct ff_error *err)
 
 /* Before post-copy as little as possible: else a QEMU with little memory to send is at the end of a
  * pre-copy before it is told to start post-copy, which has a limit of its own: until all memory is
- * there (proxy_source_stream.c) */
+ * there (proxy_source_stream.c). With a downtime of 0 QEMU does not end while anything is left to send,
+ * before post-copy or in it */
 static int set_parameters(struct proxy *p, struct ff_error *err)
 {
     FF_AUTO_JSON json_t *now = NULL;
@@ -147,16 +148,16 @@ static int set_parameters(struct proxy *p, struct ff_error *err)
     p->old_postcopy_bandwidth = json_integer_value(json_object_get(now, "max-postcopy-bandwidth"));
     p->old_downtime_ms = json_integer_value(json_object_get(now, "downtime-limit"));
     return proxy_qmp(p, "migrate-set-parameters",
-                     json_pack("{s:I,s:I}", "max-bandwidth", (json_int_t)SLOWEST,
-                               "max-postcopy-bandwidth", (json_int_t)SLOW), NULL, err);
+                     json_pack("{s:I,s:I,s:I}", "max-bandwidth", (json_int_t)SLOWEST,
+                               "max-postcopy-bandwidth", (json_int_t)SLOW, "downtime-limit",
+                               (json_int_t)0), NULL, err);
 }
 
-/* With a downtime of 0 QEMU does not end a pre-copy by itself while anything is left to send */
 int proxy_qemu_pass(struct proxy *p, bool ends, struct ff_error *err)
 {
     return proxy_qmp(p, "migrate-set-parameters",
-                     json_pack("{s:I,s:I}", "max-bandwidth", ends ? (json_int_t)SLOWEST : FASTEST,
-                               "downtime-limit", (json_int_t)0), NULL, err);
+                     json_pack("{s:I}", "max-bandwidth", ends ? (json_int_t)SLOWEST : FASTEST),
+                     NULL, err);
 }
 
 int proxy_qemu_full_speed(struct proxy *p, struct ff_error *err)

@@ -25,10 +25,12 @@
 #include "thread.h"
 
 #define COMPLETED_LIMIT_MS 30000
-/* What QEMU still has to send when the pass of precopy=1 ends. It must not come to the end of its pass
- * before it is in post-copy: what a socket and QEMU buffer is up to 27,000 pages of zeros */
-#define PASS_REST_BYTES (128ull << 20)
-#define STREAM_END_LIMIT_MS 120000
+/* When the pass of precopy=1 ends QEMU has to have something to send still, or it would complete as a
+ * pre-copy. The socket and its buffers may hold pages of zeros alone, of so many bytes each */
+#define ZERO_PAGE_BYTES 9
+#define QEMU_BUFFER_BYTES (64u << 10)
+#define STREAM_END_LIMIT_MS 10000
+#define TAKEN_LIMIT_MS 5000 /* a tunnel's window, to the QEMU there */
 
 /* --- the QEMU --- */
 
@@ -124,7 +126,9 @@ static int connect_source(struct proxy *p, struct ff_error *err)
 
 static int plan_pass(struct proxy *p, struct ff_error *err)
 {
-    uint64_t bytes = 0;
+    int sndbuf = 0; /* as of the socket that QEMU makes */
+    socklen_t len = sizeof(sndbuf);
+    uint64_t bytes = 0, rest;
 
     if (!ff_source_wants_precopy(p->source))
         return 0;
@@ -132,8 +136,11 @@ static int plan_pass(struct proxy *p, struct ff_error *err)
         return ff_error_set(err, ENOTSUP, "precopy=1: not with a domain, whose pre-copy is libvirt's");
     for (unsigned i = 0; i < p->n_blocks; i++)
         bytes += p->blocks[i].len_bytes;
-    if (bytes > PASS_REST_BYTES)
-        p->pass_pages = (bytes - PASS_REST_BYTES) / STREAM_PAGE_LEN;
+    getsockopt(p->port, SOL_SOCKET, SO_SNDBUF, &sndbuf, &len);
+    rest = ((uint64_t)sndbuf + QEMU_BUFFER_BYTES) / ZERO_PAGE_BYTES * STREAM_PAGE_LEN;
+    rest += rest / 8;
+    if (bytes > rest)
+        p->pass_pages = (bytes - rest) / STREAM_PAGE_LEN;
     return 0;
 }
 
@@ -153,7 +160,9 @@ static int wait_pass(struct proxy *p, struct ff_error *err)
     }
     if (!rc)
         proxy_event(p, "passed", NULL);
-    return rc ? rc : proxy_qemu_pass(p, true, err);
+    if (!rc) /* the package comes behind that */
+        rc = ff_tunnel_wait_taken(p->tunnel, TAKEN_LIMIT_MS, err);
+    return rc < 0 ? rc : proxy_qemu_pass(p, true, err);
 }
 
 static int begin_migration(struct proxy *p, struct ff_error *err)
@@ -163,14 +172,14 @@ static int begin_migration(struct proxy *p, struct ff_error *err)
     int rc = p->pass_pages ? proxy_qemu_pass(p, false, err) : 0;
     if (!rc)
         rc = proxy_qmp(p, "migrate", json_pack("{s:s}", "uri", uri), NULL, err);
-    p->switching = !rc;
-    proxy_keeper_tell(p->keeper, p);
     if (!rc && ff_failpoint("proxy.postcopy"))
         rc = ff_error_set(err, EIO, "proxy: injected");
     if (!rc)
         proxy_event(p, "migrating", NULL);
     if (!rc && p->pass_pages)
         rc = wait_pass(p, err);
+    p->switching = !rc;
+    proxy_keeper_tell(p->keeper, p);
     if (!rc)
         rc = proxy_qmp(p, "migrate-start-postcopy", NULL, NULL, err);
     pthread_mutex_lock(&p->lock);
@@ -330,15 +339,20 @@ static int follow_source(struct proxy *p)
         proxy_say_why(p, "lost", &why);
         return PROXY_EXIT_TROUBLE;
     }
-    if (!atomic_load(&p->is_there) && !p->stream_over && proxy_small_check(p, &why)) {
+    pthread_mutex_lock(&p->lock);
+    bool over = p->stream_over;
+    pthread_mutex_unlock(&p->lock);
+    if (!atomic_load(&p->is_there) && !over && proxy_small_check(p, &why)) {
         say_lost_stream(p, &why);
         return PROXY_EXIT_TROUBLE;
     }
     /* the destination has everything */
     proxy_event(p, "there", NULL);
-    rc = p->o->domain ? 0 : proxy_wait_stream_over(p, &why); /* it may still send main memory */
-    if (!rc)
-        rc = p->o->domain ? domain_end(p, &why) : proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why);
+    rc = proxy_wait_stream_over(p, &why); /* it may still send main memory */
+    if (p->o->domain)
+        rc = domain_end(p, &why);
+    else if (!rc)
+        rc = proxy_qemu_completed(p, COMPLETED_LIMIT_MS, &why);
     if (rc)
         proxy_say_why(p, "unconfirmed", &why);
     proxy_event(p, "complete", NULL);
@@ -349,8 +363,6 @@ static int follow_source(struct proxy *p)
  * completes makes that run its guest again, whatever it has heard */
 static void end_for_good(struct proxy *p, int code)
 {
-    uint64_t end = ff_now_ns() + STREAM_END_LIMIT_MS * 1000000ull;
-
     if (code == PROXY_EXIT_TROUBLE)
         ff_source_cancel(p->source); /* so that it is read, whatever became of the link */
     proxy_never_here(p);
@@ -358,6 +370,9 @@ static void end_for_good(struct proxy *p, int code)
         qmp_cancel_by(p->q, -1);
         proxy_qemu_full_speed(p, NULL);
     }
+    if (p->has_forward)
+        proxy_wait_stream_over(p, NULL); /* as long as it brings anything */
+    uint64_t end = ff_now_ns() + STREAM_END_LIMIT_MS * 1000000ull;
     pthread_mutex_lock(&p->lock);
     while (p->has_forward && !p->forward_ended && !ff_cond_wait_until(&p->changed, &p->lock, end))
         continue;

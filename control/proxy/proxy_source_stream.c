@@ -21,6 +21,10 @@
 #include "proxy_keeper.h"
 #include "thread.h"
 
+#define SPEED_TRIES 3
+#define HOLD_LIMIT_MS 15000
+#define NEAR_PAGES (PROXY_READ_LEN / 9) /* of zeros, in one read */
+
 static int on_source_blocks(struct proxy *p, const struct stream_event *e, struct ff_error *err)
 {
     unsigned n;
@@ -72,6 +76,25 @@ static int on_source_package(struct proxy *p, const struct stream_event *e, stru
     return STREAM_FORWARD;
 }
 
+/* precopy=1. At the end of the pass QEMU stands still until it was told to go on by post-copy */
+static int on_pass_page(struct proxy *p, struct ff_error *err)
+{
+    if (atomic_fetch_add(&p->counts.pages_precopied, 1) + 1 < p->pass_pages || p->pass_over)
+        return STREAM_FORWARD;
+    uint64_t end = ff_now_ns() + HOLD_LIMIT_MS * 1000000ull;
+    int rc = 0;
+    p->pass_over = true;
+    pthread_mutex_lock(&p->lock);
+    p->passed = true;
+    ff_source_interrupt(p->source);
+    while (p->passed && !p->failed && !p->stops && !rc)
+        rc = ff_cond_wait_until(&p->changed, &p->lock, end);
+    pthread_mutex_unlock(&p->lock);
+    return rc ? ff_error_set(err, ETIMEDOUT, "QEMU: it was not in post-copy %d ms after its pass",
+                             HOLD_LIMIT_MS)
+              : STREAM_FORWARD;
+}
+
 static int on_source_unit(void *opaque, const struct stream_event *e, struct ff_error *err)
 {
     struct proxy *p = opaque;
@@ -88,18 +111,18 @@ static int on_source_unit(void *opaque, const struct stream_event *e, struct ff_
             p->counts.pages_passed++;
             return proxy_small_see(p, e, err);
         }
-        if (p->pass_pages && !p->counts.package_bytes) {
-            p->counts.pages_precopied++;
-            return STREAM_FORWARD;
-        }
+        if (p->pass_pages && !p->counts.package_bytes)
+            return on_pass_page(p, err);
         p->counts.pages_dropped++;
         return STREAM_DROP;
     case STREAM_PACKAGE:
         return on_source_package(p, e, err);
     case STREAM_DEVICES:
-        return ff_error_set(err, ENOTSUP,
-                            "QEMU: its migration became a pre-copy (want "
-                            "post-copy: postcopy-ram on, migrate-start-postcopy)");
+        return ff_error_set(err, ENOTSUP, "QEMU: its migration became a pre-copy%s",
+                            p->pass_pages ? ", at the end of the pass of precopy=1: try again, "
+                                            "with precopy=0"
+                                          : " (want post-copy: postcopy-ram on, "
+                                            "migrate-start-postcopy)");
     case STREAM_EOF:
         pthread_mutex_lock(&p->lock);
         p->stream_over = true;
@@ -181,8 +204,11 @@ static void *speed_up(void *opaque)
 {
     struct proxy *p = opaque;
     struct ff_error why = {0};
+    int rc = -EBUSY;
 
-    if (proxy_qemu_full_speed(p, &why))
+    for (int i = 0; rc && i < SPEED_TRIES; i++)
+        rc = proxy_qemu_full_speed(p, &why);
+    if (rc)
         proxy_say_why(p, "slow", &why); /* its stream is; memory is there */
     return NULL;
 }
@@ -213,25 +239,20 @@ static int end_tunnel(struct proxy *p, struct ff_error *err)
     return drained ? 0 : ff_tunnel_end(p->tunnel, err);
 }
 
-/* precopy=1: the pass is over. QEMU stands still until it was told to go on by post-copy */
-static void await_postcopy(struct proxy *p)
+/* Bytes of the next read: near the end of a pass few, since QEMU goes on when they are gone */
+static size_t read_len(struct proxy *p)
 {
-    if (!p->pass_pages || p->counts.pages_precopied < p->pass_pages || p->pass_over)
-        return;
-    p->pass_over = true;
-    pthread_mutex_lock(&p->lock);
-    p->passed = true;
-    ff_source_interrupt(p->source);
-    while (p->passed && !p->failed && !p->stops)
-        pthread_cond_wait(&p->changed, &p->lock);
-    pthread_mutex_unlock(&p->lock);
+    bool near = p->pass_pages && !p->pass_over &&
+                atomic_load(&p->counts.pages_precopied) + NEAR_PAGES > p->pass_pages;
+
+    return near ? STREAM_PAGE_LEN : PROXY_READ_LEN;
 }
 
 /* 0: QEMU has ended its stream */
 static int forward_all(struct proxy *p, uint8_t *buf, struct ff_error *err)
 {
     for (;;) {
-        ssize_t n = recv(p->sock, buf, PROXY_READ_LEN, 0);
+        ssize_t n = recv(p->sock, buf, read_len(p), 0);
 
         if (n < 0 && errno == EINTR)
             continue;
@@ -244,7 +265,6 @@ static int forward_all(struct proxy *p, uint8_t *buf, struct ff_error *err)
         n = stream_feed(p->stream, buf, (size_t)n, err);
         if (n < 0)
             return (int)n;
-        await_postcopy(p);
         let_rest_come(p);
         if (atomic_load(&p->is_there) && end_tunnel(p, err))
             return -err->code;

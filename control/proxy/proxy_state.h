@@ -34,9 +34,10 @@ enum proxy_stage {
 };
 
 struct proxy_counts {
-    uint64_t stream_bytes, tunnel_bytes, package_bytes; /* read; of them forwarded */
+    _Atomic uint64_t stream_bytes;                      /* read */
+    uint64_t tunnel_bytes, package_bytes;               /* of them forwarded */
     uint64_t pages_dropped, pages_passed;               /* of QEMU's own */
-    uint64_t pages_precopied;                           /* likewise, of main memory, with precopy=1 */
+    _Atomic uint64_t pages_precopied;                   /* likewise, of main memory, with precopy=1 */
     uint64_t requests, requests_taken;                  /* REQ_PAGES: all; of main memory */
 };
 
@@ -79,10 +80,10 @@ struct proxy {
     unsigned n_small;
     const struct stream_block *last;
     int last_main;
-    const struct stream_block *run_block; /* destination, precopy=1: pages from a huge page's begin on */
-    uint64_t run_end;
     uint64_t pass_pages; /* source, precopy=1: where the pass ends; 0: there is none */
     bool pass_over;
+    uint8_t gathered[16 << 10]; /* destination: on its way to QEMU, between two units */
+    size_t n_gathered;
     bool header_due;
     size_t package_head;
     uint64_t package_left;
@@ -233,8 +234,8 @@ int proxy_qemu_connect(struct proxy *p, struct ff_error *err);
 int proxy_qemu_look(struct proxy *p, struct ff_error *err);
 /* Refuse what has capabilities that a proxy cannot follow */
 int proxy_qemu_refuse(struct proxy *p, struct ff_error *err);
-/* Source, before `migrate`: its first pass, for precopy=1. And its end: hardly anything more before
- * post-copy */
+/* Source, before `migrate`: a first pass at full speed, for precopy=1. And its end: hardly anything more
+ * before post-copy */
 int proxy_qemu_pass(struct proxy *p, bool ends, struct ff_error *err);
 /* Source: its post-copy, which was slow */
 int proxy_qemu_full_speed(struct proxy *p, struct ff_error *err);

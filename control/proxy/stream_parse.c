@@ -205,6 +205,11 @@ static int check_order(const struct stream *s, unsigned command, struct ff_error
     case STREAM_CMD_POSTCOPY_RUN:
         return STREAM_REFUSE(s, 1, EPROTO, "read command: %s outside a package (permitted inside)",
                              stream_command_name(command));
+    case STREAM_CMD_POSTCOPY_ADVISE: /* QEMU empties its memory then */
+        if (s->n_blocks)
+            return STREAM_REFUSE(s, 1, EPROTO, "read command: %s after the blocks (permitted before)",
+                                 stream_command_name(command));
+        break;
     case STREAM_CMD_RAM_DISCARD:
     case STREAM_CMD_PACKAGED:
         if (!s->n_blocks || !s->advised || s->packaged)

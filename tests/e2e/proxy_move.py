@@ -124,6 +124,17 @@ def precopied(t, stock=OLDEST, memory='memfd'):
             raise Failed(f'downtime-limit is {limit}, was 300')
 
 
+def idle(t, stock=OLDEST):
+    """precopy=1, and memory that is nearly all zeros: its pass goes by fast, and is not the end."""
+    a, b = pair(t, f'idle-{stock}', stock=stock, mib=1024)
+    with a, b, proxies(t, a, b, ',precopy=1') as (here, there):
+        sums = here.end(0), there.end(0)
+        here.must('passed')
+        if status(a) != 'postmigrate' or status(b) != 'running':
+            raise Failed(f'{a.name} is {status(a)}, {b.name} is {status(b)}')
+        say(f'      down {sums[0]["downtime_ms"]:.0f} ms')
+
+
 def broken(t, stock=OLDEST):
     """The link breaks twice after GO: neither QEMU notices."""
     slow = 'tcp.serve.prefill=delay:20000'      # 128 chunks
@@ -264,6 +275,8 @@ def run(t):
         happy(t, memory='anon')
     with t.case('a move, precopy=1'):
         precopied(t)
+    with t.case('a move, precopy=1, of an idle guest'):
+        idle(t)
     with t.case('a move, to a QEMU that the proxy starts'):
         child(t)
     with t.case('the link breaks twice after GO; Ctrl-C is refused then'):
@@ -276,6 +289,8 @@ def run(t):
                 happy(t, stock)
             with t.case(f'a move, precopy=1, {stock}'):
                 precopied(t, stock, 'anon')
+            with t.case(f'a move, precopy=1, of an idle guest, {stock}'):
+                idle(t, stock)
             with t.case(f'refused by name, {stock}'):
                 refused(t, stock)
         killed_there(t, 'early', stock)
