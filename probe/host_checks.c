@@ -13,11 +13,13 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "cleanup.h"
 #include "devices.h"
 #include "farfork-probe.h"
+#include "kernel_checks.h"
 #include "link.h"
 #include "uffd.h"
 
@@ -89,6 +91,25 @@ static void check_uffd(const struct report *r)
         say(r, "userfaultfd features",
             strstr(names, "minor-shmem") ? FF_CHECK_OK : FF_CHECK_LIMITED, "%s%s", names,
             strstr(names, "minor-shmem") ? "" : "; no minor faults, so no landing=continue");
+}
+
+static void report_lack(void *opaque, const char *what, const char *since, const char *cost)
+{
+    char subject[64];
+
+    snprintf(subject, sizeof(subject), "kernel: %s", what);
+    say(opaque, subject, FF_CHECK_LIMITED, "not here, Linux %s has it: %s", since, cost);
+}
+
+/* What it lacks costs speed or comfort, never bytes */
+static void check_kernel(const struct report *r)
+{
+    struct utsname u;
+    unsigned n = ff_kernel_lacks(report_lack, (void *)r);
+
+    if (!uname(&u))
+        say(r, "kernel", n ? FF_CHECK_LIMITED : FF_CHECK_OK, n ? "%s: lacks %u of what moves and "
+            "forks use, see above: they do without" : "%s: has all that moves and forks use", u.release, n);
 }
 
 static void check_hugepages(const struct report *r)
@@ -296,6 +317,7 @@ void ff_host_check(void (*fn)(void *opaque, const char *subject, enum ff_check r
 
     check_kvm(&r);
     check_uffd(&r);
+    check_kernel(&r);
     check_hugepages(&r);
     check_rdma(&r);
     check_memlock(&r);

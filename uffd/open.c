@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -104,15 +105,26 @@ static int handshake(int fd, uint64_t want, uint64_t *have)
     return 0;
 }
 
+/* There is nothing to read */
+static bool reads_now(int fd)
+{
+    struct uffd_msg msg;
+    struct iovec iov = {.iov_base = &msg, .iov_len = sizeof(msg)};
+
+    return preadv2(fd, &iov, 1, -1, RWF_NOWAIT) < 0 && errno == EAGAIN;
+}
+
 void ff_uffd_probe(struct ff_uffd_probe *p)
 {
     memset(p, 0, sizeof(*p));
     for (int way = 0; way < 2; way++) {
         FF_AUTO_CLOSE int fd = way == 0 ? open_dev() : open_syscall();
         *(way == 0 ? &p->dev_errno : &p->syscall_errno) = fd < 0 ? -fd : 0;
-        if (fd >= 0)
-            handshake(fd, 0, &p->features);
+        if (fd >= 0 && !handshake(fd, 0, &p->features))
+            p->reads_now = reads_now(fd);
     }
+    p->moves = p->features & UFFD_FEATURE_MOVE;
+    p->poisons = p->features & UFFD_FEATURE_POISON;
     p->unprivileged = read_sysctl();
 }
 

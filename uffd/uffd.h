@@ -66,6 +66,8 @@ struct ff_uffd_probe {
     int dev_errno, syscall_errno; /* 0: that way works */
     int unprivileged;             /* sysctl vm.unprivileged_userfaultfd, -1: not there */
     uint64_t features;
+    bool moves, poisons; /* UFFDIO_MOVE, UFFDIO_POISON */
+    bool reads_now;      /* never waits in a read, whatever another holder does to the flags */
 };
 
 void ff_uffd_probe(struct ff_uffd_probe *p);

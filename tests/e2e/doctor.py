@@ -9,7 +9,7 @@ import subprocess
 import common
 from common import Failed, Micro, Skip, check_ledger, check_move, say
 
-SUBJECTS = ('kvm', 'userfaultfd', 'userfaultfd features', 'huge pages',
+SUBJECTS = ('kvm', 'userfaultfd', 'userfaultfd features', 'kernel', 'huge pages',
             'rdma devices', 'memlock limit', 'proxy')
 MARKS = ('ok', 'limited', 'NO')
 
