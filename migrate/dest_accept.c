@@ -25,6 +25,7 @@
 #include "dest_private.h"
 #include "failpoint.h"
 #include "log.h"
+#include "uffd.h"
 
 #define QUEUES_MS 1000
 
@@ -151,11 +152,20 @@ static int find_source(struct ff_dest *d, const char *config, struct ff_error *e
     }
 }
 
+/* Else what is made ready is of no use: the guest's memory twice */
+static bool kernel_moves(void)
+{
+    struct ff_uffd_probe p;
+
+    ff_uffd_probe(&p);
+    return p.moves;
+}
+
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 {
     bool pulls = d->addr.prefill == FF_PREFILL_PULL || d->addr.prefill == FF_PREFILL_AUTO;
     if (!d->regions.elsewhere && d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO &&
-        (pulls || d->addr.precopy))
+        (pulls || d->addr.precopy) && kernel_moves())
         ff_page_pool_start(&d->pool, &d->regions);
     int rc = find_source(d, config, err);
     dest_drop_waiting(d);

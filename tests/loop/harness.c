@@ -60,6 +60,19 @@ void loop_arm(const char *faults)
     must_ok(ff_failpoints_arm(faults, &err), err);
 }
 
+const struct ff_uffd_probe *loop_kernel(void)
+{
+    static struct ff_uffd_probe p; /* each test has a process of its own */
+
+    ff_uffd_probe(&p);
+    return &p;
+}
+
+bool loop_in_lab(void)
+{
+    return getenv("LAB_HOSTS");
+}
+
 bool wait_flag(const atomic_bool *flag, int limit_ms)
 {
     uint64_t end = ff_now_ns() + (uint64_t)limit_ms * 1000000u;
@@ -130,7 +143,7 @@ static unsigned limit_of(const struct loop_test *t, uint64_t since_ns)
 {
     const char *all = getenv("FARFORK_TEST_LIMIT");
     unsigned limit_s = (t->limit_s ? t->limit_s : LIMIT_S) * (UNDER_SANITIZER ? 5 : 1);
-    limit_s *= getenv("FARFORK_TEST_LINK") ? 4 : 1; /* a lab under TCG on a busy machine */
+    limit_s *= loop_in_lab() ? 4 : 1;
     if (!all)
         return limit_s;
     uint64_t past_s = (ff_now_ns() - since_ns) / 1000000000u + SAYS_S;

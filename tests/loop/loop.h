@@ -35,6 +35,7 @@
 #include "error.h"
 #include "farfork.h"
 #include "link.h"
+#include "uffd.h"
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
@@ -80,6 +81,12 @@ __attribute__((format(printf, 1, 2))) _Noreturn void loop_skip(const char *fmt, 
 
 /* Arm these fault points (failpoint.h), before any thread starts */
 void loop_arm(const char *faults);
+
+/* What this kernel can */
+const struct ff_uffd_probe *loop_kernel(void);
+
+/* In the lab everything is emulated, and takes ten times as long */
+bool loop_in_lab(void);
 
 /* Wait until *@flag, @limit_ms at most; false: it was not */
 bool wait_flag(const atomic_bool *flag, int limit_ms);

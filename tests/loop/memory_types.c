@@ -11,8 +11,7 @@
 
 static uint64_t moved_bytes; /* by the last move */
 
-/* few in the lab, where each takes ten times as long */
-#define PAGES (UNDER_SANITIZER ? 10000u : getenv("FARFORK_TEST_LINK") ? 20000u : 100000u)
+#define PAGES (UNDER_SANITIZER ? 10000u : loop_in_lab() ? 20000u : 100000u)
 
 static void setup(void)
 {

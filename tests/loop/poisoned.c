@@ -57,9 +57,20 @@ static void spoil(uint64_t cell)
     must(mmap(page, CELL, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED);
 }
 
+/* What who touches such a page gets: before Linux 6.6 the page can only be forbidden */
+static int sig_here;
+
 static void setup(void)
 {
     image_new(CELLS);
+    sig_here = loop_kernel()->poisons ? SIGBUS : SIGSEGV;
+}
+
+/* A page can be forbidden to a guest that runs, to nobody else */
+static void need_poison(void)
+{
+    if (!loop_kernel()->poisons)
+        loop_skip("this kernel poisons no pages: Linux 6.6 does");
 }
 
 /* --- a signal, or none --- */
@@ -138,32 +149,32 @@ static void move_bad(bool tcp, enum memory memory, const char *options, int sig)
 
 static void loop_anon(void)
 {
-    move_bad(false, MEM_ANON, "chunk=64K", SIGBUS);
+    move_bad(false, MEM_ANON, "chunk=64K", sig_here);
 }
 
 static void loop_continue(void)
 {
-    move_bad(false, MEM_MEMFD, "chunk=64K,landing=continue", SIGBUS);
+    move_bad(false, MEM_MEMFD, "chunk=64K,landing=continue", sig_here);
 }
 
 static void tcp_anon(void)
 {
-    move_bad(true, MEM_ANON, "chunk=64K", SIGBUS);
+    move_bad(true, MEM_ANON, "chunk=64K", sig_here);
 }
 
 static void tcp_move(void)
 {
-    move_bad(true, MEM_ANON_THP, "landing=move", SIGBUS);
+    move_bad(true, MEM_ANON_THP, "landing=move", sig_here);
 }
 
 static void tcp_copy(void)
 {
-    move_bad(true, MEM_MEMFD, "landing=copy", SIGBUS);
+    move_bad(true, MEM_MEMFD, "landing=copy", sig_here);
 }
 
 static void tcp_continue(void)
 {
-    move_bad(true, MEM_MEMFD, "chunk=64K,landing=continue", SIGBUS);
+    move_bad(true, MEM_MEMFD, "chunk=64K,landing=continue", sig_here);
 }
 
 /* That it cannot be read there is a part of what is verified */
@@ -172,18 +183,18 @@ static void tcp_verified(void)
     char options[100];
 
     snprintf(options, sizeof(options), "chunk=64K,verify=on,key-file=%s", loop_key_file());
-    move_bad(true, MEM_ANON, options, SIGBUS);
+    move_bad(true, MEM_ANON, options, sig_here);
     loop_remove_key();
 }
 
 static void tcp_push(void)
 {
-    move_bad(true, MEM_ANON, "chunk=64K,prefill=push", SIGBUS);
+    move_bad(true, MEM_ANON, "chunk=64K,prefill=push", sig_here);
 }
 
 static void loop_push(void)
 {
-    move_bad(false, MEM_MEMFD, "prefill=push", SIGBUS);
+    move_bad(false, MEM_MEMFD, "prefill=push", sig_here);
 }
 
 /* --- memory that an adapter cannot register: segments become parts --- */
@@ -200,7 +211,7 @@ static void in_parts(bool tcp, enum memory memory, const char *options)
 {
     if (!is_verbs())
         loop_arm(REFUSED(1, 2)); /* both regions; what they are split into is taken */
-    move_bad(tcp, memory, options, SIGBUS);
+    move_bad(tcp, memory, options, sig_here);
 }
 
 static void parts_copied(void)
@@ -226,6 +237,7 @@ static void parts_moved(void)
 /* A pass leaves them out, and what is poisoned is so for the frozen image */
 static void parts_precopied(void)
 {
+    need_poison(); /* before GO */
     in_parts(true, MEM_MEMFD, "chunk=64K,precopy=1");
 }
 
@@ -294,7 +306,7 @@ static void good_after_pass(enum memory memory, const char *options)
     for (uint64_t c = 0; c < CELLS; c++) {
         bool stays = is_bad(c) && c % 2;
         bad += stays;
-        if (stays ? signal_at(at(&m, c)) != SIGBUS : memcmp(at(&m, c), image + c * CELL, CELL))
+        if (stays ? signal_at(at(&m, c)) != sig_here : memcmp(at(&m, c), image + c * CELL, CELL))
             loop_fail(__FILE__, __LINE__, "cell %llu: %s", (unsigned long long)c,
                       stays ? "it can be read, or another signal" : "not what was sent");
     }
@@ -334,7 +346,7 @@ static void *touch_late(void *opaque)
 {
     struct peek *p = opaque;
 
-    must(signal_at(at(p->m, p->cell)) == SIGBUS);
+    must(signal_at(at(p->m, p->cell)) == sig_here);
     return NULL;
 }
 
@@ -365,7 +377,7 @@ static void fails_later(enum memory memory, const char *options, bool by_fault)
     m = (struct move){.tcp = true, .resumes = true, .options = options, .memory = memory,
                       .hook = is_verbs() || !by_fault ? NULL : start_waiting,
                       .broken = fails_meanwhile};
-    move_must_poison(&m, SIGBUS);
+    move_must_poison(&m, sig_here);
     must(m.dst.stats.breaks >= 1);
     if (m.hook)
         pthread_join(waits.thread, NULL);
@@ -456,6 +468,7 @@ static struct family *peekers(const char *faults)
 
 static void children_touch_it(void)
 {
+    need_poison();
     struct family *f = peekers(NULL);
 
     child_must_die(f, 0);
@@ -488,6 +501,7 @@ static void agent_of_old_kernel(void)
 /* Nobody has touched it when all is here, and the children watch nothing any more */
 static void told_at_the_end(void)
 {
+    need_poison();
     struct family *f = new_family();
 
     f->n_children = 3;

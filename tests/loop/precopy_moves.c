@@ -175,7 +175,7 @@ static const char *no_huge; /* why there are no huge pages */
 static void prepare(enum memory kind, const char *options, enum writes writes, bool twice,
                     void *(*source)(void *))
 {
-    const uint64_t mib = getenv("FARFORK_TEST_LINK") ? 2 : 8; /* that link is emulated */
+    const uint64_t mib = loop_in_lab() ? 2 : 8;
     const uint64_t len[REGIONS] = {mib << 21, mib << 20};
     struct ff_error err;
     char name[16];
