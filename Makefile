@@ -146,6 +146,7 @@ help:
 	  'make soak-lib   the same with the library alone, under ASan, UBSan and TSan (MINUTES=10 SEED=n)' \
 	  'make check-asan make check-tsan   unit and loop tests under a sanitizer' \
 	  'make lab CMD=...  a command on a kernel with soft-RoCE; make check-lab: the verbs link there' \
+	  'make check-kernels  on the kernels of Debian 12, 13 and its backports, in virtual machines' \
 	  'make fuzz       the fuzzers at the same time (MINUTES=60); make check-fuzz: FUZZ_SECONDS=60' \
 	  'make install    to PREFIX (/usr/local), below DESTDIR where that is set' \
 	  'make deb        Debian packages, in $(BUILD)/deb; make guest-tarball: for guests of other systems' \

@@ -4,7 +4,8 @@
 #
 # Included by the top Makefile, after what builds QEMU and the guests.
 
-.PHONY: lab lab-parts lab-kernel lab-leaks check-lab check-lab-self check-lab-leaks
+.PHONY: lab lab-parts lab-kernel lab-leaks check-lab check-lab-self check-lab-leaks \
+    check-kernels fetch-kernels
 
 DEPS_LAB := $(BUILD)/.deps-lab
 
@@ -33,6 +34,23 @@ $(LAB_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libfarfork.a tests/tests.mk | $(DE
 	@$(CC) $(TEST_CFLAGS) -iquote tests/unit -o $@ $< $(BUILD)/lib/libfarfork.a -lcmocka \
 	    $(TEST_LIBS)
 -include $(LAB_PROGRAMS:=.d)
+
+# --- the kernels that people run, over tcp: part of `make check-full` ---
+
+# Debian 12's, Debian 13's, the newest
+KERNELS := 6.1 6.12 7.2
+on_kernel = 'lab/lab --kernel $(1) tests/run --limit 720 $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) \
+    tests/lab/on_kernel.py:$(KERNEL_TIMEOUT)'
+KERNEL_TIMEOUT ?= 5400
+# in `make check`: what depends most on the kernel, on the oldest
+RUN_ON_OLDEST := 'lab/lab --kernel $(firstword $(KERNELS)) tests/run $(BUILD)/tests/loop/page_pools:250 \
+    "tests/lab/on_kernel.py doctor move-anon:250":600'
+
+fetch-kernels: lab-parts
+	@for k in $(KERNELS); do BUILD='$(abspath $(BUILD))' lab/lab --kernel $$k --describe | sed 's/^/  LAB     /'; done
+
+check-kernels: fetch-kernels $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(BUILD)/guests/micro.elf
+	@$(RUN_ENV) LAB_TIMEOUT=$(KERNEL_TIMEOUT) tests/run $(foreach k,$(KERNELS),$(call on_kernel,$(k)))
 
 # --- the verbs link on a kernel's own RDMA stack: part of `make check` ---
 

@@ -24,6 +24,7 @@ KERNELS = {     # first choice first; the full kernels: the "cloud" ones have no
     '7.2': ('trixie-backports', r'linux-binary-7\.2\.[0-9.+deb]*-amd64',
             'kernel-trixie-backports-7.2'),
     '6.12': ('trixie', r'linux-image-6\.12\.[0-9.+deb]*-amd64(-unsigned)?', 'kernel-trixie-6.12'),
+    '6.1': ('bookworm', r'linux-image-6\.1\.0-[0-9]+-amd64(-unsigned)?', 'kernel-bookworm-6.1'),
 }
 FETCH_S = 600
 TRY_KVM_S = 8       # TCG needs about 3 s: a KVM that needs longer is of no use

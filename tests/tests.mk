@@ -253,4 +253,5 @@ check-full: check $(E2E_FULL_FILES)
 	@$(SUB_MAKE) check-fuzz
 	@$(RUN_ENV) tests/run 'lab/lab tests/lab/resume_verbs.py --long:1020'
 	@$(SUB_MAKE) check-packages
+	@$(SUB_MAKE) check-kernels
 	@$(SUB_MAKE) soak MINUTES=10

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""on_kernel.py - inside the lab, on a kernel that people run: doctor, moves and forks, over tcp
+
+usage: lab/lab --kernel 6.1 tests/lab/on_kernel.py [CASE...]     all, or those named
+
+What the kernel lacks costs speed, never bytes: `farfork doctor` names it, and guests that move and
+fork find all of their memory right. A move with each kind of landing, one with a pass ahead, two
+forks of one parent: the second one finds pages that the parent has copied since. Limit: 300 s.
+"""
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+
+import labplace                     # first: it knows where those of tests/e2e are
+import clone
+import common
+from clone import Agent, check_parent, check_went_on, child, export
+from common import Failed, Micro, check_ledger, check_move, say
+from labplace import MIB
+
+# What `farfork doctor` names, and the Linux that has it first
+LACKS = {'MADV_POPULATE_WRITE': (5, 14), 'MADV_COLLAPSE': (6, 1), 'UFFDIO_POISON': (6, 6),
+         'PAGEMAP_SCAN': (6, 7), 'UFFDIO_MOVE': (6, 8), 'RWF_NOWAIT': (6, 10),
+         'TCP_RTO_MIN_US': (6, 15)}
+
+
+class OneHost(labplace.Lab):
+    """Both sides on one host, as without the lab."""
+    host = source_host = '127.0.0.1'
+    options = ''
+
+    def argv(self, argv, _incoming):
+        return argv
+
+
+def doctor(_t):
+    version = tuple(int(x) for x in re.match(r'(\d+)\.(\d+)', os.uname().release).groups())
+    done = subprocess.run([common.FARFORK, 'doctor', '--json'], stdin=subprocess.DEVNULL, text=True,
+                          capture_output=True, timeout=60, check=False)
+    said = {c['subject'].partition(': ')[2]: c for c in json.loads(done.stdout)['checks']
+            if c['subject'].startswith('kernel: ')}
+    want = {name for name, since in LACKS.items() if version < since}
+    if set(said) != want or any(c['result'] != 'limited' or len(c['why']) < 20 for c in said.values()):
+        raise Failed(f'Linux {os.uname().release} lacks {sorted(want)}, doctor says {said}')
+    say(f'      Linux {os.uname().release} lacks {", ".join(sorted(said)) or "nothing"}')
+
+
+def moves(t, kind, options):
+    with Micro(t, 'a', 'tcg', kind, MIB) as src, \
+            Micro(t, 'b', 'tcg', kind, MIB, incoming=True) as dst:
+        src.start_load()
+        moved = common.move(src, dst, options=options)
+        check_move(moved)
+        say(f'      {moved.line()}')
+        check_ledger(src, dst, sweeps=1)
+
+
+def forks(t, kind):
+    """Twice: each time two children, of an agent that gets the memory's file, if there is one."""
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(Micro(t, 'p', 'tcg', kind, MIB))
+        parent.start_load()
+        for name in 'first', 'second':
+            with contextlib.ExitStack() as family:
+                agent = family.enter_context(Agent(t, name))
+                before = clone.snapshot(parent)
+                export(parent, name, agent.target(lend=True))
+                kids = clone.enter(family, [child(t, agent, i, 'tcg', kind, mem_mib=MIB)
+                                            for i in range(2)])
+                for k in kids:
+                    check_went_on(before, k)
+                clone.complete(kids)
+                clone.wait_exported(parent, name)
+                check_parent(parent)
+
+
+CASES = {
+    'doctor': doctor,
+    'move-anon': lambda t: moves(t, 'anon', ''),
+    'move-memfd-copied': lambda t: moves(t, 'memfd', ',landing=copy'),
+    'move-memfd-in-place': lambda t: moves(t, 'memfd', ',landing=continue'),
+    'move-precopy': lambda t: moves(t, 'anon', ',precopy=1'),
+    'fork-memfd': lambda t: forks(t, 'memfd'),
+    'fork-anon': lambda t: forks(t, 'anon'),
+}
+
+
+def run(t):
+    for name in sys.argv[1:] or CASES:
+        with t.case(name):
+            CASES[name](t)
+
+
+if __name__ == '__main__':
+    unknown = [x for x in sys.argv[1:] if x not in CASES]
+    if unknown:
+        sys.exit(f'no such case: {", ".join(unknown)}; there are: {", ".join(CASES)}')
+    common.place = OneHost()
+    common.main(run, 300, labplace.need_lab)
