@@ -237,7 +237,6 @@ static void parts_moved(void)
 /* A pass leaves them out, and what is poisoned is so for the frozen image */
 static void parts_precopied(void)
 {
-    need_poison(); /* before GO */
     in_parts(true, MEM_MEMFD, "chunk=64K,precopy=1");
 }
 

@@ -10,7 +10,8 @@
  */
 #include "platform.h"
 
-enum { PAGES = 2000, SPINS = 10000, LAGS = 97, PIECES = 16 };
+enum { SPINS = 10000, LAGS = 97, PIECES = 16 };
+#define PAGES (2000 / PL_IN_LAB)
 
 struct race {
     unsigned char *p, *alias;

@@ -9,7 +9,8 @@
  */
 #include "platform.h"
 
-enum { PAGES = 4000, SPINS = 10000 };
+enum { SPINS = 10000 };
+#define PAGES (4000 / PL_IN_LAB / PL_IN_LAB)
 
 struct race {
     unsigned char *p;
