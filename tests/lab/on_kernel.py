@@ -6,7 +6,7 @@ usage: lab/lab --kernel 6.1 tests/lab/on_kernel.py [CASE...]     all, or those n
 
 What the kernel lacks costs speed, never bytes: `farfork doctor` names it, and guests that move and
 fork find all of their memory right. A move with each kind of landing, one with a pass ahead, two
-forks of one parent: the second one finds pages that the parent has copied since. Limit: 300 s.
+forks of one parent: the second one finds pages that the parent has copied since. Limit: 700 s.
 """
 import contextlib
 import json
@@ -100,4 +100,4 @@ if __name__ == '__main__':
     if unknown:
         sys.exit(f'no such case: {", ".join(unknown)}; there are: {", ".join(CASES)}')
     common.place = OneHost()
-    common.main(run, 300, labplace.need_lab)
+    common.main(run, 700, labplace.need_lab)
