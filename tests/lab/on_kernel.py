@@ -60,17 +60,18 @@ def moves(t, kind, options):
 
 
 def forks(t, kind):
-    """Twice: each time two children, of an agent that gets the memory's file, if there is one."""
+    """Twice: into two children and into one, of an agent that gets the memory's file, if there is
+    one. That many guests under TCG under TCG have little each."""
     with contextlib.ExitStack() as stack:
-        parent = stack.enter_context(Micro(t, 'p', 'tcg', kind, MIB))
+        parent = stack.enter_context(Micro(t, 'p', 'tcg', kind, MIB // 2))
         parent.start_load()
-        for name in 'first', 'second':
+        for name, n in ('first', 2), ('second', 1):
             with contextlib.ExitStack() as family:
                 agent = family.enter_context(Agent(t, name))
                 before = clone.snapshot(parent)
                 export(parent, name, agent.target(lend=True))
-                kids = clone.enter(family, [child(t, agent, i, 'tcg', kind, mem_mib=MIB)
-                                            for i in range(2)])
+                kids = clone.enter(family, [child(t, agent, i, 'tcg', kind, mem_mib=MIB // 2)
+                                            for i in range(n)])
                 for k in kids:
                     check_went_on(before, k)
                 clone.complete(kids)

@@ -28,7 +28,7 @@
 #define PAGES (UNDER_SANITIZER ? 400u : 3000u) /* of the first; the second has a third */
 #define HUGE_PAGES 6u
 #define TOUCHERS 4u
-#define LIMIT_MS (UNDER_SANITIZER ? 100000 : 20000)
+#define LIMIT_MS ((int)LAB_PATIENCE * (UNDER_SANITIZER ? 100000 : 20000))
 
 static const char *no_huge; /* why there are no huge pages */
 

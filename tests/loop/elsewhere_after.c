@@ -21,7 +21,7 @@
 #define RING 1024u   /* requests that wait, migrate/pager_elsewhere.c */
 #define WANTS 8192u  /* pages that do, migrate/wants.h */
 #define PAGES (WANTS + 2 * RING)
-#define LIMIT_MS (UNDER_SANITIZER ? 100000 : 20000)
+#define LIMIT_MS ((int)LAB_PATIENCE * (UNDER_SANITIZER ? 100000 : 20000))
 
 struct after {
     const char *options;

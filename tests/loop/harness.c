@@ -25,7 +25,6 @@
 #include "loop.h"
 
 #define LIMIT_S 20
-#define LAB_PATIENCE 4u /* times as long */
 
 static const char *running = "setup";
 
@@ -76,7 +75,7 @@ bool loop_in_lab(void)
 
 bool wait_flag(const atomic_bool *flag, int limit_ms)
 {
-    uint64_t end = ff_now_ns() + (uint64_t)limit_ms * (loop_in_lab() ? LAB_PATIENCE : 1) * 1000000u;
+    uint64_t end = ff_now_ns() + (uint64_t)limit_ms * LAB_PATIENCE * 1000000u;
 
     while (!atomic_load(flag)) {
         if (ff_now_ns() > end)
@@ -144,7 +143,7 @@ static unsigned limit_of(const struct loop_test *t, uint64_t since_ns)
 {
     const char *all = getenv("FARFORK_TEST_LIMIT");
     unsigned limit_s = (t->limit_s ? t->limit_s : LIMIT_S) * (UNDER_SANITIZER ? 5 : 1);
-    limit_s *= loop_in_lab() ? LAB_PATIENCE : 1;
+    limit_s *= LAB_PATIENCE;
     if (!all)
         return limit_s;
     uint64_t past_s = (ff_now_ns() - since_ns) / 1000000000u + SAYS_S;

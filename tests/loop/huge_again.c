@@ -19,7 +19,7 @@
 #define HUGE_BYTES (2ull << 20)
 #define CELLS_PER_HUGE (HUGE_BYTES / CELL)
 #define RANGES (UNDER_SANITIZER ? 12u : 48u)
-#define LIMIT_MS (UNDER_SANITIZER ? 100000 : 40000)
+#define LIMIT_MS (LAB_PATIENCE * (UNDER_SANITIZER ? 100000 : 40000))
 
 static const char *why_not; /* this host makes no huge pages of what was small ones */
 

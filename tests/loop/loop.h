@@ -87,6 +87,7 @@ const struct ff_uffd_probe *loop_kernel(void);
 
 /* In the lab everything is emulated, and takes ten times as long */
 bool loop_in_lab(void);
+#define LAB_PATIENCE (loop_in_lab() ? 4u : 1u)
 
 /* Wait until *@flag, @limit_ms at most; false: it was not */
 bool wait_flag(const atomic_bool *flag, int limit_ms);
