@@ -7,6 +7,8 @@
 
 #include <stdbool.h>
 
+#include "farfork-probe.h"
+
 int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
@@ -25,6 +27,11 @@ struct peer_options {
     unsigned qps;
     bool once, json;
 };
+
+/* doctor_host.c: @fn as for ff_host_check(), for each file that an installation puts on a host */
+void doctor_host(void (*fn)(void *opaque, const char *subject, enum ff_check result,
+                            const char *why),
+                 void *opaque);
 
 int doctor_serve(const struct peer_options *o);
 int doctor_peer(const struct peer_options *o);

@@ -75,6 +75,7 @@ static int print_checks(bool json)
 
     ff_host_check(print_check, &c);
     check_proxy(&c);
+    doctor_host(print_check, &c);
     if (json) {
         json_t *ports = json_array();
         ff_rdma_list(take_port, ports);

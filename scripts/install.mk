@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 #
-# install.mk - make install, install-guest, guest-tarball, deb
+# install.mk - make install, install-host, install-rdma, install-guest, guest-tarball, deb
 #
 # Farfork's QEMU stands beside the system's, in lib/farfork/bin, with its modules in lib/farfork/lib.
 # lib/farfork has the shape of a build folder and share/farfork that of a checkout, so that bench.py
@@ -8,6 +8,9 @@
 
 PREFIX ?= /usr/local
 LIBDIR ?= $(PREFIX)/lib
+SYSCONFDIR ?= $(if $(filter /usr /usr/local,$(PREFIX)),/etc,$(PREFIX)/etc)
+# firewalld looks below /usr/lib and /etc
+FIREWALLD = $(if $(filter /usr,$(PREFIX)),/usr/lib,$(SYSCONFDIR))/firewalld/services
 INSTALLED = $(DESTDIR)$(PREFIX)
 INSTALLED_LIB = $(DESTDIR)$(LIBDIR)
 INSTALL_SHARE := $(wildcard bench/*.py) demo/demo.py $(addprefix \
@@ -18,10 +21,10 @@ QEMU_MODULES = $(filter-out %-s390x-virtio-gpu-ccw.so,$(wildcard $(addprefix \
 GUEST_FILES := guest/farfork-guest packaging/60-farfork-guest.rules \
     packaging/farfork-guest.service man/farfork-guest.8
 
-.PHONY: install install-guest guest-tarball deb bench-programs
+.PHONY: install install-host install-rdma install-guest guest-tarball deb bench-programs
 bench-programs: $(BENCH_PROGRAMS) $(BENCH_SCALING)
 
-install: lib $(BUILD)/bin/qemu-system-x86_64 linux-guest $(BUILD)/guests/micro.elf bench-programs
+install: install-host lib $(BUILD)/bin/qemu-system-x86_64 linux-guest $(BUILD)/guests/micro.elf bench-programs
 	install -d $(addprefix $(INSTALLED)/,bin include lib/farfork/bin share/farfork) \
 	    $(INSTALLED_LIB)/pkgconfig
 	install $(BUILD)/bin/farfork $(BUILD)/bin/vmclone $(INSTALLED)/bin
@@ -34,7 +37,6 @@ install: lib $(BUILD)/bin/qemu-system-x86_64 linux-guest $(BUILD)/guests/micro.e
 	install -D -m 644 packaging/farfork.bash $(INSTALLED)/share/bash-completion/completions/farfork
 	ln -sf farfork $(INSTALLED)/share/bash-completion/completions/vmclone
 	install -D -m 644 -t $(INSTALLED)/share/zsh/vendor-completions packaging/_farfork
-	install -D -m 644 -t $(INSTALLED)/lib/udev/rules.d packaging/60-farfork.rules
 	install -D -m 644 -t $(INSTALLED)/share/doc/libfarfork-dev/examples packaging/example.c
 	install -s $(BUILD)/bin/qemu-system-x86_64 $(INSTALLED)/lib/farfork/bin
 	$(if $(QEMU_MODULES),install -D -m 644 -t $(INSTALLED)/lib/farfork/lib/qemu \
@@ -44,6 +46,19 @@ install: lib $(BUILD)/bin/qemu-system-x86_64 linux-guest $(BUILD)/guests/micro.e
 	install -D -m 644 -t $(INSTALLED)/lib/farfork/guests $(BUILD)/guests/micro.elf \
 	    $(BUILD)/guests/vmlinux $(BUILD)/guests/initrd.img
 	cp --parents --preserve=mode $(INSTALL_SHARE) $(INSTALLED)/share/farfork
+
+# what a host needs beside programs; `farfork doctor` says what of it is missing
+install-host:
+	install -D -m 644 -t $(INSTALLED)/lib/udev/rules.d packaging/60-farfork.rules
+	install -D -m 644 -t $(DESTDIR)$(FIREWALLD) packaging/farfork.xml
+	install -D -m 644 -t $(DESTDIR)$(SYSCONFDIR)/apparmor.d packaging/farfork-agent
+	install -D -m 644 -t $(DESTDIR)$(SYSCONFDIR)/apparmor.d/abstractions packaging/farfork-qemu
+	install -D -m 644 -t $(INSTALLED)/share/doc/farfork/examples packaging/farfork.nft \
+	    packaging/60-farfork-userfaultfd.conf
+
+# for hosts with RDMA: members of group kvm may pin all memory
+install-rdma:
+	install -D -m 644 -t $(DESTDIR)$(SYSCONFDIR)/security/limits.d packaging/farfork-rdma.conf
 
 # for guests: of other systems, by guest-tarball
 install-guest:

@@ -11,15 +11,17 @@
  *              other processes. All that it starts inherits both. So the filter names what is
  *              denied, and not what is permitted: that is for QEMU's own -sandbox. keyctl(2) and
  *              bpf(2) are not denied: QEMU has uses for them (secret_keyring, RSS of virtio-net).
+ *              Files are AppArmor's: packaging/farfork-agent, by the same rule.
  * Threads      the first one, before there is another, or a process.
  * Failure      a kernel without filters, or a processor whose system calls are not known here:
- *              NO_NEW_PRIVS alone.
+ *              NO_NEW_PRIVS alone. AppArmor off, or without the profile farfork-agent: the rest.
  * Limits       what a child starts with rights of its own does not work: the bridge helper of an
  *              ordinary user's QEMU. --unconfined is for that. A filter cannot see which flags
  *              clone3(2) is given: a new process may still be in a user namespace of its own.
  * Sources      Documentation/userspace-api/no_new_privs.rst, seccomp_filter.rst
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/audit.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -27,6 +29,7 @@
 #include <stdint.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include "agent.h"
 
@@ -48,6 +51,16 @@ static const uint32_t denied[] = {
     SYS_unshare, SYS_setns, SYS_mount, SYS_umount2, SYS_pivot_root, SYS_open_tree, SYS_move_mount,
     SYS_fsopen, SYS_fsconfig, SYS_fsmount, SYS_fspick, SYS_mount_setattr,
 };
+
+/* AppArmor's profile packaging/farfork-agent, where it is loaded: not in the way of what follows,
+ * which only takes away more */
+static void enter_profile(void)
+{
+    static const char words[] = "changeprofile farfork-agent";
+    FF_AUTO_CLOSE int fd = open("/proc/self/attr/apparmor/current", O_WRONLY | O_CLOEXEC);
+
+    (void)!write(fd, words, sizeof(words) - 1);
+}
 
 static void install_filter(void)
 {
@@ -76,6 +89,7 @@ static void install_filter(void)
 
 void agent_confine(void)
 {
+    enter_profile();
     if (!prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
         install_filter();
 }

@@ -188,8 +188,10 @@ FIGURES = (
     (FARFORK1, rf'does not converge; default {N},', 'bench/testbed.py',
      r'LIMIT_S, LEAST_S = ([0-9]+)'),
     (OPS, rf'the serving host \| as above, port {N} \|', 'cli/doctor_peer.c', 'PORT'),
-    (OPS, rf"dport '\{{ 4444, {N} \}}'", 'cli/doctor_peer.c', 'PORT'),
-    (OPS, rf'--dports 4444,{N} ', 'cli/doctor_peer.c', 'PORT'),
+    (OPS, rf'--dports {N},32768', 'cli/doctor_peer.c', 'PORT'),
+    ('packaging/farfork.nft', rf'farfork_ports = \{{ {N},', 'cli/doctor_peer.c', 'PORT'),
+    ('packaging/farfork.xml', rf'tcp" port="{N}"/> <port', 'cli/doctor_peer.c', 'PORT'),
+    ('cli/doctor_host.c', rf'PORT "{N}"', 'cli/doctor_peer.c', 'PORT'),
     (OPS, rf'come together by RDMA within {TIME}', 'rdma/link.c', 'AUTO_VERBS_MS'),
     (OPS, rf'registers segments of {BYTES} and more', 'migrate/segments.c', 'SEGMENT_BYTES_MIN'),
     # --- forks ---

@@ -10,7 +10,8 @@ import common
 from common import Failed, Micro, Skip, check_ledger, check_move, say
 
 SUBJECTS = ('kvm', 'userfaultfd', 'userfaultfd features', 'kernel', 'huge pages',
-            'rdma devices', 'memlock limit', 'proxy')
+            'rdma devices', 'memlock limit', 'proxy', 'udev rule', 'sysctl', 'limits.d', 'firewall',
+            'apparmor')
 MARKS = ('ok', 'limited', 'NO')
 
 

@@ -8,6 +8,7 @@
 E2E_TESTS := \
     tests/e2e/doctor.py:110 \
     tests/e2e/doctor_peer.py:100 \
+    tests/e2e/host_files.py:100 \
     tests/e2e/move_micro.py:200 \
     tests/e2e/move_bytes.py:200 \
     tests/e2e/precopy.py:200 \
@@ -79,7 +80,7 @@ E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,who_runs fork_re
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
-E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt node-exporter)
+E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt node-exporter host-tools)
 
 $(E2E_SSHD)/ready: | $(DEPS_ALL)
 	for p in openssh-server openssh-client libwrap0; do \
@@ -101,6 +102,19 @@ $(E2E_NODE_EXPORTER)/ready: | $(DEPS_ALL)
 $(BUILD)/tests/e2e/node-exporter: $(E2E_NODE_EXPORTER)/ready
 	@mkdir -p $(@D)
 	ln -sfn '$(E2E_NODE_EXPORTER)' '$@'
+
+# systemd, udev, D-Bus, nftables, firewalld and AppArmor's parser for booted.py, 65 MB to download
+E2E_HOST_TOOLS := $(FARFORK_CACHE)/host-tools-$(E2E_SUITE)
+
+$(E2E_HOST_TOOLS)/ready: | $(DEPS_ALL)
+	scripts/debian-archive tree '$(E2E_SUITE)' firewalld '$(@D)'
+	for p in udev nftables apparmor; do \
+	    scripts/debian-archive binary '$(E2E_SUITE)' $$p '$(@D)' || exit 1; done
+	touch '$@'
+
+$(BUILD)/tests/e2e/host-tools: $(E2E_HOST_TOOLS)/ready
+	@mkdir -p $(@D)
+	ln -sfn '$(E2E_HOST_TOOLS)' '$@'
 
 # Unpatched QEMUs of Debian's for stock_stream.py: 7.2, 10.0 and the newest, each with all that it
 # needs down to libc, 40 MB to download; run by qemu-system-x86_64 at its root's top

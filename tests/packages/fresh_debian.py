@@ -19,7 +19,7 @@ import tempfile
 TOP = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..'))
 DEBS = os.path.join(os.environ.get('FARFORK_BUILD', os.path.join(TOP, 'build')), 'deb')
 PACKAGES = ('farfork', 'libfarfork0', 'libfarfork-dev', 'farfork-guest', 'qemu-system-x86-farfork',
-            'farfork-bench')
+            'farfork-bench', 'farfork-rdma')
 # what the base system itself writes when anything is installed or removed, and what runs leave
 OTHERS = ('/var/', '/tmp/', '/run/', '/proc/', '/sys/', '/dev/', '/root/', '/debs/', '/etc/ld.so.cache',
           '/etc/.pwd.lock', '/etc/group', '/etc/passwd', '/etc/shadow', '/etc/gshadow')
