@@ -34,6 +34,8 @@ static int agent_usage(FILE *out)
         "  --socket PATH           for the children; default: in the run directory\n"
         "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
         "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
+        "  --scope one|each|none   systemd's scopes, in farfork.slice: one of the agent and all that\n"
+        "                          it starts, one of each, or none; default: one, if it can be\n"
         "  --unconfined            let children start programs that have rights of their own, QEMU's\n"
         "                          bridge helper for one: no NO_NEW_PRIVS, and no filter of system\n"
         "                          calls\n"
@@ -50,7 +52,7 @@ static int agent_usage(FILE *out)
 int cmd_agent(int argc, char **argv)
 {
     enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN,
-           KEYED, UNCONFINED, METRICS_DIR };
+           KEYED, UNCONFINED, METRICS_DIR, SCOPE };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -62,6 +64,7 @@ int cmd_agent(int argc, char **argv)
                                             {"parent", required_argument, NULL, PARENT},
                                             {"children", required_argument, NULL, CHILDREN},
                                             {"timeout", required_argument, NULL, TIMEOUT},
+                                            {"scope", required_argument, NULL, SCOPE},
                                             {"unconfined", no_argument, NULL, UNCONFINED},
                                             {"fork-server", required_argument, NULL, SERVER},
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
@@ -79,6 +82,10 @@ int cmd_agent(int argc, char **argv)
         switch (c) {
         case LISTEN: a.listen = optarg; break;
         case KEYED: a.keyed = true; break;
+        case SCOPE:
+            if (!scope_mode_parse(optarg, &a.scope))
+                return agent_usage(stderr);
+            break;
         case UNCONFINED: a.unconfined = true; break;
         case MEMORY: a.memory_bytes = strtoull(optarg, NULL, 10); break;
         case ID: a.id = optarg; break;

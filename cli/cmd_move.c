@@ -44,6 +44,8 @@ static int move_usage(FILE *out)
         "                          until all is there\n"
         "  --overlays DIR          with that: a folder of both hosts, for overlays of its disks\n"
         "  --timeout SECONDS       give up a move without progress after so long; default: 60\n"
+        "  --scope one|each|none   systemd's scopes there, in farfork.slice: one of an agent and all\n"
+        "                          that it starts, one of each, or none; default: one, if it can be\n"
         "  --metrics-dir DIR       count there, on both hosts, for monitoring\n"
         "  --json                  print one JSON object\n"
         "  --quiet                 no live line\n"
@@ -76,7 +78,7 @@ int cmd_move(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
-        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR
+        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -88,6 +90,7 @@ int cmd_move(int argc, char **argv)
         {"overlays", required_argument, NULL, OVERLAYS}, {"output", required_argument, NULL, OUTPUT},
         {"domain", required_argument, NULL, DOMAIN}, {"address", required_argument, NULL, ADDRESS},
         {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
+        {"scope", required_argument, NULL, SCOPE},
         {"metrics-dir", required_argument, NULL, METRICS_DIR},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = TIMEOUT_S};
@@ -135,6 +138,7 @@ int cmd_move(int argc, char **argv)
         case DOMAIN: domain.name = optarg; break;
         case ADDRESS: domain.address = optarg; break;
         case UNTESTED: way.untested = true; break;
+        case SCOPE: o.scope = optarg; break;
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;

@@ -23,6 +23,7 @@
 
 #include "cli.h"
 #include "farfork-probe.h"
+#include "scope.h"
 #include "spawn.h"
 
 #define RULE "60-farfork.rules"
@@ -116,7 +117,7 @@ static void check_rule(const struct subject *s)
                ": install package farfork, or put packaging/" RULE " into /etc/udev/rules.d", mode);
 }
 
-static void check_sysctl(const struct subject *s)
+static void check_permission(const struct subject *s)
 {
     static const char path[] = "/proc/sys/vm/unprivileged_userfaultfd";
     FILE *f = fopen(path, "re");
@@ -245,6 +246,20 @@ static void check_apparmor(const struct subject *s)
                file);
 }
 
+/* --- systemd --- */
+
+static void check_systemd(const struct subject *s)
+{
+    struct ff_error why;
+    int rc = scope_try(&why);
+
+    if (rc && rc != -ENOENT)
+        say_of(s, FF_CHECK_LIMITED, "agents stay with who starts them: %s%s", why.text,
+               rc == -EIO && !geteuid() ? " (packages systemd, dbus)" : "");
+    else
+        say_of(s, FF_CHECK_OK, "%s", rc ? why.text : "agents have scopes in farfork.slice");
+}
+
 void doctor_host(void (*fn)(void *opaque, const char *subject, enum ff_check result,
                             const char *why),
                  void *opaque)
@@ -252,9 +267,10 @@ void doctor_host(void (*fn)(void *opaque, const char *subject, enum ff_check res
     static const struct {
         const char *name;
         void (*check)(const struct subject *s);
-    } all[] = {{"udev rule", check_rule},        {"sysctl", check_sysctl},
+    } all[] = {{"udev rule", check_rule},        {"sysctl", check_permission},
                {"limits.d", check_limits},       {"firewall", check_firewall},
-               {"apparmor", check_apparmor}};
+               {"apparmor", check_apparmor},
+               {"systemd", check_systemd}};
 
     for (size_t i = 0; i < FF_ARRAY_LEN(all); i++)
         all[i].check(&(struct subject){fn, opaque, all[i].name});

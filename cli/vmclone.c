@@ -51,6 +51,8 @@ static int vmclone_usage(FILE *out)
         "  --id ID                 name the fork\n"
         "  --timeout SECONDS       give up a fork without progress after so long; default: 60\n"
         "  --follow                stay until the children have ended, and print how each did\n"
+        "  --scope one|each|none   systemd's scopes there, in farfork.slice: one of an agent and all\n"
+        "                          that it starts, one of each, or none; default: one, if it can be\n"
         "  --metrics-dir DIR       count there, on every host, for monitoring\n"
         "  --json                  print one JSON object; with --follow one a line\n"
         "  --quiet                 no live lines\n"
@@ -191,7 +193,7 @@ static int parse_and_run(int argc, char **argv)
         MAX_CHILDREN,
         MAX_FORKS,
         MAX_CHAIN,
-        METRICS_DIR,
+        METRICS_DIR, SCOPE,
         VERSION
     };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
@@ -222,6 +224,7 @@ static int parse_and_run(int argc, char **argv)
                                             {"max-children", required_argument, NULL, MAX_CHILDREN},
                                             {"max-forks", required_argument, NULL, MAX_FORKS},
                                             {"max-chain", required_argument, NULL, MAX_CHAIN},
+                                            {"scope", required_argument, NULL, SCOPE},
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {"version", no_argument, NULL, VERSION},
                                             {0}};
@@ -257,6 +260,7 @@ static int parse_and_run(int argc, char **argv)
                 return vmclone_usage(stderr);
             break;
         case FOLLOW: o.follow = true; break;
+        case SCOPE: o.s.scope = optarg; break;
         case METRICS_DIR: o.s.metrics_dir = optarg; break;
         case JSON: o.s.json = true; break;
         case QUIET: o.s.quiet = true; break;

@@ -50,6 +50,8 @@ install: install-host lib $(BUILD)/bin/qemu-system-x86_64 linux-guest $(BUILD)/g
 # what a host needs beside programs; `farfork doctor` says what of it is missing
 install-host:
 	install -D -m 644 -t $(INSTALLED)/lib/udev/rules.d packaging/60-farfork.rules
+	install -D -m 644 -t $(INSTALLED)/lib/systemd/system packaging/farfork.slice
+	install -D -m 644 -t $(INSTALLED)/lib/systemd/user packaging/farfork.slice
 	install -D -m 644 -t $(DESTDIR)$(FIREWALLD) packaging/farfork.xml
 	install -D -m 644 -t $(DESTDIR)$(SYSCONFDIR)/apparmor.d packaging/farfork-agent
 	install -D -m 644 -t $(DESTDIR)$(SYSCONFDIR)/apparmor.d/abstractions packaging/farfork-qemu

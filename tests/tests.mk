@@ -136,7 +136,7 @@ $(BUILD)/fuzz/source_fuzz: FUZZ_WRAP += ff_process_exec
 $(BUILD)/fuzz/command_fuzz: FUZZ_WRAP = kill waitid waitpid open unlink access connect clock_gettime \
     timerfd_settime timer_create \
     agent_server_start agent_set_weight preflight_check rundir_write_state rundir_reserve_state \
-    jsonl_write_json $(addprefix overlay_records_,make unmake add sweep leave) \
+    jsonl_write_json journal_send $(addprefix overlay_records_,make unmake add sweep leave) \
     $(addprefix ff_agent_,together stats session free)
 
 $(WHOLE_FUZZERS): $(BUILD)/fuzz/%: tests/fuzz/%.c $(BUILD)/fuzz/libwhole.a tests/tests.mk
@@ -251,7 +251,9 @@ check-full: check $(E2E_FULL_FILES)
 	@$(SUB_MAKE) check-asan
 	@$(SUB_MAKE) check-tsan
 	@$(SUB_MAKE) check-fuzz
-	@$(RUN_ENV) tests/run 'lab/lab tests/lab/resume_verbs.py --long:1020'
+	@$(RUN_ENV) tests/run 'lab/lab tests/lab/resume_verbs.py --long:1020' \
+	    'env LAB_APPEND="apparmor=1 security=apparmor audit=1" lab/lab tests/lab/apparmor.py:420' \
+	    'lab/lab tests/e2e/on_systemd.py:620'
 	@$(SUB_MAKE) check-packages
 	@$(SUB_MAKE) check-kernels
 	@$(SUB_MAKE) soak MINUTES=10

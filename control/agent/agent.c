@@ -178,9 +178,7 @@ static void detach(struct agent *a)
     close(null);
     agent_count_vms(a);
     agent_write_state(a); /* before who started it goes on, and may look */
-    (void)!write(a->front, "d", 1);
-    close(a->front);
-    a->front = -1;
+    agent_tell_detached(a);
 }
 
 /* A guest moves to a child of this agent, or has: who started it may be gone, and it may not end */
@@ -280,8 +278,10 @@ static void on_exec_status(struct agent *a, struct agent_vm *vm)
     struct ff_error why;
     int rc = agent_vms_on_exec_status(vm, &why);
 
-    if (!rc)
+    if (!rc) {
         agent_metrics_started(a);
+        agent_tell_started(a, vm);
+    }
     if (!rc && (vm->state == AGENT_VM_STARTED || vm->state == AGENT_VM_CONNECTED))
         agent_send_child(a, vm, "started");
     else if (rc && rc != -EAGAIN)
@@ -554,14 +554,13 @@ static void end_vms(struct agent *a)
     free(a->lasting);
 }
 
-int agent_run(void *opaque, int front)
+int agent_run(struct agent *a)
 {
-    struct agent *a = opaque;
     struct ff_error why;
     struct stat st;
     sigset_t set;
 
-    a->front = front;
+    int rc = agent_begin_scope(a, &why); /* before it is confined, and before there is anything in it */
     if (!a->unconfined)
         agent_confine();
     sigemptyset(&set);
@@ -575,7 +574,8 @@ int agent_run(void *opaque, int front)
     if (!fstat(STDOUT_FILENO, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode)))
         fcntl(STDOUT_FILENO, F_SETFL, fcntl(STDOUT_FILENO, F_GETFL) | O_NONBLOCK);
     agent_metrics_begin(a);
-    int rc = agent_start(a, &why);
+    if (!rc)
+        rc = agent_start(a, &why);
     if (rc)
         agent_send_error(a, 0, why.text);
     else

@@ -129,10 +129,6 @@ json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o);
 json_t *agent_vms_state(const struct agent_vms *k);
 void agent_vms_free(struct agent_vms *k);
 
-/* Run @run in a process of its own, behind this one: the exit code of this one. It ends with
- * @run's, or, with 0, once a byte was written to @front; when it dies, the other gets SIGTERM */
-int agent_daemonize(int (*run)(void *opaque, int front), void *opaque);
-
 /* This process, and all that it starts, cannot get rights that its user lacks; see agent_confine.c */
 void agent_confine(void);
 

@@ -25,6 +25,7 @@
 
 void agent_send(struct agent *a, json_t *event)
 {
+    agent_journal(a, event);
     if (!a->detached && jsonl_write_json(STDOUT_FILENO, event, WRITE_LIMIT_MS))
         a->input_ended = true; /* nobody reads */
     json_decref(event);

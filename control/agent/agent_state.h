@@ -10,6 +10,7 @@
 #include "agent.h"
 #include "farfork-clone.h"
 #include "jsonl.h"
+#include "scope.h"
 
 enum image { LISTENING, IMAGE, COMPLETE, LOST, NONE };
 
@@ -24,6 +25,7 @@ struct agent {
     struct ff_error *err; /* the worker's, once it has ended */
     pthread_t worker;
     bool keyed; /* a key is the first line of its input */
+    enum scope_mode scope;
     bool unconfined; /* children may start programs that have rights of their own */
     int reconnect_ms; /* so long it waits for its source, when the link breaks */
     bool paused; /* it does */
@@ -54,8 +56,24 @@ void agent_count_vms(struct agent *a); /* after any change of their number or st
 int agent_read_key(struct agent *a, struct ff_error *why);
 void agent_drop_key(struct agent *a);
 
-/* agent.c: for agent_daemonize(), of @opaque, an agent */
-int agent_run(void *opaque, int front);
+/* daemonize.c: @run the agent in a process of its own, behind this one: the exit code of this one. It
+ * ends with @run's, or, with 0, once the agent detaches; when it dies, the agent gets SIGTERM */
+int agent_daemonize(int (*run)(struct agent *a), struct agent *a);
+
+/* ... for the process in front, which is not confined */
+void agent_tell_detached(struct agent *a);
+void agent_tell_started(const struct agent *a, const struct agent_vm *vm);
+
+/* agent.c: for agent_daemonize() */
+int agent_run(struct agent *a);
+
+/* agent_journal.c: an event, for the journal */
+void agent_journal(const struct agent *a, const json_t *event);
+
+/* agent_journal.c: agent_begin_scope(): for the agent, as a->scope says; agent_take_scope(): for a
+ * child of that number. 0; what scope_take() returns, with the reason */
+int agent_begin_scope(const struct agent *a, struct ff_error *why);
+int agent_take_scope(const struct agent *a, unsigned child, pid_t pid, struct ff_error *why);
 
 /* agent_events.c; nothing is said any more once it is detached */
 void agent_send(struct agent *a, json_t *event); /* taken over */

@@ -8,7 +8,8 @@
  * Picture      launcher -> farfork agent, which waits -> fork: the agent, in a session of its own
  *              A launcher waits for a process in the foreground. It gets one: the first process
  *              ends when the agent detaches, or with the agent's exit code. When the first process
- *              dies, the agent gets SIGTERM.
+ *              dies, the agent gets SIGTERM. It is not confined as the agent is: where each child
+ *              is to have a scope of its own it asks systemd, which no QEMU may.
  * Limits       autogroup gives each session the same share of the CPUs. Children that start get
  *              the share of as many sessions as they are; else a busy parent in a session of its
  *              own has half of the CPUs.
@@ -23,13 +24,66 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "agent.h"
+#include "agent_state.h"
 
-int agent_daemonize(int (*run)(void *opaque, int front), void *opaque)
+/* From the agent to the process in front; shorter than PIPE_BUF: in one piece */
+struct front_message {
+    bool detached; /* else: a child has started */
+    unsigned child;
+    pid_t pid;
+};
+
+static void tell_front(const struct agent *a, const struct front_message *m)
+{
+    (void)!write(a->front, m, sizeof(*m));
+}
+
+void agent_tell_detached(struct agent *a)
+{
+    tell_front(a, &(struct front_message){.detached = true});
+    ff_close_fd(&a->front);
+}
+
+void agent_tell_started(const struct agent *a, const struct agent_vm *vm)
+{
+    if (a->scope == SCOPE_EACH)
+        tell_front(a, &(struct front_message){.child = vm->number, .pid = vm->pid});
+}
+
+/* An agent that somebody has taken over moves no process of others */
+static bool is_child_of(pid_t pid, pid_t parent)
+{
+    char path[32], line[128];
+    int of = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/status", (int)pid);
+    FILE *f = fopen(path, "re");
+    while (f && !of && fgets(line, sizeof(line), f))
+        sscanf(line, "PPid: %d", &of);
+    if (f)
+        fclose(f);
+    return of == parent;
+}
+
+/* Until the agent, process @pid, has detached (true) or ended */
+static bool serve_agent(const struct agent *a, pid_t pid, int fd)
+{
+    struct front_message m = {0};
+    struct ff_error why;
+    ssize_t n;
+
+    while ((n = read(fd, &m, sizeof(m))) == sizeof(m) || (n < 0 && errno == EINTR))
+        if (n > 0 && m.detached)
+            return true;
+        else if (n > 0 && is_child_of(m.pid, pid) && agent_take_scope(a, m.child, m.pid, &why))
+            fprintf(stderr, "farfork agent: child %u: %s\n", m.child, why.text);
+    return false;
+}
+
+int agent_daemonize(int (*run)(struct agent *a), struct agent *a)
 {
     pid_t front = getpid();
     int p[2], status;
-    char c;
 
     if (pipe2(p, O_CLOEXEC) < 0) {
         perror("farfork agent: pipe");
@@ -46,13 +100,11 @@ int agent_daemonize(int (*run)(void *opaque, int front), void *opaque)
         if (getppid() != front)
             _exit(1);
         setsid();
-        exit(run(opaque, p[1]));
+        a->front = p[1];
+        exit(run(a));
     }
     close(p[1]);
-    ssize_t n;
-    while ((n = read(p[0], &c, 1)) < 0 && errno == EINTR)
-        ;
-    if (n == 1) /* detached */
+    if (serve_agent(a, pid, p[0]))
         return 0;
     while (waitpid(pid, &status, 0) < 0)
         if (errno != EINTR)

@@ -329,6 +329,9 @@ static int run_fork(struct fork *f)
     else
         fork_print_table(f, code);
     fork_metrics_end(f, code, metrics);
+    session_journal(&f->s, code == EXIT_ALL    ? "forked"
+                           : code == EXIT_SOME ? "forked in part"
+                                               : "not forked", code == EXIT_ALL);
     if (f->o->follow) {
         qmp_free(f->s.qmp); /* the parent can be forked again meanwhile */
         f->s.qmp = NULL;

@@ -87,6 +87,7 @@ static int run_move(struct move *m)
     else
         move_print_text(m, code);
     move_metrics_end(m, metrics);
+    session_journal(&m->s, move_outcome_name(m->outcome), m->outcome == MOVE_THERE);
     return code;
 }
 

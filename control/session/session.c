@@ -24,6 +24,7 @@
 #include "launcher.h"
 #include "qmp_secret.h"
 #include "rundir.h"
+#include "scope.h"
 #include "session.h"
 
 #define AGAIN_LIMIT_MS 2000
@@ -64,6 +65,10 @@ int session_check_options(const struct session_options *o, struct ff_error *why)
     int rc = parse_link_options(o->link_options, &a, why);
     ff_address_free(a);
 
+    enum scope_mode scope;
+
+    if (!rc && o->scope && !scope_mode_parse(o->scope, &scope))
+        rc = ff_error_set(why, EINVAL, "--scope %s: want one, each or none", o->scope);
     if (!rc && o->id && !rundir_name_valid(o->id))
         rc = ff_error_set(why, EINVAL,
                           "--id %s: want at most 40 letters, digits and . _ -, the first a "
@@ -90,6 +95,7 @@ int session_init(struct session *s, const struct session_kind *kind,
     s->o.launcher = xstrdup(given->launcher ? given->launcher : LAUNCHER_DEFAULT);
     s->o.link_options = copy(given->link_options);
     s->o.qemu = copy(given->qemu);
+    s->o.scope = copy(given->scope);
     int rc = session_check_options(&s->o, why);
     return rc ? rc : session_make_key(s, why);
 }
@@ -230,4 +236,5 @@ void session_free(struct session *s)
     free((char *)s->o.launcher);
     free((char *)s->o.link_options);
     free((char *)s->o.qemu);
+    free((char *)s->o.scope);
 }

@@ -83,6 +83,7 @@ struct vm {
 struct session_options {
     const char *parent_path; /* the guest's QMP socket */
     const char *id, *launcher, *link_options, *qemu, *agent, *rundir; /* NULL: the default */
+    const char *scope;       /* of agents, as --scope; NULL: the default */
     const char *metrics_dir; /* of every host; NULL: nothing is counted */
     unsigned n, timeout_s;   /* VMs; seconds without anything new */
     bool json, quiet;
@@ -133,6 +134,9 @@ int session_check_options(const struct session_options *o, struct ff_error *why)
 int session_init(struct session *s, const struct session_kind *kind,
                  const struct session_options *given, struct ff_error *why);
 void session_free(struct session *s);
+
+/* session_journal.c: what became of it, @well: what was to */
+void session_journal(const struct session *s, const char *event, bool well);
 
 /* SIGINT, SIGTERM and SIGHUP by s->signals from here on; read what came */
 void session_block_signals(struct session *s);

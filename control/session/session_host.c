@@ -82,6 +82,10 @@ static void agent_argv(const struct session *s, const struct host *h, struct str
         strv_add(w, "--rundir");
         strv_add(w, "%s", o->rundir);
     }
+    if (o->scope) {
+        strv_add(w, "--scope");
+        strv_add(w, "%s", o->scope);
+    }
     if (o->metrics_dir) {
         strv_add(w, "--metrics-dir");
         strv_add(w, "%s", o->metrics_dir);

@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 
+from common import Failed
 from libvirt_hosts import HostError, append, cannot, enter, make_root, mount, overlay
 
 WAIT_S = 60
@@ -124,12 +125,12 @@ class Booted:
                              check=False, **({'input': text} if text is not None else
                                              {'stdin': subprocess.DEVNULL}))
         if out.returncode and not fails:
-            raise HostError(f'{" ".join(argv)}: exit code {out.returncode}: {out.stdout.strip()}')
+            raise Failed(f'{" ".join(argv)}: exit code {out.returncode}: {out.stdout.strip()}')
         return out.stdout
 
     def test(self, program, *args, limit_s):
         """A test program of ours there, as a service; its exit code. What it prints is seen."""
-        env = {'FARFORK_TOP': self.top, 'FARFORK_BUILD': self.build, 'HOME': '/root',
+        env = {**{k: v for k, v in os.environ.items() if k == 'LAB'}, 'FARFORK_TOP': self.top, 'FARFORK_BUILD': self.build, 'HOME': '/root',
                'PATH': '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin'}
         return subprocess.run(
             ['nsenter', '-t', str(self.pid), '-m', '-n', '-p', '-i', '-u', '-C', '--',

@@ -9,6 +9,7 @@ E2E_TESTS := \
     tests/e2e/doctor.py:110 \
     tests/e2e/doctor_peer.py:100 \
     tests/e2e/host_files.py:100 \
+    tests/e2e/on_systemd.py:130 \
     tests/e2e/move_micro.py:200 \
     tests/e2e/move_bytes.py:200 \
     tests/e2e/precopy.py:200 \
@@ -108,7 +109,7 @@ E2E_HOST_TOOLS := $(FARFORK_CACHE)/host-tools-$(E2E_SUITE)
 
 $(E2E_HOST_TOOLS)/ready: | $(DEPS_ALL)
 	scripts/debian-archive tree '$(E2E_SUITE)' firewalld '$(@D)'
-	for p in udev nftables apparmor; do \
+	for p in udev nftables apparmor dbus-user-session; do \
 	    scripts/debian-archive binary '$(E2E_SUITE)' $$p '$(@D)' || exit 1; done
 	touch '$@'
 
