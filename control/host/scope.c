@@ -45,11 +45,23 @@ bool scope_mode_parse(const char *text, enum scope_mode *out)
     return false;
 }
 
+/* A container may have its host's /run: that systemd would take our pids for those of its own */
+static bool is_ours(void)
+{
+    char name[32];
+    FILE *f = fopen("/proc/1/comm", "re");
+    bool other = f && fgets(name, sizeof(name), f) && strcmp(name, "systemd\n");
+
+    if (f)
+        fclose(f);
+    return !other; /* hidepid= of /proc: who knows */
+}
+
 int scope_possible(struct ff_error *why)
 {
     const uid_t uid = geteuid();
 
-    if (access("/run/systemd/system", F_OK))
+    if (access("/run/systemd/system", F_OK) || !is_ours())
         return ff_error_set(why, ENOENT, "systemd does not run here");
     if (!uid)
         return 0;

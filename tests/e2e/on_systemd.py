@@ -274,6 +274,15 @@ def ordinary_user(host):
         raise Failed(f'agents of an ordinary user are in {units}')
 
 
+def container(host):
+    """Where pids are others, and the socket of the host's systemd is to be seen."""
+    said = host.run('unshare', '--pid', '--fork', '--mount-proc', 'sh', '-c', '"$@"; exit $?', 'sh',
+                    os.path.realpath(common.FARFORK), 'agent', '--id', 'c', '--scope', 'one', fails=True,
+                    text='{"end":true}\n')
+    if 'systemd does not run here' not in said or '"listening"' in said:
+        raise Failed(f'an agent in another PID namespace: {said}')
+
+
 def outside(t):
     try:
         with Booted(t.work, common.BUILD, TOP) as host:
@@ -287,6 +296,8 @@ def outside(t):
                     raise Failed(said)
             with t.case('an ordinary user'):
                 ordinary_user(host)
+            with t.case("a container that has its host's /run"):
+                container(host)
             with t.case('on a host with systemd'):
                 rc = host.test('tests/e2e/on_systemd.py', 'inside', limit_s=LIMIT_S)
                 if rc:
