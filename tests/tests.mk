@@ -253,7 +253,7 @@ check-full: check $(E2E_FULL_FILES)
 	@$(SUB_MAKE) check-fuzz
 	@$(RUN_ENV) tests/run 'lab/lab tests/lab/resume_verbs.py --long:1020' \
 	    'env LAB_APPEND="apparmor=1 security=apparmor audit=1" lab/lab tests/lab/apparmor.py:420' \
-	    'lab/lab tests/e2e/on_systemd.py:620'
+	    'lab/lab tests/e2e/on_systemd.py:520'
 	@$(SUB_MAKE) check-packages
 	@$(SUB_MAKE) check-kernels
 	@$(SUB_MAKE) soak MINUTES=10
