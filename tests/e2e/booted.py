@@ -155,9 +155,6 @@ class Booted:
         with open(source, encoding='utf-8') as f:
             self.write(path, f.read())
 
-    def remove(self, path):
-        os.unlink(f'/proc/{self.pid}/root{path}')
-
 
 # --- inside ---
 
