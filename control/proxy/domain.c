@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * domain.c - the source's proxy of a domain: it runs virsh, and asks QEMU by virsh; see domain.h
+ * domain.c - the source's proxy of a domain: it asks QEMU, and migrates it, by virsh; see domain.h
  */
 #include "domain.h"
 
@@ -13,9 +13,6 @@
 #include "autojson.h"
 #include "strv.h"
 
-#define LIBVIRT_HERE "qemu:///system"
-#define RUN_FOLDER "/run/libvirt/qemu"
-#define VIRSH_LIMIT_MS 60000 /* libvirt's own, for the lock of a domain, is 30 s */
 #define END_LIMIT_MS 60000   /* a libvirtd that is not reached any more: 30 s by its keepalive */
 #define POSTCOPY_LIMIT_MS 5000
 #define STILL_S 15
@@ -23,96 +20,12 @@
 /* MiB/s, until post-copy begins: pages of zeros are few bytes, and pre-copy is not to end before */
 #define PRECOPY_MIB_S "1"
 
-/* --- virsh --- */
-
-static void add_line(void *opaque, const char *line)
-{
-    char **text = opaque, *more;
-
-    if (!*line)
-        return;
-    more = xprintf("%s%s%s", *text ? *text : "", *text ? "\n" : "", line);
-    free(*text);
-    *text = more;
-}
-
-/* It has ended with @status, which is not 0 */
-static int virsh_failed(const struct spawn *r, const char *command, int status,
-                        struct ff_error *err)
-{
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
-        return ff_error_set(err, ENOENT, "virsh: it does not run (%s): install libvirt-clients",
-                            r->first ? r->first : "no message");
-    return ff_error_set(err, EREMOTEIO, "virsh %s: %s", command,
-                        r->first ? r->first : "it failed without a message");
-}
-
-/* virsh @words to its end; @out: what it printed, to be freed; may be NULL */
-static int run_virsh(const struct strv *words, char **out, struct ff_error *err)
-{
-    FF_AUTO_FREE char *text = NULL;
-    struct strv w = {0};
-    struct spawn r;
-    int status = 0;
-
-    strv_add(&w, "virsh");
-    strv_add(&w, "-q");
-    strv_add(&w, "-c");
-    strv_add(&w, LIBVIRT_HERE);
-    for (size_t i = 0; i < words->n; i++)
-        strv_add(&w, "%s", words->v[i]);
-    int rc = spawn_start(&r, w.v, NULL, err);
-    if (!rc && (!spawn_read_lines(&r, VIRSH_LIMIT_MS, add_line, &text) ||
-                !spawn_ended(&r, SPAWN_ENDS_MS, &status)))
-        rc = ff_error_set(err, ETIMEDOUT, "virsh %s: no end within %d s", words->v[0],
-                          VIRSH_LIMIT_MS / 1000);
-    else if (!rc && status)
-        rc = virsh_failed(&r, words->v[0], status, err);
-    spawn_end(&r, 0);
-    spawn_free(&r);
-    strv_free(&w);
-    if (!rc && out) {
-        *out = text ? text : xstrdup("");
-        text = NULL;
-    }
-    return rc;
-}
-
 /* A command of QMP: see qmp_by() */
 static int run_monitor(void *opaque, const char *line, char **answer, struct ff_error *err)
 {
     const struct proxy *p = opaque;
-    struct strv w = {0};
 
-    strv_add(&w, "qemu-monitor-command");
-    strv_add(&w, "--domain");
-    strv_add(&w, "%s", p->o->domain);
-    strv_add(&w, "--cmd");
-    strv_add(&w, "%s", line);
-    int rc = run_virsh(&w, answer, err);
-    strv_free(&w);
-    return rc;
-}
-
-/* --- look --- */
-
-int domain_pid(const char *name, pid_t *pid, struct ff_error *err)
-{
-    FF_AUTO_FREE char *path = xprintf(RUN_FOLDER "/%s.pid", name);
-    FILE *f = fopen(path, "re");
-    int number = 0;
-
-    if (f && fscanf(f, "%d", &number) != 1)
-        number = 0;
-    if (f)
-        fclose(f);
-    if (number <= 0 || kill(number, 0))
-        return ff_error_set(err, ESRCH,
-                            "domain %s: it does not run here (%s): see virsh list --all, and run "
-                            "farfork as root",
-                            name, number > 0 ? strerror(errno) : path);
-    *pid = number;
-    return 0;
+    return virsh_monitor(p->o->domain, line, answer, err);
 }
 
 int domain_connect(struct proxy *p, struct ff_error *err)
@@ -138,10 +51,7 @@ static int start_virsh(struct proxy *p, struct ff_error *err)
 {
     struct strv w = {0};
 
-    strv_add(&w, "virsh");
-    strv_add(&w, "-q");
-    strv_add(&w, "-c");
-    strv_add(&w, LIBVIRT_HERE);
+    virsh_begin(&w);
     strv_add(&w, "migrate");
     strv_add(&w, "--live");
     strv_add(&w, "--postcopy");
@@ -196,7 +106,7 @@ static int ask_postcopy(struct proxy *p, struct ff_error *err)
     strv_add(&w, "migrate-postcopy");
     strv_add(&w, "--domain");
     strv_add(&w, "%s", p->o->domain);
-    while ((rc = run_virsh(&w, NULL, err)) == -EREMOTEIO && ff_now_ms() < end &&
+    while ((rc = virsh_run(&w, NULL, err)) == -EREMOTEIO && ff_now_ms() < end &&
            !proxy_check(p, NULL))
         poll(NULL, 0, TURN_MS);
     strv_free(&w);

@@ -44,6 +44,7 @@
 #define FF_CONTROL_PROXY_DOMAIN_H
 
 #include "proxy_state.h"
+#include "virsh.h"
 
 /* --- domain.c: the source --- */
 
@@ -55,9 +56,6 @@ int domain_migrate(struct proxy *p, struct ff_error *err);
 int domain_postcopy(struct proxy *p, struct ff_error *err);
 /* Wait for virsh: 0; -EREMOTEIO: libvirt does not think that it moved the domain */
 int domain_end(struct proxy *p, struct ff_error *err);
-
-/* Of a domain that this host's libvirt runs. -ESRCH: it does not */
-int domain_pid(const char *name, pid_t *pid, struct ff_error *err);
 
 /* --- domain_there.c: the destination --- */
 

@@ -1,0 +1,104 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * virsh.c - run virsh at this host's libvirt, and find the QEMU of a domain
+ */
+#include "virsh.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+
+#define LIBVIRT_HERE "qemu:///system"
+#define RUN_FOLDER "/run/libvirt/qemu"
+#define VIRSH_LIMIT_MS 60000 /* libvirt's own, for the lock of a domain, is 30 s */
+
+void virsh_begin(struct strv *words)
+{
+    strv_add(words, "virsh");
+    strv_add(words, "-q");
+    strv_add(words, "-c");
+    strv_add(words, LIBVIRT_HERE);
+}
+
+static void add_line(void *opaque, const char *line)
+{
+    char **text = opaque, *more;
+
+    if (!*line)
+        return;
+    more = xprintf("%s%s%s", *text ? *text : "", *text ? "\n" : "", line);
+    free(*text);
+    *text = more;
+}
+
+int virsh_failed(const struct spawn *r, const char *command, int status, struct ff_error *err)
+{
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 127)
+        return ff_error_set(err, ENOENT, "virsh: it does not run (%s): install libvirt-clients",
+                            r->first ? r->first : "no message");
+    return ff_error_set(err, EREMOTEIO, "virsh %s: %s", command,
+                        r->first ? r->first : "it failed without a message");
+}
+
+int virsh_run(const struct strv *words, char **out, struct ff_error *err)
+{
+    FF_AUTO_FREE char *text = NULL;
+    struct strv w = {0};
+    struct spawn r;
+    int status = 0;
+
+    virsh_begin(&w);
+    for (size_t i = 0; i < words->n; i++)
+        strv_add(&w, "%s", words->v[i]);
+    int rc = spawn_start(&r, w.v, NULL, err);
+    if (!rc && (!spawn_read_lines(&r, VIRSH_LIMIT_MS, add_line, &text) ||
+                !spawn_ended(&r, SPAWN_ENDS_MS, &status)))
+        rc = ff_error_set(err, ETIMEDOUT, "virsh %s: no end within %d s", words->v[0],
+                          VIRSH_LIMIT_MS / 1000);
+    else if (!rc && status)
+        rc = virsh_failed(&r, words->v[0], status, err);
+    spawn_end(&r, 0);
+    spawn_free(&r);
+    strv_free(&w);
+    if (!rc && out) {
+        *out = text ? text : xstrdup("");
+        text = NULL;
+    }
+    return rc;
+}
+
+int virsh_monitor(const char *domain, const char *line, char **answer, struct ff_error *err)
+{
+    struct strv w = {0};
+
+    strv_add(&w, "qemu-monitor-command");
+    strv_add(&w, "--domain");
+    strv_add(&w, "%s", domain);
+    strv_add(&w, "--cmd");
+    strv_add(&w, "%s", line);
+    int rc = virsh_run(&w, answer, err);
+    strv_free(&w);
+    return rc;
+}
+
+int domain_pid(const char *name, pid_t *pid, struct ff_error *err)
+{
+    FF_AUTO_FREE char *path = xprintf(RUN_FOLDER "/%s.pid", name);
+    FILE *f = fopen(path, "re");
+    int number = 0;
+
+    if (f && fscanf(f, "%d", &number) != 1)
+        number = 0;
+    if (f)
+        fclose(f);
+    if (number <= 0 || kill(number, 0))
+        return ff_error_set(err, ESRCH,
+                            "domain %s: it does not run here (%s): see virsh list --all, and run "
+                            "farfork as root",
+                            name, number > 0 ? strerror(errno) : path);
+    *pid = number;
+    return 0;
+}

@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * virsh.h - run virsh at this host's libvirt, and find the QEMU of a domain
+ */
+#ifndef FF_CONTROL_HOST_VIRSH_H
+#define FF_CONTROL_HOST_VIRSH_H
+
+#include <sys/types.h>
+
+#include "error.h"
+#include "spawn.h"
+#include "strv.h"
+
+/* The words that each command begins with: virsh itself, quiet, at qemu:///system */
+void virsh_begin(struct strv *words);
+
+/* virsh with these words more, to its end; @out: what it printed, to be freed; may be NULL.
+ * -ENOENT: there is no virsh; -EREMOTEIO: it failed, with its first complaint; -ETIMEDOUT */
+int virsh_run(const struct strv *words, char **out, struct ff_error *err);
+
+/* @r, a virsh that does @command, has ended with @status, which is not 0 */
+int virsh_failed(const struct spawn *r, const char *command, int status, struct ff_error *err);
+
+/* One line of QMP to the domain's monitor, by way of libvirt: the line that answers, to be freed */
+int virsh_monitor(const char *domain, const char *line, char **answer, struct ff_error *err);
+
+/* Of a domain that this host's libvirt runs. -ESRCH: it does not */
+int domain_pid(const char *name, pid_t *pid, struct ff_error *err);
+
+#endif
