@@ -27,11 +27,14 @@ static int vmclone_usage(FILE *out)
 {
     fputs(
         "usage: vmclone [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
+        "       vmclone --domain NAME [OPTION...] N\n"
         "       vmclone --serve PORT [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
         "       vmclone --list | --wait ID | --kill ID [OPTION...]\n\n"
         "Fork a running guest into N children. PARENT is the QMP socket of its QEMU, on this\n"
         "host; it goes on. Children go to the hosts in turn: those named, or those of the batch job\n"
         "(SLURM_JOB_NODELIST, PBS_NODEFILE), or this one.\n\n"
+        "  --domain NAME           fork a domain of this host's libvirt, as root; children are\n"
+        "                          outside libvirt, on this host, of the domain's user\n"
         "  --hostfile FILE         hosts, one a line\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --prestart              start children before the parent freezes\n"
@@ -86,6 +89,25 @@ struct command {
     unsigned timeout_s, max_children, max_forks; /* 0: not given */
 };
 
+static int fork_domain(const struct fork_options *given)
+{
+    FF_AUTO_FREE char *id = given->s.id ? xstrdup(given->s.id) : defaults_id(given->domain);
+    FF_AUTO_FREE char *name = xprintf("libvirt:%s", given->domain);
+    struct fork_options o = *given;
+    struct hostlist hosts = {0};
+    struct ff_error why;
+
+    o.s.id = id;
+    o.s.parent_path = name;
+    int rc = hostlist_add(&hosts, "localhost", &why);
+    if (!rc)
+        rc = domain_books_open(o.domain, o.overlays, &o.s.books, &why);
+    int code = rc ? print_error(&why) : fork_run(&o, &hosts);
+    domain_books_close(o.s.books);
+    hostlist_free(&hosts);
+    return code;
+}
+
 static int fork_guest(const struct fork_options *given, const struct command *cmd, char **args)
 {
     FF_AUTO_FREE char *scratch = given->scratch ? defaults_absolute_path(given->scratch) : NULL;
@@ -98,6 +120,8 @@ static int fork_guest(const struct fork_options *given, const struct command *cm
     o.s.parent_path = args[0];
     o.scratch = scratch;
     o.overlays = overlays;
+    if (o.domain)
+        return fork_domain(&o);
     if (cmd->hostfile)
         rc = hostlist_read_file(&hosts, cmd->hostfile, false, &why);
     for (args += 2; !rc && *args; args++)
@@ -151,6 +175,10 @@ static int check_command(const struct fork_options *o, const struct command *cmd
 
     if (rc)
         print_error(&why);
+    else if (o->domain && (cmd->serve || cmd->hostfile || o->nbd || o->prestart))
+        rc = fprintf(stderr, "vmclone: --domain: its children are on this host, and start when libvirt "
+                             "has made their parent's overlays: leave out --serve, --hostfile, --nbd "
+                             "and --prestart\n");
     else if (o->nbd && (!strchr(o->nbd, ':') || strpbrk(o->nbd, ",?#/")))
         rc = fprintf(stderr, "vmclone: --nbd %s: want ADDRESS:PORT\n", o->nbd);
     else if (!cmd->serve && (cmd->max_children || cmd->max_forks))
@@ -193,10 +221,13 @@ static int parse_and_run(int argc, char **argv)
         MAX_CHILDREN,
         MAX_FORKS,
         MAX_CHAIN,
-        METRICS_DIR, SCOPE,
+        METRICS_DIR,
+        SCOPE,
+        DOMAIN,
         VERSION
     };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
+                                            {"domain", required_argument, NULL, DOMAIN},
                                             {"hostfile", required_argument, NULL, HOSTFILE},
                                             {"launcher", required_argument, NULL, LAUNCHER},
                                             {"prestart", no_argument, NULL, PRESTART},
@@ -236,6 +267,7 @@ static int parse_and_run(int argc, char **argv)
 
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
         switch (opt) {
+        case DOMAIN: o.domain = optarg; break;
         case HOSTFILE: cmd.hostfile = optarg; break;
         case LAUNCHER: o.s.launcher = optarg; break;
         case PRESTART: o.prestart = true; break;
@@ -284,7 +316,7 @@ static int parse_and_run(int argc, char **argv)
         default: return vmclone_usage(opt == 'h' ? stdout : stderr);
         }
     int others = cmd.list + !!cmd.wait + !!cmd.kill, args = argc - optind;
-    if (others > 1 || (others ? args > 0 : args < 2))
+    if (others > 1 || (others ? args > 0 || o.domain : o.domain ? args != 1 : args < 2))
         return vmclone_usage(stderr);
     if (cmd.list)
         return fork_list(o.s.rundir, o.s.json, cmd.timeout_s ? cmd.timeout_s : o.s.timeout_s);
@@ -298,9 +330,10 @@ static int parse_and_run(int argc, char **argv)
         o.max_chain = SERVE_CHAIN;
     if (check_command(&o, &cmd))
         return EXIT_USAGE;
-    if (!parse_number(argv[optind + 1], CHILDREN_MAX, &o.s.n)) {
-        fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n",
-                argv[optind + 1], CHILDREN_MAX);
+    const char *number = argv[optind + !o.domain];
+    if (!parse_number(number, CHILDREN_MAX, &o.s.n)) {
+        fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n", number,
+                CHILDREN_MAX);
         return EXIT_USAGE;
     }
     return cmd.serve ? serve_guest(&o, &cmd, argv + optind) : fork_guest(&o, &cmd, argv + optind);

@@ -51,7 +51,7 @@ static const struct rule {
     /* who it is */
     {"name", rewrite_name},
     /* what cannot be seen from here */
-    {"readconfig", rewrite_config}, {"add-fd", refuse_option},
+    {"readconfig", rewrite_config}, {"add-fd", rewrite_drop}, /* check_fdsets() */
 };
 
 static const char *const without_argument[] = {
@@ -220,6 +220,19 @@ static int rewrite_one(struct rewrite *r, const char *option, const char *value)
     return -ENOENT;
 }
 
+/* Files behind descriptors that somebody handed over, as libvirt does for logs: what writes to a file
+ * has one of the child's own by now. Nobody knows what another stands for */
+static int check_fdsets(const struct rewrite *r)
+{
+    for (size_t i = 1; i < r->out->n; i++)
+        if (strstr(r->out->v[i], "/dev/fdset/"))
+            return ff_error_set(r->why, ENOTSUP,
+                                "the parent was started with -add-fd, and %s %s: its command line "
+                                "does not show what that stands for; start the parent without it",
+                                r->out->v[i - 1], r->out->v[i]);
+    return 0;
+}
+
 /* What every child has besides */
 static void add_own(struct rewrite *r)
 {
@@ -295,6 +308,8 @@ int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct st
             rc = 0;
         }
     }
+    if (rc >= 0)
+        rc = check_fdsets(&r);
     if (!rc)
         add_own(&r);
     strv_free(&r.paths);

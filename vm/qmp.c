@@ -276,12 +276,12 @@ int qmp_connect(const char *path, int cancel_fd, int limit_ms, struct qmp **out,
 }
 
 struct qmp *qmp_by(int (*run)(void *opaque, const char *line, char **answer, struct ff_error *why),
-                   void *opaque)
+                   void *opaque, pid_t pid)
 {
     struct qmp *q = xcalloc(1, sizeof(*q));
 
-    *q = (struct qmp){.fd = -1, .cancel_fd = -1, .run = run, .opaque = opaque,
-                      .events = json_array()};
+    *q = (struct qmp){.fd = -1, .cancel_fd = -1, .run = run, .opaque = opaque, .pid = pid,
+                      .uid = geteuid(), .events = json_array()};
     return q;
 }
 

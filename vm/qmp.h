@@ -28,10 +28,10 @@ int qmp_connect_in_turn(const char *path, int cancel_fd, int limit_ms,
                         void (*waiting)(void *opaque), void *opaque, struct qmp **out,
                         struct ff_error *why);
 
-/* One whose commands @run carries: a line of QMP, and the line that answers it, to be freed. It has no
- * descriptor, no pid, no limit and no events */
+/* One whose commands @run carries: a line of QMP, and the line that answers it, to be freed. Its
+ * process is @pid, of this user. It has no descriptor, no limit and no events */
 struct qmp *qmp_by(int (*run)(void *opaque, const char *line, char **answer, struct ff_error *why),
-                   void *opaque);
+                   void *opaque, pid_t pid);
 
 /**
  * qmp_command() - run a command and wait for its answer; events on the way are kept

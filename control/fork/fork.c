@@ -165,14 +165,15 @@ static int start_ahead(struct fork *f)
 }
 
 /* Children that start beside the export are there sooner; as many as there are CPUs would make the
- * parent's pause longer. Disks that are served are so only after it. */
+ * parent's pause longer. Disks that are served are so only after it; so are
+ * those that libvirt has frozen. */
 static bool start_beside(const struct fork *f)
 {
     long here = 0;
 
     for (size_t k = 0; k < f->s.n_vms; k++)
         here += f->s.hosts[f->s.vms[k].host].here;
-    return !f->o->nbd && here < sysconf(_SC_NPROCESSORS_ONLN);
+    return !f->o->nbd && !f->s.o.books && here < sysconf(_SC_NPROCESSORS_ONLN);
 }
 
 /* Memory that does not come any more is lost, whoever's fault that is */

@@ -13,6 +13,7 @@
 
 struct fork_options {
     struct session_options s;
+    const char *domain; /* of libvirt's: the parent. NULL: its QMP socket is given */
     const char *scratch, *bridge, *overlays, *nbd, *hostname, *user_data;
     struct strv ip; /* NIC by NIC */
     unsigned max_chain; /* images of a disk; 0: no limit */
@@ -30,9 +31,11 @@ struct fork {
     bool exported, checking, taken_back;
     bool paused;            /* the parent did not run when it was asked; its children do not */
     bool held;              /* a process forked off it may be there, with its disks locked */
+    bool stands;            /* until libvirt has made its overlays, and lets it go on */
     char *stopped;          /* why the parent does not run any more; NULL: it does, or never did */
     json_t *freeze;         /* what x-farfork-export said */
     double round_ms, export_ms; /* of ff_now_exact_ms() */
+    double stood_ms;            /* so long the parent stood still, where libvirt lets it go on; 0 */
 };
 
 /* fork_parent.c: whether it can be forked; its disks and NICs */

@@ -145,6 +145,7 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
                                    .nodes = nodes,
                                    .overlays = o->overlays,
                                    .max_chain = o->max_chain,
+                                   .awaited = o->books,
                                    .stopped = json_is_false(json_object_get(status, "running"))};
     if (!rc)
         rc = disks_plan(&in, &d->plan, why);
@@ -280,6 +281,25 @@ void fork_disks_done(struct fork_disks *d, bool forked)
         undo(d);
 }
 
+bool fork_disks_wait(const struct fork_disks *d)
+{
+    FF_AUTO_JSON json_t *images = disks_awaited(d->plan);
+
+    return json_array_size(images);
+}
+
+int fork_disks_by_libvirt(struct fork_disks *d, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *images = disks_awaited(d->plan), *block = NULL;
+    int rc = domain_books_snapshot(d->o->books, d->o->id, images, why);
+
+    if (rc)
+        return rc;
+    d->forked = true;
+    rc = qmp_command(d->parent, "query-block", NULL, &block, why);
+    return rc ? rc : disks_take_over(d->plan, block, why);
+}
+
 bool fork_disks_forked(const struct fork_disks *d)
 {
     return d && d->forked;
@@ -297,10 +317,12 @@ int fork_disks_take_back(struct fork_disks *d, struct qmp *parent, int limit_ms,
     json_array_foreach(overlays, i, o)
         if (!rc)
             rc = overlay_commit_check(o, base, qmp_pid(parent), why);
+    if (!rc && d->o->books)
+        rc = domain_books_commit(d->o->books, why);
     if (rc)
         return rc;
     json_array_foreach(overlays, i, o) { /* one that was forked again meanwhile QEMU refuses */
-        rc = overlay_commit(parent, o, limit_ms, why);
+        rc = d->o->books ? 0 : overlay_commit(parent, o, limit_ms, why);
         if (rc)
             return rc;
         disks_taken_back(d->plan, text_of(o, "overlay-node"));

@@ -8,6 +8,7 @@
 #include <jansson.h>
 
 #include "command_line.h"
+#include "domain_books.h"
 #include "qmp.h"
 
 /* The order of a fork: fork_disks_new() when the parent is connected; fork_disks_prepare(), then
@@ -26,6 +27,7 @@ struct fork_disks_options {
     unsigned children;
     unsigned max_chain;   /* images of a disk; 0: no limit */
     bool here;            /* some of them are on this host */
+    struct domain_books *books; /* libvirt makes the parent's overlays; or NULL */
 };
 
 /* -ENOTSUP: a disk that cannot be forked, by name; -ENOSPC: no room for the parent's overlays */
@@ -43,6 +45,10 @@ int fork_disks_prepare(struct fork_disks *d, struct ff_error *why);
 json_t *fork_disks_actions(const struct fork_disks *d);
 /* @forked: it said so. If the parent does not write to its new overlays they go again */
 void fork_disks_done(struct fork_disks *d, bool forked);
+/* Whether libvirt has overlays to make: for that the export has to leave the parent as a template,
+ * until fork_disks_by_libvirt() */
+bool fork_disks_wait(const struct fork_disks *d);
+int fork_disks_by_libvirt(struct fork_disks *d, struct ff_error *why);
 /* Whether the parent writes to its new overlays */
 bool fork_disks_forked(const struct fork_disks *d);
 /* They are committed, and go; nobody may read what is behind them. On failure those that are

@@ -75,7 +75,7 @@ static int connect_disks(struct fork *f, struct ff_error *why)
 {
     struct fork_disks_options o = {.id = f->s.o.id, .scratch = f->o->scratch,
                                     .overlays = f->o->overlays, .max_chain = f->o->max_chain,
-                                    .nbd = f->o->nbd,
+                                    .nbd = f->o->nbd, .books = f->s.o.books,
                                     .rundir = f->s.o.rundir, .parent = f->s.o.parent_path};
 
     for (size_t k = 0; k < f->s.n_vms; k++)
@@ -139,6 +139,27 @@ static bool any_keyed(const struct fork *f)
     return false;
 }
 
+/* From here to end_stand() libvirt's overlays are made, and nobody lets the guest go on */
+static int begin_stand(struct fork *f, struct ff_error *why)
+{
+    if (!f->s.o.books || !fork_disks_wait(f->disks))
+        return 0;
+    f->stands = true;
+    return f->s.parent_stood || f->o->template ? 0 : domain_books_hold(f->s.o.books, why);
+}
+
+/* The guest goes on, whatever became of the export */
+static void end_stand(struct fork *f)
+{
+    struct ff_error why;
+
+    if (!f->stands || f->s.parent_stood || f->o->template)
+        return;
+    if (domain_books_resume(f->s.o.books, &why))
+        strv_add(&f->s.notes, "%s", why.text);
+    f->stood_ms = ff_now_exact_ms() - f->export_ms;
+}
+
 int fork_export(struct fork *f, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *status = NULL;
@@ -158,7 +179,12 @@ int fork_export(struct fork *f, struct ff_error *why)
 
     if (actions)
         json_object_set_new(a, "actions", actions);
-    if (f->o->template)
+    rc = begin_stand(f, why);
+    if (rc) {
+        json_decref(a);
+        return rc;
+    }
+    if (f->o->template || f->stands)
         json_object_set_new(a, "template", json_true());
     qmp_limit(f->s.qmp, (int)f->s.o.timeout_s * 1000);
     f->export_ms = ff_now_exact_ms();
@@ -168,7 +194,12 @@ int fork_export(struct fork *f, struct ff_error *why)
     if (keyed)
         session_take_key(&f->s);
     fork_disks_done(f->disks, !rc);
-    return rc ? rc : fork_disks_serve(f->disks, why);
+    if (!rc && f->stands)
+        rc = fork_disks_by_libvirt(f->disks, why);
+    if (!rc)
+        rc = fork_disks_serve(f->disks, why);
+    end_stand(f);
+    return rc;
 }
 
 void fork_ask_paused(struct fork *f)

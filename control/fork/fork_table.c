@@ -77,7 +77,8 @@ struct fork_phases fork_phases_of(const struct fork *f)
         return p;
     p.prepare = f->export_ms - f->s.begin_ms;
     if (f->freeze)
-        p.freeze = (double)json_integer_value(json_object_get(f->freeze, "pause-ns")) / 1e6;
+        p.freeze = f->stood_ms > 0 ? f->stood_ms
+                 : (double)json_integer_value(json_object_get(f->freeze, "pause-ns")) / 1e6;
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         most(&p.ship, f->s.hosts[i].image_ms - f->export_ms);
         most(&p.complete, f->s.hosts[i].complete_ms - f->export_ms);

@@ -33,7 +33,7 @@ int domain_connect(struct proxy *p, struct ff_error *err)
     int rc = domain_pid(p->o->domain, &p->pid, err);
 
     if (!rc && !p->q)
-        p->q = qmp_by(run_monitor, p);
+        p->q = qmp_by(run_monitor, p, p->pid);
     return rc;
 }
 

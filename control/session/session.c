@@ -87,7 +87,8 @@ int session_init(struct session *s, const struct session_kind *kind,
 {
     s->kind = kind;
     s->o = *given;
-    s->o.parent_path = defaults_absolute_path(given->parent_path);
+    s->o.parent_path = given->books ? xstrdup(given->parent_path)
+                                    : defaults_absolute_path(given->parent_path);
     s->o.id = given->id ? xstrdup(given->id) : defaults_id(s->o.parent_path);
     s->o.agent = given->agent ? xstrdup(given->agent) : defaults_agent();
     s->o.rundir = given->rundir ? defaults_absolute_path(given->rundir) : NULL;

@@ -21,6 +21,7 @@
 #include <sys/types.h>
 
 #include "defaults.h"
+#include "domain_books.h"
 #include "hostlist.h"
 #include "jsonl.h"
 #include "qmp.h"
@@ -81,7 +82,8 @@ struct vm {
 };
 
 struct session_options {
-    const char *parent_path; /* the guest's QMP socket */
+    const char *parent_path; /* the guest's QMP socket; with @books what it is called */
+    struct domain_books *books; /* it is libvirt's; borrowed. Or NULL */
     const char *id, *launcher, *link_options, *qemu, *agent, *rundir; /* NULL: the default */
     const char *scope;       /* of agents, as --scope; NULL: the default */
     const char *metrics_dir; /* of every host; NULL: nothing is counted */

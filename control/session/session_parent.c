@@ -160,12 +160,22 @@ static void print_waiting(void *opaque)
     t->next_ms = now + SAY_EVERY_MS;
 }
 
-int session_find_parent(struct session *s, struct ff_error *why)
+static int connect_parent(struct session *s, struct ff_error *why)
 {
     uint64_t now = ff_now_ms();
     struct turn t = {.s = s, .begin_ms = now, .next_ms = now + SAY_FIRST_MS};
-    int rc = qmp_connect_in_turn(s->o.parent_path, s->signals, (int)s->o.timeout_s * 1000,
-                                 print_waiting, &t, &s->qmp, why);
+
+    if (s->o.books) {
+        s->qmp = qmp_by(domain_books_monitor, s->o.books, domain_books_pid(s->o.books));
+        return 0;
+    }
+    return qmp_connect_in_turn(s->o.parent_path, s->signals, (int)s->o.timeout_s * 1000,
+                               print_waiting, &t, &s->qmp, why);
+}
+
+int session_find_parent(struct session *s, struct ff_error *why)
+{
+    int rc = connect_parent(s, why);
 
     if (rc)
         return rc;

@@ -110,6 +110,11 @@ static bool is_host_device(const json_t *nodes, const char *file)
 
 static int check_format(const struct disk *disk, struct ff_error *why)
 {
+    if (!strncmp(disk->frozen, "/dev/fdset/", 11))
+        return ff_error_set(why, ENOTSUP,
+                            "disk %s: its image is a descriptor that the parent was given: start the "
+                            "parent with the name of the file",
+                            disk->name);
     if (strcmp(disk->format, "raw") && strcmp(disk->format, "qcow2"))
         return ff_error_set(
             why, ENOTSUP,
@@ -128,8 +133,7 @@ static bool stores_nothing(const json_t *inserted)
     return strstr(drv, "null-") == drv || strstr(file, "null-") == file;
 }
 
-/* The top is an overlay that adds nothing to what is behind it; its name goes to *@file */
-static bool is_frozen_already(const char *cwd, const json_t *inserted, char **file)
+bool disk_is_frozen(const char *cwd, const json_t *inserted, char **file)
 {
     const json_t *image = json_object_get(inserted, "image"), *next = image_backing(image);
     FF_AUTO_FREE char *name = image_absolute(cwd, text_of(image, "filename"));
@@ -170,6 +174,15 @@ static json_t *chain_of(const char *cwd, const json_t *image)
     return chain;
 }
 
+char *disk_name(const json_t *entry)
+{
+    const char *name = text_of(entry, "device");
+
+    if (!*name)
+        name = text_of(entry, "qdev");
+    return xstrdup(*name ? name : text_of(json_object_get(entry, "inserted"), "node-name"));
+}
+
 static int plan_disk(struct disks *d, const struct disks_input *in, const json_t *entry,
                      struct ff_error *why)
 {
@@ -177,19 +190,17 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
     const json_t *image = json_object_get(inserted, "image");
     const json_t *cache = json_object_get(inserted, "cache");
     struct disk *disk = &d->disk[d->n];
-    const char *name = text_of(entry, "device"), *zeroes = text_of(inserted, "detect_zeroes");
+    const char *zeroes = text_of(inserted, "detect_zeroes");
 
-    if (!*name)
-        name = text_of(entry, "qdev");
     for (size_t i = 0; i < d->n; i++) /* two devices may share one node */
         if (!strcmp(d->disk[i].node, text_of(inserted, "node-name")))
             return 0;
     disk->index = (unsigned)d->n++;
     disk->writable = !json_is_true(json_object_get(inserted, "ro")) && !stores_nothing(inserted);
     d->writable += disk->writable;
-    disk->name = xstrdup(*name ? name : text_of(inserted, "node-name"));
+    disk->name = disk_name(entry);
     disk->node = xstrdup(text_of(inserted, "node-name"));
-    if (in->stopped && disk->writable && is_frozen_already(in->cwd, inserted, &disk->empty))
+    if (in->stopped && disk->writable && disk_is_frozen(in->cwd, inserted, &disk->empty))
         image = image_backing(image);
     disk->format = xstrdup(image_format(disk->empty ? text_of(image, "format")
                                                     : text_of(inserted, "drv")));
@@ -209,7 +220,8 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
         rc = image_check_chain(in->cwd, disk->name, image, why);
     if (!rc)
         rc = check_length(in, disk->name, image, why);
-    if (!rc && !disk->empty)
+    disk->awaited = !rc && !disk->empty && in->awaited;
+    if (!rc && !disk->empty && !in->awaited)
         rc = plan_overlay(d, disk, in->overlays, image, why);
     return rc;
 }
@@ -378,10 +390,15 @@ json_t *disks_overlays(const struct disks *d)
 {
     json_t *list = json_array();
 
-    each_new(d, k)
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:s,s:s}", "disk", k->name, "node",
-                                              k->node, "frozen", k->frozen, "overlay-node",
-                                              k->overlay_node, "overlay", k->overlay));
+    each_frozen(d, k) {
+        bool taken = k->awaited && k->empty;
+        if (k->overlay || taken)
+            json_array_append_new(
+                list, json_pack("{s:s,s:s,s:s,s:s,s:s}", "disk", k->name, "node",
+                                taken ? "" : k->node, "frozen", k->frozen, "overlay-node",
+                                taken ? k->node : k->overlay_node, "overlay",
+                                taken ? k->empty : k->overlay));
+    }
     return list;
 }
 
@@ -392,6 +409,9 @@ void disks_taken_back(struct disks *d, const char *overlay_node)
         if (k->overlay && !strcmp(k->overlay_node, overlay_node)) {
             free(k->overlay);
             k->overlay = NULL;
+        } else if (k->awaited && k->empty && !strcmp(k->node, overlay_node)) {
+            free(k->empty);
+            k->empty = NULL;
         }
     }
 }

@@ -25,6 +25,7 @@ struct disks_input {
                                * it has not written to since its last fork is frozen already */
     unsigned max_chain;       /* images of a disk; 0: no limit */
     bool move;                /* nothing is frozen: for disks_move_argv() */
+    bool awaited;             /* somebody else makes the parent's overlays: disks_take_over() */
 };
 
 /**
@@ -63,8 +64,9 @@ json_t *disks_undo(const struct disks *d);
 int disks_check_still(const struct disks *d, struct ff_error *why);
 /* Whether the parent writes to the overlays of this plan; @block: query-block asked again */
 bool disks_gone_over(const struct disks *d, const json_t *block);
-/* The parent's new overlays: [{"disk", "node", "frozen", "overlay-node", "overlay"}], where node is
- * the one of what is frozen, an image of that name */
+/* The parent's new overlays, also those that were taken over: [{"disk", "node", "frozen",
+ * "overlay-node", "overlay"}], where node is the one of what is frozen, an image of that name; "" of
+ * one that was taken over */
 json_t *disks_overlays(const struct disks *d);
 /* One of those is no more, the disk is as it was */
 void disks_taken_back(struct disks *d, const char *overlay_node);
@@ -108,6 +110,12 @@ uint64_t disks_room(const struct disks *d, unsigned children);
  * none. -ENOSPC, -EROFS and others */
 int disks_check_overlays(const struct disks *d, const char *scratch, uint64_t bytes,
                          struct ff_error *why);
+
+/* With @in.awaited: the images that the parent needs overlays on. And once they are there, while the
+ * guest stands still: @block, query-block asked again, has to show a new one, empty, on each.
+ * -EPROTO: it does not */
+json_t *disks_awaited(const struct disks *d);
+int disks_take_over(struct disks *d, const json_t *block, struct ff_error *why);
 
 /* The names of all that is frozen, and of all that it stands on */
 json_t *disks_chains(const struct disks *d);

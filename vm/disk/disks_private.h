@@ -30,6 +30,7 @@ struct disk {
     char *detect_zeroes, *discard, *aio; /* NULL: QEMU's default */
     char *overlay, *overlay_node;        /* the parent's, from the fork on; or NULL, and */
     char *empty;                         /* the one that it has, and has not written to */
+    bool awaited;          /* it gets one from somebody else: @empty, once it is there */
     bool elsewhere;        /* its option names another image than it has: forked, or changed */
     enum disk_kind kind;
     size_t at;             /* of its option's argument in argv */
@@ -68,6 +69,10 @@ int image_check_chain(const char *cwd, const char *name, const json_t *image, st
     for (const struct disk *k = (d)->disk; k < (d)->disk + (d)->n; k++)                          \
         if (k->writable)
 #define each_new(d, k) each_frozen(d, k) if (k->overlay)
+
+char *disk_name(const json_t *entry); /* of query-block */
+/* The top is an overlay that adds nothing to what is behind it; its name goes to *@file */
+bool disk_is_frozen(const char *cwd, const json_t *inserted, char **file);
 
 /* The step that makes an overlay, without opening what is behind it */
 json_t *disk_create_overlay(const char *backing, const char *format, const char *file,

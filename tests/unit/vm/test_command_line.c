@@ -249,13 +249,25 @@ static void test_again(void **state)
                  "file:/b/7.ser", "-qmp", "unix:/b/7.qmp,server=on,wait=off", "-m", "1G");
 }
 
+/* As libvirt has it: what a guest says goes to virtlogd */
+static void test_fdsets(void **state)
+{
+    (void)state;
+    assert_child("-chardev pty,id=a,logfile=/r/3.2,logappend=on -chardev file,id=b,path=/r/3.3,append=on",
+                 "-add-fd", "set=2,fd=24,opaque=a", "-chardev",
+                 "pty,id=a,logfile=/dev/fdset/2,logappend=on", "-add-fd", "set=3,fd=25", "-chardev",
+                 "file,id=b,path=/dev/fdset/3,append=on");
+    assert_child("-m 1G", "-add-fd", "fd=3,set=1", "-m", "1G");
+}
+
 static void test_refused(void **state)
 {
     (void)state;
     assert_refused("-readconfig /x", "-readconfig", "/x");
     assert_refused("-readconfig /x.genid", "-readconfig", "/x.genid");
     assert_child("-m 1G", "-readconfig", "/run/f/h/7.genid", "-m", "1G"); /* of a child */
-    assert_refused("-add-fd", "-add-fd", "fd=3,set=1");
+    assert_refused("-add-fd", "-add-fd", "fd=3,set=1", "-drive", "file=/dev/fdset/1");
+    assert_refused("-add-fd", "-drive", "file=/dev/fdset/1", "-add-fd", "fd=3,set=1");
     assert_refused("ends with -m", "-m");
     assert_refused("JSON", "-device", "{\"driver\":");
 }
@@ -345,6 +357,7 @@ static void test_helpers(void **state)
 UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_display), cmocka_unit_test(test_monitors),
           cmocka_unit_test(test_chardevs), cmocka_unit_test(test_tpm),
+          cmocka_unit_test(test_fdsets),
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net),
           cmocka_unit_test(test_queues), cmocka_unit_test(test_disks),
           cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),

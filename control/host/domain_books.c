@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * domain_books.c - a domain that is forked: what libvirt is asked, and what it has to know; see
+ * domain_books.h
+ */
+#include "domain_books.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <grp.h>
+#include <limits.h>
+#include <poll.h>
+#include <pwd.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "rundir.h"
+#include "virsh.h"
+
+#define WRITE_LIMIT_MS 10000
+#define RESUME_LIMIT_MS 60000 /* a libvirtd that is started anew is there after a few seconds */
+#define RESUME_TURN_MS 200
+
+struct domain_books {
+    char *domain, *overlays;
+    pid_t pid, keeper;
+    int fd; /* of this process; the other end is the other's */
+    struct jsonl_reader in;
+    bool held;     /* keeper: see domain_books_hold() */
+    json_t *made;  /* keeper: [{"target", "overlay"}] */
+};
+
+/* --- the keeper --- */
+
+/* Words of virsh's that begin with a command and the domain */
+static void begin_command(const struct domain_books *b, struct strv *w, const char *command)
+{
+    strv_add(w, "%s", command);
+    strv_add(w, "--domain");
+    strv_add(w, "%s", b->domain);
+}
+
+static int keep_resume(struct domain_books *b, struct ff_error *why)
+{
+    uint64_t end = ff_now_ms() + RESUME_LIMIT_MS;
+    struct ff_error ended;
+    struct strv w = {0};
+    pid_t pid;
+    int rc;
+
+    begin_command(b, &w, "resume");
+    while ((rc = virsh_run(&w, NULL, why)) && ff_now_ms() < end &&
+           !domain_pid(b->domain, &pid, &ended) && pid == b->pid)
+        poll(NULL, 0, RESUME_TURN_MS);
+    b->held = false;
+    strv_free(&w);
+    return rc ? ff_error_context(why, "domain %s stands still: virsh resume it", b->domain) : 0;
+}
+
+/* A line of virsh domblklist --details: type, device, target, source; false: it is none */
+static bool take_disk(char *line, char *word[4])
+{
+    char *save = NULL;
+
+    for (int i = 0; i < 3; i++) {
+        word[i] = strtok_r(i ? NULL : line, " \t", &save);
+        if (!word[i])
+            return false;
+    }
+    word[3] = save + strspn(save, " \t");
+    return *word[3];
+}
+
+/* In --diskspec a comma is two */
+static char *diskspec(const char *target, const char *overlay)
+{
+    FF_AUTO_FREE char *file = xcalloc(2 * strlen(overlay) + 1, 1);
+    char *to = file;
+
+    for (const char *from = overlay; *from; from++) {
+        *to++ = *from;
+        if (*from == ',')
+            *to++ = ',';
+    }
+    return xprintf("%s,snapshot=external,driver=qcow2,file=%s", target, file);
+}
+
+static char *overlay_for(const struct domain_books *b, const char *id, char *const disk[4],
+                         struct ff_error *why)
+{
+    const char *source = disk[3], *slash = strrchr(source, '/');
+    const char *base = slash ? slash + 1 : source, *earlier = strstr(base, ".fork-");
+    int len = (int)(earlier ? (size_t)(earlier - base) : strlen(base));
+
+    if (!b->overlays && (strcmp(disk[0], "file") || !slash)) {
+        ff_error_set(why, EINVAL,
+                     "disk %s: %s is no file: say where the parent's overlay is to be (--overlays "
+                     "FOLDER)",
+                     disk[2], source);
+        return NULL;
+    }
+    FF_AUTO_FREE char *folder =
+        b->overlays ? xstrdup(b->overlays) : xprintf("%.*s", (int)(slash - source), source);
+    char *path = xprintf("%s/%.*s.fork-%s-%s.qcow2", folder, len, base, id, disk[2]);
+    struct stat st;
+    if (lstat(path, &st)) /* libvirt would take a file that is empty */
+        return path;
+    ff_error_set(why, EEXIST, "disk %s: %s exists: take another fork id (--id)", disk[2], path);
+    free(path);
+    return NULL;
+}
+
+/* @images that libvirt has get an overlay, all other disks none; what is found leaves @images */
+static int add_disks(struct domain_books *b, const char *id, char *listed, json_t *images,
+                     struct strv *w, struct ff_error *why)
+{
+    char *save = NULL, *disk[4];
+    size_t i;
+    json_t *image;
+
+    for (char *line = strtok_r(listed, "\n", &save); line; line = strtok_r(NULL, "\n", &save)) {
+        bool wanted = false;
+        if (!take_disk(line, disk))
+            continue;
+        json_array_foreach(images, i, image)
+            if (!strcmp(json_string_value(image), disk[3])) {
+                wanted = true;
+                json_array_remove(images, i);
+                break;
+            }
+        FF_AUTO_FREE char *overlay = wanted ? overlay_for(b, id, disk, why) : NULL;
+        if (wanted && !overlay)
+            return -EEXIST;
+        FF_AUTO_FREE char *spec =
+            wanted ? diskspec(disk[2], overlay) : xprintf("%s,snapshot=no", disk[2]);
+        if (strcmp(disk[3], "-") || wanted) { /* an empty drive has no snapshot anyway */
+            strv_add(w, "--diskspec");
+            strv_add(w, "%s", spec);
+        }
+        if (wanted)
+            json_array_append_new(b->made,
+                                  json_pack("{ss ss}", "target", disk[2], "overlay", overlay));
+    }
+    return 0;
+}
+
+static int keep_snapshot(struct domain_books *b, const char *id, const json_t *asked,
+                         struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *images = json_deep_copy(asked);
+    FF_AUTO_FREE char *listed = NULL;
+    struct strv list = {0}, w = {0};
+    size_t i;
+    json_t *image;
+
+    if (!rundir_name_valid(id) || !json_is_array(images))
+        return ff_error_set(why, EINVAL, "domain %s: a snapshot that has no id", b->domain);
+    json_array_foreach(images, i, image)
+        if (!json_is_string(image))
+            return ff_error_set(why, EINVAL, "domain %s: a snapshot of no file", b->domain);
+    begin_command(b, &list, "domblklist");
+    strv_add(&list, "--details");
+    begin_command(b, &w, "snapshot-create-as");
+    strv_add(&w, "--name");
+    strv_add(&w, "farfork-%s", id);
+    strv_add(&w, "--disk-only");
+    strv_add(&w, "--no-metadata");
+    strv_add(&w, "--atomic");
+    int rc = virsh_run(&list, &listed, why);
+    if (!rc)
+        rc = add_disks(b, id, listed, images, &w, why);
+    if (!rc && json_array_size(images))
+        rc = ff_error_set(why, ENOENT,
+                          "domain %s: libvirt has no disk with image %s (virsh domblklist): it "
+                          "cannot give it an overlay",
+                          b->domain, json_string_value(json_array_get(images, 0)));
+    if (!rc)
+        rc = virsh_run(&w, NULL, why);
+    if (rc)
+        json_array_clear(b->made);
+    strv_free(&list);
+    strv_free(&w);
+    return rc;
+}
+
+static int keep_commit(struct domain_books *b, struct ff_error *why)
+{
+    size_t i;
+    json_t *m;
+    int rc = 0;
+
+    json_array_foreach(b->made, i, m) {
+        struct strv w = {0};
+        begin_command(b, &w, "blockcommit");
+        strv_add(&w, "%s", text_of(m, "target"));
+        strv_add(&w, "--shallow");
+        strv_add(&w, "--active");
+        strv_add(&w, "--pivot");
+        if (!rc)
+            rc = virsh_run(&w, NULL, why);
+        if (!rc && unlink(text_of(m, "overlay")) < 0)
+            rc = ff_error_set(why, errno, "remove %s: %s", text_of(m, "overlay"), strerror(errno));
+        strv_free(&w);
+    }
+    json_array_clear(b->made);
+    return rc;
+}
+
+static int keep_one(struct domain_books *b, const json_t *asked, char **answer,
+                    struct ff_error *why)
+{
+    const char *command = text_of(asked, "do");
+
+    if (!strcmp(command, "monitor"))
+        return virsh_monitor(b->domain, text_of(asked, "line"), answer, why);
+    if (!strcmp(command, "snapshot"))
+        return keep_snapshot(b, text_of(asked, "id"), json_object_get(asked, "images"), why);
+    if (!strcmp(command, "commit"))
+        return keep_commit(b, why);
+    if (!strcmp(command, "resume"))
+        return keep_resume(b, why);
+    if (!strcmp(command, "hold"))
+        b->held = true;
+    return 0;
+}
+
+static void keep_answer(struct domain_books *b, const char *line)
+{
+    FF_AUTO_JSON json_t *asked = json_loads(line, 0, NULL);
+    FF_AUTO_FREE char *answer = NULL;
+    struct ff_error why = {0};
+    int rc = asked ? keep_one(b, asked, &answer, &why)
+                   : ff_error_set(&why, EPROTO, "the keeper was asked nothing");
+    FF_AUTO_JSON json_t *said = json_pack("{si ss ss}", "rc", rc, "error", rc ? why.text : "",
+                                          "answer", answer ? answer : "");
+
+    if (!said) /* no UTF-8 */
+        said = json_pack("{si ss ss}", "rc", -EPROTO, "error", "virsh: what it says is no text",
+                         "answer", "");
+    jsonl_write_json(b->fd, said, WRITE_LIMIT_MS); /* one that is gone is heard of below */
+}
+
+static _Noreturn void keeper_main(struct domain_books *b)
+{
+    struct pollfd p = {.fd = b->fd, .events = POLLIN};
+    struct ff_error ignored;
+    char *line;
+
+    setsid();
+    signal(SIGINT, SIG_IGN);
+    signal(SIGTERM, SIG_IGN);
+    signal(SIGHUP, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
+    for (int i = 0; i < 3 && nothing >= 0; i++) /* nobody waits for it */
+        dup2(nothing, i);
+    while (!b->in.ended && (poll(&p, 1, -1) >= 0 || errno == EINTR)) {
+        if (jsonl_read(&b->in, b->fd))
+            break;
+        while ((line = jsonl_next(&b->in)))
+            keep_answer(b, line);
+    }
+    if (b->held)
+        keep_resume(b, &ignored);
+    _exit(0);
+}
+
+/* --- the other one --- */
+
+static int ask_keeper(struct domain_books *b, json_t *question, char **answer,
+                      struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *q = question;
+    struct pollfd p = {.fd = b->fd, .events = POLLIN};
+    char *line = NULL;
+    int rc = q ? jsonl_write_json(b->fd, q, WRITE_LIMIT_MS) : -EINVAL;
+
+    while (!rc && !(line = jsonl_next(&b->in)) && !b->in.ended)
+        if (poll(&p, 1, -1) > 0)
+            rc = jsonl_read(&b->in, b->fd);
+    FF_AUTO_JSON json_t *said = line ? json_loads(line, 0, NULL) : NULL;
+    if (!said)
+        return ff_error_set(why, EPIPE, "domain %s: the process that asks libvirt has ended: see "
+                            "virsh domstate --reason %s", b->domain, b->domain);
+    rc = (int)json_integer_value(json_object_get(said, "rc"));
+    if (rc)
+        return ff_error_set(why, -rc, "%s", text_of(said, "error"));
+    if (answer)
+        *answer = xstrdup(text_of(said, "answer"));
+    return 0;
+}
+
+/* Its user, its group, and the groups that its user is in, such as that of /dev/kvm */
+struct rights {
+    unsigned uid, gid;
+    gid_t group[NGROUPS_MAX];
+    size_t n;
+};
+
+static int read_rights(pid_t pid, struct rights *r, struct ff_error *why)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/status", (int)pid);
+    FF_AUTO_FREE char *line = NULL;
+    FILE *f = fopen(path, "re");
+    size_t room = 0;
+    int got = 0;
+
+    while (f && getline(&line, &room, f) > 0) {
+        got += sscanf(line, "Uid: %u", &r->uid) == 1;
+        got += sscanf(line, "Gid: %u", &r->gid) == 1;
+        if (strncmp(line, "Groups:", 7))
+            continue;
+        char *save = NULL;
+        for (char *w = strtok_r(line + 7, " \t\n", &save); w && r->n < NGROUPS_MAX;
+             w = strtok_r(NULL, " \t\n", &save))
+            r->group[r->n++] = (gid_t)strtoul(w, NULL, 10);
+    }
+    if (f)
+        fclose(f);
+    return got == 2 ? 0 : ff_error_set(why, ESRCH, "%s: no user in it", path);
+}
+
+static int become_user(pid_t pid, struct ff_error *why)
+{
+    struct rights *r = xcalloc(1, sizeof(*r));
+    int rc = read_rights(pid, r, why);
+    const struct passwd *user = rc ? NULL : getpwuid(r->uid);
+    FF_AUTO_FREE char *home = xstrdup(user ? user->pw_dir : "/");
+
+    if (!rc && (setgroups(r->n, r->group) || setresgid(r->gid, r->gid, r->gid) ||
+                setresuid(r->uid, r->uid, r->uid)))
+        rc = ff_error_set(why, errno, "become user %u: %s", r->uid, strerror(errno));
+    if (!rc) { /* root's folders are not its own */
+        setenv("HOME", home, 1);
+        unsetenv("XDG_RUNTIME_DIR");
+        unsetenv("XDG_STATE_HOME");
+    }
+    free(r);
+    return rc;
+}
+
+int domain_books_open(const char *domain, const char *overlays, struct domain_books **out,
+                      struct ff_error *why)
+{
+    pid_t pid;
+    int pair[2];
+
+    if (geteuid())
+        return ff_error_set(why, EPERM, "domain %s: run this as root, who may ask libvirt; what it "
+                            "starts runs as the domain's user", domain);
+    int rc = domain_pid(domain, &pid, why);
+    if (rc)
+        return rc;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
+        return ff_error_set(why, errno, "socketpair: %s", strerror(errno));
+    struct domain_books *b = xcalloc(1, sizeof(*b));
+    *b = (struct domain_books){.domain = xstrdup(domain), .pid = pid, .made = json_array(),
+                               .overlays = overlays ? xstrdup(overlays) : NULL};
+    b->keeper = fork();
+    b->fd = pair[b->keeper == 0];
+    close(pair[b->keeper != 0]);
+    if (!b->keeper)
+        keeper_main(b);
+    if (b->keeper < 0)
+        rc = ff_error_set(why, errno, "fork: %s", strerror(errno));
+    else
+        rc = become_user(pid, why);
+    if (rc) {
+        domain_books_close(b);
+        return rc;
+    }
+    *out = b;
+    return 0;
+}
+
+void domain_books_close(struct domain_books *b)
+{
+    if (!b)
+        return;
+    close(b->fd);
+    if (b->keeper > 0) /* it lets the guest go on first */
+        waitpid(b->keeper, NULL, 0);
+    jsonl_free(&b->in);
+    json_decref(b->made);
+    free(b->domain);
+    free(b->overlays);
+    free(b);
+}
+
+pid_t domain_books_pid(const struct domain_books *b)
+{
+    return b->pid;
+}
+
+/* What QEMU refuses is in its answer: without one nobody knows what became of the command */
+int domain_books_monitor(void *opaque, const char *line, char **answer, struct ff_error *why)
+{
+    int rc = ask_keeper(opaque, json_pack("{ss ss}", "do", "monitor", "line", line), answer, why);
+
+    return rc == -EREMOTEIO ? -ETIMEDOUT : rc;
+}
+
+int domain_books_hold(struct domain_books *b, struct ff_error *why)
+{
+    return ask_keeper(b, json_pack("{ss}", "do", "hold"), NULL, why);
+}
+
+int domain_books_resume(struct domain_books *b, struct ff_error *why)
+{
+    return ask_keeper(b, json_pack("{ss}", "do", "resume"), NULL, why);
+}
+
+int domain_books_snapshot(struct domain_books *b, const char *id, const json_t *images,
+                          struct ff_error *why)
+{
+    return ask_keeper(b, json_pack("{ss ss sO}", "do", "snapshot", "id", id, "images", images),
+                      NULL, why);
+}
+
+int domain_books_commit(struct domain_books *b, struct ff_error *why)
+{
+    return ask_keeper(b, json_pack("{ss}", "do", "commit"), NULL, why);
+}

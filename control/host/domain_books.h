@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * domain_books.h - a domain that is forked: what libvirt is asked, and what it has to know
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      libvirt's books stay true: libvirt itself makes the overlays that its domain goes on
+ *              in, and lets it go on. A fork that made them alone would leave libvirt with the old
+ *              image: the next start of the domain would write to what its children read.
+ * Picture      vmclone, as the domain's user        the keeper, as root
+ *              (1) QMP line                  --->   virsh qemu-monitor-command
+ *              (2) x-farfork-export, as a template: the guest stands still
+ *              (3) snapshot                  --->   virsh snapshot-create-as --disk-only
+ *                                                   (no metadata: only an overlay is left)
+ *              (4) resume                    --->   virsh resume
+ *              a domain without disks to write to: (2) is no template, and (3) and (4) are not
+ * Threads      two processes, a line of JSON each way at a time. The keeper was forked off before
+ *              the other one gave up root's rights.
+ * Invariants   1. The keeper does nothing but these things, to this one domain. It takes file names
+ *              from libvirt and from the command line, never from the QEMU: a guest that broke out
+ *              must not choose where root makes a file.
+ *              2. When vmclone ends between (2) and (4), however, the keeper does (4). It repeats
+ *              that while libvirtd is not there, for RESUME_LIMIT_MS.
+ * Failure      when both are killed between (2) and (4) the domain is paused, and libvirt says so.
+ */
+#ifndef FF_CONTROL_HOST_DOMAIN_BOOKS_H
+#define FF_CONTROL_HOST_DOMAIN_BOOKS_H
+
+#include <jansson.h>
+#include <sys/types.h>
+
+#include "error.h"
+
+struct domain_books;
+
+/**
+ * domain_books_open() - fork the keeper, and become the domain's user
+ * @overlays: folder for overlays that libvirt makes; NULL: beside each image. Until it is closed
+ *
+ * Return: 0; -EPERM: this is not root; -ESRCH: no such domain runs here; -errno
+ */
+int domain_books_open(const char *domain, const char *overlays, struct domain_books **out,
+                      struct ff_error *why);
+void domain_books_close(struct domain_books *b);
+
+/* Of its QEMU */
+pid_t domain_books_pid(const struct domain_books *b);
+
+/* A line of QMP: for qmp_by(), with @opaque the books */
+int domain_books_monitor(void *opaque, const char *line, char **answer, struct ff_error *why);
+
+/* From here on the guest may stand still, until domain_books_resume() */
+int domain_books_hold(struct domain_books *b, struct ff_error *why);
+int domain_books_resume(struct domain_books *b, struct ff_error *why);
+
+/* Overlays on these images, for fork @id: all of them, or none. -ENOENT: libvirt knows no such
+ * image; -EREMOTEIO: libvirt refuses */
+int domain_books_snapshot(struct domain_books *b, const char *id, const json_t *images,
+                          struct ff_error *why);
+
+/* What domain_books_snapshot() made is committed and removed; nobody else may read the images */
+int domain_books_commit(struct domain_books *b, struct ff_error *why);
+
+#endif

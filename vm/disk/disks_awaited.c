@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * disks_awaited.c - overlays of the parent that somebody else makes, such as libvirt
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      disks_plan(), the freeze, the guest stands still; disks_awaited(); others make the
+ *              overlays; disks_take_over(); the guest goes on
+ * Invariants   Between the freeze and the overlay nobody wrote to the image: the overlay that is
+ *              found is empty, right on what was frozen, and the guest has not gone on.
+ */
+#include <errno.h>
+#include <string.h>
+
+#include "autojson.h"
+#include "disks_private.h"
+
+json_t *disks_awaited(const struct disks *d)
+{
+    json_t *images = json_array();
+
+    each_frozen(d, k)
+        if (k->awaited && !k->empty)
+            json_array_append_new(images, json_string(k->frozen));
+    return images;
+}
+
+/* Of the device that @k was found by */
+static const json_t *inserted_now(const json_t *block, const struct disk *k)
+{
+    size_t i;
+    json_t *entry;
+
+    json_array_foreach(block, i, entry) {
+        FF_AUTO_FREE char *name = disk_name(entry);
+        if (!strcmp(name, k->name))
+            return json_object_get(entry, "inserted");
+    }
+    return NULL;
+}
+
+static int take_over(const struct disks *d, struct disk *k, const json_t *block,
+                     struct ff_error *why)
+{
+    const json_t *inserted = inserted_now(block, k);
+    const json_t *behind = image_backing(json_object_get(inserted, "image"));
+
+    if (!behind || !image_same_file(d->cwd, text_of(behind, "filename"), k->frozen) ||
+        !disk_is_frozen(d->cwd, inserted, &k->empty))
+        return ff_error_set(why, EPROTO,
+                            "disk %s: want a new overlay on %s that nobody has written to, found "
+                            "%s: was the guest continued meanwhile? Fork it again",
+                            k->name, k->frozen, text_of(inserted, "file"));
+    free(k->node);
+    k->node = xstrdup(text_of(inserted, "node-name"));
+    return 0;
+}
+
+int disks_take_over(struct disks *d, const json_t *block, struct ff_error *why)
+{
+    int rc = 0;
+
+    for (struct disk *k = d->disk; k < d->disk + d->n && !rc; k++)
+        if (k->awaited && !k->empty)
+            rc = take_over(d, k, block, why);
+    return rc;
+}
