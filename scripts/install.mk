@@ -39,6 +39,7 @@ install: install-host lib $(BUILD)/bin/qemu-system-x86_64 linux-guest $(BUILD)/g
 	install -D -m 644 -t $(INSTALLED)/share/zsh/vendor-completions packaging/_farfork
 	install -D -m 644 -t $(INSTALLED)/share/doc/libfarfork-dev/examples packaging/example.c
 	install -s $(BUILD)/bin/qemu-system-x86_64 $(INSTALLED)/lib/farfork/bin
+	install packaging/qemu-may-fork $(INSTALLED)/lib/farfork/bin/qemu-system-x86_64-may-fork
 	$(if $(QEMU_MODULES),install -D -m 644 -t $(INSTALLED)/lib/farfork/lib/qemu \
 	    $(QEMU_MODULES))
 	ln -sf ../../../bin/farfork ../../../bin/vmclone $(INSTALLED)/lib/farfork/bin

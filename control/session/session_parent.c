@@ -160,7 +160,7 @@ static void print_waiting(void *opaque)
     t->next_ms = now + SAY_EVERY_MS;
 }
 
-static int connect_parent(struct session *s, struct ff_error *why)
+static int reach_parent(struct session *s, struct ff_error *why)
 {
     uint64_t now = ff_now_ms();
     struct turn t = {.s = s, .begin_ms = now, .next_ms = now + SAY_FIRST_MS};
@@ -175,7 +175,7 @@ static int connect_parent(struct session *s, struct ff_error *why)
 
 int session_find_parent(struct session *s, struct ff_error *why)
 {
-    int rc = connect_parent(s, why);
+    int rc = reach_parent(s, why);
 
     if (rc)
         return rc;

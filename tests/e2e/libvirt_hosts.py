@@ -29,6 +29,8 @@ ROOT = '/host'              # where a host's root is put together, in its own mo
 NODES = (('null', 1, 3), ('zero', 1, 5), ('full', 1, 7), ('random', 1, 8), ('urandom', 1, 9),
          ('tty', 5, 0))
 WAIT_S = 30
+HELD = '/run/libvirtd.held'     # while it is there libvirtd may end, and is not started again
+DAEMONS = ((['virtlogd'], 'virtlogd-sock'), (['libvirtd', '--listen'], 'libvirt-sock'))
 
 
 class HostError(Exception):
@@ -125,6 +127,22 @@ class Host:
 
     def virsh(self, *argv, **more):
         return self.run('virsh', '-q', '-c', 'qemu:///system', *argv, **more)
+
+    def restart_libvirtd(self, meanwhile=lambda: None):
+        """As a package's update does: it ends, meanwhile() runs, and it is there again."""
+        self.run('touch', HELD)
+        self.run('pkill', '-TERM', '-x', 'libvirtd')
+        end = time.monotonic() + WAIT_S
+        while os.path.exists(self.path('/run/libvirt/libvirt-sock')):
+            if time.monotonic() > end:
+                raise HostError(f'host {self.name}: libvirtd does not end')
+            time.sleep(0.02)
+        meanwhile()
+        self.run('rm', HELD)
+        while 'error' in self.virsh('list', fails=True):
+            if time.monotonic() > end:
+                raise HostError(f'host {self.name}: libvirtd does not come back')
+            time.sleep(0.02)
 
     def path(self, path):
         """A file of that host, seen from here."""
@@ -278,19 +296,27 @@ def wait_socket(path, proc):
             time.sleep(0.02)
 
 
+def daemon(argv, path):
+    p = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    wait_socket(f'/run/libvirt/{path}', p)
+    return p
+
+
 def inside(name, number, work, shared, *packs):
     enter(make_root(work, shared, packs))
     configure(name, int(number))
-    ours = []
-    for argv, path in ((['virtlogd'], 'virtlogd-sock'), (['libvirtd', '--listen'], 'libvirt-sock')):
-        ours.append(subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr))
-        wait_socket(f'/run/libvirt/{path}', ours[-1])
+    ours = [daemon(*d) for d in DAEMONS]
     print('ready', flush=True)
     while True:                     # process 1: every orphan is its child
         pid, code = os.wait()
-        for p in ours:
-            if p.pid == pid:
+        for i, p in enumerate(ours):
+            if p.pid != pid:
+                continue
+            if not os.path.exists(HELD):
                 raise SystemExit(f'{p.args[0]} ended: {code}')
+            while os.path.exists(HELD):
+                time.sleep(0.02)
+            ours[i] = daemon(*DAEMONS[i])
 
 
 # --- a relay that understands nothing ---

@@ -28,7 +28,7 @@ SYSCTL = '/proc/sys/vm/unprivileged_userfaultfd'
 MEMFD = "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
 
 
-def domain_xml(t, accel, memory):
+def domain_xml(t, accel, memory, devices=''):
     cpu = '' if accel == 'tcg' else """
   <cpu mode='host-passthrough'><feature policy='disable' name='arch-capabilities'/></cpu>"""
     return f"""<domain type='{'kvm' if accel == 'kvm' else 'qemu'}'>
@@ -47,7 +47,7 @@ def domain_xml(t, accel, memory):
       <source path='{CONSOLE}'/>
       <target type='isa-debug'><model name='isa-debugcon'/></target>
       <address type='isa' iobase='0xe9'/>
-    </serial>
+    </serial>{devices}
   </devices>
 </domain>
 """

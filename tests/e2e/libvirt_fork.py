@@ -1,0 +1,340 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""libvirt_fork.py - vmclone --domain: Debian's libvirt runs Farfork's QEMU, and its domain is forked; limit: 240 s
+
+One host with libvirtd, as libvirt_hosts.py makes it: QEMU as libvirt-qemu, sandboxed, behind virtlogd, with
+libvirt's own monitor alone. What libvirt says of the domain is compared with what QEMU says.
+"""
+import contextlib
+import glob
+import json
+import os
+import shutil
+import subprocess
+
+import common
+import forked
+import report
+from common import Failed, check_ledger, say, wait_for
+from libvirt_hosts import LIBVIRT_UID, Host, HostError
+from libvirt_move import NAME, Domain, allow_userfaultfd, domain_xml, needs
+
+IMAGES = '/var/lib/libvirt/images'
+IMAGE = f'{IMAGES}/disk.qcow2'
+RUNDIR = f'/tmp/farfork-{LIBVIRT_UID}'
+SCRATCH = '/var/tmp'
+DISK_MIB = 16
+MAY_FORK = os.path.join(common.HERE, '..', '..', 'packaging', 'qemu-may-fork')
+# virsh that waits, where it is told to, until the test has done what it wants to do meanwhile
+VIRSH = """#!/bin/sh
+case " $* " in
+    *" $FARFORK_TEST_HOLD "*) touch "$FARFORK_TEST_FOLDER/held"
+        while test -e "$FARFORK_TEST_FOLDER/held"; do sleep 0.05; done ;;
+esac
+exec /usr/bin/virsh "$@"
+"""
+
+
+def devices(shared, emulator):
+    return f"""
+    <emulator>{shared}/bin/{emulator}</emulator>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='qcow2'/>
+      <source file='{IMAGE}'/>
+      <target dev='vda' bus='virtio'/>
+    </disk>
+    <disk type='file' device='cdrom'>
+      <target dev='hda' bus='ide'/>
+      <readonly/>
+    </disk>
+    <interface type='user'><model type='virtio'/></interface>"""
+
+
+class Kid(forked.Child):
+    """A child, whose QMP socket and console are on the host."""
+
+    def __init__(self, host, row):
+        folder = os.path.dirname(row['qmp'])
+        consoles = [p for p in glob.glob(host.path(f'{folder}/{row["child"]}.*'))
+                    if not p.endswith(('.qmp', '.log', '.genid', '.overlays'))]
+        if len(consoles) != 1:
+            raise Failed(f'consoles of child {row["child"]}: {consoles}')
+        fake = type('Parent', (), {'console': consoles[0].rpartition('/')[2].partition('.')[2]})
+        super().__init__({**row, 'qmp': host.path(row['qmp'])}, fake)
+
+    def hmp(self, line):
+        return forked.ask(self.qmp_path, 'human-monitor-command', {'command-line': line})
+
+
+class Forked:
+    """A host, and on it the domain."""
+
+    def __init__(self, t, name):
+        self.t, self.name, self.number = t, name, 0
+
+    def __enter__(self):
+        t = self.t
+        work, self.shared = os.path.join(t.work, self.name), os.path.join(t.work, 'shared')
+        os.mkdir(work)
+        with contextlib.ExitStack() as stack:
+            self.host = stack.enter_context(Host(work, 'one', 1, common.BUILD, self.shared))
+            self.host.run('qemu-img', 'create', '-q', '-f', 'qcow2', IMAGE, f'{DISK_MIB}M')
+            self.define('qemu-system-x86_64-may-fork')
+            self.stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *exc):
+        self.stack.close()
+
+    def define(self, emulator):
+        """A domain with that, started."""
+        xml = os.path.join(self.shared, f'{self.name}.xml')
+        common.write_file(xml, domain_xml(self.t, self.t.best_accel(), 'memfd',
+                                          devices(self.shared, emulator)))
+        self.host.virsh('define', xml)
+        self.host.virsh('start', NAME)
+        self.guest = Domain(self.host)
+        self.guest.wait_ready(60)
+
+    def start(self, n, *more, faults='', hold=None, name=NAME):
+        """vmclone --domain; hold: the command of virsh's before which it waits"""
+        self.number += 1
+        env = dict(os.environ, FARFORK_FAILPOINTS=faults, FARFORK_TEST_FOLDER=self.shared,
+                   FARFORK_TEST_HOLD=hold or '-')
+        if hold:
+            env['PATH'] = f'{self.shared}/wait:{env["PATH"]}'
+        p = subprocess.Popen(
+            self.host.inside(f'{self.shared}/bin/vmclone', '--json', '--id', f'f{self.number}',
+                             '--timeout', '40', '--domain', name, *more, str(n)),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+        self.t.at_end.callback(p.kill)
+        return p
+
+    def end(self, p, code, states=None):
+        try:
+            out, err = p.communicate(timeout=90)
+        except subprocess.TimeoutExpired:
+            raise Failed(f'vmclone does not end: {self.state()}') from None
+        said = json.loads(out) if out.startswith('{') else {'error': err, 'children': []}
+        got = [row['state'] for row in said['children']]
+        if p.returncode != code or (states is not None and got != states):
+            raise Failed(f'vmclone ended with {p.returncode}, want {code}: {got}: {out}{err} '
+                         f'{self.guest.complaint()}')
+        return said
+
+    def vmclone(self, *argv):
+        """As the user that the children belong to."""
+        return self.host.run('setpriv', f'--reuid={LIBVIRT_UID}', f'--regid={LIBVIRT_UID}',
+                             '--clear-groups', f'{self.shared}/bin/vmclone', *argv, fails=True)
+
+    def state(self):
+        return self.host.virsh('domstate', NAME, '--reason', fails=True).strip()
+
+    def qmp(self, command, **arguments):
+        line = json.dumps({'execute': command, 'arguments': arguments})
+        return json.loads(self.host.virsh('qemu-monitor-command', NAME, line))['return']
+
+    def hmp(self, line):
+        return self.qmp('human-monitor-command', **{'command-line': line})
+
+    def image(self):
+        """That the disk has now: libvirt and QEMU agree."""
+        line, = [x.split() for x in self.host.virsh('domblklist', NAME).splitlines() if 'vda' in x]
+        said = [b['inserted']['image']['filename'] for b in self.qmp('query-block') if 'inserted' in b]
+        if said != [line[1]]:
+            raise Failed(f'libvirt thinks that the disk is {line[1]}, QEMU has {said}')
+        return line[1]
+
+    def check_parent(self):
+        """It runs, libvirt says so, and does with it what it is told."""
+        wait_for('the domain runs', 10, lambda: self.state().startswith('running'))
+        if NAME not in self.host.virsh('list', '--name').split():
+            raise Failed('virsh list does not have it')
+        self.host.virsh('suspend', NAME)
+        if self.state() != 'paused (user)' or self.qmp('query-status')['running']:
+            raise Failed(f'suspended: {self.state()}')
+        self.host.virsh('resume', NAME)
+        if not self.state().startswith('running') or not self.qmp('query-status')['running']:
+            raise Failed(f'resumed: {self.state()}')
+        check_ledger(self.guest, sweeps=1)
+
+    def check_nothing_left(self):
+        left = wait_for('no folder', 15, lambda: glob.glob(self.host.path(f'{RUNDIR}/*/*')) or 'none')
+        files = [f for f in os.listdir(self.host.path(SCRATCH)) if f.startswith('fork-')]
+        names = self.host.run('pgrep', '-f', 'farfork (agent|clone)|farfork-holder|vmclone', fails=True)
+        if left != 'none' or files or names:
+            raise Failed(f'left behind: {left} {files} {names}')
+
+
+def io_qemu(where, device, line):
+    """qemu-io's command at a device of that guest."""
+    said = where.hmp(f'qemu-io -d {device} "{line}"')
+    if 'rror' in said or 'failed' in said or 'differ' in said:
+        raise Failed(f'{line}: {said}')
+
+
+DEVICE = '/machine/peripheral/virtio-disk0/virtio-backend'
+
+
+def family(f):
+    """Three children of a running domain, each with memory and disk as they were."""
+    io_qemu(f, DEVICE, 'write -P 1 0 64k')
+    before = report.snapshot(f.guest.log().lines)
+    said = f.end(f.start(3), 0, ['complete'] * 3)
+    if f.image() != f'{IMAGES}/disk.qcow2.fork-f1-vda.qcow2':
+        raise Failed(f'the disk is in {f.image()}')
+    io_qemu(f, DEVICE, 'write -P 2 0 64k')
+    f.check_parent()
+    say(f'      stood still for {said["phases_ms"]["freeze"]:.0f} ms, of these '
+        f'{said["freeze"]["pause-ns"] / 1e6:.1f} ms of QEMU; {said["phases_ms"]["complete"]:.0f} ms in all')
+    if f.host.virsh('list', '--all', '--name').split() != [NAME]:
+        raise Failed('libvirt has other domains, too')
+    kids = [Kid(f.host, row) for row in said['children']]
+    for k in kids:
+        k.begins(before)
+    for k in kids:
+        io_qemu(k, DEVICE, 'read -P 1 0 64k')       # not what the parent has written since
+        k.check(before)
+        status = f.host.run('cat', f'/proc/{k.pid}/status')
+        if f'Uid:\t{LIBVIRT_UID}\t{LIBVIRT_UID}' not in status or 'Seccomp:\t2' not in status:
+            raise Failed(f'{k.name}: another user, or no filter: {status}')
+    return kids, before
+
+
+def again(f, kids, before):
+    """libvirtd is restarted while children are there; they end without it; a second fork."""
+    if not all(f'f1/localhost/{k.name[-1]}' in k.qmp_path for k in kids):
+        raise Failed(f'sockets: {[k.qmp_path for k in kids]}')
+    f.host.restart_libvirtd(lambda: [k.begins(before) for k in kids])
+    f.check_parent()
+    said = f.vmclone('--kill', 'f1')
+    f.check_nothing_left()
+    if f.host.virsh('list', '--name').split() != [NAME]:
+        raise Failed(f'--kill: {said}')
+    said = f.end(f.start(1), 0, ['complete'])
+    io_qemu(Kid(f.host, said['children'][0]), DEVICE, 'read -P 2 0 64k')
+    f.check_parent()
+    f.vmclone('--kill', 'f2')
+    f.check_nothing_left()
+
+
+def fresh_start(f):
+    """What the domain wrote since is there when it is started anew: libvirt knows its image."""
+    f.host.virsh('destroy', NAME)
+    f.host.virsh('start', NAME)
+    io_qemu(f, DEVICE, 'read -P 2 0 64k')
+    f.image()
+
+
+def refused(f):
+    """By name, before the domain is touched."""
+    for want, options, name in (('nobody', (), 'nobody'), ('fork id', (), NAME)):
+        number = f.number + 1
+        if want == 'fork id':
+            f.host.run('touch', f'{f.image()}.fork-f{number}-vda.qcow2')
+        said = f.end(f.start(1, *options, name=name), 2 if name != NAME else 3)
+        if want not in said['error']:
+            raise Failed(f'want {want}: {said}')
+    f.check_parent()
+    f.check_nothing_left()
+
+
+def taken_back(f):
+    """No child comes up: the domain writes to its own image again, and libvirt knows."""
+    was = f.image()
+    f.end(f.start(2, faults='child.loaded=fail'), 3, ['failed'] * 2)
+    if f.image() != was:
+        raise Failed(f'the disk is in {f.image()}, it was in {was}')
+    left = [n for n in os.listdir(f.host.path(IMAGES)) if f'.fork-f{f.number}-' in n]
+    if left:
+        raise Failed(f'left behind: {left}')
+    f.check_parent()
+    f.check_nothing_left()
+
+
+def held(f):
+    return os.path.join(f.shared, 'held')
+
+
+def wait_held(f):
+    wait_for('virsh is about to do it', 30, lambda: os.path.exists(held(f)))
+    if not f.state().startswith('paused'):
+        raise Failed(f'the domain does not stand still: {f.state()}')
+
+
+def killed(f, hold):
+    """vmclone is killed while the domain stands still: it goes on."""
+    p = f.start(1, hold=hold)
+    wait_held(f)
+    f.host.run('pkill', '-KILL', '-x', 'vmclone', '--oldest')
+    p.wait(20)
+    os.unlink(held(f))
+    f.check_parent()
+    f.image()
+    wait_for('nothing is left', 20, lambda: not f.host.run(
+        'pgrep', '-f', 'farfork agent|vmclone', fails=True))
+    f.vmclone('--kill', f'f{f.number}')
+
+
+def restarted(f):
+    """libvirtd ends while the domain stands still, and is there again after a while."""
+    p = f.start(1, hold='resume')
+    wait_held(f)
+    f.host.restart_libvirtd(lambda: os.unlink(held(f)))
+    f.end(p, 0, ['complete'])
+    f.check_parent()
+    f.image()
+    f.vmclone('--kill', f'f{f.number}')
+    f.check_nothing_left()
+
+
+def sandboxed(f):
+    """libvirt's sandbox as it is: said before the domain stands still."""
+    f.host.virsh('destroy', NAME)
+    f.define('qemu-system-x86_64')
+    said = f.end(f.start(1), 3)
+    if 'spawn=allow' not in f'{said}':
+        raise Failed(f'want the remedy: {said}')
+    if f.image() != IMAGE:
+        raise Failed(f'the disk is in {f.image()}')
+    f.check_parent()
+    f.check_nothing_left()
+
+
+def run(t):
+    allow_userfaultfd(t)
+    shared = os.path.join(t.work, 'shared')
+    for d in ('bin', 'wait'):
+        os.makedirs(os.path.join(shared, d))
+    os.chmod(t.work, 0o755)             # QEMU runs as libvirt-qemu
+    shutil.copy(common.MICRO_ELF, os.path.join(shared, 'micro.elf'))
+    for path in (common.FARFORK, forked.VMCLONE, common.QEMU):
+        shutil.copy(path, os.path.join(shared, 'bin'))
+    shutil.copy(MAY_FORK, os.path.join(shared, 'bin', 'qemu-system-x86_64-may-fork'))
+    common.write_file(os.path.join(shared, 'wait', 'virsh'), VIRSH)
+    os.chmod(os.path.join(shared, 'wait', 'virsh'), 0o755)
+    try:
+        with Forked(t, 'family') as f:
+            with t.case('three children of a running domain'):
+                kids, before = family(f)
+            with t.case('libvirtd is restarted, children end, a second fork'):
+                again(f, kids, before)
+            with t.case('started anew'):
+                fresh_start(f)
+            with t.case('refused'):
+                refused(f)
+            with t.case('no child comes up'):
+                taken_back(f)
+            for hold in ('snapshot-create-as', 'resume'):
+                with t.case(f'vmclone is killed before {hold}'):
+                    killed(f, hold)
+            with t.case('libvirtd is restarted while the domain stands still'):
+                restarted(f)
+            with t.case('under spawn=deny'):
+                sandboxed(f)
+    except HostError as e:
+        raise Failed(str(e)) from e
+
+
+if __name__ == '__main__':
+    common.main(run, 240, needs)
