@@ -101,7 +101,7 @@ static int fork_domain(const struct fork_options *given)
     o.s.parent_path = name;
     int rc = hostlist_add(&hosts, "localhost", &why);
     if (!rc)
-        rc = domain_books_open(o.domain, o.overlays, &o.s.books, &why);
+        rc = domain_books_open(o.domain, o.overlays, o.s.timeout_s, &o.s.books, &why);
     int code = rc ? print_error(&why) : fork_run(&o, &hosts);
     domain_books_close(o.s.books);
     hostlist_free(&hosts);

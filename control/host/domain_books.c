@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -26,12 +27,13 @@
 
 #define WRITE_LIMIT_MS 10000
 #define RESUME_LIMIT_MS 60000 /* a libvirtd that is started anew is there after a few seconds */
-#define RESUME_TURN_MS 200
+#define TURN_MS 200
 
 struct domain_books {
     char *domain, *overlays;
     pid_t pid, keeper;
-    int fd; /* of this process; the other end is the other's */
+    int fd;      /* of this process; the other end is the other's */
+    int turn_fd; /* locked: nobody else forks this domain */
     struct jsonl_reader in;
     bool held;     /* keeper: see domain_books_hold() */
     json_t *made;  /* keeper: [{"target", "overlay"}] */
@@ -58,7 +60,7 @@ static int keep_resume(struct domain_books *b, struct ff_error *why)
     begin_command(b, &w, "resume");
     while ((rc = virsh_run(&w, NULL, why)) && ff_now_ms() < end &&
            !domain_pid(b->domain, &pid, &ended) && pid == b->pid)
-        poll(NULL, 0, RESUME_TURN_MS);
+        poll(NULL, 0, TURN_MS);
     b->held = false;
     strv_free(&w);
     return rc ? ff_error_context(why, "domain %s stands still: virsh resume it", b->domain) : 0;
@@ -346,8 +348,35 @@ static int become_user(pid_t pid, struct ff_error *why)
     return rc;
 }
 
-int domain_books_open(const char *domain, const char *overlays, struct domain_books **out,
-                      struct ff_error *why)
+/* Its descriptor, which has the lock */
+static int wait_turn(const char *domain, unsigned timeout_s, struct ff_error *why)
+{
+    FF_AUTO_FREE char *path = domain_pid_file(domain);
+    uint64_t end = ff_now_ms() + timeout_s * 1000ull;
+    int fd = open(path, O_RDONLY | O_CLOEXEC), rc;
+    bool said = false;
+
+    if (fd < 0)
+        return ff_error_set(why, errno, "%s: %s", path, strerror(errno));
+    while ((rc = flock(fd, LOCK_EX | LOCK_NB)) && errno == EWOULDBLOCK && ff_now_ms() < end) {
+        if (!said)
+            fprintf(stderr, "domain %s: another fork of it is made: waiting, at most for %u s\n",
+                    domain, timeout_s);
+        said = true;
+        poll(NULL, 0, TURN_MS);
+    }
+    if (!rc)
+        return fd;
+    rc = errno == EWOULDBLOCK
+             ? ff_error_set(why, ETIMEDOUT, "domain %s: others have forked it for %u s", domain,
+                            timeout_s)
+             : ff_error_set(why, errno, "lock %s: %s", path, strerror(errno));
+    close(fd);
+    return rc;
+}
+
+int domain_books_open(const char *domain, const char *overlays, unsigned timeout_s,
+                      struct domain_books **out, struct ff_error *why)
 {
     pid_t pid;
     int pair[2];
@@ -356,12 +385,22 @@ int domain_books_open(const char *domain, const char *overlays, struct domain_bo
         return ff_error_set(why, EPERM, "domain %s: run this as root, who may ask libvirt; what it "
                             "starts runs as the domain's user", domain);
     int rc = domain_pid(domain, &pid, why);
-    if (rc)
+    int turn = rc ? rc : wait_turn(domain, timeout_s, why);
+    if (turn < 0)
+        return turn;
+    rc = domain_pid(domain, &pid, why); /* it may have been started anew meanwhile */
+    if (rc) {
+        close(turn);
         return rc;
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
-        return ff_error_set(why, errno, "socketpair: %s", strerror(errno));
+    }
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair)) {
+        rc = errno;
+        close(turn);
+        return ff_error_set(why, rc, "socketpair: %s", strerror(rc));
+    }
     struct domain_books *b = xcalloc(1, sizeof(*b));
     *b = (struct domain_books){.domain = xstrdup(domain), .pid = pid, .made = json_array(),
+                               .turn_fd = turn,
                                .overlays = overlays ? xstrdup(overlays) : NULL};
     b->keeper = fork();
     b->fd = pair[b->keeper == 0];
@@ -387,6 +426,7 @@ void domain_books_close(struct domain_books *b)
     close(b->fd);
     if (b->keeper > 0) /* it lets the guest go on first */
         waitpid(b->keeper, NULL, 0);
+    close(b->turn_fd);
     jsonl_free(&b->in);
     json_decref(b->made);
     free(b->domain);

@@ -20,7 +20,9 @@
  * Invariants   1. The keeper does nothing but these things, to this one domain. It takes file names
  *              from libvirt and from the command line, never from the QEMU: a guest that broke out
  *              must not choose where root makes a file.
- *              2. When vmclone ends between (2) and (4), however, the keeper does (4). It repeats
+ *              2. One fork of a domain at a time: another would let the guest go on in between. Both
+ *              processes have a lock on libvirt's pid file of the domain.
+ *              3. When vmclone ends between (2) and (4), however, the keeper does (4). It repeats
  *              that while libvirtd is not there, for RESUME_LIMIT_MS.
  * Failure      when both are killed between (2) and (4) the domain is paused, and libvirt says so.
  */
@@ -35,13 +37,14 @@
 struct domain_books;
 
 /**
- * domain_books_open() - fork the keeper, and become the domain's user
- * @overlays: folder for overlays that libvirt makes; NULL: beside each image. Until it is closed
+ * domain_books_open() - wait for other forks of the domain, fork the keeper, become the domain's user
+ * @overlays:  folder for overlays that libvirt makes; NULL: beside each image
+ * @timeout_s: for the other forks
  *
- * Return: 0; -EPERM: this is not root; -ESRCH: no such domain runs here; -errno
+ * Return: 0; -EPERM: this is not root; -ESRCH: no such domain runs here; -ETIMEDOUT; -errno
  */
-int domain_books_open(const char *domain, const char *overlays, struct domain_books **out,
-                      struct ff_error *why);
+int domain_books_open(const char *domain, const char *overlays, unsigned timeout_s,
+                      struct domain_books **out, struct ff_error *why);
 void domain_books_close(struct domain_books *b);
 
 /* Of its QEMU */

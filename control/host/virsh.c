@@ -84,9 +84,14 @@ int virsh_monitor(const char *domain, const char *line, char **answer, struct ff
     return rc;
 }
 
+char *domain_pid_file(const char *name)
+{
+    return xprintf(RUN_FOLDER "/%s.pid", name);
+}
+
 int domain_pid(const char *name, pid_t *pid, struct ff_error *err)
 {
-    FF_AUTO_FREE char *path = xprintf(RUN_FOLDER "/%s.pid", name);
+    FF_AUTO_FREE char *path = domain_pid_file(name);
     FILE *f = fopen(path, "re");
     int number = 0;
 

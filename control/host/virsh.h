@@ -27,4 +27,7 @@ int virsh_monitor(const char *domain, const char *line, char **answer, struct ff
 /* Of a domain that this host's libvirt runs. -ESRCH: it does not */
 int domain_pid(const char *name, pid_t *pid, struct ff_error *err);
 
+/* The file that says so: there for as long as the domain runs. To be freed */
+char *domain_pid_file(const char *name);
+
 #endif

@@ -212,7 +212,8 @@ def make_root(work, shared, packs):
     for d in ('lib', 'log', 'cache', 'tmp'):
         os.makedirs(f'{root}/var/{d}', exist_ok=True)
     os.symlink('/run', f'{root}/var/run')
-    os.chmod(f'{root}/tmp', 0o1777)
+    for d in ('tmp', 'var/tmp'):
+        os.chmod(f'{root}/{d}', 0o1777)
     mount('-t', 'proc', 'proc', f'{root}/proc')
     mount('-t', 'sysfs', 'sysfs', f'{root}/sys')
     make_dev(f'{root}/dev')
