@@ -281,31 +281,39 @@ void fork_disks_done(struct fork_disks *d, bool forked)
         undo(d);
 }
 
-bool fork_disks_wait(const struct fork_disks *d)
+int fork_disks_plan_libvirt(const struct fork_disks *d, bool *stands, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *images = disks_awaited(d->plan);
 
-    return json_array_size(images);
+    if (!d->o->books || !json_array_size(images))
+        return 0;
+    int rc = domain_books_plan(d->o->books, d->o->id, images, why);
+    *stands = !rc;
+    return rc;
 }
 
 int fork_disks_by_libvirt(struct fork_disks *d, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *images = disks_awaited(d->plan), *block = NULL, *status = NULL;
-    int rc = domain_books_snapshot(d->o->books, d->o->id, images, why);
+    FF_AUTO_JSON json_t *status = NULL;
+    int rc = domain_books_snapshot(d->o->books, why);
 
     if (rc)
         return rc;
     d->forked = true;
-    rc = qmp_command(d->parent, "query-block", NULL, &block, why);
-    if (!rc)
-        rc = disks_take_over(d->plan, block, why);
-    if (!rc)
-        rc = qmp_command(d->parent, "query-status", NULL, &status, why);
+    rc = qmp_command(d->parent, "query-status", NULL, &status, why);
     if (!rc && json_is_true(json_object_get(status, "running")))
         rc = ff_error_set(why, EBUSY,
                           "the domain was continued before libvirt had made its overlays: its "
                           "memory and its disks are of two moments; fork it again");
     return rc;
+}
+
+int fork_disks_take_over(struct fork_disks *d, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *block = NULL;
+    int rc = qmp_command(d->parent, "query-block", NULL, &block, why);
+
+    return rc ? rc : disks_take_over(d->plan, block, why);
 }
 
 bool fork_disks_forked(const struct fork_disks *d)

@@ -142,10 +142,11 @@ static bool any_keyed(const struct fork *f)
 /* From here to end_stand() libvirt's overlays are made, and nobody lets the guest go on */
 static int begin_stand(struct fork *f, struct ff_error *why)
 {
-    if (!f->s.o.books || !fork_disks_wait(f->disks))
-        return 0;
-    f->stands = true;
-    return f->s.parent_stood || f->o->template ? 0 : domain_books_hold(f->s.o.books, why);
+    int rc = fork_disks_plan_libvirt(f->disks, &f->stands, why);
+
+    if (rc || !f->stands || f->s.parent_stood || f->o->template)
+        return rc;
+    return domain_books_hold(f->s.o.books, why);
 }
 
 /* The guest goes on, whatever became of the export */
@@ -199,7 +200,7 @@ int fork_export(struct fork *f, struct ff_error *why)
     if (!rc)
         rc = fork_disks_serve(f->disks, why);
     end_stand(f);
-    return rc;
+    return rc || !f->stands ? rc : fork_disks_take_over(f->disks, why);
 }
 
 void fork_ask_paused(struct fork *f)

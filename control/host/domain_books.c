@@ -36,7 +36,8 @@ struct domain_books {
     int turn_fd; /* locked: nobody else forks this domain */
     struct jsonl_reader in;
     bool held;     /* keeper: see domain_books_hold() */
-    json_t *made;  /* keeper: [{"target", "overlay"}] */
+    json_t *made;  /* keeper: [{"target", "overlay"}], planned or there */
+    struct strv snapshot; /* keeper: the command that makes these */
 };
 
 /* --- the keeper --- */
@@ -153,15 +154,18 @@ static int add_disks(struct domain_books *b, const char *id, char *listed, json_
     return 0;
 }
 
-static int keep_snapshot(struct domain_books *b, const char *id, const json_t *asked,
-                         struct ff_error *why)
+static int keep_plan(struct domain_books *b, const char *id, const json_t *asked,
+                     struct ff_error *why)
 {
     FF_AUTO_JSON json_t *images = json_deep_copy(asked);
     FF_AUTO_FREE char *listed = NULL;
-    struct strv list = {0}, w = {0};
+    struct strv list = {0};
     size_t i;
     json_t *image;
 
+    json_array_clear(b->made);
+    strv_free(&b->snapshot);
+    b->snapshot = (struct strv){0};
     if (!rundir_name_valid(id) || !json_is_array(images))
         return ff_error_set(why, EINVAL, "domain %s: a snapshot that has no id", b->domain);
     json_array_foreach(images, i, image)
@@ -169,26 +173,33 @@ static int keep_snapshot(struct domain_books *b, const char *id, const json_t *a
             return ff_error_set(why, EINVAL, "domain %s: a snapshot of no file", b->domain);
     begin_command(b, &list, "domblklist");
     strv_add(&list, "--details");
-    begin_command(b, &w, "snapshot-create-as");
-    strv_add(&w, "--name");
-    strv_add(&w, "farfork-%s", id);
-    strv_add(&w, "--disk-only");
-    strv_add(&w, "--no-metadata");
-    strv_add(&w, "--atomic");
+    begin_command(b, &b->snapshot, "snapshot-create-as");
+    strv_add(&b->snapshot, "--name");
+    strv_add(&b->snapshot, "farfork-%s", id);
+    strv_add(&b->snapshot, "--disk-only");
+    strv_add(&b->snapshot, "--no-metadata");
+    strv_add(&b->snapshot, "--atomic");
     int rc = virsh_run(&list, &listed, why);
+    strv_free(&list);
     if (!rc)
-        rc = add_disks(b, id, listed, images, &w, why);
+        rc = add_disks(b, id, listed, images, &b->snapshot, why);
     if (!rc && json_array_size(images))
         rc = ff_error_set(why, ENOENT,
                           "domain %s: libvirt has no disk with image %s (virsh domblklist): it "
                           "cannot give it an overlay",
                           b->domain, json_string_value(json_array_get(images, 0)));
-    if (!rc)
-        rc = virsh_run(&w, NULL, why);
     if (rc)
         json_array_clear(b->made);
-    strv_free(&list);
-    strv_free(&w);
+    return rc;
+}
+
+static int keep_snapshot(struct domain_books *b, struct ff_error *why)
+{
+    if (!json_array_size(b->made))
+        return ff_error_set(why, EINVAL, "domain %s: no overlay was planned", b->domain);
+    int rc = virsh_run(&b->snapshot, NULL, why);
+    if (rc)
+        json_array_clear(b->made);
     return rc;
 }
 
@@ -222,8 +233,10 @@ static int keep_one(struct domain_books *b, const json_t *asked, char **answer,
 
     if (!strcmp(command, "monitor"))
         return virsh_monitor(b->domain, text_of(asked, "line"), answer, why);
+    if (!strcmp(command, "plan"))
+        return keep_plan(b, text_of(asked, "id"), json_object_get(asked, "images"), why);
     if (!strcmp(command, "snapshot"))
-        return keep_snapshot(b, text_of(asked, "id"), json_object_get(asked, "images"), why);
+        return keep_snapshot(b, why);
     if (!strcmp(command, "commit"))
         return keep_commit(b, why);
     if (!strcmp(command, "resume"))
@@ -457,11 +470,16 @@ int domain_books_resume(struct domain_books *b, struct ff_error *why)
     return ask_keeper(b, json_pack("{ss}", "do", "resume"), NULL, why);
 }
 
-int domain_books_snapshot(struct domain_books *b, const char *id, const json_t *images,
-                          struct ff_error *why)
+int domain_books_plan(struct domain_books *b, const char *id, const json_t *images,
+                      struct ff_error *why)
 {
-    return ask_keeper(b, json_pack("{ss ss sO}", "do", "snapshot", "id", id, "images", images),
-                      NULL, why);
+    return ask_keeper(b, json_pack("{ss ss sO}", "do", "plan", "id", id, "images", images), NULL,
+                      why);
+}
+
+int domain_books_snapshot(struct domain_books *b, struct ff_error *why)
+{
+    return ask_keeper(b, json_pack("{ss}", "do", "snapshot"), NULL, why);
 }
 
 int domain_books_commit(struct domain_books *b, struct ff_error *why)

@@ -10,6 +10,7 @@
  *              image: the next start of the domain would write to what its children read.
  * Picture      vmclone, as the domain's user        the keeper, as root
  *              (1) QMP line                  --->   virsh qemu-monitor-command
+ *                  plan                      --->   virsh domblklist: overlays are named
  *              (2) x-farfork-export, as a template: the guest stands still
  *              (3) snapshot                  --->   virsh snapshot-create-as --disk-only
  *                                                   (no metadata: only an overlay is left)
@@ -53,14 +54,17 @@ pid_t domain_books_pid(const struct domain_books *b);
 /* A line of QMP: for qmp_by(), with @opaque the books */
 int domain_books_monitor(void *opaque, const char *line, char **answer, struct ff_error *why);
 
+/* Overlays on these images are to be made, for fork @id. -ENOENT: libvirt knows no such image;
+ * -EEXIST */
+int domain_books_plan(struct domain_books *b, const char *id, const json_t *images,
+                      struct ff_error *why);
+
 /* From here on the guest may stand still, until domain_books_resume() */
 int domain_books_hold(struct domain_books *b, struct ff_error *why);
 int domain_books_resume(struct domain_books *b, struct ff_error *why);
 
-/* Overlays on these images, for fork @id: all of them, or none. -ENOENT: libvirt knows no such
- * image; -EREMOTEIO: libvirt refuses */
-int domain_books_snapshot(struct domain_books *b, const char *id, const json_t *images,
-                          struct ff_error *why);
+/* What was planned is made: all of it, or nothing. -EREMOTEIO: libvirt refuses */
+int domain_books_snapshot(struct domain_books *b, struct ff_error *why);
 
 /* What domain_books_snapshot() made is committed and removed; nobody else may read the images */
 int domain_books_commit(struct domain_books *b, struct ff_error *why);

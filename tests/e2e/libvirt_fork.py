@@ -23,21 +23,23 @@ IMAGES = '/var/lib/libvirt/images'
 IMAGE = f'{IMAGES}/disk.qcow2'
 RUNDIR = f'/tmp/farfork-{LIBVIRT_UID}'
 SCRATCH = '/var/tmp'
+MIB = 32
 DISK_MIB = 16
 MAY_FORK = os.path.join(common.HERE, '..', '..', 'packaging', 'qemu-may-fork')
-# virsh that waits, where it is told to, until the test has done what it wants to do meanwhile
+# virsh that waits, once and where it is told to, until the test has done what it wants to do meanwhile
 VIRSH = """#!/bin/sh
 case " $* " in
-    *" $FARFORK_TEST_HOLD "*) touch "$FARFORK_TEST_FOLDER/held"
+    *" $FARFORK_TEST_HOLD "*)
+        mv "$FARFORK_TEST_FOLDER/hold" "$FARFORK_TEST_FOLDER/held" 2> /dev/null &&
         while test -e "$FARFORK_TEST_FOLDER/held"; do sleep 0.05; done ;;
 esac
 exec /usr/bin/virsh "$@"
 """
 
 
-def devices(shared, emulator):
+def devices(shared):
     return f"""
-    <emulator>{shared}/bin/{emulator}</emulator>
+    <emulator>{shared}/bin/qemu-system-x86_64-may-fork</emulator>
     <disk type='file' device='disk'>
       <driver name='qemu' type='qcow2'/>
       <source file='{IMAGE}'/>
@@ -79,18 +81,18 @@ class Forked:
         with contextlib.ExitStack() as stack:
             self.host = stack.enter_context(Host(work, 'one', 1, common.BUILD, self.shared))
             self.host.run('qemu-img', 'create', '-q', '-f', 'qcow2', IMAGE, f'{DISK_MIB}M')
-            self.define('qemu-system-x86_64-may-fork')
+            xml = os.path.join(self.shared, f'{self.name}.xml')
+            common.write_file(xml, domain_xml(t, t.best_accel(), 'memfd', devices(self.shared), MIB,
+                                              forked.LOAD))
+            self.begin(xml)
             self.stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc):
         self.stack.close()
 
-    def define(self, emulator):
-        """A domain with that, started."""
-        xml = os.path.join(self.shared, f'{self.name}.xml')
-        common.write_file(xml, domain_xml(self.t, self.t.best_accel(), 'memfd',
-                                          devices(self.shared, emulator)))
+    def begin(self, xml):
+        """With this definition."""
         self.host.virsh('define', xml)
         self.host.virsh('start', NAME)
         self.guest = Domain(self.host)
@@ -103,6 +105,7 @@ class Forked:
                    FARFORK_TEST_HOLD=hold or '-')
         if hold:
             env['PATH'] = f'{self.shared}/wait:{env["PATH"]}'
+            common.write_file(os.path.join(self.shared, 'hold'), '')
         p = subprocess.Popen(
             self.host.inside(f'{self.shared}/bin/vmclone', '--json', '--id', f'f{self.number}',
                              '--timeout', '40', '--domain', name, *more, str(n)),
@@ -231,7 +234,7 @@ def refused(f):
     for want, options, name in (('nobody', (), 'nobody'), ('fork id', (), NAME)):
         number = f.number + 1
         if want == 'fork id':
-            f.host.run('touch', f'{f.image()}.fork-f{number}-vda.qcow2')
+            f.host.run('touch', f'{IMAGES}/disk.qcow2.fork-f{number}-vda.qcow2')
         said = f.end(f.start(1, *options, name=name), 2 if name != NAME else 3)
         if want not in said['error']:
             raise Failed(f'want {want}: {said}')
@@ -242,12 +245,25 @@ def refused(f):
 def taken_back(f):
     """No child comes up: the domain writes to its own image again, and libvirt knows."""
     was = f.image()
-    f.end(f.start(2, faults='child.loaded=fail'), 3, ['failed'] * 2)
+    f.end(f.start(2, faults='child.loaded=kill'), 3, ['failed'] * 2)
     if f.image() != was:
         raise Failed(f'the disk is in {f.image()}, it was in {was}')
     left = [n for n in os.listdir(f.host.path(IMAGES)) if f'.fork-f{f.number}-' in n]
     if left:
         raise Failed(f'left behind: {left}')
+    f.check_parent()
+    f.check_nothing_left()
+
+
+def libvirt_refuses(f):
+    """The overlay, while the domain stands still: it goes on."""
+    was, p = f.image(), f.start(1, hold='snapshot-create-as')
+    wait_held(f)
+    f.host.run('sh', '-c', f'echo mine > {IMAGES}/disk.qcow2.fork-f{f.number}-vda.qcow2')
+    os.unlink(held(f))
+    said = f.end(p, 3)
+    if 'already exists' not in said['error'] or f.image() != was:
+        raise Failed(f'{f.image()}, was {was}: {said}')
     f.check_parent()
     f.check_nothing_left()
 
@@ -290,13 +306,16 @@ def restarted(f):
 
 def sandboxed(f):
     """libvirt's sandbox as it is: said before the domain stands still."""
+    was = f.image()
+    xml = os.path.join(f.shared, 'sandboxed.xml')
+    common.write_file(xml, f.host.virsh('dumpxml', '--inactive', NAME).replace('-may-fork', ''))
     f.host.virsh('destroy', NAME)
-    f.define('qemu-system-x86_64')
+    f.begin(xml)
     said = f.end(f.start(1), 3)
     if 'spawn=allow' not in f'{said}':
         raise Failed(f'want the remedy: {said}')
-    if f.image() != IMAGE:
-        raise Failed(f'the disk is in {f.image()}')
+    if f.image() != was:
+        raise Failed(f'the disk is in {f.image()}, it was in {was}')
     f.check_parent()
     f.check_nothing_left()
 
@@ -323,6 +342,8 @@ def run(t):
                 fresh_start(f)
             with t.case('refused'):
                 refused(f)
+            with t.case('libvirt refuses'):
+                libvirt_refuses(f)
             with t.case('no child comes up'):
                 taken_back(f)
             for hold in ('snapshot-create-as', 'resume'):

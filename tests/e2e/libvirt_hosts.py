@@ -29,7 +29,8 @@ ROOT = '/host'              # where a host's root is put together, in its own mo
 NODES = (('null', 1, 3), ('zero', 1, 5), ('full', 1, 7), ('random', 1, 8), ('urandom', 1, 9),
          ('tty', 5, 0))
 WAIT_S = 30
-HELD = '/run/libvirtd.held'     # while it is there libvirtd may end, and is not started again
+HELD = '/run/libvirtd.held'     # it is there: libvirtd may end
+ENDED = '/run/libvirtd.ended'   # it has, and is started when this is gone
 DAEMONS = ((['virtlogd'], 'virtlogd-sock'), (['libvirtd', '--listen'], 'libvirt-sock'))
 
 
@@ -133,12 +134,12 @@ class Host:
         self.run('touch', HELD)
         self.run('pkill', '-TERM', '-x', 'libvirtd')
         end = time.monotonic() + WAIT_S
-        while os.path.exists(self.path('/run/libvirt/libvirt-sock')):
+        while not os.path.exists(self.path(ENDED)):
             if time.monotonic() > end:
                 raise HostError(f'host {self.name}: libvirtd does not end')
             time.sleep(0.02)
         meanwhile()
-        self.run('rm', HELD)
+        self.run('rm', ENDED)
         while 'error' in self.virsh('list', fails=True):
             if time.monotonic() > end:
                 raise HostError(f'host {self.name}: libvirtd does not come back')
@@ -315,7 +316,8 @@ def inside(name, number, work, shared, *packs):
                 continue
             if not os.path.exists(HELD):
                 raise SystemExit(f'{p.args[0]} ended: {code}')
-            while os.path.exists(HELD):
+            os.rename(HELD, ENDED)
+            while os.path.exists(ENDED):
                 time.sleep(0.02)
             ours[i] = daemon(*DAEMONS[i])
 

@@ -28,17 +28,17 @@ SYSCTL = '/proc/sys/vm/unprivileged_userfaultfd'
 MEMFD = "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
 
 
-def domain_xml(t, accel, memory, devices=''):
+def domain_xml(t, accel, memory, devices='', mem_mib=MEM_MIB, load=common.LOAD):
     cpu = '' if accel == 'tcg' else """
   <cpu mode='host-passthrough'><feature policy='disable' name='arch-capabilities'/></cpu>"""
     return f"""<domain type='{'kvm' if accel == 'kvm' else 'qemu'}'>
   <name>{NAME}</name>
   <uuid>{UUID}</uuid>
-  <memory unit='MiB'>{MEM_MIB}</memory>{MEMFD if memory == 'memfd' else ''}
+  <memory unit='MiB'>{mem_mib}</memory>{MEMFD if memory == 'memfd' else ''}
   <os>
     <type arch='x86_64' machine='pc'>hvm</type>
     <kernel>{t.work}/shared/micro.elf</kernel>
-    <cmdline>{common.LOAD}</cmdline>
+    <cmdline>{load}</cmdline>
   </os>
   <features><acpi/></features>{cpu}
   <on_reboot>destroy</on_reboot>

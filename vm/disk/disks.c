@@ -133,7 +133,8 @@ static bool stores_nothing(const json_t *inserted)
     return strstr(drv, "null-") == drv || strstr(file, "null-") == file;
 }
 
-bool disk_is_frozen(const char *cwd, const json_t *inserted, char **file)
+/* The top is an overlay that adds nothing to what is behind it; its name goes to *@file */
+static bool is_frozen_already(const char *cwd, const json_t *inserted, char **file)
 {
     const json_t *image = json_object_get(inserted, "image"), *next = image_backing(image);
     FF_AUTO_FREE char *name = image_absolute(cwd, text_of(image, "filename"));
@@ -200,7 +201,7 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
     d->writable += disk->writable;
     disk->name = disk_name(entry);
     disk->node = xstrdup(text_of(inserted, "node-name"));
-    if (in->stopped && disk->writable && disk_is_frozen(in->cwd, inserted, &disk->empty))
+    if (in->stopped && disk->writable && is_frozen_already(in->cwd, inserted, &disk->empty))
         image = image_backing(image);
     disk->format = xstrdup(image_format(disk->empty ? text_of(image, "format")
                                                     : text_of(inserted, "drv")));
@@ -364,7 +365,7 @@ int disks_check_overlays(const struct disks *d, const char *scratch, uint64_t by
 int disks_check_still(const struct disks *d, struct ff_error *why)
 {
     each_frozen(d, k)
-        if (k->empty && !overlay_is_empty(k->empty))
+        if (k->empty && !k->awaited && !overlay_is_empty(k->empty))
             return ff_error_set(why, EBUSY,
                           "disk %s: the parent has written to %s although it was "
                           "stopped: was it continued meanwhile? Fork it again",

@@ -111,9 +111,8 @@ uint64_t disks_room(const struct disks *d, unsigned children);
 int disks_check_overlays(const struct disks *d, const char *scratch, uint64_t bytes,
                          struct ff_error *why);
 
-/* With @in.awaited: the images that the parent needs overlays on. And once they are there, while the
- * guest stands still: @block, query-block asked again, has to show a new one, empty, on each.
- * -EPROTO: it does not */
+/* With @in.awaited: the images that the parent needs overlays on. And once they are there: @block,
+ * query-block asked again, has to show a new one right on each. -EPROTO: it does not */
 json_t *disks_awaited(const struct disks *d);
 int disks_take_over(struct disks *d, const json_t *block, struct ff_error *why);
 

@@ -5,10 +5,10 @@
 /**
  * DOC: Theory of Operation
  *
- * Picture      disks_plan(), the freeze, the guest stands still; disks_awaited(); others make the
- *              overlays; disks_take_over(); the guest goes on
- * Invariants   Between the freeze and the overlay nobody wrote to the image: the overlay that is
- *              found is empty, right on what was frozen, and the guest has not gone on.
+ * Picture      disks_plan(), disks_awaited(); the freeze, the guest stands still; others make the
+ *              overlays; the guest goes on; disks_take_over()
+ * Invariants   Between the freeze and the overlay nobody writes to the image: the caller sees to it
+ *              that the guest does not go on before.
  */
 #include <errno.h>
 #include <string.h>
@@ -47,11 +47,10 @@ static int take_over(const struct disks *d, struct disk *k, const json_t *block,
     const json_t *behind = image_backing(json_object_get(inserted, "image"));
 
     if (!behind || !image_same_file(d->cwd, text_of(behind, "filename"), k->frozen) ||
-        !disk_is_frozen(d->cwd, inserted, &k->empty))
-        return ff_error_set(why, EPROTO,
-                            "disk %s: want a new overlay on %s that nobody has written to, found "
-                            "%s: was the guest continued meanwhile? Fork it again",
+        strcmp(text_of(inserted, "drv"), "qcow2"))
+        return ff_error_set(why, EPROTO, "disk %s: want a new overlay right on %s, found %s",
                             k->name, k->frozen, text_of(inserted, "file"));
+    k->empty = image_absolute(d->cwd, text_of(json_object_get(inserted, "image"), "filename"));
     free(k->node);
     k->node = xstrdup(text_of(inserted, "node-name"));
     return 0;

@@ -71,8 +71,6 @@ int image_check_chain(const char *cwd, const char *name, const json_t *image, st
 #define each_new(d, k) each_frozen(d, k) if (k->overlay)
 
 char *disk_name(const json_t *entry); /* of query-block */
-/* The top is an overlay that adds nothing to what is behind it; its name goes to *@file */
-bool disk_is_frozen(const char *cwd, const json_t *inserted, char **file);
 
 /* The step that makes an overlay, without opening what is behind it */
 json_t *disk_create_overlay(const char *backing, const char *format, const char *file,
