@@ -50,6 +50,19 @@ static void begin_command(const struct domain_books *b, struct strv *w, const ch
     strv_add(w, "%s", b->domain);
 }
 
+/* libvirt refuses to resume a domain that runs: somebody did so, or it never stood still */
+static bool domain_runs(const struct domain_books *b)
+{
+    FF_AUTO_FREE char *state = NULL;
+    struct ff_error ignored;
+    struct strv w = {0};
+
+    begin_command(b, &w, "domstate");
+    int rc = virsh_run(&w, &state, &ignored);
+    strv_free(&w);
+    return !rc && !strcmp(state, "running");
+}
+
 static int keep_resume(struct domain_books *b, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + RESUME_LIMIT_MS;
@@ -59,9 +72,11 @@ static int keep_resume(struct domain_books *b, struct ff_error *why)
     int rc;
 
     begin_command(b, &w, "resume");
-    while ((rc = virsh_run(&w, NULL, why)) && ff_now_ms() < end &&
+    while ((rc = virsh_run(&w, NULL, why)) && !domain_runs(b) && ff_now_ms() < end &&
            !domain_pid(b->domain, &pid, &ended) && pid == b->pid)
         poll(NULL, 0, TURN_MS);
+    if (rc && domain_runs(b))
+        rc = 0;
     b->held = false;
     strv_free(&w);
     return rc ? ff_error_context(why, "domain %s stands still: virsh resume it", b->domain) : 0;

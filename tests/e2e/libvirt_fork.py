@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""libvirt_fork.py - vmclone --domain: Debian's libvirt runs Farfork's QEMU, and its domain is forked; limit: 240 s
+"""libvirt_fork.py - vmclone --domain: Debian's libvirt runs Farfork's QEMU, and its domain is forked; limit: 140 s
 
 One host with libvirtd, as libvirt_hosts.py makes it: QEMU as libvirt-qemu, sandboxed, behind virtlogd, with
 libvirt's own monitor alone. What libvirt says of the domain is compared with what QEMU says.
@@ -304,6 +304,34 @@ def restarted(f):
     f.check_nothing_left()
 
 
+def in_turn(f):
+    """Forks of one domain wait for each other; it stays as it was, or as it was asked to be."""
+    for p in [f.start(1), f.start(1)]:
+        f.end(p, 0, ['complete'])
+    f.check_parent()
+    p = f.start(1, hold='snapshot-create-as')
+    wait_held(f)
+    f.host.run('pkill', '-INT', '-x', 'vmclone', '--oldest')
+    os.unlink(held(f))
+    if not f.end(p, 3)['interrupted']:
+        raise Failed('it was interrupted, and does not say so')
+    f.check_parent()
+    f.host.virsh('suspend', NAME)
+    if not f.end(f.start(1), 0, ['complete'])['children_paused'] or f.state() != 'paused (user)':
+        raise Failed(f'of a domain that is suspended: {f.state()}')
+    f.host.virsh('resume', NAME)
+    for _ in range(2):
+        said = f.end(f.start(1, '--template'), 0, ['complete'])
+        if not f.state().startswith('paused') or said['children_paused']:
+            raise Failed(f'a template: {f.state()}')
+        f.image()
+    f.host.virsh('resume', NAME)
+    f.check_parent()
+    for k in range(1, f.number + 1):
+        f.vmclone('--kill', f'f{k}')
+    f.check_nothing_left()
+
+
 def sandboxed(f):
     """libvirt's sandbox as it is: said before the domain stands still."""
     was = f.image()
@@ -318,6 +346,21 @@ def sandboxed(f):
         raise Failed(f'the disk is in {f.image()}, it was in {was}')
     f.check_parent()
     f.check_nothing_left()
+
+
+def more(t, f):
+    with t.case('vmclone is killed before resume'):
+        killed(f, 'resume')
+    with t.case('refused'):
+        refused(f)
+    with t.case('libvirt refuses'):
+        libvirt_refuses(f)
+    with t.case('libvirtd is restarted while the domain stands still'):
+        restarted(f)
+    with t.case('two at a time, interrupted, suspended, as a template'):
+        in_turn(f)
+    with t.case('under spawn=deny'):
+        sandboxed(f)
 
 
 def run(t):
@@ -340,22 +383,15 @@ def run(t):
                 again(f, kids, before)
             with t.case('started anew'):
                 fresh_start(f)
-            with t.case('refused'):
-                refused(f)
-            with t.case('libvirt refuses'):
-                libvirt_refuses(f)
             with t.case('no child comes up'):
                 taken_back(f)
-            for hold in ('snapshot-create-as', 'resume'):
-                with t.case(f'vmclone is killed before {hold}'):
-                    killed(f, hold)
-            with t.case('libvirtd is restarted while the domain stands still'):
-                restarted(f)
-            with t.case('under spawn=deny'):
-                sandboxed(f)
+            with t.case('vmclone is killed before snapshot-create-as'):
+                killed(f, 'snapshot-create-as')
+            if common.FULL:
+                more(t, f)
     except HostError as e:
         raise Failed(str(e)) from e
 
 
 if __name__ == '__main__':
-    common.main(run, 240, needs)
+    common.main(run, 580 if common.FULL else 140, needs)
