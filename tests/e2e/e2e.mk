@@ -70,7 +70,7 @@ E2E_TESTS := \
     tests/e2e/move_proxy.py:220 \
     tests/e2e/libvirt_move.py:100 \
     tests/e2e/libvirt_proxy.py:320 \
-    tests/e2e/libvirt_fork.py:$(if $(filter 1,$(FARFORK_FULL)),600,160) \
+    tests/e2e/libvirt_fork.py:$(if $(filter 1,$(FARFORK_FULL)),600,220) \
     tests/e2e/metrics.py:100
 
 # Those that `make check` runs two at a time: they wait for timers and peers, by conditions with long

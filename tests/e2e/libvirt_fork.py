@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""libvirt_fork.py - vmclone --domain: Debian's libvirt runs Farfork's QEMU, and its domain is forked; limit: 140 s
+"""libvirt_fork.py - vmclone --domain: Debian's libvirt runs Farfork's QEMU, and its domain is forked; limit: 200 s
 
 One host with libvirtd, as libvirt_hosts.py makes it: QEMU as libvirt-qemu, sandboxed, behind virtlogd, with
 libvirt's own monitor alone. What libvirt says of the domain is compared with what QEMU says.
@@ -91,9 +91,10 @@ class Forked:
     def __exit__(self, *exc):
         self.stack.close()
 
-    def begin(self, xml):
-        """With this definition."""
-        self.host.virsh('define', xml)
+    def begin(self, xml=None):
+        """With this definition, or the one that it has."""
+        if xml:
+            self.host.virsh('define', xml)
         self.host.virsh('start', NAME)
         self.guest = Domain(self.host)
         self.guest.wait_ready(60)
@@ -224,7 +225,7 @@ def again(f, kids, before):
 def fresh_start(f):
     """What the domain wrote since is there when it is started anew: libvirt knows its image."""
     f.host.virsh('destroy', NAME)
-    f.host.virsh('start', NAME)
+    f.begin()
     io_qemu(f, DEVICE, 'read -P 2 0 64k')
     f.image()
 
@@ -349,8 +350,9 @@ def sandboxed(f):
 
 
 def more(t, f):
-    with t.case('vmclone is killed before resume'):
-        killed(f, 'resume')
+    for hold in ('snapshot-create-as', 'resume'):
+        with t.case(f'vmclone is killed before {hold}'):
+            killed(f, hold)
     with t.case('refused'):
         refused(f)
     with t.case('libvirt refuses'):
@@ -359,6 +361,8 @@ def more(t, f):
         restarted(f)
     with t.case('two at a time, interrupted, suspended, as a template'):
         in_turn(f)
+    with t.case('started anew'):
+        fresh_start(f)
     with t.case('under spawn=deny'):
         sandboxed(f)
 
@@ -381,12 +385,8 @@ def run(t):
                 kids, before = family(f)
             with t.case('libvirtd is restarted, children end, a second fork'):
                 again(f, kids, before)
-            with t.case('started anew'):
-                fresh_start(f)
             with t.case('no child comes up'):
                 taken_back(f)
-            with t.case('vmclone is killed before snapshot-create-as'):
-                killed(f, 'snapshot-create-as')
             if common.FULL:
                 more(t, f)
     except HostError as e:
@@ -394,4 +394,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, 580 if common.FULL else 140, needs)
+    common.main(run, 580 if common.FULL else 200, needs)
