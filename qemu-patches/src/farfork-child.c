@@ -24,9 +24,9 @@
 #include "qemu/osdep.h"
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include "exec/ramblock.h"
 #include "hw/virtio/virtio-net.h"
 #include "migration/misc.h"
+#include "compat.h"
 #include "rdma-postcopy.h"
 #include "net/net.h"
 #include "qapi/error.h"

@@ -37,14 +37,13 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "hw/boards.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "qemu/madvise.h"
 #include "qemu/thread.h"
 #include "qemu/units.h"
+#include "compat.h"
 #include "farfork-fork.h"
 
 #ifndef F_SEAL_FUTURE_WRITE

@@ -4,9 +4,7 @@
  * rdma-postcopy.c has the picture.
  */
 #include "qemu/osdep.h"
-#include "exec/memory.h"
 #include "block/block.h"
-#include "exec/ramblock.h"
 #include "migration/migration.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
@@ -16,6 +14,7 @@
 #include "system/cpus.h"
 #include "system/runstate.h"
 #include "system/system.h"
+#include "compat.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 

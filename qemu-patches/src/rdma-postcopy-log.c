@@ -14,10 +14,11 @@
  * was written since.
  */
 #include "qemu/osdep.h"
-#include "exec/ram_addr.h"
 #include "migration/migration-stats.h"
 #include "qapi/error.h"
 #include "system/cpus.h"
+#include "system/tcg.h"
+#include "compat.h"
 #include "rdma-postcopy-ram.h"
 
 static bool logging;
@@ -67,9 +68,7 @@ bool rp_log_start(Error **errp)
         log_bits[i] = g_new0(unsigned long,
                              DIV_ROUND_UP(b->max_length >> TARGET_PAGE_BITS,
                                           BITS_PER_LONG));
-        cpu_physical_memory_test_and_clear_dirty(b->offset,
-                                                 qemu_ram_get_used_length(b),
-                                                 DIRTY_MEMORY_MIGRATION);
+        compat_clear_dirty(b, DIRTY_MEMORY_MIGRATION);
     }
     if (tcg_enabled()) {
         resume_all_vcpus();

@@ -16,7 +16,6 @@
  * back.  Requests of disks go on.
  */
 #include "qemu/osdep.h"
-#include "exec/ramblock.h"
 #include "exec/target_page.h"
 #include "hw/core/cpu.h"
 #include "migration/migration.h"
@@ -26,6 +25,7 @@
 #include "system/kvm.h"
 #include "system/memory_mapping.h"
 #include "system/runstate.h"
+#include "compat.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 

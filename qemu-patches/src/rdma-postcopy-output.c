@@ -25,6 +25,7 @@
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "qemu/iov.h"
+#include "compat.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
@@ -107,7 +108,7 @@ static void hold_init(Object *obj)
     QLIST_INSERT_HEAD(&holds, HOLD(obj), next);
 }
 
-static void hold_class_init(ObjectClass *oc, void *data)
+static void hold_class_init(ObjectClass *oc, compat_class_data *data)
 {
     NetFilterClass *nfc = NETFILTER_CLASS(oc);
 

@@ -7,11 +7,10 @@
  * there; for each virtqueue where its rings begin
  */
 #include "qemu/osdep.h"
-#include "exec/address-spaces.h"
-#include "exec/ramblock.h"
 #include "hw/boards.h"
 #include "hw/virtio/virtio.h"
 #include "migration/global_state.h"
+#include "compat.h"
 #include "rdma-postcopy.h"
 #include "system/cpus.h"
 #include "system/hw_accel.h"
@@ -176,7 +175,7 @@ int rp_load_devices(const void *state, size_t len)
         error_report("rdma-postcopy: the device state is of another version");
     } else {
         cpu_synchronize_all_pre_loadvm();
-        ret = qemu_load_device_state(f);
+        ret = compat_load_device_state(f);
     }
     qemu_fclose(f);
     return ret;

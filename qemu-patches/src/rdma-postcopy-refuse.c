@@ -5,14 +5,13 @@
  */
 #include "qemu/osdep.h"
 #include "cpu.h"
-#include "exec/memory.h"
-#include "exec/ramblock.h"
 #include "migration/migration.h"
 #include "migration/options.h"
 #include "net/net.h"
 #include "qapi/error.h"
 #include "qemu/config-file.h"
 #include "qemu/option.h"
+#include "compat.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-ram.h"
 #include "rdma-postcopy-state.h"
@@ -97,7 +96,8 @@ static bool check_devices(Error **errp)
     object_child_foreach_recursive(object_get_root(), find_refused, &found);
     for (int i = 0; i < n && !found; i++) {
         if (nc[i]->info->type == NET_CLIENT_DRIVER_VHOST_USER ||
-            nc[i]->info->type == NET_CLIENT_DRIVER_VHOST_VDPA) {
+            nc[i]->info->type == NET_CLIENT_DRIVER_VHOST_VDPA ||
+            compat_is_vhost_user(nc[i])) {
             found = g_strdup_printf("netdev %s (vhost-user or vhost-vdpa)",
                                     nc[i]->name);
         }

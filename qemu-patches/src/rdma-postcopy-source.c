@@ -4,7 +4,6 @@
  * rdma-postcopy.c has the picture.
  */
 #include "qemu/osdep.h"
-#include "exec/memory.h"
 #include "migration/migration.h"
 #include "migration/migration-stats.h"
 #include "migration/savevm.h"
@@ -13,6 +12,7 @@
 #include "qemu/main-loop.h"
 #include "qemu/yank.h"
 #include "system/runstate.h"
+#include "compat.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
@@ -262,7 +262,7 @@ static void yank_source(void *opaque)
     }
     ff_source_stop(rp.source);
     if (qatomic_read(&s->state) == MIGRATION_STATUS_PRE_SWITCHOVER) {
-        qemu_sem_post(&s->pause_sem);
+        compat_end_pre_switchover(s);
     }
 }
 
@@ -480,7 +480,7 @@ bool rdma_postcopy_cancel(MigrationState *s)
     }
     if (qatomic_read(&s->state) == MIGRATION_STATUS_CANCELLING) {
         if (was == MIGRATION_STATUS_PRE_SWITCHOVER) {
-            qemu_sem_post(&s->pause_sem);
+            compat_end_pre_switchover(s);
         }
         ff_source_cancel(rp.source);
     }

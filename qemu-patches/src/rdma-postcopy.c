@@ -32,13 +32,13 @@
  * (fallback=go): from then on this process does not run the guest.
  */
 #include "qemu/osdep.h"
-#include "exec/memory.h"
 #include "block/aio.h"
 #include "migration/migration.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
 #include "system/runstate.h"
+#include "compat.h"
 #include "farfork-fork.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
