@@ -152,4 +152,5 @@ help:
 	  'make deb        Debian packages, in $(BUILD)/deb; make guest-tarball: for guests of other systems' \
 	  'make check-packages  install them into a fresh Debian, use them, remove them' \
 	  'make clean      remove $(BUILD)/' \
-	  'Variables: BUILD (folder), FARFORK_CACHE (downloads and objects, outside the checkout)'
+	  'Variables: BUILD (folder), FARFORK_CACHE (downloads and objects, outside the checkout),' \
+	  '  QEMU_VERSION ($(QEMU_VERSIONS)), FEATURES (full, minimal)'
