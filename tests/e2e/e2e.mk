@@ -79,6 +79,13 @@ E2E_TESTS := \
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,who_runs fork_resume agent_safe \
     fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
 
+# Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
+# code, and on how it starts and stops a guest
+E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro precopy move_linux cancel \
+    break_before_go break_after_go resume who_runs take_back shut_down hold dump quit unplug one_runner \
+    refuse refuse_memory clone vmclone fork_fails farfork_move secrets tls_creds sandbox clone_disks \
+    stock)),$(E2E_TESTS))
+
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)

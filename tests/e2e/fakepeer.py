@@ -8,9 +8,14 @@ Frames as in rdma/tcp_wire.h, messages as in migrate/wire.h: all integers little
     message    | type 2 | 0 2 | body |
 """
 import contextlib
+import functools
+import re
 import socket
 import struct
+import subprocess
 import threading
+
+import common
 
 CTRL = b'FFcm'
 MAGIC = b'FARFORK1'
@@ -23,8 +28,16 @@ def frame(message):
     return CTRL + struct.pack('<I', len(message)) + message
 
 
-def hello(version=VERSION, oldest=VERSION, config=b'pc-i440fx-10.0, x86_64, page size 4096',
-          regions=((b'pc.ram', 64 << 20, 4096),)):
+@functools.cache
+def machine_config():
+    """What QEMU says of itself with its machine pc."""
+    text = subprocess.run([common.QEMU, '--version'], stdout=subprocess.PIPE, check=True).stdout
+    version = re.search(rb'version ([0-9]+\.[0-9]+)', text)[1]
+    return b'pc-i440fx-%s, x86_64, page size 4096' % version
+
+
+def hello(version=VERSION, oldest=VERSION, config=None, regions=((b'pc.ram', 64 << 20, 4096),)):
+    config = machine_config() if config is None else config
     body = MAGIC + struct.pack('<HHIHHH', version, oldest, 0, 0, len(regions), len(config)) + config
     for name, size, psize in regions:
         body += struct.pack('<QIH', size, psize, len(name)) + name
