@@ -123,6 +123,7 @@ include lab/lab.mk
 include bench/bench.mk
 include scripts/install.mk
 include tests/packages/packages.mk
+include tests/guests/debian/debian.mk
 
 # What these fragments build needs every package
 $(BUILD)/guests/micro.elf $(LG_OUT)/guestload $(LG_KERNEL)/release $(PLATFORM_TESTS): | $(DEPS_ALL)
