@@ -9,8 +9,8 @@ BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,baselines udpping redisload shaper
 BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
 RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
-    tests/bench/more_test.py:60 tests/bench/link_test.py:60 tests/bench/smoke.py:300 \
-    tests/bench/clone_smoke.py:120 tests/bench/installed.py:300
+    tests/bench/page_test.py:120 tests/bench/more_test.py:60 tests/bench/link_test.py:60 \
+    tests/bench/smoke.py:300 tests/bench/clone_smoke.py:120 tests/bench/installed.py:300
 check: $(BENCH_PROGRAMS) $(BENCH_SCALING)
 $(DEPS_BENCH): $(DEPS_ALL)
 

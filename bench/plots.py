@@ -2,7 +2,8 @@
 #
 # plots.py - results as plots, PNG and SVG, by gnuplot
 """
-draw(doc, folder) -> [(title, name)]: of each there is folder/name.png and folder/name.svg.
+draw(doc, folder) -> [(title, name)]: of each there is folder/name.png and folder/name.svg; of
+ANSWER, what the page opens with, also NARROW, which a phone shows.
 Scripts are made from numbers and from titles that quote() cleans; gnuplot's text markup is off.
 """
 import os
@@ -10,12 +11,14 @@ import shutil
 import subprocess
 
 import fault_scaling
+import headline
 import measure
 import schema
 import stats
 from common import report
 
 SIZE = {'png': ('pngcairo', '900,480'), 'svg': ('svg', '900,480')}
+ANSWER, NARROW = 'answer', {'narrow.png': ('pngcairo', '380,380')}
 COLOURS = {'pre-copy': '#bbbbbb', 'multifd': '#808080', 'post-copy': '#e6a500',
            'preempt': '#d55e00', 'hybrid': '#aa4499',
            'proxy': '#56b4e9', 'rdma-tcp': '#0072b2', 'rdma-verbs': '#009e73'}
@@ -50,12 +53,12 @@ def data(name, rows):
     return [f'${name} << END', *[' '.join(f'{x:.6g}' for x in row) for row in rows], 'END']
 
 
-def lines_plot(title, xlabel, ylabel, series, extra=()):
+def lines_plot(title, xlabel, ylabel, series, extra=(), how='lines'):
     """series: [(name, [(x, y), ...], colour)]"""
     out, parts = [], []
     for i, (name, rows, colour) in enumerate(series):
         out += data(f'd{i}', rows)
-        parts.append(f'$d{i} using 1:2 with lines linewidth 2 '
+        parts.append(f'$d{i} using 1:2 with {how} linewidth 2 '
                      f'linecolor rgb "{colour}" title {quote(name)}')
     return [*out, f'set title {quote(title)}', f'set xlabel {quote(xlabel)}',
             f'set ylabel {quote(ylabel)}', 'set grid', 'set key below', *extra,
@@ -79,10 +82,10 @@ def stall_cdf(group):
                       'part of all stalls', series, ['set logscale x', 'set yrange [0:1.02]'])
 
 
-def time_line(group):
-    """Of the first round: it has the longest time around."""
+def time_line(group, shown=None, extra=()):
+    """Of the first round: it has the longest time around. shown: of these peers alone."""
     series = []
-    for p in group['peers']:
+    for p in shown or group['peers']:
         rows = [(row[0] / 1000, row[1] * 1000 / group['slot_ms']) for r in p['runs'][:1]
                 for row in r['timeline']]
         if rows:
@@ -91,7 +94,16 @@ def time_line(group):
         return None
     return lines_plot('What the guest got done (first round)', 's after the command to move',
                       'answers per second' if group['workload'] in measure.OUTSIDE
-                      else 'touches per second', series, ['set yrange [0:*]'])
+                      else 'touches per second', series,
+                      ['set yrange [0:*]', 'set format y "%.0s%c"', *extra], 'steps')
+
+
+def answer(doc):
+    """[(title, file name, script)]: the time line of two moves, from near."""
+    h = headline.choose(doc)
+    script = h and time_line(h.group, [h.theirs, h.ours],
+                             [f'set xrange [-1:{headline.end_s(h) + 1.5:.2f}]'])
+    return [(f'{schema.group_title(h.group)}: time line', ANSWER, script)] if script else []
 
 
 def by_slot(group, column, title):
@@ -194,7 +206,7 @@ def curve_plots(doc):
 
 def plan(doc):
     """[(title, file name, script without terminal)]"""
-    out, alike = [], {}
+    out, alike = answer(doc), {}
     for i, g in enumerate(doc['groups']):
         for name, make in (('bars', bars), ('stalls', stall_cdf), ('timeline', time_line),
                            ('waits', waits), ('medians', medians)):
@@ -220,7 +232,7 @@ def draw(doc, folder):
         raise NoGnuplot('install package gnuplot-nox (`make bench` does)')
     drawn, script = [], []
     for title, name, body in plan(doc):
-        for kind, (terminal, size) in SIZE.items():
+        for kind, (terminal, size) in {**SIZE, **(NARROW if name == ANSWER else {})}.items():
             script += ['reset',
                        f'set terminal {terminal} size {size} noenhanced background "white"',
                        f'set output {quote(os.path.join(folder, name + "." + kind))}', *body,

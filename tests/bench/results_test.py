@@ -154,7 +154,7 @@ class Shown(unittest.TestCase):
 
     def test_plots_are_made_of_what_is_there(self):
         names = [name for _, name, _ in plots.plan(whole())]
-        self.assertEqual(names, ['00-bars', '00-stalls', '00-timeline', '00-waits'])
+        self.assertEqual(names, ['answer', '00-bars', '00-stalls', '00-timeline', '00-waits'])
         two = results(group(totals('rdma-tcp', [1.0])),
                       group(totals('rdma-tcp', [4.0]), mem_mib=1024))
         self.assertIn('memory-00-total_ms', [name for _, name, _ in plots.plan(two)])
@@ -167,7 +167,7 @@ class Shown(unittest.TestCase):
 
     def test_page_needs_no_other_file(self):
         doc = copy.deepcopy(whole())
-        doc['host']['cpu'] = '<b>&"'
+        doc['host']['cpu'] = '<i>&"'
         with tempfile.TemporaryDirectory() as d:
             with open(os.path.join(d, '00-bars.png'), 'wb') as f:
                 f.write(b'\x89PNG')
@@ -177,8 +177,8 @@ class Shown(unittest.TestCase):
                 text = f.read()
         self.assertIn('src="data:image/png;base64,iVBORw=="', text)
         self.assertNotRegex(text, r'(?i)(src|href)="(?!data:)')
-        self.assertIn('&lt;b&gt;&amp;&quot;', text)
-        self.assertNotIn('<b>', text)
+        self.assertIn('&lt;i&gt;&amp;&quot;', text)
+        self.assertNotIn('<i>', text)
 
     def test_gnuplot_draws_them(self):
         with tempfile.TemporaryDirectory() as d:
