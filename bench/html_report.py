@@ -29,7 +29,7 @@ h2 { font-size: 1.2em; margin-top: 2em; border-bottom: 1px solid #ccc }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px }
 th, td { text-align: right; vertical-align: top; padding: 2px 10px; border-bottom: 1px solid #e4e4e4;
          white-space: nowrap }
-th { min-width: 4.5em; max-width: 9em; white-space: normal; overflow-wrap: break-word }
+th { min-width: 5.2em; max-width: 9em; white-space: normal; overflow-wrap: anywhere }
 th:first-child, td:first-child { text-align: left; white-space: normal; background: #fff;
          position: sticky; left: 0; min-width: 6em; max-width: min(16em, 36vw) }
 td small { display: block; color: #666; font-size: 11px }
@@ -113,7 +113,8 @@ def host_rows(doc):
 def ratio_box(r):
     runs = f'{r.range.n} pair{"s" if r.range.n != 1 else ""}'
     between = f', {r.range.low:.2f} to {r.range.high:.2f}' if r.range.n > 1 else ''
-    return (f'<div class="ratio {"less" if r.range.median <= 1 else "more"}">'
+    side = 'less' if r.range.high < 1 else 'more' if r.range.low > 1 else 'even'
+    return (f'<div class="ratio {side}">'
             f'<b>{r.range.median:.2f}</b>{esc(r.label)}'
             f'<small>{esc(r.ours)} against {esc(r.theirs)}</small><small>{runs}{between}</small></div>')
 
