@@ -137,7 +137,7 @@ help:
 	@printf '%s\n' \
 	  'make            library, tools, QEMU and test guests' \
 	  'make lib        library and tools alone, in seconds' \
-	  'make demo       move two live guests and show what happened' \
+	  'make demo       move two live guests, fork one, and show what happened' \
 	  'make bench      what moves cost, against what QEMU has (12 minutes; FULL=1: all)' \
 	  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
 	  'make check      build everything, run the tests' \

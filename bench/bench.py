@@ -35,15 +35,14 @@ import table                                        # noqa: E402
 from common import Failed, Skip                     # noqa: E402
 from measure import Guest, Times                    # noqa: E402
 from peers import Peer                              # noqa: E402
+from warm import BASELINES, SPARE_MIB, Warm         # noqa: E402
 
-FLOORS = os.path.join(common.BUILD, 'bench', 'baselines')
 MEMORIES = ('anon', 'memfd', 'thp', 'hugetlb')
 LAB_OUT = '/lab/out'
 IN_LAB = bool(os.environ.get('LAB_HOSTS'))
 # everything from 5 s before to 5 s after in the first round; less in the others, to save time
 AROUND_S = 5
 SHORT_S = 1
-SPARE_MIB = 1024
 PR_SET_THP_DISABLE = 41
 LIMIT_S = 30 * 3600     # of all
 
@@ -98,30 +97,10 @@ def use_thp(wanted):
         raise Failed(f'prctl PR_SET_THP_DISABLE: {os.strerror(ctypes.get_errno())}')
 
 
-class Warm:
-    """Memory that the host has given us: for both sides, as long as a group runs."""
-
-    def __init__(self, group):
-        self.mib = max(0, min(2 * group['mem'] + SPARE_MIB // 2,
-                              this_host.meminfo_mib('MemAvailable') - SPARE_MIB // 2))
-        # a page held in each block would leave no huge pages
-        self.hold = group['memory'] in ('anon', 'memfd')
-        self.process = None
-
-    def __enter__(self):
-        progress(f'warming {self.mib} MiB of memory')
-        self.process = subprocess.Popen([FLOORS, 'warm', str(self.mib)], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True)
-        self.process.stdout.readline()      # its own alarm ends it
-        if not self.hold:
-            self.end()
-
-    def end(self):
-        self.process.communicate('')
-
-    def __exit__(self, *exc):
-        if self.hold:
-            self.end()
+def warm(g):
+    """Of a guest as selection.py names it."""
+    progress(f'warming memory for {g["mem"]} MiB twice')
+    return Warm(g['mem'], hold=g['memory'] in ('anon', 'memfd'))
 
 
 class Bench:
@@ -154,7 +133,7 @@ class Bench:
 
     def run(self, t):
         """All groups. What cannot be had is skipped, what fails is a run that failed."""
-        common.need_files(FLOORS)
+        common.need_files(BASELINES)
         if self.groups or self.idle or self.forks:
             self.accel(t)
         progress.all = self.o.runs * (len(self.groups) * len(self.peers)
@@ -168,7 +147,7 @@ class Bench:
                      'slot_ms': measure.SLOT_MS, 'floors': [],
                      'peers': [{'peer': p.text, 'runs': []} for p in self.peers]}
             try:
-                with Warm(g):
+                with warm(g):
                     self.run_group(t, group)
             except Skip as e:
                 self.skip(schema.group_title(group), e)
@@ -177,7 +156,7 @@ class Bench:
         for g in self.idle:
             group = overhead.new_group(g, self.ways())
             try:
-                with Warm(g):
+                with warm(g):
                     self.run_idle(t, group)
             except Skip as e:
                 self.skip(overhead.title(group), e)
@@ -216,13 +195,13 @@ class Bench:
         if clone_groups.huge_mib(group):
             t.reserve_huge(clone_groups.huge_mib(group))
         self.doc['clone'].append(group)
-        with Warm(g if 'memory' in g else {**g, 'memory': 'memfd'}):
+        with warm(g if 'memory' in g else {**g, 'memory': 'memfd'}):
             for i in range(self.o.runs):
                 def say(what, number=i + 1):
                     progress(f'{clone_groups.title(group)}: round {number} of {self.o.runs}: {what}')
                     progress.done += 1
                 self.number += 1
-                clone_groups.one_round(t, group, self.number, testbed.floors(FLOORS, testbed.Here()), say)
+                clone_groups.one_round(t, group, self.number, testbed.floors(BASELINES, testbed.Here()), say)
         progress.clear()
         print('\n'.join(table.clone_lines(group)) + '\n', flush=True)
 
@@ -239,7 +218,7 @@ class Bench:
                 def say(what, number=i + 1):
                     progress(f'threads that fault, {net}: round {number} of {self.o.runs}: {what}')
                     progress.done += 1
-                fault_scaling.one_round(group, place, testbed.floors(FLOORS, place), say)
+                fault_scaling.one_round(group, place, testbed.floors(BASELINES, place), say)
         progress.clear()
         print('\n'.join(table.curve_lines(group)) + '\n', flush=True)
 
@@ -309,7 +288,7 @@ class Bench:
         """Each peer once, after the floors."""
         around = self.o.around if i == 0 else min(SHORT_S, self.o.around)
         limit_s = self.o.limit or testbed.limit_s(common.place, group['mem_mib'])
-        floor = testbed.floors(FLOORS, common.place)
+        floor = testbed.floors(BASELINES, common.place)
         group['floors'].append(floor)
         bits = common.place.link.bits() if getattr(common.place, 'link', None) else 0
         for peer, into in zip(self.peers, group['peers']):

@@ -117,9 +117,8 @@ def watch_for(guest, clock, seconds):
     guest.wait('a report', done, seconds + 60 * common.place.patience)
 
 
-def listen(t, src, dst, peer):
-    """A destination waits for its source, and may make memory ready meanwhile: how to begin."""
-    way = peer.listen(t, src, dst)
+def settle(dst):
+    """A destination may make memory ready while it waits: until it has."""
     page, last, since = os.sysconf('SC_PAGESIZE'), 0, time.monotonic()
     end = since + SETTLE_S
     while time.monotonic() < min(since + 0.2, end):
@@ -128,6 +127,12 @@ def listen(t, src, dst, peer):
         if abs(rss - last) > 1 << 20:
             last, since = rss, time.monotonic()
         time.sleep(0.05)
+
+
+def listen(t, src, dst, peer):
+    """A destination waits for its source: how to begin."""
+    way = peer.listen(t, src, dst)
+    settle(dst)
     return way
 
 

@@ -19,7 +19,7 @@ static const struct command {
 } commands[] = {
     {"doctor", "print what this host can do, what it cannot, and why", cmd_doctor},
     {"bench", "measure what a move costs, against what QEMU has", cmd_bench},
-    {"demo", "move two guests on this host and show what happened", cmd_demo},
+    {"demo", "move two guests on this host, fork one, and show what happened", cmd_demo},
     {"move", "move a running guest to another host", cmd_move},
     {"proxy", "one side of a move between QEMUs that are not patched", cmd_proxy},
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},

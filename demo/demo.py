@@ -1,34 +1,47 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""demo.py - move two live guests by rdma-postcopy and show what happened
+"""demo.py - move two live guests, fork one of them, and show what happened
 
-First a Debian kernel with a disk, a network and a TCP client outside, then a small guest
-that touches random pages at full speed and knows what every page must hold; that one also
-by QEMU's own post-copy, for comparison. All on this machine, over the loopback.
+First a Debian kernel with a disk, a network and a TCP client outside moves; then vmclone forks it
+into three. Last a small guest that touches random pages at full speed and knows what every page
+must hold moves, also with a key and by QEMU's own post-copy, for comparison. All on this machine,
+over the loopback. Memory is warm on both sides, and a stall is measured, as `farfork bench` does.
 """
 import argparse
+import json
 import os
+import re
+import subprocess
 import sys
 import textwrap
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, '..', 'tests', 'e2e'))
+sys.path[:0] = [os.path.join(HERE, '..', d) for d in ('tests/e2e', 'bench')]
 # pylint: disable=wrong-import-position
 import common                                               # noqa: E402
 import linuxguest                                           # noqa: E402
 import linuxreport                                          # noqa: E402
+import measure                                              # noqa: E402
 import report                                               # noqa: E402
-from common import Failed, Linux, Micro, Skip               # noqa: E402
+import warm                                                 # noqa: E402
+from common import Failed, Linux, Skip, wait_for            # noqa: E402
+from forks import VMCLONE                                   # noqa: E402
+from peers import Peer                                      # noqa: E402
+from proxies import monitor_path, second_monitor            # noqa: E402
 
 WIDTH = 80
-LIMIT_S = 300           # it takes less than 60
-# a touch of over 25 us is a stall; those of the sweep are not timed, so they are one in so many
-LOAD = 'report_ms=400 sweep={}'
-SWEEP = {'kvm': 64, 'tcg': 16}
-STALL_NS = 25000
-KINDS = ('rdma-postcopy', 'post-copy', 'post-copy+preempt')
-STOCK = {'post-copy': 'postcopy', 'post-copy+preempt': 'preempt'}
+LIMIT_S = 300           # it takes less than 90
+# of the full-speed guest's life: reports before the move tell its clock, by the soonest that came
+BEFORE_S, AFTER_S = 3, 1
+# (column, peer)
+KINDS = (('rdma-postcopy', 'rdma-tcp'), ('with a key', 'rdma-tcp,key'), ('post-copy', 'post-copy'),
+         ('+preempt', 'preempt'))
+NEED = ['mem', 'counter', 'disk']
+CHILDREN = 3
+BOOT_S = 60             # under TCG it takes 3 to 25
+FORK_S, SELF_S = 60, 90         # until all memory is there; until a child has its identity
+IDENTITY_BYTES = 4096           # docs/guest.md
 
 
 class Progress:
@@ -93,11 +106,34 @@ def time_line(moved):
     return '\n'.join(out)
 
 
+def verdict(good):
+    return 'ok' if good else 'NOT OK'
+
+
 # --- the Linux guest ---
 
+class Parent(Linux):
+    """With what a fork needs, as docs/guest.md has it, and a monitor for vmclone."""
+
+    def argv(self, incoming):
+        folder = self.s.workdir
+        port = os.path.join(folder, f'{self.name}.port')
+        net = [] if self.lab else ['-netdev', 'user,id=n0,restrict=on', '-device',
+                                   f'virtio-net-pci,netdev=n0,mac={linuxguest.MAC},romfile=']
+        return [*super().argv(incoming), *net, *second_monitor(folder, self.name),
+                '-device', 'vmgenid,guid=auto',
+                '-fw_cfg', f'name=opt/org.farfork/clone,file={folder}/placeholder',
+                '-chardev', f'socket,id=port,path={port},server=on,wait=off',
+                '-device', 'virtserialport,chardev=port,name=org.farfork.0']
+
+
 def boot_linux(t, lab, accel, limit_s):
-    settings = common.linux_settings(t, f'linux-{accel}', accel=accel)
-    guest = Linux(lab, settings, f'{accel}-a')
+    append = 'farfork.guest=wait' + ('' if lab else f' farfork.ip={linuxguest.GUEST_IP}/24')
+    settings = common.linux_settings(t, f'linux-{accel}', accel=accel, memory='memfd',
+                                     append=append)
+    with open(os.path.join(settings.workdir, 'placeholder'), 'wb') as f:
+        f.truncate(IDENTITY_BYTES)
+    guest = Parent(lab, settings, f'{accel}-a')
     try:
         guest.start()
         common.linux_boot(guest, limit_s)
@@ -113,7 +149,7 @@ def start_linux(t, lab, accels):
         progress(f'booting the Linux guest ({accel})')
         try:
             # a KVM that emulates ring 0 takes minutes: then tcg is the better choice
-            return (accel,) + boot_linux(t, lab, accel, 4 if accel != accels[-1] else 40)
+            return (accel,) + boot_linux(t, lab, accel, 4 if accel != accels[-1] else BOOT_S)
         except Failed:
             if accel == accels[-1]:
                 raise
@@ -139,12 +175,8 @@ def linux_verdict(settings, need, client):
     return out + [f'  BAD: {p}' for p in problems], not problems
 
 
-def verdict(good):
-    return 'ok' if good else 'NOT OK'
-
-
 def show_linux(t, accels):
-    need, lab, client = ['mem', 'counter', 'disk'], None, None
+    need, lab, client = list(NEED), None, None
     try:
         lab = linuxguest.Lab(f'ffdemo-{os.getpid()}')
         t.at_end.callback(lab.close)
@@ -152,94 +184,150 @@ def show_linux(t, accels):
     except Skip as e:
         note(f'moving without a network: {e}')
     accel, settings, src = start_linux(t, lab, accels)
-    with src, Linux(lab, settings, 'b') as dst:
+    with warm.Warm(settings.memory_mib, hold=True), src, Parent(lab, settings, 'b') as dst:
         if lab:
             client = linuxguest.Client(lab)
             t.at_end.callback(client.close)
         progress('Linux guest: all workers at work')
         common.linux_progress(settings, need)
-        progress('Linux guest: moving')
         dst.start(incoming=True)
-        moved = common.move(src, dst)
+        uri = common.listen(dst)
+        measure.settle(dst)
+        progress('Linux guest: moving')
+        start = time.monotonic()
+        src.qmp('migrate', uri=uri)
+        moved = common.Moved(src, dst, start)
         common.check_move(moved)
         progress('Linux guest: goes on at the destination')
         common.linux_progress(settings, need, reports=8)
         out, good = linux_verdict(settings, need, client)
+        say(f'1. A Debian kernel, {settings.memory_mib} MiB ({accel}): disk'
+            f'{", network, a TCP client outside" if lab else ""}')
+        say(time_line(moved))
+        say('\n'.join(out) + '\n')
+        src.quit()
+        good = show_fork(t, settings, dst) and good
     if lab:
         lab.close()
-    say(f'1. A Debian kernel, {settings.memory_mib} MiB ({accel}): disk'
-        f'{", network, a TCP client outside" if lab else ""}')
-    say(time_line(moved))
-    say('\n'.join(out))
     return good
+
+
+# --- its fork ---
+
+def vmclone(t, *args):
+    """(exit code, output, complaint)"""
+    done = subprocess.run([VMCLONE, *args, '--rundir', os.path.join(t.work, 'run')],
+                          stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                          timeout=FORK_S, check=False)
+    return done.returncode, done.stdout, done.stderr.strip()
+
+
+def who(console, times=1):
+    """What a guest has said of itself for the last time, if so often: (host name, address)."""
+    try:
+        with open(console, errors='replace', encoding='utf-8') as f:
+            found = re.findall(r'farfork: I am (\S+) (\S*)\r?\n', f.read())
+    except FileNotFoundError:
+        return None
+    return found[-1] if len(found) >= times else None
+
+
+def at_work(path):
+    """Its memory and its disk, once all workers of a child have got on."""
+    base = wait_for(f'report in {path}', SELF_S, lambda: linuxreport.last(path))
+    keys = [k for w in NEED for k in linuxreport.WORKERS[w]]
+
+    def look():
+        now = linuxreport.last(path)
+        return all(now[k] > base[k] for k in keys) and now
+    end = wait_for(f'work in {path}: {linuxreport.last(path)}', SELF_S, look)
+    return end['mem_errors'] == 0, end['disk_errors'] == 0
+
+
+def child_row(child, name):
+    """(what it is called, host name, address, memory, disk)"""
+    folder, n = os.path.dirname(child['qmp']), child['child']
+    host, address = wait_for(f'word of child {n}', SELF_S,
+                             lambda: who(os.path.join(folder, f'{n}.{name}.console')))
+    return (f'child {n}', host, address, *at_work(os.path.join(folder, f'{n}.report')))
+
+
+def show_fork(t, settings, parent):
+    """Of the guest that has moved."""
+    common.need_files(VMCLONE)
+    progress(f'Linux guest: forking it into {CHILDREN}')
+    t.at_end.callback(vmclone, t, '--kill', 'demo')
+    code, out, complaint = vmclone(
+        t, '--json', '--id', 'demo', '--hostname', 'child-{n}', '--ip', '10.77.0.{n+10}/24',
+        '--scratch', settings.workdir, monitor_path(settings.workdir, parent.name), str(CHILDREN))
+    if code:
+        raise Failed(f'vmclone: exit code {code}: {complaint or out[-500:]}')
+    result = json.loads(out)
+    progress('Linux guest: children take on their identities, and go on')
+    rows = [child_row(c, parent.name) for c in result['children']]
+    rows.insert(0, ('parent', *who(os.path.join(settings.workdir, f'{settings.accel}-a.console')),
+                    *at_work(settings.report)))
+    ms = result['phases_ms']
+    say(f'2. That guest, forked into {CHILDREN} by vmclone: all go on from its last instruction')
+    say(f'  the parent paused {ms["freeze"]:.0f} ms; memory shared after {ms["complete"]:.0f} '
+        'ms, copied on write')
+    say(f'  {"":10}{"host name":14}{"address":18}memory  disk')
+    for what, host, address, memory, disk in rows:
+        say(f'  {what:10}{host:14}{address:18}{verdict(memory):8}{verdict(disk)}')
+    say()
+    distinct = all(len(set(column)) == len(rows) for column in list(zip(*rows))[1:3])
+    if not distinct:
+        say('  BAD: two of them have the same name or address')
+    return distinct and all(memory and disk for *_, memory, disk in rows)
 
 
 # --- the micro guest ---
 
-def stalls(before, after):
-    """What the guest felt between two snapshots: (sum, p50, p99, max) of stalls, in ns."""
-    tot = report.total(report.diff(before, after))
-    hist = {b: n for b, n in tot['hist'].items() if report.bucket_low(b) >= STALL_NS}
-    return [tot['stall_ns']] + [report.percentile(hist, p, tot['max_ns']) or 0
-                                for p in (50, 99)] + [tot['max_ns']]
-
-
-def move_micro(t, accel, kind, mem_mib):
-    name, load = kind.replace('+', '-'), LOAD.format(SWEEP[accel])
-    with Micro(t, f'{name}-a', accel, mem_mib=mem_mib, load=load) as src, \
-            Micro(t, f'{name}-b', accel, mem_mib=mem_mib, load=load, incoming=True) as dst:
-        progress(f'full-speed guest, {kind}: writing {mem_mib} MiB')
-        src.start_load()
-        src.wait_progress(1, 30)
-        before = report.snapshot(src.log().lines)
-        progress(f'full-speed guest, {kind}: moving')
-        if kind in STOCK:
-            moved = common.stock_move(src, dst, STOCK[kind])
-        else:
-            moved = common.move(src, dst)
-            common.check_move(moved)
-        dst.wait('a report after the move', lambda log: len(log.lines) > 0, 30)
-        dst.wait_progress(1, 30)
-        after = report.snapshot(report.parse(src.console, dst.console).lines)
-        progress(f'full-speed guest, {kind}: checking every page')
-        dst.wait_sweeps(1, 60)
-        good, reasons = common.ledger(src, dst)
-    return moved, stalls(before, after), good, reasons
-
-
-def ms(value):
-    return f'{value} ms'
+def micro_moves(t, accel, mem_mib):
+    """A run of bench's for each kind."""
+    guest = measure.Guest('random', mem_mib, 1, 'anon', accel)
+    progress('full-speed guest: warming memory')
+    with warm.Warm(mem_mib, hold=True):
+        for i, (name, peer) in enumerate(KINDS):
+            progress(f'full-speed guest, {name}: filling memory, moving')
+            yield measure.one_move(t, guest, Peer(peer), common.QEMU, i,
+                                   measure.Times(BEFORE_S, AFTER_S, LIMIT_S))
 
 
 def show_micro(t, accel, mem_mib):
-    results = [move_micro(t, accel, kind, mem_mib) for kind in KINDS]
-    say(f'2. A guest that touches random pages at full speed, {mem_mib} MiB ({accel})')
-    say(time_line(results[0][0]))
-    rows = [
-        ('total time', [ms(m.src_info['total-time']) for m, *_ in results]),
-        ('downtime', [ms(m.src_info['downtime']) for m, *_ in results]),
-        ('guest stalled, in all', [ns(s[0]) for _, s, *_ in results]),
-        ('  one stall: p50', [ns(s[1]) for _, s, *_ in results]),
-        ('  p99', [ns(s[2]) for _, s, *_ in results]),
-        ('  max', [ns(s[3]) for _, s, *_ in results]),
-        ('faults', [str(m.src_info['ram']['postcopy-requests']) for m, *_ in results]),
-        ('guest\'s memory', [verdict(good) for *_, good, _ in results]),
-    ]
-    say()
-    say(f'  {"":22}' + ''.join(f'{k:>18}' for k in KINDS))
-    for what, values in rows:
-        say(f'  {what:22}' + ''.join(f'{v:>18}' for v in values))
-    say('  (stall: a touch of over 25 us, by the guest\'s own clock; one move each, so\n'
-        '  this shows how it behaves and is no benchmark)')
-    for kind, (*_, reasons) in zip(KINDS, results):
-        for r in reasons[:3]:
-            say(f'  BAD: {kind}: {r}')
-    return all(good for *_, good, _ in results)
+    runs = list(micro_moves(t, accel, mem_mib))
+
+    def cells(name, show):
+        return [show(r['metrics'][name]) if r['metrics'].get(name) is not None else '-'
+                for r in runs]
+
+    def us(value):
+        return ns(value * 1000)
+
+    def ms(value):
+        return f'{value:.0f} ms'
+
+    say(f'3. A guest that touches random pages at full speed, {mem_mib} MiB ({accel})')
+    say(f'  {"":22}' + ''.join(f'{name:>14}' for name, _ in KINDS))
+    for what, values in (
+            ('total time', cells('total_ms', ms)), ('downtime', cells('downtime_events_ms', ms)),
+            ('guest stalled, in all', cells('stall_total_ms', ms)),
+            ('  one stall: p50', cells('stall_p50_us', us)),
+            ('  p99', cells('stall_p99_us', us)), ('  max', cells('stall_max_us', us)),
+            ('faults', cells('faults', str)),
+            ('pages, as touched', [verdict(r['outcome'] == 'completed') for r in runs])):
+        say(f'  {what:22}' + ''.join(f'{v:>14}' for v in values))
+    say('  (stall: a touch of over 25 us, by the guest\'s own clock; `farfork move` uses a\n'
+        '  key. One move each shows how it behaves; `farfork bench` compares)')
+    for (name, _), r in zip(KINDS, runs):
+        if r['outcome'] != 'completed':
+            say(f'  BAD: {name}: {r["why"]}')
+    return all(r['outcome'] == 'completed' for r in runs)
 
 
 def parse_args():
     p = argparse.ArgumentParser(
-        description='Move two live guests by rdma-postcopy and show what happened.',
+        description='Move two live guests by rdma-postcopy, fork one, and show what happened.',
         epilog='Environment: FARFORK_BUILD (default: build), QEMU_BIN. Exit code: 0 when every '
                'verdict is ok, 1 when one is not, 77 when it cannot run here.')
     p.add_argument('--accel', choices=('auto', 'kvm', 'tcg'), default='auto',
@@ -254,7 +342,13 @@ def main():
     o = parse_args()
 
     def run(t):
+        if not os.path.exists(warm.BASELINES):
+            raise Skip(f'no {warm.BASELINES}: run make demo, or install package farfork-bench')
         say('Farfork: a running guest moves at once, its memory follows page by page\n')
+        load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        if load > cpus:
+            note(f'other work keeps this machine busy: load {load:.0f} on {cpus} CPUs. Times will be '
+                 'longer than a user sees, and vary')
         accels = {'auto': ['kvm', 'tcg'], 'kvm': ['kvm'], 'tcg': ['tcg']}[o.accel]
         if 'kvm' in accels:
             progress('trying KVM')
@@ -266,10 +360,10 @@ def main():
         good = True
         if o.only != 'micro':
             good = show_linux(t, accels)
-            say()
         if o.only != 'linux':
             good = show_micro(t, accels[0], o.mem) and good
-        say(f'\nverdict: {verdict(good)}, {time.monotonic() - progress.start:.0f} s')
+            say()
+        say(f'verdict: {verdict(good)}, {time.monotonic() - progress.start:.0f} s')
         if not good:
             raise Failed('a verdict is not ok')
 
