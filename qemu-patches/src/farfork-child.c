@@ -24,6 +24,7 @@
 #include "qemu/osdep.h"
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include "hw/pci/pci_device.h"
 #include "hw/virtio/virtio-net.h"
 #include "migration/misc.h"
 #include "compat.h"
@@ -189,6 +190,23 @@ static int quieten(Object *o, void *opaque)
     return 0;
 }
 
+/*
+ * The PCIe serial number of some NICs (e1000e, vmxnet3) is their MAC, and the
+ * child's is another one: that the parent's differs is no reason to refuse its
+ * state.  The child has the parent's number until its QEMU starts anew.
+ */
+static int allow_serial(Object *o, void *opaque)
+{
+    PCIDevice *d = (PCIDevice *)object_dynamic_cast(o, TYPE_PCI_DEVICE);
+    uint16_t at = d && pci_is_express(d)
+                  ? pcie_find_capability(d, PCI_EXT_CAP_ID_DSN) : 0;
+
+    if (at) {
+        memset(d->cmask + at + 4, 0, 8); /* behind its header */
+    }
+    return 0;
+}
+
 static int load_quietly(void)
 {
     const void *state;
@@ -196,6 +214,7 @@ static int load_quietly(void)
     int ret;
 
     ff_child_state(fc.child, &state, &len);
+    object_child_foreach_recursive(object_get_root(), allow_serial, NULL);
     ret = rp_load_devices(state, len);
     object_child_foreach_recursive(object_get_root(), quieten, NULL);
     return ret;
