@@ -32,6 +32,7 @@ static int move_usage(FILE *out)
         "  --untested              with proxies: also a QEMU whose version was not tested\n"
         "  --options OPTIONS       of the transport: 'precopy=1,timeout=30'\n"
         "  --qemu PATH             the QEMU there; default: the one here\n"
+        "  --tpm SOCKET            with a TPM: the control socket of an swtpm there\n"
         "  --agent PATH            farfork there; default: this program\n"
         "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
         "  --id ID                 name the move\n"
@@ -61,7 +62,7 @@ static int move_domain(struct domain_options *d, const struct session_options *o
                        const struct move_fallback *back, const struct move_way *way, char **argv)
 {
     if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
-        back->record || back->overlays || way->via == VIA_TRANSPORT)
+        back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm)
         return move_usage(stderr);
     d->uri = argv[0];
     d->words = argv + 1;
@@ -78,7 +79,8 @@ int cmd_move(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
-        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE
+        LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
+        TPM
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -92,7 +94,8 @@ int cmd_move(int argc, char **argv)
         {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
         {"scope", required_argument, NULL, SCOPE},
         {"metrics-dir", required_argument, NULL, METRICS_DIR},
-        {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
+        {"tpm", required_argument, NULL, TPM}, {"json", no_argument, NULL, JSON},
+        {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = TIMEOUT_S};
     struct move_fallback back = {.lease_s = LEASE_S};
     struct move_way way = {.via = VIA_AUTO};
@@ -137,6 +140,7 @@ int cmd_move(int argc, char **argv)
             break;
         case DOMAIN: domain.name = optarg; break;
         case ADDRESS: domain.address = optarg; break;
+        case TPM: way.tpm = optarg; break;
         case UNTESTED: way.untested = true; break;
         case SCOPE: o.scope = optarg; break;
         case METRICS_DIR: o.metrics_dir = optarg; break;

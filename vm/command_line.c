@@ -94,11 +94,17 @@ static int rewrite_config(struct rewrite *r, const char *option, const char *val
 /* Another program has the state of the TPM, for this one guest */
 static int rewrite_tpmdev(struct rewrite *r, const char *option, const char *value)
 {
+    FF_AUTO_FREE char *type = qemu_opts_get_first(value, "type");
+
+    if (r->s->tpm && type && !strcmp(type, "emulator")) { /* QEMU sends its state */
+        rewrite_emit(r, option, value);
+        return 0;
+    }
     return ff_error_set(
         r->why, ENOTSUP, "-%s %s: the TPM's state is in a program or device of its own (swtpm), %s",
         option, value,
-        r->s->incoming ? "which stays here: start the parent without a TPM, or move this guest by "
-                         "hand, with an swtpm there, see farfork-rdma-postcopy(7)"
+        r->s->incoming ? "which stays here: start an swtpm on the other host, and name its control "
+                         "socket by --tpm; or start the parent without a TPM"
                        : "which no second guest can share: start the parent without a TPM");
 }
 

@@ -19,6 +19,7 @@ struct vm_spec {
     const char *rundir;   /* on its host, without commas; its sockets and files go there */
     const char *socket;   /* the agent's, there */
     const char *incoming; /* of a guest that is moved; NULL: a child of a fork */
+    const char *tpm;      /* of a guest that is moved: the swtpm's socket there; NULL: none */
     const char *replaced; /* the parent's QMP socket, which its own takes the place of; or NULL */
     bool here;            /* on the parent's host */
     enum net_policy net;

@@ -117,6 +117,20 @@ static void cut_off(struct rewrite *r, const char *option, const char *value)
     rewrite_emit(r, option, null);
 }
 
+/* The way to an swtpm, which has its place there */
+static bool is_tpm(const struct rewrite *r, const char *value)
+{
+    FF_AUTO_FREE char *id = qemu_opts_get(value, "id");
+
+    for (char *const *w = r->parent; r->s->tpm && id && w[0] && w[1]; w++) {
+        FF_AUTO_FREE char *own =
+            qemu_option_is(w[0], "tpmdev") ? qemu_opts_get(w[1], "chardev") : NULL;
+        if (own && !strcmp(own, id))
+            return true;
+    }
+    return false;
+}
+
 int rewrite_chardev(struct rewrite *r, const char *option, const char *value)
 {
     static const char *const shared[] = {"null", "vc", "pty", "ringbuf", "memory", "msmouse", "mux",
@@ -128,7 +142,10 @@ int rewrite_chardev(struct rewrite *r, const char *option, const char *value)
     FF_AUTO_FREE char *v = log ? qemu_opts_set(value, "logfile", own_log) : xstrdup(value);
     const char *b = backend ? backend : "";
 
-    if (path && (!strcmp(b, "file") || (!strcmp(b, "socket") && listens(value)))) {
+    if (path && is_tpm(r, value)) {
+        FF_AUTO_FREE char *there = qemu_opts_set(v, "path", r->s->tpm);
+        rewrite_emit(r, option, there);
+    } else if (path && (!strcmp(b, "file") || (!strcmp(b, "socket") && listens(value)))) {
         FF_AUTO_FREE char *own = rewrite_path(r, path), *with = qemu_opts_set(v, "path", own);
         FF_AUTO_FREE char *without =
             !strcmp(b, "file") ? qemu_opts_drop(with, "input-path") : no_wait(with);

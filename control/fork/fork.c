@@ -202,6 +202,8 @@ static int do_fork(struct fork *f)
     launch_agents(f); /* the parent is asked meanwhile */
     rc = fork_check_parent(f, &f->s.why);
     if (!rc)
+        rc = session_add_plugged(&f->s, &f->s.why);
+    if (!rc)
         rc = fork_ask_disks(f, &f->s.why);
     if (!rc)
         rc = fork_check_argv(f, &f->s.why);
@@ -344,7 +346,7 @@ static int run_fork(struct fork *f)
 
 int fork_run(const struct fork_options *o, struct hostlist *hosts)
 {
-    static const struct session_kind vmclone = {.program = "vmclone",
+    static const struct session_kind vmclone = {.program = "vmclone", .by_hand = "",
                                                 .agent_options = fork_agent_options};
     struct fork f = {.o = o, .s.hostlist = *hosts};
     struct ff_error why;
@@ -358,6 +360,7 @@ int fork_run(const struct fork_options *o, struct hostlist *hosts)
     fork_disks_free(f.disks);
     identity_free(f.identity);
     json_decref(f.freeze);
+    json_decref(f.flags);
     free(f.stopped);
     session_free(&f.s);
     return code;

@@ -34,6 +34,7 @@ struct fork {
     bool stands;            /* until libvirt has made its overlays, and lets it go on */
     char *stopped;          /* why the parent does not run any more; NULL: it does, or never did */
     json_t *freeze;         /* what x-farfork-export said */
+    json_t *flags;          /* of its CPU: fork_check.c; or NULL */
     double round_ms, export_ms; /* of ff_now_exact_ms() */
     double stood_ms;            /* so long the parent stood still, where libvirt lets it go on; 0 */
 };
@@ -81,7 +82,10 @@ const json_t *fork_find_target(const struct fork *f, const json_t *exports, cons
 void fork_verify_images(struct fork *f);
 bool fork_images_verified(const struct fork *f);
 
-/* fork_spawn.c: tell the agents to start the children that wait */
+/* fork_spawn.c: whether each child can have cloud-init data of its own, or a note */
+void fork_try_seeds(struct fork *f);
+
+/* Tell the agents to start the children that wait */
 int fork_check_argv(struct fork *f, struct ff_error *why);
 int fork_argv_on(struct fork *f, const struct host *h, struct strv *out, struct ff_error *why);
 void fork_spawn(struct fork *f);

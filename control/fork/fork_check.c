@@ -177,6 +177,81 @@ static json_t *program_of(struct fork *f, const struct host *h)
     return program;
 }
 
+/* --- flags of the processor --- */
+
+static bool names_machine(const char *option)
+{
+    static const char *const names[] = {"M", "machine", "accel", "cpu"};
+
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
+        if (qemu_option_is(option, names[i]))
+            return true;
+    return qemu_option_is(option, "enable-kvm");
+}
+
+/* A machine of the children's type, with their CPU and nothing else */
+static json_t *bare_machine(struct fork *f, const struct host *h)
+{
+    static const char *const kept[] = {"type", "accel", NULL};
+    struct strv argv = {0};
+    struct ff_error ignored;
+
+    if (fork_argv_on(f, h, &argv, &ignored))
+        return NULL;
+    json_t *program = json_pack("[s,s,s,s,s,s,s]", f->s.parent_exe, "-S", "-nodefaults", "-display",
+                                "none", "-qmp", "stdio");
+    for (size_t i = 1; i < argv.n; i++) {
+        if (!names_machine(argv.v[i]))
+            continue;
+        json_array_append_new(program, json_string(argv.v[i]));
+        if (qemu_option_is(argv.v[i], "enable-kvm") || ++i == argv.n)
+            continue;
+        bool machine = qemu_option_is(argv.v[i - 1], "M") || qemu_option_is(argv.v[i - 1], "machine");
+        FF_AUTO_FREE char *few =
+            machine ? qemu_opts_only(argv.v[i], "type", kept) : xstrdup(argv.v[i]);
+        json_array_append_new(program, json_string(few));
+    }
+    strv_free(&argv);
+    return program;
+}
+
+/* The names of all flags that the parent's first CPU has, and where that is; asked once, for all
+ * hosts */
+static json_t *flags_of(struct fork *f)
+{
+    FF_AUTO_JSON json_t *cpus = NULL, *list = NULL;
+    json_t *flags = json_array(), *o;
+    struct ff_error none;
+    size_t i;
+
+    qmp_command(f->s.qmp, "query-cpus-fast", NULL, &cpus, &none);
+    const char *path = text_of(json_array_get(cpus, 0), "qom-path");
+    qmp_command(f->s.qmp, "qom-list", json_pack("{ss}", "path", path), &list, &none);
+    json_array_foreach(list, i, o) {
+        const char *name = text_of(o, "name");
+        FF_AUTO_JSON json_t *value = NULL;
+        if (!strcmp(text_of(o, "type"), "bool") && !strchr(name, '_') && /* another name of one */
+            !qmp_command(f->s.qmp, "qom-get", json_pack("{ss ss}", "path", path, "property", name),
+                         &value, &none) && json_is_true(value))
+            json_array_append_new(flags, json_string(name));
+    }
+    return json_pack("{ss so}", "cpu", path, "flags", flags);
+}
+
+/* NULL: it is the parent's own, or cannot be known */
+static json_t *processor_of(struct fork *f, const struct host *h)
+{
+    json_t *program = h->here && !f->s.o.qemu ? NULL : bare_machine(f, h);
+
+    if (!program)
+        return NULL;
+    if (!f->flags)
+        f->flags = flags_of(f);
+    json_t *o = json_copy(f->flags);
+    json_object_set_new(o, "program", program);
+    return o;
+}
+
 static void ask_host(struct fork *f, struct host *h)
 {
     json_t *files = json_array();
@@ -193,13 +268,15 @@ static void ask_host(struct fork *f, struct host *h)
     uint64_t bytes = fork_disks_room(f->disks, children);
     json_t *want = json_pack("{so si so}", "files", files, "descriptors",
                              (int)descriptors(f, children), "checks", subjects(f, h));
-    json_t *program = program_of(f, h);
+    json_t *program = program_of(f, h), *processor = processor_of(f, h);
     if (bytes) {
         json_object_set_new(want, "folder", json_string(fork_disks_scratch(f->disks)));
         json_object_set_new(want, "bytes", json_integer((json_int_t)bytes));
     }
     if (program)
         json_object_set_new(want, "program", program);
+    if (processor)
+        json_object_set_new(want, "processor", processor);
     host_send(h, json_pack("{so}", "check", want));
 }
 

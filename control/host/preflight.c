@@ -146,6 +146,71 @@ static int check_program(const json_t *words, struct ff_error *why)
     return rc;
 }
 
+/* --- the processor --- */
+
+/* What QEMU says of flags: each answer has the name of one */
+struct flags {
+    struct strv missing;
+};
+
+static void read_flag(void *opaque, const char *line)
+{
+    struct flags *f = opaque;
+    FF_AUTO_JSON json_t *m = json_loads(line, 0, NULL);
+
+    if (json_is_false(json_object_get(m, "return")) && *text_of(m, "id"))
+        strv_add(&f->missing, "%s", text_of(m, "id"));
+}
+
+static char *ask_flags(const json_t *want)
+{
+    char *text = xstrdup("{\"execute\":\"qmp_capabilities\"}\n");
+    size_t i;
+    json_t *flag;
+
+    json_array_foreach(json_object_get(want, "flags"), i, flag) {
+        FF_AUTO_JSON json_t *q =
+            json_pack("{ss sO s{ss sO}}", "execute", "qom-get", "id", flag, "arguments", "path",
+                      text_of(want, "cpu"), "property", flag);
+        FF_AUTO_FREE char *line = json_dumps(q, JSON_COMPACT), *old = text;
+        text = xprintf("%s%s\n", old, line ? line : "");
+    }
+    FF_AUTO_FREE char *old = text;
+    return xprintf("%s{\"execute\":\"quit\"}\n", old);
+}
+
+/* A machine like the children's, without memory and devices: does its CPU have the flags that the
+ * parent's has? One that does not start says nothing of that: the children will say why */
+static int check_processor(const json_t *want, struct ff_error *why)
+{
+    FF_AUTO_FREE char *ask = ask_flags(want), *names = xstrdup("");
+    struct strv argv = {0};
+    struct flags f = {0};
+    struct spawn r;
+    struct ff_error ignored;
+
+    strv_add_json(&argv, json_object_get(want, "program"));
+    int rc = argv.n ? spawn_start(&r, argv.v, NULL, &ignored) : -ENOENT;
+    strv_free(&argv);
+    if (rc)
+        return 0;
+    jsonl_write(r.in, ask, strlen(ask), PROGRAM_LIMIT_MS);
+    spawn_read_lines(&r, PROGRAM_LIMIT_MS, read_flag, &f);
+    spawn_end(&r, 0);
+    for (size_t i = 0; i < f.missing.n; i++) {
+        FF_AUTO_FREE char *old = names;
+        names = xprintf("%s %s", old, f.missing.v[i]);
+    }
+    if (f.missing.n)
+        rc = ff_error_set(why, ENOTSUP,
+                          "the parent's CPU has flags that this host does not give it:%.400s; start "
+                          "the parent with a CPU model that all hosts have (-cpu; not host or max)",
+                          names);
+    strv_free(&f.missing);
+    spawn_free(&r);
+    return rc;
+}
+
 int preflight_check(const json_t *want, pid_t server, struct ff_error *why)
 {
     const char *folder = json_string_value(json_object_get(want, "folder"));
@@ -163,5 +228,7 @@ int preflight_check(const json_t *want, pid_t server, struct ff_error *why)
         rc = preflight_descriptors(server, "a child", (uint64_t)descriptors, why);
     if (!rc)
         rc = check_subjects(json_object_get(want, "checks"), why);
-    return rc ? rc : check_program(json_object_get(want, "program"), why);
+    if (!rc)
+        rc = check_program(json_object_get(want, "program"), why);
+    return rc ? rc : check_processor(json_object_get(want, "processor"), why);
 }

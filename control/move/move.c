@@ -103,8 +103,11 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
              const struct move_way *way, const char *host)
 {
     static const struct session_kind kind = {.program = "farfork move",
+                                             .by_hand = ", or move this guest by hand, see "
+                                                        "farfork-rdma-postcopy(7)",
                                              .agent_options = move_agent_options};
-    struct move m = {.back = *back, .via = way->via, .untested = way->untested};
+    struct move m = {.back = *back, .via = way->via, .untested = way->untested,
+                     .tpm = way->tpm};
     struct session_options o = *given;
     struct ff_error why;
     int code = EXIT_USAGE;
@@ -122,6 +125,7 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
         code = run_move(&m);
     strv_free(&m.argv);
     json_decref(m.images);
+    json_decref(m.machine);
     overlay_records_owner_free(&m.owner);
     move_fallback_free(&m);
     free(m.proxy_dir);

@@ -32,17 +32,20 @@ enum move_via { VIA_AUTO, VIA_TRANSPORT, VIA_PROXY };
 struct move_way {
     enum move_via via;
     bool untested; /* proxies: with any version of QEMU */
+    const char *tpm; /* socket of an swtpm there; NULL: none */
 };
 
 struct move {
     struct session s; /* one host; two children: the QEMU there, and its proxy if there is one */
     enum move_via via; /* as asked for; once the QEMU there runs, what it is */
     bool untested;
+    const char *tpm;
     bool patched;      /* the QEMU here has the transport */
     pid_t proxy_pid;   /* of the proxy here; 0: none, or it has been reaped */
     char *proxy_dir, *proxy_qmp;
     struct strv argv;     /* the parent's, with the images that its disks have now */
     json_t *images;        /* that its disks had then */
+    json_t *machine;       /* move_same.c: what its QEMU here said of it */
     struct overlay_owner owner; /* of the parent's overlays, where it is a child; until they are
                                  * handed over */
     char genid[40];        /* its generation ID, which it keeps; "": it has none */
@@ -141,6 +144,11 @@ void move_guest(struct move *m);
 /* move_look.c: with an agent that is lost: whether its QEMU never ran, and never will. @last: look
  * now, and not again */
 void move_look(struct move *m, bool last);
+
+/* move_same.c: the QEMU there, which runs by now, has the same CPUs and devices as the one here, and
+ * the same flags of its CPUs: before anything is sent. -ENOTSUP */
+int move_check_same(struct move *m, struct ff_error *why);
+int move_note_machine(struct move *m, struct ff_error *why); /* of the one here, before that */
 
 /* move_fallback.c. The options of the link, with those of --fallback, to be freed */
 int move_fallback_options(struct move *m, const char *given, char **out, struct ff_error *why);

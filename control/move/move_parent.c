@@ -6,9 +6,9 @@
  * DOC: Theory of Operation
  *
  * Purpose      refuse before anything is started what QEMU would notice late or never: devices that
- *              are not on the command line, or are no more; disks whose image is another one by now
- *              (disks_move_argv()); a -blockdev whose medium was ejected (a -drive or -cdrom is
- *              written as an empty one); memory that is a file.
+ *              are not on the command line, or are no more (session_plugged.c); disks whose image is
+ *              another one by now (disks_move_argv()); a -blockdev whose medium was ejected (a -drive
+ *              or -cdrom is written as an empty one); memory that is a file.
  * Failure      after a failure the guest is looked for here: only what its QEMU says counts.
  */
 #include <errno.h>
@@ -103,39 +103,14 @@ static bool is_device(char *const *argv, size_t at)
     return qemu_option_is(argv[at - 1], "device");
 }
 
-static bool is_on_command_line(const struct strv *argv, const char *id)
-{
-    for (size_t i = 1; i < argv->n; i++) {
-        FF_AUTO_FREE char *own = is_device(argv->v, i) ? qemu_opts_get(argv->v[i], "id") : NULL;
-        if (own && !strcmp(own, id))
-            return true;
-        if (qemu_option_is(argv->v[i - 1], "debugcon") &&
-            !strcmp(id, "debugcon")) /* QEMU names it */
-            return true;
-    }
-    return false;
-}
-
-static int check_pci_devices(struct move *m, struct ff_error *why)
+/* What was plugged later is on the command line by now (session_plugged.c) */
+static int check_drivers(struct move *m, struct ff_error *why)
 {
     const struct strv *argv = &m->s.parent_argv;
-    FF_AUTO_JSON json_t *list = NULL;
-    size_t i;
-    json_t *o;
-    int rc = qmp_command(m->s.qmp, "qom-list", json_pack("{ss}", "path", "/machine/peripheral"),
-                         &list, why);
+    bool tpm = false;
 
-    json_array_foreach(list, i, o) {
-        const char *id = text_of(o, "name");
-        if (strstr(text_of(o, "type"), "child<") && !is_on_command_line(argv, id))
-            return ff_error_set(
-                why, ENOTSUP,
-                "device %s was plugged in later, and is not on the command line of its QEMU: "
-                "remove it first, or move this guest by hand, see farfork-rdma-postcopy(7)",
-                id);
-    }
-    for (i = 1; !rc && i < argv->n; i++) {
-        FF_AUTO_FREE char *id = is_device(argv->v, i) ? qemu_opts_get(argv->v[i], "id") : NULL;
+    for (size_t i = 1; i < argv->n; i++) {
+        tpm |= qemu_option_is(argv->v[i - 1], "tpmdev");
         FF_AUTO_FREE char *driver =
             is_device(argv->v, i) ? qemu_opts_get_first(argv->v[i], "driver") : NULL;
         if (driver && !strcmp(driver, "nvdimm"))
@@ -147,14 +122,11 @@ static int check_pci_devices(struct move *m, struct ff_error *why)
                 "-device %s: the process behind it would touch guest memory that is not there yet: "
                 "remove the device first (a mount by virtiofs can be one by 9p)",
                 argv->v[i]);
-        if (id && !json_find(list, "name", id))
-            return ff_error_set(
-                why, ENOTSUP,
-                "device %s was removed, but is still on the command line of its QEMU: plug it in "
-                "again, or move this guest by hand, see farfork-rdma-postcopy(7)",
-                id);
     }
-    return rc;
+    if (m->tpm && (!tpm || *m->tpm != '/'))
+        return ff_error_set(why, EINVAL, "--tpm %s: %s", m->tpm,
+                            tpm ? "want an absolute path" : "this guest has no TPM");
+    return 0;
 }
 
 /* --- disks: the same images, on shared storage --- */
@@ -239,11 +211,15 @@ int move_find_parent(struct move *m, struct ff_error *why)
     if (!rc)
         rc = check_migration(m, why);
     if (!rc)
-        rc = check_pci_devices(m, why);
+        rc = session_add_plugged(&m->s, why);
+    if (!rc)
+        rc = check_drivers(m, why);
     if (!rc)
         rc = find_genid(m, why);
     if (!rc)
         rc = find_disks(m, why);
+    if (!rc)
+        rc = move_note_machine(m, why);
     if (!rc)
         overlay_records_owner(m->s.parent_argv.v, m->s.parent_pid, &m->owner);
     return rc;

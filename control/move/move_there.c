@@ -41,7 +41,7 @@ static int make_argv(struct move *m, const char *rundir, struct strv *out, json_
     const char *config = text_of(json_array_get(*files, 0), "path");
     const struct vm_spec s = {.id = m->s.o.id, .number = 1, .total = 1, .qemu = m->s.parent_exe,
                                  .rundir = rundir, .here = move_host(m)->here, .net = NET_KEEP,
-                                 .incoming = "defer", .replaced = m->s.o.parent_path,
+                                 .incoming = "defer", .tpm = m->tpm, .replaced = m->s.o.parent_path,
                                  .config = genid ? config : NULL};
     int rc = command_line_rewrite(own.v, &s, out, &m->s.notes, why);
     strv_free(&own);
@@ -178,6 +178,8 @@ int move_start(struct move *m, struct ff_error *why)
         rc = spawn_there(m, why);
     if (!rc)
         rc = move_choose_via(m, why);
+    if (!rc)
+        rc = move_check_same(m, why);
     if (!rc && m->via == VIA_PROXY)
         rc = move_proxy_there(m, why);
     if (!rc)

@@ -95,6 +95,7 @@ struct session;
 
 struct session_kind {
     const char *program; /* "vmclone" */
+    const char *by_hand; /* what else to do where it refuses a guest; "": nothing */
     /* More words for the agent of @h */
     void (*agent_options)(const struct session *s, const struct host *h, struct strv *argv);
 };
@@ -166,6 +167,10 @@ void session_set_ms(json_t *o, const char *key, double ms);
 /* session_parent.c: connected to a QEMU, with what it was started with; whether it is Farfork's */
 int session_find_parent(struct session *s, struct ff_error *why);
 int session_check_parent(struct session *s, struct ff_error *why);
+
+/* session_plugged.c: memory and CPUs that were plugged later are put on s->parent_argv. -ENOTSUP: any
+ * other device was plugged or removed since */
+int session_add_plugged(struct session *s, struct ff_error *why);
 
 /* session_key.c: a key of its own for each move and fork. session_link_options() is what an address
  * of @h has, with a comma in front, in a QEMU that has been given the key: to be freed */

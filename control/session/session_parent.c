@@ -8,7 +8,7 @@
  * Purpose      a child is started as its parent was: the program and words of the process behind
  *              the QMP socket, from /proc.
  * Limits       what was plugged or changed since is not on that command line. QEMU itself says what
- *              disks and NICs are by now; a move refuses a device that was plugged (move_parent.c).
+ *              disks and NICs are by now, and what was plugged (session_plugged.c).
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -44,6 +44,7 @@ E2E_TESTS := \
     tests/e2e/vmclone.py:920 \
     tests/e2e/fork_fails.py:300 \
     tests/e2e/farfork_move.py:340 \
+    tests/e2e/machines.py:170 \
     tests/e2e/move_states.py:140 \
     tests/e2e/rundir_full.py:140 \
     tests/e2e/owner.py:80 \
@@ -89,7 +90,8 @@ E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro prec
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
-E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt node-exporter host-tools)
+E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt node-exporter host-tools \
+    guest-tools)
 
 $(E2E_SSHD)/ready: | $(DEPS_ALL)
 	for p in openssh-server openssh-client libwrap0; do \
@@ -124,6 +126,18 @@ $(E2E_HOST_TOOLS)/ready: | $(DEPS_ALL)
 $(BUILD)/tests/e2e/host-tools: $(E2E_HOST_TOOLS)/ready
 	@mkdir -p $(@D)
 	ln -sfn '$(E2E_HOST_TOOLS)' '$@'
+
+# What guests have: swtpm and qemu-ga, for tpm.py and guest_agent.py
+E2E_GUEST_TOOLS := $(FARFORK_CACHE)/guest-tools-$(E2E_SUITE)
+
+$(E2E_GUEST_TOOLS)/ready: | $(DEPS_ALL)
+	for p in swtpm swtpm-libs 'libtpms0.*' qemu-guest-agent; do \
+	    scripts/debian-archive binary '$(E2E_SUITE)' "$$p" '$(E2E_GUEST_TOOLS)' || exit 1; done
+	touch '$@'
+
+$(BUILD)/tests/e2e/guest-tools: $(E2E_GUEST_TOOLS)/ready
+	@mkdir -p $(@D)
+	ln -sfn '$(E2E_GUEST_TOOLS)' '$@'
 
 # Unpatched QEMUs of Debian's for stock_stream.py: 7.2, 10.0 and the newest, each with all that it
 # needs down to libc, 40 MB to download; run by qemu-system-x86_64 at its root's top

@@ -217,6 +217,14 @@ static void test_tpm(void **state)
     FF_AUTO_FREE char *there = moved(argv);
     assert_null(there);
     assert_non_null(strstr(why.text, "swtpm"));
+
+    char *const with[] = {"qemu", "-chardev", "socket,id=c,path=/run/here.sock", "-tpmdev",
+                          "emulator,id=t,chardev=c", "-chardev", "socket,id=d,path=/run/other", NULL};
+    const struct vm_spec s = {.id = "m", .number = 1, .total = 1, .qemu = "/q", .rundir = "/r",
+                              .net = NET_KEEP, .incoming = "defer", .tpm = "/run/a,b"};
+    FF_AUTO_FREE char *kept = line(&s, with);
+    assert_non_null(strstr(kept, "-chardev socket,id=c,path=/run/a,,b "
+                                  "-tpmdev emulator,id=t,chardev=c -chardev null,id=d"));
 }
 
 static void test_disks(void **state)
