@@ -16,6 +16,7 @@ int cmd_move(int argc, char **argv);
 int cmd_agent(int argc, char **argv);
 int cmd_forks(int argc, char **argv);
 int cmd_proxy(int argc, char **argv);
+int cmd_nocloud(int argc, char **argv);
 
 /* What was printed has to get there: @code, or @failed where it is 0 and the output could not be
  * written, which is said */

@@ -23,6 +23,7 @@ static const struct command {
     {"move", "move a running guest to another host", cmd_move},
     {"proxy", "one side of a move between QEMUs that are not patched", cmd_proxy},
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
+    {"nocloud", "change cloud-init's NoCloud data in an image", cmd_nocloud},
     {"forks", "list, wait for or end forked guests on this host", cmd_forks},
     {"version", "print the version", cmd_version},
     {"help", "print this text", cmd_help},

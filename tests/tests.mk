@@ -247,7 +247,8 @@ soak-moves: $(BUILD)/tests/loop/soak_moves
 check-full: check debian-guest $(E2E_FULL_FILES) $(QEMU_PROGRAMS)
 	@$(foreach p,$(filter-out $(QEMU_DIR)/%,$(QEMU_PROGRAMS)), \
 	    $(RUN_ENV) QEMU_BIN=$(abspath $p) tests/run $(E2E_OF_QEMU) &&) true
-	@$(RUN_ENV) tests/run tests/e2e/upgrade.py:300 tests/e2e/tpm.py:190 \
+	@$(RUN_ENV) tests/run tests/e2e/upgrade.py:300 tests/e2e/firmware.py:420 \
+	    tests/e2e/guest_agent.py:300 tests/e2e/tpm.py:190 \
 	    'tests/e2e/stock_stream.py --others:600' \
 	    'tests/e2e/stock_back.py --others:140' 'tests/e2e/proxy_guests.py --others:600' \
 	    'tests/e2e/proxy_move.py --others:320' tests/e2e/debian_guest.py:1720

@@ -181,6 +181,12 @@ const char *identity_channel(const struct identity *id)
     return id->channel;
 }
 
+void identity_mac_pairs(const struct identity *id, unsigned number, struct strv *out)
+{
+    for (size_t i = 0; i < id->nics; i++)
+        strv_add(out, "%s=%s", id->nic[i].old_mac, id->child[number - 1].mac[i]);
+}
+
 json_t *identity_missing(const struct identity *id)
 {
     json_t *list = json_array();

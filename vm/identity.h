@@ -45,6 +45,9 @@ void identity_free(struct identity *id);
  * An array of strings, to be released */
 json_t *identity_missing(const struct identity *id);
 
+/* "OLD=NEW" for the MAC of each NIC */
+void identity_mac_pairs(const struct identity *id, unsigned number, struct strv *out);
+
 /* The id of the chardev behind the port org.farfork.0; NULL: there is no such port */
 const char *identity_channel(const struct identity *id);
 

@@ -146,6 +146,7 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
                                    .overlays = o->overlays,
                                    .max_chain = o->max_chain,
                                    .awaited = o->books,
+                                   .seeds = true,
                                    .stopped = json_is_false(json_object_get(status, "running"))};
     if (!rc)
         rc = disks_plan(&in, &d->plan, why);
@@ -411,16 +412,36 @@ json_t *fork_disks_argv(const struct fork_disks *d, const struct vm_spec *s)
     return disks_child_argv(d->plan, &p, s->number);
 }
 
-json_t *fork_disks_before(const struct fork_disks *d, const struct vm_spec *s)
+static json_t *commands_in(const json_t *steps)
 {
-    const struct clone_place p = place_of(d, s);
-    FF_AUTO_JSON json_t *steps = disks_child_steps(d->plan, &p, s->number);
     json_t *commands = json_array(), *step;
     size_t i;
 
     json_array_foreach(steps, i, step)
         json_array_append(commands, json_object_get(step, "argv"));
     return commands;
+}
+
+json_t *fork_disks_before(const struct fork_disks *d, const struct vm_spec *s)
+{
+    const struct clone_place p = place_of(d, s);
+    FF_AUTO_JSON json_t *steps = disks_child_steps(d->plan, &p, s->number);
+
+    return commands_in(steps);
+}
+
+json_t *fork_disks_seeds(const struct fork_disks *d, const struct vm_spec *s, const char *program,
+                         const struct nocloud *n)
+{
+    const struct clone_place p = place_of(d, s);
+    FF_AUTO_JSON json_t *steps = disks_seed_steps(d->plan, &p, s->number, program, n);
+
+    return commands_in(steps);
+}
+
+void fork_disks_try_seeds(struct fork_disks *d, const struct nocloud *n, struct strv *notes)
+{
+    disks_try_seeds(d->plan, n, notes);
 }
 
 json_t *fork_disks_files(const struct fork_disks *d, const struct vm_spec *s)

@@ -9,6 +9,7 @@
 
 #include "command_line.h"
 #include "domain_books.h"
+#include "nocloud.h"
 #include "qmp.h"
 
 /* The order of a fork: fork_disks_new() when the parent is connected; fork_disks_prepare(), then
@@ -69,6 +70,11 @@ json_t *fork_disks_argv(const struct fork_disks *d, const struct vm_spec *s);
  * child: an array of arrays of strings, to be released; NULL: none. And files that it makes before
  * those, and that are the child's own (overlay_records.h). */
 json_t *fork_disks_before(const struct fork_disks *d, const struct vm_spec *s);
+/* Likewise, after those, for its NoCloud data; and whether they can be done, with notes: before any
+ * child is started (disks_try_seeds()) */
+json_t *fork_disks_seeds(const struct fork_disks *d, const struct vm_spec *s, const char *program,
+                         const struct nocloud *n);
+void fork_disks_try_seeds(struct fork_disks *d, const struct nocloud *n, struct strv *notes);
 json_t *fork_disks_files(const struct fork_disks *d, const struct vm_spec *s);
 
 /* fork_commit.c: @overlay is one of disks_overlays(). -EBUSY: others than the @parent have what is

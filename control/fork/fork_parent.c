@@ -109,7 +109,11 @@ int fork_ask_disks(struct fork *f, struct ff_error *why)
 {
     int rc = connect_disks(f, why);
 
-    return rc ? rc : plan_identity(f, why);
+    if (!rc)
+        rc = plan_identity(f, why);
+    if (!rc)
+        fork_try_seeds(f);
+    return rc;
 }
 
 /* Those hosts that have somebody to serve */

@@ -58,6 +58,38 @@ int fork_check_argv(struct fork *f, struct ff_error *why)
     return rc;
 }
 
+/* What cloud-init is to find in this child; @summary is to be released after it, n->macs freed */
+static struct nocloud nocloud_of(const struct fork *f, unsigned number, json_t **summary)
+{
+    struct nocloud n = {0};
+
+    *summary = identity_summary(f->identity, number);
+    n.instance_id = text_of(*summary, "uuid");
+    n.hostname = text_of(*summary, "hostname");
+    identity_mac_pairs(f->identity, number, &n.macs);
+    return n;
+}
+
+void fork_try_seeds(struct fork *f)
+{
+    for (size_t i = 0; i < f->s.n_vms; i++) {
+        FF_AUTO_JSON json_t *summary = NULL;
+        struct nocloud n = nocloud_of(f, f->s.vms[i].number, &summary);
+        fork_disks_try_seeds(f->disks, &n, &f->s.notes);
+        strv_free(&n.macs);
+    }
+}
+
+static json_t *seed_commands(const struct fork *f, const struct vm_spec *s)
+{
+    FF_AUTO_JSON json_t *summary = NULL;
+    struct nocloud n = nocloud_of(f, s->number, &summary);
+    json_t *commands = fork_disks_seeds(f->disks, s, f->s.o.agent, &n);
+
+    strv_free(&n.macs);
+    return commands;
+}
+
 /* For the agent: the child's port, what to say there, and which links go up by what is answered.
  * NULL: the guest has none */
 static json_t *channel_of(const struct fork *f, const struct vm *k, const struct strv *argv)
@@ -107,6 +139,8 @@ static void spawn_child(struct fork *f, struct vm *k)
     if (f->s.parent_cwd)
         json_object_set_new(o, "cwd", json_string(f->s.parent_cwd));
     json_t *before = fork_disks_before(f->disks, &s), *files = fork_disks_files(f->disks, &s);
+    FF_AUTO_JSON json_t *seeds = seed_commands(f, &s);
+    json_array_extend(before, seeds);
     if (before)
         json_object_set_new(o, "before", before);
     if (files)

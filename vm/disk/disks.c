@@ -212,6 +212,8 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
     disk->no_flush = json_is_true(json_object_get(cache, "no-flush"));
     disk->detect_zeroes = xstrdup(*zeroes ? zeroes : "off");
     disk->host_device = is_host_device(in->nodes, text_of(image, "filename"));
+    disk->seed = in->seeds && !disk->writable && !disk->host_device && *disk->frozen == '/' &&
+                 !strcmp(disk->format, "raw") && nocloud_is(disk->frozen);
     if (!disk->writable || in->move)
         return 0;
     int rc = check_format(disk, why);
@@ -421,7 +423,7 @@ json_t *disks_chains(const struct disks *d)
 {
     json_t *files = json_array();
 
-    each_frozen(d, k)
+    each_own(d, k)
         json_array_extend(files, k->chain);
     return files;
 }

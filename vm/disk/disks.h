@@ -10,6 +10,7 @@
 #include <stdint.h>
 
 #include "error.h"
+#include "nocloud.h"
 #include "strv.h"
 
 struct disks;
@@ -24,6 +25,7 @@ struct disks_input {
     bool stopped;             /* the parent does not run, and will not until the pause: a disk that
                                * it has not written to since its last fork is frozen already */
     unsigned max_chain;       /* images of a disk; 0: no limit */
+    bool seeds;               /* look for NoCloud data */
     bool move;                /* nothing is frozen: for disks_move_argv() */
     bool awaited;             /* somebody else makes the parent's overlays: disks_take_over() */
 };
@@ -82,6 +84,12 @@ json_t *disks_child_steps(const struct disks *d, const struct clone_place *p,
                                 unsigned number);
 json_t *disks_child_files(const struct disks *d, const struct clone_place *p,
                                 unsigned number);
+/* Whether NoCloud data of a read-only disk can be @n's; where they cannot, or an address in them stays
+ * the parent's, a note, and in the first case children have the parent's data */
+void disks_try_seeds(struct disks *d, const struct nocloud *n, struct strv *notes);
+/* Likewise make them: copies, changed by @program, which is farfork there */
+json_t *disks_seed_steps(const struct disks *d, const struct clone_place *p, unsigned number,
+                         const char *program, const struct nocloud *n);
 /* The parent's command line with the child's disks */
 json_t *disks_child_argv(const struct disks *d, const struct clone_place *p,
                                unsigned number);

@@ -479,12 +479,19 @@ static json_t *nbd_node(const struct disk *disk, const struct clone_place *p, co
                      "export", export);
 }
 
+static json_t *file_node(const char *node, const char *file)
+{
+    return json_pack("{s:s,s:s,s:b,s:{s:s,s:s,s:b}}", "driver", "raw", "node-name", node,
+                     "read-only", 1, "file", "driver", "file", "filename", file, "read-only", 1);
+}
+
 static char *blockdev_text(const struct disks *d, const struct disk *disk,
                            const struct clone_place *p, const char *file)
 {
     FF_AUTO_FREE char *node = blockdev_get(d, disk->at, "node-name");
-    FF_AUTO_JSON json_t *j =
-        disk->writable || !p ? disk_overlay_node(disk, node, file) : nbd_node(disk, p, node);
+    FF_AUTO_JSON json_t *j = disk->writable || !p ? disk_overlay_node(disk, node, file)
+                             : disk->seed         ? file_node(node, file)
+                                                  : nbd_node(disk, p, node);
 
     return json_dumps(j, JSON_COMPACT);
 }
@@ -515,7 +522,7 @@ static char *moved_word(const struct disks *d, const struct disk *disk)
 /* Is it another one than the parent's, of the same bytes? @p NULL: a move */
 static bool is_new(const struct disk *k, const struct clone_place *p)
 {
-    return p && (k->writable || disk_served(k, p));
+    return p && (k->writable || k->seed || disk_served(k, p));
 }
 
 static bool is_changed(const struct disk *k, const struct clone_place *p)
@@ -531,7 +538,8 @@ static char *child_word(const struct disks *d, const struct disk *disk, const st
         return NULL;
     if (!is_new(disk, p))
         return moved_word(d, disk);
-    FF_AUTO_FREE char *file = disk->writable ? disk_overlay(d, disk, p, number) : disk_url(disk, p);
+    FF_AUTO_FREE char *file = disk->writable || disk->seed ? disk_overlay(d, disk, p, number)
+                                                           : disk_url(disk, p);
     if (disk->kind == DISK_DRIVE)
         return drive_text(word(d, disk->at), file, disk->writable ? "qcow2" : "raw");
     if (disk->kind == DISK_BLOCKDEV)

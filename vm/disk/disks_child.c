@@ -31,14 +31,15 @@ char *disk_url(const struct disk *disk, const struct clone_place *p)
 char *disk_overlay(const struct disks *d, const struct disk *disk, const struct clone_place *p,
                    unsigned number)
 {
-    return xprintf("%s/fork-%s-%u-disk%u.qcow2", p->scratch, d->fork_id, number, disk->index);
+    return xprintf("%s/fork-%s-%u-disk%u.%s", p->scratch, d->fork_id, number, disk->index,
+                   disk->seed ? "iso" : "qcow2");
 }
 
 json_t *disks_child_files(const struct disks *d, const struct clone_place *p, unsigned number)
 {
     json_t *files = json_array();
 
-    each_frozen(d, k) {
+    each_own(d, k) {
         FF_AUTO_FREE char *file = disk_overlay(d, k, p, number);
         json_array_append_new(files, json_string(file));
     }
@@ -60,7 +61,59 @@ json_t *disks_child_steps(const struct disks *d, const struct clone_place *p, un
 
 uint64_t disks_room(const struct disks *d, unsigned children)
 {
-    return (uint64_t)d->writable * children * DISK_ROOM_BYTES;
+    uint64_t each = 0;
+
+    each_own(d, k)
+        each += k->writable ? DISK_ROOM_BYTES : (uint64_t)k->size;
+    return each * children;
+}
+
+/* --- NoCloud data --- */
+
+void disks_try_seeds(struct disks *d, const struct nocloud *n, struct strv *notes)
+{
+    for (struct disk *k = d->disk; k < d->disk + d->n; k++) {
+        bool addresses = false;
+        struct ff_error why;
+        FF_AUTO_FREE char *note = NULL;
+        if (!k->seed)
+            continue;
+        k->seed = !nocloud_change(k->frozen, n, true, &addresses, &why);
+        if (!k->seed)
+            note = xprintf("disk %s: children keep the parent's cloud-init data, as a start anew "
+                           "would show: %s", k->name, why.text);
+        else if (addresses)
+            note = xprintf("disk %s: children have cloud-init data of their own, but for the "
+                           "addresses in network-config: a child that starts anew has the parent's",
+                           k->name);
+        if (note && !strv_have(notes, note))
+            strv_add(notes, "%s", note);
+    }
+}
+
+json_t *disks_seed_steps(const struct disks *d, const struct clone_place *p, unsigned number,
+                         const char *program, const struct nocloud *n)
+{
+    json_t *steps = json_array();
+
+    for (const struct disk *k = d->disk; k < d->disk + d->n; k++) {
+        if (!k->seed)
+            continue;
+        FF_AUTO_FREE char *file = disk_overlay(d, k, p, number);
+        FF_AUTO_FREE char *url = disk_served(k, p) ? disk_url(k, p) : NULL;
+        json_t *change = json_pack("[s,s,s,s,s,s]", program, "nocloud", "--instance-id",
+                                   n->instance_id, "--hostname", n->hostname);
+        for (size_t i = 0; i < n->macs.n; i++) {
+            json_array_append_new(change, json_string("--mac"));
+            json_array_append_new(change, json_string(n->macs.v[i]));
+        }
+        json_array_append_new(change, json_string(file));
+        json_array_append_new(steps, json_pack("{s:[s,s,s,s,s,s,s,s,s,s]}", "argv", "qemu-img",
+                                               "convert", "-q", "-U", "-f", "raw", "-O", "raw",
+                                               url ? url : k->frozen, file));
+        json_array_append_new(steps, json_pack("{s:o}", "argv", change));
+    }
+    return steps;
 }
 
 /* --- the server --- */

@@ -19,7 +19,8 @@ enum disk_kind {
 
 struct disk {
     unsigned index;
-    bool writable;         /* else a read-only one: served by NBD, otherwise left alone */
+    bool writable;         /* else a read-only one: served by NBD, otherwise left alone, but for */
+    bool seed;             /* cloud-init's NoCloud data: a changed copy for each child */
     char *name;            /* for messages: device name, device path or node */
     char *node;            /* the parent's top node */
     char *frozen, *format; /* what is immutable from the fork on: absolute name, raw or qcow2 */
@@ -68,6 +69,10 @@ int image_check_chain(const char *cwd, const char *name, const json_t *image, st
 #define each_frozen(d, k)                                                                        \
     for (const struct disk *k = (d)->disk; k < (d)->disk + (d)->n; k++)                          \
         if (k->writable)
+/* Those that a child has a file of its own for */
+#define each_own(d, k)                                                                           \
+    for (const struct disk *k = (d)->disk; k < (d)->disk + (d)->n; k++)                          \
+        if (k->writable || k->seed)
 #define each_new(d, k) each_frozen(d, k) if (k->overlay)
 
 char *disk_name(const json_t *entry); /* of query-block */
