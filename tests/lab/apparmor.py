@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """apparmor.py - inside the lab: a kernel that enforces packaging/farfork-agent
 
-A guest is forked by vmclone and moved by farfork move: their agents and QEMUs run in the profile, and
-nothing that they need is denied. What the profile denies is tried by a shell in it. Limit: 300 s.
+A guest is forked by vmclone: its agent and its children run in the profile, and nothing that they need
+is denied. What the profile denies is tried by a shell in it. Limit: 300 s.
 """
 import glob
 import os
@@ -12,7 +12,6 @@ import subprocess
 import labplace                     # first: it knows where those of tests/e2e are
 import common
 from common import Failed, Skip, say
-from farfork_move import Move, there
 from forked import Clone, Parent, ask, check_nothing_left, check_result, kill
 
 PACKAGING = os.path.join(labplace.TOP, 'packaging')
@@ -140,17 +139,6 @@ def fork(t):
     needs_nothing_denied('end of the fork')
 
 
-def move(t):
-    denied()
-    with Parent(t, 'tcg', mem_mib=MIB, load=common.place.load) as a:
-        with Move(t, a) as m:
-            with there(t, 'b', m.end(0, 'there')) as b:
-                check_confined('the guest there', b.proc.pid)
-                if common.status(b) != 'running':
-                    raise Failed(f'the guest there is {common.status(b)}')
-    needs_nothing_denied('move')
-
-
 def tried(what, t):
     """A QEMU below TCG may miss a limit of seconds when its host is busy; a denial is no such thing."""
     for left in (2, 1, 0):
@@ -167,8 +155,6 @@ def run(t):
     load()
     with t.case('what the profile denies, and nothing else'):
         deny()
-    with t.case('farfork move'):
-        tried(move, t)
     with t.case('vmclone'):
         tried(fork, t)
 
