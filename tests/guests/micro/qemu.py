@@ -93,7 +93,7 @@ class Guest:
             self.proc = subprocess.Popen(self.argv, stdin=subprocess.DEVNULL, stdout=err,
                                          stderr=err, env=self.env, pass_fds=self.pass_fds)
         try:
-            self._connect(15)
+            self._connect(60)             # in the lab, under TCG, it takes 10 s on a busy host
         except BaseException:
             self.close()
             raise
