@@ -44,7 +44,7 @@ E2E_TESTS := \
     tests/e2e/vmclone.py:920 \
     tests/e2e/fork_fails.py:300 \
     tests/e2e/farfork_move.py:340 \
-    tests/e2e/machines.py:170 \
+    tests/e2e/machines.py:$(if $(filter 1,$(FARFORK_FULL)),320,170) \
     tests/e2e/move_states.py:140 \
     tests/e2e/rundir_full.py:140 \
     tests/e2e/owner.py:80 \

@@ -447,7 +447,9 @@ static bool is_mac_pair(const char *s)
 {
     for (size_t i = 0; i < 2 * MAC_CHARS + 1; i++) {
         size_t k = i % (MAC_CHARS + 1);
-        bool ok = i == MAC_CHARS ? s[i] == '=' : k % 3 == 2 ? s[i] == ':' : isxdigit((unsigned char)s[i]);
+        bool ok = i == MAC_CHARS ? s[i] == '='
+                  : k % 3 == 2   ? s[i] == ':'
+                                 : isxdigit((unsigned char)s[i]);
         if (!ok)
             return false;
     }

@@ -300,7 +300,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_changed), cmocka_unit_test(test_texts),
-        cmocka_unit_test(test_addresses), cmocka_unit_test(test_no_room), cmocka_unit_test(test_no_such_image),
+        cmocka_unit_test(test_addresses), cmocka_unit_test(test_no_room),
+        cmocka_unit_test(test_no_such_image),
         cmocka_unit_test(test_damaged), cmocka_unit_test(test_child)};
 
     return cmocka_run_group_tests(tests, set_up, tear_down) ? 1 : 0;
