@@ -112,7 +112,7 @@ class Client(threading.Thread):
 
 
 class Frames(threading.Thread):
-    """Which MAC has sent by which address, on the bridge: what the host's end of it hears."""
+    """By which tap a frame came: (tap, MAC, IPv4 address) of its sender."""
 
     def __init__(self, lab):
         super().__init__(daemon=True)
@@ -122,8 +122,8 @@ class Frames(threading.Thread):
             if libc.setns(there.fileno(), CLONE_NEWNET):
                 raise Failed(f'setns: {os.strerror(ctypes.get_errno())}')
             try:
-                self.sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETH_P_ALL))
-                self.sock.bind(('br0', 0))
+                self.sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW,
+                                          socket.htons(ETH_P_ALL))
             finally:
                 libc.setns(own.fileno(), CLONE_NEWNET)
         self.start()
@@ -132,16 +132,19 @@ class Frames(threading.Thread):
         while not self.ending:
             if not select.select([self.sock], [], [], 0.5)[0]:
                 continue
-            frame = self.sock.recv(2048)
-            sender = {b'\x08\x00': 26, b'\x08\x06': 28}.get(frame[12:14])      # IPv4, ARP
-            if sender:
-                self.seen.add((frame[6:12].hex(':'), socket.inet_ntoa(frame[sender:sender + 4])))
+            frame, (device, _, direction, *_) = self.sock.recvfrom(2048)
+            if not device.startswith('tap') or direction == socket.PACKET_OUTGOING:
+                continue
+            at = {b'\x08\x00': 26, b'\x08\x06': 28}.get(frame[12:14])      # IPv4, ARP
+            sender = socket.inet_ntoa(frame[at:at + 4]) if at else ''
+            self.seen.add((device, frame[6:12].hex(':'), sender))
 
-    def check(self):
-        """The parent's address is the parent's alone."""
-        others = {s for s in self.seen if s[1] == GUEST_IP and s[0] != MAC}
-        if others or not self.seen:
-            raise Failed(f'others have sent by the address {GUEST_IP} of the parent: {others}')
+    def check(self, tap):
+        """The parent's addresses are the parent's alone, and the children have spoken."""
+        others = {s for s in self.seen if s[0] != tap}
+        wrong = {s for s in others if s[1] == MAC or s[2] == GUEST_IP}
+        if wrong or len({s[0] for s in others}) != CHILDREN:
+            raise Failed(f'by an address of the parent others have sent: {wrong}; of {others}')
 
     def close(self):
         self.ending = True
@@ -321,7 +324,7 @@ def fork(place):
         f'{sent} sent after')
     family.end()
     client.goes_on()
-    frames.check()
+    frames.check(place.here.tap)
     check_bench(shell)
     check_system(shell)
     # the parent goes on in it; from here on it is the disk
