@@ -338,6 +338,8 @@ static int run_fork(struct fork *f)
     if (f->o->follow) {
         qmp_free(f->s.qmp); /* the parent can be forked again meanwhile */
         f->s.qmp = NULL;
+        if (f->s.o.books)
+            domain_books_done(f->s.o.books);
         code = fork_follow(f, code);
         let_agents_go(f, false, false);
     }

@@ -27,6 +27,8 @@
 
 #define WRITE_LIMIT_MS 10000
 #define RESUME_LIMIT_MS 60000 /* a libvirtd that is started anew is there after a few seconds */
+#define RESUME_ROUNDS 5
+#define HELD_LIMIT_MS 30000   /* vmclone asks for nothing while a domain stands still: it is stopped */
 #define TURN_MS 200
 
 struct domain_books {
@@ -50,17 +52,17 @@ static void begin_command(const struct domain_books *b, struct strv *w, const ch
     strv_add(w, "%s", b->domain);
 }
 
-/* libvirt refuses to resume a domain that runs: somebody did so, or it never stood still */
+/* libvirt refuses to resume a domain that runs: somebody did so, or it never stood still. QEMU itself
+ * is asked: the answer comes behind that of an export which nobody waits for any more */
 static bool domain_runs(const struct domain_books *b)
 {
-    FF_AUTO_FREE char *state = NULL;
+    FF_AUTO_FREE char *line = NULL;
     struct ff_error ignored;
-    struct strv w = {0};
 
-    begin_command(b, &w, "domstate");
-    int rc = virsh_run(&w, &state, &ignored);
-    strv_free(&w);
-    return !rc && !strcmp(state, "running");
+    if (virsh_monitor(b->domain, "{\"execute\":\"query-status\"}", &line, &ignored))
+        return false;
+    FF_AUTO_JSON json_t *answer = json_loads(line, 0, NULL);
+    return json_is_true(json_object_get(json_object_get(answer, "return"), "running"));
 }
 
 static int keep_resume(struct domain_books *b, struct ff_error *why)
@@ -77,7 +79,7 @@ static int keep_resume(struct domain_books *b, struct ff_error *why)
         poll(NULL, 0, TURN_MS);
     if (rc && domain_runs(b))
         rc = 0;
-    b->held = false;
+    b->held &= rc != 0;
     strv_free(&w);
     return rc ? ff_error_context(why, "domain %s stands still: virsh resume it", b->domain) : 0;
 }
@@ -218,6 +220,19 @@ static int keep_snapshot(struct domain_books *b, struct ff_error *why)
     return rc;
 }
 
+/* One that took too long would mirror for ever */
+static void abort_commit(const struct domain_books *b, const char *target)
+{
+    struct ff_error ignored;
+    struct strv w = {0};
+
+    begin_command(b, &w, "blockjob");
+    strv_add(&w, "%s", target);
+    strv_add(&w, "--abort");
+    virsh_run(&w, NULL, &ignored);
+    strv_free(&w);
+}
+
 static int keep_commit(struct domain_books *b, struct ff_error *why)
 {
     size_t i;
@@ -231,8 +246,10 @@ static int keep_commit(struct domain_books *b, struct ff_error *why)
         strv_add(&w, "--shallow");
         strv_add(&w, "--active");
         strv_add(&w, "--pivot");
-        if (!rc)
-            rc = virsh_run(&w, NULL, why);
+        if (!rc && (rc = virsh_run(&w, NULL, why))) {
+            abort_commit(b, text_of(m, "target"));
+            ff_error_context(why, "its overlay %s stays", text_of(m, "overlay"));
+        }
         if (!rc && unlink(text_of(m, "overlay")) < 0)
             rc = ff_error_set(why, errno, "remove %s: %s", text_of(m, "overlay"), strerror(errno));
         strv_free(&w);
@@ -282,6 +299,7 @@ static _Noreturn void keeper_main(struct domain_books *b)
     struct pollfd p = {.fd = b->fd, .events = POLLIN};
     struct ff_error ignored;
     char *line;
+    pid_t pid;
 
     setsid();
     signal(SIGINT, SIG_IGN);
@@ -291,13 +309,19 @@ static _Noreturn void keeper_main(struct domain_books *b)
     int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (int i = 0; i < 3 && nothing >= 0; i++) /* nobody waits for it */
         dup2(nothing, i);
-    while (!b->in.ended && (poll(&p, 1, -1) >= 0 || errno == EINTR)) {
-        if (jsonl_read(&b->in, b->fd))
+    while (!b->in.ended) {
+        int n = poll(&p, 1, b->held ? HELD_LIMIT_MS : -1);
+        if (n < 0 && errno != EINTR)
+            break;
+        if (!n)
+            keep_resume(b, &ignored);
+        if (n > 0 && jsonl_read(&b->in, b->fd))
             break;
         while ((line = jsonl_next(&b->in)))
             keep_answer(b, line);
     }
-    if (b->held)
+    for (int i = 0; b->held && i < RESUME_ROUNDS && !domain_pid(b->domain, &pid, &ignored) &&
+                    pid == b->pid; i++)
         keep_resume(b, &ignored);
     _exit(0);
 }
@@ -357,21 +381,42 @@ static int read_rights(pid_t pid, struct rights *r, struct ff_error *why)
     return got == 2 ? 0 : ff_error_set(why, ESRCH, "%s: no user in it", path);
 }
 
+/* What is root's does not go to what runs as the domain's user */
+static void leave_roots_things(const char *home)
+{
+    static const char *const kept[] = {"PATH=", "LANG=", "LC_", "TERM=", "FARFORK_"};
+    struct strv keep = {0};
+
+    for (char **e = environ; e && *e; e++)
+        for (size_t i = 0; i < FF_ARRAY_LEN(kept); i++)
+            if (!strncmp(*e, kept[i], strlen(kept[i])))
+                strv_add(&keep, "%s", *e);
+    clearenv();
+    for (size_t i = 0; i < keep.n; i++) {
+        char *value = strchr(keep.v[i], '=');
+        *value = '\0';
+        setenv(keep.v[i], value + 1, 1);
+    }
+    strv_free(&keep);
+    setenv("HOME", home, 1);
+    close_range(STDERR_FILENO + 1, ~0u, CLOSE_RANGE_CLOEXEC);
+}
+
 static int become_user(pid_t pid, struct ff_error *why)
 {
     struct rights *r = xcalloc(1, sizeof(*r));
     int rc = read_rights(pid, r, why);
+    if (!rc && !r->uid)
+        rc = ff_error_set(why, EPERM, "its QEMU runs as root, and its children would, outside of "
+                          "what libvirt confines it by (user = in qemu.conf)");
     const struct passwd *user = rc ? NULL : getpwuid(r->uid);
     FF_AUTO_FREE char *home = xstrdup(user ? user->pw_dir : "/");
 
     if (!rc && (setgroups(r->n, r->group) || setresgid(r->gid, r->gid, r->gid) ||
                 setresuid(r->uid, r->uid, r->uid)))
         rc = ff_error_set(why, errno, "become user %u: %s", r->uid, strerror(errno));
-    if (!rc) { /* root's folders are not its own */
-        setenv("HOME", home, 1);
-        unsetenv("XDG_RUNTIME_DIR");
-        unsetenv("XDG_STATE_HOME");
-    }
+    if (!rc)
+        leave_roots_things(home);
     free(r);
     return rc;
 }
@@ -447,14 +492,20 @@ int domain_books_open(const char *domain, const char *overlays, unsigned timeout
     return 0;
 }
 
+void domain_books_done(struct domain_books *b)
+{
+    ff_close_fd(&b->fd);
+    if (b->keeper > 0) /* it lets the guest go on first */
+        waitpid(b->keeper, NULL, 0);
+    b->keeper = 0;
+    ff_close_fd(&b->turn_fd);
+}
+
 void domain_books_close(struct domain_books *b)
 {
     if (!b)
         return;
-    close(b->fd);
-    if (b->keeper > 0) /* it lets the guest go on first */
-        waitpid(b->keeper, NULL, 0);
-    close(b->turn_fd);
+    domain_books_done(b);
     jsonl_free(&b->in);
     json_decref(b->made);
     free(b->domain);

@@ -23,8 +23,8 @@
  *              must not choose where root makes a file.
  *              2. One fork of a domain at a time: another would let the guest go on in between. Both
  *              processes have a lock on libvirt's pid file of the domain.
- *              3. When vmclone ends between (2) and (4), however, the keeper does (4). It repeats
- *              that while libvirtd is not there, for RESUME_LIMIT_MS.
+ *              3. When vmclone ends between (2) and (4), however, or is stopped there, the keeper
+ *              does (4). It repeats that while libvirtd is not there, for some minutes.
  * Failure      when both are killed between (2) and (4) the domain is paused, and libvirt says so.
  */
 #ifndef FF_CONTROL_HOST_DOMAIN_BOOKS_H
@@ -42,11 +42,14 @@ struct domain_books;
  * @overlays:  folder for overlays that libvirt makes; NULL: beside each image
  * @timeout_s: for the other forks
  *
- * Return: 0; -EPERM: this is not root; -ESRCH: no such domain runs here; -ETIMEDOUT; -errno
+ * Return: 0; -EPERM: this is not root, or the QEMU is root's; -ESRCH: no such domain runs here; -ETIMEDOUT; -errno
  */
 int domain_books_open(const char *domain, const char *overlays, unsigned timeout_s,
                       struct domain_books **out, struct ff_error *why);
 void domain_books_close(struct domain_books *b);
+
+/* Nothing more is asked: the next fork of the domain has its turn */
+void domain_books_done(struct domain_books *b);
 
 /* Of its QEMU */
 pid_t domain_books_pid(const struct domain_books *b);

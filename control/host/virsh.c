@@ -89,8 +89,22 @@ char *domain_pid_file(const char *name)
     return xprintf(RUN_FOLDER "/%s.pid", name);
 }
 
+/* virsh looks for an id and for a UUID first */
+static bool is_name(const char *name)
+{
+    size_t len = strlen(name);
+    bool digits = strspn(name, "0123456789") == len;
+    bool uuid = strspn(name, "0123456789abcdefABCDEF-") == len && (len == 32 || len == 36);
+
+    return len && !digits && !uuid && !strchr(name, '/');
+}
+
 int domain_pid(const char *name, pid_t *pid, struct ff_error *err)
 {
+    if (!is_name(name))
+        return ff_error_set(err, EINVAL,
+                            "domain %s: want its name, not an id or a UUID (virsh takes a name that "
+                            "looks like one for one: virsh domrename)", name);
     FF_AUTO_FREE char *path = domain_pid_file(name);
     FILE *f = fopen(path, "re");
     int number = 0;
