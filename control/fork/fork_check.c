@@ -181,7 +181,8 @@ static json_t *program_of(struct fork *f, const struct host *h)
 
 static bool names_machine(const char *option)
 {
-    static const char *const names[] = {"M", "machine", "accel", "cpu"};
+    /* with several threads a processor says that it has some */
+    static const char *const names[] = {"M", "machine", "accel", "cpu", "smp", "overcommit", "global"};
 
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++)
         if (qemu_option_is(option, names[i]))
@@ -192,7 +193,7 @@ static bool names_machine(const char *option)
 /* A machine of the children's type, with their CPU and nothing else */
 static json_t *bare_machine(struct fork *f, const struct host *h)
 {
-    static const char *const kept[] = {"type", "accel", NULL};
+    static const char *const kept[] = {"type", "accel", "kernel-irqchip", "kernel_irqchip", NULL};
     struct strv argv = {0};
     struct ff_error ignored;
 

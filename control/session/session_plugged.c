@@ -66,7 +66,7 @@ static json_t *get_property(struct session *s, const char *path, const char *pro
 static int add_backend(struct session *s, const char *path, struct ff_error *why)
 {
     static const char *const same[] = {"size", "share", "merge", "dump", "hugetlb", "hugetlbsize",
-                                       "mem-path", "x-use-canonical-path-for-ramblock-id"};
+                                       "mem-path", "reserve", "seal", "x-use-canonical-path-for-ramblock-id"};
     const char *slash = strrchr(path, '/'), *id = slash ? slash + 1 : path;
     FF_AUTO_JSON json_t *type = get_property(s, path, "type");
     FF_AUTO_JSON json_t *policy = get_property(s, path, "policy");

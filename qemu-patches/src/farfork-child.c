@@ -193,29 +193,45 @@ static int quieten(Object *o, void *opaque)
 /*
  * The PCIe serial number of some NICs (e1000e, vmxnet3) is their MAC, and the
  * child's is another one: that the parent's differs is no reason to refuse its
- * state.  The child has the parent's number until its QEMU starts anew.
+ * state.  The child keeps its own: the QEMU that it moves to one day has that.
  */
+#define SERIAL_BYTES 8
+
+typedef struct Serial {
+    PCIDevice *dev;
+    uint16_t at;
+    uint8_t own[SERIAL_BYTES];
+} Serial;
+
 static int allow_serial(Object *o, void *opaque)
 {
     PCIDevice *d = (PCIDevice *)object_dynamic_cast(o, TYPE_PCI_DEVICE);
-    uint16_t at = d && pci_is_express(d)
-                  ? pcie_find_capability(d, PCI_EXT_CAP_ID_DSN) : 0;
+    uint16_t cap = d && pci_is_express(d)
+                   ? pcie_find_capability(d, PCI_EXT_CAP_ID_DSN) : 0;
+    Serial s = {.dev = d, .at = cap + 4}; /* behind its header */
 
-    if (at) {
-        memset(d->cmask + at + 4, 0, 8); /* behind its header */
+    if (cap) {
+        memcpy(s.own, d->config + s.at, SERIAL_BYTES);
+        memset(d->cmask + s.at, 0, SERIAL_BYTES);
+        g_array_append_val((GArray *)opaque, s);
     }
     return 0;
 }
 
 static int load_quietly(void)
 {
+    g_autoptr(GArray) serials = g_array_new(false, false, sizeof(Serial));
     const void *state;
     size_t len;
     int ret;
 
     ff_child_state(fc.child, &state, &len);
-    object_child_foreach_recursive(object_get_root(), allow_serial, NULL);
+    object_child_foreach_recursive(object_get_root(), allow_serial, serials);
     ret = rp_load_devices(state, len);
+    for (unsigned i = 0; i < serials->len; i++) {
+        Serial *s = &g_array_index(serials, Serial, i);
+        memcpy(s->dev->config + s->at, s->own, SERIAL_BYTES);
+    }
     object_child_foreach_recursive(object_get_root(), quieten, NULL);
     return ret;
 }
