@@ -11,6 +11,7 @@
  */
 #include <ctype.h>
 #include <errno.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,6 +44,14 @@ static bool is_word(const char *s)
 
     return n >= 1 && n <= GUEST_WORD_MAX &&
            strspn(s, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz._-") == n;
+}
+
+/* FORK NUMBER */
+static bool is_self(const char *s)
+{
+    size_t n = strcspn(s, " ");
+
+    return n && s[n] == ' ' && take_number(s + n + 1, INT_MAX) > 0;
 }
 
 static int parse_request(char *line, unsigned max_children, struct guest_request *out,
@@ -84,6 +93,11 @@ static int parse_request(char *line, unsigned max_children, struct guest_request
         return 1;
     case GUEST_LINK:
     case GUEST_READY:
+        if (rest && !is_self(rest))
+            return ff_error_set(why, EPROTO, "guest: %s: of %.40s (permitted: FORK NUMBER, or none)",
+                                word, rest);
+        snprintf(out->user, sizeof(out->user), "%s", rest ? rest : "");
+        return 1;
     case GUEST_JOINED:
         if (!rest)
             return 1;

@@ -9,6 +9,8 @@
  *              request for a fork is refused: who forks is on the parent's host.
  * Failure      a child without a port that answers stays as it is, its links down with
  *              --net isolated. One that says nonsense is told so.
+ *              What another machine has said, of which this one is a copy, may still be in the port:
+ *              it names that.
  * Limits       the guest reads what it is told when it likes: what does not fit in the socket's
  *              buffer (the message does) closes the port.
  */
@@ -20,6 +22,7 @@
 #include <unistd.h>
 
 #include "agent_guest_port.h"
+#include "autojson.h"
 #include "guest_port.h"
 #include "qmp_job.h"
 
@@ -27,6 +30,7 @@
 
 struct channel {
     char *path, *message;
+    char *self; /* FORK NUMBER of the child, as it says it */
     struct strv links;
     int fd;
     bool raise;
@@ -45,6 +49,9 @@ struct channel *agent_port_new(const json_t *o)
     c->fd = -1;
     c->path = xstrdup(path);
     c->message = xstrdup(message);
+    FF_AUTO_JSON json_t *about = json_loads(message, 0, NULL);
+    c->self = xprintf("%s %lld", text_of(about, "fork"),
+                      (long long)json_integer_value(json_object_get(about, "number")));
     strv_add_json(&c->links, json_object_get(o, "links"));
     return c;
 }
@@ -65,6 +72,7 @@ void agent_port_free(struct channel *c)
     strv_free(&c->links);
     free(c->path);
     free(c->message);
+    free(c->self);
     free(c);
 }
 
@@ -103,12 +111,14 @@ int agent_port_fd(const struct channel *c)
 
 static enum channel_event run_request(struct channel *c, const struct guest_request *r, int *code)
 {
+    bool of_other = *r->user && strcmp(r->user, c->self);
+
     switch (r->verb) {
     case GUEST_LINK:
-        c->raise = true;
+        c->raise |= !of_other;
         return CHANNEL_NOTHING;
     case GUEST_READY:
-        return CHANNEL_READY;
+        return of_other ? CHANNEL_NOTHING : CHANNEL_READY;
     case GUEST_EXIT:
         *code = r->code;
         return CHANNEL_EXIT;

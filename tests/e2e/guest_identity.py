@@ -345,8 +345,8 @@ def asked(t, stack):
         c.say('forked\n' + p['children'][k - 1]['message'])
         for line in ('link', 'ready'):
             heard = c.hear()
-            if heard != line:
-                raise Failed(f'{c.name} says "{heard}", want "{line}"')
+            if heard != f'{line} call {k}':
+                raise Failed(f'{c.name} says "{heard}", want "{line} call {k}"')
     for k, m in enumerate([parent, *children]):
         wait_for(f'number in {m.name}', COMMAND_S, lambda k=k, m=m: m.sh('cat /tmp/n') == str(k))
         if m.sh('cat /tmp/n.err') or m.sh('farfork-guest id') != f'call {k} 2':

@@ -64,7 +64,7 @@ static void must_hear(int fd, const char *word)
 
 static struct channel *open_channel(int port, int *guest)
 {
-    json_t *o = json_pack("{ss ss s[s s]}", "path", port_path, "message", "number 1\nend\n",
+    json_t *o = json_pack("{ss ss s[s s]}", "path", port_path, "message", "{\"fork\": \"f\", \"number\": 1}\n",
                           "links", "net0", "net1");
     struct channel *c = agent_port_new(o);
     struct ff_error why;
@@ -75,7 +75,10 @@ static struct channel *open_channel(int port, int *guest)
     *guest = accept(port, NULL, NULL);
     must_hear(*guest, "forked");
     assert_false(agent_port_raise_links(c, qmp_path)); /* it did not ask */
-    say(*guest, "link\n");
+    say(*guest, "link f 2\nlink g 1\nready f 0\nready g 1\n"); /* nor did these: others said so */
+    assert_int_equal(agent_port_on_input(c, &code), CHANNEL_NOTHING);
+    assert_false(agent_port_raise_links(c, qmp_path));
+    say(*guest, "link f 1\n");
     assert_int_equal(agent_port_on_input(c, &code), CHANNEL_NOTHING);
     return c;
 }

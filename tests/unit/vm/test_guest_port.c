@@ -50,6 +50,12 @@ static void test_requests(void **state)
     assert_int_equal(say(""), 1);
     assert_int_equal(req.verb, GUEST_JOINED);
     assert_int_equal(say(""), 0);
+    assert_int_equal(say("link a-fork.of_some-guest-with-a-name-of-forty-bytes 7\nready f 1\n"), 1);
+    assert_int_equal(req.verb, GUEST_LINK);
+    assert_string_equal(req.user, "a-fork.of_some-guest-with-a-name-of-forty-bytes 7");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_READY);
+    assert_string_equal(req.user, "f 1");
 }
 
 static void test_refused(void **state)
@@ -61,6 +67,8 @@ static void test_refused(void **state)
         "\n",           "fork 99999999999999999999\n",
         "exit\n",       "exit 256\n",
         "exit 0 0\n",   "link up\n",
+        "link f 0\n",   "ready f 1 \n",
+        "link  1\n",    "ready f x\n",
         "ready \n",     "forks 1\n",
         "join \n",      "join a b\n",
         "joined 1\n",   "join 123456789012345678901234567890123\n",
