@@ -15,8 +15,6 @@ import struct
 import subprocess
 import threading
 
-import common
-
 CTRL = b'FFcm'
 MAGIC = b'FARFORK1'
 HELLO, WELCOME, REFUSE = 1, 2, 3
@@ -31,6 +29,7 @@ def frame(message):
 @functools.cache
 def machine_config():
     """What QEMU says of itself with its machine pc."""
+    import common   # not everywhere: keys.py   pylint: disable=import-outside-toplevel
     text = subprocess.run([common.QEMU, '--version'], stdout=subprocess.PIPE, check=True).stdout
     version = re.search(rb'version ([0-9]+\.[0-9]+)', text)[1]
     return b'pc-i440fx-%s, x86_64, page size 4096' % version

@@ -347,7 +347,8 @@ def key_unknown(t):
 def stranger(port, *prefix, host='127.0.0.1'):
     """Another process says HELLO; what it hears."""
     with open(fakepeer.__file__, encoding='utf-8') as f: # which another user cannot read, perhaps
-        code = f.read() + f'print(answer(connect({port}, hello(), {host!r}))[0])\n'
+        code = f.read() + (f'print(answer(connect({port}, hello(config={fakepeer.machine_config()!r}), '
+                           f'{host!r}))[0])\n')
     p = subprocess.run([*prefix, '/usr/bin/python3', '-B', '-'], input=code, capture_output=True,
                        text=True, timeout=60, check=False)
     if p.returncode:
