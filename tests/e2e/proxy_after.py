@@ -134,7 +134,7 @@ def small_lost(t, stock):
     with t.case(f'the source dies with pages that nobody else has, {stock}'), \
             two(t, f'small-{stock}', stock=stock) as (a, b), \
             proxies(t, a, b, faults=(f'{SLOW_STREAM},{SLOW_MEMORY}', None)) as (here, there):
-        here.wait('ready')      # before, QEMU has to answer
+        here.wait('ready' if stock == NEWEST else 'package')    # before, the newest has to answer
         a.proc.send_signal(signal.SIGSTOP)
         here.wait('running')
         a.proc.kill()
