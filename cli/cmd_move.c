@@ -30,6 +30,9 @@ static int move_usage(FILE *out)
         "  --via auto|transport|proxy  by the transport of a patched QEMU, or by proxies\n"
         "                          beside any; default: auto, which says what it takes\n"
         "  --untested              with proxies: also a QEMU whose version was not tested\n"
+        "  --from-stream           with proxies: memory by QEMU's own stream as well: slower, but nobody\n"
+        "                          has to be permitted to look into QEMU; default: where that is\n"
+        "                          not permitted here\n"
         "  --options OPTIONS       of the transport: 'precopy=1,timeout=30'\n"
         "  --qemu PATH             the QEMU there; default: the one here\n"
         "  --tpm SOCKET            with a TPM: the control socket of an swtpm there\n"
@@ -62,7 +65,8 @@ static int move_domain(struct domain_options *d, const struct session_options *o
                        const struct move_fallback *back, const struct move_way *way, char **argv)
 {
     if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
-        back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm)
+        back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm ||
+        way->from_stream)
         return move_usage(stderr);
     d->uri = argv[0];
     d->words = argv + 1;
@@ -80,7 +84,7 @@ int cmd_move(int argc, char **argv)
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
         LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
-        TPM
+        TPM, FROM_STREAM
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -92,6 +96,7 @@ int cmd_move(int argc, char **argv)
         {"overlays", required_argument, NULL, OVERLAYS}, {"output", required_argument, NULL, OUTPUT},
         {"domain", required_argument, NULL, DOMAIN}, {"address", required_argument, NULL, ADDRESS},
         {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
+        {"from-stream", no_argument, NULL, FROM_STREAM},
         {"scope", required_argument, NULL, SCOPE},
         {"metrics-dir", required_argument, NULL, METRICS_DIR},
         {"tpm", required_argument, NULL, TPM}, {"json", no_argument, NULL, JSON},
@@ -142,6 +147,7 @@ int cmd_move(int argc, char **argv)
         case ADDRESS: domain.address = optarg; break;
         case TPM: way.tpm = optarg; break;
         case UNTESTED: way.untested = true; break;
+        case FROM_STREAM: way.from_stream = true; break;
         case SCOPE: o.scope = optarg; break;
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;

@@ -37,6 +37,8 @@ static int proxy_usage(FILE *out)
         "                          before the guest was let go\n"
         "  --rundir DIR            a run directory that is removed at the end\n"
         "  --untested              also with a QEMU whose version was not tested\n"
+        "  --from-stream           on both sides: main memory comes by QEMU's own stream as well: slower,\n"
+        "                          but nobody has to be permitted to look into QEMU\n"
         "  --metrics-dir DIR       count there, for monitoring\n"
         "  --json                  print events, a JSON object a line\n"
         "  -h, --help              print this text\n\n"
@@ -50,7 +52,7 @@ static int proxy_usage(FILE *out)
 int cmd_proxy(int argc, char **argv)
 {
     enum { SOURCE = 256, DESTINATION, QMP, PID, LISTEN, CONNECT, JSON, MONITOR, RUNDIR, UNTESTED,
-           DOMAIN, TO, KEYED, METRICS_DIR };
+           FROM_STREAM, DOMAIN, TO, KEYED, METRICS_DIR };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"source", no_argument, NULL, SOURCE},
                                             {"destination", no_argument, NULL, DESTINATION},
@@ -61,6 +63,7 @@ int cmd_proxy(int argc, char **argv)
                                             {"monitor", required_argument, NULL, MONITOR},
                                             {"rundir", required_argument, NULL, RUNDIR},
                                             {"untested", no_argument, NULL, UNTESTED},
+                                            {"from-stream", no_argument, NULL, FROM_STREAM},
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"to", required_argument, NULL, TO},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -88,6 +91,7 @@ int cmd_proxy(int argc, char **argv)
         case MONITOR: o.monitor = optarg; break;
         case RUNDIR: o.rundir = optarg; break;
         case UNTESTED: o.untested = true; break;
+        case FROM_STREAM: o.from_stream = true; break;
         case DOMAIN: o.domain = optarg; break;
         case TO: o.to = optarg; break;
         case KEYED: o.keyed = true; break;
@@ -101,7 +105,8 @@ int cmd_proxy(int argc, char **argv)
     if (source == destination || !o.qmp == !o.domain || !o.path || (source ? connect : listen) ||
         !o.monitor == (optind == argc))
         return proxy_usage(stderr);
-    if (o.domain ? !o.to == source || o.monitor || o.pid || strchr(o.domain, '/') : o.to || o.keyed)
+    if (o.domain ? !o.to == source || o.monitor || o.pid || o.from_stream || strchr(o.domain, '/')
+                 : o.to || o.keyed)
         return proxy_usage(stderr);
     if (!o.monitor)
         o.address = argv[optind++];

@@ -158,7 +158,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
 {
     struct ff_welcome w;
 
-    int rc = ff_regions_hello(&s->regions, config, &s->table, err);
+    int rc = ff_regions_hello(&s->regions, config, s->ctl.tunnel, &s->table, err);
     if (!rc)
         rc = ff_source_check_fallback(s, err);
     if (!rc)

@@ -189,11 +189,12 @@ static int get_hello_head(struct ff_wirebuf *b, struct ff_hello *h, struct ff_er
         return ff_error_set(err, EPROTO,
                             "wire: read HELLO: authentication kind %u (permitted 0..%u)", h->auth,
                             FF_WIRE_AUTH_KEY);
-    if (!h->n_regions || h->n_regions > FF_WIRE_REGIONS_MAX ||
+    int fewest = h->features & FF_WIRE_TUNNEL ? 0 : 1;
+    if (h->n_regions < fewest || h->n_regions > FF_WIRE_REGIONS_MAX ||
         (size_t)h->n_regions * HELLO_REGION_MIN > ff_wb_left(b))
         return ff_error_set(err, EPROTO,
-                            "wire: read HELLO: %u regions in %zu bytes (permitted 1..%d)",
-                            h->n_regions, ff_wb_left(b), FF_WIRE_REGIONS_MAX);
+                            "wire: read HELLO: %u regions in %zu bytes (permitted %d..%d)",
+                            h->n_regions, ff_wb_left(b), fewest, FF_WIRE_REGIONS_MAX);
     if (config_len > FF_WIRE_CONFIG_MAX)
         return ff_error_set(err, EPROTO, "wire: read HELLO: config of %zu bytes (permitted 0..%d)",
                             config_len, FF_WIRE_CONFIG_MAX);

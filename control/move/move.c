@@ -107,7 +107,7 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
                                                         "farfork-rdma-postcopy(7)",
                                              .agent_options = move_agent_options};
     struct move m = {.back = *back, .via = way->via, .untested = way->untested,
-                     .tpm = way->tpm};
+                     .from_stream = way->from_stream, .tpm = way->tpm};
     struct session_options o = *given;
     struct ff_error why;
     int code = EXIT_USAGE;

@@ -32,13 +32,14 @@ enum move_via { VIA_AUTO, VIA_TRANSPORT, VIA_PROXY };
 struct move_way {
     enum move_via via;
     bool untested; /* proxies: with any version of QEMU */
+    bool from_stream; /* proxies: all memory by QEMU's own stream */
     const char *tpm; /* socket of an swtpm there; NULL: none */
 };
 
 struct move {
     struct session s; /* one host; two children: the QEMU there, and its proxy if there is one */
     enum move_via via; /* as asked for; once the QEMU there runs, what it is */
-    bool untested;
+    bool untested, from_stream;
     const char *tpm;
     bool patched;      /* the QEMU here has the transport */
     pid_t proxy_pid;   /* of the proxy here; 0: none, or it has been reaped */

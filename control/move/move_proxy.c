@@ -28,6 +28,7 @@
 
 #include "autojson.h"
 #include "move.h"
+#include "outside.h"
 #include "process.h"
 #include "rundir.h"
 
@@ -61,6 +62,10 @@ int move_choose_via(struct move *m, struct ff_error *why)
         return ff_error_set(why, ENOTSUP,
                             "--fallback go: a move by proxies cannot be taken back: it needs "
                             "Farfork's QEMU on both hosts");
+    if (m->via == VIA_PROXY && !m->from_stream && outside_may(m->s.parent_pid, true, why) == -EPERM) {
+        m->from_stream = true;
+        strv_add(&m->s.notes, "memory by QEMU's own stream, which is slower: %s", why->text);
+    }
     return 0;
 }
 
@@ -77,6 +82,8 @@ int move_proxy_there(struct move *m, struct ff_error *why)
     json_array_set_new(argv, 8, json_sprintf("unix:%s/2.stream", h->rundir));
     if (m->untested)
         json_array_append_new(argv, json_string("--untested"));
+    if (m->from_stream)
+        json_array_append_new(argv, json_string("--from-stream"));
     host_send(h, json_pack("{s{si so ss ss sb}}", "spawn", "number", 2, "argv", argv, "log",
                            proxy->log, "qmp", proxy->qmp, "proxy", true));
     proxy->state = VM_SPAWNED;
@@ -100,12 +107,19 @@ static int start_here(struct move *m, struct ff_error *why)
     log = xprintf("%s/log", m->proxy_dir);
     m->proxy_qmp = xprintf("%s/qmp", m->proxy_dir);
     stream = xprintf("unix:%s/" STREAM, m->proxy_dir);
-    char *argv[] = {self, "proxy", "--source", "--qmp", (char *)m->s.o.parent_path, "--monitor",
-                    m->proxy_qmp, "--listen", stream, "--rundir", m->proxy_dir,
-                    m->untested ? "--untested" : NULL, NULL};
-    const struct ff_process p = {.argv = argv, .log = log};
+    struct strv argv = {0};
+    for (char **word = (char *[]){self, "proxy", "--source", "--qmp", (char *)m->s.o.parent_path,
+                                  "--monitor", m->proxy_qmp, "--listen", stream, "--rundir",
+                                  m->proxy_dir, NULL}; *word; word++)
+        strv_add(&argv, "%s", *word);
+    if (m->untested)
+        strv_add(&argv, "--untested");
+    if (m->from_stream)
+        strv_add(&argv, "--from-stream");
+    const struct ff_process p = {.argv = argv.v, .log = log};
     int status_fd = -1;
     rc = ff_process_exec(&p, &m->proxy_pid, &status_fd, why);
+    strv_free(&argv);
     if (rc)
         return rc;
     close(status_fd); /* a program that does not run ends, which is seen */

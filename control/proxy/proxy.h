@@ -65,6 +65,8 @@ enum {
  *           qmp_secret.h has it; its end before GO ends the move
  * @rundir:  a run directory, to be removed at the end; NULL: none
  * @untested: also a QEMU whose version was not tested
+ * @from_stream: main memory comes by QEMU's own stream as well: the engine has none, and nobody looks
+ *           into a QEMU. Both sides; no domain
  * @metrics_dir: count there; NULL: nowhere
  * @json:    events on standard output, an object a line
  * @argv:    destination: start this QEMU; NULL: it is there. Source of a domain: more words for
@@ -73,7 +75,7 @@ enum {
 struct proxy_options {
     const char *qmp, *path, *address, *monitor, *rundir, *domain, *to, *metrics_dir;
     pid_t pid;
-    bool json, untested, keyed;
+    bool json, untested, keyed, from_stream;
     char *const *argv;
 };
 

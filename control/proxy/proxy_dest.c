@@ -62,7 +62,7 @@ static int prepare_dest(struct proxy *p, struct ff_error *err)
     pthread_mutex_lock(&p->lock);
     p->dest = d;
     pthread_mutex_unlock(&p->lock);
-    rc = ff_dest_elsewhere(d, err);
+    rc = p->o->from_stream ? 0 : ff_dest_elsewhere(d, err);
     for (unsigned i = 0; !rc && i < p->n_blocks; i++)
         rc = proxy_add_dest_region(p, &p->blocks[i], err);
     if (!rc && p->o->domain)
@@ -120,7 +120,7 @@ static int pass_package(struct proxy *p, struct ff_error *err)
     pthread_mutex_unlock(&p->lock);
     if (!rc)
         rc = proxy_check(p, err);
-    return rc ? rc : proxy_adopt_userfaultfd(p, err);
+    return rc || p->o->from_stream ? rc : proxy_adopt_userfaultfd(p, err);
 }
 
 /* Until QEMU has loaded the state: it would run now, if it had not been told to stop */
@@ -149,7 +149,7 @@ static int until_dest_ready(struct proxy *p, struct ff_error *err)
     int rc = prepare_dest(p, err);
 
     if (!rc)
-        rc = ff_dest_accept(p->dest, PROXY_CONFIG, err);
+        rc = ff_dest_accept(p->dest, proxy_config(p), err);
     if (!rc)
         proxy_event(p, "connected", json_pack("{s:s}", "link", ff_dest_link(p->dest)));
     if (!rc)
@@ -249,17 +249,17 @@ static int run_guest(struct proxy *p, struct ff_error *err)
     return rc;
 }
 
-/* All of main memory is here, and nobody answers for holes in it any more */
+/* All of main memory is here that does not come by the stream, and nobody answers for holes in it any more */
 static int leave_incomplete(struct proxy *p, struct ff_error *err)
 {
     struct ff_error why = {0};
 
-    if (outside_unwatch(p->pid, p->blocks, p->n_blocks, &why))
+    if (p->n_blocks && outside_unwatch(p->pid, p->blocks, p->n_blocks, &why))
         proxy_say_why(p, "unconfirmed", &why);
     return ff_error_set(err, ENODATA,
-                        "all of main memory is here, and the guest runs; but %s, and who touches that "
-                        "waits for ever: save what you can from inside, and start the guest anew",
-                        p->lost_why.text);
+                        "%sthe guest runs; but %s, and who touches that waits for ever: save what you can "
+                        "from inside, and start the guest anew",
+                        p->n_blocks ? "all of main memory is here, and " : "", p->lost_why.text);
 }
 
 /* 0: the guest runs here with all of its memory */

@@ -24,6 +24,12 @@
 
 /* --- the stream --- */
 
+/* Until every page of main memory is here that does not come by the stream */
+static int wait_main(struct proxy *p, struct ff_error *err)
+{
+    return p->o->from_stream ? 0 : ff_dest_wait_complete(p->dest, -1, err);
+}
+
 /* Its QEMU writes the page, and has it from then on. Not so one of zeros, which may be left untouched */
 static int on_main_page(struct proxy *p, const struct stream_event *e, struct ff_error *err)
 {
@@ -87,7 +93,7 @@ static int on_dest_unit(void *opaque, const struct stream_event *e, struct ff_er
             int rc = flush_to_qemu(p, err); /* it may wait for that */
 
             if (!rc)
-                rc = ff_dest_wait_complete(p->dest, -1, err);
+                rc = wait_main(p, err);
             return rc ? rc : STREAM_FORWARD;
         }
         return STREAM_FORWARD;
@@ -241,7 +247,7 @@ static int end_stream(struct proxy *p, struct ff_error *err)
     if (early) {
         proxy_event(p, "stream-ended",
                     json_pack("{s:s}", "reason", "the stream of the source's QEMU has ended early"));
-        rc = ff_dest_wait_complete(p->dest, -1, err);
+        rc = wait_main(p, err);
         pthread_mutex_lock(&p->feed_lock);
         if (!rc)
             rc = finish_stream(p, err);
@@ -262,7 +268,7 @@ static void *finish_early(void *opaque)
     struct ff_error why = {0};
     int rc = 1;
 
-    if (ff_dest_wait_complete(p->dest, -1, NULL))
+    if (wait_main(p, NULL))
         return NULL;
     pthread_mutex_lock(&p->feed_lock);
     while (!p->fed_last && (rc = finish_stream(p, &why)) > 0)

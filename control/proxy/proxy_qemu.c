@@ -147,10 +147,11 @@ static int set_parameters(struct proxy *p, struct ff_error *err)
     p->old_bandwidth = json_integer_value(json_object_get(now, "max-bandwidth"));
     p->old_postcopy_bandwidth = json_integer_value(json_object_get(now, "max-postcopy-bandwidth"));
     p->old_downtime_ms = json_integer_value(json_object_get(now, "downtime-limit"));
+    json_int_t rest = p->o->from_stream ? 0 : SLOW;
     return proxy_qmp(p, "migrate-set-parameters",
                      json_pack("{s:I,s:I,s:I}", "max-bandwidth", (json_int_t)SLOWEST,
-                               "max-postcopy-bandwidth", (json_int_t)SLOW, "downtime-limit",
-                               (json_int_t)0), NULL, err);
+                               "max-postcopy-bandwidth", rest, "downtime-limit", (json_int_t)0),
+                     NULL, err);
 }
 
 int proxy_qemu_pass(struct proxy *p, bool ends, struct ff_error *err)
@@ -251,7 +252,7 @@ int proxy_qemu_look(struct proxy *p, struct ff_error *err)
     if (!rc && p->o->domain && !p->was_running)
         rc = ff_error_set(err, EINVAL, "domain %s: it is %s: libvirt's post-copy wants it running "
                                        "(virsh resume)", p->o->domain, status);
-    if (!rc)
+    if (!rc && !p->o->from_stream)
         rc = outside_may(p->pid, true, err);
     if (!rc)
         rc = refuse_vhost_user(p, err);
@@ -259,7 +260,7 @@ int proxy_qemu_look(struct proxy *p, struct ff_error *err)
         rc = prepare_capabilities(p, err);
     if (!rc && !p->o->domain)
         rc = set_parameters(p, err);
-    return rc ? rc : find_blocks(p, err);
+    return rc || p->o->from_stream ? rc : find_blocks(p, err);
 }
 
 int proxy_qemu_status(struct proxy *p, char out[32], bool *running, struct ff_error *err)

@@ -93,6 +93,8 @@ int proxy_small_ask(struct proxy *p, struct ff_error *err)
     int rc = 0;
 
     for (unsigned i = 0; !rc && i < p->n_small; i++) {
+        if (p->small[i].block->len_bytes >= OUTSIDE_MAIN_BYTES) /* faults are not to wait behind all of it */
+            continue;
         struct stream_return m = {.type = STREAM_RETURN_REQ_PAGES_ID,
                                   .len_bytes = (uint32_t)p->small[i].block->len_bytes};
         uint8_t out[STREAM_RETURN_MAX];

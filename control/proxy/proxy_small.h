@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * proxy_small.h - small blocks, which QEMU's own stream carries: which of their pages have passed
+ * proxy_small.h - blocks that QEMU's own stream carries: which of their pages have passed
  */
 /**
  * DOC: Theory of Operation
@@ -8,7 +8,8 @@
  * Purpose      after GO the source's proxy can serve main memory without its QEMU, where it is in a
  *              file. Pages of small blocks (video memory, firmware) come from that QEMU alone. So the
  *              destination asks for them first, and both sides count them: a QEMU that ends after that
- *              takes nothing with it.
+ *              takes nothing with it. With --from-stream all blocks are such, and large ones come as
+ *              QEMU sends them.
  * Threads      the one that forwards; proxy_small_ask() is the other one's.
  */
 #ifndef FF_CONTROL_PROXY_PROXY_SMALL_H

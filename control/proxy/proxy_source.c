@@ -113,7 +113,7 @@ static int prepare_source(struct proxy *p, struct ff_error *err)
 
 static int connect_source(struct proxy *p, struct ff_error *err)
 {
-    int rc = ff_source_connect(p->source, PROXY_CONFIG, err);
+    int rc = ff_source_connect(p->source, proxy_config(p), err);
 
     if (!rc)
         rc = ff_source_publish(p->source, err);
@@ -134,6 +134,8 @@ static int plan_pass(struct proxy *p, struct ff_error *err)
         return 0;
     if (p->o->domain)
         return ff_error_set(err, ENOTSUP, "precopy=1: not with a domain, whose pre-copy is libvirt's");
+    if (p->o->from_stream)
+        return ff_error_set(err, ENOTSUP, "precopy=1: not with memory from the stream");
     for (unsigned i = 0; i < p->n_blocks; i++)
         bytes += p->blocks[i].len_bytes;
     getsockopt(p->port, SOL_SOCKET, SO_SNDBUF, &sndbuf, &len);

@@ -33,7 +33,7 @@ static int on_source_blocks(struct proxy *p, const struct stream_event *e, struc
     for (unsigned i = 0; i < n; i++) {
         int m = proxy_find_main(p, b[i].name);
 
-        if (m < 0 && b[i].len_bytes >= OUTSIDE_MAIN_BYTES)
+        if (m < 0 && b[i].len_bytes >= OUTSIDE_MAIN_BYTES && !p->o->from_stream)
             return ff_error_set(err, EPROTO, "QEMU: block %s: in its stream, not in its list",
                                 b[i].name);
         if (m >= 0 && b[i].len_bytes != p->blocks[m].len_bytes)

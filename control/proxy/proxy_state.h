@@ -18,6 +18,7 @@
 #include "stream_return.h"
 
 #define PROXY_CONFIG "proxy 2"         /* both sides forward by the same rules */
+#define PROXY_CONFIG_STREAM "proxy 2, from-stream"
 #define PROXY_STATE_MAX (256ull << 20) /* the engine's own limit of a state */
 #define PROXY_PACKAGE_HEAD 9 /* the command PACKAGED; its unit has the first command inside, too */
 #define PROXY_STATE_HEAD 1   /* of STATE: whether the guest ran; then the package */
@@ -144,6 +145,12 @@ struct proxy {
     bool package_passed; /* destination: the QEMU has it */
 };
 
+/* What both sides have to be started with */
+static inline const char *proxy_config(const struct proxy *p)
+{
+    return p->o->from_stream ? PROXY_CONFIG_STREAM : PROXY_CONFIG;
+}
+
 /* --- proxy.c --- */
 
 int proxy_open(struct proxy *p, const struct proxy_options *o, bool is_source,
@@ -230,7 +237,7 @@ int proxy_try_qmp(struct proxy *p, const char *name, json_t *arguments, json_t *
                   struct ff_error *err);
 int proxy_qemu_connect(struct proxy *p, struct ff_error *err);
 
-/* Connect, refuse what cannot be moved, prepare post-copy, find main memory */
+/* Connect, refuse what cannot be moved, prepare post-copy, find main memory: none with --from-stream */
 int proxy_qemu_look(struct proxy *p, struct ff_error *err);
 /* Refuse what has capabilities that a proxy cannot follow */
 int proxy_qemu_refuse(struct proxy *p, struct ff_error *err);

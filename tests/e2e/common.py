@@ -174,6 +174,20 @@ def write_file(path, text):
         f.write(text)
 
 
+# 1 by the sysctl.d file of Debian's libvirt-daemon-driver-qemu; QEMU 7.2 without CAP_SYS_PTRACE has no
+# post-copy without it
+UNPRIVILEGED = '/proc/sys/vm/unprivileged_userfaultfd'
+
+
+def allow_userfaultfd(t):
+    """What that file says, given back at the end of the test."""
+    with open(UNPRIVILEGED, encoding='ascii') as f:
+        had = f.read().strip()
+    if had != '1':
+        t.at_end.callback(write_file, UNPRIVILEGED, had)
+        write_file(UNPRIVILEGED, '1')
+
+
 def need_files(*paths):
     for path in paths:
         if not os.path.exists(path):

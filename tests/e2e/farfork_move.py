@@ -27,11 +27,12 @@ STUCK = 'dest.state=delay:3000000'      # the guest stands still, and is the sou
 class Move:
     """farfork move, started; its result once it has ended."""
 
-    def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m'):
+    def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m',
+                 prefix=()):
         self.base, self.name = os.path.join(t.work, 'run'), name
         path = parent if isinstance(parent, str) else parent.second
         self.argv = common.place.argv(
-            [common.FARFORK, 'move', '--json', '--rundir', self.base, '--id', name,
+            [*prefix, common.FARFORK, 'move', '--json', '--rundir', self.base, '--id', name,
              '--timeout', '40', *launcher, *args, path, host], False)
         env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

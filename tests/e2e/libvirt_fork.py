@@ -17,7 +17,7 @@ import forked
 import report
 from common import Failed, check_ledger, say, wait_for
 from libvirt_hosts import LIBVIRT_UID, Host, HostError
-from libvirt_move import NAME, Domain, allow_userfaultfd, domain_xml, needs
+from libvirt_move import NAME, Domain, domain_xml, needs
 
 IMAGES = '/var/lib/libvirt/images'
 IMAGE = f'{IMAGES}/disk.qcow2'
@@ -368,7 +368,7 @@ def more(t, f):
 
 
 def run(t):
-    allow_userfaultfd(t)
+    common.allow_userfaultfd(t)
     shared = os.path.join(t.work, 'shared')
     for d in ('bin', 'wait'):
         os.makedirs(os.path.join(shared, d))

@@ -22,9 +22,6 @@ CONSOLE = f'/var/log/libvirt/qemu/{NAME}.console'
 SOCKET = '/var/lib/libvirt/qemu/migration.sock'     # libvirt-qemu may make one there
 PORT = 49300
 LOG = '/var/log/libvirt/monitor.log'                # what libvirtd and QEMU tell each other
-# vm.unprivileged_userfaultfd: 1 by the sysctl.d file of Debian's libvirt-daemon-driver-qemu; QEMU
-# 7.2 as libvirt-qemu has no post-copy without it
-SYSCTL = '/proc/sys/vm/unprivileged_userfaultfd'
 MEMFD = "<memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking>"
 
 
@@ -160,17 +157,8 @@ def one(t, kind, accel, memory, relays):
         common.check_ledger(src, dst, sweeps=1)
 
 
-def allow_userfaultfd(t):
-    """What that file says, given back at the end of the test."""
-    with open(SYSCTL, encoding='ascii') as f:
-        had = f.read().strip()
-    if had != '1':
-        t.at_end.callback(common.write_file, SYSCTL, had)
-        common.write_file(SYSCTL, '1')
-
-
 def run(t):
-    allow_userfaultfd(t)
+    common.allow_userfaultfd(t)
     accel = t.best_accel()
     os.mkdir(os.path.join(t.work, 'shared'))
     os.chmod(t.work, 0o755)             # QEMU runs as libvirt-qemu

@@ -17,7 +17,7 @@ import threading
 import common
 from common import Failed, check_ledger, say, wait_for
 from libvirt_hosts import Host, HostError, connect
-from libvirt_move import (MEM_MIB, NAME, SYSCTL, Domain, allow_userfaultfd, check_moved, domain_xml,
+from libvirt_move import (MEM_MIB, NAME, Domain, check_moved, domain_xml,
                           needs)
 
 FOLDER = '/var/lib/libvirt/qemu'
@@ -174,9 +174,9 @@ def refused(t):
             if want not in said['error']:
                 raise Failed(f'want {want}: {said}')
             two.check_here()
-        common.write_file(SYSCTL, '0')
+        common.write_file(common.UNPRIVILEGED, '0')
         said = two.end(two.start(), 1)
-        common.write_file(SYSCTL, '1')
+        common.write_file(common.UNPRIVILEGED, '1')
         if 'vm.unprivileged_userfaultfd=1' not in said['error']:
             raise Failed(f'want the remedy: {said}')
         said = two.end(two.start('--', '--no-such-option'), 1)
@@ -232,7 +232,7 @@ def back_and_again(t):
 
 
 def run(t):
-    allow_userfaultfd(t)
+    common.allow_userfaultfd(t)
     shared = os.path.join(t.work, 'shared')
     os.makedirs(shared + '/bin')
     os.chmod(t.work, 0o755)             # QEMU runs as libvirt-qemu

@@ -36,6 +36,28 @@ def moves(t, accel, memory, *args):
             say_phases(m)
 
 
+# Root without the capability of its QEMU to look into others, so not into that QEMU
+STRANGER = ('setpriv', '--bounding-set=-sys_ptrace', '--inh-caps=-sys_ptrace')
+
+
+def from_stream(t, accel, faults=None):
+    """Who may not look into the QEMU here moves it nevertheless, by QEMU's own stream."""
+    common.allow_userfaultfd(t)         # for the QEMU there
+    with Parent(t, accel, 'anon') as a:
+        a.start_load()
+        with Move(t, a, '--qemu', os.readlink(f'/proc/{a.proc.pid}/exe'), faults=faults, prefix=STRANGER) as m:
+            result = m.end(0, 'there')
+            if not any("by QEMU's own stream" in n and 'CAP_SYS_PTRACE' in n
+                       for n in result['notes']):
+                raise Failed(f'no note says which way memory went: {result["notes"]}')
+            if (result['breaks'] > 0) != bool(faults):
+                raise Failed(f'breaks: {result}')
+            check_left_here(t, a, m)
+            with there(t, 'streamed', result) as b:
+                check_ledger(a, b, sweeps=2)
+            say_phases(m)
+
+
 def refused(t, accel):
     """Before anything is started for it, or the guest stops."""
     with Parent(t, accel, 'memfd') as a:
@@ -159,6 +181,9 @@ def run(t):
     for name, case in (
             ('memfd', lambda: moves(t, accel, 'memfd')),
             ('anonymous', lambda: moves(t, accel, 'anon')),
+            ('no permission here', lambda: from_stream(t, accel)),
+            ('no permission here, the link breaks',
+             lambda: from_stream(t, accel, 'tunnel.send=fail@40000')),
             ('paused', lambda: paused(t, accel)),
             ('refused', lambda: refused(t, accel)),
             ('interrupted', lambda: stays(t, accel, 'dest.state=delay:3000000', 'interrupted',

@@ -178,6 +178,7 @@ struct move {
     const char *source_options; /* tcp: to that of the source instead */
     enum memory memory;
     unsigned n_regions;         /* default 2 */
+    bool no_region;
     uint64_t cells[REGIONS_MAX]; /* default 1500, 501 */
     unsigned touchers;          /* at most CELL_WORDS */
     uint64_t touches;           /* of each; default: as many as there are cells */

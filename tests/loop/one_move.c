@@ -26,7 +26,7 @@ static const char *const names[] = {
 
 static void set_defaults(struct move *m)
 {
-    if (!m->n_regions) {
+    if (!m->n_regions && !m->no_region) {
         m->n_regions = 2;
         m->cells[0] = 1500;
         m->cells[1] = 501;

@@ -113,7 +113,7 @@ static void done_lost(void)
     must(m.breaks_src == 1 && ff_failpoint_hits("source.done") == 1);
 }
 
-static void resuming(const char *options, enum memory memory)
+static void resuming(const char *options, enum memory memory, bool no_region)
 {
     static struct move m;
 
@@ -122,24 +122,30 @@ static void resuming(const char *options, enum memory memory)
     plan.bytes[0] = plan.bytes[1] = LOT;
     plan.late_send = true;
     plan.hook = late_start_hook;
-    m = (struct move){.tcp = true, .resumes = true, .options = options, .memory = memory, MOVE};
+    m = (struct move){.tcp = true, .resumes = true, .options = options, .memory = memory,
+                      .no_region = no_region, MOVE};
     tunnel_must_carry(&m);
     must(m.breaks_src + m.breaks_dst >= 3);
 }
 
 static void resume_pull(void)
 {
-    resuming(FINE, MEM_ANON);
+    resuming(FINE, MEM_ANON, false);
 }
 
 static void resume_push(void)
 {
-    resuming("chunk=64K,window=4,prefill=push", MEM_ANON);
+    resuming("chunk=64K,window=4,prefill=push", MEM_ANON, false);
 }
 
 static void resume_in_place(void)
 {
-    resuming(FINE ",landing=continue", MEM_MEMFD);
+    resuming(FINE ",landing=continue", MEM_MEMFD, false);
+}
+
+static void resume_no_region(void)
+{
+    resuming(FINE, MEM_ANON, true);
 }
 
 int main(int argc, char **argv)
@@ -151,6 +157,7 @@ int main(int argc, char **argv)
         {"breaks while it resumes", resume_pull, 60},
         {"breaks while it resumes, push", resume_push, 60},
         {"breaks while it resumes, in place", resume_in_place, 60},
+        {"breaks while it resumes, no region", resume_no_region, 60},
     };
 
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));

@@ -68,6 +68,21 @@ static void one_way(void)
     }
 }
 
+/* All there is to move comes by the tunnel; without one a move of nothing is refused */
+static void no_region(void)
+{
+    static struct move m;
+
+    for (int i = 0; i < 2; i++) {
+        plan.bytes[0] = plan.bytes[1] = LOT;
+        m = (struct move){.tcp = i, .no_region = true, MOVE};
+        tunnel_must_carry(&m);
+    }
+    plan = (struct tunnel_plan){.none = {true, true}};
+    m = (struct move){.tcp = true, .no_region = true, MOVE};
+    tunnel_must_end(&m, 0, 0, "there are none");
+}
+
 /* --- a program that takes nothing --- */
 
 static void window_hook(struct move *m, enum stage stage)
@@ -380,6 +395,7 @@ int main(int argc, char **argv)
         {"small parts", small_parts, 60},
         {"with a key", with_key, 30},
         {"one way", one_way, 30},
+        {"no region", no_region, 30},
         {"window full", window_full, 30},
         {"DONE waits for both ends", done_waits, 60},
         {"one side alone", one_alone, 30},
