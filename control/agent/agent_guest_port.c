@@ -7,6 +7,9 @@
  *
  * Purpose      the host's end of the protocol in docs/guest.md, for one child, on its host. A
  *              request for a fork is refused: who forks is on the parent's host.
+ * Picture      guest: link FORK NUMBER  -->  QEMU: no NIC has an address of the parent's (query-rx-filter)?
+ *                                            set_link each
+ *              A guest that says "link" and has not changed all of them is not to be heard.
  * Failure      a child without a port that answers stays as it is, its links down with
  *              --net isolated. One that says nonsense is told so.
  *              What another machine has said, of which this one is a copy, may still be in the port:
@@ -31,11 +34,12 @@
 struct channel {
     char *path, *message;
     char *self; /* FORK NUMBER of the child, as it says it */
-    struct strv links;
+    struct strv links, old_macs; /* the parent's */
     int fd;
     bool raise;
+    bool checked; /* raise: no NIC has one of old_macs */
     struct guest_input in;
-    struct qmp_job *job; /* raises the links; NULL: not now */
+    struct qmp_job *job; /* looks at the NICs, or raises the links; NULL: not now */
 };
 
 struct channel *agent_port_new(const json_t *o)
@@ -53,6 +57,11 @@ struct channel *agent_port_new(const json_t *o)
     c->self = xprintf("%s %lld", text_of(about, "fork"),
                       (long long)json_integer_value(json_object_get(about, "number")));
     strv_add_json(&c->links, json_object_get(o, "links"));
+    json_t *nic;
+    size_t i;
+    json_array_foreach(json_object_get(about, "nics"), i, nic)
+        if (strcasecmp(text_of(nic, "mac_old"), text_of(nic, "mac_new")))
+            strv_add(&c->old_macs, "%s", text_of(nic, "mac_old"));
     return c;
 }
 
@@ -70,6 +79,7 @@ void agent_port_free(struct channel *c)
     hang_up(c);
     qmp_job_free(c->job);
     strv_free(&c->links);
+    strv_free(&c->old_macs);
     free(c->path);
     free(c->message);
     free(c->self);
@@ -170,23 +180,49 @@ int agent_port_qmp_fd(const struct channel *c)
     return c ? qmp_job_fd(c->job) : -1;
 }
 
+/* By what QEMU knows: virtio-net alone says so; other NICs are the guest's word */
+static bool has_old_mac(const struct channel *c)
+{
+    const json_t *answer = qmp_job_answer(c->job, 0), *nic;
+    size_t k;
+
+    json_array_foreach(json_object_get(answer, "return"), k, nic)
+        for (size_t i = 0; i < c->old_macs.n; i++)
+            if (!strcasecmp(text_of(nic, "main-mac"), c->old_macs.v[i]))
+                return true;
+    return false;
+}
+
+static struct qmp_job *new_job(const struct channel *c, const char *path)
+{
+    struct qmp_job *job = qmp_job_new(path);
+
+    if (!c->checked)
+        qmp_job_add(job, "query-rx-filter", NULL);
+    for (size_t i = 0; c->checked && i < c->links.n; i++)
+        qmp_job_add(job, "set_link", json_pack("{ss sb}", "name", c->links.v[i], "up", 1));
+    return job;
+}
+
 bool agent_port_raise_links(struct channel *c, const char *path)
 {
     struct ff_error ignored;
 
     if (!c || !c->raise || !path)
         return false;
-    if (!c->job) {
-        c->job = qmp_job_new(path);
-        for (size_t i = 0; i < c->links.n; i++)
-            qmp_job_add(c->job, "set_link", json_pack("{ss sb}", "name", c->links.v[i], "up", 1));
-    }
+    if (!c->links.n)
+        return c->raise = false;
+    if (!c->job)
+        c->job = new_job(c, path);
     /* who is refused is no link any more; somebody else may be at the child's only monitor */
-    int rc = c->links.n ? qmp_job_turn(c->job, &ignored) : 0;
+    int rc = qmp_job_turn(c->job, &ignored);
     if (rc == -EAGAIN)
         return qmp_job_fd(c->job) < 0;
+    bool next = !c->checked && !rc && !has_old_mac(c); /* one that has: may be about to change it */
+    if (c->checked)
+        c->raise = rc;
+    c->checked |= next;
     qmp_job_free(c->job);
     c->job = NULL;
-    c->raise = rc;
-    return c->raise;
+    return next ? agent_port_raise_links(c, path) : c->raise;
 }

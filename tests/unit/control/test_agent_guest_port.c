@@ -64,7 +64,8 @@ static void must_hear(int fd, const char *word)
 
 static struct channel *open_channel(int port, int *guest)
 {
-    json_t *o = json_pack("{ss ss s[s s]}", "path", port_path, "message", "{\"fork\": \"f\", \"number\": 1}\n",
+    json_t *o = json_pack("{ss ss s[s s]}", "path", port_path, "message",
+                          "{\"fork\": \"f\", \"number\": 1, \"nics\": [{\"mac_old\": \"52:54:00:00:00:0a\"}]}\n",
                           "links", "net0", "net1");
     struct channel *c = agent_port_new(o);
     struct ff_error why;
@@ -83,6 +84,50 @@ static struct channel *open_channel(int port, int *guest)
     return c;
 }
 
+/* What the agent does with this MAC of the guest's NIC */
+static void show_mac(struct channel *c, int qmp, const char *mac)
+{
+    char text[200];
+
+    assert_false(agent_port_raise_links(c, qmp_path));
+    int q = accept(qmp, NULL, NULL);
+    say(q, "{\"QMP\": {}}\n");
+    assert_false(agent_port_raise_links(c, qmp_path));
+    must_hear(q, "qmp_capabilities");
+    say(q, "{\"return\": {}, \"id\": 0}\n");
+    assert_false(agent_port_raise_links(c, qmp_path));
+    must_hear(q, "query-rx-filter");
+    snprintf(text, sizeof(text), "{\"return\": [{\"name\": \"n\", \"main-mac\": \"%s\"}]}\n", mac);
+    say(q, text);
+    close(q);
+}
+
+/* A NIC has the parent's address, whatever the guest says: its link stays down until it has not */
+static void links_of_a_parents_address(void **state)
+{
+    int qmp = listen_at(qmp_path), port = listen_at(port_path), guest;
+    struct channel *c = open_channel(port, &guest);
+    (void)state;
+
+    for (int i = 0; i < 2; i++) {
+        show_mac(c, qmp, i ? "52:54:00:00:00:0a" : "52:54:00:00:00:0A");
+        assert_true(agent_port_raise_links(c, qmp_path)); /* later */
+        assert_int_equal(agent_port_qmp_fd(c), -1);
+    }
+    show_mac(c, qmp, "52:54:00:00:00:0b");
+    assert_false(agent_port_raise_links(c, qmp_path));
+    assert_true(agent_port_qmp_fd(c) >= 0);
+    int q = accept(qmp, NULL, NULL);
+    say(q, "{\"QMP\": {}}\n{\"return\": {}, \"id\": 0}\n");
+    assert_false(agent_port_raise_links(c, qmp_path));
+    must_hear(q, "net0");
+    agent_port_free(c);
+    close(q);
+    close(qmp);
+    close(port);
+    close(guest);
+}
+
 /* Somebody else is at the child's only monitor: QEMU does not greet yet */
 static void links_behind_another(void **state)
 {
@@ -98,6 +143,13 @@ static void links_behind_another(void **state)
     assert_false(agent_port_raise_links(c, qmp_path));
     must_hear(q, "qmp_capabilities");
     say(q, "{\"return\": {}, \"id\": 0}\n{\"event\": \"STOP\"}\n");
+    assert_false(agent_port_raise_links(c, qmp_path));
+    must_hear(q, "query-rx-filter");
+    say(q, "{\"error\": {\"desc\": \"unknown\"}}\n"); /* then the guest's word counts */
+    assert_false(agent_port_raise_links(c, qmp_path));
+    close(q);
+    q = accept(qmp, NULL, NULL);
+    say(q, "{\"QMP\": {}}\n{\"return\": {}, \"id\": 0}\n");
     assert_false(agent_port_raise_links(c, qmp_path));
     must_hear(q, "net0");
     say(q, "{\"error\": {\"desc\": \"no such link\"}}\n");
@@ -239,6 +291,7 @@ static void questions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(links_of_a_parents_address, set_up, tear_down),
         cmocka_unit_test_setup_teardown(links_behind_another, set_up, tear_down),
         cmocka_unit_test_setup_teardown(links_of_one_that_ends, set_up, tear_down),
         cmocka_unit_test_setup_teardown(questions, set_up, tear_down),
