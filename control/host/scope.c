@@ -23,6 +23,7 @@
 #include <poll.h>
 #include <pwd.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -87,6 +88,16 @@ static bool is_in(pid_t pid, const char *unit)
     if (f)
         fclose(f);
     return found;
+}
+
+bool scope_is_job(void)
+{
+    static const char *const says[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"};
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(says); i++)
+        if (getenv(says[i]))
+            return true;
+    return is_in(getpid(), "/slurm"); /* by ssh, into a job: no variable says so */
 }
 
 /* systemd answers before it has moved the process */

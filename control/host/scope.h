@@ -21,6 +21,9 @@ bool scope_mode_parse(const char *text, enum scope_mode *out);
 int scope_possible(struct ff_error *why);
 int scope_try(struct ff_error *why);
 
+/* This process is part of a batch system's job, which limits what it starts, and ends it */
+bool scope_is_job(void);
+
 /**
  * scope_take() - put a process of this user into a scope of its own; all that it starts follows
  * @child: its number; 0: the agent itself

@@ -154,11 +154,18 @@ def move(t, accel):
 
 
 def none(t, accel):
+    """By name, and in a batch system's job by default."""
     with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent:
-        with Clone(t, parent, 1, '--scope', 'none') as c:
-            check_result(c, 0, {'complete': 1})
-            check_unit('the child', c.children[0]['pid'], unit_of(os.getpid()))
-            kill(c.base, 'f')
+        for job, options in (None, ('--scope', 'none')), ('7', ()):
+            try:
+                if job:
+                    os.environ['SLURM_JOB_ID'] = job
+                with Clone(t, parent, 1, *options) as c:
+                    check_result(c, 0, {'complete': 1})
+                    check_unit('the child', c.children[0]['pid'], unit_of(os.getpid()))
+                    kill(c.base, 'f')
+            finally:
+                os.environ.pop('SLURM_JOB_ID', None)
 
 
 def outlives(t, accel):
