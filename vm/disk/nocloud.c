@@ -27,7 +27,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -103,45 +102,73 @@ static void read_volumes(struct iso *iso)
     }
 }
 
-static int map_iso(const char *path, bool write, struct iso *iso, struct ff_error *why)
+/* All of @len; -EIO: there is less */
+static int read_all(int fd, uint8_t *to, size_t len)
 {
-    int fd = open(path, (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK);
+    for (size_t at = 0; at < len;) {
+        ssize_t n = pread(fd, to + at, len - at, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n ? -errno : -EIO;
+        at += (size_t)n;
+    }
+    return 0;
+}
+
+static int write_all(int fd, const uint8_t *from, size_t len)
+{
+    for (size_t at = 0; at < len;) {
+        ssize_t n = pwrite(fd, from + at, len - at, (off_t)at);
+        if (n < 0 && errno != EINTR)
+            return -errno;
+        at += n > 0 ? (size_t)n : 0;
+    }
+    return fsync(fd) ? -errno : 0;
+}
+
+/* On failure nothing is to be freed */
+static int read_iso(const char *path, struct iso *iso, struct ff_error *why)
+{
+    FF_AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat st = {0};
 
     *iso = (struct iso){0};
     if (fd < 0 || fstat(fd, &st) < 0)
-        ff_error_set(why, errno, "nocloud: open %s: %s", path, strerror(errno));
-    else if (!S_ISREG(st.st_mode) || st.st_size < (FIRST_VOLUME + 1) * SECTOR ||
-             st.st_size > NOCLOUD_MAX_BYTES)
-        ff_error_set(why, EINVAL, "nocloud: %s: no file of 34 KiB to 64 MiB", path);
-    else
-        iso->data = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE,
-                         write ? MAP_SHARED : MAP_PRIVATE, fd, 0);
-    int code = fd < 0 || !iso->data ? 0 : errno;
-    if (fd >= 0)
-        close(fd);
-    if (iso->data == MAP_FAILED) {
-        iso->data = NULL;
-        ff_error_set(why, code, "nocloud: map %s: %s", path, strerror(code));
-    }
-    if (!iso->data)
-        return -EINVAL;
+        return ff_error_set(why, errno, "nocloud: open %s: %s", path, strerror(errno));
+    if (!S_ISREG(st.st_mode) || st.st_size < (FIRST_VOLUME + 1) * SECTOR ||
+        st.st_size > NOCLOUD_MAX_BYTES)
+        return ff_error_set(why, EINVAL, "nocloud: %s: no file of 34 KiB to 64 MiB", path);
     iso->len = (size_t)st.st_size;
-    read_volumes(iso);
-    if (iso->n && iso->labelled)
-        return 0;
-    munmap(iso->data, iso->len);
-    return ff_error_set(why, EINVAL,
-                        "nocloud: %s: no ISO 9660 image with the volume label cidata", path);
+    iso->data = malloc(iso->len);
+    int rc = iso->data ? read_all(fd, iso->data, iso->len) : -ENOMEM;
+    if (!rc)
+        read_volumes(iso);
+    if (rc)
+        ff_error_set(why, -rc, "nocloud: read %s: %s", path, strerror(-rc));
+    else if (!iso->n || !iso->labelled)
+        rc = ff_error_set(why, EINVAL,
+                          "nocloud: %s: no ISO 9660 image with the volume label cidata", path);
+    if (rc)
+        free(iso->data);
+    return rc;
+}
+
+static int write_iso(const char *path, const struct iso *iso, struct ff_error *why)
+{
+    FF_AUTO_CLOSE int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    int rc = fd < 0 ? -errno : write_all(fd, iso->data, iso->len);
+
+    return rc ? ff_error_set(why, -rc, "nocloud: write %s: %s", path, strerror(-rc)) : 0;
 }
 
 bool nocloud_is(const char *path)
 {
     struct iso iso;
-    bool is = !map_iso(path, false, &iso, NULL);
+    bool is = !read_iso(path, &iso, NULL);
 
     if (is)
-        munmap(iso.data, iso.len);
+        free(iso.data);
     return is;
 }
 
@@ -336,7 +363,7 @@ static char *user_data(const char *old, const struct nocloud *n)
 {
     struct text t = {.s = xstrdup(old)};
 
-    if (!strncmp(old, "#cloud-config", 13)) {
+    if (!strncmp(old, "#cloud-config", 13) && strchr("\r\n \t", old[13])) { /* no archive of several */
         set_value(&t, "hostname", n->hostname, false);
         set_fqdn(&t, n->hostname);
     }
@@ -416,21 +443,21 @@ int nocloud_change(const char *path, const struct nocloud *n, bool try, bool *ad
     int rc = nocloud_check(n, why);
 
     if (!rc)
-        rc = map_iso(path, !try, &iso, why);
+        rc = read_iso(path, &iso, why);
     if (rc)
         return rc;
     for (size_t i = 0; i < SUBJECTS && !rc; i++)
         rc = plan_file(&iso, &subjects[i], n, &e[i], &text[i], why);
     for (size_t i = 0; i < SUBJECTS; i++) {
         if (!rc && text[i])
-            write_file(&iso, &e[i], text[i]); /* @try: into a private mapping */
+            write_file(&iso, &e[i], text[i]);
         free(text[i]);
     }
     if (addresses)
         *addresses = !rc && gives_addresses(&iso);
-    if (!rc && !try && msync(iso.data, iso.len, MS_SYNC) < 0)
-        rc = ff_error_set(why, errno, "nocloud: write %s: %s", path, strerror(errno));
-    munmap(iso.data, iso.len);
+    if (!rc && !try)
+        rc = write_iso(path, &iso, why);
+    free(iso.data);
     return rc;
 }
 
