@@ -66,7 +66,9 @@ static void check_proxy(struct checks *c)
         return;
     }
     const char *reason = strstr(why.text, of); /* without the number of a process that has ended */
-    print_check(c, "proxy", FF_CHECK_LIMITED, reason ? reason + strlen(of) : why.text);
+    FF_AUTO_FREE char *text = xprintf("unpatched QEMUs are moved by their own stream, which is slower (farfork "
+                                      "move --from-stream): %s", reason ? reason + strlen(of) : why.text);
+    print_check(c, "proxy", FF_CHECK_LIMITED, text);
 }
 
 static int print_checks(bool json)

@@ -223,7 +223,8 @@ static int get_hello(struct ff_wirebuf *b, struct ff_clone_msg *m, struct ff_err
     m->number = (uint32_t)ff_wb_get(b, 4);
     uint64_t n = ff_wb_get(b, 4);
 
-    if (b->bad || magic != MAGIC || version != VERSION || lends > 1 || n > FF_WIRE_REGIONS_MAX)
+    if (b->bad || magic != MAGIC || version != VERSION || lends > 1 || !n ||
+        n > FF_WIRE_REGIONS_MAX)
         return ff_error_set(
             err, EPROTO,
             "agent's socket: HELLO: magic 0x%llx, version %llu, kind %llu, "

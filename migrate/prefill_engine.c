@@ -29,6 +29,7 @@ int ff_prefill_engine_new(struct ff_pager *p, struct ff_error *err)
     p->prefill = e;
     e->cut_buffer = -1;
     e->window = window_of(p);
+    e->buffer_bytes = 4096; /* a device registers no less, also where there is no region */
     for (unsigned i = 0; i < p->n_regions; i++)
         e->buffer_bytes = FF_MAX(e->buffer_bytes, p->region[i].chunk_bytes);
     int rc = ff_chunks_init(&e->chunks, p->n_chunks);

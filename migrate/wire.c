@@ -416,10 +416,10 @@ int ff_wire_get_dirty(const uint8_t *msg, size_t len, struct ff_dirty *d,
     d->region = (uint32_t)ff_wb_get(&b, 4);
     d->n = (uint32_t)ff_wb_get(&b, 4);
     d->first = ff_wb_get(&b, 8);
-    const struct ff_wire_region *r = &regions[d->region < n_regions ? d->region : 0];
-    uint64_t pages = r->len_bytes / r->psize;
+    const struct ff_wire_region *r = d->region < n_regions ? &regions[d->region] : NULL;
+    uint64_t pages = r ? r->len_bytes / r->psize : 0;
 
-    if (b.bad || d->region >= n_regions || !d->n || d->n > FF_WIRE_DIRTY_MAX ||
+    if (b.bad || !r || !d->n || d->n > FF_WIRE_DIRTY_MAX ||
         d->first > pages || d->n > pages - d->first)
         return ff_error_set(err, EPROTO,
                             "wire: read DIRTY: region %u of %u, pages %llu and the %u after "

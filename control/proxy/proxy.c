@@ -112,14 +112,11 @@ static void count(struct proxy *p, const struct ff_stats *st, int code)
 
 void proxy_summary(struct proxy *p, int code)
 {
-    struct ff_stats st = {0};
+    struct ff_stats st;
     uint64_t now = ff_now_ns();
     const struct proxy_counts *c = &p->counts;
 
-    if (p->source)
-        ff_source_stats(p->source, &st);
-    if (p->dest)
-        ff_dest_stats(p->dest, &st);
+    proxy_stats(p, &st);
     proxy_event(
         p, "ended",
         json_pack("{s:f,s:f,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:I,s:o}", "total_ms",

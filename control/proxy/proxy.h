@@ -33,9 +33,11 @@
  *                 `cont` only after GO. The source's guest runs again only where GO was not sent,
  *                 or the destination has said that it never ran.
  *              2. From the package on no page of main memory comes by QEMU's stream: the pager alone
- *                 installs. Before, with precopy=1, QEMU does, and the pager learns which.
- *              3. QEMU hears the end of its RAM section only when every page is here: after it
- *                 QEMU watches no more, and what was missing would be zeros.
+ *                 installs. Before, with precopy=1, QEMU does, and the pager learns which. With
+ *                 --from-stream nothing is main memory: QEMU alone installs.
+ *              3. QEMU hears the end of its RAM section only when every page is here and GO was read: after
+ *                 it QEMU watches no more, and what was missing would be zeros. With --from-stream the move is
+ *                 complete when that QEMU has said that it has all.
  *              4. Until GO the source's stream socket stays open: a QEMU that has lost it in
  *                 post-copy never runs its guest again.
  * Failure      before GO: the guest goes on at the source. A link that breaks after it: both sides

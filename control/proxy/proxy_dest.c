@@ -288,6 +288,10 @@ static int finish_here(struct proxy *p, struct ff_error *err)
         ff_dest_recover(p->dest, (int)p->reconnect_ms, NULL); /* the source may not know yet */
     pthread_mutex_lock(&p->lock);
     bool lost = p->stream_lost; /* before the tunnel's end, which has been waited for */
+    if (!lost && p->o->from_stream && !atomic_load(&p->has_all)) {
+        lost = true;
+        ff_error_set(&p->lost_why, ENODATA, "its QEMU has not said that it has all of its memory");
+    }
     pthread_mutex_unlock(&p->lock);
     if (lost)
         return leave_incomplete(p, err);

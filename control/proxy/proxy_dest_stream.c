@@ -24,10 +24,16 @@
 
 /* --- the stream --- */
 
-/* Until every page of main memory is here that does not come by the stream */
+/* Until every page of main memory is here that does not come by the stream, and the guest is this one's:
+ * QEMU ends its migration then */
 static int wait_main(struct proxy *p, struct ff_error *err)
 {
-    return p->o->from_stream ? 0 : ff_dest_wait_complete(p->dest, -1, err);
+    pthread_mutex_lock(&p->lock);
+    while (p->stage < PROXY_GONE && !p->failed)
+        pthread_cond_wait(&p->changed, &p->lock);
+    int rc = p->failed ? ff_error_set(err, ECANCELED, "%s", p->why.text) : 0;
+    pthread_mutex_unlock(&p->lock);
+    return rc || p->o->from_stream ? rc : ff_dest_wait_complete(p->dest, -1, err);
 }
 
 /* Its QEMU writes the page, and has it from then on. Not so one of zeros, which may be left untouched */
@@ -178,6 +184,7 @@ static int forward_some(struct proxy *p, const uint8_t *data, size_t len, struct
 {
     pthread_mutex_lock(&p->feed_lock);
     int rc = feed_some(p, data, len, err);
+    p->finished |= rc; /* no END after what QEMU did not get */
     pthread_cond_broadcast(&p->fed);
     pthread_mutex_unlock(&p->feed_lock);
     return rc;
@@ -351,6 +358,8 @@ static int on_dest_message(void *opaque, const struct stream_return *m, struct f
         if (rc)
             return rc;
     }
+    if (m->type == STREAM_RETURN_SHUT && !m->value)
+        atomic_store(&p->has_all, true);
     if (m->type != STREAM_RETURN_REQ_PAGES && m->type != STREAM_RETURN_REQ_PAGES_ID)
         return STREAM_FORWARD;
     p->counts.requests++;

@@ -78,8 +78,8 @@ static json_t *query_migrate(struct proxy *p)
     if (p->listens_at)
         json_object_set_new(o, "socket-address",
                             json_pack("[{so}]", "port", json_sprintf("%d", (int)p->listens_at)));
-    /* a client that has heard one of these need not ask again, and may wait for this program's end */
-    p->said_last |= p->is_over || proxy_status_is_among(p->status, "completed failed");
+    /* who has heard that may not ask again, and wait for this program's end */
+    p->said_last |= p->is_over || !strcmp(p->status, "completed");
     pthread_cond_broadcast(&p->changed);
     return o;
 }

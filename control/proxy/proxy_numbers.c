@@ -18,17 +18,27 @@ static json_t *stage_numbers(struct ff_dest *d)
     return all;
 }
 
+void proxy_stats(struct proxy *p, struct ff_stats *st)
+{
+    *st = (struct ff_stats){0};
+    if (p->source)
+        ff_source_stats(p->source, st);
+    if (p->dest)
+        ff_dest_stats(p->dest, st);
+    if (!p->o->from_stream)
+        return;
+    st->bytes_total = atomic_load(&p->counts.pages_small) * STREAM_PAGE_LEN;
+    st->bytes_present = atomic_load(&p->counts.pages_small_here) * STREAM_PAGE_LEN;
+}
+
 json_t *proxy_numbers(struct proxy *p)
 {
-    struct ff_stats st = {0};
+    struct ff_stats st;
     char detail[FF_LINK_DETAIL_MAX] = "";
 
-    if (p->source)
-        ff_source_stats(p->source, &st);
+    proxy_stats(p, &st);
     if (p->source)
         ff_source_link_detail(p->source, detail);
-    if (p->dest)
-        ff_dest_stats(p->dest, &st);
     if (p->dest)
         ff_dest_link_detail(p->dest, detail);
     const struct {

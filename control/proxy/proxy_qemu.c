@@ -252,8 +252,13 @@ int proxy_qemu_look(struct proxy *p, struct ff_error *err)
     if (!rc && p->o->domain && !p->was_running)
         rc = ff_error_set(err, EINVAL, "domain %s: it is %s: libvirt's post-copy wants it running "
                                        "(virsh resume)", p->o->domain, status);
-    if (!rc && !p->o->from_stream)
+    if (!rc && p->pid <= 0)
+        rc = ff_error_set(err, ESRCH, "QEMU: its process is not of this PID namespace: name it by --pid");
+    if (!rc && !p->o->from_stream) {
         rc = outside_may(p->pid, true, err);
+        if (rc == -EPERM && !p->o->domain)
+            ff_error_context(err, "without --from-stream, which is slower");
+    }
     if (!rc)
         rc = refuse_vhost_user(p, err);
     if (!rc && !p->o->domain)

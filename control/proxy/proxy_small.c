@@ -36,6 +36,8 @@ static int find_small_blocks(struct proxy *p, struct ff_error *err)
     const struct stream_block *b = stream_blocks(p->stream, &n);
 
     proxy_small_free(p);
+    atomic_store(&p->counts.pages_small, 0);
+    atomic_store(&p->counts.pages_small_here, 0);
     p->small = calloc(FF_MAX(n, 1u), sizeof(*p->small));
     for (unsigned i = 0; p->small && i < n; i++) {
         struct proxy_small *s = &p->small[p->n_small];
@@ -48,6 +50,7 @@ static int find_small_blocks(struct proxy *p, struct ff_error *err)
         if (!s->has)
             return ff_error_set(err, ENOMEM, "proxy: no memory");
         p->n_small++;
+        atomic_fetch_add(&p->counts.pages_small, s->n_pages);
     }
     return p->small ? 0 : ff_error_set(err, ENOMEM, "proxy: no memory");
 }
@@ -61,6 +64,7 @@ static void set_pages(struct proxy *p, const struct stream_block *b, uint64_t st
 
         for (uint64_t page = first; s->block == b && page < FF_MIN(end, s->n_pages); page++) {
             s->n_missing += (uint64_t)(s->has[page] - has);
+            atomic_fetch_add(&p->counts.pages_small_here, (uint64_t)(has - s->has[page]));
             s->has[page] = has;
         }
     }

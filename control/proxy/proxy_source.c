@@ -135,7 +135,8 @@ static int plan_pass(struct proxy *p, struct ff_error *err)
     if (p->o->domain)
         return ff_error_set(err, ENOTSUP, "precopy=1: not with a domain, whose pre-copy is libvirt's");
     if (p->o->from_stream)
-        return ff_error_set(err, ENOTSUP, "precopy=1: not with memory from the stream");
+        return ff_error_set(err, ENOTSUP, "precopy=1: not with memory from the stream (leave it out, or permit "
+                                          "farfork to look into both QEMUs: 'farfork doctor' says how)");
     for (unsigned i = 0; i < p->n_blocks; i++)
         bytes += p->blocks[i].len_bytes;
     getsockopt(p->port, SOL_SOCKET, SO_SNDBUF, &sndbuf, &len);
@@ -344,7 +345,10 @@ static int follow_source(struct proxy *p)
     pthread_mutex_lock(&p->lock);
     bool over = p->stream_over;
     pthread_mutex_unlock(&p->lock);
-    if (!atomic_load(&p->is_there) && !over && proxy_small_check(p, &why)) {
+    if (p->o->from_stream ? !atomic_load(&p->has_all)
+                          : !atomic_load(&p->is_there) && !over && proxy_small_check(p, &why)) {
+        if (p->o->from_stream)
+            ff_error_set(&why, ENODATA, "its QEMU's pages have not all come");
         say_lost_stream(p, &why);
         return PROXY_EXIT_TROUBLE;
     }

@@ -330,6 +330,7 @@ static int on_source_message(void *opaque, const struct stream_return *m, struct
     if (m->value)
         return ff_error_set(err, EREMOTEIO, "the QEMU there ended its migration with an error: "
                             "its own messages say why");
+    atomic_store(&p->has_all, true);
     pthread_mutex_lock(&p->lock);
     bool early = !p->stream_over && !p->forward_ended;
     pthread_mutex_unlock(&p->lock);

@@ -38,6 +38,7 @@ struct proxy_counts {
     _Atomic uint64_t stream_bytes;                      /* read */
     uint64_t tunnel_bytes, package_bytes;               /* of them forwarded */
     uint64_t pages_dropped, pages_passed;               /* of QEMU's own */
+    _Atomic uint64_t pages_small, pages_small_here;     /* of blocks that its stream carries; passed */
     _Atomic uint64_t pages_precopied;                   /* likewise, of main memory, with precopy=1 */
     uint64_t requests, requests_taken;                  /* REQ_PAGES: all; of main memory */
 };
@@ -99,6 +100,7 @@ struct proxy {
     int sock; /* to the QEMU; -1: not yet */
     _Atomic bool has_let_go; /* source: GO may have been sent */
     _Atomic bool has_shut;   /* source: QEMU has heard that its migration succeeded */
+    _Atomic bool has_all;    /* the QEMU at the destination has said so */
     bool hurries;            /* source, the forwarding thread's: post-copy has no limit any more */
     _Atomic bool is_there;   /* source: the QEMU there has all, and has ended its migration */
     _Atomic uint64_t read_ns; /* source: when its stream last brought anything */
@@ -224,7 +226,9 @@ void proxy_monitor_end(struct proxy *p); /* before proxy_close() */
 
 /* --- proxy_numbers.c --- */
 
-/* What the engine counts, by the names that query-migrate has for it */
+/* What the engine counts; with --from-stream bytes of the stream's blocks */
+void proxy_stats(struct proxy *p, struct ff_stats *st);
+/* The same, by the names that query-migrate has for it */
 json_t *proxy_numbers(struct proxy *p);
 
 /* --- proxy_qemu.c --- */

@@ -40,7 +40,7 @@ def moves(t, accel, memory, *args):
 STRANGER = ('setpriv', '--bounding-set=-sys_ptrace', '--inh-caps=-sys_ptrace')
 
 
-def from_stream(t, accel, faults=None):
+def from_stream(t, accel, faults=None, breaks=0):
     """Who may not look into the QEMU here moves it nevertheless, by QEMU's own stream."""
     common.allow_userfaultfd(t)         # for the QEMU there
     with Parent(t, accel, 'anon') as a:
@@ -50,12 +50,26 @@ def from_stream(t, accel, faults=None):
             if not any("by QEMU's own stream" in n and 'CAP_SYS_PTRACE' in n
                        for n in result['notes']):
                 raise Failed(f'no note says which way memory went: {result["notes"]}')
-            if (result['breaks'] > 0) != bool(faults):
-                raise Failed(f'breaks: {result}')
+            moved = result['bytes']
+            if result['breaks'] < breaks or not moved['total'] or moved['total'] != moved['present']:
+                raise Failed(f'{breaks} breaks or more, and all memory there: {result}')
             check_left_here(t, a, m)
             with there(t, 'streamed', result) as b:
                 check_ledger(a, b, sweeps=2)
             say_phases(m)
+
+
+def stream_ends(t, accel):
+    """Its memory is nowhere else than in the QEMU here, which dies: no side says that the move is complete."""
+    with Parent(t, accel, 'memfd') as a:
+        a.start_load()
+        with Move(t, a, '--from-stream', faults='tunnel.send=delay:100') as m:
+            wait_for('the guest there', 20, lambda: m.proc.poll() is None and logged(m, 'running'))
+            os.kill(a.proc.pid, signal.SIGKILL)
+            m.end(3, 'broken', 'save what you can')
+            with open(folder_there(m) + '/2.log', encoding='utf-8') as f:
+                if ': incomplete' not in f.read():
+                    raise Failed('the proxy there does not say that memory is missing')
 
 
 def refused(t, accel):
@@ -183,7 +197,10 @@ def run(t):
             ('anonymous', lambda: moves(t, accel, 'anon')),
             ('no permission here', lambda: from_stream(t, accel)),
             ('no permission here, the link breaks',
-             lambda: from_stream(t, accel, 'tunnel.send=fail@40000')),
+             lambda: from_stream(t, accel, 'tunnel.send=fail@40000', 1)),
+            ('no permission here, all has come before the guest may run',
+             lambda: from_stream(t, accel, 'dest.ready=delay:4000000')),
+            ('from the stream, the QEMU here dies', lambda: stream_ends(t, accel)),
             ('paused', lambda: paused(t, accel)),
             ('refused', lambda: refused(t, accel)),
             ('interrupted', lambda: stays(t, accel, 'dest.state=delay:3000000', 'interrupted',

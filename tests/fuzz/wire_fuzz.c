@@ -52,7 +52,7 @@ static int try_hello(const uint8_t *msg, size_t len, struct ff_error *err)
             abort();
         return rc;
     }
-    if (!h.n_regions || h.n_regions > FF_WIRE_REGIONS_MAX)
+    if ((!h.n_regions && !(h.features & FF_WIRE_TUNNEL)) || h.n_regions > FF_WIRE_REGIONS_MAX)
         abort();
     for (unsigned i = 0; i < h.n_regions; i++) {
         const struct ff_wire_region *r = &h.regions[i];
