@@ -63,15 +63,15 @@ RUN_LAB := \
     'lab/lab tests/run $(LAB_TESTS:=:250) tests/lab/doctor_peer:250 tests/lab/hwpoison:250 "tests/lab/leaks $(LEAKS):250":1020' \
     'lab/lab tests/lab/loop_verbs:1020' \
     'lab/lab tests/lab/move_verbs.py:1020' \
-    'lab/lab tests/run tests/lab/killed_early.py:700 tests/lab/killed_late.py:500:1020' \
+    'lab/lab tests/lab/killed_early.py:1020' \
     'lab/lab tests/lab/proxy_verbs.py:1020' \
     'lab/lab tests/lab/resume_verbs.py:1020' \
-    'lab/lab tests/lab/clock_jumps.py:1020' \
     'lab/lab tests/lab/clone_verbs.py:1020' \
-    'lab/lab tests/lab/ktls.py:1020' \
-    'lab/lab tests/lab/move_library.py:1020' \
     'lab/lab --kernel $(OLDEST) tests/run "$(BUILD)/tests/loop/page_pools tcp off:250" \
         "tests/lab/on_kernel.py doctor move-anon:250":1020'
+
+# And what make check-full has more
+RUN_LAB_MORE := $(foreach t,killed_late clock_jumps ktls move_library,'lab/lab tests/lab/$t.py:1020')
 
 # Fetched before any test's time runs, and said; if it is not to be had, the tests say why
 lab-kernel: lab-parts
@@ -84,6 +84,6 @@ lab-leaks: | $(DEPS_ALL)
 check: lab-kernel lab-leaks $(LAB_PROGRAMS)
 check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS) $(E2E_PROGRAMS) \
     $(BUILD)/tests/e2e/$(E2E_STOCK_bookworm) $(BUILD)/tests/unit/rdma/test_tcp_tls
-	@$(RUN_ENV) tests/run $(RUN_LAB)
+	@$(RUN_ENV) tests/run $(RUN_LAB) $(RUN_LAB_MORE)
 check-lab-leaks: lab-kernel lab-leaks
 	@$(RUN_ENV) tests/run $(RUN_LEAKS)

@@ -6,6 +6,11 @@
     fuzz
 .PHONY: unit-tests loop-tests fuzzers clone-plan model
 
+# The longer variants of tests, with longer limits
+ifneq ($(filter check-full,$(MAKECMDGOALS)),)
+export FARFORK_FULL := 1
+endif
+
 # E2E_TESTS: programs and scripts, each with a limit in seconds: tests/e2e/NAME:SECONDS. Exit
 # code 77 skips, with the reason as the last line; see tests/run.
 -include tests/e2e/e2e.mk
@@ -163,10 +168,14 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 # compute: unit tests, and these. Alone: who takes huge pages, or all memory, of the host; who depends on
 # how long something takes, a lease for instance; who computes; and who is named nowhere.
 ABREAST ?= $(if $(filter 1,$(shell nproc)),1,2)
-LOOP_ABREAST := $(filter $(addprefix %/,agent_breaks agent_hostile agent_resume agents before_hello breaks \
-    death handed_over hello holes_early keyed model_accepts never_ran options poisoned resume_answers \
-    resume_waits sparse tunnels),$(LOOP_TESTS))
-LOOP_ALONE := $(filter-out $(LOOP_ABREAST),$(LOOP_TESTS))
+LOOP_ABREAST := $(filter $(addprefix %/,agent_hostile agents death handed_over hello holes_early keyed \
+    options poisoned resume_answers sparse tunnels),$(LOOP_TESTS))
+# These hardly compute: a quarter of one core at most, the longest first
+named = $(foreach n,$(1),$(filter %/$n,$(UNIT_TESTS) $(LOOP_TESTS)))
+IDLERS := $(call named,tags_kept take_back before_hello shortage test_tcp_gate agent_resume resume_waits \
+    agent_breaks test_link test_certs breaks holes_moved model_accepts never_ran reclaim)
+LOOP_ALONE := $(filter-out $(LOOP_ABREAST) $(IDLERS),$(LOOP_TESTS))
+UNIT_ABREAST := $(filter-out $(IDLERS),$(UNIT_TESTS))
 
 RUN_LOOP := $(LOOP_TESTS:=:180)
 RUN_UNIT := $(UNIT_TESTS:=:120)
@@ -199,8 +208,8 @@ check: all clone-plan $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRA
        $(MODEL)
 	@$(RUN_ENV) CC='$(CC)' tests/run --abreast $(ABREAST) tests/unit/runner:120 tests/unit/abreast \
 	    'tests/unit/headers $(BUILD)' $(RUN_MODEL) $(RUN_DOCS) \
-	    [ tests/unit/guest_keys $(RUN_UNIT) $(LOOP_ABREAST:=:180) ] \
-	    $(LOOP_ALONE:=:180) $(RUN_PLATFORM) $(call run_fuzz,60) $(RUN_BENCH) $(RUN_GUESTS) \
+	    [+ tests/unit/guest_keys $(IDLERS:=:180) ] [ $(UNIT_ABREAST:=:120) $(LOOP_ABREAST:=:180) ] \
+	    $(LOOP_ALONE:=:180) $(RUN_PLATFORM) $(call run_fuzz,30) $(RUN_BENCH) $(RUN_GUESTS) \
 	    $(filter-out $(E2E_BESIDE),$(E2E_TESTS)) [ $(E2E_BESIDE) ] $(RUN_LAB)
 
 # All of them at the same time; what was found covers more the next time
@@ -257,7 +266,7 @@ check-full: check debian-guest $(E2E_FULL_FILES) $(QEMU_PROGRAMS)
 	@$(SUB_MAKE) check-fuzz
 	@$(RUN_ENV) tests/run 'lab/lab tests/lab/resume_verbs.py --long:1020' \
 	    'env LAB_APPEND="apparmor=1 security=apparmor audit=1" lab/lab tests/lab/apparmor.py:420' \
-	    'lab/lab tests/e2e/on_systemd.py:520'
+	    'lab/lab tests/e2e/on_systemd.py:520' $(RUN_LAB_MORE)
 	@$(SUB_MAKE) check-packages
 	@$(SUB_MAKE) check-kernels
 	@$(SUB_MAKE) soak MINUTES=10

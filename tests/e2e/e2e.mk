@@ -77,8 +77,8 @@ E2E_TESTS := \
 # Those that `make check` runs two at a time: they wait for timers and peers, by conditions with long
 # limits, and take nothing that a host has once: huge pages, addresses, ports, mounts that others see.
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
-E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,who_runs fork_resume agent_safe \
-    fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
+E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
+    who_runs fork_resume agent_safe fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest

@@ -115,8 +115,9 @@ def run(t):
         cancel(t, accels[0])
     with t.case(f'monitor in the pass, {accels[0]}'):
         monitor(t, accels[0])
-    with t.case('linux, anon, tcg'):
-        move_bytes.linux(t, 'anon', ',precopy=1')
+    if common.FULL:
+        with t.case('linux, anon, tcg'):
+            move_bytes.linux(t, 'anon', ',precopy=1')
 
 
 if __name__ == '__main__':
