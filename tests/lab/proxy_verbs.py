@@ -3,7 +3,8 @@
 """proxy_verbs.py - inside the lab: farfork proxy moves a guest of Debian's QEMU 7.2 over RDMA verbs
 
 Memory in a memfd and in huge pages, from hosta to hostb; an outage that ends the queue pairs;
-anonymous memory, which no adapter can read out of another process, is refused. Limit: 400 s.
+anonymous memory, which no adapter can read out of another process, is refused, or comes by QEMU's own
+stream. Limit: 400 s.
 """
 import labplace                     # first: it knows where those of tests/e2e are
 import common
@@ -65,6 +66,17 @@ def refused(t):
         common.check_still_running(a)
 
 
+def from_stream(t):
+    """Then there is nothing to be read: QEMU's own stream brings it."""
+    with two(t, 'stream', 'anon') as (a, b), proxies(t, a, b, more=('--from-stream',)) as (here, there):
+        for s in (here.end(0), there.end(0)):
+            if s['engine']['present-bytes'] != s['bytes'] or s['bytes'] < MIB << 20:
+                raise Failed(f'not all of it has passed: {s}')
+        if here.must('connected')['link'] != 'verbs':
+            raise Failed(f'it went over {here.must("connected")}')
+        check_ledger(a, b, sweeps=1)
+
+
 def run(t):
     proxy_move.MIB = MIB
     for memory in ('memfd', 'hugetlb'):
@@ -78,6 +90,8 @@ def run(t):
     killed_there(t, 'ready')
     with t.case('anonymous memory'):
         refused(t)
+    with t.case('anonymous memory, --from-stream'):
+        from_stream(t)
 
 
 if __name__ == '__main__':
