@@ -14,6 +14,7 @@
 #include "cleanup.h"
 #include "metrics_text.h"
 #include "rundir.h"
+#include "whole_file.h"
 #include "xalloc.h"
 
 #define FILE_BYTES_MAX (8 << 20)
@@ -161,20 +162,6 @@ static int read_series(const struct metrics *m, int dir, struct series_list *lis
     return 0;
 }
 
-static int write_whole(int fd, const char *text, size_t len)
-{
-    while (len) {
-        ssize_t n = write(fd, text, len);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return -errno;
-        text += n;
-        len -= (size_t)n;
-    }
-    return 0;
-}
-
 /* Monitoring is another user */
 static int write_new(int dir, const char *name, const struct series_list *list, bool openmetrics,
                        struct ff_error *why)
@@ -184,7 +171,7 @@ static int write_new(int dir, const char *name, const struct series_list *list, 
 
     unlinkat(dir, name, 0); /* of one that was killed */
     FF_AUTO_CLOSE int fd = openat(dir, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
-    int rc = fd < 0 || fchmod(fd, 0644) < 0 ? -errno : write_whole(fd, text, len);
+    int rc = fd < 0 || fchmod(fd, 0644) < 0 ? -errno : whole_file_write(fd, text, len);
     if (rc)
         unlinkat(dir, name, 0);
     return rc ? ff_error_set(why, -rc, "write %s: %s", name, strerror(-rc)) : 0;

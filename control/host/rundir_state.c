@@ -30,6 +30,7 @@
 
 #include "autojson.h"
 #include "rundir.h"
+#include "whole_file.h"
 
 #define FRESH STATE_FILE ".new"
 
@@ -133,17 +134,6 @@ static int open_fresh(const char *path)
     return fd;
 }
 
-static int write_all(int fd, const char *text, size_t len)
-{
-    for (size_t at = 0; at < len;) {
-        ssize_t n = pwrite(fd, text + at, len - at, (off_t)at);
-        if (n < 0 && errno != EINTR)
-            return -errno;
-        at += n > 0 ? (size_t)n : 0;
-    }
-    return 0;
-}
-
 static int write_fresh(const char *path, const char *text)
 {
     struct stat st;
@@ -154,7 +144,7 @@ static int write_fresh(const char *path, const char *text)
         FF_AUTO_FREE char *padded = xcalloc((size_t)st.st_size + strlen(text) + 1, 1);
         memset(padded, '\n', (size_t)st.st_size);
         memcpy(padded, text, strlen(text));
-        rc = write_all(fd, padded, strlen(padded));
+        rc = whole_file_write(fd, padded, strlen(padded));
     }
     if (fd >= 0)
         close(fd);

@@ -31,6 +31,7 @@
 #include <unistd.h>
 
 #include "nocloud.h"
+#include "whole_file.h"
 
 #define SECTOR 2048u
 #define FIRST_VOLUME 16u
@@ -102,31 +103,6 @@ static void read_volumes(struct iso *iso)
     }
 }
 
-/* All of @len; -EIO: there is less */
-static int read_all(int fd, uint8_t *to, size_t len)
-{
-    for (size_t at = 0; at < len;) {
-        ssize_t n = pread(fd, to + at, len - at, (off_t)at);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n <= 0)
-            return n ? -errno : -EIO;
-        at += (size_t)n;
-    }
-    return 0;
-}
-
-static int write_all(int fd, const uint8_t *from, size_t len)
-{
-    for (size_t at = 0; at < len;) {
-        ssize_t n = pwrite(fd, from + at, len - at, (off_t)at);
-        if (n < 0 && errno != EINTR)
-            return -errno;
-        at += n > 0 ? (size_t)n : 0;
-    }
-    return fsync(fd) ? -errno : 0;
-}
-
 /* On failure nothing is to be freed */
 static int read_iso(const char *path, struct iso *iso, struct ff_error *why)
 {
@@ -141,7 +117,7 @@ static int read_iso(const char *path, struct iso *iso, struct ff_error *why)
         return ff_error_set(why, EINVAL, "nocloud: %s: no file of 34 KiB to 64 MiB", path);
     iso->len = (size_t)st.st_size;
     iso->data = malloc(iso->len);
-    int rc = iso->data ? read_all(fd, iso->data, iso->len) : -ENOMEM;
+    int rc = iso->data ? whole_file_read(fd, iso->data, iso->len) : -ENOMEM;
     if (!rc)
         read_volumes(iso);
     if (rc)
@@ -157,8 +133,10 @@ static int read_iso(const char *path, struct iso *iso, struct ff_error *why)
 static int write_iso(const char *path, const struct iso *iso, struct ff_error *why)
 {
     FF_AUTO_CLOSE int fd = open(path, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
-    int rc = fd < 0 ? -errno : write_all(fd, iso->data, iso->len);
+    int rc = fd < 0 ? -errno : whole_file_write(fd, iso->data, iso->len);
 
+    if (!rc && fsync(fd) < 0)
+        rc = -errno;
     return rc ? ff_error_set(why, -rc, "nocloud: write %s: %s", path, strerror(-rc)) : 0;
 }
 
