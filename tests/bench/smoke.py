@@ -3,10 +3,10 @@
 """smoke.py - farfork bench measures four moves and writes whole results; no figure is judged
 
 Two of them are by rdma-postcopy, one of these with a key, one by proxies, and one by a pre-copy
-that cannot converge. Then a guest that does not move and one that has moved, and the curve of threads that
-fault.
+that cannot converge. With FARFORK_FULL=1 also a guest that does not move and one that has moved, and the
+curve of threads that fault.
 
-Environment  FARFORK_BUILD (default: build)
+Environment  FARFORK_BUILD (default: build), FARFORK_FULL
 Exit code    0 passed, 1 failed, 77 it cannot run here (the reason is the last line)
 """
 import os
@@ -91,7 +91,8 @@ def main():
         want(code == 0, f'exit code {code}')
         check(schema.load(path))
         want(os.path.getsize(os.path.join(out, 'report.html')) > 1000, 'no report')
-        check_more(out)
+        if os.environ.get('FARFORK_FULL') == '1':
+            check_more(out)
     for p in problems:
         print(f'FAIL: {p}')
     return 1 if problems else 0

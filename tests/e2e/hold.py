@@ -11,11 +11,12 @@ import socket
 import struct
 import threading
 
+import abreast
 import common
 import linuxguest
 from common import Failed, Linux, Micro, check_ledger, check_move, refuses, say, status, wait_for
 from resume import MIB, SLOW, both_paused, pause, resume, state
-from take_back import LEASE_S, Fence, is_taken_back, send, stops, take_back
+from take_back import AT_ONCE, LEASE_S, Fence, is_taken_back, send, stops, take_back
 
 HOLD = ',output=hold'
 MAC, OUR_MAC = (bytes.fromhex(m.replace(':', '')) for m in (linuxguest.MAC, '02:77:00:00:00:01'))
@@ -257,15 +258,12 @@ def run(t):
     accel = t.best_accel()
     with t.case('what a guest says, held and not held, tcg'):
         speaks(t)
-    with t.case(f'no more than a bound, {accel}'):
-        bounded(t, accel)
-    for how in ('told', 'quit', 'kill', 'netdev_del'):
-        if how == 'told' and accel != 'kvm':
-            continue    # TCG's vCPUs do not stop while they wait for a page
-        with t.case(f'taken back, {how}, {accel}'):
-            lost(t, accel, how)
-    with t.case(f'refused, {accel}'):
-        refusals(t, accel)
+    # TCG's vCPUs do not stop while they wait for a page
+    ways = [how for how in ('told', 'quit', 'kill', 'netdev_del') if how != 'told' or accel == 'kvm']
+    abreast.run(t, [(f'no more than a bound, {accel}', lambda t: bounded(t, accel)),
+                    *((f'taken back, {how}, {accel}', lambda t, x=how: lost(t, accel, x))
+                      for how in ways),
+                    (f'refused, {accel}', lambda t: refusals(t, accel))], AT_ONCE)
 
 
 if __name__ == '__main__':

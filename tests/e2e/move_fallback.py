@@ -14,6 +14,7 @@ import signal
 import subprocess
 import tempfile
 
+import abreast
 import common
 from common import Failed, check_ledger, status, wait_for
 from farfork_move import (Move, There, check_here, check_left_here, folder_of, listed, lose_agent,
@@ -22,7 +23,7 @@ from forked import (FAKE_SOURCE, SLOW, FakeParent, Parent, alive, check_nothing_
                     kill, run_vmclone)
 from resume import pause
 from shut_down import ENDS, POWER_OFF
-from take_back import MIB, Fence, io, is_nowhere_yet
+from take_back import AT_ONCE, MIB, Fence, io, is_nowhere_yet
 
 LEASE_S = 4
 KINDS = ('qcow2', 'raw')
@@ -448,46 +449,34 @@ def refused(t, accel):
             check_here(m, a)
 
 
-def run(t):
-    accel = t.best_accel()
-    with t.case('the source refuses'):
-        source_refuses(t)
-    with t.case('resumed between two pauses'):
-        resumed_between(t)
+def cases(accel):
+    """(name, function of a Test)"""
+    yield 'the source refuses', source_refuses
+    yield 'resumed between two pauses', resumed_between
     for kind in KINDS:
-        with t.case(f'killed, {kind}, {accel}'):
-            killed(t, accel, kind)
-        with t.case(f'complete, {kind}, {accel}'):
-            complete(t, accel, kind)
-    with t.case(f'two disks, {accel}'):
-        two_disks(t, accel)
+        yield f'killed, {kind}, {accel}', lambda t, k=kind: killed(t, accel, k)
+        yield f'complete, {kind}, {accel}', lambda t, k=kind: complete(t, accel, k)
+    yield f'two disks, {accel}', lambda t: two_disks(t, accel)
     for lost in (True, False):
-        with t.case(f'farfork move is killed, then {"lost" if lost else "complete"}, {accel}'):
-            mover_killed(t, accel, lost)
-    with t.case(f'the fence fails, {accel}'):
-        fence_fails(t, accel)
-    with t.case(f'there is a record already, {accel}'):
-        record_is_there(t, accel)
-    with t.case(f'the source dies, {accel}'):
-        source_dies(t, accel)
-    with t.case(f'stopped there, {accel}'):
-        stopped_there(t, accel)
-    with t.case(f'shut down there, {accel}'):
-        shut_down_there(t, accel)
-    with t.case(f'shut down there, behind --qemu, {accel}'):
-        shut_down_there(t, accel, '--qemu', wrapper(t))
-    with t.case(f'shut down there, farfork move killed, {accel}'):
-        shut_down_mover_killed(t, accel)
-    with t.case(f'shut down there, its agent lost, {accel}'):
-        shut_down_agent_lost(t, accel)
-    with t.case(f'shut down there, behind --qemu, its agent lost, {accel}'):
-        shut_down_agent_lost(t, accel, '--qemu', wrapper(t))
-    with t.case(f'shut down there, and its QEMU stays, its agent lost, {accel}'):
-        shut_down_agent_lost(t, accel, extra=['-no-shutdown'])
-    with t.case('an agent alone, whose guest has shut down'):
-        listed_while_it_lives(t)
-    with t.case(f'refused, {accel}'):
-        refused(t, accel)
+        yield (f'farfork move is killed, then {"lost" if lost else "complete"}, {accel}',
+               lambda t, x=lost: mover_killed(t, accel, x))
+    for name, case in (('the fence fails', fence_fails), ('there is a record already', record_is_there),
+                       ('the source dies', source_dies), ('stopped there', stopped_there),
+                       ('shut down there', shut_down_there),
+                       ('shut down there, farfork move killed', shut_down_mover_killed),
+                       ('shut down there, its agent lost', shut_down_agent_lost), ('refused', refused)):
+        yield f'{name}, {accel}', lambda t, c=case: c(t, accel)
+    yield (f'shut down there, behind --qemu, {accel}',
+           lambda t: shut_down_there(t, accel, '--qemu', wrapper(t)))
+    yield (f'shut down there, behind --qemu, its agent lost, {accel}',
+           lambda t: shut_down_agent_lost(t, accel, '--qemu', wrapper(t)))
+    yield (f'shut down there, and its QEMU stays, its agent lost, {accel}',
+           lambda t: shut_down_agent_lost(t, accel, extra=['-no-shutdown']))
+    yield 'an agent alone, whose guest has shut down', listed_while_it_lives
+
+
+def run(t):
+    abreast.run(t, list(cases(t.best_accel())), AT_ONCE)
 
 
 if __name__ == '__main__':
