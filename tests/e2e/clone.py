@@ -537,14 +537,17 @@ def run(t):
             family(t, accel, 'memfd', 1, lend=True)
         with t.case(f'2 children, anon by tcp, {accel}'):
             family(t, accel, 'anon', 2, lend=False)
+    if common.FULL:
+        with t.case(f'8 children, lent memfd, {best}'):
+            family(t, best, 'memfd', 8, lend=True)
+        with t.case(f'template, memfd, {best}'):
+            template(t, best, 'memfd')
     cases = {
-        '8 children, lent memfd': lambda: family(t, best, 'memfd', 8, lend=True),
         '8 children, memfd by tcp, two agents':
             lambda: family(t, best, 'memfd', 8, lend=False, n_agents=2),
         '2 children, hugetlb, lent': lambda: family(t, best, 'hugetlb', 2, lend=True),
         'three forks at once, memfd': lambda: forked_again(t, best, 'memfd'),
         'three forks at once, anon': lambda: forked_again(t, best, 'anon'),
-        'template, memfd': lambda: template(t, best, 'memfd'),
         'template, anon': lambda: template(t, best, 'anon'),
         'children before the image': lambda: early_children(t, best),
         'children that quit': lambda: child_quits(t, best),

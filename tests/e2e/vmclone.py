@@ -490,8 +490,9 @@ def run(t):
         family(t, accel, 'memfd', 4, *ELSEWHERE, hosts=TWO_HOSTS)
     with t.case('two network namespaces'):
         namespaces(t, accel, 2, 4)
-    with t.case('four network namespaces, eight children'):
-        namespaces(t, accel, 4, 8)
+    if common.FULL:
+        with t.case('four network namespaces, eight children'):
+            namespaces(t, accel, 4, 8)
     with t.case('hosts that cannot be seen from here'):
         out_of_sight(t, accel)
     many = 50 if common.FULL else 12
