@@ -205,9 +205,9 @@ def boot(t, stack, name, opts):
     # a kernel that complains (of a queue whose link is down, for one) would do so in an answer
     g.sh('stty -echo; PS1=; dmesg -n 1; mkdir -p /etc/ssh /etc/farfork.d')
     # the guest has no ssh-keygen: one that does what farfork-guest expects
-    g.sh('printf \'#!/bin/sh\\nset -C; cat /proc/sys/kernel/random/uuid > '
-         '/etc/ssh/ssh_host_test_key\\n\' > /bin/ssh-keygen; chmod +x /bin/ssh-keygen; '
-         'ssh-keygen -A')
+    g.sh('printf \'#!/bin/sh\\nset -C; for f; do :; done; [ "$f" != -A ] || '
+         'f=/etc/ssh/ssh_host_test_key; cat /proc/sys/kernel/random/uuid > "$f"; : > "$f.pub"\\n\' > '
+         '/bin/ssh-keygen; chmod +x /bin/ssh-keygen; ssh-keygen -A')
     g.sh('cat /proc/sys/kernel/random/uuid > /etc/machine-id; hostname web; '
          'echo 127.0.1.1 web > /etc/hosts')
     g.sh('mkdir -p /etc/udhcpc; printf \'#!/bin/sh\\n[ "$1" != bound ] || { '
