@@ -78,6 +78,7 @@ E2E_TESTS := \
 # limits, and take nothing that a host has once: huge pages, addresses, ports, mounts that others see.
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
+    meanwhile keys farfork_move proxy_move proxy_back proxy_after \
     who_runs fork_resume agent_safe fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
