@@ -71,7 +71,8 @@ RUN_LAB := \
         "tests/lab/on_kernel.py doctor move-anon:250":1020'
 
 # And what make check-full has more
-RUN_LAB_MORE := $(foreach t,killed_late clock_jumps ktls move_library,'lab/lab tests/lab/$t.py:1020')
+RUN_LAB_MORE := $(foreach t,killed_late clock_jumps ktls move_library,'lab/lab tests/lab/$t.py:1020') \
+    'lab/lab tests/lab/loop_verbs --more:1020'
 
 # Fetched before any test's time runs, and said; if it is not to be had, the tests say why
 lab-kernel: lab-parts
