@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """resume_verbs.py - inside the lab: a move over RDMA whose link breaks goes on over another
 
-Cases of tests/e2e/resume.py, and outages of 5 and 60 s, which are longer than a queue pair lives. With
---long one of 10 minutes instead. Limit: 900 s.
+Cases of tests/e2e/resume.py, and an outage of 5 s, which is longer than a queue pair lives. With
+--long those of a minute and of 10 instead. Limit: 900 s.
 """
 import sys
 import time
@@ -45,7 +45,7 @@ def run(t):
         resume.elsewhere(t, 'tcg')
     with t.case('GO is lost'):
         resume.go_lost(t, 'tcg')
-    outages(t, 5, 60)
+    outages(t, 5)
 
 
 def outages(t, *seconds):
@@ -57,7 +57,7 @@ def outages(t, *seconds):
 
 def run_long(t):
     resume.MIB, resume.SLOW, resume.SLOWER = MIB, SLOW, SLOW
-    outages(t, 600)
+    outages(t, 60, 600)
 
 
 if __name__ == '__main__':
