@@ -174,8 +174,7 @@ def write_file(path, text):
         f.write(text)
 
 
-# 1 by the sysctl.d file of Debian's libvirt-daemon-driver-qemu; QEMU 7.2 without CAP_SYS_PTRACE has no
-# post-copy without it
+# 1 by Debian's libvirt-daemon-driver-qemu: QEMU 7.2 without CAP_SYS_PTRACE has no post-copy else
 UNPRIVILEGED = '/proc/sys/vm/unprivileged_userfaultfd'
 
 
