@@ -199,7 +199,8 @@ def check_bench(shell):
 
 
 def check_indexes(shell):
-    shell.sh('cd /; runuser -u postgres -- pg_amcheck --heapallindexed --rootdescend -d bench', CHECK_S)
+    shell.sh('cd /; runuser -u postgres -- /usr/lib/postgresql/15/bin/pg_amcheck --heapallindexed '
+             '--rootdescend -d bench', CHECK_S)
 
 
 def check_pages(shell):
