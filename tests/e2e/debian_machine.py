@@ -10,6 +10,7 @@
 
 Limits are those of a guest without KVM, with another machine's load beside it.
 """
+import contextlib
 import os
 import re
 import shutil
@@ -115,8 +116,9 @@ class Shell:
     def __init__(self, lab, work, address):
         self.name = address
         self.log = os.path.join(work, f'ssh-{address}.log')
+        self.socket = os.path.join(work, f'ssh-{address}')
         self.base = lab.inside([
-            'ssh', '-F', 'none', '-S', f'{work}/ssh-{address}', '-i', f'{work}/key', '-o', 'BatchMode=yes',
+            'ssh', '-F', 'none', '-S', self.socket, '-i', f'{work}/key', '-o', 'BatchMode=yes',
             '-o', 'StrictHostKeyChecking=accept-new', '-o', f'UserKnownHostsFile={work}/hosts-{address}',
             '-o', 'ConnectTimeout=30', '-o', 'LogLevel=ERROR', f'root@{address}'])
         self.master = None
@@ -127,6 +129,9 @@ class Shell:
 
     def is_open(self):
         if not self.master or self.master.poll() is not None:
+            # what a killed one leaves: the next would not listen there, and stay all the same
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.socket)
             with open(self.log, 'ab') as log:
                 self.master = subprocess.Popen([*self.base, '-M', '-N'], stdin=subprocess.DEVNULL,
                                                stdout=log, stderr=log)
