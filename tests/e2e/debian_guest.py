@@ -352,8 +352,12 @@ def power_cut(place):
     check_indexes(shell)
     check_pages(shell)
     shell.run('systemctl poweroff')
-    if place.here.exit_code(COMMAND_S) != 0:
-        raise Failed(f'the guest does not power off; {place.here.tail}')
+    try:
+        code = place.here.process.wait(COMMAND_S)
+    except subprocess.TimeoutExpired:
+        code = None
+    if code != 0:
+        raise Failed(f'the guest does not power off: {code}; {place.here.tail}')
     disk, raw = place.s.disk, os.path.join(place.t.work, 'whole.img')
     for argv in (['qemu-img', 'check', '-q', disk], ['qemu-img', 'convert', '-O', 'raw', disk, raw],
                  ['/sbin/e2fsck', '-fn', raw]):
