@@ -8,7 +8,7 @@
  */
 #include "qemu/osdep.h"
 #include "hw/boards.h"
-#include "hw/virtio/virtio.h"
+#include "hw/virtio/virtio-serial.h"
 #include "migration/global_state.h"
 #include "compat.h"
 #include "rdma-postcopy.h"
@@ -160,6 +160,23 @@ bool rp_save_devices(void **state, size_t *len, Error **errp)
     return !ret;
 }
 
+/*
+ * A port of virtio-serial whose reader was slow sends the rest of what it holds. A
+ * socket with nobody at its other end takes none, and no event goes on with it: the
+ * port would be silent until whoever connects has left. So it drops that, as when
+ * its reader leaves.
+ */
+static int drop_unread(Object *o, void *opaque)
+{
+    VirtIOSerialPort *port = (VirtIOSerialPort *)object_dynamic_cast(
+        o, TYPE_VIRTIO_SERIAL_PORT);
+
+    if (port && port->elem && !port->host_connected) {
+        virtio_serial_close(port);
+    }
+    return 0;
+}
+
 int rp_load_devices(const void *state, size_t len)
 {
     QIOChannelBuffer *bioc = qio_channel_buffer_new(len);
@@ -178,6 +195,9 @@ int rp_load_devices(const void *state, size_t len)
         ret = compat_load_device_state(f);
     }
     qemu_fclose(f);
+    if (!ret) {
+        object_child_foreach_recursive(object_get_root(), drop_unread, NULL);
+    }
     return ret;
 }
 
