@@ -76,13 +76,6 @@ static int parse_request(char *line, unsigned max_children, struct guest_request
         out->count = (unsigned)v;
         snprintf(out->user, sizeof(out->user), "%s", rest ? rest : "");
         return 1;
-    case GUEST_EXIT:
-        v = take_number(rest ? rest : "", 255);
-        if (v < 0)
-            return ff_error_set(why, EPROTO, "guest: exit: code %.20s (permitted: 0..255)",
-                          rest ? rest : "");
-        out->code = (int)v;
-        return 1;
     case GUEST_JOIN:
         if (rest && !is_word(rest))
             return ff_error_set(why, EPROTO,
@@ -91,11 +84,18 @@ static int parse_request(char *line, unsigned max_children, struct guest_request
                                 rest, GUEST_WORD_MAX);
         snprintf(out->word, sizeof(out->word), "%s", rest ? rest : "");
         return 1;
+    case GUEST_EXIT:
+        word = rest ? strsep(&rest, " ") : "";
+        v = take_number(word, 255);
+        if (v < 0)
+            return ff_error_set(why, EPROTO, "guest: exit: code %.20s (permitted: 0..255)", word);
+        out->code = (int)v;
+        /* fall through */
     case GUEST_LINK:
     case GUEST_READY:
         if (rest && !is_self(rest))
             return ff_error_set(why, EPROTO, "guest: %s: of %.40s (permitted: FORK NUMBER, or none)",
-                                word, rest);
+                                verbs[verb], rest);
         snprintf(out->user, sizeof(out->user), "%s", rest ? rest : "");
         return 1;
     case GUEST_JOINED:

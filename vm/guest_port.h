@@ -18,7 +18,7 @@ enum guest_verb {
     GUEST_FORK,   /* fork N [USER DATA]: fork this machine */
     GUEST_LINK,   /* link [SELF]: NICs have their new addresses, their links may go up */
     GUEST_READY,  /* ready [SELF]: all of the identity is set, user space goes on */
-    GUEST_EXIT,   /* exit CODE: this child has done its work, and may be ended */
+    GUEST_EXIT,   /* exit CODE [SELF]: this child has done its work, and may be ended */
     GUEST_JOIN,   /* join [WORD]: say which children exit, until all have */
     GUEST_JOINED, /* joined: all of that has been heard */
 };
@@ -27,7 +27,7 @@ struct guest_request {
     enum guest_verb verb;
     unsigned count;                /* FORK */
     int code;                      /* EXIT: 0..255 */
-    char user[GUEST_LINE_MAX];     /* FORK: "" if none; LINK, READY: FORK NUMBER, who says so, or "" */
+    char user[GUEST_LINE_MAX];     /* FORK: "" if none; LINK, READY, EXIT: FORK NUMBER, who says so, or "" */
     char word[GUEST_WORD_MAX + 1]; /* JOIN: likewise */
 };
 

@@ -128,10 +128,11 @@ static enum channel_event run_request(struct channel *c, const struct guest_requ
         c->raise |= !of_other;
         return CHANNEL_NOTHING;
     case GUEST_READY:
+        c->raise |= !of_other && !c->checked; /* when "link" was due another program had the port */
         return of_other ? CHANNEL_NOTHING : CHANNEL_READY;
     case GUEST_EXIT:
         *code = r->code;
-        return CHANNEL_EXIT;
+        return of_other ? CHANNEL_NOTHING : CHANNEL_EXIT;
     case GUEST_JOINED:
         return CHANNEL_NOTHING;
     case GUEST_JOIN:

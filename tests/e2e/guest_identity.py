@@ -213,8 +213,8 @@ def boot(t, stack, name, opts):
     g.sh('mkdir -p /etc/udhcpc; printf \'#!/bin/sh\\n[ "$1" != bound ] || { '
          'ip addr add $ip/$mask dev $interface; ip route add default via $router; }\\n\' > '
          '/etc/udhcpc/default.script; chmod +x /etc/udhcpc/default.script')
-    g.sh('echo \'echo "$FARFORK_NUMBER of $FARFORK_COUNT: $FARFORK_USER" > /tmp/hook\' > '
-         '/etc/farfork.d/test.sh')
+    g.sh('echo \'echo "$FARFORK_NUMBER of $FARFORK_COUNT: $FARFORK_USER" > /tmp/hook; '
+         'while [ -e /tmp/hold ]; do sleep 0.1; done\' > /etc/farfork.d/test.sh')
     return g
 
 
@@ -281,6 +281,7 @@ def waited(t, stack):
     parent = boot(t, stack, 'parent', opts)
     parent.sh('farfork-guest id', code=1)
     parent.sh('farfork-guest wait -t 1', code=3)
+    parent.sh('farfork-guest exit 0', code=1)
     in_background(parent, 'farfork-guest wait > /tmp/wait 2> /tmp/wait.err; echo $? >> /tmp/wait')
     before = {what: parent.sh(command) for what, command in ASK.items() if what != 'random'}
     p = plan(t, opts, 'one', 2, ip=['10.77.0.{n+10}/24,10.77.0.1'], user='some "data"')
@@ -301,10 +302,19 @@ def waited(t, stack):
     # a second generation, of a child: by the same fw_cfg entry
     in_background(children[0],
                   'farfork-guest wait > /tmp/wait 2> /tmp/wait.err; echo $? >> /tmp/wait')
+    children[0].sh('rm /tmp/hook; touch /tmp/hold')
+    in_background(children[0], 'farfork-guest exit 7')     # nobody hears it yet
     own = p['children'][0]['argv'][1:]
     at = own.index('-readconfig')       # clone_argv() drops it
     again = plan(t, own[:at] + own[at + 2:], 'two', 1)
     grandchild = fork(t, stack, children[0], again, 'grandchild')[0]
+    wait_for('hook', FORK_S, lambda: grandchild.sh('cat /tmp/hook || :') == '1 of 1:')
+    grandchild.connect('channel')
+    heard = grandchild.hear()       # not its own; it had the port when "link" was due
+    wait_for('end of exit', COMMAND_S, lambda: not grandchild.sh('ps | grep "[e]xit 7" || :'))
+    grandchild.sh('rm /tmp/hold')
+    if (heard, grandchild.hear()) != ('exit 7 one 1', 'ready two 1'):
+        raise Failed(f'grandchild says {heard} and no more')
     wait_for('grandchild is itself', FORK_S, lambda: grandchild.sh('cat /tmp/wait') == '0')
     if grandchild.sh('farfork-guest id') != 'two 1 1':
         raise Failed(f'grandchild: {grandchild.sh("farfork-guest id")}')
@@ -364,7 +374,7 @@ def asked(t, stack):
     parent.say(f'joining {word}9\nexited 9 9\njoined\njoining {word}\n')
     for k, c in enumerate(children, 1):
         c.sh(f'farfork-guest exit {k - 1}')
-        if c.hear() != f'exit {k - 1}':
+        if c.hear() != f'exit {k - 1} call {k}':
             raise Failed(f'{c.name}: no exit')
         parent.say(f'exited {k} {k - 1}\n')
     parent.say('joined\n')

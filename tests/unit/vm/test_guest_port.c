@@ -56,6 +56,10 @@ static void test_requests(void **state)
     assert_int_equal(say(""), 1);
     assert_int_equal(req.verb, GUEST_READY);
     assert_string_equal(req.user, "f 1");
+    assert_int_equal(say("exit 7 f 1\n"), 1);
+    assert_int_equal(req.verb, GUEST_EXIT);
+    assert_int_equal(req.code, 7);
+    assert_string_equal(req.user, "f 1");
 }
 
 static void test_refused(void **state)
@@ -67,6 +71,8 @@ static void test_refused(void **state)
         "\n",           "fork 99999999999999999999\n",
         "exit\n",       "exit 256\n",
         "exit 0 0\n",   "link up\n",
+        "exit 0 f 0\n", "exit 0 f 1 \n",
+        "exit f 1\n",   "exit 256 f 1\n",
         "link f 0\n",   "ready f 1 \n",
         "link  1\n",    "ready f x\n",
         "ready \n",     "forks 1\n",
