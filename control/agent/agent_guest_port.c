@@ -181,16 +181,28 @@ int agent_port_qmp_fd(const struct channel *c)
     return c ? qmp_job_fd(c->job) : -1;
 }
 
-/* By what QEMU knows: virtio-net alone says so; other NICs are the guest's word */
+static bool is_old_mac(const struct channel *c, const char *mac)
+{
+    for (size_t i = 0; i < c->old_macs.n; i++)
+        if (!strcasecmp(mac, c->old_macs.v[i]))
+            return true;
+    return false;
+}
+
+/* By what QEMU knows: virtio-net alone says so; other NICs are the guest's word. The table has what
+ * VLANs and macvlans over a NIC listen to */
 static bool has_old_mac(const struct channel *c)
 {
-    const json_t *answer = qmp_job_answer(c->job, 0), *nic;
-    size_t k;
+    const json_t *answer = qmp_job_answer(c->job, 0), *nic, *mac;
+    size_t k, i;
 
-    json_array_foreach(json_object_get(answer, "return"), k, nic)
-        for (size_t i = 0; i < c->old_macs.n; i++)
-            if (!strcasecmp(text_of(nic, "main-mac"), c->old_macs.v[i]))
+    json_array_foreach(json_object_get(answer, "return"), k, nic) {
+        if (is_old_mac(c, text_of(nic, "main-mac")))
+            return true;
+        json_array_foreach(json_object_get(nic, "unicast-table"), i, mac)
+            if (json_is_string(mac) && is_old_mac(c, json_string_value(mac)))
                 return true;
+    }
     return false;
 }
 

@@ -39,6 +39,24 @@ ASK = {
     'random': 'head -c 16 /dev/urandom | od -An -tx1',
 }
 
+# Over eth1 and eth2 a bond, over that a bridge, over that a VLAN; over eth0 a VLAN and a macvlan. Two
+# have an address that was given by hand, one of them the NIC's. All are up
+UPPER = 'bond0 br0 br0.5 eth0.5 mv0'
+BUILD_UPPER = f"""
+for m in bonding bridge 8021q macvlan; do for f in /modules/$m.*; do insmod $f; done; done 2> /dev/null
+ip link add bond0 type bond; ip link add br0 type bridge
+echo active-backup > /sys/class/net/bond0/bonding/mode
+for d in eth1 eth2; do ip link set $d master bond0; done
+ip link set bond0 up; ip link set bond0 master br0
+ip link set br0 address $(cat /sys/class/net/eth1/address); ip link set br0 up
+ip link add link br0 br0.5 type vlan id 5; ip link set br0.5 address 52:54:00:77:99:05
+ip link add link eth0 eth0.5 type vlan id 5; ip link add link eth0 mv0 type macvlan
+for d in br0.5 eth0.5 mv0; do ip link set $d up; done
+ip -6 addr add fd00::5/64 dev br0.5; ip addr add 10.78.0.1/24 dev br0
+"""
+ADDRESSES = f"for d in eth0 eth1 eth2 {UPPER}; do cat /sys/class/net/$d/address; done; "
+ADDRESSES += "ip -6 addr show scope link | sed -n 's/^ *inet6 \\([^ ]*\\).*/\\1/p'"
+
 
 class Lan(threading.Thread):
     """The other end of every NIC: takes all frames, and answers DHCP, each MAC its own address."""
@@ -275,16 +293,36 @@ def check_as_planned(p, k, child, ip=None):
             raise Failed(f'{child.name}: {what}: no "{value}" in {child.sh(command)}')
 
 
+def check_upper(machines, known):
+    """Nothing has an address that another machine has, all are up, and what was set by hand is there."""
+    for m in machines:
+        own = set(m.sh(ADDRESSES).split())
+        if own & known:
+            raise Failed(f'{m.name} has {own & known} of another machine')
+        known |= own
+        down = m.sh(f'for d in {UPPER}; do ip link show $d; done | grep "[0-9]: " | grep -v "[<,]UP" || :')
+        left = m.sh('ip -6 addr show dev br0.5; ip route')
+        if down or 'fd00::5/64' not in left or 'default via 10.77.0.1 dev eth0' not in left:
+            raise Failed(f'{m.name}: down: {down}; left: {left}')
+    return known
+
+
 def waited(t, stack):
     """`farfork-guest wait` by fw_cfg; then one of the children is forked again."""
     opts = options(t, fw_cfg=True)
+    for n in (1, 2):
+        opts += ['-netdev', f'hubport,id=n{n},hubid={n}',
+                 '-device', f'virtio-net-pci,netdev=n{n},mac=52:54:00:77:01:0{n},romfile=']
     parent = boot(t, stack, 'parent', opts)
+    for command in BUILD_UPPER.strip().split('\n'):
+        parent.sh(command)
+    known = check_upper([parent], set())
     parent.sh('farfork-guest id', code=1)
     parent.sh('farfork-guest wait -t 1', code=3)
     parent.sh('farfork-guest exit 0', code=1)
     in_background(parent, 'farfork-guest wait > /tmp/wait 2> /tmp/wait.err; echo $? >> /tmp/wait')
     before = {what: parent.sh(command) for what, command in ASK.items() if what != 'random'}
-    p = plan(t, opts, 'one', 2, ip=['10.77.0.{n+10}/24,10.77.0.1'], user='some "data"')
+    p = plan(t, opts, 'one', 2, ip=['10.77.0.{n+10}/24,10.77.0.1', '10.78.0.{n+10}/24'], user='some "data"')
     if p['missing']:
         raise Failed(f'missing: {p["missing"]}')
     children = fork(t, stack, parent, p, 'child')
@@ -294,6 +332,10 @@ def waited(t, stack):
         if c.sh('farfork-guest id') != f'one {k} 2' or c.sh('cat /tmp/wait.err'):
             raise Failed(f'{c.name}: {c.sh("farfork-guest id; cat /tmp/wait.err")}')
     check_differ(ask([parent, *children]))
+    known = check_upper(children, known)
+    for k, c in enumerate(children, 1):     # of eth1
+        if c.sh(ASK['ip'].replace('eth0', 'br0')) != f'10.78.0.{10 + k}/24':
+            raise Failed(f'{c.name}: {c.sh("ip -4 addr")}')
     after = {what: parent.sh(command) for what, command in ASK.items() if what != 'random'}
     if before != after or parent.sh('cat /tmp/wait'):
         raise Failed(f'the parent has changed: {before} {after}')
@@ -316,6 +358,7 @@ def waited(t, stack):
     if (heard, grandchild.hear()) != ('exit 7 one 1', 'ready two 1'):
         raise Failed(f'grandchild says {heard} and no more')
     wait_for('grandchild is itself', FORK_S, lambda: grandchild.sh('cat /tmp/wait') == '0')
+    check_upper([grandchild], known)
     if grandchild.sh('farfork-guest id') != 'two 1 1':
         raise Failed(f'grandchild: {grandchild.sh("farfork-guest id")}')
     got = ask([parent, *children, grandchild])

@@ -85,7 +85,7 @@ static struct channel *open_channel(int port, int *guest, bool ready)
 }
 
 /* What the agent does with this MAC of the guest's NIC */
-static void show_mac(struct channel *c, int qmp, const char *mac)
+static void show_mac(struct channel *c, int qmp, const char *mac, const char *vlan)
 {
     char text[200];
 
@@ -97,7 +97,8 @@ static void show_mac(struct channel *c, int qmp, const char *mac)
     say(q, "{\"return\": {}, \"id\": 0}\n");
     assert_false(agent_port_raise_links(c, qmp_path));
     must_hear(q, "query-rx-filter");
-    snprintf(text, sizeof(text), "{\"return\": [{\"name\": \"n\", \"main-mac\": \"%s\"}]}\n", mac);
+    snprintf(text, sizeof(text), "{\"return\": [{\"name\": \"n\", \"main-mac\": \"%s\", "
+             "\"unicast-table\": [0, \"%s\"]}]}\n", mac, vlan);
     say(q, text);
     close(q);
 }
@@ -109,12 +110,13 @@ static void links_of_a_parents_address(void **state)
     struct channel *c = open_channel(port, &guest, false);
     (void)state;
 
-    for (int i = 0; i < 2; i++) {
-        show_mac(c, qmp, i ? "52:54:00:00:00:0a" : "52:54:00:00:00:0A");
+    for (int i = 0; i < 3; i++) {
+        show_mac(c, qmp, i ? "52:54:00:00:00:0b" : "52:54:00:00:00:0A",
+                 i == 1 ? "52:54:00:00:00:0A" : "52:54:00:00:00:0a");
         assert_true(agent_port_raise_links(c, qmp_path)); /* later */
         assert_int_equal(agent_port_qmp_fd(c), -1);
     }
-    show_mac(c, qmp, "52:54:00:00:00:0b");
+    show_mac(c, qmp, "52:54:00:00:00:0b", "52:54:00:00:00:0c");
     assert_false(agent_port_raise_links(c, qmp_path));
     assert_true(agent_port_qmp_fd(c) >= 0);
     int q = accept(qmp, NULL, NULL);
