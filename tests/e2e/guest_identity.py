@@ -307,6 +307,20 @@ def check_upper(machines, known):
     return known
 
 
+def check_no_room(machine, itself):
+    """A list of NICs that cannot be made, or is not whole, is not one without NICs: nothing is said."""
+    machine.sh('sed "s/^\\"fork\\".*/\\"fork\\": \\"none\\",/" /run/farfork/message > /tmp/whole; '
+               'sed "s/^{\\"mac_old/ &/" /tmp/whole > /tmp/part; farfork-guest apply /tmp/part', code=1)
+    # for the message that is given; and for its copy; and for what is known; and for the lock's pid
+    for pages in (1, 2, 3, 4):
+        machine.sh(f'mount -t tmpfs -o size={4 * pages}k none /run/farfork')
+        machine.sh('farfork-guest apply /tmp/whole', code=1)
+        machine.sh('[ ! -e /run/farfork/lock ] && umount /run/farfork')
+    machine.sh('farfork-guest exit 9')
+    if (heard := machine.hear()) != f'exit 9 {itself}':
+        raise Failed(f'{machine.name} says {heard}')
+
+
 def waited(t, stack):
     """`farfork-guest wait` by fw_cfg; then one of the children is forked again."""
     opts = options(t, fw_cfg=True)
@@ -366,6 +380,7 @@ def waited(t, stack):
     if got.pop('ip')[3] != '10.77.0.11/24' or grandchild.sh('hostname') != 'web-1-1':
         raise Failed(f'grandchild: {got}')
     check_differ(got)
+    check_no_room(grandchild, 'two 1')
 
 
 def asked(t, stack):
@@ -392,7 +407,12 @@ def asked(t, stack):
         raise Failed(f'request "{heard}", want "{want}"')
     p = plan(t, opts, 'call', 2, ip=['dhcp'], user='some "data"')
     children = fork(t, stack, parent, p, 'called')
+    parent.sh('mount -t tmpfs -o size=4k none /run/farfork; head -c 4096 /dev/zero > /run/farfork/full')
     parent.say('forked\n' + p['parent'])
+    wait_for('no room', COMMAND_S, lambda: 'no room' in parent.sh('cat /tmp/n.err'))
+    parent.sh('mount -o remount,size=1m /run/farfork')
+    wait_for('number in the parent', COMMAND_S, lambda: parent.sh('cat /tmp/n'))
+    parent.sh(': > /tmp/n.err')
     for k, c in enumerate(children, 1):
         c.connect('channel')
         c.say('forked\n' + p['children'][k - 1]['message'])
