@@ -24,7 +24,7 @@ const char *const ff_failpoints[] = {
     "dest.running",   "dest.fault",     "dest.install",    "dest.prefill",
     "tcp.serve.fault", "tcp.serve.prefill", "tcp.recv.short", "tcp.send.short", "tcp.tls.rekey",
     "loop.read",      "control.send",   "process.go",   "child.loaded",
-    "agent.say",      "dest.prefill.start", "dest.beat",    "source.welcomed",
+    "agent.say",      "dest.prefill.start", "dest.feed.look", "dest.beat",    "source.welcomed",
     "source.resume",  "dest.resume",    "source.gone",     "source.done",
     "dest.ear",       "dest.go",        "dest.run",        "uffd.poison",
     "source.record",  "source.fence",   "dest.lease",      "dest.withdrawn",

@@ -16,6 +16,7 @@
 #include "cleanup.h"
 #include "dest.h"
 #include "log.h"
+#include "relay.h"
 #include "source.h"
 #include "thread.h"
 
@@ -261,6 +262,27 @@ int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err)
     return rc == -ESTALE ? 0 : rc;
 }
 
+void ff_agent_await_feed(struct ff_agent *a, int timeout_ms)
+{
+    ff_dest_await_feed(a->dest, timeout_ms);
+}
+
+int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err)
+{
+    pthread_mutex_lock(&a->lock);
+    bool here = (a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE) &&
+                !atomic_load(&a->handed_over);
+    pthread_mutex_unlock(&a->lock);
+    if (!here)
+        return ff_error_set(err, EINVAL, "agent: feed: no image has come over a link");
+    if (a->n_relays == FF_AGENT_RELAYS_MAX)
+        return ff_error_set(err, E2BIG, "agent: feed: more than %u other agents",
+                            FF_AGENT_RELAYS_MAX);
+    int rc = ff_relay_start(a->dest, to, &a->relay[a->n_relays], err);
+    a->n_relays += !rc;
+    return rc;
+}
+
 void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
 {
     memset(out, 0, sizeof(*out));
@@ -279,6 +301,7 @@ void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
         out->image.bytes_total = out->image.bytes_present = out->bytes_lent;
     else if (here)
         ff_children_stats(ff_dest_pager(a->dest), &st);
+    out->bytes_fed = here && !handed_over ? ff_dest_bytes_fed(a->dest) : 0;
     out->child_faults = st.faults;
     out->child_faults_waited = st.waited;
     out->child_faults_late = st.late;
@@ -357,6 +380,8 @@ void ff_agent_free(struct ff_agent *a)
         eventfd_write(a->poke_fd, 1);
         pthread_join(a->thread, NULL); /* no child is known to the pager any more */
     }
+    while (a->n_relays)
+        ff_relay_stop(a->relay[--a->n_relays]);
     ff_dest_free(a->dest);
     if (a->link)
         a->link->ops->free(a->link);

@@ -20,6 +20,7 @@
  *                                                    answers what is left in the userfaultfds
  *              or: a source on this host lends all of it, with the state: HERE, and when it says
  *              that children may run, COMPLETE. Nothing comes over a link
+ *              Another agent that has the image may feed this one, and this one others (relay.h)
  *              An agent for a source on this host (address "unix") has no port: what is not lent
  *              comes over sockets that the source passes
  * Limits       an agent copies, whatever the link: a page in place would be in the file, and so in
@@ -76,6 +77,8 @@ struct ff_lent {
 
 struct ff_conn; /* server.c */
 
+#define FF_AGENT_RELAYS_MAX 32u
+
 struct ff_agent {
     struct ff_dest *dest;
     char path[108];
@@ -97,6 +100,9 @@ struct ff_agent {
     bool linked;           /* it came, once; under lock */
     uint64_t max_bytes;    /* of memory of an image; 0: any */
     uint8_t session[FF_SESSION_LEN]; /* of an image that was handed over */
+
+    struct ff_relay *relay[FF_AGENT_RELAYS_MAX]; /* the caller's thread's */
+    unsigned n_relays;
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* status, or cancelled */

@@ -57,6 +57,7 @@ enum ff_child_event {
  * @children_ended:      left, or dropped; after complete or before
  * @image:               as of any move; its faults count fetched pages, not children's faults
  * @bytes_lent:          of image.bytes_present: in files of the source, lent or handed over
+ * @bytes_fed:           of image.bytes_prefill: from other agents
  * @child_faults:        fault events of children
  * @child_faults_waited: of those, found the page under way for another child
  * @child_faults_late:   of those, found the page present
@@ -64,7 +65,7 @@ enum ff_child_event {
 struct ff_agent_stats {
     unsigned children, children_running, children_ended;
     struct ff_stats image;
-    uint64_t bytes_lent;
+    uint64_t bytes_lent, bytes_fed;
     uint64_t child_faults, child_faults_waited, child_faults_late;
 };
 
@@ -127,6 +128,24 @@ int ff_agent_wait(struct ff_agent *a, struct ff_error *err);
  * Return:  0: the source knows, or has nowhere to ask; -ETIMEDOUT; -ECANCELED: ff_agent_cancel()
  */
 int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err);
+
+/**
+ * ff_agent_feed() - serve the image that comes here to another agent as well
+ * @to: where that agent listens for a source
+ *
+ * Call it when ff_agent_receive() has returned 0, any number of times up to 32. From then on a thread
+ * of the agent's connects to @to, for 10 s if need be, and again when the connection breaks, and serves
+ * what is here of the image until that agent has all of it. The other agent reads in the background
+ * from here; its faults go to the source. Both need the key of one fork, and the connection is by tcp.
+ *
+ * Return:  0; -EINVAL: nothing can be served: no image came over a link, or there is no key, or
+ *          verify=on; -E2BIG
+ */
+int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err);
+
+/* Another agent will feed this one: what is fetched in the background waits for it, but only so long.
+ * Call it before ff_agent_receive() */
+void ff_agent_await_feed(struct ff_agent *a, int timeout_ms);
 
 /* Learn that the agent waits for its source. @fn: ff_agent_wait() calls it in its thread. @why: the
  * link broke; NULL: there is another. Call this before ff_agent_wait() */

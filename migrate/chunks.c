@@ -61,14 +61,29 @@ static bool any_missing(struct ff_pager *p, uint64_t chunk)
     return false;
 }
 
-bool ff_chunks_next(struct ff_chunks *c, struct ff_pager *p, uint64_t *chunk)
+/* The next from the cursor on that nobody asked for, of @has; c->n: there is none */
+static uint64_t next_of(const struct ff_chunks *c, const uint64_t *has)
+{
+    uint64_t at = ff_bitmap_next_clear(c->asked, c->n, c->cursor), first = at;
+
+    while (has && at < c->n && !ff_bitmap_get(has, at)) {
+        at = ff_bitmap_next_clear(c->asked, c->n, at + 1 == c->n ? 0 : at + 1);
+        if (at == first)
+            return c->n;
+    }
+    return at;
+}
+
+bool ff_chunks_next(struct ff_chunks *c, struct ff_pager *p, const uint64_t *has, uint64_t *chunk)
 {
     uint64_t hint = atomic_exchange(&p->hint, 0);
 
     if (hint)
         c->cursor = hint - 1;
     while (ff_chunks_left(c)) {
-        uint64_t next = ff_bitmap_next_clear(c->asked, c->n, c->cursor);
+        uint64_t next = next_of(c, has);
+        if (next == c->n)
+            return false;
         ff_bitmap_set(c->asked, next);
         c->n_asked++;
         c->cursor = next + 1 == c->n ? 0 : next + 1;

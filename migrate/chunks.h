@@ -20,9 +20,10 @@ int ff_chunks_init(struct ff_chunks *c, uint64_t n); /* 0 or -ENOMEM */
 void ff_chunks_free(struct ff_chunks *c);
 void ff_chunks_rewind(struct ff_chunks *c); /* nothing was asked for */
 
-/* From the cursor on, around the end: the next one in which a page is missing. The cursor jumps to
- * the chunk of the last fault first. false: there is none left */
-bool ff_chunks_next(struct ff_chunks *c, struct ff_pager *p, uint64_t *chunk);
+/* From the cursor on, around the end: the next one in which a page is missing, of those in @has
+ * (bitmap; NULL: all). The cursor jumps to the chunk of the last fault first. false: there is none
+ * left, or none of @has */
+bool ff_chunks_next(struct ff_chunks *c, struct ff_pager *p, const uint64_t *has, uint64_t *chunk);
 
 static inline bool ff_chunks_left(const struct ff_chunks *c)
 {

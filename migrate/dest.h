@@ -37,6 +37,13 @@ void ff_dest_close_port(struct ff_dest *d);
  * wait for another link otherwise, and fails with -ECANCELED, soon; so does ff_dest_recover() */
 void ff_dest_leave(struct ff_dest *d);
 
+/* Before ff_dest_running(): prefill waits so long for an agent that feeds it (feed.h), and asks the
+ * source only if none comes */
+void ff_dest_await_feed(struct ff_dest *d, int timeout_ms);
+
+/* Of bytes_present, what came from other agents */
+uint64_t ff_dest_bytes_fed(struct ff_dest *d);
+
 /* After ff_dest_start(): for children.h */
 struct ff_pager *ff_dest_pager(struct ff_dest *d);
 

@@ -10,6 +10,7 @@
  *                 |  another message, another version          v
  *                 v                                         dropped
  *              dropped
+ *              FEED, of an agent that has the image too: dest_feed.c takes the connection
  * Threads      one at a time: that of ff_dest_accept() and ff_dest_recover(), or the ear's between
  *              them (dest_ear.c). lock guards the ports.
  * Limits       DEST_HELLO_MS: who is silent for so long is dropped. DEST_WAITING_MAX peers without
@@ -112,8 +113,11 @@ static int check_hello(struct ff_dest *d, int type, struct ff_error *why)
 int dest_try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why)
 {
     d->door.link = l;
-    int rc = ff_control_expect(&d->door, FF_MSG_HELLO, FF_MSG_BIT(FF_MSG_RESUME), timeout_ms, why);
-    if (rc >= 0)
+    int rc = ff_control_expect(&d->door, FF_MSG_HELLO,
+                               FF_MSG_BIT(FF_MSG_RESUME) | FF_MSG_BIT(FF_MSG_FEED), timeout_ms, why);
+    if (rc == FF_MSG_FEED)
+        rc = dest_take_feed(d, why);
+    else if (rc >= 0)
         rc = d->accepted ? check_resume(d, rc, why) : check_hello(d, rc, why);
     if (rc == -EPROTO || rc == -EPROTONOSUPPORT)
         dest_refuse(d, &d->door, why->text);
@@ -152,6 +156,8 @@ static int hear_waiting(struct ff_dest *d, struct ff_link **out, struct ff_error
             return ff_error_set(err, ECANCELED, "%s", why.text);
         if (rc == -ETIMEDOUT)
             i++;
+        else if (rc == 1)
+            take_waiting(d, i);
         else
             drop_waiting(d, i, why.text);
     }

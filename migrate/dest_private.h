@@ -79,6 +79,7 @@ struct ff_dest {
     bool taken_back;     /* it says that it has */
     bool wants_verify;   /* its own address; addr.verify: or the source's */
     bool prefill_due;    /* its thread could not be started */
+    int feed_ms;         /* so long it is to wait for an agent that feeds it; then 0 */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;
     _Atomic uint64_t load_ns, start_ns, complete_ns;
@@ -125,6 +126,11 @@ bool dest_may_fetch(const struct ff_dest *d); /* memory elsewhere: it can be ins
 int dest_take_parts(struct ff_dest *d, struct ff_error *err); /* of the PARTS just received */
 void dest_drop_parts(struct ff_dest *d); /* they were the last link's */
 
+/* --- dest_feed.c --- */
+
+/* FEED was just received by the door: 1: its link is prefill's from here on; else as dest_try_hello() */
+int dest_take_feed(struct ff_dest *d, struct ff_error *why);
+
 /* --- dest_hear.c --- */
 
 #define DEST_HELLO_MS 5000
@@ -137,7 +143,8 @@ int dest_hear_source(struct ff_dest *d, int stop_fd, uint64_t end_ns, struct ff_
 void dest_drop_waiting(struct ff_dest *d);
 void dest_log_dropped(struct ff_dest *d, const char *why); /* a flood does not fill a disk */
 
-/* Has @l said HELLO, or RESUME? 0; -ETIMEDOUT: nothing yet; else it is to be dropped, and was told why */
+/* Has @l said HELLO, or RESUME? 0; 1: FEED, and it is taken; -ETIMEDOUT: nothing yet; else it is to be
+ * dropped, and was told why */
 int dest_try_hello(struct ff_dest *d, struct ff_link *l, int timeout_ms, struct ff_error *why);
 
 /* The peer of @c is told @why, and dropped by the caller */

@@ -11,6 +11,7 @@
 
 #include "children.h"
 #include "cleanup.h"
+#include "feed.h"
 #include "failpoint.h"
 #include "log.h"
 #include "load.h"
@@ -361,6 +362,7 @@ void ff_pager_free(struct ff_pager *p)
         ff_parts_free(&p->region[i].parts);
     }
     ff_segments_free(&p->land);
+    ff_feed_offer(p, NULL);
     ff_fault_engine_free(p->fault);
     free(p->wants);
     ff_prefill_engine_free(p->prefill);

@@ -39,49 +39,19 @@
 
 #include "cleanup.h"
 #include "failpoint.h"
+#include "feed.h"
 #include "mr.h"
 #include "prefill_private.h"
 #include "thread.h"
 #include "verify.h"
 
-#define BATCH 64u
-#define MOVE_BATCH 512u /* each interrupts the CPUs of the guest */
 #define SEGMENT (256u << 10)
 #define GAP (32u << 10) /* bytes that are here already, and cost less than another request */
 #define ZERO_RUN 16384u /* pages of zeros between two looks at the link */
-#define RETRY_MS 20
 #define CPU_TURNS 8u
 #define HEAD_START_NS 5000000u
 
 /* --- starting transfers --- */
-
-static bool is_zero(const struct transfer *t, uint64_t i)
-{
-    return t->zero[i / 8] & (1u << (i % 8));
-}
-
-/* A page that the source cannot read counts as zero, too */
-static bool is_poison(const struct transfer *t, uint64_t i)
-{
-    return t->poison[i / 8] & (1u << (i % 8));
-}
-
-static bool are_alike(const struct transfer *t, uint64_t i, uint64_t k)
-{
-    return is_zero(t, i) == is_zero(t, k) && is_poison(t, i) == is_poison(t, k);
-}
-
-/* Claim from page @i of @t on: the length of a run of pages that are ours now and alike, at most
- * @max; 0: page @i belongs to another */
-static uint64_t claim_run(const struct transfer *t, uint64_t i, uint64_t max)
-{
-    uint64_t len = 0;
-
-    while (i + len < t->n && len < max && are_alike(t, i + len, i) &&
-           ff_claim_take(&t->r->claims, t->first + i + len))
-        len++;
-    return len;
-}
 
 static struct transfer *free_transfer(struct ff_prefill_engine *e, bool in_place)
 {
@@ -136,19 +106,20 @@ static void under_way(struct ff_prefill_engine *e, struct transfer *t)
 static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *err)
 {
     struct ff_prefill_engine *e = p->prefill;
+    uint64_t base = e->feed ? ff_feed_of(p, t->r)->addr : t->r->remote;
     uint32_t psize = t->r->range.psize;
     struct ff_wr wr = {.id = (uint64_t)(t - e->transfer),
                        .op = FF_OP_READ,
                        .local = t->local,
                        .in_file = t->in_place,
                        .lkey = t->lkey,
-                       .remote = t->r->remote + t->first * psize,
-                       .rkey = ff_pager_rkey(t->r, t->first),
+                       .remote = base + t->first * psize,
+                       .rkey = e->feed ? ff_feed_of(p, t->r)->rkey : ff_pager_rkey(t->r, t->first),
                        .len_bytes = (uint32_t)(t->n * psize),
                        .granule_bytes = psize,
                        .zero = t->zero,
                        .poison = t->poison};
-    int rc = ff_pager_post(p, FF_QUEUE_PREFILL, t->r, &wr, err);
+    int rc = ff_prefill_post(p, t->r, &wr, err);
     e->n_due -= t->due;
     t->due = rc; /* also when the link is broken: the next one has it first */
     e->n_due += t->due;
@@ -157,55 +128,6 @@ static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *er
         return rc == -EAGAIN ? 0 : rc;
     under_way(e, t);
     return 1;
-}
-
-/* Until the next try to install; -errno: in vain */
-static int wait_for_memory(struct ff_pager *p)
-{
-    struct ff_prefill_engine *e = p->prefill;
-    unsigned room = FF_ARRAY_LEN(e->kept) - e->n_kept;
-
-    int rc = ff_pager_short(p, FF_QUEUE_PREFILL);
-    int n = !room ? -1 : ff_pager_poll(p, FF_QUEUE_PREFILL, e->kept + e->n_kept, room, RETRY_MS,
-                                       NULL);
-    e->n_kept += n > 0 ? (unsigned)n : 0;
-    if (n) /* more comes at once; or never again, and a broken link says so once more */
-        nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * 1000000}, NULL);
-    e->last_progress_ns = ff_now_ns();
-    return rc;
-}
-
-enum how { BY_COPY, BY_MOVE, POISON };
-
-/* Install @n pages that are ours, however long that takes; BY_MOVE: @src loses its pages. 0: also
- * when the pager is to stop; or as ff_pager_install() */
-static int install_chunk(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
-                         uint8_t *src, enum how how)
-{
-    uint64_t done;
-
-    for (;;) {
-        int rc = how == POISON    ? ff_pager_poison(p, r, page, n, &done)
-                 : how == BY_MOVE ? ff_pager_move_in(p, r, page, n, src, &done)
-                                  : ff_pager_install(p, r, page, n, src, true, &done);
-        if (rc != -EAGAIN) {
-            ff_pager_enough(p, FF_QUEUE_PREFILL);
-            return rc;
-        }
-        page += done, n -= done;
-        src = src ? src + done * r->range.psize : NULL;
-        if ((rc = wait_for_memory(p)) || atomic_load(&p->stop))
-            return rc;
-    }
-}
-
-/* Zeros of ours become holes, or as install_chunk() */
-static int put_zeros(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n)
-{
-    if (!r->holes)
-        return install_chunk(p, r, page, n, NULL, BY_COPY);
-    ff_pager_leave_holes(p, r, page, n);
-    return 0;
 }
 
 /* The rest of the cut holds zeros: 1, or -errno as reported by ff_pager_install() */
@@ -217,8 +139,8 @@ static int install_zeros(struct ff_pager *p)
     uint64_t max = t.r->range.memory == FF_UFFD_ANON || t.r->holes ? t.n : BATCH;
 
     for (uint64_t i = 0; i < t.n;) {
-        uint64_t run = claim_run(&t, i, max);
-        int rc = run ? put_zeros(p, t.r, t.first + i, run) : 0;
+        uint64_t run = ff_prefill_claim_run(&t, i, max);
+        int rc = run ? ff_prefill_put_zeros(p, t.r, t.first + i, run) : 0;
         if (rc)
             return rc;
         ff_pager_installed(p);
@@ -233,8 +155,8 @@ static int poison_part(struct ff_pager *p, uint64_t end)
 {
     struct ff_prefill_engine *e = p->prefill;
     struct transfer t = {.r = e->cut, .first = e->cut_first, .n = end - e->cut_first};
-    uint64_t run = claim_run(&t, 0, t.n);
-    int rc = run ? install_chunk(p, t.r, t.first, run, NULL, POISON) : 0;
+    uint64_t run = ff_prefill_claim_run(&t, 0, t.n);
+    int rc = run ? ff_prefill_install(p, t.r, t.first, run, NULL, POISON) : 0;
 
     ff_pager_installed(p);
     e->cut_first += run ? run : 1;
@@ -267,7 +189,7 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, uint64_t end, st
                            .n = n,
                            .local = e->memory + (size_t)e->cut_buffer * e->buffer_bytes +
                                     (e->cut_first - e->cut_from) * e->cut->range.psize,
-                           .lkey = e->mr.lkey,
+                           .lkey = e->feed ? e->feed->buffers.lkey : e->mr.lkey,
                            .buffer = (unsigned)e->cut_buffer};
     if (p->mode == FF_PREFILL_PULL && ff_pager_in_pool(t->r, t->first, n)) {
         t->pool = true;
@@ -277,7 +199,7 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, uint64_t end, st
     e->cut_first += n;
     if (e->cut_first == e->cut_end)
         end_cut(e);
-    if (p->mode == FF_PREFILL_PUSH) {
+    if (p->mode == FF_PREFILL_PUSH && !e->feed) {
         uint32_t psize = t->r->range.psize;
         e->grant[e->n_grants++] = (struct ff_grant){.region = t->r->peer_number,
                                                     .id = i,
@@ -299,7 +221,7 @@ static int start_in_place(struct ff_pager *p, struct transfer *t, uint64_t end,
     uint64_t max = FF_MAX(SEGMENT / e->cut->range.psize, 1u);
 
     *t = (struct transfer){.r = e->cut, .first = e->cut_first, .n = end - e->cut_first};
-    uint64_t run = claim_run(t, 0, max);
+    uint64_t run = ff_prefill_claim_run(t, 0, max);
     e->cut_first += run ? run : 1;
     if (e->cut_first == e->cut_end)
         end_cut(e);
@@ -324,7 +246,7 @@ static int start_due(struct ff_pager *p, struct transfer *t, struct ff_error *er
         t->n = n;
         return post_read(p, t, err);
     }
-    int rc = install_chunk(p, t->r, t->first, n, NULL, POISON);
+    int rc = ff_prefill_install(p, t->r, t->first, n, NULL, POISON);
     ff_pager_installed(p);
     t->local += n * t->r->range.psize;
     t->first += n, t->n -= n;
@@ -346,8 +268,10 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
         if (t->due)
             return start_due(p, t, err);
     if (!e->cut) {
-        if (free_buffer(e) < 0 || !ff_chunks_next(&e->chunks, p, &chunk))
+        if (free_buffer(e) < 0 || atomic_load(&p->next_feed))
             return 0;
+        if (!ff_chunks_next(&e->chunks, p, e->feed ? e->feed->has : NULL, &chunk))
+            return e->feed && ff_chunks_left(&e->chunks) ? ff_feed_look(p, err) : 0;
         e->cut = ff_chunk_pages(p, chunk, &e->cut_from, &n);
         e->cut_first = e->cut_from;
         e->cut_end = e->cut_from + n;
@@ -385,112 +309,15 @@ static int fill_window(struct ff_pager *p, struct ff_error *err)
 
 /* --- what has come --- */
 
-/* Whole huge pages that nobody else has touched, mostly not zeros, may be moved in */
-static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int *rc)
-{
-    uint32_t psize = t->r->range.psize;
-    uint64_t n = HUGE / psize, zeros = 0, run = 0;
-    uint8_t *src = t->local + i * psize;
-
-    *rc = 0;
-    if (!t->r->can_move || i + n > t->n || (uintptr_t)src % HUGE ||
-        ((uintptr_t)t->r->range.host + (t->first + i) * psize) % HUGE)
-        return 0;
-    for (uint64_t k = i; k < i + n; k++)
-        zeros += is_poison(t, k) ? n : is_zero(t, k);
-    if (zeros > n / 2)
-        return 0;
-    while (run < n && ff_claim_take(&t->r->claims, t->first + i + run))
-        run++;
-    for (uint64_t k = 0; zeros && k < run; k++)
-        if (is_zero(t, i + k))
-            memset(src + k * psize, 0, psize);
-    if (run == n)
-        *rc = install_chunk(p, t->r, t->first + i, n, src, BY_MOVE);
-    else if (run) /* a fault has one of them: the others as single pages */
-        *rc = install_chunk(p, t->r, t->first + i, run, src, BY_COPY);
-    if (!*rc && run)
-        atomic_fetch_add(&p->count.bytes_prefill, run * psize);
-    return run;
-}
-
-/* A pass: @n pages of @t, which are ours, are read again when the guest is paused: 0 */
-static int leave(struct ff_pager *p, const struct transfer *t, uint64_t i, uint64_t n)
-{
-    for (; n; i++, n--) {
-        ff_claim_give_back(&t->r->claims, t->first + i);
-        ff_pager_wake(p, t->r, t->first + i);
-    }
-    return 0;
-}
-
-/* Pages that are ours, alike */
-static int install_found(struct ff_pager *p, struct transfer *t, uint64_t i, uint64_t run)
-{
-    uint32_t psize = t->r->range.psize;
-    bool zero = is_zero(t, i);
-    uint8_t *src = t->local + i * psize;
-
-    int rc = is_poison(t, i) && p->in_precopy ? leave(p, t, i, run)
-             : is_poison(t, i) ? install_chunk(p, t->r, t->first + i, run, NULL, POISON)
-             : zero          ? put_zeros(p, t->r, t->first + i, run)
-                             : install_chunk(p, t->r, t->first + i, run, src,
-                                             t->pool ? BY_MOVE : BY_COPY);
-    if (!rc && !zero)
-        atomic_fetch_add(&p->count.bytes_prefill, run * psize);
-    if (!rc)
-        ff_pager_installed(p);
-    return rc;
-}
-
-static int install_buffer(struct ff_pager *p, struct transfer *t)
-{
-    uint32_t psize = t->r->range.psize;
-    int rc;
-
-    if (!p->link->finds_zeros || !t->pulled) /* a WRITE tells of none */
-        ff_zero_scan(t->local, (uint32_t)(t->n * psize), psize, t->zero);
-    for (uint64_t i = 0; i < t->n && !atomic_load(&p->stop);) {
-        uint64_t run = try_move(p, t, i, &rc);
-        if (rc)
-            return rc;
-        i += run;
-        if (run)
-            continue;
-        run = claim_run(t, i, t->pool ? MOVE_BATCH : BATCH);
-        if (!run) {
-            if (!is_zero(t, i))
-                atomic_fetch_add(&p->count.bytes_duplicated, psize);
-            ff_pager_give_back(t->r, t->first + i++, 1); /* read anew into the pool's page */
-            continue;
-        }
-        rc = install_found(p, t, i, run);
-        if (rc)
-            return rc;
-        i += run;
-    }
-    return 0;
-}
-
-static int install_in_place(struct ff_pager *p, struct transfer *t)
-{
-    for (uint64_t i = 0; i < t->n;) {
-        uint64_t run = 1;
-        while (i + run < t->n && are_alike(t, i + run, i))
-            run++;
-        int rc = install_found(p, t, i, run);
-        if (rc)
-            return rc;
-        i += run;
-    }
-    return 0;
-}
-
 /* A READ that is complete, or a WRITE of the source. 0, -EPROTO, or reported by an install */
 static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *why)
 {
     struct ff_prefill_engine *e = p->prefill;
     bool pushed = wc->op == FF_WC_RECV_IMM;
+    if (e->feed && wc->id == FF_FEED_LOOK && !pushed) {
+        ff_feed_looked(p);
+        return 0;
+    }
     uint64_t id = pushed ? wc->imm & ~(FF_IMM_ZEROS | FF_IMM_UNREADABLE) : wc->id;
     struct transfer *t = id < FF_ARRAY_LEN(e->transfer) ? &e->transfer[id] : NULL;
     int rc = 0;
@@ -508,10 +335,12 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
     else if (pushed && wc->len_bytes != t->n * t->r->range.psize)
         return ff_error_set(why, EPROTO, "pager: prefill: %u bytes pushed (want %llu)",
                             wc->len_bytes, (unsigned long long)(t->n * t->r->range.psize));
+    if (e->feed && ff_feed_is_bad(t->poison, sizeof(t->poison)))
+        return ff_error_set(why, EIO, "it cannot read what it has got");
     if (!wc->torn)
-        rc = t->in_place ? install_in_place(p, t) : install_buffer(p, t);
+        rc = t->in_place ? ff_prefill_install_in_place(p, t) : ff_prefill_install_buffer(p, t);
     else if (t->in_place) /* what was read into a buffer is nobody's yet */
-        leave(p, t, 0, t->n);
+        ff_prefill_leave(p, t, 0, t->n);
     ff_pager_installed(p);
     e->n_busy--;
     t->busy = t->due = t->rest;
@@ -534,9 +363,15 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
     struct ff_prefill_engine *e = p->prefill;
     struct ff_wc wc[8];
 
-    int rc = fill_window(p, why);
+    int rc = e->feed ? ff_pager_check(p, FF_PAGER_BROKEN, why) : 0;
+    if (!rc)
+        rc = fill_window(p, why);
     if (rc)
         return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc; /* an install has said why */
+    if (!e->n_busy && atomic_load(&p->next_feed))
+        ff_feed_take(p);
+    else if (!e->n_busy && e->feed)
+        ff_feed_rest();
     if (!e->n_busy)
         return e->cut || ff_chunks_left(&e->chunks);
     int n = (int)FF_MIN(e->n_kept, (unsigned)FF_ARRAY_LEN(wc));
@@ -544,7 +379,7 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
     e->n_kept -= (unsigned)n;
     memmove(e->kept, e->kept + n, e->n_kept * sizeof(*wc));
     if (!n)
-        n = ff_pager_poll(p, FF_QUEUE_PREFILL, wc, FF_ARRAY_LEN(wc), 200, why);
+        n = ff_prefill_poll(p, wc, FF_ARRAY_LEN(wc), 200, why);
     if (n < 0)
         return n;
     uint64_t now = ff_now_ns();
@@ -584,11 +419,17 @@ void *ff_prefill_main(void *opaque)
     int rc = 1;
 
     let_guest_start(p);
-    while (!atomic_load(&p->stop) && (rc = prefill_turn(p, &why)) > 0)
+    ff_feed_await(p);
+    while (!atomic_load(&p->stop) && rc > 0) {
+        rc = prefill_turn(p, &why);
+        if (rc < 0)
+            rc = ff_feed_leave(p, rc, &why);
         if (!(++turns % CPU_TURNS))
             atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
+    }
     if (rc < 0)
         ff_pager_break(p, &why);
+    ff_feed_end(p);
     if (p->pool && (rc < 0 || !p->in_precopy))
         ff_page_pool_empty(p->pool); /* what a pass leaves is read into after it */
     atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());

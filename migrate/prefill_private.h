@@ -31,6 +31,7 @@ struct ff_prefill_engine {
     uint8_t *map, *memory; /* window buffers of buffer_bytes, aligned to HUGE within map */
     size_t map_bytes;
     struct ff_mr mr; /* goes with the link */
+    struct ff_feed *feed; /* whose link prefill uses; NULL: the pager's */
     unsigned access; /* of it */
     uint32_t buffer_bytes;
     unsigned window, n_busy;
@@ -48,5 +49,29 @@ struct ff_prefill_engine {
     unsigned n_kept;
     uint8_t msg[FF_MSG_MAX];
 };
+
+/* --- prefill_install.c --- */
+
+#define BATCH 64u
+
+/* Claim from page @i of @t on: the length of a run of pages that are ours now and alike, at most
+ * @max; 0: page @i belongs to another */
+uint64_t ff_prefill_claim_run(const struct transfer *t, uint64_t i, uint64_t max);
+
+/* Install @n pages that are ours, however long that takes; BY_MOVE: @src loses its pages. 0: also
+ * when the pager is to stop; or as ff_pager_install() */
+enum how { BY_COPY, BY_MOVE, POISON };
+int ff_prefill_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n,
+                       uint8_t *src, enum how how);
+
+/* Zeros of ours become holes, or as ff_prefill_install() */
+int ff_prefill_put_zeros(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n);
+
+/* A pass: @n pages of @t, which are ours, are read again when the guest is paused: 0 */
+int ff_prefill_leave(struct ff_pager *p, const struct transfer *t, uint64_t i, uint64_t n);
+
+/* @t has come: 0, or as ff_prefill_install() */
+int ff_prefill_install_buffer(struct ff_pager *p, struct transfer *t);
+int ff_prefill_install_in_place(struct ff_pager *p, struct transfer *t);
 
 #endif

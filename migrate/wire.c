@@ -23,6 +23,7 @@ static const char *const names[] = {
     [FF_MSG_LOGGING] = "LOGGING",   [FF_MSG_PASSED] = "PASSED",     [FF_MSG_DIRTY] = "DIRTY",
     [FF_MSG_RESUME] = "RESUME",     [FF_MSG_LEASE] = "LEASE",     [FF_MSG_PARTS] = "PARTS",
     [FF_MSG_BYTES] = "BYTES",
+    [FF_MSG_FEED] = "FEED",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_MSG_LAST + 1, "a name for every message");
 

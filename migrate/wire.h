@@ -41,6 +41,9 @@
  *   LEASE    both   number 4. fallback=go: the destination asks, the source gives
  *   BYTES    both   offset 8, taken 8, flags 4, data ...: with a tunnel, at any time after the queues
  *                   are open (tunnel.h)
+ *   FEED     s->d  magic FARFORK1 8, version 2, oldest version 2, digest 8, then each region:
+ *                  address 8, claims 8, rkey of both 4 4: instead of HELLO, by an agent that has the
+ *                  same image, or gets it (relay.h). WELCOME answers it; DONE ends it
  *
  * Invariants   1. Nothing is allocated from a message before its decoder accepted it.
  *              2. Counts and lengths are bounded by the constants below, and by the
@@ -109,7 +112,8 @@ enum ff_msg {
     FF_MSG_LEASE,
     FF_MSG_PARTS,
     FF_MSG_BYTES,
-    FF_MSG_LAST = FF_MSG_BYTES,
+    FF_MSG_FEED,
+    FF_MSG_LAST = FF_MSG_FEED,
 };
 
 struct ff_wire_region {
@@ -207,6 +211,20 @@ struct ff_bytes {
     bool ends;
 };
 
+/* Where a relay has a region's bytes, and the claims of its pages (claims.h), a byte each */
+struct ff_fed_region {
+    uint64_t addr, claims_addr;
+    uint32_t rkey, claims_rkey;
+};
+
+/* @digest: ff_hello_digest() of the image's HELLO, which names the regions */
+struct ff_offer {
+    uint16_t version, oldest;
+    uint64_t digest;
+    unsigned n;
+    struct ff_fed_region r[FF_WIRE_REGIONS_MAX];
+};
+
 #define FF_MSG_BIT(type) (1u << (type))
 
 /* In hexadecimal; "": NULL */
@@ -234,6 +252,7 @@ int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)
 int ff_wire_put_lease(uint8_t *buf, uint32_t number);
 int ff_wire_put_empty(uint8_t *buf, enum ff_msg type);
 int ff_wire_put_bytes(uint8_t *buf, const struct ff_bytes *p); /* @n: at most FF_WIRE_BYTES_MAX */
+int ff_wire_put_feed(uint8_t *buf, const struct ff_offer *o);
 
 /* Decoders take a whole message that ff_wire_type() has accepted. 0 or -EPROTO (-EPROTONOSUPPORT:
  * version) with received and permitted value; then nothing was allocated. */
@@ -286,5 +305,9 @@ int ff_wire_get_empty(const uint8_t *msg, size_t len, struct ff_error *err);
 
 /* @p->data points into @msg */
 int ff_wire_get_bytes(const uint8_t *msg, size_t len, struct ff_bytes *p, struct ff_error *err);
+
+/* Of an image of @n regions */
+int ff_wire_get_feed(const uint8_t *msg, size_t len, unsigned n, struct ff_offer *o,
+                     struct ff_error *err);
 
 #endif

@@ -316,24 +316,6 @@ static void on_pause(void *opaque, const char *why)
     atomic_fetch_add(why ? &f->pauses : &f->ends_of_pauses, 1);
 }
 
-static void *publish_stats(void *arg)
-{
-    struct family *f = arg;
-    struct ff_agent_stats st;
-
-    while (!atomic_load(&f->may_end)) {
-        if (atomic_load(&f->may_cancel))
-            ff_agent_cancel(f->agent);
-        ff_agent_stats(f->agent, &st);
-        atomic_store(&f->faults_so_far, st.child_faults);
-        atomic_store(&f->children_so_far, st.children);
-        atomic_store(&f->present_so_far, st.image.bytes_present);
-        must(st.image.bytes_present <= st.image.bytes_total || !st.image.bytes_total);
-        usleep(2000);
-    }
-    return NULL;
-}
-
 static struct ff_address *address(const struct family *f, unsigned port)
 {
     char options[200] = "";
@@ -349,6 +331,39 @@ static struct ff_address *address(const struct family *f, unsigned port)
     if (f->options)
         snprintf(options, sizeof(options), ",%s", f->options);
     return loop_address(port, options);
+}
+
+static void feed_others(struct family *f)
+{
+    unsigned port = atomic_exchange(&f->feed_to, 0);
+    struct ff_error err;
+
+    if (!port)
+        return;
+    struct ff_address *a = address(f, port);
+    must_ok(ff_agent_feed(f->agent, a, &err), err);
+    ff_address_free(a);
+}
+
+static void *publish_stats(void *arg)
+{
+    struct family *f = arg;
+    struct ff_agent_stats st;
+
+    while (!atomic_load(&f->may_end)) {
+        if (atomic_load(&f->may_cancel))
+            ff_agent_cancel(f->agent);
+        if (atomic_load(&f->here))
+            feed_others(f);
+        ff_agent_stats(f->agent, &st);
+        atomic_store(&f->faults_so_far, st.child_faults);
+        atomic_store(&f->children_so_far, st.children);
+        atomic_store(&f->present_so_far, st.image.bytes_present);
+        atomic_store(&f->fed_so_far, st.bytes_fed);
+        must(st.image.bytes_present <= st.image.bytes_total || !st.image.bytes_total);
+        usleep(2000);
+    }
+    return NULL;
 }
 
 static void agent_main(void *arg)
@@ -370,6 +385,7 @@ static void agent_main(void *arg)
     if (f->limit)
         ff_agent_limit(f->agent, f->limit);
     ff_agent_together(f->agent, f->together);
+    ff_agent_await_feed(f->agent, f->await_feed_ms);
     must(!pthread_create(&stats, NULL, publish_stats, f));
     atomic_store(&f->port, ff_agent_port(f->agent));
     atomic_store(&f->listens, true);

@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest_feed.c - an agent that has the image too comes to feed this one; see feed.h
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "cleanup.h"
+#include "dest_private.h"
+#include "feed.h"
+#include "relay.h"
+
+#define QUEUES_MS 1000
+
+/* May who says FEED feed prefill? @o: where it has what */
+static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *why)
+{
+    if (!d->accepted || !d->owner.adopt)
+        return ff_error_set(why, EPROTO, "feed: only an agent that has a source is fed");
+    int rc = ff_wire_get_feed(d->door.buf, (size_t)d->door.len, d->peer.n_regions, o, why);
+    if (rc)
+        return rc;
+    if (!d->door.link->sealed)
+        return ff_error_set(why, EPROTO, "feed: without the fork's key nobody feeds");
+    if (o->digest != ff_hello_digest(&d->peer))
+        return ff_error_set(why, EPROTO, "feed: it has another image: memory or machine differ");
+    if (d->addr.verify)
+        return ff_error_set(why, EPROTO, "feed: verify=on: the source alone can say what is right");
+    if (d->door.link->pins)
+        return ff_error_set(why, EPROTO, "feed: not over a link that pins memory");
+    return 0;
+}
+
+/* The link is up, and the image is frozen: else it is to ask again */
+static bool is_here(struct ff_dest *d)
+{
+    pthread_mutex_lock(&d->lock);
+    bool here = d->link && d->pager_used && atomic_load(&d->pager.guest_runs);
+    pthread_mutex_unlock(&d->lock);
+    return here;
+}
+
+int dest_take_feed(struct ff_dest *d, struct ff_error *why)
+{
+    struct ff_link *l = d->door.link;
+    struct ff_welcome w = {.version = FF_WIRE_VERSION, .answer = FF_ANSWER_NEW, .epoch = 1};
+    FF_AUTO_FREE struct ff_offer *o = calloc(1, sizeof(*o));
+    struct ff_feed *feed;
+
+    if (!o)
+        return ff_error_set(why, ENOMEM, "feed: out of memory");
+    int rc = check_feed(d, o, why);
+    if (!rc && !is_here(d))
+        rc = ff_error_set(why, EPROTO, FF_RELAY_NOT_YET);
+    if (!rc && getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
+        rc = ff_error_set(why, EIO, "feed: no random numbers: %s", strerror(errno));
+    if (!rc)
+        rc = ff_control_send(&d->door, ff_wire_put_welcome(d->door.buf, &w), why);
+    if (!rc)
+        rc = l->ops->open_queues(l, w.session, QUEUES_MS, why);
+    if (rc)
+        return rc;
+    if (!ff_feed_new(&d->pager, l, o, &feed, why))
+        ff_feed_offer(&d->pager, feed);
+    return 1; /* the link was taken */
+}
+
+void ff_dest_await_feed(struct ff_dest *d, int timeout_ms)
+{
+    d->feed_ms = timeout_ms;
+}
+
+uint64_t ff_dest_bytes_fed(struct ff_dest *d)
+{
+    return d->pager_used ? atomic_load(&d->pager.count.bytes_fed) : 0;
+}

@@ -1,0 +1,208 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * feed.c - prefill reads from an agent that has the image too; see feed.h
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "bitmap.h"
+#include "cleanup.h"
+#include "failpoint.h"
+#include "feed.h"
+#include "log.h"
+
+#define LOOK (64u << 10) /* pages, and bytes */
+#define REST_NS 1000000u
+
+int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
+                struct ff_feed **out, struct ff_error *err)
+{
+    const struct ff_prefill_engine *e = p->prefill;
+    struct ff_feed *f = calloc(1, sizeof(*f));
+
+    if (!f) {
+        link->ops->free(link);
+        return ff_error_set(err, ENOMEM, "feed: out of memory");
+    }
+    f->link = link;
+    f->offer = *offer;
+    f->has = ff_bitmap_new(p->n_chunks);
+    void *m = mmap(NULL, LOOK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    f->seen = m == MAP_FAILED ? NULL : m;
+    int rc = f->has && f->seen ? 0 : ff_error_set(err, ENOMEM, "feed: out of memory");
+    if (!rc) {
+        madvise(m, LOOK, MADV_DONTFORK); /* not a child's */
+        rc = link->ops->reg(link, m, LOOK, 0, &f->looks, err);
+    }
+    if (!rc)
+        rc = link->ops->reg(link, e->memory, (size_t)e->window * e->buffer_bytes, 0, &f->buffers,
+                            err);
+    if (rc)
+        ff_feed_free(f);
+    else
+        *out = f;
+    return rc;
+}
+
+void ff_feed_free(struct ff_feed *f)
+{
+    if (!f)
+        return;
+    f->link->ops->free(f->link);
+    if (f->seen)
+        munmap(f->seen, LOOK);
+    free(f->has);
+    free(f);
+}
+
+void ff_feed_offer(struct ff_pager *p, struct ff_feed *f)
+{
+    ff_feed_free(atomic_exchange(&p->next_feed, f));
+}
+
+void ff_feed_rest(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = REST_NS}, NULL);
+}
+
+void ff_feed_await(struct ff_pager *p)
+{
+    while (!atomic_load(&p->next_feed) && ff_now_ns() < p->feed_until_ns &&
+           !atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_BROKEN, NULL))
+        ff_feed_rest();
+    if (p->feed_until_ns && !atomic_load(&p->next_feed) && !atomic_load(&p->stop))
+        ff_log(FF_LOG_INFO, "prefill: no agent feeds this one: it reads from the source");
+    p->feed_until_ns = 0;
+}
+
+void ff_feed_take(struct ff_pager *p)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    struct ff_feed *old = e->feed;
+
+    e->feed = atomic_exchange(&p->next_feed, NULL);
+    ff_feed_free(old);
+    ff_prefill_engine_restart(p);
+    e->feed->news_ns = ff_now_ns();
+    ff_log(FF_LOG_INFO, "prefill: another agent feeds this one: %s", e->feed->link->about);
+}
+
+int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
+{
+    struct ff_prefill_engine *e = p->prefill;
+
+    if (!e->feed || atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_BROKEN, NULL))
+        return rc;
+    ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
+           why->text);
+    ff_feed_free(e->feed);
+    e->feed = NULL;
+    ff_prefill_engine_restart(p);
+    return 1;
+}
+
+void ff_feed_end(struct ff_pager *p)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    struct ff_stats st = {.bytes_total = p->bytes_total};
+
+    if (e->feed && ff_pager_was_complete(p)) {
+        int len = ff_wire_put_stats(e->msg, FF_MSG_DONE, &st);
+        e->feed->link->ops->send(e->feed->link, e->msg, (uint32_t)len, NULL);
+    }
+    ff_feed_free(e->feed);
+    e->feed = NULL;
+}
+
+/* --- what the relay has --- */
+
+/* Chunks from @from on whose claims fit into one look: their number; *@first: of the pages */
+static uint64_t stretch_of(struct ff_pager *p, uint64_t from, struct ff_pager_region **r,
+                           uint64_t *first, uint64_t *pages)
+{
+    uint64_t n, at, chunks = 0;
+
+    *r = ff_chunk_pages(p, from, first, pages);
+    for (*pages = 0; from + chunks < p->n_chunks && ff_chunk_pages(p, from + chunks, &at, &n) == *r;
+         chunks++) {
+        if (chunks && *pages + n > LOOK)
+            break;
+        *pages += n;
+    }
+    return chunks;
+}
+
+/* The next chunk from look_from on, around the end, that the relay is not known to have */
+static uint64_t next_unknown(const struct ff_pager *p)
+{
+    struct ff_feed *f = p->prefill->feed;
+
+    return ff_bitmap_next_clear(f->has, p->n_chunks, f->look_from);
+}
+
+int ff_feed_look(struct ff_pager *p, struct ff_error *err)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    struct ff_feed *f = e->feed;
+    struct ff_pager_region *r;
+    uint64_t first, pages, now = ff_now_ns(), from = next_unknown(p);
+
+    if (now - f->news_ns > (uint64_t)p->silence_ms * 1000000u)
+        return ff_error_set(err, ETIMEDOUT, "it has got nothing for %d s", p->silence_ms / 1000);
+    if (f->looks_now || from == p->n_chunks || now - f->looked_ns < REST_NS)
+        return 0;
+    int rc = ff_failpoint("dest.feed.look");
+    if (rc)
+        return ff_error_set(err, -rc, "injected");
+    f->look_from = from;
+    f->look_n = stretch_of(p, from, &r, &first, &pages);
+    struct ff_wr wr = {.id = FF_FEED_LOOK,
+                       .op = FF_OP_READ,
+                       .local = f->seen,
+                       .lkey = f->looks.lkey,
+                       .remote = ff_feed_of(p, r)->claims_addr + first,
+                       .rkey = ff_feed_of(p, r)->claims_rkey,
+                       .len_bytes = (uint32_t)pages};
+    rc = ff_prefill_post(p, r, &wr, err);
+    if (rc)
+        return rc == -EAGAIN ? 0 : rc;
+    f->looks_now = true;
+    if (!e->n_busy++)
+        e->last_progress_ns = now;
+    return 1;
+}
+
+static bool has_all(const uint8_t *claims, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i++)
+        if (claims[i] != FF_CLAIM_PRESENT && claims[i] != FF_CLAIM_HOLE)
+            return false;
+    return true;
+}
+
+void ff_feed_looked(struct ff_pager *p)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    struct ff_feed *f = e->feed;
+    const uint8_t *claims = f->seen;
+    uint64_t first, n, end = f->look_from + f->look_n;
+    bool news = false;
+
+    for (uint64_t i = f->look_from; i < end; i++, claims += n) {
+        ff_chunk_pages(p, i, &first, &n);
+        if (ff_bitmap_get(f->has, i) || !has_all(claims, n))
+            continue;
+        ff_bitmap_set(f->has, i);
+        news = true;
+    }
+    f->looks_now = false;
+    f->looked_ns = ff_now_ns();
+    if (news)
+        f->news_ns = f->looked_ns;
+    else
+        f->look_from = end == p->n_chunks ? 0 : end; /* it may be at work elsewhere */
+    e->n_busy--;
+}

@@ -1,0 +1,109 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * feed.h - destination: prefill reads from an agent that has the image too, instead of the source
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      one source feeds few agents, and they feed the others (relay.h): the source's network
+ *              carries few images, however many hosts there are. An agent's link to the source stays:
+ *              faults go there, the short way, and prefill does when nobody feeds it.
+ *
+ * Picture      prefill thread                             relay
+ *              READ of claims, up to LOOK bytes --------> a byte a page: PRESENT, HOLE, ...
+ *              chunks all of whose pages it has: `has`
+ *              READ of such a chunk --------------------> its image
+ *              claim, install: as ever
+ *
+ *              A relay announces what it has by the claims that it keeps anyway (claims.h): there is
+ *              nothing to send, and nothing to keep there for each that it feeds.
+ * Invariants   1. A page is read only after its claim was read as PRESENT or HOLE: the image cannot
+ *                 change, so what is read then is right.
+ *              2. A link that fed is freed before its buffers are used with another.
+ *              3. A relay needs the move's key, and its digest of the table must be ours.
+ *              4. What a relay cannot read is not POISONED here: the source may have it.
+ * Failure      a relay that breaks off, is silent for silence_ms, or has nothing new for so long: prefill
+ *              goes on over the pager's link with what is missing, until another relay comes.
+ * Threads      the prefill thread's, but for ff_feed_new() and next_feed.
+ */
+#ifndef FF_MIGRATE_FEED_H
+#define FF_MIGRATE_FEED_H
+
+#include "prefill_private.h"
+#include "verify.h"
+
+#define FF_FEED_LOOK 0x200u /* id of the READ of claims */
+
+struct ff_feed {
+    struct ff_link *link;
+    struct ff_offer offer;
+    struct ff_mr buffers, looks; /* of prefill's buffers; of seen */
+    uint8_t *seen;               /* claims as they were read last */
+    uint64_t *has;               /* bitmap of chunks */
+    uint64_t look_from, look_n;  /* chunks */
+    uint64_t looked_ns, news_ns; /* when it looked last; when there was something new */
+    bool looks_now;
+};
+
+/* Takes @link, also on failure, whose queues are open; its peer has what @offer says */
+int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
+                struct ff_feed **out, struct ff_error *err);
+void ff_feed_free(struct ff_feed *f);
+
+/* Any thread: @f is taken, and is what prefill uses next */
+void ff_feed_offer(struct ff_pager *p, struct ff_feed *f);
+
+/* --- for prefill.c --- */
+
+void ff_feed_await(struct ff_pager *p); /* the first one, until feed_until_ns */
+
+/* Nothing is under way: use the feed that came */
+void ff_feed_take(struct ff_pager *p);
+
+/* Prefill failed by @rc: 1: it goes on over the pager's link, since a feed was to blame; else @rc */
+int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why);
+void ff_feed_end(struct ff_pager *p); /* of the thread */
+
+/* There is no chunk that the relay is known to have: 1: claims are being read; 0: it is too early;
+ * -errno */
+int ff_feed_look(struct ff_pager *p, struct ff_error *err);
+void ff_feed_looked(struct ff_pager *p);
+void ff_feed_rest(void);
+
+static inline const struct ff_fed_region *ff_feed_of(const struct ff_pager *p,
+                                                     const struct ff_pager_region *r)
+{
+    return &p->prefill->feed->offer.r[r - p->region];
+}
+
+static inline bool ff_feed_is_bad(const uint8_t *poison, size_t n)
+{
+    while (n && !poison[n - 1])
+        n--;
+    return n;
+}
+
+static inline struct ff_link *ff_prefill_link(const struct ff_pager *p)
+{
+    return p->prefill->feed ? p->prefill->feed->link : p->link;
+}
+
+static inline int ff_prefill_post(struct ff_pager *p, const struct ff_pager_region *r,
+                                  const struct ff_wr *wr, struct ff_error *err)
+{
+    struct ff_link *l = ff_prefill_link(p);
+
+    return p->prefill->feed ? l->ops->post(l, FF_QUEUE_PREFILL, wr, err)
+                            : ff_pager_post(p, FF_QUEUE_PREFILL, r, wr, err);
+}
+
+static inline int ff_prefill_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_ms,
+                                  struct ff_error *err)
+{
+    struct ff_link *l = ff_prefill_link(p);
+
+    return p->prefill->feed ? l->ops->poll(l, FF_QUEUE_PREFILL, wc, n, timeout_ms, err)
+                            : ff_pager_poll(p, FF_QUEUE_PREFILL, wc, n, timeout_ms, err);
+}
+
+#endif

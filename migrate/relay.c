@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * relay.c - an agent serves the image that it gets to another agent; see relay.h
+ */
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+
+#include "cleanup.h"
+#include "dest_private.h"
+#include "failpoint.h"
+#include "log.h"
+#include "relay.h"
+#include "responder.h"
+#include "thread.h"
+
+#define TRY_MS 10000
+#define AGAIN_MS 100
+#define LOOK_MS 500
+
+struct ff_relay {
+    struct ff_dest *d;
+    struct ff_address to;
+    struct ff_regions regions; /* of the image, mapped for reading */
+    struct ff_segments none;
+    struct ff_responder responder;
+    struct ff_control ctl;
+    pthread_t thread;
+    bool thread_up, responder_up;
+    _Atomic bool stop;
+    int stop_fd;
+};
+
+/* Map every region once more, for reading alone */
+static int map_regions(struct ff_relay *r, struct ff_error *err)
+{
+    const struct ff_regions *t = &r->d->regions;
+
+    for (unsigned i = 0; i < t->n; i++) {
+        struct ff_region region = t->r[i];
+        if (region.fd < 0)
+            return ff_error_set(err, EINVAL, "relay: region %s has no file of the agent's own",
+                                region.name);
+        void *m = mmap(NULL, region.len_bytes, PROT_READ, MAP_SHARED, region.fd,
+                       (off_t)region.fd_offset);
+        if (m == MAP_FAILED)
+            return ff_error_set(err, errno, "relay: map region %s: %s", region.name,
+                                strerror(errno));
+        madvise(m, region.len_bytes, MADV_DONTFORK);
+        madvise(m, region.len_bytes, MADV_DONTDUMP);
+        region.host = m;
+        int rc = ff_regions_add(&r->regions, &region, err);
+        if (rc) {
+            munmap(m, region.len_bytes);
+            return rc;
+        }
+    }
+    return 0;
+}
+
+static int offer(struct ff_relay *r, struct ff_link *l, struct ff_error *err)
+{
+    FF_AUTO_FREE struct ff_offer *o = calloc(1, sizeof(*o));
+    int rc = o ? 0 : ff_error_set(err, ENOMEM, "relay: out of memory");
+
+    for (unsigned i = 0; i < r->regions.n && !rc; i++) {
+        const struct ff_region *region = &r->regions.r[i];
+        const struct ff_claims *c = &r->d->pager.region[i].claims;
+        struct ff_backing file = ff_region_backing(&r->regions, i, 0);
+        struct ff_mr mr, claims;
+        rc = l->ops->reg(l, region->host, region->len_bytes, FF_ACCESS_REMOTE_READ, &mr, err);
+        if (!rc)
+            rc = l->ops->reg(l, (void *)c->state, c->n_pages, FF_ACCESS_REMOTE_READ, &claims, err);
+        if (rc)
+            break;
+        if (file.fd >= 0 && l->ops->backed)
+            l->ops->backed(l, &mr, &file);
+        o->r[i] = (struct ff_fed_region){.addr = (uintptr_t)region->host,
+                                         .rkey = mr.rkey,
+                                         .claims_addr = (uintptr_t)c->state,
+                                         .claims_rkey = claims.rkey};
+    }
+    if (rc)
+        return rc;
+    o->version = FF_WIRE_VERSION;
+    o->oldest = FF_WIRE_VERSION;
+    o->digest = ff_hello_digest(&r->d->peer);
+    o->n = r->regions.n;
+    return ff_control_send(&r->ctl, ff_wire_put_feed(r->ctl.buf, o), err);
+}
+
+/* Over a link with queues, until the other side has all: 0; else why it ends */
+static int serve(struct ff_relay *r, struct ff_link *l, struct ff_error *err)
+{
+    int rc = ff_responder_start(&r->responder, l, err);
+
+    while (!rc && !atomic_load(&r->stop)) {
+        rc = ff_control_expect(&r->ctl, FF_MSG_DONE, 0, LOOK_MS, err);
+        if (rc == -ETIMEDOUT)
+            rc = 0;
+    }
+    ff_responder_park(&r->responder);
+    return rc == FF_MSG_DONE ? 0 : rc;
+}
+
+/* One link: 0: nobody is to be fed any more; 1: it served; -errno */
+static int feed_once(struct ff_relay *r, struct ff_error *err)
+{
+    const struct ff_address *to = &r->to, *own = &r->d->addr;
+    struct ff_link_params p = {.host = to->host,
+                               .port = to->port,
+                               .timeout_ms = own->timeout_ms,
+                               .device = to->device,
+                               .peers = &to->peers,
+                               .key = own->key,
+                               .process_tls = !own->kernel_tls};
+    struct ff_welcome w;
+    struct ff_link *l;
+
+    int rc = ff_link_connect(&p, FF_LINK_TCP, r->stop_fd, &l, err);
+    if (rc)
+        return rc;
+    r->ctl.link = l;
+    rc = offer(r, l, err);
+    if (!rc)
+        rc = ff_control_expect(&r->ctl, FF_MSG_WELCOME, 0, own->timeout_ms, err);
+    if (rc >= 0)
+        rc = ff_wire_get_welcome(r->ctl.buf, (size_t)r->ctl.len, &w, err);
+    if (!rc)
+        rc = l->ops->open_queues(l, w.session, own->timeout_ms, err);
+    bool served = !rc;
+    if (served) {
+        ff_log(FF_LOG_INFO, "relay: feeds %s:%s: %s", to->host, to->port, l->about);
+        rc = serve(r, l, err);
+    }
+    r->ctl.link = NULL;
+    l->ops->free(l);
+    return rc && served ? 1 : rc;
+}
+
+static void *relay_main(void *arg)
+{
+    struct ff_relay *r = arg;
+    struct pollfd stop = {.fd = r->stop_fd, .events = POLLIN};
+    uint64_t end = ff_now_ns() + TRY_MS * 1000000ull;
+    struct ff_error why;
+    int rc = -ETIMEDOUT;
+
+    while (!atomic_load(&r->stop) && ff_now_ns() < end && (rc = feed_once(r, &why))) {
+        if (rc > 0) {
+            ff_log(FF_LOG_WARN, "relay: the link to %s:%s: %s", r->to.host, r->to.port, why.text);
+            end = ff_now_ns() + TRY_MS * 1000000ull;
+        }
+        if (rc == -EREMOTEIO && !strstr(why.text, FF_RELAY_NOT_YET))
+            break;
+        poll(&stop, 1, AGAIN_MS);
+    }
+    if (rc < 0 && !atomic_load(&r->stop))
+        ff_log(FF_LOG_WARN, "relay: %s:%s is not fed from here: %s", r->to.host, r->to.port,
+               why.text);
+    return NULL;
+}
+
+int ff_relay_start(struct ff_dest *d, const struct ff_address *to, struct ff_relay **out,
+                   struct ff_error *err)
+{
+    if (!d->addr.key || d->addr.verify || !d->pager_used)
+        return ff_error_set(err, EINVAL, "relay: %s",
+                            !d->addr.key     ? "without the fork's key nobody is fed"
+                            : d->addr.verify ? "verify=on: the source alone can say what is right"
+                                             : "no image comes over a link here");
+    struct ff_relay *r = calloc(1, sizeof(*r));
+    if (!r)
+        return ff_error_set(err, ENOMEM, "relay: out of memory");
+    r->d = d;
+    r->to = ff_address_copy(to);
+    r->ctl.cancelled = &r->stop;
+    r->stop_fd = eventfd(0, EFD_CLOEXEC);
+    int rc = r->stop_fd < 0 ? ff_error_set(err, errno, "relay: eventfd: %s", strerror(errno)) : 0;
+    if (!rc)
+        rc = map_regions(r, err);
+    if (!rc) {
+        rc = ff_responder_init(&r->responder, &r->regions, &r->none, err);
+        r->responder_up = true;
+    }
+    if (!rc) {
+        rc = ff_thread_start(&r->thread, relay_main, r, "farfork-relay", err);
+        r->thread_up = !rc;
+    }
+    if (rc)
+        ff_relay_stop(r);
+    else
+        *out = r;
+    return rc;
+}
+
+void ff_relay_stop(struct ff_relay *r)
+{
+    if (!r)
+        return;
+    atomic_store(&r->stop, true);
+    if (r->thread_up) {
+        eventfd_write(r->stop_fd, 1);
+        pthread_join(r->thread, NULL);
+    }
+    if (r->responder_up) {
+        ff_responder_stop(&r->responder);
+        ff_responder_free(&r->responder);
+    }
+    for (unsigned i = 0; i < r->regions.n; i++)
+        munmap(r->regions.r[i].host, r->regions.r[i].len_bytes);
+    ff_regions_free(&r->regions);
+    ff_close_fd(&r->stop_fd);
+    ff_address_drop(&r->to);
+    free(r);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * relay.h - an agent serves the image that it gets to another agent
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      relay                                           the agent that it feeds
+ *              connect, with the fork's key             --->   at the port where its source came
+ *              FEED: digest of the table, addresses     --->   (dest_feed.c)
+ *                                                       <---   WELCOME; queues
+ *              answer READs of claims and of pages      <---   prefill (feed.h)
+ *                                                       <---   DONE
+ *
+ *              What it serves lies in the files of its image, which it maps once more, for reading: what
+ *              is missing there has no page in that mapping either, and nobody waits for one.
+ * Threads      one of its own for the stages, two of a responder (responder.h) while there is a link.
+ *              ff_relay_stop(): any.
+ * Ownership    the destination is the caller's, and must outlast the relay; it may be complete.
+ * Failure      a link that breaks is followed by another; nobody to feed for TRY_MS ends the relay.
+ * Limits       tcp alone: a link that pins memory would fill every hole of the image's files.
+ */
+#ifndef FF_MIGRATE_RELAY_H
+#define FF_MIGRATE_RELAY_H
+
+#include "farfork.h"
+
+struct ff_relay;
+
+/* The reason of who is to be asked again: it has no source yet, or waits for it */
+#define FF_RELAY_NOT_YET "feed: there is no image here yet"
+
+/* @to: the port of the other agent. 0; -EINVAL: nothing can be served: there is no key, or a region
+ * is lent, or verify=on */
+int ff_relay_start(struct ff_dest *d, const struct ff_address *to, struct ff_relay **out,
+                   struct ff_error *err);
+void ff_relay_stop(struct ff_relay *r); /* ends it and frees it; NULL: nothing */
+
+#endif

@@ -1,0 +1,243 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * relays.c - agents that feed each other: every byte is right whoever brings it, and whoever ends
+ */
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "failpoint.h"
+#include "family.h"
+
+#define STATUS(signal) (signal)
+#define AGENTS_MAX 4
+#define FINE ",chunk=64K,prefill=pull"
+
+static char options[200];
+static struct family *f[AGENTS_MAX];
+static unsigned n_agents;
+
+static void setup(void)
+{
+    image_new(3000);
+}
+
+/* Agents of one image, with one key; all but the first wait for who feeds them. @faults: of the first */
+static void agents_are(unsigned n, const char *more, const char *faults)
+{
+    snprintf(options, sizeof(options), "key-file=%s" FINE "%s", loop_key_file(), more);
+    n_agents = n;
+    for (unsigned i = 0; i < n; i++) {
+        f[i] = family_new();
+        f[i]->options = options;
+        f[i]->n_children = 2;
+        f[i]->resumes = true;
+        f[i]->faults = i ? NULL : faults;
+        f[i]->await_feed_ms = i ? 10000 : 0;
+    }
+}
+
+/* Nobody touches anything before all is there: it comes in the background */
+static void untouched(unsigned i)
+{
+    for (unsigned k = 0; k < f[i]->n_children; k++)
+        f[i]->child[k].when = WHEN_COMPLETE;
+}
+
+static void begin(void)
+{
+    for (unsigned i = 0; i < n_agents; i++)
+        family_start(f[i]);
+    for (unsigned i = 0; i < n_agents; i++)
+        family_source(f[i], S_RUNNING);
+}
+
+static void feed(unsigned from, unsigned to)
+{
+    must(!atomic_exchange(&f[from]->feed_to, atomic_load(&f[to]->port)));
+}
+
+static void end_well(unsigned i)
+{
+    family_source(f[i], S_DONE);
+    family_must_succeed(f[i]);
+}
+
+static uint64_t fed(unsigned i)
+{
+    printf("      agent %u: %llu KiB by prefill, %llu of them from another agent, %llu by faults\n", i,
+           (unsigned long long)f[i]->stats.image.bytes_prefill >> 10,
+           (unsigned long long)f[i]->stats.bytes_fed >> 10,
+           (unsigned long long)f[i]->stats.image.bytes_fault >> 10);
+    return f[i]->stats.bytes_fed;
+}
+
+/* family_must_succeed() frees what the test looks at */
+static void all_end_well(bool (*good)(unsigned i))
+{
+    for (unsigned i = 0; i < n_agents; i++)
+        family_source(f[i], S_DONE);
+    for (unsigned i = 0; i < n_agents; i++) {
+        must(wait_flag(&f[i]->ended, 20000));
+        if (!good(i))
+            loop_fail(__FILE__, __LINE__, "agent %u: %llu bytes of %llu by prefill from another agent",
+                      i, (unsigned long long)f[i]->stats.bytes_fed,
+                      (unsigned long long)f[i]->stats.image.bytes_prefill);
+    }
+    for (unsigned i = 0; i < n_agents; i++)
+        end_well(i);
+    loop_remove_key();
+}
+
+static bool all_is_fed(unsigned i)
+{
+    return i ? fed(i) == f[i]->stats.image.bytes_prefill && fed(i) : !fed(i);
+}
+
+static bool some_is_fed(unsigned i)
+{
+    return i ? fed(i) : !fed(i);
+}
+
+static bool none_is_fed(unsigned i)
+{
+    return !fed(i);
+}
+
+static void one_feeds_one(void)
+{
+    agents_are(2, "", NULL);
+    begin();
+    feed(0, 1);
+    all_end_well(all_is_fed);
+}
+
+static void chain(void)
+{
+    agents_are(4, "", "dest.prefill=delay:5000");
+    begin();
+    for (unsigned i = 0; i < 3; i++)
+        feed(i, i + 1);
+    all_end_well(all_is_fed);
+}
+
+static void one_feeds_many(void)
+{
+    agents_are(4, "", NULL);
+    begin();
+    for (unsigned i = 1; i < 4; i++) {
+        feed(0, i);
+        while (atomic_load(&f[0]->feed_to))
+            usleep(1000);
+    }
+    all_end_well(all_is_fed);
+}
+
+/* It comes when the other one has begun by its source */
+static void comes_late(void)
+{
+    agents_are(2, "", NULL);
+    f[1]->await_feed_ms = 0;
+    f[1]->faults = "dest.prefill=delay:10000";
+    untouched(1);
+    begin();
+    usleep(50000);
+    feed(0, 1);
+    all_end_well(some_is_fed);
+}
+
+static void never_comes(void)
+{
+    agents_are(2, "", NULL);
+    f[1]->await_feed_ms = 300;
+    begin();
+    all_end_well(none_is_fed);
+}
+
+static void links_break(void)
+{
+    agents_are(2, "",
+               "tcp.serve.prefill=fail@9,tcp.serve.prefill=fail@30,tcp.serve.prefill=fail@70");
+    f[1]->faults = "dest.prefill=delay:5000";
+    untouched(1);
+    begin();
+    feed(0, 1);
+    all_end_well(some_is_fed);
+}
+
+/* The source of the one that is fed goes away and comes back */
+static void source_breaks(void)
+{
+    agents_are(2, "", NULL);
+    f[1]->faults = "dest.prefill=delay:5000";
+    untouched(1);
+    begin();
+    feed(0, 1);
+    wait_count(f[1]->fed_so_far, 256ul << 10);
+    ff_source_pause(f[1]->source);
+    all_end_well(some_is_fed);
+}
+
+/* The relay's process is killed, or stopped, when it has fed something */
+static void relay_ends(int signal)
+{
+    agents_are(2, ",timeout=1", "dest.prefill=delay:10000");
+    f[0]->n_children = 0;
+    untouched(1);
+    begin();
+    feed(0, 1);
+    wait_count(f[1]->fed_so_far, 256ul << 10);
+    kill(f[0]->agent_pid, signal);
+    family_source(f[1], S_DONE);
+    must(wait_flag(&f[1]->ended, 20000));
+    must(fed(1) && fed(1) < f[1]->stats.image.bytes_prefill);
+    end_well(1);
+    kill(f[0]->agent_pid, SIGKILL);
+    family_reap(f[0]->agent_pid, STATUS(SIGKILL));
+    f[0]->agent_pid = 0;
+    unlink(f[0]->path);
+    family_free(f[0]);
+    loop_remove_key();
+}
+
+static void relay_killed(void)
+{
+    relay_ends(SIGKILL);
+}
+
+static void relay_stopped(void)
+{
+    relay_ends(SIGSTOP);
+}
+
+/* An agent of another image, which looks alike but for its table, is refused */
+static void other_image(void)
+{
+    agents_are(2, "", NULL);
+    f[1]->await_feed_ms = 500;
+    f[0]->cells[1] = 400;
+    begin();
+    feed(0, 1);
+    all_end_well(none_is_fed);
+}
+
+int main(int argc, char **argv)
+{
+    static const struct loop_test tests[] = {
+        {"one agent feeds one", one_feeds_one, 40},
+        {"a chain of four", chain, 40},
+        {"one feeds three", one_feeds_many, 40},
+        {"a feed that comes late", comes_late, 40},
+        {"nobody feeds", never_comes, 40},
+        {"links between agents break", links_break, 40},
+        {"the source of who is fed comes back", source_breaks, 40},
+        {"the relay is killed", relay_killed, 40},
+        {"the relay is stopped", relay_stopped, 40},
+        {"a relay with another image", other_image, 40},
+    };
+
+    return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
+}
