@@ -22,6 +22,7 @@
 #include "serve.h"
 
 #define TIMEOUT_S 60
+#define FANOUT_MAX 32
 
 static int vmclone_usage(FILE *out)
 {
@@ -37,6 +38,8 @@ static int vmclone_usage(FILE *out)
         "                          outside libvirt, on this host, of the domain's user\n"
         "  --hostfile FILE         hosts, one a line\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
+        "  --fanout NUMBER|auto    so many hosts get the memory from this one, and each feeds so many\n"
+        "                          others; 0: all from this one; default: auto\n"
         "  --prestart              start children before the parent freezes\n"
         "  --template              leave the parent paused, to be forked again\n"
         "  --net POLICY            isolated (default), user, bridge[:NAME], none, keep\n"
@@ -191,10 +194,24 @@ static int check_command(const struct fork_options *o, const struct command *cmd
     return rc;
 }
 
+static bool parse_fanout(const char *text, int *out)
+{
+    unsigned n = 0;
+
+    *out = -1;
+    if (!strcmp(text, "auto"))
+        return true;
+    if (strcmp(text, "0") && !parse_number(text, FANOUT_MAX, &n))
+        return false;
+    *out = (int)n;
+    return true;
+}
+
 static int parse_and_run(int argc, char **argv)
 {
     enum {
         HOSTFILE = 256,
+        FANOUT,
         LAUNCHER,
         PRESTART,
         TEMPLATE,
@@ -229,6 +246,7 @@ static int parse_and_run(int argc, char **argv)
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"hostfile", required_argument, NULL, HOSTFILE},
+                                            {"fanout", required_argument, NULL, FANOUT},
                                             {"launcher", required_argument, NULL, LAUNCHER},
                                             {"prestart", no_argument, NULL, PRESTART},
                                             {"template", no_argument, NULL, TEMPLATE},
@@ -259,7 +277,7 @@ static int parse_and_run(int argc, char **argv)
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
                                             {"version", no_argument, NULL, VERSION},
                                             {0}};
-    struct fork_options o = {.net = NET_ISOLATED, .bridge = "br0",
+    struct fork_options o = {.net = NET_ISOLATED, .bridge = "br0", .fanout = -1,
                               .s.timeout_s = TIMEOUT_S};
     struct command cmd = {0};
     struct ff_error why;
@@ -269,6 +287,10 @@ static int parse_and_run(int argc, char **argv)
         switch (opt) {
         case DOMAIN: o.domain = optarg; break;
         case HOSTFILE: cmd.hostfile = optarg; break;
+        case FANOUT:
+            if (!parse_fanout(optarg, &o.fanout))
+                return vmclone_usage(stderr);
+            break;
         case LAUNCHER: o.s.launcher = optarg; break;
         case PRESTART: o.prestart = true; break;
         case TEMPLATE: o.template = true; break;

@@ -144,7 +144,7 @@ int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err);
 int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err);
 
 /* Another agent will feed this one: what is fetched in the background waits for it, but only so long.
- * Call it before ff_agent_receive() */
+ * Any thread, before the source's GO */
 void ff_agent_await_feed(struct ff_agent *a, int timeout_ms);
 
 /* Learn that the agent waits for its source. @fn: ff_agent_wait() calls it in its thread. @why: the

@@ -337,14 +337,13 @@ void dest_start_prefill(struct ff_dest *d)
         d->prefill_due = true;
         return;
     }
-    d->pager.feed_until_ns = d->feed_ms ? ff_now_ns() + (uint64_t)d->feed_ms * 1000000u : 0;
+    d->pager.feed_until_ns = dest_feed_until(d);
     int rc = ff_pager_start_prefill(&d->pager, d->publish.load_permille, &why);
 
     if (rc && !d->prefill_due)
         ff_log(FF_LOG_WARN,
                "destination: start prefill: %s; until then memory comes by faults alone", why.text);
     d->prefill_due = rc;
-    d->feed_ms = 0;
 }
 
 int ff_dest_running(struct ff_dest *d, struct ff_error *err)

@@ -37,8 +37,8 @@ void ff_dest_close_port(struct ff_dest *d);
  * wait for another link otherwise, and fails with -ECANCELED, soon; so does ff_dest_recover() */
 void ff_dest_leave(struct ff_dest *d);
 
-/* Before ff_dest_running(): prefill waits so long for an agent that feeds it (feed.h), and asks the
- * source only if none comes */
+/* Any thread, before ff_dest_running(): prefill waits so long for an agent that feeds it (feed.h), and
+ * asks the source only if none comes. Where nobody can feed it, it does not wait */
 void ff_dest_await_feed(struct ff_dest *d, int timeout_ms);
 
 /* Of bytes_present, what came from other agents */

@@ -14,11 +14,18 @@
 
 #define QUEUES_MS 1000
 
+/* What is read in place would have to be right at once; verify=on: the source alone knows what is */
+static bool may_be_fed(const struct ff_dest *d)
+{
+    return d->owner.adopt && d->addr.key && !d->addr.verify && !d->verbs;
+}
+
 /* May who says FEED feed prefill? @o: where it has what */
 static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *why)
 {
-    if (!d->accepted || !d->owner.adopt)
-        return ff_error_set(why, EPROTO, "feed: only an agent that has a source is fed");
+    if (!d->accepted || !may_be_fed(d))
+        return ff_error_set(why, EPROTO,
+                            "feed: only an agent is fed, with a key, over tcp, and without verify=on");
     int rc = ff_wire_get_feed(d->door.buf, (size_t)d->door.len, d->peer.n_regions, o, why);
     if (rc)
         return rc;
@@ -26,8 +33,6 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
         return ff_error_set(why, EPROTO, "feed: without the fork's key nobody feeds");
     if (o->digest != ff_hello_digest(&d->peer))
         return ff_error_set(why, EPROTO, "feed: it has another image: memory or machine differ");
-    if (d->addr.verify)
-        return ff_error_set(why, EPROTO, "feed: verify=on: the source alone can say what is right");
     if (d->door.link->pins)
         return ff_error_set(why, EPROTO, "feed: not over a link that pins memory");
     return 0;
@@ -70,6 +75,13 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
 void ff_dest_await_feed(struct ff_dest *d, int timeout_ms)
 {
     d->feed_ms = timeout_ms;
+}
+
+uint64_t dest_feed_until(struct ff_dest *d)
+{
+    int ms = atomic_exchange(&d->feed_ms, 0);
+
+    return ms > 0 && may_be_fed(d) ? ff_now_ns() + (uint64_t)ms * 1000000u : 0;
 }
 
 uint64_t ff_dest_bytes_fed(struct ff_dest *d)

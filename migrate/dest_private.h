@@ -79,7 +79,7 @@ struct ff_dest {
     bool taken_back;     /* it says that it has */
     bool wants_verify;   /* its own address; addr.verify: or the source's */
     bool prefill_due;    /* its thread could not be started */
-    int feed_ms;         /* so long it is to wait for an agent that feeds it; then 0 */
+    _Atomic int feed_ms; /* so long it is to wait for an agent that feeds it; then 0 */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;
     _Atomic uint64_t load_ns, start_ns, complete_ns;
@@ -130,6 +130,7 @@ void dest_drop_parts(struct ff_dest *d); /* they were the last link's */
 
 /* FEED was just received by the door: 1: its link is prefill's from here on; else as dest_try_hello() */
 int dest_take_feed(struct ff_dest *d, struct ff_error *why);
+uint64_t dest_feed_until(struct ff_dest *d); /* the first time: when to wait for none any more; or 0 */
 
 /* --- dest_hear.c --- */
 

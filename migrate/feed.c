@@ -16,6 +16,7 @@
 
 #define LOOK (64u << 10) /* pages, and bytes */
 #define REST_NS 1000000u
+#define PATIENCE 4u /* it may be fed itself, slowly */
 
 int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
                 struct ff_feed **out, struct ff_error *err)
@@ -150,8 +151,9 @@ int ff_feed_look(struct ff_pager *p, struct ff_error *err)
     struct ff_pager_region *r;
     uint64_t first, pages, now = ff_now_ns(), from = next_unknown(p);
 
-    if (now - f->news_ns > (uint64_t)p->silence_ms * 1000000u)
-        return ff_error_set(err, ETIMEDOUT, "it has got nothing for %d s", p->silence_ms / 1000);
+    if (now - f->news_ns > (uint64_t)p->silence_ms * PATIENCE * 1000000u)
+        return ff_error_set(err, ETIMEDOUT, "it has got nothing for %d s",
+                            p->silence_ms / 1000 * (int)PATIENCE);
     if (f->looks_now || from == p->n_chunks || now - f->looked_ns < REST_NS)
         return 0;
     int rc = ff_failpoint("dest.feed.look");

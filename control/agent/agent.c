@@ -212,6 +212,21 @@ static void detach_alone(struct agent *a)
     detach(a);
 }
 
+/* The agent at @to gets the image from here, too */
+static void feed(struct agent *a, const char *to)
+{
+    struct ff_address *address = NULL;
+    struct ff_error why;
+
+    int rc = a->ff ? ff_address_parse(to, &address, &why)
+                   : ff_error_set(&why, EINVAL, "it has no image");
+    if (!rc)
+        rc = ff_agent_feed(a->ff, address, &why);
+    ff_address_free(address);
+    if (rc)
+        agent_send(a, json_pack("{ss ss}", "event", "feed", "error", why.text));
+}
+
 static void run_command(struct agent *a, const char *line)
 {
     json_t *o = json_loads(line, 0, NULL), *v;
@@ -244,6 +259,11 @@ static void run_command(struct agent *a, const char *line)
         keep_vms(a);
     } else if ((v = json_object_get(o, "adopt"))) {
         agent_send(a, agent_vms_adopt(&a->vms, v));
+    } else if ((v = json_object_get(o, "await_feed"))) {
+        if (a->ff)
+            ff_agent_await_feed(a->ff, (int)json_integer_value(v));
+    } else if ((v = json_object_get(o, "feed"))) {
+        feed(a, json_is_string(v) ? json_string_value(v) : "");
     } else if (json_is_true(json_object_get(o, "detach"))) {
         let_vms_go(a);
     } else if (json_is_true(json_object_get(o, "end"))) {
@@ -253,7 +273,7 @@ static void run_command(struct agent *a, const char *line)
         agent_send(a, json_pack("{ss}", "event", "pong"));
     } else {
         agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, keep, "
-                              "ping, detach or end");
+                              "await_feed, feed, ping, detach or end");
     }
     json_decref(o);
 }

@@ -9,6 +9,7 @@
  *              ask the parent; refuse what cannot be cloned
  *              wait for the agents                    -> each listens
  *              ask them for what children need        -> each has looked (fork_check.c)
+ *              which of them feed others is planned (fork_tree.c)
  *              [--prestart: children are started      -> each waits for its agent's image]
  *              x-farfork-export: the parent is frozen for a moment and goes on
  *              children are started, a few of them    -> each runs
@@ -213,6 +214,8 @@ static int do_fork(struct fork *f)
         rc = fork_check_hosts(f, &f->s.why);
     if (!rc)
         rc = fork_record(f, &f->s.why);
+    if (!rc)
+        fork_tree_plan(f);
     if (!rc && f->o->prestart)
         rc = start_ahead(f);
     else if (!rc && start_beside(f))

@@ -16,6 +16,7 @@ struct fork_options {
     const char *domain; /* of libvirt's: the parent. NULL: its QMP socket is given */
     const char *scratch, *bridge, *overlays, *nbd, *hostname, *user_data;
     struct strv ip; /* NIC by NIC */
+    int fanout; /* agents that the parent, and each agent, feeds; 0: the parent feeds all; -1: chosen */
     unsigned max_chain; /* images of a disk; 0: no limit */
     bool prestart, template, follow;
     int events; /* ends are reported there, too, as JSON; 0: nowhere */
@@ -26,6 +27,7 @@ struct fork {
     struct session s;
     const struct fork_options *o;
     uint64_t memory_bytes;      /* all that its guest may have */
+    unsigned fanout;            /* of fork_tree.c; 0: the parent feeds all hosts */
     struct fork_disks *disks;
     struct identity *identity;
     bool exported, checking, taken_back;
@@ -81,6 +83,12 @@ const json_t *fork_find_target(const struct fork *f, const json_t *exports, cons
  * another's fails with all its children */
 void fork_verify_images(struct fork *f);
 bool fork_images_verified(const struct fork *f);
+
+/* fork_tree.c: who gets the image from whom; plan(): before the export, agents listen; turn(): after
+ * it, again and again. fork_fanout(): a good one for an image of @bytes and @n hosts */
+void fork_tree_plan(struct fork *f);
+void fork_tree_turn(struct fork *f);
+unsigned fork_fanout(size_t n, uint64_t bytes);
 
 /* fork_spawn.c: whether each child can have cloud-init data of its own, or a note */
 void fork_try_seeds(struct fork *f);

@@ -30,6 +30,7 @@ int fork_pump(struct fork *f, bool (*done)(const struct fork *), int limit_ms)
         else if (ff_now_ms() > last + (uint64_t)limit_ms)
             return -ETIMEDOUT;
         fork_verify_images(f);
+        fork_tree_turn(f);
         if (ff_now_ms() > asked + ASK_MS) {
             fork_ask_export(f, ASK_MS);
             asked = ff_now_ms();

@@ -140,6 +140,17 @@ static void print_children(const struct fork *f)
     }
 }
 
+/* Where the memory of those came from that other agents fed */
+static void print_fed(const struct fork *f)
+{
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        const struct host *h = &f->s.hosts[i];
+        if (h->fed_bytes && h->feeder)
+            printf("note: host %s: %llu MiB came from host %s, the rest from the parent\n",
+                   h->node->host, (unsigned long long)h->fed_bytes >> 20, h->feeder->node->host);
+    }
+}
+
 /* Who starts the parent again has to know */
 static void print_disks(const struct fork *f)
 {
@@ -164,6 +175,7 @@ void fork_print_table(const struct fork *f, int code)
     print_phases(f);
     for (size_t i = 0; i < f->s.notes.n; i++)
         printf("note: %s\n", f->s.notes.v[i]);
+    print_fed(f);
     print_disks(f);
     if (f->s.parent_gone)
         printf("note: the parent has ended\n");
@@ -228,10 +240,12 @@ static json_t *json_hosts(const struct fork *f)
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         const struct host *h = &f->s.hosts[i];
         json_array_append_new(
-            list, json_pack("{ss ss sI sI sI sI sI so so}", "host", h->node->host, "state",
+            list, json_pack("{ss ss sI sI sI sI so sI sI so so}", "host", h->node->host, "state",
                             host_state_name(h), "total_bytes", (json_int_t)h->total_bytes,
                             "present_bytes", (json_int_t)h->present_bytes, "lent_bytes",
-                            (json_int_t)h->lent_bytes, "pages_by_fault",
+                            (json_int_t)h->lent_bytes, "fed_bytes", (json_int_t)h->fed_bytes,
+                            "fed_by", h->feeder ? json_string(h->feeder->node->host) : json_null(),
+                            "pages_by_fault",
                             (json_int_t)h->pages_by_fault, "child_faults",
                             (json_int_t)h->child_faults, "rundir",
                             h->rundir ? json_string(h->rundir) : json_null(), "error",

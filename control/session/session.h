@@ -50,11 +50,13 @@ struct host {
     char *session;            /* which image its agent has, as it says; NULL: none yet */
     bool verified;            /* the parent says so, too */
     bool foreign;             /* somebody else gave it that image */
+    bool is_fed;              /* another agent is to feed it */
+    struct host *feeder;      /* that does; NULL: none yet */
     int agent_pid;            /* there */
     bool ending, ended;       /* it was told to; it has, with all that it had */
     bool let_go;              /* it was told to detach or to end */
     /* what it said last */
-    uint64_t total_bytes, present_bytes, lent_bytes, pages_by_fault, child_faults;
+    uint64_t total_bytes, present_bytes, lent_bytes, fed_bytes, pages_by_fault, child_faults;
     unsigned connected;       /* children */
     uint64_t heard_ms;        /* when it said anything last */
     bool checked;             /* it has what children need */

@@ -10,6 +10,7 @@
  *              image       it has the parent's memory, of that session
  *              child       started, attached, ..., ended: the VM's state follows
  *              progress    pages; complete: all are here; lost: the rest never comes
+ *              feed        it cannot feed another agent
  *              paused      the link that they come by broke: it waits for another; resumed
  *              qmp, keep, adopt   the answer to a question of ours
  *              end         all of its VMs have ended
@@ -56,6 +57,7 @@ static void on_progress(struct host *h, const json_t *e)
     h->total_bytes = get_count(e, "total_bytes");
     h->present_bytes = get_count(e, "present_bytes");
     h->lent_bytes = get_count(e, "lent_bytes");
+    h->fed_bytes = get_count(e, "fed_bytes");
     h->pages_by_fault = get_count(e, "pages_by_fault");
     h->child_faults = get_count(e, "child_faults");
     h->connected = (unsigned)get_count(e, "children");
@@ -175,6 +177,8 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
         h->image_ms = now;
     } else if (!strcmp(name, "paused")) {
         on_paused(s, h, e);
+    } else if (!strcmp(name, "feed")) {
+        strv_add(&s->notes, "host %s feeds no other: %s", h->node->host, text_of(e, "error"));
     } else if (!strcmp(name, "resumed")) {
         h->paused_until_ms = 0;
     } else if (!strcmp(name, "complete")) {

@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * fork_tree.c - which agents get the image from other agents, and from which
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      the parent's network carries fanout images, however many hosts there are.
+ *
+ * Picture      parent --> host 1 --> host 2 --> host 4       fanout 1: a chain
+ *                                                            fanout 2: each feeds two
+ *              The first fanout hosts get the image from the parent. Each of the others is told,
+ *              before the export, to wait FEED_MS for an agent that feeds it. Once an agent has the
+ *              parent's image (fork_verify.c) it is told whom to feed: in the order of hosts, who is
+ *              fed by nobody yet, by the first that is in the tree and feeds fewer than fanout.
+ * Failure      a host that fails is replaced in the same way. An agent that is fed by nobody, or
+ *              whose feeder is too slow, asks the parent: nothing depends on the tree but time.
+ * Invariants   from each host in the tree the way by feeders ends at one that the parent feeds.
+ */
+#include <stdint.h>
+
+#include "fork.h"
+
+#define FEED_MS 10000
+#define CHUNK_BYTES (2ull << 20)
+
+/* In chunks that one link carries, the time until @n hosts have an image of @chunks, each with
+ * @fanout: a link that feeds several is shared, and each level begins by a chunk later */
+static uint64_t time_of(uint64_t chunks, size_t n, unsigned fanout)
+{
+    uint64_t level = fanout, depth = 0;
+
+    for (size_t left = n; left; level *= fanout, depth++)
+        left -= left < level ? left : (size_t)level;
+    return (chunks + depth) * fanout;
+}
+
+unsigned fork_fanout(size_t n, uint64_t bytes)
+{
+    uint64_t chunks = bytes / CHUNK_BYTES + 1;
+    unsigned best = 1;
+
+    for (unsigned k = 2; k <= 8; k++)
+        if (time_of(chunks, n, k) < time_of(chunks, n, best))
+            best = k;
+    return best;
+}
+
+static bool is_remote(const struct host *h)
+{
+    return h->keyed && h->state == HOST_LISTENING;
+}
+
+void fork_tree_plan(struct fork *f)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        n += is_remote(&f->s.hosts[i]);
+    f->fanout = f->o->fanout >= 0 ? (unsigned)f->o->fanout : fork_fanout(n, f->memory_bytes);
+    if (!f->fanout || n <= f->fanout)
+        f->fanout = 0;
+    n = 0;
+    for (size_t i = 0; f->fanout && i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
+        if (!is_remote(h) || n++ < f->fanout)
+            continue;
+        h->is_fed = true;
+        host_send(h, json_pack("{si}", "await_feed", FEED_MS));
+    }
+}
+
+static bool is_there(const struct host *h)
+{
+    return h->keyed && h->verified && (h->state == HOST_IMAGE || h->state == HOST_COMPLETE);
+}
+
+/* By feeders to the parent, and not by @but */
+static bool in_tree(const struct host *h, const struct host *but)
+{
+    while (h->is_fed && h != but && is_there(h) && h->feeder)
+        h = h->feeder;
+    return !h->is_fed && h != but && is_there(h);
+}
+
+static unsigned feeds(const struct fork *f, const struct host *h)
+{
+    unsigned n = 0;
+
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        n += f->s.hosts[i].feeder == h && f->s.hosts[i].state == HOST_IMAGE;
+    return n;
+}
+
+static struct host *find_feeder(struct fork *f, const struct host *of)
+{
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
+        if (h != of && is_there(h) && in_tree(h, of) && feeds(f, h) < f->fanout)
+            return h;
+    }
+    return NULL;
+}
+
+void fork_tree_turn(struct fork *f)
+{
+    for (size_t i = 0; f->fanout && i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
+        if (!h->is_fed || h->state != HOST_IMAGE || (h->feeder && is_there(h->feeder)))
+            continue;
+        h->feeder = find_feeder(f, h);
+        if (!h->feeder)
+            continue;
+        FF_AUTO_FREE char *to = xprintf("%s:%u", h->address, h->port);
+        host_send(h->feeder, json_pack("{ss}", "feed", to));
+    }
+}
