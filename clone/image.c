@@ -267,6 +267,28 @@ void ff_agent_await_feed(struct ff_agent *a, int timeout_ms)
     ff_dest_await_feed(a->dest, timeout_ms);
 }
 
+void ff_agent_on_unfed(struct ff_agent *a,
+                       void (*fn)(void *opaque, const char *host, const char *port, const char *why),
+                       void *opaque)
+{
+    pthread_mutex_lock(&a->lock);
+    a->on_unfed = fn;
+    a->on_unfed_opaque = opaque;
+    pthread_mutex_unlock(&a->lock);
+}
+
+static void relay_failed(void *opaque, const struct ff_address *to, const char *why)
+{
+    struct ff_agent *a = opaque;
+
+    pthread_mutex_lock(&a->lock);
+    void (*fn)(void *, const char *, const char *, const char *) = a->on_unfed;
+    void *fn_opaque = a->on_unfed_opaque;
+    pthread_mutex_unlock(&a->lock);
+    if (fn)
+        fn(fn_opaque, to->host, to->port, why);
+}
+
 int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err)
 {
     pthread_mutex_lock(&a->lock);
@@ -278,7 +300,8 @@ int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_err
     if (a->n_relays == FF_AGENT_RELAYS_MAX)
         return ff_error_set(err, E2BIG, "agent: feed: more than %u other agents",
                             FF_AGENT_RELAYS_MAX);
-    int rc = ff_relay_start(a->dest, to, &a->relay[a->n_relays], err);
+    const struct ff_relay_owner owner = {.failed = relay_failed, .opaque = a};
+    int rc = ff_relay_start(a->dest, to, &owner, &a->relay[a->n_relays], err);
     a->n_relays += !rc;
     return rc;
 }

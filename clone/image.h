@@ -103,6 +103,8 @@ struct ff_agent {
 
     struct ff_relay *relay[FF_AGENT_RELAYS_MAX]; /* the caller's thread's */
     unsigned n_relays;
+    void (*on_unfed)(void *opaque, const char *host, const char *port, const char *why);
+    void *on_unfed_opaque;
 
     pthread_mutex_t lock;
     pthread_cond_t changed; /* status, or cancelled */

@@ -134,7 +134,7 @@ int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err);
  * @to: where that agent listens for a source
  *
  * Call it when ff_agent_receive() has returned 0, any number of times up to 32. From then on a thread
- * of the agent's connects to @to, for 10 s if need be, and again when the connection breaks, and serves
+ * of the agent's connects to @to, for 2 s if need be, and again when the connection breaks, and serves
  * what is here of the image until that agent has all of it. The other agent reads in the background
  * from here; its faults go to the source. Both need the key of one fork, and the connection is by tcp.
  *
@@ -143,8 +143,14 @@ int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err);
  */
 int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err);
 
+/* Learn that ff_agent_feed() came to nothing after all. @fn: a thread of the library calls it, with
+ * where the other agent was to be */
+void ff_agent_on_unfed(struct ff_agent *a,
+                       void (*fn)(void *opaque, const char *host, const char *port, const char *why),
+                       void *opaque);
+
 /* Another agent will feed this one: what is fetched in the background waits for it, but only so long.
- * Any thread, before the source's GO */
+ * Any thread, before the source's GO; with 0 at any time: none will */
 void ff_agent_await_feed(struct ff_agent *a, int timeout_ms);
 
 /* Learn that the agent waits for its source. @fn: ff_agent_wait() calls it in its thread. @why: the

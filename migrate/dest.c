@@ -337,7 +337,7 @@ void dest_start_prefill(struct ff_dest *d)
         d->prefill_due = true;
         return;
     }
-    d->pager.feed_until_ns = dest_feed_until(d);
+    atomic_store(&d->pager.feed_until_ns, dest_feed_until(d));
     int rc = ff_pager_start_prefill(&d->pager, d->publish.load_permille, &why);
 
     if (rc && !d->prefill_due)

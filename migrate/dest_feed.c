@@ -74,7 +74,9 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
 
 void ff_dest_await_feed(struct ff_dest *d, int timeout_ms)
 {
-    d->feed_ms = timeout_ms;
+    atomic_store(&d->feed_ms, timeout_ms);
+    if (!timeout_ms && atomic_load(&d->pager_used))
+        atomic_store(&d->pager.feed_until_ns, 0);
 }
 
 uint64_t dest_feed_until(struct ff_dest *d)

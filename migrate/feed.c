@@ -71,12 +71,14 @@ void ff_feed_rest(void)
 
 void ff_feed_await(struct ff_pager *p)
 {
-    while (!atomic_load(&p->next_feed) && ff_now_ns() < p->feed_until_ns &&
+    bool waits = atomic_load(&p->feed_until_ns);
+
+    while (!atomic_load(&p->next_feed) && ff_now_ns() < atomic_load(&p->feed_until_ns) &&
            !atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_BROKEN, NULL))
         ff_feed_rest();
-    if (p->feed_until_ns && !atomic_load(&p->next_feed) && !atomic_load(&p->stop))
+    if (waits && !atomic_load(&p->next_feed) && !atomic_load(&p->stop))
         ff_log(FF_LOG_INFO, "prefill: no agent feeds this one: it reads from the source");
-    p->feed_until_ns = 0;
+    atomic_store(&p->feed_until_ns, 0);
 }
 
 void ff_feed_take(struct ff_pager *p)

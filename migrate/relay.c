@@ -19,13 +19,14 @@
 #include "responder.h"
 #include "thread.h"
 
-#define TRY_MS 10000
+#define TRY_MS 2000
 #define AGAIN_MS 100
 #define LOOK_MS 500
 
 struct ff_relay {
     struct ff_dest *d;
     struct ff_address to;
+    struct ff_relay_owner owner;
     struct ff_regions regions; /* of the image, mapped for reading */
     struct ff_segments none;
     struct ff_responder responder;
@@ -115,6 +116,7 @@ static int feed_once(struct ff_relay *r, struct ff_error *err)
     struct ff_link_params p = {.host = to->host,
                                .port = to->port,
                                .timeout_ms = own->timeout_ms,
+                               .connect_ms = FF_MIN(own->timeout_ms, TRY_MS),
                                .device = to->device,
                                .peers = &to->peers,
                                .key = own->key,
@@ -156,18 +158,21 @@ static void *relay_main(void *arg)
             ff_log(FF_LOG_WARN, "relay: the link to %s:%s: %s", r->to.host, r->to.port, why.text);
             end = ff_now_ns() + TRY_MS * 1000000ull;
         }
-        if (rc == -EREMOTEIO && !strstr(why.text, FF_RELAY_NOT_YET))
+        if ((rc == -EREMOTEIO && !strstr(why.text, FF_RELAY_NOT_YET)) || rc == -ENETUNREACH ||
+            rc == -EHOSTUNREACH)
             break;
         poll(&stop, 1, AGAIN_MS);
     }
-    if (rc < 0 && !atomic_load(&r->stop))
+    if (rc && !atomic_load(&r->stop)) {
         ff_log(FF_LOG_WARN, "relay: %s:%s is not fed from here: %s", r->to.host, r->to.port,
                why.text);
+        r->owner.failed(r->owner.opaque, &r->to, why.text);
+    }
     return NULL;
 }
 
-int ff_relay_start(struct ff_dest *d, const struct ff_address *to, struct ff_relay **out,
-                   struct ff_error *err)
+int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
+                   const struct ff_relay_owner *owner, struct ff_relay **out, struct ff_error *err)
 {
     if (!d->addr.key || d->addr.verify || !d->pager_used)
         return ff_error_set(err, EINVAL, "relay: %s",
@@ -179,6 +184,7 @@ int ff_relay_start(struct ff_dest *d, const struct ff_address *to, struct ff_rel
         return ff_error_set(err, ENOMEM, "relay: out of memory");
     r->d = d;
     r->to = ff_address_copy(to);
+    r->owner = *owner;
     r->ctl.cancelled = &r->stop;
     r->stop_fd = eventfd(0, EFD_CLOEXEC);
     int rc = r->stop_fd < 0 ? ff_error_set(err, errno, "relay: eventfd: %s", strerror(errno)) : 0;

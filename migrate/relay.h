@@ -17,7 +17,8 @@
  * Threads      one of its own for the stages, two of a responder (responder.h) while there is a link.
  *              ff_relay_stop(): any.
  * Ownership    the destination is the caller's, and must outlast the relay; it may be complete.
- * Failure      a link that breaks is followed by another; nobody to feed for TRY_MS ends the relay.
+ * Failure      a link that breaks is followed by another; nobody to feed for TRY_MS ends the relay, and
+ *              its owner is told.
  * Limits       tcp alone: a link that pins memory would fill every hole of the image's files.
  */
 #ifndef FF_MIGRATE_RELAY_H
@@ -30,10 +31,16 @@ struct ff_relay;
 /* The reason of who is to be asked again: it has no source yet, or waits for it */
 #define FF_RELAY_NOT_YET "feed: there is no image here yet"
 
+/* A relay's thread calls @failed, when it gives up */
+struct ff_relay_owner {
+    void (*failed)(void *opaque, const struct ff_address *to, const char *why);
+    void *opaque;
+};
+
 /* @to: the port of the other agent. 0; -EINVAL: nothing can be served: there is no key, or a region
  * is lent, or verify=on */
-int ff_relay_start(struct ff_dest *d, const struct ff_address *to, struct ff_relay **out,
-                   struct ff_error *err);
+int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
+                   const struct ff_relay_owner *owner, struct ff_relay **out, struct ff_error *err);
 void ff_relay_stop(struct ff_relay *r); /* ends it and frees it; NULL: nothing */
 
 #endif

@@ -57,10 +57,11 @@
 
 /* From other threads to the main one */
 struct message {
-    enum { FROM_CHILD, FROM_RECEIVE, FROM_WAIT, FROM_PAUSE } kind;
+    enum { FROM_CHILD, FROM_RECEIVE, FROM_WAIT, FROM_PAUSE, FROM_RELAY } kind;
     unsigned child;
     int value;
-    char *text; /* FROM_PAUSE: the main thread's; NULL: it is over */
+    char *text; /* FROM_PAUSE, FROM_RELAY: the main thread's; NULL: it is over */
+    char *to;   /* FROM_RELAY: likewise */
 };
 
 /* --- the library's side --- */
@@ -79,6 +80,12 @@ static void on_child(void *opaque, unsigned child, enum ff_child_event what)
 static void on_pause(void *opaque, const char *why)
 {
     tell(opaque, (struct message){.kind = FROM_PAUSE, .text = why ? xstrdup(why) : NULL});
+}
+
+static void on_unfed(void *opaque, const char *host, const char *port, const char *why)
+{
+    tell(opaque, (struct message){.kind = FROM_RELAY, .text = xstrdup(why),
+                                  .to = xprintf("%s:%s", host, port)});
 }
 
 static void *work(void *opaque)
@@ -119,6 +126,12 @@ static void on_child_message(struct agent *a, const struct message *m)
         agent_send_child(a, vm, of[m->value].what);
 }
 
+/* The agent at @to does not get the image from here */
+static void send_unfed(struct agent *a, const char *to, const char *why)
+{
+    agent_send(a, json_pack("{ss ss ss}", "event", "feed", "to", to, "error", why));
+}
+
 static void on_worker(struct agent *a, const struct message *m)
 {
     if (m->kind == FROM_PAUSE) {
@@ -127,6 +140,10 @@ static void on_worker(struct agent *a, const struct message *m)
                                           "seconds", a->reconnect_ms / 1000)
                               : json_pack("{ss}", "event", "resumed"));
         free(m->text);
+    } else if (m->kind == FROM_RELAY) {
+        send_unfed(a, m->to, m->text);
+        free(m->text);
+        free(m->to);
     } else if (m->kind == FROM_RECEIVE) {
         a->image = IMAGE;
         a->image_ms = ff_now_ms();
@@ -224,7 +241,7 @@ static void feed(struct agent *a, const char *to)
         rc = ff_agent_feed(a->ff, address, &why);
     ff_address_free(address);
     if (rc)
-        agent_send(a, json_pack("{ss ss}", "event", "feed", "error", why.text));
+        send_unfed(a, to, why.text);
 }
 
 static void run_command(struct agent *a, const char *line)
@@ -482,6 +499,7 @@ static int start_worker(struct agent *a, struct ff_error *why)
     agent_drop_key(a); /* the library has it */
     ff_agent_on_child(a->ff, on_child, a);
     ff_agent_on_pause(a->ff, on_pause, a);
+    ff_agent_on_unfed(a->ff, on_unfed, a);
     ff_agent_limit(a->ff, a->memory_bytes);
     rc = pthread_create(&a->worker, NULL, work, a);
     if (rc)

@@ -111,7 +111,7 @@ void fork_tree_turn(struct fork *f)
         h->feeder = find_feeder(f, h);
         if (!h->feeder)
             continue;
-        FF_AUTO_FREE char *to = xprintf("%s:%u", h->address, h->port);
+        FF_AUTO_FREE char *to = host_at(h);
         host_send(h->feeder, json_pack("{ss}", "feed", to));
     }
 }

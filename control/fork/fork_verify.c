@@ -55,7 +55,7 @@ int fork_ask_memory(struct fork *f, struct ff_error *why)
 /* Nobody listens on this host: the agent's socket takes the connections */
 char *fork_target_of(const struct fork *f, const struct host *h)
 {
-    FF_AUTO_FREE char *to = h->here ? xstrdup("unix") : xprintf("%s:%u", h->address, h->port);
+    FF_AUTO_FREE char *to = h->here ? xstrdup("unix") : host_at(h);
 
     FF_AUTO_FREE char *options = session_link_options(&f->s, h);
     return xprintf("rdma-postcopy:%s%s", to, options);

@@ -190,6 +190,7 @@ int host_numeric(const char *name, const char *remedy, char **out, struct ff_err
 int host_resolve(struct host *h, struct ff_error *why);
 int host_launch(struct session *s, struct host *h, struct ff_error *why);
 void host_send(struct host *h, json_t *command); /* taken over */
+char *host_at(const struct host *h); /* ADDRESS:PORT of its agent, to be freed */
 unsigned host_vms(const struct session *s, const struct host *h);
 
 /* Its pipes are readable, or were closed */

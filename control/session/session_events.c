@@ -154,6 +154,22 @@ static void on_paused(struct session *s, struct host *h, const json_t *e)
                  h->node->host, text_of(e, "error"));
 }
 
+/* That other host is on its own again, and gets its memory from the guest's */
+static void on_unfed(struct session *s, struct host *h, const json_t *e)
+{
+    for (size_t i = 0; i < s->n_hosts; i++) {
+        struct host *fed = &s->hosts[i];
+        FF_AUTO_FREE char *at = fed->feeder == h ? host_at(fed) : NULL;
+        if (!at || strcmp(at, text_of(e, "to")))
+            continue;
+        fed->feeder = NULL;
+        fed->is_fed = false;
+        host_send(fed, json_pack("{si}", "await_feed", 0));
+        strv_add(&s->notes, "host %s: it gets memory from the parent, and not from host %s: %s",
+                 fed->node->host, h->node->host, text_of(e, "error"));
+    }
+}
+
 void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
 {
     const char *name = text_of(e, "event");
@@ -178,7 +194,7 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
     } else if (!strcmp(name, "paused")) {
         on_paused(s, h, e);
     } else if (!strcmp(name, "feed")) {
-        strv_add(&s->notes, "host %s feeds no other: %s", h->node->host, text_of(e, "error"));
+        on_unfed(s, h, e);
     } else if (!strcmp(name, "resumed")) {
         h->paused_until_ms = 0;
     } else if (!strcmp(name, "complete")) {

@@ -213,8 +213,9 @@ def say_phases(clone):
 
 
 @contextlib.contextmanager
-def hosts_of_their_own(n):
-    """Network namespaces, each at the end of a link of its own to this one: (name=address, ...)."""
+def hosts_of_their_own(n, bridged=False):
+    """Network namespaces, each at the end of a link of its own to this one: (name=address, ...).
+    Bridged they reach each other, too."""
     if os.geteuid() or not shutil.which('ip'):
         raise Skip('network namespaces need root and ip(8)')
     tag = f'f{os.getpid() % 100000}{next(NAMESPACES)}'  # what is deleted is there for a moment yet
@@ -226,18 +227,29 @@ def hosts_of_their_own(n):
             raise Skip(f'ip {" ".join(args)}: {out.stdout.strip()}')
     with contextlib.ExitStack() as undo:
         hosts = []
+        if bridged:
+            net, bridge = f'198.18.{os.getpid() % 256}', f'{tag}br'
+            ip('link', 'add', bridge, 'type', 'bridge')
+            undo.callback(subprocess.run, ['ip', 'link', 'del', bridge], timeout=20, check=False)
+            ip('addr', 'add', f'{net}.1/24', 'dev', bridge)
+            ip('link', 'set', bridge, 'up')
         for i in range(n):
             ns, here, there = f'{tag}n{i}', f'{tag}a{i}', f'{tag}b{i}'
             ip('netns', 'add', ns)
             undo.callback(subprocess.run, ['ip', 'netns', 'del', ns], timeout=20, check=False)
             ip('link', 'add', here, 'type', 'veth', 'peer', 'name', there, 'netns', ns)
-            net = f'198.18.{(4 * os.getpid() + i) % 256}'  # another test's are others
-            ip('addr', 'add', f'{net}.1/30', 'dev', here)
+            if bridged:
+                ip('link', 'set', here, 'master', bridge)
+                own = f'{net}.{2 + i}'
+            else:
+                net = f'198.18.{(4 * os.getpid() + i) % 256}'  # another test's are others
+                ip('addr', 'add', f'{net}.1/30', 'dev', here)
+                own = f'{net}.2'
             ip('link', 'set', here, 'up')
-            ip('-n', ns, 'addr', 'add', f'{net}.2/30', 'dev', there)
+            ip('-n', ns, 'addr', 'add', f'{own}/{24 if bridged else 30}', 'dev', there)
             for device in (there, 'lo'):
                 ip('-n', ns, 'link', 'set', device, 'up')
-            hosts.append(f'{ns}={net}.2')
+            hosts.append(f'{ns}={own}')
         yield hosts
 
 
