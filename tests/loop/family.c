@@ -506,7 +506,7 @@ void family_source(struct family *f, enum stage last)
 
 /* --- all of them --- */
 
-void family_start(struct family *f)
+void family_fork(struct family *f)
 {
     must(f->n_children <= CHILDREN_MAX);
     for (unsigned i = 0; i < f->n_regions; i++)
@@ -517,6 +517,12 @@ void family_start(struct family *f)
     }
     if (!f->loop)
         f->agent_pid = child_start(agent_main, f);
+}
+
+void family_start(struct family *f)
+{
+    if (!f->n_cells)
+        family_fork(f);
     make_lent(f); /* nobody has inherited it */
     if (f->loop)
         must(!pthread_create(&f->agent_thread, NULL, agent_thread, f));

@@ -89,8 +89,10 @@ struct family {
 /* Shared between processes; then set what it should do */
 struct family *family_new(void);
 
-/* Fork the agent and its children, connect; nothing has threads before */
+/* Fork the agent and its children, connect; nothing has threads before. family_fork(): the first half,
+ * for who has several families, whose processes are not to inherit each other's sources */
 void family_start(struct family *f);
+void family_fork(struct family *f);
 
 /* The source's stages, until @last is done or one fails */
 void family_source(struct family *f, enum stage last);

@@ -50,6 +50,8 @@ static void untouched(unsigned i)
 static void begin(void)
 {
     for (unsigned i = 0; i < n_agents; i++)
+        family_fork(f[i]);
+    for (unsigned i = 0; i < n_agents; i++)
         family_start(f[i]);
     for (unsigned i = 0; i < n_agents; i++)
         family_source(f[i], S_RUNNING);
