@@ -13,7 +13,7 @@
  *              before the export, to wait FEED_MS for an agent that feeds it. Once an agent has the
  *              parent's image (fork_verify.c) it is told whom to feed: in the order of hosts, who is
  *              fed by nobody yet, by the first that is in the tree and feeds fewer than fanout.
- * Failure      a host that fails is replaced in the same way. An agent that is fed by nobody, or
+ * Failure      a host that fails is replaced in the same way, one of the first by one that it fed. An agent that is fed by nobody, or
  *              whose feeder is too slow, asks the parent: nothing depends on the tree but time.
  * Invariants   from each host in the tree the way by feeders ends at one that the parent feeds.
  */
@@ -92,6 +92,16 @@ static unsigned feeds(const struct fork *f, const struct host *h)
     return n;
 }
 
+/* That get the image from the parent */
+static unsigned firsts(const struct fork *f)
+{
+    unsigned n = 0;
+
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        n += f->s.hosts[i].keyed && !f->s.hosts[i].is_fed && f->s.hosts[i].state != HOST_FAILED;
+    return n;
+}
+
 static struct host *find_feeder(struct fork *f, const struct host *of)
 {
     for (size_t i = 0; i < f->s.n_hosts; i++) {
@@ -108,10 +118,12 @@ void fork_tree_turn(struct fork *f)
         struct host *h = &f->s.hosts[i];
         if (!h->is_fed || h->state != HOST_IMAGE || (h->feeder && is_there(h->feeder)))
             continue;
-        h->feeder = find_feeder(f, h);
-        if (!h->feeder)
-            continue;
+        h->is_fed = firsts(f) >= f->fanout;
+        h->feeder = h->is_fed ? find_feeder(f, h) : NULL;
         FF_AUTO_FREE char *to = host_at(h);
-        host_send(h->feeder, json_pack("{ss}", "feed", to));
+        if (!h->is_fed)
+            host_send(h, json_pack("{si}", "await_feed", 0));
+        else if (h->feeder)
+            host_send(h->feeder, json_pack("{ss}", "feed", to));
     }
 }

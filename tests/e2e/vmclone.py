@@ -119,6 +119,30 @@ def namespaces(t, accel, n_hosts, n):
         family(t, accel, 'anon', n, '--launcher', 'ip netns exec {host} {cmd}', hosts=hosts)
 
 
+def fed(t, accel, n_hosts, bridged, *args):
+    """Agents feed each other, where they reach each other; else all get it from the parent."""
+    with hosts_of_their_own(n_hosts, bridged) as hosts, Parent(t, accel) as parent:
+        parent.start_load()
+        before = snapshot(parent)
+        with Clone(t, parent, n_hosts, '--launcher', 'ip netns exec {host} {cmd}', *args,
+                   hosts=hosts) as c:
+            check_result(c, 0, {'complete': n_hosts})
+            rows = c.result['hosts']
+            say('      ' + ', '.join(f'{r["fed_bytes"] >> 20} MiB' for r in rows) + ' from other agents')
+            first, others = rows[0], rows[1:]
+            if first['fed_by'] or first['fed_bytes']:
+                raise Failed(f'the first host was fed: {first}')
+            if any(bool(r['fed_by']) != bridged or bool(r['fed_bytes']) != bridged for r in others):
+                raise Failed(f'hosts that {"reach" if bridged else "do not reach"} each other: {others}')
+            told = [n for n in c.result['notes'] if 'it gets memory from the parent' in n]
+            if len(told) != (0 if bridged else n_hosts - 1):
+                raise Failed(f'notes: {c.result["notes"]}')
+            for row in c.children:
+                Child(row, parent).check(before)
+            kill(c.base, 'f')
+            check_nothing_left(c, parent)
+
+
 def reason(clone, *texts):
     """Every child that is not there says one of these."""
     said = [r['error'] for r in clone.children if r['state'] == 'failed']
@@ -488,9 +512,13 @@ def run(t):
         family(t, accel, 'anon', 3, '--prestart')
     with t.case('two hosts, four children'):
         family(t, accel, 'memfd', 4, *ELSEWHERE, hosts=TWO_HOSTS)
-    with t.case('two network namespaces'):
-        namespaces(t, accel, 2, 4)
+    with t.case('two hosts that do not reach each other'):
+        fed(t, accel, 2, False)
+    with t.case('three hosts that feed each other'):
+        fed(t, accel, 3, True)
     if common.FULL:
+        with t.case('five hosts, a tree'):
+            fed(t, accel, 5, True, '--fanout', '2')
         with t.case('four network namespaces, eight children'):
             namespaces(t, accel, 4, 8)
     with t.case('hosts that cannot be seen from here'):

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_fork_tree.c - who feeds whom: every host in the end, none by itself, also when some fail
+ */
+#include "unit.h"
+
+#include "fork.h"
+
+#define HOSTS_MAX 40
+#define MIB (1ull << 20)
+
+static struct host hosts[HOSTS_MAX];
+static struct fork_options options;
+static struct fork f;
+
+/* As they are when agents listen. None has a pipe: what is sent to them goes nowhere */
+static void hosts_are(size_t n, int fanout)
+{
+    memset(hosts, 0, sizeof(hosts));
+    options = (struct fork_options){.fanout = fanout};
+    f = (struct fork){.o = &options, .memory_bytes = 320 * MIB, .s.hosts = hosts, .s.n_hosts = n};
+    for (size_t i = 0; i < n; i++)
+        hosts[i] = (struct host){.keyed = true, .state = HOST_LISTENING, .address = "198.18.0.1",
+                                 .port = (unsigned)(1000 + i), .run = {.in = -1, .out = -1}};
+    fork_tree_plan(&f);
+}
+
+static void have_image(size_t from, size_t to)
+{
+    for (size_t i = from; i < to; i++)
+        if (hosts[i].state == HOST_LISTENING) {
+            hosts[i].state = HOST_IMAGE;
+            hosts[i].verified = true;
+        }
+    for (size_t i = from; i < to; i++)
+        fork_tree_turn(&f);
+}
+
+/* Hosts from the parent to @h; they end */
+static unsigned depth(const struct host *h)
+{
+    unsigned n = 0;
+
+    for (; h; h = h->feeder)
+        assert_true(n++ < HOSTS_MAX);
+    return n;
+}
+
+static unsigned feeds(const struct host *h)
+{
+    unsigned n = 0;
+
+    for (size_t i = 0; i < f.s.n_hosts; i++)
+        n += hosts[i].feeder == h && hosts[i].state == HOST_IMAGE;
+    return n;
+}
+
+/* Each is fed, by one that may, or by the parent, which feeds @least to @by_parent; the depth */
+static unsigned must_be_a_tree(unsigned least, unsigned by_parent)
+{
+    unsigned own = 0, most = 0;
+
+    for (size_t i = 0; i < f.s.n_hosts; i++) {
+        if (hosts[i].state != HOST_IMAGE)
+            continue;
+        own += !hosts[i].is_fed;
+        assert_true(!hosts[i].is_fed == !hosts[i].feeder);
+        assert_true(feeds(&hosts[i]) <= f.fanout);
+        assert_true(!hosts[i].feeder || hosts[i].feeder->state != HOST_FAILED);
+        most = depth(&hosts[i]) > most ? depth(&hosts[i]) : most;
+    }
+    assert_in_range(own, least, by_parent);
+    return most;
+}
+
+static void test_shapes(void **state)
+{
+    (void)state;
+    hosts_are(32, 1);
+    have_image(0, 32);
+    assert_int_equal(must_be_a_tree(1, 1), 32);
+    hosts_are(31, 2);
+    have_image(0, 31);
+    assert_int_equal(must_be_a_tree(2, 2), 5);
+    hosts_are(4, 4);
+    have_image(0, 4);
+    assert_int_equal(f.fanout, 0);
+    assert_int_equal(must_be_a_tree(4, 4), 1);
+    hosts_are(5, 0);
+    have_image(0, 5);
+    assert_int_equal(must_be_a_tree(5, 5), 1);
+    hosts_are(1, -1);
+    have_image(0, 1);
+    assert_int_equal(must_be_a_tree(1, 1), 1);
+}
+
+/* They do not get their image in order; nobody is fed by who has none */
+static void test_any_order(void **state)
+{
+    (void)state;
+    hosts_are(10, 1);
+    have_image(5, 10);
+    for (size_t i = 0; i < 10; i++)
+        assert_null(hosts[i].feeder);
+    have_image(0, 5);
+    assert_int_equal(must_be_a_tree(1, 1), 10);
+}
+
+/* An agent that nobody has verified feeds nobody */
+static void test_not_verified(void **state)
+{
+    (void)state;
+    hosts_are(2, 1);
+    hosts[0].state = hosts[1].state = HOST_IMAGE;
+    fork_tree_turn(&f);
+    assert_null(hosts[1].feeder);
+    hosts[0].verified = hosts[1].verified = true;
+    fork_tree_turn(&f);
+    assert_ptr_equal(hosts[1].feeder, &hosts[0]);
+}
+
+static void test_failures(void **state)
+{
+    (void)state;
+    hosts_are(20, 2);
+    have_image(0, 20);
+    for (size_t k = 0; k < 18; k++) {
+        size_t i = k * 7 % 20;
+        hosts[i].state = HOST_FAILED;
+        for (size_t turn = 0; turn < 20; turn++)
+            fork_tree_turn(&f);
+        must_be_a_tree(1, 2);
+    }
+}
+
+static void test_fanout(void **state)
+{
+    (void)state;
+    assert_int_equal(fork_fanout(2, 320 * MIB), 1);
+    assert_int_equal(fork_fanout(32, 320 * MIB), 1);
+    assert_int_equal(fork_fanout(32, 4 * MIB), 2);
+    assert_int_equal(fork_fanout(1000, 320 * MIB), 2);
+    assert_int_equal(fork_fanout(1000, 8192 * MIB), 1);
+    assert_true(fork_fanout(10000, 0) > 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_any_order),
+        cmocka_unit_test(test_not_verified),
+        cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_fanout),
+    };
+
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
