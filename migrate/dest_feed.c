@@ -39,7 +39,7 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
 }
 
 /* The link is up, and the image is frozen: else it is to ask again */
-static bool is_here(struct ff_dest *d)
+static bool has_image(struct ff_dest *d)
 {
     pthread_mutex_lock(&d->lock);
     bool here = d->link && d->pager_used && atomic_load(&d->pager.guest_runs);
@@ -57,7 +57,7 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
     if (!o)
         return ff_error_set(why, ENOMEM, "feed: out of memory");
     int rc = check_feed(d, o, why);
-    if (!rc && !is_here(d))
+    if (!rc && !has_image(d))
         rc = ff_error_set(why, EPROTO, FF_RELAY_NOT_YET);
     if (!rc && getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
         rc = ff_error_set(why, EIO, "feed: no random numbers: %s", strerror(errno));

@@ -83,7 +83,7 @@ int ff_prefill_put_zeros(struct ff_pager *p, struct ff_pager_region *r, uint64_t
     return 0;
 }
 
-static void count(struct ff_pager *p, uint64_t len)
+static void count_prefill(struct ff_pager *p, uint64_t len)
 {
     atomic_fetch_add(&p->count.bytes_prefill, len);
     if (p->prefill->feed)
@@ -115,7 +115,7 @@ static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int
     else if (run) /* a fault has one of them: the others as single pages */
         *rc = ff_prefill_install(p, t->r, t->first + i, run, src, BY_COPY);
     if (!*rc)
-        count(p, run * psize);
+        count_prefill(p, run * psize);
     return run;
 }
 
@@ -141,7 +141,7 @@ static int install_found(struct ff_pager *p, struct transfer *t, uint64_t i, uin
                              : ff_prefill_install(p, t->r, t->first + i, run, src,
                                              t->pool ? BY_MOVE : BY_COPY);
     if (!rc && !zero)
-        count(p, run * psize);
+        count_prefill(p, run * psize);
     if (!rc)
         ff_pager_installed(p);
     return rc;

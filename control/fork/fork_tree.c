@@ -18,6 +18,7 @@
  * Invariants   from each host in the tree the way by feeders ends at one that the parent feeds.
  */
 #include <stdint.h>
+#include <stdlib.h>
 
 #include "fork.h"
 
@@ -70,7 +71,7 @@ void fork_tree_plan(struct fork *f)
     }
 }
 
-static bool is_there(const struct host *h)
+static bool can_feed(const struct host *h)
 {
     return h->keyed && h->verified && (h->state == HOST_IMAGE || h->state == HOST_COMPLETE);
 }
@@ -78,9 +79,9 @@ static bool is_there(const struct host *h)
 /* By feeders to the parent, and not by @but */
 static bool in_tree(const struct host *h, const struct host *but)
 {
-    while (h->is_fed && h != but && is_there(h) && h->feeder)
+    while (h->is_fed && h != but && can_feed(h) && h->feeder)
         h = h->feeder;
-    return !h->is_fed && h != but && is_there(h);
+    return !h->is_fed && h != but && can_feed(h);
 }
 
 static unsigned feeds(const struct fork *f, const struct host *h)
@@ -106,24 +107,44 @@ static struct host *find_feeder(struct fork *f, const struct host *of)
 {
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
-        if (h != of && is_there(h) && in_tree(h, of) && feeds(f, h) < f->fanout)
+        if (h != of && can_feed(h) && in_tree(h, of) && feeds(f, h) < f->fanout)
             return h;
     }
     return NULL;
+}
+
+static void feed_by_parent(struct host *h)
+{
+    h->is_fed = false;
+    h->feeder = NULL;
+    host_send(h, json_pack("{si}", "await_feed", 0));
+}
+
+/* Who should have fed it cannot */
+static void give_up_feeder(struct fork *f, struct host *h)
+{
+    strv_add(&f->s.notes, "host %s: it gets memory from the parent, and not from host %s: %s",
+             h->node->host, h->feeder->node->host, h->unfed);
+    free(h->unfed);
+    h->unfed = NULL;
+    feed_by_parent(h);
 }
 
 void fork_tree_turn(struct fork *f)
 {
     for (size_t i = 0; f->fanout && i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
-        if (!h->is_fed || h->state != HOST_IMAGE || (h->feeder && is_there(h->feeder)))
+        if (h->unfed)
+            give_up_feeder(f, h);
+        if (!h->is_fed || h->state != HOST_IMAGE || (h->feeder && can_feed(h->feeder)))
             continue;
-        h->is_fed = firsts(f) >= f->fanout;
-        h->feeder = h->is_fed ? find_feeder(f, h) : NULL;
+        if (firsts(f) < f->fanout) {
+            feed_by_parent(h);
+            continue;
+        }
         FF_AUTO_FREE char *to = host_at(h);
-        if (!h->is_fed)
-            host_send(h, json_pack("{si}", "await_feed", 0));
-        else if (h->feeder)
+        h->feeder = find_feeder(f, h);
+        if (h->feeder)
             host_send(h->feeder, json_pack("{ss}", "feed", to));
     }
 }

@@ -200,6 +200,7 @@ static void host_release(struct host *h)
     free(h->name);
     free(h->address);
     free(h->error);
+    free(h->unfed);
     free(h->rundir);
     free(h->lasting);
     free(h->socket);

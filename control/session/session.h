@@ -52,6 +52,7 @@ struct host {
     bool foreign;             /* somebody else gave it that image */
     bool is_fed;              /* another agent is to feed it */
     struct host *feeder;      /* that does; NULL: none yet */
+    char *unfed;              /* why that cannot; or NULL */
     int agent_pid;            /* there */
     bool ending, ended;       /* it was told to; it has, with all that it had */
     bool let_go;              /* it was told to detach or to end */
@@ -162,6 +163,7 @@ bool vm_runs(const struct vm *vm); /* now, or it did until it ended by itself */
 void vm_fail(struct vm *vm, const char *fmt, ...) FF_PRINTF(2, 3);
 /* It is of no use any more, with its VMs */
 void host_fail(struct session *s, struct host *h, const char *fmt, ...) FF_PRINTF(3, 4);
+char *host_at(const struct host *h); /* ADDRESS:PORT of its agent, to be freed */
 /* A phase as text, and in JSON; @ms < 0: it was not reached */
 void session_print_ms(const char *what, double ms);
 void session_set_ms(json_t *o, const char *key, double ms);
@@ -190,7 +192,6 @@ int host_numeric(const char *name, const char *remedy, char **out, struct ff_err
 int host_resolve(struct host *h, struct ff_error *why);
 int host_launch(struct session *s, struct host *h, struct ff_error *why);
 void host_send(struct host *h, json_t *command); /* taken over */
-char *host_at(const struct host *h); /* ADDRESS:PORT of its agent, to be freed */
 unsigned host_vms(const struct session *s, const struct host *h);
 
 /* Its pipes are readable, or were closed */

@@ -154,19 +154,14 @@ static void on_paused(struct session *s, struct host *h, const json_t *e)
                  h->node->host, text_of(e, "error"));
 }
 
-/* That other host is on its own again, and gets its memory from the guest's */
-static void on_unfed(struct session *s, struct host *h, const json_t *e)
+/* That other host does not get its memory from @h */
+static void on_feed(struct session *s, struct host *h, const json_t *e)
 {
     for (size_t i = 0; i < s->n_hosts; i++) {
         struct host *fed = &s->hosts[i];
-        FF_AUTO_FREE char *at = fed->feeder == h ? host_at(fed) : NULL;
-        if (!at || strcmp(at, text_of(e, "to")))
-            continue;
-        fed->feeder = NULL;
-        fed->is_fed = false;
-        host_send(fed, json_pack("{si}", "await_feed", 0));
-        strv_add(&s->notes, "host %s: it gets memory from the parent, and not from host %s: %s",
-                 fed->node->host, h->node->host, text_of(e, "error"));
+        FF_AUTO_FREE char *at = fed->feeder == h && !fed->unfed ? host_at(fed) : NULL;
+        if (at && !strcmp(at, text_of(e, "to")))
+            fed->unfed = xstrdup(text_of(e, "error"));
     }
 }
 
@@ -194,7 +189,7 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
     } else if (!strcmp(name, "paused")) {
         on_paused(s, h, e);
     } else if (!strcmp(name, "feed")) {
-        on_unfed(s, h, e);
+        on_feed(s, h, e);
     } else if (!strcmp(name, "resumed")) {
         h->paused_until_ms = 0;
     } else if (!strcmp(name, "complete")) {

@@ -110,11 +110,6 @@ void host_send(struct host *h, json_t *command)
     json_decref(command);
 }
 
-char *host_at(const struct host *h)
-{
-    return xprintf("%s:%u", h->address, h->port);
-}
-
 /* The launcher has ended, and with it the agent or the way to it */
 static void host_ended(struct session *s, struct host *h)
 {

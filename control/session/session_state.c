@@ -56,3 +56,8 @@ void session_set_ms(json_t *o, const char *key, double ms)
 {
     json_object_set_new(o, key, ms >= 0 ? json_real(ms) : json_null());
 }
+
+char *host_at(const struct host *h)
+{
+    return xprintf("%s:%u", h->address, h->port);
+}
