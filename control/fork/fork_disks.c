@@ -282,30 +282,23 @@ void fork_disks_done(struct fork_disks *d, bool forked)
         undo(d);
 }
 
-int fork_disks_plan_libvirt(const struct fork_disks *d, bool *stands, struct ff_error *why)
+int fork_disks_plan_libvirt(const struct fork_disks *d, bool go_on, bool *stands,
+                            struct ff_error *why)
 {
     FF_AUTO_JSON json_t *images = disks_awaited(d->plan);
 
     if (!d->o->books || !json_array_size(images))
         return 0;
-    int rc = domain_books_plan(d->o->books, d->o->id, images, why);
+    int rc = domain_books_plan(d->o->books, d->o->id, images, go_on, why);
     *stands = !rc;
     return rc;
 }
 
 int fork_disks_by_libvirt(struct fork_disks *d, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *status = NULL;
     int rc = domain_books_snapshot(d->o->books, why);
 
-    if (rc)
-        return rc;
-    d->forked = true;
-    rc = qmp_command(d->parent, "query-status", NULL, &status, why);
-    if (!rc && json_is_true(json_object_get(status, "running")))
-        rc = ff_error_set(why, EBUSY,
-                          "the domain was continued before libvirt had made its overlays: its "
-                          "memory and its disks are of two moments; fork it again");
+    d->forked |= !rc || rc == -EBUSY;
     return rc;
 }
 

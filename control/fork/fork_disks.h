@@ -47,8 +47,10 @@ json_t *fork_disks_actions(const struct fork_disks *d);
 /* @forked: it said so. If the parent does not write to its new overlays they go again */
 void fork_disks_done(struct fork_disks *d, bool forked);
 /* Where libvirt has overlays to make the export has to leave the parent as a template. *@stands: so
- * it is, and they are planned. Then it makes them; and once the guest has gone on, see what it made */
-int fork_disks_plan_libvirt(const struct fork_disks *d, bool *stands, struct ff_error *why);
+ * it is, and they are planned. Then it makes them, and lets the guest go on if @go_on; then see what it
+ * made */
+int fork_disks_plan_libvirt(const struct fork_disks *d, bool go_on, bool *stands,
+                            struct ff_error *why);
 int fork_disks_by_libvirt(struct fork_disks *d, struct ff_error *why);
 int fork_disks_take_over(struct fork_disks *d, struct ff_error *why);
 /* Whether the parent writes to its new overlays */

@@ -143,26 +143,23 @@ static bool any_keyed(const struct fork *f)
     return false;
 }
 
-/* From here to end_stand() libvirt's overlays are made, and nobody lets the guest go on */
-static int begin_stand(struct fork *f, struct ff_error *why)
+/* It stood still before, or stays so */
+static bool parent_goes_on(const struct fork *f)
 {
-    int rc = fork_disks_plan_libvirt(f->disks, &f->stands, why);
-
-    if (rc || !f->stands || f->s.parent_stood || f->o->template)
-        return rc;
-    return domain_books_hold(f->s.o.books, why);
+    return !f->s.parent_stood && !f->o->template;
 }
 
-/* The guest goes on, whatever became of the export */
-static void end_stand(struct fork *f)
+/* The guest goes on, whatever became of the export, which was answered at @answered_ms */
+static void end_stand(struct fork *f, double answered_ms)
 {
     struct ff_error why;
 
-    if (!f->stands || f->s.parent_stood || f->o->template)
+    if (!f->stands || !parent_goes_on(f))
         return;
     if (domain_books_resume(f->s.o.books, &why))
         strv_add(&f->s.notes, "%s", why.text);
-    f->stood_ms = ff_now_exact_ms() - f->export_ms;
+    double before_ms = (double)json_integer_value(json_object_get(f->freeze, "pause-ns")) / 1e6;
+    f->stood_ms = before_ms + ff_now_exact_ms() - answered_ms;
 }
 
 int fork_export(struct fork *f, struct ff_error *why)
@@ -184,7 +181,7 @@ int fork_export(struct fork *f, struct ff_error *why)
 
     if (actions)
         json_object_set_new(a, "actions", actions);
-    rc = begin_stand(f, why);
+    rc = fork_disks_plan_libvirt(f->disks, parent_goes_on(f), &f->stands, why);
     if (rc) {
         json_decref(a);
         return rc;
@@ -194,6 +191,7 @@ int fork_export(struct fork *f, struct ff_error *why)
     qmp_limit(f->s.qmp, (int)f->s.o.timeout_s * 1000);
     f->export_ms = ff_now_exact_ms();
     rc = qmp_command(f->s.qmp, "x-farfork-export", a, &f->freeze, why);
+    double answered_ms = ff_now_exact_ms();
     /* without an answer it may have forked all the same */
     f->exported = !rc || rc == -ECANCELED || rc == -ETIMEDOUT;
     if (keyed)
@@ -203,7 +201,7 @@ int fork_export(struct fork *f, struct ff_error *why)
         rc = fork_disks_by_libvirt(f->disks, why);
     if (!rc)
         rc = fork_disks_serve(f->disks, why);
-    end_stand(f);
+    end_stand(f, answered_ms);
     return rc || !f->stands ? rc : fork_disks_take_over(f->disks, why);
 }
 

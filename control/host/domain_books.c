@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "autojson.h"
+#include "launcher.h"
 #include "rundir.h"
 #include "virsh.h"
 
@@ -30,6 +31,7 @@
 #define RESUME_ROUNDS 5
 #define HELD_LIMIT_MS 30000   /* vmclone asks for nothing while a domain stands still: it is stopped */
 #define TURN_MS 200
+#define ASK_STATUS "{\"execute\":\"query-status\"}"
 
 struct domain_books {
     char *domain, *overlays;
@@ -37,9 +39,11 @@ struct domain_books {
     int fd;      /* of this process; the other end is the other's */
     int turn_fd; /* locked: nobody else forks this domain */
     struct jsonl_reader in;
-    bool held;     /* keeper: see domain_books_hold() */
+    bool held;     /* keeper: the guest may stand still, and is to go on */
     json_t *made;  /* keeper: [{"target", "overlay"}], planned or there */
-    struct strv snapshot; /* keeper: the command that makes these */
+    char *name;    /* keeper: of the snapshot that makes these */
+    char *xml;     /* keeper: it itself */
+    struct spawn virsh; /* keeper: connected, and waits for that */
 };
 
 /* --- the keeper --- */
@@ -59,7 +63,7 @@ static bool domain_runs(const struct domain_books *b)
     FF_AUTO_FREE char *line = NULL;
     struct ff_error ignored;
 
-    if (virsh_monitor(b->domain, "{\"execute\":\"query-status\"}", &line, &ignored))
+    if (virsh_monitor(b->domain, ASK_STATUS, &line, &ignored))
         return false;
     FF_AUTO_JSON json_t *answer = json_loads(line, 0, NULL);
     return json_is_true(json_object_get(json_object_get(answer, "return"), "running"));
@@ -73,6 +77,7 @@ static int keep_resume(struct domain_books *b, struct ff_error *why)
     pid_t pid;
     int rc;
 
+    spawn_end(&b->virsh, 0);
     begin_command(b, &w, "resume");
     while ((rc = virsh_run(&w, NULL, why)) && !domain_runs(b) && ff_now_ms() < end &&
            !domain_pid(b->domain, &pid, &ended) && pid == b->pid)
@@ -98,18 +103,21 @@ static bool take_disk(char *line, char *word[4])
     return *word[3];
 }
 
-/* In --diskspec a comma is two */
-static char *diskspec(const char *target, const char *overlay)
+/* With @format, for two texts; both of them as XML has them */
+static void add_xml(char **xml, const char *format, const char *target, const char *file)
 {
-    FF_AUTO_FREE char *file = xcalloc(2 * strlen(overlay) + 1, 1);
-    char *to = file;
+    const char *from[] = {target, file};
+    char *text[2];
 
-    for (const char *from = overlay; *from; from++) {
-        *to++ = *from;
-        if (*from == ',')
-            *to++ = ',';
+    for (int i = 0; i < 2; i++) {
+        char *to = text[i] = xcalloc(6 * strlen(from[i]) + 1, 1);
+        for (const char *c = from[i]; *c; c++)
+            to += strchr("&<>\"'\n", *c) ? sprintf(to, "&#%d;", *c) : sprintf(to, "%c", *c);
     }
-    return xprintf("%s,snapshot=external,driver=qcow2,file=%s", target, file);
+    FF_AUTO_FREE char *more = xprintf(format, text[0], text[1]), *old = *xml;
+    *xml = xprintf("%s%s", old, more);
+    free(text[0]);
+    free(text[1]);
 }
 
 static char *overlay_for(const struct domain_books *b, const char *id, char *const disk[4],
@@ -139,7 +147,7 @@ static char *overlay_for(const struct domain_books *b, const char *id, char *con
 
 /* @images that libvirt has get an overlay, all other disks none; what is found leaves @images */
 static int add_disks(struct domain_books *b, const char *id, char *listed, json_t *images,
-                     struct strv *w, struct ff_error *why)
+                     struct ff_error *why)
 {
     char *save = NULL, *disk[4];
     size_t i;
@@ -158,12 +166,11 @@ static int add_disks(struct domain_books *b, const char *id, char *listed, json_
         FF_AUTO_FREE char *overlay = wanted ? overlay_for(b, id, disk, why) : NULL;
         if (wanted && !overlay)
             return -EEXIST;
-        FF_AUTO_FREE char *spec =
-            wanted ? diskspec(disk[2], overlay) : xprintf("%s,snapshot=no", disk[2]);
-        if (strcmp(disk[3], "-") || wanted) { /* an empty drive has no snapshot anyway */
-            strv_add(w, "--diskspec");
-            strv_add(w, "%s", spec);
-        }
+        if (wanted)
+            add_xml(&b->xml, "<disk name='%s' snapshot='external'><driver type='qcow2'/>"
+                             "<source file='%s'/></disk>", disk[2], overlay);
+        else if (strcmp(disk[3], "-")) /* an empty drive has no snapshot anyway */
+            add_xml(&b->xml, "<disk name='%s' snapshot='no'/>", disk[2], "");
         if (wanted)
             json_array_append_new(b->made,
                                   json_pack("{ss ss}", "target", disk[2], "overlay", overlay));
@@ -171,7 +178,24 @@ static int add_disks(struct domain_books *b, const char *id, char *listed, json_
     return 0;
 }
 
-static int keep_plan(struct domain_books *b, const char *id, const json_t *asked,
+/* What has to happen while the guest stands still, by one virsh that is there already: it has
+ * connected, and reads the snapshot from its standard input. A command that fails ends none of the
+ * others */
+static int start_snapshot(struct domain_books *b, bool go_on, struct ff_error *why)
+{
+    FF_AUTO_FREE char *domain = shell_quote(b->domain); /* as virsh reads its words */
+    FF_AUTO_FREE char *resume = go_on ? xprintf("; resume --domain %s", domain) : xstrdup("");
+    FF_AUTO_FREE char *commands =
+        xprintf("snapshot-create --domain %s --xmlfile /dev/stdin --disk-only --no-metadata --atomic; "
+                "qemu-monitor-command --domain %s --cmd '" ASK_STATUS "'%s", domain, domain, resume);
+    char *const words[] = {"virsh", "-c", LIBVIRT_HERE, commands, NULL};
+    int rc = spawn_start(&b->virsh, words, NULL, why);
+
+    b->held = !rc && go_on;
+    return rc;
+}
+
+static int keep_plan(struct domain_books *b, const char *id, const json_t *asked, bool go_on,
                      struct ff_error *why)
 {
     FF_AUTO_JSON json_t *images = json_deep_copy(asked);
@@ -180,43 +204,58 @@ static int keep_plan(struct domain_books *b, const char *id, const json_t *asked
     size_t i;
     json_t *image;
 
-    json_array_clear(b->made);
-    strv_free(&b->snapshot);
-    b->snapshot = (struct strv){0};
-    if (!rundir_name_valid(id) || !json_is_array(images))
+    if (b->name || !rundir_name_valid(id) || !json_is_array(images))
         return ff_error_set(why, EINVAL, "domain %s: a snapshot that has no id", b->domain);
     json_array_foreach(images, i, image)
         if (!json_is_string(image))
             return ff_error_set(why, EINVAL, "domain %s: a snapshot of no file", b->domain);
+    b->name = xprintf("farfork-%s", id);
+    b->xml = xprintf("<domainsnapshot><name>%s</name><disks>", b->name);
     begin_command(b, &list, "domblklist");
     strv_add(&list, "--details");
-    begin_command(b, &b->snapshot, "snapshot-create-as");
-    strv_add(&b->snapshot, "--name");
-    strv_add(&b->snapshot, "farfork-%s", id);
-    strv_add(&b->snapshot, "--disk-only");
-    strv_add(&b->snapshot, "--no-metadata");
-    strv_add(&b->snapshot, "--atomic");
     int rc = virsh_run(&list, &listed, why);
     strv_free(&list);
     if (!rc)
-        rc = add_disks(b, id, listed, images, &b->snapshot, why);
+        rc = add_disks(b, id, listed, images, why);
     if (!rc && json_array_size(images))
         rc = ff_error_set(why, ENOENT,
                           "domain %s: libvirt has no disk with image %s (virsh domblklist): it "
                           "cannot give it an overlay",
                           b->domain, json_string_value(json_array_get(images, 0)));
-    if (rc)
-        json_array_clear(b->made);
-    return rc;
+    add_xml(&b->xml, "</disks></domainsnapshot>", "", "");
+    return rc ? rc : start_snapshot(b, go_on, why);
 }
 
+/* QEMU's answer to ASK_STATUS, perhaps with more behind it */
+static bool stood_still(const char *answer)
+{
+    FF_AUTO_JSON json_t *a = answer ? json_loads(answer, JSON_DISABLE_EOF_CHECK, NULL) : NULL;
+
+    return json_is_false(json_object_get(json_object_get(a, "return"), "running"));
+}
+
+/* The last command's success is virsh's; that of the first is its name in what virsh prints */
 static int keep_snapshot(struct domain_books *b, struct ff_error *why)
 {
-    if (!json_array_size(b->made))
-        return ff_error_set(why, EINVAL, "domain %s: no overlay was planned", b->domain);
-    int rc = virsh_run(&b->snapshot, NULL, why);
-    if (rc)
+    FF_AUTO_FREE char *said = NULL;
+    struct ff_error ignored;
+
+    if (!b->virsh.pid)
+        return ff_error_set(why, EINVAL, "domain %s: it was let go on, or no overlay was planned",
+                            b->domain);
+    jsonl_write(b->virsh.in, b->xml, strlen(b->xml), WRITE_LIMIT_MS); /* else it says why it ended */
+    spawn_close_input(&b->virsh);
+    int rc = virsh_end(&b->virsh, "resume", &said, &ignored);
+    b->held &= rc != 0;
+    rc = 0;
+    if (!said || !strstr(said, b->name)) {
         json_array_clear(b->made);
+        rc = virsh_failed(&b->virsh, "snapshot-create", 0, why);
+    } else if (!stood_still(strchr(said, '{')))
+        rc = ff_error_set(why, EBUSY,
+                          "the domain was continued before libvirt had made its overlays, or QEMU does "
+                          "not say: its memory and its disks are of two moments; fork it again");
+    spawn_free(&b->virsh);
     return rc;
 }
 
@@ -266,16 +305,13 @@ static int keep_one(struct domain_books *b, const json_t *asked, char **answer,
     if (!strcmp(command, "monitor"))
         return virsh_monitor(b->domain, text_of(asked, "line"), answer, why);
     if (!strcmp(command, "plan"))
-        return keep_plan(b, text_of(asked, "id"), json_object_get(asked, "images"), why);
+        return keep_plan(b, text_of(asked, "id"), json_object_get(asked, "images"),
+                         json_is_true(json_object_get(asked, "go-on")), why);
     if (!strcmp(command, "snapshot"))
         return keep_snapshot(b, why);
     if (!strcmp(command, "commit"))
         return keep_commit(b, why);
-    if (!strcmp(command, "resume"))
-        return keep_resume(b, why);
-    if (!strcmp(command, "hold"))
-        b->held = true;
-    return 0;
+    return b->held && !strcmp(command, "resume") ? keep_resume(b, why) : 0;
 }
 
 static void keep_answer(struct domain_books *b, const char *line)
@@ -323,6 +359,7 @@ static _Noreturn void keeper_main(struct domain_books *b)
     for (int i = 0; b->held && i < RESUME_ROUNDS && !domain_pid(b->domain, &pid, &ignored) &&
                     pid == b->pid; i++)
         keep_resume(b, &ignored);
+    spawn_end(&b->virsh, 0);
     _exit(0);
 }
 
@@ -473,7 +510,7 @@ int domain_books_open(const char *domain, const char *overlays, unsigned timeout
     }
     struct domain_books *b = xcalloc(1, sizeof(*b));
     *b = (struct domain_books){.domain = xstrdup(domain), .pid = pid, .made = json_array(),
-                               .turn_fd = turn,
+                               .turn_fd = turn, .virsh = SPAWN_NONE,
                                .overlays = overlays ? xstrdup(overlays) : NULL};
     b->keeper = fork();
     b->fd = pair[b->keeper == 0];
@@ -526,21 +563,16 @@ int domain_books_monitor(void *opaque, const char *line, char **answer, struct f
     return rc == -EREMOTEIO ? -ETIMEDOUT : rc;
 }
 
-int domain_books_hold(struct domain_books *b, struct ff_error *why)
-{
-    return ask_keeper(b, json_pack("{ss}", "do", "hold"), NULL, why);
-}
-
 int domain_books_resume(struct domain_books *b, struct ff_error *why)
 {
     return ask_keeper(b, json_pack("{ss}", "do", "resume"), NULL, why);
 }
 
-int domain_books_plan(struct domain_books *b, const char *id, const json_t *images,
+int domain_books_plan(struct domain_books *b, const char *id, const json_t *images, bool go_on,
                       struct ff_error *why)
 {
-    return ask_keeper(b, json_pack("{ss ss sO}", "do", "plan", "id", id, "images", images), NULL,
-                      why);
+    return ask_keeper(b, json_pack("{ss ss sO sb}", "do", "plan", "id", id, "images", images, "go-on",
+                                   go_on), NULL, why);
 }
 
 int domain_books_snapshot(struct domain_books *b, struct ff_error *why)

@@ -10,11 +10,13 @@
  *              image: the next start of the domain would write to what its children read.
  * Picture      vmclone, as the domain's user        the keeper, as root
  *              (1) QMP line                  --->   virsh qemu-monitor-command
- *                  plan                      --->   virsh domblklist: overlays are named
+ *                  plan                      --->   virsh domblklist: overlays are named. A virsh is
+ *                                                   started for (3) and (4), connects, and waits
  *              (2) x-farfork-export, as a template: the guest stands still
- *              (3) snapshot                  --->   virsh snapshot-create-as --disk-only
+ *              (3) snapshot                  --->   its input: snapshot-create --disk-only
  *                                                   (no metadata: only an overlay is left)
- *              (4) resume                    --->   virsh resume
+ *              (4)                                  it goes on with query-status: the guest stood
+ *                                                   still until then; and resume
  *              a domain without disks to write to: (2) is no template, and (3) and (4) are not
  * Threads      two processes, a line of JSON each way at a time. The keeper was forked off before
  *              the other one gave up root's rights.
@@ -25,12 +27,14 @@
  *              processes have a lock on libvirt's pid file of the domain.
  *              3. When vmclone ends between (2) and (4), however, or is stopped there, the keeper
  *              does (4). It repeats that while libvirtd is not there, for some minutes.
- * Failure      when both are killed between (2) and (4) the domain is paused, and libvirt says so.
+ * Failure      when both are killed between (2) and (4) that virsh's input ends: it does (4). When it is
+ *              killed, too, the domain is paused, and libvirt says so.
  */
 #ifndef FF_CONTROL_HOST_DOMAIN_BOOKS_H
 #define FF_CONTROL_HOST_DOMAIN_BOOKS_H
 
 #include <jansson.h>
+#include <stdbool.h>
 #include <sys/types.h>
 
 #include "error.h"
@@ -57,17 +61,17 @@ pid_t domain_books_pid(const struct domain_books *b);
 /* A line of QMP: for qmp_by(), with @opaque the books */
 int domain_books_monitor(void *opaque, const char *line, char **answer, struct ff_error *why);
 
-/* Overlays on these images are to be made, for fork @id. -ENOENT: libvirt knows no such image;
- * -EEXIST */
-int domain_books_plan(struct domain_books *b, const char *id, const json_t *images,
+/* Overlays on these images are to be made, for fork @id; once. @go_on: from here on the guest may
+ * stand still, until domain_books_snapshot(). -ENOENT: libvirt knows no such image; -EEXIST */
+int domain_books_plan(struct domain_books *b, const char *id, const json_t *images, bool go_on,
                       struct ff_error *why);
 
-/* From here on the guest may stand still, until domain_books_resume() */
-int domain_books_hold(struct domain_books *b, struct ff_error *why);
-int domain_books_resume(struct domain_books *b, struct ff_error *why);
-
-/* What was planned is made: all of it, or nothing. -EREMOTEIO: libvirt refuses */
+/* What was planned is made: all of it, or nothing; then the guest goes on. -EREMOTEIO: libvirt
+ * refuses; -EBUSY: somebody let it go on before, but the overlays may be there */
 int domain_books_snapshot(struct domain_books *b, struct ff_error *why);
+
+/* If it still stands still: it goes on */
+int domain_books_resume(struct domain_books *b, struct ff_error *why);
 
 /* What domain_books_snapshot() made is committed and removed; nobody else may read the images */
 int domain_books_commit(struct domain_books *b, struct ff_error *why);

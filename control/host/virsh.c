@@ -11,7 +11,6 @@
 #include <string.h>
 #include <sys/wait.h>
 
-#define LIBVIRT_HERE "qemu:///system"
 #define RUN_FOLDER "/run/libvirt/qemu"
 #define VIRSH_LIMIT_MS 60000 /* libvirt's own, for the lock of a domain, is 30 s */
 
@@ -43,24 +42,32 @@ int virsh_failed(const struct spawn *r, const char *command, int status, struct 
                         r->first ? r->first : "it failed without a message");
 }
 
+int virsh_end(struct spawn *r, const char *command, char **out, struct ff_error *err)
+{
+    int status = 0, rc = 0;
+
+    if (!spawn_read_lines(r, VIRSH_LIMIT_MS, add_line, out) ||
+        !spawn_ended(r, SPAWN_ENDS_MS, &status))
+        rc = ff_error_set(err, ETIMEDOUT, "virsh %s: no end within %d s", command,
+                          VIRSH_LIMIT_MS / 1000);
+    else if (status)
+        rc = virsh_failed(r, command, status, err);
+    spawn_end(r, 0);
+    return rc;
+}
+
 int virsh_run(const struct strv *words, char **out, struct ff_error *err)
 {
     FF_AUTO_FREE char *text = NULL;
     struct strv w = {0};
     struct spawn r;
-    int status = 0;
 
     virsh_begin(&w);
     for (size_t i = 0; i < words->n; i++)
         strv_add(&w, "%s", words->v[i]);
     int rc = spawn_start(&r, w.v, NULL, err);
-    if (!rc && (!spawn_read_lines(&r, VIRSH_LIMIT_MS, add_line, &text) ||
-                !spawn_ended(&r, SPAWN_ENDS_MS, &status)))
-        rc = ff_error_set(err, ETIMEDOUT, "virsh %s: no end within %d s", words->v[0],
-                          VIRSH_LIMIT_MS / 1000);
-    else if (!rc && status)
-        rc = virsh_failed(&r, words->v[0], status, err);
-    spawn_end(&r, 0);
+    if (!rc)
+        rc = virsh_end(&r, words->v[0], &text, err);
     spawn_free(&r);
     strv_free(&w);
     if (!rc && out) {

@@ -28,10 +28,20 @@ DISK_MIB = 16
 MAY_FORK = os.path.join(common.HERE, '..', '..', 'packaging', 'qemu-may-fork')
 # virsh that waits, once and where it is told to, until the test has done what it wants to do meanwhile
 VIRSH = """#!/bin/sh
-case " $* " in
-    *" $FARFORK_TEST_HOLD "*)
-        mv "$FARFORK_TEST_FOLDER/hold" "$FARFORK_TEST_FOLDER/held" 2> /dev/null &&
-        while test -e "$FARFORK_TEST_FOLDER/held"; do sleep 0.05; done ;;
+wait_there() {
+    mv "$FARFORK_TEST_FOLDER/hold" "$FARFORK_TEST_FOLDER/held" 2> /dev/null &&
+    while test -e "$FARFORK_TEST_FOLDER/held"; do sleep 0.05; done
+}
+case "$FARFORK_TEST_HOLD $3" in
+    "snapshot-create snapshot-create "*)
+        xml=$(cat)
+        wait_there
+        echo "$xml" | /usr/bin/virsh "$@"
+        exit ;;
+    "resume snapshot-create "*)
+        /usr/bin/virsh -c "$2" "${3%; resume *}"
+        wait_there
+        exec /usr/bin/virsh -c "$2" "resume ${3##*; resume }" ;;
 esac
 exec /usr/bin/virsh "$@"
 """
@@ -258,7 +268,7 @@ def taken_back(f):
 
 def libvirt_refuses(f):
     """The overlay, while the domain stands still: it goes on."""
-    was, p = f.image(), f.start(1, hold='snapshot-create-as')
+    was, p = f.image(), f.start(1, hold='snapshot-create')
     wait_held(f)
     f.host.run('sh', '-c', f'echo mine > {IMAGES}/disk.qcow2.fork-f{f.number}-vda.qcow2')
     os.unlink(held(f))
@@ -310,7 +320,7 @@ def in_turn(f):
     for p in [f.start(1), f.start(1)]:
         f.end(p, 0, ['complete'])
     f.check_parent()
-    p = f.start(1, hold='snapshot-create-as')
+    p = f.start(1, hold='snapshot-create')
     wait_held(f)
     f.host.run('pkill', '-INT', '-x', 'vmclone', '--oldest')
     os.unlink(held(f))
@@ -350,7 +360,7 @@ def sandboxed(f):
 
 
 def more(t, f):
-    for hold in ('snapshot-create-as', 'resume'):
+    for hold in ('snapshot-create', 'resume'):
         with t.case(f'vmclone is killed before {hold}'):
             killed(f, hold)
     with t.case('refused'):
