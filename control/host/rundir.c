@@ -109,9 +109,9 @@ static int make_own(const char *path, bool must_be_new, struct ff_error *why)
         return ff_error_set(why, errno, "run directory %s: %s", path, strerror(errno));
     if (!rundir_is_own(path))
         return ff_error_set(why, EPERM,
-                            "run directory %s: not a folder that only this user can write to: "
-                            "name another one by --rundir",
-                            path);
+                            "run directory %s: not a folder that only this user (uid %u) can write to: "
+                            "name another one by --rundir or FARFORK_RUNDIR",
+                            path, (unsigned)geteuid());
     return 0;
 }
 

@@ -198,6 +198,42 @@ static void test_refused(void **state)
     assert_true(rundir_name_valid(made));
 }
 
+/* Another user was first in /tmp: nothing there is used or believed, and what to do is said */
+static void test_squatted(void **state)
+{
+    FF_AUTO_FREE char *dir = xprintf("%s/base", base), *fork_dir = xprintf("%s/f", dir);
+    FF_AUTO_FREE char *node_dir = xprintf("%s/n", fork_dir);
+    json_t *s = json_pack("{si}", "n", 1), *hosts = json_pack("[s]", "h");
+    char *out = NULL;
+    int n = 0, lock;
+    (void)state;
+
+    if (geteuid())
+        skip();
+    assert_int_equal(mkdir(dir, 0700), 0);
+    assert_int_equal(rundir_make(dir, "f", "n", &out, &why), 0);
+    assert_int_equal(rundir_write_state(out, s), 0);
+    assert_int_equal(rundir_write_hosts(dir, "f", hosts, &why), 0);
+    rundir_each(dir, NULL, count, &n);
+    assert_int_equal(n, 1);
+    assert_int_equal(chown(dir, 12345, 12345), 0);
+    assert_int_equal(rundir_make(dir, "g", "n", &out, &why), -EPERM);
+    assert_non_null(strstr(why.text, "--rundir or FARFORK_RUNDIR"));
+    assert_int_equal(rundir_write_hosts(dir, "f", hosts, &why), -EPERM);
+    assert_null(rundir_read_hosts(dir, "f"));
+    assert_int_equal(rundir_lock(dir, 0, &lock, &why), 0);
+    assert_int_equal(lock, -1);
+    rundir_each(dir, NULL, count, &n);
+    assert_int_equal(n, 1);
+    assert_int_equal(chown(dir, 0, 0), 0);
+    assert_int_equal(rundir_write_hosts(dir, "f", NULL, &why), 0);
+    rundir_remove(out);
+    assert_int_equal(rmdir(dir), 0);
+    free(out);
+    json_decref(s);
+    json_decref(hosts);
+}
+
 /* One that is held has a limit; one that others can hold is none */
 static void test_lock(void **state)
 {
@@ -342,6 +378,7 @@ int main(void)
         cmocka_unit_test(test_lasting),
                                        cmocka_unit_test(test_state_whole),
                                        cmocka_unit_test(test_refused),
+                                       cmocka_unit_test(test_squatted),
                                        cmocka_unit_test(test_lock),
                                        cmocka_unit_test(test_process),
                                        cmocka_unit_test(test_lines),
