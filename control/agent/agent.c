@@ -258,10 +258,11 @@ static void run_command(struct agent *a, const char *line)
             agent_spawn_later(a, v);
         agent_count_vms(a);
     } else if ((v = json_object_get(o, "check"))) {
-        if (preflight_check(v, a->vms.server.pid, &why))
+        int rc = preflight_check(v, a->vms.server.pid, &why);
+        if (rc && rc != -EXDEV)
             agent_send_error(a, 0, why.text);
         else
-            agent_send(a, json_pack("{ss}", "event", "checked"));
+            agent_send(a, json_pack("{ss sb}", "event", "checked", "lacks-flags", rc != 0));
     } else if ((v = json_object_get(o, "kill"))) {
         if (agent_spawn_not(a, json_integer_value(v))) {
             agent_send_error(a, (unsigned)json_integer_value(v), "ended before its start");

@@ -365,7 +365,7 @@ int fork_run(const struct fork_options *o, struct hostlist *hosts)
     fork_disks_free(f.disks);
     identity_free(f.identity);
     json_decref(f.freeze);
-    json_decref(f.flags);
+    json_decref(f.cpu);
     free(f.stopped);
     session_free(&f.s);
     return code;

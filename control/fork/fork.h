@@ -36,7 +36,7 @@ struct fork {
     bool stands;            /* until libvirt has made its overlays, and lets it go on */
     char *stopped;          /* why the parent does not run any more; NULL: it does, or never did */
     json_t *freeze;         /* what x-farfork-export said */
-    json_t *flags;          /* of its CPU: fork_check.c; or NULL */
+    json_t *cpu;            /* its flags: fork_check.c; or NULL */
     double round_ms, export_ms; /* of ff_now_exact_ms() */
     double stood_ms;            /* so long the parent stood still, where libvirt lets it go on; 0 */
 };

@@ -216,27 +216,46 @@ static json_t *bare_machine(struct fork *f, const struct host *h)
     return program;
 }
 
-/* The names of all flags that the parent's first CPU has, and where that is; asked once, for all
+static int ask_cpu(struct fork *f, const char *path, const char *property, json_t **value)
+{
+    struct ff_error none;
+
+    return qmp_command(f->s.qmp, "qom-get", json_pack("{ss ss}", "path", path, "property", property),
+                       value, &none);
+}
+
+/* Where the parent's first CPU is, and its registers of flags, by one command; asked once, for all
  * hosts */
+static json_t *cpu_of(struct fork *f)
+{
+    FF_AUTO_JSON json_t *cpus = NULL;
+    json_t *words = NULL;
+    struct ff_error none;
+
+    qmp_command(f->s.qmp, "query-cpus-fast", NULL, &cpus, &none);
+    const char *path = text_of(json_array_get(cpus, 0), "qom-path");
+    ask_cpu(f, path, "feature-words", &words);
+    return json_pack("{ss so*}", "cpu", path, "words", words);
+}
+
+/* The names of all flags that it has, a command each, some 440: where a host lacks some */
 static json_t *flags_of(struct fork *f)
 {
-    FF_AUTO_JSON json_t *cpus = NULL, *list = NULL;
+    const char *path = text_of(f->cpu, "cpu");
+    FF_AUTO_JSON json_t *list = NULL;
     json_t *flags = json_array(), *o;
     struct ff_error none;
     size_t i;
 
-    qmp_command(f->s.qmp, "query-cpus-fast", NULL, &cpus, &none);
-    const char *path = text_of(json_array_get(cpus, 0), "qom-path");
     qmp_command(f->s.qmp, "qom-list", json_pack("{ss}", "path", path), &list, &none);
     json_array_foreach(list, i, o) {
         const char *name = text_of(o, "name");
         FF_AUTO_JSON json_t *value = NULL;
         if (!strcmp(text_of(o, "type"), "bool") && !strchr(name, '_') && /* another name of one */
-            !qmp_command(f->s.qmp, "qom-get", json_pack("{ss ss}", "path", path, "property", name),
-                         &value, &none) && json_is_true(value))
+            !ask_cpu(f, path, name, &value) && json_is_true(value))
             json_array_append_new(flags, json_string(name));
     }
-    return json_pack("{ss so}", "cpu", path, "flags", flags);
+    return flags;
 }
 
 /* NULL: it is the parent's own, or cannot be known */
@@ -246,9 +265,9 @@ static json_t *processor_of(struct fork *f, const struct host *h)
 
     if (!program)
         return NULL;
-    if (!f->flags)
-        f->flags = flags_of(f);
-    json_t *o = json_copy(f->flags);
+    if (!f->cpu)
+        f->cpu = cpu_of(f);
+    json_t *o = json_copy(f->cpu);
     json_object_set_new(o, "program", program);
     return o;
 }
@@ -283,10 +302,24 @@ static void ask_host(struct fork *f, struct host *h)
 
 int fork_check_hosts(struct fork *f, struct ff_error *why)
 {
+    const char *advice = "does its scratch folder (--scratch) hang?";
+    bool again = false;
+
     f->checking = true;
     f->round_ms = ff_now_exact_ms();
     for (size_t i = 0; i < f->s.n_hosts; i++)
         if (f->s.hosts[i].state == HOST_LISTENING)
             ask_host(f, &f->s.hosts[i]);
-    return play_round(f, "does its scratch folder (--scratch) hang?", why);
+    int rc = play_round(f, advice, why);
+    for (size_t i = 0; !rc && i < f->s.n_hosts; i++) {
+        struct host *h = &f->s.hosts[i];
+        if (h->state != HOST_LISTENING || !h->lacks_flags)
+            continue;
+        if (!again) /* these fail, and say which */
+            json_object_set_new(f->cpu, "flags", flags_of(f));
+        again = true;
+        h->checked = false;
+        ask_host(f, h);
+    }
+    return again ? play_round(f, advice, why) : rc;
 }

@@ -148,8 +148,49 @@ static int check_program(const json_t *words, struct ff_error *why)
 
 /* --- the processor --- */
 
-/* What QEMU says of flags: each answer has the name of one */
+static bool same_register(const json_t *a, const json_t *b)
+{
+    static const char *const keys[] = {"cpuid-input-eax", "cpuid-input-ecx", "cpuid-register"};
+
+    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
+        const json_t *x = json_object_get(a, keys[i]), *y = json_object_get(b, keys[i]);
+        if (x != y && !json_equal(x, y)) /* the second may be in neither */
+            return false;
+    }
+    return true;
+}
+
+/* Flags that follow from the threads of -smp, which both have: a QEMU before 10.0 adds them later */
+static json_int_t of_threads(const json_t *word)
+{
+    const char *reg = text_of(word, "cpuid-register");
+    json_int_t leaf = json_integer_value(json_object_get(word, "cpuid-input-eax"));
+
+    return leaf == 1 && !strcmp(reg, "EDX")            ? 1 << 28  /* ht */
+           : leaf == 0x80000001 && !strcmp(reg, "ECX") ? 1 << 1 /* cmp-legacy */
+                                                       : 0;
+}
+
+bool processor_lacks_any(const json_t *here, const json_t *there)
+{
+    size_t i, k;
+    json_t *a, *b;
+
+    json_array_foreach(here, i, a) {
+        json_int_t has = 0;
+        json_array_foreach(there, k, b)
+            if (same_register(a, b))
+                has = json_integer_value(json_object_get(b, "features"));
+        if (json_integer_value(json_object_get(a, "features")) & ~has & ~of_threads(a))
+            return true;
+    }
+    return false;
+}
+
+/* What QEMU says of its CPU: the answer that has a flag's name is about that */
 struct flags {
+    const json_t *words; /* the parent's */
+    bool lacks;
     struct strv missing;
 };
 
@@ -157,9 +198,22 @@ static void read_flag(void *opaque, const char *line)
 {
     struct flags *f = opaque;
     FF_AUTO_JSON json_t *m = json_loads(line, 0, NULL);
+    const json_t *value = json_object_get(m, "return");
 
-    if (json_is_false(json_object_get(m, "return")) && *text_of(m, "id"))
+    if (json_is_array(value))
+        f->lacks = processor_lacks_any(f->words, value);
+    else if (json_is_false(value) && *text_of(m, "id"))
         strv_add(&f->missing, "%s", text_of(m, "id"));
+}
+
+static void add_question(char **text, const json_t *want, const char *property)
+{
+    FF_AUTO_JSON json_t *q =
+        json_pack("{ss ss s{ss ss}}", "execute", "qom-get", "id", property, "arguments", "path",
+                  text_of(want, "cpu"), "property", property);
+    FF_AUTO_FREE char *line = json_dumps(q, JSON_COMPACT), *old = *text;
+
+    *text = xprintf("%s%s\n", old, line ? line : "");
 }
 
 static char *ask_flags(const json_t *want)
@@ -168,13 +222,9 @@ static char *ask_flags(const json_t *want)
     size_t i;
     json_t *flag;
 
-    json_array_foreach(json_object_get(want, "flags"), i, flag) {
-        FF_AUTO_JSON json_t *q =
-            json_pack("{ss sO s{ss sO}}", "execute", "qom-get", "id", flag, "arguments", "path",
-                      text_of(want, "cpu"), "property", flag);
-        FF_AUTO_FREE char *line = json_dumps(q, JSON_COMPACT), *old = text;
-        text = xprintf("%s%s\n", old, line ? line : "");
-    }
+    add_question(&text, want, "feature-words");
+    json_array_foreach(json_object_get(want, "flags"), i, flag)
+        add_question(&text, want, json_string_value(flag));
     FF_AUTO_FREE char *old = text;
     return xprintf("%s{\"execute\":\"quit\"}\n", old);
 }
@@ -185,7 +235,7 @@ static int check_processor(const json_t *want, struct ff_error *why)
 {
     FF_AUTO_FREE char *ask = ask_flags(want), *names = xstrdup("");
     struct strv argv = {0};
-    struct flags f = {0};
+    struct flags f = {.words = json_object_get(want, "words")};
     struct spawn r;
     struct ff_error ignored;
 
@@ -201,11 +251,11 @@ static int check_processor(const json_t *want, struct ff_error *why)
         FF_AUTO_FREE char *old = names;
         names = xprintf("%s %s", old, f.missing.v[i]);
     }
-    if (f.missing.n)
-        rc = ff_error_set(why, ENOTSUP,
+    if (f.lacks || f.missing.n)
+        rc = ff_error_set(why, json_object_get(want, "flags") ? ENOTSUP : EXDEV,
                           "the parent's CPU has flags that this host does not give it:%.400s; start "
                           "the parent with a CPU model that all hosts have (-cpu; not host or max)",
-                          names);
+                          f.missing.n ? names : " (QEMU does not name them)");
     strv_free(&f.missing);
     spawn_free(&r);
     return rc;

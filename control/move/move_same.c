@@ -22,6 +22,7 @@
 
 #include "autojson.h"
 #include "move.h"
+#include "preflight.h"
 
 #define FLAGS_BYTES 400 /* of their names in a message */
 
@@ -160,46 +161,6 @@ static int check_unnamed(struct move *m, struct ff_error *why)
 
 /* --- flags --- */
 
-static bool same_register(const json_t *a, const json_t *b)
-{
-    static const char *const keys[] = {"cpuid-input-eax", "cpuid-input-ecx", "cpuid-register"};
-
-    for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
-        const json_t *x = json_object_get(a, keys[i]), *y = json_object_get(b, keys[i]);
-        if (x != y && !json_equal(x, y)) /* the second may be in neither */
-            return false;
-    }
-    return true;
-}
-
-/* Flags that follow from the threads of -smp, which both have: a QEMU before 10.0 adds them later */
-static json_int_t of_threads(const json_t *word)
-{
-    const char *reg = text_of(word, "cpuid-register");
-    json_int_t leaf = json_integer_value(json_object_get(word, "cpuid-input-eax"));
-
-    return leaf == 1 && !strcmp(reg, "EDX")            ? 1 << 28  /* ht */
-           : leaf == 0x80000001 && !strcmp(reg, "ECX") ? 1 << 1 /* cmp-legacy */
-                                                       : 0;
-}
-
-/* Whether a flag that is in @here is not in @there: of feature-words */
-static bool lacks_any(const json_t *here, const json_t *there)
-{
-    size_t i, k;
-    json_t *a, *b;
-
-    json_array_foreach(here, i, a) {
-        json_int_t has = 0;
-        json_array_foreach(there, k, b)
-            if (same_register(a, b))
-                has = json_integer_value(json_object_get(b, "features"));
-        if (json_integer_value(json_object_get(a, "features")) & ~has & ~of_threads(a))
-            return true;
-    }
-    return false;
-}
-
 /* The names of those that are set here and not there, with a space in front of each */
 static void name_missing(struct move *m, const char *here, const char *there,
                          char text[FLAGS_BYTES])
@@ -237,7 +198,7 @@ static int check_flags(struct move *m, struct ff_error *why)
 
     if (!rc && *there)
         rc = ask_likewise(m, "flags", "qom-get", property(there, "feature-words"), &flags, why);
-    if (rc || !json_is_array(flags) || !lacks_any(json_object_get(m->machine, "flags"), flags))
+    if (rc || !json_is_array(flags) || !processor_lacks_any(json_object_get(m->machine, "flags"), flags))
         return rc;
     name_missing(m, here, there, names);
     return ff_error_set(

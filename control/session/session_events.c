@@ -177,6 +177,7 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
         on_listening(h, e);
     } else if (!strcmp(name, "checked")) {
         h->checked = true;
+        h->lacks_flags = json_is_true(json_object_get(e, "lacks-flags"));
         h->answered_ms = now;
     } else if (!strcmp(name, "progress")) {
         on_progress(h, e);

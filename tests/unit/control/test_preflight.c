@@ -113,6 +113,34 @@ static void test_program(void **state)
     assert_int_equal(check(json_pack("{s[s]}", "program", ours)), 0);
 }
 
+/* Of a machine whose CPU has these in leaf 1, EDX; its QEMU answers each other question by false */
+static int processor(unsigned has, unsigned parents, const char *flag)
+{
+    static const char word[] = "{s:i,s:s,s:I}";
+    FF_AUTO_FREE char *script = xprintf(
+        "while read -r line; do case $line in *feature-words*) echo '{\"return\": [{\"cpuid-input-eax\": 1, "
+        "\"cpuid-register\": \"EDX\", \"features\": %u}]}' ;; *aes*) echo '{\"return\": false, "
+        "\"id\": \"aes\"}' ;; esac; done", has);
+    json_t *w = json_pack(word, "cpuid-input-eax", 1, "cpuid-register", "EDX", "features",
+                          (json_int_t)parents);
+    json_t *p = json_pack("{s[sss] ss s[o]}", "program", "/bin/sh", "-c", script, "cpu", "/cpu",
+                          "words", w);
+
+    if (flag)
+        json_object_set_new(p, "flags", json_pack("[s]", flag));
+    return check(json_pack("{so}", "processor", p));
+}
+
+static void test_processor(void **state)
+{
+    (void)state;
+    assert_int_equal(processor(7, 5, NULL), 0);
+    assert_int_equal(processor(7, 5 | 1 << 28, NULL), 0); /* follows from threads */
+    assert_int_equal(processor(5, 7, NULL), -EXDEV); /* which, is asked then */
+    refused(processor(5, 7, "aes"), ENOTSUP, "does not give it: aes;");
+    refused(processor(5, 7, "pni"), ENOTSUP, "does not name them");
+}
+
 static int make_dir(void **state)
 {
     (void)state;
@@ -133,6 +161,7 @@ int main(void)
         cmocka_unit_test(test_folder),
         cmocka_unit_test(test_descriptors),
         cmocka_unit_test(test_program),
+        cmocka_unit_test(test_processor),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
 }
