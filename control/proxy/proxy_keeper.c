@@ -17,6 +17,7 @@
 
 #define CONNECT_LIMIT_MS 10000
 #define CONNECT_TIMES 30
+#define SILENT_MS 1000 /* a QEMU whose guest stands still sends without a rest */
 
 /* Both processes have it. Each field is written before the socket is given, but the two flags */
 struct proxy_keeper {
@@ -61,18 +62,40 @@ static int take_back_for(struct proxy *p, struct ff_error *err)
     return rc;
 }
 
-/* The guest is elsewhere, or its stream has not begun */
+static void wait_silent(struct proxy *p)
+{
+    bool late = false;
+
+    pthread_mutex_lock(&p->lock);
+    while (!p->forward_ended && !late) {
+        uint64_t read_ns = atomic_load(&p->read_ns);
+
+        late = ff_cond_wait_until(&p->changed, &p->lock, read_ns + SILENT_MS * 1000000ull) &&
+               read_ns == atomic_load(&p->read_ns);
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+/* The guest is elsewhere, or its stream has not begun. A QEMU that hears SHUT while it still sends
+ * closes its stream, before 10.0, and stays in postcopy-paused */
 static void end_migration_of(struct proxy *p)
 {
+    atomic_store(&p->read_ns, ff_now_ns());
     bool reads = p->sock >= 0 &&
                  !ff_thread_start(&p->forward_thread, proxy_drain, p, "proxy-drain", NULL);
+    bool later = reads && p->cancel_races;
 
-    proxy_never_here(p);
+    if (!later)
+        proxy_never_here(p);
     for (int i = 0; i < CONNECT_TIMES && p->has_bandwidth && !p->q; i++) /* others may have its monitor */
         qmp_connect(p->o->qmp, -1, CONNECT_LIMIT_MS, &p->q, NULL);
     proxy_qemu_restore(p); /* at full speed, mostly */
     if (p->q)
         qmp_free(p->q); /* it has one client at a time */
+    if (later) {
+        wait_silent(p);
+        proxy_never_here(p);
+    }
     if (reads) /* to the end: what is written to nobody breaks it */
         pthread_join(p->forward_thread, NULL);
 }

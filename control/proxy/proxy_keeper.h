@@ -13,7 +13,7 @@
  *                 between has let go of a guest that may run there.
  *              2. From then on the keeper gives nothing back: it says SHUT and reads the stream to its
  *                 end, since from 10.0 on a QEMU whose return path ends without SHUT, when its stream
- *                 is over, runs its guest again.
+ *                 is over, runs its guest again. To an older one it says SHUT after the end.
  * Limits       who kills both before GO loses the guest with QEMU 7.2 to 10.1, as if there was no
  *              keeper. Who kills both after GO, between the end of QEMU's stream, which comes when all
  *              memory is there, and its SHUT, makes a QEMU from 10.0 on run its guest: part of a
