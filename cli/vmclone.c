@@ -8,10 +8,12 @@
  * Purpose      parse, one call, print. --serve makes each fork with the options of this command
  *              line; the guest chooses only its number of children and the user data.
  */
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "fork.h"
@@ -19,10 +21,12 @@
 #include "farfork.h"
 #include "launcher.h"
 #include "rundir.h"
+#include "scope.h"
 #include "serve.h"
 
 #define TIMEOUT_S 60
 #define FANOUT_MAX 32
+#define DOMAIN_NODE "localhost"
 
 static int vmclone_usage(FILE *out)
 {
@@ -92,6 +96,28 @@ struct command {
     unsigned timeout_s, max_children, max_forks; /* 0: not given */
 };
 
+/* What the agent does elsewhere: it is of the domain's user here, who may not. All that this program
+ * starts from now on is there */
+static int enter_scope(struct fork_options *o, struct ff_error *why)
+{
+    enum scope_mode mode = SCOPE_AUTO;
+    int rc = session_check_options(&o->s, why);
+
+    if (rc || geteuid())
+        return rc;
+    if (o->s.scope)
+        scope_mode_parse(o->s.scope, &mode);
+    if (mode == SCOPE_EACH)
+        return ff_error_set(why, EINVAL, "--scope each: a domain's user cannot ask systemd for each child: "
+                            "want one or none");
+    if (!scope_stays(mode))
+        rc = scope_take(o->s.id, DOMAIN_NODE, 0, getpid(), why);
+    o->s.scope = "none";
+    if (rc == -EIO && mode == SCOPE_AUTO)
+        fprintf(stderr, "vmclone: %s\n", why->text);
+    return mode == SCOPE_AUTO ? 0 : rc;
+}
+
 static int fork_domain(const struct fork_options *given)
 {
     FF_AUTO_FREE char *id = given->s.id ? xstrdup(given->s.id) : defaults_id(given->domain);
@@ -102,7 +128,9 @@ static int fork_domain(const struct fork_options *given)
 
     o.s.id = id;
     o.s.parent_path = name;
-    int rc = hostlist_add(&hosts, "localhost", &why);
+    int rc = hostlist_add(&hosts, DOMAIN_NODE, &why);
+    if (!rc)
+        rc = enter_scope(&o, &why);
     if (!rc)
         rc = domain_books_open(o.domain, o.overlays, o.s.timeout_s, &o.s.books, &why);
     int code = rc ? print_error(&why) : fork_run(&o, &hosts);

@@ -89,8 +89,7 @@ int agent_take_scope(const struct agent *a, unsigned child, pid_t pid, struct ff
 
 int agent_begin_scope(const struct agent *a, struct ff_error *why)
 {
-    bool stays = a->scope == SCOPE_NONE || (a->scope == SCOPE_AUTO && scope_is_job());
-    int rc = stays ? 0 : agent_take_scope(a, 0, getpid(), why);
+    int rc = scope_stays(a->scope) ? 0 : agent_take_scope(a, 0, getpid(), why);
 
     if (!rc || a->scope == SCOPE_AUTO)
         return 0;

@@ -100,6 +100,11 @@ bool scope_is_job(void)
     return is_in(getpid(), "/slurm"); /* by ssh, into a job: no variable says so */
 }
 
+bool scope_stays(enum scope_mode mode)
+{
+    return mode == SCOPE_NONE || (mode == SCOPE_AUTO && scope_is_job());
+}
+
 /* systemd answers before it has moved the process */
 static bool wait_in(pid_t pid, const char *unit)
 {

@@ -24,6 +24,9 @@ int scope_try(struct ff_error *why);
 /* This process is part of a batch system's job, which limits what it starts, and ends it */
 bool scope_is_job(void);
 
+/* By @mode nothing is put anywhere */
+bool scope_stays(enum scope_mode mode);
+
 /**
  * scope_take() - put a process of this user into a scope of its own; all that it starts follows
  * @child: its number; 0: the agent itself
