@@ -292,7 +292,8 @@ static void fork_agent_options(const struct session *s, const struct host *h, st
     FF_AUTO_FREE char *at = h->here ? xstrdup("unix") : xprintf("%s:0", h->address);
 
     strv_add(w, "--listen");
-    strv_add(w, "%s%s%s", at, options ? "," : "", options ? options : "");
+    strv_add(w, "%s%s%s%s", at, options ? "," : "", options ? options : "",
+             fork_tree_options(f));
     strv_add(w, "--memory");
     strv_add(w, "%llu", (unsigned long long)f->memory_bytes);
     if (f->o->net == NET_BRIDGE)

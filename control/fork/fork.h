@@ -88,6 +88,7 @@ bool fork_images_verified(const struct fork *f);
  * it, again and again. fork_fanout(): a good one for an image of @bytes and @n hosts */
 void fork_tree_plan(struct fork *f);
 void fork_tree_turn(struct fork *f);
+const char *fork_tree_options(const struct fork *f); /* more of those of agents' links */
 unsigned fork_fanout(size_t n, uint64_t bytes);
 
 /* fork_spawn.c: whether each child can have cloud-init data of its own, or a note */

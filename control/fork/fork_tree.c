@@ -19,11 +19,12 @@
  */
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "fork.h"
 
 #define FEED_MS 10000
-#define CHUNK_BYTES (2ull << 20)
+#define CHUNK_BYTES (512ull << 10) /* fork_tree_options() */
 
 /* In chunks that one link carries, the time until @n hosts have an image of @chunks, each with
  * @fanout: a link that feeds several is shared, and each level begins by a chunk later */
@@ -45,6 +46,17 @@ unsigned fork_fanout(size_t n, uint64_t bytes)
         if (time_of(chunks, n, k) < time_of(chunks, n, best))
             best = k;
     return best;
+}
+
+/* What is passed on is passed on by chunks: each host has it by one later than the one before */
+const char *fork_tree_options(const struct fork *f)
+{
+    const char *given = f->s.o.link_options;
+    size_t n = 0;
+
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        n += !f->s.hosts[i].here;
+    return f->o->fanout && n > 1 && !(given && strstr(given, "chunk=")) ? ",chunk=512K" : "";
 }
 
 static bool is_remote(const struct host *h)
