@@ -139,7 +139,8 @@ help:
 	  'make lib        library and tools alone, in seconds' \
 	  'make demo       move two live guests, fork one, and show what happened' \
 	  'make bench      what moves cost, against what QEMU has (12 minutes; FULL=1: all)' \
-	  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
+	  'make bench-fanout what a fork to 1, 2, 4 ... 32 hosts costs, by a star and by chains (35 minutes)' \
+  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
 	  'make check      build everything, run the tests' \
 	  'make check-quick some of every layer, in 5 minutes: before each commit' \
 	  'make check-full the tests, and what takes longer' \

@@ -4,7 +4,7 @@
 #
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
-.PHONY: bench bench-clone bench-proxy
+.PHONY: bench bench-clone bench-proxy bench-fanout
 BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,baselines udpping redisload shaper)
 BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
@@ -46,3 +46,7 @@ bench-proxy: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(B
 
 bench-clone: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench --clone $(BENCH_FLAGS)
+
+# One guest to many hosts; FANOUT_FLAGS: see bench/fanout.py --help
+bench-fanout: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf
+	@FARFORK_BUILD='$(abspath $(BUILD))' bench/fanout.py $(FANOUT_FLAGS)
