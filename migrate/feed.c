@@ -3,6 +3,7 @@
  * feed.c - prefill reads from an agent that has the image too; see feed.h
  */
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,8 +15,9 @@
 #include "feed.h"
 #include "log.h"
 
-#define LOOK (64u << 10) /* pages, and bytes */
-#define REST_NS 1000000u
+#define LOOK (64u << 10) /* pages, and bytes, at most; at least: */
+#define LOOK_FIRST 4096u
+#define REST_MS 2
 #define PATIENCE 4u /* it may be fed itself, slowly */
 
 int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
@@ -64,18 +66,13 @@ void ff_feed_offer(struct ff_pager *p, struct ff_feed *f)
     ff_feed_free(atomic_exchange(&p->next_feed, f));
 }
 
-void ff_feed_rest(void)
-{
-    nanosleep(&(struct timespec){.tv_nsec = REST_NS}, NULL);
-}
-
 void ff_feed_await(struct ff_pager *p)
 {
     bool waits = atomic_load(&p->feed_until_ns);
 
     while (!atomic_load(&p->next_feed) && ff_now_ns() < atomic_load(&p->feed_until_ns) &&
            !atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_BROKEN, NULL))
-        ff_feed_rest();
+        nanosleep(&(struct timespec){.tv_nsec = REST_MS * 1000000}, NULL);
     if (waits && !atomic_load(&p->next_feed) && !atomic_load(&p->stop))
         ff_log(FF_LOG_INFO, "prefill: no agent feeds this one: it reads from the source");
     atomic_store(&p->feed_until_ns, 0);
@@ -90,6 +87,7 @@ void ff_feed_take(struct ff_pager *p)
     ff_feed_free(old);
     ff_prefill_engine_restart(p);
     e->feed->news_ns = ff_now_ns();
+    e->feed->look_pages = LOOK_FIRST;
     ff_log(FF_LOG_INFO, "prefill: another agent feeds this one: %s", e->feed->link->about);
 }
 
@@ -131,7 +129,7 @@ static uint64_t stretch_of(struct ff_pager *p, uint64_t from, struct ff_pager_re
     *r = ff_chunk_pages(p, from, first, pages);
     for (*pages = 0; from + chunks < p->n_chunks && ff_chunk_pages(p, from + chunks, &at, &n) == *r;
          chunks++) {
-        if (chunks && *pages + n > LOOK)
+        if (chunks && *pages + n > p->prefill->feed->look_pages)
             break;
         *pages += n;
     }
@@ -152,31 +150,29 @@ int ff_feed_look(struct ff_pager *p, struct ff_error *err)
     struct ff_feed *f = e->feed;
     struct ff_pager_region *r;
     uint64_t first, pages, now = ff_now_ns(), from = next_unknown(p);
+    uint64_t silence_ns = (uint64_t)p->silence_ms * 1000000u;
 
-    if (now - f->news_ns > (uint64_t)p->silence_ms * PATIENCE * 1000000u)
+    if (f->looks_now && now - f->looked_ns > silence_ns)
+        return ff_error_set(err, ETIMEDOUT, "it has not answered for %d s", p->silence_ms / 1000);
+    if (now - f->news_ns > silence_ns * PATIENCE)
         return ff_error_set(err, ETIMEDOUT, "it has got nothing for %d s",
                             p->silence_ms / 1000 * (int)PATIENCE);
-    if (f->looks_now || from == p->n_chunks || now - f->looked_ns < REST_NS)
+    if (f->looks_now || from == p->n_chunks || now - f->looked_ns < REST_MS * 1000000u)
         return 0;
     int rc = ff_failpoint("dest.feed.look");
     if (rc)
         return ff_error_set(err, -rc, "injected");
     f->look_from = from;
     f->look_n = stretch_of(p, from, &r, &first, &pages);
-    struct ff_wr wr = {.id = FF_FEED_LOOK,
-                       .op = FF_OP_READ,
+    struct ff_wr wr = {.op = FF_OP_READ,
                        .local = f->seen,
                        .lkey = f->looks.lkey,
                        .remote = ff_feed_of(p, r)->claims_addr + first,
                        .rkey = ff_feed_of(p, r)->claims_rkey,
                        .len_bytes = (uint32_t)pages};
-    rc = ff_prefill_post(p, r, &wr, err);
-    if (rc)
-        return rc == -EAGAIN ? 0 : rc;
+    f->looked_ns = now;
     f->looks_now = true;
-    if (!e->n_busy++)
-        e->last_progress_ns = now;
-    return 1;
+    return f->link->ops->post(f->link, FF_QUEUE_FAULT, &wr, err);
 }
 
 static bool has_all(const uint8_t *claims, uint64_t n)
@@ -187,10 +183,9 @@ static bool has_all(const uint8_t *claims, uint64_t n)
     return true;
 }
 
-void ff_feed_looked(struct ff_pager *p)
+static void looked(struct ff_pager *p)
 {
-    struct ff_prefill_engine *e = p->prefill;
-    struct ff_feed *f = e->feed;
+    struct ff_feed *f = p->prefill->feed;
     const uint8_t *claims = f->seen;
     uint64_t first, n, end = f->look_from + f->look_n;
     bool news = false;
@@ -203,10 +198,33 @@ void ff_feed_looked(struct ff_pager *p)
         news = true;
     }
     f->looks_now = false;
-    f->looked_ns = ff_now_ns();
     if (news)
-        f->news_ns = f->looked_ns;
+        f->news_ns = ff_now_ns();
     else
         f->look_from = end == p->n_chunks ? 0 : end; /* it may be at work elsewhere */
-    e->n_busy--;
+    f->look_pages = news ? LOOK_FIRST : FF_MIN(2 * f->look_pages, LOOK);
+}
+
+int ff_feed_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_ms,
+                 struct ff_error *err)
+{
+    struct ff_feed *f = p->prefill->feed;
+    struct ff_link *l = f->link;
+    uint64_t end = ff_now_ns() + (uint64_t)(f->looks_now ? timeout_ms : REST_MS) * 1000000u;
+    struct pollfd ready[FF_QUEUES];
+    struct ff_wc look;
+
+    for (;;) {
+        int rc = l->ops->poll(l, FF_QUEUE_PREFILL, wc, n, 0, err);
+        if (rc)
+            return rc;
+        rc = l->ops->poll(l, FF_QUEUE_FAULT, &look, 1, 0, err);
+        if (rc > 0)
+            looked(p);
+        if (rc || ff_now_ns() >= end)
+            return FF_MIN(rc, 0);
+        for (int q = 0; q < FF_QUEUES; q++)
+            ready[q].fd = l->ops->fd(l, (enum ff_queue)q, &ready[q].events);
+        poll(ready, FF_QUEUES, (int)((end - FF_MIN(ff_now_ns(), end) + 999999) / 1000000));
+    }
 }

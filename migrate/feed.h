@@ -10,13 +10,14 @@
  *              faults go there, the short way, and prefill does when nobody feeds it.
  *
  * Picture      prefill thread                             relay
- *              READ of claims, up to LOOK bytes --------> a byte a page: PRESENT, HOLE, ...
+ *              READ of claims, by the FAULT queue ------> a byte a page: PRESENT, HOLE, ...
  *              chunks all of whose pages it has: `has`
- *              READ of such a chunk --------------------> its image
+ *              READ of such a chunk, by PREFILL's ------> its image
  *              claim, install: as ever
  *
  *              A relay announces what it has by the claims that it keeps anyway (claims.h): there is
- *              nothing to send, and nothing to keep there for each that it feeds.
+ *              nothing to send, and nothing to keep there for each that it feeds. They come by a queue of
+ *              their own: behind a chunk they would come too late to ask for the next one.
  * Invariants   1. A page is read only after its claim was read as PRESENT or HOLE: the image cannot
  *                 change, so what is read then is right.
  *              2. A link that fed is freed before its buffers are used with another.
@@ -32,8 +33,6 @@
 #include "prefill_private.h"
 #include "verify.h"
 
-#define FF_FEED_LOOK 0x200u /* id of the READ of claims */
-
 struct ff_feed {
     struct ff_link *link;
     struct ff_offer offer;
@@ -41,6 +40,7 @@ struct ff_feed {
     uint8_t *seen;               /* claims as they were read last */
     uint64_t *has;               /* bitmap of chunks */
     uint64_t look_from, look_n;  /* chunks */
+    uint64_t look_pages;         /* at most */
     uint64_t looked_ns, news_ns; /* when it looked last; when there was something new */
     bool looks_now;
 };
@@ -64,11 +64,12 @@ void ff_feed_take(struct ff_pager *p);
 int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why);
 void ff_feed_end(struct ff_pager *p); /* of the thread */
 
-/* There is no chunk that the relay is known to have: 1: claims are being read; 0: it is too early;
- * -errno */
+/* There is no chunk that the relay is known to have: read claims, unless it is too early: 0 or -errno */
 int ff_feed_look(struct ff_pager *p, struct ff_error *err);
-void ff_feed_looked(struct ff_pager *p);
-void ff_feed_rest(void);
+
+/* As the link's poll(); returns 0 early when there is something new */
+int ff_feed_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_ms,
+                 struct ff_error *err);
 
 static inline const struct ff_fed_region *ff_feed_of(const struct ff_pager *p,
                                                      const struct ff_pager_region *r)
@@ -100,9 +101,7 @@ static inline int ff_prefill_post(struct ff_pager *p, const struct ff_pager_regi
 static inline int ff_prefill_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_ms,
                                   struct ff_error *err)
 {
-    struct ff_link *l = ff_prefill_link(p);
-
-    return p->prefill->feed ? l->ops->poll(l, FF_QUEUE_PREFILL, wc, n, timeout_ms, err)
+    return p->prefill->feed ? ff_feed_poll(p, wc, n, timeout_ms, err)
                             : ff_pager_poll(p, FF_QUEUE_PREFILL, wc, n, timeout_ms, err);
 }
 

@@ -314,10 +314,6 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
 {
     struct ff_prefill_engine *e = p->prefill;
     bool pushed = wc->op == FF_WC_RECV_IMM;
-    if (e->feed && wc->id == FF_FEED_LOOK && !pushed) {
-        ff_feed_looked(p);
-        return 0;
-    }
     uint64_t id = pushed ? wc->imm & ~(FF_IMM_ZEROS | FF_IMM_UNREADABLE) : wc->id;
     struct transfer *t = id < FF_ARRAY_LEN(e->transfer) ? &e->transfer[id] : NULL;
     int rc = 0;
@@ -370,10 +366,9 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
         return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc; /* an install has said why */
     if (!e->n_busy && atomic_load(&p->next_feed))
         ff_feed_take(p);
-    else if (!e->n_busy && e->feed)
-        ff_feed_rest();
-    if (!e->n_busy)
-        return e->cut || ff_chunks_left(&e->chunks);
+    bool left = e->cut || ff_chunks_left(&e->chunks);
+    if (!e->n_busy && (!left || !e->feed))
+        return left;
     int n = (int)FF_MIN(e->n_kept, (unsigned)FF_ARRAY_LEN(wc));
     memcpy(wc, e->kept, (unsigned)n * sizeof(*wc));
     e->n_kept -= (unsigned)n;
@@ -385,7 +380,7 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
     uint64_t now = ff_now_ns();
     if (n)
         e->last_progress_ns = now;
-    else if (now - e->last_progress_ns > (uint64_t)p->silence_ms * 1000000u)
+    else if (e->n_busy && now - e->last_progress_ns > (uint64_t)p->silence_ms * 1000000u)
         return ff_error_set(why, ETIMEDOUT, "pager: %u transfers of prefill unanswered for %d s%s",
                             e->n_busy, p->silence_ms / 1000, ff_verify_lacks(p, FF_QUEUE_PREFILL));
     for (int i = 0; i < n; i++) {
