@@ -297,6 +297,13 @@ int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_err
     pthread_mutex_unlock(&a->lock);
     if (!here)
         return ff_error_set(err, EINVAL, "agent: feed: no image has come over a link");
+    for (unsigned i = 0; i < a->n_relays;)
+        if (ff_relay_has_ended(a->relay[i])) {
+            ff_relay_stop(a->relay[i]);
+            a->relay[i] = a->relay[--a->n_relays];
+        } else {
+            i++;
+        }
     if (a->n_relays == FF_AGENT_RELAYS_MAX)
         return ff_error_set(err, E2BIG, "agent: feed: more than %u other agents",
                             FF_AGENT_RELAYS_MAX);

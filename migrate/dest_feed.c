@@ -14,10 +14,10 @@
 
 #define QUEUES_MS 1000
 
-/* What is read in place would have to be right at once; verify=on: the source alone knows what is */
+/* verify=on: the source alone knows what is right. Without reconnect= the port is closed */
 static bool may_be_fed(const struct ff_dest *d)
 {
-    return d->owner.adopt && d->addr.key && !d->addr.verify && !d->verbs;
+    return d->owner.adopt && d->addr.key && !d->addr.verify && !d->verbs && dest_resumes(d);
 }
 
 /* May who says FEED feed prefill? @o: where it has what */
@@ -65,10 +65,10 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
         rc = ff_control_send(&d->door, ff_wire_put_welcome(d->door.buf, &w), why);
     if (!rc)
         rc = l->ops->open_queues(l, w.session, QUEUES_MS, why);
-    if (rc)
-        return rc;
+    if (rc) /* the link is of no use any more, whatever it was */
+        return rc == -ETIMEDOUT ? -ECONNABORTED : rc;
     if (!ff_feed_new(&d->pager, l, o, &feed, why))
-        ff_feed_offer(&d->pager, feed);
+        ff_feed_offer(&d->pager, feed, d->door.buf);
     return 1; /* the link was taken */
 }
 
@@ -76,7 +76,7 @@ void ff_dest_await_feed(struct ff_dest *d, int timeout_ms)
 {
     atomic_store(&d->feed_ms, timeout_ms);
     if (!timeout_ms && atomic_load(&d->pager_used))
-        atomic_store(&d->pager.feed_until_ns, 0);
+        atomic_store(&d->pager.feed_off, true);
 }
 
 uint64_t dest_feed_until(struct ff_dest *d)

@@ -61,9 +61,25 @@ void ff_feed_free(struct ff_feed *f)
     free(f);
 }
 
-void ff_feed_offer(struct ff_pager *p, struct ff_feed *f)
+/* What came is not needed, or not any more: @why NULL: since all is here. @buf: FF_MSG_MAX bytes */
+static void dismiss(struct ff_feed *f, const char *why, uint8_t *buf)
 {
-    ff_feed_free(atomic_exchange(&p->next_feed, f));
+    const struct ff_stats st = {.bytes_total = 0};
+
+    if (!f)
+        return;
+    int len = why ? ff_wire_put_refuse(buf, why) : ff_wire_put_stats(buf, FF_MSG_DONE, &st);
+    f->link->ops->send(f->link, buf, (uint32_t)len, NULL);
+    ff_feed_free(f);
+}
+
+#define ANOTHER "another agent feeds this one"
+
+void ff_feed_offer(struct ff_pager *p, struct ff_feed *f, uint8_t *buf)
+{
+    dismiss(atomic_exchange(&p->next_feed, f), ANOTHER, buf);
+    if (atomic_load(&p->feed_over))
+        dismiss(atomic_exchange(&p->next_feed, NULL), NULL, buf);
 }
 
 void ff_feed_await(struct ff_pager *p)
@@ -71,7 +87,8 @@ void ff_feed_await(struct ff_pager *p)
     bool waits = atomic_load(&p->feed_until_ns);
 
     while (!atomic_load(&p->next_feed) && ff_now_ns() < atomic_load(&p->feed_until_ns) &&
-           !atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_BROKEN, NULL))
+           !atomic_load(&p->feed_off) && !atomic_load(&p->stop) &&
+           !ff_pager_check(p, FF_PAGER_BROKEN, NULL))
         nanosleep(&(struct timespec){.tv_nsec = REST_MS * 1000000}, NULL);
     if (waits && !atomic_load(&p->next_feed) && !atomic_load(&p->stop))
         ff_log(FF_LOG_INFO, "prefill: no agent feeds this one: it reads from the source");
@@ -84,7 +101,7 @@ void ff_feed_take(struct ff_pager *p)
     struct ff_feed *old = e->feed;
 
     e->feed = atomic_exchange(&p->next_feed, NULL);
-    ff_feed_free(old);
+    dismiss(old, ANOTHER, e->msg);
     ff_prefill_engine_restart(p);
     e->feed->news_ns = ff_now_ns();
     e->feed->look_pages = LOOK_FIRST;
@@ -99,22 +116,24 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
         return rc;
     ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
            why->text);
-    ff_feed_free(e->feed);
+    dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
     e->feed = NULL;
     ff_prefill_engine_restart(p);
     return 1;
 }
 
-void ff_feed_end(struct ff_pager *p)
+void ff_feed_end(struct ff_pager *p, int rc)
 {
     struct ff_prefill_engine *e = p->prefill;
-    struct ff_stats st = {.bytes_total = p->bytes_total};
+    bool over = (!rc && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) || ff_pager_was_complete(p);
 
-    if (e->feed && ff_pager_was_complete(p)) {
-        int len = ff_wire_put_stats(e->msg, FF_MSG_DONE, &st);
-        e->feed->link->ops->send(e->feed->link, e->msg, (uint32_t)len, NULL);
+    if (over) {
+        atomic_store(&p->feed_over, true);
+        dismiss(e->feed, NULL, e->msg);
+        dismiss(atomic_exchange(&p->next_feed, NULL), NULL, e->msg);
+    } else {
+        ff_feed_free(e->feed);
     }
-    ff_feed_free(e->feed);
     e->feed = NULL;
 }
 

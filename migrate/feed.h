@@ -24,7 +24,8 @@
  *              3. A relay needs the move's key, and its digest of the table must be ours.
  *              4. What a relay cannot read is not POISONED here: the source may have it.
  * Failure      a relay that breaks off, is silent for silence_ms, or has nothing new for so long: prefill
- *              goes on over the pager's link with what is missing, until another relay comes.
+ *              goes on over the pager's link with what is missing, until another relay comes. One that
+ *              is of no use is told so: it does not come again.
  * Threads      the prefill thread's, but for ff_feed_new() and next_feed.
  */
 #ifndef FF_MIGRATE_FEED_H
@@ -50,8 +51,8 @@ int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_
                 struct ff_feed **out, struct ff_error *err);
 void ff_feed_free(struct ff_feed *f);
 
-/* Any thread: @f is taken, and is what prefill uses next */
-void ff_feed_offer(struct ff_pager *p, struct ff_feed *f);
+/* Any thread: @f is taken, and is what prefill uses next. NULL: nothing is. @buf: FF_MSG_MAX bytes */
+void ff_feed_offer(struct ff_pager *p, struct ff_feed *f, uint8_t *buf);
 
 /* --- for prefill.c --- */
 
@@ -62,7 +63,7 @@ void ff_feed_take(struct ff_pager *p);
 
 /* Prefill failed by @rc: 1: it goes on over the pager's link, since a feed was to blame; else @rc */
 int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why);
-void ff_feed_end(struct ff_pager *p); /* of the thread */
+void ff_feed_end(struct ff_pager *p, int rc); /* of the thread, as prefill_turn() has it */
 
 /* There is no chunk that the relay is known to have: read claims, unless it is too early: 0 or -errno */
 int ff_feed_look(struct ff_pager *p, struct ff_error *err);

@@ -281,6 +281,7 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
         p->mode = choose_prefill(p, source_load_permille);
     if (p->mode != FF_PREFILL_PULL && p->pool)
         ff_page_pool_empty(p->pool); /* nobody will read into it */
+    atomic_store(&p->feed_over, p->mode == FF_PREFILL_OFF);
     if (p->mode == FF_PREFILL_OFF)
         return 0;
     int rc = ff_failpoint("dest.prefill.start");
@@ -362,7 +363,7 @@ void ff_pager_free(struct ff_pager *p)
         ff_parts_free(&p->region[i].parts);
     }
     ff_segments_free(&p->land);
-    ff_feed_offer(p, NULL);
+    ff_feed_free(atomic_exchange(&p->next_feed, NULL));
     ff_fault_engine_free(p->fault);
     free(p->wants);
     ff_prefill_engine_free(p->prefill);

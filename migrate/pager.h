@@ -175,7 +175,8 @@ struct ff_pager {
     struct ff_prefill_engine *prefill;
     struct ff_verify *verify; /* goes with the link; NULL: what the link brings is taken as it is */
     struct ff_feed *_Atomic next_feed; /* prefill is to take it up */
-    _Atomic uint64_t feed_until_ns;    /* prefill waits for one until then */
+    _Atomic uint64_t feed_until_ns;    /* prefill waits for one until then, unless */
+    _Atomic bool feed_off, feed_over;  /* none comes; prefill has asked for all, or asks for nothing */
     uint64_t asks_addr;       /* verify=on: where this link's source is asked */
     uint32_t asks_rkey;
     pthread_t fault_thread, prefill_thread;

@@ -272,6 +272,8 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
             return 0;
         if (!ff_chunks_next(&e->chunks, p, e->feed ? e->feed->has : NULL, &chunk))
             return e->feed && ff_chunks_left(&e->chunks) ? ff_feed_look(p, err) : 0;
+        if (e->feed)
+            e->feed->news_ns = ff_now_ns();
         e->cut = ff_chunk_pages(p, chunk, &e->cut_from, &n);
         e->cut_first = e->cut_from;
         e->cut_end = e->cut_from + n;
@@ -424,7 +426,7 @@ void *ff_prefill_main(void *opaque)
     }
     if (rc < 0)
         ff_pager_break(p, &why);
-    ff_feed_end(p);
+    ff_feed_end(p, rc);
     if (p->pool && (rc < 0 || !p->in_precopy))
         ff_page_pool_empty(p->pool); /* what a pass leaves is read into after it */
     atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());

@@ -40,7 +40,7 @@ struct ff_relay {
     struct ff_control ctl;
     pthread_t thread;
     bool thread_up, responder_up;
-    _Atomic bool stop;
+    _Atomic bool stop, ended;
     int stop_fd;
 };
 
@@ -150,7 +150,7 @@ static int feed_once(struct ff_relay *r, struct ff_error *err)
     }
     r->ctl.link = NULL;
     l->ops->free(l);
-    return rc && served ? 1 : rc;
+    return rc && rc != -EREMOTEIO && served ? 1 : rc;
 }
 
 static void *relay_main(void *arg)
@@ -158,6 +158,7 @@ static void *relay_main(void *arg)
     struct ff_relay *r = arg;
     struct pollfd stop = {.fd = r->stop_fd, .events = POLLIN};
     uint64_t end = ff_now_ns() + TRY_MS * 1000000ull;
+    uint64_t away_end = end + (uint64_t)r->d->addr.reconnect_ms * 1000000u;
     struct ff_error why;
     int rc = -ETIMEDOUT;
 
@@ -166,8 +167,10 @@ static void *relay_main(void *arg)
             ff_log(FF_LOG_WARN, "relay: the link to %s:%s: %s", r->to.host, r->to.port, why.text);
             end = ff_now_ns() + TRY_MS * 1000000ull;
         }
-        if ((rc == -EREMOTEIO && !strstr(why.text, FF_RELAY_NOT_YET)) || rc == -ENETUNREACH ||
-            rc == -EHOSTUNREACH)
+        bool not_yet = rc == -EREMOTEIO && strstr(why.text, FF_RELAY_NOT_YET);
+        if (not_yet)
+            end = FF_MIN(ff_now_ns() + TRY_MS * 1000000ull, away_end);
+        else if (rc == -EREMOTEIO || rc == -ENETUNREACH || rc == -EHOSTUNREACH)
             break;
         poll(&stop, 1, AGAIN_MS);
     }
@@ -176,6 +179,7 @@ static void *relay_main(void *arg)
                why.text);
         r->owner.failed(r->owner.opaque, &r->to, why.text);
     }
+    atomic_store(&r->ended, true);
     return NULL;
 }
 
@@ -211,6 +215,11 @@ int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
     else
         *out = r;
     return rc;
+}
+
+bool ff_relay_has_ended(const struct ff_relay *r)
+{
+    return atomic_load(&r->ended);
 }
 
 void ff_relay_stop(struct ff_relay *r)

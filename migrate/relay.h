@@ -17,8 +17,9 @@
  * Threads      one of its own for the stages, two of a responder (responder.h) while there is a link.
  *              ff_relay_stop(): any.
  * Ownership    the destination is the caller's, and must outlast the relay; it may be complete.
- * Failure      a link that breaks is followed by another; nobody to feed for TRY_MS ends the relay, and
- *              its owner is told.
+ * Failure      a link that breaks is followed by another; nobody to feed for TRY_MS, or who says that it
+ *              is not to come, ends the relay, and its owner is told. Who has no link to its source just
+ *              now is asked again for as long as a link may be away.
  * Limits       tcp alone: a link that pins memory would fill every hole of the image's files.
  */
 #ifndef FF_MIGRATE_RELAY_H
@@ -42,5 +43,6 @@ struct ff_relay_owner {
 int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
                    const struct ff_relay_owner *owner, struct ff_relay **out, struct ff_error *err);
 void ff_relay_stop(struct ff_relay *r); /* ends it and frees it; NULL: nothing */
+bool ff_relay_has_ended(const struct ff_relay *r);
 
 #endif

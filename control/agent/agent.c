@@ -85,7 +85,8 @@ static void on_pause(void *opaque, const char *why)
 static void on_unfed(void *opaque, const char *host, const char *port, const char *why)
 {
     tell(opaque, (struct message){.kind = FROM_RELAY, .text = xstrdup(why),
-                                  .to = xprintf("%s:%s", host, port)});
+                                  .to = xprintf(strchr(host, ':') ? "[%s]:%s" : "%s:%s", host,
+                                                port)});
 }
 
 static void *work(void *opaque)

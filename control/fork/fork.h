@@ -28,6 +28,7 @@ struct fork {
     const struct fork_options *o;
     uint64_t memory_bytes;      /* all that its guest may have */
     unsigned fanout;            /* of fork_tree.c; 0: the parent feeds all hosts */
+    bool told_unfed;            /* that one host feeds no other */
     struct fork_disks *disks;
     struct identity *identity;
     bool exported, checking, taken_back;

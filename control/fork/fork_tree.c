@@ -48,6 +48,18 @@ unsigned fork_fanout(size_t n, uint64_t bytes)
     return best;
 }
 
+/* Agents that cannot be fed say so as well: RDMA may be chosen by the link itself */
+static bool may_feed(const struct fork *f)
+{
+    static const char *const not_with[] = {"verify=on", "link=verbs", "reconnect=0", "prefill=off"};
+    const char *given = f->s.o.link_options;
+
+    for (size_t i = 0; given && i < FF_ARRAY_LEN(not_with); i++)
+        if (strstr(given, not_with[i]))
+            return false;
+    return f->o->fanout;
+}
+
 /* What is passed on is passed on by chunks: each host has it by one later than the one before */
 const char *fork_tree_options(const struct fork *f)
 {
@@ -56,7 +68,7 @@ const char *fork_tree_options(const struct fork *f)
 
     for (size_t i = 0; i < f->s.n_hosts; i++)
         n += !f->s.hosts[i].here;
-    return f->o->fanout && n > 1 && !(given && strstr(given, "chunk=")) ? ",chunk=512K" : "";
+    return n > 1 && may_feed(f) && !(given && strstr(given, "chunk=")) ? ",chunk=512K" : "";
 }
 
 static bool is_remote(const struct host *h)
@@ -71,7 +83,7 @@ void fork_tree_plan(struct fork *f)
     for (size_t i = 0; i < f->s.n_hosts; i++)
         n += is_remote(&f->s.hosts[i]);
     f->fanout = f->o->fanout >= 0 ? (unsigned)f->o->fanout : fork_fanout(n, f->memory_bytes);
-    if (!f->fanout || n <= f->fanout)
+    if (!may_feed(f) || n <= f->fanout)
         f->fanout = 0;
     n = 0;
     for (size_t i = 0; f->fanout && i < f->s.n_hosts; i++) {
@@ -132,14 +144,18 @@ static void feed_by_parent(struct host *h)
     host_send(h, json_pack("{si}", "await_feed", 0));
 }
 
-/* Who should have fed it cannot */
+/* Who should have fed it cannot: it is said once, since it is mostly one reason for all */
 static void give_up_feeder(struct fork *f, struct host *h)
 {
-    strv_add(&f->s.notes, "host %s: it gets memory from the parent, and not from host %s: %s",
-             h->node->host, h->feeder->node->host, h->unfed);
+    if (h->state == HOST_IMAGE) {
+        if (!f->told_unfed)
+            strv_add(&f->s.notes, "host %s gets its memory from the parent, not from host %s: %s",
+                     h->node->host, h->feeder->node->host, h->unfed);
+        f->told_unfed = true;
+        feed_by_parent(h);
+    }
     free(h->unfed);
     h->unfed = NULL;
-    feed_by_parent(h);
 }
 
 void fork_tree_turn(struct fork *f)

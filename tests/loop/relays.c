@@ -183,6 +183,16 @@ static void source_breaks(void)
     all_end_well(some_is_fed);
 }
 
+static void kill_first(void)
+{
+    kill(f[0]->agent_pid, SIGKILL);
+    family_reap(f[0]->agent_pid, STATUS(SIGKILL));
+    f[0]->agent_pid = 0;
+    unlink(f[0]->path);
+    family_free(f[0]);
+    loop_remove_key();
+}
+
 /* The relay's process is killed, or stopped, when it has fed something */
 static void relay_ends(int signal)
 {
@@ -197,12 +207,7 @@ static void relay_ends(int signal)
     must(wait_flag(&f[1]->ended, 20000));
     must(fed(1) && fed(1) < f[1]->stats.image.bytes_prefill);
     end_well(1);
-    kill(f[0]->agent_pid, SIGKILL);
-    family_reap(f[0]->agent_pid, STATUS(SIGKILL));
-    f[0]->agent_pid = 0;
-    unlink(f[0]->path);
-    family_free(f[0]);
-    loop_remove_key();
+    kill_first();
 }
 
 static void relay_killed(void)
@@ -213,6 +218,29 @@ static void relay_killed(void)
 static void relay_stopped(void)
 {
     relay_ends(SIGSTOP);
+}
+
+/* A relay that gets nothing itself is left for good, and not asked again and again */
+static void relay_idle(void)
+{
+    static char off[220];
+
+    agents_are(2, ",timeout=1", NULL);
+    snprintf(off, sizeof(off), "%s,prefill=off", options);
+    f[0]->options = off;
+    f[0]->n_children = 0;
+    f[1]->faults = "dest.prefill=delay:10000";
+    untouched(1);
+    begin();
+    feed(0, 1);
+    uint64_t begin_ns = ff_now_ns();
+    family_source(f[1], S_DONE);
+    must(wait_flag(&f[1]->ended, 30000) && !fed(1));
+    if (ff_now_ns() - begin_ns > 12000000000ull)
+        loop_fail(__FILE__, __LINE__, "memory came late: %llu ms",
+                  (unsigned long long)(ff_now_ns() - begin_ns) / 1000000);
+    end_well(1);
+    kill_first();
 }
 
 /* An agent of another image, which looks alike but for its table, is refused */
@@ -238,6 +266,7 @@ int main(int argc, char **argv)
         {"the source of who is fed comes back", source_breaks, 40},
         {"the relay is killed", relay_killed, 40},
         {"the relay is stopped", relay_stopped, 40},
+        {"the relay has nothing", relay_idle, 40},
         {"a relay with another image", other_image, 40},
     };
 
