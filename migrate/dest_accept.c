@@ -86,11 +86,6 @@ static int queues_ms(const struct ff_dest *d)
     return FF_MAX(d->addr.timeout_ms / 2, FF_MIN(d->addr.timeout_ms, QUEUES_MS));
 }
 
-bool dest_resumes(const struct ff_dest *d)
-{
-    return d->addr.reconnect_ms && *d->at.port;
-}
-
 int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error *err)
 {
     bool queues = answer == FF_ANSWER_NEW || answer == FF_ANSWER_RUNNING;

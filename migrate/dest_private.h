@@ -168,7 +168,10 @@ void dest_close_heard(struct ff_dest *d);
 void dest_set_link(struct ff_dest *d, struct ff_link *link);
 
 /* Does it go on over another link, when one breaks after GO? */
-bool dest_resumes(const struct ff_dest *d);
+static inline bool dest_resumes(const struct ff_dest *d)
+{
+    return d->addr.reconnect_ms && *d->at.port;
+}
 
 /* Say @answer to it, and open its queues if it is to have some */
 int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error *err);
