@@ -10,7 +10,7 @@ BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
 RUN_BENCH := tests/bench/statistics_test.py:60 tests/bench/results_test.py:120 \
     tests/bench/page_test.py:120 tests/bench/more_test.py:60 tests/bench/link_test.py:60 \
-    tests/bench/smoke.py:300 tests/bench/clone_smoke.py:120 tests/bench/installed.py:300
+    tests/bench/fanout_sim_test.py:60 tests/bench/smoke.py:300 tests/bench/clone_smoke.py:120 tests/bench/installed.py:300
 check: $(BENCH_PROGRAMS) $(BENCH_SCALING)
 $(DEPS_BENCH): $(DEPS_ALL)
 

@@ -10,8 +10,9 @@ Picture   bridge, in a namespace of its own
                              what reaches it, goes at RATE (tbf)
 Ways      star: the parent sends the image to each; chain, 2, 3: vmclone --fanout 1, 2, 3
 Figures   run: from the command to the first byte on the last child's console; complete: to the last
-          page of the last host; sent: what left the parent's link, in images; CPU: of this machine,
-          all processes, so leave it alone meanwhile. The floor is plain sockets that carry one image
+          page of the last host; sent: what left the parent's link, in images; faults: of children,
+          p50 and p99 those of the host that has the longest; CPU: of this machine, all processes, so
+          leave it alone meanwhile. The floor is plain sockets that carry one image
           over the same links: from the parent to one host, and along a chain, piece by piece.
 Exit code 0 measured, 1 something failed, 77 it cannot run here
 """
@@ -200,7 +201,9 @@ def one(t, place, way, o, accel, tag):
                 'complete_s': (phases['prepare'] + phases['complete']) / 1000,
                 'memory_s': phases['complete'] / 1000, 'image_mib': image / (1 << 20),
                 'fed_mib': sum(r['fed_bytes'] for r in rows) / (1 << 20),
-                'faults': sum(r['child_faults'] for r in rows)}
+                'faults': sum(r['child_faults'] for r in rows),
+                'fault_p50_ms': max(r['fault_p50_us'] for r in rows) / 1000,
+                'fault_p99_ms': max(r['fault_p99_us'] for r in rows) / 1000}
 
 
 def median(runs, key):
@@ -209,13 +212,14 @@ def median(runs, key):
 
 def show(rows):
     print(f'{"hosts":>5}  {"way":<6} {"run s":>7} {"memory s":>9} {"x one host":>10} {"sent":>6} '
-          f'{"CPU s":>7} {"faults":>7}')
+          f'{"CPU s":>7} {"faults":>7} {"p50 ms":>7} {"p99 ms":>7}')
     single = {r['way']: r['memory_s'] for r in rows if r['hosts'] == 1}
     for r in rows:
         by = single.get(r['way']) or single.get('star')
         print(f'{r["hosts"]:>5}  {r["way"]:<6} {r.get("run_s", 0):>7.2f} {r["memory_s"]:>9.2f} '
               f'{r["memory_s"] / by if by else 0:>10.2f} {r.get("sent_images", 0):>6.2f} '
-              f'{r["cpu_s"]:>7.2f} {r.get("faults", 0):>7.0f}')
+              f'{r["cpu_s"]:>7.2f} {r.get("faults", 0):>7.0f} {r.get("fault_p50_ms", 0):>7.2f} '
+              f'{r.get("fault_p99_ms", 0):>7.2f}')
 
 
 def measure(t, o):

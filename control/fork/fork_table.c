@@ -240,13 +240,16 @@ static json_t *json_hosts(const struct fork *f)
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         const struct host *h = &f->s.hosts[i];
         json_array_append_new(
-            list, json_pack("{ss ss sI sI sI sI so sI sI so so}", "host", h->node->host, "state",
+            list, json_pack("{ss ss sI sI sI sI so sI sI sI sI sI so so}", "host", h->node->host, "state",
                             host_state_name(h), "total_bytes", (json_int_t)h->total_bytes,
                             "present_bytes", (json_int_t)h->present_bytes, "lent_bytes",
                             (json_int_t)h->lent_bytes, "fed_bytes", (json_int_t)h->fed_bytes,
                             "fed_by", h->feeder ? json_string(h->feeder->node->host) : json_null(),
                             "pages_by_fault",
-                            (json_int_t)h->pages_by_fault, "child_faults",
+                            (json_int_t)h->pages_by_fault, "fault_p50_us",
+                            (json_int_t)h->fault_p50_us, "fault_p99_us",
+                            (json_int_t)h->fault_p99_us, "fault_max_us",
+                            (json_int_t)h->fault_max_us, "child_faults",
                             (json_int_t)h->child_faults, "rundir",
                             h->rundir ? json_string(h->rundir) : json_null(), "error",
                             h->error ? json_string(h->error) : json_null()));

@@ -58,6 +58,7 @@ struct host {
     bool let_go;              /* it was told to detach or to end */
     /* what it said last */
     uint64_t total_bytes, present_bytes, lent_bytes, fed_bytes, pages_by_fault, child_faults;
+    uint64_t fault_p50_us, fault_p99_us, fault_max_us; /* of pages that a fault fetched */
     unsigned connected;       /* children */
     uint64_t heard_ms;        /* when it said anything last */
     bool checked;             /* it has what children need */

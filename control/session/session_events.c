@@ -59,6 +59,9 @@ static void on_progress(struct host *h, const json_t *e)
     h->lent_bytes = get_count(e, "lent_bytes");
     h->fed_bytes = get_count(e, "fed_bytes");
     h->pages_by_fault = get_count(e, "pages_by_fault");
+    h->fault_p50_us = get_count(e, "fault_p50_us");
+    h->fault_p99_us = get_count(e, "fault_p99_us");
+    h->fault_max_us = get_count(e, "fault_max_us");
     h->child_faults = get_count(e, "child_faults");
     h->connected = (unsigned)get_count(e, "children");
 }
