@@ -173,12 +173,13 @@ def drive(guest):
 
 
 def two_requests(ram, available):
-    """A flush, which takes long, and one whose page of the ring has not come."""
-    descriptor, header, status = '<QIHH', RING + 1024, RING + 2048
+    """A flush, which takes long, and a request whose header has not come."""
+    descriptor, header, status, missing = '<QIHH', RING + 1024, RING + 2048, RING + (64 << 10)
     parts = {
-        RING: struct.pack(descriptor, header, 16, 1, 1) + struct.pack(descriptor, status, 1, 2, 0),
+        RING: struct.pack(descriptor, header, 16, 1, 1) + struct.pack(descriptor, status, 1, 2, 0) +
+              struct.pack(descriptor, missing, 16, 1, 3) + struct.pack(descriptor, status, 1, 2, 0),
         header: struct.pack('<IIQ', 4, 0, 0),
-        available: struct.pack('<HHHH', 0, 2, 0, 512),
+        available: struct.pack('<HHHH', 0, 2, 0, 2),
     }
     with open(ram, 'r+b') as f:
         for at, data in parts.items():
