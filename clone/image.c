@@ -215,6 +215,7 @@ static int await_source(struct ff_agent *a, struct ff_error *why)
                         "comes back", why->text, a->reconnect_ms / 1000);
     report_pause(a, why->text);
     int rc = ff_dest_recover(a->dest, a->reconnect_ms, &none);
+    rc = rc == -EALREADY ? 0 : rc; /* the wait that follows sees that all is here */
     if (!rc)
         report_pause(a, NULL);
     else if (rc == -ETIMEDOUT)

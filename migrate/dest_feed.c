@@ -38,13 +38,10 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
     return 0;
 }
 
-/* The link is up, and the image is frozen: else it is to ask again */
-static bool has_image(struct ff_dest *d)
+/* The image is frozen, also while its source is away: else the other one is to ask again */
+static bool has_image(const struct ff_dest *d)
 {
-    pthread_mutex_lock(&d->lock);
-    bool here = d->link && d->pager_used && atomic_load(&d->pager.guest_runs);
-    pthread_mutex_unlock(&d->lock);
-    return here;
+    return d->pager_used && atomic_load(&d->pager.guest_runs);
 }
 
 int dest_take_feed(struct ff_dest *d, struct ff_error *why)

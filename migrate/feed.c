@@ -95,12 +95,24 @@ void ff_feed_await(struct ff_pager *p)
     atomic_store(&p->feed_until_ns, 0);
 }
 
+/* Which link the thread uses from here on: false: it may not use the pager's, which is away */
+static bool is_fed(struct ff_pager *p, bool is)
+{
+    pthread_mutex_lock(&p->lock);
+    bool may = is || p->state == FF_PAGER_UP;
+    if (may)
+        p->prefill_is_fed = is;
+    pthread_mutex_unlock(&p->lock);
+    return may;
+}
+
 void ff_feed_take(struct ff_pager *p)
 {
     struct ff_prefill_engine *e = p->prefill;
     struct ff_feed *old = e->feed;
 
     e->feed = atomic_exchange(&p->next_feed, NULL);
+    is_fed(p, true);
     dismiss(old, ANOTHER, e->msg);
     ff_prefill_engine_restart(p);
     e->feed->news_ns = ff_now_ns();
@@ -112,8 +124,15 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
 {
     struct ff_prefill_engine *e = p->prefill;
 
-    if (!e->feed || atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_BROKEN, NULL))
+    if (!e->feed || atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_FAILED, NULL))
         return rc;
+    if (!is_fed(p, false)) {
+        ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; the source is away, too",
+               why->text);
+        dismiss(e->feed, why->text, e->msg);
+        e->feed = NULL;
+        return 0; /* nothing of the pager's link is to blame */
+    }
     ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
            why->text);
     dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
@@ -125,7 +144,9 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
 void ff_feed_end(struct ff_pager *p, int rc)
 {
     struct ff_prefill_engine *e = p->prefill;
-    bool over = (!rc && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) || ff_pager_was_complete(p);
+    bool all = !e->n_busy && !e->cut && !ff_chunks_left(&e->chunks);
+    bool over = (!rc && all && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) ||
+                ff_pager_was_complete(p);
 
     if (over) {
         atomic_store(&p->feed_over, true);

@@ -26,6 +26,8 @@
  * Failure      a relay that breaks off, is silent for silence_ms, or has nothing new for so long: prefill
  *              goes on over the pager's link with what is missing, until another relay comes. One that
  *              is of no use is told so: it does not come again.
+ *              While the link to the source is away, prefill goes on with what the relay has, and may
+ *              bring the last page. The keys of the source's segments are not looked at meanwhile.
  * Threads      the prefill thread's, but for ff_feed_new() and next_feed.
  */
 #ifndef FF_MIGRATE_FEED_H

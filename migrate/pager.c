@@ -281,6 +281,8 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
         p->mode = choose_prefill(p, source_load_permille);
     if (p->mode != FF_PREFILL_PULL && p->pool)
         ff_page_pool_empty(p->pool); /* nobody will read into it */
+    if (p->prefill_up) /* fed, it went on without the link */
+        return 0;
     atomic_store(&p->feed_over, p->mode == FF_PREFILL_OFF);
     if (p->mode == FF_PREFILL_OFF)
         return 0;

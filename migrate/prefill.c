@@ -257,6 +257,14 @@ static int start_due(struct ff_pager *p, struct transfer *t, struct ff_error *er
     return rc ? rc : 1;
 }
 
+/* Likewise; the relay has all of the cut */
+static int start_fed(struct ff_pager *p, struct ff_error *err)
+{
+    struct transfer *t = free_transfer(p->prefill, false);
+
+    return t ? start_buffer(p, t, p->prefill->cut_end, err) : 0;
+}
+
 /* 1: go on, 0: nothing more to start now, -errno */
 static int start_next(struct ff_pager *p, struct ff_error *err)
 {
@@ -278,6 +286,8 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
         e->cut_first = e->cut_from;
         e->cut_end = e->cut_from + n;
     }
+    if (e->feed) /* the source's keys are not its relay's, and may change meanwhile */
+        return start_fed(p, err);
     bool bad = ff_pager_is_unreadable(e->cut, e->cut_first);
     uint64_t end = ff_pager_part_end(e->cut, e->cut_first, e->cut_end);
     if (bad || !ff_pager_rkey(e->cut, e->cut_first)) {
@@ -361,9 +371,7 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
     struct ff_prefill_engine *e = p->prefill;
     struct ff_wc wc[8];
 
-    int rc = e->feed ? ff_pager_check(p, FF_PAGER_BROKEN, why) : 0;
-    if (!rc)
-        rc = fill_window(p, why);
+    int rc = fill_window(p, why);
     if (rc)
         return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc; /* an install has said why */
     if (!e->n_busy && atomic_load(&p->next_feed))
@@ -432,6 +440,7 @@ void *ff_prefill_main(void *opaque)
     atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     pthread_mutex_lock(&p->lock);
     p->prefill_ended = true;
+    p->prefill_is_fed = false;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
     return NULL;

@@ -183,6 +183,32 @@ static void source_breaks(void)
     all_end_well(some_is_fed);
 }
 
+/* It never comes back, and the others have all that there is */
+static void source_gone(void)
+{
+    agents_are(3, ",reconnect=5", NULL);
+    f[1]->faults = "dest.prefill=delay:5000";
+    for (unsigned i = 1; i < 3; i++) {
+        untouched(i);
+        f[i]->resumes = false;
+    }
+    begin();
+    feed(0, 1);
+    feed(1, 2);
+    wait_count(f[2]->fed_so_far, 256ul << 10);
+    for (unsigned i = 1; i < 3; i++) {
+        ff_source_free(f[i]->source);
+        f[i]->source = NULL;
+    }
+    for (unsigned i = 1; i < 3; i++) {
+        must(wait_flag(&f[i]->ended, 20000) && atomic_load(&f[i]->pauses) == 1);
+        must(fed(i) == f[i]->stats.image.bytes_prefill);
+        family_must_succeed(f[i]);
+    }
+    end_well(0);
+    loop_remove_key();
+}
+
 static void kill_first(void)
 {
     kill(f[0]->agent_pid, SIGKILL);
@@ -264,6 +290,7 @@ int main(int argc, char **argv)
         {"nobody feeds", never_comes, 40},
         {"links between agents break", links_break, 40},
         {"the source of who is fed comes back", source_breaks, 40},
+        {"sources that never come back", source_gone, 40},
         {"the relay is killed", relay_killed, 40},
         {"the relay is stopped", relay_stopped, 40},
         {"the relay has nothing", relay_idle, 40},
