@@ -218,9 +218,14 @@ static int await_source(struct ff_agent *a, struct ff_error *why)
     rc = rc == -EALREADY ? 0 : rc; /* the wait that follows sees that all is here */
     if (!rc)
         report_pause(a, NULL);
-    else if (rc == -ETIMEDOUT)
-        ff_error_context(why, "the source did not come back within %d s (%s)",
-                         a->reconnect_ms / 1000, none.text);
+    else if (rc == -ETIMEDOUT) {
+        struct ff_stats st;
+        ff_dest_stats(a->dest, &st);
+        ff_error_context(why, "the source did not come back within %d s, and %llu KiB of its memory "
+                              "are not here (%s)",
+                         a->reconnect_ms / 1000,
+                         (unsigned long long)(st.bytes_total - st.bytes_present) >> 10, none.text);
+    }
     else
         *why = none;
     return rc ? -why->code : 0;

@@ -102,6 +102,7 @@ static bool is_fed(struct ff_pager *p, bool is)
     bool may = is || p->state == FF_PAGER_UP;
     if (may)
         p->prefill_is_fed = is;
+    pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
     return may;
 }
@@ -120,23 +121,35 @@ void ff_feed_take(struct ff_pager *p)
     ff_log(FF_LOG_INFO, "prefill: another agent feeds this one: %s", e->feed->link->about);
 }
 
+/* There is neither the pager's link nor a feed: until there is one of them. False: the pager stops */
+static bool await_any(struct ff_pager *p)
+{
+    while (!atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) {
+        if (atomic_load(&p->next_feed) || is_fed(p, false))
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = REST_MS * 1000000}, NULL);
+    }
+    return false;
+}
+
 int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
 {
     struct ff_prefill_engine *e = p->prefill;
 
-    if (!e->feed || atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_FAILED, NULL))
+    if (atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_FAILED, NULL) ||
+        (!e->feed && !p->children))
         return rc;
-    if (!is_fed(p, false)) {
-        ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; the source is away, too",
+    if (e->feed) {
+        ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
                why->text);
-        dismiss(e->feed, why->text, e->msg);
+        dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
         e->feed = NULL;
-        return 0; /* nothing of the pager's link is to blame */
+    } else { /* an agent's source is away: others may come */
+        ff_pager_break(p, why);
+        is_fed(p, true); /* from here on the link may be freed */
     }
-    ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
-           why->text);
-    dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
-    e->feed = NULL;
+    if (!await_any(p))
+        return 0;
     ff_prefill_engine_restart(p);
     return 1;
 }

@@ -63,7 +63,8 @@ void ff_feed_await(struct ff_pager *p); /* the first one, until feed_until_ns */
 /* Nothing is under way: use the feed that came */
 void ff_feed_take(struct ff_pager *p);
 
-/* Prefill failed by @rc: 1: it goes on over the pager's link, since a feed was to blame; else @rc */
+/* Prefill failed by @rc: 1: it goes on, over the pager's link or by another feed, for which an agent
+ * waits; else it ends */
 int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why);
 void ff_feed_end(struct ff_pager *p, int rc); /* of the thread, as prefill_turn() has it */
 

@@ -427,7 +427,7 @@ void *ff_prefill_main(void *opaque)
     ff_feed_await(p);
     while (!atomic_load(&p->stop) && rc > 0) {
         rc = prefill_turn(p, &why);
-        if (rc < 0)
+        if (rc < 0 && !p->in_precopy)
             rc = ff_feed_leave(p, rc, &why);
         if (!(++turns % CPU_TURNS))
             atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());

@@ -209,6 +209,30 @@ static void source_gone(void)
     loop_remove_key();
 }
 
+/* Two that have got different parts from a source that is gone: each has what the other lacks */
+static void complete_each_other(void)
+{
+    agents_are(2, ",reconnect=10,window=1", "dest.prefill=delay:4000");
+    f[1]->await_feed_ms = 0;
+    f[1]->faults = "dest.prefill=delay:3000";
+    for (unsigned i = 0; i < 2; i++) {
+        untouched(i);
+        f[i]->resumes = false;
+    }
+    begin();
+    wait_count(f[0]->present_so_far, 1ul << 20);
+    must(!atomic_load(&f[0]->ended));
+    ff_source_free(f[0]->source);
+    f[0]->source = NULL;
+    wait_count(f[0]->pauses, 1u);
+    feed(1, 0);
+    family_source(f[1], S_DONE);
+    must(wait_flag(&f[0]->ended, 20000) && fed(0));
+    family_must_succeed(f[0]);
+    end_well(1);
+    loop_remove_key();
+}
+
 static void kill_first(void)
 {
     kill(f[0]->agent_pid, SIGKILL);
@@ -291,6 +315,7 @@ int main(int argc, char **argv)
         {"links between agents break", links_break, 40},
         {"the source of who is fed comes back", source_breaks, 40},
         {"sources that never come back", source_gone, 40},
+        {"who has lost its source is fed", complete_each_other, 40},
         {"the relay is killed", relay_killed, 40},
         {"the relay is stopped", relay_stopped, 40},
         {"the relay has nothing", relay_idle, 40},
