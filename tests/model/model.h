@@ -7,7 +7,8 @@
  *
  * Purpose      every order in which two QEMUs, their links, whoever watches them and the faults
  *              below can act, from HELLO to DONE. One guest, two pages, one disk. It does not
- *              model bytes of messages, the tunnel's BYTES, more than one move, or a peer that lies.
+ *              model bytes of messages, the tunnel's BYTES, agents that feed each other (FEED), more
+ *              than one move, or a peer that lies.
  *
  * Picture      struct world                  every state: search.c
  *                 |  source_steps()          what the source does or gets
