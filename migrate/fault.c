@@ -531,8 +531,26 @@ static void check_silence(struct ff_pager *p)
     broke(p, &why);
 }
 
+/* An agent's link is away: other agents may have what it was to bring */
+static void leave_claims(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    p->wants->away = true;
+    for (unsigned n = p->wants->n; n; n--)
+        ff_wants_leave(p, ff_wants_take(p->wants));
+    for (unsigned i = 0; i < f->n_slots; i++) {
+        struct slot *s = &f->slot[i];
+        if (!s->busy || s->kept)
+            continue;
+        s->busy = false;
+        ff_wants_leave(p, s->want);
+    }
+    atomic_store(&p->rewind, true);
+}
+
 /* The link is broken: from here on this thread does not touch it. True: there is another by now;
- * what was in flight is not any more, and its claims are still ours. */
+ * what was in flight is not any more, and its claims are still ours, but for an agent's. */
 static bool follow_link(struct ff_pager *p)
 {
     struct ff_fault_engine *f = p->fault;
@@ -546,6 +564,10 @@ static bool follow_link(struct ff_pager *p)
     p->fault_parked = f->broken;
     p->attached = false;
     pthread_mutex_unlock(&p->lock);
+    if (f->broken && p->children && !p->wants->away)
+        leave_claims(p);
+    else if (!f->broken)
+        ff_wants_back(p);
     f->n_busy = f->n_due = 0;
     for (unsigned i = 0; i < f->n_slots; i++) {
         f->slot[i].due = f->slot[i].busy && !f->slot[i].kept;

@@ -75,6 +75,11 @@ static void dismiss(struct ff_feed *f, const char *why, uint8_t *buf)
 
 #define ANOTHER "another agent feeds this one"
 
+static void rest(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = REST_MS * 1000000}, NULL);
+}
+
 void ff_feed_offer(struct ff_pager *p, struct ff_feed *f, uint8_t *buf)
 {
     dismiss(atomic_exchange(&p->next_feed, f), ANOTHER, buf);
@@ -89,7 +94,7 @@ void ff_feed_await(struct ff_pager *p)
     while (!atomic_load(&p->next_feed) && ff_now_ns() < atomic_load(&p->feed_until_ns) &&
            !atomic_load(&p->feed_off) && !atomic_load(&p->stop) &&
            !ff_pager_check(p, FF_PAGER_BROKEN, NULL))
-        nanosleep(&(struct timespec){.tv_nsec = REST_MS * 1000000}, NULL);
+        rest();
     if (waits && !atomic_load(&p->next_feed) && !atomic_load(&p->stop))
         ff_log(FF_LOG_INFO, "prefill: no agent feeds this one: it reads from the source");
     atomic_store(&p->feed_until_ns, 0);
@@ -127,7 +132,7 @@ static bool await_any(struct ff_pager *p)
     while (!atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) {
         if (atomic_load(&p->next_feed) || is_fed(p, false))
             return true;
-        nanosleep(&(struct timespec){.tv_nsec = REST_MS * 1000000}, NULL);
+        rest();
     }
     return false;
 }
@@ -152,6 +157,23 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
         return 0;
     ff_prefill_engine_restart(p);
     return 1;
+}
+
+bool ff_feed_may_need(struct ff_pager *p)
+{
+    return p->children && !p->in_precopy && !ff_pager_was_complete(p);
+}
+
+int ff_feed_rest(struct ff_pager *p, struct ff_error *why)
+{
+    if (atomic_exchange(&p->rewind, false)) {
+        ff_prefill_engine_rewind(p);
+        return 1;
+    }
+    int rc = p->prefill->feed ? 0 : ff_pager_check(p, FF_PAGER_BROKEN, why);
+    if (!rc)
+        rest();
+    return rc ? rc : 1;
 }
 
 void ff_feed_end(struct ff_pager *p, int rc)

@@ -71,6 +71,11 @@ void ff_feed_end(struct ff_pager *p, int rc); /* of the thread, as prefill_turn(
 /* There is no chunk that the relay is known to have: read claims, unless it is too early: 0 or -errno */
 int ff_feed_look(struct ff_pager *p, struct ff_error *err);
 
+/* An agent has asked for all, and faults have the rest: should its source go away, other agents may have
+ * that; 1, or -errno: it has */
+bool ff_feed_may_need(struct ff_pager *p);
+int ff_feed_rest(struct ff_pager *p, struct ff_error *why);
+
 /* As the link's poll(); returns 0 early when there is something new */
 int ff_feed_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_ms,
                  struct ff_error *err);

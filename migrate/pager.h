@@ -176,6 +176,7 @@ struct ff_pager {
     struct ff_verify *verify; /* goes with the link; NULL: what the link brings is taken as it is */
     struct ff_feed *_Atomic next_feed; /* prefill is to take it up */
     _Atomic uint64_t feed_until_ns;    /* prefill waits for one until then, unless */
+    _Atomic bool rewind; /* pages are missing again in chunks that prefill has asked for */
     _Atomic bool feed_off, feed_over;  /* none comes; prefill has asked for all, or asks for nothing */
     uint64_t asks_addr;       /* verify=on: where this link's source is asked */
     uint32_t asks_rkey;
@@ -294,6 +295,11 @@ int ff_wants_find_region(const struct ff_pager *p, uint64_t addr);
 
 /* Claim a page and queue its read; what stands in the way, if something does. With room */
 enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w);
+
+/* The link is away: @w, which is claimed and in no slot or queue any more, may be brought by others;
+ * and it is back */
+void ff_wants_leave(struct ff_pager *p, struct ff_want w);
+void ff_wants_back(struct ff_pager *p);
 
 /* Is there room for one more batch of events? */
 bool ff_wants_room(const struct ff_pager *p);

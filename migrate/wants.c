@@ -18,13 +18,39 @@ int ff_wants_find_region(const struct ff_pager *p, uint64_t addr)
 enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w)
 {
     struct ff_claims *c = &p->region[w.region].claims;
+    struct ff_wants *q = p->wants;
 
+    if (q->away && q->n_left < FF_WANTS_LEFT && ff_claim_get(c, w.page) == FF_CLAIM_MISSING) {
+        q->left[q->n_left++] = w;
+        return FF_CLAIM_INFLIGHT; /* as if somebody had it: whoever brings it wakes */
+    }
     if (ff_claim_take(c, w.page)) {
         w.queued_ns = ff_now_ns();
         ff_wants_add(p->wants, w);
         return FF_CLAIM_MISSING;
     }
     return ff_claim_get(c, w.page);
+}
+
+void ff_wants_leave(struct ff_pager *p, struct ff_want w)
+{
+    struct ff_wants *q = p->wants;
+
+    if (w.hole || q->n_left == FF_WANTS_LEFT) {
+        ff_wants_add(q, w);
+        return;
+    }
+    ff_claim_leave(&p->region[w.region].claims, w.page);
+    q->left[q->n_left++] = w;
+}
+
+void ff_wants_back(struct ff_pager *p)
+{
+    struct ff_wants *q = p->wants;
+
+    q->away = false;
+    while (q->n_left && q->n < FF_WANTS_MAX)
+        ff_wants_claim(p, q->left[--q->n_left]); /* if nobody has brought it */
 }
 
 void ff_wants_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hole)

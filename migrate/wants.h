@@ -10,6 +10,7 @@
 
 #define FF_WANTS_MAX 8192u
 #define FF_WANTS_EVENTS 32 /* that are read at once */
+#define FF_WANTS_LEFT 2048u /* what comes on top is claimed all the same */
 
 struct ff_want {
     uint32_t region;
@@ -24,6 +25,9 @@ struct ff_wants {
     struct ff_want want[FF_WANTS_MAX];
     unsigned first, n;
     unsigned n_holes; /* of them */
+    bool away; /* an agent's link is: what is wanted is claimed by nobody, so that others may bring it */
+    struct ff_want left[FF_WANTS_LEFT];
+    unsigned n_left;
 };
 
 /* With room: n < FF_WANTS_MAX */

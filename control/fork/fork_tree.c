@@ -15,6 +15,7 @@
  *              fed by nobody yet, by the first that is in the tree and feeds fewer than fanout.
  * Failure      a host that fails is replaced in the same way, one of the first by one that it fed. An agent that is fed by nobody, or
  *              whose feeder is too slow, asks the parent: nothing depends on the tree but time.
+ *              While the parent's side is away, agents get what they lack from each other.
  * Invariants   from each host in the tree the way by feeders ends at one that the parent feeds.
  */
 #include <stdint.h>
@@ -147,6 +148,7 @@ static void feed_by_parent(struct host *h)
 /* Who should have fed it cannot: it is said once, since it is mostly one reason for all */
 static void give_up_feeder(struct fork *f, struct host *h)
 {
+    h->not_by = h->feeder;
     if (h->state == HOST_IMAGE) {
         if (!f->told_unfed)
             strv_add(&f->s.notes, "host %s gets its memory from the parent, not from host %s: %s",
@@ -158,21 +160,45 @@ static void give_up_feeder(struct fork *f, struct host *h)
     h->unfed = NULL;
 }
 
+static void feed(struct host *by, struct host *h)
+{
+    FF_AUTO_FREE char *to = host_at(h);
+
+    h->feeder = by;
+    if (by)
+        host_send(by, json_pack("{ss}", "feed", to));
+}
+
+/* The parent's side is away. Whoever has most may have what this one lacks, and be fed by it: they
+ * complete each other */
+static void feed_orphan(struct fork *f, struct host *h)
+{
+    struct host *best = NULL;
+
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        struct host *by = &f->s.hosts[i];
+        if (by != h && by != h->not_by && can_feed(by) &&
+            (!best || by->present_bytes > best->present_bytes))
+            best = by;
+    }
+    h->not_by = NULL;
+    feed(best, h);
+}
+
 void fork_tree_turn(struct fork *f)
 {
     for (size_t i = 0; f->fanout && i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
         if (h->unfed)
             give_up_feeder(f, h);
+        if (h->state == HOST_IMAGE && h->paused_until_ms && !(h->feeder && can_feed(h->feeder)))
+            feed_orphan(f, h);
         if (!h->is_fed || h->state != HOST_IMAGE || (h->feeder && can_feed(h->feeder)))
             continue;
         if (firsts(f) < f->fanout) {
             feed_by_parent(h);
             continue;
         }
-        FF_AUTO_FREE char *to = host_at(h);
-        h->feeder = find_feeder(f, h);
-        if (h->feeder)
-            host_send(h->feeder, json_pack("{ss}", "feed", to));
+        feed(find_feeder(f, h), h);
     }
 }

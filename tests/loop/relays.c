@@ -183,16 +183,17 @@ static void source_breaks(void)
     all_end_well(some_is_fed);
 }
 
-/* It never comes back, and the others have all that there is */
+/* It never comes back, and the others have all that there is; faults were on their way to it */
 static void source_gone(void)
 {
+    struct ff_error err;
+
     agents_are(3, ",reconnect=5", NULL);
     f[1]->faults = "dest.prefill=delay:5000";
-    for (unsigned i = 1; i < 3; i++) {
-        untouched(i);
-        f[i]->resumes = false;
-    }
+    f[1]->resumes = f[2]->resumes = false;
+    untouched(1);
     begin();
+    must_ok(ff_failpoints_arm("tcp.serve.fault=delay:200000", &err), err);
     feed(0, 1);
     feed(1, 2);
     wait_count(f[2]->fed_so_far, 256ul << 10);
@@ -205,6 +206,7 @@ static void source_gone(void)
         must(fed(i) == f[i]->stats.image.bytes_prefill);
         family_must_succeed(f[i]);
     }
+    must_ok(ff_failpoints_arm("", &err), err);
     end_well(0);
     loop_remove_key();
 }

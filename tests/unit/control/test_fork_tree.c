@@ -10,6 +10,7 @@
 #define MIB (1ull << 20)
 
 static struct host hosts[HOSTS_MAX];
+static const struct node node = {.host = "h"};
 static struct fork_options options;
 static struct fork f;
 
@@ -20,7 +21,7 @@ static void hosts_are(size_t n, int fanout)
     options = (struct fork_options){.fanout = fanout};
     f = (struct fork){.o = &options, .memory_bytes = 320 * MIB, .s.hosts = hosts, .s.n_hosts = n};
     for (size_t i = 0; i < n; i++)
-        hosts[i] = (struct host){.keyed = true, .state = HOST_LISTENING, .address = "198.18.0.1",
+        hosts[i] = (struct host){.node = &node, .keyed = true, .state = HOST_LISTENING, .address = "198.18.0.1",
                                  .port = (unsigned)(1000 + i), .run = {.in = -1, .out = -1}};
     fork_tree_plan(&f);
 }
@@ -133,6 +134,25 @@ static void test_failures(void **state)
     }
 }
 
+/* The parent's side is away: also one of the first is fed, by who has most; they may feed each other */
+static void test_orphans(void **state)
+{
+    (void)state;
+    hosts_are(3, 1);
+    have_image(0, 3);
+    for (size_t i = 0; i < 3; i++) {
+        hosts[i].paused_until_ms = 1;
+        hosts[i].present_bytes = i;
+    }
+    fork_tree_turn(&f);
+    assert_ptr_equal(hosts[0].feeder, &hosts[2]);
+    assert_ptr_equal(hosts[1].feeder, &hosts[0]);
+    hosts[0].unfed = strdup("it cannot");
+    fork_tree_turn(&f);
+    assert_ptr_equal(hosts[0].feeder, &hosts[1]);
+    strv_free(&f.s.notes);
+}
+
 static void test_fanout(void **state)
 {
     (void)state;
@@ -152,6 +172,7 @@ int main(void)
         cmocka_unit_test(test_any_order),
         cmocka_unit_test(test_not_verified),
         cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_orphans),
         cmocka_unit_test(test_fanout),
     };
 
