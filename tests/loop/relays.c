@@ -47,14 +47,23 @@ static void untouched(unsigned i)
         f[i]->child[k].when = WHEN_COMPLETE;
 }
 
-static void begin(void)
+/* @faults: of sources */
+static void begin_with(const char *faults)
 {
+    struct ff_error err;
+
     for (unsigned i = 0; i < n_agents; i++)
         family_fork(f[i]);
     for (unsigned i = 0; i < n_agents; i++)
         family_start(f[i]);
+    must_ok(ff_failpoints_arm(faults, &err), err); /* no thread is there to look */
     for (unsigned i = 0; i < n_agents; i++)
         family_source(f[i], S_RUNNING);
+}
+
+static void begin(void)
+{
+    begin_with("");
 }
 
 static void feed(unsigned from, unsigned to)
@@ -186,14 +195,12 @@ static void source_breaks(void)
 /* It never comes back, and the others have all that there is; faults were on their way to it */
 static void source_gone(void)
 {
-    struct ff_error err;
-
     agents_are(3, ",reconnect=5", NULL);
     f[1]->faults = "dest.prefill=delay:5000";
     f[1]->resumes = f[2]->resumes = false;
+    untouched(0);
     untouched(1);
-    begin();
-    must_ok(ff_failpoints_arm("tcp.serve.fault=delay:200000", &err), err);
+    begin_with("tcp.serve.fault=delay:200000");
     feed(0, 1);
     feed(1, 2);
     wait_count(f[2]->fed_so_far, 256ul << 10);
@@ -206,7 +213,6 @@ static void source_gone(void)
         must(fed(i) == f[i]->stats.image.bytes_prefill);
         family_must_succeed(f[i]);
     }
-    must_ok(ff_failpoints_arm("", &err), err);
     end_well(0);
     loop_remove_key();
 }
