@@ -75,7 +75,7 @@ static void dismiss(struct ff_feed *f, const char *why, uint8_t *buf)
 
 #define ANOTHER "another agent feeds this one"
 
-static void rest(void)
+static void rest_a_moment(void)
 {
     nanosleep(&(struct timespec){.tv_nsec = REST_MS * 1000000}, NULL);
 }
@@ -94,7 +94,7 @@ void ff_feed_await(struct ff_pager *p)
     while (!atomic_load(&p->next_feed) && ff_now_ns() < atomic_load(&p->feed_until_ns) &&
            !atomic_load(&p->feed_off) && !atomic_load(&p->stop) &&
            !ff_pager_check(p, FF_PAGER_BROKEN, NULL))
-        rest();
+        rest_a_moment();
     if (waits && !atomic_load(&p->next_feed) && !atomic_load(&p->stop))
         ff_log(FF_LOG_INFO, "prefill: no agent feeds this one: it reads from the source");
     atomic_store(&p->feed_until_ns, 0);
@@ -132,7 +132,7 @@ static bool await_any(struct ff_pager *p)
     while (!atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) {
         if (atomic_load(&p->next_feed) || is_fed(p, false))
             return true;
-        rest();
+        rest_a_moment();
     }
     return false;
 }
@@ -172,7 +172,7 @@ int ff_feed_rest(struct ff_pager *p, struct ff_error *why)
     }
     int rc = p->prefill->feed ? 0 : ff_pager_check(p, FF_PAGER_BROKEN, why);
     if (!rc)
-        rest();
+        rest_a_moment();
     return rc ? rc : 1;
 }
 

@@ -160,7 +160,7 @@ static void give_up_feeder(struct fork *f, struct host *h)
     h->unfed = NULL;
 }
 
-static void feed(struct host *by, struct host *h)
+static void set_feeder(struct host *by, struct host *h)
 {
     FF_AUTO_FREE char *to = host_at(h);
 
@@ -182,7 +182,7 @@ static void feed_orphan(struct fork *f, struct host *h)
             best = by;
     }
     h->not_by = NULL;
-    feed(best, h);
+    set_feeder(best, h);
 }
 
 void fork_tree_turn(struct fork *f)
@@ -199,6 +199,6 @@ void fork_tree_turn(struct fork *f)
             feed_by_parent(h);
             continue;
         }
-        feed(find_feeder(f, h), h);
+        set_feeder(find_feeder(f, h), h);
     }
 }
