@@ -318,16 +318,16 @@ static int answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 /* An agent may get the last page from another one, while its source is away */
 #define FED_MS 200u
 
-static bool is_fed_up(struct ff_dest *d)
+static bool may_complete(const struct ff_dest *d)
 {
-    return d->owner.adopt && !d->complete && ff_pager_was_complete(&d->pager);
+    return d->pager.may_be_fed && atomic_load(&d->pager.guest_runs) && !d->lost_why && !d->complete;
 }
 
 static uint64_t hear_until(const struct ff_dest *d, uint64_t end_ns)
 {
     uint64_t soon = ff_now_ns() + FED_MS * 1000000u;
 
-    return d->owner.adopt && !d->complete && (!end_ns || soon < end_ns) ? soon : end_ns;
+    return may_complete(d) && (!end_ns || soon < end_ns) ? soon : end_ns;
 }
 
 /* No thread touches the old link, and it is freed */
@@ -364,7 +364,16 @@ static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *
         rc = over   ? ff_error_set(&why, over, "%s", strerror(over))
              : link ? 0
                     : dest_hear_source(d, -1, hear_until(d, end_ns), &link, &why);
-        if (rc == -ETIMEDOUT && is_fed_up(d))
+        if (rc == -ETIMEDOUT && may_complete(d)) {
+            struct ff_error failed;
+            int bad = ff_pager_check(&d->pager, FF_PAGER_FAILED, &failed);
+            if (bad) {
+                why = failed;
+                rc = bad;
+                break;
+            }
+        }
+        if (rc == -ETIMEDOUT && may_complete(d) && ff_pager_was_complete(&d->pager))
             return ff_error_set(err, EALREADY, "every page is here, by other agents");
         if (rc == -ETIMEDOUT && !link && (!end_ns || ff_now_ns() < end_ns))
             continue;

@@ -100,7 +100,7 @@ bool ff_fault_follow_link(struct ff_pager *p)
     p->fault_parked = f->broken;
     p->attached = false;
     pthread_mutex_unlock(&p->lock);
-    if (f->broken && p->children && !p->wants->away)
+    if (f->broken && p->may_be_fed && !p->wants->away)
         leave_claims(p);
     else if (!f->broken)
         ff_wants_back(p);

@@ -18,6 +18,7 @@
 #define LOOK (64u << 10) /* pages, and bytes, at most; at least: */
 #define LOOK_FIRST 4096u
 #define REST_MS 2
+#define BACK_NS 1000000000u
 #define PATIENCE 4u /* it may be fed itself, slowly */
 
 int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
@@ -123,6 +124,7 @@ void ff_feed_take(struct ff_pager *p)
     ff_prefill_engine_restart(p);
     e->feed->news_ns = ff_now_ns();
     e->feed->look_pages = LOOK_FIRST;
+    e->feed->while_away = ff_pager_check(p, FF_PAGER_BROKEN, NULL);
     ff_log(FF_LOG_INFO, "prefill: another agent feeds this one: %s", e->feed->link->about);
 }
 
@@ -142,7 +144,7 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
     struct ff_prefill_engine *e = p->prefill;
 
     if (atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_FAILED, NULL) ||
-        (!e->feed && !p->children))
+        (!e->feed && !p->may_be_fed))
         return rc;
     if (e->feed) {
         ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
@@ -161,7 +163,7 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
 
 bool ff_feed_may_need(struct ff_pager *p)
 {
-    return p->children && !p->in_precopy && !ff_pager_was_complete(p);
+    return p->may_be_fed && !p->in_precopy && !ff_pager_was_complete(p);
 }
 
 int ff_feed_rest(struct ff_pager *p, struct ff_error *why)
@@ -232,6 +234,8 @@ int ff_feed_look(struct ff_pager *p, struct ff_error *err)
     if (now - f->news_ns > silence_ns * PATIENCE)
         return ff_error_set(err, ETIMEDOUT, "it has got nothing for %d s",
                             p->silence_ms / 1000 * (int)PATIENCE);
+    if (f->while_away && now - f->news_ns > BACK_NS && !ff_pager_check(p, FF_PAGER_BROKEN, NULL))
+        return ff_error_set(err, ETIMEDOUT, "it has nothing new, and the source is back");
     if (f->looks_now || from == p->n_chunks || now - f->looked_ns < REST_MS * 1000000u)
         return 0;
     int rc = ff_failpoint("dest.feed.look");

@@ -46,6 +46,7 @@ struct ff_feed {
     uint64_t look_pages;         /* at most */
     uint64_t looked_ns, news_ns; /* when it looked last; when there was something new */
     bool looks_now;
+    bool while_away; /* it came while there was no other way to get anything */
 };
 
 /* Takes @link, also on failure, whose queues are open; its peer has what @offer says */

@@ -114,7 +114,8 @@ int ff_pager_attach(struct ff_pager *p, struct ff_link *link, struct ff_error *e
     atomic_fetch_add(&p->count.paused_ns,
                      ff_now_ns() - atomic_exchange(&p->count.broken_ns, 0));
     pthread_mutex_lock(&p->lock);
-    p->state = FF_PAGER_UP;
+    if (p->state == FF_PAGER_BROKEN)
+        p->state = FF_PAGER_UP; /* else what has failed stays so, and the next wait says it */
     p->fault_parked = false;
     p->attached = true;
     pthread_mutex_unlock(&p->lock);

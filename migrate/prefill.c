@@ -420,7 +420,7 @@ static void let_guest_start(struct ff_pager *p)
 void *ff_prefill_main(void *opaque)
 {
     struct ff_pager *p = opaque;
-    struct ff_error why;
+    struct ff_error why = {.code = EIO};
     uint64_t cpu_ns = atomic_load(&p->count.prefill_cpu_ns); /* of the pass, if there was one */
     unsigned turns = 0;
     int rc = 1;

@@ -102,9 +102,10 @@ static bool can_feed(const struct host *h)
 }
 
 /* By feeders to the parent, and not by @but */
-static bool in_tree(const struct host *h, const struct host *but)
+static bool in_tree(const struct fork *f, const struct host *h, const struct host *but)
 {
-    while (h->is_fed && h != but && can_feed(h) && h->feeder)
+    /* who complete each other may go round in a circle */
+    for (size_t n = 0; n < f->s.n_hosts && h->is_fed && h != but && can_feed(h) && h->feeder; n++)
         h = h->feeder;
     return !h->is_fed && h != but && can_feed(h);
 }
@@ -132,7 +133,7 @@ static struct host *find_feeder(struct fork *f, const struct host *of)
 {
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
-        if (h != of && can_feed(h) && in_tree(h, of) && feeds(f, h) < f->fanout)
+        if (h != of && can_feed(h) && in_tree(f, h, of) && feeds(f, h) < f->fanout)
             return h;
     }
     return NULL;
@@ -193,6 +194,8 @@ void fork_tree_turn(struct fork *f)
             give_up_feeder(f, h);
         if (h->state == HOST_IMAGE && h->paused_until_ms && !(h->feeder && can_feed(h->feeder)))
             feed_orphan(f, h);
+        else if (h->is_fed && h->feeder && !h->paused_until_ms && !in_tree(f, h, NULL))
+            h->feeder = NULL; /* the parent's side is back: to be fed by one that gets more */
         if (!h->is_fed || h->state != HOST_IMAGE || (h->feeder && can_feed(h->feeder)))
             continue;
         if (firsts(f) < f->fanout) {
