@@ -45,13 +45,14 @@ CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-class Hosts(common.Place):
-    """Namespaces behind one bridge; the first is the parent's."""
+class Hosts(testbed.Namespaces):
+    """Behind one bridge, in the last namespace; the first is the parent's."""
 
     def __init__(self, n, rate):
-        self.name, self.n, self.link = f'{n} hosts', n, testbed.Link(rate)
-        self.ns = [f'fffan-{os.getpid()}-{i}' for i in range(n + 1)]
+        super().__init__(rate)
+        self.n = n
         self.bridge = f'fffan-{os.getpid()}-br'
+        self.ns = [*(f'fffan-{os.getpid()}-{i}' for i in range(n + 1)), self.bridge]
 
     def address(self, i):
         return f'{NET}.{i // 200}.{i % 200 + 1}'
@@ -59,20 +60,12 @@ class Hosts(common.Place):
     def argv(self, argv, incoming):
         return ['ip', 'netns', 'exec', self.ns[0], *argv]
 
-    def __enter__(self):
-        try:
-            self.up()
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
     def up(self):
         tool, link = testbed.tool, self.link
         tool('ip', 'netns', 'add', self.bridge)
         tool('ip', '-n', self.bridge, 'link', 'add', 'br0', 'type', 'bridge')
         tool('ip', '-n', self.bridge, 'link', 'set', 'br0', 'up')
-        for i, ns in enumerate(self.ns):
+        for i, ns in enumerate(self.ns[:-1]):
             tool('ip', 'netns', 'add', ns)
             tool('ip', '-n', ns, 'link', 'add', 'eth0', 'type', 'veth', 'peer', 'name', f'p{i}', 'netns',
                  self.bridge)
@@ -84,11 +77,6 @@ class Hosts(common.Place):
                 if device != 'lo':
                     tool('ip', 'netns', 'exec', name, 'tc', 'qdisc', 'add', 'dev', device, 'root',
                          *link.tbf())
-
-    def __exit__(self, *exc):
-        for ns in (*self.ns, self.bridge):
-            if os.path.exists(f'/run/netns/{ns}'):
-                subprocess.run(['ip', 'netns', 'del', ns], timeout=60, check=False)
 
     def sent_bytes(self):
         out = subprocess.run(['ip', '-n', self.ns[0], '-s', '-j', 'link', 'show', 'eth0'],

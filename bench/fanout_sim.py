@@ -26,7 +26,7 @@ import sys
 
 CHUNK = 512 << 10
 WINDOW = 2
-# what bench/fanout.py measured (docs/fanout.md)
+# assumed, where nothing was measured (docs/fanout.md)
 COSTS = {'state_s': 0.25, 'share': 0.95, 'hop_s': 0.02}
 NOTICED_S, AGAIN_S = 0.3, 0.2   # a connection that ended; vmclone's turn, and a new one
 UNITS = {'k': 1e3, 'm': 1e6, 'g': 1e9}

@@ -60,8 +60,8 @@ struct message {
     enum { FROM_CHILD, FROM_RECEIVE, FROM_WAIT, FROM_PAUSE, FROM_RELAY } kind;
     unsigned child;
     int value;
-    char *text; /* FROM_PAUSE, FROM_RELAY: the main thread's; NULL: it is over */
-    char *to;   /* FROM_RELAY: likewise */
+    char *text;    /* FROM_PAUSE: the main thread's; NULL: it is over */
+    json_t *event; /* FROM_RELAY: likewise */
 };
 
 /* --- the library's side --- */
@@ -84,9 +84,7 @@ static void on_pause(void *opaque, const char *why)
 
 static void on_unfed(void *opaque, const char *host, const char *port, const char *why)
 {
-    tell(opaque, (struct message){.kind = FROM_RELAY, .text = xstrdup(why),
-                                  .to = xprintf(strchr(host, ':') ? "[%s]:%s" : "%s:%s", host,
-                                                port)});
+    tell(opaque, (struct message){.kind = FROM_RELAY, .event = agent_unfed(host, port, why)});
 }
 
 static void *work(void *opaque)
@@ -127,12 +125,6 @@ static void on_child_message(struct agent *a, const struct message *m)
         agent_send_child(a, vm, of[m->value].what);
 }
 
-/* The agent at @to does not get the image from here */
-static void send_unfed(struct agent *a, const char *to, const char *why)
-{
-    agent_send(a, json_pack("{ss ss ss}", "event", "feed", "to", to, "error", why));
-}
-
 static void on_worker(struct agent *a, const struct message *m)
 {
     if (m->kind == FROM_PAUSE) {
@@ -142,9 +134,7 @@ static void on_worker(struct agent *a, const struct message *m)
                               : json_pack("{ss}", "event", "resumed"));
         free(m->text);
     } else if (m->kind == FROM_RELAY) {
-        send_unfed(a, m->to, m->text);
-        free(m->text);
-        free(m->to);
+        agent_send(a, m->event);
     } else if (m->kind == FROM_RECEIVE) {
         a->image = IMAGE;
         a->image_ms = ff_now_ms();
@@ -230,21 +220,6 @@ static void detach_alone(struct agent *a)
     detach(a);
 }
 
-/* The agent at @to gets the image from here, too */
-static void feed(struct agent *a, const char *to)
-{
-    struct ff_address *address = NULL;
-    struct ff_error why;
-
-    int rc = a->ff ? ff_address_parse(to, &address, &why)
-                   : ff_error_set(&why, EINVAL, "it has no image");
-    if (!rc)
-        rc = ff_agent_feed(a->ff, address, &why);
-    ff_address_free(address);
-    if (rc)
-        send_unfed(a, to, why.text);
-}
-
 static void run_command(struct agent *a, const char *line)
 {
     json_t *o = json_loads(line, 0, NULL), *v;
@@ -282,7 +257,7 @@ static void run_command(struct agent *a, const char *line)
         if (a->ff)
             ff_agent_await_feed(a->ff, (int)json_integer_value(v));
     } else if ((v = json_object_get(o, "feed"))) {
-        feed(a, json_is_string(v) ? json_string_value(v) : "");
+        agent_feed(a, json_is_string(v) ? json_string_value(v) : "");
     } else if (json_is_true(json_object_get(o, "detach"))) {
         let_vms_go(a);
     } else if (json_is_true(json_object_get(o, "end"))) {

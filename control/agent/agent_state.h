@@ -52,6 +52,11 @@ void agent_spawn_waiting(struct agent *a);
 bool agent_spawn_not(struct agent *a, json_int_t number);
 void agent_count_vms(struct agent *a); /* after any change of their number or states */
 
+/* agent_feed.c: the agent at @to, HOST:PORT, gets the image from here, too; agent_unfed(): the event that
+ * says that it does not after all */
+void agent_feed(struct agent *a, const char *to);
+json_t *agent_unfed(const char *host, const char *port, const char *why);
+
 /* agent_key.c: the key that the first line of input has, into @a->vms.key */
 int agent_read_key(struct agent *a, struct ff_error *why);
 void agent_drop_key(struct agent *a);

@@ -13,9 +13,10 @@
  *              before the export, to wait FEED_MS for an agent that feeds it. Once an agent has the
  *              parent's image (fork_verify.c) it is told whom to feed: in the order of hosts, who is
  *              fed by nobody yet, by the first that is in the tree and feeds fewer than fanout.
- * Failure      a host that fails is replaced in the same way, one of the first by one that it fed. An agent that is fed by nobody, or
- *              whose feeder is too slow, asks the parent: nothing depends on the tree but time.
- *              While the parent's side is away, agents get what they lack from each other.
+ * Failure      a host that fails is replaced in the same way, one of the first by one that it fed. An
+ *              agent that is fed by nobody, or whose feeder is too slow, asks the parent: nothing
+ *              depends on the tree but time. While the parent's side is away, agents get what they
+ *              lack from each other.
  * Invariants   from each host in the tree the way by feeders ends at one that the parent feeds.
  */
 #include <stdint.h>

@@ -145,6 +145,7 @@ def grandchild(t, accel):
 
 # --- vmclone ---
 
+BY_PARENT = (*ELSEWHERE, '--fanout', '0')    # whose link breaks when prefill does
 BREAKS = 'dest.prefill=delay:60000,dest.prefill=fail@4,dest.resume='
 
 
@@ -158,7 +159,7 @@ def clone_goes_on(t, accel):
     with Parent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
-        with Clone(t, parent, 4, '--timeout', '8', *ELSEWHERE, hosts=TWO_HOSTS,
+        with Clone(t, parent, 4, '--timeout', '8', *BY_PARENT, hosts=TWO_HOSTS,
                    faults=BREAKS + 'fail@1-60') as c:
             wait_for('two hosts that are paused', 40, lambda: len(paused_hosts(c)) == 2)
             pids = [k['pid'] for f in paused_hosts(c) for k in f['children']]
@@ -177,7 +178,7 @@ def clone_ended(t, accel, how):
     """Ctrl-C, and vmclone --kill, while nothing comes: at once, and nothing is left."""
     with Parent(t, accel) as parent:
         parent.start_load()
-        with Clone(t, parent, 2, *ELSEWHERE, hosts=TWO_HOSTS, faults=BREAKS + 'fail@1+') as c:
+        with Clone(t, parent, 2, *BY_PARENT, hosts=TWO_HOSTS, faults=BREAKS + 'fail@1+') as c:
             wait_for('two hosts that are paused', 40, lambda: len(paused_hosts(c)) == 2)
             begin = time.monotonic()
             if how == 'kill':

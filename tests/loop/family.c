@@ -592,16 +592,3 @@ void family_must_succeed(struct family *f)
     must(st->bytes_prefill + st->bytes_fault + st->bytes_zero + f->stats.bytes_lent ==
          st->bytes_total);
 }
-
-bool thread_asleep(pid_t pid, int tid)
-{
-    char path[64], stat[512] = "", state = '?';
-
-    snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", pid, tid);
-    FILE *f = fopen(path, "re");
-    if (f && fgets(stat, sizeof(stat), f) && strrchr(stat, ')'))
-        sscanf(strrchr(stat, ')'), ") %c", &state);
-    if (f)
-        fclose(f);
-    return state == 'S' || state == 'D';
-}

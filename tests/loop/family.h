@@ -108,9 +108,6 @@ void family_must_succeed(struct family *f);
 void family_reap(pid_t pid, int status);
 void family_free(struct family *f);
 
-/* Is thread @tid of @pid asleep? */
-bool thread_asleep(pid_t pid, int tid);
-
 /* Wait until a counter is at least @n */
 #define wait_count(counter, n)                                                              \
     do {                                                                                    \

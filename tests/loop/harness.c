@@ -253,3 +253,16 @@ struct ff_address *loop_address(unsigned port, const char *options)
     must_ok(ff_address_parse(text, &a, &err), err);
     return a;
 }
+
+bool thread_asleep(pid_t pid, int tid)
+{
+    char path[64], stat[512] = "", state = '?';
+
+    snprintf(path, sizeof(path), "/proc/%d/task/%d/stat", pid, tid);
+    FILE *f = fopen(path, "re");
+    if (f && fgets(stat, sizeof(stat), f) && strrchr(stat, ')'))
+        sscanf(strrchr(stat, ')'), ") %c", &state);
+    if (f)
+        fclose(f);
+    return state == 'S' || state == 'D';
+}

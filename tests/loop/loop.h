@@ -92,6 +92,9 @@ bool loop_in_lab(void);
 /* Wait until *@flag, @limit_ms at most; false: it was not */
 bool wait_flag(const atomic_bool *flag, int limit_ms);
 
+/* Is thread @tid of @pid asleep? */
+bool thread_asleep(pid_t pid, int tid);
+
 /* A key in a file of this test's process, and it is gone again */
 #define LOOP_KEY "5f3c0e9d6b2a48f1c7e6d5b4a39281706f5e4d3c2b1a09f8e7d6c5b4a3928170\n"
 const char *loop_key_file(void);
