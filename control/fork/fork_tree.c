@@ -151,7 +151,9 @@ static void feed_by_parent(struct host *h)
 static void give_up_feeder(struct fork *f, struct host *h)
 {
     h->not_by = h->feeder;
-    if (h->state == HOST_IMAGE) {
+    if (h->state == HOST_IMAGE && h->paused_until_ms) {
+        h->feeder = NULL; /* the parent's side is away: another one feeds it */
+    } else if (h->state == HOST_IMAGE) {
         if (!f->told_unfed)
             strv_add(&f->s.notes, "host %s gets its memory from the parent, not from host %s: %s",
                      h->node->host, h->feeder->node->host, h->unfed);
@@ -184,20 +186,33 @@ static void feed_orphan(struct fork *f, struct host *h)
             best = by;
     }
     h->not_by = NULL;
+    h->is_orphan = true;
     set_feeder(best, h);
+}
+
+/* The parent's side is back: an orphan's feeder stays if it gets more than the orphan does */
+static void end_orphan(const struct fork *f, struct host *h)
+{
+    h->is_orphan = false;
+    if (!h->is_fed || !in_tree(f, h, NULL))
+        h->feeder = NULL;
 }
 
 void fork_tree_turn(struct fork *f)
 {
-    for (size_t i = 0; f->fanout && i < f->s.n_hosts; i++) {
+    for (size_t i = 0; may_feed(f) && i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
         if (h->unfed)
             give_up_feeder(f, h);
-        if (h->state == HOST_IMAGE && h->paused_until_ms && !(h->feeder && can_feed(h->feeder)))
+        if (h->is_orphan && !h->paused_until_ms)
+            end_orphan(f, h);
+        if (h->state != HOST_IMAGE || (h->feeder && can_feed(h->feeder)))
+            continue;
+        if (h->paused_until_ms) {
             feed_orphan(f, h);
-        else if (h->is_fed && h->feeder && !h->paused_until_ms && !in_tree(f, h, NULL))
-            h->feeder = NULL; /* the parent's side is back: to be fed by one that gets more */
-        if (!h->is_fed || h->state != HOST_IMAGE || (h->feeder && can_feed(h->feeder)))
+            continue;
+        }
+        if (!h->is_fed)
             continue;
         if (firsts(f) < f->fanout) {
             feed_by_parent(h);
