@@ -8,6 +8,7 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 
+#include "children.h"
 #include "cleanup.h"
 #include "fault_private.h"
 
@@ -87,6 +88,13 @@ static void leave_claims(struct ff_pager *p)
     atomic_store(&p->rewind, true);
 }
 
+static void take_claims(struct ff_pager *p)
+{
+    p->wants->away = false;
+    if (p->children)
+        ff_children_want(p);
+}
+
 bool ff_fault_follow_link(struct ff_pager *p)
 {
     struct ff_fault_engine *f = p->fault;
@@ -103,7 +111,7 @@ bool ff_fault_follow_link(struct ff_pager *p)
     if (f->broken && p->may_be_fed && !p->wants->away)
         leave_claims(p);
     else if (!f->broken)
-        ff_wants_back(p);
+        take_claims(p);
     f->n_busy = f->n_due = 0;
     for (unsigned i = 0; i < f->n_slots; i++) {
         f->slot[i].due = f->slot[i].busy && !f->slot[i].kept;

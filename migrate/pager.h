@@ -297,10 +297,9 @@ int ff_wants_find_region(const struct ff_pager *p, uint64_t addr);
 /* Claim a page and queue its read; what stands in the way, if something does. With room */
 enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w);
 
-/* The link is away: @w, which is claimed and in no slot or queue any more, may be brought by others;
- * and it is back */
+/* An agent's link is away: @w, which is claimed and in no slot or queue any more, may be brought by
+ * others */
 void ff_wants_leave(struct ff_pager *p, struct ff_want w);
-void ff_wants_back(struct ff_pager *p);
 
 /* Is there room for one more batch of events? */
 bool ff_wants_room(const struct ff_pager *p);

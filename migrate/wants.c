@@ -15,30 +15,12 @@ int ff_wants_find_region(const struct ff_pager *p, uint64_t addr)
     return -1;
 }
 
-/* Of what was left some has come by now */
-static bool has_room_left(struct ff_pager *p)
-{
-    struct ff_wants *q = p->wants;
-    unsigned n = 0;
-
-    if (q->n_left < FF_WANTS_LEFT)
-        return true;
-    for (unsigned i = 0; i < q->n_left; i++)
-        if (ff_claim_get(&p->region[q->left[i].region].claims, q->left[i].page) ==
-            FF_CLAIM_MISSING)
-            q->left[n++] = q->left[i];
-    q->n_left = n;
-    return n < FF_WANTS_LEFT;
-}
-
 enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w)
 {
     struct ff_claims *c = &p->region[w.region].claims;
-    struct ff_wants *q = p->wants;
 
-    if (q->away && ff_claim_get(c, w.page) == FF_CLAIM_MISSING && has_room_left(p)) {
+    if (p->wants->away && ff_claim_get(c, w.page) == FF_CLAIM_MISSING) {
         struct ff_pager_region *r = &p->region[w.region];
-        q->left[q->n_left++] = w;
         atomic_store(&p->hint, r->first_chunk + w.page * r->range.psize / r->chunk_bytes + 1);
         return FF_CLAIM_INFLIGHT; /* as if somebody had it: whoever brings it wakes */
     }
@@ -52,23 +34,10 @@ enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w)
 
 void ff_wants_leave(struct ff_pager *p, struct ff_want w)
 {
-    struct ff_wants *q = p->wants;
-
-    if (w.hole || q->n_left == FF_WANTS_LEFT) {
-        ff_wants_add(q, w);
-        return;
-    }
-    ff_claim_leave(&p->region[w.region].claims, w.page);
-    q->left[q->n_left++] = w;
-}
-
-void ff_wants_back(struct ff_pager *p)
-{
-    struct ff_wants *q = p->wants;
-
-    q->away = false; /* what finds no room is for prefill to bring, or the next fault */
-    while (q->n_left && q->n < FF_WANTS_MAX)
-        ff_wants_claim(p, q->left[--q->n_left]); /* if nobody has brought it */
+    if (w.hole)
+        ff_wants_add(p->wants, w);
+    else
+        ff_claim_leave(&p->region[w.region].claims, w.page);
 }
 
 void ff_wants_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hole)

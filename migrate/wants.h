@@ -10,7 +10,6 @@
 
 #define FF_WANTS_MAX 8192u
 #define FF_WANTS_EVENTS 32 /* that are read at once */
-#define FF_WANTS_LEFT 2048u /* what comes on top is claimed all the same */
 
 struct ff_want {
     uint32_t region;
@@ -25,9 +24,8 @@ struct ff_wants {
     struct ff_want want[FF_WANTS_MAX];
     unsigned first, n;
     unsigned n_holes; /* of them */
-    bool away; /* an agent's link is: what is wanted is claimed by nobody, so that others may bring it */
-    struct ff_want left[FF_WANTS_LEFT];
-    unsigned n_left;
+    bool away; /* an agent's link is: what is wanted is claimed by nobody, so that others may bring it.
+                * Children's notes say who waits (children.c) */
 };
 
 /* With room: n < FF_WANTS_MAX */
