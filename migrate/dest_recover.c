@@ -347,6 +347,8 @@ static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
                                     "destination: resume: pages wait for memory");
     if (!rc)
         dest_set_link(d, NULL);
+    if (!rc && may_complete(d)) /* if no link has lived for long enough to begin */
+        dest_start_prefill(d);
     return rc;
 }
 

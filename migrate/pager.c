@@ -286,6 +286,9 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
     atomic_store(&p->feed_over, p->mode == FF_PREFILL_OFF);
     if (p->mode == FF_PREFILL_OFF)
         return 0;
+    pthread_mutex_lock(&p->lock);
+    p->prefill_is_fed = p->may_be_fed && p->state != FF_PAGER_UP; /* or is to be */
+    pthread_mutex_unlock(&p->lock);
     int rc = ff_failpoint("dest.prefill.start");
     rc = rc ? ff_error_set(err, -rc, "prefill: injected")
             : ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);

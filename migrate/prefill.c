@@ -279,7 +279,7 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
         if (free_buffer(e) < 0 || atomic_load(&p->next_feed))
             return 0;
         if (!ff_chunks_next(&e->chunks, p, e->feed ? e->feed->has : NULL, &chunk))
-            return e->feed && ff_chunks_left(&e->chunks) ? ff_feed_look(p, err) : 0;
+            return e->feed && ff_chunks_left(&e->chunks) ? ff_feed_next(p, err) : 0;
         if (e->feed)
             e->feed->news_ns = ff_now_ns();
         e->cut = ff_chunk_pages(p, chunk, &e->cut_from, &n);
@@ -423,10 +423,10 @@ void *ff_prefill_main(void *opaque)
     struct ff_error why = {.code = EIO};
     uint64_t cpu_ns = atomic_load(&p->count.prefill_cpu_ns); /* of the pass, if there was one */
     unsigned turns = 0;
-    int rc = 1;
 
     let_guest_start(p);
     ff_feed_await(p);
+    int rc = ff_feed_begin(p, &why);
     while (!atomic_load(&p->stop) && rc > 0) {
         rc = prefill_turn(p, &why);
         if (rc < 0 && !p->in_precopy)
