@@ -16,6 +16,7 @@
 #include "cleanup.h"
 #include "dest.h"
 #include "log.h"
+#include "missing.h"
 #include "relay.h"
 #include "source.h"
 #include "thread.h"
@@ -203,6 +204,17 @@ static void report_pause(struct ff_agent *a, const char *why)
         fn(opaque, why);
 }
 
+/* Nobody came in time who has what is missing: neither the source, nor an agent that feeds this one */
+static void ended_without(struct ff_agent *a, struct ff_error *why, const char *text)
+{
+    char missing[FF_MISSING_TEXT];
+
+    ff_missing_text(ff_dest_pager(a->dest), missing);
+    ff_log(FF_LOG_ERROR, "agent: nobody brought %s", missing);
+    ff_error_context(why, "the source did not come back within %d s, and nobody else brought %s (%s)",
+                     a->reconnect_ms / 1000, missing, text);
+}
+
 /* The link broke, for the reason *@why. 0: there is another; else the image is lost, and why */
 static int await_source(struct ff_agent *a, struct ff_error *why)
 {
@@ -218,14 +230,8 @@ static int await_source(struct ff_agent *a, struct ff_error *why)
     rc = rc == -EALREADY ? 0 : rc; /* the wait that follows sees that all is here */
     if (!rc)
         report_pause(a, NULL);
-    else if (rc == -ETIMEDOUT) {
-        struct ff_stats st;
-        ff_dest_stats(a->dest, &st);
-        ff_error_context(why, "the source did not come back within %d s, and %llu KiB of its memory "
-                              "are not here (%s)",
-                         a->reconnect_ms / 1000,
-                         (unsigned long long)(st.bytes_total - st.bytes_present) >> 10, none.text);
-    }
+    else if (rc == -ETIMEDOUT)
+        ended_without(a, why, none.text);
     else
         *why = none;
     return rc ? -why->code : 0;

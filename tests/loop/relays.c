@@ -274,6 +274,37 @@ static void parts_of_chunks(void)
     loop_remove_key();
 }
 
+static void kill_children(unsigned i)
+{
+    for (unsigned k = 0; k < f[i]->n_children; k++) {
+        kill(f[i]->child[k].pid, SIGKILL);
+        family_reap(f[i]->child[k].pid, STATUS(SIGKILL));
+    }
+}
+
+/* No source comes back, and one page is nowhere: each has all else, and says which one that is */
+static void nobody_has(void)
+{
+    agents_are(2, ",reconnect=5", NULL);
+    f[0]->await_feed_ms = f[1]->await_feed_ms = 60000;
+    f[0]->last_later = true; /* its children touch all else */
+    untouched(1);
+    begin();
+    wait_count(f[0]->present_so_far, all_bytes(0) - CELL);
+    for (unsigned i = 0; i < 2; i++)
+        lose_source(i);
+    feed(0, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        must(wait_flag(&f[i]->ended, 20000) && atomic_load(&f[i]->agent_rc));
+        if (!strstr(f[i]->agent_error, "the source did not come back within 5 s, and nobody else "
+                                       "brought 1 pages (4 KiB): region1 0x1f4000-0x1f4fff"))
+            loop_fail(__FILE__, __LINE__, "agent %u: %s", i, f[i]->agent_error);
+        kill_children(i);
+        family_free(f[i]);
+    }
+    loop_remove_key();
+}
+
 /* It is gone before it hears that the guest runs: nothing was asked for yet in the background */
 static void source_gone_early(void)
 {
@@ -411,6 +442,7 @@ int main(int argc, char **argv)
         {"sources that never come back", source_gone, 40},
         {"who has lost its source is fed", complete_each_other, 40},
         {"parts of chunks", parts_of_chunks, 60},
+        {"a page that nobody has", nobody_has, 60},
         {"a source that is gone early", source_gone_early, 60},
         {"the relay and the source are gone", both_gone, 60},
         {"the relay is killed", relay_killed, 40},
