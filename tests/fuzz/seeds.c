@@ -56,6 +56,8 @@ static void save_messages(void)
     struct ff_dirty d = {.n = 17, .first = 64, .bits = (const uint8_t *)"\1\200\1"};
     struct ff_page_ref p[2] = {{0, 4096}, {1, 8192}};
     struct ff_stats st = {.bytes_total = 1};
+    static struct ff_offer o = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .digest = 77,
+                                .r[2] = {.addr = 4096, .claims_addr = 1, .rkey = 1, .claims_rkey = 2}};
     struct ff_bytes part = {.offset = 5, .taken = 7, .n = 4, .data = (const uint8_t *)"part", .ends = true};
 
     save(0, buf, ff_wire_put_hello(buf, &h, NULL));
@@ -72,6 +74,8 @@ static void save_messages(void)
     save(1, buf, ff_wire_put_data(buf, "state", 5));
     save(1, buf, ff_wire_put_dirty(buf, &d));
     save(0, buf, ff_wire_put_bytes(buf, &part));
+    for (o.n = 1; o.n <= 3; o.n += 2) /* regions: likewise */
+        save(o.n / 2, buf, ff_wire_put_feed(buf, &o));
     save(0, buf, ff_wire_put_empty(buf, FF_MSG_LOGGING));
     save(0, buf, ff_wire_put_stats(buf, FF_MSG_PASSED, &st));
     for (enum ff_msg t = FF_MSG_READY; t <= FF_MSG_WATCHING; t++) {
