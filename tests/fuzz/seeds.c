@@ -3,7 +3,7 @@
  * seeds.c - write a small corpus for the fuzzers
  *
  * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND ADDRESS
- *        STREAM, a folder each
+ *        STREAM FEED, a folder each
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -259,6 +259,18 @@ static void save_agents(void)
     SAVE(0, 0, 1, 176, 1, 183, 4, 176, 0, 0, 1, 0, 1, 0, 1, 0, 1);
 }
 
+/* Of feed_fuzz.c: one that feeds all; with the source away; a part of it, then the rest; links break */
+static void save_feeds(void)
+{
+    SAVE(4);
+    SAVE(1, 14, 0, 0, 0);
+    SAVE(2, 14, 0, 0);
+    SAVE(1, 4, 3, 0, 4, 20, 1, 132, 2, 0, 14, 0, 0, 255, 4, 3, 2, 4, 20, 2, 132, 2, 3, 255, 255, 6);
+    SAVE(1, 0, 0, 63, 5, 14, 0, 0, 63, 5, 6, 0, 0, 0);
+    SAVE(1, 2, 0, 5, 1, 0, 0, 0, 0, 2, 16, 9, 4, 0, 3, 1, FF_MSG_DONE, 3, 0, FF_MSG_REFUSE);
+    SAVE(0, 2, 0, 0, 0, 1, 1, 1, 1);
+}
+
 /* Of guest_fuzz.c: forks, what they report, joins; a child that is ready and exits */
 static void save_guests(void)
 {
@@ -350,9 +362,9 @@ static void save_streams(void)
 
 int main(int argc, char **argv)
 {
-    if (argc != 12) {
+    if (argc != 13) {
         fprintf(stderr, "usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND "
-                        "ADDRESS STREAM\n");
+                        "ADDRESS STREAM FEED\n");
         return 2;
     }
     folder = argv[1];
@@ -379,5 +391,7 @@ int main(int argc, char **argv)
     save_addresses();
     folder = argv[11];
     save_streams();
+    folder = argv[12];
+    save_feeds();
     return 0;
 }
