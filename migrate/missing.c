@@ -8,20 +8,20 @@
 
 #define NAME_MOST 60 /* of a region's name: a message has room for all of it */
 
-static bool is_here(const struct ff_pager_region *r, uint64_t page)
+static bool not_come(const struct ff_pager_region *r, uint64_t page)
 {
     enum ff_claim claim = ff_claim_get(&r->claims, page);
 
-    return claim != FF_CLAIM_MISSING && claim != FF_CLAIM_INFLIGHT;
+    return claim == FF_CLAIM_MISSING || claim == FF_CLAIM_INFLIGHT;
 }
 
 /* The next run of pages that are not here, from @from on: [*first, *end). False: there is none */
 static bool next_run(const struct ff_pager_region *r, uint64_t from, uint64_t *first, uint64_t *end)
 {
-    while (from < r->claims.n_pages && is_here(r, from))
+    while (from < r->claims.n_pages && !not_come(r, from))
         from++;
     *first = from;
-    while (from < r->claims.n_pages && !is_here(r, from))
+    while (from < r->claims.n_pages && not_come(r, from))
         from++;
     *end = from;
     return *first < *end;

@@ -349,15 +349,15 @@ static void both_gone(void)
 {
     agents_are(3, ",reconnect=20", NULL);
     f[1]->n_children = 0;
-    f[2]->faults = "dest.prefill=delay:10000";
+    f[2]->faults = "dest.prefill=delay:30000";
     untouched(0);
     untouched(2);
     begin();
     feed(0, 1);
     feed(1, 2);
     wait_count(f[2]->fed_so_far, 256ul << 10);
+    lose_source(2); /* it has nowhere to go when the other one ends */
     kill_agent(1);
-    lose_source(2);
     wait_count(f[2]->pauses, 1u);
     must(!atomic_load(&f[2]->ended));
     feed(0, 2);
