@@ -20,6 +20,7 @@
  *              the two nobody else looks at link and rkey.
  * Invariants   No claim goes back: a page that was INFLIGHT is read again by who has claimed it,
  *              into the same place. So one install is all that it gets.
+ *              An agent's fault thread gives its own back (ff_claim_leave()): others may bring them.
  * Failure      an install that failed for good is not mended by a link: park() says why.
  */
 #include <errno.h>
