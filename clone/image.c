@@ -16,6 +16,7 @@
 #include "cleanup.h"
 #include "dest.h"
 #include "log.h"
+#include "missing.h"
 #include "relay.h"
 #include "source.h"
 #include "thread.h"
@@ -203,6 +204,17 @@ static void report_pause(struct ff_agent *a, const char *why)
         fn(opaque, why);
 }
 
+/* Nobody came in time who has what is missing: neither the source, nor an agent that feeds this one */
+static void ended_without(struct ff_agent *a, struct ff_error *why, const char *text)
+{
+    char missing[FF_MISSING_TEXT];
+
+    ff_missing_text(ff_dest_pager(a->dest), missing);
+    ff_log(FF_LOG_ERROR, "agent: nobody brought %s", missing);
+    ff_error_context(why, "the source did not come back within %d s, and nobody else brought %s (%s)",
+                     a->reconnect_ms / 1000, missing, text);
+}
+
 /* The link broke, for the reason *@why. 0: there is another; else the image is lost, and why */
 static int await_source(struct ff_agent *a, struct ff_error *why)
 {
@@ -215,11 +227,11 @@ static int await_source(struct ff_agent *a, struct ff_error *why)
                         "comes back", why->text, a->reconnect_ms / 1000);
     report_pause(a, why->text);
     int rc = ff_dest_recover(a->dest, a->reconnect_ms, &none);
+    rc = rc == -EALREADY ? 0 : rc; /* the wait that follows sees that all is here */
     if (!rc)
         report_pause(a, NULL);
     else if (rc == -ETIMEDOUT)
-        ff_error_context(why, "the source did not come back within %d s (%s)",
-                         a->reconnect_ms / 1000, none.text);
+        ended_without(a, why, none.text);
     else
         *why = none;
     return rc ? -why->code : 0;

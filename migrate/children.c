@@ -29,7 +29,7 @@ struct ff_pager_child {
 struct note {
     struct ff_pager_child *child;
     uint32_t region;
-    uint64_t page;
+    uint64_t page, since_ns;
 };
 
 struct ff_children {
@@ -180,7 +180,8 @@ static void serve_event(struct ff_pager *p, struct ff_pager_child *k, uint32_t r
 
     atomic_fetch_add(&c->faults, 1);
     if (!is_settled(p, region, page)) {
-        c->note[c->n_notes++] = (struct note){.child = k, .region = region, .page = page};
+        c->note[c->n_notes++] = (struct note){
+            .child = k, .region = region, .page = page, .since_ns = now};
         atomic_fetch_add(&p->waiting, 1); /* seen by who makes it PRESENT after the next look */
         enum ff_claim was = ff_wants_page(p, region, page, now);
         if (was != FF_CLAIM_PRESENT && was != FF_CLAIM_POISONED) {
@@ -235,6 +236,20 @@ void ff_children_serve(struct ff_pager *p)
             serve_child(p, k);
         else
             drop_child(c, k, "its userfaultfd fails");
+    }
+    pthread_mutex_unlock(&c->lock);
+}
+
+void ff_children_want(struct ff_pager *p)
+{
+    struct ff_children *c = p->children;
+
+    pthread_mutex_lock(&c->lock);
+    for (unsigned i = 0; i < c->n_notes && p->wants->n < FF_WANTS_MAX; i++) {
+        const struct note *w = &c->note[i];
+        if (ff_claim_get(&p->region[w->region].claims, w->page) == FF_CLAIM_MISSING)
+            ff_wants_claim(p, (struct ff_want){
+                                  .region = w->region, .page = w->page, .since_ns = w->since_ns});
     }
     pthread_mutex_unlock(&c->lock);
 }

@@ -73,6 +73,10 @@ void ff_children_serve(struct ff_pager *p);
  * memory. Any thread */
 void ff_children_poison(struct ff_pager *p, struct ff_pager_child *child);
 
+/* Claim what somebody waits for and nobody has claimed: the link is back. What finds no room prefill
+ * brings */
+void ff_children_want(struct ff_pager *p);
+
 /* Wake those whose page is there by now */
 void ff_children_check(struct ff_pager *p);
 void ff_children_stats(const struct ff_pager *p, struct ff_children_stats *out);

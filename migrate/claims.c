@@ -102,6 +102,11 @@ void ff_claim_give_back(struct ff_claims *c, uint64_t page)
     end_claim(c, page, FF_CLAIM_MISSING);
 }
 
+void ff_claim_leave(struct ff_claims *c, uint64_t page)
+{
+    end_claim(c, page, FF_CLAIM_MISSING);
+}
+
 bool ff_claim_forget(struct ff_claims *c, uint64_t page)
 {
     uint8_t want = FF_CLAIM_PRESENT, hole = FF_CLAIM_HOLE;

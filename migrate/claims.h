@@ -9,7 +9,7 @@
  *              INFLIGHT  exactly one thread owns it: the one whose take() returned true.
  *                        It alone installs the page, and it alone calls ff_claim_done().
  *                        A page whose read failed stays with its owner, but for
- *                        ff_claim_give_back() until ff_claims_seal().
+ *                        ff_claim_give_back() until ff_claims_seal(), and for ff_claim_leave().
  *              PRESENT   the guest can see it; once the claims are sealed, for ever
  *                        (discards are inhibited).
  *              HOLE      zeros, and nothing is installed: whoever touches it waits for the
@@ -26,6 +26,8 @@
  *                 ff_claim_give_back() one that is INFLIGHT. That is how pages of a guest that
  *                 still ran go again (precopy=1); the guest does not run here by then. A wrong
  *                 move aborts: going on would mean two installs of one page, or none.
+ *                 A third: ff_claim_leave(), INFLIGHT -> MISSING, by an agent's fault thread whose link
+ *                 is away. It reads into slots of its own: what comes late is installed by nobody.
  *              2. present == number of PRESENT and POISONED pages, counted after the page is
  *                 visible.
  * Threads      any. Who sees PRESENT sees the installed page. take(), done() and get() are
@@ -62,6 +64,9 @@ void ff_claim_poisoned(struct ff_claims *c, uint64_t page); /* instead of ff_cla
 /* Instead of ff_claim_done(), until they are sealed: what was read is of no use. Who waits for the
  * page by then is to be woken, to ask for it again */
 void ff_claim_give_back(struct ff_claims *c, uint64_t page);
+
+/* Instead of ff_claim_done(): whoever can may bring it. Who waits for the page waits for that */
+void ff_claim_leave(struct ff_claims *c, uint64_t page);
 
 /* Instead of ff_claim_done(): nothing was installed. Who waits for the page by then is to be woken,
  * to touch it again */

@@ -15,7 +15,7 @@
 #define QUEUES_MS 1000
 
 /* verify=on: the source alone knows what is right. Without reconnect= the port is closed */
-static bool may_be_fed(const struct ff_dest *d)
+bool dest_may_be_fed(const struct ff_dest *d)
 {
     return d->owner.adopt && d->addr.key && !d->addr.verify && !d->verbs && dest_resumes(d);
 }
@@ -23,7 +23,7 @@ static bool may_be_fed(const struct ff_dest *d)
 /* May who says FEED feed prefill? @o: where it has what */
 static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *why)
 {
-    if (!d->accepted || !may_be_fed(d))
+    if (!d->accepted || !dest_may_be_fed(d))
         return ff_error_set(why, EPROTO,
                             "feed: only an agent is fed, with a key, over tcp, and without verify=on");
     int rc = ff_wire_get_feed(d->door.buf, (size_t)d->door.len, d->peer.n_regions, o, why);
@@ -38,13 +38,10 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
     return 0;
 }
 
-/* The link is up, and the image is frozen: else it is to ask again */
-static bool has_image(struct ff_dest *d)
+/* The image is frozen, also while its source is away: else the other one is to ask again */
+static bool has_image(const struct ff_dest *d)
 {
-    pthread_mutex_lock(&d->lock);
-    bool here = d->link && d->pager_used && atomic_load(&d->pager.guest_runs);
-    pthread_mutex_unlock(&d->lock);
-    return here;
+    return d->pager_used && atomic_load(&d->pager.guest_runs);
 }
 
 int dest_take_feed(struct ff_dest *d, struct ff_error *why)
@@ -83,7 +80,7 @@ uint64_t dest_feed_until(struct ff_dest *d)
 {
     int ms = atomic_exchange(&d->feed_ms, 0);
 
-    return ms > 0 && may_be_fed(d) ? ff_now_ns() + (uint64_t)ms * 1000000u : 0;
+    return ms > 0 && dest_may_be_fed(d) ? ff_now_ns() + (uint64_t)ms * 1000000u : 0;
 }
 
 uint64_t ff_dest_bytes_fed(struct ff_dest *d)

@@ -130,6 +130,7 @@ void dest_drop_parts(struct ff_dest *d); /* they were the last link's */
 
 /* FEED was just received by the door: 1: its link is prefill's from here on; else as dest_try_hello() */
 int dest_take_feed(struct ff_dest *d, struct ff_error *why);
+bool dest_may_be_fed(const struct ff_dest *d);
 uint64_t dest_feed_until(struct ff_dest *d); /* the first time: when to wait for none any more; or 0 */
 
 /* --- dest_hear.c --- */

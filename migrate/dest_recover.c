@@ -315,6 +315,21 @@ static int answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *why)
 
 /* --- waiting --- */
 
+/* An agent may get the last page from another one, while its source is away */
+#define FED_MS 200u
+
+static bool may_complete(const struct ff_dest *d)
+{
+    return d->pager.may_be_fed && atomic_load(&d->pager.guest_runs) && !d->lost_why && !d->complete;
+}
+
+static uint64_t hear_until(const struct ff_dest *d, uint64_t end_ns)
+{
+    uint64_t soon = ff_now_ns() + FED_MS * 1000000u;
+
+    return may_complete(d) && (!end_ns || soon < end_ns) ? soon : end_ns;
+}
+
 /* No thread touches the old link, and it is freed */
 static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
 {
@@ -332,6 +347,8 @@ static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
                                     "destination: resume: pages wait for memory");
     if (!rc)
         dest_set_link(d, NULL);
+    if (!rc && may_complete(d)) /* if no link has lived for long enough to begin */
+        dest_start_prefill(d);
     return rc;
 }
 
@@ -348,7 +365,20 @@ static int hear_and_answer(struct ff_dest *d, uint64_t end_ns, struct ff_error *
         int over = dest_is_over(d);
         rc = over   ? ff_error_set(&why, over, "%s", strerror(over))
              : link ? 0
-                    : dest_hear_source(d, -1, end_ns, &link, &why);
+                    : dest_hear_source(d, -1, hear_until(d, end_ns), &link, &why);
+        if (rc == -ETIMEDOUT && may_complete(d)) {
+            struct ff_error failed;
+            int bad = ff_pager_check(&d->pager, FF_PAGER_FAILED, &failed);
+            if (bad) {
+                why = failed;
+                rc = bad;
+                break;
+            }
+        }
+        if (rc == -ETIMEDOUT && may_complete(d) && ff_pager_was_complete(&d->pager))
+            return ff_error_set(err, EALREADY, "every page is here, by other agents");
+        if (rc == -ETIMEDOUT && !link && (!end_ns || ff_now_ns() < end_ns))
+            continue;
         if (rc == -ECANCELED && dest_is_over(d) != ECANCELED)
             continue; /* another port, or interrupted */
         if (rc == -EBADFD) { /* the port's device has gone */

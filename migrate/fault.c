@@ -20,112 +20,21 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 
 #include "children.h"
 #include "cleanup.h"
 #include "failpoint.h"
+#include "fault_private.h"
 #include "log.h"
 #include "pager_elsewhere.h"
 #include "thread.h"
 #include "verify.h"
 #include "wants.h"
 
-#define SLOT_MEMORY (16u << 20)
-#define EARLY 256u /* what comes on top is claimed at once */
-#define WAITERS 64u /* more than vCPUs, mostly; of others the time is not known */
 #define WAKE_APART 16u /* of so many faults one is woken apart from its install, to time both */
 #define AT_ONCE 16u /* so many turns without poll(), while there are faults */
 #define RETRY_MS 20
 #define CPU_TURNS 32u /* asking for the CPU time is a system call */
-
-struct slot {
-    struct ff_want want;
-    uint8_t *local; /* where the page is read to */
-    uint64_t posted_ns;
-    uint8_t zero, poison; /* one granule: the page */
-    bool busy;
-    bool kept; /* it was read, and there is no memory to install it */
-    bool due;  /* the link broke that was to bring it: to be posted again */
-};
-
-struct ff_fault_engine {
-    uint8_t *memory; /* n_slots pages of slot_bytes */
-    struct ff_mr mr; /* goes with the link */
-    uint32_t slot_bytes, n_slots;
-    uint32_t n_busy, n_kept; /* reads in flight; slots that are kept */
-    uint64_t retry_ns;
-    struct slot slot[FF_QUEUE_DEPTH];
-    struct ff_want early[EARLY]; /* faults from before the image was frozen */
-    unsigned n_early;
-    uint64_t last_progress_ns;
-    uint64_t awake_ns; /* when poll() returned, or the thread looked again */
-    unsigned n_served, n_due;
-    bool broken; /* the link, or the image */
-
-    struct ff_want waiter[WAITERS]; /* on pages that prefill has claimed: for the statistics */
-    unsigned n_waiters;
-
-    pthread_mutex_t lock; /* guards asked, n_asked: handed over by another thread */
-    struct ff_page_ref asked[FF_WIRE_FIRST_MAX];
-    unsigned n_asked;
-};
-
-int ff_fault_engine_new(struct ff_pager *p, struct ff_error *err)
-{
-    struct ff_fault_engine *f = calloc(1, sizeof(*f));
-    if (!f)
-        return ff_error_set(err, ENOMEM, "pager: fault engine: out of memory");
-    p->fault = f;
-    pthread_mutex_init(&f->lock, NULL);
-    f->slot_bytes = 4096;
-    for (unsigned i = 0; i < p->n_regions; i++)
-        f->slot_bytes = FF_MAX(f->slot_bytes, p->region[i].range.psize);
-    f->n_slots = FF_MIN(FF_QUEUE_DEPTH, FF_MAX(SLOT_MEMORY / f->slot_bytes, 4u));
-    void *m = mmap(NULL, (size_t)f->n_slots * f->slot_bytes, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (m == MAP_FAILED)
-        return ff_error_set(err, ENOMEM, "pager: fault slots: out of memory");
-    madvise(m, (size_t)f->n_slots * f->slot_bytes, MADV_DONTFORK); /* not a child's */
-    f->memory = m;
-    return ff_fault_engine_attach(p, err);
-}
-
-int ff_fault_engine_attach(struct ff_pager *p, struct ff_error *err)
-{
-    struct ff_fault_engine *f = p->fault;
-
-    return p->link->ops->reg(p->link, f->memory, (size_t)f->n_slots * f->slot_bytes, 0, &f->mr,
-                             err);
-}
-
-void ff_fault_engine_free(struct ff_fault_engine *f)
-{
-    if (!f)
-        return;
-    if (f->memory)
-        munmap(f->memory, (size_t)f->n_slots * f->slot_bytes);
-    pthread_mutex_destroy(&f->lock);
-    free(f);
-}
-
-int ff_fault_engine_want(struct ff_pager *p, const struct ff_page_ref *pages, unsigned n,
-                         struct ff_error *err)
-{
-    struct ff_fault_engine *f = p->fault;
-
-    pthread_mutex_lock(&f->lock);
-    bool fits = n <= FF_WIRE_FIRST_MAX - f->n_asked;
-    if (fits) {
-        memcpy(f->asked + f->n_asked, pages, n * sizeof(*pages));
-        f->n_asked += n;
-    }
-    pthread_mutex_unlock(&f->lock);
-    if (!fits)
-        return ff_error_set(err, E2BIG, "pager: more than %d first-touch pages", FF_WIRE_FIRST_MAX);
-    eventfd_write(p->wake_fd, 1);
-    return 0;
-}
 
 static void broke(struct ff_pager *p, const struct ff_error *why)
 {
@@ -531,29 +440,6 @@ static void check_silence(struct ff_pager *p)
     broke(p, &why);
 }
 
-/* The link is broken: from here on this thread does not touch it. True: there is another by now;
- * what was in flight is not any more, and its claims are still ours. */
-static bool follow_link(struct ff_pager *p)
-{
-    struct ff_fault_engine *f = p->fault;
-
-    if (!f->broken)
-        return false;
-    pthread_mutex_lock(&p->lock);
-    f->broken = !p->attached;
-    if (f->broken && !p->fault_parked)
-        pthread_cond_broadcast(&p->changed);
-    p->fault_parked = f->broken;
-    p->attached = false;
-    pthread_mutex_unlock(&p->lock);
-    f->n_busy = f->n_due = 0;
-    for (unsigned i = 0; i < f->n_slots; i++) {
-        f->slot[i].due = f->slot[i].busy && !f->slot[i].kept;
-        f->n_due += f->slot[i].due;
-    }
-    return !f->broken;
-}
-
 void *ff_fault_main(void *opaque)
 {
     struct ff_pager *p = opaque;
@@ -562,7 +448,7 @@ void *ff_fault_main(void *opaque)
 
     ff_thread_soon();
     while (!atomic_load(&p->stop)) {
-        bool at_once = follow_link(p) || ff_elsewhere_is_due(p);
+        bool at_once = ff_fault_follow_link(p) || ff_elsewhere_is_due(p);
         short events = 0;
         int fd = f->broken ? -1 : p->link->ops->fd(p->link, FF_QUEUE_FAULT, &events);
         struct pollfd fds[4] = {

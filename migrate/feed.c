@@ -18,6 +18,7 @@
 #define LOOK (64u << 10) /* pages, and bytes, at most; at least: */
 #define LOOK_FIRST 4096u
 #define REST_MS 2
+#define BACK_NS 1000000000u
 #define PATIENCE 4u /* it may be fed itself, slowly */
 
 int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
@@ -75,6 +76,11 @@ static void dismiss(struct ff_feed *f, const char *why, uint8_t *buf)
 
 #define ANOTHER "another agent feeds this one"
 
+static void rest_a_moment(void)
+{
+    nanosleep(&(struct timespec){.tv_nsec = REST_MS * 1000000}, NULL);
+}
+
 void ff_feed_offer(struct ff_pager *p, struct ff_feed *f, uint8_t *buf)
 {
     dismiss(atomic_exchange(&p->next_feed, f), ANOTHER, buf);
@@ -89,10 +95,22 @@ void ff_feed_await(struct ff_pager *p)
     while (!atomic_load(&p->next_feed) && ff_now_ns() < atomic_load(&p->feed_until_ns) &&
            !atomic_load(&p->feed_off) && !atomic_load(&p->stop) &&
            !ff_pager_check(p, FF_PAGER_BROKEN, NULL))
-        nanosleep(&(struct timespec){.tv_nsec = REST_MS * 1000000}, NULL);
+        rest_a_moment();
     if (waits && !atomic_load(&p->next_feed) && !atomic_load(&p->stop))
         ff_log(FF_LOG_INFO, "prefill: no agent feeds this one: it reads from the source");
     atomic_store(&p->feed_until_ns, 0);
+}
+
+/* Which link the thread uses from here on: false: it may not use the pager's, which is away */
+static bool is_fed(struct ff_pager *p, bool is)
+{
+    pthread_mutex_lock(&p->lock);
+    bool may = is || p->state == FF_PAGER_UP;
+    if (may)
+        p->prefill_is_fed = is;
+    pthread_cond_broadcast(&p->changed);
+    pthread_mutex_unlock(&p->lock);
+    return may;
 }
 
 void ff_feed_take(struct ff_pager *p)
@@ -101,31 +119,80 @@ void ff_feed_take(struct ff_pager *p)
     struct ff_feed *old = e->feed;
 
     e->feed = atomic_exchange(&p->next_feed, NULL);
+    is_fed(p, true);
     dismiss(old, ANOTHER, e->msg);
     ff_prefill_engine_restart(p);
     e->feed->news_ns = ff_now_ns();
     e->feed->look_pages = LOOK_FIRST;
+    e->feed->while_away = ff_pager_check(p, FF_PAGER_BROKEN, NULL);
     ff_log(FF_LOG_INFO, "prefill: another agent feeds this one: %s", e->feed->link->about);
+}
+
+/* There is neither the pager's link nor a feed: until there is one of them: 1; 0: the pager stops */
+static int await_any(struct ff_pager *p)
+{
+    while (!atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) {
+        if (atomic_load(&p->next_feed) || is_fed(p, false)) {
+            ff_prefill_engine_restart(p);
+            return 1;
+        }
+        rest_a_moment();
+    }
+    return 0;
+}
+
+int ff_feed_begin(struct ff_pager *p, struct ff_error *why)
+{
+    if (p->in_precopy || is_fed(p, false))
+        return 1;
+    if (!p->may_be_fed)
+        return ff_pager_check(p, FF_PAGER_BROKEN, why);
+    is_fed(p, true);
+    return await_any(p);
 }
 
 int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
 {
     struct ff_prefill_engine *e = p->prefill;
 
-    if (!e->feed || atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_BROKEN, NULL))
+    if (atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_FAILED, NULL) ||
+        (!e->feed && !p->may_be_fed))
         return rc;
-    ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
-           why->text);
-    dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
-    e->feed = NULL;
-    ff_prefill_engine_restart(p);
-    return 1;
+    if (e->feed) {
+        ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
+               why->text);
+        dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
+        e->feed = NULL;
+    } else { /* an agent's source is away: others may come */
+        ff_pager_break(p, why);
+        is_fed(p, true); /* from here on the link may be freed */
+    }
+    return await_any(p);
+}
+
+bool ff_feed_may_need(struct ff_pager *p)
+{
+    return p->may_be_fed && !p->in_precopy && !ff_pager_was_complete(p);
+}
+
+int ff_feed_rest(struct ff_pager *p, struct ff_error *why)
+{
+    if (atomic_exchange(&p->rewind, false)) {
+        ff_prefill_engine_rewind(p);
+        return 1;
+    }
+    int rc = p->prefill->feed ? 0 : ff_pager_check(p, FF_PAGER_BROKEN, why);
+    if (!rc)
+        rest_a_moment();
+    return rc ? rc : 1;
 }
 
 void ff_feed_end(struct ff_pager *p, int rc)
 {
     struct ff_prefill_engine *e = p->prefill;
-    bool over = (!rc && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) || ff_pager_was_complete(p);
+    bool all = !e->n_busy && !e->cut && !ff_chunks_left(&e->chunks);
+    bool over = (!rc && all && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) ||
+                ff_pager_was_complete(p);
 
     if (over) {
         atomic_store(&p->feed_over, true);
@@ -163,22 +230,39 @@ static uint64_t next_unknown(const struct ff_pager *p)
     return ff_bitmap_next_clear(f->has, p->n_chunks, f->look_from);
 }
 
-int ff_feed_look(struct ff_pager *p, struct ff_error *err)
+/* 0, or why it is of no use any more. @away: the source is */
+static int check_news(struct ff_pager *p, bool away, struct ff_error *err)
+{
+    struct ff_feed *f = p->prefill->feed;
+    uint64_t now = ff_now_ns(), silence_ns = (uint64_t)p->silence_ms * 1000000u;
+    unsigned patience = away ? 1 : PATIENCE; /* others may have what is missing */
+
+    if (away && !f->was_away)
+        f->news_ns = now;
+    f->was_away = away;
+    if (f->looks_now && now - f->looked_ns > silence_ns)
+        return ff_error_set(err, ETIMEDOUT, "it has not answered for %d s", p->silence_ms / 1000);
+    if (now - f->news_ns > silence_ns * patience)
+        return ff_error_set(err, ETIMEDOUT, "it has got nothing for %d s",
+                            p->silence_ms / 1000 * (int)patience);
+    if (f->while_away && now - f->news_ns > BACK_NS && !away)
+        return ff_error_set(err, ETIMEDOUT, "it has nothing new, and the source is back");
+    return 0;
+}
+
+static int look(struct ff_pager *p, bool away, struct ff_error *err)
 {
     struct ff_prefill_engine *e = p->prefill;
     struct ff_feed *f = e->feed;
     struct ff_pager_region *r;
     uint64_t first, pages, now = ff_now_ns(), from = next_unknown(p);
-    uint64_t silence_ns = (uint64_t)p->silence_ms * 1000000u;
 
-    if (f->looks_now && now - f->looked_ns > silence_ns)
-        return ff_error_set(err, ETIMEDOUT, "it has not answered for %d s", p->silence_ms / 1000);
-    if (now - f->news_ns > silence_ns * PATIENCE)
-        return ff_error_set(err, ETIMEDOUT, "it has got nothing for %d s",
-                            p->silence_ms / 1000 * (int)PATIENCE);
-    if (f->looks_now || from == p->n_chunks || now - f->looked_ns < REST_MS * 1000000u)
-        return 0;
-    int rc = ff_failpoint("dest.feed.look");
+    int rc = check_news(p, away, err);
+    /* away: what is under way is missing until it is here, and would be taken for a part */
+    if (rc || f->looks_now || from == p->n_chunks || (away && e->n_busy) ||
+        now - f->looked_ns < REST_MS * 1000000u)
+        return rc;
+    rc = ff_failpoint("dest.feed.look");
     if (rc)
         return ff_error_set(err, -rc, "injected");
     f->look_from = from;
@@ -194,11 +278,52 @@ int ff_feed_look(struct ff_pager *p, struct ff_error *err)
     return f->link->ops->post(f->link, FF_QUEUE_FAULT, &wr, err);
 }
 
-static bool has_all(const uint8_t *claims, uint64_t n)
+int ff_feed_next(struct ff_pager *p, struct ff_error *err)
 {
-    for (uint64_t i = 0; i < n; i++)
-        if (claims[i] != FF_CLAIM_PRESENT && claims[i] != FF_CLAIM_HOLE)
-            return false;
+    struct ff_prefill_engine *e = p->prefill;
+    struct ff_feed *f = e->feed;
+
+    if (f->part) {
+        e->cut = f->part;
+        e->cut_from = e->cut_first = f->part_first;
+        e->cut_end = f->part_end;
+        f->part = NULL;
+        f->looked_ns = 0; /* there may be another one: look at once */
+        f->news_ns = ff_now_ns();
+        return 1;
+    }
+    if (!e->n_busy && atomic_exchange(&p->rewind, false)) {
+        ff_prefill_engine_rewind(p);
+        return 1;
+    }
+    return look(p, ff_pager_check(p, FF_PAGER_BROKEN, NULL), err);
+}
+
+static bool has(uint8_t claim)
+{
+    return claim == FF_CLAIM_PRESENT || claim == FF_CLAIM_HOLE;
+}
+
+static uint64_t has_until(const uint8_t *claims, uint64_t i, uint64_t n)
+{
+    while (i < n && has(claims[i]))
+        i++;
+    return i;
+}
+
+/* The first run of @n pages from @first on that the relay has, from one on that is missing here */
+static bool find_part(struct ff_feed *f, struct ff_pager_region *r, uint64_t first, uint64_t n,
+                      const uint8_t *claims)
+{
+    uint64_t i = 0;
+
+    while (i < n && (!has(claims[i]) || ff_claim_get(&r->claims, first + i) != FF_CLAIM_MISSING))
+        i++;
+    if (i == n)
+        return false;
+    f->part = r;
+    f->part_first = first + i;
+    f->part_end = first + has_until(claims, i, n);
     return true;
 }
 
@@ -207,12 +332,16 @@ static void looked(struct ff_pager *p)
     struct ff_feed *f = p->prefill->feed;
     const uint8_t *claims = f->seen;
     uint64_t first, n, end = f->look_from + f->look_n;
-    bool news = false;
+    bool news = false, away = ff_pager_check(p, FF_PAGER_BROKEN, NULL);
 
     for (uint64_t i = f->look_from; i < end; i++, claims += n) {
-        ff_chunk_pages(p, i, &first, &n);
-        if (ff_bitmap_get(f->has, i) || !has_all(claims, n))
+        struct ff_pager_region *r = ff_chunk_pages(p, i, &first, &n);
+        if (ff_bitmap_get(f->has, i))
             continue;
+        if (has_until(claims, 0, n) < n) {
+            news |= away && !p->prefill->n_busy && !f->part && find_part(f, r, first, n, claims);
+            continue;
+        }
         ff_bitmap_set(f->has, i);
         news = true;
     }

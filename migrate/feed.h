@@ -14,6 +14,7 @@
  *              chunks all of whose pages it has: `has`
  *              READ of such a chunk, by PREFILL's ------> its image
  *              claim, install: as ever
+ *              source away: of other chunks, a run of pages that it has, in the same way
  *
  *              A relay announces what it has by the claims that it keeps anyway (claims.h): there is
  *              nothing to send, and nothing to keep there for each that it feeds. They come by a queue of
@@ -26,6 +27,9 @@
  * Failure      a relay that breaks off, is silent for silence_ms, or has nothing new for so long: prefill
  *              goes on over the pager's link with what is missing, until another relay comes. One that
  *              is of no use is told so: it does not come again.
+ *              While the link to the source is away, prefill goes on with what the relay has, and may
+ *              bring the last page. The keys of the source's segments are not looked at meanwhile. No
+ *              relay may ever get the rest of a chunk then: what it has of one is taken page by page.
  * Threads      the prefill thread's, but for ff_feed_new() and next_feed.
  */
 #ifndef FF_MIGRATE_FEED_H
@@ -42,8 +46,11 @@ struct ff_feed {
     uint64_t *has;               /* bitmap of chunks */
     uint64_t look_from, look_n;  /* chunks */
     uint64_t look_pages;         /* at most */
+    struct ff_pager_region *part; /* of a chunk that it has not all of: a run of pages that it has */
+    uint64_t part_first, part_end;
     uint64_t looked_ns, news_ns; /* when it looked last; when there was something new */
-    bool looks_now;
+    bool looks_now, was_away; /* the source was, when it looked last */
+    bool while_away; /* it came while there was no other way to get anything */
 };
 
 /* Takes @link, also on failure, whose queues are open; its peer has what @offer says */
@@ -58,15 +65,25 @@ void ff_feed_offer(struct ff_pager *p, struct ff_feed *f, uint8_t *buf);
 
 void ff_feed_await(struct ff_pager *p); /* the first one, until feed_until_ns */
 
+/* Over the pager's link, or, when that is away, as ff_feed_leave() */
+int ff_feed_begin(struct ff_pager *p, struct ff_error *why);
+
 /* Nothing is under way: use the feed that came */
 void ff_feed_take(struct ff_pager *p);
 
-/* Prefill failed by @rc: 1: it goes on over the pager's link, since a feed was to blame; else @rc */
+/* Prefill failed by @rc: 1: it goes on, over the pager's link or by another feed, for which an agent
+ * waits; else it ends */
 int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why);
 void ff_feed_end(struct ff_pager *p, int rc); /* of the thread, as prefill_turn() has it */
 
-/* There is no chunk that the relay is known to have: read claims, unless it is too early: 0 or -errno */
-int ff_feed_look(struct ff_pager *p, struct ff_error *err);
+/* There is no chunk left that the relay is known to have: a part of another one is the next cut, or
+ * claims are read, unless it is too early: 1: go on, 0: nothing more to start now, -errno */
+int ff_feed_next(struct ff_pager *p, struct ff_error *err);
+
+/* An agent has asked for all, and faults have the rest: should its source go away, other agents may have
+ * that; 1, or -errno: it has */
+bool ff_feed_may_need(struct ff_pager *p);
+int ff_feed_rest(struct ff_pager *p, struct ff_error *why);
 
 /* As the link's poll(); returns 0 early when there is something new */
 int ff_feed_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_ms,

@@ -281,9 +281,14 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
         p->mode = choose_prefill(p, source_load_permille);
     if (p->mode != FF_PREFILL_PULL && p->pool)
         ff_page_pool_empty(p->pool); /* nobody will read into it */
+    if (p->prefill_up) /* fed, it went on without the link */
+        return 0;
     atomic_store(&p->feed_over, p->mode == FF_PREFILL_OFF);
     if (p->mode == FF_PREFILL_OFF)
         return 0;
+    pthread_mutex_lock(&p->lock);
+    p->prefill_is_fed = p->may_be_fed && p->state != FF_PAGER_UP; /* or is to be */
+    pthread_mutex_unlock(&p->lock);
     int rc = ff_failpoint("dest.prefill.start");
     rc = rc ? ff_error_set(err, -rc, "prefill: injected")
             : ff_thread_start(&p->prefill_thread, ff_prefill_main, p, "farfork-prefill", err);

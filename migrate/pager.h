@@ -176,6 +176,7 @@ struct ff_pager {
     struct ff_verify *verify; /* goes with the link; NULL: what the link brings is taken as it is */
     struct ff_feed *_Atomic next_feed; /* prefill is to take it up */
     _Atomic uint64_t feed_until_ns;    /* prefill waits for one until then, unless */
+    _Atomic bool rewind; /* pages are missing again in chunks that prefill has asked for */
     _Atomic bool feed_off, feed_over;  /* none comes; prefill has asked for all, or asks for nothing */
     uint64_t asks_addr;       /* verify=on: where this link's source is asked */
     uint32_t asks_rkey;
@@ -192,6 +193,8 @@ struct ff_pager {
     pthread_cond_t changed; /* state, all pages present, a thread has ended or is parked */
     enum ff_pager_state state;
     bool prefill_ended;
+    bool may_be_fed;     /* an agent's, that others may reach (dest_feed.c) */
+    bool prefill_is_fed; /* its thread uses another link, and goes on when this one is away */
     bool fault_parked; /* the fault thread does not touch the link until it has seen that: */
     bool attached;     /* there is a new one */
     struct ff_error why;
@@ -293,6 +296,10 @@ int ff_wants_find_region(const struct ff_pager *p, uint64_t addr);
 
 /* Claim a page and queue its read; what stands in the way, if something does. With room */
 enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w);
+
+/* An agent's link is away: @w, which is claimed and in no slot or queue any more, may be brought by
+ * others */
+void ff_wants_leave(struct ff_pager *p, struct ff_want w);
 
 /* Is there room for one more batch of events? */
 bool ff_wants_room(const struct ff_pager *p);

@@ -19,9 +19,11 @@ static void fail(struct ff_pager *p, enum ff_pager_state state, const struct ff_
 {
     pthread_mutex_lock(&p->lock);
     bool first = p->state == FF_PAGER_UP;
-    if (first) {
+    if (state > p->state) { /* an agent installs also while its link is away */
         p->state = state;
         p->why = *why;
+    }
+    if (first) {
         atomic_store(&p->count.broken_ns, ff_now_ns());
         if (p->on_break && !atomic_load(&p->stop))
             p->on_break(p->on_break_opaque, why->text);

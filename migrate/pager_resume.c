@@ -5,7 +5,7 @@
 /**
  * DOC: Theory of Operation
  *
- * Picture      link breaks   prefill thread: ends
+ * Picture      link breaks   prefill thread: ends, unless another agent feeds it (feed.h)
  *                            fault thread: answers what is here, gathers what is not, and says
  *                            that it is parked
  *              park()        waits for both
@@ -20,6 +20,7 @@
  *              the two nobody else looks at link and rkey.
  * Invariants   No claim goes back: a page that was INFLIGHT is read again by who has claimed it,
  *              into the same place. So one install is all that it gets.
+ *              An agent's fault thread gives its own back (ff_claim_leave()): others may bring them.
  * Failure      an install that failed for good is not mended by a link: park() says why.
  */
 #include <errno.h>
@@ -29,6 +30,24 @@
 #include "pager.h"
 #include "thread.h"
 #include "verify.h"
+
+/* Under lock */
+static bool is_parked(const struct ff_pager *p)
+{
+    return p->fault_parked && (!p->prefill_up || p->prefill_ended || p->prefill_is_fed);
+}
+
+/* If it has ended */
+static void join_prefill(struct ff_pager *p)
+{
+    pthread_mutex_lock(&p->lock);
+    bool ended = p->prefill_up && p->prefill_ended;
+    pthread_mutex_unlock(&p->lock);
+    if (!ended)
+        return;
+    pthread_join(p->prefill_thread, NULL);
+    p->prefill_up = p->prefill_ended = false;
+}
 
 int ff_pager_park(struct ff_pager *p, int timeout_ms, struct ff_error *err)
 {
@@ -41,18 +60,16 @@ int ff_pager_park(struct ff_pager *p, int timeout_ms, struct ff_error *err)
     ff_error_set(&why, ECONNRESET, "the link is given up, for the next one");
     ff_pager_break(p, &why); /* no more than a word, when it is broken already */
     pthread_mutex_lock(&p->lock);
-    while ((!p->fault_parked || (p->prefill_up && !p->prefill_ended)) && !rc)
+    while (!is_parked(p) && !rc)
         rc = ff_cond_wait_until(&p->changed, &p->lock, end);
-    bool parked = p->fault_parked && (!p->prefill_up || p->prefill_ended);
+    bool parked = is_parked(p);
     pthread_mutex_unlock(&p->lock);
     if (!parked)
         return 1;
     rc = ff_pager_check(p, FF_PAGER_FAILED, err);
     if (rc)
         return rc;
-    if (p->prefill_up)
-        pthread_join(p->prefill_thread, NULL);
-    p->prefill_up = p->prefill_ended = false;
+    join_prefill(p);
     ff_segments_dereg(&p->land, p->link);
     p->link = NULL;
     return 0;
@@ -91,12 +108,15 @@ int ff_pager_attach(struct ff_pager *p, struct ff_link *link, struct ff_error *e
         p->link = NULL;
         return ff_error_context(err, "resume");
     }
-    ff_prefill_engine_restart(p);
+    join_prefill(p);
+    if (!p->prefill_up) /* else another agent feeds it */
+        ff_prefill_engine_restart(p);
     atomic_fetch_add(&p->count.breaks, 1);
     atomic_fetch_add(&p->count.paused_ns,
                      ff_now_ns() - atomic_exchange(&p->count.broken_ns, 0));
     pthread_mutex_lock(&p->lock);
-    p->state = FF_PAGER_UP;
+    if (p->state == FF_PAGER_BROKEN)
+        p->state = FF_PAGER_UP; /* else what has failed stays so, and the next wait says it */
     p->fault_parked = false;
     p->attached = true;
     pthread_mutex_unlock(&p->lock);

@@ -257,6 +257,14 @@ static int start_due(struct ff_pager *p, struct transfer *t, struct ff_error *er
     return rc ? rc : 1;
 }
 
+/* Likewise; the relay has all of the cut */
+static int start_fed(struct ff_pager *p, struct ff_error *err)
+{
+    struct transfer *t = free_transfer(p->prefill, false);
+
+    return t ? start_buffer(p, t, p->prefill->cut_end, err) : 0;
+}
+
 /* 1: go on, 0: nothing more to start now, -errno */
 static int start_next(struct ff_pager *p, struct ff_error *err)
 {
@@ -271,13 +279,15 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
         if (free_buffer(e) < 0 || atomic_load(&p->next_feed))
             return 0;
         if (!ff_chunks_next(&e->chunks, p, e->feed ? e->feed->has : NULL, &chunk))
-            return e->feed && ff_chunks_left(&e->chunks) ? ff_feed_look(p, err) : 0;
+            return e->feed && ff_chunks_left(&e->chunks) ? ff_feed_next(p, err) : 0;
         if (e->feed)
             e->feed->news_ns = ff_now_ns();
         e->cut = ff_chunk_pages(p, chunk, &e->cut_from, &n);
         e->cut_first = e->cut_from;
         e->cut_end = e->cut_from + n;
     }
+    if (e->feed) /* the source's keys are not its relay's, and may change meanwhile */
+        return start_fed(p, err);
     bool bad = ff_pager_is_unreadable(e->cut, e->cut_first);
     uint64_t end = ff_pager_part_end(e->cut, e->cut_first, e->cut_end);
     if (bad || !ff_pager_rkey(e->cut, e->cut_first)) {
@@ -361,14 +371,14 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
     struct ff_prefill_engine *e = p->prefill;
     struct ff_wc wc[8];
 
-    int rc = e->feed ? ff_pager_check(p, FF_PAGER_BROKEN, why) : 0;
-    if (!rc)
-        rc = fill_window(p, why);
+    int rc = fill_window(p, why);
     if (rc)
         return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc; /* an install has said why */
     if (!e->n_busy && atomic_load(&p->next_feed))
         ff_feed_take(p);
     bool left = e->cut || ff_chunks_left(&e->chunks);
+    if (!e->n_busy && !left && ff_feed_may_need(p))
+        return ff_feed_rest(p, why);
     if (!e->n_busy && (!left || !e->feed))
         return left;
     int n = (int)FF_MIN(e->n_kept, (unsigned)FF_ARRAY_LEN(wc));
@@ -410,16 +420,16 @@ static void let_guest_start(struct ff_pager *p)
 void *ff_prefill_main(void *opaque)
 {
     struct ff_pager *p = opaque;
-    struct ff_error why;
+    struct ff_error why = {.code = EIO};
     uint64_t cpu_ns = atomic_load(&p->count.prefill_cpu_ns); /* of the pass, if there was one */
     unsigned turns = 0;
-    int rc = 1;
 
     let_guest_start(p);
     ff_feed_await(p);
+    int rc = ff_feed_begin(p, &why);
     while (!atomic_load(&p->stop) && rc > 0) {
         rc = prefill_turn(p, &why);
-        if (rc < 0)
+        if (rc < 0 && !p->in_precopy)
             rc = ff_feed_leave(p, rc, &why);
         if (!(++turns % CPU_TURNS))
             atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
@@ -432,6 +442,7 @@ void *ff_prefill_main(void *opaque)
     atomic_store(&p->count.prefill_cpu_ns, cpu_ns + ff_thread_cpu_ns());
     pthread_mutex_lock(&p->lock);
     p->prefill_ended = true;
+    p->prefill_is_fed = false;
     pthread_cond_broadcast(&p->changed);
     pthread_mutex_unlock(&p->lock);
     return NULL;

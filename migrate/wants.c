@@ -19,12 +19,25 @@ enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w)
 {
     struct ff_claims *c = &p->region[w.region].claims;
 
+    if (p->wants->away && ff_claim_get(c, w.page) == FF_CLAIM_MISSING) {
+        struct ff_pager_region *r = &p->region[w.region];
+        atomic_store(&p->hint, r->first_chunk + w.page * r->range.psize / r->chunk_bytes + 1);
+        return FF_CLAIM_INFLIGHT; /* as if somebody had it: whoever brings it wakes */
+    }
     if (ff_claim_take(c, w.page)) {
         w.queued_ns = ff_now_ns();
         ff_wants_add(p->wants, w);
         return FF_CLAIM_MISSING;
     }
     return ff_claim_get(c, w.page);
+}
+
+void ff_wants_leave(struct ff_pager *p, struct ff_want w)
+{
+    if (w.hole)
+        ff_wants_add(p->wants, w);
+    else
+        ff_claim_leave(&p->region[w.region].claims, w.page);
 }
 
 void ff_wants_later(struct ff_pager *p, uint32_t region, uint64_t page, bool hole)

@@ -24,6 +24,8 @@ struct ff_wants {
     struct ff_want want[FF_WANTS_MAX];
     unsigned first, n;
     unsigned n_holes; /* of them */
+    bool away; /* an agent's link is: what is wanted is claimed by nobody, so that others may bring it.
+                * Children's notes say who waits (children.c) */
 };
 
 /* With room: n < FF_WANTS_MAX */

@@ -107,10 +107,10 @@ $(E2E_PROGRAMS): $(BUILD)/%: %.c $(BUILD)/lib/libtools.a $(BUILD)/lib/libfarfork
 # --- fuzzers: clang's; seeds are made, not kept ---
 
 PART_FUZZERS := $(addprefix $(BUILD)/fuzz/,wire_fuzz queue_fuzz clone_fuzz gate_fuzz stream_fuzz)
-WHOLE_FUZZERS := $(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz guest_fuzz command_fuzz \
-    address_fuzz)
+WHOLE_FUZZERS := $(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz feed_fuzz guest_fuzz \
+    command_fuzz address_fuzz)
 FUZZERS := $(PART_FUZZERS) $(WHOLE_FUZZERS)
-FUZZ_CORPORA := wire queue clone gate dest source agent guest command address stream
+FUZZ_CORPORA := wire queue clone gate dest source agent guest command address stream feed
 FUZZ_SANITIZE = $(filter-out $(OPT),$(CFLAGS)) -O1 -fno-omit-frame-pointer -MMD -MP \
               -fno-sanitize-recover=undefined $(addprefix -iquote ,$(LIB_DIRS) include $(TOOL_DIRS))
 FUZZ_CFLAGS = $(FUZZ_SANITIZE) -fsanitize=fuzzer,address,undefined
@@ -134,7 +134,7 @@ $(BUILD)/fuzz/libwhole.a: $(FUZZ_OBJ)
 $(BUILD)/fuzz/address_fuzz: FUZZ_WRAP = ff_key_load
 
 # clock.c, peer.c
-$(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz): FUZZ_WRAP = clock_gettime timerfd_settime \
+$(addprefix $(BUILD)/fuzz/,dest_fuzz source_fuzz agent_fuzz feed_fuzz): FUZZ_WRAP = clock_gettime timerfd_settime \
     timer_create ff_same_user
 $(BUILD)/fuzz/source_fuzz: FUZZ_WRAP += ff_process_exec
 

@@ -15,7 +15,8 @@
  *              fed by nobody yet, by the first that is in the tree and feeds fewer than fanout.
  * Failure      a host that fails is replaced in the same way, one of the first by one that it fed. An
  *              agent that is fed by nobody, or whose feeder is too slow, asks the parent: nothing
- *              depends on the tree but time.
+ *              depends on the tree but time. While the parent's side is away, agents get what they
+ *              lack from each other.
  * Invariants   from each host in the tree the way by feeders ends at one that the parent feeds.
  */
 #include <stdint.h>
@@ -102,9 +103,10 @@ static bool can_feed(const struct host *h)
 }
 
 /* By feeders to the parent, and not by @but */
-static bool in_tree(const struct host *h, const struct host *but)
+static bool in_tree(const struct fork *f, const struct host *h, const struct host *but)
 {
-    while (h->is_fed && h != but && can_feed(h) && h->feeder)
+    /* who complete each other may go round in a circle */
+    for (size_t n = 0; n < f->s.n_hosts && h->is_fed && h != but && can_feed(h) && h->feeder; n++)
         h = h->feeder;
     return !h->is_fed && h != but && can_feed(h);
 }
@@ -132,7 +134,7 @@ static struct host *find_feeder(struct fork *f, const struct host *of)
 {
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
-        if (h != of && can_feed(h) && in_tree(h, of) && feeds(f, h) < f->fanout)
+        if (h != of && can_feed(h) && in_tree(f, h, of) && feeds(f, h) < f->fanout)
             return h;
     }
     return NULL;
@@ -148,7 +150,10 @@ static void feed_by_parent(struct host *h)
 /* Who should have fed it cannot: it is said once, since it is mostly one reason for all */
 static void give_up_feeder(struct fork *f, struct host *h)
 {
-    if (h->state == HOST_IMAGE) {
+    h->not_by = h->feeder;
+    if (h->state == HOST_IMAGE && h->paused_until_ms) {
+        h->feeder = NULL; /* the parent's side is away: another one feeds it */
+    } else if (h->state == HOST_IMAGE) {
         if (!f->told_unfed)
             strv_add(&f->s.notes, "host %s gets its memory from the parent, not from host %s: %s",
                      h->node->host, h->feeder->node->host, h->unfed);
@@ -159,21 +164,60 @@ static void give_up_feeder(struct fork *f, struct host *h)
     h->unfed = NULL;
 }
 
+static void set_feeder(struct host *by, struct host *h)
+{
+    FF_AUTO_FREE char *to = host_at(h);
+
+    h->feeder = by;
+    if (by)
+        host_send(by, json_pack("{ss}", "feed", to));
+}
+
+/* The parent's side is away. Whoever has most may have what this one lacks, and be fed by it: they
+ * complete each other */
+static void feed_orphan(struct fork *f, struct host *h)
+{
+    struct host *best = NULL;
+
+    for (size_t i = 0; i < f->s.n_hosts; i++) {
+        struct host *by = &f->s.hosts[i];
+        if (by != h && by != h->not_by && can_feed(by) &&
+            (!best || by->present_bytes > best->present_bytes))
+            best = by;
+    }
+    h->not_by = NULL;
+    h->is_orphan = true;
+    set_feeder(best, h);
+}
+
+/* The parent's side is back: an orphan's feeder stays if it gets more than the orphan does */
+static void end_orphan(const struct fork *f, struct host *h)
+{
+    h->is_orphan = false;
+    if (!h->is_fed || !in_tree(f, h, NULL))
+        h->feeder = NULL;
+}
+
 void fork_tree_turn(struct fork *f)
 {
-    for (size_t i = 0; f->fanout && i < f->s.n_hosts; i++) {
+    for (size_t i = 0; may_feed(f) && i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
         if (h->unfed)
             give_up_feeder(f, h);
-        if (!h->is_fed || h->state != HOST_IMAGE || (h->feeder && can_feed(h->feeder)))
+        if (h->is_orphan && !h->paused_until_ms)
+            end_orphan(f, h);
+        if (h->state != HOST_IMAGE || (h->feeder && can_feed(h->feeder)))
+            continue;
+        if (h->paused_until_ms) {
+            feed_orphan(f, h);
+            continue;
+        }
+        if (!h->is_fed)
             continue;
         if (firsts(f) < f->fanout) {
             feed_by_parent(h);
             continue;
         }
-        FF_AUTO_FREE char *to = host_at(h);
-        h->feeder = find_feeder(f, h);
-        if (h->feeder)
-            host_send(h->feeder, json_pack("{ss}", "feed", to));
+        set_feeder(find_feeder(f, h), h);
     }
 }

@@ -53,6 +53,8 @@ struct host {
     bool is_fed;              /* another agent is to feed it */
     struct host *feeder;      /* that does; NULL: none yet */
     char *unfed;              /* why that cannot; or NULL */
+    struct host *not_by;      /* that could not feed it last */
+    bool is_orphan;           /* its feeder was chosen while the parent's side was away */
     int agent_pid;            /* there */
     bool ending, ended;       /* it was told to; it has, with all that it had */
     bool let_go;              /* it was told to detach or to end */

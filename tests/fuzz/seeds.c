@@ -3,7 +3,7 @@
  * seeds.c - write a small corpus for the fuzzers
  *
  * usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND ADDRESS
- *        STREAM, a folder each
+ *        STREAM FEED, a folder each
  */
 #include <fcntl.h>
 #include <stdio.h>
@@ -56,6 +56,8 @@ static void save_messages(void)
     struct ff_dirty d = {.n = 17, .first = 64, .bits = (const uint8_t *)"\1\200\1"};
     struct ff_page_ref p[2] = {{0, 4096}, {1, 8192}};
     struct ff_stats st = {.bytes_total = 1};
+    static struct ff_offer o = {.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION, .digest = 77,
+                                .r[2] = {.addr = 4096, .claims_addr = 1, .rkey = 1, .claims_rkey = 2}};
     struct ff_bytes part = {.offset = 5, .taken = 7, .n = 4, .data = (const uint8_t *)"part", .ends = true};
 
     save(0, buf, ff_wire_put_hello(buf, &h, NULL));
@@ -72,6 +74,8 @@ static void save_messages(void)
     save(1, buf, ff_wire_put_data(buf, "state", 5));
     save(1, buf, ff_wire_put_dirty(buf, &d));
     save(0, buf, ff_wire_put_bytes(buf, &part));
+    for (o.n = 1; o.n <= 3; o.n += 2) /* regions: likewise */
+        save(o.n / 2, buf, ff_wire_put_feed(buf, &o));
     save(0, buf, ff_wire_put_empty(buf, FF_MSG_LOGGING));
     save(0, buf, ff_wire_put_stats(buf, FF_MSG_PASSED, &st));
     for (enum ff_msg t = FF_MSG_READY; t <= FF_MSG_WATCHING; t++) {
@@ -255,6 +259,18 @@ static void save_agents(void)
     SAVE(0, 0, 1, 176, 1, 183, 4, 176, 0, 0, 1, 0, 1, 0, 1, 0, 1);
 }
 
+/* Of feed_fuzz.c: one that feeds all; with the source away; a part of it, then the rest; links break */
+static void save_feeds(void)
+{
+    SAVE(4);
+    SAVE(1, 14, 0, 0, 0);
+    SAVE(2, 14, 0, 0);
+    SAVE(1, 4, 3, 0, 4, 20, 1, 132, 2, 0, 14, 0, 0, 255, 4, 3, 2, 4, 20, 2, 132, 2, 3, 255, 255, 6);
+    SAVE(1, 0, 0, 63, 5, 14, 0, 0, 63, 5, 6, 0, 0, 0);
+    SAVE(1, 2, 0, 5, 1, 0, 0, 0, 0, 2, 16, 9, 4, 0, 3, 1, FF_MSG_DONE, 3, 0, FF_MSG_REFUSE);
+    SAVE(0, 2, 0, 0, 0, 1, 1, 1, 1);
+}
+
 /* Of guest_fuzz.c: forks, what they report, joins; a child that is ready and exits */
 static void save_guests(void)
 {
@@ -346,9 +362,9 @@ static void save_streams(void)
 
 int main(int argc, char **argv)
 {
-    if (argc != 12) {
+    if (argc != 13) {
         fprintf(stderr, "usage: seeds WIRE QUEUE CLONE GATE DEST SOURCE AGENT GUEST COMMAND "
-                        "ADDRESS STREAM\n");
+                        "ADDRESS STREAM FEED\n");
         return 2;
     }
     folder = argv[1];
@@ -375,5 +391,7 @@ int main(int argc, char **argv)
     save_addresses();
     folder = argv[11];
     save_streams();
+    folder = argv[12];
+    save_feeds();
     return 0;
 }

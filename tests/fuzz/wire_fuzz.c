@@ -13,6 +13,7 @@
 #include "tcp_wire.c"
 #include "wire.c"
 #include "wire_bytes.c"
+#include "wire_feed.c"
 #include "wire_parts.c"
 #include "wire_resume.c"
 
@@ -143,6 +144,15 @@ static int try_lists(enum ff_msg type, unsigned how, const uint8_t *msg, size_t 
             same(msg, len, out, ff_wire_put_publish(out, &pub, n_regions), 0, 0);
         return rc;
     }
+    if (type == FF_MSG_FEED) {
+        static struct ff_offer o;
+        rc = ff_wire_get_feed(msg, len, n_regions, &o, err);
+        if (!rc && o.n != n_regions)
+            abort();
+        if (!rc)
+            same(msg, len, out, ff_wire_put_feed(out, &o), 0, 0);
+        return rc;
+    }
     if (type == FF_MSG_KEYS) {
         struct ff_wire_key *keys = calloc(max, sizeof(*keys)); /* its end is watched */
         rc = ff_wire_get_keys(msg, len, keys, max, 64 << 20, table, n_regions, &n, err);
@@ -211,7 +221,7 @@ static int try_message(unsigned how, const uint8_t *msg, size_t len, struct ff_e
         return try_hello(msg, len, err);
     if (type == FF_MSG_PUBLISH || type == FF_MSG_DATA || type == FF_MSG_FIRST ||
         type == FF_MSG_KEYS || type == FF_MSG_PARTS || type == FF_MSG_GRANT ||
-        type == FF_MSG_DIRTY)
+        type == FF_MSG_DIRTY || type == FF_MSG_FEED)
         return try_lists((enum ff_msg)type, how, msg, len, err);
     return try_small((enum ff_msg)type, msg, len, err);
 }

@@ -230,7 +230,8 @@ static void never_comes(void)
     while (!atomic_load(&f->child[0].done) && ff_now_ns() - begin_ns < 1900000000ull)
         usleep(1000);
     must(!atomic_load(&f->child[0].done)); /* none before its time is up */
-    must_be_told(f, "the image was lost: the source did not come back within 2 s");
+    must_be_told(f, "the image was lost: the source did not come back within 2 s, and nobody else brought 2001 pages "
+                    "(8004 KiB): region0 0x0-0x5dbfff, region1 0x0-0x1f4fff");
 }
 
 static void not_at_all(void)

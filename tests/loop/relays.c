@@ -47,14 +47,23 @@ static void untouched(unsigned i)
         f[i]->child[k].when = WHEN_COMPLETE;
 }
 
-static void begin(void)
+/* @faults: of sources */
+static void begin_with(const char *faults)
 {
+    struct ff_error err;
+
     for (unsigned i = 0; i < n_agents; i++)
         family_fork(f[i]);
     for (unsigned i = 0; i < n_agents; i++)
         family_start(f[i]);
+    must_ok(ff_failpoints_arm(faults, &err), err); /* no thread is there to look */
     for (unsigned i = 0; i < n_agents; i++)
         family_source(f[i], S_RUNNING);
+}
+
+static void begin(void)
+{
+    begin_with("");
 }
 
 static void feed(unsigned from, unsigned to)
@@ -183,13 +192,179 @@ static void source_breaks(void)
     all_end_well(some_is_fed);
 }
 
+static void lose_source(unsigned i)
+{
+    ff_source_free(f[i]->source);
+    f[i]->source = NULL;
+    f[i]->resumes = false;
+}
+
+/* It never comes back, and the others have all that there is; faults were on their way to it */
+static void source_gone(void)
+{
+    agents_are(3, ",reconnect=5", NULL);
+    f[1]->faults = "dest.prefill=delay:5000";
+    untouched(0);
+    untouched(1);
+    begin_with("tcp.serve.fault=delay:200000");
+    feed(0, 1);
+    feed(1, 2);
+    wait_count(f[2]->fed_so_far, 256ul << 10);
+    lose_source(1);
+    lose_source(2);
+    for (unsigned i = 1; i < 3; i++) {
+        must(wait_flag(&f[i]->ended, 20000) && atomic_load(&f[i]->pauses) == 1);
+        must(fed(i) == f[i]->stats.image.bytes_prefill);
+        family_must_succeed(f[i]);
+    }
+    end_well(0);
+    loop_remove_key();
+}
+
+/* Two that have got different parts from a source that is gone: each has what the other lacks */
+static void complete_each_other(void)
+{
+    agents_are(2, ",reconnect=10,window=1", "dest.prefill=delay:4000");
+    f[1]->await_feed_ms = 0;
+    f[1]->faults = "dest.prefill=delay:3000";
+    for (unsigned i = 0; i < 2; i++)
+        untouched(i);
+    begin();
+    wait_count(f[0]->present_so_far, 1ul << 20);
+    must(!atomic_load(&f[0]->ended));
+    lose_source(0);
+    wait_count(f[0]->pauses, 1u);
+    feed(1, 0);
+    family_source(f[1], S_DONE);
+    must(wait_flag(&f[0]->ended, 20000) && fed(0));
+    family_must_succeed(f[0]);
+    end_well(1);
+    loop_remove_key();
+}
+
+static uint64_t all_bytes(unsigned i)
+{
+    return f[i]->n_cells * CELL;
+}
+
+/* Chunks that nobody has all of: what there is of them goes from one to the other, page by page */
+static void parts_of_chunks(void)
+{
+    agents_are(2, ",reconnect=25", NULL);
+    snprintf(options, sizeof(options), "key-file=%s,prefill=pull,chunk=2M,reconnect=25",
+             loop_key_file());
+    f[0]->await_feed_ms = f[1]->await_feed_ms = 60000;
+    f[0]->last_later = true; /* its children touch all else */
+    untouched(1);
+    begin();
+    wait_count(f[0]->present_so_far, all_bytes(0) - CELL);
+    ff_source_pause(f[1]->source);
+    wait_count(f[1]->pauses, 1u);
+    feed(0, 1);
+    wait_count(f[1]->present_so_far, all_bytes(1) - CELL);
+    lose_source(0);
+    wait_count(f[0]->pauses, 1u);
+    family_last(f[0]);
+    family_source(f[1], S_DONE); /* comes back, and brings the last page */
+    must(wait_flag(&f[1]->ended, 20000) && fed(1));
+    feed(1, 0);
+    must(wait_flag(&f[0]->ended, 20000));
+    end_well(1);
+    family_must_succeed(f[0]);
+    loop_remove_key();
+}
+
+static void kill_children(unsigned i)
+{
+    for (unsigned k = 0; k < f[i]->n_children; k++) {
+        kill(f[i]->child[k].pid, SIGKILL);
+        family_reap(f[i]->child[k].pid, STATUS(SIGKILL));
+    }
+}
+
+/* No source comes back, and one page is nowhere: each has all else, and says which one that is */
+static void nobody_has(void)
+{
+    agents_are(2, ",reconnect=5", NULL);
+    f[0]->await_feed_ms = f[1]->await_feed_ms = 60000;
+    f[0]->last_later = true; /* its children touch all else */
+    untouched(1);
+    begin();
+    wait_count(f[0]->present_so_far, all_bytes(0) - CELL);
+    for (unsigned i = 0; i < 2; i++)
+        lose_source(i);
+    feed(0, 1);
+    for (unsigned i = 0; i < 2; i++) {
+        must(wait_flag(&f[i]->ended, 20000) && atomic_load(&f[i]->agent_rc));
+        if (!strstr(f[i]->agent_error, "the source did not come back within 5 s, and nobody else "
+                                       "brought 1 pages (4 KiB): region1 0x1f4000-0x1f4fff"))
+            loop_fail(__FILE__, __LINE__, "agent %u: %s", i, f[i]->agent_error);
+        kill_children(i);
+        family_free(f[i]);
+    }
+    loop_remove_key();
+}
+
+/* It is gone before it hears that the guest runs: nothing was asked for yet in the background */
+static void source_gone_early(void)
+{
+    agents_are(2, ",reconnect=20", NULL);
+    f[1]->faults = "dest.running=delay:1000000";
+    f[1]->await_feed_ms = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        untouched(i);
+        family_fork(f[i]);
+    }
+    for (unsigned i = 0; i < 2; i++)
+        family_start(f[i]);
+    family_source(f[0], S_DONE);
+    family_source(f[1], S_GO);
+    usleep(300000); /* it reads GO; if it does not, it says so and the test fails */
+    lose_source(1);
+    wait_count(f[1]->pauses, 1u);
+    feed(0, 1);
+    must(wait_flag(&f[1]->ended, 20000) && fed(1));
+    end_well(0);
+    family_must_succeed(f[1]);
+    loop_remove_key();
+}
+
+static void kill_agent(unsigned i)
+{
+    kill(f[i]->agent_pid, SIGKILL);
+    family_reap(f[i]->agent_pid, STATUS(SIGKILL));
+    f[i]->agent_pid = 0;
+    unlink(f[i]->path);
+    family_free(f[i]);
+}
+
 static void kill_first(void)
 {
-    kill(f[0]->agent_pid, SIGKILL);
-    family_reap(f[0]->agent_pid, STATUS(SIGKILL));
-    f[0]->agent_pid = 0;
-    unlink(f[0]->path);
-    family_free(f[0]);
+    kill_agent(0);
+    loop_remove_key();
+}
+
+/* Who feeds it dies together with its source: another one feeds it */
+static void both_gone(void)
+{
+    agents_are(3, ",reconnect=20", NULL);
+    f[1]->n_children = 0;
+    f[2]->faults = "dest.prefill=delay:30000";
+    untouched(0);
+    untouched(2);
+    begin();
+    feed(0, 1);
+    feed(1, 2);
+    wait_count(f[2]->fed_so_far, 256ul << 10);
+    lose_source(2); /* it has nowhere to go when the other one ends */
+    kill_agent(1);
+    wait_count(f[2]->pauses, 1u);
+    must(!atomic_load(&f[2]->ended));
+    feed(0, 2);
+    must(wait_flag(&f[2]->ended, 20000));
+    must(fed(2));
+    family_must_succeed(f[2]);
+    end_well(0);
     loop_remove_key();
 }
 
@@ -264,6 +439,12 @@ int main(int argc, char **argv)
         {"nobody feeds", never_comes, 40},
         {"links between agents break", links_break, 40},
         {"the source of who is fed comes back", source_breaks, 40},
+        {"sources that never come back", source_gone, 40},
+        {"who has lost its source is fed", complete_each_other, 40},
+        {"parts of chunks", parts_of_chunks, 60},
+        {"a page that nobody has", nobody_has, 60},
+        {"a source that is gone early", source_gone_early, 60},
+        {"the relay and the source are gone", both_gone, 60},
         {"the relay is killed", relay_killed, 40},
         {"the relay is stopped", relay_stopped, 40},
         {"the relay has nothing", relay_idle, 40},

@@ -2,6 +2,9 @@
  *
  * test_fork_tree.c - who feeds whom: every host in the end, none by itself, also when some fail
  */
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "unit.h"
 
 #include "fork.h"
@@ -10,6 +13,7 @@
 #define MIB (1ull << 20)
 
 static struct host hosts[HOSTS_MAX];
+static const struct node node = {.host = "h"};
 static struct fork_options options;
 static struct fork f;
 
@@ -20,7 +24,7 @@ static void hosts_are(size_t n, int fanout)
     options = (struct fork_options){.fanout = fanout};
     f = (struct fork){.o = &options, .memory_bytes = 320 * MIB, .s.hosts = hosts, .s.n_hosts = n};
     for (size_t i = 0; i < n; i++)
-        hosts[i] = (struct host){.keyed = true, .state = HOST_LISTENING, .address = "198.18.0.1",
+        hosts[i] = (struct host){.node = &node, .keyed = true, .state = HOST_LISTENING, .address = "198.18.0.1",
                                  .port = (unsigned)(1000 + i), .run = {.in = -1, .out = -1}};
     fork_tree_plan(&f);
 }
@@ -119,6 +123,44 @@ static void test_not_verified(void **state)
     assert_ptr_equal(hosts[1].feeder, &hosts[0]);
 }
 
+/* What is said to one of them from here on can be counted: the pipe to read */
+static int listen_to(struct host *h)
+{
+    int fd[2];
+
+    assert_int_equal(pipe2(fd, O_NONBLOCK | O_CLOEXEC), 0);
+    h->run.in = fd[1];
+    return fd[0];
+}
+
+static unsigned lines_said(struct host *h, int fd)
+{
+    char text[4096];
+    unsigned lines = 0;
+
+    close(h->run.in);
+    h->run.in = -1;
+    for (ssize_t n; (n = read(fd, text, sizeof(text))) > 0;)
+        while (n--)
+            lines += text[n] == '\n';
+    close(fd);
+    return lines;
+}
+
+/* One that is verified later than its feeder is fed from the start, and that is said once */
+static void test_said_once(void **state)
+{
+    (void)state;
+    hosts_are(2, 1);
+    hosts[0].state = hosts[1].state = HOST_IMAGE;
+    hosts[0].verified = true;
+    int fd = listen_to(&hosts[0]);
+    for (size_t i = 0; i < 5; i++)
+        fork_tree_turn(&f);
+    assert_ptr_equal(hosts[1].feeder, &hosts[0]);
+    assert_int_equal(lines_said(&hosts[0], fd), 1);
+}
+
 static void test_failures(void **state)
 {
     (void)state;
@@ -130,6 +172,61 @@ static void test_failures(void **state)
         for (size_t turn = 0; turn < 20; turn++)
             fork_tree_turn(&f);
         must_be_a_tree(1, 2);
+    }
+}
+
+/* The parent's side is away: also one of the first is fed, by who has most; they may feed each other */
+static void test_orphans(void **state)
+{
+    (void)state;
+    hosts_are(3, 1);
+    have_image(0, 3);
+    for (size_t i = 0; i < 3; i++) {
+        hosts[i].paused_until_ms = 1;
+        hosts[i].present_bytes = i;
+    }
+    fork_tree_turn(&f);
+    assert_ptr_equal(hosts[0].feeder, &hosts[2]);
+    assert_ptr_equal(hosts[1].feeder, &hosts[0]);
+    hosts[0].unfed = strdup("it cannot");
+    fork_tree_turn(&f);
+    assert_ptr_equal(hosts[0].feeder, &hosts[1]);
+    assert_int_equal(f.s.notes.n, 0); /* it does not get its memory from the parent */
+}
+
+/* The parent's side is back: what it feeds, and who feeds whom, is as if it had never been away */
+static void test_back(void **state)
+{
+    (void)state;
+    hosts_are(4, 1);
+    have_image(0, 4);
+    for (size_t i = 0; i < 4; i++) {
+        hosts[i].paused_until_ms = 1;
+        hosts[i].present_bytes = i;
+        hosts[i].unfed = hosts[i].feeder ? strdup("it cannot") : NULL;
+    }
+    fork_tree_turn(&f);
+    fork_tree_turn(&f);
+    for (size_t i = 0; i < 4; i++)
+        assert_non_null(hosts[i].feeder);
+    for (size_t i = 0; i < 4; i++)
+        hosts[i].paused_until_ms = 0;
+    for (size_t i = 0; i < 4; i++)
+        fork_tree_turn(&f);
+    assert_int_equal(must_be_a_tree(1, 1), 4);
+}
+
+/* Nobody was to be fed: that changes when the parent's side is away, but for --fanout 0 */
+static void test_orphans_of_many(void **state)
+{
+    (void)state;
+    for (int fanout = 2; fanout >= 0; fanout -= 2) {
+        hosts_are(2, fanout);
+        have_image(0, 2);
+        assert_int_equal(f.fanout, 0);
+        hosts[0].paused_until_ms = 1;
+        fork_tree_turn(&f);
+        assert_ptr_equal(hosts[0].feeder, fanout ? &hosts[1] : NULL);
     }
 }
 
@@ -152,6 +249,10 @@ int main(void)
         cmocka_unit_test(test_any_order),
         cmocka_unit_test(test_not_verified),
         cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_said_once),
+        cmocka_unit_test(test_orphans),
+        cmocka_unit_test(test_back),
+        cmocka_unit_test(test_orphans_of_many),
         cmocka_unit_test(test_fanout),
     };
 

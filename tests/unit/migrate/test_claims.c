@@ -119,6 +119,33 @@ static void test_give_back(void **state)
     ff_claims_free(&c);
 }
 
+/* Sealed or not: it is taken again by whoever can bring it */
+static void test_leave(void **state)
+{
+    struct ff_claims c;
+    (void)state;
+
+    assert_int_equal(ff_claims_init(&c, 2), 0);
+    ff_claims_seal(&c);
+    assert_true(ff_claim_take(&c, 1));
+    ff_claim_leave(&c, 1);
+    assert_int_equal(ff_claim_get(&c, 1), FF_CLAIM_MISSING);
+    assert_true(ff_claim_take(&c, 1) && !ff_claim_take(&c, 1));
+    ff_claim_done(&c, 1);
+    assert_int_equal(c.present, 1);
+    ff_claims_free(&c);
+}
+
+static void leave_present(void *arg)
+{
+    struct ff_claims c;
+    (void)arg;
+
+    ff_claims_init(&c, 1);
+    ff_claims_present(&c);
+    ff_claim_leave(&c, 0);
+}
+
 static void give_back_sealed(void *arg)
 {
     struct ff_claims c;
@@ -208,6 +235,7 @@ static void test_illegal_moves_abort(void **state)
     assert_int_equal(signal_of(done_of_forgotten, NULL), SIGABRT);
     assert_int_equal(signal_of(give_back_sealed, NULL), SIGABRT);
     assert_int_equal(signal_of(give_back_present, NULL), SIGABRT);
+    assert_int_equal(signal_of(leave_present, NULL), SIGABRT);
 }
 
 static void test_names(void **state)
@@ -287,4 +315,5 @@ UNIT_MAIN(cmocka_unit_test(test_legal_moves), cmocka_unit_test(test_illegal_move
           cmocka_unit_test(test_names), cmocka_unit_test(test_hole),
           cmocka_unit_test(test_poisoned), cmocka_unit_test(test_forget),
           cmocka_unit_test(test_give_back),
+          cmocka_unit_test(test_leave),
           cmocka_unit_test(test_race))
