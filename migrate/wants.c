@@ -4,6 +4,7 @@
  */
 #include "cleanup.h"
 #include "pager.h"
+#include "working_set.h"
 
 int ff_wants_find_region(const struct ff_pager *p, uint64_t addr)
 {
@@ -31,12 +32,23 @@ static bool has_room_left(struct ff_pager *p)
     return n < FF_WANTS_LEFT;
 }
 
+/* Somebody waits for it, as other hosts' children may do */
+static void keep_touched(struct ff_pager *p, const struct ff_want *w, enum ff_claim was)
+{
+    uint64_t units = p->region[w->region].range.psize / FF_WORKING_SET_UNIT;
+
+    if (p->touched && !w->first_touch && (was == FF_CLAIM_MISSING || was == FF_CLAIM_INFLIGHT))
+        ff_working_set_add(p->touched, (struct ff_span){w->region, w->page * units, units});
+}
+
 enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w)
 {
     struct ff_claims *c = &p->region[w.region].claims;
     struct ff_wants *q = p->wants;
+    enum ff_claim was = ff_claim_get(c, w.page);
 
-    if (q->away && ff_claim_get(c, w.page) == FF_CLAIM_MISSING && has_room_left(p)) {
+    keep_touched(p, &w, was);
+    if (q->away && was == FF_CLAIM_MISSING && has_room_left(p)) {
         struct ff_pager_region *r = &p->region[w.region];
         q->left[q->n_left++] = w;
         atomic_store(&p->hint, r->first_chunk + w.page * r->range.psize / r->chunk_bytes + 1);
