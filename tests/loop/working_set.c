@@ -86,7 +86,7 @@ static void known_push(void)
 /* More than a buffer has: spans go on in the next one */
 static void known_small_buffers(void)
 {
-    peek(slow("prefill=pull,chunk=16K,window=1", FIRST), 0);
+    peek(slow("prefill=pull,chunk=32K,window=1", FIRST), 0);
 }
 
 /* Whatever is said, every byte is right, and all come */
