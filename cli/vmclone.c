@@ -44,6 +44,8 @@ static int vmclone_usage(FILE *out)
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --fanout NUMBER|auto    so many hosts get the memory from this one, and each feeds so many\n"
         "                          others; 0: all from this one; default: auto\n"
+        "  --working-set FILE|none children's first pages come first: as FILE says, where they are kept\n"
+        "                          for later forks; default: for those of the same parent\n"
         "  --prestart              start children before the parent freezes\n"
         "  --template              leave the parent paused, to be forked again\n"
         "  --net POLICY            isolated (default), user, bridge[:NAME], none, keep\n"
@@ -241,6 +243,7 @@ static int parse_and_run(int argc, char **argv)
         HOSTFILE = 256,
         FANOUT,
         LAUNCHER,
+        WORKING_SET,
         PRESTART,
         TEMPLATE,
         NET,
@@ -276,6 +279,7 @@ static int parse_and_run(int argc, char **argv)
                                             {"hostfile", required_argument, NULL, HOSTFILE},
                                             {"fanout", required_argument, NULL, FANOUT},
                                             {"launcher", required_argument, NULL, LAUNCHER},
+                                            {"working-set", required_argument, NULL, WORKING_SET},
                                             {"prestart", no_argument, NULL, PRESTART},
                                             {"template", no_argument, NULL, TEMPLATE},
                                             {"net", required_argument, NULL, NET},
@@ -320,6 +324,7 @@ static int parse_and_run(int argc, char **argv)
                 return vmclone_usage(stderr);
             break;
         case LAUNCHER: o.s.launcher = optarg; break;
+        case WORKING_SET: o.working_set = optarg; break;
         case PRESTART: o.prestart = true; break;
         case TEMPLATE: o.template = true; break;
         case NET:

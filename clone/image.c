@@ -279,6 +279,16 @@ void ff_agent_await_feed(struct ff_agent *a, int timeout_ms)
     ff_dest_await_feed(a->dest, timeout_ms);
 }
 
+int ff_agent_first(struct ff_agent *a, const char *working_set, struct ff_error *err)
+{
+    return ff_dest_first(a->dest, working_set, err);
+}
+
+char *ff_agent_working_set(struct ff_agent *a)
+{
+    return atomic_load(&a->handed_over) ? NULL : ff_dest_working_set(a->dest);
+}
+
 void ff_agent_on_unfed(struct ff_agent *a,
                        void (*fn)(void *opaque, const char *host, const char *port, const char *why),
                        void *opaque)

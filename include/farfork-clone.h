@@ -153,6 +153,21 @@ void ff_agent_on_unfed(struct ff_agent *a,
  * Any thread, before the source's GO; with 0 at any time: none will */
 void ff_agent_await_feed(struct ff_agent *a, int timeout_ms);
 
+/**
+ * ff_agent_first() - bring these pages before all others
+ * @working_set: what ff_agent_working_set() returned for another agent, or an earlier image of the same
+ *               guest; a hint, of which is left out what is not there
+ *
+ * Any thread, before the source's GO.
+ * Return:  0; -ENOMEM
+ */
+int ff_agent_first(struct ff_agent *a, const char *working_set, struct ff_error *err);
+
+/* The pages that children have waited for so far, in that order, after those that came first by
+ * ff_agent_first(). Any thread, after ff_agent_receive(). To be freed with free(); NULL: there are none, or
+ * none that came over a link */
+char *ff_agent_working_set(struct ff_agent *a);
+
 /* Learn that the agent waits for its source. @fn: ff_agent_wait() calls it in its thread. @why: the
  * link broke; NULL: there is another. Call this before ff_agent_wait() */
 void ff_agent_on_pause(struct ff_agent *a, void (*fn)(void *opaque, const char *why), void *opaque);

@@ -30,6 +30,7 @@
 #include "pager_elsewhere.h"
 #include "source.h"
 #include "thread.h"
+#include "working_set.h"
 #include "verify.h"
 
 #define GO_MS 60000
@@ -191,6 +192,7 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         ff_elsewhere_on_other(&d->pager, d->on_other, d->on_other_opaque);
     d->pager_used = true;
     d->pager.may_be_fed = dest_may_be_fed(d) && d->addr.prefill != FF_PREFILL_OFF;
+    d->pager.touched = d->owner.adopt ? ff_working_set_new() : NULL; /* a hint: there may be none */
     d->pager.pool = &d->pool;
     for (unsigned i = 0; i < d->regions.n; i++)
         if (d->lent[i])
@@ -339,6 +341,7 @@ void dest_start_prefill(struct ff_dest *d)
         return;
     }
     atomic_store(&d->pager.feed_until_ns, dest_feed_until(d));
+    dest_take_first(d);
     int rc = ff_pager_start_prefill(&d->pager, d->publish.load_permille, &why);
 
     if (rc && !d->prefill_due)
@@ -556,6 +559,7 @@ void ff_dest_free(struct ff_dest *d)
     ff_hello_free(&d->peer);
     ff_regions_free(&d->regions);
     ff_until_go_free(&d->until_go);
+    free(atomic_load(&d->first));
     ff_address_drop(&d->addr);
     ff_address_drop(&d->at);
     pthread_cond_destroy(&d->port_closed);

@@ -79,6 +79,7 @@ struct ff_dest {
     bool taken_back;     /* it says that it has */
     bool wants_verify;   /* its own address; addr.verify: or the source's */
     bool prefill_due;    /* its thread could not be started */
+    char *_Atomic first; /* a working set, until prefill starts; NULL: none */
     _Atomic int feed_ms; /* so long it is to wait for an agent that feeds it; then 0 */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;
@@ -125,6 +126,10 @@ bool dest_may_fetch(const struct ff_dest *d); /* memory elsewhere: it can be ins
 
 int dest_take_parts(struct ff_dest *d, struct ff_error *err); /* of the PARTS just received */
 void dest_drop_parts(struct ff_dest *d); /* they were the last link's */
+
+/* --- dest_first.c --- */
+
+void dest_take_first(struct ff_dest *d); /* prefill is about to start: it is told what to bring first */
 
 /* --- dest_feed.c --- */
 

@@ -20,6 +20,7 @@
 #include "policy.h"
 #include "thread.h"
 #include "verify.h"
+#include "working_set.h"
 
 static uint32_t page_size(void)
 {
@@ -371,6 +372,8 @@ void ff_pager_free(struct ff_pager *p)
     ff_feed_free(atomic_exchange(&p->next_feed, NULL));
     ff_fault_engine_free(p->fault);
     free(p->wants);
+    ff_working_set_free(p->first);
+    ff_working_set_free(p->touched);
     ff_prefill_engine_free(p->prefill);
     ff_verify_free(p->verify);
     ff_children_free(p);

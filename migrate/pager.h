@@ -153,6 +153,7 @@ struct ff_fault_engine;   /* fault.c */
 struct ff_feed;           /* feed.c */
 struct ff_prefill_engine; /* prefill.c */
 struct ff_verify;         /* verify.c */
+struct ff_working_set;    /* working_set.c */
 
 struct ff_pager {
     struct ff_link *link;
@@ -173,6 +174,8 @@ struct ff_pager {
     struct ff_wants *wants; /* the fault thread's */
     struct ff_fault_engine *fault;
     struct ff_prefill_engine *prefill;
+    struct ff_working_set *first;   /* what prefill brings before all else; NULL: nothing */
+    struct ff_working_set *touched; /* an agent's, by its children; NULL: it is not kept */
     struct ff_verify *verify; /* goes with the link; NULL: what the link brings is taken as it is */
     struct ff_feed *_Atomic next_feed; /* prefill is to take it up */
     _Atomic uint64_t feed_until_ns;    /* prefill waits for one until then, unless */

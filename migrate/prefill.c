@@ -9,7 +9,8 @@
  *                |--asked--|--asked--|     |     |--asked--|     |     |
  *                                    ^ cursor          ^ last fault: the cursor jumps there
  *              The next chunk is the first one from the cursor on, around the end, that
- *              nobody asked for yet. It is cut into transfers:
+ *              nobody asked for yet. Before all chunks come the spans of the working set, if it is
+ *              known (working_set.h): several share a buffer. Either is cut into transfers:
  *
  *              chunk    zeros      no key at the source: installed at once
  *                       unreadable the source has said so before: POISONED at once. What lies
@@ -46,7 +47,6 @@
 #include "verify.h"
 
 #define SEGMENT (256u << 10)
-#define GAP (32u << 10) /* bytes that are here already, and cost less than another request */
 #define ZERO_RUN 16384u /* pages of zeros between two looks at the link */
 #define CPU_TURNS 8u
 #define HEAD_START_NS 5000000u
@@ -74,25 +74,9 @@ static int free_buffer(const struct ff_prefill_engine *e)
 /* Nothing of the cut is left */
 static void end_cut(struct ff_prefill_engine *e)
 {
-    if (e->cut_buffer >= 0)
-        e->users[e->cut_buffer]--;
-    e->cut_buffer = -1;
+    if (!e->cut_is_first)
+        ff_prefill_leave_buffer(e);
     e->cut = NULL;
-}
-
-/* From page @first on: pages up to the first GAP of pages that nobody needs to fetch; @first moves
- * to the first that is missing. 0: none is */
-static uint64_t stretch(const struct ff_pager_region *r, uint64_t *first, uint64_t end)
-{
-    uint64_t gap = FF_MAX(GAP / r->range.psize, 1u), after;
-
-    while (*first < end && ff_claim_get(&r->claims, *first) != FF_CLAIM_MISSING)
-        ++*first;
-    after = *first; /* behind the last one that is missing */
-    for (uint64_t i = *first; i < end && i < after + gap; i++)
-        if (ff_claim_get(&r->claims, i) == FF_CLAIM_MISSING)
-            after = i + 1;
-    return after - *first;
 }
 
 static void under_way(struct ff_prefill_engine *e, struct transfer *t)
@@ -171,7 +155,7 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, uint64_t end, st
 {
     struct ff_prefill_engine *e = p->prefill;
     unsigned i = (unsigned)(t - e->transfer);
-    uint64_t n = stretch(e->cut, &e->cut_first, end);
+    uint64_t n = ff_prefill_stretch(e->cut, &e->cut_first, end);
 
     if (!n) {
         if (end == e->cut_end)
@@ -197,6 +181,7 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, uint64_t end, st
     }
     e->users[t->buffer]++;
     e->cut_first += n;
+    e->used_bytes = (uint32_t)((e->cut_first - e->cut_from) * e->cut->range.psize);
     if (e->cut_first == e->cut_end)
         end_cut(e);
     if (p->mode == FF_PREFILL_PUSH && !e->feed) {
@@ -265,26 +250,44 @@ static int start_fed(struct ff_pager *p, struct ff_error *err)
     return t ? start_buffer(p, t, p->prefill->cut_end, err) : 0;
 }
 
+/* Something to fetch next: 1, also to be asked again; 0 when there is nothing now, -errno */
+static int next_cut(struct ff_pager *p, struct ff_error *err)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    uint64_t chunk, n;
+
+    if ((e->cut_buffer < 0 && free_buffer(e) < 0) || atomic_load(&p->next_feed))
+        return 0;
+    e->cut_is_first = ff_prefill_first(p);
+    if (e->cut_is_first)
+        return 1;
+    ff_prefill_leave_buffer(e);
+    if (free_buffer(e) < 0)
+        return 0;
+    ff_prefill_first_chunk(p);
+    if (!ff_chunks_next(&e->chunks, p, e->feed ? e->feed->has : NULL, &chunk))
+        return e->feed && ff_chunks_left(&e->chunks) ? ff_feed_next(p, err) : 0;
+    if (e->feed)
+        e->feed->news_ns = ff_now_ns();
+    e->cut = ff_chunk_pages(p, chunk, &e->cut_from, &n);
+    e->cut_first = e->cut_from;
+    e->cut_end = e->cut_from + n;
+    return 1;
+}
+
 /* 1: go on, 0: nothing more to start now, -errno */
 static int start_next(struct ff_pager *p, struct ff_error *err)
 {
     struct ff_prefill_engine *e = p->prefill;
-    uint64_t chunk, n;
     uint32_t lkey;
 
     for (struct transfer *t = e->transfer; e->n_due; t++)
         if (t->due)
             return start_due(p, t, err);
     if (!e->cut) {
-        if (free_buffer(e) < 0 || atomic_load(&p->next_feed))
-            return 0;
-        if (!ff_chunks_next(&e->chunks, p, e->feed ? e->feed->has : NULL, &chunk))
-            return e->feed && ff_chunks_left(&e->chunks) ? ff_feed_next(p, err) : 0;
-        if (e->feed)
-            e->feed->news_ns = ff_now_ns();
-        e->cut = ff_chunk_pages(p, chunk, &e->cut_from, &n);
-        e->cut_first = e->cut_from;
-        e->cut_end = e->cut_from + n;
+        int rc = next_cut(p, err);
+        if (rc <= 0 || !e->cut)
+            return rc;
     }
     if (e->feed) /* the source's keys are not its relay's, and may change meanwhile */
         return start_fed(p, err);

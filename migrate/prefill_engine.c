@@ -84,6 +84,7 @@ void ff_prefill_engine_restart(struct ff_pager *p)
 
     e->cut = NULL;
     e->cut_buffer = -1;
+    e->used_bytes = 0;
     e->n_busy = e->n_due = e->n_grants = e->n_kept = 0;
     memset(e->users, 0, sizeof(e->users));
     for (unsigned i = 0; i < FF_ARRAY_LEN(e->transfer); i++) {

@@ -42,6 +42,11 @@ struct ff_prefill_engine {
     struct ff_pager_region *cut; /* what is left of the chunk that is being cut; NULL: none */
     uint64_t cut_from, cut_first, cut_end; /* the chunk; what of it is left */
     int cut_buffer;                        /* -1: none yet */
+    unsigned first_span;                   /* of p->first: which comes next, and how much of it */
+    uint64_t first_done;                   /* was asked for, in units */
+    unsigned chunk_span;                   /* likewise: by whose chunk prefill goes on */
+    bool cut_is_first;                     /* it is of a span: several share a buffer, of which */
+    uint32_t used_bytes;                   /* are taken */
     struct ff_grant grant[BUFFERS_MAX];    /* to be sent */
     unsigned n_grants;
     unsigned n_due;
@@ -49,6 +54,20 @@ struct ff_prefill_engine {
     unsigned n_kept;
     uint8_t msg[FF_MSG_MAX];
 };
+
+/* --- prefill_first.c --- */
+
+/* From page @first on: pages up to the first gap of pages that nobody needs to fetch; @first moves
+ * to the first that is missing. 0: none is */
+uint64_t ff_prefill_stretch(const struct ff_pager_region *r, uint64_t *first, uint64_t end);
+
+/* Cut the next pages of p->first. False: there are none, or another agent feeds this one: it reads
+ * chunks alone, which their relay has as a whole */
+bool ff_prefill_first(struct ff_pager *p);
+void ff_prefill_leave_buffer(struct ff_prefill_engine *e); /* the cut's: they are no more */
+
+/* The next chunk is the first of those with such pages, if nobody has asked for it */
+void ff_prefill_first_chunk(struct ff_pager *p);
 
 /* --- prefill_install.c --- */
 

@@ -4,6 +4,7 @@
  */
 #include "cleanup.h"
 #include "pager.h"
+#include "working_set.h"
 
 int ff_wants_find_region(const struct ff_pager *p, uint64_t addr)
 {
@@ -15,11 +16,22 @@ int ff_wants_find_region(const struct ff_pager *p, uint64_t addr)
     return -1;
 }
 
+/* Somebody waits for it, as other hosts' children may do */
+static void keep_touched(struct ff_pager *p, const struct ff_want *w, enum ff_claim was)
+{
+    uint64_t units = p->region[w->region].range.psize / FF_WORKING_SET_UNIT;
+
+    if (p->touched && !w->first_touch && (was == FF_CLAIM_MISSING || was == FF_CLAIM_INFLIGHT))
+        ff_working_set_add(p->touched, (struct ff_span){w->region, w->page * units, units});
+}
+
 enum ff_claim ff_wants_claim(struct ff_pager *p, struct ff_want w)
 {
     struct ff_claims *c = &p->region[w.region].claims;
+    enum ff_claim was = ff_claim_get(c, w.page);
 
-    if (p->wants->away && ff_claim_get(c, w.page) == FF_CLAIM_MISSING) {
+    keep_touched(p, &w, was);
+    if (p->wants->away && was == FF_CLAIM_MISSING) {
         struct ff_pager_region *r = &p->region[w.region];
         atomic_store(&p->hint, r->first_chunk + w.page * r->range.psize / r->chunk_bytes + 1);
         return FF_CLAIM_INFLIGHT; /* as if somebody had it: whoever brings it wakes */

@@ -144,6 +144,7 @@ static void on_worker(struct agent *a, const struct message *m)
         agent_send_progress(a);
         if (!m->value) {
             a->image = COMPLETE;
+            agent_send_touched(a);
             agent_send(a, json_pack("{ss}", "event", "complete"));
         } else {
             a->image = LOST;
@@ -253,11 +254,8 @@ static void run_command(struct agent *a, const char *line)
         keep_vms(a);
     } else if ((v = json_object_get(o, "adopt"))) {
         agent_send(a, agent_vms_adopt(&a->vms, v));
-    } else if ((v = json_object_get(o, "await_feed"))) {
-        if (a->ff)
-            ff_agent_await_feed(a->ff, (int)json_integer_value(v));
-    } else if ((v = json_object_get(o, "feed"))) {
-        agent_feed(a, json_is_string(v) ? json_string_value(v) : "");
+    } else if (agent_bring(a, o)) {
+        ;
     } else if (json_is_true(json_object_get(o, "detach"))) {
         let_vms_go(a);
     } else if (json_is_true(json_object_get(o, "end"))) {
@@ -267,7 +265,7 @@ static void run_command(struct agent *a, const char *line)
         agent_send(a, json_pack("{ss}", "event", "pong"));
     } else {
         agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, keep, "
-                              "await_feed, feed, ping, detach or end");
+                              "await_feed, feed, first, ping, detach or end");
     }
     json_decref(o);
 }

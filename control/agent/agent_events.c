@@ -125,6 +125,15 @@ void agent_send_ended(struct agent *a, const struct agent_vm *vm)
                             "shut_down", vm->shut_down));
 }
 
+void agent_send_touched(struct agent *a)
+{
+    char *pages = a->ff ? ff_agent_working_set(a->ff) : NULL;
+
+    if (pages)
+        agent_send(a, json_pack("{ss ss}", "event", "touched", "pages", pages));
+    free(pages);
+}
+
 void agent_send_progress(struct agent *a)
 {
     struct ff_agent_stats s;

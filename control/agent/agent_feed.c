@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * agent_feed.c - an agent serves its image to another one; see migrate/relay.h
+ * agent_feed.c - how an image comes here, and goes on to other agents; see migrate/relay.h
  */
 #include <errno.h>
 #include <string.h>
@@ -19,7 +19,7 @@ json_t *agent_unfed(const char *host, const char *port, const char *why)
     return unfed(to, why);
 }
 
-void agent_feed(struct agent *a, const char *to)
+static void feed(struct agent *a, const char *to)
 {
     struct ff_address *address = NULL;
     struct ff_error why;
@@ -31,4 +31,18 @@ void agent_feed(struct agent *a, const char *to)
     ff_address_free(address);
     if (rc)
         agent_send(a, unfed(to, why.text));
+}
+
+bool agent_bring(struct agent *a, const json_t *o)
+{
+    const json_t *await = json_object_get(o, "await_feed"), *first = json_object_get(o, "first");
+    const json_t *to = json_object_get(o, "feed");
+
+    if (await && a->ff)
+        ff_agent_await_feed(a->ff, (int)json_integer_value(await));
+    if (json_is_string(first) && a->ff)
+        ff_agent_first(a->ff, json_string_value(first), NULL);
+    if (to)
+        feed(a, json_is_string(to) ? json_string_value(to) : "");
+    return await || first || to;
 }

@@ -52,9 +52,9 @@ void agent_spawn_waiting(struct agent *a);
 bool agent_spawn_not(struct agent *a, json_int_t number);
 void agent_count_vms(struct agent *a); /* after any change of their number or states */
 
-/* agent_feed.c: the agent at @to, HOST:PORT, gets the image from here, too; agent_unfed(): the event that
- * says that it does not after all */
-void agent_feed(struct agent *a, const char *to);
+/* agent_feed.c: whether @o was a command that says which way the image comes, or is to go on; agent_unfed():
+ * the event that says that another agent gets nothing from here after all */
+bool agent_bring(struct agent *a, const json_t *o);
 json_t *agent_unfed(const char *host, const char *port, const char *why);
 
 /* agent_key.c: the key that the first line of input has, into @a->vms.key */
@@ -87,6 +87,7 @@ void agent_send_child(struct agent *a, const struct agent_vm *vm, const char *wh
 void agent_send_ended(struct agent *a, const struct agent_vm *vm);
 void agent_end_by(struct agent *a, int signal); /* it ends with what it has, and says why */
 void agent_send_image(struct agent *a);
+void agent_send_touched(struct agent *a); /* by its children; if there is any */
 void agent_send_progress(struct agent *a); /* if there is any */
 int agent_write_state(struct agent *a); /* 0, -errno */
 json_t *agent_state(const struct agent *a); /* what it says */

@@ -195,6 +195,8 @@ static int do_fork(struct fork *f)
     if (!rc)
         rc = session_find_parent(&f->s, &f->s.why);
     if (!rc)
+        rc = fork_read_working_set(f, &f->s.why);
+    if (!rc)
         rc = fork_check_descriptors(f, &f->s.why);
     if (!rc)
         rc = fork_ask_memory(f, &f->s.why);
@@ -214,8 +216,10 @@ static int do_fork(struct fork *f)
         rc = fork_check_hosts(f, &f->s.why);
     if (!rc)
         rc = fork_record(f, &f->s.why);
-    if (!rc)
+    if (!rc) {
         fork_tree_plan(f);
+        fork_tell_working_set(f);
+    }
     if (!rc && f->o->prestart)
         rc = start_ahead(f);
     else if (!rc && start_beside(f))
@@ -321,6 +325,7 @@ static int run_fork(struct fork *f)
     let_agents_go(f, rc != 0, f->o->follow);
     fork_unexport(f);
     fork_disks_let_go(f->disks);
+    fork_keep_working_set(f);
     int code = fork_outcome(f);
     if (code == EXIT_NONE) {
         fork_disks_end_server(f->disks);
@@ -368,6 +373,7 @@ int fork_run(const struct fork_options *o, struct hostlist *hosts)
     json_decref(f.freeze);
     json_decref(f.cpu);
     free(f.stopped);
+    free(f.first);
     session_free(&f.s);
     return code;
 }

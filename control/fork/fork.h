@@ -14,6 +14,7 @@
 struct fork_options {
     struct session_options s;
     const char *domain; /* of libvirt's: the parent. NULL: its QMP socket is given */
+    const char *working_set; /* a file, or "none"; NULL: the parent's own */
     const char *scratch, *bridge, *overlays, *nbd, *hostname, *user_data;
     struct strv ip; /* NIC by NIC */
     int fanout; /* agents that the parent, and each agent, feeds; 0: the parent feeds all; -1: chosen */
@@ -29,6 +30,7 @@ struct fork {
     uint64_t memory_bytes;      /* all that its guest may have */
     unsigned fanout;            /* of fork_tree.c; 0: the parent feeds all hosts */
     bool told_unfed;            /* that one host feeds no other */
+    char *first;                /* working set that hosts are told; NULL: there is none */
     struct fork_disks *disks;
     struct identity *identity;
     bool exported, checking, taken_back;
@@ -91,6 +93,12 @@ void fork_tree_plan(struct fork *f);
 void fork_tree_turn(struct fork *f);
 const char *fork_tree_options(const struct fork *f); /* more of those of agents' links */
 unsigned fork_fanout(size_t n, uint64_t bytes);
+
+/* fork_working_set.c: read what is known: 0, -errno with the reason; tell it to agents, before the
+ * export; keep what this fork's children have touched */
+int fork_read_working_set(struct fork *f, struct ff_error *why);
+void fork_tell_working_set(struct fork *f);
+void fork_keep_working_set(struct fork *f);
 
 /* fork_spawn.c: whether each child can have cloud-init data of its own, or a note */
 void fork_try_seeds(struct fork *f);

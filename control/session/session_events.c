@@ -10,6 +10,7 @@
  *              image       it has the parent's memory, of that session
  *              child       started, attached, ..., ended: the VM's state follows
  *              progress    pages; complete: all are here; lost: the rest never comes
+ *              touched     which pages its children have waited for
  *              feed        it cannot feed another agent
  *              paused      the link that they come by broke: it waits for another; resumed
  *              qmp, keep, adopt   the answer to a question of ours
@@ -194,6 +195,8 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
         on_paused(s, h, e);
     } else if (!strcmp(name, "feed")) {
         on_feed(s, h, e);
+    } else if (!strcmp(name, "touched") && !h->touched) {
+        h->touched = xstrdup(text_of(e, "pages"));
     } else if (!strcmp(name, "resumed")) {
         h->paused_until_ms = 0;
     } else if (!strcmp(name, "complete")) {

@@ -145,7 +145,7 @@ static void *touch_all(void *arg)
 static void *peek_main(void *arg)
 {
     struct kid *k = arg;
-    uint64_t cell = 7;
+    uint64_t cell = k->own->peek_at ? k->own->peek_at : 7;
 
     while (cell_is_zero(cell))
         cell++;
@@ -323,8 +323,7 @@ static struct ff_address *address(const struct family *f, unsigned port)
     if (f->passed) {
         struct ff_address *a;
         struct ff_error err;
-        snprintf(options, sizeof(options), "unix%s%s", f->options ? "," : "",
-                 f->options ? f->options : "");
+        snprintf(options, sizeof(options), f->options ? "unix,%s" : "unix", f->options);
         must_ok(ff_address_parse(options, &a, &err), err);
         return a;
     }
@@ -386,6 +385,8 @@ static void agent_main(void *arg)
         ff_agent_limit(f->agent, f->limit);
     ff_agent_together(f->agent, f->together);
     ff_agent_await_feed(f->agent, f->await_feed_ms);
+    if (f->first)
+        must_ok(ff_agent_first(f->agent, f->first, &err), err);
     must(!pthread_create(&stats, NULL, publish_stats, f));
     atomic_store(&f->port, ff_agent_port(f->agent));
     atomic_store(&f->listens, true);
@@ -397,6 +398,9 @@ static void agent_main(void *arg)
         snprintf(f->agent_error, sizeof(f->agent_error), "%s", err.text);
     must(!rc || (err.code == -rc && err.text[0]));
     ff_agent_stats(f->agent, &f->stats);
+    char *touched = ff_agent_working_set(f->agent);
+    snprintf(f->touched, sizeof(f->touched), "%s", touched ? touched : "");
+    free(touched);
     atomic_store(&f->agent_rc, rc);
     atomic_store(&f->ended, true);
     if (f->late_answer)

@@ -31,6 +31,7 @@ struct family_child {
     enum when when;
     unsigned later_us; /* than that */
     bool only_peek;    /* one thread reads one missing byte, once all such children run */
+    uint64_t peek_at;  /* of the first cell with content from this one on; 0: 7 */
     const char *config;
     /* what happened */
     pid_t pid;
@@ -55,6 +56,7 @@ struct family {
     bool resumes;        /* a link that breaks after GO is followed by another */
     bool late_answer;    /* the agent tells a source that does not know, once the image is complete */
     int await_feed_ms;   /* of ff_agent_await_feed() */
+    const char *first;   /* of ff_agent_first() */
     atomic_uint feed_to; /* the agent is to feed the one at that port; then 0 */
     bool last_later;     /* nobody touches the last cell before family_last() */
     unsigned n_regions;  /* default 2: 1500, 501 cells */
@@ -68,7 +70,8 @@ struct family {
     atomic_bool listens, here, ended, may_end, children_may_end, late_may_start, last_may_come;
     atomic_int agent_rc;
     char agent_error[764];
-    struct ff_agent_stats stats; /* once ended is set */
+    struct ff_agent_stats stats; /* once ended is set; so is what ff_agent_working_set() says: */
+    char touched[65536];
     atomic_ulong faults_so_far, children_so_far, present_so_far, fed_so_far;
     atomic_uint events[FF_CHILD_LOST + 1]; /* enum ff_child_event */
     atomic_uint pauses, ends_of_pauses;

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest_first.c - an agent is told which pages children will touch, and tells which they did
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "dest_private.h"
+#include "log.h"
+#include "working_set.h"
+
+int ff_dest_first(struct ff_dest *d, const char *text, struct ff_error *err)
+{
+    char *copy = strdup(text);
+
+    if (!copy)
+        return ff_error_set(err, ENOMEM, "destination: working set: out of memory");
+    free(atomic_exchange(&d->first, copy));
+    return 0;
+}
+
+void dest_take_first(struct ff_dest *d)
+{
+    char *text = atomic_exchange(&d->first, NULL);
+    struct ff_error why;
+
+    if (text && !d->pager.first && (d->pager.first = ff_working_set_new())) {
+        if (ff_working_set_read(d->pager.first, &d->regions, text, &why))
+            ff_log(FF_LOG_WARN, "destination: %s: what comes after it is not fetched first", why.text);
+        ff_log(FF_LOG_DEBUG, "destination: %u spans of a working set come first", d->pager.first->n);
+    }
+    free(text);
+}
+
+char *ff_dest_working_set(struct ff_dest *d)
+{
+    return d->pager_used ? ff_working_set_text(d->pager.first, d->pager.touched, &d->regions) : NULL;
+}
