@@ -14,10 +14,10 @@
 
 #define QUEUES_MS 1000
 
-/* verify=on: the source alone knows what is right. Without reconnect= the port is closed */
+/* Without reconnect= the port is closed */
 bool dest_may_be_fed(const struct ff_dest *d)
 {
-    return d->owner.adopt && d->addr.key && !d->addr.verify && !d->verbs && dest_resumes(d);
+    return d->owner.adopt && d->addr.key && !d->verbs && dest_resumes(d);
 }
 
 /* May who says FEED feed prefill? @o: where it has what */
@@ -25,7 +25,7 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
 {
     if (!d->accepted || !dest_may_be_fed(d))
         return ff_error_set(why, EPROTO,
-                            "feed: only an agent is fed, with a key, over tcp, and without verify=on");
+                            "feed: only an agent is fed, with a key and over tcp");
     int rc = ff_wire_get_feed(d->door.buf, (size_t)d->door.len, d->peer.n_regions, o, why);
     if (rc)
         return rc;

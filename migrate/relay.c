@@ -44,7 +44,21 @@ struct ff_relay {
     int stop_fd;
 };
 
-/* Map every region once more, for reading alone */
+#define WRONG_STEP (1u << 20)
+
+/* For reading alone; injected: memory of its own, which is wrong almost everywhere */
+static void *map_to_serve(const struct ff_region *r)
+{
+    if (!ff_failpoint("relay.image"))
+        return mmap(NULL, r->len_bytes, PROT_READ, MAP_SHARED, r->fd, (off_t)r->fd_offset);
+    uint8_t *m = mmap(NULL, r->len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    for (uint64_t at = 0; m != MAP_FAILED && at < r->len_bytes; at += WRONG_STEP)
+        m[at] = 1;
+    return m;
+}
+
+/* Map every region once more */
 static int map_regions(struct ff_relay *r, struct ff_error *err)
 {
     const struct ff_regions *t = &r->d->regions;
@@ -54,8 +68,7 @@ static int map_regions(struct ff_relay *r, struct ff_error *err)
         if (region.fd < 0)
             return ff_error_set(err, EINVAL, "relay: region %s has no file of the agent's own",
                                 region.name);
-        void *m = mmap(NULL, region.len_bytes, PROT_READ, MAP_SHARED, region.fd,
-                       (off_t)region.fd_offset);
+        void *m = map_to_serve(&region);
         if (m == MAP_FAILED)
             return ff_error_set(err, errno, "relay: map region %s: %s", region.name,
                                 strerror(errno));
@@ -186,11 +199,10 @@ static void *relay_main(void *arg)
 int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
                    const struct ff_relay_owner *owner, struct ff_relay **out, struct ff_error *err)
 {
-    if (!d->addr.key || d->addr.verify || !d->pager_used)
+    if (!d->addr.key || !d->pager_used)
         return ff_error_set(err, EINVAL, "relay: %s",
-                            !d->addr.key     ? "without the fork's key nobody is fed"
-                            : d->addr.verify ? "verify=on: the source alone can say what is right"
-                                             : "no image comes over a link here");
+                            !d->addr.key ? "without the fork's key nobody is fed"
+                                         : "no image comes over a link here");
     struct ff_relay *r = calloc(1, sizeof(*r));
     if (!r)
         return ff_error_set(err, ENOMEM, "relay: out of memory");

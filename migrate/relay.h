@@ -39,7 +39,7 @@ struct ff_relay_owner {
 };
 
 /* @to: the port of the other agent. 0; -EINVAL: nothing can be served: there is no key, or a region
- * is lent, or verify=on */
+ * is lent */
 int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
                    const struct ff_relay_owner *owner, struct ff_relay **out, struct ff_error *err);
 void ff_relay_stop(struct ff_relay *r); /* ends it and frees it; NULL: nothing */

@@ -53,7 +53,7 @@ bool agent_spawn_not(struct agent *a, json_int_t number);
 void agent_count_vms(struct agent *a); /* after any change of their number or states */
 
 /* agent_feed.c: the agent at @to, HOST:PORT, gets the image from here, too; agent_unfed(): the event that
- * says that it does not after all */
+ * says that it does not after all; @host NULL: another one gave this one what is wrong */
 void agent_feed(struct agent *a, const char *to);
 json_t *agent_unfed(const char *host, const char *port, const char *why);
 

@@ -17,6 +17,7 @@
 #define FINE ",chunk=64K,prefill=pull"
 
 static char options[200];
+static const char *verify = ""; /* or: every page that an agent gives on is compared with the source's */
 static struct family *f[AGENTS_MAX];
 static unsigned n_agents;
 
@@ -28,7 +29,7 @@ static void setup(void)
 /* Agents of one image, with one key; all but the first wait for who feeds them. @faults: of the first */
 static void agents_are(unsigned n, const char *more, const char *faults)
 {
-    snprintf(options, sizeof(options), "key-file=%s" FINE "%s", loop_key_file(), more);
+    snprintf(options, sizeof(options), "key-file=%s" FINE "%s%s", loop_key_file(), verify, more);
     n_agents = n;
     for (unsigned i = 0; i < n; i++) {
         f[i] = family_new();
@@ -312,6 +313,97 @@ static void other_image(void)
     all_end_well(none_is_fed);
 }
 
+/* --- verify=on --- */
+
+static void verified(void (*test)(void))
+{
+    verify = ",verify=on";
+    test();
+}
+
+static void one_verified(void)
+{
+    verified(one_feeds_one);
+}
+
+static void chain_verified(void)
+{
+    verified(chain);
+}
+
+static void late_verified(void)
+{
+    verified(comes_late);
+}
+
+static void links_verified(void)
+{
+    verified(links_break);
+}
+
+static void source_verified(void)
+{
+    verified(source_breaks);
+}
+
+static void killed_verified(void)
+{
+    verified(relay_killed);
+}
+
+static void stopped_verified(void)
+{
+    verified(relay_stopped);
+}
+
+static void idle_verified(void)
+{
+    verified(relay_idle);
+}
+
+/* One of its regions is right */
+static bool some_is_right(unsigned i)
+{
+    must(atomic_load(&f[i]->misfed) == (i == 1));
+    return i == 1 ? fed(i) && fed(i) < f[i]->stats.image.bytes_prefill : i ? fed(i) : !fed(i);
+}
+
+static void relay_wrong(void)
+{
+    verify = ",verify=on";
+    agents_are(3, "", "relay.image=fail@2");
+    untouched(1);
+    begin();
+    feed(0, 1);
+    feed(1, 2);
+    all_end_well(some_is_right);
+}
+
+/* Its source goes away, for good, while it is fed: nobody can say what is right, and nothing is taken */
+static void source_gone_verified(void)
+{
+    verify = ",verify=on";
+    agents_are(2, ",reconnect=1", NULL);
+    f[1]->faults = "dest.prefill=delay:10000";
+    f[1]->n_children = 0;
+    f[1]->resumes = false;
+    begin();
+    feed(0, 1);
+    wait_count(f[1]->fed_so_far, 256ul << 10);
+    ff_source_free(f[1]->source);
+    f[1]->source = NULL;
+    wait_count(f[1]->pauses, 1u);
+    uint64_t had = atomic_load(&f[1]->present_so_far);
+    must(wait_flag(&f[1]->ended, 20000) && atomic_load(&f[1]->agent_rc));
+    must(f[1]->stats.image.bytes_present < f[1]->stats.image.bytes_total);
+    if (f[1]->stats.image.bytes_present > had + (1ul << 20))
+        loop_fail(__FILE__, __LINE__, "it went on: %llu bytes, then %llu", (unsigned long long)had,
+                  (unsigned long long)f[1]->stats.image.bytes_present);
+    family_free(f[1]);
+    end_well(0);
+    loop_remove_key();
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -328,6 +420,16 @@ int main(int argc, char **argv)
         {"the relay is stopped", relay_stopped, 40},
         {"the relay has nothing", relay_idle, 40},
         {"a relay with another image", other_image, 40},
+        {"verified: one agent feeds one", one_verified, 40},
+        {"verified: a chain of four", chain_verified, 40},
+        {"verified: a feed that comes late", late_verified, 40},
+        {"verified: links between agents break", links_verified, 40},
+        {"verified: the source of who is fed comes back", source_verified, 40},
+        {"verified: the relay is killed", killed_verified, 40},
+        {"verified: the relay is stopped", stopped_verified, 40},
+        {"verified: the relay has nothing", idle_verified, 40},
+        {"verified: what the relay gives on is wrong", relay_wrong, 40},
+        {"verified: a source that never comes back", source_gone_verified, 40},
     };
 
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
