@@ -119,13 +119,13 @@ def namespaces(t, accel, n_hosts, n):
         family(t, accel, 'anon', n, '--launcher', 'ip netns exec {host} {cmd}', hosts=hosts)
 
 
-def fed(t, accel, n_hosts, bridged, fanout='auto'):
+def fed(t, accel, n_hosts, bridged, fanout='auto', options='chunk=512K'):
     """Agents feed each other, where they reach each other; else all get it from the parent."""
     with hosts_of_their_own(n_hosts, bridged) as hosts, Parent(t, accel) as parent:
         parent.start_load()
         before = snapshot(parent)
         with Clone(t, parent, n_hosts, '--launcher', 'ip netns exec {host} {cmd}', '--fanout', fanout,
-                   hosts=hosts) as c:
+                   '--options', options, hosts=hosts) as c:
             check_result(c, 0, {'complete': n_hosts})
             rows = c.result['hosts']
             say('      ' + ', '.join(f'{r["fed_bytes"] >> 20} MiB' for r in rows) + ' from other agents')
@@ -138,6 +138,25 @@ def fed(t, accel, n_hosts, bridged, fanout='auto'):
             told = [n for n in c.result['notes'] if 'gets its memory from the parent' in n]
             if len(told) != (not bridged):
                 raise Failed(f'notes: {c.result["notes"]}')
+            for row in c.children:
+                Child(row, parent).check(before)
+            kill(c.base, 'f')
+            check_nothing_left(c, parent)
+
+
+def gives_wrong(t, accel):
+    """A host gives on what is not the parent's: it is found out, and named; nobody takes any of it."""
+    lies = 'case {host} in *n0) exec ip netns exec {host} env FARFORK_FAILPOINTS=relay.image=fail {cmd};; ' \
+           '*) exec ip netns exec {host} {cmd};; esac'
+    with hosts_of_their_own(3, True) as hosts, Parent(t, accel) as parent:
+        parent.start_load()
+        before = snapshot(parent)
+        with Clone(t, parent, 3, '--launcher', lies, '--options', 'verify=on', hosts=hosts) as c:
+            check_result(c, 0, {'complete': 3})
+            liar = hosts[0].partition('=')[0]
+            told = [n for n in c.result['notes'] if f'host {liar} gave it memory that is not' in n]
+            if len(told) != 1 or any(r['fed_by'] == liar for r in c.result['hosts']):
+                raise Failed(f'notes: {c.result["notes"]}; {c.result["hosts"]}')
             for row in c.children:
                 Child(row, parent).check(before)
             kill(c.base, 'f')
@@ -546,6 +565,10 @@ def run(t):
         fed(t, accel, 2, False)
     with t.case('three hosts that feed each other'):
         fed(t, accel, 3, True)
+    with t.case('three hosts that feed each other, every page verified'):
+        fed(t, accel, 3, True, options='verify=on')
+    with t.case('a host that gives on what is wrong'):
+        gives_wrong(t, accel)
     with t.case('hosts that complete each other'):
         complete_each_other(t, accel)
     if common.FULL:
