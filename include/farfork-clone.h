@@ -136,7 +136,8 @@ int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err);
  * Call it when ff_agent_receive() has returned 0, any number of times up to 32. From then on a thread
  * of the agent's connects to @to, for 2 s if need be, and again when the connection breaks, and serves
  * what is here of the image until that agent has all of it. The other agent reads in the background
- * from here; its faults go to the source. Both need the key of one fork, and the connection is by tcp.
+ * from here; its faults go to the source. Both need the key of one fork, and the connection is by whatever
+ * network the image came.
  *
  * Return:  0; -EINVAL: nothing can be served: no image came over a link, or there is no key; -E2BIG
  */

@@ -190,7 +190,7 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
     if (d->regions.elsewhere)
         ff_elsewhere_on_other(&d->pager, d->on_other, d->on_other_opaque);
     d->pager_used = true;
-    d->pager.may_be_fed = dest_may_be_fed(d) && !d->addr.verify;
+    d->pager.may_be_fed = dest_may_be_fed(d) && !d->addr.verify && !d->verbs;
     d->pager.on_misfed = d->owner.misfed;
     d->pager.on_misfed_opaque = d->owner.opaque;
     d->pager.pool = &d->pool;

@@ -13,6 +13,7 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "feed.h"
+#include "feed_pushed.h"
 #include "log.h"
 
 #define LOOK (64u << 10) /* pages, and bytes, at most; at least: */
@@ -30,6 +31,12 @@ int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_
     if (!f) {
         link->ops->free(link);
         return ff_error_set(err, ENOMEM, "feed: out of memory");
+    }
+    if (ff_pushed_is(link))
+        link = ff_pushed_new(link, e->buffer_bytes, err);
+    if (!link) {
+        free(f);
+        return -ENOTSUP;
     }
     f->link = link;
     f->offer = *offer;
@@ -119,7 +126,7 @@ void ff_feed_take(struct ff_pager *p)
     struct ff_feed *old = e->feed;
 
     e->feed = atomic_exchange(&p->next_feed, NULL);
-    is_fed(p, !p->verify);
+    is_fed(p, p->may_be_fed);
     dismiss(old, ANOTHER, e->msg);
     ff_prefill_engine_restart(p);
     e->feed->news_ns = ff_now_ns();
@@ -131,7 +138,7 @@ void ff_feed_take(struct ff_pager *p)
 /* There is neither the pager's link nor a feed: until there is one of them. False: the pager stops */
 static bool await_any(struct ff_pager *p)
 {
-    if (p->verify) /* prefill ends with the pager's link, as it will see */
+    if (!p->may_be_fed) /* prefill ends with the pager's link, as it will see */
         return true;
     while (!atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) {
         if (atomic_load(&p->next_feed) || is_fed(p, false))
@@ -146,6 +153,7 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
     struct ff_prefill_engine *e = p->prefill;
 
     bool source = !e->feed || ff_verify_is_broken(p, FF_QUEUE_PREFILL) ||
+                  (!p->may_be_fed && ff_pager_check(p, FF_PAGER_BROKEN, NULL)) ||
                   (rc == -ETIMEDOUT && *ff_verify_lacks(p, FF_QUEUE_PREFILL));
     if (atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_FAILED, NULL) ||
         (source && !p->may_be_fed))
@@ -324,7 +332,9 @@ int ff_feed_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_m
     struct ff_wc look;
 
     for (;;) {
-        int rc = poll_bytes(p, l, wc, n, err);
+        int rc = p->may_be_fed ? 0 : ff_pager_check(p, FF_PAGER_BROKEN, err);
+        if (!rc)
+            rc = poll_bytes(p, l, wc, n, err);
         if (rc)
             return rc;
         rc = l->ops->poll(l, FF_QUEUE_FAULT, &look, 1, 0, err);

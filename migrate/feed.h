@@ -31,7 +31,8 @@
  *              is of no use is told so: it does not come again.
  *              While the link to the source is away, prefill goes on with what the relay has, and may
  *              bring the last page. The keys of the source's segments are not looked at meanwhile. Not with
- *              verify=on: who is to say what is right? Then prefill ends with that link, as it does unfed.
+ *              verify=on: who is to say what is right? Nor over a link whose adapter may still write into
+ *              buffers. Then prefill ends with that link, as it does unfed.
  * Threads      the prefill thread's, but for ff_feed_new() and next_feed.
  */
 #ifndef FF_MIGRATE_FEED_H

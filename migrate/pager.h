@@ -193,7 +193,7 @@ struct ff_pager {
     pthread_cond_t changed; /* state, all pages present, a thread has ended or is parked */
     enum ff_pager_state state;
     bool prefill_ended;
-    bool may_be_fed;     /* an agent's, that others may feed also while this link is away (dest_feed.c) */
+    bool may_be_fed;     /* an agent's, also while this link is away (dest_feed.c) */
     bool prefill_is_fed; /* its thread uses another link, and goes on when this one is away */
     bool fault_parked; /* the fault thread does not touch the link until it has seen that: */
     bool attached;     /* there is a new one */

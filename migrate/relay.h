@@ -20,7 +20,8 @@
  * Failure      a link that breaks is followed by another; nobody to feed for TRY_MS, or who says that it
  *              is not to come, ends the relay, and its owner is told. Who has no link to its source just
  *              now is asked again for as long as a link may be away.
- * Limits       tcp alone: a link that pins memory would fill every hole of the image's files.
+ *              A link that pins memory would fill every hole of those files: there pages are pushed out of
+ *              buffers (feed_pushed.h).
  */
 #ifndef FF_MIGRATE_RELAY_H
 #define FF_MIGRATE_RELAY_H

@@ -51,10 +51,10 @@ unsigned fork_fanout(size_t n, uint64_t bytes)
     return best;
 }
 
-/* Agents that cannot be fed say so as well: RDMA may be chosen by the link itself */
+/* Agents that cannot be fed say so as well */
 static bool may_feed(const struct fork *f)
 {
-    static const char *const not_with[] = {"link=verbs", "reconnect=0", "prefill=off"};
+    static const char *const not_with[] = {"reconnect=0", "prefill=off"};
     const char *given = f->s.o.link_options;
 
     for (size_t i = 0; given && i < FF_ARRAY_LEN(not_with); i++)

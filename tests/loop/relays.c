@@ -16,7 +16,8 @@
 #define AGENTS_MAX 4
 #define FINE ",chunk=64K,prefill=pull"
 
-static char options[200];
+static char options[200], all_faults[AGENTS_MAX][200];
+static const char *pushed; /* a fault of every agent's: it is as over a link that pins */
 static const char *verify = ""; /* or: every page that an agent gives on is compared with the source's */
 static struct family *f[AGENTS_MAX];
 static unsigned n_agents;
@@ -53,13 +54,21 @@ static void begin_with(const char *faults)
 {
     struct ff_error err;
 
+    for (unsigned i = 0; i < n_agents && pushed; i++) {
+        const char *own = f[i]->faults;
+        snprintf(all_faults[i], sizeof(all_faults[i]), "%s%s%s", pushed, own ? "," : "", own ? own : "");
+        f[i]->faults = all_faults[i];
+    }
     for (unsigned i = 0; i < n_agents; i++)
         family_fork(f[i]);
     for (unsigned i = 0; i < n_agents; i++)
         family_start(f[i]);
     must_ok(ff_failpoints_arm(faults, &err), err); /* no thread is there to look */
-    for (unsigned i = 0; i < n_agents; i++)
+    for (unsigned i = 0; i < n_agents; i++) {
         family_source(f[i], S_RUNNING);
+        if (f[i]->source_rc)
+            loop_fail(__FILE__, __LINE__, "source %u: %s", i, f[i]->source_err.text);
+    }
 }
 
 static void begin(void)
@@ -87,11 +96,22 @@ static uint64_t fed(unsigned i)
     return f[i]->stats.bytes_fed;
 }
 
-/* family_must_succeed() frees what the test looks at */
+static void *until_done(void *opaque)
+{
+    family_source(opaque, S_DONE);
+    return NULL;
+}
+
+/* Sources are heard all at once: over verbs there is room for a few messages only.
+ * family_must_succeed() frees what the test looks at */
 static void all_end_well(bool (*good)(unsigned i))
 {
+    pthread_t source[AGENTS_MAX];
+
     for (unsigned i = 0; i < n_agents; i++)
-        family_source(f[i], S_DONE);
+        must(!pthread_create(&source[i], NULL, until_done, f[i]));
+    for (unsigned i = 0; i < n_agents; i++)
+        pthread_join(source[i], NULL);
     for (unsigned i = 0; i < n_agents; i++) {
         must(wait_flag(&f[i]->ended, 20000));
         if (!good(i))
@@ -136,16 +156,21 @@ static void chain(void)
     all_end_well(all_is_fed);
 }
 
-static void one_feeds_many(void)
+static void one_feeds(unsigned n)
 {
-    agents_are(4, "", NULL);
+    agents_are(n + 1, "", NULL);
     begin();
-    for (unsigned i = 1; i < 4; i++) {
+    for (unsigned i = 1; i <= n; i++) {
         feed(0, i);
         while (atomic_load(&f[0]->feed_to))
             usleep(1000);
     }
     all_end_well(all_is_fed);
+}
+
+static void one_feeds_many(void)
+{
+    one_feeds(3);
 }
 
 /* It comes when the other one has begun by its source */
@@ -326,6 +351,12 @@ static void one_verified(void)
     verified(one_feeds_one);
 }
 
+static void tree_verified(void)
+{
+    verify = ",verify=on";
+    one_feeds(2);
+}
+
 static void chain_verified(void)
 {
     verified(chain);
@@ -404,6 +435,54 @@ static void source_gone_verified(void)
     loop_remove_key();
 }
 
+/* --- as over a link that pins --- */
+
+static void pushing(void (*test)(void))
+{
+    pushed = "feed.pushed=fail";
+    test();
+}
+
+static void one_pushed(void)
+{
+    pushing(one_feeds_one);
+}
+
+static void chain_pushed(void)
+{
+    pushing(chain);
+}
+
+static void many_pushed(void)
+{
+    pushing(one_feeds_many);
+}
+
+static void killed_pushed(void)
+{
+    pushing(relay_killed);
+}
+
+static void stopped_pushed(void)
+{
+    pushing(relay_stopped);
+}
+
+static void chain_pushed_verified(void)
+{
+    pushing(chain_verified);
+}
+
+static void wrong_pushed(void)
+{
+    pushing(relay_wrong);
+}
+
+static void source_pushed(void)
+{
+    pushing(source_verified);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -421,6 +500,7 @@ int main(int argc, char **argv)
         {"the relay has nothing", relay_idle, 40},
         {"a relay with another image", other_image, 40},
         {"verified: one agent feeds one", one_verified, 40},
+        {"verified: a tree of three", tree_verified, 40},
         {"verified: a chain of four", chain_verified, 40},
         {"verified: a feed that comes late", late_verified, 40},
         {"verified: links between agents break", links_verified, 40},
@@ -430,6 +510,14 @@ int main(int argc, char **argv)
         {"verified: the relay has nothing", idle_verified, 40},
         {"verified: what the relay gives on is wrong", relay_wrong, 40},
         {"verified: a source that never comes back", source_gone_verified, 40},
+        {"pushed: one agent feeds one", one_pushed, 40},
+        {"pushed: a chain of four", chain_pushed, 40},
+        {"pushed: one feeds three", many_pushed, 40},
+        {"pushed: the relay is killed", killed_pushed, 40},
+        {"pushed: the relay is stopped", stopped_pushed, 40},
+        {"pushed, verified: a chain of four", chain_pushed_verified, 40},
+        {"pushed, verified: the source of who is fed comes back", source_pushed, 40},
+        {"pushed, verified: what the relay gives on is wrong", wrong_pushed, 40},
     };
 
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));
