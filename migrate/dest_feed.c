@@ -33,6 +33,8 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
         return ff_error_set(why, EPROTO, "feed: without the fork's key nobody feeds");
     if (o->digest != ff_hello_digest(&d->peer))
         return ff_error_set(why, EPROTO, "feed: it has another image: memory or machine differ");
+    if (d->door.link->pins && !d->door.link->pushes)
+        return ff_error_set(why, EPROTO, "feed: this device has no WRITE with immediate data");
     return 0;
 }
 

@@ -468,6 +468,24 @@ static void stopped_pushed(void)
     pushing(relay_stopped);
 }
 
+/* Somebody who asks for what is not there yet gets nothing, and a relay's files no zeros for it */
+static bool got_none(unsigned i)
+{
+    return !i || fed(i) < f[i]->stats.image.bytes_prefill / 2;
+}
+
+static void too_early_pushed(void)
+{
+    pushed = "feed.pushed=fail";
+    agents_are(2, "", "dest.prefill=delay:20000");
+    f[1]->faults = "dest.feed.has=fail";
+    untouched(0);
+    untouched(1);
+    begin();
+    feed(0, 1);
+    all_end_well(got_none);
+}
+
 static void chain_pushed_verified(void)
 {
     pushing(chain_verified);
@@ -515,6 +533,7 @@ int main(int argc, char **argv)
         {"pushed: one feeds three", many_pushed, 40},
         {"pushed: the relay is killed", killed_pushed, 40},
         {"pushed: the relay is stopped", stopped_pushed, 40},
+        {"pushed: what is not announced is asked for", too_early_pushed, 40},
         {"pushed, verified: a chain of four", chain_pushed_verified, 40},
         {"pushed, verified: the source of who is fed comes back", source_pushed, 40},
         {"pushed, verified: what the relay gives on is wrong", wrong_pushed, 40},
