@@ -10,6 +10,7 @@
 #include "cleanup.h"
 #include "dest_private.h"
 #include "feed.h"
+#include "log.h"
 #include "relay.h"
 
 #define QUEUES_MS 1000
@@ -64,7 +65,9 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
         rc = l->ops->open_queues(l, w.session, l->pins ? d->addr.timeout_ms / 2 : QUEUES_MS, why);
     if (rc) /* the link is of no use any more, whatever it was */
         return rc == -ETIMEDOUT ? -ECONNABORTED : rc;
-    if (!ff_feed_new(&d->pager, l, o, &feed, why))
+    if (ff_feed_new(&d->pager, l, o, &feed, d->door.buf, why))
+        ff_log(FF_LOG_WARN, "destination: %s; no agent feeds this one", why->text);
+    else
         ff_feed_offer(&d->pager, feed, d->door.buf);
     return 1; /* the link was taken */
 }

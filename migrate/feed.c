@@ -22,42 +22,6 @@
 #define BACK_NS 1000000000u
 #define PATIENCE 4u /* it may be fed itself, slowly */
 
-int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
-                struct ff_feed **out, struct ff_error *err)
-{
-    const struct ff_prefill_engine *e = p->prefill;
-    struct ff_feed *f = calloc(1, sizeof(*f));
-
-    if (!f) {
-        link->ops->free(link);
-        return ff_error_set(err, ENOMEM, "feed: out of memory");
-    }
-    if (ff_pushed_is(link))
-        link = ff_pushed_new(link, e->buffer_bytes, err);
-    if (!link) {
-        free(f);
-        return -ENOTSUP;
-    }
-    f->link = link;
-    f->offer = *offer;
-    f->has = ff_bitmap_new(p->n_chunks);
-    void *m = mmap(NULL, LOOK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    f->seen = m == MAP_FAILED ? NULL : m;
-    int rc = f->has && f->seen ? 0 : ff_error_set(err, ENOMEM, "feed: out of memory");
-    if (!rc) {
-        madvise(m, LOOK, MADV_DONTFORK); /* not a child's */
-        rc = link->ops->reg(link, m, LOOK, 0, &f->looks, err);
-    }
-    if (!rc)
-        rc = link->ops->reg(link, e->memory, (size_t)e->window * e->buffer_bytes, 0, &f->buffers,
-                            err);
-    if (rc)
-        ff_feed_free(f);
-    else
-        *out = f;
-    return rc;
-}
-
 void ff_feed_free(struct ff_feed *f)
 {
     if (!f)
@@ -79,6 +43,40 @@ static void dismiss(struct ff_feed *f, const char *why, uint8_t *buf)
     int len = why ? ff_wire_put_refuse(buf, why) : ff_wire_put_stats(buf, FF_MSG_DONE, &st);
     f->link->ops->send(f->link, buf, (uint32_t)len, NULL);
     ff_feed_free(f);
+}
+
+int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
+                struct ff_feed **out, uint8_t *buf, struct ff_error *err)
+{
+    const struct ff_prefill_engine *e = p->prefill;
+    struct ff_feed *f = calloc(1, sizeof(*f));
+
+    if (!f) {
+        link->ops->free(link);
+        return ff_error_set(err, ENOMEM, "feed: out of memory");
+    }
+    f->link = link;
+    if (ff_pushed_is(link) && (link = ff_pushed_new(link, e->buffer_bytes, err)))
+        f->link = link;
+    f->offer = *offer;
+    f->has = ff_bitmap_new(p->n_chunks);
+    void *m = mmap(NULL, LOOK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    f->seen = m == MAP_FAILED ? NULL : m;
+    int rc = !link ? -err->code : f->has && f->seen ? 0 : ff_error_set(err, ENOMEM, "feed: out of memory");
+    if (!rc && ff_failpoint("dest.feed.new"))
+        rc = ff_error_set(err, ENOMEM, "feed: injected");
+    if (!rc) {
+        madvise(m, LOOK, MADV_DONTFORK); /* not a child's */
+        rc = link->ops->reg(link, m, LOOK, 0, &f->looks, err);
+    }
+    if (!rc)
+        rc = link->ops->reg(link, e->memory, (size_t)e->window * e->buffer_bytes, 0, &f->buffers,
+                            err);
+    if (rc)
+        dismiss(f, err->text, buf);
+    else
+        *out = f;
+    return rc;
 }
 
 #define ANOTHER "another agent feeds this one"

@@ -54,9 +54,10 @@ struct ff_feed {
     bool while_away; /* it came while there was no other way to get anything */
 };
 
-/* Takes @link, also on failure, whose queues are open; its peer has what @offer says */
+/* Takes @link, also on failure, of which its peer is told; its queues are open, and its peer has what @offer
+ * says. @buf: FF_MSG_MAX bytes */
 int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
-                struct ff_feed **out, struct ff_error *err);
+                struct ff_feed **out, uint8_t *buf, struct ff_error *err);
 void ff_feed_free(struct ff_feed *f);
 
 /* Any thread: @f is taken, and is what prefill uses next. NULL: nothing is. @buf: FF_MSG_MAX bytes */

@@ -141,7 +141,6 @@ struct ff_link *ff_pushed_new(struct ff_link *real, uint32_t max_bytes, struct f
     size_t len = SLOTS * (size_t)max_bytes;
 
     if (!p) {
-        real->ops->free(real);
         ff_error_set(err, ENOMEM, "feed: out of memory");
         return NULL;
     }
@@ -162,6 +161,8 @@ struct ff_link *ff_pushed_new(struct ff_link *real, uint32_t max_bytes, struct f
         rc = real->ops->reg(real, p->land, len, FF_ACCESS_REMOTE_WRITE, &p->mr, err);
     if (!rc)
         return &p->base;
-    pushed_free(&p->base);
+    if (p->land)
+        munmap(p->land, len);
+    free(p);
     return NULL;
 }

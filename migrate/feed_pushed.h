@@ -25,7 +25,7 @@
 
 #include "link.h"
 
-/* Takes @real, also on failure; READs of PREFILL have at most @max_bytes, their rkey is the number of the
+/* Takes @real, unless it fails; READs of PREFILL have at most @max_bytes, their rkey is the number of the
  * region + 1, and their address the offset in it. NULL: failed */
 struct ff_link *ff_pushed_new(struct ff_link *real, uint32_t max_bytes, struct ff_error *err);
 

@@ -321,7 +321,7 @@ static void on_unfed(void *opaque, const char *host, const char *port, const cha
     struct family *f = opaque;
 
     must(!host == !port && *why);
-    atomic_fetch_add(&f->misfed, !host);
+    atomic_fetch_add(host ? &f->unfed : &f->misfed, 1);
 }
 
 static struct ff_address *address(const struct family *f, unsigned port)

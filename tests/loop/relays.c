@@ -338,6 +338,18 @@ static void other_image(void)
     all_end_well(none_is_fed);
 }
 
+/* There is no memory for it, say: the relay is told, and does not come again and again */
+static void cannot_be_fed(void)
+{
+    agents_are(2, "", NULL);
+    f[1]->faults = "dest.feed.new=fail";
+    f[1]->await_feed_ms = 1000;
+    begin();
+    feed(0, 1);
+    wait_count(f[0]->unfed, 1u);
+    all_end_well(none_is_fed);
+}
+
 /* --- verify=on --- */
 
 static void verified(void (*test)(void))
@@ -517,6 +529,7 @@ int main(int argc, char **argv)
         {"the relay is stopped", relay_stopped, 40},
         {"the relay has nothing", relay_idle, 40},
         {"a relay with another image", other_image, 40},
+        {"who cannot be fed", cannot_be_fed, 40},
         {"verified: one agent feeds one", one_verified, 40},
         {"verified: a tree of three", tree_verified, 40},
         {"verified: a chain of four", chain_verified, 40},
