@@ -299,16 +299,24 @@ void ff_agent_on_unfed(struct ff_agent *a,
     pthread_mutex_unlock(&a->lock);
 }
 
-static void relay_failed(void *opaque, const struct ff_address *to, const char *why)
+static void tell_unfed(struct ff_agent *a, const char *host, const char *port, const char *why)
 {
-    struct ff_agent *a = opaque;
-
     pthread_mutex_lock(&a->lock);
     void (*fn)(void *, const char *, const char *, const char *) = a->on_unfed;
     void *fn_opaque = a->on_unfed_opaque;
     pthread_mutex_unlock(&a->lock);
     if (fn)
-        fn(fn_opaque, to->host, to->port, why);
+        fn(fn_opaque, host, port, why);
+}
+
+static void relay_failed(void *opaque, const struct ff_address *to, const char *why)
+{
+    tell_unfed(opaque, to->host, to->port, why);
+}
+
+void ff_agent_misfed(void *opaque, const char *why)
+{
+    tell_unfed(opaque, NULL, NULL, why);
 }
 
 int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err)

@@ -136,6 +136,7 @@ void ff_agent_drop_lent(struct ff_agent *a);
 
 /* A struct ff_dest_owner's: of @opaque, an agent */
 void ff_agent_complete(void *opaque); /* of ff_dest_owner, too */
+void ff_agent_misfed(void *opaque, const char *why);
 int ff_agent_adopt(void *opaque, const struct ff_hello *peer, struct ff_error *err);
 
 /* All of @table was lent, and the state is a file; under lock */

@@ -58,6 +58,7 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
         a->port = ff_dest_port(a->dest);
         ff_dest_own(a->dest, &(struct ff_dest_owner){.adopt = ff_agent_adopt,
                                                      .complete = ff_agent_complete,
+                                                     .misfed = ff_agent_misfed,
                                                      .opaque = a});
         rc = a->listen_fd = ff_clone_listen(socket_path, err);
     }

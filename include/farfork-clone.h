@@ -136,15 +136,16 @@ int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err);
  * Call it when ff_agent_receive() has returned 0, any number of times up to 32. From then on a thread
  * of the agent's connects to @to, for 2 s if need be, and again when the connection breaks, and serves
  * what is here of the image until that agent has all of it. The other agent reads in the background
- * from here; its faults go to the source. Both need the key of one fork, and the connection is by tcp.
+ * from here; its faults go to the source. Both need the key of one fork, and the connection is by whatever
+ * network the image came.
  *
- * Return:  0; -EINVAL: nothing can be served: no image came over a link, or there is no key, or
- *          verify=on; -E2BIG
+ * Return:  0; -EINVAL: nothing can be served: no image came over a link, or there is no key; -E2BIG
  */
 int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err);
 
 /* Learn that ff_agent_feed() came to nothing after all. @fn: a thread of the library calls it, with
- * where the other agent was to be */
+ * where the other agent was to be; or with NULL when another agent fed this one what the source does not
+ * have (verify=on): nothing of that was taken, and nothing more is */
 void ff_agent_on_unfed(struct ff_agent *a,
                        void (*fn)(void *opaque, const char *host, const char *port, const char *why),
                        void *opaque);

@@ -17,10 +17,13 @@ struct ff_pager;
  *            is told
  * @complete: in ff_dest_wait_done(), at once when the last page is present: the pager's threads
  *            have ended, and what children still ask is the owner's to answer (children.h)
+ * @misfed:   verify=on: another agent fed this one, and gave it what the source does not have. Nothing
+ *            of that was installed, and it feeds this one no more. A thread of the pager's
  */
 struct ff_dest_owner {
     int (*adopt)(void *opaque, const struct ff_hello *peer, struct ff_error *err);
     void (*complete)(void *opaque);
+    void (*misfed)(void *opaque, const char *why);
     void *opaque;
 };
 

@@ -10,14 +10,15 @@
 #include "cleanup.h"
 #include "dest_private.h"
 #include "feed.h"
+#include "log.h"
 #include "relay.h"
 
 #define QUEUES_MS 1000
 
-/* verify=on: the source alone knows what is right. Without reconnect= the port is closed */
+/* Without reconnect= the port is closed */
 bool dest_may_be_fed(const struct ff_dest *d)
 {
-    return d->owner.adopt && d->addr.key && !d->addr.verify && !d->verbs && dest_resumes(d);
+    return d->owner.adopt && d->addr.key && dest_resumes(d);
 }
 
 /* May who says FEED feed prefill? @o: where it has what */
@@ -25,7 +26,7 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
 {
     if (!d->accepted || !dest_may_be_fed(d))
         return ff_error_set(why, EPROTO,
-                            "feed: only an agent is fed, with a key, over tcp, and without verify=on");
+                            "feed: only an agent is fed, with a key");
     int rc = ff_wire_get_feed(d->door.buf, (size_t)d->door.len, d->peer.n_regions, o, why);
     if (rc)
         return rc;
@@ -33,8 +34,8 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
         return ff_error_set(why, EPROTO, "feed: without the fork's key nobody feeds");
     if (o->digest != ff_hello_digest(&d->peer))
         return ff_error_set(why, EPROTO, "feed: it has another image: memory or machine differ");
-    if (d->door.link->pins)
-        return ff_error_set(why, EPROTO, "feed: not over a link that pins memory");
+    if (d->door.link->pins && !d->door.link->pushes)
+        return ff_error_set(why, EPROTO, "feed: this device has no WRITE with immediate data");
     return 0;
 }
 
@@ -60,11 +61,13 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
         rc = ff_error_set(why, EIO, "feed: no random numbers: %s", strerror(errno));
     if (!rc)
         rc = ff_control_send(&d->door, ff_wire_put_welcome(d->door.buf, &w), why);
-    if (!rc)
-        rc = l->ops->open_queues(l, w.session, QUEUES_MS, why);
+    if (!rc) /* an adapter takes its time */
+        rc = l->ops->open_queues(l, w.session, l->pins ? d->addr.timeout_ms / 2 : QUEUES_MS, why);
     if (rc) /* the link is of no use any more, whatever it was */
         return rc == -ETIMEDOUT ? -ECONNABORTED : rc;
-    if (!ff_feed_new(&d->pager, l, o, &feed, why))
+    if (ff_feed_new(&d->pager, l, o, &feed, d->door.buf, why))
+        ff_log(FF_LOG_WARN, "destination: %s; no agent feeds this one", why->text);
+    else
         ff_feed_offer(&d->pager, feed, d->door.buf);
     return 1; /* the link was taken */
 }

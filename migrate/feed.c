@@ -13,6 +13,7 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "feed.h"
+#include "feed_pushed.h"
 #include "log.h"
 
 #define LOOK (64u << 10) /* pages, and bytes, at most; at least: */
@@ -20,36 +21,6 @@
 #define REST_MS 2
 #define BACK_NS 1000000000u
 #define PATIENCE 4u /* it may be fed itself, slowly */
-
-int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
-                struct ff_feed **out, struct ff_error *err)
-{
-    const struct ff_prefill_engine *e = p->prefill;
-    struct ff_feed *f = calloc(1, sizeof(*f));
-
-    if (!f) {
-        link->ops->free(link);
-        return ff_error_set(err, ENOMEM, "feed: out of memory");
-    }
-    f->link = link;
-    f->offer = *offer;
-    f->has = ff_bitmap_new(p->n_chunks);
-    void *m = mmap(NULL, LOOK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    f->seen = m == MAP_FAILED ? NULL : m;
-    int rc = f->has && f->seen ? 0 : ff_error_set(err, ENOMEM, "feed: out of memory");
-    if (!rc) {
-        madvise(m, LOOK, MADV_DONTFORK); /* not a child's */
-        rc = link->ops->reg(link, m, LOOK, 0, &f->looks, err);
-    }
-    if (!rc)
-        rc = link->ops->reg(link, e->memory, (size_t)e->window * e->buffer_bytes, 0, &f->buffers,
-                            err);
-    if (rc)
-        ff_feed_free(f);
-    else
-        *out = f;
-    return rc;
-}
 
 void ff_feed_free(struct ff_feed *f)
 {
@@ -72,6 +43,40 @@ static void dismiss(struct ff_feed *f, const char *why, uint8_t *buf)
     int len = why ? ff_wire_put_refuse(buf, why) : ff_wire_put_stats(buf, FF_MSG_DONE, &st);
     f->link->ops->send(f->link, buf, (uint32_t)len, NULL);
     ff_feed_free(f);
+}
+
+int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
+                struct ff_feed **out, uint8_t *buf, struct ff_error *err)
+{
+    const struct ff_prefill_engine *e = p->prefill;
+    struct ff_feed *f = calloc(1, sizeof(*f));
+
+    if (!f) {
+        link->ops->free(link);
+        return ff_error_set(err, ENOMEM, "feed: out of memory");
+    }
+    f->link = link;
+    if (ff_pushed_is(link) && (link = ff_pushed_new(link, e->buffer_bytes, err)))
+        f->link = link;
+    f->offer = *offer;
+    f->has = ff_bitmap_new(p->n_chunks);
+    void *m = mmap(NULL, LOOK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    f->seen = m == MAP_FAILED ? NULL : m;
+    int rc = !link ? -err->code : f->has && f->seen ? 0 : ff_error_set(err, ENOMEM, "feed: out of memory");
+    if (!rc && ff_failpoint("dest.feed.new"))
+        rc = ff_error_set(err, ENOMEM, "feed: injected");
+    if (!rc) {
+        madvise(m, LOOK, MADV_DONTFORK); /* not a child's */
+        rc = link->ops->reg(link, m, LOOK, 0, &f->looks, err);
+    }
+    if (!rc)
+        rc = link->ops->reg(link, e->memory, (size_t)e->window * e->buffer_bytes, 0, &f->buffers,
+                            err);
+    if (rc)
+        dismiss(f, err->text, buf);
+    else
+        *out = f;
+    return rc;
 }
 
 #define ANOTHER "another agent feeds this one"
@@ -119,7 +124,7 @@ void ff_feed_take(struct ff_pager *p)
     struct ff_feed *old = e->feed;
 
     e->feed = atomic_exchange(&p->next_feed, NULL);
-    is_fed(p, true);
+    is_fed(p, p->may_be_fed);
     dismiss(old, ANOTHER, e->msg);
     ff_prefill_engine_restart(p);
     e->feed->news_ns = ff_now_ns();
@@ -131,6 +136,10 @@ void ff_feed_take(struct ff_pager *p)
 /* There is neither the pager's link nor a feed: until there is one of them: 1; 0: the pager stops */
 static int await_any(struct ff_pager *p)
 {
+    if (!p->may_be_fed) { /* prefill ends with the pager's link, as it will see */
+        ff_prefill_engine_restart(p);
+        return 1;
+    }
     while (!atomic_load(&p->stop) && !ff_pager_check(p, FF_PAGER_FAILED, NULL)) {
         if (atomic_load(&p->next_feed) || is_fed(p, false)) {
             ff_prefill_engine_restart(p);
@@ -155,19 +164,35 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
 {
     struct ff_prefill_engine *e = p->prefill;
 
+    bool source = !e->feed || ff_verify_is_broken(p, FF_QUEUE_PREFILL) ||
+                  (!p->may_be_fed && ff_pager_check(p, FF_PAGER_BROKEN, NULL)) ||
+                  (rc == -ETIMEDOUT && *ff_verify_lacks(p, FF_QUEUE_PREFILL));
     if (atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_FAILED, NULL) ||
-        (!e->feed && !p->may_be_fed))
+        (source && !p->may_be_fed))
         return rc;
     if (e->feed) {
         ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
                why->text);
+        if (rc == -EBADMSG && p->on_misfed)
+            p->on_misfed(p->on_misfed_opaque, why->text);
         dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
         e->feed = NULL;
+        ff_verify_drop(p, FF_QUEUE_PREFILL);
     } else { /* an agent's source is away: others may come */
         ff_pager_break(p, why);
         is_fed(p, true); /* from here on the link may be freed */
     }
     return await_any(p);
+}
+
+int ff_feed_wrong(const struct ff_pager_region *r, uint64_t first, uint64_t n, struct ff_error *why)
+{
+    uint32_t psize = r->range.psize;
+
+    return ff_error_set(why, EBADMSG,
+                        "region %s: what it gave for 0x%llx bytes at 0x%llx is not what the source has: none "
+                        "of it is installed (verify=on)",
+                        r->name, (unsigned long long)(n * psize), (unsigned long long)(first * psize));
 }
 
 bool ff_feed_may_need(struct ff_pager *p)
@@ -306,6 +331,8 @@ static bool has(uint8_t claim)
 
 static uint64_t has_until(const uint8_t *claims, uint64_t i, uint64_t n)
 {
+    if (ff_failpoint("dest.feed.has")) /* injected: it asks for what nobody has announced */
+        return n;
     while (i < n && has(claims[i]))
         i++;
     return i;
@@ -353,17 +380,32 @@ static void looked(struct ff_pager *p)
     f->look_pages = news ? LOOK_FIRST : FF_MIN(2 * f->look_pages, LOOK);
 }
 
+/* What came over the relay's link, with verify=on once its tag is here too */
+static int poll_bytes(struct ff_pager *p, struct ff_link *l, struct ff_wc *wc, unsigned n,
+                      struct ff_error *err)
+{
+    struct ff_wc in[8];
+
+    if (!p->verify)
+        return l->ops->poll(l, FF_QUEUE_PREFILL, wc, n, 0, err);
+    int got = l->ops->poll(l, FF_QUEUE_PREFILL, in, FF_MIN(n, (unsigned)FF_ARRAY_LEN(in)), 0, err);
+    return got < 0 ? got : ff_verify_poll_fed(p, l, in, (unsigned)got, wc, n, err);
+}
+
 int ff_feed_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_ms,
                  struct ff_error *err)
 {
     struct ff_feed *f = p->prefill->feed;
     struct ff_link *l = f->link;
     uint64_t end = ff_now_ns() + (uint64_t)(f->looks_now ? timeout_ms : REST_MS) * 1000000u;
-    struct pollfd ready[FF_QUEUES];
+    struct pollfd ready[FF_QUEUES + 1];
+    struct ff_link *tags = p->verify ? p->link : NULL;
     struct ff_wc look;
 
     for (;;) {
-        int rc = l->ops->poll(l, FF_QUEUE_PREFILL, wc, n, 0, err);
+        int rc = p->may_be_fed ? 0 : ff_pager_check(p, FF_PAGER_BROKEN, err);
+        if (!rc)
+            rc = poll_bytes(p, l, wc, n, err);
         if (rc)
             return rc;
         rc = l->ops->poll(l, FF_QUEUE_FAULT, &look, 1, 0, err);
@@ -373,6 +415,8 @@ int ff_feed_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_m
             return FF_MIN(rc, 0);
         for (int q = 0; q < FF_QUEUES; q++)
             ready[q].fd = l->ops->fd(l, (enum ff_queue)q, &ready[q].events);
-        poll(ready, FF_QUEUES, (int)((end - FF_MIN(ff_now_ns(), end) + 999999) / 1000000));
+        if (tags)
+            ready[FF_QUEUES].fd = tags->ops->fd(tags, FF_QUEUE_PREFILL, &ready[FF_QUEUES].events);
+        poll(ready, FF_QUEUES + (tags != NULL), (int)((end - FF_MIN(ff_now_ns(), end) + 999999) / 1000000));
     }
 }

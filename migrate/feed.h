@@ -24,12 +24,17 @@
  *              2. A link that fed is freed before its buffers are used with another.
  *              3. A relay needs the move's key, and its digest of the table must be ours.
  *              4. What a relay cannot read is not POISONED here: the source may have it.
+ *              5. With verify=on nothing of a relay's is installed before the source's tag for it, which
+ *                 comes by the pager's link (verify.h), was compared with it. A relay whose bytes are wrong
+ *                 is left for good, and the owner is told (on_misfed).
  * Failure      a relay that breaks off, is silent for silence_ms, or has nothing new for so long: prefill
  *              goes on over the pager's link with what is missing, until another relay comes. One that
  *              is of no use is told so: it does not come again.
  *              While the link to the source is away, prefill goes on with what the relay has, and may
  *              bring the last page. The keys of the source's segments are not looked at meanwhile. No
- *              relay may ever get the rest of a chunk then: what it has of one is taken page by page.
+ *              relay may ever get the rest of a chunk then: what it has of one is taken page by page. Not
+ *              with verify=on: who is to say what is right? Nor over a link whose adapter may still write
+ *              into buffers. Then prefill ends with that link, as it does unfed.
  * Threads      the prefill thread's, but for ff_feed_new() and next_feed.
  */
 #ifndef FF_MIGRATE_FEED_H
@@ -53,9 +58,10 @@ struct ff_feed {
     bool while_away; /* it came while there was no other way to get anything */
 };
 
-/* Takes @link, also on failure, whose queues are open; its peer has what @offer says */
+/* Takes @link, also on failure, of which its peer is told; its queues are open, and its peer has what @offer
+ * says. @buf: FF_MSG_MAX bytes */
 int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
-                struct ff_feed **out, struct ff_error *err);
+                struct ff_feed **out, uint8_t *buf, struct ff_error *err);
 void ff_feed_free(struct ff_feed *f);
 
 /* Any thread: @f is taken, and is what prefill uses next. NULL: nothing is. @buf: FF_MSG_MAX bytes */
@@ -75,6 +81,9 @@ void ff_feed_take(struct ff_pager *p);
  * waits; else it ends */
 int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why);
 void ff_feed_end(struct ff_pager *p, int rc); /* of the thread, as prefill_turn() has it */
+
+/* verify=on: these pages are not what the source has: -EBADMSG */
+int ff_feed_wrong(const struct ff_pager_region *r, uint64_t first, uint64_t n, struct ff_error *why);
 
 /* There is no chunk left that the relay is known to have: a part of another one is the next cut, or
  * claims are read, unless it is too early: 1: go on, 0: nothing more to start now, -errno */
@@ -112,8 +121,11 @@ static inline int ff_prefill_post(struct ff_pager *p, const struct ff_pager_regi
 {
     struct ff_link *l = ff_prefill_link(p);
 
-    return p->prefill->feed ? l->ops->post(l, FF_QUEUE_PREFILL, wr, err)
-                            : ff_pager_post(p, FF_QUEUE_PREFILL, r, wr, err);
+    if (!p->prefill->feed)
+        return ff_pager_post(p, FF_QUEUE_PREFILL, r, wr, err);
+    const struct ff_verify_of of = {.r = r, .link = l, .base = ff_feed_of(p, r)->addr};
+    return p->verify ? ff_verify_post(p, FF_QUEUE_PREFILL, &of, wr, err)
+                     : l->ops->post(l, FF_QUEUE_PREFILL, wr, err);
 }
 
 static inline int ff_prefill_poll(struct ff_pager *p, struct ff_wc *wc, unsigned n, int timeout_ms,

@@ -196,7 +196,7 @@ struct ff_pager {
     pthread_cond_t changed; /* state, all pages present, a thread has ended or is parked */
     enum ff_pager_state state;
     bool prefill_ended;
-    bool may_be_fed;     /* an agent's, that others may reach (dest_feed.c) */
+    bool may_be_fed;     /* an agent's, also while this link is away (dest_feed.c) */
     bool prefill_is_fed; /* its thread uses another link, and goes on when this one is away */
     bool fault_parked; /* the fault thread does not touch the link until it has seen that: */
     bool attached;     /* there is a new one */
@@ -208,6 +208,8 @@ struct ff_pager {
     _Atomic int silence_ms; /* reads unanswered for so long: the link is broken */
     void (*on_break)(void *opaque, const char *why); /* under lock; NULL: nobody asks */
     void *on_break_opaque;
+    void (*on_misfed)(void *opaque, const char *why); /* prefill's thread; NULL: nobody asks */
+    void *on_misfed_opaque;
 
     struct ff_pager_counters count;
     struct ff_hist fault_ns, stage_ns[FF_STAGES];

@@ -289,7 +289,7 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
         if (rc <= 0 || !e->cut)
             return rc;
     }
-    if (e->feed) /* the source's keys are not its relay's, and may change meanwhile */
+    if (e->feed && !p->verify) /* the source's keys are not its relay's, and may change meanwhile */
         return start_fed(p, err);
     bool bad = ff_pager_is_unreadable(e->cut, e->cut_first);
     uint64_t end = ff_pager_part_end(e->cut, e->cut_first, e->cut_end);
@@ -346,6 +346,8 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
     else if (pushed && wc->len_bytes != t->n * t->r->range.psize)
         return ff_error_set(why, EPROTO, "pager: prefill: %u bytes pushed (want %llu)",
                             wc->len_bytes, (unsigned long long)(t->n * t->r->range.psize));
+    if (e->feed && wc->torn)
+        return ff_feed_wrong(t->r, t->first, t->n, why);
     if (e->feed && ff_feed_is_bad(t->poison, sizeof(t->poison)))
         return ff_error_set(why, EIO, "it cannot read what it has got");
     if (!wc->torn)

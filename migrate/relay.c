@@ -10,11 +10,15 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <time.h>
 
 #include "cleanup.h"
 #include "dest_private.h"
 #include "failpoint.h"
+#include "feed.h"
+#include "feed_pushed.h"
 #include "log.h"
+#include "mr.h"
 #include "relay.h"
 #include "responder.h"
 #include "thread.h"
@@ -37,6 +41,7 @@ struct ff_relay {
     struct ff_regions regions; /* of the image, mapped for reading */
     struct ff_segments none;
     struct ff_responder responder;
+    struct ff_copies copies; /* over a link that pins (feed_pushed.h) */
     struct ff_control ctl;
     pthread_t thread;
     bool thread_up, responder_up;
@@ -44,7 +49,21 @@ struct ff_relay {
     int stop_fd;
 };
 
-/* Map every region once more, for reading alone */
+#define WRONG_STEP (1u << 20)
+
+/* For reading alone; injected: memory of its own, which is wrong almost everywhere */
+static void *map_to_serve(const struct ff_region *r)
+{
+    if (!ff_failpoint("relay.image"))
+        return mmap(NULL, r->len_bytes, PROT_READ, MAP_SHARED, r->fd, (off_t)r->fd_offset);
+    uint8_t *m = mmap(NULL, r->len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    for (uint64_t at = 0; m != MAP_FAILED && at < r->len_bytes; at += WRONG_STEP)
+        m[at] = 1;
+    return m;
+}
+
+/* Map every region once more */
 static int map_regions(struct ff_relay *r, struct ff_error *err)
 {
     const struct ff_regions *t = &r->d->regions;
@@ -54,8 +73,7 @@ static int map_regions(struct ff_relay *r, struct ff_error *err)
         if (region.fd < 0)
             return ff_error_set(err, EINVAL, "relay: region %s has no file of the agent's own",
                                 region.name);
-        void *m = mmap(NULL, region.len_bytes, PROT_READ, MAP_SHARED, region.fd,
-                       (off_t)region.fd_offset);
+        void *m = map_to_serve(&region);
         if (m == MAP_FAILED)
             return ff_error_set(err, errno, "relay: map region %s: %s", region.name,
                                 strerror(errno));
@@ -82,14 +100,16 @@ static int offer(struct ff_relay *r, struct ff_link *l, struct ff_error *err)
         struct ff_backing file = ff_region_backing(&r->regions, i, 0);
         struct ff_mr mr, claims;
         AnnotateBenignRaceSized(__FILE__, __LINE__, c->state, (long)c->n_pages, "claims");
-        rc = l->ops->reg(l, region->host, region->len_bytes, FF_ACCESS_REMOTE_READ, &mr, err);
-        if (!rc)
-            rc = l->ops->reg(l, (void *)c->state, c->n_pages, FF_ACCESS_REMOTE_READ, &claims, err);
+        rc = l->ops->reg(l, (void *)c->state, c->n_pages, FF_ACCESS_REMOTE_READ, &claims, err);
+        if (!rc && !r->responder.copies)
+            rc = l->ops->reg(l, region->host, region->len_bytes, FF_ACCESS_REMOTE_READ, &mr, err);
         if (rc)
             break;
-        if (file.fd >= 0 && l->ops->backed)
+        if (r->responder.copies)
+            mr.rkey = i + 1;
+        else if (file.fd >= 0 && l->ops->backed)
             l->ops->backed(l, &mr, &file);
-        o->r[i] = (struct ff_fed_region){.addr = (uintptr_t)region->host,
+        o->r[i] = (struct ff_fed_region){.addr = r->responder.copies ? 0 : (uintptr_t)region->host,
                                          .rkey = mr.rkey,
                                          .claims_addr = (uintptr_t)c->state,
                                          .claims_rkey = claims.rkey};
@@ -103,18 +123,106 @@ static int offer(struct ff_relay *r, struct ff_link *l, struct ff_error *err)
     return ff_control_send(&r->ctl, ff_wire_put_feed(r->ctl.buf, o), err);
 }
 
+/* A hole that somebody touches is not, for a moment */
+static bool is_announced(const struct ff_relay *r, const struct ff_claims *c, uint64_t page)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)r->d->addr.timeout_ms * 1000000u;
+    enum ff_claim claim;
+
+    while ((claim = ff_claim_get(c, page)) == FF_CLAIM_INFLIGHT && ff_now_ns() < end &&
+           !atomic_load(&r->stop))
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    return claim == FF_CLAIM_PRESENT || claim == FF_CLAIM_HOLE;
+}
+
+/* Of announced pages alone. A hole is not looked at: that would fill it */
+static int copy_pages(void *opaque, const struct ff_grant *g, uint8_t *to, uint32_t *why_not,
+                      struct ff_error *err)
+{
+    struct ff_relay *r = opaque;
+    const struct ff_region *region = &r->regions.r[g->region];
+    const struct ff_claims *c = &r->d->pager.region[g->region].claims;
+    uint8_t zero[FF_GRANULES_MAX / 8] = {0}, poison[FF_GRANULES_MAX / 8] = {0};
+    uint32_t psize = region->psize, n = g->len_bytes / psize;
+    const uint8_t *from = (uint8_t *)region->host + g->offset;
+    struct ff_backing file = ff_region_backing(&r->regions, g->region, g->offset);
+
+    for (uint32_t i = 0; i < n; i++)
+        if (n > FF_GRANULES_MAX || !is_announced(r, c, g->offset / psize + i))
+            return ff_error_set(err, EPROTO, "relay: asked for what it has not announced");
+    if (ff_zero_scan_file(&file, from, g->len_bytes, psize, zero, poison) == n)
+        *why_not = FF_IMM_ZEROS;
+    if (ff_feed_is_bad(poison, sizeof(poison)))
+        *why_not = FF_IMM_UNREADABLE;
+    for (uint32_t i = 0; i < n && !*why_not; i++)
+        if (zero[i / 8] & (1u << (i % 8)))
+            memset(to + (size_t)i * psize, 0, psize);
+        else
+            memcpy(to + (size_t)i * psize, from + (size_t)i * psize, psize);
+    return 0;
+}
+
+/* A link that pins: buffers to be written from */
+static int make_copies(struct ff_relay *r, struct ff_link *l, struct ff_error *err)
+{
+    struct ff_copies *c = &r->copies;
+    struct ff_mr mr;
+
+    if (!ff_pushed_is(l))
+        return 0;
+    if (!c->memory) {
+        for (unsigned i = 0; i < r->d->pager.n_regions; i++)
+            c->max_bytes = FF_MAX(c->max_bytes, r->d->pager.region[i].chunk_bytes);
+        void *m = mmap(NULL, FF_PUSH_IN_FLIGHT * (size_t)c->max_bytes, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (m == MAP_FAILED)
+            return ff_error_set(err, ENOMEM, "relay: out of memory");
+        madvise(m, FF_PUSH_IN_FLIGHT * (size_t)c->max_bytes, MADV_DONTFORK); /* not a child's */
+        c->memory = m;
+        c->copy = copy_pages;
+        c->opaque = r;
+    }
+    int rc = l->ops->reg(l, c->memory, FF_PUSH_IN_FLIGHT * (size_t)c->max_bytes, 0, &mr, err);
+    c->lkey = rc ? 0 : mr.lkey;
+    r->responder.copies = c;
+    return rc;
+}
+
+static int relay_take_grants(struct ff_relay *r, struct ff_error *err)
+{
+    const struct ff_hello *table = &r->d->peer;
+    struct ff_grant g[FF_WIRE_GRANTS_MAX];
+    unsigned n;
+
+    if (!r->responder.copies)
+        return ff_error_set(err, EPROTO, "relay: GRANT over a link by which it is read");
+    int rc = ff_wire_get_grants(r->ctl.buf, (size_t)r->ctl.len, g, r->copies.max_bytes, table->regions,
+                                table->n_regions, &n, err);
+    return rc ? rc : ff_responder_grant(&r->responder, g, n, err);
+}
+
 /* Over a link with queues, until the other side has all: 0; else why it ends */
 static int serve(struct ff_relay *r, struct ff_link *l, struct ff_error *err)
 {
     int rc = ff_responder_start(&r->responder, l, err);
 
     while (!rc && !atomic_load(&r->stop)) {
-        rc = ff_control_expect(&r->ctl, FF_MSG_DONE, 0, LOOK_MS, err);
+        rc = ff_control_expect(&r->ctl, FF_MSG_DONE, FF_MSG_BIT(FF_MSG_GRANT), LOOK_MS, err);
+        if (rc == FF_MSG_GRANT)
+            rc = relay_take_grants(r, err);
         if (rc == -ETIMEDOUT)
             rc = 0;
     }
     ff_responder_park(&r->responder);
     return rc == FF_MSG_DONE ? 0 : rc;
+}
+
+/* Over verbs a connection takes its time, and nobody says at once that nobody is there */
+static int try_ms(const struct ff_relay *r)
+{
+    int most = r->d->addr.timeout_ms;
+
+    return r->d->verbs ? most : FF_MIN(most, TRY_MS);
 }
 
 /* One link: 0: nobody is to be fed any more; 1: it served; -errno */
@@ -124,19 +232,21 @@ static int feed_once(struct ff_relay *r, struct ff_error *err)
     struct ff_link_params p = {.host = to->host,
                                .port = to->port,
                                .timeout_ms = own->timeout_ms,
-                               .connect_ms = FF_MIN(own->timeout_ms, TRY_MS),
-                               .device = to->device,
+                               .connect_ms = try_ms(r),
+                               .device = *to->device ? to->device : own->device,
                                .peers = &to->peers,
                                .key = own->key,
                                .process_tls = !own->kernel_tls};
     struct ff_welcome w;
     struct ff_link *l;
 
-    int rc = ff_link_connect(&p, FF_LINK_TCP, r->stop_fd, &l, err);
+    int rc = ff_link_connect(&p, r->d->verbs ? FF_LINK_VERBS : FF_LINK_TCP, r->stop_fd, &l, err);
     if (rc)
         return rc;
     r->ctl.link = l;
-    rc = offer(r, l, err);
+    rc = make_copies(r, l, err);
+    if (!rc)
+        rc = offer(r, l, err);
     if (!rc)
         rc = ff_control_expect(&r->ctl, FF_MSG_WELCOME, 0, own->timeout_ms, err);
     if (rc >= 0)
@@ -157,7 +267,7 @@ static void *relay_main(void *arg)
 {
     struct ff_relay *r = arg;
     struct pollfd stop = {.fd = r->stop_fd, .events = POLLIN};
-    uint64_t end = ff_now_ns() + TRY_MS * 1000000ull;
+    uint64_t end = ff_now_ns() + try_ms(r) * 1000000ull;
     uint64_t away_end = end + (uint64_t)r->d->addr.reconnect_ms * 1000000u;
     struct ff_error why;
     int rc = -ETIMEDOUT;
@@ -165,11 +275,11 @@ static void *relay_main(void *arg)
     while (!atomic_load(&r->stop) && ff_now_ns() < end && (rc = feed_once(r, &why))) {
         if (rc > 0) {
             ff_log(FF_LOG_WARN, "relay: the link to %s:%s: %s", r->to.host, r->to.port, why.text);
-            end = ff_now_ns() + TRY_MS * 1000000ull;
+            end = ff_now_ns() + try_ms(r) * 1000000ull;
         }
         bool not_yet = rc == -EREMOTEIO && strstr(why.text, FF_RELAY_NOT_YET);
         if (not_yet)
-            end = FF_MIN(ff_now_ns() + TRY_MS * 1000000ull, away_end);
+            end = FF_MIN(ff_now_ns() + try_ms(r) * 1000000ull, away_end);
         else if (rc == -EREMOTEIO || rc == -ENETUNREACH || rc == -EHOSTUNREACH)
             break;
         poll(&stop, 1, AGAIN_MS);
@@ -186,11 +296,10 @@ static void *relay_main(void *arg)
 int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
                    const struct ff_relay_owner *owner, struct ff_relay **out, struct ff_error *err)
 {
-    if (!d->addr.key || d->addr.verify || !d->pager_used)
+    if (!d->addr.key || !d->pager_used)
         return ff_error_set(err, EINVAL, "relay: %s",
-                            !d->addr.key     ? "without the fork's key nobody is fed"
-                            : d->addr.verify ? "verify=on: the source alone can say what is right"
-                                             : "no image comes over a link here");
+                            !d->addr.key ? "without the fork's key nobody is fed"
+                                         : "no image comes over a link here");
     struct ff_relay *r = calloc(1, sizeof(*r));
     if (!r)
         return ff_error_set(err, ENOMEM, "relay: out of memory");
@@ -237,6 +346,8 @@ void ff_relay_stop(struct ff_relay *r)
     }
     for (unsigned i = 0; i < r->regions.n; i++)
         munmap(r->regions.r[i].host, r->regions.r[i].len_bytes);
+    if (r->copies.memory)
+        munmap(r->copies.memory, FF_PUSH_IN_FLIGHT * (size_t)r->copies.max_bytes);
     ff_regions_free(&r->regions);
     ff_close_fd(&r->stop_fd);
     ff_address_drop(&r->to);

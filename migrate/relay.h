@@ -20,7 +20,8 @@
  * Failure      a link that breaks is followed by another; nobody to feed for TRY_MS, or who says that it
  *              is not to come, ends the relay, and its owner is told. Who has no link to its source just
  *              now is asked again for as long as a link may be away.
- * Limits       tcp alone: a link that pins memory would fill every hole of the image's files.
+ *              A link that pins memory would fill every hole of those files: there pages are pushed out of
+ *              buffers (feed_pushed.h).
  */
 #ifndef FF_MIGRATE_RELAY_H
 #define FF_MIGRATE_RELAY_H
@@ -39,7 +40,7 @@ struct ff_relay_owner {
 };
 
 /* @to: the port of the other agent. 0; -EINVAL: nothing can be served: there is no key, or a region
- * is lent, or verify=on */
+ * is lent */
 int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
                    const struct ff_relay_owner *owner, struct ff_relay **out, struct ff_error *err);
 void ff_relay_stop(struct ff_relay *r); /* ends it and frees it; NULL: nothing */

@@ -105,8 +105,34 @@ static const struct ff_mr *mr_of(const struct ff_responder *s, uint32_t region, 
     return NULL;
 }
 
+static int write_granted(struct ff_responder *s, const struct ff_grant *g, uint8_t *local, uint32_t lkey,
+                         uint32_t why_not, struct ff_error *err)
+{
+    struct ff_wr wr = {.id = g->id,
+                       .op = FF_OP_WRITE,
+                       .local = local,
+                       .lkey = lkey,
+                       .remote = g->addr,
+                       .rkey = g->rkey,
+                       .len_bytes = why_not ? NOTE_BYTES : g->len_bytes,
+                       .imm = g->id | why_not};
+    return s->link->ops->post(s->link, FF_QUEUE_PREFILL, &wr, err);
+}
+
+static int push_copy(struct ff_responder *s, const struct ff_grant *g, struct ff_error *err)
+{
+    const struct ff_copies *c = s->copies;
+    uint8_t *to = c->memory + (size_t)(s->n_fetched++ % FF_PUSH_IN_FLIGHT) * c->max_bytes;
+    uint32_t why_not = 0;
+
+    int rc = c->copy(c->opaque, g, to, &why_not, err);
+    return rc ? rc : write_granted(s, g, to, c->lkey, why_not, err);
+}
+
 static int push_grant(struct ff_responder *s, const struct ff_grant *g, struct ff_error *err)
 {
+    if (s->copies)
+        return push_copy(s, g, err);
     const struct ff_region *r = &s->regions->r[g->region];
     const struct ff_mr *mr = mr_of(s, g->region, g->offset);
     uint8_t *local = (uint8_t *)r->host + g->offset;
@@ -124,15 +150,7 @@ static int push_grant(struct ff_responder *s, const struct ff_grant *g, struct f
         return rc;
     if (why_not == FF_IMM_UNREADABLE && !elsewhere && !(local = find_note(s, &lkey)))
         return ff_error_set(err, EHWPOISON, "source: push: no page of the image can be read");
-    struct ff_wr wr = {.id = g->id,
-                       .op = FF_OP_WRITE,
-                       .local = local,
-                       .lkey = lkey,
-                       .remote = g->addr,
-                       .rkey = g->rkey,
-                       .len_bytes = why_not ? NOTE_BYTES : g->len_bytes,
-                       .imm = g->id | why_not};
-    return s->link->ops->post(s->link, FF_QUEUE_PREFILL, &wr, err);
+    return write_granted(s, g, local, lkey, why_not, err);
 }
 
 /* 1: pushed the next grant, 0: there is none */

@@ -54,6 +54,17 @@ struct ff_responder {
     /* memory of another process on its way: one each of what is in flight, which ends in order */
     uint8_t *room[FF_PUSH_IN_FLIGHT];
     unsigned n_fetched;
+    const struct ff_copies *copies; /* NULL: what is granted is registered, and written from where it is */
+};
+
+/* Of a relay: what is granted is copied, and written from there. @copy: into @to, or *@why_not: FF_IMM_ZEROS,
+ * FF_IMM_UNREADABLE; -errno: it may not be asked for */
+struct ff_copies {
+    int (*copy)(void *opaque, const struct ff_grant *g, uint8_t *to, uint32_t *why_not,
+                struct ff_error *err);
+    void *opaque;
+    uint8_t *memory; /* FF_PUSH_IN_FLIGHT of @max_bytes, registered: @lkey */
+    uint32_t max_bytes, lkey;
 };
 
 int ff_responder_init(struct ff_responder *s, const struct ff_regions *regions,

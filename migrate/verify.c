@@ -7,6 +7,9 @@
  *
  * States       a slot: free -> BYTES, SENT and TAG awaited, in any order -> checked, free.
  *              The ask may have to be sent later, when the queue is full (due).
+ *              What another agent feeds (feed.h) comes by its link, and its tag by the pager's: so it is the
+ *              source that says what is right. When that agent is left, its slots are dropped: SENT and
+ *              TAG are awaited still, and nobody looks at them.
  * Failure      a tag that never comes: when nothing else comes either, the thread that waits finds
  *              out by the silence. But later reads of this queue may go on, while a guest waits for
  *              this one; then the link breaks here, after as long. Tags come in the order of their
@@ -26,11 +29,11 @@
 enum { BYTES = 1, SENT = 2, TAG = 4 }; /* what a slot waits for */
 
 struct slot {
-    const struct ff_pager_region *r;
+    struct ff_verify_of by;
     struct ff_wr wr;
     enum ff_tags_of of;
     unsigned waits; /* 0: free */
-    bool due;
+    bool due, fed, dropped;
     uint64_t number, passed_ns; /* of its ask; since when a later one is complete, 0: none is */
 };
 
@@ -96,7 +99,7 @@ static int send_ask(struct ff_pager *p, enum ff_queue q, struct slot *s, struct 
     return rc == -EAGAIN ? 0 : rc;
 }
 
-int ff_verify_post(struct ff_pager *p, enum ff_queue q, const struct ff_pager_region *r,
+int ff_verify_post(struct ff_pager *p, enum ff_queue q, const struct ff_verify_of *of,
                    const struct ff_wr *wr, struct ff_error *err)
 {
     struct ff_verify *v = p->verify;
@@ -109,22 +112,31 @@ int ff_verify_post(struct ff_pager *p, enum ff_queue q, const struct ff_pager_re
         return ff_error_set(err, EAGAIN, "verify: %u reads in flight", FF_ASKS);
     struct slot *s = &l->slot[i];
     bool pass = q == FF_QUEUE_PREFILL && p->in_precopy;
-    *s = (struct slot){.r = r, .wr = *wr, .of = pass ? FF_TAGS_OF_PASS : FF_TAGS_OF_IMAGE};
+    *s = (struct slot){.by = *of,
+                       .wr = *wr,
+                       .of = pass ? FF_TAGS_OF_PASS : FF_TAGS_OF_IMAGE,
+                       .fed = of->link != p->link};
     s->wr.id = id_of(l, s, false);
-    int rc = p->link->ops->post(p->link, q, &s->wr, err);
+    int rc = of->link->ops->post(of->link, q, &s->wr, err);
     if (rc)
         return rc;
     s->wr.id = wr->id;
     s->waits = BYTES | SENT | TAG;
     s->number = ++l->number;
     struct ff_ask ask = {.number = s->number,
-                         .offset = wr->remote - r->remote,
-                         .region = r->peer_number,
+                         .offset = wr->remote - of->base,
+                         .region = of->r->peer_number,
                          .len_bytes = wr->len_bytes,
                          .addr = (uintptr_t)v->m.tags + ff_tag_at(q, i),
                          .rkey = v->m.tags_mr.rkey};
     ff_ask_encode(v->m.asks + ff_ask_at(q, i), &ask);
-    return send_ask(p, q, s, err);
+    struct ff_error why;
+    rc = send_ask(p, q, s, &why);
+    if (rc) {
+        l->broken = why;
+        ff_error_set(err, -rc, "%s", why.text);
+    }
+    return rc;
 }
 
 /* Are the bytes of @s those of the source? 0, -EBADMSG, -EIO */
@@ -137,7 +149,7 @@ static int check(struct ff_pager *p, enum ff_queue q, const struct slot *s, stru
     uint8_t came[FF_TAG_LEN], want[FF_PAGE_TAG_LEN], map[FF_GRANULES_MAX / 8] = {0};
     uint8_t head[FF_TAG_HEAD];
     static const uint8_t none[FF_GRANULES_MAX / 8];
-    bool told = p->link->finds_zeros; /* then what is zeros here may be anything */
+    bool told = s->by.link->finds_zeros; /* then what is zeros here may be anything */
     struct ff_tagged d = {.data = wr->local,
                           .len_bytes = wr->len_bytes,
                           .granule_bytes = wr->granule_bytes,
@@ -157,8 +169,7 @@ static int check(struct ff_pager *p, enum ff_queue q, const struct slot *s, stru
                         "pager: verify: region %s: 0x%x bytes at 0x%llx are not what the source "
                         "has: somebody in the network or a broken adapter changed them; none is "
                         "installed",
-                        s->r->name, wr->len_bytes,
-                        (unsigned long long)(wr->remote - s->r->remote));
+                        s->by.r->name, wr->len_bytes, (unsigned long long)(wr->remote - s->by.base));
 }
 
 static int unasked(struct ff_error *err)
@@ -192,12 +203,12 @@ static int check_passed(const struct ff_pager *p, const struct lane *l, bool idl
 
     for (const struct slot *s = l->slot; l->n_passed && s < l->slot + FF_ASKS; s++)
         if (s->waits && s->passed_ns && ff_now_ns() - s->passed_ns >= limit_ns &&
-            (idle || l->number - s->number > 2 * FF_ASKS))
+            !(s->fed && s->waits & BYTES) && (idle || l->number - s->number > 2 * FF_ASKS))
             return ff_error_set(err, ETIMEDOUT,
                                 "pager: verify: region %s: no %s 0x%x bytes at 0x%llx within "
                                 "%d s, and later ones have come%s",
-                                s->r->name, lacks(s), s->wr.len_bytes,
-                                (unsigned long long)(s->wr.remote - s->r->remote),
+                                s->by.r->name, lacks(s), s->wr.len_bytes,
+                                (unsigned long long)(s->wr.remote - s->by.base),
                                 p->silence_ms / 1000,
                                 s->waits == TAG
                                     ? ": somebody in the network keeps it, or the source" : "");
@@ -216,9 +227,9 @@ const char *ff_verify_lacks(const struct ff_pager *p, enum ff_queue q)
     return tag && !other ? ": verify: the bytes came, and no tag for them" : "";
 }
 
-/* What @in tells of; 1: into @out, a READ is complete; 0; or the link is of no use */
-static int take(struct ff_pager *p, enum ff_queue q, const struct ff_wc *in, struct ff_wc *out,
-                struct ff_error *err)
+/* What @in, over @by, tells of; 1: into @out, a READ is complete; 0; or that link is of no use */
+static int take(struct ff_pager *p, enum ff_queue q, const struct ff_link *by, const struct ff_wc *in,
+                struct ff_wc *out, struct ff_error *err)
 {
     struct lane *l = &p->verify->lane[q];
     bool tag = in->op == FF_WC_RECV_IMM;
@@ -226,14 +237,17 @@ static int take(struct ff_pager *p, enum ff_queue q, const struct ff_wc *in, str
     unsigned part = tag ? TAG : in->op == FF_WC_READ ? BYTES : SENT;
     struct slot *s = i < FF_ASKS ? &l->slot[i] : NULL;
 
-    if (!s || !(s->waits & part) || (tag && in->len_bytes != FF_TAG_LEN))
+    if (!s || !(s->waits & part) || (tag && in->len_bytes != FF_TAG_LEN) ||
+        by != (part == BYTES ? s->by.link : p->link))
         return unasked(err);
     s->waits &= ~part;
     if (s->waits)
         return 0;
     note_passed(l, s);
+    if (s->dropped)
+        return 0;
     int rc = check(p, q, s, err);
-    bool torn = rc == -EBADMSG && s->of == FF_TAGS_OF_PASS;
+    bool torn = rc == -EBADMSG && (s->fed || s->of == FF_TAGS_OF_PASS);
     if (rc && !torn)
         return rc;
     *out = (struct ff_wc){
@@ -264,7 +278,7 @@ static int poll_lane(struct ff_pager *p, enum ff_queue q, struct ff_wc *wc, unsi
             got = p->link->ops->poll(p->link, q, in, FF_MIN(n, (unsigned)FF_ARRAY_LEN(in)),
                                      timeout_ms, err);
         for (int i = 0; i < got; i++) {
-            int rc = take(p, q, &in[i], &wc[done], err);
+            int rc = take(p, q, p->link, &in[i], &wc[done], err);
             if (rc < 0)
                 return rc;
             done += rc;
@@ -287,4 +301,40 @@ int ff_verify_poll(struct ff_pager *p, enum ff_queue q, struct ff_wc *wc, unsign
     else if (err)
         *err = l->broken;
     return rc;
+}
+
+int ff_verify_poll_fed(struct ff_pager *p, const struct ff_link *by, const struct ff_wc *in, unsigned n,
+                       struct ff_wc *wc, unsigned n_wc, struct ff_error *err)
+{
+    unsigned done = 0;
+
+    for (unsigned i = 0; i < n; i++) {
+        int rc = take(p, FF_QUEUE_PREFILL, by, &in[i], &wc[done], err);
+        if (rc < 0)
+            return rc;
+        done += (unsigned)rc;
+    }
+    int rc = done == n_wc ? 0 : ff_verify_poll(p, FF_QUEUE_PREFILL, wc + done, n_wc - done, 0, err);
+    return rc < 0 ? rc : (int)done + rc;
+}
+
+bool ff_verify_is_broken(const struct ff_pager *p, enum ff_queue q)
+{
+    return p->verify && p->verify->lane[q].broken.code;
+}
+
+void ff_verify_drop(struct ff_pager *p, enum ff_queue q)
+{
+    struct lane *l = p->verify ? &p->verify->lane[q] : NULL;
+
+    for (struct slot *s = l ? l->slot : NULL; l && s < l->slot + FF_ASKS; s++) {
+        if (!s->waits || !s->fed)
+            continue;
+        s->dropped = true;
+        s->waits = s->due ? 0 : s->waits & ~BYTES;
+        l->n_due -= s->due;
+        s->due = false;
+        if (!s->waits)
+            l->n_passed -= s->passed_ns != 0;
+    }
 }

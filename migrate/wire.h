@@ -43,7 +43,8 @@
  *                   are open (tunnel.h)
  *   FEED     s->d  magic FARFORK1 8, version 2, oldest version 2, digest 8, then each region:
  *                  address 8, claims 8, rkey of both 4 4: instead of HELLO, by an agent that has the
- *                  same image, or gets it (relay.h). WELCOME answers it; DONE ends it
+ *                  same image, or gets it (relay.h). WELCOME answers it; DONE ends it. Over verbs
+ *                  GRANTs ask for pages (feed_pushed.h)
  *
  * Invariants   1. Nothing is allocated from a message before its decoder accepted it.
  *              2. Counts and lengths are bounded by the constants below, and by the

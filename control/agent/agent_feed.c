@@ -14,6 +14,8 @@ static json_t *unfed(const char *to, const char *why)
 
 json_t *agent_unfed(const char *host, const char *port, const char *why)
 {
+    if (!host)
+        return json_pack("{ss ss}", "event", "misfed", "error", why);
     FF_AUTO_FREE char *to = xprintf(strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, port);
 
     return unfed(to, why);

@@ -53,7 +53,8 @@ bool agent_spawn_not(struct agent *a, json_int_t number);
 void agent_count_vms(struct agent *a); /* after any change of their number or states */
 
 /* agent_feed.c: whether @o was a command that says which way the image comes, or is to go on; agent_unfed():
- * the event that says that another agent gets nothing from here after all */
+ * the event that says that another agent gets nothing from here after all; @host NULL: another one gave this one
+ * what is wrong */
 bool agent_bring(struct agent *a, const json_t *o);
 json_t *agent_unfed(const char *host, const char *port, const char *why);
 

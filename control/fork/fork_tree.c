@@ -16,7 +16,8 @@
  * Failure      a host that fails is replaced in the same way, one of the first by one that it fed. An
  *              agent that is fed by nobody, or whose feeder is too slow, asks the parent: nothing
  *              depends on the tree but time. While the parent's side is away, agents get what they
- *              lack from each other.
+ *              lack from each other, but not with verify=on: an agent that gives on what is wrong is
+ *              found out by that, and feeds nobody from then on.
  * Invariants   from each host in the tree the way by feeders ends at one that the parent feeds.
  */
 #include <stdint.h>
@@ -50,10 +51,10 @@ unsigned fork_fanout(size_t n, uint64_t bytes)
     return best;
 }
 
-/* Agents that cannot be fed say so as well: RDMA may be chosen by the link itself */
+/* Agents that cannot be fed say so as well */
 static bool may_feed(const struct fork *f)
 {
-    static const char *const not_with[] = {"verify=on", "link=verbs", "reconnect=0", "prefill=off"};
+    static const char *const not_with[] = {"reconnect=0", "prefill=off"};
     const char *given = f->s.o.link_options;
 
     for (size_t i = 0; given && i < FF_ARRAY_LEN(not_with); i++)
@@ -99,7 +100,8 @@ void fork_tree_plan(struct fork *f)
 
 static bool can_feed(const struct host *h)
 {
-    return h->keyed && h->verified && (h->state == HOST_IMAGE || h->state == HOST_COMPLETE);
+    return h->keyed && h->verified && !h->gives_wrong &&
+           (h->state == HOST_IMAGE || h->state == HOST_COMPLETE);
 }
 
 /* By feeders to the parent, and not by @but */
@@ -120,13 +122,14 @@ static unsigned feeds(const struct fork *f, const struct host *h)
     return n;
 }
 
-/* That get the image from the parent */
+/* That get the image from the parent, and may give it on */
 static unsigned firsts(const struct fork *f)
 {
     unsigned n = 0;
 
     for (size_t i = 0; i < f->s.n_hosts; i++)
-        n += f->s.hosts[i].keyed && !f->s.hosts[i].is_fed && f->s.hosts[i].state != HOST_FAILED;
+        n += f->s.hosts[i].keyed && !f->s.hosts[i].is_fed && f->s.hosts[i].state != HOST_FAILED &&
+             !f->s.hosts[i].gives_wrong;
     return n;
 }
 

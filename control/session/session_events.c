@@ -12,6 +12,7 @@
  *              progress    pages; complete: all are here; lost: the rest never comes
  *              touched     which pages its children have waited for
  *              feed        it cannot feed another agent
+ *              misfed      another agent gave it what the parent does not have
  *              paused      the link that they come by broke: it waits for another; resumed
  *              qmp, keep, adopt   the answer to a question of ours
  *              end         all of its VMs have ended
@@ -169,6 +170,18 @@ static void on_feed(struct session *s, struct host *h, const json_t *e)
     }
 }
 
+/* That other one may have said already that it feeds @h no more */
+static void on_misfed(struct session *s, struct host *h, const json_t *e)
+{
+    struct host *by = h->feeder ? h->feeder : h->not_by;
+
+    if (by)
+        by->gives_wrong = true;
+    h->feeder = NULL;
+    strv_add(&s->notes, "host %s: host %s gave it memory that is not the parent's, and gives no host any "
+             "more: %s", h->node->host, by ? by->node->host : "?", text_of(e, "error"));
+}
+
 void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
 {
     const char *name = text_of(e, "event");
@@ -197,6 +210,8 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
         on_feed(s, h, e);
     } else if (!strcmp(name, "touched") && !h->touched) {
         h->touched = xstrdup(text_of(e, "pages"));
+    } else if (!strcmp(name, "misfed")) {
+        on_misfed(s, h, e);
     } else if (!strcmp(name, "resumed")) {
         h->paused_until_ms = 0;
     } else if (!strcmp(name, "complete")) {

@@ -42,6 +42,7 @@ E2E_TESTS := \
     tests/e2e/ssh.py:220 \
     tests/e2e/agent_safe.py:260 \
     tests/e2e/vmclone.py:920 \
+    tests/e2e/vmclone_fed.py:420 \
     tests/e2e/fork_fails.py:300 \
     tests/e2e/farfork_move.py:340 \
     tests/e2e/machines.py:$(if $(filter 1,$(FARFORK_FULL)),320,170) \
@@ -85,7 +86,7 @@ E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go r
 # code, and on how it starts and stops a guest
 E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro precopy move_linux cancel \
     break_before_go break_after_go resume who_runs take_back shut_down hold dump quit unplug one_runner \
-    refuse refuse_memory clone vmclone fork_fails farfork_move secrets tls_creds sandbox clone_disks \
+    refuse refuse_memory clone vmclone vmclone_fed fork_fails farfork_move secrets tls_creds sandbox clone_disks \
     stock)),$(E2E_TESTS))
 
 # sshd for ssh.py: this Debian's, with what it needs, downloaded and not installed

@@ -119,60 +119,6 @@ def namespaces(t, accel, n_hosts, n):
         family(t, accel, 'anon', n, '--launcher', 'ip netns exec {host} {cmd}', hosts=hosts)
 
 
-def fed(t, accel, n_hosts, bridged, fanout='auto'):
-    """Agents feed each other, where they reach each other; else all get it from the parent."""
-    with hosts_of_their_own(n_hosts, bridged) as hosts, Parent(t, accel) as parent:
-        parent.start_load()
-        before = snapshot(parent)
-        with Clone(t, parent, n_hosts, '--launcher', 'ip netns exec {host} {cmd}', '--fanout', fanout,
-                   hosts=hosts) as c:
-            check_result(c, 0, {'complete': n_hosts})
-            rows = c.result['hosts']
-            say('      ' + ', '.join(f'{r["fed_bytes"] >> 20} MiB' for r in rows) + ' from other agents')
-            n = 1 if fanout == 'auto' else int(fanout)
-            firsts, others = rows[:n], rows[n:]
-            if any(r['fed_by'] or r['fed_bytes'] for r in firsts):
-                raise Failed(f'of the first hosts one was fed: {firsts}')
-            if any(bool(r['fed_by']) != bridged or bool(r['fed_bytes']) != bridged for r in others):
-                raise Failed(f'hosts that {"reach" if bridged else "do not reach"} each other: {others}')
-            told = [n for n in c.result['notes'] if 'gets its memory from the parent' in n]
-            if len(told) != (not bridged):
-                raise Failed(f'notes: {c.result["notes"]}')
-            for row in c.children:
-                Child(row, parent).check(before)
-            kill(c.base, 'f')
-            check_nothing_left(c, parent)
-
-
-def image_at(path):
-    try:
-        with open(path, encoding='utf-8') as f:
-            return json.load(f)['image']
-    except FileNotFoundError:
-        return ''
-
-
-def complete_each_other(t, accel):
-    """The parent and what keeps its memory are killed when one of three hosts has all of it."""
-    slow = 'case {host} in *n0) exec ip netns exec {host} {cmd};; *) exec ip netns exec {host} env ' \
-           'FARFORK_FAILPOINTS=dest.prefill=delay:20000 {cmd};; esac'
-    with hosts_of_their_own(3, True) as hosts, Parent(t, accel) as parent:
-        parent.start_load()
-        before = snapshot(parent)
-        with Clone(t, parent, 3, '--launcher', slow, hosts=hosts) as c:
-            first = os.path.join(c.base, 'f', hosts[0].partition('=')[0], 'state.json')
-            export = wait_for('the export', 40, lambda: parent.qmp('query-x-farfork-exports'))[0]
-            wait_for('all memory at one host', 30, lambda: image_at(first) == 'complete')
-            for pid in (export['holder-pid'], parent.pid):
-                os.kill(pid, signal.SIGKILL)
-            check_result(c, 0, {'complete': 3})
-            say('      ' + ', '.join(f'{r["fed_bytes"] >> 20} MiB' for r in c.result['hosts']) +
-                ' from other agents')
-            for row in c.children:
-                Child(row, parent).check(before)
-            kill(c.base, 'f')
-
-
 def reason(clone, *texts):
     """Every child that is not there says one of these."""
     said = [r['error'] for r in clone.children if r['state'] == 'failed']
@@ -542,15 +488,7 @@ def run(t):
         family(t, accel, 'anon', 3, '--prestart')
     with t.case('two hosts, four children'):
         family(t, accel, 'memfd', 4, *ELSEWHERE, hosts=TWO_HOSTS)
-    with t.case('two hosts that do not reach each other'):
-        fed(t, accel, 2, False)
-    with t.case('three hosts that feed each other'):
-        fed(t, accel, 3, True)
-    with t.case('hosts that complete each other'):
-        complete_each_other(t, accel)
     if common.FULL:
-        with t.case('five hosts, a tree'):
-            fed(t, accel, 5, True, '2')
         with t.case('four network namespaces, eight children'):
             namespaces(t, accel, 4, 8)
     with t.case('hosts that cannot be seen from here'):

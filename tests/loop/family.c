@@ -316,6 +316,14 @@ static void on_pause(void *opaque, const char *why)
     atomic_fetch_add(why ? &f->pauses : &f->ends_of_pauses, 1);
 }
 
+static void on_unfed(void *opaque, const char *host, const char *port, const char *why)
+{
+    struct family *f = opaque;
+
+    must(!host == !port && *why);
+    atomic_fetch_add(host ? &f->unfed : &f->misfed, 1);
+}
+
 static struct ff_address *address(const struct family *f, unsigned port)
 {
     char options[200] = "";
@@ -381,6 +389,7 @@ static void agent_main(void *arg)
     ff_address_free(a);
     ff_agent_on_child(f->agent, on_child, f);
     ff_agent_on_pause(f->agent, on_pause, f);
+    ff_agent_on_unfed(f->agent, on_unfed, f);
     if (f->limit)
         ff_agent_limit(f->agent, f->limit);
     ff_agent_together(f->agent, f->together);

@@ -75,6 +75,8 @@ struct family {
     atomic_ulong faults_so_far, children_so_far, present_so_far, fed_so_far;
     atomic_uint events[FF_CHILD_LOST + 1]; /* enum ff_child_event */
     atomic_uint pauses, ends_of_pauses;
+    atomic_uint misfed; /* so often another agent gave it what the source does not have */
+    atomic_uint unfed;  /* so often it could not feed another one */
     pid_t agent_pid;
     uint64_t n_cells;
     struct area area[REGIONS_MAX]; /* the source's */

@@ -16,7 +16,9 @@
 #define AGENTS_MAX 4
 #define FINE ",chunk=64K,prefill=pull"
 
-static char options[200];
+static char options[200], all_faults[AGENTS_MAX][200];
+static const char *pushed; /* a fault of every agent's: it is as over a link that pins */
+static const char *verify = ""; /* or: every page that an agent gives on is compared with the source's */
 static struct family *f[AGENTS_MAX];
 static unsigned n_agents;
 
@@ -28,7 +30,7 @@ static void setup(void)
 /* Agents of one image, with one key; all but the first wait for who feeds them. @faults: of the first */
 static void agents_are(unsigned n, const char *more, const char *faults)
 {
-    snprintf(options, sizeof(options), "key-file=%s" FINE "%s", loop_key_file(), more);
+    snprintf(options, sizeof(options), "key-file=%s" FINE "%s%s", loop_key_file(), verify, more);
     n_agents = n;
     for (unsigned i = 0; i < n; i++) {
         f[i] = family_new();
@@ -52,13 +54,21 @@ static void begin_with(const char *faults)
 {
     struct ff_error err;
 
+    for (unsigned i = 0; i < n_agents && pushed; i++) {
+        const char *own = f[i]->faults;
+        snprintf(all_faults[i], sizeof(all_faults[i]), "%s%s%s", pushed, own ? "," : "", own ? own : "");
+        f[i]->faults = all_faults[i];
+    }
     for (unsigned i = 0; i < n_agents; i++)
         family_fork(f[i]);
     for (unsigned i = 0; i < n_agents; i++)
         family_start(f[i]);
     must_ok(ff_failpoints_arm(faults, &err), err); /* no thread is there to look */
-    for (unsigned i = 0; i < n_agents; i++)
+    for (unsigned i = 0; i < n_agents; i++) {
         family_source(f[i], S_RUNNING);
+        if (f[i]->source_rc)
+            loop_fail(__FILE__, __LINE__, "source %u: %s", i, f[i]->source_err.text);
+    }
 }
 
 static void begin(void)
@@ -86,11 +96,22 @@ static uint64_t fed(unsigned i)
     return f[i]->stats.bytes_fed;
 }
 
-/* family_must_succeed() frees what the test looks at */
+static void *until_done(void *opaque)
+{
+    family_source(opaque, S_DONE);
+    return NULL;
+}
+
+/* Sources are heard all at once: over verbs there is room for a few messages only.
+ * family_must_succeed() frees what the test looks at */
 static void all_end_well(bool (*good)(unsigned i))
 {
+    pthread_t source[AGENTS_MAX];
+
     for (unsigned i = 0; i < n_agents; i++)
-        family_source(f[i], S_DONE);
+        must(!pthread_create(&source[i], NULL, until_done, f[i]));
+    for (unsigned i = 0; i < n_agents; i++)
+        pthread_join(source[i], NULL);
     for (unsigned i = 0; i < n_agents; i++) {
         must(wait_flag(&f[i]->ended, 20000));
         if (!good(i))
@@ -135,16 +156,21 @@ static void chain(void)
     all_end_well(all_is_fed);
 }
 
-static void one_feeds_many(void)
+static void one_feeds(unsigned n)
 {
-    agents_are(4, "", NULL);
+    agents_are(n + 1, "", NULL);
     begin();
-    for (unsigned i = 1; i < 4; i++) {
+    for (unsigned i = 1; i <= n; i++) {
         feed(0, i);
         while (atomic_load(&f[0]->feed_to))
             usleep(1000);
     }
     all_end_well(all_is_fed);
+}
+
+static void one_feeds_many(void)
+{
+    one_feeds(3);
 }
 
 /* It comes when the other one has begun by its source */
@@ -429,6 +455,181 @@ static void other_image(void)
     all_end_well(none_is_fed);
 }
 
+/* There is no memory for it, say: the relay is told, and does not come again and again */
+static void cannot_be_fed(void)
+{
+    agents_are(2, "", NULL);
+    f[1]->faults = "dest.feed.new=fail";
+    f[1]->await_feed_ms = 1000;
+    begin();
+    feed(0, 1);
+    wait_count(f[0]->unfed, 1u);
+    all_end_well(none_is_fed);
+}
+
+/* --- verify=on --- */
+
+static void verified(void (*test)(void))
+{
+    verify = ",verify=on";
+    test();
+}
+
+static void one_verified(void)
+{
+    verified(one_feeds_one);
+}
+
+static void tree_verified(void)
+{
+    verify = ",verify=on";
+    one_feeds(2);
+}
+
+static void chain_verified(void)
+{
+    verified(chain);
+}
+
+static void late_verified(void)
+{
+    verified(comes_late);
+}
+
+static void links_verified(void)
+{
+    verified(links_break);
+}
+
+static void source_verified(void)
+{
+    verified(source_breaks);
+}
+
+static void killed_verified(void)
+{
+    verified(relay_killed);
+}
+
+static void stopped_verified(void)
+{
+    verified(relay_stopped);
+}
+
+static void idle_verified(void)
+{
+    verified(relay_idle);
+}
+
+/* One of its regions is right */
+static bool some_is_right(unsigned i)
+{
+    must(atomic_load(&f[i]->misfed) == (i == 1));
+    return i == 1 ? fed(i) && fed(i) < f[i]->stats.image.bytes_prefill : i ? fed(i) : !fed(i);
+}
+
+static void relay_wrong(void)
+{
+    verify = ",verify=on";
+    agents_are(3, "", "relay.image=fail@2");
+    untouched(1);
+    begin();
+    feed(0, 1);
+    feed(1, 2);
+    all_end_well(some_is_right);
+}
+
+/* Its source goes away, for good, while it is fed: nobody can say what is right, and nothing is taken */
+static void source_gone_verified(void)
+{
+    verify = ",verify=on";
+    agents_are(2, ",reconnect=1", NULL);
+    f[1]->faults = "dest.prefill=delay:10000";
+    f[1]->n_children = 0;
+    f[1]->resumes = false;
+    begin();
+    feed(0, 1);
+    wait_count(f[1]->fed_so_far, 256ul << 10);
+    ff_source_free(f[1]->source);
+    f[1]->source = NULL;
+    wait_count(f[1]->pauses, 1u);
+    uint64_t had = atomic_load(&f[1]->present_so_far);
+    must(wait_flag(&f[1]->ended, 20000) && atomic_load(&f[1]->agent_rc));
+    must(f[1]->stats.image.bytes_present < f[1]->stats.image.bytes_total);
+    if (f[1]->stats.image.bytes_present > had + (1ul << 20))
+        loop_fail(__FILE__, __LINE__, "it went on: %llu bytes, then %llu", (unsigned long long)had,
+                  (unsigned long long)f[1]->stats.image.bytes_present);
+    family_free(f[1]);
+    end_well(0);
+    loop_remove_key();
+}
+
+/* --- as over a link that pins --- */
+
+static void pushing(void (*test)(void))
+{
+    pushed = "feed.pushed=fail";
+    test();
+}
+
+static void one_pushed(void)
+{
+    pushing(one_feeds_one);
+}
+
+static void chain_pushed(void)
+{
+    pushing(chain);
+}
+
+static void many_pushed(void)
+{
+    pushing(one_feeds_many);
+}
+
+static void killed_pushed(void)
+{
+    pushing(relay_killed);
+}
+
+static void stopped_pushed(void)
+{
+    pushing(relay_stopped);
+}
+
+/* Somebody who asks for what is not there yet gets nothing, and a relay's files no zeros for it */
+static bool got_none(unsigned i)
+{
+    return !i || fed(i) < f[i]->stats.image.bytes_prefill / 2;
+}
+
+static void too_early_pushed(void)
+{
+    pushed = "feed.pushed=fail";
+    agents_are(2, "", "dest.prefill=delay:20000");
+    f[1]->faults = "dest.feed.has=fail";
+    untouched(0);
+    untouched(1);
+    begin();
+    feed(0, 1);
+    all_end_well(got_none);
+}
+
+static void chain_pushed_verified(void)
+{
+    pushing(chain_verified);
+}
+
+static void wrong_pushed(void)
+{
+    pushing(relay_wrong);
+}
+
+static void source_pushed(void)
+{
+    pushing(source_verified);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
@@ -449,6 +650,27 @@ int main(int argc, char **argv)
         {"the relay is stopped", relay_stopped, 40},
         {"the relay has nothing", relay_idle, 40},
         {"a relay with another image", other_image, 40},
+        {"who cannot be fed", cannot_be_fed, 40},
+        {"verified: one agent feeds one", one_verified, 40},
+        {"verified: a tree of three", tree_verified, 40},
+        {"verified: a chain of four", chain_verified, 40},
+        {"verified: a feed that comes late", late_verified, 40},
+        {"verified: links between agents break", links_verified, 40},
+        {"verified: the source of who is fed comes back", source_verified, 40},
+        {"verified: the relay is killed", killed_verified, 40},
+        {"verified: the relay is stopped", stopped_verified, 40},
+        {"verified: the relay has nothing", idle_verified, 40},
+        {"verified: what the relay gives on is wrong", relay_wrong, 40},
+        {"verified: a source that never comes back", source_gone_verified, 40},
+        {"pushed: one agent feeds one", one_pushed, 40},
+        {"pushed: a chain of four", chain_pushed, 40},
+        {"pushed: one feeds three", many_pushed, 40},
+        {"pushed: the relay is killed", killed_pushed, 40},
+        {"pushed: the relay is stopped", stopped_pushed, 40},
+        {"pushed: what is not announced is asked for", too_early_pushed, 40},
+        {"pushed, verified: a chain of four", chain_pushed_verified, 40},
+        {"pushed, verified: the source of who is fed comes back", source_pushed, 40},
+        {"pushed, verified: what the relay gives on is wrong", wrong_pushed, 40},
     };
 
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));

@@ -230,6 +230,22 @@ static void test_orphans_of_many(void **state)
     }
 }
 
+/* Whom it fed is fed by others, and so is whoever would have been */
+static void test_gives_wrong(void **state)
+{
+    (void)state;
+    hosts_are(6, 2);
+    have_image(0, 5);
+    assert_ptr_equal(hosts[2].feeder, &hosts[0]);
+    hosts[0].gives_wrong = true;
+    for (size_t turn = 0; turn < 6; turn++)
+        fork_tree_turn(&f);
+    have_image(5, 6);
+    must_be_a_tree(3, 3); /* one of them is that host */
+    for (size_t i = 0; i < 6; i++)
+        assert_ptr_not_equal(hosts[i].feeder, &hosts[0]);
+}
+
 static void test_fanout(void **state)
 {
     (void)state;
@@ -253,6 +269,7 @@ int main(void)
         cmocka_unit_test(test_orphans),
         cmocka_unit_test(test_back),
         cmocka_unit_test(test_orphans_of_many),
+        cmocka_unit_test(test_gives_wrong),
         cmocka_unit_test(test_fanout),
     };
 
