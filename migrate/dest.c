@@ -339,6 +339,7 @@ void dest_start_prefill(struct ff_dest *d)
         return;
     }
     atomic_store(&d->pager.feed_until_ns, dest_feed_until(d));
+    dest_join_group(d);
     int rc = ff_pager_start_prefill(&d->pager, d->publish.load_permille, &why);
 
     if (rc && !d->prefill_due)

@@ -40,6 +40,7 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "feed.h"
+#include "group.h"
 #include "mr.h"
 #include "prefill_private.h"
 #include "thread.h"
@@ -426,6 +427,7 @@ void *ff_prefill_main(void *opaque)
     int rc = 1;
 
     let_guest_start(p);
+    ff_hearing_await(p);
     ff_feed_await(p);
     while (!atomic_load(&p->stop) && rc > 0) {
         rc = prefill_turn(p, &why);

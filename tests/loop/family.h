@@ -55,6 +55,7 @@ struct family {
     bool resumes;        /* a link that breaks after GO is followed by another */
     bool late_answer;    /* the agent tells a source that does not know, once the image is complete */
     int await_feed_ms;   /* of ff_agent_await_feed() */
+    struct ff_group *group; /* that the source sends to, too; NULL: none */
     atomic_uint feed_to; /* the agent is to feed the one at that port; then 0 */
     bool last_later;     /* nobody touches the last cell before family_last() */
     unsigned n_regions;  /* default 2: 1500, 501 cells */
@@ -69,7 +70,7 @@ struct family {
     atomic_int agent_rc;
     char agent_error[764];
     struct ff_agent_stats stats; /* once ended is set */
-    atomic_ulong faults_so_far, children_so_far, present_so_far, fed_so_far;
+    atomic_ulong faults_so_far, children_so_far, present_so_far, fed_so_far, group_so_far;
     atomic_uint events[FF_CHILD_LOST + 1]; /* enum ff_child_event */
     atomic_uint pauses, ends_of_pauses;
     pid_t agent_pid;
