@@ -44,6 +44,8 @@ static int vmclone_usage(FILE *out)
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --fanout NUMBER|auto    so many hosts get the memory from this one, and each feeds so many\n"
         "                          others; 0: all from this one; default: auto\n"
+        "  --multicast GROUP|auto  send the memory once, to a multicast group, for all other hosts;\n"
+        "                          auto: from three of them on; default: off\n"
         "  --prestart              start children before the parent freezes\n"
         "  --template              leave the parent paused, to be forked again\n"
         "  --net POLICY            isolated (default), user, bridge[:NAME], none, keep\n"
@@ -235,11 +237,18 @@ static bool parse_fanout(const char *text, int *out)
     return true;
 }
 
+static bool parse_multicast(const char *text, const char **out, struct ff_error *why)
+{
+    *out = strcmp(text, "off") ? text : NULL;
+    return !*out || !strcmp(text, "auto") || !fork_group_check(text, why);
+}
+
 static int parse_and_run(int argc, char **argv)
 {
     enum {
         HOSTFILE = 256,
         FANOUT,
+        MULTICAST,
         LAUNCHER,
         PRESTART,
         TEMPLATE,
@@ -275,6 +284,7 @@ static int parse_and_run(int argc, char **argv)
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"hostfile", required_argument, NULL, HOSTFILE},
                                             {"fanout", required_argument, NULL, FANOUT},
+                                            {"multicast", required_argument, NULL, MULTICAST},
                                             {"launcher", required_argument, NULL, LAUNCHER},
                                             {"prestart", no_argument, NULL, PRESTART},
                                             {"template", no_argument, NULL, TEMPLATE},
@@ -318,6 +328,10 @@ static int parse_and_run(int argc, char **argv)
         case FANOUT:
             if (!parse_fanout(optarg, &o.fanout))
                 return vmclone_usage(stderr);
+            break;
+        case MULTICAST:
+            if (!parse_multicast(optarg, &o.multicast, &why))
+                return print_error(&why);
             break;
         case LAUNCHER: o.s.launcher = optarg; break;
         case PRESTART: o.prestart = true; break;

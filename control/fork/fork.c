@@ -186,6 +186,7 @@ static void follow_memory(struct fork *f)
                 host_fail(&f->s, &f->s.hosts[i], "no memory came for %u s", f->s.o.timeout_s);
     if (!f->s.interrupted)
         fork_pump(f, children_complete, LATE_LIMIT_MS);
+    fork_group_note(f);
 }
 
 static int do_fork(struct fork *f)
@@ -216,6 +217,8 @@ static int do_fork(struct fork *f)
         rc = fork_record(f, &f->s.why);
     if (!rc)
         fork_tree_plan(f);
+    if (!rc)
+        fork_group_plan(f);
     if (!rc && f->o->prestart)
         rc = start_ahead(f);
     else if (!rc && start_beside(f))
@@ -368,6 +371,7 @@ int fork_run(const struct fork_options *o, struct hostlist *hosts)
     json_decref(f.freeze);
     json_decref(f.cpu);
     free(f.stopped);
+    free(f.group);
     session_free(&f.s);
     return code;
 }

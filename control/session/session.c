@@ -201,6 +201,7 @@ static void host_release(struct host *h)
     free(h->address);
     free(h->error);
     free(h->unfed);
+    free(h->no_multicast);
     free(h->rundir);
     free(h->lasting);
     free(h->socket);
