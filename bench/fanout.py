@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """fanout.py - one guest forked to many hosts, each at the end of a link of a set rate
 
-usage: fanout.py [--hosts N...] [--ways star|chain|NUMBER...] [--mem MIB] [--rate RATE] [--runs N]
+usage: fanout.py [--hosts N...] [--ways star|chain|NUMBER|multicast...] [--mem MIB] [--rate RATE] [--runs N]
                  [--json FILE]
 
 Picture   bridge, in a namespace of its own
             |  |  |  ...     a namespace each: the parent's, and every host's; what leaves one, and
                              what reaches it, goes at RATE (tbf)
-Ways      star: the parent sends the image to each; chain, 2, 3: vmclone --fanout 1, 2, 3
+Ways      star: the parent sends the image to each; chain, 2, 3: vmclone --fanout 1, 2, 3;
+          multicast: vmclone --multicast, and a chain for what is missing then
 Figures   run: from the command to the first byte on the last child's console; complete: to the last
           page of the last host; sent: what left the parent's link, in images; faults: of children,
           p50 and p99 those of the host that has the longest; CPU: of this machine, all processes, so
@@ -158,7 +159,8 @@ def one(t, place, way, o, accel, tag):
     n, folder = place.n, os.path.join(t, tag)
     os.mkdir(folder)
     second = os.path.join(folder, 'parent.second')
-    fanout = {'star': '0', 'chain': '1'}.get(way, way)
+    fanout = {'star': '0', 'chain': '1', 'multicast': '1'}.get(way, way)
+    group = ('--multicast', '239.192.77.8') if way == 'multicast' else ()
     hosts = [f'{place.ns[i]}={place.address(i)}' for i in range(1, n + 1)]
     with contextlib.ExitStack() as stack:
         common.place = place
@@ -174,8 +176,8 @@ def one(t, place, way, o, accel, tag):
         sent, cpu, start = place.sent_bytes(), busy_s(), time.monotonic()
         done = subprocess.run(
             place.argv([VMCLONE, '--json', '--quiet', '--rundir', base, '--id', 'f', '--timeout', '300',
-                        '--fanout', fanout, *(('--options', o.options) if o.options else ()), '--launcher', 'ip netns exec {host} {cmd}', second, str(n),
-                        *hosts], False), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                        '--fanout', fanout, *group, *(('--options', o.options) if o.options else ()),
+                        '--launcher', 'ip netns exec {host} {cmd}', second, str(n), *hosts], False), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
         if done.returncode:
             raise Failed(f'vmclone: exit code {done.returncode}: '
@@ -189,6 +191,7 @@ def one(t, place, way, o, accel, tag):
                 'complete_s': (phases['prepare'] + phases['complete']) / 1000,
                 'memory_s': phases['complete'] / 1000, 'image_mib': image / (1 << 20),
                 'fed_mib': sum(r['fed_bytes'] for r in rows) / (1 << 20),
+                'multicast_mib': sum(r['multicast_bytes'] for r in rows) / (1 << 20),
                 'faults': sum(r['child_faults'] for r in rows),
                 'fault_p50_ms': max(r['fault_p50_us'] for r in rows) / 1000,
                 'fault_p99_ms': max(r['fault_p99_us'] for r in rows) / 1000}

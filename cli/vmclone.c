@@ -44,6 +44,8 @@ static int vmclone_usage(FILE *out)
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
         "  --fanout NUMBER|auto    so many hosts get the memory from this one, and each feeds so many\n"
         "                          others; 0: all from this one; default: auto\n"
+        "  --multicast GROUP|auto  send the memory once, to a multicast group, for all other hosts;\n"
+        "                          auto: from three of them on; default: off\n"
         "  --working-set FILE|none children's first pages come first: as FILE says, where they are kept\n"
         "                          for later forks; default: for those of the same parent\n"
         "  --prestart              start children before the parent freezes\n"
@@ -237,11 +239,18 @@ static bool parse_fanout(const char *text, int *out)
     return true;
 }
 
+static bool parse_multicast(const char *text, const char **out, struct ff_error *why)
+{
+    *out = strcmp(text, "off") ? text : NULL;
+    return !*out || !strcmp(text, "auto") || !fork_group_check(text, why);
+}
+
 static int parse_and_run(int argc, char **argv)
 {
     enum {
         HOSTFILE = 256,
         FANOUT,
+        MULTICAST,
         LAUNCHER,
         WORKING_SET,
         PRESTART,
@@ -278,6 +287,7 @@ static int parse_and_run(int argc, char **argv)
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"hostfile", required_argument, NULL, HOSTFILE},
                                             {"fanout", required_argument, NULL, FANOUT},
+                                            {"multicast", required_argument, NULL, MULTICAST},
                                             {"launcher", required_argument, NULL, LAUNCHER},
                                             {"working-set", required_argument, NULL, WORKING_SET},
                                             {"prestart", no_argument, NULL, PRESTART},
@@ -322,6 +332,10 @@ static int parse_and_run(int argc, char **argv)
         case FANOUT:
             if (!parse_fanout(optarg, &o.fanout))
                 return vmclone_usage(stderr);
+            break;
+        case MULTICAST:
+            if (!parse_multicast(optarg, &o.multicast, &why))
+                return print_error(&why);
             break;
         case LAUNCHER: o.s.launcher = optarg; break;
         case WORKING_SET: o.working_set = optarg; break;

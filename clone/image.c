@@ -362,6 +362,9 @@ void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
     else if (here)
         ff_children_stats(ff_dest_pager(a->dest), &st);
     out->bytes_fed = here && !handed_over ? ff_dest_bytes_fed(a->dest) : 0;
+    out->bytes_group = here && !handed_over ? ff_dest_bytes_group(a->dest) : 0;
+    if (here && !handed_over)
+        ff_dest_no_group(a->dest, out->no_group);
     out->child_faults = st.faults;
     out->child_faults_waited = st.waited;
     out->child_faults_late = st.late;

@@ -58,6 +58,8 @@ enum ff_child_event {
  * @image:               as of any move; its faults count fetched pages, not children's faults
  * @bytes_lent:          of image.bytes_present: in files of the source, lent or handed over
  * @bytes_fed:           of image.bytes_prefill: from other agents
+ * @bytes_group:         of image.bytes_prefill: from the group that the source sends to (multicast=)
+ * @no_group:            why not all came from there; "": it did, or there is none
  * @child_faults:        fault events of children
  * @child_faults_waited: of those, found the page under way for another child
  * @child_faults_late:   of those, found the page present
@@ -65,7 +67,8 @@ enum ff_child_event {
 struct ff_agent_stats {
     unsigned children, children_running, children_ended;
     struct ff_stats image;
-    uint64_t bytes_lent, bytes_fed;
+    uint64_t bytes_lent, bytes_fed, bytes_group;
+    char no_group[160];
     uint64_t child_faults, child_faults_waited, child_faults_late;
 };
 

@@ -80,7 +80,8 @@ struct ff_address;
  *        link=auto|tcp|verbs, device=NAME[:PORT], qps=N, timeout=SECONDS, reconnect=SECONDS,
  *        chunk=SIZE, window=CHUNKS, landing=auto|copy|continue|move, prefill=auto|pull|push|off,
  *        odp=auto|on|off, precopy=0|1, prealloc=0|1, key-file=FILE (read by this call),
- *        kernel-tls=on|off, insecure=off|on, verify=off|on, until-go=FILE.
+ *        kernel-tls=on|off, insecure=off|on, verify=off|on, until-go=FILE, multicast=GROUP[:PORT], see
+ *        ff_group_new().
  *        For a source that keeps the right to take its guest back, see ff_source_take_back():
  *        fallback=off|go, lease=SECONDS, and with fallback=go both fence=PROGRAM and record=FILE,
  *        perhaps output=pass|hold, see ff_dest_hold_output()
@@ -239,6 +240,8 @@ struct ff_stats {
     /* what the source could not read, since its memory has failed: who touches it at the destination
      * gets SIGBUS. It counts as present, and as nothing else */
     uint64_t bytes_poisoned;
+    /* multicast=: packets that came to the destination from the group, and that did not */
+    uint64_t group_packets, group_lost;
 };
 
 /* The parts of a fault's time, from the moment at which the fault thread is awake. The kernel and
@@ -284,6 +287,26 @@ int ff_source_add_region(struct ff_source *s, const struct ff_region *r, struct 
  *          error has its reason
  */
 int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *err);
+
+/**
+ * ff_group_new() - one image to the agents of several sources, sent once, to an IP multicast group
+ * @a:       any of the sources' addresses: with multicast= and the key of all of them
+ * @sources: how many there are
+ *
+ * From when the first source's agent runs, a thread sends packets, sealed with a key from the key of
+ * @a. It waits 3 s at most for the other agents. What an agent does not get, it reads by its link.
+ * Nothing is sent over verbs, with verify=on, or without a key.
+ *
+ * Return:  0; -ENOENT: @a has no multicast=
+ */
+struct ff_group;
+int ff_group_new(const struct ff_address *a, unsigned sources, struct ff_group **out,
+                 struct ff_error *err);
+void ff_group_free(struct ff_group *g); /* after its sources; NULL: nothing */
+
+/* Before ff_source_connect(). The regions of all sources of @g are the same, in one order, and stay
+ * mapped, with bytes that do not change, until ff_group_free() */
+void ff_source_use_group(struct ff_source *s, struct ff_group *g);
 
 /* Register the regions remote-read only and send the keys; the guest still runs */
 int ff_source_publish(struct ff_source *s, struct ff_error *err);

@@ -272,12 +272,14 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_word(name, value, switches, &w, err);
         if (!rc)
             a->verify = w;
+    } else if (!strcmp(name, "multicast")) {
+        rc = ff_group_at_parse(value, &a->group, err);
     } else if ((rc = set_fallback(a, name, value, err)) == -ENOENT) {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, prealloc, "
-                          "key-file, kernel-tls, insecure, verify, until-go, fallback, lease, "
-                          "fence, record, output)",
+                          "key-file, kernel-tls, insecure, verify, until-go, multicast, fallback, "
+                          "lease, fence, record, output)",
                           name);
     }
     return rc;

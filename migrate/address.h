@@ -5,6 +5,7 @@
 #ifndef FF_MIGRATE_ADDRESS_H
 #define FF_MIGRATE_ADDRESS_H
 
+#include "datagram.h"
 #include "farfork.h"
 #include "link.h"
 
@@ -45,6 +46,7 @@ struct ff_address {
     bool holds_output; /* ... and nobody sees until then what the guest sends there */
     bool verify; /* a keyed hash of what is read is checked before it is installed */
     bool precopy; /* destination: one pass while the guest still runs */
+    struct ff_group_at group; /* source: where its image goes to many at once; port 0: nowhere */
 };
 
 /* A copy with a reference of its own to the key: ff_address_drop() it, which leaves @a alone */

@@ -345,6 +345,7 @@ void dest_start_prefill(struct ff_dest *d)
     }
     atomic_store(&d->pager.feed_until_ns, dest_feed_until(d));
     dest_take_first(d);
+    dest_join_group(d);
     int rc = ff_pager_start_prefill(&d->pager, d->publish.load_permille, &why);
 
     if (rc && !d->prefill_due)

@@ -54,6 +54,12 @@ char *ff_dest_working_set(struct ff_dest *d);
 
 /* Of bytes_present, what came from other agents */
 uint64_t ff_dest_bytes_fed(struct ff_dest *d);
+uint64_t ff_dest_bytes_group(struct ff_dest *d);
+
+/* Why not all came from the group that its source sends to: *@out; "": it did, or there is none. Any
+ * thread */
+#define FF_GROUP_WHY_MAX 160
+void ff_dest_no_group(struct ff_dest *d, char out[FF_GROUP_WHY_MAX]);
 
 /* After ff_dest_start(): for children.h */
 struct ff_pager *ff_dest_pager(struct ff_dest *d);

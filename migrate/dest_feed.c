@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * dest_feed.c - an agent that has the image too comes to feed this one; see feed.h
+ * dest_feed.c - an agent that has the image too comes to feed this one; see feed.h, group.h
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #include "cleanup.h"
 #include "dest_private.h"
-#include "feed.h"
 #include "log.h"
+#include "feed.h"
+#include "group.h"
 #include "relay.h"
 
 #define QUEUES_MS 1000
@@ -89,4 +91,40 @@ uint64_t dest_feed_until(struct ff_dest *d)
 uint64_t ff_dest_bytes_fed(struct ff_dest *d)
 {
     return d->pager_used ? atomic_load(&d->pager.count.bytes_fed) : 0;
+}
+
+uint64_t ff_dest_bytes_group(struct ff_dest *d)
+{
+    return d->pager_used ? atomic_load(&d->pager.count.bytes_group) : 0;
+}
+
+/* verify=on: who has the fork's key could forge packets */
+void dest_join_group(struct ff_dest *d)
+{
+    const struct ff_announce *a = &d->publish.group;
+    struct ff_error why;
+
+    if (d->has_joined || !d->owner.adopt || (!a->at.port && !a->why_not) || !d->addr.key ||
+        d->addr.verify || d->verbs || d->pager.mode == FF_PREFILL_OFF)
+        return;
+    d->has_joined = true;
+    int rc = a->why_not ? ff_error_set(&why, (int)FF_MIN(a->why_not, 4095u),
+                                       "the parent cannot send to the group: %s",
+                                       strerror((int)FF_MIN(a->why_not, 4095u)))
+                        : ff_hearing_start(&d->pager, a, d->addr.key, &why);
+    if (!rc)
+        return;
+    ff_log(FF_LOG_WARN, "destination: memory comes without the group: %s", why.text);
+    pthread_mutex_lock(&d->lock);
+    snprintf(d->no_group, sizeof(d->no_group), "%.*s", (int)sizeof(d->no_group) - 1, why.text);
+    pthread_mutex_unlock(&d->lock);
+}
+
+void ff_dest_no_group(struct ff_dest *d, char out[FF_GROUP_WHY_MAX])
+{
+    struct ff_hearing *h = atomic_load(&d->pager_used) ? atomic_load(&d->pager.hearing) : NULL;
+
+    pthread_mutex_lock(&d->lock);
+    snprintf(out, FF_GROUP_WHY_MAX, "%s", h ? ff_hearing_why_not(h) : d->no_group);
+    pthread_mutex_unlock(&d->lock);
 }

@@ -80,6 +80,8 @@ struct ff_dest {
     bool wants_verify;   /* its own address; addr.verify: or the source's */
     bool prefill_due;    /* its thread could not be started */
     char *_Atomic first; /* a working set, until prefill starts; NULL: none */
+    bool has_joined; /* the group of its source, or never will */
+    char no_group[FF_GROUP_WHY_MAX]; /* under lock: why not; "": it has, or there is none */
     _Atomic int feed_ms; /* so long it is to wait for an agent that feeds it; then 0 */
     _Atomic bool pager_used; /* set when the pager is whole: ff_dest_stats() may look at it */
     uint64_t state_ns, go_ns, running_ns;
@@ -136,6 +138,7 @@ void dest_take_first(struct ff_dest *d); /* prefill is about to start: it is tol
 /* FEED was just received by the door: 1: its link is prefill's from here on; else as dest_try_hello() */
 int dest_take_feed(struct ff_dest *d, struct ff_error *why);
 bool dest_may_be_fed(const struct ff_dest *d);
+void dest_join_group(struct ff_dest *d); /* that PUBLISH named, if there is one: an agent */
 uint64_t dest_feed_until(struct ff_dest *d); /* the first time: when to wait for none any more; or 0 */
 
 /* --- dest_hear.c --- */

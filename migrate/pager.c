@@ -12,6 +12,7 @@
 #include "children.h"
 #include "cleanup.h"
 #include "feed.h"
+#include "group.h"
 #include "failpoint.h"
 #include "log.h"
 #include "load.h"
@@ -323,6 +324,7 @@ void ff_pager_finish(struct ff_pager *p)
     atomic_store(&p->stop, true);
     if (p->wake_fd >= 0)
         eventfd_write(p->wake_fd, 1);
+    ff_hearing_stop(p->hearing);
     if (p->prefill_up)
         pthread_join(p->prefill_thread, NULL);
     if (p->fault_up)
@@ -370,6 +372,7 @@ void ff_pager_free(struct ff_pager *p)
     }
     ff_segments_free(&p->land);
     ff_feed_free(atomic_exchange(&p->next_feed, NULL));
+    ff_hearing_free(p->hearing);
     ff_fault_engine_free(p->fault);
     free(p->wants);
     ff_working_set_free(p->first);
@@ -408,6 +411,9 @@ void ff_pager_stats(struct ff_pager *p, struct ff_stats *st)
     st->bytes_again = atomic_load(&c->bytes_again);
     st->paused_ns = atomic_load(&c->paused_ns);
     st->bytes_poisoned = atomic_load(&c->bytes_poisoned);
+    struct ff_hearing *h = atomic_load(&p->hearing);
+    if (h)
+        ff_hearing_count(h, &st->group_packets, &st->group_lost);
     uint64_t broken_ns = atomic_load(&c->broken_ns);
     if (broken_ns && st->bytes_present < st->bytes_total) /* complete, it waits for nobody */
         st->paused_ns += ff_now_ns() - broken_ns;

@@ -138,7 +138,7 @@ struct ff_pager_region {
 
 struct ff_pager_counters {
     _Atomic uint64_t bytes_present, bytes_prefill, bytes_fault, bytes_zero, bytes_duplicated;
-    _Atomic uint64_t bytes_poisoned, bytes_fed;
+    _Atomic uint64_t bytes_poisoned, bytes_fed, bytes_group;
     _Atomic uint64_t faults, faults_waited, faults_late, first_touch;
     _Atomic uint64_t bytes_copied, bytes_continued, bytes_moved;
     _Atomic uint64_t fault_cpu_ns, prefill_cpu_ns;
@@ -151,6 +151,7 @@ struct ff_children;       /* children.c */
 struct ff_elsewhere;      /* pager_elsewhere.c */
 struct ff_fault_engine;   /* fault.c */
 struct ff_feed;           /* feed.c */
+struct ff_hearing;        /* group_recv.c */
 struct ff_prefill_engine; /* prefill.c */
 struct ff_verify;         /* verify.c */
 struct ff_working_set;    /* working_set.c */
@@ -177,6 +178,7 @@ struct ff_pager {
     struct ff_working_set *first;   /* what prefill brings before all else; NULL: nothing */
     struct ff_working_set *touched; /* an agent's, by its children; NULL: it is not kept */
     struct ff_verify *verify; /* goes with the link; NULL: what the link brings is taken as it is */
+    struct ff_hearing *_Atomic hearing; /* of a group that its source sends to; NULL: none */
     struct ff_feed *_Atomic next_feed; /* prefill is to take it up */
     _Atomic uint64_t feed_until_ns;    /* prefill waits for one until then, unless */
     _Atomic bool rewind; /* pages are missing again in chunks that prefill has asked for */

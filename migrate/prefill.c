@@ -41,6 +41,7 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "feed.h"
+#include "group.h"
 #include "mr.h"
 #include "prefill_private.h"
 #include "thread.h"
@@ -430,6 +431,7 @@ void *ff_prefill_main(void *opaque)
     unsigned turns = 0;
 
     let_guest_start(p);
+    ff_hearing_await(p);
     ff_feed_await(p);
     int rc = ff_feed_begin(p, &why);
     while (!atomic_load(&p->stop) && rc > 0) {

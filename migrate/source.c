@@ -33,6 +33,7 @@
 #include "cleanup.h"
 #include "error.h"
 #include "failpoint.h"
+#include "group.h"
 #include "load.h"
 #include "log.h"
 #include "source_private.h"
@@ -81,6 +82,12 @@ bool ff_source_is_passed(const struct ff_source *s)
 int ff_source_timeout_ms(const struct ff_source *s)
 {
     return s->addr.timeout_ms;
+}
+
+void ff_source_use_group(struct ff_source *s, struct ff_group *g)
+{
+    s->group = g;
+    s->member = ff_group_member(g);
 }
 
 void ff_source_set_session(struct ff_source *s, const uint8_t session[FF_SESSION_LEN])
@@ -337,6 +344,8 @@ int ff_source_offer(struct ff_source *s, struct ff_error *err)
     pub->push_bytes = s->link->pushes && !s->addr.verify ? s->link->max_len_bytes : 0;
     pub->asks_addr = (uintptr_t)tagger->m.asks;
     pub->asks_rkey = tagger->m.asks_mr.rkey;
+    if (s->group)
+        ff_group_offer(s->group, s->member, s->link, &s->regions, s->addr.verify, &pub->group);
     for (unsigned i = 0; i < s->regions.n; i++)
         pub->addr[i] = (uintptr_t)s->regions.r[i].host;
     rc = ff_control_send(&s->ctl, ff_wire_put_publish(s->ctl.buf, pub, s->regions.n), err);
@@ -433,6 +442,8 @@ int ff_source_take_stats(struct ff_source *s, struct ff_error *err)
     pthread_mutex_lock(&s->lock);
     s->stats = st;
     pthread_mutex_unlock(&s->lock);
+    if (s->group)
+        ff_group_heard(s->group, s->member, &st);
     return 0;
 }
 
@@ -552,6 +563,8 @@ void ff_source_free(struct ff_source *s)
     if (!s)
         return;
     ff_failpoint("source.free");
+    if (s->group)
+        ff_group_left(s->group, s->member);
     if (s->link) {
         struct ff_error why;
         if (s->stage >= CONNECTED && s->stage < GONE)

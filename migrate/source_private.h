@@ -52,6 +52,8 @@ struct ff_source {
     uint32_t epoch; /* of the link */
     uint8_t session[FF_SESSION_LEN]; /* that the peer chose */
     bool has_session;
+    struct ff_group *group; /* its image goes there, too; NULL: it does not */
+    unsigned member;        /* its number there */
 };
 
 /* The pause begins, unless it has; ff_source_precopy() says that it was none */

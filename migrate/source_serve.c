@@ -7,6 +7,7 @@
 
 #include "error.h"
 #include "failpoint.h"
+#include "group.h"
 #include "source_private.h"
 
 /* Both sides must be of one mind: a source that stops waiting breaks the link */
@@ -27,6 +28,8 @@ int ff_source_wait_running(struct ff_source *s, struct ff_error *err)
     rc = give_up_serving(s, ff_source_wait_alive(s, FF_MSG_RUNNING, s->addr.go_timeout_ms, err),
                          err);
     s->runs_there = !rc;
+    if (s->group && !rc)
+        ff_group_runs(s->group, s->member);
     return rc;
 }
 
@@ -74,6 +77,8 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
     /* from here on no key works: what the peer still asks for is refused */
     ff_segments_dereg(&s->segments, s->link);
     s->stage = DONE;
+    if (s->group)
+        ff_group_left(s->group, s->member);
     /* every page is there: for a guest that was let go for good it does not matter whether this
      * arrives */
     ff_control_send(&s->ctl, ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN), NULL);

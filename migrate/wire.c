@@ -303,7 +303,7 @@ int ff_wire_get_refuse(const uint8_t *msg, size_t len, char text[FF_WIRE_TEXT_MA
 
 /* --- PUBLISH, KEYS --- */
 
-#define PUBLISH_HEAD 36
+#define PUBLISH_HEAD 74
 #define KEY_LEN 12
 
 int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_regions)
@@ -316,6 +316,10 @@ int ff_wire_put_publish(uint8_t *buf, const struct ff_publish *p, unsigned n_reg
     ff_wb_put(&b, p->lease_ms, 4);
     ff_wb_put(&b, p->asks_addr, 8);
     ff_wb_put(&b, p->asks_rkey, 4);
+    ff_wb_put_bytes(&b, p->group.at.addr, sizeof(p->group.at.addr));
+    ff_wb_put(&b, p->group.at.port, 2);
+    ff_wb_put_bytes(&b, p->group.salt, sizeof(p->group.salt));
+    ff_wb_put(&b, p->group.why_not, 4);
     for (unsigned i = 0; i < n_regions; i++)
         ff_wb_put(&b, p->addr[i], 8);
     return (int)b.pos;
@@ -336,6 +340,12 @@ int ff_wire_get_publish(const uint8_t *msg, size_t len, struct ff_publish *p, un
     p->lease_ms = (uint32_t)ff_wb_get(&b, 4);
     p->asks_addr = ff_wb_get(&b, 8);
     p->asks_rkey = (uint32_t)ff_wb_get(&b, 4);
+    memcpy(p->group.at.addr, ff_wb_take(&b, sizeof(p->group.at.addr)), sizeof(p->group.at.addr));
+    p->group.at.port = (uint16_t)ff_wb_get(&b, 2);
+    memcpy(p->group.salt, ff_wb_take(&b, sizeof(p->group.salt)), sizeof(p->group.salt));
+    p->group.why_not = (uint32_t)ff_wb_get(&b, 4);
+    if (p->group.at.port && (!ff_group_at_is_group(&p->group.at) || p->group.why_not))
+        return ff_error_set(err, EPROTO, "wire: read PUBLISH: it sends to an address of no group");
     if (!ff_wire_lease_fits(p->lease_ms))
         return ff_error_set(err, EPROTO, "wire: read PUBLISH: a lease of %u ms (permitted 0, %d..%d)",
                             p->lease_ms, FF_WIRE_LEASE_MIN_MS, FF_WIRE_LEASE_MAX_MS);
@@ -527,7 +537,7 @@ int ff_wire_get_data(const uint8_t *msg, size_t len, uint64_t max, const uint8_t
 /* Every field of struct ff_stats in its order; a new field goes to the end, with a new
  * protocol version */
 #define N_STATS (sizeof(struct ff_stats) / sizeof(uint64_t))
-_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 31,
+_Static_assert(sizeof(struct ff_stats) == N_STATS * 8 && N_STATS == 33,
                "struct ff_stats is on the wire: change the protocol version with it");
 
 int ff_wire_put_stats(uint8_t *buf, enum ff_msg type, const struct ff_stats *st)

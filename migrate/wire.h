@@ -55,11 +55,13 @@
 #define FF_MIGRATE_WIRE_H
 
 #include "farfork.h"
+#include "datagram.h"
 #include "link.h"
+#include "packet.h"
 
 struct ff_error;
 
-#define FF_WIRE_VERSION 6
+#define FF_WIRE_VERSION 7
 #define FF_WIRE_AUTH_NONE 0u /* authentication in HELLO: what the link has proved */
 #define FF_WIRE_AUTH_KEY 1u  /* both ends have the key, and the link seals each message */
 #define FF_WIRE_PRECOPY 1u /* feature in WELCOME: the destination makes a pass (precopy=1) */
@@ -161,6 +163,14 @@ struct ff_resume {
     bool taken_back;
 };
 
+/* The source sends its image to a group (group.h), in packets that @salt gives the key of; @at.port 0: it
+ * does not. @why_not: a positive errno: it was to, and cannot */
+struct ff_announce {
+    struct ff_group_at at;
+    uint8_t salt[FF_PACKET_SALT_LEN];
+    uint32_t why_not;
+};
+
 /* @addr: the source's address of each region; a region is registered in segments of
  * @segment_bytes, counted from its start */
 struct ff_publish {
@@ -171,6 +181,7 @@ struct ff_publish {
     uint32_t lease_ms;      /* what each LEASE is worth; 0: the guest is let go for good */
     uint64_t asks_addr;     /* verify=on: where the destination asks for tags (tags.h), */
     uint32_t asks_rkey;     /* and its key; 0: none are made */
+    struct ff_announce group;
     uint64_t addr[FF_WIRE_REGIONS_MAX];
 };
 

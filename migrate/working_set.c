@@ -47,6 +47,15 @@ static uint64_t units_of(const struct ff_regions *t, uint32_t region)
     return t->r[region].len_bytes / FF_WORKING_SET_UNIT;
 }
 
+static uint64_t all_units(const struct ff_regions *t)
+{
+    uint64_t n = 0;
+
+    for (uint32_t i = 0; i < t->n; i++)
+        n += units_of(t, i);
+    return n;
+}
+
 /* The region whose name is @text's first @len bytes; t->n: there is none */
 static uint32_t find_region(const struct ff_regions *t, const char *text, size_t len)
 {
@@ -83,6 +92,8 @@ static bool get_span(const char **at, struct ff_span *out)
 int ff_working_set_read(struct ff_working_set *s, const struct ff_regions *t, const char *text,
                         struct ff_error *err)
 {
+    uint64_t left = all_units(t);
+
     for (const char *at = text; *at;) {
         size_t len = strcspn(at, "=;");
         struct ff_span span = {.region = find_region(t, at, len)};
@@ -98,6 +109,10 @@ int ff_working_set_read(struct ff_working_set *s, const struct ff_regions *t, co
             uint64_t units = span.region < t->n ? units_of(t, span.region) : 0;
             if (span.first < units) {
                 span.n = FF_MIN(span.n, units - span.first);
+                if (span.n > left) /* who looks at each of them would not come to an end */
+                    return ff_error_set(err, EINVAL, "working set: more at its byte %zu than there is",
+                                        (size_t)(at - text));
+                left -= span.n;
                 ff_working_set_add(s, span);
             }
         } while (*at == ',');

@@ -41,8 +41,8 @@ struct ff_working_set *ff_working_set_new(void); /* NULL: no memory */
 void ff_working_set_free(struct ff_working_set *s);
 void ff_working_set_add(struct ff_working_set *s, struct ff_span span);
 
-/* @text's spans, as far as @t has such regions: 0, or -EINVAL: it is none; what stood before that was
- * added */
+/* @text's spans, as far as @t has such regions: 0, or -EINVAL: it is none, or all of it together is more
+ * than @t; what stood before that was added */
 int ff_working_set_read(struct ff_working_set *s, const struct ff_regions *t, const char *text,
                         struct ff_error *err);
 

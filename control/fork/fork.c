@@ -186,6 +186,7 @@ static void follow_memory(struct fork *f)
                 host_fail(&f->s, &f->s.hosts[i], "no memory came for %u s", f->s.o.timeout_s);
     if (!f->s.interrupted)
         fork_pump(f, children_complete, LATE_LIMIT_MS);
+    fork_group_note(f);
 }
 
 static int do_fork(struct fork *f)
@@ -218,6 +219,7 @@ static int do_fork(struct fork *f)
         rc = fork_record(f, &f->s.why);
     if (!rc) {
         fork_tree_plan(f);
+        fork_group_plan(f);
         fork_tell_working_set(f);
     }
     if (!rc && f->o->prestart)
@@ -374,6 +376,7 @@ int fork_run(const struct fork_options *o, struct hostlist *hosts)
     json_decref(f.cpu);
     free(f.stopped);
     free(f.first);
+    free(f.group);
     session_free(&f.s);
     return code;
 }

@@ -18,6 +18,7 @@ struct fork_options {
     const char *scratch, *bridge, *overlays, *nbd, *hostname, *user_data;
     struct strv ip; /* NIC by NIC */
     int fanout; /* agents that the parent, and each agent, feeds; 0: the parent feeds all; -1: chosen */
+    const char *multicast; /* the group that gets the memory at once; "auto"; NULL: none */
     unsigned max_chain; /* images of a disk; 0: no limit */
     bool prestart, template, follow;
     int events; /* ends are reported there, too, as JSON; 0: nowhere */
@@ -29,6 +30,7 @@ struct fork {
     const struct fork_options *o;
     uint64_t memory_bytes;      /* all that its guest may have */
     unsigned fanout;            /* of fork_tree.c; 0: the parent feeds all hosts */
+    char *group;                /* of fork_group.c; NULL: nothing is sent to one */
     bool told_unfed;            /* that one host feeds no other */
     char *first;                /* working set that hosts are told; NULL: there is none */
     struct fork_disks *disks;
@@ -99,6 +101,13 @@ unsigned fork_fanout(size_t n, uint64_t bytes);
 int fork_read_working_set(struct fork *f, struct ff_error *why);
 void fork_tell_working_set(struct fork *f);
 void fork_keep_working_set(struct fork *f);
+
+/* fork_group.c: the group to which the parent sends its memory for all other hosts, as --multicast says:
+ * plan(): before the export, agents listen; note(): when all is there: what did not come so, and why.
+ * -EINVAL: @text is no group */
+int fork_group_check(const char *text, struct ff_error *why);
+void fork_group_plan(struct fork *f);
+void fork_group_note(struct fork *f);
 
 /* fork_spawn.c: whether each child can have cloud-init data of its own, or a note */
 void fork_try_seeds(struct fork *f);

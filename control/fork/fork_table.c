@@ -143,6 +143,16 @@ static void print_children(const struct fork *f)
 /* Where the memory of those came from that other agents fed */
 static void print_fed(const struct fork *f)
 {
+    uint64_t least = UINT64_MAX, most = 0;
+
+    for (size_t i = 0; f->group && i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].keyed && f->s.hosts[i].state == HOST_COMPLETE) {
+            least = FF_MIN(least, f->s.hosts[i].multicast_bytes);
+            most = FF_MAX(most, f->s.hosts[i].multicast_bytes);
+        }
+    if (most)
+        printf("note: by multicast to %s each host got %llu to %llu MiB\n", f->group,
+               (unsigned long long)least >> 20, (unsigned long long)most >> 20);
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         const struct host *h = &f->s.hosts[i];
         if (h->fed_bytes && h->feeder)
@@ -240,11 +250,11 @@ static json_t *json_hosts(const struct fork *f)
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         const struct host *h = &f->s.hosts[i];
         json_array_append_new(
-            list, json_pack("{ss ss sI sI sI sI so sI sI sI sI sI so so}", "host", h->node->host, "state",
+            list, json_pack("{ss ss sI sI sI sI sI so sI sI sI sI sI so so}", "host", h->node->host, "state",
                             host_state_name(h), "total_bytes", (json_int_t)h->total_bytes,
                             "present_bytes", (json_int_t)h->present_bytes, "lent_bytes",
                             (json_int_t)h->lent_bytes, "fed_bytes", (json_int_t)h->fed_bytes,
-                            "fed_by", h->feeder ? json_string(h->feeder->node->host) : json_null(),
+                            "multicast_bytes", (json_int_t)h->multicast_bytes, "fed_by", h->feeder ? json_string(h->feeder->node->host) : json_null(),
                             "pages_by_fault",
                             (json_int_t)h->pages_by_fault, "fault_p50_us",
                             (json_int_t)h->fault_p50_us, "fault_p99_us",

@@ -58,7 +58,9 @@ char *fork_target_of(const struct fork *f, const struct host *h)
     FF_AUTO_FREE char *to = h->here ? xstrdup("unix") : host_at(h);
 
     FF_AUTO_FREE char *options = session_link_options(&f->s, h);
-    return xprintf("rdma-postcopy:%s%s", to, options);
+    bool many = f->group && h->keyed;
+    return xprintf("rdma-postcopy:%s%s%s%s", to, options, many ? ",multicast=" : "",
+                   many ? f->group : "");
 }
 
 const json_t *fork_find_target(const struct fork *f, const json_t *exports, const struct host *h)

@@ -202,6 +202,7 @@ static void host_release(struct host *h)
     free(h->error);
     free(h->unfed);
     free(h->touched);
+    free(h->no_multicast);
     free(h->rundir);
     free(h->lasting);
     free(h->socket);

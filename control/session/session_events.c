@@ -60,6 +60,11 @@ static void on_progress(struct host *h, const json_t *e)
     h->present_bytes = get_count(e, "present_bytes");
     h->lent_bytes = get_count(e, "lent_bytes");
     h->fed_bytes = get_count(e, "fed_bytes");
+    h->multicast_bytes = get_count(e, "multicast_bytes");
+    if (*text_of(e, "no_multicast")) {
+        free(h->no_multicast);
+        h->no_multicast = xstrdup(text_of(e, "no_multicast"));
+    }
     h->pages_by_fault = get_count(e, "pages_by_fault");
     h->fault_p50_us = get_count(e, "fault_p50_us");
     h->fault_p99_us = get_count(e, "fault_p99_us");

@@ -47,6 +47,7 @@ struct serving {
     pthread_t thread;
     pthread_mutex_t lock;       /* guards source, for progress */
     struct ff_source *source;
+    struct ff_group *group;     /* many get the image at once; or NULL */
     bool done;                  /* qatomic */
 };
 
@@ -233,6 +234,9 @@ static void *serving_thread(void *opaque)
         pthread_mutex_lock(&w->lock);
         w->source = s;
         pthread_mutex_unlock(&w->lock);
+        if (w->group) {
+            ff_source_use_group(s, w->group);
+        }
         rc = serve_source(w, s, err);
         take_progress(w);
         pthread_mutex_lock(&w->lock);
@@ -365,17 +369,36 @@ static void map_files(struct fc_frozen *f)
     }
 }
 
+/* Of the targets on other hosts; NULL: multicast= is not in their addresses */
+static struct ff_group *new_group(const struct fc_frozen *f)
+{
+    const struct fc_target *remote = NULL;
+    struct ff_group *g;
+    unsigned n = 0;
+
+    for (unsigned i = 0; i < f->n; i++) {
+        if (!f->target[i].socket) {
+            remote = &f->target[i];
+            n++;
+        }
+    }
+    return remote && !ff_group_new(remote->address, n, &g, NULL) ? g : NULL;
+}
+
 void fc_holder_main(struct fc_frozen *f)
 {
     struct serving *w;
+    struct ff_group *group;
     bool more = true;
 
     leave_parent(f);
     map_files(f);
+    group = new_group(f);
     w = calloc(f->n, sizeof(*w));
     for (unsigned i = 0; w && i < f->n; i++) {
         w[i].f = f;
         w[i].i = i;
+        w[i].group = f->target[i].socket ? NULL : group;
         pthread_mutex_init(&w[i].lock, NULL);
         if (pthread_create(&w[i].thread, NULL, serving_thread, &w[i])) {
             end_serving(&w[i], "cannot start a thread");

@@ -223,6 +223,10 @@ def check_addresses():
         elif name in ('fence', 'record'):
             if 'absolute path' not in (lib.refusal(f',{name}=a') or ''):
                 differ(f'(7): {name}: the library takes more than an absolute path')
+        elif name == 'multicast':
+            if 'a group' not in (lib.refusal(f',{name}=192.0.2.1') or '') or \
+                    lib.refusal(f',{name}=239.0.0.1:9') or lib.refusal(f',{name}=[ff15::1]:9'):
+                differ(f'(7): {name}: the library takes another address than that of a group, or not that')
         elif values is None:
             if not lib.refusal(f',{name}=') or lib.refusal(f',{name}=a') or \
                     lib.refusal(f',{name}=a:1'):

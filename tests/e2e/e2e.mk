@@ -43,6 +43,8 @@ E2E_TESTS := \
     tests/e2e/agent_safe.py:260 \
     tests/e2e/vmclone.py:920 \
     tests/e2e/vmclone_fed.py:420 \
+    tests/e2e/multicast.py:520 \
+    tests/e2e/touched.py:300 \
     tests/e2e/fork_fails.py:300 \
     tests/e2e/farfork_move.py:340 \
     tests/e2e/machines.py:$(if $(filter 1,$(FARFORK_FULL)),320,170) \
@@ -80,7 +82,7 @@ E2E_TESTS := \
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys farfork_move proxy_move proxy_back proxy_after \
-    who_runs fork_resume agent_safe fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
+    who_runs fork_resume touched agent_safe fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest

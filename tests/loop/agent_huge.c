@@ -6,6 +6,7 @@
  */
 #include <errno.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cleanup.h"
 #include "family.h"
@@ -70,6 +71,39 @@ static void handed_over(void)
     run(f);
 }
 
+/* A page has more than a thousand parts, and lacks one of them if a packet is lost */
+static void by_multicast(void)
+{
+    static char options[200];
+    struct family *f = huge_family(CHILDREN, options);
+    struct ff_error err;
+
+    snprintf(options, sizeof(options), "key-file=%s,multicast=239.192.7.251:%d", loop_key_file(),
+             20000 + getpid() % 20000);
+    f->resumes = true;
+    f->faults = "dest.group.packet=fail@1000";
+    for (unsigned i = 0; i < CHILDREN; i++)
+        f->child[i].when = WHEN_COMPLETE;
+    family_fork(f);
+    char text[220];
+    snprintf(text, sizeof(text), ",%s", options);
+    struct ff_address *a = loop_address(1, text);
+    must_ok(ff_group_new(a, 1, &f->group, &err), err);
+    ff_address_free(a);
+    family_start(f);
+    family_source(f, S_DONE);
+    must(wait_flag(&f->ended, 20000));
+    printf("      %llu of %llu KiB by the group, %llu packets lost\n",
+           (unsigned long long)f->stats.bytes_group >> 10,
+           (unsigned long long)f->stats.image.bytes_prefill >> 10,
+           (unsigned long long)f->stats.image.group_lost);
+    must(f->stats.bytes_group && f->stats.bytes_group < f->stats.image.bytes_prefill);
+    struct ff_group *group = f->group;
+    family_must_succeed(f);
+    ff_group_free(group);
+    loop_remove_key();
+}
+
 /* One child more than there are pages for: it alone is refused, before it touches anything */
 static void one_too_many(void)
 {
@@ -106,6 +140,7 @@ int main(int argc, char **argv)
         {"faults alone", faults_alone, 30},
         {"lent", lent, 30},
         {"handed over", handed_over, 30},
+        {"by multicast", by_multicast, 40},
         {"one too many", one_too_many, 40},
     };
 

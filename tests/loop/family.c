@@ -367,6 +367,7 @@ static void *publish_stats(void *arg)
         atomic_store(&f->children_so_far, st.children);
         atomic_store(&f->present_so_far, st.image.bytes_present);
         atomic_store(&f->fed_so_far, st.bytes_fed);
+        atomic_store(&f->group_so_far, st.bytes_group);
         must(st.image.bytes_present <= st.image.bytes_total || !st.image.bytes_total);
         usleep(2000);
     }
@@ -437,6 +438,8 @@ static void source_new(struct family *f)
     struct ff_address *a = address(f, atomic_load(&f->port));
     must_ok(ff_source_new(a, &f->source, &err), err);
     ff_address_free(a);
+    if (f->group)
+        ff_source_use_group(f->source, f->group);
     if (f->loop)
         ff_source_use_link(f->source, f->to_agent);
     for (unsigned i = 0; i < f->n_regions; i++) {

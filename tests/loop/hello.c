@@ -67,9 +67,9 @@ static void other_versions(struct move *m, enum stage stage)
 {
     if (stage != S_CONNECT)
         return;
-    one_version(m, 7, 7, "version 7..7 (this side speaks 6)");
-    one_version(m, 7, 65535, "version 7..65535");
-    one_version(m, 0, 5, "version 0..5");
+    one_version(m, 8, 8, "version 8..8 (this side speaks 7)");
+    one_version(m, 8, 65535, "version 8..65535");
+    one_version(m, 0, 6, "version 0..6");
 }
 
 static void versions(void)

@@ -253,7 +253,10 @@ static void test_small_messages(void **state)
         .session = "0123456789abcde", .epoch = UINT32_MAX};
     const struct ff_publish pub = {.segment_bytes = PIECE, .n_keys = 3, .load_permille = 1500,
                                    .push_bytes = 4 << 20, .asks_addr = UINT64_MAX - 77,
-                                   .asks_rkey = 0x87654, .addr = {1, UINT64_MAX - (4 << 20), 0}};
+                                   .asks_rkey = 0x87654,
+                                   .group = {.at = {.addr = {0xff, 0x15, [15] = 1}, .port = 4242},
+                                             .salt = {1, [15] = 9}},
+                                   .addr = {1, UINT64_MAX - (4 << 20), 0}};
     const struct ff_wire_key keys[] = {{0, 0, 2}, {1, 0, UINT32_MAX}, {2, 0, 1}};
     const struct ff_grant grants[] = {
         {.region = 0, .id = 0, .offset = 4096, .len_bytes = 8192, .rkey = 7, .addr = 1},
@@ -279,6 +282,9 @@ static void test_small_messages(void **state)
     assert_true(d.publish.n_keys == pub.n_keys && d.publish.load_permille == pub.load_permille);
     assert_true(d.publish.push_bytes == pub.push_bytes && d.publish.asks_addr == pub.asks_addr &&
                 d.publish.asks_rkey == pub.asks_rkey);
+    assert_memory_equal(&d.publish.group.at, &pub.group.at, sizeof(pub.group.at));
+    assert_memory_equal(d.publish.group.salt, pub.group.salt, sizeof(pub.group.salt));
+    assert_int_equal(d.publish.group.why_not, 0);
     assert_memory_equal(d.publish.addr, pub.addr, N_TABLE * sizeof(pub.addr[0]));
     must_have_this_length(buf, len);
 
@@ -460,8 +466,8 @@ static void test_hello_refused(void **state)
 
     for (size_t i = 0; i < 8; i++)
         refuse_hello_with(AT_MAGIC + i, 'x', 1, EPROTO, "magic");
-    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 6..0");
-    refuse_hello_with(AT_OLDEST, 7, 2, EPROTONOSUPPORT, "version 7..6");
+    refuse_hello_with(AT_VERSION, 0, 2, EPROTONOSUPPORT, "version 7..0");
+    refuse_hello_with(AT_OLDEST, 8, 2, EPROTONOSUPPORT, "version 8..7");
     refuse_hello_with(AT_OLDEST, 0xffff, 2, EPROTONOSUPPORT, "same Farfork release");
     refuse_hello_with(AT_AUTH, 2, 2, EPROTO, "authentication kind 2 (permitted 0..1)");
     refuse_hello_with(AT_REGIONS, 0, 2, EPROTO, "0 regions");
@@ -515,13 +521,16 @@ static void test_publish_refused(void **state)
     (void)state;
 
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE - 1), EPROTO,
-                "52 bytes for 3 regions (want 60)");
+                "90 bytes for 3 regions (want 98)");
     p.addr[1] = UINT64_MAX - (4 << 20) + 1;
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO,
                 "region huge: address 0xffffffffffc00000 wraps");
     p = good;
     p.n_keys = UINT32_MAX;
     must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO, "4294967295 keys for");
+    p = good;
+    p.group.at = (struct ff_group_at){.addr = {[10] = 0xff, [11] = 0xff, [12] = 10}, .port = 1};
+    must_refuse(buf, (size_t)ff_wire_put_publish(buf, &p, N_TABLE), EPROTO, "of no group");
     static const uint64_t sizes[] = {0, 4096, (4 << 20) - 1, (4 << 20) + 4096, 3ull << 26,
                                      2 * FF_WIRE_REGION_LEN_MAX, UINT64_MAX};
     for (size_t i = 0; i < FF_ARRAY_LEN(sizes); i++) {

@@ -66,6 +66,24 @@ static void test_none(void **state)
     }
 }
 
+/* Whoever says it: to look at all of it takes no longer than to look at all memory */
+static void test_more_than_all(void **state)
+{
+    char text[2000] = "ram=0+64";
+    struct ff_working_set *s = ff_working_set_new();
+    struct ff_error err;
+    uint64_t n = 0;
+    (void)state;
+
+    while (strlen(text) < sizeof(text) - 20)
+        strcat(text, ",1+63,0+64");
+    assert_int_equal(ff_working_set_read(s, &t, text, &err), -EINVAL);
+    for (unsigned i = 0; i < s->n; i++)
+        n += s->span[i].n;
+    assert_in_range(n, 100, 132);
+    ff_working_set_free(s);
+}
+
 static void test_full(void **state)
 {
     struct ff_working_set *s = ff_working_set_new();
@@ -85,6 +103,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text),
         cmocka_unit_test(test_none),
+        cmocka_unit_test(test_more_than_all),
         cmocka_unit_test(test_full),
     };
 

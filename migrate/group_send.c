@@ -1,0 +1,412 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * group_send.c - source: one image to many agents at once; see group.h
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * States       members wait for RUNNING -> RUNS -> GONE. The first that runs starts the thread.
+ * Picture      HERE each BEACON_MS, until all members run, or START_MS after the first;
+ *              memory in pieces of PIECE: what is zeros, what cannot be read, what is to be sent;
+ *              packets in bursts of at most BURST_MS, each when the rate permits it
+ * Limits       TURN_MS: agents report each 200 ms. DEAF_MS: when none has got a packet by then, the network
+ *              lets none pass. USELESS turns.
+ */
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "address.h"
+#include "cleanup.h"
+#include "datagram.h"
+#include "failpoint.h"
+#include "group.h"
+#include "key.h"
+#include "log.h"
+#include "mr.h"
+#include "packet.h"
+#include "pagemap.h"
+#include "segments.h"
+#include "thread.h"
+
+#define BEACON_MS 50
+#define START_MS 3000
+#define TURN_MS 200
+#define DEAF_MS 1200
+#define USELESS 10
+#define BURST_MS 2
+#define BEHIND_MS 20 /* so much may be sent at once after a pause */
+#define PIECE (2u << 20)
+#define END_TIMES 6 /* each BEACON_MS: what filled an agent's buffer has been taken by then */
+
+enum member_state { WAITS, RUNS, LEFT };
+
+struct member {
+    enum member_state state;
+    bool is_offered;
+    struct ff_group_got got, before; /* in all; at the last turn */
+};
+
+struct ff_group {
+    struct ff_address addr;
+    struct ff_announce announce;
+    struct ff_regions regions;
+    struct ff_packets *packets;
+    int fd;
+    uint32_t part_bytes; /* of a page, in one packet */
+
+    pthread_mutex_t lock;
+    struct member *member;
+    unsigned n, max;
+    bool is_open, thread_up;
+    pthread_t thread;
+    _Atomic bool stop;
+
+    /* the thread's */
+    struct ff_group_rate rate;
+    uint8_t burst[FF_DATAGRAMS * FF_PACKET_MAX];
+    uint32_t burst_len; /* of each packet in it */
+    unsigned n_burst;
+    bool gso, was_full;
+    uint64_t due_ns, turn_ns, began_ns, bytes;
+    struct ff_error why;
+    struct ff_group_got *turn;
+};
+
+int ff_group_new(const struct ff_address *a, unsigned sources, struct ff_group **out,
+                 struct ff_error *err)
+{
+    if (!a->group.port)
+        return ff_error_set(err, ENOENT, "group: the address has no multicast=");
+    struct ff_group *g = calloc(1, sizeof(*g));
+    if (!g)
+        return ff_error_set(err, ENOMEM, "group: out of memory");
+    g->addr = ff_address_copy(a);
+    g->fd = -1;
+    g->gso = true;
+    g->rate.bytes_s = FF_GROUP_RATE_FIRST;
+    g->max = sources;
+    g->member = calloc(sources + 1, sizeof(*g->member));
+    g->turn = calloc(sources + 1, sizeof(*g->turn));
+    pthread_mutex_init(&g->lock, NULL);
+    if (!g->member || !g->turn) {
+        ff_group_free(g);
+        return ff_error_set(err, ENOMEM, "group: out of memory");
+    }
+    *out = g;
+    return 0;
+}
+
+void ff_group_free(struct ff_group *g)
+{
+    if (!g)
+        return;
+    atomic_store(&g->stop, true);
+    if (g->thread_up)
+        pthread_join(g->thread, NULL);
+    ff_packets_free(g->packets);
+    ff_regions_free(&g->regions);
+    ff_close_fd(&g->fd);
+    ff_address_drop(&g->addr);
+    pthread_mutex_destroy(&g->lock);
+    free(g->member);
+    free(g->turn);
+    free(g);
+}
+
+/* --- members: the sources' threads --- */
+
+unsigned ff_group_member(struct ff_group *g)
+{
+    pthread_mutex_lock(&g->lock);
+    unsigned i = g->n < g->max ? g->n++ : g->max; /* one too many counts as nobody */
+    pthread_mutex_unlock(&g->lock);
+    return i;
+}
+
+static int open_group(struct ff_group *g, struct ff_link *l, const struct ff_regions *regions,
+                      struct ff_error *err)
+{
+    uint32_t bytes;
+
+    int rc = l->ops->control_fd ? ff_datagram_sender(&g->addr.group, l->ops->control_fd(l), &g->fd,
+                                                     &bytes, err)
+                                : ff_error_set(err, EAFNOSUPPORT, "group: the link is not tcp");
+    if (rc)
+        return rc;
+    if (bytes < 2 * FF_PACKET_OVER)
+        return ff_error_set(err, EMSGSIZE, "group: datagrams of %u bytes are too small", bytes);
+    g->part_bytes = FF_MIN(bytes, FF_PACKET_MAX) - FF_PACKET_OVER;
+    if (getrandom(g->announce.salt, sizeof(g->announce.salt), 0) != sizeof(g->announce.salt))
+        return ff_error_set(err, EIO, "group: no random numbers");
+    for (unsigned i = 0; i < regions->n && !rc; i++)
+        rc = ff_regions_elsewhere(regions) ? ff_error_set(err, ENOTSUP, "group: of another process")
+                                           : ff_regions_add(&g->regions, &regions->r[i], err);
+    if (!rc)
+        rc = ff_packets_new(g->addr.key, g->announce.salt, &g->packets, err);
+    g->announce.at = g->addr.group;
+    return rc;
+}
+
+void ff_group_offer(struct ff_group *g, unsigned member, struct ff_link *l,
+                    const struct ff_regions *regions, bool verify, struct ff_announce *out)
+{
+    struct ff_error why;
+
+    if (verify || !l->sealed || l->pins || !g->addr.key || ff_key_certs(g->addr.key))
+        return;
+    pthread_mutex_lock(&g->lock);
+    int rc = g->is_open ? 0 : open_group(g, l, regions, &why);
+    if (rc && !g->announce.why_not) {
+        ff_log(FF_LOG_WARN, "group: the image goes by links alone: %s", why.text);
+        g->announce = (struct ff_announce){.why_not = (uint32_t)-rc};
+    }
+    g->is_open = true;
+    *out = g->announce;
+    g->member[member].is_offered = out->at.port;
+    pthread_mutex_unlock(&g->lock);
+}
+
+static void *group_main(void *group);
+
+void ff_group_runs(struct ff_group *g, unsigned member)
+{
+    struct ff_error why;
+
+    pthread_mutex_lock(&g->lock);
+    struct member *m = &g->member[member];
+    if (m->is_offered && m->state == WAITS) {
+        m->state = RUNS;
+        if (!g->thread_up)
+            g->thread_up = !ff_thread_start(&g->thread, group_main, g, "farfork-group", &why);
+    }
+    pthread_mutex_unlock(&g->lock);
+}
+
+void ff_group_heard(struct ff_group *g, unsigned member, const struct ff_stats *st)
+{
+    pthread_mutex_lock(&g->lock);
+    g->member[member].got =
+        (struct ff_group_got){.packets = st->group_packets, .lost = st->group_lost};
+    pthread_mutex_unlock(&g->lock);
+}
+
+void ff_group_left(struct ff_group *g, unsigned member)
+{
+    pthread_mutex_lock(&g->lock);
+    g->member[member].state = LEFT;
+    pthread_mutex_unlock(&g->lock);
+}
+
+/* --- the thread --- */
+
+/* Of @state; those that are not there yet wait */
+static unsigned members_in(struct ff_group *g, enum member_state state)
+{
+    unsigned n = state == WAITS ? g->max - g->n : 0;
+
+    pthread_mutex_lock(&g->lock);
+    for (unsigned i = 0; i < g->n; i++)
+        n += g->member[i].state == state;
+    pthread_mutex_unlock(&g->lock);
+    return n;
+}
+
+/* None of those that hear has got anything by now */
+static bool is_deaf(struct ff_group *g)
+{
+    bool any = false;
+
+    if (ff_now_ns() - g->began_ns < DEAF_MS * 1000000ull)
+        return false;
+    pthread_mutex_lock(&g->lock);
+    for (unsigned i = 0; i < g->n; i++)
+        any |= g->member[i].got.packets;
+    pthread_mutex_unlock(&g->lock);
+    return !any;
+}
+
+static void take_turn(struct ff_group *g)
+{
+    unsigned n = 0;
+
+    g->turn_ns = ff_now_ns();
+    pthread_mutex_lock(&g->lock);
+    for (unsigned i = 0; i < g->n; i++) {
+        struct member *m = &g->member[i];
+        struct ff_group_got got = {.packets = m->got.packets - m->before.packets,
+                                   /* what was late has come */
+                                   .lost = m->got.lost - FF_MIN(m->before.lost, m->got.lost)};
+        if (m->state != RUNS || !got.packets)
+            continue;
+        m->before = m->got;
+        g->turn[n++] = got;
+    }
+    pthread_mutex_unlock(&g->lock);
+    ff_group_rate_turn(&g->rate, g->turn, n, g->was_full);
+    g->was_full = false;
+}
+
+static void sleep_until(struct ff_group *g, uint64_t end_ns)
+{
+    while (!atomic_load(&g->stop) && ff_now_ns() < end_ns) {
+        uint64_t left = FF_MIN(end_ns - FF_MIN(end_ns, ff_now_ns()), 10000000u);
+        nanosleep(&(struct timespec){.tv_nsec = (long)left}, NULL);
+    }
+}
+
+/* 0, or why it ends */
+static int flush(struct ff_group *g)
+{
+    uint64_t now = ff_now_ns(), len = (uint64_t)g->n_burst * g->burst_len;
+
+    if (!g->n_burst)
+        return 0;
+    g->was_full |= g->due_ns > now;
+    if (g->due_ns > now)
+        sleep_until(g, g->due_ns);
+    else
+        g->due_ns = FF_MAX(g->due_ns, now - BEHIND_MS * 1000000ull);
+    g->due_ns += len * 1000000000u / g->rate.bytes_s;
+    int rc = ff_failpoint("source.group.send");
+    rc = rc ? ff_error_set(&g->why, -rc, "injected")
+            : ff_datagram_send(g->fd, g->burst, g->burst_len, g->n_burst, &g->gso, &g->why);
+    g->bytes += len;
+    g->n_burst = 0;
+    if (!rc && ff_now_ns() - g->turn_ns >= TURN_MS * 1000000ull)
+        take_turn(g);
+    if (!rc && atomic_load(&g->stop))
+        rc = ff_error_set(&g->why, ECANCELED, "it was told to end");
+    return rc;
+}
+
+static int send_packet(struct ff_group *g, const struct ff_packet *p)
+{
+    uint32_t len = FF_PACKET_OVER + p->len;
+    uint64_t most = g->rate.bytes_s * BURST_MS / 1000 / len;
+    int rc = 0;
+
+    if (g->n_burst == FF_DATAGRAMS || len != g->burst_len || g->n_burst >= most)
+        rc = flush(g);
+    g->burst_len = len;
+    if (!rc && ff_packet_close(g->packets, p, g->burst + (size_t)g->n_burst * len))
+        rc = ff_error_set(&g->why, EIO, "GnuTLS refuses to seal");
+    g->n_burst += !rc;
+    return rc;
+}
+
+static int send_alone(struct ff_group *g, enum ff_packet_kind kind, uint32_t part)
+{
+    const struct ff_packet p = {.kind = kind, .part = part};
+    int rc = send_packet(g, &p);
+
+    return rc ? rc : flush(g);
+}
+
+/* Parts of one length; the last one is filled up */
+static int send_page(struct ff_group *g, unsigned region, uint64_t page)
+{
+    const struct ff_region *r = &g->regions.r[region];
+    const uint8_t *from = (uint8_t *)r->host + page * r->psize;
+    uint32_t n = (r->psize + g->part_bytes - 1) / g->part_bytes, each = (r->psize + n - 1) / n;
+    uint8_t data[FF_PACKET_MAX];
+    int rc = 0;
+
+    for (uint32_t i = 0; i < n && !rc; i++) {
+        uint32_t len = FF_MIN(each, r->psize - i * each);
+        memcpy(data, from + (size_t)i * each, len);
+        memset(data + len, 0, each - len);
+        rc = send_packet(g, &(struct ff_packet){.kind = FF_PACKET_PAGE, .region = (uint16_t)region,
+                                                .part = i, .page = page, .data = data, .len = each});
+    }
+    return rc;
+}
+
+static int send_zeros(struct ff_group *g, unsigned region, uint64_t page, uint64_t n)
+{
+    return send_packet(g, &(struct ff_packet){.kind = FF_PACKET_ZEROS, .region = (uint16_t)region,
+                                              .part = (uint32_t)n, .page = page});
+}
+
+/* [@page, @page + @n) of a region, at most PIECE bytes or one page */
+static int send_piece(struct ff_group *g, int pagemap, unsigned region, uint64_t page, uint64_t n)
+{
+    const struct ff_region *r = &g->regions.r[region];
+    uint64_t at = page * r->psize;
+    struct ff_backing file = ff_region_backing(&g->regions, region, at);
+    uint8_t zero[PIECE / 4096 / 8] = {0}, poison[PIECE / 4096 / 8] = {0};
+    int rc = 0;
+
+    if (!ff_pagemap_populated(pagemap, r, at, n * r->psize))
+        return send_zeros(g, region, page, n);
+    ff_zero_scan_file(&file, (uint8_t *)r->host + at, (uint32_t)(n * r->psize), r->psize, zero, poison);
+    for (uint64_t i = 0, run; i < n && !rc; i += run) {
+        bool is_zero = zero[i / 8] & 1u << i % 8, is_poison = poison[i / 8] & 1u << i % 8;
+        for (run = 1; is_zero && !is_poison && i + run < n; run++)
+            if (!(zero[(i + run) / 8] & ~poison[(i + run) / 8] & 1u << (i + run) % 8))
+                break;
+        if (!is_poison)
+            rc = is_zero ? send_zeros(g, region, page + i, run) : send_page(g, region, page + i);
+    }
+    return rc;
+}
+
+static int send_memory(struct ff_group *g)
+{
+    FF_AUTO_CLOSE int pagemap = ff_pagemap_open();
+    int rc = 0;
+
+    for (unsigned i = 0; i < g->regions.n && !rc; i++) {
+        const struct ff_region *r = &g->regions.r[i];
+        uint64_t pages = r->len_bytes / r->psize, each = FF_MAX(PIECE / r->psize, 1u);
+        for (uint64_t page = 0; page < pages && !rc; page += each) {
+            rc = send_piece(g, pagemap, i, page, FF_MIN(each, pages - page));
+            if (!rc && !members_in(g, RUNS))
+                rc = ff_error_set(&g->why, ECANCELED, "all agents have what they need, or have gone");
+            if (!rc && is_deaf(g))
+                rc = ff_error_set(&g->why, ETIMEDOUT, "no agent gets anything");
+            if (!rc && g->rate.useless > USELESS)
+                rc = ff_error_set(&g->why, EREMOTEIO, "most of it is lost on its way");
+        }
+    }
+    return rc ? rc : flush(g);
+}
+
+static int await_members(struct ff_group *g)
+{
+    uint64_t end = ff_now_ns() + START_MS * 1000000ull;
+    int rc = send_alone(g, FF_PACKET_HERE, 0);
+
+    while (!rc && members_in(g, WAITS) && ff_now_ns() < end) {
+        sleep_until(g, ff_now_ns() + BEACON_MS * 1000000ull);
+        rc = send_alone(g, FF_PACKET_HERE, 0);
+    }
+    return rc;
+}
+
+static void *group_main(void *group)
+{
+    struct ff_group *g = group;
+
+    g->began_ns = g->turn_ns = g->due_ns = ff_now_ns();
+    int rc = await_members(g);
+    g->began_ns = FF_MAX(g->began_ns, ff_now_ns() - DEAF_MS * 1000000ull / 2);
+    if (!rc)
+        rc = send_memory(g);
+    g->n_burst = 0;
+    for (unsigned i = 0; i < END_TIMES && !atomic_load(&g->stop); i++) {
+        send_alone(g, FF_PACKET_END, rc == -EREMOTEIO ? FF_GROUP_LOST : FF_GROUP_ALL_SENT);
+        sleep_until(g, ff_now_ns() + BEACON_MS * 1000000ull);
+    }
+    ff_log(rc && rc != -ECANCELED ? FF_LOG_WARN : FF_LOG_INFO,
+           "group: %llu KiB sent to it, in %llu ms, at last %llu Mbit/s%s%s",
+           (unsigned long long)g->bytes >> 10,
+           (unsigned long long)(ff_now_ns() - g->began_ns) / 1000000,
+           (unsigned long long)g->rate.bytes_s / 125000, rc ? ": " : "", rc ? g->why.text : "");
+    return NULL;
+}
