@@ -42,6 +42,7 @@ E2E_TESTS := \
     tests/e2e/ssh.py:220 \
     tests/e2e/agent_safe.py:260 \
     tests/e2e/vmclone.py:920 \
+    tests/e2e/pool.py:620 \
     tests/e2e/fork_fails.py:300 \
     tests/e2e/farfork_move.py:340 \
     tests/e2e/machines.py:$(if $(filter 1,$(FARFORK_FULL)),320,170) \
