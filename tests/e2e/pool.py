@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import signal
 import subprocess
 import time
@@ -159,8 +160,6 @@ def used_and_refilled(t, accel):
             raise Failed(f'{ready}')
         say(f'      a child that waits costs {ready["hosts"][0]["pss_bytes"] / 2 / (1 << 20):.1f} MiB')
         waiting = never_ran(pool, 2)
-        if 'nice 10' in [weight(pid) for pid in pool.agents()]:
-            raise Failed('children wait in the background: they would run there')
         before = snapshot(parent)
         with Fork(pool, 2, '--user-data', 'x') as c:
             good(c, 2, parent, before, waiting)
@@ -196,6 +195,26 @@ def followed(pool):
         ended = json.loads(c.proc.stdout.readline())
         if (ended['event'], ended['code']) != ('ended', 255) or c.proc.wait(30) != 1:
             raise Failed(f'{ended}, exit code {c.proc.returncode}')
+
+
+def in_background(t, accel):
+    """Children are started with a small share of the CPUs, and have an ordinary one when they run."""
+    slow = os.path.join(t.work, 'qemu-slow')
+    with open(slow, 'w', encoding='ascii') as f:
+        f.write(f'#!/bin/sh\nsleep 1\nexec {shlex.quote(os.path.abspath(common.QEMU))} "$@"\n')
+    os.chmod(slow, 0o700)
+    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent, \
+            Pool(t, parent, 2, '--qemu', slow) as pool:
+        parent.start_load()
+        (agent,) = wait_for('an agent', 60, pool.agents)
+        if weight(agent) not in ('nice 10', '') or pool.state()[0]['starting'] != 2:
+            raise Failed(f'children are started at {weight(agent)}: {pool.state()}')
+        pool.event('ready')
+        waiting, before = never_ran(pool, 2), snapshot(parent)
+        if weight(agent) == 'nice 10':
+            raise Failed('children wait in the background: they would run there')
+        with Fork(pool, 2, '--qemu', slow) as c:
+            good(c, 2, parent, before, waiting)
 
 
 def not_from_it(t, accel):
@@ -382,6 +401,8 @@ def run(t):
     accel = t.best_accel()
     with t.case('used and refilled'):
         used_and_refilled(t, accel)
+    with t.case('in the background'):
+        in_background(t, accel)
     with t.case('forks that it cannot make'):
         not_from_it(t, accel)
     with t.case('killed: a child, a process, the pool'):
