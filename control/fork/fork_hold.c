@@ -121,7 +121,7 @@ static int ask_parent(struct fork *f, unsigned n, struct ff_error *why)
 }
 
 /* Nobody else has to know that this process is not who was asked */
-static void become(struct fork *f, const json_t *m, int fds[POOL_FDS])
+static void speak_for(struct fork *f, const json_t *m, int fds[POOL_FDS])
 {
     prctl(PR_SET_PDEATHSIG, 0);
     dup2(fds[POOL_OUT], STDOUT_FILENO);
@@ -132,7 +132,7 @@ static void become(struct fork *f, const json_t *m, int fds[POOL_FDS])
     f->s.watch = 0;
 }
 
-static int take(struct fork *f, const json_t *m, int fds[POOL_FDS], struct ff_error *why)
+static int take_held(struct fork *f, const json_t *m, int fds[POOL_FDS], struct ff_error *why)
 {
     unsigned n = (unsigned)json_integer_value(json_object_get(m, "n"));
 
@@ -145,7 +145,7 @@ static int take(struct fork *f, const json_t *m, int fds[POOL_FDS], struct ff_er
         rc = pool_send(fds[POOL_CLIENT], json_pack("{si}", "taken", (int)getpid()), NULL, 0);
     if (rc)
         return rc;
-    become(f, m, fds);
+    speak_for(f, m, fds);
     pool_send(f->o->hold->control, json_pack("{si}", "taken", (int)n), NULL, 0);
     session_trim(&f->s, n);
     fork_send_messages(f);
@@ -163,7 +163,7 @@ static int on_request(struct fork *f, struct ff_error *why)
     int rc = pool_recv(control, 0, &m, fds);
     if (rc)
         return -ECANCELED; /* pool.c has ended */
-    rc = take(f, m, fds, why);
+    rc = take_held(f, m, fds, why);
     if (rc) {
         session_leave_parent(&f->s);
         pool_send(fds[POOL_CLIENT], json_pack("{ss}", "no", why->text), NULL, 0);

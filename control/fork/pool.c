@@ -68,7 +68,7 @@ struct pool {
     const char *why;         /* it is over; NULL: it was told to be */
 };
 
-static void end_with(struct pool *p, const char *why, bool failed)
+static void end_pool_with(struct pool *p, const char *why, bool failed)
 {
     p->over = true;
     p->why = why;
@@ -153,7 +153,7 @@ static void fail_held(struct pool *p, const char *why, bool fewer)
     p->failures++;
     pool_say(p, json_pack("{ss ss}", "event", "lost", "error", why), xprintf("lost: %s", why));
     if (!p->ready && !fewer && !p->over)
-        end_with(p, "no children could be started", true);
+        end_pool_with(p, "no children could be started", true);
 }
 
 static void start_held(struct pool *p)
@@ -193,7 +193,7 @@ static void leave_host(struct pool *p, const json_t *h)
         break;
     }
     if (!p->hosts.n)
-        end_with(p, "no host is left", true);
+        end_pool_with(p, "no host is left", true);
 }
 
 /* The parent's end is seen from here on */
@@ -205,7 +205,7 @@ static void watch_parent(struct pool *p)
     ff_close_fd(&p->parent);
     p->parent = (int)syscall(SYS_pidfd_open, pid, 0);
     if (!process_is(pid, start))
-        end_with(p, PARENT_ENDED, false);
+        end_pool_with(p, PARENT_ENDED, false);
 }
 
 static void on_ready(struct pool *p, json_t *m)
@@ -332,7 +332,7 @@ static void pool_turn(struct pool *p)
     if (poll(f, FF_ARRAY_LEN(f), wait) <= 0)
         return;
     if (f[3].revents)
-        end_with(p, PARENT_ENDED, false);
+        end_pool_with(p, PARENT_ENDED, false);
     p->over |= f[0].revents;
     if (f[2].revents)
         on_held(p);

@@ -40,7 +40,7 @@ bool pool_peer_is_own(int sock)
     return !getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &peer, &len) && peer.uid == geteuid();
 }
 
-static int make_socket(const char *path, struct sockaddr_un *a, struct ff_error *why)
+static int pool_socket(const char *path, struct sockaddr_un *a, struct ff_error *why)
 {
     *a = (struct sockaddr_un){.sun_family = AF_UNIX};
     if (strlen(path) >= sizeof(a->sun_path))
@@ -54,7 +54,7 @@ static int make_socket(const char *path, struct sockaddr_un *a, struct ff_error 
 int pool_connect(const char *path, struct ff_error *why)
 {
     struct sockaddr_un a;
-    int fd = make_socket(path, &a, why), code;
+    int fd = pool_socket(path, &a, why), code;
 
     if (fd < 0)
         return fd;
@@ -71,7 +71,7 @@ int pool_connect(const char *path, struct ff_error *why)
 static int bind_there(const char *path, int *out, struct ff_error *why)
 {
     struct sockaddr_un a;
-    int fd = make_socket(path, &a, why);
+    int fd = pool_socket(path, &a, why);
 
     if (fd < 0)
         return fd;
