@@ -33,6 +33,8 @@ AIMS = (('vmclone', STOCK, 'last_ms', 'first instruction, cold', 1, 0.8),
         ('vmclone --prestart', STOCK, 'last_ms', 'first instruction, started ahead', 1, 0.3),
         ('vmclone', STOCK, 'last_ms', 'all run', 2, 0.7),
         ('vmclone --prestart', STOCK, 'last_ms', 'all run, starting ahead included', 2, 0.7),
+        ('vmclone, pool', STOCK, 'last_ms', 'first instruction, from a pool', 1, 0.25),
+        ('pool, other host', STOCK, 'last_ms', 'the same on another host', 1, 0.5),
         ('vmclone, other host', 'vmclone', 'last_ms', 'another host by this one', 1, 1.5),
         ('--prestart, other host', 'vmclone --prestart', 'last_ms', 'the same, started ahead', 1,
          1.5))

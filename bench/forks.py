@@ -44,8 +44,9 @@ FIGURES = ('first_ms', 'last_ms', 'export_ms', 'prepare_ms', 'freeze_ms', 'save_
 class Way:
     """stock: None, templating or mapped-ram; else vmclone with arguments."""
 
-    def __init__(self, name, stock=None, memory='memfd', ahead=False, elsewhere=False, args=()):
-        self.name, self.stock, self.memory = name, stock, memory
+    def __init__(self, name, stock=None, memory='memfd', ahead=False, elsewhere=False, args=(),
+                 pool=False):
+        self.name, self.stock, self.memory, self.pool = name, stock, memory, pool
         self.ahead, self.elsewhere, self.args = ahead, elsewhere, tuple(args)
 
 
@@ -53,7 +54,8 @@ WAYS = [Way('templating', 'templating'), Way('mapped-ram', 'mapped-ram'),
         Way('vmclone'), Way('vmclone, anon', memory='anon'),
         Way('vmclone --prestart', ahead=True, args=['--prestart']),
         Way('vmclone, other host', elsewhere=True),
-        Way('--prestart, other host', ahead=True, elsewhere=True, args=['--prestart'])]
+        Way('--prestart, other host', ahead=True, elsewhere=True, args=['--prestart']),
+        Way('vmclone, pool', pool=True), Way('pool, other host', elsewhere=True, pool=True)]
 BY_NAME = {w.name: w for w in WAYS}
 
 
@@ -136,7 +138,7 @@ class Fork:
         self.folder = os.path.join(t.work, tag)
         self.second = os.path.join(self.folder, 'parent.second')
         self.stack, self.parent, self.net = contextlib.ExitStack(), None, None
-        self.freeze = None
+        self.freeze = self.births = None
         self.figures = dict.fromkeys(FIGURES)
 
     def __enter__(self):
@@ -164,6 +166,8 @@ class Fork:
             common.place = was
         self.stack.enter_context(self.parent)
         self.parent.wait_ready(120 + self.mem_mib / 20)
+        if self.way.pool:
+            self.keep()
 
     def make_parent(self):
         extra = ['-qmp', f'unix:{self.second},server=on,wait=off']
@@ -191,18 +195,39 @@ class Fork:
 
     # --- vmclone ---
 
+    def where(self):
+        """(options, hosts) of a fork, and of a pool for it."""
+        args, hosts = ['--json', '--rundir', os.path.join(self.folder, 'run')], []
+        if self.net:
+            args += ['--launcher', 'ip netns exec {host} {cmd}']
+            hosts = [f'{self.net.ns[1]}={self.net.host}']
+        return args, hosts
+
+    def keep(self):
+        """Until as many children wait as are forked, whose consoles are there by then, empty."""
+        args, hosts = self.where()
+        self.births = self.stack.enter_context(Births(self.folder))
+        # pylint: disable=consider-using-with
+        pool = subprocess.Popen([VMCLONE, '--keep', str(self.n), *args, self.second, *hosts],
+                                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+        self.stack.callback(pool.stdout.close)
+        self.stack.callback(pool.wait, 60)
+        self.stack.callback(pool.terminate)
+        line = pool.stdout.readline()
+        if not line or json.loads(line)['event'] != 'ready':
+            raise Failed(f'vmclone --keep: {line}')
+
     def clone(self, name='f'):
         base = os.path.join(self.folder, 'run')
-        argv = [VMCLONE, '--json', '--quiet', '--rundir', base, '--id', name, '--timeout', '60',
-                *self.way.args]
-        hosts, before = [], 0
-        if self.net:
-            argv += ['--launcher', 'ip netns exec {host} {cmd}']
-            hosts = [f'{self.net.ns[1]}={self.net.host}']
-            before = self.rx_bytes()
+        args, hosts = self.where()
+        argv = [VMCLONE, '--quiet', '--timeout', '60', *args, *self.way.args]
+        if not self.way.pool:
+            argv += ['--id', name]
+        before = self.rx_bytes() if self.net else 0
         self.stack.callback(subprocess.run, [VMCLONE, '--kill', name, '--rundir', base],
                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-        with Births(self.folder) as births:
+        with (contextlib.nullcontext(self.births) if self.births else
+              Births(self.folder)) as births:
             start = time.monotonic()
             with subprocess.Popen([*argv, self.second, str(self.n), *hosts], text=True,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -217,6 +242,11 @@ class Fork:
                              f'{reason(out) or err.strip()[-500:]}')
             self.born(births, start)
         result = json.loads(out)
+        if self.way.pool:
+            self.stack.callback(subprocess.run, [VMCLONE, '--kill', result['id'], '--rundir', base],
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            if 'an ordinary fork' in err:
+                raise Failed(err.strip()[-500:])
         self.take(result, start)
         if self.net:
             self.figures['net_mib'] = (self.rx_bytes() - before) / (1 << 20)

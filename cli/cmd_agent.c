@@ -33,6 +33,8 @@ static int agent_usage(FILE *out)
         "  --children N            reserve room for the records of so many; default: 1\n"
         "  --socket PATH           for the children; default: in the run directory\n"
         "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
+        "  --background            start children one after the other, with a tenth of a session's\n"
+        "                          share of the CPUs, until a command says otherwise\n"
         "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
         "  --scope one|each|none   systemd's scopes, in farfork.slice: one of the agent and all that\n"
         "                          it starts, one of each, or none; default: one, if it can be\n"
@@ -52,7 +54,7 @@ static int agent_usage(FILE *out)
 int cmd_agent(int argc, char **argv)
 {
     enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN,
-           KEYED, UNCONFINED, METRICS_DIR, SCOPE };
+           KEYED, UNCONFINED, METRICS_DIR, SCOPE, BACKGROUND };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -63,6 +65,7 @@ int cmd_agent(int argc, char **argv)
                                             {"socket", required_argument, NULL, SOCKET},
                                             {"parent", required_argument, NULL, PARENT},
                                             {"children", required_argument, NULL, CHILDREN},
+                                            {"background", no_argument, NULL, BACKGROUND},
                                             {"timeout", required_argument, NULL, TIMEOUT},
                                             {"scope", required_argument, NULL, SCOPE},
                                             {"unconfined", no_argument, NULL, UNCONFINED},
@@ -87,6 +90,7 @@ int cmd_agent(int argc, char **argv)
                 return agent_usage(stderr);
             break;
         case UNCONFINED: a.unconfined = true; break;
+        case BACKGROUND: a.background = true; break;
         case MEMORY: a.memory_bytes = strtoull(optarg, NULL, 10); break;
         case ID: a.id = optarg; break;
         case NODE: a.node = optarg; break;

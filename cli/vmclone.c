@@ -20,6 +20,7 @@
 #include "defaults.h"
 #include "farfork.h"
 #include "launcher.h"
+#include "pool.h"
 #include "rundir.h"
 #include "scope.h"
 #include "serve.h"
@@ -34,6 +35,7 @@ static int vmclone_usage(FILE *out)
         "usage: vmclone [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
         "       vmclone --domain NAME [OPTION...] N\n"
         "       vmclone --serve PORT [OPTION...] PARENT N [HOST[=ADDRESS][:SLOTS]...]\n"
+        "       vmclone --keep N [OPTION...] PARENT [HOST[=ADDRESS][:SLOTS]...]\n"
         "       vmclone --list | --wait ID | --kill ID [OPTION...]\n\n"
         "Fork a running guest into N children. PARENT is the QMP socket of its QEMU, on this\n"
         "host; it goes on. Children go to the hosts in turn: those named, or those of the batch job\n"
@@ -76,6 +78,8 @@ static int vmclone_usage(FILE *out)
         "  --max-forks NUMBER      with --serve: in a minute; default: 60\n"
         "  --max-chain NUMBER      refuse a parent whose disk has more images, overlay upon overlay;\n"
         "                          default: 32 with --serve, else no limit\n"
+        "  --keep N                stay, and keep N children of PARENT started on each host for the\n"
+        "                          next fork of it by vmclone with the same hosts and options\n"
         "  --list                  list forks: those with children on this host, and on hosts\n"
         "                          that this one has sent children to\n"
         "  --wait ID               wait until the children of that fork have ended\n"
@@ -97,7 +101,7 @@ static int print_error(const struct ff_error *why)
 struct command {
     const char *hostfile, *wait, *kill, *serve;
     bool list;
-    unsigned timeout_s, max_children, max_forks; /* 0: not given */
+    unsigned timeout_s, max_children, max_forks, keep; /* 0: not given */
 };
 
 /* What the agent does elsewhere: it is of the domain's user here, who may not. All that this program
@@ -159,11 +163,15 @@ static int fork_guest(const struct fork_options *given, const struct command *cm
         return fork_domain(&o);
     if (cmd->hostfile)
         rc = hostlist_read_file(&hosts, cmd->hostfile, false, &why);
-    for (args += 2; !rc && *args; args++)
+    for (args += cmd->keep ? 1 : 2; !rc && *args; args++)
         rc = hostlist_add(&hosts, *args, &why);
     if (!rc && !hosts.n)
         rc = hostlist_from_environment(&hosts, &why);
-    int code = rc ? print_error(&why) : fork_run(&o, &hosts);
+    int code = rc ? print_error(&why) : EXIT_ALL;
+    if (!rc && cmd->keep)
+        code = pool_keep(&o, &hosts, cmd->keep);
+    else if (!rc && (o.events || !pool_fork(&o, &hosts, &code))) /* --serve names its forks */
+        code = fork_run(&o, &hosts);
     hostlist_free(&hosts);
     return code;
 }
@@ -214,6 +222,10 @@ static int check_command(const struct fork_options *o, const struct command *cmd
         rc = fprintf(stderr, "vmclone: --domain: its children are on this host, and start when libvirt "
                              "has made their parent's overlays: leave out --serve, --hostfile, --nbd "
                              "and --prestart\n");
+    else if (cmd->keep && (o->domain || cmd->serve || o->nbd || o->prestart || o->template ||
+                           o->follow || o->user_data))
+        rc = fprintf(stderr, "vmclone: --keep: leave out --domain, --serve, --nbd, --prestart, and "
+                             "what each fork says for itself: --template, --follow, --user-data\n");
     else if (o->nbd && (!strchr(o->nbd, ':') || strpbrk(o->nbd, ",?#/")))
         rc = fprintf(stderr, "vmclone: --nbd %s: want ADDRESS:PORT\n", o->nbd);
     else if (!cmd->serve && (cmd->max_children || cmd->max_forks))
@@ -281,10 +293,12 @@ static int parse_and_run(int argc, char **argv)
         METRICS_DIR,
         SCOPE,
         DOMAIN,
+        KEEP,
         VERSION
     };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"domain", required_argument, NULL, DOMAIN},
+                                            {"keep", required_argument, NULL, KEEP},
                                             {"hostfile", required_argument, NULL, HOSTFILE},
                                             {"fanout", required_argument, NULL, FANOUT},
                                             {"multicast", required_argument, NULL, MULTICAST},
@@ -328,6 +342,10 @@ static int parse_and_run(int argc, char **argv)
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
         switch (opt) {
         case DOMAIN: o.domain = optarg; break;
+        case KEEP:
+            if (!parse_number(optarg, CHILDREN_MAX, &cmd.keep))
+                return vmclone_usage(stderr);
+            break;
         case HOSTFILE: cmd.hostfile = optarg; break;
         case FANOUT:
             if (!parse_fanout(optarg, &o.fanout))
@@ -385,7 +403,8 @@ static int parse_and_run(int argc, char **argv)
         default: return vmclone_usage(opt == 'h' ? stdout : stderr);
         }
     int others = cmd.list + !!cmd.wait + !!cmd.kill, args = argc - optind;
-    if (others > 1 || (others ? args > 0 || o.domain : o.domain ? args != 1 : args < 2))
+    int least = cmd.keep ? 1 : 2;
+    if (others > 1 || (others ? args > 0 || o.domain : o.domain ? args != 1 : args < least))
         return vmclone_usage(stderr);
     if (cmd.list)
         return fork_list(o.s.rundir, o.s.json, cmd.timeout_s ? cmd.timeout_s : o.s.timeout_s);
@@ -400,6 +419,8 @@ static int parse_and_run(int argc, char **argv)
     if (check_command(&o, &cmd))
         return EXIT_USAGE;
     const char *number = argv[optind + !o.domain];
+    if (cmd.keep)
+        return fork_guest(&o, &cmd, argv + optind);
     if (!parse_number(number, CHILDREN_MAX, &o.s.n)) {
         fprintf(stderr, "vmclone: \"%s\": want a number of children from 1 to %d\n", number,
                 CHILDREN_MAX);

@@ -28,6 +28,7 @@
 #include "autojson.h"
 
 #define HOSTNAME_MAX 64 /* Linux */
+#define LATEST_MS 9999999999999 /* the longest time there is: all others fit */
 
 static int random_hex(char *out, size_t bytes, struct ff_error *why)
 {
@@ -116,8 +117,7 @@ static int plan_child(struct identity *id, unsigned number, struct ff_error *why
             return rc;
     if ((rc = make_hostname(id, number, &c->hostname, why)))
         return rc;
-    /* with the longest time there is: all later ones fit */
-    return identity_write(id, number, 9999999999999, true, &message, why);
+    return identity_write(id, number, LATEST_MS, true, &message, why);
 }
 
 static int check_user(const char *user, struct ff_error *why)
@@ -138,7 +138,7 @@ int identity_plan(const struct identity_input *in, struct identity **out, struct
     int rc = check_user(in->user ? in->user : "", why);
 
     id->fork_id = xstrdup(in->fork_id);
-    id->count = in->count;
+    id->count = id->said = in->count;
     id->user = xstrdup(in->user ? in->user : "");
     id->host_template = xstrdup(in->hostname ? in->hostname : "{name}-{n}");
     id->child = xcalloc(in->count, sizeof(*id->child));
@@ -174,6 +174,45 @@ void identity_free(struct identity *id)
     free(id->name);
     free(id->fork_id);
     free(id);
+}
+
+static bool same_nics(const struct identity *id, const struct identity *now)
+{
+    bool same = id->nics == now->nics;
+
+    for (size_t i = 0; same && i < id->nics; i++)
+        same = !strcmp(id->nic[i].old_mac, now->nic[i].old_mac);
+    return same;
+}
+
+int identity_again(struct identity *id, const struct identity_input *in, struct ff_error *why)
+{
+    const char *user = in->user ? in->user : "";
+    struct identity now = {.count = 0};
+    int rc = check_user(user, why);
+
+    identity_read_argv(&now, in);
+    if (!rc && !same_nics(id, &now))
+        rc = ff_error_set(why, ESTALE, "the parent's NICs have other MACs");
+    for (size_t i = 0; i < now.nics; i++)
+        free(now.nic[i].ip);
+    free(now.nic);
+    free(now.name);
+    free(now.channel);
+    if (!rc && id->has_fw_cfg && (in->count != id->said || strcmp(user, id->user)))
+        rc = ff_error_set(why, EBUSY,
+                          "their -fw_cfg " CLONE_FW_CFG " says %u children, and its user data",
+                          id->said);
+    if (rc)
+        return rc;
+    free(id->user);
+    id->user = xstrdup(user);
+    id->said = in->count;
+    for (unsigned k = 1; !rc && k <= in->count; k++) {
+        FF_AUTO_FREE char *message = NULL;
+        rc = identity_write(id, k, LATEST_MS, true, &message, why);
+    }
+    return rc;
 }
 
 const char *identity_channel(const struct identity *id)

@@ -41,6 +41,15 @@ int identity_plan(const struct identity_input *in, struct identity **out,
                         struct ff_error *why);
 void identity_free(struct identity *id);
 
+/**
+ * identity_again() - children that were started by this plan are @count of a fork, not all of them
+ * @in: what identity_plan() would be given now
+ *
+ * Return: 0: messages from here on say so; -ESTALE: the parent's NICs are others by now; -EBUSY:
+ *         they have their message already, with other words (-fw_cfg); -EINVAL: user data
+ */
+int identity_again(struct identity *id, const struct identity_input *in, struct ff_error *why);
+
 /* What the parent must have been started with, and was not; one line a point, for a warning.
  * An array of strings, to be released */
 json_t *identity_missing(const struct identity *id);

@@ -127,7 +127,7 @@ int identity_write(const struct identity *id, unsigned number, long long time_ms
         abort();
     fprintf(f, "{\n\"farfork\": 1,\n");
     put_line(f, "fork", id->fork_id);
-    fprintf(f, "\"number\": %u,\n\"count\": %u,\n\"time\": %lld.%03lld,\n", number, id->count,
+    fprintf(f, "\"number\": %u,\n\"count\": %u,\n\"time\": %lld.%03lld,\n", number, id->said,
             time_ms / 1000, time_ms % 1000);
     put_line(f, "hostname", c->hostname ? c->hostname : "");
     put_line(f, "machine_id", c->machine_id);

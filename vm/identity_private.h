@@ -26,7 +26,8 @@ struct child {
 
 struct identity {
     char *fork_id, *name, *host_template, *user, *channel;
-    unsigned count;
+    unsigned count; /* planned */
+    unsigned said;  /* so many they are, as messages say */
     struct nic *nic;
     size_t nics, room;
     struct child *child; /* count of them, number 1 first */

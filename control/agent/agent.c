@@ -190,17 +190,6 @@ static void detach(struct agent *a)
     agent_tell_detached(a);
 }
 
-/* A guest moves to a child of this agent, or has: who started it may be gone, and it may not end */
-static void keep_vms(struct agent *a)
-{
-    a->kept = true;
-    agent_drop_key(a); /* its QEMU has it */
-    agent_vms_keep(&a->vms);
-    agent_write_state(a);
-    agent_lasting_write(a);
-    agent_send(a, json_pack("{ss}", "event", "keep"));
-}
-
 static void let_vms_go(struct agent *a)
 {
     if (a->kept)
@@ -225,7 +214,6 @@ static void run_command(struct agent *a, const char *line)
 {
     json_t *o = json_loads(line, 0, NULL), *v;
     struct ff_error why;
-    struct agent_vm *vm;
 
     if ((v = json_object_get(o, "spawn"))) {
         if (agent_reserve_state(a, (unsigned)agent_waiting(a), v, &why))
@@ -241,17 +229,12 @@ static void run_command(struct agent *a, const char *line)
         else
             agent_send(a, json_pack("{ss sb}", "event", "checked", "lacks-flags", rc != 0));
     } else if ((v = json_object_get(o, "kill"))) {
-        if (agent_spawn_not(a, json_integer_value(v))) {
-            agent_send_error(a, (unsigned)json_integer_value(v), "ended before its start");
-            agent_count_vms(a);
-        } else if ((vm = agent_vms_find(&a->vms, json_integer_value(v))) &&
-            vm->state != AGENT_VM_ENDED)
-            agent_vm_kill(vm);
+        agent_kill(a, json_integer_value(v));
     } else if ((v = json_object_get(o, "qmp"))) {
         if ((v = agent_vms_qmp(&a->vms, v)))
             agent_send(a, v);
     } else if (json_is_true(json_object_get(o, "keep"))) {
-        keep_vms(a);
+        agent_keep(a);
     } else if ((v = json_object_get(o, "adopt"))) {
         agent_send(a, agent_vms_adopt(&a->vms, v));
     } else if (agent_bring(a, o)) {
@@ -263,9 +246,9 @@ static void run_command(struct agent *a, const char *line)
         a->kept = false;
     } else if (json_is_true(json_object_get(o, "ping"))) {
         agent_send(a, json_pack("{ss}", "event", "pong"));
-    } else {
+    } else if (!agent_warm(a, o)) {
         agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, keep, "
-                              "await_feed, feed, first, ping, detach or end");
+                              "await_feed, feed, first, foreground, message, unused, ping, detach or end");
     }
     json_decref(o);
 }
@@ -345,7 +328,8 @@ static void reap(struct agent *a)
         if (vm->exec_status_fd >= 0)
             on_exec_status(a, vm);
         on_guest(a, vm); /* its last words come before its end */
-        agent_send_ended(a, vm);
+        if (!vm->unused)
+            agent_send_ended(a, vm);
         agent_metrics_ended(a, vm);
         agent_count_vms(a);
         agent_write_state(a);

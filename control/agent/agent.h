@@ -7,6 +7,7 @@
 
 #include <jansson.h>
 #include <poll.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 #include "agent_guest_port.h"
@@ -46,6 +47,7 @@ struct agent_vm {
     bool is_proxy;           /* no guest is in it: it serves another child */
     bool never_ran;          /* it has been reaped, and left that file: no guest ran in it */
     bool shut_down;          /* ... or the one that says that its guest has shut itself down */
+    bool unused;             /* it was started ahead for a fork that has fewer children */
 };
 
 struct agent_vms {
@@ -133,7 +135,9 @@ void agent_vms_free(struct agent_vms *k);
 void agent_confine(void);
 
 /* This session has as large a share of the CPUs as so many would, where sessions have one each
- * (sched_autogroup(7)) and this user may say so */
-void agent_set_weight(size_t sessions);
+ * (sched_autogroup(7)) and this user may say so; AGENT_BACKGROUND: a tenth of one. False: it has
+ * not, or not yet: the kernel lets an ordinary user do so ten times a second */
+#define AGENT_BACKGROUND SIZE_MAX
+bool agent_set_weight(size_t sessions);
 
 #endif

@@ -65,6 +65,14 @@ struct channel *agent_port_new(const json_t *o)
     return c;
 }
 
+void agent_port_say(struct channel *c, const char *message)
+{
+    if (!c || !message)
+        return;
+    free(c->message);
+    c->message = xstrdup(message);
+}
+
 static void hang_up(struct channel *c)
 {
     if (c->fd >= 0)

@@ -18,6 +18,9 @@ struct channel;
 struct channel *agent_port_new(const json_t *o);
 void agent_port_free(struct channel *c);
 
+/* It is told this instead, which names the same machine */
+void agent_port_say(struct channel *c, const char *message);
+
 /* The child runs: connect and say who it is */
 int agent_port_open(struct channel *c, struct ff_error *why);
 int agent_port_fd(const struct channel *c); /* to be polled for input; -1: not open */

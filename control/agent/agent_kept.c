@@ -69,6 +69,16 @@ void agent_lasting_drop(struct agent *a)
     a->lasting = NULL;
 }
 
+void agent_keep(struct agent *a)
+{
+    a->kept = true;
+    agent_drop_key(a); /* its QEMU has it */
+    agent_vms_keep(&a->vms);
+    agent_write_state(a);
+    agent_lasting_write(a);
+    agent_send(a, json_pack("{ss}", "event", "keep"));
+}
+
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o)
 {
     json_int_t number = json_integer_value(json_object_get(o, "child"));

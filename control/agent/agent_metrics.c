@@ -49,7 +49,7 @@ void agent_metrics_started(struct agent *a)
 void agent_metrics_ended(struct agent *a, const struct agent_vm *vm)
 {
     metrics_put(a->metrics, METRIC_AGENT_CHILDREN_ENDED, 1, "how",
-                vm->code < 0 ? "signal" : vm->code ? "error" : "exit", NULL);
+                vm->unused ? "exit" : vm->code < 0 ? "signal" : vm->code ? "error" : "exit", NULL);
 }
 
 bool agent_metrics_write(struct agent *a, bool last)

@@ -27,6 +27,7 @@ struct agent {
     bool keyed; /* a key is the first line of its input */
     enum scope_mode scope;
     bool unconfined; /* children may start programs that have rights of their own */
+    bool background; /* children are started ahead, slowly: nobody waits for them */
     int reconnect_ms; /* so long it waits for its source, when the link breaks */
     bool paused; /* it does */
     bool worker_runs, worker_over, detached, ending, input_ended, kept;
@@ -45,12 +46,15 @@ struct agent {
 };
 
 /* agent_wave.c: children that wait for their turn to be started. agent_spawn_waiting(): start those
- * whose turn it is; agent_spawn_not(): whether this one waited, and does no more */
+ * whose turn it is */
 size_t agent_waiting(const struct agent *a);
 void agent_spawn_later(struct agent *a, json_t *spawn); /* borrowed */
 void agent_spawn_waiting(struct agent *a);
-bool agent_spawn_not(struct agent *a, json_int_t number);
+void agent_kill(struct agent *a, json_int_t number); /* whether it was started or not */
 void agent_count_vms(struct agent *a); /* after any change of their number or states */
+
+/* agent_warm.c: a command for children that wait for a fork: false: it is none */
+bool agent_warm(struct agent *a, const json_t *command);
 
 /* agent_feed.c: whether @o was a command that says which way the image comes, or is to go on; agent_unfed():
  * the event that says that another agent gets nothing from here after all; @host NULL: another one gave this one
@@ -107,6 +111,8 @@ bool agent_metrics_write(struct agent *a, bool last);
 int agent_lasting_make(struct agent *a, struct ff_error *why);
 void agent_lasting_write(const struct agent *a);
 void agent_lasting_drop(struct agent *a);
+/* A guest moves to a child of this agent, or has: who started it may be gone, and it may not end */
+void agent_keep(struct agent *a);
 
 /* Room for what the state file says of @n children, and of one more that @spawn starts; NULL:
  * none */

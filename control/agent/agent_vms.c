@@ -280,7 +280,7 @@ json_t *agent_vms_state(const struct agent_vms *k)
 
     for (size_t i = 0; i < k->n; i++) {
         const struct agent_vm *c = &k->v[i];
-        if (c->is_proxy && c->state == AGENT_VM_ENDED)
+        if ((c->is_proxy || c->unused) && c->state == AGENT_VM_ENDED)
             continue; /* its work is done */
         json_array_append_new(a, json_pack("{si si sI ss ss ss ss ss}", "number", (int)c->number,
                                            "pid", (int)c->pid, "start", (json_int_t)c->start,

@@ -21,10 +21,12 @@
 #define WAVE_A_CPU 2
 #define STUCK_MS 2000
 
-static size_t wave(void)
+static size_t wave(const struct agent *a)
 {
     cpu_set_t set;
 
+    if (a->background)
+        return 1;
     return WAVE_A_CPU * (sched_getaffinity(0, sizeof(set), &set) ? 1 : (size_t)CPU_COUNT(&set));
 }
 
@@ -35,7 +37,7 @@ static bool room(const struct agent *a)
     for (size_t i = 0; i < a->vms.n; i++)
         n +=
             a->vms.v[i].state < AGENT_VM_CONNECTED && ff_now_ms() < a->vms.v[i].begun_ms + STUCK_MS;
-    return !a->ff || n < wave(); /* guests that move come as their sources do */
+    return !a->ff || n < wave(a); /* guests that move come as their sources do */
 }
 
 size_t agent_waiting(const struct agent *a)
@@ -60,7 +62,8 @@ static json_t *spawn_next(struct agent *a)
     return spawn;
 }
 
-bool agent_spawn_not(struct agent *a, json_int_t number)
+/* Whether it waited, and does no more */
+static bool spawn_waits_no_more(struct agent *a, json_int_t number)
 {
     size_t i;
     json_t *spawn;
@@ -81,7 +84,20 @@ void agent_count_vms(struct agent *a)
         return;
     size_t starting = agent_vms_starting(&a->vms) + agent_waiting(a);
     ff_agent_together(a->ff, (unsigned)starting);
-    agent_set_weight(!a->detached && starting ? agent_vms_alive(&a->vms) + agent_waiting(a) : 0);
+    size_t sessions = !a->detached && starting ? agent_vms_alive(&a->vms) + agent_waiting(a) : 0;
+    agent_set_weight(a->background ? AGENT_BACKGROUND : sessions);
+}
+
+void agent_kill(struct agent *a, json_int_t number)
+{
+    struct agent_vm *vm = agent_vms_find(&a->vms, number);
+
+    if (spawn_waits_no_more(a, number)) {
+        agent_send_error(a, (unsigned)number, "ended before its start");
+        agent_count_vms(a);
+    } else if (vm && vm->state != AGENT_VM_ENDED) {
+        agent_vm_kill(vm);
+    }
 }
 
 static void spawn_vm(struct agent *a, const json_t *o)

@@ -26,6 +26,8 @@
 
 #include "agent_state.h"
 
+#define BACKGROUND_NICE 10 /* a tenth of a session's share: it goes on where all CPUs are busy */
+
 /* From the agent to the process in front; shorter than PIPE_BUF: in one piece */
 struct front_message {
     bool detached; /* else: a child has started */
@@ -100,6 +102,8 @@ int agent_daemonize(int (*run)(struct agent *a), struct agent *a)
         if (getppid() != front)
             _exit(1);
         setsid();
+        if (a->background)
+            agent_set_weight(AGENT_BACKGROUND);
         a->front = p[1];
         exit(run(a));
     }
@@ -121,23 +125,35 @@ static int nice_of(size_t sessions)
     double weight = 1;
     int nice = 0;
 
+    if (sessions == AGENT_BACKGROUND)
+        return BACKGROUND_NICE;
     for (; weight < (double)sessions && nice > -19; nice--)
         weight *= 1.25;
     return nice;
 }
 
-void agent_set_weight(size_t sessions)
+static bool write_nice(int fd, int nice)
 {
-    static int now;
-    int nice = nice_of(sessions), fd;
     char text[8];
 
+    return write(fd, text, (size_t)snprintf(text, sizeof(text), "%d", nice)) > 0;
+}
+
+bool agent_set_weight(size_t sessions)
+{
+    static int now;
+    int nice = nice_of(sessions);
+
     if (nice == now)
-        return;
-    fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC); /* not there: it is not done so */
-    if (fd < 0)
-        return;
-    if (write(fd, text, (size_t)snprintf(text, sizeof(text), "%d", nice)) > 0)
-        now = nice;
-    close(fd);
+        return true;
+    FF_AUTO_CLOSE int fd = open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC);
+    if (fd < 0) /* it is not done so */
+        return true;
+    if (!write_nice(fd, nice)) { /* an ordinary user may have no more than one session has */
+        nice = 0;
+        if (errno != EPERM || now == nice || !write_nice(fd, nice))
+            return errno == EPERM;
+    }
+    now = nice;
+    return true;
 }

@@ -11,6 +11,7 @@
  *              ask them for what children need        -> each has looked (fork_check.c)
  *              which of them feed others is planned (fork_tree.c)
  *              [--prestart: children are started      -> each waits for its agent's image]
+ *              [--keep: they are, before anybody asks for the fork (fork_hold.c)]
  *              x-farfork-export: the parent is frozen for a moment and goes on
  *              children are started, a few of them    -> each runs
  *              beside the export
@@ -189,7 +190,8 @@ static void follow_memory(struct fork *f)
     fork_group_note(f);
 }
 
-static int do_fork(struct fork *f)
+/* Until children can be started */
+static int prepare_fork(struct fork *f)
 {
     int rc = session_plan(&f->s, &f->s.why);
 
@@ -215,17 +217,17 @@ static int do_fork(struct fork *f)
         rc = fork_wait_hosts(f, &f->s.why);
     if (!rc)
         rc = fork_check_hosts(f, &f->s.why);
-    if (!rc)
-        rc = fork_record(f, &f->s.why);
-    if (!rc) {
-        fork_tree_plan(f);
-        fork_group_plan(f);
-        fork_tell_working_set(f);
-    }
-    if (!rc && f->o->prestart)
-        rc = start_ahead(f);
-    else if (!rc && start_beside(f))
+    return rc ? rc : fork_record(f, &f->s.why);
+}
+
+static int do_fork(struct fork *f)
+{
+    fork_tree_plan(f);
+    fork_group_plan(f);
+    fork_tell_working_set(f);
+    if (!f->o->prestart && !f->o->hold && start_beside(f))
         fork_spawn(f);
+    int rc = f->o->prestart && !f->o->hold ? start_ahead(f) : 0;
     if (!rc)
         rc = fork_export(f, &f->s.why);
     if (rc)
@@ -304,6 +306,8 @@ static void fork_agent_options(const struct session *s, const struct host *h, st
     strv_add(w, "%llu", (unsigned long long)f->memory_bytes);
     if (f->o->net == NET_BRIDGE)
         strv_add(w, "--unconfined");
+    if (f->o->hold)
+        strv_add(w, "--background");
     /* one alone has nobody to share with; a script looks at its arguments, perhaps */
     if (!s->o.qemu && host_vms(s, h) > 1) {
         strv_add(w, "--fork-server");
@@ -311,16 +315,46 @@ static void fork_agent_options(const struct session *s, const struct host *h, st
     }
 }
 
-static int run_fork(struct fork *f)
+/* Children are started, and wait for a request */
+static int hold_children(struct fork *f)
 {
-    session_block_signals(&f->s);
-    f->s.begin_ms = ff_now_exact_ms();
-    struct metrics *metrics = fork_metrics_begin(f);
-    int rc = do_fork(f);
+    int rc = prepare_fork(f);
+
+    if (!rc)
+        rc = start_ahead(f);
+    return rc ? rc : fork_hold(f, &f->s.why);
+}
+
+static void note_canceled(struct fork *f, int rc)
+{
     if (rc == -ECANCELED) { /* in the midst of a command to the parent */
         f->s.interrupted = true;
         session_read_signals(&f->s);
     }
+}
+
+/* There was no request, and none is taken any more */
+static int end_held_fork(struct fork *f, int rc)
+{
+    note_canceled(f, rc);
+    fork_hold_failed(f);
+    let_agents_go(f, true, false);
+    fork_forget(f);
+    return EXIT_NONE;
+}
+
+static int run_fork(struct fork *f)
+{
+    session_block_signals(&f->s);
+    f->s.begin_ms = ff_now_exact_ms();
+    int rc = f->o->hold ? hold_children(f) : 0;
+    if (rc)
+        return end_held_fork(f, rc);
+    struct metrics *metrics = fork_metrics_begin(f);
+    rc = f->o->hold ? 0 : prepare_fork(f);
+    if (!rc)
+        rc = do_fork(f);
+    note_canceled(f, rc);
     if (rc)
         fail_all(f);
     fork_show(f, true);
@@ -351,6 +385,8 @@ static int run_fork(struct fork *f)
         f->s.qmp = NULL;
         if (f->s.o.books)
             domain_books_done(f->s.o.books);
+        if (f->o->hold)
+            fork_hold_done(f);
         code = fork_follow(f, code);
         let_agents_go(f, false, false);
     }

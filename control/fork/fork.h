@@ -23,6 +23,7 @@ struct fork_options {
     bool prestart, template, follow;
     int events; /* ends are reported there, too, as JSON; 0: nowhere */
     enum net_policy net;
+    struct fork_hold *hold; /* children are started ahead, for a fork that may come; or NULL */
 };
 
 struct fork {
@@ -46,9 +47,11 @@ struct fork {
     double stood_ms;            /* so long the parent stood still, where libvirt lets it go on; 0 */
 };
 
-/* fork_parent.c: whether it can be forked; its disks and NICs */
+/* fork_parent.c: whether it can be forked; its disks and NICs. fork_ask_again(): when children of @n
+ * have been started by what it said before; -ESTALE, -EBUSY: as identity_again() */
 int fork_check_parent(struct fork *f, struct ff_error *why);
 int fork_ask_disks(struct fork *f, struct ff_error *why);
+int fork_ask_again(struct fork *f, unsigned n, struct ff_error *why);
 int fork_export(struct fork *f, struct ff_error *why);
 
 /* Whether children stand still, as a parent did that is no template: one of them knows */
@@ -117,12 +120,33 @@ int fork_check_argv(struct fork *f, struct ff_error *why);
 int fork_argv_on(struct fork *f, const struct host *h, struct strv *out, struct ff_error *why);
 void fork_spawn(struct fork *f);
 
+/* Whether children are what they would be if they were started now. -ESTALE: no, since the parent
+ * has changed; and tell those that run a farfork-guest what has changed */
+int fork_check_asked(struct fork *f, struct ff_error *why);
+void fork_send_messages(struct fork *f);
+
 /* fork.c: the whole fork, to @hosts (taken over); the exit code */
 int fork_run(const struct fork_options *o, struct hostlist *hosts);
+
+/* fork_hold.c: a process of pool.c's, whose children wait. fork_hold(): until there is a request for
+ * a fork: 0, and from here on the fork is that request's; -ECANCELED; -ECHILD: a child or host has
+ * ended, -ESTALE: the parent has changed, with the reason. fork_hold_failed(): there will be none;
+ * fork_hold_done(): the fork is made, and the parent can be forked again */
+struct fork_hold {
+    int control, client; /* to pool.c; to who asked for the fork: -1: nobody has */
+    struct fork_options *options;
+};
+int fork_hold(struct fork *f, struct ff_error *why);
+void fork_hold_failed(const struct fork *f);
+void fork_hold_done(const struct fork *f);
 
 /* fork_pump.c: until @done: 0; -ECANCELED: interrupted; -ETIMEDOUT: nothing happened for
  * @limit_ms, and no agent waits for a link that broke */
 int fork_pump(struct fork *f, bool (*done)(const struct fork *), int limit_ms);
+
+/* fork_follow.c: hosts that vanish close no connection: those that have not answered for --timeout
+ * fail, and with @ask all are asked */
+void fork_look_after(struct fork *f, bool ask);
 
 /* fork_follow.c: report ends until all children have ended, or until interrupted; the exit code.
  * @code: of the fork */

@@ -80,14 +80,13 @@ static bool report_ends(struct fork *f)
     return left;
 }
 
-/* A host that vanishes closes no connection */
-static void look_after_hosts(struct fork *f, bool ask)
+void fork_look_after(struct fork *f, bool ask)
 {
     uint64_t now = ff_now_ms();
 
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
-        if (h->state != HOST_COMPLETE || h->let_go)
+        if (h->state == HOST_FAILED || h->let_go)
             continue;
         if (h->ping_ms && now > h->ping_ms + (uint64_t)f->s.o.timeout_s * 1000) {
             host_fail(&f->s, h, "no answer for %u s: its children may still run", f->s.o.timeout_s);
@@ -135,7 +134,7 @@ int fork_follow(struct fork *f, int code)
     while ((left = report_ends(f)) && !f->s.interrupted) {
         session_turn(&f->s, TURN_MS);
         bool ask = ff_now_ms() >= asked_ms + (every_ms < PING_EVERY_MS ? every_ms : PING_EVERY_MS);
-        look_after_hosts(f, ask);
+        fork_look_after(f, ask);
         if (ask)
             asked_ms = ff_now_ms();
     }

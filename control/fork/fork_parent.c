@@ -84,19 +84,28 @@ static int connect_disks(struct fork *f, struct ff_error *why)
     return fork_disks_new(f->s.qmp, f->s.parent_argv.v, f->s.parent_cwd, &o, &f->disks, why);
 }
 
+/* Of @n children; @argv and @filters to be released after it */
+static struct identity_input identity_of(const struct fork *f, unsigned n, json_t **argv,
+                                         json_t **filters)
+{
+    struct ff_error none; /* a parent without such a NIC has nothing to say */
+
+    *argv = strv_json(f->s.parent_argv.v);
+    qmp_command(f->s.qmp, "query-rx-filter", NULL, filters, &none);
+    return (struct identity_input){.fork_id = f->s.o.id, .count = n, .argv = *argv,
+                                   .rx_filters = *filters, .hostname = f->o->hostname,
+                                   .user = f->o->user_data,
+                                   .ip = (const char *const *)f->o->ip.v, .ips = f->o->ip.n};
+}
+
 static int plan_identity(struct fork *f, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *argv = strv_json(f->s.parent_argv.v), *filters = NULL, *missing = NULL;
-    struct ff_error none; /* a parent without such a NIC has nothing to say */
+    FF_AUTO_JSON json_t *argv = NULL, *filters = NULL, *missing = NULL;
+    const struct identity_input in = identity_of(f, f->s.o.n, &argv, &filters);
     size_t i;
     json_t *m;
-
-    qmp_command(f->s.qmp, "query-rx-filter", NULL, &filters, &none);
-    const struct identity_input in = {.fork_id = f->s.o.id, .count = f->s.o.n, .argv = argv,
-                                      .rx_filters = filters, .hostname = f->o->hostname,
-                                      .user = f->o->user_data,
-                                      .ip = (const char *const *)f->o->ip.v, .ips = f->o->ip.n};
     int rc = identity_plan(&in, &f->identity, why);
+
     if (rc)
         return rc;
     missing = identity_missing(f->identity);
@@ -114,6 +123,20 @@ int fork_ask_disks(struct fork *f, struct ff_error *why)
     if (!rc)
         fork_try_seeds(f);
     return rc;
+}
+
+int fork_ask_again(struct fork *f, unsigned n, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *argv = NULL, *filters = NULL;
+
+    fork_disks_free(f->disks);
+    f->disks = NULL;
+    int rc = connect_disks(f, why);
+    if (rc)
+        return rc;
+    fork_try_seeds(f);
+    const struct identity_input in = identity_of(f, n, &argv, &filters);
+    return identity_again(f->identity, &in, why);
 }
 
 /* Those hosts that have somebody to serve */

@@ -8,6 +8,7 @@
  * Picture      the parent's words -> its disks (fork_disks.c) -> its identity (vm/identity_argv.c)
  *              -> all the rest (vm/command_line.c) -> spawn, to its agent
  */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -120,22 +121,21 @@ static json_t *channel_of(const struct fork *f, const struct vm *k, const struct
     return json_pack("{ss ss so}", "path", path, "message", message, "links", links);
 }
 
-static void spawn_child(struct fork *f, struct vm *k)
+/* What its agent is told to start; NULL: that cannot be */
+static json_t *spawn_of(struct fork *f, const struct vm *k, struct ff_error *why)
 {
-    struct host *h = &f->s.hosts[k->host];
+    const struct host *h = &f->s.hosts[k->host];
     struct vm_spec s = spec_of(f, k->number, h, h->rundir, h->socket);
+    FF_AUTO_FREE char *qmp = xprintf("%s/%u.qmp", h->rundir, k->number);
+    FF_AUTO_FREE char *log = xprintf("%s/%u.log", h->rundir, k->number);
     struct strv argv = {0};
-    struct ff_error why;
 
-    if (child_argv(f, &s, &argv, &why)) {
-        vm_fail(k, "%s", why.text);
+    if (child_argv(f, &s, &argv, why)) {
         strv_free(&argv);
-        return;
+        return NULL;
     }
-    k->qmp = xprintf("%s/%u.qmp", h->rundir, k->number);
-    k->log = xprintf("%s/%u.log", h->rundir, k->number);
     json_t *o = json_pack("{si so ss ss}", "number", (int)k->number, "argv", strv_json(argv.v),
-                          "log", k->log, "qmp", k->qmp);
+                          "log", log, "qmp", qmp);
     if (f->s.parent_cwd)
         json_object_set_new(o, "cwd", json_string(f->s.parent_cwd));
     json_t *before = fork_disks_before(f->disks, &s), *files = fork_disks_files(f->disks, &s);
@@ -149,9 +149,54 @@ static void spawn_child(struct fork *f, struct vm *k)
     json_t *channel = channel_of(f, k, &argv);
     if (channel)
         json_object_set_new(o, "channel", channel);
-    host_send(h, json_pack("{so}", "spawn", o));
-    k->state = VM_SPAWNED;
     strv_free(&argv);
+    return o;
+}
+
+static void spawn_child(struct fork *f, struct vm *k)
+{
+    struct ff_error why;
+    json_t *o = spawn_of(f, k, &why);
+
+    if (!o) {
+        vm_fail(k, "%s", why.text);
+        return;
+    }
+    k->qmp = xstrdup(text_of(o, "qmp"));
+    k->log = xstrdup(text_of(o, "log"));
+    k->asked = f->o->hold ? json_incref(o) : NULL;
+    host_send(&f->s.hosts[k->host], json_pack("{so}", "spawn", o));
+    k->state = VM_SPAWNED;
+}
+
+/* What a child hears when it runs can be said anew; all else is as it was started */
+int fork_check_asked(struct fork *f, struct ff_error *why)
+{
+    for (size_t i = 0; i < f->s.n_vms; i++) {
+        struct vm *k = &f->s.vms[i];
+        FF_AUTO_JSON json_t *now = spawn_of(f, k, why);
+        if (!now)
+            return -ESTALE;
+        json_t *channel = json_incref(json_object_get(now, "channel"));
+        json_object_set(now, "channel", json_object_get(k->asked, "channel"));
+        if (!channel != !json_object_get(k->asked, "channel") || !json_equal(now, k->asked)) {
+            json_decref(channel);
+            return ff_error_set(why, ESTALE, "the parent's disks, devices or memory have changed");
+        }
+        json_object_set_new(k->asked, "channel", channel);
+    }
+    return 0;
+}
+
+void fork_send_messages(struct fork *f)
+{
+    for (size_t i = 0; i < f->s.n_vms; i++) {
+        struct vm *k = &f->s.vms[i];
+        const char *text = text_of(json_object_get(k->asked, "channel"), "message");
+        if (*text)
+            host_send(&f->s.hosts[k->host], json_pack("{s{si ss}}", "message", "child",
+                                                      (int)k->number, "text", text));
+    }
 }
 
 void fork_spawn(struct fork *f)

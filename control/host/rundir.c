@@ -127,7 +127,7 @@ static int check_closed(const char *base, const struct stat *st, struct ff_error
         base, st->st_mode & 0777);
 }
 
-static int make_base(const char *base, struct ff_error *why)
+int rundir_make_base(const char *base, struct ff_error *why)
 {
     struct stat st;
     int rc = make_own(base, false, why);
@@ -148,7 +148,7 @@ int rundir_make(const char *base, const char *id, const char *node, char **out,
                           "at most %d bytes: name another one by --rundir, or a "
                           "shorter --id",
                           dir, PATH_MAX_LEN);
-    else if (!(rc = make_base(base, why)) && !(rc = make_own(fork_dir, false, why)) &&
+    else if (!(rc = rundir_make_base(base, why)) && !(rc = make_own(fork_dir, false, why)) &&
              (rc = make_own(dir, true, why)) == -EEXIST)
         ff_error_set(why, EEXIST,
                      "fork %s: %s is there: end that fork by `vmclone --kill %s`, or name "
@@ -374,7 +374,7 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
         rmdir(dir); /* unless somebody else is in it */
         return 0;
     }
-    int rc = make_base(base, why);
+    int rc = rundir_make_base(base, why);
     if (!rc)
         rc = make_own(dir, false, why);
     if (!rc && (rc = write_at_once(path, hosts))) {

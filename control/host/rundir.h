@@ -35,6 +35,9 @@ char *rundir_name_from(const char *text); /* made from anything */
 int rundir_make(const char *base, const char *id, const char *node, char **out,
                 struct ff_error *why);
 
+/* The folder of all of them; -EPERM: somebody else could open it */
+int rundir_make_base(const char *base, struct ff_error *why);
+
 /* A folder that nobody else has made, or can put anything into */
 bool rundir_is_own(const char *path);
 

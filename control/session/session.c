@@ -28,6 +28,7 @@
 #include "session.h"
 
 #define AGAIN_LIMIT_MS 2000
+#define SPARE_LIMIT_MS 2000 /* they have been ending for long */
 
 /* --- options --- */
 
@@ -155,24 +156,26 @@ static void on_parent(struct session *s)
 
 bool session_turn(struct session *s, int wait_ms)
 {
-    size_t n = 2 + 2 * s->n_hosts;
+    size_t n = 3 + 2 * s->n_hosts;
     struct pollfd *p = xcalloc(n, sizeof(*p));
     bool heard = false;
 
     p[0] = (struct pollfd){.fd = s->interrupted ? -1 : s->signals, .events = POLLIN};
     p[1] = (struct pollfd){.fd = s->qmp && !s->parent_silent ? qmp_fd(s->qmp) : -1,
                            .events = POLLIN};
+    p[2] = (struct pollfd){.fd = s->watch ? s->watch : -1, .events = POLLIN};
     for (size_t i = 0; i < s->n_hosts; i++) {
-        p[2 + 2 * i] = (struct pollfd){.fd = s->hosts[i].run.out, .events = POLLIN};
-        p[3 + 2 * i] = (struct pollfd){.fd = s->hosts[i].run.err, .events = POLLIN};
+        p[3 + 2 * i] = (struct pollfd){.fd = s->hosts[i].run.out, .events = POLLIN};
+        p[4 + 2 * i] = (struct pollfd){.fd = s->hosts[i].run.err, .events = POLLIN};
     }
     int got = poll(p, n, wait_ms);
     if (got > 0 && p[0].revents)
         session_read_signals(s);
     if (got > 0 && p[1].revents)
         on_parent(s);
+    s->watched = got > 0 && p[2].revents;
     for (size_t i = 0; got > 0 && i < s->n_hosts; i++)
-        if (p[2 + 2 * i].revents || p[3 + 2 * i].revents) {
+        if (p[3 + 2 * i].revents || p[4 + 2 * i].revents) {
             host_on_output(s, &s->hosts[i]);
             heard = true;
         }
@@ -210,15 +213,22 @@ static void host_release(struct host *h)
     spawn_free(&h->run);
 }
 
+void vm_release(struct vm *vm)
+{
+    free(vm->qmp);
+    free(vm->log);
+    free(vm->error);
+    json_decref(vm->asked);
+}
+
 void session_free(struct session *s)
 {
-    for (size_t i = 0; i < s->n_hosts; i++)
+    for (size_t i = s->n_hosts; i < s->n_hosts + s->n_spare; i++)
+        host_close(&s->hosts[i], SPARE_LIMIT_MS);
+    for (size_t i = 0; i < s->n_hosts + s->n_spare; i++)
         host_release(&s->hosts[i]);
-    for (size_t i = 0; i < s->n_vms; i++) {
-        free(s->vms[i].qmp);
-        free(s->vms[i].log);
-        free(s->vms[i].error);
-    }
+    for (size_t i = 0; i < s->n_vms; i++)
+        vm_release(&s->vms[i]);
     free(s->hosts);
     free(s->vms);
     hostlist_free(&s->hostlist);

@@ -73,6 +73,8 @@ struct host {
     unsigned pauses;          /* so often its link broke */
     uint64_t paused_until_ms; /* its agent waits for the parent's memory; 0: it does not */
     uint64_t ping_ms;         /* when it was asked whether it is there; 0: it has answered */
+    bool warm;                /* its children wait for a fork, and cost: */
+    uint64_t pss_bytes;
 };
 
 enum vm_state { VM_WAITING, VM_SPAWNED, VM_STARTED, VM_ATTACHED, VM_RUNNING,
@@ -88,6 +90,7 @@ struct vm {
     bool shut_down;           /* it has ended, and its guest had shut itself down before */
     bool said, told;          /* its guest said that it is done; its end was reported */
     int code;                 /* what it said: 0..255 */
+    json_t *asked;            /* what its agent was told to start; NULL: nobody asks for that */
     double started_ms, attached_ms, running_ms, complete_ms, ready_ms; /* 0: not yet */
 };
 
@@ -115,7 +118,7 @@ struct session {
     struct session_options o; /* its strings are its own */
     struct hostlist hostlist;
     struct host *hosts;
-    size_t n_hosts;
+    size_t n_hosts, n_spare; /* spare: behind those, told to end */
     struct vm *vms;
     size_t n_vms;
     struct strv notes;
@@ -132,6 +135,8 @@ struct session {
     char *key;          /* of key_text_new() */
     bool launched;
     int signals;
+    int watch;          /* session_turn() hears it, too: watched; 0: nothing */
+    bool watched;
     bool interrupted;
     double begin_ms;    /* of ff_now_exact_ms() */
     struct ff_error why;     /* why it came to nothing, if it did */
@@ -161,8 +166,10 @@ bool session_turn(struct session *s, int wait_ms);
 /* An event of the guest here; taken over */
 void session_on_guest_event(struct session *s, json_t *e);
 
-/* session_plan.c: hosts and VMs from s->hostlist; -ENOSPC: more VMs than slots */
+/* session_plan.c: hosts and VMs from s->hostlist; -ENOSPC: more VMs than slots. session_trim(): as
+ * if it had been for @n of them: those that are left over were started ahead, and end */
 int session_plan(struct session *s, struct ff_error *why);
+void session_trim(struct session *s, unsigned n);
 
 /* session_state.c */
 const char *vm_state_name(enum vm_state state);
@@ -178,6 +185,8 @@ void session_set_ms(json_t *o, const char *key, double ms);
 /* session_parent.c: connected to a QEMU, with what it was started with; whether it is Farfork's */
 int session_find_parent(struct session *s, struct ff_error *why);
 int session_check_parent(struct session *s, struct ff_error *why);
+/* Others can be its client; what it was started with is forgotten, but for its pid */
+void session_leave_parent(struct session *s);
 
 /* session_plugged.c: memory and CPUs that were plugged later are put on s->parent_argv. -ENOTSUP: any
  * other device was plugged or removed since */
@@ -209,6 +218,8 @@ void host_close_input(struct host *h);
 
 /* Close its pipes and wait for the launcher, at most @limit_ms, then kill that */
 void host_close(struct host *h, int limit_ms);
+
+void vm_release(struct vm *vm); /* its strings */
 
 /* session_events.c: one event of an agent */
 void session_on_agent_event(struct session *s, struct host *h, const json_t *event);

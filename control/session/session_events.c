@@ -15,6 +15,7 @@
  *              misfed      another agent gave it what the parent does not have
  *              paused      the link that they come by broke: it waits for another; resumed
  *              qmp, keep, adopt   the answer to a question of ours
+ *              warm        its children wait for a fork (agent_warm.c)
  *              end         all of its VMs have ended
  *              error       of one VM, or of the host
  * Invariants   a state of a VM never goes back. Memory can be complete before the guest runs, when
@@ -230,11 +231,14 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
     } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt")) {
         json_decref(s->answer);
         s->answer = json_incref((json_t *)e);
+    } else if (!strcmp(name, "warm")) {
+        h->warm = true;
+        h->pss_bytes = get_count(e, "pss_bytes");
     } else if (!strcmp(name, "child") && k) {
         on_child_event(k, e, now);
     } else if (!strcmp(name, "error") && k) {
         vm_fail(k, "%s", text_of(e, "error"));
-    } else if (!strcmp(name, "error")) {
+    } else if (!strcmp(name, "error") && !json_object_get(e, "child")) {
         host_fail(s, h, "%s", text_of(e, "error"));
     }
 }

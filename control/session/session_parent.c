@@ -173,6 +173,16 @@ static int reach_parent(struct session *s, struct ff_error *why)
                                print_waiting, &t, &s->qmp, why);
 }
 
+void session_leave_parent(struct session *s)
+{
+    qmp_free(s->qmp);
+    s->qmp = NULL;
+    strv_free(&s->parent_argv);
+    free(s->parent_exe);
+    free(s->parent_cwd);
+    s->parent_exe = s->parent_cwd = NULL;
+}
+
 int session_find_parent(struct session *s, struct ff_error *why)
 {
     int rc = reach_parent(s, why);

@@ -78,3 +78,19 @@ int session_plan(struct session *s, struct ff_error *why)
     }
     return 0;
 }
+
+void session_trim(struct session *s, unsigned n)
+{
+    for (size_t k = n; k < s->n_vms; k++) {
+        host_send(&s->hosts[s->vms[k].host], json_pack("{si}", "unused", (int)s->vms[k].number));
+        vm_release(&s->vms[k]);
+    }
+    s->o.n = n;
+    s->n_vms = n < s->n_vms ? n : s->n_vms;
+    for (size_t i = n; i < s->n_hosts; i++) { /* as above: those at the end got none */
+        s->hosts[i].let_go = s->hosts[i].ending = true;
+        host_send(&s->hosts[i], json_pack("{sb}", "end", true));
+    }
+    s->n_spare = n < s->n_hosts ? s->n_hosts - n : 0;
+    s->n_hosts -= s->n_spare;
+}

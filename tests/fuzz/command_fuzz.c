@@ -95,6 +95,9 @@ static const char *const commands[] = {
     "{\"check\":{\"folder\":\"/fuzz\",\"bytes\":%u}}",
     "{\"detach\":true}",
     "{\"end\":true}",
+    "{\"foreground\":true}",
+    "{\"message\":{\"child\":%u,\"text\":\"n%u\"}}",
+    "{\"unused\":%u}",
     "{\"spawn\":{\"number\":%u,\"argv\":[7,\"qemu\"],\"log\":\"/fuzz/log\",\"number\":%u}}",
     "{\"spawn\":{\"number\":429496729%u,\"argv\":[\"qemu\"],\"log\":\"/fuzz/log%u\"}}",
 };

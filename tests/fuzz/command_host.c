@@ -252,10 +252,11 @@ void __wrap_overlay_records_leave(const char *base, const char *dir, const json_
         must(w.kid[i].reaped);
 }
 
-void __wrap_agent_set_weight(size_t sessions);
-void __wrap_agent_set_weight(size_t sessions)
+bool __wrap_agent_set_weight(size_t sessions);
+bool __wrap_agent_set_weight(size_t sessions)
 {
     must(!sessions || !w.a.detached);
+    return true;
 }
 
 /* This host's journal is not its own */

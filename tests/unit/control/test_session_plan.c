@@ -61,6 +61,26 @@ static void test_round_robin(void **state)
     assert_non_null(strstr(why.text, "room for 4"));
 }
 
+/* Children that were started ahead, two on each host at most, are those of a fork with fewer */
+static void test_trim(void **state)
+{
+    struct session few, kept;
+    (void)state;
+
+    for (unsigned n = 1; n <= 5; n++) {
+        FF_AUTO_FREE char *want = xstrdup(planned(n, SPECS("a:1", "b:3", "c"), &few));
+        const char *all = planned(5, SPECS("a:1", "b:2", "c:2"), &kept);
+        session_trim(&kept, n);
+        assert_int_equal(kept.n_vms, n);
+        assert_int_equal(kept.o.n, n);
+        assert_int_equal(kept.n_hosts, few.n_hosts);
+        assert_int_equal(kept.n_hosts + kept.n_spare, 3);
+        assert_memory_equal(all, want, n);
+        session_free(&few);
+        session_free(&kept);
+    }
+}
+
 /* Two agents on one file system: their run directories must not be the same */
 static void test_names(void **state)
 {
@@ -131,5 +151,6 @@ static void test_children(void **state)
     session_free(&s);
 }
 
-UNIT_MAIN(cmocka_unit_test(test_round_robin), cmocka_unit_test(test_names),
+UNIT_MAIN(cmocka_unit_test(test_round_robin), cmocka_unit_test(test_trim),
+          cmocka_unit_test(test_names),
           cmocka_unit_test(test_children))

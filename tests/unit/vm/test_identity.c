@@ -137,6 +137,48 @@ static void test_message(void **state)
     identity_free(id);
 }
 
+/* Children that were started ahead, of a fork that has fewer */
+static void test_again(void **state)
+{
+    FF_AUTO_JSON json_t *argv = words(parent_argv), *bare = words(parent_argv);
+    FF_AUTO_JSON json_t *filters =
+        json_pack("[{s:s,s:s}]", "name", "net0", "main-mac", "52:54:00:aa:00:77");
+    struct identity_input in = {.fork_id = "f", .count = 3, .argv = argv};
+    struct identity *id = plan(&in);
+    (void)state;
+
+    assert_non_null(id);
+    assert_int_equal(identity_again(id, &in, &why), 0);
+    in.count = 2; /* its fw_cfg says 3 */
+    assert_int_equal(identity_again(id, &in, &why), -EBUSY);
+    in.count = 3;
+    in.user = "x";
+    assert_int_equal(identity_again(id, &in, &why), -EBUSY);
+    identity_free(id);
+
+    json_array_remove(bare, 25);
+    json_array_remove(bare, 25);
+    in = (struct identity_input){.fork_id = "f", .count = 3, .argv = bare, .user = "before"};
+    id = plan(&in);
+    assert_non_null(id);
+    FF_AUTO_JSON json_t *before = message_of(id, 2, 0);
+    in.count = 2;
+    in.user = "x";
+    assert_int_equal(identity_again(id, &in, &why), 0);
+    FF_AUTO_JSON json_t *m = message_of(id, 2, 0);
+    assert_int_equal(json_integer_value(json_object_get(m, "count")), 2);
+    assert_string_equal(json_string_value(json_object_get(m, "user")), "x");
+    json_object_set(before, "count", json_object_get(m, "count")); /* all else is as it was */
+    json_object_set(before, "user", json_object_get(m, "user"));
+    assert_true(json_equal(before, m));
+    in.user = "a\nb";
+    assert_int_equal(identity_again(id, &in, &why), -EINVAL);
+    in.user = NULL;
+    in.rx_filters = filters;
+    assert_int_equal(identity_again(id, &in, &why), -ESTALE);
+    identity_free(id);
+}
+
 static void add_unique(json_t *seen, const char *value)
 {
     if (json_object_get(seen, value))
@@ -264,6 +306,7 @@ static void test_missing(void **state)
 }
 
 UNIT_MAIN(cmocka_unit_test(test_argv), cmocka_unit_test(test_message),
+          cmocka_unit_test(test_again),
           cmocka_unit_test(test_files),
           cmocka_unit_test(test_unique), cmocka_unit_test(test_refused),
           cmocka_unit_test(test_missing))
