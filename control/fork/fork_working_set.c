@@ -5,11 +5,13 @@
 /**
  * DOC: Theory of Operation
  *
- * Pur      what children of one parent touch first is much the same from fork to fork. It comes before all
+ * Purpose  what children of one parent touch first is much the same from fork to fork. It comes before all
  *              else: migrate/working_set.h.
  * Picture      FILE, or the parent's own in the run directory --> every agent, before the export
  *              the first agent that has children which touched something --> FILE, when all is over
  *              What an agent says has what it was told, and what came on top: nothing is merged here.
+ *              So an agent's word goes to the agents of later forks: of it printable ASCII is kept, of
+ *              some length.
  * Failure      a FILE that was named and is not one: no fork. All else is said, and costs only time.
  */
 #include <dirent.h>
@@ -24,7 +26,7 @@
 
 #define HEADER "farfork working set 1\n"
 #define OF_PARENT ".working-set-"
-#define FILE_MAX (16u << 20)
+#define TEXT_MAX (4u << 20) /* twice what an agent says, mostly */
 
 static bool is_off(const struct fork *f)
 {
@@ -46,6 +48,16 @@ static char *path_of(const struct fork *f)
                    (unsigned long long)process_start_time(f->s.parent_pid));
 }
 
+/* One line, which JSON can carry, and agents take in time */
+static bool is_text(const char *text)
+{
+    size_t n = 0;
+
+    while (n <= TEXT_MAX && text[n] >= ' ' && text[n] <= '~')
+        n++;
+    return !text[n] && n <= TEXT_MAX;
+}
+
 /* Without its header and the line's end: 0; 1: there is none; -errno */
 static int read_file(const char *path, char **out, struct ff_error *why)
 {
@@ -58,15 +70,16 @@ static int read_file(const char *path, char **out, struct ff_error *why)
         return 1;
     if (!in)
         return ff_error_set(why, errno, "working set %s: %s", path, strerror(errno));
-    bool good = !fstat(fileno(in), &st) && S_ISREG(st.st_mode) && st.st_size <= FILE_MAX &&
+    bool good = !fstat(fileno(in), &st) && S_ISREG(st.st_mode) && st.st_size <= TEXT_MAX + 100 &&
                 getline(&line, &room, in) > 0 && !strcmp(line, HEADER) &&
                 getline(&line, &room, in) > 0;
     fclose(in);
-    if (!good) {
+    if (good)
+        line[strcspn(line, "\n")] = '\0';
+    if (!good || !is_text(line)) {
         free(line);
         return ff_error_set(why, EINVAL, "working set %s: want a file that vmclone wrote, or none", path);
     }
-    line[strcspn(line, "\n")] = '\0';
     *out = line;
     return 0;
 }
@@ -126,7 +139,7 @@ void fork_keep_working_set(struct fork *f)
 
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         const struct host *h = &f->s.hosts[i];
-        if (h->touched && !h->foreign && (!first || h->complete_ms < first->complete_ms))
+        if (h->touched && is_text(h->touched) && !h->foreign && (!first || h->complete_ms < first->complete_ms))
             first = h;
     }
     if (is_off(f) || !first)
