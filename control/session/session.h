@@ -56,6 +56,7 @@ struct host {
     struct host *not_by;      /* that could not feed it last */
     bool is_orphan;           /* its feeder was chosen while the parent's side was away */
     bool gives_wrong;         /* what it gave another agent was not the parent's: it feeds nobody */
+    bool was_misfed;          /* it has said so of another one */
     int agent_pid;            /* there */
     bool ending, ended;       /* it was told to; it has, with all that it had */
     bool let_go;              /* it was told to detach or to end */

@@ -180,11 +180,14 @@ static void on_feed(struct session *s, struct host *h, const json_t *e)
 static void on_misfed(struct session *s, struct host *h, const json_t *e)
 {
     struct host *by = h->feeder ? h->feeder : h->not_by;
+    bool is_news = by ? !by->gives_wrong : !h->was_misfed;
 
+    h->was_misfed = true;
     if (by)
         by->gives_wrong = true;
     h->feeder = NULL;
-    strv_add(&s->notes, "host %s: host %s gave it memory that is not the parent's, and gives no host any "
+    if (is_news) /* once, however often a host says so */
+        strv_add(&s->notes, "host %s: host %s gave it memory that is not the parent's, and gives no host any "
              "more: %s", h->node->host, by ? by->node->host : "?", text_of(e, "error"));
 }
 

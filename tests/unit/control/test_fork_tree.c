@@ -246,6 +246,23 @@ static void test_gives_wrong(void **state)
         assert_ptr_not_equal(hosts[i].feeder, &hosts[0]);
 }
 
+/* What it says has no limit; what is noted has: of each other host, and of nobody, one */
+static void test_says_so_often(void **state)
+{
+    json_t *e = json_pack("{ss ss}", "event", "misfed", "error", "wrong");
+    (void)state;
+
+    hosts_are(4, 1);
+    have_image(0, 4);
+    for (int i = 0; i < 100; i++) {
+        session_on_agent_event(&f.s, &hosts[3], e);
+        fork_tree_turn(&f);
+    }
+    assert_in_range(f.s.notes.n, 1, 4);
+    json_decref(e);
+    strv_free(&f.s.notes);
+}
+
 static void test_fanout(void **state)
 {
     (void)state;
@@ -270,6 +287,7 @@ int main(void)
         cmocka_unit_test(test_back),
         cmocka_unit_test(test_orphans_of_many),
         cmocka_unit_test(test_gives_wrong),
+        cmocka_unit_test(test_says_so_often),
         cmocka_unit_test(test_fanout),
     };
 
