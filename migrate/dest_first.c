@@ -22,6 +22,8 @@ int ff_dest_first(struct ff_dest *d, const char *text, struct ff_error *err)
 
 void dest_take_first(struct ff_dest *d)
 {
+    if (d->pager.prefill_up) /* fed, it went on without the link, and looks at what it was told */
+        return;
     char *text = atomic_exchange(&d->first, NULL);
     struct ff_error why;
 

@@ -221,10 +221,14 @@ static int start_in_place(struct ff_pager *p, struct transfer *t, uint64_t end,
 }
 
 /* @t is due. What it has claimed in place may lie in several parts of this link, which it did not
- * over the last one: 1, 0 when the queue is full, -errno */
+ * over the last one; a buffer's is of this link, and claimed by nobody: 1, 0 when the queue is full,
+ * -errno */
 static int start_due(struct ff_pager *p, struct transfer *t, struct ff_error *err)
 {
     struct ff_prefill_engine *e = p->prefill;
+
+    if (!t->in_place)
+        return post_read(p, t, err);
     uint64_t n = ff_pager_part_end(t->r, t->first, t->first + t->n) - t->first;
 
     if (!ff_pager_is_unreadable(t->r, t->first)) {
