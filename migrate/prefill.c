@@ -387,9 +387,10 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
     if (!e->n_busy && atomic_load(&p->next_feed))
         ff_feed_take(p);
     bool left = e->cut || ff_chunks_left(&e->chunks);
-    if (!e->n_busy && !left && ff_feed_may_need(p))
+    bool idle = !e->n_busy && !e->n_due; /* due: tags of a feed that was left may have the room */
+    if (idle && !left && ff_feed_may_need(p))
         return ff_feed_rest(p, why);
-    if (!e->n_busy && (!left || !e->feed))
+    if (idle && (!left || !e->feed))
         return left;
     int n = (int)FF_MIN(e->n_kept, (unsigned)FF_ARRAY_LEN(wc));
     memcpy(wc, e->kept, (unsigned)n * sizeof(*wc));
