@@ -67,7 +67,7 @@ static uint32_t find_region(const struct ff_regions *t, const char *text, size_t
 }
 
 /* One number, hexadecimal: without a sign, space or 0x. False: there is none */
-static bool get_number(const char **at, uint64_t *out)
+static bool get_hex(const char **at, uint64_t *out)
 {
     size_t n = strspn(*at, "0123456789abcdef");
 
@@ -81,12 +81,12 @@ static bool get_number(const char **at, uint64_t *out)
 static bool get_span(const char **at, struct ff_span *out)
 {
     out->n = 1;
-    if (!get_number(at, &out->first))
+    if (!get_hex(at, &out->first))
         return false;
     if (**at != '+')
         return true;
     ++*at;
-    return get_number(at, &out->n) && out->n;
+    return get_hex(at, &out->n) && out->n;
 }
 
 int ff_working_set_read(struct ff_working_set *s, const struct ff_regions *t, const char *text,

@@ -33,7 +33,7 @@ static bool is_off(const struct fork *f)
     return f->o->working_set && !strcmp(f->o->working_set, "none");
 }
 
-static char *base_of(const struct fork *f)
+static char *run_base(const struct fork *f)
 {
     return f->s.o.rundir ? xstrdup(f->s.o.rundir) : rundir_base();
 }
@@ -43,7 +43,7 @@ static char *path_of(const struct fork *f)
 {
     if (f->o->working_set)
         return xstrdup(f->o->working_set);
-    FF_AUTO_FREE char *base = base_of(f);
+    FF_AUTO_FREE char *base = run_base(f);
     return xprintf("%s/" OF_PARENT "%d-%llu", base, (int)f->s.parent_pid,
                    (unsigned long long)process_start_time(f->s.parent_pid));
 }
@@ -86,7 +86,7 @@ static int read_file(const char *path, char **out, struct ff_error *why)
 
 int fork_read_working_set(struct fork *f, struct ff_error *why)
 {
-    FF_AUTO_FREE char *base = base_of(f), *path = path_of(f);
+    FF_AUTO_FREE char *base = run_base(f), *path = path_of(f);
 
     if (is_off(f) || (!f->o->working_set && !rundir_is_own(base)))
         return 0;
@@ -116,7 +116,7 @@ static void forget_dead(const char *base)
         closedir(d);
 }
 
-static int write_file(const char *path, const char *text, struct ff_error *why)
+static int write_pages(const char *path, const char *text, struct ff_error *why)
 {
     FF_AUTO_FREE char *fresh = xprintf("%s.%d", path, (int)getpid());
     FILE *out = fopen(fresh, "wxe");
@@ -144,12 +144,12 @@ void fork_keep_working_set(struct fork *f)
     }
     if (is_off(f) || !first)
         return;
-    FF_AUTO_FREE char *base = base_of(f), *path = path_of(f);
+    FF_AUTO_FREE char *base = run_base(f), *path = path_of(f);
     if (!f->o->working_set) {
         if (!rundir_is_own(base))
             return;
         forget_dead(base);
     }
-    if (write_file(path, first->touched, &why))
+    if (write_pages(path, first->touched, &why))
         strv_add(&f->s.notes, "the next fork does not know what this one's children touched: %s", why.text);
 }

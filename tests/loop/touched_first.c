@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * working_set.c - what children have touched is known, and comes first to others
+ * touched_first.c - what children have touched is known, and comes first to others
  */
 #include <pthread.h>
 #include <string.h>
