@@ -98,13 +98,14 @@ uint64_t ff_dest_bytes_group(struct ff_dest *d)
     return d->pager_used ? atomic_load(&d->pager.count.bytes_group) : 0;
 }
 
-/* verify=on: who has the fork's key could forge packets */
+/* verify=on: who has the fork's key could forge packets. Which interface the link says: while it is away,
+ * the next one will */
 void dest_join_group(struct ff_dest *d)
 {
     const struct ff_announce *a = &d->publish.group;
     struct ff_error why;
 
-    if (d->has_joined || !d->owner.adopt || (!a->at.port && !a->why_not) || !d->addr.key ||
+    if (d->has_joined || !d->pager.link || !d->owner.adopt || (!a->at.port && !a->why_not) || !d->addr.key ||
         d->addr.verify || d->verbs || d->pager.mode == FF_PREFILL_OFF)
         return;
     d->has_joined = true;

@@ -228,6 +228,21 @@ static void links_break(void)
     must(f[1]->breaks);
 }
 
+static bool all_here(unsigned i)
+{
+    return !i || came_at_all(i);
+}
+
+/* RUNNING does not come over: who has no link joins when there is the next */
+static void break_before_running(void)
+{
+    agents_are(2, "");
+    f[0]->faults = "control.send=fail@4"; /* WELCOME, WATCHING, READY */
+    begin("");
+    all_end_well(all_here);
+    must(f[0]->breaks);
+}
+
 static void agent_dies(void)
 {
     agents_are(3, ",reconnect=0");
@@ -334,6 +349,7 @@ int main(int argc, char **argv)
         {"the source cannot send any more", sender_fails, 40},
         {"the source stops for a while", sender_stops, 40},
         {"a link breaks meanwhile", links_break, 40},
+        {"a link breaks before anything is sent", break_before_running, 40},
         {"an agent dies meanwhile", agent_dies, 40},
         {"an IPv6 group", ipv6, 40},
         {"verify=on: nothing is sent", verified, 40},
