@@ -11,8 +11,8 @@
  * Limits       SLOTS_BYTES of slots, SLOTS_MAX at most: packets that come later than that many pages are
  *              of no use. FIRST_MS: the source begins when its first agent runs, and says each 50 ms that
  *              it is there. IDLE_MS: a source whose host is busy for longer has begun again by then.
- *              QUIET_MS: it waits for its other agents, but not for ever. AFTER_MS of silence end the
- *              thread.
+ *              QUIET_MS: it waits for its other agents, but not for ever; or of each page a part is lost.
+ *              AFTER_MS of silence end the thread.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -78,7 +78,7 @@ const char *ff_hearing_why_not(const struct ff_hearing *h)
         [NOT_HEARD] = "nothing comes from the group: a switch or a firewall filters it",
         [STOPPED] = "nothing more came from the group",
         [LOST_MUCH] = "most of what the group was sent is lost on its way",
-        [QUIET] = "the group waits for somebody",
+        [QUIET] = "no page comes whole from the group",
     };
     return words[atomic_load(&h->why)];
 }
@@ -90,6 +90,13 @@ void ff_hearing_count(struct ff_hearing *h, uint64_t *packets, uint64_t *lost)
 }
 
 /* --- what has come --- */
+
+static void got_pages(struct ff_hearing *h)
+{
+    atomic_store(&h->page_ns, ff_now_ns());
+    atomic_store(&h->why, ALL_WELL);
+    ff_pager_installed(h->p);
+}
 
 /* @n pages of ours, however long that takes: 0, or the image is of no use, or the pager is to stop */
 static int install(struct ff_hearing *h, struct ff_pager_region *r, uint64_t page, uint64_t n,
@@ -126,7 +133,7 @@ static int take_page(struct ff_hearing *h, struct slot *s, const uint8_t *bytes)
         return rc;
     atomic_fetch_add(&h->p->count.bytes_prefill, psize);
     atomic_fetch_add(&h->p->count.bytes_group, psize);
-    ff_pager_installed(h->p);
+    got_pages(h);
     return 0;
 }
 
@@ -168,7 +175,7 @@ static int take_zeros(struct ff_hearing *h, struct ff_pager_region *r, uint64_t 
         else if (run)
             rc = install(h, r, page, run, NULL);
         if (run && !rc)
-            ff_pager_installed(h->p);
+            got_pages(h);
     }
     return rc;
 }
@@ -186,7 +193,6 @@ static int take_packet(struct ff_hearing *h, const struct ff_packet *k)
     if ((k->kind != FF_PACKET_PAGE && k->kind != FF_PACKET_ZEROS) || k->page >= pages ||
         n > pages - k->page || n > ZEROS_MAX)
         return 0;
-    atomic_store(&h->page_ns, ff_now_ns());
     return k->kind == FF_PACKET_ZEROS ? take_zeros(h, r, k->page, n) : take_part(h, r, k);
 }
 
@@ -201,7 +207,8 @@ static int take_datagrams(struct ff_hearing *h, const uint32_t *len, int n)
             ff_packet_open(h->packets, h->datagram + (size_t)i * FF_PACKET_MAX, len[i], h->room, &k))
             continue;
         atomic_store(&h->heard_ns, ff_now_ns());
-        atomic_store(&h->why, ALL_WELL); /* late is not never */
+        if (atomic_load(&h->why) != QUIET)
+            atomic_store(&h->why, ALL_WELL); /* late is not never */
         rc = take_packet(h, &k);
     }
     ff_packets_count(h->packets, &came, &lost);

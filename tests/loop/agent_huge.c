@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "cleanup.h"
+#include "failpoint.h"
 #include "family.h"
 #include "platform.h"
 
@@ -71,8 +72,8 @@ static void handed_over(void)
     run(f);
 }
 
-/* A page has more than a thousand parts, and lacks one of them if a packet is lost */
-static void by_multicast(void)
+/* Faults of the agent, and of the source, which sends to a group */
+static struct family *family_by_multicast(const char *at_agent, const char *at_source)
 {
     static char options[200];
     struct family *f = huge_family(CHILDREN, options);
@@ -81,7 +82,7 @@ static void by_multicast(void)
     snprintf(options, sizeof(options), "key-file=%s,multicast=239.192.7.251:%d", loop_key_file(),
              20000 + getpid() % 20000);
     f->resumes = true;
-    f->faults = "dest.group.packet=fail@1000";
+    f->faults = at_agent;
     for (unsigned i = 0; i < CHILDREN; i++)
         f->child[i].when = WHEN_COMPLETE;
     family_fork(f);
@@ -91,17 +92,41 @@ static void by_multicast(void)
     must_ok(ff_group_new(a, 1, &f->group, &err), err);
     ff_address_free(a);
     family_start(f);
+    must_ok(ff_failpoints_arm(at_source, &err), err);
     family_source(f, S_DONE);
     must(wait_flag(&f->ended, 20000));
-    printf("      %llu of %llu KiB by the group, %llu packets lost\n",
+    printf("      %llu of %llu KiB by the group, %llu packets lost: %s\n",
            (unsigned long long)f->stats.bytes_group >> 10,
            (unsigned long long)f->stats.image.bytes_prefill >> 10,
-           (unsigned long long)f->stats.image.group_lost);
-    must(f->stats.bytes_group && f->stats.bytes_group < f->stats.image.bytes_prefill);
+           (unsigned long long)f->stats.image.group_lost, f->stats.no_group);
+    return f;
+}
+
+static void ends_well(struct family *f)
+{
     struct ff_group *group = f->group;
+
     family_must_succeed(f);
     ff_group_free(group);
     loop_remove_key();
+}
+
+/* A page has more than a thousand parts, and lacks one of them if a packet is lost */
+static void by_multicast(void)
+{
+    struct family *f = family_by_multicast("dest.group.packet=fail@1000", "");
+
+    must(f->stats.bytes_group && f->stats.bytes_group < f->stats.image.bytes_prefill);
+    ends_well(f);
+}
+
+/* Packets come all the time, but no page before 15 s: nobody waits for that */
+static void no_page_whole(void)
+{
+    struct family *f = family_by_multicast(NULL, "source.group.send=delay:80000");
+
+    must(!f->stats.bytes_group && strstr(f->stats.no_group, "no page comes whole"));
+    ends_well(f);
 }
 
 /* One child more than there are pages for: it alone is refused, before it touches anything */
@@ -141,6 +166,7 @@ int main(int argc, char **argv)
         {"lent", lent, 30},
         {"handed over", handed_over, 30},
         {"by multicast", by_multicast, 40},
+        {"by multicast, no page whole", no_page_whole, 40},
         {"one too many", one_too_many, 40},
     };
 
