@@ -22,9 +22,9 @@
 
 static unsigned permille_lost(const struct ff_group_got *g)
 {
-    uint64_t all = g->packets + g->lost;
+    uint64_t lost = FF_MIN(g->lost, UINT32_MAX), all = FF_MIN(g->packets, UINT32_MAX) + lost;
 
-    return all ? (unsigned)(g->lost * 1000 / all) : 0;
+    return all ? (unsigned)(lost * 1000 / all) : 0; /* whatever an agent says: at most 1000 */
 }
 
 static int by_loss(const void *a, const void *b)

@@ -77,10 +77,23 @@ static void test_useless(void **state)
     assert_int_equal(r.useless, 0);
 }
 
+/* What an agent says is not believed to be possible */
+static void test_lies(void **state)
+{
+    struct ff_group_got got[] = {{1, UINT64_MAX}, {UINT64_MAX, UINT64_MAX}, {UINT64_MAX, 1}};
+    struct ff_group_rate r = rate_of(100);
+    (void)state;
+
+    ff_group_rate_turn(&r, got, 3, true); /* the second decides, who has lost half */
+    assert_int_equal(r.bytes_s, 50 * 125000);
+    ff_group_rate_turn(&r, &(struct ff_group_got){1, UINT64_MAX}, 1, true);
+    assert_int_equal(r.bytes_s, 25 * 125000);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_grows), cmocka_unit_test(test_outlier),
-                                       cmocka_unit_test(test_useless)};
+                                       cmocka_unit_test(test_useless), cmocka_unit_test(test_lies)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
