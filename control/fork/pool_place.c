@@ -47,7 +47,7 @@ static int pool_socket(const char *path, struct sockaddr_un *a, struct ff_error 
         return ff_error_set(why, ENAMETOOLONG, "%s: the name is too long: name a shorter --rundir",
                             path);
     strcpy(a->sun_path, path);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     return fd < 0 ? ff_error_set(why, errno, "socket: %s", strerror(errno)) : fd;
 }
 
@@ -124,6 +124,12 @@ void pool_clear(const char *base, const char *path)
 
 /* --- what children were started with --- */
 
+/* The same from whichever folder it is asked for */
+static char *place(const char *path)
+{
+    return path ? defaults_absolute_path(path) : NULL;
+}
+
 json_t *pool_terms(const struct fork_options *o, const struct hostlist *hosts)
 {
     json_t *list = json_array();
@@ -133,16 +139,21 @@ json_t *pool_terms(const struct fork_options *o, const struct hostlist *hosts)
         FF_AUTO_FREE char *text = xprintf("%s=%s:%u", n->host, n->address, n->slots);
         json_array_append_new(list, json_string(text));
     }
-    return json_pack("{so ss? ss? ss? ss? ss? ss? ss? ss? ss? si ss? ss? si si so}", "hosts", list,
+    const bool off = o->working_set && !strcmp(o->working_set, "none");
+    FF_AUTO_FREE char *set = off ? xstrdup("none") : place(o->working_set);
+    FF_AUTO_FREE char *rundir = place(o->s.rundir), *metrics = place(o->s.metrics_dir);
+    FF_AUTO_FREE char *agent = o->s.agent ? xstrdup(o->s.agent) : defaults_agent();
+    return json_pack("{so ss? ss? ss? ss? ss? ss? ss? ss? ss? si ss? ss? si si so ss? ss? ss?}", "hosts", list,
                      "launcher", o->s.launcher, "options", o->s.link_options, "qemu", o->s.qemu,
-                     "agent", o->s.agent, "scope", o->s.scope, "metrics-dir", o->s.metrics_dir,
+                     "agent", agent, "scope", o->s.scope, "metrics-dir", metrics,
                      "scratch", o->scratch, "overlays", o->overlays, "nbd", o->nbd, "net",
                      (int)o->net, "bridge", o->bridge, "hostname", o->hostname, "fanout", o->fanout,
                      "max-chain", (int)o->max_chain, "ip",
-                     o->ip.n ? strv_json(o->ip.v) : json_array());
+                     o->ip.n ? strv_json(o->ip.v) : json_array(), "rundir", rundir,
+                     "multicast", o->multicast, "working-set", set);
 }
 
-const char *pool_other_term(const json_t *a, const json_t *b)
+static const char *other_in(const json_t *a, const json_t *b)
 {
     const char *key;
     json_t *value;
@@ -151,4 +162,11 @@ const char *pool_other_term(const json_t *a, const json_t *b)
         if (!json_equal(value, json_object_get(b, key)))
             return key;
     return NULL;
+}
+
+const char *pool_other_term(const json_t *a, const json_t *b)
+{
+    const char *key = other_in(a, b);
+
+    return key ? key : other_in(b, a); /* that one of another version has alone */
 }
