@@ -228,6 +228,8 @@ static int do_fork(struct fork *f)
     if (!f->o->prestart && !f->o->hold && start_beside(f))
         fork_spawn(f);
     int rc = f->o->prestart && !f->o->hold ? start_ahead(f) : 0;
+    if (f->o->hold)
+        rc = fork_hold_settle(f);
     if (!rc)
         rc = fork_export(f, &f->s.why);
     if (rc)

@@ -137,6 +137,7 @@ struct fork_hold {
     struct fork_options *options;
 };
 int fork_hold(struct fork *f, struct ff_error *why);
+int fork_hold_settle(struct fork *f); /* agents have done what they were told. -ECANCELED */
 void fork_hold_failed(const struct fork *f);
 void fork_hold_done(const struct fork *f);
 

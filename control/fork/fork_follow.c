@@ -91,8 +91,7 @@ void fork_look_after(struct fork *f, bool ask)
         if (h->ping_ms && now > h->ping_ms + (uint64_t)f->s.o.timeout_s * 1000) {
             host_fail(&f->s, h, "no answer for %u s: its children may still run", f->s.o.timeout_s);
         } else if (!h->ping_ms && ask) {
-            h->ping_ms = now;
-            host_send(h, json_pack("{sb}", "ping", true));
+            host_ping(h);
         }
     }
 }

@@ -8,19 +8,24 @@
  * Purpose      the process that pool.c keeps: an ordinary fork that was begun, and stands still
  *              where --prestart would freeze the parent. A request is the rest of it.
  * Picture      children connected; the parent's monitor is given back  -> ready, to pool.c
- *              request, with the stdout and stderr of who asks
+ *              request
  *              the parent is asked again: is each child what it would be if it were started now?
- *              taken -> to who asks; the children that are too many end; the others hear of how
- *              many they are; x-farfork-export, and all that follows it
+ *              taken -> to who asks, which gives its stdout and stderr; the children that are too many end; the others hear of how
+ *              many they are; agents answer that this is so; x-farfork-export, and all that follows it
  * Invariants   1. Who asked starts an ordinary fork unless it reads `taken`, which is sent before
  *                 the parent is frozen. When that cannot be sent, nothing was taken.
  *              2. A child that waits has no state, and so nothing to run: it ends with its agent,
  *                 that with this process, and this one with pool.c, until it says `taken`.
+ *              3. No agent gets the image before it has ended what is left over, and has what
+ *                 the others are to be told: an image may come faster than a launcher's words.
  * Failure      a child or host that ends: none is left, and pool.c begins anew. So it does where
  *              the parent has other disks, devices or memory by now: each fork gives it new
  *              overlays, on which the children that are left over do not stand.
  */
 #include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 #include <unistd.h>
 
@@ -111,8 +116,12 @@ static int ask_parent(struct fork *f, unsigned n, struct ff_error *why)
     pid_t was = f->s.parent_pid;
     int rc = session_find_parent(&f->s, why);
 
+    free(f->first); /* children of other forks have touched pages since */
+    f->first = NULL;
     if (!rc && f->s.parent_pid != was)
         rc = ff_error_set(why, ESTALE, "the parent is another process");
+    if (!rc)
+        rc = fork_read_working_set(f, why);
     if (!rc)
         rc = session_add_plugged(&f->s, why);
     if (!rc)
@@ -121,20 +130,29 @@ static int ask_parent(struct fork *f, unsigned n, struct ff_error *why)
 }
 
 /* Nobody else has to know that this process is not who was asked */
-static void speak_for(struct fork *f, const json_t *m, int fds[POOL_FDS])
+static void speak_for(struct fork *f, const json_t *m, int client)
 {
+    FF_AUTO_JSON json_t *output = NULL;
+    int fds[POOL_FDS] = {-1, -1};
+
     prctl(PR_SET_PDEATHSIG, 0);
+    signal(SIGTTOU, SIG_IGN); /* it is in no terminal's foreground, and writes there */
+    if (pool_recv(client, (int)f->s.o.timeout_s * 1000, &output, fds) || fds[POOL_ERR] < 0) {
+        pool_close(fds); /* it was killed, and nobody hears */
+        fds[POOL_OUT] = open("/dev/null", O_WRONLY | O_CLOEXEC);
+        fds[POOL_ERR] = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    }
     dup2(fds[POOL_OUT], STDOUT_FILENO);
     dup2(fds[POOL_ERR], STDERR_FILENO);
-    f->o->hold->client = fds[POOL_CLIENT];
-    fds[POOL_CLIENT] = -1;
+    pool_close(fds);
+    f->o->hold->client = client;
     f->s.o.quiet = json_is_true(json_object_get(m, "quiet"));
     f->s.watch = 0;
 }
 
 static int take_held(struct fork *f, const json_t *m, int fds[POOL_FDS], struct ff_error *why)
 {
-    unsigned n = (unsigned)json_integer_value(json_object_get(m, "n"));
+    unsigned n = (unsigned)json_integer_value(json_object_get(m, "n")), timeout_s = f->s.o.timeout_s;
 
     f->s.begin_ms = ff_now_exact_ms();
     take_options(f, m);
@@ -143,10 +161,13 @@ static int take_held(struct fork *f, const json_t *m, int fds[POOL_FDS], struct 
         rc = -ECHILD;
     if (!rc)
         rc = pool_send(fds[POOL_CLIENT], json_pack("{si}", "taken", (int)getpid()), NULL, 0);
-    if (rc)
+    if (rc) {
+        f->s.o.timeout_s = timeout_s; /* hosts are looked after by the pool's own */
         return rc;
-    speak_for(f, m, fds);
+    }
     pool_send(f->o->hold->control, json_pack("{si}", "taken", (int)n), NULL, 0);
+    speak_for(f, m, fds[POOL_CLIENT]);
+    fds[POOL_CLIENT] = -1;
     session_trim(&f->s, n);
     fork_send_messages(f);
     return 0;
@@ -156,7 +177,7 @@ static int take_held(struct fork *f, const json_t *m, int fds[POOL_FDS], struct 
 static int on_request(struct fork *f, struct ff_error *why)
 {
     static json_t *m; /* what options point at */
-    int fds[POOL_FDS] = {-1, -1, -1}, control = f->o->hold->control;
+    int fds[POOL_FDS] = {-1, -1}, control = f->o->hold->control;
 
     json_decref(m);
     m = NULL;
@@ -201,6 +222,26 @@ int fork_hold(struct fork *f, struct ff_error *why)
         rc = rc == -EAGAIN ? 0 : rc;
     }
     return rc;
+}
+
+static bool all_answered(const struct fork *f)
+{
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].state != HOST_FAILED && f->s.hosts[i].pings)
+            return false;
+    return true;
+}
+
+int fork_hold_settle(struct fork *f)
+{
+    for (size_t i = 0; i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].state != HOST_FAILED)
+            host_ping(&f->s.hosts[i]);
+    int rc = fork_pump(f, all_answered, (int)f->s.o.timeout_s * 1000);
+    for (size_t i = 0; rc == -ETIMEDOUT && i < f->s.n_hosts; i++)
+        if (f->s.hosts[i].state != HOST_FAILED && f->s.hosts[i].pings)
+            host_fail(&f->s, &f->s.hosts[i], "no answer for %u s", f->s.o.timeout_s);
+    return rc == -ETIMEDOUT ? 0 : rc;
 }
 
 void fork_hold_failed(const struct fork *f)

@@ -279,14 +279,13 @@ static char *refuse(const struct pool *p, const json_t *terms, unsigned n)
     return p->state == HELD_READY ? NULL : xstrdup("none are ready yet");
 }
 
-static void pass_request(struct pool *p, int client, json_t *m, int fds[POOL_FDS])
+static void pass_request(struct pool *p, int client, json_t *m)
 {
     const json_t *fork = json_object_get(m, "fork");
     unsigned n = (unsigned)json_integer_value(json_object_get(fork, "n"));
     FF_AUTO_FREE char *no = refuse(p, json_object_get(m, "terms"), n);
-    const int pass[] = {client, fds[0], fds[1]};
 
-    if (!no && pool_send(p->control, json_incref((json_t *)fork), pass, POOL_FDS))
+    if (!no && pool_send(p->control, json_incref((json_t *)fork), &client, 1))
         no = xstrdup("its process does not answer");
     if (no)
         pool_send(client, json_pack("{ss}", "no", no), NULL, 0);
@@ -298,12 +297,11 @@ static void on_client(struct pool *p)
 {
     FF_AUTO_CLOSE int client = accept4(p->listen, NULL, NULL, SOCK_CLOEXEC);
     FF_AUTO_JSON json_t *m = NULL;
-    int fds[POOL_FDS] = {-1, -1, -1};
 
-    if (client < 0 || !pool_peer_is_own(client) || pool_recv(client, ASK_LIMIT_MS, &m, fds))
+    if (client < 0 || !pool_peer_is_own(client) || pool_recv(client, ASK_LIMIT_MS, &m, NULL))
         return;
-    if (json_object_get(m, "fork") && fds[1] >= 0) {
-        pass_request(p, client, m, fds);
+    if (json_object_get(m, "fork")) {
+        pass_request(p, client, m);
     } else if (json_is_true(json_object_get(m, "state"))) {
         pool_send(client, state_json(p), NULL, 0);
     } else if (json_is_true(json_object_get(m, "end")) && p->ender < 0) {
@@ -311,7 +309,6 @@ static void on_client(struct pool *p)
         p->ender = client; /* it hears the end of this process */
         client = -1;
     }
-    pool_close(fds);
 }
 
 /* --- the loop --- */
@@ -349,12 +346,13 @@ static void end_pool(struct pool *p)
     ff_close_fd(&p->listen);
     if (kept)
         kill(p->pid, SIGTERM);
-    while ((kept || p->state == HELD_ENDING) && ff_now_ms() < end) {
+    for (bool wait = kept || p->state == HELD_ENDING; wait;) {
         FF_AUTO_JSON json_t *m = NULL;
-        if (pool_recv(p->control, (int)(end - ff_now_ms()), &m, NULL) != 0)
-            break;
-        if (json_object_get(m, "taken")) /* before it heard of the end */
-            break;
+        uint64_t now = ff_now_ms();
+        int rc = pool_recv(p->control, now < end ? (int)(end - now) : 0, &m, NULL);
+        if (rc == -ETIMEDOUT) /* it stands still: what it has ends without it */
+            kill(p->pid, SIGKILL);
+        wait = !rc && !json_object_get(m, "taken"); /* taken: before it heard of the end */
     }
 }
 
@@ -388,8 +386,8 @@ int pool_keep(const struct fork_options *o, struct hostlist *hosts, unsigned eac
         p.signals = open_signals();
         while (!p.over)
             pool_turn(&p);
+        unlink(path); /* while it listens: from then on the name is another pool's, perhaps */
         end_pool(&p);
-        unlink(path);
         ff_close_fd(&p.signals);
     }
     if (rc || p.why)

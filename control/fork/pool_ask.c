@@ -5,9 +5,10 @@
 /**
  * DOC: Theory of Operation
  *
- * Picture      vmclone -> pool.c: terms, number of children, stdout and stderr
+ * Picture      vmclone -> pool.c: terms, number of children
  *                      <- no: an ordinary fork, or
  *                      <- taken, by a process that does all the rest, in vmclone's name
+ *                      -> stdout and stderr
  *                      <- code: of the fork: vmclone ends with it
  * Invariants   never two forks: an ordinary one is made where `taken` was not read, and cannot
  *              come any more.
@@ -30,20 +31,27 @@
 #include "pool_message.h"
 #include "rundir.h"
 
+#define SAY_MS 1000
 #define LIST_LIMIT_MS 5000
 #define END_LIMIT_MS 30000
 #define MIB (1 << 20)
 
 static int request(int sock, const struct fork_options *o, const struct hostlist *hosts)
 {
-    const int fds[] = {STDOUT_FILENO, STDERR_FILENO};
     json_t *fork = json_pack("{si ss? sb sb sb sb si}", "n", (int)o->s.n, "user", o->user_data,
                              "template", o->template, "follow", o->follow, "json", o->s.json,
                              "quiet", o->s.quiet, "timeout", (int)o->s.timeout_s);
 
-    fflush(NULL);
-    return pool_send(sock, json_pack("{so so}", "fork", fork, "terms", pool_terms(o, hosts)), fds,
-                     FF_ARRAY_LEN(fds));
+    return pool_send(sock, json_pack("{so so}", "fork", fork, "terms", pool_terms(o, hosts)), NULL,
+                     0);
+}
+
+static void lend_output(int sock)
+{
+    const int fds[] = {[POOL_OUT] = STDOUT_FILENO, [POOL_ERR] = STDERR_FILENO};
+
+    if (pool_send(sock, json_pack("{sb}", "output", true), fds, FF_ARRAY_LEN(fds)))
+        shutdown(sock, SHUT_WR); /* one is closed: nobody waits for it */
 }
 
 /* Until there is a message, or a signal: -EINTR, or so long */
@@ -92,7 +100,12 @@ static int ask_for_fork(int sock, int signals, const struct fork_options *o,
     int rc = request(sock, o, hosts);
 
     if (!rc)
+        rc = hear(sock, signals, SAY_MS, &m);
+    if (rc == -ETIMEDOUT) {
+        if (!o->s.quiet)
+            fprintf(stderr, "vmclone: waiting for the parent's pool, at most for %u s\n", o->s.timeout_s);
         rc = hear(sock, signals, (int)o->s.timeout_s * 1000, &m);
+    }
     int kept = rc;
     if (rc)
         rc = withdraw(sock, &m);
@@ -112,7 +125,7 @@ bool pool_fork(const struct fork_options *o, const struct hostlist *hosts, int *
     struct ff_error why;
     sigset_t set, was;
 
-    if (!path || access(path, F_OK))
+    if (!path || !rundir_is_own(base) || access(path, F_OK))
         return false;
     FF_AUTO_CLOSE int sock = o->s.id ? ff_error_set(&why, EINVAL, "--id: it names its forks itself")
                                      : pool_connect(path, &why);
@@ -127,12 +140,15 @@ bool pool_fork(const struct fork_options *o, const struct hostlist *hosts, int *
     sigprocmask(SIG_BLOCK, &set, &was);
     FF_AUTO_CLOSE int signals = signalfd(-1, &set, SFD_CLOEXEC);
     int pid = sock < 0 ? 0 : ask_for_fork(sock, signals, o, hosts, &why);
-    if (pid > 0)
+    if (pid > 0) {
+        fflush(NULL);
+        lend_output(sock);
         *code = follow_process(sock, signals, pid);
-    else if (pid < 0)
+    } else if (pid < 0) {
         *code = EXIT_NONE;
-    else
+    } else {
         fprintf(stderr, "vmclone: an ordinary fork, not of the parent's pool: %s\n", why.text);
+    }
     if (!pid)
         sigprocmask(SIG_SETMASK, &was, NULL);
     return pid != 0;
@@ -210,7 +226,9 @@ int pool_end(const char *given, const char *parent)
 
     if (!path)
         ff_error_set(&why, ENOENT, "%s: no QMP socket", parent);
-    FF_AUTO_CLOSE int sock = path ? pool_connect(path, &why) : -1;
+    else if (!rundir_is_own(base))
+        ff_error_set(&why, ENOENT, "%s is no run directory of this user's", base);
+    FF_AUTO_CLOSE int sock = path && rundir_is_own(base) ? pool_connect(path, &why) : -1;
     if (sock < 0 || pool_send(sock, json_pack("{sb}", "end", true), NULL, 0)) {
         fprintf(stderr, "farfork: no pool: %s\n", why.text);
         return EXIT_NONE;

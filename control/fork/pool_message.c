@@ -56,11 +56,11 @@ int pool_recv(int sock, int limit_ms, json_t **m, int fds[POOL_FDS])
     struct iovec v = {.iov_base = text, .iov_len = MESSAGE_MAX_BYTES};
     struct msghdr h = {.msg_iov = &v, .msg_iovlen = 1};
     struct pollfd p = {.fd = sock, .events = POLLIN};
-    int got[POOL_FDS] = {-1, -1, -1};
+    int got[POOL_FDS] = {-1, -1};
 
     if (fds) {
         h.msg_control = room.data;
-        h.msg_controllen = sizeof(room);
+        h.msg_controllen = CMSG_LEN(sizeof(got)); /* with CMSG_SPACE one more would fit */
     }
     if (poll(&p, 1, limit_ms) <= 0)
         return -ETIMEDOUT;

@@ -9,9 +9,10 @@
 
 #include "error.h"
 
-#define POOL_FDS 3
-/* Of a request: who asks, and what that has as stdout and stderr. From who asks: the last two */
-enum { POOL_CLIENT, POOL_OUT, POOL_ERR };
+#define POOL_FDS 2
+/* Of a request: who asks. From who asks, when it has read `taken`: its stdout and stderr, which nobody
+ * is to have open who does not answer */
+enum { POOL_CLIENT = 0, POOL_OUT = 0, POOL_ERR = 1 };
 
 /* Sockets are of type SOCK_SEQPACKET: one message is one packet. @m is taken over. 0, -errno */
 int pool_send(int sock, json_t *m, const int *fds, unsigned n);

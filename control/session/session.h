@@ -74,6 +74,7 @@ struct host {
     unsigned pauses;          /* so often its link broke */
     uint64_t paused_until_ms; /* its agent waits for the parent's memory; 0: it does not */
     uint64_t ping_ms;         /* when it was asked whether it is there; 0: it has answered */
+    unsigned pings;           /* with `pong`: it has done all that it was told before; not yet */
     bool warm;                /* its children wait for a fork, and cost: */
     uint64_t pss_bytes;
 };
@@ -209,6 +210,7 @@ int host_numeric(const char *name, const char *remedy, char **out, struct ff_err
 int host_resolve(struct host *h, struct ff_error *why);
 int host_launch(struct session *s, struct host *h, struct ff_error *why);
 void host_send(struct host *h, json_t *command); /* taken over */
+void host_ping(struct host *h);
 unsigned host_vms(const struct session *s, const struct host *h);
 
 /* Its pipes are readable, or were closed */

@@ -234,6 +234,8 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
     } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt")) {
         json_decref(s->answer);
         s->answer = json_incref((json_t *)e);
+    } else if (!strcmp(name, "pong")) {
+        h->pings -= h->pings > 0;
     } else if (!strcmp(name, "warm")) {
         h->warm = true;
         h->pss_bytes = get_count(e, "pss_bytes");

@@ -110,6 +110,13 @@ void host_send(struct host *h, json_t *command)
     json_decref(command);
 }
 
+void host_ping(struct host *h)
+{
+    h->ping_ms = ff_now_ms();
+    h->pings++;
+    host_send(h, json_pack("{sb}", "ping", true));
+}
+
 /* The launcher has ended, and with it the agent or the way to it */
 static void host_ended(struct session *s, struct host *h)
 {

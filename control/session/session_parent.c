@@ -177,6 +177,7 @@ void session_leave_parent(struct session *s)
 {
     qmp_free(s->qmp);
     s->qmp = NULL;
+    s->parent_silent = s->parent_gone = false; /* it is asked anew */
     strv_free(&s->parent_argv);
     free(s->parent_exe);
     free(s->parent_cwd);

@@ -132,6 +132,12 @@ def verify(fork, parent, before):
     kill(fork.base, fork.result['id'])
 
 
+def has_spoken(pool, qmp):
+    console = os.path.join(os.path.dirname(qmp), f'{os.path.basename(qmp)[:-4]}.'
+                           f'{os.path.basename(pool.parent.console)}')
+    return os.path.exists(console) and os.path.getsize(console) > 0
+
+
 def never_ran(pool, n):
     """Those that wait: there, at rest, without a guest."""
     waiting = pool.waiting()
@@ -141,10 +147,8 @@ def never_ran(pool, n):
         status = ask(qmp, 'query-status')
         if status['running'] or status['status'] != 'inmigrate':
             raise Failed(f'a child that waits is {status}')
-        console = os.path.join(os.path.dirname(qmp), f'{os.path.basename(qmp)[:-4]}.'
-                               f'{os.path.basename(pool.parent.console)}')
-        if os.path.exists(console) and os.path.getsize(console):
-            raise Failed(f'{console}: a child that waits has said something')
+        if has_spoken(pool, qmp):
+            raise Failed(f'{qmp}: a child that waits has said something')
         with open(f'/proc/{pid}/stat', encoding='ascii') as f:
             used = f.read().rpartition(')')[2].split()
         say(f'      a child that waits has used {10 * (int(used[11]) + int(used[12]))} ms of CPU')
@@ -315,6 +319,62 @@ def stopped_by_its_user(t, accel):
             check_nothing_left(pool, parent)
 
 
+def words_come_late(t, accel):
+    """An image comes faster than the launcher's words: what is left over never gets it."""
+    late = os.path.join(t.work, 'late')
+    with open(late, 'w', encoding='ascii') as f:
+        f.write('#!/bin/sh\nwhile IFS= read -r l; do sleep 0.5; printf "%s\\n" "$l"; done | '
+                'ip netns exec "$@"\n')
+    os.chmod(late, 0o700)
+    launcher = ('--launcher', f'{late} {{host}} {{cmd}}')
+    with hosts_of_their_own(1) as hosts, Parent(t, accel, mem_mib=MIB) as parent, \
+            Pool(t, parent, 2, *launcher, hosts=hosts) as pool:
+        parent.start_load()
+        pool.event('ready')
+        waiting, before = never_ran(pool, 2), snapshot(parent)
+        with Fork(pool, 1, *launcher, hosts=hosts) as c:
+            check_result(c, 0, {'complete': 1})
+            (used,) = (row['pid'] for row in c.children)
+            wait_for('end of the child that is left over', 20,
+                     lambda: sum(alive(pid) for pid in waiting) == 1)
+            for pid, qmp in waiting.items():
+                if has_spoken(pool, qmp) != (pid == used):
+                    raise Failed(f'child {pid}, {qmp}: of {used} alone the guest is to run')
+            verify(c, parent, before)
+
+
+def stands_still(t, accel):
+    """Who asks a pool that does not answer waits for so long, and makes an ordinary fork."""
+    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 1) as pool:
+        parent.start_load()
+        pool.event('ready')
+        before = snapshot(parent)
+        pool.proc.send_signal(signal.SIGSTOP)
+        with Fork(pool, 1, '--timeout', '20') as c:
+            check_result(c, 0, {'complete': 1})
+            if not c.ordinary('no answer') or "waiting for the parent's pool" not in c.err:
+                raise Failed(f'a fork of a pool that stands still: {c.err}')
+            verify(c, parent, before)
+        pool.proc.send_signal(signal.SIGCONT)
+        never_ran(pool, 1)
+
+
+def two_after_another(t, accel):
+    """One that ends late takes nothing from the next one."""
+    with Parent(t, accel, memory='memfd', mem_mib=MIB) as parent, Pool(t, parent, 1) as pool:
+        pool.event('ready')
+        (agent,) = pool.agents()
+        os.kill(agent, signal.SIGSTOP)
+        pool.proc.terminate()
+        wait_for('its end to begin', 20, lambda: not pool.state())
+        with Pool(t, parent, 1) as other:
+            other.event('ready')
+            os.kill(agent, signal.SIGCONT)
+            pool.ended(0)
+            if len(other.state()) != 1:
+                raise Failed('the socket of the second pool is gone')
+
+
 def other_hosts(t, accel):
     """Two hosts; one of them is lost, and the other is kept."""
     with hosts_of_their_own(2) as hosts, Parent(t, accel, mem_mib=MIB) as parent:
@@ -411,6 +471,12 @@ def run(t):
         parent_ends(t, accel)
     with t.case('interrupted by who asked'):
         stopped_by_its_user(t, accel)
+    with t.case('a launcher that is slow'):
+        words_come_late(t, accel)
+    with t.case('a pool that stands still'):
+        stands_still(t, accel)
+    with t.case('one ends while the next one begins'):
+        two_after_another(t, accel)
     with t.case('two hosts, one is lost'):
         other_hosts(t, accel)
     with t.case("the parent's disk is another"):
