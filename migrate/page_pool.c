@@ -3,10 +3,13 @@
  * page_pool.c - pages made ready while a destination waits for its source; see page_pool.h
  */
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -123,13 +126,29 @@ static void *pool_main(void *opaque)
             room = ff_page_pool_room("");
             looked = done;
         }
-        if (room < n || madvise(part->at + at, n, MADV_POPULATE_WRITE))
+        if (room < n)
             break;
+        if (madvise(part->at + at, n, MADV_POPULATE_WRITE)) {
+            /* some of it is there, perhaps, which nobody knows to be ready: it would read as zeros */
+            if (part->is_file)
+                madvise(part->at + at, n, MADV_REMOVE);
+            break;
+        }
         room -= n;
         done += n;
         atomic_store(&s->ready_bytes, done);
     }
     return NULL;
+}
+
+/* Does nobody else map @fd, but who was given it? What is ready would be zeros to him, and to give it
+ * back would take his bytes; and a disk would be written to */
+static bool is_own_memory(int fd)
+{
+    struct statfs fs;
+    struct stat st;
+
+    return !fstatfs(fd, &fs) && fs.f_type == TMPFS_MAGIC && !fstat(fd, &st) && !st.st_nlink;
 }
 
 /* A place for what is made ready for @r, of which nothing is there yet: 0; else there is none */
@@ -138,6 +157,8 @@ static int place_part(struct ff_pool_part *part, const struct ff_region *r, bool
 {
     if (r->psize != (uint32_t)sysconf(_SC_PAGESIZE) || !(r->fd < 0 ? moves : continues) ||
         !ff_region_is_empty(r) || ff_policy_is_set(r))
+        return -1;
+    if (r->fd >= 0 && !is_own_memory(r->fd))
         return -1;
     part->is_file = r->fd >= 0;
     if (!part->is_file)
@@ -150,6 +171,7 @@ static int place_part(struct ff_pool_part *part, const struct ff_region *r, bool
 
 static void advise(void *m, uint64_t len)
 {
+    munlock(m, len); /* mlockall() of times to come: nothing could be given back */
     madvise(m, len, MADV_DONTFORK); /* not a child's, which would make them unmovable */
     /* to take single pages out of a huge one costs more than it saves */
     madvise(m, len, MADV_NOHUGEPAGE);
@@ -224,6 +246,12 @@ uint8_t *ff_page_pool_take(struct ff_page_pool *s, unsigned i, uint64_t *ready_b
     *ready_bytes = ready_of(s, &s->part[i]);
     s->part[i].taken = *ready_bytes;
     return *ready_bytes ? s->part[i].at : NULL;
+}
+
+void ff_page_pool_return(struct ff_page_pool *s)
+{
+    for (unsigned i = 0; i < s->n; i++)
+        s->part[i].taken = false;
 }
 
 void ff_page_pool_empty(struct ff_page_pool *s)

@@ -28,13 +28,15 @@
  *
  * Invariants   the pool and what is installed are never more than the guest's memory, but for
  *              what the prefill thread has under way. When it ends, for whatever reason, the
- *              pool is empty, but for a file that a pager has taken: what is missing there stays
- *              the next link's to fill.
+ *              pool is empty, but for a file that a pager has taken and a guest has run in: what is
+ *              missing there stays the next link's to fill.
  *              Nobody else maps a file of the pool meanwhile, since a page that is ready is not
- *              missing there: it would read as zeros. So an agent's image has none.
- * Limits       memory of base pages without a NUMA policy, which moved pages would not
- *              follow; never so much that less than a share of the host's memory, or of its control
- *              group's, is left. Nothing where the guest's memory is populated already.
+ *              missing there: it would read as zeros. So an agent's image has none, nor has a file
+ *              with a name, which others may open.
+ * Limits       anonymous memory, memfds and unlinked files of tmpfs; of base pages, without a NUMA
+ *              policy, which moved pages would not follow; never so much that less than a share of
+ *              the host's memory, or of its control group's, is left. Nothing where the guest's
+ *              memory is populated already.
  *              Kernels before 6.18 flush the other CPUs' TLBs once a page, not once a run.
  * Failure      what is not ready is not used: it is never needed.
  */
@@ -77,6 +79,9 @@ uint8_t *ff_page_pool_of(const struct ff_page_pool *s, unsigned i, uint64_t *rea
 
 /* Likewise, of a shared file: what is ready is the caller's; the mapping stays the pool's */
 uint8_t *ff_page_pool_take(struct ff_page_pool *s, unsigned i, uint64_t *ready_bytes);
+
+/* No guest ran in what was taken, and none will: ff_page_pool_free() gives it back, too */
+void ff_page_pool_return(struct ff_page_pool *s);
 
 /* Give every anonymous page back; the pool may be read into until ff_page_pool_free() */
 void ff_page_pool_empty(struct ff_page_pool *s);
