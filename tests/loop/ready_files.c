@@ -190,6 +190,21 @@ static void off(void)
     not_wanted("precopy=1");
 }
 
+/* The guest stays at the source: the file is empty, as it was before */
+static void fails_before_go(void)
+{
+    static struct move m;
+
+    for (unsigned i = 0; i < 2; i++) {
+        m = a_move(true, "timeout=5");
+        loop_arm(i ? "dest.ready=fail" : "dest.pager=fail");
+        move_run(&m);
+        must(m.src.rc && m.dst.rc && !m.ran && !m.dest);
+        must(!in_files(&m));
+        move_free(&m);
+    }
+}
+
 static void *accept_main(void *dest)
 {
     struct ff_error err;
@@ -237,6 +252,7 @@ int main(int argc, char **argv)
         {"was touched", was_touched, 60},
         {"breaks", breaks, 60},
         {"off", off, 40},
+        {"fails before GO", fails_before_go, 40},
         {"nobody comes", nobody_comes, 40},
     };
     return loop_main(argc, argv, setup, tests, sizeof(tests) / sizeof(tests[0]));
