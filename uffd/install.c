@@ -26,6 +26,10 @@
 
 #define READ_BATCH 32
 
+#ifndef MADV_DONTNEED_LOCKED /* Linux 5.18 */
+#define MADV_DONTNEED_LOCKED 24
+#endif
+
 /* Linux 6.6; see linux/userfaultfd.h there */
 #ifndef UFFDIO_POISON
 struct uffdio_poison {
@@ -330,7 +334,7 @@ int ff_uffd_empty_ready(const struct ff_uffd_range *r, struct ff_error *err)
 {
     uint64_t ready = r->ready_bytes, rest = r->len_bytes - ready;
 
-    if (madvise(r->host, ready, MADV_DONTNEED) ||
+    if ((madvise(r->host, ready, MADV_DONTNEED) && madvise(r->host, ready, MADV_DONTNEED_LOCKED)) ||
         (rest && madvise(r->alias + ready, rest, MADV_REMOVE)))
         return ff_error_set(err, errno, "uffd: empty %llu bytes: %s (is the memory locked?)",
                             (unsigned long long)r->len_bytes, strerror(errno));

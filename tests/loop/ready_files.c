@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -158,6 +159,28 @@ static void was_touched(void)
     }
 }
 
+/* Memory that is locked as it is touched */
+static void lock_some(struct move *m)
+{
+    touch_some(m);
+    for (unsigned i = 0; i < m->n_regions; i++)
+        if (mlock2(m->area[i].host, m->area[i].len_bytes, MLOCK_ONFAULT))
+            loop_skip("it cannot lock memory (see RLIMIT_MEMLOCK)");
+}
+
+static void is_locked(void)
+{
+    static struct move m;
+
+    m = a_move(true, "");
+    m.prepared = lock_some;
+    m.touchers = 2;
+    m.writes = true;
+    move_run(&m);
+    must(m.dst.stats.bytes_continued && !m.dst.stats.bytes_copied);
+    move_must_succeed(&m);
+}
+
 /* Links break: what was to come into the file comes over the next one */
 static void breaks(void)
 {
@@ -250,6 +273,7 @@ int main(int argc, char **argv)
         {"tcp: under touchers", tcp_touchers, 60},
         {"comes early", comes_early, 40},
         {"was touched", was_touched, 60},
+        {"is locked", is_locked, 60},
         {"breaks", breaks, 60},
         {"off", off, 40},
         {"fails before GO", fails_before_go, 40},
