@@ -491,6 +491,10 @@ int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err);
 /* Watch every region and take the source's keys: from here on the library serves faults */
 int ff_dest_start(struct ff_dest *d, struct ff_error *err);
 
+/* Call it after ff_dest_start(), which has emptied the @region-th region itself if this says so: pages
+ * are ready in the region's file, and a caller that empties memory discards nothing of it */
+bool ff_dest_is_emptied(const struct ff_dest *d, unsigned region);
+
 /* Register memory to land in, report that it is watched and empty, and wait for the device state.
  * From here on nothing may discard memory until ff_dest_wait_done() has returned 0.
  * @state: free it with free() */

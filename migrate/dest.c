@@ -556,6 +556,8 @@ void ff_dest_free(struct ff_dest *d)
     ff_tunnel_detach(d->ctl.tunnel);
     if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
         d->link->ops->free(d->link);
+    if (!atomic_load(&d->pager.guest_runs))
+        ff_page_pool_return(&d->pool);
     if (d->pager_used)
         ff_pager_free(&d->pager);
     ff_tunnel_free(d->ctl.tunnel);

@@ -147,21 +147,24 @@ static int find_source(struct ff_dest *d, const char *config, struct ff_error *e
     }
 }
 
-/* Else what is made ready is of no use: the guest's memory twice */
-static bool kernel_moves(void)
+/* What is made ready is of use only where the kernel can put it under the guest: else it would be
+ * the guest's memory twice */
+static void start_pool(struct ff_dest *d)
 {
+    enum ff_prefill_mode mode = d->addr.prefill;
+    bool pulls = mode == FF_PREFILL_PULL || mode == FF_PREFILL_AUTO;
     struct ff_uffd_probe p;
 
+    if (d->regions.elsewhere || !d->addr.prealloc || d->addr.landing != FF_LANDING_AUTO)
+        return;
     ff_uffd_probe(&p);
-    return p.moves;
+    ff_page_pool_start(&d->pool, &d->regions, p.moves && (pulls || d->addr.precopy),
+                       p.continues && mode != FF_PREFILL_OFF && !d->addr.precopy);
 }
 
 int ff_dest_accept(struct ff_dest *d, const char *config, struct ff_error *err)
 {
-    bool pulls = d->addr.prefill == FF_PREFILL_PULL || d->addr.prefill == FF_PREFILL_AUTO;
-    if (!d->regions.elsewhere && d->addr.prealloc && d->addr.landing == FF_LANDING_AUTO &&
-        (pulls || d->addr.precopy) && kernel_moves())
-        ff_page_pool_start(&d->pool, &d->regions);
+    start_pool(d);
     int rc = find_source(d, config, err);
     dest_drop_waiting(d);
     /* what is pinned cannot be moved; and a fault gives pages of it back that are being read into,

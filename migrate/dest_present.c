@@ -33,6 +33,11 @@ bool ff_dest_is_present(const struct ff_dest *d, unsigned region, uint64_t offse
     return here;
 }
 
+bool ff_dest_is_emptied(const struct ff_dest *d, unsigned region)
+{
+    return d->pager_used && d->pager.region[region].range.ready_bytes;
+}
+
 void ff_dest_stats(struct ff_dest *d, struct ff_stats *out)
 {
     memset(out, 0, sizeof(*out));

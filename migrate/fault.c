@@ -86,8 +86,9 @@ static int post_slot(struct ff_pager *p, struct slot *s, struct ff_error *why)
     uint32_t lkey;
 
     s->zero = s->poison = 0;
-    bool in_file = (s->local = ff_pager_in_place(r, s->want.page, &lkey));
-    if (!in_file) {
+    s->local = ff_pager_in_place(r, s->want.page, &lkey);
+    bool in_file = s->local && !ff_pager_is_ready(r, s->want.page, 1);
+    if (!s->local) {
         s->local = f->memory + i * f->slot_bytes;
         lkey = f->mr.lkey;
     }

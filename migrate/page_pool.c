@@ -3,10 +3,13 @@
  * page_pool.c - pages made ready while a destination waits for its source; see page_pool.h
  */
 #include <inttypes.h>
+#include <linux/magic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -109,15 +112,28 @@ uint64_t ff_page_pool_room(const char *root)
 static void *pool_main(void *opaque)
 {
     struct ff_page_pool *s = opaque;
-    uint64_t room = 0, done = 0;
+    uint64_t room = 0, done = 0, looked = 0;
 
     setpriority(PRIO_PROCESS, 0, 19); /* of this thread alone, on Linux */
-    while (done < s->map_bytes && !atomic_load(&s->stop)) {
-        uint64_t n = FF_MIN(STEP, s->map_bytes - done);
-        if (!(done % LOOK_EVERY))
+    for (unsigned i = 0; done < s->all_bytes && !atomic_load(&s->stop);) {
+        const struct ff_pool_part *part = &s->part[i];
+        uint64_t at = done - part->start, n = FF_MIN(STEP, part->len_bytes - at);
+        if (!n) {
+            i++;
+            continue;
+        }
+        if (looked + LOOK_EVERY <= done || !done) {
             room = ff_page_pool_room("");
-        if (room < n || madvise(s->map + done, n, MADV_POPULATE_WRITE))
+            looked = done;
+        }
+        if (room < n)
             break;
+        if (madvise(part->at + at, n, MADV_POPULATE_WRITE)) {
+            /* some of it is there, perhaps, which nobody knows to be ready: it would read as zeros */
+            if (part->is_file)
+                madvise(part->at + at, n, MADV_REMOVE);
+            break;
+        }
         room -= n;
         done += n;
         atomic_store(&s->ready_bytes, done);
@@ -125,29 +141,73 @@ static void *pool_main(void *opaque)
     return NULL;
 }
 
-void ff_page_pool_start(struct ff_page_pool *s, const struct ff_regions *regions)
+/* Does nobody else map @fd, but who was given it? What is ready would be zeros to him, and to give it
+ * back would take his bytes; and a disk would be written to */
+static bool is_own_memory(int fd)
 {
-    if (s->map)
+    struct statfs fs;
+    struct stat st;
+
+    return !fstatfs(fd, &fs) && fs.f_type == TMPFS_MAGIC && !fstat(fd, &st) && !st.st_nlink;
+}
+
+/* A place for what is made ready for @r, of which nothing is there yet: 0; else there is none */
+static int place_part(struct ff_pool_part *part, const struct ff_region *r, bool moves,
+                      bool continues)
+{
+    if (r->psize != (uint32_t)sysconf(_SC_PAGESIZE) || !(r->fd < 0 ? moves : continues) ||
+        !ff_region_is_empty(r) || ff_policy_is_set(r))
+        return -1;
+    if (r->fd >= 0 && !is_own_memory(r->fd))
+        return -1;
+    part->is_file = r->fd >= 0;
+    if (!part->is_file)
+        return 0;
+    void *m = mmap(NULL, r->len_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, r->fd,
+                   (off_t)r->fd_offset);
+    part->at = m == MAP_FAILED ? NULL : m;
+    return part->at ? 0 : -1;
+}
+
+static void advise(void *m, uint64_t len)
+{
+    munlock(m, len); /* mlockall() of times to come: nothing could be given back */
+    madvise(m, len, MADV_DONTFORK); /* not a child's, which would make them unmovable */
+    /* to take single pages out of a huge one costs more than it saves */
+    madvise(m, len, MADV_NOHUGEPAGE);
+    madvise(m, len, MADV_DONTDUMP);
+}
+
+void ff_page_pool_start(struct ff_page_pool *s, const struct ff_regions *regions, bool moves,
+                        bool continues)
+{
+    if (s->n)
         return;
     s->n = regions->n;
     for (unsigned i = 0; i < regions->n; i++) {
-        const struct ff_region *r = &regions->r[i];
-        bool fits = r->fd < 0 && r->psize == (uint32_t)sysconf(_SC_PAGESIZE) &&
-                    ff_region_is_empty(r) && !ff_policy_is_set(r);
-        s->start[i] = s->map_bytes;
-        s->len_bytes[i] = fits ? r->len_bytes : 0;
-        s->map_bytes += s->len_bytes[i];
+        struct ff_pool_part *part = &s->part[i];
+        *part = (struct ff_pool_part){.start = s->all_bytes};
+        if (place_part(part, &regions->r[i], moves, continues))
+            continue;
+        part->len_bytes = regions->r[i].len_bytes;
+        s->all_bytes += part->len_bytes;
+        s->map_bytes += part->is_file ? 0 : part->len_bytes;
+        if (part->is_file)
+            advise(part->at, part->len_bytes);
     }
     void *m = s->map_bytes ? mmap(NULL, s->map_bytes, PROT_READ | PROT_WRITE,
                                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-                           : MAP_FAILED;
-    if (m == MAP_FAILED)
+                           : NULL;
+    if (m == MAP_FAILED || !s->all_bytes)
         return;
     s->map = m;
-    madvise(m, s->map_bytes, MADV_DONTFORK); /* not a child's, which would make them unmovable */
-    /* to take single pages out of a huge one costs more than it saves */
-    madvise(m, s->map_bytes, MADV_NOHUGEPAGE);
-    madvise(m, s->map_bytes, MADV_DONTDUMP);
+    if (m)
+        advise(m, s->map_bytes);
+    for (unsigned i = 0; i < s->n; i++) {
+        struct ff_pool_part *part = &s->part[i];
+        part->at = part->is_file ? part->at : m;
+        m = part->is_file ? m : (uint8_t *)m + part->len_bytes;
+    }
     atomic_store(&s->stop, false);
     s->running = !ff_thread_start(&s->thread, pool_main, s, "farfork-pool", NULL);
 }
@@ -161,17 +221,37 @@ void ff_page_pool_stop(struct ff_page_pool *s)
     s->running = false;
     ff_log(FF_LOG_DEBUG, "destination: %llu of %llu MiB were made ready",
            (unsigned long long)(atomic_load(&s->ready_bytes) >> 20),
-           (unsigned long long)(s->map_bytes >> 20));
+           (unsigned long long)(s->all_bytes >> 20));
+}
+
+static uint64_t ready_of(const struct ff_page_pool *s, const struct ff_pool_part *part)
+{
+    uint64_t ready = atomic_load(&s->ready_bytes);
+
+    return ready > part->start ? FF_MIN(ready - part->start, part->len_bytes) : 0;
 }
 
 uint8_t *ff_page_pool_of(const struct ff_page_pool *s, unsigned i, uint64_t *ready_bytes)
 {
-    uint64_t ready = atomic_load(&s->ready_bytes);
-
-    if (!s->map || i >= s->n || !s->len_bytes[i] || ready <= s->start[i])
+    if (i >= s->n || s->part[i].is_file)
         return NULL;
-    *ready_bytes = FF_MIN(ready - s->start[i], s->len_bytes[i]);
-    return s->map + s->start[i];
+    *ready_bytes = ready_of(s, &s->part[i]);
+    return *ready_bytes ? s->part[i].at : NULL;
+}
+
+uint8_t *ff_page_pool_take(struct ff_page_pool *s, unsigned i, uint64_t *ready_bytes)
+{
+    if (i >= s->n || !s->part[i].is_file)
+        return NULL;
+    *ready_bytes = ready_of(s, &s->part[i]);
+    s->part[i].taken = *ready_bytes;
+    return *ready_bytes ? s->part[i].at : NULL;
+}
+
+void ff_page_pool_return(struct ff_page_pool *s)
+{
+    for (unsigned i = 0; i < s->n; i++)
+        s->part[i].taken = false;
 }
 
 void ff_page_pool_empty(struct ff_page_pool *s)
@@ -183,9 +263,18 @@ void ff_page_pool_empty(struct ff_page_pool *s)
 void ff_page_pool_free(struct ff_page_pool *s)
 {
     ff_page_pool_stop(s);
+    for (unsigned i = 0; i < s->n; i++) {
+        struct ff_pool_part *part = &s->part[i];
+        if (!part->is_file || !part->at)
+            continue;
+        if (!part->taken)
+            madvise(part->at, ready_of(s, part), MADV_REMOVE);
+        munmap(part->at, part->len_bytes);
+    }
     if (s->map)
         munmap(s->map, s->map_bytes);
     s->map = NULL;
-    s->map_bytes = 0;
+    s->n = 0;
+    s->map_bytes = s->all_bytes = 0;
     atomic_store(&s->ready_bytes, 0);
 }

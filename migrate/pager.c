@@ -218,6 +218,29 @@ int ff_pager_register_landing(struct ff_pager *p, const struct ff_regions *regio
     return rc ? ff_error_context(err, "register landing memory") : 0;
 }
 
+/* Watch region @i, with what is ready for it */
+static int watch_region(struct ff_pager *p, unsigned i, struct ff_error *err)
+{
+    struct ff_pager_region *r = &p->region[i];
+    bool may_move = r->range.memory == FF_UFFD_ANON && ff_uffd_can_move(&p->uffd);
+
+    r->can_move &= p->can_move && may_move;
+    if (p->pool && may_move)
+        r->pool = ff_page_pool_of(p->pool, i, &r->pool_bytes);
+    uint8_t *alias = p->pool && r->range.landing == FF_UFFD_COPY
+                         ? ff_page_pool_take(p->pool, i, &r->range.ready_bytes)
+                         : NULL;
+    if (alias)
+        r->range.alias = alias;
+    int rc = ff_uffd_register(&p->uffd, &r->range, r->name, err);
+    r->watched = !rc;
+    if (rc || !alias)
+        return rc;
+    r->holes = true; /* it was empty before */
+    rc = ff_uffd_empty_ready(&r->range, err);
+    return rc ? ff_error_context(err, "pager: region %s", r->name) : 0;
+}
+
 int ff_pager_start(struct ff_pager *p, struct ff_error *err)
 {
     bool any = false;
@@ -231,12 +254,7 @@ int ff_pager_start(struct ff_pager *p, struct ff_error *err)
         r->watched = p->elsewhere;
         if (r->lent || p->elsewhere)
             continue;
-        rc = ff_uffd_register(&p->uffd, &r->range, r->name, err);
-        r->watched = !rc;
-        bool may = r->range.memory == FF_UFFD_ANON && ff_uffd_can_move(&p->uffd);
-        r->can_move &= p->can_move && may;
-        if (p->pool && may)
-            r->pool = ff_page_pool_of(p->pool, i, &r->pool_bytes);
+        rc = watch_region(p, i, err);
     }
     if (!rc)
         rc = ff_thread_start(&p->fault_thread, ff_fault_main, p, "farfork-fault", err);
@@ -346,9 +364,10 @@ static void unmap_aliases(struct ff_pager *p)
 {
     for (unsigned i = 0; i < p->n_regions; i++) {
         struct ff_uffd_range *range = &p->region[i].range;
-        if (range->alias)
+        if (range->alias && !range->ready_bytes) /* else it is the pool's */
             munmap(range->alias, range->len_bytes);
         range->alias = NULL;
+        range->ready_bytes = 0;
     }
 }
 

@@ -21,7 +21,8 @@
  *              under way, and a page's bytes may come twice (counted) but are installed
  *              once. It is right because the image cannot change while it is published.
  *
- *              In place (an alias mapping of shared memory: zero-copy): both claim before
+ *              In place (an alias mapping of shared memory: zero-copy; also pages of a file that
+ *              are ready): both claim before
  *              they read, since a late READ would overwrite what the guest has written by
  *              then. A fault on a page under way waits for its READ, which is why prefill
  *              reads in place in short segments (prefill.c), not in chunks.
@@ -60,6 +61,7 @@
  *              (claims.h): it takes no memory until somebody touches it. Private memory has
  *              the kernel's page of zeros for that. When nothing watches any more, the kernel
  *              fills a hole with zeros itself. An agent's image has the same holes.
+ *              A page that was made ready for what turns out to be zeros leaves the file first.
  *              Exceptions: memory that the destination had populated or locked gets its pages back.
  *              Over verbs pinned memory is populated, segment by segment. A pushed chunk is read as
  *              a whole at the source. Private hugetlb memory, and landing=continue with
@@ -82,7 +84,9 @@
  *              hugetlb, shared  copy            continue, in place   either
  *              hugetlb, private copy            copy                 -
  *
- *              Over tcp continue was measured to be slower than a copy. Anonymous memory is moved
+ *              Over tcp continue was measured to be slower than a copy, except for pages that
+ *              lie in the file before and are mapped at the alias (page_pool.h): those land in
+ *              place, and those behind them by copy. Anonymous memory is moved
  *              in out of the page pool (page_pool.h) where the link does not pin the pool, else
  *              copied. move: a chunk lands in transparent huge pages, and each 2 MiB of it that
  *              nobody has touched goes in whole by UFFDIO_MOVE. What is pinned cannot be moved.
@@ -410,10 +414,19 @@ static inline uint8_t *ff_pager_in_place(const struct ff_pager_region *r, uint64
 {
     uint64_t offset = page * r->range.psize;
 
+    *lkey = 0;
+    if (offset < r->range.ready_bytes)
+        return r->range.alias + offset;
     if (!r->in_place || (r->land && !r->land[offset / r->segment_bytes].mr.len_bytes))
         return NULL;
     *lkey = r->land ? r->land[offset / r->segment_bytes].mr.lkey : 0;
     return r->range.alias + offset;
+}
+
+/* Is [@page, @page + @n) ready in the region's file? */
+static inline bool ff_pager_is_ready(const struct ff_pager_region *r, uint64_t page, uint64_t n)
+{
+    return (page + n) * r->range.psize <= r->range.ready_bytes;
 }
 
 /* Are there pages of the pool for [@first, @first + @n)? */

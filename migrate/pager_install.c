@@ -129,10 +129,10 @@ int ff_pager_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
     struct ff_error why;
 
     int rc = install_pages(p, r, page, n, src, wake, &len, &why);
-    atomic_fetch_add(!src                                        ? &p->count.bytes_zero
-                     : r->range.landing == FF_UFFD_CONTINUE ? &p->count.bytes_continued
-                                                            : &p->count.bytes_copied,
-                     len);
+    uint64_t mapped = r->range.landing == FF_UFFD_CONTINUE
+                          ? len : ff_uffd_ready(&r->range, page * r->range.psize, len);
+    atomic_fetch_add(src ? &p->count.bytes_continued : &p->count.bytes_zero, mapped);
+    atomic_fetch_add(src ? &p->count.bytes_copied : &p->count.bytes_zero, len - mapped);
     *done = len / r->range.psize;
     ff_pager_give_back(r, page, *done);
     return installed(p, r, page, *done, rc, &why);
@@ -144,6 +144,7 @@ int ff_pager_poison(struct ff_pager *p, struct ff_pager_region *r, uint64_t page
     uint64_t psize = r->range.psize, at = page * psize, len;
     struct ff_error why;
 
+    ff_uffd_drop_ready(&r->range, at, n * psize);
     int rc = ff_uffd_poison(&p->uffd, &r->range, at, n * psize, &len, &why);
     if (rc == -EINVAL && atomic_load(&p->guest_runs) && !p->children && !p->elsewhere) {
         rc = ff_uffd_forbid(&p->uffd, &r->range, at + len, n * psize - len, &why);
@@ -198,7 +199,7 @@ void ff_pager_wake_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
 {
     struct ff_error why;
 
-    if (r->range.landing != FF_UFFD_CONTINUE || !atomic_load(&p->image_frozen) ||
+    if (!ff_uffd_is_minor(&r->range) || !atomic_load(&p->image_frozen) ||
         ff_claim_get(&r->claims, page) == FF_CLAIM_POISONED)
         ff_pager_wake(p, r, page);
     else if (ff_uffd_map_again(&p->uffd, &r->range, page * r->range.psize, &why))

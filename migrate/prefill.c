@@ -96,7 +96,7 @@ static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *er
     struct ff_wr wr = {.id = (uint64_t)(t - e->transfer),
                        .op = FF_OP_READ,
                        .local = t->local,
-                       .in_file = t->in_place,
+                       .in_file = t->in_place && !ff_pager_is_ready(t->r, t->first, t->n),
                        .lkey = t->lkey,
                        .remote = base + t->first * psize,
                        .rkey = e->feed ? ff_feed_of(p, t->r)->rkey : ff_pager_rkey(t->r, t->first),
@@ -205,6 +205,9 @@ static int start_in_place(struct ff_pager *p, struct transfer *t, uint64_t end,
 {
     struct ff_prefill_engine *e = p->prefill;
     uint64_t max = FF_MAX(SEGMENT / e->cut->range.psize, 1u);
+    uint64_t ready = e->cut->range.ready_bytes / e->cut->range.psize;
+
+    end = ready ? FF_MIN(end, ready) : end; /* what is not ready goes through a buffer */
 
     *t = (struct transfer){.r = e->cut, .first = e->cut_first, .n = end - e->cut_first};
     uint64_t run = ff_prefill_claim_run(t, 0, max);

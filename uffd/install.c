@@ -26,6 +26,10 @@
 
 #define READ_BATCH 32
 
+#ifndef MADV_DONTNEED_LOCKED /* Linux 5.18 */
+#define MADV_DONTNEED_LOCKED 24
+#endif
+
 /* Linux 6.6; see linux/userfaultfd.h there */
 #ifndef UFFDIO_POISON
 struct uffdio_poison {
@@ -63,10 +67,11 @@ int ff_uffd_adopt(struct ff_uffd *u, int fd, uint64_t start, uint64_t len, struc
 int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
                      struct ff_error *err)
 {
-    bool minor = r->landing == FF_UFFD_CONTINUE;
+    bool minor = ff_uffd_is_minor(r);
     uint64_t need = r->memory == FF_UFFD_HUGETLB ? UFFD_FEATURE_MINOR_HUGETLBFS
                                                  : UFFD_FEATURE_MINOR_SHMEM;
-    uint64_t ioctls = minor ? 1ull << _UFFDIO_CONTINUE : 1ull << _UFFDIO_COPY;
+    uint64_t ioctls = (minor ? 1ull << _UFFDIO_CONTINUE : 0) |
+                      (r->landing == FF_UFFD_COPY ? 1ull << _UFFDIO_COPY : 0);
 
     if (minor && (r->memory == FF_UFFD_ANON || !r->alias))
         return ff_error_set(err, EINVAL,
@@ -219,7 +224,7 @@ static int uffd_install_run(struct ff_uffd *u, const struct ff_uffd_range *r, ui
                             const uint8_t *src, uint64_t len, bool wake, uint64_t *done,
                             struct ff_error *err)
 {
-    bool as_continue = r->landing == FF_UFFD_CONTINUE;
+    bool as_continue = r->landing == FF_UFFD_CONTINUE || ff_uffd_ready(r, offset, len);
     uint64_t start = 0;
 
     while (len) {
@@ -282,7 +287,7 @@ static int fill_alias(const struct ff_uffd_range *r, uint64_t offset, const void
 
     if (src == to)
         return 0;
-    int rc = ff_populate(to, len, err);
+    int rc = src && ff_uffd_ready(r, offset, len) ? 0 : ff_populate(to, len, err);
     if (rc) {
         ff_error_context(err, "uffd: install at offset 0x%llx", (unsigned long long)offset);
         return rc;
@@ -297,8 +302,19 @@ static int fill_alias(const struct ff_uffd_range *r, uint64_t offset, const void
 int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset,
                     const void *src, uint64_t len, bool wake, uint64_t *done, struct ff_error *err)
 {
+    uint64_t ready = ff_uffd_ready(r, offset, len), more;
+
     *done = 0;
-    if (r->landing == FF_UFFD_CONTINUE) {
+    if (ready && ready < len) {
+        int rc = ff_uffd_install(u, r, offset, src, ready, wake, done, err);
+        if (rc)
+            return rc;
+        src = src ? (const uint8_t *)src + ready : NULL;
+        rc = ff_uffd_install(u, r, offset + ready, src, len - ready, wake, &more, err);
+        *done += more;
+        return rc;
+    }
+    if (ready || r->landing == FF_UFFD_CONTINUE) {
         int rc = fill_alias(r, offset, src, len, err);
         if (rc)
             return rc;
@@ -306,6 +322,23 @@ int ff_uffd_install(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t o
         return install_zeros_by_copy(u, r, offset, len, wake, done, err);
     }
     return uffd_install_run(u, r, offset, src, len, wake, done, err);
+}
+
+bool ff_uffd_drop_ready(const struct ff_uffd_range *r, uint64_t offset, uint64_t len)
+{
+    len = ff_uffd_ready(r, offset, len);
+    return !len || !madvise(r->alias + offset, len, MADV_REMOVE);
+}
+
+int ff_uffd_empty_ready(const struct ff_uffd_range *r, struct ff_error *err)
+{
+    uint64_t ready = r->ready_bytes, rest = r->len_bytes - ready;
+
+    if ((madvise(r->host, ready, MADV_DONTNEED) && madvise(r->host, ready, MADV_DONTNEED_LOCKED)) ||
+        (rest && madvise(r->alias + ready, rest, MADV_REMOVE)))
+        return ff_error_set(err, errno, "uffd: empty %llu bytes: %s (is the memory locked?)",
+                            (unsigned long long)r->len_bytes, strerror(errno));
+    return 0;
 }
 
 bool ff_uffd_can_move(const struct ff_uffd *u)

@@ -125,6 +125,7 @@ void ff_uffd_probe(struct ff_uffd_probe *p)
     }
     p->moves = p->features & UFFD_FEATURE_MOVE;
     p->poisons = p->features & UFFD_FEATURE_POISON;
+    p->continues = p->features & UFFD_FEATURE_MINOR_SHMEM;
     p->unprivileged = read_sysctl();
 }
 

@@ -12,6 +12,7 @@
  *              landing CONTINUE:  the bytes are put into an alias mapping of the same
  *                                 file (by the link itself: zero-copy; or by memcpy), then
  *                                 UFFDIO_CONTINUE maps the page, waiters wake
+ *              ready ahead:       COPY, but pages that lie in the file already land as by CONTINUE
  *              MOVE:              staging --UFFDIO_MOVE--> the very page appears, and a
  *                                 huge page stays one; staging becomes a hole
  *              zeros:             UFFDIO_ZEROPAGE, or the above with zeros (hugetlb)
@@ -56,7 +57,8 @@ struct ff_uffd_range {
     uint32_t psize; /* page size in bytes */
     enum ff_uffd_memory memory;
     enum ff_uffd_landing landing;
-    uint8_t *alias; /* CONTINUE: second mapping of the same file, same length */
+    uint8_t *alias; /* CONTINUE, ready_bytes: second mapping of the same file, same length */
+    uint64_t ready_bytes; /* COPY: so much, from the start, is in the file and mapped at alias */
     bool shared;    /* a shared mapping of a file */
     bool elsewhere; /* of the process whose userfaultfd was adopted, which may install pages itself */
 };
@@ -66,7 +68,7 @@ struct ff_uffd_probe {
     int dev_errno, syscall_errno; /* 0: that way works */
     int unprivileged;             /* sysctl vm.unprivileged_userfaultfd, -1: not there */
     uint64_t features;
-    bool moves, poisons; /* UFFDIO_MOVE, UFFDIO_POISON */
+    bool moves, poisons, continues; /* UFFDIO_MOVE, UFFDIO_POISON, UFFDIO_CONTINUE for memfds */
     bool reads_now;      /* never waits in a read, whatever another holder does to the flags */
 };
 
@@ -113,6 +115,27 @@ static inline bool ff_uffd_may_pass(int rc)
 {
     return rc == -ENOMEM || rc == -EAGAIN;
 }
+
+/* Does @r report pages that are in the file, but not in its page table? */
+static inline bool ff_uffd_is_minor(const struct ff_uffd_range *r)
+{
+    return r->landing == FF_UFFD_CONTINUE || r->ready_bytes;
+}
+
+/* Of [@offset, @offset + @len) of @r, bytes that are ready */
+static inline uint64_t ff_uffd_ready(const struct ff_uffd_range *r, uint64_t offset, uint64_t len)
+{
+    return offset >= r->ready_bytes ? 0
+           : len < r->ready_bytes - offset ? len : r->ready_bytes - offset;
+}
+
+/* What is ready of these missing pages leaves the file: whoever touches them waits as before. False:
+ * it is there still, and may hold anything */
+bool ff_uffd_drop_ready(const struct ff_uffd_range *r, uint64_t offset, uint64_t len);
+
+/* @r, which is watched and of which nothing is installed, was touched before perhaps: from here on
+ * whoever touches any of it waits. 0, or -errno with the reason */
+int ff_uffd_empty_ready(const struct ff_uffd_range *r, struct ff_error *err);
 
 /* Can pages be moved in? */
 bool ff_uffd_can_move(const struct ff_uffd *u);

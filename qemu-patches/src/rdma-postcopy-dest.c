@@ -55,6 +55,7 @@ static int incoming_prepare(void)
  * Empty RAM, so that every page is fetched or faults.  The pager watches it
  * by now, so nobody can put a page there behind; without the BQL, since the
  * main thread may wait for a page already (a display that is refreshed).
+ * The pager has emptied a file itself that pages are ready in.
  */
 static int incoming_empty_ram(void)
 {
@@ -64,6 +65,9 @@ static int incoming_empty_ram(void)
     for (unsigned i = 0; i < rp_n_blocks && !ret; i++) {
         RAMBlock *b = rp_block[i];
 
+        if (ff_dest_is_emptied(rp.dest, i)) {
+            continue;
+        }
         ret = ram_block_discard_range(b, 0, qemu_ram_get_used_length(b));
         if (ret) {
             error_report("rdma-postcopy: cannot empty memory region %s: %s",

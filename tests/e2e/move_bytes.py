@@ -18,7 +18,8 @@ from common import Failed, Linux, Micro, check_ledger, check_move, move, say
 MIB = 128
 KINDS = {
     'anon': ('anon', ''),
-    'memfd': ('memfd', ',landing=copy'),
+    'memfd': ('memfd', ''),
+    'memfd, landing=copy': ('memfd', ',landing=copy'),
     'memfd, landing=continue': ('memfd', ',landing=continue'),
     'hugetlb': ('hugetlb', ''),
 }

@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <stdlib.h>
 
+#include "datagram.c"
 #include "error.c"
 
 #define names wire_names /* two files in one */

@@ -9,6 +9,7 @@
 #include <assert.h>
 #include <stdio.h>
 
+#include "datagram.c"
 #include "error.c"
 #include "tcp_wire.c"
 #include "wire.c"

@@ -258,7 +258,7 @@ static void tcp_touched_in_place(void)
 /* No source is needed for what is known to be zeros */
 static void after_a_break(void)
 {
-    static struct both b = {.memory = MEM_MEMFD};
+    static struct both b = {.memory = MEM_MEMFD, .options = ",prealloc=0"};
     struct ff_error err;
 
     must_ok(ff_failpoints_arm("tcp.serve.prefill=fail@37", &err),

@@ -5,6 +5,7 @@
  */
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -12,6 +13,7 @@
 #include "loop.h"
 
 static bool breaks; /* the source leaves first */
+static bool waits;  /* it comes when all pages are ready */
 static uint64_t cell;
 
 static void setup(void)
@@ -31,10 +33,23 @@ static void touch(struct move *m)
     pthread_join(p.thread, NULL);
 }
 
+static void wait_until_ready(const struct move *m)
+{
+    struct stat st;
+
+    for (unsigned i = 0; !fstat(m->area[0].fd, &st) &&
+                         (uint64_t)st.st_blocks * 512 < m->area[0].len_bytes; i++) {
+        must(i < 10000);
+        usleep(2000);
+    }
+}
+
 static void reclaim(struct move *m, enum stage stage)
 {
     struct ff_stats before, after;
 
+    if (stage == S_CONNECT && waits)
+        wait_until_ready(m);
     if (stage == D_DONE)
         touch(m);
     if (stage == D_DONE && breaks)
@@ -79,6 +94,14 @@ static void by_copy(void)
     move_and_reclaim(false, "landing=copy,chunk=64K,window=1");
 }
 
+static void by_pages_that_are_ready(void)
+{
+    if (!loop_kernel()->continues)
+        loop_skip("this kernel has no minor faults of shared memory: Linux 5.14 has");
+    waits = true;
+    move_and_reclaim(false, "chunk=64K,window=1");
+}
+
 static void after_a_break(void)
 {
     move_and_reclaim(true, "landing=continue,prefill=off");
@@ -89,6 +112,7 @@ int main(int argc, char **argv)
     static const struct loop_test tests[] = {
         {"landing=continue", by_continue, 60},
         {"landing=copy", by_copy, 60},
+        {"pages that are ready", by_pages_that_are_ready, 60},
         {"landing=continue, after a break", after_a_break, 60},
     };
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));

@@ -249,9 +249,9 @@ static void *count_main(void *arg)
     return NULL;
 }
 
-static void anon_pool(void)
+static void pool(bool shared)
 {
-    struct end src = {.r = memory(false)}, dst = {.r = memory(false)};
+    struct end src = {.r = memory(false)}, dst = {.r = memory(shared)};
     pthread_t thread, counter;
     struct ff_error err;
     void *state;
@@ -259,8 +259,9 @@ static void anon_pool(void)
 
     if (UNDER_SANITIZER)
         loop_skip("a sanitizer's own memory cannot be told from the guest's");
-    if (!loop_kernel()->moves)
-        loop_skip("this kernel moves no pages, so none is made ready: Linux 6.8 does");
+    if (shared ? !loop_kernel()->continues : !loop_kernel()->moves)
+        loop_skip("this kernel %s, so no page is made ready",
+                  shared ? "has no minor faults (Linux 5.14)" : "moves no pages (Linux 6.8)");
     touch(src.r.host, early, FF_ARRAY_LEN(early));
     must_ok(ff_failpoints_arm("tcp.serve.prefill=delay:10000", &err), err);
     before = resident();
@@ -283,11 +284,22 @@ static void anon_pool(void)
     must_ok(ff_dest_wait_done(dst.dest, &err), err);
     pthread_join(counter, NULL);
     pthread_join(thread, NULL);
+    must_hold(&dst.r, "destination", FF_ARRAY_LEN(early) + FF_ARRAY_LEN(late));
     check(dst.r.host);
     ff_source_free(src.source);
     ff_dest_free(dst.dest);
     ff_address_free(src.a);
     ff_address_free(dst.a);
+}
+
+static void anon_pool(void)
+{
+    pool(false);
+}
+
+static void memfd_pool(void)
+{
+    pool(true);
 }
 
 static void anon_push(void)
@@ -329,6 +341,7 @@ int main(int argc, char **argv)
     static const struct loop_test tests[] = {
         {"tcp anon", anon, 60},
         {"tcp anon stock", anon_pool, 60},
+        {"tcp memfd stock", memfd_pool, 60},
         {"tcp anon push", anon_push, 60},
         {"tcp memfd copy", memfd_copy, 60},
         {"tcp memfd push", memfd_push, 60},

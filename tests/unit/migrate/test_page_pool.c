@@ -5,11 +5,15 @@
  */
 #include "unit.h"
 
+#include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "page_pool.h"
 
 #define MIB (1ull << 20)
+#define FILE_LEN (2 * MIB)
 #define HOST (7000 - 1000) /* MiB: available, less an eighth of the total */
 
 static char root[64];
@@ -129,8 +133,133 @@ static void container(void **state)
     want(1200);
 }
 
+static uint64_t bytes_in(int fd)
+{
+    struct stat st;
+
+    assert_int_equal(fstat(fd, &st), 0);
+    return (uint64_t)st.st_blocks * 512;
+}
+
+/* A pool that has come to its end, for FILE_LEN of @fd, which becomes a file of @len_bytes that holds
+ * something in its first page. *@made: bytes that are ready */
+static struct ff_page_pool *pool_of(int fd, uint64_t len_bytes, uint64_t *made)
+{
+    static struct ff_page_pool pool;
+    struct ff_regions regions = {.n = 1};
+
+    assert_int_equal(ftruncate(fd, (off_t)len_bytes), 0);
+    assert_int_equal(pwrite(fd, "taken", 5, 0), 5);
+    void *host = mmap(NULL, FILE_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(host, MAP_FAILED);
+    regions.r[0] = (struct ff_region){.name = "ram", .host = host, .len_bytes = FILE_LEN,
+                                      .psize = (uint32_t)getpagesize(), .fd = fd};
+    ff_page_pool_start(&pool, &regions, false, true);
+    if (pool.running)
+        pthread_join(pool.thread, NULL);
+    pool.running = false;
+    *made = atomic_load(&pool.ready_bytes);
+    munmap(host, FILE_LEN);
+    return &pool;
+}
+
+static int unnamed(void)
+{
+    int fd = memfd_create("pool", MFD_CLOEXEC);
+    assert_true(fd >= 0);
+    return fd;
+}
+
+static void files(void **state)
+{
+    uint64_t made;
+    int fd = unnamed();
+    struct ff_page_pool *s = pool_of(fd, FILE_LEN, &made);
+
+    (void)state;
+    assert_int_equal(made, FILE_LEN);
+    assert_non_null(ff_page_pool_take(s, 0, &made));
+    ff_page_pool_free(s);
+    assert_int_equal(bytes_in(fd), FILE_LEN); /* it was taken */
+    s = pool_of(fd, FILE_LEN, &made); /* it is not empty any more */
+    assert_int_equal(made, 0);
+    ff_page_pool_free(s);
+    assert_int_equal(bytes_in(fd), FILE_LEN);
+    close(fd);
+
+    fd = unnamed();
+    s = pool_of(fd, FILE_LEN, &made);
+    assert_non_null(ff_page_pool_take(s, 0, &made));
+    ff_page_pool_return(s);
+    ff_page_pool_free(s);
+    assert_int_equal(bytes_in(fd), 0);
+    close(fd);
+}
+
+/* The file ends, or its file system is full, in the middle of what is asked for at once */
+static void no_room(void **state)
+{
+    uint64_t made;
+    int fd = unnamed();
+    struct ff_page_pool *s = pool_of(fd, FILE_LEN / 2, &made);
+
+    (void)state;
+    assert_int_equal(made, 0);
+    assert_null(ff_page_pool_take(s, 0, &made));
+    assert_int_equal(bytes_in(fd), 0); /* what nobody knows to be ready is not there */
+    ff_page_pool_free(s);
+    close(fd);
+}
+
+/* A process that locks what it will map gets its file back, too */
+static void locked(void **state)
+{
+    uint64_t made;
+    int fd = unnamed();
+
+    (void)state;
+    if (mlockall(MCL_FUTURE | MCL_ONFAULT))
+        skip();
+    struct ff_page_pool *s = pool_of(fd, FILE_LEN, &made);
+    assert_int_equal(made, FILE_LEN);
+    ff_page_pool_free(s);
+    munlockall();
+    assert_int_equal(bytes_in(fd), 0);
+    close(fd);
+}
+
+/* Others may have it: it is left alone, with what it holds */
+static void left_alone(const char *folder)
+{
+    char path[128], text[6] = "";
+    uint64_t made;
+
+    snprintf(path, sizeof(path), "%s/farfork-pool-XXXXXX", folder);
+    int fd = mkstemp(path);
+    if (fd < 0)
+        return;
+    struct ff_page_pool *s = pool_of(fd, FILE_LEN, &made);
+    assert_int_equal(made, 0);
+    ff_page_pool_free(s);
+    assert_int_equal(pread(fd, text, 5, 0), 5);
+    assert_string_equal(text, "taken");
+    unlink(path);
+    close(fd);
+}
+
+static void named_files(void **state)
+{
+    (void)state;
+    left_alone("/dev/shm");
+    left_alone(root);
+}
+
 UNIT_MAIN(cmocka_unit_test_setup_teardown(host_alone, new_host, end_host),
           cmocka_unit_test_setup_teardown(version_2, new_host, end_host),
           cmocka_unit_test_setup_teardown(version_1, new_host, end_host),
           cmocka_unit_test_setup_teardown(hybrid, new_host, end_host),
-          cmocka_unit_test_setup_teardown(container, new_host, end_host))
+          cmocka_unit_test_setup_teardown(container, new_host, end_host),
+          cmocka_unit_test(files),
+          cmocka_unit_test(no_room),
+          cmocka_unit_test(locked),
+          cmocka_unit_test_setup_teardown(named_files, new_host, end_host))
