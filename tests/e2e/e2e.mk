@@ -83,7 +83,7 @@ E2E_TESTS := \
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys farfork_move proxy_move proxy_back proxy_after \
-    who_runs fork_resume touched agent_safe fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
+    who_runs fork_resume touched vmclone_fed multicast pool agent_safe fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest

@@ -212,6 +212,21 @@ def say_phases(clone):
     say('      ' + ', '.join(f'{k} {v:.1f}' for k, v in p.items() if v is not None) + ' ms')
 
 
+def own_net(undo):
+    """198.18.N of nobody else's: whoever has that socket has the network, and no longer than it runs."""
+    for i in range(256):
+        n = (os.getpid() + i) % 256
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            lock.bind(f'\0farfork-test-net-{n}')
+        except OSError:
+            lock.close()
+            continue
+        undo.callback(lock.close)
+        return f'198.18.{n}'
+    raise Skip('no network of 198.18.0.0/16 is free')
+
+
 @contextlib.contextmanager
 def hosts_of_their_own(n, bridged=False):
     """Network namespaces, each at the end of a link of its own to this one: (name=address, ...).
@@ -228,7 +243,7 @@ def hosts_of_their_own(n, bridged=False):
     with contextlib.ExitStack() as undo:
         hosts = []
         if bridged:
-            net, bridge = f'198.18.{os.getpid() % 256}', f'{tag}br'
+            net, bridge = own_net(undo), f'{tag}br'
             ip('link', 'add', bridge, 'type', 'bridge')
             undo.callback(subprocess.run, ['ip', 'link', 'del', bridge], timeout=20, check=False)
             ip('addr', 'add', f'{net}.1/24', 'dev', bridge)
@@ -242,7 +257,7 @@ def hosts_of_their_own(n, bridged=False):
                 ip('link', 'set', here, 'master', bridge)
                 own = f'{net}.{2 + i}'
             else:
-                net = f'198.18.{(4 * os.getpid() + i) % 256}'  # another test's are others
+                net = own_net(undo)
                 ip('addr', 'add', f'{net}.1/30', 'dev', here)
                 own = f'{net}.2'
             ip('link', 'set', here, 'up')
