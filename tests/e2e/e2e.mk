@@ -45,7 +45,7 @@ E2E_TESTS := \
     tests/e2e/vmclone_fed.py:420 \
     tests/e2e/multicast.py:520 \
     tests/e2e/touched.py:300 \
-    tests/e2e/pool.py:620 \
+    tests/e2e/pool.py:820 \
     tests/e2e/fork_fails.py:300 \
     tests/e2e/farfork_move.py:340 \
     tests/e2e/machines.py:$(if $(filter 1,$(FARFORK_FULL)),320,170) \

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""pool.py - vmclone --keep: forks of children that were started before anybody asked; limit: 600 s
+"""pool.py - vmclone --keep: forks of children that were started before anybody asked; limit: 800 s
 
 A fork from the pool is like any other: each child has its parent's memory. A child that waits never
 runs. Whatever ends, nothing of the pool is left; and who asks gets a fork in any case.
@@ -441,9 +441,10 @@ def disk_changes(t, accel):
             pool.event('used')
         pool.event('ready')
         waiting = never_ran(pool, 1)
-        with Fork(pool, 1, *scratch, '--id', 'own') as c, Fork(pool, 1, *scratch) as d:
+        with Fork(pool, 1, *scratch, '--id', 'own') as c:
             check_result(c, 0, {'complete': 1})
-            before = snapshot(parent)
+        before = snapshot(parent)
+        with Fork(pool, 1, *scratch) as d:
             check_result(d, 0, {'complete': 1})
             if not d.ordinary('have changed'):
                 raise Failed("a child on a disk that is not the parent's any more")
@@ -484,4 +485,4 @@ def run(t):
 
 
 if __name__ == '__main__':
-    common.main(run, limit_s=600)
+    common.main(run, limit_s=800)
