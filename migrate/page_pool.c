@@ -205,8 +205,10 @@ void ff_page_pool_start(struct ff_page_pool *s, const struct ff_regions *regions
         advise(m, s->map_bytes);
     for (unsigned i = 0; i < s->n; i++) {
         struct ff_pool_part *part = &s->part[i];
-        part->at = part->is_file ? part->at : m;
-        m = part->is_file ? m : (uint8_t *)m + part->len_bytes;
+        if (part->is_file || !part->len_bytes)
+            continue;
+        part->at = m;
+        m = (uint8_t *)m + part->len_bytes;
     }
     atomic_store(&s->stop, false);
     s->running = !ff_thread_start(&s->thread, pool_main, s, "farfork-pool", NULL);

@@ -317,6 +317,13 @@ void __wrap_ff_agent_session(struct ff_agent *a, char out[FF_SESSION_TEXT])
     strcpy(out, "00112233");
 }
 
+char *__wrap_ff_agent_working_set(struct ff_agent *a);
+char *__wrap_ff_agent_working_set(struct ff_agent *a)
+{
+    (void)a;
+    return w.turns % 2 ? strdup("pc.ram=0+1,7") : NULL;
+}
+
 void __wrap_ff_agent_free(struct ff_agent *a);
 void __wrap_ff_agent_free(struct ff_agent *a)
 {

@@ -120,7 +120,7 @@ static int processor(unsigned has, unsigned parents, const char *flag)
     FF_AUTO_FREE char *script = xprintf(
         "while read -r line; do case $line in *feature-words*) echo '{\"return\": [{\"cpuid-input-eax\": 1, "
         "\"cpuid-register\": \"EDX\", \"features\": %u}]}' ;; *aes*) echo '{\"return\": false, "
-        "\"id\": \"aes\"}' ;; esac; done", has);
+        "\"id\": \"aes\"}' ;; *quit*) exit ;; esac; done", has);
     json_t *w = json_pack(word, "cpuid-input-eax", 1, "cpuid-register", "EDX", "features",
                           (json_int_t)parents);
     json_t *p = json_pack("{s[sss] ss s[o]}", "program", "/bin/sh", "-c", script, "cpu", "/cpu",
