@@ -6,6 +6,7 @@ The guest's disk worker and memory worker go on in the parent and in every child
 what it wrote itself; farfork-guest gives each child its identity, through fw_cfg.
 """
 import contextlib
+import glob
 import json
 import os
 import select
@@ -177,7 +178,7 @@ def fork(t, fmt, n, *args, hosts=(), nbd=None):
         for path in [f'{t.work}/parent.report', *(c.report for c in children)]:
             reports_on(path)
         vmclone(t, '--kill', 'f')
-        left = os.listdir(scratch) + os.listdir(f'{t.work}/run')
+        left = os.listdir(scratch) + glob.glob(f'{t.work}/run/*')
         if left:
             raise Failed(f'left: {left}')
         hear_much(parent)
@@ -308,7 +309,7 @@ def served(t):
         exit_by(second[0], -10)
         os.kill(first[0].pid, signal.SIGKILL)
         joined(parent, (2, 23), (1, 255), (1, 0))
-        wait_for('end of all', 30, lambda: not os.listdir(f'{t.work}/run'))
+        wait_for('end of all', 30, lambda: not glob.glob(f'{t.work}/run/*'))
         if os.listdir(scratch):
             raise Failed(f'left: {os.listdir(scratch)}')
         want = [('forked', None, None)] * 3 + [('ended', k, v) for k, v in
@@ -326,7 +327,7 @@ def goes_on(t, child):
         vmclone(t, '--list', '--json').stdout)[0]['detached'])
     child.sh('farfork-guest id')
     exit_by(child, 0)
-    wait_for('end of all', 30, lambda: not os.listdir(f'{t.work}/run'))
+    wait_for('end of all', 30, lambda: not glob.glob(f'{t.work}/run/*'))
 
 
 def unserved(t, stack, parent, server, scratch):
