@@ -5,8 +5,8 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose  what children of one parent touch first is much the same from fork to fork. It comes before all
- *              else: migrate/working_set.h.
+ * Purpose      what children of one parent touch first is much the same from fork to fork. It comes
+ *              before all else: migrate/working_set.h.
  * Picture      FILE, or the parent's own in the run directory --> every agent, before the export
  *              the first agent that has children which touched something --> FILE, when all is over
  *              What an agent says has what it was told, and what came on top: nothing is merged here.
