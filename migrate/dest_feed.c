@@ -106,7 +106,7 @@ void dest_join_group(struct ff_dest *d)
     struct ff_error why;
 
     if (d->has_joined || !d->pager.link || !d->owner.adopt || (!a->at.port && !a->why_not) || !d->addr.key ||
-        d->addr.verify || d->verbs || d->pager.mode == FF_PREFILL_OFF)
+        d->addr.verify || d->pager.mode == FF_PREFILL_OFF)
         return;
     d->has_joined = true;
     int rc = a->why_not ? ff_error_set(&why, (int)FF_MIN(a->why_not, 4095u),

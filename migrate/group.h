@@ -31,7 +31,8 @@
  *              goes on by its link, or by whoever feeds it; why_not says which it was.
  *              A source that finds that nobody hears it, or that those in the middle lose more than half,
  *              stops.
- * Limits       who has the fork's key can forge packets: with verify=on no group is used. tcp alone.
+ * Limits       who has the fork's key can forge packets: with verify=on no group is used. One kind
+ *              of link: what the first has, UDP by tcp, RDMA (UD) by verbs; who has the other does without.
  */
 #ifndef FF_MIGRATE_GROUP_H
 #define FF_MIGRATE_GROUP_H

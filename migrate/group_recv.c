@@ -56,7 +56,7 @@ struct ff_hearing {
     struct ff_pager *p;
     struct ff_pager_region *region[FF_WIRE_REGIONS_MAX]; /* by the source's number */
     struct ff_packets *packets;
-    int fd;
+    struct ff_datagrams *from;
     pthread_t thread;
     bool thread_up;
     struct slot *slot;
@@ -231,7 +231,7 @@ static void *hearing_main(void *hearing)
     int rc = 0;
 
     while (!rc && !atomic_load(&h->stop) && !atomic_load(&h->over) && !hears_nothing(h)) {
-        int n = ff_datagram_recv(h->fd, h->datagram, FF_PACKET_MAX, len, LOOK_MS);
+        int n = h->from->recv(h->from, h->datagram, FF_PACKET_MAX, len, LOOK_MS);
         rc = n < 0 ? n : take_datagrams(h, len, n);
     }
     atomic_store(&h->over, true);
@@ -296,13 +296,12 @@ static int new_slots(struct ff_hearing *h, struct ff_error *err)
 int ff_hearing_start(struct ff_pager *p, const struct ff_announce *a, const struct ff_key *key,
                      struct ff_error *err)
 {
-    int link_fd = p->link->ops->control_fd ? p->link->ops->control_fd(p->link) : -1;
+    const struct ff_link_ops *ops = p->link->ops;
     struct ff_hearing *h = calloc(1, sizeof(*h));
 
     if (!h)
         return ff_error_set(err, ENOMEM, "multicast: out of memory");
     h->p = p;
-    h->fd = -1;
     for (unsigned i = 0; i < p->n_regions; i++)
         if (!p->region[i].lent)
             h->region[p->region[i].peer_number] = &p->region[i];
@@ -310,7 +309,8 @@ int ff_hearing_start(struct ff_pager *p, const struct ff_announce *a, const stru
     if (!rc)
         rc = ff_packets_new(key, a->salt, &h->packets, err);
     if (!rc)
-        rc = ff_datagram_receiver(&a->at, link_fd, &h->fd, err);
+        rc = ops->join ? ops->join(p->link, &a->at, false, &h->from, err)
+                       : ff_error_set(err, EAFNOSUPPORT, "multicast: no network is under the link");
     if (!rc) {
         h->began_ns = ff_now_ns();
         rc = ff_thread_start(&h->thread, hearing_main, h, "farfork-group", err);
@@ -323,6 +323,13 @@ int ff_hearing_start(struct ff_pager *p, const struct ff_announce *a, const stru
     return rc;
 }
 
+static void leave(struct ff_hearing *h)
+{
+    if (h->from)
+        h->from->free(h->from);
+    h->from = NULL;
+}
+
 void ff_hearing_stop(struct ff_hearing *h)
 {
     if (!h || !h->thread_up)
@@ -330,7 +337,7 @@ void ff_hearing_stop(struct ff_hearing *h)
     atomic_store(&h->stop, true);
     pthread_join(h->thread, NULL);
     h->thread_up = false;
-    ff_close_fd(&h->fd); /* it leaves the group */
+    leave(h);
 }
 
 void ff_hearing_free(struct ff_hearing *h)
@@ -338,7 +345,7 @@ void ff_hearing_free(struct ff_hearing *h)
     if (!h)
         return;
     ff_hearing_stop(h);
-    ff_close_fd(&h->fd);
+    leave(h);
     ff_packets_free(h->packets);
     if (h->memory)
         munmap(h->memory, (size_t)h->n_slots * h->slot_bytes);

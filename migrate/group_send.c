@@ -57,7 +57,8 @@ struct ff_group {
     struct ff_announce announce;
     struct ff_regions regions;
     struct ff_packets *packets;
-    int fd;
+    const struct ff_link_ops *kind; /* of the first source's link: who has another cannot hear it */
+    struct ff_datagrams *to;
     uint32_t part_bytes; /* of a page, in one packet */
 
     pthread_mutex_t lock;
@@ -72,7 +73,7 @@ struct ff_group {
     uint8_t burst[FF_DATAGRAMS * FF_PACKET_MAX];
     uint32_t burst_len; /* of each packet in it */
     unsigned n_burst;
-    bool gso, was_full;
+    bool was_full;
     uint64_t due_ns, turn_ns, began_ns, bytes;
     struct ff_error why;
     struct ff_group_got *turn;
@@ -87,8 +88,6 @@ int ff_group_new(const struct ff_address *a, unsigned sources, struct ff_group *
     if (!g)
         return ff_error_set(err, ENOMEM, "group: out of memory");
     g->addr = ff_address_copy(a);
-    g->fd = -1;
-    g->gso = true;
     g->rate.bytes_s = FF_GROUP_RATE_FIRST;
     g->max = sources;
     g->member = calloc(sources + 1, sizeof(*g->member));
@@ -111,7 +110,8 @@ void ff_group_free(struct ff_group *g)
         pthread_join(g->thread, NULL);
     ff_packets_free(g->packets);
     ff_regions_free(&g->regions);
-    ff_close_fd(&g->fd);
+    if (g->to)
+        g->to->free(g->to);
     ff_address_drop(&g->addr);
     pthread_mutex_destroy(&g->lock);
     free(g->member);
@@ -132,16 +132,14 @@ unsigned ff_group_member(struct ff_group *g)
 static int open_group(struct ff_group *g, struct ff_link *l, const struct ff_regions *regions,
                       struct ff_error *err)
 {
-    uint32_t bytes;
-
-    int rc = l->ops->control_fd ? ff_datagram_sender(&g->addr.group, l->ops->control_fd(l), &g->fd,
-                                                     &bytes, err)
-                                : ff_error_set(err, EAFNOSUPPORT, "group: the link is not tcp");
+    int rc = l->ops->join ? l->ops->join(l, &g->addr.group, true, &g->to, err)
+                          : ff_error_set(err, EAFNOSUPPORT, "group: no network is under the link");
     if (rc)
         return rc;
-    if (bytes < 2 * FF_PACKET_OVER)
-        return ff_error_set(err, EMSGSIZE, "group: datagrams of %u bytes are too small", bytes);
-    g->part_bytes = FF_MIN(bytes, FF_PACKET_MAX) - FF_PACKET_OVER;
+    if (g->to->max_bytes < 2 * FF_PACKET_OVER)
+        return ff_error_set(err, EMSGSIZE, "group: datagrams of %u bytes are too small",
+                            g->to->max_bytes);
+    g->part_bytes = FF_MIN(g->to->max_bytes, FF_PACKET_MAX) - FF_PACKET_OVER;
     if (getrandom(g->announce.salt, sizeof(g->announce.salt), 0) != sizeof(g->announce.salt))
         return ff_error_set(err, EIO, "group: no random numbers");
     for (unsigned i = 0; i < regions->n && !rc; i++)
@@ -158,16 +156,17 @@ void ff_group_offer(struct ff_group *g, unsigned member, struct ff_link *l,
 {
     struct ff_error why;
 
-    if (verify || !l->sealed || l->pins || !g->addr.key || ff_key_certs(g->addr.key))
+    if (verify || !l->sealed || !g->addr.key || ff_key_certs(g->addr.key))
         return;
     pthread_mutex_lock(&g->lock);
     int rc = g->is_open ? 0 : open_group(g, l, regions, &why);
+    g->kind = g->is_open ? g->kind : l->ops;
     if (rc && !g->announce.why_not) {
         ff_log(FF_LOG_WARN, "group: the image goes by links alone: %s", why.text);
         g->announce = (struct ff_announce){.why_not = (uint32_t)-rc};
     }
     g->is_open = true;
-    *out = g->announce;
+    *out = g->kind == l->ops ? g->announce : (struct ff_announce){.why_not = EPROTONOSUPPORT};
     g->member[member].is_offered = out->at.port;
     pthread_mutex_unlock(&g->lock);
 }
@@ -275,7 +274,7 @@ static int flush(struct ff_group *g)
     g->due_ns += len * 1000000000u / g->rate.bytes_s;
     int rc = ff_failpoint("source.group.send");
     rc = rc ? ff_error_set(&g->why, -rc, "injected")
-            : ff_datagram_send(g->fd, g->burst, g->burst_len, g->n_burst, &g->gso, &g->why);
+            : g->to->send(g->to, g->burst, g->burst_len, g->n_burst, &g->why);
     g->bytes += len;
     g->n_burst = 0;
     if (!rc && ff_now_ns() - g->turn_ns >= TURN_MS * 1000000ull)

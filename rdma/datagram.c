@@ -35,7 +35,14 @@
 #define HOPS 8
 #define RECEIVE_BYTES (8 << 20)
 #define FRAME_MAX 1500u
+#define UDP_OVER_IPV6 48u
 #define FULL_MS 20 /* the kernel's queue may stay full for so long */
+
+struct udp {
+    struct ff_datagrams base;
+    int fd;
+    bool gso; /* so far nothing said no */
+};
 
 static bool is_v4(const uint8_t addr[16])
 {
@@ -157,56 +164,38 @@ static int set_outgoing(int fd, bool v4, unsigned index)
            setsockopt(fd, IPPROTO_IPV6, IPV6_MULTICAST_HOPS, &hops, sizeof(hops));
 }
 
-int ff_datagram_sender(const struct ff_group_at *at, int link_fd, int *out, uint32_t *max_bytes,
+static int open_sender(struct udp *u, const struct ff_group_at *at, unsigned index, const char *name,
                        struct ff_error *err)
 {
-    bool v4 = is_v4(at->addr);
-    struct sockaddr_storage to;
     struct ifreq mtu = {.ifr_mtu = 0};
-    unsigned index;
+    struct sockaddr_storage to;
 
-    int rc = find_interface(link_fd, &index, mtu.ifr_name, err);
-    if (rc)
-        return rc;
-    FF_AUTO_CLOSE int fd = new_socket(at, err);
-    if (fd < 0)
-        return fd;
     socklen_t len = socket_address(at, index, &to);
-    if (set_outgoing(fd, v4, index) || ioctl(fd, SIOCGIFMTU, &mtu) ||
-        connect(fd, (struct sockaddr *)&to, len))
-        return ff_error_set(err, errno, "multicast: send by %s: %s", mtu.ifr_name, strerror(errno));
-    *max_bytes = FF_MIN((uint32_t)mtu.ifr_mtu, FRAME_MAX) - (v4 ? 28 : 48);
-    *out = fd;
-    fd = -1;
+    memcpy(mtu.ifr_name, name, IF_NAMESIZE);
+    if (set_outgoing(u->fd, is_v4(at->addr), index) || ioctl(u->fd, SIOCGIFMTU, &mtu) ||
+        connect(u->fd, (struct sockaddr *)&to, len))
+        return ff_error_set(err, errno, "multicast: send by %s: %s", name, strerror(errno));
+    u->base.max_bytes = FF_MIN((uint32_t)mtu.ifr_mtu, FRAME_MAX) - UDP_OVER_IPV6;
     return 0;
 }
 
-int ff_datagram_receiver(const struct ff_group_at *at, int link_fd, int *out, struct ff_error *err)
+static int open_receiver(struct udp *u, const struct ff_group_at *at, unsigned index, const char *name,
+                         struct ff_error *err)
 {
-    bool v4 = is_v4(at->addr);
-    struct sockaddr_storage on;
-    struct group_req join;
-    char name[IF_NAMESIZE];
     int yes = 1, no = 0, bytes = RECEIVE_BYTES;
+    struct group_req join = {.gr_interface = index};
+    struct sockaddr_storage on;
+    bool v4 = is_v4(at->addr);
 
-    int rc = find_interface(link_fd, &join.gr_interface, name, err);
-    if (rc)
-        return rc;
-    FF_AUTO_CLOSE int fd = new_socket(at, err);
-    if (fd < 0)
-        return fd;
-    socklen_t len = socket_address(at, join.gr_interface, &on);
-    setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes)); /* less loses more */
+    socklen_t len = socket_address(at, index, &on);
+    setsockopt(u->fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof(bytes)); /* less loses more */
     if (v4) /* not what another socket of this host has joined elsewhere */
-        setsockopt(fd, IPPROTO_IP, IP_MULTICAST_ALL, &no, sizeof(no));
-    memset(&join.gr_group, 0, sizeof(join.gr_group));
+        setsockopt(u->fd, IPPROTO_IP, IP_MULTICAST_ALL, &no, sizeof(no));
     memcpy(&join.gr_group, &on, len);
-    if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) ||
-        bind(fd, (struct sockaddr *)&on, len) ||
-        setsockopt(fd, v4 ? IPPROTO_IP : IPPROTO_IPV6, MCAST_JOIN_GROUP, &join, sizeof(join)))
+    if (setsockopt(u->fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes)) ||
+        bind(u->fd, (struct sockaddr *)&on, len) ||
+        setsockopt(u->fd, v4 ? IPPROTO_IP : IPPROTO_IPV6, MCAST_JOIN_GROUP, &join, sizeof(join)))
         return ff_error_set(err, errno, "multicast: join by %s: %s", name, strerror(errno));
-    *out = fd;
-    fd = -1;
     return 0;
 }
 
@@ -245,16 +234,17 @@ static int send_each(int fd, const uint8_t *data, uint32_t len, unsigned n)
     return rc < 0 ? -errno : rc;
 }
 
-int ff_datagram_send(int fd, const uint8_t *data, uint32_t len, unsigned n, bool *gso,
-                     struct ff_error *err)
+static int udp_send(struct ff_datagrams *d, const uint8_t *data, uint32_t len, unsigned n,
+                    struct ff_error *err)
 {
-    struct pollfd p = {.fd = fd, .events = POLLOUT};
+    struct udp *u = (struct udp *)d; /* base is the first member */
+    struct pollfd p = {.fd = u->fd, .events = POLLOUT};
 
     while (n) {
-        bool as_one = *gso && n > 1;
-        int rc = as_one ? send_as_one(fd, data, len, n) : send_each(fd, data, len, n);
+        bool as_one = u->gso && n > 1;
+        int rc = as_one ? send_as_one(u->fd, data, len, n) : send_each(u->fd, data, len, n);
         if (as_one && (rc == -EIO || rc == -EINVAL || rc == -EOPNOTSUPP || rc == -EMSGSIZE)) {
-            *gso = false;
+            u->gso = false;
             continue;
         }
         if (rc == -ENOBUFS || (rc == -EAGAIN && poll(&p, 1, FULL_MS) == 0))
@@ -269,8 +259,10 @@ int ff_datagram_send(int fd, const uint8_t *data, uint32_t len, unsigned n, bool
     return 0;
 }
 
-int ff_datagram_recv(int fd, uint8_t *room, uint32_t each, uint32_t len[FF_DATAGRAMS], int timeout_ms)
+static int udp_recv(struct ff_datagrams *d, uint8_t *room, uint32_t each, uint32_t len[FF_DATAGRAMS],
+                    int timeout_ms)
 {
+    int fd = ((struct udp *)d)->fd;
     struct pollfd p = {.fd = fd, .events = POLLIN};
     struct iovec iov[FF_DATAGRAMS];
     struct mmsghdr m[FF_DATAGRAMS];
@@ -288,4 +280,33 @@ int ff_datagram_recv(int fd, uint8_t *room, uint32_t each, uint32_t len[FF_DATAG
     for (int i = 0; i < n; i++)
         len[i] = m[i].msg_hdr.msg_flags & MSG_TRUNC ? 0 : m[i].msg_len;
     return n >= 0 ? n : errno == EAGAIN || errno == EINTR ? 0 : -errno;
+}
+
+static void udp_free(struct ff_datagrams *d)
+{
+    ff_close_fd(&((struct udp *)d)->fd);
+    free(d);
+}
+
+int ff_udp_join(const struct ff_group_at *at, bool sends, int link_fd, struct ff_datagrams **out,
+                struct ff_error *err)
+{
+    char name[IF_NAMESIZE];
+    unsigned index;
+
+    int rc = find_interface(link_fd, &index, name, err);
+    if (rc)
+        return rc;
+    struct udp *u = calloc(1, sizeof(*u));
+    if (!u)
+        return ff_error_set(err, ENOMEM, "multicast: out of memory");
+    *u = (struct udp){.base = {.send = udp_send, .recv = udp_recv, .free = udp_free}, .gso = true};
+    rc = u->fd = new_socket(at, err);
+    if (rc >= 0)
+        rc = sends ? open_sender(u, at, index, name, err) : open_receiver(u, at, index, name, err);
+    if (rc)
+        udp_free(&u->base);
+    else
+        *out = &u->base;
+    return rc;
 }

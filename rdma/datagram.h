@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * datagram.h - UDP to an IP multicast group, and from it
+ * datagram.h - datagrams to an IP multicast group, and from it
  */
 #ifndef FF_RDMA_DATAGRAM_H
 #define FF_RDMA_DATAGRAM_H
@@ -25,20 +25,25 @@ int ff_group_at_parse(const char *text, struct ff_group_at *out, struct ff_error
 bool ff_group_at_is_group(const struct ff_group_at *at);
 void ff_group_at_text(const struct ff_group_at *at, char out[FF_GROUP_TEXT]);
 
-/* A socket, on the interface that has the address of this end of @link_fd, a TCP connection. *@max_bytes:
- * of a datagram that no router cuts. 0, or why not: -EAFNOSUPPORT: @link_fd is none */
-int ff_datagram_sender(const struct ff_group_at *at, int link_fd, int *fd, uint32_t *max_bytes,
-                       struct ff_error *err);
-int ff_datagram_receiver(const struct ff_group_at *at, int link_fd, int *fd, struct ff_error *err);
-
-/* At most FF_DATAGRAMS of @len bytes each, one behind the other, as one (UDP GSO) or one by one.
- * *@gso: whether to try the first; it remembers. The kernel may drop some. 0, or why none can be sent */
+/* One end: who sends, or who hears. Its link made it (link.h) */
 #define FF_DATAGRAMS 44u
-int ff_datagram_send(int fd, const uint8_t *data, uint32_t len, unsigned n, bool *gso,
-                     struct ff_error *err);
+struct ff_datagrams {
+    uint32_t max_bytes; /* of one that no router cuts */
 
-/* As many as are there, at most FF_DATAGRAMS; @room of FF_DATAGRAMS times @each bytes; longer ones are
- * left out. Their number, 0 after @timeout_ms, -errno */
-int ff_datagram_recv(int fd, uint8_t *room, uint32_t each, uint32_t len[FF_DATAGRAMS], int timeout_ms);
+    /* At most FF_DATAGRAMS of @len bytes each, one behind the other. Some may be dropped here. 0, or why
+     * none can be sent */
+    int (*send)(struct ff_datagrams *d, const uint8_t *data, uint32_t len, unsigned n,
+                struct ff_error *err);
+
+    /* As many as are there, at most FF_DATAGRAMS; @room of FF_DATAGRAMS times @each bytes; longer ones are
+     * left out. Their number, 0 after @timeout_ms, -errno */
+    int (*recv)(struct ff_datagrams *d, uint8_t *room, uint32_t each, uint32_t len[FF_DATAGRAMS],
+                int timeout_ms);
+    void (*free)(struct ff_datagrams *d); /* it leaves the group */
+};
+
+/* By UDP, on the interface that has the address of this end of @link_fd, a TCP connection */
+int ff_udp_join(const struct ff_group_at *at, bool sends, int link_fd, struct ff_datagrams **out,
+                struct ff_error *err);
 
 #endif

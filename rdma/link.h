@@ -35,7 +35,9 @@
 #include <stdint.h>
 #include <sys/socket.h>
 
+struct ff_datagrams;
 struct ff_error;
+struct ff_group_at;
 struct ff_key;
 
 #define FF_MSG_MAX (64u << 10)
@@ -159,6 +161,11 @@ struct ff_link_ops {
 
     /* From now on a peer may be silent for so long before it counts as gone */
     void (*set_timeout)(struct ff_link *l, int timeout_ms);
+
+    /* One end of a multicast group, who @sends or who hears, by the interface of this link; it outlasts
+     * the link. 0, or why not. NULL: none is to be had */
+    int (*join)(struct ff_link *l, const struct ff_group_at *at, bool sends, struct ff_datagrams **out,
+                struct ff_error *err);
 
     void (*shutdown)(struct ff_link *l); /* break it: wakes every wait, on both sides */
     void (*free)(struct ff_link *l);     /* no other thread may be inside */

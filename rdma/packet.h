@@ -16,7 +16,8 @@
  *                 has its number. A generation of 2^24 numbers has a key of its own.
  *              2. A packet opens once. What is older than FF_PACKET_WINDOW numbers does not open.
  *              3. What does not open changes nothing at the end that tried.
- * Limits       FF_PACKET_MAX bytes: what an Ethernet frame carries over IPv6.
+ * Limits       FF_PACKET_MAX bytes, InfiniBand's largest. UDP takes what an Ethernet frame carries over
+ *              IPv6: 1452.
  */
 #ifndef FF_RDMA_PACKET_H
 #define FF_RDMA_PACKET_H
@@ -27,7 +28,7 @@
 struct ff_error;
 struct ff_key;
 
-#define FF_PACKET_MAX 1452u
+#define FF_PACKET_MAX 4096u
 #define FF_PACKET_OVER 44u /* bytes of a packet that are no data */
 #define FF_PACKET_WINDOW 1024u
 #define FF_PACKET_SALT_LEN 16

@@ -33,6 +33,7 @@
 #include <sys/socket.h>
 
 #include "cleanup.h"
+#include "datagram.h"
 #include "error.h"
 #include "failpoint.h"
 #include "log.h"
@@ -474,6 +475,12 @@ static int tcp_control_fd(struct ff_link *l)
     return tcp_of(l)->ctrl_fd;
 }
 
+static int tcp_join(struct ff_link *l, const struct ff_group_at *at, bool sends,
+                    struct ff_datagrams **out, struct ff_error *err)
+{
+    return ff_udp_join(at, sends, tcp_of(l)->ctrl_fd, out, err);
+}
+
 static void tcp_shutdown(struct ff_link *l)
 {
     struct tcp_link *t = tcp_of(l);
@@ -523,6 +530,7 @@ static const struct ff_link_ops tcp_ops = {
     .recv = tcp_recv,
     .control_fd = tcp_control_fd,
     .set_timeout = tcp_set_timeout,
+    .join = tcp_join,
     .shutdown = tcp_shutdown,
     .free = tcp_free,
 };

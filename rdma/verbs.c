@@ -268,6 +268,7 @@ const struct ff_link_ops ff_verbs_ops = {
     .recv = verbs_recv,
     .control_fd = verbs_control_fd,
     .set_timeout = verbs_set_timeout,
+    .join = verbs_join,
     .shutdown = verbs_shutdown,
     .free = verbs_link_free,
 };

@@ -16,6 +16,7 @@
  *              verbs_gate.c knows who has the key, verbs_event.c ends them, verbs_qp.c makes and
  *              frees them, verbs_mem.c registers memory, verbs_limits.c knows what a device
  *              permits, verbs_device.c which device.
+ *              verbs_multicast.c sends to a group, and hears it.
  *
  * Threads      lock guards broken, why, conn[].made and the table of registrations. A
  *              queue's CQ is polled by its owner alone; control has a CQ for sends
@@ -227,6 +228,10 @@ int ff_verbs_connect(const struct ff_link_params *p, int limit_ms, int cancel_fd
                      struct ff_link **out, struct ff_error *err);
 int verbs_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_LEN], int timeout_ms,
                       struct ff_error *err);
+
+/* --- verbs_multicast.c --- */
+int verbs_join(struct ff_link *l, const struct ff_group_at *at, bool sends, struct ff_datagrams **out,
+               struct ff_error *err);
 
 /* --- verbs_event.c --- */
 

@@ -35,7 +35,6 @@ static const char *why_none(const struct fork *f)
 {
     static const struct { const char *option, *why; } without[] = {
         {"verify=on", "with verify=on each host takes what the parent alone can have said"},
-        {"link=verbs", "over RDMA nothing is sent so yet"},
         {"prefill=off", "with prefill=off memory comes when it is touched"},
     };
     const char *given = f->s.o.link_options;

@@ -32,13 +32,15 @@ static void say(const char *event, struct ff_agent *a)
     ff_agent_stats(a, &st);
     pthread_mutex_lock(&lock);
     printf("{\"event\":\"%s\",\"port\":%u,\"total\":%llu,\"lent\":%llu,\"fetched\":%llu,"
-           "\"zero\":%llu,\"faults\":%llu,\"child_faults\":%llu,\"link\":\"%s\"}\n",
+           "\"zero\":%llu,\"faults\":%llu,\"child_faults\":%llu,\"by_group\":%llu,\"packets_lost\":%llu,"
+           "\"no_group\":\"%s\",\"link\":\"%s\"}\n",
            event, ff_agent_port(a), (unsigned long long)st.image.bytes_total,
            (unsigned long long)st.bytes_lent,
            (unsigned long long)(st.image.bytes_prefill + st.image.bytes_fault +
                                 st.image.bytes_duplicated),
            (unsigned long long)st.image.bytes_zero, (unsigned long long)st.image.faults,
-           (unsigned long long)st.child_faults, ff_agent_link(a));
+           (unsigned long long)st.child_faults, (unsigned long long)st.bytes_group,
+           (unsigned long long)st.image.group_lost, st.no_group, ff_agent_link(a));
     fflush(stdout);
     pthread_mutex_unlock(&lock);
 }

@@ -18,6 +18,7 @@ import clone
 import common
 from clone import Agent, check_parent, check_went_on, child, export, exports
 from common import Failed, Micro, say
+from keys import key_file
 from move_verbs import may_pin
 
 MIB = 64
@@ -140,6 +141,34 @@ def broken(t, memory):
         over_verbs(a)
 
 
+def by_multicast(t):
+    """UD: the parent's adapter sends the image once, and both agents' hear it. Of some packets of each
+    one agent loses all, and what it lacks comes by READs."""
+    key = key_file(t, 'multicast.key', '5a' * 32)
+    options = f'verbs,key-file={key},multicast=239.7.7.7'
+    lost = 'dest.group.packet=fail@100-160,dest.group.packet=fail@900-903'
+    with contextlib.ExitStack() as stack:
+        parent = stack.enter_context(Micro(t, 'p-multicast', 'tcg', mem_mib=32))
+        parent.start_load()
+        agents = [stack.enter_context(Agent(t, f'hears-{i}', options, f)) for i, f in enumerate((None, lost))]
+        before = clone.snapshot(parent)
+        export(parent, 'f', *(a.target(lend=False) for a in agents))
+        kids = clone.enter(stack, [child(t, a, 1, 'tcg', mem_mib=32) for a in agents])
+        for k in kids:
+            check_went_on(before, k)
+        clone.complete(kids)
+        clone.wait_exported(parent, 'f')
+        check_parent(parent)
+        for a in agents:
+            c = over_verbs(a)
+            say(f'      {a.name}: {c["by_group"] >> 10} KiB by the group, {c["fetched"] >> 10} in all, '
+                f'{c["packets_lost"]} packets lost {c["no_group"]}')
+            if not c['by_group']:
+                raise Failed(f'{a.name}: {c}')
+        if not c['packets_lost']:
+            raise Failed(f'no packet was lost: {c}')
+
+
 def run(t):
     clone.MIB = MIB     # of its guests
     more = '--more' in sys.argv
@@ -150,6 +179,9 @@ def run(t):
         broken(t, breaks)
     if more:
         return
+    with t.case('to two agents at once, by multicast'):
+        labplace.need_two_hosts()
+        by_multicast(t)
     with t.case('memlock'):
         memlock(t)
     with t.case('a guest that came over verbs, link=auto'):
