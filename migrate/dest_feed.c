@@ -113,8 +113,10 @@ void dest_join_group(struct ff_dest *d)
                                        "the parent cannot send to the group: %s",
                                        strerror((int)FF_MIN(a->why_not, 4095u)))
                         : ff_hearing_start(&d->pager, a, d->addr.key, &why);
-    if (!rc)
+    if (!rc) {
+        dest_say_first(d);
         return;
+    }
     ff_log(FF_LOG_WARN, "destination: memory comes without the group: %s", why.text);
     pthread_mutex_lock(&d->lock);
     snprintf(d->no_group, sizeof(d->no_group), "%.*s", (int)sizeof(d->no_group) - 1, why.text);

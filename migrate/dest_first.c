@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cleanup.h"
 #include "dest_private.h"
 #include "log.h"
 #include "working_set.h"
@@ -33,6 +34,25 @@ void dest_take_first(struct ff_dest *d)
         ff_log(FF_LOG_DEBUG, "destination: %u spans of a working set come first", d->pager.first->n);
     }
     free(text);
+}
+
+void dest_say_first(struct ff_dest *d)
+{
+    FF_AUTO_FREE struct ff_page_ref *pages = calloc(FF_WIRE_FIRST_MAX, sizeof(*pages));
+    const struct ff_working_set *s = d->pager.first;
+    unsigned n = 0;
+
+    for (unsigned i = 0; s && pages && i < s->n; i++) {
+        const struct ff_pager_region *r = &d->pager.region[s->span[i].region];
+        uint64_t at = s->span[i].first * FF_WORKING_SET_UNIT, psize = r->range.psize;
+        for (uint64_t end = at + s->span[i].n * FF_WORKING_SET_UNIT; at < end && !r->lent; at += psize) {
+            at -= at % psize;
+            if (n < FF_WIRE_FIRST_MAX)
+                pages[n++] = (struct ff_page_ref){.region = r->peer_number, .offset = at};
+        }
+    }
+    if (n) /* a link that has broken is noticed by others */
+        ff_control_send(&d->ctl, ff_wire_put_first(d->ctl.buf, pages, n), NULL);
 }
 
 char *ff_dest_working_set(struct ff_dest *d)

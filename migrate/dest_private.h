@@ -132,6 +132,7 @@ void dest_drop_parts(struct ff_dest *d); /* they were the last link's */
 /* --- dest_first.c --- */
 
 void dest_take_first(struct ff_dest *d); /* prefill is about to start: it is told what to bring first */
+void dest_say_first(struct ff_dest *d);  /* and so is the source, which sends it to the group first */
 
 /* --- dest_feed.c --- */
 

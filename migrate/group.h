@@ -13,6 +13,7 @@
  *              PUBLISH: group, salt ----- the link, sealed --->  from RUNNING on: join, listen
  *              HERE, until all run  ----- the group ---------->  prefill waits
  *              PAGE, in parts; ZEROS ----------------------->    all parts: claim, install
+ *                                   <---- FIRST: what children will touch (working_set.h): sent next
  *              END                                               prefill: what is missing
  *                                   <---- PROGRESS: packets that came, that did not
  *              rate: what the slowest one gets, but for those that get less than half of what the one in
@@ -55,6 +56,8 @@ void ff_group_offer(struct ff_group *g, unsigned member, struct ff_link *l,
 unsigned ff_group_member(struct ff_group *g); /* one more source: its number */
 void ff_group_runs(struct ff_group *g, unsigned member);
 void ff_group_heard(struct ff_group *g, unsigned member, const struct ff_stats *st);
+/* An agent says which pages its children will touch soon: they are sent before others. The first one is heard */
+void ff_group_first(struct ff_group *g, const struct ff_page_ref *pages, unsigned n);
 void ff_group_left(struct ff_group *g, unsigned member);
 
 /* --- source: group_rate.c --- */

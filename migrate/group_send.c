@@ -22,6 +22,7 @@
 #include <unistd.h>
 
 #include "address.h"
+#include "bitmap.h"
 #include "cleanup.h"
 #include "datagram.h"
 #include "failpoint.h"
@@ -41,7 +42,7 @@
 #define USELESS 10
 #define BURST_MS 2
 #define BEHIND_MS 20 /* so much may be sent at once after a pause */
-#define PIECE (2u << 20)
+#define PIECE (256u << 10) /* between two looks at what is wanted first */
 #define END_TIMES 6 /* each BEACON_MS: what filled an agent's buffer has been taken by then */
 
 enum member_state { WAITS, RUNS, LEFT };
@@ -66,9 +67,13 @@ struct ff_group {
     unsigned n, max;
     bool is_open, thread_up;
     pthread_t thread;
+    struct ff_page_ref *first; /* what is wanted first, in this order; set once, under lock */
+    unsigned n_first;
     _Atomic bool stop;
 
     /* the thread's */
+    uint64_t *sent[FF_WIRE_REGIONS_MAX]; /* pages that came first. NULL: none has */
+    unsigned first_at;
     struct ff_group_rate rate;
     uint8_t burst[FF_DATAGRAMS * FF_PACKET_MAX];
     uint32_t burst_len; /* of each packet in it */
@@ -114,6 +119,9 @@ void ff_group_free(struct ff_group *g)
         g->to->free(g->to);
     ff_address_drop(&g->addr);
     pthread_mutex_destroy(&g->lock);
+    for (unsigned i = 0; i < FF_WIRE_REGIONS_MAX; i++)
+        free(g->sent[i]);
+    free(g->first);
     free(g->member);
     free(g->turn);
     free(g);
@@ -193,6 +201,22 @@ void ff_group_heard(struct ff_group *g, unsigned member, const struct ff_stats *
     g->member[member].got =
         (struct ff_group_got){.packets = st->group_packets, .lost = st->group_lost};
     pthread_mutex_unlock(&g->lock);
+}
+
+void ff_group_first(struct ff_group *g, const struct ff_page_ref *pages, unsigned n)
+{
+    struct ff_page_ref *copy = calloc(n + 1, sizeof(*copy)); /* no memory: they come in their turn */
+
+    if (copy)
+        memcpy(copy, pages, n * sizeof(*copy));
+    pthread_mutex_lock(&g->lock);
+    if (copy && !g->first) {
+        g->first = copy;
+        g->n_first = n;
+        copy = NULL;
+    }
+    pthread_mutex_unlock(&g->lock);
+    free(copy);
 }
 
 void ff_group_left(struct ff_group *g, unsigned member)
@@ -355,6 +379,49 @@ static int send_piece(struct ff_group *g, int pagemap, unsigned region, uint64_t
     return rc;
 }
 
+/* The next pages that an agent wants first, at most PIECE bytes or one page; @all: there are no more */
+static int send_first(struct ff_group *g, int pagemap, bool *all)
+{
+    uint64_t bytes = 0;
+    int rc = 0;
+
+    pthread_mutex_lock(&g->lock);
+    const struct ff_page_ref *first = g->first;
+    unsigned n = g->n_first;
+    pthread_mutex_unlock(&g->lock);
+    for (; g->first_at < n && bytes < PIECE && !rc; g->first_at++) {
+        unsigned i = first[g->first_at].region;
+        if (i >= g->regions.n || first[g->first_at].offset >= g->regions.r[i].len_bytes)
+            continue; /* the sources' tables are one; nothing rests on it */
+        const struct ff_region *r = &g->regions.r[i];
+        uint64_t page = first[g->first_at].offset / r->psize;
+        if (!g->sent[i] && !(g->sent[i] = ff_bitmap_new(r->len_bytes / r->psize)))
+            continue; /* no memory: it comes in its turn */
+        if (ff_bitmap_get(g->sent[i], page))
+            continue;
+        ff_bitmap_set(g->sent[i], page);
+        bytes += r->psize;
+        rc = send_piece(g, pagemap, i, page, 1);
+    }
+    *all = g->first_at == n;
+    return rc;
+}
+
+/* What of [@page, @page + @n) has not come first */
+static int send_rest(struct ff_group *g, int pagemap, unsigned region, uint64_t page, uint64_t n)
+{
+    const uint64_t *sent = g->sent[region], end = page + n;
+    int rc = 0;
+
+    for (uint64_t run; page < end && !rc; page += run ? run : 1) {
+        for (run = 0; page + run < end && !(sent && ff_bitmap_get(sent, page + run));)
+            run++;
+        if (run)
+            rc = send_piece(g, pagemap, region, page, run);
+    }
+    return rc;
+}
+
 static int send_memory(struct ff_group *g)
 {
     FF_AUTO_CLOSE int pagemap = ff_pagemap_open();
@@ -363,8 +430,13 @@ static int send_memory(struct ff_group *g)
     for (unsigned i = 0; i < g->regions.n && !rc; i++) {
         const struct ff_region *r = &g->regions.r[i];
         uint64_t pages = r->len_bytes / r->psize, each = FF_MAX(PIECE / r->psize, 1u);
-        for (uint64_t page = 0; page < pages && !rc; page += each) {
-            rc = send_piece(g, pagemap, i, page, FF_MIN(each, pages - page));
+        for (uint64_t page = 0; page < pages && !rc;) {
+            bool all;
+            rc = send_first(g, pagemap, &all);
+            if (!rc && all) {
+                rc = send_rest(g, pagemap, i, page, FF_MIN(each, pages - page));
+                page += each;
+            }
             if (!rc && !members_in(g, RUNS))
                 rc = ff_error_set(&g->why, ECANCELED, "all agents have what they need, or have gone");
             if (!rc && is_deaf(g))

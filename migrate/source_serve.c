@@ -48,10 +48,25 @@ static int take_grants(struct ff_source *s, struct ff_error *err)
     return rc ? rc : ff_responder_grant(&s->responder, g, n, err);
 }
 
+/* Without a group it is nothing */
+static int take_first(struct ff_source *s, struct ff_error *err)
+{
+    FF_AUTO_FREE struct ff_page_ref *pages = calloc(FF_WIRE_FIRST_MAX, sizeof(*pages));
+    unsigned n;
+
+    if (!pages)
+        return ff_error_set(err, ENOMEM, "source: FIRST: out of memory");
+    int rc = ff_wire_get_first(s->ctl.buf, (size_t)s->ctl.len, pages, FF_WIRE_FIRST_MAX,
+                               s->table.regions, s->table.n_regions, &n, err);
+    if (!rc && s->group)
+        ff_group_first(s->group, pages, n);
+    return rc;
+}
+
 int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
 {
-    const uint32_t also =
-        FF_MSG_BIT(FF_MSG_PROGRESS) | FF_MSG_BIT(FF_MSG_GRANT) | FF_MSG_BIT(FF_MSG_LEASE);
+    const uint32_t also = FF_MSG_BIT(FF_MSG_PROGRESS) | FF_MSG_BIT(FF_MSG_GRANT) |
+                          FF_MSG_BIT(FF_MSG_LEASE) | FF_MSG_BIT(FF_MSG_FIRST);
     int type, rc;
 
     if (s->stage == DONE)
@@ -62,6 +77,7 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err)
         type = ff_control_expect(&s->ctl, FF_MSG_DONE, also, s->addr.go_timeout_ms, err);
         rc = type < 0               ? type
              : type == FF_MSG_GRANT ? take_grants(s, err)
+             : type == FF_MSG_FIRST ? take_first(s, err)
              : type == FF_MSG_LEASE ? ff_source_answer_lease(s, err)
                                     : ff_source_take_stats(s, err);
         if (rc < 0)

@@ -86,7 +86,7 @@ static void short_receives(void)
 
 static void short_sends(void)
 {
-    slow(true, "tcp.send.short=fail", NULL, MEM_ANON, false);
+    slow(true, "tcp.send.short=fail@1-10000", "chunk=64K", MEM_ANON, false); /* of 5 bytes each */
 }
 
 /* What is slow with prefill may not be slow with faults: the queues are independent */

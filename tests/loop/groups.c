@@ -139,6 +139,12 @@ static bool came_at_all(unsigned i)
     return f[i]->stats.bytes_group;
 }
 
+/* Its children may have been quicker than any whole page */
+static bool heard(unsigned i)
+{
+    return f[i]->stats.image.group_packets;
+}
+
 static void busy(void)
 {
     agents_are(3, "");
@@ -146,7 +152,7 @@ static void busy(void)
         for (unsigned k = 0; k < 2; k++)
             f[i]->child[k].when = k ? WHEN_HERE : AT_ONCE;
     begin("");
-    all_end_well(came_at_all);
+    all_end_well(heard);
 }
 
 static void lossy(void)
@@ -285,6 +291,30 @@ static void verified(void)
     all_end_well(none_came);
 }
 
+#define AT 0x3ea /* a cell that comes late by itself */
+
+/* One agent knows what is touched, so all get that first: before the first cells of the image are all there */
+static void touched_first(void)
+{
+    agents_are(2, "");
+    f[0]->first = "region1=40+4,60;region0=3e8+20,7;region1=1f0+5";
+    f[1]->n_children = 1;
+    f[1]->child[0] = (struct family_child){.when = WHEN_COMPLETE, .only_peek = true, .peek_at = AT};
+    begin("source.group.send=delay:8000");
+    wait_count(f[1]->group_so_far, 40ul * CELL);
+    atomic_store(&f[1]->late_may_start, true);
+    must(wait_flag(&f[1]->child[0].peeked, 20000));
+    pthread_join(follows[1], NULL);
+    must(wait_flag(&f[1]->ended, 20000) && wait_flag(&f[1]->child[0].done, 20000));
+    by_group(1);
+    must(came_at_all(1) && !f[1]->stats.image.faults);
+    family_free(f[1]);
+    atomic_store(&f[1]->children_may_end, true);
+    family_reap(f[1]->child[0].pid, 5 << 8);
+    n_agents = 1;
+    all_end_well(came_at_all);
+}
+
 /* --- a stranger in the group --- */
 
 static atomic_bool stranger_ends;
@@ -330,7 +360,7 @@ static void stranger(void)
         f[i]->child[0].when = AT_ONCE;
     begin("");
     must(!pthread_create(&t, NULL, stranger_main, NULL));
-    all_end_well(came_at_all);
+    all_end_well(heard);
     atomic_store(&stranger_ends, true);
     pthread_join(t, NULL);
     printf("      %u packets said again\n", atomic_load(&said_again) / 3);
@@ -353,6 +383,7 @@ int main(int argc, char **argv)
         {"an agent dies meanwhile", agent_dies, 40},
         {"an IPv6 group", ipv6, 40},
         {"verify=on: nothing is sent", verified, 40},
+        {"what is touched comes first", touched_first, 40},
         {"a stranger repeats and changes packets", stranger, 40},
     };
 

@@ -13,6 +13,7 @@
 #include "dest.h"
 #include "farfork-elsewhere.h"
 #include "owner.h"
+#include "pagemap.h"
 #include "platform.h"
 #include "source.h"
 
@@ -108,12 +109,21 @@ static void over_loop(void)
     must_move(&m, OWNS_HOLES);
 }
 
+static bool scans(void)
+{
+    FF_AUTO_CLOSE int fd = ff_pagemap_open();
+
+    return fd >= 0 && ff_pagemap_scans(fd);
+}
+
 static void hugetlb(void)
 {
     static struct move m = {.tcp = true, .memory = MEM_HUGETLB_ANON, GUEST, WHOLE};
 
     if (no_huge)
         loop_skip("%s", no_huge);
+    if (!scans())
+        loop_skip("this kernel does not tell which huge pages are there (Linux 6.7 does): all are read");
     must_move(&m, OWNS_HUGE);
 }
 

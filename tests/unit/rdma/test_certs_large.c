@@ -416,7 +416,7 @@ static void test_groups(void **state)
     fputs("no parameters", f);
     fclose(f);
     assert_int_equal(shake_with("NORMAL:-VERS-ALL:+VERS-TLS1.3:-GROUP-ALL:+GROUP-FFDHE2048"), 0);
-    assert_int_equal(shake_with("NORMAL:-VERS-ALL:+VERS-TLS1.3:-GROUP-ALL:+GROUP-FFDHE8192"), 0);
+    assert_int_equal(shake_with("NORMAL:-VERS-ALL:+VERS-TLS1.3:-GROUP-ALL:+GROUP-FFDHE3072"), 0);
     assert_true(shake_with("NORMAL:-VERS-ALL:+VERS-TLS1.2") < 0);
     assert_non_null(strstr(last_log, "TLS 1.3 in common"));
     assert_true(shake_with("NORMAL:-VERS-ALL:+VERS-TLS1.3:-CIPHER-ALL:+AES-128-CCM-8") < 0);
