@@ -380,7 +380,7 @@ static int send_piece(struct ff_group *g, int pagemap, unsigned region, uint64_t
 }
 
 /* The next pages that an agent wants first, at most PIECE bytes or one page; @all: there are no more */
-static int send_first(struct ff_group *g, int pagemap, bool *all)
+static int send_wanted(struct ff_group *g, int pagemap, bool *all)
 {
     uint64_t bytes = 0;
     int rc = 0;
@@ -432,7 +432,7 @@ static int send_memory(struct ff_group *g)
         uint64_t pages = r->len_bytes / r->psize, each = FF_MAX(PIECE / r->psize, 1u);
         for (uint64_t page = 0; page < pages && !rc;) {
             bool all;
-            rc = send_first(g, pagemap, &all);
+            rc = send_wanted(g, pagemap, &all);
             if (!rc && all) {
                 rc = send_rest(g, pagemap, i, page, FF_MIN(each, pages - page));
                 page += each;
