@@ -72,18 +72,20 @@ E2E_TESTS := \
     tests/e2e/proxy_back.py:220 \
     tests/e2e/proxy_after.py:260 \
     tests/e2e/proxy_guests.py:200 \
-    tests/e2e/move_proxy.py:220 \
+    tests/e2e/move_proxy.py:320 \
     tests/e2e/libvirt_move.py:100 \
     tests/e2e/libvirt_proxy.py:320 \
     tests/e2e/libvirt_fork.py:$(if $(filter 1,$(FARFORK_FULL)),600,220) \
     tests/e2e/metrics.py:100
 
 # Those that `make check` runs two at a time: they wait for timers and peers, by conditions with long
-# limits, and take nothing that a host has once: huge pages, addresses, ports, mounts that others see.
+# limits, and take nothing that a host has once: addresses, ports, mounts that others see; one of them
+# takes huge pages.
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
-    meanwhile keys farfork_move proxy_move proxy_back proxy_after \
-    who_runs fork_resume touched vmclone_fed multicast pool agent_safe fork_fails ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
+    meanwhile keys farfork_move move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
+    who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed multicast pool agent_safe fork_fails \
+    ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest

@@ -144,9 +144,9 @@ def run(t):
         raise common.Skip('hosts behind a bridge need ip, bridge and tc (iproute2)')
     with t.case('three hosts'):
         all_hear(t, accel, '--multicast', GROUP)
-    with t.case('three hosts, auto, no tree'):
-        all_hear(t, accel, '--multicast', 'auto', '--fanout', '0')
     if common.FULL:
+        with t.case('three hosts, auto, no tree'):
+            all_hear(t, accel, '--multicast', 'auto', '--fanout', '0')
         with t.case('three hosts, an IPv6 group'):
             all_hear(t, accel, '--multicast', '[ff15::77]')
     with t.case('two hosts, auto'):
@@ -159,8 +159,9 @@ def run(t):
         one_is_slow(t, accel)
     with t.case('one host gets no multicast'):
         filtered(t, accel, (1,))
-    with t.case('no host gets any'):
-        filtered(t, accel, (0, 1, 2))
+    if common.FULL:
+        with t.case('no host gets any'):
+            filtered(t, accel, (0, 1, 2))
 
 
 if __name__ == '__main__':

@@ -472,16 +472,18 @@ def run(t):
         parent_ends(t, accel)
     with t.case('interrupted by who asked'):
         stopped_by_its_user(t, accel)
+    with t.case('two hosts, one is lost'):
+        other_hosts(t, accel)
+    with t.case("the parent's disk is another"):
+        disk_changes(t, accel)
+    if not common.FULL:
+        return
     with t.case('a launcher that is slow'):
         words_come_late(t, accel)
     with t.case('a pool that stands still'):
         stands_still(t, accel)
     with t.case('one ends while the next one begins'):
         two_after_another(t, accel)
-    with t.case('two hosts, one is lost'):
-        other_hosts(t, accel)
-    with t.case("the parent's disk is another"):
-        disk_changes(t, accel)
 
 
 if __name__ == '__main__':
