@@ -48,5 +48,6 @@ bench-clone: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(B
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench --clone $(BENCH_FLAGS)
 
 # One guest to many hosts; FANOUT_FLAGS: see bench/fanout.py --help
-bench-fanout: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf
-	@FARFORK_BUILD='$(abspath $(BUILD))' bench/fanout.py $(FANOUT_FLAGS)
+bench-fanout: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf | $(DEPS_BENCH)
+	@FARFORK_BUILD='$(abspath $(BUILD))' bench/fanout.py --json $(BUILD)/bench/fanout.json \
+	    --plots $(BUILD)/bench/fanout $(FANOUT_FLAGS)

@@ -3,7 +3,7 @@
 """fanout.py - one guest forked to many hosts, each at the end of a link of a set rate
 
 usage: fanout.py [--hosts N...] [--ways star|chain|NUMBER|multicast...] [--mem MIB] [--rate RATE] [--runs N]
-                 [--json FILE]
+                 [--busy] [--json FILE] [--plots FOLDER]
 
 Picture   bridge, in a namespace of its own
             |  |  |  ...     a namespace each: the parent's, and every host's; what leaves one, and
@@ -15,6 +15,9 @@ Figures   run: from the command to the first byte on the last child's console; c
           p50 and p99 those of the host that has the longest; CPU: of this machine, all processes, so
           leave it alone meanwhile. The floor is plain sockets that carry one image
           over the same links: from the parent to one host, and along a chain, piece by piece.
+          --plots: over the number of hosts, PNG and SVG
+Guests    run when nobody else wants a CPU (SCHED_IDLE): here they cannot halt, and many on few CPUs would
+          be what is measured. --busy: as others do
 Exit code 0 measured, 1 something failed, 77 it cannot run here
 """
 import argparse
@@ -22,6 +25,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import socket
 import statistics
 import subprocess
@@ -35,6 +39,7 @@ sys.path[:0] = [os.path.dirname(os.path.abspath(__file__)),
 
 import common
 import forks
+import plots
 import testbed
 from common import Failed, Micro, Skip
 
@@ -155,12 +160,28 @@ def floor(place, total, n):
 
 # --- a fork ---
 
+def be_idle(pid):
+    for tid in os.listdir(f'/proc/{pid}/task'):
+        os.sched_setscheduler(int(tid), os.SCHED_IDLE, os.sched_param(0))
+
+
+def idle_qemu(folder):
+    """The children's program."""
+    path = os.path.join(folder, 'qemu')
+    with open(path, 'w', encoding='ascii') as f:
+        f.write(f'#!/bin/sh\nexec chrt --idle 0 {os.path.abspath(common.QEMU)} "$@"\n')
+    os.chmod(path, 0o755)
+    return path
+
+
 def one(t, place, way, o, accel, tag):
     n, folder = place.n, os.path.join(t, tag)
     os.mkdir(folder)
     second = os.path.join(folder, 'parent.second')
     fanout = {'star': '0', 'chain': '1', 'multicast': '1'}.get(way, way)
-    group = ('--multicast', '239.192.77.8') if way == 'multicast' else ()
+    more = [*(('--multicast', '239.192.77.8') if way == 'multicast' else ()),
+            *(('--options', o.options) if o.options else ()),
+            *(('--qemu', idle_qemu(folder)) if not o.busy else ())]
     hosts = [f'{place.ns[i]}={place.address(i)}' for i in range(1, n + 1)]
     with contextlib.ExitStack() as stack:
         common.place = place
@@ -169,6 +190,8 @@ def one(t, place, way, o, accel, tag):
             load=forks.LOADS['idle'] + ' fill=100',
             extra=['-qmp', f'unix:{second},server=on,wait=off']))
         parent.wait_ready(120)
+        if not o.busy:
+            be_idle(parent.proc.pid)
         base = os.path.join(folder, 'run')
         stack.callback(subprocess.run, [VMCLONE, '--kill', 'f', '--rundir', base],
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
@@ -176,8 +199,8 @@ def one(t, place, way, o, accel, tag):
         sent, cpu, start = place.sent_bytes(), busy_s(), time.monotonic()
         done = subprocess.run(
             place.argv([VMCLONE, '--json', '--quiet', '--rundir', base, '--id', 'f', '--timeout', '300',
-                        '--fanout', fanout, *group, *(('--options', o.options) if o.options else ()),
-                        '--launcher', 'ip netns exec {host} {cmd}', second, str(n), *hosts], False), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                        '--fanout', fanout, *more, '--launcher', 'ip netns exec {host} {cmd}', second,
+                        str(n), *hosts], False), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, timeout=LIMIT_S, check=False)
         if done.returncode:
             raise Failed(f'vmclone: exit code {done.returncode}: '
@@ -213,6 +236,25 @@ def show(rows):
               f'{r.get("fault_p99_ms", 0):>7.2f}')
 
 
+COLOURS = {'floor': '#808080', 'star': '#d55e00', 'chain': '#0072b2', 'multicast': '#009e73'}
+PLOTS = [('memory_s', 'all memory is there', 's'), ('run_s', 'all children run', 's'),
+         ('sent_images', 'out of the parent', 'images'), ('cpu_s', 'CPU of all hosts', 's'),
+         ('fault_p99_ms', 'faults, p99 of the slowest host', 'ms')]
+
+
+def draw(rows, folder):
+    ways = list(dict.fromkeys(r['way'] for r in rows))
+    made = []
+    for key, title, unit in PLOTS:
+        series = [(way, [(r['hosts'], r[key]) for r in rows if r['way'] == way and key in r],
+                   COLOURS.get(way, plots.MORE[i % len(plots.MORE)])) for i, way in enumerate(ways)]
+        made.append((title, f'fanout-{key}', plots.lines_plot(
+            title, 'hosts', unit, [s for s in series if s[1]], ['set logscale x 2', 'set yrange [0:*]'],
+            'linespoints')))
+    os.makedirs(folder, exist_ok=True)
+    plots.draw_each(made, folder)
+
+
 def measure(t, o):
     rows, accel = [], 'kvm' if os.path.exists('/dev/kvm') else 'tcg'
     for n in o.hosts:
@@ -235,10 +277,15 @@ def main():
     p.add_argument('--rate', default='100mbit')
     p.add_argument('--options', help='of vmclone')
     p.add_argument('--runs', type=int, default=1)
+    p.add_argument('--plots', metavar='FOLDER')
+    p.add_argument('--busy', action='store_true')
     p.add_argument('--json', metavar='FILE')
     o = p.parse_args()
     if os.geteuid():
         print('SKIP: network namespaces need root')
+        return 77
+    if o.plots and not shutil.which('gnuplot'):
+        print('SKIP: plots need gnuplot (package gnuplot-nox)')
         return 77
     with tempfile.TemporaryDirectory(prefix='ff-fanout-') as t:
         try:
@@ -253,6 +300,8 @@ def main():
     if o.json:
         with open(o.json, 'w', encoding='utf-8') as f:
             json.dump({'mem_mib': o.mem, 'rate': o.rate, 'rows': rows}, f, indent=1)
+    if o.plots:
+        draw(rows, o.plots)
     return 0
 
 

@@ -228,10 +228,15 @@ def plan(doc):
 
 
 def draw(doc, folder):
+    return draw_each(plan(doc), folder)
+
+
+def draw_each(plots, folder):
+    """plots: (title, name, gnuplot's lines); returns as draw() does"""
     if not shutil.which('gnuplot'):
         raise NoGnuplot('install package gnuplot-nox (`make bench` does)')
     drawn, script = [], []
-    for title, name, body in plan(doc):
+    for title, name, body in plots:
         for kind, (terminal, size) in {**SIZE, **(NARROW if name == ANSWER else {})}.items():
             script += ['reset',
                        f'set terminal {terminal} size {size} noenhanced background "white"',
