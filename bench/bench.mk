@@ -4,7 +4,7 @@
 #
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
-.PHONY: bench bench-clone bench-proxy bench-fanout
+.PHONY: bench bench-clone bench-proxy bench-fanout bench-serving
 BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,baselines udpping redisload shaper)
 BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
@@ -25,6 +25,14 @@ $(BENCH_SCALING): bench/fault_scaling.c bench/bench.h $(BUILD)/lib/libfarfork.a 
 	@echo "  CC      $<"
 	@$(CC) $(CFLAGS) $(addprefix -iquote ,$(INC_migrate)) -o $@ $< $(BUILD)/lib/libfarfork.a \
 	    $(LIB_LIBS)
+
+# how to serve many peers: the least that each way takes
+$(BUILD)/bench/serving: bench/serving.c bench/bench.h base/cleanup.h bench/bench.mk | $(DEPS_BENCH)
+	@mkdir -p $(@D)
+	@echo "  CC      $<"
+	@$(CC) $(CFLAGS) -iquote base -o $@ $< -luring -lpthread
+bench-serving: $(BUILD)/bench/serving
+	@$< $(SERVING_FLAGS)
 
 # what the workload redis moves: needs packages that `make` alone does not
 REDIS_INITRD := $(BUILD)/guests/initrd-redis.img
