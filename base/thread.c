@@ -4,6 +4,7 @@
  */
 #include <sched.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -12,6 +13,7 @@
 #include "error.h"
 #include "thread.h"
 
+#define LATER 5 /* of nice(2): a third of the CPU that another thread gets */
 #define SLICE_NS 100000u /* the shortest that the kernel takes */
 
 int ff_thread_start(pthread_t *t, void *(*fn)(void *), void *arg, const char *name,
@@ -29,20 +31,39 @@ int ff_thread_start(pthread_t *t, void *(*fn)(void *), void *arg, const char *na
     return 0;
 }
 
+/* struct sched_attr, as far as version 0 of it goes. Not by setpriority(): QEMU's sandbox forbids that */
+struct attr {
+    uint32_t size, policy;
+    uint64_t flags;
+    int32_t nice;
+    uint32_t priority;
+    uint64_t runtime, deadline, period;
+};
+
+/* False: somebody has chosen otherwise */
+static bool get_attr(struct attr *a)
+{
+    *a = (struct attr){.size = sizeof(*a)};
+    return !syscall(SYS_sched_getattr, 0, a, sizeof(*a), 0) && a->policy == SCHED_OTHER;
+}
+
 void ff_thread_soon(void)
 {
-    /* struct sched_attr, as far as version 0 of it goes */
-    struct {
-        uint32_t size, policy;
-        uint64_t flags;
-        int32_t nice;
-        uint32_t priority;
-        uint64_t runtime, deadline, period;
-    } a = {.size = sizeof(a)};
+    struct attr a;
 
-    if (syscall(SYS_sched_getattr, 0, &a, sizeof(a), 0) || a.policy != SCHED_OTHER)
-        return; /* somebody has chosen otherwise */
+    if (!get_attr(&a))
+        return;
     a.runtime = SLICE_NS;
+    syscall(SYS_sched_setattr, 0, &a, 0);
+}
+
+void ff_thread_later(void)
+{
+    struct attr a;
+
+    if (!get_attr(&a))
+        return;
+    a.nice += LATER;
     syscall(SYS_sched_setattr, 0, &a, 0);
 }
 

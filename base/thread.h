@@ -19,6 +19,10 @@ int ff_thread_start(pthread_t *t, void *(*fn)(void *), void *arg, const char *na
  * permitted, nothing changes). It takes no more of the CPU by that. */
 void ff_thread_soon(void);
 
+/* The calling thread computes, and others have what somebody waits for: it has less of the CPU where there
+ * is not enough. For good, if the user may not raise priorities; not where it is not permitted */
+void ff_thread_later(void);
+
 /* CPU time of the calling thread in ns */
 uint64_t ff_thread_cpu_ns(void);
 

@@ -11,6 +11,7 @@
  *              image <- 4 KiB a time, one at a time, a pause --- FAULT queue
  *                    <- PIECE a time, WINDOW in flight --------- PREFILL queue
  * Ways         threads   a thread for each queue: poll, recv, sendmsg, as rdma/tcp_queue.c has it
+ *              nice      the same, but PREFILL's threads have the CPUs that FAULT's leave (nice 10)
  *              ring      one thread, io_uring: a receive and a sendmsg in flight for each queue
  *              ring-zc   the same with SENDMSG_ZC, which over the loopback copies all the same
  *              rings     two threads with a ring each: one for all FAULT queues, one for all PREFILL
@@ -71,6 +72,7 @@ static struct shared *shared;
 static struct queue queue[2 * PEERS_MAX];
 static unsigned n_queues;
 static _Atomic uint64_t sent_bytes;
+static bool is_nice;
 
 /* --- peers --- */
 
@@ -185,6 +187,8 @@ static void *serve_main(void *arg)
     struct queue *q = arg;
     struct pollfd p = {.fd = q->fd};
 
+    if (is_nice && !q->is_fault)
+        setpriority(PRIO_PROCESS, 0, 10); /* of this thread alone, on Linux */
     for (;;) {
         p.events = (short)((q->n < ASKED_MAX ? POLLIN : 0) | (q->n ? POLLOUT : 0));
         if (poll(&p, 1, -1) < 0)
@@ -377,7 +381,8 @@ static struct result one(const char *way, unsigned peers, unsigned seconds)
     uint64_t start = ff_now_ns();
     if (pthread_create(&t, NULL, stop_main, &seconds))
         die("thread");
-    if (!strcmp(way, "threads"))
+    is_nice = !strcmp(way, "nice");
+    if (is_nice || !strcmp(way, "threads"))
         serve_by_threads();
     else if (!strcmp(way, "rings"))
         serve_by_rings();
@@ -403,8 +408,9 @@ static struct result one(const char *way, unsigned peers, unsigned seconds)
 
 static bool has(const char *way)
 {
-    struct io_uring_probe *p = strcmp(way, "threads") ? io_uring_get_probe() : NULL;
-    bool yes = !strcmp(way, "threads") ||
+    bool is_ring = !strncmp(way, "ring", 4);
+    struct io_uring_probe *p = is_ring ? io_uring_get_probe() : NULL;
+    bool yes = !is_ring ||
                (p && io_uring_opcode_supported(p, strcmp(way, "ring-zc") ? IORING_OP_SENDMSG
                                                                          : IORING_OP_SENDMSG_ZC));
 
@@ -414,7 +420,7 @@ static bool has(const char *way)
 
 int main(int argc, char **argv)
 {
-    static const char *const ways[] = {"threads", "ring", "rings", "ring-zc"};
+    static const char *const ways[] = {"threads", "nice", "ring", "rings", "ring-zc"};
     unsigned peers = argc > 1 ? (unsigned)atoi(argv[1]) : 32, seconds = argc > 2 ? (unsigned)atoi(argv[2]) : 4;
     unsigned rounds = argc > 3 ? (unsigned)atoi(argv[3]) : 5;
 

@@ -43,12 +43,14 @@ void dest_say_first(struct ff_dest *d)
     unsigned n = 0;
 
     for (unsigned i = 0; s && pages && i < s->n; i++) {
-        const struct ff_pager_region *r = &d->pager.region[s->span[i].region];
-        uint64_t at = s->span[i].first * FF_WORKING_SET_UNIT, psize = r->range.psize;
-        for (uint64_t end = at + s->span[i].n * FF_WORKING_SET_UNIT; at < end && !r->lent; at += psize) {
-            at -= at % psize;
-            if (n < FF_WIRE_FIRST_MAX)
-                pages[n++] = (struct ff_page_ref){.region = r->peer_number, .offset = at};
+        const struct ff_span *span = &s->span[i];
+        const struct ff_pager_region *r = &d->pager.region[span->region];
+        uint64_t psize = r->range.psize, at = span->first * FF_WORKING_SET_UNIT / psize * psize;
+        uint64_t end = r->lent ? at : (span->first + span->n) * FF_WORKING_SET_UNIT;
+        for (; at < end && n < FF_WIRE_FIRST_MAX; at += psize) {
+            struct ff_page_ref p = {.region = r->peer_number, .offset = at};
+            if (!n || pages[n - 1].region != p.region || pages[n - 1].offset != p.offset)
+                pages[n++] = p;
         }
     }
     if (n) /* a link that has broken is noticed by others */

@@ -57,7 +57,7 @@ unsigned ff_group_member(struct ff_group *g); /* one more source: its number */
 void ff_group_runs(struct ff_group *g, unsigned member);
 void ff_group_heard(struct ff_group *g, unsigned member, const struct ff_stats *st);
 /* An agent says which pages its children will touch soon: they are sent before others. The first one is heard */
-void ff_group_first(struct ff_group *g, const struct ff_page_ref *pages, unsigned n);
+void ff_group_first(struct ff_group *g, unsigned member, const struct ff_page_ref *pages, unsigned n);
 void ff_group_left(struct ff_group *g, unsigned member);
 
 /* --- source: group_rate.c --- */

@@ -233,6 +233,8 @@ static void *hearing_main(void *hearing)
     while (!rc && !atomic_load(&h->stop) && !atomic_load(&h->over) && !hears_nothing(h)) {
         int n = h->from->recv(h->from, h->datagram, FF_PACKET_MAX, len, LOOK_MS);
         rc = n < 0 ? n : take_datagrams(h, len, n);
+        if (n < 0)
+            atomic_store(&h->why, STOPPED);
     }
     atomic_store(&h->over, true);
     return NULL;

@@ -43,6 +43,7 @@
 #define BURST_MS 2
 #define BEHIND_MS 20 /* so much may be sent at once after a pause */
 #define PIECE (256u << 10) /* between two looks at what is wanted first */
+#define HOLE (2u << 20)    /* of memory that nobody touched, at once */
 #define END_TIMES 6 /* each BEACON_MS: what filled an agent's buffer has been taken by then */
 
 enum member_state { WAITS, RUNS, LEFT };
@@ -156,6 +157,10 @@ static int open_group(struct ff_group *g, struct ff_link *l, const struct ff_reg
     if (!rc)
         rc = ff_packets_new(g->addr.key, g->announce.salt, &g->packets, err);
     g->announce.at = g->addr.group;
+    if (rc) {
+        g->to->free(g->to);
+        g->to = NULL;
+    }
     return rc;
 }
 
@@ -203,14 +208,14 @@ void ff_group_heard(struct ff_group *g, unsigned member, const struct ff_stats *
     pthread_mutex_unlock(&g->lock);
 }
 
-void ff_group_first(struct ff_group *g, const struct ff_page_ref *pages, unsigned n)
+void ff_group_first(struct ff_group *g, unsigned member, const struct ff_page_ref *pages, unsigned n)
 {
     struct ff_page_ref *copy = calloc(n + 1, sizeof(*copy)); /* no memory: they come in their turn */
 
     if (copy)
         memcpy(copy, pages, n * sizeof(*copy));
     pthread_mutex_lock(&g->lock);
-    if (copy && !g->first) {
+    if (copy && !g->first && g->member[member].is_offered) {
         g->first = copy;
         g->n_first = n;
         copy = NULL;
@@ -379,8 +384,9 @@ static int send_piece(struct ff_group *g, int pagemap, unsigned region, uint64_t
     return rc;
 }
 
-/* The next pages that an agent wants first, at most PIECE bytes or one page; @all: there are no more */
-static int send_wanted(struct ff_group *g, int pagemap, bool *all)
+/* The next pages that an agent wants first, at most PIECE bytes or one page; from @page of @region on all is
+ * still to be sent. @all: there are no more */
+static int send_wanted(struct ff_group *g, int pagemap, unsigned region, uint64_t page, bool *all)
 {
     uint64_t bytes = 0;
     int rc = 0;
@@ -394,14 +400,16 @@ static int send_wanted(struct ff_group *g, int pagemap, bool *all)
         if (i >= g->regions.n || first[g->first_at].offset >= g->regions.r[i].len_bytes)
             continue; /* the sources' tables are one; nothing rests on it */
         const struct ff_region *r = &g->regions.r[i];
-        uint64_t page = first[g->first_at].offset / r->psize;
+        uint64_t at = first[g->first_at].offset / r->psize;
+        if (i < region || (i == region && at < page))
+            continue;
         if (!g->sent[i] && !(g->sent[i] = ff_bitmap_new(r->len_bytes / r->psize)))
             continue; /* no memory: it comes in its turn */
-        if (ff_bitmap_get(g->sent[i], page))
+        if (ff_bitmap_get(g->sent[i], at))
             continue;
-        ff_bitmap_set(g->sent[i], page);
+        ff_bitmap_set(g->sent[i], at);
         bytes += r->psize;
-        rc = send_piece(g, pagemap, i, page, 1);
+        rc = send_piece(g, pagemap, i, at, 1);
     }
     *all = g->first_at == n;
     return rc;
@@ -422,21 +430,33 @@ static int send_rest(struct ff_group *g, int pagemap, unsigned region, uint64_t 
     return rc;
 }
 
+/* The next pages of region @i, from *@page on */
+static int send_next(struct ff_group *g, int pagemap, unsigned i, uint64_t *page)
+{
+    const struct ff_region *r = &g->regions.r[i];
+    uint64_t from = *page, left = r->len_bytes / r->psize - from;
+    uint64_t n = FF_MIN(FF_MAX(PIECE / r->psize, 1u), left), hole = FF_MIN(HOLE / r->psize, left);
+
+    if (hole > n && !ff_pagemap_populated(pagemap, r, from * r->psize, hole * r->psize)) {
+        *page += hole;
+        return send_zeros(g, i, from, hole); /* some were said before, perhaps */
+    }
+    *page += n;
+    return send_rest(g, pagemap, i, from, n);
+}
+
 static int send_memory(struct ff_group *g)
 {
     FF_AUTO_CLOSE int pagemap = ff_pagemap_open();
     int rc = 0;
 
     for (unsigned i = 0; i < g->regions.n && !rc; i++) {
-        const struct ff_region *r = &g->regions.r[i];
-        uint64_t pages = r->len_bytes / r->psize, each = FF_MAX(PIECE / r->psize, 1u);
+        uint64_t pages = g->regions.r[i].len_bytes / g->regions.r[i].psize;
         for (uint64_t page = 0; page < pages && !rc;) {
             bool all;
-            rc = send_wanted(g, pagemap, &all);
-            if (!rc && all) {
-                rc = send_rest(g, pagemap, i, page, FF_MIN(each, pages - page));
-                page += each;
-            }
+            rc = send_wanted(g, pagemap, i, page, &all);
+            if (!rc && all)
+                rc = send_next(g, pagemap, i, &page);
             if (!rc && !members_in(g, RUNS))
                 rc = ff_error_set(&g->why, ECANCELED, "all agents have what they need, or have gone");
             if (!rc && is_deaf(g))

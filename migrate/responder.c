@@ -201,6 +201,9 @@ int ff_responder_grant(struct ff_responder *s, const struct ff_grant *g, unsigne
 
 /* --- the threads --- */
 
+/* Of this process. Where one serves many, what others wait for comes before bulk: bench/serving.c */
+static _Atomic unsigned n_serving;
+
 /* Until the PREFILL queue has something to do, or there are grants */
 static void wait_work(struct ff_responder *s)
 {
@@ -231,13 +234,19 @@ static void *serve_main(void *opaque)
     /* faults are waited for where they are answered; who pushes is woken by grants too */
     bool pushes = sv->queue == FF_QUEUE_PREFILL;
     int rc = 0, wait_ms = pushes ? 0 : IDLE_MS;
+    bool is_later = !pushes;
     unsigned turns = 0;
     struct ff_error why;
     struct ff_wc wc[8];
 
     if (sv->queue == FF_QUEUE_FAULT)
         ff_thread_soon();
+    atomic_fetch_add(&n_serving, pushes);
     while (!atomic_load(&s->stop) && rc >= 0) {
+        if (!is_later && atomic_load(&n_serving) > 1) {
+            ff_thread_later();
+            is_later = true;
+        }
         int pushed = pushes ? push_next(s, &why) : 0;
         rc = pushed;
         if (rc >= 0)
@@ -249,6 +258,7 @@ static void *serve_main(void *opaque)
         if (!rc && !pushed && pushes)
             wait_work(s);
     }
+    atomic_fetch_sub(&n_serving, pushes);
     atomic_store(&sv->cpu_ns, sv->before_ns + ff_thread_cpu_ns());
     if (rc < 0 && !atomic_load(&s->stop)) {
         ff_log(FF_LOG_DEBUG, "source: serving ends: %s", why.text);

@@ -59,7 +59,7 @@ static int take_first(struct ff_source *s, struct ff_error *err)
     int rc = ff_wire_get_first(s->ctl.buf, (size_t)s->ctl.len, pages, FF_WIRE_FIRST_MAX,
                                s->table.regions, s->table.n_regions, &n, err);
     if (!rc && s->group)
-        ff_group_first(s->group, pages, n);
+        ff_group_first(s->group, s->member, pages, n);
     return rc;
 }
 

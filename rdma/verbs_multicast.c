@@ -13,7 +13,8 @@
  *              completion queue, queue pair, membership, address handle. Freed backwards.
  * Limits       SENDS, RECEIVES buffers of the port's MTU, pinned. When all that were posted are full, the
  *              adapter drops. JOIN_MS: the subnet manager makes the group; on RoCE IGMP says it.
- *              A link of IPv4 has groups of IPv4.
+ *              A link of IPv4 has groups of IPv4. The sender's MTU is that of all: what has a smaller one
+ *              on its way hears no page, and prefill goes on without.
  * Sources      rdma_join_multicast(3), rdma_get_cm_event(3), ibv_post_recv(3): the 40 bytes
  */
 #include <errno.h>
@@ -32,6 +33,7 @@
 #define RECEIVES 2048u
 #define ROUTE 40u
 #define JOIN_MS 2000
+#define NO_IPV6 524 /* the kernel's ENOTSUPP */
 #define FULL_MS 20 /* the adapter may have no room for so long */
 
 struct verbs_group {
@@ -42,9 +44,10 @@ struct verbs_group {
     struct ibv_comp_channel *chan;
     struct ibv_cq *cq;
     struct ibv_mr *mr;
-    struct ibv_ah *ah; /* the group: NULL: not joined */
+    struct ibv_ah *ah;
     uint32_t qpn, qkey;
     struct sockaddr_storage group;
+    bool asked; /* the kernel, to join */
     uint8_t *memory;
     uint32_t each; /* bytes of a buffer */
     unsigned n, next, busy;
@@ -65,13 +68,15 @@ static int poll_cq(struct verbs_group *g, struct ibv_wc *wc, int room, int timeo
     int n = ibv_poll_cq(g->cq, room, wc);
     if (n || !timeout_ms)
         return n < 0 ? -EIO : n;
+    while (!ibv_get_cq_event(g->chan, &cq, &context)) /* of what was found without it */
+        ibv_ack_cq_events(cq, 1);
     if (ibv_req_notify_cq(g->cq, 0))
         return -EIO;
     n = ibv_poll_cq(g->cq, room, wc); /* what came meanwhile is not told */
     if (n)
         return n < 0 ? -EIO : n;
-    if (poll(&p, 1, timeout_ms) > 0 && !ibv_get_cq_event(g->chan, &cq, &context))
-        ibv_ack_cq_events(cq, 1);
+    if (poll(&p, 1, timeout_ms) > 0 && p.revents & ~POLLIN)
+        return -EIO; /* the device has gone */
     n = ibv_poll_cq(g->cq, room, wc);
     return n < 0 ? -EIO : n;
 }
@@ -165,10 +170,10 @@ static void group_free(struct ff_datagrams *d)
 {
     struct verbs_group *g = group_of(d);
 
-    if (g->ah) {
+    if (g->asked) /* else its queue pair may stay attached */
         rdma_leave_multicast(g->id, (struct sockaddr *)&g->group);
+    if (g->ah)
         ibv_destroy_ah(g->ah);
-    }
     if (g->id && g->id->qp)
         rdma_destroy_qp(g->id);
     if (g->cq)
@@ -221,8 +226,10 @@ static int open_device(struct verbs_group *g, const struct sockaddr_storage *own
     if (!g->events || rdma_create_id(g->events, &g->id, NULL, RDMA_PS_UDP))
         return ff_error_set(err, errno, "multicast: verbs: %s", strerror(errno));
     verbs_set_nonblocking(g->events->fd);
-    if (rdma_bind_addr(g->id, (struct sockaddr *)own) || !g->id->verbs)
+    if (rdma_bind_addr(g->id, (struct sockaddr *)own))
         return ff_error_set(err, errno, "multicast: verbs: the link's address: %s", strerror(errno));
+    if (!g->id->verbs)
+        return ff_error_set(err, ENODEV, "multicast: verbs: no device has the link's address any more");
     g->pd = ibv_alloc_pd(g->id->verbs);
     return g->pd ? 0 : ff_error_set(err, errno, "multicast: verbs: protection domain: %s", strerror(errno));
 }
@@ -238,7 +245,7 @@ static int make_buffers(struct verbs_group *g, struct verbs_link *v, bool sends,
     if (rc)
         return ff_error_set(err, rc, "multicast: verbs: query: %s", strerror(rc));
     g->base.max_bytes = 128u << port.active_mtu;
-    g->each = ROUTE + g->base.max_bytes;
+    g->each = ROUTE + FF_MAX(g->base.max_bytes, sends ? 0 : 4096u); /* whatever comes fits */
     g->n = FF_MIN(sends ? SENDS : RECEIVES, (unsigned)FF_MIN(dev.max_qp_wr, dev.max_cqe));
     if (g->n < FF_DATAGRAMS)
         return ff_error_set(err, ENOTSUP, "multicast: verbs: %u work requests are too few", g->n);
@@ -275,9 +282,9 @@ static int make_qp(struct verbs_group *g, bool sends, struct ff_error *err)
 }
 
 /* The event of the kernel, which the library attaches the queue pair on */
-static int await_join(struct verbs_group *g, struct ff_error *err)
+static int await_join(struct verbs_group *g, int limit_ms, struct ff_error *err)
 {
-    uint64_t end = ff_now_ns() + JOIN_MS * 1000000ull;
+    uint64_t end = ff_now_ns() + (uint64_t)limit_ms * 1000000u;
     struct pollfd p = {.fd = g->events->fd, .events = POLLIN};
     struct rdma_cm_event *ev;
 
@@ -291,16 +298,20 @@ static int await_join(struct verbs_group *g, struct ff_error *err)
             return rc == -EAGAIN ? ff_error_set(err, ETIMEDOUT, "multicast: verbs: join: no answer") : rc;
         bool joined = ev->event == RDMA_CM_EVENT_MULTICAST_JOIN, other = !joined &&
                       ev->event != RDMA_CM_EVENT_MULTICAST_ERROR;
-        int status = ev->status < 0 ? -ev->status : EIO;
+        int status = ev->status < -1 ? -ev->status : EIO; /* -1: of the library, which says no more */
         if (joined) {
+            errno = EIO;
             g->ah = ibv_create_ah(g->pd, &ev->param.ud.ah_attr);
             status = errno;
             g->qpn = ev->param.ud.qp_num;
             g->qkey = ev->param.ud.qkey;
         }
         rdma_ack_cm_event(ev);
+        if (!other && !g->ah)
+            return ff_error_set(err, status == NO_IPV6 ? ENOTSUP : status, "multicast: verbs: join: %s",
+                                status == NO_IPV6 ? "RoCE v2 has groups of IPv4 alone" : strerror(status));
         if (!other)
-            return g->ah ? 0 : ff_error_set(err, status, "multicast: verbs: join: %s", strerror(status));
+            return 0;
     }
 }
 
@@ -325,8 +336,9 @@ int verbs_join(struct ff_link *l, const struct ff_group_at *at, bool sends, stru
         rc = make_qp(g, sends, err);
     if (!rc && rdma_join_multicast(g->id, (struct sockaddr *)&g->group, g))
         rc = ff_error_set(err, errno, "multicast: verbs: join: %s", strerror(errno));
-    if (!rc)
-        rc = await_join(g, err);
+    g->asked = !rc;
+    if (!rc) /* the peer waits meanwhile */
+        rc = await_join(g, FF_MIN(JOIN_MS, atomic_load(&v->timeout_ms) / 2), err);
     if (rc)
         group_free(&g->base);
     else
