@@ -160,7 +160,7 @@ static void parse(struct queue *q, size_t n)
 }
 
 /* What is left of the first reply */
-static void prepare(struct queue *q)
+static void fill_message(struct queue *q)
 {
     struct request *r = &q->todo[q->first];
     size_t head = sizeof(*r) - (q->sent < sizeof(*r) ? q->sent : sizeof(*r));
@@ -182,7 +182,7 @@ static void was_sent(struct queue *q, size_t n)
     q->n--;
 }
 
-static void *serve_main(void *arg)
+static void *thread_main(void *arg)
 {
     struct queue *q = arg;
     struct pollfd p = {.fd = q->fd};
@@ -201,7 +201,7 @@ static void *serve_main(void *arg)
             parse(q, n > 0 ? (size_t)n : 0);
         }
         while (q->n) {
-            prepare(q);
+            fill_message(q);
             n = sendmsg(q->fd, &q->msg, MSG_NOSIGNAL | MSG_DONTWAIT);
             if (n < 0 && errno != EAGAIN)
                 return NULL;
@@ -217,7 +217,7 @@ static void serve_by_threads(void)
     pthread_t t[2 * PEERS_MAX];
 
     for (unsigned i = 0; i < n_queues; i++)
-        if (pthread_create(&t[i], NULL, serve_main, &queue[i]))
+        if (pthread_create(&t[i], NULL, thread_main, &queue[i]))
             die("thread");
     for (unsigned i = 0; i < n_queues; i++)
         pthread_join(t[i], NULL);
@@ -249,7 +249,7 @@ static void arm_send(struct io_uring *ring, unsigned i, bool zc)
     struct queue *q = &queue[i];
     struct io_uring_sqe *e = next_sqe(ring);
 
-    prepare(q);
+    fill_message(q);
     if (zc && q->todo[q->first].len > PAGE)
         io_uring_prep_sendmsg_zc(e, q->fd, &q->msg, MSG_NOSIGNAL | MSG_WAITALL);
     else
@@ -406,7 +406,7 @@ static struct result one(const char *way, unsigned peers, unsigned seconds)
                            (double)shared->fault_ns[n - 1] / 1e3};
 }
 
-static bool has(const char *way)
+static bool way_is_there(const char *way)
 {
     bool is_ring = !strncmp(way, "ring", 4);
     struct io_uring_probe *p = is_ring ? io_uring_get_probe() : NULL;
@@ -439,7 +439,7 @@ int main(int argc, char **argv)
     printf("%-8s %10s %8s %12s %12s %12s\n", "way", "CPU s/GiB", "GiB/s", "fault p50 us", "p99 us", "max us");
     for (unsigned r = 0; r < rounds; r++)
         for (unsigned w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-            if (!has(ways[w])) {
+            if (!way_is_there(ways[w])) {
                 printf("%-8s this kernel does not have it, or does not permit it\n", ways[w]);
                 continue;
             }

@@ -431,7 +431,7 @@ static int send_rest(struct ff_group *g, int pagemap, unsigned region, uint64_t 
 }
 
 /* The next pages of region @i, from *@page on */
-static int send_next(struct ff_group *g, int pagemap, unsigned i, uint64_t *page)
+static int send_onward(struct ff_group *g, int pagemap, unsigned i, uint64_t *page)
 {
     const struct ff_region *r = &g->regions.r[i];
     uint64_t from = *page, left = r->len_bytes / r->psize - from;
@@ -456,7 +456,7 @@ static int send_memory(struct ff_group *g)
             bool all;
             rc = send_wanted(g, pagemap, i, page, &all);
             if (!rc && all)
-                rc = send_next(g, pagemap, i, &page);
+                rc = send_onward(g, pagemap, i, &page);
             if (!rc && !members_in(g, RUNS))
                 rc = ff_error_set(&g->why, ECANCELED, "all agents have what they need, or have gone");
             if (!rc && is_deaf(g))
