@@ -19,7 +19,7 @@
  *              complete, or the queue is freed.
  *              io_uring (one receive and one send in flight) takes the same CPU time a page or a
  *              fault, and is not available everywhere: a sysctl or a container's seccomp profile
- *              may forbid it. Hence plain calls.
+ *              may forbid it. Hence plain calls; also for many peers (bench/serving.c).
  * Invariants   1. Replies go out in the order of the requests; so the oldest request in
  *                 flight is what the next reply must answer (checked by the decoder).
  *              2. A request is parsed only when there is room for its reply: a peer that

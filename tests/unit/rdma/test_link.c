@@ -458,6 +458,7 @@ static void test_both_ways_at_once(void **state)
             int n = end[e]->ops->poll(end[e], FF_QUEUE_FAULT, wc, FF_ARRAY_LEN(wc), 1, &err);
             assert_true(n >= 0);
             done[e] += (unsigned)n;
+            limit = n ? ff_now_ns() + SOON_MS * 1000000ull : limit;
         }
         if (ff_now_ns() > limit)
             fail_msg("%s: stuck with %u and %u of %u reads done", p.kind, done[0], done[1],
