@@ -195,6 +195,21 @@ static void all_deaf(void)
     all_end_well(all_filtered);
 }
 
+static bool some_then_none(unsigned i)
+{
+    return some_came(i) && strstr(f[i]->stats.no_group, "nothing more came");
+}
+
+/* As a switch does that takes the group for one that nobody has joined */
+static void filtered_later(void)
+{
+    agents_are(2, "");
+    for (unsigned i = 0; i < 2; i++)
+        f[i]->faults = "dest.group.packet=fail@400+";
+    begin("source.group.send=delay:2000");
+    all_end_well(some_then_none);
+}
+
 static bool late_is_late(unsigned i)
 {
     return i ? some_came(i) : most_came(i);
@@ -375,6 +390,7 @@ int main(int argc, char **argv)
         {"packets are lost", lossy, 40},
         {"one agent gets nothing", filtered, 40},
         {"no agent gets anything", all_deaf, 40},
+        {"after a while no agent gets anything", filtered_later, 40},
         {"an agent joins late", late, 40},
         {"the source cannot send any more", sender_fails, 40},
         {"the source stops for a while", sender_stops, 40},
