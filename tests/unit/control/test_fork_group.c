@@ -37,7 +37,8 @@ static void test_plan(void **state)
         {NULL, NULL, 5, false, 0},          {"auto", NULL, 2, false, 0},
         {"auto", NULL, 3, true, 0},         {"239.1.2.3:9", NULL, 1, true, 0},
         {"239.1.2.3:9", NULL, 0, false, 0}, {"239.1.2.3", "window=2,verify=on", 3, false, 1},
-        {"auto", "link=verbs", 5, false, 1}, {"auto", "prefill=off", 2, false, 0}};
+        {"auto", "link=verbs", 5, true, 0},  {"auto", "prefill=off", 5, false, 1},
+        {"auto", "prefill=off", 2, false, 0}};
     (void)state;
 
     for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
