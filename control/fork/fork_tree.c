@@ -153,8 +153,10 @@ static void feed_by_parent(struct host *h)
 /* Who should have fed it cannot: it is said once, since it is mostly one reason for all */
 static void give_up_feeder(struct fork *f, struct host *h)
 {
-    h->not_by = h->feeder;
-    if (h->state == HOST_IMAGE && h->paused_until_ms) {
+    h->not_by = h->feeder ? h->feeder : h->not_by;
+    if (!h->feeder) {
+        /* it has left that one already, for what it gave */
+    } else if (h->state == HOST_IMAGE && h->paused_until_ms) {
         h->feeder = NULL; /* the parent's side is away: another one feeds it */
     } else if (h->state == HOST_IMAGE) {
         if (!f->told_unfed)

@@ -263,6 +263,25 @@ static void test_says_so_often(void **state)
     strv_free(&f.s.notes);
 }
 
+/* Both say so at once, the one that gave it first */
+static void test_both_say_so(void **state)
+{
+    json_t *e = json_pack("{ss ss}", "event", "misfed", "error", "wrong");
+    (void)state;
+
+    hosts_are(3, 1);
+    have_image(0, 3);
+    struct host *by = hosts[2].feeder;
+    assert_non_null(by);
+    hosts[2].unfed = strdup("it was told that this is wrong");
+    session_on_agent_event(&f.s, &hosts[2], e);
+    json_decref(e);
+    fork_tree_turn(&f);
+    assert_null(hosts[2].unfed);
+    assert_true(by->gives_wrong && hosts[2].feeder != by);
+    strv_free(&f.s.notes);
+}
+
 static void test_fanout(void **state)
 {
     (void)state;
@@ -286,7 +305,7 @@ int main(void)
         cmocka_unit_test(test_orphans),
         cmocka_unit_test(test_back),
         cmocka_unit_test(test_orphans_of_many),
-        cmocka_unit_test(test_gives_wrong),
+        cmocka_unit_test(test_gives_wrong), cmocka_unit_test(test_both_say_so),
         cmocka_unit_test(test_says_so_often),
         cmocka_unit_test(test_fanout),
     };
