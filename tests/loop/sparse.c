@@ -340,8 +340,8 @@ int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
         {"tcp anon", anon, 60},
-        {"stock, tcp anon", anon_pool, 60},
-        {"stock, tcp memfd", memfd_pool, 60},
+        {"stock, anon", anon_pool, 60},
+        {"stock, memfd", memfd_pool, 60},
         {"tcp anon push", anon_push, 60},
         {"tcp memfd copy", memfd_copy, 60},
         {"tcp memfd push", memfd_push, 60},
