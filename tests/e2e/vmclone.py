@@ -493,7 +493,7 @@ def run(t):
             namespaces(t, accel, 4, 8)
     with t.case('hosts that cannot be seen from here'):
         out_of_sight(t, accel)
-    many = 50 if common.FULL else 12
+    many = 50 if common.FULL else 8
     with t.case(f'{many} children'):
         family(t, accel, 'memfd', many, mem_mib=32)
     with t.case('a child is forked'):
