@@ -315,8 +315,8 @@ static void touched_first(void)
     f[0]->first = "region1=40+4,60;region0=3e8+20,7;region1=1f0+5";
     f[1]->n_children = 1;
     f[1]->child[0] = (struct family_child){.when = WHEN_COMPLETE, .only_peek = true, .peek_at = AT};
-    begin("source.group.send=delay:8000");
-    wait_count(f[1]->group_so_far, 40ul * CELL);
+    begin(loop_in_lab() ? "source.group.send=delay:20000" : "source.group.send=delay:8000");
+    wait_count(f[1]->group_so_far, 150ul * CELL); /* of some 250 before that cell */
     atomic_store(&f[1]->late_may_start, true);
     must(wait_flag(&f[1]->child[0].peeked, 20000));
     pthread_join(follows[1], NULL);
