@@ -255,8 +255,8 @@ def draw(rows, folder):
     plots.draw_each(made, folder)
 
 
-def measure(t, o):
-    rows, accel = [], 'kvm' if os.path.exists('/dev/kvm') else 'tcg'
+def measure(t, o, rows):
+    accel = 'kvm' if os.path.exists('/dev/kvm') else 'tcg'
     for n in o.hosts:
         with Hosts(n, o.rate) as place:
             f = floor(place, o.mem << 20, n)
@@ -266,7 +266,6 @@ def measure(t, o):
                 rows.append({'way': way, 'hosts': n, 'runs': runs,
                              **{k: median(runs, k) for k in runs[0] if k not in ('way', 'hosts')}})
                 print(f'  {n} hosts, {way}: {rows[-1]["memory_s"]:.2f} s')
-    return rows
 
 
 def main():
@@ -287,22 +286,23 @@ def main():
     if o.plots and not shutil.which('gnuplot'):
         print('SKIP: plots need gnuplot (package gnuplot-nox)')
         return 77
+    rows, rc = [], 0
     with tempfile.TemporaryDirectory(prefix='ff-fanout-') as t:
         try:
-            rows = measure(t, o)
+            measure(t, o, rows)
         except Skip as e:
             print(f'SKIP: {e}')
             return 77
         except (Failed, subprocess.SubprocessError, OSError) as e:
             print(f'FAIL: {e}')
-            return 1
+            rc = 1          # what was measured before is shown all the same
     show(rows)
     if o.json:
         with open(o.json, 'w', encoding='utf-8') as f:
             json.dump({'mem_mib': o.mem, 'rate': o.rate, 'rows': rows}, f, indent=1)
-    if o.plots:
+    if o.plots and rows:
         draw(rows, o.plots)
-    return 0
+    return rc
 
 
 if __name__ == '__main__':

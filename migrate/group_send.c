@@ -59,14 +59,14 @@ struct ff_group {
     struct ff_announce announce;
     struct ff_regions regions;
     struct ff_packets *packets;
-    const struct ff_link_ops *kind; /* of the first source's link: who has another cannot hear it */
+    const struct ff_link_ops *kind; /* of the first source's link: others cannot hear it. NULL: not open */
     struct ff_datagrams *to;
     uint32_t part_bytes; /* of a page, in one packet */
 
     pthread_mutex_t lock;
     struct member *member;
     unsigned n, max;
-    bool is_open, thread_up;
+    bool thread_up;
     pthread_t thread;
     struct ff_page_ref *first; /* what is wanted first, in this order; set once, under lock */
     unsigned n_first;
@@ -107,6 +107,13 @@ int ff_group_new(const struct ff_address *a, unsigned sources, struct ff_group *
     return 0;
 }
 
+static void close_group(struct ff_group *g)
+{
+    if (g->to)
+        g->to->free(g->to);
+    g->to = NULL;
+}
+
 void ff_group_free(struct ff_group *g)
 {
     if (!g)
@@ -116,8 +123,7 @@ void ff_group_free(struct ff_group *g)
         pthread_join(g->thread, NULL);
     ff_packets_free(g->packets);
     ff_regions_free(&g->regions);
-    if (g->to)
-        g->to->free(g->to);
+    close_group(g);
     ff_address_drop(&g->addr);
     pthread_mutex_destroy(&g->lock);
     for (unsigned i = 0; i < FF_WIRE_REGIONS_MAX; i++)
@@ -157,10 +163,6 @@ static int open_group(struct ff_group *g, struct ff_link *l, const struct ff_reg
     if (!rc)
         rc = ff_packets_new(g->addr.key, g->announce.salt, &g->packets, err);
     g->announce.at = g->addr.group;
-    if (rc) {
-        g->to->free(g->to);
-        g->to = NULL;
-    }
     return rc;
 }
 
@@ -172,13 +174,13 @@ void ff_group_offer(struct ff_group *g, unsigned member, struct ff_link *l,
     if (verify || !l->sealed || !g->addr.key || ff_key_certs(g->addr.key))
         return;
     pthread_mutex_lock(&g->lock);
-    int rc = g->is_open ? 0 : open_group(g, l, regions, &why);
-    g->kind = g->is_open ? g->kind : l->ops;
-    if (rc && !g->announce.why_not) {
+    int rc = g->kind ? 0 : open_group(g, l, regions, &why);
+    if (rc) {
         ff_log(FF_LOG_WARN, "group: the image goes by links alone: %s", why.text);
         g->announce = (struct ff_announce){.why_not = (uint32_t)-rc};
+        close_group(g);
     }
-    g->is_open = true;
+    g->kind = g->kind ? g->kind : l->ops;
     *out = g->kind == l->ops ? g->announce : (struct ff_announce){.why_not = EPROTONOSUPPORT};
     g->member[member].is_offered = out->at.port;
     pthread_mutex_unlock(&g->lock);

@@ -5,8 +5,8 @@
 Two children on hostb, by an agent there, and one on hosta that the memory is lent to. All go on
 with the ledger that the parent had at the fork, and sweep all of their memory, and the parent
 writes on as fast as it can. Then what registering memory means for a holder: copies, the memlock
-limit; a guest that itself came over verbs; a link that breaks. --more has the other kind of memory. Limit:
-900 s.
+limit; a guest that itself came over verbs; a link that breaks; one image to two agents by multicast. --more
+has the other kind of memory. Limit: 900 s.
 """
 import contextlib
 import os
