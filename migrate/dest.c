@@ -415,7 +415,7 @@ static int tell_done(struct ff_dest *d, struct ff_error *err)
         return rc;
     }
     if (!rc)
-        rc = ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, WITHDRAWN_MS, err);
+        rc = ff_control_expect(&d->ctl, FF_MSG_WITHDRAWN, 0, FF_MAX(WITHDRAWN_MS, d->addr.timeout_ms), err);
     d->told = rc >= 0;
     return d->told ? 0 : rc;
 }

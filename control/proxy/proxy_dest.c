@@ -262,8 +262,8 @@ static int leave_incomplete(struct proxy *p, struct ff_error *err)
                         p->n_blocks ? "all of main memory is here, and " : "", p->lost_why.text);
 }
 
-/* 0: the guest runs here with all of its memory */
-static int finish_here(struct proxy *p, struct ff_error *err)
+/* 0: the guest runs here, and every page has come that its proxy serves */
+static int fetch_all(struct proxy *p, struct ff_error *err)
 {
     struct ff_error why = {0};
     int rc = p->o->domain     ? pass_package(p, err) /* and libvirt says `cont` */
@@ -284,8 +284,14 @@ static int finish_here(struct proxy *p, struct ff_error *err)
             return rc;
         rc = ff_dest_wait_done(p->dest, err);
     }
-    if (!ff_dest_is_told(p->dest) && p->reconnect_ms)
-        ff_dest_recover(p->dest, (int)p->reconnect_ms, NULL); /* the source may not know yet */
+    return 0;
+}
+
+/* 0: the guest has all of its memory */
+static int finish_here(struct proxy *p, struct ff_error *err)
+{
+    struct ff_error why = {0};
+
     pthread_mutex_lock(&p->lock);
     bool lost = p->stream_lost; /* before the tunnel's end, which has been waited for */
     if (!lost && p->o->from_stream && !atomic_load(&p->has_all)) {
@@ -347,17 +353,22 @@ static int follow_dest(struct proxy *p)
             proxy_qemu_end(p);
         return PROXY_EXIT_HERE;
     }
-    rc = finish_here(p, &why);
+    rc = fetch_all(p, &why);
+    bool all = !rc;
+    if (all)
+        rc = finish_here(p, &why);
     if (rc) {
         if (proxy_qemu_has_ended(p)) {
             ff_error_set(&why, ESRCH, "its QEMU here has ended, and the guest with it");
             ff_dest_refuse(p->dest, why.text, GONE_LIMIT_MS, NULL);
         }
         proxy_say_why(p, "incomplete", &why);
-        return PROXY_EXIT_TROUBLE;
+    } else {
+        proxy_event(p, "complete", NULL);
     }
-    proxy_event(p, "complete", NULL);
-    return 0;
+    if (all && !ff_dest_is_told(p->dest) && p->reconnect_ms) /* the source may not know yet */
+        ff_dest_recover(p->dest, (int)p->reconnect_ms, NULL);
+    return rc ? PROXY_EXIT_TROUBLE : 0;
 }
 
 int proxy_dest_run(const struct proxy_options *o)

@@ -175,10 +175,11 @@ static int on_monitor_command(void *opaque, const char *execute, const json_t *a
     }
     pthread_mutex_lock(&p->lock);
     int rc = own_command(p, execute, arguments, key, result, why);
+    bool is_over = !strcmp(p->status, "completed");
     pthread_mutex_unlock(&p->lock);
     if (rc != -ENOSYS)
         return rc;
-    if (strncmp(execute, "query-", 6)) /* nobody is to run, stop or end it meanwhile */
+    if (!is_over && strncmp(execute, "query-", 6)) /* nobody is to run, stop or end it meanwhile */
         return ff_error_set(why, EPERM, "%s: not while its guest is moved by a proxy", execute);
     return proxy_try_qmp(p, execute, json_deep_copy(arguments), result, why);
 }

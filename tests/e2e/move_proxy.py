@@ -149,6 +149,19 @@ def link_breaks(t, accel):
                 check_ledger(a, b, sweeps=1)
 
 
+def done_unanswered(t, accel):
+    """The destination has all, and waits for a source that does not come back."""
+    with Parent(t, accel, 'memfd') as a:
+        a.start_load()
+        with Move(t, a, '--options', 'timeout=1', faults='source.done=delay:3000000') as m:
+            m.end(0, 'there')
+            with there(t, 'late', m.result) as b:
+                check_ledger(a, b, sweeps=1)
+            states = [k['state'] for k in listed(m.base)[0]['children']]
+            if states != ['complete', 'complete']:
+                raise Failed(f'the QEMU there and its proxy, which waits for the source: {states}')
+
+
 def mover_killed(t, accel):
     """The proxies end what it began; the QEMU here is left."""
     with Parent(t, accel, 'memfd') as a:
@@ -210,6 +223,7 @@ def run(t):
             ('GO is lost', lambda: stays(t, accel, 'source.gone=fail@1', 'never got GO')),
             ('the proxy here is killed', lambda: proxy_killed(t, accel)),
             ('the link breaks', lambda: link_breaks(t, accel)),
+            ('DONE is not answered', lambda: done_unanswered(t, accel)),
             ('farfork move is killed', lambda: mover_killed(t, accel)),
             ('the destination dies', lambda: destination_dies(t, accel))):
         for path in glob.glob(t.work + '/*.console'):   # of the case before
