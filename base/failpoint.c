@@ -29,7 +29,7 @@ const char *const ff_failpoints[] = {
     "dest.ear",       "dest.go",        "dest.run",        "uffd.poison",
     "source.record",  "source.fence",   "dest.lease",      "dest.withdrawn",
     "source.register",   "dest.mark",      "dest.unmark",    "dest.shut-down",
-    "tunnel.send",    "proxy.package",  "proxy.unit",  "proxy.postcopy", "relay.image",    "feed.pushed",    "dest.feed.has",  "dest.feed.new",
+    "tunnel.send",    "proxy.package",  "proxy.unit",  "proxy.postcopy", "relay.image", "relay.image.some",    "feed.pushed",    "dest.feed.has",  "dest.feed.new",
     "source.group.send", "dest.group.packet",
 };
 const unsigned ff_failpoints_n = FF_ARRAY_LEN(ff_failpoints);

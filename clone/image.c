@@ -160,6 +160,8 @@ static int receive_image(struct ff_agent *a, struct ff_error *err)
     size_t len;
 
     int rc = a->passed ? wait_link(a, err) : 0;
+    if (a->n_older && !atomic_load(&a->is_to_be_fed))
+        ff_dest_await_feed(a->dest, FF_AGENT_OLDER_MS);
     if (!rc)
         rc = ff_dest_accept(a->dest, "", err);
     if (!rc)
@@ -250,6 +252,8 @@ int ff_agent_wait(struct ff_agent *a, struct ff_error *err)
 {
     struct ff_error why;
 
+    if (!atomic_load(&a->handed_over))
+        ff_agent_ask_older(a);
     int rc = atomic_load(&a->handed_over) ? wait_handed_over(a, &why) : wait_over_links(a, &why);
     if (!rc)
         return 0;
@@ -276,6 +280,7 @@ int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err)
 
 void ff_agent_await_feed(struct ff_agent *a, int timeout_ms)
 {
+    atomic_store(&a->is_to_be_fed, true);
     ff_dest_await_feed(a->dest, timeout_ms);
 }
 
@@ -321,12 +326,11 @@ void ff_agent_misfed(void *opaque, const char *why)
 
 int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err)
 {
-    pthread_mutex_lock(&a->lock);
-    bool here = (a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE) &&
-                !atomic_load(&a->handed_over);
-    pthread_mutex_unlock(&a->lock);
-    if (!here)
-        return ff_error_set(err, EINVAL, "agent: feed: no image has come over a link");
+    return ff_agent_start_relay(a, to, false, err);
+}
+
+static int start_relay(struct ff_agent *a, const struct ff_address *to, bool is_older, struct ff_error *err)
+{
     for (unsigned i = 0; i < a->n_relays;)
         if (ff_relay_has_ended(a->relay[i])) {
             ff_relay_stop(a->relay[i]);
@@ -338,8 +342,22 @@ int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_err
         return ff_error_set(err, E2BIG, "agent: feed: more than %u other agents",
                             FF_AGENT_RELAYS_MAX);
     const struct ff_relay_owner owner = {.failed = relay_failed, .opaque = a};
-    int rc = ff_relay_start(a->dest, to, &owner, &a->relay[a->n_relays], err);
+    int rc = ff_relay_start(a->dest, to, is_older, &owner, &a->relay[a->n_relays], err);
     a->n_relays += !rc;
+    return rc;
+}
+
+int ff_agent_start_relay(struct ff_agent *a, const struct ff_address *to, bool is_older, struct ff_error *err)
+{
+    pthread_mutex_lock(&a->lock);
+    bool here = (a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE) &&
+                !atomic_load(&a->handed_over);
+    pthread_mutex_unlock(&a->lock);
+    if (!here)
+        return ff_error_set(err, EINVAL, "agent: feed: no image has come over a link");
+    pthread_mutex_lock(&a->relays_lock);
+    int rc = start_relay(a, to, is_older, err);
+    pthread_mutex_unlock(&a->relays_lock);
     return rc;
 }
 
@@ -362,6 +380,7 @@ void ff_agent_stats(struct ff_agent *a, struct ff_agent_stats *out)
     else if (here)
         ff_children_stats(ff_dest_pager(a->dest), &st);
     out->bytes_fed = here && !handed_over ? ff_dest_bytes_fed(a->dest) : 0;
+    out->bytes_same = here && !handed_over ? ff_dest_bytes_same(a->dest) : 0;
     out->bytes_group = here && !handed_over ? ff_dest_bytes_group(a->dest) : 0;
     if (here && !handed_over)
         ff_dest_no_group(a->dest, out->no_group);
@@ -450,6 +469,8 @@ void ff_agent_free(struct ff_agent *a)
         a->link->ops->free(a->link);
     ff_agent_drop_lent(a);
     ff_agent_drop_memory(a);
+    while (a->n_older)
+        free(a->older[--a->n_older]);
     ff_hello_free(&a->table);
     ff_close_fd(&a->listen_fd);
     ff_close_fd(&a->poke_fd);
@@ -457,5 +478,7 @@ void ff_agent_free(struct ff_agent *a)
         unlink(a->path);
     pthread_cond_destroy(&a->changed);
     pthread_mutex_destroy(&a->lock);
+    pthread_mutex_destroy(&a->relays_lock);
+    ff_address_drop(&a->listen);
     free(a);
 }

@@ -53,6 +53,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
+#include "address.h"
 #include "error.h"
 #include "farfork-clone.h"
 #include "message.h"
@@ -78,12 +79,15 @@ struct ff_lent {
 struct ff_conn; /* server.c */
 
 #define FF_AGENT_RELAYS_MAX 32u
+#define FF_AGENT_OLDER_MAX 4u
+#define FF_AGENT_OLDER_MS 1000 /* so long an image waits for an earlier one that feeds it */
 
 struct ff_agent {
     struct ff_dest *dest;
     char path[108];
     unsigned port;
     int listen_fd, poke_fd, timeout_ms, reconnect_ms;
+    struct ff_address listen; /* as it was given */
     pthread_t thread;
     bool thread_up;
     _Atomic bool stop, cancelled;
@@ -101,8 +105,12 @@ struct ff_agent {
     uint64_t max_bytes;    /* of memory of an image; 0: any */
     uint8_t session[FF_SESSION_LEN]; /* of an image that was handed over */
 
-    struct ff_relay *relay[FF_AGENT_RELAYS_MAX]; /* the caller's thread's */
+    struct ff_relay *relay[FF_AGENT_RELAYS_MAX]; /* under relays_lock */
     unsigned n_relays;
+    pthread_mutex_t relays_lock;
+    char *older[FF_AGENT_OLDER_MAX]; /* sockets of agents with earlier images */
+    unsigned n_older;
+    _Atomic bool is_to_be_fed; /* by others: ff_agent_await_feed() */
     void (*on_unfed)(void *opaque, const char *host, const char *port, const char *why);
     void *on_unfed_opaque;
 
@@ -130,6 +138,13 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
                          const char *socket_path, struct ff_agent **out, struct ff_error *err);
 
 void *ff_image_server_main(void *agent);
+
+/* older.c. Any thread: feed one that gets a later image, with its key: as ff_agent_feed() */
+int ff_agent_feed_later(struct ff_agent *a, const struct ff_clone_msg *m, struct ff_error *err);
+/* Of those that ff_agent_older() named, one is asked to feed this one; waits a moment */
+void ff_agent_ask_older(struct ff_agent *a);
+/* @is_older: as ff_relay_start() */
+int ff_agent_start_relay(struct ff_agent *a, const struct ff_address *to, bool is_older, struct ff_error *err);
 
 /* memory.c. Forget what was lent; under lock */
 void ff_agent_drop_lent(struct ff_agent *a);

@@ -41,7 +41,9 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
     if (!a)
         return ff_error_set(err, ENOMEM, "agent: out of memory");
     pthread_mutex_init(&a->lock, NULL);
+    pthread_mutex_init(&a->relays_lock, NULL);
     pthread_cond_init(&a->changed, NULL);
+    a->listen = ff_address_copy(listen);
     a->state_fd = a->listen_fd = -1;
     a->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     a->passed = addr.passed && !link;

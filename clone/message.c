@@ -29,6 +29,7 @@ static const char *const names[] = {
     [FF_CLONE_READY] = "READY",       [FF_CLONE_RUN] = "RUN",
     [FF_CLONE_RUNNING] = "RUNNING",   [FF_CLONE_COMPLETE] = "COMPLETE",
     [FF_CLONE_LOST] = "LOST",         [FF_CLONE_LINK] = "LINK",
+    [FF_CLONE_FEED] = "FEED",
 };
 _Static_assert(FF_ARRAY_LEN(names) == FF_CLONE_LAST + 1, "a name for every message");
 
@@ -162,6 +163,9 @@ static int encode(uint8_t *buf, const struct ff_clone_msg *m, struct ff_error *e
         ff_wb_put(&b, m->complete, 4);
     } else if (m->type == FF_CLONE_MEMORY) {
         put_memory(&b, m);
+    } else if (m->type == FF_CLONE_FEED) {
+        ff_wb_put_bytes(&b, m->key, sizeof(m->key));
+        ff_wb_put_bytes(&b, m->text, strlen(m->text));
     } else if (m->type == FF_CLONE_ATTACHED) {
         ff_wb_put_bytes(&b, m->session, sizeof(m->session));
     }
@@ -193,7 +197,10 @@ int ff_clone_send(int sock, const struct ff_clone_msg *m, struct ff_error *err)
                                         .cmsg_len = CMSG_LEN(m->n_fds * sizeof(int))};
         memcpy(CMSG_DATA(&control.head), m->fd, m->n_fds * sizeof(int));
     }
-    if (sendmsg(sock, &msg, MSG_NOSIGNAL | MSG_DONTWAIT) == len)
+    ssize_t sent = sendmsg(sock, &msg, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (m->type == FF_CLONE_FEED)
+        explicit_bzero(buf, (size_t)len);
+    if (sent == len)
         return 0;
     /* too many descriptors under way: their receivers will take them */
     int e = errno == ETOOMANYREFS ? EAGAIN : errno;
@@ -250,18 +257,25 @@ static int get_hello(struct ff_wirebuf *b, struct ff_clone_msg *m, struct ff_err
     return rc;
 }
 
-static void get_why(struct ff_wirebuf *b, struct ff_clone_msg *m)
+static void get_words(struct ff_wirebuf *b, struct ff_clone_msg *m)
 {
-    m->code = (int)ff_wb_get(b, 4);
     size_t len = ff_wb_left(b);
     const uint8_t *text = ff_wb_take(b, len);
 
-    if (m->code <= 0 || m->code > 4095 || len > FF_WIRE_TEXT_MAX)
+    if (len > FF_WIRE_TEXT_MAX)
         b->bad = true;
     if (b->bad || !text)
         return;
     for (size_t i = 0; i < len; i++)
         m->text[i] = (char)(text[i] >= ' ' && text[i] < 127 ? text[i] : '?');
+}
+
+static void get_why(struct ff_wirebuf *b, struct ff_clone_msg *m)
+{
+    m->code = (int)ff_wb_get(b, 4);
+    if (m->code <= 0 || m->code > 4095)
+        b->bad = true;
+    get_words(b, m);
 }
 
 static void get_memory(struct ff_wirebuf *b, struct ff_clone_msg *m)
@@ -307,6 +321,11 @@ static int decode(uint8_t *buf, size_t len, struct ff_clone_msg *m, struct ff_er
         least = most = m->n;
     } else if (m->type == FF_CLONE_WATCH) {
         most = 1;
+    } else if (m->type == FF_CLONE_FEED) {
+        const uint8_t *key = ff_wb_take(&b, sizeof(m->key));
+        if (key)
+            memcpy(m->key, key, sizeof(m->key));
+        get_words(&b, m);
     } else if (m->type == FF_CLONE_ATTACHED) {
         const uint8_t *session = ff_wb_take(&b, sizeof(m->session));
         if (session)
@@ -391,5 +410,6 @@ void ff_clone_close(struct ff_clone_msg *m)
     for (unsigned i = 0; i < m->n_fds; i++)
         ff_close_fd(&m->fd[i]);
     m->n_fds = 0;
+    explicit_bzero(m->key, sizeof(m->key));
     ff_hello_free(&m->table);
 }

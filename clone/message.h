@@ -37,6 +37,10 @@
  *              RUN: it stays as it is         -->  the image is complete, and they may run
  *                                              <-- COMPLETE
  *
+ *              agent of a later image                agent of an earlier one
+ *              FEED where, key                -->  it feeds that one (relay.h)
+ *                                              <-- ATTACHED, or REFUSE
+ *
  * Invariants   a message has exactly the descriptors that it must have; a table is a HELLO of the
  *              link (wire.h), and validated there.
  * Limits       FILES descriptors a message: the kernel takes 253.
@@ -48,6 +52,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "key.h"
 #include "wire.h"
 
 struct ff_error;
@@ -70,7 +75,8 @@ enum ff_clone_type {
     FF_CLONE_COMPLETE,
     FF_CLONE_LOST,
     FF_CLONE_LINK,
-    FF_CLONE_LAST = FF_CLONE_LINK,
+    FF_CLONE_FEED,
+    FF_CLONE_LAST = FF_CLONE_FEED,
 };
 
 /* One file behind a region */
@@ -89,6 +95,8 @@ struct ff_clone_msg {
     struct ff_hello table;              /* to be freed with ff_hello_free() */
     /* ATTACHED: of an image that was handed over; else zeros */
     uint8_t session[FF_SESSION_LEN];
+    /* FEED: of the later image's fork; where it is fed: text */
+    uint8_t key[FF_KEY_LEN];
     /* REFUSE, LOST */
     int code; /* errno, positive */
     char text[FF_WIRE_TEXT_MAX + 1];

@@ -339,6 +339,10 @@ static int conn_handle(struct ff_agent *a, struct ff_conn *c, struct ff_clone_ms
         m->table.regions = NULL; /* taken */
         return m->lends ? begin_lending(a, c, m, err) : begin_child(a, c, m, err);
     }
+    if (c->state == NEW && m->type == FF_CLONE_FEED) {
+        int rc = ff_agent_feed_later(a, m, err);
+        return rc ? rc : ff_clone_send_type(c->sock, FF_CLONE_ATTACHED, err);
+    }
     if (c->state == LENDING && m->type == FF_CLONE_MEMORY)
         return take_lent(a, c, m, err);
     if (c->state == LENT && m->type == FF_CLONE_IMAGE)

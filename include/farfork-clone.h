@@ -58,6 +58,7 @@ enum ff_child_event {
  * @image:               as of any move; its faults count fetched pages, not children's faults
  * @bytes_lent:          of image.bytes_present: in files of the source, lent or handed over
  * @bytes_fed:           of image.bytes_prefill: from other agents
+ * @bytes_same:          of image.bytes_prefill: from the agent of an earlier image (ff_agent_older())
  * @bytes_group:         of image.bytes_prefill: from the group that the source sends to (multicast=)
  * @no_group:            why not all came from there; "": it did, or there is none
  * @child_faults:        fault events of children
@@ -67,7 +68,7 @@ enum ff_child_event {
 struct ff_agent_stats {
     unsigned children, children_running, children_ended;
     struct ff_stats image;
-    uint64_t bytes_lent, bytes_fed, bytes_group;
+    uint64_t bytes_lent, bytes_fed, bytes_same, bytes_group;
     char no_group[160];
     uint64_t child_faults, child_faults_waited, child_faults_late;
 };
@@ -145,6 +146,18 @@ int ff_agent_tell_source(struct ff_agent *a, struct ff_error *err);
  * Return:  0; -EINVAL: nothing can be served: no image came over a link, or there is no key; -E2BIG
  */
 int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err);
+
+/**
+ * ff_agent_older() - fetch from an agent on this host what an earlier image of the guest has as well
+ * @socket_path: of that agent
+ *
+ * Call it before ff_agent_receive(), up to 4 times; the first that has an image feeds this one (as
+ * ff_agent_feed()), and the source is asked for what differs, which it says itself: verify=on. Without that, a
+ * key, and reconnect= nothing of the kind is done. Faults go to the source.
+ *
+ * Return:  0; -EINVAL: without verify=on or a key; -E2BIG; -ENOMEM
+ */
+int ff_agent_older(struct ff_agent *a, const char *socket_path, struct ff_error *err);
 
 /* Learn that ff_agent_feed() came to nothing after all. @fn: a thread of the library calls it, with
  * where the other agent was to be; or with NULL when another agent fed this one what the source does not

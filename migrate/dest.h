@@ -52,8 +52,9 @@ int ff_dest_first(struct ff_dest *d, const char *text, struct ff_error *err);
  * NULL: nothing */
 char *ff_dest_working_set(struct ff_dest *d);
 
-/* Of bytes_present, what came from other agents */
+/* Of bytes_present, what came from other agents; from this host's earlier image */
 uint64_t ff_dest_bytes_fed(struct ff_dest *d);
+uint64_t ff_dest_bytes_same(struct ff_dest *d);
 uint64_t ff_dest_bytes_group(struct ff_dest *d);
 
 /* Why not all came from the group that its source sends to: *@out; "": it did, or there is none. Any

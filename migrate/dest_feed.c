@@ -36,6 +36,10 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
         return ff_error_set(why, EPROTO, "feed: without the fork's key nobody feeds");
     if (o->digest != ff_hello_digest(&d->peer))
         return ff_error_set(why, EPROTO, "feed: it has another image: memory or machine differ");
+    if (o->is_older && !d->addr.verify)
+        return ff_error_set(why, EPROTO, "feed: an earlier image: with verify=on alone");
+    if (!o->is_older && atomic_load(&d->pager.fed_older) && !atomic_load(&d->pager.feed_over))
+        return ff_error_set(why, EPROTO, FF_RELAY_NOT_YET ": it looks at an earlier one");
     if (d->door.link->pins && !d->door.link->pushes)
         return ff_error_set(why, EPROTO, "feed: this device has no WRITE with immediate data");
     return 0;
@@ -67,10 +71,13 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
         rc = l->ops->open_queues(l, w.session, l->pins ? d->addr.timeout_ms / 2 : QUEUES_MS, why);
     if (rc) /* the link is of no use any more, whatever it was */
         return rc == -ETIMEDOUT ? -ECONNABORTED : rc;
-    if (ff_feed_new(&d->pager, l, o, &feed, d->door.buf, why))
+    if (ff_feed_new(&d->pager, l, o, &feed, d->door.buf, why)) {
         ff_log(FF_LOG_WARN, "destination: %s; no agent feeds this one", why->text);
-    else
+    } else {
+        if (o->is_older)
+            atomic_store(&d->pager.fed_older, true);
         ff_feed_offer(&d->pager, feed, d->door.buf);
+    }
     return 1; /* the link was taken */
 }
 
@@ -91,6 +98,11 @@ uint64_t dest_feed_until(struct ff_dest *d)
 uint64_t ff_dest_bytes_fed(struct ff_dest *d)
 {
     return d->pager_used ? atomic_load(&d->pager.count.bytes_fed) : 0;
+}
+
+uint64_t ff_dest_bytes_same(struct ff_dest *d)
+{
+    return d->pager_used ? atomic_load(&d->pager.count.bytes_same) : 0;
 }
 
 uint64_t ff_dest_bytes_group(struct ff_dest *d)

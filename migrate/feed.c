@@ -21,6 +21,8 @@
 #define REST_MS 2
 #define BACK_NS 1000000000u
 #define PATIENCE 4u /* it may be fed itself, slowly */
+#define OTHER_BYTES (32u << 20) /* an earlier image has to show by then */
+#define OTHER_SHARE 3u          /* that not more than so many times of what is the same differs */
 
 void ff_feed_free(struct ff_feed *f)
 {
@@ -170,19 +172,35 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
     if (atomic_load(&p->stop) || ff_pager_check(p, FF_PAGER_FAILED, NULL) ||
         (source && !p->may_be_fed))
         return rc;
+    if (e->feed && e->feed->offer.is_older) { /* what the source was asked for is on its way into our buffers */
+        int settled = ff_verify_settle(p, FF_QUEUE_PREFILL, why);
+
+        if (settled)
+            return settled;
+    }
     if (e->feed) {
-        ff_log(FF_LOG_WARN, "prefill: the agent that feeds this one: %s; it goes on from the source",
-               why->text);
+        ff_log(e->feed->offer.is_older ? FF_LOG_INFO : FF_LOG_WARN,
+               "prefill: the agent that feeds this one: %s; it goes on from the source", why->text);
         if (rc == -EBADMSG && p->on_misfed)
             p->on_misfed(p->on_misfed_opaque, why->text);
         dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
         e->feed = NULL;
+        atomic_store(&p->fed_older, false);
         ff_verify_drop(p, FF_QUEUE_PREFILL);
     } else { /* an agent's source is away: others may come */
         ff_pager_break(p, why);
         is_fed(p, true); /* from here on the link may be freed */
     }
     return await_any(p);
+}
+
+int ff_feed_same(struct ff_feed *f, uint64_t len, bool same, struct ff_error *why)
+{
+    *(same ? &f->same_bytes : &f->other_bytes) += len;
+    return f->other_bytes < OTHER_BYTES || f->other_bytes < OTHER_SHARE * f->same_bytes
+               ? 0 : ff_error_set(why, ESTALE, "most of its earlier image differs: %llu of %llu MiB",
+                                  (unsigned long long)f->other_bytes >> 20,
+                                  (unsigned long long)(f->other_bytes + f->same_bytes) >> 20);
 }
 
 int ff_feed_wrong(const struct ff_pager_region *r, uint64_t first, uint64_t n, struct ff_error *why)
@@ -227,6 +245,7 @@ void ff_feed_end(struct ff_pager *p, int rc)
         ff_feed_free(e->feed);
     }
     e->feed = NULL;
+    atomic_store(&p->fed_older, false);
 }
 
 /* --- what the relay has --- */
@@ -262,6 +281,8 @@ static int check_news(struct ff_pager *p, bool away, struct ff_error *err)
     uint64_t now = ff_now_ns(), silence_ns = (uint64_t)p->silence_ms * 1000000u;
     unsigned patience = away ? 1 : PATIENCE; /* others may have what is missing */
 
+    if (f->offer.is_older && f->no_news >= p->n_chunks && !p->prefill->n_busy)
+        return ff_error_set(err, ENODATA, "it has no more of its earlier image");
     if (away && !f->was_away)
         f->news_ns = now;
     f->was_away = away;
@@ -373,6 +394,7 @@ static void looked(struct ff_pager *p)
         news = true;
     }
     f->looks_now = false;
+    f->no_news = news ? 0 : f->no_news + f->look_n;
     if (news)
         f->news_ns = ff_now_ns();
     else

@@ -26,7 +26,8 @@
  *              4. What a relay cannot read is not POISONED here: the source may have it.
  *              5. With verify=on nothing of a relay's is installed before the source's tag for it, which
  *                 comes by the pager's link (verify.h), was compared with it. A relay whose bytes are wrong
- *                 is left for good, and the owner is told (on_misfed).
+ *                 is left for good, and the owner is told (on_misfed). One that has an earlier image of the
+ *                 machine (offer.is_older) is asked for smaller parts, and the source for what is wrong of them.
  * Failure      a relay that breaks off, is silent for silence_ms, or has nothing new for so long: prefill
  *              goes on over the pager's link with what is missing, until another relay comes. One that
  *              is of no use is told so: it does not come again.
@@ -56,6 +57,8 @@ struct ff_feed {
     uint64_t looked_ns, news_ns; /* when it looked last; when there was something new */
     bool looks_now, was_away; /* the source was, when it looked last */
     bool while_away; /* it came while there was no other way to get anything */
+    uint64_t same_bytes, other_bytes; /* of an earlier image */
+    uint64_t no_news; /* chunks that it was looked at for since there was something new */
 };
 
 /* Takes @link, also on failure, of which its peer is told; its queues are open, and its peer has what @offer
@@ -81,6 +84,9 @@ void ff_feed_take(struct ff_pager *p);
  * waits; else it ends */
 int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why);
 void ff_feed_end(struct ff_pager *p, int rc); /* of the thread, as prefill_turn() has it */
+
+/* Of an earlier image: @len bytes are as the source has them, or not: 0; -ESTALE: so few are that it is of no use */
+int ff_feed_same(struct ff_feed *f, uint64_t len, bool same, struct ff_error *why);
 
 /* verify=on: these pages are not what the source has: -EBADMSG */
 int ff_feed_wrong(const struct ff_pager_region *r, uint64_t first, uint64_t n, struct ff_error *why);
@@ -116,12 +122,12 @@ static inline struct ff_link *ff_prefill_link(const struct ff_pager *p)
     return p->prefill->feed ? p->prefill->feed->link : p->link;
 }
 
-static inline int ff_prefill_post(struct ff_pager *p, const struct ff_pager_region *r,
+static inline int ff_prefill_post(struct ff_pager *p, const struct ff_pager_region *r, bool fed,
                                   const struct ff_wr *wr, struct ff_error *err)
 {
     struct ff_link *l = ff_prefill_link(p);
 
-    if (!p->prefill->feed)
+    if (!fed)
         return ff_pager_post(p, FF_QUEUE_PREFILL, r, wr, err);
     const struct ff_verify_of of = {.r = r, .link = l, .base = ff_feed_of(p, r)->addr};
     return p->verify ? ff_verify_post(p, FF_QUEUE_PREFILL, &of, wr, err)

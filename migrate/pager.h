@@ -142,7 +142,7 @@ struct ff_pager_region {
 
 struct ff_pager_counters {
     _Atomic uint64_t bytes_present, bytes_prefill, bytes_fault, bytes_zero, bytes_duplicated;
-    _Atomic uint64_t bytes_poisoned, bytes_fed, bytes_group;
+    _Atomic uint64_t bytes_poisoned, bytes_fed, bytes_same, bytes_group;
     _Atomic uint64_t faults, faults_waited, faults_late, first_touch;
     _Atomic uint64_t bytes_copied, bytes_continued, bytes_moved;
     _Atomic uint64_t fault_cpu_ns, prefill_cpu_ns;
@@ -187,6 +187,7 @@ struct ff_pager {
     _Atomic uint64_t feed_until_ns;    /* prefill waits for one until then, unless */
     _Atomic bool rewind; /* pages are missing again in chunks that prefill has asked for */
     _Atomic bool feed_off, feed_over;  /* none comes; prefill has asked for all, or asks for nothing */
+    _Atomic bool fed_older; /* by an earlier image of this host, before others feed it */
     uint64_t asks_addr;       /* verify=on: where this link's source is asked */
     uint32_t asks_rkey;
     pthread_t fault_thread, prefill_thread;

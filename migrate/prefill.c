@@ -51,6 +51,7 @@
 #define ZERO_RUN 16384u /* pages of zeros between two looks at the link */
 #define CPU_TURNS 8u
 #define HEAD_START_NS 5000000u
+#define PART (16u << 10) /* of a chunk that an earlier image has otherwise, but for huge pages */
 
 /* --- starting transfers --- */
 
@@ -91,20 +92,21 @@ static void under_way(struct ff_prefill_engine *e, struct transfer *t)
 static int post_read(struct ff_pager *p, struct transfer *t, struct ff_error *err)
 {
     struct ff_prefill_engine *e = p->prefill;
-    uint64_t base = e->feed ? ff_feed_of(p, t->r)->addr : t->r->remote;
+    bool fed = e->feed && !t->unfed;
+    uint64_t base = fed ? ff_feed_of(p, t->r)->addr : t->r->remote;
     uint32_t psize = t->r->range.psize;
     struct ff_wr wr = {.id = (uint64_t)(t - e->transfer),
                        .op = FF_OP_READ,
                        .local = t->local,
                        .in_file = t->in_place && !ff_pager_is_ready(t->r, t->first, t->n),
-                       .lkey = t->lkey,
+                       .lkey = t->unfed ? e->mr.lkey : t->lkey,
                        .remote = base + t->first * psize,
-                       .rkey = e->feed ? ff_feed_of(p, t->r)->rkey : ff_pager_rkey(t->r, t->first),
+                       .rkey = fed ? ff_feed_of(p, t->r)->rkey : ff_pager_rkey(t->r, t->first),
                        .len_bytes = (uint32_t)(t->n * psize),
                        .granule_bytes = psize,
                        .zero = t->zero,
                        .poison = t->poison};
-    int rc = ff_prefill_post(p, t->r, &wr, err);
+    int rc = ff_prefill_post(p, t->r, fed, &wr, err);
     e->n_due -= t->due;
     t->due = rc; /* also when the link is broken: the next one has it first */
     e->n_due += t->due;
@@ -332,6 +334,38 @@ static int fill_window(struct ff_pager *p, struct ff_error *err)
 
 /* --- what has come --- */
 
+/* Of what is left of @t one part comes first */
+static void cut_part(struct transfer *t)
+{
+    uint64_t part = FF_MAX(PART / t->r->range.psize, 1u), all = t->n + t->rest;
+
+    t->n = FF_MIN(part, all);
+    t->rest = all - t->n;
+    t->unfed = false;
+}
+
+/* What @t brought of an earlier image is not the image's: in parts, or from the source */
+static int read_changed(struct ff_pager *p, struct transfer *t, struct ff_error *why)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    uint32_t psize = t->r->range.psize;
+    int rc = 0;
+
+    if (t->n > FF_MAX(PART / psize, 1u)) {
+        cut_part(t);
+    } else {
+        rc = ff_feed_same(e->feed, t->n * psize, false, why);
+        t->unfed = true;
+    }
+    if (rc)
+        return rc;
+    memset(t->zero, 0, sizeof(t->zero));
+    memset(t->poison, 0, sizeof(t->poison));
+    e->n_busy--; /* until it is asked for again */
+    rc = post_read(p, t, why);
+    return rc < 0 ? rc : 0;
+}
+
 /* A READ that is complete, or a WRITE of the source. 0, -EPROTO, or reported by an install */
 static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_error *why)
 {
@@ -354,10 +388,16 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
     else if (pushed && wc->len_bytes != t->n * t->r->range.psize)
         return ff_error_set(why, EPROTO, "pager: prefill: %u bytes pushed (want %llu)",
                             wc->len_bytes, (unsigned long long)(t->n * t->r->range.psize));
-    if (e->feed && wc->torn)
+    bool fed = e->feed && !t->unfed, older = fed && e->feed->offer.is_older;
+    bool bad = fed && ff_feed_is_bad(t->poison, sizeof(t->poison));
+    if (older && (wc->torn || bad))
+        return read_changed(p, t, why);
+    if (fed && wc->torn)
         return ff_feed_wrong(t->r, t->first, t->n, why);
-    if (e->feed && ff_feed_is_bad(t->poison, sizeof(t->poison)))
+    if (bad)
         return ff_error_set(why, EIO, "it cannot read what it has got");
+    if (older && (rc = ff_feed_same(e->feed, t->n * t->r->range.psize, true, why)))
+        return rc;
     if (!wc->torn)
         rc = t->in_place ? ff_prefill_install_in_place(p, t) : ff_prefill_install_buffer(p, t);
     else if (t->in_place) /* what was read into a buffer is nobody's yet */
@@ -370,10 +410,12 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
         t->local += t->n * t->r->range.psize;
         t->first += t->n;
         t->n = t->rest, t->rest = 0;
+        if (!t->in_place)
+            cut_part(t);
         memset(t->zero, 0, sizeof(t->zero));
         memset(t->poison, 0, sizeof(t->poison));
     }
-    if (!t->in_place)
+    if (!t->in_place && !t->busy)
         e->users[t->buffer]--;
     return rc;
 }

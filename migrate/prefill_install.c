@@ -83,11 +83,13 @@ int ff_prefill_put_zeros(struct ff_pager *p, struct ff_pager_region *r, uint64_t
     return 0;
 }
 
-static void count_prefill(struct ff_pager *p, uint64_t len)
+static void count_prefill(struct ff_pager *p, const struct transfer *t, uint64_t len)
 {
+    const struct ff_feed *f = t->unfed ? NULL : p->prefill->feed;
+
     atomic_fetch_add(&p->count.bytes_prefill, len);
-    if (p->prefill->feed)
-        atomic_fetch_add(&p->count.bytes_fed, len);
+    if (f)
+        atomic_fetch_add(f->offer.is_older ? &p->count.bytes_same : &p->count.bytes_fed, len);
 }
 
 /* Whole huge pages that nobody else has touched, mostly not zeros, may be moved in */
@@ -115,7 +117,7 @@ static uint64_t try_move(struct ff_pager *p, struct transfer *t, uint64_t i, int
     else if (run) /* a fault has one of them: the others as single pages */
         *rc = ff_prefill_install(p, t->r, t->first + i, run, src, BY_COPY);
     if (!*rc)
-        count_prefill(p, run * psize);
+        count_prefill(p, t, run * psize);
     return run;
 }
 
@@ -141,7 +143,7 @@ static int install_found(struct ff_pager *p, struct transfer *t, uint64_t i, uin
                              : ff_prefill_install(p, t->r, t->first + i, run, src,
                                              t->pool ? BY_MOVE : BY_COPY);
     if (!rc && !zero)
-        count_prefill(p, run * psize);
+        count_prefill(p, t, run * psize);
     if (!rc)
         ff_pager_installed(p);
     return rc;

@@ -16,7 +16,7 @@
 struct transfer {
     struct ff_pager_region *r;
     uint64_t first, n;
-    uint64_t rest; /* in place: pages behind them that are claimed, and have another key */
+    uint64_t rest; /* pages behind them: in place claimed, and with another key; or asked for after them */
     uint8_t *local;
     uint32_t lkey;
     unsigned buffer;
@@ -24,6 +24,7 @@ struct transfer {
     bool due;  /* busy, but not posted: the queue was full, or the link that had it broke */
     bool pool; /* read into pages of the pool, which are moved in */
     bool pulled; /* asked for by READ, not by a grant */
+    bool unfed;  /* by the pager's link, though a feed is used: that has not the image's */
     uint8_t zero[FF_GRANULES_MAX / 8], poison[FF_GRANULES_MAX / 8];
 };
 

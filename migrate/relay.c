@@ -44,22 +44,26 @@ struct ff_relay {
     struct ff_copies copies; /* over a link that pins (feed_pushed.h) */
     struct ff_control ctl;
     pthread_t thread;
-    bool thread_up, responder_up;
+    bool thread_up, responder_up, is_older;
     _Atomic bool stop, ended;
     int stop_fd;
 };
 
 #define WRONG_STEP (1u << 20)
+#define SOME_STEP (37u << 12)
 
-/* For reading alone; injected: memory of its own, which is wrong almost everywhere */
+/* For reading alone; injected: memory of its own, which is wrong almost everywhere, or here and there */
 static void *map_to_serve(const struct ff_region *r)
 {
-    if (!ff_failpoint("relay.image"))
-        return mmap(NULL, r->len_bytes, PROT_READ, MAP_SHARED, r->fd, (off_t)r->fd_offset);
-    uint8_t *m = mmap(NULL, r->len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    bool all = ff_failpoint("relay.image"), some = ff_failpoint("relay.image.some");
 
-    for (uint64_t at = 0; m != MAP_FAILED && at < r->len_bytes; at += WRONG_STEP)
-        m[at] = 1;
+    if (!all && !some)
+        return mmap(NULL, r->len_bytes, PROT_READ, MAP_SHARED, r->fd, (off_t)r->fd_offset);
+    uint8_t *m = mmap(NULL, r->len_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | (all ? MAP_ANONYMOUS : 0),
+                      all ? -1 : r->fd, all ? 0 : (off_t)r->fd_offset);
+
+    for (uint64_t at = 0; m != MAP_FAILED && at < r->len_bytes; at += all ? WRONG_STEP : SOME_STEP)
+        m[at] ^= 1;
     return m;
 }
 
@@ -119,6 +123,7 @@ static int offer(struct ff_relay *r, struct ff_link *l, struct ff_error *err)
     o->version = FF_WIRE_VERSION;
     o->oldest = FF_WIRE_VERSION;
     o->digest = ff_hello_digest(&r->d->peer);
+    o->is_older = r->is_older;
     o->n = r->regions.n;
     return ff_control_send(&r->ctl, ff_wire_put_feed(r->ctl.buf, o), err);
 }
@@ -235,7 +240,7 @@ static int feed_once(struct ff_relay *r, struct ff_error *err)
                                .connect_ms = try_ms(r),
                                .device = *to->device ? to->device : own->device,
                                .peers = &to->peers,
-                               .key = own->key,
+                               .key = r->is_older ? to->key : own->key,
                                .process_tls = !own->kernel_tls};
     struct ff_welcome w;
     struct ff_link *l;
@@ -293,18 +298,21 @@ static void *relay_main(void *arg)
     return NULL;
 }
 
-int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
+int ff_relay_start(struct ff_dest *d, const struct ff_address *to, bool is_older,
                    const struct ff_relay_owner *owner, struct ff_relay **out, struct ff_error *err)
 {
-    if (!d->addr.key || !d->pager_used)
+    bool keyed = is_older ? to->key : d->addr.key;
+
+    if (!keyed || !d->pager_used)
         return ff_error_set(err, EINVAL, "relay: %s",
-                            !d->addr.key ? "without the fork's key nobody is fed"
+                            !keyed ? "without the fork's key nobody is fed"
                                          : "no image comes over a link here");
     struct ff_relay *r = calloc(1, sizeof(*r));
     if (!r)
         return ff_error_set(err, ENOMEM, "relay: out of memory");
     r->d = d;
     r->to = ff_address_copy(to);
+    r->is_older = is_older;
     r->owner = *owner;
     r->ctl.cancelled = &r->stop;
     r->stop_fd = eventfd(0, EFD_CLOEXEC);

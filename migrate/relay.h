@@ -39,9 +39,9 @@ struct ff_relay_owner {
     void *opaque;
 };
 
-/* @to: the port of the other agent. 0; -EINVAL: nothing can be served: there is no key, or a region
- * is lent */
-int ff_relay_start(struct ff_dest *d, const struct ff_address *to,
+/* @to: the port of the other agent. @is_older: that one gets a later image of the same machine, with a key of its
+ * own, which @to has. 0; -EINVAL: nothing can be served: there is no key, or a region is lent */
+int ff_relay_start(struct ff_dest *d, const struct ff_address *to, bool is_older,
                    const struct ff_relay_owner *owner, struct ff_relay **out, struct ff_error *err);
 void ff_relay_stop(struct ff_relay *r); /* ends it and frees it; NULL: nothing */
 bool ff_relay_has_ended(const struct ff_relay *r);

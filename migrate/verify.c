@@ -26,6 +26,8 @@
 #include "verify.h"
 #include "wirebuf.h"
 
+#define SETTLE_MS 100
+
 enum { BYTES = 1, SENT = 2, TAG = 4 }; /* what a slot waits for */
 
 struct slot {
@@ -337,4 +339,29 @@ void ff_verify_drop(struct ff_pager *p, enum ff_queue q)
         if (!s->waits)
             l->n_passed -= s->passed_ns != 0;
     }
+}
+
+static bool is_read_from_source(const struct lane *l)
+{
+    bool any = false;
+
+    for (const struct slot *s = l->slot; s < l->slot + FF_ASKS; s++)
+        any |= s->waits && !s->fed;
+    return any;
+}
+
+int ff_verify_settle(struct ff_pager *p, enum ff_queue q, struct ff_error *err)
+{
+    uint64_t end = ff_now_ns() + (uint64_t)p->silence_ms * 1000000u;
+    struct ff_wc wc[8];
+
+    while (p->verify && is_read_from_source(&p->verify->lane[q])) {
+        int rc = ff_verify_poll(p, q, wc, FF_ARRAY_LEN(wc), SETTLE_MS, err);
+        if (rc < 0)
+            return rc;
+        if (ff_now_ns() > end)
+            return ff_error_set(err, ETIMEDOUT, "pager: verify: reads unanswered for %d s%s",
+                                p->silence_ms / 1000, ff_verify_lacks(p, q));
+    }
+    return 0;
 }

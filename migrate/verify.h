@@ -35,6 +35,9 @@ bool ff_verify_is_broken(const struct ff_pager *p, enum ff_queue q);
 /* That link is freed: no READ over it completes, and tags for them mean nothing */
 void ff_verify_drop(struct ff_pager *p, enum ff_queue q);
 
+/* Until no READ over the pager's link is under way: what comes is thrown away. 0, or that link is broken */
+int ff_verify_settle(struct ff_pager *p, enum ff_queue q, struct ff_error *err);
+
 /* What a reason says on top, when nothing came on @q for too long: "" or that tags are missing */
 const char *ff_verify_lacks(const struct ff_pager *p, enum ff_queue q);
 

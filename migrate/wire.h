@@ -229,10 +229,12 @@ struct ff_fed_region {
     uint32_t rkey, claims_rkey;
 };
 
-/* @digest: ff_hello_digest() of the image's HELLO, which names the regions */
+/* @digest: ff_hello_digest() of the image's HELLO, which names the regions. @is_older: of an earlier image of the
+ * same machine: some of it differs */
 struct ff_offer {
     uint16_t version, oldest;
     uint64_t digest;
+    bool is_older;
     unsigned n;
     struct ff_fed_region r[FF_WIRE_REGIONS_MAX];
 };

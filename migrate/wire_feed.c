@@ -17,6 +17,7 @@ int ff_wire_put_feed(uint8_t *buf, const struct ff_offer *o)
     ff_wb_put(&b, o->version, 2);
     ff_wb_put(&b, o->oldest, 2);
     ff_wb_put(&b, o->digest, 8);
+    ff_wb_put(&b, o->is_older, 8);
     for (unsigned i = 0; i < o->n; i++) {
         ff_wb_put(&b, o->r[i].addr, 8);
         ff_wb_put(&b, o->r[i].claims_addr, 8);
@@ -35,6 +36,8 @@ int ff_wire_get_feed(const uint8_t *msg, size_t len, unsigned n, struct ff_offer
     o->version = (uint16_t)ff_wb_get(&b, 2);
     o->oldest = (uint16_t)ff_wb_get(&b, 2);
     o->digest = ff_wb_get(&b, 8);
+    uint64_t older = ff_wb_get(&b, 8);
+    o->is_older = older;
     if (b.bad)
         return ff_wire_end(&b, FF_MSG_FEED, err);
     if (magic != FF_WIRE_MAGIC)
@@ -44,6 +47,9 @@ int ff_wire_get_feed(const uint8_t *msg, size_t len, unsigned n, struct ff_offer
     int rc = ff_wire_check_version("FEED", o->oldest, o->version, err);
     if (rc)
         return rc;
+    if (older > 1)
+        return ff_error_set(err, EPROTO, "wire: read FEED: image %llu (permitted 0, 1)",
+                            (unsigned long long)older);
     if (n > FF_WIRE_REGIONS_MAX || ff_wb_left(&b) != (size_t)n * FED_LEN)
         return ff_error_set(err, EPROTO, "wire: read FEED: %zu bytes of regions (want %u of %d)",
                             ff_wb_left(&b), n, FED_LEN);

@@ -460,6 +460,7 @@ static int start_worker(struct agent *a, struct ff_error *why)
     ff_agent_on_pause(a->ff, on_pause, a);
     ff_agent_on_unfed(a->ff, on_unfed, a);
     ff_agent_limit(a->ff, a->memory_bytes);
+    agent_find_earlier(a);
     rc = pthread_create(&a->worker, NULL, work, a);
     if (rc)
         return ff_error_set(why, rc, "thread: %s", strerror(rc));

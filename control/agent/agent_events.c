@@ -143,9 +143,10 @@ void agent_send_progress(struct agent *a)
     ff_agent_stats(a->ff, &s);
     a->heard = s.children + s.children_ended;
     json_t *e = json_pack(
-        "{ss sI sI sI sI sI ss sI sI sI sI sI sI sI si si}", "event", "progress", "total_bytes",
+        "{ss sI sI sI sI sI sI ss sI sI sI sI sI sI sI si si}", "event", "progress", "total_bytes",
         (json_int_t)s.image.bytes_total, "present_bytes", (json_int_t)s.image.bytes_present,
         "lent_bytes", (json_int_t)s.bytes_lent, "fed_bytes", (json_int_t)s.bytes_fed,
+        "same_bytes", (json_int_t)s.bytes_same,
         "multicast_bytes", (json_int_t)s.bytes_group, "no_multicast", s.no_group,
         "pages_by_fault", (json_int_t)s.image.faults,
         "fault_p50_us", (json_int_t)(s.image.fault_p50_ns / 1000), "fault_p99_us",

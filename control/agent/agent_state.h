@@ -60,6 +60,8 @@ bool agent_warm(struct agent *a, const json_t *command);
  * the event that says that another agent gets nothing from here after all; @host NULL: another one gave this one
  * what is wrong */
 bool agent_bring(struct agent *a, const json_t *o);
+/* Earlier forks of the parent that have an image here: this one's may be the same for the most part */
+void agent_find_earlier(struct agent *a);
 json_t *agent_unfed(const char *host, const char *port, const char *why);
 
 /* agent_key.c: the key that the first line of input has, into @a->vms.key */

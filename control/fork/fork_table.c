@@ -155,6 +155,9 @@ static void print_fed(const struct fork *f)
                (unsigned long long)least >> 20, (unsigned long long)most >> 20);
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         const struct host *h = &f->s.hosts[i];
+        if (h->same_bytes)
+            printf("note: host %s: %llu MiB are as in the image of an earlier fork there\n", h->node->host,
+                   (unsigned long long)h->same_bytes >> 20);
         if (h->fed_bytes && h->feeder)
             printf("note: host %s: %llu MiB came from host %s, the rest from the parent\n",
                    h->node->host, (unsigned long long)h->fed_bytes >> 20, h->feeder->node->host);
@@ -250,11 +253,11 @@ static json_t *json_hosts(const struct fork *f)
     for (size_t i = 0; i < f->s.n_hosts; i++) {
         const struct host *h = &f->s.hosts[i];
         json_array_append_new(
-            list, json_pack("{ss ss sI sI sI sI sI so sI sI sI sI sI so so}", "host", h->node->host, "state",
+            list, json_pack("{ss ss sI sI sI sI sI sI so sI sI sI sI sI so so}", "host", h->node->host, "state",
                             host_state_name(h), "total_bytes", (json_int_t)h->total_bytes,
                             "present_bytes", (json_int_t)h->present_bytes, "lent_bytes",
                             (json_int_t)h->lent_bytes, "fed_bytes", (json_int_t)h->fed_bytes,
-                            "multicast_bytes", (json_int_t)h->multicast_bytes, "fed_by", h->feeder ? json_string(h->feeder->node->host) : json_null(),
+                            "same_bytes", (json_int_t)h->same_bytes, "multicast_bytes", (json_int_t)h->multicast_bytes, "fed_by", h->feeder ? json_string(h->feeder->node->host) : json_null(),
                             "pages_by_fault",
                             (json_int_t)h->pages_by_fault, "fault_p50_us",
                             (json_int_t)h->fault_p50_us, "fault_p99_us",

@@ -61,7 +61,7 @@ struct host {
     bool ending, ended;       /* it was told to; it has, with all that it had */
     bool let_go;              /* it was told to detach or to end */
     /* what it said last */
-    uint64_t total_bytes, present_bytes, lent_bytes, fed_bytes, multicast_bytes, pages_by_fault, child_faults;
+    uint64_t total_bytes, present_bytes, lent_bytes, fed_bytes, same_bytes, multicast_bytes, pages_by_fault, child_faults;
     uint64_t fault_p50_us, fault_p99_us, fault_max_us; /* of pages that a fault fetched */
     char *touched;            /* pages that its children have waited for: a working set; NULL: none */
     char *no_multicast;       /* why not all came from the group; or NULL */

@@ -61,6 +61,7 @@ static void on_progress(struct host *h, const json_t *e)
     h->present_bytes = get_count(e, "present_bytes");
     h->lent_bytes = get_count(e, "lent_bytes");
     h->fed_bytes = get_count(e, "fed_bytes");
+    h->same_bytes = get_count(e, "same_bytes");
     h->multicast_bytes = get_count(e, "multicast_bytes");
     if (*text_of(e, "no_multicast")) {
         free(h->no_multicast);

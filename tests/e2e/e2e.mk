@@ -43,6 +43,7 @@ E2E_TESTS := \
     tests/e2e/agent_safe.py:260 \
     tests/e2e/vmclone.py:920 \
     tests/e2e/vmclone_fed.py:420 \
+    tests/e2e/fork_again.py:220 \
     tests/e2e/multicast.py:520 \
     tests/e2e/touched.py:300 \
     tests/e2e/pool.py:820 \
@@ -84,7 +85,7 @@ E2E_TESTS := \
 # (stopped.py and take_back.py run some of their own cases at the same time: abreast.py.)
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys farfork_move move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
-    who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed multicast pool agent_safe fork_fails \
+    who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
     ordinary_user overlays unfinished guest_identity)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration

@@ -367,6 +367,7 @@ static void *publish_stats(void *arg)
         atomic_store(&f->children_so_far, st.children);
         atomic_store(&f->present_so_far, st.image.bytes_present);
         atomic_store(&f->fed_so_far, st.bytes_fed);
+        atomic_store(&f->same_so_far, st.bytes_same);
         atomic_store(&f->group_so_far, st.bytes_group);
         must(st.image.bytes_present <= st.image.bytes_total || !st.image.bytes_total);
         usleep(2000);
@@ -394,9 +395,12 @@ static void agent_main(void *arg)
     if (f->limit)
         ff_agent_limit(f->agent, f->limit);
     ff_agent_together(f->agent, f->together);
-    ff_agent_await_feed(f->agent, f->await_feed_ms);
+    if (f->await_feed_ms)
+        ff_agent_await_feed(f->agent, f->await_feed_ms);
     if (f->first)
         must_ok(ff_agent_first(f->agent, f->first, &err), err);
+    if (f->older)
+        must_ok(ff_agent_older(f->agent, f->older, &err), err);
     must(!pthread_create(&stats, NULL, publish_stats, f));
     atomic_store(&f->port, ff_agent_port(f->agent));
     atomic_store(&f->listens, true);

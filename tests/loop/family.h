@@ -57,6 +57,7 @@ struct family {
     bool late_answer;    /* the agent tells a source that does not know, once the image is complete */
     int await_feed_ms;   /* of ff_agent_await_feed() */
     const char *first;   /* of ff_agent_first() */
+    const char *older;   /* of ff_agent_older(): the path of another family; NULL: none */
     struct ff_group *group; /* that the source sends to, too; NULL: none */
     atomic_uint feed_to; /* the agent is to feed the one at that port; then 0 */
     bool last_later;     /* nobody touches the last cell before family_last() */
@@ -73,7 +74,7 @@ struct family {
     char agent_error[764];
     struct ff_agent_stats stats; /* once ended is set; so is what ff_agent_working_set() says: */
     char touched[65536];
-    atomic_ulong faults_so_far, children_so_far, present_so_far, fed_so_far, group_so_far;
+    atomic_ulong faults_so_far, children_so_far, present_so_far, fed_so_far, same_so_far, group_so_far;
     atomic_uint events[FF_CHILD_LOST + 1]; /* enum ff_child_event */
     atomic_uint pauses, ends_of_pauses;
     atomic_uint misfed; /* so often another agent gave it what the source does not have */

@@ -24,7 +24,7 @@ static int decode(int len, unsigned n, struct ff_error *err)
 static int encode(unsigned n)
 {
     offer = (struct ff_offer){.version = FF_WIRE_VERSION, .oldest = FF_WIRE_VERSION,
-                              .digest = 0x1122334455667788, .n = n};
+                              .digest = 0x1122334455667788, .is_older = n % 2, .n = n};
     for (unsigned i = 0; i < n; i++)
         offer.r[i] = (struct ff_fed_region){.addr = 0x7f0000000000 + i, .claims_addr = ~0ull - i,
                                             .rkey = i, .claims_rkey = ~i};
@@ -39,10 +39,10 @@ static void test_good(void **state)
 
     for (size_t i = 0; i < FF_ARRAY_LEN(sizes); i++) {
         int len = encode(sizes[i]);
-        assert_int_equal(len, 24 + 24 * sizes[i]);
+        assert_int_equal(len, 32 + 24 * sizes[i]);
         assert_int_equal(ff_wire_type(buf, (size_t)len, &err), FF_MSG_FEED);
         assert_int_equal(decode(len, sizes[i], &err), 0);
-        assert_true(got.digest == offer.digest && got.n == sizes[i]);
+        assert_true(got.digest == offer.digest && got.n == sizes[i] && got.is_older == offer.is_older);
         assert_memory_equal(got.r, offer.r, sizes[i] * sizeof(got.r[0]));
     }
 }
@@ -61,9 +61,9 @@ static void test_bad(void **state)
     int len = encode(2);
     (void)state;
 
-    for (int cut = 4; cut < 24; cut++)
+    for (int cut = 4; cut < 32; cut++)
         must_refuse(cut, 2, EPROTO, "wire: read FEED");
-    for (int cut = 24; cut < len; cut++)
+    for (int cut = 32; cut < len; cut++)
         must_refuse(cut, 2, EPROTO, "bytes of regions");
     must_refuse(len, 1, EPROTO, "bytes of regions");
     must_refuse(len, 3, EPROTO, "bytes of regions");
@@ -71,6 +71,9 @@ static void test_bad(void **state)
     buf[4] ^= 1;
     must_refuse(len, 2, EPROTO, "not a Farfork agent");
     buf[4] ^= 1;
+    buf[24] = 2;
+    must_refuse(len, 2, EPROTO, "image 2 (permitted 0, 1)");
+    buf[24] = 0;
     buf[12] = buf[14] = FF_WIRE_VERSION + 1;
     must_refuse(len, 2, EPROTONOSUPPORT, "FEED");
 }
