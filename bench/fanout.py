@@ -16,8 +16,8 @@ Figures   run: from the command to the first byte on the last child's console; c
           leave it alone meanwhile. The floor is plain sockets that carry one image
           over the same links: from the parent to one host, and along a chain, piece by piece.
           --plots: over the number of hosts, PNG and SVG
-Guests    run when nobody else wants a CPU (SCHED_IDLE): here they cannot halt, and many on few CPUs would
-          be what is measured. --busy: as others do
+Guests    have vCPUs that run when nobody else wants a CPU (SCHED_IDLE): they do not halt, and many on few
+          CPUs would be what is measured. --busy: as others do
 Exit code 0 measured, 1 something failed, 77 it cannot run here
 """
 import argparse
@@ -47,6 +47,7 @@ VMCLONE = os.path.abspath(forks.VMCLONE)
 NET = '10.80'
 PIECE = 64 << 10
 LIMIT_S = 900
+LOOK_S = 0.1
 CLONE_NEWNET = 0x40000000
 LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -160,18 +161,48 @@ def floor(place, total, n):
 
 # --- a fork ---
 
-def be_idle(pid):
-    for tid in os.listdir(f'/proc/{pid}/task'):
-        os.sched_setscheduler(int(tid), os.SCHED_IDLE, os.sched_param(0))
+NAMED = ('-name', 'fanout,debug-threads=on')    # so that vCPUs are found
 
 
-def idle_qemu(folder):
+def named_qemu(folder):
     """The children's program."""
     path = os.path.join(folder, 'qemu')
     with open(path, 'w', encoding='ascii') as f:
-        f.write(f'#!/bin/sh\nexec chrt --idle 0 {os.path.abspath(common.QEMU)} "$@"\n')
+        f.write(f'#!/bin/sh\nexec {os.path.abspath(common.QEMU)} "$@" {" ".join(NAMED)}\n')
     os.chmod(path, 0o755)
     return path
+
+
+class IdleCpus(threading.Thread):
+    """vCPUs, and nothing else of a QEMU, run when nobody else does."""
+
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.seen, self.over = set(), threading.Event()
+
+    def look(self):
+        for pid in (p for p in os.listdir('/proc') if p.isdigit()):
+            with contextlib.suppress(OSError):
+                with open(f'/proc/{pid}/comm', encoding='ascii', errors='replace') as f:
+                    if not f.read().startswith('qemu-system'):
+                        continue
+                for tid in os.listdir(f'/proc/{pid}/task'):
+                    with open(f'/proc/{pid}/task/{tid}/comm', encoding='ascii', errors='replace') as f:
+                        if tid not in self.seen and f.read().startswith('CPU '):
+                            os.sched_setscheduler(int(tid), os.SCHED_IDLE, os.sched_param(0))
+                            self.seen.add(tid)
+
+    def run(self):
+        while not self.over.wait(LOOK_S):
+            self.look()
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.join()
 
 
 def one(t, place, way, o, accel, tag):
@@ -181,17 +212,17 @@ def one(t, place, way, o, accel, tag):
     fanout = {'star': '0', 'chain': '1', 'multicast': '1'}.get(way, way)
     more = [*(('--multicast', '239.192.77.8') if way == 'multicast' else ()),
             *(('--options', o.options) if o.options else ()),
-            *(('--qemu', idle_qemu(folder)) if not o.busy else ())]
+            *(('--qemu', named_qemu(folder)) if not o.busy else ())]
     hosts = [f'{place.ns[i]}={place.address(i)}' for i in range(1, n + 1)]
     with contextlib.ExitStack() as stack:
         common.place = place
         parent = stack.enter_context(Micro(
             type('Work', (), {'work': folder}), 'parent', accel, memory='anon', mem_mib=o.mem,
             load=forks.LOADS['idle'] + ' fill=100',
-            extra=['-qmp', f'unix:{second},server=on,wait=off']))
+            extra=['-qmp', f'unix:{second},server=on,wait=off', *NAMED]))
         parent.wait_ready(120)
         if not o.busy:
-            be_idle(parent.proc.pid)
+            stack.enter_context(IdleCpus())
         base = os.path.join(folder, 'run')
         stack.callback(subprocess.run, [VMCLONE, '--kill', 'f', '--rundir', base],
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
