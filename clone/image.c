@@ -255,6 +255,7 @@ int ff_agent_wait(struct ff_agent *a, struct ff_error *err)
     if (!atomic_load(&a->handed_over))
         ff_agent_ask_older(a);
     int rc = atomic_load(&a->handed_over) ? wait_handed_over(a, &why) : wait_over_links(a, &why);
+    ff_agent_ask_no_more(a);
     if (!rc)
         return 0;
     ff_error_context(&why, "the image was lost");
@@ -324,11 +325,6 @@ void ff_agent_misfed(void *opaque, const char *why)
     tell_unfed(opaque, NULL, NULL, why);
 }
 
-int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err)
-{
-    return ff_agent_start_relay(a, to, false, err);
-}
-
 static int start_relay(struct ff_agent *a, const struct ff_address *to, bool is_older, struct ff_error *err)
 {
     for (unsigned i = 0; i < a->n_relays;)
@@ -347,7 +343,7 @@ static int start_relay(struct ff_agent *a, const struct ff_address *to, bool is_
     return rc;
 }
 
-int ff_agent_start_relay(struct ff_agent *a, const struct ff_address *to, bool is_older, struct ff_error *err)
+static int feed_another(struct ff_agent *a, const struct ff_address *to, bool is_older, struct ff_error *err)
 {
     pthread_mutex_lock(&a->lock);
     bool here = (a->status == FF_IMAGE_HERE || a->status == FF_IMAGE_COMPLETE) &&
@@ -358,6 +354,24 @@ int ff_agent_start_relay(struct ff_agent *a, const struct ff_address *to, bool i
     pthread_mutex_lock(&a->relays_lock);
     int rc = start_relay(a, to, is_older, err);
     pthread_mutex_unlock(&a->relays_lock);
+    return rc;
+}
+
+int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_error *err)
+{
+    return feed_another(a, to, false, err);
+}
+
+int ff_agent_feed_later(struct ff_agent *a, const struct ff_clone_msg *m, struct ff_error *err)
+{
+    struct ff_address *to;
+    int rc = ff_address_parse(m->text, &to, err);
+
+    if (rc)
+        return rc;
+    to->key = ff_key_of_bytes(m->key);
+    rc = to->key ? feed_another(a, to, true, err) : ff_error_set(err, ENOMEM, "agent: out of memory");
+    ff_address_free(to);
     return rc;
 }
 
@@ -462,6 +476,7 @@ void ff_agent_free(struct ff_agent *a)
         eventfd_write(a->poke_fd, 1);
         pthread_join(a->thread, NULL); /* no child is known to the pager any more */
     }
+    ff_agent_ask_no_more(a);
     while (a->n_relays)
         ff_relay_stop(a->relay[--a->n_relays]);
     ff_dest_free(a->dest);

@@ -111,6 +111,9 @@ struct ff_agent {
     char *older[FF_AGENT_OLDER_MAX]; /* sockets of agents with earlier images */
     unsigned n_older;
     _Atomic bool is_to_be_fed; /* by others: ff_agent_await_feed() */
+    pthread_t asker; /* asks them */
+    bool asks;
+    int ask_fd; /* readable: it is to end */
     void (*on_unfed)(void *opaque, const char *host, const char *port, const char *why);
     void *on_unfed_opaque;
 
@@ -139,12 +142,14 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
 
 void *ff_image_server_main(void *agent);
 
-/* older.c. Any thread: feed one that gets a later image, with its key: as ff_agent_feed() */
+/* Any thread: feed one that gets a later image, with its key: as ff_agent_feed() */
 int ff_agent_feed_later(struct ff_agent *a, const struct ff_clone_msg *m, struct ff_error *err);
-/* Of those that ff_agent_older() named, one is asked to feed this one; waits a moment */
+
+/* earlier.c */
+/* Of those that ff_agent_older() named, one is asked to feed this one, by a thread that ends by itself, or by
+ * ff_agent_ask_no_more(), which frees it. The caller's thread */
 void ff_agent_ask_older(struct ff_agent *a);
-/* @is_older: as ff_relay_start() */
-int ff_agent_start_relay(struct ff_agent *a, const struct ff_address *to, bool is_older, struct ff_error *err);
+void ff_agent_ask_no_more(struct ff_agent *a);
 
 /* memory.c. Forget what was lent; under lock */
 void ff_agent_drop_lent(struct ff_agent *a);

@@ -44,7 +44,7 @@ int ff_agent_new_on_link(const struct ff_address *listen, struct ff_link *link,
     pthread_mutex_init(&a->relays_lock, NULL);
     pthread_cond_init(&a->changed, NULL);
     a->listen = ff_address_copy(listen);
-    a->state_fd = a->listen_fd = -1;
+    a->state_fd = a->listen_fd = a->ask_fd = -1;
     a->poke_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     a->passed = addr.passed && !link;
     a->timeout_ms = addr.timeout_ms;

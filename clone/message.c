@@ -379,6 +379,8 @@ int ff_clone_recv(int sock, struct ff_clone_msg *m, struct ff_error *err)
     int rc = msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC)
                  ? ff_error_set(err, EPROTO, "agent's socket: a message too long")
                  : decode(buf, (size_t)len, m, err);
+    if (m->type == FF_CLONE_FEED) /* it has a key */
+        explicit_bzero(buf, (size_t)len);
     if (rc)
         ff_clone_close(m);
     return rc;

@@ -149,13 +149,13 @@ int ff_agent_feed(struct ff_agent *a, const struct ff_address *to, struct ff_err
 
 /**
  * ff_agent_older() - fetch from an agent on this host what an earlier image of the guest has as well
- * @socket_path: of that agent
+ * @socket_path: of that agent; NULL: only say whether it would be of use
  *
  * Call it before ff_agent_receive(), up to 4 times; the first that has an image feeds this one (as
- * ff_agent_feed()), and the source is asked for what differs, which it says itself: verify=on. Without that, a
- * key, and reconnect= nothing of the kind is done. Faults go to the source.
+ * ff_agent_feed()), and the source is asked for what differs, which it says itself: verify=on. Faults go to the
+ * source.
  *
- * Return:  0; -EINVAL: without verify=on or a key; -E2BIG; -ENOMEM
+ * Return:  0; -EINVAL: of no use without verify=on, a key and reconnect=, or with prefill=off; -E2BIG; -ENOMEM
  */
 int ff_agent_older(struct ff_agent *a, const char *socket_path, struct ff_error *err);
 

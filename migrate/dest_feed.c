@@ -38,8 +38,6 @@ static int check_feed(struct ff_dest *d, struct ff_offer *o, struct ff_error *wh
         return ff_error_set(why, EPROTO, "feed: it has another image: memory or machine differ");
     if (o->is_older && !d->addr.verify)
         return ff_error_set(why, EPROTO, "feed: an earlier image: with verify=on alone");
-    if (!o->is_older && atomic_load(&d->pager.fed_older) && !atomic_load(&d->pager.feed_over))
-        return ff_error_set(why, EPROTO, FF_RELAY_NOT_YET ": it looks at an earlier one");
     if (d->door.link->pins && !d->door.link->pushes)
         return ff_error_set(why, EPROTO, "feed: this device has no WRITE with immediate data");
     return 0;
@@ -63,6 +61,8 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
     int rc = check_feed(d, o, why);
     if (!rc && !has_image(d))
         rc = ff_error_set(why, EPROTO, FF_RELAY_NOT_YET);
+    if (!rc && !o->is_older && atomic_load(&d->pager.n_older) && !atomic_load(&d->pager.feed_over))
+        rc = ff_error_set(why, EPROTO, FF_RELAY_NOT_YET ": an earlier one comes first");
     if (!rc && getrandom(w.session, sizeof(w.session), 0) != sizeof(w.session))
         rc = ff_error_set(why, EIO, "feed: no random numbers: %s", strerror(errno));
     if (!rc)
@@ -71,13 +71,10 @@ int dest_take_feed(struct ff_dest *d, struct ff_error *why)
         rc = l->ops->open_queues(l, w.session, l->pins ? d->addr.timeout_ms / 2 : QUEUES_MS, why);
     if (rc) /* the link is of no use any more, whatever it was */
         return rc == -ETIMEDOUT ? -ECONNABORTED : rc;
-    if (ff_feed_new(&d->pager, l, o, &feed, d->door.buf, why)) {
+    if (ff_feed_new(&d->pager, l, o, &feed, d->door.buf, why))
         ff_log(FF_LOG_WARN, "destination: %s; no agent feeds this one", why->text);
-    } else {
-        if (o->is_older)
-            atomic_store(&d->pager.fed_older, true);
+    else
         ff_feed_offer(&d->pager, feed, d->door.buf);
-    }
     return 1; /* the link was taken */
 }
 

@@ -15,19 +15,22 @@
 #include "feed.h"
 #include "feed_pushed.h"
 #include "log.h"
+#include "relay.h"
 
 #define LOOK (64u << 10) /* pages, and bytes, at most; at least: */
 #define LOOK_FIRST 4096u
 #define REST_MS 2
 #define BACK_NS 1000000000u
 #define PATIENCE 4u /* it may be fed itself, slowly */
-#define OTHER_BYTES (32u << 20) /* an earlier image has to show by then */
+#define OTHER_BYTES (16u << 20) /* an earlier image has to show by then */
 #define OTHER_SHARE 3u          /* that not more than so many times of what is the same differs */
 
 void ff_feed_free(struct ff_feed *f)
 {
     if (!f)
         return;
+    if (f->older)
+        atomic_fetch_sub(f->older, 1u);
     f->link->ops->free(f->link);
     if (f->seen)
         munmap(f->seen, LOOK);
@@ -47,7 +50,7 @@ static void dismiss(struct ff_feed *f, const char *why, uint8_t *buf)
     ff_feed_free(f);
 }
 
-int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
+int ff_feed_new(struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
                 struct ff_feed **out, uint8_t *buf, struct ff_error *err)
 {
     const struct ff_prefill_engine *e = p->prefill;
@@ -76,12 +79,22 @@ int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_
                             err);
     if (rc)
         dismiss(f, err->text, buf);
-    else
-        *out = f;
-    return rc;
+    if (rc)
+        return rc;
+    if (offer->is_older) {
+        f->older = &p->n_older;
+        atomic_fetch_add(f->older, 1u);
+    }
+    *out = f;
+    return 0;
 }
 
-#define ANOTHER "another agent feeds this one"
+/* Why @old is left. An earlier image may be through soon, and others are to come again then */
+static const char *another(const struct ff_feed *old, bool by_older)
+{
+    return old && !old->older && by_older ? FF_RELAY_NOT_YET ": an earlier one comes first"
+                                          : "another agent feeds this one";
+}
 
 static void rest_a_moment(void)
 {
@@ -90,7 +103,10 @@ static void rest_a_moment(void)
 
 void ff_feed_offer(struct ff_pager *p, struct ff_feed *f, uint8_t *buf)
 {
-    dismiss(atomic_exchange(&p->next_feed, f), ANOTHER, buf);
+    bool older = f->older;
+    struct ff_feed *old = atomic_exchange(&p->next_feed, f);
+
+    dismiss(old, another(old, older), buf);
     if (atomic_load(&p->feed_over))
         dismiss(atomic_exchange(&p->next_feed, NULL), NULL, buf);
 }
@@ -127,7 +143,7 @@ void ff_feed_take(struct ff_pager *p)
 
     e->feed = atomic_exchange(&p->next_feed, NULL);
     is_fed(p, p->may_be_fed);
-    dismiss(old, ANOTHER, e->msg);
+    dismiss(old, another(old, e->feed->older), e->msg);
     ff_prefill_engine_restart(p);
     e->feed->news_ns = ff_now_ns();
     e->feed->look_pages = LOOK_FIRST;
@@ -185,7 +201,6 @@ int ff_feed_leave(struct ff_pager *p, int rc, struct ff_error *why)
             p->on_misfed(p->on_misfed_opaque, why->text);
         dismiss(e->feed, why->text, e->msg); /* a link that broke carries nothing, and may come again */
         e->feed = NULL;
-        atomic_store(&p->fed_older, false);
         ff_verify_drop(p, FF_QUEUE_PREFILL);
     } else { /* an agent's source is away: others may come */
         ff_pager_break(p, why);
@@ -245,7 +260,6 @@ void ff_feed_end(struct ff_pager *p, int rc)
         ff_feed_free(e->feed);
     }
     e->feed = NULL;
-    atomic_store(&p->fed_older, false);
 }
 
 /* --- what the relay has --- */

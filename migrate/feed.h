@@ -57,13 +57,14 @@ struct ff_feed {
     uint64_t looked_ns, news_ns; /* when it looked last; when there was something new */
     bool looks_now, was_away; /* the source was, when it looked last */
     bool while_away; /* it came while there was no other way to get anything */
-    uint64_t same_bytes, other_bytes; /* of an earlier image */
+    _Atomic unsigned *older; /* of an earlier image: the count of those that feed this one */
+    uint64_t same_bytes, other_bytes;
     uint64_t no_news; /* chunks that it was looked at for since there was something new */
 };
 
 /* Takes @link, also on failure, of which its peer is told; its queues are open, and its peer has what @offer
  * says. @buf: FF_MSG_MAX bytes */
-int ff_feed_new(const struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
+int ff_feed_new(struct ff_pager *p, struct ff_link *link, const struct ff_offer *offer,
                 struct ff_feed **out, uint8_t *buf, struct ff_error *err);
 void ff_feed_free(struct ff_feed *f);
 

@@ -187,7 +187,7 @@ struct ff_pager {
     _Atomic uint64_t feed_until_ns;    /* prefill waits for one until then, unless */
     _Atomic bool rewind; /* pages are missing again in chunks that prefill has asked for */
     _Atomic bool feed_off, feed_over;  /* none comes; prefill has asked for all, or asks for nothing */
-    _Atomic bool fed_older; /* by an earlier image of this host, before others feed it */
+    _Atomic unsigned n_older; /* feeds of an earlier image, before others feed this one */
     uint64_t asks_addr;       /* verify=on: where this link's source is asked */
     uint32_t asks_rkey;
     pthread_t fault_thread, prefill_thread;

@@ -260,6 +260,48 @@ static int start_fed(struct ff_pager *p, struct ff_error *err)
     return t ? start_buffer(p, t, p->prefill->cut_end, err) : 0;
 }
 
+/* --- parts of a chunk that an earlier image has otherwise --- */
+
+/* Of what is left of @t one part comes first */
+static void cut_part(struct transfer *t)
+{
+    uint64_t part = FF_MAX(PART / t->r->range.psize, 1u), all = t->n + t->rest;
+
+    t->n = FF_MIN(part, all);
+    t->rest = all - t->n;
+    t->unfed = false;
+}
+
+/* One with parts that nobody has asked for; NULL: there is none, or no room for another transfer */
+static struct transfer *in_parts(struct ff_prefill_engine *e)
+{
+    if (!e->feed || !e->feed->older || !free_transfer(e, false))
+        return NULL;
+    for (struct transfer *t = e->transfer; t < e->transfer + BUFFERS_MAX; t++)
+        if (t->busy && t->rest)
+            return t;
+    return NULL;
+}
+
+/* The last part of @t, beside it: as post_read() */
+static int start_part(struct ff_pager *p, struct transfer *t, struct ff_error *err)
+{
+    struct ff_prefill_engine *e = p->prefill;
+    struct transfer *u = free_transfer(e, false);
+    uint64_t n = FF_MIN(FF_MAX(PART / t->r->range.psize, 1u), t->rest), at = t->n + t->rest - n;
+
+    *u = (struct transfer){.r = t->r,
+                           .first = t->first + at,
+                           .n = n,
+                           .local = t->local + at * t->r->range.psize,
+                           .lkey = t->lkey,
+                           .pool = t->pool,
+                           .buffer = t->buffer};
+    t->rest -= n;
+    e->users[u->buffer]++;
+    return post_read(p, u, err);
+}
+
 /* Something to fetch next: 1, also to be asked again; 0 when there is nothing now, -errno */
 static int next_cut(struct ff_pager *p, struct ff_error *err)
 {
@@ -294,6 +336,9 @@ static int start_next(struct ff_pager *p, struct ff_error *err)
     for (struct transfer *t = e->transfer; e->n_due; t++)
         if (t->due)
             return start_due(p, t, err);
+    struct transfer *parted = in_parts(e);
+    if (parted)
+        return start_part(p, parted, err);
     if (!e->cut) {
         int rc = next_cut(p, err);
         if (rc <= 0 || !e->cut)
@@ -333,16 +378,6 @@ static int fill_window(struct ff_pager *p, struct ff_error *err)
 }
 
 /* --- what has come --- */
-
-/* Of what is left of @t one part comes first */
-static void cut_part(struct transfer *t)
-{
-    uint64_t part = FF_MAX(PART / t->r->range.psize, 1u), all = t->n + t->rest;
-
-    t->n = FF_MIN(part, all);
-    t->rest = all - t->n;
-    t->unfed = false;
-}
 
 /* What @t brought of an earlier image is not the image's: in parts, or from the source */
 static int read_changed(struct ff_pager *p, struct transfer *t, struct ff_error *why)

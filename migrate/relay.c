@@ -294,6 +294,8 @@ static void *relay_main(void *arg)
                why.text);
         r->owner.failed(r->owner.opaque, &r->to, why.text);
     }
+    if (r->is_older)
+        ff_address_drop(&r->to);
     atomic_store(&r->ended, true);
     return NULL;
 }

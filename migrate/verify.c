@@ -119,9 +119,13 @@ int ff_verify_post(struct ff_pager *p, enum ff_queue q, const struct ff_verify_o
                        .of = pass ? FF_TAGS_OF_PASS : FF_TAGS_OF_IMAGE,
                        .fed = of->link != p->link};
     s->wr.id = id_of(l, s, false);
-    int rc = of->link->ops->post(of->link, q, &s->wr, err);
-    if (rc)
-        return rc;
+    struct ff_error why;
+    int rc = of->link->ops->post(of->link, q, &s->wr, &why);
+    if (rc) {
+        if (rc != -EAGAIN && !s->fed)
+            l->broken = why;
+        return ff_error_set(err, -rc, "%s", why.text);
+    }
     s->wr.id = wr->id;
     s->waits = BYTES | SENT | TAG;
     s->number = ++l->number;
@@ -132,7 +136,6 @@ int ff_verify_post(struct ff_pager *p, enum ff_queue q, const struct ff_verify_o
                          .addr = (uintptr_t)v->m.tags + ff_tag_at(q, i),
                          .rkey = v->m.tags_mr.rkey};
     ff_ask_encode(v->m.asks + ff_ask_at(q, i), &ask);
-    struct ff_error why;
     rc = send_ask(p, q, s, &why);
     if (rc) {
         l->broken = why;
@@ -359,6 +362,8 @@ int ff_verify_settle(struct ff_pager *p, enum ff_queue q, struct ff_error *err)
         int rc = ff_verify_poll(p, q, wc, FF_ARRAY_LEN(wc), SETTLE_MS, err);
         if (rc < 0)
             return rc;
+        if (atomic_load(&p->stop))
+            return ff_error_set(err, ECANCELED, "canceled");
         if (ff_now_ns() > end)
             return ff_error_set(err, ETIMEDOUT, "pager: verify: reads unanswered for %d s%s",
                                 p->silence_ms / 1000, ff_verify_lacks(p, q));

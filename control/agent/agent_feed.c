@@ -8,12 +8,8 @@
 
 #include "agent_state.h"
 #include "autojson.h"
-#include "ps.h"
-
-static json_int_t written_at(const json_t *fork)
-{
-    return json_integer_value(json_object_get(fork, "time"));
-}
+#include "process.h"
+#include "rundir.h"
 
 static json_t *unfed(const char *to, const char *why)
 {
@@ -43,33 +39,61 @@ static void feed(struct agent *a, const char *to)
         agent_send(a, unfed(to, why.text));
 }
 
-/* The agent of a fork of the same parent, which may hold an image */
-static bool has_earlier(const struct agent *a, const json_t *s)
-{
-    const char *image = text_of(s, "image");
+/* Of the images that agents of earlier forks of the same parent hold, in the order in which they are of use */
+static const char *const earlier[] = {"complete", "paused", "arriving"};
 
-    return json_is_true(json_object_get(s, "agent_alive")) && !strcmp(text_of(s, "parent"), a->parent) &&
-           json_integer_value(json_object_get(s, "agent")) != getpid() && strcmp(image, "none") &&
-           strcmp(image, "waiting") && strcmp(image, "lost");
+struct search {
+    const struct agent *a;
+    json_t *found[FF_ARRAY_LEN(earlier)]; /* arrays */
+};
+
+static json_int_t number_in(const json_t *s, const char *key)
+{
+    return json_integer_value(json_object_get(s, key));
+}
+
+/* Looks at files alone: a process that hangs delays nobody */
+static void see_fork(void *opaque, const char *dir, json_t *s)
+{
+    struct search *q = opaque;
+    pid_t pid = (pid_t)number_in(s, "agent");
+
+    if (strcmp(text_of(s, "parent"), q->a->parent) || pid == getpid() ||
+        !process_is(pid, (uint64_t)number_in(s, "start")))
+        return;
+    for (size_t i = 0; i < FF_ARRAY_LEN(earlier); i++)
+        if (!strcmp(text_of(s, "image"), earlier[i]))
+            json_array_append_new(q->found[i], json_pack("{ss sI}", "dir", dir, "time", number_in(s, "time")));
+}
+
+/* The latest is taken out, and tried: whether more may be */
+static bool use_latest(struct agent *a, json_t *found)
+{
+    size_t last = 0;
+    struct ff_error why;
+
+    for (size_t i = 1; i < json_array_size(found); i++)
+        if (number_in(json_array_get(found, i), "time") > number_in(json_array_get(found, last), "time"))
+            last = i;
+    FF_AUTO_FREE char *socket = xprintf("%s/agent", text_of(json_array_get(found, last), "dir"));
+    json_array_remove(found, last);
+    return !ff_agent_older(a->ff, socket, &why);
 }
 
 void agent_find_earlier(struct agent *a)
 {
-    FF_AUTO_JSON json_t *forks = a->parent && *a->parent ? ps_forks(a->base) : NULL;
-    struct ff_error why;
-    size_t n = json_array_size(forks);
+    struct search q = {.a = a};
+    bool more = true;
 
-    for (int rc = 0; n && !rc;) { /* the latest first */
-        size_t last = 0;
-        for (size_t i = 1; i < n; i++)
-            if (written_at(json_array_get(forks, i)) > written_at(json_array_get(forks, last)))
-                last = i;
-        json_t *s = json_array_get(forks, last);
-        FF_AUTO_FREE char *socket = xprintf("%s/agent", text_of(s, "rundir"));
-        if (has_earlier(a, s))
-            rc = ff_agent_older(a->ff, socket, &why);
-        json_array_remove(forks, last);
-        n--;
+    if (!a->parent || !*a->parent || ff_agent_older(a->ff, NULL, NULL))
+        return;
+    for (size_t i = 0; i < FF_ARRAY_LEN(earlier); i++)
+        q.found[i] = json_array();
+    rundir_each(a->base, NULL, see_fork, &q);
+    for (size_t i = 0; i < FF_ARRAY_LEN(earlier); i++) {
+        while (more && json_array_size(q.found[i]))
+            more = use_latest(a, q.found[i]);
+        json_decref(q.found[i]);
     }
 }
 

@@ -272,6 +272,25 @@ static void another_feeds(void)
     end();
 }
 
+/* Likewise when that came first: it comes again */
+static void another_was_first(void)
+{
+    images_are(3, "", "relay.image.some=fail");
+    f[LATER]->faults = "dest.prefill=delay:5000";
+    untouched(LATER);
+    begin();
+    earlier_is_whole();
+    kill(f[EARLIER]->agent_pid, SIGSTOP);
+    run(OTHER);
+    run(LATER);
+    must(!atomic_exchange(&f[OTHER]->feed_to, atomic_load(&f[LATER]->port)));
+    wait_count(f[LATER]->fed_so_far, 64ul << 10);
+    kill(f[EARLIER]->agent_pid, SIGCONT);
+    later_is_whole();
+    must(same(LATER) && f[LATER]->stats.bytes_fed && !atomic_load(&f[OTHER]->unfed));
+    end();
+}
+
 static void pages_differ_pushed(void)
 {
     strcpy(pushed, "feed.pushed=fail");
@@ -293,6 +312,7 @@ int main(int argc, char **argv)
         {"the earlier agent does not answer", earlier_silent, 40},
         {"the earlier image is not whole", earlier_incomplete, 40},
         {"another agent comes to feed it", another_feeds, 40},
+        {"another agent was there first", another_was_first, 40},
         {"pushed: pages differ", pages_differ_pushed, 40},
     };
 
