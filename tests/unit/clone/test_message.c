@@ -38,6 +38,7 @@ static struct ff_clone_msg messages[] = {
     {.type = FF_CLONE_RUNNING},
     {.type = FF_CLONE_COMPLETE},
     {.type = FF_CLONE_LOST, .code = EPIPE, .text = ""},
+    {.type = FF_CLONE_FEED, .key = "a key of 32 bytes, with its zero", .text = "[fe80::1]:49420"},
 };
 
 static unsigned open_files(void)
@@ -89,6 +90,7 @@ static void test_round_trip(void **state)
         assert_string_equal(got.table.config, m->table.config);
         assert_int_equal(got.code, m->code);
         assert_string_equal(got.text, m->text);
+        assert_memory_equal(got.key, m->key, sizeof(m->key));
         assert_int_equal(got.state_bytes, m->state_bytes);
         assert_int_equal(got.complete, m->complete);
         assert_int_equal(got.n, m->n);
@@ -150,7 +152,7 @@ static int say(int s[2], const uint8_t *bytes, size_t len, unsigned n_fds, struc
 /* REFUSE and LOST end where they end */
 static bool has_an_end(const struct ff_clone_msg *m)
 {
-    return m->type != FF_CLONE_REFUSE && m->type != FF_CLONE_LOST;
+    return m->type != FF_CLONE_REFUSE && m->type != FF_CLONE_LOST && m->type != FF_CLONE_FEED;
 }
 
 static void test_lengths(void **state)
@@ -210,7 +212,7 @@ static void test_fields(void **state)
         const char *says;
     } cases[] = {
         {0, 0, 0, "type 0"},
-        {0, 0, FF_CLONE_LAST + 1, "type 15"},
+        {0, 0, FF_CLONE_LAST + 1, "type 16"},
         {0, 4, 0, "magic"},
         {0, 12, 1, "version 1"},
         {0, 14, 2, "kind 2"},
