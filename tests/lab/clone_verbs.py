@@ -6,7 +6,7 @@ Two children on hostb, by an agent there, and one on hosta that the memory is le
 with the ledger that the parent had at the fork, and sweep all of their memory, and the parent
 writes on as fast as it can. Then what registering memory means for a holder: copies, the memlock
 limit; a guest that itself came over verbs; a link that breaks; one image to two agents by multicast. --more
-has the other kind of memory. Limit: 900 s.
+has the other kind of memory, and a holder that is killed. Limit: 900 s.
 """
 import contextlib
 import os
@@ -178,6 +178,8 @@ def run(t):
     with t.case(f'the link breaks, {breaks}'):
         broken(t, breaks)
     if more:
+        with t.case('the holder is killed'):
+            clone.holder_killed(t, 'tcg', 'kill')
         return
     with t.case('to two agents at once, by multicast'):
         labplace.need_two_hosts()
@@ -186,8 +188,6 @@ def run(t):
         memlock(t)
     with t.case('a guest that came over verbs, link=auto'):
         came_over_verbs(t)
-    with t.case('the holder is killed'):
-        clone.holder_killed(t, 'tcg', 'kill')
 
 
 if __name__ == '__main__':
