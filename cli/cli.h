@@ -15,6 +15,7 @@ int cmd_demo(int argc, char **argv);
 int cmd_move(int argc, char **argv);
 int cmd_agent(int argc, char **argv);
 int cmd_forks(int argc, char **argv);
+int cmd_hosts(int argc, char **argv);
 int cmd_pool(int argc, char **argv);
 int cmd_proxy(int argc, char **argv);
 int cmd_nocloud(int argc, char **argv);
@@ -22,6 +23,9 @@ int cmd_nocloud(int argc, char **argv);
 /* What was printed has to get there: @code, or @failed where it is 0 and the output could not be
  * written, which is said */
 int output_code(const char *program, int code, int failed);
+
+/* Who started it has the other end, and may leave */
+bool input_is_pipe(void);
 
 /* doctor_peer.c: farfork doctor --serve, --peer. @where: [HOST][:PORT] */
 struct peer_options {

@@ -11,16 +11,14 @@
  * Limits       an answer may take --timeout seconds. A host that has answered that there is
  *              nothing of the fork is forgotten.
  */
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 
+#include "ask.h"
 #include "autojson.h"
 #include "fork.h"
 #include "ps.h"
-#include "launcher.h"
 #include "rundir.h"
 
 #define WAY_S 60
@@ -120,22 +118,10 @@ void fork_forget(const struct fork *f)
 
 /* --- ask them --- */
 
-struct asked {
-    json_t *entry;
-    json_t *ours;    /* {id: [entry, ...]} of that host, as it was before */
-    struct spawn run;
-    bool over;
-    int code;        /* its exit code; -1: none came */
-    char *line;      /* the last one that it printed */
-    struct ff_error why;  /* it could not be started */
-};
-
 static void ask_entry(struct asked *a, const char *verb, const char *id, unsigned timeout_s)
 {
-    const char *rundir = text_of(a->entry, "rundir");
     struct strv w = {0};
 
-    strv_add(&w, "%s", text_of(a->entry, "agent"));
     strv_add(&w, "forks");
     strv_add(&w, "%s", verb);
     if (id) {
@@ -143,100 +129,19 @@ static void ask_entry(struct asked *a, const char *verb, const char *id, unsigne
         strv_add(&w, "--agent");
         strv_add(&w, "%d", (int)json_integer_value(json_object_get(a->entry, "pid")));
     }
-    strv_add(&w, "--json");
     if (timeout_s) {
         strv_add(&w, "--timeout");
         strv_add(&w, "%u", timeout_s);
     }
-    if (*rundir) {
-        strv_add(&w, "--rundir");
-        strv_add(&w, "%s", rundir);
-    }
-    FF_AUTO_FREE char *line =
-        launcher_line(text_of(a->entry, "launcher"), text_of(a->entry, "host"), w.v);
-    a->code = -1;
-    a->over = spawn_start(&a->run, w.v, line, &a->why) != 0;
+    asked_start(a, w.v);
     strv_free(&w);
-}
-
-static void read_reply(struct asked *a)
-{
-    char *line;
-    int status;
-    bool over = spawn_on_output(&a->run);
-
-    while ((line = jsonl_next(&a->run.out_lines))) {
-        free(a->line);
-        a->line = xstrdup(line);
-    }
-    if (!over)
-        return;
-    if (spawn_ended(&a->run, SPAWN_ENDS_MS, &status) && WIFEXITED(status))
-        a->code = WEXITSTATUS(status);
-    a->over = true;
-}
-
-/* Until all have answered; @limit_ms 0: no limit */
-static void read_replies(struct asked *a, size_t n, uint64_t limit_ms)
-{
-    struct pollfd *p = xcalloc(2 * n, sizeof(*p));
-    uint64_t end = ff_now_ms() + limit_ms;
-
-    for (;;) {
-        size_t left = 0;
-        for (size_t i = 0; i < n; i++) {
-            p[2 * i] = (struct pollfd){.fd = a[i].over ? -1 : a[i].run.out, .events = POLLIN};
-            p[2 * i + 1] = (struct pollfd){.fd = a[i].over ? -1 : a[i].run.err, .events = POLLIN};
-            left += !a[i].over;
-        }
-        uint64_t now = ff_now_ms();
-        if (!left || (limit_ms && now >= end))
-            break;
-        poll(p, 2 * n, limit_ms ? (int)(end - now) : -1);
-        for (size_t i = 0; i < n; i++)
-            if (p[2 * i].revents || p[2 * i + 1].revents)
-                read_reply(&a[i]);
-    }
-    for (size_t i = 0; i < n; i++) {
-        if (!a[i].over)
-            ff_error_set(&a[i].why, 0, "no answer within %u s", (unsigned)(limit_ms / 1000));
-        spawn_end(&a[i].run, 0);
-    }
-    free(p);
 }
 
 static void print_silent(const struct asked *a)
 {
-    const char *host = text_of(a->entry, "host");
+    FF_AUTO_FREE char *why = asked_why(a);
 
-    if (*a->why.text)
-        fprintf(stderr, "vmclone: %s: %s\n", host, a->why.text);
-    else
-        fprintf(stderr, "vmclone: %s: exit code %d: %s\n", host, a->code,
-                a->run.words ? a->run.words : "no message");
-}
-
-static void asked_free(struct asked *a, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        spawn_free(&a[i].run);
-        json_decref(a[i].entry);
-        json_decref(a[i].ours);
-        free(a[i].line);
-    }
-    free(a);
-}
-
-/* What it said, if it is of the kind that we asked for; else it is silent */
-static json_t *answer_of(struct asked *a)
-{
-    json_t *said = a->line ? json_loads(a->line, 0, NULL) : NULL;
-
-    if (said || a->code < 0)
-        return said;
-    if (!*a->why.text && !a->run.words)
-        ff_error_set(&a->why, 0, "exit code %d, and no answer", a->code);
-    return NULL;
+    fprintf(stderr, "vmclone: %s: %s\n", text_of(a->entry, "host"), why);
 }
 
 /* --- list --- */
@@ -257,7 +162,7 @@ static json_t *find_fork(const json_t *forks, const char *id, const json_t *entr
 /* Of what a host has said what is ours; what it has not is forgotten. False: it said nothing */
 static bool take_answer(const char *base, struct asked *a, json_t *all)
 {
-    FF_AUTO_JSON json_t *there = answer_of(a);
+    FF_AUTO_JSON json_t *there = asked_answer(a);
     const char *id;
     json_t *entries, *entry, *s;
     size_t k;
@@ -304,7 +209,7 @@ static struct asked *all_hosts(const char *base, const char *only, size_t *n)
                     memcpy(more, v, *n * sizeof(*v));
                 free(v);
                 v = more;
-                v[(*n)++] = (struct asked){.entry = json_incref(entry), .run = SPAWN_NONE};
+                v[(*n)++] = asked_new(json_incref(entry));
             }
             add_entry(&v[m], json_string_value(id), entry);
         }
@@ -322,7 +227,7 @@ int fork_list(const char *named, bool json, unsigned timeout_s)
 
     for (size_t i = 0; i < n; i++)
         ask_entry(&a[i], "--list", NULL, 0);
-    read_replies(a, n, timeout_s * 1000ull);
+    asked_read(a, n, timeout_s * 1000ull);
     for (size_t i = 0; i < n; i++)
         if (a[i].code != EXIT_ALL || !take_answer(base, &a[i], all)) {
             print_silent(&a[i]);
@@ -356,9 +261,9 @@ static int end_all(const char *named, const char *id, bool kill, uint64_t limit_
         fprintf(stderr, "vmclone: no fork %s of this host (%s); see vmclone --list\n", id, base);
     else if (code == EXIT_NONE)
         code = EXIT_ALL;
-    read_replies(a, n, answer_ms);
+    asked_read(a, n, answer_ms);
     for (size_t i = 0; i < n; i++) {
-        FF_AUTO_JSON json_t *said = answer_of(&a[i]);
+        FF_AUTO_JSON json_t *said = asked_answer(&a[i]);
         if (json_is_true(json_object_get(said, "ended"))) {
             forget_entry(base, id, a[i].entry);
         } else {

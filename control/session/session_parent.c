@@ -21,38 +21,13 @@
 
 #include "autojson.h"
 #include "config_file.h"
+#include "process_argv.h"
 #include "rundir.h"
 #include "session.h"
 
 #define COMMAND_LIMIT_MS 10000
 #define SAY_FIRST_MS 1000
 #define SAY_EVERY_MS 10000
-#define ARGV_MAX_BYTES (4u << 20)
-
-/* The words of /proc/PID/cmdline */
-static int read_argv(pid_t pid, struct strv *out, struct ff_error *why)
-{
-    FF_AUTO_FREE char *path = xprintf("/proc/%d/cmdline", (int)pid);
-    FF_AUTO_FREE char *text = xcalloc(ARGV_MAX_BYTES + 1, 1);
-    int fd = open(path, O_RDONLY | O_CLOEXEC);
-    size_t len = 0;
-    ssize_t n = -1;
-
-    while (fd >= 0 && len < ARGV_MAX_BYTES && (n = read(fd, text + len, ARGV_MAX_BYTES - len)) > 0)
-        len += (size_t)n;
-    int code = errno;
-    if (fd >= 0)
-        close(fd);
-    if (n < 0)
-        return ff_error_set(why, code,
-                            "%s: %s: vmclone and farfork move need the parent's command line", path,
-                            strerror(code));
-    for (size_t at = 0; at < len; at += strlen(text + at) + 1)
-        strv_add(out, "%s", text + at);
-    if (!out->n)
-        return ff_error_set(why, ESRCH, "%s: empty: the parent has ended", path);
-    return 0;
-}
 
 static char *read_link(pid_t pid, const char *name)
 {
@@ -198,7 +173,7 @@ int session_find_parent(struct session *s, struct ff_error *why)
                             s->o.parent_path);
     rc = check_owner(s, why);
     if (!rc)
-        rc = read_argv(s->parent_pid, &s->parent_argv, why);
+        rc = process_argv(s->parent_pid, &s->parent_argv, why);
     if (!rc)
         rc = find_program(s, why);
     if (rc)

@@ -1,0 +1,22 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * host_facts.h - what this host has for guests, and which are here
+ */
+#ifndef FF_CONTROL_HOST_HOST_FACTS_H
+#define FF_CONTROL_HOST_HOST_FACTS_H
+
+#include <jansson.h>
+
+/**
+ * host_facts() - what a place for guests is chosen by
+ * @base: of run directories, for forks
+ *
+ * Cost:    a look at every process of this host; no QEMU is asked
+ * Return:  {"name", "version", "kernel", "cpus": that are online, "load": of the last minute, "memory_bytes",
+ *          "available_bytes", "huge_pages": [{"size_bytes", "total", "free"}], "kvm": this user may use it,
+ *          "rdma": [DEVICE:PORT that can be used], "guests": [{"pid", "name", "qemu", "resident_bytes"}] of all
+ *          users that this one sees, "forks": [{"id", "parent", "image", "children": alive}] of this user}
+ */
+json_t *host_facts(const char *base);
+
+#endif

@@ -1,0 +1,16 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * process_argv.h - what a process of this host was started with
+ */
+#ifndef FF_CONTROL_HOST_PROCESS_ARGV_H
+#define FF_CONTROL_HOST_PROCESS_ARGV_H
+
+#include <sys/types.h>
+
+#include "error.h"
+#include "strv.h"
+
+/* The words of /proc/PID/cmdline, added to @out: 0; -ESRCH: it has ended; or why they cannot be read */
+int process_argv(pid_t pid, struct strv *out, struct ff_error *why);
+
+#endif

@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""hosts.py - farfork hosts: what each host says of itself, all at once; who is silent; limit: 100 s
+
+Hosts are network namespaces, and programs that play one.
+"""
+import json
+import os
+import subprocess
+import time
+
+import common
+from common import Failed, say
+from forked import Clone, Parent, check_result, hosts_of_their_own, kill
+
+HERE = 'env FF_HOST={host} {cmd}'
+
+
+def hosts(*args, code=0, env=None):
+    out = subprocess.run([common.FARFORK, 'hosts', *args], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+                         env={**os.environ, **(env or {})})
+    if out.returncode != code:
+        raise Failed(f'farfork hosts {args}: exit code {out.returncode}, want {code}: {out.stdout}{out.stderr}')
+    return json.loads(out.stdout) if '--json' in args else out.stdout + out.stderr
+
+
+def facts():
+    """They are what the kernel says."""
+    row = hosts('--json')[0]
+    f = row['facts']
+    with open('/proc/meminfo', encoding='ascii') as m:
+        total = int(m.readline().split()[1]) << 10
+    if row['host'] != 'localhost' or f['memory_bytes'] != total or not 0 < f['available_bytes'] <= total or \
+            f['cpus'] != len(os.sched_getaffinity(0)) or f['kernel'] != os.uname().release or \
+            f['kvm'] != os.access('/dev/kvm', os.R_OK | os.W_OK):
+        raise Failed(f'{row}')
+
+
+def guests_and_forks(t, accel):
+    with Parent(t, accel, extra=('-name', 'guest=a-name,debug-threads=on')) as parent:
+        parent.start_load()
+        with Clone(t, parent, 2, '--launcher', HERE, hosts=['h1=127.0.0.1']) as c:
+            check_result(c, 0, {'complete': 2})
+            f = hosts('--json', '--rundir', c.base)[0]['facts']
+            mine = [g for g in f['guests'] if g['pid'] == parent.pid]
+            if len(mine) != 1 or mine[0]['name'] != 'a-name' or mine[0]['resident_bytes'] < 32 << 20:
+                raise Failed(f'its guest: {f["guests"]}')
+            if not {k['pid'] for k in c.children} <= {g['pid'] for g in f['guests']}:
+                raise Failed(f'its children {c.children}: {f["guests"]}')
+            if [(k['id'], k['parent'], k['image'], k['children']) for k in f['forks']] != [
+                    ('f', parent.second, 'complete', 2)]:
+                raise Failed(f'its forks: {f["forks"]}')
+            kill(c.base, 'f')
+            if hosts('--json', '--rundir', c.base)[0]['facts']['forks']:
+                raise Failed('a fork that has ended is there')
+
+
+def many(t):
+    """All at once: the slow ones cost no more than the slowest; and each trouble is in its row."""
+    path = os.path.join(t.work, 'hosts')
+    with open(path, 'w', encoding='ascii') as f:
+        f.write('# three\nslow1\nslow2:3\nslow3=10.0.0.3\n')
+    begin = time.monotonic()
+    rows = hosts('--json', '--hostfile', path, '--launcher', 'sh -c "sleep 2; exec {cmd}" {host}')
+    took = time.monotonic() - begin
+    if took > 5.5 or [(r['host'], r['address'], r['slots']) for r in rows] != [
+            ('slow1', 'slow1', 0), ('slow2', 'slow2', 3), ('slow3', '10.0.0.3', 0)]:
+        raise Failed(f'{took} s: {rows}')
+    rows = hosts('--json', '--timeout', '2', '--launcher',
+                 'case {host} in mute) sleep 30;; none) exit 255;; odd) echo hello;; '
+                 'bad) echo "no such program" >&2; exit 127;; *) exec {cmd};; esac',
+                 'mute', 'none', 'odd', 'bad', 'good', code=1)
+    errors = {r['host']: r.get('error') for r in rows}
+    want = {'mute': 'no answer within 2 s', 'none': 'exit code 255', 'odd': 'exit code 0', 'bad': 'no such program'}
+    if errors['good'] or any(text not in (errors[host] or '') for host, text in want.items()):
+        raise Failed(f'{errors}')
+    say(f'      {errors}')
+    text = hosts('--launcher', HERE, 'a', 'b:4')
+    if len(text.splitlines()) != 3 or '4 slots' not in text:
+        raise Failed(text)
+
+
+def batch_job():
+    rows = hosts('--json', '--launcher', HERE, env={'SLURM_JOB_NODELIST': 'node[1-2]'})
+    if [r['host'] for r in rows] != ['node1', 'node2']:
+        raise Failed(f'{rows}')
+
+
+def probed():
+    with hosts_of_their_own(2, True) as names:
+        rows = hosts('--json', '--probe', '--launcher', 'ip netns exec {host} {cmd}', *names)
+        for r in rows:
+            p = r['probe']
+            say(f'      {p}')
+            if p['link'] != 'tcp' or not 0 < p['p50_ns'] <= p['p99_ns'] or p['bytes_per_second'] < 1 << 20:
+                raise Failed(f'{r}')
+        # it says another address than it has
+        rows = hosts('--json', '--probe', '--launcher', 'ip netns exec {host} {cmd}',
+                     names[0].partition('=')[0] + '=127.0.0.1')
+        if 'no link to 127.0.0.1 works' not in rows[0]['probe']:
+            raise Failed(f'{rows}')
+    left = subprocess.run(['pgrep', '-f', 'doctor --serve :0 --once'], stdout=subprocess.PIPE, check=False, text=True)
+    if left.stdout.strip():
+        raise Failed(f'what was started there is left: {left.stdout}')
+
+
+def usage():
+    for args in (('--here', 'a'), ('--timeout', '0'), ('--launcher', 'ssh', 'a'), ('--hostfile', '/nowhere')):
+        hosts(*args, code=2)
+
+
+def run(t):
+    accel = t.best_accel()
+    for name, case in (('what the kernel says', facts), ('guests and forks', lambda: guests_and_forks(t, accel)),
+                       ('many hosts', lambda: many(t)), ('the hosts of a batch job', batch_job),
+                       ('latency and rate', probed), ('wrong arguments', usage)):
+        with t.case(name):
+            case()
+
+
+if __name__ == '__main__':
+    common.main(run, limit_s=100)
