@@ -23,7 +23,7 @@ static void see_port(void *opaque, const char *line)
         *port = 0;
 }
 
-static unsigned wait_port(struct spawn *there, unsigned timeout_s, struct ff_error *why)
+static unsigned wait_serving(struct spawn *there, unsigned timeout_s, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + timeout_s * 1000ull;
     unsigned port = 0;
@@ -37,7 +37,7 @@ static unsigned wait_port(struct spawn *there, unsigned timeout_s, struct ff_err
 }
 
 /* The first link that works is the one that a guest takes */
-static void take_link(void *opaque, enum ff_probe_event event, const struct ff_probe_link *l)
+static void take_best(void *opaque, enum ff_probe_event event, const struct ff_probe_link *l)
 {
     json_t *o = opaque;
     uint64_t most = 0;
@@ -64,7 +64,7 @@ static json_t *read_from(const struct node *n, unsigned port, struct ff_error *w
     int works = ff_address_parse(at, &a, why);
 
     if (!works)
-        works = ff_probe_peer(a, &p, take_link, o, why);
+        works = ff_probe_peer(a, &p, take_best, o, why);
     ff_address_free(a);
     if (works > 0)
         return o;
@@ -83,7 +83,7 @@ json_t *hosts_probe(const struct node *n, const char *launcher, const char *agen
 
     if (spawn_start(&there, words, line, why))
         return NULL;
-    unsigned port = wait_port(&there, timeout_s, why);
+    unsigned port = wait_serving(&there, timeout_s, why);
     json_t *o = port ? read_from(n, port, why) : NULL;
     spawn_end(&there, 0);
     spawn_free(&there);

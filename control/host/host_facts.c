@@ -119,7 +119,7 @@ static json_t *guests(void)
     return list;
 }
 
-static bool is_alive(const json_t *o, const char *pid)
+static bool still_runs(const json_t *o, const char *pid)
 {
     return process_is((pid_t)json_integer_value(json_object_get(o, pid)),
                       (uint64_t)json_integer_value(json_object_get(o, "start")));
@@ -133,8 +133,8 @@ static void count_fork(void *opaque, const char *dir, json_t *s)
 
     (void)dir;
     json_array_foreach(json_object_get(s, "children"), i, k)
-        children += is_alive(k, "pid");
-    if (children || is_alive(s, "agent"))
+        children += still_runs(k, "pid");
+    if (children || still_runs(s, "agent"))
         json_array_append_new(opaque, json_pack("{ss ss ss si}", "id", text_of(s, "id"), "parent",
                                                 text_of(s, "parent"), "image", text_of(s, "image"), "children",
                                                 children));
