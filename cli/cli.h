@@ -16,6 +16,7 @@ int cmd_move(int argc, char **argv);
 int cmd_agent(int argc, char **argv);
 int cmd_forks(int argc, char **argv);
 int cmd_hosts(int argc, char **argv);
+int cmd_evacuate(int argc, char **argv);
 int cmd_pool(int argc, char **argv);
 int cmd_proxy(int argc, char **argv);
 int cmd_nocloud(int argc, char **argv);

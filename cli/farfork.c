@@ -25,6 +25,7 @@ static const struct command {
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
     {"nocloud", "change cloud-init's NoCloud data in an image", cmd_nocloud},
     {"forks", "list, wait for or end forked guests on this host", cmd_forks},
+    {"evacuate", "move every guest of this host to others", cmd_evacuate},
     {"hosts", "show what hosts have for guests, and which are there", cmd_hosts},
     {"pool", "show or end children that are kept ready for forks", cmd_pool},
     {"version", "print the version", cmd_version},

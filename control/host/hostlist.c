@@ -232,12 +232,17 @@ bool hostlist_is_here(const struct node *n)
     return !strcmp(n->host, own) || (strlen(n->host) == len && !strncmp(n->host, own, len));
 }
 
+void hostlist_drop(struct hostlist *l, size_t i)
+{
+    free(l->v[i].host);
+    free(l->v[i].address);
+    memmove(l->v + i, l->v + i + 1, (--l->n - i) * sizeof(*l->v));
+}
+
 void hostlist_free(struct hostlist *l)
 {
-    for (size_t i = 0; i < l->n; i++) {
-        free(l->v[i].host);
-        free(l->v[i].address);
-    }
+    while (l->n)
+        hostlist_drop(l, l->n - 1);
     free(l->v);
     *l = (struct hostlist){0};
 }

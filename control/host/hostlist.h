@@ -37,6 +37,7 @@ int hostlist_add_slurm(struct hostlist *l, const char *list, struct ff_error *wh
 int hostlist_from_environment(struct hostlist *l, struct ff_error *why);
 
 bool hostlist_is_here(const struct node *n); /* this very host */
+void hostlist_drop(struct hostlist *l, size_t i);
 void hostlist_free(struct hostlist *l);
 
 #endif

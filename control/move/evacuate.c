@@ -1,0 +1,507 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * evacuate.c - every guest of this host to others; see evacuate.h
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      find the guests          host_facts.h: the QEMUs of this host; their QMP sockets, by their command
+ *                                       lines; who answers says how much memory it has
+ *              ask the hosts            ask.h: 'farfork hosts --here': memory that is available
+ *              farfork move --json      one a guest, @jobs at once; its exit code says where the guest is
+ * Invariants   1. What may happen to a guest is farfork move's: this starts it and reads its last words. No
+ *                 move is ended from here: one that is interrupted ends by itself, with its guest on one side.
+ *              2. A guest is tried again only where farfork move says that it is here still.
+ * Limits       memory that is available there is counted when it is asked, and less by each guest that goes
+ *              there. A QEMU whose sockets answer nobody, or that has none, stays, and is named.
+ */
+#include "evacuate.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "ask.h"
+#include "autojson.h"
+#include "defaults.h"
+#include "host_facts.h"
+#include "launcher.h"
+#include "process_argv.h"
+#include "qemu_opts.h"
+#include "qmp.h"
+#include "rundir.h"
+#include "spawn.h"
+
+#define QMP_LIMIT_MS 2000
+#define SPARE_BYTES (256ull << 20) /* of a QEMU, beside its guest's memory */
+#define EXIT_HERE 1
+#define EXIT_UNKNOWN 3
+
+enum guest_state { WAITS, MOVES, GONE, STAYS, UNKNOWN };
+
+struct guest {
+    pid_t pid;
+    char *name, *qmp; /* qmp NULL: none answers */
+    uint64_t bytes;
+    enum guest_state state;
+    size_t host, tries; /* where it goes, or is; how many were tried */
+    bool *tried;        /* of each host */
+    struct spawn run;
+    char *said;   /* all that its move printed */
+    char *reason; /* why it is not there */
+    json_t *result;
+};
+
+struct place {
+    const struct node *node;
+    uint64_t available;
+    unsigned guests;
+    char *why_not; /* it has not answered */
+};
+
+struct evacuation {
+    const struct evacuate_options *o;
+    struct guest *guest;
+    size_t n_guests;
+    struct place *place;
+    size_t n_places;
+    char *agent;
+    int signals;
+    bool stops;
+};
+
+/* --- the guests here --- */
+
+/* Relative to where QEMU was started */
+static char *absolute(pid_t pid, const char *path)
+{
+    FF_AUTO_FREE char *cwd = xprintf("/proc/%d/cwd", (int)pid);
+    char folder[4096];
+    ssize_t n = *path == '/' ? -1 : readlink(cwd, folder, sizeof(folder) - 1);
+
+    return n < 0 ? xstrdup(path) : xprintf("%.*s/%s", (int)n, folder, path);
+}
+
+/* Of -qmp unix:PATH, and of the chardev of a monitor with mode=control */
+static char *monitor_path(const struct strv *words, size_t i)
+{
+    const char *value = words->v[i + 1];
+
+    if ((qemu_option_is(words->v[i], "qmp") || qemu_option_is(words->v[i], "qmp-pretty")) &&
+        !strncmp(value, "unix:", 5))
+        return qemu_opts_get_first(value + 5, "path");
+    FF_AUTO_FREE char *mode = qemu_option_is(words->v[i], "mon") ? qemu_opts_get(value, "mode") : NULL;
+    FF_AUTO_FREE char *id = mode && !strcmp(mode, "control") ? qemu_opts_get_first(value, "chardev") : NULL;
+    for (size_t k = 1; id && k + 1 < words->n; k++) {
+        FF_AUTO_FREE char *own = qemu_option_is(words->v[k], "chardev") ? qemu_opts_get(words->v[k + 1], "id") : NULL;
+        if (own && !strcmp(own, id))
+            return qemu_opts_get(words->v[k + 1], "path");
+    }
+    return NULL;
+}
+
+/* Whether this is a guest that can be moved by that socket; what of it matters */
+static bool answers(struct guest *g, const char *path, bool *is_none)
+{
+    FF_AUTO_JSON json_t *status = NULL, *memory = NULL;
+    struct ff_error why;
+    struct qmp *q;
+
+    if (qmp_connect(path, -1, QMP_LIMIT_MS, &q, &why))
+        return false;
+    int rc = qmp_pid(q) == g->pid ? qmp_command(q, "query-status", NULL, &status, &why) : -1;
+    if (!rc)
+        rc = qmp_command(q, "query-memory-size-summary", NULL, &memory, &why);
+    qmp_free(q);
+    const char *s = text_of(status, "status");
+    /* one that waits for its guest, or has given it away, has none */
+    *is_none = !rc && (!strcmp(s, "inmigrate") || !strcmp(s, "postmigrate") || !strcmp(s, "shutdown"));
+    g->bytes = rc ? 0 : (uint64_t)(json_integer_value(json_object_get(memory, "base-memory")) +
+                                   json_integer_value(json_object_get(memory, "plugged-memory")));
+    return !rc;
+}
+
+/* False: no guest is in it */
+static bool find_monitor(struct guest *g)
+{
+    struct strv words = {0};
+    struct ff_error why;
+    bool is_none = false;
+
+    if (process_argv(g->pid, &words, &why))
+        return false;
+    for (size_t i = 1; i + 1 < words.n && !g->qmp; i++) {
+        FF_AUTO_FREE char *path = monitor_path(&words, i);
+        FF_AUTO_FREE char *whole = path ? absolute(g->pid, path) : NULL;
+        if (whole && answers(g, whole, &is_none))
+            g->qmp = xstrdup(whole);
+    }
+    strv_free(&words);
+    return !is_none;
+}
+
+static bool is_wanted(const struct evacuate_options *o, const json_t *f)
+{
+    FF_AUTO_FREE char *pid = xprintf("%lld", (long long)json_integer_value(json_object_get(f, "pid")));
+    bool is = !o->guests->n;
+
+    for (size_t i = 0; i < o->guests->n; i++)
+        is |= !strcmp(o->guests->v[i], pid) || !strcmp(o->guests->v[i], text_of(f, "name"));
+    return is;
+}
+
+static int by_size(const void *a, const void *b)
+{
+    const struct guest *x = a, *y = b;
+
+    return x->bytes == y->bytes ? (x->pid > y->pid) - (x->pid < y->pid) : x->bytes < y->bytes ? 1 : -1;
+}
+
+static void find_guests(struct evacuation *e)
+{
+    FF_AUTO_FREE char *base = e->o->rundir ? xstrdup(e->o->rundir) : rundir_base();
+    FF_AUTO_JSON json_t *facts = host_facts(base);
+    json_t *all = json_object_get(facts, "guests"), *f;
+    size_t i;
+
+    e->guest = xcalloc(json_array_size(all) + 1, sizeof(*e->guest));
+    json_array_foreach(all, i, f) {
+        struct guest g = {.pid = (pid_t)json_integer_value(json_object_get(f, "pid")), .run = SPAWN_NONE};
+        if (!is_wanted(e->o, f) || !find_monitor(&g)) {
+            free(g.qmp);
+            continue;
+        }
+        g.name = xstrdup(*text_of(f, "name") ? text_of(f, "name") : "-");
+        g.tried = xcalloc(e->n_places + 1, sizeof(*g.tried));
+        if (!g.qmp) {
+            g.state = STAYS;
+            g.reason = xstrdup("no QMP socket of it answers: give it one more, -qmp unix:PATH,server=on,wait=off");
+        }
+        e->guest[e->n_guests++] = g;
+    }
+    qsort(e->guest, e->n_guests, sizeof(*e->guest), by_size);
+}
+
+/* --- the hosts --- */
+
+static void ask_places(struct evacuation *e)
+{
+    struct asked *a = xcalloc(e->n_places, sizeof(*a));
+    char *words[] = {"hosts", "--here", NULL};
+
+    for (size_t i = 0; i < e->n_places; i++) {
+        a[i] = asked_new(json_pack("{ss ss ss ss}", "host", e->place[i].node->host, "launcher", e->o->launcher,
+                                   "agent", e->agent, "rundir", ""));
+        asked_start(&a[i], words);
+    }
+    asked_read(a, e->n_places, e->o->timeout_s * 1000ull);
+    for (size_t i = 0; i < e->n_places; i++) {
+        FF_AUTO_JSON json_t *f = asked_answer(&a[i]);
+        e->place[i].available = (uint64_t)json_integer_value(json_object_get(f, "available_bytes"));
+        e->place[i].why_not = json_is_object(f) ? NULL : asked_why(&a[i]);
+        if (e->place[i].why_not)
+            fprintf(stderr, "farfork: %s gets no guest: %s\n", e->place[i].node->host, e->place[i].why_not);
+    }
+    asked_free(a, e->n_places);
+}
+
+/* The host with most memory left that this guest has not been to; NULL: none has room for it */
+static struct place *choose(struct evacuation *e, const struct guest *g)
+{
+    struct place *best = NULL;
+
+    for (size_t i = 0; i < e->n_places; i++) {
+        struct place *p = &e->place[i];
+        bool full = p->node->slots != SLOTS_ANY && p->guests >= p->node->slots;
+        if (p->why_not || full || g->tried[i] || p->available < g->bytes + SPARE_BYTES)
+            continue;
+        if (!best || p->available > best->available)
+            best = p;
+    }
+    return best;
+}
+
+/* --- moves --- */
+
+FF_PRINTF(3, 4)
+static void report(const struct evacuation *e, const struct guest *g, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (e->o->json || e->o->quiet)
+        return;
+    printf("%s (pid %d, %llu MiB): ", g->name, (int)g->pid, (unsigned long long)g->bytes >> 20);
+    va_start(ap, fmt);
+    vprintf(fmt, ap);
+    va_end(ap);
+    putchar('\n');
+    fflush(stdout);
+}
+
+static void stay(struct evacuation *e, struct guest *g, char *reason)
+{
+    g->state = STAYS;
+    if (!g->reason)
+        g->reason = reason;
+    else
+        free(reason);
+    report(e, g, "stays here: %s", g->reason);
+}
+
+static void start_move(struct evacuation *e, struct guest *g, struct place *p)
+{
+    struct strv w = {0};
+    struct ff_error why;
+    FF_AUTO_FREE char *own = defaults_agent();
+
+    strv_add(&w, "%s", own);
+    strv_add(&w, "move");
+    strv_add(&w, "--json");
+    strv_add(&w, "--launcher");
+    strv_add(&w, "%s", e->o->launcher);
+    strv_add(&w, "--agent");
+    strv_add(&w, "%s", e->agent);
+    if (e->o->rundir) {
+        strv_add(&w, "--rundir");
+        strv_add(&w, "%s", e->o->rundir);
+    }
+    for (size_t i = 0; i < e->o->n_more; i++)
+        strv_add(&w, "%s", e->o->more[i]);
+    strv_add(&w, "%s", g->qmp);
+    strv_add(&w, "%s=%s", p->node->host, p->node->address);
+    g->host = (size_t)(p - e->place);
+    g->tried[g->host] = true;
+    g->tries++;
+    free(g->said);
+    g->said = xstrdup("");
+    p->available -= g->bytes + SPARE_BYTES;
+    p->guests++;
+    if (spawn_start(&g->run, w.v, NULL, &why)) {
+        stay(e, g, xstrdup(why.text));
+    } else {
+        g->state = MOVES;
+        report(e, g, "to %s", p->node->host);
+    }
+    strv_free(&w);
+}
+
+static void keep_words(struct guest *g)
+{
+    char *line;
+
+    while ((line = jsonl_next(&g->run.out_lines))) {
+        char *more = xprintf("%s%s\n", g->said, line);
+        free(g->said);
+        g->said = more;
+    }
+}
+
+/* Its move has ended: where is it? */
+static void end_move(struct evacuation *e, struct guest *g)
+{
+    struct place *p = &e->place[g->host];
+    int status = -1;
+
+    while (!spawn_ended(&g->run, 1000, &status))
+        ; /* it has closed its output, and ends */
+    int code = WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_UNKNOWN;
+    json_decref(g->result);
+    g->result = json_loads(g->said, 0, NULL);
+    const char *error = text_of(g->result, "error");
+    free(g->reason);
+    g->reason = NULL;
+    if (!code) {
+        g->state = GONE;
+        report(e, g, "on %s after %.1f s, down %.0f ms", p->node->host,
+               json_number_value(json_object_get(json_object_get(g->result, "phases_ms"), "complete")) / 1e3,
+               json_number_value(json_object_get(json_object_get(g->result, "phases_ms"), "downtime")));
+    } else {
+        g->reason = xprintf("%s: %s", p->node->host, *error         ? error
+                                                     : g->run.words ? g->run.words
+                                                                    : "farfork move has ended without a word");
+        g->state = code == EXIT_HERE || code == EXIT_USAGE ? WAITS : UNKNOWN;
+    }
+    if (g->state == WAITS) {
+        p->available += g->bytes + SPARE_BYTES;
+        p->guests--;
+        report(e, g, "is here still: %s", g->reason);
+    } else if (g->state == UNKNOWN) {
+        report(e, g, "look after it: %s", g->reason);
+    }
+    spawn_end(&g->run, 0);
+    spawn_free(&g->run);
+    g->run = SPAWN_NONE;
+}
+
+static size_t count_in(const struct evacuation *e, enum guest_state s)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < e->n_guests; i++)
+        n += e->guest[i].state == s;
+    return n;
+}
+
+static void start_some(struct evacuation *e)
+{
+    for (size_t i = 0; i < e->n_guests && (e->stops || count_in(e, MOVES) < e->o->jobs); i++) {
+        struct guest *g = &e->guest[i];
+        if (g->state != WAITS)
+            continue;
+        struct place *p = e->stops ? NULL : choose(e, g);
+        if (p)
+            start_move(e, g, p);
+        else if (e->stops)
+            stay(e, g, xstrdup("interrupted"));
+        else if (!count_in(e, MOVES)) /* else one that comes back may leave room */
+            stay(e, g, xprintf("no host has %llu MiB of memory and a slot for it",
+                               (unsigned long long)(g->bytes + SPARE_BYTES) >> 20));
+    }
+}
+
+static void pass_signals_on(struct evacuation *e)
+{
+    struct signalfd_siginfo s;
+
+    while (read(e->signals, &s, sizeof(s)) == sizeof(s)) {
+        e->stops = true;
+        for (size_t i = 0; i < e->n_guests; i++)
+            if (e->guest[i].state == MOVES)
+                kill(e->guest[i].run.pid, SIGINT);
+    }
+}
+
+static void follow_moves(struct evacuation *e)
+{
+    struct pollfd *p = xcalloc(1 + 2 * e->n_guests, sizeof(*p));
+
+    p[0] = (struct pollfd){.fd = e->signals, .events = POLLIN};
+    for (;;) {
+        start_some(e);
+        if (!count_in(e, MOVES) && (e->stops || !count_in(e, WAITS)))
+            break;
+        for (size_t i = 0; i < e->n_guests; i++) {
+            const struct guest *g = &e->guest[i];
+            p[1 + 2 * i] = (struct pollfd){.fd = g->state == MOVES ? g->run.out : -1, .events = POLLIN};
+            p[2 + 2 * i] = (struct pollfd){.fd = g->state == MOVES ? g->run.err : -1, .events = POLLIN};
+        }
+        poll(p, 1 + 2 * e->n_guests, -1);
+        if (p[0].revents)
+            pass_signals_on(e);
+        for (size_t i = 0; i < e->n_guests; i++) {
+            struct guest *g = &e->guest[i];
+            if (g->state != MOVES || !(p[1 + 2 * i].revents | p[2 + 2 * i].revents))
+                continue;
+            bool over = spawn_on_output(&g->run);
+            keep_words(g);
+            if (over)
+                end_move(e, g);
+        }
+    }
+    free(p);
+}
+
+/* --- what came of it --- */
+
+static void print_plan(struct evacuation *e)
+{
+    for (size_t i = 0; i < e->n_guests; i++) {
+        struct guest *g = &e->guest[i];
+        struct place *p = g->state == WAITS ? choose(e, g) : NULL;
+        if (p) {
+            p->available -= g->bytes + SPARE_BYTES;
+            p->guests++;
+            g->host = (size_t)(p - e->place);
+            report(e, g, "would go to %s", p->node->host);
+        } else {
+            stay(e, g, xstrdup("no host has room for it"));
+        }
+    }
+}
+
+static void print_evacuation(const struct evacuation *e, int code)
+{
+    static const char *const names[] = {"waits", "moves", "there", "here", "unknown"};
+    FF_AUTO_JSON json_t *list = json_array();
+
+    for (size_t i = 0; i < e->n_guests; i++) {
+        const struct guest *g = &e->guest[i];
+        bool has_host = e->n_places && (g->state == GONE || g->state == UNKNOWN || g->state == WAITS);
+        json_array_append_new(
+            list, json_pack("{si ss sI ss so si so sO*}", "pid", (int)g->pid, "name", g->name, "memory_bytes",
+                            (json_int_t)g->bytes, "state", names[g->state], "host",
+                            has_host ? json_string(e->place[g->host].node->host) : json_null(), "tries",
+                            (int)g->tries, "error", g->reason ? json_string(g->reason) : json_null(), "move",
+                            g->result));
+    }
+    FF_AUTO_JSON json_t *o = json_pack("{si sO}", "exit_code", code, "guests", list);
+    json_dumpf(o, stdout, JSON_COMPACT);
+    putchar('\n');
+}
+
+static int hear_signals(void)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+static void evacuation_free(struct evacuation *e)
+{
+    for (size_t i = 0; i < e->n_guests; i++) {
+        struct guest *g = &e->guest[i];
+        free(g->name);
+        free(g->qmp);
+        free(g->tried);
+        free(g->said);
+        free(g->reason);
+        json_decref(g->result);
+    }
+    for (size_t i = 0; i < e->n_places; i++)
+        free(e->place[i].why_not);
+    free(e->guest);
+    free(e->place);
+    free(e->agent);
+    ff_close_fd(&e->signals);
+}
+
+int evacuate_host(const struct evacuate_options *o, const struct hostlist *to)
+{
+    struct evacuation e = {.o = o, .n_places = to->n, .signals = hear_signals()};
+    size_t missing = 0;
+
+    e.agent = o->agent ? xstrdup(o->agent) : defaults_agent();
+    e.place = xcalloc(to->n + 1, sizeof(*e.place));
+    for (size_t i = 0; i < to->n; i++)
+        e.place[i].node = &to->v[i];
+    ask_places(&e);
+    find_guests(&e);
+    missing = o->guests->n > e.n_guests ? o->guests->n - e.n_guests : 0;
+    for (size_t i = 0; i < e.n_guests; i++)
+        if (e.guest[i].state == STAYS)
+            report(&e, &e.guest[i], "stays here: %s", e.guest[i].reason);
+    if (o->dry_run)
+        print_plan(&e);
+    else
+        follow_moves(&e);
+    size_t here = missing + count_in(&e, STAYS) + (o->dry_run ? 0 : count_in(&e, WAITS));
+    int code = count_in(&e, UNKNOWN) ? EXIT_UNKNOWN : here ? EXIT_HERE : 0;
+    if (missing)
+        fprintf(stderr, "farfork: %zu of the guests that were named are not here\n", missing);
+    if (o->json)
+        print_evacuation(&e, code);
+    else if (!o->dry_run)
+        printf("%zu of %zu guests are gone from here\n", count_in(&e, GONE), e.n_guests);
+    evacuation_free(&e);
+    return code;
+}
