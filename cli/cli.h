@@ -25,14 +25,11 @@ int cmd_nocloud(int argc, char **argv);
  * written, which is said */
 int output_code(const char *program, int code, int failed);
 
-/* Who started it has the other end, and may leave */
-bool input_is_pipe(void);
-
 /* doctor_peer.c: farfork doctor --serve, --peer. @where: [HOST][:PORT] */
 struct peer_options {
     const char *where, *device;
     unsigned qps;
-    bool once, json;
+    bool once, while_input, json;
 };
 
 /* doctor_host.c: @fn as for ff_host_check(), for each file that an installation puts on a host */

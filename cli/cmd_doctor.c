@@ -92,7 +92,7 @@ static int print_checks(bool json)
 static int doctor_usage(FILE *out)
 {
     fputs("usage: farfork doctor [--json]\n"
-          "       farfork doctor --serve [[HOST:]PORT] [--device NAME[:PORT]] [--once]\n"
+          "       farfork doctor --serve [[HOST:]PORT] [--device NAME[:PORT]] [--once] [--while-input]\n"
           "       farfork doctor --peer HOST[:PORT] [--device NAME[:PORT]] [--qps N] [--json]\n\n"
           "Print what this host can do, what it cannot, and why. One line a subject:\n"
           "ok, limited (it works, with less) or NO (and what to do about it).\n"
@@ -102,6 +102,7 @@ static int doctor_usage(FILE *out)
           "  --device NAME[:PORT]    verbs: use this device, or this port of it\n"
           "  --qps N                 verbs: queue pairs for bandwidth, 1 to 8\n"
           "  --once                  serve one peer\n"
+          "  --while-input           serve until standard input ends\n"
           "  --json                  print one JSON object\n"
           "  -h, --help              print this text\n\n"
           "PORT is 4457 unless given; an IPv6 address goes in brackets: [fd08::2]:4457.\n"
@@ -112,13 +113,14 @@ static int doctor_usage(FILE *out)
 
 int cmd_doctor(int argc, char **argv)
 {
-    enum { SERVE = 256, PEER, DEVICE, QPS, ONCE, JSON };
+    enum { SERVE = 256, PEER, DEVICE, QPS, ONCE, WHILE_INPUT, JSON };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"serve", no_argument, NULL, SERVE},
                                             {"peer", required_argument, NULL, PEER},
                                             {"device", required_argument, NULL, DEVICE},
                                             {"qps", required_argument, NULL, QPS},
                                             {"once", no_argument, NULL, ONCE},
+                                            {"while-input", no_argument, NULL, WHILE_INPUT},
                                             {"json", no_argument, NULL, JSON},
                                             {0}};
     struct peer_options o = {.qps = 1};
@@ -132,12 +134,13 @@ int cmd_doctor(int argc, char **argv)
         case DEVICE: o.device = optarg; break;
         case QPS: o.qps = (unsigned)atoi(optarg); break;
         case ONCE: o.once = true; break;
+        case WHILE_INPUT: o.while_input = true; break;
         case JSON: o.json = true; break;
         default: return doctor_usage(c == 'h' ? stdout : stderr);
         }
     if (serve && optind < argc)
         o.where = argv[optind++];
-    if (optind < argc || (serve && (peer || o.json)) || (o.once && !serve) ||
+    if (optind < argc || (serve && (peer || o.json)) || ((o.once || o.while_input) && !serve) ||
         (o.device && !serve && !peer) || o.qps < 1 || o.qps > 8)
         return doctor_usage(stderr);
     return serve ? doctor_serve(&o) : peer ? doctor_peer(&o) : print_checks(o.json);

@@ -56,6 +56,27 @@ static int other_hosts(const char *hostfile, char **args, struct hostlist *out, 
     return rc || out->n ? rc : ff_error_set(why, EINVAL, "no other host: name some");
 }
 
+/* What is one guest's, or evacuate's own; getopt_long() takes the beginnings of words, too */
+static int check_more(const struct evacuate_options *o, size_t n_guests, struct ff_error *why)
+{
+    static const char *const own[] = {"--help", "--json", "--quiet", "--launcher", "--agent", "--rundir", "--domain",
+                                      "--address", "--id"};
+    static const char *const of_one[] = {"--record", "--tpm"};
+
+    for (size_t i = 0; i < o->n_more; i++) {
+        const char *word = o->more[i];
+        size_t len = strcspn(word, "=");
+        bool bad = !strcmp(word, "-h") || !strcmp(word, "--");
+        for (size_t k = 0; k < FF_ARRAY_LEN(own) && len > 2; k++)
+            bad |= !strncmp(own[k], word, len);
+        for (size_t k = 0; k < FF_ARRAY_LEN(of_one) && len > 2 && n_guests != 1; k++)
+            bad |= !strncmp(of_one[k], word, len);
+        if (bad)
+            return ff_error_set(why, EINVAL, "%s: not among the options of every move", word);
+    }
+    return 0;
+}
+
 int cmd_evacuate(int argc, char **argv)
 {
     enum { GUEST = 256, HOSTFILE, JOBS_AT_ONCE, LAUNCHER, AGENT, RUNDIR, TIMEOUT, DRY_RUN, JSON, QUIET };
@@ -104,6 +125,8 @@ int cmd_evacuate(int argc, char **argv)
         default: return evacuate_usage(c == 'h' ? stdout : stderr);
         }
     int rc = launcher_check(o.launcher, &why);
+    if (!rc)
+        rc = check_more(&o, guests.n, &why);
     if (!rc)
         rc = other_hosts(hostfile, argv + optind, &to, &why);
     if (rc)

@@ -35,6 +35,13 @@ static int forks_usage(FILE *out)
     return out == stdout ? EXIT_ALL : EXIT_USAGE;
 }
 
+static bool input_is_pipe(void)
+{
+    struct stat st;
+
+    return !fstat(STDIN_FILENO, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode));
+}
+
 static int list(const char *base, bool json)
 {
     FF_AUTO_JSON json_t *all = ps_forks(base);

@@ -103,7 +103,7 @@ static json_t *probe(const struct node *n, const struct asked *a, const struct h
     if (!o->probe)
         return NULL;
     json_t *probed = hosts_probe(n, text_of(a->entry, "launcher"), text_of(a->entry, "agent"), o->timeout_s, &why);
-    return probed ? probed : json_string(why.text);
+    return probed ? probed : json_lossy(why.text);
 }
 
 /* What all have said: whether all have */
@@ -121,9 +121,9 @@ static bool print_hosts(const struct hostlist *l, struct asked *a, const struct 
         FF_AUTO_JSON json_t *probed = why ? NULL : probe(&l->v[i], &a[i], o);
         every &= !why;
         if (o->json)
-            json_array_append_new(all, json_pack("{ss ss si sO* sO* ss*}", "host", l->v[i].host, "address",
+            json_array_append_new(all, json_pack("{ss ss si sO* sO* so*}", "host", l->v[i].host, "address",
                                                  l->v[i].address, "slots", (int)l->v[i].slots, "facts",
-                                                 why ? NULL : f, "probe", probed, "error", why));
+                                                 why ? NULL : f, "probe", probed, "error", why ? json_lossy(why) : NULL));
         else if (why)
             printf("%-20s %s\n", l->v[i].host, why);
         else
@@ -140,6 +140,8 @@ static int ask_all(const struct hostlist *l, const struct hosts_options *o)
 {
     FF_AUTO_FREE char *agent = o->agent ? xstrdup(o->agent) : defaults_agent();
     struct asked *a = xcalloc(l->n, sizeof(*a));
+
+    asked_prepare();
     char *words[] = {"hosts", "--here", NULL};
 
     for (size_t i = 0; i < l->n; i++) {

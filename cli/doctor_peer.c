@@ -99,8 +99,7 @@ int doctor_serve(const struct peer_options *o)
     int rc = a ? 0 : 2;
 
     if (a) {
-        /* of another program, which sends nothing: the end of it is readable */
-        p.cancel_fd = o->once && input_is_pipe() ? dup(STDIN_FILENO) : interrupt_fd();
+        p.cancel_fd = o->while_input ? dup(STDIN_FILENO) : interrupt_fd(); /* its end is readable */
         if (!o->where || *o->where == ':' || !strpbrk(o->where, ":."))
             print_addresses();
         rc = ff_probe_serve(a, &p, print_line, NULL, err) ? 1 : 0;

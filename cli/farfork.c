@@ -2,6 +2,7 @@
  *
  * farfork.c - farfork: one table of subcommands, dispatch and help
  */
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -66,6 +67,7 @@ int main(int argc, char **argv)
 {
     const char *name = argc > 1 ? argv[1] : "";
 
+    signal(SIGCHLD, SIG_DFL); /* who started it may have had it ignored: then nothing is known of a child's end */
     if (!strcmp(name, "--help") || !strcmp(name, "-h"))
         name = "help";
     if (!strcmp(name, "--version") || !strcmp(name, "-V"))

@@ -58,7 +58,9 @@ static void take_best(void *opaque, enum ff_probe_event event, const struct ff_p
 static json_t *read_from(const struct node *n, unsigned port, struct ff_error *why)
 {
     const struct ff_probe_options p = {.cancel_fd = -1};
-    FF_AUTO_FREE char *at = xprintf("%s:%u,timeout=4,insecure=on", n->address, port);
+    FF_AUTO_FREE char *at =
+        xprintf(strchr(n->address, ':') ? "[%s]:%u,timeout=4,insecure=on" : "%s:%u,timeout=4,insecure=on", n->address,
+                port);
     struct ff_address *a = NULL;
     json_t *o = json_object();
     int works = ff_address_parse(at, &a, why);
@@ -77,7 +79,7 @@ static json_t *read_from(const struct node *n, unsigned port, struct ff_error *w
 json_t *hosts_probe(const struct node *n, const char *launcher, const char *agent, unsigned timeout_s,
                     struct ff_error *why)
 {
-    char *words[] = {(char *)agent, "doctor", "--serve", ":0", "--once", NULL};
+    char *words[] = {(char *)agent, "doctor", "--serve", ":0", "--once", "--while-input", NULL};
     FF_AUTO_FREE char *line = *launcher ? launcher_line(launcher, n->host, words) : NULL;
     struct spawn there;
 

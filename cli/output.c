@@ -1,10 +1,8 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * output.c - a command's input and output: who started it may be gone
+ * output.c - what was printed has to get there
  */
 #include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "cli.h"
 
@@ -16,11 +14,4 @@ int output_code(const char *program, int code, int failed)
             program, code);
     clearerr(stdout);
     return code ? code : failed;
-}
-
-bool input_is_pipe(void)
-{
-    struct stat st;
-
-    return !fstat(STDIN_FILENO, &st) && (S_ISFIFO(st.st_mode) || S_ISSOCK(st.st_mode));
 }

@@ -6,6 +6,7 @@
 #define FF_VM_AUTOJSON_H
 
 #include <jansson.h>
+#include <stdlib.h>
 #include <string.h>
 
 static inline void json_auto_free(json_t **j)
@@ -19,6 +20,21 @@ static inline const char *text_of(const json_t *o, const char *key)
     const char *s = json_string_value(json_object_get(o, key));
 
     return s ? s : "";
+}
+
+/* What others have written, as they like: what JSON does not take becomes '?'. @s NULL: "" */
+static inline json_t *json_lossy(const char *s)
+{
+    json_t *o = json_string(s ? s : "");
+    char *copy = o ? NULL : strdup(s);
+
+    for (char *c = copy; c && *c; c++)
+        if (*c & 0x80)
+            *c = '?';
+    if (copy)
+        o = json_string(copy);
+    free(copy);
+    return o ? o : json_string("");
 }
 
 /* The first of @list whose @key is @value; NULL: none */

@@ -192,6 +192,8 @@ static struct asked *all_hosts(const char *base, const char *only, size_t *n)
 {
     FF_AUTO_JSON json_t *ids = rundir_forks(base);
     struct asked *v = NULL;
+
+    asked_prepare();
     json_t *id, *entry;
     size_t i, k, m;
 

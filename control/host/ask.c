@@ -4,11 +4,22 @@
  */
 #include <poll.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #include "ask.h"
 #include "autojson.h"
 #include "launcher.h"
+
+void asked_prepare(void)
+{
+    struct rlimit l;
+
+    if (!getrlimit(RLIMIT_NOFILE, &l) && l.rlim_cur < l.rlim_max) {
+        l.rlim_cur = l.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &l);
+    }
+}
 
 struct asked asked_new(json_t *entry)
 {

@@ -20,6 +20,9 @@ struct asked {
     struct ff_error why; /* it could not be started, or was not over in time; code 0 and "": neither */
 };
 
+/* Each takes three descriptors: as many as this user may have */
+void asked_prepare(void);
+
 /* One that is to be asked. @entry is taken over */
 struct asked asked_new(json_t *entry);
 

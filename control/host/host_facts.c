@@ -14,6 +14,7 @@
 #include "farfork-probe.h"
 #include "host_facts.h"
 #include "process_argv.h"
+#include "qemu_opts.h"
 #include "rundir.h"
 
 #define HUGE_DIR "/sys/kernel/mm/hugepages"
@@ -68,21 +69,63 @@ static void add_rdma(void *opaque, const struct ff_rdma_port *p)
 
 /* --- who is here --- */
 
-/* Of -name NAME,more or -name guest=NAME */
 static char *guest_name(const struct strv *words)
 {
-    for (size_t i = 1; i + 1 < words->n; i++) {
-        const char *name = words->v[i + 1];
-        if (strcmp(words->v[i], "-name") && strcmp(words->v[i], "--name"))
-            continue;
-        name += strncmp(name, "guest=", 6) ? 0 : 6;
-        return xprintf("%.*s", (int)strcspn(name, ","), name);
-    }
+    for (size_t i = 1; i + 1 < words->n; i++)
+        if (qemu_option_is(words->v[i], "name")) {
+            char *name = qemu_opts_get_first(words->v[i + 1], "guest");
+            return name ? name : xstrdup("");
+        }
     return xstrdup("");
 }
 
-/* A process that runs a QEMU; also one whose program was replaced since */
-static void add_guest(json_t *list, pid_t pid)
+/* Whatever its file is called: it has a machine of KVM's */
+static bool has_kvm_machine(pid_t pid)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/fd", (int)pid);
+    DIR *d = opendir(path);
+    const struct dirent *e;
+    char to[64];
+    bool has = false;
+
+    while (d && !has && (e = readdir(d))) {
+        ssize_t n = readlinkat(dirfd(d), e->d_name, to, sizeof(to) - 1);
+        to[n > 0 ? n : 0] = '\0';
+        has = !strcmp(to, "anon_inode:kvm-vm");
+    }
+    if (d)
+        closedir(d);
+    return has;
+}
+
+/* Debian's, Red Hat's, and one that is wrapped */
+static bool is_qemu(pid_t pid, const char *program)
+{
+    const char *base = strrchr(program, '/');
+
+    base = base ? base + 1 : program;
+    return strstr(base, QEMU) || !strncmp(base, "qemu-kvm", 8) || !strcmp(base, "kvm") || has_kvm_machine(pid);
+}
+
+enum role { NO_QEMU, GUEST, HOLDER };
+
+/* @words are its own, or those of the QEMU that it was forked from */
+static enum role role_of(pid_t pid, const char *program, const struct strv *words)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/comm", (int)pid);
+    FILE *f = fopen(path, "re");
+    char comm[32] = "";
+    bool read = f && fgets(comm, sizeof(comm), f);
+
+    if (f)
+        fclose(f);
+    if (!read || words->n < 2 || !is_qemu(pid, program) || !strcmp(words->v[1], "-farfork-fork-server") ||
+        !strncmp(comm, "cleanup/", 8)) /* -run-with async-teardown=on */
+        return NO_QEMU;
+    return strcmp(comm, "farfork-holder\n") ? GUEST : HOLDER;
+}
+
+static void add_process(json_t *guests, json_t *holders, pid_t pid)
 {
     FF_AUTO_FREE char *exe = xprintf("/proc/%d/exe", (int)pid), *status = xprintf("/proc/%d/status", (int)pid);
     char program[4096];
@@ -90,33 +133,47 @@ static void add_guest(json_t *list, pid_t pid)
     struct ff_error why;
     ssize_t n = readlink(exe, program, sizeof(program) - 1);
 
-    if (n < 0)
-        return;
-    program[n] = '\0';
-    const char *base = strrchr(program, '/');
-    if (!base || strncmp(base + 1, QEMU, strlen(QEMU)))
-        return;
-    if (!process_argv(pid, &words, &why)) {
-        FF_AUTO_FREE char *name = guest_name(&words);
-        json_array_append_new(list, json_pack("{si ss ss sI}", "pid", (int)pid, "name", name, "qemu", program,
-                                              "resident_bytes",
-                                              (json_int_t)(number_of(status, "VmRSS:") << 10)));
-    }
+    program[n > 0 ? n : 0] = '\0';
+    enum role role = n > 0 && !process_argv(pid, &words, &why) ? role_of(pid, program, &words) : NO_QEMU;
+    FF_AUTO_FREE char *name = guest_name(&words);
+    if (role == GUEST)
+        json_array_append_new(guests, json_pack("{si so so sI}", "pid", (int)pid, "name", json_lossy(name), "qemu",
+                                                json_lossy(program), "resident_bytes",
+                                                (json_int_t)(number_of(status, "VmRSS:") << 10)));
+    else if (role == HOLDER)
+        json_array_append_new(holders, json_pack("{si so}", "pid", (int)pid, "name", json_lossy(name)));
     strv_free(&words);
 }
 
-static json_t *guests(void)
+static void look_at_processes(json_t *guests, json_t *holders)
 {
-    json_t *list = json_array();
     DIR *d = opendir("/proc");
     const struct dirent *e;
 
     while (d && (e = readdir(d)))
         if (isdigit((unsigned char)*e->d_name))
-            add_guest(list, (pid_t)atoi(e->d_name));
+            add_process(guests, holders, (pid_t)atoi(e->d_name));
     if (d)
         closedir(d);
-    return list;
+}
+
+/* A namespace of host names is a host of its own, as a container's */
+char *host_identity(void)
+{
+    FF_AUTO_FREE char *line = NULL;
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    size_t room = 0;
+    char uts[64];
+    ssize_t n = readlink("/proc/self/ns/uts", uts, sizeof(uts) - 1);
+
+    uts[n > 0 ? n : 0] = '\0';
+    if (!f || getline(&line, &room, f) <= 0) {
+        free(line);
+        line = xstrdup("?");
+    }
+    if (f)
+        fclose(f);
+    return xprintf("%.*s %s", (int)strcspn(line, "\n"), line, uts);
 }
 
 static bool still_runs(const json_t *o, const char *pid)
@@ -142,7 +199,8 @@ static void count_fork(void *opaque, const char *dir, json_t *s)
 
 json_t *host_facts(const char *base)
 {
-    json_t *rdma = json_array(), *forks = json_array();
+    json_t *rdma = json_array(), *forks = json_array(), *guests = json_array(), *holders = json_array();
+    FF_AUTO_FREE char *same = host_identity();
     struct utsname u = {.nodename = ""};
     double load = 0;
 
@@ -151,10 +209,11 @@ json_t *host_facts(const char *base)
         load = 0;
     ff_rdma_list(add_rdma, rdma);
     rundir_each(base, NULL, count_fork, forks);
-    return json_pack("{ss ss ss sI sf sI sI so sb so so so}", "name", u.nodename, "version", FF_VERSION_STRING,
+    look_at_processes(guests, holders);
+    return json_pack("{ss ss ss ss sI sf sI sI so sb so so so so}", "name", u.nodename, "identity", same, "version", FF_VERSION_STRING,
                      "kernel", u.release, "cpus", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "load", load,
                      "memory_bytes", (json_int_t)(number_of("/proc/meminfo", "MemTotal:") << 10),
                      "available_bytes", (json_int_t)(number_of("/proc/meminfo", "MemAvailable:") << 10),
                      "huge_pages", huge_pages(), "kvm", !access("/dev/kvm", R_OK | W_OK), "rdma", rdma,
-                     "guests", guests(), "forks", forks);
+                     "guests", guests, "holders", holders, "forks", forks);
 }

@@ -12,11 +12,14 @@
  * @base: of run directories, for forks
  *
  * Cost:    a look at every process of this host; no QEMU is asked
- * Return:  {"name", "version", "kernel", "cpus": that are online, "load": of the last minute, "memory_bytes",
+ * Return:  {"name", "identity": of this host, whatever it is called, "version", "kernel", "cpus": that are online, "load": of the last minute, "memory_bytes",
  *          "available_bytes", "huge_pages": [{"size_bytes", "total", "free"}], "kvm": this user may use it,
  *          "rdma": [DEVICE:PORT that can be used], "guests": [{"pid", "name", "qemu", "resident_bytes"}] of all
- *          users that this one sees, "forks": [{"id", "parent", "image", "children": alive}] of this user}
+ *          users that this one sees, "holders": [{"pid", "name"}] that keep the memory of a fork for other hosts, "forks": [{"id", "parent", "image", "children": alive}] of this user}
  */
 json_t *host_facts(const char *base);
+
+/* Two that say the same are one host, whatever it is called. To be freed */
+char *host_identity(void);
 
 #endif

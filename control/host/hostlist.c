@@ -232,6 +232,12 @@ bool hostlist_is_here(const struct node *n)
     return !strcmp(n->host, own) || (strlen(n->host) == len && !strncmp(n->host, own, len));
 }
 
+char *hostlist_spec(const struct node *n)
+{
+    return n->address_given ? xprintf(strchr(n->address, ':') ? "%s=[%s]" : "%s=%s", n->host, n->address)
+                            : xstrdup(n->host);
+}
+
 void hostlist_drop(struct hostlist *l, size_t i)
 {
     free(l->v[i].host);

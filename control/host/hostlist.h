@@ -38,6 +38,7 @@ int hostlist_from_environment(struct hostlist *l, struct ff_error *why);
 
 bool hostlist_is_here(const struct node *n); /* this very host */
 void hostlist_drop(struct hostlist *l, size_t i);
+char *hostlist_spec(const struct node *n); /* HOST=ADDRESS, as hostlist_add() takes it */
 void hostlist_free(struct hostlist *l);
 
 #endif

@@ -41,17 +41,20 @@
 #define SPARE_BYTES (256ull << 20) /* of a QEMU, beside its guest's memory */
 #define EXIT_HERE 1
 #define EXIT_UNKNOWN 3
+#define EXIT_NO_PROGRAM 127
 
-enum guest_state { WAITS, MOVES, GONE, STAYS, UNKNOWN };
+enum guest_state { WAITS, MOVES, GONE, ENDED, STAYS, UNKNOWN };
 
 struct guest {
     pid_t pid;
+    uint64_t start; /* process_start_time() */
     char *name, *qmp; /* qmp NULL: none answers */
     uint64_t bytes;
     enum guest_state state;
     size_t host, tries; /* where it goes, or is; how many were tried */
     bool *tried;        /* of each host */
     struct spawn run;
+    bool interrupted; /* its move was told to end, once */
     char *said;   /* all that its move printed */
     char *reason; /* why it is not there */
     json_t *result;
@@ -61,7 +64,8 @@ struct place {
     const struct node *node;
     uint64_t available;
     unsigned guests;
-    char *why_not; /* it has not answered */
+    char *why_not; /* it gets none */
+    char *identity;
 };
 
 struct evacuation {
@@ -70,7 +74,7 @@ struct evacuation {
     size_t n_guests;
     struct place *place;
     size_t n_places;
-    char *agent;
+    char *agent, *identity;
     int signals;
     bool stops;
 };
@@ -105,10 +109,20 @@ static char *monitor_path(const struct strv *words, size_t i)
     return NULL;
 }
 
-/* Whether this is a guest that can be moved by that socket; what of it matters */
-static bool answers(struct guest *g, const char *path, bool *is_none)
+/* Why one that answers is not moved; NULL: it is. *@gone: there is no guest in it any more */
+static const char *why_not(const char *status, const char *migration, bool *gone)
 {
-    FF_AUTO_JSON json_t *status = NULL, *memory = NULL;
+    *gone = !strcmp(status, "postmigrate") && !strcmp(migration, "completed");
+    return !strcmp(status, "inmigrate")     ? "it waits for a guest, or one is arriving"
+           : !strcmp(status, "postmigrate") ? "its guest has moved, and its memory may still come from here"
+           : !strcmp(status, "shutdown")    ? "its guest has shut itself down"
+                                            : NULL;
+}
+
+/* Whether it answers at that socket; then what of it matters */
+static bool answers(struct guest *g, const char *path, bool *gone)
+{
+    FF_AUTO_JSON json_t *status = NULL, *memory = NULL, *migration = NULL;
     struct ff_error why;
     struct qmp *q;
 
@@ -117,10 +131,14 @@ static bool answers(struct guest *g, const char *path, bool *is_none)
     int rc = qmp_pid(q) == g->pid ? qmp_command(q, "query-status", NULL, &status, &why) : -1;
     if (!rc)
         rc = qmp_command(q, "query-memory-size-summary", NULL, &memory, &why);
+    if (!rc)
+        rc = qmp_command(q, "query-migrate", NULL, &migration, &why);
     qmp_free(q);
-    const char *s = text_of(status, "status");
-    /* one that waits for its guest, or has given it away, has none */
-    *is_none = !rc && (!strcmp(s, "inmigrate") || !strcmp(s, "postmigrate") || !strcmp(s, "shutdown"));
+    const char *reason = rc ? NULL : why_not(text_of(status, "status"), text_of(migration, "status"), gone);
+    if (reason) {
+        g->state = STAYS;
+        g->reason = xstrdup(reason);
+    }
     g->bytes = rc ? 0 : (uint64_t)(json_integer_value(json_object_get(memory, "base-memory")) +
                                    json_integer_value(json_object_get(memory, "plugged-memory")));
     return !rc;
@@ -131,28 +149,43 @@ static bool find_monitor(struct guest *g)
 {
     struct strv words = {0};
     struct ff_error why;
-    bool is_none = false;
+    bool gone = false;
 
     if (process_argv(g->pid, &words, &why))
         return false;
     for (size_t i = 1; i + 1 < words.n && !g->qmp; i++) {
         FF_AUTO_FREE char *path = monitor_path(&words, i);
         FF_AUTO_FREE char *whole = path ? absolute(g->pid, path) : NULL;
-        if (whole && answers(g, whole, &is_none))
+        if (whole && answers(g, whole, &gone))
             g->qmp = xstrdup(whole);
     }
     strv_free(&words);
-    return !is_none;
+    return !gone;
 }
 
-static bool is_wanted(const struct evacuate_options *o, const json_t *f)
+/* @seen: of each name that was given, whether it is here */
+static bool is_wanted(const struct evacuate_options *o, const json_t *f, bool *seen)
 {
     FF_AUTO_FREE char *pid = xprintf("%lld", (long long)json_integer_value(json_object_get(f, "pid")));
     bool is = !o->guests->n;
 
     for (size_t i = 0; i < o->guests->n; i++)
-        is |= !strcmp(o->guests->v[i], pid) || !strcmp(o->guests->v[i], text_of(f, "name"));
+        if (!strcmp(o->guests->v[i], pid) || !strcmp(o->guests->v[i], text_of(f, "name")))
+            is = seen[i] = true;
     return is;
+}
+
+/* What other hosts still fetch is no guest, and this host is needed for it */
+static void add_holders(struct evacuation *e, const json_t *holders)
+{
+    size_t i;
+    json_t *h;
+
+    json_array_foreach(holders, i, h)
+        e->guest[e->n_guests++] = (struct guest){
+            .pid = (pid_t)json_integer_value(json_object_get(h, "pid")), .name = xstrdup(text_of(h, "name")),
+            .state = STAYS, .run = SPAWN_NONE, .tried = xcalloc(e->n_places + 1, sizeof(bool)),
+            .reason = xstrdup("it keeps the memory of a fork that other hosts still fetch: wait for its end")};
 }
 
 static int by_size(const void *a, const void *b)
@@ -162,18 +195,21 @@ static int by_size(const void *a, const void *b)
     return x->bytes == y->bytes ? (x->pid > y->pid) - (x->pid < y->pid) : x->bytes < y->bytes ? 1 : -1;
 }
 
-static void find_guests(struct evacuation *e)
+static void find_guests(struct evacuation *e, bool *seen)
 {
     FF_AUTO_FREE char *base = e->o->rundir ? xstrdup(e->o->rundir) : rundir_base();
     FF_AUTO_JSON json_t *facts = host_facts(base);
     json_t *all = json_object_get(facts, "guests"), *f;
     size_t i;
 
-    e->guest = xcalloc(json_array_size(all) + 1, sizeof(*e->guest));
+    json_t *holders = json_object_get(facts, "holders");
+    e->guest = xcalloc(json_array_size(all) + json_array_size(holders) + 1, sizeof(*e->guest));
     json_array_foreach(all, i, f) {
         struct guest g = {.pid = (pid_t)json_integer_value(json_object_get(f, "pid")), .run = SPAWN_NONE};
-        if (!is_wanted(e->o, f) || !find_monitor(&g)) {
+        g.start = process_start_time(g.pid);
+        if (!is_wanted(e->o, f, seen) || !find_monitor(&g)) {
             free(g.qmp);
+            free(g.reason);
             continue;
         }
         g.name = xstrdup(*text_of(f, "name") ? text_of(f, "name") : "-");
@@ -184,10 +220,24 @@ static void find_guests(struct evacuation *e)
         }
         e->guest[e->n_guests++] = g;
     }
+    if (!e->o->guests->n)
+        add_holders(e, holders);
     qsort(e->guest, e->n_guests, sizeof(*e->guest), by_size);
 }
 
 /* --- the hosts --- */
+
+/* Whatever it is called: NULL: it is neither this host nor one before it */
+static char *is_another(struct evacuation *e, size_t at, const char *identity)
+{
+    if (!strcmp(identity, e->identity))
+        return xstrdup("it is this very host");
+    for (size_t i = 0; i < at; i++)
+        if (e->place[i].identity && !strcmp(e->place[i].identity, identity))
+            return xprintf("it is %s by another name", e->place[i].node->host);
+    e->place[at].identity = xstrdup(identity);
+    return NULL;
+}
 
 static void ask_places(struct evacuation *e)
 {
@@ -203,7 +253,7 @@ static void ask_places(struct evacuation *e)
     for (size_t i = 0; i < e->n_places; i++) {
         FF_AUTO_JSON json_t *f = asked_answer(&a[i]);
         e->place[i].available = (uint64_t)json_integer_value(json_object_get(f, "available_bytes"));
-        e->place[i].why_not = json_is_object(f) ? NULL : asked_why(&a[i]);
+        e->place[i].why_not = json_is_object(f) ? is_another(e, i, text_of(f, "identity")) : asked_why(&a[i]);
         if (e->place[i].why_not)
             fprintf(stderr, "farfork: %s gets no guest: %s\n", e->place[i].node->host, e->place[i].why_not);
     }
@@ -253,11 +303,17 @@ static void stay(struct evacuation *e, struct guest *g, char *reason)
     report(e, g, "stays here: %s", g->reason);
 }
 
+static void give_place_back(const struct guest *g, struct place *p)
+{
+    p->available += g->bytes + SPARE_BYTES;
+    p->guests--;
+}
+
 static void start_move(struct evacuation *e, struct guest *g, struct place *p)
 {
     struct strv w = {0};
     struct ff_error why;
-    FF_AUTO_FREE char *own = defaults_agent();
+    FF_AUTO_FREE char *own = defaults_agent(), *spec = hostlist_spec(p->node);
 
     strv_add(&w, "%s", own);
     strv_add(&w, "move");
@@ -273,7 +329,7 @@ static void start_move(struct evacuation *e, struct guest *g, struct place *p)
     for (size_t i = 0; i < e->o->n_more; i++)
         strv_add(&w, "%s", e->o->more[i]);
     strv_add(&w, "%s", g->qmp);
-    strv_add(&w, "%s=%s", p->node->host, p->node->address);
+    strv_add(&w, "%s", spec);
     g->host = (size_t)(p - e->place);
     g->tried[g->host] = true;
     g->tries++;
@@ -282,6 +338,9 @@ static void start_move(struct evacuation *e, struct guest *g, struct place *p)
     p->available -= g->bytes + SPARE_BYTES;
     p->guests++;
     if (spawn_start(&g->run, w.v, NULL, &why)) {
+        give_place_back(g, p);
+        free(g->reason);
+        g->reason = NULL;
         stay(e, g, xstrdup(why.text));
     } else {
         g->state = MOVES;
@@ -301,6 +360,23 @@ static void keep_words(struct guest *g)
     }
 }
 
+/* By the words of its move, which ended with that code: -1: by a signal */
+static enum guest_state outcome(const struct guest *g, int code)
+{
+    bool said = json_is_object(g->result) && json_integer_value(json_object_get(g->result, "exit_code")) == code;
+    /* nobody was asked to send it, nor started to take it */
+    bool untouched = said && json_is_null(json_object_get(g->result, "migration")) &&
+                     !json_integer_value(json_object_get(g->result, "pid"));
+
+    if (said && !code && !strcmp(text_of(g->result, "state"), "there"))
+        return GONE;
+    if ((said && code == EXIT_HERE) || code == EXIT_USAGE || code == EXIT_NO_PROGRAM)
+        return WAITS;
+    if (untouched && code == EXIT_UNKNOWN)
+        return process_is(g->pid, g->start) ? WAITS : ENDED;
+    return UNKNOWN;
+}
+
 /* Its move has ended: where is it? */
 static void end_move(struct evacuation *e, struct guest *g)
 {
@@ -309,14 +385,15 @@ static void end_move(struct evacuation *e, struct guest *g)
 
     while (!spawn_ended(&g->run, 1000, &status))
         ; /* it has closed its output, and ends */
-    int code = WIFEXITED(status) ? WEXITSTATUS(status) : EXIT_UNKNOWN;
     json_decref(g->result);
     g->result = json_loads(g->said, 0, NULL);
     const char *error = text_of(g->result, "error");
     free(g->reason);
     g->reason = NULL;
-    if (!code) {
-        g->state = GONE;
+    g->state = outcome(g, WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+    if (g->state == ENDED) {
+        report(e, g, "has ended by itself");
+    } else if (g->state == GONE) {
         report(e, g, "on %s after %.1f s, down %.0f ms", p->node->host,
                json_number_value(json_object_get(json_object_get(g->result, "phases_ms"), "complete")) / 1e3,
                json_number_value(json_object_get(json_object_get(g->result, "phases_ms"), "downtime")));
@@ -324,11 +401,10 @@ static void end_move(struct evacuation *e, struct guest *g)
         g->reason = xprintf("%s: %s", p->node->host, *error         ? error
                                                      : g->run.words ? g->run.words
                                                                     : "farfork move has ended without a word");
-        g->state = code == EXIT_HERE || code == EXIT_USAGE ? WAITS : UNKNOWN;
     }
+    if (g->state == WAITS || g->state == ENDED)
+        give_place_back(g, p);
     if (g->state == WAITS) {
-        p->available += g->bytes + SPARE_BYTES;
-        p->guests--;
         report(e, g, "is here still: %s", g->reason);
     } else if (g->state == UNKNOWN) {
         report(e, g, "look after it: %s", g->reason);
@@ -369,17 +445,36 @@ static void pass_signals_on(struct evacuation *e)
     struct signalfd_siginfo s;
 
     while (read(e->signals, &s, sizeof(s)) == sizeof(s)) {
+        if (!e->stops && !e->o->quiet)
+            fprintf(stderr, "farfork: no more moves begin; %zu are under way, and end with their guests on one side\n",
+                    count_in(e, MOVES));
         e->stops = true;
-        for (size_t i = 0; i < e->n_guests; i++)
-            if (e->guest[i].state == MOVES)
-                kill(e->guest[i].run.pid, SIGINT);
+        for (size_t i = 0; i < e->n_guests; i++) {
+            struct guest *g = &e->guest[i];
+            if (g->state == MOVES && !g->interrupted)
+                kill(g->run.pid, SIGINT); /* a second one would make it leave its guest between two hosts */
+            g->interrupted |= g->state == MOVES;
+        }
     }
+}
+
+static int hear_signals(void)
+{
+    sigset_t set;
+
+    sigemptyset(&set);
+    sigaddset(&set, SIGINT);
+    sigaddset(&set, SIGTERM);
+    sigaddset(&set, SIGHUP);
+    sigprocmask(SIG_BLOCK, &set, NULL);
+    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
 static void follow_moves(struct evacuation *e)
 {
     struct pollfd *p = xcalloc(1 + 2 * e->n_guests, sizeof(*p));
 
+    e->signals = hear_signals();
     p[0] = (struct pollfd){.fd = e->signals, .events = POLLIN};
     for (;;) {
         start_some(e);
@@ -417,43 +512,33 @@ static void print_plan(struct evacuation *e)
             p->available -= g->bytes + SPARE_BYTES;
             p->guests++;
             g->host = (size_t)(p - e->place);
+            g->state = WAITS;
             report(e, g, "would go to %s", p->node->host);
         } else {
-            stay(e, g, xstrdup("no host has room for it"));
+            g->state = STAYS;
+            g->reason = g->reason ? g->reason : xstrdup("no host has room for it");
         }
     }
 }
 
 static void print_evacuation(const struct evacuation *e, int code)
 {
-    static const char *const names[] = {"waits", "moves", "there", "here", "unknown"};
+    static const char *const names[] = {"planned", "moves", "there", "ended", "here", "unknown"};
     FF_AUTO_JSON json_t *list = json_array();
 
     for (size_t i = 0; i < e->n_guests; i++) {
         const struct guest *g = &e->guest[i];
         bool has_host = e->n_places && (g->state == GONE || g->state == UNKNOWN || g->state == WAITS);
         json_array_append_new(
-            list, json_pack("{si ss sI ss so si so sO*}", "pid", (int)g->pid, "name", g->name, "memory_bytes",
+            list, json_pack("{si so sI ss so si so sO*}", "pid", (int)g->pid, "name", json_lossy(g->name), "memory_bytes",
                             (json_int_t)g->bytes, "state", names[g->state], "host",
-                            has_host ? json_string(e->place[g->host].node->host) : json_null(), "tries",
-                            (int)g->tries, "error", g->reason ? json_string(g->reason) : json_null(), "move",
+                            has_host ? json_lossy(e->place[g->host].node->host) : json_null(), "tries",
+                            (int)g->tries, "error", g->reason ? json_lossy(g->reason) : json_null(), "move",
                             g->result));
     }
     FF_AUTO_JSON json_t *o = json_pack("{si sO}", "exit_code", code, "guests", list);
     json_dumpf(o, stdout, JSON_COMPACT);
     putchar('\n');
-}
-
-static int hear_signals(void)
-{
-    sigset_t set;
-
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
-    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
 }
 
 static void evacuation_free(struct evacuation *e)
@@ -467,26 +552,36 @@ static void evacuation_free(struct evacuation *e)
         free(g->reason);
         json_decref(g->result);
     }
-    for (size_t i = 0; i < e->n_places; i++)
+    for (size_t i = 0; i < e->n_places; i++) {
         free(e->place[i].why_not);
+        free(e->place[i].identity);
+    }
     free(e->guest);
     free(e->place);
     free(e->agent);
+    free(e->identity);
     ff_close_fd(&e->signals);
 }
 
 int evacuate_host(const struct evacuate_options *o, const struct hostlist *to)
 {
-    struct evacuation e = {.o = o, .n_places = to->n, .signals = hear_signals()};
+    struct evacuation e = {.o = o, .n_places = to->n, .signals = -1, .identity = host_identity()};
+    bool *seen = xcalloc(o->guests->n + 1, sizeof(*seen));
     size_t missing = 0;
 
+    signal(SIGPIPE, SIG_IGN); /* nobody reads any more: moves end all the same */
     e.agent = o->agent ? xstrdup(o->agent) : defaults_agent();
     e.place = xcalloc(to->n + 1, sizeof(*e.place));
     for (size_t i = 0; i < to->n; i++)
         e.place[i].node = &to->v[i];
     ask_places(&e);
-    find_guests(&e);
-    missing = o->guests->n > e.n_guests ? o->guests->n - e.n_guests : 0;
+    find_guests(&e, seen);
+    for (size_t i = 0; i < o->guests->n; i++) {
+        missing += !seen[i];
+        if (!seen[i])
+            fprintf(stderr, "farfork: no guest %s is here\n", o->guests->v[i]);
+    }
+    free(seen);
     for (size_t i = 0; i < e.n_guests; i++)
         if (e.guest[i].state == STAYS)
             report(&e, &e.guest[i], "stays here: %s", e.guest[i].reason);
@@ -496,12 +591,10 @@ int evacuate_host(const struct evacuate_options *o, const struct hostlist *to)
         follow_moves(&e);
     size_t here = missing + count_in(&e, STAYS) + (o->dry_run ? 0 : count_in(&e, WAITS));
     int code = count_in(&e, UNKNOWN) ? EXIT_UNKNOWN : here ? EXIT_HERE : 0;
-    if (missing)
-        fprintf(stderr, "farfork: %zu of the guests that were named are not here\n", missing);
     if (o->json)
         print_evacuation(&e, code);
     else if (!o->dry_run)
-        printf("%zu of %zu guests are gone from here\n", count_in(&e, GONE), e.n_guests);
+        printf("%zu of %zu guests are gone from here\n", count_in(&e, GONE) + count_in(&e, ENDED), e.n_guests);
     evacuation_free(&e);
     return code;
 }

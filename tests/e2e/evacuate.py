@@ -8,18 +8,22 @@ launchers.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import common
 from common import Failed, check_ledger, say, status, wait_for
 from farfork_move import There
-from forked import ELSEWHERE, Parent, kill, processes_of
+from forked import SLOW, Clone, Parent, kill, processes_of
 
 ALONE = 'FARFORK_TEST_ALONE'
 HOSTS = ['h1=127.0.0.1', 'h2=127.0.0.1']
+ANOTHER = 'unshare --uts env FF_HOST={host}'       # a host has a name space of its own, at least
+ELSEWHERE = ('--launcher', ANOTHER + ' {cmd}')
 
 
 class Evacuation:
@@ -44,13 +48,13 @@ def guests(t, accel, *sizes):
         made = []
         for i, mib in enumerate(sizes):
             folder = os.path.join(t.work, f'vm{i}')
-            os.makedirs(folder, exist_ok=True)
-            for name in os.listdir(folder):
-                os.unlink(os.path.join(folder, name))
+            shutil.rmtree(folder, ignore_errors=True)       # the case's before
+            os.makedirs(folder)
             own = type('Work', (), {'work': folder})
             g = stack.enter_context(Parent(own, accel, mem_mib=mib, memory='memfd',
                                            extra=('-name', f'guest=vm{i}')))
             g.start_load()
+            g.work_of = own
             made.append(g)
         yield made
 
@@ -83,7 +87,7 @@ def chosen(t, accel):
         if {r['host'] for r in rows.values()} != {'h1', 'h2'} or any(status(v) != 'running' for v in vms):
             raise Failed(f'{rows}')
         rows, _ = Evacuation(t, '--dry-run', 'h1=127.0.0.1:1').end(1)
-        if sorted(r['state'] for r in rows.values()) != ['here', 'waits']:
+        if sorted(r['state'] for r in rows.values()) != ['here', 'planned']:
             raise Failed(f'{rows}')
         e = Evacuation(t, '--guest', 'vm1', HOSTS[0])
         rows, _ = e.end(0)
@@ -91,14 +95,14 @@ def chosen(t, accel):
             raise Failed(f'{rows}')
         check_gone(t, e.base, vms[1], rows[vms[1].pid], 'chosen')
         _, err = Evacuation(t, '--guest', 'nobody', HOSTS[0]).end(1)
-        if 'are not here' not in err:
+        if 'no guest nobody is here' not in err:
             raise Failed(err)
 
 
 def next_host(t, accel):
     """A move that fails leaves the guest here: it goes to the other host. One host does not answer at all."""
-    bad = ('--launcher', 'case {host} in none) exit 255;; h1) exec env FF_HOST={host} FARFORK_FAILPOINTS='
-           'dest.ready=fail {cmd};; *) exec env FF_HOST={host} {cmd};; esac')
+    bad = ('--launcher', f'case {{host}} in none) exit 255;; h1) exec {ANOTHER} FARFORK_FAILPOINTS='
+           f'dest.ready=fail {{cmd}};; *) exec {ANOTHER} {{cmd}};; esac')
     with guests(t, accel, 32) as vms:
         e = Evacuation(t, 'none', HOSTS[0], 'h2=127.0.0.1', launcher=bad)
         rows, err = e.end(0)
@@ -125,13 +129,53 @@ def no_monitor(t, accel):
             raise Failed(f'{rows}')
 
 
+def this_host(t, accel):
+    """Whatever it is called, and one host by two names: no guest moves to where it is."""
+    with guests(t, accel, 32) as vms:
+        rows, err = Evacuation(t, 'me=127.0.0.1', launcher=('--launcher', 'env FF_HOST={host} {cmd}')).end(1)
+        if 'this very host' not in err or status(vms[0]) != 'running' or rows[vms[0].pid]['tries']:
+            raise Failed(f'{rows} {err}')
+    for more in (('--', '--help'), ('--', '--js'), ('--', '--record', 'x'), ('--nobody',)):
+        e = Evacuation(t, HOSTS[0], *more)
+        e.proc.communicate(timeout=30)
+        if e.proc.returncode != 2:
+            raise Failed(f'{more}: exit code {e.proc.returncode}')
+
+
+def others_fetch(t, accel):
+    """What keeps the memory of a fork for other hosts is no guest, and has to stay. A parent goes nevertheless."""
+    with guests(t, accel, 32) as vms:
+        slow = ('--launcher', f'{ANOTHER} FARFORK_FAILPOINTS={SLOW} {{cmd}}')
+        with Clone(vms[0].work_of, vms[0], 1, *slow, hosts=['h1=127.0.0.1']) as c:
+            holder = wait_for('the export', 40, lambda: vms[0].qmp('query-x-farfork-exports'))[0]['holder-pid']
+            rows, _ = Evacuation(t, '--dry-run', HOSTS[0]).end(1)
+            if 'other hosts still fetch' not in rows[holder]['error'] or rows[vms[0].pid]['state'] != 'planned':
+                raise Failed(f'{rows}')
+            kill(c.base, 'f')
+
+
+def ended_meanwhile(t, accel):
+    """A guest that has ended when it is its turn is gone, too."""
+    with guests(t, accel, 48, 32) as vms:
+        e = Evacuation(t, '--jobs', '1', HOSTS[0], faults='dest.state=delay:3000000')
+        wait_for('a move', 30, lambda: vms[0].qmp('query-migrate').get('status') in ('active', 'device'))
+        vms[1].proc.kill()
+        vms[1].proc.wait()
+        rows, _ = e.end(0)
+        if [rows[v.pid]['state'] for v in vms] != ['there', 'ended']:
+            raise Failed(f'{rows}')
+        check_gone(t, e.base, vms[0], rows[vms[0].pid], 'meanwhile')
+
+
 def interrupted(t, accel):
     """Before the switch: all guests are here, running, and nothing is left there."""
     with guests(t, accel, 32, 32, 32) as vms:
         e = Evacuation(t, *HOSTS, faults='dest.state=delay:3000000')
         wait_for('two moves', 30, lambda: len([
             v for v in vms if v.qmp('query-migrate').get('status') in ('active', 'device')]) == 2)
-        e.proc.send_signal(signal.SIGTERM)
+        for _ in range(3):              # the moves hear of the first alone
+            e.proc.send_signal(signal.SIGTERM)
+            time.sleep(0.1)
         rows, _ = e.end(1)
         if any(r['state'] != 'here' for r in rows.values()) or any(status(v) != 'running' for v in vms):
             raise Failed(f'{rows}')
@@ -142,8 +186,12 @@ def interrupted(t, accel):
 
 def run(t):
     accel = t.best_accel()
-    for name, case in (('everybody', everybody), ('some', chosen), ('a host that fails', next_host),
-                       ('no monitor', no_monitor), ('interrupted', interrupted)):
+    cases = [('everybody', everybody), ('a host that fails', next_host), ('this host', this_host),
+             ('interrupted', interrupted)]
+    if common.FULL:
+        cases += [('some', chosen), ('no monitor', no_monitor), ('others fetch from here', others_fetch),
+                  ('one ends meanwhile', ended_meanwhile)]
+    for name, case in cases:
         with t.case(name):
             case(t, accel)
 
