@@ -44,6 +44,7 @@
 
 #include "autojson.h"
 #include "fork.h"
+#include "signals.h"
 
 #define END_LIMIT_MS 12000  /* an agent ends its children first */
 #define LATE_LIMIT_MS 8000  /* a child that is complete says so soon after its host */
@@ -347,7 +348,7 @@ static int end_held_fork(struct fork *f, int rc)
 
 static int run_fork(struct fork *f)
 {
-    session_block_signals(&f->s);
+    f->s.signals = signals_take();
     f->s.begin_ms = ff_now_exact_ms();
     int rc = f->o->hold ? hold_children(f) : 0;
     if (rc)

@@ -39,6 +39,7 @@
 #include "pool.h"
 #include "pool_message.h"
 #include "rundir.h"
+#include "signals.h"
 
 #define ASK_LIMIT_MS 1000
 #define BACK_OFF_MS 1000
@@ -356,18 +357,6 @@ static void end_pool(struct pool *p)
     }
 }
 
-static int open_signals(void)
-{
-    sigset_t set;
-
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
-    return signalfd(-1, &set, SFD_CLOEXEC);
-}
-
 int pool_keep(const struct fork_options *o, struct hostlist *hosts, unsigned each)
 {
     FF_AUTO_FREE char *base = pool_base(o->s.rundir);
@@ -383,7 +372,7 @@ int pool_keep(const struct fork_options *o, struct hostlist *hosts, unsigned eac
                   : ff_error_set(&why, ENOENT, "%s: want the QMP socket of a running QEMU",
                                  o->s.parent_path);
     if (!rc) {
-        p.signals = open_signals();
+        p.signals = signals_take();
         while (!p.over)
             pool_turn(&p);
         unlink(path); /* while it listens: from then on the name is another pool's, perhaps */

@@ -35,6 +35,7 @@
 #include "qemu_opts.h"
 #include "qmp.h"
 #include "rundir.h"
+#include "signals.h"
 #include "spawn.h"
 
 #define QMP_LIMIT_MS 2000
@@ -458,23 +459,11 @@ static void pass_signals_on(struct evacuation *e)
     }
 }
 
-static int hear_signals(void)
-{
-    sigset_t set;
-
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
-    return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
 static void follow_moves(struct evacuation *e)
 {
     struct pollfd *p = xcalloc(1 + 2 * e->n_guests, sizeof(*p));
 
-    e->signals = hear_signals();
+    e->signals = signals_take();
     p[0] = (struct pollfd){.fd = e->signals, .events = POLLIN};
     for (;;) {
         start_some(e);
@@ -569,7 +558,6 @@ int evacuate_host(const struct evacuate_options *o, const struct hostlist *to)
     bool *seen = xcalloc(o->guests->n + 1, sizeof(*seen));
     size_t missing = 0;
 
-    signal(SIGPIPE, SIG_IGN); /* nobody reads any more: moves end all the same */
     e.agent = o->agent ? xstrdup(o->agent) : defaults_agent();
     e.place = xcalloc(to->n + 1, sizeof(*e.place));
     for (size_t i = 0; i < to->n; i++)

@@ -36,6 +36,7 @@
 #include <string.h>
 
 #include "move.h"
+#include "signals.h"
 
 
 /* 0: the guest can be sent */
@@ -55,7 +56,7 @@ static int prepare_move(struct move *m)
 
 static int run_move(struct move *m)
 {
-    session_block_signals(&m->s);
+    m->s.signals = signals_take();
     m->begin_ms = ff_now_exact_ms();
     m->downtime_ms = -1;
     struct metrics *metrics = move_metrics_begin(m);

@@ -183,19 +183,6 @@ bool session_turn(struct session *s, int wait_ms)
     return heard;
 }
 
-void session_block_signals(struct session *s)
-{
-    sigset_t set;
-
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    s->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
-}
-
 /* --- its end --- */
 
 static void host_release(struct host *h)

@@ -158,8 +158,7 @@ void session_free(struct session *s);
 /* session_journal.c: what became of it, @well: what was to */
 void session_journal(const struct session *s, const char *event, bool well);
 
-/* SIGINT, SIGTERM and SIGHUP by s->signals from here on; read what came */
-void session_block_signals(struct session *s);
+/* What came by s->signals, of signals_take() */
 void session_read_signals(struct session *s);
 
 /* Wait for anything, at most @wait_ms, and handle it; whether a host said anything */
