@@ -245,6 +245,7 @@ static void ask_places(struct evacuation *e)
     struct asked *a = xcalloc(e->n_places, sizeof(*a));
     char *words[] = {"hosts", "--here", NULL};
 
+    asked_prepare();
     for (size_t i = 0; i < e->n_places; i++) {
         a[i] = asked_new(json_pack("{ss ss ss ss}", "host", e->place[i].node->host, "launcher", e->o->launcher,
                                    "agent", e->agent, "rundir", ""));

@@ -30,6 +30,7 @@
 #include "launcher.h"
 #include "move.h"
 #include "qmp_secret.h"
+#include "signals.h"
 #include "spawn.h"
 
 /* Where libvirt's QEMU may make a socket, and libvirtd finds it */
@@ -264,7 +265,6 @@ static int take_host(struct domain_move *m, struct ff_error *why)
 static int prepare_domain(struct domain_move *m)
 {
     unsigned number;
-    sigset_t set;
     int rc = m->o->launcher ? launcher_check(m->o->launcher, &m->why) : 0;
 
     if (!rc)
@@ -276,13 +276,7 @@ static int prepare_domain(struct domain_move *m)
     if (getrandom(&number, sizeof(number), 0) != sizeof(number))
         return ff_error_set(&m->why, errno, "getrandom: %s", strerror(errno));
     m->path = xprintf(SOCKET_FOLDER "/farfork-%08x.sock", number);
-    sigemptyset(&set);
-    sigaddset(&set, SIGINT);
-    sigaddset(&set, SIGTERM);
-    sigaddset(&set, SIGHUP);
-    sigprocmask(SIG_BLOCK, &set, NULL);
-    signal(SIGPIPE, SIG_IGN);
-    m->signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+    m->signals = signals_take();
     return 0;
 }
 
