@@ -33,6 +33,8 @@ static int agent_usage(FILE *out)
         "  --children N            reserve room for the records of so many; default: 1\n"
         "  --socket PATH           for the children; default: in the run directory\n"
         "  --fork-server PROGRAM   start PROGRAM, a QEMU, once, and fork children off it\n"
+        "  --stay                  do not leave the foreground when told to go on alone: for a launcher\n"
+        "                          that then ends all that it has started\n"
         "  --background            start children one after the other, with a tenth of a session's\n"
         "                          share of the CPUs, until a command says otherwise\n"
         "  --parent PATH           the parent's QMP socket, for 'vmclone --list'\n"
@@ -54,7 +56,7 @@ static int agent_usage(FILE *out)
 int cmd_agent(int argc, char **argv)
 {
     enum { LISTEN = 256, MEMORY, ID, NODE, RUNDIR, SOCKET, PARENT, TIMEOUT, SERVER, CHILDREN,
-           KEYED, UNCONFINED, METRICS_DIR, SCOPE, BACKGROUND };
+           KEYED, STAY, UNCONFINED, METRICS_DIR, SCOPE, BACKGROUND };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"listen", required_argument, NULL, LISTEN},
                                             {"keyed", no_argument, NULL, KEYED},
@@ -65,6 +67,7 @@ int cmd_agent(int argc, char **argv)
                                             {"socket", required_argument, NULL, SOCKET},
                                             {"parent", required_argument, NULL, PARENT},
                                             {"children", required_argument, NULL, CHILDREN},
+                                            {"stay", no_argument, NULL, STAY},
                                             {"background", no_argument, NULL, BACKGROUND},
                                             {"timeout", required_argument, NULL, TIMEOUT},
                                             {"scope", required_argument, NULL, SCOPE},
@@ -90,6 +93,7 @@ int cmd_agent(int argc, char **argv)
                 return agent_usage(stderr);
             break;
         case UNCONFINED: a.unconfined = true; break;
+        case STAY: a.stay = true; break;
         case BACKGROUND: a.background = true; break;
         case MEMORY: a.memory_bytes = strtoull(optarg, NULL, 10); break;
         case ID: a.id = optarg; break;

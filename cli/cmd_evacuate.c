@@ -24,6 +24,7 @@ static int evacuate_usage(FILE *out)
           "MOVE-OPTIONs are of 'farfork move'. A guest that is still here after a move goes to the next host.\n\n"
           "  --guest NAME|PID        this one alone, by its -name or process number; repeatable\n"
           "  --hostfile FILE         hosts, one a line\n"
+          "  --outside-jobs          only guests that are not part of a batch job\n"
           "  --jobs N                moves at once (2)\n"
           "  --launcher TEMPLATE     how a command gets to a host (ssh {host} {cmd})\n"
           "  --agent PROGRAM         farfork there\n"
@@ -79,10 +80,11 @@ static int check_more(const struct evacuate_options *o, size_t n_guests, struct 
 
 int cmd_evacuate(int argc, char **argv)
 {
-    enum { GUEST = 256, HOSTFILE, JOBS_AT_ONCE, LAUNCHER, AGENT, RUNDIR, TIMEOUT, DRY_RUN, JSON, QUIET };
+    enum { GUEST = 256, HOSTFILE, JOBS_AT_ONCE, LAUNCHER, AGENT, RUNDIR, TIMEOUT, OUTSIDE_JOBS, DRY_RUN, JSON, QUIET };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"guest", required_argument, NULL, GUEST},
                                             {"hostfile", required_argument, NULL, HOSTFILE},
+                                            {"outside-jobs", no_argument, NULL, OUTSIDE_JOBS},
                                             {"jobs", required_argument, NULL, JOBS_AT_ONCE},
                                             {"launcher", required_argument, NULL, LAUNCHER},
                                             {"agent", required_argument, NULL, AGENT},
@@ -94,7 +96,7 @@ int cmd_evacuate(int argc, char **argv)
                                             {0}};
     struct strv guests = {0};
     struct evacuate_options o = {
-        .guests = &guests, .launcher = LAUNCHER_DEFAULT, .jobs = JOBS, .timeout_s = ANSWER_S};
+        .guests = &guests, .launcher = launcher_default(), .jobs = JOBS, .timeout_s = ANSWER_S};
     const char *hostfile = NULL;
     struct hostlist to = {0};
     struct ff_error why;
@@ -114,6 +116,7 @@ int cmd_evacuate(int argc, char **argv)
         case DRY_RUN: o.dry_run = true; break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
+        case OUTSIDE_JOBS: o.outside_jobs = true; break;
         case JOBS_AT_ONCE:
             if (!parse_number(optarg, JOBS_MAX, &o.jobs))
                 return evacuate_usage(stderr);

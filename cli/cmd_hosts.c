@@ -145,7 +145,7 @@ static int ask_all(const struct hostlist *l, const struct hosts_options *o)
     char *words[] = {"hosts", "--here", NULL};
 
     for (size_t i = 0; i < l->n; i++) {
-        const char *launcher = o->launcher ? o->launcher : hostlist_is_here(&l->v[i]) ? "" : LAUNCHER_DEFAULT;
+        const char *launcher = o->launcher ? o->launcher : hostlist_is_here(&l->v[i]) ? "" : launcher_default();
         a[i] = asked_new(json_pack("{ss ss ss ss}", "host", l->v[i].host, "launcher", launcher, "agent", agent,
                                    "rundir", o->rundir ? o->rundir : ""));
         asked_start(&a[i], words);

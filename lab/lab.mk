@@ -83,7 +83,7 @@ lab-kernel: lab-parts
 lab-leaks: | $(DEPS_ALL)
 	@$(SUB_MAKE) BUILD=$(BUILD)/asan SANITIZE='$(ASAN_FLAGS)' $(LEAKS)
 
-check: lab-kernel lab-leaks $(LAB_PROGRAMS)
+check check-lab-more: lab-kernel lab-leaks $(LAB_PROGRAMS)
 check-lab: lab-kernel lab-leaks $(LAB_PROGRAMS) $(BUILD)/guests/micro.elf $(LOOP_TESTS) $(E2E_PROGRAMS) \
     $(BUILD)/tests/e2e/$(E2E_STOCK_bookworm) $(BUILD)/tests/unit/rdma/test_tcp_tls
 	@$(RUN_ENV) tests/run $(RUN_LAB) $(RUN_LAB_MORE)

@@ -385,7 +385,7 @@ static int open_message(struct tcp_link *t, void *buf, uint32_t len, struct ff_e
 static int tcp_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_error *err)
 {
     struct tcp_link *t = tcp_of(l);
-    uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
+    uint64_t start = ff_now_ns(), end = start + (uint64_t)timeout_ms * 1000000u;
 
     for (;;) {
         size_t want = TCP_CTRL_HEAD_LEN;
@@ -410,8 +410,13 @@ static int tcp_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_erro
                      ? tcp_wait_fd(t->ctrl_fd, POLLIN, t->cancel_fd, tcp_ms_left(end))
                  : errno == ETIMEDOUT ? -EHOSTUNREACH /* not as if nothing was heard yet */
                                       : -errno;
+        if (rc == -ETIMEDOUT) /* more than @timeout_ms: this process had no CPU either */
+            ff_error_set(err, ETIMEDOUT, "tcp: receive: nothing came for %llu ms",
+                         (unsigned long long)(ff_now_ns() - start) / 1000000);
+        else if (rc)
+            ff_error_set(err, -rc, "tcp: receive: %s", strerror(-rc));
         if (rc)
-            return tell_reason(t, ff_error_set(err, -rc, "tcp: receive: %s", strerror(-rc)), err);
+            return tell_reason(t, rc, err);
     }
 }
 

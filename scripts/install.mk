@@ -58,6 +58,7 @@ install-host:
 	install -D -m 644 -t $(DESTDIR)$(SYSCONFDIR)/apparmor.d/abstractions packaging/farfork-qemu
 	install -D -m 644 -t $(INSTALLED)/share/doc/farfork/examples packaging/farfork.nft \
 	    packaging/60-farfork-userfaultfd.conf
+	install -D -t $(INSTALLED)/share/doc/farfork/examples/slurm $(wildcard packaging/slurm/*)
 
 # for hosts with RDMA: members of group kvm may pin all memory
 install-rdma:

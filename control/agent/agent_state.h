@@ -27,6 +27,7 @@ struct agent {
     bool keyed; /* a key is the first line of its input */
     enum scope_mode scope;
     bool unconfined; /* children may start programs that have rights of their own */
+    bool stay;       /* the process in front goes on until this one ends */
     bool background; /* children are started ahead, slowly: nobody waits for them */
     int reconnect_ms; /* so long it waits for its source, when the link breaks */
     bool paused; /* it does */
@@ -69,7 +70,7 @@ int agent_read_key(struct agent *a, struct ff_error *why);
 void agent_drop_key(struct agent *a);
 
 /* daemonize.c: @run the agent in a process of its own, behind this one: the exit code of this one. It
- * ends with @run's, or, with 0, once the agent detaches; when it dies, the agent gets SIGTERM */
+ * ends with @run's, or, with 0, once the agent detaches, unless a->stay; when it dies, the agent gets SIGTERM */
 int agent_daemonize(int (*run)(struct agent *a), struct agent *a);
 
 /* ... for the process in front, which is not confined */

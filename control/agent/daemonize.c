@@ -7,7 +7,7 @@
  *
  * Picture      launcher -> farfork agent, which waits -> fork: the agent, in a session of its own
  *              A launcher waits for a process in the foreground. It gets one: the first process
- *              ends when the agent detaches, or with the agent's exit code. When the first process
+ *              ends when the agent detaches, or, with --stay, as the agent does. When the first process
  *              dies, the agent gets SIGTERM. It is not confined as the agent is: where each child
  *              is to have a scope of its own it asks systemd, which no QEMU may.
  * Limits       autogroup gives each session the same share of the CPUs. Children that start get
@@ -108,7 +108,7 @@ int agent_daemonize(int (*run)(struct agent *a), struct agent *a)
         exit(run(a));
     }
     close(p[1]);
-    if (serve_agent(a, pid, p[0]))
+    if (serve_agent(a, pid, p[0]) && !a->stay)
         return 0;
     while (waitpid(pid, &status, 0) < 0)
         if (errno != EINTR)

@@ -401,11 +401,13 @@ int fork_run(const struct fork_options *o, struct hostlist *hosts)
     static const struct session_kind vmclone = {.program = "vmclone", .by_hand = "",
                                                 .agent_options = fork_agent_options};
     struct fork f = {.o = o, .s.hostlist = *hosts};
+    struct session_options s = o->s;
     struct ff_error why;
     int code = EXIT_USAGE;
 
     *hosts = (struct hostlist){0};
-    if (session_init(&f.s, &vmclone, &o->s, &why))
+    s.stays = o->follow;
+    if (session_init(&f.s, &vmclone, &s, &why))
         fprintf(stderr, "vmclone: %s\n", why.text);
     else
         code = run_fork(&f);

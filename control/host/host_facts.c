@@ -136,12 +136,14 @@ static void add_process(json_t *guests, json_t *holders, pid_t pid)
     program[n > 0 ? n : 0] = '\0';
     enum role role = n > 0 && !process_argv(pid, &words, &why) ? role_of(pid, program, &words) : NO_QEMU;
     FF_AUTO_FREE char *name = guest_name(&words);
+    FF_AUTO_FREE char *job = role == NO_QEMU ? NULL : process_job(pid);
     if (role == GUEST)
-        json_array_append_new(guests, json_pack("{si so so sI}", "pid", (int)pid, "name", json_lossy(name), "qemu",
-                                                json_lossy(program), "resident_bytes",
+        json_array_append_new(guests, json_pack("{si so so so sI}", "pid", (int)pid, "name", json_lossy(name), "job",
+                                                json_lossy(job), "qemu", json_lossy(program), "resident_bytes",
                                                 (json_int_t)(number_of(status, "VmRSS:") << 10)));
     else if (role == HOLDER)
-        json_array_append_new(holders, json_pack("{si so}", "pid", (int)pid, "name", json_lossy(name)));
+        json_array_append_new(holders, json_pack("{si so so}", "pid", (int)pid, "name", json_lossy(name), "job",
+                                                  json_lossy(job)));
     strv_free(&words);
 }
 

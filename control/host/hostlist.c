@@ -213,7 +213,7 @@ int hostlist_from_environment(struct hostlist *l, struct ff_error *why)
 {
     const char *slurm = getenv("SLURM_JOB_NODELIST"), *pbs = getenv("PBS_NODEFILE");
 
-    if (slurm && *slurm)
+    if (slurm && *slurm && !getenv("SLURM_SCRIPT_CONTEXT")) /* not those of the job that begins or ends here */
         return hostlist_add_slurm(l, slurm, why);
     if (pbs && *pbs)
         return hostlist_read_file(l, pbs, true, why);

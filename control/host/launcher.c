@@ -7,6 +7,8 @@
  *
  * Purpose      {host} and {cmd} in a template become one shell command. ssh joins its arguments and
  *              hands them to the user's shell there, so for ssh the command is quoted twice.
+ * Slurm        a job's hosts are reached by srun: what it starts is limited as the job is, accounted for,
+ *              and ends with it. See launcher_ends_all().
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -15,6 +17,9 @@
 #include "launcher.h"
 
 #define SAFE "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%_+=:,./-"
+
+/* Step numbers from here on are no steps of srun's: the job's script, an interactive shell */
+#define SLURM_STEPS 0xfffffff0u
 
 static void append_text(char **out, const char *s, size_t len)
 {
@@ -54,15 +59,24 @@ char *shell_join(char *const *argv)
     return out;
 }
 
-/* ssh joins its arguments and gives them to the user's shell there */
-static bool needs_two_shells(const char *template)
+static bool runs(const char *template, const char *program)
 {
     size_t len = strcspn(template, " \t");
     const char *name = memrchr(template, '/', len);
 
     name = name ? name + 1 : template;
     len -= (size_t)(name - template);
-    return len == 3 && !strncmp(name, "ssh", 3);
+    return len == strlen(program) && !strncmp(name, program, len);
+}
+
+const char *launcher_default(void)
+{
+    return getenv("SLURM_JOB_ID") && !getenv("SLURM_SCRIPT_CONTEXT") ? LAUNCHER_SLURM : LAUNCHER_DEFAULT;
+}
+
+bool launcher_ends_all(const char *template)
+{
+    return runs(template, "srun");
 }
 
 int launcher_check(const char *template, struct ff_error *why)
@@ -75,12 +89,23 @@ int launcher_check(const char *template, struct ff_error *why)
                         template);
 }
 
+int launcher_check_step(const char *template, struct ff_error *why)
+{
+    const char *step = getenv("SLURM_STEP_ID");
+
+    if (!launcher_ends_all(template) || !step || strtoul(step, NULL, 10) >= SLURM_STEPS)
+        return 0;
+    return ff_error_set(why, EPERM, "this is a step of its own in the job, and with it ends all that it starts: do it "
+                        "in the job's script, or let vmclone --follow stay");
+}
+
 char *launcher_line(const char *template, const char *host, char *const *argv)
 {
     char *out = xstrdup("");
     FF_AUTO_FREE char *h = shell_quote(host), *line = shell_join(argv);
     FF_AUTO_FREE char *twice = shell_quote(line);
-    const char *cmd = needs_two_shells(template) ? twice : line;
+    /* ssh joins its arguments and gives them to the user's shell there */
+    const char *cmd = runs(template, "ssh") ? twice : line;
 
     while (*template) {
         size_t len = strcspn(template, "{");

@@ -5,10 +5,25 @@
 #ifndef FF_CONTROL_HOST_LAUNCHER_H
 #define FF_CONTROL_HOST_LAUNCHER_H
 
+#include <stdbool.h>
+
 #include "error.h"
 #include "strv.h"
 
 #define LAUNCHER_DEFAULT "ssh {host} {cmd}"
+/* A step of the job, beside its others, with all that the job has of that host */
+#define LAUNCHER_SLURM "srun --overlap --nodes=1 --ntasks=1 --cpu-bind=none --unbuffered --nodelist={host} {cmd}"
+
+/* Within a job of Slurm's, but for its prolog and epilog, LAUNCHER_SLURM, else LAUNCHER_DEFAULT */
+const char *launcher_default(void);
+
+/* With the first process that it started there it ends all others, as a batch system does with a step's: so
+ * that process, and the launcher here, stay as long as what they are to keep. For a template that begins with
+ * "srun" or has it as the last part of its program's path */
+bool launcher_ends_all(const char *template);
+
+/* What it starts ends with this program's own step, which ends before the job: -EPERM, and what else to do */
+int launcher_check_step(const char *template, struct ff_error *why);
 
 /* One word of a shell: quoted only if it has to be */
 char *shell_quote(const char *word);

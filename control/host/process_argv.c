@@ -4,27 +4,56 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "process_argv.h"
 
-#define ARGV_MAX_BYTES (4u << 20)
+#define WORDS_MAX_BYTES (4u << 20)
+
+/* Words that end with a zero each: 0, or -errno */
+static int read_words(const char *path, struct strv *out)
+{
+    FF_AUTO_FREE char *text = xcalloc(WORDS_MAX_BYTES + 1, 1);
+    FF_AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
+    size_t len = 0;
+    ssize_t n = -1;
+
+    while (fd >= 0 && len < WORDS_MAX_BYTES && (n = read(fd, text + len, WORDS_MAX_BYTES - len)) > 0)
+        len += (size_t)n;
+    if (n < 0)
+        return -errno;
+    for (size_t at = 0; at < len; at += strlen(text + at) + 1)
+        strv_add(out, "%s", text + at);
+    return 0;
+}
+
+char *process_job(pid_t pid)
+{
+    static const char *const says[] = {"SLURM_JOB_ID=", "PBS_JOBID=", "LSB_JOBID="};
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/environ", (int)pid);
+    struct strv words = {0};
+    const char *id = "";
+
+    read_words(path, &words);
+    for (size_t i = 0; i < words.n && !*id; i++)
+        for (size_t k = 0; k < FF_ARRAY_LEN(says); k++)
+            if (!strncmp(words.v[i], says[k], strlen(says[k])))
+                id = words.v[i] + strlen(says[k]);
+    char *out = xstrdup(id);
+    strv_free(&words);
+    return out;
+}
 
 int process_argv(pid_t pid, struct strv *out, struct ff_error *why)
 {
     FF_AUTO_FREE char *path = xprintf("/proc/%d/cmdline", (int)pid);
-    FF_AUTO_FREE char *text = xcalloc(ARGV_MAX_BYTES + 1, 1);
-    FF_AUTO_CLOSE int fd = open(path, O_RDONLY | O_CLOEXEC);
-    size_t len = 0, before = out->n;
-    ssize_t n = -1;
+    size_t before = out->n;
+    int rc = read_words(path, out);
 
-    while (fd >= 0 && len < ARGV_MAX_BYTES && (n = read(fd, text + len, ARGV_MAX_BYTES - len)) > 0)
-        len += (size_t)n;
-    if (n < 0)
-        return ff_error_set(why, errno, "%s: %s: vmclone and farfork move need the parent's command line", path,
-                            strerror(errno));
-    for (size_t at = 0; at < len; at += strlen(text + at) + 1)
-        strv_add(out, "%s", text + at);
+    if (rc)
+        return ff_error_set(why, -rc, "%s: %s: vmclone and farfork move need the parent's command line", path,
+                            strerror(-rc));
     return out->n > before ? 0 : ff_error_set(why, ESRCH, "%s: empty: the process has ended", path);
 }

@@ -17,6 +17,7 @@
  *              Memory that was touched before stays counted where it was.
  * Sources      org.freedesktop.systemd1(5), systemd.scope(5), loginctl(1)
  */
+#include "process_argv.h"
 #include "scope.h"
 
 #include <errno.h>
@@ -92,12 +93,9 @@ static bool is_in(pid_t pid, const char *unit)
 
 bool scope_is_job(void)
 {
-    static const char *const says[] = {"SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"};
+    FF_AUTO_FREE char *job = process_job(getpid());
 
-    for (size_t i = 0; i < FF_ARRAY_LEN(says); i++)
-        if (getenv(says[i]))
-            return true;
-    return is_in(getpid(), "/slurm"); /* by ssh, into a job: no variable says so */
+    return *job || is_in(getpid(), "/slurm"); /* by ssh, into a job: no variable says so */
 }
 
 bool scope_stays(enum scope_mode mode)

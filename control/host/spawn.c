@@ -147,6 +147,14 @@ void spawn_close_input(struct spawn *r)
     ff_close_fd(&r->in);
 }
 
+void spawn_leave(struct spawn *r)
+{
+    ff_close_fd(&r->in);
+    ff_close_fd(&r->out);
+    ff_close_fd(&r->err);
+    r->pid = 0;
+}
+
 bool spawn_end(struct spawn *r, int limit_ms)
 {
     int status = r->pid ? 0 : -1;

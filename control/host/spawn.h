@@ -39,6 +39,9 @@ int spawn_run(char *const *argv, int limit_ms, struct ff_error *why);
 
 void spawn_close_input(struct spawn *r);
 
+/* Let it go on by itself, and hear no more of it */
+void spawn_leave(struct spawn *r);
+
 /* Close its pipes and wait for it, at most @limit_ms, then end it; whether it ended with exit code
  * 0 */
 bool spawn_end(struct spawn *r, int limit_ms);

@@ -168,7 +168,7 @@ static bool find_monitor(struct guest *g)
 static bool is_wanted(const struct evacuate_options *o, const json_t *f, bool *seen)
 {
     FF_AUTO_FREE char *pid = xprintf("%lld", (long long)json_integer_value(json_object_get(f, "pid")));
-    bool is = !o->guests->n;
+    bool is = !o->guests->n && !(o->outside_jobs && *text_of(f, "job"));
 
     for (size_t i = 0; i < o->guests->n; i++)
         if (!strcmp(o->guests->v[i], pid) || !strcmp(o->guests->v[i], text_of(f, "name")))
@@ -183,10 +183,11 @@ static void add_holders(struct evacuation *e, const json_t *holders)
     json_t *h;
 
     json_array_foreach(holders, i, h)
-        e->guest[e->n_guests++] = (struct guest){
-            .pid = (pid_t)json_integer_value(json_object_get(h, "pid")), .name = xstrdup(text_of(h, "name")),
-            .state = STAYS, .run = SPAWN_NONE, .tried = xcalloc(e->n_places + 1, sizeof(bool)),
-            .reason = xstrdup("it keeps the memory of a fork that other hosts still fetch: wait for its end")};
+        if (!(e->o->outside_jobs && *text_of(h, "job")))
+            e->guest[e->n_guests++] = (struct guest){
+                .pid = (pid_t)json_integer_value(json_object_get(h, "pid")), .name = xstrdup(text_of(h, "name")),
+                .state = STAYS, .run = SPAWN_NONE, .tried = xcalloc(e->n_places + 1, sizeof(bool)),
+                .reason = xstrdup("it keeps the memory of a fork that other hosts still fetch: wait for its end")};
 }
 
 static int by_size(const void *a, const void *b)

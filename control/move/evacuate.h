@@ -20,6 +20,7 @@ struct evacuate_options {
     char *const *more;
     size_t n_more;
     unsigned jobs, timeout_s;
+    bool outside_jobs; /* no guests of batch jobs */
     bool dry_run, json, quiet;
 };
 

@@ -183,7 +183,7 @@ static int start_destination(struct domain_move *m)
     strv_add(&w, "%s", m->path);
     add_link(m, &w, 0);
     FF_AUTO_FREE char *line =
-        launcher_line(o->launcher ? o->launcher : LAUNCHER_DEFAULT, m->host, w.v);
+        launcher_line(o->launcher ? o->launcher : launcher_default(), m->host, w.v);
     int rc = start_side(m, &m->there, &w, line);
     strv_free(&w);
     while (!rc && !m->there.port && !m->there.over) {

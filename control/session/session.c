@@ -94,11 +94,13 @@ int session_init(struct session *s, const struct session_kind *kind,
     s->o.agent = given->agent ? xstrdup(given->agent) : defaults_agent();
     s->o.rundir = given->rundir ? defaults_absolute_path(given->rundir) : NULL;
     s->o.metrics_dir = given->metrics_dir ? defaults_absolute_path(given->metrics_dir) : NULL;
-    s->o.launcher = xstrdup(given->launcher ? given->launcher : LAUNCHER_DEFAULT);
+    s->o.launcher = xstrdup(given->launcher ? given->launcher : launcher_default());
     s->o.link_options = copy(given->link_options);
     s->o.qemu = copy(given->qemu);
     s->o.scope = copy(given->scope);
     int rc = session_check_options(&s->o, why);
+    if (!rc && !s->o.stays)
+        rc = launcher_check_step(s->o.launcher, why);
     return rc ? rc : session_make_key(s, why);
 }
 

@@ -40,6 +40,7 @@ struct host {
     char *name;               /* of its run directory; no two the same */
     char *address;            /* numeric, an IPv6 address in brackets */
     bool here;                /* this host, the parent's */
+    bool stays;               /* its launcher goes on when its agent is alone: launcher_ends_all() */
     bool keyed;               /* what goes there goes by a network: who may send it has the key */
     enum host_state state;
     char *error;
@@ -104,6 +105,7 @@ struct session_options {
     const char *metrics_dir; /* of every host; NULL: nothing is counted */
     unsigned n, timeout_s;   /* VMs; seconds without anything new */
     bool json, quiet;
+    bool stays;              /* this program ends after the VMs */
 };
 
 struct session;

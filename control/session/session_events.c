@@ -192,6 +192,16 @@ static void on_misfed(struct session *s, struct host *h, const json_t *e)
              "more: %s", h->node->host, by ? by->node->host : "?", text_of(e, "error"));
 }
 
+/* Else the end of the launcher says so */
+static void on_detached(struct session *s, struct host *h)
+{
+    if (!h->stays)
+        return;
+    spawn_leave(&h->run);
+    if (!h->let_go)
+        host_fail(s, h, "the agent there goes on alone: it was told so by somebody else");
+}
+
 void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
 {
     const char *name = text_of(e, "event");
@@ -235,6 +245,8 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
     } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt")) {
         json_decref(s->answer);
         s->answer = json_incref((json_t *)e);
+    } else if (!strcmp(name, "detached")) {
+        on_detached(s, h);
     } else if (!strcmp(name, "pong")) {
         h->pings -= h->pings > 0;
     } else if (!strcmp(name, "warm")) {

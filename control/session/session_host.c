@@ -70,6 +70,8 @@ static void agent_argv(const struct session *s, const struct host *h, struct str
     /* what runs there instead of QEMU is not known */
     if (s->o.qemu || command_line_runs_helpers(s->parent_argv.v))
         strv_add(w, "--unconfined");
+    if (h->stays)
+        strv_add(w, "--stay");
     strv_add(w, "--children");
     strv_add(w, "%u", host_vms(s, h));
     strv_add(w, "--id");
@@ -96,6 +98,7 @@ int host_launch(struct session *s, struct host *h, struct ff_error *why)
 {
     struct strv w = {0};
 
+    h->stays = !h->here && launcher_ends_all(s->o.launcher);
     agent_argv(s, h, &w);
     FF_AUTO_FREE char *line = h->here ? NULL : launcher_line(s->o.launcher, h->node->host, w.v);
     int rc = spawn_start(&h->run, w.v, line, why);

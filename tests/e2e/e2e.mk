@@ -10,6 +10,7 @@ E2E_TESTS := \
     tests/e2e/doctor_peer.py:100 \
     tests/e2e/hosts.py:120 \
     tests/e2e/evacuate.py:170 \
+    tests/e2e/slurm.py:260 \
     tests/e2e/host_files.py:100 \
     tests/e2e/on_systemd.py:130 \
     tests/e2e/move_micro.py:200 \
@@ -88,7 +89,7 @@ E2E_TESTS := \
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys farfork_move move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
-    ordinary_user overlays unfinished guest_identity hosts evacuate)),$(E2E_TESTS))
+    ordinary_user overlays unfinished guest_identity hosts evacuate slurm)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest
@@ -101,7 +102,7 @@ E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro prec
 E2E_SUITE := $(shell . /etc/os-release && echo $$VERSION_CODENAME)
 E2E_SSHD := $(FARFORK_CACHE)/sshd-$(E2E_SUITE)
 E2E_FILES := $(addprefix $(BUILD)/tests/e2e/,sshd stock-qemu stock-libvirt node-exporter host-tools \
-    guest-tools)
+    guest-tools slurm)
 
 $(E2E_SSHD)/ready: | $(DEPS_ALL)
 	for p in openssh-server openssh-client libwrap0; do \
@@ -148,6 +149,18 @@ $(E2E_GUEST_TOOLS)/ready: | $(DEPS_ALL)
 $(BUILD)/tests/e2e/guest-tools: $(E2E_GUEST_TOOLS)/ready
 	@mkdir -p $(@D)
 	ln -sfn '$(E2E_GUEST_TOOLS)' '$@'
+
+# Slurm for slurm.py: controller, node daemon and commands
+E2E_SLURM := $(FARFORK_CACHE)/slurm-$(E2E_SUITE)
+
+$(E2E_SLURM)/ready: | $(DEPS_ALL)
+	for p in slurmctld slurmd slurm-client slurm-wlm-basic-plugins libhwloc15; do \
+	    scripts/debian-archive binary '$(E2E_SUITE)' $$p '$(E2E_SLURM)' || exit 1; done
+	touch '$@'
+
+$(BUILD)/tests/e2e/slurm: $(E2E_SLURM)/ready
+	@mkdir -p $(@D)
+	ln -sfn '$(E2E_SLURM)' '$@'
 
 # Unpatched QEMUs of Debian's for stock_stream.py: 7.2, 10.0 and the newest, each with all that it
 # needs down to libc, 40 MB to download; run by qemu-system-x86_64 at its root's top

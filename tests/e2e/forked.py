@@ -29,12 +29,12 @@ class Clone:
     """vmclone, started; its result once it has ended."""
 
     def __init__(self, t, parent, n, *args, hosts=(), faults=None, rundir='run', name='f',
-                 everywhere=True):
+                 everywhere=True, prefix=(), environ=None):
         self.base = os.path.join(t.work, rundir)
         path = parent if isinstance(parent, str) else parent.second
-        self.argv = [VMCLONE, '--json', *(('--rundir', self.base) if everywhere else ()),
+        self.argv = [*prefix, VMCLONE, '--json', *(('--rundir', self.base) if everywhere else ()),
                      '--id', name, '--timeout', '40', *args, path, str(n), *hosts]
-        env = {**os.environ, 'FARFORK_RUNDIR': self.base,
+        env = {**(environ or os.environ), 'FARFORK_RUNDIR': self.base,
                **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      stdin=subprocess.DEVNULL, env=env, text=True)

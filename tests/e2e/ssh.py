@@ -65,8 +65,9 @@ class Ssh:
         self.launcher = ('--launcher', f'{program("ssh")} -F {self.config} {{host}} {{cmd}}')
 
     @contextlib.contextmanager
-    def server(self, name, address):
-        """An sshd in the namespace of that name; what it starts has a run directory of its own."""
+    def server(self, name, address, within=(), path=None):
+        """An sshd in the namespace of that name, or where @within brings it; what it starts has a run directory
+        of its own."""
         config = write(f'{self.work}/{name}.sshd', f'''Port {PORT}
 ListenAddress {address}
 HostKey {self.host_key}
@@ -75,7 +76,7 @@ AuthorizedKeysFile {self.key}.pub
 StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-SetEnv FARFORK_RUNDIR={self.work}/on-{name}
+SetEnv FARFORK_RUNDIR={self.work}/on-{name}{" PATH=" + path if path else ""}
 ''')
         with open('/etc/passwd', encoding='utf-8') as f:
             users = f.read()
@@ -87,7 +88,7 @@ SetEnv FARFORK_RUNDIR={self.work}/on-{name}
         script = f'mount --bind {passwd} /etc/passwd && ' \
                  f'exec env LD_LIBRARY_PATH={lib} {program("sshd")} -D -e -f {config}'
         with open(f'{self.work}/{name}.log', 'wb') as log, subprocess.Popen(
-                ['ip', 'netns', 'exec', name, 'sh', '-c', script],
+                [*(within or ('ip', 'netns', 'exec', name)), 'sh', '-c', script],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log) as proc:
             try:
                 wait_for('sshd', 20, lambda: answers(address) or proc.poll() is not None)
@@ -105,14 +106,18 @@ def answers(address):
         return s.connect_ex((address, PORT)) == 0
 
 
+def make_folder(stack):
+    """sshd wants it."""
+    if not os.path.isdir('/run/sshd'):
+        os.makedirs('/run/sshd', mode=0o755)
+        stack.callback(shutil.rmtree, '/run/sshd', ignore_errors=True)
+
+
 @contextlib.contextmanager
 def hosts(t, n):
     """(ssh, the hosts as vmclone has them, the servers)"""
-    had = os.path.isdir('/run/sshd')
-    os.makedirs('/run/sshd', mode=0o755, exist_ok=True)
     with contextlib.ExitStack() as stack:
-        if not had:
-            stack.callback(shutil.rmtree, '/run/sshd', ignore_errors=True)
+        make_folder(stack)
         named = stack.enter_context(hosts_of_their_own(n))
         pairs = [h.split('=') for h in named]
         ssh = Ssh(t, pairs)

@@ -54,8 +54,8 @@ def start(*argv):
                             stderr=subprocess.STDOUT, text=True)
 
 
-def finish(process, who, limit_s):
-    """Its last line as JSON."""
+def finish(process, who, limit_s, said=''):
+    """Its last line as JSON. @said: what it has said before."""
     try:
         out = process.communicate(timeout=max(limit_s, 1))[0]
     except subprocess.TimeoutExpired:
@@ -66,7 +66,7 @@ def finish(process, who, limit_s):
             return json.loads(out.splitlines()[-1])
     except (ValueError, IndexError):
         pass
-    raise Failed(f'{who}: exit code {process.returncode}: {out.strip()}')
+    raise Failed(f'{who}: exit code {process.returncode}: {said}{out.strip()}')
 
 
 def one(link, prefill, memory, landing, how, port):
@@ -77,8 +77,9 @@ def one(link, prefill, memory, landing, how, port):
                     f'{address},prefill={prefill},landing={landing}', memory, str(MIB)))
     src = None
     try:
-        if dst.stdout.readline() != 'listening\n':
-            finish(dst, 'destination', 5)
+        said = dst.stdout.readline()
+        if said != 'listening\n':
+            finish(dst, 'destination', 5, said)
         src = start(*on('hosta', PROGRAM, 'source', address, memory, str(MIB)))
         lines = []
         for process, who in ((src, 'source'), (dst, 'destination')):
