@@ -10,6 +10,7 @@
  * Failure      a host that does not answer, or has no farfork, has a row with the reason, and the exit code says
  *              so.
  */
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,6 +24,7 @@
 #include "hostlist.h"
 #include "hosts_probe.h"
 #include "launcher.h"
+#include "reserve.h"
 #include "rundir.h"
 
 #define EXIT_SOME_SILENT 1
@@ -40,6 +42,7 @@ static int hosts_usage(FILE *out)
           "  --timeout SECONDS       for each answer (20)\n"
           "  --probe                 measure latency and rate, one host after the other, some seconds each\n"
           "  --here                  this host alone, without a launcher\n"
+          "  --reserve ID,NODE:BYTES  with --here: promise that memory to a fork; 0: no longer\n"
           "  --json                  print one line of JSON\n"
           "  -h, --help              print this text\n\n"
           "Exit code: 0; 1 a host has not answered; 2 usage\n",
@@ -48,15 +51,41 @@ static int hosts_usage(FILE *out)
 }
 
 struct hosts_options {
-    const char *launcher, *agent, *rundir;
+    const char *launcher, *agent, *rundir, *reserve;
     unsigned timeout_s;
     bool json, probe;
 };
+
+static int reserve(const char *base, const char *text, json_t *facts, struct ff_error *why)
+{
+    char id[64], node[64];
+    unsigned long long bytes;
+    uint64_t others = 0;
+    int len = 0;
+
+    if (sscanf(text, "%63[^,],%63[^:]:%llu%n", id, node, &bytes, &len) != 3 || text[len] || !rundir_name_valid(id) ||
+        !rundir_name_valid(node))
+        return -EINVAL;
+    int rc = reserve_take(base, id, node, bytes,
+                          (uint64_t)json_integer_value(json_object_get(facts, "available_bytes")), &others, why);
+    json_object_set_new(facts, "reserved_bytes", json_integer((json_int_t)others));
+    return rc == -EINVAL ? -EIO : rc;
+}
 
 static int say_here(const struct hosts_options *o)
 {
     FF_AUTO_FREE char *base = o->rundir ? xstrdup(o->rundir) : rundir_base();
     FF_AUTO_JSON json_t *facts = host_facts(base);
+
+    if (o->reserve) {
+        struct ff_error why = {0};
+        int rc = reserve(base, o->reserve, facts, &why);
+        if (rc == -EINVAL)
+            return hosts_usage(stderr);
+        json_object_set_new(facts, "granted", json_boolean(!rc));
+        if (rc)
+            json_object_set_new(facts, "reason", json_lossy(why.text));
+    }
 
     json_dumpf(facts, stdout, JSON_COMPACT);
     putchar('\n');
@@ -178,7 +207,7 @@ static int show_hosts(const char *hostfile, char **args, const struct hosts_opti
 
 int cmd_hosts(int argc, char **argv)
 {
-    enum { HOSTFILE = 256, LAUNCHER, AGENT, RUNDIR, TIMEOUT, PROBE, HERE, JSON };
+    enum { HOSTFILE = 256, LAUNCHER, AGENT, RUNDIR, TIMEOUT, PROBE, HERE, RESERVE, JSON };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"hostfile", required_argument, NULL, HOSTFILE},
                                             {"launcher", required_argument, NULL, LAUNCHER},
@@ -187,6 +216,7 @@ int cmd_hosts(int argc, char **argv)
                                             {"timeout", required_argument, NULL, TIMEOUT},
                                             {"probe", no_argument, NULL, PROBE},
                                             {"here", no_argument, NULL, HERE},
+                                            {"reserve", required_argument, NULL, RESERVE},
                                             {"json", no_argument, NULL, JSON},
                                             {0}};
     struct hosts_options o = {.timeout_s = 20};
@@ -202,6 +232,7 @@ int cmd_hosts(int argc, char **argv)
         case RUNDIR: o.rundir = optarg; break;
         case PROBE: o.probe = true; break;
         case HERE: here = true; break;
+        case RESERVE: o.reserve = optarg; break;
         case JSON: o.json = true; break;
         case TIMEOUT:
             if (!parse_number(optarg, 86400, &o.timeout_s))
@@ -209,7 +240,7 @@ int cmd_hosts(int argc, char **argv)
             break;
         default: return hosts_usage(c == 'h' ? stdout : stderr);
         }
-    if (here && (optind < argc || hostfile || o.launcher || o.agent || o.probe))
+    if ((o.reserve && !here) || (here && (optind < argc || hostfile || o.launcher || o.agent || o.probe)))
         return hosts_usage(stderr);
     return here ? say_here(&o) : show_hosts(hostfile, argv + optind, &o);
 }

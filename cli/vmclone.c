@@ -17,6 +17,7 @@
 
 #include "cli.h"
 #include "fork.h"
+#include "fork_place.h"
 #include "defaults.h"
 #include "farfork.h"
 #include "launcher.h"
@@ -27,6 +28,7 @@
 
 #define TIMEOUT_S 60
 #define FANOUT_MAX 32
+#define CHILD_MEMORY_MAX (64u << 20) /* MiB */
 #define DOMAIN_NODE "localhost"
 
 static int vmclone_usage(FILE *out)
@@ -43,7 +45,11 @@ static int vmclone_usage(FILE *out)
         "  --domain NAME           fork a domain of this host's libvirt, as root; children are\n"
         "                          outside libvirt, on this host, of the domain's user\n"
         "  --hostfile FILE         hosts, one a line\n"
-        "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
+        "  --place pack|spread     by memory that hosts have, and reserve it: onto few hosts, or where most\n"
+        "                          is left; default: in turn\n"
+        "  --child-memory MiB      that a child is counted with for that; default: all that its guest has\n"
+        "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}', in a job of\n"
+        "                          Slurm's srun\n"
         "  --fanout NUMBER|auto    so many hosts get the memory from this one, and each feeds so many\n"
         "                          others; 0: all from this one; default: auto\n"
         "  --multicast GROUP|auto  send the memory once, to a multicast group, for all other hosts;\n"
@@ -101,6 +107,7 @@ static int print_error(const struct ff_error *why)
 struct command {
     const char *hostfile, *wait, *kill, *serve;
     bool list;
+    enum placing place;
     unsigned timeout_s, max_children, max_forks, keep; /* 0: not given */
 };
 
@@ -167,6 +174,11 @@ static int fork_guest(const struct fork_options *given, const struct command *cm
         rc = hostlist_add(&hosts, *args, &why);
     if (!rc && !hosts.n)
         rc = hostlist_from_environment(&hosts, &why);
+    FF_AUTO_FREE char *id = o.s.id || !cmd->place ? NULL : defaults_id(o.s.parent_path);
+    if (id)
+        o.s.id = id;
+    if (!rc && cmd->place)
+        rc = fork_place(&o, cmd->place, &hosts, &why);
     int code = rc ? print_error(&why) : EXIT_ALL;
     if (!rc && cmd->keep)
         code = pool_keep(&o, &hosts, cmd->keep);
@@ -226,6 +238,10 @@ static int check_command(const struct fork_options *o, const struct command *cmd
                            o->follow || o->user_data))
         rc = fprintf(stderr, "vmclone: --keep: leave out --domain, --serve, --nbd, --prestart, and "
                              "what each fork says for itself: --template, --follow, --user-data\n");
+    else if (cmd->place && (o->domain || cmd->keep))
+        rc = fprintf(stderr, "vmclone: --place: leave out --domain and --keep\n");
+    else if (o->child_bytes && !cmd->place)
+        rc = fprintf(stderr, "vmclone: --child-memory is for --place\n");
     else if (o->nbd && (!strchr(o->nbd, ':') || strpbrk(o->nbd, ",?#/")))
         rc = fprintf(stderr, "vmclone: --nbd %s: want ADDRESS:PORT\n", o->nbd);
     else if (!cmd->serve && (cmd->max_children || cmd->max_forks))
@@ -294,11 +310,15 @@ static int parse_and_run(int argc, char **argv)
         SCOPE,
         DOMAIN,
         KEEP,
+        PLACE,
+        CHILD_MEMORY,
         VERSION
     };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"domain", required_argument, NULL, DOMAIN},
                                             {"keep", required_argument, NULL, KEEP},
+                                            {"place", required_argument, NULL, PLACE},
+                                            {"child-memory", required_argument, NULL, CHILD_MEMORY},
                                             {"hostfile", required_argument, NULL, HOSTFILE},
                                             {"fanout", required_argument, NULL, FANOUT},
                                             {"multicast", required_argument, NULL, MULTICAST},
@@ -336,6 +356,7 @@ static int parse_and_run(int argc, char **argv)
     struct fork_options o = {.net = NET_ISOLATED, .bridge = "br0", .fanout = -1,
                               .s.timeout_s = TIMEOUT_S};
     struct command cmd = {0};
+    unsigned child_mib;
     struct ff_error why;
     int opt;
 
@@ -347,6 +368,16 @@ static int parse_and_run(int argc, char **argv)
                 return vmclone_usage(stderr);
             break;
         case HOSTFILE: cmd.hostfile = optarg; break;
+        case PLACE:
+            cmd.place = !strcmp(optarg, "pack") ? PLACE_PACK : !strcmp(optarg, "spread") ? PLACE_SPREAD : PLACE_IN_TURN;
+            if (!cmd.place)
+                return vmclone_usage(stderr);
+            break;
+        case CHILD_MEMORY:
+            if (!parse_number(optarg, CHILD_MEMORY_MAX, &child_mib))
+                return vmclone_usage(stderr);
+            o.child_bytes = (uint64_t)child_mib << 20;
+            break;
         case FANOUT:
             if (!parse_fanout(optarg, &o.fanout))
                 return vmclone_usage(stderr);

@@ -17,6 +17,7 @@
 #include "agent_state.h"
 #include "autojson.h"
 #include "overlay_records.h"
+#include "reserve.h"
 #include "rundir.h"
 
 #define WRITE_LIMIT_MS 10000
@@ -106,6 +107,7 @@ void agent_leave(struct agent *a)
     FF_AUTO_JSON json_t *s = agent_state(a);
 
     overlay_records_leave(a->base, a->dir, s);
+    reserve_drop(a->base, a->id, a->node);
 }
 
 void agent_send_child(struct agent *a, const struct agent_vm *vm, const char *what)

@@ -14,27 +14,12 @@
  *              message       and the others hear when that was, and of how many they are
  */
 #include <poll.h>
-#include <stdio.h>
 
 #include "agent_state.h"
+#include "process_argv.h"
 
 #define TURN_MS 10
 #define TURNS 50 /* an ordinary user may say so ten times a second, with all others of this host */
-
-/* Of memory that others have, too, a part; 0: nobody says */
-static json_int_t pss_bytes(pid_t pid)
-{
-    char path[64], line[128];
-    long long kib = 0;
-
-    snprintf(path, sizeof(path), "/proc/%d/smaps_rollup", (int)pid);
-    FILE *f = fopen(path, "re");
-    while (f && !kib && fgets(line, sizeof(line), f))
-        sscanf(line, "Pss: %lld", &kib);
-    if (f)
-        fclose(f);
-    return kib << 10;
-}
 
 static void come_forward(struct agent *a)
 {
@@ -46,7 +31,7 @@ static void come_forward(struct agent *a)
     agent_count_vms(a);
     for (size_t i = 0; i < a->vms.n; i++)
         if (a->vms.v[i].state != AGENT_VM_ENDED)
-            bytes += pss_bytes(a->vms.v[i].pid);
+            bytes += (json_int_t)process_pss_bytes(a->vms.v[i].pid);
     agent_send(a, json_pack("{ss sI}", "event", "warm", "pss_bytes", bytes));
 }
 

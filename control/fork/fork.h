@@ -19,6 +19,7 @@ struct fork_options {
     struct strv ip; /* NIC by NIC */
     int fanout; /* agents that the parent, and each agent, feeds; 0: the parent feeds all; -1: chosen */
     const char *multicast; /* the group that gets the memory at once; "auto"; NULL: none */
+    uint64_t child_bytes; /* of memory that a child is counted with, to be placed; 0: all of the guest's */
     unsigned max_chain; /* images of a disk; 0: no limit */
     bool prestart, template, follow;
     int events; /* ends are reported there, too, as JSON; 0: nowhere */

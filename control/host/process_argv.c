@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * process_argv.c - what a process of this host was started with
+ * process_argv.c - what a process of this host was started with, and what it uses
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -44,6 +45,20 @@ char *process_job(pid_t pid)
     char *out = xstrdup(id);
     strv_free(&words);
     return out;
+}
+
+uint64_t process_pss_bytes(pid_t pid)
+{
+    char path[64], line[128];
+    unsigned long long kib = 0;
+
+    snprintf(path, sizeof(path), "/proc/%d/smaps_rollup", (int)pid);
+    FILE *f = fopen(path, "re");
+    while (f && !kib && fgets(line, sizeof(line), f))
+        sscanf(line, "Pss: %llu", &kib);
+    if (f)
+        fclose(f);
+    return kib << 10;
 }
 
 int process_argv(pid_t pid, struct strv *out, struct ff_error *why)

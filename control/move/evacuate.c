@@ -255,7 +255,9 @@ static void ask_places(struct evacuation *e)
     asked_read(a, e->n_places, e->o->timeout_s * 1000ull);
     for (size_t i = 0; i < e->n_places; i++) {
         FF_AUTO_JSON json_t *f = asked_answer(&a[i]);
-        e->place[i].available = (uint64_t)json_integer_value(json_object_get(f, "available_bytes"));
+        uint64_t available = (uint64_t)json_integer_value(json_object_get(f, "available_bytes"));
+        uint64_t promised = (uint64_t)json_integer_value(json_object_get(f, "reserved_bytes"));
+        e->place[i].available = available > promised ? available - promised : 0;
         e->place[i].why_not = json_is_object(f) ? is_another(e, i, text_of(f, "identity")) : asked_why(&a[i]);
         if (e->place[i].why_not)
             fprintf(stderr, "farfork: %s gets no guest: %s\n", e->place[i].node->host, e->place[i].why_not);

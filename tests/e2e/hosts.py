@@ -9,8 +9,8 @@ import os
 import subprocess
 
 import common
-from common import Failed, say
-from forked import Clone, Parent, check_result, hosts_of_their_own, kill
+from common import Failed, Skip, say
+from forked import Clone, Parent, check_result, hosts_of_their_own, kill, run_vmclone
 
 HERE = 'env FF_HOST={host} {cmd}'
 
@@ -105,8 +105,42 @@ def probed():
         raise Failed(f'what was started there is left: {left.stdout}')
 
 
+def placed(t, accel):
+    """Each host has a run directory of its own, and promises of its own: so one of them has little memory left."""
+    launcher = ('--launcher', f'env FARFORK_RUNDIR={t.work}/on-{{host}} {{cmd}}')
+    gib = 1 << 30
+
+    def here(*args):
+        return hosts('--here', '--json', *args, env={'FARFORK_RUNDIR': t.work + '/on-small'})
+    had = here()['available_bytes']
+    if had < 13 * gib:
+        raise Skip(f'{had >> 20} MiB of memory are available, and 13 GiB are wanted')
+    left = 27 * gib // 5        # of it: for two children, not for three
+    if not here('--reserve', f'other,small:{had - left}')['granted'] or here()['reserved_bytes'] != had - left or \
+            here('--reserve', f'third,small:{6 * gib}')['granted']:
+        raise Failed(f'{here()}')
+    with Parent(t, accel) as parent:
+        parent.start_load()
+        for n, how, code, want in ((6, 'spread', 2, None), (3, 'pack', 0, {'large': 3}),
+                                   (4, 'spread', 0, {'large': 3, 'small': 1})):
+            with Clone(t, parent, n, '--place', how, '--child-memory', '2048', *launcher, everywhere=False, rundir='on-here',
+                       hosts=['small=127.0.0.1', 'large=127.0.0.1:3']) as c:
+                if c.end() != code or (code and 'have memory and slots for 5' not in c.err):
+                    raise Failed(f'{n} {how}: {c.result} {c.err}')
+                if not code:
+                    on = [k['host'] for k in c.children]
+                    got = {h: on.count(h) for h in on}
+                    f = hosts('--here', '--json', env={'FARFORK_RUNDIR': t.work + '/on-large'})
+                    say(f'      {n} {how}: {got}, {f["reserved_bytes"] >> 20} MiB still promised')
+                    if got != want or not 5 * gib < f['reserved_bytes'] < 13 * gib // 2:
+                        raise Failed(f'{how}: {got}, want {want}; {f}')
+                    run_vmclone('--kill', 'f', '--rundir', c.base)
+        if here()['reserved_bytes'] != had - left:
+            raise Failed(f'what has ended is promised something: {here()}')
+
+
 def usage():
-    for args in (('--here', 'a'), ('--timeout', '0'), ('--launcher', 'ssh', 'a'), ('--hostfile', '/nowhere')):
+    for args in (('--here', 'a'), ('--reserve', 'a,b:1'), ('--here', '--reserve', 'a:1'), ('--timeout', '0'), ('--launcher', 'ssh', 'a'), ('--hostfile', '/nowhere')):
         hosts(*args, code=2)
 
 
@@ -114,7 +148,7 @@ def run(t):
     accel = t.best_accel()
     for name, case in (('what the kernel says', facts), ('guests and forks', lambda: guests_and_forks(t, accel)),
                        ('many hosts', lambda: many(t)), ('the hosts of a batch job', batch_job),
-                       ('latency and rate', probed), ('wrong arguments', usage)):
+                       ('children are placed', lambda: placed(t, accel)), ('latency and rate', probed), ('wrong arguments', usage)):
         with t.case(name):
             case()
 

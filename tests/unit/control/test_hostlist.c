@@ -154,6 +154,38 @@ static void test_launcher_check(void **state)
     assert_non_null(strstr(why.text, "{host} and {cmd}"));
 }
 
+/* In a job of Slurm's, in its prolog, and in a step of its own, with which all ends that it starts */
+static void test_slurm_launcher(void **state)
+{
+    static const char *const names[] = {"SLURM_JOB_ID", "SLURM_SCRIPT_CONTEXT", "SLURM_STEP_ID", "SLURM_JOB_NODELIST"};
+
+    (void)state;
+    for (size_t i = 0; i < FF_ARRAY_LEN(names); i++)
+        unsetenv(names[i]);
+    assert_string_equal(launcher_default(), LAUNCHER_DEFAULT);
+    setenv("SLURM_JOB_ID", "7", 1);
+    setenv("SLURM_JOB_NODELIST", "n[1-2]", 1);
+    assert_string_equal(launcher_default(), LAUNCHER_SLURM);
+    assert_int_equal(launcher_check(LAUNCHER_SLURM, &why), 0);
+    assert_int_equal(hostlist_from_environment(&l, &why), 0);
+    assert_string_equal(taken(), "n1=n1:0 n2=n2:0");
+    assert_true(launcher_ends_all(LAUNCHER_SLURM) && launcher_ends_all("/usr/bin/srun -n1 {host} {cmd}"));
+    assert_false(launcher_ends_all(LAUNCHER_DEFAULT) || launcher_ends_all("srun2 {host} {cmd}"));
+    assert_int_equal(launcher_check_step(LAUNCHER_SLURM, &why), 0);
+    setenv("SLURM_STEP_ID", "4294967290", 1); /* an interactive shell */
+    assert_int_equal(launcher_check_step(LAUNCHER_SLURM, &why), 0);
+    setenv("SLURM_STEP_ID", "3", 1);
+    assert_int_equal(launcher_check_step(LAUNCHER_SLURM, &why), -EPERM);
+    assert_int_equal(launcher_check_step(LAUNCHER_DEFAULT, &why), 0);
+    setenv("SLURM_SCRIPT_CONTEXT", "prolog_slurmd", 1);
+    assert_string_equal(launcher_default(), LAUNCHER_DEFAULT);
+    assert_int_equal(hostlist_from_environment(&l, &why), 0);
+    assert_string_equal(taken(), "localhost=localhost:0");
+    for (size_t i = 0; i < FF_ARRAY_LEN(names); i++)
+        unsetenv(names[i]);
+}
+
 UNIT_MAIN(cmocka_unit_test(test_specs), cmocka_unit_test(test_bad_specs),
           cmocka_unit_test(test_slurm), cmocka_unit_test(test_files),
+          cmocka_unit_test(test_slurm_launcher),
           cmocka_unit_test(test_quoting), cmocka_unit_test(test_launcher_check))

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * test_reserve.c - memory that is promised to one fork is no other's
+ */
+#include "unit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "reserve.h"
+#include "rundir.h"
+
+static char base[] = "/tmp/farfork-reserve-XXXXXX";
+
+static int take(const char *id, uint64_t bytes, uint64_t available, uint64_t *others)
+{
+    struct ff_error why;
+
+    return reserve_take(base, id, "node", bytes, available, others, &why);
+}
+
+static void test_taken_once(void **state)
+{
+    uint64_t others;
+
+    (void)state;
+    assert_int_equal(reserve_left(base), 0);
+    assert_int_equal(take("a", 600, 1000, &others), 0);
+    assert_int_equal(others, 0);
+    assert_int_equal(take("b", 401, 1000, &others), -ENOMEM);
+    assert_int_equal(others, 600);
+    assert_int_equal(take("b", 400, 1000, &others), 0);
+    assert_int_equal(reserve_left(base), 1000);
+    /* another amount for the same one */
+    assert_int_equal(take("a", 500, 1000, &others), 0);
+    assert_int_equal(others, 400);
+    assert_int_equal(take("a", 601, 1000, &others), -ENOMEM);
+    assert_int_equal(reserve_left(base), 900);
+    assert_int_equal(take("a", 0, 0, &others), 0);
+    assert_int_equal(reserve_left(base), 400);
+    assert_int_equal(take("c", UINT64_MAX, 1000, &others), -ENOMEM);
+}
+
+/* One whose time is over counts if its agent is here, less what it uses; else it is gone */
+static void test_over(void **state)
+{
+    const uint64_t gib = 1u << 30;
+    struct ff_error why;
+    uint64_t others;
+
+    (void)state;
+    FF_AUTO_JSON json_t *o = json_pack("{sI sI}", "bytes", (json_int_t)gib, "until_s", (json_int_t)0);
+    FF_AUTO_FREE char *here = xprintf("%s/.reserved/d,node", base), *gone = xprintf("%s/.reserved/e,node", base);
+    assert_int_equal(json_dump_file(o, here, 0), 0);
+    assert_int_equal(json_dump_file(o, gone, 0), 0);
+    char *dir = NULL;
+    assert_int_equal(rundir_make(base, "d", "node", &dir, &why), 0);
+    FF_AUTO_JSON json_t *s = json_pack("{si sI s[]}", "agent", (int)getpid(), "start",
+                                       (json_int_t)process_start_time(getpid()), "children");
+    assert_int_equal(rundir_write_state(dir, s), 0);
+    uint64_t left = reserve_left(base);
+    assert_true(left > 400 + gib / 2 && left < 400 + gib);
+    assert_int_equal(access(gone, F_OK), -1);
+    rundir_remove(dir);
+    free(dir);
+    assert_int_equal(reserve_left(base), 400);
+    assert_int_equal(take("b", 0, 0, &others), 0);
+}
+
+/* What somebody has broken promises nothing */
+static void test_broken(void **state)
+{
+    static const char *const texts[] = {"", "{", "[]", "{\"bytes\":\"x\"}", "{\"bytes\":-1,\"until_s\":99999999999}"};
+
+    (void)state;
+    for (size_t i = 0; i < FF_ARRAY_LEN(texts); i++) {
+        FF_AUTO_FREE char *path = xprintf("%s/.reserved/x,node", base);
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        fputs(texts[i], f);
+        fclose(f);
+        assert_int_equal(reserve_left(base), 0);
+    }
+}
+
+static int begin(void **state)
+{
+    (void)state;
+    return !mkdtemp(base);
+}
+
+static int end(void **state)
+{
+    FF_AUTO_FREE char *line = xprintf("rm -rf %s", base);
+
+    (void)state;
+    return system(line);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_taken_once),
+        cmocka_unit_test(test_over),
+        cmocka_unit_test(test_broken),
+    };
+    return cmocka_run_group_tests(tests, begin, end);
+}
