@@ -62,7 +62,7 @@ static int check_more(const struct evacuate_options *o, size_t n_guests, struct 
 {
     static const char *const own[] = {"--help", "--json", "--quiet", "--launcher", "--agent", "--rundir", "--domain",
                                       "--address", "--id"};
-    static const char *const of_one[] = {"--record", "--tpm"};
+    static const char *const of_one[] = {"--record", "--tpm", "--unplug", "--plug"};
 
     for (size_t i = 0; i < o->n_more; i++) {
         const char *word = o->more[i];
@@ -128,6 +128,8 @@ int cmd_evacuate(int argc, char **argv)
         default: return evacuate_usage(c == 'h' ? stdout : stderr);
         }
     int rc = launcher_check(o.launcher, &why);
+    if (!rc && o.outside_jobs && guests.n)
+        rc = ff_error_set(&why, EINVAL, "--outside-jobs and --guest: one of the two");
     if (!rc)
         rc = check_more(&o, guests.n, &why);
     if (!rc)

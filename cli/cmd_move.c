@@ -36,6 +36,8 @@ static int move_usage(FILE *out)
         "  --options OPTIONS       of the transport: 'precopy=1,timeout=30'\n"
         "  --qemu PATH             the QEMU there; default: the one here\n"
         "  --tpm SOCKET            with a TPM: the control socket of an swtpm there\n"
+        "  --unplug ID             the guest lets that device go before it is moved; repeatable\n"
+        "  --plug SPEC             it gets that one there, as -device has it; repeatable\n"
         "  --agent PATH            farfork there; default: this program\n"
         "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
         "  --id ID                 name the move\n"
@@ -66,7 +68,7 @@ static int move_domain(struct domain_options *d, const struct session_options *o
 {
     if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
         back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm ||
-        way->from_stream)
+        way->from_stream || way->unplug.n || way->plug.n)
         return move_usage(stderr);
     d->uri = argv[0];
     d->words = argv + 1;
@@ -84,7 +86,7 @@ int cmd_move(int argc, char **argv)
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
         LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
-        TPM, FROM_STREAM
+        TPM, FROM_STREAM, UNPLUG, PLUG
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -97,6 +99,7 @@ int cmd_move(int argc, char **argv)
         {"domain", required_argument, NULL, DOMAIN}, {"address", required_argument, NULL, ADDRESS},
         {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
         {"from-stream", no_argument, NULL, FROM_STREAM},
+        {"unplug", required_argument, NULL, UNPLUG}, {"plug", required_argument, NULL, PLUG},
         {"scope", required_argument, NULL, SCOPE},
         {"metrics-dir", required_argument, NULL, METRICS_DIR},
         {"tpm", required_argument, NULL, TPM}, {"json", no_argument, NULL, JSON},
@@ -146,6 +149,12 @@ int cmd_move(int argc, char **argv)
         case DOMAIN: domain.name = optarg; break;
         case ADDRESS: domain.address = optarg; break;
         case TPM: way.tpm = optarg; break;
+        case UNPLUG: strv_add(&way.unplug, "%s", optarg); break;
+        case PLUG:
+            if (strpbrk(optarg, "\r\n"))
+                return move_usage(stderr);
+            strv_add(&way.plug, "%s", optarg);
+            break;
         case UNTESTED: way.untested = true; break;
         case FROM_STREAM: way.from_stream = true; break;
         case SCOPE: o.scope = optarg; break;
@@ -160,5 +169,7 @@ int cmd_move(int argc, char **argv)
         return move_usage(stderr);
     o.parent_path = argv[optind];
     int code = move_run(&o, &back, &way, argv[optind + 1]);
+    strv_free(&way.unplug);
+    strv_free(&way.plug);
     return output_code("farfork move", code, MOVE_EXIT_TROUBLE);
 }

@@ -54,6 +54,12 @@ bool strv_have(const struct strv *w, const char *s)
     return false;
 }
 
+void strv_drop(struct strv *w, size_t i)
+{
+    free(w->v[i]);
+    memmove(w->v + i, w->v + i + 1, (w->n-- - i) * sizeof(*w->v)); /* with the NULL */
+}
+
 void strv_free(struct strv *w)
 {
     for (size_t i = 0; i < w->n; i++)

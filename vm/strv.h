@@ -22,6 +22,7 @@ void strv_take(struct strv *w, char *s); /* owns @s from now on */
 void strv_add(struct strv *w, const char *fmt, ...) FF_PRINTF(2, 3);
 void strv_add_json(struct strv *w, const json_t *words);
 json_t *strv_json(char *const *v); /* of a list that ends with NULL */
+void strv_drop(struct strv *w, size_t i);
 bool strv_have(const struct strv *w, const char *s);
 void strv_free(struct strv *w);
 

@@ -91,6 +91,8 @@ int agent_daemonize(int (*run)(struct agent *a), struct agent *a)
         perror("farfork agent: pipe");
         return 1;
     }
+    if (a->stay) /* whom the agent leaves alive when it ends is waited for, too */
+        prctl(PR_SET_CHILD_SUBREAPER, 1);
     pid_t pid = fork();
     if (pid < 0) {
         perror("farfork agent: fork");
@@ -113,6 +115,8 @@ int agent_daemonize(int (*run)(struct agent *a), struct agent *a)
     while (waitpid(pid, &status, 0) < 0)
         if (errno != EINTR)
             return 1;
+    while (a->stay && (waitpid(-1, NULL, 0) > 0 || errno == EINTR))
+        ;
     if (WIFEXITED(status))
         return WEXITSTATUS(status);
     fprintf(stderr, "farfork agent: SIG%s ended it\n", sigabbrev_np(WTERMSIG(status)));

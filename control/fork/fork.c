@@ -261,6 +261,7 @@ static void let_agents_go(struct fork *f, bool all_end, bool follow)
             h->ending = !keep;
             host_send(h, json_pack("{sb}", keep ? "detach" : "end", true));
         } else {
+            h->ending = true;
             host_close(h, 0); /* it never got so far as to listen */
         }
     }

@@ -209,11 +209,19 @@ int hostlist_add_slurm(struct hostlist *l, const char *list, struct ff_error *wh
 
 /* --- what is not named --- */
 
+/* Scripts of a job's own, as TaskProlog, leave the variable to its tasks */
+bool hostlist_in_prolog(void)
+{
+    const char *context = getenv("SLURM_SCRIPT_CONTEXT"), *of = context ? strrchr(context, '_') : NULL;
+
+    return of && (!strcmp(of, "_slurmd") || !strcmp(of, "_slurmctld"));
+}
+
 int hostlist_from_environment(struct hostlist *l, struct ff_error *why)
 {
     const char *slurm = getenv("SLURM_JOB_NODELIST"), *pbs = getenv("PBS_NODEFILE");
 
-    if (slurm && *slurm && !getenv("SLURM_SCRIPT_CONTEXT")) /* not those of the job that begins or ends here */
+    if (slurm && *slurm && !hostlist_in_prolog())
         return hostlist_add_slurm(l, slurm, why);
     if (pbs && *pbs)
         return hostlist_read_file(l, pbs, true, why);

@@ -36,6 +36,9 @@ int hostlist_add_slurm(struct hostlist *l, const char *list, struct ff_error *wh
 /* Of the batch system whose job this is, else the local host */
 int hostlist_from_environment(struct hostlist *l, struct ff_error *why);
 
+/* A script of Slurm's own, beside a job: that job's hosts are not meant */
+bool hostlist_in_prolog(void);
+
 bool hostlist_is_here(const struct node *n); /* this very host */
 void hostlist_drop(struct hostlist *l, size_t i);
 char *hostlist_spec(const struct node *n); /* HOST=ADDRESS, as hostlist_add() takes it */

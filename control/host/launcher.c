@@ -11,9 +11,11 @@
  *              and ends with it. See launcher_ends_all().
  */
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "hostlist.h"
 #include "launcher.h"
 
 #define SAFE "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%_+=:,./-"
@@ -71,7 +73,13 @@ static bool runs(const char *template, const char *program)
 
 const char *launcher_default(void)
 {
-    return getenv("SLURM_JOB_ID") && !getenv("SLURM_SCRIPT_CONTEXT") ? LAUNCHER_SLURM : LAUNCHER_DEFAULT;
+    static char text[sizeof(LAUNCHER_SLURM) + 32];
+    const char *job = getenv("SLURM_JOB_ID");
+
+    if (!job || !*job || strlen(job) > 20 || strspn(job, "0123456789") != strlen(job) || hostlist_in_prolog())
+        return LAUNCHER_DEFAULT;
+    snprintf(text, sizeof(text), LAUNCHER_SLURM, job);
+    return text;
 }
 
 bool launcher_ends_all(const char *template)
@@ -89,11 +97,27 @@ int launcher_check(const char *template, struct ff_error *why)
                         template);
 }
 
-int launcher_check_step(const char *template, struct ff_error *why)
+/* The variable may be of a step that has submitted this job */
+static bool in_step(void)
 {
+    static const char *const no_steps[] = {"/step_batch", "/step_interactive", "/step_extern"};
     const char *step = getenv("SLURM_STEP_ID");
+    FF_AUTO_FREE char *line = NULL;
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    bool is = step && strtoul(step, NULL, 10) < SLURM_STEPS;
+    size_t room = 0;
 
-    if (!launcher_ends_all(template) || !step || strtoul(step, NULL, 10) >= SLURM_STEPS)
+    while (f && is && getline(&line, &room, f) > 0)
+        for (size_t i = 0; i < FF_ARRAY_LEN(no_steps); i++)
+            is &= !strstr(line, no_steps[i]);
+    if (f)
+        fclose(f);
+    return is;
+}
+
+int launcher_check_step(struct ff_error *why)
+{
+    if (!in_step())
         return 0;
     return ff_error_set(why, EPERM, "this is a step of its own in the job, and with it ends all that it starts: do it "
                         "in the job's script, or let vmclone --follow stay");

@@ -12,7 +12,7 @@
 
 #define LAUNCHER_DEFAULT "ssh {host} {cmd}"
 /* A step of the job, beside its others, with all that the job has of that host */
-#define LAUNCHER_SLURM "srun --overlap --nodes=1 --ntasks=1 --cpu-bind=none --unbuffered --nodelist={host} {cmd}"
+#define LAUNCHER_SLURM "srun --jobid=%s --overlap --nodes=1 --ntasks=1 --cpu-bind=none --nodelist={host} {cmd}"
 
 /* Within a job of Slurm's, but for its prolog and epilog, LAUNCHER_SLURM, else LAUNCHER_DEFAULT */
 const char *launcher_default(void);
@@ -22,8 +22,8 @@ const char *launcher_default(void);
  * "srun" or has it as the last part of its program's path */
 bool launcher_ends_all(const char *template);
 
-/* What it starts ends with this program's own step, which ends before the job: -EPERM, and what else to do */
-int launcher_check_step(const char *template, struct ff_error *why);
+/* What this program starts ends with a step of its own, before the job: -EPERM, and what else to do */
+int launcher_check_step(struct ff_error *why);
 
 /* One word of a shell: quoted only if it has to be */
 char *shell_quote(const char *word);

@@ -30,13 +30,34 @@ static int read_words(const char *path, struct strv *out)
     return 0;
 }
 
+/* ".../slurm.../job_N/step_M..."; NULL: it is in none */
+static char *job_of_group(pid_t pid)
+{
+    FF_AUTO_FREE char *path = xprintf("/proc/%d/cgroup", (int)pid), *line = NULL;
+    FILE *f = fopen(path, "re");
+    char *id = NULL;
+    size_t room = 0;
+
+    while (f && !id && getline(&line, &room, f) > 0) {
+        const char *slurm = strstr(line, "/slurm"), *job = slurm ? strstr(slurm, "/job_") : NULL;
+        if (job)
+            id = xprintf("%.*s", (int)strcspn(job + 5, "/\n"), job + 5);
+    }
+    if (f)
+        fclose(f);
+    return id;
+}
+
 char *process_job(pid_t pid)
 {
     static const char *const says[] = {"SLURM_JOB_ID=", "PBS_JOBID=", "LSB_JOBID="};
     FF_AUTO_FREE char *path = xprintf("/proc/%d/environ", (int)pid);
     struct strv words = {0};
     const char *id = "";
+    char *of_group = job_of_group(pid);
 
+    if (of_group)
+        return of_group;
     read_words(path, &words);
     for (size_t i = 0; i < words.n && !*id; i++)
         for (size_t k = 0; k < FF_ARRAY_LEN(says); k++)

@@ -14,7 +14,8 @@
 /* The words of /proc/PID/cmdline, added to @out: 0; -ESRCH: it has ended; or why they cannot be read */
 int process_argv(pid_t pid, struct strv *out, struct ff_error *why);
 
-/* The batch job that it is part of, as its environment says: an identifier; "": none, or it may not be looked at */
+/* The batch job that it is part of: as its cgroup says, where Slurm has made one, else its environment. An
+ * identifier; "": none, or it may not be looked at */
 char *process_job(pid_t pid);
 
 /* Its memory; of what others have, too, a part (Pss). 0: nobody says */

@@ -72,7 +72,7 @@ struct place {
 struct evacuation {
     const struct evacuate_options *o;
     struct guest *guest;
-    size_t n_guests;
+    size_t n_guests, n_of_jobs; /* of jobs: left out */
     struct place *place;
     size_t n_places;
     char *agent, *identity;
@@ -165,11 +165,13 @@ static bool find_monitor(struct guest *g)
 }
 
 /* @seen: of each name that was given, whether it is here */
-static bool is_wanted(const struct evacuate_options *o, const json_t *f, bool *seen)
+static bool is_wanted(struct evacuation *e, const json_t *f, bool *seen)
 {
+    const struct evacuate_options *o = e->o;
     FF_AUTO_FREE char *pid = xprintf("%lld", (long long)json_integer_value(json_object_get(f, "pid")));
-    bool is = !o->guests->n && !(o->outside_jobs && *text_of(f, "job"));
+    bool of_job = o->outside_jobs && *text_of(f, "job"), is = !o->guests->n && !of_job;
 
+    e->n_of_jobs += of_job;
     for (size_t i = 0; i < o->guests->n; i++)
         if (!strcmp(o->guests->v[i], pid) || !strcmp(o->guests->v[i], text_of(f, "name")))
             is = seen[i] = true;
@@ -209,7 +211,7 @@ static void find_guests(struct evacuation *e, bool *seen)
     json_array_foreach(all, i, f) {
         struct guest g = {.pid = (pid_t)json_integer_value(json_object_get(f, "pid")), .run = SPAWN_NONE};
         g.start = process_start_time(g.pid);
-        if (!is_wanted(e->o, f, seen) || !find_monitor(&g)) {
+        if (!is_wanted(e, f, seen) || !find_monitor(&g)) {
             free(g.qmp);
             free(g.reason);
             continue;
@@ -566,8 +568,9 @@ int evacuate_host(const struct evacuate_options *o, const struct hostlist *to)
     e.place = xcalloc(to->n + 1, sizeof(*e.place));
     for (size_t i = 0; i < to->n; i++)
         e.place[i].node = &to->v[i];
-    ask_places(&e);
     find_guests(&e, seen);
+    if (e.n_guests)
+        ask_places(&e);
     for (size_t i = 0; i < o->guests->n; i++) {
         missing += !seen[i];
         if (!seen[i])
@@ -583,10 +586,11 @@ int evacuate_host(const struct evacuate_options *o, const struct hostlist *to)
         follow_moves(&e);
     size_t here = missing + count_in(&e, STAYS) + (o->dry_run ? 0 : count_in(&e, WAITS));
     int code = count_in(&e, UNKNOWN) ? EXIT_UNKNOWN : here ? EXIT_HERE : 0;
+    FF_AUTO_FREE char *of_jobs = e.n_of_jobs ? xprintf("; %zu of batch jobs were left out", e.n_of_jobs) : xstrdup("");
     if (o->json)
         print_evacuation(&e, code);
     else if (!o->dry_run)
-        printf("%zu of %zu guests are gone from here\n", count_in(&e, GONE) + count_in(&e, ENDED), e.n_guests);
+        printf("%zu of %zu guests are gone from here%s\n", count_in(&e, GONE) + count_in(&e, ENDED), e.n_guests, of_jobs);
     evacuation_free(&e);
     return code;
 }

@@ -51,6 +51,8 @@ static int prepare_move(struct move *m)
         rc = move_check_argv(m, why);
     if (!rc)
         rc = move_start(m, why);
+    if (!rc)
+        rc = move_devices_unplug(m, why);
     return rc;
 }
 
@@ -76,6 +78,8 @@ static int run_move(struct move *m)
         move_proxy_over(m);
     if (m->outcome == MOVE_HERE)
         move_find_here(m);
+    if (m->outcome == MOVE_HERE)
+        move_devices_back(m);
     if (m->outcome == MOVE_HERE)
         move_fallback_drop(m);
     else if (m->outcome != MOVE_THERE)
@@ -108,7 +112,8 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
                                                         "farfork-rdma-postcopy(7)",
                                              .agent_options = move_agent_options};
     struct move m = {.back = *back, .via = way->via, .untested = way->untested,
-                     .from_stream = way->from_stream, .tpm = way->tpm};
+                     .from_stream = way->from_stream, .tpm = way->tpm, .unplug = &way->unplug,
+                     .plug = &way->plug};
     struct session_options o = *given;
     struct ff_error why;
     int code = EXIT_USAGE;
@@ -124,6 +129,8 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
         fprintf(stderr, "farfork move: %s\n", why.text);
     else
         code = run_move(&m);
+    move_devices_free(&m);
+    strv_free(&m.drives);
     strv_free(&m.argv);
     json_decref(m.images);
     json_decref(m.machine);

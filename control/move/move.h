@@ -34,13 +34,21 @@ struct move_way {
     bool untested; /* proxies: with any version of QEMU */
     bool from_stream; /* proxies: all memory by QEMU's own stream */
     const char *tpm; /* socket of an swtpm there; NULL: none */
+    struct strv unplug, plug; /* ids here, what -device takes there */
 };
+
+struct move_device;
 
 struct move {
     struct session s; /* one host; two children: the QEMU there, and its proxy if there is one */
     enum move_via via; /* as asked for; once the QEMU there runs, what it is */
     bool untested, from_stream;
     const char *tpm;
+    const struct strv *unplug, *plug; /* borrowed */
+    struct move_device *devices; /* that the guest is to let go */
+    size_t n_devices, n_plugged;
+    bool plugged;         /* it was tried there */
+    struct strv drives;   /* names of the disks among them */
     bool patched;      /* the QEMU here has the transport */
     pid_t proxy_pid;   /* of the proxy here; 0: none, or it has been reaped */
     char *proxy_dir, *proxy_qmp;
@@ -72,7 +80,7 @@ struct move {
     uint64_t lost_ms;      /* since when it has no link and its agent is not heard; 0: not so */
     enum move_outcome outcome;
     char here[32];         /* MOVE_HERE: what its QEMU says of it, running or paused */
-    double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
+    double begin_ms, listening_ms, ready_ms, unplugged_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
     /* what the source said last */
     char status[32], link[16];
     uint64_t total_bytes, present_bytes, passed_bytes, faults; /* passed: by precopy=1 */
@@ -138,6 +146,15 @@ void move_proxy_say_sides(struct move *m); /* what each QEMU says, as a note */
 void move_proxy_drop(struct move *m); /* nothing was sent: the one here is to end */
 bool move_proxy_has_ended(struct move *m, struct ff_error *why); /* and its last words */
 void move_proxy_over(struct move *m); /* it has said all, and ends: m->s.qmp is the QEMU's again */
+
+/* move_devices.c: devices that the guest does not take along: move_devices_plan(): off its command line, before
+ * session_add_plugged(); move_devices_unplug(): once the QEMU there listens. -EPERM, -ETIMEDOUT: the guest keeps
+ * one. move_devices_back(): the guest is here after all; move_devices_plug(): it runs there. Notes say what failed */
+int move_devices_plan(struct move *m, struct ff_error *why);
+int move_devices_unplug(struct move *m, struct ff_error *why);
+void move_devices_back(struct move *m);
+void move_devices_plug(struct move *m);
+void move_devices_free(struct move *m);
 
 /* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why */
 void move_guest(struct move *m);

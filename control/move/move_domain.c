@@ -265,7 +265,7 @@ static int take_host(struct domain_move *m, struct ff_error *why)
 static int prepare_domain(struct domain_move *m)
 {
     unsigned number;
-    int rc = m->o->launcher ? launcher_check(m->o->launcher, &m->why) : 0;
+    int rc = m->o->launcher ? launcher_check(m->o->launcher, &m->why) : launcher_check_step(&m->why);
 
     if (!rc)
         rc = take_host(m, &m->why);

@@ -434,6 +434,7 @@ static void follow_migration(struct move *m)
         if (m->runs_there && !m->handed && !m->back.go) { /* no source takes it back from here on */
             m->handed = true;
             move_hand_over(m, &why);
+            move_devices_plug(m);
         }
         if (m->until_ms || m->taking_ms || m->lost_ms || strcmp(was, m->status) ||
             fetched != m->present_bytes + m->passed_bytes + m->stream_bytes)
@@ -553,4 +554,6 @@ void move_guest(struct move *m)
                   h->node->host);
     if (m->outcome == MOVE_THERE)
         move_fallback_commit(m);
+    if (m->outcome == MOVE_THERE || m->outcome == MOVE_FOLLOWS)
+        move_devices_plug(m);
 }

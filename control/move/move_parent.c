@@ -131,13 +131,30 @@ static int check_drivers(struct move *m, struct ff_error *why)
 
 /* --- disks: the same images, on shared storage --- */
 
+/* Whether that disk is of a device that the guest is to let go */
+static bool leaves(struct move *m, const json_t *entry)
+{
+    static const char peripheral[] = "/machine/peripheral/";
+    const char *qdev = text_of(entry, "qdev"), *device = text_of(entry, "device");
+
+    if (!strncmp(qdev, peripheral, sizeof(peripheral) - 1))
+        qdev += sizeof(peripheral) - 1;
+    FF_AUTO_FREE char *id = xprintf("%.*s", (int)strcspn(qdev, "/"), qdev);
+    bool is = strv_have(&m->s.unplugged, id);
+    if (is && *device)
+        strv_add(&m->drives, "%s", device);
+    return is || (*device && strv_have(&m->drives, device));
+}
+
 /* What each device has in it */
-static json_t *images_of(const json_t *block)
+static json_t *images_of(struct move *m, const json_t *block)
 {
     json_t *images = json_array(), *entry;
     size_t i;
 
     json_array_foreach(block, i, entry) {
+        if (leaves(m, entry))
+            continue;
         const json_t *image = json_object_get(json_object_get(entry, "inserted"), "image");
         json_array_append_new(images,
                               json_pack("[s,s,s]", text_of(entry, "device"), text_of(entry, "qdev"),
@@ -150,7 +167,7 @@ int move_check_disks(struct move *m, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *block = NULL;
     int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
-    FF_AUTO_JSON json_t *images = images_of(block);
+    FF_AUTO_JSON json_t *images = images_of(m, block);
 
     if (rc || json_equal(images, m->images))
         return rc;
@@ -182,7 +199,7 @@ static int find_disks(struct move *m, struct ff_error *why)
         strv_add_json(&m->argv, argv);
     }
     disks_free(plan);
-    m->images = images_of(block);
+    m->images = images_of(m, block);
     return 0;
 }
 
@@ -210,6 +227,8 @@ int move_find_parent(struct move *m, struct ff_error *why)
         rc = 0;
     if (!rc)
         rc = check_migration(m, why);
+    if (!rc)
+        rc = move_devices_plan(m, why);
     if (!rc)
         rc = session_add_plugged(&m->s, why);
     if (!rc)

@@ -96,7 +96,7 @@ void move_print_json(const struct move *m, int code)
     for (size_t i = 0; i < m->s.notes.n; i++)
         json_array_append_new(notes, json_string(m->s.notes.v[i]));
     json_t *o = json_pack(
-        "{ss ss si sb so ss si so so si so so so so s{sI sI sI} sI sI so}", "id", m->s.o.id, "parent",
+        "{ss ss si sb so ss si so so si so so so so s{sI sI sI} sI sI si si so}", "id", m->s.o.id, "parent",
         m->s.o.parent_path, "parent_pid", (int)m->s.parent_pid, "parent_ended", m->s.parent_gone,
         "host", text_or_null(h ? h->node->host : NULL), "state", move_outcome_name(m->outcome),
         "exit_code", code, "error", text_or_null(m->s.why.text), "migration",
@@ -105,7 +105,7 @@ void move_print_json(const struct move *m, int code)
         text_or_null(h ? h->rundir : NULL), "phases_ms", json_move_phases(m), "bytes", "total",
         (json_int_t)m->total_bytes, "present", (json_int_t)m->present_bytes, "again",
         (json_int_t)m->again_bytes, "breaks", (json_int_t)m->breaks, "faults",
-        (json_int_t)m->faults, "notes", notes);
+        (json_int_t)m->faults, "unplugged", (int)m->n_devices, "plugged", (int)m->n_plugged, "notes", notes);
     json_dumpf(o, stdout, JSON_INDENT(2));
     putchar('\n');
     fflush(stdout);

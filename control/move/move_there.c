@@ -232,9 +232,10 @@ void move_let_go(struct move *m)
     if (!m->s.launched)
         return;
     h->let_go = true;
+    h->ending = !h->rundir || !m->sent || m->outcome == MOVE_HERE || m->end_there;
     if (!h->rundir) {
         host_close(h, 0); /* it never got so far as to listen */
-    } else if (!m->sent || m->outcome == MOVE_HERE || m->end_there) {
+    } else if (h->ending) {
         host_send(h, json_pack("{sb}", "end", true));
     } else if (m->outcome == MOVE_THERE) {
         host_send(h, json_pack("{sb}", "detach", true));

@@ -99,8 +99,6 @@ int session_init(struct session *s, const struct session_kind *kind,
     s->o.qemu = copy(given->qemu);
     s->o.scope = copy(given->scope);
     int rc = session_check_options(&s->o, why);
-    if (!rc && !s->o.stays)
-        rc = launcher_check_step(s->o.launcher, why);
     return rc ? rc : session_make_key(s, why);
 }
 
@@ -141,6 +139,9 @@ void session_on_guest_event(struct session *s, json_t *e)
     if (!strcmp(text_of(e, "event"), "BLOCK_IO_ERROR")) {
         json_decref(s->io_error);
         s->io_error = json_incref(e);
+    } else if (!strcmp(text_of(e, "event"), "DEVICE_UNPLUG_GUEST_ERROR")) {
+        json_decref(s->unplug_error);
+        s->unplug_error = json_incref(e);
     }
     json_decref(e);
 }
@@ -226,6 +227,8 @@ void session_free(struct session *s)
     free(s->parent_exe);
     free(s->parent_cwd);
     json_decref(s->answer);
+    json_decref(s->unplug_error);
+    strv_free(&s->unplugged);
     json_decref(s->io_error);
     key_text_free(s->key);
     qmp_free(s->qmp);

@@ -134,6 +134,8 @@ struct session {
     bool parent_gone;
     bool parent_stood;  /* it did not run when it was asked */
     bool parent_silent; /* no connection to it, whether it has ended or not */
+    struct strv unplugged;  /* ids of devices that the guest is to let go: not on parent_argv any more */
+    json_t *unplug_error;   /* the last event that one of them is not let go; or NULL */
     json_t *io_error;   /* the last event BLOCK_IO_ERROR of it; or NULL */
     json_t *answer;     /* the last event "qmp", "keep" or "adopt"; NULL: none since then */
     char *key;          /* of key_text_new() */

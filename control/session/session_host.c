@@ -163,5 +163,9 @@ void host_close_input(struct host *h)
 
 void host_close(struct host *h, int limit_ms)
 {
+    if (h->stays && h->let_go && !h->ending) { /* to end the launcher would end what it keeps */
+        spawn_leave(&h->run);
+        return;
+    }
     h->ended |= spawn_end(&h->run, limit_ms) && h->ending;
 }

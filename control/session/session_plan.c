@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "launcher.h"
 #include "session.h"
 #include "rundir.h"
 
@@ -61,6 +62,13 @@ int session_plan(struct session *s, struct ff_error *why)
         *h = (struct host){.node = &s->hostlist.v[i], .name = own_name(s, s->hostlist.v[i].host),
                            .here = hostlist_is_here(&s->hostlist.v[i]), .run = SPAWN_NONE};
         s->n_hosts++;
+    }
+    bool ends = false; /* what is started, with this program */
+    for (size_t i = 0; i < s->n_hosts; i++)
+        ends |= !s->o.stays && (s->hosts[i].here || launcher_ends_all(s->o.launcher));
+    if (ends && launcher_check_step(why)) {
+        free(used);
+        return -EPERM;
     }
     for (; s->n_vms < s->o.n; at = (at + 1) % s->hostlist.n) {
         if (!has_room(&s->hostlist.v[at], used[at]))

@@ -212,7 +212,7 @@ static int check_peripherals(struct session *s, struct ff_error *why)
         return rc == -EREMOTEIO ? 0 : rc;
     json_array_foreach(list, i, o) {
         const char *id = text_of(o, "name");
-        if (strstr(text_of(o, "type"), "child<") && !is_on_command_line(argv, "device", id))
+        if (strstr(text_of(o, "type"), "child<") && !strv_have(&s->unplugged, id) && !is_on_command_line(argv, "device", id))
             return ff_error_set(
                 why, ENOTSUP,
                 "device %s was plugged in later, and is not on the command line of its QEMU: "
@@ -220,7 +220,7 @@ static int check_peripherals(struct session *s, struct ff_error *why)
     }
     for (i = 1; i < argv->n; i++) {
         FF_AUTO_FREE char *id = is_device_word(argv, i) ? qemu_opts_get(argv->v[i], "id") : NULL;
-        if (id && !json_find(list, "name", id))
+        if (id && !strv_have(&s->unplugged, id) && !json_find(list, "name", id))
             return ff_error_set(
                 why, ENOTSUP,
                 "device %s was removed, but is still on the command line of its QEMU: plug it in "

@@ -73,7 +73,11 @@ def job_of(pid):
     """Of which job and step a process is."""
     with open(f'/proc/{pid}/environ', encoding='utf-8', errors='replace') as f:
         env = dict(e.partition('=')[::2] for e in f.read().split('\0'))
-    return env.get('SLURM_JOB_ID'), env.get('SLURM_STEP_ID')
+    number = env.get('SLURM_JOB_ID')
+    with open(f'/proc/{pid}/cgroup', encoding='ascii') as f:
+        if batch.GROUPS and f'/job_{number}/' not in f.read():
+            number = None
+    return number, env.get('SLURM_STEP_ID')
 
 
 def check_family(c, parent, before, job, left_steps):
@@ -84,7 +88,7 @@ def check_family(c, parent, before, job, left_steps):
         Child(row, parent).check(before)
     mine = [p for p in processes_of(c.base) if p[1][0] != STEP[0].encode()]      # but this test's own
     jobs = {pid: job_of(pid) for pid, _ in mine}
-    if any(number != job.number for number, _ in jobs.values()):
+    if not mine or any(number != job.number for number, _ in jobs.values()):
         raise Failed(f'outside the job: {jobs} {mine}')
     say(f'      steps {sorted({s or "script" for _, s in jobs.values()})}')
     steps = job.steps()
@@ -137,7 +141,7 @@ def from_step(t, cluster, accel):
         parent.start_load()
         with Clone(t, parent, 4, hosts=job.hosts, prefix=job.on(job.hosts[0]), environ=cluster.env,
                    rundir='refused') as c:
-            if c.end() != 2 or 'in the job\'s script' not in c.err:
+            if c.end() != 3 or 'in the job\'s script' not in c.result['error']:
                 raise Failed(f'{c.result} {c.err}')
         before = snapshot(parent)
         with Clone(t, parent, 4, '--follow', hosts=job.hosts, prefix=job.on(job.hosts[0]), environ=cluster.env,

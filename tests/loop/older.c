@@ -245,7 +245,7 @@ static void earlier_silent(void)
 /* What it has not got is not waited for */
 static void earlier_incomplete(void)
 {
-    images_are(2, "", "dest.prefill=delay:30000");
+    images_are(2, "", "dest.prefill=delay:100000000@90+"); /* no more, for as long as this test lasts */
     untouched(LATER);
     begin();
     wait_count(f[EARLIER]->present_so_far, 5ul << 20);

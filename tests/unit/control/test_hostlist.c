@@ -163,20 +163,24 @@ static void test_slurm_launcher(void **state)
     for (size_t i = 0; i < FF_ARRAY_LEN(names); i++)
         unsetenv(names[i]);
     assert_string_equal(launcher_default(), LAUNCHER_DEFAULT);
+    setenv("SLURM_JOB_ID", "7;ls", 1);
+    assert_string_equal(launcher_default(), LAUNCHER_DEFAULT);
     setenv("SLURM_JOB_ID", "7", 1);
     setenv("SLURM_JOB_NODELIST", "n[1-2]", 1);
-    assert_string_equal(launcher_default(), LAUNCHER_SLURM);
-    assert_int_equal(launcher_check(LAUNCHER_SLURM, &why), 0);
+    assert_non_null(strstr(launcher_default(), "srun --jobid=7 "));
+    assert_int_equal(launcher_check(launcher_default(), &why), 0);
+    assert_true(launcher_ends_all(launcher_default()));
+    setenv("SLURM_SCRIPT_CONTEXT", "prolog_task", 1); /* TaskProlog leaves it to the job's tasks */
+    assert_non_null(strstr(launcher_default(), "srun --jobid=7 "));
     assert_int_equal(hostlist_from_environment(&l, &why), 0);
     assert_string_equal(taken(), "n1=n1:0 n2=n2:0");
-    assert_true(launcher_ends_all(LAUNCHER_SLURM) && launcher_ends_all("/usr/bin/srun -n1 {host} {cmd}"));
+    assert_true(launcher_ends_all("srun {host} {cmd}") && launcher_ends_all("/usr/bin/srun -n1 {host} {cmd}"));
     assert_false(launcher_ends_all(LAUNCHER_DEFAULT) || launcher_ends_all("srun2 {host} {cmd}"));
-    assert_int_equal(launcher_check_step(LAUNCHER_SLURM, &why), 0);
+    assert_int_equal(launcher_check_step(&why), 0);
     setenv("SLURM_STEP_ID", "4294967290", 1); /* an interactive shell */
-    assert_int_equal(launcher_check_step(LAUNCHER_SLURM, &why), 0);
+    assert_int_equal(launcher_check_step(&why), 0);
     setenv("SLURM_STEP_ID", "3", 1);
-    assert_int_equal(launcher_check_step(LAUNCHER_SLURM, &why), -EPERM);
-    assert_int_equal(launcher_check_step(LAUNCHER_DEFAULT, &why), 0);
+    assert_int_equal(launcher_check_step(&why), -EPERM);
     setenv("SLURM_SCRIPT_CONTEXT", "prolog_slurmd", 1);
     assert_string_equal(launcher_default(), LAUNCHER_DEFAULT);
     assert_int_equal(hostlist_from_environment(&l, &why), 0);

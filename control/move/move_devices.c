@@ -1,0 +1,234 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move_devices.c - devices that stay here: taken out before the switch, and others plugged in there
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      a passthrough device, or the primary one of a failover pair, has state in hardware that nobody can
+ *              move. The guest gives it up while it runs, and may get another one where it runs next.
+ * Picture      plan      the devices of --unplug, and primaries of failover pairs: the QEMU there is started
+ *                        without the first, with the second, which it keeps hidden until the guest wants it
+ *              unplug    device_del of each, once the QEMU there listens; wait until the guest has let it go
+ *              migrate
+ *              plug      device_add of each SPEC there, once the guest runs there
+ * Failure      one that the guest does not let go in time, or a move that fails later: the guest is here, and what
+ *              was taken out is plugged in again, as its command line had it.
+ * Limits       QEMU cannot withdraw a request to unplug: a guest may answer it after we have gone on.
+ * Sources      qapi/qdev.json: device_del, DEVICE_UNPLUG_GUEST_ERROR
+ */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "autojson.h"
+#include "move.h"
+#include "qemu_opts.h"
+
+#define LOOK_MS 50
+#define PERIPHERAL "/machine/peripheral"
+
+struct move_device {
+    char *id;
+    char *spec;   /* on the command line; NULL: it was plugged later */
+    bool out;     /* the guest has let it go */
+    bool primary; /* of a failover pair */
+};
+
+/* The word of -device with that id; 0: there is none */
+static size_t device_word(const struct strv *argv, const char *id)
+{
+    for (size_t i = 2; i < argv->n; i++) {
+        FF_AUTO_FREE char *own = qemu_option_is(argv->v[i - 1], "device") ? qemu_opts_get(argv->v[i], "id") : NULL;
+        if (own && !strcmp(own, id))
+            return i;
+    }
+    return 0;
+}
+
+/* 1: it is there; 0: it is not; or why QEMU does not say */
+static int is_plugged(struct move *m, const char *id, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *list = NULL;
+    int rc = qmp_command(m->s.qmp, "qom-list", json_pack("{ss}", "path", PERIPHERAL), &list, why);
+
+    return rc ? rc : !!json_find(list, "name", id);
+}
+
+static void add_device(struct move *m, const char *id, const char *spec, bool primary)
+{
+    m->devices = realloc(m->devices, (m->n_devices + 1) * sizeof(*m->devices));
+    if (!m->devices)
+        abort();
+    m->devices[m->n_devices++] =
+        (struct move_device){.id = xstrdup(id), .spec = spec ? xstrdup(spec) : NULL, .primary = primary};
+}
+
+static int plan_one(struct move *m, const char *id, struct ff_error *why)
+{
+    struct strv *argv = &m->s.parent_argv;
+    size_t at = device_word(argv, id);
+    int rc = is_plugged(m, id, why);
+
+    if (rc < 0)
+        return rc;
+    if (!rc)
+        return ff_error_set(why, ENOENT, "--unplug %s: this guest has no device of that id", id);
+    add_device(m, id, at ? argv->v[at] : NULL, false);
+    strv_add(&m->s.unplugged, "%s", id);
+    if (at) {
+        strv_drop(argv, at);
+        strv_drop(argv, at - 1);
+    }
+    return 0;
+}
+
+/* Those whose standby device is told that it is one: the guest has both, or has let the primary go already */
+static int plan_primaries(struct move *m, struct ff_error *why)
+{
+    const struct strv *argv = &m->s.parent_argv;
+
+    for (size_t i = 2; i < argv->n; i++) {
+        bool is = qemu_option_is(argv->v[i - 1], "device");
+        FF_AUTO_FREE char *pair = is ? qemu_opts_get(argv->v[i], "failover_pair_id") : NULL;
+        FF_AUTO_FREE char *id = pair ? qemu_opts_get(argv->v[i], "id") : NULL;
+        if (!pair)
+            continue;
+        if (!id)
+            return ff_error_set(why, EINVAL, "-device %s: of a failover pair, and without an id", argv->v[i]);
+        int rc = is_plugged(m, id, why);
+        if (rc < 0)
+            return rc;
+        strv_add(&m->s.unplugged, "%s", id); /* hidden, it is not there */
+        if (rc)
+            add_device(m, id, argv->v[i], true);
+    }
+    return 0;
+}
+
+int move_devices_plan(struct move *m, struct ff_error *why)
+{
+    int rc = 0;
+
+    for (size_t i = 0; !rc && i < m->unplug->n; i++)
+        rc = plan_one(m, m->unplug->v[i], why);
+    return rc ? rc : plan_primaries(m, why);
+}
+
+/* What QEMU says against it */
+static int unplug_error(const struct session *s, const char *id, struct ff_error *why)
+{
+    const json_t *data = json_object_get(s->unplug_error, "data");
+
+    if (strcmp(text_of(data, "device"), id))
+        return 0;
+    return ff_error_set(why, EPERM, "device %s: the guest refuses to let it go; it was not moved", id);
+}
+
+static int wait_until_out(struct move *m, struct move_device *d, struct ff_error *why)
+{
+    uint64_t end = ff_now_ms() + m->s.o.timeout_s * 1000ull;
+    int rc;
+
+    while ((rc = is_plugged(m, d->id, why)) > 0) {
+        if ((rc = unplug_error(&m->s, d->id, why)))
+            return rc;
+        if (ff_now_ms() >= end)
+            return ff_error_set(why, ETIMEDOUT, "device %s: the guest has not let it go within %u s; it was not moved, "
+                                "and may still let the device go: look at it", d->id, m->s.o.timeout_s);
+        session_turn(&m->s, LOOK_MS);
+        if (m->s.interrupted)
+            return ff_error_set(why, ECANCELED, "interrupted");
+        if ((rc = move_check_there(m, why)))
+            return rc;
+    }
+    d->out = !rc;
+    return rc;
+}
+
+int move_devices_unplug(struct move *m, struct ff_error *why)
+{
+    int rc = 0;
+
+    for (size_t i = 0; !rc && i < m->n_devices; i++) {
+        struct move_device *d = &m->devices[i];
+        rc = qmp_command(m->s.qmp, "device_del", json_pack("{ss}", "id", d->id), NULL, why);
+        if (rc)
+            ff_error_context(why, "device_del %s", d->id);
+        else
+            rc = wait_until_out(m, d, why);
+    }
+    if (!rc && m->n_devices)
+        m->unplugged_ms = ff_now_exact_ms();
+    return rc;
+}
+
+/* A SPEC as -device has it, which is what the command of the human monitor takes */
+static json_t *device_add(const char *spec, const char **execute)
+{
+    json_t *o = *spec == '{' ? json_loads(spec, 0, NULL) : NULL;
+
+    *execute = o ? "device_add" : "human-monitor-command";
+    return o ? o : json_pack("{so}", "command-line", json_sprintf("device_add %s", spec));
+}
+
+/* It answers with what it has to complain about */
+static int check_answer(json_t *answer, struct ff_error *why)
+{
+    const char *text = json_string_value(answer);
+
+    return text && *text ? ff_error_set(why, EINVAL, "%.*s", (int)strcspn(text, "\r\n"), text) : 0;
+}
+
+void move_devices_back(struct move *m)
+{
+    for (size_t i = 0; i < m->n_devices; i++) {
+        struct move_device *d = &m->devices[i];
+        FF_AUTO_JSON json_t *answer = NULL;
+        struct ff_error why;
+        const char *execute;
+        if (!d->out)
+            continue;
+        int rc = -EINVAL;
+        if (d->spec && m->s.qmp) {
+            json_t *arguments = device_add(d->spec, &execute);
+            rc = qmp_command(m->s.qmp, execute, arguments, &answer, &why);
+            rc = rc ? rc : check_answer(answer, &why);
+        } else {
+            ff_error_set(&why, EINVAL, d->spec ? "its QEMU does not answer" : "it is not on the command line");
+        }
+        d->out = rc != 0;
+        if (rc)
+            strv_add(&m->s.notes, "device %s was taken out, and is not in again: %s: plug it in by device_add", d->id,
+                     why.text);
+    }
+}
+
+void move_devices_plug(struct move *m)
+{
+    if (m->plugged)
+        return;
+    m->plugged = true;
+    for (size_t i = 0; i < m->plug->n; i++) {
+        FF_AUTO_JSON json_t *answer = NULL;
+        struct ff_error why;
+        const char *execute;
+        json_t *arguments = device_add(m->plug->v[i], &execute);
+        int rc = move_ask(m, execute, arguments, &answer, &why);
+        rc = rc ? rc : check_answer(answer, &why);
+        if (rc)
+            strv_add(&m->s.notes, "--plug %s: %s: plug it in there by device_add, at %s", m->plug->v[i], why.text,
+                     move_child(m)->qmp);
+        else
+            m->n_plugged++;
+    }
+}
+
+void move_devices_free(struct move *m)
+{
+    for (size_t i = 0; i < m->n_devices; i++) {
+        free(m->devices[i].id);
+        free(m->devices[i].spec);
+    }
+    free(m->devices);
+}
