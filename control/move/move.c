@@ -112,12 +112,13 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
                                                         "farfork-rdma-postcopy(7)",
                                              .agent_options = move_agent_options};
     struct move m = {.back = *back, .via = way->via, .untested = way->untested,
-                     .from_stream = way->from_stream, .tpm = way->tpm, .unplug = &way->unplug,
-                     .plug = &way->plug};
+                     .from_stream = way->from_stream, .tpm = way->tpm, .unplug = &way->unplug};
     struct session_options o = *given;
     struct ff_error why;
     int code = EXIT_USAGE;
     FF_AUTO_FREE char *options = NULL;
+    for (size_t i = 0; i < way->plug.n; i++)
+        strv_add(&m.plug, "%s", way->plug.v[i]);
     int rc = move_fallback_options(&m, given->link_options, &options, &why);
 
     o.link_options = options;
@@ -130,7 +131,6 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
     else
         code = run_move(&m);
     move_devices_free(&m);
-    strv_free(&m.drives);
     strv_free(&m.argv);
     json_decref(m.images);
     json_decref(m.machine);

@@ -44,7 +44,8 @@ struct move {
     enum move_via via; /* as asked for; once the QEMU there runs, what it is */
     bool untested, from_stream;
     const char *tpm;
-    const struct strv *unplug, *plug; /* borrowed */
+    const struct strv *unplug; /* borrowed */
+    struct strv plug;     /* what -device takes there */
     struct move_device *devices; /* that the guest is to let go */
     size_t n_devices, n_plugged;
     bool plugged;         /* it was tried there */

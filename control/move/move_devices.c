@@ -7,8 +7,9 @@
  *
  * Purpose      a passthrough device, or the primary one of a failover pair, has state in hardware that nobody can
  *              move. The guest gives it up while it runs, and may get another one where it runs next.
- * Picture      plan      the devices of --unplug, and primaries of failover pairs: the QEMU there is started
- *                        without the first, with the second, which it keeps hidden until the guest wants it
+ * Picture      plan      the devices of --unplug, and primaries of failover pairs, which are as if both options
+ *                        named them: the QEMU there is started without. (It would plug a primary in by itself,
+ *                        while it loads the state of a port that has none: Linux does not see it then.)
  *              unplug    device_del of each, once the QEMU there listens; wait until the guest has let it go
  *              migrate
  *              plug      device_add of each SPEC there, once the guest runs there
@@ -32,7 +33,6 @@ struct move_device {
     char *id;
     char *spec;   /* on the command line; NULL: it was plugged later */
     bool out;     /* the guest has let it go */
-    bool primary; /* of a failover pair */
 };
 
 /* The word of -device with that id; 0: there is none */
@@ -55,35 +55,41 @@ static int is_plugged(struct move *m, const char *id, struct ff_error *why)
     return rc ? rc : !!json_find(list, "name", id);
 }
 
-static void add_device(struct move *m, const char *id, const char *spec, bool primary)
+static void add_device(struct move *m, const char *id, const char *spec)
 {
     m->devices = realloc(m->devices, (m->n_devices + 1) * sizeof(*m->devices));
     if (!m->devices)
         abort();
     m->devices[m->n_devices++] =
-        (struct move_device){.id = xstrdup(id), .spec = spec ? xstrdup(spec) : NULL, .primary = primary};
+        (struct move_device){.id = xstrdup(id), .spec = spec ? xstrdup(spec) : NULL};
 }
 
-static int plan_one(struct move *m, const char *id, struct ff_error *why)
+static void leave_out(struct move *m, const char *id, bool plugged)
 {
     struct strv *argv = &m->s.parent_argv;
     size_t at = device_word(argv, id);
-    int rc = is_plugged(m, id, why);
 
-    if (rc < 0)
-        return rc;
-    if (!rc)
-        return ff_error_set(why, ENOENT, "--unplug %s: this guest has no device of that id", id);
-    add_device(m, id, at ? argv->v[at] : NULL, false);
+    if (plugged)
+        add_device(m, id, at ? argv->v[at] : NULL);
     strv_add(&m->s.unplugged, "%s", id);
     if (at) {
         strv_drop(argv, at);
         strv_drop(argv, at - 1);
     }
-    return 0;
 }
 
-/* Those whose standby device is told that it is one: the guest has both, or has let the primary go already */
+static int plan_one(struct move *m, const char *id, struct ff_error *why)
+{
+    int rc = is_plugged(m, id, why);
+
+    if (!rc)
+        return ff_error_set(why, ENOENT, "--unplug %s: this guest has no device of that id", id);
+    if (rc > 0)
+        leave_out(m, id, true);
+    return rc < 0 ? rc : 0;
+}
+
+/* There the guest gets the same one, whether it has it here now or not */
 static int plan_primaries(struct move *m, struct ff_error *why)
 {
     const struct strv *argv = &m->s.parent_argv;
@@ -99,9 +105,9 @@ static int plan_primaries(struct move *m, struct ff_error *why)
         int rc = is_plugged(m, id, why);
         if (rc < 0)
             return rc;
-        strv_add(&m->s.unplugged, "%s", id); /* hidden, it is not there */
-        if (rc)
-            add_device(m, id, argv->v[i], true);
+        strv_add(&m->plug, "%s", argv->v[i]);
+        leave_out(m, id, rc);
+        i -= 2; /* its two words */
     }
     return 0;
 }
@@ -209,15 +215,15 @@ void move_devices_plug(struct move *m)
     if (m->plugged)
         return;
     m->plugged = true;
-    for (size_t i = 0; i < m->plug->n; i++) {
+    for (size_t i = 0; i < m->plug.n; i++) {
         FF_AUTO_JSON json_t *answer = NULL;
         struct ff_error why;
         const char *execute;
-        json_t *arguments = device_add(m->plug->v[i], &execute);
+        json_t *arguments = device_add(m->plug.v[i], &execute);
         int rc = move_ask(m, execute, arguments, &answer, &why);
         rc = rc ? rc : check_answer(answer, &why);
         if (rc)
-            strv_add(&m->s.notes, "--plug %s: %s: plug it in there by device_add, at %s", m->plug->v[i], why.text,
+            strv_add(&m->s.notes, "--plug %s: %s: plug it in there by device_add, at %s", m->plug.v[i], why.text,
                      move_child(m)->qmp);
         else
             m->n_plugged++;
@@ -231,4 +237,6 @@ void move_devices_free(struct move *m)
         free(m->devices[i].spec);
     }
     free(m->devices);
+    strv_free(&m->drives);
+    strv_free(&m->plug);
 }

@@ -11,6 +11,7 @@ E2E_TESTS := \
     tests/e2e/hosts.py:120 \
     tests/e2e/evacuate.py:170 \
     tests/e2e/slurm.py:260 \
+    tests/e2e/devices_stay.py:200 \
     tests/e2e/host_files.py:100 \
     tests/e2e/on_systemd.py:130 \
     tests/e2e/move_micro.py:200 \
@@ -89,7 +90,7 @@ E2E_TESTS := \
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys farfork_move move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
-    ordinary_user overlays unfinished guest_identity hosts evacuate slurm)),$(E2E_TESTS))
+    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest
