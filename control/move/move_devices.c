@@ -47,7 +47,7 @@ static size_t device_word(const struct strv *argv, const char *id)
 }
 
 /* 1: it is there; 0: it is not; or why QEMU does not say */
-static int is_plugged(struct move *m, const char *id, struct ff_error *why)
+static int has_device(struct move *m, const char *id, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *list = NULL;
     int rc = qmp_command(m->s.qmp, "qom-list", json_pack("{ss}", "path", PERIPHERAL), &list, why);
@@ -80,7 +80,7 @@ static void leave_out(struct move *m, const char *id, bool plugged)
 
 static int plan_one(struct move *m, const char *id, struct ff_error *why)
 {
-    int rc = is_plugged(m, id, why);
+    int rc = has_device(m, id, why);
 
     if (!rc)
         return ff_error_set(why, ENOENT, "--unplug %s: this guest has no device of that id", id);
@@ -102,7 +102,7 @@ static int plan_primaries(struct move *m, struct ff_error *why)
             continue;
         if (!id)
             return ff_error_set(why, EINVAL, "-device %s: of a failover pair, and without an id", argv->v[i]);
-        int rc = is_plugged(m, id, why);
+        int rc = has_device(m, id, why);
         if (rc < 0)
             return rc;
         strv_add(&m->plug, "%s", argv->v[i]);
@@ -136,7 +136,7 @@ static int wait_until_out(struct move *m, struct move_device *d, struct ff_error
     uint64_t end = ff_now_ms() + m->s.o.timeout_s * 1000ull;
     int rc;
 
-    while ((rc = is_plugged(m, d->id, why)) > 0) {
+    while ((rc = has_device(m, d->id, why)) > 0) {
         if ((rc = unplug_error(&m->s, d->id, why)))
             return rc;
         if (ff_now_ms() >= end)
