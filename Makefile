@@ -139,9 +139,10 @@ help:
 	  'make lib        library and tools alone, in seconds' \
 	  'make demo       move two live guests, fork one, and show what happened' \
 	  'make bench      what moves cost, against what QEMU has (12 minutes; FULL=1: all)' \
+	  'make bench-remote  what calls of a remote accelerator notice of a move (2 minutes)' \
 	  'make bench-serving what serving many peers costs, by threads and by io_uring (2 minutes)' \
 	  'make bench-fanout what a fork to 1, 2, 4 ... 32 hosts costs, by a star and by chains (35 minutes)' \
-  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
+	  'make bench-clone  what forks cost, against what QEMU has (20 minutes)' \
 	  'make check      build everything, run the tests' \
 	  'make check-quick some of every layer, in 5 minutes: before each commit' \
 	  'make check-full the tests, and what takes longer' \

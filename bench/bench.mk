@@ -4,7 +4,7 @@
 #
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
-.PHONY: bench bench-clone bench-proxy bench-fanout bench-serving
+.PHONY: bench bench-clone bench-proxy bench-fanout bench-serving bench-remote
 BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,baselines udpping redisload shaper)
 BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
@@ -54,6 +54,10 @@ bench-proxy: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(B
 
 bench-clone: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench --clone $(BENCH_FLAGS)
+
+# What calls of a remote accelerator notice of a move; REMOTE_FLAGS: see bench/remote.py --help
+bench-remote: $(BUILD)/bin/qemu-system-x86_64 linux-guest | $(DEPS_BENCH)
+	@FARFORK_BUILD='$(abspath $(BUILD))' bench/remote.py --json $(BUILD)/bench/remote.json $(REMOTE_FLAGS)
 
 # One guest to many hosts; FANOUT_FLAGS: see bench/fanout.py --help
 bench-fanout: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf | $(DEPS_BENCH)

@@ -77,7 +77,10 @@ static int say_here(const struct hosts_options *o)
     FF_AUTO_FREE char *base = o->rundir ? xstrdup(o->rundir) : rundir_base();
     FF_AUTO_JSON json_t *facts = host_facts(base);
 
-    if (o->reserve) {
+    if (!o->reserve) {
+        FF_AUTO_FREE char *agent = defaults_agent();
+        json_object_set_new(facts, "qemus", host_qemus(agent));
+    } else {
         struct ff_error why = {0};
         int rc = reserve(base, o->reserve, facts, &why);
         if (rc == -EINVAL)
@@ -113,6 +116,8 @@ static void print_row(const char *host, unsigned slots, const json_t *f, const j
            json_is_true(json_object_get(f, "kvm")) ? "yes" : "no", json_array_size(json_object_get(f, "rdma")),
            json_array_size(json_object_get(f, "guests")), json_array_size(json_object_get(f, "forks")),
            text_of(f, "version"), text_of(f, "kernel"));
+    json_array_foreach(json_object_get(f, "qemus"), i, h)
+        printf(", QEMU %s", text_of(h, "version"));
     if (slots != SLOTS_ANY)
         printf(", %u slots", slots);
     if (json_is_object(probed))

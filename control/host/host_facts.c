@@ -17,6 +17,7 @@
 #include "qemu_opts.h"
 #include "reserve.h"
 #include "rundir.h"
+#include "spawn.h"
 
 #define HUGE_DIR "/sys/kernel/mm/hugepages"
 #define QEMU "qemu-system-"
@@ -177,6 +178,51 @@ char *host_identity(void)
     if (f)
         fclose(f);
     return xprintf("%.*s %s", (int)strcspn(line, "\n"), line, uts);
+}
+
+/* --- QEMUs --- */
+
+#define VERSION_MS 5000
+
+static void take_version(void *opaque, const char *line)
+{
+    static const char says[] = "QEMU emulator version ";
+    json_t *o = opaque;
+
+    if (!strncmp(line, says, sizeof(says) - 1))
+        json_object_set_new(o, "version", json_stringn(line + sizeof(says) - 1,
+                                                       strcspn(line + sizeof(says) - 1, " (")));
+}
+
+static void add_qemu(json_t *list, char *program)
+{
+    char *argv[] = {program, "--version", NULL};
+    FF_AUTO_JSON json_t *o = json_pack("{so}", "program", json_lossy(program));
+    struct ff_error why;
+    struct spawn r;
+
+    if (access(program, X_OK) || spawn_start(&r, argv, NULL, &why))
+        return;
+    spawn_read_lines(&r, VERSION_MS, take_version, o);
+    spawn_end(&r, VERSION_MS);
+    spawn_free(&r);
+    if (json_object_get(o, "version"))
+        json_array_append(list, o);
+}
+
+json_t *host_qemus(const char *agent)
+{
+    const char *slash = strrchr(agent, '/');
+    int len = slash ? (int)(slash - agent) : 0;
+    FF_AUTO_FREE char *beside = xprintf("%.*s/" QEMU "x86_64", len, agent);
+    FF_AUTO_FREE char *packaged = xprintf("%.*s/../lib/farfork/bin/" QEMU "x86_64", len, agent);
+    json_t *list = json_array();
+
+    if (strcmp(beside, "/usr/bin/" QEMU "x86_64"))
+        add_qemu(list, beside);
+    add_qemu(list, packaged);
+    add_qemu(list, "/usr/bin/" QEMU "x86_64");
+    return list;
 }
 
 static bool still_runs(const json_t *o, const char *pid)

@@ -19,6 +19,15 @@
  */
 json_t *host_facts(const char *base);
 
+/**
+ * host_qemus() - QEMUs that guests may be started with here, by what they say of themselves
+ * @agent: this program: one beside it, or of its package; and the system's
+ *
+ * Cost:    some 40 ms each. Those that guests run in are not asked: they may be anybody's programs
+ * Return:  [{"program", "version"}]
+ */
+json_t *host_qemus(const char *agent);
+
 /* Two that say the same are one host, whatever it is called. To be freed */
 char *host_identity(void);
 

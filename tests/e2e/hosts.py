@@ -32,6 +32,8 @@ def facts():
         total = int(m.readline().split()[1]) << 10
     if row['host'] != 'localhost' or f['memory_bytes'] != total or not 0 < f['available_bytes'] <= total or \
             f['cpus'] != os.sysconf('SC_NPROCESSORS_ONLN') or f['kernel'] != os.uname().release or \
+            not [q for q in f['qemus'] if q['program'].endswith('/bin/qemu-system-x86_64') and
+                 q['version'].count('.') == 2] or \
             f['kvm'] != os.access('/dev/kvm', os.R_OK | os.W_OK):
         raise Failed(f'{row}')
 

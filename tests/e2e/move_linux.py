@@ -5,6 +5,7 @@
 Memory checksummer, counter, disk worker and TCP session go on without an error, over the
 same connection; what the client felt is printed, not judged. Limit: 150 s.
 """
+import contextlib
 import os
 import subprocess
 
@@ -51,20 +52,21 @@ def one(t, name, memory, options, smp=1, **more):
     under_load(t, common.linux_settings(t, name, memory=memory, smp=smp, **more), by_transport)
 
 
-def under_load(t, settings, move_it, qemu=Linux):
-    """move_it(a, b): what says whether the guest is in b now; qemu: the class of both"""
+def under_load(t, settings, move_it, qemu=Linux, beside=contextlib.nullcontext, need=NEED):
+    """move_it(a, b): what says whether the guest is in b now; qemu: the class of both; beside(lab): what else runs
+    in its network meanwhile; need: what gets on in it"""
     lab = linuxguest.Lab(f'ffe2e-{os.getpid()}-{len(t.passed) + len(t.failed)}')
     t.at_end.callback(lab.close)
-    with qemu(lab, settings, 'a') as a, qemu(lab, settings, 'b') as b:
+    with beside(lab), qemu(lab, settings, 'a') as a, qemu(lab, settings, 'b') as b:
         a.start()
         common.linux_boot(a)
         client = linuxguest.Client(lab)
         try:
-            common.linux_progress(settings, NEED)
+            common.linux_progress(settings, need)
             b.start(incoming=True)
             move_it(a, b)
             a.quit()
-            common.linux_progress(settings, NEED, reports=12)
+            common.linux_progress(settings, need, reports=12)
             seen, code = client.finish()
         finally:
             client.close()
@@ -73,7 +75,7 @@ def under_load(t, settings, move_it, qemu=Linux):
             f'{announced(b.tap, lab)}')
         if code or seen['errors'] or not seen['same_connection']:
             raise Failed(f'TCP client: {seen}')
-        common.linux_check(settings, NEED)
+        common.linux_check(settings, need)
     lab.close()
 
 

@@ -12,6 +12,7 @@
  *              disk worker (gl_disk.c) ---------------+    one JSON line a 250 ms
  *              TCP server, port 7000 (gl_tcp.c) ------'
  *              UDP echo on the same port (gl_udp.c)
+ *              calls of a remote accelerator, if asked for (gl_rpc.c)
  * Threads      every worker is one thread; gl_stats is atomic, the text of the
  *              first error is under error_lock.
  * Invariants   1. seq of the report lines is contiguous: a lost or doubled line
@@ -22,7 +23,8 @@
  *              is stopped, so downtime proper shows only outside (tcpclient.py).
  *
  * usage: guestload [key=value...]; the same keys come as farfork.KEY=VALUE from
- * the kernel command line: mem, duty, disk, disk_mib, disk_pause_us, port, report.
+ * the kernel command line: mem, duty, disk, disk_mib, disk_pause_us, port, report,
+ * rpc=ADDRESS:PORT, rpc_kib, rpc_depth.
  */
 #include "guestload.h"
 
@@ -51,6 +53,7 @@
 struct gl_stats gl_stats;
 struct gl_config gl_config = {
     .duty_percent = 100, .disk_mib = 1024, .disk_pause_us = 2000, .port = 7000,
+    .rpc_kib = 64, .rpc_depth = 4,
     .disk = "/dev/vda",
 };
 uint64_t gl_ramp[GL_WORDS];
@@ -204,6 +207,12 @@ static void set_option(const char *word)
         set_u64(&c->disk_pause_us, v, 0, 10000000);
     else if (IS("port"))
         set_u64(&c->port, v, 0, 65535);
+    else if (IS("rpc_kib"))
+        set_u64(&c->rpc_kib, v, 1, 1 << 14);
+    else if (IS("rpc_depth"))
+        set_u64(&c->rpc_depth, v, 1, 64);
+    else if (IS("rpc"))
+        snprintf(c->rpc, sizeof(c->rpc), "%s", v);
     else if (IS("disk"))
         snprintf(c->disk, sizeof(c->disk), "%s", v);
     else if (IS("report"))
@@ -311,11 +320,12 @@ static int format_report(char *line, size_t len, uint64_t seq)
         ",\"gap_ms\":%.1f,\"clock_errors\":%" PRIu64 ",\"disk_writes\":%" PRIu64
         ",\"disk_reads\":%" PRIu64
         ",\"disk_errors\":%" PRIu64 ",\"tcp_lines\":%" PRIu64 ",\"tcp_conns\":%" PRIu64
-        ",\"tcp_errors\":%" PRIu64 ",\"first_error\":%s}\n",
+        ",\"tcp_errors\":%" PRIu64 ",\"rpc_calls\":%" PRIu64 ",\"rpc_errors\":%" PRIu64 ",\"first_error\":%s}\n",
         seq, gl_now_ns() / 1000000u, s->mem_mib, s->mem_checked, s->mem_errors, s->mem_passes,
         s->counter, (double)s->max_gap_ns / 1e6,
         (double)atomic_exchange(&s->recent_gap_ns, 0) / 1e6, s->clock_errors, s->disk_writes,
-        s->disk_reads, s->disk_errors, s->tcp_lines, s->tcp_conns, s->tcp_errors, error);
+        s->disk_reads, s->disk_errors, s->tcp_lines, s->tcp_conns, s->tcp_errors, s->rpc_calls, s->rpc_errors,
+        error);
 }
 
 int main(int argc, char **argv)
@@ -335,6 +345,7 @@ int main(int argc, char **argv)
     gl_start(run_counter, NULL, GL_FIFO);
     gl_tcp_start();
     gl_udp_start();
+    gl_rpc_start();
     gl_disk_start();
     gl_mem_start();
 

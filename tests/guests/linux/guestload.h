@@ -20,6 +20,7 @@ struct gl_stats {
     _Atomic uint64_t counter, clock_errors, max_gap_ns, recent_gap_ns;
     _Atomic uint64_t disk_writes, disk_reads, disk_errors;
     _Atomic uint64_t tcp_lines, tcp_conns, tcp_errors;
+    _Atomic uint64_t rpc_calls, rpc_errors;
 };
 
 struct gl_config {
@@ -28,6 +29,8 @@ struct gl_config {
     uint64_t disk_mib;                 /* how much of the disk to use, from its start */
     uint64_t disk_pause_us;            /* between two disk operations */
     uint64_t port;
+    uint64_t rpc_kib, rpc_depth;       /* of a call's arguments; calls in flight */
+    char rpc[64];                      /* ADDRESS:PORT of who is called; empty: nobody */
     char disk[64];
     char report[64];                   /* empty: look for a port */
 };
@@ -53,5 +56,6 @@ void gl_mem_start(void);
 void gl_disk_start(void);
 void gl_tcp_start(void);
 void gl_udp_start(void);
+void gl_rpc_start(void);
 
 #endif

@@ -23,7 +23,7 @@ LG_BUSYBOX ?= $(firstword $(wildcard /bin/busybox /usr/bin/busybox) \
 
 LG_CFLAGS := -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Wshadow -Wvla -Werror \
              -ffile-prefix-map=$(LG_DIR)=. -static -pthread -s -Wl,--build-id=none
-LG_SOURCES := $(addprefix $(LG_DIR)/,guestload.c gl_mem.c gl_disk.c gl_tcp.c gl_udp.c)
+LG_SOURCES := $(addprefix $(LG_DIR)/,guestload.c gl_mem.c gl_disk.c gl_tcp.c gl_udp.c gl_rpc.c)
 LG_HELPER := $(LG_DIR)/../../../guest/farfork-guest
 
 .PHONY: linux-guest linux-guest-clean

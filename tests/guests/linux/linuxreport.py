@@ -13,11 +13,11 @@ import argparse
 import json
 import sys
 
-ERRORS = ('mem_errors', 'clock_errors', 'disk_errors', 'tcp_errors')
+ERRORS = ('mem_errors', 'clock_errors', 'disk_errors', 'tcp_errors', 'rpc_errors')
 GROWING = ('uptime_ms', 'mem_checked', 'mem_passes', 'counter', 'disk_writes', 'disk_reads',
-           'tcp_lines', 'tcp_conns', 'max_gap_ms') + ERRORS
+           'tcp_lines', 'tcp_conns', 'rpc_calls', 'max_gap_ms') + ERRORS
 WORKERS = {'mem': ('mem_checked',), 'counter': ('counter',),
-           'disk': ('disk_writes', 'disk_reads'), 'tcp': ('tcp_lines',)}
+           'disk': ('disk_writes', 'disk_reads'), 'tcp': ('tcp_lines',), 'rpc': ('rpc_calls',)}
 BEGIN = b'{"farfork":"linux"'
 SILENT_MS = 5000                # limit of the guest's own time between two lines
 
