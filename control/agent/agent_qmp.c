@@ -9,7 +9,7 @@
  *              question comes as a JSON line and its answer goes back as an event; nobody waits.
  *              The agent has one question of its own: has a source come to a QEMU that waits for a
  *              move? `query-migrate` that says `setup` ends that QEMU; any other answer does not.
- * Limits       LIMIT_MS for an answer. One older than FRESH_MS says nothing any more.
+ * Limits       LIMIT_MS for an answer, unless the question has a limit of its own. One older than FRESH_MS says nothing any more.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -20,22 +20,23 @@
 #include "qmp_secret.h"
 
 #define LIMIT_MS 5000 /* of connecting, and of the command */
+#define LIMIT_MAX_S 86400
 #define FRESH_MS 50   /* an answer takes less than one; a switch, as much and more */
 
 struct agent_ask {
     unsigned child;
     json_t *event; /* what is said with the answer; NULL: ends a child that nobody uses */
     struct qmp_job *job;
-    uint64_t end_ms;
+    uint64_t limit_ms, end_ms;
     struct agent_ask *next;
 };
 
-static struct agent_ask *ask_new(struct agent_vms *k, const struct agent_vm *vm, json_t *event)
+static struct agent_ask *ask_new(struct agent_vms *k, const struct agent_vm *vm, uint64_t limit_ms, json_t *event)
 {
     struct agent_ask *a = xcalloc(1, sizeof(*a)), **at = &k->asks;
 
     *a = (struct agent_ask){.child = vm->number, .event = event, .job = qmp_job_new(vm->qmp),
-                          .end_ms = ff_now_ms() + LIMIT_MS};
+                          .limit_ms = limit_ms, .end_ms = ff_now_ms() + limit_ms};
     while (*at)
         at = &(*at)->next;
     *at = a;
@@ -43,9 +44,9 @@ static struct agent_ask *ask_new(struct agent_vms *k, const struct agent_vm *vm,
 }
 
 static void ask_vm(struct agent_vms *k, const struct agent_vm *vm, const char *execute,
-                   json_t *arguments, json_t *event)
+                   json_t *arguments, uint64_t limit_ms, json_t *event)
 {
-    qmp_job_add(ask_new(k, vm, event)->job, execute, arguments);
+    qmp_job_add(ask_new(k, vm, limit_ms, event)->job, execute, arguments);
 }
 
 static void ask_free(struct agent_ask *a)
@@ -69,11 +70,13 @@ json_t *agent_vms_qmp(struct agent_vms *k, const json_t *o)
     if (id)
         json_object_set(e, "id", id);
     if (key) {
-        qmp_job_add_key(ask_new(k, vm, e)->job, key);
+        qmp_job_add_key(ask_new(k, vm, LIMIT_MS, e)->job, key);
         return NULL;
     }
     if (execute && !add && there) {
-        ask_vm(k, vm, execute, json_incref(json_object_get(o, "arguments")), e);
+        json_int_t own_s = json_integer_value(json_object_get(o, "limit_s"));
+        ask_vm(k, vm, execute, json_incref(json_object_get(o, "arguments")),
+               own_s > 0 && own_s <= LIMIT_MAX_S ? (uint64_t)own_s * 1000 : LIMIT_MS, e);
         return NULL;
     }
     const char *why = add && !k->key   ? "qmp: this agent has no key"
@@ -87,7 +90,7 @@ void agent_vms_end_unused(struct agent_vms *k)
 {
     for (size_t i = 0; i < k->n; i++)
         if (k->v[i].state != AGENT_VM_ENDED && k->v[i].qmp)
-            ask_vm(k, &k->v[i], "query-migrate", NULL, NULL);
+            ask_vm(k, &k->v[i], "query-migrate", NULL, LIMIT_MS, NULL);
 }
 
 size_t agent_vms_poll(const struct agent_vms *k, struct pollfd *p)
@@ -114,7 +117,7 @@ static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
     else if (!status || strcmp(status, "setup") || !vm || vm->state == AGENT_VM_ENDED)
         return;
     else if (qmp_job_age_ms(a->job) > FRESH_MS)
-        ask_vm(k, vm, "query-migrate", NULL, NULL);
+        ask_vm(k, vm, "query-migrate", NULL, LIMIT_MS, NULL);
     else {
         free(vm->until_go); /* no source waits to know */
         vm->until_go = NULL;
@@ -156,7 +159,7 @@ json_t *agent_vms_answer(struct agent_vms *k)
         if (rc == -EAGAIN)
             rc = ff_error_set(
                 &why, ETIMEDOUT, "qmp: child %u: no answer within %d s%s", a->child,
-                LIMIT_MS / 1000,
+                (int)(a->limit_ms / 1000),
                 qmp_job_asked(a->job) ? "" : ": perhaps another client is connected to it");
         *at = a->next;
         if (a->event)

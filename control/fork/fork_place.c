@@ -28,7 +28,6 @@
 #include "rundir.h"
 
 #define CHILD_BYTES (64ull << 20) /* a QEMU, beside its guest's memory */
-#define QMP_LIMIT_MS 5000
 #define ANSWER_MS 20000
 #define ROUNDS 4
 
@@ -76,11 +75,11 @@ unsigned place_plan(struct place_host *h, size_t n, unsigned children, uint64_t 
     return placed;
 }
 
-static int guest_memory(const char *path, uint64_t *bytes, struct ff_error *why)
+static int guest_memory(const struct fork_options *o, uint64_t *bytes, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *memory = NULL;
     struct qmp *q;
-    int rc = qmp_connect(path, -1, QMP_LIMIT_MS, &q, why);
+    int rc = qmp_connect_in_turn(o->s.parent_path, -1, (int)o->s.timeout_s * 1000, NULL, NULL, &q, why);
 
     if (rc)
         return rc;
@@ -95,6 +94,7 @@ struct placing_fork {
     const struct fork_options *o;
     const struct hostlist *hosts;
     struct place_host *h;
+    bool *out; /* it has not answered */
     uint64_t image, child;
 };
 
@@ -118,20 +118,19 @@ static bool ask_hosts(struct placing_fork *p, bool reserve)
         char *words[] = {"hosts", "--here", reserve ? "--reserve" : NULL, promise, NULL};
         a[i] = asked_new(json_pack("{ss ss ss ss}", "host", n->host, "launcher", launcher, "agent", agent, "rundir",
                                    rundir));
-        if (p->h[i].slots == SLOTS_ANY || p->h[i].slots)
+        a[i].over = p->out[i];
+        if (!p->out[i])
             asked_start(&a[i], words);
-        else
-            a[i].over = true;
     }
     asked_read(a, p->hosts->n, ANSWER_MS);
     for (size_t i = 0; i < p->hosts->n; i++) {
         FF_AUTO_JSON json_t *f = asked_answer(&a[i]);
         uint64_t promised = (uint64_t)json_integer_value(json_object_get(f, "reserved_bytes"));
         uint64_t available = (uint64_t)json_integer_value(json_object_get(f, "available_bytes"));
-        if (!f) {
-            FF_AUTO_FREE char *reason = asked_why(&a[i]);
-            fprintf(stderr, "vmclone: %s gets no child: %s\n", p->hosts->v[i].host, reason);
-        }
+        FF_AUTO_FREE char *reason = f ? xstrdup(text_of(f, "reason")) : asked_why(&a[i]);
+        if (!p->out[i] && *reason)
+            fprintf(stderr, "vmclone: %s gets %s: %s\n", p->hosts->v[i].host, f ? "fewer" : "no child", reason);
+        p->out[i] |= !f;
         p->h[i].available = available > promised ? available - promised : 0;
         all &= !reserve || !p->h[i].children || json_is_true(json_object_get(f, "granted"));
     }
@@ -150,10 +149,11 @@ static void keep_chosen(struct hostlist *hosts, const struct place_host *h)
 
 int fork_place(const struct fork_options *o, enum placing how, struct hostlist *hosts, struct ff_error *why)
 {
-    struct placing_fork p = {.o = o, .hosts = hosts, .h = xcalloc(hosts->n, sizeof(*p.h))};
-    int rc = guest_memory(o->s.parent_path, &p.image, why);
+    struct placing_fork p = {.o = o, .hosts = hosts, .h = xcalloc(hosts->n, sizeof(*p.h)),
+                              .out = xcalloc(hosts->n, sizeof(bool))};
+    int rc = guest_memory(o, &p.image, why);
     unsigned placed = 0;
-    bool promised = false;
+    bool promised = false, asked = false;
 
     p.child = CHILD_BYTES + (o->child_bytes ? o->child_bytes : p.image);
     for (size_t i = 0; i < hosts->n; i++)
@@ -165,13 +165,19 @@ int fork_place(const struct fork_options *o, enum placing how, struct hostlist *
         if (placed < o->s.n)
             break;
         promised = ask_hosts(&p, true);
+        asked = true;
     }
     if (!rc && !promised)
         rc = ff_error_set(why, ENOSPC, "%u children of %llu MiB, beside %llu MiB of the image on each host: the hosts "
                           "have memory and slots for %u: name more hosts, or less by --child-memory", o->s.n,
                           (unsigned long long)p.child >> 20, (unsigned long long)p.image >> 20, placed);
+    if (rc && asked) { /* what some have promised */
+        place_plan(p.h, hosts->n, 0, p.image, p.child, true);
+        ask_hosts(&p, true);
+    }
     if (!rc)
         keep_chosen(hosts, p.h);
     free(p.h);
+    free(p.out);
     return rc;
 }

@@ -3,6 +3,7 @@
  * ask.c - one command of farfork's on many hosts at once; see ask.h
  */
 #include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -82,6 +83,9 @@ void asked_read(struct asked *a, size_t n, uint64_t limit_ms)
             if (p[2 * i].revents || p[2 * i + 1].revents)
                 read_reply(&a[i]);
     }
+    for (size_t i = 0; i < n; i++) /* all of them at once, before each is waited for */
+        if (!a[i].over && a[i].run.pid > 0)
+            kill(-a[i].run.pid, SIGTERM);
     for (size_t i = 0; i < n; i++) {
         if (!a[i].over)
             ff_error_set(&a[i].why, 0, "no answer within %u s", (unsigned)(limit_ms / 1000));

@@ -7,7 +7,7 @@
  *
  * Purpose      two forks that look for a place at the same time do not both get the memory that one of them
  *              takes. The kernel promises no memory; this is a promise of farfork's to itself.
- * Picture      BASE/.reserved/ID,NODE   {"bytes", "until_s": of CLOCK_BOOTTIME}
+ * Picture      BASE/.reserved-HOST/ID,NODE   {"bytes", "until_s": of CLOCK_BOOTTIME}
  *              what a fork uses by now  Pss of its agent and children, by its state file
  * Invariants   1. Looked at and written under the lock of BASE.
  *              2. One that nobody holds any more is removed by whoever looks.
@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "autojson.h"
@@ -27,7 +28,19 @@
 #include "reserve.h"
 #include "rundir.h"
 
-#define FOLDER ".reserved"
+#define FOLDER ".reserved-%s" /* the host's name: others may have that folder, too */
+
+static const char *this_host(void)
+{
+    static struct utsname u;
+
+    return *u.nodename || !uname(&u) ? u.nodename : "";
+}
+
+static char *folder_of(const char *base)
+{
+    return xprintf("%s/" FOLDER, base, this_host());
+}
 
 static uint64_t now_s(void)
 {
@@ -57,7 +70,7 @@ static bool used_by(const char *base, const char *id_node, uint64_t *bytes)
 /* But for @but, which is to be replaced */
 static uint64_t sum(const char *base, const char *but)
 {
-    FF_AUTO_FREE char *folder = xprintf("%s/" FOLDER, base);
+    FF_AUTO_FREE char *folder = folder_of(base);
     DIR *d = opendir(folder);
     const struct dirent *e;
     uint64_t left = 0;
@@ -69,8 +82,9 @@ static uint64_t sum(const char *base, const char *but)
         FF_AUTO_JSON json_t *o = json_load_file(path, 0, NULL);
         json_int_t said = json_integer_value(json_object_get(o, "bytes"));
         uint64_t bytes = said > 0 ? (uint64_t)said : 0, used = 0;
+        uint64_t until_s = (uint64_t)json_integer_value(json_object_get(o, "until_s")), now = now_s();
         bool runs = used_by(base, e->d_name, &used);
-        if (!runs && now_s() >= (uint64_t)json_integer_value(json_object_get(o, "until_s")))
+        if (!runs && (now >= until_s || until_s > now + RESERVE_S)) /* or of an earlier boot */
             unlink(path);
         else if (bytes > used)
             left = left > UINT64_MAX - (bytes - used) ? UINT64_MAX : left + (bytes - used);
@@ -94,7 +108,7 @@ uint64_t reserve_left(const char *base)
 
 static int write_promise(const char *base, const char *name, uint64_t bytes, struct ff_error *why)
 {
-    FF_AUTO_FREE char *folder = xprintf("%s/" FOLDER, base), *path = xprintf("%s/%s", folder, name);
+    FF_AUTO_FREE char *folder = folder_of(base), *path = xprintf("%s/%s", folder, name);
     FF_AUTO_JSON json_t *o = json_pack("{sI sI}", "bytes", (json_int_t)bytes, "until_s", (json_int_t)(now_s() + RESERVE_S));
 
     if ((mkdir(folder, 0700) < 0 && errno != EEXIST) || json_dump_file(o, path, JSON_COMPACT) < 0)
@@ -104,7 +118,7 @@ static int write_promise(const char *base, const char *name, uint64_t bytes, str
 
 void reserve_drop(const char *base, const char *id, const char *node)
 {
-    FF_AUTO_FREE char *path = xprintf("%s/" FOLDER "/%s,%s", base, id, node);
+    FF_AUTO_FREE char *folder = folder_of(base), *path = xprintf("%s/%s,%s", folder, id, node);
 
     unlink(path);
 }

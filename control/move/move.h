@@ -49,7 +49,6 @@ struct move {
     struct move_device *devices; /* that the guest is to let go */
     size_t n_devices, n_plugged;
     bool plugged;         /* it was tried there */
-    struct strv drives;   /* names of the disks among them */
     bool patched;      /* the QEMU here has the transport */
     pid_t proxy_pid;   /* of the proxy here; 0: none, or it has been reaped */
     char *proxy_dir, *proxy_qmp;
@@ -105,6 +104,8 @@ const char *move_outcome_name(enum move_outcome o);
 int move_find_parent(struct move *m, struct ff_error *why);
 /* Whether its disks are those that the QEMU there was started with: before `migrate` */
 int move_check_disks(struct move *m, struct ff_error *why);
+/* What the disks of that device have in them, [[name, device, image]...], to be released */
+int move_device_images(struct move *m, const char *id, json_t **images, struct ff_error *why);
 int move_quit_parent(struct move *m, struct ff_error *why);
 
 /* A move that came to nothing: MOVE_HERE stays only where QMP says now that the guest is here and
@@ -115,6 +116,9 @@ void move_find_here(struct move *m);
  * not know. -EAGAIN: its socket is not there yet */
 int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **result,
              struct ff_error *why);
+/* Likewise of the QEMU itself, what may take as long as --timeout */
+int move_ask_long(struct move *m, const char *execute, json_t *arguments, json_t **result,
+                  struct ff_error *why);
 /* Likewise of one child, perhaps before its socket is there: that is waited for. @execute NULL: give
  * it the key */
 int move_ask_first(struct move *m, unsigned child, const char *execute, json_t **result,
@@ -155,6 +159,8 @@ int move_devices_plan(struct move *m, struct ff_error *why);
 int move_devices_unplug(struct move *m, struct ff_error *why);
 void move_devices_back(struct move *m);
 void move_devices_plug(struct move *m);
+size_t move_devices_out(const struct move *m); /* that the guest has let go, and is without */
+void move_devices_say(struct move *m); /* notes, where it is neither here nor there */
 void move_devices_free(struct move *m);
 
 /* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why */

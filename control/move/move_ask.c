@@ -104,6 +104,14 @@ int move_ask(struct move *m, const char *execute, json_t *arguments, json_t **re
     return ask_there(m, by_proxy ? 2 : 1, q, execute, result, why);
 }
 
+int move_ask_long(struct move *m, const char *execute, json_t *arguments, json_t **result,
+                  struct ff_error *why)
+{
+    json_t *q = json_pack("{ss so si}", "execute", execute, "arguments", arguments, "limit_s", (int)m->s.o.timeout_s);
+
+    return ask_there(m, 1, q, execute, result, why);
+}
+
 int move_ask_first(struct move *m, unsigned child, const char *execute, json_t **result,
                    struct ff_error *why)
 {

@@ -14,8 +14,10 @@
  *              migrate
  *              plug      device_add of each SPEC there, once the guest runs there
  * Failure      one that the guest does not let go in time, or a move that fails later: the guest is here, and what
- *              was taken out is plugged in again, as its command line had it.
- * Limits       QEMU cannot withdraw a request to unplug: a guest may answer it after we have gone on.
+ *              was taken out is plugged in again, as its command line had it. Where the guest is found to be neither
+ *              here nor there, a note says what it is without.
+ * Limits       QEMU cannot withdraw a request to unplug: a guest may answer it after we have gone on. What was plugged
+ *              in is not on the command line of the QEMU there: the next move is told both options again.
  * Sources      qapi/qdev.json: device_del, DEVICE_UNPLUG_GUEST_ERROR
  */
 #include <errno.h>
@@ -32,7 +34,8 @@
 struct move_device {
     char *id;
     char *spec;   /* on the command line; NULL: it was plugged later */
-    bool out;     /* the guest has let it go */
+    json_t *images; /* that its disks have */
+    bool asked, out; /* the guest is to let it go; it has */
 };
 
 /* The word of -device with that id; 0: there is none */
@@ -69,6 +72,8 @@ static void leave_out(struct move *m, const char *id, bool plugged)
     struct strv *argv = &m->s.parent_argv;
     size_t at = device_word(argv, id);
 
+    if (strv_have(&m->s.unplugged, id))
+        return;
     if (plugged)
         add_device(m, id, at ? argv->v[at] : NULL);
     strv_add(&m->s.unplugged, "%s", id);
@@ -78,14 +83,30 @@ static void leave_out(struct move *m, const char *id, bool plugged)
     }
 }
 
+/* QEMU deletes a -drive with its device */
+static int check_images(const json_t *images, const char *id, struct ff_error *why)
+{
+    size_t i;
+    json_t *one;
+
+    json_array_foreach(images, i, one)
+        if (*json_string_value(json_array_get(one, 0)))
+            return ff_error_set(why, ENOTSUP, "--unplug %s: its disk is a -drive, and could not be plugged in again: "
+                                "start its QEMU with a -blockdev instead", id);
+    return 0;
+}
+
 static int plan_one(struct move *m, const char *id, struct ff_error *why)
 {
+    FF_AUTO_JSON json_t *images = NULL;
     int rc = has_device(m, id, why);
 
-    if (!rc)
+    if (rc > 0 && (rc = move_device_images(m, id, &images, why)) == 0)
+        rc = check_images(images, id, why) ? -ENOTSUP : 1;
+    if (!rc && !device_word(&m->s.parent_argv, id))
         return ff_error_set(why, ENOENT, "--unplug %s: this guest has no device of that id", id);
-    if (rc > 0)
-        leave_out(m, id, true);
+    if (rc >= 0)
+        leave_out(m, id, rc > 0); /* 0: an earlier try has taken it out */
     return rc < 0 ? rc : 0;
 }
 
@@ -118,7 +139,12 @@ int move_devices_plan(struct move *m, struct ff_error *why)
 
     for (size_t i = 0; !rc && i < m->unplug->n; i++)
         rc = plan_one(m, m->unplug->v[i], why);
-    return rc ? rc : plan_primaries(m, why);
+    if (!rc)
+        rc = plan_primaries(m, why);
+    if (!rc && m->n_devices && !m->was_running)
+        rc = ff_error_set(why, EINVAL, "device %s: this guest is paused, and lets nothing go: let it run",
+                          m->devices[0].id);
+    return rc;
 }
 
 /* What QEMU says against it */
@@ -131,12 +157,26 @@ static int unplug_error(const struct session *s, const char *id, struct ff_error
     return ff_error_set(why, EPERM, "device %s: the guest refuses to let it go; it was not moved", id);
 }
 
+/* Nobody forks this guest meanwhile: the QEMU there was started with the images that there were */
+static int check_same_images(struct move *m, const struct move_device *d, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *now = NULL;
+    int rc = move_device_images(m, d->id, &now, why);
+
+    return rc || json_equal(now, d->images) || !json_array_size(now)
+               ? rc
+               : ff_error_set(why, EAGAIN, "the image of device %s has changed meanwhile, perhaps by a fork: move it again",
+                              d->id);
+}
+
 static int wait_until_out(struct move *m, struct move_device *d, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + m->s.o.timeout_s * 1000ull;
     int rc;
 
     while ((rc = has_device(m, d->id, why)) > 0) {
+        if ((rc = check_same_images(m, d, why)))
+            return rc;
         if ((rc = unplug_error(&m->s, d->id, why)))
             return rc;
         if (ff_now_ms() >= end)
@@ -158,7 +198,10 @@ int move_devices_unplug(struct move *m, struct ff_error *why)
 
     for (size_t i = 0; !rc && i < m->n_devices; i++) {
         struct move_device *d = &m->devices[i];
-        rc = qmp_command(m->s.qmp, "device_del", json_pack("{ss}", "id", d->id), NULL, why);
+        rc = move_device_images(m, d->id, &d->images, why);
+        d->asked = !rc;
+        if (!rc)
+            rc = qmp_command(m->s.qmp, "device_del", json_pack("{ss}", "id", d->id), NULL, why);
         if (rc)
             ff_error_context(why, "device_del %s", d->id);
         else
@@ -178,12 +221,12 @@ static json_t *device_add(const char *spec, const char **execute)
     return o ? o : json_pack("{so}", "command-line", json_sprintf("device_add %s", spec));
 }
 
-/* It answers with what it has to complain about */
+/* It answers with what it has to complain about; a warning is none */
 static int check_answer(json_t *answer, struct ff_error *why)
 {
-    const char *text = json_string_value(answer);
+    const char *text = json_string_value(answer), *error = text ? strstr(text, "Error:") : NULL;
 
-    return text && *text ? ff_error_set(why, EINVAL, "%.*s", (int)strcspn(text, "\r\n"), text) : 0;
+    return error ? ff_error_set(why, EINVAL, "%.*s", (int)strcspn(error, "\r\n"), error) : 0;
 }
 
 void move_devices_back(struct move *m)
@@ -193,6 +236,7 @@ void move_devices_back(struct move *m)
         FF_AUTO_JSON json_t *answer = NULL;
         struct ff_error why;
         const char *execute;
+        d->out |= d->asked && m->s.qmp && !has_device(m, d->id, &why); /* later than it was waited for */
         if (!d->out)
             continue;
         int rc = -EINVAL;
@@ -210,18 +254,31 @@ void move_devices_back(struct move *m)
     }
 }
 
+/* Its socket has another client for a while: the proxy there ends */
+static int plug_one(struct move *m, const char *spec, struct ff_error *why)
+{
+    uint64_t end = ff_now_ms() + m->s.o.timeout_s * 1000ull;
+    const char *execute;
+    int rc;
+
+    for (;;) {
+        FF_AUTO_JSON json_t *answer = NULL;
+        json_t *arguments = device_add(spec, &execute);
+        rc = move_ask_long(m, execute, arguments, &answer, why);
+        if (rc != -EAGAIN || ff_now_ms() >= end || m->s.interrupted)
+            return rc ? rc : check_answer(answer, why);
+        session_turn(&m->s, LOOK_MS);
+    }
+}
+
 void move_devices_plug(struct move *m)
 {
     if (m->plugged)
         return;
     m->plugged = true;
     for (size_t i = 0; i < m->plug.n; i++) {
-        FF_AUTO_JSON json_t *answer = NULL;
         struct ff_error why;
-        const char *execute;
-        json_t *arguments = device_add(m->plug.v[i], &execute);
-        int rc = move_ask(m, execute, arguments, &answer, &why);
-        rc = rc ? rc : check_answer(answer, &why);
+        int rc = plug_one(m, m->plug.v[i], &why);
         if (rc)
             strv_add(&m->s.notes, "--plug %s: %s: plug it in there by device_add, at %s", m->plug.v[i], why.text,
                      move_child(m)->qmp);
@@ -230,13 +287,31 @@ void move_devices_plug(struct move *m)
     }
 }
 
+size_t move_devices_out(const struct move *m)
+{
+    size_t n = 0;
+
+    for (size_t i = 0; i < m->n_devices; i++)
+        n += m->devices[i].out;
+    return n;
+}
+
+void move_devices_say(struct move *m)
+{
+    for (size_t i = 0; i < m->n_devices; i++)
+        if (m->devices[i].out)
+            strv_add(&m->s.notes, "device %s was taken out: where the guest is, it is without", m->devices[i].id);
+    for (size_t i = 0; i < m->plug.n && !m->plugged; i++)
+        strv_add(&m->s.notes, "--plug %s: it was not plugged in", m->plug.v[i]);
+}
+
 void move_devices_free(struct move *m)
 {
     for (size_t i = 0; i < m->n_devices; i++) {
         free(m->devices[i].id);
         free(m->devices[i].spec);
+        json_decref(m->devices[i].images);
     }
     free(m->devices);
-    strv_free(&m->drives);
     strv_free(&m->plug);
 }

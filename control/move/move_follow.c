@@ -434,7 +434,8 @@ static void follow_migration(struct move *m)
         if (m->runs_there && !m->handed && !m->back.go) { /* no source takes it back from here on */
             m->handed = true;
             move_hand_over(m, &why);
-            move_devices_plug(m);
+            if (m->via != VIA_PROXY) /* it passes nothing on until it ends */
+                move_devices_plug(m);
         }
         if (m->until_ms || m->taking_ms || m->lost_ms || strcmp(was, m->status) ||
             fetched != m->present_bytes + m->passed_bytes + m->stream_bytes)

@@ -105,7 +105,7 @@ void move_print_json(const struct move *m, int code)
         text_or_null(h ? h->rundir : NULL), "phases_ms", json_move_phases(m), "bytes", "total",
         (json_int_t)m->total_bytes, "present", (json_int_t)m->present_bytes, "again",
         (json_int_t)m->again_bytes, "breaks", (json_int_t)m->breaks, "faults",
-        (json_int_t)m->faults, "unplugged", (int)m->n_devices, "plugged", (int)m->n_plugged, "notes", notes);
+        (json_int_t)m->faults, "unplugged", (int)move_devices_out(m), "plugged", (int)m->n_plugged, "notes", notes);
     json_dumpf(o, stdout, JSON_INDENT(2));
     putchar('\n');
     fflush(stdout);

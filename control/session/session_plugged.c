@@ -107,7 +107,7 @@ static int add_dimm(struct session *s, const json_t *data, struct ff_error *why)
 {
     const char *memdev = text_of(data, "memdev"), *slash = strrchr(memdev, '/');
 
-    if (has_dimm(&s->parent_argv, data))
+    if (has_dimm(&s->parent_argv, data) || strv_have(&s->unplugged, text_of(data, "id")))
         return 0;
     int rc = add_backend(s, memdev, why);
     if (rc)

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """apparmor.py - inside the lab: a kernel that enforces packaging/farfork-agent
 
-A guest is forked by vmclone: its agent and its children run in the profile, and nothing that they need
-is denied. What the profile denies is tried by a shell in it. Limit: 300 s.
+A guest is forked by vmclone, and one is moved: agents, children and the QEMU there run in the profile, and nothing that
+they need is denied. What the profile denies is tried by a shell in it. Limit: 300 s.
 """
 import glob
 import os
@@ -12,6 +12,7 @@ import subprocess
 import labplace                     # first: it knows where those of tests/e2e are
 import common
 from common import Failed, Skip, say
+from farfork_move import Move
 from forked import Clone, Parent, ask, check_nothing_left, check_result, kill
 
 PACKAGING = os.path.join(labplace.TOP, 'packaging')
@@ -139,6 +140,21 @@ def fork(t):
     needs_nothing_denied('end of the fork')
 
 
+def move(t):
+    """The QEMU that a guest is moved to is started by an agent, in its profile."""
+    denied()
+    with Parent(t, 'tcg', mem_mib=MIB, load=common.place.load) as parent:
+        with Move(t, parent) as m:
+            r = m.end(0, 'there')
+            check_confined('the QEMU there', r['pid'])
+            for pid in agents():
+                check_confined('an agent', pid)
+            if ask(r['qmp'], 'query-status')['status'] != 'running':
+                raise Failed('it does not run there')
+            needs_nothing_denied('move')
+    needs_nothing_denied('end of the guest')
+
+
 def tried(what, t):
     """A QEMU below TCG may miss a limit of seconds when its host is busy; a denial is no such thing."""
     for left in (2, 1, 0):
@@ -157,6 +173,8 @@ def run(t):
         deny()
     with t.case('vmclone'):
         tried(fork, t)
+    with t.case('farfork move'):
+        tried(move, t)
 
 
 if __name__ == '__main__':

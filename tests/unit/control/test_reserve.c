@@ -21,6 +21,14 @@ static int take(const char *id, uint64_t bytes, uint64_t available, uint64_t *ot
     return reserve_take(base, id, "node", bytes, available, others, &why);
 }
 
+static char *promises(void)
+{
+    char host[256] = "";
+
+    assert_int_equal(gethostname(host, sizeof(host) - 1), 0);
+    return xprintf("%s/.reserved-%s", base, host);
+}
+
 static void test_taken_once(void **state)
 {
     uint64_t others;
@@ -52,7 +60,8 @@ static void test_over(void **state)
 
     (void)state;
     FF_AUTO_JSON json_t *o = json_pack("{sI sI}", "bytes", (json_int_t)gib, "until_s", (json_int_t)0);
-    FF_AUTO_FREE char *here = xprintf("%s/.reserved/d,node", base), *gone = xprintf("%s/.reserved/e,node", base);
+    FF_AUTO_FREE char *folder = promises();
+    FF_AUTO_FREE char *here = xprintf("%s/d,node", folder), *gone = xprintf("%s/e,node", folder);
     assert_int_equal(json_dump_file(o, here, 0), 0);
     assert_int_equal(json_dump_file(o, gone, 0), 0);
     char *dir = NULL;
@@ -72,11 +81,12 @@ static void test_over(void **state)
 /* What somebody has broken promises nothing */
 static void test_broken(void **state)
 {
-    static const char *const texts[] = {"", "{", "[]", "{\"bytes\":\"x\"}", "{\"bytes\":-1,\"until_s\":99999999999}"};
+    static const char *const texts[] = {"", "{", "[]", "{\"bytes\":\"x\"}", "{\"bytes\":-1,\"until_s\":99999999999}",
+                                        "{\"bytes\":1000000,\"until_s\":99999999999}" /* of an earlier boot */};
 
     (void)state;
     for (size_t i = 0; i < FF_ARRAY_LEN(texts); i++) {
-        FF_AUTO_FREE char *path = xprintf("%s/.reserved/x,node", base);
+        FF_AUTO_FREE char *folder = promises(), *path = xprintf("%s/x,node", folder);
         FILE *f = fopen(path, "w");
         assert_non_null(f);
         fputs(texts[i], f);
