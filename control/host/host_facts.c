@@ -184,7 +184,7 @@ char *host_identity(void)
 
 #define VERSION_MS 5000
 
-static void take_version(void *opaque, const char *line)
+static void note_version(void *opaque, const char *line)
 {
     static const char says[] = "QEMU emulator version ";
     json_t *o = opaque;
@@ -203,7 +203,7 @@ static void add_qemu(json_t *list, char *program)
 
     if (access(program, X_OK) || spawn_start(&r, argv, NULL, &why))
         return;
-    spawn_read_lines(&r, VERSION_MS, take_version, o);
+    spawn_read_lines(&r, VERSION_MS, note_version, o);
     spawn_end(&r, VERSION_MS);
     spawn_free(&r);
     if (json_object_get(o, "version"))

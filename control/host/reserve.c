@@ -19,7 +19,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <sys/utsname.h>
 #include <unistd.h>
 
 #include "autojson.h"
@@ -30,16 +29,9 @@
 
 #define FOLDER ".reserved-%s" /* the host's name: others may have that folder, too */
 
-static const char *this_host(void)
+static char *promises_of(const char *base)
 {
-    static struct utsname u;
-
-    return *u.nodename || !uname(&u) ? u.nodename : "";
-}
-
-static char *folder_of(const char *base)
-{
-    return xprintf("%s/" FOLDER, base, this_host());
+    return xprintf("%s/" FOLDER, base, rundir_host());
 }
 
 static uint64_t now_s(void)
@@ -70,7 +62,7 @@ static bool used_by(const char *base, const char *id_node, uint64_t *bytes)
 /* But for @but, which is to be replaced */
 static uint64_t sum(const char *base, const char *but)
 {
-    FF_AUTO_FREE char *folder = folder_of(base);
+    FF_AUTO_FREE char *folder = promises_of(base);
     DIR *d = opendir(folder);
     const struct dirent *e;
     uint64_t left = 0;
@@ -108,7 +100,7 @@ uint64_t reserve_left(const char *base)
 
 static int write_promise(const char *base, const char *name, uint64_t bytes, struct ff_error *why)
 {
-    FF_AUTO_FREE char *folder = folder_of(base), *path = xprintf("%s/%s", folder, name);
+    FF_AUTO_FREE char *folder = promises_of(base), *path = xprintf("%s/%s", folder, name);
     FF_AUTO_JSON json_t *o = json_pack("{sI sI}", "bytes", (json_int_t)bytes, "until_s", (json_int_t)(now_s() + RESERVE_S));
 
     if ((mkdir(folder, 0700) < 0 && errno != EEXIST) || json_dump_file(o, path, JSON_COMPACT) < 0)
@@ -118,7 +110,7 @@ static int write_promise(const char *base, const char *name, uint64_t bytes, str
 
 void reserve_drop(const char *base, const char *id, const char *node)
 {
-    FF_AUTO_FREE char *folder = folder_of(base), *path = xprintf("%s/%s,%s", folder, id, node);
+    FF_AUTO_FREE char *folder = promises_of(base), *path = xprintf("%s/%s,%s", folder, id, node);
 
     unlink(path);
 }

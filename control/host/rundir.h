@@ -56,6 +56,9 @@ int rundir_write_state(const char *dir, const json_t *state);
 int rundir_sync_state(const char *dir); /* it outlasts a crash of the host */
 json_t *rundir_read_state(const char *dir);
 
+/* The name of this host, by which state files say whose they are */
+const char *rundir_host(void);
+
 /* Not of another host that has the folder too. No process of an earlier boot is alive: their times
  * of start are taken away */
 bool rundir_is_of_here(json_t *state);

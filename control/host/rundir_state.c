@@ -62,7 +62,7 @@ int rundir_reserve_state(const char *dir, size_t bytes, struct ff_error *why)
     return -code;
 }
 
-static const char *this_host(void)
+const char *rundir_host(void)
 {
     static struct utsname u;
 
@@ -109,7 +109,7 @@ bool rundir_is_of_here(json_t *state)
     json_t *k;
     size_t i;
 
-    if (says_other(state, "of", this_host()) || says_other(state, "machine", this_machine()))
+    if (says_other(state, "of", rundir_host()) || says_other(state, "machine", this_machine()))
         return false;
     if (says_other(state, "boot", this_boot())) {
         json_object_set_new(state, "start", json_integer(0));
@@ -156,7 +156,7 @@ int rundir_write_state(const char *dir, const json_t *state)
     FF_AUTO_FREE char *path = xprintf("%s/" STATE_FILE, dir), *fresh = xprintf("%s/" FRESH, dir);
     FF_AUTO_JSON json_t *o = json_copy((json_t *)state);
 
-    json_object_set_new(o, "of", json_string(this_host()));
+    json_object_set_new(o, "of", json_string(rundir_host()));
     json_object_set_new(o, "machine", json_string(this_machine()));
     json_object_set_new(o, "boot", json_string(this_boot()));
     FF_AUTO_FREE char *text = json_dumps(o, JSON_INDENT(1));

@@ -104,8 +104,6 @@ const char *move_outcome_name(enum move_outcome o);
 int move_find_parent(struct move *m, struct ff_error *why);
 /* Whether its disks are those that the QEMU there was started with: before `migrate` */
 int move_check_disks(struct move *m, struct ff_error *why);
-/* What the disks of that device have in them, [[name, device, image]...], to be released */
-int move_device_images(struct move *m, const char *id, json_t **images, struct ff_error *why);
 int move_quit_parent(struct move *m, struct ff_error *why);
 
 /* A move that came to nothing: MOVE_HERE stays only where QMP says now that the guest is here and
@@ -155,6 +153,9 @@ void move_proxy_over(struct move *m); /* it has said all, and ends: m->s.qmp is 
 /* move_devices.c: devices that the guest does not take along: move_devices_plan(): off its command line, before
  * session_add_plugged(); move_devices_unplug(): once the QEMU there listens. -EPERM, -ETIMEDOUT: the guest keeps
  * one. move_devices_back(): the guest is here after all; move_devices_plug(): it runs there. Notes say what failed */
+/* What disks have in them, by @block of query-block: [[name, device, image]...], to be released: without those of
+ * devices that the guest is to let go, or of the device @only */
+json_t *move_images(const struct move *m, const json_t *block, const char *only);
 int move_devices_plan(struct move *m, struct ff_error *why);
 int move_devices_unplug(struct move *m, struct ff_error *why);
 void move_devices_back(struct move *m);

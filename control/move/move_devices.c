@@ -83,6 +83,43 @@ static void leave_out(struct move *m, const char *id, bool plugged)
     }
 }
 
+/* The id of the device that has that disk; to be freed */
+static char *owner_of(const json_t *entry)
+{
+    static const char peripheral[] = "/machine/peripheral/";
+    const char *qdev = text_of(entry, "qdev");
+
+    if (!strncmp(qdev, peripheral, sizeof(peripheral) - 1))
+        qdev += sizeof(peripheral) - 1;
+    return xprintf("%.*s", (int)strcspn(qdev, "/"), qdev);
+}
+
+json_t *move_images(const struct move *m, const json_t *block, const char *only)
+{
+    json_t *images = json_array(), *entry;
+    size_t i;
+
+    json_array_foreach(block, i, entry) {
+        FF_AUTO_FREE char *id = owner_of(entry);
+        if (only ? strcmp(id, only) != 0 : strv_have(&m->s.unplugged, id))
+            continue;
+        const json_t *image = json_object_get(json_object_get(entry, "inserted"), "image");
+        json_array_append_new(images,
+                              json_pack("[s,s,s]", text_of(entry, "device"), text_of(entry, "qdev"),
+                                        text_of(image, "filename")));
+    }
+    return images;
+}
+
+static int device_images(struct move *m, const char *id, json_t **images, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *block = NULL;
+    int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
+
+    *images = rc ? NULL : move_images(m, block, id);
+    return rc;
+}
+
 /* QEMU deletes a -drive with its device */
 static int check_images(const json_t *images, const char *id, struct ff_error *why)
 {
@@ -101,7 +138,7 @@ static int plan_one(struct move *m, const char *id, struct ff_error *why)
     FF_AUTO_JSON json_t *images = NULL;
     int rc = has_device(m, id, why);
 
-    if (rc > 0 && (rc = move_device_images(m, id, &images, why)) == 0)
+    if (rc > 0 && (rc = device_images(m, id, &images, why)) == 0)
         rc = check_images(images, id, why) ? -ENOTSUP : 1;
     if (!rc && !device_word(&m->s.parent_argv, id))
         return ff_error_set(why, ENOENT, "--unplug %s: this guest has no device of that id", id);
@@ -161,7 +198,7 @@ static int unplug_error(const struct session *s, const char *id, struct ff_error
 static int check_same_images(struct move *m, const struct move_device *d, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *now = NULL;
-    int rc = move_device_images(m, d->id, &now, why);
+    int rc = device_images(m, d->id, &now, why);
 
     return rc || json_equal(now, d->images) || !json_array_size(now)
                ? rc
@@ -198,7 +235,7 @@ int move_devices_unplug(struct move *m, struct ff_error *why)
 
     for (size_t i = 0; !rc && i < m->n_devices; i++) {
         struct move_device *d = &m->devices[i];
-        rc = move_device_images(m, d->id, &d->images, why);
+        rc = device_images(m, d->id, &d->images, why);
         d->asked = !rc;
         if (!rc)
             rc = qmp_command(m->s.qmp, "device_del", json_pack("{ss}", "id", d->id), NULL, why);

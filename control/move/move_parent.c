@@ -131,49 +131,11 @@ static int check_drivers(struct move *m, struct ff_error *why)
 
 /* --- disks: the same images, on shared storage --- */
 
-/* The id of the device that has that disk; to be freed */
-static char *owner_of(const json_t *entry)
-{
-    static const char peripheral[] = "/machine/peripheral/";
-    const char *qdev = text_of(entry, "qdev");
-
-    if (!strncmp(qdev, peripheral, sizeof(peripheral) - 1))
-        qdev += sizeof(peripheral) - 1;
-    return xprintf("%.*s", (int)strcspn(qdev, "/"), qdev);
-}
-
-/* What each device has in it; without those that the guest is to let go, or with @only, which is one of them */
-static json_t *images_of(struct move *m, const json_t *block, const char *only)
-{
-    json_t *images = json_array(), *entry;
-    size_t i;
-
-    json_array_foreach(block, i, entry) {
-        FF_AUTO_FREE char *id = owner_of(entry);
-        if (only ? strcmp(id, only) != 0 : strv_have(&m->s.unplugged, id))
-            continue;
-        const json_t *image = json_object_get(json_object_get(entry, "inserted"), "image");
-        json_array_append_new(images,
-                              json_pack("[s,s,s]", text_of(entry, "device"), text_of(entry, "qdev"),
-                                        text_of(image, "filename")));
-    }
-    return images;
-}
-
-int move_device_images(struct move *m, const char *id, json_t **images, struct ff_error *why)
-{
-    FF_AUTO_JSON json_t *block = NULL;
-    int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
-
-    *images = rc ? NULL : images_of(m, block, id);
-    return rc;
-}
-
 int move_check_disks(struct move *m, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *block = NULL;
     int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
-    FF_AUTO_JSON json_t *images = images_of(m, block, NULL);
+    FF_AUTO_JSON json_t *images = move_images(m, block, NULL);
 
     if (rc || json_equal(images, m->images))
         return rc;
@@ -205,7 +167,7 @@ static int find_disks(struct move *m, struct ff_error *why)
         strv_add_json(&m->argv, argv);
     }
     disks_free(plan);
-    m->images = images_of(m, block, NULL);
+    m->images = move_images(m, block, NULL);
     return 0;
 }
 

@@ -276,8 +276,10 @@ def preempted(t, cluster, accel):
             with next_host('third') as third:
                 check_ledger(guest, second, third, sweeps=1)
                 wait_for('end of the second job', 30, lambda: len(jobs()) == 1)
-                cluster.run('scancel', *jobs())
-                wait_for('end of all', 30, lambda: not processes_of(run_as))
+                last = jobs()
+                cluster.run('scancel', *last)
+                wait_for('end of all', 30, lambda: not processes_of(run_as) and
+                         not os.path.exists(f'/tmp/farfork-vm-{last[0]}'))
     cluster.run('scontrol', 'update', f'NodeName={been[1]}', 'State=RESUME')
 
 
