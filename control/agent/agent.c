@@ -237,6 +237,8 @@ static void run_command(struct agent *a, const char *line)
         agent_keep(a);
     } else if ((v = json_object_get(o, "adopt"))) {
         agent_send(a, agent_vms_adopt(&a->vms, v));
+    } else if ((v = json_object_get(o, "plugged"))) {
+        agent_vms_plugged(&a->vms, v);
     } else if (agent_bring(a, o)) {
         ;
     } else if (json_is_true(json_object_get(o, "detach"))) {
@@ -247,7 +249,7 @@ static void run_command(struct agent *a, const char *line)
     } else if (json_is_true(json_object_get(o, "ping"))) {
         agent_send(a, json_pack("{ss}", "event", "pong"));
     } else if (!agent_warm(a, o)) {
-        agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, keep, "
+        agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, plugged, keep, "
                               "await_feed, feed, first, foreground, message, unused, ping, detach or end");
     }
     json_decref(o);

@@ -126,6 +126,7 @@ void agent_vms_let_go(struct agent_vms *k);
 bool agent_vms_untold(const struct agent_vms *k);
 /* The guest has brought overlays, which are that child's from now on: {"child": N, "files": [..]}.
  * Return: the event for it */
+void agent_vms_plugged(struct agent_vms *k, const json_t *o); /* what was plugged into it later */
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o);
 
 json_t *agent_vms_state(const struct agent_vms *k);

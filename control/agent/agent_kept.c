@@ -79,6 +79,15 @@ void agent_keep(struct agent *a)
     agent_send(a, json_pack("{ss}", "event", "keep"));
 }
 
+void agent_vms_plugged(struct agent_vms *k, const json_t *o)
+{
+    json_int_t number = json_integer_value(json_object_get(o, "child"));
+    FF_AUTO_FREE char *path = xprintf("%s/%lld" PLUGGED_FILE, k->dir, (long long)number);
+
+    if (agent_vms_find(k, number))
+        json_dump_file(json_object_get(o, "devices"), path, JSON_COMPACT);
+}
+
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o)
 {
     json_int_t number = json_integer_value(json_object_get(o, "child"));

@@ -20,6 +20,9 @@ struct overlay_owner {
 
 /* The child that a running QEMU is, by its command line; false: it is none, or not of this user */
 bool overlay_records_owner(char *const *argv, pid_t pid, struct overlay_owner *out);
+/* DIR/N.plugged: what -device takes, of devices that farfork move has plugged into that one: a JSON array */
+#define PLUGGED_FILE ".plugged"
+
 void overlay_records_owner_free(struct overlay_owner *o);
 
 /**

@@ -16,8 +16,8 @@
  * Failure      one that the guest does not let go in time, or a move that fails later: the guest is here, and what
  *              was taken out is plugged in again, as its command line had it. Where the guest is found to be neither
  *              here nor there, a note says what it is without.
- * Limits       QEMU cannot withdraw a request to unplug: a guest may answer it after we have gone on. What was plugged
- *              in is not on the command line of the QEMU there: the next move is told both options again.
+ *              What was plugged in is written down there: for the next move it is on the command line.
+ * Limits       QEMU cannot withdraw a request to unplug: a guest may answer it after we have gone on.
  * Sources      qapi/qdev.json: device_del, DEVICE_UNPLUG_GUEST_ERROR
  */
 #include <errno.h>
@@ -310,8 +310,12 @@ static int plug_one(struct move *m, const char *spec, struct ff_error *why)
 
 void move_devices_plug(struct move *m)
 {
-    if (m->plugged)
+    json_t *done = json_array();
+
+    if (m->plugged) {
+        json_decref(done);
         return;
+    }
     m->plugged = true;
     for (size_t i = 0; i < m->plug.n; i++) {
         struct ff_error why;
@@ -320,8 +324,12 @@ void move_devices_plug(struct move *m)
             strv_add(&m->s.notes, "--plug %s: %s: plug it in there by device_add, at %s", m->plug.v[i], why.text,
                      move_child(m)->qmp);
         else
-            m->n_plugged++;
+            json_array_append_new(done, json_string(m->plug.v[i]));
     }
+    m->n_plugged = json_array_size(done);
+    if (m->n_plugged)
+        host_send(move_host(m), json_pack("{s{si sO}}", "plugged", "child", 1, "devices", done));
+    json_decref(done);
 }
 
 size_t move_devices_out(const struct move *m)

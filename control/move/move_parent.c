@@ -196,6 +196,8 @@ int move_find_parent(struct move *m, struct ff_error *why)
     if (!rc)
         rc = check_migration(m, why);
     if (!rc)
+        session_recall_plugged(&m->s);
+    if (!rc)
         rc = move_devices_plan(m, why);
     if (!rc)
         rc = session_add_plugged(&m->s, why);

@@ -195,6 +195,9 @@ void session_leave_parent(struct session *s);
 
 /* session_plugged.c: memory and CPUs that were plugged later are put on s->parent_argv. -ENOTSUP: any
  * other device was plugged or removed since */
+/* Onto its command line: what an earlier move has plugged in, as its agent has written it down, but for what
+ * s->unplugged has */
+void session_recall_plugged(struct session *s);
 int session_add_plugged(struct session *s, struct ff_error *why);
 
 /* session_key.c: a key of its own for each move and fork. session_link_options() is what an address

@@ -9,6 +9,7 @@
  *              that were plugged later are written there, as QEMU says they are now: their place, and
  *              the options of their memory. Any other device that was plugged or removed is refused,
  *              by its id.
+ *              A device that farfork move --plug has put in is as if its command line had it.
  * Limits       a device without an id cannot be told from one of the command line: that the QEMU on
  *              the other host has the same ones is seen there (control/move/move_same.c).
  * Sources      qapi/machine.json: query-memory-devices, query-memdev, query-hotpluggable-cpus;
@@ -19,6 +20,7 @@
 #include <string.h>
 
 #include "autojson.h"
+#include "overlay_records.h"
 #include "qemu_opts.h"
 #include "session.h"
 
@@ -229,8 +231,34 @@ static int check_peripherals(struct session *s, struct ff_error *why)
     return 0;
 }
 
+void session_recall_plugged(struct session *s)
+{
+    FF_AUTO_JSON json_t *list = NULL;
+    struct overlay_owner owner;
+    size_t i;
+    json_t *spec;
+
+    if (!overlay_records_owner(s->parent_argv.v, s->parent_pid, &owner))
+        return;
+    FF_AUTO_FREE char *path = xprintf("%s/%u" PLUGGED_FILE, owner.dir, owner.number);
+    FF_AUTO_JSON json_t *known = json_load_file(path, 0, NULL);
+    overlay_records_owner_free(&owner);
+    if (!known || qmp_command(s->qmp, "qom-list", json_pack("{ss}", "path", "/machine/peripheral"), &list, NULL))
+        return;
+    json_array_foreach(known, i, spec) {
+        const char *text = json_string_value(spec);
+        FF_AUTO_FREE char *id = text ? qemu_opts_get(text, "id") : NULL;
+        if (!id || !json_find(list, "name", id) || strv_have(&s->unplugged, id) ||
+            is_on_command_line(&s->parent_argv, "device", id))
+            continue;
+        strv_add(&s->parent_argv, "-device");
+        strv_add(&s->parent_argv, "%s", text);
+    }
+}
+
 int session_add_plugged(struct session *s, struct ff_error *why)
 {
+    session_recall_plugged(s);
     int rc = add_dimms(s, why);
 
     if (!rc)

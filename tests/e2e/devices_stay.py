@@ -79,6 +79,10 @@ def exchanged(t, accel, *way):
                 wait_for('the guest sees both', 30, lambda: pci(b) == had + 1)
                 if b.sh('kill -0 $(cat /sleeper) && cat /pid') == '':
                     raise Failed('it is another guest')
+            with Move(t, r['qmp'], *way, '--unplug', 'new1', '--plug', SPEC.replace('rp1', 'rp2'), name='again') as again:
+                r = again.end(0, 'there')      # what was plugged in goes along, and can be exchanged
+                if devices(r['qmp']) != {'rp1', 'rp2', 'stays', 'hw1', 'new2'} or r['unplugged'] != 1:
+                    raise Failed(f'{devices(r["qmp"])} {r}')
 
 
 def plugged_later(t, accel):
