@@ -63,13 +63,12 @@ int session_plan(struct session *s, struct ff_error *why)
                            .here = hostlist_is_here(&s->hostlist.v[i]), .run = SPAWN_NONE};
         s->n_hosts++;
     }
-    bool ends = false; /* what is started, with this program */
-    for (size_t i = 0; i < s->n_hosts; i++)
-        ends |= !s->o.stays && (s->hosts[i].here || launcher_ends_all(s->o.launcher));
-    if (ends && launcher_check_step(why)) {
-        free(used);
-        return -EPERM;
-    }
+    bool ends = !s->o.stays && launcher_check_step(why); /* this program does, and what it starts with it */
+    for (size_t i = 0; ends && i < s->n_hosts; i++)
+        if (s->hosts[i].here || launcher_ends_all(s->o.launcher)) {
+            free(used);
+            return -EPERM;
+        }
     for (; s->n_vms < s->o.n; at = (at + 1) % s->hostlist.n) {
         if (!has_room(&s->hostlist.v[at], used[at]))
             continue;
