@@ -90,7 +90,7 @@ E2E_TESTS := \
 E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go resume dump quit one_runner \
     meanwhile keys farfork_move move_fallback move_proxy proxy_move proxy_back proxy_after hold shut_down ssh \
     who_runs clone clone_states clone_disks fork_resume vmclone touched vmclone_fed fork_again multicast pool agent_safe fork_fails \
-    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay vmclone_linux)),$(E2E_TESTS))
+    ordinary_user overlays unfinished guest_identity hosts evacuate slurm devices_stay)),$(E2E_TESTS))
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest
