@@ -542,12 +542,15 @@ def run(t):
             family(t, best, 'memfd', 8, lend=True)
         with t.case(f'template, memfd, {best}'):
             template(t, best, 'memfd')
+        with t.case(f'8 children, memfd by tcp, two agents, {best}'):
+            family(t, best, 'memfd', 8, lend=False, n_agents=2)
+        with t.case(f'three forks at once, anon, {best}'):
+            forked_again(t, best, 'anon')
+        with t.case(f'unexport, {best}'):
+            holder_killed(t, best, 'unexport')
     cases = {
-        '8 children, memfd by tcp, two agents':
-            lambda: family(t, best, 'memfd', 8, lend=False, n_agents=2),
         '2 children, hugetlb, lent': lambda: family(t, best, 'hugetlb', 2, lend=True),
         'three forks at once, memfd': lambda: forked_again(t, best, 'memfd'),
-        'three forks at once, anon': lambda: forked_again(t, best, 'anon'),
         'template, anon': lambda: template(t, best, 'anon'),
         'children before the image': lambda: early_children(t, best),
         'children that quit': lambda: child_quits(t, best),
@@ -555,7 +558,6 @@ def run(t):
         'the parent is killed': lambda: parent_killed(t, best),
         'the agent is killed while a child loads': lambda: agent_killed_early(t, best),
         'the holder is killed': lambda: holder_killed(t, best, 'kill'),
-        'unexport': lambda: holder_killed(t, best, 'unexport'),
         'the agent is killed': lambda: holder_killed(t, best, 'agent'),
         'overlays': lambda: overlay(t, best),
         'refused': lambda: refused(t, best),

@@ -506,8 +506,9 @@ def run(t):
         no_host(t, accel)
     with t.case('a child does not start'):
         child_does_not_start(t, accel)
-    with t.case('a child that is started ahead does not start'):
-        child_does_not_start(t, accel, '--prestart')
+    if common.FULL:
+        with t.case('a child that is started ahead does not start'):
+            child_does_not_start(t, accel, '--prestart')
     with t.case('interrupted, killed'):
         interrupted(t, accel)
     with t.case('children are followed'):
