@@ -11,7 +11,7 @@ Picture   each chunk of each host is one event: it is asked for when a place of 
           differ, and the host's own link, all from the same moment on, each for as long as its rate
           takes, and is there when the slowest is done. Links serve first come, first served.
 Costs     of bench/fanout.py, by --measured (its --json): how long the state takes, the share of the rate
-          that memory gets, and what a hop adds to the chunk itself. Without: those of docs/fanout.md.
+          that memory gets, and how long after it has a chunk a host feeds others with it. Without: those of docs/fanout.md.
 Failures  a straggler's link has a part of the rate. A relay that dies is noticed by who it feeds when its
           connection ends; those are fed by the next host that has room, as fork_tree.c does it.
 Limits    one copy of every chunk: faults, which take their own way, are not in it, nor CPUs. TCP's
@@ -51,11 +51,11 @@ def fanout_auto(hosts, image):
 class Host:
     """One that gets the image; number 0 is the parent, which has it."""
 
-    __slots__ = ('number', 'feeder', 'feeds', 'has', 'asked', 'under_way', 'done_s', 'dead', 'waits')
+    __slots__ = ('number', 'feeder', 'feeds', 'got', 'has', 'asked', 'under_way', 'done_s', 'dead', 'waits')
 
     def __init__(self, number):
         self.number, self.feeder, self.feeds = number, None, 0
-        self.has = self.asked = self.under_way = 0      # chunks, in order
+        self.got = self.has = self.asked = self.under_way = 0   # chunks, in order; has: that it may feed
         self.done_s, self.dead, self.waits = None, False, []
 
 
@@ -127,23 +127,28 @@ class Sim:
         b.under_way += 1
         self.sent += not a.number
         end = max(start + CHUNK / rate for _, _, rate in paths)
-        self.at(end + self.costs['hop_s'], self.arrived, a, b)
+        self.at(end, self.arrived, a, b)
 
     def arrived(self, a, b):
         if b.dead or b.feeder is not a:
             return              # the link has gone by then: it is asked for again
-        b.has += 1
+        b.got += 1
         b.under_way -= 1
-        if b.number in self.dying and b.has > self.chunks // 2:
+        if b.number in self.dying and b.got > self.chunks // 2:
             self.die(b)
             return
-        waits, b.waits = b.waits, []
-        for h in waits:
-            self.ask(h)
-        if b.has == self.chunks:
+        self.at(self.now + self.costs['hop_s'], self.feedable, b)
+        if b.got == self.chunks:
             b.done_s = self.now
             b.feeder.feeds -= 1
         self.ask(b)
+
+    def feedable(self, b):
+        """A chunk has been told to those that it feeds."""
+        b.has += 1
+        waits, b.waits = b.waits, []
+        for h in waits if not b.dead else ():
+            self.ask(h)
 
     def die(self, h):
         h.dead = True
@@ -155,7 +160,7 @@ class Sim:
     def again(self, h):
         if h.dead or h.done_s is not None:
             return
-        h.asked, h.under_way = h.has, 0
+        h.asked, h.under_way = h.got, 0
         self.feed(h, self.room(h))
         self.ask(h)
 
@@ -187,7 +192,9 @@ def one(hosts, way, o, costs):
 def costs_of(rows, o):
     """From one host's time, and from the shortest chain that was measured."""
     by = {(r['way'], r['hosts']): r for r in rows}
-    single = by.get(('chain', 1)) or by[('star', 1)]
+    single = by.get(('chain', 1)) or by.get(('star', 1))
+    if not single:
+        sys.exit('fanout_sim.py: --measured: want one host by chain or star in it')
     ideal = (o.mem << 20) * 8 / bits(o.rate)
     costs = dict(COSTS, share=min(1.0, ideal / max(single['memory_s'] - COSTS['state_s'], 1e-9)))
     chains = sorted(r['hosts'] for r in rows if r['way'] == 'chain' and r['hosts'] > 1)
@@ -202,7 +209,7 @@ def costs_of(rows, o):
 def compare(rows, o, costs):
     print(f'{"hosts":>6}  {"way":<6} {"measured s":>10} {"simulated s":>11} {"off":>6}')
     for r in rows:
-        if r['way'] == 'floor':
+        if r['way'] in ('floor', 'multicast'):
             continue
         s = one(r['hosts'], r['way'], o, costs)['memory_s']
         print(f'{r["hosts"]:>6}  {r["way"]:<6} {r["memory_s"]:>10.2f} {s:>11.2f} '
