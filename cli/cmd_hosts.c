@@ -42,6 +42,7 @@ static int hosts_usage(FILE *out)
           "  --timeout SECONDS       for each answer (20)\n"
           "  --probe                 measure latency and rate, one host after the other, some seconds each\n"
           "  --here                  this host alone, without a launcher\n"
+          "  --qemus                 with --here: also ask the QEMUs here for their versions\n"
           "  --reserve ID,NODE:BYTES  with --here: promise that memory to a fork; 0: no longer\n"
           "  --json                  print one line of JSON\n"
           "  -h, --help              print this text\n\n"
@@ -53,7 +54,7 @@ static int hosts_usage(FILE *out)
 struct hosts_options {
     const char *launcher, *agent, *rundir, *reserve;
     unsigned timeout_s;
-    bool json, probe;
+    bool json, probe, qemus;
 };
 
 static int reserve(const char *base, const char *text, json_t *facts, struct ff_error *why)
@@ -77,10 +78,11 @@ static int say_here(const struct hosts_options *o)
     FF_AUTO_FREE char *base = o->rundir ? xstrdup(o->rundir) : rundir_base();
     FF_AUTO_JSON json_t *facts = host_facts(base);
 
-    if (!o->reserve) {
+    if (o->qemus) {
         FF_AUTO_FREE char *agent = defaults_agent();
         json_object_set_new(facts, "qemus", host_qemus(agent));
-    } else {
+    }
+    if (o->reserve) {
         struct ff_error why = {0};
         int rc = reserve(base, o->reserve, facts, &why);
         if (rc == -EINVAL)
@@ -176,7 +178,7 @@ static int ask_all(const struct hostlist *l, const struct hosts_options *o)
     struct asked *a = xcalloc(l->n, sizeof(*a));
 
     asked_prepare();
-    char *words[] = {"hosts", "--here", NULL};
+    char *words[] = {"hosts", "--here", "--qemus", NULL};
 
     for (size_t i = 0; i < l->n; i++) {
         const char *launcher = o->launcher ? o->launcher : hostlist_is_here(&l->v[i]) ? "" : launcher_default();
@@ -212,7 +214,7 @@ static int show_hosts(const char *hostfile, char **args, const struct hosts_opti
 
 int cmd_hosts(int argc, char **argv)
 {
-    enum { HOSTFILE = 256, LAUNCHER, AGENT, RUNDIR, TIMEOUT, PROBE, HERE, RESERVE, JSON };
+    enum { HOSTFILE = 256, LAUNCHER, AGENT, RUNDIR, TIMEOUT, PROBE, HERE, QEMUS, RESERVE, JSON };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
                                             {"hostfile", required_argument, NULL, HOSTFILE},
                                             {"launcher", required_argument, NULL, LAUNCHER},
@@ -221,6 +223,7 @@ int cmd_hosts(int argc, char **argv)
                                             {"timeout", required_argument, NULL, TIMEOUT},
                                             {"probe", no_argument, NULL, PROBE},
                                             {"here", no_argument, NULL, HERE},
+                                            {"qemus", no_argument, NULL, QEMUS},
                                             {"reserve", required_argument, NULL, RESERVE},
                                             {"json", no_argument, NULL, JSON},
                                             {0}};
@@ -237,6 +240,7 @@ int cmd_hosts(int argc, char **argv)
         case RUNDIR: o.rundir = optarg; break;
         case PROBE: o.probe = true; break;
         case HERE: here = true; break;
+        case QEMUS: o.qemus = true; break;
         case RESERVE: o.reserve = optarg; break;
         case JSON: o.json = true; break;
         case TIMEOUT:
@@ -245,7 +249,7 @@ int cmd_hosts(int argc, char **argv)
             break;
         default: return hosts_usage(c == 'h' ? stdout : stderr);
         }
-    if ((o.reserve && !here) || (here && (optind < argc || hostfile || o.launcher || o.agent || o.probe)))
+    if (((o.reserve || o.qemus) && !here) || (here && (optind < argc || hostfile || o.launcher || o.agent || o.probe)))
         return hosts_usage(stderr);
     return here ? say_here(&o) : show_hosts(hostfile, argv + optind, &o);
 }

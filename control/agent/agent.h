@@ -124,9 +124,10 @@ void agent_vms_drop_questions(struct agent_vms *k);
 void agent_vms_keep(struct agent_vms *k);
 void agent_vms_let_go(struct agent_vms *k);
 bool agent_vms_untold(const struct agent_vms *k);
+/* What was plugged into that child later, for the next move: {"child": N, "devices": [SPEC...]} */
+void agent_vms_plugged(struct agent_vms *k, const json_t *o);
 /* The guest has brought overlays, which are that child's from now on: {"child": N, "files": [..]}.
  * Return: the event for it */
-void agent_vms_plugged(struct agent_vms *k, const json_t *o); /* what was plugged into it later */
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o);
 
 json_t *agent_vms_state(const struct agent_vms *k);

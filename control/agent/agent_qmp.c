@@ -9,7 +9,8 @@
  *              question comes as a JSON line and its answer goes back as an event; nobody waits.
  *              The agent has one question of its own: has a source come to a QEMU that waits for a
  *              move? `query-migrate` that says `setup` ends that QEMU; any other answer does not.
- * Limits       LIMIT_MS for an answer, unless the question has a limit of its own. One older than FRESH_MS says nothing any more.
+ * Limits       LIMIT_MS for an answer, unless the question has a limit of its own. One older than
+ *              FRESH_MS says nothing any more.
  */
 #include <errno.h>
 #include <stdlib.h>

@@ -259,10 +259,10 @@ json_t *host_facts(const char *base)
     ff_rdma_list(add_rdma, rdma);
     rundir_each(base, NULL, count_fork, forks);
     look_at_processes(guests, holders);
-    return json_pack("{ss ss ss ss sI sf sI sI sI so sb so so so so}", "name", u.nodename, "identity", same, "version", FF_VERSION_STRING,
-                     "kernel", u.release, "cpus", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "load", load,
+    return json_pack("{ss ss ss ss sI sf sI sI sI so sb so so so so}", "name", u.nodename, "identity", same,
+                     "version", FF_VERSION_STRING, "kernel", u.release, "cpus", (json_int_t)sysconf(_SC_NPROCESSORS_ONLN), "load", load,
                      "memory_bytes", (json_int_t)(number_of("/proc/meminfo", "MemTotal:") << 10),
                      "available_bytes", (json_int_t)(number_of("/proc/meminfo", "MemAvailable:") << 10),
-                     "reserved_bytes", (json_int_t)reserve_left(base), "huge_pages", huge_pages(), "kvm", !access("/dev/kvm", R_OK | W_OK), "rdma", rdma,
-                     "guests", guests, "holders", holders, "forks", forks);
+                     "reserved_bytes", (json_int_t)reserve_left(base), "huge_pages", huge_pages(),
+                     "kvm", !access("/dev/kvm", R_OK | W_OK), "rdma", rdma, "guests", guests, "holders", holders, "forks", forks);
 }

@@ -12,10 +12,12 @@
  * @base: of run directories, for forks
  *
  * Cost:    a look at every process of this host; no QEMU is asked
- * Return:  {"name", "identity": of this host, whatever it is called, "version", "kernel", "cpus": that are online, "load": of the last minute, "memory_bytes",
- *          "available_bytes", "reserved_bytes": promised to forks, of that, "huge_pages": [{"size_bytes", "total", "free"}], "kvm": this user may use it,
- *          "rdma": [DEVICE:PORT that can be used], "guests": [{"pid", "name", "qemu", "resident_bytes"}] of all
- *          users that this one sees, "holders": [{"pid", "name"}] that keep the memory of a fork for other hosts, "forks": [{"id", "parent", "image", "children": alive}] of this user}
+ * Return:  {"name", "identity": of this host, whatever it is called, "version", "kernel", "cpus": that are online,
+ *          "load": of the last minute, "memory_bytes", "available_bytes", "reserved_bytes": promised to forks, of that,
+ *          "huge_pages": [{"size_bytes", "total", "free"}], "kvm": this user may use it, "rdma": [DEVICE:PORT that can be
+ *          used], "guests": [{"pid", "name", "job": process_job(), "qemu", "resident_bytes"}] of all users that this one
+ *          sees, "holders": [{"pid", "name", "job"}] that keep the memory of a fork for other hosts, "forks": [{"id",
+ *          "parent", "image", "children": alive}] of this user}
  */
 json_t *host_facts(const char *base);
 

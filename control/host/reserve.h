@@ -24,8 +24,8 @@ uint64_t reserve_left(const char *base);
  * @available: memory that nobody uses now
  * @others:    of it that other forks were promised
  *
- * It holds for RESERVE_S, and then as long as the agent of that fork runs here, which drops it. A second call for the same one
- * replaces the first.
+ * It holds for RESERVE_S, and then as long as the agent of that fork runs here, which drops it. A second call for the
+ * same one replaces the first.
  * Return: 0; -ENOMEM: less is left; -errno, with the reason
  */
 int reserve_take(const char *base, const char *id, const char *node, uint64_t bytes, uint64_t available,

@@ -80,7 +80,7 @@ static int run_move(struct move *m)
         move_find_here(m);
     if (m->outcome == MOVE_HERE)
         move_devices_back(m);
-    else if (m->outcome != MOVE_THERE && m->outcome != MOVE_FOLLOWS)
+    else
         move_devices_say(m);
     if (m->outcome == MOVE_HERE)
         move_fallback_drop(m);

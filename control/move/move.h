@@ -80,7 +80,7 @@ struct move {
     uint64_t lost_ms;      /* since when it has no link and its agent is not heard; 0: not so */
     enum move_outcome outcome;
     char here[32];         /* MOVE_HERE: what its QEMU says of it, running or paused */
-    double begin_ms, listening_ms, ready_ms, unplugged_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
+    double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
     /* what the source said last */
     char status[32], link[16];
     uint64_t total_bytes, present_bytes, passed_bytes, faults; /* passed: by precopy=1 */
@@ -150,18 +150,18 @@ void move_proxy_drop(struct move *m); /* nothing was sent: the one here is to en
 bool move_proxy_has_ended(struct move *m, struct ff_error *why); /* and its last words */
 void move_proxy_over(struct move *m); /* it has said all, and ends: m->s.qmp is the QEMU's again */
 
-/* move_devices.c: devices that the guest does not take along: move_devices_plan(): off its command line, before
- * session_add_plugged(); move_devices_unplug(): once the QEMU there listens. -EPERM, -ETIMEDOUT: the guest keeps
- * one. move_devices_back(): the guest is here after all; move_devices_plug(): it runs there. Notes say what failed */
-/* What disks have in them, by @block of query-block: [[name, device, image]...], to be released: without those of
- * devices that the guest is to let go, or of the device @only */
+/* move_devices.c. What disks have in them, by @block of query-block: [[name, device, image]...], to be released: without
+ * those of devices that the guest is to let go, or of the device @only */
 json_t *move_images(const struct move *m, const json_t *block, const char *only);
+/* Devices that the guest does not take along: move_devices_plan(): off its command line, before session_add_plugged();
+ * move_devices_unplug(): once the QEMU there listens. -EPERM, -ETIMEDOUT: the guest keeps one. move_devices_back(): the
+ * guest is here after all; move_devices_plug(): it runs there. Notes say what failed */
 int move_devices_plan(struct move *m, struct ff_error *why);
 int move_devices_unplug(struct move *m, struct ff_error *why);
 void move_devices_back(struct move *m);
 void move_devices_plug(struct move *m);
 size_t move_devices_out(const struct move *m); /* that the guest has let go, and is without */
-void move_devices_say(struct move *m); /* notes, where it is neither here nor there */
+void move_devices_say(struct move *m); /* notes, where it is not known to be here, nor to have all that it gets there */
 void move_devices_free(struct move *m);
 
 /* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why */

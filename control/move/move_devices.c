@@ -244,8 +244,6 @@ int move_devices_unplug(struct move *m, struct ff_error *why)
         else
             rc = wait_until_out(m, d, why);
     }
-    if (!rc && m->n_devices)
-        m->unplugged_ms = ff_now_exact_ms();
     return rc;
 }
 
@@ -343,10 +341,12 @@ size_t move_devices_out(const struct move *m)
 
 void move_devices_say(struct move *m)
 {
+    if (m->plugged)
+        return;
     for (size_t i = 0; i < m->n_devices; i++)
         if (m->devices[i].out)
             strv_add(&m->s.notes, "device %s was taken out: where the guest is, it is without", m->devices[i].id);
-    for (size_t i = 0; i < m->plug.n && !m->plugged; i++)
+    for (size_t i = 0; i < m->plug.n; i++)
         strv_add(&m->s.notes, "--plug %s: it was not plugged in", m->plug.v[i]);
 }
 

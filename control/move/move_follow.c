@@ -555,6 +555,6 @@ void move_guest(struct move *m)
                   h->node->host);
     if (m->outcome == MOVE_THERE)
         move_fallback_commit(m);
-    if (m->outcome == MOVE_THERE || m->outcome == MOVE_FOLLOWS)
+    if (m->outcome == MOVE_THERE || (m->outcome == MOVE_FOLLOWS && m->via != VIA_PROXY)) /* as above */
         move_devices_plug(m);
 }

@@ -193,10 +193,9 @@ int session_check_parent(struct session *s, struct ff_error *why);
 /* Others can be its client; what it was started with is forgotten, but for its pid */
 void session_leave_parent(struct session *s);
 
-/* session_plugged.c: memory and CPUs that were plugged later are put on s->parent_argv. -ENOTSUP: any
+/* session_plugged.c: onto s->parent_argv what was plugged later. session_recall_plugged(): by an earlier move, as its
+ * agent has written it down, but for what s->unplugged has; session_add_plugged(): memory and CPUs, too. -ENOTSUP: any
  * other device was plugged or removed since */
-/* Onto its command line: what an earlier move has plugged in, as its agent has written it down, but for what
- * s->unplugged has */
 void session_recall_plugged(struct session *s);
 int session_add_plugged(struct session *s, struct ff_error *why);
 
