@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
 #include <unistd.h>
@@ -114,7 +113,7 @@ static void *pool_main(void *opaque)
     struct ff_page_pool *s = opaque;
     uint64_t room = 0, done = 0, looked = 0;
 
-    setpriority(PRIO_PROCESS, 0, 19); /* of this thread alone, on Linux */
+    ff_thread_later();
     for (unsigned i = 0; done < s->all_bytes && !atomic_load(&s->stop);) {
         const struct ff_pool_part *part = &s->part[i];
         uint64_t at = done - part->start, n = FF_MIN(STEP, part->len_bytes - at);

@@ -19,7 +19,10 @@
  *              pool     |==+==+==+==+==|......|      of the region is there by another way:
  *                        0           ready    end     zeros, a fault, a copy
  *
- * Threads      one, from ff_page_pool_start() to ff_page_pool_stop(), at the lowest priority;
+ * Threads      one, from ff_page_pool_start() to ff_page_pool_stop(), of less CPU than others, and
+ *              no less (nice 5): the kernel holds mmap_lock while it makes pages, so whoever maps
+ *              memory, or starts a thread, waits for a thread that is seldom let run. At nice 19, with
+ *              four busy threads on two CPUs, a source waited 1 to 3 s for WELCOME (Linux 7.2);
  *              afterwards the prefill thread reads into the pool. Whoever installs a page gives its
  *              page of the pool back.
  *              file      |==+==+==+==+==|......|      page i is in the file before it is filled: the
