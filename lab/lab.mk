@@ -47,7 +47,7 @@ on_kernel = LAB_TIMEOUT=5400 lab/lab --kernel $(1) env -u CI tests/run --abreast
 fetch-kernels: lab-parts
 	@for k in $(KERNELS); do BUILD='$(abspath $(BUILD))' lab/lab --kernel $$k --describe | sed 's/^/  LAB     /'; done
 
-check-kernels: fetch-kernels $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(BUILD)/guests/micro.elf
+check-kernels: fetch-kernels tools $(UNIT_TESTS) $(LOOP_TESTS) $(PLATFORM_TESTS) $(E2E_PROGRAMS) $(BUILD)/guests/micro.elf
 	@$(foreach k,$(KERNELS),echo 'kernel $(k)' && $(RUN_ENV) $(call on_kernel,$(k)) &&) true
 
 # --- the verbs link on a kernel's own RDMA stack: part of `make check` ---

@@ -23,13 +23,17 @@
  *                      no faster without a limit: the link is slower now: HELD with its new rate
  *                      faster: the hosts are the limit and not the link: FREE for longer
  *
+ *              Who has nothing to ask for, since its relay has nothing new, learns nothing of the
+ *              link: a look with such a pause counts only if it was faster than all before.
+ *
  * Threads      the queue's own.
  * Limits       A look lasts LOOK_NS (FIRST_LOOK_NS) or two round trips. A rate is what prefill
  *              and faults receive together: faults take what they take of the link, and that is
  *              not a window that is too small. Other traffic is not known of.
  *              RECEIVE_BUF: what may come while the reader installs 2 MiB. Data that nobody reads
  *              does not close a window that is smaller than the free space behind it.
- * Sources      Little's law; BBR (Cardwell et al. 2016) for gain, rate and round trip. tcp(7);
+ * Sources      Little's law; BBR (Cardwell et al. 2016) for gain, rate and round trip, and what
+ *              is limited by its application. tcp(7);
  *              socket(7). Autotuning would raise the clamp again: SO_BUF_LOCK (Linux 5.14).
  *              SO_RCVLOWAT makes room up to half of tcp_rmem, where SO_RCVBUF ends at rmem_max.
  */
@@ -63,6 +67,7 @@
 #define SPARE (12u << 10) /* packets come in bursts */
 #define FASTER 1.1
 #define RISES 1.05
+#define IDLE_SHARE 8u     /* so much of a look, and it tells only what the link carries at least */
 #define RECEIVE_BUF (3 << 20)
 
 void tcp_pace_init(struct pace *p)
@@ -152,13 +157,15 @@ static void look_held(struct pace *p, double rate)
     p->sum = 0;
 }
 
-uint32_t tcp_pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt_us)
+uint32_t tcp_pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt_us, bool idle)
 {
     double rate = (double)bytes / (double)ns;
 
+    if (idle && rate <= (p->held ? p->best * RISES : p->top * GROWS))
+        bytes = 0;
     if (bytes && p->held)
         look_held(p, rate);
-    else if (bytes) /* else nothing was asked for, or nothing but zeros: nothing is learned */
+    else if (bytes) /* else little was asked for, or nothing but zeros: nothing is learned */
         look_free(p, rate);
     if (!p->held)
         return p->window;
@@ -249,10 +256,22 @@ void tcp_pace_turn(struct tcp_pace *t, int fd, uint64_t now_ns)
 
     if (!t->on || now_ns < t->next_ns || !take_pool(t, fd, &bytes, &min_rtt_us))
         return;
-    uint64_t now = ff_now_ns();
-    set_window(t, fd, tcp_pace_look(&t->pace, bytes - t->last_bytes, now - t->last_ns, min_rtt_us));
+    uint64_t now = ff_now_ns(), took = now - t->last_ns;
+    bool idle = (t->idle_ns + (t->idle_from ? now - t->idle_from : 0)) * IDLE_SHARE > took;
+    set_window(t, fd, tcp_pace_look(&t->pace, bytes - t->last_bytes, took, min_rtt_us, idle));
+    t->idle_ns = 0;
+    t->idle_from = t->idle_from ? now : 0;
     t->last_ns = now;
     t->last_bytes = bytes;
     uint64_t look_ns = t->pace.settled ? LOOK_NS : FIRST_LOOK_NS;
     t->next_ns = now + FF_MAX(look_ns, 2000ull * min_rtt_us);
+}
+
+void tcp_pace_asks(struct tcp_pace *t, bool any)
+{
+    uint64_t now = ff_now_ns();
+
+    if (any && t->idle_from)
+        t->idle_ns += now - t->idle_from;
+    t->idle_from = any ? 0 : now;
 }

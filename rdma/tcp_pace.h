@@ -26,8 +26,9 @@ struct pace {
 
 void tcp_pace_init(struct pace *p);
 
-/* @bytes came in @ns: the window in bytes, 0: no limit */
-uint32_t tcp_pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt_us);
+/* @bytes came in @ns: the window in bytes, 0: no limit. @idle: nothing was asked for meanwhile, for a part
+ * of the time: the link may carry more */
+uint32_t tcp_pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min_rtt_us, bool idle);
 
 /* The shortest round trip so far; 0: not known */
 uint32_t tcp_rtt_us(int fd);
@@ -38,6 +39,7 @@ struct tcp_pace {
     bool on;
     int beside_fd; /* of faults: what it receives is counted as well */
     uint64_t next_ns, last_ns, last_bytes;
+    uint64_t idle_ns, idle_from; /* since the last look; idle_from: it is, since then; 0: it is not */
     uint32_t window;
 };
 
@@ -45,5 +47,8 @@ struct tcp_pace {
  * between two sockets of one host. */
 void tcp_pace_start(struct tcp_pace *t, int fd, int beside_fd);
 void tcp_pace_turn(struct tcp_pace *t, int fd, uint64_t now_ns);
+
+/* From here on something is asked for over it, or nothing is. Who is never told so is always asked */
+void tcp_pace_asks(struct tcp_pace *t, bool any);
 
 #endif

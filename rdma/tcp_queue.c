@@ -220,7 +220,8 @@ static void data_complete(struct tcp_queue *q)
                              .op = wr->op == FF_OP_READ ? FF_WC_READ : FF_WC_WRITE,
                              .len_bytes = wr->len_bytes});
     q->wr_first = (q->wr_first + 1) % FF_QUEUE_DEPTH;
-    q->wr_n--;
+    if (!--q->wr_n && q->pace.on)
+        tcp_pace_asks(&q->pace, false);
 }
 
 /* This process itself writes what comes for rx.data, by TLS or out of rx.buf. Pages of zeros are not
@@ -436,6 +437,8 @@ int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error 
     if (!read)
         f->runs.iov[f->runs.n++] =
             (struct iovec){.iov_base = wr->local, .iov_len = wr->len_bytes};
+    if (!q->wr_n && q->pace.on)
+        tcp_pace_asks(&q->pace, true);
     q->wr[(q->wr_first + q->wr_n++) % FF_QUEUE_DEPTH] = *wr;
     send_frames(q);
     return 0;

@@ -49,7 +49,7 @@ static struct seen run(struct pace *p, struct link *l, uint32_t *window, unsigne
         rate *= noise(l);
         s.bytes += rate * LOOK_NS / looks;
         s.held += *window != 0;
-        *window = tcp_pace_look(p, (uint64_t)(rate * LOOK_NS), LOOK_NS, l->rtt_us);
+        *window = tcp_pace_look(p, (uint64_t)(rate * LOOK_NS), LOOK_NS, l->rtt_us, false);
     }
     return s;
 }
@@ -132,12 +132,37 @@ static void test_nothing_comes(void **state)
 
     tcp_pace_init(&p);
     for (unsigned i = 0; i < 100; i++)
-        assert_true(tcp_pace_look(&p, 0, LOOK_NS, 100) <= 100000);
+        assert_true(tcp_pace_look(&p, 0, LOOK_NS, 100, false) <= 100000);
     /* and then it does, at 1 Gbit/s: the limit of nothing is not kept */
     struct link l = {.rate = 0.125, .host_rate = 100, .rtt_us = 100};
     uint32_t window = 0;
     run(&p, &l, &window, 100);
     assert_true(run(&p, &l, &window, 100).bytes > 0.95 * 0.125 * LOOK_NS);
+}
+
+/* A relay that has little new, for long: the link still carries what it did, and more than that is seen */
+static void test_who_asks_for_little_learns_little(void **state)
+{
+    (void)state;
+    struct link l = {.rate = 0.125, .host_rate = 100, .rtt_us = 200};
+    struct pace p;
+
+    tcp_pace_init(&p);
+    uint32_t window = p.window;
+    for (unsigned i = 0; i < 200; i++)
+        window = tcp_pace_look(&p, (uint64_t)(l.rate / 10 * LOOK_NS), LOOK_NS, l.rtt_us, true);
+    assert_true(!p.held && window >= l.rate * l.rtt_us * 1000); /* one look alone was of use */
+    run(&p, &l, &window, 200);
+    assert_true(p.held);
+    uint32_t before = window;
+    for (unsigned i = 0; i < 2000; i++)
+        window = tcp_pace_look(&p, (uint64_t)(l.rate / 10 * LOOK_NS), LOOK_NS, l.rtt_us, true);
+    assert_true(p.held && window == before);
+    assert_true(run(&p, &l, &window, 100).bytes > 0.95 * l.rate * LOOK_NS);
+    l.rate = 1.25;
+    for (unsigned i = 0; i < 20; i++)
+        window = tcp_pace_look(&p, (uint64_t)(1.25 * LOOK_NS), LOOK_NS, l.rtt_us, true);
+    assert_true(run(&p, &l, &window, 100).bytes > 0.95 * 1.25 * LOOK_NS);
 }
 
 /* A window that was too small at first, and a burst after a pause, are not what the link carries */
@@ -155,7 +180,7 @@ static void test_the_rate_is_found_whatever_comes_first(void **state)
     run(&p, &l, &window, 400);
     assert_true(run(&p, &l, &window, 100).bytes > 0.95 * 1.25 * LOOK_NS);
     for (unsigned i = 0; i < 50; i++) {
-        tcp_pace_look(&p, (uint64_t)(2 * 1.25 * LOOK_NS), LOOK_NS, 100);
+        tcp_pace_look(&p, (uint64_t)(2 * 1.25 * LOOK_NS), LOOK_NS, 100, false);
         run(&p, &l, &window, 10);
     }
     assert_true(p.best < 1.05 * 1.25);
@@ -186,6 +211,7 @@ int main(void)
         cmocka_unit_test(test_hosts_that_answer_late_get_a_larger_window),
         cmocka_unit_test(test_a_link_that_changes_is_followed),
         cmocka_unit_test(test_nothing_comes),
+        cmocka_unit_test(test_who_asks_for_little_learns_little),
         cmocka_unit_test(test_the_rate_is_found_whatever_comes_first),
         cmocka_unit_test(test_the_beginning_is_not_a_flood),
     };
