@@ -3,7 +3,7 @@
 """fanout.py - one guest forked to many hosts, each at the end of a link of a set rate
 
 usage: fanout.py [--hosts N...] [--ways star|chain|NUMBER|multicast...] [--mem MIB] [--rate RATE] [--runs N]
-                 [--busy] [--json FILE] [--plots FOLDER]
+                 [--busy|--still] [--json FILE] [--plots FOLDER]
 
 Picture   bridge, in a namespace of its own
             |  |  |  ...     a namespace each: the parent's, and every host's; what leaves one, and
@@ -17,7 +17,9 @@ Figures   run: from the command to the first byte on the last child's console; c
           over the same links: from the parent to one host, and along a chain, piece by piece.
           --plots: over the number of hosts, PNG and SVG
 Guests    have vCPUs that run when nobody else wants a CPU (SCHED_IDLE): they do not halt, and many on few
-          CPUs would be what is measured. --busy: as others do
+          CPUs would be what is measured. Still they are: KVM lets go of such a vCPU up to 0.2 s late here, and
+          agents wait. --busy: as others do; --still: parent and children are stopped once all children
+          have run, so that what is measured is how memory is spread, and no faults come from then on
 Exit code 0 measured, 1 something failed, 77 it cannot run here
 """
 import argparse
@@ -26,6 +28,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -205,6 +208,20 @@ class IdleCpus(threading.Thread):
         self.join()
 
 
+def stop_all(births, n, parent, folder):
+    """Once all children have run: their QEMUs stand still, and the parent's guest does."""
+    births.wait(n, 300)
+    parent.qmp('stop')
+    for pid in (p for p in os.listdir('/proc') if p.isdigit() and int(p) != parent.pid):
+        with contextlib.suppress(OSError):
+            with open(f'/proc/{pid}/comm', encoding='ascii', errors='replace') as f:
+                if not f.read().startswith('qemu-system'):
+                    continue
+            with open(f'/proc/{pid}/cmdline', encoding='utf-8', errors='replace') as f:
+                if folder in f.read():
+                    os.kill(int(pid), signal.SIGSTOP)
+
+
 def one(t, place, way, o, accel, tag):
     n, folder = place.n, os.path.join(t, tag)
     os.mkdir(folder)
@@ -227,6 +244,8 @@ def one(t, place, way, o, accel, tag):
         stack.callback(subprocess.run, [VMCLONE, '--kill', 'f', '--rundir', base],
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         births = stack.enter_context(forks.Births(folder))
+        if o.still:
+            threading.Thread(target=stop_all, args=(births, n, parent, folder), daemon=True).start()
         sent, cpu, start = place.sent_bytes(), busy_s(), time.monotonic()
         done = subprocess.run(
             place.argv([VMCLONE, '--json', '--quiet', '--rundir', base, '--id', 'f', '--timeout', '300',
@@ -309,6 +328,7 @@ def main():
     p.add_argument('--runs', type=int, default=1)
     p.add_argument('--plots', metavar='FOLDER')
     p.add_argument('--busy', action='store_true')
+    p.add_argument('--still', action='store_true')
     p.add_argument('--json', metavar='FILE')
     o = p.parse_args()
     if os.geteuid():

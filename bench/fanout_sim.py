@@ -26,8 +26,9 @@ import sys
 
 CHUNK = 512 << 10
 WINDOW = 2
+LEVEL = 3                       # chunks by which each level begins later
 # assumed, where nothing was measured (docs/fanout.md)
-COSTS = {'state_s': 0.25, 'share': 0.95, 'hop_s': 0.02}
+COSTS = {'state_s': 0.25, 'share': 0.95, 'hop_chunks': 2.0}
 NOTICED_S, AGAIN_S = 0.3, 0.2   # a connection that ended; vmclone's turn, and a new one
 UNITS = {'k': 1e3, 'm': 1e6, 'g': 1e9}
 
@@ -44,7 +45,7 @@ def fanout_auto(hosts, image):
         left, level, depth = hosts, k, 0
         while left > 0:
             left, level, depth = left - level, level * k, depth + 1
-        return (chunks + depth) * k
+        return (chunks + LEVEL * depth) * k
     return min(range(1, 9), key=lambda k: (time_of(k), k))
 
 
@@ -66,6 +67,7 @@ class Sim:
         self.fanout = fanout
         self.hosts = [Host(i) for i in range(hosts + 1)]
         self.rate = [bits(o.rate) * costs['share'] / 8] * (hosts + 1)
+        self.hop_s = costs['hop_chunks'] * CHUNK / self.rate[0]
         for i in range(1, hosts + 1):
             if self.rng.random() < o.stragglers[0]:
                 self.rate[i] /= o.stragglers[1]
@@ -137,7 +139,7 @@ class Sim:
         if b.number in self.dying and b.got > self.chunks // 2:
             self.die(b)
             return
-        self.at(self.now + self.costs['hop_s'], self.feedable, b)
+        self.at(self.now + self.hop_s, self.feedable, b)
         if b.got == self.chunks:
             b.done_s = self.now
             b.feeder.feeds -= 1
@@ -200,9 +202,10 @@ def costs_of(rows, o):
     chains = sorted(r['hosts'] for r in rows if r['way'] == 'chain' and r['hosts'] > 1)
     if chains:
         n = chains[0]
-        costs['hop_s'] = 0.0
+        costs['hop_chunks'] = 0.0
         plain = one(n, 'chain', o, costs)['memory_s']
-        costs['hop_s'] = max(0.0, (by[('chain', n)]['memory_s'] - plain) / n)
+        chunk_s = CHUNK * 8 / bits(o.rate) / costs['share']
+        costs['hop_chunks'] = max(0.0, (by[('chain', n)]['memory_s'] - plain) / n / chunk_s)
     return costs
 
 

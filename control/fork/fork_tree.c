@@ -28,6 +28,7 @@
 
 #define FEED_MS 10000
 #define CHUNK_BYTES (512ull << 10) /* fork_tree_options() */
+#define LEVEL 3u /* a chunk has come, then it is known of, and asked for behind another: docs/results.md */
 
 /* In chunks that one link carries, the time until @n hosts have an image of @chunks, each with
  * @fanout: a link that feeds several is shared, and each level begins by a chunk later */
@@ -37,7 +38,7 @@ static uint64_t time_of(uint64_t chunks, size_t n, unsigned fanout)
 
     for (size_t left = n; left; level *= fanout, depth++)
         left -= left < level ? left : (size_t)level;
-    return (chunks + depth) * fanout;
+    return (chunks + LEVEL * depth) * fanout;
 }
 
 unsigned fork_fanout(size_t n, uint64_t bytes)
@@ -63,7 +64,7 @@ static bool may_feed(const struct fork *f)
     return f->o->fanout;
 }
 
-/* What is passed on is passed on by chunks: each host has it by one later than the one before */
+/* What is passed on is passed on by chunks: each host has it by some later than the one before */
 const char *fork_tree_options(const struct fork *f)
 {
     const char *given = f->s.o.link_options;

@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), '..'
 
 import fanout_sim as sim
 
-EXACT = {'state_s': 0.0, 'share': 1.0, 'hop_s': 0.0}
+EXACT = {'state_s': 0.0, 'share': 1.0, 'hop_chunks': 0.0}
 MEM, RATE = 64, '512mbit'
 IMAGE_S = (MEM << 20) * 8 / 512e6
 CHUNK_S = sim.CHUNK * 8 / 512e6
@@ -48,8 +48,8 @@ class Times(unittest.TestCase):
         self.assertLess(r['memory_s'], 2 * IMAGE_S + 12 * CHUNK_S)
 
     def test_costs(self):
-        slow = run(8, 'chain', {'state_s': 3.0, 'share': 0.5, 'hop_s': 0.005})['memory_s']
-        self.near(slow, 3 + 2 * IMAGE_S + 7 * 2 * CHUNK_S + 8 * 0.005)
+        slow = run(8, 'chain', {'state_s': 3.0, 'share': 0.5, 'hop_chunks': 1.5})['memory_s']
+        self.near(slow, 3 + 2 * IMAGE_S + 7 * (1 + 1.5) * 2 * CHUNK_S)
 
     def test_auto_is_the_best_of_its_kind(self):
         for hosts in (2, 40, 400):

@@ -289,7 +289,8 @@ static void test_fanout(void **state)
     assert_int_equal(fork_fanout(32, 320 * MIB), 1);
     assert_int_equal(fork_fanout(32, 4 * MIB), 2);
     assert_int_equal(fork_fanout(1000, 320 * MIB), 2);
-    assert_int_equal(fork_fanout(500, 320 * MIB), 1);
+    assert_int_equal(fork_fanout(200, 320 * MIB), 1);
+    assert_int_equal(fork_fanout(500, 320 * MIB), 2);
     assert_int_equal(fork_fanout(1000, 8192 * MIB), 1);
     assert_true(fork_fanout(10000, 0) > 1);
 }
