@@ -236,7 +236,8 @@ class Fork:
                     out, err = p.communicate(timeout=LIMIT_S)
                 finally:
                     if p.poll() is None:
-                        p.kill()
+                        p.terminate()   # and with it what a pool has given it
+                        p.wait(60)
             if p.returncode:
                 raise Failed(f'vmclone: exit code {p.returncode}: '
                              f'{reason(out) or err.strip()[-500:]}')
