@@ -87,6 +87,11 @@ void ff_claims_present(struct ff_claims *c)
     atomic_store(&c->present, c->n_pages);
 }
 
+void ff_claims_holes(struct ff_claims *c)
+{
+    memset((void *)c->state, FF_CLAIM_HOLE, c->n_pages);
+}
+
 static void must_not_be_sealed(const struct ff_claims *c, uint64_t page)
 {
     if (!atomic_load(&c->sealed))

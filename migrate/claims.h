@@ -75,8 +75,10 @@ void ff_claim_hole(struct ff_claims *c, uint64_t page);
 /* True: @page was a HOLE, and is the caller's to install */
 bool ff_claim_touch(struct ff_claims *c, uint64_t page);
 
-/* All pages are here from the start; before any other thread knows @c */
+/* All pages are here from the start; before any other thread knows @c. ff_claims_holes(): or zeros, and
+ * nothing is there: that is seen when somebody waits for one */
 void ff_claims_present(struct ff_claims *c);
+void ff_claims_holes(struct ff_claims *c);
 
 /* True: @page was PRESENT or a HOLE and is MISSING now: the caller discards it. False:
  * there is nothing to discard: it is MISSING, or INFLIGHT: its owner has not read it yet, since the

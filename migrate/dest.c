@@ -200,6 +200,8 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
     for (unsigned i = 0; i < d->regions.n; i++)
         if (d->lent[i])
             ff_pager_lent(&d->pager, i);
+    if (d->keeps)
+        ff_pager_keep(&d->pager);
     for (uint32_t i = 0; i < d->peer.n_regions; i++) {
         d->pager.region[d->map[i]].peer_number = i;
         d->pager.region[d->map[i]].remote = d->publish.addr[i];

@@ -62,6 +62,8 @@ static int check_table(struct ff_dest *d, const char *config, bool *for_good, st
     int rc = dest_check_tunnel(d, &why);
 
     if (!rc)
+        rc = dest_check_return(d, &why);
+    if (!rc)
         rc = settle_verify(d, &why);
     if (!rc && d->owner.adopt) {
         rc = d->owner.adopt(d->owner.opaque, &d->peer, &why);
@@ -89,7 +91,7 @@ static int queues_ms(const struct ff_dest *d)
 int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error *err)
 {
     bool queues = answer == FF_ANSWER_NEW || answer == FF_ANSWER_RUNNING;
-    uint32_t features = (d->addr.precopy ? FF_WIRE_PRECOPY : 0) |
+    uint32_t features = (d->keeps ? FF_WIRE_RETURNS : d->addr.precopy ? FF_WIRE_PRECOPY : 0) |
                         (dest_resumes(d) ? FF_WIRE_RESUMES : 0) |
                         (d->addr.verify ? FF_WIRE_VERIFY : 0) |
                         (d->peer.features & FF_WIRE_HOLDS) |
@@ -155,7 +157,7 @@ static void start_pool(struct ff_dest *d)
     bool pulls = mode == FF_PREFILL_PULL || mode == FF_PREFILL_AUTO;
     struct ff_uffd_probe p;
 
-    if (d->regions.elsewhere || !d->addr.prealloc || d->addr.landing != FF_LANDING_AUTO)
+    if (d->regions.elsewhere || d->keeps || !d->addr.prealloc || d->addr.landing != FF_LANDING_AUTO)
         return;
     ff_uffd_probe(&p);
     ff_page_pool_start(&d->pool, &d->regions, p.moves && (pulls || d->addr.precopy),

@@ -51,6 +51,8 @@ struct ff_dest {
     void (*on_shortage)(void *opaque, const char *why);
     void *on_shortage_opaque;
     bool lent[FF_WIRE_REGIONS_MAX]; /* by our number */
+    bool keeps;                     /* dest_return.c: the image of this session, as of GO */
+    uint8_t kept[FF_SESSION_LEN];
     bool has_state;
     void (*on_other)(void *opaque, uint64_t address); /* memory elsewhere: see ff_dest_on_other() */
     void *on_other_opaque;
@@ -118,6 +120,11 @@ int dest_check_tunnel(const struct ff_dest *d, struct ff_error *err);
 
 /* PUBLISH was read: a tunnel and a lease would both receive. Else -EPROTO */
 int dest_check_lease(const struct ff_dest *d, struct ff_error *err);
+
+/* --- dest_return.c --- */
+
+/* HELLO was read: does its guest return to the image that is kept here, or neither? Else -EPROTO, -ENOTSUP */
+int dest_check_return(const struct ff_dest *d, struct ff_error *err);
 
 /* --- dest_elsewhere.c --- */
 

@@ -50,7 +50,7 @@ static int take_dirty(struct ff_dest *d, struct ff_error *err)
 static int until_state(struct ff_dest *d, struct ff_error *err)
 {
     bool passes = d->addr.precopy && !d->regions.elsewhere; /* else its owner has what came before */
-    uint32_t also = passes ? FF_MSG_BIT(FF_MSG_LOGGING) | FF_MSG_BIT(FF_MSG_DIRTY) : 0;
+    uint32_t also = passes ? FF_MSG_BIT(FF_MSG_DIRTY) | (d->keeps ? 0 : FF_MSG_BIT(FF_MSG_LOGGING)) : 0;
     bool passed = false;
     int type = -ETIMEDOUT, rc = 0;
 

@@ -193,6 +193,7 @@ struct ff_pager {
     pthread_t fault_thread, prefill_thread;
     bool fault_up, prefill_up;
     bool in_precopy;      /* the prefill thread makes the pass */
+    bool keeps; /* ff_pager_keep() */
     uint64_t precopy_from_ns;
     int wake_fd; /* eventfd: stop, or first-touch pages to fetch */
     _Atomic bool stop, was_complete;
@@ -229,6 +230,9 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
 
 /* Every page of region @i is here already; before ff_pager_start() */
 void ff_pager_lent(struct ff_pager *p, unsigned i);
+
+/* All of memory is here, as it was when a guest went from here; before ff_pager_start() */
+void ff_pager_keep(struct ff_pager *p);
 
 /* The source can write grants of at most @push_bytes: 0, or -ENOTSUP if it must push and cannot,
  * which after GO would cost the guest */

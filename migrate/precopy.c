@@ -38,6 +38,7 @@
  */
 #include <errno.h>
 #include <sys/uio.h>
+#include <time.h>
 
 #include "cleanup.h"
 #include "log.h"
@@ -93,17 +94,37 @@ int ff_pager_end_precopy(struct ff_pager *p, struct ff_error *err)
 
 /* --- what was written --- */
 
+void ff_pager_keep(struct ff_pager *p)
+{
+    p->keeps = true;
+    for (unsigned i = 0; i < p->n_regions; i++) {
+        struct ff_pager_region *r = &p->region[i];
+        r->holes = false; /* what is discarded and comes again as zeros lies in no hole of the file's own */
+        ff_claims_holes(&r->claims);
+        atomic_fetch_add(&p->count.bytes_present, r->range.len_bytes);
+        atomic_fetch_add(&p->count.bytes_zero, r->range.len_bytes);
+    }
+}
+
 static bool is_dirty(const struct ff_dirty *d, uint64_t i)
 {
     return d->bits[i / 8] & (1u << (i % 8));
 }
 
+/* A hole of what is kept may be filled just now, for who had the page before it was written there */
+static bool forget(struct ff_pager *p, struct ff_claims *c, uint64_t page)
+{
+    while (p->keeps && ff_claim_get(c, page) == FF_CLAIM_INFLIGHT && !atomic_load(&p->stop))
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
+    return ff_claim_forget(c, page);
+}
+
 /* Take a run of pages, from page @i of @d on, back to MISSING: its length; 0: page @i stays */
-static uint64_t forget_run(struct ff_claims *c, const struct ff_dirty *d, uint64_t i)
+static uint64_t forget_run(struct ff_pager *p, struct ff_claims *c, const struct ff_dirty *d, uint64_t i)
 {
     uint64_t run = 0;
 
-    while (i + run < d->n && is_dirty(d, i + run) && ff_claim_forget(c, d->first + i + run))
+    while (i + run < d->n && is_dirty(d, i + run) && forget(p, c, d->first + i + run))
         run++;
     return run;
 }
@@ -117,7 +138,7 @@ int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_err
     int rc = 0;
 
     for (uint64_t i = 0; i < d->n && !rc;) {
-        uint64_t run = forget_run(&r->claims, d, i);
+        uint64_t run = forget_run(p, &r->claims, d, i);
         if (run) {
             atomic_fetch_sub(&p->count.bytes_present, run * psize);
             atomic_fetch_add(&p->count.bytes_discarded, run * psize);

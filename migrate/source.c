@@ -179,7 +179,9 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     s->table.features = (s->addr.reconnect_ms && !s->given_link ? FF_WIRE_RESUMES : 0) |
                         (s->addr.verify ? FF_WIRE_VERIFY : 0) |
                         (s->addr.holds_output ? FF_WIRE_HOLDS : 0) |
+                        (s->returns ? FF_WIRE_RETURNS : 0) |
                         (s->ctl.tunnel ? FF_WIRE_TUNNEL : 0);
+    memcpy(s->table.returns_from, s->returns_from, sizeof(s->returns_from));
     if (!rc)
         s->table.auth = s->link->sealed ? FF_WIRE_AUTH_KEY : FF_WIRE_AUTH_NONE;
     if (!rc)
@@ -197,6 +199,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (!rc && s->table.features & ~w.features & FF_WIRE_HOLDS)
         rc = ff_error_set(err, ENOTSUP, "hello: output=hold: the destination does not know it (want "
                           "the same Farfork release on both hosts)");
+    if (!rc && (s->table.features ^ w.features) & FF_WIRE_RETURNS)
+        rc = ff_error_set(err, EPROTO, "hello: WELCOME does not take a guest that returns as such");
     if (!rc && (s->table.features ^ w.features) & FF_WIRE_TUNNEL)
         rc = ff_error_set(err, ENOTSUP, "hello: %s", ff_tunnel_missing(s->ctl.tunnel));
     if (!rc && ff_failpoint("source.welcomed"))

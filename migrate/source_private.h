@@ -29,6 +29,8 @@ struct ff_source {
     uint64_t paused_ns; /* when the first word of the pause was said; 0: none was */
     bool watched;
     bool wants_precopy, precopied; /* precopy=1 at the destination */
+    bool returns; /* ff_source_return(): and precopied from the start */
+    uint8_t returns_from[FF_SESSION_LEN];
     bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */
     int cancel_fd;
     int kept_fd; /* the connection to an agent that memory was lent to */

@@ -126,6 +126,8 @@ int ff_wire_put_hello(uint8_t *buf, const struct ff_hello *h, struct ff_error *e
     ff_wb_put(&b, h->n_regions, 2);
     ff_wb_put(&b, config_len, 2);
     ff_wb_put_bytes(&b, h->config, config_len);
+    if (h->features & FF_WIRE_RETURNS)
+        ff_wb_put_bytes(&b, h->returns_from, FF_SESSION_LEN);
     for (unsigned i = 0; i < h->n_regions; i++) {
         const struct ff_wire_region *r = &h->regions[i];
         size_t name_len = strlen(r->name);
@@ -199,7 +201,11 @@ static int get_hello_head(struct ff_wirebuf *b, struct ff_hello *h, struct ff_er
     if (config_len > FF_WIRE_CONFIG_MAX)
         return ff_error_set(err, EPROTO, "wire: read HELLO: config of %zu bytes (permitted 0..%d)",
                             config_len, FF_WIRE_CONFIG_MAX);
-    return get_text(b, h->config, config_len, "HELLO: config", err);
+    rc = get_text(b, h->config, config_len, "HELLO: config", err);
+    const uint8_t *from = rc || !(h->features & FF_WIRE_RETURNS) ? NULL : ff_wb_take(b, FF_SESSION_LEN);
+    if (from)
+        memcpy(h->returns_from, from, FF_SESSION_LEN);
+    return rc;
 }
 
 int ff_wire_get_hello(const uint8_t *msg, size_t len, struct ff_hello *h, struct ff_error *err)

@@ -10,7 +10,7 @@
  * Picture      every message: | type 2 | 0 2 | body ... |, integers little-endian
  *
  *   HELLO    s->d  magic FARFORK1 8, version 2, oldest version 2, features 4, auth 2,
- *                  regions 2, config length 2, config ...,
+ *                  regions 2, config length 2, config ..., session 16 if it returns,
  *                  then each region: length 8, page size 4, name length 2, name ...
  *   WELCOME  d->s  version 2, answer 2, features 4, session 16, epoch 4
  *   RESUME   s->d  magic FARFORK1 8, version 2, oldest version 2, session 16, epoch 4, digest 8,
@@ -69,8 +69,11 @@ struct ff_error;
 #define FF_WIRE_VERIFY 4u /* feature in HELLO: the source wants it; in WELCOME: pages are verified */
 #define FF_WIRE_HOLDS 8u  /* feature in HELLO: output=hold; in WELCOME: this side does, or refuses */
 #define FF_WIRE_TUNNEL 16u /* feature in HELLO and WELCOME: BYTES pass; both sides say so, or none */
+#define FF_WIRE_RETURNS 32u /* feature in HELLO: what was not written since the GO of a session is there still; in
+                             * WELCOME: it is */
 #define FF_WIRE_WELCOME_FEATURES                                                                   \
-    (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY | FF_WIRE_HOLDS | FF_WIRE_TUNNEL)
+    (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY | FF_WIRE_HOLDS | FF_WIRE_TUNNEL |         \
+     FF_WIRE_RETURNS)
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512
@@ -131,6 +134,7 @@ struct ff_hello {
     uint16_t auth;
     uint16_t n_regions;
     char config[FF_WIRE_CONFIG_MAX + 1];
+    uint8_t returns_from[FF_SESSION_LEN]; /* with FF_WIRE_RETURNS */
     struct ff_wire_region *regions; /* n_regions of them */
 };
 

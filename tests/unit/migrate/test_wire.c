@@ -164,7 +164,7 @@ static struct ff_hello example_hello(void)
 {
     struct ff_hello h = {.version = FF_WIRE_VERSION,
                          .oldest = FF_WIRE_VERSION,
-                         .features = 0x89abcdef,
+                         .features = 0x89abcdcf,
                          .auth = FF_WIRE_AUTH_KEY,
                          .n_regions = N_TABLE,
                          .config = "machine=pc-q35-10.0",

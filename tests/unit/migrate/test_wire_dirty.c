@@ -103,10 +103,10 @@ static void test_others(void **state)
     int len = ff_wire_put_welcome(buf, &w);
     assert_ok(ff_wire_get_welcome(buf, (size_t)len, &out, &err), err);
     assert_int_equal(out.features, FF_WIRE_PRECOPY);
-    w.features = FF_WIRE_TUNNEL << 1; /* what it would have to do is not known here */
+    w.features = FF_WIRE_RETURNS << 1; /* what it would have to do is not known here */
     len = ff_wire_put_welcome(buf, &w);
     assert_fails(ff_wire_get_welcome(buf, (size_t)len, &out, &err), EPROTO);
-    assert_error(err, EPROTO, "features 0x20", "permitted 0x1f");
+    assert_error(err, EPROTO, "features 0x40", "permitted 0x3f");
 
     len = ff_wire_put_empty(buf, FF_MSG_LOGGING);
     assert_int_equal(len, 4);
@@ -120,5 +120,27 @@ static void test_others(void **state)
     assert_memory_equal(&got, &st, sizeof(st));
 }
 
-UNIT_MAIN(cmocka_unit_test(test_dirty), cmocka_unit_test(test_dirty_refused),
+/* HELLO of a guest that returns: the session is in it, and is not where the guest does not */
+static void test_hello_of_a_return(void **state)
+{
+    struct ff_wire_region region = {.name = "ram", .len_bytes = 1 << 20, .psize = 4096};
+    struct ff_hello h = {.version = FF_WIRE_VERSION, .oldest = 1, .features = FF_WIRE_RETURNS, .n_regions = 1,
+                         .config = "test", .returns_from = "fifteen letters", .regions = &region}, got;
+    struct ff_error err;
+    (void)state;
+
+    int len = ff_wire_put_hello(buf, &h, &err);
+    assert_ok(ff_wire_get_hello(buf, (size_t)len, &got, &err), err);
+    assert_memory_equal(got.returns_from, h.returns_from, FF_SESSION_LEN);
+    assert_string_equal(got.regions[0].name, "ram");
+    ff_hello_free(&got);
+    for (int cut = 1; cut < len; cut++)
+        assert_true(ff_wire_get_hello(buf, (size_t)(len - cut), &got, &err) < 0);
+    h.features = 0;
+    len = ff_wire_put_hello(buf, &h, &err);
+    buf[4 + 12] = FF_WIRE_RETURNS; /* what follows is no session */
+    assert_true(ff_wire_get_hello(buf, (size_t)len, &got, &err) < 0);
+}
+
+UNIT_MAIN(cmocka_unit_test(test_hello_of_a_return), cmocka_unit_test(test_dirty), cmocka_unit_test(test_dirty_refused),
           cmocka_unit_test(test_others))

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * dest_return.c - a guest that went from here comes back, with what it has written since
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      memory that is as it was at the guest's GO need not travel again.
+ *
+ * Picture      here: the move's source, whose image stays published        there
+ *                    GO -----------------------------------------------> the guest runs, log on
+ *                    pages that it touches <---------------------------  faults
+ *              ff_dest_keep(): all is here                                ff_source_return()
+ *                    HELLO, of that session <--------------------------
+ *                    DIRTY, of every region <--------------------------  paused: what the log has
+ *                    these are missing, and discarded; STATE, READY, GO as ever
+ *              From then on a page that was written comes from there, by faults and prefill.
+ *
+ * Invariants   1. A page that is in no DIRTY is what it was at that GO: whoever serves an image
+ *                 changes none of it, and every write since is in the log, which began before GO.
+ *              2. Discards change nothing that the other side may still read from here: what is in a
+ *                 DIRTY was written there, and lies there.
+ *              3. Whether a page is there at all is not looked at: one that nothing lies in reads as
+ *                 zeros, as it did. So all are holes (claims.h), and an install where something lies
+ *                 would be -EEXIST, never an overwritten page: hence landing=copy.
+ * Limits       not for an agent, memory of another process, private mappings of files, or huge pages, which
+ *              a discard gives to others; over tcp alone: an adapter would pin the other side's memory, and so fetch
+ *              from here all that it never needed.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cleanup.h"
+#include "dest_private.h"
+#include "error.h"
+#include "source_private.h"
+
+/* Whether no part of @r is a private mapping of a file: what is discarded there reads as the file has it */
+static bool is_own(const struct ff_region *r)
+{
+    uint64_t from = (uintptr_t)r->host, to = from + r->len_bytes, known = 0;
+    char line[512];
+
+    FILE *maps = r->fd < 0 ? fopen("/proc/self/maps", "re") : NULL;
+    while (maps && fgets(line, sizeof(line), maps)) {
+        unsigned long long start, end, inode;
+        if (sscanf(line, "%llx-%llx %*s %*s %*s %llu", &start, &end, &inode) == 3 && !inode &&
+            start < to && end > from)
+            known += FF_MIN(end, to) - FF_MAX(start, from);
+    }
+    if (maps)
+        fclose(maps);
+    return r->fd >= 0 || known == r->len_bytes;
+}
+
+/* Why @r cannot be given back what was discarded of it; NULL: it can */
+static const char *find_fault(const struct ff_region *r)
+{
+    return r->psize != (uint32_t)sysconf(_SC_PAGESIZE) ? "it has huge pages"
+           : !is_own(r)                                ? "it is a private mapping of a file"
+                                                       : NULL;
+}
+
+int ff_dest_keep(struct ff_dest *d, const struct ff_source *went, struct ff_error *err)
+{
+    if (d->owner.adopt || d->regions.elsewhere || d->accepted || !went->has_session)
+        return ff_error_set(err, EINVAL, "destination: return: %s",
+                            d->accepted ? "its source has come already"
+                            : !went->has_session ? "its guest has gone nowhere"
+                            : "of memory of this process alone");
+    for (unsigned i = 0; i < d->regions.n; i++) {
+        const char *why = find_fault(&d->regions.r[i]);
+        if (why)
+            return ff_error_set(err, ENOTSUP, "destination: return: region %s: %s",
+                                d->regions.r[i].name, why);
+    }
+    d->keeps = true;
+    memcpy(d->kept, went->session, sizeof(d->kept));
+    d->addr.precopy = true; /* what is here already may have to go again */
+    d->addr.landing = FF_LANDING_COPY;
+    return 0;
+}
+
+int dest_check_return(const struct ff_dest *d, struct ff_error *err)
+{
+    bool returns = d->peer.features & FF_WIRE_RETURNS;
+
+    if (!returns && !d->keeps)
+        return 0;
+    if (!returns)
+        return ff_error_set(err, EPROTO, "hello: the memory here is a guest's that is to return: "
+                            "another guest needs another destination");
+    if (!d->keeps || memcmp(d->peer.returns_from, d->kept, sizeof(d->kept)))
+        return ff_error_set(err, EPROTO, "hello: the guest did not go from here: what it has not got "
+                            "is not here");
+    return d->link->pins ? ff_error_set(err, ENOTSUP, "hello: a guest returns by link=tcp alone") : 0;
+}
+
+int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_error *err)
+{
+    if (s->stage != NEW || !came->accepted || came->owner.adopt)
+        return ff_error_set(err, EINVAL, "source: return: %s",
+                            s->stage != NEW ? "it has a destination already"
+                                            : "its guest did not come by a move");
+    s->returns = s->precopied = true;
+    memcpy(s->returns_from, came->session, sizeof(s->returns_from));
+    return 0;
+}
