@@ -237,7 +237,9 @@ class Fork:
                 finally:
                     if p.poll() is None:
                         p.terminate()   # and with it what a pool has given it
-                        p.wait(60)
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            p.wait(60)
+                        p.kill()
             if p.returncode:
                 raise Failed(f'vmclone: exit code {p.returncode}: '
                              f'{reason(out) or err.strip()[-500:]}')

@@ -362,11 +362,12 @@ int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
  * ff_source_return() - the guest goes back to where it came from
  * @came: the destination of the move by which it came; it may serve faults still
  *
- * Before ff_source_connect(). Log every write to a region from before that move's ff_dest_wait_go()
- * on, and name them all by ff_source_dirty() in the pause: these pages alone are fetched, and must be
- * here. The other side has called ff_dest_keep(). Over tcp.
+ * After the regions were added, before ff_source_connect(). That move had prefill=off, and @came stays
+ * until @s is freed. Log every write to a region from before @came's ff_dest_wait_go() on, also through
+ * returns that fail, and name them all by ff_source_dirty() in the pause: of these pages those that came
+ * are fetched. The other side has called ff_dest_keep(). Over tcp.
  *
- * Return: 0; -EINVAL: it did not come by a move, or @s is connected
+ * Return: 0; -EINVAL: it did not come by such a move, its regions are others, or @s is connected
  */
 struct ff_dest;
 int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_error *err);
@@ -553,16 +554,19 @@ void ff_dest_refuse_lease(struct ff_dest *d, const char *why);
 
 /**
  * ff_dest_keep() - memory here is as it was at the GO of a guest that is to return
- * @went: the source of the move by which it went; it may serve on until this ff_dest_wait_go() has
- *        returned 0, and must not take its guest back from ff_dest_recv_state() on
+ * @went: the source of the move by which it went, which stays until @d is freed. It serves on, for its
+ *        guest until this ff_dest_wait_go() has returned 0; end it by ff_source_stop() after that.
+ *        ff_source_take_back() fails from ff_dest_recv_state() on
  *
  * After the regions were added, before ff_dest_accept(). No other guest is taken. Do not empty memory
  * once ff_dest_start() has returned: what the guest has written since is made missing by
- * ff_dest_recv_state().
+ * ff_dest_recv_state(). Nobody writes to memory before ff_dest_wait_go() has returned 0, or what he
+ * writes is put back where that fails: @went gives it to the guest elsewhere.
  *
- * Return: 0; -ENOTSUP: huge pages, a private mapping of a file; -EINVAL: the guest has not gone, or a source has come
+ * Return: 0; -ENOTSUP: huge pages, a private mapping of a file; -EINVAL: the guest is not elsewhere,
+ *         its regions are others, or a source has come
  */
-int ff_dest_keep(struct ff_dest *d, const struct ff_source *went, struct ff_error *err);
+int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err);
 
 /**
  * ff_dest_hold_output() - the caller can keep what the guest sends from everybody

@@ -68,6 +68,9 @@ struct ff_pager *ff_dest_pager(struct ff_dest *d);
 /* After ff_dest_accept(): the session that it chose */
 const uint8_t *ff_dest_session(const struct ff_dest *d);
 
+/* Of the region at @host, which is one of its own */
+const struct ff_claims *ff_dest_claims(const struct ff_dest *d, const void *host);
+
 /* After ff_dest_accept(); number i is number i of the pager's regions too */
 const struct ff_hello *ff_dest_hello(const struct ff_dest *d);
 

@@ -51,7 +51,7 @@ struct ff_dest {
     void (*on_shortage)(void *opaque, const char *why);
     void *on_shortage_opaque;
     bool lent[FF_WIRE_REGIONS_MAX]; /* by our number */
-    bool keeps;                     /* dest_return.c: the image of this session, as of GO */
+    struct ff_source *keeps;        /* dest_return.c: the image that it serves, of this session; or NULL */
     uint8_t kept[FF_SESSION_LEN];
     bool has_state;
     void (*on_other)(void *opaque, uint64_t address); /* memory elsewhere: see ff_dest_on_other() */
@@ -125,6 +125,7 @@ int dest_check_lease(const struct ff_dest *d, struct ff_error *err);
 
 /* HELLO was read: does its guest return to the image that is kept here, or neither? Else -EPROTO, -ENOTSUP */
 int dest_check_return(const struct ff_dest *d, struct ff_error *err);
+void dest_give_up_kept(struct ff_dest *d); /* before any of it is discarded */
 
 /* --- dest_elsewhere.c --- */
 

@@ -19,7 +19,8 @@
  * Invariants   1. A page that is in no DIRTY is what it was at that GO: whoever serves an image
  *                 changes none of it, and every write since is in the log, which began before GO.
  *              2. Discards change nothing that the other side may still read from here: what is in a
- *                 DIRTY was written there, and lies there.
+ *                 DIRTY lies there, whatever a log names (fold_bits()), and nothing is under way that
+ *                 nobody waits for: it came with prefill=off.
  *              3. Whether a page is there at all is not looked at: one that nothing lies in reads as
  *                 zeros, as it did. So all are holes (claims.h), and an install where something lies
  *                 would be -EEXIST, never an overwritten page: hence landing=copy.
@@ -63,20 +64,33 @@ static const char *find_fault(const struct ff_region *r)
                                                        : NULL;
 }
 
-int ff_dest_keep(struct ff_dest *d, const struct ff_source *went, struct ff_error *err)
+static bool have_same_regions(const struct ff_regions *a, const struct ff_regions *b)
 {
-    if (d->owner.adopt || d->regions.elsewhere || d->accepted || !went->has_session)
-        return ff_error_set(err, EINVAL, "destination: return: %s",
-                            d->accepted ? "its source has come already"
-                            : !went->has_session ? "its guest has gone nowhere"
-                            : "of memory of this process alone");
+    bool alike = a->n == b->n;
+
+    for (unsigned i = 0; i < a->n && alike; i++)
+        alike = a->r[i].host == b->r[i].host && a->r[i].len_bytes == b->r[i].len_bytes &&
+                !strcmp(a->r[i].name, b->r[i].name);
+    return alike;
+}
+
+int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err)
+{
+    const char *no = d->owner.adopt || d->regions.elsewhere ? "of memory of this process alone"
+                     : d->accepted                          ? "its source has come already"
+                     : went->stage != GONE                  ? "its guest is not elsewhere"
+                     : !have_same_regions(&d->regions, &went->regions) ? "other memory than the guest went from"
+                                                               : NULL;
+
+    if (no)
+        return ff_error_set(err, EINVAL, "destination: return: %s", no);
     for (unsigned i = 0; i < d->regions.n; i++) {
         const char *why = find_fault(&d->regions.r[i]);
         if (why)
             return ff_error_set(err, ENOTSUP, "destination: return: region %s: %s",
                                 d->regions.r[i].name, why);
     }
-    d->keeps = true;
+    d->keeps = went;
     memcpy(d->kept, went->session, sizeof(d->kept));
     d->addr.precopy = true; /* what is here already may have to go again */
     d->addr.landing = FF_LANDING_COPY;
@@ -98,13 +112,32 @@ int dest_check_return(const struct ff_dest *d, struct ff_error *err)
     return d->link->pins ? ff_error_set(err, ENOTSUP, "hello: a guest returns by link=tcp alone") : 0;
 }
 
+void dest_give_up_kept(struct ff_dest *d)
+{
+    if (d->keeps)
+        atomic_store(&d->keeps->given_up, true);
+}
+
+const struct ff_claims *ff_dest_claims(const struct ff_dest *d, const void *host)
+{
+    for (unsigned i = 0; i < d->regions.n; i++)
+        if (d->regions.r[i].host == host)
+            return &d->pager.region[i].claims;
+    return NULL; /* ff_source_return() has looked */
+}
+
 int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_error *err)
 {
-    if (s->stage != NEW || !came->accepted || came->owner.adopt)
-        return ff_error_set(err, EINVAL, "source: return: %s",
-                            s->stage != NEW ? "it has a destination already"
-                                            : "its guest did not come by a move");
+    const char *no = s->stage != NEW ? "it has a destination already"
+                     : came->owner.adopt || !atomic_load(&came->pager.guest_runs) ? "its guest did not come by a move"
+                     : came->addr.prefill != FF_PREFILL_OFF ? "its guest came without prefill=off: what is under "
+                                                              "way there would be discarded"
+                     : !have_same_regions(&s->regions, &came->regions) ? "other memory than the guest came to"
+                                                               : NULL;
+
+    if (no)
+        return ff_error_set(err, EINVAL, "source: return: %s", no);
     s->returns = s->precopied = true;
-    memcpy(s->returns_from, came->session, sizeof(s->returns_from));
+    s->came = came;
     return 0;
 }

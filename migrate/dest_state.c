@@ -43,6 +43,7 @@ static int take_dirty(struct ff_dest *d, struct ff_error *err)
     if (rc)
         return rc;
     dirty.region = d->map[dirty.region];
+    dest_give_up_kept(d);
     return ff_pager_discard(&d->pager, &dirty, err);
 }
 

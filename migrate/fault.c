@@ -355,16 +355,6 @@ static void serve_early(struct ff_pager *p)
     f->n_early = 0;
 }
 
-/* What a pass, or the frozen image, is to bring. What is kept of an image is served meanwhile to who runs
- * the guest elsewhere: also what is zeros there, and not in the page tables */
-static bool waits_for_image(const struct ff_pager *p, const struct ff_pager_region *r, uint64_t page)
-{
-    enum ff_claim claim = ff_claim_get(&r->claims, page);
-
-    return !atomic_load(&p->image_frozen) &&
-           !(p->keeps && (claim == FF_CLAIM_HOLE || claim == FF_CLAIM_PRESENT));
-}
-
 static void handle_event(struct ff_pager *p, uint64_t addr)
 {
     struct ff_fault_engine *f = p->fault;
@@ -379,7 +369,10 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
     struct ff_want w = {
         .region = (uint32_t)i, .page = offset / r->range.psize, .since_ns = ff_now_ns()};
 
-    if (waits_for_image(p, r, w.page) && f->n_early < EARLY) {
+    bool early = !atomic_load(&p->image_frozen);
+    if (early && r->kept && ff_pager_fill_kept(p, r, w.page))
+        return;
+    if (early && f->n_early < EARLY) {
         /* not claimed: a pass may bring the page, soon, and its install wakes who waits */
         f->early[f->n_early++] = w;
         atomic_store(&p->hint, r->first_chunk + offset / r->chunk_bytes + 1);

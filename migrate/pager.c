@@ -121,6 +121,7 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
     p->mode = opts->prefill;
     p->uffd.fd = p->uffd.keep_fd = -1;
     pthread_mutex_init(&p->lock, NULL);
+    pthread_mutex_init(&p->keep_lock, NULL);
     ff_cond_init(&p->changed);
     p->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (p->wake_fd < 0)
@@ -402,6 +403,7 @@ void ff_pager_free(struct ff_pager *p)
     ff_elsewhere_free(p);
     ff_close_fd(&p->wake_fd);
     pthread_mutex_destroy(&p->lock);
+    pthread_mutex_destroy(&p->keep_lock);
     pthread_cond_destroy(&p->changed);
 }
 

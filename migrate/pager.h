@@ -130,6 +130,7 @@ struct ff_pager_region {
     struct ff_parts parts; /* of segments that the source cannot read as a whole */
     bool holes;       /* zeros need not be installed: what nobody touches takes no memory */
     bool in_place;    /* the link may put bytes into range.alias itself */
+    bool kept;        /* ff_pager_keep() */
     bool can_move;    /* whole huge pages may be moved in from a staging buffer */
     uint8_t *pool;   /* pages that were made ready for it (pool.h); NULL: none */
     uint64_t pool_bytes;
@@ -193,7 +194,7 @@ struct ff_pager {
     pthread_t fault_thread, prefill_thread;
     bool fault_up, prefill_up;
     bool in_precopy;      /* the prefill thread makes the pass */
-    bool keeps; /* ff_pager_keep() */
+    pthread_mutex_t keep_lock; /* what is kept: filling a hole, or discards */
     uint64_t precopy_from_ns;
     int wake_fd; /* eventfd: stop, or first-touch pages to fetch */
     _Atomic bool stop, was_complete;
@@ -233,6 +234,10 @@ void ff_pager_lent(struct ff_pager *p, unsigned i);
 
 /* All of memory is here, as it was when a guest went from here; before ff_pager_start() */
 void ff_pager_keep(struct ff_pager *p);
+
+/* Somebody waits for @page of a region that is kept, before the image is frozen: who serves it to the guest
+ * elsewhere, to which it is zeros. False: it is missing, as its guest has written it there */
+bool ff_pager_fill_kept(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
 /* The source can write grants of at most @push_bytes: 0, or -ENOTSUP if it must push and cannot,
  * which after GO would cost the guest */

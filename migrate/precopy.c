@@ -37,6 +37,8 @@
  *              writes.
  */
 #include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <time.h>
 
@@ -46,6 +48,7 @@
 #include "thread.h"
 
 #define PARTS 512u
+#define SHORT_OF_MEMORY_NS 20000000
 
 int ff_pager_start_precopy(struct ff_pager *p, struct ff_error *err)
 {
@@ -92,13 +95,70 @@ int ff_pager_end_precopy(struct ff_pager *p, struct ff_error *err)
     return 0;
 }
 
+/* --- what is kept --- */
+
+bool ff_pager_fill_kept(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
+{
+    uint64_t len = 0;
+    struct ff_error why;
+
+    pthread_mutex_lock(&p->keep_lock);
+    bool is_hole = ff_claim_touch(&r->claims, page);
+    bool is_here = !is_hole && ff_claim_get(&r->claims, page) == FF_CLAIM_PRESENT;
+    int rc = is_hole ? ff_uffd_install(&p->uffd, &r->range, page * r->range.psize, NULL, r->range.psize, true,
+                                       &len, &why)
+                     : 0;
+    if (is_hole && rc)
+        ff_claim_hole(&r->claims, page); /* nothing is there still */
+    else if (is_hole)
+        ff_claim_done(&r->claims, page);
+    pthread_mutex_unlock(&p->keep_lock);
+    if (rc && ff_uffd_may_pass(rc))
+        nanosleep(&(struct timespec){.tv_nsec = SHORT_OF_MEMORY_NS}, NULL);
+    else if (rc)
+        ff_pager_break(p, &why);
+    if (is_here || rc) /* it touches the page again */
+        ff_pager_wake(p, r, page);
+    return is_hole || is_here;
+}
+
+/* Does nothing lie where @part was discarded? A piece of a huge page that cannot be split just now is
+ * zeroed, and stays */
+static int must_be_gone(const struct ff_pager_region *r, const struct iovec *part, struct ff_error *err)
+{
+    uint8_t there[256];
+
+    for (size_t at = 0, n; at < part->iov_len; at += n) {
+        n = FF_MIN(part->iov_len - at, sizeof(there) * r->range.psize);
+        if (mincore((uint8_t *)part->iov_base + at, n, there))
+            return ff_error_set(err, errno, "mincore: %s", strerror(errno));
+        for (size_t i = 0; i < n / r->range.psize; i++)
+            if (there[i] & 1)
+                return ff_error_set(err, EBUSY, "the page at offset 0x%llx cannot be discarded: a part of "
+                                    "a huge page that is in use (shmem_enabled)",
+                                    (unsigned long long)((uint8_t *)part->iov_base + at - r->range.host +
+                                                         i * r->range.psize));
+    }
+    return 0;
+}
+
+static int discard_parts(const struct ff_pager_region *r, const struct iovec *part, unsigned n,
+                         struct ff_error *err)
+{
+    int rc = ff_uffd_discard(&r->range, part, n, err);
+
+    for (unsigned i = 0; i < n && !rc && r->kept && r->range.shared; i++)
+        rc = must_be_gone(r, &part[i], err);
+    return rc;
+}
+
 /* --- what was written --- */
 
 void ff_pager_keep(struct ff_pager *p)
 {
-    p->keeps = true;
     for (unsigned i = 0; i < p->n_regions; i++) {
         struct ff_pager_region *r = &p->region[i];
+        r->kept = true;
         r->holes = false; /* what is discarded and comes again as zeros lies in no hole of the file's own */
         ff_claims_holes(&r->claims);
         atomic_fetch_add(&p->count.bytes_present, r->range.len_bytes);
@@ -111,20 +171,12 @@ static bool is_dirty(const struct ff_dirty *d, uint64_t i)
     return d->bits[i / 8] & (1u << (i % 8));
 }
 
-/* A hole of what is kept may be filled just now, for who had the page before it was written there */
-static bool forget(struct ff_pager *p, struct ff_claims *c, uint64_t page)
-{
-    while (p->keeps && ff_claim_get(c, page) == FF_CLAIM_INFLIGHT && !atomic_load(&p->stop))
-        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
-    return ff_claim_forget(c, page);
-}
-
 /* Take a run of pages, from page @i of @d on, back to MISSING: its length; 0: page @i stays */
-static uint64_t forget_run(struct ff_pager *p, struct ff_claims *c, const struct ff_dirty *d, uint64_t i)
+static uint64_t forget_run(struct ff_claims *c, const struct ff_dirty *d, uint64_t i)
 {
     uint64_t run = 0;
 
-    while (i + run < d->n && is_dirty(d, i + run) && forget(p, c, d->first + i + run))
+    while (i + run < d->n && is_dirty(d, i + run) && ff_claim_forget(c, d->first + i + run))
         run++;
     return run;
 }
@@ -137,8 +189,10 @@ int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_err
     unsigned n = 0;
     int rc = 0;
 
+    if (r->kept)
+        pthread_mutex_lock(&p->keep_lock);
     for (uint64_t i = 0; i < d->n && !rc;) {
-        uint64_t run = forget_run(p, &r->claims, d, i);
+        uint64_t run = forget_run(&r->claims, d, i);
         if (run) {
             atomic_fetch_sub(&p->count.bytes_present, run * psize);
             atomic_fetch_add(&p->count.bytes_discarded, run * psize);
@@ -149,9 +203,11 @@ int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_err
             i += i % 8 || d->bits[i / 8] ? 1 : 8;
         }
         if (n == PARTS || (n && i >= d->n)) {
-            rc = ff_uffd_discard(&r->range, part, n, err);
+            rc = discard_parts(r, part, n, err);
             n = 0;
         }
     }
+    if (r->kept)
+        pthread_mutex_unlock(&p->keep_lock);
     return rc ? ff_error_context(err, "precopy=1: region %s", r->name) : 0;
 }

@@ -12,7 +12,7 @@
 
 uint64_t ff_prefill_stretch(const struct ff_pager_region *r, uint64_t *first, uint64_t end)
 {
-    uint64_t gap = FF_MAX(GAP / r->range.psize, 1u), after;
+    uint64_t gap = r->kept ? 1 : FF_MAX(GAP / r->range.psize, 1u), after; /* kept: the source may not have it */
 
     while (*first < end && ff_claim_get(&r->claims, *first) != FF_CLAIM_MISSING)
         ++*first;

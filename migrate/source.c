@@ -31,6 +31,7 @@
 #include <sys/eventfd.h>
 
 #include "cleanup.h"
+#include "dest.h"
 #include "error.h"
 #include "failpoint.h"
 #include "group.h"
@@ -181,7 +182,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
                         (s->addr.holds_output ? FF_WIRE_HOLDS : 0) |
                         (s->returns ? FF_WIRE_RETURNS : 0) |
                         (s->ctl.tunnel ? FF_WIRE_TUNNEL : 0);
-    memcpy(s->table.returns_from, s->returns_from, sizeof(s->returns_from));
+    if (s->returns)
+        memcpy(s->table.returns_from, ff_dest_session(s->came), sizeof(s->table.returns_from));
     if (!rc)
         s->table.auth = s->link->sealed ? FF_WIRE_AUTH_KEY : FF_WIRE_AUTH_NONE;
     if (!rc)

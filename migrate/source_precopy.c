@@ -8,7 +8,9 @@
 #include <string.h>
 
 #include "bitmap.h"
+#include "claims.h"
 #include "cleanup.h"
+#include "dest.h"
 #include "error.h"
 #include "failpoint.h"
 #include "source_private.h"
@@ -47,9 +49,10 @@ static bool any_bit(const uint64_t *bits, uint64_t i, uint64_t ratio)
     return false;
 }
 
-/* Pages [first, first + n) into @out, as the wire has them: the last page that is set + 1 */
-static uint32_t fold_bits(uint8_t *out, const uint64_t *bits, uint64_t first, uint32_t n,
-                          uint64_t ratio)
+/* Pages [first, first + n) into @out, as the wire has them: the last page that is set + 1. @came: only
+ * those that came; NULL: all are here */
+static uint32_t fold_bits(uint8_t *out, const uint64_t *bits, const struct ff_claims *came, uint64_t first,
+                          uint32_t n, uint64_t ratio)
 {
     uint32_t end = 0;
 
@@ -61,6 +64,8 @@ static uint32_t fold_bits(uint8_t *out, const uint64_t *bits, uint64_t first, ui
         }
         if (!any_bit(bits, first + i, ratio))
             continue;
+        if (came && ff_claim_get(came, first + i) != FF_CLAIM_PRESENT)
+            continue; /* a log may name more than was written: the other side alone has this page */
         out[i / 8] |= (uint8_t)(1u << (i % 8));
         end = i + 1;
     }
@@ -77,6 +82,7 @@ int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
                             "source: dirty: region %u, pages of %llu bytes (permitted: a "
                             "region, what divides its page size)",
                             region, (unsigned long long)page_bytes);
+    const struct ff_claims *came = s->returns ? ff_dest_claims(s->came, r->host) : NULL;
     FF_AUTO_FREE uint8_t *out = malloc(FF_WIRE_DIRTY_MAX / 8);
     if (!out)
         return ff_error_set(err, ENOMEM, "source: dirty: out of memory");
@@ -85,7 +91,7 @@ int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
     ff_source_begin_pause(s); /* or it goes on: then ff_source_precopy() comes */
     for (uint64_t first = 0; first < pages && !rc; first += FF_WIRE_DIRTY_MAX) {
         struct ff_dirty d = {.region = region, .first = first, .bits = out};
-        d.n = fold_bits(out, bits, first,
+        d.n = fold_bits(out, bits, came, first,
                         (uint32_t)FF_MIN(pages - first, (uint64_t)FF_WIRE_DIRTY_MAX),
                         r->psize / page_bytes);
         if (d.n)

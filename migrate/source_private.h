@@ -30,7 +30,8 @@ struct ff_source {
     bool watched;
     bool wants_precopy, precopied; /* precopy=1 at the destination */
     bool returns; /* ff_source_return(): and precopied from the start */
-    uint8_t returns_from[FF_SESSION_LEN];
+    const struct ff_dest *came; /* then: by which its guest came */
+    _Atomic bool given_up; /* of what it serves, some was discarded: its guest has it, on its way back */
     bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */
     int cancel_fd;
     int kept_fd; /* the connection to an agent that memory was lent to */

@@ -133,6 +133,9 @@ int ff_source_take_back(struct ff_source *s, struct ff_error *err)
                             "source: take back: the guest was let go for good, without fallback=go");
     if (s->stage == TAKEN)
         return 0;
+    if (atomic_load(&s->given_up))
+        return ff_error_set(err, EINVAL, "source: take back: the guest was on its way back, and what it has "
+                            "written since is not here any more");
     if (s->stage != GONE && s->stage != TAKING)
         return ff_error_set(err, EINVAL, "source: take back: %s",
                             s->stage == DONE ? "the destination has every page, and the guest is "

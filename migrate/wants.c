@@ -68,7 +68,7 @@ bool ff_wants_room(const struct ff_pager *p)
 bool ff_wants_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 {
     /* before the claim: what is ours is not discarded, and a source that still runs may write it */
-    bool frozen = atomic_load(&p->image_frozen) || p->keeps;
+    bool frozen = atomic_load(&p->image_frozen);
 
     if ((r->watched && !ff_wants_room(p)) || !ff_claim_touch(&r->claims, page))
         return false;

@@ -162,7 +162,7 @@ uint32_t tcp_pace_look(struct pace *p, uint64_t bytes, uint64_t ns, uint32_t min
     double rate = (double)bytes / (double)ns;
 
     if (idle && rate <= (p->held ? p->best * RISES : p->top * GROWS))
-        bytes = 0;
+        bytes = 0, p->rise = 0;
     if (bytes && p->held)
         look_held(p, rate);
     else if (bytes) /* else little was asked for, or nothing but zeros: nothing is learned */

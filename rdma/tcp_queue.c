@@ -77,6 +77,7 @@ struct tcp_queue {
     } rx;
 
     struct tcp_pace pace; /* of what PREFILL receives */
+    bool is_pushed;       /* the peer WRITEs: what it may is not asked for here */
     size_t lowat;
     struct ff_wc wc[WC_MAX];
     unsigned wc_first, wc_n;
@@ -196,6 +197,9 @@ static void serve_request(struct tcp_queue *q, const struct tcp_req *req)
     } else {
         if (q->kind == FF_QUEUE_PREFILL)
             tcp_pace_start(&q->pace, q->fd, q->beside_fd);
+        if (!q->is_pushed && q->pace.on)
+            tcp_pace_asks(&q->pace, true);
+        q->is_pushed = true;
         q->rx.in_data = q->rx.is_write = true;
         q->rx.write = *req;
         q->rx.data.at = q->rx.data.n = 0;
@@ -220,7 +224,7 @@ static void data_complete(struct tcp_queue *q)
                              .op = wr->op == FF_OP_READ ? FF_WC_READ : FF_WC_WRITE,
                              .len_bytes = wr->len_bytes});
     q->wr_first = (q->wr_first + 1) % FF_QUEUE_DEPTH;
-    if (!--q->wr_n && q->pace.on)
+    if (!--q->wr_n && q->pace.on && !q->is_pushed)
         tcp_pace_asks(&q->pace, false);
 }
 

@@ -201,7 +201,7 @@ static uint64_t bytes_of(bool written)
 
     for (unsigned r = 0; r < REGIONS; r++)
         for (unsigned p = 0; p < PAGES; p++)
-            n += written ? log_bits[r][p / 64] >> (p % 64) & 1 : seen[r][p];
+            n += seen[r][p] && (!written || log_bits[r][p / 64] >> (p % 64) & 1);
     return n * PAGE;
 }
 
@@ -389,15 +389,45 @@ static void others(void)
     must_refuse(&l, "did not go from here");
     for (unsigned r = 0; r < REGIONS; r++)
         area_new(&third[r], MEM_ANON, PAGES * PAGE);
-    leg_new(&other, home, third, "");
+    leg_new(&other, home, third, ",prefill=off");
     must(ff_source_return(other.source, other.dest, &err) == -EINVAL);
     must(ff_dest_keep(other.dest, other.source, &err) == -EINVAL);
-    must(!receive(&other, third, false)); /* another move, of which nothing becomes */
-    leg_new(&l, away, home, "");
+    must(!receive(&other, third, true)); /* another guest that is alike */
+    let_run(&other);
+    leg_new(&l, third, home, "");
     must_ok(ff_source_return(l.source, other.dest, &err), err);
     must_ok(ff_dest_keep(l.dest, out.source, &err), err);
     l.dirty = true;
     must_refuse(&l, "did not go from here");
+    _exit(0);
+}
+
+/* A log may begin with all pages in it: those that never came are not asked for */
+static void named_too_much(void)
+{
+    struct leg out, back;
+
+    go_out(&out, MEM_ANON);
+    work(10);
+    memset(log_bits, 0xff, sizeof(log_bits));
+    back_new(&back, &out, "");
+    must(!receive(&back, home, false));
+    let_run(&back);
+    finish(&back, &out);
+}
+
+/* What prefill has under way there would be discarded here */
+static void with_prefill(void)
+{
+    struct leg out, back;
+    struct ff_error err;
+
+    guest_new(MEM_ANON);
+    leg_new(&out, home, away, "");
+    must(!receive(&out, away, true));
+    let_run(&out);
+    leg_new(&back, away, home, "");
+    must(ff_source_return(back.source, out.dest, &err) == -EINVAL && strstr(err.text, "prefill=off"));
     _exit(0);
 }
 
@@ -431,6 +461,8 @@ int main(int argc, char **argv)
         {"the link back breaks", breaks, 60},
         {"begun again", begun_again, 60},
         {"others", others, 60},
+        {"more is named than was written", named_too_much, 60},
+        {"prefill", with_prefill, 60},
         {"nothing is said of what was written", forgets, 60},
     };
     return loop_main(argc, argv, NULL, tests, FF_ARRAY_LEN(tests));
