@@ -3,7 +3,7 @@
 """fanout.py - one guest forked to many hosts, each at the end of a link of a set rate
 
 usage: fanout.py [--hosts N...] [--ways star|chain|NUMBER|multicast...] [--mem MIB] [--rate RATE] [--runs N]
-                 [--busy|--still] [--json FILE] [--plots FOLDER]
+                 [--busy|--still|--verify] [--json FILE] [--plots FOLDER]
 
 Picture   bridge, in a namespace of its own
             |  |  |  ...     a namespace each: the parent's, and every host's; what leaves one, and
@@ -19,7 +19,9 @@ Figures   run: from the command to the first byte on the last child's console; c
 Guests    have vCPUs that run when nobody else wants a CPU (SCHED_IDLE): they do not halt, and many on few
           CPUs would be what is measured. Still they are: KVM lets go of such a vCPU up to 0.2 s late here, and
           agents wait. --busy: as others do; --still: parent and children are stopped once all children
-          have run, so that what is measured is how memory is spread, and no faults come from then on
+          have run, so that what is measured is how memory is spread, and no faults come from then on;
+          --verify: they use their memory, and each child sweeps all of it afterwards, twice, and finds it
+          right
 Exit code 0 measured, 1 something failed, 77 it cannot run here
 """
 import argparse
@@ -235,7 +237,7 @@ def one(t, place, way, o, accel, tag):
         common.place = place
         parent = stack.enter_context(Micro(
             type('Work', (), {'work': folder}), 'parent', accel, memory='anon', mem_mib=o.mem,
-            load=forks.LOADS['idle'] + ' fill=100',
+            load=forks.LOADS['busy' if o.verify else 'idle'] + ' fill=100',
             extra=['-qmp', f'unix:{second},server=on,wait=off', *NAMED]))
         parent.wait_ready(120)
         if not o.busy:
@@ -258,6 +260,9 @@ def one(t, place, way, o, accel, tag):
         took, cpu, sent = time.monotonic() - start, busy_s() - cpu, place.sent_bytes() - sent
         result = json.loads(done.stdout)
         rows, phases = result['hosts'], result['phases_ms']
+        if o.verify:
+            forks.verify(forks.children_of(result), limit_s=LIMIT_S)
+            print(f'  {n} hosts, {way}: {n} children have found all of their memory right', flush=True)
         image = rows[0]['total_bytes']
         return {'way': way, 'hosts': n, 'took_s': took, 'cpu_s': cpu, 'sent_images': sent / image,
                 'run_s': max(births.wait(n).values()) - start,
@@ -329,6 +334,7 @@ def main():
     p.add_argument('--plots', metavar='FOLDER')
     p.add_argument('--busy', action='store_true')
     p.add_argument('--still', action='store_true')
+    p.add_argument('--verify', action='store_true')
     p.add_argument('--json', metavar='FILE')
     o = p.parse_args()
     if os.geteuid():

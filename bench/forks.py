@@ -59,6 +59,12 @@ WAYS = [Way('templating', 'templating'), Way('mapped-ram', 'mapped-ram'),
 BY_NAME = {w.name: w for w in WAYS}
 
 
+def children_of(result):
+    """[(pid, console)] of what vmclone --json says of a parent called parent."""
+    return [(c['pid'], os.path.join(os.path.dirname(c['qmp']), f'{c["child"]}.parent.console'))
+            for c in result['children']]
+
+
 class Births:
     """first_output.py, and what it has said: {path: when}."""
 
@@ -253,9 +259,7 @@ class Fork:
         self.take(result, start)
         if self.net:
             self.figures['net_mib'] = (self.rx_bytes() - before) / (1 << 20)
-        return start, [(c['pid'], os.path.join(os.path.dirname(c['qmp']),
-                                               f'{c["child"]}.parent.console'))
-                       for c in result['children']]
+        return start, children_of(result)
 
     def take(self, result, start):
         f, self.freeze = self.figures, result['freeze']
@@ -340,10 +344,10 @@ def mib_of(pid, what):
         return int(re.search(rf'^{what}: +(\d+) kB', f.read(), re.M)[1]) / 1024
 
 
-def verify(children, n_sweeps=2):
+def verify(children, n_sweeps=2, limit_s=LIMIT_S):
     """Until each has swept all memory from page 0 on, and found it right."""
     logs = {path: [0, report.Log()] for _, path in children}
-    base, end = {}, time.monotonic() + LIMIT_S
+    base, end = {}, time.monotonic() + limit_s
     while logs:
         for path, (at, log) in list(logs.items()):
             with open(path, 'rb') as f:
@@ -359,7 +363,7 @@ def verify(children, n_sweeps=2):
                     raise Failed(f'a child found its memory wrong: {"; ".join(reasons[:3])}')
                 del logs[path]
         if time.monotonic() > end:
-            raise Failed(f'{len(logs)} children have not swept their memory within {LIMIT_S} s')
+            raise Failed(f'{len(logs)} children have not swept their memory within {limit_s} s')
         time.sleep(0.05)
 
 
