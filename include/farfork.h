@@ -358,20 +358,6 @@ int ff_source_precopy(struct ff_source *s, struct ff_error *err);
 int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
                     uint64_t page_bytes, struct ff_error *err);
 
-/**
- * ff_source_return() - the guest goes back to where it came from
- * @came: the destination of the move by which it came; it may serve faults still
- *
- * After the regions were added, before ff_source_connect(). That move had prefill=off, and @came stays
- * until @s is freed. Log every write to a region from before @came's ff_dest_wait_go() on, also through
- * returns that fail, and name them all by ff_source_dirty() in the pause: of these pages those that came
- * are fetched. The other side has called ff_dest_keep(). Over tcp.
- *
- * Return: 0; -EINVAL: it did not come by such a move, its regions are others, or @s is connected
- */
-struct ff_dest;
-int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_error *err);
-
 /* -ETIMEDOUT: 45 s have passed since the first ff_source_dirty() of the pause, or since
  * ff_source_send_state() began. Both fail with the same. The guest may go on here */
 int ff_source_wait_ready(struct ff_source *s, struct ff_error *err);
@@ -551,22 +537,6 @@ void ff_dest_on_lease(struct ff_dest *d, void (*fn)(void *opaque, bool may_run),
 
 /* Instead of that: refuse such a source, and tell it @why, while the guest still runs there */
 void ff_dest_refuse_lease(struct ff_dest *d, const char *why);
-
-/**
- * ff_dest_keep() - memory here is as it was at the GO of a guest that is to return
- * @went: the source of the move by which it went, which stays until @d is freed. It serves on, for its
- *        guest until this ff_dest_wait_go() has returned 0; end it by ff_source_stop() after that.
- *        ff_source_take_back() fails from ff_dest_recv_state() on
- *
- * After the regions were added, before ff_dest_accept(). No other guest is taken. Do not empty memory
- * once ff_dest_start() has returned: what the guest has written since is made missing by
- * ff_dest_recv_state(). Nobody writes to memory before ff_dest_wait_go() has returned 0, or what he
- * writes is put back where that fails: @went gives it to the guest elsewhere.
- *
- * Return: 0; -ENOTSUP: huge pages, a private mapping of a file; -EINVAL: the guest is not elsewhere,
- *         its regions are others, or a source has come
- */
-int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err);
 
 /**
  * ff_dest_hold_output() - the caller can keep what the guest sends from everybody

@@ -36,6 +36,7 @@
 #include "cleanup.h"
 #include "dest_private.h"
 #include "error.h"
+#include "farfork-return.h"
 #include "source_private.h"
 
 /* Whether no part of @r is a private mapping of a file: what is discarded there reads as the file has it */

@@ -11,6 +11,7 @@
 
 #include "cleanup.h"
 #include "failpoint.h"
+#include "farfork-return.h"
 #include "loop.h"
 
 #define PAGE 4096u
