@@ -365,7 +365,9 @@ static void unmap_aliases(struct ff_pager *p)
 {
     for (unsigned i = 0; i < p->n_regions; i++) {
         struct ff_uffd_range *range = &p->region[i].range;
-        if (range->alias && !range->ready_bytes) /* else it is the pool's */
+        if (!range->alias)
+            continue; /* memory elsewhere: who installs a page reads the range still */
+        if (!range->ready_bytes) /* else it is the pool's */
             munmap(range->alias, range->len_bytes);
         range->alias = NULL;
         range->ready_bytes = 0;
