@@ -332,9 +332,10 @@ def main():
     p.add_argument('--options', help='of vmclone')
     p.add_argument('--runs', type=int, default=1)
     p.add_argument('--plots', metavar='FOLDER')
-    p.add_argument('--busy', action='store_true')
-    p.add_argument('--still', action='store_true')
-    p.add_argument('--verify', action='store_true')
+    guests = p.add_mutually_exclusive_group()
+    guests.add_argument('--busy', action='store_true')
+    guests.add_argument('--still', action='store_true')
+    guests.add_argument('--verify', action='store_true')
     p.add_argument('--json', metavar='FILE')
     o = p.parse_args()
     if os.geteuid():

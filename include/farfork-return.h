@@ -50,8 +50,8 @@ int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_
  * ff_dest_recv_state(). Nobody writes to memory before ff_dest_wait_go() has returned 0, or what he
  * writes is put back where that fails: @went gives it to the guest elsewhere.
  *
- * Return: 0; -ENOTSUP: huge pages, a private mapping of a file; -EINVAL: the guest is not elsewhere,
- *         its regions are others, or a source has come
+ * Return: 0; -ENOTSUP: huge pages, a private mapping of a file; -EINVAL: the guest is not elsewhere, or
+ *         has got all of its memory there, its regions are others, or a source has come
  */
 int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err);
 

@@ -97,6 +97,18 @@ int ff_pager_end_precopy(struct ff_pager *p, struct ff_error *err)
 
 /* --- what is kept --- */
 
+void ff_pager_keep(struct ff_pager *p)
+{
+    for (unsigned i = 0; i < p->n_regions; i++) {
+        struct ff_pager_region *r = &p->region[i];
+        r->kept = true;
+        r->holes = false; /* what is discarded and comes again as zeros lies in no hole of the file's own */
+        ff_claims_holes(&r->claims);
+        atomic_fetch_add(&p->count.bytes_present, r->range.len_bytes);
+        atomic_fetch_add(&p->count.bytes_zero, r->range.len_bytes);
+    }
+}
+
 bool ff_pager_fill_kept(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 {
     uint64_t len = 0;
@@ -154,18 +166,6 @@ static int discard_parts(const struct ff_pager_region *r, const struct iovec *pa
 
 /* --- what was written --- */
 
-void ff_pager_keep(struct ff_pager *p)
-{
-    for (unsigned i = 0; i < p->n_regions; i++) {
-        struct ff_pager_region *r = &p->region[i];
-        r->kept = true;
-        r->holes = false; /* what is discarded and comes again as zeros lies in no hole of the file's own */
-        ff_claims_holes(&r->claims);
-        atomic_fetch_add(&p->count.bytes_present, r->range.len_bytes);
-        atomic_fetch_add(&p->count.bytes_zero, r->range.len_bytes);
-    }
-}
-
 static bool is_dirty(const struct ff_dirty *d, uint64_t i)
 {
     return d->bits[i / 8] & (1u << (i % 8));
@@ -209,5 +209,5 @@ int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_err
     }
     if (r->kept)
         pthread_mutex_unlock(&p->keep_lock);
-    return rc ? ff_error_context(err, "precopy=1: region %s", r->name) : 0;
+    return rc ? ff_error_context(err, "%s: region %s", r->kept ? "return" : "precopy=1", r->name) : 0;
 }

@@ -31,7 +31,7 @@
 #define LEVEL 3u /* a chunk has come, then it is known of, and asked for behind another: docs/results.md */
 
 /* In chunks that one link carries, the time until @n hosts have an image of @chunks, each with
- * @fanout: a link that feeds several is shared, and each level begins by a chunk later */
+ * @fanout: a link that feeds several is shared, and each level begins by LEVEL chunks later */
 static uint64_t time_of(uint64_t chunks, size_t n, unsigned fanout)
 {
     uint64_t level = fanout, depth = 0;
