@@ -360,6 +360,9 @@ def waited(t, stack):
                   'farfork-guest wait > /tmp/wait 2> /tmp/wait.err; echo $? >> /tmp/wait')
     children[0].sh('rm /tmp/hook; touch /tmp/hold')
     in_background(children[0], 'farfork-guest exit 7')     # nobody hears it yet
+    # it opens the port when it knows whose word this is
+    wait_for('exit has the port', COMMAND_S, lambda: children[0].sh(
+        'for p in $(ps | grep "[e]xit 7" | sed "s/^ *//; s/ .*//"); do readlink /proc/$p/fd/3; done; :'))
     own = p['children'][0]['argv'][1:]
     at = own.index('-readconfig')       # clone_argv() drops it
     again = plan(t, own[:at] + own[at + 2:], 'two', 1)
