@@ -22,6 +22,8 @@ static int check_options(const struct ff_address *listen, struct ff_error *err)
         return ff_error_set(err, EINVAL,
                             "agent: precopy=1: an agent takes images of paused guests alone; "
                             "leave it out");
+    if (listen->visit)
+        return ff_error_set(err, EINVAL, "agent: visit=on: children do not return; leave it out");
     if (listen->landing != FF_LANDING_AUTO && listen->landing != FF_LANDING_COPY)
         return ff_error_set(err, EINVAL,
                             "agent: landing: children would see pages that are half there; "

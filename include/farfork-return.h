@@ -8,7 +8,7 @@
  * Purpose      a guest visits another host: it gets there what it needs, and home what it changed.
  *
  * Picture      home                                      away
- *              ff_source_go()           -- GO -->        ff_dest_wait_go()      prefill=off, log on
+ *              ff_source_go()           -- GO -->        ff_dest_wait_go()      visit=on, and a log
  *              serves faults           <-------->        (the guest works)
  *              ff_dest_keep()                            ff_source_return()
  *              a move like any other, the other way; memory that was not written is there
@@ -27,10 +27,19 @@ extern "C" {
 #endif
 
 /**
+ * ff_address_visit() - visit=on: the guest that comes is to return
+ *
+ * It gets what it touches, as with prefill=off, and its move does not end when that is all of its memory:
+ * ff_dest_wait_done() goes on until the link breaks, which ff_dest_recover() follows as ever, or
+ * ff_dest_cancel(). So where it came from serves it until it has returned.
+ */
+bool ff_address_visit(const struct ff_address *a);
+
+/**
  * ff_source_return() - the guest goes back to where it came from
  * @came: the destination of the move by which it came; it may serve faults still
  *
- * After the regions were added, before ff_source_connect(). That move had prefill=off, and @came stays
+ * After the regions were added, before ff_source_connect(). That move had visit=on, and @came stays
  * until @s is freed. Log every write to a region from before @came's ff_dest_wait_go() on, also through
  * returns that fail, and name them all by ff_source_dirty() in the pause: of these pages those that came
  * are fetched. The other side has called ff_dest_keep(). Over tcp.
@@ -50,8 +59,8 @@ int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_
  * ff_dest_recv_state(). Nobody writes to memory before ff_dest_wait_go() has returned 0, or what he
  * writes is put back where that fails: @went gives it to the guest elsewhere.
  *
- * Return: 0; -ENOTSUP: huge pages, a private mapping of a file; -EINVAL: the guest is not elsewhere, or
- *         has got all of its memory there, its regions are others, or a source has come
+ * Return: 0; -ENOTSUP: huge pages, a private mapping of a file; -EINVAL: the guest is not elsewhere,
+ *         or is there to stay, its regions are others, or a source has come
  */
 int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err);
 

@@ -11,6 +11,7 @@
 #include "address.h"
 #include "cleanup.h"
 #include "error.h"
+#include "farfork-return.h"
 #include "key.h"
 
 /* 15 s: several lost packets and a retransmission timeout of seconds pass; a dead peer is
@@ -199,6 +200,20 @@ static int check_fallback(const struct ff_address *a, struct ff_error *err)
     return 0;
 }
 
+/* What has not been touched stays where the guest goes back to */
+static int settle_visit(struct ff_address *a, struct ff_error *err)
+{
+    if (a->visit && a->chose_prefill && a->prefill != FF_PREFILL_OFF)
+        return ff_error_set(err, EINVAL, "address: visit=on: want prefill=off, or none: a guest that is to "
+                            "return gets what it touches");
+    if (a->visit && a->precopy)
+        return ff_error_set(err, EINVAL, "address: visit=on with precopy=1: a guest that is to return gets "
+                            "what it touches");
+    if (a->visit)
+        a->prefill = FF_PREFILL_OFF;
+    return 0;
+}
+
 static int set_option(struct ff_address *a, const char *name, const char *value,
                       struct ff_error *err)
 {
@@ -248,12 +263,17 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_word(name, value, prefills, &w, err);
         if (!rc)
             a->prefill = (enum ff_prefill_mode)w;
+        a->chose_prefill = true;
     } else if (!strcmp(name, "odp")) {
         rc = get_word(name, value, odps, &w, err);
         if (!rc)
             a->odp = (enum ff_odp_choice)w;
     } else if (!strcmp(name, "precopy")) {
         rc = get_switch(name, value, &a->precopy, err);
+    } else if (!strcmp(name, "visit")) {
+        rc = get_word(name, value, switches, &w, err);
+        if (!rc)
+            a->visit = w;
     } else if (!strcmp(name, "prealloc")) {
         rc = get_switch(name, value, &a->prealloc, err);
     } else if (!strcmp(name, "until-go")) {
@@ -277,9 +297,9 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
     } else if ((rc = set_fallback(a, name, value, err)) == -ENOENT) {
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
-                          "reconnect, chunk, window, landing, prefill, odp, precopy, prealloc, "
-                          "key-file, kernel-tls, insecure, verify, until-go, multicast, fallback, "
-                          "lease, fence, record, output)",
+                          "reconnect, chunk, window, landing, prefill, odp, precopy, visit, "
+                          "prealloc, key-file, kernel-tls, insecure, verify, until-go, multicast, "
+                          "fallback, lease, fence, record, output)",
                           name);
     }
     return rc;
@@ -348,6 +368,8 @@ int ff_address_parse(const char *text, struct ff_address **out, struct ff_error 
         rc = set_options(a, comma + 1, err);
     if (!rc)
         rc = check_fallback(a, err);
+    if (!rc)
+        rc = settle_visit(a, err);
     if (rc) {
         use_key(a, NULL);
         return rc;
@@ -434,6 +456,11 @@ int ff_address_reconnect_ms(const struct ff_address *a)
 bool ff_address_fallback(const struct ff_address *a)
 {
     return a->fallback;
+}
+
+bool ff_address_visit(const struct ff_address *a)
+{
+    return a->visit;
 }
 
 void ff_address_free(struct ff_address *a)

@@ -8,7 +8,7 @@
  * Purpose      memory that is as it was at the guest's GO need not travel again.
  *
  * Picture      here: the move's source, whose image stays published        there
- *                    GO -----------------------------------------------> the guest runs, log on
+ *                    GO -----------------------------------------------> visit=on: the guest runs, log on
  *                    pages that it touches <---------------------------  faults
  *              ff_dest_keep(): all is here                                ff_source_return()
  *                    HELLO, of that session <--------------------------
@@ -20,7 +20,7 @@
  *                 changes none of it, and every write since is in the log, which began before GO.
  *              2. Discards change nothing that the other side may still read from here: what is in a
  *                 DIRTY lies there, whatever a log names (fold_bits()), and nothing is under way that
- *                 nobody waits for: it came with prefill=off.
+ *                 nobody waits for: it came with visit=on.
  *              3. Whether a page is there at all is not looked at: one that nothing lies in reads as
  *                 zeros, as it did. So all are holes (claims.h), and an install where something lies
  *                 would be -EEXIST, never an overwritten page: hence landing=copy.
@@ -102,6 +102,8 @@ int dest_check_return(const struct ff_dest *d, struct ff_error *err)
 {
     bool returns = d->peer.features & FF_WIRE_RETURNS;
 
+    if (d->addr.visit && d->regions.elsewhere)
+        return ff_error_set(err, ENOTSUP, "hello: visit=on: no guest returns from another process's memory");
     if (!returns && !d->keeps)
         return 0;
     if (!returns)
@@ -131,8 +133,7 @@ int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_
 {
     const char *no = s->stage != NEW ? "it has a destination already"
                      : came->owner.adopt || !atomic_load(&came->pager.guest_runs) ? "its guest did not come by a move"
-                     : came->addr.prefill != FF_PREFILL_OFF ? "its guest came without prefill=off: what is under "
-                                                              "way there would be discarded"
+                     : !came->addr.visit ? "its guest came to stay, without visit=on"
                      : !have_same_regions(&s->regions, &came->regions) ? "other memory than the guest came to"
                                                                : NULL;
 

@@ -317,15 +317,21 @@ int ff_pager_start_prefill(struct ff_pager *p, uint32_t source_load_permille,
     return rc;
 }
 
+/* All is here, and that ends the move: a guest that is to return may touch all of its memory before */
+static bool is_over(const struct ff_pager *p)
+{
+    return !p->opts->visit && atomic_load(&p->count.bytes_present) == p->bytes_total;
+}
+
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err)
 {
     uint64_t end = ff_now_ns() + (uint64_t)timeout_ms * 1000000u;
     int rc = 0;
 
     pthread_mutex_lock(&p->lock);
-    while (atomic_load(&p->count.bytes_present) != p->bytes_total && p->state == FF_PAGER_UP && !rc)
+    while (!is_over(p) && p->state == FF_PAGER_UP && !rc)
         rc = ff_cond_wait_until(&p->changed, &p->lock, end);
-    if (atomic_load(&p->count.bytes_present) == p->bytes_total) {
+    if (is_over(p)) {
         rc = 0;
     } else if (p->state != FF_PAGER_UP) {
         if (err)

@@ -93,7 +93,8 @@
  *              With precopy=1 shared hugetlb lands in place: by copy, what is discarded would
  *              go back to the pool, where others may take it. Private hugetlb is refused then.
  * End          the thread that installs the last page wakes the caller, who stops both threads,
- *              unregisters the ranges and only then says DONE.
+ *              unregisters the ranges and only then says DONE. With visit=on there is none: the caller
+ *              waits on.
  */
 #ifndef FF_MIGRATE_PAGER_H
 #define FF_MIGRATE_PAGER_H
@@ -280,7 +281,8 @@ int ff_pager_end_precopy(struct ff_pager *p, struct ff_error *err);
  * ours */
 int ff_pager_discard(struct ff_pager *p, const struct ff_dirty *d, struct ff_error *err);
 
-/* 0: every page is present; 1: not after @timeout_ms; -errno: broken, with the reason */
+/* 0: every page is present, and the guest is not to return; 1: not after @timeout_ms; -errno: broken, with
+ * the reason */
 int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err);
 
 /* Has a page waited for memory for so long that its owner should know? @why: what the kernel

@@ -24,9 +24,10 @@ struct leg {
     struct ff_address *to, *at;
     struct ff_source *source;
     struct ff_dest *dest;
-    pthread_t thread;
+    pthread_t thread, stay;
     bool dirty, went;
     int rc; /* the source's */
+    int stay_rc; /* the destination's, of a guest that is to return */
     struct ff_error err;
 };
 
@@ -164,6 +165,17 @@ static void let_run(struct leg *l)
     must_ok(ff_dest_running(l->dest, &err), err);
 }
 
+/* The guest is there to return: nothing ends that but its owner */
+static void *stay_main(void *arg)
+{
+    struct leg *l = arg;
+    struct ff_error err;
+
+    while ((l->stay_rc = ff_dest_wait_done(l->dest, &err)) && !ff_dest_recover(l->dest, 10000, &err))
+        ;
+    return NULL;
+}
+
 static void leg_free(struct leg *l)
 {
     ff_source_free(l->source);
@@ -175,9 +187,10 @@ static void leg_free(struct leg *l)
 static void go_out(struct leg *out, enum memory kind)
 {
     guest_new(kind);
-    leg_new(out, home, away, ",prefill=off");
+    leg_new(out, home, away, ",visit=on");
     must(!receive(out, away, true));
     let_run(out);
+    must(!pthread_create(&out->stay, NULL, stay_main, out));
 }
 
 /* The guest is away: one page in @each is touched, and every other one of these written */
@@ -221,7 +234,8 @@ static void end_out(struct leg *out)
     ff_dest_cancel(out->dest);
     ff_source_stop(out->source);
     pthread_join(out->thread, NULL);
-    must(out->rc);
+    pthread_join(out->stay, NULL);
+    must(out->rc && out->stay_rc);
     leg_free(out);
 }
 
@@ -257,6 +271,21 @@ static void finish(struct leg *back, struct leg *out)
     leg_free(back);
 }
 
+/* Who serves the guest has heard of all that it touched, and the move goes on, also when that is everything */
+static void await_present(struct leg *out)
+{
+    uint64_t end = ff_now_ns() + 20000000000ull;
+    struct ff_stats st;
+
+    for (;;) {
+        ff_source_stats(out->source, &st);
+        if (st.bytes_present == bytes_of(false))
+            return;
+        must(ff_now_ns() < end && !ff_dest_is_told(out->dest));
+        usleep(5000);
+    }
+}
+
 static void there_and_back(enum memory kind, unsigned each, const char *options)
 {
     struct leg out, back;
@@ -264,6 +293,7 @@ static void there_and_back(enum memory kind, unsigned each, const char *options)
     go_out(&out, kind);
     if (each)
         work(each);
+    await_present(&out);
     back_new(&back, &out, options);
     must(!receive(&back, home, false));
     for (unsigned r = 0; r < REGIONS; r++) { /* devices read memory while they are loaded */
@@ -390,7 +420,7 @@ static void others(void)
     must_refuse(&l, "did not go from here");
     for (unsigned r = 0; r < REGIONS; r++)
         area_new(&third[r], MEM_ANON, PAGES * PAGE);
-    leg_new(&other, home, third, ",prefill=off");
+    leg_new(&other, home, third, ",visit=on");
     must(ff_source_return(other.source, other.dest, &err) == -EINVAL);
     must(ff_dest_keep(other.dest, other.source, &err) == -EINVAL);
     must(!receive(&other, third, true)); /* another guest that is alike */
@@ -417,18 +447,18 @@ static void named_too_much(void)
     finish(&back, &out);
 }
 
-/* What prefill has under way there would be discarded here */
-static void with_prefill(void)
+/* A guest that came to stay: all of its memory may be there, and nobody serves it any more */
+static void to_stay(void)
 {
     struct leg out, back;
     struct ff_error err;
 
     guest_new(MEM_ANON);
-    leg_new(&out, home, away, "");
+    leg_new(&out, home, away, ",prefill=off");
     must(!receive(&out, away, true));
     let_run(&out);
     leg_new(&back, away, home, "");
-    must(ff_source_return(back.source, out.dest, &err) == -EINVAL && strstr(err.text, "prefill=off"));
+    must(ff_source_return(back.source, out.dest, &err) == -EINVAL && strstr(err.text, "visit=on"));
     _exit(0);
 }
 
@@ -452,18 +482,18 @@ int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
         {"anon", anon, 60},
-        {"anon, all written", anon_all, 60},
+        {"anon, all touched", anon_all, 60},
         {"anon, nothing touched", anon_nothing, 60},
         {"anon, huge pages, push", anon_thp, 60},
         {"by faults alone", by_faults, 60},
         {"memfd", shared, 60},
-        {"memfd, all written", shared_all, 60},
+        {"memfd, all touched", shared_all, 60},
         {"private mapping of a file", of_a_file, 60},
         {"the link back breaks", breaks, 60},
         {"begun again", begun_again, 60},
         {"others", others, 60},
         {"more is named than was written", named_too_much, 60},
-        {"prefill", with_prefill, 60},
+        {"to stay", to_stay, 60},
         {"nothing is said of what was written", forgets, 60},
     };
     return loop_main(argc, argv, NULL, tests, FF_ARRAY_LEN(tests));

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 
 #include "address.h"
+#include "farfork-return.h"
 #include "key.h"
 
 static struct ff_address *parse(const char *text)
@@ -166,6 +167,16 @@ static void test_options(void **state)
     assert_false(a->precopy);
     ff_address_free(a);
 
+    a = parse("h:1,visit=on");
+    assert_true(ff_address_visit(a) && a->prefill == FF_PREFILL_OFF);
+    ff_address_free(a);
+    a = parse("h:1,prefill=off,visit=on,precopy=0");
+    assert_true(a->visit && a->prefill == FF_PREFILL_OFF);
+    ff_address_free(a);
+    a = parse("h:1,visit=off,prefill=push,precopy=1");
+    assert_true(!ff_address_visit(a) && a->prefill == FF_PREFILL_PUSH);
+    ff_address_free(a);
+
     a = parse("h:1,chunk=64K,landing=auto");
     assert_int_equal(a->chunk_bytes, 64 << 10);
     assert_int_equal(a->landing, FF_LANDING_AUTO);
@@ -261,6 +272,10 @@ static void test_refused(void **state)
         {"h:1,prefill=on", "off, pull, push or auto", EINVAL},
         {"h:1,precopy=2", "precopy=2: want a number, 0..1", EINVAL},
         {"h:1,precopy=on", "precopy=on", EINVAL},
+        {"h:1,visit=1", "want off or on", EINVAL},
+        {"h:1,visit=on,prefill=auto", "want prefill=off", EINVAL},
+        {"h:1,prefill=pull,visit=on", "want prefill=off", EINVAL},
+        {"h:1,precopy=1,visit=on", "visit=on with precopy=1", EINVAL},
         {"h:1,odp=yes", "auto, on or off", EINVAL},
         {"h:1,link=ib", "auto, tcp or verbs", EINVAL},
         {"h:1,qps=0", "1..8", EINVAL},
