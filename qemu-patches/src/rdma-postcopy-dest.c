@@ -4,22 +4,17 @@
  * rdma-postcopy.c has the picture.
  */
 #include "qemu/osdep.h"
-#include "block/block.h"
 #include "migration/migration.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
 #include "qemu/madvise.h"
 #include "qemu/yank.h"
-#include "hw/core/cpu.h"
-#include "system/cpus.h"
+#include <farfork-return.h>
 #include "system/runstate.h"
 #include "system/system.h"
 #include "compat.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
-
-/* A guest whose memory will never be here ends within so long when it is quit */
-#define END_WITHIN_MS 4000
 
 static int incoming_prepare(void)
 {
@@ -31,13 +26,15 @@ static int incoming_prepare(void)
         return -EBUSY;
     }
     /* a device that was plugged since may forbid it */
-    if (!rp_check_creds(&err) || !rp_check_emptying(&err) ||
-        !rp_hold_discards(&err)) {
+    if (!rp_check_creds(&err) || (!rp.comes_back && (!rp_check_emptying(&err) ||
+                                                     !rp_hold_discards(&err)))) {
         error_report_err(err);
         return -EBUSY;
     }
     /* what is unplugged before all of it is here stays until then */
-    rp_hold_blocks();
+    if (!rp.comes_back) { /* else both are held already */
+        rp_hold_blocks();
+    }
     rp.prepared = true;
     if (should_mlock(mlock_state)) {
         munlockall(); /* locked memory cannot be discarded; see complete */
@@ -47,7 +44,11 @@ static int incoming_prepare(void)
                      qemu_ram_get_used_length(rp_block[i]),
                      QEMU_MADV_NOHUGEPAGE);
     }
-    rp_offer_lease();
+    if (rp.comes_back) {
+        ff_dest_refuse_lease(rp.dest, "its guest comes home");
+    } else {
+        rp_offer_lease();
+    }
     return 0;
 }
 
@@ -79,6 +80,12 @@ static int incoming_empty_ram(void)
 
 static int incoming_load(void)
 {
+    Error *err = NULL;
+
+    if (rp.visits && !rp_log_start(&err)) { /* loading may write memory */
+        error_report_err(err);
+        return -EINVAL;
+    }
     return rp_load_devices(rp.state, rp.state_len);
 }
 
@@ -91,14 +98,17 @@ static void incoming_run(void)
                           MIGRATION_STATUS_POSTCOPY_ACTIVE);
         return;
     }
+    if (rp.visits) {
+        rp_visit_begins();
+    }
     qemu_announce_self(&mis->announce_timer, migrate_announce_params());
     rp_run_guest();
 }
 
 /* QMP yank: break the link, from any thread; not while it is unregistered */
-static void yank_dest(void *opaque)
+void rp_yank_dest(void *opaque)
 {
-    if (ff_dest_is_ready(rp.dest) && rp.reconnect_ms) {
+    if (ff_dest_is_ready(rp.dest) && rp.in.reconnect_ms) {
         ff_dest_pause(rp.dest);
     } else {
         ff_dest_cancel(rp.dest);
@@ -116,14 +126,19 @@ static struct ff_dest *incoming_release(void)
                          qemu_ram_get_used_length(rp_block[i]),
                          QEMU_MADV_HUGEPAGE);
         }
-        ram_block_discard_disable(false);
+        if (!rp.comes_back) {
+            ram_block_discard_disable(false);
+        }
         if (should_mlock(mlock_state) &&
             os_mlock(is_mlock_on_fault(mlock_state)) < 0) {
             error_report("mlock: %s", strerror(errno));
         }
         rp.prepared = false;
     }
-    yank_unregister_function(MIGRATION_YANK_INSTANCE, yank_dest, NULL);
+    if (rp.yanks) {
+        yank_unregister_function(MIGRATION_YANK_INSTANCE, rp_yank_dest, NULL);
+        rp.yanks = false;
+    }
     ff_dest_stats(rp.dest, &rp.stats);
     rp.poisoned |= rp.stats.bytes_poisoned;
     ff_dest_stages(rp.dest, rp.stages);
@@ -157,6 +172,32 @@ static void collapse_start(void)
     }
 }
 
+/* Of a visit QEMU's own part is over: the other side here has the yank instance */
+static void incoming_end(MigrationIncomingState *mis)
+{
+    if (rp.comes_back || rp.went_back) {
+        migration_incoming_transport_cleanup(mis);
+    } else {
+        migration_incoming_state_destroy();
+    }
+    migrate_incoming_unref_outgoing_state();
+}
+
+/* The guest has gone home */
+static int incoming_gone(void)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    rp_release_output(false);
+    rp_log_stop();
+    ff_dest_free(incoming_release());
+    rp_drop_blocks();
+    migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_COMPLETED);
+    incoming_end(mis);
+    rp.visits = rp.went_back = false;
+    return 0;
+}
+
 static int incoming_complete(void)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
@@ -169,63 +210,14 @@ static int incoming_complete(void)
     if (!rp.quitting) {
         collapse_start();
     }
-    rp_drop_blocks();
+    if (!rp.comes_back) {
+        rp_drop_blocks();
+    }
     postcopy_state_set(POSTCOPY_INCOMING_END);
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                       MIGRATION_STATUS_COMPLETED);
-    migration_incoming_state_destroy();
-    migrate_incoming_unref_outgoing_state();
+    incoming_end(mis);
     return 0;
-}
-
-/* --- quit --- */
-
-static void *end_late(void *opaque)
-{
-    g_usleep(END_WITHIN_MS * 1000);
-    error_report("rdma-postcopy: a vCPU or a disk waits for missing memory: ending without it");
-    _exit(EXIT_FAILURE);
-}
-
-/*
- * Not all memory will be here.  A vCPU or an iothread may wait for a page for
- * ever, and must not be woken to read zeros: what else can be saved is saved
- * first, and nobody is waited for longer than END_WITHIN_MS.
- */
-static void end_without_memory(void)
-{
-    QemuThread thread;
-
-    error_report("rdma-postcopy: quit while guest memory was missing");
-    qemu_thread_create(&thread, "rdma-pc-end", end_late, NULL,
-                       QEMU_THREAD_DETACHED);
-    bdrv_flush_all();
-    vm_shutdown();
-    bdrv_inactivate_all();
-    _exit(EXIT_FAILURE);
-}
-
-/*
- * While the link stands whoever waits for a page gets it, and all ends as
- * without a migration, when the source knows that it is needed no more.  vCPUs
- * stop meanwhile, as each of them can.
- */
-void rp_end_destination(void)
-{
-    MigrationIncomingState *mis = migration_incoming_get_current();
-    CPUState *cpu;
-
-    CPU_FOREACH(cpu) {
-        cpu_pause(cpu);
-    }
-    ff_dest_stats(rp.dest, &rp.stats);
-    if (rp.stats.prefill != FF_PREFILL_OFF ||
-        rp.stats.bytes_present == rp.stats.bytes_total) {
-        rp_wait_for_rest(&mis->state);
-    }
-    if (rp.dest) {
-        end_without_memory();
-    }
 }
 
 /* Before GO: the guest goes on at the source, this side has nothing to keep */
@@ -234,9 +226,19 @@ static void incoming_failed_bh(void *opaque)
     MigrationIncomingState *mis = migration_incoming_get_current();
     Error *err = opaque;
 
+    if (rp.comes_back) {
+        ff_dest_free(incoming_release()); /* memory is as it was at the guest's GO */
+        rp_home_failed(err);
+        error_report_err(err);
+        migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_FAILED);
+        migration_incoming_transport_cleanup(mis);
+        migrate_incoming_unref_outgoing_state();
+        return;
+    }
     migrate_set_error(migrate_get_current(), err);
     error_report_err(err);
     rp.refused = true;
+    rp_log_stop();
     rp_release_output(false);
     ff_dest_free(incoming_release());
     rp_drop_blocks();
@@ -272,13 +274,16 @@ static int incoming_until_go(MigrationIncomingState *mis, struct ff_error *err)
     if (!rc) {
         rc = ff_dest_start(rp.dest, err);
     }
-    if (!rc) {
+    if (!rc && !rp.comes_back) {
         rc = incoming_empty_ram();
     }
     if (!rc) {
         rc = ff_dest_recv_state(rp.dest, &rp.state, &rp.state_len, err);
     }
-    if (!rc) {
+    if (!rc && rp.comes_back) {
+        rc = rp_home_load();
+        free(rp.state);
+    } else if (!rc) {
         ff_dest_on_break(rp.dest, die_while_loading, NULL);
         rc = rp_main_thread(incoming_load);
         ff_dest_on_break(rp.dest, NULL, NULL);
@@ -290,6 +295,9 @@ static int incoming_until_go(MigrationIncomingState *mis, struct ff_error *err)
     if (!rc) {
         rc = ff_dest_wait_go(rp.dest, err);
         qatomic_set(&rp.here, !rc);
+    }
+    if (!rc && rp.comes_back) {
+        rp_home_arrived();
     }
     return rc;
 }
@@ -332,6 +340,7 @@ static int listen_again(int timeout_ms, struct ff_error *err)
 static int incoming_recover(MigrationIncomingState *mis, const char *text, struct ff_error *err)
 {
     const struct rp_side side = {
+        .wait = &rp.in,
         .state = &mis->state,
         .attempt = listen_again,
         .listens = true,
@@ -361,7 +370,7 @@ static void incoming_refuse_go(MigrationIncomingState *mis, struct ff_error *err
 {
     int code = ff_error_code(err);
 
-    if (ff_dest_is_ready(rp.dest) && rp.reconnect_ms && code != EREMOTEIO && code != ECANCELED) {
+    if (ff_dest_is_ready(rp.dest) && rp.in.reconnect_ms && code != EREMOTEIO && code != ECANCELED) {
         incoming_recover(mis, ff_error_message(err), err);
     }
 }
@@ -372,7 +381,7 @@ static void incoming_linger(struct ff_dest *dest, struct ff_error *err)
     int rc;
 
     do {
-        rc = ff_dest_recover(dest, rp.reconnect_ms, err);
+        rc = ff_dest_recover(dest, rp.in.reconnect_ms, err);
     } while (rc == -EINTR); /* migrate-pause came as the last page did */
     if (rc) {
         warn_report("rdma-postcopy: complete, but the source was not told: %s",
@@ -415,7 +424,7 @@ static void incoming_start(MigrationIncomingState *mis, struct ff_error *err)
 
     qemu_sem_init(&s.changed, 0);
     migration_bh_schedule(start_guest_bh, &s);
-    if (rp.reconnect_ms) {
+    if (rp.in.reconnect_ms) {
         ff_dest_on_break(rp.dest, start_without_link, &s);
     }
     qemu_sem_wait(&s.changed);
@@ -441,10 +450,39 @@ static int incoming_fetch(MigrationIncomingState *mis, struct ff_error *err)
     if (!rc) {
         rc = ff_dest_wait_done(rp.dest, err);
     }
-    while (rc && rp.reconnect_ms && !incoming_recover(mis, ff_error_message(err), err)) {
+    while (rc && rp.in.reconnect_ms && !incoming_recover(mis, ff_error_message(err), err)) {
         rc = ff_dest_wait_done(rp.dest, err);
     }
     return rc;
+}
+
+/* The link has broken for good: what came is here, what did not is not */
+static void incoming_stuck(MigrationIncomingState *mis, struct ff_error *err)
+{
+    g_autofree char *missing = rp_missing_text();
+    Error *qerr = NULL;
+
+    error_setg(&qerr, "rdma-postcopy: %s; %s", ff_error_message(err), missing);
+    migrate_set_error(migrate_get_current(), qerr);
+    error_report("%s; the guest goes on until it touches missing memory", error_get_pretty(qerr));
+    error_free(qerr);
+    qatomic_set(&rp.short_of_memory, false);
+    migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
+                      MIGRATION_STATUS_POSTCOPY_PAUSED);
+}
+
+/* All memory is here */
+static void incoming_done(struct ff_dest *dest, struct ff_error *err)
+{
+    rp.lingers = rp.in.reconnect_ms && !ff_dest_is_told(dest);
+    rp_main_thread(incoming_complete);
+    if (rp.lingers) {
+        incoming_linger(dest, err);
+    }
+    if (rp.comes_back) {
+        rp.comes_back = false;
+        rp_tell_ended();
+    }
 }
 
 static void *incoming_thread(void *opaque)
@@ -463,22 +501,13 @@ static void *incoming_thread(void *opaque)
                                       : "see the message before");
         ff_dest_give_up(rp.dest); /* the main thread may wait for a page */
         migration_bh_schedule(incoming_failed_bh, qerr);
-    } else if (incoming_fetch(mis, err)) {
-        g_autofree char *missing = rp_missing_text();
-        error_setg(&qerr, "rdma-postcopy: %s; %s", ff_error_message(err), missing);
-        migrate_set_error(migrate_get_current(), qerr);
-        error_report("%s; the guest goes on until it touches missing memory",
-                     error_get_pretty(qerr));
-        error_free(qerr);
-        qatomic_set(&rp.short_of_memory, false);
-        migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
-                          MIGRATION_STATUS_POSTCOPY_PAUSED);
+    } else if (!incoming_fetch(mis, err)) {
+        incoming_done(dest, err);
+    } else if (rp.went_back) {
+        rp_wait_ended();
+        rp_main_thread(incoming_gone);
     } else {
-        rp.lingers = rp.reconnect_ms && !ff_dest_is_told(dest);
-        rp_main_thread(incoming_complete);
-        if (rp.lingers) {
-            incoming_linger(dest, err);
-        }
+        incoming_stuck(mis, err);
     }
     ff_error_free(err);
     rcu_unregister_thread();
@@ -510,19 +539,12 @@ static void not_set_up(void)
                       MIGRATION_STATUS_NONE);
 }
 
-void rdma_postcopy_start_incoming(const char *address, Error **errp)
+bool rp_listen(struct ff_address *a, const char *address, Error **errp)
 {
-    struct ff_address *a = rp_address(address, true, errp);
+    MigrationIncomingState *mis = migration_incoming_get_current();
     struct ff_error *err = ff_error_new();
     QemuThread thread;
 
-    ff_set_log(rp_log_line, FF_INFO);
-    if (!a || !rp_collect_blocks(errp) || !rp_check_emptying(errp)) {
-        ff_address_free(a);
-        ff_error_free(err);
-        not_set_up();
-        return;
-    }
     if (ff_dest_new(a, &rp.dest, err)) {
         goto fail;
     }
@@ -532,22 +554,45 @@ void rdma_postcopy_start_incoming(const char *address, Error **errp)
             goto fail;
         }
     }
+    if (rp.comes_back && ff_dest_keep(rp.dest, rp.source, err)) {
+        goto fail;
+    }
     rp_publish_address(address);
-    rp_resume_reset(a);
+    rp_resume_reset(&rp.in, a);
     rp_note_creds();
     rp_watch_shutdown();
     ff_address_free(a);
     ff_error_free(err);
     rp.used = true;
-    yank_register_function(MIGRATION_YANK_INSTANCE, yank_dest, NULL);
+    if (rp.comes_back) {
+        migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_SETUP);
+        object_ref(OBJECT(migrate_get_current()));
+    } else {
+        yank_register_function(MIGRATION_YANK_INSTANCE, rp_yank_dest, NULL);
+        rp.yanks = true;
+    }
     qemu_thread_create(&thread, "mig/dst/rdma-pc", incoming_thread, NULL,
                        QEMU_THREAD_DETACHED);
-    return;
+    return true;
 
 fail:
     ff_dest_free(rp.dest);
     rp.dest = NULL;
     ff_address_free(a);
     rp_take_error(errp, err);
-    not_set_up();
+    return false;
+}
+
+void rdma_postcopy_start_incoming(const char *address, Error **errp)
+{
+    struct ff_address *a = rp_address(address, true, errp);
+
+    ff_set_log(rp_log_line, FF_INFO);
+    rp.visits = a && ff_address_visit(a);
+    if (!a || !rp_collect_blocks(errp) || !rp_check_emptying(errp)) {
+        ff_address_free(a);
+        not_set_up();
+    } else if (!rp_listen(a, address, errp)) {
+        not_set_up();
+    }
 }

@@ -167,7 +167,7 @@ static void on_lease(void *opaque, bool may_run)
 
 void rp_offer_lease(void)
 {
-    g_autofree char *why = rp.reconnect_ms ? find_kept_disk()
+    g_autofree char *why = rp.in.reconnect_ms ? find_kept_disk()
                                            : g_strdup("it does not resume, with reconnect=0");
 
     rp.no_lease = false;
@@ -205,12 +205,12 @@ void qmp_x_rdma_postcopy_release(Error **errp)
     if (!rp.dest || !qatomic_read(&rp.here)) {
         error_setg(errp, "no guest of an rdma-postcopy migration is here whose source could take "
                    "it back");
-    } else if (!qatomic_read(&rp.recovers)) {
+    } else if (!qatomic_read(&rp.in.recovers)) {
         error_setg(errp, "the source of this rdma-postcopy migration is heard: it has to let go "
                    "of the guest by itself");
     } else {
         ff_dest_release(rp.dest);
         ff_dest_interrupt(rp.dest); /* with all memory here, that was all it waited for */
-        qemu_sem_post(&rp.again);
+        qemu_sem_post(&rp.in.again);
     }
 }

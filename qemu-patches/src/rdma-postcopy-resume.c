@@ -35,17 +35,21 @@
 static void __attribute__((constructor)) init_waiting(void)
 {
     qemu_mutex_init(&rp.lock);
-    qemu_sem_init(&rp.again, 0);
+    qemu_sem_init(&rp.out.again, 0);
+    qemu_sem_init(&rp.in.again, 0);
 }
 
-void rp_resume_reset(const struct ff_address *a)
+void rp_resume_reset(struct rp_wait *w, const struct ff_address *a)
 {
     QEMU_LOCK_GUARD(&rp.lock);
 
-    rp.reconnect_ms = ff_address_reconnect_ms(a);
-    rp.held = rp.asked = rp.not_started = rp.takes_back = false;
-    qatomic_set(&rp.recovers, false);
-    qatomic_set(&rp.reconnects, false);
+    w->reconnect_ms = ff_address_reconnect_ms(a);
+    w->held = w->asked = w->over = false;
+    qatomic_set(&w->recovers, false);
+    qatomic_set(&w->reconnects, false);
+    if (w == &rp.out) {
+        rp.not_started = rp.takes_back = false;
+    }
 }
 
 void rp_set_reason(const char *why)
@@ -77,14 +81,14 @@ static void say(char **said, char *text)
 }
 
 /* Whether somebody has asked since the last time, and not taken it back */
-static bool take_wish(bool *held)
+static bool take_wish(struct rp_wait *w, bool *held)
 {
     QEMU_LOCK_GUARD(&rp.lock);
-    bool asked = rp.asked;
+    bool asked = w->asked;
 
-    rp.asked = false;
-    *held = rp.held;
-    if (rp.next_to) {
+    w->asked = false;
+    *held = w->held;
+    if (w == &rp.out && rp.next_to) {
         ff_address_free(rp.to);
         rp.to = g_steal_pointer(&rp.next_to);
     }
@@ -136,10 +140,10 @@ static void set_paused(MigrationStatus *state)
 }
 
 /* The next wait may begin as soon as it says postcopy-active */
-static void end_wait(MigrationStatus *state)
+static void end_wait(struct rp_wait *w, MigrationStatus *state)
 {
-    qatomic_set(&rp.recovers, false);
-    qatomic_set(&rp.reconnects, false);
+    qatomic_set(&w->recovers, false);
+    qatomic_set(&w->reconnects, false);
     migrate_set_state(state, MIGRATION_STATUS_POSTCOPY_PAUSED,
                       MIGRATION_STATUS_POSTCOPY_RECOVER);
     migrate_set_state(state, MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP,
@@ -153,23 +157,30 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
 {
     static const char advice[] = "to go on, migrate-recover at the destination, then migrate with "
                                  "resume at the source";
-    int64_t until = now_ms() + rp.reconnect_ms;
+    struct rp_wait *w = side->wait;
+    int64_t until = now_ms() + w->reconnect_ms;
     g_autofree char *reason = g_strdup(why), *said = NULL;
     bool asked = false, alone = true, held, never_ran;
     int rc;
 
-    take_wish(&held); /* for the link that there was since, or that comes next anyway */
+    take_wish(w, &held); /* for the link that there was since, or that comes next anyway */
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
-        rp.not_started = rp.takes_back = false;
+        if (w == &rp.out) {
+            rp.not_started = rp.takes_back = false;
+        }
     }
-    qatomic_set(&rp.recovers, true);
+    qatomic_set(&w->recovers, true);
     for (;;) {
-        if (take_wish(&held)) {
-            until = now_ms() + rp.reconnect_ms;
+        if (take_wish(w, &held)) {
+            until = now_ms() + w->reconnect_ms;
             asked = alone = true;
         }
-        if (is_lost(&never_ran)) {
-            qatomic_set(&rp.reconnects, false);
+        if (qatomic_read(&w->over)) {
+            rc = -ECANCELED;
+            break;
+        }
+        if (w == &rp.out && is_lost(&never_ran)) {
+            qatomic_set(&w->reconnects, false);
             say(&said, never_ran
                 ? g_strdup_printf("%s; told that the destination never ran the guest", reason)
                 : g_strdup_printf("%s; taking the guest back: when the destination's lease has "
@@ -191,9 +202,9 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
         bool waits = held || !alone || left <= 0;
 
         asked &= !held;
-        qatomic_set(&rp.reconnects, !waits);
+        qatomic_set(&w->reconnects, !waits);
         say(&said, !waits ? g_strdup_printf("%s; waiting %d s for another link; %s", reason,
-                                            rp.reconnect_ms / 1000, side->meanwhile)
+                                            w->reconnect_ms / 1000, side->meanwhile)
             : held        ? g_strdup_printf("%s; paused by migrate-pause: %s; %s", reason, advice,
                                             side->meanwhile)
                           : g_strdup_printf("%s; %s; %s", reason, advice, side->meanwhile));
@@ -201,7 +212,7 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
             set_paused(side->state);
         }
         if (held || (waits && !(side->listens && alone))) {
-            qemu_sem_wait(&rp.again);
+            qemu_sem_wait(&w->again);
             continue;
         }
         rc = side->attempt(waits ? -1 : asked ? MIN(left, BY_HAND_MS) : left, err);
@@ -219,10 +230,10 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
         }
     }
     if (!rc) {
-        end_wait(side->state);
+        end_wait(w, side->state);
     } else {
-        qatomic_set(&rp.recovers, false);
-        qatomic_set(&rp.reconnects, false);
+        qatomic_set(&w->recovers, false);
+        qatomic_set(&w->reconnects, false);
     }
     return rc;
 }
@@ -233,7 +244,7 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
 static void wake_source(void)
 {
     ff_source_interrupt(rp.source);
-    qemu_sem_post(&rp.again);
+    qemu_sem_post(&rp.out.again);
 }
 
 bool rdma_postcopy_pause(Error **errp)
@@ -245,15 +256,15 @@ bool rdma_postcopy_pause(Error **errp)
     }
     if (!rp.source && !rp.dest) {
         error_setg(errp, "a child of a fork cannot pause: nothing could resume it");
-    } else if (!rp.reconnect_ms) {
+    } else if (!(rp.dest && !rp.gave_away ? &rp.in : &rp.out)->reconnect_ms) {
         error_setg(errp, "rdma-postcopy cannot pause with reconnect=0: nothing could resume it, "
                    "and the guest would be lost");
-    } else if (rp.dest && qatomic_read(&rp.here)) {
-        rp.held = true;
+    } else if (rp.dest && qatomic_read(&rp.here) && !rp.gave_away) {
+        rp.in.held = true;
         ff_dest_interrupt(rp.dest);
         ff_dest_pause(rp.dest);
     } else if (rp.source && rp.gave_away) {
-        rp.held = true;
+        rp.out.held = true;
         rp.takes_back = false;
         wake_source();
         ff_source_pause(rp.source);
@@ -275,8 +286,8 @@ bool rdma_postcopy_recover(const char *uri, Error **errp)
     if (!rp.dest) {
         return false;
     }
-    if (!qatomic_read(&rp.recovers)) {
-        error_setg(errp, rp.reconnect_ms
+    if (!qatomic_read(&rp.in.recovers)) {
+        error_setg(errp, rp.in.reconnect_ms
                    ? "rdma-postcopy is paused for want of memory of this host, not of a link: it "
                      "goes on by itself"
                    : "rdma-postcopy does not resume with reconnect=0");
@@ -296,9 +307,9 @@ bool rdma_postcopy_recover(const char *uri, Error **errp)
     } else {
         migration_incoming_transport_cleanup(mis);
         rp_publish_address(address);
-        rp.held = false;
-        rp.asked = true;
-        qemu_sem_post(&rp.again);
+        rp.in.held = false;
+        rp.in.asked = true;
+        qemu_sem_post(&rp.in.again);
         ff_error_free(err);
     }
     ff_address_free(a);
@@ -310,7 +321,7 @@ static bool is_sent_to(const char *uri, Error **errp)
 {
     const char *address;
 
-    if (!rp.source || !qatomic_read(&rp.recovers)) {
+    if (!rp.source || !qatomic_read(&rp.out.recovers)) {
         error_setg(errp, "no rdma-postcopy migration waits here for another link");
         return false;
     }
@@ -369,7 +380,7 @@ void rp_resume_by_hand(struct ff_address *a, const char *address, Error **errp)
     ff_address_free(rp.next_to);
     rp.next_to = a;
     rp_set_sent_to(address);
-    rp.held = rp.takes_back = false;
-    rp.asked = true;
+    rp.out.held = rp.takes_back = false;
+    rp.out.asked = true;
     wake_source();
 }

@@ -11,6 +11,7 @@
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
 #include "qemu/yank.h"
+#include <farfork-return.h>
 #include "system/runstate.h"
 #include "compat.h"
 #include "rdma-postcopy.h"
@@ -194,6 +195,9 @@ static bool outgoing_serve(MigrationState *s, bool *runs, Error **errp)
         migration_downtime_end(s);
         migration_call_notifiers(s, MIG_EVENT_PRECOPY_DONE, NULL);
         bql_unlock();
+        if (rp.returns) {
+            rp_went_back();
+        }
     }
     if (ff_source_wait_done(rp.source, err)) {
         rp_take_error(errp, err);
@@ -217,6 +221,7 @@ static int connect_again(int timeout_ms, struct ff_error *err)
 static bool outgoing_recover(MigrationState *s, bool *gone, bool *taken, Error **errp)
 {
     const struct rp_side side = {
+        .wait = &rp.out,
         .state = &s->state,
         .attempt = connect_again,
         .meanwhile = "this side keeps the guest's memory and does not run it",
@@ -224,7 +229,7 @@ static bool outgoing_recover(MigrationState *s, bool *gone, bool *taken, Error *
     struct ff_error *err;
     int rc;
 
-    if (!*gone || !rp.reconnect_ms) {
+    if (!*gone || !rp.out.reconnect_ms) {
         return false;
     }
     err = ff_error_new();
@@ -256,7 +261,7 @@ static void yank_source(void *opaque)
 {
     MigrationState *s = migrate_get_current();
 
-    if (rp.gave_away && rp.reconnect_ms) {
+    if (rp.gave_away && rp.out.reconnect_ms) {
         ff_source_pause(rp.source);
         return;
     }
@@ -291,7 +296,9 @@ static void release_source(bool taken)
 
     bql_lock();
     yank_unregister_function(MIGRATION_YANK_INSTANCE, yank_source, NULL);
-    rp_log_stop();
+    if (!rp.returns) { /* else it goes on for the next try */
+        rp_log_stop();
+    }
     ff_source_stats(source, &rp.stats);
     rp.link = ff_source_link(source);
     ff_source_link_detail(source, rp.link_detail);
@@ -310,8 +317,11 @@ static void release_source(bool taken)
         ff_source_free(source);
     }
     bql_lock();
-    rp_drop_blocks();
-    ram_block_discard_disable(false);
+    if (!rp.returns) { /* the destination's */
+        rp_drop_blocks();
+        ram_block_discard_disable(false);
+    }
+    rp.returns = false;
     rp.frozen = false;
     rp.releasing = false;
     bql_unlock();
@@ -339,6 +349,19 @@ static void announce_guest(void)
     bql_unlock();
 }
 
+/* The guest that went is here again, when all that it wrote is: its image is served no more */
+static void end_visit(MigrationState *s)
+{
+    rp_set_reason(NULL);
+    migrate_set_state(&s->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
+                      MIGRATION_STATUS_POSTCOPY_ACTIVE);
+    rp_wait_ended();
+    release_source(false);
+    rp.came_back = false;
+    migrate_set_state(&s->state, s->state, MIGRATION_STATUS_COMPLETED);
+    migration_bh_schedule(migration_cleanup_bh, s);
+}
+
 static void *outgoing_thread(void *opaque)
 {
     MigrationState *s = opaque;
@@ -356,8 +379,13 @@ static void *outgoing_thread(void *opaque)
     }
     if (done) {
         release_source(false);
+        if (rp.went_back) {
+            rp_tell_ended();
+        }
         migration_completion_end(s);
         migration_iteration_finish(s);
+    } else if (rp.came_back) {
+        end_visit(s);
     } else if (gone) {
         /*
          * The guest is the destination's, or on its way there.  Its memory
@@ -382,11 +410,27 @@ static void *outgoing_thread(void *opaque)
     return NULL;
 }
 
+/* What the guest has written is home when it is: there is nothing to take back */
+static bool check_return(const struct ff_address *a, Error **errp)
+{
+    if (ff_address_fallback(a)) {
+        error_setg(errp, "rdma-postcopy: fallback=go is not for a guest that goes back");
+        return false;
+    }
+    if (rp_blocks_changed()) {
+        error_setg(errp, "rdma-postcopy: memory was plugged or unplugged during the visit, which "
+                   "the other side has not: undo that first");
+        return false;
+    }
+    return true;
+}
+
 void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
                                   Error **errp)
 {
     struct ff_address *a = rp_address(address, false, errp);
     struct ff_error *err;
+    bool returns;
 
     if (!a) {
         return;
@@ -395,7 +439,8 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
         rp_resume_by_hand(a, address, errp);
         return;
     }
-    if (!rp_check_fallback(a, errp)) {
+    returns = rp_may_go_back();
+    if (!(returns ? check_return(a, errp) : rp_check_fallback(a, errp))) {
         ff_address_free(a);
         return;
     }
@@ -409,12 +454,14 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
         return;
     }
     /* a page that is discarded after it was registered would not be read */
-    if (!rp_collect_blocks(errp) || !rp_hold_discards(errp)) {
+    if (!returns && (!rp_collect_blocks(errp) || !rp_hold_discards(errp))) {
         ff_address_free(a);
         ff_error_free(err);
         return;
     }
-    rp_hold_blocks();
+    if (!returns) {
+        rp_hold_blocks();
+    }
     if (ff_source_new(a, &rp.source, err)) {
         goto fail;
     }
@@ -428,10 +475,15 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
             goto fail;
         }
     }
+    if (returns && ff_source_return(rp.source, rp.dest, err)) {
+        goto fail;
+    }
     if (migration_call_notifiers(s, MIG_EVENT_PRECOPY_SETUP, errp)) {
         goto fail;
     }
-    rp_resume_reset(a);
+    rp.returns = returns;
+    rp_resume_reset(&rp.out, a);
+    rp_forget_return();
     ff_address_free(a); /* the library has it: rp.to is what an operator gave */
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
         rp_set_sent_to(address);
@@ -448,8 +500,10 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
     return;
 
 fail:
-    rp_drop_blocks();
-    ram_block_discard_disable(false);
+    if (!returns) {
+        rp_drop_blocks();
+        ram_block_discard_disable(false);
+    }
     ff_source_free(rp.source);
     rp.source = NULL;
     ff_address_free(a);

@@ -9,6 +9,17 @@
 #include "qapi/qapi-types-migration.h"
 #include "rdma-postcopy-ram.h"
 
+/* A side's wait for another link */
+struct rp_wait {
+    int reconnect_ms;           /* 0: it does not resume */
+    bool held;                  /* by migrate-pause */
+    bool asked;                 /* to go on, by hand */
+    bool over;                  /* nobody needs another any more */
+    QemuSemaphore again;        /* one of these has changed */
+    bool recovers;              /* the link is gone, and the thread waits for the next */
+    bool reconnects;            /* it does so by itself */
+};
+
 struct rp_state {
     struct ff_source *source;   /* writes under the BQL */
     struct ff_dest *dest;       /* likewise */
@@ -32,19 +43,22 @@ struct rp_state {
     char *tls_creds;            /* destination: the parameter as it was */
     bool holds;                 /* destination: under the BQL; see rdma-postcopy-output.c */
     bool quitting;              /* the process ends: nothing begins any more */
+    /* a guest that comes back; see rdma-postcopy-return.c */
+    bool visits;                /* destination: its guest is to go back */
+    bool went_back;             /* ... and did */
+    bool returns;               /* source: that is where it goes */
+    bool comes_back;            /* home: dest is that of a guest that went from here by source */
+    bool came_back;             /* home: it runs here again */
+    bool resets;                /* home, under the BQL: devices, before they are loaded */
+    bool yanks;                 /* destination: rp_yank_dest() is registered */
     /* resuming; see rdma-postcopy-resume.c */
-    int reconnect_ms;           /* 0: it does not resume */
     QemuMutex lock;             /* of what follows, and of source and dest where the BQL is not */
+    struct rp_wait out, in;     /* of source, of dest: a guest that visits has both */
     struct ff_address *to;      /* source, its thread's: where it was resumed by hand; or NULL */
     struct ff_address *next_to; /* from now on */
     char *sent_to;              /* source: HOST:PORT of that, as it was given */
     bool not_started;           /* source: it was told that nothing runs there, nor will */
     bool takes_back;            /* source: by hand: the destination is lost */
-    bool held;                  /* by migrate-pause */
-    bool asked;                 /* to go on, by hand */
-    QemuSemaphore again;        /* one of the two has changed */
-    bool recovers;              /* the link is gone, and the thread waits for the next */
-    bool reconnects;            /* it does so by itself */
     bool lingers;               /* destination: complete, the source may ask */
     void *state;
     size_t state_len;
@@ -61,15 +75,8 @@ bool rp_hold_discards(Error **errp);
 /* Under the BQL: leave guest memory in whatever pages it is */
 void rp_collapse_stop(void);
 
-/*
- * Quit: wait until the destination has all memory, as long as it gets some,
- * while *@state is one of a migration that goes on, or until a second request
- * to end
- */
-void rp_wait_for_rest(const MigrationStatus *state);
-
-/* A migration by @a begins: forget how the last one waited */
-void rp_resume_reset(const struct ff_address *a);
+/* A migration by @a begins, of which @w is this side: forget how the last one waited */
+void rp_resume_reset(struct rp_wait *w, const struct ff_address *a);
 
 /* What query-migrate gives as the reason, instead of any before; NULL: none */
 void rp_set_reason(const char *why);
@@ -82,6 +89,7 @@ char *rp_missing_text(void);
 RdmaPostcopyMissingList *rp_missing_list(void);
 
 struct rp_side {
+    struct rp_wait *wait;
     MigrationStatus *state;
     /* 0: there is a link; -EINTR: to be called again; see farfork.h */
     int (*attempt)(int timeout_ms, struct ff_error *err);
@@ -139,7 +147,26 @@ void rp_write_late_shutdown(void);
 /* The source has taken its guest back, for the reason @why */
 void G_NORETURN rp_end_revoked(const char *why);
 
-/* Quit: the guest is here, some of its memory may not be */
-void rp_end_destination(void);
+/* Destination: @a is the callee's, made from @address.  True: it listens */
+bool rp_listen(struct ff_address *a, const char *address, Error **errp);
+void rp_yank_dest(void *opaque);
+
+/* --- rdma-postcopy-return.c --- */
+
+/* One side waits until the other has ended, which it is of use to */
+void rp_tell_ended(void);
+void rp_wait_ended(void);
+
+/* Away, under the BQL: the guest, which is to go back, starts; may it go now? */
+void rp_visit_begins(void);
+bool rp_may_go_back(void);
+void rp_went_back(void); /* not under the BQL */
+
+/* Home, by the thread of the destination: reset, and load.  < 0: not whole */
+int rp_home_load(void);
+void rp_home_arrived(void);
+void rp_home_failed(const Error *err); /* under the BQL */
+void rp_fill_return(RdmaPostcopyInfo *x);
+void rp_forget_return(void); /* under the BQL: a guest goes anew */
 
 #endif

@@ -32,7 +32,6 @@
  * (fallback=go): from then on this process does not run the guest.
  */
 #include "qemu/osdep.h"
-#include "block/aio.h"
 #include "migration/migration.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
@@ -42,9 +41,6 @@
 #include "farfork-fork.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
-
-/* Whoever is quit waits so long for memory that does not get on */
-#define QUIT_PATIENCE_MS 60000
 
 struct rp_state rp;
 
@@ -73,9 +69,16 @@ bool rdma_postcopy_is_idle(Error **errp)
 
 bool rdma_postcopy_check_transport(MigrationAddress *addr, Error **errp)
 {
-    if (rp.source && qatomic_read(&rp.recovers) &&
+    if (rp.source && qatomic_read(&rp.out.recovers) &&
         addr->transport == MIGRATION_ADDRESS_TYPE_RDMA_POSTCOPY) {
         return true; /* to be resumed: QEMU takes nothing else for this state */
+    }
+    if (rp_may_go_back()) {
+        if (addr->transport == MIGRATION_ADDRESS_TYPE_RDMA_POSTCOPY) {
+            return rp_check_host(false, errp);
+        }
+        error_setg(errp, "this guest visits: it goes back by rdma-postcopy, to where it came from");
+        return false;
     }
     if (!rdma_postcopy_is_idle(errp)) {
         return false;
@@ -91,6 +94,9 @@ bool rdma_postcopy_check_transport(MigrationAddress *addr, Error **errp)
 /* A reset would write ROMs over an image, or over memory not loaded yet */
 bool rdma_postcopy_forbids_reset(void)
 {
+    if (rp.resets) {
+        return false;
+    }
     if (rp.frozen || rp.gave_away || (rp.dest && !rp.here) ||
         farfork_child_forbids_run()) {
         warn_report("rdma-postcopy: reset ignored: this side does not own the "
@@ -140,91 +146,6 @@ bool rp_hold_discards(Error **errp)
     return true;
 }
 
-/* What the main loop would do: let go of the BQL, run bottom halves */
-static void let_others_run(void)
-{
-    bql_unlock();
-    g_usleep(20000);
-    bql_lock();
-    aio_poll(qemu_get_aio_context(), false);
-}
-
-static uint64_t bytes_present(void)
-{
-    if (rp.source) {
-        ff_source_stats(rp.source, &rp.stats);
-    } else if (rp.dest) {
-        ff_dest_stats(rp.dest, &rp.stats);
-    }
-    return rp.stats.bytes_present;
-}
-
-/* A guest may ask for its end again and again */
-static bool asked_again(void)
-{
-    ShutdownCause cause = qemu_shutdown_requested_get();
-
-    return cause && !shutdown_caused_by_guest(cause);
-}
-
-/* What is paused for want of memory goes on by itself, and so may what waits for a link */
-static bool goes_on(MigrationStatus state)
-{
-    return state == MIGRATION_STATUS_ACTIVE ||
-           state == MIGRATION_STATUS_POSTCOPY_ACTIVE ||
-           state == MIGRATION_STATUS_POSTCOPY_RECOVER ||
-           state == MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP ||
-           (state == MIGRATION_STATUS_POSTCOPY_PAUSED &&
-            (qatomic_read(&rp.short_of_memory) || qatomic_read(&rp.reconnects)));
-}
-
-void rp_wait_for_rest(const MigrationStatus *state)
-{
-    int64_t since = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
-    uint64_t present = 0;
-
-    warn_report("rdma-postcopy: the guest on the destination still needs "
-                "memory from the source: waiting until it has all of it; a "
-                "second SIGTERM ends this, and the guest");
-    while (goes_on(*state) && !asked_again()) {
-        int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
-        uint64_t had = present;
-
-        let_others_run();
-        present = bytes_present();
-        if (present != had) {
-            since = now;
-        } else if (now - since > QUIT_PATIENCE_MS) {
-            error_report("rdma-postcopy: no memory came for %d s: ending", QUIT_PATIENCE_MS / 1000);
-            return;
-        }
-    }
-}
-
-/*
- * The process ends.  Nobody may read or wait for guest memory while it is
- * taken apart.  A source whose guest runs elsewhere first lets it fetch the
- * rest, and a destination whose guest is here first fetches it.
- */
-void rdma_postcopy_shutdown(MigrationState *s)
-{
-    rp.quitting = true;
-    rp_collapse_stop();
-    farfork_child_shutdown();
-    if (rp.gave_away && goes_on(s->state)) {
-        rp_wait_for_rest(&s->state);
-    }
-    while (rp.releasing) {
-        let_others_run();
-    }
-    if (rp.source) {
-        ff_source_stop(rp.source);
-    }
-    if (rp.dest && (rp.here || ff_dest_give_up(rp.dest))) {
-        rp_end_destination();
-    }
-}
-
 /* --- query-migrate --- */
 
 void rdma_postcopy_fill_info(MigrationInfo *info)
@@ -243,7 +164,8 @@ void rdma_postcopy_fill_info(MigrationInfo *info)
         ff_dest_link_detail(rp.dest, rp.link_detail);
     }
     rp_fill_info(info, &rp.stats, rp.stages, rp.link, rp.link_detail);
-    if (rp.source && qatomic_read(&rp.recovers)) {
+    rp_fill_return(info->x_rdma_postcopy);
+    if (rp.source && qatomic_read(&rp.out.recovers)) {
         QEMU_LOCK_GUARD(&rp.lock);
         info->x_rdma_postcopy->has_taking_back = true;
         info->x_rdma_postcopy->taking_back = rp.takes_back;

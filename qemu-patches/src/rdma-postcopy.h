@@ -44,6 +44,13 @@ bool rdma_postcopy_forbids_cont(Error **errp);
 bool rdma_postcopy_forbids_run(void);
 bool rdma_postcopy_forbids_reset(void);
 
+/*
+ * Under the BQL: a guest that visits: what it writes is in the log that
+ * migrations share, which no other one may stop or read
+ */
+bool rdma_postcopy_keeps_log(void);
+bool rdma_postcopy_forbids_snapshot(Error **errp);
+
 /* `stop` and `cont`, under the BQL, for a guest that waits for its lease */
 void rdma_postcopy_wish_run(bool runs);
 
@@ -133,6 +140,16 @@ static inline void rdma_postcopy_wish_run(bool runs)
 {
 }
 
+static inline bool rdma_postcopy_keeps_log(void)
+{
+    return false;
+}
+
+static inline bool rdma_postcopy_forbids_snapshot(Error **errp)
+{
+    return false;
+}
+
 static inline bool rdma_postcopy_misses_memory(void)
 {
     return false;
@@ -173,6 +190,7 @@ int migration_stop_vm(MigrationState *s, RunState state);
 bool migration_switchover_prepare(MigrationState *s);
 void migration_completion_end(MigrationState *s);
 void migration_iteration_finish(MigrationState *s);
+void migration_cleanup_bh(void *opaque);
 void migrate_incoming_unref_outgoing_state(void);
 
 #endif

@@ -17,6 +17,7 @@ E2E_TESTS := \
     tests/e2e/move_micro.py:200 \
     tests/e2e/move_bytes.py:200 \
     tests/e2e/precopy.py:200 \
+    tests/e2e/returns.py:320 \
     tests/e2e/move_linux.py:170 \
     tests/e2e/ping_pong.py:140 \
     tests/e2e/smp4.py:170 \
@@ -94,7 +95,7 @@ E2E_BESIDE := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,break_after_go r
 
 # Those that `make check-full` runs with QEMU's other versions as well: what stands on its own migration
 # code, and on how it starts and stops a guest
-E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro precopy move_linux cancel \
+E2E_OF_QEMU := $(filter $(addprefix tests/e2e/,$(addsuffix .py:%,move_micro precopy returns move_linux cancel \
     break_before_go break_after_go resume who_runs take_back shut_down hold dump quit unplug one_runner \
     refuse refuse_memory clone vmclone vmclone_fed fork_fails farfork_move secrets tls_creds sandbox clone_disks \
     stock)),$(E2E_TESTS))

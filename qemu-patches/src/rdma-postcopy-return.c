@@ -1,0 +1,225 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * rdma-postcopy migration: a guest that visits another host, and comes back
+ *
+ *   home                                        away, -incoming ...,visit=on
+ *     migrate                    -- GO -->        log of all writes from before devices are loaded
+ *     source: finish-migrate, serves faults       dest: fetches what the guest touches
+ *     x-rdma-postcopy-return: dest, beside it     migrate: source, beside it
+ *     (the way out has no link from here on)  <--  the log; device state
+ *     reset, load devices         -- READY -->
+ *     runs                       <-- GO --        the process has no guest any more
+ *     fetches what was written   -- DONE -->      both sides of it end; postmigrate
+ *     both sides end
+ *
+ * A return that fails before GO leaves the guest away: the library puts memory
+ * back as it was, and the way out gets another link; another return may follow.
+ *
+ * Home loads devices into a QEMU whose own are those of the guest as it went: so
+ * they are reset first, as for a snapshot, in the state inmigrate, in which no
+ * ROM is written.
+ */
+#include "qemu/osdep.h"
+#include "migration/migration.h"
+#include "qapi/error.h"
+#include "qapi/qapi-commands-migration.h"
+#include "qemu/cutils.h"
+#include "qemu/error-report.h"
+#include "qemu/main-loop.h"
+#include "qemu/yank.h"
+#include "system/runstate.h"
+#include "system/system.h"
+#include "compat.h"
+#include "rdma-postcopy.h"
+#include "rdma-postcopy-state.h"
+
+static bool tried;              /* home, under the BQL: there was a return */
+static char *failure;           /* likewise: why the last one failed */
+static QemuSemaphore ended;     /* of the two sides here, that the other one waits for has ended */
+
+static void __attribute__((constructor)) init_ended(void)
+{
+    qemu_sem_init(&ended, 0);
+}
+
+void rp_tell_ended(void)
+{
+    qemu_sem_post(&ended);
+}
+
+void rp_wait_ended(void)
+{
+    qemu_sem_wait(&ended);
+}
+
+void rp_forget_return(void)
+{
+    tried = false;
+    g_clear_pointer(&failure, g_free);
+}
+
+/* --- away --- */
+
+/* QEMU has one yank instance for migration: the next `migrate` makes it anew, for the way back */
+void rp_visit_begins(void)
+{
+    rp.yanks = false;
+    yank_unregister_function(MIGRATION_YANK_INSTANCE, rp_yank_dest, NULL);
+    yank_unregister_instance(MIGRATION_YANK_INSTANCE);
+}
+
+/* Also while it goes back: the next try reads it, too */
+bool rdma_postcopy_keeps_log(void)
+{
+    return rp.visits && rp.dest;
+}
+
+bool rdma_postcopy_forbids_snapshot(Error **errp)
+{
+    bool visits = rdma_postcopy_keeps_log();
+
+    if (visits) {
+        error_setg(errp, "this guest visits: no snapshot is made or loaded before it is home, "
+                   "which would not learn what it has written");
+    }
+    return visits;
+}
+
+bool rp_may_go_back(void)
+{
+    return rp.visits && rp.dest && qatomic_read(&rp.here) && !rp.source && !rp.releasing &&
+           !rp.gave_away;
+}
+
+/* It runs at home: what it has not fetched here nobody needs */
+void rp_went_back(void)
+{
+    WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        rp.went_back = true;
+        qatomic_set(&rp.in.over, true);
+        ff_dest_cancel(rp.dest);
+        ff_dest_interrupt(rp.dest);
+    }
+    qemu_sem_post(&rp.in.again);
+}
+
+/* --- home --- */
+
+struct load {
+    QemuSemaphore changed;      /* it is loaded, or the link broke */
+    bool done;
+    int ret;
+};
+
+static void load_bh(void *opaque)
+{
+    struct load *l = opaque;
+
+    runstate_set(RUN_STATE_PRELAUNCH); /* finish-migrate has no other way there */
+    runstate_set(RUN_STATE_INMIGRATE);
+    rp.resets = true;
+    qemu_system_reset(SHUTDOWN_CAUSE_SNAPSHOT_LOAD);
+    rp.resets = false;
+    l->ret = rp_load_devices(rp.state, rp.state_len);
+    qatomic_set(&l->done, true);
+    qemu_sem_post(&l->changed);
+}
+
+static void load_without_link(void *opaque, const char *why)
+{
+    struct load *l = opaque;
+
+    qemu_sem_post(&l->changed);
+}
+
+/* The main thread may wait for a page that will not come; this process has to live on */
+int rp_home_load(void)
+{
+    struct load l = { .done = false };
+
+    qemu_sem_init(&l.changed, 0);
+    ff_dest_on_break(rp.dest, load_without_link, &l);
+    migration_bh_schedule(load_bh, &l);
+    qemu_sem_wait(&l.changed);
+    while (!qatomic_read(&l.done)) {
+        ff_dest_give_up(rp.dest);
+        qemu_sem_wait(&l.changed);
+    }
+    ff_dest_on_break(rp.dest, NULL, NULL);
+    qemu_sem_destroy(&l.changed);
+    return l.ret;
+}
+
+/* GO came: the guest is here again.  Without the BQL: who has that may wait for a page */
+void rp_home_arrived(void)
+{
+    rp.came_back = true;
+    rp.gave_away = rp.frozen = false;
+    WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        qatomic_set(&rp.out.over, true);
+        ff_source_stop(rp.source);
+        ff_source_interrupt(rp.source);
+    }
+    qemu_sem_post(&rp.out.again);
+}
+
+/* Under the BQL */
+void rp_home_failed(const Error *err)
+{
+    g_free(failure);
+    failure = g_strdup(error_get_pretty(err));
+    if (runstate_check(RUN_STATE_INMIGRATE)) {
+        runstate_set(RUN_STATE_FINISH_MIGRATE);
+    }
+    rp.comes_back = false;
+}
+
+void rp_fill_return(RdmaPostcopyInfo *x)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+
+    x->has_return_status = tried;
+    x->return_status = tried ? mis->state : 0;
+    x->return_error = g_strdup(failure);
+}
+
+static bool can_come_back(Error **errp)
+{
+    if (!rp.source || !rp.gave_away || rp.came_back || !ff_source_runs_there(rp.source)) {
+        error_setg(errp, "no guest of this QEMU runs elsewhere by an rdma-postcopy migration, with "
+                   "visit=on there");
+    } else if (rp.dest) {
+        error_setg(errp, "the guest is on its way back already");
+    } else if (!runstate_check(RUN_STATE_FINISH_MIGRATE)) {
+        error_setg(errp, "the guest cannot come back to a QEMU in state %s",
+                   RunState_str(runstate_get()));
+    } else if (rp_blocks_changed()) {
+        error_setg(errp, "memory was plugged or unplugged here since the guest went");
+    } else {
+        return true;
+    }
+    return false;
+}
+
+void qmp_x_rdma_postcopy_return(const char *uri, Error **errp)
+{
+    const char *address;
+    struct ff_address *a;
+
+    if (!strstart(uri, "rdma-postcopy:", &address)) {
+        error_setg(errp, "a guest comes back by rdma-postcopy:HOST:PORT alone");
+        return;
+    }
+    if (!can_come_back(errp)) {
+        return;
+    }
+    a = rp_address(address, true, errp);
+    if (!a) {
+        return;
+    }
+    autostart = 1; /* whether it runs is said with it */
+    g_clear_pointer(&failure, g_free);
+    rp.comes_back = true;
+    rp.comes_back = rp_listen(a, address, errp);
+    tried |= rp.comes_back;
+}
