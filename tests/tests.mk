@@ -74,7 +74,7 @@ $(MODEL): $(MODEL_OBJ) $(BUILD)/lib/libfarfork.a
 # --- loop: whole moves in one process ---
 
 LOOP_SUPPORT := harness region_memory one_move family stranger by_hand fallback soak_draw \
-    tunnel_programs owner
+    tunnel_programs owner visits
 LOOP_OBJ := $(LOOP_SUPPORT:%=$(BUILD)/obj/tests/loop/%.o)
 LOOP_SRC := $(filter-out $(LOOP_SUPPORT:%=tests/loop/%.c),$(sort $(wildcard tests/loop/*.c)))
 LOOP_TESTS := $(LOOP_SRC:%.c=$(BUILD)/%)
@@ -170,7 +170,7 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 # how long something takes, a lease for instance; who computes; and who is named nowhere.
 ABREAST ?= $(if $(filter 1,$(shell nproc)),1,2)
 LOOP_ABREAST := $(filter $(addprefix %/,agent_hostile agents death groups handed_over hello holes_early keyed \
-    older options poisoned relays returns touched_first resume_answers sparse tunnels),$(LOOP_TESTS))
+    older options poisoned relays returns return_fails touched_first resume_answers sparse tunnels),$(LOOP_TESTS))
 # These hardly compute: a quarter of one core at most, the longest first
 named = $(foreach n,$(1),$(filter %/$n,$(UNIT_TESTS) $(LOOP_TESTS)))
 IDLERS := $(call named,tags_kept take_back before_hello shortage test_tcp_gate agent_resume resume_waits \
