@@ -12,10 +12,14 @@
  *              serves faults           <-------->        (the guest works)
  *              ff_dest_keep()                            ff_source_return()
  *              a move like any other, the other way; memory that was not written is there
+ *              the first link ends     <-- paused --     ff_source_dirty(), ff_source_send_state()
+ *              loads devices: writes are kept in mind
+ *              ff_dest_wait_go()       <--  GO   --      ff_source_go()
  *              ff_source_stop() of the first one         ff_dest_cancel() of the first one
  *
  * Invariants   those of farfork.h, for each of the two moves. Until the second one's GO the guest is
- *              away, and what fails leaves it there.
+ *              away, and what fails leaves it there: what was written to memory at home is put back, and
+ *              the guest is served from there again.
  */
 #ifndef FARFORK_RETURN_H
 #define FARFORK_RETURN_H
@@ -44,23 +48,34 @@ bool ff_address_visit(const struct ff_address *a);
  * returns that fail, and name them all by ff_source_dirty() in the pause: of these pages those that came
  * are fetched. The other side has called ff_dest_keep(). Over tcp.
  *
+ * From the first ff_source_dirty() on no page comes by @came any more, unless this return fails, and the other
+ * side has put its memory back. So have the state ready by then: who touched a missing page to save it would
+ * wait for as long as the pause may last.
+ *
  * Return: 0; -EINVAL: it did not come by such a move, its regions are others, or @s is connected
  */
 int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_error *err);
 
 /**
  * ff_dest_keep() - memory here is as it was at the GO of a guest that is to return
- * @went: the source of the move by which it went, which stays until @d is freed. It serves on, for its
- *        guest until this ff_dest_wait_go() has returned 0; end it by ff_source_stop() after that.
+ * @went: the source of the move by which it went, with reconnect= on both sides; it stays until @d is freed.
+ *        It serves on, for its guest, until the other side has paused that. Then its link is broken, and
+ *        ff_source_resume() waits before it connects: until memory is put back, if this return fails; with
+ *        -ECANCELED if ff_dest_wait_go() has returned 0: end it by ff_source_stop() then.
  *        ff_source_take_back() fails from ff_dest_recv_state() on
  *
  * After the regions were added, before ff_dest_accept(). No other guest is taken. Do not empty memory
  * once ff_dest_start() has returned: what the guest has written since is made missing by
- * ff_dest_recv_state(). Nobody writes to memory before ff_dest_wait_go() has returned 0, or what he
- * writes is put back where that fails: @went gives it to the guest elsewhere.
+ * ff_dest_recv_state(). When that has returned 0, devices may be loaded. What is written to memory then, by
+ * this mapping, stays when GO comes. Without GO it is put back: by ff_dest_recover(), where that is called
+ * after ff_dest_wait_go() has failed, else by ff_dest_free(). Nobody writes any more when one of them is called,
+ * nor between ff_dest_ready() and GO. ff_dest_give_up() puts nothing back: who loads may not know of it yet, and
+ * waits for nothing.
  *
- * Return: 0; -ENOTSUP: huge pages, a private mapping of a file; -EINVAL: the guest is not elsewhere,
- *         or is there to stay, its regions are others, or a source has come
+ * Cost:   ff_dest_start() protects all of memory, 10 to 20 ns a page; each first write before GO copies a page
+ * Return: 0; -ENOTSUP: huge pages, a private mapping of a file, a kernel that does not report writes (Linux 5.7
+ *         does, of shared memory 5.19); -EINVAL: the guest is not elsewhere, or is there to stay, its regions are
+ *         others, the way out does not resume, or a source has come
  */
 int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err);
 

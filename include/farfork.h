@@ -393,8 +393,9 @@ int ff_source_wait_done(struct ff_source *s, struct ff_error *err);
  *
  * Return: 0: call ff_source_wait_running() and ff_source_wait_done() again; -ETIME: the destination
  *         never got GO and never runs the guest: it may go on here; -EREMOTEIO: refused; -EPROTO: no
- *         such link or answer can be this move's; -ETIMEDOUT: nobody answered; -ECANCELED; -EINTR:
- *         by ff_source_interrupt(); -ENOTSUP: the link was not over a network
+ *         such link or answer can be this move's; -ETIMEDOUT: nobody answered; -ECANCELED: also
+ *         when the guest has returned (farfork-return.h); -EINTR: by ff_source_interrupt(); -ENOTSUP: the link
+ *         was not over a network
  */
 int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeout_ms,
                      struct ff_error *err);

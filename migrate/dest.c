@@ -200,13 +200,13 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
     for (unsigned i = 0; i < d->regions.n; i++)
         if (d->lent[i])
             ff_pager_lent(&d->pager, i);
-    if (d->keeps)
-        ff_pager_keep(&d->pager);
     for (uint32_t i = 0; i < d->peer.n_regions; i++) {
         d->pager.region[d->map[i]].peer_number = i;
         d->pager.region[d->map[i]].remote = d->publish.addr[i];
     }
-    rc = ff_pager_check_push(&d->pager, d->publish.push_bytes, err);
+    rc = d->keeps ? ff_pager_keep(&d->pager, err) : 0;
+    if (!rc)
+        rc = ff_pager_check_push(&d->pager, d->publish.push_bytes, err);
     if (!rc)
         rc = ff_pager_set_asks(&d->pager, d->publish.asks_addr, d->publish.asks_rkey, err);
     if (!rc && d->addr.verify)
@@ -326,6 +326,8 @@ int ff_dest_wait_go(struct ff_dest *d, struct ff_error *err)
     if (!rc)
         atomic_store(&d->pager.guest_runs, true);
     pthread_mutex_unlock(&d->pager_lock);
+    if (!rc)
+        dest_has_returned(d);
     atomic_store(&d->pager.silence_ms, d->addr.go_timeout_ms);
     d->link->ops->set_timeout(d->link, d->addr.go_timeout_ms);
     d->go_ns = ff_now_ns();
@@ -492,7 +494,7 @@ int ff_dest_give_up(struct ff_dest *d)
     if (d->pager_used && atomic_load(&d->pager.guest_runs))
         rc = -EBUSY;
     else if (d->pager_used)
-        ff_pager_finish(&d->pager);
+        ff_pager_give_up(&d->pager);
     pthread_mutex_unlock(&d->pager_lock);
     return rc;
 }
@@ -558,6 +560,7 @@ void ff_dest_free(struct ff_dest *d)
     ff_tunnel_detach(d->ctl.tunnel);
     if (d->link) /* reads into the pager's memory may be in flight until the link is freed */
         d->link->ops->free(d->link);
+    dest_put_back(d);
     if (!atomic_load(&d->pager.guest_runs))
         ff_page_pool_return(&d->pool);
     if (d->pager_used)

@@ -53,6 +53,7 @@ struct ff_dest {
     bool lent[FF_WIRE_REGIONS_MAX]; /* by our number */
     struct ff_source *keeps;        /* dest_return.c: the image that it serves, of this session; or NULL */
     uint8_t kept[FF_SESSION_LEN];
+    bool holds; /* then: until it has returned, or memory is put back, that source does not connect */
     bool has_state;
     void (*on_other)(void *opaque, uint64_t address); /* memory elsewhere: see ff_dest_on_other() */
     void *on_other_opaque;
@@ -125,7 +126,9 @@ int dest_check_lease(const struct ff_dest *d, struct ff_error *err);
 
 /* HELLO was read: does its guest return to the image that is kept here, or neither? Else -EPROTO, -ENOTSUP */
 int dest_check_return(const struct ff_dest *d, struct ff_error *err);
-void dest_give_up_kept(struct ff_dest *d); /* before any of it is discarded */
+void dest_hold_kept(struct ff_dest *d); /* before any of it is discarded, or written to */
+void dest_has_returned(struct ff_dest *d); /* GO came */
+void dest_put_back(struct ff_dest *d); /* the pager has finished; without GO memory is what it was */
 
 /* --- dest_elsewhere.c --- */
 

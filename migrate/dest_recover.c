@@ -338,13 +338,15 @@ static int let_go(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
     ff_beat_stop(&d->beat);
     ff_lease_detach(&d->lease);
     d->ctl.others_read = false;
-    if (!atomic_load(&d->pager.guest_runs) || d->lost_why)
+    if (!atomic_load(&d->pager.guest_runs) || d->lost_why) {
         dest_finish_pager(d);
-    else if (!d->complete)
+        dest_put_back(d); /* what READY has let in has written all that it is to write */
+    } else if (!d->complete) {
         while ((rc = ff_pager_park(&d->pager, PARK_MS, err)) > 0)
             if (dest_is_over(d) || (end_ns && ff_now_ns() >= end_ns))
                 return ff_error_set(err, dest_is_over(d) ? dest_is_over(d) : ETIMEDOUT,
                                     "destination: resume: pages wait for memory");
+    }
     if (!rc)
         dest_set_link(d, NULL);
     if (!rc && may_complete(d)) /* if no link has lived for long enough to begin */

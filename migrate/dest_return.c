@@ -13,7 +13,11 @@
  *              ff_dest_keep(): all is here                                ff_source_return()
  *                    HELLO, of that session <--------------------------
  *                    DIRTY, of every region <--------------------------  paused: what the log has
- *                    these are missing, and discarded; STATE, READY, GO as ever
+ *                    the old link ends, and none follows (source_hold.c)
+ *                    these are missing, and discarded; STATE; devices are loaded: what they write is
+ *                    copied before (undo.h); READY
+ *                    GO: nobody needs the image any more. Or it fails: memory is put back, and
+ *                    served again, by another link
  *              From then on a page that was written comes from there, by faults and prefill.
  *
  * Invariants   1. A page that is in no DIRTY is what it was at that GO: whoever serves an image
@@ -24,6 +28,10 @@
  *              3. Whether a page is there at all is not looked at: one that nothing lies in reads as
  *                 zeros, as it did. So all are holes (claims.h), and an install where something lies
  *                 would be -EEXIST, never an overwritten page: hence landing=copy.
+ *              4. Between the end of the old link and GO, or the end of a return that failed, nobody reads
+ *                 the image. So it may be written to. When it is put back nobody writes any more: the
+ *                 caller's word, by ff_dest_recover() or ff_dest_free(). ff_dest_give_up() is not that: it
+ *                 wakes who loads, and he goes on writing until he learns of it.
  * Limits       not for an agent, memory of another process, private mappings of files, or huge pages, which
  *              a discard gives to others; over tcp alone: an adapter would pin the other side's memory, and so fetch
  *              from here all that it never needed.
@@ -38,6 +46,7 @@
 #include "error.h"
 #include "farfork-return.h"
 #include "source_private.h"
+#include "undo.h"
 
 /* Whether no part of @r is a private mapping of a file: what is discarded there reads as the file has it */
 static bool is_own(const struct ff_region *r)
@@ -75,6 +84,20 @@ static bool have_same_regions(const struct ff_regions *a, const struct ff_region
     return alike;
 }
 
+/* Nothing is known where userfaultfd is not to be had: ff_dest_start() says why */
+static int check_reports(const struct ff_regions *regions, struct ff_error *err)
+{
+    struct ff_uffd_probe k;
+
+    ff_uffd_probe(&k);
+    for (unsigned i = 0; i < regions->n && k.features; i++)
+        if (!ff_uffd_can_protect(k.features, regions->r[i].fd < 0 ? FF_UFFD_ANON : FF_UFFD_SHMEM))
+            return ff_error_set(err, ENOTSUP, "destination: return: region %s: this kernel's userfaultfd does not "
+                                "report writes to it (want Linux 5.7, of shared memory 5.19)",
+                                regions->r[i].name);
+    return 0;
+}
+
 int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err)
 {
     const char *no = d->owner.adopt || d->regions.elsewhere ? "of memory of this process alone"
@@ -82,15 +105,21 @@ int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err
                      : went->stage != GONE                  ? "its guest is not elsewhere"
                      : !have_same_regions(&d->regions, &went->regions) ? "other memory than the guest went from"
                                                                : NULL;
+    struct ff_error why_not;
 
     if (no)
         return ff_error_set(err, EINVAL, "destination: return: %s", no);
+    if (ff_source_may_hold(went, &why_not))
+        return ff_error_set(err, why_not.code, "destination: return: %s", why_not.text);
     for (unsigned i = 0; i < d->regions.n; i++) {
         const char *why = find_fault(&d->regions.r[i]);
         if (why)
             return ff_error_set(err, ENOTSUP, "destination: return: region %s: %s",
                                 d->regions.r[i].name, why);
     }
+    int rc = check_reports(&d->regions, err);
+    if (rc)
+        return rc;
     d->keeps = went;
     memcpy(d->kept, went->session, sizeof(d->kept));
     d->addr.precopy = true; /* what is here already may have to go again */
@@ -115,10 +144,38 @@ int dest_check_return(const struct ff_dest *d, struct ff_error *err)
     return d->link->pins ? ff_error_set(err, ENOTSUP, "hello: a guest returns by link=tcp alone") : 0;
 }
 
-void dest_give_up_kept(struct ff_dest *d)
+void dest_hold_kept(struct ff_dest *d)
 {
-    if (d->keeps)
-        atomic_store(&d->keeps->given_up, true);
+    if (!d->keeps || d->holds)
+        return;
+    atomic_store(&d->keeps->given_up, true);
+    ff_source_hold(d->keeps);
+    d->holds = true;
+}
+
+static void let_go_of_kept(struct ff_dest *d, bool returned)
+{
+    if (d->holds)
+        ff_source_let_go(d->keeps, returned);
+    d->holds = false;
+}
+
+void dest_has_returned(struct ff_dest *d)
+{
+    if (!d->keeps)
+        return;
+    let_go_of_kept(d, true);
+    ff_undo_forget(&d->pager);
+}
+
+void dest_put_back(struct ff_dest *d)
+{
+    if (!d->keeps || atomic_load(&d->pager.guest_runs))
+        return;
+    pthread_mutex_lock(&d->pager_lock);
+    ff_undo_roll_back(&d->pager);
+    let_go_of_kept(d, false);
+    pthread_mutex_unlock(&d->pager_lock);
 }
 
 const struct ff_claims *ff_dest_claims(const struct ff_dest *d, const void *host)

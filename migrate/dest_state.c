@@ -43,7 +43,7 @@ static int take_dirty(struct ff_dest *d, struct ff_error *err)
     if (rc)
         return rc;
     dirty.region = d->map[dirty.region];
-    dest_give_up_kept(d);
+    dest_hold_kept(d);
     return ff_pager_discard(&d->pager, &dirty, err);
 }
 
@@ -117,6 +117,7 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
     if (rc < 0)
         return rc;
     d->state_ns = ff_now_ns();
+    dest_hold_kept(d);
     /* what has no key by then reads as zeros: no fault may be served before */
     rc = dest_recv_keys(d, head.n_keys, err);
     if (rc)

@@ -28,6 +28,7 @@
 #include "log.h"
 #include "pager_elsewhere.h"
 #include "thread.h"
+#include "undo.h"
 #include "verify.h"
 #include "wants.h"
 
@@ -360,7 +361,7 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
     struct ff_fault_engine *f = p->fault;
     int i = ff_wants_find_region(p, addr);
     struct ff_error why;
-    if (i < 0 && ff_elsewhere_other(p, addr, &why))
+    if (i < 0 && ff_elsewhere_other(p, addr & ~(uint64_t)FF_UFFD_WRITE, &why))
         broke(p, &why);
     if (i < 0)
         return;
@@ -369,6 +370,10 @@ static void handle_event(struct ff_pager *p, uint64_t addr)
     struct ff_want w = {
         .region = (uint32_t)i, .page = offset / r->range.psize, .since_ns = ff_now_ns()};
 
+    if (r->kept && addr & FF_UFFD_WRITE) {
+        ff_undo_fault(p, r, w.page);
+        return;
+    }
     bool early = !atomic_load(&p->image_frozen);
     if (early && r->kept && ff_pager_fill_kept(p, r, w.page))
         return;
@@ -485,6 +490,7 @@ void *ff_fault_main(void *opaque)
     }
     check_waiters(p);
     ff_children_check(p); /* what came last: from here on there are no notes */
+    ff_undo_stay(p);
     atomic_store(&p->count.fault_cpu_ns, ff_thread_cpu_ns());
     return NULL;
 }

@@ -20,6 +20,7 @@
 #include "pager_elsewhere.h"
 #include "policy.h"
 #include "thread.h"
+#include "undo.h"
 #include "verify.h"
 #include "working_set.h"
 
@@ -257,6 +258,8 @@ int ff_pager_start(struct ff_pager *p, struct ff_error *err)
             continue;
         rc = watch_region(p, i, err);
     }
+    if (!rc && p->undo)
+        rc = ff_undo_protect(p, err);
     if (!rc)
         rc = ff_thread_start(&p->fault_thread, ff_fault_main, p, "farfork-fault", err);
     p->fault_up = !rc;
@@ -344,9 +347,20 @@ int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err)
     return rc;
 }
 
+void ff_pager_give_up(struct ff_pager *p)
+{
+    if (!p->undo) {
+        ff_pager_finish(p);
+        return;
+    }
+    atomic_store(&p->stop, true);
+    eventfd_write(p->wake_fd, 1);
+}
+
 void ff_pager_finish(struct ff_pager *p)
 {
     atomic_store(&p->stop, true);
+    ff_undo_end(p);
     if (p->wake_fd >= 0)
         eventfd_write(p->wake_fd, 1);
     ff_hearing_stop(p->hearing);
@@ -407,6 +421,7 @@ void ff_pager_free(struct ff_pager *p)
     ff_working_set_free(p->touched);
     ff_prefill_engine_free(p->prefill);
     ff_verify_free(p->verify);
+    ff_undo_free(p);
     ff_children_free(p);
     ff_elsewhere_free(p);
     ff_close_fd(&p->wake_fd);

@@ -30,7 +30,7 @@
  * Threads      fault thread: owns the FAULT queue, slots, pending. prefill thread: owns
  *              the PREFILL queue and its buffers. Neither calls into the guest's owner,
  *              touches guest memory through the guest's mapping, or allocates once it
- *              runs. lock guards state and why; counters are atomic.
+ *              runs (but for undo.h). lock guards state and why; counters are atomic.
  * Ownership    the pager owns userfaultfd, claims, slots, alias mappings; it borrows link
  *              and guest memory.
  * Invariants   1. Every event is answered: MISSING -> read and install; INFLIGHT -> its
@@ -159,6 +159,7 @@ struct ff_fault_engine;   /* fault.c */
 struct ff_feed;           /* feed.c */
 struct ff_hearing;        /* group_recv.c */
 struct ff_prefill_engine; /* prefill.c */
+struct ff_undo;           /* undo.c */
 struct ff_verify;         /* verify.c */
 struct ff_working_set;    /* working_set.c */
 
@@ -195,7 +196,8 @@ struct ff_pager {
     pthread_t fault_thread, prefill_thread;
     bool fault_up, prefill_up;
     bool in_precopy;      /* the prefill thread makes the pass */
-    pthread_mutex_t keep_lock; /* what is kept: filling a hole, or discards */
+    pthread_mutex_t keep_lock; /* what is kept: filling a hole, or discards, or a copy */
+    struct ff_undo *undo; /* what is kept is put back if the guest does not return; NULL: nothing is kept */
     uint64_t precopy_from_ns;
     int wake_fd; /* eventfd: stop, or first-touch pages to fetch */
     _Atomic bool stop, was_complete;
@@ -234,7 +236,7 @@ int ff_pager_init(struct ff_pager *p, struct ff_link *link, const struct ff_addr
 void ff_pager_lent(struct ff_pager *p, unsigned i);
 
 /* All of memory is here, as it was when a guest went from here; before ff_pager_start() */
-void ff_pager_keep(struct ff_pager *p);
+int ff_pager_keep(struct ff_pager *p, struct ff_error *err);
 
 /* Somebody waits for @page of a region that is kept, before the image is frozen: who serves it to the guest
  * elsewhere, to which it is zeros. False: it is missing, as its guest has written it there */
@@ -304,6 +306,10 @@ int ff_pager_attach(struct ff_pager *p, struct ff_link *link, struct ff_error *e
 
 /* Stop the threads and watch no longer. Pages that are missing then read as zeros. */
 void ff_pager_finish(struct ff_pager *p);
+
+/* No GO came, and none will: nobody waits any more, as after ff_pager_finish(), which follows. What is kept
+ * is watched until then, for who writes to it may not know yet (undo.h) */
+void ff_pager_give_up(struct ff_pager *p);
 
 /* Finished, and every page is present: let go of what grows with memory. ff_dest_free() may be
  * called with a lock of the caller's that its guest needs: there it would cost seconds. */

@@ -46,6 +46,7 @@
 #include "log.h"
 #include "pager.h"
 #include "thread.h"
+#include "undo.h"
 
 #define PARTS 512u
 #define SHORT_OF_MEMORY_NS 20000000
@@ -97,7 +98,7 @@ int ff_pager_end_precopy(struct ff_pager *p, struct ff_error *err)
 
 /* --- what is kept --- */
 
-void ff_pager_keep(struct ff_pager *p)
+int ff_pager_keep(struct ff_pager *p, struct ff_error *err)
 {
     for (unsigned i = 0; i < p->n_regions; i++) {
         struct ff_pager_region *r = &p->region[i];
@@ -107,6 +108,7 @@ void ff_pager_keep(struct ff_pager *p)
         atomic_fetch_add(&p->count.bytes_present, r->range.len_bytes);
         atomic_fetch_add(&p->count.bytes_zero, r->range.len_bytes);
     }
+    return ff_undo_new(p, err);
 }
 
 bool ff_pager_fill_kept(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
@@ -117,6 +119,8 @@ bool ff_pager_fill_kept(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
     pthread_mutex_lock(&p->keep_lock);
     bool is_hole = ff_claim_touch(&r->claims, page);
     bool is_here = !is_hole && ff_claim_get(&r->claims, page) == FF_CLAIM_PRESENT;
+    if (is_hole)
+        ff_undo_filled(p, r, page);
     int rc = is_hole ? ff_uffd_install(&p->uffd, &r->range, page * r->range.psize, NULL, r->range.psize, true,
                                        &len, &why)
                      : 0;

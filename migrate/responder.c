@@ -310,6 +310,14 @@ void ff_responder_stop(struct ff_responder *s)
     pthread_mutex_unlock(&s->lock);
 }
 
+void ff_responder_end_threads(struct ff_responder *s)
+{
+    pthread_mutex_lock(&s->lock);
+    end_threads(s);
+    atomic_store(&s->stop, s->ended);
+    pthread_mutex_unlock(&s->lock);
+}
+
 void ff_responder_park(struct ff_responder *s)
 {
     pthread_mutex_lock(&s->lock);

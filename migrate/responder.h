@@ -82,6 +82,9 @@ void ff_responder_end_push(struct ff_responder *s);
 /* End the threads; the link is shut down for it. Nobody serves over another */
 void ff_responder_stop(struct ff_responder *s);
 
+/* Likewise, from any thread; ff_responder_park() follows when somebody wants another link */
+void ff_responder_end_threads(struct ff_responder *s);
+
 /* Likewise, but ff_responder_start() may follow: nothing is left of what the peer asked for */
 void ff_responder_park(struct ff_responder *s);
 void ff_responder_free(struct ff_responder *s); /* stopped */

@@ -50,7 +50,7 @@ int ff_source_new(const struct ff_address *a, struct ff_source **out, struct ff_
     pthread_mutex_init(&s->lock, NULL);
     s->addr = ff_address_copy(a);
     s->ctl.cancelled = &s->cancelled;
-    s->kept_fd = -1;
+    s->kept_fd = s->hold_fd = -1;
     s->cancel_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     rc = s->cancel_fd < 0 ? ff_error_set(err, errno, "source: eventfd: %s", strerror(errno)) : 0;
     if (!rc)
@@ -145,6 +145,8 @@ int ff_source_open_link(struct ff_source *s, const struct ff_address *a, struct 
     s->took_ms = (int)((ff_now_ns() - began_ns) / 1000000u);
     pthread_mutex_lock(&s->lock);
     s->link = s->ctl.link = link;
+    if (atomic_load(&s->hold) != FREE)
+        link->ops->shutdown(link);
     pthread_mutex_unlock(&s->lock);
     return 0;
 }
@@ -214,7 +216,8 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
     if (!rc) {
         s->wants_precopy = w.features & FF_WIRE_PRECOPY;
         s->addr.verify = w.features & FF_WIRE_VERIFY;
-        if (s->table.features & w.features & FF_WIRE_RESUMES)
+        s->resumes = s->table.features & w.features & FF_WIRE_RESUMES;
+        if (s->resumes)
             s->addr.go_timeout_ms = FF_MIN(s->addr.go_timeout_ms, s->addr.timeout_ms);
         ff_source_set_session(s, w.session);
         s->epoch = w.epoch;
@@ -587,6 +590,7 @@ void ff_source_free(struct ff_source *s)
     ff_regions_free(&s->regions);
     ff_close_fd(&s->cancel_fd);
     ff_close_fd(&s->kept_fd);
+    ff_close_fd(&s->hold_fd);
     ff_address_drop(&s->addr);
     pthread_mutex_destroy(&s->lock);
     free(s);

@@ -21,6 +21,8 @@
 /* TAKING: it is written down that the destination is not to run the guest; TAKEN: nor can it */
 enum stage { NEW, CONNECTED, PUBLISHED, SENT, GONE, DONE, TAKING, TAKEN };
 
+enum hold { FREE, HELD, RETURNED }; /* source_hold.c */
+
 struct ff_source {
     struct ff_address addr;
     struct ff_regions regions;
@@ -32,6 +34,9 @@ struct ff_source {
     bool returns; /* ff_source_return(): and precopied from the start */
     const struct ff_dest *came; /* then: by which its guest came */
     _Atomic bool given_up; /* of what it serves, some was discarded: its guest has it, on its way back */
+    bool resumes; /* so do both sides */
+    _Atomic enum hold hold;
+    int hold_fd; /* eventfd: it is not HELD any more; -1: it never was */
     bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */
     int cancel_fd;
     int kept_fd; /* the connection to an agent that memory was lent to */
@@ -99,6 +104,19 @@ void ff_source_drop_link(struct ff_source *s);
 
 /* cancel_fd is readable: -ECANCELED, or once -EINTR */
 int ff_source_take_interrupt(struct ff_source *s, struct ff_error *err);
+
+/* --- source_hold.c: a return to what it serves --- */
+
+int ff_source_may_hold(struct ff_source *s, struct ff_error *err); /* 0, or why not */
+
+/* The link is broken, and none comes before ff_source_let_go(): memory may change from here on */
+void ff_source_hold(struct ff_source *s);
+
+/* Memory is as it was; @returned: nobody needs it any more */
+void ff_source_let_go(struct ff_source *s, bool returned);
+
+/* 0: it may connect; -ETIMEDOUT: not until @end_ns; -EINTR, -ECANCELED: also, that the guest is back */
+int ff_source_await_hold(struct ff_source *s, uint64_t end_ns, struct ff_error *err);
 
 /* One try to reach the destination of GO: a link, and its answer */
 int ff_source_ask(struct ff_source *s, const struct ff_address *a, bool taken_back,

@@ -241,7 +241,12 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         int left_ms = (int)((end - FF_MIN(ff_now_ns(), end)) / 1000000u);
         to.timeout_ms = FF_MIN(patience_ms, FF_MAX(left_ms, AGAIN_MAX_MS));
         ff_source_drop_link(s);
-        int rc = poll(&stop, 1, 0) > 0 ? -ECANCELED : come_back(s, &to, &why);
+        int rc = ff_source_await_hold(s, end, &why);
+        if (rc) /* nothing was tried */
+            return ff_error_set(err, -rc, "source: resume: %s", why.text);
+        rc = poll(&stop, 1, 0) > 0 ? -ECANCELED : come_back(s, &to, &why);
+        if (rc && s->stage == GONE && atomic_load(&s->hold) == HELD)
+            continue; /* whatever it was: the link was broken for that */
         if (rc == -ETIME && s->stage == GONE)
             rc = -EIO; /* the network's word, not the destination's: erdma says so for its timeouts */
         bool again = rc && may_pass(rc) && ff_now_ns() < end;

@@ -4,6 +4,7 @@
  */
 #include "cleanup.h"
 #include "pager.h"
+#include "undo.h"
 #include "working_set.h"
 
 int ff_wants_find_region(const struct ff_pager *p, uint64_t addr)
@@ -76,6 +77,11 @@ bool ff_wants_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
         /* not complete before it is filled, or fetched: nobody would bring it afterwards */
         atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
         atomic_fetch_sub(&p->count.bytes_zero, r->range.psize);
+        if (r->kept) {
+            pthread_mutex_lock(&p->keep_lock);
+            ff_undo_filled(p, r, page);
+            pthread_mutex_unlock(&p->keep_lock);
+        }
         int rc = frozen ? ff_pager_install_hole(p, r, page) : -EAGAIN;
         if (rc == -EAGAIN)
             ff_wants_later(p, (uint32_t)(r - p->region), page, frozen);

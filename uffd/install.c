@@ -25,6 +25,7 @@
 #define AGAIN_LIMIT_NS 10000000ull
 
 #define READ_BATCH 32
+#define UNREGISTER_PIECE (64ull << 20)
 
 #ifndef MADV_DONTNEED_LOCKED /* Linux 5.18 */
 #define MADV_DONTNEED_LOCKED 24
@@ -71,7 +72,8 @@ int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const cha
     uint64_t need = r->memory == FF_UFFD_HUGETLB ? UFFD_FEATURE_MINOR_HUGETLBFS
                                                  : UFFD_FEATURE_MINOR_SHMEM;
     uint64_t ioctls = (minor ? 1ull << _UFFDIO_CONTINUE : 0) |
-                      (r->landing == FF_UFFD_COPY ? 1ull << _UFFDIO_COPY : 0);
+                      (r->landing == FF_UFFD_COPY ? 1ull << _UFFDIO_COPY : 0) |
+                      (r->guarded ? 1ull << _UFFDIO_WRITEPROTECT : 0);
 
     if (minor && (r->memory == FF_UFFD_ANON || !r->alias))
         return ff_error_set(err, EINVAL,
@@ -80,9 +82,14 @@ int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const cha
         return ff_error_set(err, ENOSYS,
                             "uffd: register %s: this kernel has no minor faults for this memory; "
                             "use landing=copy", name);
+    if (r->guarded && !ff_uffd_can_protect(u->features, r->memory))
+        return ff_error_set(err, ENOTSUP,
+                            "uffd: register %s: this kernel does not report writes to this memory (want Linux "
+                            "5.7, of shared memory 5.19)", name);
     struct uffdio_register reg = {
         .range = {.start = (uintptr_t)r->host, .len = r->len_bytes},
-        .mode = UFFDIO_REGISTER_MODE_MISSING | (minor ? UFFDIO_REGISTER_MODE_MINOR : 0),
+        .mode = UFFDIO_REGISTER_MODE_MISSING | (minor ? UFFDIO_REGISTER_MODE_MINOR : 0) |
+                (r->guarded ? UFFDIO_REGISTER_MODE_WP : 0),
     };
     if (ioctl(u->fd, UFFDIO_REGISTER, &reg) < 0) {
         int e = errno;
@@ -102,9 +109,23 @@ int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const cha
     return 0;
 }
 
+/* What is guarded is looked at page by page, with the lock of the mapping: by pieces others have it in between */
+static void unregister_guarded(struct ff_uffd *u, const struct ff_uffd_range *r)
+{
+    for (uint64_t at = 0; at < r->len_bytes; at += UNREGISTER_PIECE) {
+        struct uffdio_range piece = {.start = (uintptr_t)r->host + at,
+                                     .len = FF_MIN(r->len_bytes - at, UNREGISTER_PIECE)};
+        if (ioctl(u->fd, UFFDIO_UNREGISTER, &piece) < 0)
+            return; /* the rest as a whole */
+    }
+}
+
 int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct ff_error *err)
 {
     struct uffdio_range range = {.start = (uintptr_t)r->host, .len = r->len_bytes};
+
+    if (r->guarded)
+        unregister_guarded(u, r);
     if (ioctl(u->fd, UFFDIO_UNREGISTER, &range) < 0)
         return ff_error_set(err, errno, "uffd: unregister: %s", strerror(errno));
     /* The kernel wakes who waits, and only then takes the mark away from the mapping: a thread that
@@ -146,7 +167,8 @@ int ff_uffd_read(struct ff_uffd *u, uint64_t *addr, unsigned n, struct ff_error 
     for (size_t i = 0; i < (size_t)got / sizeof(msg[0]); i++) {
         if (msg[i].event != UFFD_EVENT_PAGEFAULT)
             return ff_error_set(err, EPROTO, "uffd: read: unasked event %u", msg[i].event);
-        addr[found++] = msg[i].arg.pagefault.address;
+        addr[found++] = (msg[i].arg.pagefault.address & ~(uint64_t)FF_UFFD_WRITE) |
+                        (msg[i].arg.pagefault.flags & UFFD_PAGEFAULT_FLAG_WP ? FF_UFFD_WRITE : 0);
     }
     return found;
 }

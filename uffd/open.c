@@ -152,7 +152,8 @@ int ff_uffd_open(struct ff_uffd *u, struct ff_error *err)
 {
     const uint64_t need = UFFD_FEATURE_MISSING_SHMEM | UFFD_FEATURE_MISSING_HUGETLBFS;
     const uint64_t like = UFFD_FEATURE_MINOR_SHMEM | UFFD_FEATURE_MINOR_HUGETLBFS |
-                          UFFD_FEATURE_MOVE;
+                          UFFD_FEATURE_MOVE | UFFD_FEATURE_PAGEFAULT_FLAG_WP |
+                          UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
     struct ff_uffd_probe p;
 
     ff_uffd_probe(&p);

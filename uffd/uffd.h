@@ -60,6 +60,7 @@ struct ff_uffd_range {
     uint8_t *alias; /* CONTINUE, ready_bytes: second mapping of the same file, same length */
     uint64_t ready_bytes; /* COPY: so much, from the start, is in the file and mapped at alias */
     bool shared;    /* a shared mapping of a file */
+    bool guarded;   /* writes to what is there can be reported, too: ff_uffd_protect() */
     bool elsewhere; /* of the process whose userfaultfd was adopted, which may install pages itself */
 };
 
@@ -95,6 +96,8 @@ int ff_uffd_check(struct ff_uffd *u, const struct ff_uffd_range *r, const char *
 int ff_uffd_register(struct ff_uffd *u, const struct ff_uffd_range *r, const char *name,
                      struct ff_error *err);
 int ff_uffd_unregister(struct ff_uffd *u, const struct ff_uffd_range *r, struct ff_error *err);
+
+#define FF_UFFD_WRITE 1u /* in an address: it is there, and protected, and the thread is to write */
 
 /* Addresses that threads wait for, not aligned: how many, 0 when there are none now. Does not wait,
  * whatever another holder of the userfaultfd does to its flags; before Linux 6.10 it may, when they
@@ -136,6 +139,23 @@ bool ff_uffd_drop_ready(const struct ff_uffd_range *r, uint64_t offset, uint64_t
 /* @r, which is watched and of which nothing is installed, was touched before perhaps: from here on
  * whoever touches any of it waits. 0, or -errno with the reason */
 int ff_uffd_empty_ready(const struct ff_uffd_range *r, struct ff_error *err);
+
+/* With these features of a kernel's, can ranges of @memory be guarded? Of anonymous memory Linux 5.7 can,
+ * of shared memory 5.19 */
+bool ff_uffd_can_protect(uint64_t features, enum ff_uffd_memory memory);
+
+/**
+ * ff_uffd_protect() - @on: whoever writes to a page of @r that is there waits from now on; else nobody does
+ *
+ * @r is guarded. What nothing lies in is missing, and not protected; an install protects nothing. Of
+ * shared memory a page that lies in the file alone is protected, too. A write by another mapping, or to
+ * the file, is not seen.
+ *
+ * Cost:   the mapping's lock, for reading: some 10 ns a page
+ * Return: 0, or -errno
+ */
+int ff_uffd_protect(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len, bool on,
+                    struct ff_error *err);
 
 /* Can pages be moved in? */
 bool ff_uffd_can_move(const struct ff_uffd *u);

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * source_hold.c - what a source serves is about to change: its guest returns (dest_return.c)
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * States       FREE      it serves, and resumes.
+ *              HELD      there is no link, and none comes: memory may not be the image.
+ *              RETURNED  for good: the guest is here again, and nobody needs the image.
+ *              FREE -> HELD -> FREE: the return has failed, and memory is the image again.
+ *
+ * Invariants   When ff_source_hold() has returned, no byte that is written to memory from then on leaves
+ *              this side. The link is shut down under lock, and whatever comes up later is, too. Over tcp
+ *              shutdown(2) waits for the socket's lock, which sendmsg(2) has while it copies out of
+ *              memory and, with the kernel's TLS, seals: what it copies after that it does not send
+ *              (EPIPE), and nothing here leaves its reading to the kernel (MSG_ZEROCOPY, splice(2)).
+ *              TLS of this process seals copies, and sends them by the same sendmsg(2). What was copied
+ *              before may still arrive, and is the image; half a page is no answer to a read. Over verbs
+ *              the queue pairs are in error then, and the adapter answers no READ. The threads that served
+ *              have ended, too.
+ * Threads      ff_source_resume() waits in its caller's; hold and the like: any.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+
+#include "cleanup.h"
+#include "error.h"
+#include "source_private.h"
+
+int ff_source_may_hold(struct ff_source *s, struct ff_error *err)
+{
+    if (!s->resumes)
+        return ff_error_set(err, EINVAL, "its source cannot come back to it: the way out wants reconnect=SECONDS on "
+                            "both sides, over a network");
+    if (s->hold_fd < 0)
+        s->hold_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return s->hold_fd < 0 ? ff_error_set(err, errno, "eventfd: out of descriptors or memory") : 0;
+}
+
+void ff_source_hold(struct ff_source *s)
+{
+    eventfd_t ignored;
+
+    pthread_mutex_lock(&s->lock);
+    atomic_store(&s->hold, HELD);
+    eventfd_read(s->hold_fd, &ignored);
+    if (s->link)
+        s->link->ops->shutdown(s->link);
+    pthread_mutex_unlock(&s->lock);
+    ff_responder_end_threads(&s->responder);
+}
+
+void ff_source_let_go(struct ff_source *s, bool returned)
+{
+    pthread_mutex_lock(&s->lock);
+    atomic_store(&s->hold, returned ? RETURNED : FREE);
+    eventfd_write(s->hold_fd, 1);
+    pthread_mutex_unlock(&s->lock);
+}
+
+int ff_source_await_hold(struct ff_source *s, uint64_t end_ns, struct ff_error *err)
+{
+    while (atomic_load(&s->hold) == HELD) {
+        struct pollfd fds[] = {{.fd = s->cancel_fd, .events = POLLIN}, {.fd = s->hold_fd, .events = POLLIN}};
+        uint64_t now = ff_now_ns();
+        if (now >= end_ns)
+            return ff_error_set(err, ETIMEDOUT, "the guest is on its way back");
+        if (poll(fds, FF_ARRAY_LEN(fds), (int)((end_ns - now) / 1000000u) + 1) > 0 && fds[0].revents)
+            return ff_source_take_interrupt(s, err);
+    }
+    return atomic_load(&s->hold) == RETURNED ? ff_error_set(err, ECANCELED, "the guest has returned") : 0;
+}
