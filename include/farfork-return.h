@@ -79,6 +79,13 @@ int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_
  */
 int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err);
 
+/*
+ * Any thread: of the move by which a guest went: it is on its way back, and there is no link until that has
+ * succeeded or failed; it has returned: ff_dest_wait_go() has, or is about to
+ */
+bool ff_source_is_held(const struct ff_source *s);
+bool ff_source_has_returned(const struct ff_source *s);
+
 #ifdef __cplusplus
 }
 #endif

@@ -27,6 +27,7 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "farfork-return.h"
 #include "source_private.h"
 
 int ff_source_may_hold(struct ff_source *s, struct ff_error *err)
@@ -58,6 +59,16 @@ void ff_source_let_go(struct ff_source *s, bool returned)
     atomic_store(&s->hold, returned ? RETURNED : FREE);
     eventfd_write(s->hold_fd, 1);
     pthread_mutex_unlock(&s->lock);
+}
+
+bool ff_source_is_held(const struct ff_source *s)
+{
+    return atomic_load(&s->hold) == HELD;
+}
+
+bool ff_source_has_returned(const struct ff_source *s)
+{
+    return atomic_load(&s->hold) == RETURNED;
 }
 
 int ff_source_await_hold(struct ff_source *s, uint64_t end_ns, struct ff_error *err)

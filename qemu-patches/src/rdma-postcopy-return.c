@@ -153,7 +153,6 @@ int rp_home_load(void)
 /* GO came: the guest is here again.  Without the BQL: who has that may wait for a page */
 void rp_home_arrived(void)
 {
-    rp.came_back = true;
     rp.gave_away = rp.frozen = false;
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
         qatomic_set(&rp.out.over, true);
@@ -185,7 +184,7 @@ void rp_fill_return(RdmaPostcopyInfo *x)
 
 static bool can_come_back(Error **errp)
 {
-    if (!rp.source || !rp.gave_away || rp.came_back || !ff_source_runs_there(rp.source)) {
+    if (!rp.source || !rp.gave_away || !ff_source_runs_there(rp.source)) {
         error_setg(errp, "no guest of this QEMU runs elsewhere by an rdma-postcopy migration, with "
                    "visit=on there");
     } else if (rp.dest) {

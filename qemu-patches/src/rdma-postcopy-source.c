@@ -233,7 +233,8 @@ static bool outgoing_recover(MigrationState *s, bool *gone, bool *taken, Error *
         return false;
     }
     err = ff_error_new();
-    rc = rp_recover(&side, error_get_pretty(*errp), err);
+    rc = rp_recover(&side, ff_source_is_held(rp.source) ? "rdma-postcopy: the guest is on its way back"
+                                                        : error_get_pretty(*errp), err);
     *taken = rc == -EKEYREVOKED;
     if (rc == -ETIME || *taken) {
         rp_set_reason(NULL);
@@ -357,7 +358,6 @@ static void end_visit(MigrationState *s)
                       MIGRATION_STATUS_POSTCOPY_ACTIVE);
     rp_wait_ended();
     release_source(false);
-    rp.came_back = false;
     migrate_set_state(&s->state, s->state, MIGRATION_STATUS_COMPLETED);
     migration_bh_schedule(migration_cleanup_bh, s);
 }
@@ -384,7 +384,7 @@ static void *outgoing_thread(void *opaque)
         }
         migration_completion_end(s);
         migration_iteration_finish(s);
-    } else if (rp.came_back) {
+    } else if (ff_source_has_returned(rp.source)) {
         end_visit(s);
     } else if (gone) {
         /*

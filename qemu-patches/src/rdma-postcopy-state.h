@@ -48,7 +48,6 @@ struct rp_state {
     bool went_back;             /* ... and did */
     bool returns;               /* source: that is where it goes */
     bool comes_back;            /* home: dest is that of a guest that went from here by source */
-    bool came_back;             /* home: it runs here again */
     bool resets;                /* home, under the BQL: devices, before they are loaded */
     bool yanks;                 /* destination: rp_yank_dest() is registered */
     /* resuming; see rdma-postcopy-resume.c */
