@@ -11,6 +11,8 @@ import os
 import common
 from common import Failed, Linux, Micro, say, wait_for
 from quit import quit_and_code
+from resume import state
+from take_back import LEASE_S, Fence, is_taken_back, take_back
 import report
 
 MIB = 64
@@ -71,8 +73,7 @@ def way_back(home, options=''):
 
 def came_home(home, away, runs='running'):
     """All that it wrote is home, and nobody needs the QEMU there."""
-    back = common.wait_migration(away, 'completed')
-    info = common.wait_migration(home, 'completed')
+    back, info = (state(g, 'completed', 60) for g in (away, home))
     if stats(home).get('return-status') != 'completed':
         raise Failed(f'{home.name}: {info}')
     for g, want in ((home, runs), (away, 'postmigrate')):
@@ -186,6 +187,93 @@ def canceled(t, accel):
         log.check(home)
 
 
+def pair(t, name, accel, **faults):
+    return (Micro(t, name + '-home', accel, mem_mib=MIB, faults=faults.get('home')),
+            Micro(t, name + '-away', accel, mem_mib=MIB, faults=faults.get('away'), incoming=True))
+
+
+def go_lost(t, accel):
+    """The visited side may not run it before home has said that it never will; then another return."""
+    log = Ledger(t)
+    home, away = pair(t, 'go', accel, away='source.gone=fail@1')
+    # the way out has that point at home: it is not armed there
+    with home, away:
+        home.start_load()
+        visit(home, away)
+        log.leaves(home)
+        swept(away, 1)
+        away.qmp('migrate', uri=way_back(home))
+        say(f'      {away.name}: {state(away, "failed")["error-desc"]}')
+        still_away(home, away)
+        swept(away, 1)
+        come_back(home, away)
+        log.leaves(away)
+        log.check(home)
+
+
+def links_break(t, accel):
+    """While it is away, and when it is home and what it wrote is not: each follows another link."""
+    log = Ledger(t)
+    home, away = pair(t, 'links', accel, home='dest.prefill=delay:30000')
+    with home, away:
+        home.start_load()
+        visit(home, away)
+        log.leaves(home)
+        common.break_link(home)
+        for g in (home, away):
+            wait_for('a break', 30, lambda g=g: 'postcopy-recover' in common.event_names(g))
+            state(g, 'postcopy-active')
+        swept(away, 1)
+        away.qmp('migrate', uri=way_back(home, ',chunk=256K'))
+        common.wait_migration(away, 'postcopy-active')
+        wait_for('it runs at home', 20, lambda: common.status(home) == 'running')
+        common.break_link(away)
+        info = came_home(home, away)
+        if info['x-rdma-postcopy']['breaks'] != 1:
+            raise Failed(f'{away.name}: no link broke: {info}')
+        log.leaves(away)
+        log.check(home)
+
+
+def dies_away(t, accel):
+    """With fallback=go it goes on at home, as it was when it went."""
+    fence = Fence(t, 'dies')
+    home, away = pair(t, 'dies', accel)
+    with home, away:
+        home.start_load()
+        uri = common.listen(away, options=f',visit=on,until-go={fence.mark}')
+        home.qmp('migrate', uri=uri + fence.options(LEASE_S))
+        for g in (away, home):
+            common.wait_migration(g, 'postcopy-active')
+        swept(away, 1)
+        away.proc.kill()
+        take_back(home, uri)
+        is_taken_back(home, fence)
+        common.check_ledger(home)
+
+
+def paused(t, accel):
+    """Whether it runs is said with it, both ways."""
+    log = Ledger(t)
+    home, away = pair(t, 'paused', accel)
+    with home, away:
+        home.start_load()
+        home.qmp('stop')
+        home.qmp('migrate', uri=common.listen(away, options=',visit=on'))
+        for g in (away, home):
+            common.wait_migration(g, 'postcopy-active')
+        log.leaves(home)
+        wait_for('it is paused there', 20, lambda: common.status(away) == 'paused')
+        away.qmp('cont')
+        swept(away, 1)
+        away.qmp('stop')
+        away.qmp('migrate', uri=way_back(home))
+        came_home(home, away, 'paused')
+        log.leaves(away)
+        home.qmp('cont')
+        log.check(home)
+
+
 def refused(t, accel):
     with Micro(t, 'no-home', accel, mem_mib=MIB) as home, \
             Micro(t, 'no-away', accel, mem_mib=MIB, incoming=True) as away, \
@@ -195,6 +283,8 @@ def refused(t, accel):
                        uri='rdma-postcopy:127.0.0.1:0')
         visit(home, away)
         common.refuses(away, 'goes back by rdma-postcopy', 'migrate', uri='tcp:127.0.0.1:1')
+        if 'this guest visits' not in common.hmp(away, 'savevm x'):
+            raise Failed(f'{away.name}: a snapshot is made')
         common.refuses(away, 'fallback=go is not for', 'migrate',
                        uri='rdma-postcopy:127.0.0.1:1,fallback=go,fence=/bin/true,record=/nowhere')
         away.qmp('migrate', uri=common.listen(third))      # it is not where the guest went from
@@ -240,6 +330,10 @@ def run(t):
             failing(t, accel, memory)
     with t.case(f'cancelled before GO, {accel}'):
         canceled(t, accel)
+    for name, case in (('GO of the return is lost', go_lost), ('links break', links_break),
+                       ('the visited host dies', dies_away), ('paused', paused)):
+        with t.case(f'{name}, {accel}'):
+            case(t, accel)
     with t.case(f'refused, {accel}'):
         refused(t, accel)
     with t.case('Linux, with a disk, tcg'):
