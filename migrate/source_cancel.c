@@ -2,9 +2,11 @@
  *
  * source_cancel.c - end a source's waits from another thread
  */
+#include <errno.h>
 #include <stdatomic.h>
 #include <sys/eventfd.h>
 
+#include "error.h"
 #include "source_private.h"
 
 void ff_source_cancel(struct ff_source *s)
@@ -38,4 +40,16 @@ void ff_source_stop(struct ff_source *s)
 {
     ff_source_cancel(s);
     ff_responder_stop(&s->responder);
+}
+
+/* cancel_fd is readable: for good, or once */
+int ff_source_take_interrupt(struct ff_source *s, struct ff_error *err)
+{
+    eventfd_t n;
+
+    eventfd_read(s->cancel_fd, &n);
+    if (!atomic_load(&s->cancelled))
+        return ff_error_set(err, EINTR, "interrupted");
+    eventfd_write(s->cancel_fd, 1);
+    return ff_error_set(err, ECANCELED, "canceled");
 }

@@ -25,7 +25,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/eventfd.h>
 
 #include "cleanup.h"
 #include "error.h"
@@ -202,18 +201,6 @@ static void wait_if_in_vain(struct ff_source *s, struct pollfd *stop)
     s->again_ms = has != s->had_bytes ? AGAIN_MIN_MS
                                       : FF_MIN(2 * FF_MAX(s->again_ms, AGAIN_MIN_MS), AGAIN_MAX_MS);
     s->had_bytes = has;
-}
-
-/* cancel_fd is readable: for good, or once */
-int ff_source_take_interrupt(struct ff_source *s, struct ff_error *err)
-{
-    eventfd_t n;
-
-    eventfd_read(s->cancel_fd, &n);
-    if (!atomic_load(&s->cancelled))
-        return ff_error_set(err, EINTR, "interrupted");
-    eventfd_write(s->cancel_fd, 1);
-    return ff_error_set(err, ECANCELED, "canceled");
 }
 
 int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeout_ms,

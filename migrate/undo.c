@@ -11,7 +11,6 @@
 #include <sys/uio.h>
 #include <time.h>
 
-#include "bitmap.h"
 #include "cleanup.h"
 #include "failpoint.h"
 #include "log.h"
@@ -49,11 +48,6 @@ static size_t slab_bytes(void)
 static uint8_t *slot_of(struct ff_undo_slab *s, unsigned i)
 {
     return (uint8_t *)s + head_bytes() + i * (size_t)sysconf(_SC_PAGESIZE);
-}
-
-static uint32_t number_of(const struct ff_pager *p, const struct ff_pager_region *r)
-{
-    return (uint32_t)(r - p->region);
 }
 
 int ff_undo_new(struct ff_pager *p, struct ff_error *err)
@@ -113,7 +107,7 @@ __attribute__((no_sanitize("thread"))) static void copy_page(uint8_t *to, const 
 static int copy_kept(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, struct ff_error *err)
 {
     struct ff_undo *u = p->undo;
-    uint32_t i = number_of(p, r);
+    uint32_t i = (uint32_t)(r - p->region);
 
     if (atomic_load(&u->over) || ff_claim_get(&r->claims, page) != FF_CLAIM_HOLE ||
         ff_bitmap_get(u->region[i].copied, page))
@@ -157,12 +151,6 @@ void ff_undo_fault(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
         ff_pager_break(p, &why);
     nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
     ff_pager_wake(p, r, page); /* it asks again */
-}
-
-void ff_undo_filled(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
-{
-    if (!atomic_load(&p->undo->over))
-        ff_bitmap_set(p->undo->region[number_of(p, r)].zeros, page);
 }
 
 /* Who waits for a page of an attempt that was given up gets zeros */
@@ -272,7 +260,7 @@ void ff_undo_end(struct ff_pager *p)
 }
 
 /* Nothing lies in [@page, @page + @n) again; where that cannot be, zeros do */
-static void empty(const struct ff_pager_region *r, uint64_t page, uint64_t n)
+static void empty_run(const struct ff_pager_region *r, uint64_t page, uint64_t n)
 {
     struct iovec part = {.iov_base = r->range.host + page * r->range.psize, .iov_len = n * r->range.psize};
     struct ff_error why;
@@ -287,7 +275,7 @@ static void empty_filled(const struct ff_pager_region *r, uint64_t *zeros)
         for (n = 0; i + n < r->claims.n_pages && ff_bitmap_get(zeros, i + n); n++)
             ;
         if (n)
-            empty(r, i, n);
+            empty_run(r, i, n);
         else
             n = i % 64 || zeros[i / 64] ? 1 : 64;
     }

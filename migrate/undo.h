@@ -29,6 +29,7 @@
 
 #include <pthread.h>
 
+#include "bitmap.h"
 #include "pager.h"
 
 struct ff_undo_slab;
@@ -54,7 +55,11 @@ int ff_undo_protect(struct ff_pager *p, struct ff_error *err); /* once it is wat
 void ff_undo_fault(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 
 /* With keep_lock, if @r is kept: @page is about to be filled, and nothing lies there */
-void ff_undo_filled(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
+static inline void ff_undo_filled(struct ff_pager *p, const struct ff_pager_region *r, uint64_t page)
+{
+    if (!atomic_load(&p->undo->over))
+        ff_bitmap_set(p->undo->region[r - p->region].zeros, page);
+}
 
 /* Fault thread, at its end: the attempt was given up */
 void ff_undo_stay(struct ff_pager *p);

@@ -151,7 +151,8 @@ bool ff_uffd_can_protect(uint64_t features, enum ff_uffd_memory memory);
  * shared memory a page that lies in the file alone is protected, too. A write by another mapping, or to
  * the file, is not seen.
  *
- * Cost:   the mapping's lock, for reading: some 10 ns a page
+ * Cost:   the mapping's lock, for reading: 0.03 to 0.16 us a page of 4 KiB, less than 1 ns where 2 MiB are
+ *         mapped at once
  * Return: 0, or -errno
  */
 int ff_uffd_protect(struct ff_uffd *u, const struct ff_uffd_range *r, uint64_t offset, uint64_t len, bool on,

@@ -99,6 +99,60 @@ static void breaks_in_load(enum memory kind, unsigned each)
     return_after_all(&out);
 }
 
+static void *read_main(void *arg)
+{
+    (void)arg;
+    visit_must_hold(away);
+    return NULL;
+}
+
+/* Somebody reads all of the guest's memory there all the while, as no guest does: he gets what it was, before the
+ * first link ends, or once memory is put back */
+static void read_meanwhile(void)
+{
+    pthread_t reader[3];
+    struct leg out, back;
+    struct ff_error err;
+
+    go(&out, MEM_ANON);
+    for (unsigned tries = 0; tries < 5; tries++) {
+        if (!tries)
+            for (unsigned i = 0; i < FF_ARRAY_LEN(reader); i++)
+                must(!pthread_create(&reader[i], NULL, read_main, NULL));
+        visit_back(&back, &out, visit_options);
+        must(!visit_receive(&back, home, false));
+        load(1 + tries);
+        ff_dest_pause(back.dest);
+        must(ff_dest_ready(back.dest, &err));
+        end_back(&back);
+        must_be_image();
+    }
+    for (unsigned i = 0; i < FF_ARRAY_LEN(reader); i++)
+        pthread_join(reader[i], NULL);
+    if (*visit_options)
+        loop_remove_key();
+    _exit(0);
+}
+
+static void read_with(const char *options)
+{
+    static char with_key[160];
+
+    snprintf(with_key, sizeof(with_key), ",key-file=%s%s", loop_key_file(), options);
+    visit_options = with_key;
+    read_meanwhile();
+}
+
+static void read_with_key(void)
+{
+    read_with("");
+}
+
+static void read_with_own_tls(void)
+{
+    read_with(",kernel-tls=off");
+}
+
 static void anon(void)
 {
     breaks_in_load(MEM_ANON, 1);
@@ -286,6 +340,9 @@ int main(int argc, char **argv)
         {"anon, huge pages", anon_thp, 60},
         {"memfd, all is loaded", shared, 60},
         {"memfd, some is loaded", shared_some, 60},
+        {"read meanwhile", read_meanwhile, 60},
+        {"read meanwhile, with a key", read_with_key, 60},
+        {"read meanwhile, with a key, TLS of this process", read_with_own_tls, 60},
         {"nothing is loaded", nothing_loaded, 60},
         {"the source leaves before GO", source_leaves, 60},
         {"GO is refused", refuses_go, 60},

@@ -11,6 +11,7 @@
 #include "cleanup.h"
 #include "visits.h"
 
+const char *visit_options = "";
 struct area home[REGIONS], away[REGIONS];
 uint64_t log_bits[REGIONS][WORDS]; /* since the first GO, as a hypervisor has it */
 uint32_t version[REGIONS][PAGES];  /* what the guest's pages hold; 0: zeros */
@@ -168,8 +169,11 @@ void visit_leg_free(struct leg *l)
 
 void visit_go(struct leg *out, enum memory kind)
 {
+    char options[160];
+
+    snprintf(options, sizeof(options), ",visit=on%s", visit_options);
     visit_guest_new(kind);
-    visit_leg_new(out, home, away, ",visit=on");
+    visit_leg_new(out, home, away, options);
     must(!visit_receive(out, away, true));
     visit_let_run(out);
     must(!pthread_create(&out->stay, NULL, stay_main, out));

@@ -30,6 +30,7 @@ struct leg {
     struct ff_error err;
 };
 
+extern const char *visit_options; /* more for visit_go() */
 extern struct area home[REGIONS], away[REGIONS];
 extern uint64_t log_bits[REGIONS][WORDS]; /* since the first GO, as a hypervisor has it */
 extern uint32_t version[REGIONS][PAGES];  /* what the guest's pages hold; 0: zeros */
