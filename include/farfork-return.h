@@ -52,9 +52,11 @@ bool ff_address_visit(const struct ff_address *a);
  * side has put its memory back. So have the state ready by then: who touched a missing page to save it would
  * wait for as long as the pause may last.
  *
+ * With fallback=go it needs no lease from ff_source_wait_ready() on, that has returned 0.
+ *
  * Return: 0; -EINVAL: it did not come by such a move, its regions are others, or @s is connected
  */
-int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_error *err);
+int ff_source_return(struct ff_source *s, struct ff_dest *came, struct ff_error *err);
 
 /**
  * ff_dest_keep() - memory here is as it was at the GO of a guest that is to return
@@ -79,6 +81,14 @@ int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_
  *         others, the way out does not resume, or a source has come
  */
 int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err);
+
+/**
+ * ff_dest_has_gone() - the guest that came by @d has returned: it runs where it came from
+ *
+ * Who waits here for a page of it goes on, and reads zeros. The handle stays, for ff_source_free() of the return,
+ * and ff_dest_free(). By the thread that called ff_dest_wait_done() last
+ */
+void ff_dest_has_gone(struct ff_dest *d);
 
 /*
  * Any thread: of the move by which a guest went: it is on its way back, and there is no link until that has

@@ -126,7 +126,7 @@ int dest_check_lease(const struct ff_dest *d, struct ff_error *err);
 
 /* HELLO was read: does its guest return to the image that is kept here, or neither? Else -EPROTO, -ENOTSUP */
 int dest_check_return(const struct ff_dest *d, struct ff_error *err);
-void dest_hold_kept(struct ff_dest *d); /* before any of it is discarded, or written to */
+int dest_hold_kept(struct ff_dest *d, struct ff_error *err); /* before any of it is discarded, or written to */
 void dest_has_returned(struct ff_dest *d); /* GO came */
 void dest_put_back(struct ff_dest *d); /* the pager has finished; without GO memory is what it was */
 

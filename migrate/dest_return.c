@@ -144,13 +144,13 @@ int dest_check_return(const struct ff_dest *d, struct ff_error *err)
     return d->link->pins ? ff_error_set(err, ENOTSUP, "hello: a guest returns by link=tcp alone") : 0;
 }
 
-void dest_hold_kept(struct ff_dest *d)
+int dest_hold_kept(struct ff_dest *d, struct ff_error *err)
 {
     if (!d->keeps || d->holds)
-        return;
-    atomic_store(&d->keeps->given_up, true);
-    ff_source_hold(d->keeps);
-    d->holds = true;
+        return 0;
+    int rc = ff_source_hold(d->keeps, err);
+    d->holds = !rc;
+    return rc;
 }
 
 static void let_go_of_kept(struct ff_dest *d, bool returned)
@@ -178,6 +178,12 @@ void dest_put_back(struct ff_dest *d)
     pthread_mutex_unlock(&d->pager_lock);
 }
 
+void ff_dest_has_gone(struct ff_dest *d)
+{
+    ff_dest_cancel(d);
+    dest_finish_pager(d);
+}
+
 const struct ff_claims *ff_dest_claims(const struct ff_dest *d, const void *host)
 {
     for (unsigned i = 0; i < d->regions.n; i++)
@@ -186,7 +192,7 @@ const struct ff_claims *ff_dest_claims(const struct ff_dest *d, const void *host
     return NULL; /* ff_source_return() has looked */
 }
 
-int ff_source_return(struct ff_source *s, const struct ff_dest *came, struct ff_error *err)
+int ff_source_return(struct ff_source *s, struct ff_dest *came, struct ff_error *err)
 {
     const char *no = s->stage != NEW ? "it has a destination already"
                      : came->owner.adopt || !atomic_load(&came->pager.guest_runs) ? "its guest did not come by a move"

@@ -43,8 +43,8 @@ static int take_dirty(struct ff_dest *d, struct ff_error *err)
     if (rc)
         return rc;
     dirty.region = d->map[dirty.region];
-    dest_hold_kept(d);
-    return ff_pager_discard(&d->pager, &dirty, err);
+    rc = dest_hold_kept(d, err);
+    return rc ? rc : ff_pager_discard(&d->pager, &dirty, err);
 }
 
 /* Wait for STATE, for as long as the guest runs at the source: FF_MSG_STATE or -errno */
@@ -117,7 +117,11 @@ int ff_dest_recv_state(struct ff_dest *d, void **state, size_t *len, struct ff_e
     if (rc < 0)
         return rc;
     d->state_ns = ff_now_ns();
-    dest_hold_kept(d);
+    rc = dest_hold_kept(d, err);
+    if (rc) {
+        ff_control_refuse(&d->ctl, err ? err->text : "the guest is being taken back here");
+        return rc;
+    }
     /* what has no key by then reads as zeros: no fault may be served before */
     rc = dest_recv_keys(d, head.n_keys, err);
     if (rc)

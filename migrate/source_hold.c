@@ -19,6 +19,7 @@
  *              before may still arrive, and is the image; half a page is no answer to a read. Over verbs
  *              the queue pairs are in error then, and the adapter answers no READ. The threads that served
  *              have ended, too.
+ *              A guest is taken back, or returns: whoever is second is refused (taking, given_up).
  * Threads      ff_source_resume() waits in its caller's; hold and the like: any.
  */
 #include <errno.h>
@@ -40,17 +41,49 @@ int ff_source_may_hold(struct ff_source *s, struct ff_error *err)
     return s->hold_fd < 0 ? ff_error_set(err, errno, "eventfd: out of descriptors or memory") : 0;
 }
 
-void ff_source_hold(struct ff_source *s)
+int ff_source_hold(struct ff_source *s, struct ff_error *err)
 {
     eventfd_t ignored;
 
     pthread_mutex_lock(&s->lock);
-    atomic_store(&s->hold, HELD);
-    eventfd_read(s->hold_fd, &ignored);
-    if (s->link)
-        s->link->ops->shutdown(s->link);
+    bool taking = s->taking;
+    if (!taking) {
+        s->given_up = true;
+        atomic_store(&s->hold, HELD);
+        eventfd_read(s->hold_fd, &ignored);
+        if (s->link)
+            s->link->ops->shutdown(s->link);
+    }
     pthread_mutex_unlock(&s->lock);
+    if (taking)
+        return ff_error_set(err, EBUSY, "return: the guest is being taken back here, as it was when it went");
     ff_responder_end_threads(&s->responder);
+    return 0;
+}
+
+int ff_source_begin_taking(struct ff_source *s, struct ff_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    s->taking = !s->given_up;
+    bool taking = s->taking;
+    pthread_mutex_unlock(&s->lock);
+    return taking ? 0 : ff_error_set(err, EINVAL, "source: take back: the guest was on its way back, and what it "
+                                     "has written since is not here any more");
+}
+
+void ff_source_end_taking(struct ff_source *s)
+{
+    pthread_mutex_lock(&s->lock);
+    s->taking = false;
+    pthread_mutex_unlock(&s->lock);
+}
+
+bool ff_source_has_given_up(struct ff_source *s)
+{
+    pthread_mutex_lock(&s->lock);
+    bool up = s->given_up;
+    pthread_mutex_unlock(&s->lock);
+    return up;
 }
 
 void ff_source_let_go(struct ff_source *s, bool returned)

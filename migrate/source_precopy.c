@@ -13,6 +13,7 @@
 #include "dest.h"
 #include "error.h"
 #include "failpoint.h"
+#include "pagemap.h"
 #include "source_private.h"
 
 bool ff_source_wants_precopy(const struct ff_source *s)
@@ -49,10 +50,19 @@ static bool any_bit(const uint64_t *bits, uint64_t i, uint64_t ratio)
     return false;
 }
 
-/* Pages [first, first + n) into @out, as the wire has them: the last page that is set + 1. @came: only
+/* Did page @page of @r come? Its guest may have written to one that is mapped, and not yet said to be here */
+static bool has_come(const struct ff_claims *came, const struct ff_region *r, uint64_t page, int pagemap)
+{
+    enum ff_claim c = ff_claim_get(came, page);
+
+    return c == FF_CLAIM_PRESENT ||
+           (c == FF_CLAIM_INFLIGHT && ff_pagemap_any(pagemap, (uint8_t *)r->host + page * r->psize, r->psize));
+}
+
+/* Pages [first, first + n) of @r into @out, as the wire has them: the last page that is set + 1. @came: only
  * those that came; NULL: all are here */
-static uint32_t fold_bits(uint8_t *out, const uint64_t *bits, const struct ff_claims *came, uint64_t first,
-                          uint32_t n, uint64_t ratio)
+static uint32_t fold_bits(uint8_t *out, const uint64_t *bits, const struct ff_claims *came, const struct ff_region *r,
+                          int pagemap, uint64_t first, uint32_t n, uint64_t ratio)
 {
     uint32_t end = 0;
 
@@ -64,7 +74,7 @@ static uint32_t fold_bits(uint8_t *out, const uint64_t *bits, const struct ff_cl
         }
         if (!any_bit(bits, first + i, ratio))
             continue;
-        if (came && ff_claim_get(came, first + i) != FF_CLAIM_PRESENT)
+        if (came && !has_come(came, r, first + i, pagemap))
             continue; /* a log may name more than was written: the other side alone has this page */
         out[i / 8] |= (uint8_t)(1u << (i % 8));
         end = i + 1;
@@ -84,6 +94,7 @@ int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
                             region, (unsigned long long)page_bytes);
     const struct ff_claims *came = s->returns ? ff_dest_claims(s->came, r->host) : NULL;
     FF_AUTO_FREE uint8_t *out = malloc(FF_WIRE_DIRTY_MAX / 8);
+    FF_AUTO_CLOSE int pagemap = came ? ff_pagemap_open() : -1; /* not to be had: whatever is under way counts */
     if (!out)
         return ff_error_set(err, ENOMEM, "source: dirty: out of memory");
     uint64_t pages = r->len_bytes / r->psize;
@@ -91,7 +102,7 @@ int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
     ff_source_begin_pause(s); /* or it goes on: then ff_source_precopy() comes */
     for (uint64_t first = 0; first < pages && !rc; first += FF_WIRE_DIRTY_MAX) {
         struct ff_dirty d = {.region = region, .first = first, .bits = out};
-        d.n = fold_bits(out, bits, came, first,
+        d.n = fold_bits(out, bits, came, r, pagemap, first,
                         (uint32_t)FF_MIN(pages - first, (uint64_t)FF_WIRE_DIRTY_MAX),
                         r->psize / page_bytes);
         if (d.n)

@@ -32,8 +32,9 @@ struct ff_source {
     bool watched;
     bool wants_precopy, precopied; /* precopy=1 at the destination */
     bool returns; /* ff_source_return(): and precopied from the start */
-    const struct ff_dest *came; /* then: by which its guest came */
-    _Atomic bool given_up; /* of what it serves, some was discarded: its guest has it, on its way back */
+    struct ff_dest *came; /* then: by which its guest came */
+    bool given_up; /* under lock: of what it serves, some was discarded: its guest has it, on its way back */
+    bool taking;   /* likewise: it is taken back */
     bool resumes; /* so do both sides */
     _Atomic enum hold hold;
     int hold_fd; /* eventfd: it is not HELD any more; -1: it never was */
@@ -110,7 +111,12 @@ int ff_source_take_interrupt(struct ff_source *s, struct ff_error *err);
 int ff_source_may_hold(struct ff_source *s, struct ff_error *err); /* 0, or why not */
 
 /* The link is broken, and none comes before ff_source_let_go(): memory may change from here on */
-void ff_source_hold(struct ff_source *s);
+int ff_source_hold(struct ff_source *s, struct ff_error *err); /* -EBUSY: it is being taken back */
+bool ff_source_has_given_up(struct ff_source *s);
+
+/* -EINVAL: it has given up */
+int ff_source_begin_taking(struct ff_source *s, struct ff_error *err);
+void ff_source_end_taking(struct ff_source *s);
 
 /* Memory is as it was; @returned: nobody needs it any more */
 void ff_source_let_go(struct ff_source *s, bool returned);

@@ -65,7 +65,7 @@ int ff_source_not_started(struct ff_source *s, struct ff_error *err)
 {
     if (s->stage < GONE)
         return ff_error_set(err, EINVAL, "source: not started: nothing was let go of");
-    if (s->runs_there || atomic_load(&s->given_up) || (s->stage != GONE && s->stage != TAKING))
+    if (s->runs_there || ff_source_has_given_up(s) || (s->stage != GONE && s->stage != TAKING))
         return ff_error_set(err, EINVAL,
                             "source: not started: the destination has said that it runs the guest");
     ff_source_drop_link(s);

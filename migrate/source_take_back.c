@@ -133,14 +133,14 @@ int ff_source_take_back(struct ff_source *s, struct ff_error *err)
                             "source: take back: the guest was let go for good, without fallback=go");
     if (s->stage == TAKEN)
         return 0;
-    if (atomic_load(&s->given_up))
-        return ff_error_set(err, EINVAL, "source: take back: the guest was on its way back, and what it has "
-                            "written since is not here any more");
     if (s->stage != GONE && s->stage != TAKING)
         return ff_error_set(err, EINVAL, "source: take back: %s",
                             s->stage == DONE ? "the destination has every page, and the guest is "
                                                "its own for good"
                                              : "nothing was let go of");
+    rc = ff_source_begin_taking(s, err);
+    if (rc)
+        return rc;
     ff_source_drop_link(s);
     s->paused_ns = 0;
     if (s->stage == GONE) {
@@ -152,6 +152,8 @@ int ff_source_take_back(struct ff_source *s, struct ff_error *err)
     }
     if (!rc)
         rc = run_fence(s, &why);
+    if (rc && s->stage == GONE)
+        ff_source_end_taking(s);
     if (rc)
         return ff_error_set(err, -rc, "source: take back: %s", why.text);
     s->stage = TAKEN;

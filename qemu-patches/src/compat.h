@@ -13,11 +13,13 @@
 #include "qemu/error-report.h"
 
 #if QEMU_VERSION_MAJOR > 10 || QEMU_VERSION_MINOR >= 2
+#include "exec/tb-flush.h"
 #include "system/address-spaces.h"
 #include "system/memory.h"
 #include "system/physmem.h"
 #include "system/ram_addr.h"
 #include "system/ramblock.h"
+#include "system/tcg.h"
 
 typedef const void compat_class_data;
 
@@ -25,6 +27,14 @@ typedef const void compat_class_data;
 static inline void compat_end_pre_switchover(MigrationState *s)
 {
     qemu_event_set(&s->pause_event);
+}
+
+/* Memory has changed behind TCG: loading a CPU does not flush what was translated from it */
+static inline void compat_flush_code(void)
+{
+    if (tcg_enabled()) {
+        tb_flush__exclusive_or_serial();
+    }
 }
 
 /* On failure it says why */
@@ -64,6 +74,10 @@ typedef void compat_class_data;
 static inline void compat_end_pre_switchover(MigrationState *s)
 {
     qemu_sem_post(&s->pause_sem);
+}
+
+static inline void compat_flush_code(void)
+{
 }
 
 static inline int compat_load_device_state(QEMUFile *f)

@@ -139,11 +139,13 @@ static struct ff_dest *incoming_release(void)
         yank_unregister_function(MIGRATION_YANK_INSTANCE, rp_yank_dest, NULL);
         rp.yanks = false;
     }
-    ff_dest_stats(rp.dest, &rp.stats);
-    rp.poisoned |= rp.stats.bytes_poisoned;
-    ff_dest_stages(rp.dest, rp.stages);
-    rp.link = ff_dest_link(rp.dest);
-    ff_dest_link_detail(rp.dest, rp.link_detail);
+    if (!rp.went_back) { /* else those of the return are shown */
+        ff_dest_stats(rp.dest, &rp.stats);
+        rp.poisoned |= rp.stats.bytes_poisoned;
+        ff_dest_stages(rp.dest, rp.stages);
+        rp.link = ff_dest_link(rp.dest);
+        ff_dest_link_detail(rp.dest, rp.link_detail);
+    }
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
         rp.dest = NULL;
         qatomic_set(&rp.here, false);
@@ -188,10 +190,11 @@ static int incoming_gone(void)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
 
-    rp_release_output(false);
+    rp_release_output(true); /* nobody can take it back */
     rp_log_stop();
     ff_dest_free(incoming_release());
     rp_drop_blocks();
+    postcopy_state_set(POSTCOPY_INCOMING_END);
     migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_COMPLETED);
     incoming_end(mis);
     rp.visits = rp.went_back = false;
@@ -233,6 +236,7 @@ static void incoming_failed_bh(void *opaque)
         migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_FAILED);
         migration_incoming_transport_cleanup(mis);
         migrate_incoming_unref_outgoing_state();
+        rp_tell_ended();
         return;
     }
     migrate_set_error(migrate_get_current(), err);
@@ -282,12 +286,12 @@ static int incoming_until_go(MigrationIncomingState *mis, struct ff_error *err)
     }
     if (!rc && rp.comes_back) {
         rc = rp_home_load();
-        free(rp.state);
+        free(g_steal_pointer(&rp.state));
     } else if (!rc) {
         ff_dest_on_break(rp.dest, die_while_loading, NULL);
         rc = rp_main_thread(incoming_load);
         ff_dest_on_break(rp.dest, NULL, NULL);
-        free(rp.state);
+        free(g_steal_pointer(&rp.state));
     }
     if (!rc) {
         rc = ff_dest_ready(rp.dest, err);
@@ -326,7 +330,7 @@ static void memory_is_short(void *opaque, const char *why)
         return;
     }
     qatomic_set(&rp.short_of_memory, false);
-    rp_set_reason(NULL);
+    rp_set_reason(&rp.in, NULL);
     migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
                       MIGRATION_STATUS_POSTCOPY_ACTIVE);
 }
@@ -504,6 +508,7 @@ static void *incoming_thread(void *opaque)
     } else if (!incoming_fetch(mis, err)) {
         incoming_done(dest, err);
     } else if (rp.went_back) {
+        ff_dest_has_gone(rp.dest); /* the main thread may wait for a page */
         rp_wait_ended();
         rp_main_thread(incoming_gone);
     } else {

@@ -101,7 +101,8 @@ static void let_guest_run(void)
     rp.no_lease = false;
     if (start) {
         start(start_opaque);
-    } else if (!rp.quitting && migration_block_activate(NULL) && runs_later) {
+    } else if (!rp.quitting && !rp.frozen && !rp.gave_away && migration_block_activate(NULL) &&
+               runs_later) {
         vm_start(); /* where disks are not activated `cont` tries again */
     }
 }

@@ -16,6 +16,7 @@
 #include "qemu/osdep.h"
 #include "migration/migration-stats.h"
 #include "qapi/error.h"
+#include "hw/qdev-core.h"
 #include "system/cpus.h"
 #include "system/tcg.h"
 #include "compat.h"
@@ -45,8 +46,18 @@ static bool log_blocks_still(Error **errp)
     return true;
 }
 
+/*
+ * Devices write to memory of their own without a mark: what a guest programs
+ * into flash, what a display accelerates. It is little: all counts as written.
+ */
+static bool is_devices_own(const RAMBlock *b)
+{
+    return b->mr->rom_device || (b->mr->owner && object_dynamic_cast(b->mr->owner, TYPE_DEVICE));
+}
+
 bool rp_log_start(Error **errp)
 {
+    assert(!logging);
     if (!log_blocks_still(errp) ||
         !memory_global_dirty_log_start(GLOBAL_DIRTY_MIGRATION, errp)) {
         return false;
@@ -104,6 +115,11 @@ bool rp_log_read(bool last, uint64_t *pages, Error **errp)
         unsigned long page = rp_block[i]->offset >> TARGET_PAGE_BITS;
         unsigned long n = log_words(rp_block[i]);
 
+        if (last && is_devices_own(rp_block[i])) {
+            memset(log_bits[i], 0xff, n * sizeof(*log_bits[i]));
+            *pages += n * BITS_PER_LONG;
+            continue;
+        }
         /* a block begins with a word, so do the parts of the log */
         assert(page % BITS_PER_LONG == 0);
         for (unsigned long k = 0; k < n; k++, page += BITS_PER_LONG) {

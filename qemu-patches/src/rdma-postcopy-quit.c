@@ -25,8 +25,7 @@
 /* A guest whose memory will never be here ends within so long when it is quit */
 #define END_WITHIN_MS 4000
 
-/* What the main loop would do: let go of the BQL, run bottom halves */
-static void let_others_run(void)
+void rp_let_others_run(void)
 {
     bql_unlock();
     g_usleep(20000);
@@ -36,10 +35,10 @@ static void let_others_run(void)
 
 static uint64_t bytes_present(void)
 {
-    if (rp.source) {
-        ff_source_stats(rp.source, &rp.stats);
-    } else if (rp.dest) {
+    if (rp.dest && rp.here && !rp.gave_away) {
         ff_dest_stats(rp.dest, &rp.stats);
+    } else if (rp.source) {
+        ff_source_stats(rp.source, &rp.stats);
     }
     return rp.stats.bytes_present;
 }
@@ -75,7 +74,7 @@ static void wait_for_rest(const MigrationStatus *state, const struct rp_wait *w)
         int64_t now = qemu_clock_get_ms(QEMU_CLOCK_REALTIME);
         uint64_t had = present;
 
-        let_others_run();
+        rp_let_others_run();
         present = bytes_present();
         if (present != had) {
             since = now;
@@ -148,7 +147,7 @@ void rdma_postcopy_shutdown(MigrationState *s)
         wait_for_rest(&s->state, &rp.out);
     }
     while (rp.releasing) {
-        let_others_run();
+        rp_let_others_run();
     }
     if (rp.source) {
         ff_source_stop(rp.source);

@@ -66,9 +66,34 @@ bool rp_collect_blocks(Error **errp)
     return true;
 }
 
+/* Are these the blocks of now? What was plugged and unplugged since does not matter */
+static bool have_all_blocks(void)
+{
+    RAMBlock *block;
+    unsigned n = 0;
+
+    RCU_READ_LOCK_GUARD();
+    RAMBLOCK_FOREACH(block) {
+        unsigned i = 0;
+
+        if (!qemu_ram_is_migratable(block)) {
+            continue;
+        }
+        while (i < rp_n_blocks && rp_block[i] != block) {
+            i++;
+        }
+        if (i == rp_n_blocks) {
+            return false;
+        }
+        n++;
+    }
+    return n == rp_n_blocks;
+}
+
 bool rp_blocks_changed(void)
 {
-    if (ram_list.version != ram_version) {
+    /* one that is not held may be gone, and another be in its place */
+    if (ram_list.version != ram_version && !(held && have_all_blocks())) {
         return true;
     }
     for (unsigned i = 0; i < rp_n_blocks; i++) {

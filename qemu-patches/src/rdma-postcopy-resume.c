@@ -25,6 +25,7 @@
 #include "qapi/qapi-commands-migration.h"
 #include "qemu/cutils.h"
 #include "qemu/error-report.h"
+#include <farfork-return.h>
 #include "farfork-fork.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
@@ -52,11 +53,14 @@ void rp_resume_reset(struct rp_wait *w, const struct ff_address *a)
     }
 }
 
-void rp_set_reason(const char *why)
+void rp_set_reason(const struct rp_wait *w, const char *why)
 {
     MigrationState *s = migrate_get_current();
     QEMU_LOCK_GUARD(&s->error_mutex);
 
+    if (w == &rp.in && qatomic_read(&s->state) != MIGRATION_STATUS_NONE) {
+        return;
+    }
     error_free(s->error);
     s->error = NULL;
     if (why) {
@@ -70,10 +74,10 @@ static int64_t now_ms(void)
 }
 
 /* What query-migrate and the log say while it waits; once for each reason */
-static void say(char **said, char *text)
+static void say(const struct rp_wait *w, char **said, char *text)
 {
     if (g_strcmp0(*said, text)) {
-        rp_set_reason(text);
+        rp_set_reason(w, text);
         error_report("%s", text);
     }
     g_free(*said);
@@ -148,7 +152,7 @@ static void end_wait(struct rp_wait *w, MigrationStatus *state)
                       MIGRATION_STATUS_POSTCOPY_RECOVER);
     migrate_set_state(state, MIGRATION_STATUS_POSTCOPY_RECOVER_SETUP,
                       MIGRATION_STATUS_POSTCOPY_RECOVER);
-    rp_set_reason(NULL);
+    rp_set_reason(w, NULL);
     migrate_set_state(state, MIGRATION_STATUS_POSTCOPY_RECOVER,
                       MIGRATION_STATUS_POSTCOPY_ACTIVE);
 }
@@ -175,13 +179,16 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
             until = now_ms() + w->reconnect_ms;
             asked = alone = true;
         }
+        if (w == &rp.out && ff_source_is_held(rp.source)) {
+            until = now_ms() + w->reconnect_ms; /* another return may fail as late */
+        }
         if (qatomic_read(&w->over)) {
             rc = -ECANCELED;
             break;
         }
         if (w == &rp.out && is_lost(&never_ran)) {
             qatomic_set(&w->reconnects, false);
-            say(&said, never_ran
+            say(w, &said, never_ran
                 ? g_strdup_printf("%s; told that the destination never ran the guest", reason)
                 : g_strdup_printf("%s; taking the guest back: when the destination's lease has "
                                   "ended, and by the fence", reason));
@@ -203,7 +210,7 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
 
         asked &= !held;
         qatomic_set(&w->reconnects, !waits);
-        say(&said, !waits ? g_strdup_printf("%s; waiting %d s for another link; %s", reason,
+        say(w, &said, !waits ? g_strdup_printf("%s; waiting %d s for another link; %s", reason,
                                             w->reconnect_ms / 1000, side->meanwhile)
             : held        ? g_strdup_printf("%s; paused by migrate-pause: %s; %s", reason, advice,
                                             side->meanwhile)

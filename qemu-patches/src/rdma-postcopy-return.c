@@ -33,8 +33,12 @@
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
+/* So long a return that nobody came for may take to end */
+#define END_MS 5000
+
 static bool tried;              /* home, under the BQL: there was a return */
 static char *failure;           /* likewise: why the last one failed */
+static int autostart_was;       /* likewise: when it began */
 static QemuSemaphore ended;     /* of the two sides here, that the other one waits for has ended */
 
 static void __attribute__((constructor)) init_ended(void)
@@ -52,6 +56,14 @@ void rp_wait_ended(void)
     qemu_sem_wait(&ended);
 }
 
+/* Nobody waited for the end of the last visit */
+static void forget_ended(void)
+{
+    while (!qemu_sem_timedwait(&ended, 0)) {
+        continue;
+    }
+}
+
 void rp_forget_return(void)
 {
     tried = false;
@@ -63,6 +75,7 @@ void rp_forget_return(void)
 /* QEMU has one yank instance for migration: the next `migrate` makes it anew, for the way back */
 void rp_visit_begins(void)
 {
+    forget_ended();
     rp.yanks = false;
     yank_unregister_function(MIGRATION_YANK_INSTANCE, rp_yank_dest, NULL);
     yank_unregister_instance(MIGRATION_YANK_INSTANCE);
@@ -76,13 +89,15 @@ bool rdma_postcopy_keeps_log(void)
 
 bool rdma_postcopy_forbids_snapshot(Error **errp)
 {
-    bool visits = rdma_postcopy_keeps_log();
+    bool visits = rdma_postcopy_keeps_log(), away = rp.gave_away || rp.frozen;
 
     if (visits) {
         error_setg(errp, "this guest visits: no snapshot is made or loaded before it is home, "
                    "which would not learn what it has written");
+    } else if (away) {
+        error_setg(errp, "the guest is elsewhere by rdma-postcopy, or on its way");
     }
-    return visits;
+    return visits || away;
 }
 
 bool rp_may_go_back(void)
@@ -118,8 +133,11 @@ static void load_bh(void *opaque)
     runstate_set(RUN_STATE_PRELAUNCH); /* finish-migrate has no other way there */
     runstate_set(RUN_STATE_INMIGRATE);
     rp.resets = true;
+    memory_region_transaction_begin(); /* each device would map its own anew: most of the time */
     qemu_system_reset(SHUTDOWN_CAUSE_SNAPSHOT_LOAD);
+    memory_region_transaction_commit();
     rp.resets = false;
+    compat_flush_code();
     l->ret = rp_load_devices(rp.state, rp.state_len);
     qatomic_set(&l->done, true);
     qemu_sem_post(&l->changed);
@@ -170,7 +188,37 @@ void rp_home_failed(const Error *err)
     if (runstate_check(RUN_STATE_INMIGRATE)) {
         runstate_set(RUN_STATE_FINISH_MIGRATE);
     }
+    autostart = autostart_was;
     rp.comes_back = false;
+}
+
+void rp_end_return(void)
+{
+    WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        if (!rp.dest || qatomic_read(&rp.here)) {
+            return;
+        }
+        qatomic_set(&rp.in.over, true);
+        ff_dest_cancel(rp.dest);
+        ff_dest_interrupt(rp.dest);
+    }
+    qemu_sem_post(&rp.in.again);
+}
+
+/* A return that nobody came for, or whose source will not: another takes its place */
+static bool end_last_return(void)
+{
+    MigrationIncomingState *mis = migration_incoming_get_current();
+    int64_t until = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + END_MS;
+
+    if (mis->state != MIGRATION_STATUS_SETUP && mis->state != MIGRATION_STATUS_POSTCOPY_PAUSED) {
+        return false;
+    }
+    rp_end_return();
+    while (rp.dest && qemu_clock_get_ms(QEMU_CLOCK_REALTIME) < until) {
+        rp_let_others_run();
+    }
+    return !rp.dest;
 }
 
 void rp_fill_return(RdmaPostcopyInfo *x)
@@ -184,10 +232,10 @@ void rp_fill_return(RdmaPostcopyInfo *x)
 
 static bool can_come_back(Error **errp)
 {
-    if (!rp.source || !rp.gave_away || !ff_source_runs_there(rp.source)) {
+    if (!rp.source || !rp.gave_away || !rp.serves || !ff_source_runs_there(rp.source)) {
         error_setg(errp, "no guest of this QEMU runs elsewhere by an rdma-postcopy migration, with "
                    "visit=on there");
-    } else if (rp.dest) {
+    } else if (rp.dest && !(rp.comes_back && !rp.here && end_last_return())) {
         error_setg(errp, "the guest is on its way back already");
     } else if (!runstate_check(RUN_STATE_FINISH_MIGRATE)) {
         error_setg(errp, "the guest cannot come back to a QEMU in state %s",
@@ -216,9 +264,14 @@ void qmp_x_rdma_postcopy_return(const char *uri, Error **errp)
     if (!a) {
         return;
     }
+    forget_ended();
+    autostart_was = autostart;
     autostart = 1; /* whether it runs is said with it */
     g_clear_pointer(&failure, g_free);
     rp.comes_back = true;
     rp.comes_back = rp_listen(a, address, errp);
     tried |= rp.comes_back;
+    if (!rp.comes_back) {
+        autostart = autostart_was;
+    }
 }

@@ -24,6 +24,9 @@
 #define LOG_ROUNDS 8
 #define LOG_LITTLE_PAGES 512
 
+/* Saving its devices may need a page that is not here */
+#define NO_LINK_HOME "rdma-postcopy: the link by which this guest came is broken: it goes back when there is another"
+
 static bool outgoing_prepare(MigrationState *s, Error **errp)
 {
     struct ff_error *err = ff_error_new();
@@ -50,7 +53,7 @@ static bool outgoing_precopy(Error **errp)
     struct ff_error *err;
     bool ok;
 
-    if (!ff_source_wants_precopy(rp.source)) {
+    if (rp.returns || !ff_source_wants_precopy(rp.source)) {
         return true;
     }
     bql_lock();
@@ -98,6 +101,10 @@ static bool outgoing_stop(MigrationState *s, struct rp_first_touch *ft,
     if (rp_blocks_changed()) {
         error_setg(errp, "rdma-postcopy: memory was plugged or unplugged "
                    "since the migration began: start it again");
+        return false;
+    }
+    if (rp.returns && qatomic_read(&rp.in.recovers)) {
+        error_setg(errp, NO_LINK_HOME);
         return false;
     }
     ret = migration_stop_vm(s, RUN_STATE_FINISH_MIGRATE);
@@ -237,7 +244,7 @@ static bool outgoing_recover(MigrationState *s, bool *gone, bool *taken, Error *
                                                         : error_get_pretty(*errp), err);
     *taken = rc == -EKEYREVOKED;
     if (rc == -ETIME || *taken) {
-        rp_set_reason(NULL);
+        rp_set_reason(&rp.out, NULL);
         *gone = rp.gave_away = false;
     }
     g_clear_pointer(errp, error_free);
@@ -300,9 +307,11 @@ static void release_source(bool taken)
     if (!rp.returns) { /* else it goes on for the next try */
         rp_log_stop();
     }
-    ff_source_stats(source, &rp.stats);
-    rp.link = ff_source_link(source);
-    ff_source_link_detail(source, rp.link_detail);
+    if (!ff_source_has_returned(source)) { /* else those of the return are shown */
+        ff_source_stats(source, &rp.stats);
+        rp.link = ff_source_link(source);
+        ff_source_link_detail(source, rp.link_detail);
+    }
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
         rp.source = NULL;
         g_clear_pointer(&rp.to, ff_address_free);
@@ -350,16 +359,49 @@ static void announce_guest(void)
     bql_unlock();
 }
 
+static void visit_ended_bh(void *opaque)
+{
+    MigrationState *s = opaque;
+
+    migrate_set_state(&s->state, s->state, MIGRATION_STATUS_COMPLETED);
+    migration_cleanup_bh(s);
+}
+
 /* The guest that went is here again, when all that it wrote is: its image is served no more */
 static void end_visit(MigrationState *s)
 {
-    rp_set_reason(NULL);
-    migrate_set_state(&s->state, MIGRATION_STATUS_POSTCOPY_PAUSED,
-                      MIGRATION_STATUS_POSTCOPY_ACTIVE);
+    rp_set_reason(&rp.out, NULL);
+    migrate_set_state(&s->state, s->state, MIGRATION_STATUS_POSTCOPY_ACTIVE);
     rp_wait_ended();
     release_source(false);
-    migrate_set_state(&s->state, s->state, MIGRATION_STATUS_COMPLETED);
-    migration_bh_schedule(migration_cleanup_bh, s);
+    migration_bh_schedule(visit_ended_bh, s);
+}
+
+/* It goes on here without having come back: nobody need wait for that any more */
+static void end_return(void)
+{
+    bool waits;
+
+    bql_lock();
+    waits = rp.comes_back;
+    bql_unlock();
+    if (waits) {
+        rp_end_return();
+        rp_wait_ended();
+    }
+}
+
+/*
+ * A return came to nothing.  Home hears that before the BQL is taken, which who
+ * waits for a page of its may have.  A lease may have ended meanwhile: then the
+ * guest goes on when there is one again.
+ */
+static void end_attempt(void)
+{
+    ff_source_stop(rp.source);
+    while (qatomic_read(&rp.no_lease) && !rp.quitting) {
+        g_usleep(20000);
+    }
 }
 
 static void *outgoing_thread(void *opaque)
@@ -370,6 +412,7 @@ static void *outgoing_thread(void *opaque)
     bool done = false;
 
     rcu_register_thread();
+    rp.serves = true;
     if (outgoing_prepare(s, &err) && outgoing_precopy(&err) &&
         outgoing_switchover(s, &gone, &err)) {
         done = outgoing_serve(s, &runs, &err);
@@ -391,12 +434,18 @@ static void *outgoing_thread(void *opaque)
          * The guest is the destination's, or on its way there.  Its memory
          * here stays as it is; it is not known here whether all is needed.
          */
+        rp.serves = false;
         migrate_set_error(s, err);
         error_report("%s; this side keeps the guest's memory and does not "
                      "run it", error_get_pretty(err));
         migrate_set_state(&s->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                           MIGRATION_STATUS_POSTCOPY_PAUSED);
     } else {
+        if (rp.returns) {
+            end_attempt();
+        } else {
+            end_return();
+        }
         release_source(taken);
         rp.failure = g_steal_pointer(&err);
         migration_iteration_finish(s); /* the guest goes on here */
@@ -420,6 +469,10 @@ static bool check_return(const struct ff_address *a, Error **errp)
     if (rp_blocks_changed()) {
         error_setg(errp, "rdma-postcopy: memory was plugged or unplugged during the visit, which "
                    "the other side has not: undo that first");
+        return false;
+    }
+    if (qatomic_read(&rp.in.recovers)) {
+        error_setg(errp, NO_LINK_HOME);
         return false;
     }
     return true;

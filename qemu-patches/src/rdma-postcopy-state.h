@@ -49,6 +49,7 @@ struct rp_state {
     bool returns;               /* source: that is where it goes */
     bool comes_back;            /* home: dest is that of a guest that went from here by source */
     bool resets;                /* home, under the BQL: devices, before they are loaded */
+    bool serves;                /* source: its thread lives */
     bool yanks;                 /* destination: rp_yank_dest() is registered */
     /* resuming; see rdma-postcopy-resume.c */
     QemuMutex lock;             /* of what follows, and of source and dest where the BQL is not */
@@ -74,11 +75,17 @@ bool rp_hold_discards(Error **errp);
 /* Under the BQL: leave guest memory in whatever pages it is */
 void rp_collapse_stop(void);
 
+/* Under the BQL: what the main loop would do: let go of that, run bottom halves */
+void rp_let_others_run(void);
+
 /* A migration by @a begins, of which @w is this side: forget how the last one waited */
 void rp_resume_reset(struct rp_wait *w, const struct ff_address *a);
 
-/* What query-migrate gives as the reason, instead of any before; NULL: none */
-void rp_set_reason(const char *why);
+/*
+ * What query-migrate gives as the reason, instead of any before; NULL: none.  It
+ * has room for one side's: that of a source, where there is or was one
+ */
+void rp_set_reason(const struct rp_wait *w, const char *why);
 
 /*
  * Destination with a guest: which pages are not here, under the BQL or by its
@@ -165,6 +172,7 @@ void rp_went_back(void); /* not under the BQL */
 int rp_home_load(void);
 void rp_home_arrived(void);
 void rp_home_failed(const Error *err); /* under the BQL */
+void rp_end_return(void); /* that has not got so far; it ends by itself then */
 void rp_fill_return(RdmaPostcopyInfo *x);
 void rp_forget_return(void); /* under the BQL: a guest goes anew */
 
