@@ -13,6 +13,7 @@ int cmd_doctor(int argc, char **argv);
 int cmd_bench(int argc, char **argv);
 int cmd_demo(int argc, char **argv);
 int cmd_move(int argc, char **argv);
+int cmd_visit(int argc, char **argv);
 int cmd_agent(int argc, char **argv);
 int cmd_forks(int argc, char **argv);
 int cmd_hosts(int argc, char **argv);

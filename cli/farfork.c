@@ -22,6 +22,7 @@ static const struct command {
     {"bench", "measure what a move costs, against what QEMU has", cmd_bench},
     {"demo", "move two guests on this host, fork one, and show what happened", cmd_demo},
     {"move", "move a running guest to another host", cmd_move},
+    {"visit", "let a running guest work on another host, and take it back", cmd_visit},
     {"proxy", "one side of a move between QEMUs that are not patched", cmd_proxy},
     {"agent", "hold a forked guest's memory on this host; vmclone starts it", cmd_agent},
     {"nocloud", "change cloud-init's NoCloud data in an image", cmd_nocloud},

@@ -262,7 +262,7 @@ static void on_input(struct agent *a)
     if (jsonl_read(&a->in, STDIN_FILENO))
         a->in.ended = true;
     while (!a->ending && !a->detached && (line = jsonl_next(&a->in)))
-        if (*line)
+        if (*line && !agent_take_key(a, line))
             run_command(a, line);
     if (a->in.ended && !a->detached)
         a->input_ended = true;

@@ -9,7 +9,8 @@
  *              environment of a process are in /proc, and a file would have to be removed. The
  *              launcher carries it, as it carries the guest's command line.
  * Ownership    the agent holds the key until the library has it (an image is to come), or until
- *              `keep` (a guest is moved, and its QEMU has it).
+ *              `keep` (a guest is moved, and its QEMU has it). A guest that is kept and goes back has another
+ *              key for that, a line of the input like the first one, until the next `keep`.
  */
 #include <errno.h>
 #include <poll.h>
@@ -41,6 +42,15 @@ int agent_read_key(struct agent *a, struct ff_error *why)
                       : ff_error_set(why, EINVAL,
                                      "--keyed: want " KEY_LINE_HEAD "64 hexadecimal digits" KEY_LINE_TAIL
                                      " as the first line of input");
+}
+
+bool agent_take_key(struct agent *a, char *line)
+{
+    if (!a->keyed || !a->kept || strncmp(line, KEY_LINE_HEAD, strlen(KEY_LINE_HEAD)))
+        return false;
+    agent_drop_key(a);
+    a->vms.key = key_line_take(line);
+    return true;
 }
 
 void agent_drop_key(struct agent *a)

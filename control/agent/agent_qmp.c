@@ -19,6 +19,7 @@
 #include "agent.h"
 #include "qmp_job.h"
 #include "qmp_secret.h"
+#include "rundir.h"
 
 #define LIMIT_MS 5000 /* of connecting, and of the command */
 #define LIMIT_MAX_S 86400
@@ -117,6 +118,8 @@ static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
         k->ask_unused_again = true;
     else if (!status || strcmp(status, "setup") || !vm || vm->state == AGENT_VM_ENDED)
         return;
+    else if (vm->until_go && !rundir_was_left(vm->until_go))
+        return; /* a guest runs there, and begins to go elsewhere */
     else if (qmp_job_age_ms(a->job) > FRESH_MS)
         ask_vm(k, vm, "query-migrate", NULL, LIMIT_MS, NULL);
     else {

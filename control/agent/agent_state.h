@@ -68,6 +68,7 @@ json_t *agent_unfed(const char *host, const char *port, const char *why);
 /* agent_key.c: the key that the first line of input has, into @a->vms.key */
 int agent_read_key(struct agent *a, struct ff_error *why);
 void agent_drop_key(struct agent *a);
+bool agent_take_key(struct agent *a, char *line); /* of a guest that goes back; false: it is no key */
 
 /* daemonize.c: @run the agent in a process of its own, behind this one: the exit code of this one. It
  * ends with @run's, or, with 0, once the agent detaches, unless a->stay; when it dies, the agent gets SIGTERM */

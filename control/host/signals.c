@@ -7,7 +7,7 @@
 
 #include "signals.h"
 
-int signals_take(void)
+int signals_take_more(int number)
 {
     sigset_t set;
 
@@ -15,7 +15,14 @@ int signals_take(void)
     sigaddset(&set, SIGINT);
     sigaddset(&set, SIGTERM);
     sigaddset(&set, SIGHUP);
+    if (number)
+        sigaddset(&set, number);
     sigprocmask(SIG_BLOCK, &set, NULL);
     signal(SIGPIPE, SIG_IGN);
     return signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
+}
+
+int signals_take(void)
+{
+    return signals_take_more(0);
 }

@@ -32,12 +32,13 @@
  * Limits       every wait ends after --timeout seconds without anything new.
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "move.h"
 #include "signals.h"
-
+#include "visit.h"
 
 /* 0: the guest can be sent */
 static int prepare_move(struct move *m)
@@ -47,6 +48,8 @@ static int prepare_move(struct move *m)
 
     if (!rc)
         rc = move_find_parent(m, why);
+    if (!rc && m->visit)
+        rc = visit_check(m, why);
     if (!rc)
         rc = move_check_argv(m, why);
     if (!rc)
@@ -56,9 +59,33 @@ static int prepare_move(struct move *m)
     return rc;
 }
 
+static bool is_well(const struct move *m)
+{
+    return m->outcome == MOVE_THERE || m->outcome == MOVE_HOME;
+}
+
+static int exit_code(const struct move *m)
+{
+    if (m->visit && m->visit->failed)
+        return m->outcome == MOVE_HERE ? MOVE_EXIT_HERE : MOVE_EXIT_TROUBLE;
+    return is_well(m) ? 0 : m->outcome == MOVE_HERE ? MOVE_EXIT_HERE : MOVE_EXIT_TROUBLE;
+}
+
+static void print_move(const struct move *m, int code)
+{
+    if (m->visit && m->s.o.json)
+        visit_print_json(m, code);
+    else if (m->visit)
+        visit_print_text(m, code);
+    else if (m->s.o.json)
+        move_put_json(move_json(m, code));
+    else
+        move_print_text(m, code);
+}
+
 static int run_move(struct move *m)
 {
-    m->s.signals = signals_take();
+    m->s.signals = m->visit ? signals_take_more(SIGUSR1) : signals_take();
     m->begin_ms = ff_now_exact_ms();
     m->downtime_ms = -1;
     struct metrics *metrics = move_metrics_begin(m);
@@ -67,9 +94,11 @@ static int run_move(struct move *m)
         rc = move_proxy_here(m, &m->s.why);
     if (!rc)
         move_guest(m);
+    if (m->outcome == MOVE_AWAY)
+        visit_stay(m);
     if (!m->sent)
         move_proxy_drop(m);
-    if (m->sent)
+    if (m->sent && !m->visit)
         move_show(m, true);
     if (m->sent && m->via == VIA_PROXY && m->outcome != MOVE_THERE)
         move_proxy_say_sides(m);
@@ -86,15 +115,10 @@ static int run_move(struct move *m)
         move_fallback_drop(m);
     else if (m->outcome != MOVE_THERE)
         move_fallback_keep(m);
-    int code = m->outcome == MOVE_THERE  ? 0
-               : m->outcome == MOVE_HERE ? MOVE_EXIT_HERE
-                                         : MOVE_EXIT_TROUBLE;
-    if (m->s.o.json)
-        move_print_json(m, code);
-    else
-        move_print_text(m, code);
+    int code = exit_code(m);
+    print_move(m, code);
     move_metrics_end(m, metrics);
-    session_journal(&m->s, move_outcome_name(m->outcome), m->outcome == MOVE_THERE);
+    session_journal(&m->s, move_outcome_name(m->outcome), is_well(m));
     return code;
 }
 
@@ -106,30 +130,38 @@ static void move_agent_options(const struct session *s, const struct host *h, st
     strv_add(w, "%u", s->o.timeout_s);
 }
 
-int move_run(const struct session_options *given, const struct move_fallback *back,
-             const struct move_way *way, const char *host)
+/* *@options: of the link, to be freed */
+static int init_move(struct move *m, const struct session_options *given, const char *host, char **options,
+                     struct ff_error *why)
 {
     static const struct session_kind kind = {.program = "farfork move",
                                              .by_hand = ", or move this guest by hand, see "
                                                         "farfork-rdma-postcopy(7)",
                                              .agent_options = move_agent_options};
-    struct move m = {.back = *back, .via = way->via, .untested = way->untested,
-                     .from_stream = way->from_stream, .tpm = way->tpm, .unplug = &way->unplug};
+    static const struct session_kind visits = {.program = "farfork visit", .by_hand = "",
+                                               .agent_options = move_agent_options};
     struct session_options o = *given;
+    int rc = m->visit ? visit_link_options(given->link_options, options, why)
+                      : move_fallback_options(m, given->link_options, options, why);
+
+    o.link_options = *options;
+    if (!rc)
+        rc = session_init(&m->s, m->visit ? &visits : &kind, &o, why);
+    return rc ? rc : hostlist_add(&m->s.hostlist, host, why);
+}
+
+int move_run(const struct session_options *given, const struct move_fallback *back,
+             const struct move_way *way, const char *host)
+{
+    struct move m = {.back = *back, .via = way->via, .untested = way->untested, .visit = way->visit,
+                     .from_stream = way->from_stream, .tpm = way->tpm, .unplug = &way->unplug};
     struct ff_error why;
     int code = EXIT_USAGE;
     FF_AUTO_FREE char *options = NULL;
     for (size_t i = 0; i < way->plug.n; i++)
         strv_add(&m.plug, "%s", way->plug.v[i]);
-    int rc = move_fallback_options(&m, given->link_options, &options, &why);
-
-    o.link_options = options;
-    if (!rc)
-        rc = session_init(&m.s, &kind, &o, &why);
-    if (!rc)
-        rc = hostlist_add(&m.s.hostlist, host, &why);
-    if (rc)
-        fprintf(stderr, "farfork move: %s\n", why.text);
+    if (init_move(&m, given, host, &options, &why))
+        fprintf(stderr, "farfork %s: %s\n", m.visit ? "visit" : "move", why.text);
     else
         code = run_move(&m);
     move_devices_free(&m);

@@ -5,6 +5,8 @@
 #ifndef FF_CONTROL_MOVE_MOVE_H
 #define FF_CONTROL_MOVE_MOVE_H
 
+#include <string.h>
+
 #include "disks.h"
 #include "overlay_records.h"
 #include "session.h"
@@ -17,7 +19,9 @@ enum move_outcome {
     MOVE_BROKEN,  /* there, until it touches memory that will not come */
     MOVE_LOST,
     MOVE_ENDED,   /* it has shut itself down there */
-    MOVE_UNCLEAR  /* it cannot be found out from here */
+    MOVE_UNCLEAR, /* it cannot be found out from here */
+    MOVE_AWAY,    /* a visit: it runs there, and its memory comes from the source, which it is to return to */
+    MOVE_HOME     /* a visit: it is here again, with all of its memory */
 };
 
 /* --fallback go: the guest may be taken back until all of it is there */
@@ -28,6 +32,8 @@ struct move_fallback {
     bool hold; /* --output hold */
 };
 
+struct visit;
+
 enum move_via { VIA_AUTO, VIA_TRANSPORT, VIA_PROXY };
 struct move_way {
     enum move_via via;
@@ -35,12 +41,14 @@ struct move_way {
     bool from_stream; /* proxies: all memory by QEMU's own stream */
     const char *tpm; /* socket of an swtpm there; NULL: none */
     struct strv unplug, plug; /* ids here, what -device takes there */
+    struct visit *visit;      /* farfork visit; NULL: it moves */
 };
 
 struct move_device;
 
 struct move {
     struct session s; /* one host; two children: the QEMU there, and its proxy if there is one */
+    struct visit *visit; /* the caller's; NULL: it moves for good */
     enum move_via via; /* as asked for; once the QEMU there runs, what it is */
     bool untested, from_stream;
     const char *tpm;
@@ -83,6 +91,7 @@ struct move {
     double begin_ms, listening_ms, ready_ms, sent_ms, switched_ms, completed_ms; /* 0: not yet */
     /* what the source said last */
     char status[32], link[16];
+    char returns[32]; /* of its guest's return, a status; "": nobody tried */
     uint64_t total_bytes, present_bytes, passed_bytes, faults; /* passed: by precopy=1 */
     uint64_t stream_bytes; /* that a proxy here has read of its QEMU's stream */
     uint64_t breaks, again_bytes;
@@ -94,7 +103,7 @@ struct move {
 #define MOVE_EXIT_HERE 1
 #define MOVE_EXIT_TROUBLE 3
 
-/* move.c: the whole move; 0, MOVE_EXIT_HERE, 2 (usage), MOVE_EXIT_TROUBLE */
+/* move.c: the whole move, or visit; 0, MOVE_EXIT_HERE, 2 (usage), MOVE_EXIT_TROUBLE */
 int move_run(const struct session_options *o, const struct move_fallback *back,
              const struct move_way *way, const char *host);
 
@@ -164,8 +173,11 @@ size_t move_devices_out(const struct move *m); /* that the guest has let go, and
 void move_devices_say(struct move *m); /* notes, where it is not known to be here, nor to have all that it gets there */
 void move_devices_free(struct move *m);
 
-/* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why */
+/* move_follow.c: the migration, from `migrate` on; fills @m->outcome and @m->s.why. A visit: until it is AWAY */
 void move_guest(struct move *m);
+/* One look at the source; true: it is decided where the guest is. A visit's `completed` is not looked at */
+bool move_follow_turn(struct move *m);
+void move_end_with(struct move *m, enum move_outcome o, const char *fmt, ...) FF_PRINTF(3, 4);
 
 /* move_look.c: with an agent that is lost: whether its QEMU never ran, and never will. @last: look
  * now, and not again */
@@ -201,7 +213,8 @@ void move_metrics_end(const struct move *m, struct metrics *metrics); /* taken o
 /* move_show.c */
 void move_show(struct move *m, bool last);
 void move_print_text(const struct move *m, int code);
-void move_print_json(const struct move *m, int code);
+json_t *move_json(const struct move *m, int code);
+void move_put_json(json_t *o); /* on stdout; taken over */
 
 static inline struct vm *move_child(struct move *m)
 {
@@ -212,6 +225,13 @@ static inline struct vm *move_child(struct move *m)
 static inline struct vm *move_proxy(struct move *m)
 {
     return &m->s.vms[1];
+}
+
+/* Its guest is on its way back, as the source says. One that said completed before may have been here since */
+static inline bool move_returns(const struct move *m)
+{
+    return !strcmp(m->returns, "active") || !strcmp(m->returns, "device") ||
+           !strcmp(m->returns, "postcopy-active") || !strcmp(m->returns, "postcopy-paused");
 }
 
 /* Milliseconds between two moments; < 0: one of them was not reached */

@@ -56,8 +56,7 @@ static const char *move_status(const struct move *m)
     return m->was_running ? "running" : "paused";
 }
 
-static void end_with(struct move *m, enum move_outcome o, const char *fmt, ...) FF_PRINTF(3, 4);
-static void end_with(struct move *m, enum move_outcome o, const char *fmt, ...)
+void move_end_with(struct move *m, enum move_outcome o, const char *fmt, ...)
 {
     va_list ap;
 
@@ -86,12 +85,12 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         return false;
     const char *has = text_of(status, "status"), *move = text_of(info, "status");
     if (is(move, "completed")) {
-        end_with(m, MOVE_THERE, "%s", "");
+        move_end_with(m, MOVE_THERE, "%s", "");
         return true;
     }
     if (is(move, "postcopy-paused") && is(has, "inmigrate") && has_parent_ended(m)) {
         m->end_there = true;
-        end_with(m, MOVE_LOST, "its QEMU here has ended before it let the guest go, and the QEMU "
+        move_end_with(m, MOVE_LOST, "its QEMU here has ended before it let the guest go, and the QEMU "
                  "on %s, which was ended, never ran it: the guest runs nowhere; start it again "
                  "from its disks", host);
         return true;
@@ -101,7 +100,7 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         return false;
     }
     if (m->back.go)
-        end_with(
+        move_end_with(
             m, MOVE_BROKEN,
             "the link to %s is broken: the guest is there (%s), and stands still from the end of "
             "its lease on; neither QEMU was ended: if the QEMU here is dead for good, and there is "
@@ -109,7 +108,7 @@ static bool on_events_there(struct move *m, struct ff_error *why)
             "missing memory; see TAKING BACK in farfork-rdma-postcopy(7)",
             host, has, m->record, move_child(m)->qmp);
     else
-        end_with(
+        move_end_with(
             m, MOVE_BROKEN,
             "the link to %s is broken: the guest is there (%s), and runs until it touches missing "
             "memory; neither QEMU was ended: see A LINK THAT BREAKS in farfork-rdma-postcopy(7) "
@@ -122,7 +121,7 @@ static bool on_events_there(struct move *m, struct ff_error *why)
 static void end_shut_down(struct move *m)
 {
     m->end_there = true;
-    end_with(m, MOVE_ENDED, "the guest shut itself down on %s: it runs nowhere; end the QEMU here, "
+    move_end_with(m, MOVE_ENDED, "the guest shut itself down on %s: it runs nowhere; end the QEMU here, "
              "which no longer runs it", move_host(m)->node->host);
 }
 
@@ -145,30 +144,30 @@ static void ask_until_clear(struct move *m, const char *why_here)
     if (k->shut_down)
         end_shut_down(m);
     else if (!m->begun) /* the guest may be where somebody else moved it */
-        end_with(
+        move_end_with(
             m, MOVE_UNCLEAR,
             "%s; it may have sent the guest to %s: find out where the guest is before you start "
             "it anywhere; neither QEMU was ended",
             why_here, h->node->host);
     else if (h->state == HOST_FAILED || k->state != VM_FAILED)
-        end_with(
+        move_end_with(
             m, MOVE_UNCLEAR,
             "%s; and %s cannot tell: %s; look there with query-status at %s, or at what vmclone "
             "--list says, before you start this guest anywhere; neither QEMU was ended",
             why_here, h->node->host, h->state == HOST_FAILED ? h->error : why.text,
             k->qmp ? k->qmp : "");
     else if (k->never_ran || strstr(k->error, "nothing ran here"))
-        end_with(m, MOVE_LOST,
+        move_end_with(m, MOVE_LOST,
                  "%s; its QEMU on %s has ended: %s: the guest runs nowhere; start it again "
                  "from its disks",
                  why_here, h->node->host, k->error);
     else if (m->back.go && !m->s.parent_gone)
-        end_with(m, MOVE_UNCLEAR,
+        move_end_with(m, MOVE_UNCLEAR,
                  "its QEMU on %s has ended; x-rdma-postcopy-take-back at the QEMU here may get the "
                  "guest back: %s; %s",
                  h->node->host, k->error, why_here);
     else
-        end_with(m, MOVE_LOST,
+        move_end_with(m, MOVE_LOST,
                  "%s; its QEMU on %s has ended, and the guest with it: %s; start it again "
                  "from its disks",
                  why_here, h->node->host, k->error);
@@ -181,6 +180,9 @@ static void take_numbers(struct move *m, const json_t *info)
     const json_t *x = json_object_get(info, "x-rdma-postcopy"), *down;
 
     snprintf(m->status, sizeof(m->status), "%s", text_of(info, "status"));
+    snprintf(m->returns, sizeof(m->returns), "%s", text_of(x, "return-status"));
+    if (move_returns(m)) /* those are of the way back */
+        return;
     snprintf(m->link, sizeof(m->link), "%s", text_of(x, "link"));
     m->fault_p99_ms = (double)json_integer_value(json_object_get(x, "fault-p99")) / 1e6;
     m->total_bytes = (uint64_t)json_integer_value(json_object_get(x, "total-bytes"));
@@ -227,7 +229,7 @@ static bool has_refused(struct move *m)
     m->begun = is(status, "postmigrate");
     if (!is(status, move_status(m)))
         return false;
-    end_with(m, MOVE_HERE,
+    move_end_with(m, MOVE_HERE,
              "the QEMU here refused to migrate, and gave the reason only after %d s: try again",
              QUERY_LIMIT_MS / 1000);
     return true;
@@ -268,17 +270,17 @@ static void end_not_taken_back(struct move *m, const char *reason)
     const struct vm *k = move_child(m);
 
     if (strstr(reason, "take back: fence="))
-        end_with(m, MOVE_UNCLEAR,
+        move_end_with(m, MOVE_UNCLEAR,
                  "the guest is to be taken back from %s, and runs nowhere: make sure that its QEMU "
                  "there has ended, and give x-rdma-postcopy-take-back at the QEMU here: %s",
                  host, reason);
     else if (k->state == VM_FAILED && move_host(m)->state != HOST_FAILED)
-        end_with(m, MOVE_UNCLEAR,
+        move_end_with(m, MOVE_UNCLEAR,
                  "its QEMU on %s has ended (%s), and the QEMU here did not take the guest back; if "
                  "you can mend the reason, give x-rdma-postcopy-take-back here: %s",
                  host, k->error, reason);
     else
-        end_with(m, MOVE_UNCLEAR,
+        move_end_with(m, MOVE_UNCLEAR,
                  "the guest may run on %s, and the QEMU here did not take it back: look there with "
                  "query-status at %s before you start or end it anywhere; neither QEMU was ended: "
                  "%s",
@@ -294,13 +296,13 @@ static bool is_decided(struct move *m, const json_t *info)
     if (is_over_here(m->status)) {
         if (m->via == VIA_PROXY && !process_is(m->s.parent_pid, m->parent_start)) {
             m->end_there = true;
-            end_with(m, MOVE_LOST, "%s", error);
+            move_end_with(m, MOVE_LOST, "%s", error);
         } else if (*m->s.why.text) /* why it was cancelled */
             m->outcome = MOVE_HERE;
         else if (m->s.interrupted)
-            end_with(m, MOVE_HERE, "interrupted");
+            move_end_with(m, MOVE_HERE, "interrupted");
         else
-            end_with(m, MOVE_HERE, "%s%s%s", *error ? error : m->status,
+            move_end_with(m, MOVE_HERE, "%s%s%s", *error ? error : m->status,
                      k->state == VM_FAILED ? "; its QEMU there: " : "",
                      k->state == VM_FAILED ? k->error : "");
         return true;
@@ -308,9 +310,9 @@ static bool is_decided(struct move *m, const json_t *info)
     m->begun |= !may_be_old(m->status);
     if (!m->begun && has_refused(m))
         return true;
-    if (is(m->status, "completed") && m->begun) {
+    if (is(m->status, "completed") && m->begun && !m->visit) {
         m->completed_ms = ff_now_exact_ms();
-        end_with(m, MOVE_THERE, "%s", "");
+        move_end_with(m, MOVE_THERE, "%s", "");
         return true;
     }
     if (!is(m->status, "postcopy-paused")) {
@@ -344,9 +346,9 @@ static void on_interrupt(struct move *m)
     move_show(m, true);
     fprintf(
         stderr,
-        "farfork move: the guest runs on %s by now, its memory still follows: %llu of %llu MiB; "
+        "%s: the guest runs on %s by now, its memory still follows: %llu of %llu MiB; "
         "interrupt again to leave, but keep the QEMU here until all is there\n",
-        host, (unsigned long long)m->present_bytes >> 20, (unsigned long long)m->total_bytes >> 20);
+        m->s.kind->program, host, (unsigned long long)m->present_bytes >> 20, (unsigned long long)m->total_bytes >> 20);
     m->s.interrupted = false;
 }
 
@@ -356,7 +358,7 @@ static bool stop_asking(struct move *m)
     const char *host = move_host(m)->node->host;
 
     if (m->switched) {
-        end_with(
+        move_end_with(
             m, MOVE_FOLLOWS,
             "no memory came to %s for %u s: the guest is there; keep the QEMU here, and quit it "
             "once its query-migrate says completed",
@@ -364,14 +366,14 @@ static bool stop_asking(struct move *m)
         return true;
     }
     if (m->cancelling) {
-        end_with(
+        move_end_with(
             m, MOVE_UNCLEAR,
             "the source does not end its migration (status %s): look at it with query-migrate; "
             "neither QEMU was ended",
             m->status);
         return true;
     }
-    end_with(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->s.o.timeout_s,
+    move_end_with(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->s.o.timeout_s,
              m->status);
     cancel_migration(m);
     return false;
@@ -386,7 +388,7 @@ static void on_proxy_lost(struct move *m, const char *reason)
 
     if (m->s.qmp && !qmp_command(m->s.qmp, "query-status", NULL, &o, &why) && m->was_running &&
         json_is_true(json_object_get(o, "running")))
-        end_with(m, MOVE_HERE, "%s", reason);
+        move_end_with(m, MOVE_HERE, "%s", reason);
     else
         ask_until_clear(m, reason);
 }
@@ -400,6 +402,40 @@ static void await_parent_end(struct move *m)
         session_turn(&m->s, POLL_MS);
 }
 
+bool move_follow_turn(struct move *m)
+{
+    FF_AUTO_JSON json_t *info = NULL;
+    struct ff_error why;
+
+    if (m->via == VIA_PROXY && move_proxy_has_ended(m, &why)) {
+        on_proxy_lost(m, why.text);
+        return true;
+    }
+    int rc = qmp_command(m->s.qmp, "query-migrate", NULL, &info, &why);
+    if (rc && rc != -ETIMEDOUT && m->via == VIA_PROXY)
+        rc = -ETIMEDOUT; /* whether it has ended is seen at the next turn */
+    if (rc && rc != -ETIMEDOUT) {
+        m->s.parent_gone |= rc == -EPIPE;
+        await_parent_end(m);
+        ask_until_clear(m, why.text);
+        return true;
+    }
+    if (!rc)
+        take_numbers(m, info);
+    return !rc && is_decided(m, info);
+}
+
+/* It runs there, and no source takes it back from here on */
+static void on_running_there(struct move *m)
+{
+    struct ff_error why;
+
+    m->handed = true;
+    move_hand_over(m, &why);
+    if (m->via != VIA_PROXY) /* it passes nothing on until it ends */
+        move_devices_plug(m);
+}
+
 static void follow_migration(struct move *m)
 {
     uint64_t changed_ms = ff_now_ms(), fetched = 0;
@@ -407,36 +443,19 @@ static void follow_migration(struct move *m)
     bool said = false;
 
     for (;;) {
-        FF_AUTO_JSON json_t *info = NULL;
-        struct ff_error why;
-        if (m->via == VIA_PROXY && move_proxy_has_ended(m, &why)) {
-            on_proxy_lost(m, why.text);
-            return;
-        }
-        int rc = qmp_command(m->s.qmp, "query-migrate", NULL, &info, &why);
-        if (rc && rc != -ETIMEDOUT && m->via == VIA_PROXY)
-            rc = -ETIMEDOUT; /* whether it has ended is seen at the next turn */
-        if (rc && rc != -ETIMEDOUT) {
-            m->s.parent_gone |= rc == -EPIPE;
-            await_parent_end(m);
-            ask_until_clear(m, why.text);
-            return;
-        }
-        if (!rc)
-            take_numbers(m, info);
-        if (!rc && is_decided(m, info))
+        if (move_follow_turn(m))
             return;
         if (!m->switched && is(m->status, "postcopy-active")) {
             m->switched = true;
             m->switched_ms = ff_now_exact_ms();
             m->s.why.text[0] = '\0'; /* a cancel came too late */
         }
-        if (m->runs_there && !m->handed && !m->back.go) { /* no source takes it back from here on */
-            m->handed = true;
-            move_hand_over(m, &why);
-            if (m->via != VIA_PROXY) /* it passes nothing on until it ends */
-                move_devices_plug(m);
+        if (m->visit && m->switched && m->runs_there) {
+            m->outcome = MOVE_AWAY;
+            return;
         }
+        if (m->runs_there && !m->handed && !m->back.go)
+            on_running_there(m);
         if (m->until_ms || m->taking_ms || m->lost_ms || strcmp(was, m->status) ||
             fetched != m->present_bytes + m->passed_bytes + m->stream_bytes)
             changed_ms = ff_now_ms();
@@ -448,13 +467,13 @@ static void follow_migration(struct move *m)
             changed_ms = ff_now_ms();
         }
         if (m->s.interrupted && m->switched && said) {
-            end_with(m, MOVE_FOLLOWS,
+            move_end_with(m, MOVE_FOLLOWS,
                      "left: the guest runs on %s, its memory still follows; the QEMU "
                      "here serves it: quit it once query-migrate says completed",
                      move_host(m)->node->host);
             return;
         }
-        if (m->s.interrupted) {
+        if (m->s.interrupted && !(m->visit && m->switched)) {
             said |= m->switched;
             on_interrupt(m);
         }
@@ -495,7 +514,7 @@ static void finish_move(struct move *m)
         return;
     }
     if (rc) {
-        end_with(
+        move_end_with(
             m, MOVE_UNCLEAR,
             "every page is on %s, but the guest does not show there: %s; look there, then quit "
             "the QEMU here, which no longer runs it",
@@ -503,7 +522,7 @@ static void finish_move(struct move *m)
         return;
     }
     if (!is(text_of(status, "status"), move_status(m))) {
-        end_with(
+        move_end_with(
             m, MOVE_UNCLEAR,
             "every page is on %s, but the guest is %s there: see %s; the QEMU here no longer runs "
             "it, and was not quit",
@@ -539,7 +558,7 @@ void move_guest(struct move *m)
     session_take_key(&m->s);
     if (rc == -EREMOTEIO) {
         m->sent = false;
-        end_with(m, MOVE_HERE, "%s", why.text);
+        move_end_with(m, MOVE_HERE, "%s", why.text);
         return;
     }
     m->begun = !rc;

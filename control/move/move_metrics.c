@@ -19,7 +19,7 @@ void move_metrics_end(const struct move *m, struct metrics *metrics)
         .side = "source",
         .via = m->via == VIA_PROXY ? "proxy" : m->via == VIA_TRANSPORT ? "transport" : "none",
         .link = *m->link ? m->link : "none",
-        .outcome = m->outcome == MOVE_THERE ? NULL : move_outcome_name(m->outcome),
+        .outcome = m->outcome == MOVE_THERE || m->outcome == MOVE_HOME ? NULL : move_outcome_name(m->outcome),
         .total_bytes = (double)m->total_bytes,
         .present_bytes = (double)m->present_bytes,
         .again_bytes = (double)m->again_bytes,

@@ -13,7 +13,7 @@
 const char *move_outcome_name(enum move_outcome o)
 {
     static const char *const names[] = {"here", "there", "following", "broken", "lost",
-                                        "ended", "unclear"};
+                                        "ended", "unclear", "away", "home"};
 
     return names[o];
 }
@@ -56,15 +56,15 @@ static void print_there(const struct move *m)
 void move_print_text(const struct move *m, int code)
 {
     fflush(stderr);
-    if (m->outcome != MOVE_HERE && m->sent)
+    if (m->outcome != MOVE_HERE && m->outcome != MOVE_HOME && m->sent)
         print_there(m);
     for (size_t i = 0; i < m->s.notes.n; i++)
         printf("note: %s\n", m->s.notes.v[i]);
     fflush(stdout);
     if (*m->s.why.text)
-        fprintf(stderr, "farfork move: %s\n", m->s.why.text);
+        fprintf(stderr, "%s: %s\n", m->s.kind->program, m->s.why.text);
     if (code && m->outcome == MOVE_HERE)
-        fprintf(stderr, "farfork move: the guest %s\n",
+        fprintf(stderr, "%s: the guest %s\n", m->s.kind->program,
                 strcmp(m->here, "running") ? "is here, paused" : "goes on here");
 }
 
@@ -87,7 +87,7 @@ static json_t *text_or_null(const char *s)
     return s && *s ? json_string(s) : json_null();
 }
 
-void move_print_json(const struct move *m, int code)
+json_t *move_json(const struct move *m, int code)
 {
     const struct host *h = m->s.n_hosts ? m->s.hosts : NULL;
     const struct vm *k = m->s.n_vms ? m->s.vms : NULL;
@@ -95,7 +95,7 @@ void move_print_json(const struct move *m, int code)
 
     for (size_t i = 0; i < m->s.notes.n; i++)
         json_array_append_new(notes, json_string(m->s.notes.v[i]));
-    json_t *o = json_pack(
+    return json_pack(
         "{ss ss si sb so ss si so so si so so so so s{sI sI sI} sI sI si si so}", "id", m->s.o.id, "parent",
         m->s.o.parent_path, "parent_pid", (int)m->s.parent_pid, "parent_ended", m->s.parent_gone,
         "host", text_or_null(h ? h->node->host : NULL), "state", move_outcome_name(m->outcome),
@@ -106,6 +106,10 @@ void move_print_json(const struct move *m, int code)
         (json_int_t)m->total_bytes, "present", (json_int_t)m->present_bytes, "again",
         (json_int_t)m->again_bytes, "breaks", (json_int_t)m->breaks, "faults",
         (json_int_t)m->faults, "unplugged", (int)move_devices_out(m), "plugged", (int)m->n_plugged, "notes", notes);
+}
+
+void move_put_json(json_t *o)
+{
     json_dumpf(o, stdout, JSON_INDENT(2));
     putchar('\n');
     fflush(stdout);

@@ -1,0 +1,111 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * cmd_visit.c - farfork visit: parse, visit, print
+ */
+#include <getopt.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "cli.h"
+#include "defaults.h"
+#include "visit.h"
+
+#define VISIT_TIMEOUT_S 60
+
+static int visit_usage(FILE *out)
+{
+    fputs(
+        "usage: farfork visit [OPTION...] PARENT HOST[=ADDRESS]\n\n"
+        "Let a running guest work on another host, and take it back with what it wrote: it runs\n"
+        "there at once, gets what it touches of its memory, and comes home when a command here has\n"
+        "ended, or at Ctrl-C. PARENT is the QMP socket of its QEMU, on this host, which stays; disks\n"
+        "are on storage that both hosts share.\n\n"
+        "  --until COMMAND         run it here, by /bin/sh, once the guest is there; its end brings the\n"
+        "                          guest home; default: until SIGINT, SIGTERM, SIGHUP or SIGUSR1\n"
+        "  --data [FORMAT:]PATH    a file or block device there, which the guest gets as a disk that it\n"
+        "                          may not write; FORMAT is raw unless given; repeatable\n"
+        "  --home ADDRESS          of this host, which HOST reaches; default: the one that it is\n"
+        "                          reached from\n"
+        "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
+        "  --options OPTIONS       of the transport, both ways: 'timeout=30,reconnect=60'; link is tcp\n"
+        "  --qemu PATH             the QEMU there; default: the one here\n"
+        "  --agent PATH            farfork there; default: this program\n"
+        "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
+        "  --id ID                 name the visit\n"
+        "  --timeout SECONDS       give up a way there, or home, without progress after so long;\n"
+        "                          default: 60\n"
+        "  --scope one|each|none   systemd's scopes there, as farfork move has them\n"
+        "  --metrics-dir DIR       count there, on both hosts, for monitoring\n"
+        "  --json                  print one JSON object\n"
+        "  --quiet                 no live line\n"
+        "  -h, --help              print this text\n\n"
+        "Exit code: 0 the guest is home; 1 it never left; 2 usage; 3 it is there still, lost, incomplete\n"
+        "or unknown, or could not work there: the message says what to do.\n",
+        out);
+    return out == stdout ? 0 : EXIT_USAGE;
+}
+
+static int run_visit(const struct session_options *o, const struct visit_options *v, const char *host)
+{
+    const struct move_fallback none = {0};
+    struct visit visit;
+    struct ff_error why;
+    int code = EXIT_USAGE;
+
+    if (visit_init(&visit, v, &why)) {
+        fprintf(stderr, "farfork visit: %s\n", why.text);
+    } else {
+        const struct move_way way = {.via = VIA_TRANSPORT, .visit = &visit};
+        code = move_run(o, &none, &way, host);
+    }
+    visit_free(&visit);
+    return code;
+}
+
+int cmd_visit(int argc, char **argv)
+{
+    enum {
+        LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, UNTIL, DATA, HOME_AT, METRICS_DIR, SCOPE
+    };
+    static const struct option options[] = {
+        {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
+        {"options", required_argument, NULL, OPTIONS}, {"qemu", required_argument, NULL, QEMU},
+        {"agent", required_argument, NULL, AGENT}, {"rundir", required_argument, NULL, RUNDIR},
+        {"id", required_argument, NULL, ID}, {"timeout", required_argument, NULL, TIMEOUT},
+        {"until", required_argument, NULL, UNTIL}, {"data", required_argument, NULL, DATA},
+        {"home", required_argument, NULL, HOME_AT}, {"scope", required_argument, NULL, SCOPE},
+        {"metrics-dir", required_argument, NULL, METRICS_DIR},
+        {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
+    struct session_options o = {.n = 2, .timeout_s = VISIT_TIMEOUT_S};
+    struct strv data = {0};
+    struct visit_options v = {.data = &data};
+    int opt;
+
+    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
+        switch (opt) {
+        case LAUNCHER: o.launcher = optarg; break;
+        case OPTIONS: o.link_options = optarg; break;
+        case QEMU: o.qemu = optarg; break;
+        case AGENT: o.agent = optarg; break;
+        case RUNDIR: o.rundir = optarg; break;
+        case ID: o.id = optarg; break;
+        case TIMEOUT:
+            if (!parse_number(optarg, 86400, &o.timeout_s))
+                return visit_usage(stderr);
+            break;
+        case UNTIL: v.until = optarg; break;
+        case DATA: strv_add(&data, "%s", optarg); break;
+        case HOME_AT: v.home = optarg; break;
+        case SCOPE: o.scope = optarg; break;
+        case METRICS_DIR: o.metrics_dir = optarg; break;
+        case JSON: o.json = true; break;
+        case QUIET: o.quiet = true; break;
+        default: return visit_usage(opt == 'h' ? stdout : stderr);
+        }
+    if (argc - optind != 2)
+        return visit_usage(stderr);
+    o.parent_path = argv[optind];
+    int code = run_visit(&o, &v, argv[optind + 1]);
+    strv_free(&data);
+    return output_code("farfork visit", code, MOVE_EXIT_TROUBLE);
+}

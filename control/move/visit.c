@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * visit.c - farfork visit: a guest works on another host, and comes back with what it wrote
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Picture      as farfork move (move.c), up to where the guest runs there; but the QEMU there gets visit=on: its move
+ *              is never complete, and the QEMU here serves the guest's memory as long as it is away
+ *              --data: plugged in there
+ *              until a command here has ended, or a signal comes: watch both QEMUs
+ *              home (visit_home.c)
+ * States       AWAY       it is there; all that can happen to a move after its switch may happen now
+ *              HOME       here, with all of its memory; the QEMU there is ended
+ *              others     as of a move
+ * Failure      a return that fails leaves the guest there. With --until it is tried TRIES times; without, the next signal
+ *              tries again.
+ *              Killed, this program leaves both QEMUs and the agent; a person brings the guest home
+ *              (visit_by_hand()).
+ * Limits       its disks are on shared storage, and are not copied. The way to the agent has to last as long as the
+ *              visit: without it nobody tells the QEMU there to send the guest back.
+ */
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "autojson.h"
+#include "visit.h"
+
+#define LOOK_EVERY_MS 1000
+#define LOOK_SOON_MS 100
+#define TRIES 3
+#define TRY_EVERY_MS 2000
+#define SAY_PAUSED_MS 2000
+
+/* --- what a user says --- */
+
+static bool is_link_option(const char *word, size_t len, const char *name)
+{
+    return strlen(name) == len && !strncmp(word, name, len);
+}
+
+/* One of them; *@has_link: it says link=tcp */
+static int check_option(const char *word, size_t len, bool *has_link, struct ff_error *why)
+{
+    static const char *const ours[] = {"visit", "prefill", "precopy", "landing", "until-go", "multicast",
+                                       "fallback", "lease", "fence", "record", "output"};
+    size_t name_len = strcspn(word, "=,");
+
+    if (is_link_option(word, len, "link=tcp")) {
+        *has_link = true;
+        return 0;
+    }
+    if (is_link_option(word, name_len, "link"))
+        return ff_error_set(why, ENOTSUP, "--options %.*s: a guest returns over tcp alone: want link=tcp, or none",
+                            (int)len, word);
+    for (size_t i = 0; i < FF_ARRAY_LEN(ours); i++)
+        if (is_link_option(word, name_len, ours[i]))
+            return ff_error_set(why, EINVAL, "--options %.*s: not with a visit, which goes by faults and returns",
+                                (int)len, word);
+    return 0;
+}
+
+int visit_link_options(const char *given, char **out, struct ff_error *why)
+{
+    bool has_link = false;
+    int rc = 0;
+
+    for (const char *word = given; !rc && word && *word; ) {
+        size_t len = strcspn(word, ",");
+        rc = check_option(word, len, &has_link, why);
+        word += len + (word[len] == ',');
+    }
+    if (!rc)
+        *out = xprintf("%s%s%s", given ? given : "", given && !has_link ? "," : "", has_link ? "" : "link=tcp");
+    return rc;
+}
+
+int visit_init(struct visit *v, const struct visit_options *o, struct ff_error *why)
+{
+    *v = (struct visit){.o = *o, .until_fd = -1, .until_code = -1, .downtime_ms = -1};
+    return visit_data_parse(v, why);
+}
+
+void visit_free(struct visit *v)
+{
+    visit_data_free(v);
+    ff_close_fd(&v->until_fd);
+    free(v->address);
+}
+
+/* --- whether it can --- */
+
+int visit_check(struct move *m, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *list = NULL;
+    int rc = qmp_command(m->s.qmp, "query-commands", NULL, &list, why);
+
+    if (rc)
+        return rc;
+    if (!json_find(list, "name", "x-rdma-postcopy-return"))
+        return ff_error_set(why, ENOTSUP, "%s: its QEMU has no x-rdma-postcopy-return: it is older than this program",
+                            m->s.o.parent_path);
+    if (!m->was_running)
+        return ff_error_set(why, EINVAL, "this guest is paused, and works nowhere: let it run");
+    if (m->plug.n || m->n_devices)
+        return ff_error_set(why, ENOTSUP, "the primary device of a failover pair does not go along and come back: "
+                            "remove it, or move this guest");
+    return 0;
+}
+
+/* --- away --- */
+
+static void say_away(struct move *m)
+{
+    const struct visit *v = m->visit;
+    FF_AUTO_FREE char *down = m->downtime_ms < 0 ? xstrdup("not known") : xprintf("%.0f ms", m->downtime_ms);
+
+    move_show(m, true);
+    visit_say(m, "it runs on %s; downtime %s; QMP socket there %s%s", move_host(m)->node->host, down, move_child(m)->qmp,
+              v->o.until ? "" : isatty(STDIN_FILENO) ? "; press Ctrl-C to bring it home" : "; a signal brings it home");
+    session_journal(&m->s, "away", true);
+}
+
+static void give_up_visit(struct move *m, const struct ff_error *why)
+{
+    FF_AUTO_FREE char *how = visit_by_hand(m);
+
+    move_end_with(m, MOVE_AWAY, "the guest is on %s still: %s; both QEMUs go on; bring it home by %s",
+                  move_host(m)->node->host, why->text, how);
+    m->visit->over = true;
+}
+
+/* How it is called home: by the end of its command, or by a signal */
+static void look_for_call(struct move *m)
+{
+    struct visit *v = m->visit;
+    bool signalled = m->s.interrupted;
+
+    m->s.interrupted = false;
+    v->wanted |= visit_until_over(m);
+    if (!signalled)
+        return;
+    if (v->until_pid) { /* first that ends */
+        visit_until_end(m);
+        return;
+    }
+    if (v->wanted && v->said_wait)
+        give_up_visit(m, &v->why);
+    else if (v->wanted && v->said_paused)
+        v->said_wait = true;
+    v->wanted = true;
+    if (v->said_wait && !v->over) {
+        ff_error_set(&v->why, ENOTCONN, "there is no link");
+        visit_say(m, "it cannot come home without a link, which is waited for; interrupt again to leave");
+    }
+}
+
+static bool is_paused(const struct move *m)
+{
+    return !strcmp(m->status, "postcopy-paused");
+}
+
+/* Once for each time, but for what a return that failed leaves for a moment */
+static void say_link(struct move *m)
+{
+    struct visit *v = m->visit;
+    const char *host = move_host(m)->node->host;
+
+    if (!is_paused(m))
+        v->paused_ms = 0;
+    else if (!v->paused_ms)
+        v->paused_ms = ff_now_ms();
+    bool is_long = is_paused(m) && ff_now_ms() >= v->paused_ms + SAY_PAUSED_MS;
+    if (is_long && !v->said_paused)
+        visit_say(m, "the link to %s is broken: the guest there waits where it touches memory that is here; both QEMUs "
+                  "look for another for %u s", host, session_reconnect_ms(&m->s) / 1000);
+    else if (!is_paused(m) && v->said_paused)
+        visit_say(m, "there is a link to %s again", host);
+    v->said_paused = is_paused(m) && (v->said_paused || is_long);
+    v->said_wait &= v->said_paused;
+}
+
+/* The agent there was lost: nobody can tell the QEMU there to send the guest back */
+static void say_agent(struct move *m, bool *said)
+{
+    if (*said || move_host(m)->state != HOST_FAILED)
+        return;
+    *said = true;
+    visit_say(m, "%s: %s: the guest works on, but is to be brought home by hand", move_host(m)->node->host,
+              move_host(m)->error);
+}
+
+/* One try. Without a command the user says when there is another */
+static void try_home(struct move *m, uint64_t *next_ms)
+{
+    struct visit *v = m->visit;
+    struct ff_error why = {0};
+
+    if (!visit_come_home(m, &why) || v->over)
+        return;
+    m->s.interrupted = false;
+    *next_ms = ff_now_ms() + TRY_EVERY_MS;
+    v->why = why;
+    if ((v->o.until && v->tries >= TRIES) || move_host(m)->state == HOST_FAILED) {
+        give_up_visit(m, &why);
+        return;
+    }
+    v->wanted = v->o.until;
+    visit_say(m, "it is on %s still, and did not come home: %s%s", move_host(m)->node->host, why.text,
+              v->o.until ? "" : isatty(STDIN_FILENO) ? "; press Ctrl-C to try again" : "; a signal tries again");
+}
+
+/* Its way home was begun by somebody's hand */
+static void follow_by_hand(struct move *m)
+{
+    struct ff_error why = {0};
+
+    visit_say(m, "somebody brings it home");
+    m->visit->coming_ms = ff_now_exact_ms();
+    if (visit_follow_home(m, &why))
+        visit_say(m, "it did not come home: %s", why.text);
+}
+
+/* What it needs there, and what it is there for. It comes home at once where that fails */
+static void begin_work(struct move *m)
+{
+    struct visit *v = m->visit;
+    int rc = visit_data_plug(m, &v->why);
+
+    if (!rc && v->o.until)
+        rc = visit_until_start(m, &v->why);
+    if (!rc)
+        return;
+    v->failed = v->wanted = true;
+    strv_add(&m->s.notes, "%s: it did not work there", v->why.text);
+    visit_say(m, "%s: it comes home", v->why.text);
+}
+
+/* Its command is of no use where its guest is not any more */
+static void end_command(struct move *m)
+{
+    struct visit *v = m->visit;
+    uint64_t end = ff_now_ms() + (uint64_t)move_limit_ms(m);
+
+    for (v->until_asked = false; v->until_pid && ff_now_ms() < end; ) {
+        visit_until_end(m);
+        for (uint64_t next = ff_now_ms() + TRY_EVERY_MS; !visit_until_over(m) && v->until_pid && ff_now_ms() < next;)
+            session_turn(&m->s, 50);
+    }
+}
+
+/* Until there is something to look at, or to try */
+static int time_to_wait(const struct move *m, uint64_t next_ms)
+{
+    uint64_t now = ff_now_ms();
+
+    if (!m->visit->wanted || is_paused(m))
+        return m->visit->wanted ? LOOK_SOON_MS : LOOK_EVERY_MS;
+    return next_ms > now ? (int)FF_MIN(next_ms - now, LOOK_EVERY_MS) : 0;
+}
+
+void visit_stay(struct move *m)
+{
+    struct visit *v = m->visit;
+    uint64_t next_ms = 0;
+    bool said_agent = false;
+
+    v->away_ms = ff_now_exact_ms();
+    say_away(m);
+    begin_work(m);
+    while (!v->over) {
+        if (move_follow_turn(m))
+            break;
+        say_link(m);
+        say_agent(m, &said_agent);
+        look_for_call(m);
+        if (move_returns(m) || !strcmp(m->status, "completed"))
+            follow_by_hand(m);
+        else if (v->wanted && !is_paused(m) && ff_now_ms() >= next_ms)
+            try_home(m, &next_ms);
+        if (!v->over)
+            session_turn(&m->s, time_to_wait(m, next_ms));
+    }
+    end_command(m);
+}

@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * visit.h - one visit of a guest to another host, as farfork visit sees it
+ */
+#ifndef FF_CONTROL_MOVE_VISIT_H
+#define FF_CONTROL_MOVE_VISIT_H
+
+#include "move.h"
+
+/* A file, or a block device, that it has there while it works */
+struct visit_data {
+    const char *spec; /* the caller's */
+    char *format, *path, *id;
+    bool node, plugged; /* the QEMU there has it open; the guest has it */
+};
+
+/* What a user says */
+struct visit_options {
+    const char *until;       /* a command here, whose end brings it home; NULL: a signal does */
+    const char *home;        /* this host's address, which the other one reaches; NULL: found out */
+    const struct strv *data; /* SPECs; borrowed */
+};
+
+struct visit {
+    struct visit_options o;
+    struct visit_data *data;
+    size_t n_data;
+    pid_t until_pid;      /* 0: it does not run */
+    int until_fd;         /* readable: it has ended; -1: none */
+    int until_code;       /* as a shell has it; < 0: it did not end, or did not run */
+    bool until_asked;     /* it was told to end */
+    bool wanted;          /* it is to come home */
+    uint64_t paused_ms;   /* since when there is no link; 0: there is one */
+    bool said_paused;     /* that the link is broken */
+    bool said_wait;       /* and that it cannot come home meanwhile */
+    bool failed;          /* it could not work there */
+    bool runs_here;       /* on the way back: it does again, and its memory follows */
+    bool over;            /* m->outcome is decided, and not AWAY */
+    unsigned tries;       /* to come home */
+    unsigned port;        /* where the QEMU here listens for it; 0: it does not */
+    char *address;        /* of this host, for the QEMU there */
+    char there[32];       /* the QEMU there of its own migration, the way back, on the last try; "": none */
+    double away_ms, coming_ms, here_ms, home_ms; /* when it got there, began to come, runs here, is complete; 0: not yet */
+    double downtime_ms;   /* of the way back; < 0: not known */
+    uint64_t back_bytes;  /* what came */
+    struct ff_error why;  /* the last try to come home failed */
+};
+
+/* visit.c. The options of the link, for both ways, to be freed: -EINVAL: what only the command may say */
+int visit_link_options(const char *given, char **out, struct ff_error *why);
+/* @v, zeroed, from what a user said; -EINVAL */
+int visit_init(struct visit *v, const struct visit_options *o, struct ff_error *why);
+void visit_free(struct visit *v);
+/* Whether this guest can visit anybody, before anything is started */
+int visit_check(struct move *m, struct ff_error *why);
+/* It is AWAY: until it is home, or it is decided where else it is */
+void visit_stay(struct move *m);
+
+/* visit_home.c: one try to get it home. 0: it is, or m->visit->over; or it runs there as before */
+int visit_come_home(struct move *m, struct ff_error *why);
+/* The QEMU here says that the guest is here, with all of its memory */
+bool visit_is_home(struct move *m);
+/* Its way back has begun, by us or by somebody's hand: until it is decided. As visit_come_home() */
+int visit_follow_home(struct move *m, struct ff_error *why);
+char *visit_by_hand(const struct move *m); /* how a person brings it home; to be freed */
+
+/* visit_data.c. Plug all of it in there; unplug it: -ETIMEDOUT, -EPERM: the guest keeps one */
+int visit_data_parse(struct visit *v, struct ff_error *why);
+int visit_data_plug(struct move *m, struct ff_error *why);
+int visit_data_unplug(struct move *m, struct ff_error *why);
+void visit_data_free(struct visit *v);
+
+/* visit_until.c: its command. visit_until_over(): it has ended; end it: once by SIGTERM, then by SIGKILL */
+int visit_until_start(struct move *m, struct ff_error *why);
+bool visit_until_over(struct move *m);
+void visit_until_end(struct move *m);
+
+/* visit_show.c */
+void visit_say(const struct move *m, const char *fmt, ...) FF_PRINTF(2, 3); /* on stderr */
+void visit_print_text(const struct move *m, int code);
+void visit_print_json(const struct move *m, int code);
+
+#endif

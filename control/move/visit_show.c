@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * visit_show.c - what a visit looks like to a person, while it lasts and afterwards, and as JSON
+ */
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "visit.h"
+
+#define MIB(bytes) ((double)(bytes) / (1 << 20))
+
+void visit_say(const struct move *m, const char *fmt, ...)
+{
+    va_list ap;
+
+    fprintf(stderr, "%s: ", m->s.kind->program);
+    va_start(ap, fmt);
+    vfprintf(stderr, fmt, ap);
+    va_end(ap);
+    fputc('\n', stderr);
+    fflush(stderr);
+}
+
+void visit_print_text(const struct move *m, int code)
+{
+    const struct visit *v = m->visit;
+
+    move_print_text(m, code);
+    if (!v->away_ms)
+        return;
+    printf("  away %.1f s: %.1f of %.1f MiB there, %llu faults", (v->coming_ms ? v->coming_ms - v->away_ms : 0) / 1000,
+           MIB(m->present_bytes), MIB(m->total_bytes), (unsigned long long)m->faults);
+    if (m->outcome == MOVE_HOME)
+        printf("; %.1f MiB back", MIB(v->back_bytes));
+    putchar('\n');
+    session_print_ms("downtime out", m->downtime_ms);
+    session_print_ms("downtime back", v->downtime_ms);
+    session_print_ms("return", move_between(v->coming_ms, v->home_ms));
+    putchar('\n');
+    if (v->until_code >= 0)
+        printf("  the command ended with %d\n", v->until_code);
+    fflush(stdout);
+}
+
+void visit_print_json(const struct move *m, int code)
+{
+    const struct visit *v = m->visit;
+    json_t *o = move_json(m, code);
+    json_t *ms = json_object_get(o, "phases_ms"), *bytes = json_object_get(o, "bytes");
+
+    session_set_ms(ms, "away", move_between(v->away_ms, v->coming_ms));
+    session_set_ms(ms, "switch_back", move_between(v->coming_ms, v->here_ms));
+    session_set_ms(ms, "downtime_back", v->downtime_ms);
+    session_set_ms(ms, "return", move_between(v->coming_ms, v->home_ms));
+    json_object_set_new(bytes, "back", json_integer((json_int_t)v->back_bytes));
+    json_object_set_new(o, "tries", json_integer(v->tries));
+    json_object_set_new(o, "until_code", v->until_code < 0 ? json_null() : json_integer(v->until_code));
+    move_put_json(o);
+}

@@ -1,0 +1,79 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * visit_until.c - the command here that a visit lasts as long as
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      it runs in this program's terminal, folder and process group: it is what a user sees meanwhile. So a
+ *              Ctrl-C reaches both.
+ * Failure      this program is killed: the command goes on, and nothing follows its end.
+ */
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "visit.h"
+
+extern char **environ;
+
+/* As if it had been started by a shell: this program has taken signals for itself */
+static int start_command(const char *command, pid_t *pid)
+{
+    char *argv[] = {"sh", "-c", (char *)command, NULL};
+    sigset_t none, defaults;
+    posix_spawnattr_t attr;
+
+    sigemptyset(&none);
+    sigemptyset(&defaults);
+    sigaddset(&defaults, SIGPIPE);
+    posix_spawnattr_init(&attr);
+    posix_spawnattr_setsigmask(&attr, &none);
+    posix_spawnattr_setsigdefault(&attr, &defaults);
+    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    int rc = posix_spawn(pid, "/bin/sh", NULL, &attr, argv, environ);
+    posix_spawnattr_destroy(&attr);
+    return -rc;
+}
+
+int visit_until_start(struct move *m, struct ff_error *why)
+{
+    struct visit *v = m->visit;
+    int rc = start_command(v->o.until, &v->until_pid);
+
+    if (rc) {
+        v->until_pid = 0;
+        return ff_error_set(why, -rc, "--until %s: %s", v->o.until, strerror(-rc));
+    }
+    v->until_fd = (int)syscall(SYS_pidfd_open, v->until_pid, 0);
+    m->s.watch = v->until_fd > 0 ? v->until_fd : 0; /* else it is looked for at every turn */
+    return 0;
+}
+
+bool visit_until_over(struct move *m)
+{
+    struct visit *v = m->visit;
+    int status;
+
+    if (!v->until_pid || waitpid(v->until_pid, &status, WNOHANG) != v->until_pid)
+        return false;
+    v->until_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    v->until_pid = 0;
+    m->s.watch = 0;
+    ff_close_fd(&v->until_fd);
+    return true;
+}
+
+void visit_until_end(struct move *m)
+{
+    struct visit *v = m->visit;
+
+    if (v->until_pid)
+        kill(v->until_pid, v->until_asked ? SIGKILL : SIGTERM);
+    v->until_asked = true;
+}
