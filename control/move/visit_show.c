@@ -28,7 +28,7 @@ void visit_print_text(const struct move *m, int code)
     move_print_text(m, code);
     if (!v->away_ms)
         return;
-    printf("  away %.1f s: %.1f of %.1f MiB there, %llu faults", (v->coming_ms ? v->coming_ms - v->away_ms : 0) / 1000,
+    printf("  away %.1f s  got %.1f of %.1f MiB there, %llu faults", (v->coming_ms ? v->coming_ms - v->away_ms : 0) / 1000,
            MIB(m->present_bytes), MIB(m->total_bytes), (unsigned long long)m->faults);
     if (m->outcome == MOVE_HOME)
         printf("; %.1f MiB back", MIB(v->back_bytes));
