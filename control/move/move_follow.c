@@ -121,8 +121,9 @@ static bool on_events_there(struct move *m, struct ff_error *why)
 static void end_shut_down(struct move *m)
 {
     m->end_there = true;
-    move_end_with(m, MOVE_ENDED, "the guest shut itself down on %s: it runs nowhere; end the QEMU here, "
-             "which no longer runs it", move_host(m)->node->host);
+    move_end_with(m, MOVE_ENDED, "the guest shut itself down on %s%s: it runs nowhere; end the QEMU here, "
+             "which no longer runs it", move_host(m)->node->host,
+             move_child(m)->shut_down ? "" : ", or its QEMU there was told to quit");
 }
 
 static void ask_until_clear(struct move *m, const char *why_here)
@@ -141,7 +142,7 @@ static void ask_until_clear(struct move *m, const char *why_here)
     }
     /* nobody looks for its file */
     m->end_there = k->never_ran && (has_parent_ended(m) || m->told_ms);
-    if (k->shut_down)
+    if (k->shut_down || (m->visit && k->ended_well && !k->never_ran))
         end_shut_down(m);
     else if (!m->begun) /* the guest may be where somebody else moved it */
         move_end_with(

@@ -91,6 +91,7 @@ struct vm {
     char *qmp, *log, *error;
     bool never_ran;           /* it has ended, and no guest ran in it, as its agent knows */
     bool shut_down;           /* it has ended, and its guest had shut itself down before */
+    bool ended_well;          /* it has ended, with exit code 0 */
     bool said, told;          /* its guest said that it is done; its end was reported */
     int code;                 /* what it said: 0..255 */
     json_t *asked;            /* what its agent was told to start; NULL: nobody asks for that */

@@ -90,6 +90,7 @@ static void on_end(struct vm *k, const json_t *e)
 
     k->never_ran = json_is_true(json_object_get(e, "never_ran"));
     k->shut_down = json_is_true(json_object_get(e, "shut_down"));
+    k->ended_well = well;
     if (k->state == VM_FAILED)
         return;
     if ((well || k->said) && vm_runs(k))

@@ -26,13 +26,14 @@ STUCK = 'dest.state=delay:3000000'      # the guest stands still, and is the sou
 
 class Move:
     """farfork move, started; its result once it has ended."""
+    command = 'move'
 
     def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m',
                  prefix=()):
         self.base, self.name = os.path.join(t.work, 'run'), name
         path = parent if isinstance(parent, str) else parent.second
         self.argv = common.place.argv(
-            [*prefix, common.FARFORK, 'move', '--json', '--rundir', self.base, '--id', name,
+            [*prefix, common.FARFORK, self.command, '--json', '--rundir', self.base, '--id', name,
              '--timeout', '40', *launcher, *args, path, host], False)
         env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -46,7 +47,7 @@ class Move:
         got = self.proc.returncode, self.result.get('state')
         error = self.result.get('error') or ''
         if got != (code, state) or text not in error:
-            raise Failed(f'farfork move ended with {got}, want {(code, state)} and "{text}": '
+            raise Failed(f'farfork {self.command} ended with {got}, want {(code, state)} and "{text}": '
                          f'{error} {self.err[-600:]}')
         if error:
             say(f'      {error}')

@@ -1,0 +1,435 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""visit.py - farfork visit: the guest works there, and is home again with what it wrote; or where it is said to be
+
+The ledger goes on from home to there and back. returns.py has the return by itself; limit: 300 s.
+"""
+import contextlib
+import glob
+import json
+import os
+import select
+import signal
+import subprocess
+
+import common
+from common import Failed, check_ledger, say, status, wait_for
+from devices_stay import begin, devices, linux, there as console_there
+from farfork_move import (HOST, STUCK, Move, There, check_here, folder_of, listed, pid_there,
+                          wait_source)
+from forked import ELSEWHERE, FAKE_SOURCE, FakeParent, Parent, ask, check_nothing_left, hosts_of_their_own, kill
+from returns import Ledger
+from shut_down import POWER_OFF, write_port
+
+
+class Visit(Move):
+    """farfork visit, started."""
+    command = 'visit'
+
+    def __init__(self, *args, **how):
+        super().__init__(*args, **how)
+        self.said = ''
+
+    def hears(self, text, limit_s=60):
+        """The rest of the line of stderr that has this."""
+        def look():
+            while text not in self.said and select.select([self.proc.stderr], [], [], 0)[0]:
+                more = os.read(self.proc.stderr.fileno(), 4096).decode()
+                if not more:
+                    raise Failed(f'farfork visit has ended without "{text}": {self.said}')
+                self.said += more
+            return text in self.said
+        wait_for(f'"{text}"', limit_s, look)
+        self.said = self.said.partition(text)[2]
+
+    def away(self):
+        """Until the guest is there."""
+        self.hears('it runs on ')
+        return self
+
+    def guest(self, t, name='there'):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(t.work, name + '.console'))
+        return There(t, name, folder_of(self), pid_there(self))
+
+
+def until(t, name, code=0):
+    """(--until, its command; the file by which it ends)"""
+    path = os.path.join(t.work, name)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    return ('--until', f'until test -e {path}; do sleep 0.05; done; exit {code}'), path
+
+
+def say_visit(v):
+    r = v.result
+    say('      ' + ', '.join(f'{k} {x:.1f}' for k, x in r['phases_ms'].items() if x is not None) +
+        f' ms; {r["bytes"]["present"] >> 10} KiB there, {r["bytes"]["back"] >> 10} KiB back')
+
+
+def is_home(v, a, log, b=None):
+    """It ended well: the guest is here, its memory right, and nothing is left there."""
+    v.end(0, 'home')
+    say_visit(v)
+    check_nothing_left(v)
+    if status(a) != 'running' or v.result['parent_ended']:
+        raise Failed(f'{status(a)}: {v.result}')
+    if b:
+        log.leaves(b)
+        if not v.result['bytes']['present'] or not v.result['bytes']['back']:
+            raise Failed(f'{v.result}')
+    log.check(a, sweeps=1)
+
+
+def by_command(t, accel, *args, host=HOST, launcher=ELSEWHERE, **how):
+    log = Ledger(t)
+    with Parent(t, accel, **how) as a:
+        a.start_load()
+        option, end = until(t, 'end', 7)
+        with Visit(t, a, *args, *option, host=host, launcher=launcher) as v:
+            v.away()
+            log.leaves(a)
+            with v.guest(t) as b:
+                b.wait_sweeps(1, 120)
+                common.write_file(end, '')
+                is_home(v, a, log, b)
+            if v.result['until_code'] != 7 or v.result['tries'] != 1:
+                raise Failed(f'{v.result}')
+
+
+def by_signal(t, accel):
+    """Once and again, by each of them."""
+    log = Ledger(t)
+    with Parent(t, accel) as a:
+        a.start_load()
+        for n, sig in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)):
+            with Visit(t, a, name=f'm{n}') as v:
+                v.away()
+                log.leaves(a)
+                with v.guest(t, f'there{n}') as b:
+                    b.wait_progress(2, 60)
+                    v.proc.send_signal(sig)
+                    is_home(v, a, log, b)
+            if v.result['until_code'] is not None:
+                raise Failed(f'{v.result}')
+
+
+def command_ended(t, accel):
+    """A signal ends the command, and that the visit."""
+    log = Ledger(t)
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Visit(t, a, '--until', 'exec sleep 100') as v:
+            v.away()
+            log.leaves(a)
+            with v.guest(t) as b:
+                wait_for('the command', 10, lambda: b'sleep\x00100' in b''.join(
+                    open(p, 'rb').read() for p in glob.glob(f'/proc/{v.proc.pid}/task/*/children')) or
+                    children_of(v.proc.pid))
+                v.proc.send_signal(signal.SIGTERM)
+                is_home(v, a, log, b)
+        if v.result['until_code'] != 128 + signal.SIGTERM:
+            raise Failed(f'{v.result}')
+
+
+def children_of(pid):
+    """Command lines of its children."""
+    found = []
+    for path in glob.glob('/proc/[0-9]*/stat'):
+        with contextlib.suppress(OSError):
+            with open(path, encoding='ascii', errors='replace') as f:
+                if int(f.read().rpartition(')')[2].split()[1]) != pid:
+                    continue
+            with open(os.path.dirname(path) + '/cmdline', 'rb') as f:
+                if f.read().startswith(b'sleep\x00100'):
+                    found.append(path)
+    return found
+
+
+def disk(t, accel):
+    """On shared storage: what is written there is read here, and the other way."""
+    image, log = os.path.join(t.work, 'disk.qcow2'), Ledger(t)
+    subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', image, '8M'], check=True, timeout=20)
+
+    def io(guest, *commands):
+        for c in commands:
+            out = common.hmp(guest, f'qemu-io d0 "{c}"')
+            if 'failed' in out or 'rror' in out:
+                raise Failed(f'{guest.name}: {c}: {out}')
+    with Parent(t, accel, extra=('-drive', f'file={image},format=qcow2,if=none,id=d0',
+                                 '-device', 'virtio-blk-pci,drive=d0')) as a:
+        a.start_load()
+        io(a, 'write -P 7 0 64k')
+        with Visit(t, a) as v:
+            v.away()
+            log.leaves(a)
+            with v.guest(t) as b:
+                io(b, 'read -P 7 0 64k', 'write -P 8 1M 64k')
+                v.proc.send_signal(signal.SIGINT)
+                is_home(v, a, log, b)
+        io(a, 'read -P 7 0 64k', 'read -P 8 1M 64k', 'write -P 9 2M 64k', 'read -P 9 2M 64k')
+
+
+def data(t):
+    """Linux reads a file of that host, and is home without it."""
+    files = [os.path.join(t.work, f'data{n}') for n in (1, 2)]
+    for n, path in enumerate(files, 1):
+        common.write_file(path, f'this is file {n}\n'.ljust(4096, '.'))
+    with linux(t, 'tcg', 'data') as g:
+        begin(g)
+        option, end = until(t, 'end')
+        had = devices(g.second)
+        with Visit(t, g, *(x for f in files for x in ('--data', f)), *option) as v:
+            v.away()
+            folder = folder_of(v)
+            with console_there(t, {'rundir': folder, 'log': folder + '/1.log'}) as b:
+                wait_for('both disks', 60, lambda: '2 disks' in b.sh(
+                    'set -- /sys/block/vd*; test -e $1 && echo $# disks'))
+                for n in (1, 2):
+                    name = b.sh(f'grep -l visit-data{n} /sys/block/vd*/serial').split('/sys/block/')[-1].split('/')[0]
+                    text = b.sh(f'test -b /dev/{name} || mdev -s; head -c 14 /dev/{name}; echo')
+                    if f'this is file {n}' not in text:
+                        raise Failed(f'file {n} at {name}: {text}')
+                    if 'cannot' not in b.sh(f'echo x > /dev/{name} || echo cannot'):
+                        raise Failed('it may be written')
+            common.write_file(end, '')
+            v.end(0, 'home')
+            say_visit(v)
+            check_nothing_left(v)
+        if devices(g.second) != had or status(g) != 'running':
+            raise Failed(f'{devices(g.second)} {had}')
+        if g.sh('kill -0 $(cat /sleeper) && cat /pid; set -- /sys/block/vd*; test -e $1 || echo none').strip()[-4:] != 'none':
+            raise Failed('it has a disk still')
+
+
+def data_missing(t, accel):
+    """It cannot work there: it is home again, and that is no success."""
+    log = Ledger(t)
+    with Parent(t, accel) as a:
+        a.start_load()
+        log.leaves(a)
+        with Visit(t, a, '--data', '/no-such-file', '--until', 'exit 9') as v:
+            v.end(3, 'home')
+            check_nothing_left(v)
+            if v.result['until_code'] is not None or 'no-such-file' not in str(v.result['notes']):
+                raise Failed(f'{v.result}')
+
+
+def data_kept(t, accel):
+    """A guest without a driver lets nothing go: it stays there."""
+    path = os.path.join(t.work, 'kept')
+    common.write_file(path, ' ' * 4096)
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Visit(t, a, '--data', path, '--until', 'exit 0', '--timeout', '2') as v:
+            v.end(3, 'away', 'has not let it go')
+            if v.result['tries'] != 3 or 'x-rdma-postcopy-return' not in v.result['error']:
+                raise Failed(f'{v.result}')
+            with v.guest(t) as b:
+                if status(b) != 'running' or 'visit-data1' not in devices(v.result['qmp']):
+                    raise Failed(f'{status(b)}')
+            kill(v.base, v.name)
+            check_nothing_left(v)
+
+
+def by_hand(t, accel):
+    """Its command is killed: two commands bring the guest home, as farfork(1) has it."""
+    log, key = Ledger(t), os.path.join(t.work, 'key')
+    common.write_file(key, '0f' * 32 + '\n')
+    os.chmod(key, 0o600)
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Visit(t, a) as v:
+            v.away()
+            log.leaves(a)
+            v.proc.kill()
+            v.proc.communicate(timeout=30)
+            wait_for('an agent alone', 20, lambda: listed(v.base)[0]['detached'])
+            with v.guest(t) as b:
+                b.wait_progress(2, 60)
+                ask(a.second, 'x-rdma-postcopy-return', {
+                    'uri': f'rdma-postcopy:127.0.0.1:0,link=tcp,key-file={key}'})
+                port = common.migration(a)['socket-address'][-1]['port']
+                b.qmp('migrate', uri=f'rdma-postcopy:127.0.0.1:{port},link=tcp,key-file={key}')
+                common.wait_migration(a, 'completed')
+                wait_for('it is home', 10, lambda: status(a) == 'running')
+                log.leaves(b)
+            kill(v.base, v.name)
+            check_nothing_left(v)
+        log.check(a)
+
+
+def somebody_else(t, accel):
+    """Two commands by hand, while the command is there: it notices."""
+    log = Ledger(t)
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Visit(t, a) as v:
+            v.away()
+            log.leaves(a)
+            with v.guest(t) as b:
+                b.wait_progress(2, 60)
+                a.qmp('x-rdma-postcopy-return', uri='rdma-postcopy:127.0.0.1:0,link=tcp')
+                port = common.migration(a)['socket-address'][-1]['port']
+                b.qmp('migrate', uri=f'rdma-postcopy:127.0.0.1:{port},link=tcp')
+                is_home(v, a, log, b)
+
+
+def fails_first(t, accel, commanded):
+    """One return fails at home; the guest goes on there, and the next one succeeds."""
+    log = Ledger(t)
+    with Parent(t, accel, faults='dest.state=fail@1') as a:
+        a.start_load()
+        option, end = until(t, 'end') if commanded else ((), '')
+        with Visit(t, a, *option) as v:
+            v.away()
+            log.leaves(a)
+            with v.guest(t) as b:
+                b.wait_progress(2, 60)
+                if commanded:
+                    common.write_file(end, '')
+                else:
+                    v.proc.send_signal(signal.SIGINT)
+                v.hears('did not come home')
+                if not commanded:
+                    b.wait_progress(2, 60)
+                    v.proc.send_signal(signal.SIGINT)
+                is_home(v, a, log, b)
+            if v.result['tries'] < 2:
+                raise Failed(f'{v.result}')
+
+
+def link_breaks(t, accel):
+    log = Ledger(t)
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Visit(t, a) as v:
+            v.away()
+            log.leaves(a)
+            with v.guest(t) as b:
+                common.break_link(a)
+                wait_for('another link', 30, lambda: common.migration(a)['x-rdma-postcopy']['breaks'] == 1 and
+                         common.migration(a)['status'] == 'postcopy-active')
+                b.wait_progress(2, 60)
+                v.proc.send_signal(signal.SIGINT)
+                is_home(v, a, log, b)
+
+
+def interrupted(t, accel):
+    """On its way there: it never left."""
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Visit(t, a, '--until', 'exit 0', faults=STUCK) as v:
+            wait_source(a, 'device')
+            v.proc.send_signal(signal.SIGINT)
+            v.end(1, 'here', 'interrupted')
+            check_here(v, a)
+
+
+def dies_there(t, accel):
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Visit(t, a, '--options', 'timeout=5', '--until', 'sleep 100') as v:
+            v.away()
+            os.kill(pid_there(v), signal.SIGKILL)
+            v.end(3, 'lost', 'SIGKILL')
+            check_nothing_left(v)
+        common.check_given_away(a)
+
+
+def shuts_down_there(t, accel):
+    with Parent(t, accel, extra=POWER_OFF) as a:
+        a.start_load()
+        with Visit(t, a, '--options', 'timeout=5') as v:
+            v.away()
+            with v.guest(t) as b:
+                write_port(b, 0x501, 0)
+            v.end(3, 'ended', 'shut itself down')
+            check_nothing_left(v)
+        common.check_given_away(a)
+
+
+def home_dies(t, accel):
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Visit(t, a, '--timeout', '10', '--options', 'reconnect=3') as v:
+            v.away()
+            a.close()
+            v.end(3, 'broken', 'until it touches missing memory')
+            kill(v.base, v.name)
+            check_nothing_left(v)
+
+
+def refused(t, accel):
+    for args, text in ((['x'], 'usage'), (['--options', 'link=verbs', 'x', 'h'], 'over tcp alone'),
+                       (['--options', 'prefill=off', 'x', 'h'], 'prefill'),
+                       (['--data', 'relative', 'x', 'h'], 'absolute'), (['--fallback', 'go', 'x', 'h'], 'usage'),
+                       (['--options', 'window=0', 'x', 'h'], '--options'), (['--timeout', '0', 'x', 'h'], 'usage')):
+        out = subprocess.run([common.FARFORK, 'visit', *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             text=True, timeout=20, check=False)
+        if out.returncode != 2 or text not in out.stdout:
+            raise Failed(f'{args}: {out.returncode}, want "{text}": {out.stdout[:300]}')
+    for can, text in (([], 'no x-farfork-export'), (['x-farfork-export'], 'no x-rdma-postcopy-return')):
+        replies = {**FAKE_SOURCE, 'query-commands': {'return': [{'name': c} for c in can]},
+                   'query-migrate': {'return': {}}}
+        with FakeParent(t, replies) as parent, Visit(t, parent, '--qemu', '/bin/false', '--timeout', '2') as v:
+            v.end(1, 'here', text)
+            check_nothing_left(v)
+    with Parent(t, accel) as a:
+        a.start_load()
+        a.qmp('stop')
+        with Visit(t, a) as v:
+            v.end(1, 'here', 'let it run')
+            check_nothing_left(v)
+        a.qmp('cont')
+
+
+def text_of_it(t, accel):
+    """For a person: where it is, and a summary."""
+    with Parent(t, accel) as a:
+        a.start_load()
+        argv = [common.FARFORK, 'visit', '--rundir', os.path.join(t.work, 'run'), '--id', 'm', *ELSEWHERE,
+                '--until', 'echo it works', a.second, HOST]
+        out = subprocess.run(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
+                             timeout=90, check=False)
+        say('\n'.join('      ' + x for x in (out.stderr + out.stdout).splitlines()))
+        if out.returncode or 'it runs on h1' not in out.stderr or 'it works' not in out.stdout or \
+                'MiB back' not in out.stdout or 'ended with 0' not in out.stdout:
+            raise Failed(f'{out.returncode}')
+
+
+def namespace(t, accel):
+    with hosts_of_their_own(1) as hosts:
+        by_command(t, accel, memory='memfd', host=hosts[0], launcher=('--launcher', 'ip netns exec {host} {cmd}'))
+
+
+def run(t):
+    accel = t.best_accel()
+    for name, case in (
+            ('refused', lambda: refused(t, accel)),
+            ('by a command', lambda: by_command(t, accel)),
+            ('for a person', lambda: text_of_it(t, accel)),
+            ('by signals, again and again', lambda: by_signal(t, accel)),
+            ('a command that is ended', lambda: command_ended(t, accel)),
+            ('memfd, in a network namespace', lambda: namespace(t, accel)),
+            ('a disk', lambda: disk(t, accel)),
+            ('data, tcg', lambda: data(t)),
+            ('data that is not there', lambda: data_missing(t, accel)),
+            ('data that the guest keeps', lambda: data_kept(t, accel)),
+            ('a return that fails, a command', lambda: fails_first(t, accel, True)),
+            ('a return that fails, a signal', lambda: fails_first(t, accel, False)),
+            ('killed, and home by hand', lambda: by_hand(t, accel)),
+            ('home by somebody else', lambda: somebody_else(t, accel)),
+            ('the link breaks', lambda: link_breaks(t, accel)),
+            ('interrupted before the switch', lambda: interrupted(t, accel)),
+            ('its QEMU there dies', lambda: dies_there(t, accel)),
+            ('it shuts itself down there', lambda: shuts_down_there(t, accel)),
+            ('the QEMU here dies', lambda: home_dies(t, accel))):
+        for path in glob.glob(t.work + '/*.console'):   # of the case before
+            os.unlink(path)
+        with t.case(name):
+            case()
+
+
+if __name__ == '__main__':
+    common.main(run, limit_s=300)
