@@ -95,6 +95,26 @@ char *visit_by_hand(const struct move *m)
 
 /* --- both are told --- */
 
+static uint64_t count_of(const json_t *o, const char *key)
+{
+    json_int_t n = json_integer_value(json_object_get(o, key));
+
+    return n > 0 ? (uint64_t)n : 0;
+}
+
+/* What the guest has got there, by the QEMU there: the one here hears of it a while later */
+static void count_there(struct move *m)
+{
+    FF_AUTO_JSON json_t *info = NULL;
+    struct ff_error ignored;
+
+    if (move_ask(m, "query-migrate", NULL, &info, &ignored) || strcmp(text_of(info, "status"), "postcopy-active"))
+        return;
+    const json_t *x = json_object_get(info, "x-rdma-postcopy");
+    m->present_bytes = FF_MAX(m->present_bytes, count_of(x, "present-bytes"));
+    m->faults = FF_MAX(m->faults, count_of(x, "faults"));
+}
+
 /* The QEMU here waits for its guest from now on */
 static int listen_here(struct move *m, struct ff_error *why)
 {
@@ -186,13 +206,6 @@ struct look {
 static bool is_any(const char *status, const char *a, const char *b)
 {
     return !strcmp(status, a) || !strcmp(status, b);
-}
-
-static uint64_t count_of(const json_t *o, const char *key)
-{
-    json_int_t n = json_integer_value(json_object_get(o, key));
-
-    return n > 0 ? (uint64_t)n : 0;
 }
 
 bool visit_is_home(struct move *m)
@@ -457,6 +470,8 @@ int visit_come_home(struct move *m, struct ff_error *why)
     *v->there = '\0';
     if (!rc)
         rc = visit_data_unplug(m, why);
+    if (!rc)
+        count_there(m);
     v->coming_ms = ff_now_exact_ms();
     if (!rc)
         rc = begin_return(m, why);

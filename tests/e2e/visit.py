@@ -13,6 +13,7 @@ import signal
 import subprocess
 
 import common
+import report
 from common import Failed, check_ledger, say, status, wait_for
 from devices_stay import begin, devices, linux, there as console_there
 from farfork_move import (HOST, STUCK, Move, There, check_here, folder_of, listed, pid_there,
@@ -29,6 +30,13 @@ class Visit(Move):
     def __init__(self, *args, **how):
         super().__init__(*args, **how)
         self.said = ''
+
+    def __exit__(self, *how):
+        if self.proc.poll() is None:    # its command ends when it is no process any more
+            self.proc.kill()
+            self.proc.wait(30)
+            self.proc.communicate(timeout=30)
+        super().__exit__(*how)
 
     def hears(self, text, limit_s=60):
         """The rest of the line of stderr that has this."""
@@ -53,12 +61,18 @@ class Visit(Move):
         return There(t, name, folder_of(self), pid_there(self))
 
 
+def reports(guest, lines=2):
+    """It says so many lines more."""
+    had = len(guest.log().lines)
+    guest.wait(f'{lines} more reports', lambda log: len(log.lines) >= had + lines, 60)
+
+
 def until(t, name, code=0):
     """(--until, its command; the file by which it ends)"""
     path = os.path.join(t.work, name)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    return ('--until', f'until test -e {path}; do sleep 0.05; done; exit {code}'), path
+    return ('--until', f'until test -e {path} || ! kill -0 $PPID; do sleep 0.05; done; exit {code}'), path
 
 
 def say_visit(v):
@@ -90,6 +104,7 @@ def by_command(t, accel, *args, host=HOST, launcher=ELSEWHERE, **how):
             v.away()
             log.leaves(a)
             with v.guest(t) as b:
+                b.wait('reports', lambda said: report.is_ready(said.lines), 60)
                 b.wait_sweeps(1, 120)
                 common.write_file(end, '')
                 is_home(v, a, log, b)
@@ -107,11 +122,21 @@ def by_signal(t, accel):
                 v.away()
                 log.leaves(a)
                 with v.guest(t, f'there{n}') as b:
-                    b.wait_progress(2, 60)
+                    reports(b)
                     v.proc.send_signal(sig)
                     is_home(v, a, log, b)
             if v.result['until_code'] is not None:
                 raise Failed(f'{v.result}')
+
+
+def is_parent_of_sleep(pid):
+    for path in glob.glob(f'/proc/{pid}/task/*/children'):
+        with open(path, encoding='ascii') as f:
+            for child in f.read().split():
+                with contextlib.suppress(OSError), open(f'/proc/{child}/comm', encoding='ascii') as g:
+                    if g.read() == 'sleep\n':
+                        return True
+    return False
 
 
 def command_ended(t, accel):
@@ -123,27 +148,11 @@ def command_ended(t, accel):
             v.away()
             log.leaves(a)
             with v.guest(t) as b:
-                wait_for('the command', 10, lambda: b'sleep\x00100' in b''.join(
-                    open(p, 'rb').read() for p in glob.glob(f'/proc/{v.proc.pid}/task/*/children')) or
-                    children_of(v.proc.pid))
+                wait_for('the command', 10, lambda: is_parent_of_sleep(v.proc.pid))
                 v.proc.send_signal(signal.SIGTERM)
                 is_home(v, a, log, b)
         if v.result['until_code'] != 128 + signal.SIGTERM:
             raise Failed(f'{v.result}')
-
-
-def children_of(pid):
-    """Command lines of its children."""
-    found = []
-    for path in glob.glob('/proc/[0-9]*/stat'):
-        with contextlib.suppress(OSError):
-            with open(path, encoding='ascii', errors='replace') as f:
-                if int(f.read().rpartition(')')[2].split()[1]) != pid:
-                    continue
-            with open(os.path.dirname(path) + '/cmdline', 'rb') as f:
-                if f.read().startswith(b'sleep\x00100'):
-                    found.append(path)
-    return found
 
 
 def disk(t, accel):
@@ -184,7 +193,7 @@ def data(t):
             folder = folder_of(v)
             with console_there(t, {'rundir': folder, 'log': folder + '/1.log'}) as b:
                 wait_for('both disks', 60, lambda: '2 disks' in b.sh(
-                    'set -- /sys/block/vd*; test -e $1 && echo $# disks'))
+                    'set -- /sys/block/vd*; echo $# disks'))
                 for n in (1, 2):
                     name = b.sh(f'grep -l visit-data{n} /sys/block/vd*/serial').split('/sys/block/')[-1].split('/')[0]
                     text = b.sh(f'test -b /dev/{name} || mdev -s; head -c 14 /dev/{name}; echo')
@@ -198,7 +207,7 @@ def data(t):
             check_nothing_left(v)
         if devices(g.second) != had or status(g) != 'running':
             raise Failed(f'{devices(g.second)} {had}')
-        if g.sh('kill -0 $(cat /sleeper) && cat /pid; set -- /sys/block/vd*; test -e $1 || echo none').strip()[-4:] != 'none':
+        if g.sh('kill -0 $(cat /sleeper) && cat /pid; set -- /sys/block/vd*; test -e $1 || echo none; true').strip()[-4:] != 'none':
             raise Failed('it has a disk still')
 
 
@@ -246,7 +255,7 @@ def by_hand(t, accel):
             v.proc.communicate(timeout=30)
             wait_for('an agent alone', 20, lambda: listed(v.base)[0]['detached'])
             with v.guest(t) as b:
-                b.wait_progress(2, 60)
+                reports(b)
                 ask(a.second, 'x-rdma-postcopy-return', {
                     'uri': f'rdma-postcopy:127.0.0.1:0,link=tcp,key-file={key}'})
                 port = common.migration(a)['socket-address'][-1]['port']
@@ -268,7 +277,7 @@ def somebody_else(t, accel):
             v.away()
             log.leaves(a)
             with v.guest(t) as b:
-                b.wait_progress(2, 60)
+                reports(b)
                 a.qmp('x-rdma-postcopy-return', uri='rdma-postcopy:127.0.0.1:0,link=tcp')
                 port = common.migration(a)['socket-address'][-1]['port']
                 b.qmp('migrate', uri=f'rdma-postcopy:127.0.0.1:{port},link=tcp')
@@ -285,14 +294,14 @@ def fails_first(t, accel, commanded):
             v.away()
             log.leaves(a)
             with v.guest(t) as b:
-                b.wait_progress(2, 60)
+                reports(b)
                 if commanded:
                     common.write_file(end, '')
                 else:
                     v.proc.send_signal(signal.SIGINT)
                 v.hears('did not come home')
                 if not commanded:
-                    b.wait_progress(2, 60)
+                    reports(b)
                     v.proc.send_signal(signal.SIGINT)
                 is_home(v, a, log, b)
             if v.result['tries'] < 2:
@@ -310,7 +319,7 @@ def link_breaks(t, accel):
                 common.break_link(a)
                 wait_for('another link', 30, lambda: common.migration(a)['x-rdma-postcopy']['breaks'] == 1 and
                          common.migration(a)['status'] == 'postcopy-active')
-                b.wait_progress(2, 60)
+                reports(b)
                 v.proc.send_signal(signal.SIGINT)
                 is_home(v, a, log, b)
 
