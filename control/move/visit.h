@@ -26,6 +26,7 @@ struct visit {
     struct visit_data *data;
     size_t n_data;
     pid_t until_pid;      /* 0: it does not run */
+    bool until_group;     /* it has a process group of its own */
     int until_fd;         /* readable: it has ended; -1: none */
     int until_code;       /* as a shell has it; < 0: it did not end, or did not run */
     bool until_asked;     /* it was told to end */

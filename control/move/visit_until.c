@@ -5,8 +5,9 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      it runs in this program's terminal, folder and process group: it is what a user sees meanwhile. So a
- *              Ctrl-C reaches both.
+ * Purpose      it runs in this program's terminal and folder: it is what a user sees meanwhile. It is in this program's
+ *              process group, so that Ctrl-C reaches both, and Ctrl-Z too. Without a terminal it has a group of its own:
+ *              what it has started is ended with it.
  * Failure      this program is killed: the command goes on, and nothing follows its end.
  */
 #include <errno.h>
@@ -23,7 +24,7 @@
 extern char **environ;
 
 /* As if it had been started by a shell: this program has taken signals for itself */
-static int start_command(const char *command, pid_t *pid)
+static int start_command(const char *command, bool own_group, pid_t *pid)
 {
     char *argv[] = {"sh", "-c", (char *)command, NULL};
     sigset_t none, defaults;
@@ -35,7 +36,9 @@ static int start_command(const char *command, pid_t *pid)
     posix_spawnattr_init(&attr);
     posix_spawnattr_setsigmask(&attr, &none);
     posix_spawnattr_setsigdefault(&attr, &defaults);
-    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    posix_spawnattr_setpgroup(&attr, 0);
+    posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
+                                        (own_group ? POSIX_SPAWN_SETPGROUP : 0));
     int rc = posix_spawn(pid, "/bin/sh", NULL, &attr, argv, environ);
     posix_spawnattr_destroy(&attr);
     return -rc;
@@ -44,8 +47,8 @@ static int start_command(const char *command, pid_t *pid)
 int visit_until_start(struct move *m, struct ff_error *why)
 {
     struct visit *v = m->visit;
-    int rc = start_command(v->o.until, &v->until_pid);
-
+    v->until_group = !isatty(STDIN_FILENO);
+    int rc = start_command(v->o.until, v->until_group, &v->until_pid);
     if (rc) {
         v->until_pid = 0;
         return ff_error_set(why, -rc, "--until %s: %s", v->o.until, strerror(-rc));
@@ -74,6 +77,6 @@ void visit_until_end(struct move *m)
     struct visit *v = m->visit;
 
     if (v->until_pid)
-        kill(v->until_pid, v->until_asked ? SIGKILL : SIGTERM);
+        kill(v->until_group ? -v->until_pid : v->until_pid, v->until_asked ? SIGKILL : SIGTERM);
     v->until_asked = true;
 }

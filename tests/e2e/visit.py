@@ -186,6 +186,7 @@ def data(t):
         common.write_file(path, f'this is file {n}\n'.ljust(4096, '.'))
     with linux(t, 'tcg', 'data') as g:
         begin(g)
+        g.sh('insmod /modules/0x0002.*')
         option, end = until(t, 'end')
         had = devices(g.second)
         with Visit(t, g, *(x for f in files for x in ('--data', f)), *option) as v:
