@@ -54,6 +54,8 @@ static int prepare_move(struct move *m)
         rc = move_check_argv(m, why);
     if (!rc)
         rc = move_start(m, why);
+    if (!rc && m->visit)
+        rc = visit_find_address(m, why);
     if (!rc)
         rc = move_devices_unplug(m, why);
     return rc;

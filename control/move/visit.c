@@ -89,6 +89,7 @@ void visit_free(struct visit *v)
     visit_data_free(v);
     ff_close_fd(&v->until_fd);
     free(v->address);
+    free(v->failure);
 }
 
 /* --- whether it can --- */
@@ -235,7 +236,7 @@ static void begin_work(struct move *m)
     if (!rc)
         return;
     v->failed = v->wanted = true;
-    strv_add(&m->s.notes, "%s: it did not work there", v->why.text);
+    v->failure = xstrdup(v->why.text);
     visit_say(m, "%s: it comes home", v->why.text);
 }
 

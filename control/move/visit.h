@@ -34,7 +34,8 @@ struct visit {
     uint64_t paused_ms;   /* since when there is no link; 0: there is one */
     bool said_paused;     /* that the link is broken */
     bool said_wait;       /* and that it cannot come home meanwhile */
-    bool failed;          /* it could not work there */
+    bool failed;          /* it could not work there: */
+    char *failure;
     bool runs_here;       /* on the way back: it does again, and its memory follows */
     bool over;            /* m->outcome is decided, and not AWAY */
     unsigned tries;       /* to come home */
@@ -57,7 +58,9 @@ int visit_check(struct move *m, struct ff_error *why);
 /* It is AWAY: until it is home, or it is decided where else it is */
 void visit_stay(struct move *m);
 
-/* visit_home.c: one try to get it home. 0: it is, or m->visit->over; or it runs there as before */
+/* visit_home.c: this host's address, as the other one reaches it: before the guest goes */
+int visit_find_address(struct move *m, struct ff_error *why);
+/* One try to get it home. 0: it is, or m->visit->over; or it runs there as before */
 int visit_come_home(struct move *m, struct ff_error *why);
 /* The QEMU here says that the guest is here, with all of its memory */
 bool visit_is_home(struct move *m);

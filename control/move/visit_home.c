@@ -71,7 +71,7 @@ static int address_towards(const char *peer, char **out, struct ff_error *why)
     return 0;
 }
 
-static int find_own_address(struct move *m, struct ff_error *why)
+int visit_find_address(struct move *m, struct ff_error *why)
 {
     struct visit *v = m->visit;
 
@@ -84,8 +84,7 @@ static int find_own_address(struct move *m, struct ff_error *why)
 
 char *visit_by_hand(const struct move *m)
 {
-    const struct visit *v = m->visit;
-    const char *address = v->address ? v->address : "ADDRESS";
+    const char *address = m->visit->address;
 
     return xprintf("x-rdma-postcopy-return {\"uri\": \"rdma-postcopy:%s:0,%s,...\"} at %s here, whose query-migrate "
                    "shows the port then, and migrate {\"uri\": \"rdma-postcopy:%s:PORT,%s,...\"} at %s there: see VISITS "
@@ -174,9 +173,9 @@ static bool listens_here(const struct move *m)
 
 static int begin_return(struct move *m, struct ff_error *why)
 {
-    int rc = find_own_address(m, why);
+    int rc = 0;
 
-    if (!rc && !listens_here(m)) {
+    if (!listens_here(m)) {
         key_text_free(m->s.key);
         m->s.key = NULL;
         rc = session_make_key(&m->s, why);
@@ -302,7 +301,9 @@ static bool end_home(struct move *m)
     if (move_host(m)->state == HOST_FAILED)
         strv_add(&m->s.notes, "the QEMU on %s is of no use any more, and was not ended: vmclone --kill %s there does that",
                  move_host(m)->node->host, m->s.o.id);
-    end_away(m, MOVE_HOME, "");
+    FF_AUTO_FREE char *text = m->visit->failed
+                                  ? xprintf("it is home again, and could not work there: %s", m->visit->failure) : NULL;
+    end_away(m, MOVE_HOME, text ? text : "");
     return true;
 }
 
@@ -315,7 +316,7 @@ static bool has_failed(struct move *m, const struct look *l, struct ff_error *wh
     bool over_there = is_any(v->there, "failed", "cancelled");
 
     if ((!over_there && strcmp(m->returns, "failed")) || move_ask(m, "query-status", NULL, &status, &ignored) ||
-        !json_is_true(json_object_get(status, "running")))
+        is_any(text_of(status, "status"), "finish-migrate", "postmigrate"))
         return false;
     const char *there = text_of(l->there, "error-desc");
     const char *here = text_of(json_object_get(l->here, "x-rdma-postcopy"), "return-error");

@@ -7,7 +7,7 @@
  *
  * Purpose      it runs in this program's terminal and folder: it is what a user sees meanwhile. It is in this program's
  *              process group, so that Ctrl-C reaches both, and Ctrl-Z too. Without a terminal it has a group of its own:
- *              what it has started is ended with it.
+ *              what it has started is ended with it. With --json it prints on stderr: stdout has the object alone.
  * Failure      this program is killed: the command goes on, and nothing follows its end.
  */
 #include <errno.h>
@@ -24,8 +24,9 @@
 extern char **environ;
 
 /* As if it had been started by a shell: this program has taken signals for itself */
-static int start_command(const char *command, bool own_group, pid_t *pid)
+static int start_command(const char *command, bool own_group, bool no_stdout, pid_t *pid)
 {
+    posix_spawn_file_actions_t files;
     char *argv[] = {"sh", "-c", (char *)command, NULL};
     sigset_t none, defaults;
     posix_spawnattr_t attr;
@@ -39,7 +40,11 @@ static int start_command(const char *command, bool own_group, pid_t *pid)
     posix_spawnattr_setpgroup(&attr, 0);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF |
                                         (own_group ? POSIX_SPAWN_SETPGROUP : 0));
-    int rc = posix_spawn(pid, "/bin/sh", NULL, &attr, argv, environ);
+    posix_spawn_file_actions_init(&files);
+    if (no_stdout)
+        posix_spawn_file_actions_adddup2(&files, STDERR_FILENO, STDOUT_FILENO);
+    int rc = posix_spawn(pid, "/bin/sh", &files, &attr, argv, environ);
+    posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attr);
     return -rc;
 }
@@ -48,7 +53,7 @@ int visit_until_start(struct move *m, struct ff_error *why)
 {
     struct visit *v = m->visit;
     v->until_group = !isatty(STDIN_FILENO);
-    int rc = start_command(v->o.until, v->until_group, &v->until_pid);
+    int rc = start_command(v->o.until, v->until_group, m->s.o.json, &v->until_pid);
     if (rc) {
         v->until_pid = 0;
         return ff_error_set(why, -rc, "--until %s: %s", v->o.until, strerror(-rc));
