@@ -84,6 +84,10 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         move_ask(m, "query-migrate", NULL, &info, why))
         return false;
     const char *has = text_of(status, "status"), *move = text_of(info, "status");
+    if (m->visit && (is(has, "postmigrate") || (is(has, "finish-migrate") && is(move, "postcopy-paused")))) {
+        move_end_with(m, MOVE_LOST, "the guest had left %s for home, and the QEMU here has ended with it", host);
+        return true;
+    }
     if (is(move, "completed")) {
         move_end_with(m, MOVE_THERE, "%s", "");
         return true;

@@ -14,11 +14,11 @@ import subprocess
 
 import common
 import report
-from common import Failed, check_ledger, say, status, wait_for
+from common import Failed, say, status, wait_for
 from devices_stay import begin, devices, linux, there as console_there
 from farfork_move import (HOST, STUCK, Move, There, check_here, folder_of, listed, lose_agent,
                           pid_there, wait_source)
-from forked import ELSEWHERE, FAKE_SOURCE, FakeParent, Parent, ask, check_nothing_left, hosts_of_their_own, kill
+from forked import ELSEWHERE, FAKE_SOURCE, SLOW, FakeParent, Parent, ask, check_nothing_left, hosts_of_their_own, kill
 from returns import Ledger
 from shut_down import POWER_OFF, write_port
 
@@ -363,6 +363,54 @@ def link_breaks(t, accel):
                 is_home(v, a, log, b)
 
 
+@contextlib.contextmanager
+def on_the_way_home(t, accel, log):
+    """It runs here again, and what it wrote comes slowly: (home, its command, the guest as it was there)"""
+    with Parent(t, accel, faults=SLOW) as a:
+        a.start_load()
+        with Visit(t, a, '--timeout', '20', '--options', 'reconnect=20') as v:
+            v.away()
+            log.leaves(a)
+            with v.guest(t) as b:
+                b.wait('reports', lambda said: report.is_ready(said.lines), 60)
+                b.wait_sweeps(1, 120)
+                v.proc.send_signal(signal.SIGINT)
+                v.hears('it runs here again')
+                yield a, v, b
+
+
+def breaks_on_the_way(t, accel):
+    log = Ledger(t)
+    with on_the_way_home(t, accel, log) as (a, v, b):
+        common.break_link(a)
+        is_home(v, a, log, b)
+
+
+def dies_on_the_way(t, accel):
+    """What it wrote there is lost."""
+    with on_the_way_home(t, accel, Ledger(t)) as (a, v, _b):
+        os.kill(pid_there(v), signal.SIGKILL)
+        v.end(3, 'broken', 'the guest is here, until it touches memory')
+        if status(a) != 'running' or v.result['parent_ended']:
+            raise Failed(f'{status(a)} {v.result}')
+        check_nothing_left(v)
+
+
+def left_on_the_way(t, accel):
+    """Two signals more: both QEMUs do it by themselves."""
+    log = Ledger(t)
+    with on_the_way_home(t, accel, log) as (a, v, b):
+        v.proc.send_signal(signal.SIGINT)
+        v.hears('interrupt again to leave')
+        v.proc.send_signal(signal.SIGINT)
+        v.end(3, 'following', 'left: the guest is here')
+        common.wait_migration(a, 'completed')
+        log.leaves(b)
+        kill(v.base, v.name)
+        check_nothing_left(v)
+        log.check(a)
+
+
 def interrupted(t, accel):
     """On its way there: it never left."""
     with Parent(t, accel) as a:
@@ -471,6 +519,9 @@ def run(t):
             ('paused there', lambda: paused_there(t, accel)),
             ('home by somebody else', lambda: somebody_else(t, accel)),
             ('the link breaks', lambda: link_breaks(t, accel)),
+            ('the link breaks on the way home', lambda: breaks_on_the_way(t, accel)),
+            ('its QEMU there dies on the way home', lambda: dies_on_the_way(t, accel)),
+            ('left on the way home', lambda: left_on_the_way(t, accel)),
             ('interrupted before the switch', lambda: interrupted(t, accel)),
             ('its QEMU there dies', lambda: dies_there(t, accel)),
             ('it shuts itself down there', lambda: shuts_down_there(t, accel)),
