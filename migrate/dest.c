@@ -26,6 +26,7 @@
 #include "control.h"
 #include "dest_private.h"
 #include "failpoint.h"
+#include "farfork-return.h"
 #include "log.h"
 #include "pager_elsewhere.h"
 #include "source.h"
@@ -512,6 +513,12 @@ void ff_dest_cancel(struct ff_dest *d)
     /* not under the pager's lock: who cancels may be in a callback that has it */
     if (atomic_load(&d->pager_used) && d->regions.elsewhere)
         ff_elsewhere_cancel(&d->pager);
+}
+
+void ff_dest_has_gone(struct ff_dest *d)
+{
+    ff_dest_cancel(d);
+    dest_finish_pager(d);
 }
 
 void ff_dest_pause(struct ff_dest *d)

@@ -178,12 +178,6 @@ void dest_put_back(struct ff_dest *d)
     pthread_mutex_unlock(&d->pager_lock);
 }
 
-void ff_dest_has_gone(struct ff_dest *d)
-{
-    ff_dest_cancel(d);
-    dest_finish_pager(d);
-}
-
 const struct ff_claims *ff_dest_claims(const struct ff_dest *d, const void *host)
 {
     for (unsigned i = 0; i < d->regions.n; i++)

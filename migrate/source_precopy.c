@@ -51,7 +51,7 @@ static bool any_bit(const uint64_t *bits, uint64_t i, uint64_t ratio)
 }
 
 /* Did page @page of @r come? Its guest may have written to one that is mapped, and not yet said to be here */
-static bool has_come(const struct ff_claims *came, const struct ff_region *r, uint64_t page, int pagemap)
+static bool page_came(const struct ff_claims *came, const struct ff_region *r, uint64_t page, int pagemap)
 {
     enum ff_claim c = ff_claim_get(came, page);
 
@@ -74,7 +74,7 @@ static uint32_t fold_bits(uint8_t *out, const uint64_t *bits, const struct ff_cl
         }
         if (!any_bit(bits, first + i, ratio))
             continue;
-        if (came && !has_come(came, r, first + i, pagemap))
+        if (came && !page_came(came, r, first + i, pagemap))
             continue; /* a log may name more than was written: the other side alone has this page */
         out[i / 8] |= (uint8_t)(1u << (i % 8));
         end = i + 1;

@@ -234,3 +234,19 @@ struct ff_address *rp_address(const char *text, bool incoming, Error **errp)
     }
     return a;
 }
+
+/* query-migrate tells where it listens: the port may be the kernel's choice */
+void rp_publish_address(const char *address)
+{
+    const char *colon = memrchr(address, ':', strcspn(address, ","));
+    bool brackets = *address == '[';
+    g_autofree char *host = g_strndup(address + brackets,
+                                      colon - address - 2 * brackets);
+    g_autofree char *port = g_strdup_printf("%u", ff_dest_port(rp.dest));
+    SocketAddress a = {
+        .type = SOCKET_ADDRESS_TYPE_INET,
+        .u.inet = { .host = host, .port = port },
+    };
+
+    migrate_add_address(&a);
+}

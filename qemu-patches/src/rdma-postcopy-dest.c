@@ -349,8 +349,11 @@ static int incoming_recover(MigrationIncomingState *mis, const char *text, struc
         .attempt = listen_again,
         .listens = true,
         .meanwhile = rp.here ? "the guest goes on until it touches missing memory"
-                             : "no GO came, and nothing runs here, which the source is told "
-                               "when it comes; quit this one if the guest goes on there",
+                     : rp.comes_back
+                         ? "no GO came, and the guest is not here, which the other side is told when it "
+                           "comes; if the guest goes on there, x-rdma-postcopy-return lets it try again"
+                         : "no GO came, and nothing runs here, which the source is told "
+                           "when it comes; quit this one if the guest goes on there",
     };
     g_autofree char *missing = rp.here ? rp_missing_text() : NULL;
     g_autofree char *why = g_strdup_printf("rdma-postcopy: %s%s%s", text, missing ? "; " : "",
@@ -517,22 +520,6 @@ static void *incoming_thread(void *opaque)
     ff_error_free(err);
     rcu_unregister_thread();
     return NULL;
-}
-
-/* query-migrate tells where it listens: the port may be the kernel's choice */
-void rp_publish_address(const char *address)
-{
-    const char *colon = memrchr(address, ':', strcspn(address, ","));
-    bool brackets = *address == '[';
-    g_autofree char *host = g_strndup(address + brackets,
-                                      colon - address - 2 * brackets);
-    g_autofree char *port = g_strdup_printf("%u", ff_dest_port(rp.dest));
-    SocketAddress a = {
-        .type = SOCKET_ADDRESS_TYPE_INET,
-        .u.inet = { .host = host, .port = port },
-    };
-
-    migrate_add_address(&a);
 }
 
 /* QEMU takes it for set up by now: what was refused can be tried again */

@@ -126,7 +126,7 @@ struct load {
     int ret;
 };
 
-static void load_bh(void *opaque)
+static void home_load_bh(void *opaque)
 {
     struct load *l = opaque;
 
@@ -157,7 +157,7 @@ int rp_home_load(void)
 
     qemu_sem_init(&l.changed, 0);
     ff_dest_on_break(rp.dest, load_without_link, &l);
-    migration_bh_schedule(load_bh, &l);
+    migration_bh_schedule(home_load_bh, &l);
     qemu_sem_wait(&l.changed);
     while (!qatomic_read(&l.done)) {
         ff_dest_give_up(rp.dest);

@@ -248,6 +248,7 @@ def dies_away(t, accel):
         for g in (away, home):
             common.wait_migration(g, 'postcopy-active')
         swept(away, 1)
+        way_back(home)      # it is waited for, in vain
         away.proc.kill()
         take_back(home, uri)
         is_taken_back(home, fence)
@@ -268,6 +269,9 @@ def paused(t, accel):
         wait_for('it is paused there', 20, lambda: common.status(away) == 'paused')
         away.qmp('cont')
         swept(away, 1)
+        for g in (home, away):      # memory that has come and gone meanwhile is none of the guest's
+            g.qmp('object-add', **{'qom-type': 'memory-backend-ram', 'id': 'm0', 'size': 4 << 20})
+            g.qmp('object-del', id='m0')
         away.qmp('stop')
         away.qmp('migrate', uri=way_back(home))
         came_home(home, away, 'paused')

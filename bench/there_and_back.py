@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """visit.py - a guest goes to its data and comes back: as a visit, and by two whole moves
 
-usage: visit.py [--ways visit move...] [--mem MIB] [--data MIB] [--written PERCENT] [--rounds N] [--json FILE]
+usage: there_and_back.py [--ways visit move...] [--mem MIB] [--data MIB] [--written PERCENT] [--rounds N] [--json FILE]
 
 Picture   a Linux guest whose memory is full of a file in tmpfs; there a read-only disk is plugged, which it reads whole
           (O_DIRECT), then it writes over a part of its file, lets the disk go, and comes home: `visit` to the QEMU that it
