@@ -14,9 +14,10 @@ import tempfile
 import common
 import forked
 from common import Failed, Skip
-from farfork_move import Move
+from farfork_move import Move, folder_of
 from forked import Clone, Parent, check_nothing_left, check_result, kill
 from lineplace import OVMF, VARIABLES, Console, make_variables
+from visit import Visit, until
 
 GUID = '3c1f0e52-6f0e-4d3c-9a52-0f1e2d3c4b5a'
 MIB = 256
@@ -63,11 +64,11 @@ def flash_of(pid):
 
 
 class Uefi(Parent):
-    def __init__(self, t, name, fmt, machine):
+    def __init__(self, t, name, fmt, machine, faults=None):
         own = os.path.join(t.work, name)
         self.serial, self.variables = own + '.serial', f'{own}.vars.{fmt}'
         make_variables(fmt)(self.variables)
-        super().__init__(t, 'tcg', mem_mib=MIB, machine=machine, extra=(
+        super().__init__(t, 'tcg', mem_mib=MIB, machine=machine, faults=faults, extra=(
             '-drive', f'if=pflash,format=raw,readonly=on,file={OVMF}/OVMF_CODE_4M.fd',
             '-drive', f'if=pflash,format={fmt},file={self.variables}',
             '-serial', f'unix:{self.serial},server=on,wait=off',
@@ -129,6 +130,28 @@ def move(t, parent, variables):
         check_nothing_left(m)
 
 
+def visit(t):
+    """QEMU writes to flash itself: that counts as written. Home loads it twice: the first return is in vain."""
+    with Uefi(t, 'visit', 'raw', 'q35', faults='dest.ready=fail@1') as home, Console(home.serial) as shell:
+        shell.wait_shell(lambda: home.qmp('system_reset'))
+        shell.remember('here')
+        set_variable(shell, 'ffbefore', 'here')
+        option, end = until(t, 'end')
+        with Visit(t, home, *option) as v:
+            v.away()
+            with Console(serial_there(folder_of(v), 1)) as there:
+                there.recall('here')
+                set_variable(there, 'ffaway', 'that')
+            common.write_file(end, '')
+            v.end(0, 'home')
+        shell.recall('here')
+        set_variable(shell, 'ffafter', 'home')
+        flush(lambda name, how: home.qmp(name, **how))
+        got = {n: variable_in(home.variables, n) for n in ('ffbefore', 'ffaway', 'ffafter')}
+        if got != {'ffbefore': 'here', 'ffaway': 'that', 'ffafter': 'home'}:
+            raise Failed(f'variables: {got}')
+
+
 def uefi(t, name, fmt, machine):
     with Uefi(t, name, fmt, machine) as parent, Console(parent.serial) as parent.shell:
         parent.shell.wait_shell(lambda: parent.qmp('system_reset'))
@@ -144,6 +167,8 @@ def run(t):
     for name, fmt, machine in (('q35', 'raw', 'q35'), ('pc', 'qcow2', 'pc')):
         with t.case(f'OVMF, {name}, variables in a {fmt} file'):
             uefi(t, name, fmt, machine)
+    with t.case('OVMF, a visit'):
+        visit(t)
 
 
 if __name__ == '__main__':
