@@ -139,6 +139,7 @@ help:
 	  'make lib        library and tools alone, in seconds' \
 	  'make demo       move two live guests, fork one, and show what happened' \
 	  'make bench      what moves cost, against what QEMU has (12 minutes; FULL=1: all)' \
+	  'make bench-visit   a guest goes to its data and back: a visit against two moves (3 minutes)' \
 	  'make bench-remote  what calls of a remote accelerator notice of a move (2 minutes)' \
 	  'make bench-serving what serving many peers costs, by threads and by io_uring (2 minutes)' \
 	  'make bench-fanout what a fork to 1, 2, 4 ... 32 hosts costs, by a star and by chains (35 minutes)' \

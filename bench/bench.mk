@@ -4,7 +4,7 @@
 #
 # Included by the top Makefile. BENCH_FLAGS: see `farfork bench --help`
 
-.PHONY: bench bench-clone bench-proxy bench-fanout bench-serving bench-remote
+.PHONY: bench bench-clone bench-proxy bench-fanout bench-serving bench-remote bench-visit
 BENCH_PROGRAMS := $(addprefix $(BUILD)/bench/,baselines udpping redisload shaper)
 BENCH_SCALING := $(BUILD)/bench/fault_scaling
 DEPS_BENCH := $(BUILD)/.deps-bench
@@ -54,6 +54,10 @@ bench-proxy: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(B
 
 bench-clone: tools $(BUILD)/bin/qemu-system-x86_64 $(BUILD)/guests/micro.elf $(BENCH_PROGRAMS)
 	@FARFORK_BUILD='$(abspath $(BUILD))' $(BUILD)/bin/farfork bench --clone $(BENCH_FLAGS)
+
+# To its data and back; VISIT_FLAGS: see bench/there_and_back.py --help
+bench-visit: $(BUILD)/bin/qemu-system-x86_64 linux-guest | $(DEPS_BENCH)
+	@FARFORK_BUILD='$(abspath $(BUILD))' bench/there_and_back.py --json $(BUILD)/bench/visit.json $(VISIT_FLAGS)
 
 # What calls of a remote accelerator notice of a move; REMOTE_FLAGS: see bench/remote.py --help
 bench-remote: $(BUILD)/bin/qemu-system-x86_64 linux-guest | $(DEPS_BENCH)

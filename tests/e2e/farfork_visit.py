@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: LGPL-2.1-or-later
-"""visit.py - farfork visit: the guest works there, and is home again with what it wrote; or where it is said to be
+"""farfork_visit.py - farfork visit: the guest works there, and is home again with what it wrote; or where it is said to be
 
 The ledger goes on from home to there and back. returns.py has the return by itself; limit: 300 s.
 """
@@ -242,6 +242,11 @@ def data_kept(t, accel):
             check_nothing_left(v)
 
 
+def all_is_home(a):
+    """The way out says postcopy-paused meanwhile: it has no link any more."""
+    wait_for('all is home', 60, lambda: common.migration(a)['status'] == 'completed')
+
+
 def bring_home(t, v, a, log):
     """By two commands, as farfork(1) has it; then nobody needs the QEMU there."""
     key = os.path.join(t.work, 'key')
@@ -253,7 +258,7 @@ def bring_home(t, v, a, log):
         ask(a.second, 'x-rdma-postcopy-return', {'uri': f'rdma-postcopy:127.0.0.1:0,link=tcp,key-file={key}'})
         port = common.migration(a)['socket-address'][-1]['port']
         b.qmp('migrate', uri=f'rdma-postcopy:127.0.0.1:{port},link=tcp,key-file={key}')
-        common.wait_migration(a, 'completed')
+        all_is_home(a)
         wait_for('it is home', 10, lambda: status(a) == 'running')
         log.leaves(b)
     kill(v.base, v.name)
@@ -404,7 +409,7 @@ def left_on_the_way(t, accel):
         v.hears('interrupt again to leave')
         v.proc.send_signal(signal.SIGINT)
         v.end(3, 'following', 'left: the guest is here')
-        common.wait_migration(a, 'completed')
+        all_is_home(a)
         log.leaves(b)
         kill(v.base, v.name)
         check_nothing_left(v)
