@@ -97,6 +97,19 @@ static int say_here(const struct hosts_options *o)
     return 0;
 }
 
+/* Memory of guests that are elsewhere, and need it */
+static void print_images(const json_t *holders)
+{
+    json_t *h;
+    size_t i;
+
+    json_array_foreach(holders, i, h)
+        if (strcmp(text_of(h, "of"), "fork"))
+            printf(", keeps %.1f GiB for %s elsewhere",
+                   (double)json_integer_value(json_object_get(h, "resident_bytes")) / GIB,
+                   *text_of(h, "name") ? text_of(h, "name") : "a guest");
+}
+
 static void print_row(const char *host, unsigned slots, const json_t *f, const json_t *probed)
 {
     FF_AUTO_FREE char *free_huge = xstrdup("-");
@@ -120,6 +133,7 @@ static void print_row(const char *host, unsigned slots, const json_t *f, const j
            text_of(f, "version"), text_of(f, "kernel"));
     json_array_foreach(json_object_get(f, "qemus"), i, h)
         printf(", QEMU %s", text_of(h, "version"));
+    print_images(json_object_get(f, "holders"));
     if (slots != SLOTS_ANY)
         printf(", %u slots", slots);
     if (json_is_object(probed))

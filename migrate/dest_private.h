@@ -72,8 +72,8 @@ struct ff_dest {
     _Atomic bool interrupted; /* ff_dest_recover() is to return */
     _Atomic bool leaves; /* ff_dest_leave() */
     const char *lost_why; /* ff_dest_refuse(); NULL: the guest is not lost */
-    uint32_t epoch;     /* of the newest link that was offered */
-    uint32_t attached;  /* of the newest that was taken up: its source knows that */
+    _Atomic uint32_t epoch;    /* of the newest link that was offered */
+    _Atomic uint32_t attached; /* of the newest that was taken up: its source knows that */
     struct ff_pager pager;
     pthread_mutex_t pager_lock; /* starting and finishing it */
     struct ff_page_pool pool;

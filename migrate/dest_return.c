@@ -178,6 +178,16 @@ void dest_put_back(struct ff_dest *d)
     pthread_mutex_unlock(&d->pager_lock);
 }
 
+uint32_t ff_dest_last_link(const struct ff_dest *d)
+{
+    return atomic_load(&d->epoch);
+}
+
+bool ff_dest_has_link_after(const struct ff_dest *d, uint32_t link)
+{
+    return atomic_load(&d->attached) > link;
+}
+
 const struct ff_claims *ff_dest_claims(const struct ff_dest *d, const void *host)
 {
     for (unsigned i = 0; i < d->regions.n; i++)

@@ -349,7 +349,7 @@ int ff_pager_wait(struct ff_pager *p, int timeout_ms, struct ff_error *err)
 
 void ff_pager_give_up(struct ff_pager *p)
 {
-    if (!p->undo) {
+    if (!p->undo || !p->fault_up) {
         ff_pager_finish(p);
         return;
     }

@@ -94,9 +94,11 @@ int ff_source_dirty(struct ff_source *s, uint32_t region, const uint64_t *bits,
                             region, (unsigned long long)page_bytes);
     const struct ff_claims *came = s->returns ? ff_dest_claims(s->came, r->host) : NULL;
     FF_AUTO_FREE uint8_t *out = malloc(FF_WIRE_DIRTY_MAX / 8);
-    FF_AUTO_CLOSE int pagemap = came ? ff_pagemap_open() : -1; /* not to be had: whatever is under way counts */
+    FF_AUTO_CLOSE int pagemap = came ? ff_pagemap_open() : -1;
     if (!out)
         return ff_error_set(err, ENOMEM, "source: dirty: out of memory");
+    if (came && pagemap < 0)
+        return ff_error_set(err, EACCES, "source: return: /proc/self/pagemap cannot be read, which says what has come");
     uint64_t pages = r->len_bytes / r->psize;
     int rc = 0;
     ff_source_begin_pause(s); /* or it goes on: then ff_source_precopy() comes */

@@ -32,6 +32,7 @@ struct ff_source {
     bool watched;
     bool wants_precopy, precopied; /* precopy=1 at the destination */
     bool returns; /* ff_source_return(): and precopied from the start */
+    uint32_t came_link; /* ... its newest link when READY was heard */
     struct ff_dest *came; /* then: by which its guest came */
     bool given_up; /* under lock: of what it serves, some was discarded: its guest has it, on its way back */
     bool taking;   /* likewise: it is taken back */

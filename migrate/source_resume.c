@@ -61,6 +61,22 @@ static int never_started(struct ff_source *s, struct ff_error *err)
                         "it may go on here");
 }
 
+/* Of a return: the other side serves its image again, over a link that it made since READY. So that return is over
+ * there, and its GO, which may have been lost, is not taken any more; perhaps nobody is left to say so */
+static bool was_in_vain(const struct ff_source *s)
+{
+    return s->came && s->stage == GONE && !s->runs_there && ff_dest_has_link_after(s->came, s->came_link);
+}
+
+static int take_in_vain(struct ff_source *s, struct ff_error *err)
+{
+    ff_source_drop_link(s);
+    s->stage = SENT;
+    ff_tunnel_fail(s->ctl.tunnel, "the destination never got GO");
+    return ff_error_set(err, ETIME, "source: resume: the guest is served from where it was to return to, which never "
+                        "got GO: it may go on here");
+}
+
 int ff_source_not_started(struct ff_source *s, struct ff_error *err)
 {
     if (s->stage < GONE)
@@ -231,6 +247,8 @@ int ff_source_resume(struct ff_source *s, const struct ff_address *a, int timeou
         int rc = ff_source_await_hold(s, end, &why);
         if (rc) /* nothing was tried */
             return ff_error_set(err, -rc, "source: resume: %s", why.text);
+        if (was_in_vain(s))
+            return take_in_vain(s, err);
         rc = poll(&stop, 1, 0) > 0 ? -ECANCELED : come_back(s, &to, &why);
         if (rc && s->stage == GONE && atomic_load(&s->hold) == HELD)
             continue; /* whatever it was: the link was broken for that */

@@ -109,7 +109,7 @@ static bool is_qemu(pid_t pid, const char *program)
     return strstr(base, QEMU) || !strncmp(base, "qemu-kvm", 8) || !strcmp(base, "kvm") || has_kvm_machine(pid);
 }
 
-enum role { NO_QEMU, GUEST, HOLDER };
+enum role { NO_QEMU, GUEST, HOLDER, IMAGE };
 
 /* @words are its own, or those of the QEMU that it was forked from */
 static enum role role_of(pid_t pid, const char *program, const struct strv *words)
@@ -124,7 +124,7 @@ static enum role role_of(pid_t pid, const char *program, const struct strv *word
     if (!read || words->n < 2 || !is_qemu(pid, program) || !strcmp(words->v[1], "-farfork-fork-server") ||
         !strncmp(comm, "cleanup/", 8)) /* -run-with async-teardown=on */
         return NO_QEMU;
-    return strcmp(comm, "farfork-holder\n") ? GUEST : HOLDER;
+    return !strcmp(comm, "farfork-holder\n") ? HOLDER : !strcmp(comm, "farfork-image\n") ? IMAGE : GUEST;
 }
 
 static void add_process(json_t *guests, json_t *holders, pid_t pid)
@@ -139,13 +139,15 @@ static void add_process(json_t *guests, json_t *holders, pid_t pid)
     enum role role = n > 0 && !process_argv(pid, &words, &why) ? role_of(pid, program, &words) : NO_QEMU;
     FF_AUTO_FREE char *name = guest_name(&words);
     FF_AUTO_FREE char *job = role == NO_QEMU ? NULL : process_job(pid);
+    json_int_t resident = (json_int_t)(number_of(status, "VmRSS:") << 10);
     if (role == GUEST)
         json_array_append_new(guests, json_pack("{si so so so sI}", "pid", (int)pid, "name", json_lossy(name), "job",
                                                 json_lossy(job), "qemu", json_lossy(program), "resident_bytes",
-                                                (json_int_t)(number_of(status, "VmRSS:") << 10)));
-    else if (role == HOLDER)
-        json_array_append_new(holders, json_pack("{si so so}", "pid", (int)pid, "name", json_lossy(name), "job",
-                                                  json_lossy(job)));
+                                                resident));
+    else if (role != NO_QEMU)
+        json_array_append_new(holders, json_pack("{si so so ss sI}", "pid", (int)pid, "name", json_lossy(name), "job",
+                                                  json_lossy(job), "of", role == HOLDER ? "fork" : "guest elsewhere",
+                                                  "resident_bytes", resident));
     strv_free(&words);
 }
 

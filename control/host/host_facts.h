@@ -16,8 +16,8 @@
  *          "load": of the last minute, "memory_bytes", "available_bytes", "reserved_bytes": promised to forks, of that,
  *          "huge_pages": [{"size_bytes", "total", "free"}], "kvm": this user may use it, "rdma": [DEVICE:PORT that can be
  *          used], "guests": [{"pid", "name", "job": process_job(), "qemu", "resident_bytes"}] of all users that this one
- *          sees, "holders": [{"pid", "name", "job"}] that keep the memory of a fork for other hosts, "forks": [{"id",
- *          "parent", "image", "children": alive}] of this user}
+ *          sees, "holders": [{"pid", "name", "job", "of": a "fork", whose memory it keeps for other hosts, or a
+ *          "guest elsewhere", which went from it and still needs it, "resident_bytes"}], "forks": [{"id", "parent", "image", "children": alive}] of this user}
  */
 json_t *host_facts(const char *base);
 

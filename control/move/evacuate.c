@@ -189,7 +189,10 @@ static void add_holders(struct evacuation *e, const json_t *holders)
             e->guest[e->n_guests++] = (struct guest){
                 .pid = (pid_t)json_integer_value(json_object_get(h, "pid")), .name = xstrdup(text_of(h, "name")),
                 .state = STAYS, .run = SPAWN_NONE, .tried = xcalloc(e->n_places + 1, sizeof(bool)),
-                .reason = xstrdup("it keeps the memory of a fork that other hosts still fetch: wait for its end")};
+                .reason = xstrdup(strcmp(text_of(h, "of"), "fork")
+                                      ? "its guest is elsewhere, and needs its memory: let it come home, or wait for the end "
+                                        "of its move"
+                                      : "it keeps the memory of a fork that other hosts still fetch: wait for its end")};
 }
 
 static int by_size(const void *a, const void *b)

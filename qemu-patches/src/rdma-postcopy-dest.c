@@ -115,6 +115,14 @@ void rp_yank_dest(void *opaque)
     }
 }
 
+/* When nobody watches memory any more, who would be told of all of it */
+static void lock_memory_again(void)
+{
+    if (should_mlock(mlock_state) && os_mlock(is_mlock_on_fault(mlock_state)) < 0) {
+        error_report("mlock: %s", strerror(errno));
+    }
+}
+
 /* Undo incoming_prepare(), as far as it came; the handle is the caller's */
 static struct ff_dest *incoming_release(void)
 {
@@ -128,10 +136,6 @@ static struct ff_dest *incoming_release(void)
         }
         if (!rp.comes_back) {
             ram_block_discard_disable(false);
-        }
-        if (should_mlock(mlock_state) &&
-            os_mlock(is_mlock_on_fault(mlock_state)) < 0) {
-            error_report("mlock: %s", strerror(errno));
         }
         rp.prepared = false;
     }
@@ -206,6 +210,7 @@ static int incoming_complete(void)
     MigrationIncomingState *mis = migration_incoming_get_current();
     struct ff_dest *dest = incoming_release();
 
+    lock_memory_again();
     rp_release_output(true);
     if (!rp.lingers) {
         ff_dest_free(dest);
@@ -231,6 +236,7 @@ static void incoming_failed_bh(void *opaque)
 
     if (rp.comes_back) {
         ff_dest_free(incoming_release()); /* memory is as it was at the guest's GO */
+        lock_memory_again();
         rp_home_failed(err);
         error_report_err(err);
         migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_FAILED);
@@ -245,6 +251,7 @@ static void incoming_failed_bh(void *opaque)
     rp_log_stop();
     rp_release_output(false);
     ff_dest_free(incoming_release());
+    lock_memory_again();
     rp_drop_blocks();
     migrate_set_state(&mis->state, mis->state, MIGRATION_STATUS_FAILED);
     migration_incoming_state_destroy();
@@ -364,6 +371,9 @@ static int incoming_recover(MigrationIncomingState *mis, const char *text, struc
     rc = rp_recover(&side, why, err);
     if (rc == -EKEYREVOKED) {
         rp_end_revoked(ff_error_message(err));
+    }
+    if (!rc) {
+        rp_home_serves();
     }
     return rc;
 }

@@ -84,8 +84,10 @@ static char *find_kept_disk(void)
 
 static void stop_guest(void)
 {
+    bool was_to_go = runstate_check(RUN_STATE_FINISH_MIGRATE); /* and may not have gone */
+
     rp.no_lease = true;
-    runs_later = runstate_is_live(runstate_get());
+    runs_later = runstate_is_live(was_to_go ? migrate_get_current()->vm_old_state : runstate_get());
     vm_stop(RUN_STATE_PAUSED);
     if (!migration_block_inactivate()) {
         error_report("rdma-postcopy: the lease ends, and a disk cannot be given up: ending");

@@ -143,6 +143,9 @@ void rdma_postcopy_shutdown(MigrationState *s)
     rp.quitting = true;
     rp_collapse_stop();
     farfork_child_shutdown();
+    if (rp.comes_back) { /* nothing comes home any more */
+        rp_end_return();
+    }
     if (rp.gave_away && goes_on(s->state, &rp.out)) {
         wait_for_rest(&s->state, &rp.out);
     }

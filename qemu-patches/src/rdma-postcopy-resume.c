@@ -58,7 +58,7 @@ void rp_set_reason(const struct rp_wait *w, const char *why)
     MigrationState *s = migrate_get_current();
     QEMU_LOCK_GUARD(&s->error_mutex);
 
-    if (w == &rp.in && qatomic_read(&s->state) != MIGRATION_STATUS_NONE) {
+    if (w == &rp.in && rp.source) {
         return;
     }
     error_free(s->error);
@@ -179,9 +179,6 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
             until = now_ms() + w->reconnect_ms;
             asked = alone = true;
         }
-        if (w == &rp.out && ff_source_is_held(rp.source)) {
-            until = now_ms() + w->reconnect_ms; /* another return may fail as late */
-        }
         if (qatomic_read(&w->over)) {
             rc = -ECANCELED;
             break;
@@ -222,12 +219,17 @@ int rp_recover(const struct rp_side *side, const char *why, struct ff_error *err
             qemu_sem_wait(&w->again);
             continue;
         }
+        bool held_then = w == &rp.out && ff_source_is_held(rp.source);
+
         rc = side->attempt(waits ? -1 : asked ? MIN(left, BY_HAND_MS) : left, err);
         if (rc == -EINTR) {
             continue;
         }
         if (ends_wait(rc)) {
             break;
+        }
+        if (held_then) { /* that time is not the network's */
+            until = now_ms() + w->reconnect_ms;
         }
         asked = false;
         alone = rc == -ETIMEDOUT;

@@ -33,6 +33,8 @@
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
+#define IMAGE_NAME "farfork-image"
+
 /* So long a return that nobody came for may take to end */
 #define END_MS 5000
 
@@ -106,6 +108,18 @@ bool rp_may_go_back(void)
            !rp.gave_away;
 }
 
+/* Away: home has made another link: a return that waits to be told learns from it that it was in vain */
+void rp_home_serves(void)
+{
+    QEMU_LOCK_GUARD(&rp.lock);
+
+    if (rp.source && rp.returns && qatomic_read(&rp.out.recovers)) {
+        rp.out.asked = !rp.out.held;
+        ff_source_interrupt(rp.source);
+        qemu_sem_post(&rp.out.again);
+    }
+}
+
 /* It runs at home: what it has not fetched here nobody needs */
 void rp_went_back(void)
 {
@@ -119,6 +133,35 @@ void rp_went_back(void)
 }
 
 /* --- home --- */
+
+static void write_name(const char *path, const char *name)
+{
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+
+    if (fd >= 0) { /* else it is not shown */
+        (void)!write(fd, name, strlen(name));
+        close(fd);
+    }
+}
+
+/* Who lists processes sees that this one has an image, and no guest (`farfork hosts`) */
+void rp_show_image(bool serves)
+{
+    static const char path[] = "/proc/self/comm"; /* of the main thread, by any */
+    static char was[32];
+
+    if (serves && !*was) {
+        g_autofree char *now = NULL;
+
+        if (g_file_get_contents(path, &now, NULL, NULL)) {
+            g_strlcpy(was, now, sizeof(was));
+            write_name(path, IMAGE_NAME);
+        }
+    } else if (!serves && *was) {
+        write_name(path, was);
+        *was = '\0';
+    }
+}
 
 struct load {
     QemuSemaphore changed;      /* it is loaded, or the link broke */
@@ -173,6 +216,7 @@ void rp_home_arrived(void)
 {
     rp.gave_away = rp.frozen = false;
     WITH_QEMU_LOCK_GUARD(&rp.lock) {
+        qatomic_set(&rp.in.over, false);
         qatomic_set(&rp.out.over, true);
         ff_source_stop(rp.source);
         ff_source_interrupt(rp.source);

@@ -198,13 +198,15 @@ static bool outgoing_serve(MigrationState *s, bool *runs, Error **errp)
     }
     if (!*runs) {
         *runs = true;
+        if (rp.returns) { /* before the BQL, which who waits for a page may have */
+            rp_went_back();
+        } else {
+            rp_show_image(true);
+        }
         bql_lock();
         migration_downtime_end(s);
         migration_call_notifiers(s, MIG_EVENT_PRECOPY_DONE, NULL);
         bql_unlock();
-        if (rp.returns) {
-            rp_went_back();
-        }
     }
     if (ff_source_wait_done(rp.source, err)) {
         rp_take_error(errp, err);
@@ -302,6 +304,7 @@ static void release_source(bool taken)
     struct ff_source *source = rp.source;
     QemuThread thread;
 
+    rp_show_image(false);
     bql_lock();
     yank_unregister_function(MIGRATION_YANK_INSTANCE, yank_source, NULL);
     if (!rp.returns) { /* else it goes on for the next try */

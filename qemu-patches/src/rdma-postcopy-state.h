@@ -83,7 +83,7 @@ void rp_resume_reset(struct rp_wait *w, const struct ff_address *a);
 
 /*
  * What query-migrate gives as the reason, instead of any before; NULL: none.  It
- * has room for one side's: that of a source, where there is or was one
+ * has room for one side's: that of a source, where there is one
  */
 void rp_set_reason(const struct rp_wait *w, const char *why);
 
@@ -167,6 +167,10 @@ void rp_wait_ended(void);
 void rp_visit_begins(void);
 bool rp_may_go_back(void);
 void rp_went_back(void); /* not under the BQL */
+void rp_home_serves(void); /* likewise */
+
+/* Source, its thread: from when the guest runs elsewhere, until it is nobody's image */
+void rp_show_image(bool serves);
 
 /* Home, by the thread of the destination: reset, and load.  < 0: not whole */
 int rp_home_load(void);

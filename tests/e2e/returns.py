@@ -10,6 +10,7 @@ import os
 
 import common
 from common import Failed, Linux, Micro, say, wait_for
+from hosts import hosts
 from quit import quit_and_code
 from resume import state
 from take_back import LEASE_S, Fence, is_taken_back, take_back
@@ -248,11 +249,22 @@ def dies_away(t, accel):
         for g in (away, home):
             common.wait_migration(g, 'postcopy-active')
         swept(away, 1)
+        kept(home, True)
         way_back(home)      # it is waited for, in vain
         away.proc.kill()
         take_back(home, uri)
         is_taken_back(home, fence)
+        kept(home, False)
         common.check_ledger(home)
+
+
+def kept(home, is_image):
+    """Whether this host's list has it as the image of a guest that is elsewhere."""
+    f = hosts('--json')[0]['facts']
+    images = [h for h in f['holders'] if h['pid'] == home.pid and h['of'] == 'guest elsewhere'
+              and h['resident_bytes'] > MIB << 19]
+    if (len(images), [g['pid'] for g in f['guests']].count(home.pid)) != ((1, 0) if is_image else (0, 1)):
+        raise Failed(f'{home.name}: {f["holders"]} {f["guests"]}')
 
 
 def paused(t, accel):
@@ -275,6 +287,7 @@ def paused(t, accel):
         away.qmp('stop')
         away.qmp('migrate', uri=way_back(home))
         came_home(home, away, 'paused')
+        kept(home, False)
         log.leaves(away)
         home.qmp('cont')
         log.check(home)
