@@ -39,6 +39,14 @@ static void before_ready(struct gen *g)
     struct world *w =
         gen_begin(g, STEP, AT_DEST, f->d_at == D_START ? "ff_dest_start" : "ff_dest_recv_state");
     gen_get(g, w->d_link, TO_DEST);
+    bool paused = MSG_TYPE(front) == FF_MSG_DIRTY || MSG_TYPE(front) == FF_MSG_STATE;
+    if (g->c->returns && paused && !return_hold(g)) {
+        g->step.what = "dest_hold_kept: the guest is being taken back here: refuses";
+        gen_send(g, w->d_link, TO_SOURCE, MSG(FF_MSG_REFUSE, 0));
+        dest_ends(w, D_FAILED);
+        gen_emit(g);
+        return;
+    }
     switch (MSG_TYPE(front)) {
     case FF_MSG_PUBLISH:
     case FF_MSG_STATE:
@@ -58,6 +66,7 @@ static void before_ready(struct gen *g)
         for (unsigned p = 0; p < PAGES; p++)
             if (MSG_KIND(front) >> p & 1 && !gen_lacks(g, M_DIRTY_KEPT))
                 w->d_page[p] = PAGE_MISSING;
+        w->o_torn |= g->c->returns && MSG_KIND(front);
         break;
     case FF_MSG_DATA:
         w->d_at = D_LOAD;
@@ -131,6 +140,7 @@ static void load_and_ready(struct gen *g)
         w = gen_begin(g, STEP, AT_DEST, "incoming_load; ff_dest_ready");
         gen_send(g, w->d_link, TO_SOURCE, MSG(FF_MSG_READY, 0));
         w->d_ask = g->c->fallback;
+        w->o_loaded = g->c->returns;
         w->d_at = D_WAIT_GO;
         gen_emit(g);
     }

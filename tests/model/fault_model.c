@@ -40,6 +40,8 @@ static void kill_dest(struct gen *g, bool reboot)
     struct world *w = gen_begin(g, FAULT, AT_DEST, reboot ? "its host reboots" : "dies");
 
     dest_ends(w, D_DEAD);
+    if (w->o_is)
+        return_home_dies(w);
     if (reboot) /* what an agent there has seen is gone */
         w->d_left = w->told = 0;
     w->n_deaths++;
@@ -50,12 +52,17 @@ static void deaths(struct gen *g)
 {
     const struct world *f = g->from;
 
-    if (f->n_deaths >= g->c->deaths || guest_is_well(f, g->c))
+    /* while it visits it is well, and may yet come to harm */
+    bool settled = guest_is_well(f, g->c) && !(g->c->returns && f->s_at == S_FAILED);
+
+    if (f->n_deaths >= g->c->deaths || settled)
         return;
     if (f->s_at != S_DEAD)
         kill_source(g);
-    if (f->d_at != D_DEAD && f->d_at != D_FAILED)
+    if (f->d_at != D_DEAD && (f->d_at != D_FAILED || f->o_is))
         kill_dest(g, false);
+    if (f->o_is)
+        return;
     if (f->d_left || f->told || f->d_at != D_DEAD)
         kill_dest(g, true);
 }

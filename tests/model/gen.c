@@ -25,6 +25,8 @@ void gen_emit(struct gen *g)
 {
     struct world *w = &g->w;
 
+    if (g->c->returns)
+        return_settle(g);
     for (unsigned e = 0; e < LINKS; e++)
         if (!w->link[e].s_open && !w->link[e].d_open)
             memset(&w->link[e], 0, sizeof(w->link[e]));
@@ -140,11 +142,12 @@ void link_close(struct world *w, unsigned epoch, int who)
 
 void model_start(const struct config *c, struct world *w)
 {
-    (void)c;
     memset(w, 0, sizeof(*w));
     w->s_at = S_CONNECT;
     w->s_runs = w->s_disks = 1;
     w->d_at = D_ACCEPT;
+    if (c->returns)
+        return_start(c, w);
 }
 
 void model_steps(struct gen *g)
@@ -154,4 +157,6 @@ void model_steps(struct gen *g)
     dest_steps(g);
     dest_broken_steps(g);
     fault_steps(g);
+    if (g->c->returns)
+        return_steps(g);
 }

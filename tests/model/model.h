@@ -7,13 +7,15 @@
  *
  * Purpose      every order in which two QEMUs, their links, whoever watches them and the faults
  *              below can act, from HELLO to DONE. One guest, two pages, one disk. It does not
- *              model bytes of messages, the tunnel's BYTES, agents that feed each other (FEED), more
- *              than one move, or a peer that lies.
+ *              model bytes of messages, the tunnel's BYTES, agents that feed each other (FEED), or a
+ *              peer that lies. Of more than one move it models a visit: the way home in whole, and of
+ *              the way out, which stands beside it, what return_model.c says.
  *
  * Picture      struct world                  every state: search.c
  *                 |  source_steps()          what the source does or gets
  *                 |  dest_steps()            what the destination does or gets
  *                 |  fault_steps()           links, crashes, hosts, time, agents and operators
+ *                 |  return_steps()          of a visit: home serves, holds, takes back; its lease
  *                 v
  *              emit() -> the next worlds  -> rule_broken()?  guest_is_well()?  guest_lost()?
  *
@@ -100,6 +102,9 @@ struct link_life {
     uint8_t q[2][QUEUE];
 };
 
+/* Of a visit: home as the source of the way out. Whether it holds: enum hold */
+enum out_at { OUT_SERVES, OUT_TAKING, OUT_RECORDED, OUT_FENCED, OUT_TAKEN_BACK, OUT_STATES };
+
 #define LEASE_TICKS 2
 
 struct world {
@@ -118,6 +123,15 @@ struct world {
     uint8_t d_runs : 1, d_disks : 1, d_go : 1, d_ran : 1, d_record : 1;
     uint8_t d_stalled : 1, d_released : 1, d_fenced : 1, d_left : 1, told : 1, s_asked_once : 1;
     uint8_t d_bare : 1; /* RUNNING was answered; PUBLISH and KEYS of the new link have not come */
+    /* A visit: the source is away, the destination is home; of the way out: */
+    uint8_t o_at, o_hold, o_page, o_bytes; /* enum out_at, hold; page 1 away: enum page, bytes */
+    uint8_t o_lease, o_away_lease;         /* ticks left, of home's and of away's */
+    uint8_t n_tries, d_session; /* returns that away, and home, began */
+    uint8_t s_session;          /* which of home's away said HELLO to */
+    uint8_t o_is : 1, o_link : 1, o_given_up : 1, o_released : 1;
+    uint8_t o_runs : 1;   /* home runs the guest as of GO */
+    uint8_t o_torn : 1;   /* page 0 was discarded at home */
+    uint8_t o_loaded : 1; /* devices were loaded over page 1 there */
 };
 
 enum fence { FENCE_NONE, FENCE_KILL, FENCE_STORAGE };
@@ -130,6 +144,9 @@ struct config {
     bool agent;    /* somebody reaps the destination, and can reach the source's side */
     bool record;   /* the destination writes down that it may run, before it does: until-go */
     bool fallback; /* fallback=go */
+    bool returns;  /* the guest visits, and may come home: by it the destination */
+    bool lease;    /* fallback=go of the way out */
+    bool wrote;    /* the guest wrote to page 0 meanwhile */
     enum fence fence;
     uint8_t breaks, deaths, stalls; /* at most */
     uint32_t losses;                /* that must be reachable, and no others: bits of enum loss */
@@ -175,6 +192,17 @@ enum mutant {
     M_NO_RECORD_HERE,
     M_TAKE_AFTER_DONE,
     M_SOURCE_DEATH_UNTOLD,
+    M_GIVEN_UP_TAKEN,
+    M_TAKEN_HELD,
+    M_HOLD_SERVES,
+    M_HOLD_CONNECTS,
+    M_NOT_PUT_BACK,
+    M_NEVER_LET_GO,
+    M_RELEASED_EARLY,
+    M_RETURN_UNLEASED,
+    M_LOG_EMPTIED,
+    M_OUT_LEASE_NOT_AWAITED,
+    M_HOME_DEATH_UNTOLD,
     MUTANTS,
 };
 
@@ -190,8 +218,21 @@ enum rule {
     KEYS_LEFT,    /* memory can be read that is no image any more */
     OVERLAY_LOST, /* dropped under a guest that writes */
     BASE_CHANGED, /* committed, or written to, and the guest as of GO runs on it */
+    NOT_WHOLE,    /* home runs the guest as of GO, of memory that was given up */
     NO_RUNNER,    /* nobody runs it, nobody will, and no loss explains why */
     RULES,
+};
+
+/* A visit: what some way has to lead to */
+enum visit_end {
+    VISIT_CAME_HOME,
+    VISIT_CAME_LATER, /* by the second return */
+    VISIT_WENT_ON,    /* away, when a return had failed after home gave up */
+    VISIT_HELD,       /* home holds, and away has heard READY */
+    VISIT_TAKEN_BACK,
+    VISIT_TAKEN_MEANWHILE, /* while a return was under way */
+    VISIT_FREED,           /* home died, and away needs no lease any more */
+    VISIT_ENDS,
 };
 
 enum loss {
@@ -204,6 +245,9 @@ enum loss {
     LOSS_DEST_UNKNOWN, /* the destination died after GO was sent; nobody knows whether it ran */
     LOSS_BOTH_DIED,
     LOSS_TAKING_DIED, /* the source died after it wrote TAKEN-BACK */
+    LOSS_AWAY_DIED,   /* a visit: it ran there, no fallback */
+    LOSS_GIVEN_UP,    /* a visit: it died there when home had given up its image */
+    LOSS_REPLACED,    /* a visit: GO was lost, and home began another return before it was asked */
     LOSSES,
 };
 
@@ -251,6 +295,14 @@ void source_runs_on(struct world *w, const struct gen *g);
 void dest_steps(struct gen *g);
 void dest_broken_steps(struct gen *g);
 void fault_steps(struct gen *g);
+
+/* --- return_model.c: a visit --- */
+void return_start(const struct config *c, struct world *w);
+void return_steps(struct gen *g);
+void return_settle(struct gen *g); /* after each step */
+bool return_hold(struct gen *g);   /* home, before memory changes; false: refused */
+void return_home_dies(struct world *w);
+bool return_may_run(const struct world *w, const struct config *c); /* away, by its lease */
 void model_start(const struct config *c, struct world *w);
 void model_steps(struct gen *g);
 
@@ -259,7 +311,17 @@ enum rule rule_broken(const struct world *w, const struct config *c);
 bool guest_is_well(const struct world *w, const struct config *c);
 enum loss guest_lost(const struct world *w, const struct config *c);
 
+/* --- return_rules.c: for a visit --- */
+enum rule return_rule(const struct world *w);
+bool visit_is_well(const struct world *w, const struct config *c);
+enum loss visit_lost(const struct world *w, const struct config *c);
+/* Bits of what a visit has come to, by enum visit_end */
+unsigned visit_seen(const struct world *w);
+bool go_can_come(const struct world *w);
+bool pages_can_come(const struct world *w);
+
 /* --- names.c --- */
+const char *out_name(unsigned at);
 const char *source_name(unsigned at);
 const char *dest_name(unsigned at);
 const char *rule_name(unsigned rule);

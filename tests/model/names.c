@@ -75,6 +75,20 @@ static const struct state_name dest[D_STATES] = {
     [D_DEAD] = {PLANNED("dead"), NULL, -1},
 };
 
+/* Home, as the source of a guest that visits */
+static const struct state_name way_out[OUT_STATES] = {
+    [OUT_SERVES] = {AT(ff_source_let_go), NULL, GONE},
+    [OUT_TAKING] = {AT(ff_source_begin_taking), "source.record", GONE},
+    [OUT_RECORDED] = {AT(ff_source_take_back), "source.fence", TAKING},
+    [OUT_FENCED] = {QEMU(end_return, "source"), NULL, TAKEN},
+    [OUT_TAKEN_BACK] = {PLANNED("taken back"), NULL, -1},
+};
+
+const char *out_name(unsigned at)
+{
+    return way_out[at].name;
+}
+
 const char *source_name(unsigned at)
 {
     return source[at].name;
@@ -99,6 +113,7 @@ const char *rule_name(unsigned rule)
         [KEYS_LEFT] = "keys still work where memory is no image any more",
         [OVERLAY_LOST] = "overlays were dropped under a guest that writes",
         [BASE_CHANGED] = "the disks as of GO were written to, and the guest as of GO runs",
+        [NOT_WHOLE] = "home runs the guest as of GO, of memory that it had given up",
         [NO_RUNNER] = "nothing brings it to an end, and no loss explains why",
     };
     return names[rule];
@@ -117,6 +132,10 @@ const char *loss_name(unsigned loss)
             "the destination died after GO was sent; nobody knows that it never ran",
         [LOSS_BOTH_DIED] = "both died",
         [LOSS_TAKING_DIED] = "the source died after it wrote TAKEN-BACK down",
+        [LOSS_AWAY_DIED] = "the visited host died with the guest",
+        [LOSS_GIVEN_UP] = "the visited host died when home had given up its image",
+        [LOSS_REPLACED] = "home began another return, and answers nobody that GO of the last was "
+                          "lost: away waits until it is told by hand",
     };
     return names[loss];
 }
@@ -195,7 +214,8 @@ static int check_stages(void)
 
 int names_check(void)
 {
-    int wrong = check_states("source", source, S_STATES) + check_states("dest", dest, D_STATES);
+    int wrong = check_states("source", source, S_STATES) + check_states("dest", dest, D_STATES) +
+                check_states("way out", way_out, OUT_STATES);
 
     for (unsigned t = FF_MSG_HELLO; t <= FF_MSG_LAST; t++)
         if (!strcmp(ff_msg_name(t), "unknown message")) {

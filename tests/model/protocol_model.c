@@ -24,6 +24,8 @@
 
 #define FAULTS .breaks = 3, .deaths = 2, .stalls = 1
 #define ANY_LOSS (LOSS(SOURCE_DIED) | LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(BOTH_DIED))
+#define VISIT_LOSS                                                                                 \
+    (LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(DEST_UNKNOWN) | LOSS(BOTH_DIED) | LOSS(REPLACED))
 
 static const struct config configs[] = {
     {.name = "today",
@@ -80,8 +82,47 @@ static const struct config configs[] = {
      .deaths = 2,
      .stalls = 1,
      .losses = ANY_LOSS | LOSS(TAKING_DIED)},
+    {.name = "a visit",
+     .resume = true,
+     .returns = true,
+     .wrote = true,
+     FAULTS,
+     .losses = VISIT_LOSS | LOSS(AWAY_DIED)},
+    {.name = "a visit, way out with fallback=go, fence kills",
+     .resume = true,
+     .returns = true,
+     .wrote = true,
+     .lease = true,
+     .fence = FENCE_KILL,
+     .breaks = 2,
+     .deaths = 2,
+     .stalls = 1,
+     .losses = VISIT_LOSS | LOSS(GIVEN_UP)},
+    {.name = "a visit that writes nothing, fence reserves storage",
+     .resume = true,
+     .returns = true,
+     .lease = true,
+     .fence = FENCE_STORAGE,
+     .breaks = 2,
+     .deaths = 2,
+     .stalls = 1,
+     .losses = VISIT_LOSS | LOSS(GIVEN_UP) | LOSS(TAKING_DIED)},
 };
-enum { TODAY, TODAY_PRECOPY, RESUME, RESUME_PRECOPY, AGENT, RECORD, KILL, STORAGE, ALL, CONFIGS };
+enum {
+    TODAY,
+    TODAY_PRECOPY,
+    RESUME,
+    RESUME_PRECOPY,
+    AGENT,
+    RECORD,
+    KILL,
+    STORAGE,
+    ALL,
+    VISIT,
+    VISIT_KILL,
+    VISIT_STORAGE,
+    CONFIGS
+};
 _Static_assert(CONFIGS == sizeof(configs) / sizeof(*configs), "a name each");
 
 static const struct {
@@ -130,6 +171,21 @@ static const struct {
     [M_TAKE_AFTER_DONE] = {KILL, BASE_CHANGED, "the source takes back after it withdrew"},
     [M_SOURCE_DEATH_UNTOLD] = {KILL, NO_RUNNER,
                                "nobody tells the destination that the source died"},
+    [M_GIVEN_UP_TAKEN] = {VISIT_STORAGE, TWO_RUNNERS, "home takes back what it has given up"},
+    [M_TAKEN_HELD] = {VISIT_KILL, NOT_WHOLE, "a guest that is being taken back returns"},
+    [M_HOLD_SERVES] = {VISIT, WRONG_BYTES,
+                       "the way out is served while devices are loaded at home"},
+    [M_HOLD_CONNECTS] = {VISIT, WRONG_BYTES,
+                         "the way out gets another link before memory is put back"},
+    [M_NOT_PUT_BACK] = {VISIT, WRONG_BYTES, "a return fails, and memory is not put back"},
+    [M_NEVER_LET_GO] = {VISIT, NO_RUNNER, "a return fails, and the way out stays held"},
+    [M_RELEASED_EARLY] = {VISIT_STORAGE, TWO_RUNNERS,
+                          "away needs no lease once STATE was sent, before READY"},
+    [M_RETURN_UNLEASED] = {VISIT_STORAGE, TWO_RUNNERS, "away runs on without a lease"},
+    [M_LOG_EMPTIED] = {VISIT, WRONG_BYTES, "the log is emptied when a return fails"},
+    [M_OUT_LEASE_NOT_AWAITED] = {VISIT_STORAGE, TWO_RUNNERS,
+                                 "home takes back before the lease of the way out ends"},
+    [M_HOME_DEATH_UNTOLD] = {VISIT_KILL, NO_RUNNER, "nobody tells away that home died"},
 };
 
 static double seconds(void)
@@ -181,10 +237,32 @@ static int check_losses(const struct config *c, const struct search_result *r)
     return wrong;
 }
 
+static int check_visits(unsigned seen)
+{
+    static const char *const ends[VISIT_ENDS] = {
+        [VISIT_CAME_HOME] = "comes home",
+        [VISIT_CAME_LATER] = "comes home by a second return",
+        [VISIT_WENT_ON] = "goes on away after home gave up",
+        [VISIT_HELD] = "is held at home until GO",
+        [VISIT_TAKEN_BACK] = "is taken back",
+        [VISIT_TAKEN_MEANWHILE] = "is taken back while it returns",
+        [VISIT_FREED] = "goes on away when home has died",
+    };
+    int wrong = 0;
+
+    for (unsigned i = 0; i < VISIT_ENDS; i++)
+        if (!(seen >> i & 1)) {
+            printf("model: no guest that visits %s\n", ends[i]);
+            wrong++;
+        }
+    return wrong;
+}
+
 static int check_configs(void)
 {
     uint64_t messages = 0, states = 0, edges = 0;
     uint32_t source = 0, dest = 0;
+    unsigned visits = 0;
     int wrong = 0;
 
     for (unsigned i = 0; i < CONFIGS; i++) {
@@ -208,12 +286,14 @@ static int check_configs(void)
         messages |= r.messages_seen;
         source |= r.source_seen;
         dest |= r.dest_seen;
+        for (uint32_t at = 0; at < r.states && c->returns; at++)
+            visits |= visit_seen(search_world(s, at));
         states += r.states;
         edges += r.edges;
         search_free(s);
     }
     printf("all: %llu states, %llu edges\n", (unsigned long long)states, (unsigned long long)edges);
-    return wrong + check_seen(messages, source, dest);
+    return wrong + check_seen(messages, source, dest) + check_visits(visits);
 }
 
 /* Is somebody stuck only since the model has no more links? */

@@ -15,6 +15,8 @@ enum rule rule_broken(const struct world *w, const struct config *c)
 
     if (w->s_runs && w->d_runs)
         return TWO_RUNNERS;
+    if (w->o_runs)
+        return return_rule(w);
     if (w->s_disks && w->d_disks && !w->d_fenced)
         return TWO_DISKS;
     if (w->s_runs && w->s_gone && !took && w->d_ran)
@@ -38,7 +40,7 @@ enum rule rule_broken(const struct world *w, const struct config *c)
 }
 
 /* GO is where the destination can still read it */
-static bool go_can_come(const struct world *w)
+bool go_can_come(const struct world *w)
 {
     const struct link_life *l = w->d_link ? &w->link[w->d_link - 1] : NULL;
 
@@ -55,6 +57,8 @@ bool guest_is_well(const struct world *w, const struct config *c)
 {
     bool gone = dest_is_gone(w);
 
+    if (c->returns)
+        return visit_is_well(w, c);
     if (w->s_at == S_FAILED)
         return w->s_runs && !w->s_keys && (gone || !w->d_go) && !go_can_come(w);
     if (w->s_at == S_TAKEN_BACK)
@@ -66,7 +70,7 @@ bool guest_is_well(const struct world *w, const struct config *c)
     return w->s_at == S_COMPLETE ? !w->s_keys : !c->resume && w->s_at == S_PAUSED;
 }
 
-static bool pages_can_come(const struct world *w)
+bool pages_can_come(const struct world *w)
 {
     for (unsigned p = 0; p < PAGES; p++)
         if (w->d_page[p] != PAGE_PRESENT &&
@@ -91,6 +95,8 @@ enum loss guest_lost(const struct world *w, const struct config *c)
 {
     bool took = w->s_at >= S_TAKING && w->s_at <= S_TAKEN_BACK;
 
+    if (c->returns)
+        return visit_lost(w, c);
     if (w->s_at == S_DEAD)
         return lost_with_source(w, c);
     if (!w->s_gone || w->s_at == S_FAILED || took)

@@ -350,6 +350,14 @@ static void print_step(const struct step *st, const struct world *w)
         print_message(st, st->sent[i], true);
     printf("%60s %s%s | %s%s\n", "", source_name(w->s_at), w->s_runs ? ", RUNS" : "",
            dest_name(w->d_at), w->d_runs ? ", RUNS" : "");
+    static const char *const hold[] = {[FREE] = "free", [HELD] = "held", [RETURNED] = "returned"};
+    if (w->o_is)
+        printf("%60s way out: %s, %s, home %s%s, leases %u %u%s\n", "",
+               w->o_link ? "link" : "no link", w->o_given_up ? "given up" : "whole",
+               hold[w->o_hold], w->o_runs ? ", RUNS as of GO" : "", w->o_away_lease, w->o_lease,
+               w->o_released ? " (away needs none)" : "");
+    if (w->o_is && w->o_at != OUT_SERVES)
+        printf("%60s way out: %s\n", "", out_name(w->o_at));
 }
 
 static void print_walk(void *opaque, const struct step *step, const struct world *w)

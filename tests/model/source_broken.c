@@ -12,6 +12,8 @@ static void ask(struct gen *g)
         return;
     if (gen_lacks(g, M_ASKS_ONCE) && f->s_asked_once)
         return;
+    if (f->s_session != f->d_session) /* check_hello(): there is no move here that could go on */
+        return;
     if (f->s_at == S_PAUSED) {
         struct world *w = gen_begin(g, STEP, AT_SOURCE, "connects again");
         w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_RESUME, RESUME_SERVE));

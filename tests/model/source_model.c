@@ -11,7 +11,7 @@ void source_runs_on(struct world *w, const struct gen *g)
     w->s_link = 0;
     w->s_at = S_FAILED;
     w->s_keys = gen_lacks(g, M_KEYS_KEPT) ? w->s_keys : 0;
-    w->s_runs = w->s_disks = 1;
+    w->s_runs = w->s_disks = !w->o_is || return_may_run(w, g->c);
     w->s_stalled = 0;
     if (w->s_gone)
         w->s_ran_on = 1;
@@ -57,6 +57,8 @@ static void before_go(struct gen *g)
         w = gen_begin(g, STEP, AT_SOURCE, moves[i].what);
         gen_get(g, w->s_link, TO_SOURCE);
         w->s_at = moves[i].at == S_WAIT_WATCHED && g->c->precopy ? S_PRECOPY : moves[i].then;
+        if (type == FF_MSG_READY) /* of a visit: home has given up, and never takes back */
+            w->o_released |= g->c->lease;
         gen_emit(g);
     }
 }
@@ -65,14 +67,16 @@ static void send_state(struct gen *g)
 {
     struct world *w = gen_begin(g, STEP, AT_SOURCE, "ff_source_send_state");
 
-    if (g->c->precopy) /* kind 1: it names the page */
-        gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_DIRTY, w->s_version));
+    bool emptied = gen_lacks(g, M_LOG_EMPTIED) && w->n_tries > 1;
+    if (g->c->precopy || g->c->returns) /* kind 1: it names the page */
+        gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_DIRTY, emptied ? 0 : w->s_version));
     gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_STATE, 0));
     gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_PARTS, 0));
     gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_KEYS, 0));
     gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_FIRST, 0));
     gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_DATA, 0));
     w->s_at = S_WAIT_READY;
+    w->o_released |= g->c->lease && gen_lacks(g, M_RELEASED_EARLY);
     if (g->c->precopy && gen_lacks(g, M_LOG_READ_EARLY))
         w->s_version |= 1; /* a device is saved after the log was read, and writes memory */
     gen_emit(g);
@@ -128,6 +132,7 @@ static void do_next(struct gen *g)
         if (dest_listens(g)) {
             w = gen_begin(g, STEP, AT_SOURCE, "ff_source_connect");
             w->s_link = (uint8_t)gen_connect(g, MSG(FF_MSG_HELLO, 0));
+            w->s_session = w->d_session;
             w->s_at = S_WAIT_WELCOME;
         } else {
             w = gen_begin(g, STEP, AT_SOURCE, "ff_source_connect: refused; goes on here");
@@ -147,6 +152,12 @@ static void do_next(struct gen *g)
         w->s_at = S_WAIT_PASSED;
         break;
     case S_STOP:
+        if (f->o_is && !f->o_link) {
+            w = gen_begin(g, STEP, AT_SOURCE, "outgoing_stop: no link home; goes on here");
+            gen_send(g, w->s_link, TO_DEST, MSG(FF_MSG_REFUSE, 0));
+            source_runs_on(w, g);
+            break;
+        }
         w = gen_begin(g, STEP, AT_SOURCE, "outgoing_stop: vCPUs stopped, disks inactive");
         w->s_runs = w->s_disks = 0;
         w->overlay = g->c->fallback && !gen_lacks(g, M_NO_OVERLAY) ? OVERLAY_OPEN : OVERLAY_NONE;
