@@ -13,6 +13,7 @@
  *              forbids it. The lists that were observed are printed.
  */
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,6 +21,7 @@
 #include "cleanup.h"
 #include "failpoint.h"
 #include "loop.h"
+#include "visits.h"
 #include "wire.h"
 
 static struct accept_run run;
@@ -180,6 +182,14 @@ static void spy_on(struct move *m)
     spy_at(1, m->to_source);
 }
 
+/* Of the links of a network: those of one port, or all (0) */
+static unsigned only_port;
+
+static bool is_spied(unsigned port)
+{
+    return !only_port || port == only_port;
+}
+
 /* Every link of a network begins here (ld --wrap) */
 int __real_ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kind, int cancel_fd,
                            struct ff_link **out, struct ff_error *err);
@@ -195,7 +205,7 @@ int __wrap_ff_link_connect(const struct ff_link_params *p, enum ff_link_kind kin
 {
     int rc = __real_ff_link_connect(p, kind, cancel_fd, out, err);
 
-    if (!rc)
+    if (!rc && is_spied((unsigned)atoi(p->port)))
         spy_at(0, *out);
     return rc;
 }
@@ -205,7 +215,7 @@ int __wrap_ff_port_accept(struct ff_port *port, const int *also, unsigned n, int
 {
     int rc = __real_ff_port_accept(port, also, n, timeout_ms, out, err);
 
-    if (!rc)
+    if (!rc && is_spied(ff_port_number(port)))
         spy_at(1, *out);
     return rc;
 }
@@ -436,7 +446,7 @@ static void every_action(void)
 static bool may_miss(unsigned type)
 {
     return run.ran && ((type == FF_MSG_WITHDRAWN && !run.fallback) ||
-                       (type == FF_MSG_RUNNING && run.resumes));
+                       (type == FF_MSG_RUNNING && run.resumes && !run.returns));
 }
 
 /* Lists that no code may produce are none of the model's: so the test can fail */
@@ -490,12 +500,88 @@ static void false_runs(void)
     no_other_list();
 }
 
+/* --- a guest that visits, and comes home --- */
+
+/* It has gone, and is about to return. The way out is not looked at: return_model.c */
+static void visit_begin(struct leg *out, struct leg *back)
+{
+    only_port = UINT_MAX;
+    visit_go(out, MEM_ANON);
+    visit_work(10);
+    visit_await_present(out);
+    visit_back(back, out, "");
+    only_port = ff_dest_port(back->dest);
+    run = (struct accept_run){.returns = true, .resumes = true};
+}
+
+static void must_be_return(int source_rc, int dest_rc, bool went, bool ran)
+{
+    run.source.rc = source_rc;
+    run.dest.rc = dest_rc;
+    run.went = went;
+    run.ran = ran;
+    if (accept_is_run(&run))
+        return;
+    accept_print(&run);
+    loop_fail(__FILE__, __LINE__, "the return is no run of the model");
+}
+
+static void comes_home(void)
+{
+    struct leg out, back;
+
+    visit_begin(&out, &back);
+    must(!visit_receive(&back, home, false));
+    visit_let_run(&back);
+    visit_finish(&back, &out);
+    must_be_return(0, 0, true, true);
+    no_other_list();
+}
+
+static void leaves_before_go(void)
+{
+    struct leg out, back;
+    struct ff_error err;
+
+    visit_begin(&out, &back);
+    back.leaves = true;
+    must(!visit_receive(&back, home, false));
+    must_ok(ff_dest_ready(back.dest, &err), err);
+    int rc = ff_dest_wait_go(back.dest, &err);
+    pthread_join(back.thread, NULL);
+    must(rc && back.rc == -ECANCELED);
+    must_be_return(back.rc, rc, false, false);
+    no_other_list();
+    _exit(0);
+}
+
+static void loses_go_home(void)
+{
+    struct leg out, back;
+    struct ff_error err;
+
+    visit_begin(&out, &back);
+    lose.nth[0] = 1;
+    must(!visit_receive(&back, home, false));
+    must_ok(ff_dest_ready(back.dest, &err), err);
+    must(ff_dest_wait_go(back.dest, &err));
+    int rc = ff_dest_recover(back.dest, 20000, &err);
+    pthread_join(back.thread, NULL);
+    must(rc == -ESTALE && back.err.code == ETIME);
+    must_be_return(back.rc, rc, false, false);
+    no_other_list();
+    _exit(0);
+}
+
 int main(int argc, char **argv)
 {
     static const struct loop_test tests[] = {
         {"whole moves", whole, 0},
         {"every action", every_action, 180},
         {"false runs", false_runs, 0},
+        {"a visit comes home", comes_home, 60},
+        {"a return leaves before GO", leaves_before_go, 60},
+        {"GO of a return is lost", loses_go_home, 60},
     };
 
     return loop_main(argc, argv, setup, tests, FF_ARRAY_LEN(tests));

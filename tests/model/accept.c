@@ -55,6 +55,8 @@ static bool take_step(void *opaque, struct world *w, const struct step *step)
     const struct accept_side *s = step->actor == AT_SOURCE ? &r->source : &r->dest;
     uint8_t *at = step->actor == AT_SOURCE ? &w->s_shown : &w->d_shown;
 
+    if (w->d_session > 1) /* another return: what is observed is the first */
+        return false;
     for (unsigned i = 0; i < ACCEPT_VIA && r->via[i]; i++)
         if (!strcmp(r->via[i], step->what))
             w->via_shown |= (uint8_t)(1 << i);
@@ -145,7 +147,8 @@ static bool search_for(const struct accept_run *r)
 {
     const struct config c = {.name = "observed", .precopy = r->precopy, .push = r->push,
                              .resume = r->resumes, .breaks = r->resumes ? 2 : 1, .stalls = 1,
-                             .fallback = r->fallback};
+                             .fallback = r->fallback, .returns = r->returns,
+                             .wrote = r->returns};
     struct search *s = search_new();
 
     search_filter(s, take_step, (void *)r);

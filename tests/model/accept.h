@@ -24,6 +24,7 @@ struct accept_run {
     struct accept_side source, dest;
     bool precopy, push;
     bool fallback;  /* fallback=go */
+    bool returns;   /* the way home of a guest that visits; its first one */
     bool resumes;   /* each side waits for another link when one breaks after GO */
     bool went, ran; /* the source must not run its guest; the destination has read GO */
     const char *via[ACCEPT_VIA]; /* actions of the model that were taken for certain */

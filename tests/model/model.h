@@ -126,8 +126,8 @@ struct world {
     /* A visit: the source is away, the destination is home; of the way out: */
     uint8_t o_at, o_hold, o_page, o_bytes; /* enum out_at, hold; page 1 away: enum page, bytes */
     uint8_t o_lease, o_away_lease;         /* ticks left, of home's and of away's */
-    uint8_t n_tries, d_session; /* returns that away, and home, began */
-    uint8_t s_session;          /* which of home's away said HELLO to */
+    uint8_t n_tries, d_session;            /* returns that away, and home, began */
+    uint8_t s_session;                     /* which of home's away said HELLO to */
     uint8_t o_is : 1, o_link : 1, o_given_up : 1, o_released : 1;
     uint8_t o_runs : 1;   /* home runs the guest as of GO */
     uint8_t o_torn : 1;   /* page 0 was discarded at home */
