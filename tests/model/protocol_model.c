@@ -107,6 +107,16 @@ static const struct config configs[] = {
      .deaths = 2,
      .stalls = 1,
      .losses = VISIT_LOSS | LOSS(GIVEN_UP) | LOSS(TAKING_DIED)},
+    {.name = "a visit whose way home does not resume",
+     .returns = true,
+     .wrote = true,
+     .lease = true,
+     .fence = FENCE_KILL,
+     .breaks = 2,
+     .deaths = 2,
+     .stalls = 1,
+     .losses = LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(DEST_UNKNOWN) | LOSS(BOTH_DIED) |
+               LOSS(GIVEN_UP) | LOSS(GO_BROKEN) | LOSS(LINK_BROKEN)},
 };
 enum {
     TODAY,
@@ -121,6 +131,7 @@ enum {
     VISIT,
     VISIT_KILL,
     VISIT_STORAGE,
+    VISIT_TODAY,
     CONFIGS
 };
 _Static_assert(CONFIGS == sizeof(configs) / sizeof(*configs), "a name each");

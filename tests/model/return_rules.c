@@ -35,8 +35,11 @@ bool visit_is_well(const struct world *w, const struct config *c)
     if (w->s_at == S_FAILED)
         return w->s_runs && !w->s_keys && !w->d_go && !go_can_come(w) &&
                (w->o_link || (w->o_page == PAGE_PRESENT && (!c->lease || w->o_released)));
-    return w->d_at == D_COMPLETE && w->d_runs &&
-           (w->s_at == S_DEAD || (w->s_at == S_COMPLETE && !w->s_keys));
+    if (w->d_at != D_COMPLETE || !w->d_runs)
+        return false;
+    if (w->s_at == S_COMPLETE)
+        return !w->s_keys;
+    return w->s_at == S_DEAD || (!c->resume && w->s_at == S_PAUSED);
 }
 
 static enum loss lost_away(const struct world *w, const struct config *c)
@@ -69,7 +72,13 @@ enum loss visit_lost(const struct world *w, const struct config *c)
         return w->o_at > OUT_SERVES && w->d_at != D_DEAD ? LOSS_NONE : lost_away(w, c);
     if (w->d_at == D_DEAD)
         return lost_home(w, c);
-    bool asks = w->s_at == S_PAUSED || w->s_at == S_ASKED;
-    return asks && w->s_session != w->d_session && w->o_at == OUT_SERVES ? LOSS_REPLACED
-                                                                         : LOSS_NONE;
+    if (c->resume) {
+        bool asks = w->s_at == S_PAUSED || w->s_at == S_ASKED, other = w->s_session != w->d_session;
+        return asks && other && w->o_at == OUT_SERVES ? LOSS_REPLACED : LOSS_NONE;
+    }
+    if (w->s_at != S_PAUSED || w->o_at != OUT_SERVES)
+        return LOSS_NONE;
+    if (!w->d_go)
+        return w->d_at == D_WAIT_GO ? LOSS_NONE : LOSS_GO_BROKEN;
+    return w->d_at == D_PAUSED && !pages_can_come(w) ? LOSS_LINK_BROKEN : LOSS_NONE;
 }
