@@ -27,6 +27,7 @@
 #include <string.h>
 
 #include "cleanup.h"
+#include "dest.h"
 #include "error.h"
 #include "failpoint.h"
 #include "log.h"

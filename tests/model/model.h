@@ -247,7 +247,6 @@ enum loss {
     LOSS_TAKING_DIED, /* the source died after it wrote TAKEN-BACK */
     LOSS_AWAY_DIED,   /* a visit: it ran there, no fallback */
     LOSS_GIVEN_UP,    /* a visit: it died there when home had given up its image */
-    LOSS_REPLACED,    /* a visit: GO was lost, and home began another return before it was asked */
     LOSSES,
 };
 

@@ -134,8 +134,6 @@ const char *loss_name(unsigned loss)
         [LOSS_TAKING_DIED] = "the source died after it wrote TAKEN-BACK down",
         [LOSS_AWAY_DIED] = "the visited host died with the guest",
         [LOSS_GIVEN_UP] = "the visited host died when home had given up its image",
-        [LOSS_REPLACED] = "home began another return, and answers nobody that GO of the last was "
-                          "lost: away waits until it is told by hand",
     };
     return names[loss];
 }

@@ -25,7 +25,7 @@
 #define FAULTS .breaks = 3, .deaths = 2, .stalls = 1
 #define ANY_LOSS (LOSS(SOURCE_DIED) | LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(BOTH_DIED))
 #define VISIT_LOSS                                                                                 \
-    (LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(DEST_UNKNOWN) | LOSS(BOTH_DIED) | LOSS(REPLACED))
+    (LOSS(PAGES) | LOSS(DEST_DIED) | LOSS(DEST_UNKNOWN) | LOSS(BOTH_DIED))
 
 static const struct config configs[] = {
     {.name = "today",

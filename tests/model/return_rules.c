@@ -72,10 +72,8 @@ enum loss visit_lost(const struct world *w, const struct config *c)
         return w->o_at > OUT_SERVES && w->d_at != D_DEAD ? LOSS_NONE : lost_away(w, c);
     if (w->d_at == D_DEAD)
         return lost_home(w, c);
-    if (c->resume) {
-        bool asks = w->s_at == S_PAUSED || w->s_at == S_ASKED, other = w->s_session != w->d_session;
-        return asks && other && w->o_at == OUT_SERVES ? LOSS_REPLACED : LOSS_NONE;
-    }
+    if (c->resume)
+        return LOSS_NONE;
     if (w->s_at != S_PAUSED || w->o_at != OUT_SERVES)
         return LOSS_NONE;
     if (!w->d_go)

@@ -152,6 +152,11 @@ void source_broken_steps(struct gen *g)
         source_runs_on(w, g);
         gen_emit(g);
     }
+    if (f->o_is && f->o_link && g->c->resume && (f->s_at == S_PAUSED || f->s_at == S_ASKED)) {
+        w = gen_begin(g, STEP, AT_SOURCE, "the way out is served again: GO of the return was in vain; goes on there");
+        source_runs_on(w, g);
+        gen_emit(g);
+    }
     if (gen_lacks(g, M_RUNS_UNASKED) && f->s_at == S_PAUSED) {
         w = gen_begin(g, STEP, AT_SOURCE, "goes on here without an answer");
         source_runs_on(w, g);
