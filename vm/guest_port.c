@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * guest_port.c - the virtio-serial port on which a guest asks for a fork
+ * guest_port.c - the virtio-serial port on which a guest asks for a fork, or a visit
  */
 /**
  * DOC: Theory of Operation
@@ -15,6 +15,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
 #include "guest_port.h"
 
@@ -38,7 +41,7 @@ static long take_number(const char *s, long max)
     return v;
 }
 
-static bool is_word(const char *s)
+bool guest_port_is_word(const char *s)
 {
     size_t n = strlen(s);
 
@@ -54,11 +57,22 @@ static bool is_self(const char *s)
     return n && s[n] == ' ' && take_number(s + n + 1, INT_MAX) > 0;
 }
 
+/* [WORD] of @verb */
+static int request_word(const char *verb, const char *rest, struct guest_request *out, struct ff_error *why)
+{
+    if (rest && !guest_port_is_word(rest))
+        return ff_error_set(why, EPROTO,
+                            "guest: %s: word %.40s (permitted: 1..%d letters, digits and . _ -)", verb, rest,
+                            GUEST_WORD_MAX);
+    snprintf(out->word, sizeof(out->word), "%s", rest ? rest : "");
+    return 1;
+}
+
 static int parse_request(char *line, unsigned max_children, struct guest_request *out,
                          struct ff_error *why)
 {
     static const char *const verbs[] = {"fork", "link", "ready",
-                                        "exit", "join", "joined"};
+                                        "exit", "join", "joined", "visit", "return"};
     char *rest = line, *word = strsep(&rest, " ");
     size_t verb = 0;
     long v;
@@ -77,13 +91,16 @@ static int parse_request(char *line, unsigned max_children, struct guest_request
         snprintf(out->user, sizeof(out->user), "%s", rest ? rest : "");
         return 1;
     case GUEST_JOIN:
-        if (rest && !is_word(rest))
+    case GUEST_RETURN:
+        return request_word(verbs[verb], rest, out, why);
+    case GUEST_VISIT:
+        word = rest ? strsep(&rest, " ") : "";
+        if (!guest_port_is_word(word))
             return ff_error_set(why, EPROTO,
-                                "guest: join: word %.40s (permitted: 1..%d letters, digits "
-                                "and . _ -)",
-                                rest, GUEST_WORD_MAX);
-        snprintf(out->word, sizeof(out->word), "%s", rest ? rest : "");
-        return 1;
+                                "guest: visit: alias %.40s (permitted: 1..%d letters, digits and . _ -)",
+                                word, GUEST_WORD_MAX);
+        snprintf(out->alias, sizeof(out->alias), "%s", word);
+        return request_word(verbs[verb], rest, out, why);
     case GUEST_EXIT:
         word = rest ? strsep(&rest, " ") : "";
         v = take_number(word, 255);
@@ -105,7 +122,7 @@ static int parse_request(char *line, unsigned max_children, struct guest_request
     default:
         return ff_error_set(why, EPROTO,
                       "guest: no such request (permitted: fork, link, ready, exit, "
-                      "join, joined)");
+                      "join, joined, visit, return)");
     }
 }
 
@@ -150,16 +167,21 @@ char *guest_port_failed(const char *reason)
     return s;
 }
 
-char *guest_port_failed_join(const char *word, const char *reason)
+char *guest_port_failed_word(const char *word, const char *reason)
 {
     FF_AUTO_FREE char *text = xprintf("%s%s%s", word, *word ? " " : "", reason);
 
     return guest_port_failed(text);
 }
 
+static char *with_word(const char *answer, const char *word)
+{
+    return xprintf("%s%s%s\n", answer, *word ? " " : "", word);
+}
+
 char *guest_port_joining(const char *word)
 {
-    return xprintf("joining%s%s\n", *word ? " " : "", word);
+    return with_word("joining", word);
 }
 
 char *guest_port_exited(unsigned child, int code)
@@ -170,4 +192,31 @@ char *guest_port_exited(unsigned child, int code)
 char *guest_port_joined(void)
 {
     return xstrdup("joined\n");
+}
+
+char *guest_port_visiting(const char *word)
+{
+    return with_word("visiting", word);
+}
+
+char *guest_port_home(const char *word)
+{
+    return with_word("home", word);
+}
+
+int guest_port_connect(const char *path, const char *option, struct ff_error *why)
+{
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+
+    if (strlen(path) >= sizeof(a.sun_path))
+        return ff_error_set(why, ENAMETOOLONG, "%s %s: the name is too long", option, path);
+    strcpy(a.sun_path, path);
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd >= 0 && !connect(fd, (struct sockaddr *)&a, sizeof(a)))
+        return fd;
+    int code = errno;
+    if (fd >= 0)
+        close(fd);
+    return ff_error_set(why, code, "%s %s: %s: want the socket of the parent's port " GUEST_CHANNEL, option, path,
+                        strerror(code));
 }

@@ -239,6 +239,8 @@ static void run_command(struct agent *a, const char *line)
         agent_send(a, agent_vms_adopt(&a->vms, v));
     } else if ((v = json_object_get(o, "plugged"))) {
         agent_vms_plugged(&a->vms, v);
+    } else if ((v = json_object_get(o, "say"))) {
+        agent_send(a, agent_visit_say(&a->vms, v));
     } else if (agent_bring(a, o)) {
         ;
     } else if (json_is_true(json_object_get(o, "detach"))) {
@@ -249,7 +251,7 @@ static void run_command(struct agent *a, const char *line)
     } else if (json_is_true(json_object_get(o, "ping"))) {
         agent_send(a, json_pack("{ss}", "event", "pong"));
     } else if (!agent_warm(a, o)) {
-        agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, plugged, keep, "
+        agent_send_error(a, 0, "want one JSON object a line: check, spawn, kill, qmp, adopt, plugged, say, keep, "
                               "await_feed, feed, first, foreground, message, unused, ping, detach or end");
     }
     json_decref(o);
@@ -299,6 +301,10 @@ static bool on_guest(struct agent *a, struct agent_vm *vm)
             if (!vm->ready)
                 agent_send_child(a, vm, "ready");
             vm->ready = true;
+            continue;
+        }
+        if (e == CHANNEL_RETURN) {
+            agent_visit_return(a, vm);
             continue;
         }
         vm->exited = true;

@@ -126,6 +126,10 @@ void agent_vms_let_go(struct agent_vms *k);
 bool agent_vms_untold(const struct agent_vms *k);
 /* What was plugged into that child later, for the next move: {"child": N, "devices": [SPEC...]} */
 void agent_vms_plugged(struct agent_vms *k, const json_t *o);
+
+/* agent_visit.c: say lines to a guest that visits this host, at its port: {"child": N, "path": SOCKET, "text": LINES};
+ * the event */
+json_t *agent_visit_say(struct agent_vms *k, const json_t *o);
 /* The guest has brought overlays, which are that child's from now on: {"child": N, "files": [..]}.
  * Return: the event for it */
 json_t *agent_vms_adopt(struct agent_vms *k, const json_t *o);

@@ -7,6 +7,7 @@
  *
  * Purpose      the host's end of the protocol in docs/guest.md, for one child, on its host. A
  *              request for a fork is refused: who forks is on the parent's host.
+ *              Or for a guest that visits this host: its word that it wants to go home.
  * Picture      guest: link FORK NUMBER  -->  QEMU: no NIC has an address of the parent's (query-rx-filter)?
  *                                            set_link each
  *              A guest that says "link" and has not changed all of them is not to be heard.
@@ -18,6 +19,8 @@
  *              buffer (the message does) closes the port.
  */
 #include <errno.h>
+#include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -38,6 +41,8 @@ struct channel {
     int fd;
     bool raise;
     bool checked; /* raise: no NIC has one of old_macs */
+    bool visits;  /* a guest that does: @message is NULL */
+    char word[GUEST_WORD_MAX + 1]; /* of its last request to go home */
     struct guest_input in;
     struct qmp_job *job; /* looks at the NICs, or raises the links; NULL: not now */
 };
@@ -62,6 +67,16 @@ struct channel *agent_port_new(const json_t *o)
     json_array_foreach(json_object_get(about, "nics"), i, nic)
         if (strcasecmp(text_of(nic, "mac_old"), text_of(nic, "mac_new")))
             strv_add(&c->old_macs, "%s", text_of(nic, "mac_old"));
+    return c;
+}
+
+struct channel *agent_port_visit(const char *path)
+{
+    struct channel *c = xcalloc(1, sizeof(*c));
+
+    c->fd = -1;
+    c->path = xstrdup(path);
+    c->visits = true;
     return c;
 }
 
@@ -118,13 +133,51 @@ int agent_port_open(struct channel *c, struct ff_error *why)
         hang_up(c);
         return ff_error_set(why, code, "port %s: %s", c->path, strerror(code));
     }
-    send_line(c, guest_port_forked(c->message));
+    if (c->message)
+        send_line(c, guest_port_forked(c->message));
     return 0;
+}
+
+int agent_port_tell(struct channel *c, const char *lines, struct ff_error *why)
+{
+    int rc = agent_port_open(c, why);
+
+    if (rc)
+        return rc;
+    send_line(c, xstrdup(lines));
+    return c->fd >= 0 ? 0 : ff_error_set(why, EPIPE, "port %s: the guest reads nothing", c->path);
+}
+
+const char *agent_port_word(const struct channel *c)
+{
+    return c->word;
 }
 
 int agent_port_fd(const struct channel *c)
 {
     return c ? c->fd : -1;
+}
+
+/* Who has moved it looks after all else */
+static enum channel_event run_visitor_request(struct channel *c, const struct guest_request *r)
+{
+    switch (r->verb) {
+    case GUEST_RETURN:
+        snprintf(c->word, sizeof(c->word), "%s", r->word);
+        return CHANNEL_RETURN;
+    case GUEST_VISIT:
+        send_line(c, guest_port_failed_word(r->word, "this machine visits a host already: return first"));
+        break;
+    case GUEST_JOIN:
+        send_line(c, guest_port_failed_word(r->word, "this machine visits a host: return first"));
+        break;
+    case GUEST_FORK:
+        send_line(c, guest_port_failed("this machine visits a host: return first"));
+        break;
+    default:
+        break;
+    }
+    return CHANNEL_NOTHING;
 }
 
 static enum channel_event run_request(struct channel *c, const struct guest_request *r, int *code)
@@ -144,7 +197,11 @@ static enum channel_event run_request(struct channel *c, const struct guest_requ
     case GUEST_JOINED:
         return CHANNEL_NOTHING;
     case GUEST_JOIN:
-        send_line(c, guest_port_failed_join(r->word, "no vmclone --serve serves this machine"));
+        send_line(c, guest_port_failed_word(r->word, "no vmclone --serve serves this machine"));
+        return CHANNEL_NOTHING;
+    case GUEST_VISIT:
+    case GUEST_RETURN:
+        send_line(c, guest_port_failed_word(r->word, "no farfork visit --serve serves this machine"));
         return CHANNEL_NOTHING;
     case GUEST_FORK:
         break;
@@ -162,12 +219,12 @@ enum channel_event agent_port_on_input(struct channel *c, int *code)
     int reads = 0;
 
     while (c->fd >= 0) {
-        int rc = guest_port_take(&c->in, (size_t)got, 0, &r, &why);
+        int rc = guest_port_take(&c->in, (size_t)got, INT_MAX, &r, &why);
         got = 0;
         if (rc < 0) {
             send_line(c, guest_port_failed(why.text));
         } else if (rc) {
-            enum channel_event e = run_request(c, &r, code);
+            enum channel_event e = c->visits ? run_visitor_request(c, &r) : run_request(c, &r, code);
             if (e != CHANNEL_NOTHING)
                 return e;
         } else {

@@ -18,6 +18,12 @@ struct channel;
 struct channel *agent_port_new(const json_t *o);
 void agent_port_free(struct channel *c);
 
+/* A guest's that visits this host, by the socket @path of its QEMU here; it is told nothing at first */
+struct channel *agent_port_visit(const char *path);
+/* Connect where it is not, and say this. -errno: nobody hears it */
+int agent_port_tell(struct channel *c, const char *lines, struct ff_error *why);
+const char *agent_port_word(const struct channel *c); /* of the last CHANNEL_RETURN; "": it had none */
+
 /* It is told this instead, which names the same machine */
 void agent_port_say(struct channel *c, const char *message);
 
@@ -25,7 +31,7 @@ void agent_port_say(struct channel *c, const char *message);
 int agent_port_open(struct channel *c, struct ff_error *why);
 int agent_port_fd(const struct channel *c); /* to be polled for input; -1: not open */
 
-enum channel_event { CHANNEL_NOTHING, CHANNEL_READY, CHANNEL_EXIT };
+enum channel_event { CHANNEL_NOTHING, CHANNEL_READY, CHANNEL_EXIT, CHANNEL_RETURN };
 
 /**
  * agent_port_on_input() - read some of what there is, answer it

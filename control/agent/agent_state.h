@@ -54,6 +54,9 @@ void agent_spawn_waiting(struct agent *a);
 void agent_kill(struct agent *a, json_int_t number); /* whether it was started or not */
 void agent_count_vms(struct agent *a); /* after any change of their number or states */
 
+/* agent_visit.c: the guest of @vm, a visitor, has said that it wants to go home */
+void agent_visit_return(struct agent *a, struct agent_vm *vm);
+
 /* agent_warm.c: a command for children that wait for a fork: false: it is none */
 bool agent_warm(struct agent *a, const json_t *command);
 

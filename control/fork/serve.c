@@ -33,7 +33,6 @@
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -309,6 +308,10 @@ static void run_guest_request(struct server *v, const struct guest_request *q)
     case GUEST_JOINED:
         exit_queue_acknowledged(&v->exits);
         break;
+    case GUEST_VISIT:
+    case GUEST_RETURN:
+        answer_guest(v, guest_port_failed_word(q->word, "no farfork visit --serve serves this machine"));
+        break;
     default: /* of children, or of who has been one */
         break;
     }
@@ -386,29 +389,11 @@ static void serve_turn(struct server *v, int wait_ms)
     free(p);
 }
 
-static int connect_port(const char *path, struct ff_error *why)
-{
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-
-    if (strlen(path) >= sizeof(a.sun_path))
-        return ff_error_set(why, ENAMETOOLONG, "--serve %s: the name is too long", path);
-    strcpy(a.sun_path, path);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd >= 0 && !connect(fd, (struct sockaddr *)&a, sizeof(a)))
-        return fd;
-    int code = errno;
-    if (fd >= 0)
-        close(fd);
-    return ff_error_set(why, code,
-                        "--serve %s: %s: want the socket of the parent's port " GUEST_CHANNEL, path,
-                        strerror(code));
-}
-
 int fork_serve(const struct fork_serve *s, struct ff_error *why)
 {
     static struct server v;
 
-    v = (struct server){.s = s, .port = connect_port(s->port, why)};
+    v = (struct server){.s = s, .port = guest_port_connect(s->port, "--serve", why)};
     if (v.port < 0)
         return v.port;
     printf("serving %s\n", s->port);

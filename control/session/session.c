@@ -208,6 +208,7 @@ void vm_release(struct vm *vm)
     free(vm->qmp);
     free(vm->log);
     free(vm->error);
+    free(vm->returns);
     json_decref(vm->asked);
 }
 

@@ -94,6 +94,7 @@ struct vm {
     bool ended_well;          /* it has ended, with exit code 0 */
     bool said, told;          /* its guest said that it is done; its end was reported */
     int code;                 /* what it said: 0..255 */
+    char *returns;            /* a visitor's guest asks to go home: its word, perhaps ""; NULL: it does not */
     json_t *asked;            /* what its agent was told to start; NULL: nobody asks for that */
     double started_ms, attached_ms, running_ms, complete_ms, ready_ms; /* 0: not yet */
 };
@@ -138,7 +139,7 @@ struct session {
     struct strv unplugged;  /* ids of devices that the guest is to let go: not on parent_argv any more */
     json_t *unplug_error;   /* the last event that one of them is not let go; or NULL */
     json_t *io_error;   /* the last event BLOCK_IO_ERROR of it; or NULL */
-    json_t *answer;     /* the last event "qmp", "keep" or "adopt"; NULL: none since then */
+    json_t *answer;     /* the last event "qmp", "keep", "adopt" or "say"; NULL: none since then */
     char *key;          /* of key_text_new() */
     bool launched;
     int signals;

@@ -14,7 +14,7 @@
  *              feed        it cannot feed another agent
  *              misfed      another agent gave it what the parent does not have
  *              paused      the link that they come by broke: it waits for another; resumed
- *              qmp, keep, adopt   the answer to a question of ours
+ *              qmp, keep, adopt, say   the answer to a question of ours
  *              warm        its children wait for a fork (agent_warm.c)
  *              end         all of its VMs have ended
  *              error       of one VM, or of the host
@@ -142,6 +142,10 @@ static void on_child_event(struct vm *k, const json_t *e, double now)
         k->ready_ms = now;
     else if (!strcmp(what, "exit"))
         on_exit_event(k, e);
+    else if (!strcmp(what, "return")) {
+        free(k->returns);
+        k->returns = xstrdup(text_of(e, "word"));
+    }
     /* "lost": its end follows, and says why */
 }
 
@@ -243,7 +247,8 @@ void session_on_agent_event(struct session *s, struct host *h, const json_t *e)
         h->ended = true;
     } else if (!strcmp(name, "lost")) {
         on_lost(s, h, text_of(e, "error"));
-    } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt")) {
+    } else if (!strcmp(name, "qmp") || !strcmp(name, "keep") || !strcmp(name, "adopt") ||
+               !strcmp(name, "say")) {
         json_decref(s->answer);
         s->answer = json_incref((json_t *)e);
     } else if (!strcmp(name, "detached")) {

@@ -97,6 +97,7 @@ static const char *const words[] = {
     "exit 300\n",      "exit 99999999999999999999\n",
     "fork 9\n",        "fork 0\n",
     "join bad word\n", "fork 2 \n",
+    "visit a w.1\n",   "return w.2\n",
 };
 
 static const char *const reports[] = {
@@ -319,7 +320,8 @@ static void child_port(struct input *in)
 {
     int listener = child_listener(), code = -1;
     json_t *o = json_pack("{ss ss s[s]}", "path", path, "message", "a\nmessage\n", "links", "net0");
-    struct channel *c = agent_port_new(o);
+    bool visits = get(in) & 1;
+    struct channel *c = visits ? agent_port_visit(path) : agent_port_new(o);
     struct ff_error why;
     uint8_t bytes[256];
 
@@ -336,8 +338,10 @@ static void child_port(struct input *in)
         (void)!send(guest, how & 1 ? (const void *)bytes : word, how & 1 ? len : strlen(word),
                     MSG_DONTWAIT | MSG_NOSIGNAL);
         while (how & 6 && agent_port_on_input(c, &code) != CHANNEL_NOTHING)
-            ;
-        must(code >= -1 && code <= 255);
+            must(!visits || strlen(agent_port_word(c)) <= GUEST_WORD_MAX);
+        if (visits && how & 32)
+            agent_port_tell(c, "visiting w.1\n", NULL);
+        must(code >= -1 && code <= 255 && (!visits || code == -1));
         agent_port_raise_links(c, how & 8 ? path : NULL);
         while (how & 16 && recv(guest, bytes, sizeof(bytes), 0) > 0)
             ;

@@ -193,6 +193,43 @@ static void links_of_one_that_ends(void **state)
     close(guest);
 }
 
+/* A guest that visits this host: what is said to it, and its wish to go home */
+static void visitor(void **state)
+{
+    int port = listen_at(port_path), code = -1;
+    struct channel *c = agent_port_visit(port_path);
+    struct ff_error why;
+    (void)state;
+
+    assert_int_equal(agent_port_fd(c), -1);
+    assert_int_equal(agent_port_tell(c, "visiting a.1\n", &why), 0);
+    int guest = accept(port, NULL, NULL);
+    must_hear(guest, "visiting a.1");
+    say(guest, "link\nready f 1\nexit 3\n"); /* of the child that it is at home: nothing to this agent */
+    assert_int_equal(agent_port_on_input(c, &code), CHANNEL_NOTHING);
+    assert_int_equal(code, -1);
+    say(guest, "visit b w.2\nfork 1\njoin w.3\n");
+    assert_int_equal(agent_port_on_input(c, &code), CHANNEL_NOTHING);
+    char text[1000] = "";
+    assert_true(recv(guest, text, sizeof(text) - 1, MSG_DONTWAIT) > 0);
+    assert_non_null(strstr(text, "failed w.2 this machine visits a host already"));
+    assert_non_null(strstr(text, "failed this machine"));
+    assert_non_null(strstr(text, "failed w.3 this machine"));
+    say(guest, "return w.4\n");
+    assert_int_equal(agent_port_on_input(c, &code), CHANNEL_RETURN);
+    assert_string_equal(agent_port_word(c), "w.4");
+    assert_int_equal(agent_port_on_input(c, &code), CHANNEL_NOTHING);
+    assert_int_equal(agent_port_tell(c, "failed w.4 no\n", &why), 0); /* by the same connection */
+    must_hear(guest, "failed w.4 no");
+    close(guest);
+    assert_int_equal(agent_port_on_input(c, &code), CHANNEL_NOTHING);
+    assert_int_equal(agent_port_fd(c), -1);
+    close(port);
+    unlink(port_path);
+    assert_fails(agent_port_tell(c, "visiting\n", &why), ENOENT);
+    agent_port_free(c);
+}
+
 /* What a QEMU that waits for its guest says; late: its agent hears it when it may be true no
  * more */
 static int say_setup(struct agent_vms *k, int qmp, bool late)
@@ -296,6 +333,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(links_of_a_parents_address, set_up, tear_down),
         cmocka_unit_test_setup_teardown(links_behind_another, set_up, tear_down),
         cmocka_unit_test_setup_teardown(links_of_one_that_ends, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(visitor, set_up, tear_down),
         cmocka_unit_test_setup_teardown(questions, set_up, tear_down),
         cmocka_unit_test_setup_teardown(unused, set_up, tear_down),
     };

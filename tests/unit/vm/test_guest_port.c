@@ -50,6 +50,20 @@ static void test_requests(void **state)
     assert_int_equal(say(""), 1);
     assert_int_equal(req.verb, GUEST_JOINED);
     assert_int_equal(say(""), 0);
+    assert_int_equal(say("visit big-data.1 4711.5\nvisit b\nreturn 1.2\nreturn\n"), 1);
+    assert_int_equal(req.verb, GUEST_VISIT);
+    assert_string_equal(req.alias, "big-data.1");
+    assert_string_equal(req.word, "4711.5");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_VISIT);
+    assert_string_equal(req.alias, "b");
+    assert_string_equal(req.word, "");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_RETURN);
+    assert_string_equal(req.word, "1.2");
+    assert_int_equal(say(""), 1);
+    assert_int_equal(req.verb, GUEST_RETURN);
+    assert_string_equal(req.word, "");
     assert_int_equal(say("link a-fork.of_some-guest-with-a-name-of-forty-bytes 7\nready f 1\n"), 1);
     assert_int_equal(req.verb, GUEST_LINK);
     assert_string_equal(req.user, "a-fork.of_some-guest-with-a-name-of-forty-bytes 7");
@@ -80,6 +94,12 @@ static void test_refused(void **state)
         "joined 1\n",   "join 123456789012345678901234567890123\n",
         "join a/b\n",   "fork 1 a\tb\n",
         "for\x01k 1\n", "fork 1\r\n",
+        "visit\n",      "visit \n",
+        "visit  a\n",   "visit a/b\n",
+        "visit a \n",   "visit a b c\n",
+        "visit a=b\n",  "visit 123456789012345678901234567890123\n",
+        "return \n",    "return a b\n",
+        "visit a 123456789012345678901234567890123\n",
     };
     (void)state;
     in = (struct guest_input){0};
@@ -134,12 +154,15 @@ static void test_answers(void **state)
     is(guest_port_forked("{\n}\n"), "forked\n{\n}\n");
     is(guest_port_failed("no\nroom"), "failed no room\n");
     is(guest_port_failed(""), "failed no reason given\n");
-    is(guest_port_failed_join("a1", "no\nroom"), "failed a1 no room\n");
-    is(guest_port_failed_join("", "no room"), "failed no room\n");
+    is(guest_port_failed_word("a1", "no\nroom"), "failed a1 no room\n");
+    is(guest_port_failed_word("", "no room"), "failed no room\n");
     is(guest_port_joining(""), "joining\n");
     is(guest_port_joining("a1"), "joining a1\n");
     is(guest_port_exited(3, 0), "exited 3 0\n");
     is(guest_port_joined(), "joined\n");
+    is(guest_port_visiting("a1"), "visiting a1\n");
+    is(guest_port_visiting(""), "visiting\n");
+    is(guest_port_home("a1"), "home a1\n");
 }
 
 UNIT_MAIN(cmocka_unit_test(test_requests), cmocka_unit_test(test_refused),
