@@ -2,6 +2,7 @@
  *
  * cmd_visit.c - farfork visit: parse, visit, print
  */
+#include <errno.h>
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,13 +16,18 @@
 static int visit_usage(FILE *out)
 {
     fputs(
-        "usage: farfork visit [OPTION...] PARENT HOST[=ADDRESS]\n\n"
+        "usage: farfork visit [OPTION...] PARENT HOST[=ADDRESS]\n"
+        "       farfork visit --serve SOCKET [--permit ALIAS=HOST[=ADDRESS]]... [OPTION...] PARENT\n\n"
         "Let a running guest work on another host, and take it back with what it wrote: it runs\n"
         "there at once, gets what it touches of its memory, and comes home when a command here has\n"
         "ended, or at Ctrl-C. PARENT is the QMP socket of its QEMU, on this host, which stays; disks\n"
         "are on storage that both hosts share.\n\n"
         "  --until COMMAND         run it here, by /bin/sh, once the guest is there; its end brings the\n"
         "                          guest home; default: until SIGINT, SIGTERM, SIGHUP or SIGUSR1\n"
+        "  --serve SOCKET          visit when the guest asks for that, until its QEMU ends or a signal\n"
+        "                          comes; SOCKET is that of its virtio-serial port org.farfork.0\n"
+        "  --permit ALIAS=HOST[=ADDRESS]  with --serve: the guest may visit HOST, which it calls ALIAS;\n"
+        "                          repeatable; default: none\n"
         "  --data [FORMAT:]PATH    a file or block device there, which the guest gets as a disk that it\n"
         "                          may not write; FORMAT is raw unless given; repeatable\n"
         "  --home ADDRESS          of this host, which HOST reaches; default: the one that it is\n"
@@ -45,6 +51,32 @@ static int visit_usage(FILE *out)
     return out == stdout ? 0 : EXIT_USAGE;
 }
 
+static int visit_error(const struct ff_error *why)
+{
+    fprintf(stderr, "farfork visit: %s\n", why->text);
+    return EXIT_USAGE;
+}
+
+/* What of it can be said before anything is done */
+static int serve_visits(const struct visit_serve *s, const struct session_options *o, const struct visit_options *v)
+{
+    FF_AUTO_FREE char *options = NULL;
+    struct ff_error why;
+    struct visit visit;
+
+    if (v->until) {
+        ff_error_set(&why, EINVAL, "--until: not with --serve: the guest says when it comes home");
+        return visit_error(&why);
+    }
+    int rc = visit_init(&visit, v, &why);
+    visit_free(&visit);
+    if (!rc)
+        rc = visit_link_options(o->link_options, &options, &why);
+    if (!rc)
+        rc = session_check_options(o, &why);
+    return rc ? visit_error(&why) : visit_serve(s, o, v);
+}
+
 static int run_visit(const struct session_options *o, const struct visit_options *v, const char *host)
 {
     const struct move_fallback none = {0};
@@ -53,7 +85,7 @@ static int run_visit(const struct session_options *o, const struct visit_options
     int code = EXIT_USAGE;
 
     if (visit_init(&visit, v, &why)) {
-        fprintf(stderr, "farfork visit: %s\n", why.text);
+        visit_error(&why);
     } else {
         const struct move_way way = {.via = VIA_TRANSPORT, .visit = &visit};
         code = move_run(o, &none, &way, host);
@@ -65,7 +97,8 @@ static int run_visit(const struct session_options *o, const struct visit_options
 int cmd_visit(int argc, char **argv)
 {
     enum {
-        LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, UNTIL, DATA, HOME_AT, METRICS_DIR, SCOPE
+        LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, UNTIL, DATA, HOME_AT, METRICS_DIR, SCOPE,
+        SERVE, PERMIT
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -74,11 +107,14 @@ int cmd_visit(int argc, char **argv)
         {"id", required_argument, NULL, ID}, {"timeout", required_argument, NULL, TIMEOUT},
         {"until", required_argument, NULL, UNTIL}, {"data", required_argument, NULL, DATA},
         {"home", required_argument, NULL, HOME_AT}, {"scope", required_argument, NULL, SCOPE},
+        {"serve", required_argument, NULL, SERVE}, {"permit", required_argument, NULL, PERMIT},
         {"metrics-dir", required_argument, NULL, METRICS_DIR},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = VISIT_TIMEOUT_S};
     struct strv data = {0};
     struct visit_options v = {.data = &data};
+    struct visit_serve serve = {0};
+    struct ff_error why;
     int opt;
 
     while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
@@ -97,15 +133,21 @@ int cmd_visit(int argc, char **argv)
         case DATA: strv_add(&data, "%s", optarg); break;
         case HOME_AT: v.home = optarg; break;
         case SCOPE: o.scope = optarg; break;
+        case SERVE: serve.port = optarg; break;
+        case PERMIT:
+            if (visit_permit_add(&serve, optarg, &why))
+                return visit_error(&why);
+            break;
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
         default: return visit_usage(opt == 'h' ? stdout : stderr);
         }
-    if (argc - optind != 2)
+    if (argc - optind != (serve.port ? 1 : 2) || (serve.n_permits && !serve.port))
         return visit_usage(stderr);
     o.parent_path = argv[optind];
-    int code = run_visit(&o, &v, argv[optind + 1]);
+    int code = serve.port ? serve_visits(&serve, &o, &v) : run_visit(&o, &v, argv[optind + 1]);
+    visit_permits_free(&serve);
     strv_free(&data);
     return output_code("farfork visit", code, MOVE_EXIT_TROUBLE);
 }

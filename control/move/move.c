@@ -120,6 +120,10 @@ static int run_move(struct move *m)
     int code = exit_code(m);
     print_move(m, code);
     move_metrics_end(m, metrics);
+    if (m->visit) {
+        m->visit->outcome = m->outcome;
+        m->visit->signalled |= m->s.interrupted;
+    }
     session_journal(&m->s, move_outcome_name(m->outcome), is_well(m));
     return code;
 }

@@ -22,6 +22,7 @@
 #include "identity.h"
 #include "move.h"
 #include "qmp_secret.h"
+#include "visit.h"
 
 #define UNTIL_GO "1.until-go" /* in h->lasting: it says whether anything ran there */
 #define END_LIMIT_MS 12000 /* the agent ends its child first */
@@ -81,6 +82,8 @@ static int spawn_there(struct move *m, struct ff_error *why)
     FF_AUTO_JSON json_t *files = NULL;
     struct strv argv = {0};
     int rc = make_argv(m, h->rundir, &argv, &files, why);
+    if (!rc && m->visit && m->visit->o.word)
+        rc = visit_port_find(m, &argv, why);
     json_t *words = strv_json(argv.v);
 
     strv_free(&argv);

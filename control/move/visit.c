@@ -8,7 +8,8 @@
  * Picture      as farfork move (move.c), up to where the guest runs there; but the QEMU there gets visit=on: its move
  *              is never complete, and the QEMU here serves the guest's memory as long as it is away
  *              --data: plugged in there
- *              until a command here has ended, or a signal comes: watch both QEMUs
+ *              until a command here has ended, or a signal comes: watch both QEMUs; a guest that has asked for its visit
+ *              (visit_serve.c) hears that it is there, and asks to come home (visit_port.c)
  *              home (visit_home.c)
  * States       AWAY       it is there; all that can happen to a move after its switch may happen now
  *              HOME       here, with all of its memory; the QEMU there is ended
@@ -27,6 +28,7 @@
 #include <unistd.h>
 
 #include "autojson.h"
+#include "guest_port.h"
 #include "visit.h"
 
 #define LOOK_EVERY_MS 1000
@@ -90,6 +92,8 @@ void visit_free(struct visit *v)
     ff_close_fd(&v->until_fd);
     free(v->address);
     free(v->failure);
+    free(v->port_there);
+    free(v->asked);
 }
 
 /* --- whether it can --- */
@@ -141,7 +145,9 @@ static void look_for_call(struct move *m)
     bool signalled = m->s.interrupted;
 
     m->s.interrupted = false;
+    v->signalled |= signalled;
     v->wanted |= visit_until_over(m);
+    visit_port_hear(m);
     if (!signalled)
         return;
     if (v->until_pid) { /* first that ends */
@@ -194,6 +200,18 @@ static void say_agent(struct move *m, bool *said)
               move_host(m)->error);
 }
 
+/* It goes on there, and may ask again */
+static void tell_guest_failed(struct move *m)
+{
+    struct visit *v = m->visit;
+    struct ff_error ignored;
+
+    if (move_host(m)->state != HOST_FAILED)
+        visit_port_say(m, guest_port_failed_word(v->asked, VISIT_FAILED_HOME), &ignored);
+    free(v->asked);
+    v->asked = NULL;
+}
+
 /* One try. Without a command the user says when there is another */
 static void try_home(struct move *m, uint64_t *next_ms)
 {
@@ -205,6 +223,8 @@ static void try_home(struct move *m, uint64_t *next_ms)
     m->s.interrupted = false;
     *next_ms = ff_now_ms() + TRY_EVERY_MS;
     v->why = why;
+    if (v->asked)
+        tell_guest_failed(m);
     if ((v->o.until && v->tries >= TRIES) || move_host(m)->state == HOST_FAILED) {
         give_up_visit(m, &why);
         return;
@@ -233,6 +253,8 @@ static void begin_work(struct move *m)
 
     if (!rc && v->o.until)
         rc = visit_until_start(m, &v->why);
+    if (!rc && v->o.word)
+        rc = visit_port_say(m, guest_port_visiting(v->o.word), &v->why);
     if (!rc)
         return;
     v->failed = v->wanted = true;
@@ -285,5 +307,6 @@ void visit_stay(struct move *m)
         if (!v->over)
             session_turn(&m->s, time_to_wait(m, next_ms));
     }
+    visit_port_hear(m); /* on its way home, which somebody else wanted */
     end_command(m);
 }

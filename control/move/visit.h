@@ -19,6 +19,7 @@ struct visit_options {
     const char *until;       /* a command here, whose end brings it home; NULL: a signal does */
     const char *home;        /* this host's address, which the other one reaches; NULL: found out */
     const struct strv *data; /* SPECs; borrowed */
+    const char *word;        /* of the guest that asked for it, at its port, perhaps ""; NULL: somebody else wants it */
 };
 
 struct visit {
@@ -31,6 +32,10 @@ struct visit {
     int until_code;       /* as a shell has it; < 0: it did not end, or did not run */
     bool until_asked;     /* it was told to end */
     bool wanted;          /* it is to come home */
+    char *port_there;     /* the guest's port, with o.word; NULL: it is not known yet */
+    char *asked;          /* the guest wants to go home: the word of that; NULL: it does not */
+    bool signalled;       /* somebody here wanted it home, or not to go */
+    enum move_outcome outcome; /* once it is over */
     uint64_t paused_ms;   /* since when there is no link; 0: there is one */
     bool said_paused;     /* that the link is broken */
     bool said_wait;       /* and that it cannot come home meanwhile */
@@ -78,6 +83,32 @@ void visit_data_free(struct visit *v);
 int visit_until_start(struct move *m, struct ff_error *why);
 bool visit_until_over(struct move *m);
 void visit_until_end(struct move *m);
+
+/* visit_port.c: the guest's port there, where it has asked for its visit. @argv is the QEMU's there: -ENOENT; @text, taken
+ * over, is said; visit_port_hear(): it wants to go home, perhaps */
+int visit_port_find(struct move *m, const struct strv *argv, struct ff_error *why);
+int visit_port_say(struct move *m, char *text, struct ff_error *why);
+void visit_port_hear(struct move *m);
+#define VISIT_FAILED_HOME "the host could not bring this machine home; its log says why"
+
+/* visit_serve.c: visits that the guest asks for */
+struct visit_permit {
+    char *alias, *host; /* HOST[=ADDRESS] */
+};
+
+struct visit_serve {
+    const char *port; /* socket of the guest's virtio-serial port */
+    struct visit_permit *permits; /* where it may go */
+    size_t n_permits;
+};
+
+/* @spec is ALIAS=HOST[=ADDRESS]; -EINVAL, -EEXIST */
+int visit_permit_add(struct visit_serve *s, const char *spec, struct ff_error *why);
+void visit_permits_free(struct visit_serve *s);
+
+/* Until the guest's QEMU ends, or a signal comes: 0; a visit that was interrupted, or left the guest somewhere else: its
+ * exit code; EXIT_USAGE: there is no such port */
+int visit_serve(const struct visit_serve *s, const struct session_options *o, const struct visit_options *v);
 
 /* visit_show.c */
 void visit_say(const struct move *m, const char *fmt, ...) FF_PRINTF(2, 3); /* on stderr */

@@ -363,6 +363,7 @@ static bool on_signal_back(struct move *m, bool *said)
     if (!m->s.interrupted)
         return false;
     m->s.interrupted = false;
+    v->signalled = true;
     if (!*said) {
         visit_say(m, "it is on its way home; interrupt again to leave that to both QEMUs");
         *said = true;

@@ -276,6 +276,9 @@ def served(t):
         parent.sh('farfork-guest fork 5 > /tmp/n 2>&1', code=1)
         if '1..4' not in parent.sh('cat /tmp/n'):
             raise Failed(f'5 children, 4 allowed: {parent.sh("cat /tmp/n")}')
+        parent.sh('farfork-guest visit -t 20 big > /tmp/n 2>&1', code=1)
+        if 'no farfork visit --serve' not in parent.sh('cat /tmp/n'):
+            raise Failed(f'a visit: {parent.sh("cat /tmp/n")}')
         parent.sh('farfork-guest fork 2 > /tmp/n 2>&1', code=1)
         said = parent.sh('cat /tmp/n')      # the guest learns nothing of the host's folders
         if 'its log says why' not in said or '/' in said:

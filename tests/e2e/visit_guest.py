@@ -1,0 +1,249 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""visit_guest.py - farfork visit --serve: a guest goes to another host and comes home when it wants to
+
+A Linux guest with farfork-guest; limit: 200 s.
+"""
+import contextlib
+import glob
+import json
+import os
+import select
+import signal
+import subprocess
+
+import common
+import guest_identity
+from common import Failed, say, status, wait_for
+from farfork_move import listed, pid_there
+from forked import ELSEWHERE, alive, kill
+from guest_identity import in_background
+
+
+class Served:
+    """farfork visit --serve, and what it says."""
+
+    def __init__(self, t, stack, parent, *args, launcher=ELSEWHERE):
+        self.base, self.name, self.said = os.path.join(t.work, 'run'), 'v', ''
+        self.out, self.read = os.path.join(t.work, 'served.out'), 0
+        with open(self.out, 'w', encoding='utf-8') as out:
+            self.proc = stack.enter_context(subprocess.Popen(
+                [common.FARFORK, 'visit', '--serve', parent.paths['channel'], '--json', '--rundir', self.base, '--id',
+                 'v', '--timeout', '40', *launcher, *args, parent.second],
+                stdout=out, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL))
+        stack.callback(self.end)
+        wait_for('it serves', 20, self.serves)
+
+    def serves(self):
+        if self.proc.poll() is not None:
+            raise Failed(f'farfork visit --serve has ended with {self.proc.returncode}')
+        with open(self.out, encoding='utf-8') as f:
+            line = f.readline()
+        self.read = len(line)
+        return line.startswith('serving ') and line.endswith('\n')
+
+    def hears(self, text, limit_s=60):
+        """It says this on stderr."""
+        def look():
+            while text not in self.said and select.select([self.proc.stderr], [], [], 0)[0]:
+                more = os.read(self.proc.stderr.fileno(), 4096).decode()
+                if not more:
+                    raise Failed(f'farfork visit --serve has ended without "{text}": {self.said}')
+                self.said += more
+            return text in self.said
+        wait_for(f'"{text}"', limit_s, look)
+        self.said = self.said.partition(text)[2]
+
+    def result(self, state):
+        """Of a visit that is over."""
+        def look():
+            with contextlib.suppress(json.JSONDecodeError):
+                with open(self.out, encoding='utf-8') as f:
+                    f.seek(self.read)
+                    text = f.read()
+                r, end = json.JSONDecoder().raw_decode(text.lstrip())
+                self.read += end + len(text) - len(text.lstrip())
+                return r
+            return None
+        r = wait_for('a result', 60, look)
+        if r['state'] != state:
+            raise Failed(f'a visit ended with {r["state"]}, want {state}: {r}')
+        say('      ' + ', '.join(f'{k} {x:.1f}' for k, x in r['phases_ms'].items() if x is not None) + ' ms')
+        return r
+
+    def end(self):
+        """Whatever has become of it."""
+        if self.proc.poll() is None:
+            self.proc.kill()
+            self.proc.wait(30)
+        for path in glob.glob(self.base + '/v-*'):
+            kill(self.base, os.path.basename(path))
+
+    def ends(self, code):
+        if self.proc.wait(30) != code:
+            raise Failed(f'farfork visit --serve ended with {self.proc.returncode}, want {code}')
+
+
+@contextlib.contextmanager
+def linux(t, faults=''):
+    """A Linux guest with a port, and nobody at its other end."""
+    opts = guest_identity.options(t, fw_cfg=False)
+    opts += ['-qmp', f'unix:{t.work}/second,server=on,wait=off']
+    with contextlib.ExitStack() as stack:
+        if faults:
+            os.environ['FARFORK_FAILPOINTS'] = faults
+            stack.callback(os.environ.pop, 'FARFORK_FAILPOINTS', None)
+        g = guest_identity.boot(t, stack, 'guest', opts)
+        os.environ.pop('FARFORK_FAILPOINTS', None)
+        g.channel.close()
+        g.channel, g.second = None, t.work + '/second'
+        yield g, stack
+
+
+def asks(g, command):
+    """It asks in the background: its console is not the same one there."""
+    g.sh('rm -f /tmp/said /tmp/code')
+    in_background(g, f'farfork-guest {command} > /tmp/said 2>&1; echo $? > /tmp/code')
+
+
+def answered(g, code, text=''):
+    got = wait_for('the answer', 60, lambda: g.sh('test ! -e /tmp/code || cat /tmp/code', 60))
+    said = g.sh('cat /tmp/said')
+    if got != str(code) or text not in said or (code and '/' in said):
+        raise Failed(f'{g.name}: {got} "{said}", want {code} "{text}"')
+    return said
+
+
+@contextlib.contextmanager
+def there(t, served):
+    """The console of the guest where it visits."""
+    g = guest_identity.Linux(t.work, 'there', [])
+    folder = wait_for('its folder', 10, lambda: glob.glob(f'{served.base}/{served.name}/*'))[0]
+    g.paths = {'console': wait_for('its console', 10, lambda: glob.glob(folder + '/*.console'))[0]}
+    g.stderr = folder + '/1.log'
+    try:
+        g.connect('console')
+        yield g
+    finally:
+        g.console.close()
+
+
+def nothing_left(served):
+    wait_for('nothing left', 20, lambda: not glob.glob(served.base + '/v-*'))
+
+
+def goes(t, g, served, name):
+    """It is there, by its own wish, and knows that."""
+    served.name = name
+    asks(g, 'visit big')
+    served.hears('it runs on ')
+    pid = pid_there(served)
+    with there(t, served) as b:
+        answered(b, 0, 'big')
+    return pid
+
+
+def is_back(g, served, pid):
+    r = served.result('home')
+    if status(g) != 'running' or alive(pid) or r['parent_ended']:
+        raise Failed(f'{status(g)} {r}')
+    nothing_left(served)
+    return r
+
+
+def comes_later(t, g, served):
+    """The first return fails at home: it hears that, goes on there, and asks again."""
+    pid = goes(t, g, served, 'v-3')
+    with there(t, served) as b:
+        asks(b, 'return')
+        answered(b, 1, 'could not bring this machine home')
+        served.hears('did not come home')
+        asks(b, 'return')
+    if is_back(g, served, pid)['tries'] != 2:
+        raise Failed('one try')
+    answered(g, 0)
+
+
+def by_itself(t):
+    with linux(t, 'dest.state=fail@2') as (g, stack):   # of its second return
+        # nobody serves it: that is said, and nothing waits for ever
+        g.sh('farfork-guest visit > /tmp/usage 2>&1', code=2)
+        for command in ('visit -t 2 big', 'return -t 2'):
+            asks(g, command)
+            answered(g, 3, "does 'farfork visit --serve' run")
+        served = Served(t, stack, g, '--permit', 'big=h1=127.0.0.1', '--permit', 'broken=h2=127.0.0.1',
+                        launcher=('--launcher', 'sh -c "test {host} != h2 && exec env FF_HOST={host} {cmd}"'))
+        asks(g, 'visit other')
+        answered(g, 1, 'permits no visit by that alias')
+        served.hears('asks for other, which no --permit names')
+        asks(g, 'return')       # it is at home
+        answered(g, 0)
+        for request, text in (('fork 1', 'no vmclone --serve'), ('join', 'no vmclone --serve')):
+            asks(g, request)
+            answered(g, 1, text)
+        asks(g, 'visit broken')
+        answered(g, 1, 'its log says why')
+        served.result('here')
+        if status(g) != 'running':
+            raise Failed(f'it is {status(g)}')
+        g.sh('sleep 1000 & echo $! > /sleeper')
+        pid = goes(t, g, served, 'v-2')
+        with there(t, served) as b:
+            b.sh('kill -0 $(cat /sleeper)')
+            for request in ('visit big', 'join', 'fork 1'):
+                asks(b, request)
+                answered(b, 1, 'return first')
+            b.sh('echo written there > /there')
+            asks(b, 'return')
+        is_back(g, served, pid)
+        answered(g, 0)
+        if g.sh('cat /there; kill -0 $(cat /sleeper)') != 'written there':
+            raise Failed('what it wrote is not here')
+        comes_later(t, g, served)
+        # a user brings it home, and that was the last visit
+        pid = goes(t, g, served, 'v-4')
+        served.proc.send_signal(signal.SIGINT)
+        is_back(g, served, pid)
+        served.ends(0)
+        asks(g, 'visit -t 2 big')
+        answered(g, 3)
+
+
+def home_dies(t):
+    """Its farfork visit is killed: it hears that nobody brings it home. vmclone --serve is not the one to ask."""
+    with linux(t) as (g, stack):
+        served = Served(t, stack, g, '--permit', 'big=h1=127.0.0.1')
+        goes(t, g, served, 'v-1')
+        served.proc.kill()
+        with there(t, served) as b:
+            wait_for('an agent alone', 20, lambda: listed(served.base)[0]['detached'])
+            asks(b, 'return')
+            answered(b, 1, 'no farfork visit --serve is there any more')
+
+
+def refused(t):
+    for args, text in ((['--serve', 'x'], 'usage'), (['--permit', 'a=b', 'x', 'h'], 'usage'),
+                       (['--serve', 'x', '--permit', 'b', 'y'], 'ALIAS=HOST'),
+                       (['--serve', 'x', '--permit', 'a b=c', 'y'], 'ALIAS=HOST'),
+                       (['--serve', 'x', '--permit', 'a=b', '--permit', 'a=c', 'y'], 'twice'),
+                       (['--serve', 'x', '--until', 'true', 'y'], '--until'),
+                       (['--serve', '/no/such', 'y'], 'org.farfork.0')):
+        out = subprocess.run([common.FARFORK, 'visit', *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             text=True, timeout=20, check=False)
+        if out.returncode != 2 or text not in out.stdout:
+            raise Failed(f'{args}: {out.returncode}, want "{text}": {out.stdout[:300]}')
+
+
+def run(t):
+    common.need_files(common.VMLINUX, common.INITRD)
+    t.lan = guest_identity.Lan(os.path.join(t.work, 'lan'))
+    t.at_end.callback(t.lan.close)
+    t.lan.start()
+    for name, case in (('refused', refused), ('there and home by itself', by_itself),
+                       ('farfork visit is killed', home_dies)):
+        with t.case(name):
+            case(t)
+
+
+if __name__ == '__main__':
+    common.main(run, limit_s=200)
