@@ -222,6 +222,8 @@ FIGURES = (
      'EXIT_QUEUE_NO_CODE'),
     (GUEST8, rf'org\.farfork/clone of {N} bytes', 'vm/identity.h', 'CLONE_FW_CFG_BYTES'),
     (GUEST8, rf'the limit is {N} seconds', 'guest/farfork-guest', 'FORK_LIMIT_S', '', ''),
+    (GUEST, rf'Within its limit \({TIME}, unless', 'guest/farfork-guest', 'FORK_LIMIT_S', '', ''),
+    (FARFORK1, rf'\(at most {N} letters', 'vm/guest_port.h', 'GUEST_WORD_MAX'),
     (GUEST8, rf'waits {N} seconds for an answer', 'guest/farfork-guest', 'FORK_LIMIT_S', '', ''),
     (GUEST8, rf'is lost, has code {N}\.', 'control/fork/exit_queue.h', 'EXIT_QUEUE_NO_CODE'),
     # --- the benchmark ---
