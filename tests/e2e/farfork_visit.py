@@ -148,6 +148,7 @@ def command_ended(t, accel):
             v.away()
             log.leaves(a)
             with v.guest(t) as b:
+                b.wait('reports', lambda said: report.is_ready(said.lines), 60)
                 wait_for('the command', 10, lambda: is_parent_of_sleep(v.proc.pid))
                 v.proc.send_signal(signal.SIGTERM)
                 is_home(v, a, log, b)
