@@ -195,11 +195,13 @@ def pair(t, name, accel, **faults):
             Micro(t, name + '-away', accel, mem_mib=MIB, faults=faults.get('away'), incoming=True))
 
 
-def go_lost(t, accel):
-    """The visited side may not run it before home has said that it never will; then another return."""
+def go_lost(t, accel, more=''):
+    """
+    The visited side may not run it before home has said that it never will, or, where nobody hears that
+    (more), serves it again; then another return.
+    """
     log = Ledger(t)
-    home, away = pair(t, 'go', accel, away='source.gone=fail@1')
-    # the way out has that point at home: it is not armed there
+    home, away = pair(t, 'go' + str(len(more)), accel, away='source.gone=fail@1' + more)
     with home, away:
         home.start_load()
         visit(home, away)
@@ -207,7 +209,9 @@ def go_lost(t, accel):
         swept(away, 1)
         away.qmp('migrate', uri=way_back(home))
         say(f'      {away.name}: {state(away, "failed")["error-desc"]}')
-        still_away(home, away)
+        # home may still wait to be asked: the way out was served again before
+        wait_for('the guest runs there', 20, lambda: common.status(away) == 'running')
+        common.check_given_away(home)
         swept(away, 1)
         come_back(home, away)
         log.leaves(away)
@@ -349,7 +353,9 @@ def run(t):
             failing(t, accel, memory)
     with t.case(f'cancelled before GO, {accel}'):
         canceled(t, accel)
-    for name, case in (('GO of the return is lost', go_lost), ('links break', links_break),
+    for name, case in (('GO of the return is lost', go_lost),
+                       ('GO of the return is lost, and no answer comes',
+                        lambda t, accel: go_lost(t, accel, ',source.resume=fail')), ('links break', links_break),
                        ('the visited host dies', dies_away), ('paused', paused)):
         with t.case(f'{name}, {accel}'):
             case(t, accel)
