@@ -253,18 +253,21 @@ static void tell_never_ran(struct move *m)
         strv_add(&m->s.notes, "the QEMU here was told that nothing ran there: %s", why.text);
 }
 
-/* The source is paused. Is there still somebody to whom it may connect? */
+/* The source is paused. Is there still somebody to whom it may connect? A signal calls a guest that visits home, and
+ * ends nothing */
 static bool may_resume(struct move *m)
 {
+    bool left = m->s.interrupted && !m->visit;
+
     if (!m->until_ms)
         m->until_ms = ff_now_ms() + session_reconnect_ms(&m->s);
-    move_look(m, m->s.interrupted || ff_now_ms() >= m->until_ms);
+    move_look(m, left || ff_now_ms() >= m->until_ms);
     if (move_child(m)->never_ran) {
         if (!m->told_ms)
             tell_never_ran(m);
         return ff_now_ms() < m->told_ms + m->s.o.timeout_s * 1000ull;
     }
-    return !m->s.interrupted && ff_now_ms() < m->until_ms && !move_child(m)->shut_down &&
+    return !left && ff_now_ms() < m->until_ms && !move_child(m)->shut_down &&
            (move_child(m)->state != VM_FAILED || move_host(m)->state == HOST_FAILED);
 }
 
@@ -362,6 +365,10 @@ static bool stop_asking(struct move *m)
 {
     const char *host = move_host(m)->node->host;
 
+    if (m->switched && m->visit) { /* visit_stay() says what to do */
+        move_end_with(m, MOVE_AWAY, "it was not heard to run there for %u s", m->s.o.timeout_s);
+        return true;
+    }
     if (m->switched) {
         move_end_with(
             m, MOVE_FOLLOWS,

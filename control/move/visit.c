@@ -76,7 +76,7 @@ int visit_link_options(const char *given, char **out, struct ff_error *why)
         word += len + (word[len] == ',');
     }
     if (!rc)
-        *out = xprintf("%s%s%s", given ? given : "", given && !has_link ? "," : "", has_link ? "" : "link=tcp");
+        *out = xprintf("%s%s%s", given ? given : "", given && *given && !has_link ? "," : "", has_link ? "" : "link=tcp");
     return rc;
 }
 
@@ -154,15 +154,22 @@ static void look_for_call(struct move *m)
         visit_until_end(m);
         return;
     }
-    if (v->wanted && v->said_wait)
+    if (v->said_wait)
         give_up_visit(m, &v->why);
-    else if (v->wanted && v->said_paused)
-        v->said_wait = true;
     v->wanted = true;
-    if (v->said_wait && !v->over) {
-        ff_error_set(&v->why, ENOTCONN, "there is no link");
-        visit_say(m, "it cannot come home without a link, which is waited for; interrupt again to leave");
-    }
+}
+
+/* A signal more leaves it there */
+static void say_wait(struct move *m)
+{
+    struct visit *v = m->visit;
+
+    if (!v->wanted || !v->said_paused || v->said_wait || v->over)
+        return;
+    v->said_wait = true;
+    ff_error_set(&v->why, ENOTCONN, "there is no link");
+    visit_say(m, "it cannot come home without a link, which is waited for; interrupt %sto leave",
+              v->o.until ? "" : "again ");
 }
 
 static bool is_paused(const struct move *m)
@@ -232,6 +239,8 @@ static void try_home(struct move *m, uint64_t *next_ms)
     v->wanted = v->o.until;
     visit_say(m, "it is on %s still, and did not come home: %s%s", move_host(m)->node->host, why.text,
               v->o.until ? "" : isatty(STDIN_FILENO) ? "; press Ctrl-C to try again" : "; a signal tries again");
+    if (!v->o.until && !move_check_there(m, NULL) && visit_data_plug(m, &why)) /* it works on */
+        visit_say(m, "what was unplugged is not there again: %s", why.text);
 }
 
 /* Its way home was begun by somebody's hand */
@@ -291,6 +300,11 @@ void visit_stay(struct move *m)
     uint64_t next_ms = 0;
     bool said_agent = false;
 
+    if (!m->runs_there) { /* nor is it known not to */
+        const struct ff_error why = m->s.why;
+        give_up_visit(m, &why);
+        return;
+    }
     v->away_ms = ff_now_exact_ms();
     say_away(m);
     begin_work(m);
@@ -300,6 +314,7 @@ void visit_stay(struct move *m)
         say_link(m);
         say_agent(m, &said_agent);
         look_for_call(m);
+        say_wait(m);
         if (move_returns(m) || !strcmp(m->status, "completed"))
             follow_by_hand(m);
         else if (v->wanted && !is_paused(m) && ff_now_ms() >= next_ms)

@@ -11,7 +11,8 @@
 struct visit_data {
     const char *spec; /* the caller's */
     char *format, *path, *id;
-    bool node, plugged; /* the QEMU there has it open; the guest has it */
+    bool node, plugged; /* the QEMU there has it open; the guest has it: or may have */
+    bool said;          /* that it could not be closed */
 };
 
 /* What a user says */

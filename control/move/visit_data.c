@@ -8,7 +8,8 @@
  * Picture      plug     blockdev-add, read-only; device_add virtio-blk-pci, where there is room for one
  *              unplug   device_del; wait until the guest has let it go; blockdev-del
  * Invariants   the guest comes home without them: nothing of a device goes along that the QEMU here has not.
- * Failure      one that the guest does not let go: it stays there, with what it still has.
+ * Failure      one that the guest does not let go: it stays there, with what it still has. A return that fails after
+ *              all were let go: they are plugged in again, where the guest works on (visit.c).
  * Limits       QEMU's bus has no room by itself where only ports take devices (q35): then the first port that is
  *              empty is taken. A guest without a driver for virtio sees nothing, and lets nothing go.
  */
@@ -21,6 +22,8 @@
 
 #define LOOK_MS 50
 #define AGAIN_MS 5000 /* a guest that was busy may have missed the request */
+#define CLOSE_MS 5000 /* a disk that answers late */
+#define NO_NODE "Failed to find node"
 #define PERIPHERAL "/machine/peripheral"
 
 /* --- what a user says --- */
@@ -124,14 +127,15 @@ static int open_image(struct move *m, struct visit_data *d, struct ff_error *why
 static int data_plug_one(struct move *m, struct visit_data *d, struct ff_error *why)
 {
     FF_AUTO_FREE char *port = NULL;
-    int rc = open_image(m, d, why);
+    int rc = d->node ? 0 : open_image(m, d, why); /* it has been there */
 
-    d->node = !rc;
-    if (!rc)
-        rc = data_add_device(m, d, NULL, why);
+    d->node = rc != -EREMOTEIO; /* what was not answered in time may happen yet */
+    if (rc)
+        return ff_error_context(why, "--data %s", d->spec);
+    rc = data_add_device(m, d, NULL, why);
     if (rc == -EREMOTEIO && strstr(why->text, "hotplug") && !(rc = data_find_port(m, &port, why)))
         rc = data_add_device(m, d, port, why);
-    d->plugged = !rc;
+    d->plugged = rc != -EREMOTEIO && rc != -ENOSPC;
     return rc ? ff_error_context(why, "--data %s", d->spec) : 0;
 }
 
@@ -140,7 +144,8 @@ int visit_data_plug(struct move *m, struct ff_error *why)
     int rc = 0;
 
     for (size_t i = 0; !rc && i < m->visit->n_data; i++)
-        rc = data_plug_one(m, &m->visit->data[i], why);
+        if (!m->visit->data[i].plugged)
+            rc = data_plug_one(m, &m->visit->data[i], why);
     return rc;
 }
 
@@ -184,17 +189,20 @@ static int take_out(struct move *m, struct visit_data *d, struct ff_error *why)
     return rc;
 }
 
-/* Its last requests are under way for a moment */
+/* Its last requests are under way for a moment. One that somebody else there uses is in nobody's way */
 static int close_image(struct move *m, struct visit_data *d, struct ff_error *why)
 {
-    uint64_t end = ff_now_ms() + (uint64_t)move_limit_ms(m);
+    uint64_t end = ff_now_ms() + CLOSE_MS;
     int rc;
 
     while ((rc = move_ask(m, "blockdev-del", json_pack("{ss}", "node-name", d->id), NULL, why)) == -EREMOTEIO &&
-           ff_now_ms() < end && !m->s.interrupted)
+           !strstr(why->text, NO_NODE) && ff_now_ms() < end && !m->s.interrupted)
         session_turn(&m->s, LOOK_MS);
-    d->node = rc != 0;
-    return rc;
+    d->node = rc && !(rc == -EREMOTEIO && strstr(why->text, NO_NODE));
+    if (rc == -EREMOTEIO && d->node && !d->said)
+        strv_add(&m->s.notes, "--data %s: it is open there still: %s", d->spec, why->text);
+    d->said |= rc == -EREMOTEIO;
+    return rc == -EREMOTEIO ? 0 : rc;
 }
 
 int visit_data_unplug(struct move *m, struct ff_error *why)
