@@ -74,6 +74,15 @@ static bool has_parent_ended(const struct move *m)
 
 /* --- the destination is the one to ask --- */
 
+/* Nobody sends it more, and it runs its guest, or may. A visit's return that failed before is what it says last of a
+ * migration: then it is the QEMU here that has ended, or says that it has no link */
+static bool is_alone_there(const struct move *m, const char *has, const char *move)
+{
+    if (m->visit && is_over_here(move) && (is(has, "running") || is(has, "paused")))
+        return has_parent_ended(m) || is(m->status, "postcopy-paused");
+    return is(move, "postcopy-paused") && !is(has, "inmigrate");
+}
+
 /* What it says of the guest and of the move; false: it is not decided there, or it does not say */
 static bool on_events_there(struct move *m, struct ff_error *why)
 {
@@ -85,6 +94,10 @@ static bool on_events_there(struct move *m, struct ff_error *why)
         return false;
     const char *has = text_of(status, "status"), *move = text_of(info, "status");
     if (m->visit && (is(has, "postmigrate") || (is(has, "finish-migrate") && is(move, "postcopy-paused")))) {
+        if (!has_parent_ended(m)) {
+            ff_error_set(why, EBUSY, "the guest has left %s for home, and the QEMU here has not ended", host);
+            return false;
+        }
         move_end_with(m, MOVE_LOST, "the guest had left %s for home, and the QEMU here has ended with it", host);
         return true;
     }
@@ -99,25 +112,21 @@ static bool on_events_there(struct move *m, struct ff_error *why)
                  "from its disks", host);
         return true;
     }
-    if (!is(move, "postcopy-paused") || is(has, "inmigrate")) {
+    if (!is_alone_there(m, has, move)) {
         ff_error_set(why, EBUSY, "its QEMU on %s says: guest %s, migration %s", host, has, move);
         return false;
     }
     if (m->back.go)
-        move_end_with(
-            m, MOVE_BROKEN,
-            "the link to %s is broken: the guest is there (%s), and stands still from the end of "
-            "its lease on; neither QEMU was ended: if the QEMU here is dead for good, and there is "
-            "no file %s, give x-rdma-postcopy-release at %s there, and it runs until it touches "
-            "missing memory; see TAKING BACK in farfork-rdma-postcopy(7)",
+        move_end_with(m, MOVE_BROKEN,
+            "the link to %s is broken: the guest is there (%s), and stands still from the end of its lease on; neither "
+            "QEMU was ended: if the QEMU here is dead for good, and there is no file %s, give x-rdma-postcopy-release "
+            "at %s there, and it runs until it touches missing memory; see TAKING BACK in farfork-rdma-postcopy(7)",
             host, has, m->record, move_child(m)->qmp);
     else
-        move_end_with(
-            m, MOVE_BROKEN,
-            "the link to %s is broken: the guest is there (%s), and runs until it touches missing "
-            "memory; neither QEMU was ended: see A LINK THAT BREAKS in farfork-rdma-postcopy(7) "
-            "for how it goes on, and save what you can from inside if the QEMU here is gone",
-            host, has);
+        move_end_with(m, MOVE_BROKEN,
+            "the link to %s is broken: the guest is there (%s), and runs until it touches missing memory; neither QEMU "
+            "was ended: see A LINK THAT BREAKS in farfork-rdma-postcopy(7) for how it goes on, and save what you can "
+            "from inside if the QEMU here is gone", host, has);
     return true;
 }
 
@@ -125,9 +134,8 @@ static bool on_events_there(struct move *m, struct ff_error *why)
 static void end_shut_down(struct move *m)
 {
     m->end_there = true;
-    move_end_with(m, MOVE_ENDED, "the guest shut itself down on %s%s: it runs nowhere; end the QEMU here, "
-             "which no longer runs it", move_host(m)->node->host,
-             move_child(m)->shut_down ? "" : ", or its QEMU there was told to quit");
+    move_end_with(m, MOVE_ENDED, "the guest shut itself down on %s: it runs nowhere; end the QEMU here, "
+             "which no longer runs it", move_host(m)->node->host);
 }
 
 static void ask_until_clear(struct move *m, const char *why_here)
@@ -146,14 +154,17 @@ static void ask_until_clear(struct move *m, const char *why_here)
     }
     /* nobody looks for its file */
     m->end_there = k->never_ran && (has_parent_ended(m) || m->told_ms);
-    if (k->shut_down || (m->visit && k->ended_well && !k->never_ran))
+    if (k->shut_down)
         end_shut_down(m);
+    else if (m->visit && k->ended_well && !k->never_ran)
+        move_end_with(m, MOVE_UNCLEAR,
+            "its QEMU on %s was told to quit, or its guest shut itself down, and nobody wrote that down: it runs "
+            "nowhere; look at its disks before you start it again; end the QEMU here, which no longer runs it",
+            h->node->host);
     else if (!m->begun) /* the guest may be where somebody else moved it */
-        move_end_with(
-            m, MOVE_UNCLEAR,
-            "%s; it may have sent the guest to %s: find out where the guest is before you start "
-            "it anywhere; neither QEMU was ended",
-            why_here, h->node->host);
+        move_end_with(m, MOVE_UNCLEAR,
+            "%s; it may have sent the guest to %s: find out where the guest is before you start it anywhere; neither "
+            "QEMU was ended", why_here, h->node->host);
     else if (h->state == HOST_FAILED || k->state != VM_FAILED)
         move_end_with(
             m, MOVE_UNCLEAR,
@@ -378,11 +389,8 @@ static bool stop_asking(struct move *m)
         return true;
     }
     if (m->cancelling) {
-        move_end_with(
-            m, MOVE_UNCLEAR,
-            "the source does not end its migration (status %s): look at it with query-migrate; "
-            "neither QEMU was ended",
-            m->status);
+        move_end_with(m, MOVE_UNCLEAR, "the source does not end its migration (status %s): look at it with "
+                      "query-migrate; neither QEMU was ended", m->status);
         return true;
     }
     move_end_with(m, MOVE_HERE, "nothing happened for %u s (status %s): canceled", m->s.o.timeout_s,

@@ -239,7 +239,7 @@ static void try_home(struct move *m, uint64_t *next_ms)
     v->wanted = v->o.until;
     visit_say(m, "it is on %s still, and did not come home: %s%s", move_host(m)->node->host, why.text,
               v->o.until ? "" : isatty(STDIN_FILENO) ? "; press Ctrl-C to try again" : "; a signal tries again");
-    if (!v->o.until && !move_check_there(m, NULL) && visit_data_plug(m, &why)) /* it works on */
+    if (!v->o.until && !v->failed && !move_check_there(m, NULL) && visit_data_plug(m, &why)) /* it works on */
         visit_say(m, "what was unplugged is not there again: %s", why.text);
 }
 

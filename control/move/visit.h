@@ -28,7 +28,8 @@ struct visit {
     struct visit_data *data;
     size_t n_data;
     pid_t until_pid;      /* 0: it does not run */
-    bool until_group;     /* it has a process group of its own */
+    pid_t until_group;    /* its process group */
+    bool until_tty;       /* which is in the foreground of this program's terminal */
     int until_fd;         /* readable: it has ended; -1: none */
     int until_code;       /* as a shell has it; < 0: it did not end, or did not run */
     bool until_asked;     /* it was told to end */
@@ -47,6 +48,7 @@ struct visit {
     unsigned tries;       /* to come home */
     unsigned port;        /* where the QEMU here listens for it; 0: it does not */
     char *address;        /* of this host, for the QEMU there */
+    char had[32];         /* the guest's state there, before the last try; "": not known */
     char there[32];       /* the QEMU there of its own migration, the way back, on the last try; "": none */
     double away_ms, coming_ms, here_ms, home_ms; /* when it got there, began to come, runs here, is complete; 0: not yet */
     double downtime_ms;   /* of the way back; < 0: not known */
@@ -68,8 +70,6 @@ void visit_stay(struct move *m);
 int visit_find_address(struct move *m, struct ff_error *why);
 /* One try to get it home. 0: it is, or m->visit->over; or it runs there as before */
 int visit_come_home(struct move *m, struct ff_error *why);
-/* The QEMU here says that the guest is here, with all of its memory */
-bool visit_is_home(struct move *m);
 /* Its way back has begun, by us or by somebody's hand: until it is decided. As visit_come_home() */
 int visit_follow_home(struct move *m, struct ff_error *why);
 char *visit_by_hand(const struct move *m); /* how a person brings it home; to be freed */

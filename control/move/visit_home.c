@@ -18,7 +18,7 @@
  *                                     postcopy-active      it is here; its memory follows
  *                                     postcopy-paused      likewise, and the link is broken
  * Invariants   1. The QEMU there is ended only once the one here says that it runs the guest and has all of its
- *                 memory: its migration is completed, and it is running or paused (visit_is_home()).
+ *                 memory: its migration is completed, and the guest is in a state of a guest that is here (is_home()).
  *              2. A key of its own for each time that the QEMU here begins to listen; both have it while they are
  *                 told, and not longer.
  * Failure      before the guest runs here: it runs there as before. After that it is here, and needs the QEMU there
@@ -35,6 +35,7 @@
 
 #include "autojson.h"
 #include "qmp_secret.h"
+#include "rundir.h"
 #include "visit.h"
 
 #define BACK_TURN_MS 50
@@ -101,14 +102,25 @@ static uint64_t count_of(const json_t *o, const char *key)
     return n > 0 ? (uint64_t)n : 0;
 }
 
-/* What the guest has got there, by the QEMU there: the one here hears of it a while later */
+static bool is_any(const char *status, const char *a, const char *b)
+{
+    return !strcmp(status, a) || !strcmp(status, b);
+}
+
+/* What the guest has got there, by the QEMU there: the one here hears of it a while later. It says failed of a return,
+ * and has the numbers of the way there again */
 static void count_there(struct move *m)
 {
-    FF_AUTO_JSON json_t *info = NULL;
+    FF_AUTO_JSON json_t *info = NULL, *status = NULL;
+    struct visit *v = m->visit;
     struct ff_error ignored;
 
-    if (move_ask(m, "query-migrate", NULL, &info, &ignored) || strcmp(text_of(info, "status"), "postcopy-active"))
+    *v->had = '\0';
+    if (move_ask(m, "query-migrate", NULL, &info, &ignored) ||
+        (strcmp(text_of(info, "status"), "postcopy-active") && !is_any(text_of(info, "status"), "failed", "cancelled")))
         return;
+    if (!move_ask(m, "query-status", NULL, &status, &ignored))
+        snprintf(v->had, sizeof(v->had), "%s", text_of(status, "status"));
     const json_t *x = json_object_get(info, "x-rdma-postcopy");
     m->present_bytes = FF_MAX(m->present_bytes, count_of(x, "present-bytes"));
     m->faults = FF_MAX(m->faults, count_of(x, "faults"));
@@ -202,22 +214,20 @@ struct look {
     uint64_t bytes;       /* what has come */
 };
 
-static bool is_any(const char *status, const char *a, const char *b)
+/* The QEMU here says that the guest is here, with all of its memory, whatever has become of it: it may have failed, or
+ * shut itself down, since */
+static bool is_home(struct move *m, json_t **status)
 {
-    return !strcmp(status, a) || !strcmp(status, b);
-}
-
-bool visit_is_home(struct move *m)
-{
-    FF_AUTO_JSON json_t *info = NULL, *status = NULL;
+    FF_AUTO_JSON json_t *info = NULL;
     struct ff_error why;
 
     if (qmp_command(m->s.qmp, "query-migrate", NULL, &info, &why) ||
-        qmp_command(m->s.qmp, "query-status", NULL, &status, &why))
+        qmp_command(m->s.qmp, "query-status", NULL, status, &why))
         return false;
+    const char *now = text_of(*status, "status");
     const char *back = text_of(json_object_get(info, "x-rdma-postcopy"), "return-status");
     return !strcmp(text_of(info, "status"), "completed") && (!*back || !strcmp(back, "completed")) &&
-           is_any(text_of(status, "status"), "running", "paused");
+           *now && strcmp(now, "inmigrate") && !is_any(now, "finish-migrate", "postmigrate");
 }
 
 /* Of the QEMU there, which sends now */
@@ -293,9 +303,14 @@ static void hear_last(struct move *m)
 /* true: it is home, with everything */
 static bool end_home(struct move *m)
 {
-    if (strcmp(m->status, "completed") || !visit_is_home(m))
+    FF_AUTO_JSON json_t *status = NULL;
+
+    if (strcmp(m->status, "completed") || !is_home(m, &status))
         return false;
     m->visit->home_ms = ff_now_exact_ms();
+    if (*m->visit->had && strcmp(text_of(status, "status"), m->visit->had))
+        strv_add(&m->s.notes, "the guest is %s here, and was %s on %s", text_of(status, "status"), m->visit->had,
+                 move_host(m)->node->host);
     hear_last(m);
     m->end_there = true;
     if (move_host(m)->state == HOST_FAILED)
@@ -381,15 +396,21 @@ static bool on_signal_back(struct move *m, bool *said)
 /* The QEMU here has ended, and its last word was one of the way back */
 static int on_lost_here(struct move *m, struct ff_error *why)
 {
+    uint64_t end = ff_now_ms() + HEAR_LIMIT_MS; /* it closes its sockets first */
     FF_AUTO_FREE char *text = NULL;
+    bool runs;
 
     m->s.parent_gone = true;
     if (!m->visit->runs_here) {
         m->visit->over = move_follow_turn(m);
         return m->visit->over ? 0 : -EAGAIN;
     }
-    text = xprintf("the QEMU here has ended, with the guest, which had come home: %s", why->text);
-    end_away(m, MOVE_LOST, text);
+    while ((runs = process_is(m->s.parent_pid, m->parent_start)) && ff_now_ms() < end)
+        session_turn(&m->s, BACK_TURN_MS);
+    text = xprintf("the QEMU here %s the guest, which had come home: %s",
+                   runs ? "does not answer any more; it has" : "has ended, with", why->text);
+    m->s.parent_gone = !runs;
+    end_away(m, runs ? MOVE_UNCLEAR : MOVE_LOST, text);
     return 0;
 }
 
