@@ -22,7 +22,7 @@
 
 #define LOOK_MS 50
 #define AGAIN_MS 5000 /* a guest that was busy may have missed the request */
-#define CLOSE_MS 5000 /* a disk that answers late */
+#define CLOSE_MS 3000 /* a disk that answers late */
 #define NO_NODE "Failed to find node"
 #define PERIPHERAL "/machine/peripheral"
 

@@ -29,7 +29,7 @@ class Move:
     command = 'move'
 
     def __init__(self, t, parent, *args, host=HOST, launcher=ELSEWHERE, faults=None, name='m',
-                 prefix=()):
+                 prefix=(), **popen):
         self.base, self.name = os.path.join(t.work, 'run'), name
         path = parent if isinstance(parent, str) else parent.second
         self.argv = common.place.argv(
@@ -37,7 +37,7 @@ class Move:
              '--timeout', '40', *launcher, *args, path, host], False)
         env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                     stdin=subprocess.DEVNULL, env=env, text=True)
+                                     env=env, text=True, **{'stdin': subprocess.DEVNULL, **popen})
         self.result, self.err = {}, ''
 
     def end(self, code, state, text=''):

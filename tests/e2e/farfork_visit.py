@@ -5,12 +5,15 @@
 The ledger goes on from home to there and back. returns.py has the return by itself; limit: 300 s.
 """
 import contextlib
+import fcntl
 import glob
 import json
 import os
+import pty
 import select
 import signal
 import subprocess
+import termios
 
 import common
 import report
@@ -18,9 +21,9 @@ from common import Failed, say, status, wait_for
 from devices_stay import begin, devices, linux, there as console_there
 from farfork_move import (HOST, STUCK, Move, There, check_here, folder_of, listed, lose_agent,
                           pid_there, wait_source)
-from forked import ELSEWHERE, FAKE_SOURCE, SLOW, FakeParent, Parent, ask, check_nothing_left, hosts_of_their_own, kill
+from forked import ELSEWHERE, FAKE_SOURCE, SLOW, FakeParent, Parent, alive, ask, check_nothing_left, hosts_of_their_own, kill
 from returns import Ledger
-from shut_down import POWER_OFF, write_port
+from shut_down import POWER_OFF, end_process, write_port
 
 
 class Visit(Move):
@@ -95,6 +98,18 @@ def is_home(v, a, log, b=None):
     log.check(a, sweeps=1)
 
 
+@contextlib.contextmanager
+def visiting(t, accel, *args, home=None, log=None, **how):
+    """It is there: (home, its command)"""
+    with Parent(t, accel, **(home or {})) as a:
+        a.start_load()
+        with Visit(t, a, *args, **how) as v:
+            v.away()
+            if log:
+                log.leaves(a)
+            yield a, v
+
+
 def by_command(t, accel, *args, host=HOST, launcher=ELSEWHERE, **how):
     log = Ledger(t)
     with Parent(t, accel, **how) as a:
@@ -118,7 +133,7 @@ def by_signal(t, accel):
     with Parent(t, accel) as a:
         a.start_load()
         for n, sig in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)):
-            with Visit(t, a, name=f'm{n}') as v:
+            with Visit(t, a, '--options', '', name=f'm{n}') as v:
                 v.away()
                 log.leaves(a)
                 with v.guest(t, f'there{n}') as b:
@@ -129,30 +144,54 @@ def by_signal(t, accel):
                 raise Failed(f'{v.result}')
 
 
-def is_parent_of_sleep(pid):
-    for path in glob.glob(f'/proc/{pid}/task/*/children'):
+def command_of(t):
+    """(--until, its command, a function that finds: its shell, and its child)"""
+    path = os.path.join(t.work, 'pids')
+    common.write_file(path, '')
+
+    def pids():
         with open(path, encoding='ascii') as f:
-            for child in f.read().split():
-                with contextlib.suppress(OSError), open(f'/proc/{child}/comm', encoding='ascii') as g:
-                    if g.read() == 'sleep\n':
-                        return True
-    return False
+            return [int(x) for x in f.read().split()]
+    return ('--until', f'sh -c "echo \\$PPID \\$\\$ > {path}; exec sleep 100"; exit 3'), \
+        lambda: wait_for('the command', 10, lambda: len(pids()) == 2 and pids())
 
 
 def command_ended(t, accel):
-    """A signal ends the command, and that the visit."""
+    """A signal ends the command with its children, also one that is stopped, and that the visit."""
     log = Ledger(t)
-    with Parent(t, accel) as a:
+    option, pids = command_of(t)
+    with visiting(t, accel, *option, log=log) as (a, v):
+        with v.guest(t) as b:
+            b.wait('reports', lambda said: report.is_ready(said.lines), 60)
+            shell, child = pids()
+            os.killpg(shell, signal.SIGSTOP)
+            v.proc.send_signal(signal.SIGTERM)
+            is_home(v, a, log, b)
+        if v.result['until_code'] != 128 + signal.SIGTERM or alive(child):
+            raise Failed(f'{v.result}')
+
+
+def terminal(t, accel):
+    """Ctrl-C is the command's, which has the foreground; then it is this program's again."""
+    def in_front():
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    person, theirs = pty.openpty()
+    with Parent(t, accel, faults=SLOW) as a, open(person, 'wb', buffering=0) as keys:
         a.start_load()
-        with Visit(t, a, '--until', 'exec sleep 100') as v:
-            v.away()
-            log.leaves(a)
-            with v.guest(t) as b:
-                b.wait('reports', lambda said: report.is_ready(said.lines), 60)
-                wait_for('the command', 10, lambda: is_parent_of_sleep(v.proc.pid))
-                v.proc.send_signal(signal.SIGTERM)
-                is_home(v, a, log, b)
-        if v.result['until_code'] != 128 + signal.SIGTERM:
+        option, pids = command_of(t)
+        with Visit(t, a, *option, stdin=theirs, preexec_fn=in_front) as v:
+            os.close(theirs)
+            shell, child = pids()
+            wait_for('it has the foreground', 10, lambda: os.tcgetpgrp(person) == shell)
+            keys.write(b'\x1a')    # it goes on: no shell has started this program
+            keys.write(b'\x03')    # heard then
+            v.hears('it runs here again')
+            if os.tcgetpgrp(person) != v.proc.pid:
+                raise Failed('the terminal was not given back')
+            v.end(0, 'home')
+            check_nothing_left(v)
+        if v.result['until_code'] != 128 + signal.SIGINT or alive(child):
             raise Failed(f'{v.result}')
 
 
@@ -181,16 +220,15 @@ def disk(t, accel):
 
 
 def data(t):
-    """Linux reads a file of that host, and is home without it."""
+    """Linux reads files of that host, has them again when a return has failed, and is home without them."""
     files = [os.path.join(t.work, f'data{n}') for n in (1, 2)]
     for n, path in enumerate(files, 1):
         common.write_file(path, f'this is file {n}\n'.ljust(4096, '.'))
-    with linux(t, 'tcg', 'data') as g:
+    with linux(t, 'tcg', 'data', '-qmp', f'unix:{t.work}/third,server=on,wait=off') as g:
         begin(g)
         g.sh('insmod /modules/0x0002.*')
-        option, end = until(t, 'end')
         had = devices(g.second)
-        with Visit(t, g, *(x for f in files for x in ('--data', f)), *option) as v:
+        with Visit(t, g, *(x for f in files for x in ('--data', f)), faults='source.state=fail@1') as v:
             v.away()
             folder = folder_of(v)
             with console_there(t, {'rundir': folder, 'log': folder + '/1.log'}) as b:
@@ -203,10 +241,17 @@ def data(t):
                         raise Failed(f'file {n} at {name}: {text}')
                     if 'cannot' not in b.sh(f'echo x > /dev/{name} || echo cannot'):
                         raise Failed('it may be written')
-            common.write_file(end, '')
+                ask(glob.glob(folder + '/*third')[0], 'blockdev-add', {'driver': 'raw', 'node-name': 'filter',
+                                                                        'file': 'visit-data2', 'read-only': True})
+                v.proc.send_signal(signal.SIGINT)
+                v.hears('did not come home')
+                wait_for('both disks again', 60, lambda: '2 disks' in b.sh('set -- /sys/block/vd*; echo $# disks'))
+            v.proc.send_signal(signal.SIGINT)
             v.end(0, 'home')
             say_visit(v)
             check_nothing_left(v)
+            if not any('open there still' in n for n in v.result['notes']):
+                raise Failed(f'{v.result}')
         if devices(g.second) != had or status(g) != 'running':
             raise Failed(f'{devices(g.second)} {had}')
         if g.sh('kill -0 $(cat /sleeper) && cat /pid; set -- /sys/block/vd*; test -e $1 || echo none; true').strip()[-4:] != 'none':
@@ -269,30 +314,22 @@ def bring_home(t, v, a, log):
 
 def killed(t, accel):
     log = Ledger(t)
-    with Parent(t, accel) as a:
-        a.start_load()
-        with Visit(t, a) as v:
-            v.away()
-            log.leaves(a)
-            v.proc.kill()
-            v.proc.communicate(timeout=30)
-            bring_home(t, v, a, log)
+    with visiting(t, accel, log=log) as (a, v):
+        v.proc.kill()
+        v.proc.communicate(timeout=30)
+        bring_home(t, v, a, log)
 
 
 def agent_lost(t, accel):
     """Nobody tells the QEMU there to send it back: the command says how."""
     log = Ledger(t)
-    with Parent(t, accel) as a:
-        a.start_load()
-        option, end = until(t, 'end')
-        with Visit(t, a, *option) as v:
-            v.away()
-            log.leaves(a)
-            lose_agent(v)
-            v.hears('is to be brought home by hand')
-            common.write_file(end, '')
-            v.end(3, 'away', 'rdma-postcopy:127.0.0.1:0,link=tcp')
-            bring_home(t, v, a, log)
+    option, end = until(t, 'end')
+    with visiting(t, accel, *option, log=log) as (a, v):
+        lose_agent(v)
+        v.hears('is to be brought home by hand')
+        common.write_file(end, '')
+        v.end(3, 'away', 'rdma-postcopy:127.0.0.1:0,link=tcp')
+        bring_home(t, v, a, log)
 
 
 def paused_there(t, accel):
@@ -316,73 +353,69 @@ def paused_there(t, accel):
 def somebody_else(t, accel):
     """Two commands by hand, while the command is there: it notices."""
     log = Ledger(t)
-    with Parent(t, accel) as a:
-        a.start_load()
-        with Visit(t, a) as v:
-            v.away()
-            log.leaves(a)
-            with v.guest(t) as b:
-                reports(b)
-                a.qmp('x-rdma-postcopy-return', uri='rdma-postcopy:127.0.0.1:0,link=tcp')
-                port = common.migration(a)['socket-address'][-1]['port']
-                b.qmp('migrate', uri=f'rdma-postcopy:127.0.0.1:{port},link=tcp')
-                is_home(v, a, log, b)
+    with visiting(t, accel, log=log) as (a, v):
+        with v.guest(t) as b:
+            reports(b)
+            a.qmp('x-rdma-postcopy-return', uri='rdma-postcopy:127.0.0.1:0,link=tcp')
+            port = common.migration(a)['socket-address'][-1]['port']
+            b.qmp('migrate', uri=f'rdma-postcopy:127.0.0.1:{port},link=tcp')
+            is_home(v, a, log, b)
 
 
 def fails_first(t, accel, commanded):
     """One return fails at home; the guest goes on there, and the next one succeeds."""
     log = Ledger(t)
-    with Parent(t, accel, faults='dest.state=fail@1') as a:
-        a.start_load()
-        option, end = until(t, 'end') if commanded else ((), '')
-        with Visit(t, a, *option) as v:
-            v.away()
-            log.leaves(a)
-            with v.guest(t) as b:
+    option, end = until(t, 'end') if commanded else ((), '')
+    with visiting(t, accel, *option, log=log, home={'faults': 'dest.state=fail@1'}) as (a, v):
+        with v.guest(t) as b:
+            reports(b)
+            if commanded:
+                common.write_file(end, '')
+            else:
+                v.proc.send_signal(signal.SIGINT)
+            v.hears('did not come home')
+            if not commanded:
                 reports(b)
-                if commanded:
-                    common.write_file(end, '')
-                else:
-                    v.proc.send_signal(signal.SIGINT)
-                v.hears('did not come home')
-                if not commanded:
-                    reports(b)
-                    v.proc.send_signal(signal.SIGINT)
-                is_home(v, a, log, b)
-            if v.result['tries'] < 2:
-                raise Failed(f'{v.result}')
+                v.proc.send_signal(signal.SIGINT)
+            is_home(v, a, log, b)
+        if v.result['tries'] < 2:
+            raise Failed(f'{v.result}')
+
+
+def called_without_link(t, accel):
+    """It comes home once there is a link."""
+    log = Ledger(t)
+    with visiting(t, accel, log=log, home={'faults': 'source.resume=delay:3000000@1'}) as (a, v):
+        with v.guest(t) as b:
+            common.break_link(a)
+            common.wait_migration(a, 'postcopy-paused')
+            v.proc.send_signal(signal.SIGINT)
+            v.hears('cannot come home without a link')
+            is_home(v, a, log, b)
 
 
 def link_breaks(t, accel):
     log = Ledger(t)
-    with Parent(t, accel) as a:
-        a.start_load()
-        with Visit(t, a) as v:
-            v.away()
-            log.leaves(a)
-            with v.guest(t) as b:
-                common.break_link(a)
-                wait_for('another link', 30, lambda: common.migration(a)['x-rdma-postcopy']['breaks'] == 1 and
-                         common.migration(a)['status'] == 'postcopy-active')
-                reports(b)
-                v.proc.send_signal(signal.SIGINT)
-                is_home(v, a, log, b)
+    with visiting(t, accel, log=log) as (a, v):
+        with v.guest(t) as b:
+            common.break_link(a)
+            wait_for('another link', 30, lambda: common.migration(a)['x-rdma-postcopy']['breaks'] == 1 and
+                     common.migration(a)['status'] == 'postcopy-active')
+            reports(b)
+            v.proc.send_signal(signal.SIGINT)
+            is_home(v, a, log, b)
 
 
 @contextlib.contextmanager
-def on_the_way_home(t, accel, log):
+def on_the_way_home(t, accel, log, **how):
     """It runs here again, and what it wrote comes slowly: (home, its command, the guest as it was there)"""
-    with Parent(t, accel, faults=SLOW) as a:
-        a.start_load()
-        with Visit(t, a, '--timeout', '20', '--options', 'reconnect=20') as v:
-            v.away()
-            log.leaves(a)
-            with v.guest(t) as b:
-                b.wait('reports', lambda said: report.is_ready(said.lines), 60)
-                b.wait_sweeps(1, 120)
-                v.proc.send_signal(signal.SIGINT)
-                v.hears('it runs here again')
-                yield a, v, b
+    with visiting(t, accel, '--timeout', '20', '--options', 'reconnect=20', log=log, home={'faults': SLOW, **how}) as (a, v):
+        with v.guest(t) as b:
+            b.wait('reports', lambda said: report.is_ready(said.lines), 60)
+            b.wait_sweeps(1, 120)
+            v.proc.send_signal(signal.SIGINT)
+            v.hears('it runs here again')
+            yield a, v, b
 
 
 def breaks_on_the_way(t, accel):
@@ -400,6 +433,16 @@ def dies_on_the_way(t, accel):
         if status(a) != 'running' or v.result['parent_ended']:
             raise Failed(f'{status(a)} {v.result}')
         check_nothing_left(v)
+
+
+def panics_at_home(t, accel):
+    """It is home all the same."""
+    with on_the_way_home(t, accel, Ledger(t), extra=[*POWER_OFF, '-action', 'panic=pause']) as (a, v, _b):
+        write_port(a, 0x505, 1)
+        v.end(0, 'home')
+        check_nothing_left(v)
+        if status(a) != 'guest-panicked' or 'the guest is guest-panicked here' not in ''.join(v.result['notes']):
+            raise Failed(f'{status(a)} {v.result}')
 
 
 def left_on_the_way(t, accel):
@@ -428,6 +471,16 @@ def interrupted(t, accel):
             check_here(v, a)
 
 
+def not_heard(t, accel):
+    """It was let go, and is not heard to run: nobody is to quit the QEMU here."""
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Visit(t, a, '--timeout', '3', faults='dest.run=delay:6000000') as v:
+            v.end(3, 'away', 'it was not heard to run there for 3 s; both QEMUs go on; bring it home by')
+            kill(v.base, v.name)
+            check_nothing_left(v)
+
+
 def dies_there(t, accel):
     with Parent(t, accel) as a:
         a.start_load()
@@ -439,27 +492,27 @@ def dies_there(t, accel):
         common.check_given_away(a)
 
 
-def shuts_down_there(t, accel):
+def shuts_down_there(t, accel, is_quit=False):
     with Parent(t, accel, extra=POWER_OFF) as a:
         a.start_load()
         with Visit(t, a, '--options', 'timeout=5') as v:
             v.away()
             with v.guest(t) as b:
-                write_port(b, 0x501, 0)
-            v.end(3, 'ended', 'shut itself down')
+                (end_process if is_quit else lambda g: write_port(g, 0x501, 0))(b)
+            v.end(3, *(('lost', 'exit code 1') if is_quit else ('ended', 'shut itself down')))
             check_nothing_left(v)
         common.check_given_away(a)
 
 
 def home_dies(t, accel):
-    with Parent(t, accel) as a:
-        a.start_load()
-        with Visit(t, a, '--timeout', '10', '--options', 'reconnect=3') as v:
-            v.away()
-            a.close()
-            v.end(3, 'broken', 'until it touches missing memory')
-            kill(v.base, v.name)
-            check_nothing_left(v)
+    """Also when a return failed before: that is what the QEMU there says of a migration, from then on."""
+    with visiting(t, accel, '--timeout', '10', '--options', 'reconnect=3', home={'faults': 'dest.state=fail@1'}) as (a, v):
+        v.proc.send_signal(signal.SIGINT)
+        v.hears('did not come home')
+        a.close()
+        v.end(3, 'broken', 'until it touches missing memory')
+        kill(v.base, v.name)
+        check_nothing_left(v)
 
 
 def refused(t, accel):
@@ -513,6 +566,7 @@ def run(t):
             ('for a person', lambda: text_of_it(t, accel)),
             ('by signals, again and again', lambda: by_signal(t, accel)),
             ('a command that is ended', lambda: command_ended(t, accel)),
+            ('in a terminal', lambda: terminal(t, accel)),
             ('memfd, in a network namespace', lambda: namespace(t, accel)),
             ('a disk', lambda: disk(t, accel)),
             ('data, tcg', lambda: data(t)),
@@ -525,12 +579,16 @@ def run(t):
             ('paused there', lambda: paused_there(t, accel)),
             ('home by somebody else', lambda: somebody_else(t, accel)),
             ('the link breaks', lambda: link_breaks(t, accel)),
+            ('called home without a link', lambda: called_without_link(t, accel)),
             ('the link breaks on the way home', lambda: breaks_on_the_way(t, accel)),
             ('its QEMU there dies on the way home', lambda: dies_on_the_way(t, accel)),
+            ('a panic on the way home', lambda: panics_at_home(t, accel)),
             ('left on the way home', lambda: left_on_the_way(t, accel)),
             ('interrupted before the switch', lambda: interrupted(t, accel)),
+            ('it is not heard of there', lambda: not_heard(t, accel)),
             ('its QEMU there dies', lambda: dies_there(t, accel)),
             ('it shuts itself down there', lambda: shuts_down_there(t, accel)),
+            ('its QEMU there is told to quit', lambda: shuts_down_there(t, accel, True)),
             ('the QEMU here dies', lambda: home_dies(t, accel))):
         for path in glob.glob(t.work + '/*.console'):   # of the case before
             os.unlink(path)
