@@ -232,8 +232,7 @@ def data(t):
             v.away()
             folder = folder_of(v)
             with console_there(t, {'rundir': folder, 'log': folder + '/1.log'}) as b:
-                wait_for('both disks', 60, lambda: '2 disks' in b.sh(
-                    'set -- /sys/block/vd*; echo $# disks'))
+                wait_for('both disks', 60, lambda: '2 disks' in b.sh('set -- /sys/block/vd*; echo $# disks'))
                 for n in (1, 2):
                     name = b.sh(f'grep -l visit-data{n} /sys/block/vd*/serial').split('/sys/block/')[-1].split('/')[0]
                     text = b.sh(f'test -b /dev/{name} || mdev -s; head -c 14 /dev/{name}; echo')
@@ -437,7 +436,8 @@ def dies_on_the_way(t, accel):
 
 def panics_at_home(t, accel):
     """It is home all the same."""
-    with on_the_way_home(t, accel, Ledger(t), extra=[*POWER_OFF, '-action', 'panic=pause']) as (a, v, _b):
+    how = {'faults': 'dest.prefill=delay:20000', 'extra': [*POWER_OFF, '-action', 'panic=pause']}
+    with on_the_way_home(t, accel, Ledger(t), **how) as (a, v, _b):
         write_port(a, 0x505, 1)
         v.end(0, 'home')
         check_nothing_left(v)
