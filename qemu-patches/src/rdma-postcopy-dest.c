@@ -320,17 +320,13 @@ static int incoming_until_go(MigrationIncomingState *mis, struct ff_error *err)
 static void memory_is_short(void *opaque, const char *why)
 {
     MigrationIncomingState *mis = opaque;
-    MigrationState *s = migrate_get_current();
-    Error *err = NULL;
 
     if (why) {
-        error_setg(
-            &err,
+        g_autofree char *text = g_strdup_printf(
             "rdma-postcopy: %s; the guest goes on until it touches missing memory, and waits "
-            "there until this host has memory for it",
-            why);
-        migrate_set_error(s, err);
-        error_free(err);
+            "there until this host has memory for it", why);
+
+        rp_set_reason(&rp.in, text);
         qatomic_set(&rp.short_of_memory, true);
         migrate_set_state(&mis->state, MIGRATION_STATUS_POSTCOPY_ACTIVE,
                           MIGRATION_STATUS_POSTCOPY_PAUSED);

@@ -58,9 +58,10 @@ void rp_set_reason(const struct rp_wait *w, const char *why)
     MigrationState *s = migrate_get_current();
     QEMU_LOCK_GUARD(&s->error_mutex);
 
-    if (w == &rp.in && rp.source) {
-        return;
+    if (w == &rp.in && (rp.source || (!why && !rp.in.says))) {
+        return; /* what is said is the source's, or why it failed */
     }
+    rp.in.says = w == &rp.in && why;
     error_free(s->error);
     s->error = NULL;
     if (why) {

@@ -344,7 +344,7 @@ static void release_source(bool taken)
 void rdma_postcopy_settle(MigrationState *s)
 {
     if (rp.failure && qatomic_read(&s->state) != MIGRATION_STATUS_CANCELLING) {
-        migrate_set_error(s, rp.failure);
+        rp_set_reason(&rp.out, error_get_pretty(rp.failure));
         migrate_set_state(&s->state, s->state, MIGRATION_STATUS_FAILED);
     }
     error_free(rp.failure);

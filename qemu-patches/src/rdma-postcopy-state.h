@@ -15,6 +15,7 @@ struct rp_wait {
     bool held;                  /* by migrate-pause */
     bool asked;                 /* to go on, by hand */
     bool over;                  /* nobody needs another any more */
+    bool says;                  /* of rp.in: query-migrate gives its reason */
     QemuSemaphore again;        /* one of these has changed */
     bool recovers;              /* the link is gone, and the thread waits for the next */
     bool reconnects;            /* it does so by itself */
