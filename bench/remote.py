@@ -2,13 +2,13 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """remote.py - a guest that works on a remote accelerator is moved: its session goes on; what the calls notice
 
-usage: remote.py [--ways rdma-postcopy|preempt|postcopy|precopy...] [--mem MIB] [--kib KIB] [--depth N] [--rounds N]
+usage: remote.py [--ways rdma-postcopy|visit|preempt|postcopy|precopy...] [--mem MIB] [--kib KIB] [--depth N] [--rounds N]
                  [--json FILE]
 
 Picture   Linux guest (gl_rpc.c) --- tap, bridge --- rpcserver.py: arguments go out, results come back, a few calls in
           flight. The guest checks every byte of each result, and that no call is lost, doubled or another's.
 Figures   calls a second in the 3 s before the move, from `migrate` to its end, and in the 3 s after it; the longest
-          time between two calls; each way moves a guest of its own, in turns
+          time between two calls; each way moves a guest of its own, in turns. A visit: there, 3 s later home again
 Exit code 0 measured, 1 a session broke or a result was wrong, 77 it cannot run here
 """
 import argparse
@@ -27,9 +27,10 @@ import common
 import linuxguest
 import linuxreport
 import move_linux
+import returns
 from common import Failed, say
 
-WAYS = ('rdma-postcopy', 'preempt', 'postcopy', 'precopy')
+WAYS = ('rdma-postcopy', 'visit', 'preempt', 'postcopy', 'precopy')
 ADDRESS, PORT = '10.77.0.1', 7100
 AROUND_S = 3
 
@@ -73,16 +74,22 @@ def one(t, way, o, name):
         common.wait_for('calls', 60, lambda: (linuxreport.last(settings.report) or {}).get('rpc_calls', 0) > 50)
         time.sleep(AROUND_S)
         begin = time.monotonic()
-        moved = common.move(a, b) if way == 'rdma-postcopy' else common.stock_move(a, b, way)
+        if way == 'visit':
+            returns.visit(a, b)
+            time.sleep(AROUND_S)
+            returns.come_back(a, b)
+        else:
+            moved = common.move(a, b) if way == 'rdma-postcopy' else common.stock_move(a, b, way)
         end = time.monotonic()
         time.sleep(AROUND_S)
         calls = linuxreport.last(settings.report)
         said = made[0].so_far()
         row.update(before=rate(said['bins'], begin - AROUND_S, begin), during=rate(said['bins'], begin, end),
                    after=rate(said['bins'], end, end + AROUND_S), longest_gap_ms=said['longest_gap_ms'],
-                   move_s=moved.took_s, calls=said['calls'])
+                   move_s=end - begin - AROUND_S if way == 'visit' else moved.took_s, calls=said['calls'])
         if calls['rpc_errors'] or said['sessions'] != 1 or calls['rpc_calls'] < row['calls'] // 2:
             raise Failed(f'{way}: the session: {calls["first_error"]} {said["sessions"]} sessions')
+        return b if way == 'visit' else a
 
     settings = common.linux_settings(
         t, name, mem_mib=o.mem, append=f'farfork.rpc={ADDRESS}:{PORT} farfork.rpc_kib={o.kib} farfork.rpc_depth={o.depth} '

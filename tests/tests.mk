@@ -275,7 +275,7 @@ check-stock: all $(E2E_PROGRAMS) $(E2E_FILES) $(E2E_FULL_FILES)
 # Firmware, an agent inside, a TPM; a whole Debian
 check-guests: all debian-guest $(E2E_PROGRAMS) $(E2E_FILES)
 	@$(RUN_ENV) tests/run tests/e2e/firmware.py:420 tests/e2e/guest_agent.py:300 tests/e2e/tpm.py:190 \
-	    'bench/remote.py --ways rdma-postcopy:150' 'bench/there_and_back.py --mem 384 --data 128:150' tests/e2e/debian_guest.py:1720
+	    'bench/remote.py --ways rdma-postcopy visit:300' 'bench/there_and_back.py --mem 384 --data 128:150' tests/e2e/debian_guest.py:1720
 
 check-lab-more: $(BUILD)/guests/micro.elf $(LOOP_TESTS) $(E2E_PROGRAMS) $(E2E_FILES) $(UNIT_TESTS)
 	@$(RUN_ENV) tests/run 'lab/lab tests/lab/resume_verbs.py --long:1020' \

@@ -53,7 +53,7 @@ def one(t, name, memory, options, smp=1, **more):
 
 
 def under_load(t, settings, move_it, qemu=Linux, beside=contextlib.nullcontext, need=NEED):
-    """move_it(a, b): what says whether the guest is in b now; qemu: the class of both; beside(lab): what else runs
+    """move_it(a, b): the guest is in b then, or, if it returns that, in a; qemu: the class of both; beside(lab): what else runs
     in its network meanwhile; need: what gets on in it"""
     lab = linuxguest.Lab(f'ffe2e-{os.getpid()}-{len(t.passed) + len(t.failed)}')
     t.at_end.callback(lab.close)
@@ -64,8 +64,7 @@ def under_load(t, settings, move_it, qemu=Linux, beside=contextlib.nullcontext, 
         try:
             common.linux_progress(settings, need)
             b.start(incoming=True)
-            move_it(a, b)
-            a.quit()
+            (move_it(a, b) or a).quit()
             common.linux_progress(settings, need, reports=12)
             seen, code = client.finish()
         finally:
