@@ -69,8 +69,9 @@ struct ff_pager *ff_dest_pager(struct ff_dest *d);
 const uint8_t *ff_dest_session(const struct ff_dest *d);
 
 /* Of the region at @host, which is one of its own */
-/* Any thread: the number of the newest link that was offered; whether a later one than @link was taken up */
-uint32_t ff_dest_last_link(const struct ff_dest *d);
+/* Any thread: its guest is awaited where it came from, READY was heard: it needs no lease. The number of its newest
+ * link that was offered; whether a later one than @link was taken up */
+uint32_t ff_dest_is_awaited(struct ff_dest *d);
 bool ff_dest_has_link_after(const struct ff_dest *d, uint32_t link);
 
 const struct ff_claims *ff_dest_claims(const struct ff_dest *d, const void *host);

@@ -178,8 +178,9 @@ void dest_put_back(struct ff_dest *d)
     pthread_mutex_unlock(&d->pager_lock);
 }
 
-uint32_t ff_dest_last_link(const struct ff_dest *d)
+uint32_t ff_dest_is_awaited(struct ff_dest *d)
 {
+    ff_lease_release(&d->lease); /* whoever has said READY never takes it back */
     return atomic_load(&d->epoch);
 }
 

@@ -493,10 +493,8 @@ int ff_source_wait_ready(struct ff_source *s, struct ff_error *err)
     }
     ff_source_begin_pause(s);
     int rc = ff_control_expect(&s->ctl, FF_MSG_READY, 0, pause_left_ms(s), err);
-    if (rc >= 0 && s->came) {
-        s->came_link = ff_dest_last_link(s->came);
-        ff_dest_release(s->came); /* whoever has said READY never takes it back */
-    }
+    if (rc >= 0 && s->came)
+        s->came_link = ff_dest_is_awaited(s->came);
     return rc < 0 ? ff_source_why(s, rc, err) : ff_source_take_stats(s, err);
 }
 

@@ -250,19 +250,20 @@ void rp_end_return(void)
 }
 
 /* A return that nobody came for, or whose source will not: another takes its place */
-static bool end_last_return(void)
+static void end_last_return(void)
 {
     MigrationIncomingState *mis = migration_incoming_get_current();
     int64_t until = qemu_clock_get_ms(QEMU_CLOCK_REALTIME) + END_MS;
+    bool waits = mis->state == MIGRATION_STATUS_SETUP ||
+                 mis->state == MIGRATION_STATUS_POSTCOPY_PAUSED;
 
-    if (mis->state != MIGRATION_STATUS_SETUP && mis->state != MIGRATION_STATUS_POSTCOPY_PAUSED) {
-        return false;
+    if (!rp.comes_back || rp.here || !waits) {
+        return;
     }
     rp_end_return();
     while (rp.dest && qemu_clock_get_ms(QEMU_CLOCK_REALTIME) < until) {
         rp_let_others_run();
     }
-    return !rp.dest;
 }
 
 void rp_fill_return(RdmaPostcopyInfo *x)
@@ -276,10 +277,11 @@ void rp_fill_return(RdmaPostcopyInfo *x)
 
 static bool can_come_back(Error **errp)
 {
+    end_last_return(); /* others run meanwhile */
     if (!rp.source || !rp.gave_away || !rp.serves || !ff_source_runs_there(rp.source)) {
         error_setg(errp, "no guest of this QEMU runs elsewhere by an rdma-postcopy migration, with "
                    "visit=on there");
-    } else if (rp.dest && !(rp.comes_back && !rp.here && end_last_return())) {
+    } else if (rp.dest) {
         error_setg(errp, "the guest is on its way back already");
     } else if (!runstate_check(RUN_STATE_FINISH_MIGRATE)) {
         error_setg(errp, "the guest cannot come back to a QEMU in state %s",
