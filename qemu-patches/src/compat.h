@@ -68,6 +68,8 @@ static inline bool compat_is_vhost_user(NetClientState *nc)
 #include "exec/memory.h"
 #include "exec/ram_addr.h"
 #include "exec/ramblock.h"
+#include "exec/tb-flush.h"
+#include "system/tcg.h"
 
 typedef void compat_class_data;
 
@@ -76,8 +78,12 @@ static inline void compat_end_pre_switchover(MigrationState *s)
     qemu_sem_post(&s->pause_sem);
 }
 
+/* Also as each CPU is loaded */
 static inline void compat_flush_code(void)
 {
+    if (tcg_enabled()) {
+        tb_flush(first_cpu);
+    }
 }
 
 static inline int compat_load_device_state(QEMUFile *f)
