@@ -15,6 +15,7 @@
 #include "children.h"
 #include "cleanup.h"
 #include "dest.h"
+#include "farfork-return.h"
 #include "log.h"
 #include "missing.h"
 #include "relay.h"

@@ -36,8 +36,35 @@ extern "C" {
  * It gets what it touches, as with prefill=off, and its move does not end when that is all of its memory:
  * ff_dest_wait_done() goes on until the link breaks, which ff_dest_recover() follows as ever, or
  * ff_dest_cancel(). So where it came from serves it until it has returned.
+ *
+ * With budget=SIZE prefill runs, too, until it has asked for that much, zeros apart: for less than a chunk more
+ * at most, and never again after that.
  */
 bool ff_address_visit(const struct ff_address *a);
+
+/**
+ * ff_dest_first() - prefill brings these pages before all else
+ * @text: a working set, as ff_dest_working_set() of another destination has it: of this guest, or one like it
+ *
+ * A hint: what is no page of these regions is left out, and a text that is none from there on, with a warning.
+ * The last call before ff_dest_running() counts.
+ *
+ * Threads: any, before ff_dest_running()
+ * Return:  0, -ENOMEM
+ */
+int ff_dest_first(struct ff_dest *d, const char *text, struct ff_error *err);
+
+/**
+ * ff_dest_working_set() - which pages somebody has waited for, in that order
+ *
+ * What ff_dest_first() had said, then what was touched besides before it was here: with visit=on, and by the
+ * children of an agent. Printable ASCII. Up to 65536 stretches of pages are kept of either, so it is of a few MiB
+ * at most. Cost: milliseconds for each MiB.
+ *
+ * Threads: any, from ff_dest_wait_go() on, until ff_dest_free()
+ * Return:  the text, to be freed; NULL: nothing, or no memory
+ */
+char *ff_dest_working_set(struct ff_dest *d);
 
 /**
  * ff_source_return() - the guest goes back to where it came from

@@ -32,6 +32,7 @@ static const struct ff_address defaults = {
     .kernel_tls = true,
 };
 
+#define BUDGET_MAX (1ul << 44) /* more than a guest has */
 #define DEVICE_NAME_MAX 63 /* IBV_SYSFS_NAME_MAX without its end */
 #define DEVICE_CHARS "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-."
 
@@ -203,13 +204,18 @@ static int check_fallback(const struct ff_address *a, struct ff_error *err)
 /* What has not been touched stays where the guest goes back to */
 static int settle_visit(struct ff_address *a, struct ff_error *err)
 {
-    if (a->visit && a->chose_prefill && a->prefill != FF_PREFILL_OFF)
-        return ff_error_set(err, EINVAL, "address: visit=on: want prefill=off, or none: a guest that is to "
-                            "return gets what it touches");
+    bool is_off = a->chose_prefill && a->prefill == FF_PREFILL_OFF;
+
+    if (a->budget_bytes && (!a->visit || is_off))
+        return ff_error_set(err, EINVAL, "address: budget= is for visit=on, with prefill: any other guest gets "
+                            "all of its memory, or what it touches");
+    if (a->visit && a->chose_prefill && !is_off && !a->budget_bytes)
+        return ff_error_set(err, EINVAL, "address: visit=on: want budget=SIZE, or prefill=off, or none: a guest "
+                            "that is to return gets what it touches");
     if (a->visit && a->precopy)
         return ff_error_set(err, EINVAL, "address: visit=on with precopy=1: a guest that is to return gets "
                             "what it touches");
-    if (a->visit)
+    if (a->visit && !a->budget_bytes)
         a->prefill = FF_PREFILL_OFF;
     return 0;
 }
@@ -274,6 +280,10 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = get_word(name, value, switches, &w, err);
         if (!rc)
             a->visit = w;
+    } else if (!strcmp(name, "budget")) {
+        rc = get_number(name, value, 4096, BUDGET_MAX, 1024, &v, err);
+        if (!rc)
+            a->budget_bytes = v;
     } else if (!strcmp(name, "prealloc")) {
         rc = get_switch(name, value, &a->prealloc, err);
     } else if (!strcmp(name, "until-go")) {
@@ -298,7 +308,7 @@ static int set_option(struct ff_address *a, const char *name, const char *value,
         rc = ff_error_set(err, EINVAL,
                           "address: no such option: %s (there are link, device, qps, timeout, "
                           "reconnect, chunk, window, landing, prefill, odp, precopy, visit, "
-                          "prealloc, key-file, kernel-tls, insecure, verify, until-go, multicast, "
+                          "budget, prealloc, key-file, kernel-tls, insecure, verify, until-go, multicast, "
                           "fallback, lease, fence, record, output)",
                           name);
     }

@@ -46,7 +46,8 @@ struct ff_address {
     bool holds_output; /* ... and nobody sees until then what the guest sends there */
     bool verify; /* a keyed hash of what is read is checked before it is installed */
     bool precopy; /* destination: one pass while the guest still runs */
-    bool visit; /* destination: the guest is to return: prefill is off, and the move never ends by itself */
+    bool visit; /* destination: the guest is to return: prefill is off but for a budget, and the move never ends by itself */
+    uint64_t budget_bytes; /* ... what prefill may ask for, in all; 0: it is off */
     bool chose_prefill; /* prefill= was given */
     struct ff_group_at group; /* source: where its image goes to many at once; port 0: nowhere */
 };

@@ -194,7 +194,8 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
     d->pager_used = true;
     d->pager.may_be_fed = dest_may_be_fed(d) && d->addr.prefill != FF_PREFILL_OFF && !d->addr.verify &&
                           !d->verbs;
-    d->pager.touched = d->owner.adopt ? ff_working_set_new() : NULL; /* a hint: there may be none */
+    bool learns = d->owner.adopt || d->addr.visit;
+    d->pager.touched = learns ? ff_working_set_new() : NULL; /* a hint: there may be none */
     d->pager.on_misfed = d->owner.misfed;
     d->pager.on_misfed_opaque = d->owner.opaque;
     d->pager.pool = &d->pool;

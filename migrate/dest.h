@@ -44,14 +44,6 @@ void ff_dest_leave(struct ff_dest *d);
  * asks the source only if none comes. Where nobody can feed it, it does not wait */
 void ff_dest_await_feed(struct ff_dest *d, int timeout_ms);
 
-/* Any thread, before ff_dest_running(): prefill brings that working set first (working_set.h): 0, or
- * -ENOMEM. What is not one is left out, with a warning */
-int ff_dest_first(struct ff_dest *d, const char *text, struct ff_error *err);
-
-/* An agent: what its children have touched so far, after what ff_dest_first() had said. To be freed;
- * NULL: nothing */
-char *ff_dest_working_set(struct ff_dest *d);
-
 /* Of bytes_present, what came from other agents; from this host's earlier image */
 uint64_t ff_dest_bytes_fed(struct ff_dest *d);
 uint64_t ff_dest_bytes_same(struct ff_dest *d);

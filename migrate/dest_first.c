@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * dest_first.c - an agent is told which pages children will touch, and tells which they did
+ * dest_first.c - a destination is told which pages will be touched, and tells which were
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -8,6 +8,7 @@
 
 #include "cleanup.h"
 #include "dest_private.h"
+#include "farfork-return.h"
 #include "log.h"
 #include "working_set.h"
 
@@ -26,12 +27,14 @@ void dest_take_first(struct ff_dest *d)
     if (d->pager.prefill_up) /* fed, it went on without the link, and looks at what it was told */
         return;
     char *text = atomic_exchange(&d->first, NULL);
+    struct ff_working_set *s = text && !d->pager.first ? ff_working_set_new() : NULL;
     struct ff_error why;
 
-    if (text && !d->pager.first && (d->pager.first = ff_working_set_new())) {
-        if (ff_working_set_read(d->pager.first, &d->regions, text, &why))
+    if (s) {
+        if (ff_working_set_read(s, &d->regions, text, &why))
             ff_log(FF_LOG_WARN, "destination: %s: what comes after it is not fetched first", why.text);
-        ff_log(FF_LOG_DEBUG, "destination: %u spans of a working set come first", d->pager.first->n);
+        ff_log(FF_LOG_DEBUG, "destination: %u spans of a working set come first", s->n);
+        d->pager.first = s; /* whole: another thread may ask for the text */
     }
     free(text);
 }

@@ -182,8 +182,8 @@ struct ff_pager {
     struct ff_wants *wants; /* the fault thread's */
     struct ff_fault_engine *fault;
     struct ff_prefill_engine *prefill;
-    struct ff_working_set *first;   /* what prefill brings before all else; NULL: nothing */
-    struct ff_working_set *touched; /* an agent's, by its children; NULL: it is not kept */
+    struct ff_working_set *_Atomic first; /* what prefill brings before all else; NULL: nothing */
+    struct ff_working_set *touched; /* by an agent's children, or a guest that visits; NULL: it is not kept */
     struct ff_verify *verify; /* goes with the link; NULL: what the link brings is taken as it is */
     struct ff_hearing *_Atomic hearing; /* of a group that its source sends to; NULL: none */
     struct ff_feed *_Atomic next_feed; /* prefill is to take it up */

@@ -26,6 +26,10 @@
  *                       in place   pull: claim a run of at most SEGMENT bytes, READ it into
  *                                        the alias, then map it
  *
+ *              A visit's budget: once so many bytes were asked for, nothing is cut any more, and what is
+ *              under way is the last. What comes as zeros is given back to it. Another link has what is
+ *              left of it.
+ *
  * Limits       window chunks in buffers, PLACES segments in place: a fault on a page in place
  *              waits for what is ahead of it, at most PLACES * SEGMENT bytes, 2 MiB (or
  *              huge pages). BATCH pages of a buffer are claimed and installed at a time: a
@@ -86,6 +90,19 @@ static void under_way(struct ff_prefill_engine *e, struct transfer *t)
     if (!e->n_busy++)
         e->last_progress_ns = ff_now_ns();
     t->busy = true;
+}
+
+static bool is_spent(const struct ff_pager *p)
+{
+    return p->opts->budget_bytes && p->prefill->asked_bytes >= p->opts->budget_bytes;
+}
+
+/* That cost the link nothing */
+static void give_back_zeros(struct ff_prefill_engine *e, const struct transfer *t)
+{
+    for (uint64_t i = 0; i < t->n; i++)
+        if (t->zero[i / 8] & 1u << i % 8)
+            e->asked_bytes -= t->r->range.psize;
 }
 
 /* Read @t: 1, 0 when the queue is full (it is posted later), or the link is broken */
@@ -183,6 +200,7 @@ static int start_buffer(struct ff_pager *p, struct transfer *t, uint64_t end, st
         t->local = t->r->pool + t->first * t->r->range.psize;
     }
     e->users[t->buffer]++;
+    e->asked_bytes += n * t->r->range.psize;
     e->cut_first += n;
     e->used_bytes = (uint32_t)((e->cut_first - e->cut_from) * e->cut->range.psize);
     if (e->cut_first == e->cut_end)
@@ -219,6 +237,7 @@ static int start_in_place(struct ff_pager *p, struct transfer *t, uint64_t end,
     if (!run)
         return 1; /* a fault has it */
     t->n = run;
+    e->asked_bytes += run * t->r->range.psize;
     t->in_place = true;
     t->local = ff_pager_in_place(t->r, t->first, &t->lkey);
     /* a failure leaves the claims taken: the link is broken, and the next one fetches them */
@@ -308,7 +327,7 @@ static int next_cut(struct ff_pager *p, struct ff_error *err)
     struct ff_prefill_engine *e = p->prefill;
     uint64_t chunk, n;
 
-    if ((e->cut_buffer < 0 && free_buffer(e) < 0) || atomic_load(&p->next_feed))
+    if ((e->cut_buffer < 0 && free_buffer(e) < 0) || atomic_load(&p->next_feed) || is_spent(p))
         return 0;
     e->cut_is_first = ff_prefill_first(p);
     if (e->cut_is_first)
@@ -434,6 +453,8 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
     if (older && (rc = ff_feed_same(e->feed, t->n * t->r->range.psize, true, why)))
         return rc;
     if (!wc->torn)
+        give_back_zeros(e, t);
+    if (!wc->torn)
         rc = t->in_place ? ff_prefill_install_in_place(p, t) : ff_prefill_install_buffer(p, t);
     else if (t->in_place) /* what was read into a buffer is nobody's yet */
         ff_prefill_leave(p, t, 0, t->n);
@@ -466,7 +487,7 @@ static int prefill_turn(struct ff_pager *p, struct ff_error *why)
         return ff_pager_check(p, FF_PAGER_FAILED, NULL) ? 0 : rc; /* an install has said why */
     if (!e->n_busy && atomic_load(&p->next_feed))
         ff_feed_take(p);
-    bool left = e->cut || ff_chunks_left(&e->chunks);
+    bool left = e->cut || (ff_chunks_left(&e->chunks) && !is_spent(p));
     bool idle = !e->n_busy && !e->n_due; /* due: tags of a feed that was left may have the room */
     if (idle && !left && ff_feed_may_need(p))
         return ff_feed_rest(p, why);

@@ -40,6 +40,7 @@ struct ff_prefill_engine {
     struct transfer transfer[BUFFERS_MAX + PLACES]; /* first those with a buffer */
     struct ff_chunks chunks;
     uint64_t last_progress_ns;
+    uint64_t asked_bytes; /* in all, over every link, but for what came as zeros */
     struct ff_pager_region *cut; /* what is left of the chunk that is being cut; NULL: none */
     uint64_t cut_from, cut_first, cut_end; /* the chunk; what of it is left */
     int cut_buffer;                        /* -1: none yet */

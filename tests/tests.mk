@@ -169,7 +169,7 @@ $(BUILD)/fuzz/.seeds: $(BUILD)/fuzz/seeds
 # compute: unit tests, and these. Alone: who takes huge pages, or all memory, of the host; who depends on
 # how long something takes, a lease for instance; who computes; and who is named nowhere.
 ABREAST ?= $(if $(filter 1,$(shell nproc)),1,2)
-LOOP_ABREAST := $(filter $(addprefix %/,agent_hostile agents death groups handed_over hello holes_early keyed \
+LOOP_ABREAST := $(filter $(addprefix %/,agent_hostile agents budgets death groups handed_over hello holes_early keyed \
     older options poisoned relays returns return_fails touched_first resume_answers sparse tunnels),$(LOOP_TESTS))
 # These hardly compute: a quarter of one core at most, the longest first
 named = $(foreach n,$(1),$(filter %/$n,$(UNIT_TESTS) $(LOOP_TESTS)))

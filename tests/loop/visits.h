@@ -31,6 +31,8 @@ struct leg {
 };
 
 extern const char *visit_options; /* more for visit_go() */
+extern const char *visit_first;   /* likewise: what comes first; or NULL */
+extern bool visit_budget;         /* more comes there than the guest touches */
 extern struct area home[REGIONS], away[REGIONS];
 extern uint64_t log_bits[REGIONS][WORDS]; /* since the first GO, as a hypervisor has it */
 extern uint32_t version[REGIONS][PAGES];  /* what the guest's pages hold; 0: zeros */

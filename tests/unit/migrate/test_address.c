@@ -173,6 +173,13 @@ static void test_options(void **state)
     a = parse("h:1,prefill=off,visit=on,precopy=0");
     assert_true(a->visit && a->prefill == FF_PREFILL_OFF);
     ff_address_free(a);
+    a = parse("h:1,visit=on,budget=64M");
+    assert_true(a->visit && a->prefill == FF_PREFILL_AUTO);
+    assert_int_equal(a->budget_bytes, 64 << 20);
+    ff_address_free(a);
+    a = parse("h:1,budget=16777216M,prefill=pull,visit=on");
+    assert_true(a->prefill == FF_PREFILL_PULL && a->budget_bytes == 1ull << 44);
+    ff_address_free(a);
     a = parse("h:1,visit=off,prefill=push,precopy=1");
     assert_true(!ff_address_visit(a) && a->prefill == FF_PREFILL_PUSH);
     ff_address_free(a);
@@ -273,8 +280,14 @@ static void test_refused(void **state)
         {"h:1,precopy=2", "precopy=2: want a number, 0..1", EINVAL},
         {"h:1,precopy=on", "precopy=on", EINVAL},
         {"h:1,visit=1", "want off or on", EINVAL},
-        {"h:1,visit=on,prefill=auto", "want prefill=off", EINVAL},
-        {"h:1,prefill=pull,visit=on", "want prefill=off", EINVAL},
+        {"h:1,visit=on,prefill=auto", "want budget=SIZE, or prefill=off", EINVAL},
+        {"h:1,prefill=pull,visit=on", "want budget=SIZE, or prefill=off", EINVAL},
+        {"h:1,budget=1M", "budget= is for visit=on", EINVAL},
+        {"h:1,budget=1M,visit=on,prefill=off", "budget= is for visit=on, with prefill", EINVAL},
+        {"h:1,visit=on,budget=0", "want a number, 4096..17592186044416 bytes", EINVAL},
+        {"h:1,visit=on,budget=16777217M", "want a number, 4096..", EINVAL},
+        {"h:1,visit=on,budget=lots", "want a number", EINVAL},
+        {"h:1,visit=on,budget=1M,precopy=1", "visit=on with precopy=1", EINVAL},
         {"h:1,precopy=1,visit=on", "visit=on with precopy=1", EINVAL},
         {"h:1,odp=yes", "auto, on or off", EINVAL},
         {"h:1,link=ib", "auto, tcp or verbs", EINVAL},
