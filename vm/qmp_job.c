@@ -20,6 +20,8 @@
 #include "qmp_job.h"
 #include "qmp_secret.h"
 
+#define WRITE_MS 2000 /* a working set is more than a socket takes at once; QEMU reads it in milliseconds */
+
 struct qmp_job {
     char *path;
     int fd;
@@ -84,7 +86,7 @@ static int send_next(struct qmp_job *j, struct ff_error *why)
     j->sent_ms = m ? ff_now_ms() : j->sent_ms; /* before: no answer is from before that */
     int rc = !m               ? 0
              : json_is_null(m) ? qmp_secret_write(j->fd, (json_int_t)n, j->key, 0)
-                               : jsonl_write_json(j->fd, m, 0); /* a few bytes: there is room */
+                               : jsonl_write_json(j->fd, m, WRITE_MS); /* mostly a few bytes: there is room */
 
     return rc ? ff_error_set(why, EPIPE, "%s: %s", j->path, strerror(-rc)) : 0;
 }

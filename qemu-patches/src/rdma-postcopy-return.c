@@ -27,6 +27,7 @@
 #include "qemu/error-report.h"
 #include "qemu/main-loop.h"
 #include "qemu/yank.h"
+#include <farfork-return.h>
 #include "system/runstate.h"
 #include "system/system.h"
 #include "compat.h"
@@ -118,6 +119,30 @@ void rp_home_serves(void)
         ff_source_interrupt(rp.source);
         qemu_sem_post(&rp.out.again);
     }
+}
+
+RdmaPostcopyWorkingSet *qmp_x_rdma_postcopy_working_set(const char *first, Error **errp)
+{
+    struct ff_error *err = ff_error_new();
+    RdmaPostcopyWorkingSet *w;
+    char *text;
+
+    if (!rp.visits || !rp.dest || (first && qatomic_read(&rp.here))) {
+        error_setg(errp, rp.visits && rp.dest ? "the guest is here already"
+                                              : "no guest visits this QEMU, nor is one to");
+        ff_error_free(err);
+        return NULL;
+    }
+    if (first && ff_dest_first(rp.dest, first, err)) {
+        rp_take_error(errp, err);
+        return NULL;
+    }
+    ff_error_free(err);
+    text = qatomic_read(&rp.here) ? ff_dest_working_set(rp.dest) : NULL;
+    w = g_new0(RdmaPostcopyWorkingSet, 1);
+    w->text = g_strdup(text ? text : "");
+    free(text);
+    return w;
 }
 
 /* It runs at home: what it has not fetched here nobody needs */
