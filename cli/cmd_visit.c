@@ -12,6 +12,7 @@
 #include "visit.h"
 
 #define VISIT_TIMEOUT_S 60
+#define BUDGET_MIB_MAX (16u << 20) /* as budget= takes */
 
 static int visit_usage(FILE *out)
 {
@@ -30,6 +31,8 @@ static int visit_usage(FILE *out)
         "                          repeatable; default: none\n"
         "  --data [FORMAT:]PATH    a file or block device there, which the guest gets as a disk that it\n"
         "                          may not write; FORMAT is raw unless given; repeatable\n"
+        "  --budget MIB            fetch so much of its memory before it is touched, and not more: first\n"
+        "                          what it touched on earlier visits; default: only what it touches\n"
         "  --home ADDRESS          of this host, which HOST reaches; default: the one that it is\n"
         "                          reached from\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
@@ -98,7 +101,7 @@ int cmd_visit(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, UNTIL, DATA, HOME_AT, METRICS_DIR, SCOPE,
-        SERVE, PERMIT
+        SERVE, PERMIT, BUDGET
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -108,7 +111,7 @@ int cmd_visit(int argc, char **argv)
         {"until", required_argument, NULL, UNTIL}, {"data", required_argument, NULL, DATA},
         {"home", required_argument, NULL, HOME_AT}, {"scope", required_argument, NULL, SCOPE},
         {"serve", required_argument, NULL, SERVE}, {"permit", required_argument, NULL, PERMIT},
-        {"metrics-dir", required_argument, NULL, METRICS_DIR},
+        {"budget", required_argument, NULL, BUDGET}, {"metrics-dir", required_argument, NULL, METRICS_DIR},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = VISIT_TIMEOUT_S};
     struct strv data = {0};
@@ -131,6 +134,10 @@ int cmd_visit(int argc, char **argv)
             break;
         case UNTIL: v.until = optarg; break;
         case DATA: strv_add(&data, "%s", optarg); break;
+        case BUDGET:
+            if (!parse_number(optarg, BUDGET_MIB_MAX, &v.budget_mib))
+                return visit_usage(stderr);
+            break;
         case HOME_AT: v.home = optarg; break;
         case SCOPE: o.scope = optarg; break;
         case SERVE: serve.port = optarg; break;

@@ -56,6 +56,8 @@ static int prepare_move(struct move *m)
         rc = move_start(m, why);
     if (!rc && m->visit)
         rc = visit_find_address(m, why);
+    if (!rc && m->visit)
+        rc = visit_tell_touched(m, why);
     if (!rc)
         rc = move_devices_unplug(m, why);
     return rc;

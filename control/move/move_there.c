@@ -133,7 +133,8 @@ static int ask_to_listen(struct move *m, struct ff_error *why)
 {
     const struct host *h = move_host(m);
     FF_AUTO_FREE char *options = session_link_options(&m->s, h);
-    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s%s", h->address, options, m->visit ? ",visit=on" : "");
+    FF_AUTO_FREE char *visit = visit_options_there(m);
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0%s%s", h->address, options, visit);
     FF_AUTO_FREE char *marked = xprintf("%s,until-go=%s/" UNTIL_GO, uri, h->lasting);
     int rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", marked), NULL, why);
 

@@ -47,7 +47,7 @@ static bool is_link_option(const char *word, size_t len, const char *name)
 /* One of them; *@has_link: it says link=tcp */
 static int check_option(const char *word, size_t len, bool *has_link, struct ff_error *why)
 {
-    static const char *const ours[] = {"visit", "prefill", "precopy", "landing", "until-go", "multicast",
+    static const char *const ours[] = {"visit", "budget", "prefill", "precopy", "landing", "until-go", "multicast",
                                        "fallback", "lease", "fence", "record", "output"};
     size_t name_len = strcspn(word, "=,");
 

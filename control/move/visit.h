@@ -20,6 +20,7 @@ struct visit_options {
     const char *until;       /* a command here, whose end brings it home; NULL: a signal does */
     const char *home;        /* this host's address, which the other one reaches; NULL: found out */
     const struct strv *data; /* SPECs; borrowed */
+    unsigned budget_mib;     /* what prefill brings there, at most; 0: nothing */
     const char *word;        /* of the guest that asked for it, at its port, perhaps ""; NULL: somebody else wants it */
 };
 
@@ -53,6 +54,7 @@ struct visit {
     double away_ms, coming_ms, here_ms, home_ms; /* when it got there, began to come, runs here, is complete; 0: not yet */
     double downtime_ms;   /* of the way back; < 0: not known */
     uint64_t back_bytes;  /* what came */
+    uint64_t prefill_bytes, fault_bytes; /* what came there, zeros apart */
     struct ff_error why;  /* the last try to come home failed */
 };
 
@@ -79,6 +81,12 @@ int visit_data_parse(struct visit *v, struct ff_error *why);
 int visit_data_plug(struct move *m, struct ff_error *why);
 int visit_data_unplug(struct move *m, struct ff_error *why);
 void visit_data_free(struct visit *v);
+
+/* visit_learn.c: more options of the link for the QEMU there, or "", to be freed; what it touched on other visits, for the QEMU there, which listens: -ECANCELED, -EHOSTUNREACH, -ECHILD;
+ * what it touched on this one: while it is there. Notes say what failed */
+char *visit_options_there(const struct move *m);
+int visit_tell_touched(struct move *m, struct ff_error *why);
+void visit_keep_touched(struct move *m);
 
 /* visit_until.c: its command. visit_until_over(): it has ended; end it: once by SIGTERM, then by SIGKILL */
 int visit_until_start(struct move *m, struct ff_error *why);

@@ -124,6 +124,8 @@ static void count_there(struct move *m)
     const json_t *x = json_object_get(info, "x-rdma-postcopy");
     m->present_bytes = FF_MAX(m->present_bytes, count_of(x, "present-bytes"));
     m->faults = FF_MAX(m->faults, count_of(x, "faults"));
+    v->prefill_bytes = FF_MAX(v->prefill_bytes, count_of(x, "prefill-bytes"));
+    v->fault_bytes = FF_MAX(v->fault_bytes, count_of(x, "fault-bytes"));
 }
 
 /* The QEMU here waits for its guest from now on */
@@ -493,8 +495,10 @@ int visit_come_home(struct move *m, struct ff_error *why)
     *v->there = '\0';
     if (!rc)
         rc = visit_data_unplug(m, why);
-    if (!rc)
+    if (!rc) {
         count_there(m);
+        visit_keep_touched(m);
+    }
     v->coming_ms = ff_now_exact_ms();
     if (!rc)
         rc = begin_return(m, why);

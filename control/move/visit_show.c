@@ -30,6 +30,8 @@ void visit_print_text(const struct move *m, int code)
         return;
     printf("  away %.1f s  got %.1f of %.1f MiB there, %llu faults", (v->coming_ms ? v->coming_ms - v->away_ms : 0) / 1000,
            MIB(m->present_bytes), MIB(m->total_bytes), (unsigned long long)m->faults);
+    if (v->o.budget_mib)
+        printf("; %.1f MiB by prefill, %.1f MiB by faults", MIB(v->prefill_bytes), MIB(v->fault_bytes));
     if (m->outcome == MOVE_HOME)
         printf("; %.1f MiB back", MIB(v->back_bytes));
     putchar('\n');
@@ -52,6 +54,8 @@ void visit_print_json(const struct move *m, int code)
     session_set_ms(ms, "switch_back", move_between(v->coming_ms, v->here_ms));
     session_set_ms(ms, "downtime_back", v->downtime_ms);
     session_set_ms(ms, "return", move_between(v->coming_ms, v->home_ms));
+    json_object_set_new(bytes, "by_prefill", json_integer((json_int_t)v->prefill_bytes));
+    json_object_set_new(bytes, "by_faults", json_integer((json_int_t)v->fault_bytes));
     json_object_set_new(bytes, "back", json_integer((json_int_t)v->back_bytes));
     json_object_set_new(o, "tries", json_integer(v->tries));
     json_object_set_new(o, "until_code", v->until_code < 0 ? json_null() : json_integer(v->until_code));
