@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: LGPL-2.1-or-later
+"""visit_budget.py - farfork visit --budget: what a guest touched on one visit is there before it touches it on the next
+
+tests/loop/budgets.c has the order, and how much comes; limit: 200 s.
+"""
+import glob
+import os
+import signal
+import subprocess
+
+import common
+from common import Failed, say
+from farfork_visit import Visit, is_home, reports
+from forked import Parent
+from returns import Ledger
+
+MIB = 32
+SOME = 'rate=100000 sweep=32 wss=20 report_ms=100'     # a fifth of its pages, the same each time, and few others
+BUDGET = 16
+CHUNK = 2 << 20
+
+
+def file_of(v, a):
+    """Where what this guest touched is kept; None: nothing is."""
+    found = glob.glob(os.path.join(v.base, f'.working-set-{a.pid}-*'))
+    return found[0] if found else None
+
+
+def known_of(v, a):
+    """What is known after this visit."""
+    path = file_of(v, a)
+    if not path or os.stat(path).st_mode & 0o777 != 0o600:
+        raise Failed(f'{path}: not kept, or for others to see')
+    with open(path, encoding='ascii') as f:
+        header, _, known = f.read().partition('\n')
+    if header != 'farfork working set 1' or '=' not in known:
+        raise Failed(f'{path}: {header}, {known[:100]}')
+    b = v.result['bytes']
+    say(f'      {v.result["faults"]} faults; {b["by_prefill"] >> 10} KiB by prefill, {b["by_faults"] >> 10} by faults; '
+        f'known: {known.count(",") + 1} spans')
+    return known.rstrip()
+
+
+def checked(t, a, log, name, *args):
+    """One visit, its guest's memory right: (what its command says, what is known after it)"""
+    with Visit(t, a, *args, name=name) as v:
+        v.away()
+        log.leaves(a)
+        with v.guest(t, 'there-' + name) as b:
+            reports(b, 5)
+            v.proc.send_signal(signal.SIGINT)
+            is_home(v, a, log, b)
+        return v.result, known_of(v, a)
+
+
+def short(t, a, name, *args):
+    """A short one: likewise, and the file"""
+    with Visit(t, a, '--until', 'sleep 0.3', *args, name=name) as v:
+        v.end(0, 'home')
+        return v.result['notes'], '' if os.path.isdir(file_of(v, a)) else known_of(v, a), file_of(v, a)
+
+
+def learned(t, accel):
+    log = Ledger(t)
+    with Parent(t, accel, mem_mib=MIB, load=SOME) as a:
+        a.start_load()
+        first, touched = checked(t, a, log, 'm1')
+        if first['bytes']['by_prefill'] or first['faults'] < 500:
+            raise Failed(f'{first}')
+        second, known = checked(t, a, log, 'm2', '--budget', str(BUDGET))
+        if not known.startswith(touched):
+            raise Failed(f'the QEMU there was not told {touched[:100]}: {known[:100]}')
+        if second['faults'] > first['faults'] // 2 or second['notes']:
+            raise Failed(f'{second["faults"]} faults after {first["faults"]}: {second["notes"]}')
+        if not 4 << 20 <= second['bytes']['by_prefill'] <= (BUDGET << 20) + CHUNK:
+            raise Failed(f'a budget of {BUDGET} MiB: {second["bytes"]}')
+
+
+def not_to_be_read(t, accel):
+    """What is known is somebody else's, and nothing can be kept: that is said, and the guest visits all the same."""
+    with Parent(t, accel, mem_mib=MIB, load=SOME) as a:
+        a.start_load()
+        _, _, path = short(t, a, 'm1')
+        common.write_file(path, 'farfork working set 1\npc.ram=0+fffffffffffff,1;=;' + 'x' * 300000 + '\n')
+        notes, known, _ = short(t, a, 'long', '--budget', '1')
+        if 'x' in known or notes:
+            raise Failed(f'it is passed on: {known[:100]}; {notes}')
+        common.write_file(path, 'something else\n')
+        os.chmod(path, 0o600)
+        notes, _, _ = short(t, a, 'else', '--budget', '1')
+        if not any('does not come first' in n for n in notes):
+            raise Failed(f'{notes}')
+        os.unlink(path)
+        os.mkdir(path)
+        text = '; '.join(short(t, a, 'folder', '--budget', '1')[0])
+        if 'does not come first' not in text or 'the next visit does not know' not in text:
+            raise Failed(text)
+        reports(a)
+
+
+def refused():
+    for args, text in ((['--budget', '0'], 'usage'), (['--budget', '16777217'], 'usage'), (['--budget', '1G'], 'usage'),
+                       (['--options', 'budget=1M'], '--options budget=1M: not with a visit')):
+        out = subprocess.run([common.FARFORK, 'visit', *args, 'x', 'h'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                             text=True, timeout=20, check=False)
+        if out.returncode != 2 or text not in out.stdout:
+            raise Failed(f'{args}: {out.returncode}, want "{text}": {out.stdout[:300]}')
+
+
+def run(t):
+    accel = t.best_accel()
+    for name, case in (('refused', refused), ('learned, and there the next time', lambda: learned(t, accel)),
+                       ('what cannot be read, or kept', lambda: not_to_be_read(t, accel))):
+        with t.case(name):
+            case()
+
+
+if __name__ == '__main__':
+    common.main(run, limit_s=200)
