@@ -7,7 +7,7 @@
  *
  * Purpose      children of one image touch much the same pages after their start. What one host's
  *              children have waited for, prefill of other hosts, and of the next fork, brings first:
- *              before it is touched.
+ *              before it is touched. So does the next visit of a guest, of what it has waited for on the last.
  * Text         REGION=SPAN,SPAN...;REGION=SPAN... in order; a region may come again. A SPAN is FIRST
  *              or FIRST+N, hexadecimal, in units of 4 KiB; FIRST+N has N units. It names no contents.
  * Invariants   a hint, never more: what it names is claimed, read and installed as ever. What is not

@@ -187,10 +187,13 @@ def check_number(lib, name, text):
         differ(f'(7): {name}: no limits (N to M)')
         return
     low, high = int(m[1]), int(m[2])
+    with_it = ',visit=on' if name == 'budget' else ''
+    if with_it and not lib.refusal(f',{name}={low}'):
+        differ(f'(7): {name}: accepted without {with_it}')
     for v, good in ((low, True), (high, True), (low - 1, False), (high + 1, False)):
-        if (lib.refusal(f',{name}={v}') is None) != good:
+        if (lib.refusal(f',{name}={v}{with_it}') is None) != good:
             differ(f'(7): {name}={v} should be {"accepted" if good else "refused"}')
-    if 'suffix K or M' in text and lib.refusal(f',{name}={high >> 20}M'):
+    if 'suffix K or M' in text and lib.refusal(f',{name}={high >> 20}M{with_it}'):
         differ(f'(7): {name}: no suffix M')
 
 
