@@ -67,6 +67,18 @@ int ff_dest_first(struct ff_dest *d, const char *text, struct ff_error *err);
 char *ff_dest_working_set(struct ff_dest *d);
 
 /**
+ * ff_dest_is_touched() - whether anybody can have touched memory from @offset of the region that was added as the
+ * @region-th, counted from 0
+ * @len: how far from @offset on the same holds, at most to the end of the region
+ *
+ * What devices have written while they were loaded is of that: so a log of writes can begin then, with that in it.
+ *
+ * Cost:    a nanosecond or two for each page
+ * Threads: any. False: nobody had touched it when this was called
+ */
+bool ff_dest_is_touched(const struct ff_dest *d, unsigned region, uint64_t offset, uint64_t *len);
+
+/**
  * ff_source_return() - the guest goes back to where it came from
  * @came: the destination of the move by which it came; it may serve faults still
  *

@@ -6,6 +6,7 @@
 
 #include "cleanup.h"
 #include "dest_private.h"
+#include "farfork-return.h"
 
 /* A hole reads as the zeros that it is: the fault thread answers for it, also without a link */
 static bool has_page(const struct ff_claims *c, uint64_t page)
@@ -15,7 +16,16 @@ static bool has_page(const struct ff_claims *c, uint64_t page)
     return now == FF_CLAIM_PRESENT || now == FF_CLAIM_HOLE;
 }
 
-bool ff_dest_is_present(const struct ff_dest *d, unsigned region, uint64_t offset, uint64_t *len)
+/* INFLIGHT, too: it is visible before it is PRESENT */
+static bool may_be_touched(const struct ff_claims *c, uint64_t page)
+{
+    enum ff_claim now = ff_claim_get(c, page);
+
+    return now != FF_CLAIM_MISSING && now != FF_CLAIM_HOLE;
+}
+
+static bool how_far(const struct ff_dest *d, unsigned region, uint64_t offset, uint64_t *len,
+                    bool (*is)(const struct ff_claims *c, uint64_t page))
 {
     const struct ff_region *r = &d->regions.r[region];
     uint64_t psize = r->psize, page = offset / psize, n = r->len_bytes / psize;
@@ -24,13 +34,23 @@ bool ff_dest_is_present(const struct ff_dest *d, unsigned region, uint64_t offse
     if (!d->pager_used)
         return false;
     const struct ff_claims *c = &d->pager.region[region].claims;
-    bool here = has_page(c, page);
+    bool first = is(c, page);
     while (++page < n)
-        if (has_page(c, page) != here) {
+        if (is(c, page) != first) {
             *len = page * psize - offset;
             break;
         }
-    return here;
+    return first;
+}
+
+bool ff_dest_is_present(const struct ff_dest *d, unsigned region, uint64_t offset, uint64_t *len)
+{
+    return how_far(d, region, offset, len, has_page);
+}
+
+bool ff_dest_is_touched(const struct ff_dest *d, unsigned region, uint64_t offset, uint64_t *len)
+{
+    return how_far(d, region, offset, len, may_be_touched);
 }
 
 bool ff_dest_is_emptied(const struct ff_dest *d, unsigned region)

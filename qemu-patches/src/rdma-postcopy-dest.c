@@ -81,12 +81,13 @@ static int incoming_empty_ram(void)
 static int incoming_load(void)
 {
     Error *err = NULL;
+    int ret = rp_load_devices(rp.state, rp.state_len);
 
-    if (rp.visits && !rp_log_start(&err)) { /* loading may write memory */
+    if (!ret && rp.visits && !rp_log_start_loaded(rp.dest, &err)) {
         error_report_err(err);
         return -EINVAL;
     }
-    return rp_load_devices(rp.state, rp.state_len);
+    return ret;
 }
 
 static void incoming_run(void)

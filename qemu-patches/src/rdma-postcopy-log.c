@@ -12,10 +12,15 @@
  * until that is little (LOG_LITTLE_PAGES) or LOG_ROUNDS have passed.  The pause
  * then has the log's last reading, its bits (32 KiB a GiB at most) and what
  * was written since.
+ *
+ * A guest that visits is logged once its devices are loaded: where these map
+ * memory anew, KVM begins with all of it marked.  What was touched by then
+ * counts as written: nothing else was.
  */
 #include "qemu/osdep.h"
 #include "migration/migration-stats.h"
 #include "qapi/error.h"
+#include <farfork-return.h>
 #include "hw/qdev-core.h"
 #include "system/cpus.h"
 #include "system/tcg.h"
@@ -24,6 +29,7 @@
 
 static bool logging;
 static unsigned long *log_bits[RP_REGIONS_MAX]; /* of each block's pages */
+static unsigned long *log_loaded[RP_REGIONS_MAX]; /* likewise, of a visit: by devices, perhaps */
 
 static unsigned long log_words(const RAMBlock *b)
 {
@@ -87,6 +93,25 @@ bool rp_log_start(Error **errp)
     return true;
 }
 
+bool rp_log_start_loaded(const struct ff_dest *dest, Error **errp)
+{
+    if (!rp_log_start(errp)) {
+        return false;
+    }
+    for (unsigned i = 0; i < rp_n_blocks; i++) {
+        uint64_t end = qemu_ram_get_used_length(rp_block[i]), len;
+
+        log_loaded[i] = g_new0(unsigned long, log_words(rp_block[i]));
+        for (uint64_t at = 0; at < end; at += len) {
+            if (ff_dest_is_touched(dest, i, at, &len)) {
+                bitmap_set(log_loaded[i], at >> TARGET_PAGE_BITS,
+                           len >> TARGET_PAGE_BITS);
+            }
+        }
+    }
+    return true;
+}
+
 void rp_log_stop(void)
 {
     if (!logging) {
@@ -96,6 +121,7 @@ void rp_log_stop(void)
     memory_global_dirty_log_stop(GLOBAL_DIRTY_MIGRATION);
     for (unsigned i = 0; i < RP_REGIONS_MAX; i++) {
         g_clear_pointer(&log_bits[i], g_free);
+        g_clear_pointer(&log_loaded[i], g_free);
     }
 }
 
@@ -128,6 +154,7 @@ bool rp_log_read(bool last, uint64_t *pages, Error **errp)
 
             log_bits[i][k] = qatomic_read(
                 &part[BIT_WORD(page % DIRTY_MEMORY_BLOCK_SIZE)]);
+            log_bits[i][k] |= log_loaded[i] ? log_loaded[i][k] : 0;
             *pages += ctpopl(log_bits[i][k]);
         }
     }

@@ -82,6 +82,8 @@ int rp_main_thread(int (*fn)(void));
 /* Under the BQL: log what is written to guest memory, from when it returns */
 bool rp_log_start(Error **errp);
 void rp_log_stop(void);
+/* Likewise, of a visit, once devices are loaded: what they have written to @dest's memory is in it */
+bool rp_log_start_loaded(const struct ff_dest *dest, Error **errp);
 
 /*
  * Under the BQL: take down what was written; @last: nothing writes any more.

@@ -3,7 +3,7 @@
  * rdma-postcopy migration: a guest that visits another host, and comes back
  *
  *   home                                        away, -incoming ...,visit=on
- *     migrate                    -- GO -->        log of all writes from before devices are loaded
+ *     migrate                    -- GO -->        log of all writes, from when devices are loaded
  *     source: finish-migrate, serves faults       dest: fetches what the guest touches
  *     x-rdma-postcopy-return: dest, beside it     migrate: source, beside it
  *     (the way out has no link from here on)  <--  the log; device state

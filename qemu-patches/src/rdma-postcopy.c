@@ -157,7 +157,7 @@ void rdma_postcopy_fill_info(MigrationInfo *info)
         ff_source_stats(rp.source, &rp.stats);
         rp.link = ff_source_link(rp.source);
         ff_source_link_detail(rp.source, rp.link_detail);
-    } else if (rp.dest) {
+    } else if (rp.dest && !rp.went_back) { /* else those of the return are shown */
         ff_dest_stats(rp.dest, &rp.stats);
         ff_dest_stages(rp.dest, rp.stages);
         rp.link = ff_dest_link(rp.dest);
