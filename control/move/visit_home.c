@@ -239,8 +239,8 @@ static void take_there(struct move *m, const json_t *info)
     const json_t *x = json_object_get(info, "x-rdma-postcopy"), *down = json_object_get(info, "downtime");
 
     snprintf(v->there, sizeof(v->there), "%s", text_of(info, "status"));
-    v->back_bytes = FF_MAX(v->back_bytes, count_of(x, "prefill-bytes") + count_of(x, "fault-bytes") +
-                                              count_of(x, "precopied-bytes"));
+    if (v->runs_here) /* before, it may show those of the way there */
+        v->back_bytes = FF_MAX(v->back_bytes, count_of(x, "prefill-bytes") + count_of(x, "fault-bytes"));
     if (down)
         v->downtime_ms = (double)json_integer_value(down);
 }

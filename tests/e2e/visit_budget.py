@@ -75,6 +75,8 @@ def learned(t, accel):
             raise Failed(f'{second["faults"]} faults after {first["faults"]}: {second["notes"]}')
         if not 4 << 20 <= second['bytes']['by_prefill'] <= (BUDGET << 20) + CHUNK:
             raise Failed(f'a budget of {BUDGET} MiB: {second["bytes"]}')
+        if not 0 < second['bytes']['back'] <= 2 * first['bytes']['back'] < second['bytes']['by_prefill']:
+            raise Failed(f'what it did not write came back: {first["bytes"]} {second["bytes"]}')
 
 
 def not_to_be_read(t, accel):

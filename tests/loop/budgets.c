@@ -202,6 +202,9 @@ static void learned(void)
     must(text && !strcmp(text, "region1=3e8;region0=7+2"));
     free(text);
     must(!stats(&out).bytes_prefill);
+    uint64_t len;
+    must(ff_dest_is_touched(out.dest, 0, 7 * PAGE, &len) && len == 2 * PAGE);
+    must(!ff_dest_is_touched(out.dest, 0, 9 * PAGE, &len) && len == (PAGES - 9) * PAGE);
     come_home(&out);
 }
 
