@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """visit.py - a guest goes to its data and comes back: as a visit, and by two whole moves
 
-usage: there_and_back.py [--ways visit move...] [--mem MIB] [--data MIB] [--written PERCENT] [--rounds N] [--json FILE]
+usage: there_and_back.py [--ways visit again move...] [--budget MIB] [--mem MIB] [--data MIB] [--written PERCENT]
+                         [--rounds N] [--json FILE]
 
 Picture   a Linux guest whose memory is full of a file in tmpfs; there a read-only disk is plugged, which it reads whole
           (O_DIRECT), then it writes over a part of its file, lets the disk go, and comes home: `visit` to the QEMU that it
-          went from, `move` to a third one
+          went from, `move` to a third one. `again` is a second visit with the budget, which knows what the first one
+          touched: `visit` beside it is the first one
 Figures   bytes out and back, against what was needed there and what was written there, as its QEMU's log has it; the
-          time of each switch and of both ways whole; downtime of both. The file is summed up before and after
+          time of each switch and of both ways whole; downtime of both; faults there, and
+          the 99th percentile of how long they took. The file is summed up before and after
 Exit code 0 measured, 1 a move failed or the file has changed, 77 it cannot run here
 """
 import argparse
@@ -29,7 +32,7 @@ from common import Failed, say
 from guest_identity import Linux
 from qemu import cpu_model
 
-WAYS = ('visit', 'move')
+WAYS = ('visit', 'again', 'move')
 PORT = ('-device', 'pcie-root-port,id=rp1,chassis=1,slot=1')
 SUM = 'dd if=/m/file bs=1M skip={skip} 2> /dev/null | md5sum'
 
@@ -66,6 +69,17 @@ def fetched(info):
     return x['prefill-bytes'] + x['fault-bytes']
 
 
+def visited_before(t, stack, name, o, home, data):
+    """Which pages the guest waited for on a visit that is over."""
+    away = start(t, stack, name + '-before', o, incoming=True)
+    returns.visit(home, away)
+    work(away, o, data)
+    text = away.qmp('x-rdma-postcopy-working-set')['text']
+    returns.come_back(home, away)
+    away.close()
+    return text
+
+
 def one(t, way, o, name, data):
     with contextlib.ExitStack() as stack:
         home = start(t, stack, name + '-home', o)
@@ -74,18 +88,21 @@ def one(t, way, o, name, data):
         home.sh(f'dd if=/dev/urandom of=/m/file bs=1M count={o.file} 2> /dev/null', limit_s=300)
         skip = SUM.format(skip=o.writes)
         before = home.sh(skip, limit_s=300)
+        first = visited_before(t, stack, name, o, home, data) if way == 'again' else None
         away = start(t, stack, name + '-away', o, incoming=True)
         begin = time.monotonic()
-        if way == 'visit':
-            out = returns.visit(home, away)
+        if way != 'move':
+            out = returns.visit(home, away, f',budget={o.budget}M' if first else '', first)
         else:
             out = common.move(home, away).src_info
         row = {'way': way, 'out_s': time.monotonic() - begin, 'out_ms': out['downtime'],
                'read_s': work(away, o, data)}
         there = common.migration(away)
         row['out_bytes'] = fetched(there)
+        row['faults'] = there['x-rdma-postcopy']['faults']
+        row['fault_p99_us'] = there['x-rdma-postcopy']['fault-p99'] / 1000
         begin = time.monotonic()
-        if way == 'visit':
+        if way != 'move':
             back, last = returns.come_back(home, away), home
         else:
             last = start(t, stack, name + '-again', o, incoming=True)
@@ -101,7 +118,7 @@ def table(rows, o):
     print(f'\nLinux guest of {o.mem} MiB under TCG, {o.file} MiB of it a file; reads {o.data} MiB there, writes {o.writes} '
           f'MiB; median of {o.rounds}\n')
     print(f'{"way":6} {"MiB out":>8} {"back":>8} {"written":>8}   {"downtime out":>12} {"back":>8}   {"time out":>9} '
-          f'{"back":>8}')
+          f'{"back":>8}   {"faults":>6} {"p99":>8}')
     medians = []
     for way in o.ways:
         mine = [r for r in rows if r['way'] == way]
@@ -110,7 +127,8 @@ def table(rows, o):
         m = {k: statistics.median(r[k] for r in mine) for k in mine[0] if k != 'way'}
         medians.append({'way': way, **m})
         print(f'{way:6} {m["out_bytes"] / 2**20:8.1f} {m["back_bytes"] / 2**20:8.1f} {m["written_bytes"] / 2**20:8.1f}   '
-              f'{m["out_ms"]:9.0f} ms {m["back_ms"]:5.0f} ms   {m["out_s"]:7.2f} s {m["back_s"]:6.2f} s')
+              f'{m["out_ms"]:9.0f} ms {m["back_ms"]:5.0f} ms   {m["out_s"]:7.2f} s {m["back_s"]:6.2f} s   '
+              f'{m["faults"]:6.0f} {m["fault_p99_us"]:5.0f} us')
     return medians
 
 
@@ -133,7 +151,8 @@ def run(t, o):
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument('--ways', nargs='+', choices=WAYS, default=list(WAYS))
+    p.add_argument('--ways', nargs='+', choices=WAYS, default=['visit', 'move'])
+    p.add_argument('--budget', type=int, default=64, metavar='MIB', help='of the way again')
     p.add_argument('--mem', type=int, default=1024, metavar='MIB')
     p.add_argument('--data', type=int, default=2048, metavar='MIB')
     p.add_argument('--written', type=float, default=1, metavar='PERCENT', help='of its memory')

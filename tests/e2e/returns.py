@@ -54,9 +54,11 @@ def stats(guest):
     return common.migration(guest)['x-rdma-postcopy']
 
 
-def visit(home, away, options=''):
+def visit(home, away, options='', first=None):
     """Until it runs there. The answer of query-migrate at home."""
     uri = common.listen(away, options=',visit=on' + options)
+    if first:
+        away.qmp('x-rdma-postcopy-working-set', first=first)
     home.qmp('migrate', uri=uri)
     for g in (away, home):
         common.wait_migration(g, 'postcopy-active')
