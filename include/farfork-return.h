@@ -103,7 +103,9 @@ int ff_source_return(struct ff_source *s, struct ff_dest *came, struct ff_error 
  *        It serves on, for its guest, until the other side has paused that. Then its link is broken, and
  *        ff_source_resume() waits before it connects: until memory is put back, if this return fails; with
  *        -ECANCELED if ff_dest_wait_go() has returned 0: end it by ff_source_stop() then.
- *        ff_source_take_back() fails from ff_dest_recv_state() on
+ *        ff_source_take_back() fails from ff_dest_recv_state() on; where the address of @d says fallback=off, from
+ *        this call on, if it returns 0, and the other side needs no lease once it has heard of that:
+ *        ff_dest_is_released()
  *
  * After the regions were added, before ff_dest_accept(). No other guest is taken. Do not empty memory
  * once ff_dest_start() has returned: what the guest has written since is made missing by
@@ -117,7 +119,8 @@ int ff_source_return(struct ff_source *s, struct ff_dest *came, struct ff_error 
  *         copies a page
  * Return: 0; -ENOTSUP: huge pages, a private mapping of a file, a kernel that does not report writes (Linux 5.7
  *         does, of shared memory 5.19); -EINVAL: the guest is not elsewhere, or is there to stay, its regions are
- *         others, the way out does not resume, or a source has come
+ *         others, the way out does not resume, or a source has come; -EBUSY: fallback=off, and the guest is being
+ *         taken back
  */
 int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err);
 
@@ -128,6 +131,13 @@ int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err
  * and ff_dest_free(). By the thread that called ff_dest_wait_done() last
  */
 void ff_dest_has_gone(struct ff_dest *d);
+
+/*
+ * Any thread, of a guest that visits: its source has fallback=go, at first; and has said that it never takes the guest
+ * back, so that what it writes here may become its own for good
+ */
+bool ff_dest_has_fallback(const struct ff_dest *d);
+bool ff_dest_is_released(struct ff_dest *d);
 
 /*
  * Any thread: of the move by which a guest went: it is on its way back, and there is no link until that has

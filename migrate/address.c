@@ -170,6 +170,7 @@ static int set_fallback(struct ff_address *a, const char *name, const char *valu
         rc = get_word(name, value, fallbacks, &w, err);
         if (!rc)
             a->fallback = w;
+        a->gives_up = !rc && !w;
         return rc;
     }
     if (!strcmp(name, "output")) {

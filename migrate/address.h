@@ -41,6 +41,7 @@ struct ff_address {
     char until_go[256]; /* destination: a file that is there until GO was read; "": none */
     bool prealloc; /* destination: make memory ready while nobody has come */
     bool fallback; /* source: it keeps the right to take its guest back until WITHDRAWN */
+    bool gives_up; /* fallback=off was given: see ff_dest_keep() */
     int lease_ms;  /* ... for so long the destination runs without hearing from it */
     char fence[256], record[256]; /* ... a program, a file; "": none */
     bool holds_output; /* ... and nobody sees until then what the guest sends there */

@@ -213,6 +213,7 @@ static int start_pager(struct ff_dest *d, struct ff_error *err)
         rc = ff_pager_set_asks(&d->pager, d->publish.asks_addr, d->publish.asks_rkey, err);
     if (!rc && d->addr.verify)
         rc = ff_verify_new(&d->pager, err);
+    d->lease.visits = d->addr.visit;
     if (!rc)
         rc = ff_lease_take(&d->lease, d->publish.lease_ms, d->peer.features & FF_WIRE_HOLDS,
                            d->addr.go_timeout_ms, err);

@@ -118,6 +118,8 @@ int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err
                                 d->regions.r[i].name, why);
     }
     int rc = check_reports(&d->regions, err);
+    if (!rc && d->addr.gives_up && ff_source_give_up(went, &why_not))
+        rc = ff_error_set(err, why_not.code, "destination: %s", why_not.text);
     if (rc)
         return rc;
     d->keeps = went;
@@ -176,6 +178,16 @@ void dest_put_back(struct ff_dest *d)
     ff_undo_roll_back(&d->pager);
     let_go_of_kept(d, false);
     pthread_mutex_unlock(&d->pager_lock);
+}
+
+bool ff_dest_has_fallback(const struct ff_dest *d)
+{
+    return d->lease.lease_ns;
+}
+
+bool ff_dest_is_released(struct ff_dest *d)
+{
+    return ff_lease_is_given(&d->lease);
 }
 
 uint32_t ff_dest_is_awaited(struct ff_dest *d)

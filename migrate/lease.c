@@ -139,6 +139,16 @@ static void set_broken(struct ff_lease *l, const char *why)
     l->link = NULL;
 }
 
+/* Under the lock: the source never takes its guest back. It is asked on: an answer shows that it lives */
+static void hear_given(struct ff_lease *l)
+{
+    l->given = l->released = true;
+    l->said_dead = false;
+    l->asked_ns = 0;
+    set_kill(l);
+    wake_watch(l);
+}
+
 /* Under the lock: a message of @len bytes, or its failure, has come over @link */
 static void hear_source(struct ff_lease *l, struct ff_link *link, int len, struct ff_error *why)
 {
@@ -147,6 +157,10 @@ static void hear_source(struct ff_lease *l, struct ff_link *link, int len, struc
 
     if (link != l->link)
         return; /* detached */
+    if (type == FF_MSG_WITHDRAWN && l->visits) {
+        hear_given(l);
+        return;
+    }
     if (type == FF_MSG_WITHDRAWN) {
         l->released = true;
         set_kill(l);
@@ -335,7 +349,7 @@ void ff_lease_begin(struct ff_lease *l, struct ff_link *link)
 static void end_release(struct ff_lease *l, uint64_t since_ns)
 {
     l->said_dead = false;
-    if (!l->begun || !l->released)
+    if (!l->begun || !l->released || l->given)
         return;
     l->released = false;
     l->until_ns = since_ns + l->lease_ns;
@@ -413,9 +427,18 @@ bool ff_lease_is_released(struct ff_lease *l)
     return released;
 }
 
+bool ff_lease_is_given(struct ff_lease *l)
+{
+    pthread_mutex_lock(&l->lock);
+    bool given = l->given;
+    pthread_mutex_unlock(&l->lock);
+    return given;
+}
+
 void ff_lease_revoke(struct ff_lease *l)
 {
     pthread_mutex_lock(&l->lock);
+    l->given = false; /* a source that said so does not do this */
     /* for stopping there is what a lease has for that */
     end_release(l, ff_boot_ns() - FF_MIN(ff_boot_ns(), l->lease_ns - l->lease_ns / STOP_PART));
     l->revoked = true;

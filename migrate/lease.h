@@ -27,6 +27,8 @@ struct ff_lease {
     bool begun;        /* GO was read */
     bool released;     /* nobody takes the guest back any more */
     bool revoked;      /* the source has taken it back */
+    bool visits;       /* the guest is to return: WITHDRAWN ends no link */
+    bool given;        /* ... and was said: released, whatever comes */
     bool said_dead;    /* the source is, says the caller: released, once there is no link */
     bool runs;         /* what @fn was told last, or is about to be told */
     bool telling;      /* @fn is being called */
@@ -75,6 +77,7 @@ int ff_lease_wait_withdrawn(struct ff_lease *l, struct ff_error *err);
 /* Without end: WITHDRAWN was said; or the source is gone for good, until it attaches a link */
 void ff_lease_release(struct ff_lease *l);
 bool ff_lease_is_released(struct ff_lease *l);
+bool ff_lease_is_given(struct ff_lease *l); /* by WITHDRAWN, of a guest that visits */
 
 /* The guest is the source's: when this returns @fn has stopped it here, for good */
 void ff_lease_revoke(struct ff_lease *l);

@@ -41,6 +41,20 @@ int ff_source_may_hold(struct ff_source *s, struct ff_error *err)
     return s->hold_fd < 0 ? ff_error_set(err, errno, "eventfd: out of descriptors or memory") : 0;
 }
 
+static int say_taking(bool taking, struct ff_error *err)
+{
+    return taking ? ff_error_set(err, EBUSY, "return: the guest is being taken back here, as it was when it went") : 0;
+}
+
+int ff_source_give_up(struct ff_source *s, struct ff_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    bool taking = s->taking;
+    s->given_up |= !taking;
+    pthread_mutex_unlock(&s->lock);
+    return say_taking(taking, err);
+}
+
 int ff_source_hold(struct ff_source *s, struct ff_error *err)
 {
     eventfd_t ignored;
@@ -55,10 +69,9 @@ int ff_source_hold(struct ff_source *s, struct ff_error *err)
             s->link->ops->shutdown(s->link);
     }
     pthread_mutex_unlock(&s->lock);
-    if (taking)
-        return ff_error_set(err, EBUSY, "return: the guest is being taken back here, as it was when it went");
-    ff_responder_end_threads(&s->responder);
-    return 0;
+    if (!taking)
+        ff_responder_end_threads(&s->responder);
+    return say_taking(taking, err);
 }
 
 int ff_source_begin_taking(struct ff_source *s, struct ff_error *err)
@@ -67,8 +80,8 @@ int ff_source_begin_taking(struct ff_source *s, struct ff_error *err)
     s->taking = !s->given_up;
     bool taking = s->taking;
     pthread_mutex_unlock(&s->lock);
-    return taking ? 0 : ff_error_set(err, EINVAL, "source: take back: the guest was on its way back, and what it "
-                                     "has written since is not here any more");
+    return taking ? 0 : ff_error_set(err, EINVAL, "source: take back: the guest was on its way back, or is to come "
+                                     "back with its disks: what it has written since is not here");
 }
 
 void ff_source_end_taking(struct ff_source *s)

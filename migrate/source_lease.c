@@ -7,6 +7,7 @@
  *
  * Picture      GO, and every answer to LEASE: the destination may run it for lease_ms more
  *              DONE -> WITHDRAWN, until it is answered: the source never takes it back
+ *              of a guest that visits: LEASE -> WITHDRAWN, each time: likewise, since it gave up (source_hold.c)
  * Invariants   The lease's end is counted from after the question was read: later than the
  *              destination counts, which did so before it was sent.
  */
@@ -66,7 +67,8 @@ int ff_source_answer_lease(struct ff_source *s, struct ff_error *err)
     if (rc)
         return rc;
     ff_source_begin_lease(s);
-    return ff_control_send(&s->ctl, ff_wire_put_lease(s->ctl.buf, number), err);
+    return ff_control_send(&s->ctl, ff_source_has_given_up(s) ? ff_wire_put_empty(s->ctl.buf, FF_MSG_WITHDRAWN)
+                                                              : ff_wire_put_lease(s->ctl.buf, number), err);
 }
 
 int ff_source_await_told(struct ff_source *s, struct ff_error *err)

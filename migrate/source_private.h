@@ -34,7 +34,7 @@ struct ff_source {
     bool returns; /* ff_source_return(): and precopied from the start */
     uint32_t came_link; /* ... its newest link when READY was heard */
     struct ff_dest *came; /* then: by which its guest came */
-    bool given_up; /* under lock: of what it serves, some was discarded: its guest has it, on its way back */
+    bool given_up; /* under lock: its guest is never taken back: what it serves was discarded in part, or its owner wants it so */
     bool taking;   /* likewise: it is taken back */
     bool resumes; /* so do both sides */
     _Atomic enum hold hold;
@@ -113,6 +113,7 @@ int ff_source_may_hold(struct ff_source *s, struct ff_error *err); /* 0, or why 
 
 /* The link is broken, and none comes before ff_source_let_go(): memory may change from here on */
 int ff_source_hold(struct ff_source *s, struct ff_error *err); /* -EBUSY: it is being taken back */
+int ff_source_give_up(struct ff_source *s, struct ff_error *err); /* never to be taken back from here on; likewise */
 bool ff_source_has_given_up(struct ff_source *s);
 
 /* -EINVAL: it has given up */

@@ -202,6 +202,7 @@ enum mutant {
     M_RETURN_UNLEASED,
     M_LOG_EMPTIED,
     M_OUT_LEASE_NOT_AWAITED,
+    M_LET_GO_UNASKED,
     M_HOME_DEATH_UNTOLD,
     MUTANTS,
 };
@@ -232,6 +233,7 @@ enum visit_end {
     VISIT_TAKEN_BACK,
     VISIT_TAKEN_MEANWHILE, /* while a return was under way */
     VISIT_FREED,           /* home died, and away needs no lease any more */
+    VISIT_UNLEASED,
     VISIT_ENDS,
 };
 

@@ -196,6 +196,7 @@ static const struct {
     [M_LOG_EMPTIED] = {VISIT, WRONG_BYTES, "the log is emptied when a return fails"},
     [M_OUT_LEASE_NOT_AWAITED] = {VISIT_STORAGE, TWO_RUNNERS,
                                  "home takes back before the lease of the way out ends"},
+    [M_LET_GO_UNASKED] = {VISIT_STORAGE, TWO_RUNNERS, "home says that it never takes the guest back, and has not given up"},
     [M_HOME_DEATH_UNTOLD] = {VISIT_KILL, NO_RUNNER, "nobody tells away that home died"},
 };
 
@@ -258,6 +259,7 @@ static int check_visits(unsigned seen)
         [VISIT_TAKEN_BACK] = "is taken back",
         [VISIT_TAKEN_MEANWHILE] = "is taken back while it returns",
         [VISIT_FREED] = "goes on away when home has died",
+        [VISIT_UNLEASED] = "goes on away without a lease, which it needs no more",
     };
     int wrong = 0;
 

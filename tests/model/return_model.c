@@ -124,8 +124,14 @@ static void link_steps(struct gen *g)
         w = gen_begin(g, STEP, AT_DEST, "the way out connects again; RUNNING; away has a lease");
         w->o_link = 1;
         w->o_bytes = BYTES_NONE; /* the old link was freed */
-        w->o_released = 0;
+        w->o_released &= w->o_given_up; /* what somebody said of a home that is dead */
         renew(w, g->c);
+        gen_emit(g);
+    }
+    if (f->o_link && serves && g->c->lease && !f->o_released &&
+        (f->o_given_up || gen_lacks(g, M_LET_GO_UNASKED))) {
+        w = gen_begin(g, STEP, AT_DEST, "the way out: LEASE was asked for; WITHDRAWN: away needs none");
+        w->o_released = 1;
         gen_emit(g);
     }
     if (f->o_link && serves && g->c->lease &&
@@ -254,16 +260,19 @@ static void take_back(struct gen *g)
 
 /* --- the way home begins --- */
 
-/* x-rdma-postcopy-return; also in the place of one whose link broke before GO was read */
-static void begin_return(struct gen *g)
+/* x-rdma-postcopy-return; also in the place of one whose link broke before GO was read. @gives_up: with fallback=off */
+static void begin_return(struct gen *g, bool gives_up)
 {
     const struct world *f = g->from;
     bool ended = f->d_at == D_FAILED || f->d_at == D_LINGER || f->d_at == D_SEALED;
 
-    if (!ended || f->o_at > OUT_RECORDED || f->o_hold == RETURNED || f->d_session >= TRIES)
+    if (!ended || f->o_at > OUT_RECORDED || f->o_hold == RETURNED || f->d_session >= TRIES ||
+        (gives_up && f->o_at != OUT_SERVES)) /* -EBUSY */
         return;
-    struct world *w = gen_begin(g, CHOICE, AT_DEST, "x-rdma-postcopy-return: listens");
+    struct world *w = gen_begin(g, CHOICE, AT_DEST, gives_up ? "x-rdma-postcopy-return, fallback=off: listens"
+                                                             : "x-rdma-postcopy-return: listens");
     dest_ends(w, D_ACCEPT);
+    w->o_given_up |= gives_up && !gen_lacks(g, M_GIVEN_UP_TAKEN);
     w->d_session++;
     w->d_epoch = w->d_version = w->d_left = 0;
     for (unsigned p = 0; p < PAGES; p++)
@@ -297,5 +306,7 @@ void return_steps(struct gen *g)
         return;
     if (g->c->lease)
         take_back(g);
-    begin_return(g);
+    begin_return(g, false);
+    if (g->c->lease && !f->o_given_up)
+        begin_return(g, true);
 }

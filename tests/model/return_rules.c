@@ -14,7 +14,8 @@ unsigned visit_seen(const struct world *w)
            (unsigned)(w->o_hold == HELD && w->s_at == S_GO) << VISIT_HELD |
            (unsigned)(w->o_runs && !w->n_tries) << VISIT_TAKEN_BACK |
            (unsigned)(w->o_at == OUT_TAKING && w->d_at == D_RECV_STATE) << VISIT_TAKEN_MEANWHILE |
-           (unsigned)(w->s_runs && w->d_at == D_DEAD && w->o_released) << VISIT_FREED;
+           (unsigned)(w->s_runs && w->d_at == D_DEAD && w->o_released) << VISIT_FREED |
+           (unsigned)(w->s_runs && w->o_released && w->d_at == D_ACCEPT && !w->o_lease) << VISIT_UNLEASED;
 }
 
 /* Home runs the guest as of the way out's GO */
