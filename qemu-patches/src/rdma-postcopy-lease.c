@@ -17,7 +17,9 @@
  * where the main thread or a disk waits for one, the kernel has the last word.
  *
  * What the guest writes here must be droppable: each disk that it can write is
- * an overlay in which nothing is yet when it comes.
+ * an overlay in which nothing is yet when it comes.  A guest that visits takes
+ * none of them home: they are committed before it goes, and before that its
+ * source has given up.
  */
 #include "qemu/osdep.h"
 #include "block/block_int.h"
@@ -28,6 +30,7 @@
 #include "system/block-backend.h"
 #include "system/cpus.h"
 #include "system/runstate.h"
+#include <farfork-return.h>
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-state.h"
 
@@ -36,6 +39,7 @@ static bool runs_later;               /* when there is a lease again */
 static bool changing;                 /* the main thread starts or stops the guest */
 static void (*start_later)(void *);   /* GO came, and the lease had ended by then */
 static void *start_opaque;
+static GPtrArray *overlays;           /* nodes that can be dropped, by name; NULL: not looked at */
 
 /* --- what a guest may write --- */
 
@@ -60,6 +64,8 @@ static char *find_kept_disk(void)
 {
     GRAPH_RDLOCK_GUARD_MAINLOOP();
 
+    g_clear_pointer(&overlays, g_ptr_array_unref);
+    overlays = g_ptr_array_new_with_free_func(g_free);
     for (BlockBackend *blk = blk_all_next(NULL); blk; blk = blk_all_next(blk)) {
         BlockDriverState *bs = blk_bs(blk);
         const char *why;
@@ -76,8 +82,32 @@ static char *find_kept_disk(void)
                                    "in a new overlay)",
                                    bdrv_get_device_or_node_name(blk_bs(blk)), why);
         }
+        g_ptr_array_add(overlays, g_strdup(bdrv_get_node_name(bs)));
     }
     return NULL;
+}
+
+/* Home has not what the guest wrote to one of them */
+bool rp_check_overlays(Error **errp)
+{
+    GRAPH_RDLOCK_GUARD_MAINLOOP();
+
+    if (!overlays || !ff_dest_has_fallback(rp.dest)) {
+        return true;
+    }
+    for (BlockBackend *blk = blk_all_next(NULL); blk; blk = blk_all_next(blk)) {
+        BlockDriverState *bs = blk_get_attached_dev(blk) ? bdrv_skip_filters(blk_bs(blk)) : NULL;
+        const char *name = bs ? bdrv_get_node_name(bs) : "";
+
+        if (*name && g_ptr_array_find_with_equal_func(overlays, name, g_str_equal, NULL)) {
+            error_setg(errp, "rdma-postcopy: what the guest has written to its disk %s is in an "
+                       "overlay, %s, that is not at home: commit it first (block-commit), once "
+                       "x-rdma-postcopy-return with fallback=off was given there",
+                       bdrv_get_device_or_node_name(blk_bs(blk)), bs->filename);
+            return false;
+        }
+    }
+    return true;
 }
 
 /* --- the lease --- */
@@ -208,6 +238,8 @@ void qmp_x_rdma_postcopy_release(Error **errp)
     if (!rp.dest || !qatomic_read(&rp.here)) {
         error_setg(errp, "no guest of an rdma-postcopy migration is here whose source could take "
                    "it back");
+    } else if (ff_dest_is_released(rp.dest)) {
+        return; /* by the source itself */
     } else if (!qatomic_read(&rp.in.recovers)) {
         error_setg(errp, "the source of this rdma-postcopy migration is heard: it has to let go "
                    "of the guest by itself");

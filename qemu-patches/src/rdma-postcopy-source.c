@@ -478,7 +478,7 @@ static bool check_return(const struct ff_address *a, Error **errp)
         error_setg(errp, NO_LINK_HOME);
         return false;
     }
-    return true;
+    return rp_check_overlays(errp);
 }
 
 void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,

@@ -125,6 +125,7 @@ void rp_publish_address(const char *address);
  * guest writes can be dropped
  */
 void rp_offer_lease(void);
+bool rp_check_overlays(Error **errp); /* a guest that goes home: none of them is its disk */
 
 /* Likewise: its lease has ended: @start is called with @opaque when it may run, not now */
 bool rp_start_needs_lease(void (*start)(void *), void *opaque);
