@@ -13,6 +13,7 @@
 
 #define VISIT_TIMEOUT_S 60
 #define BUDGET_MIB_MAX (16u << 20) /* as budget= takes */
+#define VISIT_LEASE_S 30
 
 static int visit_usage(FILE *out)
 {
@@ -33,6 +34,9 @@ static int visit_usage(FILE *out)
         "                          may not write; FORMAT is raw unless given; repeatable\n"
         "  --budget MIB            fetch so much of its memory before it is touched, and not more: first\n"
         "                          what it touched on earlier visits; default: only what it touches\n"
+        "  --fallback go           keep the right to take the guest back, as it went, until it comes home\n"
+        "  --fence PROGRAM, --lease SECONDS, --record FILE, --overlays DIR  with that: as farfork move\n"
+        "                          has them\n"
         "  --home ADDRESS          of this host, which HOST reaches; default: the one that it is\n"
         "                          reached from\n"
         "  --launcher TEMPLATE     how to run {cmd} on {host}; default: 'ssh {host} {cmd}'\n"
@@ -49,7 +53,7 @@ static int visit_usage(FILE *out)
         "  --quiet                 no live line\n"
         "  -h, --help              print this text\n\n"
         "Exit code: 0 the guest is home; 1 it never left; 2 usage; 3 it is there still, lost, incomplete\n"
-        "or unknown, or could not work there: the message says what to do.\n",
+        "or unknown, was taken back, or could not work there: the message says what to do.\n",
         out);
     return out == stdout ? 0 : EXIT_USAGE;
 }
@@ -61,7 +65,8 @@ static int visit_error(const struct ff_error *why)
 }
 
 /* What of it can be said before anything is done */
-static int serve_visits(const struct visit_serve *s, const struct session_options *o, const struct visit_options *v)
+static int serve_visits(const struct visit_serve *s, const struct session_options *o, const struct visit_options *v,
+                        const struct move_fallback *back)
 {
     FF_AUTO_FREE char *options = NULL;
     struct ff_error why;
@@ -69,6 +74,11 @@ static int serve_visits(const struct visit_serve *s, const struct session_option
 
     if (v->until) {
         ff_error_set(&why, EINVAL, "--until: not with --serve: the guest says when it comes home");
+        return visit_error(&why);
+    }
+    if (back->go || back->fence || back->record || back->overlays) {
+        ff_error_set(&why, EINVAL, "--fallback, --fence, --record, --overlays: not with --serve: a guest that is taken "
+                     "back would wait for an answer that it had elsewhere");
         return visit_error(&why);
     }
     int rc = visit_init(&visit, v, &why);
@@ -80,9 +90,9 @@ static int serve_visits(const struct visit_serve *s, const struct session_option
     return rc ? visit_error(&why) : visit_serve(s, o, v);
 }
 
-static int run_visit(const struct session_options *o, const struct visit_options *v, const char *host)
+static int run_visit(const struct session_options *o, const struct visit_options *v, const struct move_fallback *back,
+                     const char *host)
 {
-    const struct move_fallback none = {0};
     struct visit visit;
     struct ff_error why;
     int code = EXIT_USAGE;
@@ -91,7 +101,7 @@ static int run_visit(const struct session_options *o, const struct visit_options
         visit_error(&why);
     } else {
         const struct move_way way = {.via = VIA_TRANSPORT, .visit = &visit};
-        code = move_run(o, &none, &way, host);
+        code = move_run(o, back, &way, host);
     }
     visit_free(&visit);
     return code;
@@ -101,7 +111,7 @@ int cmd_visit(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, UNTIL, DATA, HOME_AT, METRICS_DIR, SCOPE,
-        SERVE, PERMIT, BUDGET
+        SERVE, PERMIT, BUDGET, FALLBACK, FENCE, LEASE, RECORD, OVERLAYS
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -111,12 +121,16 @@ int cmd_visit(int argc, char **argv)
         {"until", required_argument, NULL, UNTIL}, {"data", required_argument, NULL, DATA},
         {"home", required_argument, NULL, HOME_AT}, {"scope", required_argument, NULL, SCOPE},
         {"serve", required_argument, NULL, SERVE}, {"permit", required_argument, NULL, PERMIT},
-        {"budget", required_argument, NULL, BUDGET}, {"metrics-dir", required_argument, NULL, METRICS_DIR},
+        {"budget", required_argument, NULL, BUDGET},
+        {"fallback", required_argument, NULL, FALLBACK}, {"fence", required_argument, NULL, FENCE},
+        {"lease", required_argument, NULL, LEASE}, {"record", required_argument, NULL, RECORD},
+        {"overlays", required_argument, NULL, OVERLAYS}, {"metrics-dir", required_argument, NULL, METRICS_DIR},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = VISIT_TIMEOUT_S};
     struct strv data = {0};
     struct visit_options v = {.data = &data};
     struct visit_serve serve = {0};
+    struct move_fallback back = {.lease_s = VISIT_LEASE_S};
     struct ff_error why;
     int opt;
 
@@ -138,6 +152,18 @@ int cmd_visit(int argc, char **argv)
             if (!parse_number(optarg, BUDGET_MIB_MAX, &v.budget_mib))
                 return visit_usage(stderr);
             break;
+        case FALLBACK:
+            back.go = !strcmp(optarg, "go");
+            if (!back.go && strcmp(optarg, "off"))
+                return visit_usage(stderr);
+            break;
+        case FENCE: back.fence = optarg; break;
+        case LEASE:
+            if (!parse_number(optarg, 3600, &back.lease_s))
+                return visit_usage(stderr);
+            break;
+        case RECORD: back.record = optarg; break;
+        case OVERLAYS: back.overlays = optarg; break;
         case HOME_AT: v.home = optarg; break;
         case SCOPE: o.scope = optarg; break;
         case SERVE: serve.port = optarg; break;
@@ -153,7 +179,7 @@ int cmd_visit(int argc, char **argv)
     if (argc - optind != (serve.port ? 1 : 2) || (serve.n_permits && !serve.port))
         return visit_usage(stderr);
     o.parent_path = argv[optind];
-    int code = serve.port ? serve_visits(&serve, &o, &v) : run_visit(&o, &v, argv[optind + 1]);
+    int code = serve.port ? serve_visits(&serve, &o, &v, &back) : run_visit(&o, &v, &back, argv[optind + 1]);
     visit_permits_free(&serve);
     strv_free(&data);
     return output_code("farfork visit", code, MOVE_EXIT_TROUBLE);

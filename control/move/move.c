@@ -70,6 +70,8 @@ static bool is_well(const struct move *m)
 
 static int exit_code(const struct move *m)
 {
+    if (m->visit && visit_was_taken_back(m))
+        return MOVE_EXIT_TROUBLE;
     if (m->visit && m->visit->failed)
         return m->outcome == MOVE_HERE ? MOVE_EXIT_HERE : MOVE_EXIT_TROUBLE;
     return is_well(m) ? 0 : m->outcome == MOVE_HERE ? MOVE_EXIT_HERE : MOVE_EXIT_TROUBLE;
@@ -117,6 +119,8 @@ static int run_move(struct move *m)
         move_devices_say(m);
     if (m->outcome == MOVE_HERE)
         move_fallback_drop(m);
+    else if (m->visit)
+        visit_disks_say(m);
     else if (m->outcome != MOVE_THERE)
         move_fallback_keep(m);
     int code = exit_code(m);
@@ -149,8 +153,11 @@ static int init_move(struct move *m, const struct session_options *given, const 
     static const struct session_kind visits = {.program = "farfork visit", .by_hand = "",
                                                .agent_options = move_agent_options};
     struct session_options o = *given;
-    int rc = m->visit ? visit_link_options(given->link_options, options, why)
-                      : move_fallback_options(m, given->link_options, options, why);
+    const char *link = given->link_options;
+    int rc = m->visit ? visit_link_options(link, &m->visit->link_options, why) : 0;
+
+    if (!rc)
+        rc = move_fallback_options(m, m->visit ? m->visit->link_options : link, options, why);
 
     o.link_options = *options;
     if (!rc)

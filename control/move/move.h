@@ -177,7 +177,6 @@ void move_devices_free(struct move *m);
 void move_guest(struct move *m);
 /* One look at the source; true: it is decided where the guest is. A visit's `completed` is not looked at */
 bool move_follow_turn(struct move *m);
-void move_end_with(struct move *m, enum move_outcome o, const char *fmt, ...) FF_PRINTF(3, 4);
 
 /* move_look.c: with an agent that is lost: whether its QEMU never ran, and never will. @last: look
  * now, and not again */
@@ -201,16 +200,19 @@ void move_fallback_keep(struct move *m);
  * whether it does, or is about to. @info is query-migrate's after that: true: it failed */
 bool move_take_back(struct move *m);
 bool move_take_back_failed(const json_t *info);
+void move_end_not_taken_back(struct move *m, const char *reason); /* error-desc then */
 void move_fallback_free(struct move *m);
 
 /* move_commit.c */
 void move_fallback_commit(struct move *m);
+int move_commit_one(struct move *m, const char *file, unsigned number, struct ff_error *why); /* and remove it */
 
 /* move_metrics.c: --metrics-dir: what is known before a move, and after it */
 struct metrics *move_metrics_begin(const struct move *m);
 void move_metrics_end(const struct move *m, struct metrics *metrics); /* taken over */
 
 /* move_show.c */
+void move_end_with(struct move *m, enum move_outcome o, const char *fmt, ...) FF_PRINTF(3, 4);
 void move_show(struct move *m, bool last);
 void move_print_text(const struct move *m, int code);
 json_t *move_json(const struct move *m, int code);

@@ -9,7 +9,8 @@
  *              block-commit into the image below it; ready: job-complete: the guest has the image;
  *              no job any more, and the guest has it: blockdev-del, unlink
  * Failure      the guest goes on in its overlay, which stays; a note says so.
- * Limits       a commit that gets nowhere for --timeout seconds is left to go on by itself.
+ * Limits       a commit that gets nowhere for --timeout seconds is left to go on by itself; that of a guest that visits
+ *              (visit_disks.c) is canceled then, or by a signal: another return tries again.
  */
 #include <errno.h>
 #include <string.h>
@@ -19,6 +20,7 @@
 #include "move.h"
 
 #define JOB_TURN_MS 50
+#define CANCEL_LIMIT_MS 10000
 
 /* The device there that has @file, as query-block says; NULL: none. Of @list */
 static const json_t *inserted_with(const json_t *list, const char *file)
@@ -67,6 +69,8 @@ static int await_job(struct move *m, const char *id, struct ff_error *why)
             if (rc)
                 return rc;
         }
+        if (m->visit && m->s.interrupted)
+            return ff_error_set(why, ECANCELED, "interrupted");
         if (at != was)
             better_ms = ff_now_ms();
         was = at;
@@ -74,6 +78,33 @@ static int await_job(struct move *m, const char *id, struct ff_error *why)
             return ff_error_set(why, ETIMEDOUT, "no progress for %u s", m->s.o.timeout_s);
         session_turn(&m->s, JOB_TURN_MS);
     }
+}
+
+/* It may have ended by itself */
+static void cancel_job(struct move *m, const char *id)
+{
+    uint64_t end = ff_now_ms() + CANCEL_LIMIT_MS;
+    struct ff_error ignored;
+
+    for (bool told = false; ff_now_ms() < end; session_turn(&m->s, JOB_TURN_MS)) {
+        FF_AUTO_JSON json_t *jobs = NULL;
+        if (!told)
+            told = !move_ask(m, "block-job-cancel", json_pack("{ss sb}", "device", id, "force", true), NULL, &ignored);
+        if (move_ask(m, "query-block-jobs", NULL, &jobs, &ignored) || !json_find(jobs, "device", id))
+            return;
+    }
+}
+
+/* As a return wants it that failed half way: the guest has it by now, or never had */
+static int end_commit(struct move *m, const char *id, const char *below, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *after = NULL;
+    struct ff_error ignored;
+
+    cancel_job(m, id);
+    if (!move_ask(m, "query-block", NULL, &after, &ignored) && inserted_with(after, below))
+        return 0;
+    return -why->code;
 }
 
 static int commit_one(struct move *m, const char *file, unsigned number, struct ff_error *why)
@@ -95,8 +126,8 @@ static int commit_one(struct move *m, const char *file, unsigned number, struct 
     rc = move_ask(m, "block-commit",
                   json_pack("{ss ss ss}", "job-id", id, "device", node, "base-node", base), NULL,
                   why);
-    if (!rc)
-        rc = await_job(m, id, why);
+    if (!rc && (rc = await_job(m, id, why)) && m->visit)
+        rc = end_commit(m, id, text_of(below, "filename"), why);
     if (!rc)
         rc = move_ask(m, "query-block", NULL, &after, why);
     if (!rc && !inserted_with(after, text_of(below, "filename")))
@@ -106,14 +137,24 @@ static int commit_one(struct move *m, const char *file, unsigned number, struct 
     return rc;
 }
 
+int move_commit_one(struct move *m, const char *file, unsigned number, struct ff_error *why)
+{
+    int rc = commit_one(m, file, number, why);
+
+    if (rc || !unlink(file) || errno == ENOENT)
+        return rc;
+    if (!m->visit)
+        return ff_error_set(why, errno, "remove it: %s", strerror(errno));
+    strv_add(&m->s.notes, "remove %s: %s", file, strerror(errno)); /* in nobody's way */
+    return 0;
+}
+
 void move_fallback_commit(struct move *m)
 {
     struct ff_error why;
 
     for (size_t i = 0; i < m->made.n; i++) {
-        int rc = commit_one(m, m->made.v[i], (unsigned)i, &why);
-        if (!rc && unlink(m->made.v[i]) < 0)
-            rc = ff_error_set(&why, errno, "remove it: %s", strerror(errno));
+        int rc = move_commit_one(m, m->made.v[i], (unsigned)i, &why);
         if (rc)
             strv_add(&m->s.notes,
                      "%s has what the guest has written since it moved: commit it by block-commit "

@@ -36,6 +36,7 @@
 #include "rundir.h"
 
 #define RUN_LIMIT_MS 30000 /* of a program that takes 10 ms */
+#define GIVEN_UP "the guest was on its way back" /* as migrate/source_hold.c has it: a return had begun */
 
 /* --- options --- */
 
@@ -178,9 +179,10 @@ static bool is_lost_there(struct move *m)
 bool move_take_back(struct move *m)
 {
     FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u", move_host(m)->address, m->port);
+    bool left = m->s.interrupted && !m->visit; /* a signal calls a guest that visits home */
     struct ff_error why;
 
-    if (m->taking_ms || !m->back.go || m->refused || m->s.interrupted)
+    if (m->taking_ms || !m->back.go || m->refused || left)
         return m->taking_ms;
     if (!is_lost_there(m))
         return m->lost_ms; /* wait for that */
@@ -202,6 +204,33 @@ bool move_take_back_failed(const json_t *info)
 
     return json_is_false(json_object_get(x, "taking-back")) &&
            !strstr(text_of(info, "error-desc"), "taking the guest back");
+}
+
+/* What the source says of it: its reason comes last, and may be long */
+void move_end_not_taken_back(struct move *m, const char *reason)
+{
+    const char *host = move_host(m)->node->host;
+    const struct vm *k = move_child(m);
+
+    if (strstr(reason, "take back: fence="))
+        move_end_with(m, MOVE_UNCLEAR,
+                 "the guest is to be taken back from %s, and runs nowhere: make sure that its QEMU "
+                 "there has ended, and give x-rdma-postcopy-take-back at the QEMU here: %s",
+                 host, reason);
+    else if (strstr(reason, GIVEN_UP) && k->state == VM_FAILED && move_host(m)->state != HOST_FAILED)
+        move_end_with(m, MOVE_LOST, "its QEMU on %s has ended (%s), and the guest with it; start it again from its disks: %s",
+                 host, k->error, reason);
+    else if (k->state == VM_FAILED && move_host(m)->state != HOST_FAILED)
+        move_end_with(m, MOVE_UNCLEAR,
+                 "its QEMU on %s has ended (%s), and the QEMU here did not take the guest back; if "
+                 "you can mend the reason, give x-rdma-postcopy-take-back here: %s",
+                 host, k->error, reason);
+    else
+        move_end_with(m, MOVE_UNCLEAR,
+                 "the guest may run on %s, and the QEMU here did not take it back: look there with "
+                 "query-status at %s before you start or end it anywhere; neither QEMU was ended: "
+                 "%s",
+                 host, k->qmp, reason);
 }
 
 void move_fallback_free(struct move *m)

@@ -56,16 +56,6 @@ static const char *move_status(const struct move *m)
     return m->was_running ? "running" : "paused";
 }
 
-void move_end_with(struct move *m, enum move_outcome o, const char *fmt, ...)
-{
-    va_list ap;
-
-    va_start(ap, fmt);
-    vsnprintf(m->s.why.text, sizeof(m->s.why.text), fmt, ap);
-    va_end(ap);
-    m->outcome = o;
-}
-
 /* Nobody is left who could have the guest back */
 static bool has_parent_ended(const struct move *m)
 {
@@ -282,30 +272,6 @@ static bool may_resume(struct move *m)
            (move_child(m)->state != VM_FAILED || move_host(m)->state == HOST_FAILED);
 }
 
-/* What the source says of it: its reason comes last, and may be long */
-static void end_not_taken_back(struct move *m, const char *reason)
-{
-    const char *host = move_host(m)->node->host;
-    const struct vm *k = move_child(m);
-
-    if (strstr(reason, "take back: fence="))
-        move_end_with(m, MOVE_UNCLEAR,
-                 "the guest is to be taken back from %s, and runs nowhere: make sure that its QEMU "
-                 "there has ended, and give x-rdma-postcopy-take-back at the QEMU here: %s",
-                 host, reason);
-    else if (k->state == VM_FAILED && move_host(m)->state != HOST_FAILED)
-        move_end_with(m, MOVE_UNCLEAR,
-                 "its QEMU on %s has ended (%s), and the QEMU here did not take the guest back; if "
-                 "you can mend the reason, give x-rdma-postcopy-take-back here: %s",
-                 host, k->error, reason);
-    else
-        move_end_with(m, MOVE_UNCLEAR,
-                 "the guest may run on %s, and the QEMU here did not take it back: look there with "
-                 "query-status at %s before you start or end it anywhere; neither QEMU was ended: "
-                 "%s",
-                 host, k->qmp, reason);
-}
-
 /* true: it is decided */
 static bool is_decided(struct move *m, const json_t *info)
 {
@@ -340,7 +306,7 @@ static bool is_decided(struct move *m, const json_t *info)
         return false;
     }
     if (m->taking_ms && move_take_back_failed(info)) {
-        end_not_taken_back(m, error);
+        move_end_not_taken_back(m, error);
         return true;
     }
     if (move_take_back(m))

@@ -2,6 +2,7 @@
  *
  * move_show.c - what a move looks like to a person, while it is made and afterwards, and as JSON
  */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,6 +17,16 @@ const char *move_outcome_name(enum move_outcome o)
                                         "ended", "unclear", "away", "home"};
 
     return names[o];
+}
+
+void move_end_with(struct move *m, enum move_outcome o, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    vsnprintf(m->s.why.text, sizeof(m->s.why.text), fmt, ap);
+    va_end(ap);
+    m->outcome = o;
 }
 
 void move_show(struct move *m, bool last)

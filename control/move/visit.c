@@ -18,6 +18,8 @@
  *              tries again.
  *              Killed, this program leaves both QEMUs and the agent; a person brings the guest home
  *              (visit_by_hand()).
+ *              --fallback go: a guest whose host is lost is taken back as it went, as that of a move
+ *              (move_fallback.c), until its return begins (visit_disks.c).
  * Limits       its disks are on shared storage, and are not copied. The way to the agent has to last as long as the
  *              visit: without it nobody tells the QEMU there to send the guest back.
  */
@@ -90,6 +92,7 @@ void visit_free(struct visit *v)
 {
     visit_data_free(v);
     ff_close_fd(&v->until_fd);
+    free(v->link_options);
     free(v->address);
     free(v->failure);
     free(v->port_there);
@@ -138,6 +141,24 @@ static void give_up_visit(struct move *m, const struct ff_error *why)
     m->visit->over = true;
 }
 
+/* It is lost there, and taken back */
+static void say_lost_there(struct move *m)
+{
+    struct visit *v = m->visit;
+
+    if (m->taking_ms && !v->said_taking)
+        visit_say(m, "%s is lost: the guest is taken back as it was when it went, once its lease there has ended; what "
+                  "it did there is lost; interrupt to leave that to the QEMU here", move_host(m)->node->host);
+    v->said_taking = m->taking_ms;
+}
+
+static void leave_taking(struct move *m)
+{
+    move_end_with(m, MOVE_UNCLEAR, "left: the guest is being taken back from %s: query-migrate here says failed when it "
+                  "is here, as it was when it went, and why not if it is not", move_host(m)->node->host);
+    m->visit->over = true;
+}
+
 /* How it is called home: by the end of its command, or by a signal */
 static void look_for_call(struct move *m)
 {
@@ -150,6 +171,10 @@ static void look_for_call(struct move *m)
     visit_port_hear(m);
     if (!signalled)
         return;
+    if (m->taking_ms && v->said_taking) {
+        leave_taking(m);
+        return;
+    }
     if (v->until_pid) { /* first that ends */
         visit_until_end(m);
         return;
@@ -164,7 +189,7 @@ static void say_wait(struct move *m)
 {
     struct visit *v = m->visit;
 
-    if (!v->wanted || !v->said_paused || v->said_wait || v->over)
+    if (!v->wanted || !v->said_paused || v->said_wait || v->over || m->taking_ms)
         return;
     v->said_wait = true;
     ff_error_set(&v->why, ENOTCONN, "there is no link");
@@ -203,8 +228,8 @@ static void say_agent(struct move *m, bool *said)
     if (*said || move_host(m)->state != HOST_FAILED)
         return;
     *said = true;
-    visit_say(m, "%s: %s: the guest works on, but is to be brought home by hand", move_host(m)->node->host,
-              move_host(m)->error);
+    visit_say(m, "%s: %s: the guest works on, but is to be brought home by hand%s", move_host(m)->node->host,
+              move_host(m)->error, m->back.go ? ", or is taken back if there is no link either" : "");
 }
 
 /* It goes on there, and may ask again */
@@ -217,6 +242,21 @@ static void tell_guest_failed(struct move *m)
         visit_port_say(m, guest_port_failed_word(v->asked, VISIT_FAILED_HOME), &ignored);
     free(v->asked);
     v->asked = NULL;
+}
+
+/* It may be taken back: its host, or its QEMU, has gone, and the QEMU here does not know yet. Of a host that is not
+ * heard and has a link, once */
+static bool waits_for_loss(struct move *m)
+{
+    struct visit *v = m->visit;
+    bool silent = move_host(m)->state == HOST_FAILED, waits = m->back.go && (silent || move_child(m)->state == VM_FAILED) &&
+                  !v->said_lost;
+
+    if (waits && silent)
+        visit_say(m, "nobody can tell the QEMU on %s to send it home; if that host is lost, it is taken back; interrupt to "
+                  "leave it there", move_host(m)->node->host);
+    v->said_lost |= waits && silent;
+    return waits;
 }
 
 /* One try. Without a command the user says when there is another */
@@ -232,13 +272,17 @@ static void try_home(struct move *m, uint64_t *next_ms)
     v->why = why;
     if (v->asked)
         tell_guest_failed(m);
+    if (waits_for_loss(m)) {
+        v->wanted = false;
+        return;
+    }
     if ((v->o.until && v->tries >= TRIES) || move_host(m)->state == HOST_FAILED) {
         give_up_visit(m, &why);
         return;
     }
     v->wanted = v->o.until;
-    visit_say(m, "it is on %s still, and did not come home: %s%s", move_host(m)->node->host, why.text,
-              v->o.until ? "" : isatty(STDIN_FILENO) ? "; press Ctrl-C to try again" : "; a signal tries again");
+    visit_say(m, "it is on %s still, and did not come home: %s%s%s", move_host(m)->node->host, why.text,
+              v->gave_up ? "; it cannot be taken back any more" : "", v->o.until ? "" : isatty(STDIN_FILENO) ? "; press Ctrl-C to try again" : "; a signal tries again");
     if (!v->o.until && !v->failed && !move_check_there(m, NULL) && visit_data_plug(m, &why)) /* it works on */
         visit_say(m, "what was unplugged is not there again: %s", why.text);
 }
@@ -314,6 +358,7 @@ void visit_stay(struct move *m)
         say_link(m);
         say_agent(m, &said_agent);
         look_for_call(m);
+        say_lost_there(m); /* a signal that came before it says so leaves nothing */
         say_wait(m);
         if (move_returns(m) || !strcmp(m->status, "completed"))
             follow_by_hand(m);
@@ -322,6 +367,8 @@ void visit_stay(struct move *m)
         if (!v->over)
             session_turn(&m->s, time_to_wait(m, next_ms));
     }
+    if (!v->coming_ms) /* as far as it is known: it is not there any more */
+        v->coming_ms = ff_now_exact_ms();
     visit_port_hear(m); /* on its way home, which somebody else wanted */
     end_command(m);
 }

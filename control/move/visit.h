@@ -35,6 +35,10 @@ struct visit {
     int until_code;       /* as a shell has it; < 0: it did not end, or did not run */
     bool until_asked;     /* it was told to end */
     bool wanted;          /* it is to come home */
+    char *link_options;   /* of the link, both ways: without those of --fallback */
+    bool gave_up;         /* the QEMU here never takes it back: it has said so */
+    bool said_taking;     /* that it is being taken back */
+    bool said_lost;       /* that it may be, once its host is known to be lost */
     char *port_there;     /* the guest's port, with o.word; NULL: it is not known yet */
     char *asked;          /* the guest wants to go home: the word of that; NULL: it does not */
     bool signalled;       /* somebody here wanted it home, or not to go */
@@ -87,6 +91,11 @@ void visit_data_free(struct visit *v);
 char *visit_options_there(const struct move *m);
 int visit_tell_touched(struct move *m, struct ff_error *why);
 void visit_keep_touched(struct move *m);
+/* visit_disks.c: --fallback go. It has overlays there, to be committed before it comes home; commit them, once the QEMU
+ * here has given up: 0, or why one is left. What is left is named by notes, where the guest is not here as it went */
+bool visit_commits(const struct move *m);
+int visit_disks_commit(struct move *m, struct ff_error *why);
+void visit_disks_say(struct move *m);
 
 /* visit_until.c: its command. visit_until_over(): it has ended; end it: once by SIGTERM, then by SIGKILL */
 int visit_until_start(struct move *m, struct ff_error *why);
@@ -121,6 +130,7 @@ int visit_serve(const struct visit_serve *s, const struct session_options *o, co
 
 /* visit_show.c */
 void visit_say(const struct move *m, const char *fmt, ...) FF_PRINTF(2, 3); /* on stderr */
+bool visit_was_taken_back(const struct move *m); /* it is here, as it went */
 void visit_print_text(const struct move *m, int code);
 void visit_print_json(const struct move *m, int code);
 

@@ -10,6 +10,7 @@
  *              the key                                     the key
  *              x-rdma-postcopy-return: listens
  *              query-migrate: its port
+ *                                                          with --fallback go: overlays are committed (visit_disks.c)
  *                                                          migrate
  *              return-status: postcopy-active              it runs here; what it wrote follows
  *              completed, and query-status: running        postmigrate: of no use any more
@@ -85,12 +86,13 @@ int visit_find_address(struct move *m, struct ff_error *why)
 
 char *visit_by_hand(const struct move *m)
 {
-    const char *address = m->visit->address;
+    const char *address = m->visit->address, *options = m->visit->link_options;
+    bool commits = visit_commits(m);
 
-    return xprintf("x-rdma-postcopy-return {\"uri\": \"rdma-postcopy:%s:0,%s,...\"} at %s here, whose query-migrate "
-                   "shows the port then, and migrate {\"uri\": \"rdma-postcopy:%s:PORT,%s,...\"} at %s there: see VISITS "
-                   "in farfork(1)", address, m->s.o.link_options, m->s.o.parent_path, address, m->s.o.link_options,
-                   m->s.vms[0].qmp);
+    return xprintf("x-rdma-postcopy-return {\"uri\": \"rdma-postcopy:%s:0,%s%s,...\"} at %s here, whose query-migrate "
+                   "shows the port then,%s and migrate {\"uri\": \"rdma-postcopy:%s:PORT,%s,...\"} at %s there: see VISITS "
+                   "in farfork(1)", address, options, commits ? ",fallback=off" : "", m->s.o.parent_path,
+                   commits ? " block-commit of each overlay there," : "", address, options, m->s.vms[0].qmp);
 }
 
 /* --- both are told --- */
@@ -128,14 +130,24 @@ static void count_there(struct move *m)
     v->fault_bytes = FF_MAX(v->fault_bytes, count_of(x, "fault-bytes"));
 }
 
+static void give_up_fallback(struct move *m)
+{
+    m->visit->gave_up = true;
+    m->back.go = false;
+}
+
 /* The QEMU here waits for its guest from now on */
 static int listen_here(struct move *m, struct ff_error *why)
 {
     struct visit *v = m->visit;
-    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0,%s,key=" KEY_SECRET, v->address, m->s.o.link_options);
+    bool commits = visit_commits(m);
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:0,%s,key=" KEY_SECRET "%s", v->address, v->link_options,
+                                     commits ? ",fallback=off" : "");
     uint64_t end = ff_now_ms() + (uint64_t)move_limit_ms(m);
 
     int rc = qmp_command(m->s.qmp, "x-rdma-postcopy-return", json_pack("{ss}", "uri", uri), NULL, why);
+    if (!rc && commits)
+        give_up_fallback(m);
     for (v->port = 0; !rc && !v->port; session_turn(&m->s, BACK_TURN_MS)) {
         FF_AUTO_JSON json_t *info = NULL;
         rc = qmp_command(m->s.qmp, "query-migrate", NULL, &info, why);
@@ -174,7 +186,7 @@ static void take_key_there(struct move *m)
 static int send_there(struct move *m, struct ff_error *why)
 {
     const struct visit *v = m->visit;
-    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u,%s,key=" KEY_SECRET, v->address, v->port, m->s.o.link_options);
+    FF_AUTO_FREE char *uri = xprintf("rdma-postcopy:%s:%u,%s,key=" KEY_SECRET, v->address, v->port, v->link_options);
 
     return move_ask(m, "migrate", json_pack("{ss}", "uri", uri), NULL, why);
 }
@@ -187,9 +199,10 @@ static bool listens_here(const struct move *m)
 
 static int begin_return(struct move *m, struct ff_error *why)
 {
-    int rc = 0;
+    /* nobody gives up a guest whose QEMU does not answer */
+    int rc = visit_commits(m) ? move_ask(m, "query-status", NULL, NULL, why) : 0;
 
-    if (!listens_here(m)) {
+    if (!rc && !listens_here(m)) {
         key_text_free(m->s.key);
         m->s.key = NULL;
         rc = session_make_key(&m->s, why);
@@ -199,6 +212,8 @@ static int begin_return(struct move *m, struct ff_error *why)
             rc = listen_here(m, why);
         session_take_key(&m->s);
     }
+    if (!rc)
+        rc = visit_disks_commit(m, why);
     if (rc)
         return rc;
     rc = give_key_there(m, why);

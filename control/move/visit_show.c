@@ -21,11 +21,18 @@ void visit_say(const struct move *m, const char *fmt, ...)
     fflush(stderr);
 }
 
+bool visit_was_taken_back(const struct move *m)
+{
+    return m->outcome == MOVE_HERE && (m->taking_ms || m->visit->away_ms > 0);
+}
+
 void visit_print_text(const struct move *m, int code)
 {
     const struct visit *v = m->visit;
 
     move_print_text(m, code);
+    if (visit_was_taken_back(m))
+        printf("taken back: it goes on as it was when it went; what it did on %s is lost\n", m->s.hosts[0].node->host);
     if (!v->away_ms)
         return;
     printf("  away %.1f s  got %.1f of %.1f MiB there, %llu faults", (v->coming_ms ? v->coming_ms - v->away_ms : 0) / 1000,
@@ -57,6 +64,7 @@ void visit_print_json(const struct move *m, int code)
     json_object_set_new(bytes, "by_prefill", json_integer((json_int_t)v->prefill_bytes));
     json_object_set_new(bytes, "by_faults", json_integer((json_int_t)v->fault_bytes));
     json_object_set_new(bytes, "back", json_integer((json_int_t)v->back_bytes));
+    json_object_set_new(o, "taken_back", json_boolean(visit_was_taken_back(m)));
     json_object_set_new(o, "tries", json_integer(v->tries));
     json_object_set_new(o, "until_code", v->until_code < 0 ? json_null() : json_integer(v->until_code));
     move_put_json(o);

@@ -518,7 +518,7 @@ def home_dies(t, accel):
 def refused(t, accel):
     for args, text in ((['x'], 'usage'), (['--options', 'link=verbs', 'x', 'h'], 'over tcp alone'),
                        (['--options', 'prefill=off', 'x', 'h'], 'prefill'),
-                       (['--data', 'relative', 'x', 'h'], 'absolute'), (['--fallback', 'go', 'x', 'h'], 'usage'),
+                       (['--data', 'relative', 'x', 'h'], 'absolute'), (['--fallback', 'go', 'x', 'h'], '--fence'),
                        (['--options', 'window=0', 'x', 'h'], '--options'), (['--timeout', '0', 'x', 'h'], 'usage')):
         out = subprocess.run([common.FARFORK, 'visit', *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              text=True, timeout=20, check=False)
