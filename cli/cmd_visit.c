@@ -18,14 +18,16 @@
 static int visit_usage(FILE *out)
 {
     fputs(
-        "usage: farfork visit [OPTION...] PARENT HOST[=ADDRESS]\n"
+        "usage: farfork visit [OPTION...] PARENT HOST[=ADDRESS]...\n"
         "       farfork visit --serve SOCKET [--permit ALIAS=HOST[=ADDRESS]]... [OPTION...] PARENT\n\n"
         "Let a running guest work on another host, and take it back with what it wrote: it runs\n"
         "there at once, gets what it touches of its memory, and comes home when a command here has\n"
         "ended, or at Ctrl-C. PARENT is the QMP socket of its QEMU, on this host, which stays; disks\n"
-        "are on storage that both hosts share.\n\n"
-        "  --until COMMAND         run it here, by /bin/sh, once the guest is there; its end brings the\n"
-        "                          guest home; default: until SIGINT, SIGTERM, SIGHUP or SIGUSR1\n"
+        "are on storage that both hosts share. With --until, several HOSTs are visited one after the\n"
+        "other, and the guest is home between them.\n\n"
+        "  --until COMMAND         run it here, by /bin/sh, once the guest is there, on $FARFORK_HOST; its\n"
+        "                          end brings the guest home; default: until SIGINT, SIGTERM, SIGHUP or\n"
+        "                          SIGUSR1\n"
         "  --serve SOCKET          visit when the guest asks for that, until its QEMU ends or a signal\n"
         "                          comes; SOCKET is that of its virtio-serial port org.farfork.0\n"
         "  --permit ALIAS=HOST[=ADDRESS]  with --serve: the guest may visit HOST, which it calls ALIAS;\n"
@@ -90,8 +92,9 @@ static int serve_visits(const struct visit_serve *s, const struct session_option
     return rc ? visit_error(&why) : visit_serve(s, o, v);
 }
 
+/* *@goes_on: it worked there and is home, and nobody wants it to stay */
 static int run_visit(const struct session_options *o, const struct visit_options *v, const struct move_fallback *back,
-                     const char *host)
+                     const char *host, bool *goes_on)
 {
     struct visit visit;
     struct ff_error why;
@@ -103,7 +106,31 @@ static int run_visit(const struct session_options *o, const struct visit_options
         const struct move_way way = {.via = VIA_TRANSPORT, .visit = &visit};
         code = move_run(o, back, &way, host);
     }
+    *goes_on = !code && !visit.signalled;
     visit_free(&visit);
+    return code;
+}
+
+/* Each memory that it has been given there is gone before it is given any at the next host */
+static int run_visits(const struct session_options *o, const struct visit_options *v, const struct move_fallback *back,
+                      char **hosts, int n)
+{
+    bool goes_on = true;
+    struct ff_error why;
+    int code = 0;
+
+    if (n > 1 && !v->until) {
+        ff_error_set(&why, EINVAL, "%d hosts: want --until COMMAND, whose end says when the guest goes on", n);
+        return visit_error(&why);
+    }
+    for (int i = 0; i < n && goes_on; i++) {
+        FF_AUTO_FREE char *id = o->id && n > 1 ? xprintf("%s-%d", o->id, i + 1) : NULL;
+        struct session_options here = *o;
+        here.id = id ? id : o->id;
+        code = run_visit(&here, v, back, hosts[i], &goes_on);
+        if (!goes_on && i + 1 < n)
+            fprintf(stderr, "farfork visit: it does not go on to %s\n", hosts[i + 1]);
+    }
     return code;
 }
 
@@ -176,10 +203,11 @@ int cmd_visit(int argc, char **argv)
         case QUIET: o.quiet = true; break;
         default: return visit_usage(opt == 'h' ? stdout : stderr);
         }
-    if (argc - optind != (serve.port ? 1 : 2) || (serve.n_permits && !serve.port))
+    int n = argc - optind - 1;
+    if (n < 0 || !n != !!serve.port || (serve.n_permits && !serve.port))
         return visit_usage(stderr);
     o.parent_path = argv[optind];
-    int code = serve.port ? serve_visits(&serve, &o, &v, &back) : run_visit(&o, &v, &back, argv[optind + 1]);
+    int code = serve.port ? serve_visits(&serve, &o, &v, &back) : run_visits(&o, &v, &back, argv + optind + 1, n);
     visit_permits_free(&serve);
     strv_free(&data);
     return output_code("farfork visit", code, MOVE_EXIT_TROUBLE);

@@ -5,16 +5,18 @@
 /**
  * DOC: Theory of Operation
  *
- * Purpose      it runs in this program's terminal and folder: it is what a user sees meanwhile. It has a process group
- *              of its own: what it has started is ended with it. Where this program is in the foreground of a terminal
- *              the command is, as a shell's: Ctrl-C reaches it alone, and its end brings the guest home. Ctrl-Z stops
- *              both, and `fg` lets both go on. With --json it prints on stderr: stdout has the object alone.
+ * Purpose      it runs in this program's terminal and folder: it is what a user sees meanwhile. $FARFORK_HOST is where
+ *              the guest is. It has a process group of its own: what it has started is ended with it. Where this
+ *              program is in the foreground of a terminal the command is, as a shell's: Ctrl-C reaches it alone, and its
+ *              end brings the guest home. Ctrl-Z stops both, and `fg` lets both go on. With --json it prints on stderr:
+ *              stdout has the object alone.
  * Failure      this program is killed: the command goes on, and nothing follows its end.
  */
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <spawn.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -80,6 +82,7 @@ int visit_until_start(struct move *m, struct ff_error *why)
 {
     struct visit *v = m->visit;
 
+    setenv("FARFORK_HOST", move_host(m)->node->host, 1);
     signal(SIGTTOU, SIG_IGN); /* this program prints while the command has the terminal, and takes it back */
     int rc = start_command(v->o.until, m->s.o.json, &v->until_pid);
     if (rc) {

@@ -34,7 +34,7 @@ class Move:
         path = parent if isinstance(parent, str) else parent.second
         self.argv = common.place.argv(
             [*prefix, common.FARFORK, self.command, '--json', '--rundir', self.base, '--id', name,
-             '--timeout', '40', *launcher, *args, path, host], False)
+             '--timeout', '40', *launcher, *args, path, *([host] if isinstance(host, str) else host)], False)
         env = {**os.environ, **({'FARFORK_FAILPOINTS': faults} if faults else {})}
         self.proc = subprocess.Popen(self.argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                      env=env, text=True, **{'stdin': subprocess.DEVNULL, **popen})
