@@ -95,7 +95,7 @@ int dest_send_welcome(struct ff_dest *d, enum ff_answer answer, struct ff_error 
                         (dest_resumes(d) ? FF_WIRE_RESUMES : 0) |
                         (d->addr.verify ? FF_WIRE_VERIFY : 0) |
                         (d->peer.features & FF_WIRE_HOLDS) |
-                        (d->ctl.tunnel ? FF_WIRE_TUNNEL : 0);
+                        (d->ctl.tunnel ? FF_WIRE_TUNNEL : 0) | (d->addr.visit ? FF_WIRE_VISITS : 0);
     struct ff_welcome w = {.version = FF_WIRE_VERSION,
                            .answer = answer,
                            .epoch = answer == FF_ANSWER_NEW ? 1 : d->epoch + queues,
@@ -157,7 +157,8 @@ static void start_pool(struct ff_dest *d)
     bool pulls = mode == FF_PREFILL_PULL || mode == FF_PREFILL_AUTO;
     struct ff_uffd_probe p;
 
-    if (d->regions.elsewhere || d->keeps || !d->addr.prealloc || d->addr.landing != FF_LANDING_AUTO)
+    /* a visit gets little of its memory, and what a file has been given in vain stays there */
+    if (d->regions.elsewhere || d->keeps || d->addr.visit || !d->addr.prealloc || d->addr.landing != FF_LANDING_AUTO)
         return;
     ff_uffd_probe(&p);
     ff_page_pool_start(&d->pool, &d->regions, p.moves && (pulls || d->addr.precopy),

@@ -23,8 +23,8 @@
  * Invariants   1. A page that is in no DIRTY is what it was at that GO: whoever serves an image
  *                 changes none of it, and every write since is in the log, which began before GO.
  *              2. Discards change nothing that the other side may still read from here: what is in a
- *                 DIRTY lies there, whatever a log names (fold_bits()), and nothing is under way that
- *                 nobody waits for: it came with visit=on.
+ *                 DIRTY lies there, whatever a log names (fold_bits()), and ff_source_hold() has ended whatever
+ *                 sends of its own.
  *              3. Whether a page is there at all is not looked at: one that nothing lies in reads as
  *                 zeros, as it did. So all are holes (claims.h), and an install where something lies
  *                 would be -EEXIST, never an overwritten page: hence landing=copy.
@@ -103,6 +103,7 @@ int ff_dest_keep(struct ff_dest *d, struct ff_source *went, struct ff_error *err
     const char *no = d->owner.adopt || d->regions.elsewhere ? "of memory of this process alone"
                      : d->accepted                          ? "its source has come already"
                      : went->stage != GONE                  ? "its guest is not elsewhere"
+                     : !went->visits        ? "its guest moved to stay, without visit=on"
                      : !have_same_regions(&d->regions, &went->regions) ? "other memory than the guest went from"
                                                                : NULL;
     struct ff_error why_not;

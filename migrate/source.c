@@ -215,6 +215,7 @@ int ff_source_connect(struct ff_source *s, const char *config, struct ff_error *
         rc = ff_tunnel_attach(s->ctl.tunnel, s->link, err);
     if (!rc) {
         s->wants_precopy = w.features & FF_WIRE_PRECOPY;
+        s->visits = w.features & FF_WIRE_VISITS;
         s->addr.verify = w.features & FF_WIRE_VERIFY;
         s->resumes = s->table.features & w.features & FF_WIRE_RESUMES;
         if (s->resumes)

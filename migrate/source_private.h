@@ -37,6 +37,7 @@ struct ff_source {
     bool given_up; /* under lock: its guest is never taken back: what it serves was discarded in part, or its owner wants it so */
     bool taking;   /* likewise: it is taken back */
     bool resumes; /* so do both sides */
+    bool visits;  /* its guest is to return, the destination says */
     _Atomic enum hold hold;
     int hold_fd; /* eventfd: it is not HELD any more; -1: it never was */
     bool reported[FF_WIRE_REGIONS_MAX]; /* ff_source_dirty() was called since the pass */

@@ -71,9 +71,10 @@ struct ff_error;
 #define FF_WIRE_TUNNEL 16u /* feature in HELLO and WELCOME: BYTES pass; both sides say so, or none */
 #define FF_WIRE_RETURNS 32u /* feature in HELLO: what was not written since the GO of a session is there still; in
                              * WELCOME: it is */
+#define FF_WIRE_VISITS 64u /* feature in WELCOME: the guest is to return (visit=on) */
 #define FF_WIRE_WELCOME_FEATURES                                                                   \
     (FF_WIRE_PRECOPY | FF_WIRE_RESUMES | FF_WIRE_VERIFY | FF_WIRE_HOLDS | FF_WIRE_TUNNEL |         \
-     FF_WIRE_RETURNS)
+     FF_WIRE_RETURNS | FF_WIRE_VISITS)
 #define FF_WIRE_NAME_MAX 255
 #define FF_WIRE_CONFIG_MAX 255
 #define FF_WIRE_REGIONS_MAX 512

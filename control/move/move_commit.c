@@ -66,7 +66,7 @@ static int await_job(struct move *m, const char *id, struct ff_error *why)
         if (!told && json_is_true(json_object_get(job, "ready"))) {
             told = true;
             rc = move_ask(m, "job-complete", json_pack("{ss}", "id", id), NULL, why);
-            if (rc)
+            if (rc && !m->visit) /* else it may have been told by an earlier try */
                 return rc;
         }
         if (m->visit && m->s.interrupted)
@@ -90,7 +90,7 @@ static void cancel_job(struct move *m, const char *id)
         FF_AUTO_JSON json_t *jobs = NULL;
         if (!told)
             told = !move_ask(m, "block-job-cancel", json_pack("{ss sb}", "device", id, "force", true), NULL, &ignored);
-        if (move_ask(m, "query-block-jobs", NULL, &jobs, &ignored) || !json_find(jobs, "device", id))
+        if (!move_ask(m, "query-block-jobs", NULL, &jobs, &ignored) && !json_find(jobs, "device", id))
             return;
     }
 }
@@ -107,6 +107,23 @@ static int end_commit(struct move *m, const char *id, const char *below, struct 
     return -why->code;
 }
 
+/* 0: a job commits @node into @base, perhaps since an earlier try of a visit's */
+static int begin_commit(struct move *m, const char *id, const char *node, const char *base, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *jobs = NULL;
+
+    if (m->visit && !move_ask(m, "query-block-jobs", NULL, &jobs, why) && json_find(jobs, "device", id))
+        return 0;
+    return move_ask(m, "block-commit", json_pack("{ss ss ss}", "job-id", id, "device", node, "base-node", base), NULL,
+                    why);
+}
+
+/* No node there has @file: a commit that nobody has followed to its end may have done that */
+static bool is_closed(const json_t *nodes, const char *file)
+{
+    return !json_find(nodes, "file", file);
+}
+
 static int commit_one(struct move *m, const char *file, unsigned number, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *block = NULL, *nodes = NULL, *after = NULL;
@@ -121,12 +138,14 @@ static int commit_one(struct move *m, const char *file, unsigned number, struct 
     const json_t *in = inserted_with(block, file);
     const json_t *below = json_object_get(json_object_get(in, "image"), "backing-image");
     const char *node = text_of(in, "node-name"), *base = node_with(nodes, below);
+    if (m->visit && is_closed(nodes, file))
+        return -EALREADY;
     if (!*node || !*base)
         return ff_error_set(why, ENOENT, "no disk there has it, on an image");
-    rc = move_ask(m, "block-commit",
-                  json_pack("{ss ss ss}", "job-id", id, "device", node, "base-node", base), NULL,
-                  why);
-    if (!rc && (rc = await_job(m, id, why)) && m->visit)
+    rc = begin_commit(m, id, node, base, why);
+    if (!rc)
+        rc = await_job(m, id, why);
+    if (rc && m->visit)
         rc = end_commit(m, id, text_of(below, "filename"), why);
     if (!rc)
         rc = move_ask(m, "query-block", NULL, &after, why);
@@ -141,6 +160,11 @@ int move_commit_one(struct move *m, const char *file, unsigned number, struct ff
 {
     int rc = commit_one(m, file, number, why);
 
+    if (rc == -EALREADY) { /* it is the last copy where its disk was taken out of the guest instead */
+        strv_add(&m->s.notes, "%s: no QEMU on %s has it open any more: it was committed, or its disk was taken out: "
+                 "look before you remove it", file, move_host(m)->node->host);
+        return 0;
+    }
     if (rc || !unlink(file) || errno == ENOENT)
         return rc;
     if (!m->visit)

@@ -255,8 +255,19 @@ static bool waits_for_loss(struct move *m)
     if (waits && silent)
         visit_say(m, "nobody can tell the QEMU on %s to send it home; if that host is lost, it is taken back; interrupt to "
                   "leave it there", move_host(m)->node->host);
+    if (waits && silent)
+        v->lost_until_ms = ff_now_ms() + m->back.lease_s * 1000ull + session_reconnect_ms(&m->s);
     v->said_lost |= waits && silent;
     return waits;
+}
+
+/* It goes on there, and nobody is asked whether to leave it: a person would have a signal for that */
+static bool is_left_alone(struct move *m)
+{
+    const struct visit *v = m->visit;
+
+    return v->o.until && v->lost_until_ms && ff_now_ms() > v->lost_until_ms && !is_paused(m) && !v->over &&
+           move_host(m)->state == HOST_FAILED;
 }
 
 /* One try. Without a command the user says when there is another */
@@ -364,6 +375,8 @@ void visit_stay(struct move *m)
             follow_by_hand(m);
         else if (v->wanted && !is_paused(m) && ff_now_ms() >= next_ms)
             try_home(m, &next_ms);
+        if (is_left_alone(m))
+            give_up_visit(m, &v->why);
         if (!v->over)
             session_turn(&m->s, time_to_wait(m, next_ms));
     }

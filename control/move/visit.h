@@ -39,6 +39,7 @@ struct visit {
     bool gave_up;         /* the QEMU here never takes it back: it has said so */
     bool said_taking;     /* that it is being taken back */
     bool said_lost;       /* that it may be, once its host is known to be lost */
+    uint64_t lost_until_ms; /* with --until: left there then, when it goes on; 0: its agent is heard */
     char *port_there;     /* the guest's port, with o.word; NULL: it is not known yet */
     char *asked;          /* the guest wants to go home: the word of that; NULL: it does not */
     bool signalled;       /* somebody here wanted it home, or not to go */

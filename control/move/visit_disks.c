@@ -24,6 +24,7 @@
 #include <errno.h>
 #include <string.h>
 
+#include "autojson.h"
 #include "visit.h"
 
 #define HEARD_TURN_MS 100
@@ -33,15 +34,35 @@ bool visit_commits(const struct move *m)
     return m->made.n;
 }
 
+/* The QEMU there hears the one here */
+static bool is_linked(struct move *m)
+{
+    FF_AUTO_JSON json_t *info = NULL;
+    struct ff_error ignored;
+
+    return !move_ask(m, "query-migrate", NULL, &info, &ignored) && strcmp(text_of(info, "status"), "postcopy-paused");
+}
+
+/* Without a link the QEMU there would take this program's word for it, and have a lease again with the next one */
 static int await_released(struct move *m, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + (uint64_t)move_limit_ms(m);
-    int rc;
+    int rc = 0;
 
-    while ((rc = move_ask(m, "x-rdma-postcopy-release", NULL, NULL, why)) == -EREMOTEIO && ff_now_ms() < end &&
-           !m->s.interrupted)
-        session_turn(&m->s, HEARD_TURN_MS);
-    return rc ? ff_error_context(why, "the guest there has a lease still") : 0;
+    for (;; session_turn(&m->s, HEARD_TURN_MS)) {
+        bool linked = is_linked(m);
+        if (linked)
+            rc = move_ask(m, "x-rdma-postcopy-release", NULL, NULL, why);
+        else
+            rc = ff_error_set(why, EAGAIN, "it has no link");
+        if (!rc && is_linked(m))
+            return 0;
+        if ((rc && rc != -EREMOTEIO && rc != -EAGAIN) || ff_now_ms() >= end || m->s.interrupted)
+            break;
+    }
+    if (!rc)
+        rc = ff_error_set(why, EAGAIN, "its link breaks again and again");
+    return ff_error_context(why, "the guest there has a lease still");
 }
 
 int visit_disks_commit(struct move *m, struct ff_error *why)

@@ -96,10 +96,13 @@ bool rp_check_overlays(Error **errp)
         return true;
     }
     for (BlockBackend *blk = blk_all_next(NULL); blk; blk = blk_all_next(blk)) {
-        BlockDriverState *bs = blk_get_attached_dev(blk) ? bdrv_skip_filters(blk_bs(blk)) : NULL;
-        const char *name = bs ? bdrv_get_node_name(bs) : "";
+        BlockDriverState *bs = blk_get_attached_dev(blk) ? blk_bs(blk) : NULL;
 
-        if (*name && g_ptr_array_find_with_equal_func(overlays, name, g_str_equal, NULL)) {
+        while (bs && !g_ptr_array_find_with_equal_func(overlays, bdrv_get_node_name(bs),
+                                                       g_str_equal, NULL)) {
+            bs = bdrv_filter_or_cow_bs(bs); /* a snapshot may lie over it by now */
+        }
+        if (bs) {
             error_setg(errp, "rdma-postcopy: what the guest has written to its disk %s is in an "
                        "overlay, %s, that is not at home: commit it first (block-commit), once "
                        "x-rdma-postcopy-return with fallback=off was given there",

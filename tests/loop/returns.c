@@ -184,6 +184,7 @@ static void to_stay(void)
     visit_let_run(&out);
     visit_leg_new(&back, away, home, "");
     must(ff_source_return(back.source, out.dest, &err) == -EINVAL && strstr(err.text, "visit=on"));
+    must(ff_dest_keep(back.dest, out.source, &err) == -EINVAL && strstr(err.text, "visit=on"));
     _exit(0);
 }
 
