@@ -453,11 +453,11 @@ static int chunk_arrived(struct ff_pager *p, const struct ff_wc *wc, struct ff_e
     if (older && (rc = ff_feed_same(e->feed, t->n * t->r->range.psize, true, why)))
         return rc;
     if (!wc->torn)
+        give_back_zeros(e, t);
+    if (!wc->torn)
         rc = t->in_place ? ff_prefill_install_in_place(p, t) : ff_prefill_install_buffer(p, t);
     else if (t->in_place) /* what was read into a buffer is nobody's yet */
         ff_prefill_leave(p, t, 0, t->n);
-    if (!wc->torn)
-        give_back_zeros(e, t); /* which the install has found, where the link says nothing of them */
     ff_pager_installed(p);
     e->n_busy--;
     t->busy = t->due = t->rest;

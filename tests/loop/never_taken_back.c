@@ -41,6 +41,7 @@ static void go_leased(struct leg *out)
     char given[400];
 
     snprintf(given, sizeof(given), ",visit=on,timeout=5,%s", set_out(1, ""));
+    loop_arm("source.resume=fail:71@2"); /* see break_twice() */
     visit_guest_new(MEM_ANON);
     visit_leg_new(out, home, away, given);
     ff_dest_on_lease(out->dest, on_lease, NULL);
@@ -74,7 +75,6 @@ static void break_twice(struct leg *out)
 {
     ff_source_pause(out->source);
     visit_work(9);
-    loop_arm("source.resume=fail:71@1");
     ff_source_pause(out->source);
     pthread_join(out->thread, NULL);
     must(out->rc);
