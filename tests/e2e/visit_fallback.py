@@ -27,6 +27,10 @@ from take_back import AT_ONCE, MIB, Fence, io, is_nowhere_yet
 RETURN = 'x-rdma-postcopy-return'
 
 
+def nodes(guest):
+    return [e['inserted']['node-name'] for e in guest.qmp('query-block')]
+
+
 def images(guest):
     return [e['inserted']['image']['filename'] for e in guest.qmp('query-block')]
 
@@ -136,6 +140,20 @@ def agent_lost(t, accel):
         overlay = w.disk.overlay()
         if not [n for n in w.v.result['notes'] if n.startswith(overlay) and w.fence.record in n]:
             raise Failed(f'no note names {overlay}: {w.v.result["notes"]}')
+        reports(w.b)
+        kill(w.v.base, w.v.name)
+        check_nothing_left(w.v)
+
+
+def left_alone(t, accel):
+    """The same, when nobody is there to leave it: some time after its command's end it is left."""
+    option, end = until(t, 'alone.end')
+    with Away(t, accel, 'alone', *option, '--options', f'reconnect={LEASE_S}') as w:
+        lose_agent(w.v)
+        w.v.hears('brought home by hand')
+        common.write_file(end, '')
+        w.v.hears('if that host is lost, it is taken back')
+        w.v.end(3, 'away', 'fallback=off')
         reports(w.b)
         kill(w.v.base, w.v.name)
         check_nothing_left(w.v)
@@ -309,7 +327,7 @@ def no_lease(t, accel):
         w.v.proc.kill()
         w.v.proc.communicate(timeout=30)
         give_up(w.a, w.b, key_of(t))
-        node, = [e['inserted']['node-name'] for e in w.b.qmp('query-block')]
+        node, = nodes(w.b)
         w.b.qmp('block-commit', **{'job-id': 'c', 'device': node})
         pause(w.a)
         end = time.monotonic() + LEASE_S + 2
@@ -338,6 +356,29 @@ def fence_fails(t, accel):
         os.unlink(overlay)
         io(w.a, 'read -P 7 0 64k', 'read -P 0 1M 64k')
         check_ledger(w.a, sweeps=1)
+
+
+def commit_left(t, accel):
+    """A commit that an earlier try has begun, and lost sight of, is followed; one that has ended is none."""
+    with Away(t, accel, 'left') as w:
+        w.b.qmp('block-commit', **{'job-id': 'farfork-0', 'device': nodes(w.b)[0]})
+        w.call()
+        is_home(w.v, w.a, w.disk, w.fence, w.log, w.b)
+    with Away(t, accel, 'ended') as w:
+        overlay, (node,) = w.disk.overlay(), nodes(w.b)
+        w.b.qmp('block-commit', **{'job-id': 'c', 'device': node})
+        wait_for('ready', 20, lambda: w.b.qmp('query-block-jobs')[0]['ready'])
+        w.b.qmp('job-complete', id='c')
+        wait_for('its end', 20, lambda: not w.b.qmp('query-block-jobs'))
+        if overlay in [n['file'] for n in w.b.qmp('query-named-block-nodes', flat=True)]:
+            w.b.qmp('blockdev-del', **{'node-name': node})
+        w.call()
+        w.v.end(0, 'home')
+        if not [n for n in w.v.result['notes'] if n.startswith(overlay) and 'before you remove it' in n]:
+            raise Failed(f'no note names {overlay}: {w.v.result["notes"]}')
+        if not os.path.exists(overlay):
+            raise Failed(f'{overlay} was removed')
+        io(w.a, 'read -P 7 0 64k', 'read -P 8 1M 64k')
 
 
 def left_while_taken(t, accel):
@@ -396,9 +437,10 @@ def cases(accel):
         yield f'home again, {kind}, {accel}', lambda t, k=kind: home_again(t, accel, k)
     for name, case in (('two disks', two_disks), ('no disks', no_disks), ('called when it is lost', called_when_lost),
                        ('its host is lost', host_lost), ('its agent is lost', agent_lost),
+                       ('its agent is lost, and nobody is here', left_alone),
                        ('a return that fails', fails_first), ('lost after its commit', lost_after_commit),
                        ('a commit that fails', commit_fails), ('killed, and home by hand', home_by_hand),
-                       ('no lease after that', no_lease), ('the fence fails', fence_fails),
+                       ('no lease after that', no_lease), ('a commit that was left', commit_left), ('the fence fails', fence_fails),
                        ('left while it is taken back', left_while_taken), ('shut down there', shut_down_there),
                        ('refused', refused)):
         yield f'{name}, {accel}', lambda t, c=case: c(t, accel)
