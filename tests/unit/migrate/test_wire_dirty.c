@@ -103,10 +103,10 @@ static void test_others(void **state)
     int len = ff_wire_put_welcome(buf, &w);
     assert_ok(ff_wire_get_welcome(buf, (size_t)len, &out, &err), err);
     assert_int_equal(out.features, FF_WIRE_PRECOPY);
-    w.features = FF_WIRE_RETURNS << 1; /* what it would have to do is not known here */
+    w.features = FF_WIRE_VISITS << 1; /* what it would have to do is not known here */
     len = ff_wire_put_welcome(buf, &w);
     assert_fails(ff_wire_get_welcome(buf, (size_t)len, &out, &err), EPROTO);
-    assert_error(err, EPROTO, "features 0x40", "permitted 0x3f");
+    assert_error(err, EPROTO, "features 0x80", "permitted 0x7f");
 
     len = ff_wire_put_empty(buf, FF_MSG_LOGGING);
     assert_int_equal(len, 4);
