@@ -15,6 +15,9 @@ void ff_dest_use_link(struct ff_dest *d, struct ff_link *link); /* before ff_des
 int ff_dest_new_on_link(const struct ff_address *a, struct ff_link *link, struct ff_dest **out,
                         struct ff_error *err);
 
+/* After GO, or when the link broke: the serving threads end, no key works, and there is no link */
+void ff_source_drop_link(struct ff_source *s);
+
 /* For clone/fd_share.c */
 const struct ff_regions *ff_source_regions(const struct ff_source *s);
 int ff_source_cancel_fd(const struct ff_source *s);

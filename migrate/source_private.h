@@ -102,9 +102,6 @@ int ff_source_send_msg(struct ff_source *s, int len, struct ff_error *err);
 int ff_source_wait_alive(struct ff_source *s, enum ff_msg want, int silence_ms,
                          struct ff_error *err);
 
-/* After GO, or when the link broke: the serving threads end, no key works, and there is no link */
-void ff_source_drop_link(struct ff_source *s);
-
 /* cancel_fd is readable: -ECANCELED, or once -EINTR */
 int ff_source_take_interrupt(struct ff_source *s, struct ff_error *err);
 

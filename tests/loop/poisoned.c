@@ -22,6 +22,7 @@
 #include "dest.h"
 #include "family.h"
 #include "pager.h"
+#include "source.h"
 
 #define CELLS 2001u /* of the two regions */
 #define CHUNK_AT 704u /* a chunk of 64 KiB of which nothing can be read */
@@ -361,8 +362,10 @@ static void start_waiting(struct move *m, enum stage stage)
 
 static void fails_meanwhile(struct move *m, bool source)
 {
-    if (source && atomic_load(&m->breaks_src) == 1)
-        spoil_all();
+    if (!source || atomic_load(&m->breaks_src) != 1)
+        return;
+    ff_source_drop_link(m->source); /* a thread of the old link that looks at a page now gets the signal */
+    spoil_all();
 }
 
 /* It could be registered, and cannot be when the link is replaced; pages were asked for by then */
