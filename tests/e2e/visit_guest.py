@@ -10,6 +10,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 
 import common
@@ -88,7 +89,8 @@ class Served:
 def linux(t, faults=''):
     """A Linux guest with a port, and nobody at its other end."""
     opts = guest_identity.options(t, fw_cfg=False)
-    opts += ['-qmp', f'unix:{t.work}/second,server=on,wait=off']
+    opts += ['-qmp', f'unix:{t.work}/second,server=on,wait=off', '-device', 'virtserialport,chardev=lines,name=lines',
+             '-chardev', f'socket,id=lines,path={t.work}/guest.lines,server=on,wait=off']
     with contextlib.ExitStack() as stack:
         if faults:
             os.environ['FARFORK_FAILPOINTS'] = faults
@@ -209,6 +211,53 @@ def by_itself(t):
         answered(g, 3)
 
 
+def memory(t, g):
+    path = os.path.join(t.work, 'memory')
+    g.qmp('pmemsave', val=0, size=128 << 20, filename=path)
+    with open(path, 'rb') as f:
+        return f.read()
+
+
+def heard(sock, limit_s=2):
+    """All that comes until nothing does for so long."""
+    got = b''
+    while select.select([sock], [], [], limit_s)[0] and (more := sock.recv(65536)):
+        got += more
+    return got
+
+
+def reader_is_late(t):
+    """Who reads a port at home reads on while the guest is away: memory here is what it was. Then the rest comes."""
+    with linux(t) as (g, stack), socket.socket(socket.AF_UNIX) as lines:
+        lines.connect(t.work + '/guest.lines')
+        served = Served(t, stack, g, '--permit', 'big=h1=127.0.0.1')
+        g.sh('n=$(grep -lx lines /sys/class/virtio-ports/*/name); n=${n%/name}; '
+             'echo "seq 1 1500000 > /dev/${n##*/}; touch /written" > /writer')
+        in_background(g, 'sh /writer')
+        g.sh('sleep 2; test ! -e /written')     # it waits for the reader
+        pid = goes(t, g, served, 'v-1')
+        before = memory(t, g)
+        got = heard(lines)
+        after = memory(t, g)
+        changed = [hex(i) for i in range(0, len(before), 4096) if before[i:i + 4096] != after[i:i + 4096]]
+        if changed or not got:
+            raise Failed(f'{len(got)} bytes were read at home, and its memory changed at {changed}')
+        with there(t, served) as b:
+            asks(b, 'return')
+        is_back(g, served, pid)
+        then = b''
+        while not then.endswith(b'\n1500000\n'):
+            if not select.select([lines], [], [], 40)[0]:
+                raise Failed(f'the port is silent after {then[-20:]}')
+            then += lines.recv(65536)
+        wait_for('its end', 20, lambda: g.sh('test ! -e /written || echo 1'))
+        # what nobody had read where it came to is dropped there, and may end within a number
+        n = [int(x) for part in (got, then) for x in part.split(b'\n')[1:-1]]
+        if n[-1] != 1500000 or any(a >= b for a, b in zip(n, n[1:])):
+            raise Failed(f'the port: {n[:2]} to {n[-2:]}, {[p for p in zip(n, n[1:]) if p[0] >= p[1]][:3]}')
+        say(f'      {len(got)} bytes were read while it was away, {len(then)} then')
+
+
 def home_dies(t):
     """Its farfork visit is killed: it hears that nobody brings it home. vmclone --serve is not the one to ask."""
     with linux(t) as (g, stack):
@@ -240,7 +289,7 @@ def run(t):
     t.at_end.callback(t.lan.close)
     t.lan.start()
     for name, case in (('refused', refused), ('there and home by itself', by_itself),
-                       ('farfork visit is killed', home_dies)):
+                       ('a reader at home is late', reader_is_late), ('farfork visit is killed', home_dies)):
         with t.case(name):
             case(t)
 
