@@ -43,6 +43,7 @@ struct ff_undo {
     struct ff_undo_slab *slab; /* the newest first */
     _Atomic bool over;         /* GO came */
     _Atomic bool ends;         /* the fault thread does not stay */
+    bool told;                 /* by that thread: who writes has to wait */
     pthread_t thread;          /* it lets go of all */
     bool thread_up;
 };
