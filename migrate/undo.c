@@ -144,11 +144,11 @@ void ff_undo_fault(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
     pthread_mutex_unlock(&p->keep_lock);
     if (!rc)
         rc = let_write(p, r, page, &why);
+    if (rc && !p->undo->told)
+        ff_log(FF_LOG_ERROR, "destination: %s", why.text);
+    p->undo->told = rc;
     if (!rc)
         return;
-    if (!p->undo->told)
-        ff_log(FF_LOG_ERROR, "destination: %s", why.text);
-    p->undo->told = true;
     if (!atomic_load(&p->guest_runs))
         ff_pager_break(p, &why);
     nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);

@@ -205,7 +205,7 @@ void move_fallback_free(struct move *m);
 
 /* move_commit.c */
 void move_fallback_commit(struct move *m);
-int move_commit_one(struct move *m, const char *file, unsigned number, struct ff_error *why); /* and remove it */
+int move_commit_one(struct move *m, const char *file, struct ff_error *why); /* and remove it */
 
 /* move_metrics.c: --metrics-dir: what is known before a move, and after it */
 struct metrics *move_metrics_begin(const struct move *m);

@@ -12,6 +12,7 @@
  * Limits       a commit that gets nowhere for --timeout seconds is left to go on by itself; that of a guest that visits
  *              (visit_disks.c) is canceled then, or by a signal: another return tries again.
  */
+#include <ctype.h>
 #include <errno.h>
 #include <string.h>
 #include <unistd.h>
@@ -118,16 +119,51 @@ static int begin_commit(struct move *m, const char *id, const char *node, const 
                     why);
 }
 
-/* No node there has @file: a commit that nobody has followed to its end may have done that */
-static bool is_closed(const json_t *nodes, const char *file)
+/* The one of the job that commits @node: the same for each try of a visit's */
+static char *job_id(const char *node)
 {
-    return !json_find(nodes, "file", file);
+    char *id = xprintf("farfork-%s", node);
+
+    for (char *c = id; *c; c++)
+        if (!isalnum((unsigned char)*c) && !strchr("-._", *c))
+            *c = '_';
+    return id;
 }
 
-static int commit_one(struct move *m, const char *file, unsigned number, struct ff_error *why)
+/* QEMU names one with options of its own by all of them */
+static bool is_node_of(const json_t *node, const char *file)
+{
+    const char *name = text_of(node, "file");
+
+    return !strcmp(name, file) || (!strncmp(name, "json:", 5) && strstr(name, file));
+}
+
+/* No disk there has @file: nor has a node from here on. A commit that nobody has followed to its end may have left one,
+ * and the one below that. QEMU deletes none that is in use */
+static bool is_closed(struct move *m, const char *file)
+{
+    struct ff_error ignored;
+    bool found = true;
+
+    for (int try = 0; try < 3 && found; try++) {
+        FF_AUTO_JSON json_t *nodes = NULL;
+        json_t *node;
+        size_t i;
+        if (move_ask(m, "query-named-block-nodes", json_pack("{sb}", "flat", true), &nodes, &ignored))
+            return false;
+        found = false;
+        json_array_foreach(nodes, i, node)
+            if (is_node_of(node, file)) {
+                found = true;
+                move_ask(m, "blockdev-del", json_pack("{ss}", "node-name", text_of(node, "node-name")), NULL, &ignored);
+            }
+    }
+    return !found;
+}
+
+static int commit_one(struct move *m, const char *file, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *block = NULL, *nodes = NULL, *after = NULL;
-    FF_AUTO_FREE char *id = xprintf("farfork-%u", number);
     struct ff_error ignored;
 
     int rc = move_ask(m, "query-block", NULL, &block, why);
@@ -138,10 +174,11 @@ static int commit_one(struct move *m, const char *file, unsigned number, struct 
     const json_t *in = inserted_with(block, file);
     const json_t *below = json_object_get(json_object_get(in, "image"), "backing-image");
     const char *node = text_of(in, "node-name"), *base = node_with(nodes, below);
-    if (m->visit && is_closed(nodes, file))
+    if (m->visit && !in && is_closed(m, file))
         return -EALREADY;
     if (!*node || !*base)
         return ff_error_set(why, ENOENT, "no disk there has it, on an image");
+    FF_AUTO_FREE char *id = job_id(node);
     rc = begin_commit(m, id, node, base, why);
     if (!rc)
         rc = await_job(m, id, why);
@@ -156,9 +193,9 @@ static int commit_one(struct move *m, const char *file, unsigned number, struct 
     return rc;
 }
 
-int move_commit_one(struct move *m, const char *file, unsigned number, struct ff_error *why)
+int move_commit_one(struct move *m, const char *file, struct ff_error *why)
 {
-    int rc = commit_one(m, file, number, why);
+    int rc = commit_one(m, file, why);
 
     if (rc == -EALREADY) { /* it is the last copy where its disk was taken out of the guest instead */
         strv_add(&m->s.notes, "%s: no QEMU on %s has it open any more: it was committed, or its disk was taken out: "
@@ -178,7 +215,7 @@ void move_fallback_commit(struct move *m)
     struct ff_error why;
 
     for (size_t i = 0; i < m->made.n; i++) {
-        int rc = move_commit_one(m, m->made.v[i], (unsigned)i, &why);
+        int rc = move_commit_one(m, m->made.v[i], &why);
         if (rc)
             strv_add(&m->s.notes,
                      "%s has what the guest has written since it moved: commit it by block-commit "

@@ -8,8 +8,8 @@
  * Picture      here                                        there
  *              x-rdma-postcopy-return, fallback=off        the guest writes to overlays (move_fallback.c)
  *              from here on it is not taken back
- *                                                          x-rdma-postcopy-release: it has heard that, and needs no
- *                                                          lease
+ *                                                          x-rdma-postcopy-release, heard: it has heard that, and
+ *                                                          needs no lease
  *                                                          each overlay: block-commit, pivot; removed
  *                                                          migrate
  * Invariants   1. No commit begins before the QEMU here has answered that it does not take the guest back: memory as
@@ -34,34 +34,18 @@ bool visit_commits(const struct move *m)
     return m->made.n;
 }
 
-/* The QEMU there hears the one here */
-static bool is_linked(struct move *m)
-{
-    FF_AUTO_JSON json_t *info = NULL;
-    struct ff_error ignored;
-
-    return !move_ask(m, "query-migrate", NULL, &info, &ignored) && strcmp(text_of(info, "status"), "postcopy-paused");
-}
-
-/* Without a link the QEMU there would take this program's word for it, and have a lease again with the next one */
+/* By the QEMU here, over a link: nobody's word is taken for it */
 static int await_released(struct move *m, struct ff_error *why)
 {
     uint64_t end = ff_now_ms() + (uint64_t)move_limit_ms(m);
-    int rc = 0;
+    int rc;
 
-    for (;; session_turn(&m->s, HEARD_TURN_MS)) {
-        bool linked = is_linked(m);
-        if (linked)
-            rc = move_ask(m, "x-rdma-postcopy-release", NULL, NULL, why);
-        else
-            rc = ff_error_set(why, EAGAIN, "it has no link");
-        if (!rc && is_linked(m))
+    do {
+        rc = move_ask(m, "x-rdma-postcopy-release", json_pack("{sb}", "heard", true), NULL, why);
+        if (!rc)
             return 0;
-        if ((rc && rc != -EREMOTEIO && rc != -EAGAIN) || ff_now_ms() >= end || m->s.interrupted)
-            break;
-    }
-    if (!rc)
-        rc = ff_error_set(why, EAGAIN, "its link breaks again and again");
+        session_turn(&m->s, HEARD_TURN_MS);
+    } while (rc == -EREMOTEIO && ff_now_ms() < end && !m->s.interrupted);
     return ff_error_context(why, "the guest there has a lease still");
 }
 
@@ -75,8 +59,8 @@ int visit_disks_commit(struct move *m, struct ff_error *why)
     visit_say(m, "what it wrote to its disks is committed on %s; from here on it cannot be taken back",
               move_host(m)->node->host);
     int rc = await_released(m, why);
-    for (size_t i = 0, number = 0; !rc && i < m->made.n; number++) {
-        int failed = move_commit_one(m, m->made.v[i], (unsigned)number, &one);
+    for (size_t i = 0; !rc && i < m->made.n;) {
+        int failed = move_commit_one(m, m->made.v[i], &one);
         if (failed && !first)
             first = ff_error_set(why, -failed, "commit %s: %s", m->made.v[i], one.text);
         if (failed)

@@ -130,12 +130,6 @@ static void count_there(struct move *m)
     v->fault_bytes = FF_MAX(v->fault_bytes, count_of(x, "fault-bytes"));
 }
 
-static void give_up_fallback(struct move *m, bool is_known)
-{
-    m->visit->gave_up = true;
-    m->back.go &= !is_known;
-}
-
 /* The QEMU here waits for its guest from now on */
 static int listen_here(struct move *m, struct ff_error *why)
 {
@@ -146,8 +140,10 @@ static int listen_here(struct move *m, struct ff_error *why)
     uint64_t end = ff_now_ms() + (uint64_t)move_limit_ms(m);
 
     int rc = qmp_command(m->s.qmp, "x-rdma-postcopy-return", json_pack("{ss}", "uri", uri), NULL, why);
-    if (commits && rc != -EREMOTEIO) /* where no answer came it may have */
-        give_up_fallback(m, !rc);
+    if (commits && !rc) { /* where no answer came it may have given that up, or not */
+        v->gave_up = true;
+        m->back.go = false;
+    }
     for (v->port = 0; !rc && !v->port; session_turn(&m->s, BACK_TURN_MS)) {
         FF_AUTO_JSON json_t *info = NULL;
         rc = qmp_command(m->s.qmp, "query-migrate", NULL, &info, why);

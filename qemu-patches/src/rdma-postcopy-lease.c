@@ -233,8 +233,8 @@ void rp_end_revoked(const char *why)
     _exit(EXIT_FAILURE); /* what exit() would flush is the source's, or dropped */
 }
 
-/* Whoever says so answers for it */
-void qmp_x_rdma_postcopy_release(Error **errp)
+/* Whoever says so answers for it; @heard: nobody does, it was heard or not */
+void qmp_x_rdma_postcopy_release(bool has_heard, bool heard, Error **errp)
 {
     QEMU_LOCK_GUARD(&rp.lock);
 
@@ -243,8 +243,9 @@ void qmp_x_rdma_postcopy_release(Error **errp)
                    "it back");
     } else if (ff_dest_is_released(rp.dest)) {
         return; /* by the source itself */
-    } else if (!qatomic_read(&rp.in.recovers)) {
-        error_setg(errp, "the source of this rdma-postcopy migration is heard: it has to let go "
+    } else if (heard || !qatomic_read(&rp.in.recovers)) {
+        error_setg(errp, heard ? "its source has not said yet that it lets go of the guest" :
+                   "the source of this rdma-postcopy migration is heard: it has to let go "
                    "of the guest by itself");
     } else {
         ff_dest_release(rp.dest);

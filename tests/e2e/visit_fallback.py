@@ -281,7 +281,7 @@ def commit_fails(t, accel):
 
 def needs_no_lease(b):
     try:
-        b.qmp('x-rdma-postcopy-release')
+        b.qmp('x-rdma-postcopy-release', heard=True)
     except GuestError:
         return False
     return True
@@ -309,6 +309,7 @@ def home_by_hand(t, accel):
         w.v.proc.communicate(timeout=30)
         refuses(w.b, 'in an overlay', 'migrate', uri='rdma-postcopy:127.0.0.1:9,link=tcp')
         refuses(w.b, 'has to let go', 'x-rdma-postcopy-release')
+        refuses(w.b, 'has not said yet', 'x-rdma-postcopy-release', heard=True)
         port = give_up(w.a, w.b, key)
         commit_by_hand(w.b, w.disk.overlay(), w.disk.image)
         w.b.qmp('migrate', uri=f'rdma-postcopy:127.0.0.1:{port},link=tcp,key-file={key}')
@@ -358,27 +359,39 @@ def fence_fails(t, accel):
         check_ledger(w.a, sweeps=1)
 
 
+def commits_unseen(w, node, overlay, stays_open):
+    """Nobody follows it to its end. A note names the overlay, which stays."""
+    w.b.qmp('block-commit', **{'job-id': 'c', 'device': node})
+    wait_for('ready', 20, lambda: w.b.qmp('query-block-jobs')[0]['ready'])
+    w.b.qmp('job-complete', id='c')
+    wait_for('its end', 20, lambda: not w.b.qmp('query-block-jobs'))
+    if (overlay in [n['file'] for n in w.b.qmp('query-named-block-nodes', flat=True)]) != stays_open:
+        raise Failed(f'{overlay}: want {stays_open}')
+    w.call()
+    w.v.end(0, 'home')
+    if not [n for n in w.v.result['notes'] if n.startswith(overlay) and 'before you remove it' in n]:
+        raise Failed(f'no note names {overlay}: {w.v.result["notes"]}')
+    if not os.path.exists(overlay):
+        raise Failed(f'{overlay} was removed')
+    io(w.a, 'read -P 7 0 64k', 'read -P 8 1M 64k')
+
+
 def commit_left(t, accel):
     """A commit that an earlier try has begun, and lost sight of, is followed; one that has ended is none."""
     with Away(t, accel, 'left') as w:
-        w.b.qmp('block-commit', **{'job-id': 'farfork-0', 'device': nodes(w.b)[0]})
+        node = nodes(w.b)[0]
+        w.b.qmp('block-commit', **{'job-id': 'farfork-' + node.replace('#', '_'), 'device': node})
         w.call()
         is_home(w.v, w.a, w.disk, w.fence, w.log, w.b)
     with Away(t, accel, 'ended') as w:
-        overlay, (node,) = w.disk.overlay(), nodes(w.b)
-        w.b.qmp('block-commit', **{'job-id': 'c', 'device': node})
-        wait_for('ready', 20, lambda: w.b.qmp('query-block-jobs')[0]['ready'])
-        w.b.qmp('job-complete', id='c')
-        wait_for('its end', 20, lambda: not w.b.qmp('query-block-jobs'))
-        if overlay in [n['file'] for n in w.b.qmp('query-named-block-nodes', flat=True)]:
-            w.b.qmp('blockdev-del', **{'node-name': node})
-        w.call()
-        w.v.end(0, 'home')
-        if not [n for n in w.v.result['notes'] if n.startswith(overlay) and 'before you remove it' in n]:
-            raise Failed(f'no note names {overlay}: {w.v.result["notes"]}')
-        if not os.path.exists(overlay):
-            raise Failed(f'{overlay} was removed')
-        io(w.a, 'read -P 7 0 64k', 'read -P 8 1M 64k')
+        commits_unseen(w, nodes(w.b)[0], w.disk.overlay(), False)
+    other = Disk(t, 'qcow2')
+    other.add_blockdev(t)
+    with Away(t, accel, 'node', more=other.options[-4:]) as w:
+        i = [e['qdev'] == SECOND.split()[1] for e in w.b.qmp('query-block')].index(True)
+        io(w.b, 'write -P 5 1M 64k', disk=SECOND)
+        commits_unseen(w, nodes(w.b)[i], images(w.b)[i], True)
+        io(w.a, 'read -P 5 1M 64k', disk=SECOND)
 
 
 def left_while_taken(t, accel):

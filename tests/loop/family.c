@@ -120,16 +120,26 @@ static void check_cell(const struct kid *k, uint64_t cell, bool own)
     }
 }
 
+uint64_t family_last_cell(const struct family *f)
+{
+    uint64_t cell = f->n_cells - 1;
+
+    while (cell && cell_is_zero(cell))
+        cell--;
+    return cell;
+}
+
 static void *touch_all(void *arg)
 {
     struct kid_thread *t = arg;
     struct kid *k = t->k;
     uint64_t n = k->f->n_cells, step = 611953; /* a prime: every cell comes once */
+    uint64_t last = k->f->last_later ? family_last_cell(k->f) : n;
 
     for (uint64_t i = 0; i < n; i++) {
         uint64_t cell = (i * step + k->number * 97 + t->id * n / 2) % n;
         bool own = cell % TOUCHERS == t->id;
-        if (k->f->last_later && cell == n - 1)
+        if (cell == last)
             continue;
         check_cell(k, cell, own);
         if (!own || (cell / TOUCHERS + k->number) % 3)
@@ -242,7 +252,7 @@ static void kid_work(struct kid *k)
     atomic_store(&k->own->touched, true);
     if (k->f->last_later) {
         wait_until(&k->f->last_may_come, "child: the others");
-        check_cell(k, k->f->n_cells - 1, true);
+        check_cell(k, family_last_cell(k->f), true);
     }
     wait_until(&k->own->done, "child: all memory here");
     if (atomic_load(&k->own->rc))

@@ -60,7 +60,7 @@ struct family {
     const char *older;   /* of ff_agent_older(): the path of another family; NULL: none */
     struct ff_group *group; /* that the source sends to, too; NULL: none */
     atomic_uint feed_to; /* the agent is to feed the one at that port; then 0 */
-    bool last_later;     /* nobody touches the last cell before family_last() */
+    bool last_later;     /* nobody touches the last cell with content before family_last() */
     unsigned n_regions;  /* default 2: 1500, 501 cells */
     uint64_t cells[REGIONS_MAX];
     struct family_child child[CHILDREN_MAX];
@@ -107,6 +107,7 @@ void family_source(struct family *f, enum stage last);
 /* Without prefill the image is complete only after this: until then a child whose thread was not
  * woken waits for ever, and so does this, up to its limit */
 void family_last(struct family *f);
+uint64_t family_last_cell(const struct family *f);
 
 /* Let the agent and all children end: they must, well; frees all */
 void family_must_succeed(struct family *f);

@@ -510,7 +510,7 @@ static void told_at_the_end(void)
     f->last_later = true;
     f->child[2].when = WHEN_COMPLETE;
     family_start(f);
-    spoil(f->n_cells - 1);
+    spoil(family_last_cell(f));
     family_source(f, S_DONE);
     must(!f->source_rc);
     for (unsigned i = 0; i < 2; i++)
