@@ -232,9 +232,11 @@ def reader_is_late(t):
         lines.connect(t.work + '/guest.lines')
         served = Served(t, stack, g, '--permit', 'big=h1=127.0.0.1')
         g.sh('n=$(grep -lx lines /sys/class/virtio-ports/*/name); n=${n%/name}; '
-             'echo "seq 1 1500000 > /dev/${n##*/}; touch /written" > /writer')
+             'echo "seq 1 1500000 > /dev/${n##*/} & echo \\$! > /pid; wait; touch /written" > /writer')
         in_background(g, 'sh /writer')
-        g.sh('sleep 2; test ! -e /written')     # it waits for the reader
+        wait_for('a writer that waits for the reader', 40, lambda: g.sh(
+            't() { cut -d" " -f14,15 /proc/$(cat /pid)/stat; }; a=$(t); sleep 1; test "$a" != "$(t)" || echo 1'))
+        g.sh('test ! -e /written')
         pid = goes(t, g, served, 'v-1')
         before = memory(t, g)
         got = heard(lines)
