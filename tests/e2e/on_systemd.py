@@ -89,12 +89,16 @@ def one(t, accel):
             tree = output('systemd-cgls', '--no-pager', '--full', '--unit', 'farfork.slice')
             if unit not in tree or any(f'{row["pid"]} ' not in tree for row in c.children):
                 raise Failed(f'systemd-cgls: {tree}')
-            lines = journal('FARFORK_FORK=f')
-            rows = {(e.get('FARFORK_CHILD'), e['FARFORK_EVENT']) for e in lines}
             want = {(None, 'listening'), (None, 'forked'), (None, 'detached'),
                     *((str(n), what) for n in (1, 2) for what in ('started', 'running'))}
-            if not want <= rows or {e['FARFORK_HOST'] for e in lines} != {'localhost', 'booted'}:
-                raise Failed(f'journal: {rows}, want {want}')
+
+            def told():
+                lines = journal('FARFORK_FORK=f')
+                return want <= {(e.get('FARFORK_CHILD'), e['FARFORK_EVENT']) for e in lines} and lines
+            lines = wait_for(f'journal: {want}', 10, told)
+            hosts = {e['FARFORK_HOST'] for e in lines}
+            if hosts != {'localhost', 'booted'}:
+                raise Failed(f'journal: {hosts}')
             of_agent = [e for e in lines if e.get('_SYSTEMD_UNIT') == unit]
             if len(of_agent) < 5:
                 raise Failed(f'{len(of_agent)} lines of {unit}: {lines[:3]}')
@@ -256,10 +260,18 @@ def ordinary_user(host):
     host.write('/var/lib/systemd/linger/runner', '')        # as loginctl does
     host.run('systemctl', 'start', f'user@{USER}.service')
     doctor('ok', 'farfork.slice')
-    host.run(*agent, '--scope', 'one', text='{"end":true}\n')
-    units = {e.get('_SYSTEMD_USER_UNIT') for e in host.journal('FARFORK_FORK=u', 'FARFORK_EVENT=listening')}
-    if units != {None, 'farfork-u:n1.scope'}:
-        raise Failed(f'agents of an ordinary user are in {units}')
+    # it stays until the journal, which asks /proc where a process is, has read its line
+    keep(host, 'of-a-user', *agent[len(user):], '--scope', 'one', more=[f'--uid={USER}'])
+    wait_for("the journal's line of an agent in a scope of its user", 60,
+             lambda: 'farfork-u:n1.scope' in {e.get('_SYSTEMD_USER_UNIT') for e in host.journal(
+                 'FARFORK_FORK=u', 'FARFORK_EVENT=listening')})
+    host.run('systemctl', 'stop', 'of-a-user')
+
+
+def keep(host, unit, *agent, more=()):
+    """An agent whose command is there until the unit is stopped."""
+    host.run('systemd-run', '--quiet', '--collect', f'--unit={unit}', *more, 'sh', '-c',
+             'sleep infinity | "$@"', 'sh', *agent)
 
 
 def container(host):
@@ -274,8 +286,7 @@ def container(host):
 def limits(host):
     """What is said of the slice, and of a scope, holds: as far as this kernel has the controller."""
     unit, folder = 'farfork-l:n1.scope', '/sys/fs/cgroup/farfork.slice'
-    host.run('systemd-run', '--quiet', '--unit=of-an-agent', 'sh', '-c', 'sleep infinity | "$@"', 'sh',
-             os.path.realpath(common.FARFORK), 'agent', '--id', 'l', '--node', 'n1')
+    keep(host, 'of-an-agent', os.path.realpath(common.FARFORK), 'agent', '--id', 'l', '--node', 'n1')
     wait_for('the scope', 60, lambda: host.run('systemctl', 'is-active', unit,
                                                fails=True).strip() == 'active')
     host.run('systemctl', 'set-property', '--runtime', 'farfork.slice', 'TasksMax=4000', 'MemoryMax=3G')
