@@ -101,12 +101,17 @@ static int prepare_capabilities(struct proxy *p, struct ff_error *err)
     return rc ? ff_error_context(err, "QEMU: turn postcopy-ram on") : 0;
 }
 
-/* Its backend waits for pages in a userfaultfd of its own: what a proxy installs does not wake it */
-static int refuse_vhost_user(struct proxy *p, struct ff_error *err)
+/* The backend of vhost-user waits for pages in a userfaultfd of its own, and what a proxy installs does
+ * not wake it. QEMU sends nothing of the state of a virtio-pmem, without a word */
+static int refuse_devices(struct proxy *p, struct ff_error *err)
 {
+    static const char user[] =
+        "not with a proxy (unplug it, or give the guest that device by QEMU or by vhost in the kernel)";
     static const struct {
-        const char *command, *mark;
-    } lists[] = {{"info qtree", "dev: vhost-user-"}, {"info network", "type=vhost-user"}};
+        const char *command, *mark, *why;
+    } lists[] = {{"info qtree", "dev: vhost-user-", user},
+                 {"info network", "type=vhost-user", user},
+                 {"info qtree", "dev: virtio-pmem", "QEMU does not save its state (unplug it)"}};
 
     for (size_t i = 0; i < FF_ARRAY_LEN(lists); i++) {
         FF_AUTO_JSON json_t *text = NULL;
@@ -118,10 +123,8 @@ static int refuse_vhost_user(struct proxy *p, struct ff_error *err)
         const char *at = strstr(json_is_string(text) ? json_string_value(text) : "",
                                 lists[i].mark);
         if (at)
-            return ff_error_set(err, ENOTSUP,
-                                "QEMU: vhost-user (%s has '%.*s'): not with a proxy (unplug it, or "
-                                "give the guest that device by QEMU or by vhost in the kernel)",
-                                lists[i].command, (int)strcspn(at, ",\r\n"), at);
+            return ff_error_set(err, ENOTSUP, "QEMU: %s has '%.*s': %s", lists[i].command,
+                                (int)strcspn(at, ",\r\n"), at, lists[i].why);
     }
     return 0;
 }
@@ -260,7 +263,7 @@ int proxy_qemu_look(struct proxy *p, struct ff_error *err)
             ff_error_context(err, "without --from-stream, which is slower");
     }
     if (!rc)
-        rc = refuse_vhost_user(p, err);
+        rc = refuse_devices(p, err);
     if (!rc && !p->o->domain)
         rc = prepare_capabilities(p, err);
     if (!rc && !p->o->domain)

@@ -5,6 +5,7 @@
  */
 #include "qemu/osdep.h"
 #include "cpu.h"
+#include "hw/virtio/virtio.h"
 #include "migration/migration.h"
 #include "migration/options.h"
 #include "net/net.h"
@@ -65,6 +66,18 @@ static bool has_blobs(Object *obj)
            object_property_get_bool(obj, "blob", NULL);
 }
 
+/* QEMU leaves out a virtio device without a description of its state (virtio-pmem) without a word */
+static bool is_unsaved(Object *obj)
+{
+    return object_dynamic_cast(obj, TYPE_VIRTIO_DEVICE) &&
+           !DEVICE_GET_CLASS(obj)->vmsd;
+}
+
+struct refused {
+    char *device;
+    bool unsaved;
+};
+
 static int find_refused(Object *obj, void *opaque)
 {
     static const char *const prefixes[] = {
@@ -72,40 +85,43 @@ static int find_refused(Object *obj, void *opaque)
         "cryptodev-vhost", "x-pci-proxy", "ivshmem",
     };
     const char *type = object_get_typename(obj);
-    char **found = opaque;
+    struct refused *r = opaque;
     bool blobs = has_blobs(obj), refused = blobs;
 
     for (size_t i = 0; i < ARRAY_SIZE(prefixes) && !refused; i++) {
         refused = g_str_has_prefix(type, prefixes[i]);
     }
-    if (refused) {
+    r->unsaved = !refused && is_unsaved(obj);
+    if (refused || r->unsaved) {
         g_autofree char *path = object_get_canonical_path(obj);
-        *found = g_strdup_printf("%s (%s)%s", type, path,
-                                 blobs ? " with blob=on" : "");
+        r->device = g_strdup_printf("%s (%s)%s", type, path,
+                                    blobs ? " with blob=on" : "");
     }
-    return refused;
+    return !!r->device;
 }
 
 static bool check_devices(Error **errp)
 {
-    g_autofree char *found = NULL;
+    struct refused r = { 0 };
     int n = qemu_find_net_clients_except(NULL, NULL, NET_CLIENT_DRIVER_NIC, 0);
     g_autofree NetClientState **nc = g_new(NetClientState *, n);
 
     qemu_find_net_clients_except(NULL, nc, NET_CLIENT_DRIVER_NIC, n);
-    object_child_foreach_recursive(object_get_root(), find_refused, &found);
-    for (int i = 0; i < n && !found; i++) {
+    object_child_foreach_recursive(object_get_root(), find_refused, &r);
+    for (int i = 0; i < n && !r.device; i++) {
         if (nc[i]->info->type == NET_CLIENT_DRIVER_VHOST_USER ||
             nc[i]->info->type == NET_CLIENT_DRIVER_VHOST_VDPA ||
             compat_is_vhost_user(nc[i])) {
-            found = g_strdup_printf("netdev %s (vhost-user or vhost-vdpa)",
-                                    nc[i]->name);
+            r.device = g_strdup_printf("netdev %s (vhost-user or vhost-vdpa)",
+                                       nc[i]->name);
         }
     }
-    if (found) {
-        error_setg(errp, "rdma-postcopy cannot move device %s: another process "
-                   "or device would touch guest memory that is not there yet",
-                   found);
+    if (r.device) {
+        error_setg(errp, "rdma-postcopy cannot move device %s: %s", r.device,
+                   r.unsaved ? "QEMU does not save its state" :
+                               "another process or device would touch guest "
+                               "memory that is not there yet");
+        g_free(r.device);
         return false;
     }
     return true;

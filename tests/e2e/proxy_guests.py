@@ -126,6 +126,14 @@ def vhost_user(t):
                 raise Failed(f'{guest.name} is {status(guest)}')
 
 
+def pmem(t):
+    """QEMU would leave its state behind, without a word."""
+    for side, incoming in (('source', False), ('destination', True)):
+        with one_side(t, f'{side}-pmem', 'memfd', OLDEST, 'pc', incoming, mem_mib=MIB,
+                      extra=common.pmem(t.work, side)) as guest:
+            ends(t, guest, side, "'dev: virtio-pmem-pci")
+
+
 def does_not_load(t, stock=OLDEST):
     """The destination lacks a device: the guest goes on here, and its disk can be written."""
     source, destination, machine = alike(stock)
@@ -195,6 +203,8 @@ def run(t):
         does_not_load(t)
     with t.case('vhost-user'):
         vhost_user(t)
+    with t.case('virtio-pmem'):
+        pmem(t)
     with t.case('Linux, 4 CPUs, qcow2'):
         linux(t, 'memfd', smp=4, iothread=True, disk_format='qcow2')
 

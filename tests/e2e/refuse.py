@@ -165,6 +165,9 @@ def devices(t, accel):
         with_device(t, accel, 'ivshmem', 'ivshmem', 'anon',
                     ['-object', 'memory-backend-memfd,id=shm,size=1M,share=on',
                      '-device', 'ivshmem-plain,memdev=shm'])
+    with t.case('virtio-pmem'):
+        with_device(t, accel, 'pmem', ['virtio-pmem', 'does not save its state'], 'anon',
+                    common.pmem(t.work, 'pmem'))
     with t.case('a fork without /proc'):
         no_proc(t, accel)
     with t.case('more memory regions than the wire has numbers for'):
