@@ -604,5 +604,5 @@ def check_ledger(*guests, sweeps=2, limit_s=120):
 def check_still_running(src, sweeps=1):
     """The guest was never stopped for good: it runs at the source, its memory right."""
     # QEMU says failed or cancelled a moment before it resumes the guest
-    wait_for(f'{src.name}: status running', 5, lambda: status(src) == 'running')
+    wait_for(f'{src.name}: status running', 20, lambda: status(src) == 'running')
     check_ledger(src, sweeps=sweeps)

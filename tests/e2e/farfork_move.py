@@ -139,7 +139,7 @@ def check_left_here(t, parent, move):
 def check_here(move, parent):
     """The guest goes on here, and nothing is left of the move."""
     check_nothing_left(move)
-    wait_for('a guest that runs', 5, lambda: status(parent) == 'running')
+    wait_for('a guest that runs', 20, lambda: status(parent) == 'running')
     check_ledger(parent, sweeps=1)
 
 

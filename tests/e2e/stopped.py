@@ -36,7 +36,7 @@ def state_of(pid):
 def stand_still(pid):
     os.kill(pid, signal.SIGSTOP)
     try:
-        wait_for('a process that stands still', 5, lambda: state_of(pid) == 'T')
+        wait_for('a process that stands still', 20, lambda: state_of(pid) == 'T')
         time.sleep(STOP_S)      # that is what is tried
     finally:
         with contextlib.suppress(ProcessLookupError):

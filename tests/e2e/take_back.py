@@ -99,7 +99,7 @@ def is_taken_back(src, fence, want='running'):
     if 'taken back' not in info['error-desc']:
         raise Failed(f'{src.name}: {info["error-desc"]}')
     say(f'      {info["error-desc"]}')
-    wait_for(f'a guest that is {want}', 5, lambda: status(src) == want)
+    wait_for(f'a guest that is {want}', 20, lambda: status(src) == want)
     with open(fence.record, encoding='ascii') as f, open(fence.told, encoding='ascii') as g:
         record, told = f.read(), g.read().split()
     if not record.startswith('taken-back\n') or f'session={told[1]}\n' not in record or \
@@ -321,7 +321,7 @@ def asked_for(t, accel, last):
         both_paused(src, dst)
         if last == 'cont':
             wait_for('the end of the lease', 30, lambda: 'stopping the guest' in dst.tail)
-            wait_for('a refusal', 5, lambda: is_refused(dst))
+            wait_for('a refusal', 20, lambda: is_refused(dst))
         else:
             stops(dst, src)
             dst.qmp('stop')

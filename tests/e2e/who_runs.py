@@ -304,7 +304,7 @@ def by_hand(t, accel, faults, runs_here):
         if runs_here:
             src.qmp('x-rdma-postcopy-not-started', uri=uri.split(',')[0])
             state(src, 'failed')
-            wait_for('a guest that runs', 5, lambda: status(src) == 'running')
+            wait_for('a guest that runs', 20, lambda: status(src) == 'running')
             check_ledger(src, sweeps=1)
 
 
@@ -326,7 +326,7 @@ def cannot_remove(t, accel):
         info = state(src, 'failed')
         if 'never got GO' not in info['error-desc'] or sorted(os.listdir(folder)) != ['link', 'mark']:
             raise Failed(f'{info}, {os.listdir(folder)}')
-        wait_for('a guest that runs', 5, lambda: status(src) == 'running')
+        wait_for('a guest that runs', 20, lambda: status(src) == 'running')
         check_ledger(src, sweeps=1)
 
 
