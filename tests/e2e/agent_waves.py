@@ -69,7 +69,7 @@ def run(t):
         for n in range(1, count + 1):
             agent.spawn(n)
         agent.say({'kill': count})
-        for _ in agent.listen(begun + STUCK_S - 0.1):
+        for _ in agent.listen(begun + STUCK_S / 2):
             pass
         first = agent.children('started')
         if len(first) > wave or not first:

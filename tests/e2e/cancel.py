@@ -10,7 +10,7 @@ import socket
 import common
 from common import Failed, GuestError, Micro, check_ledger, check_move, check_still_running, refuses, say
 
-SLOW = 'delay:1500000'
+SLOW = 'delay:4000000'
 MIB = 64
 
 

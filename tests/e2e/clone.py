@@ -20,7 +20,7 @@ from common import Failed, Micro, say, status, wait_for
 AGENT = os.path.join(common.BUILD, 'tests', 'e2e', 'image_agent')
 MIB = 64
 NIC = ['-device', 'e1000,romfile=']
-SLOW = 'dest.prefill=delay:100000'      # of an agent: pages come slowly, children fault
+SLOW = 'dest.prefill=delay:400000@1-10'      # of an agent: pages come slowly, children fault
 
 
 class Agent:

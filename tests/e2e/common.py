@@ -569,8 +569,8 @@ def check_move(moved, paused=False):
         raise Failed(f'no downtime in {moved.src_info}')
     if 'setup-time' not in moved.src_info or moved.src_info.get('total-time', 0) <= 0:
         raise Failed(f'no times in {moved.src_info}')
-    if status(src) != 'postmigrate':
-        raise Failed(f'{src.name}: status {status(src)}, want postmigrate')
+    # QEMU says completed a moment before
+    wait_for(f'{src.name}: status postmigrate', 20, lambda: status(src) == 'postmigrate')
     check_given_away(src)
     want = 'paused' if paused else 'running'
     if status(dst) != want:

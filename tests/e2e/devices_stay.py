@@ -124,8 +124,8 @@ def refused(t, accel):
     g.second = work.work + '/second'
     with g:
         g.start_load()
-        with Move(t, g, '--unplug', 'hw1', '--timeout', '3') as m:
-            m.end(1, 'here', 'has not let it go within 3 s')
+        with Move(t, g, '--unplug', 'hw1', '--timeout', '6') as m:
+            m.end(1, 'here', 'has not let it go within 6 s')
             check_still_running(g)
             if 'hw1' not in devices(g.second):
                 raise Failed('the device is gone')

@@ -70,7 +70,7 @@ def check_gone(t, base, parent, row, name):
 
 def everybody(t, accel):
     with guests(t, accel, 48, 64, 32) as vms:
-        e = Evacuation(t, *HOSTS)
+        e = Evacuation(t, *(f'{host}:2' for host in HOSTS))
         rows, _ = e.end(0)
         if set(rows) != {v.pid for v in vms} or [r['name'] for r in rows.values()] != ['vm1', 'vm0', 'vm2']:
             raise Failed(f'the largest first: {rows}')
@@ -157,7 +157,7 @@ def others_fetch(t, accel):
 def ended_meanwhile(t, accel):
     """A guest that has ended when it is its turn is gone, too."""
     with guests(t, accel, 48, 32) as vms:
-        e = Evacuation(t, '--jobs', '1', HOSTS[0], faults='dest.state=delay:3000000')
+        e = Evacuation(t, '--jobs', '1', HOSTS[0], faults='dest.state=delay:8000000')
         wait_for('a move', 30, lambda: vms[0].qmp('query-migrate').get('status') in ('active', 'device'))
         vms[1].proc.kill()
         vms[1].proc.wait()
@@ -170,7 +170,7 @@ def ended_meanwhile(t, accel):
 def interrupted(t, accel):
     """Before the switch: all guests are here, running, and nothing is left there."""
     with guests(t, accel, 32, 32, 32) as vms:
-        e = Evacuation(t, *HOSTS, faults='dest.state=delay:3000000')
+        e = Evacuation(t, *HOSTS, faults='dest.state=delay:8000000')
         wait_for('two moves', 30, lambda: len([
             v for v in vms if v.qmp('query-migrate').get('status') in ('active', 'device')]) == 2)
         for _ in range(3):              # the moves hear of the first alone

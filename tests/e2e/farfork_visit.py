@@ -19,8 +19,8 @@ import common
 import report
 from common import Failed, say, status, wait_for
 from devices_stay import begin, devices, linux, there as console_there
-from farfork_move import (HOST, STUCK, Move, There, check_here, folder_of, listed, lose_agent,
-                          pid_there, wait_source)
+from farfork_move import (HOST, STUCK, Move, There, check_here, folder_of, lose_agent,
+                          pid_there, wait_alone, wait_source)
 from forked import ELSEWHERE, FAKE_SOURCE, SLOW, FakeParent, Parent, alive, ask, check_nothing_left, hosts_of_their_own, kill
 from returns import Ledger
 from shut_down import POWER_OFF, end_process, write_port
@@ -182,6 +182,7 @@ def terminal(t, accel):
         option, pids = command_of(t)
         with Visit(t, a, *option, stdin=theirs, preexec_fn=in_front) as v:
             os.close(theirs)
+            v.away()
             shell, child = pids()
             wait_for('it has the foreground', 10, lambda: os.tcgetpgrp(person) == shell)
             keys.write(b'\x1a')    # it goes on: no shell has started this program
@@ -276,7 +277,7 @@ def data_kept(t, accel):
     common.write_file(path, ' ' * 4096)
     with Parent(t, accel) as a:
         a.start_load()
-        with Visit(t, a, '--data', path, '--until', 'exit 0', '--timeout', '2') as v:
+        with Visit(t, a, '--data', path, '--until', 'exit 0', '--timeout', '4') as v:
             v.end(3, 'away', 'has not let it go')
             if v.result['tries'] != 3 or 'x-rdma-postcopy-return' not in v.result['error']:
                 raise Failed(f'{v.result}')
@@ -297,7 +298,7 @@ def bring_home(t, v, a, log):
     key = os.path.join(t.work, 'key')
     common.write_file(key, '0f' * 32 + '\n')
     os.chmod(key, 0o600)
-    wait_for('an agent alone', 20, lambda: listed(v.base)[0]['detached'])
+    wait_alone(v.base)
     with v.guest(t) as b:
         reports(b)
         ask(a.second, 'x-rdma-postcopy-return', {'uri': f'rdma-postcopy:127.0.0.1:0,link=tcp,key-file={key}'})
@@ -384,7 +385,7 @@ def fails_first(t, accel, commanded):
 def called_without_link(t, accel):
     """It comes home once there is a link."""
     log = Ledger(t)
-    with visiting(t, accel, log=log, home={'faults': 'source.resume=delay:3000000@1'}) as (a, v):
+    with visiting(t, accel, log=log, home={'faults': 'source.resume=delay:6000000@1'}) as (a, v):
         with v.guest(t) as b:
             common.break_link(a)
             common.wait_migration(a, 'postcopy-paused')
@@ -436,7 +437,7 @@ def dies_on_the_way(t, accel):
 
 def panics_at_home(t, accel):
     """It is home all the same."""
-    how = {'faults': 'dest.prefill=delay:20000', 'extra': [*POWER_OFF, '-action', 'panic=pause']}
+    how = {'faults': 'dest.prefill=delay:200000@1-10', 'extra': [*POWER_OFF, '-action', 'panic=pause']}
     with on_the_way_home(t, accel, Ledger(t), **how) as (a, v, _b):
         write_port(a, 0x505, 1)
         v.end(0, 'home')
@@ -475,8 +476,8 @@ def not_heard(t, accel):
     """It was let go, and is not heard to run: nobody is to quit the QEMU here."""
     with Parent(t, accel) as a:
         a.start_load()
-        with Visit(t, a, '--timeout', '3', faults='dest.run=delay:6000000') as v:
-            v.end(3, 'away', 'it was not heard to run there for 3 s; both QEMUs go on; bring it home by')
+        with Visit(t, a, '--timeout', '5', faults='dest.run=delay:9000000') as v:
+            v.end(3, 'away', 'it was not heard to run there for 5 s; both QEMUs go on; bring it home by')
             kill(v.base, v.name)
             check_nothing_left(v)
 

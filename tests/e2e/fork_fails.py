@@ -192,7 +192,8 @@ def taken_back(t, accel):
             with Fork(t, parent, 1, '--qemu', soon) as c:
                 check_result(c, 3, {'failed': 1})
                 parent.as_before()
-        with Fork(t, parent, 2, *ELSEWHERE, hosts=TWO_HOSTS, faults=SLOW) as c:
+        with Fork(t, parent, 2, *ELSEWHERE, hosts=TWO_HOSTS,
+                  faults='dest.prefill=delay:500000') as c:
             wait_for('children', 40, lambda: len(glob.glob(c.base + '/f/*/*.console')) == 2)
             parent.io(0, 'write -P 0x61 5M 1M')
             c.proc.send_signal(signal.SIGINT)
@@ -214,7 +215,7 @@ def agents_alone(folder):
     """The pids of a fork's agents; None as long as vmclone itself is written down beside them"""
     states = []
     for path in glob.glob(folder + '/*/state.json'):
-        with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8') as f:
+        with contextlib.suppress(FileNotFoundError, ValueError), open(path, encoding='utf-8') as f:
             states.append(json.load(f))
     return None if any('unfinished' in s for s in states) else [s['agent'] for s in states]
 

@@ -21,7 +21,7 @@ from forked import (ELSEWHERE, TWO_HOSTS, Child, Clone, Parent, alive, check_not
 from road import Road
 
 MIB = 64
-SLOW = 'dest.prefill=delay:60000'       # 32 chunks: most is missing when the way is closed
+SLOW = 'dest.prefill=delay:300000@1-12'       # 32 chunks: most is missing when the way is closed
 AWAY_S = 3
 
 

@@ -19,7 +19,7 @@ VMCLONE = os.path.join(common.BUILD, 'bin', 'vmclone')
 MIB = 64
 LOAD = 'report_ms=400 sweep=1'      # children are judged by full sweeps
 LIMIT_S = 400 if common.FULL else 90
-SLOW = 'dest.prefill=delay:60000'       # pages come slowly, children fault
+SLOW = 'dest.prefill=delay:200000@1-15'       # pages come slowly, children fault
 TWO_HOSTS = ['h1=127.0.0.1', 'h2=127.0.0.1']
 NAMESPACES = itertools.count()
 ELSEWHERE = ['--launcher', 'env FF_HOST={host} {cmd}']

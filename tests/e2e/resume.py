@@ -19,7 +19,7 @@ from quit import quit_and_code, quits_without_waking
 from road import Road
 
 MIB = 64
-SLOW = 'dest.prefill=delay:30000@1-60'     # then it gets on
+SLOW = 'dest.prefill=delay:100000@1-60'     # then it gets on
 SLOWER = 'dest.prefill=delay:100000'
 BREAKS = 12
 

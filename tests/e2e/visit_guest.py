@@ -16,7 +16,7 @@ import subprocess
 import common
 import guest_identity
 from common import Failed, say, status, wait_for
-from farfork_move import listed, pid_there
+from farfork_move import pid_there, wait_alone
 from forked import ELSEWHERE, alive, kill
 from guest_identity import in_background
 
@@ -267,7 +267,7 @@ def home_dies(t):
         goes(t, g, served, 'v-1')
         served.proc.kill()
         with there(t, served) as b:
-            wait_for('an agent alone', 20, lambda: listed(served.base)[0]['detached'])
+            wait_alone(served.base)
             asks(b, 'return')
             answered(b, 1, 'no farfork visit --serve is there any more')
 
