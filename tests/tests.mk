@@ -180,7 +180,7 @@ UNIT_ABREAST := $(filter-out $(IDLERS),$(UNIT_TESTS))
 
 RUN_LOOP := $(LOOP_TESTS:=:180)
 RUN_UNIT := $(UNIT_TESTS:=:120)
-RUN_PLATFORM := $(PLATFORM_TESTS:=:15)
+RUN_PLATFORM := $(PLATFORM_TESTS:=:60)
 RUN_MODEL := $(MODEL):60
 RUN_DOCS := tests/docs/man_matches_help.py:60 tests/docs/figures_match_code.py:30 \
     tests/docs/names_exist.py:30 tests/docs/failures_are_shown.py:30 \

@@ -8,8 +8,11 @@
  * Purpose      count what this host holds for others: agents, images, QEMUs.
  * Threads      the main one. It gathers, and writes once a second at most: a wave of children waits
  *              for no file.
- * Failure      what could not be written is tried again after a minute, and at the end.
+ * Failure      what could not be written is tried again after a minute, and at the end; where another
+ *              process has the lock, after a second.
  */
+#include <errno.h>
+
 #include "agent_state.h"
 #include "metrics.h"
 
@@ -58,7 +61,7 @@ bool agent_metrics_write(struct agent *a, bool last)
 
     if (metrics_pending(a->metrics) && (last || now >= a->metrics_ms)) {
         int rc = metrics_write(a->metrics, last ? METRICS_LIMIT_MS : LOCK_MS);
-        a->metrics_ms = now + (rc ? FAILED_EVERY_MS : WRITE_EVERY_MS);
+        a->metrics_ms = now + (rc && rc != -EBUSY ? FAILED_EVERY_MS : WRITE_EVERY_MS);
     }
     bool pending = metrics_pending(a->metrics);
     if (last)

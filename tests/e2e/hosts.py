@@ -69,12 +69,12 @@ def many(t):
     if [(r['host'], r['address'], r['slots']) for r in rows] != [
             ('slow1', 'slow1', 0), ('slow2', 'slow2', 3), ('slow3', '10.0.0.3', 0)]:
         raise Failed(f'{rows}')
-    rows = hosts('--json', '--timeout', '2', '--launcher',
+    rows = hosts('--json', '--timeout', '6', '--launcher',
                  'case {host} in mute) sleep 30;; none) exit 255;; odd) echo hello;; '
                  'bad) echo "no such program" >&2; exit 127;; *) exec {cmd};; esac',
                  'mute', 'none', 'odd', 'bad', 'good', code=1)
     errors = {r['host']: r.get('error') for r in rows}
-    want = {'mute': 'no answer within 2 s', 'none': 'exit code 255', 'odd': 'exit code 0', 'bad': 'no such program'}
+    want = {'mute': 'no answer within 6 s', 'none': 'exit code 255', 'odd': 'exit code 0', 'bad': 'no such program'}
     if errors['good'] or any(text not in (errors[host] or '') for host, text in want.items()):
         raise Failed(f'{errors}')
     say(f'      {errors}')

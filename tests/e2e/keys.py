@@ -27,7 +27,7 @@ from refuse import fails, waits
 
 MIB = 64
 DUMPED_MAX = 32 << 20           # larger are the guest's memory, and its image
-SLOW = 'dest.prefill=delay:20000'
+SLOW = 'dest.prefill=delay:300000@1-15'
 
 
 def listening_launcher(folder, change='', behind=''):

@@ -9,7 +9,7 @@ import report
 from common import Failed, Micro, check_ledger, check_move, say, status
 
 MIB = 128
-SLOW = 'dest.prefill=delay:30000'
+SLOW = 'dest.prefill=delay:100000@1-50'
 # Micro's -no-reboot would make a power-off of a reset
 REBOOT = ['-action', 'reboot=reset']
 
@@ -78,7 +78,7 @@ def reset_source(t, accel):
 
 
 def reset_before_go(t, accel):
-    src, dst = pair(t, 'reset-b', accel, 'dest.ready=delay:1000000')
+    src, dst = pair(t, 'reset-b', accel, 'dest.ready=delay:4000000')
     with src, dst:
         begin(src, dst, 'device')
         dst.qmp('system_reset')

@@ -87,10 +87,10 @@ def linux(t, kind, options):
 
 
 def main_thread_faults(t, accel, kind):
-    """Prefill waits 50 ms a chunk; the monitor reads parts of memory in the meantime."""
+    """Prefill waits 150 ms a chunk; the monitor reads parts of memory in the meantime."""
     with Micro(t, 'a', accel, kind, MIB) as a, \
             Micro(t, 'b', accel, kind, MIB, incoming=True, extra=['-S'],
-                  faults='dest.prefill=delay:50000') as b:
+                  faults='dest.prefill=delay:150000@1-50') as b:
         a.start_load()
         uri = common.listen(b)
         a.qmp('migrate', uri=uri)

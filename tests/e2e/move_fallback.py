@@ -18,7 +18,7 @@ import abreast
 import common
 from common import Failed, check_ledger, status, wait_for
 from farfork_move import (Move, There, check_here, check_left_here, folder_of, listed, lose_agent,
-                          pid_there, there, wait_source)
+                          pid_there, there, wait_gone, wait_source)
 from forked import (FAKE_SOURCE, SLOW, FakeParent, Parent, alive, check_nothing_left, fake_qemu,
                     kill, run_vmclone)
 from resume import pause
@@ -269,7 +269,7 @@ def record_is_there(t, accel):
     with Parent(t, accel, mem_mib=MIB) as a:
         a.start_load()
         with Move(t, a, *back(fence), faults=SLOW) as m:
-            wait_source(a, 'postcopy-active')
+            wait_gone(a)
             common.write_file(fence.record, '')
             os.kill(pid_there(m), signal.SIGKILL)
             m.end(3, 'unclear', 'did not take the guest back')
@@ -295,7 +295,7 @@ def source_dies(t, accel):
     with Parent(t, accel, extra=disk.options, mem_mib=MIB) as a:
         a.start_load()
         with Move(t, a, *back(fence), *disk.args, faults=SLOW) as m:
-            wait_source(a, 'postcopy-active')
+            wait_gone(a)
             a.close()
             m.end(3, 'broken', 'x-rdma-postcopy-release')
             if fence.record not in m.result['error'] or not alive(m.result['pid']):

@@ -387,7 +387,7 @@ def go_lost_for_long(t, accel):
 
 def running_lost(t, accel):
     """GO was read: it is the destination's guest, whatever the source heard of that."""
-    src, dst = pair(t, 'running', accel, faults='dest.running=delay:1500000,' + SLOW)
+    src, dst = pair(t, 'running', accel, faults='dest.running=delay:5000000,' + SLOW)
     with src, dst:
         src.start_load()
         src.qmp('migrate', uri=common.listen(dst))
@@ -399,7 +399,7 @@ def running_lost(t, accel):
 def done_lost_and_paused(t, accel):
     """migrate-pause comes when nothing but the source's last word is missing: it is asked for."""
     src, dst = pair(t, 'done-hand', accel, faults=None,
-                    source_faults='source.done=delay:1500000@1,source.done=fail@1')
+                    source_faults='source.done=delay:5000000@1,source.done=fail@1')
     with src, dst:
         src.start_load()
         src.qmp('migrate', uri=common.listen(dst))

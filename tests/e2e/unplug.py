@@ -56,7 +56,7 @@ def at_destination(t, accel):
 def at_source(t, accel):
     """Before the pause: another guest than the destination knows is not moved there."""
     with guest(t, 'src-a', accel) as src, \
-            guest(t, 'src-b', accel, incoming=True, faults='dest.pager=delay:1500000') as dst:
+            guest(t, 'src-b', accel, incoming=True, faults='dest.pager=delay:5000000') as dst:
         src.start_load()
         src.qmp('migrate', uri=common.listen(dst))
         common.wait_migration(dst, 'active')

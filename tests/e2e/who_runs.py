@@ -21,7 +21,7 @@ from forked import SLOW, Parent, alive, check_nothing_left, kill, run_vmclone
 from resume import state
 
 MIB = 64
-GO_DELAY = 'delay:1500000'
+GO_DELAY = 'delay:4000000'
 
 
 def nowhere(parent):

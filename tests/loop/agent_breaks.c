@@ -122,7 +122,7 @@ static void link_lost(void)
     ff_source_stop(f->source);
     must_wait_on(f, "the image was lost");
     must(wait_flag(&f->ended, 10000) && atomic_load(&f->agent_rc));
-    must(atomic_load(&f->events[FF_CHILD_LOST]) == 3);
+    wait_count(f->events[FF_CHILD_LOST], 3);
     family_free(f); /* the agent ends, as it should: with status 0 */
     must_wait_on(f, "the image was lost");
     must_end(f);

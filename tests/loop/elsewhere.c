@@ -542,7 +542,7 @@ static void links_break(void)
 {
     static struct elsewhere e = {.memory = MEM_MEMFD, .breaks = true,
                                  .options = "prefill=pull,chunk=64K,window=1"};
-    loop_arm("tcp.serve.prefill=delay:2000");
+    loop_arm("tcp.serve.prefill=delay:20000");
     must_move(&e);
     must(e.stats.breaks > 0);
 }

@@ -173,7 +173,7 @@ static void handed_over_and_taken_back(void)
     for (unsigned i = 0; i < 4; i++)
         family_reap(f->child[i].pid, NEVER_RAN << 8);
     must(!atomic_load(&f->events[FF_CHILD_RUNNING]));
-    must(atomic_load(&f->events[FF_CHILD_LOST]) == 4);
+    wait_count(f->events[FF_CHILD_LOST], 4);
     family_free(f);
 }
 

@@ -247,12 +247,12 @@ static void touched(enum memory memory, const char *options, const char *faults)
 
 static void tcp_touched(void)
 {
-    touched(MEM_MEMFD, "", "tcp.serve.prefill=delay:20000");
+    touched(MEM_MEMFD, "", "tcp.serve.prefill=delay:100000");
 }
 
 static void tcp_touched_in_place(void)
 {
-    touched(MEM_MEMFD, ",landing=continue", "tcp.serve.prefill=delay:1000");
+    touched(MEM_MEMFD, ",landing=continue", "tcp.serve.prefill=delay:10000");
 }
 
 /* No source is needed for what is known to be zeros */

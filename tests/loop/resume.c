@@ -286,9 +286,9 @@ static void in_flight(void)
 
     m = (struct move){
         .options = FINE ",prefill=pull", .hook = break_in_flight, .broken = still_waits};
-    move_must_survive(&m, "tcp.serve.fault=delay:1000000@1,dest.prefill=delay:20000@1-20", 1);
+    move_must_survive(&m, "tcp.serve.fault=delay:3000000@1,dest.prefill=delay:20000@1-20", 1);
     must(m.dst.stats.bytes_again >= CELL);
-    must(wait_flag(&waits.ended, 1000)); /* all memory is here */
+    must(wait_flag(&waits.ended, 20000)); /* all memory is here */
     pthread_join(waits.thread, NULL);
 }
 

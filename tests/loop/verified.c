@@ -488,7 +488,7 @@ static void goes_on_at_source(void)
     static struct move m;
 
     lie(A_BYTE, FF_QUEUE_FAULT, 0, 1);
-    loop_arm("dest.ready=delay:300000"); /* by then they have come */
+    loop_arm("dest.ready=delay:1500000"); /* by then they have come */
     m = (struct move){.options = "verify=on,timeout=2", .prepared = seal, .n_first = 1};
     while (cell_is_zero(m.first[0].offset / CELL))
         m.first[0].offset += CELL;

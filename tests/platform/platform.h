@@ -11,7 +11,7 @@
  *              tried here, with the reason and what to do. A danger that Farfork guards against
  *              (a torn page, a silent zero) is printed; the verdict is about the guard.
  * Threads      main handles faults; one struct pl_touch reads or writes one byte of a watched page.
- * Limits       PL_WAIT_MS for one wait, PL_TOTAL_S for a program, then verdict 1; ten times as long in
+ * Limits       PL_WAIT_MS for one wait, PL_TOTAL_S for a program, then verdict 1; twice as long in
  *              the lab, where everything is emulated. To show that a
  *              thread stays blocked, it must be asleep by /proc after PL_STILL_MS without answer.
  * Sources      userfaultfd(2), ioctl_userfaultfd(2), Documentation/admin-guide/mm/userfaultfd.rst
@@ -45,10 +45,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define PL_IN_LAB (getenv("LAB_HOSTS") ? 10 : 1)
-#define PL_WAIT_MS (2000 * PL_IN_LAB)
+#define PL_IN_LAB (getenv("LAB_HOSTS") ? 2 : 1)
+#define PL_WAIT_MS (10000 * PL_IN_LAB)
 #define PL_STILL_MS 100
-#define PL_TOTAL_S (5u * (unsigned)PL_IN_LAB)
+#define PL_TOTAL_S (40u * (unsigned)PL_IN_LAB)
 #define PL_HUGE ((size_t)2 << 20)
 #define PL_HUGE_DIR "/sys/kernel/mm/hugepages/hugepages-2048kB/"
 

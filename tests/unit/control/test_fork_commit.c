@@ -203,7 +203,7 @@ static int commit(bool stuck, bool mute, char **said)
     close(fd);
     assert_int_equal(qmp_connect(socket_path, -1, 30000, &q, &why), 0);
     if (mute)
-        qmp_limit(q, 100);
+        qmp_limit(q, 2000);
     int rc = overlay_commit(q, o, LIMIT_MS, &why);
     qmp_free(q);
     assert_int_equal(waitpid(pid, &status, 0), pid);
