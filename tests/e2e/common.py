@@ -407,14 +407,6 @@ def event_names(guest):
             for e in guest.events]
 
 
-def pmem(folder, name):
-    """Options for a virtio-pmem."""
-    path = os.path.join(folder, f'{name}.pmem')
-    return ['-m', 'maxmem=1G', '-object',
-            f'memory-backend-file,id=pm,mem-path={path},size=2M,share=on', '-device',
-            'virtio-pmem-pci,memdev=pm']
-
-
 # --- moving ---
 
 def free_port(host='127.0.0.1', family=socket.AF_INET):

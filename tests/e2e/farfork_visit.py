@@ -19,8 +19,7 @@ import common
 import report
 from common import Failed, say, status, wait_for
 from devices_stay import begin, devices, linux, there as console_there
-from farfork_move import (HOST, STUCK, Move, There, check_here, folder_of, lose_agent,
-                          pid_there, wait_alone, wait_source)
+from farfork_move import HOST, STUCK, Move, There, check_here, folder_of, lose_agent, pid_there, wait_alone, wait_source
 from forked import ELSEWHERE, FAKE_SOURCE, SLOW, FakeParent, Parent, alive, ask, check_nothing_left, hosts_of_their_own, kill
 from returns import Ledger
 from shut_down import POWER_OFF, end_process, write_port

@@ -19,6 +19,7 @@ from common import PAGE, Failed, Linux, Skip, check_ledger, say, status
 from proxies import second_monitor
 from proxy_move import (alike, check_here, check_moved, check_said, ends, happy, one_side, pair,
                         proxies, say_counts)
+from refuse import pmem
 from stock_stream import KINDS, OTHERS, needs, version
 from stocks import NEWEST, OLDEST, TRIXIE, qemu_of
 
@@ -126,11 +127,11 @@ def vhost_user(t):
                 raise Failed(f'{guest.name} is {status(guest)}')
 
 
-def pmem(t):
+def not_saved(t):
     """QEMU would leave its state behind, without a word."""
     for side, incoming in (('source', False), ('destination', True)):
         with one_side(t, f'{side}-pmem', 'memfd', OLDEST, 'pc', incoming, mem_mib=MIB,
-                      extra=common.pmem(t.work, side)) as guest:
+                      extra=pmem(t.work, side)) as guest:
             ends(t, guest, side, "'dev: virtio-pmem-pci")
 
 
@@ -204,7 +205,7 @@ def run(t):
     with t.case('vhost-user'):
         vhost_user(t)
     with t.case('virtio-pmem'):
-        pmem(t)
+        not_saved(t)
     with t.case('Linux, 4 CPUs, qcow2'):
         linux(t, 'memfd', smp=4, iothread=True, disk_format='qcow2')
 

@@ -154,6 +154,14 @@ def vhost_user(t, accel):
             p.kill()
 
 
+def pmem(folder, name):
+    """Options for a virtio-pmem."""
+    path = os.path.join(folder, f'{name}.pmem')
+    return ['-m', 'maxmem=1G', '-object',
+            f'memory-backend-file,id=pm,mem-path={path},size=2M,share=on', '-device',
+            'virtio-pmem-pci,memdev=pm']
+
+
 def devices(t, accel):
     with t.case('vhost-user-blk'):
         vhost_user(t, accel)
@@ -166,8 +174,7 @@ def devices(t, accel):
                     ['-object', 'memory-backend-memfd,id=shm,size=1M,share=on',
                      '-device', 'ivshmem-plain,memdev=shm'])
     with t.case('virtio-pmem'):
-        with_device(t, accel, 'pmem', ['virtio-pmem', 'does not save its state'], 'anon',
-                    common.pmem(t.work, 'pmem'))
+        with_device(t, accel, 'pmem', '): QEMU does not save its state', 'anon', pmem(t.work, 'pmem'))
     with t.case('a fork without /proc'):
         no_proc(t, accel)
     with t.case('more memory regions than the wire has numbers for'):

@@ -12,8 +12,8 @@
  *              (a torn page, a silent zero) is printed; the verdict is about the guard.
  * Threads      main handles faults; one struct pl_touch reads or writes one byte of a watched page.
  * Limits       PL_WAIT_MS for one wait, PL_TOTAL_S for a program, then verdict 1; twice as long in
- *              the lab, where everything is emulated. To show that a
- *              thread stays blocked, it must be asleep by /proc after PL_STILL_MS without answer.
+ *              the lab, where everything is emulated. To show that a thread stays blocked, it must be
+ *              asleep by /proc after PL_STILL_MS without answer.
  * Sources      userfaultfd(2), ioctl_userfaultfd(2), Documentation/admin-guide/mm/userfaultfd.rst
  */
 #ifndef FARFORK_TESTS_PLATFORM_H
