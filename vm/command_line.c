@@ -21,9 +21,10 @@
 #include "command_line.h"
 #include "rewrite.h"
 #include "identity.h"
+#include "option_files.h"
 #include "qemu_opts.h"
 
-static rewrite_fn rewrite_name, rewrite_drop, refuse_option, rewrite_log, rewrite_pidfile,
+static rewrite_fn rewrite_name, rewrite_drop, refuse_option, rewrite_pidfile,
     rewrite_mem_path, rewrite_object, rewrite_config, rewrite_nographic, rewrite_nodefaults,
     rewrite_display, rewrite_tpmdev;
 
@@ -40,8 +41,7 @@ static const struct rule {
     /* sockets and files */
     {"qmp", rewrite_monitor}, {"qmp-pretty", rewrite_monitor}, {"monitor", rewrite_monitor},
     {"qtest", rewrite_monitor}, {"chardev", rewrite_chardev}, {"serial", rewrite_serial},
-    {"parallel", rewrite_serial}, {"debugcon", rewrite_serial}, {"D", rewrite_log},
-    {"qtest-log", rewrite_log},
+    {"parallel", rewrite_serial}, {"debugcon", rewrite_serial},
     {"nographic", rewrite_nographic}, {"nodefaults", rewrite_nodefaults},
     {"display", rewrite_display}, {"vnc", rewrite_display}, {"spice", rewrite_display},
     {"full-screen", rewrite_drop},
@@ -52,6 +52,9 @@ static const struct rule {
     {"name", rewrite_name},
     /* what cannot be seen from here */
     {"readconfig", rewrite_config}, {"add-fd", rewrite_drop}, /* check_fdsets() */
+    /* files: all others are in option_files.c */
+    {"set", option_files_set}, {"global", option_files_global}, {"icount", option_files_icount},
+    {"plugin", option_files_plugin},
 };
 
 static const char *const without_argument[] = {
@@ -117,17 +120,11 @@ static int rewrite_name(struct rewrite *r, const char *option, const char *value
     return 0;
 }
 
-static int rewrite_log(struct rewrite *r, const char *option, const char *value)
-{
-    FF_AUTO_FREE char *path = rewrite_path(r, value);
-
-    rewrite_emit(r, option, path);
-    return 0;
-}
-
 static int rewrite_pidfile(struct rewrite *r, const char *option, const char *value)
 {
-    return r->s->incoming ? rewrite_log(r, option, value) : 0;
+    if (r->s->incoming)
+        rewrite_emit(r, option, value);
+    return 0;
 }
 
 /* In a folder memory is in a file without a name, each process has its own */
@@ -216,14 +213,19 @@ static bool takes_argument(const char *option)
     return true;
 }
 
-static int rewrite_one(struct rewrite *r, const char *option, const char *value)
+/* @word is -@option or --@option */
+static int rewrite_one(struct rewrite *r, const char *word, const char *option, const char *value)
 {
     if (value && !qemu_opts_valid(value))
         return ff_error_set(r->why, EINVAL, "the parent's -%s %s: no valid JSON", option, value);
+    FF_AUTO_FREE char *own = value ? option_files_own(r, option, value) : NULL;
     for (size_t i = 0; i < N(rules); i++)
         if (!strcmp(option, rules[i].option))
-            return rules[i].fn(r, option, value);
-    return -ENOENT;
+            return rules[i].fn(r, option, own);
+    strv_add(r->out, "%s", word);
+    if (own)
+        strv_add(r->out, "%s", own);
+    return 0;
 }
 
 /* Files behind descriptors that somebody handed over, as libvirt does for logs: what writes to a file
@@ -306,13 +308,7 @@ int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct st
             rc = ff_error_set(why, EINVAL, "the parent's command line ends with %s", word);
             break;
         }
-        rc = rewrite_one(&r, option, value);
-        if (rc == -ENOENT) {
-            strv_add(out, "%s", word);
-            if (value)
-                strv_add(out, "%s", value);
-            rc = 0;
-        }
+        rc = rewrite_one(&r, word, option, value);
     }
     if (rc >= 0)
         rc = check_fdsets(&r);

@@ -137,31 +137,31 @@ int rewrite_chardev(struct rewrite *r, const char *option, const char *value)
                                          "wctablet", "testdev", "hub", "spicevmc", "spiceport",
                                          "qemu-vdagent", "dbus", NULL};
     FF_AUTO_FREE char *backend = qemu_opts_get_first(value, "backend");
-    FF_AUTO_FREE char *path = qemu_opts_get(value, "path"), *log = qemu_opts_get(value, "logfile");
-    FF_AUTO_FREE char *own_log = log ? rewrite_path(r, log) : NULL;
-    FF_AUTO_FREE char *v = log ? qemu_opts_set(value, "logfile", own_log) : xstrdup(value);
+    FF_AUTO_FREE char *path = qemu_opts_get(value, "path");
     const char *b = backend ? backend : "";
 
     if (path && is_tpm(r, value)) {
-        FF_AUTO_FREE char *there = qemu_opts_set(v, "path", r->s->tpm);
+        FF_AUTO_FREE char *there = qemu_opts_set(value, "path", r->s->tpm);
         rewrite_emit(r, option, there);
-    } else if (path && (!strcmp(b, "file") || (!strcmp(b, "socket") && listens(value)))) {
-        FF_AUTO_FREE char *own = rewrite_path(r, path), *with = qemu_opts_set(v, "path", own);
-        FF_AUTO_FREE char *without =
-            !strcmp(b, "file") ? qemu_opts_drop(with, "input-path") : no_wait(with);
+    } else if (path && !strcmp(b, "file")) { /* its own: option_files_own() */
+        FF_AUTO_FREE char *without = qemu_opts_drop(value, "input-path");
+        rewrite_emit(r, option, without);
+    } else if (path && !strcmp(b, "socket") && listens(value)) {
+        FF_AUTO_FREE char *own = rewrite_path(r, path), *with = qemu_opts_set(value, "path", own);
+        FF_AUTO_FREE char *without = no_wait(with);
         rewrite_emit(r, option, without);
     } else if (!strcmp(b, "stdio")) {
         static const char *const kept[] = {"id", "mux", "logfile", "logappend", NULL};
-        FF_AUTO_FREE char *few = qemu_opts_only(v, "backend", kept);
+        FF_AUTO_FREE char *few = qemu_opts_only(value, "backend", kept);
         FF_AUTO_FREE char *file = qemu_opts_set_first(few, "backend", "file");
         FF_AUTO_FREE char *id = qemu_opts_get(value, "id"),
                           *own = rewrite_path(r, id ? id : "stdio");
         FF_AUTO_FREE char *with = qemu_opts_set(file, "path", own);
         rewrite_emit(r, option, with);
     } else if (is_one_of(b, shared)) {
-        rewrite_emit(r, option, v);
+        rewrite_emit(r, option, value);
     } else {
-        cut_off(r, option, v);
+        cut_off(r, option, value);
     }
     return 0;
 }

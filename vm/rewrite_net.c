@@ -18,7 +18,9 @@
  *              (forwarded ports go), and what was handed over as descriptors or made for this one
  *              guest beforehand: those NICs are left unconnected.
  *              A guest that is moved keeps what is behind its NICs, by the same names; what was
- *              handed over is refused.
+ *              handed over is refused. So is a socket at a path, on the same host: the second QEMU
+ *              would take the path from the first, and a move that fails leaves none there.
+ *              passt (QEMU 10.2 starts it) is refused but where a fork has no network of the parent's.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -177,6 +179,25 @@ bool command_line_runs_helpers(char *const *argv)
     return false;
 }
 
+/* The path of a socket that it binds, or NULL; to be freed */
+static char *bound_path(const char *value)
+{
+    FF_AUTO_FREE char *type = qemu_opts_get(value, "local.type"), *addr = qemu_opts_get(value, "addr.type");
+
+    if (type && !strcmp(type, "unix"))
+        return qemu_opts_get(value, "local.path");
+    return addr && !strcmp(addr, "unix") && qemu_opts_is(value, "server")
+               ? qemu_opts_get(value, "addr.path") : NULL;
+}
+
+static int refuse_passt(struct rewrite *r, const char *option, const char *value)
+{
+    return ff_error_set(r->why, ENOTSUP,
+                        "-%s %s: QEMU starts passt, which isolates itself by namespaces that the "
+                        "confinement of agents denies: run passt beside QEMU, on each host, and "
+                        "connect to it by -netdev stream", option, value);
+}
+
 /* As it is: what both cannot have at once on one host, QEMU says */
 static int move_backend(struct rewrite *r, const char *option, const char *value)
 {
@@ -186,6 +207,12 @@ static int move_backend(struct rewrite *r, const char *option, const char *value
             "-%s %s: the parent got it as a descriptor, and QEMU there cannot open that again; "
             "move this guest by hand, see farfork-rdma-postcopy(7)",
             option, value);
+    FF_AUTO_FREE char *bound = r->s->here ? bound_path(value) : NULL;
+    if (bound)
+        return ff_error_set(r->why, ENOTSUP,
+                            "-%s %s: a second QEMU on this host would take %s from the first: move "
+                            "the guest to another host, or remove that network first", option, value,
+                            bound);
     rewrite_emit(r, option, value);
     return 0;
 }
@@ -198,6 +225,7 @@ static int keep_backend(struct rewrite *r, const char *option, const char *value
     FF_AUTO_FREE char *script = qemu_opts_get(value, "script"),
                       *ifname = qemu_opts_get(value, "ifname");
     FF_AUTO_FREE char *id = qemu_opts_get(value, "id");
+    FF_AUTO_FREE char *bound = bound_path(value);
     bool made_before = ifname && script && !strcmp(script, "no");
 
     if (!strcmp(type, "user"))
@@ -206,7 +234,7 @@ static int keep_backend(struct rewrite *r, const char *option, const char *value
         emit_without(r, option, value, tap_drop);
     else if (!strcmp(type, "bridge") || !strcmp(type, "hubport") || !strcmp(type, "none"))
         rewrite_emit(r, option, value);
-    else if (r->s->net == NET_KEEP && strcmp(type, "tap") && !has_any(value, handed))
+    else if (r->s->net == NET_KEEP && strcmp(type, "tap") && !has_any(value, handed) && !bound)
         rewrite_emit(r, option, value);
     else {
         rewrite_note(r,
@@ -227,6 +255,8 @@ int rewrite_net(struct rewrite *r, const char *option, const char *value)
         rewrite_emit(r, option, value);
         return 0;
     }
+    if (!strcmp(type, "passt") && (r->s->incoming || r->s->net == NET_KEEP))
+        return refuse_passt(r, option, value);
     if (r->s->incoming)
         return move_backend(r, option, value);
     if (r->s->net == NET_ISOLATED || r->s->net == NET_KEEP)

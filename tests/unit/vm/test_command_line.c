@@ -132,6 +132,34 @@ static void test_chardevs(void **state)
     assert_child("-D /r/3.q.log -trace x", "-D", "/var/q.log", "-trace", "x");
 }
 
+/* What the parent writes stays its own */
+static void test_files(void **state)
+{
+    (void)state;
+    assert_child("-trace enable=a*,file=/r/3.t -trace file=/r/3.t.1 -trace events=/e "
+                 "-object filter-dump,id=d,netdev=n,file=/r/3.p "
+                 "-object {\"qom-type\":\"filter-dump\",\"id\":\"e\",\"file\":\"/r/3.p.1\"} "
+                 "-audiodev wav,id=a,path=/r/3.w -audiodev wav,id=b,path=/r/3.qemu.wav "
+                 "-audio driver=wav,path=/r/3.w.1 -audiodev none,id=c "
+                 "-device usb-tablet,pcap=/r/3.u -device uefi-vars-x64,jsonfile=/r/3.j",
+                 "-trace", "enable=a*,file=/t", "-trace", "file=/t", "-trace", "events=/e", "--object",
+                 "filter-dump,id=d,netdev=n,file=/x/p", "-object",
+                 "{\"qom-type\":\"filter-dump\",\"id\":\"e\",\"file\":\"/p\"}", "-audiodev",
+                 "wav,id=a,path=/w", "-audiodev", "wav,id=b", "-audio", "driver=wav,path=w", "-audiodev",
+                 "none,id=c", "-device", "usb-tablet,pcap=/u", "-device", "uefi-vars-x64,jsonfile=/j");
+    assert_int_equal(notes.n, 9);
+    assert_child("-chardev pty,id=a,path=/r/3.link -qtest-log /r/3.q -set device.d.addr=3 "
+                 "-global a.b=c -icount shift=3", "-chardev", "pty,id=a,path=/dev/link", "-qtest-log", "/q",
+                 "-set", "device.d.addr=3", "-global", "a.b=c", "-icount", "shift=3", "-plugin",
+                 "/p.so,outfile=/x");
+    assert_int_equal(notes.n, 1);
+    assert_refused("-set device.d.pcap=/x", "-set", "device.d.pcap=/x");
+    assert_refused("-set chardev.c.logfile=/x", "-set", "chardev.c.logfile=/x");
+    assert_refused("-global usb-tablet.pcap=/x", "-global", "usb-tablet.pcap=/x");
+    assert_refused("rr=", "-icount", "shift=7,rr=record,rrfile=/x");
+    assert_refused("-global driver=", "-global", "driver=usb-tablet,property=pcap,value=/x");
+}
+
 static void test_memory(void **state)
 {
     (void)state;
@@ -167,6 +195,13 @@ static void test_net(void **state)
                      "tap,id=t,ifname=tap0,script=no", "-netdev",
                      "{\"type\":\"stream\",\"id\":\"v\",\"server\":false}");
     assert_int_equal(notes.n, 3);
+    /* passt is confined in its own way; a socket at a path is one QEMU's */
+    assert_refused("passt", "-netdev", "passt,id=p");
+    assert_child("-netdev hubport,id=s,hubid=1178992641 -netdev hubport,id=d,hubid=1178992643 "
+                 "-netdev stream,id=c,addr.type=unix,addr.path=/s", "-netdev",
+                 "stream,id=s,server=on,addr.type=unix,addr.path=/s", "-netdev",
+                 "dgram,id=d,local.type=unix,local.path=/s", "-netdev",
+                 "stream,id=c,addr.type=unix,addr.path=/s");
     assert_child_net(NET_NONE, " -display none" OWN "isolated",
                      "-nic hubport,model=virtio,mac=1:2:3:4:5:6,hubid=1178992641 -device x,netdev=a",
                      "-nic", "user,mac=1:2:3:4:5:6,model=virtio", "-net", "user",
@@ -311,9 +346,27 @@ static void test_move(void **state)
     assert_int_equal(notes.n, 1);
     assert_non_null(strstr(notes.v[0], "not connected there"));
 
+    /* before GO no file is touched that the QEMU here writes; a part of the guest goes with it */
+    assert_moved("-trace file=/r/1.t -object filter-dump,id=d,file=/r/1.p -audiodev wav,id=a,path=/r/1.w "
+                 "-device uefi-vars-x64,jsonfile=/j",
+                 "-trace", "file=/t", "-object", "filter-dump,id=d,file=/p", "-audiodev",
+                 "wav,id=a,path=/w", "-device", "uefi-vars-x64,jsonfile=/j");
+    assert_int_equal(notes.n, 3);
+    assert_non_null(strstr(notes.v[0], "writes 1.t in its run directory, and leaves /t alone"));
+
     char *const handed[] = {"qemu", "-netdev", "tap,id=a,fd=3", NULL};
     assert_null(moved(handed));
     assert_non_null(strstr(why.text, "as a descriptor"));
+    char *const passt[] = {"qemu", "-netdev", "{\"type\":\"passt\",\"id\":\"p\"}", NULL};
+    assert_null(moved(passt));
+    assert_non_null(strstr(why.text, "passt"));
+    char *const listens[] = {"qemu", "-netdev", "stream,id=s,server=on,addr.type=unix,addr.path=/s", NULL};
+    const struct vm_spec beside = {.id = "m", .number = 1, .total = 1, .qemu = "/q", .rundir = "/r",
+                                   .net = NET_KEEP, .incoming = "defer", .here = true};
+    assert_null(line(&beside, listens));
+    assert_non_null(strstr(why.text, "/s"));
+    FF_AUTO_FREE char *elsewhere = moved(listens);
+    assert_non_null(elsewhere);
     char *const vnc[] = {"qemu", "-vnc", ":1", NULL};
     FF_AUTO_FREE char *blind = moved(vnc);
     assert_non_null(blind);
@@ -365,7 +418,7 @@ static void test_helpers(void **state)
 UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_display), cmocka_unit_test(test_monitors),
           cmocka_unit_test(test_chardevs), cmocka_unit_test(test_tpm),
-          cmocka_unit_test(test_fdsets),
+          cmocka_unit_test(test_fdsets), cmocka_unit_test(test_files),
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net),
           cmocka_unit_test(test_queues), cmocka_unit_test(test_disks),
           cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
