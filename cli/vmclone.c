@@ -10,6 +10,7 @@
  */
 #include <errno.h>
 #include <getopt.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -462,5 +463,6 @@ static int parse_and_run(int argc, char **argv)
 
 int main(int argc, char **argv)
 {
+    signal(SIGCHLD, SIG_DFL); /* who started it may have had it ignored: then nothing is known of a child's end */
     return output_code("vmclone", parse_and_run(argc, argv), EXIT_SOME);
 }

@@ -12,6 +12,7 @@
  *              destination counts, which did so before it was sent.
  */
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -27,6 +28,19 @@ const char *ff_source_record_folder(const struct ff_source *s, char out[FF_PATH_
     return out;
 }
 
+/* The kernel forgets then how a child ended, and no fence can be told to have succeeded */
+static int check_child_signal(struct ff_error *err)
+{
+    struct sigaction a;
+
+    if (sigaction(SIGCHLD, NULL, &a))
+        return ff_error_set(err, errno, "source: fallback=go: look at SIGCHLD: %s", strerror(errno));
+    if (a.sa_handler != SIG_IGN && !(a.sa_flags & SA_NOCLDWAIT))
+        return 0;
+    return ff_error_set(err, EINVAL, "source: fallback=go: this process ignores SIGCHLD, as what started it did, and "
+                        "cannot know whether the fence succeeds: start it with SIGCHLD at its default (trap - CHLD)");
+}
+
 int ff_source_check_fallback(const struct ff_source *s, struct ff_error *err)
 {
     const struct ff_address *a = &s->addr;
@@ -36,6 +50,9 @@ int ff_source_check_fallback(const struct ff_source *s, struct ff_error *err)
         return 0;
     if (a->passed)
         return ff_error_set(err, EINVAL, "source: fallback=go: not with an agent");
+    int rc = check_child_signal(err);
+    if (rc)
+        return rc;
     if (strchr(a->fence, '=')) /* run_fence() gives it to env(1), which would set a variable */
         return ff_error_set(err, EINVAL, "source: fence=%s: want a path without '='", a->fence);
     if (access(a->fence, X_OK))

@@ -80,20 +80,38 @@ static int write_record(struct ff_source *s, struct ff_error *err)
     return rc ? ff_error_set(err, EIO, "record=%s: %s", path, strerror(-rc)) : 0;
 }
 
-/* Its status, as waitpid(2) has it; it is killed when it takes too long */
+/* Whether it ends in time; a signal ends no wait */
+static bool fence_ends(int fd)
+{
+    struct pollfd ended = {.fd = fd, .events = POLLIN};
+    uint64_t end_ns = ff_boot_ns() + FENCE_MS * 1000000ull, now;
+    int n = 0;
+
+    while (n <= 0 && (now = ff_boot_ns()) < end_ns) {
+        n = poll(&ended, 1, (int)((end_ns - now) / 1000000u) + 1);
+        if (n < 0 && errno != EINTR)
+            return false;
+    }
+    return n > 0;
+}
+
+/* 0: it has ended with exit code 0, as waitpid(2) says. It is killed when it takes too long */
 static int await_fence(pid_t pid, struct ff_error *err)
 {
     FF_AUTO_CLOSE int fd = (int)syscall(SYS_pidfd_open, pid, 0);
-    struct pollfd ended = {.fd = fd, .events = POLLIN};
-    int status = 0;
-    bool late = fd < 0 || poll(&ended, 1, FENCE_MS) <= 0;
+    bool late = fd < 0 || !fence_ends(fd);
+    int status = -1;
+    pid_t reaped;
 
     if (late)
         kill(-pid, SIGKILL);
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+    while ((reaped = waitpid(pid, &status, 0)) < 0 && errno == EINTR)
         ;
     if (late)
         return ff_error_set(err, EPERM, "it did not end within %d s", FENCE_MS / 1000);
+    if (reaped != pid)
+        return ff_error_set(err, EPERM, "how it ended is not known: %s%s", strerror(errno),
+                            errno == ECHILD ? ": SIGCHLD is ignored here" : "");
     if (WIFEXITED(status) && !WEXITSTATUS(status))
         return 0;
     return WIFEXITED(status) ? ff_error_set(err, EPERM, "it ended with %d", WEXITSTATUS(status))

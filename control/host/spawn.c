@@ -26,6 +26,7 @@
 
 #define END_LIMIT_MS 2000
 #define LOOK_MS 5
+#define STATUS_UNKNOWN 0x7f /* neither WIFEXITED() nor WIFSIGNALED() */
 
 static int three_pipes(int p[3][2])
 {
@@ -119,13 +120,19 @@ bool spawn_read_lines(struct spawn *r, int limit_ms,
     return over;
 }
 
+/* *@status is STATUS_UNKNOWN where waitpid(2) does not say how it ended */
 static bool gone(struct spawn *r, int limit_ms, int *status)
 {
     FF_AUTO_CLOSE int fd = r->pid ? (int)syscall(SYS_pidfd_open, r->pid, 0) : -1;
     struct pollfd p = {.fd = fd, .events = POLLIN};
     uint64_t end = ff_now_ms() + (uint64_t)limit_ms, now;
+    pid_t reaped;
 
-    while (r->pid && waitpid(r->pid, status, WNOHANG) == 0) {
+    while (r->pid && (reaped = waitpid(r->pid, status, WNOHANG)) <= 0) {
+        if (reaped < 0 && errno != EINTR) {
+            *status = STATUS_UNKNOWN;
+            break;
+        }
         now = ff_now_ms();
         if (now >= end)
             return false;

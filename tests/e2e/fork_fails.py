@@ -168,6 +168,15 @@ def found_before(t, accel):
                     raise Failed(f'{args}: the parent was paused')
                 parent.as_before()
                 check_nothing_left(c, parent)
+        says_how_it_ended(t, parent)
+
+
+def says_how_it_ended(t, parent):
+    """Also where whoever started vmclone ignores SIGCHLD."""
+    with Fork(t, parent, 1, '--launcher', 'echo too bad >&2; exit 7 # {host} {cmd}', hosts=['h1=127.0.0.1'],
+              prefix=('env', '--ignore-signal=CHLD')) as c:
+        check_result(c, 3, {'failed': 1})
+        reason(c, 'exit code 7: too bad')
 
 
 def taken_back(t, accel):

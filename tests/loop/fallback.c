@@ -4,9 +4,11 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/time.h>
 #include <unistd.h>
 
 #include "cleanup.h"
@@ -122,6 +124,19 @@ void guest_start(void)
 }
 
 /* --- taking it back --- */
+
+static void on_alarm(int number)
+{
+    (void)number;
+}
+
+void interrupt_often(bool often)
+{
+    const struct itimerval t = {.it_interval.tv_usec = often * 200, .it_value.tv_usec = often * 200};
+
+    must(!sigaction(SIGALRM, &(struct sigaction){.sa_handler = on_alarm}, NULL));
+    must(!setitimer(ITIMER_REAL, &t, NULL));
+}
 
 /* Nobody runs it there from here on */
 static void must_be_still(void)

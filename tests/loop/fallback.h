@@ -41,6 +41,9 @@ uint64_t image_sum(void);
 void hears_leases(struct move *m);
 void guest_start(void);
 
+/* Signals end system calls of this process */
+void interrupt_often(bool often);
+
 /* It must succeed; nobody runs the guest there, and the image is still @sum */
 void take_back(struct move *m, uint64_t sum);
 

@@ -296,7 +296,14 @@ static void fence_fails(void)
     must(rc == -EPERM && strstr(err.text, "it ended with 1") && is_there(record));
     must(ff_source_resume(m.source, NULL, 100, &err) == -EINVAL &&
          strstr(err.text, "taken back"));
+    signal(SIGCHLD, SIG_IGN); /* nobody knows how it ends */
+    rc = ff_source_take_back(m.source, &err);
+    must(rc == -EPERM && strstr(err.text, "SIGCHLD is ignored"));
+    signal(SIGCHLD, SIG_DFL);
     make_fence(0);
+    interrupt_often(true);
+    must_ok(ff_source_take_back(m.source, &err), err);
+    interrupt_often(false);
     take_back(&m, sum);
     move_free(&m);
     remove_files();
@@ -328,6 +335,9 @@ static void refusals(void)
         refused_with("Permission denied", S_CONNECT, hears_leases);
     unlink(fence);
     refused_with("No such file", S_CONNECT, hears_leases);
+    signal(SIGCHLD, SIG_IGN);
+    refused_with("trap - CHLD", S_CONNECT, hears_leases);
+    signal(SIGCHLD, SIG_DFL);
     *strstr(options, "fence,") = '='; /* env(1) would take that for a variable */
     refused_with("without '='", S_CONNECT, hears_leases);
     remove_files();

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <signal.h>
 #include <stddef.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -83,6 +84,29 @@ static void test_without_descriptors(void **state)
     assert_int_equal(status, 0);
 }
 
+/* The kernel then says of no child how it ended: that is no success */
+static void test_ignored_child_signal(void **state)
+{
+    char *const fails[] = {"sh", "-c", "exit 7", NULL};
+    struct ff_error why;
+    struct spawn r;
+    int status;
+
+    (void)state;
+    signal(SIGCHLD, SIG_IGN);
+    start(&r, "exit 7");
+    assert_true(spawn_read_lines(&r, LIMIT_MS, NULL, NULL));
+    assert_true(spawn_ended(&r, LIMIT_MS, &status));
+    assert_true(status && !WIFEXITED(status) && !WIFSIGNALED(status));
+    spawn_end(&r, 0);
+    spawn_free(&r);
+    start(&r, "exec >&- 2>&-; sleep 0.3; exit 7");
+    assert_false(spawn_end(&r, LIMIT_MS));
+    spawn_free(&r);
+    assert_int_equal(spawn_run(fails, LIMIT_MS, &why), -EIO);
+    signal(SIGCHLD, SIG_DFL);
+}
+
 /* As a container's filter does */
 static void forbid_pidfd_open(void)
 {
@@ -102,6 +126,7 @@ static void forbid_pidfd_open(void)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_orderly), cmocka_unit_test(test_ended),
+                                       cmocka_unit_test(test_ignored_child_signal),
                                        cmocka_unit_test(test_without_descriptors)};
     int failed = cmocka_run_group_tests_name("with pidfd_open", tests, NULL, NULL);
 
