@@ -11,6 +11,7 @@
  *              open_queues(): connect FAULT, join -> open_queues(): whoever has the session
  *                             connect PREFILL, join  (tcp_listen.c)
  *                             with a key: TLS on both (tcp_tls.c)
+ *                             on all three a packet of full size, both ways (tcp_path.c)
  *              (or both are given connected sockets: ff_tcp_on_sockets())
  *              after that     data: tcp_queue.c; control: plain send and recv, not hot
  *
@@ -41,6 +42,7 @@
 #include "secret.h"
 #include "tcp_listen.h"
 #include "tcp_pace.h"
+#include "tcp_path.h"
 #include "tcp_queue.h"
 #include "tcp_socket.h"
 #include "tcp_tls.h"
@@ -65,6 +67,7 @@ struct tcp_link {
     bool process_tls;            /* struct ff_link_params */
     uint8_t rx[TCP_CTRL_HEAD_LEN + FF_MSG_MAX + FF_SEAL_TAG_LEN];
     size_t rx_have;
+    bool had_pad; /* the peer's has come */
 };
 
 static struct tcp_link *tcp_of(struct ff_link *l)
@@ -325,7 +328,12 @@ static int tcp_open_queues(struct ff_link *l, const uint8_t session[FF_SESSION_L
                    : open_active(t, &tokens, timeout_ms, err);
     if (!rc && t->secrets)
         rc = seal_queues(t, end, err);
+    int cancel_fd = t->ls ? tcp_listen_cancel_fd(t->ls) : t->cancel_fd;
     t->ls = NULL;
+    if (!rc)
+        rc = tcp_path_check_queues(t->q, cancel_fd, end, err);
+    if (!rc)
+        rc = tcp_path_check_control(t->ctrl_fd, cancel_fd, end, err);
     if (!rc)
         tcp_queue_beside(t->q[FF_QUEUE_PREFILL], t->q[FF_QUEUE_FAULT]);
     return rc;
@@ -362,6 +370,8 @@ static int tcp_send(struct ff_link *l, const void *msg, uint32_t len, struct ff_
 
 static int decode_head(const struct tcp_link *t, uint32_t *len, struct ff_error *err)
 {
+    if (tcp_is_pad(t->rx) && !t->had_pad)
+        return tcp_pad_decode(t->rx, len, err);
     return t->secrets ? tcp_sealed_decode(t->rx, len, err) : tcp_ctrl_decode(t->rx, len, err);
 }
 
@@ -395,6 +405,11 @@ static int tcp_recv(struct ff_link *l, void *buf, int timeout_ms, struct ff_erro
             if (rc)
                 return rc;
             want += len;
+        }
+        if (len && t->rx_have == want && tcp_is_pad(t->rx)) {
+            t->had_pad = true;
+            t->rx_have = 0;
+            continue;
         }
         if (len && t->rx_have == want)
             return open_message(t, buf, len, err);
@@ -542,33 +557,6 @@ static const struct ff_link_ops tcp_ops = {
 
 /* --- sockets of this host --- */
 
-int ff_tcp_socket_pairs(int a[FF_TCP_SOCKETS], int b[FF_TCP_SOCKETS], struct ff_error *err)
-{
-    for (unsigned i = 0; i < FF_TCP_SOCKETS; i++)
-        a[i] = b[i] = -1;
-    for (unsigned i = 0; i < FF_TCP_SOCKETS; i++) {
-        int pair[2];
-        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {
-            int rc = ff_error_set(err, errno, "tcp: make sockets: %s", strerror(errno));
-            for (; i--; ff_close_fd(&a[i]), ff_close_fd(&b[i]))
-                ;
-            return rc;
-        }
-        a[i] = pair[0];
-        b[i] = pair[1];
-    }
-    return 0;
-}
-
-static bool is_stream(int fd)
-{
-    int domain, type;
-    socklen_t len = sizeof(int);
-
-    return !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &len) && domain == AF_UNIX &&
-           !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) && type == SOCK_STREAM;
-}
-
 int ff_tcp_on_sockets(const int fd[FF_TCP_SOCKETS], int timeout_ms, struct ff_link **out,
                       struct ff_error *err)
 {
@@ -578,7 +566,7 @@ int ff_tcp_on_sockets(const int fd[FF_TCP_SOCKETS], int timeout_ms, struct ff_li
 
     for (unsigned i = 0; i < FF_TCP_SOCKETS && !rc; i++) {
         setsockopt(fd[i], SOL_SOCKET, SO_SNDBUF, &(int){SOCKETS_BUF}, sizeof(int));
-        if (!is_stream(fd[i]))
+        if (!tcp_is_stream(fd[i]))
             rc = ff_error_set(err, EINVAL, "tcp: descriptor %d is no stream socket of this host",
                               fd[i]);
     }

@@ -78,6 +78,7 @@ struct tcp_queue {
 
     struct tcp_pace pace; /* of what PREFILL receives */
     bool is_pushed;       /* the peer WRITEs: what it may is not asked for here */
+    bool had_pad;         /* the peer's has come */
     size_t lowat;
     struct ff_wc wc[WC_MAX];
     unsigned wc_first, wc_n;
@@ -308,6 +309,26 @@ static void take_data(struct tcp_queue *q)
     }
 }
 
+/* The one pad that a peer sends, all of it: bytes taken, 0: more are needed */
+static unsigned take_pad(struct tcp_queue *q, const uint8_t *p, unsigned have)
+{
+    struct ff_error why;
+    uint32_t len;
+
+    if (have < TCP_PAD_HEAD_LEN)
+        return 0;
+    int rc = q->had_pad ? ff_error_set(&why, EPROTO, "tcp: read pad: the second of a connection")
+                        : tcp_pad_decode(p, &len, &why);
+    if (rc) {
+        break_with(q, &why);
+        return 0;
+    }
+    if (have < TCP_PAD_HEAD_LEN + len)
+        return 0;
+    q->had_pad = true;
+    return TCP_PAD_HEAD_LEN + len;
+}
+
 static bool is_reply(const uint8_t *p)
 {
     return !memcmp(p, "FFrp", 4);
@@ -331,6 +352,8 @@ static void parse_received(struct tcp_queue *q)
             return;
         if (is_reply(p))
             used = take_reply(q, p, have);
+        else if (tcp_is_pad(p))
+            used = take_pad(q, p, have);
         else if (q->replies_n < REPLIES)
             used = take_request(q, p, have);
         else
@@ -446,6 +469,21 @@ int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error 
     q->wr[(q->wr_first + q->wr_n++) % FF_QUEUE_DEPTH] = *wr;
     send_frames(q);
     return 0;
+}
+
+void tcp_queue_pad(struct tcp_queue *q, uint8_t *zeros)
+{
+    struct tx_frame *f = tx_new(q, TCP_PAD_HEAD_LEN);
+
+    tcp_pad_encode(f->head, TCP_PAD_LEN);
+    f->runs.iov[f->runs.n++] = (struct iovec){.iov_base = zeros, .iov_len = TCP_PAD_LEN};
+}
+
+int tcp_queue_turn(struct tcp_queue *q, bool *sends, struct ff_error *err)
+{
+    progress(q);
+    *sends = q->tx_n;
+    return q->broken.code ? queue_broken(q, err) : 0;
 }
 
 static unsigned drain_wc(struct tcp_queue *q, struct ff_wc *wc, unsigned n)

@@ -24,6 +24,10 @@ int tcp_queue_seal(struct tcp_queue *q, const struct tcp_tls_how *how, struct ff
 int tcp_queue_post(struct tcp_queue *q, const struct ff_wr *wr, struct ff_error *err);
 int tcp_queue_poll(struct tcp_queue *q, struct ff_wc *wc, unsigned n, int timeout_ms,
                    struct ff_error *err);
+/* Send a pad of @zeros, from the next turn on; @q has no requests yet. A turn sends and receives what it can now: 0,
+ * and whether something @sends still; or @q is broken */
+void tcp_queue_pad(struct tcp_queue *q, uint8_t *zeros);
+int tcp_queue_turn(struct tcp_queue *q, bool *sends, struct ff_error *err);
 int tcp_queue_fd(struct tcp_queue *q);
 short tcp_queue_events(const struct tcp_queue *q); /* what to wait for, as poll(2) has it */
 /* @other, which lives as long, uses the same link; before @q is used */

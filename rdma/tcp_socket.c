@@ -220,3 +220,30 @@ int ff_peers_find(const struct ff_link_params *p, struct ff_peers *out, struct f
     freeaddrinfo(list);
     return 0;
 }
+
+int ff_tcp_socket_pairs(int a[FF_TCP_SOCKETS], int b[FF_TCP_SOCKETS], struct ff_error *err)
+{
+    for (unsigned i = 0; i < FF_TCP_SOCKETS; i++)
+        a[i] = b[i] = -1;
+    for (unsigned i = 0; i < FF_TCP_SOCKETS; i++) {
+        int pair[2];
+        if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair) < 0) {
+            int rc = ff_error_set(err, errno, "tcp: make sockets: %s", strerror(errno));
+            for (; i--; ff_close_fd(&a[i]), ff_close_fd(&b[i]))
+                ;
+            return rc;
+        }
+        a[i] = pair[0];
+        b[i] = pair[1];
+    }
+    return 0;
+}
+
+bool tcp_is_stream(int fd)
+{
+    int domain, type;
+    socklen_t len = sizeof(int);
+
+    return !getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &len) && domain == AF_UNIX &&
+           !getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &len) && type == SOCK_STREAM;
+}

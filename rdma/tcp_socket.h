@@ -42,6 +42,9 @@ void tcp_set_urgent(int fd);
 /* A connected socket, or -errno */
 int tcp_connect_addr(const struct sockaddr *sa, socklen_t len, int cancel_fd, int timeout_ms);
 
+/* A stream socket of this host (AF_UNIX) */
+bool tcp_is_stream(int fd);
+
 /* To be freed with freeaddrinfo() */
 int tcp_resolve(const struct ff_link_params *p, bool passive, struct addrinfo **out,
                 struct ff_error *err);

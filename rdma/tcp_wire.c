@@ -14,6 +14,7 @@
 #define MAGIC_JOIN 0x6e6a4646u /* "FFjn" */
 #define MAGIC_REQ 0x71724646u  /* "FFrq" */
 #define MAGIC_REP 0x70724646u  /* "FFrp" */
+#define MAGIC_PAD 0x64704646u  /* "FFpd" */
 
 static struct ff_wirebuf writer(uint8_t *out, size_t len)
 {
@@ -33,12 +34,13 @@ void tcp_ctrl_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len)
     ff_wb_put(&b, len, 4);
 }
 
-/* @n is from @min to @max: 0 and *@len */
-static int get_length(uint32_t n, uint32_t min, uint32_t max, uint32_t *len, struct ff_error *err)
+/* @n, the length of @what, is from @min to @max: 0 and *@len */
+static int get_length(const char *what, uint32_t n, uint32_t min, uint32_t max, uint32_t *len,
+                      struct ff_error *err)
 {
     if (n < min || n > max)
-        return ff_error_set(err, EPROTO, "tcp: read control message: length %u (permitted %u..%u)",
-                            n, min, max);
+        return ff_error_set(err, EPROTO, "tcp: read %s: length %u (permitted %u..%u)", what, n, min,
+                            max);
     *len = n;
     return 0;
 }
@@ -57,7 +59,7 @@ int tcp_ctrl_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct f
                             "key-file=FILE with the same");
     if (magic != MAGIC_CTRL)
         return bad_magic("control message", magic, MAGIC_CTRL, err);
-    return get_length(n, 1, FF_MSG_MAX, len, err);
+    return get_length("control message", n, 1, FF_MSG_MAX, len, err);
 }
 
 void tcp_sealed_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len)
@@ -75,7 +77,32 @@ int tcp_sealed_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct
 
     if (magic != MAGIC_SEALED)
         return bad_magic("sealed control message", magic, MAGIC_SEALED, err);
-    return get_length(n, 1 + FF_SEAL_TAG_LEN, FF_MSG_MAX + FF_SEAL_TAG_LEN, len, err);
+    return get_length("control message", n, 1 + FF_SEAL_TAG_LEN, FF_MSG_MAX + FF_SEAL_TAG_LEN, len,
+                      err);
+}
+
+void tcp_pad_encode(uint8_t out[TCP_PAD_HEAD_LEN], uint32_t len)
+{
+    struct ff_wirebuf b = writer(out, TCP_PAD_HEAD_LEN);
+    ff_wb_put(&b, MAGIC_PAD, 4);
+    ff_wb_put(&b, len, 4);
+}
+
+bool tcp_is_pad(const uint8_t *in)
+{
+    struct ff_wirebuf b = ff_wb_reader(in, 4);
+    return ff_wb_get(&b, 4) == MAGIC_PAD;
+}
+
+int tcp_pad_decode(const uint8_t in[TCP_PAD_HEAD_LEN], uint32_t *len, struct ff_error *err)
+{
+    struct ff_wirebuf b = ff_wb_reader(in, TCP_PAD_HEAD_LEN);
+    uint32_t magic = (uint32_t)ff_wb_get(&b, 4);
+    uint32_t n = (uint32_t)ff_wb_get(&b, 4);
+
+    if (magic != MAGIC_PAD)
+        return bad_magic("pad", magic, MAGIC_PAD, err);
+    return get_length("pad", n, 1, TCP_PAD_MAX, len, err);
 }
 
 void tcp_join_encode(uint8_t out[TCP_JOIN_LEN], enum ff_queue q, const struct tcp_tokens *t)

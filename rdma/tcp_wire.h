@@ -16,6 +16,8 @@
  *              READ, status 0: with TCP_F_ZEROS a bitmap of granules that are left out, rounded
  *              up to 8 bytes; with TCP_F_POISON another, of those among them that cannot be read:
  *              the others are zeros; then the granules whose bit is clear. Else len bytes
+ *   pad        | magic FFpd 4 | length 4 | zeros ... |  once each way on each connection: longer than
+ *              a packet (tcp_path.h). Whoever reads it drops it
  *
  * Invariants   1. Nothing is allocated or touched for a frame before its decoder returned 0.
  *              2. Replies come in the order of their requests.
@@ -29,13 +31,16 @@
 #include "link.h"
 #include "seal.h"
 
-#define TCP_VERSION 1
+#define TCP_VERSION 2
 #define TCP_CTRL_HEAD_LEN 8
 #define TCP_JOIN_LEN 24
 #define TCP_REQ_LEN 40
 #define TCP_REP_LEN 24
 #define TCP_MAX_LEN (4u << 20)
 #define TCP_MAP_MAX (FF_GRANULES_MAX / 8)
+#define TCP_PAD_HEAD_LEN 8
+#define TCP_PAD_LEN (2 * 9216u) /* two of the largest packets that switches pass */
+#define TCP_PAD_MAX 32768u
 
 enum tcp_op { TCP_OP_READ = 1, TCP_OP_WRITE = 2 };
 
@@ -64,6 +69,12 @@ int tcp_ctrl_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct f
 /* @len: of the sealed message, which FF_SEAL_TAG_LEN makes longer */
 void tcp_sealed_encode(uint8_t out[TCP_CTRL_HEAD_LEN], uint32_t len);
 int tcp_sealed_decode(const uint8_t in[TCP_CTRL_HEAD_LEN], uint32_t *len, struct ff_error *err);
+
+void tcp_pad_encode(uint8_t out[TCP_PAD_HEAD_LEN], uint32_t len);
+int tcp_pad_decode(const uint8_t in[TCP_PAD_HEAD_LEN], uint32_t *len, struct ff_error *err);
+
+/* @in: at least four bytes */
+bool tcp_is_pad(const uint8_t *in);
 
 /* @in: at least four bytes of what a connection says first */
 bool tcp_is_join(const uint8_t *in);

@@ -105,7 +105,7 @@ FIGURES = (
     # --- the verbs link ---
     (WIRE, rf'`rdma/verbs_request\.c`, version {N}\)', 'rdma/verbs_request.c', 'VERSION'),
     (WIRE, rf'version of the verbs link \| {N} \|', 'rdma/verbs_request.c', 'VERSION'),
-    (WIRE, rf'version 1, the verbs link version {N}\.', 'rdma/verbs_request.c', 'VERSION'),
+    (WIRE, rf'version 2, the verbs link version {N}\.', 'rdma/verbs_request.c', 'VERSION'),
     (WIRE, r'magic \| (`[0-9a-f ]+`) \("FFvj"\)', 'rdma/verbs_request.c', 'MAGIC'),
     (WIRE, rf'request {N} bytes, and', 'rdma/verbs_request.c', 'PRIVATE_LEN'),
     (WIRE, rf'bytes, and {N} for the two steps', 'rdma/verbs_request.h', 'VERBS_PRIVATE_MAX'),

@@ -93,6 +93,8 @@ static void save_frames(void)
 
     tcp_ctrl_encode(f, 100);
     save(0, f, TCP_CTRL_HEAD_LEN);
+    tcp_pad_encode(f, TCP_PAD_LEN);
+    save(0, f, TCP_PAD_HEAD_LEN);
     tcp_join_encode(f, FF_QUEUE_PREFILL,
                     &(struct tcp_tokens){.of[FF_QUEUE_PREFILL] = "a session of 16"});
     save(0, f, TCP_JOIN_LEN);

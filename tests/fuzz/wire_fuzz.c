@@ -255,6 +255,13 @@ static int try_frame(unsigned how, const uint8_t *in, struct ff_error *err)
         if (!rc)
             same(in, TCP_CTRL_HEAD_LEN, out, TCP_CTRL_HEAD_LEN, 0, 0);
         return rc;
+    case 'p':
+        rc = tcp_pad_decode(in, &n, err);
+        if (!rc)
+            tcp_pad_encode(out, n);
+        if (!rc)
+            same(in, TCP_PAD_HEAD_LEN, out, TCP_PAD_HEAD_LEN, 0, 0);
+        return rc;
     case 'j':
         rc = tcp_join_decode(in, &t, &q, err);
         if (!rc)

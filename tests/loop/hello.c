@@ -67,9 +67,9 @@ static void other_versions(struct move *m, enum stage stage)
 {
     if (stage != S_CONNECT)
         return;
-    one_version(m, 8, 8, "version 8..8 (this side speaks 7)");
-    one_version(m, 8, 65535, "version 8..65535");
-    one_version(m, 0, 6, "version 0..6");
+    one_version(m, 9, 9, "version 9..9 (this side speaks 8)");
+    one_version(m, 9, 65535, "version 9..65535");
+    one_version(m, 0, 7, "version 0..7");
 }
 
 static void versions(void)

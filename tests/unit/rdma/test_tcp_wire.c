@@ -40,6 +40,33 @@ static void test_ctrl(void **state)
     assert_fails(tcp_ctrl_decode((const uint8_t *)"GET / HT", &len, NULL), EPROTO);
 }
 
+static void test_pad(void **state)
+{
+    static const uint32_t bad[] = {0, TCP_PAD_MAX + 1, 1u << 31, UINT32_MAX};
+    uint8_t f[TCP_PAD_HEAD_LEN];
+    struct ff_error err;
+    uint32_t len;
+    (void)state;
+
+    for (uint32_t n = 1; n <= TCP_PAD_MAX; n = n * 2) {
+        tcp_pad_encode(f, n);
+        assert_true(tcp_is_pad(f));
+        assert_ok(tcp_pad_decode(f, &len, &err), err);
+        assert_int_equal(len, n);
+    }
+    for (size_t i = 0; i < FF_ARRAY_LEN(bad); i++) {
+        tcp_pad_encode(f, bad[i]);
+        assert_fails(tcp_pad_decode(f, &len, &err), EPROTO);
+        assert_error(err, EPROTO, "pad", "permitted 1..32768");
+    }
+    for (size_t i = 0; i < 4; i++) {
+        tcp_pad_encode(f, 1);
+        f[i] ^= 1;
+        assert_false(tcp_is_pad(f));
+        assert_fails(tcp_pad_decode(f, &len, &err), EPROTO);
+    }
+}
+
 static void test_join(void **state)
 {
     static const struct tcp_tokens t = {.of = {"0123456789abcde", "fedcba987654321"}};
@@ -63,7 +90,7 @@ static void test_join(void **state)
     tcp_join_encode(f, FF_QUEUE_FAULT, &t);
     put(f, 4, TCP_VERSION + 1, 2);
     assert_fails(tcp_join_decode(f, &t, &q, &err), EPROTO);
-    assert_error(err, EPROTO, "version 2 (want 1)");
+    assert_error(err, EPROTO, "version 3 (want 2)");
     for (unsigned bad = 2; bad < 0x10000; bad = bad * 2 + 1) {
         tcp_join_encode(f, FF_QUEUE_FAULT, &t);
         put(f, 6, bad, 2);
@@ -256,5 +283,6 @@ static void test_reply(void **state)
     }
 }
 
-UNIT_MAIN(cmocka_unit_test(test_ctrl), cmocka_unit_test(test_join), cmocka_unit_test(test_request),
+UNIT_MAIN(cmocka_unit_test(test_ctrl), cmocka_unit_test(test_pad),
+        cmocka_unit_test(test_join), cmocka_unit_test(test_request),
           cmocka_unit_test(test_granules), cmocka_unit_test(test_reply))
