@@ -228,6 +228,26 @@ static int rewrite_one(struct rewrite *r, const char *word, const char *option, 
     return 0;
 }
 
+char *command_line_relative(char *const *argv)
+{
+    for (argv += *argv != NULL; *argv; argv++) {
+        const char *word = *argv, *option = word + 1;
+        if (*word != '-') { /* the image of the first disk */
+            if (option_files_relative("hda", word))
+                return xstrdup(word);
+            continue;
+        }
+        option += *option == '-';
+        if (!takes_argument(option))
+            continue;
+        if (!*++argv)
+            break;
+        if (option_files_relative(option, *argv))
+            return xprintf("%s %s", word, *argv);
+    }
+    return NULL;
+}
+
 /* Files behind descriptors that somebody handed over, as libvirt does for logs: what writes to a file
  * has one of the child's own by now. Nobody knows what another stands for */
 static int check_fdsets(const struct rewrite *r)

@@ -47,6 +47,10 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
 int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct strv *out,
                struct strv *notes, struct ff_error *why);
 
+/* The option that names a file by a name relative to QEMU's folder, as "-kernel Image", to be freed;
+ * NULL: none does, and another QEMU can run in another folder */
+char *command_line_relative(char *const *argv);
+
 /* Whether a QEMU with this command line starts programs that may have rights of their own, to have a
  * network: the bridge helper, a tap's script. @argv ends with NULL */
 bool command_line_runs_helpers(char *const *argv);

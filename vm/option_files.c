@@ -13,7 +13,8 @@
  *              rewrite_net.c.
  *              A QEMU whose folder is gone can be started elsewhere only if no option has a
  *              relative name.
- * Limits       a relative name is found by the option or key that has it: a list.
+ * Limits       a relative name is found by the option or key that has it: a list. A name without a
+ *              folder of firmware (-bios qboot.rom) is taken for one of QEMU's own.
  * Sources      QEMU 10.0 and 10.2, every open() with O_TRUNC or O_CREAT and every fopen() that an
  *              option can reach: net/dump.c, audio/wavaudio.c, trace/control.c, util/log.c,
  *              hw/usb/bus.c, hw/uefi/var-service-json.c, chardev/char.c, char-file.c, char-pty.c,
@@ -173,45 +174,51 @@ static bool is_among(const char *word, const char *const *list, size_t n)
     return false;
 }
 
+/* Also looked for in QEMU's folders of firmware */
+static const char *const firmware[] = {"bios", "option-rom", "romfile", "splash"};
+
 /* "nbd://host", "json:{}", "fat:dir" are not */
-static bool is_relative(const char *name)
+static bool is_relative(const char *key, const char *name)
 {
+    if (!strchr(name, '/') && is_among(key, firmware, N(firmware)))
+        return false;
     size_t word = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789+_-");
 
     return *name && *name != '/' && name[word] != ':' && strcmp(name, "no") && strcmp(name, "none");
 }
 
-static bool is_path_key(const char *key, size_t len)
+/* @node: file= is the name of a node */
+static bool is_relative_at(const char *key, const char *name, bool node)
 {
-    const char *dot = memrchr(key, '.', len), *last = dot ? dot + 1 : key;
-    FF_AUTO_FREE char *word = xprintf("%.*s", (int)(key + len - last), last);
+    const char *dot = strrchr(key, '.'), *last = dot ? dot + 1 : key;
 
-    return is_among(word, keys, N(keys));
+    return is_among(last, keys, N(keys)) && !(node && !strcmp(last, "file")) && is_relative(last, name);
 }
 
-static bool any_in_json(const json_t *o)
+static bool any_in_json(const json_t *o, bool node)
 {
     const char *key;
     json_t *v;
     size_t i;
 
     json_array_foreach(o, i, v)
-        if (any_in_json(v))
+        if (any_in_json(v, node))
             return true;
     json_object_foreach((json_t *)o, key, v)
-        if (json_is_string(v) ? is_path_key(key, strlen(key)) && is_relative(json_string_value(v))
-                              : any_in_json(v))
+        if (json_is_string(v) ? is_relative_at(key, json_string_value(v), node)
+                              : any_in_json(v, node))
             return true;
     return false;
 }
 
-static bool any_in_text(const char *value)
+static bool any_in_text(const char *value, bool node)
 {
     for (const char *part = value; part;) {
         const char *comma = strchr(part, ','), *eq = strchr(part, '=');
-        if (eq && (!comma || eq < comma) && is_path_key(part, (size_t)(eq - part))) {
+        if (eq && (!comma || eq < comma)) {
+            FF_AUTO_FREE char *key = xprintf("%.*s", (int)(eq - part), part);
             FF_AUTO_FREE char *name = xprintf("%.*s", (int)strcspn(eq + 1, ","), eq + 1);
-            if (is_relative(name))
+            if (is_relative_at(key, name, node))
                 return true;
         }
         part = comma ? comma + 1 : NULL;
@@ -224,9 +231,10 @@ bool option_files_relative(const char *option, const char *value)
     if (is_among(option, others, N(others)))
         return false;
     if (is_among(option, names, N(names)))
-        return is_relative(value);
+        return is_relative(option, value);
+    bool node = !strcmp(option, "blockdev");
     json_t *o = *value == '{' ? json_loads(value, 0, NULL) : NULL;
-    bool any = o ? any_in_json(o) : any_in_text(value);
+    bool any = o ? any_in_json(o, node) : any_in_text(value, node);
 
     json_decref(o);
     return any;

@@ -117,6 +117,8 @@ int agent_vms_spawn(struct agent_vms *k, const json_t *o, struct agent_vm **out,
                            .log = json_string_value(json_object_get(o, "log")),
                            .cwd = json_string_value(json_object_get(o, "cwd"))};
     const json_t *files = json_object_get(o, "files");
+    if (p.cwd && json_is_true(json_object_get(o, "anywhere")) && access(p.cwd, X_OK))
+        p.cwd = "/";
     int fd = -1, rc = 0;
     pid_t pid = 0;
 

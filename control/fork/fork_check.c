@@ -289,6 +289,8 @@ static void ask_host(struct fork *f, struct host *h)
     json_t *want = json_pack("{so si so}", "files", files, "descriptors",
                              (int)descriptors(f, children), "checks", subjects(f, h));
     json_t *program = program_of(f, h), *processor = processor_of(f, h);
+    if (!f->s.anywhere)
+        json_object_set_new(want, "cwd", json_string(f->s.parent_cwd));
     if (bytes) {
         json_object_set_new(want, "folder", json_string(fork_disks_scratch(f->disks)));
         json_object_set_new(want, "bytes", json_integer((json_int_t)bytes));

@@ -136,8 +136,8 @@ static json_t *spawn_of(struct fork *f, const struct vm *k, struct ff_error *why
     }
     json_t *o = json_pack("{si so ss ss}", "number", (int)k->number, "argv", strv_json(argv.v),
                           "log", log, "qmp", qmp);
-    if (f->s.parent_cwd)
-        json_object_set_new(o, "cwd", json_string(f->s.parent_cwd));
+    json_object_set_new(o, "cwd", json_string(f->s.parent_cwd));
+    json_object_set_new(o, "anywhere", json_boolean(f->s.anywhere));
     json_t *before = fork_disks_before(f->disks, &s), *files = fork_disks_files(f->disks, &s);
     FF_AUTO_JSON json_t *seeds = seed_commands(f, &s);
     json_array_extend(before, seeds);

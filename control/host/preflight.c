@@ -45,6 +45,16 @@ static int check_files(const json_t *files, struct ff_error *why)
     return 0;
 }
 
+/* An option of the child names a file in it */
+static int check_cwd(const char *cwd, struct ff_error *why)
+{
+    if (!cwd || !access(cwd, X_OK))
+        return 0;
+    return ff_error_set(why, errno,
+                        "the folder %s, in which the parent was started, and in which an option names a "
+                        "file: %s: start the parent with absolute names", cwd, strerror(errno));
+}
+
 /* --- descriptors --- */
 
 int preflight_descriptors(pid_t pid, const char *who, uint64_t need, struct ff_error *why)
@@ -272,6 +282,8 @@ int preflight_check(const json_t *want, pid_t server, struct ff_error *why)
         rc = folder_has_room(folder, (uint64_t)bytes, "scratch folder", "--scratch", why);
     if (!rc)
         rc = check_files(json_object_get(want, "files"), why);
+    if (!rc)
+        rc = check_cwd(json_string_value(json_object_get(want, "cwd")), why);
     if (!rc)
         rc = preflight_descriptors(0, "an agent", (uint64_t)descriptors, why);
     if (!rc && server > 0)

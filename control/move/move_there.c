@@ -99,8 +99,8 @@ static int spawn_there(struct move *m, struct ff_error *why)
     json_t *o = json_pack("{si so ss ss sO so so}", "number", 1, "argv", words, "log", k->log,
                           "qmp", k->qmp, "private", files, "until_go", until_go, "shut_down_file",
                           json_sprintf("%s/" UNTIL_GO ".shut-down", h->lasting));
-    if (m->s.parent_cwd)
-        json_object_set_new(o, "cwd", json_string(m->s.parent_cwd));
+    json_object_set_new(o, "cwd", json_string(m->s.parent_cwd));
+    json_object_set_new(o, "anywhere", json_boolean(m->s.anywhere));
     host_send(h, json_pack("{so}", "spawn", o));
     k->state = VM_SPAWNED;
     return 0;

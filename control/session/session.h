@@ -133,6 +133,7 @@ struct session {
     pid_t parent_pid;
     struct strv parent_argv;
     char *parent_exe, *parent_cwd;
+    bool anywhere;      /* no option names a file in parent_cwd: a host that has no such folder will do */
     bool parent_gone;
     bool parent_stood;  /* it did not run when it was asked */
     bool parent_silent; /* no connection to it, whether it has ended or not */

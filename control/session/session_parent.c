@@ -17,9 +17,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "autojson.h"
+#include "command_line.h"
 #include "config_file.h"
 #include "process_argv.h"
 #include "rundir.h"
@@ -159,6 +161,36 @@ void session_leave_parent(struct session *s)
     s->parent_exe = s->parent_cwd = NULL;
 }
 
+/* The folder in which its QEMU was started, by a name that still means it */
+static bool folder_is_there(pid_t pid, const char *folder)
+{
+    FF_AUTO_FREE char *at = xprintf("/proc/%d/cwd", (int)pid);
+    struct stat its, named;
+
+    return folder && !stat(at, &its) && !stat(folder, &named) && its.st_dev == named.st_dev &&
+           its.st_ino == named.st_ino;
+}
+
+/* One that is gone, or cannot be read, matters if an option names a file in it */
+static int find_folder(struct session *s, struct ff_error *why)
+{
+    s->parent_cwd = read_link(s->parent_pid, "cwd");
+    config_file_expand(&s->parent_argv, s->parent_cwd, process_age_s(s->parent_pid));
+    FF_AUTO_FREE char *relative = command_line_relative(s->parent_argv.v);
+    s->anywhere = !relative;
+    if (folder_is_there(s->parent_pid, s->parent_cwd))
+        return 0;
+    if (relative)
+        return ff_error_set(why, ENOENT,
+                            "%s names a file in the folder where the QEMU here was started (%s), which "
+                            "is not there any more, or is another one by now: no second QEMU finds it: "
+                            "start the guest with absolute "
+                            "names", relative, s->parent_cwd ? s->parent_cwd : "unknown");
+    free(s->parent_cwd);
+    s->parent_cwd = xstrdup("/");
+    return 0;
+}
+
 int session_find_parent(struct session *s, struct ff_error *why)
 {
     int rc = reach_parent(s, why);
@@ -178,7 +210,5 @@ int session_find_parent(struct session *s, struct ff_error *why)
         rc = find_program(s, why);
     if (rc)
         return rc;
-    s->parent_cwd = read_link(s->parent_pid, "cwd");
-    config_file_expand(&s->parent_argv, s->parent_cwd, process_age_s(s->parent_pid));
-    return 0;
+    return find_folder(s, why);
 }

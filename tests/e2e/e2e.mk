@@ -53,7 +53,7 @@ E2E_TESTS := \
     tests/e2e/touched.py:300 \
     tests/e2e/pool.py:820 \
     tests/e2e/fork_fails.py:300 \
-    tests/e2e/farfork_move.py:340 \
+    tests/e2e/farfork_move.py:360 \
     tests/e2e/farfork_visit.py:320 \
     tests/e2e/visit_fallback.py:260 \
     tests/e2e/visit_guest.py:220 \

@@ -10,13 +10,14 @@ import glob
 import json
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 
 import common
 import report
 from common import Failed, check_ledger, say, status, wait_for
-from forked import (ELSEWHERE, FAKE_SOURCE, SLOW, FakeParent, Parent, alive, check_nothing_left,
+from forked import (ELSEWHERE, FAKE_SOURCE, SLOW, Clone, FakeParent, Parent, alive, check_nothing_left,
                     fake_qemu, hosts_of_their_own, kill, processes_of, run_vmclone)
 from qemu import Guest
 
@@ -226,6 +227,37 @@ def disk(t, accel):
                          '-device', 'virtio-blk-pci,drive=d0'), before=before, after=after)
 
 
+def left_alone(t, accel):
+    """Files that the QEMU here writes stay as they are; its folder is gone."""
+    files = [os.path.join(t.work, n) for n in ('a.pcap', 'a.trace')]
+
+    def before(_):
+        os.chdir(was)
+        os.rmdir(folder)
+        for path in files:
+            with open(path, 'ab') as f:
+                f.write(b'of the QEMU here')
+
+    def after(b):
+        for path in files:
+            with open(path, 'rb') as f:
+                if b'of the QEMU here' not in f.read():
+                    raise Failed(f'{path} was emptied')
+            if not glob.glob(f'{os.path.dirname(b.second)}/1.{os.path.basename(path)}'):
+                raise Failed(f'no file of its own for {path}')
+        if os.readlink(f'/proc/{b.proc.pid}/cwd') != '/':
+            raise Failed('it does not run in /')
+    folder, was = os.path.join(t.work, 'gone'), os.getcwd()
+    os.mkdir(folder)
+    os.chdir(folder)
+    try:
+        one(t, accel, extra=('-netdev', 'user,id=n0', '-object',
+                             f'filter-dump,id=f0,netdev=n0,file={files[0]}', '-trace',
+                             f'enable=qdev_reset,file={files[1]}'), before=before, after=after)
+    finally:
+        os.chdir(was)
+
+
 def precopy(t, accel):
     one(t, accel, '--options', 'precopy=1')
 
@@ -257,6 +289,30 @@ def refused(t, accel):
         with Move(t, a) as m:
             m.end(1, 'here', 'device late was plugged in')
             check_here(m, a)
+
+
+def needs_its_folder(t, accel):
+    """An option names a file in a folder that is gone: refused, by moves and forks."""
+    folder, was = os.path.join(t.work, 'gone'), os.getcwd()
+    os.mkdir(folder)
+    common.write_file(os.path.join(folder, 'text'), 'x')
+    os.chdir(folder)
+    try:
+        parent = Parent(t, accel, extra=('-fw_cfg', 'name=opt/x,file=text')).__enter__()
+    finally:
+        os.chdir(was)
+    with contextlib.ExitStack() as undo:
+        undo.push(parent.__exit__)
+        shutil.rmtree(folder)
+        parent.start_load()
+        with Move(t, parent) as m:
+            m.end(1, 'here', 'name=opt/x,file=text names a file')
+            check_here(m, parent)
+        with Clone(t, parent, 1) as c:
+            if c.end() == 0 or 'name=opt/x,file=text names a file' not in c.result['error']:
+                raise Failed(f'{c.result}')
+            if c.result['freeze']:
+                raise Failed('it was paused')
 
 
 def cannot_move(t, accel):
@@ -569,6 +625,8 @@ def run(t):
             ('to another QEMU on this host', lambda: one(
                 t, accel, host='localhost', launcher=())),
             ('a disk', lambda: disk(t, accel)),
+            ('files that it writes', lambda: left_alone(t, accel)),
+            ('its folder is gone, and needed', lambda: needs_its_folder(t, accel)),
             ('no host, no QEMU there, another device', lambda: refused(t, accel)),
             ('refused by either QEMU', lambda: cannot_move(t, accel)),
             ('interrupted before the switch', lambda: interrupted(t, accel)),

@@ -45,6 +45,8 @@ static void test_folder(void **state)
     assert_int_equal(check(json_pack("{ss si s[s]}", "folder", dir, "bytes", 1, "files",
                                      "/nonexistent")), 0);
     refused(check(json_pack("{s[ss]}", "files", "/nonexistent", file)), EEXIST, "the file exists");
+    assert_int_equal(check(json_pack("{ss}", "cwd", dir)), 0);
+    refused(check(json_pack("{ss}", "cwd", "/nonexistent")), ENOENT, "the folder /nonexistent");
 }
 
 /* With limits of its own: in a process of its own; -errno, or how many may be open then */

@@ -388,6 +388,46 @@ static void test_policies(void **state)
     assert_int_equal(net_policy_parse("tap", &net, &bridge, &why), -EINVAL);
 }
 
+/* Whose file another QEMU finds only in the same folder */
+static void test_relative(void **state)
+{
+    static const struct {
+        const char *option, *value;
+        bool relative;
+    } cases[] = {
+        {"-kernel", "Image", true},
+        {"--initrd", "/boot/initrd", false},
+        {"-drive", "if=none,file=../a.img", true},
+        {"-drive", "file=/a.img,if=none", false},
+        {"-drive", "file=nbd://host/a", false},
+        {"-blockdev", "{\"driver\":\"raw\",\"file\":{\"driver\":\"file\",\"filename\":\"a\"}}", true},
+        {"-blockdev", "{\"driver\":\"raw\",\"file\":{\"driver\":\"file\",\"filename\":\"/a\"}}", false},
+        {"-blockdev", "driver=qcow2,node-name=n,file.driver=file,file.filename=a", true},
+        {"-blockdev", "{\"driver\":\"qcow2\",\"file\":\"node\"}", false},
+        {"-fw_cfg", "name=opt/a,file=a", true},
+        {"-fw_cfg", "name=opt/a,string=b/c", false},
+        {"-device", "virtio-net-pci,romfile=", false},
+        {"-device", "virtio-net-pci,romfile=a/b.rom", true},
+        {"-bios", "qboot.rom", false},
+        {"-bios", "./qboot.rom", true},
+        {"-netdev", "tap,id=a,script=no,downscript=none", false},
+        {"-append", "a,file=b", false},
+        {"-chardev", "file,id=a,path=log", false}, /* a child's own */
+        {"-trace", "file=log", false},
+        {"-readconfig", "a.cfg", true},
+        {"-no-such", "thing", false},
+        {"-nodefaults", "disk.img", true},
+    };
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        char *const argv[] = {"qemu", (char *)cases[i].option, (char *)cases[i].value, NULL};
+        FF_AUTO_FREE char *got = command_line_relative(argv);
+        if (!got == cases[i].relative)
+            fail_msg("%s %s", cases[i].option, cases[i].value);
+    }
+}
+
 static void test_helpers(void **state)
 {
     static const struct {
@@ -422,4 +462,4 @@ UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net),
           cmocka_unit_test(test_queues), cmocka_unit_test(test_disks),
           cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
-          cmocka_unit_test(test_policies), cmocka_unit_test(test_helpers))
+          cmocka_unit_test(test_policies), cmocka_unit_test(test_relative), cmocka_unit_test(test_helpers))
