@@ -40,6 +40,7 @@
 #include "autojson.h"
 #include "qcow2_header.h"
 #include "folder.h"
+#include "instance_data.h"
 
 /* The parent's overlay: the image's name, less what an earlier fork put there */
 static char *overlay_name(const struct disks *d, const struct disk *disk, const char *folder)
@@ -214,6 +215,8 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
     disk->host_device = is_host_device(in->nodes, text_of(image, "filename"));
     disk->seed = in->seeds && !disk->writable && !disk->host_device && *disk->frozen == '/' &&
                  !strcmp(disk->format, "raw") && nocloud_is(disk->frozen);
+    if (in->seeds && !disk->seed && *disk->frozen == '/' && !strcmp(disk->format, "raw"))
+        disk->instance = instance_data_of(disk->frozen);
     if (!disk->writable || in->move)
         return 0;
     int rc = check_format(disk, why);

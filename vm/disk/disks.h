@@ -85,7 +85,8 @@ json_t *disks_child_steps(const struct disks *d, const struct clone_place *p,
 json_t *disks_child_files(const struct disks *d, const struct clone_place *p,
                                 unsigned number);
 /* Whether NoCloud data of a read-only disk can be @n's; where they cannot, or an address in them stays
- * the parent's, a note, and in the first case children have the parent's data */
+ * the parent's, a note, and in the first case children have the parent's data. So is each disk with
+ * data of another kind */
 void disks_try_seeds(struct disks *d, const struct nocloud *n, struct strv *notes);
 /* Likewise make them: copies, changed by @program, which is farfork there */
 json_t *disks_seed_steps(const struct disks *d, const struct clone_place *p, unsigned number,

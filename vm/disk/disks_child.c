@@ -76,6 +76,11 @@ void disks_try_seeds(struct disks *d, const struct nocloud *n, struct strv *note
         bool addresses = false;
         struct ff_error why;
         FF_AUTO_FREE char *note = NULL;
+        if (k->instance)
+            note = xprintf("disk %s is %s: children keep the parent's, and one that starts anew takes "
+                           "itself for the parent: eject it in them first", k->name, k->instance);
+        if (note && !strv_have(notes, note))
+            strv_add(notes, "%s", note);
         if (!k->seed)
             continue;
         k->seed = !nocloud_change(k->frozen, n, true, &addresses, &why);

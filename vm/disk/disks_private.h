@@ -21,6 +21,7 @@ struct disk {
     unsigned index;
     bool writable;         /* else a read-only one: served by NBD, otherwise left alone, but for */
     bool seed;             /* cloud-init's NoCloud data: a changed copy for each child */
+    const char *instance;  /* data of another kind, which children share; NULL: none */
     char *name;            /* for messages: device name, device path or node */
     char *node;            /* the parent's top node */
     char *frozen, *format; /* what is immutable from the fork on: absolute name, raw or qcow2 */

@@ -233,6 +233,59 @@ static void test_damaged(void **state)
 
 /* --- the disks of a child --- */
 
+/* What a fork says of the disk with the image */
+static void assert_note(const char *format, bool writable, const char *want)
+{
+    FF_AUTO_FREE char *drive = xprintf("file=%s,if=none,id=cd", path);
+    FF_AUTO_JSON json_t *argv = json_pack("[s,s,s]", "qemu", "-drive", drive), *nodes = json_array();
+    FF_AUTO_JSON json_t *block =
+        json_pack("[{s:s,s:{s:s,s:s,s:s,s:b,s:{s:s,s:i,s:s}}}]", "device", "cd", "inserted",
+                  "node-name", "n", "drv", format, "file", path, "ro", !writable, "image", "filename", path,
+                  "virtual-size", SECTORS * SECTOR, "format", format);
+    const struct disks_input in = {.fork_id = "f", .argv = argv, .cwd = "/", .block = block,
+                                   .nodes = nodes, .seeds = true, .awaited = true};
+    struct nocloud n = {.instance_id = "i", .hostname = "h"};
+    struct strv notes = {0};
+    struct disks *d;
+
+    write_image();
+    assert_ok(disks_plan(&in, &d, &why), why);
+    disks_try_seeds(d, &n, &notes);
+    disks_try_seeds(d, &n, &notes); /* of another child */
+    if (notes.n != (want != NULL) || (want && !strstr(notes.v[0], want)))
+        fail_msg("%zu notes: %s", notes.n, notes.n ? notes.v[0] : "");
+    strv_free(&notes);
+    disks_free(d);
+}
+
+static void make_fat(size_t at, const char *label)
+{
+    memset(image, 0, sizeof(image));
+    memcpy(image + at, label, 11);
+    image[510] = 0x55;
+    image[511] = 0xaa;
+}
+
+/* Data of another kind, and NoCloud data that no child gets a copy of */
+static void test_other_data(void **state)
+{
+    (void)state;
+    make_image("config-2", "", "", "");
+    assert_note("raw", false, "disk cd is an OpenStack config drive");
+    assert_note("raw", true, "config drive");
+    assert_note("qcow2", false, NULL); /* not looked into */
+    make_image("config-20", "", "", "");
+    assert_note("raw", false, NULL);
+    make_image("CONTEXT", "", "", "");
+    assert_note("raw", false, "OpenNebula");
+    make_fat(43, "config-2   ");
+    assert_note("raw", true, "config drive");
+    make_fat(71, "CIDATA     ");
+    assert_note("raw", false, "NoCloud");
+    make_fat(71, "DATA       ");
+    assert_note("raw", false, NULL);
+}
+
 static char *child_line(const char *option, const char *value, const char *device, const char *node)
 {
     const struct clone_place place = {"/s", NULL};
@@ -302,7 +355,7 @@ int main(void)
         cmocka_unit_test(test_changed), cmocka_unit_test(test_texts),
         cmocka_unit_test(test_addresses), cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_no_such_image),
-        cmocka_unit_test(test_damaged), cmocka_unit_test(test_child)};
+        cmocka_unit_test(test_damaged), cmocka_unit_test(test_other_data), cmocka_unit_test(test_child)};
 
     return cmocka_run_group_tests(tests, set_up, tear_down) ? 1 : 0;
 }
