@@ -6,7 +6,7 @@
  * DOC: Theory of Operation
  *
  * Purpose      a fork's run directories are on its hosts. Which hosts those are, and how to get to
- *              them, is in BASE/ID/hosts.json on the host that made it, for those whose run
+ *              them, is in BASE/.vmclone/ID/hosts.json on the host that made it, for those whose run
  *              directory cannot be seen here. They are asked by 'farfork forks', all at once.
  * Limits       an answer may take --timeout seconds. A host that has answered that there is
  *              nothing of the fork is forgotten.
@@ -190,7 +190,7 @@ static void add_entry(struct asked *a, const char *id, json_t *entry)
 /* Each host that is written down, once; @only: of that fork, each agent */
 static struct asked *all_hosts(const char *base, const char *only, size_t *n)
 {
-    FF_AUTO_JSON json_t *ids = rundir_forks(base);
+    FF_AUTO_JSON json_t *ids = rundir_recorded(base);
     struct asked *v = NULL;
 
     asked_prepare();

@@ -22,6 +22,8 @@
  *              are never removed.
  * Invariants   1. A file that a process has open is not removed, whoever's record it is in.
  *              2. A file is removed only by a record, and stays in it until it is gone.
+ *              3. A child that has broken out of its QEMU can write what it likes into its record. So
+ *                 only a regular file is removed that has a name as forks give them.
  * Failure      an agent that dies leaves its records; --kill goes by them. What is in use when its
  *              child ends stays in its record, in a run directory that is left for that; whoever
  *              looks next removes it: each agent of this host when a child has ended, vmclone when
@@ -286,9 +288,41 @@ void overlay_records_unmake(const char *dir, unsigned number)
     if (overlay_records_read(dir, number, &files, &ignored))
         return; /* its files are found by --kill */
     for (size_t i = 0; i < files.n; i++)
-        unlink(files.v[i]);
+        overlay_records_unlink(files.v[i]);
     strv_free(&files);
     overlay_records_forget(dir, number);
+}
+
+/* FOLDER/fork-ID-NUMBER-diskN.qcow2 (.iso) of a child, FOLDER/IMAGE.fork-ID-diskN.qcow2 of a parent:
+ * disks.c, disks_child.c */
+static bool is_named_by_fork(const char *file)
+{
+    static const char in_id[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-";
+    const char *name = strrchr(file, '/'), *id = NULL, *disk = NULL;
+
+    if (*file != '/')
+        return false;
+    if (!strncmp(name, "/fork-", 6))
+        id = name + 6;
+    for (const char *at = name; (at = strstr(at, ".fork-"));)
+        id = at += 6;
+    for (const char *at = id; at && (at = strstr(at, "-disk"));)
+        disk = at += 5;
+    if (!disk || id[strspn(id, in_id)] || disk - id == 5)
+        return false;
+    const char *suffix = disk + strspn(disk, "0123456789");
+    return suffix != disk && (!strcmp(suffix, ".qcow2") || !strcmp(suffix, ".iso"));
+}
+
+int overlay_records_unlink(const char *file)
+{
+    struct stat st;
+
+    if (lstat(file, &st) < 0)
+        return errno == ENOENT ? 0 : -errno;
+    if (!S_ISREG(st.st_mode) || !is_named_by_fork(file))
+        return -EINVAL;
+    return unlink(file) < 0 && errno != ENOENT ? -errno : 0;
 }
 
 /* --- those of children that have ended --- */
@@ -374,15 +408,18 @@ static void sweep_one(const struct sweep *s, const struct over *o, const pid_t *
 
     for (size_t i = o->first; i < o->first + o->n; i++) {
         const char *file = s->files.v[i];
-        int code = users[i] == USER_NONE && unlink(file) < 0 ? errno : 0;
-        if (users[i] == USER_NONE && (!code || code == ENOENT))
+        int rc = users[i] == USER_NONE ? overlay_records_unlink(file) : 0;
+        if (users[i] == USER_NONE && !rc)
             continue;
         FF_AUTO_FREE char *who = users[i] == USER_NONE ? NULL : user_name(s, users[i]);
         json_array_append_new(rest, json_string(file));
         if (kept && who)
             strv_add(kept, "%s stays: %s needs it, and it goes with that", file, who);
+        else if (kept && rc == -EINVAL)
+            strv_add(kept, "%s stays: no fork makes a file of that name and kind: look who wrote it into "
+                           "%s/%u" SUFFIX, file, o->dir, o->number);
         else if (kept)
-            strv_add(kept, "%s stays: cannot remove it: %s", file, strerror(code));
+            strv_add(kept, "%s stays: cannot remove it: %s", file, strerror(-rc));
     }
     if (json_array_size(rest) == o->n && o->n)
         return;

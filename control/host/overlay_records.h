@@ -52,6 +52,9 @@ int overlay_records_create(const char *file, const char *like, struct ff_error *
 /* overlay_records_add() and overlay_records_create() of each; on failure none of them is there */
 int overlay_records_make(const char *dir, unsigned number, const json_t *files,
                          struct ff_error *why);
+/* Remove a file that a record names. 0, also where it is not there; -EINVAL: it is no regular file, or
+ * has another name than forks give; -errno */
+int overlay_records_unlink(const char *file);
 void overlay_records_unmake(const char *dir, unsigned number); /* nobody has used them yet */
 
 /**

@@ -15,6 +15,7 @@
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,16 +60,28 @@ static bool used_by(const char *base, const char *id_node, uint64_t *bytes)
     return true;
 }
 
-/* But for @but, which is to be replaced */
+static bool is_promise(const char *id_node)
+{
+    const char *comma = strchr(id_node, ',');
+    FF_AUTO_FREE char *id = comma ? xprintf("%.*s", (int)(comma - id_node), id_node) : NULL;
+
+    return comma && rundir_name_valid(id) && rundir_name_valid(comma + 1);
+}
+
+/* But for @but, which is to be replaced. A folder that is a symbolic link, as a child that has broken
+ * out of its QEMU may leave, has none */
 static uint64_t sum(const char *base, const char *but)
 {
     FF_AUTO_FREE char *folder = promises_of(base);
-    DIR *d = opendir(folder);
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
     const struct dirent *e;
     uint64_t left = 0;
 
+    if (fd >= 0 && !d)
+        close(fd);
     while (d && (e = readdir(d))) {
-        if (*e->d_name == '.' || (but && !strcmp(e->d_name, but)))
+        if (!is_promise(e->d_name) || (but && !strcmp(e->d_name, but)))
             continue;
         FF_AUTO_FREE char *path = xprintf("%s/%s", folder, e->d_name);
         FF_AUTO_JSON json_t *o = json_load_file(path, 0, NULL);
@@ -77,7 +90,7 @@ static uint64_t sum(const char *base, const char *but)
         uint64_t until_s = (uint64_t)json_integer_value(json_object_get(o, "until_s")), now = now_s();
         bool runs = used_by(base, e->d_name, &used);
         if (!runs && (now >= until_s || until_s > now + RESERVE_S)) /* or of an earlier boot */
-            unlink(path);
+            unlinkat(dirfd(d), e->d_name, 0);
         else if (bytes > used)
             left = left > UINT64_MAX - (bytes - used) ? UINT64_MAX : left + (bytes - used);
     }
@@ -103,7 +116,11 @@ static int write_promise(const char *base, const char *name, uint64_t bytes, str
     FF_AUTO_FREE char *folder = promises_of(base), *path = xprintf("%s/%s", folder, name);
     FF_AUTO_JSON json_t *o = json_pack("{sI sI}", "bytes", (json_int_t)bytes, "until_s", (json_int_t)(now_s() + RESERVE_S));
 
-    if ((mkdir(folder, 0700) < 0 && errno != EEXIST) || json_dump_file(o, path, JSON_COMPACT) < 0)
+    if (mkdir(folder, 0700) < 0 && errno != EEXIST)
+        return ff_error_set(why, errno, "%s: %s", folder, strerror(errno));
+    unlink(path); /* also a symbolic link: nothing is written to what it leads to */
+    FF_AUTO_CLOSE int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0 || json_dumpfd(o, fd, JSON_COMPACT) < 0)
         return ff_error_set(why, errno, "%s: %s", path, strerror(errno));
     return 0;
 }

@@ -6,9 +6,14 @@
  * DOC: Theory of Operation
  *
  * Picture      BASE/ID/NODE   sockets, logs, state.json of fork ID on host NODE
- *              BASE/ID/hosts.json   hosts whose run directory cannot be seen from here
- * Invariants   what a state names is killed and removed. So the folders belong to this user, nobody
- *              else can write to them, and a folder of another user is refused.
+ *              BASE/.vmclone/ID/hosts.json   hosts whose run directory cannot be seen from here
+ *              BASE/.vmclone/ID/_new         overlays that are being made (unfinished.c)
+ * Invariants   1. What a state names is killed and removed. So the folders belong to this user, nobody
+ *                 else can write to them, and a folder of another user is refused.
+ *              2. Agents and what they start are confined, and can write to BASE as this user. What
+ *                 vmclone takes a command from, or any name of a file to be removed, is in
+ *                 BASE/.vmclone, which the profile packaging/farfork-agent denies them.
+ *              3. No folder is emptied that a symbolic link below BASE leads to.
  * Limits       a socket's path holds 107 bytes: PATH_MAX_LEN for the folder.
  *              The lock of the run directories is tried by turns: a wait in flock() has no end.
  */
@@ -135,21 +140,15 @@ int rundir_make_base(const char *base, struct ff_error *why)
     return rc || lstat(base, &st) < 0 ? rc : check_closed(base, &st, why);
 }
 
-int rundir_make(const char *base, const char *id, const char *node, char **out,
-                struct ff_error *why)
+static int make_in(const char *base, const char *id, const char *node, char **out,
+                   struct ff_error *why)
 {
     FF_AUTO_FREE char *fork_dir = xprintf("%s/%s", base, id);
     char *dir = xprintf("%s/%s", fork_dir, node);
-    int rc;
+    int rc = rundir_make_base(base, why);
 
-    if (*base != '/' || strchr(base, ',') || strlen(dir) > PATH_MAX_LEN)
-        rc = ff_error_set(why, ENAMETOOLONG,
-                          "run directory %s: want an absolute path without commas of "
-                          "at most %d bytes: name another one by --rundir, or a "
-                          "shorter --id",
-                          dir, PATH_MAX_LEN);
-    else if (!(rc = rundir_make_base(base, why)) && !(rc = make_own(fork_dir, false, why)) &&
-             (rc = make_own(dir, true, why)) == -EEXIST)
+    if (!rc && !(rc = make_own(fork_dir, false, why)) &&
+        (rc = make_own(dir, true, why)) == -EEXIST)
         ff_error_set(why, EEXIST,
                      "fork %s: %s is there: end that fork by `vmclone --kill %s`, or name "
                      "another --id",
@@ -162,6 +161,33 @@ int rundir_make(const char *base, const char *id, const char *node, char **out,
     }
     *out = dir;
     return 0;
+}
+
+int rundir_make(const char *base, const char *id, const char *node, char **out,
+                struct ff_error *why)
+{
+    if (*base != '/' || strchr(base, ',') ||
+        strlen(base) + strlen(id) + strlen(node) + 2 > PATH_MAX_LEN)
+        return ff_error_set(why, ENAMETOOLONG,
+                            "run directory %s/%s/%s: want an absolute path without commas of "
+                            "at most %d bytes: name another one by --rundir, or a "
+                            "shorter --id",
+                            base, id, node, PATH_MAX_LEN);
+    return make_in(base, id, node, out, why);
+}
+
+static char *records_of(const char *base)
+{
+    return xprintf("%s/" RECORDS_FOLDER, base);
+}
+
+int rundir_make_record(const char *base, const char *id, const char *node, char **out,
+                       struct ff_error *why)
+{
+    FF_AUTO_FREE char *records = records_of(base);
+    int rc = rundir_make_base(base, why);
+
+    return rc ? rc : make_in(records, id, node, out, why);
 }
 
 /* A home has no ~/.local/state, perhaps */
@@ -203,23 +229,43 @@ bool rundir_was_left(const char *file)
     return file && *file && !access(file, F_OK);
 }
 
+/* Cut the last name off @path; NULL: it has one alone */
+static const char *cut_name(char *path)
+{
+    char *slash = strrchr(path, '/');
+
+    if (!slash || slash == path)
+        return NULL;
+    *slash = '\0';
+    return slash + 1;
+}
+
+static int open_no_link(int at, const char *name)
+{
+    return openat(at, name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+}
+
 void rundir_remove(const char *dir)
 {
-    DIR *d = opendir(dir);
+    FF_AUTO_FREE char *base = xstrdup(dir);
+    const char *node = cut_name(base), *id = node ? cut_name(base) : NULL;
+    FF_AUTO_CLOSE int base_fd = id ? open_no_link(AT_FDCWD, base) : -1;
+    FF_AUTO_CLOSE int fork_fd = base_fd < 0 ? -1 : open_no_link(base_fd, id);
+    int fd = fork_fd < 0 ? -1 : open_no_link(fork_fd, node);
+    DIR *d = fd < 0 ? NULL : fdopendir(fd);
     struct dirent *e;
 
+    if (fd >= 0 && !d)
+        close(fd);
     while (d && (e = readdir(d)))
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
             unlinkat(dirfd(d), e->d_name, 0);
     if (d)
         closedir(d);
-    rmdir(dir);
-    FF_AUTO_FREE char *parent = xstrdup(dir);
-    char *slash = strrchr(parent, '/');
-    if (slash && slash != parent) {
-        *slash = '\0';
-        rmdir(parent);
-    }
+    if (fork_fd >= 0)
+        unlinkat(fork_fd, node, AT_REMOVEDIR);
+    if (base_fd >= 0)
+        unlinkat(base_fd, id, AT_REMOVEDIR); /* unless somebody else is in it */
 }
 
 static int write_at_once(const char *path, const json_t *value)
@@ -265,16 +311,24 @@ static json_t *names_in(const char *dir)
     return names;
 }
 
-json_t *rundir_forks(const char *base)
+static json_t *trusted_names_in(const char *base)
 {
     return is_trusted(base) ? names_in(base) : json_array();
 }
 
-/* Those that are in @but, too, are left out; NULL: none */
-static void each_in(const char *base, const char *id, const char *but,
+json_t *rundir_recorded(const char *base)
+{
+    FF_AUTO_FREE char *records = records_of(base);
+
+    return trusted_names_in(records);
+}
+
+/* Those that are in @but, too, are left out; NULL: none. @recorded: they are vmclone's own records,
+ * the only ones that name files to be removed */
+static void each_in(const char *base, const char *id, const char *but, bool recorded,
                     void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque)
 {
-    FF_AUTO_JSON json_t *forks = rundir_forks(base);
+    FF_AUTO_JSON json_t *forks = trusted_names_in(base);
     size_t i, k;
     json_t *fork, *node;
 
@@ -290,6 +344,8 @@ static void each_in(const char *base, const char *id, const char *but,
             if (other && !access(other, F_OK))
                 continue;
             FF_AUTO_JSON json_t *state = rundir_read_state(dir);
+            if (!recorded)
+                json_object_del(state, "unfinished");
             if (state && rundir_is_of_here(state))
                 fn(opaque, dir, state);
         }
@@ -299,11 +355,12 @@ static void each_in(const char *base, const char *id, const char *but,
 void rundir_each(const char *base, const char *id,
                  void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque)
 {
-    FF_AUTO_FREE char *lasting = rundir_lasting_base(base);
+    FF_AUTO_FREE char *lasting = rundir_lasting_base(base), *records = records_of(base);
 
-    each_in(base, id, NULL, fn, opaque);
+    each_in(base, id, NULL, false, fn, opaque);
+    each_in(records, id, NULL, true, fn, opaque);
     if (lasting)
-        each_in(lasting, id, base, fn, opaque);
+        each_in(lasting, id, base, false, fn, opaque);
 }
 
 /* --- hosts that are not to be seen from here --- */
@@ -339,7 +396,7 @@ static int lock_base(int fd, const char *base, int limit_ms, struct ff_error *wh
 
 int rundir_lock(const char *base, int limit_ms, int *lock, struct ff_error *why)
 {
-    int fd = rundir_is_own(base) ? open(base, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int fd = rundir_is_own(base) ? open_no_link(AT_FDCWD, base) : -1;
     struct stat st;
 
     *lock = -1;
@@ -365,16 +422,19 @@ void rundir_unlock(int lock)
 
 int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct ff_error *why)
 {
-    FF_AUTO_FREE char *dir = xprintf("%s/%s", base, id), *path = xprintf("%s/" HOSTS_FILE, dir);
+    FF_AUTO_FREE char *records = records_of(base), *dir = xprintf("%s/%s", records, id);
+    FF_AUTO_FREE char *path = xprintf("%s/" HOSTS_FILE, dir);
 
     if (!json_array_size(hosts)) {
-        if (!rundir_is_own(base) || !rundir_is_own(dir))
+        if (!rundir_is_own(records) || !rundir_is_own(dir))
             return 0;
         unlink(path);
         rmdir(dir); /* unless somebody else is in it */
         return 0;
     }
     int rc = rundir_make_base(base, why);
+    if (!rc)
+        rc = make_own(records, false, why);
     if (!rc)
         rc = make_own(dir, false, why);
     if (!rc && (rc = write_at_once(path, hosts))) {
@@ -390,9 +450,11 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
 
 json_t *rundir_read_hosts(const char *base, const char *id)
 {
-    FF_AUTO_FREE char *path = xprintf("%s/%s/" HOSTS_FILE, base, id);
+    FF_AUTO_FREE char *records = records_of(base), *dir = xprintf("%s/%s", records, id);
+    FF_AUTO_FREE char *path = xprintf("%s/" HOSTS_FILE, dir);
     json_error_t e;
-    json_t *hosts = rundir_is_own(base) ? json_load_file(path, 0, &e) : NULL;
+    json_t *hosts = rundir_is_own(base) && rundir_is_own(records) && rundir_is_own(dir)
+                        ? json_load_file(path, 0, &e) : NULL;
 
     if (json_is_array(hosts))
         return hosts;

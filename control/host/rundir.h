@@ -13,6 +13,7 @@
 
 #define STATE_FILE "state.json"
 #define HOSTS_FILE "hosts.json"
+#define RECORDS_FOLDER ".vmclone" /* in BASE; agents and what they start cannot write to it */
 
 /* $FARFORK_RUNDIR; root: /run/farfork; else $XDG_RUNTIME_DIR/farfork, or /tmp/farfork-UID */
 char *rundir_base(void);
@@ -35,13 +36,18 @@ char *rundir_name_from(const char *text); /* made from anything */
 int rundir_make(const char *base, const char *id, const char *node, char **out,
                 struct ff_error *why);
 
+/* As rundir_make(), where only vmclone writes: BASE/.vmclone/ID/NODE. No socket has room in it */
+int rundir_make_record(const char *base, const char *id, const char *node, char **out,
+                       struct ff_error *why);
+
 /* The folder of all of them; -EPERM: somebody else could open it */
 int rundir_make_base(const char *base, struct ff_error *why);
 
 /* A folder that nobody else has made, or can put anything into */
 bool rundir_is_own(const char *path);
 
-/* Remove it with the files in it, and BASE/ID if that is empty then */
+/* Remove it with the files in it, and BASE/ID if that is empty then; @dir is BASE/ID/NODE, and none
+ * of the three a symbolic link */
 void rundir_remove(const char *dir);
 
 /* Whether a QEMU to which a guest was moved has left that file; NULL, "": there is none to look for.
@@ -63,8 +69,9 @@ const char *rundir_host(void);
  * of start are taken away */
 bool rundir_is_of_here(json_t *state);
 
-/* Each fork and node in @base that has a state file of this host, then those that outlast a boot and
- * have no run directory any more */
+/* Each fork and node in @base that has a state file of this host, those that vmclone has recorded,
+ * then those that outlast a boot and have no run directory any more. "unfinished" of a state is left
+ * out where it is not vmclone's own */
 void rundir_each(const char *base, const char *id,
                  void (*fn)(void *opaque, const char *dir, json_t *state), void *opaque);
 
@@ -87,14 +94,14 @@ int lock_within(int fd, int limit_ms);
 /**
  * rundir_write_hosts() - how to get to hosts of a fork whose run directories are not to be seen
  * here
- * @hosts: an array of objects; an empty one removes what is written, and BASE/ID if that is empty
+ * @hosts: an array of objects; an empty one removes what is written
  *
  * Between rundir_lock() and rundir_unlock(): others may do it too.
  * Return: 0, or -errno with the reason.
  */
 int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, struct ff_error *why);
 json_t *rundir_read_hosts(const char *base, const char *id); /* NULL: there are none, or broken */
-json_t *rundir_forks(const char *base); /* ids of all that is in @base, an array */
+json_t *rundir_recorded(const char *base); /* ids of forks that may have some, an array */
 
 /* When a process was started, in ticks since boot; 0: there is none. With its pid it names a
  * process once and for all. */

@@ -8,7 +8,7 @@
  * Purpose      between the first overlay that vmclone makes for a parent and the freeze nobody else
  *              knows of them: a vmclone that is killed then would leave files, and nodes in the
  *              parent, that nothing lists. So it writes them down first, as a fork of its own.
- * Picture      BASE/ID/_new/state.json    its agent is vmclone itself; no host has such a name
+ * Picture      BASE/.vmclone/ID/_new/state.json    its agent is vmclone itself
  * States       written down    nobody writes to them: they go, once the parent has no node of them
  *              "asked"         vmclone asks the parent to freeze: what came of that only the parent
  *                              knows. One that has ended may have gone over to them, or others
@@ -22,6 +22,7 @@
 
 #include "autojson.h"
 #include "in_use.h"
+#include "overlay_records.h"
 #include "qcow2_header.h"
 #include "rundir.h"
 #include "unfinished.h"
@@ -39,7 +40,7 @@ int unfinished_begin(const char *base, const char *id, const char *path, const s
         "detached", 0, "children", "unfinished", overlays, "parent_pid", (int)pid, "parent_start",
         (json_int_t)process_start_time(pid), "asked", 0);
     FF_AUTO_FREE char *text = json_dumps(state, JSON_INDENT(1));
-    int rc = rundir_make(base, id, NODE, dir, why);
+    int rc = rundir_make_record(base, id, NODE, dir, why);
 
     if (rc)
         return rc;
@@ -107,6 +108,8 @@ static int drop_nodes(const json_t *state, pid_t parent, struct ff_error *why)
 /* Whether the record may go */
 static bool end_file(const char *file, pid_t user, pid_t parent, bool asked, struct strv *kept)
 {
+    int rc;
+
     if (user == USER_UNSEEN || (user != USER_NONE && user != parent)) {
         FF_AUTO_FREE char *who = user == USER_UNSEEN
                                      ? xstrdup("a process that this host or user cannot see")
@@ -120,8 +123,8 @@ static bool end_file(const char *file, pid_t user, pid_t parent, bool asked, str
             "%s stays: it may be a disk of the parent's guest%s: remove it if that guest does not "
             "need it",
             file, parent ? "" : ", which has ended");
-    } else if (user == USER_NONE && unlink(file) < 0 && errno != ENOENT) {
-        strv_add(kept, "%s stays: cannot remove it: %s", file, strerror(errno));
+    } else if (user == USER_NONE && (rc = overlay_records_unlink(file)) < 0) {
+        strv_add(kept, "%s stays: cannot remove it: %s", file, strerror(-rc));
         return false;
     }
     return true;

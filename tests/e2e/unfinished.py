@@ -105,7 +105,7 @@ def parent_gone(t, accel):
 def asked(t, accel):
     """Killed when it had asked for the freeze: overlays that are disks of the parent stay."""
     path = path_with(t, 'gated', f'while test $N = 2 -a ! -e {t.work}/go; do sleep 0.05; done')
-    record = os.path.join(t.work, 'run/f/_new/state.json')
+    record = os.path.join(t.work, 'run/.vmclone/f/_new/state.json')
     with DiskParent(t, accel, memory='memfd') as parent:
         parent.start_load()
         with PathFork(t, path, parent, 1) as c:
@@ -123,7 +123,7 @@ def asked(t, accel):
             for gone in False, True:
                 os.makedirs(os.path.dirname(record), 0o700)
                 common.write_file(record, json.dumps({**state, 'asked': True}))
-                os.chmod(os.path.join(c.base, 'f'), 0o700)
+                os.chmod(os.path.dirname(os.path.dirname(record)), 0o700)
                 if gone:
                     os.kill(parent.proc.pid, signal.SIGKILL)
                     parent.proc.wait(timeout=20)

@@ -237,7 +237,7 @@ static void test_sweep(void **state)
         {true, true, 1, false}, {true, false, 1, true}, {false, true, 1, false},
         {false, false, 1, true}, {true, true, 2, false}, /* it is about to be started */
         {false, true, 2, true}};
-    FF_AUTO_FREE char *file = in_base("file");
+    FF_AUTO_FREE char *file = in_base("fork-f-1-disk0.qcow2");
     json_t *files = json_pack("[s]", file);
     (void)state;
 
@@ -271,10 +271,50 @@ static void test_sweep(void **state)
     json_decref(files);
 }
 
+/* A record that somebody else has written names no file that --kill removes: other names than forks
+ * give stay, and what is no regular file */
+static void test_not_named(void **state)
+{
+    static const struct { const char *name; bool goes; } cases[] = {
+        {"fork-f-1-disk0.qcow2", true}, {"fork-f-1-disk12.iso", true}, {"fork-a.b_c-d-1-disk0.qcow2", true},
+        {"an image.img.fork-f-disk1.qcow2", true}, {"fork- it.img.fork-f-disk1.qcow2", true},
+        {"fork-f-1-disk0.fork-g-disk0.qcow2", true}, {"passwd", false}, {"disk0.qcow2", false},
+        {"fork-f-1-disk0", false}, {"fork-f-1-disk0.raw", false}, {"fork-f-1-disk.qcow2", false},
+        {"fork--disk0.qcow2", false}, {"fork-f 1-disk0.qcow2", false}, {"xfork-f-1-disk0.qcow2", false},
+        {"a.fork-f-disk0.qcow2.bak", false}};
+    FF_AUTO_FREE char *link = in_base("fork-f-1-disk1.qcow2"), *target = in_base("target");
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
+        FF_AUTO_FREE char *file = in_base(cases[i].name), *dir = fork_dir("f", false, false, true);
+        json_t *files = json_pack("[s]", file);
+        struct strv kept = {0};
+        assert_int_equal(overlay_records_make(dir, 1, files, &why), 0);
+        overlay_records_sweep(base, "f", &kept);
+        assert_int_equal(kept.n, !cases[i].goes);
+        assert_int_equal(access(file, F_OK), cases[i].goes ? -1 : 0);
+        if (!cases[i].goes) {
+            assert_non_null(strstr(kept.v[0], file));
+            overlay_records_unmake(dir, 1);
+            assert_int_equal(unlink(file), 0);
+            rundir_remove(dir);
+        }
+        strv_free(&kept);
+        json_decref(files);
+    }
+    make(target);
+    assert_int_equal(symlink(target, link), 0);
+    assert_int_equal(overlay_records_unlink(link), -EINVAL);
+    unlink(link);
+    unlink(target);
+    assert_int_equal(overlay_records_unlink(link), 0);
+    assert_int_equal(overlay_records_unlink("fork-f-1-disk0.qcow2"), 0); /* none is here */
+}
+
 /* Somebody else has the lock: nothing is removed, and that is said where somebody asked */
 static void test_sweep_locked(void **state)
 {
-    FF_AUTO_FREE char *file = in_base("file"), *dir = fork_dir("f", false, false, true);
+    FF_AUTO_FREE char *file = in_base("fork-f-1-disk0.qcow2"), *dir = fork_dir("f", false, false, true);
     json_t *files = json_pack("[s]", file);
     struct strv kept = {0};
     int lock;
@@ -382,6 +422,7 @@ int main(void)
         cmocka_unit_test(test_in_use),       cmocka_unit_test(test_not_seen),
         cmocka_unit_test(test_create),       cmocka_unit_test(test_record),
         cmocka_unit_test(test_broken),       cmocka_unit_test(test_sweep),
+        cmocka_unit_test(test_not_named),
         cmocka_unit_test(test_sweep_locked), cmocka_unit_test(test_kill_beside),
         cmocka_unit_test(test_owner)};
 

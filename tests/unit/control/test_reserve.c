@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "autojson.h"
@@ -95,6 +96,37 @@ static void test_broken(void **state)
     }
 }
 
+/* Links that a confined child may have put there, as this user: no file that they lead to is removed or
+ * written over */
+static void test_links(void **state)
+{
+    FF_AUTO_FREE char *folder = promises(), *was = xprintf("%s-was", folder);
+    FF_AUTO_FREE char *other = xprintf("%s/other", base), *file = xprintf("%s/passwd", other);
+    FF_AUTO_FREE char *promise = xprintf("%s/x,node", other), *mine = xprintf("%s/y,node", folder);
+    FF_AUTO_JSON json_t *o = json_pack("{}");
+    uint64_t others;
+    (void)state;
+
+    assert_int_equal(mkdir(other, 0700), 0);
+    assert_int_equal(json_dump_file(o, file, 0), 0);
+    assert_int_equal(json_dump_file(o, promise, 0), 0);
+    assert_int_equal(symlink(file, mine), 0);
+    assert_int_equal(take("y", 5, 1000, &others), 0);
+    assert_int_equal(rename(folder, was), 0);
+    assert_int_equal(symlink(other, folder), 0);
+    assert_int_equal(reserve_left(base), 0);
+    assert_int_equal(access(promise, F_OK), 0);
+    unlink(folder);
+    assert_int_equal(rename(was, folder), 0);
+    assert_int_equal(reserve_left(base), 5);
+    FF_AUTO_JSON json_t *back = json_load_file(file, 0, NULL);
+    assert_true(json_equal(back, o));
+    FF_AUTO_FREE char *named = xprintf("%s/passwd", folder);
+    assert_int_equal(rename(file, named), 0); /* a file of such a name is no promise */
+    assert_int_equal(reserve_left(base), 5);
+    assert_int_equal(access(named, F_OK), 0);
+}
+
 static int begin(void **state)
 {
     (void)state;
@@ -115,6 +147,7 @@ int main(void)
         cmocka_unit_test(test_taken_once),
         cmocka_unit_test(test_over),
         cmocka_unit_test(test_broken),
+        cmocka_unit_test(test_links),
     };
     return cmocka_run_group_tests(tests, begin, end);
 }

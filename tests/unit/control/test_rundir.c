@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include "autojson.h"
 #include "jsonl.h"
 #include "rundir.h"
 
@@ -228,10 +229,76 @@ static void test_squatted(void **state)
     assert_int_equal(chown(dir, 0, 0), 0);
     assert_int_equal(rundir_write_hosts(dir, "f", NULL, &why), 0);
     rundir_remove(out);
+    FF_AUTO_FREE char *records = xprintf("%s/" RECORDS_FOLDER, dir);
+    assert_int_equal(rmdir(records), 0);
     assert_int_equal(rmdir(dir), 0);
     free(out);
     json_decref(s);
     json_decref(hosts);
+}
+
+static void see_unfinished(void *opaque, const char *dir, json_t *state)
+{
+    (void)dir;
+    *(int *)opaque += json_object_get(state, "unfinished") ? 1 : 100;
+}
+
+/* What a confined child may have written, as this user, beside its own state: no command is taken from
+ * it, nor the name of a file to be removed, and no folder is emptied that it has put a link to */
+static void test_confined_wrote(void **state)
+{
+    FF_AUTO_FREE char *fork_dir = xprintf("%s/f", base), *path = xprintf("%s/" HOSTS_FILE, fork_dir);
+    FF_AUTO_FREE char *records = xprintf("%s/" RECORDS_FOLDER, base), *kept = xprintf("%s/kept", base);
+    FF_AUTO_FREE char *file = xprintf("%s/n/file", kept), *kept_dir = xprintf("%s/n", kept);
+    FF_AUTO_FREE char *link = xprintf("%s/n2", fork_dir), *fork_link = xprintf("%s/g", base);
+    FF_AUTO_FREE char *through = xprintf("%s/n", fork_link);
+    json_t *hosts = json_pack("[s]", "h"), *s = json_pack("{s[s]}", "unfinished", "/some/file");
+    char *dir = NULL, *record = NULL;
+    int n = 0;
+    (void)state;
+
+    assert_int_equal(rundir_make(base, "f", "n", &dir, &why), 0);
+    assert_int_equal(json_dump_file(hosts, path, 0), 0);
+    assert_null(rundir_read_hosts(base, "f"));
+    FF_AUTO_JSON json_t *ids = rundir_recorded(base);
+    assert_int_equal(json_array_size(ids), 0);
+    assert_int_equal(rundir_write_hosts(base, "f", hosts, &why), 0);
+    FF_AUTO_JSON json_t *back = rundir_read_hosts(base, "f"), *more = rundir_recorded(base);
+    assert_true(json_equal(back, hosts));
+    assert_string_equal(json_string_value(json_array_get(more, 0)), "f");
+    assert_int_equal(chmod(records, 0777), 0);
+    assert_null(rundir_read_hosts(base, "f"));
+    assert_int_equal(chmod(records, 0700), 0);
+    assert_int_equal(rundir_write_hosts(base, "f", NULL, &why), 0);
+    unlink(path);
+
+    assert_int_equal(rundir_write_state(dir, s), 0);
+    rundir_each(base, NULL, see_unfinished, &n);
+    assert_int_equal(n, 100);
+    assert_int_equal(rundir_make_record(base, "f", "_new", &record, &why), 0);
+    assert_int_equal(rundir_write_state(record, s), 0);
+    n = 0;
+    rundir_each(base, "f", see_unfinished, &n);
+    assert_int_equal(n, 101);
+    rundir_remove(record);
+    assert_int_equal(rmdir(records), 0);
+
+    assert_int_equal(mkdir(kept, 0700), 0);
+    assert_int_equal(mkdir(kept_dir, 0700), 0);
+    assert_int_equal(json_dump_file(hosts, file, 0), 0);
+    assert_int_equal(symlink(kept_dir, link), 0);
+    assert_int_equal(symlink(kept, fork_link), 0);
+    rundir_remove(link);
+    rundir_remove(through);
+    assert_int_equal(access(file, F_OK), 0);
+    unlink(fork_link);
+    unlink(link);
+    rundir_remove(kept_dir);
+    rundir_remove(dir);
+    json_decref(hosts);
+    json_decref(s);
+    free(record);
+    free(dir);
 }
 
 /* One that is held has a limit; one that others can hold is none */
@@ -379,6 +446,7 @@ int main(void)
                                        cmocka_unit_test(test_state_whole),
                                        cmocka_unit_test(test_refused),
                                        cmocka_unit_test(test_squatted),
+        cmocka_unit_test(test_confined_wrote),
                                        cmocka_unit_test(test_lock),
                                        cmocka_unit_test(test_process),
                                        cmocka_unit_test(test_lines),
