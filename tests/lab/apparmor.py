@@ -33,6 +33,16 @@ TRIES = (('read the hashes of passwords', 'cat /etc/shadow', True),
          ('physical memory', 'head -c 1 /dev/mem', True),
          ('another profile', 'echo changeprofile unconfined > /proc/self/attr/apparmor/current', True),
          ('systemd', 'cat < /run/systemd/private', True),
+         ('a unit', 'mkdir -p /run/systemd/transient && echo x > /run/systemd/transient/x.service', True),
+         ('a folder of units', 'mkdir -p /run/made && mv -T /run/made /run/systemd/generator.late', True),
+         ('a rule of udev', 'mkdir -p /run/udev/rules.d && echo x > /run/udev/rules.d/x.rules', True),
+         ('what vmclone runs', 'echo x > /run/farfork/.vmclone/f/hosts.json', True),
+         ('a folder of what vmclone runs', 'mkdir -p /srv/made && mv -T /srv/made /srv/.vmclone', True),
+         ('a folder above', 'mv -T /root/.config /root/.was && mv -T /root/.was /root/.config', True),
+         ('a folder of the root', 'mkdir /farfork-root', True),
+         ('memory of another guest',
+          'sleep 60 & (exec 3<>/proc/$!/mem); rc=$?; kill $!; exit $rc', True),
+         ('what vmclone has recorded', 'ls /run/farfork/.vmclone/f', False),
          ('the same program out of /usr', 'cat /dev/null', False),
          ('a disk in /srv', 'echo x > /srv/farfork-disk && cat /srv/farfork-disk', False),
          ('the list of users', 'grep -q root /etc/passwd', False))
@@ -101,9 +111,8 @@ def needs_nothing_denied(what):
 
 
 def deny():
-    os.makedirs('/root/.ssh', exist_ok=True)
-    os.makedirs('/srv', exist_ok=True)
-    os.makedirs('/run/systemd', exist_ok=True)
+    for path in ('/root/.ssh', '/root/.config', '/srv', '/run/systemd', '/run/farfork/.vmclone/f'):
+        os.makedirs(path, exist_ok=True)
     for path in ('/root/.ssh/id_x', '/run/systemd/private'):
         with open(path, 'w', encoding='ascii') as f:
             f.write('secret')
