@@ -47,6 +47,7 @@ struct fork_disks {
     bool prepared, forked;
     struct overlay_owner owner; /* the parent, where it is a child itself */
     struct strv made;          /* its overlays that are there because of this fork */
+    int made_fd;               /* the last one of them, until it is filled; -1: none */
     int *held;                  /* what is frozen, until children have it open */
     size_t n_held;
     char *unfinished; /* where it is written down that they are made; NULL: it is over */
@@ -75,13 +76,19 @@ static int do_step(struct fork_disks *d, const json_t *step, struct ff_error *wh
     const char *fresh = json_string_value(json_object_get(step, "create"));
 
     if (fresh) {
-        int rc = overlay_records_create(fresh, text_of(step, "like"), why);
+        ff_close_fd(&d->made_fd);
+        int rc = overlay_records_create(fresh, text_of(step, "like"), &d->made_fd, why);
         if (!rc)
             strv_add(&d->made, "%s", fresh);
         return rc;
     }
-    if (argv)
-        return run_program(argv, why);
+    if (argv) {
+        int rc = overlay_records_fill(d->made_fd, d->made.v[d->made.n - 1], argv, RUN_LIMIT_MS, why);
+        if (rc)
+            ff_error_context(why, "disks: %s", d->made.v[d->made.n - 1]);
+        ff_close_fd(&d->made_fd);
+        return rc;
+    }
     if (q)
         return qmp_command(d->parent, json_string_value(json_object_get(q, "execute")),
                            json_incref(json_object_get(q, "arguments")), NULL, why);
@@ -126,6 +133,7 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
     FF_AUTO_JSON json_t *status = NULL;
     struct fork_disks *d = xcalloc(1, sizeof(*d));
 
+    d->made_fd = -1;
     d->options = *o;
     d->o = &d->options;
     if (!o->scratch)
@@ -454,6 +462,7 @@ void fork_disks_free(struct fork_disks *d)
     if (!d)
         return;
     fork_disks_let_go(d);
+    ff_close_fd(&d->made_fd);
     free(d->held);
     strv_free(&d->made);
     overlay_records_owner_free(&d->owner);

@@ -42,11 +42,13 @@
 #include <unistd.h>
 
 #include "autojson.h"
+#include "folder.h"
 #include "in_use.h"
 #include "qemu_opts.h"
 #include "qcow2_header.h"
 #include "overlay_records.h"
 #include "rundir.h"
+#include "spawn.h"
 
 #define SUFFIX ".overlays"
 
@@ -245,10 +247,14 @@ static void make_like(int fd, const char *like)
     (void)!fchmod(fd, mode | 0600);
 }
 
-int overlay_records_create(const char *file, const char *like, struct ff_error *why)
+int overlay_records_create(const char *file, const char *like, int *out, struct ff_error *why)
 {
-    int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    const char *slash = strrchr(file, '/');
+    FF_AUTO_FREE char *folder = slash ? xprintf("%.*s", (int)(slash - file) + 1, file) : xstrdup(".");
 
+    if (folder_keeps_names(folder, "folder of the overlay", "--overlays, --scratch", why))
+        return -EPERM;
+    int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0 && errno == EEXIST)
         return ff_error_set(
             why, EEXIST,
@@ -258,8 +264,30 @@ int overlay_records_create(const char *file, const char *like, struct ff_error *
     if (fd < 0)
         return ff_error_set(why, errno, "create overlay %s: %s", file, strerror(errno));
     make_like(fd, like);
-    close(fd);
+    if (out)
+        *out = fd;
+    else
+        close(fd);
     return 0;
+}
+
+int overlay_records_fill(int fd, const char *file, const json_t *words, int limit_ms,
+                         struct ff_error *why)
+{
+    FF_AUTO_FREE char *self = xprintf("/proc/self/fd/%d", fd);
+    struct strv argv = {0};
+    size_t i;
+    json_t *word;
+
+    json_array_foreach(words, i, word) {
+        const char *text = json_string_value(word);
+        strv_add(&argv, "%s", strcmp(text, file) ? text : self);
+    }
+    fcntl(fd, F_SETFD, 0);
+    int rc = spawn_run(argv.v, limit_ms, why);
+    fcntl(fd, F_SETFD, FD_CLOEXEC);
+    strv_free(&argv);
+    return rc;
 }
 
 int overlay_records_make(const char *dir, unsigned number, const json_t *files,
@@ -270,7 +298,7 @@ int overlay_records_make(const char *dir, unsigned number, const json_t *files,
     json_t *f;
 
     json_array_foreach(files, i, f)
-        if (!rc && !(rc = overlay_records_create(json_string_value(f), NULL, why)))
+        if (!rc && !(rc = overlay_records_create(json_string_value(f), NULL, NULL, why)))
             made++;
     if (!rc || !json_array_size(files))
         return rc;

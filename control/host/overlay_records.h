@@ -44,10 +44,16 @@ bool overlay_records_left(const char *dir); /* of any child */
  * overlay_records_create() - an empty file that was not there, for this user alone
  * @like: an image whose owner and mode it gets, as far as this user may give them; NULL: it does
  *        not
+ * @fd:   it is open for overlay_records_fill(), and to be closed; NULL: it is not
  *
- * Return: 0; -EEXIST, also of a symbolic link; -errno: nothing is there
+ * Return: 0; -EEXIST, also of a symbolic link; -EPERM: also of a folder where everybody could put
+ *         another file in its place; -errno: nothing is there
  */
-int overlay_records_create(const char *file, const char *like, struct ff_error *why);
+int overlay_records_create(const char *file, const char *like, int *fd, struct ff_error *why);
+
+/* Run a program that writes @file, by its descriptor: by now another file may have that name. -EIO */
+int overlay_records_fill(int fd, const char *file, const json_t *words, int limit_ms,
+                         struct ff_error *why);
 
 /* overlay_records_add() and overlay_records_create() of each; on failure none of them is there */
 int overlay_records_make(const char *dir, unsigned number, const json_t *files,

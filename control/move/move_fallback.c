@@ -111,13 +111,11 @@ int move_fallback_make(struct move *m, struct ff_error *why)
 
     json_array_foreach(steps, i, step) {
         const char *file = json_string_value(json_array_get(files, i));
-        struct strv argv = {0};
-        rc = overlay_records_create(file, NULL, why);
+        FF_AUTO_CLOSE int fd = -1;
+        rc = overlay_records_create(file, NULL, &fd, why);
         if (!rc) {
             strv_add(&m->made, "%s", file);
-            strv_add_json(&argv, json_object_get(step, "argv"));
-            rc = spawn_run(argv.v, RUN_LIMIT_MS, why);
-            strv_free(&argv);
+            rc = overlay_records_fill(fd, file, json_object_get(step, "argv"), RUN_LIMIT_MS, why);
         }
         if (rc)
             return ff_error_context(why, "overlays");

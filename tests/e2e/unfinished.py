@@ -24,7 +24,7 @@ def path_with(t, name, text):
     folder = os.path.join(t.work, name)
     os.mkdir(folder)
     script(t, os.path.join(name, 'qemu-img'),
-           f'case "$*" in *.fork-f-disk*) test -e {folder}/n || echo 0 > {folder}/n\n'
+           f'case "$*" in *" /proc/self/fd/"*) test -e {folder}/n || echo 0 > {folder}/n\n'
            f'N=$(($(cat {folder}/n) + 1)); echo $N > {folder}/n\n{text};; esac\n'
            f'exec {shutil.which("qemu-img")} "$@"\n')
     return folder + ':' + os.environ['PATH']

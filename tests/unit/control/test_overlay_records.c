@@ -118,13 +118,13 @@ static void test_create(void **state)
     (void)state;
 
     mode_t mask = umask(0);
-    assert_int_equal(overlay_records_create(file, NULL, &why), 0);
+    assert_int_equal(overlay_records_create(file, NULL, NULL, &why), 0);
     assert_int_equal(stat(file, &st), 0);
     assert_int_equal(st.st_mode & 07777, 0600);
-    assert_int_equal(overlay_records_create(file, NULL, &why), -EEXIST);
+    assert_int_equal(overlay_records_create(file, NULL, NULL, &why), -EEXIST);
     unlink(file);
     assert_int_equal(symlink(file, link), 0);
-    assert_int_equal(overlay_records_create(link, NULL, &why), -EEXIST);
+    assert_int_equal(overlay_records_create(link, NULL, NULL, &why), -EEXIST);
     assert_non_null(strstr(why.text, link));
     assert_int_equal(access(file, F_OK), -1);
 
@@ -132,7 +132,7 @@ static void test_create(void **state)
     assert_int_equal(chmod(image, 04751), 0); /* not what a program has */
     if (!geteuid())
         assert_int_equal(chown(image, 4321, 4322), 0);
-    assert_int_equal(overlay_records_create(file, image, &why), 0);
+    assert_int_equal(overlay_records_create(file, image, NULL, &why), 0);
     assert_int_equal(stat(file, &st), 0);
     assert_int_equal(stat(image, &like), 0);
     assert_int_equal(st.st_mode & 07777, 0640);
@@ -142,6 +142,43 @@ static void test_create(void **state)
     unlink(file);
     unlink(link);
     unlink(image);
+}
+
+/* Where somebody else can put a link in the place of a fresh overlay, the program that fills it would
+ * write over what that leads to */
+static void test_replaced(void **state)
+{
+    static const struct { mode_t mode; int rc; } folders[] = {
+        {0777, -EPERM}, {0702, -EPERM}, {01777, 0}, {0775, 0}, {0755, 0}};
+    FF_AUTO_FREE char *folder = in_base("folder"), *there = in_base("folder/file");
+    FF_AUTO_FREE char *file = in_base("file"), *was = in_base("was"), *target = in_base("target");
+    struct stat st;
+    int fd;
+    (void)state;
+
+    assert_int_equal(mkdir(folder, 0700), 0);
+    for (size_t i = 0; i < FF_ARRAY_LEN(folders); i++) {
+        assert_int_equal(chmod(folder, folders[i].mode), 0);
+        assert_int_equal(overlay_records_create(there, NULL, NULL, &why), folders[i].rc);
+        assert_int_equal(unlink(there), folders[i].rc ? -1 : 0);
+    }
+    assert_int_equal(rmdir(folder), 0);
+
+    json_t *words = json_pack("[s,s,s,s]", "sh", "-c", "echo overlay > \"$0\"", file);
+    make(target);
+    assert_int_equal(overlay_records_create(file, NULL, &fd, &why), 0);
+    assert_int_equal(rename(file, was), 0);
+    assert_int_equal(symlink(target, file), 0);
+    assert_int_equal(overlay_records_fill(fd, file, words, 60000, &why), 0);
+    close(fd);
+    assert_int_equal(stat(target, &st), 0);
+    assert_int_equal(st.st_size, 0);
+    assert_int_equal(stat(was, &st), 0);
+    assert_int_equal(st.st_size, 8);
+    json_decref(words);
+    unlink(file);
+    unlink(was);
+    unlink(target);
 }
 
 static void test_record(void **state)
@@ -420,7 +457,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_in_use),       cmocka_unit_test(test_not_seen),
-        cmocka_unit_test(test_create),       cmocka_unit_test(test_record),
+        cmocka_unit_test(test_create),       cmocka_unit_test(test_replaced),
+        cmocka_unit_test(test_record),
         cmocka_unit_test(test_broken),       cmocka_unit_test(test_sweep),
         cmocka_unit_test(test_not_named),
         cmocka_unit_test(test_sweep_locked), cmocka_unit_test(test_kill_beside),
