@@ -59,7 +59,7 @@ static void see_fork(void *opaque, const char *dir, json_t *s)
     pid_t pid = (pid_t)number_in(s, "agent");
 
     if (strcmp(text_of(s, "parent"), q->a->parent) || pid == getpid() ||
-        !process_is(pid, (uint64_t)number_in(s, "start")))
+        rundir_look(s, "agent") != PROCESS_ALIVE)
         return;
     for (size_t i = 0; i < FF_ARRAY_LEN(earlier); i++)
         if (!strcmp(text_of(s, "image"), earlier[i]))

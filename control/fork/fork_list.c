@@ -31,9 +31,7 @@ static bool seen_here(const char *base, const char *id, const struct host *h)
     FF_AUTO_FREE char *dir = xprintf("%s/%s/%s", base, id, h->name);
     FF_AUTO_JSON json_t *s = h->rundir && !strcmp(h->rundir, dir) ? rundir_read_state(dir) : NULL;
 
-    return s && rundir_is_of_here(s) &&
-           process_is((pid_t)json_integer_value(json_object_get(s, "agent")),
-                      (uint64_t)json_integer_value(json_object_get(s, "start")));
+    return s && rundir_is_of_here(s) && rundir_look(s, "agent") == PROCESS_ALIVE;
 }
 
 static json_t *entry_of(const struct fork *f, const struct host *h)

@@ -300,9 +300,9 @@ static bool has_ended(pid_t holder)
 {
     uint64_t start = process_start_time(holder), end = ff_now_ms() + COMMAND_LIMIT_MS;
 
-    while (process_is(holder, start) && ff_now_ms() < end)
+    while (process_look(holder, start) != PROCESS_GONE && ff_now_ms() < end)
         poll(NULL, 0, 2);
-    return !process_is(holder, start);
+    return process_look(holder, start) == PROCESS_GONE;
 }
 
 void fork_unexport(struct fork *f)

@@ -205,7 +205,7 @@ static void watch_parent(struct pool *p)
 
     ff_close_fd(&p->parent);
     p->parent = (int)syscall(SYS_pidfd_open, pid, 0);
-    if (!process_is(pid, start))
+    if (process_look(pid, start) == PROCESS_GONE)
         end_pool_with(p, PARENT_ENDED, false);
 }
 

@@ -229,8 +229,7 @@ json_t *host_qemus(const char *agent)
 
 static bool still_runs(const json_t *o, const char *pid)
 {
-    return process_is((pid_t)json_integer_value(json_object_get(o, pid)),
-                      (uint64_t)json_integer_value(json_object_get(o, "start")));
+    return rundir_look(o, pid) != PROCESS_GONE;
 }
 
 static void count_fork(void *opaque, const char *dir, json_t *s)

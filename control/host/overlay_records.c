@@ -195,11 +195,6 @@ static pid_t pid_of(const json_t *o, const char *key)
     return (pid_t)json_integer_value(json_object_get(o, key));
 }
 
-static uint64_t start_of(const json_t *o)
-{
-    return (uint64_t)json_integer_value(json_object_get(o, "start"));
-}
-
 /* A child's last monitor is at DIR/N.qmp, and the state file there must know it */
 bool overlay_records_owner(char *const *argv, pid_t pid, struct overlay_owner *out)
 {
@@ -220,7 +215,7 @@ bool overlay_records_owner(char *const *argv, pid_t pid, struct overlay_owner *o
     FF_AUTO_JSON json_t *state =
         out->dir && rundir_is_own(out->dir) ? rundir_read_state(out->dir) : NULL;
     const json_t *k = find_child(state, out->number);
-    if (k && pid_of(k, "pid") == pid && process_is(pid, start_of(k)))
+    if (k && pid_of(k, "pid") == pid && rundir_look(k, "pid") == PROCESS_ALIVE)
         return true;
     overlay_records_owner_free(out);
     return false;
@@ -396,14 +391,14 @@ static void add_over(struct sweep *s, const char *dir, const char *id, unsigned 
 /* A child that its agent has not started yet is in no state file; without the agent it never is */
 static void find_over(void *opaque, const char *dir, json_t *state)
 {
-    bool agent = process_is(pid_of(state, "agent"), start_of(state));
+    bool over = rundir_look(state, "agent") == PROCESS_GONE; /* its agent */
     FF_AUTO_JSON json_t *records = records_in(dir);
     struct sweep *s = opaque;
     const char *id = text_of(state, "id");
     size_t i;
     json_t *k, *r;
 
-    if (!agent && json_is_true(json_object_get(state, "kept")))
+    if (over && json_is_true(json_object_get(state, "kept")))
         strv_add(&s->dirs, "%s", dir);
     json_array_foreach(json_object_get(state, "children"), i, k) {
         FF_AUTO_FREE char *pid = xprintf("%d", (int)pid_of(k, "pid"));
@@ -414,7 +409,7 @@ static void find_over(void *opaque, const char *dir, json_t *state)
     json_array_foreach(records, i, r) {
         unsigned number = (unsigned)json_integer_value(r);
         const json_t *child = find_child(state, number);
-        if (child ? !process_is(pid_of(child, "pid"), start_of(child)) : !agent)
+        if (child ? rundir_look(child, "pid") == PROCESS_GONE : over)
             add_over(s, dir, id, number);
     }
 }

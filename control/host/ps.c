@@ -15,7 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "autojson.h"
@@ -36,8 +35,7 @@ static int get_int(const json_t *o, const char *key)
 /* Of a child, or of the agent by "agent" */
 static bool alive(const json_t *o, const char *pid)
 {
-    return process_is(get_int(o, pid),
-                      (uint64_t)json_integer_value(json_object_get(o, "start")));
+    return rundir_look(o, pid) == PROCESS_ALIVE;
 }
 
 /* --- list --- */
@@ -88,13 +86,17 @@ static void add_fork(void *opaque, const char *dir, json_t *s)
     json_t *k;
     size_t i;
 
-    if (unfinished_is(s) && alive(s, "agent"))
+    enum process_state agent = rundir_look(s, "agent");
+    if (unfinished_is(s) && agent != PROCESS_GONE)
         return; /* it is being made */
-    json_object_set_new(s, "agent_alive", json_boolean(alive(s, "agent")));
+    json_object_set_new(s, "agent_alive",
+                        agent == PROCESS_UNKNOWN ? json_null() : json_boolean(agent == PROCESS_ALIVE));
     json_object_set_new(s, "rundir", json_string(dir));
     json_array_foreach(json_object_get(s, "children"), i, k)
-        if (!alive(k, "pid"))
+        if (rundir_look(k, "pid") == PROCESS_GONE)
             json_object_set_new(k, "state", json_string(how_ended(k)));
+        else if (rundir_look(k, "pid") == PROCESS_UNKNOWN)
+            json_object_set_new(k, "state", json_string("unknown"));
         else if (!strcmp(text_of(k, "state"), "attached"))
             json_object_set_new(k, "state", json_string(how_it_is(k, left)));
     json_array_append(opaque, s);
@@ -135,6 +137,8 @@ void ps_print(const json_t *forks)
                text_of(s, "parent"), moved ? "moved here" : "memory ",
                moved ? "" : text_of(s, "image"),
                json_is_true(json_object_get(s, "agent_alive")) ? ""
+               : json_is_null(json_object_get(s, "agent_alive"))
+                   ? "  (whether it runs cannot be seen from here)"
                : json_is_true(json_object_get(s, "kept"))      ? "  (overlays in use are left)"
                                                                : "  (the agent is gone)");
         json_array_foreach(json_object_get(s, "children"), i, k)
@@ -146,37 +150,34 @@ void ps_print(const json_t *forks)
 /* --- wait, kill --- */
 
 struct search {
-    size_t forks, alive;
+    size_t forks, alive, unknown;
     int agent; /* this one alone; 0: any */
     bool kill;
     struct strv *kept; /* what stays, and why */
 };
 
-/* By a descriptor of the process: its number could be somebody else's a moment later */
 static void end_process(const json_t *k, const char *pid, int signal)
 {
-    int fd = (int)syscall(SYS_pidfd_open, get_int(k, pid), 0);
-
-    if (fd < 0)
-        return;
-    if (alive(k, pid))
-        syscall(SYS_pidfd_send_signal, fd, signal, NULL, 0);
-    close(fd);
+    process_signal(get_int(k, pid), (uint64_t)json_integer_value(json_object_get(k, "start")), signal, 0);
 }
 
 static void visit_rundir(void *opaque, const char *dir, json_t *s)
 {
     (void)dir;
     struct search *f = opaque;
-    bool agent = alive(s, "agent");
+    enum process_state is = rundir_look(s, "agent");
+    bool agent = is == PROCESS_ALIVE;
     json_t *k;
     size_t i, children = 0;
 
     if (f->agent && f->agent != get_int(s, "agent"))
         return; /* another host's fork of that name */
     f->forks++;
+    f->unknown += is == PROCESS_UNKNOWN;
     json_array_foreach(json_object_get(s, "children"), i, k)
-        if (alive(k, "pid")) {
+        if (rundir_look(k, "pid") == PROCESS_UNKNOWN) {
+            f->unknown++;
+        } else if (alive(k, "pid")) {
             children++;
             if (f->kill)
                 end_process(k, "pid", SIGKILL);
@@ -193,12 +194,12 @@ static void visit_rundir(void *opaque, const char *dir, json_t *s)
 static void clean(void *opaque, const char *dir, json_t *s)
 {
     const struct search *f = opaque;
-    bool lives = alive(s, "agent");
+    bool lives = rundir_look(s, "agent") != PROCESS_GONE; /* or may */
     json_t *k;
     size_t i;
 
     json_array_foreach(json_object_get(s, "children"), i, k)
-        lives |= alive(k, "pid");
+        lives |= rundir_look(k, "pid") != PROCESS_GONE;
     if (lives || (f->agent && f->agent != get_int(s, "agent")))
         return;
     if (unfinished_is(s))
@@ -230,6 +231,14 @@ static bool left_alone(struct pollfd *in)
     return poll(in, 1, POLL_MS) > 0 && read(in->fd, ignored, sizeof(ignored)) <= 0;
 }
 
+static void say_unknown(const char *id, size_t n)
+{
+    fprintf(stderr,
+            "%s: whether %zu processes of %s have ended cannot be seen from here, and what is theirs is left: ask "
+            "where they were started: in that container (PID namespace), with /proc, as their user\n",
+            program_invocation_short_name, n, id);
+}
+
 int ps_end(const char *base, const char *id, int agent, bool kill, uint64_t limit_ms,
               bool lonely)
 {
@@ -241,6 +250,10 @@ int ps_end(const char *base, const char *id, int agent, bool kill, uint64_t limi
         rundir_each(base, id, visit_rundir, &f);
         if (first && !f.forks)
             return EXIT_NONE;
+        if (f.unknown && !f.alive) {
+            say_unknown(id, f.unknown);
+            return EXIT_SOME;
+        }
         if (!f.alive)
             return kill ? remove_all(base, id, agent) : EXIT_ALL;
         if (limit_ms && ff_now_ms() > end) {

@@ -52,8 +52,9 @@ static bool used_by(const char *base, const char *id_node, uint64_t *bytes)
     if (!s || !rundir_is_of_here(s))
         return false;
     pid_t agent = (pid_t)json_integer_value(json_object_get(s, "agent"));
-    if (!process_is(agent, (uint64_t)json_integer_value(json_object_get(s, "start"))))
-        return false;
+    enum process_state is = rundir_look(s, "agent");
+    if (is != PROCESS_ALIVE)
+        return is == PROCESS_UNKNOWN; /* nothing is known of what it uses: all that it was promised counts */
     *bytes = process_pss_bytes(agent);
     json_array_foreach(json_object_get(s, "children"), i, k)
         *bytes += process_pss_bytes((pid_t)json_integer_value(json_object_get(k, "pid")));

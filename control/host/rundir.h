@@ -65,8 +65,8 @@ json_t *rundir_read_state(const char *dir);
 /* The name of this host, by which state files say whose they are */
 const char *rundir_host(void);
 
-/* Not of another host that has the folder too. No process of an earlier boot is alive: their times
- * of start are taken away */
+/* Not of another host that has the folder too. It changes the times of start in @state: 0 where the
+ * processes are of an earlier boot; START_UNKNOWN, START_ELSEWHERE */
 bool rundir_is_of_here(json_t *state);
 
 /* Each fork and node in @base that has a state file of this host, those that vmclone has recorded,
@@ -103,10 +103,30 @@ int rundir_write_hosts(const char *base, const char *id, const json_t *hosts, st
 json_t *rundir_read_hosts(const char *base, const char *id); /* NULL: there are none, or broken */
 json_t *rundir_recorded(const char *base); /* ids of forks that may have some, an array */
 
-/* When a process was started, in ticks since boot; 0: there is none. With its pid it names a
- * process once and for all. */
+/* process_look.c. When a process was started, in ticks since boot: with its pid that names a process once and for
+ * all. 0: there is none, it has ended. START_UNKNOWN: it cannot be read. START_ELSEWHERE: the pid is
+ * one of another PID namespace, and says nothing here */
+#define START_UNKNOWN UINT64_MAX
+#define START_ELSEWHERE (UINT64_MAX - 1)
 uint64_t process_start_time(pid_t pid);
-double process_age_s(pid_t pid); /* since it was started; 0: it has ended */
-bool process_is(pid_t pid, uint64_t start);
+double process_age_s(pid_t pid); /* since it was started; 0: it has ended, or that cannot be read */
+
+/**
+ * process_look() - whether a process has ended
+ *
+ * Return: PROCESS_GONE only where the kernel says that no process has that pid, or one that has
+ *         ended, or was started at another time. What cannot be read is PROCESS_UNKNOWN: the caller
+ *         neither takes a guest back, nor removes a file for it
+ */
+enum process_state { PROCESS_GONE, PROCESS_ALIVE, PROCESS_UNKNOWN }; /* evacuate.c has it as an index */
+enum process_state process_look(pid_t pid, uint64_t start);
+bool process_is(pid_t pid, uint64_t start); /* PROCESS_ALIVE */
+
+/* Signal it, by a descriptor: its number could be somebody else's a moment later. Then wait for its end,
+ * at most @limit_ms */
+void process_signal(pid_t pid, uint64_t start, int number, int limit_ms);
+
+/* Of a state file, after rundir_is_of_here(): its agent by "agent"; of one of its children by "pid" */
+enum process_state rundir_look(const json_t *o, const char *pid);
 
 #endif

@@ -96,12 +96,30 @@ static const char *this_boot(void)
     return *id ? id : line_of("/proc/sys/kernel/random/boot_id", id, sizeof(id));
 }
 
+/* The PID namespace that pids are of; "": it cannot be read */
+static const char *this_pid_namespace(void)
+{
+    static char id[64];
+    ssize_t n = *id ? 0 : readlink("/proc/self/ns/pid", id, sizeof(id) - 1);
+
+    if (n < 0)
+        *id = '\0';
+    return id;
+}
+
 /* What an older agent does not say is not compared */
 static bool says_other(const json_t *state, const char *key, const char *here)
 {
     const char *said = text_of(state, key);
 
     return *said && strcmp(said, here);
+}
+
+/* One that is known to have ended stays so */
+static void set_start(json_t *o, uint64_t start)
+{
+    if (json_integer_value(json_object_get(o, "start")))
+        json_object_set_new(o, "start", json_integer((json_int_t)start));
 }
 
 bool rundir_is_of_here(json_t *state)
@@ -111,12 +129,21 @@ bool rundir_is_of_here(json_t *state)
 
     if (says_other(state, "of", rundir_host()) || says_other(state, "machine", this_machine()))
         return false;
-    if (says_other(state, "boot", this_boot())) {
-        json_object_set_new(state, "start", json_integer(0));
+    bool elsewhere = says_other(state, "pid-namespace", this_pid_namespace());
+    bool other_boot = says_other(state, "boot", this_boot());
+    if (elsewhere || other_boot) {
+        uint64_t start = elsewhere ? START_ELSEWHERE : *this_boot() ? 0 : START_UNKNOWN;
+        set_start(state, start);
         json_array_foreach(json_object_get(state, "children"), i, k)
-            json_object_set_new(k, "start", json_integer(0));
+            set_start(k, start);
     }
     return true;
+}
+
+enum process_state rundir_look(const json_t *o, const char *pid)
+{
+    return process_look((pid_t)json_integer_value(json_object_get(o, pid)),
+                        (uint64_t)json_integer_value(json_object_get(o, "start")));
 }
 
 /* The file to be written into, which no reader has */
@@ -159,6 +186,8 @@ int rundir_write_state(const char *dir, const json_t *state)
     json_object_set_new(o, "of", json_string(rundir_host()));
     json_object_set_new(o, "machine", json_string(this_machine()));
     json_object_set_new(o, "boot", json_string(this_boot()));
+    json_object_set_new(o, "pid-namespace",
+                        json_string(*this_pid_namespace() ? this_pid_namespace() : "cannot be read"));
     FF_AUTO_FREE char *text = json_dumps(o, JSON_INDENT(1));
     int rc = text ? write_fresh(fresh, text) : -EINVAL;
     if (rc)

@@ -139,10 +139,13 @@ void unfinished_end(const char *dir, const json_t *state, struct strv *kept)
     struct ff_error why;
     size_t i;
 
-    if (!process_is(parent, (uint64_t)json_integer_value(json_object_get(state, "parent_start"))))
+    enum process_state is = process_look(parent, (uint64_t)json_integer_value(json_object_get(state, "parent_start")));
+    if (is == PROCESS_GONE)
         parent = 0;
     strv_add_json(&files, list);
-    if (parent && drop_nodes(state, parent, &why)) {
+    if (is == PROCESS_UNKNOWN)
+        ff_error_set(&why, EPERM, "it cannot be seen from here whether it has ended");
+    if (is == PROCESS_UNKNOWN || (parent && drop_nodes(state, parent, &why))) {
         for (i = 0; i < files.n; i++)
             strv_add(kept, "%s stays: the parent (pid %d) may need it: %s", files.v[i], (int)parent,
                      why.text);

@@ -92,7 +92,7 @@ static void forget_dead(const char *base)
     unsigned long long start;
 
     while (d && (e = readdir(d)))
-        if (sscanf(e->d_name, OF_PARENT "%d-%llu", &pid, &start) == 2 && !process_is(pid, start))
+        if (sscanf(e->d_name, OF_PARENT "%d-%llu", &pid, &start) == 2 && process_look(pid, start) == PROCESS_GONE)
             unlinkat(dirfd(d), e->d_name, 0);
     if (d)
         closedir(d);

@@ -383,7 +383,7 @@ static enum guest_state outcome(const struct guest *g, int code)
     if ((said && code == EXIT_HERE) || code == EXIT_USAGE || code == EXIT_NO_PROGRAM)
         return WAITS;
     if (untouched && code == EXIT_UNKNOWN)
-        return process_is(g->pid, g->start) ? WAITS : ENDED;
+        return (enum guest_state[]){ENDED, WAITS, UNKNOWN}[process_look(g->pid, g->start)];
     return UNKNOWN;
 }
 

@@ -59,7 +59,8 @@ static const char *move_status(const struct move *m)
 /* Nobody is left who could have the guest back */
 static bool has_parent_ended(const struct move *m)
 {
-    return m->s.parent_gone && m->parent_start && !process_is(m->s.parent_pid, m->parent_start);
+    return m->s.parent_gone && m->parent_start &&
+           process_look(m->s.parent_pid, m->parent_start) == PROCESS_GONE;
 }
 
 /* --- the destination is the one to ask --- */
@@ -279,7 +280,7 @@ static bool is_decided(struct move *m, const json_t *info)
     const struct vm *k = move_child(m);
 
     if (is_over_here(m->status)) {
-        if (m->via == VIA_PROXY && !process_is(m->s.parent_pid, m->parent_start)) {
+        if (m->via == VIA_PROXY && process_look(m->s.parent_pid, m->parent_start) == PROCESS_GONE) {
             m->end_there = true;
             move_end_with(m, MOVE_LOST, "%s", error);
         } else if (*m->s.why.text) /* why it was cancelled */
@@ -516,7 +517,7 @@ static void finish_move(struct move *m)
         return;
     }
     move_proxy_over(m);
-    if (!process_is(m->s.parent_pid, m->parent_start)) {
+    if (process_look(m->s.parent_pid, m->parent_start) == PROCESS_GONE) {
         m->s.parent_gone = true;
         strv_add(&m->s.notes, "the QEMU here (pid %d) has ended by itself during the move; all that "
                                "the guest needs was there, or in its memory's file",

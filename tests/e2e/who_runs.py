@@ -21,6 +21,7 @@ from forked import SLOW, Parent, alive, check_nothing_left, kill, run_vmclone
 from resume import state
 
 MIB = 64
+FORKS = os.path.abspath(common.FARFORK) + ' forks'
 GO_DELAY = 'delay:4000000'
 
 
@@ -256,7 +257,8 @@ def lasting_at(folder):
 
 
 def number_used_again(t):
-    """A process that has the number and the time of another boot's is not that one, and is not ended."""
+    """A process that has the number and the time of another boot's is not that one, and is not ended. Whether one of
+    another PID namespace has ended, or one that cannot be looked at, is unknown, and nothing of it is removed."""
     base, lasting = os.path.join(t.work, 'empty'), os.path.join(t.work, 'lasting-x')
     folder = os.path.join(lasting, 'x', 'h')
     os.makedirs(folder, 0o700)
@@ -267,15 +269,30 @@ def number_used_again(t):
                 start = int(f.read().rpartition(')')[2].split()[19])
             with open('/proc/sys/kernel/random/boot_id', encoding='ascii') as f:
                 this = f.read().strip()
-            for boot, want in (this, 'attached'), ('another', 'never-ran'):
+            ns = os.readlink('/proc/self/ns/pid')
+            elsewhere = f'unshare -pf --mount-proc {FORKS}'
+            unread = f"unshare -m sh -c 'mount -t tmpfs none /proc && exec \"$@\"' sh {FORKS}"
+            for boot, space, by, want in ((this, ns, FORKS, 'attached'), (this, 'pid:[1]', FORKS, 'unknown'),
+                                          (this, ns, elsewhere, 'unknown'), (this, ns, unread, 'unknown'),
+                                          ('another', ns, FORKS, 'never-ran')):
+                if by != FORKS and os.geteuid():
+                    continue
                 common.write_file(folder + '/1.until-go', '')
                 common.write_file(folder + '/state.json', json.dumps(
-                    {'id': 'x', 'node': 'h', 'image': 'none', 'agent': 1, 'start': 1, 'boot': boot,
+                    {'id': 'x', 'node': 'h', 'image': 'none', 'agent': 1, 'start': 0, 'boot': boot,
+                     'pid-namespace': space,
                      'children': [{'number': 1, 'pid': other.pid, 'start': start, 'log': '', 'qmp': '',
                                    'state': 'attached', 'until_go': folder + '/1.until-go'}]}))
-                said = listed(base)
+                said = json.loads(subprocess.run(f'{by} --json --rundir {base}', shell=True, check=True, timeout=20,
+                                                 stdout=subprocess.PIPE).stdout)
                 if [k['state'] for f in said for k in f['children']] != [want]:
-                    raise Failed(f'boot {boot}: {said}, want {want}')
+                    raise Failed(f'boot {boot}, {space}, {by}: {said}, want {want}')
+                if want == 'unknown':
+                    done = subprocess.run(f'{by} --kill x --rundir {base}', shell=True, check=False, timeout=20,
+                                          stderr=subprocess.PIPE, text=True)
+                    if (done.returncode != 1 or 'cannot be seen' not in done.stderr or
+                            not os.path.exists(folder + '/1.until-go')):
+                        raise Failed(f'--kill of what is unknown: {done}, {os.listdir(folder)}')
             if kill(base, 'x').returncode or other.poll() is not None or os.path.exists(folder):
                 raise Failed(f'--kill: {os.path.exists(folder)}, the other process: {other.poll()}')
         finally:

@@ -5,6 +5,8 @@
 #include "unit.h"
 
 #include <fcntl.h>
+#include <limits.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include "autojson.h"
@@ -48,7 +50,45 @@ static void test_boot(void **state)
     json_t *k = json_array_get(json_object_get(s, "children"), 0);
     assert_int_equal(json_integer_value(json_object_get(s, "start")), 0);
     assert_int_equal(json_integer_value(json_object_get(k, "start")), 0);
+    assert_int_equal(rundir_look(s, "agent"), PROCESS_GONE);
     json_decref(s);
+}
+
+/* A pid of another PID namespace says nothing here, in whichever boot that was; what is known to have ended has */
+static void test_namespace(void **state)
+{
+    json_t *s = json_pack("{ss ss si si s[{si si}{si si}]}", "pid-namespace", "pid:[1]", "boot", "another", "agent",
+                          INT_MAX, "start", 7, "children", "pid", INT_MAX, "start", 8, "pid", INT_MAX, "start", 0);
+    const json_t *children = json_object_get(s, "children");
+    (void)state;
+
+    assert_int_equal(rundir_look(s, "agent"), PROCESS_GONE); /* of this namespace it would be */
+    assert_true(rundir_is_of_here(s));
+    assert_int_equal(rundir_look(s, "agent"), PROCESS_UNKNOWN);
+    assert_int_equal(rundir_look(json_array_get(children, 0), "pid"), PROCESS_UNKNOWN);
+    assert_int_equal(rundir_look(json_array_get(children, 1), "pid"), PROCESS_GONE);
+    json_decref(s);
+}
+
+/* No descriptor is left for /proc: what cannot be read has not ended */
+static void test_unreadable(void **state)
+{
+    struct rlimit all, none;
+    uint64_t own = process_start_time(getpid());
+    (void)state;
+
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &all), 0);
+    none = (struct rlimit){.rlim_max = all.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    uint64_t start = process_start_time(getpid());
+    enum process_state here = process_look(getpid(), own), none_there = process_look(INT_MAX, own);
+    double age = process_age_s(getpid());
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &all), 0);
+    assert_true(start == START_UNKNOWN && age == 0);
+    assert_int_equal(here, PROCESS_UNKNOWN);
+    assert_int_equal(none_there, PROCESS_GONE); /* the kernel says so without */
+    assert_int_equal(process_look(getpid(), START_UNKNOWN), PROCESS_UNKNOWN);
+    assert_int_equal(process_look(getpid(), own), PROCESS_ALIVE);
 }
 
 /* It is shown once: by its run directory, or, without that, by what outlasts a boot */
@@ -146,8 +186,8 @@ static void test_directory(void **state)
     assert_true(rundir_is_of_here(back));
     json_object_set_new(s, "of", json_string("another host"));
     assert_false(rundir_is_of_here(s));
-    static const char *const own[] = {"of", "machine", "boot"};
-    for (int i = 0; i < 3; i++) {
+    static const char *const own[] = {"of", "machine", "boot", "pid-namespace"};
+    for (size_t i = 0; i < FF_ARRAY_LEN(own); i++) {
         assert_non_null(json_object_get(back, own[i]));
         json_object_del(back, own[i]);
         json_object_del(s, own[i]);
@@ -442,6 +482,7 @@ static void test_state_whole(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_directory), cmocka_unit_test(test_boot),
+                                       cmocka_unit_test(test_namespace), cmocka_unit_test(test_unreadable),
         cmocka_unit_test(test_lasting),
                                        cmocka_unit_test(test_state_whole),
                                        cmocka_unit_test(test_refused),
