@@ -8,13 +8,18 @@
  * Purpose      vmclone and farfork move reach a QEMU on another host only through its agent. A
  *              question comes as a JSON line and its answer goes back as an event; nobody waits.
  *              The agent has one question of its own: has a source come to a QEMU that waits for a
- *              move? `query-migrate` that says `setup` ends that QEMU; any other answer does not.
- * Limits       LIMIT_MS for an answer, unless the question has a limit of its own. One older than
- *              FRESH_MS says nothing any more.
+ *              move? Where `query-migrate` says `setup`, the agent stops that QEMU (SIGSTOP), looks
+ *              once more, and kills it if nothing came meanwhile: else it goes on. Any other answer
+ *              ends nothing.
+ * Limits       LIMIT_MS for an answer, unless the question has a limit of its own. One that is older
+ *              than FRESH_MS when the QEMU stands still says nothing any more.
  */
 #include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 
 #include "agent.h"
 #include "qmp_job.h"
@@ -23,6 +28,7 @@
 
 #define LIMIT_MS 5000 /* of connecting, and of the command */
 #define LIMIT_MAX_S 86400
+#define STOP_MS 1000  /* its threads stop within one; one that waits for a disk may take longer */
 #define FRESH_MS 50   /* an answer takes less than one; a switch, as much and more */
 
 struct agent_ask {
@@ -105,9 +111,28 @@ size_t agent_vms_poll(const struct agent_vms *k, struct pollfd *p)
     return n;
 }
 
-/* It is killed right after its answer: a source that connected in between is far from the switch,
- * and its guest goes on there. An answer that this agent, or its QEMU, has let lie says nothing any
- * more */
+/* With all of its group. False: it has ended, or does not stop */
+static bool stop_vm(const struct agent_vm *vm)
+{
+    uint64_t end = ff_now_ms() + STOP_MS;
+    siginfo_t is = {0};
+
+    kill(-vm->pid, SIGSTOP);
+    kill(vm->pid, SIGSTOP);
+    while (!waitid(P_PID, (id_t)vm->pid, &is, WSTOPPED | WEXITED | WNOHANG | WNOWAIT) && !is.si_pid &&
+           ff_now_ms() < end)
+        poll(NULL, 0, 1);
+    return is.si_pid && is.si_code == CLD_STOPPED;
+}
+
+static void let_vm_run(const struct agent_vm *vm)
+{
+    kill(-vm->pid, SIGCONT);
+    kill(vm->pid, SIGCONT);
+}
+
+/* Nothing changes between the last look and its end: it is stopped. An answer that this agent, or its
+ * QEMU, has let lie says nothing any more */
 static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
 {
     const json_t *info = rc ? NULL : json_object_get(qmp_job_answer(a->job, 0), "return");
@@ -118,11 +143,14 @@ static void end_unused(struct agent_vms *k, const struct agent_ask *a, int rc)
         k->ask_unused_again = true;
     else if (!status || strcmp(status, "setup") || !vm || vm->state == AGENT_VM_ENDED)
         return;
-    else if (vm->until_go && !rundir_was_left(vm->until_go))
-        return; /* a guest runs there, and begins to go elsewhere */
     else if (qmp_job_age_ms(a->job) > FRESH_MS)
         ask_vm(k, vm, "query-migrate", NULL, LIMIT_MS, NULL);
-    else {
+    else if (!stop_vm(vm) || qmp_job_age_ms(a->job) > FRESH_MS) {
+        let_vm_run(vm);
+        ask_vm(k, vm, "query-migrate", NULL, LIMIT_MS, NULL);
+    } else if (vm->until_go && !rundir_was_left(vm->until_go)) {
+        let_vm_run(vm); /* a guest runs there */
+    } else {
         free(vm->until_go); /* no source waits to know */
         vm->until_go = NULL;
         agent_vm_kill(vm);

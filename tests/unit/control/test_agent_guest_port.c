@@ -8,7 +8,10 @@
  */
 #include "unit.h"
 
+#include <fcntl.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 
@@ -248,6 +251,51 @@ static int say_setup(struct agent_vms *k, int qmp, bool late)
     return q;
 }
 
+static const char *comes_at; /* its guest comes as it is signalled: the file of until-go that goes then */
+static int signals_sent;
+
+/* Instead of the C library's */
+int kill(pid_t pid, int number)
+{
+    if (comes_at)
+        unlink(comes_at);
+    signals_sent++;
+    return (int)syscall(SYS_kill, pid, number);
+}
+
+/* A guest comes to it between its answer and its end: it stays, and runs */
+static void used_at_last(void **state)
+{
+    FF_AUTO_FREE char *mark = xprintf("%s/mark", dir);
+    struct agent_vm vm = {.number = 3, .qmp = qmp_path, .state = AGENT_VM_ATTACHED, .until_go = mark, .pid = fork()};
+    struct agent_vms k = {.v = &vm, .n = 1, .server = FORK_SERVER_NONE};
+    siginfo_t info = {0};
+    (void)state;
+
+    while (!vm.pid) {
+        alarm(60);
+        pause();
+    }
+    int fd = open(mark, O_WRONLY | O_CREAT | O_CLOEXEC, 0600), qmp = listen_at(qmp_path);
+    close(fd);
+    agent_vms_end_unused(&k);
+    assert_null(agent_vms_answer(&k));
+    comes_at = mark;
+    signals_sent = 0;
+    while (agent_vms_poll(&k, NULL)) { /* again, where the test itself was late */
+        assert_null(agent_vms_answer(&k));
+        close(say_setup(&k, qmp, false));
+    }
+    comes_at = NULL;
+    assert_true(signals_sent);
+    assert_int_equal(waitid(P_PID, (id_t)vm.pid, &info, WEXITED | WSTOPPED | WNOHANG | WNOWAIT), 0);
+    assert_int_equal(info.si_pid, 0);
+    agent_vms_drop_questions(&k);
+    agent_vm_kill(&vm);
+    assert_int_equal(waitpid(vm.pid, NULL, 0), vm.pid);
+    close(qmp);
+}
+
 /* One that nobody uses ends, when that is so now */
 static void unused(void **state)
 {
@@ -336,6 +384,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(visitor, set_up, tear_down),
         cmocka_unit_test_setup_teardown(questions, set_up, tear_down),
         cmocka_unit_test_setup_teardown(unused, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(used_at_last, set_up, tear_down),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
