@@ -19,7 +19,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,6 +52,7 @@ struct fork_disks {
     char *unfinished; /* where it is written down that they are made; NULL: it is over */
     char *server_dir;
     pid_t server;
+    uint64_t server_start;
 };
 
 /* --- steps --- */
@@ -378,10 +378,11 @@ int fork_disks_serve(struct fork_disks *d, struct ff_error *why)
         rundir_remove(d->server_dir);
         return 0;
     }
+    d->server_start = process_start_time(d->server);
     FF_AUTO_JSON json_t *state =
         json_pack("{ss ss ss ss si sI sb s[]}", "id", d->o->id, "node", "nbd (disks)", "parent",
                   d->o->parent ? d->o->parent : "", "image", "disks", "agent", (int)d->server,
-                  "start", (json_int_t)process_start_time(d->server), "detached", 0, "children");
+                  "start", (json_int_t)d->server_start, "detached", 0, "children");
     rc = rundir_write_state(d->server_dir, state);
     return rc ? ff_error_set(why, -rc, "write %s/" STATE_FILE ": %s", d->server_dir, strerror(-rc))
               : 0;
@@ -392,9 +393,7 @@ void fork_disks_end_server(struct fork_disks *d)
     if (!d || !d->server_dir)
         return;
     if (d->server > 0)
-        kill(d->server, SIGTERM);
-    for (int ms = 0; d->server > 0 && !kill(d->server, 0) && ms < END_LIMIT_MS; ms += 10)
-        poll(NULL, 0, 10);
+        process_signal(d->server, d->server_start, SIGTERM, END_LIMIT_MS);
     d->server = 0;
     rundir_remove(d->server_dir);
 }
