@@ -62,7 +62,7 @@ int spawn_start(struct spawn *r, char *const *argv, const char *line, struct ff_
     fcntl(r->out, F_SETFL, O_NONBLOCK);
     fcntl(r->err, F_SETFL, O_NONBLOCK);
     if (rc)
-        r->pid = 0;
+        spawn_leave(r);
     return rc;
 }
 

@@ -7,7 +7,8 @@
  *
  * Purpose      the agent was killed, or its host has started again, so nobody sees the end of the
  *              QEMU there. The list there says never-ran when that QEMU is no process of this boot,
- *              and its file of until-go is there. Only then can the source have its guest back. It says
+ *              and its file of until-go is there. Only then can the source have its guest back: unknown, of
+ *              a process that cannot be seen from there, is not enough. It says
  *              shut-down likewise: then the source is not to have it. A QEMU behind --qemu may outlive
  *              the process that the list knows: only shut-down counts then.
  * Limits       the launcher gets LOOK_LIMIT_MS; nothing else is done meanwhile. A host that starts
@@ -70,6 +71,7 @@ void move_look(struct move *m, bool last)
         spawn_read_lines(&look, LOOK_LIMIT_MS, look_for_it, m);
         spawn_end(&look, 0);
     }
+    spawn_free(&look);
     strv_free(&w);
     m->look_ms = ff_now_ms() + LOOK_EVERY_MS;
     if (k->never_ran)

@@ -3,6 +3,7 @@
  * test_spawn.c - how a process is said to have ended, also where pidfd_open() is forbidden
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <signal.h>
@@ -84,6 +85,41 @@ static void test_without_descriptors(void **state)
     assert_int_equal(status, 0);
 }
 
+static bool no_fork;
+
+/* Instead of the C library's: no process can be made any more */
+pid_t fork(void)
+{
+    errno = EAGAIN;
+    return no_fork ? -1 : _Fork();
+}
+
+static int n_descriptors(void)
+{
+    int n = 0;
+
+    for (int fd = 0; fd < 200; fd++)
+        n += fcntl(fd, F_GETFD) >= 0;
+    return n;
+}
+
+/* What was not started leaves nothing open */
+static void test_not_started(void **state)
+{
+    struct ff_error why;
+    struct spawn r;
+    int before = n_descriptors();
+
+    (void)state;
+    no_fork = true;
+    assert_int_equal(spawn_start(&r, NULL, "exit 0", &why), -EAGAIN);
+    no_fork = false;
+    assert_int_equal(n_descriptors(), before);
+    assert_true(!r.pid && r.in < 0 && r.out < 0 && r.err < 0);
+    spawn_end(&r, 0);
+    spawn_free(&r);
+}
+
 /* The kernel then says of no child how it ended: that is no success */
 static void test_ignored_child_signal(void **state)
 {
@@ -126,6 +162,7 @@ static void forbid_pidfd_open(void)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_orderly), cmocka_unit_test(test_ended),
+                                       cmocka_unit_test(test_not_started),
                                        cmocka_unit_test(test_ignored_child_signal),
                                        cmocka_unit_test(test_without_descriptors)};
     int failed = cmocka_run_group_tests_name("with pidfd_open", tests, NULL, NULL);
