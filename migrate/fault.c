@@ -490,6 +490,7 @@ void *ff_fault_main(void *opaque)
     }
     check_waiters(p);
     ff_children_check(p); /* what came last: from here on there are no notes */
+    ff_fault_leave_holes(p);
     ff_undo_stay(p);
     atomic_store(&p->count.fault_cpu_ns, ff_thread_cpu_ns());
     return NULL;

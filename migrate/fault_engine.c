@@ -119,3 +119,32 @@ bool ff_fault_follow_link(struct ff_pager *p)
     }
     return !f->broken;
 }
+
+static void leave_hole(struct ff_pager *p, const struct ff_want *w)
+{
+    struct ff_pager_region *r = &p->region[w->region];
+
+    ff_claim_hole(&r->claims, w->page);
+    ff_pager_count_hole(p, r, true);
+}
+
+void ff_fault_leave_holes(struct ff_pager *p)
+{
+    struct ff_fault_engine *f = p->fault;
+
+    for (unsigned n = p->wants->n; n; n--) {
+        struct ff_want w = ff_wants_take(p->wants);
+        if (w.hole)
+            leave_hole(p, &w);
+        else
+            ff_wants_add(p->wants, w);
+    }
+    for (unsigned i = 0; i < f->n_slots; i++) {
+        struct slot *s = &f->slot[i];
+        if (!s->kept || !s->want.hole)
+            continue;
+        leave_hole(p, &s->want);
+        s->busy = s->kept = false;
+        f->n_kept--;
+    }
+}

@@ -46,4 +46,7 @@ struct ff_fault_engine {
  * what was in flight is not any more, and its claims are still ours, but for an agent's */
 bool ff_fault_follow_link(struct ff_pager *p);
 
+/* The thread ends: a hole that it was to fill is one again, which needs nobody once nothing is watched */
+void ff_fault_leave_holes(struct ff_pager *p);
+
 #endif

@@ -391,6 +391,9 @@ void ff_pager_wake_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
 /* @n pages of zeros whose claims the caller took are there, without an install; where @r.holes */
 void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_t page, uint64_t n);
 
+/* A hole is to be claimed, and does not count until it is installed; @there: it was not, and counts again */
+void ff_pager_count_hole(struct ff_pager *p, struct ff_pager_region *r, bool there);
+
 /* @page was a hole, and is the caller's: as ff_pager_install() */
 int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page);
 

@@ -176,6 +176,19 @@ void ff_pager_leave_holes(struct ff_pager *p, struct ff_pager_region *r, uint64_
     count_present(p, len);
 }
 
+void ff_pager_count_hole(struct ff_pager *p, struct ff_pager_region *r, bool there)
+{
+    uint32_t len = r->range.psize;
+
+    if (there) {
+        atomic_fetch_add(&p->count.bytes_zero, len);
+        count_present(p, len);
+    } else {
+        atomic_fetch_sub(&p->count.bytes_present, len);
+        atomic_fetch_sub(&p->count.bytes_zero, len);
+    }
+}
+
 int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 {
     struct ff_error why;
@@ -185,8 +198,7 @@ int ff_pager_install_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_
     if (rc && !ff_pager_hole_is_gone(p, rc))
         return install_failed(p, r, rc, &why);
     ff_claim_done(&r->claims, page);
-    atomic_fetch_add(&p->count.bytes_zero, r->range.psize);
-    count_present(p, r->range.psize);
+    ff_pager_count_hole(p, r, true);
     return 0;
 }
 

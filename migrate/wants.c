@@ -71,12 +71,17 @@ bool ff_wants_fill_hole(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
     /* before the claim: what is ours is not discarded, and a source that still runs may write it */
     bool frozen = atomic_load(&p->image_frozen);
 
-    if ((r->watched && !ff_wants_room(p)) || !ff_claim_touch(&r->claims, page))
+    if ((r->watched && !ff_wants_room(p)) || ff_claim_get(&r->claims, page) != FF_CLAIM_HOLE)
         return false;
+    /* not complete from before it is claimed until it is filled, or fetched: nobody would bring it afterwards */
+    if (r->watched)
+        ff_pager_count_hole(p, r, false);
+    if (!ff_claim_touch(&r->claims, page)) {
+        if (r->watched)
+            ff_pager_count_hole(p, r, true);
+        return false;
+    }
     if (r->watched) {
-        /* not complete before it is filled, or fetched: nobody would bring it afterwards */
-        atomic_fetch_sub(&p->count.bytes_present, r->range.psize);
-        atomic_fetch_sub(&p->count.bytes_zero, r->range.psize);
         if (r->kept) {
             pthread_mutex_lock(&p->keep_lock);
             ff_undo_filled(p, r, page);

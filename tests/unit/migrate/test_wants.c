@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: LGPL-2.1-or-later
  *
- * test_wants.c - pages that somebody waits for, while an agent's link is away and when it is back
+ * test_wants.c - pages that somebody waits for, while an agent's link is away and when it is back; holes
  */
 #include "unit.h"
 
 #include "children.c"
 
+static bool touch_hole(struct ff_claims *c, uint64_t page);
+#define ff_claim_touch touch_hole
+#include "wants.c"
+#undef ff_claim_touch
+
+#include "failpoint.h"
 #include "fault_private.h"
 
 #define PAGES 6000u
@@ -20,7 +26,7 @@ static void setup_pager(void)
     struct ff_error err;
 
     p = (struct ff_pager){.n_regions = 1, .may_be_fed = true, .state = FF_PAGER_UP};
-    p.region[0] = (struct ff_pager_region){.range.psize = 4096, .chunk_bytes = 64 << 10};
+    p.region[0] = (struct ff_pager_region){.name = "ram", .range.psize = 4096, .chunk_bytes = 64 << 10};
     pthread_mutex_init(&p.lock, NULL);
     pthread_cond_init(&p.changed, NULL);
     assert_int_equal(ff_claims_init(&p.region[0].claims, PAGES), 0);
@@ -103,4 +109,88 @@ static void test_nobody_else(void **state)
     teardown_pager();
 }
 
-UNIT_MAIN(cmocka_unit_test(test_away_and_back), cmocka_unit_test(test_nobody_else))
+static enum { AS_IT_IS, LAST_PAGE_COMES, IT_IS_DISCARDED } meanwhile;
+
+/* The fault thread claims a hole; another thread does something just then */
+static bool touch_hole(struct ff_claims *c, uint64_t page)
+{
+    if (meanwhile == IT_IS_DISCARDED) /* at once with its bytes, which are no more */
+        assert_true(ff_claim_forget(c, page));
+    bool mine = ff_claim_touch(c, page);
+    if (meanwhile == LAST_PAGE_COMES)
+        atomic_fetch_add(&p.count.bytes_present, 4096);
+    if (meanwhile != IT_IS_DISCARDED)
+        assert_false(ff_pager_was_complete(&p));
+    return mine;
+}
+
+static uint64_t present(void)
+{
+    return atomic_load(&p.count.bytes_present) / 4096;
+}
+
+/* A page that is neither here nor a hole is never the last one: nobody would bring it */
+static void test_hole_counts(void **state)
+{
+    struct ff_claims *c = &p.region[0].claims;
+    struct ff_error err;
+    (void)state;
+
+    setup_pager();
+    p.bytes_total = PAGES * 4096ull;
+    p.region[0].watched = true;
+    ff_claim_take(c, PAGES - 1);
+    ff_claim_hole(c, PAGES - 1);
+    p.count.bytes_present = p.count.bytes_zero = p.bytes_total - 4096; /* another page is to come */
+    p.image_frozen = true;
+    meanwhile = LAST_PAGE_COMES;
+    assert_int_equal(ff_failpoints_arm("dest.install=fail:12@1", &err), 0);
+    assert_false(ff_wants_fill_hole(&p, &p.region[0], PAGES - 1));
+    assert_int_equal(present(), PAGES - 1);
+    assert_int_equal(ff_claim_get(c, PAGES - 1), FF_CLAIM_INFLIGHT);
+    teardown_pager();
+}
+
+/* The thread that was to fill it has ended */
+static void test_hole_is_left(void **state)
+{
+    struct ff_claims *c = &p.region[0].claims;
+    (void)state;
+
+    setup_pager();
+    ff_wants_take(p.wants);
+    p.wants->want[p.wants->first].hole = true;
+    p.fault->slot[0].want.hole = p.fault->slot[0].kept = true;
+    p.fault->n_kept = 1;
+    ff_fault_leave_holes(&p);
+    assert_int_equal(count(FF_CLAIM_HOLE), 2);
+    assert_int_equal(ff_claim_get(c, p.fault->slot[0].want.page), FF_CLAIM_HOLE);
+    assert_int_equal(present(), 2);
+    assert_int_equal(p.fault->n_kept, 0);
+    assert_int_equal(p.wants->n, PAGES - 1 - SLOTS - 2);
+    teardown_pager();
+}
+
+/* It was discarded just then: it counts as it did, less what was discarded */
+static void test_hole_is_lost(void **state)
+{
+    struct ff_claims *c = &p.region[0].claims;
+    (void)state;
+
+    setup_pager();
+    atomic_store(&c->sealed, false);
+    p.bytes_total = PAGES * 4096ull;
+    p.region[0].watched = true;
+    ff_claim_take(c, PAGES - 1);
+    ff_claim_hole(c, PAGES - 1);
+    p.count.bytes_present = p.count.bytes_zero = p.bytes_total;
+    meanwhile = IT_IS_DISCARDED;
+    assert_false(ff_wants_fill_hole(&p, &p.region[0], PAGES - 1));
+    assert_int_equal(present(), PAGES);
+    assert_int_equal(p.count.bytes_zero, p.bytes_total);
+    assert_int_equal(ff_claim_get(c, PAGES - 1), FF_CLAIM_MISSING);
+    teardown_pager();
+}
+
+UNIT_MAIN(cmocka_unit_test(test_away_and_back), cmocka_unit_test(test_nobody_else),
+          cmocka_unit_test(test_hole_counts), cmocka_unit_test(test_hole_is_left), cmocka_unit_test(test_hole_is_lost))
