@@ -271,6 +271,7 @@ void ff_pager_image_frozen(struct ff_pager *p)
     for (unsigned i = 0; i < p->n_regions; i++)
         ff_claims_seal(&p->region[i].claims);
     atomic_store(&p->image_frozen, true);
+    ff_pager_was_complete(p); /* it remembers that */
     eventfd_write(p->wake_fd, 1);
 }
 

@@ -478,11 +478,12 @@ static inline int ff_pager_events_fd(const struct ff_pager *p)
     return p->elsewhere && !atomic_load(&p->image_frozen) ? -1 : p->uffd.fd;
 }
 
-/* Every page has come, or is a hole; once true, it stays so: a hole that is filled later is missing
- * meanwhile. From then on the owner of memory elsewhere may end its watch, or itself */
+/* Every page of the frozen image has come, or is a hole; once true, it stays so: a hole that is filled
+ * later is missing meanwhile. From then on the owner of memory elsewhere may end its watch, or itself.
+ * What a pass has brought may be discarded */
 static inline bool ff_pager_was_complete(struct ff_pager *p)
 {
-    if (atomic_load(&p->count.bytes_present) == p->bytes_total)
+    if (atomic_load(&p->image_frozen) && atomic_load(&p->count.bytes_present) == p->bytes_total)
         atomic_store(&p->was_complete, true);
     return atomic_load(&p->was_complete);
 }
