@@ -121,7 +121,7 @@ static bool install_slot(struct ff_pager *p, struct slot *s, bool wake)
     s->busy = s->kept = rc == -EAGAIN;
     f->n_kept += s->kept;
     if (rc == -EAGAIN)
-        rc = ff_pager_short(p, FF_QUEUE_FAULT);
+        rc = ff_pager_short(p, FF_BY_FAULT);
     f->broken |= rc != 0;
     return !rc && !s->kept;
 }
@@ -229,7 +229,7 @@ static void fill_pending_holes(struct ff_pager *p)
         if (rc == -EAGAIN)
             ff_wants_add(p->wants, w);
         if (rc == -EAGAIN && w.hole)
-            ff_pager_short(p, FF_QUEUE_FAULT);
+            ff_pager_short(p, FF_BY_FAULT);
     }
 }
 
@@ -253,7 +253,7 @@ static void retry_kept(struct ff_pager *p)
     if (f->broken)
         fill_pending_holes(p);
     if (!must_retry(p))
-        ff_pager_enough(p, FF_QUEUE_FAULT);
+        ff_pager_enough(p, FF_BY_FAULT);
     f->retry_ns = ff_now_ns() + RETRY_MS * 1000000ull;
 }
 

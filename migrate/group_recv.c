@@ -109,12 +109,12 @@ static int install(struct ff_hearing *h, struct ff_pager_region *r, uint64_t pag
     while ((rc = ff_pager_install(p, r, page, n, src, true, &done)) == -EAGAIN) {
         page += done, n -= done;
         src = src ? src + done * r->range.psize : NULL;
-        rc = ff_pager_short(p, FF_QUEUE_PREFILL);
+        rc = ff_pager_short(p, FF_BY_GROUP);
         if (rc || atomic_load(&h->stop) || atomic_load(&p->stop))
             return rc ? rc : -ECANCELED;
         nanosleep(&(struct timespec){.tv_nsec = RETRY_MS * MS}, NULL);
     }
-    ff_pager_enough(p, FF_QUEUE_PREFILL);
+    ff_pager_enough(p, FF_BY_GROUP);
     return rc;
 }
 

@@ -238,9 +238,8 @@ void ff_group_left(struct ff_group *g, unsigned member)
 /* Of @state; those that are not there yet wait */
 static unsigned members_in(struct ff_group *g, enum member_state state)
 {
-    unsigned n = state == WAITS ? g->max - g->n : 0;
-
     pthread_mutex_lock(&g->lock);
+    unsigned n = state == WAITS ? g->max - g->n : 0;
     for (unsigned i = 0; i < g->n; i++)
         n += g->member[i].state == state;
     pthread_mutex_unlock(&g->lock);

@@ -118,6 +118,9 @@
 #include "uffd.h"
 #include "wants.h"
 
+/* Threads that install pages */
+enum ff_installer { FF_BY_FAULT, FF_BY_PREFILL, FF_BY_GROUP, FF_INSTALLERS };
+
 enum ff_pager_state { FF_PAGER_UP, FF_PAGER_BROKEN, FF_PAGER_FAILED };
 
 struct ff_pager_region {
@@ -214,7 +217,7 @@ struct ff_pager {
     bool attached;     /* there is a new one */
     struct ff_error why;
     struct ff_error no_memory; /* why a page could not be installed last */
-    _Atomic uint64_t short_ns[FF_QUEUES]; /* by the queue's thread: since when; 0: it is not */
+    _Atomic uint64_t short_ns[FF_INSTALLERS]; /* since when that thread has no memory; 0: it has */
     _Atomic bool image_frozen; /* the source's guest is paused: what is read is the image */
     _Atomic bool guest_runs;
     _Atomic int silence_ms; /* reads unanswered for so long: the link is broken */
@@ -377,8 +380,8 @@ int ff_pager_poison(struct ff_pager *p, struct ff_pager_region *r, uint64_t page
 
 /* The thread of @who could not install for want of memory: 0, or -errno: it has waited for too long
  * before GO, and the image is of no use. Until it says that it has got what it wanted */
-int ff_pager_short(struct ff_pager *p, enum ff_queue who);
-static inline void ff_pager_enough(struct ff_pager *p, enum ff_queue who)
+int ff_pager_short(struct ff_pager *p, enum ff_installer who);
+static inline void ff_pager_enough(struct ff_pager *p, enum ff_installer who)
 {
     atomic_store(&p->short_ns[who], 0);
 }

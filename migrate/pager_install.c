@@ -80,7 +80,7 @@ static int installed(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
     return rc ? install_failed(p, r, rc, why) : 0;
 }
 
-int ff_pager_short(struct ff_pager *p, enum ff_queue who)
+int ff_pager_short(struct ff_pager *p, enum ff_installer who)
 {
     uint64_t now = ff_now_ns(), since = atomic_load(&p->short_ns[who]);
     struct ff_error why;
@@ -101,8 +101,8 @@ bool ff_pager_is_short(struct ff_pager *p, struct ff_error *why)
     uint64_t now = ff_now_ns();
     bool is = false;
 
-    for (unsigned q = 0; q < FF_QUEUES; q++) {
-        uint64_t since = atomic_load(&p->short_ns[q]);
+    for (unsigned i = 0; i < FF_INSTALLERS; i++) {
+        uint64_t since = atomic_load(&p->short_ns[i]);
         is |= since && now > since && now - since >= SHORT_NS;
     }
     pthread_mutex_lock(&p->lock);

@@ -46,7 +46,7 @@ static int wait_for_memory(struct ff_pager *p)
     struct ff_prefill_engine *e = p->prefill;
     unsigned room = FF_ARRAY_LEN(e->kept) - e->n_kept;
 
-    int rc = ff_pager_short(p, FF_QUEUE_PREFILL);
+    int rc = ff_pager_short(p, FF_BY_PREFILL);
     int n = !room ? -1 : ff_prefill_poll(p, e->kept + e->n_kept, room, RETRY_MS, NULL);
     e->n_kept += n > 0 ? (unsigned)n : 0;
     if (n) /* more comes at once; or never again, and a broken link says so once more */
@@ -65,7 +65,7 @@ int ff_prefill_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t p
                  : how == BY_MOVE ? ff_pager_move_in(p, r, page, n, src, &done)
                                   : ff_pager_install(p, r, page, n, src, true, &done);
         if (rc != -EAGAIN) {
-            ff_pager_enough(p, FF_QUEUE_PREFILL);
+            ff_pager_enough(p, FF_BY_PREFILL);
             return rc;
         }
         page += done, n -= done;
