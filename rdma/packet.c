@@ -145,12 +145,13 @@ static void came(struct ff_packets *s, uint64_t n)
     s->opened++;
 }
 
-/* Keys are made for packets that nobody has proved: of the next generation at most */
+/* Keys are made for packets that nobody has proved: of the next generation at most; until one has opened, of the first
+ * two */
 static bool is_far(const struct ff_packets *s, uint64_t n)
 {
     uint64_t generation = n >> FF_PACKET_GENERATION, now = s->last >> FF_PACKET_GENERATION;
 
-    return s->opened && generation != now && generation != now + 1;
+    return generation != now && generation != now + 1;
 }
 
 int ff_packet_open(struct ff_packets *s, const uint8_t *in, size_t len, uint8_t room[FF_PACKET_MAX],

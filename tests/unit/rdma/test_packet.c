@@ -6,7 +6,7 @@
 
 #include "datagram.h"
 #include "key.h"
-#include "packet.h"
+#include "packet.c"
 
 static const uint8_t key_bytes[FF_KEY_LEN] = "a key of a fork, thirty-two byte";
 static const uint8_t salt[FF_PACKET_SALT_LEN] = "salt of an image";
@@ -176,6 +176,27 @@ static void test_far(void **state)
     ends_free(&e);
 }
 
+/* Nor before the first one has opened, whoever sends it */
+static void test_far_first(void **state)
+{
+    static const struct { uint64_t number; int rc; } first[] = {
+        {UINT64_MAX, -EBADMSG}, {2ull << FF_PACKET_GENERATION, -EBADMSG},
+        {(2ull << FF_PACKET_GENERATION) - 1, 0}, {2ull << FF_PACKET_GENERATION, 0}};
+    struct ends e = ends_new();
+    uint8_t out[FF_PACKET_MAX];
+    struct ff_packet p;
+    (void)state;
+
+    for (size_t i = 0; i < FF_ARRAY_LEN(first); i++) {
+        e.tx->next = first[i].number;
+        size_t len = make(&e, 1, 8, out);
+        assert_int_equal(ff_packet_open(e.rx, out, len, room, &p), first[i].rc);
+        if (first[i].rc == -EBADMSG)
+            assert_true(!e.rx->cipher[0].h && !e.rx->cipher[1].h);
+    }
+    ends_free(&e);
+}
+
 static void test_addresses(void **state)
 {
     static const struct { const char *text, *shown; } good[] = {
@@ -204,7 +225,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_round_trip), cmocka_unit_test(test_changed),
         cmocka_unit_test(test_strangers),  cmocka_unit_test(test_order),
-        cmocka_unit_test(test_far),        cmocka_unit_test(test_addresses)};
+        cmocka_unit_test(test_far),        cmocka_unit_test(test_far_first),
+        cmocka_unit_test(test_addresses)};
 
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
