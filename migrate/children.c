@@ -14,6 +14,7 @@
 #include "log.h"
 
 #define NOTES 8192u
+#define BUCKETS 4096u
 #define EVENTS FF_WANTS_EVENTS
 #define READY 16
 
@@ -29,6 +30,7 @@ struct ff_pager_child {
 struct note {
     struct ff_pager_child *child;
     uint32_t region;
+    uint32_t next; /* of its bucket, as there */
     uint64_t page, since_ns;
 };
 
@@ -38,6 +40,8 @@ struct ff_children {
     struct ff_pager_child *first;
     _Atomic unsigned n_notes;
     struct note note[NOTES];
+    uint32_t bucket[BUCKETS]; /* by page: the number of a note and one; 0: none */
+    unsigned seen;            /* of the pager's installs by others, when all were looked at */
     _Atomic uint64_t faults, waited, late;
 };
 
@@ -100,11 +104,42 @@ int ff_children_add(struct ff_pager *p, int uffd, const uint64_t *host, int hang
     return 0;
 }
 
+static uint32_t *notes_at(struct ff_children *c, uint32_t region, uint64_t page)
+{
+    return &c->bucket[(page ^ region << 10) % BUCKETS];
+}
+
+/* What leads to note @i in its bucket */
+static uint32_t *link_to_note(struct ff_children *c, unsigned i)
+{
+    uint32_t *at = notes_at(c, c->note[i].region, c->note[i].page);
+
+    while (*at != i + 1)
+        at = &c->note[*at - 1].next;
+    return at;
+}
+
+static void add_note(struct ff_pager *p, struct note n)
+{
+    struct ff_children *c = p->children;
+    uint32_t *bucket = notes_at(c, n.region, n.page);
+
+    n.next = *bucket;
+    c->note[c->n_notes] = n;
+    *bucket = ++c->n_notes;
+    atomic_fetch_add(&p->waiting, 1); /* seen by who makes it PRESENT after the next look */
+}
+
 static void drop_note(struct ff_pager *p, unsigned i)
 {
     struct ff_children *c = p->children;
+    unsigned last = c->n_notes - 1;
 
-    c->note[i] = c->note[c->n_notes - 1];
+    *link_to_note(c, i) = c->note[i].next;
+    if (i != last) {
+        *link_to_note(c, last) = i + 1;
+        c->note[i] = c->note[last];
+    }
     c->n_notes--;
     atomic_fetch_sub(&p->waiting, 1);
 }
@@ -180,9 +215,7 @@ static void serve_event(struct ff_pager *p, struct ff_pager_child *k, uint32_t r
 
     atomic_fetch_add(&c->faults, 1);
     if (!is_settled(p, region, page)) {
-        c->note[c->n_notes++] = (struct note){
-            .child = k, .region = region, .page = page, .since_ns = now};
-        atomic_fetch_add(&p->waiting, 1); /* seen by who makes it PRESENT after the next look */
+        add_note(p, (struct note){.child = k, .region = region, .page = page, .since_ns = now});
         enum ff_claim was = ff_wants_page(p, region, page, now);
         if (was != FF_CLAIM_PRESENT && was != FF_CLAIM_POISONED) {
             if (was == FF_CLAIM_INFLIGHT)
@@ -257,19 +290,43 @@ void ff_children_want(struct ff_pager *p)
 void ff_children_check(struct ff_pager *p)
 {
     struct ff_children *c = p->children;
+    unsigned installs = atomic_load(&p->installs); /* before the first look: who has more then pokes */
+    bool again = false;
 
-    if (!c || !c->n_notes)
+    if (!c || !c->n_notes || c->seen == installs)
         return;
     pthread_mutex_lock(&c->lock);
     for (unsigned i = 0; i < c->n_notes;) {
         struct note w = c->note[i];
         struct ff_pager_region *r = &p->region[w.region];
         if (!is_settled(p, w.region, w.page) && !ff_wants_fill_hole(p, r, w.page)) {
+            again |= ff_claim_get(&r->claims, w.page) == FF_CLAIM_HOLE; /* there was no room */
             i++;
             continue;
         }
         drop_note(p, i);
         wake(p, w.child, w.region, w.page);
+    }
+    c->seen = again ? installs - 1 : installs;
+    pthread_mutex_unlock(&c->lock);
+}
+
+void ff_children_arrived(struct ff_pager *p, uint32_t region, uint64_t page)
+{
+    struct ff_children *c = p->children;
+    unsigned next = 0;
+
+    if (!c || !c->n_notes)
+        return;
+    pthread_mutex_lock(&c->lock);
+    for (uint32_t i = *notes_at(c, region, page); i; i = next) {
+        struct note w = c->note[i - 1];
+        next = w.next;
+        if (w.region != region || w.page != page)
+            continue;
+        drop_note(p, i - 1);
+        wake(p, w.child, region, page);
+        next = *notes_at(c, region, page); /* another note may have its number by now */
     }
     pthread_mutex_unlock(&c->lock);
 }

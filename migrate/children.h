@@ -18,7 +18,8 @@
  *                                               PRESENT: as (1)                  wait? poke: (5)
  *                                               ...
  *                                           (4) installed: PRESENT
- *              (goes on) <--- wake -------- (5) who waits for a page that is PRESENT by now?
+ *              (goes on) <--- wake -------- (5) who waits for that page; after (c) for any
+ *                                               that is PRESENT by now?
  *
  *              A child's later fault on a page that is in the file raises no event at all.
  *
@@ -77,8 +78,9 @@ void ff_children_poison(struct ff_pager *p, struct ff_pager_child *child);
  * brings */
 void ff_children_want(struct ff_pager *p);
 
-/* Wake those whose page is there by now */
+/* Fault thread: wake those whose page is there by now: by another thread; by this one, @page, just now */
 void ff_children_check(struct ff_pager *p);
+void ff_children_arrived(struct ff_pager *p, uint32_t region, uint64_t page);
 void ff_children_stats(const struct ff_pager *p, struct ff_children_stats *out);
 
 #endif

@@ -123,7 +123,10 @@ static bool install_slot(struct ff_pager *p, struct slot *s, bool wake)
     if (rc == -EAGAIN)
         rc = ff_pager_short(p, FF_BY_FAULT);
     f->broken |= rc != 0;
-    return !rc && !s->kept;
+    if (rc || s->kept)
+        return false;
+    ff_children_arrived(p, s->want.region, s->want.page);
+    return true;
 }
 
 /* The bytes of @s came over the link, and are installed */
@@ -131,7 +134,6 @@ static void fault_arrived(struct ff_pager *p, const struct slot *s)
 {
     if (!(s->zero & 1))
         atomic_fetch_add(&p->count.bytes_fault, p->region[s->want.region].range.psize);
-    ff_children_check(p);
     count_served(p, &s->want);
 }
 
@@ -230,6 +232,8 @@ static void fill_pending_holes(struct ff_pager *p)
             ff_wants_add(p->wants, w);
         if (rc == -EAGAIN && w.hole)
             ff_pager_short(p, FF_BY_FAULT);
+        if (!rc)
+            ff_children_arrived(p, w.region, w.page);
     }
 }
 

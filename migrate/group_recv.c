@@ -108,6 +108,8 @@ static int install(struct ff_hearing *h, struct ff_pager_region *r, uint64_t pag
 
     while ((rc = ff_pager_install(p, r, page, n, src, true, &done)) == -EAGAIN) {
         page += done, n -= done;
+        if (done)
+            ff_pager_installed(p);
         src = src ? src + done * r->range.psize : NULL;
         rc = ff_pager_short(p, FF_BY_GROUP);
         if (rc || atomic_load(&h->stop) || atomic_load(&p->stop))

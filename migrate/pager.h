@@ -205,6 +205,7 @@ struct ff_pager {
     int wake_fd; /* eventfd: stop, or first-touch pages to fetch */
     _Atomic bool stop, was_complete;
     _Atomic unsigned waiting; /* faults whose page prefill is about to install */
+    _Atomic unsigned installs; /* ff_pager_installed() was called so often */
     _Atomic uint64_t hint; /* chunk of the last fault + 1; 0: none since prefill looked */
 
     pthread_mutex_t lock;
@@ -497,7 +498,8 @@ static inline bool ff_pager_hole_is_gone(const struct ff_pager *p, int rc)
     return p->elsewhere && (rc == -ENOENT || rc == -ESRCH) && atomic_load(&p->was_complete);
 }
 
-/* Tell the fault thread that pages were installed that somebody may wait for: it keeps the time */
+/* Tell the fault thread that another has installed pages, or left holes, that somebody may wait for: it keeps
+ * the time, and wakes children */
 void ff_pager_installed(struct ff_pager *p);
 
 /* The link is of no use any more */

@@ -221,6 +221,7 @@ void ff_pager_wake_late(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
 
 void ff_pager_installed(struct ff_pager *p)
 {
+    atomic_fetch_add(&p->installs, 1);
     if (atomic_load(&p->waiting))
         eventfd_write(p->wake_fd, 1);
 }

@@ -69,6 +69,8 @@ int ff_prefill_install(struct ff_pager *p, struct ff_pager_region *r, uint64_t p
             return rc;
         }
         page += done, n -= done;
+        if (done)
+            ff_pager_installed(p);
         src = src ? src + done * r->range.psize : NULL;
         if ((rc = wait_for_memory(p)) || atomic_load(&p->stop))
             return rc;

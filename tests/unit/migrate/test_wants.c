@@ -4,7 +4,16 @@
  */
 #include "unit.h"
 
+#include "claims.h"
+#include "uffd.h"
+
+static enum ff_claim look(const struct ff_claims *c, uint64_t page);
+static int wake_note(uint64_t offset);
+#define ff_claim_get look
+#define ff_uffd_wake(u, range, offset, len, err) wake_note(offset)
 #include "children.c"
+#undef ff_claim_get
+#undef ff_uffd_wake
 
 static bool touch_hole(struct ff_claims *c, uint64_t page);
 #define ff_claim_touch touch_hole
@@ -18,7 +27,31 @@ static bool touch_hole(struct ff_claims *c, uint64_t page);
 #define SLOTS 4u
 
 static struct ff_pager p;
-static struct ff_pager_child child;
+static struct ff_pager_child *child;
+static unsigned looks, wakes[PAGES];
+
+static enum ff_claim look(const struct ff_claims *c, uint64_t page)
+{
+    looks++;
+    return ff_claim_get(c, page);
+}
+
+static int wake_note(uint64_t offset)
+{
+    wakes[offset / 4096]++;
+    return 0;
+}
+
+static struct ff_pager_child *child_new(void)
+{
+    struct ff_pager_child *k = calloc(1, sizeof(*k) + sizeof(k->host[0]));
+
+    assert_non_null(k);
+    k->uffd = (struct ff_uffd){.fd = -1, .keep_fd = -1};
+    k->dropped = true; /* its descriptor is watched nowhere */
+    k->next = p.children->first;
+    return p.children->first = k;
+}
 
 /* All but the last page are waited for by a child and claimed: some in slots, the others queued */
 static void setup_pager(void)
@@ -32,13 +65,14 @@ static void setup_pager(void)
     assert_int_equal(ff_claims_init(&p.region[0].claims, PAGES), 0);
     ff_claims_seal(&p.region[0].claims);
     assert_ok(ff_children_new(&p, &err), err);
+    child = child_new();
     p.wants = calloc(1, sizeof(*p.wants));
     p.fault = calloc(1, sizeof(*p.fault));
     assert_true(p.wants && p.fault);
     pthread_mutex_init(&p.fault->lock, NULL);
     p.fault->n_slots = SLOTS;
     for (uint32_t i = 0; i < PAGES - 1; i++)
-        serve_event(&p, &child, 0, i);
+        serve_event(&p, child, 0, i);
     for (unsigned i = 0; i < SLOTS; i++)
         p.fault->slot[i] = (struct slot){.busy = true, .want = ff_wants_take(p.wants)};
     assert_int_equal(p.wants->n, PAGES - 1 - SLOTS);
@@ -46,7 +80,6 @@ static void setup_pager(void)
 
 static void teardown_pager(void)
 {
-    p.children->first = NULL;
     ff_children_free(&p);
     ff_claims_free(&p.region[0].claims);
     ff_fault_engine_free(p.fault);
@@ -76,7 +109,7 @@ static void test_away_and_back(void **state)
     assert_int_equal(count(FF_CLAIM_MISSING), PAGES);
     assert_int_equal(p.wants->n, 0);
 
-    serve_event(&p, &child, 0, PAGES - 1); /* as somebody touches one more */
+    serve_event(&p, child, 0, PAGES - 1); /* as somebody touches one more */
     assert_int_equal(count(FF_CLAIM_MISSING), PAGES);
     for (uint64_t i = 0; i < PAGES; i += 2) {
         assert_true(ff_claim_take(&p.region[0].claims, i));
@@ -106,6 +139,54 @@ static void test_nobody_else(void **state)
     assert_int_equal(p.wants->n, PAGES - 1 - SLOTS);
     for (unsigned i = 0; i < SLOTS; i++)
         assert_true(p.fault->slot[i].due);
+    teardown_pager();
+}
+
+static void arrive(uint64_t page)
+{
+    if (ff_claim_get(&p.region[0].claims, page) == FF_CLAIM_MISSING)
+        ff_claim_take(&p.region[0].claims, page);
+    ff_claim_done(&p.region[0].claims, page);
+}
+
+/* However many wait, a page that comes by the fault thread wakes those that wait for it, looks at no others, and leaves
+ * them */
+static void test_one_arrives(void **state)
+{
+    unsigned waits[PAGES];
+    (void)state;
+
+    setup_pager();
+    struct ff_pager_child *other = child_new();
+    for (uint64_t i = 0; i < PAGES; i++) {
+        waits[i] = i < PAGES - 1;
+        wakes[i] = 0;
+        for (; !(i % 7) && waits[i] < 3; waits[i]++)
+            serve_event(&p, waits[i] == 1 ? other : child, 0, i);
+    }
+    assert_int_equal(p.children->n_notes, atomic_load(&p.waiting));
+    for (uint64_t n = 0, i = 17; n < PAGES / 2; n++, i = (i + 1009) % PAGES) {
+        arrive(i);
+        looks = 0;
+        ff_children_check(&p);
+        ff_children_arrived(&p, 0, i);
+        assert_int_equal(wakes[i], waits[i]);
+        assert_true(looks <= waits[i]);
+        waits[i] = 0;
+    }
+    ff_children_remove(&p, other); /* in the middle of it: its own go, and no others */
+    for (uint64_t i = 0; i < PAGES; i++) {
+        wakes[i] = 0;
+        waits[i] -= waits[i] > 1;
+        if (waits[i])
+            arrive(i);
+    }
+    atomic_fetch_add(&p.installs, 1); /* by another thread: all are looked at, once */
+    ff_children_check(&p);
+    for (uint64_t i = 0; i < PAGES; i++)
+        assert_int_equal(wakes[i], waits[i]);
+    assert_int_equal(p.children->n_notes, 0);
+    assert_int_equal(p.waiting, 0);
     teardown_pager();
 }
 
@@ -192,5 +273,5 @@ static void test_hole_is_lost(void **state)
     teardown_pager();
 }
 
-UNIT_MAIN(cmocka_unit_test(test_away_and_back), cmocka_unit_test(test_nobody_else),
+UNIT_MAIN(cmocka_unit_test(test_away_and_back), cmocka_unit_test(test_nobody_else), cmocka_unit_test(test_one_arrives),
           cmocka_unit_test(test_hole_counts), cmocka_unit_test(test_hole_is_left), cmocka_unit_test(test_hole_is_lost))
