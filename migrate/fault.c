@@ -470,7 +470,9 @@ void *ff_fault_main(void *opaque)
             {.fd = fd, .events = events},
             {.fd = ff_children_fd(p), .events = POLLIN},
         };
+        int again_ms = ff_undo_again(p);
         int wait_ms = at_once ? 0 : must_retry(p) ? RETRY_MS : f->n_busy ? 500 : 5000;
+        wait_ms = again_ms < 0 ? wait_ms : FF_MIN(wait_ms, again_ms);
         int n = poll(fds, FF_ARRAY_LEN(fds), wait_ms);
         f->awake_ns = ff_now_ns();
         if (n < 0 && errno != EINTR)

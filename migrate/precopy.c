@@ -40,7 +40,6 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #include "cleanup.h"
 #include "log.h"
@@ -49,7 +48,6 @@
 #include "undo.h"
 
 #define PARTS 512u
-#define SHORT_OF_MEMORY_NS 20000000
 
 int ff_pager_start_precopy(struct ff_pager *p, struct ff_error *err)
 {
@@ -129,11 +127,12 @@ bool ff_pager_fill_kept(struct ff_pager *p, struct ff_pager_region *r, uint64_t 
     else if (is_hole)
         ff_claim_done(&r->claims, page);
     pthread_mutex_unlock(&p->keep_lock);
-    if (rc && ff_uffd_may_pass(rc))
-        nanosleep(&(struct timespec){.tv_nsec = SHORT_OF_MEMORY_NS}, NULL);
+    bool later = rc && ff_uffd_may_pass(rc);
+    if (later)
+        ff_undo_later(p);
     else if (rc)
         ff_pager_break(p, &why);
-    if (is_here || rc) /* it touches the page again */
+    if (is_here || (rc && !later)) /* it touches the page again */
         ff_pager_wake(p, r, page);
     return is_hole || is_here;
 }

@@ -9,7 +9,6 @@
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #include "cleanup.h"
 #include "failpoint.h"
@@ -21,7 +20,7 @@
 #define PIECE (16ull << 20) /* the mapping's lock is held for less than a millisecond */
 #define AHEAD (256u << 10)  /* after GO, around what is written: one stop instead of many */
 #define SLAB 255u           /* pages, and one for what they are */
-#define RETRY_NS 20000000
+#define AGAIN_MS 20
 
 /* In memory of its own: who waits in a page may have the heap's lock */
 struct ff_undo_slab {
@@ -135,6 +134,29 @@ static int let_write(struct ff_pager *p, struct ff_pager_region *r, uint64_t pag
     return ff_uffd_protect(&p->uffd, &r->range, at, len, false, err);
 }
 
+void ff_undo_later(struct ff_pager *p)
+{
+    if (!p->undo->again_ns)
+        p->undo->again_ns = ff_now_ns() + AGAIN_MS * 1000000ull;
+}
+
+static void wake_all(struct ff_pager *p)
+{
+    for (unsigned i = 0; i < p->n_regions; i++)
+        ff_uffd_wake(&p->uffd, &p->region[i].range, 0, p->region[i].range.len_bytes, NULL);
+}
+
+int ff_undo_again(struct ff_pager *p)
+{
+    if (!p->undo || !p->undo->again_ns)
+        return -1;
+    if (ff_now_ns() < p->undo->again_ns)
+        return AGAIN_MS;
+    p->undo->again_ns = 0;
+    wake_all(p);
+    return 0;
+}
+
 void ff_undo_fault(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
 {
     struct ff_error why;
@@ -151,8 +173,7 @@ void ff_undo_fault(struct ff_pager *p, struct ff_pager_region *r, uint64_t page)
         return;
     if (!atomic_load(&p->guest_runs))
         ff_pager_break(p, &why);
-    nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
-    ff_pager_wake(p, r, page); /* it asks again */
+    ff_undo_later(p);
 }
 
 /* Who waits for a page of an attempt that was given up gets zeros */
@@ -167,8 +188,8 @@ static void give_zeros(struct ff_pager *p, struct ff_pager_region *r, uint64_t p
     int rc = ff_uffd_install(&p->uffd, &r->range, page * r->range.psize, NULL, r->range.psize, true, &len, &why);
     pthread_mutex_unlock(&p->keep_lock);
     if (rc && ff_uffd_may_pass(rc))
-        nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
-    if (rc)
+        ff_undo_later(p);
+    else if (rc)
         ff_pager_wake(p, r, page);
 }
 
@@ -179,15 +200,14 @@ void ff_undo_stay(struct ff_pager *p)
 
     if (!p->undo || atomic_load(&p->guest_runs))
         return;
-    for (unsigned i = 0; i < p->n_regions; i++) /* who waits by now asks again */
-        ff_uffd_wake(&p->uffd, &p->region[i].range, 0, p->region[i].range.len_bytes, NULL);
+    wake_all(p); /* who waits by now asks again */
     while (!atomic_load(&p->undo->ends)) {
         struct pollfd fds[] = {{.fd = p->uffd.fd, .events = POLLIN}, {.fd = p->wake_fd, .events = POLLIN}};
-        poll(fds, FF_ARRAY_LEN(fds), -1);
+        poll(fds, FF_ARRAY_LEN(fds), ff_undo_again(p));
         eventfd_read(p->wake_fd, &ignored);
         int n = ff_uffd_read(&p->uffd, addr, FF_WANTS_EVENTS, NULL);
-        if (n < 0)
-            nanosleep(&(struct timespec){.tv_nsec = RETRY_NS}, NULL);
+        if (n < 0) /* no event can be read: there is nothing else to do */
+            poll(NULL, 0, AGAIN_MS);
         for (int k = 0; k < n; k++) {
             int i = ff_wants_find_region(p, addr[k]);
             if (i < 0)

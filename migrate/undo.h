@@ -20,7 +20,8 @@
  * Threads      the fault thread copies; keep_lock guards against discards, and GO. When the attempt is
  *              given up the fault thread stays: who loads may not know yet, and what he writes is
  *              copied as before. roll_back(): the caller's, when that thread has ended and nobody writes.
- * Failure      no memory for a copy: the return fails, and the writer waits until there is some.
+ * Failure      no memory for a copy: the return fails, and the writer waits until there is some: it is woken
+ *              each AGAIN_MS to ask again, and the fault thread goes on with others meanwhile.
  * Limits       a copy of each page that is written, in pieces of SLAB pages. What writes by another mapping,
  *              to the file, or by a device that has memory pinned is not seen.
  */
@@ -44,6 +45,7 @@ struct ff_undo {
     _Atomic bool over;         /* GO came */
     _Atomic bool ends;         /* the fault thread does not stay */
     bool told;                 /* by that thread: who writes has to wait */
+    uint64_t again_ns;         /* the fault thread's: then who got no memory asks again; 0: nobody is to */
     pthread_t thread;          /* it lets go of all */
     bool thread_up;
 };
@@ -61,6 +63,11 @@ static inline void ff_undo_filled(struct ff_pager *p, const struct ff_pager_regi
     if (!atomic_load(&p->undo->over))
         ff_bitmap_set(p->undo->region[r - p->region].zeros, page);
 }
+
+/* Fault thread: there was no memory for what somebody asked. again(): if it is time, all that wait ask again: 0; or
+ * so many milliseconds until then, at most; -1: nobody is to */
+void ff_undo_later(struct ff_pager *p);
+int ff_undo_again(struct ff_pager *p);
 
 /* Fault thread, at its end: the attempt was given up */
 void ff_undo_stay(struct ff_pager *p);
