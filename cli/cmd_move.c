@@ -37,6 +37,8 @@ static int move_usage(FILE *out)
         "  --qemu PATH             the QEMU there; default: the one here\n"
         "  --tpm SOCKET            with a TPM: the control socket of an swtpm there\n"
         "  --unplug ID             the guest lets that device go before it is moved; repeatable\n"
+        "  --keep-source           the QEMU here is not quit once all is there: it stands still, and\n"
+        "                          cannot run the guest\n"
         "  --plug SPEC             it gets that one there, as -device has it; repeatable\n"
         "  --agent PATH            farfork there; default: this program\n"
         "  --rundir DIR            sockets, logs and state; default: /run/farfork\n"
@@ -68,7 +70,7 @@ static int move_domain(struct domain_options *d, const struct session_options *o
 {
     if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
         back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm ||
-        way->from_stream || way->unplug.n || way->plug.n)
+        way->from_stream || way->keep_source || way->unplug.n || way->plug.n)
         return move_usage(stderr);
     d->uri = argv[0];
     d->words = argv + 1;
@@ -86,7 +88,7 @@ int cmd_move(int argc, char **argv)
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
         LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
-        TPM, FROM_STREAM, UNPLUG, PLUG
+        TPM, FROM_STREAM, UNPLUG, PLUG, KEEP_SOURCE
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -100,6 +102,7 @@ int cmd_move(int argc, char **argv)
         {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
         {"from-stream", no_argument, NULL, FROM_STREAM},
         {"unplug", required_argument, NULL, UNPLUG}, {"plug", required_argument, NULL, PLUG},
+        {"keep-source", no_argument, NULL, KEEP_SOURCE},
         {"scope", required_argument, NULL, SCOPE},
         {"metrics-dir", required_argument, NULL, METRICS_DIR},
         {"tpm", required_argument, NULL, TPM}, {"json", no_argument, NULL, JSON},
@@ -155,6 +158,7 @@ int cmd_move(int argc, char **argv)
                 return move_usage(stderr);
             strv_add(&way.plug, "%s", optarg);
             break;
+        case KEEP_SOURCE: way.keep_source = true; break;
         case UNTESTED: way.untested = true; break;
         case FROM_STREAM: way.from_stream = true; break;
         case SCOPE: o.scope = optarg; break;

@@ -48,6 +48,8 @@ static int prepare_move(struct move *m)
 
     if (!rc)
         rc = move_find_parent(m, why);
+    if (!rc && !m->visit)
+        rc = move_check_starter(m, why);
     if (!rc && m->visit)
         rc = visit_check(m, why);
     if (!rc)
@@ -169,7 +171,7 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
              const struct move_way *way, const char *host)
 {
     struct move m = {.back = *back, .via = way->via, .untested = way->untested, .visit = way->visit,
-                     .from_stream = way->from_stream, .tpm = way->tpm, .unplug = &way->unplug};
+                     .from_stream = way->from_stream, .keep_source = way->keep_source, .tpm = way->tpm, .unplug = &way->unplug};
     struct ff_error why;
     int code = EXIT_USAGE;
     FF_AUTO_FREE char *options = NULL;
@@ -180,6 +182,7 @@ int move_run(const struct session_options *given, const struct move_fallback *ba
     else
         code = run_move(&m);
     move_devices_free(&m);
+    free(m.starter);
     strv_free(&m.argv);
     json_decref(m.images);
     json_decref(m.machine);

@@ -40,6 +40,7 @@ struct move_way {
     bool untested; /* proxies: with any version of QEMU */
     bool from_stream; /* proxies: all memory by QEMU's own stream */
     const char *tpm; /* socket of an swtpm there; NULL: none */
+    bool keep_source; /* the QEMU here is not quit */
     struct strv unplug, plug; /* ids here, what -device takes there */
     struct visit *visit;      /* farfork visit; NULL: it moves */
 };
@@ -50,7 +51,8 @@ struct move {
     struct session s; /* one host; two children: the QEMU there, and its proxy if there is one */
     struct visit *visit; /* the caller's; NULL: it moves for good */
     enum move_via via; /* as asked for; once the QEMU there runs, what it is */
-    bool untested, from_stream;
+    bool untested, from_stream, keep_source;
+    char *starter;     /* who acts on the end of the QEMU here, which is kept for that; NULL: nobody */
     const char *tpm;
     const struct strv *unplug; /* borrowed */
     struct strv plug;     /* what -device takes there */
@@ -118,6 +120,10 @@ int move_quit_parent(struct move *m, struct ff_error *why);
 /* A move that came to nothing: MOVE_HERE stays only where QMP says now that the guest is here and
  * that nobody else moves it */
 void move_find_here(struct move *m);
+
+/* move_starter.c. -EBUSY: a unit starts its QEMU again; then, once the guest is there, end that QEMU or keep it */
+int move_check_starter(struct move *m, struct ff_error *why);
+void move_end_source(struct move *m);
 
 /* move_ask.c. To the QEMU there, or to its proxy while there is one, which passes on what it does
  * not know. -EAGAIN: its socket is not there yet */

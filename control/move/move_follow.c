@@ -522,9 +522,9 @@ static void finish_move(struct move *m)
         strv_add(&m->s.notes, "the QEMU here (pid %d) has ended by itself during the move; all that "
                                "the guest needs was there, or in its memory's file",
                  (int)m->s.parent_pid);
-    } else if (move_quit_parent(m, &why))
-        strv_add(&m->s.notes, "the QEMU here (pid %d) no longer runs the guest; end it: %s",
-                 (int)m->s.parent_pid, why.text);
+    } else {
+        move_end_source(m);
+    }
 }
 
 void move_guest(struct move *m)

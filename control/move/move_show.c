@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "autojson.h"
 #include "move.h"
 
 #define SHOW_EVERY_MS 200
@@ -105,7 +106,7 @@ json_t *move_json(const struct move *m, int code)
     json_t *notes = json_array();
 
     for (size_t i = 0; i < m->s.notes.n; i++)
-        json_array_append_new(notes, json_string(m->s.notes.v[i]));
+        json_array_append_new(notes, json_lossy(m->s.notes.v[i]));
     return json_pack(
         "{ss ss si sb so ss si so so si so so so so s{sI sI sI} sI sI si si so}", "id", m->s.o.id, "parent",
         m->s.o.parent_path, "parent_pid", (int)m->s.parent_pid, "parent_ended", m->s.parent_gone,

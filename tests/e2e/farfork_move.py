@@ -266,6 +266,40 @@ def paused(t, accel):
     one(t, accel, before=lambda a: a.qmp('stop'), after=lambda b: b.qmp('cont'), want='paused')
 
 
+def waited_for(t, accel):
+    """Whoever started its QEMU tidies up when that ends: it stays, and runs nobody."""
+    image = os.path.join(t.work, 'waits.img')
+    common.write_file(image, 'its disk')
+    a = Parent(t, accel)
+    a.argv = ['sh', '-c', 'setpriv --pdeathsig KILL "$@"; rm "$0"', image, *a.argv]
+    with a:
+        a.start_load()
+        with Move(t, a) as m:
+            m.end(0, 'there')
+            if m.result['parent_ended'] or f'{a.proc.pid}: sh' not in str(m.result['notes']):
+                raise Failed(f'who waits for it is not named: {m.result["notes"]}')
+            with there(t, 'b', m.result) as b:
+                check_ledger(a, b)
+        if status(a) != 'postmigrate' or not os.path.exists(image):
+            raise Failed('the QEMU here has ended')
+        with contextlib.suppress(common.GuestError):
+            a.qmp('cont')
+            raise Failed('it runs its guest again')
+        a.qmp('quit')
+        a.proc.wait(20)
+        if os.path.exists(image):
+            raise Failed('nobody tidied up, so this tests nothing')
+
+
+def keep_source(t, accel):
+    with Parent(t, accel) as a:
+        a.start_load()
+        with Move(t, a, '--keep-source') as m:
+            m.end(0, 'there')
+            if m.result['parent_ended'] or a.proc.poll() is not None or 'was kept' not in str(m.result['notes']):
+                raise Failed(f'it was not kept: {m.result["notes"]}')
+
+
 # --- it does not, and the guest goes on here ---
 
 def refused(t, accel):
@@ -639,7 +673,9 @@ def run(t):
             ('the link breaks', lambda: link_breaks(t, accel)),
             ('GO is lost', lambda: go_lost(t, accel)),
             ('the destination dies', lambda: destination_dies(t, accel)),
-            ('the source dies', lambda: source_dies(t, accel))):
+            ('the source dies', lambda: source_dies(t, accel)),
+            ('a parent process that waits', lambda: waited_for(t, accel)),
+            ('--keep-source', lambda: keep_source(t, accel))):
         for path in glob.glob(t.work + '/*.console'):   # of the case before
             os.unlink(path)
         with t.case(name):

@@ -210,6 +210,24 @@ def refused(t, accel):
         sleeper.wait(20)
 
 
+def starts_again(t, accel):
+    """A unit that starts its QEMU again: refused, then moved as the reason says."""
+    a = Parent(t, accel, memory='memfd', mem_mib=MIB)
+    a.argv = ['systemd-run', '--quiet', '--wait', '--pipe', '--collect', '--unit=a-guest',
+              '--property=Restart=always', *a.argv]
+    with a:
+        a.start_load()
+        with Move(t, a) as m:
+            m.end(1, 'here', 'Restart=always')
+        folder = '/run/systemd/system/a-guest.service.d'        # as systemctl edit does
+        os.makedirs(folder)
+        common.write_file(os.path.join(folder, 'override.conf'), '[Service]\nRestart=no\n')
+        output('systemctl', 'daemon-reload')
+        with Move(t, a, name='m2') as m:
+            m.end(0, 'there')
+            wait_for('end of its QEMU here', 20, lambda: not active('a-guest'))
+
+
 def inside(t):
     accel = t.best_accel()
     row = next(c for c in json.loads(output(common.FARFORK, 'doctor', '--json', fails=True))['checks']
@@ -224,6 +242,8 @@ def inside(t):
             stop(t, accel, mode, survive)
     with t.case(f'farfork move, {accel}'):
         move(t, accel)
+    with t.case(f'a unit that starts its QEMU again, {accel}'):
+        starts_again(t, accel)
     with t.case(f'--scope none, {accel}'):
         none(t, accel)
     with t.case(f'children outlive the service that forked, {accel}'):

@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: LGPL-2.1-or-later
+ *
+ * move_starter.c - who started the QEMU here, and what its end would make him do
+ */
+/**
+ * DOC: Theory of Operation
+ *
+ * Purpose      A unit of systemd's that starts QEMU again is refused before the move: also a QEMU here
+ *              that dies later would start a second guest. With --keep-source, or where anybody else acts
+ *              on its end (starter.h), the QEMU here is not quit: it keeps its memory and the disks'
+ *              names, stands still, and refuses `cont`, until somebody ends it.
+ * Limits       a QEMU that is not patched takes `cont`. One that dies is beyond this file. A visit never
+ *              quits the QEMU here.
+ */
+#include <errno.h>
+
+#include "move.h"
+#include "starter.h"
+
+int move_check_starter(struct move *m, struct ff_error *why)
+{
+    struct starter s;
+    int rc = 0;
+
+    starter_find(m->s.parent_pid, &s);
+    if (s.unit && !m->keep_source)
+        rc = ff_error_set(why, EBUSY,
+                          "%s (systemd%s) has Restart=%s and would start its QEMU here again, beside the guest that "
+                          "has moved: say Restart=no under [Service] by \"systemctl %sedit --runtime %s\", then move it; "
+                          "or give --keep-source",
+                          s.unit, s.user ? ", of this user" : "", s.restart, s.user ? "--user " : "", s.unit);
+    else if (s.unit)
+        m->starter = xprintf("%s of systemd, by its Restart=%s", s.unit, s.restart);
+    else if (s.who)
+        m->starter = xstrdup(s.who);
+    starter_free(&s);
+    return rc;
+}
+
+/* All of the guest is there: end the QEMU here, or say why it stays */
+void move_end_source(struct move *m)
+{
+    struct ff_error why;
+
+    if (m->starter)
+        strv_add(&m->s.notes, "the QEMU here (pid %d) was kept, and cannot run the guest any more: its end may start another "
+                              "one, or remove what the guest uses, by %s. See to that first, then end it: quit, at %s",
+                 (int)m->s.parent_pid, m->starter, m->s.o.parent_path);
+    else if (m->keep_source)
+        strv_add(&m->s.notes, "the QEMU here (pid %d) was kept, and cannot run the guest any more; end it: quit, at %s",
+                 (int)m->s.parent_pid, m->s.o.parent_path);
+    else if (move_quit_parent(m, &why))
+        strv_add(&m->s.notes, "the QEMU here (pid %d) no longer runs the guest; end it: %s", (int)m->s.parent_pid,
+                 why.text);
+}
