@@ -52,6 +52,8 @@ static int move_usage(FILE *out)
         "                          until all is there\n"
         "  --overlays DIR          with that: a folder of both hosts, for overlays of its disks\n"
         "  --timeout SECONDS       give up a move without progress after so long; default: 60\n"
+        "  --unconfined            the guest's command line is yours: it may name scripts and helpers, and\n"
+        "                          the agent there has no filter\n"
         "  --scope one|each|none   systemd's scopes there, in farfork.slice: one of an agent and all\n"
         "                          that it starts, one of each, or none; default: one, if it can be\n"
         "  --metrics-dir DIR       count there, on both hosts, for monitoring\n"
@@ -70,7 +72,7 @@ static int move_domain(struct domain_options *d, const struct session_options *o
 {
     if (!*argv || o->qemu || o->rundir || o->id || back->go || back->hold || back->fence ||
         back->record || back->overlays || way->via == VIA_TRANSPORT || way->tpm ||
-        way->from_stream || way->keep_source || way->unplug.n || way->plug.n)
+        way->from_stream || way->keep_source || o->unconfined || way->unplug.n || way->plug.n)
         return move_usage(stderr);
     d->uri = argv[0];
     d->words = argv + 1;
@@ -88,7 +90,7 @@ int cmd_move(int argc, char **argv)
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, FALLBACK, FENCE,
         LEASE, RECORD, OVERLAYS, OUTPUT, VIA, UNTESTED, DOMAIN, ADDRESS, METRICS_DIR, SCOPE,
-        TPM, FROM_STREAM, UNPLUG, PLUG, KEEP_SOURCE
+        TPM, FROM_STREAM, UNPLUG, PLUG, KEEP_SOURCE, UNCONFINED
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -102,6 +104,7 @@ int cmd_move(int argc, char **argv)
         {"via", required_argument, NULL, VIA}, {"untested", no_argument, NULL, UNTESTED},
         {"from-stream", no_argument, NULL, FROM_STREAM},
         {"unplug", required_argument, NULL, UNPLUG}, {"plug", required_argument, NULL, PLUG},
+        {"unconfined", no_argument, NULL, UNCONFINED},
         {"keep-source", no_argument, NULL, KEEP_SOURCE},
         {"scope", required_argument, NULL, SCOPE},
         {"metrics-dir", required_argument, NULL, METRICS_DIR},
@@ -158,6 +161,7 @@ int cmd_move(int argc, char **argv)
                 return move_usage(stderr);
             strv_add(&way.plug, "%s", optarg);
             break;
+        case UNCONFINED: o.unconfined = true; break;
         case KEEP_SOURCE: way.keep_source = true; break;
         case UNTESTED: way.untested = true; break;
         case FROM_STREAM: way.from_stream = true; break;

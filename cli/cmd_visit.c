@@ -49,6 +49,7 @@ static int visit_usage(FILE *out)
         "  --id ID                 name the visit\n"
         "  --timeout SECONDS       give up a way there, or home, without progress after so long;\n"
         "                          default: 60\n"
+        "  --unconfined            as farfork move has it\n"
         "  --scope one|each|none   systemd's scopes there, as farfork move has them\n"
         "  --metrics-dir DIR       count there, on both hosts, for monitoring\n"
         "  --json                  print one JSON object\n"
@@ -138,7 +139,7 @@ int cmd_visit(int argc, char **argv)
 {
     enum {
         LAUNCHER = 256, OPTIONS, QEMU, AGENT, RUNDIR, ID, TIMEOUT, JSON, QUIET, UNTIL, DATA, HOME_AT, METRICS_DIR, SCOPE,
-        SERVE, PERMIT, BUDGET, FALLBACK, FENCE, LEASE, RECORD, OVERLAYS
+        SERVE, PERMIT, BUDGET, FALLBACK, FENCE, LEASE, RECORD, OVERLAYS, UNCONFINED
     };
     static const struct option options[] = {
         {"help", no_argument, NULL, 'h'}, {"launcher", required_argument, NULL, LAUNCHER},
@@ -152,6 +153,7 @@ int cmd_visit(int argc, char **argv)
         {"fallback", required_argument, NULL, FALLBACK}, {"fence", required_argument, NULL, FENCE},
         {"lease", required_argument, NULL, LEASE}, {"record", required_argument, NULL, RECORD},
         {"overlays", required_argument, NULL, OVERLAYS}, {"metrics-dir", required_argument, NULL, METRICS_DIR},
+        {"unconfined", no_argument, NULL, UNCONFINED},
         {"json", no_argument, NULL, JSON}, {"quiet", no_argument, NULL, QUIET}, {0}};
     struct session_options o = {.n = 2, .timeout_s = VISIT_TIMEOUT_S};
     struct strv data = {0};
@@ -192,6 +194,7 @@ int cmd_visit(int argc, char **argv)
         case RECORD: back.record = optarg; break;
         case OVERLAYS: back.overlays = optarg; break;
         case HOME_AT: v.home = optarg; break;
+        case UNCONFINED: o.unconfined = true; break;
         case SCOPE: o.scope = optarg; break;
         case SERVE: serve.port = optarg; break;
         case PERMIT:

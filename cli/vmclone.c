@@ -74,6 +74,8 @@ static int vmclone_usage(FILE *out)
         "  --id ID                 name the fork\n"
         "  --timeout SECONDS       give up a fork without progress after so long; default: 60\n"
         "  --follow                stay until the children have ended, and print how each did\n"
+        "  --unconfined            the guest's command line is yours: it may name scripts and helpers, and\n"
+        "                          agents have no filter\n"
         "  --scope one|each|none   systemd's scopes there, in farfork.slice: one of an agent and all\n"
         "                          that it starts, one of each, or none; default: one, if it can be\n"
         "  --metrics-dir DIR       count there, on every host, for monitoring\n"
@@ -313,6 +315,7 @@ static int parse_and_run(int argc, char **argv)
         KEEP,
         PLACE,
         CHILD_MEMORY,
+        UNCONFINED,
         VERSION
     };
     static const struct option options[] = {{"help", no_argument, NULL, 'h'},
@@ -352,6 +355,7 @@ static int parse_and_run(int argc, char **argv)
                                             {"max-chain", required_argument, NULL, MAX_CHAIN},
                                             {"scope", required_argument, NULL, SCOPE},
                                             {"metrics-dir", required_argument, NULL, METRICS_DIR},
+                                            {"unconfined", no_argument, NULL, UNCONFINED},
                                             {"version", no_argument, NULL, VERSION},
                                             {0}};
     struct fork_options o = {.net = NET_ISOLATED, .bridge = "br0", .fanout = -1,
@@ -410,6 +414,7 @@ static int parse_and_run(int argc, char **argv)
             if (!parse_number(optarg, 86400, &cmd.timeout_s))
                 return vmclone_usage(stderr);
             break;
+        case UNCONFINED: o.s.unconfined = true; break;
         case FOLLOW: o.follow = true; break;
         case SCOPE: o.s.scope = optarg; break;
         case METRICS_DIR: o.s.metrics_dir = optarg; break;

@@ -261,6 +261,25 @@ static int check_fdsets(const struct rewrite *r)
     return 0;
 }
 
+/* The bridge helper is what NET_BRIDGE asks for */
+static bool is_asked_for(const struct rewrite *r, const char *value)
+{
+    FF_AUTO_FREE char *type = qemu_opts_get_first(value, "type"), *helper = qemu_opts_get(value, "helper");
+
+    return r->s->net == NET_BRIDGE && type && !strcmp(type, "bridge") && !helper;
+}
+
+static int check_programs(const struct rewrite *r)
+{
+    for (size_t i = 2; i < r->out->n && !r->s->programs; i++)
+        if (command_line_starts_program(r->out->v[i - 1], r->out->v[i]) && !is_asked_for(r, r->out->v[i]))
+            return ff_error_set(r->why, EPERM,
+                                "%s %s: its QEMU would start a program that the command line names, and a QEMU "
+                                "that was taken over can change its command line: if that is yours, give --unconfined",
+                                r->out->v[i - 1], r->out->v[i]);
+    return 0;
+}
+
 /* What every child has besides */
 static void add_own(struct rewrite *r)
 {
@@ -332,6 +351,8 @@ int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct st
     }
     if (rc >= 0)
         rc = check_fdsets(&r);
+    if (!rc)
+        rc = check_programs(&r);
     if (!rc)
         add_own(&r);
     strv_free(&r.paths);

@@ -22,6 +22,7 @@ struct vm_spec {
     const char *tpm;      /* of a guest that is moved: the swtpm's socket there; NULL: none */
     const char *replaced; /* the parent's QMP socket, which its own takes the place of; or NULL */
     bool here;            /* on the parent's host */
+    bool programs;        /* its user permits options that start programs */
     enum net_policy net;
     const char *config;   /* for -readconfig, in the run directory: identity_config(); or NULL */
     const char *bridge;   /* NET_BRIDGE: of NICs that name none */
@@ -42,7 +43,8 @@ int net_policy_parse(const char *text, enum net_policy *net, const char **bridge
  * What else may not be shared between two processes differs; everything else is the same byte for
  * byte, in the same order. A guest that is moved (@s->incoming) keeps what is behind its NICs: the
  * other one lets go of it.
- * Return: 0; -EINVAL: an option without its argument; -ENOTSUP: what cannot be cloned, by name
+ * Return: 0; -EINVAL: an option without its argument; -ENOTSUP: what cannot be cloned, by name;
+ * -EPERM: an option that starts a program, without @s->programs
  */
 int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct strv *out,
                struct strv *notes, struct ff_error *why);
@@ -51,8 +53,7 @@ int command_line_rewrite(char *const *parent, const struct vm_spec *s, struct st
  * NULL: none does, and another QEMU can run in another folder */
 char *command_line_relative(char *const *argv);
 
-/* Whether a QEMU with this command line starts programs that may have rights of their own, to have a
- * network: the bridge helper, a tap's script. @argv ends with NULL */
-bool command_line_runs_helpers(char *const *argv);
+/* rewrite_programs.c: whether a QEMU with this option starts a program: a tap's script, a bridge helper */
+bool command_line_starts_program(const char *option, const char *value);
 
 #endif

@@ -159,26 +159,6 @@ static bool has_any(const char *value, const char *const *keys)
 
 static const char *const handed[] = {"fd", "fds", "vhostfd", "vhostfds", "sock-fds", NULL};
 
-static bool runs_helper(const char *value)
-{
-    FF_AUTO_FREE char *type = qemu_opts_get_first(value, "type"),
-                      *helper = qemu_opts_get(value, "helper"),
-                      *script = qemu_opts_get(value, "script");
-    bool tap = type && !strcmp(type, "tap");
-
-    return helper || (type && !strcmp(type, "bridge")) ||
-           (tap && !has_any(value, handed) && (!script || strcmp(script, "no")));
-}
-
-bool command_line_runs_helpers(char *const *argv)
-{
-    for (; argv[0] && argv[1]; argv++)
-        if ((qemu_option_is(argv[0], "netdev") || qemu_option_is(argv[0], "nic") ||
-             qemu_option_is(argv[0], "net")) && runs_helper(argv[1]))
-            return true;
-    return false;
-}
-
 /* The path of a socket that it binds, or NULL; to be freed */
 static char *bound_path(const char *value)
 {

@@ -308,7 +308,7 @@ static void fork_agent_options(const struct session *s, const struct host *h, st
              fork_tree_options(f));
     strv_add(w, "--memory");
     strv_add(w, "%llu", (unsigned long long)f->memory_bytes);
-    if (f->o->net == NET_BRIDGE)
+    if (f->o->net == NET_BRIDGE && !s->o.unconfined)
         strv_add(w, "--unconfined");
     if (f->o->hold)
         strv_add(w, "--background");

@@ -22,7 +22,7 @@ static struct vm_spec spec_of(const struct fork *f, unsigned number, const struc
 {
     return (struct vm_spec){.id = f->s.o.id, .number = number, .total = f->s.o.n,
                                .qemu = f->s.parent_exe, .rundir = rundir, .socket = socket,
-                               .here = h->here, .net = f->o->net, .bridge = f->o->bridge};
+                               .here = h->here, .net = f->o->net, .programs = f->s.o.unconfined, .bridge = f->o->bridge};
 }
 
 /* The parent's words with the child's disks and identity, then all the rest */

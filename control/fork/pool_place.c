@@ -143,14 +143,14 @@ json_t *pool_terms(const struct fork_options *o, const struct hostlist *hosts)
     FF_AUTO_FREE char *set = off ? xstrdup("none") : place(o->working_set);
     FF_AUTO_FREE char *rundir = place(o->s.rundir), *metrics = place(o->s.metrics_dir);
     FF_AUTO_FREE char *agent = o->s.agent ? xstrdup(o->s.agent) : defaults_agent();
-    return json_pack("{so ss? ss? ss? ss? ss? ss? ss? ss? ss? si ss? ss? si si so ss? ss? ss?}", "hosts", list,
+    return json_pack("{so ss? ss? ss? ss? ss? ss? ss? ss? ss? si ss? ss? si si so ss? ss? ss? sb}", "hosts", list,
                      "launcher", o->s.launcher, "options", o->s.link_options, "qemu", o->s.qemu,
                      "agent", agent, "scope", o->s.scope, "metrics-dir", metrics,
                      "scratch", o->scratch, "overlays", o->overlays, "nbd", o->nbd, "net",
                      (int)o->net, "bridge", o->bridge, "hostname", o->hostname, "fanout", o->fanout,
                      "max-chain", (int)o->max_chain, "ip",
                      o->ip.n ? strv_json(o->ip.v) : json_array(), "rundir", rundir,
-                     "multicast", o->multicast, "working-set", set);
+                     "multicast", o->multicast, "working-set", set, "unconfined", o->s.unconfined);
 }
 
 static const char *other_in(const json_t *a, const json_t *b)

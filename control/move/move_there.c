@@ -41,7 +41,7 @@ static int make_argv(struct move *m, const char *rundir, struct strv *out, json_
     strv_add_json(&own, words);
     const char *config = text_of(json_array_get(*files, 0), "path");
     const struct vm_spec s = {.id = m->s.o.id, .number = 1, .total = 1, .qemu = m->s.parent_exe,
-                                 .rundir = rundir, .here = move_host(m)->here, .net = NET_KEEP,
+                                 .rundir = rundir, .here = move_host(m)->here, .net = NET_KEEP, .programs = m->s.o.unconfined,
                                  .incoming = "defer", .tpm = m->tpm, .replaced = m->s.o.parent_path,
                                  .config = genid ? config : NULL};
     int rc = command_line_rewrite(own.v, &s, out, &m->s.notes, why);

@@ -107,6 +107,7 @@ struct session_options {
     const char *metrics_dir; /* of every host; NULL: nothing is counted */
     unsigned n, timeout_s;   /* VMs; seconds without anything new */
     bool json, quiet;
+    bool unconfined;         /* its user vouches for the guest's command line: agents without a filter */
     bool stays;              /* this program ends after the VMs */
 };
 
@@ -195,6 +196,9 @@ int session_find_parent(struct session *s, struct ff_error *why);
 int session_check_parent(struct session *s, struct ff_error *why);
 /* Others can be its client; what it was started with is forgotten, but for its pid */
 void session_leave_parent(struct session *s);
+
+/* session_filter.c: -EPERM: the QEMU here has a filter of system calls that its command line does not explain */
+int session_check_filter(const struct session *s, struct ff_error *why);
 
 /* session_plugged.c: onto s->parent_argv what was plugged later. session_recall_plugged(): by an earlier move, as its
  * agent has written it down, but for what s->unplugged has; session_add_plugged(): memory and CPUs, too. -ENOTSUP: any

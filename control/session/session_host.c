@@ -68,7 +68,7 @@ static void agent_argv(const struct session *s, const struct host *h, struct str
     if (h->keyed)
         strv_add(w, "--keyed");
     /* what runs there instead of QEMU is not known */
-    if (s->o.qemu || command_line_runs_helpers(s->parent_argv.v))
+    if (s->o.qemu || s->o.unconfined)
         strv_add(w, "--unconfined");
     if (h->stays)
         strv_add(w, "--stay");

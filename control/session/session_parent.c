@@ -210,5 +210,6 @@ int session_find_parent(struct session *s, struct ff_error *why)
         rc = find_program(s, why);
     if (rc)
         return rc;
-    return find_folder(s, why);
+    rc = find_folder(s, why);
+    return rc ? rc : session_check_filter(s, why);
 }

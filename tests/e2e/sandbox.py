@@ -81,6 +81,30 @@ def fork(t, accel, kind):
             check_nothing_left(c, parent)
 
 
+def taken_out(t, accel):
+    """A QEMU that rewrites its own command line: without the -sandbox that its kernel knows of."""
+    with Parent(t, accel, extra=MAY_FORK, mem_mib=MIB) as parent:
+        parent.start_load()
+        with open(f'/proc/{parent.pid}/stat', encoding='ascii') as f:
+            at = int(f.read().rpartition(')')[2].split()[45])           # arg_start
+        with open(f'/proc/{parent.pid}/cmdline', 'rb') as f:
+            words = f.read()
+        before = '\0'.join(MAY_FORK).encode()
+        other = b'--global\0no-such-driver-at-all.'.ljust(len(before) - 2, b'a') + b'=1'      # QEMU warns of it, at most
+        with open(f'/proc/{parent.pid}/mem', 'r+b', buffering=0) as f:
+            f.seek(at + words.index(before))
+            f.write(other)
+        with Clone(t, parent, 1) as c:
+            check_result(c, 3, {'failed': 1})
+            if 'no -sandbox is on its command line' not in (c.result.get('error') or ''):
+                raise Failed(f'it is forked without -sandbox: {c.result}')
+        with Move(t, parent) as m:
+            m.end(1, 'here', 'no -sandbox is on its command line')
+        with Move(t, parent, '--unconfined', name='m2') as m:
+            if rights(m.end(0, 'there')['pid']) != ('0', '0'):
+                raise Failed('--unconfined: it has a filter')
+
+
 def agents(t, accel):
     """Agents and children have a filter without -sandbox; not where children start a helper."""
     with Parent(t, accel, mem_mib=MIB) as parent:
@@ -105,6 +129,8 @@ def run(t):
         farfork_move(t, accel)
     with t.case('spawn=deny: no fork'):
         no_fork(t, accel)
+    with t.case('-sandbox is taken out of the command line'):
+        taken_out(t, accel)
     with t.case('agents'):
         agents(t, accel)
     for kind in ('anon', 'memfd'):

@@ -38,7 +38,7 @@ static char *line(const struct vm_spec *s, char *const *parent)
 static char *child(enum net_policy net, char *const *parent)
 {
     const struct vm_spec s = {.id = "f", .number = 3, .total = 4, .qemu = "/q", .rundir = "/r",
-                                 .socket = "/r/agent", .here = true, .net = net, .bridge = "br0"};
+                                 .socket = "/r/agent", .here = true, .net = net, .bridge = "br0", .programs = true};
 
     return line(&s, parent);
 }
@@ -46,7 +46,7 @@ static char *child(enum net_policy net, char *const *parent)
 static char *moved(char *const *parent)
 {
     const struct vm_spec s = {.id = "m", .number = 1, .total = 1, .qemu = "/q", .rundir = "/r",
-                                 .net = NET_KEEP, .incoming = "defer", .replaced = "/run/vm.qmp"};
+                                 .net = NET_KEEP, .incoming = "defer", .replaced = "/run/vm.qmp", .programs = true};
 
     return line(&s, parent);
 }
@@ -428,31 +428,56 @@ static void test_relative(void **state)
     }
 }
 
-static void test_helpers(void **state)
+/* What starts a program is for a user to permit; but for the bridge helper of --net bridge */
+static void test_programs(void **state)
 {
     static const struct {
         const char *option, *value;
-        bool helps;
+        bool starts;
+        enum net_policy net; /* of a child that is refused; NET_KEEP: a move, and a child with keep */
     } cases[] = {
-        {"-netdev", "bridge,id=a", true},
-        {"--netdev", "{\"type\":\"bridge\",\"id\":\"a\"}", true},
-        {"-nic", "bridge,br=b,model=e1000", true},
-        {"-netdev", "tap,id=a", true}, /* /etc/qemu-ifup */
-        {"-net", "tap,script=/x", true},
-        {"-netdev", "tap,id=a,helper=/x,script=no", true},
-        {"-netdev", "tap,id=a,ifname=t,script=no", false},
-        {"-netdev", "tap,id=a,fd=3", false},
-        {"-netdev", "user,id=bridge", false},
-        {"-nic", "none", false},
-        {"-device", "pci-bridge,id=bridge", false},
+        {"-netdev", "bridge,id=a", true, NET_KEEP},
+        {"--netdev", "{\"type\":\"bridge\",\"id\":\"a\"}", true, NET_KEEP},
+        {"-nic", "bridge,br=b,model=e1000", true, NET_KEEP},
+        {"-netdev", "tap,id=a", true, NET_KEEP}, /* /etc/qemu-ifup */
+        {"-net", "tap,script=/x", true, NET_KEEP},
+        {"-netdev", "tap,id=a,helper=/x,script=no", true, NET_KEEP},
+        {"-netdev", "tap,id=a,script=no,downscript=/x", true, NET_KEEP},
+        {"-netdev", "tap,id=a,ifname=t,script=no,downscript=no", false, NET_KEEP},
+        {"-netdev", "tap,id=a,ifname=t,script=no", false, NET_KEEP},
+        {"-netdev", "tap,id=a,fd=3", false, NET_ISOLATED},
+        {"-netdev", "user,id=bridge", false, NET_KEEP},
+        {"-netdev", "user,id=a,smb=/x", true, NET_KEEP},
+        {"-nic", "guestfwd=tcp:10.0.2.1:1-cmd:/x", true, NET_KEEP},
+        {"-netdev", "user,id=a,guestfwd=tcp:10.0.2.1:1-tcp:h:1", false, NET_KEEP},
+        {"-set", "netdev.a.script=/x", true, NET_KEEP},
+        {"-set", "device.a.romfile=/x", false, NET_KEEP},
+        {"-nic", "none", false, NET_KEEP},
+        {"-device", "pci-bridge,id=bridge", false, NET_KEEP},
     };
     (void)state;
 
     for (size_t i = 0; i < FF_ARRAY_LEN(cases); i++) {
         char *const argv[] = {"qemu", (char *)cases[i].option, (char *)cases[i].value, NULL};
-        if (command_line_runs_helpers(argv) != cases[i].helps)
-            fail_msg("%s %s", cases[i].option, cases[i].value);
+        struct vm_spec s = {.id = "m", .number = 1, .total = 1, .qemu = "/q", .rundir = "/r", .socket = "/r/agent",
+                            .net = cases[i].net, .incoming = cases[i].net == NET_KEEP ? "defer" : NULL};
+        FF_AUTO_FREE char *got = line(&s, argv);
+        if (!got != cases[i].starts)
+            fail_msg("%s %s: %s", cases[i].option, cases[i].value, got ? got : why.text);
+        if (!got)
+            assert_error(why, EPERM, "--unconfined");
+        s.programs = true;
+        FF_AUTO_FREE char *permitted = line(&s, argv);
+        if (!permitted)
+            fail_msg("%s %s, permitted: %s", cases[i].option, cases[i].value, why.text);
     }
+    static const struct vm_spec bridged = {.id = "f", .number = 1, .total = 1, .qemu = "/q", .rundir = "/r",
+                                           .socket = "/r/agent", .net = NET_BRIDGE, .bridge = "br0"};
+    char *const asked[] = {"qemu", "-netdev", "bridge,id=a,helper=/x", NULL}, *const not[] = {"qemu", "-set", "netdev.a.script=/x", NULL};
+    FF_AUTO_FREE char *got = line(&bridged, asked), *refused = line(&bridged, not);
+    assert_non_null(got);
+    assert_null(strstr(got, "/x"));
+    assert_null(refused);
 }
 
 UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
@@ -462,4 +487,4 @@ UNIT_MAIN(cmocka_unit_test(test_same), cmocka_unit_test(test_dropped),
           cmocka_unit_test(test_memory), cmocka_unit_test(test_net),
           cmocka_unit_test(test_queues), cmocka_unit_test(test_disks),
           cmocka_unit_test(test_again), cmocka_unit_test(test_refused), cmocka_unit_test(test_move),
-          cmocka_unit_test(test_policies), cmocka_unit_test(test_relative), cmocka_unit_test(test_helpers))
+          cmocka_unit_test(test_policies), cmocka_unit_test(test_relative), cmocka_unit_test(test_programs))
