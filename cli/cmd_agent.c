@@ -11,6 +11,7 @@
 #include "cli.h"
 #include "defaults.h"
 #include "rundir.h"
+#include "value.h"
 
 #define TIMEOUT_S 60
 
@@ -78,19 +79,19 @@ int cmd_agent(int argc, char **argv)
     struct agent a = {.pipe = {-1, -1}, .front = -1, .timeout_s = TIMEOUT_S,
                       .children = 1, .vms = {.server = FORK_SERVER_NONE}};
     char host[256] = "localhost";
-    int c;
+    int c, at = 0;
 
     gethostname(host, sizeof(host) - 1);
     FF_AUTO_FREE char *node = rundir_name_from(host), *base = rundir_base();
     a.node = node;
     a.base = base;
-    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
+    while ((c = getopt_long(argc, argv, "h", options, &at)) != -1)
         switch (c) {
         case LISTEN: a.listen = optarg; break;
         case KEYED: a.keyed = true; break;
         case SCOPE:
             if (!scope_mode_parse(optarg, &a.scope))
-                return agent_usage(stderr);
+                return value_bad("farfork agent", &options[at], optarg, "one|each|none");
             break;
         case UNCONFINED: a.unconfined = true; break;
         case STAY: a.stay = true; break;
@@ -104,14 +105,14 @@ int cmd_agent(int argc, char **argv)
         case SERVER: a.server = optarg; break;
         case METRICS_DIR: a.metrics_dir = optarg; break;
         case CHILDREN:
-            if (!parse_number(optarg, CHILDREN_MAX, &a.children))
-                return agent_usage(stderr);
+            if (!value_number("farfork agent", &options[at], optarg, 1, CHILDREN_MAX, &a.children))
+                return EXIT_USAGE;
             break;
         case TIMEOUT:
-            if (!parse_number(optarg, 86400, &a.timeout_s))
-                return agent_usage(stderr);
+            if (!value_number("farfork agent", &options[at], optarg, 1, 86400, &a.timeout_s))
+                return EXIT_USAGE;
             break;
-        default: return agent_usage(c == 'h' ? stdout : stderr);
+        default: return c == 'h' ? agent_usage(stdout) : value_unknown("farfork agent");
         }
     if (optind < argc || !a.id || (a.listen && !a.memory_bytes) || !rundir_name_valid(a.id) ||
         !rundir_name_valid(a.node))

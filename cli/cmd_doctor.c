@@ -9,11 +9,14 @@
 #include <string.h>
 
 #include "cli.h"
+#include "defaults.h"
 #include "farfork-probe.h"
 #include "outside.h"
+#include "value.h"
 
 static const char *const marks[] = {
-    [FF_CHECK_OK] = "ok", [FF_CHECK_LIMITED] = "limited", [FF_CHECK_NO] = "NO"};
+    [FF_CHECK_OK] = "ok", [FF_CHECK_LIMITED] = "limited", [FF_CHECK_NO] = "NO",
+    [FF_CHECK_UNKNOWN] = "unknown"};
 
 struct checks {
     json_t *json; /* array; NULL: print lines */
@@ -95,7 +98,7 @@ static int doctor_usage(FILE *out)
           "       farfork doctor --serve [[HOST:]PORT] [--device NAME[:PORT]] [--once] [--while-input]\n"
           "       farfork doctor --peer HOST[:PORT] [--device NAME[:PORT]] [--qps N] [--json]\n\n"
           "Print what this host can do, what it cannot, and why. One line a subject:\n"
-          "ok, limited (it works, with less) or NO (and what to do about it).\n"
+          "ok, limited (it works, with less), NO (and what to do about it) or unknown (not looked at).\n"
           "Or find out whether two hosts can talk: --serve on one, --peer on the other.\n\n"
           "  --serve                 let peers read a pattern, over verbs and TCP, until Ctrl-C\n"
           "  --peer HOST[:PORT]      connect to a host that serves; print latency and bandwidth\n"
@@ -125,18 +128,21 @@ int cmd_doctor(int argc, char **argv)
                                             {0}};
     struct peer_options o = {.qps = 1};
     bool serve = false, peer = false;
-    int c;
+    int c, at = 0;
 
-    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
+    while ((c = getopt_long(argc, argv, "h", options, &at)) != -1)
         switch (c) {
         case SERVE: serve = true; break;
         case PEER: peer = true; o.where = optarg; break;
         case DEVICE: o.device = optarg; break;
-        case QPS: o.qps = (unsigned)atoi(optarg); break;
+        case QPS:
+            if (!value_number("farfork doctor", &options[at], optarg, 1, 8, &o.qps))
+                return EXIT_USAGE;
+            break;
         case ONCE: o.once = true; break;
         case WHILE_INPUT: o.while_input = true; break;
         case JSON: o.json = true; break;
-        default: return doctor_usage(c == 'h' ? stdout : stderr);
+        default: return c == 'h' ? doctor_usage(stdout) : value_unknown("farfork doctor");
         }
     if (serve && optind < argc)
         o.where = argv[optind++];

@@ -12,6 +12,7 @@
 #include "defaults.h"
 #include "evacuate.h"
 #include "launcher.h"
+#include "value.h"
 
 #define JOBS 2
 #define JOBS_MAX 64
@@ -100,7 +101,7 @@ int cmd_evacuate(int argc, char **argv)
     const char *hostfile = NULL;
     struct hostlist to = {0};
     struct ff_error why;
-    int c, n_own = 1;
+    int c, at = 0, n_own = 1;
 
     while (n_own < argc && strcmp(argv[n_own], "--"))
         n_own++;
@@ -118,14 +119,14 @@ int cmd_evacuate(int argc, char **argv)
         case QUIET: o.quiet = true; break;
         case OUTSIDE_JOBS: o.outside_jobs = true; break;
         case JOBS_AT_ONCE:
-            if (!parse_number(optarg, JOBS_MAX, &o.jobs))
-                return evacuate_usage(stderr);
+            if (!value_number("farfork evacuate", &options[at], optarg, 1, JOBS_MAX, &o.jobs))
+                return EXIT_USAGE;
             break;
         case TIMEOUT:
-            if (!parse_number(optarg, 86400, &o.timeout_s))
-                return evacuate_usage(stderr);
+            if (!value_number("farfork evacuate", &options[at], optarg, 1, 86400, &o.timeout_s))
+                return EXIT_USAGE;
             break;
-        default: return evacuate_usage(c == 'h' ? stdout : stderr);
+        default: return c == 'h' ? evacuate_usage(stdout) : value_unknown("farfork evacuate");
         }
     int rc = launcher_check(o.launcher, &why);
     if (!rc && o.outside_jobs && guests.n)

@@ -14,6 +14,7 @@
 #include "defaults.h"
 #include "ps.h"
 #include "rundir.h"
+#include "value.h"
 
 static int forks_usage(FILE *out)
 {
@@ -73,27 +74,27 @@ int cmd_forks(int argc, char **argv)
     const char *wait = NULL, *kill = NULL;
     bool json = false, listing = false;
     unsigned timeout_s = 0, agent = 0;
-    int c;
+    int c, at = 0;
 
-    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
+    while ((c = getopt_long(argc, argv, "h", options, &at)) != -1)
         switch (c) {
         case LIST: listing = true; break;
         case JSON: json = true; break;
         case WAIT: wait = optarg; break;
         case KILL: kill = optarg; break;
         case TIMEOUT:
-            if (!parse_number(optarg, 86400, &timeout_s))
-                return forks_usage(stderr);
+            if (!value_number("farfork forks", &options[at], optarg, 1, 86400, &timeout_s))
+                return EXIT_USAGE;
             break;
         case AGENT:
-            if (!parse_number(optarg, INT_MAX, &agent))
-                return forks_usage(stderr);
+            if (!value_number("farfork forks", &options[at], optarg, 1, INT_MAX, &agent))
+                return EXIT_USAGE;
             break;
         case RUNDIR:
             free(base);
             base = xstrdup(optarg);
             break;
-        default: return forks_usage(c == 'h' ? stdout : stderr);
+        default: return c == 'h' ? forks_usage(stdout) : value_unknown("farfork forks");
         }
     if (optind < argc || listing + !!wait + !!kill > 1)
         return forks_usage(stderr);

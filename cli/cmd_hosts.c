@@ -26,6 +26,7 @@
 #include "launcher.h"
 #include "reserve.h"
 #include "rundir.h"
+#include "value.h"
 
 #define EXIT_SOME_SILENT 1
 #define GIB (1ull << 30)
@@ -244,9 +245,9 @@ int cmd_hosts(int argc, char **argv)
     struct hosts_options o = {.timeout_s = 20};
     const char *hostfile = NULL;
     bool here = false;
-    int c;
+    int c, at = 0;
 
-    while ((c = getopt_long(argc, argv, "h", options, NULL)) != -1)
+    while ((c = getopt_long(argc, argv, "h", options, &at)) != -1)
         switch (c) {
         case HOSTFILE: hostfile = optarg; break;
         case LAUNCHER: o.launcher = optarg; break;
@@ -258,10 +259,10 @@ int cmd_hosts(int argc, char **argv)
         case RESERVE: o.reserve = optarg; break;
         case JSON: o.json = true; break;
         case TIMEOUT:
-            if (!parse_number(optarg, 86400, &o.timeout_s))
-                return hosts_usage(stderr);
+            if (!value_number("farfork hosts", &options[at], optarg, 1, 86400, &o.timeout_s))
+                return EXIT_USAGE;
             break;
-        default: return hosts_usage(c == 'h' ? stdout : stderr);
+        default: return c == 'h' ? hosts_usage(stdout) : value_unknown("farfork hosts");
         }
     if (((o.reserve || o.qemus) && !here) || (here && (optind < argc || hostfile || o.launcher || o.agent || o.probe)))
         return hosts_usage(stderr);

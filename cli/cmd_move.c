@@ -10,6 +10,7 @@
 #include "defaults.h"
 #include "move.h"
 #include "move_domain.h"
+#include "value.h"
 
 #define TIMEOUT_S 60
 #define LEASE_S 30
@@ -114,9 +115,9 @@ int cmd_move(int argc, char **argv)
     struct move_fallback back = {.lease_s = LEASE_S};
     struct move_way way = {.via = VIA_AUTO};
     struct domain_options domain = {0};
-    int opt;
+    int opt, word, at = 0;
 
-    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
+    while ((opt = getopt_long(argc, argv, "h", options, &at)) != -1)
         switch (opt) {
         case LAUNCHER: o.launcher = optarg; break;
         case OPTIONS: o.link_options = optarg; break;
@@ -125,32 +126,30 @@ int cmd_move(int argc, char **argv)
         case RUNDIR: o.rundir = optarg; break;
         case ID: o.id = optarg; break;
         case TIMEOUT:
-            if (!parse_number(optarg, 86400, &o.timeout_s))
-                return move_usage(stderr);
+            if (!value_number("farfork move", &options[at], optarg, 1, 86400, &o.timeout_s))
+                return EXIT_USAGE;
             break;
         case FALLBACK:
-            back.go = !strcmp(optarg, "go");
-            if (!back.go && strcmp(optarg, "off"))
-                return move_usage(stderr);
+            if ((word = value_word("farfork move", &options[at], optarg, "off|go")) < 0)
+                return EXIT_USAGE;
+            back.go = word == 1;
             break;
         case FENCE: back.fence = optarg; break;
         case LEASE:
-            if (!parse_number(optarg, 3600, &back.lease_s))
-                return move_usage(stderr);
+            if (!value_number("farfork move", &options[at], optarg, 1, 3600, &back.lease_s))
+                return EXIT_USAGE;
             break;
         case RECORD: back.record = optarg; break;
         case OVERLAYS: back.overlays = optarg; break;
         case OUTPUT:
-            back.hold = !strcmp(optarg, "hold");
-            if (!back.hold && strcmp(optarg, "pass"))
-                return move_usage(stderr);
+            if ((word = value_word("farfork move", &options[at], optarg, "pass|hold")) < 0)
+                return EXIT_USAGE;
+            back.hold = word == 1;
             break;
         case VIA:
-            way.via = !strcmp(optarg, "proxy")       ? VIA_PROXY
-                      : !strcmp(optarg, "transport") ? VIA_TRANSPORT
-                                                     : VIA_AUTO;
-            if (way.via == VIA_AUTO && strcmp(optarg, "auto"))
-                return move_usage(stderr);
+            if ((word = value_word("farfork move", &options[at], optarg, "auto|transport|proxy")) < 0)
+                return EXIT_USAGE;
+            way.via = word == 2 ? VIA_PROXY : word == 1 ? VIA_TRANSPORT : VIA_AUTO;
             break;
         case DOMAIN: domain.name = optarg; break;
         case ADDRESS: domain.address = optarg; break;
@@ -158,7 +157,7 @@ int cmd_move(int argc, char **argv)
         case UNPLUG: strv_add(&way.unplug, "%s", optarg); break;
         case PLUG:
             if (strpbrk(optarg, "\r\n"))
-                return move_usage(stderr);
+                return value_bad("farfork move", &options[at], optarg, "one line");
             strv_add(&way.plug, "%s", optarg);
             break;
         case UNCONFINED: o.unconfined = true; break;
@@ -169,7 +168,7 @@ int cmd_move(int argc, char **argv)
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
-        default: return move_usage(opt == 'h' ? stdout : stderr);
+        default: return opt == 'h' ? move_usage(stdout) : value_unknown("farfork move");
         }
     if (domain.name)
         return move_domain(&domain, &o, &back, &way, argv + optind);

@@ -8,6 +8,7 @@
 #include "cli.h"
 #include "defaults.h"
 #include "nocloud.h"
+#include "value.h"
 
 static int nocloud_usage(FILE *out)
 {
@@ -40,7 +41,7 @@ int cmd_nocloud(int argc, char **argv)
         case INSTANCE: n.instance_id = optarg; break;
         case HOSTNAME: n.hostname = optarg; break;
         case MAC: strv_add(&n.macs, "%s", optarg); break;
-        default: code = nocloud_usage(c == 'h' ? stdout : stderr);
+        default: code = c == 'h' ? nocloud_usage(stdout) : value_unknown("farfork nocloud");
         }
     if (code < 0 && optind + 1 != argc)
         code = nocloud_usage(stderr);

@@ -8,6 +8,7 @@
 #include "cli.h"
 #include "pool.h"
 #include "ps.h"
+#include "value.h"
 
 static int pool_usage(FILE *out)
 {
@@ -42,7 +43,7 @@ int cmd_pool(int argc, char **argv)
         case END: end = optarg; break;
         case JSON: json = true; break;
         case RUNDIR: base = optarg; break;
-        default: return pool_usage(c == 'h' ? stdout : stderr);
+        default: return c == 'h' ? pool_usage(stdout) : value_unknown("farfork pool");
         }
     if (optind < argc || (list && end))
         return pool_usage(stderr);

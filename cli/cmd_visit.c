@@ -9,6 +9,7 @@
 
 #include "cli.h"
 #include "defaults.h"
+#include "value.h"
 #include "visit.h"
 
 #define VISIT_TIMEOUT_S 60
@@ -161,9 +162,9 @@ int cmd_visit(int argc, char **argv)
     struct visit_serve serve = {0};
     struct move_fallback back = {.lease_s = VISIT_LEASE_S};
     struct ff_error why;
-    int opt;
+    int opt, word, at = 0;
 
-    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
+    while ((opt = getopt_long(argc, argv, "h", options, &at)) != -1)
         switch (opt) {
         case LAUNCHER: o.launcher = optarg; break;
         case OPTIONS: o.link_options = optarg; break;
@@ -172,24 +173,24 @@ int cmd_visit(int argc, char **argv)
         case RUNDIR: o.rundir = optarg; break;
         case ID: o.id = optarg; break;
         case TIMEOUT:
-            if (!parse_number(optarg, 86400, &o.timeout_s))
-                return visit_usage(stderr);
+            if (!value_number("farfork visit", &options[at], optarg, 1, 86400, &o.timeout_s))
+                return EXIT_USAGE;
             break;
         case UNTIL: v.until = optarg; break;
         case DATA: strv_add(&data, "%s", optarg); break;
         case BUDGET:
-            if (!parse_number(optarg, BUDGET_MIB_MAX, &v.budget_mib))
-                return visit_usage(stderr);
+            if (!value_number("farfork visit", &options[at], optarg, 1, BUDGET_MIB_MAX, &v.budget_mib))
+                return EXIT_USAGE;
             break;
         case FALLBACK:
-            back.go = !strcmp(optarg, "go");
-            if (!back.go && strcmp(optarg, "off"))
-                return visit_usage(stderr);
+            if ((word = value_word("farfork visit", &options[at], optarg, "off|go")) < 0)
+                return EXIT_USAGE;
+            back.go = word == 1;
             break;
         case FENCE: back.fence = optarg; break;
         case LEASE:
-            if (!parse_number(optarg, 3600, &back.lease_s))
-                return visit_usage(stderr);
+            if (!value_number("farfork visit", &options[at], optarg, 1, 3600, &back.lease_s))
+                return EXIT_USAGE;
             break;
         case RECORD: back.record = optarg; break;
         case OVERLAYS: back.overlays = optarg; break;
@@ -204,7 +205,7 @@ int cmd_visit(int argc, char **argv)
         case METRICS_DIR: o.metrics_dir = optarg; break;
         case JSON: o.json = true; break;
         case QUIET: o.quiet = true; break;
-        default: return visit_usage(opt == 'h' ? stdout : stderr);
+        default: return opt == 'h' ? visit_usage(stdout) : value_unknown("farfork visit");
         }
     int n = argc - optind - 1;
     if (n < 0 || !n != !!serve.port || (serve.n_permits && !serve.port))

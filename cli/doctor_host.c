@@ -8,7 +8,7 @@
  * Purpose      files of packaging/ that a host needs: each has a line, with what to do where it is
  *              missing. None of them is NO: guests move without, by root, over TCP, on a host
  *              without a firewall.
- * Limits       what root alone may read is not looked at for others, and the line says so.
+ * Limits       what root alone may read is unknown for others, and the line says so.
  */
 #include <ctype.h>
 #include <dirent.h>
@@ -193,14 +193,14 @@ static void check_firewall(const struct subject *s)
     int status;
 
     if (geteuid()) {
-        say_of(s, FF_CHECK_OK, "not looked at: root may list its rules");
+        say_of(s, FF_CHECK_UNKNOWN, "root may list its rules");
         return;
     }
     int rc = spawn_start(&p, argv, NULL, NULL);
     bool ended = !rc && spawn_read_lines(&p, NFT_LIMIT_MS, take_rule, &r) &&
                  spawn_ended(&p, NFT_LIMIT_MS, &status) && !status;
     if (!ended)
-        say_of(s, FF_CHECK_OK, "not looked at: nft list ruleset: %s",
+        say_of(s, FF_CHECK_UNKNOWN, "nft list ruleset: %s",
                !rc && p.first ? p.first : "it does not run; package nftables has it");
     else if (!r.input || !r.refuses)
         say_of(s, FF_CHECK_OK, "none: no rule refuses what comes to this host");
@@ -240,7 +240,7 @@ static void check_apparmor(const struct subject *s)
                "no %s: agents have their filter of system calls alone: install package farfork, "
                "or put packaging/" PROFILE " there, and load it: apparmor_parser -r %s", file, file);
     else if (geteuid())
-        say_of(s, FF_CHECK_OK, "%s is there; root may see whether it is loaded", file);
+        say_of(s, FF_CHECK_UNKNOWN, "%s is there; root may see whether it is loaded", file);
     else
         say_of(s, FF_CHECK_LIMITED, "%s is there, and not loaded: apparmor_parser -r %s", file,
                file);

@@ -26,6 +26,7 @@
 #include "rundir.h"
 #include "scope.h"
 #include "serve.h"
+#include "value.h"
 
 #define TIMEOUT_S 60
 #define FANOUT_MAX 32
@@ -257,19 +258,6 @@ static int check_command(const struct fork_options *o, const struct command *cmd
     return rc;
 }
 
-static bool parse_fanout(const char *text, int *out)
-{
-    unsigned n = 0;
-
-    *out = -1;
-    if (!strcmp(text, "auto"))
-        return true;
-    if (strcmp(text, "0") && !parse_number(text, FANOUT_MAX, &n))
-        return false;
-    *out = (int)n;
-    return true;
-}
-
 static bool parse_multicast(const char *text, const char **out, struct ff_error *why)
 {
     *out = strcmp(text, "off") ? text : NULL;
@@ -361,31 +349,32 @@ static int parse_and_run(int argc, char **argv)
     struct fork_options o = {.net = NET_ISOLATED, .bridge = "br0", .fanout = -1,
                               .s.timeout_s = TIMEOUT_S};
     struct command cmd = {0};
-    unsigned child_mib;
+    unsigned child_mib, fanout = 0;
     struct ff_error why;
-    int opt;
+    int opt, word, at = 0;
 
-    while ((opt = getopt_long(argc, argv, "h", options, NULL)) != -1)
+    while ((opt = getopt_long(argc, argv, "h", options, &at)) != -1)
         switch (opt) {
         case DOMAIN: o.domain = optarg; break;
         case KEEP:
-            if (!parse_number(optarg, CHILDREN_MAX, &cmd.keep))
-                return vmclone_usage(stderr);
+            if (!value_number("vmclone", &options[at], optarg, 1, CHILDREN_MAX, &cmd.keep))
+                return EXIT_USAGE;
             break;
         case HOSTFILE: cmd.hostfile = optarg; break;
         case PLACE:
-            cmd.place = !strcmp(optarg, "pack") ? PLACE_PACK : !strcmp(optarg, "spread") ? PLACE_SPREAD : PLACE_IN_TURN;
-            if (!cmd.place)
-                return vmclone_usage(stderr);
+            if ((word = value_word("vmclone", &options[at], optarg, "pack|spread")) < 0)
+                return EXIT_USAGE;
+            cmd.place = word ? PLACE_SPREAD : PLACE_PACK;
             break;
         case CHILD_MEMORY:
-            if (!parse_number(optarg, CHILD_MEMORY_MAX, &child_mib))
-                return vmclone_usage(stderr);
+            if (!value_number("vmclone", &options[at], optarg, 1, CHILD_MEMORY_MAX, &child_mib))
+                return EXIT_USAGE;
             o.child_bytes = (uint64_t)child_mib << 20;
             break;
         case FANOUT:
-            if (!parse_fanout(optarg, &o.fanout))
-                return vmclone_usage(stderr);
+            if (strcmp(optarg, "auto") && !value_number("vmclone", &options[at], optarg, 0, FANOUT_MAX, &fanout))
+                return EXIT_USAGE;
+            o.fanout = strcmp(optarg, "auto") ? (int)fanout : -1;
             break;
         case MULTICAST:
             if (!parse_multicast(optarg, &o.multicast, &why))
@@ -411,8 +400,8 @@ static int parse_and_run(int argc, char **argv)
         case RUNDIR: o.s.rundir = optarg; break;
         case ID: o.s.id = optarg; break;
         case TIMEOUT:
-            if (!parse_number(optarg, 86400, &cmd.timeout_s))
-                return vmclone_usage(stderr);
+            if (!value_number("vmclone", &options[at], optarg, 1, 86400, &cmd.timeout_s))
+                return EXIT_USAGE;
             break;
         case UNCONFINED: o.s.unconfined = true; break;
         case FOLLOW: o.follow = true; break;
@@ -425,19 +414,19 @@ static int parse_and_run(int argc, char **argv)
         case KILL: cmd.kill = optarg; break;
         case SERVE: cmd.serve = optarg; break;
         case MAX_CHILDREN:
-            if (!parse_number(optarg, CHILDREN_MAX, &cmd.max_children))
-                return vmclone_usage(stderr);
+            if (!value_number("vmclone", &options[at], optarg, 1, CHILDREN_MAX, &cmd.max_children))
+                return EXIT_USAGE;
             break;
         case MAX_FORKS:
-            if (!parse_number(optarg, SERVE_FORKS_MAX, &cmd.max_forks))
-                return vmclone_usage(stderr);
+            if (!value_number("vmclone", &options[at], optarg, 1, SERVE_FORKS_MAX, &cmd.max_forks))
+                return EXIT_USAGE;
             break;
         case MAX_CHAIN:
-            if (!parse_number(optarg, CHILDREN_MAX, &o.max_chain))
-                return vmclone_usage(stderr);
+            if (!value_number("vmclone", &options[at], optarg, 1, CHILDREN_MAX, &o.max_chain))
+                return EXIT_USAGE;
             break;
         case VERSION: puts("vmclone " FF_VERSION_STRING); return EXIT_ALL;
-        default: return vmclone_usage(opt == 'h' ? stdout : stderr);
+        default: return opt == 'h' ? vmclone_usage(stdout) : value_unknown("vmclone");
         }
     int others = cmd.list + !!cmd.wait + !!cmd.kill, args = argc - optind;
     int least = cmd.keep ? 1 : 2;

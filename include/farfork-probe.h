@@ -13,7 +13,8 @@ extern "C" {
 
 /* --- this host --- */
 
-enum ff_check { FF_CHECK_OK, FF_CHECK_LIMITED, FF_CHECK_NO };
+/* UNKNOWN: it could not be looked at, and the text says who could */
+enum ff_check { FF_CHECK_OK, FF_CHECK_LIMITED, FF_CHECK_NO, FF_CHECK_UNKNOWN };
 
 /**
  * ff_host_check() - find out what this host can do, what it cannot, and why

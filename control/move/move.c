@@ -54,6 +54,7 @@ static int prepare_move(struct move *m)
         rc = visit_check(m, why);
     if (!rc)
         rc = move_check_argv(m, why);
+    m->started = !rc;
     if (!rc)
         rc = move_start(m, why);
     if (!rc && m->visit)
@@ -70,13 +71,19 @@ static bool is_well(const struct move *m)
     return m->outcome == MOVE_THERE || m->outcome == MOVE_HOME;
 }
 
+/* It is where it was, or nobody touched it */
+static bool is_as_it_was(const struct move *m)
+{
+    return m->outcome == MOVE_HERE || m->outcome == MOVE_UNTOUCHED;
+}
+
 static int exit_code(const struct move *m)
 {
     if (m->visit && visit_was_taken_back(m))
         return MOVE_EXIT_TROUBLE;
     if (m->visit && m->visit->failed)
-        return m->outcome == MOVE_HERE ? MOVE_EXIT_HERE : MOVE_EXIT_TROUBLE;
-    return is_well(m) ? 0 : m->outcome == MOVE_HERE ? MOVE_EXIT_HERE : MOVE_EXIT_TROUBLE;
+        return is_as_it_was(m) ? MOVE_EXIT_HERE : MOVE_EXIT_TROUBLE;
+    return is_well(m) ? 0 : is_as_it_was(m) ? MOVE_EXIT_HERE : MOVE_EXIT_TROUBLE;
 }
 
 static void print_move(const struct move *m, int code)
@@ -119,7 +126,7 @@ static int run_move(struct move *m)
         move_devices_back(m);
     else
         move_devices_say(m);
-    if (m->outcome == MOVE_HERE)
+    if (is_as_it_was(m))
         move_fallback_drop(m);
     else if (m->visit)
         visit_disks_say(m);

@@ -21,7 +21,8 @@ enum move_outcome {
     MOVE_ENDED,   /* it has shut itself down there */
     MOVE_UNCLEAR, /* it cannot be found out from here */
     MOVE_AWAY,    /* a visit: it runs there, and its memory comes from the source, which it is to return to */
-    MOVE_HOME     /* a visit: it is here again, with all of its memory */
+    MOVE_HOME,    /* a visit: it is here again, with all of its memory */
+    MOVE_UNTOUCHED /* nothing was started and nobody was asked to send it: wherever it is, it is there still */
 };
 
 /* --fallback go: the guest may be taken back until all of it is there */
@@ -72,6 +73,7 @@ struct move {
     bool was_running;
     json_int_t asked;      /* number of the last command for the QEMU there */
     unsigned port;         /* where it listens */
+    bool started;          /* something of it was: the agent, and what comes after */
     bool sent;             /* `migrate` was, and not refused: the source says who has the guest */
     bool begun;            /* the source took it: its `completed` is of this migration */
     bool cancelling, switched;
@@ -118,7 +120,7 @@ int move_check_disks(struct move *m, struct ff_error *why);
 int move_quit_parent(struct move *m, struct ff_error *why);
 
 /* A move that came to nothing: MOVE_HERE stays only where QMP says now that the guest is here and
- * that nobody else moves it */
+ * that nobody else moves it; else it is MOVE_UNTOUCHED, or MOVE_UNCLEAR once something was started */
 void move_find_here(struct move *m);
 
 /* move_starter.c. -EBUSY: a unit starts its QEMU again; then, once the guest is there, end that QEMU or keep it */

@@ -87,6 +87,10 @@ void move_find_here(struct move *m)
         snprintf(m->here, sizeof(m->here), "%s", is);
         return;
     }
+    if (!m->started) {
+        m->outcome = MOVE_UNTOUCHED;
+        return;
+    }
     m->outcome = MOVE_UNCLEAR;
     ff_error_set(
         &m->s.why, -rc,

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: LGPL-2.1-or-later
 """doctor.py - farfork doctor; `info migrate`; all ways to write HOST. Limit: 90 s"""
 import json
+import os
 import re
 import socket
 import subprocess
@@ -12,11 +13,11 @@ from common import Failed, Micro, Skip, check_ledger, check_move, say
 SUBJECTS = ('kvm', 'userfaultfd', 'userfaultfd features', 'kernel', 'huge pages',
             'rdma devices', 'memlock limit', 'proxy', 'udev rule', 'sysctl', 'limits.d', 'firewall',
             'apparmor', 'systemd')
-MARKS = ('ok', 'limited', 'NO')
+MARKS = ('ok', 'limited', 'NO', 'unknown')
 
 
-def farfork(*args):
-    return subprocess.run([common.FARFORK, *args], stdin=subprocess.DEVNULL, text=True,
+def farfork(*args, env=None):
+    return subprocess.run([common.FARFORK, *args], stdin=subprocess.DEVNULL, text=True, env=env,
                           capture_output=True, timeout=20, check=False)
 
 
@@ -35,6 +36,15 @@ def doctor():
     if done.returncode != want:
         raise Failed(f'exit code {done.returncode}, want {want}')
     say('      ' + ', '.join(f'{s}: {m}' for s, m in seen.items()))
+
+
+def not_looked_at(t):
+    """A host without nft: nobody knows of its firewall."""
+    os.mkdir(os.path.join(t.work, 'empty'))
+    done = farfork('doctor', '--json', env={**os.environ, 'PATH': os.path.join(t.work, 'empty')})
+    found = {c['subject']: c['result'] for c in json.loads(done.stdout)['checks']}
+    if found['firewall'] != 'unknown':
+        raise Failed(f'firewall: {found["firewall"]}, and nobody looked')
 
 
 def as_json():
@@ -114,6 +124,8 @@ def run(t):
         doctor()
     with t.case('farfork doctor --json'):
         as_json()
+    with t.case('what is not looked at is unknown'):
+        not_looked_at(t)
     with t.case('farfork: help, version, wrong use'):
         usage()
     common.need_userfaultfd()

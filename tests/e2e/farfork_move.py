@@ -156,7 +156,7 @@ def twice(t, accel, memory):
     with Parent(t, accel, memory=memory) as a:
         a.start_load()
         with Move(t, a, name='m1') as m1, Move(t, '', name='none') as none:
-            none.end(3, 'unclear', 'QMP socket of a running QEMU')
+            none.end(1, 'untouched', 'QMP socket of a running QEMU')
             m1.end(0, 'there')
             say_phases(m1)
             check_left_here(t, a, m1)
@@ -636,13 +636,15 @@ def old_completed(t):
 
 
 def usage(_t):
-    for args, text in ((['x'], 'usage'), (['x', 'a;b'], 'want HOST'), (['x', 'h', '-bad'], 'usage'),
+    for args, text in ((['x'], 'usage'), (['x', 'a;b'], 'want HOST'), (['x', 'h', '-bad'], '--help'),
                        (['--options', 'window=0', 'x', 'h'], '--options'),
-                       (['--id', '../x', 'x', 'h'], '--id'), (['--timeout', '0', 'x', 'h'], 'usage'),
+                       (['--id', '../x', 'x', 'h'], '--id'), (['--timeout', '0', 'x', 'h'], '--timeout: "0" (permitted: 1..86400)'),
+                       (['--fallback', 'maybe', 'x', 'h'], 'permitted: off|go'), (['--nonsense', 'x', 'h'], '--help'),
                        (['--launcher', 'ssh', 'x', 'h'], '{cmd}')):
         out = subprocess.run([common.FARFORK, 'move', *args], stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True, timeout=20, check=False)
-        if out.returncode != 2 or text not in out.stdout:
+        lines = out.stdout.count('\n')
+        if out.returncode != 2 or text not in out.stdout or (lines > 2) != (text == 'usage'):
             raise Failed(f'{args}: {out.returncode}, want "{text}": {out.stdout[:300]}')
 
 

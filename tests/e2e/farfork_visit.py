@@ -519,7 +519,7 @@ def refused(t, accel):
     for args, text in ((['x'], 'usage'), (['--options', 'link=verbs', 'x', 'h'], 'over tcp alone'),
                        (['--options', 'prefill=off', 'x', 'h'], 'prefill'),
                        (['--data', 'relative', 'x', 'h'], 'absolute'), (['--fallback', 'go', 'x', 'h'], '--fence'),
-                       (['--options', 'window=0', 'x', 'h'], '--options'), (['--timeout', '0', 'x', 'h'], 'usage')):
+                       (['--options', 'window=0', 'x', 'h'], '--options'), (['--timeout', '0', 'x', 'h'], '--timeout: "0" (permitted: 1..86400)')):
         out = subprocess.run([common.FARFORK, 'visit', *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              text=True, timeout=20, check=False)
         if out.returncode != 2 or text not in out.stdout:

@@ -93,15 +93,15 @@ def no_guest(t, accel):
     with Parent(t, accel) as a:
         a.start_load()
         with Move(t, os.path.join(t.work, 'nowhere')) as m:
-            if m.end(3, 'unclear', 'QMP socket of a running QEMU')['parent_pid']:
+            if m.end(1, 'untouched', 'QMP socket of a running QEMU')['parent_pid']:
                 raise Failed('it names a QEMU')
         a.proc.kill()
         a.proc.wait(20)
         with Move(t, a) as m:
-            m.end(3, 'unclear', 'QMP socket of a running QEMU')
+            m.end(1, 'untouched', 'QMP socket of a running QEMU')
             check_nothing_left(m)
     with Chatter(t) as c, Move(t, c) as m:
-        m.end(3, 'unclear', 'does not speak QMP')
+        m.end(1, 'untouched', 'does not speak QMP')
 
 
 def unwritten(t, accel):

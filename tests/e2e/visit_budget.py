@@ -108,7 +108,7 @@ def not_to_be_read(t, accel):
 
 
 def refused():
-    for args, text in ((['--budget', '0'], 'usage'), (['--budget', '16777217'], 'usage'), (['--budget', '1G'], 'usage'),
+    for args, text in ((['--budget', '0'], '--budget: "0"'), (['--budget', '16777217'], '(permitted: 1..16777216)'), (['--budget', '1G'], '"1G"'),
                        (['--options', 'budget=1M'], '--options budget=1M: not with a visit')):
         out = subprocess.run([common.FARFORK, 'visit', *args, 'x', 'h'], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                              text=True, timeout=20, check=False)

@@ -429,7 +429,7 @@ def shut_down_there(t, accel):
 def refused(t, accel):
     disk, fence = Disk(t, 'raw'), Fence(t, 'refused')
     for args, text in ((('--fallback', 'go', 'x', 'h'), '--fence'), (('--fence', '/bin/true', 'x', 'h'), '--fallback go'),
-                       (('--fallback', 'maybe', 'x', 'h'), 'usage'), (('--lease', '0', 'x', 'h'), 'usage'),
+                       (('--fallback', 'maybe', 'x', 'h'), 'permitted: off|go'), (('--lease', '0', 'x', 'h'), 'permitted: 1..3600'),
                        (('--options', 'fallback=go', 'x', 'h'), '--options'),
                        (('--serve', '/x', *back(fence), 'x'), 'not with --serve')):
         out = subprocess.run([common.FARFORK, 'visit', *args], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -457,14 +457,16 @@ def strange_parents(t):
 
 def usage(t):
     for args, text in ((['x'], 'usage'), (['x', '0'], 'number of children'),
-                       (['x', '2', '-bad'], 'usage'), (['x', '2', 'a;b'], 'want HOST'),
-                       (['--net', 'tap', 'x', '1'], 'isolated'),
+                       (['x', '2', '-bad'], '--help'), (['x', '2', 'a;b'], 'want HOST'),
+                       (['--net', 'tap', 'x', '1'], 'isolated'), (['--keep', '0', 'x'], '--keep: "0" (permitted: 1..10000)'),
+                       (['--fanout', '33', 'x', '1'], '(permitted: 0..32)'), (['--place', 'here', 'x', '1'], 'permitted: pack|spread'),
                        (['--launcher', 'ssh', 'x', '1', 'h'], '{cmd}'),
                        (['--options', 'window=0', 'x', '1'], '--options'),
                        (['--id', '../x', 'x', '1'], '--id'), (['--list', 'x'], 'usage'),
                        (['--hostfile', '/no-such-file', 'x', '1'], 'No such file')):
         out = run_vmclone(*args)
-        if out.returncode != 2 or text not in out.stdout:
+        lines = out.stdout.count('\n')
+        if out.returncode != 2 or text not in out.stdout or (lines > 2) != (text == 'usage'):
             raise Failed(f'{args}: {out.returncode}, want "{text}": {out.stdout[:300]}')
     for args, code, text in ((['/no-such-socket', '1'], 3, 'QMP socket of a running QEMU'),
                              (['--kill', 'nobody'], 3, 'no fork nobody'),
