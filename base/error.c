@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "printable.h"
 
 /* It was cut: not within a character of UTF-8, since the text may go into JSON */
 static void end_at_character(struct ff_error *err)
@@ -34,6 +35,7 @@ int ff_error_set(struct ff_error *err, int code, const char *fmt, ...)
     va_end(ap);
     if (n >= (int)sizeof(err->text))
         end_at_character(err);
+    ff_printable(err->text);
     return -code;
 }
 
@@ -53,5 +55,6 @@ int ff_error_context(struct ff_error *err, const char *fmt, ...)
         n += snprintf(err->text + n, sizeof(err->text) - (size_t)n, ": %s", old);
     if (n >= (int)sizeof(err->text))
         end_at_character(err);
+    ff_printable(err->text);
     return -err->code;
 }

@@ -13,6 +13,7 @@
  *                 front grows. A text that does not fit loses its end, not its start,
  *                 and is cut between two characters of UTF-8.
  *              3. Every function here takes a NULL error.
+ *              4. Whoever it comes from, a terminal obeys no byte of it (printable.h).
  */
 #ifndef FF_BASE_ERROR_H
 #define FF_BASE_ERROR_H

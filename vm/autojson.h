@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "printable.h"
+
 static inline void json_auto_free(json_t **j)
 {
     json_decref(*j);
@@ -22,19 +24,33 @@ static inline const char *text_of(const json_t *o, const char *key)
     return s ? s : "";
 }
 
-/* What others have written, as they like: what JSON does not take becomes '?'. @s NULL: "" */
+/* What others have written, as they like: what neither JSON nor a terminal should get becomes '?'.
+ * @s NULL: "" */
 static inline json_t *json_lossy(const char *s)
 {
-    json_t *o = json_string(s ? s : "");
-    char *copy = o ? NULL : strdup(s);
+    char *copy = s ? strdup(s) : NULL;
+    json_t *o = json_string(copy ? ff_printable(copy) : "");
 
-    for (char *c = copy; c && *c; c++)
-        if (*c & 0x80)
-            *c = '?';
-    if (copy)
-        o = json_string(copy);
     free(copy);
-    return o ? o : json_string("");
+    return o;
+}
+
+/* The same for each text within @o, which others have written; returns @o */
+static inline json_t *json_printable(json_t *o)
+{
+    char *copy = json_is_string(o) ? strdup(json_string_value(o)) : NULL;
+    const char *key;
+    json_t *v;
+    size_t i;
+
+    if (copy)
+        json_string_set(o, ff_printable(copy));
+    free(copy);
+    json_array_foreach(o, i, v)
+        json_printable(v);
+    json_object_foreach(o, key, v)
+        json_printable(v);
+    return o;
 }
 
 /* The first of @list whose @key is @value; NULL: none */

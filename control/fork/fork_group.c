@@ -66,7 +66,7 @@ void fork_group_plan(struct fork *f)
     if (!f->o->multicast || n < (is_auto ? AUTO_HOSTS : 1))
         return;
     if (why)
-        strv_add(&f->s.notes, "nothing goes by multicast: %s", why);
+        session_note(&f->s, "nothing goes by multicast: %s", why);
     else
         f->group = is_auto ? choose_group(f) : xstrdup(f->o->multicast);
 }
@@ -87,6 +87,6 @@ void fork_group_note(struct fork *f)
         first = first ? first : h;
     }
     if (first)
-        strv_add(&f->s.notes, "multicast to %s: %zu of %zu hosts got memory by their links instead: host "
+        session_note(&f->s, "multicast to %s: %zu of %zu hosts got memory by their links instead: host "
                  "%s: %s", f->group, n, all, first->node->host, first->no_multicast);
 }

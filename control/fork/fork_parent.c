@@ -110,7 +110,7 @@ static int plan_identity(struct fork *f, struct ff_error *why)
         return rc;
     missing = identity_missing(f->identity);
     json_array_foreach(missing, i, m)
-        strv_add(&f->s.notes, "identity: %s", json_string_value(m));
+        session_note(&f->s, "identity: %s", json_string_value(m));
     return 0;
 }
 
@@ -180,7 +180,7 @@ static void end_stand(struct fork *f, double answered_ms)
     if (!f->stands || !parent_goes_on(f))
         return;
     if (domain_books_resume(f->s.o.books, &why))
-        strv_add(&f->s.notes, "%s", why.text);
+        session_note(&f->s, "%s", why.text);
     double before_ms = (double)json_integer_value(json_object_get(f->freeze, "pause-ns")) / 1e6;
     f->stood_ms = before_ms + ff_now_exact_ms() - answered_ms;
 }
@@ -245,7 +245,7 @@ void fork_ask_paused(struct fork *f)
         session_turn(&f->s, VM_TURN_MS);
     f->paused = json_is_false(json_object_get(json_object_get(f->s.answer, "return"), "running"));
     if (f->paused)
-        strv_add(&f->s.notes,
+        session_note(&f->s,
                  "the parent did not run, and so its children do not: start each by `cont` "
                  "at its QMP socket");
 }
@@ -262,7 +262,7 @@ void fork_let_run(struct fork *f)
     if (!rc && !strcmp(text_of(status, "status"), "paused"))
         rc = qmp_command(f->s.qmp, "cont", NULL, NULL, &why);
     if (rc)
-        strv_add(&f->s.notes,
+        session_note(&f->s,
                  "the parent stands still, perhaps, as a template does: let it go on (QMP "
                  "cont): %s",
                  why.text);

@@ -38,7 +38,7 @@ void fork_take_back(struct fork *f)
             "them",
             h->node->host);
     else if (silent || f->held)
-        strv_add(&f->s.notes,
+        session_note(&f->s,
                  "the parent's overlays stay: the parent has ended, or does not answer");
     if (h || silent || f->held)
         return;
@@ -48,5 +48,5 @@ void fork_take_back(struct fork *f)
     qmp_cancel_by(f->s.qmp, -1);
     f->taken_back = !rc;
     if (rc)
-        strv_add(&f->s.notes, "the parent's overlays stay, since the commit failed: %s", why.text);
+        session_note(&f->s, "the parent's overlays stay, since the commit failed: %s", why.text);
 }

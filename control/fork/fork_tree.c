@@ -161,7 +161,7 @@ static void give_up_feeder(struct fork *f, struct host *h)
         h->feeder = NULL; /* the parent's side is away: another one feeds it */
     } else if (h->state == HOST_IMAGE) {
         if (!f->told_unfed)
-            strv_add(&f->s.notes, "host %s gets its memory from the parent, not from host %s: %s",
+            session_note(&f->s, "host %s gets its memory from the parent, not from host %s: %s",
                      h->node->host, h->feeder->node->host, h->unfed);
         f->told_unfed = true;
         feed_by_parent(h);

@@ -108,7 +108,7 @@ void fork_verify_images(struct fork *f)
     for (size_t i = 0; f->s.parent_silent && i < f->s.n_hosts; i++) {
         struct host *h = &f->s.hosts[i];
         if (h->session && !h->verified && !h->here) /* here its socket has checked who gave it */
-            strv_add(&f->s.notes,
+            session_note(&f->s,
                      "host %s: the parent does not answer, so the image there may not be its own",
                      h->node->host);
         h->verified |= h->session != NULL;

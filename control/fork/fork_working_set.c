@@ -57,5 +57,5 @@ void fork_keep_working_set(struct fork *f)
     int rc = f->o->working_set ? working_set_store(f->o->working_set, first->touched, &why)
                                : working_set_keep(f->s.o.rundir, f->s.parent_pid, first->touched, &why);
     if (rc)
-        strv_add(&f->s.notes, "the next fork does not know what this one's children touched: %s", why.text);
+        session_note(&f->s, "the next fork does not know what this one's children touched: %s", why.text);
 }

@@ -164,7 +164,7 @@ static json_t *pool_state(const char *path)
 
     if (sock >= 0 && !pool_send(sock, json_pack("{sb}", "state", true), NULL, 0))
         pool_recv(sock, LIST_LIMIT_MS, &m, NULL);
-    return m;
+    return json_printable(m);
 }
 
 static void print_pool(const json_t *p)

@@ -96,7 +96,7 @@ void asked_read(struct asked *a, size_t n, uint64_t limit_ms)
 
 json_t *asked_answer(struct asked *a)
 {
-    json_t *said = a->line ? json_loads(a->line, 0, NULL) : NULL;
+    json_t *said = a->line ? json_printable(json_loads(a->line, 0, NULL)) : NULL;
 
     if (said || a->code < 0)
         return said;

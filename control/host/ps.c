@@ -124,10 +124,11 @@ static void print_unfinished(const json_t *s)
 
 void ps_print(const json_t *forks)
 {
+    FF_AUTO_JSON json_t *shown = json_printable(json_deep_copy(forks));
     json_t *s, *k;
     size_t i, n;
 
-    json_array_foreach(forks, n, s) {
+    json_array_foreach(shown, n, s) {
         bool moved = !strcmp(text_of(s, "image"), "none");
         if (unfinished_is(s)) {
             print_unfinished(s);

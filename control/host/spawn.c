@@ -22,6 +22,7 @@
 
 #include "cleanup.h"
 #include "process.h"
+#include "printable.h"
 #include "spawn.h"
 
 #define END_LIMIT_MS 2000
@@ -69,9 +70,9 @@ int spawn_start(struct spawn *r, char *const *argv, const char *line, struct ff_
 void spawn_add_error(struct spawn *r, const char *line)
 {
     if (!r->first)
-        r->first = xstrdup(line);
+        r->first = ff_printable(xstrdup(line));
     free(r->words);
-    r->words = xstrdup(line);
+    r->words = ff_printable(xstrdup(line));
 }
 
 static void read_errors(struct spawn *r)

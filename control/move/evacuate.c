@@ -380,10 +380,10 @@ static enum guest_state outcome(const struct guest *g, int code)
 
     if (said && !code && !strcmp(text_of(g->result, "state"), "there"))
         return GONE;
+    if (untouched && code == EXIT_HERE)
+        return (enum guest_state[]){ENDED, WAITS, UNKNOWN}[process_look(g->pid, g->start)];
     if ((said && code == EXIT_HERE) || code == EXIT_USAGE || code == EXIT_NO_PROGRAM)
         return WAITS;
-    if (untouched && code == EXIT_UNKNOWN)
-        return (enum guest_state[]){ENDED, WAITS, UNKNOWN}[process_look(g->pid, g->start)];
     return UNKNOWN;
 }
 
@@ -396,7 +396,7 @@ static void end_move(struct evacuation *e, struct guest *g)
     while (!spawn_ended(&g->run, 1000, &status))
         ; /* it has closed its output, and ends */
     json_decref(g->result);
-    g->result = json_loads(g->said, 0, NULL);
+    g->result = json_printable(json_loads(g->said, 0, NULL));
     const char *error = text_of(g->result, "error");
     free(g->reason);
     g->reason = NULL;

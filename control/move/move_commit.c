@@ -198,7 +198,7 @@ int move_commit_one(struct move *m, const char *file, struct ff_error *why)
     int rc = commit_one(m, file, why);
 
     if (rc == -EALREADY) { /* it is the last copy where its disk was taken out of the guest instead */
-        strv_add(&m->s.notes, "%s: no QEMU on %s has it open any more: it was committed, or its disk was taken out: "
+        session_note(&m->s, "%s: no QEMU on %s has it open any more: it was committed, or its disk was taken out: "
                  "look before you remove it", file, move_host(m)->node->host);
         return 0;
     }
@@ -206,7 +206,7 @@ int move_commit_one(struct move *m, const char *file, struct ff_error *why)
         return rc;
     if (!m->visit)
         return ff_error_set(why, errno, "remove it: %s", strerror(errno));
-    strv_add(&m->s.notes, "remove %s: %s", file, strerror(errno)); /* in nobody's way */
+    session_note(&m->s, "remove %s: %s", file, strerror(errno)); /* in nobody's way */
     return 0;
 }
 
@@ -217,7 +217,7 @@ void move_fallback_commit(struct move *m)
     for (size_t i = 0; i < m->made.n; i++) {
         int rc = move_commit_one(m, m->made.v[i], &why);
         if (rc)
-            strv_add(&m->s.notes,
+            session_note(&m->s,
                      "%s has what the guest has written since it moved: commit it by block-commit "
                      "at the QEMU there, and keep it until then: %s", m->made.v[i], why.text);
     }

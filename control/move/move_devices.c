@@ -284,7 +284,7 @@ void move_devices_back(struct move *m)
         }
         d->out = rc != 0;
         if (rc)
-            strv_add(&m->s.notes, "device %s was taken out, and is not in again: %s: plug it in by device_add", d->id,
+            session_note(&m->s, "device %s was taken out, and is not in again: %s: plug it in by device_add", d->id,
                      why.text);
     }
 }
@@ -319,7 +319,7 @@ void move_devices_plug(struct move *m)
         struct ff_error why;
         int rc = plug_one(m, m->plug.v[i], &why);
         if (rc)
-            strv_add(&m->s.notes, "--plug %s: %s: plug it in there by device_add, at %s", m->plug.v[i], why.text,
+            session_note(&m->s, "--plug %s: %s: plug it in there by device_add, at %s", m->plug.v[i], why.text,
                      move_child(m)->qmp);
         else
             json_array_append_new(done, json_string(m->plug.v[i]));
@@ -345,9 +345,9 @@ void move_devices_say(struct move *m)
         return;
     for (size_t i = 0; i < m->n_devices; i++)
         if (m->devices[i].out)
-            strv_add(&m->s.notes, "device %s was taken out: where the guest is, it is without", m->devices[i].id);
+            session_note(&m->s, "device %s was taken out: where the guest is, it is without", m->devices[i].id);
     for (size_t i = 0; i < m->plug.n; i++)
-        strv_add(&m->s.notes, "--plug %s: it was not plugged in", m->plug.v[i]);
+        session_note(&m->s, "--plug %s: it was not plugged in", m->plug.v[i]);
 }
 
 void move_devices_free(struct move *m)

@@ -127,7 +127,7 @@ void move_fallback_drop(struct move *m)
 {
     for (size_t i = 0; i < m->made.n; i++)
         if (unlink(m->made.v[i]) < 0)
-            strv_add(&m->s.notes, "remove %s: %s", m->made.v[i], strerror(errno));
+            session_note(&m->s, "remove %s: %s", m->made.v[i], strerror(errno));
 }
 
 void move_fallback_keep(struct move *m)
@@ -136,17 +136,17 @@ void move_fallback_keep(struct move *m)
 
     for (size_t i = 0; i < m->made.n; i++)
         if (m->outcome == MOVE_ENDED)
-            strv_add(&m->s.notes,
+            session_note(&m->s,
                      "%s has what the guest wrote before it shut itself down: once no QEMU on %s "
                      "has it open, write it back by qemu-img commit, then remove it",
                      m->made.v[i], move_host(m)->node->host);
         else if (m->outcome == MOVE_LOST)
-            strv_add(&m->s.notes,
+            session_note(&m->s,
                      "%s %s Before you start the guest from its disks, write it back by qemu-img "
                      "commit; if there is a file %s, the guest was taken back: remove it instead",
                      m->made.v[i], has, m->record);
         else
-            strv_add(&m->s.notes,
+            session_note(&m->s,
                      "%s %s When the QEMU on %s says completed, and not before, commit it by "
                      "block-commit there, or by qemu-img commit once that QEMU has ended, then "
                      "remove it. If the guest runs here again, remove it without that",
@@ -187,7 +187,7 @@ bool move_take_back(struct move *m)
     int rc = qmp_command(m->s.qmp, "x-rdma-postcopy-take-back", json_pack("{ss}", "uri", uri), NULL,
                          &why);
     if (rc) {
-        strv_add(&m->s.notes, "the QEMU here was told to take the guest back: %s", why.text);
+        session_note(&m->s, "the QEMU here was told to take the guest back: %s", why.text);
         m->refused = true; /* once is enough */
         return false;
     }

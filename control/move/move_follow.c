@@ -252,7 +252,7 @@ static void tell_never_ran(struct move *m)
 
     m->told_ms = ff_now_ms();
     if (rc)
-        strv_add(&m->s.notes, "the QEMU here was told that nothing ran there: %s", why.text);
+        session_note(&m->s, "the QEMU here was told that nothing ran there: %s", why.text);
 }
 
 /* The source is paused. Is there still somebody to whom it may connect? A signal calls a guest that visits home, and
@@ -519,7 +519,7 @@ static void finish_move(struct move *m)
     move_proxy_over(m);
     if (process_look(m->s.parent_pid, m->parent_start) == PROCESS_GONE) {
         m->s.parent_gone = true;
-        strv_add(&m->s.notes, "the QEMU here (pid %d) has ended by itself during the move; all that "
+        session_note(&m->s, "the QEMU here (pid %d) has ended by itself during the move; all that "
                                "the guest needs was there, or in its memory's file",
                  (int)m->s.parent_pid);
     } else {
@@ -551,12 +551,12 @@ void move_guest(struct move *m)
     m->begun = !rc;
     follow_migration(m); /* also without an answer: what is asked next is answered after it */
     if (m->outcome == MOVE_THERE && !move_hand_over(m, &why))
-        strv_add(&m->s.notes, "its overlays stay in the list of %s: %s; end that by vmclone --kill "
+        session_note(&m->s, "its overlays stay in the list of %s: %s; end that by vmclone --kill "
                                "only after this guest", m->owner.dir, why.text);
     if (m->outcome == MOVE_THERE && m->completed_ms)
         finish_move(m);
     else if (m->outcome == MOVE_THERE && !m->s.parent_gone) /* only the destination says so */
-        strv_add(&m->s.notes, "the QEMU here (pid %d) has not heard that the move is complete: "
+        session_note(&m->s, "the QEMU here (pid %d) has not heard that the move is complete: "
                                "look at the guest on %s, then end it", (int)m->s.parent_pid,
                   h->node->host);
     if (m->outcome == MOVE_THERE)

@@ -75,6 +75,6 @@ void move_look(struct move *m, bool last)
     strv_free(&w);
     m->look_ms = ff_now_ms() + LOOK_EVERY_MS;
     if (k->never_ran)
-        strv_add(&m->s.notes, "the guest never ran on %s, as its list says; vmclone --kill %s there "
+        session_note(&m->s, "the guest never ran on %s, as its list says; vmclone --kill %s there "
                               "takes that off the list", h->node->host, m->s.o.id);
 }

@@ -53,7 +53,7 @@ int move_choose_via(struct move *m, struct ff_error *why)
                             "--via transport: the QEMU on %s has no rdma-postcopy: name Farfork's "
                             "by --qemu, or use --via proxy", host);
     if (m->via == VIA_AUTO && !(m->patched && there))
-        strv_add(&m->s.notes, "by proxies, since the QEMU %s%s%s has no rdma-postcopy",
+        session_note(&m->s, "by proxies, since the QEMU %s%s%s has no rdma-postcopy",
                  m->patched ? "on " : "here", m->patched ? host : "",
                  m->patched || there ? "" : ", and the one there,");
     if (m->via == VIA_AUTO)
@@ -64,7 +64,7 @@ int move_choose_via(struct move *m, struct ff_error *why)
                             "Farfork's QEMU on both hosts");
     if (m->via == VIA_PROXY && !m->from_stream && outside_may(m->s.parent_pid, true, why) == -EPERM) {
         m->from_stream = true;
-        strv_add(&m->s.notes, "memory by QEMU's own stream, which is slower: %s", why->text);
+        session_note(&m->s, "memory by QEMU's own stream, which is slower: %s", why->text);
     }
     return 0;
 }
@@ -246,7 +246,7 @@ void move_proxy_say_sides(struct move *m)
         there = xstrdup(why.text);
     else
         there = side_says(status_there, info_there);
-    strv_add(&m->s.notes, "here: %s; there: %s", here, there);
+    session_note(&m->s, "here: %s; there: %s", here, there);
 }
 
 void move_proxy_drop(struct move *m)

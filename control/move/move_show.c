@@ -9,13 +9,14 @@
 
 #include "autojson.h"
 #include "move.h"
+#include "printable.h"
 
 #define SHOW_EVERY_MS 200
 
 const char *move_outcome_name(enum move_outcome o)
 {
     static const char *const names[] = {"here", "there", "following", "broken", "lost",
-                                        "ended", "unclear", "away", "home"};
+                                        "ended", "unclear", "away", "home", "untouched"};
 
     return names[o];
 }
@@ -26,6 +27,7 @@ void move_end_with(struct move *m, enum move_outcome o, const char *fmt, ...)
 
     va_start(ap, fmt);
     vsnprintf(m->s.why.text, sizeof(m->s.why.text), fmt, ap);
+    ff_printable(m->s.why.text);
     va_end(ap);
     m->outcome = o;
 }

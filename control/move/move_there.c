@@ -139,7 +139,7 @@ static int ask_to_listen(struct move *m, struct ff_error *why)
     int rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", marked), NULL, why);
 
     if (rc == -EREMOTEIO && strstr(why->text, "until-go=") && has_other_files(m)) {
-        strv_add(&m->s.notes, "if the QEMU there is killed at the switch, nobody can tell whether the "
+        session_note(&m->s, "if the QEMU there is killed at the switch, nobody can tell whether the "
                                "guest ran: %s", why->text);
         rc = move_ask(m, "migrate-incoming", json_pack("{ss}", "uri", uri), NULL, why);
     }

@@ -200,7 +200,7 @@ static int close_image(struct move *m, struct visit_data *d, struct ff_error *wh
         session_turn(&m->s, LOOK_MS);
     d->node = rc && !(rc == -EREMOTEIO && strstr(why->text, NO_NODE));
     if (rc == -EREMOTEIO && d->node && !d->said)
-        strv_add(&m->s.notes, "--data %s: it is open there still: %s", d->spec, why->text);
+        session_note(&m->s, "--data %s: it is open there still: %s", d->spec, why->text);
     d->said |= rc == -EREMOTEIO;
     return rc == -EREMOTEIO ? 0 : rc;
 }

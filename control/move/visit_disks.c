@@ -82,10 +82,10 @@ void visit_disks_say(struct move *m)
     }
     for (size_t i = 0; i < m->made.n; i++)
         if (m->outcome == MOVE_HOME)
-            strv_add(&m->s.notes, "%s is no disk of the guest any more, which came home: remove it once no QEMU on %s "
+            session_note(&m->s, "%s is no disk of the guest any more, which came home: remove it once no QEMU on %s "
                      "has it open", m->made.v[i], host);
         else
-            strv_add(&m->s.notes, "%s has what the guest has written on %s: keep it; it is committed there before the "
+            session_note(&m->s, "%s has what the guest has written on %s: keep it; it is committed there before the "
                      "guest comes home: see VISITS in farfork(1)%s%s", m->made.v[i], host,
                      v->gave_up ? ". The guest is not taken back any more"
                                 : ". If the guest is taken back, remove it instead: then there is a file ",

@@ -322,12 +322,12 @@ static bool end_home(struct move *m)
         return false;
     m->visit->home_ms = ff_now_exact_ms();
     if (*m->visit->had && strcmp(text_of(status, "status"), m->visit->had))
-        strv_add(&m->s.notes, "the guest is %s here, and was %s on %s", text_of(status, "status"), m->visit->had,
+        session_note(&m->s, "the guest is %s here, and was %s on %s", text_of(status, "status"), m->visit->had,
                  move_host(m)->node->host);
     hear_last(m);
     m->end_there = true;
     if (move_host(m)->state == HOST_FAILED)
-        strv_add(&m->s.notes, "the QEMU on %s is of no use any more, and was not ended: vmclone --kill %s there does that",
+        session_note(&m->s, "the QEMU on %s is of no use any more, and was not ended: vmclone --kill %s there does that",
                  move_host(m)->node->host, m->s.o.id);
     FF_AUTO_FREE char *text = m->visit->failed
                                   ? xprintf("it is home again, and could not work there: %s", m->visit->failure) : NULL;

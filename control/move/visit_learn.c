@@ -39,7 +39,7 @@ int visit_tell_touched(struct move *m, struct ff_error *why)
         rc = move_ask(m, COMMAND, json_pack("{ss}", "first", text), NULL, why);
     if (rc >= 0 || rc == -ECANCELED)
         return rc < 0 ? rc : 0;
-    strv_add(&m->s.notes, "what this guest touched on other visits does not come first: %s", why->text);
+    session_note(&m->s, "what this guest touched on other visits does not come first: %s", why->text);
     return move_check_there(m, why);
 }
 
@@ -58,5 +58,5 @@ void visit_keep_touched(struct move *m)
     if (!rc && *text)
         rc = working_set_keep(m->s.o.rundir, m->s.parent_pid, text, &why);
     if (rc)
-        strv_add(&m->s.notes, "the next visit does not know what this one touched: %s", why.text);
+        session_note(&m->s, "the next visit does not know what this one touched: %s", why.text);
 }

@@ -161,6 +161,8 @@ int session_check_options(const struct session_options *o, struct ff_error *why)
 /* @given with defaults where nothing is given, checked; @s is to be freed in any case */
 int session_init(struct session *s, const struct session_kind *kind,
                  const struct session_options *given, struct ff_error *why);
+/* A line for the summary, and for "notes" of JSON: what others said in it is made printable */
+void session_note(struct session *s, const char *fmt, ...) FF_PRINTF(2, 3);
 void session_free(struct session *s);
 
 /* session_journal.c: what became of it, @well: what was to */

@@ -167,7 +167,7 @@ static void on_paused(struct session *s, struct host *h, const json_t *e)
 {
     h->paused_until_ms = ff_now_ms() + get_count(e, "seconds") * 1000;
     if (!h->pauses++)
-        strv_add(&s->notes, "host %s: the link from the parent broke, and was waited for: %s",
+        session_note(s, "host %s: the link from the parent broke, and was waited for: %s",
                  h->node->host, text_of(e, "error"));
 }
 
@@ -193,7 +193,7 @@ static void on_misfed(struct session *s, struct host *h, const json_t *e)
         by->gives_wrong = true;
     h->feeder = NULL;
     if (is_news) /* once, however often a host says so */
-        strv_add(&s->notes, "host %s: host %s gave it memory that is not the parent's, and gives no host any "
+        session_note(s, "host %s: host %s gave it memory that is not the parent's, and gives no host any "
              "more: %s", h->node->host, by ? by->node->host : "?", text_of(e, "error"));
 }
 

@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
+#include "autojson.h"
 #include "command_line.h"
 #include "launcher.h"
 #include "session.h"
@@ -145,7 +146,7 @@ void host_on_output(struct session *s, struct host *h)
     }
     bool over = spawn_on_output(&h->run);
     while ((line = jsonl_next(&h->run.out_lines))) {
-        json_t *e = json_loads(line, 0, NULL);
+        json_t *e = json_printable(json_loads(line, 0, NULL));
         if (e)
             session_on_agent_event(s, h, e);
         else if (*line) /* a login shell that greets, a launcher that complains */

@@ -4,6 +4,7 @@
  */
 #include <stdio.h>
 
+#include "printable.h"
 #include "session.h"
 
 const char *vm_state_name(enum vm_state s)
@@ -25,7 +26,7 @@ void vm_fail(struct vm *vm, const char *fmt, ...)
     if (vm->state == VM_FAILED) /* the first reason is the cause */
         return;
     va_start(ap, fmt);
-    vm->error = xvprintf(fmt, ap);
+    vm->error = ff_printable(xvprintf(fmt, ap));
     va_end(ap);
     vm->state = VM_FAILED;
 }
@@ -37,7 +38,7 @@ void host_fail(struct session *s, struct host *h, const char *fmt, ...)
     if (h->state == HOST_FAILED)
         return;
     va_start(ap, fmt);
-    h->error = xvprintf(fmt, ap);
+    h->error = ff_printable(xvprintf(fmt, ap));
     va_end(ap);
     h->state = HOST_FAILED;
     for (size_t i = 0; i < s->n_vms; i++)

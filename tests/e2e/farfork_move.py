@@ -308,7 +308,7 @@ def refused(t, accel):
         (['--qemu', '/no-such-qemu'], (), 'No such file'),
         (['--qemu', os.path.join(t.work, 'deaf'), '--timeout', '5'], (),
          'does not answer within 5 s'),
-        ([], ('--launcher', 'echo no route to {host} >&2; exit 255; {cmd}'), 'no route to h1'),
+        ([], ('--launcher', "printf 'no \\033[7mroute to {host}' >&2; exit 255; {cmd}"), 'no ?[7mroute to h1'),
         (['--timeout', '1'], ('--launcher', 'sleep 100; {host} {cmd}'), 'no answer within 1 s'),
     )
     common.write_file(os.path.join(t.work, 'deaf'), '#!/bin/sh\nexec sleep 100\n')
