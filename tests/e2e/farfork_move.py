@@ -598,15 +598,15 @@ def strange_parents(t):
         return {'return': {'status': text, 'running': text == 'running'}}
     base = {'qmp_capabilities': ok, 'query-commands': able, 'query-migrate': ok,
             'query-status': is_now('running')}
-    here, unclear = (1, 'here'), (3, 'unclear')
+    here, untouched = (1, 'here'), (1, 'untouched')
     for end, replies, text in (
             (here, {'query-commands': {'return': [{'name': 'stop'}]}}, 'no x-farfork-export'),
-            (unclear, {'query-status': is_now('postmigrate')}, 'has moved away already'),
-            (unclear, {'query-status': is_now('io-error')}, 'io-error (permitted: running'),
-            (unclear, {'query-migrate': {'return': {'status': 'active'}}},
+            (untouched, {'query-status': is_now('postmigrate')}, 'has moved away already'),
+            (untouched, {'query-status': is_now('io-error')}, 'io-error (permitted: running'),
+            (untouched, {'query-migrate': {'return': {'status': 'active'}}},
              'a migration is under way'),
-            (unclear, {'query-status': 'end'}, 'query-status'),
-            (unclear, {'query-commands': 'end'}, 'query-commands')):
+            (untouched, {'query-status': 'end'}, 'query-status'),
+            (untouched, {'query-commands': 'end'}, 'query-commands')):
         with FakeParent(t, {**base, **replies}) as parent, \
                 Move(t, parent, '--qemu', '/bin/false', '--timeout', '2', '--via',
                      'transport') as m:
