@@ -13,7 +13,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/signalfd.h>
@@ -211,15 +210,6 @@ void vm_release(struct vm *vm)
     free(vm->error);
     free(vm->returns);
     json_decref(vm->asked);
-}
-
-void session_note(struct session *s, const char *fmt, ...)
-{
-    va_list ap;
-
-    va_start(ap, fmt);
-    strv_take(&s->notes, ff_printable(xvprintf(fmt, ap)));
-    va_end(ap);
 }
 
 void session_free(struct session *s)

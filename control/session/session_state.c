@@ -19,6 +19,15 @@ bool vm_runs(const struct vm *vm)
     return vm->state == VM_RUNNING || vm->state == VM_COMPLETE || vm->state == VM_ENDED;
 }
 
+void session_note(struct session *s, const char *fmt, ...)
+{
+    va_list ap;
+
+    va_start(ap, fmt);
+    strv_take(&s->notes, ff_printable(xvprintf(fmt, ap)));
+    va_end(ap);
+}
+
 void vm_fail(struct vm *vm, const char *fmt, ...)
 {
     va_list ap;
