@@ -43,13 +43,13 @@ void move_end_source(struct move *m)
     struct ff_error why;
 
     if (m->starter)
-        strv_add(&m->s.notes, "the QEMU here (pid %d) was kept, and cannot run the guest any more: its end may start another "
+        session_note(&m->s, "the QEMU here (pid %d) was kept, and cannot run the guest any more: its end may start another "
                               "one, or remove what the guest uses, by %s. See to that first, then end it: quit, at %s",
                  (int)m->s.parent_pid, m->starter, m->s.o.parent_path);
     else if (m->keep_source)
-        strv_add(&m->s.notes, "the QEMU here (pid %d) was kept, and cannot run the guest any more; end it: quit, at %s",
+        session_note(&m->s, "the QEMU here (pid %d) was kept, and cannot run the guest any more; end it: quit, at %s",
                  (int)m->s.parent_pid, m->s.o.parent_path);
     else if (move_quit_parent(m, &why))
-        strv_add(&m->s.notes, "the QEMU here (pid %d) no longer runs the guest; end it: %s", (int)m->s.parent_pid,
+        session_note(&m->s, "the QEMU here (pid %d) no longer runs the guest; end it: %s", (int)m->s.parent_pid,
                  why.text);
 }
