@@ -153,23 +153,33 @@ static int push_grant(struct ff_responder *s, const struct ff_grant *g, struct f
     return write_granted(s, g, local, lkey, why_not, err);
 }
 
-/* 1: pushed the next grant, 0: there is none */
-static int push_next(struct ff_responder *s, struct ff_error *err)
+static bool take_grant(struct ff_responder *s, struct ff_grant *g)
 {
-    int rc = 0;
-
     pthread_mutex_lock(&s->ring_lock);
-    if (s->n && atomic_load(&s->in_flight) < FF_PUSH_IN_FLIGHT) {
-        rc = push_grant(s, &s->ring[s->first], err);
+    bool any = s->n && atomic_load(&s->in_flight) < FF_PUSH_IN_FLIGHT;
+    if (any) {
+        *g = s->ring[s->first];
         s->first = (s->first + 1) % FF_WIRE_GRANTS_MAX;
         s->n--;
-        if (!rc) {
-            atomic_fetch_add(&s->in_flight, 1);
-            rc = 1;
-        }
+        atomic_fetch_add(&s->in_flight, 1);
+        atomic_store(&s->pushes, true);
     }
     pthread_mutex_unlock(&s->ring_lock);
-    return rc;
+    return any;
+}
+
+/* 1: pushed the next grant, 0: there is none. A relay may wait for a page of it: without the lock */
+static int push_next(struct ff_responder *s, struct ff_error *err)
+{
+    struct ff_grant g;
+
+    if (!take_grant(s, &g))
+        return 0;
+    int rc = push_grant(s, &g, err);
+    if (rc)
+        atomic_fetch_sub(&s->in_flight, 1);
+    atomic_store(&s->pushes, false);
+    return rc ? rc : 1;
 }
 
 void ff_responder_end_push(struct ff_responder *s)
@@ -181,7 +191,7 @@ void ff_responder_end_push(struct ff_responder *s)
     s->push_ended = true;
     s->n = 0;
     pthread_mutex_unlock(&s->ring_lock);
-    while (atomic_load(&s->in_flight) && ff_now_ns() < end)
+    while (atomic_load(&s->pushes) || (atomic_load(&s->in_flight) && ff_now_ns() < end))
         nanosleep(&nap, NULL);
 }
 

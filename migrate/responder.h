@@ -46,11 +46,12 @@ struct ff_responder {
 
     pthread_mutex_t lock; /* starting and stopping */
     bool ended; /* for good */
-    pthread_mutex_t ring_lock; /* also held while a grant is taken and posted */
+    pthread_mutex_t ring_lock; /* of the ring, and push_ended */
     struct ff_grant ring[FF_WIRE_GRANTS_MAX];
     unsigned first, n;
     bool push_ended;
-    _Atomic unsigned in_flight; /* pushed, not complete */
+    _Atomic bool pushes;        /* a grant was taken, and is not posted */
+    _Atomic unsigned in_flight; /* taken, not complete */
     /* memory of another process on its way: one each of what is in flight, which ends in order */
     uint8_t *room[FF_PUSH_IN_FLIGHT];
     unsigned n_fetched;
