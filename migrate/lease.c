@@ -149,6 +149,19 @@ static void hear_given(struct ff_lease *l)
     wake_watch(l);
 }
 
+/* Under the lock, which is open meanwhile: to send may take its time. in_link keeps @link */
+static void answer_withdrawn(struct ff_lease *l, struct ff_link *link)
+{
+    int len = ff_wire_put_empty(l->buf, FF_MSG_WITHDRAWN);
+
+    pthread_mutex_unlock(&l->lock);
+    if (!ff_failpoint("dest.withdrawn"))
+        link->ops->send(link, l->buf, (uint32_t)len, NULL);
+    pthread_mutex_lock(&l->lock);
+    if (l->link == link)
+        l->link = NULL;
+}
+
 /* Under the lock: a message of @len bytes, or its failure, has come over @link */
 static void hear_source(struct ff_lease *l, struct ff_link *link, int len, struct ff_error *why)
 {
@@ -165,10 +178,7 @@ static void hear_source(struct ff_lease *l, struct ff_link *link, int len, struc
         l->released = true;
         set_kill(l);
         wake_watch(l);
-        if (!ff_failpoint("dest.withdrawn"))
-            link->ops->send(link, l->buf, (uint32_t)ff_wire_put_empty(l->buf, FF_MSG_WITHDRAWN),
-                            NULL);
-        l->link = NULL;
+        answer_withdrawn(l, link);
         return;
     }
     if (type == FF_MSG_LEASE)
