@@ -76,6 +76,7 @@ static int listen_anew(struct ff_dest *d, const struct ff_address *to, struct ff
 {
     struct ff_link_params p = {.host = to->host,
                                .port = to->port,
+                               .peers = &to->peers,
                                .timeout_ms = to->timeout_ms,
                                .device = to->device,
                                .key = key_of(d, to),
@@ -88,6 +89,7 @@ static int listen_anew(struct ff_dest *d, const struct ff_address *to, struct ff
     if (rc)
         return rc;
     d->at = ff_address_copy(to);
+    d->at.peers.n = 0; /* it may be elsewhere the next time */
     snprintf(d->at.port, sizeof(d->at.port), "%u", ff_port_number(port));
     ff_address_drop(&was);
     pthread_mutex_lock(&d->lock);
@@ -101,15 +103,22 @@ static int listen_anew(struct ff_dest *d, const struct ff_address *to, struct ff
     return 0;
 }
 
-/* Likewise; NULL: where it was last */
+/* NULL: where it was last. A name server that does not answer holds nobody up: listen_lock is open meanwhile */
 static int listen_at(struct ff_dest *d, const struct ff_address *a, struct ff_error *err)
 {
+    pthread_mutex_lock(&d->listen_lock);
     struct ff_address to = ff_address_copy(a ? a : &d->at);
+    bool had = has_port(d), is_there = listens_at(d, &to);
+    pthread_mutex_unlock(&d->listen_lock);
     int rc = to.passed || !*to.port
                  ? ff_error_set(err, ENOTSUP, "destination: resume: there is no port to listen on")
-             : listens_at(d, &to) ? 0 /* whoever has connected stays */
-                                  : listen_anew(d, &to, err);
+             : is_there || !*to.host || to.peers.n ? 0 : ff_address_resolve(&to, err);
 
+    pthread_mutex_lock(&d->listen_lock);
+    bool came = !a && !had && has_port(d); /* somebody has said another meanwhile */
+    if (!rc && !came && !listens_at(d, &to)) /* whoever has connected stays */
+        rc = listen_anew(d, &to, err);
+    pthread_mutex_unlock(&d->listen_lock);
     ff_address_drop(&to);
     return rc;
 }
@@ -129,10 +138,7 @@ static void await_closed_port(struct ff_dest *d)
 int ff_dest_listen(struct ff_dest *d, const struct ff_address *a, struct ff_error *err)
 {
     await_closed_port(d);
-    pthread_mutex_lock(&d->listen_lock);
-    int rc = listen_at(d, a, err);
-    pthread_mutex_unlock(&d->listen_lock);
-    return rc;
+    return listen_at(d, a, err);
 }
 
 /* Wherever ff_dest_listen() said last, else at the first port, which may be away for as long as the
@@ -143,9 +149,7 @@ static int open_port(struct ff_dest *d, uint64_t end_ns, struct ff_error *err)
     struct ff_error why;
 
     for (bool said = false;; said = true) {
-        pthread_mutex_lock(&d->listen_lock);
         int rc = has_port(d) ? 0 : listen_at(d, NULL, &why);
-        pthread_mutex_unlock(&d->listen_lock);
         if (!rc)
             return 0;
         if (rc == -ENOTSUP)

@@ -205,7 +205,7 @@ struct ff_link_params {
     int connect_ms;     /* active: likewise until it has answered; 0: timeout_ms */
     const char *device; /* verbs: "NAME" or "NAME:PORT"; NULL or "": any */
     unsigned qps;       /* verbs: queue pairs of the PREFILL queue; 0: 1 */
-    const struct ff_peers *peers; /* active: where the host is; NULL or none: look it up */
+    const struct ff_peers *peers; /* where the host is; NULL or none: look it up */
     struct ff_key *key; /* both ends prove that they have it (handshake.h); NULL: neither does */
     bool process_tls; /* tcp, with a key: the kernel does not encrypt, where it could (tcp_ktls.h) */
     bool insecure; /* without a key: talk to anybody. Else to processes of this user on this host */

@@ -13,6 +13,7 @@
 
 #include "cleanup.h"
 #include "error.h"
+#include "failpoint.h"
 #include "tcp_socket.h"
 
 /* newer than the C library's headers */
@@ -187,13 +188,38 @@ int tcp_connect_addr(const struct sockaddr *sa, socklen_t len, int cancel_fd, in
     return out;
 }
 
+/* Addresses that are known, each with @p's port; glibc frees what was appended like the rest */
+static int list_peers(const struct ff_link_params *p, struct addrinfo **out)
+{
+    const struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICHOST};
+    struct addrinfo **end = out;
+    int rc = 0;
+
+    *out = NULL;
+    for (unsigned i = 0; i < p->peers->n && !rc; i++) {
+        char host[NI_MAXHOST];
+        rc = getnameinfo((const struct sockaddr *)&p->peers->at[i].addr, p->peers->at[i].len, host, sizeof(host),
+                         NULL, 0, NI_NUMERICHOST);
+        if (!rc)
+            rc = getaddrinfo(host, p->port, &hints, end);
+        while (!rc && *end)
+            end = &(*end)->ai_next;
+    }
+    if (rc && *out)
+        freeaddrinfo(*out);
+    return rc;
+}
+
 int tcp_resolve(const struct ff_link_params *p, bool passive, struct addrinfo **out,
                    struct ff_error *err)
 {
     const char *host = p->host && *p->host ? p->host : NULL;
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = passive ? AI_PASSIVE : 0};
+    bool known = host && p->peers && p->peers->n;
 
-    int rc = getaddrinfo(host, p->port, &hints, out);
+    if (host && !known)
+        ff_failpoint("link.look_up");
+    int rc = known ? list_peers(p, out) : getaddrinfo(host, p->port, &hints, out);
     if (rc)
         return ff_error_set(err, rc == EAI_SYSTEM ? errno : EADDRNOTAVAIL,
                             "tcp: look up %s:%s: %s", host ? host : "*", p->port,

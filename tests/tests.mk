@@ -93,6 +93,7 @@ $(LOOP_TESTS): $(BUILD)/%: %.c $(LOOP_OBJ) $(BUILD)/lib/libfarfork.a | $(DEPS_AL
 
 $(BUILD)/tests/loop/model_accepts: $(MODEL_PARTS)
 $(BUILD)/tests/loop/verified $(BUILD)/tests/loop/tags_kept: LOOP_MORE := -Wl,--wrap=ff_port_accept
+$(BUILD)/tests/loop/resume_answers: LOOP_MORE := -Wl,--wrap=getaddrinfo
 $(BUILD)/tests/loop/model_accepts: LOOP_MORE := $(MODEL_PARTS) -Wl,--wrap=ff_link_connect,--wrap=ff_port_accept
 
 # --- e2e: what its tests run beside QEMU ---

@@ -4,6 +4,7 @@
  *                    and how long both wait
  */
 #include <errno.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,6 +15,7 @@
 
 #include "by_hand.h"
 #include "cleanup.h"
+#include "dest_private.h"
 #include "failpoint.h"
 #include "tcp_wire.h"
 
@@ -276,6 +278,23 @@ static void done_lost(void)
 
 /* --- other addresses, limits, the end --- */
 
+static struct ff_dest *_Atomic listens; /* to be told, also while one of its threads looks a name up (ld --wrap) */
+
+int __real_getaddrinfo(const char *n, const char *s, const struct addrinfo *h, struct addrinfo **l);
+int __wrap_getaddrinfo(const char *n, const char *s, const struct addrinfo *h, struct addrinfo **l);
+
+int __wrap_getaddrinfo(const char *n, const char *s, const struct addrinfo *h, struct addrinfo **l)
+{
+    struct ff_dest *d = atomic_load(&listens);
+    bool asks = d && !(h->ai_flags & AI_NUMERICHOST);
+
+    for (unsigned ms = 0; asks && pthread_mutex_trylock(&d->listen_lock); ms++, usleep(1000))
+        must(ms < 10000); /* others have it for a moment */
+    if (asks)
+        pthread_mutex_unlock(&d->listen_lock);
+    return __real_getaddrinfo(n, s, h, l);
+}
+
 static void listen_elsewhere(struct move *m, bool source)
 {
     struct ff_address *a;
@@ -294,7 +313,9 @@ static void listen_elsewhere(struct move *m, bool source)
     if (atomic_load(&m->breaks_dst) > 1)
         return;
     a = loop_address(0, "");
+    atomic_store(&listens, m->dest);
     must_ok(ff_dest_listen(m->dest, a, &err), err);
+    atomic_store(&listens, NULL);
     ff_address_free(a);
 }
 
@@ -422,8 +443,10 @@ static void interrupt_both(struct move *m, bool source)
     pthread_join(thread, NULL);
     ff_dest_interrupt(m->dest);
     must(ff_dest_recover(m->dest, 20000, &err) == -EINTR);
+    atomic_store(&listens, m->dest);
     must_ok(ff_dest_listen(m->dest, NULL, &err), err);
     must_ok(ff_dest_listen(m->dest, NULL, &err), err); /* there is a port there: its own */
+    atomic_store(&listens, NULL);
 }
 
 static void interrupted(void)

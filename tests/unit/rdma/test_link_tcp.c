@@ -305,6 +305,28 @@ static void test_address_twice(void **state)
     ff_tcp_listener_free(ls);
 }
 
+/* Who has looked a name up before listens there, and asks nobody */
+static void test_listen_known(void **state)
+{
+    const struct ff_link_params own = {.host = "127.0.0.1", .port = "0"};
+    struct ff_peers peers;
+    struct ff_link_params lp = {.host = "farfork.invalid", .port = "0", .timeout_ms = 15000, .peers = &peers};
+    struct ff_listener *ls;
+    struct ff_error err;
+    char port[16];
+    (void)state;
+
+    assert_ok(ff_peers_find(&own, &peers, &err), err);
+    peers.at[peers.n++] = peers.at[0]; /* of two one is enough */
+    assert_ok(ff_tcp_listen(&lp, &ls, &err), err);
+    snprintf(port, sizeof(port), "%u", ff_tcp_port(ls));
+    close(plain_connect(port));
+    ff_tcp_listener_free(ls);
+    peers.n = 0;
+    assert_fails(ff_tcp_listen(&lp, &ls, &err), EADDRNOTAVAIL);
+    assert_error(err, EADDRNOTAVAIL, "look up farfork.invalid:0");
+}
+
 static void test_connect_refused(void **state)
 {
     struct ff_link *l = NULL;
@@ -594,7 +616,7 @@ static void test_short_both(void **state)
 
 UNIT_MAIN(TEST(test_strangers_at_the_queues), TEST(test_queue_joined_twice),
           TEST(test_nobody_joins), TEST(test_rubbish_control), TEST(test_rubbish_on_a_queue),
-          TEST(test_port_in_use), TEST(test_one_port), TEST(test_address_twice),
+          TEST(test_port_in_use), TEST(test_one_port), TEST(test_address_twice), TEST(test_listen_known),
           TEST(test_connect_refused), TEST(test_ipv6), TEST(test_names), TEST(test_cancel_accept),
           TEST(test_connect_waits), TEST(test_silent_peer), TEST(test_short_receives),
           TEST(test_short_sends), TEST(test_short_both))
