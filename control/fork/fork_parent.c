@@ -20,6 +20,7 @@
 #include <unistd.h>
 
 #include "autojson.h"
+#include "disks.h"
 #include "fork.h"
 #include "rundir.h"
 
@@ -81,7 +82,9 @@ static int connect_disks(struct fork *f, struct ff_error *why)
     for (size_t k = 0; k < f->s.n_vms; k++)
         o.children += f->s.hosts[f->s.vms[k].host].here;
     o.here = o.children > 0;
-    return fork_disks_new(f->s.qmp, f->s.parent_argv.v, f->s.parent_cwd, &o, &f->disks, why);
+    FF_AUTO_JSON json_t *argv = strv_json(f->s.parent_argv.v);
+    int rc = disks_ask_busy(f->s.qmp, argv, true, &f->s.notes, why);
+    return rc ? rc : fork_disks_new(f->s.qmp, f->s.parent_argv.v, f->s.parent_cwd, &o, &f->disks, why);
 }
 
 /* Of @n children; @argv and @filters to be released after it */

@@ -138,9 +138,12 @@ static int check_drivers(struct move *m, struct ff_error *why)
 int move_check_disks(struct move *m, struct ff_error *why)
 {
     FF_AUTO_JSON json_t *block = NULL;
+    FF_AUTO_JSON json_t *words = strv_json(m->s.parent_argv.v);
     int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
     FF_AUTO_JSON json_t *images = move_images(m, block, NULL);
 
+    if (!rc)
+        rc = disks_ask_busy(m->s.qmp, words, false, NULL, why);
     if (rc || json_equal(images, m->images))
         return rc;
     return ff_error_set(
@@ -157,12 +160,16 @@ static int find_disks(struct move *m, struct ff_error *why)
     int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
     if (!rc)
         rc = qmp_command(m->s.qmp, "query-named-block-nodes", NULL, &nodes, why);
+    if (!rc)
+        rc = disks_ask_busy(m->s.qmp, words, false, &m->s.notes, why);
     const struct disks_input in = {.fork_id = m->s.o.id, .argv = words, .block = block,
                                    .cwd = m->s.parent_cwd ? m->s.parent_cwd : "/",
                                    .nodes = nodes, .move = !m->back.go};
-    if (!rc && m->back.go)
+    if (rc)
+        return rc;
+    if (m->back.go)
         rc = move_fallback_argv(m, &in, why);
-    else if (!rc)
+    else
         rc = disks_plan(&in, &plan, why);
     if (rc)
         return rc;

@@ -247,7 +247,8 @@ static bool check_guest(Error **errp)
                          "close and to unmap: mount it, also in a chroot");
         return false;
     }
-    return rp_check_host(true, errp) && check_disks(errp) && rp_collect_blocks(errp);
+    return rp_check_host(true, errp) && check_disks(errp) && rp_check_disks(errp) &&
+           rp_collect_blocks(errp);
 }
 
 /* What the library refuses it should refuse before anything was done */
@@ -446,7 +447,7 @@ static bool freeze(struct export *e, struct fc_frozen *f,
                    "again");
         return false;
     }
-    if (!rp_check_nested(errp)) {
+    if (!rp_check_nested(errp) || !rp_check_disks(errp)) {
         return false;
     }
     if (actions) {

@@ -24,6 +24,12 @@ struct rp_first_touch {
 bool rp_check_host(bool fork, Error **errp);
 
 /*
+ * Under the BQL, of a guest that is to leave or to be forked: does no job and
+ * no export write to a disk of this QEMU's?
+ */
+bool rp_check_disks(Error **errp);
+
+/*
  * ff_address_parse(), and key=ID: the secret object that has the key, or under
  * the BQL the parameter tls-creds.  @incoming: a destination's.  NULL with a
  * reason; free it with ff_address_free()

@@ -4,18 +4,23 @@
  * before the guest stops
  */
 #include "qemu/osdep.h"
+#include "block/block_int.h"
+#include "block/blockjob.h"
+#include "block/export.h"
 #include "cpu.h"
 #include "hw/virtio/virtio.h"
 #include "migration/migration.h"
 #include "migration/options.h"
 #include "net/net.h"
 #include "qapi/error.h"
+#include "qapi/qapi-commands-block-export.h"
 #include "qemu/config-file.h"
 #include "qemu/option.h"
 #include "compat.h"
 #include "rdma-postcopy.h"
 #include "rdma-postcopy-ram.h"
 #include "rdma-postcopy-state.h"
+#include "system/block-backend.h"
 #include "system/hw_accel.h"
 #include "system/kvm.h"
 
@@ -134,6 +139,68 @@ bool rp_check_host(bool fork, Error **errp)
     return false;
 #endif
     return check_capabilities(fork, errp) && check_devices(errp);
+}
+
+static const char *image_of(BlockDriverState *bs)
+{
+    bs = bdrv_skip_filters(bs);
+    return bs->filename[0] ? bs->filename : bdrv_get_device_or_node_name(bs);
+}
+
+/* With the job lock held: what it was started for; "": it is no block job */
+static const char *image_of_job(const Job *job)
+{
+    BlockJob *b = job->id ? block_job_get_locked(job->id) : NULL;
+    GSList *first = b ? g_slist_last(b->nodes) : NULL;
+
+    return first ? image_of(((BdrvChild *)first->data)->bs) : "";
+}
+
+/* A job writes on to images that were handed over, and asserts that it may; or it is lost */
+static bool check_jobs(Error **errp)
+{
+    JOB_LOCK_GUARD();
+    for (Job *job = job_next_locked(NULL); job; job = job_next_locked(job)) {
+        const char *image = image_of_job(job);
+
+        if (job->status == JOB_STATUS_CONCLUDED || job->status == JOB_STATUS_NULL) {
+            continue;
+        }
+        error_setg(errp, "job '%s' (%s)%s%s is under way, and would not go along: wait for its "
+                   "end, or cancel it (job-cancel)", job->id ? job->id : "", job_type_str(job),
+                   *image ? " of disk " : "", image);
+        return false;
+    }
+    return true;
+}
+
+/* Who writes to a disk by an export would do so behind the guest's back; a reader is cut off */
+static bool check_exports(Error **errp)
+{
+    BlockExportInfoList *list = qmp_query_block_exports(NULL);
+    bool ok = true;
+
+    for (BlockExportInfoList *e = list; e && ok; e = e->next) {
+        const BlockExport *export = blk_exp_find(e->value->id);
+        uint64_t perm = 0, shared;
+
+        if (export) {
+            blk_get_perm(export->blk, &perm, &shared);
+        }
+        ok = !(perm & (BLK_PERM_WRITE | BLK_PERM_RESIZE));
+        if (!ok) {
+            error_setg(errp, "export '%s' (%s) of disk %s is writable: end it first "
+                       "(block-export-del)", e->value->id, BlockExportType_str(e->value->type),
+                       blk_bs(export->blk) ? image_of(blk_bs(export->blk)) : e->value->node_name);
+        }
+    }
+    qapi_free_BlockExportInfoList(list);
+    return ok;
+}
+
+bool rp_check_disks(Error **errp)
+{
+    return check_jobs(errp) && check_exports(errp);
 }
 
 static int is_denied(void *what, QemuOpts *sandbox, Error **errp)

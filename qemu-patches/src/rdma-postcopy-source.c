@@ -6,6 +6,7 @@
 #include "qemu/osdep.h"
 #include "migration/migration.h"
 #include "migration/migration-stats.h"
+#include "migration/options.h"
 #include "migration/savevm.h"
 #include "qapi/error.h"
 #include "qemu/error-report.h"
@@ -121,6 +122,9 @@ static bool outgoing_stop(MigrationState *s, struct rp_first_touch *ft,
         qemu_shutdown_requested_get()) {
         error_setg(errp, "rdma-postcopy: a reset, a shutdown or a change of "
                    "memory came in between: start it again");
+        return false;
+    }
+    if (!rp_check_disks(errp)) { /* one that was started meanwhile */
         return false;
     }
     if (!migration_block_inactivate()) {
@@ -496,7 +500,9 @@ void rdma_postcopy_start_outgoing(MigrationState *s, const char *address,
         return;
     }
     returns = rp_may_go_back();
-    if (!(returns ? check_return(a, errp) : rp_check_fallback(a, errp))) {
+    /* with a stop before the switch-over jobs may be ended there, as those that copy disks are */
+    if ((!migrate_pause_before_switchover() && !rp_check_disks(errp)) ||
+        !(returns ? check_return(a, errp) : rp_check_fallback(a, errp))) {
         ff_address_free(a);
         return;
     }

@@ -17,7 +17,7 @@ import subprocess
 import common
 import report
 from common import Failed, check_ledger, say, status, wait_for
-from forked import (ELSEWHERE, FAKE_SOURCE, SLOW, Clone, FakeParent, Parent, alive, check_nothing_left,
+from forked import (ELSEWHERE, FAKE_SOURCE, SLOW, Clone, FakeParent, Parent, alive, check_nothing_left, check_result,
                     fake_qemu, hosts_of_their_own, kill, processes_of, run_vmclone)
 from qemu import Guest
 
@@ -406,6 +406,39 @@ def interrupted(t, accel):
                 check_here(m, a)
 
 
+def busy(t, accel):
+    """A job or an export that writes to its disk: nothing is started, for a move or a fork; a reader is noted."""
+    nbd = os.path.join(t.work, 'busy.nbd')
+    null = 'driver=null-co,size=1073741824,read-zeroes=on,node-name='
+    with Parent(t, accel, extra=('-blockdev', null + 'd0', '-device', 'virtio-blk-pci,drive=d0,share-rw=on',
+                                 '-blockdev', null + 'copy')) as a:
+        a.start_load()
+        a.qmp('nbd-server-start', addr={'type': 'unix', 'data': {'path': nbd}})
+
+        def refused_both(text):
+            with Move(t, a, launcher=('--launcher', 'exit 9; {host} {cmd}')) as m:
+                m.end(1, 'here', text)
+            with Clone(t, a, 1) as c:
+                check_result(c, 3, {'failed': 1})
+                if text not in c.result['error']:
+                    raise Failed(f'{c.result}: want "{text}"')
+
+        a.qmp('blockdev-mirror', job_id='j', device='d0', target='copy', sync='full', speed=1)
+        refused_both("job 'j' (mirror) of disk ")
+        a.qmp('block-job-cancel', device='j', force=True)
+        wait_for('end of the job', 20, lambda: not a.qmp('query-jobs'))
+        a.qmp('block-export-add', type='nbd', id='e', node_name='d0', writable=True)
+        refused_both("export 'e' (nbd) of disk ")
+        a.qmp('block-export-del', id='e')
+        wait_for('end of the export', 20, lambda: not a.qmp('query-block-exports'))
+        a.qmp('block-export-add', type='nbd', id='r', node_name='d0')
+        with Move(t, a) as m:
+            m.end(0, 'there')
+            if "export 'r' (nbd) of disk " not in ' '.join(m.result['notes']):
+                raise Failed(f'no note of the reader: {m.err} {m.result}')
+            kill(m.base, m.name)
+
+
 # --- after the switch ---
 
 def folder_of(move):
@@ -665,6 +698,7 @@ def run(t):
             ('its folder is gone, and needed', lambda: needs_its_folder(t, accel)),
             ('no host, no QEMU there, another device', lambda: refused(t, accel)),
             ('refused by either QEMU', lambda: cannot_move(t, accel)),
+            ('jobs and exports of its disks', lambda: busy(t, accel)),
             ('interrupted before the switch', lambda: interrupted(t, accel)),
             ('interrupted after the switch', lambda: interrupted_late(t, accel)),
             ('killed before the switch', lambda: killed(t, accel, STUCK, 'device')),

@@ -328,7 +328,7 @@ FAKE_SOURCE = {'qmp_capabilities': {'return': {}},
                'query-commands': {'return': [{'name': 'x-farfork-export'}]},
                'query-status': {'return': {'status': 'paused', 'running': False}},
                **{q: {'return': []} for q in ('qom-list', 'query-block', 'query-named-block-nodes',
-                                              'query-rx-filter')}}
+                                              'query-rx-filter', 'query-jobs', 'query-block-exports')}}
 
 FAKE_QEMU = r"""#!/usr/bin/env python3
 import json, os, re, socket, sys

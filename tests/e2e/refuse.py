@@ -175,6 +175,8 @@ def devices(t, accel):
                      '-device', 'ivshmem-plain,memdev=shm'])
     with t.case('virtio-pmem'):
         with_device(t, accel, 'pmem', '): QEMU does not save its state', 'anon', pmem(t.work, 'pmem'))
+    with t.case('a job, an export that writes'):
+        jobs_and_exports(t, accel)
     with t.case('a fork without /proc'):
         no_proc(t, accel)
     with t.case('more memory regions than the wire has numbers for'):
@@ -183,6 +185,50 @@ def devices(t, accel):
         with_device(t, accel, 'nvme', 'nvme', 'anon',
                     ['-blockdev', 'driver=null-co,node-name=n,read-zeroes=on',
                      '-device', 'nvme,drive=n,serial=farfork'])
+
+
+NULLS = ['-blockdev', 'driver=null-co,size=1073741824,node-name=n,read-zeroes=on', '-device',
+         'virtio-blk-pci,drive=n,share-rw=on', '-blockdev', 'driver=null-co,size=1073741824,node-name=copy']
+
+
+def mirror(src):
+    """It takes some billion years."""
+    src.qmp('blockdev-mirror', **{'job-id': 'j', 'device': 'n', 'target': 'copy', 'sync': 'full',
+                                  'speed': 1})
+
+
+def end_mirror(src):
+    src.qmp('block-job-cancel', device='j', force=True)
+    common.wait_for('end of the job', 20, lambda: not src.qmp('query-jobs'))
+
+
+def jobs_and_exports(t, accel):
+    """What writes to a disk beside the guest: refused by id, type and disk, also when it begins late."""
+    with Micro(t, 'jobs', accel, mem_mib=MIB, extra=NULLS, faults='source.publish=delay:1500000') as src, \
+            Micro(t, 'jobs-to', accel, mem_mib=MIB, extra=NULLS, incoming=True) as dst:
+        src.start_load()
+        for texts, begin, end in (
+                ("job 'j' (mirror) of disk ", lambda: mirror(src), lambda: end_mirror(src)),
+                ("export 'e' (nbd) of disk ",
+                 lambda: src.qmp('block-export-add', type='nbd', id='e', node_name='n', writable=True),
+                 lambda: src.qmp('block-export-del', id='e'))):
+            if texts.startswith('export'):
+                src.qmp('nbd-server-start', addr={'type': 'unix', 'data': {
+                    'path': os.path.join(t.work, 'jobs.nbd')}})
+            begin()
+            say('      ' + refuses(src, texts, 'migrate', uri='rdma-postcopy:127.0.0.1:1'))
+            refuses(src, texts, 'x-farfork-export', id='f', targets=[{'uri': 'rdma-postcopy:127.0.0.1:1'}])
+            end()
+        common.wait_for('end of the export', 20, lambda: not src.qmp('query-block-exports'))
+        src.qmp('block-export-add', type='nbd', id='r', node_name='n')     # a reader
+        never_stopped(src)
+        src.qmp('migrate', uri=common.listen(dst))
+        mirror(src)
+        reason = common.wait_migration(src, 'failed', 40).get('error-desc', '')
+        if "job 'j' (mirror) of disk " not in reason or 'STOP' not in common.event_names(src):
+            raise Failed(f'{src.name}: reason "{reason}", events {common.event_names(src)}')
+        end_mirror(src)
+        common.check_still_running(src)
 
 
 def no_proc(t, accel):

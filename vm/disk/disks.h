@@ -14,6 +14,7 @@
 #include "strv.h"
 
 struct disks;
+struct qmp;
 
 struct disks_input {
     const char *fork_id;      /* letters, digits, . _ - */
@@ -127,6 +128,17 @@ int disks_take_over(struct disks *d, const json_t *block, struct ff_error *why);
 
 /* The names of all that is frozen, and of all that it stands on */
 json_t *disks_chains(const struct disks *d);
+
+/* disks_busy.c: what was told to a QEMU at run time about its disks, as it answers; @graph NULL: it does not */
+struct disks_busy {
+    const json_t *argv, *jobs, *exports, *nodes, *graph; /* query-jobs, -block-exports, -named-block-nodes */
+    bool fork;
+};
+/* -EBUSY: a job, an export that writes or a filter, which another QEMU would not have. Notes name exports
+ * that are read; NULL: none */
+int disks_check_busy(const struct disks_busy *b, struct strv *notes, struct ff_error *why);
+/* Likewise, asked of @q */
+int disks_ask_busy(struct qmp *q, const json_t *argv, bool fork, struct strv *notes, struct ff_error *why);
 
 /* For the summary: [{"disk", "frozen", "format", "parent-overlay", "parent-node"}] */
 json_t *disks_summary(const struct disks *d);
