@@ -43,6 +43,7 @@ struct fork_disks {
     struct fork_disks_options options;
     struct qmp *parent;
     struct disks *plan;
+    char *cwd;
     bool prepared, forked;
     struct overlay_owner owner; /* the parent, where it is a child itself */
     struct strv made;          /* its overlays that are there because of this fork */
@@ -140,6 +141,7 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
         d->options.scratch = "/var/tmp";
     d->parent = parent;
     *out = d;
+    d->cwd = xstrdup(cwd ? cwd : "/");
     overlay_records_owner(argv, qmp_pid(parent), &d->owner);
     int rc = qmp_command(parent, "query-block", NULL, &block, why);
     if (!rc)
@@ -148,7 +150,7 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
         rc = qmp_command(parent, "query-status", NULL, &status, why);
     const struct disks_input in = {.fork_id = o->id,
                                    .argv = words,
-                                   .cwd = cwd ? cwd : "/",
+                                   .cwd = d->cwd,
                                    .block = block,
                                    .nodes = nodes,
                                    .overlays = o->overlays,
@@ -157,11 +159,26 @@ int fork_disks_new(struct qmp *parent, char *const *argv, const char *cwd,
                                    .seeds = true,
                                    .stopped = json_is_false(json_object_get(status, "running"))};
     if (!rc)
+        rc = disks_check_held(qmp_pid(parent), d->cwd, block, nodes, why);
+    if (!rc)
+        rc = disks_refuse_shared(parent, d->cwd, block, why);
+    if (!rc)
         rc = disks_plan(&in, &d->plan, why);
     if (!rc)
         rc = disks_check_overlays(d->plan, o->here ? d->o->scratch : NULL,
                                   disks_room(d->plan, o->children), why);
     return rc;
+}
+
+/* Again: what is opened by its name must be what the parent has */
+static int check_held(struct fork_disks *d, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *block = NULL, *nodes = NULL;
+    int rc = qmp_command(d->parent, "query-block", NULL, &block, why);
+
+    if (!rc)
+        rc = qmp_command(d->parent, "query-named-block-nodes", NULL, &nodes, why);
+    return rc ? rc : disks_check_held(qmp_pid(d->parent), d->cwd, block, nodes, why);
 }
 
 static char *base_of(const struct fork_disks *d)
@@ -260,6 +277,8 @@ int fork_disks_prepare(struct fork_disks *d, struct ff_error *why)
     }
     if (!rc && d->unfinished)
         rc = unfinished_ask(d->unfinished, why);
+    if (!rc)
+        rc = check_held(d, why);
     if (rc)
         undo(d);
     return rc;
@@ -367,6 +386,8 @@ int fork_disks_serve(struct fork_disks *d, struct ff_error *why)
 {
     int rc = disks_check_still(d->plan, why);
 
+    if (!rc)
+        rc = check_held(d, why);
     if (rc || !d->o->nbd)
         return rc;
     FF_AUTO_FREE char *pidfile = xprintf("%s/pid", d->server_dir);
@@ -468,5 +489,6 @@ void fork_disks_free(struct fork_disks *d)
     disks_free(d->plan);
     free(d->unfinished);
     free(d->server_dir);
+    free(d->cwd);
     free(d);
 }

@@ -21,6 +21,7 @@
 #include "autojson.h"
 #include "disks.h"
 #include "identity.h"
+#include "in_use.h"
 #include "move.h"
 #include "qemu_opts.h"
 #include "rundir.h"
@@ -135,21 +136,53 @@ static int check_drivers(struct move *m, struct ff_error *why)
 
 /* --- disks: the same images, on shared storage --- */
 
+static const char *cwd_of(const struct move *m)
+{
+    return m->s.parent_cwd ? m->s.parent_cwd : "/";
+}
+
 int move_check_disks(struct move *m, struct ff_error *why)
 {
-    FF_AUTO_JSON json_t *block = NULL;
+    FF_AUTO_JSON json_t *block = NULL, *nodes = NULL;
     FF_AUTO_JSON json_t *words = strv_json(m->s.parent_argv.v);
     int rc = qmp_command(m->s.qmp, "query-block", NULL, &block, why);
     FF_AUTO_JSON json_t *images = move_images(m, block, NULL);
 
     if (!rc)
+        rc = qmp_command(m->s.qmp, "query-named-block-nodes", NULL, &nodes, why);
+    if (!rc)
         rc = disks_ask_busy(m->s.qmp, words, false, NULL, why);
+    if (!rc)
+        rc = disks_check_held(m->s.parent_pid, cwd_of(m), block, nodes, why);
     if (rc || json_equal(images, m->images))
         return rc;
     return ff_error_set(
         why, EAGAIN,
         "the images of its disks have changed since the QEMU there started, perhaps by a fork: "
         "move it again");
+}
+
+/* Others that write to one are elsewhere: where they are here, it is a file of this host's, perhaps, or its pages are in
+ * this host's cache */
+static int check_shared(struct move *m, const json_t *block, struct ff_error *why)
+{
+    FF_AUTO_JSON json_t *shared = NULL;
+    int rc = m->back.go ? disks_refuse_shared(m->s.qmp, cwd_of(m), block, why)
+                        : disks_ask_shared(m->s.qmp, cwd_of(m), block, &shared, why);
+    size_t i;
+    json_t *k;
+
+    json_array_foreach(shared, i, k) {
+        const char *file = text_of(k, "file");
+        pid_t user = rc || *file != '/' ? USER_NONE : file_user_beside(file, m->s.parent_pid);
+        if (user == USER_NONE)
+            continue;
+        FF_AUTO_FREE char *who = user > 0 ? xprintf("process %d of this host has it open, too: move or end that first",
+                                                    (int)user)
+                                          : xstrdup("whether others of this host have it open cannot be seen: ask as root");
+        rc = ff_error_set(why, EBUSY, "disk %s: %s is shared (share-rw=on), and %s", text_of(k, "disk"), file, who);
+    }
+    return rc;
 }
 
 static int find_disks(struct move *m, struct ff_error *why)
@@ -162,8 +195,12 @@ static int find_disks(struct move *m, struct ff_error *why)
         rc = qmp_command(m->s.qmp, "query-named-block-nodes", NULL, &nodes, why);
     if (!rc)
         rc = disks_ask_busy(m->s.qmp, words, false, &m->s.notes, why);
+    if (!rc)
+        rc = disks_check_held(m->s.parent_pid, cwd_of(m), block, nodes, why);
+    if (!rc)
+        rc = check_shared(m, block, why);
     const struct disks_input in = {.fork_id = m->s.o.id, .argv = words, .block = block,
-                                   .cwd = m->s.parent_cwd ? m->s.parent_cwd : "/",
+                                   .cwd = cwd_of(m),
                                    .nodes = nodes, .move = !m->back.go};
     if (rc)
         return rc;

@@ -35,8 +35,8 @@ def io(path, *commands):
 class Family:
     """A parent with a disk, and a scratch folder; all that is forked and moved ends with it."""
 
-    def __init__(self, t, accel):
-        self.t, self.accel = t, accel
+    def __init__(self, t, accel, device=''):
+        self.t, self.accel, self.device = t, accel, device
         self.dir = os.path.join(t.work, 'family')
         self.scratch = os.path.join(self.dir, 'scratch')
         self.image = os.path.join(self.dir, 'disk.qcow2')
@@ -54,7 +54,7 @@ class Family:
         os.chmod(self.image, MODE)
         self.parent = self.stack.enter_context(Parent(self.t, self.accel, mem_mib=MIB, extra=(
             '-drive', f'file={self.image},format=qcow2,if=none,id=d0',
-            '-device', 'virtio-blk-pci,drive=d0')))
+            '-device', 'virtio-blk-pci,drive=d0' + self.device)))
         self.parent.start_load()
         self.stack.callback(os.unlink, self.parent.console)
         io(self.parent.second, 'write -P 1 0 64k')
@@ -82,6 +82,18 @@ class Family:
         m = self.stack.enter_context(Move(self.t, path, *args, host=f'{host}=127.0.0.1', name=name))
         m.end(0, 'there')
         return m.result['rundir'] + '/1.qmp', m.result['pid']
+
+    def refuses(self, *texts):
+        """A move and a fork, before anything is done."""
+        c = self.fork(self.parent, 'r', code=3)
+        m = self.stack.enter_context(Move(self.t, self.parent, name='rm', launcher=(
+            '--launcher', 'exit 9; {host} {cmd}')))
+        m.end(1, 'here')
+        for said in (c.result['error'], m.result['error']):
+            if any(x not in said for x in texts):
+                raise Failed(f'{said}: want {texts}')
+        if common.status(self.parent) != 'running' or glob.glob(self.image + '.fork-*'):
+            raise Failed(f'{common.status(self.parent)}: {os.listdir(self.dir)}')
 
     def files(self):
         return sorted(os.path.basename(p) for p in glob.glob(self.scratch + '/*'))
@@ -309,10 +321,31 @@ def modes(t, accel):
         f.want()
 
 
+def renamed(t, accel):
+    """Another file by the name of its image: not forked, not moved."""
+    with Family(t, accel) as f:
+        old, new = f.image + '.old', f.image + '.new'
+        subprocess.run(['qemu-img', 'create', '-q', '-f', 'qcow2', new, '8M'], check=True, timeout=20)
+        os.link(f.image, old)
+        os.replace(new, f.image)
+        f.refuses(f'image {f.image}: there is another file by that name now')
+
+
+def shared(t, accel):
+    """A disk of a cluster's: not forked, nor moved while another process here has it open."""
+    with Family(t, accel, ',share-rw=on') as f:
+        with open(f.image, 'rb'):
+            f.refuses('disk d0', 'share-rw=on')
+        with Move(t, f.parent, name='m') as m:
+            m.end(0, 'there')
+
+
 def run(t):
     accel = t.best_accel()
     for name, case in (
             ('owners and modes', lambda: modes(t, accel)),
+            ('another file by the name of the image', lambda: renamed(t, accel)),
+            ('a disk that others share', lambda: shared(t, accel)),
             ('a child is moved, twice', lambda: moved(t, accel)),
             ('its list cannot be read', lambda: list_broken(t, accel)),
             ('a child is forked, then moved', lambda: forked_and_moved(t, accel)),

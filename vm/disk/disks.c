@@ -126,7 +126,7 @@ static int check_format(const struct disk *disk, struct ff_error *why)
 }
 
 /* null-co and null-aio, also below raw */
-static bool stores_nothing(const json_t *inserted)
+bool disk_stores_nothing(const json_t *inserted)
 {
     /* strstr(): to strncmp() with "" gcc objects under a sanitizer */
     const char *drv = text_of(inserted, "drv"), *file = text_of(inserted, "file");
@@ -198,7 +198,7 @@ static int plan_disk(struct disks *d, const struct disks_input *in, const json_t
         if (!strcmp(d->disk[i].node, text_of(inserted, "node-name")))
             return 0;
     disk->index = (unsigned)d->n++;
-    disk->writable = !json_is_true(json_object_get(inserted, "ro")) && !stores_nothing(inserted);
+    disk->writable = !json_is_true(json_object_get(inserted, "ro")) && !disk_stores_nothing(inserted);
     d->writable += disk->writable;
     disk->name = disk_name(entry);
     disk->node = xstrdup(text_of(inserted, "node-name"));

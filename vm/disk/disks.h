@@ -8,6 +8,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "error.h"
 #include "nocloud.h"
@@ -139,6 +140,18 @@ struct disks_busy {
 int disks_check_busy(const struct disks_busy *b, struct strv *notes, struct ff_error *why);
 /* Likewise, asked of @q */
 int disks_ask_busy(struct qmp *q, const json_t *argv, bool fork, struct strv *notes, struct ff_error *why);
+
+/* disks_held.c: whether each file of @nodes (query-named-block-nodes) is still there by its name, as process @pid has
+ * it open. -ESTALE: another one is, -EACCES and others: it cannot be seen */
+int disks_check_held(pid_t pid, const char *cwd, const json_t *block, const json_t *nodes, struct ff_error *why);
+
+/* Their names, but for firmware: a machine there writes its own anew */
+json_t *disks_files(const char *cwd, const json_t *block, const json_t *nodes);
+
+/* disks_shared.c: writable disks whose devices have share-rw=on, of @block: [{"disk", "file"}] */
+int disks_ask_shared(struct qmp *q, const char *cwd, const json_t *block, json_t **out, struct ff_error *why);
+/* -ENOTSUP: there is one, which cannot have an overlay */
+int disks_refuse_shared(struct qmp *q, const char *cwd, const json_t *block, struct ff_error *why);
 
 /* For the summary: [{"disk", "frozen", "format", "parent-overlay", "parent-node"}] */
 json_t *disks_summary(const struct disks *d);

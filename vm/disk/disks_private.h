@@ -5,6 +5,8 @@
 #ifndef FF_VM_DISK_DISKS_PRIVATE_H
 #define FF_VM_DISK_DISKS_PRIVATE_H
 
+#include <sys/stat.h>
+
 #include "disks.h"
 
 #define NBD_PORT "10809" /* IANA's */
@@ -77,6 +79,13 @@ int image_check_chain(const char *cwd, const char *name, const json_t *image, st
 #define each_new(d, k) each_frozen(d, k) if (k->overlay)
 
 char *disk_name(const json_t *entry); /* of query-block */
+bool disk_stores_nothing(const json_t *inserted); /* likewise: null-co and null-aio */
+
+/* disks_held.c. The file of a protocol node, of query-named-block-nodes; NULL: it has none with a name */
+char *disk_node_file(const char *cwd, const json_t *node);
+/* @block: query-block. It is firmware of a machine's (pflash), which is read alone, or may also be @writable */
+bool disk_is_firmware(const char *cwd, const json_t *block, const char *file, bool writable);
+bool file_is_same(const struct stat *a, const struct stat *b);
 
 /* The step that makes an overlay, without opening what is behind it */
 json_t *disk_create_overlay(const char *backing, const char *format, const char *file,
